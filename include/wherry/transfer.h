@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WHERRY_TRANSFER_H
+#define WHERRY_TRANSFER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct wh_batch;
+struct wh_blocks;
+struct wh_peer;
+struct wh_queue;
+struct wh_region;
+
+enum wh_op {
+	WH_READ = 1,  /* from the peer's region into ours */
+	WH_WRITE = 2, /* from our region into the peer's */
+};
+
+/* One transfer of `length` bytes between a region of ours and a region of the peer. */
+struct wh_transfer {
+	struct wh_region *local;
+	uint64_t local_offset;
+	uint64_t remote; /* wh_remote.id */
+	uint64_t remote_offset;
+	uint64_t length; /* at least 1 */
+	uint32_t op;     /* enum wh_op */
+	uint32_t reserved;
+};
+
+/* ---- blocks: very many pieces of one length, as one descriptor ----------------------------- */
+
+/* A pair of places that the blocks' offsets start from: one layer of a model, say. */
+struct wh_base {
+	struct wh_region *local;
+	uint64_t local_offset;
+	uint64_t remote; /* wh_remote.id */
+	uint64_t remote_offset;
+};
+
+/* `count` blocks of `block_length` bytes for each of `base_count` pairs of bases. Block i of base
+ * b goes between bases[b].local_offset + local_offsets[i] in bases[b].local and
+ * bases[b].remote_offset + remote_offsets[i] in bases[b].remote. Where a list of offsets is NULL,
+ * offset i is i * stride (a stride of 0 means block_length: one block behind the other). */
+struct wh_blocks_desc {
+	size_t size;
+	uint32_t op;       /* enum wh_op */
+	uint32_t reserved;
+	uint64_t block_length; /* at least 1 */
+	uint64_t count;        /* blocks for each base, at least 1 */
+	const struct wh_base *bases;
+	uint64_t base_count; /* at least 1 */
+	const uint64_t *local_offsets;
+	uint64_t local_stride;
+	const uint64_t *remote_offsets;
+	uint64_t remote_stride;
+};
+
+/* Check a descriptor against both sides' regions and keep a copy of it, ready to be added to any
+ * number of batches of that peer. The caller's arrays may go afterwards.
+ * 0, or -EINVAL, -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no
+ * such remote region), -EACCES (the remote region does not grant it), -ENOMEM. */
+int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
+
+/* Let go of it; batches it was added to keep what they need. NULL is allowed. */
+void wh_blocks_free(struct wh_blocks *blocks);
+
+/* ---- batches ------------------------------------------------------------------------------ */
+
+enum wh_priority {
+	WH_PRIORITY_BULK = 0,
+	WH_PRIORITY_LATENCY = 1, /* does not queue behind bulk batches */
+};
+
+struct wh_batch_options {
+	size_t size;
+	/* Where the completion is reported, besides wh_batch_poll() and wh_batch_wait(); NULL:
+	 * nowhere. */
+	struct wh_queue *queue;
+	/* Called once a submission has completed, on one of the engine's threads, never from inside
+	 * wh_batch_submit(). It may submit batches (this one too) but must not wait, cancel or
+	 * free. */
+	void (*callback)(struct wh_batch *batch, int status, void *arg);
+	void *callback_arg;
+	uint64_t user;     /* handed back in completions */
+	uint32_t priority; /* enum wh_priority */
+	uint32_t reserved;
+	/* The only transport that this batch may take ("shm"): if it cannot, wh_batch_submit()
+	 * fails instead of falling back. NULL: the knob `require`, by default any. */
+	const char *require;
+};
+
+/* A batch for one peer: empty, to be filled, submitted, waited for, and submitted again as often
+ * as wanted. Not thread-safe: one thread at a time fills, submits and frees it; polling, waiting
+ * and cancelling are safe from several. options may be NULL. 0, -EINVAL, -E2BIG, -ENOMEM. */
+int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options, struct wh_batch **out);
+
+/* Add `count` transfers; the array is copied. Each is checked against both regions now; if one
+ * is wrong none is added. Transfers of a batch run in no particular order.
+ * 0, or -EINVAL (the text names the transfer and the field), -ERANGE (outside the region), -ENOENT
+ * (the peer publishes no such region), -EACCES (not granted), -EBUSY (the batch is running),
+ * -ENOMEM. */
+int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count);
+
+/* Add prepared blocks. 0, or -EINVAL (prepared for another peer), -EBUSY, -ENOMEM. */
+int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks);
+
+/* Send `length` bytes (1 to WH_NOTIFICATION_MAX) to the peer's wh_engine_notification() once, and
+ * only once, all of the batch's bytes are visible there. One for each batch; a second call replaces
+ * the first. The bytes are copied. A batch may consist of a notification alone. */
+int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length);
+
+/* Empty the batch for another use. -EBUSY while it is running. */
+int wh_batch_clear(struct wh_batch *batch);
+
+/* Start it. The source bytes must stay unchanged, and the target is undefined, until it completes.
+ * May copy or send some of the bytes before it returns (up to the knob `inline`), but never waits
+ * for the peer, save to reach it the first time.
+ * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted, or
+ * a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
+int wh_batch_submit(struct wh_batch *batch);
+
+/* Has it completed? 0: completed well, every byte visible at its target; -EINPROGRESS; else the
+ * errno of its first failure. A batch never submitted is -EINVAL. Does not block. */
+int wh_batch_poll(struct wh_batch *batch);
+
+/* Wait up to `timeout` ns for it. As wh_batch_poll(), with -ETIMEDOUT for not yet (the batch goes
+ * on), -EDEADLK in a callback. */
+int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
+
+/* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and
+ * the buffers may be used again; its status is then -ECANCELED, or what it was if it had completed.
+ * What has been moved already stays. Blocks for a round trip at most as a rule; if the peer does not
+ * answer within the knob `timeout`, the connection is cut: -ETIMEDOUT, our memory is free, the
+ * peer's may see bytes that were on their way. -EDEADLK from a callback. */
+int wh_batch_cancel(struct wh_batch *batch);
+
+/* Free it. -EBUSY while it is running. NULL is allowed. */
+int wh_batch_free(struct wh_batch *batch);
+
+/* ---- what became of it -------------------------------------------------------------------- */
+
+/* How transfer number `index` (in the order they were added, over all wh_batch_add() calls) ended:
+ * 0 or a negative errno; -EINPROGRESS before the batch has completed; -EINVAL for no such one. */
+int wh_batch_result(struct wh_batch *batch, size_t index);
+
+/* The text of the batch's first failure; "" if there was none. Good until the batch is submitted
+ * again or freed. Call it after completion. */
+const char *wh_batch_error_text(const struct wh_batch *batch);
+
+/* One transport's part in a batch. */
+struct wh_route {
+	char transport[16]; /* "self", "shm", "tcp" */
+	char detail[48];    /* how: "mapped memfd", "process_vm", "2 connections" */
+	uint64_t bytes;     /* moved by it; 0: refused or not needed */
+	uint64_t transfers; /* transfers and blocks that took it */
+	char refused[192];  /* why it was not taken where it would have been better; "": it was not
+			       refused */
+};
+
+/* The routes of the last submission, best first. *count is the room in `out` on entry and the
+ * number of routes on return. Before a submission: what would be taken and why not better.
+ * 0, -ENOSPC (count says how many there are). */
+int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count);
+
+/* The same as text for a person, one route a line, NUL-terminated, cut to `length` bytes.
+ * Returns the length of the whole text without the NUL, or a negative errno. */
+int wh_batch_explain(struct wh_batch *batch, char *text, size_t length);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

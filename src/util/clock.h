@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#ifndef WH_UTIL_CLOCK_H
+#define WH_UTIL_CLOCK_H
+
+#include <stdint.h>
+#include <time.h>
+
+#define WH_MS 1000000LL
+#define WH_SECOND 1000000000LL
+
+/* Monotonic time, ns. */
+static inline int64_t wh_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * WH_SECOND + t.tv_nsec;
+}
+
+/* The moment `timeout` ns from now; WH_FOREVER stays WH_FOREVER. */
+static inline int64_t wh_deadline(int64_t timeout)
+{
+	int64_t now = wh_now();
+
+	return timeout > INT64_MAX - now ? INT64_MAX : now + (timeout > 0 ? timeout : 0);
+}
+
+#endif

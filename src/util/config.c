@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "util/config.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/engine.h>
+
+#include "util/error.h"
+
+#define KIB INT64_C(1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+#define VALUE_MAX sizeof(((struct wh_config *)0)->text[0])
+
+struct knob {
+	struct wh_config_row row;
+	/* One of the two, by the row's type. A text is checked only; a number is bounded by what
+	 * follows. */
+	bool (*number)(const char *text, int64_t *out);
+	bool (*text)(const char *text);
+	int64_t least, most;
+	const char *wants; /* for the error; NULL: made from the type and the bounds */
+};
+
+/* ---- values ------------------------------------------------------------------------------- */
+
+/* The digits at *text, moving it on. At least one; no sign, no space; no overflow. */
+static bool parse_digits(const char **text, int64_t *out)
+{
+	const char *at = *text;
+	int64_t value = 0;
+
+	for (; *at >= '0' && *at <= '9'; at++) {
+		if (__builtin_mul_overflow(value, 10, &value) ||
+		    __builtin_add_overflow(value, *at - '0', &value))
+			return false;
+	}
+	if (at == *text)
+		return false;
+	*text = at;
+	*out = value;
+	return true;
+}
+
+struct unit {
+	const char *name;
+	int64_t factor;
+};
+
+static bool parse_units(const char *text, const struct unit *units, int64_t *out)
+{
+	int64_t value;
+
+	if (!parse_digits(&text, &value))
+		return false;
+	for (; units->name; units++) {
+		if (!strcmp(text, units->name))
+			return !__builtin_mul_overflow(value, units->factor, out);
+	}
+	return false;
+}
+
+static bool parse_count(const char *text, int64_t *out)
+{
+	static const struct unit units[] = { { "", 1 }, { NULL, 0 } };
+
+	return parse_units(text, units, out);
+}
+
+static bool parse_bytes(const char *text, int64_t *out)
+{
+	static const struct unit units[] = {
+		{ "", 1 },     { "B", 1 },	{ "K", KIB },  { "KiB", KIB }, { "M", MIB },
+		{ "MiB", MIB }, { "G", GIB }, { "GiB", GIB }, { NULL, 0 },
+	};
+
+	return parse_units(text, units, out);
+}
+
+static bool parse_ms(const char *text, int64_t *out)
+{
+	static const struct unit units[] = {
+		{ "", 1 }, { "ms", 1 }, { "s", 1000 }, { "min", 60000 }, { NULL, 0 },
+	};
+
+	return parse_units(text, units, out);
+}
+
+static bool parse_bool(const char *text, int64_t *out)
+{
+	static const char *const words[][2] = {
+		{ "0", "1" }, { "no", "yes" }, { "off", "on" }, { "false", "true" },
+	};
+
+	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
+		for (int value = 0; value < 2; value++) {
+			if (!strcmp(text, words[i][value])) {
+				*out = value;
+				return true;
+			}
+		}
+	}
+	return false;
+}
+
+/* The length of the word at `text`: a transport's name. */
+static size_t word_length(const char *text)
+{
+	return strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_-");
+}
+
+static bool check_words(const char *text)
+{
+	for (;;) {
+		size_t length = word_length(text);
+
+		if (!length)
+			return false;
+		text += length;
+		if (!*text)
+			return true;
+		if (*text++ != ',')
+			return false;
+	}
+}
+
+static bool check_word(const char *text)
+{
+	return !text[word_length(text)];
+}
+
+/* Whether it is an address is for the listener to say. */
+static bool check_address(const char *text)
+{
+	for (const char *c = text; *c; c++) {
+		if (*c <= ' ' || *c >= 0x7f)
+			return false;
+	}
+	return *text;
+}
+
+/* ---- the table ---------------------------------------------------------------------------- */
+
+static const struct knob knobs[WH_KNOB_COUNT] = {
+	[WH_KNOB_TRANSPORTS] = {
+		.row = { "transports", "WHERRY_TRANSPORTS", "self,shm,tcp", "text",
+			 "the transports that may be used, best first" },
+		.text = check_words,
+		.wants = "names with commas between, such as shm,tcp",
+	},
+	[WH_KNOB_REQUIRE] = {
+		.row = { "require", "WHERRY_REQUIRE", "", "text",
+			 "the only transport allowed, else an error; empty: any" },
+		.text = check_word,
+		.wants = "the name of one transport, such as shm",
+	},
+	[WH_KNOB_LISTEN] = {
+		.row = { "listen", "WHERRY_LISTEN", "127.0.0.1:0", "text",
+			 "where to listen, ADDRESS:PORT (port 0: a free one), or none" },
+		.text = check_address,
+		.wants = "ADDRESS:PORT, such as 127.0.0.1:7000 or [::1]:0, or none",
+	},
+	[WH_KNOB_CONNECTIONS] = {
+		.row = { "connections", "WHERRY_CONNECTIONS", "4", "count",
+			 "TCP data connections to each peer" },
+		.number = parse_count,
+		.least = 1,
+		.most = 64,
+	},
+	[WH_KNOB_THREADS] = {
+		.row = { "threads", "WHERRY_THREADS", "0", "count",
+			 "progress threads; 0: by the number of CPUs" },
+		.number = parse_count,
+		.least = 0,
+		.most = 256,
+	},
+	[WH_KNOB_SPIN] = {
+		.row = { "spin", "WHERRY_SPIN", "0", "bool",
+			 "progress threads and waiters spin instead of sleeping" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
+	[WH_KNOB_TIMEOUT] = {
+		.row = { "timeout", "WHERRY_TIMEOUT", "5000", "ms",
+			 "a peer that does not answer for so long is lost" },
+		.number = parse_ms,
+		.least = 10,
+		.most = 3600000,
+	},
+	[WH_KNOB_IDLE] = {
+		.row = { "idle", "WHERRY_IDLE", "30000", "ms",
+			 "data connections not used for so long are closed" },
+		.number = parse_ms,
+		.least = 10,
+		.most = 86400000,
+	},
+	[WH_KNOB_INLINE] = {
+		.row = { "inline", "WHERRY_INLINE", "1MiB", "bytes",
+			 "what a submission may copy or send before it returns" },
+		.number = parse_bytes,
+		.least = 0,
+		.most = GIB,
+	},
+	[WH_KNOB_SLICE] = {
+		.row = { "slice", "WHERRY_SLICE", "1MiB", "bytes",
+			 "the most that one TCP request moves" },
+		.number = parse_bytes,
+		.least = KIB,
+		.most = GIB,
+	},
+	[WH_KNOB_BUFFER] = {
+		.row = { "buffer", "WHERRY_BUFFER", "0", "bytes",
+			 "socket buffers; 0: the system's choice" },
+		.number = parse_bytes,
+		.least = 0,
+		.most = 256 * MIB,
+	},
+	[WH_KNOB_CMA] = {
+		.row = { "cma", "WHERRY_CMA", "1", "bool",
+			 "process_vm_readv and process_vm_writev may be used on this host" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
+	[WH_KNOB_NOTIFICATIONS] = {
+		.row = { "notifications", "WHERRY_NOTIFICATIONS", "1024", "count",
+			 "notifications kept until they are taken" },
+		.number = parse_count,
+		.least = 1,
+		.most = 65536,
+	},
+};
+
+const struct wh_config_row *wh_config_row(size_t index)
+{
+	return index < WH_KNOB_COUNT ? &knobs[index].row : NULL;
+}
+
+/* ---- loading ------------------------------------------------------------------------------ */
+
+static void format_bytes(char *out, size_t size, int64_t bytes)
+{
+	static const struct unit units[] = { { "GiB", GIB }, { "MiB", MIB }, { "KiB", KIB } };
+
+	for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
+		if (bytes && bytes % units[i].factor == 0) {
+			snprintf(out, size, "%" PRId64 "%s", bytes / units[i].factor,
+				 units[i].name);
+			return;
+		}
+	}
+	snprintf(out, size, "%" PRId64, bytes);
+}
+
+/* `key` is the name as it was given: the knob's or the environment variable's. */
+static int refuse(const struct knob *knob, const char *key, const char *value)
+{
+	char least[32], most[32];
+
+	if (knob->wants)
+		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, knob->wants);
+	if (knob->number == parse_bytes) {
+		format_bytes(least, sizeof(least), knob->least);
+		format_bytes(most, sizeof(most), knob->most);
+		return wh_fail(EINVAL, "%s=%.64s: wants a size from %s to %s, such as 64KiB", key,
+			       value, least, most);
+	}
+	return wh_fail(EINVAL, "%s=%.64s: wants %s from %" PRId64 " to %" PRId64, key, value,
+		       knob->number == parse_ms ? "milliseconds (or 5s)" : "a number", knob->least,
+		       knob->most);
+}
+
+static int set(struct wh_config *config, size_t index, const char *key, const char *value)
+{
+	const struct knob *knob = &knobs[index];
+	size_t length = strlen(value);
+	int64_t number = 0;
+
+	if (length >= VALUE_MAX)
+		return wh_fail(EINVAL, "%s=%.32s...: at most %zu bytes", key, value, VALUE_MAX - 1);
+	if (knob->text && !knob->text(value))
+		return refuse(knob, key, value);
+	if (knob->number && (!knob->number(value, &number) || number < knob->least ||
+			     number > knob->most))
+		return refuse(knob, key, value);
+	memcpy(config->text[index], value, length + 1);
+	config->number[index] = number;
+	return 0;
+}
+
+/* The row that an override "name=value" is for, and its value; -1: none. */
+static int find(const char *override, const char **value)
+{
+	const char *sign = strchr(override, '=');
+
+	if (!sign)
+		return -1;
+	for (int i = 0; i < WH_KNOB_COUNT; i++) {
+		const char *name = knobs[i].row.name;
+
+		if (strlen(name) == (size_t)(sign - override) &&
+		    !memcmp(name, override, strlen(name))) {
+			*value = sign + 1;
+			return i;
+		}
+	}
+	return -1;
+}
+
+int wh_config_load(struct wh_config *config, const char *const *overrides)
+{
+	bool given[WH_KNOB_COUNT] = { false };
+	struct wh_config got = { 0 };
+	const char *value;
+	int rc;
+
+	for (size_t i = 0; overrides && overrides[i]; i++) {
+		int index = find(overrides[i], &value);
+
+		if (index < 0)
+			return wh_fail(EINVAL,
+				       "no such knob as \"%.64s\": wants name=value, see wherry "
+				       "config",
+				       overrides[i]);
+		rc = set(&got, (size_t)index, knobs[index].row.name, value);
+		if (rc)
+			return rc;
+		given[index] = true;
+	}
+	for (size_t i = 0; i < WH_KNOB_COUNT; i++) {
+		const struct wh_config_row *row = &knobs[i].row;
+
+		if (given[i])
+			continue;
+		/* An empty variable is as good as none. A set-user-id program trusts none. */
+		value = secure_getenv(row->environment);
+		if (value && *value)
+			rc = set(&got, i, row->environment, value);
+		else
+			rc = set(&got, i, row->name, row->fallback);
+		if (rc)
+			return rc;
+	}
+	*config = got;
+	return 0;
+}

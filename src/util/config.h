@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The table of knobs. Nothing else in the library reads the environment. */
+#ifndef WH_UTIL_CONFIG_H
+#define WH_UTIL_CONFIG_H
+
+#include <stdint.h>
+
+enum wh_knob {
+	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,shm,tcp" */
+	WH_KNOB_REQUIRE,       /* text: the only transport allowed; "": any */
+	WH_KNOB_LISTEN,        /* text */
+	WH_KNOB_CONNECTIONS,   /* count: TCP data connections to a peer */
+	WH_KNOB_THREADS,       /* count: progress threads; 0: by the number of CPUs */
+	WH_KNOB_SPIN,          /* bool: progress threads and waiters spin instead of sleeping */
+	WH_KNOB_TIMEOUT,       /* ms: a peer that does not answer for so long is lost */
+	WH_KNOB_IDLE,          /* ms: data connections not used for so long are closed */
+	WH_KNOB_INLINE,        /* bytes: what a submission may copy by itself */
+	WH_KNOB_SLICE,         /* bytes: the most that one TCP request moves */
+	WH_KNOB_BUFFER,        /* bytes: socket buffers; 0: the system's */
+	WH_KNOB_CMA,           /* bool: process_vm_readv/writev may be used */
+	WH_KNOB_NOTIFICATIONS, /* count: notifications kept until they are taken */
+	WH_KNOB_COUNT,
+};
+
+struct wh_config {
+	int64_t number[WH_KNOB_COUNT]; /* count, bytes, ms, bool */
+	char text[WH_KNOB_COUNT][64];
+};
+
+/* Fill from the defaults, the environment and `overrides` ("name=value", NULL-ended, or NULL).
+ * 0 or -EINVAL naming the knob and the value. */
+int wh_config_load(struct wh_config *config, const char *const *overrides);
+
+#endif

@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Little-endian integers in bytes, and a cursor that cannot leave its bounds. */
+#ifndef WH_WIRE_BYTES_H
+#define WH_WIRE_BYTES_H
+
+#include <endian.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+/* Each writes a value and returns where the next one goes. */
+static inline uint8_t *wh_put8(uint8_t *out, uint8_t value)
+{
+	*out = value;
+	return out + 1;
+}
+
+static inline uint8_t *wh_put16(uint8_t *out, uint16_t value)
+{
+	value = htole16(value);
+	memcpy(out, &value, sizeof(value));
+	return out + sizeof(value);
+}
+
+static inline uint8_t *wh_put32(uint8_t *out, uint32_t value)
+{
+	value = htole32(value);
+	memcpy(out, &value, sizeof(value));
+	return out + sizeof(value);
+}
+
+static inline uint8_t *wh_put64(uint8_t *out, uint64_t value)
+{
+	value = htole64(value);
+	memcpy(out, &value, sizeof(value));
+	return out + sizeof(value);
+}
+
+static inline uint8_t *wh_put_bytes(uint8_t *out, const void *bytes, size_t length)
+{
+	memcpy(out, bytes, length);
+	return out + length;
+}
+
+static inline uint32_t wh_get32(const uint8_t *in)
+{
+	uint32_t value;
+
+	memcpy(&value, in, sizeof(value));
+	return le32toh(value);
+}
+
+static inline uint64_t wh_get64(const uint8_t *in)
+{
+	uint64_t value;
+
+	memcpy(&value, in, sizeof(value));
+	return le64toh(value);
+}
+
+/* Reading from bytes that may end too early. Past the end every value is 0 and `cut` is set, so
+ * that a decoder may read all its fields first and look at `cut` once. */
+struct wh_bytes {
+	const uint8_t *at, *end;
+	bool cut;
+};
+
+static inline void wh_take_bytes(struct wh_bytes *in, void *out, size_t length)
+{
+	if (in->cut || (size_t)(in->end - in->at) < length) {
+		in->cut = true;
+		memset(out, 0, length);
+		return;
+	}
+	memcpy(out, in->at, length);
+	in->at += length;
+}
+
+static inline uint8_t wh_take8(struct wh_bytes *in)
+{
+	uint8_t value;
+
+	wh_take_bytes(in, &value, sizeof(value));
+	return value;
+}
+
+static inline uint16_t wh_take16(struct wh_bytes *in)
+{
+	uint16_t value;
+
+	wh_take_bytes(in, &value, sizeof(value));
+	return le16toh(value);
+}
+
+static inline uint32_t wh_take32(struct wh_bytes *in)
+{
+	uint32_t value;
+
+	wh_take_bytes(in, &value, sizeof(value));
+	return le32toh(value);
+}
+
+static inline uint64_t wh_take64(struct wh_bytes *in)
+{
+	uint64_t value;
+
+	wh_take_bytes(in, &value, sizeof(value));
+	return le64toh(value);
+}
+
+#endif

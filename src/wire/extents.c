@@ -1,0 +1,257 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Extents on the wire. Both directions run once for each block of a transfer, so tokens of up to 8
+ * bytes are made and read as one 64-bit word, without a loop or a branch on their length.
+ */
+#include "wire/wire.h"
+
+#include <errno.h>
+
+#include "wire/bytes.h"
+
+enum token_kind {
+	TOKEN_DELTA = 0,
+	TOKEN_REPEAT = 1,
+	TOKEN_SET = 2,
+};
+#define KIND_BITS 2
+#define KIND_MASK 3
+
+#define VARINT_MAX 10 /* bytes */
+#define WORD_BITS 56  /* what a varint of 8 bytes holds */
+#define CONTINUES UINT64_C(0x8080808080808080)
+
+static uint64_t zigzag(uint64_t value)
+{
+	return value << 1 ^ (0 - (value >> 63));
+}
+
+static uint64_t unzigzag(uint64_t value)
+{
+	return value >> 1 ^ (0 - (value & 1));
+}
+
+static unsigned varint_size(uint64_t value)
+{
+	unsigned bits = 64 - (unsigned)__builtin_clzll(value | 1);
+
+	return (bits + 6) / 7;
+}
+
+/* 56 bits to 8 bytes of 7 bits. */
+static uint64_t spread(uint64_t x)
+{
+	x = (x & UINT64_C(0x000000000fffffff)) | (x & UINT64_C(0x00fffffff0000000)) << 4;
+	x = (x & UINT64_C(0x00003fff00003fff)) | (x & UINT64_C(0x0fffc0000fffc000)) << 2;
+	return (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x3f803f803f803f80)) << 1;
+}
+
+/* The other way round. */
+static uint64_t gather(uint64_t x)
+{
+	x = (x & UINT64_C(0x007f007f007f007f)) | (x & UINT64_C(0x7f007f007f007f00)) >> 1;
+	x = (x & UINT64_C(0x00003fff00003fff)) | (x & UINT64_C(0x3fff00003fff0000)) >> 2;
+	return (x & UINT64_C(0x000000000fffffff)) | (x & UINT64_C(0x0fffffff00000000)) >> 4;
+}
+
+static uint8_t *put_varint(uint8_t *out, uint64_t value)
+{
+	for (; value >= 0x80; value >>= 7)
+		*out++ = (uint8_t)(value | 0x80);
+	*out++ = (uint8_t)value;
+	return out;
+}
+
+/* The byte behind the varint, or NULL: it is cut off or does not fit 64 bits. */
+static const uint8_t *take_varint(const uint8_t *in, const uint8_t *end, uint64_t *out)
+{
+	uint64_t value = 0;
+
+	for (unsigned shift = 0; in < end && shift < 64; shift += 7) {
+		uint8_t byte = *in++;
+
+		/* The tenth byte has room for one bit. */
+		if (shift == 63 && byte > 1)
+			return NULL;
+		value |= (uint64_t)(byte & 0x7f) << shift;
+		if (!(byte & 0x80)) {
+			*out = value;
+			return in;
+		}
+	}
+	return NULL;
+}
+
+void wh_extents_start(struct wh_extent_writer *writer, uint8_t *buffer, size_t size)
+{
+	*writer = (struct wh_extent_writer){ .start = buffer, .at = buffer, .end = buffer + size };
+}
+
+/* One more of the same step. The room for the REPEAT token is held free from now on. */
+static int put_repeat(struct wh_extent_writer *writer, uint64_t offset)
+{
+	uint64_t token = (writer->repeat + 1) << KIND_BITS | TOKEN_REPEAT;
+	size_t room = (size_t)(writer->end - writer->at);
+
+	if (room < VARINT_MAX && room < varint_size(token))
+		return -ENOSPC;
+	writer->repeat++;
+	writer->last.offset = offset;
+	return 0;
+}
+
+/* Whatever is not the common case: a SET, a pending REPEAT before, little room, a wide delta. */
+static int put_slowly(struct wh_extent_writer *writer, const struct wh_extent *extent)
+{
+	uint8_t token[5 * VARINT_MAX], *at = token;
+	const struct wh_extent *last = &writer->last;
+	uint64_t step = extent->offset - last->offset;
+	uint64_t delta = zigzag(step - writer->step);
+
+	if (writer->repeat)
+		at = put_varint(at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
+	if (extent->region == last->region && extent->length == last->length &&
+	    delta <= UINT64_MAX >> KIND_BITS) {
+		at = put_varint(at, delta << KIND_BITS | TOKEN_DELTA);
+	} else {
+		at = put_varint(at, TOKEN_SET);
+		at = put_varint(at, zigzag(extent->region - last->region));
+		at = put_varint(at, extent->offset);
+		at = put_varint(at, extent->length);
+		step = extent->length;
+	}
+	if (at - token > writer->end - writer->at)
+		return -ENOSPC;
+	writer->at = wh_put_bytes(writer->at, token, (size_t)(at - token));
+	writer->last = *extent;
+	writer->step = step;
+	writer->repeat = 0;
+	return 0;
+}
+
+int wh_extents_put(struct wh_extent_writer *writer, const struct wh_extent *extent)
+{
+	uint64_t offset = extent->offset;
+	uint64_t step = offset - writer->last.offset;
+	uint64_t delta = zigzag(step - writer->step);
+	uint64_t token = delta << KIND_BITS | TOKEN_DELTA;
+	unsigned size;
+
+	if (extent->region != writer->last.region || extent->length != writer->last.length)
+		return put_slowly(writer, extent);
+	if (!delta)
+		return put_repeat(writer, offset);
+	if (writer->repeat || delta >> (WORD_BITS - KIND_BITS) ||
+	    writer->end - writer->at < (ptrdiff_t)sizeof(uint64_t))
+		return put_slowly(writer, extent);
+	size = varint_size(token);
+	wh_put64(writer->at, spread(token) | (CONTINUES & ((UINT64_C(1) << 8 * (size - 1)) - 1)));
+	writer->at += size;
+	writer->last.offset = offset;
+	writer->step = step;
+	return 0;
+}
+
+size_t wh_extents_end(struct wh_extent_writer *writer)
+{
+	if (writer->repeat)
+		writer->at = put_varint(writer->at, writer->repeat << KIND_BITS | TOKEN_REPEAT);
+	writer->repeat = 0;
+	return (size_t)(writer->at - writer->start);
+}
+
+void wh_extents_open(struct wh_extent_reader *reader, const uint8_t *in, size_t length)
+{
+	*reader = (struct wh_extent_reader){ .at = in, .end = in + length };
+}
+
+/* An extent of the same region and length as the last. Nothing changes if it is none, so that a
+ * reader asked again says -EPROTO again. */
+static inline int next_at(struct wh_extent_reader *reader, const uint8_t *at, uint64_t offset,
+			  struct wh_extent *extent)
+{
+	uint64_t length = reader->last.length;
+
+	if (!length || offset > UINT64_MAX - length)
+		return -EPROTO;
+	reader->at = at;
+	reader->last.offset = offset;
+	extent->region = reader->last.region;
+	extent->offset = offset;
+	extent->length = length;
+	return 1;
+}
+
+static int next_set(struct wh_extent_reader *reader, const uint8_t *at, struct wh_extent *extent)
+{
+	uint64_t region, offset, length;
+
+	at = take_varint(at, reader->end, &region);
+	if (at)
+		at = take_varint(at, reader->end, &offset);
+	if (at)
+		at = take_varint(at, reader->end, &length);
+	if (!at || !length || offset > UINT64_MAX - length)
+		return -EPROTO;
+	reader->last.region += unzigzag(region);
+	reader->last.offset = offset;
+	reader->last.length = length;
+	reader->step = length;
+	reader->at = at;
+	*extent = reader->last;
+	return 1;
+}
+
+static int next_repeat(struct wh_extent_reader *reader, const uint8_t *at, uint64_t count,
+		       struct wh_extent *extent)
+{
+	int rc;
+
+	if (!count)
+		return -EPROTO;
+	rc = next_at(reader, at, reader->last.offset + reader->step, extent);
+	if (rc == 1)
+		reader->repeat = count - 1;
+	return rc;
+}
+
+int wh_extents_next(struct wh_extent_reader *reader, struct wh_extent *extent)
+{
+	const uint8_t *at = reader->at;
+	uint64_t token, step;
+	int rc;
+
+	if (reader->repeat)
+		return next_repeat(reader, at, reader->repeat, extent);
+	if (at == reader->end)
+		return 0;
+	if (reader->end - at >= (ptrdiff_t)sizeof(uint64_t)) {
+		uint64_t word = wh_get64(at);
+		uint64_t last = ~word & CONTINUES;
+
+		if (last) {
+			token = gather(word & (last ^ (last - 1)));
+			at += (unsigned)__builtin_ctzll(last) / 8 + 1;
+		} else {
+			at = take_varint(at, reader->end, &token);
+		}
+	} else {
+		at = take_varint(at, reader->end, &token);
+	}
+	if (!at)
+		return -EPROTO;
+	switch (token & KIND_MASK) {
+	case TOKEN_DELTA:
+		step = reader->step + unzigzag(token >> KIND_BITS);
+		rc = next_at(reader, at, reader->last.offset + step, extent);
+		if (rc == 1)
+			reader->step = step;
+		return rc;
+	case TOKEN_REPEAT:
+		return next_repeat(reader, at, token >> KIND_BITS, extent);
+	case TOKEN_SET:
+		return token == TOKEN_SET ? next_set(reader, at, extent) : -EPROTO;
+	default:
+		return -EPROTO;
+	}
+}
