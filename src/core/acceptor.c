@@ -1,0 +1,356 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The listeners, and the handshake of every connection that comes in. All of it on loop 0. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "rendezvous/rendezvous.h"
+#include "util/clock.h"
+
+/* Connections that have not said hello yet; beyond that the oldest has to go. */
+#define GREETINGS_MAX 256
+
+struct listener {
+	struct wh_source source;
+	struct wh_acceptor *acceptor;
+	bool local; /* the unix socket */
+};
+
+struct wh_acceptor {
+	struct wh_engine *engine;
+	struct listener network, local;
+	struct wh_list greetings;
+	unsigned greeting_count;
+	struct wh_timer pause; /* when the process has run out of descriptors */
+	struct wh_timer sweep; /* of greetings that take too long */
+};
+
+/* A connection before its HELLO is complete. */
+struct greeting {
+	struct wh_source source;
+	struct wh_list link;
+	struct wh_acceptor *acceptor;
+	bool local;
+	int64_t deadline;
+	size_t length;
+	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
+};
+
+void wh_refuse(int fd, int error, const char *text)
+{
+	uint8_t bytes[WH_FRAME_HEADER + 16 + WH_REFUSAL_MAX];
+	size_t length = wh_refusal_encode(bytes + WH_FRAME_HEADER, error, text);
+
+	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_REFUSED, 0 });
+	/* A fresh socket takes it at once; if not, the other side sees the connection close. */
+	if (send(fd, bytes, WH_FRAME_HEADER + length, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+		shutdown(fd, SHUT_WR);
+	close(fd);
+}
+
+/* ---- greetings ---------------------------------------------------------------------------- */
+
+/* Give the descriptor away, or -1 and close it. */
+static int greeting_end(struct greeting *greeting, bool keep)
+{
+	struct wh_acceptor *acceptor = greeting->acceptor;
+	int fd = greeting->source.fd;
+
+	wh_loop_remove(&acceptor->engine->loops[0], &greeting->source);
+	wh_list_remove(&greeting->link);
+	acceptor->greeting_count--;
+	free(greeting);
+	if (keep)
+		return fd;
+	close(fd);
+	return -1;
+}
+
+static const struct wh_transport *transport_of_role(const struct wh_engine *engine, uint16_t role)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (wh_transport(id)->role == role && !engine->transport_off[id][0])
+			return wh_transport(id);
+	return NULL;
+}
+
+static void welcome(struct wh_engine *engine, int fd, const struct wh_hello *hello, bool local)
+{
+	const struct wh_transport *transport;
+	struct wh_session *session;
+
+	if (hello->expected && hello->expected != engine->epoch) {
+		wh_refuse(fd, ESTALE, "the engine here has another epoch: it was restarted");
+		return;
+	}
+	if (hello->role == WH_ROLE_CONTROL && !local) {
+		wh_session_new(engine, fd, hello);
+		return;
+	}
+	transport = transport_of_role(engine, hello->role);
+	if (!transport || local != (hello->role == WH_ROLE_SHM)) {
+		wh_refuse(fd, EOPNOTSUPP, "no such role on this socket, or its transport is off");
+		return;
+	}
+	session = wh_session_find(engine, hello->session, hello->token);
+	if (!session) {
+		wh_refuse(fd, EACCES, "no session with this number and token");
+		return;
+	}
+	transport->session_accept(session, fd, hello);
+}
+
+static void greeting_ready(struct wh_source *source, uint32_t events)
+{
+	struct greeting *greeting = wh_container(source, struct greeting, source);
+	struct wh_engine *engine = greeting->acceptor->engine;
+	struct wh_hello hello;
+	struct wh_frame frame;
+	bool local = greeting->local;
+	size_t want = WH_FRAME_HEADER;
+	ssize_t got;
+	char text[WH_REFUSAL_MAX];
+	int error;
+
+	(void)events;
+	/* Not a byte more than the hello: what follows is not ours. */
+	for (;;) {
+		if (greeting->length >= WH_FRAME_HEADER) {
+			if (wh_frame_decode(greeting->bytes, &frame) || frame.type != WH_FRAME_HELLO ||
+			    frame.length > WH_HELLO_MAX) {
+				wh_refuse(greeting_end(greeting, true), EPROTO,
+					  "this is a Wherry engine; that was not a hello");
+				return;
+			}
+			want = WH_FRAME_HEADER + frame.length;
+			if (greeting->length == want)
+				break;
+		}
+		got = recv(source->fd, greeting->bytes + greeting->length, want - greeting->length,
+			   MSG_DONTWAIT);
+		if (got < 0 && (errno == EAGAIN || errno == EINTR))
+			return;
+		if (got <= 0) {
+			greeting_end(greeting, false);
+			return;
+		}
+		greeting->length += (size_t)got;
+	}
+	error = wh_hello_decode(greeting->bytes + WH_FRAME_HEADER, want - WH_FRAME_HEADER, &hello);
+	if (error == -EPROTONOSUPPORT) {
+		snprintf(text, sizeof(text),
+			 "protocol versions %u to %u are asked for, this engine speaks %u",
+			 hello.version_min, hello.version_max, WH_WIRE_VERSION);
+		wh_refuse(greeting_end(greeting, true), EPROTONOSUPPORT, text);
+	} else if (error) {
+		wh_refuse(greeting_end(greeting, true), EPROTO, "a malformed hello");
+	} else {
+		welcome(engine, greeting_end(greeting, true), &hello, local);
+	}
+}
+
+static void sweep(struct wh_timer *timer)
+{
+	struct wh_acceptor *acceptor = wh_container(timer, struct wh_acceptor, sweep);
+	int64_t now = wh_now();
+
+	/* The list is in the order of arrival. */
+	while (!wh_list_empty(&acceptor->greetings)) {
+		struct greeting *greeting =
+			wh_container(acceptor->greetings.next, struct greeting, link);
+
+		if (greeting->deadline > now) {
+			wh_timer_set(&acceptor->engine->loops[0], timer, greeting->deadline);
+			return;
+		}
+		greeting_end(greeting, false);
+	}
+}
+
+static void greet(struct wh_acceptor *acceptor, int fd, bool local)
+{
+	struct greeting *greeting = calloc(1, sizeof(*greeting));
+	int64_t timeout = acceptor->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+
+	if (!greeting) {
+		close(fd);
+		return;
+	}
+	greeting->source.fd = fd;
+	greeting->source.ready = greeting_ready;
+	greeting->acceptor = acceptor;
+	greeting->local = local;
+	greeting->deadline = wh_deadline(timeout);
+	if (wh_loop_add(&acceptor->engine->loops[0], &greeting->source, EPOLLIN)) {
+		close(fd);
+		free(greeting);
+		return;
+	}
+	if (acceptor->greeting_count == GREETINGS_MAX)
+		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+	if (wh_list_empty(&acceptor->greetings))
+		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
+	wh_list_append(&acceptor->greetings, &greeting->link);
+	acceptor->greeting_count++;
+}
+
+/* ---- listeners ---------------------------------------------------------------------------- */
+
+static void listen_again(struct wh_timer *timer)
+{
+	struct wh_acceptor *acceptor = wh_container(timer, struct wh_acceptor, pause);
+	struct wh_loop *loop = &acceptor->engine->loops[0];
+
+	wh_loop_modify(loop, &acceptor->network.source, EPOLLIN);
+	if (acceptor->local.source.fd >= 0)
+		wh_loop_modify(loop, &acceptor->local.source, EPOLLIN);
+}
+
+static void incoming(struct wh_source *source, uint32_t events)
+{
+	struct listener *listener = wh_container(source, struct listener, source);
+	struct wh_acceptor *acceptor = listener->acceptor;
+	struct wh_loop *loop = &acceptor->engine->loops[0];
+
+	(void)events;
+	for (int turn = 0; turn < 64; turn++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC);
+
+		if (fd >= 0) {
+			wh_socket_tune(acceptor->engine, fd);
+			greet(acceptor, fd, listener->local);
+			continue;
+		}
+		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
+			/* The connection stays in the backlog; do not spin on it. */
+			wh_engine_log(acceptor->engine, "a connection has to wait: %s", strerror(errno));
+			wh_loop_modify(loop, source, 0);
+			wh_timer_set(loop, &acceptor->pause, wh_now() + 100 * WH_MS);
+		}
+		return;
+	}
+}
+
+static int listen_network(struct wh_engine *engine, const char *where)
+{
+	struct sockaddr_storage address[WH_PEER_ADDRESSES];
+	unsigned count = WH_PEER_ADDRESSES;
+	struct sockaddr_storage bound;
+	socklen_t length = sizeof(bound);
+	char text[64], why[WH_TEXT_MAX];
+	int fd, one = 1, error;
+
+	error = wh_rendezvous_resolve(where, true, address, &count);
+	if (error) {
+		snprintf(why, sizeof(why), "%s", wh_error_text());
+		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s", where, why);
+	}
+	fd = socket(address[0].ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return wh_fail(errno, "wh_engine_open: socket: %s", strerror(errno));
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (bind(fd, (struct sockaddr *)&address[0],
+		 address[0].ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+						    sizeof(struct sockaddr_in)) ||
+	    listen(fd, 1024) || getsockname(fd, (struct sockaddr *)&bound, &length)) {
+		error = errno;
+		close(fd);
+		return wh_fail(error, "cannot listen on %s: %s%s", where, strerror(error),
+			       error == EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
+	}
+	wh_address_format(text, sizeof(text), &bound);
+	snprintf(engine->url, sizeof(engine->url), "wherry://%s", text);
+	return fd;
+}
+
+/* The abstract socket's name is random and told only to those who shook hands. Without it there is no
+ * shm, which is not worth failing for. */
+static int listen_local(struct wh_engine *engine)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	uint64_t number[2];
+	int fd;
+
+	if (getrandom(number, sizeof(number), 0) != sizeof(number))
+		return -1;
+	snprintf(engine->socket_name, sizeof(engine->socket_name), "wherry-%016llx%016llx",
+		 (unsigned long long)number[0], (unsigned long long)number[1]);
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	memcpy(address.sun_path + 1, engine->socket_name, strlen(engine->socket_name));
+	if (fd >= 0 && !bind(fd, (struct sockaddr *)&address,
+			     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+					 strlen(engine->socket_name))) &&
+	    !listen(fd, 64))
+		return fd;
+	wh_engine_log(engine, "no unix socket, so no shm from other processes: %s", strerror(errno));
+	engine->socket_name[0] = 0;
+	if (fd >= 0)
+		close(fd);
+	return -1;
+}
+
+int wh_acceptor_open(struct wh_engine *engine, const char *listen)
+{
+	struct wh_acceptor *acceptor;
+	int fd, error;
+
+	if (!strcmp(listen, "none"))
+		return 0;
+	fd = listen_network(engine, listen);
+	if (fd < 0)
+		return fd;
+	acceptor = calloc(1, sizeof(*acceptor));
+	if (!acceptor) {
+		close(fd);
+		return wh_fail(ENOMEM, "wh_engine_open: no memory");
+	}
+	acceptor->engine = engine;
+	wh_list_init(&acceptor->greetings);
+	acceptor->pause.fire = listen_again;
+	acceptor->sweep.fire = sweep;
+	acceptor->network.acceptor = acceptor->local.acceptor = acceptor;
+	acceptor->network.source.ready = acceptor->local.source.ready = incoming;
+	acceptor->local.local = true;
+	acceptor->network.source.fd = fd;
+	acceptor->local.source.fd = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 :
+										 listen_local(engine);
+	engine->acceptor = acceptor;
+	if (acceptor->local.source.fd >= 0)
+		wh_loop_add(&engine->loops[0], &acceptor->local.source, EPOLLIN);
+	error = wh_loop_add(&engine->loops[0], &acceptor->network.source, EPOLLIN);
+	if (error)
+		wh_acceptor_close(engine);
+	return error;
+}
+
+static void stop_listening(void *argument)
+{
+	struct wh_acceptor *acceptor = argument;
+	struct listener *listeners[] = { &acceptor->network, &acceptor->local };
+
+	for (int i = 0; i < 2; i++) {
+		if (listeners[i]->source.fd < 0)
+			continue;
+		wh_loop_remove(&acceptor->engine->loops[0], &listeners[i]->source);
+		close(listeners[i]->source.fd);
+	}
+	while (!wh_list_empty(&acceptor->greetings))
+		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+	wh_timer_clear(&acceptor->pause);
+	wh_timer_clear(&acceptor->sweep);
+}
+
+void wh_acceptor_close(struct wh_engine *engine)
+{
+	if (!engine->acceptor)
+		return;
+	wh_loop_call(&engine->loops[0], stop_listening, engine->acceptor);
+	free(engine->acceptor);
+	engine->acceptor = NULL;
+}

@@ -1,0 +1,693 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches: filling, submitting, completing, waiting, cancelling. */
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "util/clock.h"
+#include "util/futex.h"
+#include "util/options.h"
+
+/* How long a cancelled batch's work in flight may take to end by itself before it is cut off. */
+#define CANCEL_PATIENCE (100 * WH_MS)
+
+static int guard(const struct wh_batch *batch, const char *call)
+{
+	return wh_engine_guard(batch ? batch->peer->engine : NULL, call);
+}
+
+static int guard_idle(struct wh_batch *batch, const char *call)
+{
+	int error = guard(batch, call);
+
+	if (!error && wh_batch_running(batch))
+		error = wh_fail(EBUSY, "%s: the batch is running; wait for it or cancel it first", call);
+	return error;
+}
+
+/* The thread that finishes a batch lets go of it a moment after others see it done. */
+static void settle(struct wh_batch *batch)
+{
+	while (atomic_load_explicit(&batch->finishing, memory_order_acquire))
+		sched_yield();
+}
+
+/* ---- making one ---------------------------------------------------------------------------- */
+
+int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, struct wh_batch **out)
+{
+	struct wh_batch_options options;
+	struct wh_batch *batch;
+	const char *require;
+	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_batch_new");
+
+	if (error)
+		return error;
+	if (!out)
+		return wh_fail(EINVAL, "wh_batch_new: out is NULL");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_batch_new");
+	if (error)
+		return error;
+	if (options.priority > WH_PRIORITY_LATENCY || options.reserved)
+		return wh_fail(EINVAL, "wh_batch_new: options.%s is %u",
+			       options.reserved ? "reserved" : "priority",
+			       options.reserved ? options.reserved : options.priority);
+	require = options.require ? options.require : peer->engine->config.text[WH_KNOB_REQUIRE];
+	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
+		return wh_fail(EINVAL,
+			       "wh_batch_new: options.require is \"%s\"; known are self, shm, tcp",
+			       require);
+	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
+		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
+	batch = calloc(1, sizeof(*batch));
+	if (!batch)
+		return wh_fail(ENOMEM, "wh_batch_new: no memory");
+	batch->peer = peer;
+	batch->queue = options.queue;
+	batch->callback = options.callback;
+	batch->callback_arg = options.callback_arg;
+	batch->user = options.user;
+	batch->priority = options.priority;
+	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
+	pthread_mutex_init(&batch->text_lock, NULL);
+	if (batch->queue)
+		wh_queue_hold(batch->queue, 1);
+	atomic_fetch_add(&peer->batches, 1);
+	*out = batch;
+	return 0;
+}
+
+static void empty(struct wh_batch *batch)
+{
+	for (size_t i = 0; i < batch->blocks_count; i++)
+		wh_blocks_free(batch->blocks[i]);
+	batch->blocks_count = batch->item_count = batch->piece_count = 0;
+	batch->note_length = 0;
+	batch->planned = 0;
+}
+
+int wh_batch_clear(struct wh_batch *batch)
+{
+	int error = guard_idle(batch, "wh_batch_clear");
+
+	if (error)
+		return error;
+	settle(batch);
+	empty(batch);
+	return 0;
+}
+
+int wh_batch_free(struct wh_batch *batch)
+{
+	int error;
+
+	if (!batch)
+		return 0;
+	error = guard_idle(batch, "wh_batch_free");
+	if (error)
+		return error;
+	if (batch->callback && wh_engine_inside(batch->peer->engine))
+		return wh_fail(EDEADLK, "wh_batch_free: a callback must not free batches");
+	settle(batch);
+	/* Its callback is due or runs. */
+	while (atomic_load_explicit(&batch->delivering, memory_order_acquire))
+		sched_yield();
+	if (batch->queue) {
+		wh_queue_forget(batch->queue, batch);
+		wh_queue_hold(batch->queue, -1);
+	}
+	empty(batch);
+	atomic_fetch_sub(&batch->peer->batches, 1);
+	pthread_mutex_destroy(&batch->text_lock);
+	free(batch->items);
+	free(batch->blocks);
+	free(batch->pieces);
+	free(batch->note);
+	free(batch);
+	return 0;
+}
+
+/* ---- filling it ---------------------------------------------------------------------------- */
+
+/* Is [offset, offset+length) of the peer's region there and granted? Names the trouble. */
+int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index, uint32_t op,
+			  uint64_t id, uint64_t offset, uint64_t length)
+{
+	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_place *place = wh_place_enter(places, id);
+	int error = 0;
+
+	if (!place || (place->access & WH_ACCESS_NONE))
+		error = wh_fail(ENOENT, "%s %llu: %s publishes no region %#llx", what,
+				(unsigned long long)index, peer->welcome.name, (unsigned long long)id);
+	else if (!(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
+				(unsigned long long)index, (unsigned long long)id, peer->welcome.name,
+				op == WH_READ ? "read" : "written");
+	else if (!wh_place_holds(place, offset, length))
+		error = wh_fail(ERANGE,
+				"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
+				"bytes",
+				what, (unsigned long long)index, (unsigned long long)offset,
+				(unsigned long long)length, (unsigned long long)id,
+				(unsigned long long)place->length);
+	if (place)
+		wh_place_leave(place);
+	return error;
+}
+
+int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
+			 const struct wh_region *region, uint64_t offset, uint64_t length)
+{
+	if (!region || region->engine != peer->engine)
+		return wh_fail(EINVAL, "%s %llu: local is %s", what, (unsigned long long)index,
+			       region ? "a region of another engine" : "NULL");
+	if (!atomic_load(&region->place.id))
+		return wh_fail(EINVAL, "%s %llu: local has been unregistered", what,
+			       (unsigned long long)index);
+	if (!wh_place_holds(&region->place, offset, length))
+		return wh_fail(ERANGE,
+			       "%s %llu: local offset %llu + length %llu is outside the region of %llu bytes",
+			       what, (unsigned long long)index, (unsigned long long)offset,
+			       (unsigned long long)length, (unsigned long long)region->place.length);
+	return 0;
+}
+
+static int check_transfer(struct wh_peer *peer, const struct wh_transfer *transfer, size_t index)
+{
+	int error;
+
+	if (transfer->op != WH_READ && transfer->op != WH_WRITE)
+		return wh_fail(EINVAL, "transfer %zu: op is %u, neither WH_READ nor WH_WRITE", index,
+			       transfer->op);
+	if (transfer->reserved)
+		return wh_fail(EINVAL, "transfer %zu: reserved is not 0", index);
+	if (!transfer->length)
+		return wh_fail(EINVAL, "transfer %zu: length is 0", index);
+	error = wh_batch_check_local(peer, "transfer", index, transfer->local,
+				     transfer->local_offset, transfer->length);
+	if (error)
+		return error;
+	return wh_batch_check_remote(peer, "transfer", index, transfer->op, transfer->remote,
+				     transfer->remote_offset, transfer->length);
+}
+
+/* Room for `more` elements behind `count` of them. */
+static int reserve(void **array, size_t *room, size_t count, size_t more, size_t element)
+{
+	size_t wanted = *room ? *room : 8;
+	void *grown;
+
+	if (more > SIZE_MAX / element / 4 - count)
+		return wh_fail(ENOMEM, "no memory for %zu elements", more);
+	if (count + more <= *room)
+		return 0;
+	while (wanted < count + more)
+		wanted *= 2;
+	grown = realloc(*array, wanted * element);
+	if (!grown)
+		return wh_fail(ENOMEM, "no memory for %zu elements", wanted);
+	*array = grown;
+	*room = wanted;
+	return 0;
+}
+
+int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count)
+{
+	int error = guard_idle(batch, "wh_batch_add");
+	struct wh_item *item;
+
+	if (error)
+		return error;
+	if (!transfers || !count)
+		return wh_fail(EINVAL, "wh_batch_add: %s", transfers ? "count is 0" : "transfers is NULL");
+	settle(batch);
+	error = reserve((void **)&batch->items, &batch->item_room, batch->item_count, count,
+			sizeof(*batch->items));
+	if (error)
+		return error;
+	item = batch->items + batch->item_count;
+	for (size_t i = 0; i < count; i++, item++) {
+		const struct wh_transfer *transfer = &transfers[i];
+
+		error = check_transfer(batch->peer, transfer, i);
+		if (error)
+			return error;
+		item->local = transfer->local;
+		item->local_id = atomic_load_explicit(&transfer->local->place.id, memory_order_relaxed);
+		item->address = (char *)(uintptr_t)transfer->local->place.address + transfer->local_offset;
+		item->remote = transfer->remote;
+		item->offset = transfer->remote_offset;
+		item->length = transfer->length;
+		item->op = transfer->op;
+		atomic_init(&item->status, 0);
+	}
+	batch->item_count += count;
+	batch->planned = 0;
+	return 0;
+}
+
+int wh_batch_add_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
+{
+	int error = guard_idle(batch, "wh_batch_add_blocks");
+
+	if (error)
+		return error;
+	if (!blocks || blocks->peer != batch->peer)
+		return wh_fail(EINVAL, "wh_batch_add_blocks: blocks is %s",
+			       blocks ? "prepared for another peer" : "NULL");
+	settle(batch);
+	error = reserve((void **)&batch->blocks, &batch->blocks_room, batch->blocks_count, 1,
+			sizeof(*batch->blocks));
+	if (error)
+		return error;
+	atomic_fetch_add(&blocks->references, 1);
+	batch->blocks[batch->blocks_count++] = blocks;
+	batch->planned = 0;
+	return 0;
+}
+
+int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
+{
+	int error = guard_idle(batch, "wh_batch_notify");
+
+	if (error)
+		return error;
+	if (!data || !length || length > WH_NOTIFICATION_MAX)
+		return wh_fail(EINVAL, "wh_batch_notify: %s (%zu bytes; 1 to %d are allowed)",
+			       data ? "wrong length" : "data is NULL", length, WH_NOTIFICATION_MAX);
+	settle(batch);
+	if (!batch->note) {
+		batch->note = malloc(WH_NOTIFICATION_MAX);
+		if (!batch->note)
+			return wh_fail(ENOMEM, "wh_batch_notify: no memory");
+	}
+	memcpy(batch->note, data, length);
+	batch->note_length = length;
+	return 0;
+}
+
+/* ---- holding the local regions ---------------------------------------------------------------- */
+
+static void release_items(const struct wh_batch *batch, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (!i || batch->items[i].local != batch->items[i - 1].local)
+			atomic_fetch_sub(&batch->items[i].local->batches, 1);
+}
+
+static void release_bases(const struct wh_blocks *blocks, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++)
+		atomic_fetch_sub(&blocks->bases[i].local->batches, 1);
+}
+
+static void release_regions(const struct wh_batch *batch)
+{
+	release_items(batch, batch->item_count);
+	for (size_t i = 0; i < batch->blocks_count; i++)
+		release_bases(batch->blocks[i], batch->blocks[i]->base_count);
+}
+
+/* From now on it cannot be unregistered: the other side closes the id first and counts then. */
+static bool hold(struct wh_region *region, uint64_t id)
+{
+	atomic_fetch_add(&region->batches, 1);
+	if (atomic_load(&region->place.id) == id)
+		return true;
+	atomic_fetch_sub(&region->batches, 1);
+	return false;
+}
+
+static int hold_regions(const struct wh_batch *batch)
+{
+	size_t b = 0;
+
+	for (size_t i = 0; i < batch->item_count; i++) {
+		const struct wh_item *item = &batch->items[i];
+
+		if (i && item->local == batch->items[i - 1].local &&
+		    item->local_id == batch->items[i - 1].local_id)
+			continue;
+		if ((i && item->local == batch->items[i - 1].local) || !hold(item->local, item->local_id)) {
+			release_items(batch, i);
+			return wh_fail(ESTALE, "transfer %zu: its local region has been unregistered", i);
+		}
+	}
+	for (; b < batch->blocks_count; b++) {
+		const struct wh_blocks *blocks = batch->blocks[b];
+
+		for (uint64_t i = 0; i < blocks->base_count; i++) {
+			if (hold(blocks->bases[i].local, blocks->bases[i].local_id))
+				continue;
+			release_bases(blocks, i);
+			goto err_blocks;
+		}
+	}
+	return 0;
+
+err_blocks:
+	while (b--)
+		release_bases(batch->blocks[b], batch->blocks[b]->base_count);
+	release_items(batch, batch->item_count);
+	return wh_fail(ESTALE, "blocks: the local region of a base has been unregistered");
+}
+
+/* ---- submitting ------------------------------------------------------------------------------ */
+
+/* The last piece has ended. */
+static void pieces_ended(struct wh_batch *batch)
+{
+	if (batch->note_length && !atomic_load(&batch->status)) {
+		if (!atomic_load(&batch->cancelled)) {
+			wh_note_send(batch);
+			return;
+		}
+		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
+	}
+	wh_batch_finish(batch);
+}
+
+static void let_go(struct wh_batch *batch)
+{
+	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) == 1)
+		pieces_ended(batch);
+}
+
+static void start(struct wh_batch *batch)
+{
+	struct wh_peer *peer = batch->peer;
+
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+
+		wh_transport(piece->transport)->submit(peer, peer->transport[piece->transport], piece);
+	}
+	let_go(batch);
+}
+
+int wh_batch_submit(struct wh_batch *batch)
+{
+	int error = guard_idle(batch, "wh_batch_submit");
+	struct wh_peer *peer;
+
+	if (error)
+		return error;
+	peer = batch->peer;
+	if (!batch->item_count && !batch->blocks_count && !batch->note_length)
+		return wh_fail(EINVAL, "wh_batch_submit: the batch is empty; add transfers first");
+	error = wh_peer_check(peer);
+	if (error)
+		return error;
+	settle(batch);
+	if (batch->queue)
+		wh_queue_forget(batch->queue, batch);
+	if (batch->planned != atomic_load(&peer->plan_version)) {
+		error = wh_plan(batch);
+		if (error)
+			return error;
+	}
+	error = hold_regions(batch);
+	if (error)
+		return error;
+	if (atomic_load_explicit(&batch->status, memory_order_relaxed)) {
+		atomic_store(&batch->status, 0);
+		batch->text[0] = 0;
+		for (size_t i = 0; i < batch->item_count; i++)
+			atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
+	}
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+
+		wh_piece_start(piece, &piece->cursor);
+		atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
+		atomic_store_explicit(&piece->cancelled, false, memory_order_relaxed);
+		atomic_store_explicit(&piece->done, false, memory_order_relaxed);
+		piece->owner = NULL;
+	}
+	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
+	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	start(batch);
+	return 0;
+}
+
+/* ---- completing ------------------------------------------------------------------------------ */
+
+void wh_batch_fail(struct wh_batch *batch, int error, const char *text)
+{
+	pthread_mutex_lock(&batch->text_lock);
+	if (!atomic_load(&batch->status)) {
+		snprintf(batch->text, sizeof(batch->text), "%s", text);
+		atomic_store(&batch->status, error);
+	}
+	pthread_mutex_unlock(&batch->text_lock);
+}
+
+static void fail_item(struct wh_item *item, int error)
+{
+	int32_t none = 0;
+
+	atomic_compare_exchange_strong(&item->status, &none, error);
+}
+
+void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+{
+	struct wh_batch *batch = piece->batch;
+	char text[WH_TEXT_MAX];
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(text, sizeof(text), format, list);
+	va_end(list);
+	if (!piece->blocks && index != UINT64_MAX)
+		fail_item(&batch->items[index], error);
+	for (uint64_t i = 0; !piece->blocks && index == UINT64_MAX && i < piece->count; i++)
+		fail_item(&batch->items[piece->first + i], error);
+	wh_batch_fail(batch, error, text);
+}
+
+void wh_piece_done(struct wh_piece *piece)
+{
+	atomic_store_explicit(&piece->done, true, memory_order_release);
+	let_go(piece->batch);
+}
+
+void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+{
+	struct wh_batch *batch = piece->batch;
+	struct wh_peer *peer = batch->peer;
+	uint32_t before = piece->transport;
+	char text[WH_REFUSAL];
+
+	snprintf(text, sizeof(text), "%s", why);
+	if (atomic_load(&piece->cancelled)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_piece_done(piece);
+		return;
+	}
+	pthread_mutex_lock(&batch->text_lock);
+	batch->share[before].bytes -= piece->bytes;
+	batch->share[before].transfers -= piece->transfers;
+	memcpy(batch->share[before].refused, text, WH_REFUSAL);
+	pthread_mutex_unlock(&batch->text_lock);
+	batch->planned = 0;
+	if (wh_plan_again(piece, text)) {
+		wh_piece_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name, why);
+		wh_piece_done(piece);
+		return;
+	}
+	pthread_mutex_lock(&batch->text_lock);
+	batch->share[piece->transport].bytes += piece->bytes;
+	batch->share[piece->transport].transfers += piece->transfers;
+	pthread_mutex_unlock(&batch->text_lock);
+	wh_piece_start(piece, &piece->cursor);
+	atomic_store(&piece->left, piece->bytes);
+	piece->owner = NULL;
+	wh_transport(piece->transport)->submit(peer, peer->transport[piece->transport], piece);
+}
+
+void wh_batch_finish(struct wh_batch *batch)
+{
+	struct wh_engine *engine = batch->peer->engine;
+
+	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
+	if (batch->callback)
+		atomic_fetch_add(&batch->delivering, 1);
+	release_regions(batch);
+	if (atomic_exchange_explicit(&batch->state, WH_BATCH_DONE, memory_order_acq_rel) ==
+	    WH_BATCH_WAITED)
+		wh_futex_wake(&batch->state);
+	if (batch->queue)
+		wh_queue_put(batch->queue, batch);
+	if (batch->callback) {
+		pthread_mutex_lock(&engine->callback_lock);
+		wh_list_append(&engine->callbacks, &batch->callback_link);
+		pthread_mutex_unlock(&engine->callback_lock);
+		wh_loop_post(&engine->loops[0], &engine->callback_task);
+	}
+	/* From here the batch may be gone. */
+	atomic_store_explicit(&batch->finishing, false, memory_order_release);
+}
+
+void wh_batch_call_back(struct wh_batch *batch)
+{
+	settle(batch);
+	batch->callback(batch, atomic_load(&batch->status), batch->callback_arg);
+	atomic_fetch_sub(&batch->delivering, 1);
+}
+
+/* ---- polling and waiting ---------------------------------------------------------------------- */
+
+/* Let the transports use the caller's time. */
+static void help(struct wh_batch *batch, int64_t deadline)
+{
+	struct wh_peer *peer = batch->peer;
+	unsigned helped = 0;
+
+	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+		uint32_t id = piece->transport;
+
+		if (helped & (1u << id) || atomic_load_explicit(&piece->done, memory_order_acquire) ||
+		    !(wh_transport(id)->capabilities & WH_CAN_HELP))
+			continue;
+		helped |= 1u << id;
+		wh_transport(id)->help(peer, peer->transport[id], batch, deadline);
+	}
+}
+
+static int status_of(struct wh_batch *batch)
+{
+	int status = atomic_load(&batch->status);
+
+	if (status)
+		wh_fail(-status, "%s", batch->text);
+	return status;
+}
+
+int wh_batch_poll(struct wh_batch *batch)
+{
+	int error = guard(batch, "wh_batch_poll");
+
+	if (error)
+		return error;
+	if (wh_batch_running(batch) && !wh_engine_inside(batch->peer->engine))
+		help(batch, 0);
+	if (wh_batch_running(batch))
+		return -EINPROGRESS;
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_poll: the batch was never submitted");
+	return status_of(batch);
+}
+
+/* Sleep, or spin, until it is done or the deadline has passed. */
+static bool wait_done(struct wh_batch *batch, int64_t deadline)
+{
+	bool spin = batch->peer->engine->config.number[WH_KNOB_SPIN];
+	uint32_t running;
+
+	while (wh_batch_running(batch)) {
+		help(batch, deadline);
+		if (!wh_batch_running(batch))
+			break;
+		if (deadline != INT64_MAX && wh_now() >= deadline)
+			return false;
+		if (spin)
+			continue;
+		running = WH_BATCH_RUNNING;
+		if (atomic_compare_exchange_strong(&batch->state, &running, WH_BATCH_WAITED) ||
+		    running == WH_BATCH_WAITED)
+			wh_futex_wait(&batch->state, WH_BATCH_WAITED, deadline);
+	}
+	return true;
+}
+
+int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
+{
+	int error = guard(batch, "wh_batch_wait");
+
+	if (error)
+		return error;
+	if (wh_engine_inside(batch->peer->engine))
+		return wh_fail(EDEADLK, "wh_batch_wait: a callback must not wait");
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
+		return status_of(batch);
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_wait: the batch was never submitted");
+	if (timeout < 0)
+		return wh_fail(EINVAL, "wh_batch_wait: timeout is negative; WH_FOREVER waits for ever");
+	if (!wait_done(batch, wh_deadline(timeout)))
+		return wh_fail(ETIMEDOUT, "wh_batch_wait: not done in %lld ns; it goes on",
+			       (long long)timeout);
+	return status_of(batch);
+}
+
+int wh_batch_cancel(struct wh_batch *batch)
+{
+	int error = guard(batch, "wh_batch_cancel");
+	struct wh_peer *peer;
+	int64_t deadline;
+
+	if (error)
+		return error;
+	peer = batch->peer;
+	if (wh_engine_inside(peer->engine))
+		return wh_fail(EDEADLK, "wh_batch_cancel: a callback must not cancel");
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_cancel: the batch was never submitted");
+	atomic_store(&batch->cancelled, true);
+	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+
+		atomic_store(&piece->cancelled, true);
+		if (!atomic_load(&piece->done))
+			wh_transport(piece->transport)
+				->cancel(peer, peer->transport[piece->transport], piece);
+	}
+	if (wh_note_cancel(batch)) {
+		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
+		wh_batch_finish(batch);
+	}
+	if (wait_done(batch, wh_deadline(CANCEL_PATIENCE))) {
+		settle(batch);
+		return 0;
+	}
+	deadline = wh_deadline(peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (peer->opened[id] && !error)
+			error = wh_transport(id)->cut(peer, peer->transport[id], batch, deadline);
+	if (!wait_done(batch, wh_deadline(peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS)))
+		error = -ETIMEDOUT;
+	settle(batch);
+	if (error)
+		return wh_fail(ETIMEDOUT,
+			       "wh_batch_cancel: %s does not answer; bytes on their way may still reach it",
+			       peer->welcome.name);
+	return 0;
+}
+
+/* ---- results --------------------------------------------------------------------------------- */
+
+int wh_batch_result(struct wh_batch *batch, size_t index)
+{
+	int error = guard(batch, "wh_batch_result");
+
+	if (error)
+		return error;
+	if (index >= batch->item_count)
+		return wh_fail(EINVAL, "wh_batch_result: index %zu, the batch has %zu transfers", index,
+			       batch->item_count);
+	if (atomic_load(&batch->state) != WH_BATCH_DONE)
+		return -EINPROGRESS;
+	return atomic_load(&batch->items[index].status);
+}
+
+const char *wh_batch_error_text(const struct wh_batch *batch)
+{
+	return batch ? batch->text : "";
+}

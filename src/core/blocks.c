@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Prepared block descriptors. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "util/options.h"
+
+/* The largest offset, plain enough for the compiler to do it in vectors. */
+static uint64_t largest(const uint64_t *offsets, uint64_t count)
+{
+	uint64_t most = 0;
+
+	for (uint64_t i = 0; i < count; i++)
+		most = offsets[i] > most ? offsets[i] : most;
+	return most;
+}
+
+/* How far the blocks of one side reach from a base; false if that does not fit into 64 bits. */
+static bool span_of(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
+		    uint64_t *span)
+{
+	uint64_t last;
+
+	if (offsets)
+		last = largest(offsets, blocks->count);
+	else if (__builtin_mul_overflow(blocks->count - 1, stride, &last))
+		return false;
+	return !__builtin_add_overflow(last, blocks->block_length, span);
+}
+
+/* Which block is the first outside of `room` bytes from the base. */
+static uint64_t first_outside(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
+			      uint64_t room)
+{
+	uint64_t i, offset;
+
+	for (i = 0; i + 1 < blocks->count; i++) {
+		if (offsets)
+			offset = offsets[i];
+		else if (__builtin_mul_overflow(i, stride, &offset))
+			break;
+		if (offset > room || blocks->block_length > room - offset)
+			break;
+	}
+	return i;
+}
+
+static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
+		      uint64_t local_span, uint64_t remote_span)
+{
+	struct wh_places *places = blocks->peer->self ? &blocks->peer->engine->regions :
+							&blocks->peer->regions;
+	struct wh_place *place;
+	uint64_t room = 0;
+	int error;
+
+	/* The base itself first: one byte, which names every trouble but the blocks'. */
+	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset, 1);
+	if (error)
+		return error;
+	error = wh_batch_check_remote(blocks->peer, "base", index, blocks->op, base->remote,
+				      base->remote_offset, 1);
+	if (error)
+		return error;
+	room = base->local->place.length - base->local_offset;
+	if (local_span > room)
+		return wh_fail(ERANGE, "base %llu: block %llu is outside the local region of %llu bytes",
+			       (unsigned long long)index,
+			       (unsigned long long)first_outside(blocks->local_offsets,
+								 blocks->local_stride, blocks, room),
+			       (unsigned long long)base->local->place.length);
+	place = wh_place_enter(places, base->remote);
+	if (place) {
+		room = place->length > base->remote_offset ? place->length - base->remote_offset : 0;
+		wh_place_leave(place);
+	}
+	if (remote_span > room)
+		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
+			       (unsigned long long)index,
+			       (unsigned long long)first_outside(blocks->remote_offsets,
+								 blocks->remote_stride, blocks, room),
+			       (unsigned long long)base->remote);
+	return 0;
+}
+
+static int copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)
+{
+	if (!from)
+		return 0;
+	*to = count <= SIZE_MAX / sizeof(**to) ? malloc(count * sizeof(**to)) : NULL;
+	if (!*to)
+		return wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu offsets",
+			       (unsigned long long)count);
+	memcpy(*to, from, count * sizeof(**to));
+	return 0;
+}
+
+static int check_desc(const struct wh_blocks_desc *desc)
+{
+	const char *wrong = NULL;
+	uint64_t total;
+
+	if (desc->op != WH_READ && desc->op != WH_WRITE)
+		wrong = "op is neither WH_READ nor WH_WRITE";
+	else if (desc->reserved)
+		wrong = "reserved is not 0";
+	else if (!desc->block_length)
+		wrong = "block_length is 0";
+	else if (!desc->count)
+		wrong = "count is 0";
+	else if (!desc->bases || !desc->base_count)
+		wrong = desc->bases ? "base_count is 0" : "bases is NULL";
+	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
+		 __builtin_mul_overflow(desc->count, desc->block_length, &total) ||
+		 __builtin_mul_overflow(total, desc->base_count, &total))
+		wrong = "all the blocks together have more than 2^64 bytes";
+	return wrong ? wh_fail(EINVAL, "wh_blocks_prepare: desc: %s", wrong) : 0;
+}
+
+int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, struct wh_blocks **out)
+{
+	struct wh_blocks_desc desc;
+	struct wh_blocks *blocks;
+	uint64_t local_span, remote_span;
+	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_blocks_prepare");
+
+	if (error)
+		return error;
+	if (!given || !out)
+		return wh_fail(EINVAL, "wh_blocks_prepare: %s is NULL", given ? "out" : "desc");
+	error = wh_options_copy(&desc, sizeof(desc), given, sizeof(size_t), "wh_blocks_prepare");
+	if (!error)
+		error = check_desc(&desc);
+	if (!error)
+		error = wh_peer_check(peer);
+	if (error)
+		return error;
+	blocks = calloc(1, sizeof(*blocks));
+	if (!blocks)
+		return wh_fail(ENOMEM, "wh_blocks_prepare: no memory");
+	atomic_init(&blocks->references, 1);
+	blocks->peer = peer;
+	blocks->op = desc.op;
+	blocks->block_length = desc.block_length;
+	blocks->count = desc.count;
+	blocks->base_count = desc.base_count;
+	blocks->local_stride = desc.local_stride ? desc.local_stride : desc.block_length;
+	blocks->remote_stride = desc.remote_stride ? desc.remote_stride : desc.block_length;
+	error = copy_offsets(&blocks->local_offsets, desc.local_offsets, desc.count);
+	if (!error)
+		error = copy_offsets(&blocks->remote_offsets, desc.remote_offsets, desc.count);
+	blocks->bases = calloc(desc.base_count, sizeof(*blocks->bases));
+	if (!error && !blocks->bases)
+		error = wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu bases",
+				(unsigned long long)desc.base_count);
+	/* What does not fit into 64 bits is outside of everything. */
+	if (!error && !span_of(blocks->local_offsets, blocks->local_stride, blocks, &local_span))
+		local_span = UINT64_MAX;
+	if (!error && !span_of(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span))
+		remote_span = UINT64_MAX;
+	for (uint64_t i = 0; !error && i < desc.base_count; i++) {
+		const struct wh_base *base = &desc.bases[i];
+
+		error = check_base(blocks, base, i, local_span, remote_span);
+		if (error)
+			break;
+		blocks->bases[i] = (struct wh_block_base){
+			.address = (char *)(uintptr_t)base->local->place.address + base->local_offset,
+			.local = base->local,
+			.local_id = atomic_load(&base->local->place.id),
+			.remote = base->remote,
+			.offset = base->remote_offset,
+		};
+	}
+	if (error) {
+		wh_blocks_free(blocks);
+		return error;
+	}
+	*out = blocks;
+	return 0;
+}
+
+void wh_blocks_free(struct wh_blocks *blocks)
+{
+	if (!blocks || atomic_fetch_sub(&blocks->references, 1) != 1)
+		return;
+	free(blocks->bases);
+	free(blocks->local_offsets);
+	free(blocks->remote_offsets);
+	free(blocks);
+}

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Control connections: frames in and out, without ever waiting. */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "util/clock.h"
+
+/* What may wait to be sent: the regions of an engine that publishes very many. */
+#define OUT_MAX (256u << 20)
+#define IN_FIRST 4096
+
+static void received(struct wh_source *source, uint32_t events);
+
+void wh_socket_tune(struct wh_engine *engine, int fd)
+{
+	int64_t timeout = engine->config.number[WH_KNOB_TIMEOUT];
+	int probes = 3, one = 1;
+	int seconds = (int)(timeout / 1000 / (probes + 1));
+	unsigned milliseconds = (unsigned)timeout;
+	int bytes = (int)engine->config.number[WH_KNOB_BUFFER];
+
+	if (seconds < 1)
+		seconds = 1;
+	/* A Unix socket refuses these; nothing depends on their success. */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof(seconds));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof(seconds));
+	setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof(probes));
+	setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof(milliseconds));
+	if (bytes > 0) {
+		setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+		setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
+	}
+}
+
+void wh_control_init(struct wh_control *control, struct wh_loop *loop)
+{
+	memset(control, 0, sizeof(*control));
+	control->source.fd = -1;
+	control->source.ready = received;
+	control->loop = loop;
+	pthread_mutex_init(&control->lock, NULL);
+}
+
+int wh_control_start(struct wh_control *control, int fd)
+{
+	int error;
+
+	pthread_mutex_lock(&control->lock);
+	control->source.fd = fd;
+	control->in_length = 0;
+	control->out_start = control->out_length = 0;
+	control->open = true;
+	pthread_mutex_unlock(&control->lock);
+	error = wh_loop_add(control->loop, &control->source, EPOLLIN);
+	if (error) {
+		pthread_mutex_lock(&control->lock);
+		control->source.fd = -1;
+		control->open = false;
+		pthread_mutex_unlock(&control->lock);
+	}
+	return error;
+}
+
+void wh_control_close(struct wh_control *control)
+{
+	int fd;
+
+	pthread_mutex_lock(&control->lock);
+	fd = control->source.fd;
+	control->open = false;
+	if (fd >= 0)
+		wh_loop_remove(control->loop, &control->source);
+	control->source.fd = -1;
+	pthread_mutex_unlock(&control->lock);
+	if (fd >= 0)
+		close(fd);
+}
+
+void wh_control_destroy(struct wh_control *control)
+{
+	wh_control_close(control);
+	pthread_mutex_destroy(&control->lock);
+	free(control->in);
+	free(control->out);
+}
+
+static void broken(struct wh_control *control, int error, const char *text)
+{
+	wh_control_close(control);
+	control->gone(control, error, text);
+}
+
+/* ---- sending ------------------------------------------------------------------------------ */
+
+/* Under the lock. */
+static int keep(struct wh_control *control, const void *bytes, size_t length)
+{
+	size_t room = control->out_room ? control->out_room : 4096;
+	uint8_t *grown;
+
+	if (control->out_start) {
+		memmove(control->out, control->out + control->out_start, control->out_length);
+		control->out_start = 0;
+	}
+	if (control->out_length + length > OUT_MAX)
+		return -ENOBUFS;
+	while (room < control->out_length + length)
+		room *= 2;
+	if (room != control->out_room) {
+		grown = realloc(control->out, room);
+		if (!grown)
+			return -ENOMEM;
+		control->out = grown;
+		control->out_room = room;
+	}
+	memcpy(control->out + control->out_length, bytes, length);
+	control->out_length += length;
+	return 0;
+}
+
+int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
+		    const void *payload, size_t length)
+{
+	uint8_t header[WH_FRAME_HEADER];
+	struct iovec parts[2] = { { header, sizeof(header) }, { (void *)payload, length } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = length ? 2 : 1 };
+	size_t sent = 0;
+	ssize_t got;
+	int error = 0;
+
+	wh_frame_encode(header, &(struct wh_frame){ (uint32_t)length, (uint16_t)type, flags });
+	pthread_mutex_lock(&control->lock);
+	if (!control->open) {
+		pthread_mutex_unlock(&control->lock);
+		return -ECONNRESET;
+	}
+	if (!control->out_length) {
+		got = sendmsg(control->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		/* A broken socket is noticed, and said, by the receiving side. */
+		if (got > 0)
+			sent = (size_t)got;
+	}
+	if (sent < sizeof(header)) {
+		error = keep(control, header + sent, sizeof(header) - sent);
+		sent = sizeof(header);
+	}
+	if (!error && sent < sizeof(header) + length)
+		error = keep(control, (const uint8_t *)payload + (sent - sizeof(header)),
+			     sizeof(header) + length - sent);
+	if (control->out_length)
+		wh_loop_modify(control->loop, &control->source, EPOLLIN | EPOLLOUT);
+	if (error) /* half a frame may be out: the connection is of no use any more */
+		shutdown(control->source.fd, SHUT_RDWR);
+	pthread_mutex_unlock(&control->lock);
+	return error;
+}
+
+static void flush(struct wh_control *control)
+{
+	ssize_t got;
+
+	pthread_mutex_lock(&control->lock);
+	while (control->open && control->out_length) {
+		got = send(control->source.fd, control->out + control->out_start, control->out_length,
+			   MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (got <= 0)
+			break;
+		control->out_start += (size_t)got;
+		control->out_length -= (size_t)got;
+	}
+	if (control->open && !control->out_length) {
+		control->out_start = 0;
+		if (control->out_room > WH_FRAME_MAX) { /* a long list of regions has gone out */
+			free(control->out);
+			control->out = NULL;
+			control->out_room = 0;
+		}
+		wh_loop_modify(control->loop, &control->source, EPOLLIN);
+	}
+	pthread_mutex_unlock(&control->lock);
+}
+
+/* ---- receiving ---------------------------------------------------------------------------- */
+
+/* Handle the whole frames that have come. 1 when the connection has gone, or been closed. */
+static int parse(struct wh_control *control)
+{
+	size_t at = 0, need = IN_FIRST;
+	struct wh_frame frame;
+	uint8_t *grown;
+	int error;
+
+	while (control->in_length - at >= WH_FRAME_HEADER) {
+		error = wh_frame_decode(control->in + at, &frame);
+		if (error) {
+			broken(control, error, "sent something that is not a frame");
+			return 1;
+		}
+		need = WH_FRAME_HEADER + frame.length;
+		if (control->in_length - at < need)
+			break;
+		error = control->frame(control, &frame, control->in + at + WH_FRAME_HEADER);
+		if (!control->open)
+			return 1;
+		if (error) {
+			broken(control, error, "broke the protocol");
+			return 1;
+		}
+		at += need;
+		need = IN_FIRST;
+	}
+	if (at) {
+		control->in_length -= at;
+		memmove(control->in, control->in + at, control->in_length);
+	}
+	/* Room for the next frame, and no more of what a long list of regions took. */
+	if (need > control->in_room || (need == IN_FIRST && control->in_room > 4 * IN_FIRST &&
+					control->in_length < IN_FIRST)) {
+		grown = realloc(control->in, need);
+		if (!grown) {
+			broken(control, -ENOMEM, "sent a frame for which there is no memory");
+			return 1;
+		}
+		control->in = grown;
+		control->in_room = need;
+	}
+	return 0;
+}
+
+static void received(struct wh_source *source, uint32_t events)
+{
+	struct wh_control *control = wh_container(source, struct wh_control, source);
+	ssize_t got;
+
+	if (events & EPOLLOUT)
+		flush(control);
+	if (!(events & ~(uint32_t)EPOLLOUT))
+		return;
+	/* At most so much in one turn, so that others have theirs. */
+	for (int turn = 0; turn < 64; turn++) {
+		if (control->in_length == control->in_room && parse(control))
+			return;
+		got = recv(control->source.fd, control->in + control->in_length,
+			   control->in_room - control->in_length, MSG_DONTWAIT);
+		if (got < 0 && (errno == EAGAIN || errno == EINTR))
+			break;
+		if (got < 0) {
+			broken(control, -errno, strerror(errno));
+			return;
+		}
+		if (!got) {
+			broken(control, -ECONNRESET, "closed the connection");
+			return;
+		}
+		control->in_length += (size_t)got;
+		if (parse(control))
+			return;
+	}
+}

@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The objects behind the public API, and what the parts of the core ask of each other.
+ *
+ * Threads: an engine has `loop_count` progress threads (util/loop.h). Loop 0 also serves the
+ * listeners, the handshakes and all control connections; sessions and the connecting side of peers
+ * are touched on it alone, save for what has a lock of its own. Callbacks run on loop 0.
+ *
+ * Locks, outermost first: engine.lock, peer.lock, wh_places.lock, control.lock. None is held while
+ * bytes move.
+ */
+#ifndef WH_CORE_CORE_H
+#define WH_CORE_CORE_H
+
+#include <netinet/in.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include <wherry/wherry.h>
+
+#include "core/places.h"
+#include "transport/transport.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "wire/wire.h"
+
+/* ---- engine ------------------------------------------------------------------------------- */
+
+struct wh_engine {
+	struct wh_config config;
+	char name[WH_NAME_MAX];
+	char url[96];
+	uint64_t epoch;
+	uint8_t host[16];
+	char socket_name[WH_NAME_MAX]; /* of the abstract unix socket; "": none */
+	/* A page that is wiped in a forked child: 1 in the process that opened the engine. */
+	volatile unsigned char *ours;
+	void (*log)(void *arg, const char *line);
+	void *log_arg;
+
+	struct wh_loop *loops;
+	unsigned loop_count;
+	_Atomic unsigned next_loop;
+
+	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
+	struct wh_list peers;
+	struct wh_list sessions;
+	struct wh_list memory; /* struct wh_allocation */
+	uint64_t removes; /* REMOVE frames sent to every session; under lock */
+	uint64_t next_session; /* on loop 0 */
+	unsigned session_count; /* on loop 0 */
+	unsigned queue_count;
+	struct wh_places regions; /* of struct wh_region */
+	void *transport[WH_TRANSPORT_COUNT];
+	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
+	unsigned order_count;
+	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
+
+	struct wh_acceptor *acceptor;
+	struct wh_inbox *inbox;
+
+	pthread_mutex_t callback_lock;
+	struct wh_list callbacks; /* batches whose callback is due */
+	struct wh_task callback_task;
+};
+
+/* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */
+int wh_engine_guard(const struct wh_engine *engine, const char *call);
+/* Is this one of the engine's own threads, so that waiting would never end? */
+bool wh_engine_inside(const struct wh_engine *engine);
+void wh_engine_log(struct wh_engine *engine, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* The loop for the next data connection, in turn. */
+struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+
+/* ---- memory and regions -------------------------------------------------------------------- */
+
+struct wh_allocation {
+	struct wh_list link;
+	char *base;
+	size_t length; /* as mapped: whole pages */
+	size_t asked;
+	uint32_t kind, page_size;
+	int fd; /* WH_MEMORY_SHARED: the memfd; else -1 */
+	unsigned regions; /* how many lie in it; under engine.lock */
+};
+
+/* The allocation that holds the address, or NULL. Under engine.lock. */
+struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address);
+
+/* A region of ours. */
+struct wh_region {
+	struct wh_place place;
+	struct wh_engine *engine;
+	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
+	_Atomic uint32_t batches;     /* unfinished ones that use it */
+};
+
+/* A region of a peer. The `map` fields are the shm transport's. */
+struct wh_remote_region {
+	struct wh_place place;
+	_Atomic uint32_t map_state; /* enum in shm.c; 0: not asked for yet */
+	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
+	void *map_base;
+	size_t map_length;
+	char *map_refused; /* why not; owned */
+	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
+};
+
+/* ---- control connections -------------------------------------------------------------------- */
+
+/* A connection that carries frames. Receiving and closing on loop 0; sending from any thread. */
+struct wh_control {
+	struct wh_source source;
+	struct wh_loop *loop;
+	uint8_t *in; /* bytes not yet parsed */
+	size_t in_length, in_room;
+	pthread_mutex_t lock; /* sending */
+	uint8_t *out;
+	size_t out_start, out_length, out_room;
+	bool open;
+	/* A frame has come; not 0: the connection is broken off with that error. */
+	int (*frame)(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload);
+	/* It is gone; `source.fd` is closed by wh_control_close(). Called once, on the loop. */
+	void (*gone)(struct wh_control *control, int error, const char *text);
+};
+
+void wh_control_init(struct wh_control *control, struct wh_loop *loop);
+/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `early` are
+ * bytes received already. */
+int wh_control_start(struct wh_control *control, int fd);
+/* Queue a frame and send what the socket takes. -ECONNRESET when it is not open, -ENOBUFS when the
+ * other side does not read. */
+int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
+		    const void *payload, size_t length);
+/* Close it; `gone` is not called. On the loop. */
+void wh_control_close(struct wh_control *control);
+void wh_control_destroy(struct wh_control *control);
+
+/* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
+void wh_socket_tune(struct wh_engine *engine, int fd);
+
+/* ---- peers: the side that opens -------------------------------------------------------------- */
+
+#define WH_PEER_ADDRESSES 8
+
+struct wh_peer {
+	struct wh_list link; /* engine.peers */
+	struct wh_engine *engine;
+	bool self; /* this engine */
+	struct wh_control control;
+
+	pthread_mutex_t lock; /* below, to `batches` */
+	pthread_cond_t changed; /* state, regions */
+	int connect_error; /* of the last try, with its text */
+	char text[WH_TEXT_MAX];
+	struct wh_hello welcome; /* what the peer said */
+	bool listed; /* the first list of regions is complete */
+
+	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
+	_Atomic uint32_t plan_version; /* moves when a plan may have become wrong */
+	_Atomic uint32_t batches; /* that exist */
+	struct wh_places regions; /* of struct wh_remote_region */
+	_Atomic bool usable[WH_TRANSPORT_COUNT];
+	bool opened[WH_TRANSPORT_COUNT];
+	void *transport[WH_TRANSPORT_COUNT];
+	char refused[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why not usable; under lock */
+
+	/* Connecting; on loop 0. */
+	struct sockaddr_storage address[WH_PEER_ADDRESSES];
+	unsigned address_count, address_next;
+	int64_t connect_deadline;
+	int64_t backoff;
+	struct wh_timer retry;
+	struct wh_timer heartbeat;
+	struct wh_source connecting;
+	char address_text[64]; /* of the one that answered; under lock */
+
+	/* Notifications sent and not yet confirmed. */
+	pthread_mutex_t note_lock;
+	struct wh_list notes_waiting, notes_sent; /* of batches */
+	unsigned note_count;
+	uint64_t note_sequence;
+
+	struct wh_list aborts; /* struct wh_abort; under lock */
+	uint32_t list_round; /* of the list of regions being received; on loop 0 */
+	int64_t heard; /* when something last came; on loop 0 */
+};
+
+/* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
+int wh_peer_check(struct wh_peer *peer);
+/* Transport `id` does not work for this peer any more: plan around it, and say why. */
+void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
+/* Ask the peer to drop data connection `number`; `done` is called with 0 once it has (on loop 0), or
+ * with an error if the peer is lost. */
+struct wh_abort {
+	struct wh_list link;
+	uint32_t number;
+	void (*done)(struct wh_abort *abort, int error);
+};
+void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
+
+/* ---- sessions: the side that is reached ------------------------------------------------------ */
+
+/* One engine connected to this one. On loop 0, save `control` for sending and the atomics. */
+struct wh_session {
+	struct wh_list link; /* engine.sessions; also under engine.lock */
+	struct wh_engine *engine;
+	struct wh_control control;
+	struct wh_hello hello; /* what it said */
+	uint64_t id, token;
+	_Atomic bool touches; /* it may map or reach our memory without asking: wait for its REMOVED */
+	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
+	 * have come. */
+	uint64_t removes_before;
+	_Atomic uint64_t removed;
+	struct wh_timer watchdog; /* a peer that has fallen silent */
+	int64_t heard;
+	void *transport[WH_TRANSPORT_COUNT]; /* each transport's own */
+	struct wh_list notes; /* notifications for which the inbox has no room yet */
+	unsigned note_count;
+};
+
+int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello);
+/* The session that a data or shm connection belongs to, or NULL. On loop 0. */
+struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id, uint64_t token);
+void wh_session_end(struct wh_session *session, int error, const char *text);
+/* Make the WELCOME for a connection of this role; returns the bytes, frame header included. */
+#define WH_WELCOME_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
+size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_WELCOME_MAX]);
+/* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
+void wh_refuse(int fd, int error, const char *text);
+/* Tell all sessions of a region that came or goes. Under engine.lock. */
+void wh_sessions_publish(struct wh_engine *engine, const struct wh_region_record *record);
+void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
+/* Wait until no session that touches memory by itself holds a region removed before this call. 0
+ * or -EBUSY. */
+int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
+
+void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
+
+/* ---- the acceptor: listeners and handshakes --------------------------------------------------- */
+
+int wh_acceptor_open(struct wh_engine *engine, const char *listen);
+void wh_acceptor_close(struct wh_engine *engine);
+
+/* ---- notifications ---------------------------------------------------------------------------- */
+
+int wh_inbox_open(struct wh_engine *engine);
+void wh_inbox_close(struct wh_engine *engine);
+/* A session has sent one / is going. On loop 0. */
+int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
+void wh_session_notes_drop(struct wh_session *session);
+
+/* Send a finished batch's notification; wh_batch_finish() follows once it is confirmed, and
+ * wh_batch_fail() before it if that cannot be. The batch may be gone when it returns. */
+void wh_note_send(struct wh_batch *batch);
+/* True: the batch waits no more for its notification, which has not been sent, or has been and may
+ * still arrive; the caller finishes the batch. False: none was due, or it is being finished. */
+bool wh_note_cancel(struct wh_batch *batch);
+/* The peer has confirmed one; or it is lost. On loop 0. */
+void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence);
+void wh_notes_lost(struct wh_peer *peer, int error, const char *text);
+
+/* ---- batches ---------------------------------------------------------------------------------- */
+
+/* One transfer as it is kept. */
+struct wh_item {
+	char *address; /* ours */
+	struct wh_region *local;
+	uint64_t local_id;
+	uint64_t remote, offset; /* the peer's region, and where in it */
+	uint64_t length;
+	uint32_t op;
+	_Atomic int32_t status;
+};
+
+/* One pair of bases of a prepared blocks descriptor. */
+struct wh_block_base {
+	char *address;
+	struct wh_region *local;
+	uint64_t local_id;
+	uint64_t remote, offset;
+};
+
+struct wh_blocks {
+	_Atomic uint32_t references;
+	struct wh_peer *peer;
+	uint32_t op;
+	uint64_t block_length, count, base_count;
+	struct wh_block_base *bases;
+	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
+	uint64_t local_stride, remote_stride;
+};
+
+/* How far into a piece. */
+struct wh_cursor {
+	uint64_t outer; /* transfer, or base */
+	uint64_t inner; /* block */
+	uint64_t skip;  /* bytes into it */
+	uint64_t left;  /* bytes to the end of the piece */
+};
+
+/* A stretch of bytes that lies in one place on both sides. */
+struct wh_run {
+	char *local;
+	uint64_t remote, offset, length;
+	uint64_t index; /* of the transfer; blocks: of the base */
+};
+
+/* A part of a batch that goes by one transport: transfers [first, first + count) of the batch's
+ * items, all of one op, or bases [first, first + count) of a blocks descriptor. */
+struct wh_piece {
+	struct wh_batch *batch;
+	struct wh_blocks *blocks; /* NULL: items */
+	uint32_t op;
+	uint32_t transport;
+	uint64_t first, count;
+	uint64_t bytes, transfers;
+	/* The transport's own. */
+	struct wh_list link;
+	struct wh_cursor cursor; /* what has been handed out */
+	_Atomic uint64_t left;   /* what has not been finished */
+	_Atomic bool cancelled;
+	void *owner;
+	_Atomic bool done;
+};
+
+enum wh_batch_state {
+	WH_BATCH_NEW = 0,     /* never submitted */
+	WH_BATCH_RUNNING = 1,
+	WH_BATCH_WAITED = 2,  /* running, and somebody sleeps on the word */
+	WH_BATCH_DONE = 3,
+};
+
+/* What one transport did for a batch. */
+struct wh_share {
+	uint64_t bytes, transfers;
+	char refused[WH_REFUSAL];
+};
+
+struct wh_batch {
+	struct wh_peer *peer;
+	struct wh_queue *queue;
+	void (*callback)(struct wh_batch *batch, int status, void *arg);
+	void *callback_arg;
+	uint64_t user;
+	uint32_t priority;
+	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
+
+	struct wh_item *items;
+	size_t item_count, item_room;
+	struct wh_blocks **blocks;
+	size_t blocks_count, blocks_room;
+	unsigned char *note;
+	size_t note_length;
+
+	struct wh_piece *pieces;
+	size_t piece_count, piece_room;
+	uint32_t planned; /* peer.plan_version of the plan; 0: none */
+	struct wh_share share[WH_TRANSPORT_COUNT];
+
+	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
+	_Atomic uint32_t left;  /* pieces unfinished, and one for wh_batch_submit() itself */
+	_Atomic int32_t status;
+	_Atomic bool cancelled;
+	pthread_mutex_t text_lock;
+	char text[WH_TEXT_MAX];
+	struct wh_list queue_link;    /* queue.done */
+	struct wh_list callback_link; /* engine.callbacks */
+	struct wh_list note_link;     /* peer.notes_* */
+	uint64_t note_sequence;
+	_Atomic bool finishing;      /* done, but not yet let go of */
+	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
+};
+
+/* For transports: this piece is finished, whichever way. Once for each submit. The batch may be gone
+ * when it returns. */
+void wh_piece_done(struct wh_piece *piece);
+/* Record a failure: of transfer `index` of the batch's items, or of all of the piece (UINT64_MAX). Before
+ * wh_piece_done(). `error` is negative. */
+void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+	__attribute__((format(printf, 4, 5)));
+/* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
+ * one gets it from the start, or it fails with `error`. Instead of wh_piece_done(). */
+void wh_piece_reroute(struct wh_piece *piece, int error, const char *why);
+
+static inline bool wh_batch_running(struct wh_batch *batch)
+{
+	uint32_t state = atomic_load_explicit(&batch->state, memory_order_acquire);
+
+	return state == WH_BATCH_RUNNING || state == WH_BATCH_WAITED;
+}
+
+/* Run a finished batch's callback; on loop 0. */
+void wh_batch_call_back(struct wh_batch *batch);
+/* The batch's pieces have ended and its notification is confirmed, or failed: say so. */
+void wh_batch_finish(struct wh_batch *batch);
+void wh_batch_fail(struct wh_batch *batch, int error, const char *text);
+
+/* Is this range of the peer's, or of our, region there, and granted? `what` and `index` begin the
+ * text of the error. */
+int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index, uint32_t op,
+			  uint64_t id, uint64_t offset, uint64_t length);
+int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
+			 const struct wh_region *region, uint64_t offset, uint64_t length);
+
+/* Choose a transport for everything in the batch; fills pieces and shares. */
+int wh_plan(struct wh_batch *batch);
+/* The next best transport for a piece that its transport gave up; -EOPNOTSUPP: none. */
+int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL]);
+
+void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch);
+/* The batch is freed or submitted again: its completion, if it is still there, is nobody's. */
+void wh_queue_forget(struct wh_queue *queue, struct wh_batch *batch);
+void wh_queue_hold(struct wh_queue *queue, int by);
+struct wh_engine *wh_queue_engine(const struct wh_queue *queue);
+
+/* ---- walking through a piece ------------------------------------------------------------------- */
+
+static inline void wh_piece_start(const struct wh_piece *piece, struct wh_cursor *cursor)
+{
+	*cursor = (struct wh_cursor){ .outer = piece->first, .left = piece->bytes };
+}
+
+/* The next run of at most `most` bytes; false at the end. */
+static inline bool wh_piece_next(const struct wh_piece *piece, struct wh_cursor *at, uint64_t most,
+				 struct wh_run *run)
+{
+	uint64_t length;
+
+	if (!at->left)
+		return false;
+	run->index = at->outer;
+	if (piece->blocks) {
+		const struct wh_blocks *blocks = piece->blocks;
+		const struct wh_block_base *base = &blocks->bases[at->outer];
+		uint64_t i = at->inner;
+
+		run->local = base->address + at->skip +
+			     (blocks->local_offsets ? blocks->local_offsets[i] : i * blocks->local_stride);
+		run->remote = base->remote;
+		run->offset = base->offset + at->skip +
+			      (blocks->remote_offsets ? blocks->remote_offsets[i] :
+							i * blocks->remote_stride);
+		length = blocks->block_length - at->skip;
+	} else {
+		/* outer counts through the batch's items */
+		const struct wh_item *item = &piece->batch->items[at->outer];
+
+		run->local = item->address + at->skip;
+		run->remote = item->remote;
+		run->offset = item->offset + at->skip;
+		length = item->length - at->skip;
+	}
+	if (length > most) {
+		run->length = most;
+		at->skip += most;
+	} else {
+		run->length = length;
+		at->skip = 0;
+		if (!piece->blocks) {
+			at->outer++;
+		} else if (++at->inner == piece->blocks->count) {
+			at->inner = 0;
+			at->outer++;
+		}
+	}
+	at->left -= run->length;
+	return true;
+}
+
+#endif

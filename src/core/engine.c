@@ -1,0 +1,375 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An engine: its threads, its identity, its transports. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "util/options.h"
+
+/* ---- guards ------------------------------------------------------------------------------- */
+
+int wh_engine_guard(const struct wh_engine *engine, const char *call)
+{
+	if (!engine)
+		return wh_fail(EINVAL, "%s: the engine (or an object of one) is NULL", call);
+	if (*engine->ours != 1)
+		return wh_fail(EPERM,
+			       "%s: the engine belongs to the process that opened it, this is a fork; "
+			       "open an engine of its own here",
+			       call);
+	return 0;
+}
+
+bool wh_engine_inside(const struct wh_engine *engine)
+{
+	for (unsigned i = 0; i < engine->loop_count; i++)
+		if (wh_loop_here(&engine->loops[i]))
+			return true;
+	return false;
+}
+
+void wh_engine_log(struct wh_engine *engine, const char *format, ...)
+{
+	char line[512];
+	va_list list;
+
+	if (!engine->log)
+		return;
+	va_start(list, format);
+	vsnprintf(line, sizeof(line), format, list);
+	va_end(list);
+	engine->log(engine->log_arg, line);
+}
+
+struct wh_loop *wh_engine_loop(struct wh_engine *engine)
+{
+	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
+}
+
+/* ---- callbacks ---------------------------------------------------------------------------- */
+
+static void run_callbacks(struct wh_task *task)
+{
+	struct wh_engine *engine = wh_container(task, struct wh_engine, callback_task);
+	struct wh_batch *batch;
+	struct wh_list *link;
+
+	for (;;) {
+		pthread_mutex_lock(&engine->callback_lock);
+		link = wh_list_take(&engine->callbacks);
+		pthread_mutex_unlock(&engine->callback_lock);
+		if (!link)
+			return;
+		batch = wh_container(link, struct wh_batch, callback_link);
+		wh_batch_call_back(batch);
+	}
+}
+
+/* ---- identity ----------------------------------------------------------------------------- */
+
+static int random_bytes(void *out, size_t size)
+{
+	return getrandom(out, size, 0) == (ssize_t)size ?
+		       0 :
+		       wh_fail(EIO, "wh_engine_open: no random numbers from the kernel");
+}
+
+/* What two engines share that can reach each other's abstract unix sockets: the boot and the
+ * network namespace. */
+static void learn_host(struct wh_engine *engine)
+{
+	char text[64] = "";
+	struct stat space;
+	unsigned byte, at = 0;
+	int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+	ssize_t got = fd >= 0 ? read(fd, text, sizeof(text) - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	if (got < 36 || stat("/proc/self/ns/net", &space)) {
+		/* Unknown: equal to nobody. */
+		if (getrandom(engine->host, sizeof(engine->host), 0) < 0)
+			memcpy(engine->host, &engine->epoch, sizeof(engine->epoch));
+		return;
+	}
+	for (const char *c = text; at < sizeof(engine->host) && *c; c++) {
+		if (*c == '-' || sscanf(c, "%2x", &byte) != 1)
+			continue;
+		engine->host[at++] = (uint8_t)byte;
+		c++;
+	}
+	for (unsigned i = 0; i < 8; i++)
+		engine->host[i] ^= (uint8_t)(space.st_ino >> (8 * i));
+}
+
+static int learn_identity(struct wh_engine *engine, const char *name)
+{
+	char host[40] = "host";
+	int error;
+
+	do {
+		error = random_bytes(&engine->epoch, sizeof(engine->epoch));
+		if (error)
+			return error;
+	} while (!engine->epoch);
+	learn_host(engine);
+	if (name && strlen(name) >= WH_NAME_MAX)
+		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
+			       WH_NAME_MAX - 1);
+	for (const char *c = name; c && *c; c++)
+		if ((unsigned char)*c < ' ' || *c == 127)
+			return wh_fail(EINVAL, "wh_engine_open: options.name has control characters");
+	gethostname(host, sizeof(host) - 1);
+	if (name && *name)
+		snprintf(engine->name, sizeof(engine->name), "%s", name);
+	else
+		snprintf(engine->name, sizeof(engine->name), "%s.%d", host, (int)getpid());
+	return 0;
+}
+
+/* ---- open --------------------------------------------------------------------------------- */
+
+static int start_loops(struct wh_engine *engine)
+{
+	int64_t wanted = engine->config.number[WH_KNOB_THREADS];
+	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	char name[24];
+	int error;
+
+	if (!wanted)
+		wanted = cpus / 2 < 1 ? 1 : cpus / 2 > 4 ? 4 : cpus / 2;
+	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
+	if (!engine->loops)
+		return wh_fail(ENOMEM, "wh_engine_open: no memory");
+	while (engine->loop_count < (unsigned)wanted) {
+		snprintf(name, sizeof(name), "wherry/%u", engine->loop_count);
+		error = wh_loop_start(&engine->loops[engine->loop_count], name,
+				      engine->config.number[WH_KNOB_SPIN] != 0);
+		if (error)
+			return error;
+		engine->loop_count++;
+	}
+	return 0;
+}
+
+static void stop_loops(struct wh_engine *engine)
+{
+	while (engine->loop_count)
+		wh_loop_stop(&engine->loops[--engine->loop_count]);
+	free(engine->loops);
+}
+
+/* Is `name` one of the comma-separated names in `list`? */
+static bool listed(const char *list, const char *name)
+{
+	size_t length = strlen(name);
+
+	while (*list) {
+		size_t span = strcspn(list, ",");
+
+		if (span == length && !memcmp(list, name, length))
+			return true;
+		list += span + (list[span] == ',');
+	}
+	return false;
+}
+
+static int check_transport_names(const struct wh_config *config)
+{
+	const char *list = config->text[WH_KNOB_TRANSPORTS];
+	const char *require = config->text[WH_KNOB_REQUIRE];
+	char name[64];
+
+	while (*list) {
+		size_t span = strcspn(list, ",");
+
+		snprintf(name, sizeof(name), "%.*s", (int)span, list);
+		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
+			return wh_fail(EINVAL,
+				       "transports: there is no transport \"%s\"; known are self, shm, tcp",
+				       name);
+		list += span + (list[span] == ',');
+	}
+	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
+		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, shm, tcp",
+			       require);
+	return 0;
+}
+
+static void open_transports(struct wh_engine *engine)
+{
+	const char *list = engine->config.text[WH_KNOB_TRANSPORTS];
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		const struct wh_transport *transport = wh_transport(id);
+		char *off = engine->transport_off[id];
+
+		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name))
+			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
+				 engine->config.text[WH_KNOB_TRANSPORTS]);
+		else if (transport->engine_open(engine, &engine->transport[id]))
+			snprintf(off, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+		if (*off)
+			wh_engine_log(engine, "%s is not used: %s", transport->name, off);
+	}
+	for (; *list; list += strcspn(list, ","), list += *list == ',') {
+		char name[64];
+		enum wh_transport_id id;
+
+		snprintf(name, sizeof(name), "%.*s", (int)strcspn(list, ","), list);
+		id = wh_transport_by_name(name);
+		if (!engine->transport_off[id][0] && engine->order_count < WH_TRANSPORT_COUNT)
+			engine->order[engine->order_count++] = (uint8_t)id;
+	}
+}
+
+static void close_transports(struct wh_engine *engine)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (!engine->transport_off[id][0])
+			wh_transport(id)->engine_close(engine, engine->transport[id]);
+}
+
+int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
+{
+	struct wh_engine_options options;
+	struct wh_engine *engine;
+	const char *listen;
+	uint32_t seed;
+	int error;
+
+	if (!out)
+		return wh_fail(EINVAL, "wh_engine_open: out is NULL");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_engine_open");
+	if (error)
+		return error;
+	engine = calloc(1, sizeof(*engine));
+	if (!engine)
+		return wh_fail(ENOMEM, "wh_engine_open: no memory");
+	engine->log = options.log;
+	engine->log_arg = options.log_arg;
+	pthread_mutex_init(&engine->lock, NULL);
+	pthread_mutex_init(&engine->callback_lock, NULL);
+	wh_list_init(&engine->peers);
+	wh_list_init(&engine->sessions);
+	wh_list_init(&engine->memory);
+	wh_list_init(&engine->callbacks);
+	engine->callback_task.run = run_callbacks;
+
+	error = wh_config_load(&engine->config, options.config);
+	if (!error)
+		error = check_transport_names(&engine->config);
+	if (!error)
+		error = learn_identity(engine, options.name);
+	if (!error)
+		error = random_bytes(&seed, sizeof(seed));
+	if (error)
+		goto err_free;
+	engine->ours = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (engine->ours == MAP_FAILED) {
+		error = wh_fail(ENOMEM, "wh_engine_open: no memory");
+		goto err_free;
+	}
+	madvise((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE), MADV_WIPEONFORK);
+	*engine->ours = 1;
+	error = wh_places_init(&engine->regions, sizeof(struct wh_region), seed);
+	if (error)
+		goto err_unmap;
+	error = start_loops(engine);
+	if (error)
+		goto err_loops;
+	error = wh_inbox_open(engine);
+	if (error)
+		goto err_loops;
+	open_transports(engine);
+	listen = options.listen ? options.listen : engine->config.text[WH_KNOB_LISTEN];
+	error = wh_acceptor_open(engine, listen);
+	if (error)
+		goto err_transports;
+	*out = engine;
+	return 0;
+
+err_transports:
+	close_transports(engine);
+	wh_inbox_close(engine);
+err_loops:
+	stop_loops(engine);
+	wh_places_destroy(&engine->regions);
+err_unmap:
+	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
+err_free:
+	pthread_mutex_destroy(&engine->lock);
+	pthread_mutex_destroy(&engine->callback_lock);
+	free(engine);
+	return error;
+}
+
+/* ---- close -------------------------------------------------------------------------------- */
+
+static void end_sessions(void *argument)
+{
+	struct wh_engine *engine = argument;
+
+	while (!wh_list_empty(&engine->sessions))
+		wh_session_end(wh_container(engine->sessions.next, struct wh_session, link), 0,
+			       "the engine closes");
+}
+
+int wh_engine_close(struct wh_engine *engine)
+{
+	unsigned memory = 0, peers = 0;
+	int error = wh_engine_guard(engine, "wh_engine_close");
+
+	if (error)
+		return error;
+	if (wh_engine_inside(engine))
+		return wh_fail(EDEADLK, "wh_engine_close: called from one of the engine's own threads");
+	pthread_mutex_lock(&engine->lock);
+	for (struct wh_list *l = engine->memory.next; l != &engine->memory; l = l->next)
+		memory++;
+	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
+		peers++;
+	if (memory || peers || engine->queue_count || engine->regions.count)
+		error = wh_fail(EBUSY,
+				"wh_engine_close: still open are %u peers, %u queues, %u regions and %u "
+				"allocations of memory; close them first",
+				peers, engine->queue_count, engine->regions.count, memory);
+	pthread_mutex_unlock(&engine->lock);
+	if (error)
+		return error;
+	wh_acceptor_close(engine);
+	wh_loop_call(&engine->loops[0], end_sessions, engine);
+	close_transports(engine);
+	wh_inbox_close(engine);
+	stop_loops(engine);
+	wh_places_destroy(&engine->regions);
+	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
+	pthread_mutex_destroy(&engine->lock);
+	pthread_mutex_destroy(&engine->callback_lock);
+	free(engine);
+	return 0;
+}
+
+const char *wh_engine_url(const struct wh_engine *engine)
+{
+	return engine ? engine->url : "";
+}
+
+const char *wh_engine_name(const struct wh_engine *engine)
+{
+	return engine ? engine->name : "";
+}
+
+uint64_t wh_engine_epoch(const struct wh_engine *engine)
+{
+	return engine ? engine->epoch : 0;
+}

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Telling which routes a batch took, and why not better ones. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/core.h"
+
+static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
+{
+	struct wh_peer *peer = batch->peer;
+	struct wh_engine *engine = peer->engine;
+	bool taken[WH_TRANSPORT_COUNT] = { false };
+	unsigned count = 0;
+
+	pthread_mutex_lock(&batch->text_lock);
+	/* Those that are on come in the order of the knob, the others behind them. */
+	for (unsigned i = 0; i < engine->order_count + WH_TRANSPORT_COUNT; i++) {
+		uint32_t id = i < engine->order_count ? engine->order[i] : i - engine->order_count;
+		const struct wh_share *share = &batch->share[id];
+		struct wh_route *route = &out[count];
+
+		if (taken[id] || (!share->bytes && !share->refused[0]))
+			continue;
+		taken[id] = true;
+		memset(route, 0, sizeof(*route));
+		snprintf(route->transport, sizeof(route->transport), "%s", wh_transport(id)->name);
+		route->bytes = share->bytes;
+		route->transfers = share->transfers;
+		memcpy(route->refused, share->refused, sizeof(route->refused));
+		if (share->bytes && peer->opened[id])
+			wh_transport(id)->detail(peer, peer->transport[id], route->detail,
+						 sizeof(route->detail));
+		count++;
+	}
+	pthread_mutex_unlock(&batch->text_lock);
+	return count;
+}
+
+/* A batch that is not running is planned anew, if its plan is not of now. */
+static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH_TRANSPORT_COUNT],
+		unsigned *count)
+{
+	int error = wh_engine_guard(batch ? batch->peer->engine : NULL, call);
+
+	if (error)
+		return error;
+	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {
+		error = wh_peer_check(batch->peer);
+		if (!error)
+			error = wh_plan(batch);
+		/* What cannot be planned still has its refusals to show. */
+		if (error && error != -EOPNOTSUPP)
+			return error;
+	}
+	*count = collect(batch, out);
+	return 0;
+}
+
+int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
+{
+	struct wh_route routes[WH_TRANSPORT_COUNT];
+	unsigned found;
+	size_t room;
+	int error = look(batch, "wh_batch_routes", routes, &found);
+
+	if (error)
+		return error;
+	if (!count || (!out && *count))
+		return wh_fail(EINVAL, "wh_batch_routes: %s is NULL", count ? "out" : "count");
+	room = *count;
+	*count = found;
+	if (room < found)
+		return wh_fail(ENOSPC, "wh_batch_routes: room for %zu routes, there are %u", room, found);
+	if (found)
+		memcpy(out, routes, found * sizeof(*out));
+	return 0;
+}
+
+int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
+{
+	struct wh_route routes[WH_TRANSPORT_COUNT];
+	unsigned count;
+	size_t at = 0;
+	int error = look(batch, "wh_batch_explain", routes, &count);
+
+	if (error)
+		return error;
+	if (!text && length)
+		return wh_fail(EINVAL, "wh_batch_explain: text is NULL");
+	if (length)
+		text[0] = 0;
+	for (unsigned i = 0; i < count; i++) {
+		const struct wh_route *route = &routes[i];
+		char line[400];
+		size_t used = 0;
+
+		used += (size_t)snprintf(line, sizeof(line), "%s:", route->transport);
+		if (route->bytes)
+			used += (size_t)snprintf(line + used, sizeof(line) - used,
+						 " %" PRIu64 " bytes in %" PRIu64 " transfers%s%s%s",
+						 route->bytes, route->transfers,
+						 route->detail[0] ? " (" : "", route->detail,
+						 route->detail[0] ? ")" : "");
+		if (route->refused[0])
+			used += (size_t)snprintf(line + used, sizeof(line) - used, "%s refused: %s",
+						 route->bytes ? ", partly" : "", route->refused);
+		used += (size_t)snprintf(line + used, sizeof(line) - used, "\n");
+		if (at < length)
+			snprintf(text + at, length - at, "%s", line);
+		at += used;
+	}
+	return (int)at;
+}

@@ -1,0 +1,653 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers: connecting to another engine, staying connected, and noticing that it is another one now. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "core/remote.h"
+#include "rendezvous/rendezvous.h"
+#include "util/clock.h"
+#include "util/options.h"
+#include "wire/bytes.h"
+
+#define BACKOFF_FIRST (10 * WH_MS)
+#define BACKOFF_MOST (1000 * WH_MS)
+
+static void try_next(struct wh_peer *peer);
+
+static struct wh_loop *home(struct wh_peer *peer)
+{
+	return &peer->engine->loops[0];
+}
+
+static int64_t timeout_of(const struct wh_peer *peer)
+{
+	return peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+}
+
+int wh_peer_check(struct wh_peer *peer)
+{
+	uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
+	char text[WH_TEXT_MAX];
+
+	if (state == WH_PEER_CONNECTED)
+		return 0;
+	if (state == WH_PEER_STALE)
+		return wh_fail(ESTALE, "peer %s was restarted (a new epoch); close this peer and open it again",
+			       peer->welcome.name);
+	pthread_mutex_lock(&peer->lock);
+	memcpy(text, peer->text, sizeof(text));
+	pthread_mutex_unlock(&peer->lock);
+	return wh_fail(ECONNRESET, "peer %s is lost: %.120s; it is being tried again",
+		       peer->welcome.name, text);
+}
+
+void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why)
+{
+	pthread_mutex_lock(&peer->lock);
+	snprintf(peer->refused[id], WH_REFUSAL, "%s", why);
+	atomic_store(&peer->usable[id], false);
+	pthread_mutex_unlock(&peer->lock);
+	atomic_fetch_add(&peer->plan_version, 1);
+	wh_engine_log(peer->engine, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name, why);
+}
+
+/* ---- aborting data connections --------------------------------------------------------------- */
+
+void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort)
+{
+	uint8_t bytes[8];
+
+	bool connected;
+
+	wh_put64(bytes, abort->number);
+	pthread_mutex_lock(&peer->lock);
+	connected = atomic_load(&peer->state) == WH_PEER_CONNECTED;
+	if (connected)
+		wh_list_append(&peer->aborts, &abort->link);
+	pthread_mutex_unlock(&peer->lock);
+	/* If it cannot be sent the peer is about to be lost, which ends all of them. */
+	if (connected)
+		wh_control_send(&peer->control, WH_FRAME_ABORT, 0, bytes, sizeof(bytes));
+	else
+		abort->done(abort, -ECONNRESET);
+}
+
+/* Take out the first abort with this number; UINT32_MAX takes any. */
+static struct wh_abort *take_abort(struct wh_peer *peer, uint32_t number)
+{
+	struct wh_abort *found = NULL;
+
+	pthread_mutex_lock(&peer->lock);
+	for (struct wh_list *l = peer->aborts.next; l != &peer->aborts && !found; l = l->next) {
+		struct wh_abort *abort = wh_container(l, struct wh_abort, link);
+
+		if (number == UINT32_MAX || abort->number == number)
+			found = abort;
+	}
+	if (found)
+		wh_list_remove(&found->link);
+	pthread_mutex_unlock(&peer->lock);
+	return found;
+}
+
+static int confirm_abort(struct wh_peer *peer, const uint8_t *payload, size_t length)
+{
+	struct wh_abort *abort;
+
+	if (length != 8)
+		return -EPROTO;
+	abort = take_abort(peer, (uint32_t)wh_get64(payload));
+	if (abort)
+		abort->done(abort, 0);
+	return 0;
+}
+
+/* ---- transports ------------------------------------------------------------------------------ */
+
+static void open_transports(struct wh_peer *peer)
+{
+	struct wh_engine *engine = peer->engine;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		const struct wh_transport *transport = wh_transport(id);
+		char why[WH_REFUSAL] = "";
+		int error = 0;
+
+		if (engine->transport_off[id][0]) {
+			error = -EOPNOTSUPP;
+			memcpy(why, engine->transport_off[id], sizeof(why));
+		} else if (peer->opened[id]) {
+			error = transport->peer_again(peer, peer->transport[id], why);
+		} else {
+			error = transport->peer_open(peer, &peer->transport[id], why);
+			peer->opened[id] = !error;
+		}
+		pthread_mutex_lock(&peer->lock);
+		memcpy(peer->refused[id], why, sizeof(why));
+		atomic_store(&peer->usable[id], !error);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	atomic_fetch_add(&peer->plan_version, 1);
+}
+
+static void lose_transports(struct wh_peer *peer, int error, const char *text)
+{
+	struct wh_abort *abort;
+
+	atomic_fetch_add(&peer->plan_version, 1);
+	while ((abort = take_abort(peer, UINT32_MAX)))
+		abort->done(abort, error);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (peer->opened[id])
+			wh_transport(id)->peer_lost(peer, peer->transport[id], error, text);
+	wh_notes_lost(peer, error, text);
+}
+
+/* ---- state ----------------------------------------------------------------------------------- */
+
+static void set_state(struct wh_peer *peer, uint32_t state, int error, const char *text)
+{
+	pthread_mutex_lock(&peer->lock);
+	peer->connect_error = error;
+	snprintf(peer->text, sizeof(peer->text), "%s", text);
+	if (state)
+		atomic_store_explicit(&peer->state, state, memory_order_release);
+	pthread_cond_broadcast(&peer->changed);
+	pthread_mutex_unlock(&peer->lock);
+}
+
+static void retry(struct wh_timer *timer)
+{
+	struct wh_peer *peer = wh_container(timer, struct wh_peer, retry);
+
+	peer->address_next = 0;
+	try_next(peer);
+}
+
+/* A try to reach it has failed. The first connect fails for good, a later one is tried again. */
+static void try_failed(struct wh_peer *peer, int error, const char *text)
+{
+	if (peer->address_next < peer->address_count) {
+		set_state(peer, 0, 0, text);
+		try_next(peer);
+		return;
+	}
+	if (!atomic_load(&peer->state)) {
+		set_state(peer, 0, error, text);
+		return;
+	}
+	if (error == -ESTALE) {
+		wh_engine_log(peer->engine, "%s was restarted", peer->welcome.name);
+		set_state(peer, WH_PEER_STALE, error, text);
+		return;
+	}
+	set_state(peer, 0, error, text);
+	peer->backoff = peer->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : peer->backoff * 2;
+	wh_timer_set(home(peer), &peer->retry, wh_now() + peer->backoff);
+}
+
+static void peer_gone(struct wh_control *control, int error, const char *text)
+{
+	struct wh_peer *peer = wh_container(control, struct wh_peer, control);
+	uint32_t state = atomic_load(&peer->state);
+	char why[WH_TEXT_MAX];
+
+	wh_timer_clear(&peer->heartbeat);
+	if (!peer->listed || !state) { /* while shaking hands */
+		if (error == -ECONNRESET)
+			snprintf(why, sizeof(why), "%s: it closed the connection during the handshake",
+				 peer->address_text);
+		else
+			snprintf(why, sizeof(why), "%s: %s", peer->address_text, text);
+		try_failed(peer, error, why);
+		return;
+	}
+	peer->listed = false;
+	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
+	wh_engine_log(peer->engine, "lost: %s", why);
+	set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
+	lose_transports(peer, -ECONNRESET, why);
+	peer->backoff = BACKOFF_FIRST;
+	wh_timer_set(home(peer), &peer->retry, wh_now() + peer->backoff);
+}
+
+/* A ping every third of the timeout, and every second at least, which the other side may rely on
+ * whatever its own timeout is. */
+static int64_t beat_after(const struct wh_peer *peer)
+{
+	return timeout_of(peer) / 3 < WH_SECOND ? timeout_of(peer) / 3 : WH_SECOND;
+}
+
+/* Nothing heard for all of the timeout: lost. */
+static void beat(struct wh_timer *timer)
+{
+	struct wh_peer *peer = wh_container(timer, struct wh_peer, heartbeat);
+	uint8_t bytes[8];
+	int64_t now = wh_now();
+
+	if (now - peer->heard > timeout_of(peer)) {
+		wh_control_close(&peer->control);
+		peer_gone(&peer->control, -ETIMEDOUT, "does not answer");
+		return;
+	}
+	wh_put64(bytes, (uint64_t)now);
+	wh_control_send(&peer->control, WH_FRAME_PING, 0, bytes, sizeof(bytes));
+	wh_timer_set(home(peer), timer, now + beat_after(peer));
+}
+
+/* ---- frames from it -------------------------------------------------------------------------- */
+
+/* The first answer. A refusal or another epoch ends the connection here. */
+static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
+{
+	struct wh_hello welcome;
+	bool first = !peer->welcome.epoch;
+
+	if (wh_hello_decode(payload, length, &welcome) || welcome.role != WH_ROLE_CONTROL ||
+	    !welcome.epoch)
+		return -EPROTO;
+	/* This engine itself, under its own address; or somebody who says back what we said. */
+	if (welcome.epoch == peer->engine->epoch &&
+	    !wh_session_find(peer->engine, welcome.session, welcome.token))
+		return -EPROTO;
+	if (!first && welcome.epoch != peer->welcome.epoch) {
+		wh_control_close(&peer->control);
+		peer->address_next = peer->address_count;
+		try_failed(peer, -ESTALE, "it was restarted");
+		return 0;
+	}
+	pthread_mutex_lock(&peer->lock);
+	peer->welcome = welcome;
+	pthread_mutex_unlock(&peer->lock);
+	peer->list_round++;
+	if (welcome.epoch == peer->engine->epoch)
+		peer->self = true;
+	return 0;
+}
+
+static int refused(struct wh_peer *peer, const uint8_t *payload, size_t length)
+{
+	char text[WH_REFUSAL_MAX], why[WH_TEXT_MAX];
+	int error;
+
+	if (wh_refusal_decode(payload, length, &error, text))
+		return -EPROTO;
+	wh_control_close(&peer->control);
+	snprintf(why, sizeof(why), "%s refuses: %.180s", peer->address_text, text);
+	peer->address_next = peer->address_count;
+	try_failed(peer, -error, why);
+	return 0;
+}
+
+/* Regions that were there before the connection broke, and are not in the new list. */
+static void drop_unlisted(struct wh_peer *peer)
+{
+	uint64_t cursor = 0;
+	struct wh_place copy;
+	char name[WH_NAME_MAX];
+
+	while (wh_places_next(&peer->regions, &cursor, &copy, name)) {
+		struct wh_place *place = wh_places_at(&peer->regions, copy.index);
+
+		if (((struct wh_remote_region *)place)->round != peer->list_round)
+			wh_remote_remove(peer, atomic_load(&copy.id));
+	}
+}
+
+static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uint8_t *payload)
+{
+	const uint8_t *end = payload + frame->length;
+	struct wh_region_record record;
+	struct wh_place *place;
+	int got, error;
+
+	if (!peer->welcome.epoch)
+		return -EPROTO;
+	while ((got = wh_region_decode(&payload, end, &record)) == 1) {
+		error = wh_remote_add(peer, &record);
+		if (error)
+			return error;
+		place = wh_places_at(&peer->regions, (uint32_t)record.id);
+		((struct wh_remote_region *)place)->round = peer->list_round;
+	}
+	if (got < 0)
+		return got;
+	if ((frame->flags & WH_FRAME_LAST) && !peer->listed) {
+		drop_unlisted(peer);
+		open_transports(peer);
+		peer->listed = true;
+		peer->backoff = BACKOFF_FIRST;
+		wh_timer_set(home(peer), &peer->heartbeat, wh_now() + beat_after(peer));
+		set_state(peer, WH_PEER_CONNECTED, 0, "");
+	} else {
+		pthread_mutex_lock(&peer->lock);
+		pthread_cond_broadcast(&peer->changed);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	return 0;
+}
+
+static int removed(struct wh_peer *peer, const uint8_t *payload, size_t length)
+{
+	int error = length && length % 8 == 0 ? 0 : -EPROTO;
+
+	/* The answer is a promise: not given if somebody here does not let go. */
+	for (size_t i = 0; i < length && !error; i += 8)
+		error = wh_remote_remove(peer, wh_get64(payload + i));
+	if (error)
+		return error;
+	atomic_fetch_add(&peer->plan_version, 1);
+	pthread_mutex_lock(&peer->lock);
+	pthread_cond_broadcast(&peer->changed);
+	pthread_mutex_unlock(&peer->lock);
+	return wh_control_send(&peer->control, WH_FRAME_REMOVED, 0, payload, length);
+}
+
+static int peer_frame(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload)
+{
+	struct wh_peer *peer = wh_container(control, struct wh_peer, control);
+
+	peer->heard = wh_now();
+	switch (frame->type) {
+	case WH_FRAME_WELCOME:
+		return peer->listed ? -EPROTO : welcomed(peer, payload, frame->length);
+	case WH_FRAME_REFUSED:
+		return peer->listed ? -EPROTO : refused(peer, payload, frame->length);
+	case WH_FRAME_REGIONS:
+		return regions(peer, frame, payload);
+	case WH_FRAME_REMOVE:
+		return removed(peer, payload, frame->length);
+	case WH_FRAME_NOTIFIED:
+		if (frame->length != 8)
+			return -EPROTO;
+		wh_note_confirmed(peer, wh_get64(payload));
+		return 0;
+	case WH_FRAME_ABORTED:
+		return confirm_abort(peer, payload, frame->length);
+	case WH_FRAME_PONG:
+		return 0;
+	default:
+		return -EPROTO;
+	}
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static void greet(struct wh_peer *peer, int fd)
+{
+	struct wh_engine *engine = peer->engine;
+	struct wh_hello hello = {
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
+		.role = WH_ROLE_CONTROL,
+		.epoch = engine->epoch,
+		.expected = 0, /* another epoch is told apart from a refusal */
+	};
+	uint8_t bytes[WH_HELLO_MAX];
+	int error;
+
+	memcpy(hello.host, engine->host, sizeof(hello.host));
+	memcpy(hello.name, engine->name, sizeof(hello.name));
+	peer->heard = wh_now();
+	error = wh_control_start(&peer->control, fd);
+	if (error) {
+		close(fd);
+		try_failed(peer, error, strerror(-error));
+		return;
+	}
+	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, bytes, wh_hello_encode(bytes, &hello));
+}
+
+static void connected(struct wh_source *source, uint32_t events)
+{
+	struct wh_peer *peer = wh_container(source, struct wh_peer, connecting);
+	socklen_t length = sizeof(int);
+	char text[WH_TEXT_MAX];
+	int error = 0, fd = source->fd;
+
+	(void)events;
+	if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	wh_loop_remove(home(peer), source);
+	source->fd = -1;
+	if (!error) {
+		greet(peer, fd);
+		return;
+	}
+	close(fd);
+	snprintf(text, sizeof(text), "%s: %s%s", peer->address_text, strerror(error),
+		 error == ECONNREFUSED ? " (nothing listens there)" : "");
+	try_failed(peer, -error, text);
+}
+
+static void try_next(struct wh_peer *peer)
+{
+	const struct sockaddr_storage *address = &peer->address[peer->address_next++];
+	char text[WH_TEXT_MAX];
+	int fd;
+
+	pthread_mutex_lock(&peer->lock);
+	wh_address_format(peer->address_text, sizeof(peer->address_text), address);
+	pthread_mutex_unlock(&peer->lock);
+	fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0) {
+		wh_socket_tune(peer->engine, fd);
+		peer->connecting.fd = fd;
+		peer->connecting.ready = connected;
+		if ((!connect(fd, (const struct sockaddr *)address,
+			      address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+							       sizeof(struct sockaddr_in)) ||
+		     errno == EINPROGRESS) &&
+		    !wh_loop_add(home(peer), &peer->connecting, EPOLLOUT))
+			return;
+	}
+	snprintf(text, sizeof(text), "%s: %s", peer->address_text, strerror(errno));
+	if (fd >= 0)
+		close(fd);
+	peer->connecting.fd = -1;
+	try_failed(peer, -errno, text);
+}
+
+static void start(void *argument)
+{
+	try_next(argument);
+}
+
+/* Everything of loop 0 that could still touch the peer. */
+static void stop(void *argument)
+{
+	struct wh_peer *peer = argument;
+
+	wh_timer_clear(&peer->retry);
+	wh_timer_clear(&peer->heartbeat);
+	if (peer->connecting.fd >= 0) {
+		wh_loop_remove(home(peer), &peer->connecting);
+		close(peer->connecting.fd);
+		peer->connecting.fd = -1;
+	}
+	wh_control_close(&peer->control);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (peer->opened[id])
+			wh_transport(id)->peer_close(peer, peer->transport[id]);
+}
+
+/* ---- the public functions ---------------------------------------------------------------------- */
+
+static void peer_free(struct wh_peer *peer)
+{
+	wh_remote_clear(peer);
+	wh_places_destroy(&peer->regions);
+	wh_control_destroy(&peer->control);
+	pthread_mutex_destroy(&peer->lock);
+	pthread_mutex_destroy(&peer->note_lock);
+	pthread_cond_destroy(&peer->changed);
+	free(peer);
+}
+
+static int peer_new(struct wh_engine *engine, struct wh_peer **out)
+{
+	struct wh_peer *peer = calloc(1, sizeof(*peer));
+	pthread_condattr_t clock;
+	int error;
+
+	if (!peer)
+		return wh_fail(ENOMEM, "wh_peer_open: no memory");
+	peer->engine = engine;
+	peer->connecting.fd = -1;
+	peer->backoff = BACKOFF_FIRST;
+	atomic_store(&peer->plan_version, 1);
+	peer->retry.fire = retry;
+	peer->heartbeat.fire = beat;
+	wh_control_init(&peer->control, &engine->loops[0]);
+	peer->control.frame = peer_frame;
+	peer->control.gone = peer_gone;
+	pthread_mutex_init(&peer->lock, NULL);
+	pthread_mutex_init(&peer->note_lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&peer->changed, &clock);
+	pthread_condattr_destroy(&clock);
+	wh_list_init(&peer->notes_waiting);
+	wh_list_init(&peer->notes_sent);
+	wh_list_init(&peer->aborts);
+	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region), 1);
+	if (error) {
+		peer_free(peer);
+		return error;
+	}
+	*out = peer;
+	return 0;
+}
+
+/* This engine itself: nothing to connect. */
+static void be_self(void *argument)
+{
+	struct wh_peer *peer = argument;
+
+	peer->self = true;
+	peer->welcome.epoch = peer->engine->epoch;
+	memcpy(peer->welcome.host, peer->engine->host, sizeof(peer->welcome.host));
+	memcpy(peer->welcome.name, peer->engine->name, sizeof(peer->welcome.name));
+	memcpy(peer->welcome.socket, peer->engine->socket_name, sizeof(peer->welcome.socket));
+	snprintf(peer->address_text, sizeof(peer->address_text), "self");
+	open_transports(peer);
+	peer->listed = true;
+	set_state(peer, WH_PEER_CONNECTED, 0, "");
+}
+
+static int wait_connected(struct wh_peer *peer, const char *url, int64_t deadline)
+{
+	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
+	int late = 0, error = 0;
+
+	pthread_mutex_lock(&peer->lock);
+	while (atomic_load(&peer->state) != WH_PEER_CONNECTED && !peer->connect_error && !late)
+		late = deadline == INT64_MAX ? pthread_cond_wait(&peer->changed, &peer->lock) :
+					       pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+	if (atomic_load(&peer->state) == WH_PEER_CONNECTED)
+		error = 0;
+	else if (peer->connect_error)
+		error = wh_fail(-peer->connect_error, "cannot reach %s: %.200s", url, peer->text);
+	else
+		error = wh_fail(ETIMEDOUT, "cannot reach %s: %s does not answer", url,
+				peer->address_text);
+	pthread_mutex_unlock(&peer->lock);
+	return error;
+}
+
+int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *given,
+		 struct wh_peer **out)
+{
+	struct wh_peer_options options;
+	struct wh_peer *peer = NULL;
+	int error = wh_engine_guard(engine, "wh_peer_open");
+
+	if (error)
+		return error;
+	if (!url || !out)
+		return wh_fail(EINVAL, "wh_peer_open: %s is NULL", url ? "out" : "url");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_peer_open");
+	if (error)
+		return error;
+	if (options.timeout < 0)
+		return wh_fail(EINVAL, "wh_peer_open: options.timeout is negative");
+	if (wh_engine_inside(engine))
+		return wh_fail(EDEADLK, "wh_peer_open: called from one of the engine's own threads");
+	error = peer_new(engine, &peer);
+	if (error)
+		return error;
+	if (!strcmp(url, "self")) {
+		wh_loop_call(&engine->loops[0], be_self, peer);
+	} else {
+		int64_t timeout = options.timeout ? options.timeout : 5 * WH_SECOND;
+
+		peer->address_count = WH_PEER_ADDRESSES;
+		error = wh_rendezvous_resolve(url, false, peer->address, &peer->address_count);
+		if (error) {
+			char why[WH_TEXT_MAX];
+
+			snprintf(why, sizeof(why), "%s", wh_error_text());
+			wh_fail(-error, "cannot reach \"%.80s\": %.150s", url, why);
+		} else {
+			wh_loop_call(&engine->loops[0], start, peer);
+			error = wait_connected(peer, url, wh_deadline(timeout));
+		}
+	}
+	if (error) {
+		wh_loop_call(&engine->loops[0], stop, peer);
+		peer_free(peer);
+		return error;
+	}
+	pthread_mutex_lock(&engine->lock);
+	wh_list_append(&engine->peers, &peer->link);
+	pthread_mutex_unlock(&engine->lock);
+	*out = peer;
+	return 0;
+}
+
+int wh_peer_close(struct wh_peer *peer)
+{
+	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_peer_close");
+	struct wh_engine *engine;
+	uint32_t batches;
+
+	if (error)
+		return error;
+	engine = peer->engine;
+	if (wh_engine_inside(engine))
+		return wh_fail(EDEADLK, "wh_peer_close: called from one of the engine's own threads");
+	batches = atomic_load(&peer->batches);
+	if (batches)
+		return wh_fail(EBUSY, "wh_peer_close: %u batches of %s have not been freed", batches,
+			       peer->welcome.name);
+	pthread_mutex_lock(&engine->lock);
+	wh_list_remove(&peer->link);
+	pthread_mutex_unlock(&engine->lock);
+	wh_loop_call(&engine->loops[0], stop, peer);
+	peer_free(peer);
+	return 0;
+}
+
+int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)
+{
+	struct wh_peer_info full = { .size = sizeof(full) };
+	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_peer_info");
+
+	if (error)
+		return error;
+	if (!info)
+		return wh_fail(EINVAL, "wh_peer_info: info is NULL");
+	pthread_mutex_lock(&peer->lock);
+	full.epoch = peer->welcome.epoch;
+	full.state = atomic_load(&peer->state);
+	memcpy(full.name, peer->welcome.name, sizeof(full.name));
+	memcpy(full.address, peer->address_text, sizeof(full.address));
+	pthread_mutex_unlock(&peer->lock);
+	full.regions = wh_places_count(peer->self ? &peer->engine->regions : &peer->regions);
+	return wh_options_return(info, &full, sizeof(full), "wh_peer_info");
+}

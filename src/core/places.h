@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Places: published ranges of memory, ours and a peer's, found by id, by name and by address.
+ *
+ * The entries live in a table that only grows while its owner lives, so that an id can be looked
+ * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 32 bits)
+ * and an index (low 32 bits). Whoever touches the memory enters the place first and leaves it
+ * after; closing a place keeps new ones out and then waits for those inside.
+ */
+#ifndef WH_CORE_PLACES_H
+#define WH_CORE_PLACES_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct wh_place {
+	_Atomic uint64_t id; /* 0: free, or being closed */
+	_Atomic uint32_t users;
+	uint32_t index;
+	uint32_t generation;
+	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
+	uint8_t used; /* bits in places.c: taken and how; 0: free */
+	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
+	char *name; /* owned; NULL: none */
+};
+
+#define WH_PLACES_CHUNK 4096u
+#define WH_PLACES_CHUNKS 1024u
+
+struct wh_places {
+	size_t entry; /* bytes from one entry to the next; each starts with a wh_place */
+	uint32_t seed; /* the first generation */
+	pthread_mutex_t lock; /* all below */
+	_Atomic(char *) chunks[WH_PLACES_CHUNKS];
+	uint32_t high;  /* entries ever used */
+	uint32_t count; /* entries in use */
+	uint32_t open;  /* those that can be entered and are published to peers */
+	uint32_t free;  /* 1 + the index of one to use again, a chain; 0: none */
+	void *names; /* tsearch() tree of named entries */
+	/* What has been published, by address: a sorted part, behind it a tail of late-comers, and
+	 * in both some that are gone by now. */
+	struct wh_sorted *sorted;
+	uint32_t sorted_count, sorted_used, sorted_room, sorted_gone;
+};
+
+int wh_places_init(struct wh_places *places, size_t entry, uint32_t seed);
+void wh_places_destroy(struct wh_places *places);
+
+/* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until wh_places_publish(),
+ * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory. */
+struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id);
+/* A peer's: the entry for an id chosen by the peer. NULL: an index out of bounds, one in use, or no
+ * memory. */
+struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id);
+/* Make it findable. -EEXIST if an open place has the name, -ENOMEM; the entry is then free again,
+ * and its name freed. */
+int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t id);
+/* Keep new ones out. False if it is not (or no longer) `id`. */
+bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t id);
+/* Wait until nobody is inside a closed place. False when `deadline` comes first. */
+bool wh_place_left(const struct wh_place *place, int64_t deadline);
+/* Undo a close. Nothing may have been published in between. */
+void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id);
+/* Give a closed entry back for another use. Nobody may be inside. */
+void wh_places_free(struct wh_places *places, struct wh_place *place);
+
+/* These look for an open place and copy it, under the lock; copy->name is `name` or NULL. */
+bool wh_places_by_name(struct wh_places *places, const char *text, struct wh_place *copy,
+		       char name[64]);
+/* The smallest place that holds the whole range and whose access has one of the bits. */
+bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t length,
+			  uint8_t access, struct wh_place *copy, char name[64]);
+/* The next one at or after *cursor, which is moved on. */
+bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy, char name[64]);
+
+/* How many a peer can see: open ones whose access is not WH_ACCESS_NONE. */
+uint32_t wh_places_count(struct wh_places *places);
+
+/* The id of an entry in use, be it open, closed or not yet published. */
+static inline uint64_t wh_place_id(const struct wh_place *place)
+{
+	return (uint64_t)place->generation << 32 | place->index;
+}
+
+/* How many are in use. */
+uint32_t wh_places_count(struct wh_places *places);
+
+/* The entry with this index, or NULL if there never was one. */
+static inline struct wh_place *wh_places_at(struct wh_places *places, uint32_t index)
+{
+	char *chunk;
+
+	if (index >= WH_PLACES_CHUNK * WH_PLACES_CHUNKS)
+		return NULL;
+	chunk = atomic_load_explicit(&places->chunks[index / WH_PLACES_CHUNK], memory_order_acquire);
+	return chunk ? (struct wh_place *)(chunk + (index % WH_PLACES_CHUNK) * places->entry) : NULL;
+}
+
+static inline void wh_place_leave(struct wh_place *place)
+{
+	atomic_fetch_sub_explicit(&place->users, 1, memory_order_release);
+}
+
+/* Enter the place with this id, or NULL: there is none, or it is being closed. */
+static inline struct wh_place *wh_place_enter(struct wh_places *places, uint64_t id)
+{
+	struct wh_place *place = wh_places_at(places, (uint32_t)id);
+
+	if (!place || !id)
+		return NULL;
+	/* Sequentially consistent, as is the closer's store to id before it reads users: one of the
+	 * two sees the other. */
+	atomic_fetch_add(&place->users, 1);
+	if (atomic_load(&place->id) == id)
+		return place;
+	wh_place_leave(place);
+	return NULL;
+}
+
+/* Does [offset, offset+length) lie inside? Never wraps. */
+static inline bool wh_place_holds(const struct wh_place *place, uint64_t offset, uint64_t length)
+{
+	return offset <= place->length && length <= place->length - offset;
+}
+
+#endif

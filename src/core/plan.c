@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Planning: which transport moves which part of a batch, and why not a better one. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* What is known of the region looked at last; neighbours mostly share it. */
+struct choice {
+	uint64_t remote;
+	uint32_t op, transport;
+};
+
+/* Can this transport serve this region? The reason why not goes to `why`. */
+static bool serves(struct wh_batch *batch, uint32_t id, uint64_t remote, uint32_t op,
+		   char why[WH_REFUSAL])
+{
+	struct wh_peer *peer = batch->peer;
+	struct wh_place *place;
+	int error;
+
+	if (!atomic_load(&peer->usable[id])) {
+		pthread_mutex_lock(&peer->lock);
+		memcpy(why, peer->refused[id], WH_REFUSAL);
+		pthread_mutex_unlock(&peer->lock);
+		return false;
+	}
+	place = wh_place_enter(&peer->regions, remote);
+	if (!place && !peer->self) {
+		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
+		return false;
+	}
+	error = wh_transport(id)->reach(peer, peer->transport[id], (struct wh_remote_region *)place, op,
+					why);
+	if (place)
+		wh_place_leave(place);
+	return !error;
+}
+
+/* Keep the first reason why a transport was not taken. */
+static void refuse(struct wh_batch *batch, uint32_t id, const char *why)
+{
+	if (!batch->share[id].refused[0])
+		snprintf(batch->share[id].refused, WH_REFUSAL, "%s", why);
+}
+
+/* The best transport for a region, after those up to and including `after`. */
+static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uint32_t after)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	bool past = after == WH_TRANSPORT_COUNT;
+	char why[WH_REFUSAL];
+
+	for (unsigned i = 0; i < engine->order_count; i++) {
+		uint32_t id = engine->order[i];
+
+		if (!past) {
+			past = id == after;
+			continue;
+		}
+		why[0] = 0;
+		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
+			refuse(batch, id, "another transport is required");
+		else if (serves(batch, id, remote, op, why))
+			return id;
+		else
+			refuse(batch, id, why);
+	}
+	return WH_TRANSPORT_COUNT;
+}
+
+static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t index)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	char all[160] = "";
+	size_t at = 0;
+
+	if (batch->require != WH_TRANSPORT_COUNT) {
+		const char *why = engine->transport_off[batch->require];
+
+		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.170s", what,
+			       (unsigned long long)index, wh_transport(batch->require)->name,
+			       *why ? why : batch->share[batch->require].refused);
+	}
+	for (unsigned i = 0; i < engine->order_count && at < sizeof(all); i++)
+		at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.70s", i ? "; " : "",
+				       wh_transport(engine->order[i])->name,
+				       batch->share[engine->order[i]].refused);
+	return wh_fail(EOPNOTSUPP, "%s %llu: no transport reaches %s: %s", what,
+		       (unsigned long long)index, batch->peer->welcome.name, all);
+}
+
+/* Is the region still published? */
+static int check_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
+{
+	struct wh_peer *peer = batch->peer;
+	struct wh_place *place =
+		wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+
+	if (!place)
+		return wh_fail(ESTALE, "%s %llu: region %#llx of %s is no longer published", what,
+			       (unsigned long long)index, (unsigned long long)remote,
+			       peer->welcome.name);
+	wh_place_leave(place);
+	return 0;
+}
+
+static struct wh_piece *new_piece(struct wh_batch *batch)
+{
+	size_t room = batch->piece_room ? batch->piece_room * 2 : 4;
+	struct wh_piece *grown;
+
+	if (batch->piece_count == batch->piece_room) {
+		grown = realloc(batch->pieces, room * sizeof(*grown));
+		if (!grown) {
+			wh_fail(ENOMEM, "wh_batch_submit: no memory");
+			return NULL;
+		}
+		batch->pieces = grown;
+		batch->piece_room = room;
+	}
+	grown = &batch->pieces[batch->piece_count++];
+	memset(grown, 0, sizeof(*grown));
+	grown->batch = batch;
+	return grown;
+}
+
+static int decide(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote, uint32_t op,
+		  struct choice *choice)
+{
+	int error;
+
+	if (choice->op == op && choice->remote == remote)
+		return 0;
+	error = check_region(batch, what, index, remote);
+	if (error)
+		return error;
+	choice->transport = choose(batch, remote, op, WH_TRANSPORT_COUNT);
+	if (choice->transport == WH_TRANSPORT_COUNT) {
+		/* It may have gone in the meantime, which then is the reason. */
+		error = check_region(batch, what, index, remote);
+		return error ? error : nothing_serves(batch, what, index);
+	}
+	choice->remote = remote;
+	choice->op = op;
+	return 0;
+}
+
+static int plan_items(struct wh_batch *batch)
+{
+	struct choice choice = { 0 };
+	struct wh_piece *piece = NULL;
+	int error;
+
+	for (size_t i = 0; i < batch->item_count; i++) {
+		const struct wh_item *item = &batch->items[i];
+
+		error = decide(batch, "transfer", i, item->remote, item->op, &choice);
+		if (error)
+			return error;
+		if (!piece || piece->op != item->op || piece->transport != choice.transport) {
+			piece = new_piece(batch);
+			if (!piece)
+				return -ENOMEM;
+			piece->op = item->op;
+			piece->transport = choice.transport;
+			piece->first = i;
+		}
+		piece->count++;
+		piece->transfers++;
+		piece->bytes += item->length;
+	}
+	return 0;
+}
+
+static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
+{
+	struct choice choice = { 0 };
+	struct wh_piece *piece = NULL;
+	int error;
+
+	for (uint64_t b = 0; b < blocks->base_count; b++) {
+		error = decide(batch, "base", b, blocks->bases[b].remote, blocks->op, &choice);
+		if (error)
+			return error;
+		if (!piece || piece->transport != choice.transport) {
+			piece = new_piece(batch);
+			if (!piece)
+				return -ENOMEM;
+			piece->blocks = blocks;
+			piece->op = blocks->op;
+			piece->transport = choice.transport;
+			piece->first = b;
+		}
+		piece->count++;
+		piece->transfers += blocks->count;
+		piece->bytes += blocks->count * blocks->block_length;
+	}
+	return 0;
+}
+
+int wh_plan(struct wh_batch *batch)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	uint32_t version = atomic_load(&batch->peer->plan_version);
+	int error;
+
+	batch->planned = 0;
+	batch->piece_count = 0;
+	memset(batch->share, 0, sizeof(batch->share));
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		memcpy(batch->share[id].refused, engine->transport_off[id], WH_REFUSAL);
+	error = plan_items(batch);
+	for (size_t i = 0; !error && i < batch->blocks_count; i++)
+		error = plan_blocks(batch, batch->blocks[i]);
+	if (error)
+		return error;
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		struct wh_share *share = &batch->share[batch->pieces[i].transport];
+
+		share->bytes += batch->pieces[i].bytes;
+		share->transfers += batch->pieces[i].transfers;
+	}
+	batch->planned = version;
+	return 0;
+}
+
+int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
+{
+	struct wh_batch *batch = piece->batch;
+	uint32_t id = piece->transport, worst = 0;
+	unsigned place;
+
+	snprintf(why, WH_REFUSAL, "no other transport");
+	/* The one that serves every region of the piece is the worst of those that serve each. */
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		uint64_t remote = piece->blocks ? piece->blocks->bases[i].remote :
+						  batch->items[i].remote;
+
+		if (i != piece->first && remote == (piece->blocks ? piece->blocks->bases[i - 1].remote :
+								    batch->items[i - 1].remote))
+			continue;
+		id = choose(batch, remote, piece->op, piece->transport);
+		if (id == WH_TRANSPORT_COUNT)
+			return -EOPNOTSUPP;
+		for (place = 0; batch->peer->engine->order[place] != id;)
+			place++;
+		worst = place > worst ? place : worst;
+	}
+	piece->transport = batch->peer->engine->order[worst];
+	return 0;
+}

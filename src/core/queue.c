@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Completion queues: where the completions of many batches arrive. */
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+
+#include "core/core.h"
+#include "util/clock.h"
+#include "util/ready.h"
+
+struct wh_queue {
+	struct wh_engine *engine;
+	pthread_mutex_t lock;
+	struct wh_list done;    /* batches, by queue_link */
+	_Atomic uint32_t count; /* of them; changed under the lock */
+	_Atomic uint32_t held;  /* batches that report here */
+	int fd;                 /* readable while count is not 0 */
+};
+
+int wh_queue_new(struct wh_engine *engine, struct wh_queue **out)
+{
+	int error = wh_engine_guard(engine, "wh_queue_new");
+	struct wh_queue *queue;
+
+	if (error)
+		return error;
+	if (!out)
+		return wh_fail(EINVAL, "wh_queue_new: out is NULL");
+	queue = calloc(1, sizeof(*queue));
+	if (!queue)
+		return wh_fail(ENOMEM, "wh_queue_new: no memory");
+	queue->fd = wh_ready_open("wh_queue_new");
+	if (queue->fd < 0) {
+		error = queue->fd;
+		free(queue);
+		return error;
+	}
+	queue->engine = engine;
+	wh_list_init(&queue->done);
+	pthread_mutex_init(&queue->lock, NULL);
+	pthread_mutex_lock(&engine->lock);
+	engine->queue_count++;
+	pthread_mutex_unlock(&engine->lock);
+	*out = queue;
+	return 0;
+}
+
+int wh_queue_free(struct wh_queue *queue)
+{
+	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_free");
+	struct wh_engine *engine;
+	uint32_t held;
+
+	if (error)
+		return error;
+	held = atomic_load(&queue->held);
+	if (held)
+		return wh_fail(EBUSY, "wh_queue_free: %u batches report here; free them first", held);
+	engine = queue->engine;
+	pthread_mutex_lock(&engine->lock);
+	engine->queue_count--;
+	pthread_mutex_unlock(&engine->lock);
+	close(queue->fd);
+	pthread_mutex_destroy(&queue->lock);
+	free(queue);
+	return 0;
+}
+
+int wh_queue_fd(const struct wh_queue *queue)
+{
+	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_fd");
+
+	return error ? error : queue->fd;
+}
+
+struct wh_engine *wh_queue_engine(const struct wh_queue *queue)
+{
+	return queue->engine;
+}
+
+void wh_queue_hold(struct wh_queue *queue, int by)
+{
+	atomic_fetch_add(&queue->held, (uint32_t)by);
+}
+
+/* ---- completions -------------------------------------------------------------------------- */
+
+/* Under the lock, like the next one. The descriptor costs a system call only where the queue begins
+ * or ceases to be empty. */
+static void link_batch(struct wh_queue *queue, struct wh_batch *batch)
+{
+	wh_list_append(&queue->done, &batch->queue_link);
+	if (!atomic_fetch_add(&queue->count, 1))
+		wh_ready_set(queue->fd);
+}
+
+static void unlink_batch(struct wh_queue *queue, struct wh_batch *batch)
+{
+	wh_list_remove(&batch->queue_link);
+	if (atomic_fetch_sub(&queue->count, 1) == 1)
+		wh_ready_clear(queue->fd);
+}
+
+void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch)
+{
+	pthread_mutex_lock(&queue->lock);
+	if (!batch->queue_link.next)
+		link_batch(queue, batch);
+	pthread_mutex_unlock(&queue->lock);
+}
+
+void wh_queue_forget(struct wh_queue *queue, struct wh_batch *batch)
+{
+	pthread_mutex_lock(&queue->lock);
+	if (batch->queue_link.next)
+		unlink_batch(queue, batch);
+	pthread_mutex_unlock(&queue->lock);
+}
+
+/* What is there now. */
+static int take(struct wh_queue *queue, struct wh_completion *out, size_t max)
+{
+	int taken = 0;
+
+	if (!atomic_load_explicit(&queue->count, memory_order_acquire))
+		return 0;
+	pthread_mutex_lock(&queue->lock);
+	while ((size_t)taken < max && !wh_list_empty(&queue->done)) {
+		struct wh_batch *batch =
+			wh_container(queue->done.next, struct wh_batch, queue_link);
+
+		unlink_batch(queue, batch);
+		out[taken++] = (struct wh_completion){
+			.batch = batch,
+			.user = batch->user,
+			.status = atomic_load(&batch->status),
+		};
+	}
+	pthread_mutex_unlock(&queue->lock);
+	return taken;
+}
+
+int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max, int64_t timeout)
+{
+	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_take");
+	int64_t deadline;
+	bool spin;
+	int taken;
+
+	if (error)
+		return error;
+	if (!out || !max)
+		return wh_fail(EINVAL, "wh_queue_take: %s", out ? "max is 0" : "out is NULL");
+	if (timeout < 0)
+		return wh_fail(EINVAL, "wh_queue_take: timeout is negative; WH_FOREVER waits for ever");
+	if (timeout && wh_engine_inside(queue->engine))
+		return wh_fail(EDEADLK, "wh_queue_take: waiting in one of the engine's own threads");
+	if (max > INT_MAX)
+		max = INT_MAX;
+	taken = take(queue, out, max);
+	if (taken || !timeout)
+		return taken;
+	deadline = wh_deadline(timeout);
+	spin = queue->engine->config.number[WH_KNOB_SPIN];
+	/* Of several waiters one may take what woke them all. */
+	while (spin ? wh_ready_spin(&queue->count, deadline) :
+		      wh_ready_wait(queue->fd, deadline)) {
+		taken = take(queue, out, max);
+		if (taken)
+			return taken;
+	}
+	return 0;
+}

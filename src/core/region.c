@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Regions of this engine: registering, publishing, and taking back.
+ *
+ * Taking one back means making sure that nobody touches its memory any more, and several kinds of
+ * users may: batches of this engine (wh_region.batches), transports that copy for a peer at this
+ * moment (wh_place.users), and peers on this host that have it mapped (sessions that `touch`).
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "core/remote.h"
+#include "util/clock.h"
+#include "util/options.h"
+
+#define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
+
+static bool is_name(const char *name)
+{
+	size_t length = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+				     "0123456789._-");
+
+	return length && length < WH_NAME_MAX && !name[length];
+}
+
+void wh_region_record(const struct wh_region *region, struct wh_region_record *record)
+{
+	const struct wh_place *place = &region->place;
+
+	memset(record, 0, sizeof(*record));
+	record->id = wh_place_id(place);
+	record->address = place->address;
+	record->length = place->length;
+	record->access = place->access;
+	record->kind = place->kind;
+	record->flags = place->flags;
+	if (place->name)
+		memcpy(record->name, place->name, strlen(place->name));
+}
+
+/* ---- register ----------------------------------------------------------------------------- */
+
+static int check(const void *address, size_t length, const struct wh_region_options *options)
+{
+	static const char call[] = "wh_region_register";
+
+	if (!address || !length)
+		return wh_fail(EINVAL, "%s: %s", call, address ? "length is 0" : "address is NULL");
+	if (length > UINTPTR_MAX - (uintptr_t)address)
+		return wh_fail(EINVAL, "%s: %p and a length of %zu bytes reach past the end of the address space",
+			       call, address, length);
+	if (options->reserved)
+		return wh_fail(EINVAL, "%s: options.reserved is not 0", call);
+	if (options->access && options->access != WH_ACCESS_NONE && (options->access & ~(uint32_t)PUBLIC))
+		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
+			       options->access);
+	if (options->name && !is_name(options->name))
+		return wh_fail(EINVAL, "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
+			       call, options->name, WH_NAME_MAX - 1);
+	return 0;
+}
+
+/* Fill an entry that nobody sees yet. Under engine.lock. */
+static void fill(struct wh_region *region, struct wh_engine *engine, struct wh_allocation *memory,
+		 void *address, size_t length, uint32_t access)
+{
+	struct wh_place *place = &region->place;
+
+	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
+	region->engine = engine;
+	region->memory = memory;
+	place->address = (uintptr_t)address;
+	place->length = length;
+	place->access = access ? (uint8_t)access : PUBLIC;
+	place->kind = memory ? (uint8_t)memory->kind : WH_MEMORY_PAGEABLE;
+	place->flags = 0;
+	/* Mapping works by whole allocations, and must not show more than is published. */
+	if (memory && memory->kind == WH_MEMORY_SHARED && address == memory->base &&
+	    length == memory->asked)
+		place->flags |= WH_REGION_MAPPABLE;
+}
+
+static void publish(struct wh_engine *engine, const struct wh_region *region)
+{
+	struct wh_region_record record;
+
+	if (region->place.access & WH_ACCESS_NONE)
+		return;
+	wh_region_record(region, &record);
+	wh_sessions_publish(engine, &record);
+	wh_remote_wake(engine);
+}
+
+/* Under engine.lock: a session that begins now either sends this region in its list, or is told. */
+static int add(struct wh_engine *engine, void *address, size_t length,
+	       const struct wh_region_options *options, char *name, struct wh_region **out)
+{
+	struct wh_allocation *memory = wh_allocation_find(engine, address);
+	struct wh_region *region;
+	uint64_t id;
+	int error;
+
+	if (memory && length > memory->length - (size_t)((char *)address - memory->base)) {
+		free(name);
+		return wh_fail(EINVAL,
+			       "wh_region_register: %p and %zu bytes reach past the end of the allocation of "
+			       "%zu bytes at %p",
+			       address, length, memory->asked, (void *)memory->base);
+	}
+	region = (struct wh_region *)wh_places_new(&engine->regions, &id);
+	if (!region) {
+		free(name);
+		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
+	}
+	fill(region, engine, memory, address, length, options->access);
+	region->place.name = name;
+	error = wh_places_publish(&engine->regions, &region->place, id);
+	if (error == -EEXIST)
+		return wh_fail(EEXIST, "wh_region_register: there is a region of the name \"%s\" already",
+			       options->name);
+	if (error)
+		return wh_fail(-error, "wh_region_register: no memory for another region");
+	if (memory)
+		memory->regions++;
+	publish(engine, region);
+	*out = region;
+	return 0;
+}
+
+int wh_region_register(struct wh_engine *engine, void *address, size_t length,
+		       const struct wh_region_options *given, struct wh_region **out)
+{
+	struct wh_region_options options;
+	char *name = NULL;
+	int error = wh_engine_guard(engine, "wh_region_register");
+
+	if (error)
+		return error;
+	if (!out)
+		return wh_fail(EINVAL, "wh_region_register: out is NULL");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_region_register");
+	if (!error)
+		error = check(address, length, &options);
+	if (error)
+		return error;
+	if (options.name) {
+		name = strdup(options.name);
+		if (!name)
+			return wh_fail(ENOMEM, "wh_region_register: no memory");
+	}
+	pthread_mutex_lock(&engine->lock);
+	error = add(engine, address, length, &options, name, out);
+	pthread_mutex_unlock(&engine->lock);
+	return error;
+}
+
+/* ---- unregister --------------------------------------------------------------------------- */
+
+static int busy(const struct wh_region *region)
+{
+	return wh_fail(EBUSY, "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
+		       "them or cancel them",
+		       atomic_load(&region->batches), (unsigned long long)wh_place_id(&region->place));
+}
+
+/* Let nobody start anything new with it, and tell the peers. Under engine.lock. */
+static int withdraw(struct wh_engine *engine, struct wh_region *region)
+{
+	struct wh_place *place = &region->place;
+	uint64_t id = wh_place_id(place);
+
+	if (!atomic_load(&place->id))
+		return 0; /* an earlier call got so far, and then had to give up waiting */
+	if (atomic_load(&region->batches))
+		return busy(region);
+	wh_places_close(&engine->regions, place, id);
+	/* A submission counts first and looks at the id then, the other way round: if it has been
+	 * missed above, then it is seen here. Nobody has been told anything yet. */
+	if (atomic_load(&region->batches)) {
+		wh_places_reopen(&engine->regions, place, id);
+		return busy(region);
+	}
+	if (!(place->access & WH_ACCESS_NONE))
+		wh_sessions_remove(engine, id);
+	return 0;
+}
+
+int wh_region_unregister(struct wh_region *region)
+{
+	int error = wh_engine_guard(region ? region->engine : NULL, "wh_region_unregister");
+	struct wh_engine *engine;
+	struct wh_place *place;
+	int64_t deadline;
+
+	if (error)
+		return error;
+	engine = region->engine;
+	place = &region->place;
+	if (wh_engine_inside(engine))
+		return wh_fail(EDEADLK, "wh_region_unregister: called from one of the engine's own threads");
+	deadline = wh_deadline(engine->config.number[WH_KNOB_TIMEOUT] * WH_MS);
+	pthread_mutex_lock(&engine->lock);
+	if (!place->used)
+		error = wh_fail(EINVAL, "wh_region_unregister: the region has been unregistered already");
+	else
+		error = withdraw(engine, region);
+	pthread_mutex_unlock(&engine->lock);
+	if (!error && !wh_place_left(place, deadline))
+		error = wh_fail(EBUSY, "wh_region_unregister: region %#llx is still being copied for a "
+				"peer; it is unpublished, try again",
+				(unsigned long long)wh_place_id(place));
+	if (!error && !(place->access & WH_ACCESS_NONE))
+		error = wh_sessions_released(engine, wh_place_id(place), deadline);
+	if (error)
+		return error;
+	pthread_mutex_lock(&engine->lock);
+	if (region->memory)
+		region->memory->regions--;
+	wh_places_free(&engine->regions, place);
+	pthread_mutex_unlock(&engine->lock);
+	return 0;
+}
+
+/* ---- looking at them ---------------------------------------------------------------------- */
+
+uint64_t wh_region_id(const struct wh_region *region)
+{
+	return region ? wh_place_id(&region->place) : 0;
+}
+
+int wh_region_lookup(struct wh_engine *engine, const void *address, size_t length,
+		     struct wh_region **out, uint64_t *offset)
+{
+	int error = wh_engine_guard(engine, "wh_region_lookup");
+	struct wh_place copy;
+	char name[WH_NAME_MAX];
+
+	if (error)
+		return error;
+	if (!out || !offset || !length)
+		return wh_fail(EINVAL, "wh_region_lookup: %s",
+			       !length ? "length is 0" : out ? "offset is NULL" : "out is NULL");
+	if (!wh_places_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX, &copy, name))
+		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes", address,
+			       length);
+	*out = (struct wh_region *)wh_places_at(&engine->regions, copy.index);
+	*offset = (uintptr_t)address - copy.address;
+	return 0;
+}
+
+int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
+{
+	int error = wh_engine_guard(region ? region->engine : NULL, "wh_region_key");
+	struct wh_region_record record;
+	uint8_t bytes[WH_KEY_MAX];
+	size_t used;
+
+	if (error)
+		return error;
+	if (!buffer || !length)
+		return wh_fail(EINVAL, "wh_region_key: %s is NULL", buffer ? "length" : "buffer");
+	if (region->place.access & WH_ACCESS_NONE)
+		return wh_fail(EINVAL, "wh_region_key: region %#llx has access NONE: no peer can use it",
+			       (unsigned long long)wh_place_id(&region->place));
+	wh_region_record(region, &record);
+	used = wh_key_encode(bytes, region->engine->epoch, &record);
+	if (used > *length)
+		return wh_fail(ENOSPC, "wh_region_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "
+			       "is always enough", used, *length);
+	memcpy(buffer, bytes, used);
+	*length = used;
+	return 0;
+}

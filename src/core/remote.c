@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The regions of a peer: keeping them as it publishes them, and finding them. */
+#include "core/remote.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "util/clock.h"
+
+#define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
+
+/* ---- coming and going ---------------------------------------------------------------------- */
+
+static struct wh_remote_region *at(struct wh_peer *peer, uint64_t id)
+{
+	return (struct wh_remote_region *)wh_places_at(&peer->regions, (uint32_t)id);
+}
+
+static bool is_same(const struct wh_place *place, const struct wh_region_record *record)
+{
+	return place->address == record->address && place->length == record->length &&
+	       place->access == record->access && place->kind == record->kind &&
+	       place->flags == record->flags && !strcmp(place->name ? place->name : "", record->name);
+}
+
+/* Take out an older region in the way of a new one: after the connection broke the peer does not
+ * say what it has taken back meanwhile. */
+static int make_way(struct wh_peer *peer, const struct wh_place *place)
+{
+	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
+
+	if (atomic_load(&place->id) && region->round == peer->list_round)
+		return -EPROTO;
+	return wh_remote_remove(peer, wh_place_id(place));
+}
+
+static int make_way_by_name(struct wh_peer *peer, const char *name)
+{
+	struct wh_place copy;
+	char text[WH_NAME_MAX];
+
+	if (!*name || !wh_places_by_name(&peer->regions, name, &copy, text))
+		return 0;
+	return make_way(peer, wh_places_at(&peer->regions, copy.index));
+}
+
+int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
+{
+	struct wh_remote_region *region = at(peer, record->id);
+	char *name = NULL;
+	int error;
+
+	if (!(record->access & PUBLIC))
+		return -EPROTO;
+	if (region && region->place.used) {
+		if (atomic_load(&region->place.id) == record->id)
+			return is_same(&region->place, record) ? 0 : -EPROTO;
+		error = make_way(peer, &region->place);
+		if (error)
+			return error;
+	}
+	error = make_way_by_name(peer, record->name);
+	if (error)
+		return error;
+	if (*record->name) {
+		name = strdup(record->name);
+		if (!name)
+			return -ENOMEM;
+	}
+	region = (struct wh_remote_region *)wh_places_claim(&peer->regions, record->id);
+	if (!region) {
+		free(name);
+		return -EPROTO;
+	}
+	region->place.address = record->address;
+	region->place.length = record->length;
+	region->place.access = record->access;
+	region->place.kind = record->kind;
+	region->place.flags = record->flags;
+	region->place.name = name;
+	atomic_store_explicit(&region->map_state, 0, memory_order_relaxed);
+	atomic_store_explicit(&region->map, NULL, memory_order_relaxed);
+	region->map_base = NULL;
+	region->map_length = 0;
+	region->map_refused = NULL;
+	region->round = peer->list_round;
+	error = wh_places_publish(&peer->regions, &region->place, record->id);
+	return error == -EEXIST ? -EPROTO : error;
+}
+
+int wh_remote_remove(struct wh_peer *peer, uint64_t id)
+{
+	int64_t patience = peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / 2;
+	struct wh_remote_region *region = at(peer, id);
+
+	if (!region || !region->place.used || wh_place_id(&region->place) != id)
+		return 0;
+	wh_places_close(&peer->regions, &region->place, id);
+	if (!wh_place_left(&region->place, wh_deadline(patience)))
+		return -EBUSY;
+	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
+		if (peer->opened[i])
+			wh_transport(i)->region_gone(peer, peer->transport[i], region);
+	}
+	wh_places_free(&peer->regions, &region->place);
+	return 0;
+}
+
+void wh_remote_clear(struct wh_peer *peer)
+{
+	/* By index, and not by wh_places_next(), which leaves out what could not be removed in
+	 * time. Now nobody is inside, for there are no batches any more. */
+	for (uint32_t index = 0; index < peer->regions.high; index++) {
+		struct wh_place *place = wh_places_at(&peer->regions, index);
+
+		if (!place)
+			index |= WH_PLACES_CHUNK - 1; /* nothing in all of this chunk */
+		else if (place->used)
+			wh_remote_remove(peer, wh_place_id(place));
+	}
+}
+
+void wh_remote_wake(struct wh_engine *engine)
+{
+	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next) {
+		struct wh_peer *peer = wh_container(l, struct wh_peer, link);
+
+		if (!peer->self)
+			continue;
+		pthread_mutex_lock(&peer->lock);
+		pthread_cond_broadcast(&peer->changed);
+		pthread_mutex_unlock(&peer->lock);
+	}
+}
+
+/* ---- looking ------------------------------------------------------------------------------ */
+
+/* A peer that is this engine itself shows what it would show to others. */
+static struct wh_places *places_of(struct wh_peer *peer)
+{
+	return peer->self ? &peer->engine->regions : &peer->regions;
+}
+
+static void describe(const struct wh_place *copy, const char name[WH_NAME_MAX], struct wh_remote *out)
+{
+	memset(out, 0, sizeof(*out));
+	out->id = wh_place_id(copy);
+	out->address = copy->address;
+	out->length = copy->length;
+	out->access = copy->access;
+	out->kind = copy->kind;
+	memcpy(out->name, name, WH_NAME_MAX);
+}
+
+/* What is waited for: a region by its name, or by its id. */
+struct wanted {
+	const char *name;
+	uint64_t id;
+};
+
+static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
+{
+	struct wh_places *places = places_of(peer);
+	char name[WH_NAME_MAX] = "";
+	struct wh_place copy, *place;
+	bool found;
+
+	if (wanted->name) {
+		if (!wh_places_by_name(places, wanted->name, &copy, name) || !(copy.access & PUBLIC))
+			return false;
+		describe(&copy, name, out);
+		return true;
+	}
+	place = wh_place_enter(places, wanted->id);
+	if (!place)
+		return false;
+	found = place->access & PUBLIC;
+	if (place->name)
+		memcpy(name, place->name, strnlen(place->name, WH_NAME_MAX - 1));
+	if (found)
+		describe(place, name, out);
+	wh_place_leave(place);
+	return found;
+}
+
+/* 0, -ENOENT without a text, or what is wrong with the peer. */
+static int await(struct wh_peer *peer, const struct wanted *wanted, int64_t timeout,
+		 struct wh_remote *out)
+{
+	int64_t deadline = wh_deadline(timeout);
+	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
+	bool late = !timeout;
+	int error = 0;
+
+	pthread_mutex_lock(&peer->lock);
+	while (!error) {
+		/* One that is lost may be back in time. */
+		if (atomic_load(&peer->state) != WH_PEER_CONNECTED &&
+		    (late || atomic_load(&peer->state) == WH_PEER_STALE)) {
+			/* It takes the lock. If the peer has come back in between: on. */
+			pthread_mutex_unlock(&peer->lock);
+			error = wh_peer_check(peer);
+			pthread_mutex_lock(&peer->lock);
+			continue;
+		}
+		if (atomic_load(&peer->state) == WH_PEER_CONNECTED && look(peer, wanted, out))
+			break;
+		if (late)
+			error = -ENOENT;
+		else if (deadline == INT64_MAX)
+			pthread_cond_wait(&peer->changed, &peer->lock);
+		else
+			late = pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+	}
+	pthread_mutex_unlock(&peer->lock);
+	return error;
+}
+
+static int guard(const struct wh_peer *peer, const char *call, int64_t timeout)
+{
+	int error = wh_engine_guard(peer ? peer->engine : NULL, call);
+
+	if (error)
+		return error;
+	if (timeout < 0)
+		return wh_fail(EINVAL, "%s: timeout is negative; WH_FOREVER waits for ever", call);
+	if (timeout && wh_engine_inside(peer->engine))
+		return wh_fail(EDEADLK, "%s: waiting in one of the engine's own threads", call);
+	return 0;
+}
+
+int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out)
+{
+	int error = guard(peer, "wh_peer_find", timeout);
+	struct wh_remote found;
+
+	if (error)
+		return error;
+	if (!name || !out || !*name)
+		return wh_fail(EINVAL, "wh_peer_find: %s",
+			       !name ? "name is NULL" : !out ? "out is NULL" : "name is empty");
+	error = await(peer, &(struct wanted){ .name = name }, timeout, &found);
+	if (error == -ENOENT)
+		return wh_fail(ENOENT, "wh_peer_find: %s publishes no region \"%.70s\"",
+			       peer->welcome.name, name);
+	if (!error)
+		*out = found;
+	return error;
+}
+
+int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
+{
+	int error = guard(peer, "wh_peer_next", 0);
+	struct wh_place copy;
+	char name[WH_NAME_MAX];
+
+	if (error)
+		return error;
+	if (!cursor || !out)
+		return wh_fail(EINVAL, "wh_peer_next: %s is NULL", cursor ? "out" : "cursor");
+	while (wh_places_next(places_of(peer), cursor, &copy, name)) {
+		if (!(copy.access & PUBLIC))
+			continue;
+		describe(&copy, name, out);
+		return 0;
+	}
+	return wh_fail(ENOENT, "wh_peer_next: %s publishes no more regions", peer->welcome.name);
+}
+
+int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, struct wh_remote *out,
+		   uint64_t *offset)
+{
+	int error = guard(peer, "wh_peer_lookup", 0);
+	struct wh_place copy;
+	char name[WH_NAME_MAX];
+
+	if (error)
+		return error;
+	if (!out || !offset || !length)
+		return wh_fail(EINVAL, "wh_peer_lookup: %s",
+			       !length ? "length is 0" : out ? "offset is NULL" : "out is NULL");
+	if (!wh_places_by_address(places_of(peer), address, length, PUBLIC, &copy, name))
+		return wh_fail(ENOENT, "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
+			       "bytes", peer->welcome.name, (unsigned long long)address,
+			       (unsigned long long)length);
+	describe(&copy, name, out);
+	*offset = address - copy.address;
+	return 0;
+}
+
+/* ---- keys --------------------------------------------------------------------------------- */
+
+static int decode(struct wh_peer *peer, const void *key, size_t length,
+		  struct wh_region_record *record)
+{
+	uint64_t epoch, expected;
+	int error = wh_key_decode(key, length, &epoch, record);
+
+	if (error == -EPROTONOSUPPORT)
+		return wh_fail(EPROTONOSUPPORT, "wh_peer_import: the key was made by a newer version");
+	if (error)
+		return wh_fail(EINVAL, "wh_peer_import: these %zu bytes are not a key", length);
+	pthread_mutex_lock(&peer->lock);
+	expected = peer->welcome.epoch;
+	pthread_mutex_unlock(&peer->lock);
+	if (epoch != expected)
+		return wh_fail(ESTALE, "wh_peer_import: the key was made by another engine than %s as it "
+			       "runs now, or before that was restarted", peer->welcome.name);
+	return 0;
+}
+
+int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
+		   struct wh_remote *out)
+{
+	int error = guard(peer, "wh_peer_import", timeout);
+	struct wh_region_record record;
+	struct wh_remote found;
+
+	if (error)
+		return error;
+	if (!key || !out)
+		return wh_fail(EINVAL, "wh_peer_import: %s is NULL", key ? "out" : "key");
+	error = decode(peer, key, length, &record);
+	if (error)
+		return error;
+	error = await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
+	if (error == -ENOENT)
+		return wh_fail(ENOENT, "wh_peer_import: %s does not publish region %#llx of this key",
+			       peer->welcome.name, (unsigned long long)record.id);
+	if (error)
+		return error;
+	/* What the peer says counts; a key that says otherwise has been tampered with. */
+	if (found.address != record.address || found.length != record.length ||
+	    found.access != record.access || found.kind != record.kind ||
+	    strcmp(found.name, record.name))
+		return wh_fail(EINVAL, "wh_peer_import: the key does not match region %#llx of %s",
+			       (unsigned long long)record.id, peer->welcome.name);
+	*out = found;
+	return 0;
+}

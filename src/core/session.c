@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sessions: the engines that have connected to this one. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "util/clock.h"
+#include "wire/bytes.h"
+
+/* More than that many engines connected to one are refused. */
+#define SESSIONS_MAX 16384
+
+size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_WELCOME_MAX])
+{
+	struct wh_engine *engine = session->engine;
+	struct wh_hello welcome = {
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
+		.role = role,
+		.epoch = engine->epoch,
+		.expected = session->hello.epoch,
+		.session = session->id,
+		.token = session->token,
+	};
+	size_t length;
+
+	memcpy(welcome.host, engine->host, sizeof(welcome.host));
+	memcpy(welcome.name, engine->name, sizeof(welcome.name));
+	memcpy(welcome.socket, engine->socket_name, sizeof(welcome.socket));
+	length = wh_hello_encode(out + WH_FRAME_HEADER, &welcome);
+	wh_frame_encode(out, &(struct wh_frame){ (uint32_t)length, WH_FRAME_WELCOME, 0 });
+	return WH_FRAME_HEADER + length;
+}
+
+/* ---- frames from it ------------------------------------------------------------------------ */
+
+static int aborted(struct wh_session *session, const uint8_t *payload, size_t length)
+{
+	if (length != 8)
+		return -EPROTO;
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		wh_transport(id)->session_abort(session, (uint32_t)wh_get64(payload));
+	return wh_control_send(&session->control, WH_FRAME_ABORTED, 0, payload, length);
+}
+
+static int session_frame(struct wh_control *control, const struct wh_frame *frame,
+			 const uint8_t *payload)
+{
+	struct wh_session *session = wh_container(control, struct wh_session, control);
+
+	session->heard = wh_now();
+	switch (frame->type) {
+	case WH_FRAME_PING:
+		if (frame->length != 8)
+			return -EPROTO;
+		return wh_control_send(control, WH_FRAME_PONG, 0, payload, frame->length);
+	case WH_FRAME_REMOVED:
+		if (!frame->length || frame->length % 8)
+			return -EPROTO;
+		atomic_fetch_add(&session->removed, frame->length / 8);
+		return 0;
+	case WH_FRAME_NOTIFY:
+		return wh_session_notified(session, payload, frame->length);
+	case WH_FRAME_ABORT:
+		return aborted(session, payload, frame->length);
+	default:
+		return -EPROTO;
+	}
+}
+
+static void session_gone(struct wh_control *control, int error, const char *text)
+{
+	wh_session_end(wh_container(control, struct wh_session, control), error, text);
+}
+
+/* The other engine sends a ping every second at least; silence means that it, or the way to it, has
+ * gone without a word. */
+static int64_t patience(const struct wh_engine *engine)
+{
+	int64_t timeout = engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+
+	return timeout < 5 * WH_SECOND ? 10 * WH_SECOND : 2 * timeout;
+}
+
+static void watch(struct wh_timer *timer)
+{
+	struct wh_session *session = wh_container(timer, struct wh_session, watchdog);
+
+	if (wh_now() - session->heard > patience(session->engine))
+		wh_session_end(session, -ETIMEDOUT, "has not been heard of for long");
+	else
+		wh_timer_set(&session->engine->loops[0], timer,
+			     session->heard + patience(session->engine) + WH_MS);
+}
+
+/* ---- begin and end ------------------------------------------------------------------------ */
+
+/* Under engine.lock, so that what is published from now on comes after this list. */
+static int send_regions(struct wh_session *session)
+{
+	struct wh_engine *engine = session->engine;
+	size_t room = 64u << 10, length = 0;
+	uint8_t *bytes = malloc(room);
+	struct wh_place copy;
+	uint64_t cursor = 0;
+	char name[WH_NAME_MAX];
+	int error = bytes ? 0 : -ENOMEM;
+
+	while (!error && wh_places_next(&engine->regions, &cursor, &copy, name)) {
+		struct wh_region_record record = {
+			.id = atomic_load(&copy.id),
+			.address = copy.address,
+			.length = copy.length,
+			.access = copy.access,
+			.kind = copy.kind,
+			.flags = copy.flags,
+		};
+
+		if (copy.access & WH_ACCESS_NONE)
+			continue;
+		memcpy(record.name, name, sizeof(record.name));
+		length += wh_region_encode(bytes + length, &record);
+		if (length + WH_REGION_RECORD_MAX > room) {
+			error = wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
+			length = 0;
+		}
+	}
+	if (!error)
+		error = wh_control_send(&session->control, WH_FRAME_REGIONS, WH_FRAME_LAST, bytes,
+					length);
+	free(bytes);
+	return error;
+}
+
+int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello)
+{
+	struct wh_session *session;
+	uint8_t bytes[WH_WELCOME_MAX];
+	size_t length;
+	int error;
+
+	session = engine->session_count < SESSIONS_MAX ? calloc(1, sizeof(*session)) : NULL;
+	if (!session || getrandom(&session->token, sizeof(session->token), 0) < 0) {
+		free(session);
+		wh_refuse(fd, EBUSY, "this engine cannot take more connections now");
+		return -EBUSY;
+	}
+	session->engine = engine;
+	session->id = ++engine->next_session;
+	session->hello = *hello;
+	session->heard = wh_now();
+	session->watchdog.fire = watch;
+	wh_list_init(&session->notes);
+	wh_control_init(&session->control, &engine->loops[0]);
+	session->control.frame = session_frame;
+	session->control.gone = session_gone;
+	length = wh_welcome(session, WH_ROLE_CONTROL, bytes);
+	error = wh_control_start(&session->control, fd);
+	if (error) {
+		close(fd);
+		wh_control_destroy(&session->control);
+		free(session);
+		return error;
+	}
+	pthread_mutex_lock(&engine->lock);
+	session->removes_before = engine->removes;
+	wh_list_append(&engine->sessions, &session->link);
+	engine->session_count++;
+	error = wh_control_send(&session->control, WH_FRAME_WELCOME, 0, bytes + WH_FRAME_HEADER,
+				length - WH_FRAME_HEADER);
+	if (!error)
+		error = send_regions(session);
+	pthread_mutex_unlock(&engine->lock);
+	if (error) {
+		wh_session_end(session, error, "cannot be sent the list of regions");
+		return error;
+	}
+	wh_timer_set(&engine->loops[0], &session->watchdog,
+		     wh_now() + patience(engine));
+	wh_engine_log(engine, "%s has connected", session->hello.name);
+	return 0;
+}
+
+void wh_session_end(struct wh_session *session, int error, const char *text)
+{
+	struct wh_engine *engine = session->engine;
+
+	(void)error; /* the text says it */
+	wh_engine_log(engine, "%s has left: %s", session->hello.name, text);
+	pthread_mutex_lock(&engine->lock);
+	wh_list_remove(&session->link);
+	engine->session_count--;
+	pthread_mutex_unlock(&engine->lock);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		wh_transport(id)->session_close(session);
+	wh_session_notes_drop(session);
+	wh_timer_clear(&session->watchdog);
+	wh_control_destroy(&session->control);
+	free(session);
+}
+
+struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id, uint64_t token)
+{
+	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
+		struct wh_session *session = wh_container(l, struct wh_session, link);
+
+		if (session->id == id)
+			return session->token == token ? session : NULL;
+	}
+	return NULL;
+}
+
+/* ---- regions ------------------------------------------------------------------------------ */
+
+void wh_sessions_publish(struct wh_engine *engine, const struct wh_region_record *record)
+{
+	uint8_t bytes[WH_REGION_RECORD_MAX];
+	size_t length = wh_region_encode(bytes, record);
+
+	/* A session that cannot be told is broken, and noticed elsewhere. */
+	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)
+		wh_control_send(&wh_container(l, struct wh_session, link)->control,
+				WH_FRAME_REGIONS, 0, bytes, length);
+}
+
+void wh_sessions_remove(struct wh_engine *engine, uint64_t id)
+{
+	uint8_t bytes[8];
+
+	wh_put64(bytes, id);
+	engine->removes++;
+	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)
+		wh_control_send(&wh_container(l, struct wh_session, link)->control, WH_FRAME_REMOVE,
+				0, bytes, sizeof(bytes));
+}
+
+/* Answers come in the order of the questions, so that counting them is enough. */
+static bool all_removed(struct wh_engine *engine, uint64_t removes, char name[WH_NAME_MAX])
+{
+	bool all = true;
+
+	pthread_mutex_lock(&engine->lock);
+	for (struct wh_list *l = engine->sessions.next; all && l != &engine->sessions; l = l->next) {
+		struct wh_session *session = wh_container(l, struct wh_session, link);
+
+		if (!atomic_load(&session->touches) ||
+		    session->removes_before + atomic_load(&session->removed) >= removes)
+			continue;
+		memcpy(name, session->hello.name, WH_NAME_MAX);
+		all = false;
+	}
+	pthread_mutex_unlock(&engine->lock);
+	return all;
+}
+
+int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
+{
+	struct timespec pause = { 0, 20000 };
+	char name[WH_NAME_MAX];
+	uint64_t removes;
+
+	pthread_mutex_lock(&engine->lock);
+	removes = engine->removes;
+	pthread_mutex_unlock(&engine->lock);
+	while (!all_removed(engine, removes, name)) {
+		if (wh_now() > deadline)
+			return wh_fail(EBUSY,
+				       "region %#llx: %s on this host has it mapped and does not let go; "
+				       "it is unpublished, try again",
+				       (unsigned long long)id, name);
+		nanosleep(&pause, NULL);
+		if (pause.tv_nsec < 1000000)
+			pause.tv_nsec *= 2;
+	}
+	return 0;
+}

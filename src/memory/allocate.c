@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of which the engine knows the kind.
+ *
+ * Shared memory is one memfd an allocation. It is sealed, so that a process that maps it can rely on
+ * its size, and closed to other users, who could otherwise open it again for writing through /proc
+ * after having been handed a read-only descriptor.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "util/options.h"
+
+/* Both are younger than the C library of some systems that the library is built on. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U
+#endif
+#ifndef MAP_HUGE_2MB
+#define MAP_HUGE_2MB (21 << 26)
+#endif
+
+#define HUGE_PAGE ((size_t)2 << 20)
+
+static size_t small_page(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Round the length that was asked for up to whole pages; 0: it does not fit. */
+static size_t whole_pages(size_t asked, size_t page)
+{
+	return asked > SIZE_MAX / 2 - page ? 0 : (asked + page - 1) / page * page;
+}
+
+static void *map_private(size_t length, int flags)
+{
+	void *base = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+
+	return base == MAP_FAILED ? NULL : base;
+}
+
+/* ---- the kinds ---------------------------------------------------------------------------- */
+
+static int alloc_pageable(struct wh_allocation *memory)
+{
+	memory->page_size = (uint32_t)small_page();
+	memory->length = whole_pages(memory->asked, memory->page_size);
+	memory->base = memory->length ? map_private(memory->length, 0) : NULL;
+	return memory->base ? 0 : wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or "
+					  "memory", memory->asked);
+}
+
+/* Pages of the reserved pool if it has enough of them: then they are certain. Else small pages of
+ * which the kernel is asked to make huge ones, where it can and when it likes: page_size says
+ * small. */
+static int alloc_huge(struct wh_allocation *memory)
+{
+	size_t length = whole_pages(memory->asked, HUGE_PAGE), before;
+	char *base;
+
+	if (!length)
+		goto err_memory;
+	memory->length = length;
+	memory->page_size = HUGE_PAGE;
+	memory->base = map_private(length, MAP_HUGETLB | MAP_HUGE_2MB);
+	if (memory->base)
+		return 0;
+	/* Huge pages start where their size says; give back what lies around. */
+	base = map_private(length + HUGE_PAGE, 0);
+	if (!base)
+		goto err_memory;
+	before = (HUGE_PAGE - (uintptr_t)base % HUGE_PAGE) % HUGE_PAGE;
+	if (before)
+		munmap(base, before);
+	munmap(base + before + length, HUGE_PAGE - before);
+	memory->base = base + before;
+	memory->page_size = (uint32_t)small_page();
+	madvise(memory->base, length, MADV_HUGEPAGE); /* a kernel without them is no reason to fail */
+	return 0;
+
+err_memory:
+	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory for huge pages",
+		       memory->asked);
+}
+
+static int open_memfd(void)
+{
+	int fd = memfd_create("wherry", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL);
+
+	if (fd < 0 && errno == EINVAL) /* a kernel before 6.3 */
+		fd = memfd_create("wherry", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd >= 0)
+		return fd;
+	return wh_fail(errno == ENFILE ? EMFILE : errno, "wh_memory_alloc: memfd_create: %s%s",
+		       strerror(errno),
+		       errno == EMFILE ? "; each shared allocation takes a descriptor: raise ulimit -n" :
+					 "");
+}
+
+static int alloc_shared(struct wh_allocation *memory)
+{
+	int error;
+
+	memory->page_size = (uint32_t)small_page();
+	memory->length = whole_pages(memory->asked, memory->page_size);
+	if (!memory->length)
+		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space", memory->asked);
+	memory->fd = open_memfd();
+	if (memory->fd < 0)
+		return memory->fd;
+	if (ftruncate(memory->fd, (off_t)memory->length)) {
+		error = wh_fail(errno == EMFILE ? EMFILE : ENOMEM,
+				"wh_memory_alloc: a memfd of %zu bytes: ftruncate: %s", memory->length,
+				strerror(errno));
+		goto err_close;
+	}
+	memory->base = mmap(NULL, memory->length, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+	if (memory->base == MAP_FAILED) {
+		error = wh_fail(ENOMEM, "wh_memory_alloc: a memfd of %zu bytes: mmap: %s",
+				memory->length, strerror(errno));
+		goto err_close;
+	}
+	/* No F_SEAL_SEAL yet: shm adds it together with F_SEAL_FUTURE_WRITE, or without, before it
+	 * hands the descriptor to another process. */
+	if (fchmod(memory->fd, S_IRUSR | S_IWUSR) ||
+	    fcntl(memory->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW)) {
+		error = wh_fail(errno, "wh_memory_alloc: sealing a memfd: %s", strerror(errno));
+		goto err_unmap;
+	}
+	return 0;
+
+err_unmap:
+	munmap(memory->base, memory->length);
+err_close:
+	close(memory->fd);
+	return error;
+}
+
+/* ---- the public functions ----------------------------------------------------------------- */
+
+int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *given,
+		    void **out)
+{
+	struct wh_memory_options options;
+	struct wh_allocation *memory;
+	int error = wh_engine_guard(engine, "wh_memory_alloc");
+
+	if (error)
+		return error;
+	if (!out || !length)
+		return wh_fail(EINVAL, "wh_memory_alloc: %s", out ? "length is 0" : "out is NULL");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_memory_alloc");
+	if (error)
+		return error;
+	if (options.kind > WH_MEMORY_SHARED || options.reserved)
+		return wh_fail(EINVAL, "wh_memory_alloc: options.%s is %u%s",
+			       options.reserved ? "reserved" : "kind",
+			       options.reserved ? options.reserved : options.kind,
+			       options.reserved ? "; it must be 0" : ", which is no kind of memory");
+	memory = calloc(1, sizeof(*memory));
+	if (!memory)
+		return wh_fail(ENOMEM, "wh_memory_alloc: no memory");
+	memory->fd = -1;
+	memory->asked = length;
+	memory->kind = options.kind ? options.kind : WH_MEMORY_SHARED;
+	if (memory->kind == WH_MEMORY_SHARED)
+		error = alloc_shared(memory);
+	else if (memory->kind == WH_MEMORY_HUGE)
+		error = alloc_huge(memory);
+	else
+		error = alloc_pageable(memory);
+	if (error) {
+		free(memory);
+		return error;
+	}
+	pthread_mutex_lock(&engine->lock);
+	wh_list_append(&engine->memory, &memory->link);
+	pthread_mutex_unlock(&engine->lock);
+	*out = memory->base;
+	return 0;
+}
+
+struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address)
+{
+	uintptr_t at = (uintptr_t)address;
+
+	/* What has just been allocated is what is asked about as a rule: from the end. */
+	for (struct wh_list *l = engine->memory.prev; l != &engine->memory; l = l->prev) {
+		struct wh_allocation *memory = wh_container(l, struct wh_allocation, link);
+
+		if (at >= (uintptr_t)memory->base && at - (uintptr_t)memory->base < memory->length)
+			return memory;
+	}
+	return NULL;
+}
+
+int wh_memory_free(struct wh_engine *engine, void *address)
+{
+	int error = wh_engine_guard(engine, "wh_memory_free");
+	struct wh_allocation *memory;
+
+	if (error)
+		return error;
+	pthread_mutex_lock(&engine->lock);
+	memory = wh_allocation_find(engine, address);
+	if (!memory)
+		error = wh_fail(EINVAL, "wh_memory_free: address %p was not allocated here, or is free already",
+				address);
+	else if (memory->base != address)
+		error = wh_fail(EINVAL, "wh_memory_free: %p lies in the allocation that starts at %p",
+				address, (void *)memory->base);
+	else if (memory->regions)
+		error = wh_fail(EBUSY, "wh_memory_free: %u regions lie in the allocation at %p; "
+				"unregister them first", memory->regions, address);
+	else
+		wh_list_remove(&memory->link);
+	pthread_mutex_unlock(&engine->lock);
+	if (error)
+		return error;
+	munmap(memory->base, memory->length);
+	if (memory->fd >= 0)
+		close(memory->fd);
+	free(memory);
+	return 0;
+}
+
+int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+{
+	struct wh_memory_info full = { .size = sizeof(full) };
+	int error = wh_engine_guard(engine, "wh_memory_query");
+	struct wh_allocation *memory;
+
+	if (error)
+		return error;
+	if (!address || !info)
+		return wh_fail(EINVAL, "wh_memory_query: %s is NULL", info ? "address" : "info");
+	pthread_mutex_lock(&engine->lock);
+	memory = wh_allocation_find(engine, address);
+	full.kind = memory ? memory->kind : WH_MEMORY_PAGEABLE;
+	full.page_size = memory ? memory->page_size : (uint32_t)small_page();
+	full.base = memory ? (void *)memory->base : (void *)(uintptr_t)address;
+	full.length = memory ? memory->asked : 0;
+	pthread_mutex_unlock(&engine->lock);
+	return wh_options_return(info, &full, sizeof(full), "wh_memory_query");
+}

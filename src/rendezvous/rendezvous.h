@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How engines find each other: from the URL of an engine to the socket addresses where it may
+ * listen. Each scheme is a constant table; which one is meant, the URL says.
+ */
+#ifndef WH_RENDEZVOUS_RENDEZVOUS_H
+#define WH_RENDEZVOUS_RENDEZVOUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <sys/socket.h>
+
+/* The most addresses that a URL resolves to; the rest is left out. */
+#define WH_RENDEZVOUS_MOST 8
+
+struct wh_rendezvous {
+	const char *name;
+	const char *scheme; /* "wherry": of "wherry://..." */
+	/* `where` is what follows "://". May block on a name server. */
+	int (*resolve)(const char *where, bool listening, struct sockaddr_storage *out,
+		       unsigned *count);
+};
+
+/* The URL itself names the host: "wherry://HOST:PORT". */
+extern const struct wh_rendezvous wh_rendezvous_p2p;
+
+/* Turn "wherry://HOST:PORT" or "HOST:PORT" (a name, an IPv4 address, an IPv6 address in brackets)
+ * into at most WH_RENDEZVOUS_MOST addresses, best first. `listening`: the address is to be bound,
+ * port 0 is allowed.
+ * 0, -EINVAL (the text names the malformed part), -EHOSTUNREACH (the name is not known), -ENOMEM. */
+int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_storage *out,
+			  unsigned *count);
+
+/* "127.0.0.1:40123", "[::1]:7000". */
+void wh_address_format(char *out, size_t size, const struct sockaddr_storage *address);
+
+#endif

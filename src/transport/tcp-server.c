@@ -1,0 +1,706 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The owner's side of a data connection: requests come in, every extent is checked against our
+ * regions, bytes go straight from the socket into them and straight out of them.
+ *
+ * A connection lives on one loop and is touched there alone. A region is entered for the length of
+ * one system call, never longer, so that taking it back does not depend on the peer. Bytes for a
+ * place that does not exist, or not any more, are read and thrown away, and the answer says so.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/tcp.h"
+#include "wire/bytes.h"
+
+#define CONNECTIONS_MAX 64   /* of one session */
+#define JOBS_MAX TCP_WINDOW  /* reads asked for on one connection */
+#define OUT_MAX (64u << 10)  /* answers not yet sent; beyond it nothing more is taken in */
+#define ENTERED_MAX 64       /* different regions in one system call */
+#define TRASH (64u << 10)
+#define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
+
+/* An extent as it is checked. */
+struct extent {
+	uint64_t region, offset, length;
+	int error; /* positive errno; 0: good */
+};
+
+/* A read being answered. */
+struct job {
+	struct wh_list link;
+	uint32_t count, at; /* extents, and the one being sent */
+	uint64_t skip, left;
+	uint32_t head_length, head_sent;
+	uint8_t *head;
+	struct extent extents[];
+};
+
+struct server {
+	struct wh_source source;
+	struct wh_spinner spinner;
+	struct wh_loop *loop;
+	struct wh_engine *engine;
+	struct wh_session *session; /* on loop 0 */
+	struct wh_list link;        /* session's list, on loop 0 */
+	struct wh_task bury;        /* to loop 0: free it */
+	bool dead;
+	uint32_t number;
+	uint32_t events; /* what it waits for */
+	uint64_t moved;  /* bytes, in and out */
+
+	struct tcp_in in;
+	struct wh_request request;
+	bool receiving; /* the payload of `request` */
+	struct extent *extents; /* WH_REQUEST_EXTENTS of them */
+	uint32_t at;
+	uint64_t skip, left;
+	uint8_t *trash;
+
+	uint8_t *out;
+	uint32_t out_start, out_length;
+	struct wh_list jobs;
+	uint32_t job_count;
+};
+
+/* The connections of one session. */
+struct servers {
+	struct wh_list list;
+	unsigned count;
+};
+
+/* ---- regions that are entered for one system call ------------------------------------------------ */
+
+struct entered {
+	struct wh_place *places[ENTERED_MAX];
+	unsigned count;
+	uint64_t last; /* id of the last one */
+};
+
+static void leave_all(struct entered *entered)
+{
+	while (entered->count)
+		wh_place_leave(entered->places[--entered->count]);
+}
+
+/* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this call. */
+static char *enter(struct server *server, struct entered *entered, const struct extent *extent, int *error)
+{
+	struct wh_place *place;
+
+	*error = 0;
+	if (!entered->count || entered->last != extent->region) {
+		if (entered->count == ENTERED_MAX)
+			return NULL;
+		place = wh_place_enter(&server->engine->regions, extent->region);
+		if (!place) {
+			*error = ESTALE;
+			return NULL;
+		}
+		entered->places[entered->count++] = place;
+		entered->last = extent->region;
+	}
+	place = entered->places[entered->count - 1];
+	return (char *)(uintptr_t)place->address + extent->offset;
+}
+
+/* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
+ * is enough; whether it is still there is asked again at each touch. */
+static int check(struct server *server, const struct extent *extent, uint8_t op)
+{
+	struct wh_place *place = wh_place_enter(&server->engine->regions, extent->region);
+	int error = 0;
+
+	if (!place)
+		return ESTALE;
+	if (place->access & WH_ACCESS_NONE ||
+	    !(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+		error = EACCES;
+	else if (!wh_place_holds(place, extent->offset, extent->length))
+		error = ERANGE;
+	wh_place_leave(place);
+	return error;
+}
+
+/* ---- answers ---------------------------------------------------------------------------------------- */
+
+static uint32_t count_errors(const struct extent *extents, uint32_t count)
+{
+	uint32_t errors = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		errors += extents[i].error != 0;
+	return errors;
+}
+
+/* Response and errors; returns the bytes. */
+static uint32_t answer(uint8_t *out, const struct wh_request *request, const struct extent *extents,
+		       uint32_t errors, uint64_t bytes)
+{
+	uint8_t *at = out + WH_RESPONSE_SIZE;
+	struct wh_response response = {
+		.op = request->op,
+		.errors = errors,
+		.id = request->id,
+		.bytes = bytes,
+	};
+
+	wh_response_encode(out, &response);
+	for (uint32_t i = 0; errors && i < request->count; i++) {
+		if (!extents[i].error)
+			continue;
+		at = wh_put32(at, i);
+		at = wh_put32(at, (uint32_t)extents[i].error);
+	}
+	return (uint32_t)(at - out);
+}
+
+static int answer_write(struct server *server)
+{
+	uint32_t errors = count_errors(server->extents, server->request.count);
+	uint32_t length = WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+
+	if (server->out_start && !server->out_length)
+		server->out_start = 0;
+	if (server->out_start + server->out_length + length > OUT_MAX) {
+		memmove(server->out, server->out + server->out_start, server->out_length);
+		server->out_start = 0;
+	}
+	/* service() takes nothing in unless the largest answer fits. */
+	server->out_length += answer(server->out + server->out_start + server->out_length,
+				     &server->request, server->extents, errors, 0);
+	return 0;
+}
+
+static int answer_read(struct server *server)
+{
+	const struct wh_request *request = &server->request;
+	uint32_t errors = count_errors(server->extents, request->count);
+	size_t list = request->count * sizeof(struct extent);
+	struct job *job;
+	uint64_t bytes = 0;
+
+	job = malloc(sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE);
+	if (!job)
+		return -ENOMEM;
+	memset(job, 0, sizeof(*job));
+	job->head = (uint8_t *)job + sizeof(*job) + list;
+	/* Only the good ones are sent. */
+	for (uint32_t i = 0; i < request->count; i++) {
+		if (server->extents[i].error)
+			continue;
+		job->extents[job->count++] = server->extents[i];
+		bytes += server->extents[i].length;
+	}
+	job->left = bytes;
+	job->head_length = answer(job->head, request, server->extents, errors, bytes);
+	wh_list_append(&server->jobs, &job->link);
+	server->job_count++;
+	return 0;
+}
+
+/* Move along a list of extents by bytes that have been moved. */
+static void advance(const struct extent *extents, uint32_t *at, uint64_t *skip, uint64_t bytes)
+{
+	while (bytes) {
+		uint64_t length = extents[*at].length - *skip;
+
+		if (bytes < length) {
+			*skip += bytes;
+			return;
+		}
+		bytes -= length;
+		*skip = 0;
+		++*at;
+	}
+}
+
+/* Send what can be sent of one read. 0: all of it. */
+static int send_job(struct server *server, struct job *job)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct msghdr message = { .msg_iov = vector };
+	struct entered entered;
+	size_t head, bytes;
+	uint64_t skip;
+	int count, error;
+	ssize_t got;
+
+	while (job->head_sent < job->head_length || job->left) {
+		entered.count = 0;
+		count = 0;
+		head = job->head_length - job->head_sent;
+		bytes = head;
+		if (head)
+			vector[count++] = (struct iovec){ job->head + job->head_sent, head };
+		skip = job->skip;
+		for (uint32_t i = job->at; i < job->count; i++, skip = 0) {
+			char *memory = enter(server, &entered, &job->extents[i], &error);
+
+			if (!memory && error) {
+				/* Promised, and taken back since: there is no honest way to go on. */
+				leave_all(&entered);
+				return -error;
+			}
+			if (!memory || !tcp_vector_add(vector, &count, TCP_VECTOR, memory + skip,
+						       job->extents[i].length - skip))
+				break;
+			bytes += job->extents[i].length - skip;
+		}
+		message.msg_iovlen = (size_t)count;
+		got = sendmsg(server->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		error = errno;
+		leave_all(&entered);
+		if (got < 0)
+			return error == EINTR ? -EAGAIN : -error;
+		server->moved += (uint64_t)got;
+		if ((size_t)got <= head) {
+			job->head_sent += (uint32_t)got;
+		} else {
+			job->head_sent = job->head_length;
+			job->left -= (uint64_t)got - head;
+			advance(job->extents, &job->at, &job->skip, (uint64_t)got - head);
+		}
+		if ((size_t)got < bytes)
+			return -EAGAIN;
+	}
+	return 0;
+}
+
+/* Send what there is. A read under way is not interrupted; between reads the short answers go
+ * first. */
+static int flush(struct server *server)
+{
+	ssize_t got;
+	int error;
+
+	for (;;) {
+		struct job *job = wh_list_empty(&server->jobs) ?
+					  NULL :
+					  wh_container(server->jobs.next, struct job, link);
+
+		if (server->out_length && !(job && job->head_sent)) {
+			got = send(server->source.fd, server->out + server->out_start,
+				   server->out_length, MSG_DONTWAIT | MSG_NOSIGNAL);
+			if (got < 0)
+				return errno == EINTR ? -EAGAIN : -errno;
+			server->out_start += (uint32_t)got;
+			server->out_length -= (uint32_t)got;
+			if (server->out_length)
+				return -EAGAIN;
+			continue;
+		}
+		if (!job)
+			return 0;
+		error = send_job(server, job);
+		if (error)
+			return error;
+		wh_list_remove(&job->link);
+		server->job_count--;
+		free(job);
+	}
+}
+
+/* ---- requests ----------------------------------------------------------------------------------------- */
+
+/* Decode and check the extents of server->request. */
+static int take_extents(struct server *server, const uint8_t *meta)
+{
+	const struct wh_request *request = &server->request;
+	struct wh_extent_reader reader;
+	struct wh_extent extent;
+	uint64_t bytes = 0;
+	uint32_t count = 0;
+	int got;
+
+	wh_extents_open(&reader, meta, request->meta);
+	while ((got = wh_extents_next(&reader, &extent)) == 1) {
+		struct extent *to = &server->extents[count];
+
+		if (count++ == request->count || extent.length > request->bytes - bytes)
+			return -EPROTO;
+		bytes += extent.length;
+		*to = (struct extent){ extent.region, extent.offset, extent.length, 0 };
+		to->error = check(server, to, request->op);
+	}
+	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
+}
+
+/* A request's head is complete in the buffer, or not yet: -EAGAIN. */
+static int take_request(struct server *server)
+{
+	struct tcp_in *in = &server->in;
+	int error;
+
+	if (in->length < WH_REQUEST_SIZE)
+		return -EAGAIN;
+	error = wh_request_decode(in->bytes + in->start, &server->request);
+	if (error)
+		return error;
+	if (in->length < WH_REQUEST_SIZE + server->request.meta)
+		return -EAGAIN;
+	error = take_extents(server, in->bytes + in->start + WH_REQUEST_SIZE);
+	if (error)
+		return error;
+	in->start += WH_REQUEST_SIZE + server->request.meta;
+	in->length -= WH_REQUEST_SIZE + server->request.meta;
+	if (server->request.op == WH_READ)
+		return answer_read(server);
+	server->receiving = true;
+	server->at = 0;
+	server->skip = 0;
+	server->left = server->request.bytes;
+	return 0;
+}
+
+/* Where the next payload bytes go. Returns how many bytes the vector holds. */
+static size_t payload_vector(struct server *server, struct entered *entered, struct iovec *vector,
+			     int *count)
+{
+	uint64_t skip = server->skip;
+	size_t bytes = 0;
+	int error;
+
+	for (uint32_t i = server->at; i < server->request.count; i++, skip = 0) {
+		struct extent *extent = &server->extents[i];
+		uint64_t length = extent->length - skip;
+		char *memory = extent->error ? NULL : enter(server, entered, extent, &error);
+
+		if (!extent->error && !memory) {
+			if (!error)
+				break;
+			extent->error = error;
+		}
+		if (extent->error) { /* all of it to the same place, a piece at a time */
+			length = length < TRASH ? length : TRASH;
+			if (*count == TCP_VECTOR - 1)
+				break;
+			vector[(*count)++] = (struct iovec){ server->trash, length };
+			bytes += length;
+			if (length < extent->length - skip)
+				break;
+			continue;
+		}
+		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, memory + skip, length))
+			break;
+		bytes += length;
+	}
+	return bytes;
+}
+
+/* Payload that came along with the head. */
+static void take_early(struct server *server)
+{
+	struct tcp_in *in = &server->in;
+	struct entered entered = { .count = 0 };
+	int error;
+
+	while (in->length && server->left) {
+		struct extent *extent = &server->extents[server->at];
+		uint64_t length = extent->length - server->skip;
+		char *memory = NULL;
+
+		if (length > in->length)
+			length = in->length;
+		if (!extent->error) {
+			memory = enter(server, &entered, extent, &error);
+			if (!memory && !error) {
+				leave_all(&entered);
+				continue;
+			}
+			if (!memory)
+				extent->error = error;
+			else
+				memcpy(memory + server->skip, in->bytes + in->start, length);
+		}
+		in->start += (uint32_t)length;
+		in->length -= (uint32_t)length;
+		server->left -= length;
+		advance(server->extents, &server->at, &server->skip, length);
+	}
+	leave_all(&entered);
+}
+
+/* Too many answers wait to be taken by the peer: nothing more is taken in before. */
+static bool full(const struct server *server)
+{
+	return server->job_count == JOBS_MAX ||
+	       server->out_length >
+		       OUT_MAX - WH_RESPONSE_SIZE - WH_REQUEST_EXTENTS * WH_RESPONSE_ERROR_SIZE;
+}
+
+/* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first. */
+static int consume(struct server *server)
+{
+	int error;
+
+	for (;;) {
+		if (!server->receiving) {
+			if (full(server))
+				return -ENOBUFS;
+			error = take_request(server);
+			if (error)
+				return error;
+			if (!server->receiving)
+				continue;
+		}
+		take_early(server);
+		if (server->left)
+			return -EAGAIN;
+		server->receiving = false;
+		answer_write(server);
+	}
+}
+
+static ssize_t receive(struct server *server, size_t *want)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct entered entered = { .count = 0 };
+	size_t moved;
+	int count = 0, error;
+	ssize_t got;
+
+	*want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+	got = tcp_receive(server->source.fd, vector, count, *want, &server->in,
+			  server->receiving && *want == server->left ? TCP_TAIL :
+			  server->receiving			     ? 0 :
+								       TCP_SERVER_IN);
+	error = errno;
+	leave_all(&entered);
+	if (got <= 0)
+		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;
+	server->moved += (uint64_t)got;
+	moved = (size_t)got < *want ? (size_t)got : *want;
+	server->left -= moved;
+	if (moved)
+		advance(server->extents, &server->at, &server->skip, moved);
+	return got;
+}
+
+/* Take in, answer, until there is nothing more or the turn is over. 0, -EAGAIN, or the error that ends the
+ * connection. */
+static int service(struct server *server)
+{
+	size_t turn = 0, want;
+	ssize_t got;
+	int error, flushed;
+
+	for (;;) {
+		error = consume(server);
+		if (error != -EAGAIN && error != -ENOBUFS)
+			return error;
+		if (server->out_length || server->job_count) {
+			/* Small answers go out when all that has come is dealt with, see below. */
+			if (error == -ENOBUFS || server->job_count) {
+				flushed = flush(server);
+				if (flushed && flushed != -EAGAIN)
+					return flushed;
+				if (error == -ENOBUFS && flushed)
+					return -EAGAIN;
+				if (error == -ENOBUFS)
+					continue;
+			}
+		}
+		if (turn > TURN_BYTES)
+			break;
+		got = receive(server, &want);
+		if (got == -EAGAIN)
+			break;
+		if (got < 0)
+			return (int)got;
+		turn += (size_t)got;
+		/* A short read: the socket is empty; answer before looking again. */
+		if ((size_t)got < want || (!want && got < TCP_SERVER_IN / 2)) {
+			error = consume(server);
+			if (error != -EAGAIN && error != -ENOBUFS)
+				return error;
+			if (error == -EAGAIN)
+				break;
+		}
+	}
+	error = flush(server);
+	return error == 0 ? -EAGAIN : error;
+}
+
+/* ---- the connection's life ------------------------------------------------------------------------------ */
+
+static void bury(struct wh_task *task)
+{
+	struct server *server = wh_container(task, struct server, bury);
+
+	if (server->session) {
+		struct servers *servers = server->session->transport[WH_TRANSPORT_TCP];
+
+		wh_list_remove(&server->link);
+		servers->count--;
+	}
+	free(server->in.bytes);
+	free(server->extents);
+	free(server->trash);
+	free(server->out);
+	free(server);
+}
+
+/* On its loop: from here on nothing of it touches memory. */
+static void stop(void *argument)
+{
+	struct server *server = argument;
+	struct wh_list *link;
+
+	if (server->dead)
+		return;
+	server->dead = true;
+	wh_list_remove(&server->spinner.link);
+	wh_loop_remove(server->loop, &server->source);
+	close(server->source.fd);
+	while ((link = wh_list_take(&server->jobs)))
+		free(wh_container(link, struct job, link));
+	wh_loop_post(&server->engine->loops[0], &server->bury);
+}
+
+static void turn(struct server *server)
+{
+	int error = service(server);
+	uint32_t events;
+
+	if (error && error != -EAGAIN) {
+		if (error != -ECONNRESET && error != -EPIPE)
+			wh_engine_log(server->engine, "a data connection is dropped: %s",
+				      error == -EPROTO ? "the peer broke the protocol" :
+							 strerror(-error));
+		stop(server);
+		return;
+	}
+	events = (full(server) ? 0 : EPOLLIN) |
+		 (server->out_length || server->job_count ? EPOLLOUT : 0);
+	if (events != server->events) {
+		server->events = events;
+		wh_loop_modify(server->loop, &server->source, events);
+	}
+}
+
+static void ready(struct wh_source *source, uint32_t events)
+{
+	(void)events;
+	turn(wh_container(source, struct server, source));
+}
+
+static bool spin(struct wh_spinner *spinner)
+{
+	struct server *server = wh_container(spinner, struct server, spinner);
+	uint64_t moved = server->moved;
+
+	turn(server);
+	return server->moved != moved;
+}
+
+static void begin(void *argument)
+{
+	struct server *server = argument;
+
+	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
+		server->dead = true;
+		close(server->source.fd);
+		wh_loop_post(&server->engine->loops[0], &server->bury);
+		return;
+	}
+	if (server->loop->spin)
+		wh_list_append(&server->loop->spinners, &server->spinner.link);
+}
+
+static struct server *server_new(struct wh_session *session, int fd, const struct wh_hello *hello)
+{
+	struct server *server = calloc(1, sizeof(*server));
+
+	if (!server)
+		return NULL;
+	server->source.fd = fd;
+	server->source.ready = ready;
+	server->events = EPOLLIN;
+	server->spinner.poll = spin;
+	server->bury.run = bury;
+	server->engine = session->engine;
+	server->session = session;
+	server->number = hello->connection;
+	server->loop = wh_engine_loop(session->engine);
+	server->in.room = TCP_SERVER_IN;
+	server->in.bytes = malloc(TCP_SERVER_IN);
+	server->extents = malloc(WH_REQUEST_EXTENTS * sizeof(*server->extents));
+	server->trash = malloc(TRASH);
+	server->out = malloc(OUT_MAX);
+	wh_list_init(&server->jobs);
+	if (server->in.bytes && server->extents && server->trash && server->out)
+		return server;
+	server->session = NULL;
+	bury(&server->bury);
+	return NULL;
+}
+
+int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
+{
+	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+	uint8_t bytes[WH_WELCOME_MAX];
+	struct server *server;
+	size_t length;
+
+	if (!servers) {
+		servers = calloc(1, sizeof(*servers));
+		if (servers)
+			wh_list_init(&servers->list);
+		session->transport[WH_TRANSPORT_TCP] = servers;
+	}
+	if (!servers || servers->count == CONNECTIONS_MAX) {
+		wh_refuse(fd, servers ? EBUSY : ENOMEM, "no more data connections for this session");
+		return -EBUSY;
+	}
+	server = server_new(session, fd, hello);
+	if (!server) {
+		wh_refuse(fd, ENOMEM, "no memory for a data connection");
+		return -ENOMEM;
+	}
+	length = wh_welcome(session, WH_ROLE_DATA, bytes);
+	if (send(fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)length) {
+		close(fd);
+		server->session = NULL;
+		bury(&server->bury);
+		return -ECONNRESET;
+	}
+	wh_list_append(&servers->list, &server->link);
+	servers->count++;
+	wh_loop_call(server->loop, begin, server);
+	return 0;
+}
+
+void tcp_session_close(struct wh_session *session)
+{
+	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+	struct wh_list *link;
+
+	if (!servers)
+		return;
+	while ((link = wh_list_take(&servers->list))) {
+		struct server *server = wh_container(link, struct server, link);
+
+		wh_loop_call(server->loop, stop, server);
+		server->session = NULL; /* the burial, on this loop, comes after this */
+	}
+	session->transport[WH_TRANSPORT_TCP] = NULL;
+	free(servers);
+}
+
+void tcp_session_abort(struct wh_session *session, uint32_t number)
+{
+	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
+
+	if (!servers)
+		return;
+	for (struct wh_list *l = servers->list.next; l != &servers->list; l = l->next) {
+		struct server *server = wh_container(l, struct server, link);
+
+		if (server->number == number)
+			wh_loop_call(server->loop, stop, server);
+	}
+}

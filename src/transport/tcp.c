@@ -1,0 +1,404 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tcp transport's table, a peer's state, and the pieces that wait for a connection. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "transport/tcp.h"
+#include "util/clock.h"
+
+/* A piece that more than one connection has slices of. */
+#define SEVERAL ((void *)1)
+
+/* ---- sockets ----------------------------------------------------------------------------------- */
+
+ssize_t tcp_receive(int fd, struct iovec *vector, int count, size_t want, struct tcp_in *in, size_t tail)
+{
+	struct iovec alone;
+	struct msghdr message = { .msg_iov = vector ? vector : &alone };
+	size_t room;
+	ssize_t got;
+
+	if (in->start) {
+		memmove(in->bytes, in->bytes + in->start, in->length);
+		in->start = 0;
+	}
+	room = in->room - in->length;
+	if (room > tail)
+		room = tail;
+	message.msg_iov[count] = (struct iovec){ in->bytes + in->length, room };
+	message.msg_iovlen = (size_t)count + 1;
+	got = recvmsg(fd, &message, MSG_DONTWAIT);
+	if (got > 0 && (size_t)got > want)
+		in->length += (uint32_t)((size_t)got - want);
+	return got;
+}
+
+int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address)
+{
+	int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error;
+
+	if (fd < 0)
+		return -errno;
+	wh_socket_tune(engine, fd);
+	if (connect(fd, (const struct sockaddr *)address,
+		    address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+						     sizeof(struct sockaddr_in)) &&
+	    errno != EINPROGRESS) {
+		error = errno;
+		close(fd);
+		return -error;
+	}
+	return fd;
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------ */
+
+/* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
+static bool drop_rest(struct wh_piece *piece)
+{
+	uint64_t rest = piece->cursor.left;
+
+	wh_list_remove(&piece->link);
+	piece->cursor.left = 0;
+	return rest && atomic_fetch_sub(&piece->left, rest) == rest;
+}
+
+void tcp_fail_waiting(struct tcp_peer *tcp, bool lane, int error, const char *text)
+{
+	struct wh_list *list = lane ? &tcp->latency : &tcp->bulk;
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&tcp->lock);
+	while (!wh_list_empty(list)) {
+		struct wh_piece *piece = wh_container(list->next, struct wh_piece, link);
+
+		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
+		if (drop_rest(piece))
+			wh_list_append(&done, &piece->link);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	tcp_pieces_done(&done);
+}
+
+bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
+{
+	struct tcp_peer *tcp = client->tcp;
+	struct wh_list *list = client->lane ? &tcp->latency : &tcp->bulk;
+	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE], bytes = 0;
+	struct wh_piece *piece;
+	struct wh_cursor cursor;
+	struct wh_run run;
+	bool found = false;
+
+	pthread_mutex_lock(&tcp->lock);
+	if (wh_list_empty(list))
+		goto out;
+	piece = wh_container(list->next, struct wh_piece, link);
+	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
+		goto out;
+	cursor = piece->cursor;
+	slice->count = 0;
+	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
+	       wh_piece_next(piece, &cursor, most - bytes, &run)) {
+		bytes += run.length;
+		slice->count++;
+	}
+	slice->piece = piece;
+	slice->start = piece->cursor;
+	slice->start.left = bytes;
+	piece->cursor = cursor;
+	if (!cursor.left)
+		wh_list_remove(&piece->link);
+	piece->owner = !piece->owner || piece->owner == client ? (void *)client : SEVERAL;
+	found = true;
+out:
+	pthread_mutex_unlock(&tcp->lock);
+	return found;
+}
+
+/* ---- choosing connections ------------------------------------------------------------------------ */
+
+/* Connection number `index`, made when it is first needed. */
+static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
+{
+	struct tcp_client *client = atomic_load(&tcp->clients[index]);
+
+	if (client)
+		return client;
+	pthread_mutex_lock(&tcp->lock);
+	client = atomic_load(&tcp->clients[index]);
+	if (!client) {
+		client = tcp_client_new(tcp, index == tcp->count);
+		atomic_store(&tcp->clients[index], client);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	return client;
+}
+
+/* The one with the least to do; the first of them, so that few are opened. */
+static struct tcp_client *idlest(struct tcp_peer *tcp)
+{
+	uint32_t least = UINT32_MAX, held;
+	unsigned best = 0;
+
+	for (unsigned i = 0; i < tcp->count && least; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) : 0;
+		if (held < least) {
+			least = held;
+			best = i;
+		}
+	}
+	return client_at(tcp, best);
+}
+
+static bool no_memory(struct tcp_peer *tcp, const struct tcp_client *client, bool lane)
+{
+	if (client)
+		return false;
+	tcp_fail_waiting(tcp, lane, -ENOMEM, "no memory for a data connection");
+	return true;
+}
+
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct tcp_peer *tcp = state;
+	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY, dropped = false, waiting = true;
+	uint64_t slice = (uint64_t)peer->engine->config.number[WH_KNOB_SLICE];
+	uint64_t slices = (piece->bytes + slice - 1) / slice;
+	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ;
+	struct tcp_client *only = NULL, *client;
+
+	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
+		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
+	if (lane || slices < 2 || tcp->count == 1)
+		only = lane ? client_at(tcp, tcp->count) : idlest(tcp);
+
+	pthread_mutex_lock(&tcp->lock);
+	if (atomic_load(&tcp->lost) || atomic_load(&piece->cancelled)) {
+		bool lost = atomic_load(&tcp->lost);
+
+		waiting = false;
+		wh_piece_fail(piece, UINT64_MAX, lost ? -ECONNRESET : -ECANCELED, "%s",
+			      lost ? "the peer was lost" : "cancelled");
+		dropped = drop_rest(piece);
+	} else {
+		wh_list_append(lane ? &tcp->latency : &tcp->bulk, &piece->link);
+		piece->owner = only;
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (dropped)
+		wh_piece_done(piece);
+	if (!waiting)
+		return;
+	/* The piece may be done, and gone, from here on. */
+	for (unsigned i = 0; i < tcp->count && i < slices; i++) {
+		client = only ? only : client_at(tcp, i);
+		if (no_memory(tcp, client, lane))
+			return;
+		if (small)
+			tcp_client_pump(client);
+		else
+			tcp_client_kick(client);
+		if (only)
+			return;
+	}
+}
+
+static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct tcp_peer *tcp = state;
+	bool done = false;
+
+	(void)peer;
+	pthread_mutex_lock(&tcp->lock);
+	/* One that is not in the list has been handed out whole, or is not yet submitted. */
+	if (piece->cursor.left && piece->link.next) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		done = drop_rest(piece);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (done)
+		wh_piece_done(piece);
+}
+
+static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct tcp_peer *tcp = state;
+	struct tcp_client *owner = NULL;
+	bool several = false;
+
+	(void)peer;
+	pthread_mutex_lock(&tcp->lock);
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+
+		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) || !piece->owner)
+			continue;
+		several |= piece->owner == SEVERAL || (owner && owner != piece->owner);
+		owner = piece->owner;
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (owner && !several)
+		tcp_client_own(owner, batch, deadline);
+	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client && atomic_load(&client->outstanding))
+			tcp_client_pump(client);
+	}
+}
+
+static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	(void)deadline;
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client && tcp_client_carries(client, batch))
+			tcp_client_break(client, -ECANCELED);
+	}
+	return 0;
+}
+
+/* ---- peers --------------------------------------------------------------------------------------- */
+
+static void look_for_idle(struct wh_timer *timer)
+{
+	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
+	struct wh_engine *engine = tcp->peer->engine;
+	int64_t idle = engine->config.number[WH_KNOB_IDLE] * WH_MS, now = wh_now();
+
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_retire(client, now - idle);
+	}
+	wh_timer_set(&engine->loops[0], timer, now + idle / 2 + WH_MS);
+}
+
+/* Data goes where the control connection went. On loop 0. */
+static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
+{
+	struct wh_peer *peer = tcp->peer;
+
+	if (!peer->address_next) {
+		snprintf(why, WH_REFUSAL, "the peer is this engine itself, opened as \"self\"");
+		return -EOPNOTSUPP;
+	}
+	tcp->address = peer->address[peer->address_next - 1];
+	return 0;
+}
+
+static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	unsigned count = (unsigned)peer->engine->config.number[WH_KNOB_CONNECTIONS];
+	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
+	int error;
+
+	if (!tcp) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	tcp->peer = peer;
+	tcp->count = count;
+	error = learn_address(tcp, why);
+	if (error) {
+		free(tcp);
+		return error;
+	}
+	pthread_mutex_init(&tcp->lock, NULL);
+	wh_list_init(&tcp->bulk);
+	wh_list_init(&tcp->latency);
+	atomic_store(&tcp->numbers, 1);
+	tcp->idle.fire = look_for_idle;
+	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
+		     wh_now() + peer->engine->config.number[WH_KNOB_IDLE] * WH_MS);
+	*state = tcp;
+	return 0;
+}
+
+static void peer_close(struct wh_peer *peer, void *state)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	wh_timer_clear(&tcp->idle);
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_free(client);
+	}
+	pthread_mutex_destroy(&tcp->lock);
+	free(tcp);
+}
+
+static void peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	pthread_mutex_lock(&tcp->lock);
+	atomic_store(&tcp->lost, true);
+	pthread_mutex_unlock(&tcp->lock);
+	tcp_fail_waiting(tcp, false, error, text);
+	tcp_fail_waiting(tcp, true, error, text);
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_lose(client, error, text);
+	}
+}
+
+static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	atomic_store(&tcp->lost, false);
+	return learn_address(tcp, why);
+}
+
+static void detail(struct wh_peer *peer, void *state, char *out, size_t size)
+{
+	struct tcp_peer *tcp = state;
+	unsigned open = 0;
+
+	(void)peer;
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		open += client && tcp_client_is_open(client);
+	}
+	snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
+}
+
+const struct wh_transport wh_transport_tcp = {
+	.name = "tcp",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP | WH_CAN_CUT,
+	.role = WH_ROLE_DATA,
+	.peer_open = peer_open,
+	.peer_close = peer_close,
+	.peer_lost = peer_lost,
+	.peer_again = peer_again,
+	.submit = submit,
+	.help = help,
+	.cancel = cancel,
+	.cut = cut,
+	.detail = detail,
+	.session_accept = tcp_session_accept,
+	.session_close = tcp_session_close,
+	.session_abort = tcp_session_abort,
+};

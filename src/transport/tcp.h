@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The tcp transport: data connections beside the control connection.
+ *
+ * tcp.c         the table, a peer's state, pieces waiting to be sent
+ * tcp-client.c  the initiator's connections: opening, owning, breaking, trying again
+ * tcp-flow.c    the bytes on them: requests out, responses in
+ * tcp-server.c  the owner's side: requests in, checked, answered
+ *
+ * A piece is cut into slices; a slice is one request on one connection. Connections pull slices when
+ * they have nothing left to send, so that the faster ones take more. Requests are pipelined and
+ * answered by id.
+ */
+#ifndef WH_TRANSPORT_TCP_H
+#define WH_TRANSPORT_TCP_H
+
+#include <sys/uio.h>
+
+#include "core/core.h"
+
+#define TCP_WINDOW 64           /* requests unanswered on one connection */
+#define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
+#define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
+#define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
+#define TCP_VECTOR 1024         /* pieces of memory in one system call (IOV_MAX) */
+#define TCP_IN (16u << 10)      /* initiator's receive buffer: headers, small payloads */
+#define TCP_SERVER_IN (64u << 10)
+#define TCP_TAIL 4096           /* how much of what follows a payload is read along with it */
+
+/* ---- both sides ---------------------------------------------------------------------------- */
+
+/* Bytes received and not yet used. */
+struct tcp_in {
+	uint8_t *bytes;
+	uint32_t start, length, room;
+};
+
+/* Add memory to a vector, joined to the last element where they touch. False: full. */
+static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, void *base, size_t length)
+{
+	struct iovec *last = vector + *count - 1;
+
+	if (*count && (char *)last->iov_base + last->iov_len == (char *)base) {
+		last->iov_len += length;
+		return true;
+	}
+	if (*count == most)
+		return false;
+	vector[(*count)++] = (struct iovec){ base, length };
+	return true;
+}
+
+/* Receive into the vector's `want` bytes and, behind them, into the empty buffer. Returns what recvmsg
+ * returns; what went to the buffer is counted there. */
+ssize_t tcp_receive(int fd, struct iovec *vector, int count, size_t want, struct tcp_in *in, size_t tail);
+
+/* Connect without waiting. The descriptor, or a negative errno. */
+int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address);
+
+/* ---- the initiator --------------------------------------------------------------------------- */
+
+/* Where in a slice: the run that is being moved and how much of it is. */
+struct tcp_walk {
+	struct wh_cursor next; /* behind `run` */
+	struct wh_run run;
+	uint64_t done; /* bytes of run */
+	uint32_t extent; /* number of run in the slice */
+};
+
+struct tcp_slice {
+	struct wh_piece *piece; /* NULL: free */
+	struct wh_cursor start; /* start.left: its bytes */
+	uint64_t id;
+	uint32_t count; /* extents */
+	uint8_t attempts;
+	bool sent;
+};
+
+enum tcp_state {
+	TCP_CLOSED,
+	TCP_CONNECTING,
+	TCP_GREETING, /* HELLO is out */
+	TCP_OPEN,
+	TCP_BROKEN,   /* an error; its loop is told */
+	TCP_ABORTING, /* closed here; the peer is asked to close its side, too */
+};
+
+struct tcp_client {
+	struct wh_source source;
+	struct wh_loop *loop;
+	struct tcp_peer *tcp;
+	bool lane; /* for latency batches alone */
+
+	pthread_mutex_t lock;   /* all below */
+	_Atomic bool again;     /* somebody came while it was locked */
+	_Atomic bool owned;     /* by a waiter: the loop keeps off */
+	_Atomic uint32_t users; /* threads inside */
+	_Atomic uint32_t outstanding; /* slices held */
+	uint32_t state;
+	uint32_t number; /* of this connection, for ABORT */
+	int error; /* why it broke */
+	uint32_t armed; /* what its loop waits for, once */
+	int64_t trouble_since; /* connecting has failed since; 0: no trouble */
+	int64_t used; /* when it last moved something */
+	struct wh_task cleanup;
+	bool idle_close;
+	struct wh_abort abort;
+	struct wh_timer retry;
+
+	struct tcp_slice slices[TCP_WINDOW];
+	uint64_t sequence;
+	uint64_t read_bytes; /* asked for and not yet here */
+	/* Sending. */
+	uint8_t queue[TCP_WINDOW]; /* slices to be sent, a ring */
+	uint32_t queue_start, queue_count;
+	struct tcp_slice *sending;
+	uint8_t *head; /* request and extents of `sending` */
+	size_t head_length, head_sent;
+	struct tcp_walk out;
+	uint64_t out_left; /* payload bytes of `sending` */
+	/* Receiving. */
+	struct tcp_in in;
+	struct wh_response response;
+	struct tcp_slice *receiving;
+	struct tcp_walk into;
+	uint64_t into_left;
+	uint64_t bad[WH_REQUEST_EXTENTS / 64]; /* extents that the owner refused */
+};
+
+/* A peer, as tcp sees it. */
+struct tcp_peer {
+	struct wh_peer *peer;
+	pthread_mutex_t lock; /* the lists, the pieces' cursors */
+	struct wh_list bulk, latency; /* pieces with bytes not handed out */
+	struct sockaddr_storage address;
+	_Atomic bool lost;
+	_Atomic uint32_t numbers;
+	struct wh_timer idle;
+	unsigned count; /* connections for bulk; the lane is behind them */
+	_Atomic(struct tcp_client *) clients[]; /* NULL: not needed yet */
+};
+
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane);
+/* On loop 0. Nothing is outstanding. */
+void tcp_client_free(struct tcp_client *client);
+/* Get it going: connect, pull, send, receive; on any thread. */
+void tcp_client_pump(struct tcp_client *client);
+/* Have its loop get it going, unless a waiter comes first. */
+void tcp_client_kick(struct tcp_client *client);
+/* As a waiter: own it until the batch is done or the deadline. */
+void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
+/* Break it off; slices in flight are sent again, or dropped when cancelled. */
+void tcp_client_break(struct tcp_client *client, int error);
+/* Break it off; slices in flight fail. */
+void tcp_client_lose(struct tcp_client *client, int error, const char *text);
+bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch);
+bool tcp_client_is_open(struct tcp_client *client);
+/* Close it if it has been idle since `before`. */
+void tcp_client_retire(struct tcp_client *client, int64_t before);
+
+/* Take the next slice for this connection; false: nothing to send. */
+bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice);
+
+/* Fail what no connection has taken yet. */
+void tcp_fail_waiting(struct tcp_peer *tcp, bool lane, int error, const char *text);
+
+/* In tcp-flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
+ * Pieces that are done go to `done`. */
+int tcp_flow_send(struct tcp_client *client, bool owner);
+int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
+/* A slice has ended; `finished`: with its bytes moved or refused by the owner. */
+void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done);
+void tcp_flow_reset(struct tcp_client *client);
+void tcp_pieces_done(struct wh_list *done);
+
+/* ---- the owner's side -------------------------------------------------------------------------- */
+
+int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello);
+void tcp_session_close(struct wh_session *session);
+void tcp_session_abort(struct wh_session *session, uint32_t number);
+
+#endif

@@ -1,0 +1,227 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The list of transports, and the defaults that complete their tables. */
+#include "transport/transport.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* ---- defaults ----------------------------------------------------------------------------- */
+
+static int no_engine_open(struct wh_engine *engine, void **state)
+{
+	(void)engine;
+	*state = NULL;
+	return 0;
+}
+
+static void no_engine_close(struct wh_engine *engine, void *state)
+{
+	(void)engine;
+	(void)state;
+}
+
+static int no_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)why;
+	*state = NULL;
+	return 0;
+}
+
+static void no_peer_close(struct wh_peer *peer, void *state)
+{
+	(void)peer;
+	(void)state;
+}
+
+static void no_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	(void)peer;
+	(void)state;
+	(void)error;
+	(void)text;
+}
+
+static int no_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)why;
+	return 0;
+}
+
+static void no_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
+{
+	(void)peer;
+	(void)state;
+	(void)region;
+}
+
+static int no_reach(struct wh_peer *peer, void *state, struct wh_remote_region *region, uint32_t op,
+		    char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)region;
+	(void)op;
+	(void)why;
+	return 0;
+}
+
+static void no_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	(void)state;
+	wh_piece_reroute(piece, -EOPNOTSUPP, "this transport moves nothing");
+}
+
+static void no_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)deadline;
+}
+
+static void no_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	(void)state;
+	(void)piece;
+}
+
+/* Without WH_CAN_CUT what is in flight always ends by itself, so that there is nothing to cut. */
+static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)deadline;
+	return 0;
+}
+
+static void no_detail(struct wh_peer *peer, void *state, char *out, size_t size)
+{
+	(void)peer;
+	(void)state;
+	if (size)
+		*out = 0;
+}
+
+static int no_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
+{
+	(void)session;
+	(void)hello;
+	wh_refuse(fd, EOPNOTSUPP, "no transport here takes connections of this role");
+	return -EOPNOTSUPP;
+}
+
+static void no_session_close(struct wh_session *session)
+{
+	(void)session;
+}
+
+static void no_session_abort(struct wh_session *session, uint32_t number)
+{
+	(void)session;
+	(void)number;
+}
+
+static const struct wh_transport defaults = {
+	.engine_open = no_engine_open,
+	.engine_close = no_engine_close,
+	.peer_open = no_peer_open,
+	.peer_close = no_peer_close,
+	.peer_lost = no_peer_lost,
+	.peer_again = no_peer_again,
+	.region_gone = no_region_gone,
+	.reach = no_reach,
+	.submit = no_submit,
+	.help = no_help,
+	.cancel = no_cancel,
+	.cut = no_cut,
+	.detail = no_detail,
+	.session_accept = no_session_accept,
+	.session_close = no_session_close,
+	.session_abort = no_session_abort,
+};
+
+/* ---- the list ----------------------------------------------------------------------------- */
+
+static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
+	[WH_TRANSPORT_SELF] = &wh_transport_self,
+	[WH_TRANSPORT_SHM] = &wh_transport_shm,
+	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
+};
+
+/* Written once, before anybody has read them. */
+static struct wh_transport list[WH_TRANSPORT_COUNT];
+static pthread_once_t listed = PTHREAD_ONCE_INIT;
+
+#define FILL(field)                                \
+	do {                                       \
+		if (!full->field)                  \
+			full->field = defaults.field; \
+	} while (0)
+
+static void complete(void)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		struct wh_transport *full = &list[id];
+
+		*full = *given[id];
+		FILL(engine_open);
+		FILL(engine_close);
+		FILL(peer_open);
+		FILL(peer_close);
+		FILL(peer_lost);
+		FILL(peer_again);
+		FILL(region_gone);
+		FILL(reach);
+		FILL(submit);
+		FILL(help);
+		FILL(cancel);
+		FILL(cut);
+		FILL(detail);
+		FILL(session_accept);
+		FILL(session_close);
+		FILL(session_abort);
+	}
+}
+
+const struct wh_transport *wh_transport(enum wh_transport_id id)
+{
+	pthread_once(&listed, complete);
+	return &list[id];
+}
+
+enum wh_transport_id wh_transport_by_name(const char *name)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (!strcmp(given[id]->name, name))
+			return (enum wh_transport_id)id;
+	return WH_TRANSPORT_COUNT;
+}
+
+/* Is it the transport's own function, in a table completed or not? */
+#define OWN(field) (transport->field && transport->field != defaults.field)
+
+bool wh_transport_sound(const struct wh_transport *transport)
+{
+	const uint32_t can = transport->capabilities;
+	const bool moves = can & (WH_CAN_READ | WH_CAN_WRITE);
+	const bool accepts = can & WH_CAN_ACCEPT;
+
+	if (!transport->name || !*transport->name ||
+	    strlen(transport->name) >= sizeof(((struct wh_route *)NULL)->transport))
+		return false;
+	if (moves != OWN(submit) || (moves && !OWN(cancel)))
+		return false;
+	if (accepts != OWN(session_accept) || accepts != OWN(session_close) ||
+	    accepts != (transport->role != 0))
+		return false;
+	return (bool)(can & WH_CAN_HELP) == OWN(help) && (bool)(can & WH_CAN_CUT) == OWN(cut);
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A transport: one way for bytes to get from memory to memory. Each is a constant table of
+ * functions; registration fills what a transport leaves out with defaults, so that the core never
+ * tests for NULL.
+ *
+ * The core plans a batch into pieces, each for one transport, and submits them. A transport moves a
+ * piece's bytes whenever and on whichever thread it likes, and then says wh_piece_done() once.
+ */
+#ifndef WH_TRANSPORT_TRANSPORT_H
+#define WH_TRANSPORT_TRANSPORT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct wh_batch;
+struct wh_engine;
+struct wh_hello;
+struct wh_peer;
+struct wh_piece;
+struct wh_remote_region;
+struct wh_session;
+
+enum wh_transport_id {
+	WH_TRANSPORT_SELF,
+	WH_TRANSPORT_SHM,
+	WH_TRANSPORT_TCP,
+	WH_TRANSPORT_COUNT,
+};
+
+#define WH_REFUSAL 192 /* room for the reason why a transport is not taken */
+
+enum wh_transport_capability {
+	WH_CAN_READ = 1,
+	WH_CAN_WRITE = 2,
+	WH_CAN_ACCEPT = 4, /* other engines open connections of its own role: session_accept */
+	WH_CAN_HELP = 8,   /* a waiter can move the bytes itself: help */
+	WH_CAN_CUT = 16,   /* work in flight can be cut off: cut */
+};
+
+struct wh_transport {
+	const char *name;
+	uint32_t capabilities;
+	uint16_t role; /* enum wh_role of the connections that session_accept takes; 0: none */
+
+	/* Engine-wide state. */
+	int (*engine_open)(struct wh_engine *engine, void **state);
+	void (*engine_close)(struct wh_engine *engine, void *state);
+
+	/* A peer has been reached (or reached again). 0, or a negative errno with the reason in
+	 * `why`: the transport is then not used for this peer. Runs on the engine's first loop; must
+	 * not wait for anyone but that loop's own sockets; may not take longer than some ms. */
+	int (*peer_open)(struct wh_peer *peer, void **state, char why[WH_REFUSAL]);
+	/* The peer's handle goes, no batch is left. Called on the first loop. */
+	void (*peer_close)(struct wh_peer *peer, void *state);
+	/* The control connection broke: complete everything outstanding with `error`, soon, and
+	 * touch no memory of ours after that. The state stays until peer_close; if the same epoch is
+	 * reached again, peer_again is called. */
+	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
+	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
+	/* A region of the peer is going: it is closed (nobody is inside any more); unmap it. */
+	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
+
+	/* Can it move bytes to or from this region? 0, or a negative errno with the reason in `why`.
+	 * Called while a batch is planned, on the submitter's thread; may ask the peer once. */
+	int (*reach)(struct wh_peer *peer, void *state, struct wh_remote_region *region, uint32_t op,
+		     char why[WH_REFUSAL]);
+	/* Start a piece. It cannot fail at once: failures come through wh_piece_fail(). */
+	void (*submit)(struct wh_peer *peer, void *state, struct wh_piece *piece);
+	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes, own
+	 * the socket. May return early, and at once if there is nothing to help with. deadline 0:
+	 * one look, do not sleep. */
+	void (*help)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	/* Start nothing more of this piece; what is in flight ends by itself, then it is done. */
+	void (*cancel)(struct wh_peer *peer, void *state, struct wh_piece *piece);
+	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
+	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
+	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	/* How it moves the bytes, for explain: "2 connections". */
+	void (*detail)(struct wh_peer *peer, void *state, char *out, size_t size);
+
+	/* The other side: a connection of our role has said hello; it belongs to the transport now
+	 * (also on error). `fd` is blocking; the WELCOME has not been sent. On the first loop. */
+	int (*session_accept)(struct wh_session *session, int fd, const struct wh_hello *hello);
+	/* The session ends: drop its connections; when it returns none touches memory any more. On
+	 * the first loop. */
+	void (*session_close)(struct wh_session *session);
+	/* The peer wants its data connection `number` dropped; same promise. */
+	void (*session_abort)(struct wh_session *session, uint32_t number);
+};
+
+extern const struct wh_transport wh_transport_self, wh_transport_shm, wh_transport_tcp;
+
+/* Transport number `id`, completed with the defaults. */
+const struct wh_transport *wh_transport(enum wh_transport_id id);
+
+/* Which one has this name; WH_TRANSPORT_COUNT: none. */
+enum wh_transport_id wh_transport_by_name(const char *name);
+
+/* Does every advertised capability have its functions? For the tests. */
+bool wh_transport_sound(const struct wh_transport *transport);
+
+#endif
