@@ -1,0 +1,543 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Plain TCP, both ends: what a program gets that sends and receives with nothing in between. */
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "bench.h"
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+#define HUGE_PAGE (UINT64_C(2) << 20)
+
+static void *map_huge(uint64_t length)
+{
+	void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE,
+			    MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+	char *start;
+	uint64_t skip;
+
+	if (memory != MAP_FAILED)
+		return memory;
+	/* None reserved: transparent ones, which need an aligned start. */
+	start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE,
+		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (start == MAP_FAILED)
+		return NULL;
+	skip = -(uintptr_t)start % HUGE_PAGE;
+	if (skip)
+		munmap(start, skip);
+	munmap(start + skip + length, HUGE_PAGE - skip);
+	madvise(start + skip, length, MADV_HUGEPAGE);
+	return start + skip;
+}
+
+static uint64_t mapped_length(uint64_t length)
+{
+	return (length + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+}
+
+void *bench_map(uint32_t kind, uint64_t length)
+{
+	uint64_t whole = mapped_length(length);
+	void *memory;
+	int fd;
+
+	if (kind == WH_MEMORY_HUGE) {
+		memory = map_huge(whole);
+	} else if (kind == WH_MEMORY_PAGEABLE) {
+		memory = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			      0);
+	} else {
+		fd = memfd_create("bench", MFD_CLOEXEC);
+		if (fd < 0)
+			return NULL;
+		memory = ftruncate(fd, (off_t)whole) ?
+				 MAP_FAILED :
+				 mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		close(fd);
+	}
+	if (!memory || memory == MAP_FAILED)
+		return NULL;
+	memset(memory, 0xa5, length);
+	return memory;
+}
+
+void bench_unmap(void *memory, uint64_t length)
+{
+	if (memory)
+		munmap(memory, mapped_length(length));
+}
+
+/* ---- bytes over a socket ------------------------------------------------------------------------ */
+
+/* A stretch of memory that is walked through again and again. */
+struct area {
+	char *memory;
+	uint64_t length, at;
+};
+
+/* The next piece of at most `most` bytes. */
+static uint64_t area_piece(const struct area *area, uint64_t most)
+{
+	uint64_t left = area->length - area->at;
+
+	return left < most ? left : most;
+}
+
+static void area_advance(struct area *area, uint64_t bytes)
+{
+	area->at += bytes;
+	if (area->at == area->length)
+		area->at = 0;
+}
+
+static int retry(bool spin)
+{
+	return errno == EINTR || (spin && errno == EAGAIN);
+}
+
+static int send_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
+{
+	int flags = MSG_NOSIGNAL | (spin ? MSG_DONTWAIT : 0);
+	uint64_t piece = 0;
+	ssize_t n;
+
+	while (bytes) {
+		/* A short send goes on with the rest of its piece. */
+		if (!piece)
+			piece = area_piece(area, bytes < chunk ? bytes : chunk);
+		n = send(fd, area->memory + area->at, piece, flags);
+		if (n < 0 && retry(spin))
+			continue;
+		if (n < 0)
+			return -errno;
+		piece -= (uint64_t)n;
+		bytes -= (uint64_t)n;
+		area_advance(area, (uint64_t)n);
+	}
+	return 0;
+}
+
+static int recv_area(int fd, struct area *area, uint64_t bytes, bool spin)
+{
+	ssize_t n;
+
+	while (bytes) {
+		n = recv(fd, area->memory + area->at,
+			 area_piece(area, bytes < BENCH_CHUNK ? bytes : BENCH_CHUNK),
+			 spin ? MSG_DONTWAIT : 0);
+		if (n < 0 && retry(spin))
+			continue;
+		if (n <= 0)
+			return n ? -errno : -ECONNRESET;
+		bytes -= (uint64_t)n;
+		area_advance(area, (uint64_t)n);
+	}
+	return 0;
+}
+
+/* A few bytes beside the areas. */
+static int send_bytes(int fd, void *bytes, uint64_t length, bool spin)
+{
+	struct area area = { .memory = bytes, .length = length };
+
+	return send_area(fd, &area, length, length, spin);
+}
+
+static int recv_bytes(int fd, void *bytes, uint64_t length, bool spin)
+{
+	struct area area = { .memory = bytes, .length = length };
+
+	return recv_area(fd, &area, length, spin);
+}
+
+static int set_socket(int fd, uint64_t buffer)
+{
+	int one = 1, size = buffer > INT32_MAX ? INT32_MAX : (int)buffer;
+
+	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+		return -errno;
+	if (size && (setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) ||
+		     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size))))
+		return -errno;
+	return 0;
+}
+
+/* ---- the raw process ----------------------------------------------------------------------------- */
+
+/* What the command tells a connection's thread, on the connection itself. */
+enum { HEAD_PUSH, HEAD_PULL, HEAD_PING_WRITE, HEAD_PING_READ };
+
+struct head {
+	uint32_t what, spin;
+	uint64_t bytes, count, chunk;
+	uint64_t offset, length, at; /* the part of the memory to walk through, and from where */
+};
+
+struct raw {
+	char *memory;
+	uint64_t length;
+	int listener;
+};
+
+struct served {
+	const struct raw *raw;
+	int fd;
+};
+
+static int serve_ping(int fd, const struct head *head, struct area *area)
+{
+	char byte = 1;
+	int error = 0;
+
+	for (uint64_t i = 0; !error && i < head->count; i++) {
+		/* A ping's bytes lie in one piece. */
+		if (area->at + head->bytes > area->length)
+			area->at = 0;
+		if (head->what == HEAD_PING_WRITE) {
+			error = recv_area(fd, area, head->bytes, head->spin);
+			if (!error)
+				error = send_bytes(fd, &byte, 1, head->spin);
+		} else {
+			error = recv_bytes(fd, &byte, 1, head->spin);
+			if (!error)
+				error = send_area(fd, area, head->bytes, head->chunk, head->spin);
+		}
+	}
+	return error;
+}
+
+static void *serve_connection(void *arg)
+{
+	struct served served = *(struct served *)arg;
+	struct head head;
+	char byte = 1;
+	int error = 0;
+
+	free(arg);
+	while (!error && !recv_bytes(served.fd, &head, sizeof(head), false)) {
+		struct area area = { .memory = served.raw->memory + head.offset,
+				     .length = head.length,
+				     .at = head.at };
+
+		if (head.what == HEAD_PUSH) {
+			error = recv_area(served.fd, &area, head.bytes, false);
+			if (!error)
+				error = send_bytes(served.fd, &byte, 1, false);
+		} else if (head.what == HEAD_PULL) {
+			error = send_area(served.fd, &area, head.bytes, head.chunk, false);
+		} else {
+			error = serve_ping(served.fd, &head, &area);
+		}
+	}
+	close(served.fd);
+	return NULL;
+}
+
+static int raw_memory(struct raw *raw, const struct bench_order *order, struct bench_answer *answer)
+{
+	/* The connections' threads wait for their next head now: nobody looks at the memory. */
+	bench_unmap(raw->memory, raw->length);
+	raw->length = order->length;
+	raw->memory = bench_map(order->kind, order->length);
+	answer->address = (uintptr_t)raw->memory;
+	return raw->memory ? 0 : -errno;
+}
+
+static int raw_listen(struct raw *raw, const struct bench_order *order, struct bench_answer *answer)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int error;
+
+	raw->listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (raw->listener < 0)
+		return -errno;
+	/* What is accepted inherits the options. */
+	error = set_socket(raw->listener, order->length);
+	if (error)
+		return error;
+	if (bind(raw->listener, (struct sockaddr *)&address, sizeof(address)) ||
+	    listen(raw->listener, BENCH_CONNECTIONS) ||
+	    getsockname(raw->listener, (struct sockaddr *)&address, &length))
+		return -errno;
+	answer->count = ntohs(address.sin_port);
+	return 0;
+}
+
+static int raw_accept(const struct raw *raw, const struct bench_order *order)
+{
+	struct served *served;
+	pthread_t thread;
+	int error;
+
+	for (uint32_t i = 0; i < order->connections; i++) {
+		served = malloc(sizeof(*served));
+		if (!served)
+			return -ENOMEM;
+		served->raw = raw;
+		served->fd = accept4(raw->listener, NULL, NULL, SOCK_CLOEXEC);
+		if (served->fd < 0) {
+			error = -errno;
+			free(served);
+			return error;
+		}
+		error = pthread_create(&thread, NULL, serve_connection, served);
+		if (error) {
+			close(served->fd);
+			free(served);
+			return -error;
+		}
+		pthread_detach(thread);
+	}
+	return 0;
+}
+
+void bench_raw_serve(int fd, void *arg)
+{
+	static struct raw raw = { .listener = -1 }; /* the threads outlive this function */
+	struct bench_order order;
+	struct bench_answer answer;
+
+	(void)arg;
+	while (bench_next_order(fd, &order)) {
+		memset(&answer, 0, sizeof(answer));
+		if (order.what == BENCH_RAW_MEMORY)
+			answer.error = raw_memory(&raw, &order, &answer);
+		else if (order.what == BENCH_RAW_LISTEN)
+			answer.error = raw_listen(&raw, &order, &answer);
+		else if (order.what == BENCH_RAW_ACCEPT)
+			answer.error = raw_accept(&raw, &order);
+		if (answer.error)
+			snprintf(answer.text, sizeof(answer.text), "the raw process: %s",
+				 strerror(-answer.error));
+		bench_reply(fd, &answer);
+		if (order.what == BENCH_QUIT)
+			return;
+	}
+}
+
+/* ---- the command's end ----------------------------------------------------------------------------- */
+
+static int stream_fail(const char *what, char text[BENCH_TEXT])
+{
+	int error = -errno;
+
+	snprintf(text, BENCH_TEXT, "%s for the raw limit: %s", what, strerror(-error));
+	return error;
+}
+
+static int stream_listen(struct bench_stream *stream, char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_RAW_LISTEN, .length = stream->buffer };
+	struct bench_answer answer;
+	int error = bench_ask(stream->process, &order, &answer);
+
+	if (error) {
+		memcpy(text, answer.text, BENCH_TEXT);
+		return error;
+	}
+	stream->port = (int)answer.count;
+	return 0;
+}
+
+int bench_stream_connect(struct bench_stream *stream, unsigned connections, char text[BENCH_TEXT])
+{
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct bench_order order = { .what = BENCH_RAW_ACCEPT };
+	struct bench_answer answer;
+	int error, fd;
+
+	if (!stream->port) {
+		error = stream_listen(stream, text);
+		if (error)
+			return error;
+	}
+	address.sin_port = htons((uint16_t)stream->port);
+	while (stream->count < connections) {
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		if (fd < 0)
+			return stream_fail("a socket", text);
+		error = set_socket(fd, stream->buffer);
+		if (error || connect(fd, (struct sockaddr *)&address, sizeof(address))) {
+			error = stream_fail("connecting", text);
+			close(fd);
+			return error;
+		}
+		stream->fd[stream->count++] = fd;
+		order.connections++;
+	}
+	error = order.connections ? bench_ask(stream->process, &order, &answer) : 0;
+	if (error)
+		memcpy(text, answer.text, BENCH_TEXT);
+	return error;
+}
+
+void bench_stream_close(struct bench_stream *stream)
+{
+	for (unsigned i = 0; i < stream->count; i++)
+		close(stream->fd[i]);
+	stream->count = 0;
+	stream->port = 0;
+}
+
+/* Where the threads of a flow wait until all are there. */
+struct gate {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	enum { GATE_SHUT, GATE_OPEN, GATE_GIVEN_UP } state;
+};
+
+static void gate_set(struct gate *gate, int state)
+{
+	pthread_mutex_lock(&gate->lock);
+	gate->state = state;
+	pthread_cond_broadcast(&gate->changed);
+	pthread_mutex_unlock(&gate->lock);
+}
+
+static bool gate_pass(struct gate *gate)
+{
+	bool open;
+
+	pthread_mutex_lock(&gate->lock);
+	while (gate->state == GATE_SHUT)
+		pthread_cond_wait(&gate->changed, &gate->lock);
+	open = gate->state == GATE_OPEN;
+	pthread_mutex_unlock(&gate->lock);
+	return open;
+}
+
+/* One connection's share of a flow. */
+struct share {
+	const struct bench_flow *flow;
+	struct gate *gate;
+	pthread_t thread;
+	int fd, error;
+	uint64_t bytes, chunk;
+	struct area area;
+	struct head head;
+	int64_t end;
+};
+
+static void *run_share(void *arg)
+{
+	struct share *share = arg;
+	char byte;
+
+	if (!gate_pass(share->gate))
+		return NULL;
+	share->error = send_bytes(share->fd, &share->head, sizeof(share->head), false);
+	if (!share->error && share->flow->push) {
+		share->error = send_area(share->fd, &share->area, share->bytes, share->chunk, false);
+		if (!share->error)
+			share->error = recv_bytes(share->fd, &byte, 1, false);
+	} else if (!share->error) {
+		share->error = recv_area(share->fd, &share->area, share->bytes, false);
+	}
+	share->end = bench_now();
+	return NULL;
+}
+
+/* Connection `i` walks through a part of its own of the memory at either end. */
+static void share_plan(struct share *share, const struct bench_flow *flow, unsigned i)
+{
+	uint64_t near_part = flow->near_length / flow->connections;
+	uint64_t far_part = flow->far_length / flow->connections;
+
+	share->flow = flow;
+	share->bytes = flow->bytes / flow->connections;
+	share->chunk = flow->chunk < near_part ? flow->chunk : near_part;
+	share->area = (struct area){ .memory = flow->memory + i * near_part, .length = near_part };
+	share->head = (struct head){
+		.what = flow->push ? HEAD_PUSH : HEAD_PULL,
+		.bytes = share->bytes,
+		.chunk = flow->chunk < far_part ? flow->chunk : far_part,
+		.offset = i * far_part,
+		.length = far_part,
+	};
+}
+
+int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow, int64_t *ns)
+{
+	struct share shares[BENCH_CONNECTIONS] = { 0 };
+	struct gate gate = { PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, GATE_SHUT };
+	unsigned started = 1;
+	int64_t start, end = 0;
+	int error = 0;
+
+	for (unsigned i = 0; i < flow->connections; i++) {
+		share_plan(&shares[i], flow, i);
+		shares[i].gate = &gate;
+		shares[i].fd = stream->fd[i];
+	}
+	/* This thread is one of them: a single connection takes no hand-over. */
+	while (!error && started < flow->connections) {
+		error = -pthread_create(&shares[started].thread, NULL, run_share, &shares[started]);
+		started += !error;
+	}
+	start = bench_now();
+	gate_set(&gate, error ? GATE_GIVEN_UP : GATE_OPEN);
+	run_share(&shares[0]);
+	for (unsigned i = 0; i < started; i++) {
+		if (i)
+			pthread_join(shares[i].thread, NULL);
+		if (shares[i].end > end)
+			end = shares[i].end;
+		if (!error)
+			error = shares[i].error;
+	}
+	*ns = end - start;
+	return error;
+}
+
+int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow, uint64_t count,
+		      uint64_t *samples)
+{
+	struct area area = { .memory = flow->memory, .length = flow->near_length };
+	struct head head = {
+		.what = flow->push ? HEAD_PING_WRITE : HEAD_PING_READ,
+		.spin = flow->spin,
+		.bytes = flow->bytes,
+		.count = count,
+		.chunk = flow->chunk,
+		.length = flow->far_length,
+	};
+	int fd = stream->fd[0];
+	char byte = 1;
+	int error;
+
+	/* Both ends go on where the last slice ended. */
+	area.at = stream->at % (flow->near_length / flow->bytes) * flow->bytes;
+	head.at = stream->at % (flow->far_length / flow->bytes) * flow->bytes;
+	stream->at += count;
+	error = send_bytes(fd, &head, sizeof(head), flow->spin);
+	for (uint64_t i = 0; !error && i < count; i++) {
+		int64_t start;
+
+		if (area.at + flow->bytes > area.length)
+			area.at = 0;
+		start = bench_now();
+		if (flow->push) {
+			error = send_area(fd, &area, flow->bytes, flow->chunk, flow->spin);
+			if (!error)
+				error = recv_bytes(fd, &byte, 1, flow->spin);
+		} else {
+			error = send_bytes(fd, &byte, 1, flow->spin);
+			if (!error)
+				error = recv_area(fd, &area, flow->bytes, flow->spin);
+		}
+		samples[i] = (uint64_t)(bench_now() - start);
+	}
+	return error;
+}

@@ -1,0 +1,259 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What was measured, as a table for people and as JSON. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "bench.h"
+
+#define GOOD 0.95 /* of the raw limit */
+
+const char *bench_kind_name(uint32_t kind)
+{
+	switch (kind) {
+	case WH_MEMORY_SHARED:
+		return "host";
+	case WH_MEMORY_PAGEABLE:
+		return "pageable";
+	case WH_MEMORY_HUGE:
+		return "huge";
+	default:
+		return "unknown";
+	}
+}
+
+const char *bench_op_name(uint32_t op)
+{
+	return op == WH_READ ? "read" : "write";
+}
+
+const char *bench_form_name(uint32_t form)
+{
+	return form == BENCH_FORM_BLOCKS ? "blocks" : form == BENCH_FORM_LIST ? "list" : "single";
+}
+
+/* ---- the table -------------------------------------------------------------------------------------- */
+
+/* A number in four significant digits or so, "-" where it is unknown. */
+static const char *digits(char *out, size_t size, double value)
+{
+	if (isnan(value))
+		snprintf(out, size, "-");
+	else
+		snprintf(out, size, "%.*f", value < 10 ? 3 : value < 100 ? 2 : value < 1000 ? 1 : 0,
+			 value);
+	return out;
+}
+
+static const char *percent(char *out, size_t size, double value)
+{
+	if (isnan(value))
+		snprintf(out, size, "-");
+	else
+		snprintf(out, size, "%.0f %%", value * 100);
+	return out;
+}
+
+void bench_table_start(FILE *out, bool limits)
+{
+	fprintf(out, "%-5s  %-20s  %-20s  %9s  %6s  %7s", "op", "memory", "route", "size", "blocks",
+		"GB/s");
+	if (limits)
+		fprintf(out, "  %7s  %6s", "limit", "of it");
+	fprintf(out, "  %8s", "p50 us");
+	if (limits)
+		fprintf(out, "  %8s", "limit us");
+	fprintf(out, "  %s\n", "verified");
+	fflush(out);
+}
+
+/* "tcp, 4 connections" in 20 columns: a long route loses its end. */
+static void route_text(const struct bench_result *result, char *out, size_t size)
+{
+	snprintf(out, size, "%s%s%s", result->transport, result->detail[0] ? ", " : "",
+		 result->detail);
+}
+
+void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
+{
+	const struct bench_row *row = &result->row;
+	char memory[48], route[80], size[32], number[32];
+
+	snprintf(memory, sizeof(memory), "%s -> %s", bench_kind_name(row->source_kind),
+		 bench_kind_name(row->target_kind));
+	route_text(result, route, sizeof(route));
+	format_size(size, sizeof(size), row->layout.size);
+	fprintf(out, "%-5s  %-20s  %-20.20s  %9s  %6" PRIu64, bench_op_name(row->op), memory, route,
+		size, row->layout.blocks);
+	fprintf(out, "  %7s", digits(number, sizeof(number), result->bandwidth));
+	if (limits) {
+		fprintf(out, "  %7s", digits(number, sizeof(number), result->limit_bandwidth));
+		fprintf(out, "  %6s", percent(number, sizeof(number), result->ratio));
+	}
+	fprintf(out, "  %8s", digits(number, sizeof(number), result->p50));
+	if (limits)
+		fprintf(out, "  %8s", digits(number, sizeof(number), result->limit_latency));
+	fprintf(out, "  %s\n", result->verified < 0 ? "-" : result->verified ? "yes" : "NO");
+	fflush(out);
+}
+
+static void footprint_line(FILE *out, const char *what, uint64_t bytes, uint64_t most)
+{
+	fprintf(out, "%-44s  %9.2f MiB of %" PRIu64 " MiB  %s\n", what, (double)bytes / (1 << 20),
+		most >> 20, bytes <= most ? "good" : "TOO MUCH");
+}
+
+void bench_table_footprint(FILE *out, const struct bench_footprint *footprint)
+{
+	footprint_line(out, "an idle engine, its whole process", footprint->idle, BENCH_IDLE_LIMIT);
+	footprint_line(out, "one more TCP peer, at the initiator", footprint->near,
+		       BENCH_PEER_LIMIT);
+	footprint_line(out, "one more TCP peer, at the owner", footprint->far, BENCH_PEER_LIMIT);
+	fflush(out);
+}
+
+static void print_slowest(FILE *out, const struct bench_result *slowest)
+{
+	char size[32], share[32];
+
+	format_size(size, sizeof(size), slowest->row.layout.size);
+	fprintf(out, "; the slowest, %s %s of %s, has %s of %s", slowest->row.transport,
+		bench_op_name(slowest->row.op), size, percent(share, sizeof(share), slowest->ratio),
+		slowest->limit_name);
+}
+
+/* Small rows are about latency: their bandwidth is not compared. */
+static bool compared(const struct bench_result *result)
+{
+	return !isnan(result->ratio) && bench_layout_bytes(&result->row.layout) >= 1 << 20;
+}
+
+int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count)
+{
+	size_t done = 0, good = 0, with_limit = 0, verified = 0, wrong = 0, failed = 0, skipped = 0;
+	const struct bench_result *slowest = NULL;
+
+	for (size_t i = 0; i < count; i++) {
+		const struct bench_result *result = &results[i];
+
+		wrong += result->verified == 0;
+		if (result->text[0]) {
+			skipped += result->skipped;
+			failed += !result->skipped;
+			continue;
+		}
+		done++;
+		verified += result->verified == 1;
+		if (!compared(result))
+			continue;
+		with_limit++;
+		good += result->ratio >= GOOD;
+		if (!slowest || result->ratio < slowest->ratio)
+			slowest = result;
+	}
+	fprintf(out, "%zu row%s", done, done == 1 ? "" : "s");
+	if (verified || wrong)
+		fprintf(out, ", %zu verified", verified);
+	if (skipped)
+		fprintf(out, ", %zu not to be had here", skipped);
+	if (failed)
+		fprintf(out, ", %zu FAILED", failed);
+	if (with_limit) {
+		fprintf(out, "; of %zu of 1 MiB and more %zu reach %.0f %% of the raw limit",
+			with_limit, good, GOOD * 100);
+		print_slowest(out, slowest);
+	}
+	fprintf(out, "\n");
+	fflush(out);
+	return failed || wrong ? EXIT_FAIL : EXIT_PASS;
+}
+
+/* ---- JSON --------------------------------------------------------------------------------------------- */
+
+/* Six significant digits: more would be noise. */
+static json_t *real(double value)
+{
+	char text[40];
+	double rounded;
+
+	if (isnan(value))
+		return json_null();
+	snprintf(text, sizeof(text), "%.6g", value);
+	return sscanf(text, "%lf", &rounded) == 1 ? json_real(rounded) : json_null();
+}
+
+static json_t *text_or_null(const char *text)
+{
+	return text[0] ? json_string(text) : json_null();
+}
+
+static json_t *start_result(const struct bench_result *result)
+{
+	const struct bench_row *row = &result->row;
+	json_t *json = json_object();
+
+	json_object_set_new(json, "op", json_string(bench_op_name(row->op)));
+	json_object_set_new(json, "source", json_string(bench_kind_name(row->source_kind)));
+	json_object_set_new(json, "target", json_string(bench_kind_name(row->target_kind)));
+	json_object_set_new(json, "transport", json_string(row->transport));
+	json_object_set_new(json, "size_bytes", json_integer((json_int_t)row->layout.size));
+	json_object_set_new(json, "blocks", json_integer((json_int_t)row->layout.blocks));
+	json_object_set_new(json, "form", json_string(bench_form_name(row->form)));
+	json_object_set_new(json, "connections",
+			    row->connections ? json_integer(row->connections) : json_null());
+	return json;
+}
+
+json_t *bench_json_result(const struct bench_result *result)
+{
+	const struct bench_row *row = &result->row;
+	json_t *json = start_result(result), *latency = json_object();
+
+	json_object_set_new(json, "route_detail", text_or_null(result->detail));
+	json_object_set_new(json, "mode", json_string(result->spinning ? "spinning" : "blocking"));
+	json_object_set_new(json, "pinned", json_boolean(result->pinned));
+	json_object_set_new(json, "in_flight", json_integer(row->depth));
+	json_object_set_new(json, "working_set_bytes",
+			    json_integer((json_int_t)(bench_layout_slots(&row->layout) *
+						      row->layout.size)));
+	json_object_set_new(json, "bandwidth_GBps", real(result->bandwidth));
+	json_object_set_new(latency, "p50", real(result->p50));
+	json_object_set_new(latency, "p99", real(result->p99));
+	json_object_set_new(latency, "p999", real(result->p999));
+	json_object_set_new(json, "latency_us", latency);
+	json_object_set_new(json, "samples", json_integer((json_int_t)result->samples));
+	json_object_set_new(json, "submit_ns_per_transfer", real(result->submit));
+	json_object_set_new(json, "verified",
+			    result->verified < 0 ? json_null() : json_boolean(result->verified));
+	json_object_set_new(json, "limit_name", text_or_null(result->limit_name));
+	json_object_set_new(json, "limit_GBps", real(result->limit_bandwidth));
+	json_object_set_new(json, "limit_us", real(result->limit_latency));
+	json_object_set_new(json, "ratio", real(result->ratio));
+	json_object_set_new(json, "latency_ratio", real(result->latency_ratio));
+	json_object_set_new(json, "cache_line_ns", real(result->cache_line));
+	if (result->text[0])
+		json_object_set_new(json, "error", json_string(result->text));
+	return json;
+}
+
+json_t *bench_json_skipped(const struct bench_result *result)
+{
+	json_t *json = start_result(result);
+
+	json_object_set_new(json, "reason", json_string(result->text));
+	return json;
+}
+
+json_t *bench_json_footprint(const struct bench_footprint *footprint)
+{
+	json_t *json = json_object();
+
+	json_object_set_new(json, "process_before_bytes", json_integer((json_int_t)footprint->before));
+	json_object_set_new(json, "idle_engine_bytes", json_integer((json_int_t)footprint->idle));
+	json_object_set_new(json, "idle_engine_limit_bytes", json_integer(BENCH_IDLE_LIMIT));
+	json_object_set_new(json, "peers", json_integer((json_int_t)footprint->peers));
+	json_object_set_new(json, "transfer_bytes", json_integer((json_int_t)footprint->length));
+	json_object_set_new(json, "peer_initiator_bytes", json_integer((json_int_t)footprint->near));
+	json_object_set_new(json, "peer_owner_bytes", json_integer((json_int_t)footprint->far));
+	json_object_set_new(json, "peer_limit_bytes", json_integer(BENCH_PEER_LIMIT));
+	return json;
+}

@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The processes that hold Wherry's engines: near, which submits, and far. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "engine.h"
+
+#define EXTRA_PEERS 8
+
+struct memory {
+	void *address;
+	uint64_t length;
+	struct wh_region *region;
+};
+
+struct member {
+	const struct bench_member_setup *setup;
+	struct wh_engine *engine;
+	struct wh_peer *self, *peer, *extra[EXTRA_PEERS];
+	unsigned extra_count;
+	struct memory memory[BENCH_SIDES];
+	unsigned generation; /* of region names */
+	struct wh_remote remote;
+	/* The row: as many different batches as the walk has, and at least as many as are in
+	 * flight. */
+	struct bench_row row;
+	struct wh_batch **batches;
+	size_t batch_count, next;
+	bool failed; /* a batch may still run: do not touch it */
+};
+
+/* ---- answers -------------------------------------------------------------------------------- */
+
+static int answer_error(struct bench_answer *answer, int error, const char *format, ...)
+	__attribute__((format(printf, 3, 4)));
+
+static int answer_error(struct bench_answer *answer, int error, const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(answer->text, sizeof(answer->text), format, list);
+	va_end(list);
+	return answer->error = error;
+}
+
+static int answer_library(struct bench_answer *answer, int error)
+{
+	return answer_error(answer, error, "%s", wh_error_text());
+}
+
+/* ---- engine, peers, memory ---------------------------------------------------------------------- */
+
+static void row_end(struct member *m)
+{
+	for (size_t i = 0; m->batches && i < m->batch_count; i++) {
+		if (m->failed && m->batches[i])
+			wh_batch_cancel(m->batches[i]);
+		wh_batch_free(m->batches[i]);
+	}
+	free(m->batches);
+	m->batches = NULL;
+	m->batch_count = 0;
+	m->next = 0;
+	m->failed = false;
+}
+
+static int memory_free(struct member *m, struct memory *memory)
+{
+	int error = 0;
+
+	if (memory->region)
+		error = wh_region_unregister(memory->region);
+	if (error)
+		return error;
+	memory->region = NULL;
+	if (memory->address)
+		error = wh_memory_free(m->engine, memory->address);
+	if (!error)
+		*memory = (struct memory){ 0 };
+	return error;
+}
+
+static int member_close(struct member *m, struct bench_answer *answer)
+{
+	int error;
+
+	if (!m->engine)
+		return 0;
+	row_end(m);
+	if (m->self)
+		wh_peer_close(m->self);
+	if (m->peer)
+		wh_peer_close(m->peer);
+	for (unsigned i = 0; i < m->extra_count; i++)
+		wh_peer_close(m->extra[i]);
+	m->self = m->peer = NULL;
+	m->extra_count = 0;
+	for (int i = 0; i < BENCH_SIDES; i++)
+		memory_free(m, &m->memory[i]);
+	error = wh_engine_close(m->engine);
+	m->engine = NULL;
+	return error ? answer_library(answer, error) : 0;
+}
+
+static int member_open(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+{
+	char connections[32];
+	const char *config[2] = { NULL };
+	struct engine_setup setup = { .listen = m->setup->listen, .config = config };
+	int code;
+
+	snprintf(connections, sizeof(connections), "connections=%u", order->connections);
+	if (order->connections)
+		config[0] = connections;
+	code = engine_open(m->setup->arguments, &setup, &m->engine);
+	if (code) {
+		/* It has been said on stderr; the exit code is what is left to tell. */
+		answer->error = code == EXIT_USAGE ? -EINVAL : -ENODEV;
+		return answer->error;
+	}
+	snprintf(answer->text, sizeof(answer->text), "%s", wh_engine_url(m->engine));
+	return 0;
+}
+
+static int member_connect(struct member *m, const struct bench_order *order,
+			  struct bench_answer *answer)
+{
+	bool self = !strcmp(order->text, "self");
+	struct wh_peer **slot = self ? &m->self : &m->peer;
+	int error = wh_peer_open(m->engine, order->text, NULL, slot);
+
+	return error ? answer_library(answer, error) : 0;
+}
+
+static int member_memory(struct member *m, const struct bench_order *order,
+			 struct bench_answer *answer)
+{
+	struct memory *memory = &m->memory[order->side];
+	struct wh_memory_options memory_options = { .size = sizeof(memory_options),
+						    .kind = order->kind };
+	struct wh_region_options options = { .size = sizeof(options), .name = answer->text };
+	int error = memory_free(m, memory);
+
+	if (!error)
+		error = wh_memory_alloc(m->engine, order->length, &memory_options, &memory->address);
+	if (error)
+		return answer_library(answer, error);
+	/* Also what is only read has to have pages of its own, not the kernel's page of zeros. */
+	memset(memory->address, 0xa5, order->length);
+	memory->length = order->length;
+	/* Names are not used twice: nobody can take an old region for the new one. */
+	snprintf(answer->text, sizeof(answer->text), "bench.%u", ++m->generation);
+	error = wh_region_register(m->engine, memory->address, order->length, &options,
+				   &memory->region);
+	if (error)
+		return answer_library(answer, error);
+	answer->address = (uintptr_t)memory->address;
+	return 0;
+}
+
+/* The region of the peer that transfers go to. */
+static int member_region(struct member *m, const struct bench_order *order,
+			 struct bench_answer *answer)
+{
+	struct wh_remote longest = { 0 }, remote;
+	uint64_t cursor = 0;
+	int error;
+
+	if (order->text[0]) {
+		error = wh_peer_find(m->peer, order->text, 5 * INT64_C(1000000000), &longest);
+		if (error)
+			return answer_library(answer, error);
+	} else {
+		while (!wh_peer_next(m->peer, &cursor, &remote))
+			if (remote.length > longest.length)
+				longest = remote;
+		if (!longest.length)
+			return answer_error(answer, -ENOENT, "the peer publishes no region");
+	}
+	m->remote = longest;
+	answer->bytes = longest.length;
+	answer->kind = longest.kind;
+	answer->access = longest.access;
+	return 0;
+}
+
+/* ---- batches ---------------------------------------------------------------------------------- */
+
+/* Everything that the batches of a row are made from. */
+struct maker {
+	struct wh_peer *peer;
+	struct wh_region *local;
+	struct wh_remote remote;
+	const uint64_t *local_offsets, *remote_offsets;
+	struct wh_transfer *list;
+};
+
+static int batch_fill(const struct bench_row *row, struct maker *maker, struct wh_batch *batch,
+		      uint64_t first)
+{
+	const struct bench_layout *layout = &row->layout;
+	struct wh_base base = { .local = maker->local, .remote = maker->remote.id };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc),
+		.op = row->op,
+		.block_length = layout->size,
+		.count = layout->blocks,
+		.bases = &base,
+		.base_count = 1,
+		.local_offsets = maker->local_offsets + first,
+		.remote_offsets = maker->remote_offsets + first,
+	};
+	struct wh_blocks *blocks;
+	int error;
+
+	if (row->form != BENCH_FORM_BLOCKS) {
+		for (uint64_t i = 0; i < layout->blocks; i++)
+			maker->list[i] = (struct wh_transfer){
+				.local = maker->local,
+				.local_offset = maker->local_offsets[first + i],
+				.remote = maker->remote.id,
+				.remote_offset = maker->remote_offsets[first + i],
+				.length = layout->size,
+				.op = row->op,
+			};
+		return wh_batch_add(batch, maker->list, layout->blocks);
+	}
+	error = wh_blocks_prepare(maker->peer, &desc, &blocks);
+	if (error)
+		return error;
+	error = wh_batch_add_blocks(batch, blocks);
+	wh_blocks_free(blocks);
+	return error;
+}
+
+static int batches_make(struct member *m, struct maker *maker)
+{
+	const struct bench_layout *layout = &m->row.layout;
+	struct wh_batch_options options = { .size = sizeof(options), .require = m->row.transport };
+	int error;
+
+	m->batch_count = layout->batches < m->row.depth ? m->row.depth : layout->batches;
+	m->batches = calloc(m->batch_count, sizeof(*m->batches));
+	maker->list = calloc(layout->blocks, sizeof(*maker->list));
+	error = m->batches && maker->list ? 0 : -ENOMEM;
+	for (size_t i = 0; !error && i < m->batch_count; i++) {
+		error = wh_batch_new(maker->peer, &options, &m->batches[i]);
+		if (!error)
+			error = batch_fill(&m->row, maker, m->batches[i],
+					   i % layout->batches * layout->blocks);
+	}
+	free(maker->list);
+	return error;
+}
+
+static int wait_for(struct member *m, struct wh_batch *batch, struct bench_answer *answer)
+{
+	int error = wh_batch_wait(batch, WH_FOREVER);
+
+	if (error) {
+		m->failed = true;
+		return answer_error(answer, error, "%s", wh_batch_error_text(batch));
+	}
+	return 0;
+}
+
+static inline void step(const struct member *m, size_t *at)
+{
+	if (++*at == m->batch_count)
+		*at = 0;
+}
+
+/* Keep row.depth batches in flight, at most `most` in all, until the pace says stop. *done: how
+ * many were completed. */
+static int run_batches(struct member *m, uint64_t most, struct bench_pace *pace, uint64_t *done,
+		       struct bench_answer *answer)
+{
+	uint64_t submitted = 0, completed = 0, depth = m->row.depth;
+	size_t head = m->next, tail = m->next;
+	bool more = true;
+	int error = 0, late;
+
+	do {
+		while (more && submitted < most && submitted - completed < depth) {
+			error = wh_batch_submit(m->batches[head]);
+			if (error) {
+				answer_library(answer, error);
+				goto drain;
+			}
+			submitted++;
+			step(m, &head);
+		}
+		error = wait_for(m, m->batches[tail], answer);
+		completed++;
+		step(m, &tail);
+		if (error)
+			goto drain;
+		more = more && submitted < most && !bench_pace_over(pace);
+	} while (more || completed < submitted);
+	m->next = head;
+	*done = completed;
+	return 0;
+
+drain:
+	for (; completed < submitted; completed++) {
+		late = wh_batch_wait(m->batches[tail], WH_FOREVER);
+		(void)late; /* the first failure is the one to tell */
+		step(m, &tail);
+	}
+	return error;
+}
+
+static int member_walk(struct member *m, struct bench_answer *answer)
+{
+	struct bench_pace pace = { .deadline = INT64_MAX };
+	uint64_t done;
+
+	m->next = 0;
+	return run_batches(m, m->row.layout.batches, &pace, &done, answer);
+}
+
+/* Which route the first batch took. */
+static void member_route(struct member *m, struct bench_answer *answer)
+{
+	struct wh_route routes[8];
+	size_t count = sizeof(routes) / sizeof(*routes);
+
+	if (wh_batch_routes(m->batches[0], routes, &count))
+		return;
+	for (size_t i = 0; i < count; i++)
+		if (routes[i].bytes) {
+			memcpy(answer->transport, routes[i].transport, sizeof(answer->transport));
+			memcpy(answer->detail, routes[i].detail, sizeof(answer->detail));
+			return;
+		}
+}
+
+/* order->text names the remote region; empty: the one that BENCH_REGION found. */
+static int member_row(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+{
+	bool write = order->row.op == WH_WRITE;
+	struct maker maker = { .remote = m->remote };
+	struct bench_walk walk;
+	int error;
+
+	row_end(m);
+	m->row = order->row;
+	maker.peer = strcmp(m->row.transport, "self") ? m->peer : m->self;
+	maker.local = m->memory[write ? BENCH_SOURCE : BENCH_TARGET].region;
+	if (order->text[0]) {
+		error = wh_peer_find(maker.peer, order->text, 5 * INT64_C(1000000000), &maker.remote);
+		if (error)
+			return answer_library(answer, error);
+	}
+	error = bench_walk_new(&m->row.layout, &walk);
+	if (error)
+		return answer_error(answer, error, "no memory for the list of blocks");
+	maker.local_offsets = write ? walk.source : walk.target;
+	maker.remote_offsets = write ? walk.target : walk.source;
+	error = batches_make(m, &maker);
+	bench_walk_free(&walk);
+	if (error)
+		return answer_library(answer, error);
+	error = member_walk(m, answer);
+	if (!error)
+		member_route(m, answer);
+	return error;
+}
+
+/* ---- slices ------------------------------------------------------------------------------------- */
+
+static int member_bandwidth(struct member *m, const struct bench_order *order,
+			    struct bench_answer *answer)
+{
+	int64_t start = bench_now();
+	struct bench_pace pace = { .deadline = start + order->duration, .last = start };
+	uint64_t done;
+	int error = run_batches(m, UINT64_MAX, &pace, &done, answer);
+
+	answer->ns = bench_now() - start;
+	if (!error)
+		answer->bytes = done * bench_layout_bytes(&m->row.layout);
+	return error;
+}
+
+/* One batch from submission to completion. With `submitted` the clock is read in between as well. */
+static int one_latency(struct member *m, int64_t *ns, int64_t *submitted,
+		       struct bench_answer *answer)
+{
+	struct wh_batch *batch = m->batches[m->next];
+	int64_t start = bench_now();
+	int error = wh_batch_submit(batch);
+
+	if (error)
+		return answer_library(answer, error);
+	if (submitted)
+		*submitted = bench_now() - start;
+	error = wait_for(m, batch, answer);
+	*ns = bench_now() - start;
+	step(m, &m->next);
+	return error;
+}
+
+/* Every eighth sample measures the submission, into the upper end of the samples' room. The third
+ * reading of the clock would show in a latency below 10 us, which is then left out. */
+static int member_latency(struct member *m, const struct bench_order *order,
+			  struct bench_answer *answer)
+{
+	uint64_t *samples = m->setup->samples, *top = samples + BENCH_SAMPLES;
+	uint64_t count = 0, splits = 0;
+	int64_t deadline, ns, submitted;
+	int error = 0;
+
+	/* The first after a pause is about waking up. */
+	for (int i = 0; !error && i < 2; i++)
+		error = one_latency(m, &ns, NULL, answer);
+	deadline = bench_now() + order->duration;
+	for (uint64_t i = 0; !error && count + splits + 2 < BENCH_SAMPLES; i++) {
+		bool split = i % 8 == 0;
+
+		error = one_latency(m, &ns, split ? &submitted : NULL, answer);
+		if (split)
+			*(top - ++splits) = (uint64_t)submitted;
+		if (!split || ns >= 10000)
+			samples[count++] = (uint64_t)ns;
+		if (bench_now() >= deadline && count)
+			break;
+	}
+	if (error)
+		return error;
+	bench_sort(top - splits, splits);
+	answer->submit = (double)bench_percentile(top - splits, splits, 0.5) /
+			 (double)m->row.layout.blocks;
+	answer->count = count;
+	return 0;
+}
+
+/* ---- patterns ------------------------------------------------------------------------------------ */
+
+static int member_pattern(struct member *m, const struct bench_order *order,
+			  struct bench_answer *answer)
+{
+	void *memory = m->memory[order->side].address;
+	const struct bench_layout *layout = &order->row.layout;
+
+	if (order->what == BENCH_FILL)
+		bench_layout_fill(layout, memory, order->iteration);
+	else if (order->what == BENCH_GUARD)
+		bench_layout_guard(layout, memory);
+	else if (!bench_layout_check(layout, memory, order->iteration, answer->text,
+				     sizeof(answer->text)))
+		answer->error = -EBADMSG;
+	return answer->error;
+}
+
+/* One batch of one transfer. */
+static int copy_whole(struct wh_peer *peer, uint32_t op, struct wh_region *local,
+		      const struct wh_remote *remote, uint64_t length, const char *require,
+		      struct bench_answer *answer)
+{
+	struct wh_batch_options options = { .size = sizeof(options), .require = require };
+	struct wh_transfer transfer = {
+		.local = local, .remote = remote->id, .length = length, .op = op
+	};
+	struct wh_batch *batch;
+	int error = wh_batch_new(peer, &options, &batch);
+
+	if (error)
+		return answer_library(answer, error);
+	error = wh_batch_add(batch, &transfer, 1);
+	if (!error)
+		error = wh_batch_submit(batch);
+	if (error) {
+		answer_library(answer, error);
+	} else {
+		error = wh_batch_wait(batch, WH_FOREVER);
+		if (error)
+			answer_error(answer, error, "%s", wh_batch_error_text(batch));
+	}
+	wh_batch_free(batch);
+	return error;
+}
+
+static int member_copy(struct member *m, const struct bench_order *order,
+		       struct bench_answer *answer)
+{
+	return copy_whole(m->peer, order->what == BENCH_PUT ? WH_WRITE : WH_READ,
+			  m->memory[order->side].region, &m->remote, order->length, NULL, answer);
+}
+
+/* ---- footprint ------------------------------------------------------------------------------------ */
+
+/* The exact count; /proc/self/statm may lag behind by hundreds of KiB. */
+static int member_resident(struct bench_answer *answer)
+{
+	FILE *file = fopen("/proc/self/smaps_rollup", "re");
+	char line[128];
+	unsigned long kib;
+
+	if (!file)
+		return answer_error(answer, -errno, "/proc/self/smaps_rollup: %s", strerror(errno));
+	while (fgets(line, sizeof(line), file))
+		if (sscanf(line, "Rss: %lu kB", &kib) == 1)
+			answer->bytes = (uint64_t)kib << 10;
+	fclose(file);
+	return answer->bytes ? 0 : answer_error(answer, -EPROTO, "/proc/self/smaps_rollup has no Rss");
+}
+
+/* order->text: "URL NAME": connect once more, move the whole region there and back. */
+static int member_extra(struct member *m, const struct bench_order *order,
+			struct bench_answer *answer)
+{
+	char url[sizeof(order->text)], *name;
+	struct wh_remote remote;
+	struct wh_peer *peer;
+	int error;
+
+	memcpy(url, order->text, sizeof(url));
+	name = strchr(url, ' ');
+	if (!name || m->extra_count == EXTRA_PEERS)
+		return answer_error(answer, -EINVAL, "no further peer");
+	*name++ = '\0';
+	error = wh_peer_open(m->engine, url, NULL, &peer);
+	if (error)
+		return answer_library(answer, error);
+	m->extra[m->extra_count++] = peer;
+	error = wh_peer_find(peer, name, 5 * INT64_C(1000000000), &remote);
+	if (error)
+		return answer_library(answer, error);
+	error = copy_whole(peer, WH_WRITE, m->memory[BENCH_SOURCE].region, &remote, order->length,
+			   "tcp", answer);
+	if (!error)
+		error = copy_whole(peer, WH_READ, m->memory[BENCH_SOURCE].region, &remote,
+				   order->length, "tcp", answer);
+	return error;
+}
+
+/* ---- orders ---------------------------------------------------------------------------------------- */
+
+static int obey(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+{
+	switch (order->what) {
+	case BENCH_OPEN:
+		return member_open(m, order, answer);
+	case BENCH_CLOSE:
+	case BENCH_QUIT:
+		return member_close(m, answer);
+	case BENCH_CONNECT:
+		return member_connect(m, order, answer);
+	case BENCH_MEMORY:
+		return member_memory(m, order, answer);
+	case BENCH_REGION:
+		return member_region(m, order, answer);
+	case BENCH_ROW:
+		return member_row(m, order, answer);
+	case BENCH_ROW_END:
+		row_end(m);
+		return 0;
+	case BENCH_BANDWIDTH:
+		return member_bandwidth(m, order, answer);
+	case BENCH_LATENCY:
+		return member_latency(m, order, answer);
+	case BENCH_WALK:
+		return member_walk(m, answer);
+	case BENCH_FILL:
+	case BENCH_GUARD:
+	case BENCH_CHECK:
+		return member_pattern(m, order, answer);
+	case BENCH_PUT:
+	case BENCH_GET:
+		return member_copy(m, order, answer);
+	case BENCH_RESIDENT:
+		return member_resident(answer);
+	case BENCH_EXTRA:
+		return member_extra(m, order, answer);
+	default:
+		return answer_error(answer, -EINVAL, "no such order");
+	}
+}
+
+void bench_member_serve(int fd, void *arg)
+{
+	struct member m = { .setup = arg };
+	struct bench_order order;
+	struct bench_answer answer;
+
+	while (bench_next_order(fd, &order)) {
+		memset(&answer, 0, sizeof(answer));
+		answer.error = obey(&m, &order, &answer);
+		bench_reply(fd, &answer);
+		if (order.what == BENCH_QUIT)
+			return;
+	}
+	member_close(&m, &answer);
+}

@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * wherry bench: what its parts share.
+ *
+ * Several processes, all forked before any of them has an engine or a thread:
+ *
+ *   the command itself  reads the options, measures the raw limits, prints
+ *   near                Wherry's initiator: submits and waits
+ *   far                 Wherry's other side (with --peer: the peer instead)
+ *   raw                 the other end of the raw limits
+ *
+ * The engines live apart from the limits so that they can be stopped while a limit is measured: a
+ * spinning engine would take the CPU that the limit needs.
+ */
+#ifndef TOOLS_BENCH_H
+#define TOOLS_BENCH_H
+
+#include <jansson.h>
+#include <math.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <sys/types.h>
+#include <time.h>
+
+#include <wherry/wherry.h>
+
+#include "command.h"
+
+#define BENCH_ROUNDS 9           /* a limit slice and a test slice each */
+#define BENCH_SAMPLES 65536      /* the most latencies of one slice */
+#define BENCH_CONNECTIONS 64     /* the most connections of a row */
+#define BENCH_CHUNK (1u << 20)   /* the most bytes of one raw send() */
+#define BENCH_ALIGN 64           /* blocks start on cache lines */
+#define BENCH_TEXT 320
+
+static inline int64_t bench_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
+}
+
+/* Is it time to stop? Looks at the clock so seldom that the looking costs nothing. */
+struct bench_pace {
+	int64_t deadline, last;
+	uint32_t every, left;
+};
+
+static inline bool bench_pace_over(struct bench_pace *pace)
+{
+	int64_t now;
+
+	if (pace->left > 1) {
+		pace->left--;
+		return false;
+	}
+	now = bench_now();
+	if (now - pace->last < 20000 && pace->every < 1024)
+		pace->every = pace->every ? 2 * pace->every : 1;
+	pace->last = now;
+	pace->left = pace->every;
+	return now >= pace->deadline;
+}
+
+/* ---- statistics (bench-statistics.c) -------------------------------------------------------- */
+
+void bench_sort(uint64_t *samples, size_t count);
+
+/* The smallest sample such that `fraction` of all are not above it; `sorted` is not empty. */
+uint64_t bench_percentile(const uint64_t *sorted, size_t count, double fraction);
+
+/* The median, of an even number the mean of the two in the middle; NAN of none. Sorts. */
+double bench_median(double *values, size_t count);
+
+/* What the rounds of a row gave: a pair each, NAN where one could not be measured. */
+struct bench_pairs {
+	double test[BENCH_ROUNDS], limit[BENCH_ROUNDS];
+	size_t count;
+};
+
+void bench_pairs_add(struct bench_pairs *pairs, double test, double limit);
+
+/* The medians over the rounds, and the median of the rounds' own ratios test / limit: the two
+ * halves of a round meet the same state of the machine, those of different rounds may not. NAN:
+ * unknown. */
+double bench_pairs_test(const struct bench_pairs *pairs);
+double bench_pairs_limit(const struct bench_pairs *pairs);
+double bench_pairs_ratio(const struct bench_pairs *pairs);
+
+/* ---- where the bytes lie (bench-layout.c) --------------------------------------------------- */
+
+/* Source and target are divided into slots of a block each. A walk goes over all slots, batch by
+ * batch, and starts over. The limit and the test, and both sides of a check, take the same walk. */
+struct bench_layout {
+	uint64_t size;    /* bytes of a block */
+	uint64_t blocks;  /* in a batch */
+	uint64_t batches; /* until the walk starts over */
+	uint64_t source_stride, target_stride;
+	uint64_t guard; /* bytes before the first and behind every target block; 0: none */
+	uint64_t source_length, target_length;
+};
+
+/* `guarded`: leave room for guard bytes. -1: too big to count. */
+int bench_layout_plan(struct bench_layout *layout, uint64_t size, uint64_t blocks,
+		      uint64_t working_set, bool guarded);
+
+/* Walk through less, so that the source or the `target` fits into `length` bytes. -1: it cannot. */
+int bench_layout_shrink(struct bench_layout *layout, bool target, uint64_t length);
+
+static inline uint64_t bench_layout_slots(const struct bench_layout *layout)
+{
+	return layout->batches * layout->blocks;
+}
+
+static inline uint64_t bench_layout_bytes(const struct bench_layout *layout)
+{
+	return layout->size * layout->blocks;
+}
+
+/* The walk: block i of batch b goes from source[b * blocks + i] to target[b * blocks + i]. One
+ * block a batch: in order. Several: scattered, on either side in its own way. */
+struct bench_walk {
+	uint64_t *source, *target;
+};
+
+int bench_walk_new(const struct bench_layout *layout, struct bench_walk *walk);
+void bench_walk_free(struct bench_walk *walk);
+
+/* Write the pattern of `iteration` over a source, guard bytes over all of a target; check that a
+ * target has the walk's blocks and guard bytes everywhere else. The check returns false with a text. */
+void bench_layout_fill(const struct bench_layout *layout, void *source, uint64_t iteration);
+void bench_layout_guard(const struct bench_layout *layout, void *target);
+bool bench_layout_check(const struct bench_layout *layout, const void *target, uint64_t iteration,
+			char *text, size_t size);
+
+/* ---- one row -------------------------------------------------------------------------------- */
+
+enum bench_form {
+	BENCH_FORM_SINGLE, /* one transfer a batch */
+	BENCH_FORM_BLOCKS, /* one blocks descriptor a batch */
+	BENCH_FORM_LIST,   /* a list of transfers a batch */
+};
+
+/* What to measure. */
+struct bench_row {
+	uint32_t op; /* enum wh_op */
+	uint32_t form;
+	uint32_t source_kind, target_kind; /* enum wh_memory_kind */
+	uint32_t connections; /* 0: the transport has none */
+	uint32_t depth;       /* batches in flight for bandwidth */
+	char transport[16];
+	struct bench_layout layout;
+};
+
+/* What was measured. NAN and empty: unknown. */
+struct bench_result {
+	struct bench_row row;
+	bool spinning, pinned;
+	char transport[16], detail[48]; /* the route it really took */
+	double bandwidth;               /* GB/s */
+	double p50, p99, p999;          /* us */
+	double submit;                  /* ns a transfer */
+	uint64_t samples;
+	int verified; /* 1, 0; -1: not looked at */
+	char limit_name[24];
+	double limit_bandwidth, limit_latency, ratio, latency_ratio;
+	double cache_line; /* ns to hand a cache line over, just before */
+	bool skipped;          /* the route is not to be had */
+	char text[BENCH_TEXT]; /* why it failed or was skipped; "": it did not */
+};
+
+const char *bench_kind_name(uint32_t kind);
+const char *bench_op_name(uint32_t op);
+const char *bench_form_name(uint32_t form);
+
+/* ---- what the command line asks for (bench-plan.c) -------------------------------------------- */
+
+struct bench_plan {
+	struct bench_row *rows;
+	size_t count;
+	bool chosen; /* --transport names one: that it is not to be had is an error */
+};
+
+/* The rows, in the order in which they are measured. 0, or an exit code after a line on stderr. */
+int bench_plan_make(const struct arguments *arguments, struct bench_plan *out);
+void bench_plan_free(struct bench_plan *plan);
+
+/* "0.5", "2": seconds as ns. 0, or EXIT_USAGE after a usage error. */
+int bench_parse_seconds(const char *text, int64_t *ns);
+
+/* ---- the other processes (bench-process.c) --------------------------------------------------- */
+
+enum bench_what {
+	BENCH_QUIT = 1,
+	/* Of near and far (bench-run.c). */
+	BENCH_OPEN,      /* connections: an engine; answers its URL in text */
+	BENCH_CLOSE,
+	BENCH_CONNECT,   /* text: a URL, or "self" */
+	BENCH_MEMORY,    /* side, kind, length: touched and registered; text: its name, address */
+	BENCH_REGION,    /* text: the name of a region of the peer, or "": the longest */
+	BENCH_ROW,       /* row: get ready, walk once; answers transport and detail */
+	BENCH_ROW_END,
+	BENCH_BANDWIDTH, /* duration: answers bytes and ns */
+	BENCH_LATENCY,   /* duration: answers count, and the samples in shared memory */
+	BENCH_WALK,      /* every batch of the walk once */
+	BENCH_FILL,      /* side, row, iteration */
+	BENCH_GUARD,     /* side, row */
+	BENCH_CHECK,     /* side, row, iteration: -EBADMSG and what is wrong in text */
+	BENCH_PUT,       /* side, length: over to the peer's region, by any route */
+	BENCH_GET,       /* side, length: back from there */
+	BENCH_RESIDENT,  /* answers bytes: resident memory */
+	BENCH_EXTRA,     /* one more TCP peer, `length` bytes there and back */
+	/* Of raw (bench-raw.c). */
+	BENCH_RAW_MEMORY, /* kind, length; answers address */
+	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
+	BENCH_RAW_ACCEPT, /* connections: as many more */
+};
+
+enum bench_side {
+	BENCH_SOURCE,
+	BENCH_TARGET,
+	BENCH_SCRATCH, /* for what is read back from a peer */
+	BENCH_SIDES,
+};
+
+struct bench_order {
+	uint32_t what;
+	uint32_t side, kind, connections;
+	uint64_t length, iteration;
+	int64_t duration;
+	struct bench_row row;
+	char text[128];
+};
+
+struct bench_answer {
+	int32_t error; /* negative errno, with a text; the text is "" if it has been told already */
+	uint32_t kind, access;
+	uint64_t bytes, count, address;
+	int64_t ns;
+	double submit; /* ns a transfer */
+	char transport[16], detail[48];
+	char text[BENCH_TEXT];
+};
+
+struct bench_process {
+	pid_t pid; /* 0: not there */
+	int fd;
+	bool stopped;
+	char name[8];
+};
+
+/* Which CPUs a side may use: with --pin, each a half of those that the command may use. */
+enum bench_half {
+	BENCH_ANY_CPU,
+	BENCH_NEAR_CPUS,
+	BENCH_FAR_CPUS,
+};
+
+/* Keep the calling thread, and those it starts, to that half. Does nothing on a single CPU. */
+void bench_pin(enum bench_half half, cpu_set_t *before);
+void bench_unpin(const cpu_set_t *before);
+
+/* Fork a process that runs serve(fd, arg), which answers orders until BENCH_QUIT. 0, -errno. */
+int bench_process_start(struct bench_process *process, const char *name, enum bench_half half,
+			void (*serve)(int fd, void *arg), void *arg);
+void bench_process_end(struct bench_process *process);
+
+/* Give an order and wait for the answer. 0, or the answer's error; a process that is gone or does
+ * not answer is -EPIPE or -ETIMEDOUT. */
+int bench_ask(struct bench_process *process, const struct bench_order *order,
+	      struct bench_answer *answer);
+
+/* Stop a process where it stands, and let it go on. */
+void bench_process_stop(struct bench_process *process);
+void bench_process_continue(struct bench_process *process);
+
+/* For serve(): the next order, false at the end; and an answer. */
+bool bench_next_order(int fd, struct bench_order *order);
+void bench_reply(int fd, const struct bench_answer *answer);
+
+/* ---- Wherry's processes (bench-run.c) --------------------------------------------------------- */
+
+struct bench_member_setup {
+	const struct arguments *arguments;
+	uint64_t *samples; /* BENCH_SAMPLES of them, shared with the command */
+	const char *listen; /* "none" for near */
+};
+
+/* `arg` is a struct bench_member_setup. */
+void bench_member_serve(int fd, void *arg);
+
+/* ---- raw limits (bench-limit.c, bench-raw.c) --------------------------------------------------- */
+
+/* Memory as the kind says, touched. NULL with errno set. */
+void *bench_map(uint32_t kind, uint64_t length);
+void bench_unmap(void *memory, uint64_t length);
+
+/* The raw process; `arg` is ignored. */
+void bench_raw_serve(int fd, void *arg);
+
+/* The command's ends of plain TCP connections to the raw process. */
+struct bench_stream {
+	struct bench_process *process;
+	uint64_t buffer; /* SO_SNDBUF and SO_RCVBUF; 0: the system's */
+	int port;
+	int fd[BENCH_CONNECTIONS];
+	unsigned count;
+	uint64_t at; /* where the next ping's bytes lie */
+};
+
+int bench_stream_connect(struct bench_stream *stream, unsigned connections, char text[BENCH_TEXT]);
+void bench_stream_close(struct bench_stream *stream);
+
+/* Move `bytes` between `memory` and the raw process, `push` or pull, on `connections` connections
+ * at once, in pieces of `chunk`. 0 or -errno; *ns: from the start to the last byte's arrival. */
+struct bench_flow {
+	bool push, spin;
+	unsigned connections;
+	uint64_t bytes, chunk;
+	char *memory;
+	uint64_t near_length, far_length; /* of memory to walk through */
+};
+int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow, int64_t *ns);
+
+/* `count` times `bytes` one way and one byte back, the times into `samples`. */
+int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow, uint64_t count,
+		      uint64_t *samples);
+
+enum bench_limit_kind {
+	BENCH_LIMIT_NONE,
+	BENCH_LIMIT_MEMCPY,
+	BENCH_LIMIT_PROCESS_VM,
+	BENCH_LIMIT_STREAM,
+};
+
+struct bench_limit {
+	struct bench_process *process; /* NULL: no other end, so no limits that need one */
+	bool spin;
+	struct bench_stream stream;
+	void *map[2]; /* BENCH_SOURCE, BENCH_TARGET */
+	uint64_t mapped[2];
+	uint32_t map_kind[2];
+	uint64_t far, far_length; /* address in the raw process */
+	uint32_t far_kind;
+	/* Of the present row. */
+	enum bench_limit_kind kind;
+	const char *name; /* "": there is none */
+	struct bench_row row;
+	struct bench_walk walk;
+	uint64_t next;       /* batch of the walk */
+	double rate;         /* bytes a ns, as far as known */
+	double ping;         /* ns, as far as known */
+};
+
+/* Get ready for a row that takes the route `transport` (`detail`). 0, or -errno and a text. No
+ * limit for such a row: 0, with the name "". */
+int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, const char *transport,
+		    const char *detail, char text[BENCH_TEXT]);
+/* GB/s, over about `duration` ns. */
+int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *out);
+int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
+			size_t *count);
+void bench_limit_close(struct bench_limit *limit);
+
+/* ---- measuring (bench-measure.c) ----------------------------------------------------------------- */
+
+struct bench_session {
+	struct bench_process near, far, raw;
+	bool limits, verify, spinning, pinned;
+	const char *peer; /* URL; NULL: far */
+	char url[128];    /* of far, or of the peer */
+	uint32_t connections; /* that near's engine is open with; 0: not open */
+	int64_t duration; /* ns, of a row */
+	uint64_t *shared; /* samples of near's last slice */
+	uint64_t *samples; /* room for those of all rounds */
+	struct bench_limit limit;
+	struct bench_order memory[2][BENCH_SIDES]; /* what near and far have now */
+	char memory_name[2][BENCH_SIDES][64];
+	bool self, connected; /* near has these peers */
+	char remote_name[64]; /* --peer: the region asked for; "": the longest */
+	uint64_t remote_length; /* --peer */
+	uint32_t remote_access, remote_kind;
+	void (*progress)(const char *text);
+};
+
+/* Make sure that near's engine is open and, unless `self`, connected. With --peer, learn of its
+ * region. 0, or -errno and a text. */
+int bench_connect(struct bench_session *session, uint32_t connections, bool self,
+		  char text[BENCH_TEXT]);
+
+/* Measure one row. 0, or -errno and result->text: -EOPNOTSUPP if that route is not to be had, -EPIPE
+ * if a process is gone and nothing more can be measured. */
+int bench_measure(struct bench_session *session, const struct bench_row *row,
+		  struct bench_result *result);
+
+struct bench_footprint {
+	uint64_t before, idle;  /* resident bytes of a process: without, with an engine */
+	uint64_t near, far;     /* growth for a peer: here, there */
+	uint64_t peers, length; /* how many were tried, bytes moved each way with each */
+};
+#define BENCH_IDLE_LIMIT (8u << 20)
+#define BENCH_PEER_LIMIT (16u << 20)
+
+/* With processes of their own. 0, or -errno and a text. */
+int bench_footprint(const struct arguments *arguments, struct bench_footprint *out,
+		    char text[BENCH_TEXT]);
+
+/* ---- environment and report ------------------------------------------------------------------------ */
+
+/* ns to hand a cache line to another CPU, one way; NAN if this process has but one. Takes about
+ * `duration` ns. */
+double bench_cache_line(int64_t duration);
+
+/* What the results depend on. */
+json_t *bench_environment(double cache_line_before, double cache_line_after);
+
+void bench_table_start(FILE *out, bool limits);
+void bench_table_row(FILE *out, const struct bench_result *result, bool limits);
+void bench_table_footprint(FILE *out, const struct bench_footprint *footprint);
+/* One line. Returns the exit code that fits. */
+int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count);
+
+json_t *bench_json_result(const struct bench_result *result);
+json_t *bench_json_skipped(const struct bench_result *result);
+json_t *bench_json_footprint(const struct bench_footprint *footprint);
+
+#endif

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry bench: how fast bytes move, by which route, and how near to the raw limit that is. */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "bench.h"
+#include "engine.h"
+#include "output.h"
+#include "url.h"
+
+#define SECONDS "0.5"
+#define PROBE 5000000 /* ns for the cache line, before and after */
+
+struct bench {
+	const struct arguments *arguments;
+	struct bench_plan plan;
+	struct bench_session session;
+	struct bench_member_setup near, far;
+	struct bench_result *results;
+	size_t result_count;
+	struct bench_footprint footprint;
+	bool rows, has_footprint; /* which of the two are measured */
+	bool unavailable;	  /* a transport that was asked for is not to be had */
+	/* --json */
+	const char *path; /* "-": stdout */
+	int file;	  /* -1: none */
+	bool fresh;	  /* made just now, so nothing is lost by removing it */
+	FILE *table;	  /* stdout, or stderr if that is taken */
+};
+
+/* ---- progress ----------------------------------------------------------------------------------- */
+
+static void show_progress(const char *text)
+{
+	fprintf(stderr, "\r\033[K%s", text);
+	fflush(stderr);
+}
+
+static void wipe_progress(const struct bench *bench)
+{
+	if (bench->session.progress)
+		bench->session.progress("");
+}
+
+static bool has_terminal(void)
+{
+	const char *term = getenv("TERM");
+
+	return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+}
+
+/* ---- the command line ------------------------------------------------------------------------------ */
+
+/* A knob as the engines will have it: this command has no --config, only the environment. */
+static const char *knob(const char *name)
+{
+	const struct wh_config_row *row;
+	const char *value;
+
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		if (!strcmp(row->name, name)) {
+			value = getenv(row->environment);
+			return value ? value : row->fallback;
+		}
+	return "";
+}
+
+static bool is_true(const char *text)
+{
+	return !strcmp(text, "1") || !strcasecmp(text, "true") || !strcasecmp(text, "yes") ||
+	       !strcasecmp(text, "on");
+}
+
+static int parse_peer(struct bench *bench)
+{
+	const char *text = argument(bench->arguments, "peer"), *wrong;
+	struct url url;
+
+	if (!text)
+		return 0;
+	wrong = url_is(text) ? url_parse(text, &url) : "does not start with wherry://";
+	if (wrong)
+		return usage_error("--peer: '%s' %s", text, wrong);
+	if (url.offset)
+		return usage_error("--peer: a benchmark takes the whole region, not an offset");
+	if (strlen(url.engine) >= sizeof(bench->session.url))
+		return usage_error("--peer: '%s' is too long", text);
+	bench->session.peer = text;
+	snprintf(bench->session.url, sizeof(bench->session.url), "%s", url.engine);
+	snprintf(bench->session.remote_name, sizeof(bench->session.remote_name), "%s", url.region);
+	return 0;
+}
+
+static int parse(struct bench *bench)
+{
+	const struct arguments *arguments = bench->arguments;
+	const char *seconds = argument(arguments, "seconds");
+	struct bench_session *session = &bench->session;
+	int error = parse_peer(bench);
+
+	if (!error)
+		error = bench_parse_seconds(seconds ? seconds : SECONDS, &session->duration);
+	if (!error)
+		error = bench_plan_make(arguments, &bench->plan);
+	if (error)
+		return error;
+	bench->has_footprint = argument(arguments, "footprint");
+	/* Asked for the footprint, and for nothing about speed: the footprint alone. */
+	bench->rows = !bench->has_footprint || argument(arguments, "size") ||
+		      argument(arguments, "transport");
+	session->limits = argument(arguments, "limits");
+	session->verify = argument(arguments, "verify");
+	session->pinned = argument(arguments, "pin");
+	session->spinning = argument(arguments, "spin") || is_true(knob("spin"));
+	session->progress = has_terminal() ? show_progress : NULL;
+	session->limit.spin = session->spinning;
+	read_size(knob("buffer"), &session->limit.stream.buffer);
+	return 0;
+}
+
+/* ---- the JSON file ------------------------------------------------------------------------------------ */
+
+/* Find out before the work is done whether its result can be written. */
+static int json_open(struct bench *bench)
+{
+	bench->file = -1;
+	bench->table = stdout;
+	bench->path = argument(bench->arguments, "json");
+	if (!bench->path)
+		return 0;
+	if (!strcmp(bench->path, "-")) {
+		bench->table = stderr;
+		return 0;
+	}
+	bench->file = open(bench->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	bench->fresh = bench->file >= 0;
+	if (bench->file < 0 && errno == EEXIST)
+		bench->file = open(bench->path, O_WRONLY | O_CLOEXEC);
+	if (bench->file < 0)
+		return fail(errno, "cannot write %s: %s", bench->path, strerror(errno));
+	return 0;
+}
+
+static json_t *json_make(const struct bench *bench, double before, double after)
+{
+	json_t *json = output_new(), *results = json_array(), *skipped = json_array();
+
+	for (size_t i = 0; i < bench->result_count; i++) {
+		const struct bench_result *result = &bench->results[i];
+
+		if (result->skipped)
+			json_array_append_new(skipped, bench_json_skipped(result));
+		else
+			json_array_append_new(results, bench_json_result(result));
+	}
+	json_object_set_new(json, "environment", bench_environment(before, after));
+	json_object_set_new(json, "results", results);
+	json_object_set_new(json, "skipped", skipped);
+	json_object_set_new(json, "footprint", bench->has_footprint ?
+						       bench_json_footprint(&bench->footprint) :
+						       json_null());
+	return json;
+}
+
+static int write_all(int fd, const char *text, size_t length)
+{
+	while (length) {
+		ssize_t n = write(fd, text, length);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		text += n;
+		length -= (size_t)n;
+	}
+	return 0;
+}
+
+static int json_write(struct bench *bench, json_t *json, int code)
+{
+	struct stat status;
+	char *text;
+	int error = 0;
+
+	if (!strcmp(bench->path, "-")) {
+		int printed = output_print(json);
+
+		return code ? code : printed;
+	}
+	text = json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
+	json_decref(json);
+	if (!text)
+		return fail(ENOMEM, "out of memory");
+	if (!fstat(bench->file, &status) && S_ISREG(status.st_mode) && ftruncate(bench->file, 0))
+		error = -errno;
+	if (!error)
+		error = write_all(bench->file, text, strlen(text));
+	if (!error)
+		error = write_all(bench->file, "\n", 1);
+	if (close(bench->file) && !error)
+		error = -errno;
+	bench->file = -1;
+	free(text);
+	if (!error)
+		return code;
+	return fail(error, "cannot write %s: %s", bench->path, strerror(-error));
+}
+
+/* ---- measuring -------------------------------------------------------------------------------------------- */
+
+static int start_processes(struct bench *bench)
+{
+	struct bench_session *session = &bench->session;
+	enum bench_half near = session->pinned ? BENCH_NEAR_CPUS : BENCH_ANY_CPU;
+	enum bench_half far = session->pinned ? BENCH_FAR_CPUS : BENCH_ANY_CPU;
+	int error = 0;
+
+	bench->near = (struct bench_member_setup){ bench->arguments, session->shared, "none" };
+	bench->far = (struct bench_member_setup){ bench->arguments, session->shared, "127.0.0.1:0" };
+	if (!session->peer)
+		error = bench_process_start(&session->far, "far", far, bench_member_serve,
+					    &bench->far);
+	if (!error)
+		error = bench_process_start(&session->near, "near", near, bench_member_serve,
+					    &bench->near);
+	if (!error && session->limits && !session->peer) {
+		error = bench_process_start(&session->raw, "raw", far, bench_raw_serve, NULL);
+		session->limit.process = &session->raw;
+	}
+	return error ? fail(error, "fork: %s", strerror(-error)) : 0;
+}
+
+static int open_far(struct bench *bench)
+{
+	struct bench_order order = { .what = BENCH_OPEN };
+	struct bench_answer answer;
+	int error;
+
+	if (bench->session.peer)
+		return 0;
+	error = bench_ask(&bench->session.far, &order, &answer);
+	if (error && answer.text[0])
+		return fail(error, "%s", answer.text);
+	if (error)
+		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE; /* it has said why */
+	snprintf(bench->session.url, sizeof(bench->session.url), "%.127s", answer.text);
+	return 0;
+}
+
+static int allocate(struct bench *bench)
+{
+	struct bench_session *session = &bench->session;
+	size_t length = BENCH_SAMPLES * sizeof(*session->shared);
+
+	/* Written by near, read here. */
+	session->shared = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	if (session->shared == MAP_FAILED) {
+		session->shared = NULL;
+		return fail(errno, "memory for the samples: %s", strerror(errno));
+	}
+	session->samples = calloc((BENCH_ROUNDS + 1) * (size_t)BENCH_SAMPLES,
+				  sizeof(*session->samples));
+	bench->results = calloc(bench->plan.count, sizeof(*bench->results));
+	if (!session->samples || !bench->results)
+		return fail(ENOMEM, "out of memory");
+	return 0;
+}
+
+/* A route that is refused for one size is refused for all: say it once. */
+static void tell_skipped(const struct bench *bench, const struct bench_result *result)
+{
+	for (const struct bench_result *other = bench->results; other < result; other++)
+		if (other->skipped && !strcmp(other->text, result->text))
+			return;
+	note("%s, %s -> %s, is not to be had: %s", result->row.transport,
+	     bench_kind_name(result->row.source_kind), bench_kind_name(result->row.target_kind),
+	     result->text);
+}
+
+/* 0 to go on with the next row. */
+static int measure_row(struct bench *bench, const struct bench_row *row)
+{
+	struct bench_result *result = &bench->results[bench->result_count++];
+	bool limits = bench->session.limits;
+	int error = bench_measure(&bench->session, row, result);
+
+	wipe_progress(bench);
+	if (!error) {
+		bench_table_row(bench->table, result, limits);
+		return 0;
+	}
+	if (!result->text[0])
+		snprintf(result->text, sizeof(result->text), "%s", strerror(-error));
+	result->skipped = error == -EOPNOTSUPP || (bench->session.peer && error == -EACCES);
+	if (result->skipped) {
+		bench->unavailable = bench->unavailable || bench->plan.chosen;
+		tell_skipped(bench, result);
+		return 0;
+	}
+	bench_table_row(bench->table, result, limits);
+	fail(error, "%s %s: %s", row->transport, bench_op_name(row->op), result->text);
+	return error == -EPIPE ? EXIT_FAIL : 0;
+}
+
+static int measure_rows(struct bench *bench)
+{
+	struct bench_session *session = &bench->session;
+	char text[BENCH_TEXT] = "";
+	int code, error;
+
+	code = open_far(bench);
+	if (code)
+		return code;
+	/* A peer that does not answer is one error, not one a row. */
+	error = session->peer ? bench_connect(session, 0, false, text) : 0;
+	if (error)
+		return fail(error, "%s", text);
+	if (session->limits && session->peer)
+		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
+		     "for rows that take shared memory");
+	bench_table_start(bench->table, session->limits);
+	for (size_t i = 0; !code && i < bench->plan.count; i++)
+		code = measure_row(bench, &bench->plan.rows[i]);
+	return code;
+}
+
+static int measure_footprint(struct bench *bench)
+{
+	char text[BENCH_TEXT];
+	int error = bench_footprint(bench->arguments, &bench->footprint, text);
+	const struct bench_footprint *footprint = &bench->footprint;
+
+	if (error && !text[0])
+		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
+	if (error)
+		return fail(error, "%s", text);
+	bench_table_footprint(bench->table, footprint);
+	return footprint->idle <= BENCH_IDLE_LIMIT && footprint->near <= BENCH_PEER_LIMIT &&
+			       footprint->far <= BENCH_PEER_LIMIT ?
+		       EXIT_PASS :
+		       EXIT_FAIL;
+}
+
+/* Everything that forks comes before anything that has threads. */
+static int measure(struct bench *bench)
+{
+	double before, after;
+	int code = EXIT_PASS, rows = EXIT_PASS;
+
+	if (bench->has_footprint)
+		code = measure_footprint(bench);
+	if (code && code != EXIT_FAIL)
+		return code;
+	if (bench->rows)
+		rows = start_processes(bench);
+	before = bench_cache_line(PROBE);
+	if (bench->rows && !rows) {
+		rows = measure_rows(bench);
+		if (rows && !bench->result_count)
+			return rows;
+		/* The engines have to be gone, or they would be measured as well. */
+		bench_process_end(&bench->session.near);
+		bench_process_end(&bench->session.far);
+		if (!rows)
+			rows = bench_table_verdict(bench->table, bench->results,
+						   bench->result_count);
+		if (!rows && bench->unavailable)
+			rows = EXIT_UNAVAILABLE;
+	}
+	after = bench_cache_line(PROBE);
+	if (!code)
+		code = rows;
+	return bench->path ? json_write(bench, json_make(bench, before, after), code) : code;
+}
+
+static int run(const struct arguments *arguments)
+{
+	struct bench bench = { .arguments = arguments, .file = -1 };
+	int code = parse(&bench);
+
+	if (!code)
+		code = allocate(&bench);
+	if (!code)
+		code = json_open(&bench);
+	if (!code)
+		code = measure(&bench);
+	bench_process_end(&bench.session.near);
+	bench_process_end(&bench.session.far);
+	bench_limit_close(&bench.session.limit);
+	bench_process_end(&bench.session.raw);
+	if (bench.file >= 0) {
+		close(bench.file);
+		if (bench.fresh)
+			unlink(bench.path);
+	}
+	if (bench.session.shared)
+		munmap(bench.session.shared, BENCH_SAMPLES * sizeof(*bench.session.shared));
+	free(bench.session.samples);
+	free(bench.results);
+	bench_plan_free(&bench.plan);
+	return code;
+}
+
+/* ---- the command ------------------------------------------------------------------------------------------- */
+
+static const struct command_option options[] = {
+	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self shm tcp all",
+	  .help = "self, shm, tcp or all (the default)" },
+	{ .name = "op", .letter = 'o', .argument = "OP", .complete = "read write both",
+	  .help = "read, write or both (the default)" },
+	{ .name = "size", .letter = 's', .argument = "SIZES",
+	  .help = "bytes of a block; default 8,64KiB,1MiB,64MiB" },
+	{ .name = "blocks", .letter = 'b', .argument = "N",
+	  .help = "N blocks at random places in a batch" },
+	{ .name = "list", .help = "as N transfers, not one blocks descriptor" },
+	{ .name = "connections", .letter = 'n', .argument = "COUNTS",
+	  .help = "TCP connections; default 1" },
+	{ .name = "memory", .letter = 'm', .argument = "KINDS",
+	  .help = "pairs of host (shared), pageable, huge" },
+	{ .name = "working-set", .letter = 'w', .argument = "SIZES",
+	  .help = "bytes walked through; default 64MiB" },
+	{ .name = "depth", .letter = 'd', .argument = "N",
+	  .help = "batches in flight; default: some 4 MiB" },
+	{ .name = "seconds", .argument = "S", .help = "for each row; default " SECONDS },
+	{ .name = "limits", .letter = 'l', .help = "measure the raw limit in the same run" },
+	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
+	{ .name = "footprint", .letter = 'f', .help = "memory of an engine and of each peer" },
+	{ .name = "spin", .help = "spin instead of sleeping, on both sides" },
+	{ .name = "pin", .help = "each side on CPUs of its own" },
+	{ .name = "peer", .letter = 'p', .argument = "URL",
+	  .help = "another engine, not a process of our own" },
+	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
+	  .help = "write everything to FILE; - is stdout" },
+	{ 0 },
+};
+
+const struct command command_bench = {
+	.name = "bench",
+	.usage = "",
+	.summary = "Measure how fast bytes move, by which route, against what limit",
+	.details =
+		"Starts a second process and moves bytes between the two, or to and from the "
+		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its longest "
+		"one; what is in it is overwritten).\n\n"
+		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s is 10^9 bytes a "
+		"second, with several batches in flight; p50 is the median time from submission "
+		"to completion of a batch that is alone.\n\n"
+		"--limits measures, in turns with Wherry, what plain code reaches with the same "
+		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
+		"calls where the route takes them, blocking send and recv on as many TCP "
+		"connections otherwise; for latency a ping-pong of as many bytes one way and one "
+		"byte back. The share of the limit is the median of the rounds' own shares.\n\n"
+		"--verify fills the source with a pattern that differs at every position and in "
+		"every round, moves everything, and lets the process that owns the target compare "
+		"it, with guard bytes around every block. It does so before and after the "
+		"measurement.\n\n"
+		"Knobs (wherry config lists them) are set through their environment variables, for "
+		"both sides: WHERRY_SLICE=256KiB wherry bench. The scheduler may put both ends of "
+		"a connection on one CPU, or not, and change its mind: --pin gives each side, of "
+		"Wherry and of the limit, one half of the CPUs.\n\n"
+		"--footprint alone measures no speeds. The exit code is 2 if bytes were wrong, a "
+		"transfer failed or the footprint is over its bounds, and 69 if a --transport was "
+		"asked for by name and is not to be had.",
+	.examples = "wherry bench --limits --verify -t tcp -s 8,1MiB -n 1,4\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry config: the table of knobs, with the values in effect. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "output.h"
+
+struct value {
+	const char *text;
+	const char *source; /* "default", "environment", "command line" */
+};
+
+/* As an engine opened now would read it. */
+static struct value in_effect(const struct arguments *arguments, const struct wh_config_row *row)
+{
+	const char *environment = secure_getenv(row->environment), *setting;
+	size_t length = strlen(row->name);
+	int cursor = 0;
+
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (strncmp(setting, row->name, length) == 0 && setting[length] == '=')
+			return (struct value){ setting + length + 1, "command line" };
+	if (environment && *environment)
+		return (struct value){ environment, "environment" };
+	return (struct value){ row->fallback, "default" };
+}
+
+static void print_table(const struct arguments *arguments)
+{
+	const struct wh_config_row *row;
+
+	printf("%-14s %-22s %-6s %-13s %s\n", "KNOB", "ENVIRONMENT", "TYPE", "DEFAULT", "VALUE");
+	for (size_t i = 0; (row = wh_config_row(i)); i++) {
+		struct value value = in_effect(arguments, row);
+		bool fallback = strcmp(value.source, "default") == 0;
+
+		printf("%-14s %-22s %-6s %-13s %s%s%s%s\n", row->name, row->environment, row->type,
+		       *row->fallback ? row->fallback : "-", *value.text ? value.text : "-",
+		       fallback ? "" : " (", fallback ? "" : value.source, fallback ? "" : ")");
+		printf("    %s\n", row->help);
+	}
+}
+
+static int print_json(const struct arguments *arguments)
+{
+	json_t *object = output_new(), *knobs = json_array();
+	const struct wh_config_row *row;
+
+	for (size_t i = 0; (row = wh_config_row(i)); i++) {
+		struct value value = in_effect(arguments, row);
+
+		json_array_append_new(knobs, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}",
+			"name", row->name, "environment", row->environment, "type", row->type,
+			"default", row->fallback, "value", value.text, "source", value.source,
+			"help", row->help));
+	}
+	json_object_set_new(object, "knobs", knobs);
+	return output_print(object);
+}
+
+static int run(const struct arguments *arguments)
+{
+	static const struct engine_setup setup = { .listen = "none" };
+	struct wh_engine *engine;
+	int code;
+
+	/* Opening an engine is what checks the values. */
+	code = engine_open(arguments, &setup, &engine);
+	if (!code)
+		code = engine_close(engine, code);
+	if (code)
+		return code;
+	if (argument(arguments, "json"))
+		return print_json(arguments);
+	print_table(arguments);
+	return EXIT_PASS;
+}
+
+static const struct command_option options[] = {
+	{ .name = "json", .letter = 'j', .help = "as JSON" },
+	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
+	  .help = "what if this were set", .many = true },
+	{ 0 },
+};
+
+const struct command command_config = {
+	.name = "config",
+	.usage = "",
+	.summary = "Show the library's knobs and the values in effect",
+	.details =
+		"Every knob has an environment variable, read once, when an engine is opened. The "
+		"option --config NAME=VALUE, which all commands have that open an engine, goes "
+		"before the environment.\n\n"
+		"A value that the library would refuse is named instead of the table.",
+	.examples = "wherry config\n"
+		    "WHERRY_CONNECTIONS=8 wherry config      # what is in effect then\n"
+		    "wherry config --config slice=4MiB       # would that be taken?\n"
+		    "wherry config --json | jq '.knobs[].name'\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

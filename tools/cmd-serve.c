@@ -1,0 +1,317 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry serve: memory for others to read and write, until a signal comes. */
+#include <ctype.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+/* One --memory KIND:SIZE[:NAME]. */
+struct memory {
+	uint32_t kind;
+	const char *kind_name;
+	uint64_t size;
+	char name[64];
+	void *address;
+	struct wh_region *region;
+};
+
+struct server {
+	const struct arguments *arguments;
+	struct wh_engine *engine;
+	struct memory *memories;
+	size_t count;
+};
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static const struct {
+	const char *name;
+	uint32_t kind;
+} kinds[] = {
+	{ "host", WH_MEMORY_SHARED },
+	{ "pageable", WH_MEMORY_PAGEABLE },
+	{ "huge", WH_MEMORY_HUGE },
+};
+
+static int parse_memory(const char *text, struct memory *out)
+{
+	const char *size = strchr(text, ':'), *name = size ? strchr(size + 1, ':') : NULL;
+	char number[32];
+
+	if (!size)
+		return usage_error("--memory: '%s' has no size; write KIND:SIZE, such as host:1GiB",
+				   text);
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		if (strlen(kinds[i].name) == (size_t)(size - text) &&
+		    memcmp(kinds[i].name, text, (size_t)(size - text)) == 0) {
+			out->kind = kinds[i].kind;
+			out->kind_name = kinds[i].name;
+		}
+	}
+	if (!out->kind)
+		return usage_error("--memory: no kind '%.*s'; write host, pageable or huge",
+				   (int)(size - text), text);
+	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size + 1, ":"), size + 1);
+	if (parse_size(number, "--memory", &out->size))
+		return EXIT_USAGE;
+	if (!out->size)
+		return usage_error("--memory: '%s' has a size of 0", text);
+	if (!name)
+		return 0;
+	name++;
+	if (!*name || strlen(name) >= sizeof(out->name))
+		return usage_error("--memory: '%s': a name has 1 to 63 bytes", text);
+	for (const char *c = name; *c; c++)
+		if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
+			return usage_error("--memory: the name '%s' has other characters than "
+					   "A-Z a-z 0-9 . _ -", name);
+	snprintf(out->name, sizeof(out->name), "%s", name);
+	return 0;
+}
+
+static bool is_taken(const struct server *server, const char *name, const struct memory *except)
+{
+	for (size_t i = 0; i < server->count; i++)
+		if (&server->memories[i] != except && strcmp(server->memories[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+/* Names for those that were given none: the kind, then the kind with a number. */
+static int name_memories(struct server *server)
+{
+	for (size_t i = 0; i < server->count; i++) {
+		struct memory *memory = &server->memories[i];
+
+		if (memory->name[0] && is_taken(server, memory->name, memory))
+			return usage_error("--memory: two regions are named '%s'", memory->name);
+	}
+	for (size_t i = 0; i < server->count; i++) {
+		struct memory *memory = &server->memories[i];
+
+		if (memory->name[0])
+			continue;
+		snprintf(memory->name, sizeof(memory->name), "%s", memory->kind_name);
+		for (unsigned n = 1; is_taken(server, memory->name, memory); n++)
+			snprintf(memory->name, sizeof(memory->name), "%s%u", memory->kind_name, n);
+	}
+	return 0;
+}
+
+static int parse(struct server *server)
+{
+	const char *listen = argument(server->arguments, "listen"), *text;
+	int cursor = 0, error;
+
+	if (listen && (!*listen || strcmp(listen, "none") == 0))
+		return usage_error("--listen: a server must listen; write ADDR:PORT");
+	server->memories = calloc((size_t)server->arguments->all_count + 1,
+				  sizeof(*server->memories));
+	if (!server->memories)
+		return fail(ENOMEM, "out of memory");
+	while ((text = argument_next(server->arguments, "memory", &cursor))) {
+		error = parse_memory(text, &server->memories[server->count]);
+		if (error)
+			return error;
+		server->count++;
+	}
+	if (!server->count)
+		return usage_error("nothing to serve; say --memory host:1GiB");
+	return name_memories(server);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int publish(struct server *server)
+{
+	bool read_only = argument(server->arguments, "read-only");
+
+	for (size_t i = 0; i < server->count; i++) {
+		struct memory *memory = &server->memories[i];
+		struct wh_memory_options kind = { .size = sizeof(kind), .kind = memory->kind };
+		struct wh_region_options region = {
+			.size = sizeof(region),
+			.name = memory->name,
+			.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE),
+		};
+		char what[160], size[32];
+		int error;
+
+		format_size(size, sizeof(size), memory->size);
+		snprintf(what, sizeof(what), "cannot serve %s of %s memory", size,
+			 memory->kind_name);
+		error = wh_memory_alloc(server->engine, memory->size, &kind, &memory->address);
+		if (error)
+			return engine_fail(error, what);
+		error = wh_region_register(server->engine, memory->address, memory->size, &region,
+					   &memory->region);
+		if (error)
+			return engine_fail(error, what);
+	}
+	return 0;
+}
+
+static int withdraw(struct server *server, int code)
+{
+	int error;
+
+	for (size_t i = 0; i < server->count; i++) {
+		struct memory *memory = &server->memories[i];
+
+		error = memory->region ? wh_region_unregister(memory->region) : 0;
+		if (!error && memory->address)
+			error = wh_memory_free(server->engine, memory->address);
+		code = engine_undo(code, error, "cannot take the memory back");
+	}
+	return code;
+}
+
+/* ---- serving --------------------------------------------------------------------------------- */
+
+/* One line a notification, whatever its bytes are. */
+static void print_notification(const struct wh_notification *notification)
+{
+	printf("%s %llu ", notification->sender, (unsigned long long)notification->length);
+	for (uint64_t i = 0; i < notification->length; i++) {
+		unsigned char c = notification->data[i];
+
+		if (c == '\\')
+			fputs("\\\\", stdout);
+		else if (c >= ' ' && c < 0x7f)
+			putchar(c);
+		else
+			printf("\\x%02x", c);
+	}
+	putchar('\n');
+	fflush(stdout);
+}
+
+/* They are taken whether they are shown or not, or their senders would wait for ever. */
+static int take_notifications(struct server *server)
+{
+	bool show = argument(server->arguments, "notifications");
+	struct wh_notification notification;
+	int error;
+
+	while (!(error = wh_engine_notification(server->engine, &notification, 0)))
+		if (show)
+			print_notification(&notification);
+	return error == -EAGAIN ? 0 : engine_fail(error, "cannot take notifications");
+}
+
+static int serve(struct server *server, int signals)
+{
+	struct pollfd fds[] = {
+		{ .fd = signals, .events = POLLIN },
+		{ .fd = wh_engine_notification_fd(server->engine), .events = POLLIN },
+	};
+	struct signalfd_siginfo signal;
+	int code;
+
+	printf("%s\n", wh_engine_url(server->engine));
+	if (fflush(stdout))
+		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	for (;;) {
+		if (poll(fds, 2, -1) < 0 && errno != EINTR)
+			return fail(errno, "poll: %s", strerror(errno));
+		if (fds[0].revents)
+			return read(signals, &signal, sizeof(signal)) > 0 ? EXIT_PASS : EXIT_FAIL;
+		if (fds[1].revents) {
+			code = take_notifications(server);
+			if (code)
+				return code;
+		}
+	}
+}
+
+static void warn_if_open(const struct wh_engine *engine)
+{
+	const char *host = wh_engine_url(engine) + strlen("wherry://");
+
+	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
+		note("warning: whoever can reach %s can use this memory; peers are not "
+		     "authenticated yet", host);
+}
+
+static int run(const struct arguments *arguments)
+{
+	struct server server = { .arguments = arguments };
+	struct engine_setup setup = { 0 };
+	sigset_t stop;
+	int signals, code = parse(&server);
+
+	if (code)
+		goto end;
+	/* Blocked before the engine has threads, so that none of them takes the signal. */
+	sigemptyset(&stop);
+	sigaddset(&stop, SIGINT);
+	sigaddset(&stop, SIGTERM);
+	sigprocmask(SIG_BLOCK, &stop, NULL);
+	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	if (signals < 0) {
+		code = fail(errno, "signalfd: %s", strerror(errno));
+		goto end;
+	}
+	setup.listen = argument(arguments, "listen");
+	setup.name = argument(arguments, "name");
+	code = engine_open(arguments, &setup, &server.engine);
+	if (code)
+		goto end_signals;
+	if (*wh_engine_url(server.engine))
+		code = publish(&server);
+	else
+		code = usage_error("the knob listen is none: say --listen ADDR:PORT");
+	if (!code) {
+		warn_if_open(server.engine);
+		code = serve(&server, signals);
+	}
+	/* Taking the memory back may wait for peers: a second signal ends the process at once. */
+	sigprocmask(SIG_UNBLOCK, &stop, NULL);
+	code = withdraw(&server, code);
+	code = engine_close(server.engine, code);
+end_signals:
+	close(signals);
+end:
+	free(server.memories);
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "memory", .letter = 'm', .argument = "KIND:SIZE[:NAME]", .many = true,
+	  .help = "host (shared), pageable or huge memory" },
+	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
+	  .help = "where to listen; by default 127.0.0.1:0, a free port" },
+	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
+	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
+	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
+	ENGINE_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_serve = {
+	.name = "serve",
+	.usage = "",
+	.summary = "Offer memory for others to read and write",
+	.details =
+		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
+		"SIGTERM.\n\n"
+		"Each --memory is one region. A region without a NAME is called by its kind: host, "
+		"then host1, host2. Memory of the kind host is a sealed memfd, which engines on the "
+		"same host map and use by plain loads and stores. Pages are taken when they are "
+		"first touched.\n\n"
+		"A listener on another address than loopback is open to whoever reaches it.",
+	.examples = "wherry serve --memory host:1GiB\n"
+		    "wherry serve -m host:4GiB:weights -m huge:1GiB:cache --read-only\n"
+		    "wherry serve -m host:1GiB --listen 0.0.0.0:7000 --name node7\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

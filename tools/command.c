@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "command.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program.h"
+#include "progress.h"
+
+/* The command that runs, for messages: a process runs one. */
+static const struct command *current;
+
+/* ---- messages -------------------------------------------------------------------------------- */
+
+static void complain(const char *format, va_list list)
+{
+	char line[1024];
+
+	vsnprintf(line, sizeof(line), format, list);
+	fflush(stdout);
+	progress_wipe();
+	if (current)
+		fprintf(stderr, "wherry %s: %s\n", current->name, line);
+	else
+		fprintf(stderr, "wherry: %s\n", line);
+}
+
+static int exit_code(int error)
+{
+	switch (error < 0 ? -error : error) {
+	case 0:
+		return EXIT_PASS;
+	case EADDRNOTAVAIL:
+	case ECONNABORTED:
+	case ECONNREFUSED:
+	case ECONNRESET:
+	case EHOSTDOWN:
+	case EHOSTUNREACH:
+	case ENETDOWN:
+	case ENETUNREACH:
+	case ENODEV:
+	case EOPNOTSUPP:
+	case EPROTO:
+	case EPROTONOSUPPORT:
+	case ESTALE:
+	case ETIMEDOUT:
+		return EXIT_UNAVAILABLE;
+	default:
+		return EXIT_FAIL;
+	}
+}
+
+int fail(int error, const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	complain(format, list);
+	va_end(list);
+	return exit_code(error);
+}
+
+void note(const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	complain(format, list);
+	va_end(list);
+}
+
+int usage_error(const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	complain(format, list);
+	va_end(list);
+	if (current)
+		fprintf(stderr, "Usage: wherry %s [options]%s%s   (wherry help %s tells more)\n",
+			current->name, *current->usage ? " " : "", current->usage, current->name);
+	else
+		fprintf(stderr, "Usage: wherry COMMAND ...   (wherry --help lists the commands)\n");
+	return EXIT_USAGE;
+}
+
+/* ---- the nearest known word ------------------------------------------------------------------ */
+
+#define WORD_MAX 32
+
+static size_t least(size_t a, size_t b)
+{
+	return a < b ? a : b;
+}
+
+/* How many letters to insert, drop, change or swap to get from one word to the other; SIZE_MAX for
+ * words too long to have been meant. */
+static size_t distance(const char *a, const char *b)
+{
+	size_t rows[3][WORD_MAX + 1], m = strlen(a), n = strlen(b);
+
+	if (m > WORD_MAX || n > WORD_MAX)
+		return SIZE_MAX;
+	for (size_t j = 0; j <= n; j++)
+		rows[0][j] = j;
+	for (size_t i = 1; i <= m; i++) {
+		size_t *row = rows[i % 3], *up = rows[(i + 2) % 3], *swap = rows[(i + 1) % 3];
+
+		row[0] = i;
+		for (size_t j = 1; j <= n; j++) {
+			row[j] = least(up[j - 1] + (a[i - 1] != b[j - 1]),
+				       least(up[j], row[j - 1]) + 1);
+			if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+				row[j] = least(row[j], swap[j - 2] + 1);
+		}
+	}
+	return rows[m % 3][n];
+}
+
+void suggest(struct suggestion *suggestion, const char *candidate)
+{
+	size_t length = strlen(suggestion->word), away = distance(suggestion->word, candidate);
+
+	/* What the word starts with counts as one letter away: "conn" means "connections". */
+	if (length >= 2 && strncmp(candidate, suggestion->word, length) == 0)
+		away = 1;
+	if (away > (length < 3 ? 1 : length / 3 + 1))
+		return;
+	if (!suggestion->best || away < suggestion->distance) {
+		suggestion->best = candidate;
+		suggestion->distance = away;
+	}
+}
+
+/* ---- parsing --------------------------------------------------------------------------------- */
+
+/* Where the parser is in the command line. */
+struct parser {
+	struct arguments *out;
+	int count, at;
+	char **words;
+};
+
+static int row_by_name(const struct command *command, const char *name, size_t length)
+{
+	for (int row = 0; command->options[row].name; row++)
+		if (strlen(command->options[row].name) == length &&
+		    memcmp(command->options[row].name, name, length) == 0)
+			return row;
+	return -1;
+}
+
+static int row_by_letter(const struct command *command, char letter)
+{
+	for (int row = 0; command->options[row].name; row++)
+		if (command->options[row].letter == letter)
+			return row;
+	return -1;
+}
+
+/* Is this word an option of the command? Then it is hardly the value of the option before it. */
+static bool is_option(const struct command *command, const char *word)
+{
+	return word[0] == '-' && word[1] == '-' && word[2] &&
+	       row_by_name(command, word + 2, strcspn(word + 2, "=")) >= 0;
+}
+
+static int unknown_option(const struct command *command, const char *word)
+{
+	struct suggestion suggestion = { 0 };
+	char name[WORD_MAX + 1];
+
+	snprintf(name, sizeof(name), "%.*s", (int)strcspn(word + 2, "="), word + 2);
+	suggestion.word = name;
+	suggest(&suggestion, "help");
+	for (const struct command_option *option = command->options; option->name; option++)
+		suggest(&suggestion, option->name);
+	if (suggestion.best)
+		return usage_error("no option --%s; did you mean --%s?", name, suggestion.best);
+	return usage_error("no option --%s", name);
+}
+
+static int keep(struct parser *parser, int row, const char *value)
+{
+	const struct command_option *option = &parser->out->command->options[row];
+	struct arguments *out = parser->out;
+
+	if (!option->many && option->argument && out->value[row])
+		return usage_error("--%s is given twice: %s and %s", option->name, out->value[row],
+				   value);
+	out->value[row] = value;
+	if (option->many) {
+		const char **pair = out->all + (size_t)out->all_count++ * 2;
+
+		pair[0] = option->name;
+		pair[1] = value;
+	}
+	return 0;
+}
+
+/* Take the value of an option from the next word. */
+static int keep_next(struct parser *parser, int row)
+{
+	const struct command_option *option = &parser->out->command->options[row];
+	const char *value;
+
+	if (parser->at == parser->count)
+		return usage_error("--%s needs a value: --%s %s", option->name, option->name,
+				   option->argument);
+	value = parser->words[parser->at++];
+	if (is_option(parser->out->command, value))
+		return usage_error("--%s needs a value, not another option: --%s %s", option->name,
+				   option->name, option->argument);
+	return keep(parser, row, value);
+}
+
+static int parse_long(struct parser *parser, const char *word)
+{
+	const struct command *command = parser->out->command;
+	size_t length = strcspn(word + 2, "=");
+	int row = row_by_name(command, word + 2, length);
+	const char *value = word[2 + length] ? word + 2 + length + 1 : NULL;
+
+	if (row < 0 && strcmp(word, "--help") == 0)
+		return PARSED_HELP;
+	if (row < 0)
+		return unknown_option(command, word);
+	if (!command->options[row].argument) {
+		if (value)
+			return usage_error("--%s takes no value", command->options[row].name);
+		return keep(parser, row, "");
+	}
+	return value ? keep(parser, row, value) : keep_next(parser, row);
+}
+
+/* "-q", "-qv", "-lVALUE", "-l VALUE". */
+static int parse_letters(struct parser *parser, const char *word)
+{
+	const struct command *command = parser->out->command;
+	int row, error;
+
+	for (const char *at = word + 1; *at; at++) {
+		row = row_by_letter(command, *at);
+		if (row < 0 && *at == 'h')
+			return PARSED_HELP;
+		if (row < 0)
+			return usage_error("no option -%c", *at);
+		if (command->options[row].argument)
+			return at[1] ? keep(parser, row, at + 1) : keep_next(parser, row);
+		error = keep(parser, row, "");
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+static int check_operands(const struct arguments *arguments)
+{
+	const struct command *command = arguments->command;
+
+	if (arguments->operand_count > command->most) {
+		const char *extra = arguments->operands[command->most];
+
+		if (!*command->usage)
+			return usage_error("takes no operand such as '%s'", extra);
+		return usage_error("'%s' is one too many: it takes %s", extra, command->usage);
+	}
+	if (arguments->operand_count < command->least)
+		return usage_error("needs %s: %s given", command->usage,
+				   arguments->operand_count ? "only one is" : "none is");
+	return 0;
+}
+
+int arguments_parse(const struct command *command, int argc, char **argv, struct arguments *out)
+{
+	struct parser parser = { .out = out, .count = argc, .words = argv };
+	bool options = true;
+	int error = 0;
+
+	current = command;
+	*out = (struct arguments){ .command = command };
+	out->operands = calloc((size_t)argc + 1, sizeof(*out->operands));
+	out->all = calloc(2 * ((size_t)argc + 1), sizeof(*out->all));
+	if (!out->operands || !out->all)
+		return fail(ENOMEM, "out of memory");
+	/* Help wins over whatever else is wrong with the line. */
+	for (int i = 0; i < argc && strcmp(argv[i], "--") != 0; i++)
+		if (strcmp(argv[i], "--help") == 0)
+			return PARSED_HELP;
+	while (parser.at < parser.count && !error) {
+		const char *word = parser.words[parser.at++];
+
+		if (!options || word[0] != '-' || !word[1])
+			out->operands[out->operand_count++] = word;
+		else if (strcmp(word, "--") == 0)
+			options = false;
+		else if (word[1] == '-')
+			error = parse_long(&parser, word);
+		else
+			error = parse_letters(&parser, word);
+	}
+	return error ? error : check_operands(out);
+}
+
+void arguments_free(struct arguments *arguments)
+{
+	free(arguments->operands);
+	free(arguments->all);
+	arguments->operands = arguments->all = NULL;
+}
+
+const char *argument(const struct arguments *arguments, const char *name)
+{
+	int row = row_by_name(arguments->command, name, strlen(name));
+
+	return row < 0 ? NULL : arguments->value[row];
+}
+
+const char *argument_next(const struct arguments *arguments, const char *name, int *cursor)
+{
+	while (*cursor < arguments->all_count) {
+		const char **pair = arguments->all + (size_t)(*cursor)++ * 2;
+
+		if (strcmp(pair[0], name) == 0)
+			return pair[1];
+	}
+	return NULL;
+}
+
+int check_choice(const struct arguments *arguments, const char *name)
+{
+	int row = row_by_name(arguments->command, name, strlen(name));
+	const char *value = row < 0 ? NULL : arguments->value[row], *words, *at;
+	struct suggestion suggestion = { .word = value };
+	char word[WORD_MAX + 1] = "", best[WORD_MAX + 1] = "";
+
+	if (!value)
+		return 0;
+	words = arguments->command->options[row].complete;
+	for (at = words; *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+		size_t before = suggestion.best ? suggestion.distance : SIZE_MAX;
+
+		snprintf(word, sizeof(word), "%.*s", (int)strcspn(at, " "), at);
+		if (strcmp(word, value) == 0)
+			return 0;
+		suggest(&suggestion, word);
+		if (suggestion.best && suggestion.distance < before)
+			memcpy(best, word, sizeof(best));
+	}
+	if (suggestion.best)
+		return usage_error("--%s: no '%s'; did you mean '%s'?", name, value, best);
+	return usage_error("--%s: no '%s'; it takes one of: %s", name, value, words);
+}
+
+/* ---- sizes and counts ------------------------------------------------------------------------ */
+
+/* Digits at *text, moving it on. False: none, or more than 64 bits. */
+static bool read_digits(const char **text, uint64_t *out)
+{
+	const char *at = *text;
+	uint64_t value = 0;
+
+	for (; *at >= '0' && *at <= '9'; at++)
+		if (__builtin_mul_overflow(value, 10, &value) ||
+		    __builtin_add_overflow(value, (uint64_t)(*at - '0'), &value))
+			return false;
+	if (at == *text)
+		return false;
+	*text = at;
+	*out = value;
+	return true;
+}
+
+bool read_size(const char *text, uint64_t *out)
+{
+	static const char suffixes[] = "KMGT";
+	const char *found;
+	uint64_t value;
+	int shift = 0;
+
+	if (!read_digits(&text, &value))
+		return false;
+	if (*text) {
+		found = strchr(suffixes, *text == 'k' ? 'K' : *text);
+		/* "KB" is 1,000 to one reader and 1,024 to another, so it is not taken. */
+		if (!found || (text[1] && strcmp(text + 1, "iB") != 0))
+			return false;
+		shift = 10 * (int)(found - suffixes + 1);
+	}
+	if (value > UINT64_MAX >> shift)
+		return false;
+	*out = value << shift;
+	return true;
+}
+
+int parse_size(const char *text, const char *what, uint64_t *out)
+{
+	if (read_size(text, out))
+		return 0;
+	usage_error("%s: '%s' is not a size; write bytes, or a number with K, M, G, T (KiB, MiB ...)",
+		    what, text);
+	return -1;
+}
+
+int parse_count(const char *text, const char *what, uint64_t lowest, uint64_t most, uint64_t *out)
+{
+	const char *at = text;
+	uint64_t value;
+
+	if (!read_digits(&at, &value) || *at) {
+		usage_error("%s: '%s' is not a number", what, text);
+		return -1;
+	}
+	if (value < lowest || value > most) {
+		usage_error("%s: %s is not between %llu and %llu", what, text,
+			    (unsigned long long)lowest, (unsigned long long)most);
+		return -1;
+	}
+	*out = value;
+	return 0;
+}
+
+void format_size(char *out, size_t size, uint64_t bytes)
+{
+	static const char *const units[] = { "KiB", "MiB", "GiB", "TiB" };
+	int unit = -1;
+	uint64_t value = bytes;
+
+	while (value && value % 1024 == 0 && unit < 3) {
+		value /= 1024;
+		unit++;
+	}
+	if (unit < 0)
+		snprintf(out, size, "%llu byte%s", (unsigned long long)bytes, bytes == 1 ? "" : "s");
+	else
+		snprintf(out, size, "%llu %s", (unsigned long long)value, units[unit]);
+}

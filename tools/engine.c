@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "engine.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "program.h"
+
+/* The "name=value" strings for wh_engine_options.config: the command line's, then what the command
+ * itself wants where the command line does not say otherwise. */
+struct settings {
+	const char **list;
+	size_t count;
+	char require[64];
+};
+
+static bool is_set(const struct settings *settings, const char *setting)
+{
+	size_t length = strcspn(setting, "=");
+
+	for (size_t i = 0; i < settings->count; i++)
+		if (strcspn(settings->list[i], "=") == length &&
+		    memcmp(settings->list[i], setting, length) == 0)
+			return true;
+	return false;
+}
+
+static void set(struct settings *settings, const char *setting)
+{
+	if (!is_set(settings, setting))
+		settings->list[settings->count++] = setting;
+}
+
+static int check_setting(const char *setting)
+{
+	const struct wh_config_row *row;
+	size_t length = strcspn(setting, "=");
+	struct suggestion suggestion = { 0 };
+	char name[64];
+
+	if (!setting[length])
+		return usage_error("--config: '%s' has no value; write NAME=VALUE", setting);
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		if (strlen(row->name) == length && memcmp(row->name, setting, length) == 0)
+			return 0;
+	snprintf(name, sizeof(name), "%.*s", (int)length, setting);
+	suggestion.word = name;
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		suggest(&suggestion, row->name);
+	if (suggestion.best)
+		return usage_error("--config: no knob '%s'; did you mean '%s'?", name,
+				   suggestion.best);
+	return usage_error("--config: no knob '%s'; wherry config lists them", name);
+}
+
+static int collect(const struct arguments *arguments, const struct engine_setup *setup,
+		   struct settings *settings)
+{
+	const char *require = argument(arguments, "require"), *setting;
+	size_t own = 0;
+	int cursor = 0, error;
+
+	while (setup->config && setup->config[own])
+		own++;
+	settings->list = calloc(own + (size_t)arguments->all_count + 3, sizeof(*settings->list));
+	if (!settings->list)
+		return fail(ENOMEM, "out of memory");
+	while ((setting = argument_next(arguments, "config", &cursor))) {
+		error = check_setting(setting);
+		if (error)
+			return error;
+		if (is_set(settings, setting))
+			return usage_error("--config: %.*s is given twice",
+					   (int)strcspn(setting, "="), setting);
+		set(settings, setting);
+	}
+	error = check_choice(arguments, "require");
+	if (error)
+		return error;
+	if (!require)
+		require = setup->require;
+	if (require) {
+		snprintf(settings->require, sizeof(settings->require), "require=%s", require);
+		set(settings, settings->require);
+	}
+	if (argument(arguments, "spin"))
+		set(settings, "spin=1");
+	for (size_t i = 0; i < own; i++)
+		set(settings, setup->config[i]);
+	return 0;
+}
+
+static void print_log(void *arg, const char *line)
+{
+	(void)arg;
+	note("%s", line);
+}
+
+int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
+		struct wh_engine **out)
+{
+	static const struct engine_setup nothing;
+	struct settings settings = { 0 };
+	struct wh_engine_options options = { .size = sizeof(options) };
+	int error;
+
+	if (!setup)
+		setup = &nothing;
+	error = collect(arguments, setup, &settings);
+	if (error)
+		goto end;
+	options.name = setup->name;
+	options.listen = setup->listen;
+	options.config = settings.list;
+	options.log = argument(arguments, "verbose") ? print_log : NULL;
+	error = wh_engine_open(&options, out);
+	/* Every value came from the command line or the environment. */
+	if (error == -EINVAL)
+		error = usage_error("%s", wh_error_text());
+	else if (error)
+		error = engine_fail(error, "cannot open an engine");
+end:
+	free(settings.list);
+	return error;
+}
+
+int engine_undo(int code, int error, const char *what)
+{
+	if (code)
+		return code;
+	return error ? engine_fail(error, what) : EXIT_PASS;
+}
+
+int engine_close(struct wh_engine *engine, int code)
+{
+	return engine_undo(code, wh_engine_close(engine), "cannot close the engine");
+}
+
+int engine_fail(int error, const char *what)
+{
+	const char *text = wh_error_text();
+
+	return fail(error, "%s: %s", what, *text ? text : strerror(-error));
+}

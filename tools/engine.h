@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Opening engines and peers from what the command line says: the same for all subcommands. */
+#ifndef TOOLS_ENGINE_H
+#define TOOLS_ENGINE_H
+
+#include <wherry/wherry.h>
+
+#include "command.h"
+
+/* The rows that every command which opens an engine has in its table. */
+#define ENGINE_OPTIONS                                                                    \
+	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",  \
+	  .help = "set a knob; wherry config lists them", .many = true },                 \
+	{ .name = "require", .argument = "TRANSPORT", .complete = "self shm tcp",         \
+	  .help = "fail rather than take another route" },                                \
+	{ .name = "spin", .help = "spin instead of sleeping: lower latency, busy CPUs" }, \
+	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" }
+
+/* What a command itself decides about its engine. */
+struct engine_setup {
+	const char *listen;  /* as in wh_engine_options */
+	const char *name;    /* likewise */
+	const char *require; /* the only transport allowed, if --require does not say; NULL: any */
+	const char *const *config; /* further "name=value", ended by NULL; --config goes before
+				      them; NULL: none */
+};
+
+/* Open an engine as the ENGINE_OPTIONS on the command line and `setup` (may be NULL) say.
+ * 0, or an exit code after a line on stderr. */
+int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
+		struct wh_engine **out);
+
+/* For what is undone at the end, with the exit code so far: that code if it is not 0, because one
+ * line about a failure is enough; else as engine_fail(), and 0 if there is no error. */
+int engine_undo(int code, int error, const char *what);
+
+/* Close it, with the exit code so far. */
+int engine_close(struct wh_engine *engine, int code);
+
+/* Print the refusal of the library call that just returned `error`: fail() with wh_error_text()
+ * behind `what`, which says what was being done. Returns the exit code. */
+int engine_fail(int error, const char *what);
+
+#endif

@@ -1,0 +1,114 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Help on the screen, made from the tables. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "program.h"
+
+#define OPTION_COLUMN 28
+
+void text_wrap(FILE *out, const char *text, int indent, int column)
+{
+	while (*text) {
+		int word = (int)strcspn(text, " \n");
+
+		if (column > indent && column + 1 + word > SCREEN_COLUMNS - 1) {
+			fputc('\n', out);
+			column = 0;
+		}
+		if (word) {
+			int space = column > indent ? 1 : indent - column;
+
+			fprintf(out, "%*s%.*s", space, "", word, text);
+			column += space + word;
+		}
+		text += word;
+		while (*text == ' ')
+			text++;
+		if (*text == '\n') {
+			fputc('\n', out);
+			column = 0;
+			text++;
+		}
+	}
+	fputc('\n', out);
+}
+
+static void print_option(FILE *out, const struct command_option *option)
+{
+	char left[80];
+	int used;
+
+	used = snprintf(left, sizeof(left), "  %c%c%s--%s%s%s", option->letter ? '-' : ' ',
+			option->letter ? option->letter : ' ', option->letter ? ", " : "  ",
+			option->name, option->argument ? " " : "",
+			option->argument ? option->argument : "");
+	fputs(left, out);
+	if (used >= OPTION_COLUMN) {
+		fputs("  ", out);
+		used += 2;
+	}
+	text_wrap(out, option->help, OPTION_COLUMN, used);
+}
+
+/* All of a command's help, with `paragraphs` of its details. */
+static void print(FILE *out, const struct command *command, int paragraphs)
+{
+	const char *text = command->details, *end;
+
+	fprintf(out, "Usage: wherry %s [options]%s%s\n", command->name, *command->usage ? " " : "",
+		command->usage);
+	text_wrap(out, command->summary, 0, 0);
+	for (; paragraphs && *text; paragraphs--) {
+		char *paragraph;
+
+		end = strstr(text, "\n\n");
+		paragraph = strndup(text, end ? (size_t)(end - text) : strlen(text));
+		if (!paragraph)
+			return;
+		fputc('\n', out);
+		text_wrap(out, paragraph, 0, 0);
+		free(paragraph);
+		text = end ? end + 2 : "";
+	}
+	fputs("\nOptions:\n", out);
+	for (const struct command_option *option = command->options; option->name; option++)
+		print_option(out, option);
+	if (!*command->examples)
+		return;
+	fputs("\nExamples:\n", out);
+	for (text = command->examples; *text; text = *end ? end + 1 : end) {
+		end = text + strcspn(text, "\n");
+		if (end > text)
+			fprintf(out, "  %.*s\n", (int)(end - text), text);
+	}
+}
+
+static int count_lines(const struct command *command, int paragraphs)
+{
+	char *text = NULL;
+	size_t length = 0;
+	FILE *memory = open_memstream(&text, &length);
+	int lines = 0;
+
+	if (!memory)
+		return SCREEN_LINES + 1;
+	print(memory, command, paragraphs);
+	fclose(memory);
+	for (size_t i = 0; i < length; i++)
+		lines += text[i] == '\n';
+	free(text);
+	return lines;
+}
+
+void help_print(const struct command *command, FILE *out)
+{
+	int paragraphs = 1;
+
+	for (const char *at = command->details; (at = strstr(at, "\n\n")); at += 2)
+		paragraphs++;
+	/* One line of the screen is the prompt that follows. */
+	while (paragraphs && count_lines(command, paragraphs) > SCREEN_LINES - 1)
+		paragraphs--;
+	print(out, command, paragraphs);
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <wherry/wherry.h>
+
+#include "program.h"
+
+static const struct command *const commands[] = {
+	&command_serve, &command_copy, &command_bench, &command_explain, &command_config, NULL,
+};
+
+static void print_program(FILE *out)
+{
+	fputs("Usage: wherry COMMAND [options] ...\n"
+	      "Moves bytes between any two memories over the fastest path, and says which one.\n"
+	      "\nCommands:\n",
+	      out);
+	for (size_t i = 0; commands[i]; i++)
+		fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
+	fputs("\n  wherry help COMMAND       what a command does, its options, examples\n"
+	      "  wherry --version          the version of the command and of its library\n"
+	      "\nExamples:\n"
+	      "  wherry serve --memory host:1GiB           # prints wherry://127.0.0.1:PORT\n"
+	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its memory\n"
+	      "  wherry explain wherry://127.0.0.1:7000    # which routes lead there, and why\n"
+	      "\nExit codes: 0 done; 1 done, with a warning; 2 failed; 64 wrong command line;\n"
+	      "69 a peer, a device or a route is not there.\n",
+	      out);
+}
+
+static const struct command *find(const char *name)
+{
+	for (size_t i = 0; commands[i]; i++)
+		if (strcmp(commands[i]->name, name) == 0)
+			return commands[i];
+	return NULL;
+}
+
+static int no_command(const char *word)
+{
+	struct suggestion suggestion = { .word = word };
+	bool option = word[0] == '-';
+
+	if (option) {
+		suggestion.word = word + strspn(word, "-");
+		suggest(&suggestion, "help");
+		suggest(&suggestion, "version");
+	}
+	for (size_t i = 0; commands[i] && !option; i++)
+		suggest(&suggestion, commands[i]->name);
+	if (!option)
+		suggest(&suggestion, "help");
+	if (suggestion.best)
+		return usage_error("no %s '%s'; did you mean 'wherry %s%s'?",
+				   option ? "option" : "command", word, option ? "--" : "",
+				   suggestion.best);
+	return usage_error("no %s '%s'", option ? "option" : "command", word);
+}
+
+static int help(const char *name)
+{
+	const struct command *command = find(name);
+
+	if (!command)
+		return no_command(name);
+	help_print(command, stdout);
+	return EXIT_PASS;
+}
+
+static int run(const struct command *command, int argc, char **argv)
+{
+	struct arguments arguments;
+	int code = arguments_parse(command, argc, argv, &arguments);
+
+	if (code == PARSED_HELP) {
+		help_print(command, stdout);
+		code = EXIT_PASS;
+	} else if (!code) {
+		code = command->run(&arguments);
+	}
+	arguments_free(&arguments);
+	return code;
+}
+
+static int dispatch(int argc, char **argv)
+{
+	const char *word = argc > 1 ? argv[1] : NULL;
+	const struct command *command;
+
+	if (!word) {
+		print_program(stderr);
+		return EXIT_USAGE;
+	}
+	command = find(word);
+	if (command)
+		return run(command, argc - 2, argv + 2);
+	if (strcmp(word, "help") == 0 && argc == 3)
+		return help(argv[2]);
+	if (strcmp(word, "--generate") == 0 && argc == 3)
+		return generate(argv[2], commands);
+	if (strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0 || strcmp(word, "help") == 0) {
+		if (argc > 2)
+			return usage_error("'%s' is one too many behind %s", argv[argc - 1], word);
+		print_program(stdout);
+		return EXIT_PASS;
+	}
+	if (strcmp(word, "--version") == 0 || strcmp(word, "-V") == 0) {
+		if (argc > 2)
+			return usage_error("'%s' is one too many behind %s", argv[argc - 1], word);
+		printf("wherry %d.%d.%d (libwherry %s)\n", WH_VERSION_MAJOR, WH_VERSION_MINOR,
+		       WH_VERSION_PATCH, wh_version());
+		return EXIT_PASS;
+	}
+	return no_command(word);
+}
+
+int main(int argc, char **argv)
+{
+	int code;
+
+	/* A file that grows past the limit is an error of write(), not the end of the process. */
+	signal(SIGXFSZ, SIG_IGN);
+	code = dispatch(argc, argv);
+	if (fflush(stdout) || ferror(stdout)) {
+		int error = errno;
+
+		code = fail(error, "cannot write to standard output: %s", strerror(error));
+	}
+	return code;
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "url.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "command.h"
+
+#define SCHEME "wherry://"
+
+bool url_is(const char *text)
+{
+	return strncmp(text, SCHEME, strlen(SCHEME)) == 0;
+}
+
+static bool is_port(const char *text, size_t length)
+{
+	unsigned value = 0;
+
+	if (!length || length > 5)
+		return false;
+	for (size_t i = 0; i < length; i++) {
+		if (text[i] < '0' || text[i] > '9')
+			return false;
+		value = value * 10 + (unsigned)(text[i] - '0');
+	}
+	return value >= 1 && value <= 65535;
+}
+
+/* HOST:PORT, NAME:PORT or [IPv6]:PORT, `length` bytes of it. */
+static const char *check_authority(const char *text, size_t length)
+{
+	const char *port, *host = text;
+	size_t host_length;
+
+	if (length && text[0] == '[') {
+		const char *close = memchr(text, ']', length);
+
+		if (!close)
+			return "has no ']' behind its IPv6 address";
+		host++;
+		host_length = (size_t)(close - host);
+		port = close + 1;
+	} else {
+		port = memchr(text, ':', length);
+		if (!port)
+			port = text + length;
+		else if (memchr(port + 1, ':', length - (size_t)(port + 1 - text)))
+			return "has an IPv6 address without brackets: write wherry://[ADDRESS]:PORT";
+		host_length = (size_t)(port - text);
+	}
+	if (!host_length)
+		return "names no host: write wherry://HOST:PORT";
+	if (port == text + length || *port != ':')
+		return "names no port: write wherry://HOST:PORT";
+	if (!is_port(port + 1, (size_t)(text + length - port - 1)))
+		return "has a port that is not a number from 1 to 65535";
+	return NULL;
+}
+
+static const char *parse_region(const char *text, struct url *out)
+{
+	size_t length = strcspn(text, "+");
+
+	if (length >= sizeof(out->region))
+		return "has a region name of more than 63 bytes";
+	if (!length && text[length])
+		return "has an offset but no region: write /REGION+OFFSET";
+	if (strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") <
+	    length)
+		return "has a region name with other characters than A-Z a-z 0-9 . _ -";
+	memcpy(out->region, text, length);
+	out->region[length] = '\0';
+	if (text[length] && !read_size(text + length + 1, &out->offset))
+		return "has an offset that is not a size: write +65536 or +64KiB";
+	return NULL;
+}
+
+const char *url_parse(const char *text, struct url *out)
+{
+	size_t scheme = strlen(SCHEME), length;
+	struct url url = { .offset = 0 };
+	const char *wrong;
+
+	if (!url_is(text))
+		return "is no address: write wherry://HOST:PORT/REGION";
+	length = strcspn(text + scheme, "/");
+	if (scheme + length >= sizeof(url.engine))
+		return "has a host name that is too long";
+	wrong = check_authority(text + scheme, length);
+	if (wrong)
+		return wrong;
+	memcpy(url.engine, text, scheme + length);
+	if (text[scheme + length]) {
+		wrong = parse_region(text + scheme + length + 1, &url);
+		if (wrong)
+			return wrong;
+	}
+	*out = url;
+	return NULL;
+}

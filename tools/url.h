@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Addresses of memory: wherry://HOST:PORT/REGION[+OFFSET]. */
+#ifndef TOOLS_URL_H
+#define TOOLS_URL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct url {
+	char engine[288];  /* "wherry://HOST:PORT", as wh_peer_open() takes it */
+	char region[64];   /* "": none */
+	uint64_t offset;   /* 0: none */
+};
+
+/* Does it start with "wherry://"? Else it is the name of a file. */
+bool url_is(const char *text);
+
+/* NULL, or what is wrong with it, as the end of a sentence that starts with the text. */
+const char *url_parse(const char *text, struct url *out);
+
+#endif
