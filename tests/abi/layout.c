@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Public structs and constants stay where they are: a program compiled against an older header goes
+ * on working. Structs that start with their size may grow at the end: that is a new row here and a
+ * new size, and the rows before it stay.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <wherry/wherry.h>
+
+struct row {
+	const char *what;
+	size_t got, pinned;
+};
+
+#define SIZE(type, pinned) { "sizeof(struct " #type ")", sizeof(struct type), pinned }
+#define FIELD(type, field, pinned) { #type "." #field, offsetof(struct type, field), pinned }
+
+/* Where pointers are 8 bytes. */
+static const struct row structs[] = {
+	SIZE(wh_config_row, 40),
+	FIELD(wh_config_row, name, 0),
+	FIELD(wh_config_row, environment, 8),
+	FIELD(wh_config_row, fallback, 16),
+	FIELD(wh_config_row, type, 24),
+	FIELD(wh_config_row, help, 32),
+	SIZE(wh_engine_options, 48),
+	FIELD(wh_engine_options, size, 0),
+	FIELD(wh_engine_options, name, 8),
+	FIELD(wh_engine_options, listen, 16),
+	FIELD(wh_engine_options, config, 24),
+	FIELD(wh_engine_options, log, 32),
+	FIELD(wh_engine_options, log_arg, 40),
+	SIZE(wh_peer_options, 16),
+	FIELD(wh_peer_options, size, 0),
+	FIELD(wh_peer_options, timeout, 8),
+	SIZE(wh_peer_info, 152),
+	FIELD(wh_peer_info, size, 0),
+	FIELD(wh_peer_info, epoch, 8),
+	FIELD(wh_peer_info, state, 16),
+	FIELD(wh_peer_info, regions, 20),
+	FIELD(wh_peer_info, name, 24),
+	FIELD(wh_peer_info, address, 88),
+	SIZE(wh_completion, 24),
+	FIELD(wh_completion, batch, 0),
+	FIELD(wh_completion, user, 8),
+	FIELD(wh_completion, status, 16),
+	FIELD(wh_completion, reserved, 20),
+	SIZE(wh_notification, 4176),
+	FIELD(wh_notification, epoch, 0),
+	FIELD(wh_notification, length, 8),
+	FIELD(wh_notification, sender, 16),
+	FIELD(wh_notification, data, 80),
+	SIZE(wh_memory_options, 16),
+	FIELD(wh_memory_options, size, 0),
+	FIELD(wh_memory_options, kind, 8),
+	FIELD(wh_memory_options, reserved, 12),
+	SIZE(wh_memory_info, 32),
+	FIELD(wh_memory_info, size, 0),
+	FIELD(wh_memory_info, kind, 8),
+	FIELD(wh_memory_info, page_size, 12),
+	FIELD(wh_memory_info, base, 16),
+	FIELD(wh_memory_info, length, 24),
+	SIZE(wh_region_options, 24),
+	FIELD(wh_region_options, size, 0),
+	FIELD(wh_region_options, name, 8),
+	FIELD(wh_region_options, access, 16),
+	FIELD(wh_region_options, reserved, 20),
+	SIZE(wh_remote, 96),
+	FIELD(wh_remote, id, 0),
+	FIELD(wh_remote, address, 8),
+	FIELD(wh_remote, length, 16),
+	FIELD(wh_remote, access, 24),
+	FIELD(wh_remote, kind, 28),
+	FIELD(wh_remote, name, 32),
+	SIZE(wh_transfer, 48),
+	FIELD(wh_transfer, local, 0),
+	FIELD(wh_transfer, local_offset, 8),
+	FIELD(wh_transfer, remote, 16),
+	FIELD(wh_transfer, remote_offset, 24),
+	FIELD(wh_transfer, length, 32),
+	FIELD(wh_transfer, op, 40),
+	FIELD(wh_transfer, reserved, 44),
+	SIZE(wh_base, 32),
+	FIELD(wh_base, local, 0),
+	FIELD(wh_base, local_offset, 8),
+	FIELD(wh_base, remote, 16),
+	FIELD(wh_base, remote_offset, 24),
+	SIZE(wh_blocks_desc, 80),
+	FIELD(wh_blocks_desc, size, 0),
+	FIELD(wh_blocks_desc, op, 8),
+	FIELD(wh_blocks_desc, reserved, 12),
+	FIELD(wh_blocks_desc, block_length, 16),
+	FIELD(wh_blocks_desc, count, 24),
+	FIELD(wh_blocks_desc, bases, 32),
+	FIELD(wh_blocks_desc, base_count, 40),
+	FIELD(wh_blocks_desc, local_offsets, 48),
+	FIELD(wh_blocks_desc, local_stride, 56),
+	FIELD(wh_blocks_desc, remote_offsets, 64),
+	FIELD(wh_blocks_desc, remote_stride, 72),
+	SIZE(wh_batch_options, 56),
+	FIELD(wh_batch_options, size, 0),
+	FIELD(wh_batch_options, queue, 8),
+	FIELD(wh_batch_options, callback, 16),
+	FIELD(wh_batch_options, callback_arg, 24),
+	FIELD(wh_batch_options, user, 32),
+	FIELD(wh_batch_options, priority, 40),
+	FIELD(wh_batch_options, reserved, 44),
+	FIELD(wh_batch_options, require, 48),
+	SIZE(wh_route, 272),
+	FIELD(wh_route, transport, 0),
+	FIELD(wh_route, detail, 16),
+	FIELD(wh_route, bytes, 64),
+	FIELD(wh_route, transfers, 72),
+	FIELD(wh_route, refused, 80),
+};
+
+static const struct row constants[] = {
+	{ "WH_PEER_CONNECTED", WH_PEER_CONNECTED, 1 },
+	{ "WH_PEER_LOST", WH_PEER_LOST, 2 },
+	{ "WH_PEER_STALE", WH_PEER_STALE, 3 },
+	{ "WH_MEMORY_PAGEABLE", WH_MEMORY_PAGEABLE, 1 },
+	{ "WH_MEMORY_HUGE", WH_MEMORY_HUGE, 2 },
+	{ "WH_MEMORY_SHARED", WH_MEMORY_SHARED, 3 },
+	{ "WH_ACCESS_READ", WH_ACCESS_READ, 1 },
+	{ "WH_ACCESS_WRITE", WH_ACCESS_WRITE, 2 },
+	{ "WH_ACCESS_NONE", WH_ACCESS_NONE, 4 },
+	{ "WH_READ", WH_READ, 1 },
+	{ "WH_WRITE", WH_WRITE, 2 },
+	{ "WH_PRIORITY_BULK", WH_PRIORITY_BULK, 0 },
+	{ "WH_PRIORITY_LATENCY", WH_PRIORITY_LATENCY, 1 },
+	{ "WH_KEY_MAX", WH_KEY_MAX, 128 },
+	{ "WH_NOTIFICATION_MAX", WH_NOTIFICATION_MAX, 4096 },
+};
+
+static void compare(const struct row *rows, size_t count)
+{
+	int wrong = 0;
+
+	for (size_t i = 0; i < count; i++) {
+		if (rows[i].got == rows[i].pinned)
+			continue;
+		print_error("%s is %zu, was %zu\n", rows[i].what, rows[i].got, rows[i].pinned);
+		wrong++;
+	}
+	assert_int_equal(wrong, 0);
+}
+
+static void layout__structs(void **state)
+{
+	(void)state;
+	if (sizeof(void *) != 8)
+		skip();
+	compare(structs, sizeof(structs) / sizeof(structs[0]));
+}
+
+static void layout__constants(void **state)
+{
+	(void)state;
+	assert_true(WH_FOREVER == INT64_MAX);
+	compare(constants, sizeof(constants) / sizeof(constants[0]));
+}
+
+/* The library that runs is the one whose headers these are. */
+static void layout__version(void **state)
+{
+	char version[32];
+
+	(void)state;
+	snprintf(version, sizeof(version), "%d.%d.%d", WH_VERSION_MAJOR, WH_VERSION_MINOR,
+		 WH_VERSION_PATCH);
+	assert_string_equal(wh_version(), version);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(layout__structs),
+		cmocka_unit_test(layout__constants),
+		cmocka_unit_test(layout__version),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

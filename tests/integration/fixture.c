@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "fixture.h"
+
+#include <sys/mman.h>
+
+static void log_line(void *arg, const char *line)
+{
+	(void)arg;
+	fprintf(stderr, "engine: %s\n", line);
+}
+
+struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config)
+{
+	char knob[32];
+	const char *all[10] = { NULL };
+	struct wh_engine_options options = {
+		.size = sizeof(options),
+		.listen = listen,
+		.config = all,
+		.log = getenv("TESTS_LOG") ? log_line : NULL,
+	};
+	struct wh_engine *engine;
+	size_t n = 0;
+
+	if (require) {
+		snprintf(knob, sizeof(knob), "require=%s", require);
+		all[n++] = knob;
+	}
+	for (; config && *config; config++)
+		all[n++] = *config;
+	want(0, wh_engine_open(&options, &engine));
+	return engine;
+}
+
+void *pages_new(size_t length)
+{
+	void *pages = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+			   0);
+
+	want_true(pages != MAP_FAILED, "no memory for %zu bytes", length);
+	return pages;
+}
+
+void pages_free(void *pages, size_t length)
+{
+	munmap(pages, length);
+}
+
+static void open_target(struct fixture *f)
+{
+	struct wh_memory_options kind = { .size = sizeof(kind), .kind = f->route->kind };
+	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	void *memory;
+
+	want(0, wh_memory_alloc(f->engine, f->length + 2 * f->guard, &kind, &memory));
+	f->target = memory;
+	want(0, wh_region_register(f->engine, f->target + f->guard, f->length, &named,
+				   &f->target_region));
+}
+
+void fixture_start_target(struct fixture *f, const struct child_options *options)
+{
+	struct child_options mine = { 0 };
+
+	if (options)
+		mine = *options;
+	if (!mine.listen)
+		mine.listen = f->route->listen;
+	f->child = child_start(&mine);
+	f->memory = child_memory(f->child, f->route->kind, f->length + 2 * f->guard);
+	child_region(f->child, f->memory, f->guard, f->length, "target", 0, NULL);
+}
+
+void fixture_connect(struct fixture *f, const char *url)
+{
+	want(0, wh_peer_open(f->engine, url, NULL, &f->peer));
+	want(0, wh_peer_find(f->peer, "target", PATIENCE, &f->remote));
+	want_true(f->remote.length == f->length, "it is %llu",
+		  (unsigned long long)f->remote.length);
+}
+
+void fixture_open_with(struct fixture *f, const struct route *route, uint64_t length,
+		       const char *const *config, const struct child_options *options)
+{
+	memset(f, 0, sizeof(*f));
+	f->route = route;
+	f->length = length;
+	f->guard = route == &route_shm ? 0 : GUARD;
+	f->engine = engine_open(route->require, "none", config);
+	if (route == &route_self)
+		open_target(f);
+	else
+		fixture_start_target(f, options);
+	f->base = pages_new(2 * length + 2 * GUARD);
+	f->local = f->base + GUARD;
+	want(0, wh_region_register(f->engine, f->local, 2 * length, NULL, &f->region));
+	fixture_connect(f, f->child ? f->child->url : "self");
+}
+
+void fixture_open(struct fixture *f, const struct route *route, uint64_t length)
+{
+	fixture_open_with(f, route, length, NULL, NULL);
+}
+
+void fixture_close_initiator(struct fixture *f)
+{
+	want(0, wh_peer_close(f->peer));
+	want(0, wh_region_unregister(f->region));
+	if (f->target) {
+		want(0, wh_region_unregister(f->target_region));
+		want(0, wh_memory_free(f->engine, f->target));
+	}
+	want(0, wh_engine_close(f->engine));
+	pages_free(f->base, 2 * f->length + 2 * GUARD);
+}
+
+void fixture_close(struct fixture *f)
+{
+	fixture_close_initiator(f);
+	if (f->child)
+		child_exit(f->child);
+}
+
+void target_fill(struct fixture *f, int64_t offset, uint64_t length, uint64_t position,
+		 uint64_t seed)
+{
+	uint64_t at = (uint64_t)offset + f->guard;
+
+	if (f->child)
+		child_fill(f->child, f->memory, at, length, position, seed);
+	else
+		pattern_fill(f->target + at, length, position, seed);
+}
+
+size_t target_check(struct fixture *f, int64_t offset, uint64_t length, uint64_t position,
+		    uint64_t seed)
+{
+	uint64_t at = (uint64_t)offset + f->guard;
+
+	if (f->child)
+		return child_check(f->child, f->memory, at, length, position, seed);
+	return pattern_check(f->target + at, length, position, seed);
+}
+
+void target_fetch(struct fixture *f, int64_t offset, uint64_t length, void *out)
+{
+	uint64_t at = (uint64_t)offset + f->guard;
+
+	if (f->child)
+		child_fetch(f->child, f->memory, at, length, out);
+	else
+		memcpy(out, f->target + at, length);
+}
+
+struct wh_transfer piece(const struct fixture *f, uint32_t op, uint64_t local_offset,
+			 uint64_t remote_offset, uint64_t length)
+{
+	return (struct wh_transfer){
+		.local = f->region,
+		.local_offset = local_offset,
+		.remote = f->remote.id,
+		.remote_offset = remote_offset,
+		.length = length,
+		.op = op,
+	};
+}
+
+struct wh_batch *batch_of(const struct fixture *f, const struct wh_transfer *transfers,
+			  size_t count)
+{
+	struct wh_batch *batch;
+
+	want(0, wh_batch_new(f->peer, NULL, &batch));
+	if (count)
+		want(0, wh_batch_add(batch, transfers, count));
+	return batch;
+}
+
+int batch_run(struct wh_batch *batch)
+{
+	int error = wh_batch_submit(batch);
+
+	return error ? error : wh_batch_wait(batch, 2 * PATIENCE);
+}
+
+void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes)
+{
+	struct wh_route routes[8];
+	size_t count = 8;
+
+	want(0, wh_batch_routes(batch, routes, &count));
+	for (size_t i = 0; i < count; i++) {
+		if (!routes[i].bytes)
+			continue;
+		assert_string_equal(routes[i].transport, f->route->name);
+		want_true(routes[i].bytes == bytes, "%llu of %llu bytes by %s",
+			  (unsigned long long)routes[i].bytes, (unsigned long long)bytes,
+			  routes[i].transport);
+		want_true(strstr(routes[i].detail, f->route->detail), "by \"%s\", not by \"%s\"",
+			  routes[i].detail, f->route->detail);
+		return;
+	}
+	fail_msg("no route has moved a byte");
+}
+
+int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
+	 uint64_t length)
+{
+	struct wh_transfer transfer = piece(f, op, local_offset, remote_offset, length);
+	struct wh_batch *batch = batch_of(f, &transfer, 1);
+	int status = batch_run(batch);
+
+	if (status)
+		print_error("%s of %llu bytes: %s: %s\n", op == WH_READ ? "read" : "write",
+			    (unsigned long long)length, strerrorname_np(-status),
+			    wh_batch_error_text(batch));
+	else
+		want_route(f, batch, length);
+	want(0, wh_batch_free(batch));
+	return status;
+}
+
+/* The bytes that round_trip() watches on each side of a target, where there are so many. */
+#define MARGIN 64
+
+struct margins {
+	uint64_t before, behind;
+};
+
+static struct margins margins_of(const struct fixture *f, uint64_t offset, uint64_t length)
+{
+	struct margins margins = {
+		.before = f->guard + offset,
+		.behind = f->guard + f->length - offset - length,
+	};
+
+	if (margins.before > MARGIN)
+		margins.before = MARGIN;
+	if (margins.behind > MARGIN)
+		margins.behind = MARGIN;
+	return margins;
+}
+
+static void written(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
+		    uint64_t length, uint64_t seed)
+{
+	struct margins around = margins_of(f, remote_offset, length);
+	int64_t at = (int64_t)remote_offset, start = at - (int64_t)around.before;
+	unsigned char *source = f->local + local_offset;
+	size_t bad;
+
+	target_fill(f, start, around.before + length + around.behind, 0, seed + 1);
+	pattern_fill(source, length, seed, seed);
+	want(0, move(f, WH_WRITE, local_offset, remote_offset, length));
+	bad = target_check(f, at, length, seed, seed);
+	want_true(bad == PATTERN_GOOD, "%llu bytes written, byte %zu is wrong",
+		  (unsigned long long)length, bad);
+	want_true(target_check(f, start, around.before, 0, seed + 1) == PATTERN_GOOD &&
+			  target_check(f, at + (int64_t)length, around.behind,
+				       around.before + length, seed + 1) == PATTERN_GOOD,
+		  "bytes around the target changed, %llu bytes at %llu", (unsigned long long)length,
+		  (unsigned long long)remote_offset);
+	want_true(pattern_check(source, length, seed, seed) == PATTERN_GOOD,
+		  "a write changed its source");
+}
+
+static void read_back(struct fixture *f, uint64_t local_offset, uint64_t remote_offset,
+		      uint64_t length, uint64_t seed)
+{
+	unsigned char *sink = f->local + f->length + local_offset;
+	size_t bad;
+
+	pattern_fill(sink - MARGIN, length + 2 * MARGIN, 0, seed + 1);
+	target_fill(f, (int64_t)remote_offset, length, seed, seed);
+	want(0, move(f, WH_READ, f->length + local_offset, remote_offset, length));
+	bad = pattern_check(sink, length, seed, seed);
+	want_true(bad == PATTERN_GOOD, "%llu bytes read, byte %zu is wrong",
+		  (unsigned long long)length, bad);
+	want_true(pattern_check(sink - MARGIN, MARGIN, 0, seed + 1) == PATTERN_GOOD &&
+			  pattern_check(sink + length, MARGIN, MARGIN + length, seed + 1) ==
+				  PATTERN_GOOD,
+		  "a read changed bytes around its target");
+}
+
+void round_trip(struct fixture *f, uint64_t local_offset, uint64_t remote_offset, uint64_t length,
+		uint64_t seed)
+{
+	written(f, local_offset, remote_offset, length, 2 * seed);
+	read_back(f, local_offset, remote_offset, length, 2 * seed + 100);
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "proxy.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+#define PAIRS_MAX 64
+#define BUFFER (256u << 10)
+#define TICK_MS 5
+
+/* Bytes on their way from fd[side] to fd[!side]. */
+struct direction {
+	size_t start, end;
+	bool ended;       /* the source has no more */
+	uint64_t allowed; /* bytes it may still pass in this tick, when slowed down */
+	unsigned char *bytes;
+};
+
+struct pair {
+	int fd[2]; /* 0: the client, 1: the server; -1: the slot is free */
+	unsigned int role;
+	uint64_t seen; /* bytes that came from the client */
+	struct direction direction[2];
+};
+
+struct proxy {
+	pthread_t thread;
+	pthread_mutex_t lock;
+	int listener;
+	struct sockaddr_in target;
+	char url[64];
+	bool stop, frozen;
+	uint64_t rate, bytes;
+	unsigned int accepted;
+	struct pair pairs[PAIRS_MAX];
+};
+
+static void pair_close(struct pair *pair, bool reset)
+{
+	struct linger linger = { .l_onoff = 1, .l_linger = 0 };
+
+	for (int side = 0; side < 2; side++) {
+		if (reset)
+			setsockopt(pair->fd[side], SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
+		close(pair->fd[side]);
+		free(pair->direction[side].bytes);
+	}
+	memset(pair, 0, sizeof(*pair));
+	pair->fd[0] = pair->fd[1] = -1;
+}
+
+static void take_connection(struct proxy *proxy)
+{
+	int client = accept4(proxy->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC), one = 1;
+	int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct pair *pair = NULL;
+
+	for (int i = 0; i < PAIRS_MAX && !pair; i++)
+		if (proxy->pairs[i].fd[0] < 0)
+			pair = &proxy->pairs[i];
+	/* The server is on this host: connecting to it does not take long. */
+	if (!pair || client < 0 || server < 0 ||
+	    connect(server, (struct sockaddr *)&proxy->target, sizeof(proxy->target)) != 0) {
+		if (client >= 0)
+			close(client);
+		if (server >= 0)
+			close(server);
+		return;
+	}
+	setsockopt(client, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	setsockopt(server, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	pair->fd[0] = client;
+	pair->fd[1] = server;
+	for (int side = 0; side < 2; side++)
+		pair->direction[side].bytes = malloc(BUFFER);
+	proxy->accepted++;
+}
+
+/* The role stands 16 bytes into what the client sends: a frame's header (8), magic, versions. */
+static void look_at_role(struct pair *pair, const unsigned char *bytes, size_t n)
+{
+	if (pair->seen <= 16 && pair->seen + n > 16)
+		pair->role = bytes[16 - pair->seen];
+	pair->seen += n;
+}
+
+/* Move bytes one way. False: the pair is broken. */
+static bool pass(struct proxy *proxy, struct pair *pair, int side)
+{
+	struct direction *way = &pair->direction[side];
+	ssize_t n;
+
+	if (way->start == way->end && !way->ended) {
+		size_t room = BUFFER;
+
+		if (proxy->rate && way->allowed < room)
+			room = way->allowed;
+		n = room ? recv(pair->fd[side], way->bytes, room, MSG_DONTWAIT) : -1;
+		if (n == 0) {
+			way->ended = true;
+			shutdown(pair->fd[!side], SHUT_WR);
+		} else if (n < 0) {
+			return !room || errno == EAGAIN;
+		}
+		way->start = 0;
+		way->end = (size_t)n;
+		if (proxy->rate)
+			way->allowed -= (uint64_t)n;
+		if (side == 0)
+			look_at_role(pair, way->bytes, way->end);
+	}
+	if (way->start < way->end) {
+		n = send(pair->fd[!side], way->bytes + way->start, way->end - way->start,
+			 MSG_DONTWAIT | MSG_NOSIGNAL);
+		if (n < 0)
+			return errno == EAGAIN;
+		way->start += (size_t)n;
+		proxy->bytes += (uint64_t)n;
+	}
+	return true;
+}
+
+/* What each side of the pair waits for. */
+static short events_of(const struct proxy *proxy, const struct pair *pair, int side)
+{
+	const struct direction *in = &pair->direction[side], *out = &pair->direction[!side];
+	short events = 0;
+
+	if (in->start == in->end && !in->ended && (!proxy->rate || in->allowed))
+		events |= POLLIN;
+	if (out->start < out->end)
+		events |= POLLOUT;
+	return events;
+}
+
+static void refill(struct proxy *proxy, int64_t ms)
+{
+	for (int i = 0; i < PAIRS_MAX; i++)
+		for (int side = 0; side < 2; side++) {
+			uint64_t *allowed = &proxy->pairs[i].direction[side].allowed;
+
+			*allowed += proxy->rate * (uint64_t)ms / 1000;
+			if (*allowed > proxy->rate / 10 + 1)
+				*allowed = proxy->rate / 10 + 1;
+		}
+}
+
+static int64_t now_ms(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return t.tv_sec * 1000LL + t.tv_nsec / 1000000;
+}
+
+/* One turn, with the lock held save while it sleeps. */
+static void turn(struct proxy *proxy)
+{
+	struct pollfd polled[1 + 2 * PAIRS_MAX];
+	nfds_t n = 0;
+
+	polled[n++] = (struct pollfd){ .fd = proxy->listener, .events = POLLIN };
+	for (int i = 0; i < PAIRS_MAX && !proxy->frozen; i++)
+		for (int side = 0; side < 2; side++) {
+			struct pair *pair = &proxy->pairs[i];
+			short events = pair->fd[0] < 0 ? 0 : events_of(proxy, pair, side);
+
+			if (events)
+				polled[n++] = (struct pollfd){ .fd = pair->fd[side],
+							       .events = events };
+		}
+	pthread_mutex_unlock(&proxy->lock);
+	poll(polled, n, TICK_MS);
+	pthread_mutex_lock(&proxy->lock);
+	if (polled[0].revents & POLLIN)
+		take_connection(proxy);
+	for (int i = 0; i < PAIRS_MAX && !proxy->frozen; i++) {
+		struct pair *pair = &proxy->pairs[i];
+
+		if (pair->fd[0] < 0)
+			continue;
+		if (!pass(proxy, pair, 0) || !pass(proxy, pair, 1))
+			pair_close(pair, true);
+		else if (pair->direction[0].ended && pair->direction[1].ended)
+			pair_close(pair, false);
+	}
+}
+
+static void *run(void *arg)
+{
+	struct proxy *proxy = arg;
+	int64_t last = now_ms();
+
+	pthread_mutex_lock(&proxy->lock);
+	while (!proxy->stop) {
+		int64_t moment = now_ms();
+
+		if (proxy->rate)
+			refill(proxy, moment - last);
+		last = moment;
+		turn(proxy);
+	}
+	pthread_mutex_unlock(&proxy->lock);
+	return NULL;
+}
+
+struct proxy *proxy_start(const char *url)
+{
+	struct proxy *proxy = calloc(1, sizeof(*proxy));
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	const char *port = strrchr(url, ':');
+
+	if (!proxy || !port)
+		goto err_free;
+	proxy->target = address;
+	proxy->target.sin_port = htons((uint16_t)atoi(port + 1));
+	for (int i = 0; i < PAIRS_MAX; i++)
+		proxy->pairs[i].fd[0] = proxy->pairs[i].fd[1] = -1;
+	proxy->listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (proxy->listener < 0)
+		goto err_free;
+	if (bind(proxy->listener, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+	    listen(proxy->listener, 64) != 0 ||
+	    getsockname(proxy->listener, (struct sockaddr *)&address, &length) != 0)
+		goto err_close;
+	snprintf(proxy->url, sizeof(proxy->url), "wherry://127.0.0.1:%d", ntohs(address.sin_port));
+	pthread_mutex_init(&proxy->lock, NULL);
+	if (pthread_create(&proxy->thread, NULL, run, proxy) != 0)
+		goto err_close;
+	return proxy;
+
+err_close:
+	close(proxy->listener);
+err_free:
+	free(proxy);
+	return NULL;
+}
+
+void proxy_stop(struct proxy *proxy)
+{
+	pthread_mutex_lock(&proxy->lock);
+	proxy->stop = true;
+	pthread_mutex_unlock(&proxy->lock);
+	pthread_join(proxy->thread, NULL);
+	for (int i = 0; i < PAIRS_MAX; i++)
+		if (proxy->pairs[i].fd[0] >= 0)
+			pair_close(&proxy->pairs[i], true);
+	close(proxy->listener);
+	pthread_mutex_destroy(&proxy->lock);
+	free(proxy);
+}
+
+const char *proxy_url(const struct proxy *proxy)
+{
+	return proxy->url;
+}
+
+unsigned int proxy_connections(struct proxy *proxy, unsigned int role)
+{
+	unsigned int count = 0;
+
+	pthread_mutex_lock(&proxy->lock);
+	for (int i = 0; i < PAIRS_MAX; i++)
+		count += proxy->pairs[i].fd[0] >= 0 && (!role || proxy->pairs[i].role == role);
+	pthread_mutex_unlock(&proxy->lock);
+	return count;
+}
+
+unsigned int proxy_accepted(struct proxy *proxy)
+{
+	unsigned int count;
+
+	pthread_mutex_lock(&proxy->lock);
+	count = proxy->accepted;
+	pthread_mutex_unlock(&proxy->lock);
+	return count;
+}
+
+uint64_t proxy_bytes(struct proxy *proxy)
+{
+	uint64_t bytes;
+
+	pthread_mutex_lock(&proxy->lock);
+	bytes = proxy->bytes;
+	pthread_mutex_unlock(&proxy->lock);
+	return bytes;
+}
+
+void proxy_freeze(struct proxy *proxy, bool frozen)
+{
+	pthread_mutex_lock(&proxy->lock);
+	proxy->frozen = frozen;
+	pthread_mutex_unlock(&proxy->lock);
+}
+
+void proxy_slow(struct proxy *proxy, uint64_t bytes_per_second)
+{
+	pthread_mutex_lock(&proxy->lock);
+	proxy->rate = bytes_per_second;
+	pthread_mutex_unlock(&proxy->lock);
+}
+
+unsigned int proxy_cut(struct proxy *proxy, unsigned int role)
+{
+	unsigned int count = 0;
+
+	pthread_mutex_lock(&proxy->lock);
+	for (int i = 0; i < PAIRS_MAX; i++) {
+		struct pair *pair = &proxy->pairs[i];
+
+		if (pair->fd[0] >= 0 && (!role || pair->role == role)) {
+			pair_close(pair, true);
+			count++;
+		}
+	}
+	pthread_mutex_unlock(&proxy->lock);
+	return count;
+}

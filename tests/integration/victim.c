@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "victim.h"
+
+#define STEP (2 * VICTIM_REGION)
+#define SEED 1
+#define TOTAL (GUARD + 6 * STEP)
+
+static uint64_t place(unsigned int slot)
+{
+	return GUARD + (uint64_t)slot * STEP;
+}
+
+uint64_t victim_offset(const struct victim *v, uint64_t region)
+{
+	const uint64_t ids[] = { v->rw, v->ro, v->wo, v->none, v->dead };
+
+	for (unsigned int slot = 0; slot < 5; slot++)
+		if (ids[slot] == region)
+			return place(slot);
+	fail_msg("no such region");
+	return 0;
+}
+
+void victim_open(struct victim *v, unsigned int timeout_ms)
+{
+	static char knob[32];
+	const char *const config[] = { knob, NULL };
+	struct child_options options = { .config = { knob } };
+	struct child *child;
+	int gone;
+
+	memset(v, 0, sizeof(*v));
+	v->control = v->data = -1;
+	snprintf(knob, sizeof(knob), "timeout=%u", timeout_ms * SCALE(1, 4));
+	fixture_open_with(&v->f, &route_tcp4, 256 * KIB, config, &options);
+	child = v->f.child;
+	v->memory = child_memory(child, WH_MEMORY_SHARED, TOTAL);
+	child_fill(child, v->memory, 0, TOTAL, 0, SEED);
+	v->rw_region = child_region(child, v->memory, place(0), VICTIM_REGION, "rw", 0, &v->rw);
+	v->ro_region = child_region(child, v->memory, place(1), VICTIM_REGION, "ro",
+				    WH_ACCESS_READ, &v->ro);
+	child_region(child, v->memory, place(2), VICTIM_REGION, "wo", WH_ACCESS_WRITE, &v->wo);
+	child_region(child, v->memory, place(3), VICTIM_REGION, "none", WH_ACCESS_NONE, &v->none);
+	gone = child_region(child, v->memory, place(4), VICTIM_REGION, "dead", 0, &v->dead);
+	want(0, child_unregister(child, gone));
+	victim_greet(v);
+}
+
+void victim_greet(struct victim *v)
+{
+	if (v->control >= 0)
+		close(v->control);
+	v->control = raw_control(v->f.child->url, &v->welcome);
+	want_true(v->control >= 0, "it does not take a new session");
+	/* The good peer's "target", and those of the victim that are published. */
+	want(4, raw_skip_regions(v->control));
+}
+
+void victim_greet_data(struct victim *v)
+{
+	if (v->data >= 0)
+		close(v->data);
+	v->data = raw_data(v->f.child->url, &v->welcome);
+	want_true(v->data >= 0, "it does not take a data connection");
+}
+
+void victim_want_well(struct victim *v)
+{
+	size_t bad;
+
+	want_true(child_alive(v->f.child), "it has died");
+	bad = child_check(v->f.child, v->memory, 0, TOTAL, 0, SEED);
+	want_true(bad == PATTERN_GOOD, "byte %zu of its memory has changed", bad);
+	round_trip(&v->f, 64, 64, 100000, (uint64_t)now());
+}
+
+void victim_close(struct victim *v)
+{
+	victim_want_well(v);
+	if (v->data >= 0)
+		close(v->data);
+	if (v->control >= 0)
+		close(v->control);
+	fixture_close(&v->f);
+}

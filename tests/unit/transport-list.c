@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <errno.h>
+
+#include "core/core.h"
+#include "transport/transport.h"
+
+static void list__each_is_sound(void **state)
+{
+	(void)state;
+	assert_true(wh_transport_sound(&wh_transport_self));
+	assert_true(wh_transport_sound(&wh_transport_shm));
+	assert_true(wh_transport_sound(&wh_transport_tcp));
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		assert_true(wh_transport_sound(wh_transport(id)));
+}
+
+static void list__nothing_is_left_out(void **state)
+{
+	(void)state;
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		const struct wh_transport *transport = wh_transport(id);
+
+		assert_non_null(transport->engine_open);
+		assert_non_null(transport->engine_close);
+		assert_non_null(transport->peer_open);
+		assert_non_null(transport->peer_close);
+		assert_non_null(transport->peer_lost);
+		assert_non_null(transport->peer_again);
+		assert_non_null(transport->region_gone);
+		assert_non_null(transport->reach);
+		assert_non_null(transport->submit);
+		assert_non_null(transport->help);
+		assert_non_null(transport->cancel);
+		assert_non_null(transport->cut);
+		assert_non_null(transport->detail);
+		assert_non_null(transport->session_accept);
+		assert_non_null(transport->session_close);
+		assert_non_null(transport->session_abort);
+	}
+}
+
+static void list__by_name(void **state)
+{
+	(void)state;
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		assert_int_equal(wh_transport_by_name(wh_transport(id)->name), id);
+	assert_int_equal(wh_transport_by_name("shm"), WH_TRANSPORT_SHM);
+	assert_int_equal(wh_transport_by_name(""), WH_TRANSPORT_COUNT);
+	assert_int_equal(wh_transport_by_name("SHM"), WH_TRANSPORT_COUNT);
+	assert_int_equal(wh_transport_by_name("rdma"), WH_TRANSPORT_COUNT);
+}
+
+/* What is promised without a function, or the other way round. */
+static void sound__what_is_missing(void **state)
+{
+	struct wh_transport wrong;
+
+	(void)state;
+	wrong = wh_transport_shm;
+	wrong.name = "";
+	assert_false(wh_transport_sound(&wrong));
+	wrong.name = "a name that is too long";
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.submit = NULL;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.help = NULL;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.role = 0;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.session_close = NULL;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.capabilities |= WH_CAN_CUT;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_shm;
+	wrong.capabilities &= ~(uint32_t)WH_CAN_HELP;
+	assert_false(wh_transport_sound(&wrong));
+	/* The defaults count as missing. */
+	wrong = *wh_transport(WH_TRANSPORT_SELF);
+	wrong.capabilities |= WH_CAN_CUT;
+	assert_false(wh_transport_sound(&wrong));
+}
+
+static void defaults__do_nothing(void **state)
+{
+	const struct wh_transport *self = wh_transport(WH_TRANSPORT_SELF);
+	char why[WH_REFUSAL] = "as it was";
+
+	(void)state;
+	assert_int_equal(self->reach(NULL, NULL, NULL, WH_READ, why), 0);
+	assert_int_equal(self->cut(NULL, NULL, NULL, 0), 0);
+	self->region_gone(NULL, NULL, NULL);
+	self->session_close(NULL);
+	self->session_abort(NULL, 7);
+	assert_string_equal(why, "as it was");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(list__each_is_sound),
+		cmocka_unit_test(list__nothing_is_left_out),
+		cmocka_unit_test(list__by_name),
+		cmocka_unit_test(sound__what_is_missing),
+		cmocka_unit_test(defaults__do_nothing),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#include <wherry/engine.h>
+#include <wherry/error.h>
+
+#include "util/config.h"
+
+static int clear(void **state)
+{
+	const struct wh_config_row *row;
+
+	(void)state;
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		unsetenv(row->environment);
+	return 0;
+}
+
+static int load(struct wh_config *config, const char *override)
+{
+	const char *const overrides[] = { override, NULL };
+
+	return wh_config_load(config, overrides);
+}
+
+static void load__defaults(void **state)
+{
+	struct wh_config config;
+
+	(void)state;
+	memset(&config, 0xff, sizeof(config));
+	assert_int_equal(wh_config_load(&config, NULL), 0);
+	assert_string_equal(config.text[WH_KNOB_TRANSPORTS], "self,shm,tcp");
+	assert_string_equal(config.text[WH_KNOB_REQUIRE], "");
+	assert_string_equal(config.text[WH_KNOB_LISTEN], "127.0.0.1:0");
+	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 4);
+	assert_int_equal(config.number[WH_KNOB_THREADS], 0);
+	assert_int_equal(config.number[WH_KNOB_SPIN], 0);
+	assert_int_equal(config.number[WH_KNOB_TIMEOUT], 5000);
+	assert_int_equal(config.number[WH_KNOB_IDLE], 30000);
+	assert_int_equal(config.number[WH_KNOB_INLINE], 1 << 20);
+	assert_int_equal(config.number[WH_KNOB_SLICE], 1 << 20);
+	assert_int_equal(config.number[WH_KNOB_BUFFER], 0);
+	assert_int_equal(config.number[WH_KNOB_CMA], 1);
+	assert_int_equal(config.number[WH_KNOB_NOTIFICATIONS], 1024);
+}
+
+static void rows__are_complete(void **state)
+{
+	static const char *const types[] = { "count", "bytes", "ms", "bool", "text" };
+	const struct wh_config_row *row;
+	struct wh_config config;
+	char text[128];
+	size_t count = 0;
+
+	(void)state;
+	for (; (row = wh_config_row(count)); count++) {
+		bool known = false;
+
+		assert_true(strlen(row->name) > 0 && strlen(row->help) > 0);
+		assert_null(strchr(row->help, '\n'));
+		snprintf(text, sizeof(text), "WHERRY_%s", row->name);
+		for (char *c = text; *c; c++)
+			*c = *c >= 'a' && *c <= 'z' ? (char)(*c - 'a' + 'A') : *c;
+		assert_string_equal(row->environment, text);
+		for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++)
+			known |= !strcmp(row->type, types[i]);
+		assert_true(known);
+		/* Its default is a value that it takes. */
+		snprintf(text, sizeof(text), "%s=%s", row->name, row->fallback);
+		assert_int_equal(load(&config, text), 0);
+		assert_string_equal(config.text[count], row->fallback);
+	}
+	assert_int_equal(count, WH_KNOB_COUNT);
+	assert_null(wh_config_row(WH_KNOB_COUNT));
+	assert_null(wh_config_row(SIZE_MAX));
+}
+
+static void load__environment(void **state)
+{
+	struct wh_config config;
+
+	(void)state;
+	setenv("WHERRY_CONNECTIONS", "7", 1);
+	setenv("WHERRY_SLICE", "64KiB", 1);
+	setenv("WHERRY_REQUIRE", "shm", 1);
+	setenv("WHERRY_TIMEOUT", "", 1); /* as if it were not set */
+	assert_int_equal(wh_config_load(&config, NULL), 0);
+	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 7);
+	assert_int_equal(config.number[WH_KNOB_SLICE], 65536);
+	assert_string_equal(config.text[WH_KNOB_REQUIRE], "shm");
+	assert_int_equal(config.number[WH_KNOB_TIMEOUT], 5000);
+	setenv("WHERRY_CONNECTIONS", "many", 1);
+	assert_int_equal(wh_config_load(&config, NULL), -EINVAL);
+	assert_non_null(strstr(wh_error_text(), "WHERRY_CONNECTIONS=many"));
+	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 7);
+}
+
+static void load__overrides_go_first(void **state)
+{
+	const char *const overrides[] = { "connections=9", "require=", "connections=8", "spin=1",
+					  NULL };
+	struct wh_config config;
+
+	(void)state;
+	setenv("WHERRY_CONNECTIONS", "not even a number", 1);
+	setenv("WHERRY_REQUIRE", "shm", 1);
+	assert_int_equal(wh_config_load(&config, overrides), 0);
+	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 8);
+	assert_int_equal(config.number[WH_KNOB_SPIN], 1);
+	assert_string_equal(config.text[WH_KNOB_REQUIRE], "");
+}
+
+static void load__unknown_overrides(void **state)
+{
+	static const char *const cases[] = {
+		"", "=", "connections", "=4", "connection=4", "connectionss=4", "Connections=4",
+		"WHERRY_CONNECTIONS=4", " connections=4", "connections =4",
+	};
+	struct wh_config config;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(load(&config, cases[i]), -EINVAL);
+		assert_non_null(strstr(wh_error_text(), cases[i]));
+	}
+}
+
+static void load__good_values(void **state)
+{
+	static const struct {
+		const char *override;
+		enum wh_knob knob;
+		int64_t want;
+	} cases[] = {
+		{ "connections=1", WH_KNOB_CONNECTIONS, 1 },
+		{ "connections=64", WH_KNOB_CONNECTIONS, 64 },
+		{ "connections=007", WH_KNOB_CONNECTIONS, 7 },
+		{ "slice=1024", WH_KNOB_SLICE, 1024 },
+		{ "slice=1024B", WH_KNOB_SLICE, 1024 },
+		{ "slice=2K", WH_KNOB_SLICE, 2048 },
+		{ "slice=64KiB", WH_KNOB_SLICE, 65536 },
+		{ "slice=3M", WH_KNOB_SLICE, 3 << 20 },
+		{ "slice=16MiB", WH_KNOB_SLICE, 16 << 20 },
+		{ "slice=1GiB", WH_KNOB_SLICE, 1 << 30 },
+		{ "slice=1G", WH_KNOB_SLICE, 1 << 30 },
+		{ "inline=0", WH_KNOB_INLINE, 0 },
+		{ "timeout=250", WH_KNOB_TIMEOUT, 250 },
+		{ "timeout=250ms", WH_KNOB_TIMEOUT, 250 },
+		{ "timeout=3s", WH_KNOB_TIMEOUT, 3000 },
+		{ "idle=2min", WH_KNOB_IDLE, 120000 },
+		{ "spin=yes", WH_KNOB_SPIN, 1 },
+		{ "spin=on", WH_KNOB_SPIN, 1 },
+		{ "spin=true", WH_KNOB_SPIN, 1 },
+		{ "cma=no", WH_KNOB_CMA, 0 },
+		{ "cma=off", WH_KNOB_CMA, 0 },
+		{ "cma=false", WH_KNOB_CMA, 0 },
+	};
+	struct wh_config config;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(load(&config, cases[i].override), 0);
+		assert_int_equal(config.number[cases[i].knob], cases[i].want);
+	}
+}
+
+static void load__good_texts(void **state)
+{
+	static const char *const cases[] = {
+		"transports=shm", "transports=tcp,self", "require=", "require=tcp", "listen=none",
+		"listen=[::1]:7000", "listen=0.0.0.0:7000",
+		"listen=123456789012345678901234567890123456789012345678901234567890123",
+	};
+	struct wh_config config;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		bool found = false;
+
+		assert_int_equal(load(&config, cases[i]), 0);
+		for (size_t knob = 0; knob < WH_KNOB_COUNT; knob++)
+			found |= !strcmp(config.text[knob], strchr(cases[i], '=') + 1);
+		assert_true(found);
+	}
+}
+
+static void load__bad_values(void **state)
+{
+	static const char *const cases[] = {
+		"connections=", "connections=0", "connections=65", "connections=-1",
+		"connections=+1", "connections= 1", "connections=1 ", "connections=0x10",
+		"connections=1e1", "connections=4K", "connections=9223372036854775808",
+		"connections=99999999999999999999999999", "threads=257",
+		"slice=1023", "slice=0", "slice=KiB", "slice=1KB", "slice=1kib", "slice=1.5MiB",
+		"slice=1 KiB", "slice=2GiB", "slice=9223372036854775807GiB", "slice=8589934592G",
+		"slice=-1K", "slice=64KiBB", "buffer=1GiB", "inline=2G",
+		"timeout=0", "timeout=9", "timeout=1h", "timeout=-5", "timeout=3600001",
+		"timeout=9223372036854775807s", "idle=1.5s",
+		"spin=", "spin=2", "spin=Yes", "spin=01", "cma=maybe", "cma=yesno",
+		"notifications=0", "notifications=65537",
+		"transports=", "transports=,", "transports=shm,", "transports=,shm",
+		"transports=shm,,tcp", "transports=shm tcp", "transports=SHM", "require=shm,tcp",
+		"require=s/m", "listen=", "listen=a b", "listen=a\nb", "listen=a\177",
+		"listen=1234567890123456789012345678901234567890123456789012345678901234",
+	};
+	struct wh_config config;
+
+	(void)state;
+	memset(&config, 0x5a, sizeof(config));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(load(&config, cases[i]), -EINVAL);
+		/* The knob and the value, as far as they fit; what to give instead. */
+		assert_memory_equal(wh_error_text(), cases[i], strcspn(cases[i], "=") + 1);
+		assert_non_null(strchr(wh_error_text(), ':'));
+	}
+	assert_int_equal(config.number[0], INT64_C(0x5a5a5a5a5a5a5a5a));
+}
+
+static void load__says_what_it_wants(void **state)
+{
+	struct wh_config config;
+
+	(void)state;
+	load(&config, "connections=0");
+	assert_string_equal(wh_error_text(), "connections=0: wants a number from 1 to 64");
+	load(&config, "slice=5");
+	assert_string_equal(wh_error_text(),
+			    "slice=5: wants a size from 1KiB to 1GiB, such as 64KiB");
+	load(&config, "timeout=x");
+	assert_string_equal(wh_error_text(),
+			    "timeout=x: wants milliseconds (or 5s) from 10 to 3600000");
+	load(&config, "cma=x");
+	assert_string_equal(wh_error_text(), "cma=x: wants 0 or 1");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup_teardown(load__defaults, clear, clear),
+		cmocka_unit_test_setup_teardown(rows__are_complete, clear, clear),
+		cmocka_unit_test_setup_teardown(load__environment, clear, clear),
+		cmocka_unit_test_setup_teardown(load__overrides_go_first, clear, clear),
+		cmocka_unit_test_setup_teardown(load__unknown_overrides, clear, clear),
+		cmocka_unit_test_setup_teardown(load__good_values, clear, clear),
+		cmocka_unit_test_setup_teardown(load__good_texts, clear, clear),
+		cmocka_unit_test_setup_teardown(load__bad_values, clear, clear),
+		cmocka_unit_test_setup_teardown(load__says_what_it_wants, clear, clear),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

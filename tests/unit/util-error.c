@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+
+#include <wherry/error.h>
+
+#include "util/error.h"
+
+static void *fail_elsewhere(void *argument)
+{
+	(void)argument;
+	assert_string_equal(wh_error_text(), "");
+	wh_fail(EIO, "elsewhere");
+	assert_string_equal(wh_error_text(), "elsewhere");
+	return NULL;
+}
+
+static void text__is_of_its_thread(void **state)
+{
+	pthread_t thread;
+
+	(void)state;
+	assert_string_equal(wh_error_text(), "");
+	assert_int_equal(wh_fail(ENOENT, "no region \"%s\" at %d", "weights", 7), -ENOENT);
+	assert_string_equal(wh_error_text(), "no region \"weights\" at 7");
+	assert_int_equal(pthread_create(&thread, NULL, fail_elsewhere, NULL), 0);
+	assert_int_equal(pthread_join(thread, NULL), 0);
+	assert_string_equal(wh_error_text(), "no region \"weights\" at 7");
+}
+
+static void fail__is_cut_and_one_line(void **state)
+{
+	char longest[2 * WH_TEXT_MAX];
+
+	(void)state;
+	memset(longest, 'x', sizeof(longest) - 1);
+	longest[sizeof(longest) - 1] = '\0';
+	wh_fail(EIO, "%s", longest);
+	assert_int_equal(strlen(wh_error_text()), WH_TEXT_MAX - 1);
+	wh_fail(EIO, "%s", "a\nb\33[2Jc\177\tz\303\251");
+	assert_string_equal(wh_error_text(), "a?b?[2Jc??z\303\251");
+}
+
+static void fail__may_quote_the_last_text(void **state)
+{
+	(void)state;
+	wh_fail(EIO, "the disk is full");
+	wh_fail(EPROTO, "peer a: %s: %s", wh_error_text(), wh_error_text());
+	assert_string_equal(wh_error_text(), "peer a: the disk is full: the disk is full");
+}
+
+static void fail__keeps_errno(void **state)
+{
+	(void)state;
+	errno = EXDEV;
+	wh_fail(EIO, "%m");
+	assert_int_equal(errno, EXDEV);
+	assert_string_equal(wh_error_text(), strerror(EXDEV));
+}
+
+static void version__is_the_header_s(void **state)
+{
+	char text[32];
+
+	(void)state;
+	snprintf(text, sizeof(text), "%d.%d.%d", WH_VERSION_MAJOR, WH_VERSION_MINOR,
+		 WH_VERSION_PATCH);
+	assert_string_equal(wh_version(), text);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(text__is_of_its_thread),
+		cmocka_unit_test(fail__is_cut_and_one_line),
+		cmocka_unit_test(fail__may_quote_the_last_text),
+		cmocka_unit_test(fail__keeps_errno),
+		cmocka_unit_test(version__is_the_header_s),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
