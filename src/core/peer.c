@@ -262,7 +262,12 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 		return 0;
 	}
 	pthread_mutex_lock(&peer->lock);
-	peer->welcome = welcome;
+	if (first) {
+		peer->welcome = welcome;
+	} else { /* the same engine: the rest is as it was, and read without the lock */
+		peer->welcome.session = welcome.session;
+		peer->welcome.token = welcome.token;
+	}
 	pthread_mutex_unlock(&peer->lock);
 	peer->list_round++;
 	if (welcome.epoch == peer->engine->epoch)
