@@ -24,7 +24,7 @@ enum {
 	TIMES = 10,
 };
 
-static void die(const char *what, const char *text)
+static _Noreturn void die(const char *what, const char *text)
 {
 	fprintf(stderr, "blocks: %s: %s\n", what, text);
 	exit(1);

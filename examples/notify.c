@@ -18,7 +18,7 @@ enum { LENGTH = 8 << 20 };
 
 static const int64_t second = 1000000000;
 
-static void die(const char *what, const char *text)
+static _Noreturn void die(const char *what, const char *text)
 {
 	fprintf(stderr, "notify: %s: %s\n", what, text);
 	exit(1);

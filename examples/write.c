@@ -14,7 +14,7 @@
 
 #include <wherry/wherry.h>
 
-static void die(const char *what, const char *text)
+static _Noreturn void die(const char *what, const char *text)
 {
 	fprintf(stderr, "write: %s: %s\n", what, text);
 	exit(1);

@@ -10,8 +10,9 @@
 #include <unistd.h>
 
 #include "bench.h"
+#include "revision.h"
 
-/* ---- the time a cache line takes from CPU to CPU ---------------------------------------------------- */
+/* ---- the time a cache line takes from CPU to CPU ------------------------------------------ */
 
 #define WINDOWS 5
 
@@ -109,7 +110,7 @@ double bench_cache_line(int64_t duration)
 	return bench_median(window, known);
 }
 
-/* ---- files of one value ---------------------------------------------------------------------------------- */
+/* ---- files of one value ------------------------------------------------------------------- */
 
 static json_t *read_line(const char *path)
 {
@@ -182,7 +183,7 @@ static json_t *read_choice(const char *path)
 	return value ? value : json_null();
 }
 
-/* ---- all of it --------------------------------------------------------------------------------------------- */
+/* ---- all of it ---------------------------------------------------------------------------- */
 
 static json_t *number(double value)
 {
@@ -238,12 +239,8 @@ static void add_memory(json_t *environment)
 static void add_wherry(json_t *environment)
 {
 	json_object_set_new(environment, "wherry", json_string(wh_version()));
-#ifdef WHERRY_REVISION
 	json_object_set_new(environment, "revision",
 			    WHERRY_REVISION[0] ? json_string(WHERRY_REVISION) : json_null());
-#else
-	json_object_set_new(environment, "revision", json_null());
-#endif
 }
 
 json_t *bench_environment(double cache_line_before, double cache_line_after)

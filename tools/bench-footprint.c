@@ -119,7 +119,8 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 	text[0] = '\0';
 	error = bench_process_start(&pair.near, "near", BENCH_ANY_CPU, bench_member_serve, &near);
 	if (!error)
-		error = bench_process_start(&pair.far, "far", BENCH_ANY_CPU, bench_member_serve, &far);
+		error = bench_process_start(&pair.far, "far", BENCH_ANY_CPU, bench_member_serve,
+					    &far);
 	if (error)
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
 	else

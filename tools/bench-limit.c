@@ -14,7 +14,7 @@ static int limit_fail(int error, const char *what, char text[BENCH_TEXT])
 	return error;
 }
 
-/* ---- getting ready ------------------------------------------------------------------------------ */
+/* ---- getting ready ------------------------------------------------------------------------ */
 
 /* A detail that names both ways through shared memory is about the peer: which of them a row took
  * is then a matter of the other side's memory. */
@@ -22,7 +22,8 @@ static bool by_process_vm(const struct bench_row *row, const char *detail)
 {
 	uint32_t kind = row->op == WH_WRITE ? row->target_kind : row->source_kind;
 
-	return strstr(detail, "process_vm") && (!strstr(detail, "memfd") || kind != WH_MEMORY_SHARED);
+	return strstr(detail, "process_vm") &&
+	       (!strstr(detail, "memfd") || kind != WH_MEMORY_SHARED);
 }
 
 static enum bench_limit_kind kind_for(const struct bench_limit *limit, const char *transport,
@@ -105,7 +106,7 @@ static int map_all(struct bench_limit *limit, char text[BENCH_TEXT])
 		       write ? row->layout.target_length : row->layout.source_length, text);
 }
 
-/* ---- memcpy and process_vm ------------------------------------------------------------------------- */
+/* ---- memcpy and process_vm ---------------------------------------------------------------- */
 
 static void copy_batch(const struct bench_limit *limit, uint64_t batch)
 {
@@ -214,7 +215,7 @@ static int copy_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 	return error;
 }
 
-/* ---- plain TCP ----------------------------------------------------------------------------------------- */
+/* ---- plain TCP ---------------------------------------------------------------------------- */
 
 static struct bench_flow flow_for(const struct bench_limit *limit)
 {
@@ -290,7 +291,7 @@ static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t 
 	return error;
 }
 
-/* ---- for all ---------------------------------------------------------------------------------------------- */
+/* ---- for all ------------------------------------------------------------------------------ */
 
 /* A first look: every page touched, the speed known well enough to size a slice. */
 static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
@@ -303,13 +304,14 @@ static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 	limit->next = 0;
 	if (limit->kind == BENCH_LIMIT_STREAM) {
 		struct bench_flow flow = flow_for(limit);
+		bool large = flow.bytes > BENCH_CHUNK;
 
 		error = stream_bandwidth(limit, 4000000, &bandwidth);
 		if (!error)
 			error = bench_stream_ping(&limit->stream, &flow,
-						  flow.bytes > BENCH_CHUNK ? 1 : 8, samples);
+						  large ? 1 : 8, samples);
 		bench_sort(samples, 8);
-		limit->ping = (double)bench_percentile(samples, 8, flow.bytes > BENCH_CHUNK ? 1 : 0.5);
+		limit->ping = (double)bench_percentile(samples, 8, large ? 1 : 0.5);
 	} else {
 		for (uint64_t i = 0; !error && i < limit->row.layout.batches; i++)
 			error = one_batch(limit);
@@ -334,8 +336,8 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 	error = map_all(limit, text);
 	if (!error && limit->kind == BENCH_LIMIT_STREAM) {
 		limit->stream.process = limit->process;
-		error = bench_stream_connect(&limit->stream, row->connections ? row->connections : 1,
-					     text);
+		error = bench_stream_connect(&limit->stream,
+					     row->connections ? row->connections : 1, text);
 	}
 	return error ? error : warm_up(limit, text);
 }

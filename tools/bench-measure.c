@@ -6,6 +6,7 @@
 
 #include "bench.h"
 
+#define ROUNDS_LEAST 3
 #define SLICE_STOPPED 500000000 /* ns; the most of a slice for which engines are stopped */
 
 enum { NEAR, FAR };
@@ -38,7 +39,7 @@ static int ask(struct bench_process *process, const struct bench_order *order,
 	return error;
 }
 
-/* ---- engine and peers ----------------------------------------------------------------------------- */
+/* ---- engine and peers --------------------------------------------------------------------- */
 
 static int near_open(struct bench_session *session, uint32_t connections, char text[BENCH_TEXT])
 {
@@ -98,7 +99,7 @@ int bench_connect(struct bench_session *session, uint32_t connections, bool self
 	return session->peer && !self ? find_region(session, text) : 0;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 /* See that a process has such memory on that side. */
 static int provide(struct bench_session *session, struct bench_process *process, uint32_t side,
@@ -110,6 +111,7 @@ static int provide(struct bench_session *session, struct bench_process *process,
 		.what = BENCH_MEMORY, .side = side, .kind = kind, .length = length
 	};
 	struct bench_answer answer;
+	char *name = session->memory_name[which][side];
 	int error;
 
 	if (has->kind == kind && has->length >= length)
@@ -119,8 +121,7 @@ static int provide(struct bench_session *session, struct bench_process *process,
 	if (error)
 		return error;
 	*has = order;
-	snprintf(session->memory_name[which][side], sizeof(session->memory_name[which][side]), "%.63s",
-		 answer.text);
+	snprintf(name, sizeof(session->memory_name[which][side]), "%.63s", answer.text);
 	return 0;
 }
 
@@ -141,7 +142,7 @@ static int provide_all(struct bench_session *session, const struct bench_row *ro
 	return error;
 }
 
-/* ---- verification -------------------------------------------------------------------------------------- */
+/* ---- verification ------------------------------------------------------------------------- */
 
 /* One order about one side's pattern; a side at the peer stands in near's scratch memory. */
 static int pattern(struct bench_session *session, struct bench_process *process, uint32_t what,
@@ -187,7 +188,8 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 		return 0; /* a peer that cannot be read back, or not be filled, cannot be checked */
 	error = pattern(session, at.source, BENCH_FILL, BENCH_SOURCE, row, iteration, result->text);
 	if (!error)
-		error = pattern(session, at.target, BENCH_GUARD, BENCH_TARGET, row, 0, result->text);
+		error = pattern(session, at.target, BENCH_GUARD, BENCH_TARGET, row, 0,
+				result->text);
 	if (!error)
 		error = ask(&session->near, &order, &answer, result->text);
 	if (!error)
@@ -200,7 +202,7 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 	return error;
 }
 
-/* ---- rounds ----------------------------------------------------------------------------------------------- */
+/* ---- rounds ------------------------------------------------------------------------------- */
 
 struct rounds {
 	struct bench_session *session;
@@ -310,25 +312,33 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 		.result = result,
 		.slice = session->duration / BENCH_ROUNDS / (session->limits ? 4 : 2),
 	};
+	int64_t start = bench_now();
+	size_t round = 0;
 	int error = 0;
 
 	/* An engine that is stopped for seconds would be taken for lost. */
 	if (session->spinning && rounds.slice > SLICE_STOPPED)
 		rounds.slice = SLICE_STOPPED;
-	for (size_t round = 0; !error && round < BENCH_ROUNDS; round++) {
+	while (!error && round < BENCH_ROUNDS) {
 		say_progress(session, row, round);
 		error = run_pair(&rounds, round, false);
 		if (!error)
 			error = run_pair(&rounds, round, true);
+		round++;
+		/* Single batches that take longer than a slice: fewer rounds, an odd number. */
+		if (round >= ROUNDS_LEAST && round % 2 &&
+		    bench_now() - start > 2 * session->duration)
+			break;
 	}
 	if (error)
 		return error;
+	result->rounds = round;
 	bench_sort(session->samples, rounds.samples);
 	result->samples = rounds.samples;
 	result->p50 = (double)bench_percentile(session->samples, rounds.samples, 0.5) / 1e3;
 	result->p99 = (double)bench_percentile(session->samples, rounds.samples, 0.99) / 1e3;
 	result->p999 = (double)bench_percentile(session->samples, rounds.samples, 0.999) / 1e3;
-	result->submit = bench_median(rounds.submit, BENCH_ROUNDS);
+	result->submit = bench_median(rounds.submit, round);
 	result->bandwidth = bench_pairs_test(&rounds.bandwidth);
 	result->limit_bandwidth = bench_pairs_limit(&rounds.bandwidth);
 	result->ratio = bench_pairs_ratio(&rounds.bandwidth);
@@ -337,7 +347,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 	return 0;
 }
 
-/* ---- a row --------------------------------------------------------------------------------------------------- */
+/* ---- a row -------------------------------------------------------------------------------- */
 
 /* The peer's region is as long as it is. */
 static int fit_peer(struct bench_session *session, struct bench_row *row, char text[BENCH_TEXT])
@@ -352,6 +362,12 @@ static int fit_peer(struct bench_session *session, struct bench_row *row, char t
 	snprintf(text, BENCH_TEXT, "the peer's region has %" PRIu64 " bytes, which is too little",
 		 session->remote_length);
 	return -EOPNOTSUPP;
+}
+
+static void take_route(struct bench_result *result, const struct bench_answer *answer)
+{
+	memcpy(result->transport, answer->transport, sizeof(result->transport));
+	memcpy(result->detail, answer->detail, sizeof(result->detail));
 }
 
 static int row_start(struct bench_session *session, struct bench_result *result)
@@ -379,11 +395,9 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 	}
 	order.row = *row;
 	error = ask(&session->near, &order, &answer, result->text);
-	if (error)
-		return error;
-	memcpy(result->transport, answer.transport, sizeof(result->transport));
-	memcpy(result->detail, answer.detail, sizeof(result->detail));
-	return 0;
+	if (!error)
+		take_route(result, &answer);
+	return error;
 }
 
 static void probe_cache_line(struct bench_session *session, struct bench_result *result)
@@ -439,6 +453,8 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 	if (error && result->verified)
 		result->verified = -1; /* what was right until then says nothing about the row */
 	end = bench_ask(&session->near, &order, &answer);
+	if (!error && !end && answer.transport[0])
+		take_route(result, &answer);
 	if (end && !result->text[0])
 		memcpy(result->text, answer.text, BENCH_TEXT);
 	if (session->near.pid <= 0 || (!session->peer && session->far.pid <= 0))

@@ -27,7 +27,7 @@ struct choices {
 	const char *peer;
 };
 
-/* ---- lists -------------------------------------------------------------------------------------- */
+/* ---- lists -------------------------------------------------------------------------------- */
 
 /* Take the next word of a comma-separated list, moving *text on. */
 static bool next_word(const char **text, char *word, size_t size)
@@ -118,7 +118,7 @@ int bench_parse_seconds(const char *text, int64_t *ns)
 	return 0;
 }
 
-/* ---- the command line ----------------------------------------------------------------------------- */
+/* ---- the command line --------------------------------------------------------------------- */
 
 static int parse_transports(const struct arguments *arguments, struct choices *choices,
 			    struct bench_plan *plan)
@@ -190,7 +190,7 @@ static int parse_choices(const struct arguments *arguments, struct choices *choi
 	return error;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------------- */
+/* ---- rows --------------------------------------------------------------------------------- */
 
 /* Enough in flight that no connection waits for the next batch. */
 static uint32_t usual_depth(const struct bench_row *row)
@@ -246,7 +246,8 @@ static int add_transport(struct bench_plan *plan, const struct choices *choices,
 			 const char *transport)
 {
 	bool tcp = !strcmp(transport, "tcp");
-	size_t pairs = choices->kinds.count * choices->kinds.count;
+	const struct list *kinds = &choices->kinds;
+	size_t pairs = kinds->count * kinds->count;
 	int error = 0;
 
 	for (size_t c = 0; c < (tcp ? choices->connections.count : 1); c++) {
@@ -256,11 +257,12 @@ static int add_transport(struct bench_plan *plan, const struct choices *choices,
 			memset(&row, 0, sizeof(row)); /* padding too: rows are compared as bytes */
 			row.form = choices->form;
 			row.connections = tcp ? (uint32_t)choices->connections.value[c] : 0;
-			row.source_kind = (uint32_t)choices->kinds.value[pair / choices->kinds.count];
-			row.target_kind = (uint32_t)choices->kinds.value[pair % choices->kinds.count];
+			row.source_kind = (uint32_t)kinds->value[pair / kinds->count];
+			row.target_kind = (uint32_t)kinds->value[pair % kinds->count];
 			snprintf(row.transport, sizeof(row.transport), "%s", transport);
-			/* The peer's memory is what it is: pairs that differ in it alone are one. */
-			if (choices->peer && pair % choices->kinds.count)
+			/* The peer's memory is what it is: pairs that differ in it alone are
+			 * one. */
+			if (choices->peer && pair % kinds->count)
 				continue;
 			if (choices->peer)
 				row.target_kind = row.source_kind;

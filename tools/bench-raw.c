@@ -13,7 +13,7 @@
 
 #include "bench.h"
 
-/* ---- memory ---------------------------------------------------------------------------------- */
+/* ---- memory ------------------------------------------------------------------------------- */
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
 
@@ -76,7 +76,7 @@ void bench_unmap(void *memory, uint64_t length)
 		munmap(memory, mapped_length(length));
 }
 
-/* ---- bytes over a socket ------------------------------------------------------------------------ */
+/* ---- bytes over a socket ------------------------------------------------------------------ */
 
 /* A stretch of memory that is walked through again and again. */
 struct area {
@@ -171,7 +171,7 @@ static int set_socket(int fd, uint64_t buffer)
 	return 0;
 }
 
-/* ---- the raw process ----------------------------------------------------------------------------- */
+/* ---- the raw process ---------------------------------------------------------------------- */
 
 /* What the command tells a connection's thread, on the connection itself. */
 enum { HEAD_PUSH, HEAD_PULL, HEAD_PING_WRITE, HEAD_PING_READ };
@@ -183,13 +183,14 @@ struct head {
 };
 
 struct raw {
+	pthread_mutex_t lock; /* memory and length */
 	char *memory;
 	uint64_t length;
 	int listener;
 };
 
 struct served {
-	const struct raw *raw;
+	struct raw *raw;
 	int fd;
 };
 
@@ -224,10 +225,11 @@ static void *serve_connection(void *arg)
 
 	free(arg);
 	while (!error && !recv_bytes(served.fd, &head, sizeof(head), false)) {
-		struct area area = { .memory = served.raw->memory + head.offset,
-				     .length = head.length,
-				     .at = head.at };
+		struct area area = { .length = head.length, .at = head.at };
 
+		pthread_mutex_lock(&served.raw->lock);
+		area.memory = served.raw->memory + head.offset;
+		pthread_mutex_unlock(&served.raw->lock);
 		if (head.what == HEAD_PUSH) {
 			error = recv_area(served.fd, &area, head.bytes, false);
 			if (!error)
@@ -244,12 +246,18 @@ static void *serve_connection(void *arg)
 
 static int raw_memory(struct raw *raw, const struct bench_order *order, struct bench_answer *answer)
 {
-	/* The connections' threads wait for their next head now: nobody looks at the memory. */
+	int error = 0;
+
+	/* The connections' threads wait for their next head now: nobody uses the old memory. */
+	pthread_mutex_lock(&raw->lock);
 	bench_unmap(raw->memory, raw->length);
 	raw->length = order->length;
 	raw->memory = bench_map(order->kind, order->length);
+	if (!raw->memory)
+		error = -errno;
 	answer->address = (uintptr_t)raw->memory;
-	return raw->memory ? 0 : -errno;
+	pthread_mutex_unlock(&raw->lock);
+	return error;
 }
 
 static int raw_listen(struct raw *raw, const struct bench_order *order, struct bench_answer *answer)
@@ -274,7 +282,7 @@ static int raw_listen(struct raw *raw, const struct bench_order *order, struct b
 	return 0;
 }
 
-static int raw_accept(const struct raw *raw, const struct bench_order *order)
+static int raw_accept(struct raw *raw, const struct bench_order *order)
 {
 	struct served *served;
 	pthread_t thread;
@@ -304,11 +312,11 @@ static int raw_accept(const struct raw *raw, const struct bench_order *order)
 
 void bench_raw_serve(int fd, void *arg)
 {
-	static struct raw raw = { .listener = -1 }; /* the threads outlive this function */
+	static struct raw raw = { .lock = PTHREAD_MUTEX_INITIALIZER, .listener = -1 };
 	struct bench_order order;
 	struct bench_answer answer;
 
-	(void)arg;
+	(void)arg; /* and `raw` is static because the threads outlive this function */
 	while (bench_next_order(fd, &order)) {
 		memset(&answer, 0, sizeof(answer));
 		if (order.what == BENCH_RAW_MEMORY)
@@ -326,7 +334,7 @@ void bench_raw_serve(int fd, void *arg)
 	}
 }
 
-/* ---- the command's end ----------------------------------------------------------------------------- */
+/* ---- the command's end -------------------------------------------------------------------- */
 
 static int stream_fail(const char *what, char text[BENCH_TEXT])
 {
@@ -439,7 +447,8 @@ static void *run_share(void *arg)
 		return NULL;
 	share->error = send_bytes(share->fd, &share->head, sizeof(share->head), false);
 	if (!share->error && share->flow->push) {
-		share->error = send_area(share->fd, &share->area, share->bytes, share->chunk, false);
+		share->error = send_area(share->fd, &share->area, share->bytes, share->chunk,
+					 false);
 		if (!share->error)
 			share->error = recv_bytes(share->fd, &byte, 1, false);
 	} else if (!share->error) {

@@ -31,7 +31,7 @@ const char *bench_form_name(uint32_t form)
 	return form == BENCH_FORM_BLOCKS ? "blocks" : form == BENCH_FORM_LIST ? "list" : "single";
 }
 
-/* ---- the table -------------------------------------------------------------------------------------- */
+/* ---- the table ---------------------------------------------------------------------------- */
 
 /* A number in four significant digits or so, "-" where it is unknown. */
 static const char *digits(char *out, size_t size, double value)
@@ -55,8 +55,8 @@ static const char *percent(char *out, size_t size, double value)
 
 void bench_table_start(FILE *out, bool limits)
 {
-	fprintf(out, "%-5s  %-20s  %-20s  %9s  %6s  %7s", "op", "memory", "route", "size", "blocks",
-		"GB/s");
+	fprintf(out, "%-5s  %-20s  %-18s  %10s  %6s  %10s  %7s", "op", "memory", "route", "size",
+		"blocks", "set", "GB/s");
 	if (limits)
 		fprintf(out, "  %7s  %6s", "limit", "of it");
 	fprintf(out, "  %8s", "p50 us");
@@ -66,7 +66,7 @@ void bench_table_start(FILE *out, bool limits)
 	fflush(out);
 }
 
-/* "tcp, 4 connections" in 20 columns: a long route loses its end. */
+/* "tcp, 4 connections": a longer route loses its end. */
 static void route_text(const struct bench_result *result, char *out, size_t size)
 {
 	snprintf(out, size, "%s%s%s", result->transport, result->detail[0] ? ", " : "",
@@ -76,14 +76,15 @@ static void route_text(const struct bench_result *result, char *out, size_t size
 void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 {
 	const struct bench_row *row = &result->row;
-	char memory[48], route[80], size[32], number[32];
+	char memory[48], route[80], size[32], set[32], number[32];
 
 	snprintf(memory, sizeof(memory), "%s -> %s", bench_kind_name(row->source_kind),
 		 bench_kind_name(row->target_kind));
 	route_text(result, route, sizeof(route));
 	format_size(size, sizeof(size), row->layout.size);
-	fprintf(out, "%-5s  %-20s  %-20.20s  %9s  %6" PRIu64, bench_op_name(row->op), memory, route,
-		size, row->layout.blocks);
+	format_size(set, sizeof(set), bench_layout_set(&row->layout));
+	fprintf(out, "%-5s  %-20s  %-18.18s  %10s  %6" PRIu64 "  %10s", bench_op_name(row->op),
+		memory, route, size, row->layout.blocks, set);
 	fprintf(out, "  %7s", digits(number, sizeof(number), result->bandwidth));
 	if (limits) {
 		fprintf(out, "  %7s", digits(number, sizeof(number), result->limit_bandwidth));
@@ -167,7 +168,7 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 	return failed || wrong ? EXIT_FAIL : EXIT_PASS;
 }
 
-/* ---- JSON --------------------------------------------------------------------------------------------- */
+/* ---- JSON --------------------------------------------------------------------------------- */
 
 /* Six significant digits: more would be noise. */
 static json_t *real(double value)
@@ -213,14 +214,14 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(json, "pinned", json_boolean(result->pinned));
 	json_object_set_new(json, "in_flight", json_integer(row->depth));
 	json_object_set_new(json, "working_set_bytes",
-			    json_integer((json_int_t)(bench_layout_slots(&row->layout) *
-						      row->layout.size)));
+			    json_integer((json_int_t)bench_layout_set(&row->layout)));
 	json_object_set_new(json, "bandwidth_GBps", real(result->bandwidth));
 	json_object_set_new(latency, "p50", real(result->p50));
 	json_object_set_new(latency, "p99", real(result->p99));
 	json_object_set_new(latency, "p999", real(result->p999));
 	json_object_set_new(json, "latency_us", latency);
 	json_object_set_new(json, "samples", json_integer((json_int_t)result->samples));
+	json_object_set_new(json, "rounds", json_integer((json_int_t)result->rounds));
 	json_object_set_new(json, "submit_ns_per_transfer", real(result->submit));
 	json_object_set_new(json, "verified",
 			    result->verified < 0 ? json_null() : json_boolean(result->verified));
@@ -243,17 +244,22 @@ json_t *bench_json_skipped(const struct bench_result *result)
 	return json;
 }
 
+static json_t *count(uint64_t value)
+{
+	return json_integer((json_int_t)value);
+}
+
 json_t *bench_json_footprint(const struct bench_footprint *footprint)
 {
 	json_t *json = json_object();
 
-	json_object_set_new(json, "process_before_bytes", json_integer((json_int_t)footprint->before));
-	json_object_set_new(json, "idle_engine_bytes", json_integer((json_int_t)footprint->idle));
+	json_object_set_new(json, "process_before_bytes", count(footprint->before));
+	json_object_set_new(json, "idle_engine_bytes", count(footprint->idle));
 	json_object_set_new(json, "idle_engine_limit_bytes", json_integer(BENCH_IDLE_LIMIT));
-	json_object_set_new(json, "peers", json_integer((json_int_t)footprint->peers));
-	json_object_set_new(json, "transfer_bytes", json_integer((json_int_t)footprint->length));
-	json_object_set_new(json, "peer_initiator_bytes", json_integer((json_int_t)footprint->near));
-	json_object_set_new(json, "peer_owner_bytes", json_integer((json_int_t)footprint->far));
+	json_object_set_new(json, "peers", count(footprint->peers));
+	json_object_set_new(json, "transfer_bytes", count(footprint->length));
+	json_object_set_new(json, "peer_initiator_bytes", count(footprint->near));
+	json_object_set_new(json, "peer_owner_bytes", count(footprint->far));
 	json_object_set_new(json, "peer_limit_bytes", json_integer(BENCH_PEER_LIMIT));
 	return json;
 }

@@ -10,6 +10,7 @@
 #include "engine.h"
 
 #define EXTRA_PEERS 8
+#define FIND_TIMEOUT INT64_C(5000000000) /* ns */
 
 struct memory {
 	void *address;
@@ -33,7 +34,7 @@ struct member {
 	bool failed; /* a batch may still run: do not touch it */
 };
 
-/* ---- answers -------------------------------------------------------------------------------- */
+/* ---- answers ------------------------------------------------------------------------------ */
 
 static int answer_error(struct bench_answer *answer, int error, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
@@ -53,7 +54,7 @@ static int answer_library(struct bench_answer *answer, int error)
 	return answer_error(answer, error, "%s", wh_error_text());
 }
 
-/* ---- engine, peers, memory ---------------------------------------------------------------------- */
+/* ---- engine, peers, memory ---------------------------------------------------------------- */
 
 static void row_end(struct member *m)
 {
@@ -107,7 +108,8 @@ static int member_close(struct member *m, struct bench_answer *answer)
 	return error ? answer_library(answer, error) : 0;
 }
 
-static int member_open(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+static int member_open(struct member *m, const struct bench_order *order,
+		       struct bench_answer *answer)
 {
 	char connections[32];
 	const char *config[2] = { NULL };
@@ -147,7 +149,8 @@ static int member_memory(struct member *m, const struct bench_order *order,
 	int error = memory_free(m, memory);
 
 	if (!error)
-		error = wh_memory_alloc(m->engine, order->length, &memory_options, &memory->address);
+		error = wh_memory_alloc(m->engine, order->length, &memory_options,
+					&memory->address);
 	if (error)
 		return answer_library(answer, error);
 	/* Also what is only read has to have pages of its own, not the kernel's page of zeros. */
@@ -172,7 +175,7 @@ static int member_region(struct member *m, const struct bench_order *order,
 	int error;
 
 	if (order->text[0]) {
-		error = wh_peer_find(m->peer, order->text, 5 * INT64_C(1000000000), &longest);
+		error = wh_peer_find(m->peer, order->text, FIND_TIMEOUT, &longest);
 		if (error)
 			return answer_library(answer, error);
 	} else {
@@ -189,7 +192,7 @@ static int member_region(struct member *m, const struct bench_order *order,
 	return 0;
 }
 
-/* ---- batches ---------------------------------------------------------------------------------- */
+/* ---- batches ------------------------------------------------------------------------------ */
 
 /* Everything that the batches of a row are made from. */
 struct maker {
@@ -341,7 +344,8 @@ static void member_route(struct member *m, struct bench_answer *answer)
 }
 
 /* order->text names the remote region; empty: the one that BENCH_REGION found. */
-static int member_row(struct member *m, const struct bench_order *order, struct bench_answer *answer)
+static int member_row(struct member *m, const struct bench_order *order,
+		      struct bench_answer *answer)
 {
 	bool write = order->row.op == WH_WRITE;
 	struct maker maker = { .remote = m->remote };
@@ -353,7 +357,7 @@ static int member_row(struct member *m, const struct bench_order *order, struct 
 	maker.peer = strcmp(m->row.transport, "self") ? m->peer : m->self;
 	maker.local = m->memory[write ? BENCH_SOURCE : BENCH_TARGET].region;
 	if (order->text[0]) {
-		error = wh_peer_find(maker.peer, order->text, 5 * INT64_C(1000000000), &maker.remote);
+		error = wh_peer_find(maker.peer, order->text, FIND_TIMEOUT, &maker.remote);
 		if (error)
 			return answer_library(answer, error);
 	}
@@ -372,7 +376,7 @@ static int member_row(struct member *m, const struct bench_order *order, struct 
 	return error;
 }
 
-/* ---- slices ------------------------------------------------------------------------------------- */
+/* ---- slices ------------------------------------------------------------------------------- */
 
 static int member_bandwidth(struct member *m, const struct bench_order *order,
 			    struct bench_answer *answer)
@@ -388,7 +392,7 @@ static int member_bandwidth(struct member *m, const struct bench_order *order,
 	return error;
 }
 
-/* One batch from submission to completion. With `submitted` the clock is read in between as well. */
+/* One batch from submission to completion. With `submitted` the clock is read in between too. */
 static int one_latency(struct member *m, int64_t *ns, int64_t *submitted,
 		       struct bench_answer *answer)
 {
@@ -440,7 +444,7 @@ static int member_latency(struct member *m, const struct bench_order *order,
 	return 0;
 }
 
-/* ---- patterns ------------------------------------------------------------------------------------ */
+/* ---- patterns ----------------------------------------------------------------------------- */
 
 static int member_pattern(struct member *m, const struct bench_order *order,
 			  struct bench_answer *answer)
@@ -493,7 +497,7 @@ static int member_copy(struct member *m, const struct bench_order *order,
 			  m->memory[order->side].region, &m->remote, order->length, NULL, answer);
 }
 
-/* ---- footprint ------------------------------------------------------------------------------------ */
+/* ---- footprint ---------------------------------------------------------------------------- */
 
 /* The exact count; /proc/self/statm may lag behind by hundreds of KiB. */
 static int member_resident(struct bench_answer *answer)
@@ -508,7 +512,9 @@ static int member_resident(struct bench_answer *answer)
 		if (sscanf(line, "Rss: %lu kB", &kib) == 1)
 			answer->bytes = (uint64_t)kib << 10;
 	fclose(file);
-	return answer->bytes ? 0 : answer_error(answer, -EPROTO, "/proc/self/smaps_rollup has no Rss");
+	if (!answer->bytes)
+		return answer_error(answer, -EPROTO, "/proc/self/smaps_rollup has no Rss");
+	return 0;
 }
 
 /* order->text: "URL NAME": connect once more, move the whole region there and back. */
@@ -529,7 +535,7 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	if (error)
 		return answer_library(answer, error);
 	m->extra[m->extra_count++] = peer;
-	error = wh_peer_find(peer, name, 5 * INT64_C(1000000000), &remote);
+	error = wh_peer_find(peer, name, FIND_TIMEOUT, &remote);
 	if (error)
 		return answer_library(answer, error);
 	error = copy_whole(peer, WH_WRITE, m->memory[BENCH_SOURCE].region, &remote, order->length,
@@ -540,7 +546,7 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	return error;
 }
 
-/* ---- orders ---------------------------------------------------------------------------------------- */
+/* ---- orders ------------------------------------------------------------------------------- */
 
 static int obey(struct member *m, const struct bench_order *order, struct bench_answer *answer)
 {
@@ -559,6 +565,9 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 	case BENCH_ROW:
 		return member_row(m, order, answer);
 	case BENCH_ROW_END:
+		/* Connections are opened as they are needed: by now they all are. */
+		if (m->batches && !m->failed)
+			member_route(m, answer);
 		row_end(m);
 		return 0;
 	case BENCH_BANDWIDTH:

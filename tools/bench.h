@@ -29,7 +29,7 @@
 
 #include "command.h"
 
-#define BENCH_ROUNDS 9           /* a limit slice and a test slice each */
+#define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
 #define BENCH_SAMPLES 65536      /* the most latencies of one slice */
 #define BENCH_CONNECTIONS 64     /* the most connections of a row */
 #define BENCH_CHUNK (1u << 20)   /* the most bytes of one raw send() */
@@ -66,7 +66,7 @@ static inline bool bench_pace_over(struct bench_pace *pace)
 	return now >= pace->deadline;
 }
 
-/* ---- statistics (bench-statistics.c) -------------------------------------------------------- */
+/* ---- statistics (bench-statistics.c) ------------------------------------------------------ */
 
 void bench_sort(uint64_t *samples, size_t count);
 
@@ -91,7 +91,7 @@ double bench_pairs_test(const struct bench_pairs *pairs);
 double bench_pairs_limit(const struct bench_pairs *pairs);
 double bench_pairs_ratio(const struct bench_pairs *pairs);
 
-/* ---- where the bytes lie (bench-layout.c) --------------------------------------------------- */
+/* ---- where the bytes lie (bench-layout.c) ------------------------------------------------- */
 
 /* Source and target are divided into slots of a block each. A walk goes over all slots, batch by
  * batch, and starts over. The limit and the test, and both sides of a check, take the same walk. */
@@ -127,17 +127,24 @@ struct bench_walk {
 	uint64_t *source, *target;
 };
 
+/* Bytes of the blocks of a whole walk. */
+static inline uint64_t bench_layout_set(const struct bench_layout *layout)
+{
+	return bench_layout_slots(layout) * layout->size;
+}
+
 int bench_walk_new(const struct bench_layout *layout, struct bench_walk *walk);
 void bench_walk_free(struct bench_walk *walk);
 
 /* Write the pattern of `iteration` over a source, guard bytes over all of a target; check that a
- * target has the walk's blocks and guard bytes everywhere else. The check returns false with a text. */
+ * target has the walk's blocks and guard bytes everywhere else. The check returns false with a
+ * text. */
 void bench_layout_fill(const struct bench_layout *layout, void *source, uint64_t iteration);
 void bench_layout_guard(const struct bench_layout *layout, void *target);
 bool bench_layout_check(const struct bench_layout *layout, const void *target, uint64_t iteration,
 			char *text, size_t size);
 
-/* ---- one row -------------------------------------------------------------------------------- */
+/* ---- one row ------------------------------------------------------------------------------ */
 
 enum bench_form {
 	BENCH_FORM_SINGLE, /* one transfer a batch */
@@ -164,7 +171,7 @@ struct bench_result {
 	double bandwidth;               /* GB/s */
 	double p50, p99, p999;          /* us */
 	double submit;                  /* ns a transfer */
-	uint64_t samples;
+	uint64_t samples, rounds;
 	int verified; /* 1, 0; -1: not looked at */
 	char limit_name[24];
 	double limit_bandwidth, limit_latency, ratio, latency_ratio;
@@ -177,7 +184,7 @@ const char *bench_kind_name(uint32_t kind);
 const char *bench_op_name(uint32_t op);
 const char *bench_form_name(uint32_t form);
 
-/* ---- what the command line asks for (bench-plan.c) -------------------------------------------- */
+/* ---- what the command line asks for (bench-plan.c) ---------------------------------------- */
 
 struct bench_plan {
 	struct bench_row *rows;
@@ -192,7 +199,7 @@ void bench_plan_free(struct bench_plan *plan);
 /* "0.5", "2": seconds as ns. 0, or EXIT_USAGE after a usage error. */
 int bench_parse_seconds(const char *text, int64_t *ns);
 
-/* ---- the other processes (bench-process.c) --------------------------------------------------- */
+/* ---- the other processes (bench-process.c) ------------------------------------------------ */
 
 enum bench_what {
 	BENCH_QUIT = 1,
@@ -203,7 +210,7 @@ enum bench_what {
 	BENCH_MEMORY,    /* side, kind, length: touched and registered; text: its name, address */
 	BENCH_REGION,    /* text: the name of a region of the peer, or "": the longest */
 	BENCH_ROW,       /* row: get ready, walk once; answers transport and detail */
-	BENCH_ROW_END,
+	BENCH_ROW_END,   /* answers transport and detail once more */
 	BENCH_BANDWIDTH, /* duration: answers bytes and ns */
 	BENCH_LATENCY,   /* duration: answers count, and the samples in shared memory */
 	BENCH_WALK,      /* every batch of the walk once */
@@ -282,7 +289,7 @@ void bench_process_continue(struct bench_process *process);
 bool bench_next_order(int fd, struct bench_order *order);
 void bench_reply(int fd, const struct bench_answer *answer);
 
-/* ---- Wherry's processes (bench-run.c) --------------------------------------------------------- */
+/* ---- Wherry's processes (bench-run.c) ----------------------------------------------------- */
 
 struct bench_member_setup {
 	const struct arguments *arguments;
@@ -293,7 +300,7 @@ struct bench_member_setup {
 /* `arg` is a struct bench_member_setup. */
 void bench_member_serve(int fd, void *arg);
 
-/* ---- raw limits (bench-limit.c, bench-raw.c) --------------------------------------------------- */
+/* ---- raw limits (bench-limit.c, bench-raw.c) ---------------------------------------------- */
 
 /* Memory as the kind says, touched. NULL with errno set. */
 void *bench_map(uint32_t kind, uint64_t length);
@@ -366,7 +373,7 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 			size_t *count);
 void bench_limit_close(struct bench_limit *limit);
 
-/* ---- measuring (bench-measure.c) ----------------------------------------------------------------- */
+/* ---- measuring (bench-measure.c) ---------------------------------------------------------- */
 
 struct bench_session {
 	struct bench_process near, far, raw;
@@ -392,8 +399,8 @@ struct bench_session {
 int bench_connect(struct bench_session *session, uint32_t connections, bool self,
 		  char text[BENCH_TEXT]);
 
-/* Measure one row. 0, or -errno and result->text: -EOPNOTSUPP if that route is not to be had, -EPIPE
- * if a process is gone and nothing more can be measured. */
+/* Measure one row. 0, or -errno and result->text: -EOPNOTSUPP if that route is not to be had,
+ * -EPIPE if a process is gone and nothing more can be measured. */
 int bench_measure(struct bench_session *session, const struct bench_row *row,
 		  struct bench_result *result);
 
@@ -409,7 +416,7 @@ struct bench_footprint {
 int bench_footprint(const struct arguments *arguments, struct bench_footprint *out,
 		    char text[BENCH_TEXT]);
 
-/* ---- environment and report ------------------------------------------------------------------------ */
+/* ---- environment and report --------------------------------------------------------------- */
 
 /* ns to hand a cache line to another CPU, one way; NAN if this process has but one. Takes about
  * `duration` ns. */

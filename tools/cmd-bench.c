@@ -34,7 +34,7 @@ struct bench {
 	FILE *table;	  /* stdout, or stderr if that is taken */
 };
 
-/* ---- progress ----------------------------------------------------------------------------------- */
+/* ---- progress ----------------------------------------------------------------------------- */
 
 static void show_progress(const char *text)
 {
@@ -55,14 +55,19 @@ static bool has_terminal(void)
 	return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
 }
 
-/* ---- the command line ------------------------------------------------------------------------------ */
+/* ---- the command line --------------------------------------------------------------------- */
 
-/* A knob as the engines will have it: this command has no --config, only the environment. */
-static const char *knob(const char *name)
+/* A knob as the engines will have it. */
+static const char *knob(const struct arguments *arguments, const char *name)
 {
 	const struct wh_config_row *row;
-	const char *value;
+	size_t length = strlen(name);
+	const char *setting, *value;
+	int cursor = 0;
 
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (!strncmp(setting, name, length) && setting[length] == '=')
+			return setting + length + 1;
 	for (size_t i = 0; (row = wh_config_row(i)); i++)
 		if (!strcmp(row->name, name)) {
 			value = getenv(row->environment);
@@ -102,10 +107,15 @@ static int parse(struct bench *bench)
 	const struct arguments *arguments = bench->arguments;
 	const char *seconds = argument(arguments, "seconds");
 	struct bench_session *session = &bench->session;
-	int error = parse_peer(bench);
+	const char *setting;
+	int cursor = 0, error = parse_peer(bench);
 
-	if (!error)
-		error = bench_parse_seconds(seconds ? seconds : SECONDS, &session->duration);
+	if (error)
+		return error;
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (!strncmp(setting, "connections=", strlen("connections=")))
+			return usage_error("--config connections: a benchmark has --connections");
+	error = bench_parse_seconds(seconds ? seconds : SECONDS, &session->duration);
 	if (!error)
 		error = bench_plan_make(arguments, &bench->plan);
 	if (error)
@@ -117,14 +127,14 @@ static int parse(struct bench *bench)
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
 	session->pinned = argument(arguments, "pin");
-	session->spinning = argument(arguments, "spin") || is_true(knob("spin"));
+	session->spinning = argument(arguments, "spin") || is_true(knob(arguments, "spin"));
 	session->progress = has_terminal() ? show_progress : NULL;
 	session->limit.spin = session->spinning;
-	read_size(knob("buffer"), &session->limit.stream.buffer);
+	read_size(knob(arguments, "buffer"), &session->limit.stream.buffer);
 	return 0;
 }
 
-/* ---- the JSON file ------------------------------------------------------------------------------------ */
+/* ---- the JSON file ------------------------------------------------------------------------ */
 
 /* Find out before the work is done whether its result can be written. */
 static int json_open(struct bench *bench)
@@ -213,7 +223,7 @@ static int json_write(struct bench *bench, json_t *json, int code)
 	return fail(error, "cannot write %s: %s", bench->path, strerror(-error));
 }
 
-/* ---- measuring -------------------------------------------------------------------------------------------- */
+/* ---- measuring ---------------------------------------------------------------------------- */
 
 static int start_processes(struct bench *bench)
 {
@@ -223,7 +233,8 @@ static int start_processes(struct bench *bench)
 	int error = 0;
 
 	bench->near = (struct bench_member_setup){ bench->arguments, session->shared, "none" };
-	bench->far = (struct bench_member_setup){ bench->arguments, session->shared, "127.0.0.1:0" };
+	bench->far = bench->near;
+	bench->far.listen = "127.0.0.1:0";
 	if (!session->peer)
 		error = bench_process_start(&session->far, "far", far, bench_member_serve,
 					    &bench->far);
@@ -260,14 +271,15 @@ static int allocate(struct bench *bench)
 	size_t length = BENCH_SAMPLES * sizeof(*session->shared);
 
 	/* Written by near, read here. */
-	session->shared = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	session->shared = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+			       -1, 0);
 	if (session->shared == MAP_FAILED) {
 		session->shared = NULL;
 		return fail(errno, "memory for the samples: %s", strerror(errno));
 	}
 	session->samples = calloc((BENCH_ROUNDS + 1) * (size_t)BENCH_SAMPLES,
 				  sizeof(*session->samples));
-	bench->results = calloc(bench->plan.count, sizeof(*bench->results));
+	bench->results = calloc(bench->plan.count + 1, sizeof(*bench->results));
 	if (!session->samples || !bench->results)
 		return fail(ENOMEM, "out of memory");
 	return 0;
@@ -408,7 +420,7 @@ static int run(const struct arguments *arguments)
 	return code;
 }
 
-/* ---- the command ------------------------------------------------------------------------------------------- */
+/* ---- the command -------------------------------------------------------------------------- */
 
 static const struct command_option options[] = {
 	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self shm tcp all",
@@ -436,6 +448,9 @@ static const struct command_option options[] = {
 	{ .name = "pin", .help = "each side on CPUs of its own" },
 	{ .name = "peer", .letter = 'p', .argument = "URL",
 	  .help = "another engine, not a process of our own" },
+	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
+	  .help = "set a knob, on both sides", .many = true },
+	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engines do meanwhile" },
 	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
 	{ 0 },
@@ -449,9 +464,10 @@ const struct command command_bench = {
 		"Starts a second process and moves bytes between the two, or to and from the "
 		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its longest "
 		"one; what is in it is overwritten).\n\n"
-		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s is 10^9 bytes a "
-		"second, with several batches in flight; p50 is the median time from submission "
-		"to completion of a batch that is alone.\n\n"
+		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s "
+		"is 10^9 bytes a second, with several batches in flight that walk through the "
+		"working set (\"set\"); p50 is the median time from submission to completion of a "
+		"batch that is alone.\n\n"
 		"--limits measures, in turns with Wherry, what plain code reaches with the same "
 		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
 		"calls where the route takes them, blocking send and recv on as many TCP "
@@ -461,14 +477,15 @@ const struct command command_bench = {
 		"every round, moves everything, and lets the process that owns the target compare "
 		"it, with guard bytes around every block. It does so before and after the "
 		"measurement.\n\n"
-		"Knobs (wherry config lists them) are set through their environment variables, for "
-		"both sides: WHERRY_SLICE=256KiB wherry bench. The scheduler may put both ends of "
-		"a connection on one CPU, or not, and change its mind: --pin gives each side, of "
-		"Wherry and of the limit, one half of the CPUs.\n\n"
+		"The scheduler may put both ends of a connection on one CPU, or not, and change its "
+		"mind: --pin gives each side, of Wherry and of the limit, one half of the "
+		"CPUs.\n\n"
 		"--footprint alone measures no speeds. The exit code is 2 if bytes were wrong, a "
 		"transfer failed or the footprint is over its bounds, and 69 if a --transport was "
 		"asked for by name and is not to be had.",
-	.examples = "wherry bench --limits --verify -t tcp -s 8,1MiB -n 1,4\n",
+	.examples = "wherry bench --limits --verify\n"
+		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"
+		    "wherry bench -l -s 4KiB -b 1024         # 1,024 blocks in a batch\n",
 	.options = options,
 	.least = 0,
 	.most = 0,

@@ -68,7 +68,7 @@ static int greeting_end(struct greeting *greeting, bool keep)
 	free(greeting);
 	if (keep)
 		return fd;
-	close(fd);
+	wh_socket_close(fd);
 	return -1;
 }
 
@@ -338,7 +338,7 @@ static void stop_listening(void *argument)
 		if (listeners[i]->source.fd < 0)
 			continue;
 		wh_loop_remove(&acceptor->engine->loops[0], &listeners[i]->source);
-		close(listeners[i]->source.fd);
+		wh_socket_close(listeners[i]->source.fd);
 	}
 	while (!wh_list_empty(&acceptor->greetings))
 		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);

@@ -17,7 +17,9 @@
 
 static int guard(const struct wh_batch *batch, const char *call)
 {
-	return wh_engine_guard(batch ? batch->peer->engine : NULL, call);
+	if (!batch)
+		return wh_fail(EINVAL, "%s: batch is NULL", call);
+	return wh_engine_guard(batch->peer->engine, call);
 }
 
 static int guard_idle(struct wh_batch *batch, const char *call)
@@ -43,12 +45,13 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	struct wh_batch_options options;
 	struct wh_batch *batch;
 	const char *require;
-	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_batch_new");
+	int error;
 
+	if (!peer || !out)
+		return wh_fail(EINVAL, "wh_batch_new: %s is NULL", peer ? "out" : "peer");
+	error = wh_engine_guard(peer->engine, "wh_batch_new");
 	if (error)
 		return error;
-	if (!out)
-		return wh_fail(EINVAL, "wh_batch_new: out is NULL");
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_batch_new");
 	if (error)
 		return error;

@@ -115,7 +115,8 @@ static int check_desc(const struct wh_blocks_desc *desc)
 	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
 		 __builtin_mul_overflow(desc->count, desc->block_length, &total) ||
 		 __builtin_mul_overflow(total, desc->base_count, &total))
-		wrong = "all the blocks together have more than 2^64 bytes";
+		return wh_fail(ERANGE, "wh_blocks_prepare: desc: block_length, count and base_count "
+				       "together make more than 2^64 bytes");
 	return wrong ? wh_fail(EINVAL, "wh_blocks_prepare: desc: %s", wrong) : 0;
 }
 
@@ -124,12 +125,14 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
 	uint64_t local_span, remote_span;
-	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_blocks_prepare");
+	int error;
 
+	if (!peer || !given || !out)
+		return wh_fail(EINVAL, "wh_blocks_prepare: %s is NULL",
+			       !peer ? "peer" : !given ? "desc" : "out");
+	error = wh_engine_guard(peer->engine, "wh_blocks_prepare");
 	if (error)
 		return error;
-	if (!given || !out)
-		return wh_fail(EINVAL, "wh_blocks_prepare: %s is NULL", given ? "out" : "desc");
 	error = wh_options_copy(&desc, sizeof(desc), given, sizeof(size_t), "wh_blocks_prepare");
 	if (!error)
 		error = check_desc(&desc);

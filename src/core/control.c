@@ -41,6 +41,12 @@ void wh_socket_tune(struct wh_engine *engine, int fd)
 	}
 }
 
+void wh_socket_close(int fd)
+{
+	shutdown(fd, SHUT_RDWR);
+	close(fd);
+}
+
 void wh_control_init(struct wh_control *control, struct wh_loop *loop)
 {
 	memset(control, 0, sizeof(*control));
@@ -82,7 +88,7 @@ void wh_control_close(struct wh_control *control)
 	control->source.fd = -1;
 	pthread_mutex_unlock(&control->lock);
 	if (fd >= 0)
-		close(fd);
+		wh_socket_close(fd);
 }
 
 void wh_control_destroy(struct wh_control *control)

@@ -145,6 +145,9 @@ void wh_control_destroy(struct wh_control *control);
 
 /* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
 void wh_socket_tune(struct wh_engine *engine, int fd);
+/* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
+ * that nobody serves, alive. */
+void wh_socket_close(int fd);
 
 /* ---- peers: the side that opens -------------------------------------------------------------- */
 

@@ -19,7 +19,7 @@
 int wh_engine_guard(const struct wh_engine *engine, const char *call)
 {
 	if (!engine)
-		return wh_fail(EINVAL, "%s: the engine (or an object of one) is NULL", call);
+		return wh_fail(EINVAL, "%s: engine is NULL", call);
 	if (*engine->ours != 1)
 		return wh_fail(EPERM,
 			       "%s: the engine belongs to the process that opened it, this is a fork; "

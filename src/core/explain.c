@@ -42,8 +42,11 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH_TRANSPORT_COUNT],
 		unsigned *count)
 {
-	int error = wh_engine_guard(batch ? batch->peer->engine : NULL, call);
+	int error;
 
+	if (!batch)
+		return wh_fail(EINVAL, "%s: batch is NULL", call);
+	error = wh_engine_guard(batch->peer->engine, call);
 	if (error)
 		return error;
 	if (atomic_load(&batch->state) == WH_BATCH_NEW && !batch->planned) {

@@ -107,8 +107,7 @@ static struct note *wait_note(struct wh_inbox *inbox, int64_t deadline)
 	bool spin = inbox->engine->config.number[WH_KNOB_SPIN];
 	struct note *note;
 
-	while (spin ? wh_ready_spin(&inbox->count, deadline) :
-		      wh_ready_wait(inbox->fd, deadline)) {
+	while (spin ? wh_ready_spin(&inbox->count, deadline) : wh_ready_wait(inbox->fd, deadline)) {
 		note = pop(inbox);
 		if (note)
 			return note;
@@ -125,10 +124,12 @@ int wh_engine_notification(struct wh_engine *engine, struct wh_notification *out
 		return error;
 	if (!out || timeout < 0)
 		return wh_fail(EINVAL, "wh_engine_notification: %s",
-			       out ? "timeout is negative; WH_FOREVER waits for ever" : "out is NULL");
+			       out ? "timeout is negative; WH_FOREVER waits for ever" :
+				     "out is NULL");
 	if (timeout && wh_engine_inside(engine))
-		return wh_fail(EDEADLK,
-			       "wh_engine_notification: waiting in one of the engine's own threads");
+		return wh_fail(
+			EDEADLK,
+			"wh_engine_notification: waiting in one of the engine's own threads");
 	note = pop(engine->inbox);
 	if (!note && timeout)
 		note = wait_note(engine->inbox, wh_deadline(timeout));
@@ -242,7 +243,8 @@ static void end(struct wh_batch *batch, int error)
 	else if (error == -ENOMEM)
 		wh_batch_fail(batch, error, "no memory for the notification");
 	else if (error)
-		wh_batch_fail(batch, error, "the notification cannot be sent: the connection is lost");
+		wh_batch_fail(batch, error,
+			      "the notification cannot be sent: the connection is lost");
 	wh_batch_finish(batch);
 }
 

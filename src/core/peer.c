@@ -264,14 +264,13 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 	pthread_mutex_lock(&peer->lock);
 	if (first) {
 		peer->welcome = welcome;
+		peer->self = welcome.epoch == peer->engine->epoch;
 	} else { /* the same engine: the rest is as it was, and read without the lock */
 		peer->welcome.session = welcome.session;
 		peer->welcome.token = welcome.token;
 	}
 	pthread_mutex_unlock(&peer->lock);
 	peer->list_round++;
-	if (welcome.epoch == peer->engine->epoch)
-		peer->self = true;
 	return 0;
 }
 
@@ -476,6 +475,7 @@ static void stop(void *argument)
 		peer->connecting.fd = -1;
 	}
 	wh_control_close(&peer->control);
+	wh_remote_clear(peer);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id])
 			wh_transport(id)->peer_close(peer, peer->transport[id]);
@@ -485,7 +485,6 @@ static void stop(void *argument)
 
 static void peer_free(struct wh_peer *peer)
 {
-	wh_remote_clear(peer);
 	wh_places_destroy(&peer->regions);
 	wh_control_destroy(&peer->control);
 	pthread_mutex_destroy(&peer->lock);
@@ -617,10 +616,13 @@ int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer
 
 int wh_peer_close(struct wh_peer *peer)
 {
-	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_peer_close");
 	struct wh_engine *engine;
 	uint32_t batches;
+	int error;
 
+	if (!peer)
+		return wh_fail(EINVAL, "wh_peer_close: peer is NULL");
+	error = wh_engine_guard(peer->engine, "wh_peer_close");
 	if (error)
 		return error;
 	engine = peer->engine;
@@ -641,12 +643,13 @@ int wh_peer_close(struct wh_peer *peer)
 int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)
 {
 	struct wh_peer_info full = { .size = sizeof(full) };
-	int error = wh_engine_guard(peer ? peer->engine : NULL, "wh_peer_info");
+	int error;
 
+	if (!peer || !info)
+		return wh_fail(EINVAL, "wh_peer_info: %s is NULL", peer ? "info" : "peer");
+	error = wh_engine_guard(peer->engine, "wh_peer_info");
 	if (error)
 		return error;
-	if (!info)
-		return wh_fail(EINVAL, "wh_peer_info: info is NULL");
 	pthread_mutex_lock(&peer->lock);
 	full.epoch = peer->welcome.epoch;
 	full.state = atomic_load(&peer->state);

@@ -127,8 +127,8 @@ struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id)
 	pthread_mutex_lock(&places->lock);
 	place = entry_at(places, index);
 	/* Generations go up: an id does not come again. */
-	if (place && (place->used || (place->generation &&
-				      (int32_t)(generation - place->generation) <= 0)))
+	if (place &&
+	    (place->used || (place->generation && (int32_t)(generation - place->generation) <= 0)))
 		place = NULL;
 	if (place) {
 		place->index = index;
@@ -472,7 +472,8 @@ bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t l
 	return search.best;
 }
 
-bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy, char name[64])
+bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy,
+		    char name[64])
 {
 	bool found = false;
 

@@ -17,6 +17,13 @@ struct wh_queue {
 	int fd;                 /* readable while count is not 0 */
 };
 
+static int guard(const struct wh_queue *queue, const char *call)
+{
+	if (!queue)
+		return wh_fail(EINVAL, "%s: queue is NULL", call);
+	return wh_engine_guard(queue->engine, call);
+}
+
 int wh_queue_new(struct wh_engine *engine, struct wh_queue **out)
 {
 	int error = wh_engine_guard(engine, "wh_queue_new");
@@ -47,7 +54,7 @@ int wh_queue_new(struct wh_engine *engine, struct wh_queue **out)
 
 int wh_queue_free(struct wh_queue *queue)
 {
-	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_free");
+	int error = guard(queue, "wh_queue_free");
 	struct wh_engine *engine;
 	uint32_t held;
 
@@ -55,7 +62,8 @@ int wh_queue_free(struct wh_queue *queue)
 		return error;
 	held = atomic_load(&queue->held);
 	if (held)
-		return wh_fail(EBUSY, "wh_queue_free: %u batches report here; free them first", held);
+		return wh_fail(EBUSY, "wh_queue_free: %u batches report here; free them first",
+			       held);
 	engine = queue->engine;
 	pthread_mutex_lock(&engine->lock);
 	engine->queue_count--;
@@ -68,7 +76,7 @@ int wh_queue_free(struct wh_queue *queue)
 
 int wh_queue_fd(const struct wh_queue *queue)
 {
-	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_fd");
+	int error = guard(queue, "wh_queue_fd");
 
 	return error ? error : queue->fd;
 }
@@ -142,7 +150,7 @@ static int take(struct wh_queue *queue, struct wh_completion *out, size_t max)
 
 int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max, int64_t timeout)
 {
-	int error = wh_engine_guard(queue ? queue->engine : NULL, "wh_queue_take");
+	int error = guard(queue, "wh_queue_take");
 	int64_t deadline;
 	bool spin;
 	int taken;
@@ -152,9 +160,11 @@ int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max,
 	if (!out || !max)
 		return wh_fail(EINVAL, "wh_queue_take: %s", out ? "max is 0" : "out is NULL");
 	if (timeout < 0)
-		return wh_fail(EINVAL, "wh_queue_take: timeout is negative; WH_FOREVER waits for ever");
+		return wh_fail(EINVAL,
+			       "wh_queue_take: timeout is negative; WH_FOREVER waits for ever");
 	if (timeout && wh_engine_inside(queue->engine))
-		return wh_fail(EDEADLK, "wh_queue_take: waiting in one of the engine's own threads");
+		return wh_fail(EDEADLK,
+			       "wh_queue_take: waiting in one of the engine's own threads");
 	if (max > INT_MAX)
 		max = INT_MAX;
 	taken = take(queue, out, max);
@@ -163,8 +173,7 @@ int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max,
 	deadline = wh_deadline(timeout);
 	spin = queue->engine->config.number[WH_KNOB_SPIN];
 	/* Of several waiters one may take what woke them all. */
-	while (spin ? wh_ready_spin(&queue->count, deadline) :
-		      wh_ready_wait(queue->fd, deadline)) {
+	while (spin ? wh_ready_spin(&queue->count, deadline) : wh_ready_wait(queue->fd, deadline)) {
 		taken = take(queue, out, max);
 		if (taken)
 			return taken;

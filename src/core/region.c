@@ -17,6 +17,13 @@
 
 #define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
 
+static int guard(const struct wh_region *region, const char *call)
+{
+	if (!region)
+		return wh_fail(EINVAL, "%s: region is NULL", call);
+	return wh_engine_guard(region->engine, call);
+}
+
 static bool is_name(const char *name)
 {
 	size_t length = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
@@ -49,15 +56,20 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 	if (!address || !length)
 		return wh_fail(EINVAL, "%s: %s", call, address ? "length is 0" : "address is NULL");
 	if (length > UINTPTR_MAX - (uintptr_t)address)
-		return wh_fail(EINVAL, "%s: %p and a length of %zu bytes reach past the end of the address space",
-			       call, address, length);
+		return wh_fail(
+			EINVAL,
+			"%s: %p and a length of %zu bytes reach past the end of the address space",
+			call, address, length);
 	if (options->reserved)
 		return wh_fail(EINVAL, "%s: options.reserved is not 0", call);
-	if (options->access && options->access != WH_ACCESS_NONE && (options->access & ~(uint32_t)PUBLIC))
-		return wh_fail(EINVAL, "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
+	if (options->access && options->access != WH_ACCESS_NONE &&
+	    (options->access & ~(uint32_t)PUBLIC))
+		return wh_fail(EINVAL,
+			       "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
 			       options->access);
 	if (options->name && !is_name(options->name))
-		return wh_fail(EINVAL, "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
+		return wh_fail(EINVAL,
+			       "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
 			       call, options->name, WH_NAME_MAX - 1);
 	return 0;
 }
@@ -105,7 +117,8 @@ static int add(struct wh_engine *engine, void *address, size_t length,
 	if (memory && length > memory->length - (size_t)((char *)address - memory->base)) {
 		free(name);
 		return wh_fail(EINVAL,
-			       "wh_region_register: %p and %zu bytes reach past the end of the allocation of "
+			       "wh_region_register: %p and %zu bytes reach past the end of the "
+			       "allocation of "
 			       "%zu bytes at %p",
 			       address, length, memory->asked, (void *)memory->base);
 	}
@@ -118,7 +131,8 @@ static int add(struct wh_engine *engine, void *address, size_t length,
 	region->place.name = name;
 	error = wh_places_publish(&engine->regions, &region->place, id);
 	if (error == -EEXIST)
-		return wh_fail(EEXIST, "wh_region_register: there is a region of the name \"%s\" already",
+		return wh_fail(EEXIST,
+			       "wh_region_register: there is a region of the name \"%s\" already",
 			       options->name);
 	if (error)
 		return wh_fail(-error, "wh_region_register: no memory for another region");
@@ -140,7 +154,8 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		return error;
 	if (!out)
 		return wh_fail(EINVAL, "wh_region_register: out is NULL");
-	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_region_register");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
+				"wh_region_register");
 	if (!error)
 		error = check(address, length, &options);
 	if (error)
@@ -160,9 +175,11 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 
 static int busy(const struct wh_region *region)
 {
-	return wh_fail(EBUSY, "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
+	return wh_fail(EBUSY,
+		       "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
 		       "them or cancel them",
-		       atomic_load(&region->batches), (unsigned long long)wh_place_id(&region->place));
+		       atomic_load(&region->batches),
+		       (unsigned long long)wh_place_id(&region->place));
 }
 
 /* Let nobody start anything new with it, and tell the peers. Under engine.lock. */
@@ -189,7 +206,7 @@ static int withdraw(struct wh_engine *engine, struct wh_region *region)
 
 int wh_region_unregister(struct wh_region *region)
 {
-	int error = wh_engine_guard(region ? region->engine : NULL, "wh_region_unregister");
+	int error = guard(region, "wh_region_unregister");
 	struct wh_engine *engine;
 	struct wh_place *place;
 	int64_t deadline;
@@ -199,16 +216,19 @@ int wh_region_unregister(struct wh_region *region)
 	engine = region->engine;
 	place = &region->place;
 	if (wh_engine_inside(engine))
-		return wh_fail(EDEADLK, "wh_region_unregister: called from one of the engine's own threads");
+		return wh_fail(EDEADLK,
+			       "wh_region_unregister: called from one of the engine's own threads");
 	deadline = wh_deadline(engine->config.number[WH_KNOB_TIMEOUT] * WH_MS);
 	pthread_mutex_lock(&engine->lock);
 	if (!place->used)
-		error = wh_fail(EINVAL, "wh_region_unregister: the region has been unregistered already");
+		error = wh_fail(EINVAL,
+				"wh_region_unregister: the region has been unregistered already");
 	else
 		error = withdraw(engine, region);
 	pthread_mutex_unlock(&engine->lock);
 	if (!error && !wh_place_left(place, deadline))
-		error = wh_fail(EBUSY, "wh_region_unregister: region %#llx is still being copied for a "
+		error = wh_fail(EBUSY,
+				"wh_region_unregister: region %#llx is still being copied for a "
 				"peer; it is unpublished, try again",
 				(unsigned long long)wh_place_id(place));
 	if (!error && !(place->access & WH_ACCESS_NONE))
@@ -241,10 +261,13 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 		return error;
 	if (!out || !offset || !length)
 		return wh_fail(EINVAL, "wh_region_lookup: %s",
-			       !length ? "length is 0" : out ? "offset is NULL" : "out is NULL");
-	if (!wh_places_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX, &copy, name))
-		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes", address,
-			       length);
+			       !length ? "length is 0" :
+			       out     ? "offset is NULL" :
+					 "out is NULL");
+	if (!wh_places_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX, &copy,
+				  name))
+		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes",
+			       address, length);
 	*out = (struct wh_region *)wh_places_at(&engine->regions, copy.index);
 	*offset = (uintptr_t)address - copy.address;
 	return 0;
@@ -252,7 +275,7 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 
 int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 {
-	int error = wh_engine_guard(region ? region->engine : NULL, "wh_region_key");
+	int error = guard(region, "wh_region_key");
 	struct wh_region_record record;
 	uint8_t bytes[WH_KEY_MAX];
 	size_t used;
@@ -262,13 +285,16 @@ int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 	if (!buffer || !length)
 		return wh_fail(EINVAL, "wh_region_key: %s is NULL", buffer ? "length" : "buffer");
 	if (region->place.access & WH_ACCESS_NONE)
-		return wh_fail(EINVAL, "wh_region_key: region %#llx has access NONE: no peer can use it",
+		return wh_fail(EINVAL,
+			       "wh_region_key: region %#llx has access NONE: no peer can use it",
 			       (unsigned long long)wh_place_id(&region->place));
 	wh_region_record(region, &record);
 	used = wh_key_encode(bytes, region->engine->epoch, &record);
 	if (used > *length)
-		return wh_fail(ENOSPC, "wh_region_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "
-			       "is always enough", used, *length);
+		return wh_fail(ENOSPC,
+			       "wh_region_key: the key has %zu bytes, the buffer %zu; WH_KEY_MAX "
+			       "is always enough",
+			       used, *length);
 	memcpy(buffer, bytes, used);
 	*length = used;
 	return 0;

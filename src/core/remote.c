@@ -22,7 +22,8 @@ static bool is_same(const struct wh_place *place, const struct wh_region_record 
 {
 	return place->address == record->address && place->length == record->length &&
 	       place->access == record->access && place->kind == record->kind &&
-	       place->flags == record->flags && !strcmp(place->name ? place->name : "", record->name);
+	       place->flags == record->flags &&
+	       !strcmp(place->name ? place->name : "", record->name);
 }
 
 /* Take out an older region in the way of a new one: after the connection broke the peer does not
@@ -143,7 +144,8 @@ static struct wh_places *places_of(struct wh_peer *peer)
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static void describe(const struct wh_place *copy, const char name[WH_NAME_MAX], struct wh_remote *out)
+static void describe(const struct wh_place *copy, const char name[WH_NAME_MAX],
+		     struct wh_remote *out)
 {
 	memset(out, 0, sizeof(*out));
 	out->id = wh_place_id(copy);
@@ -168,7 +170,8 @@ static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_re
 	bool found;
 
 	if (wanted->name) {
-		if (!wh_places_by_name(places, wanted->name, &copy, name) || !(copy.access & PUBLIC))
+		if (!wh_places_by_name(places, wanted->name, &copy, name) ||
+		    !(copy.access & PUBLIC))
 			return false;
 		describe(&copy, name, out);
 		return true;
@@ -220,8 +223,11 @@ static int await(struct wh_peer *peer, const struct wanted *wanted, int64_t time
 
 static int guard(const struct wh_peer *peer, const char *call, int64_t timeout)
 {
-	int error = wh_engine_guard(peer ? peer->engine : NULL, call);
+	int error;
 
+	if (!peer)
+		return wh_fail(EINVAL, "%s: peer is NULL", call);
+	error = wh_engine_guard(peer->engine, call);
 	if (error)
 		return error;
 	if (timeout < 0)
@@ -240,7 +246,9 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 		return error;
 	if (!name || !out || !*name)
 		return wh_fail(EINVAL, "wh_peer_find: %s",
-			       !name ? "name is NULL" : !out ? "out is NULL" : "name is empty");
+			       !name ? "name is NULL" :
+			       !out  ? "out is NULL" :
+				       "name is empty");
 	error = await(peer, &(struct wanted){ .name = name }, timeout, &found);
 	if (error == -ENOENT)
 		return wh_fail(ENOENT, "wh_peer_find: %s publishes no region \"%.70s\"",
@@ -280,10 +288,14 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 		return error;
 	if (!out || !offset || !length)
 		return wh_fail(EINVAL, "wh_peer_lookup: %s",
-			       !length ? "length is 0" : out ? "offset is NULL" : "out is NULL");
+			       !length ? "length is 0" :
+			       out     ? "offset is NULL" :
+					 "out is NULL");
 	if (!wh_places_by_address(places_of(peer), address, length, PUBLIC, &copy, name))
-		return wh_fail(ENOENT, "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
-			       "bytes", peer->welcome.name, (unsigned long long)address,
+		return wh_fail(ENOENT,
+			       "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
+			       "bytes",
+			       peer->welcome.name, (unsigned long long)address,
 			       (unsigned long long)length);
 	describe(&copy, name, out);
 	*offset = address - copy.address;
@@ -299,15 +311,18 @@ static int decode(struct wh_peer *peer, const void *key, size_t length,
 	int error = wh_key_decode(key, length, &epoch, record);
 
 	if (error == -EPROTONOSUPPORT)
-		return wh_fail(EPROTONOSUPPORT, "wh_peer_import: the key was made by a newer version");
+		return wh_fail(EPROTONOSUPPORT,
+			       "wh_peer_import: the key was made by a newer version");
 	if (error)
 		return wh_fail(EINVAL, "wh_peer_import: these %zu bytes are not a key", length);
 	pthread_mutex_lock(&peer->lock);
 	expected = peer->welcome.epoch;
 	pthread_mutex_unlock(&peer->lock);
 	if (epoch != expected)
-		return wh_fail(ESTALE, "wh_peer_import: the key was made by another engine than %s as it "
-			       "runs now, or before that was restarted", peer->welcome.name);
+		return wh_fail(ESTALE,
+			       "wh_peer_import: the key was made by another engine than %s as it "
+			       "runs now, or before that was restarted",
+			       peer->welcome.name);
 	return 0;
 }
 
@@ -327,7 +342,8 @@ int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t
 		return error;
 	error = await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
 	if (error == -ENOENT)
-		return wh_fail(ENOENT, "wh_peer_import: %s does not publish region %#llx of this key",
+		return wh_fail(ENOENT,
+			       "wh_peer_import: %s does not publish region %#llx of this key",
 			       peer->welcome.name, (unsigned long long)record.id);
 	if (error)
 		return error;

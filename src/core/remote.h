@@ -21,7 +21,8 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record);
  * half of the knob `timeout`; it is closed, but REMOVED must not be said. */
 int wh_remote_remove(struct wh_peer *peer, uint64_t id);
 
-/* Take out all of them: the peer goes, no batch is left, its transports are still open. */
+/* Take out all of them: the peer goes, no batch is left, and nothing of it runs on loop 0. Its
+ * transports may have been closed already: their region_gone does without their state. */
 void wh_remote_clear(struct wh_peer *peer);
 
 /* A region of our own has been published: whoever waits for it in a peer that is this engine itself

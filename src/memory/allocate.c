@@ -40,7 +40,8 @@ static size_t whole_pages(size_t asked, size_t page)
 
 static void *map_private(size_t length, int flags)
 {
-	void *base = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+	void *base = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags,
+			  -1, 0);
 
 	return base == MAP_FAILED ? NULL : base;
 }
@@ -52,8 +53,10 @@ static int alloc_pageable(struct wh_allocation *memory)
 	memory->page_size = (uint32_t)small_page();
 	memory->length = whole_pages(memory->asked, memory->page_size);
 	memory->base = memory->length ? map_private(memory->length, 0) : NULL;
-	return memory->base ? 0 : wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or "
-					  "memory", memory->asked);
+	if (memory->base)
+		return 0;
+	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory",
+		       memory->asked);
 }
 
 /* Pages of the reserved pool if it has enough of them: then they are certain. Else small pages of
@@ -81,11 +84,13 @@ static int alloc_huge(struct wh_allocation *memory)
 	munmap(base + before + length, HUGE_PAGE - before);
 	memory->base = base + before;
 	memory->page_size = (uint32_t)small_page();
-	madvise(memory->base, length, MADV_HUGEPAGE); /* a kernel without them is no reason to fail */
+	/* A kernel that has none is no reason to fail. */
+	madvise(memory->base, length, MADV_HUGEPAGE);
 	return 0;
 
 err_memory:
-	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory for huge pages",
+	return wh_fail(ENOMEM,
+		       "wh_memory_alloc: no %zu bytes of address space or memory for huge pages",
 		       memory->asked);
 }
 
@@ -99,8 +104,9 @@ static int open_memfd(void)
 		return fd;
 	return wh_fail(errno == ENFILE ? EMFILE : errno, "wh_memory_alloc: memfd_create: %s%s",
 		       strerror(errno),
-		       errno == EMFILE ? "; each shared allocation takes a descriptor: raise ulimit -n" :
-					 "");
+		       errno == EMFILE ?
+			       "; each shared allocation takes a descriptor: raise ulimit -n" :
+			       "");
 }
 
 static int alloc_shared(struct wh_allocation *memory)
@@ -110,17 +116,19 @@ static int alloc_shared(struct wh_allocation *memory)
 	memory->page_size = (uint32_t)small_page();
 	memory->length = whole_pages(memory->asked, memory->page_size);
 	if (!memory->length)
-		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space", memory->asked);
+		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space",
+			       memory->asked);
 	memory->fd = open_memfd();
 	if (memory->fd < 0)
 		return memory->fd;
 	if (ftruncate(memory->fd, (off_t)memory->length)) {
 		error = wh_fail(errno == EMFILE ? EMFILE : ENOMEM,
-				"wh_memory_alloc: a memfd of %zu bytes: ftruncate: %s", memory->length,
-				strerror(errno));
+				"wh_memory_alloc: a memfd of %zu bytes: ftruncate: %s",
+				memory->length, strerror(errno));
 		goto err_close;
 	}
-	memory->base = mmap(NULL, memory->length, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
+	memory->base =
+		mmap(NULL, memory->length, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
 	if (memory->base == MAP_FAILED) {
 		error = wh_fail(ENOMEM, "wh_memory_alloc: a memfd of %zu bytes: mmap: %s",
 				memory->length, strerror(errno));
@@ -155,14 +163,16 @@ int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_mem
 		return error;
 	if (!out || !length)
 		return wh_fail(EINVAL, "wh_memory_alloc: %s", out ? "length is 0" : "out is NULL");
-	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t), "wh_memory_alloc");
+	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
+				"wh_memory_alloc");
 	if (error)
 		return error;
 	if (options.kind > WH_MEMORY_SHARED || options.reserved)
 		return wh_fail(EINVAL, "wh_memory_alloc: options.%s is %u%s",
 			       options.reserved ? "reserved" : "kind",
 			       options.reserved ? options.reserved : options.kind,
-			       options.reserved ? "; it must be 0" : ", which is no kind of memory");
+			       options.reserved ? "; it must be 0" :
+						  ", which is no kind of memory");
 	memory = calloc(1, sizeof(*memory));
 	if (!memory)
 		return wh_fail(ENOMEM, "wh_memory_alloc: no memory");
@@ -210,14 +220,19 @@ int wh_memory_free(struct wh_engine *engine, void *address)
 	pthread_mutex_lock(&engine->lock);
 	memory = wh_allocation_find(engine, address);
 	if (!memory)
-		error = wh_fail(EINVAL, "wh_memory_free: address %p was not allocated here, or is free already",
-				address);
+		error = wh_fail(
+			EINVAL,
+			"wh_memory_free: address %p was not allocated here, or is free already",
+			address);
 	else if (memory->base != address)
-		error = wh_fail(EINVAL, "wh_memory_free: %p lies in the allocation that starts at %p",
+		error = wh_fail(EINVAL,
+				"wh_memory_free: %p lies in the allocation that starts at %p",
 				address, (void *)memory->base);
 	else if (memory->regions)
-		error = wh_fail(EBUSY, "wh_memory_free: %u regions lie in the allocation at %p; "
-				"unregister them first", memory->regions, address);
+		error = wh_fail(EBUSY,
+				"wh_memory_free: %u regions lie in the allocation at %p; "
+				"unregister them first",
+				memory->regions, address);
 	else
 		wh_list_remove(&memory->link);
 	pthread_mutex_unlock(&engine->lock);

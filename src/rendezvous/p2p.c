@@ -36,7 +36,8 @@ static int parse_port(const char *where, const char *port, bool listening, struc
 	for (size_t i = 0; i < length && value <= UINT16_MAX; i++)
 		value = value * 10 + (unsigned)(port[i] - '0');
 	if (port[length] || value > UINT16_MAX)
-		return wh_fail(EINVAL, SHOWN ": the port \"%.20s\" is not a number from %d to 65535", where,
+		return wh_fail(EINVAL,
+			       SHOWN ": the port \"%.20s\" is not a number from %d to 65535", where,
 			       port, listening ? 0 : 1);
 	if (!value && !listening)
 		return wh_fail(EINVAL, SHOWN ": port 0 cannot be connected to", where);
@@ -49,7 +50,8 @@ static int parse_host(const char *where, const char *host, size_t length, struct
 	if (!length)
 		return wh_fail(EINVAL, SHOWN ": the host is missing; write HOST:PORT", where);
 	if (length >= sizeof(place->host))
-		return wh_fail(EINVAL, SHOWN "...: the host has more than %d bytes", where, HOST_MAX - 1);
+		return wh_fail(EINVAL, SHOWN "...: the host has more than %d bytes", where,
+			       HOST_MAX - 1);
 	for (size_t i = 0; i < length; i++) {
 		if (!isgraph((unsigned char)host[i]) || strchr("/?#@[]\\", host[i]))
 			return wh_fail(EINVAL, SHOWN ": the host contains '%c'", where, host[i]);
@@ -68,16 +70,19 @@ static int parse(const char *where, bool listening, struct place *place)
 	if (*where == '[') {
 		end = strchr(where, ']');
 		if (!end)
-			return wh_fail(EINVAL, SHOWN ": the bracket before the host is not closed", where);
+			return wh_fail(EINVAL, SHOWN ": the bracket before the host is not closed",
+				       where);
 		if (end[1] && end[1] != ':')
-			return wh_fail(EINVAL, SHOWN ": a colon and the port must follow the ]", where);
+			return wh_fail(EINVAL, SHOWN ": a colon and the port must follow the ]",
+				       where);
 		place->numeric = true;
 		error = parse_host(where, where + 1, (size_t)(end - where - 1), place);
 		return error ? error : parse_port(where, end[1] ? end + 2 : "", listening, place);
 	}
 	colon = strchr(where, ':');
 	if (colon && strchr(colon + 1, ':'))
-		return wh_fail(EINVAL, SHOWN ": put an IPv6 address into brackets: [ADDRESS]:PORT", where);
+		return wh_fail(EINVAL, SHOWN ": put an IPv6 address into brackets: [ADDRESS]:PORT",
+			       where);
 	end = colon ? colon : where + strlen(where);
 	error = parse_host(where, where, (size_t)(end - where), place);
 	return error ? error : parse_port(where, colon ? colon + 1 : "", listening, place);
@@ -89,10 +94,11 @@ static int unresolved(const char *where, const struct place *place, int code)
 	if (code == EAI_MEMORY)
 		return wh_fail(ENOMEM, SHOWN ": no memory", where);
 	if (code == EAI_SYSTEM)
-		return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where, place->host,
-			       strerror(errno));
+		return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where,
+			       place->host, strerror(errno));
 	if (place->numeric)
-		return wh_fail(EINVAL, SHOWN ": \"%.80s\" is not an IPv6 address", where, place->host);
+		return wh_fail(EINVAL, SHOWN ": \"%.80s\" is not an IPv6 address", where,
+			       place->host);
 	return wh_fail(EHOSTUNREACH, SHOWN ": cannot look up \"%.80s\": %s", where, place->host,
 		       gai_strerror(code));
 }

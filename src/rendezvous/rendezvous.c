@@ -26,8 +26,8 @@ int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_stora
 		if (strlen(scheme) == length && !strncmp(scheme, url, length))
 			return known[i]->resolve(mark + 3, listening, out, count);
 	}
-	return wh_fail(EINVAL, "%.100s: the scheme \"%.*s\" is not known; write wherry://HOST:PORT", url,
-		       length < 32 ? (int)length : 32, url);
+	return wh_fail(EINVAL, "%.100s: the scheme \"%.*s\" is not known; write wherry://HOST:PORT",
+		       url, length < 32 ? (int)length : 32, url);
 }
 
 static void format_v6(char *out, size_t size, const struct sockaddr_in6 *address)

@@ -110,11 +110,12 @@ static uint64_t index_of(const struct wh_piece *piece, const struct wh_run *run)
 	return piece->blocks ? UINT64_MAX : run->index;
 }
 
-static void spot_fail(struct wh_piece *piece, const struct wh_run *run, const struct wh_place *place)
+static void spot_fail(struct wh_piece *piece, const struct wh_run *run,
+		      const struct wh_place *place)
 {
 	if (!place)
-		wh_piece_fail(piece, index_of(piece, run), -ESTALE, "region %#llx of the peer is gone",
-			      (unsigned long long)run->remote);
+		wh_piece_fail(piece, index_of(piece, run), -ESTALE,
+			      "region %#llx of the peer is gone", (unsigned long long)run->remote);
 	else
 		wh_piece_fail(piece, index_of(piece, run), -EACCES,
 			      "region %#llx of the peer does not grant %s",
@@ -122,8 +123,8 @@ static void spot_fail(struct wh_piece *piece, const struct wh_run *run, const st
 			      piece->op == WH_READ ? "reading" : "writing");
 }
 
-/* Be in the run's place. False: it cannot be used. The core has checked the same before, but a region
- * may go at any time, and nothing may be touched that is not published now. */
+/* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
+ * region may go at any time, and nothing may be touched that is not published now. */
 static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struct wh_run *run,
 		       struct spot *spot)
 {
@@ -226,8 +227,8 @@ static unsigned ahead_of(uint64_t length)
 	return length >= 16384 ? 1 : length >= 2048 ? 4 : length >= 256 ? 8 : AHEAD;
 }
 
-/* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this way.
- * Nothing is left entered. */
+/* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
+ * way. Nothing is left entered. */
 static int move(struct wh_copy *copy, struct wh_piece *piece, struct wh_cursor *at)
 {
 	const bool past = piece->bytes >= STREAM_BYTES;
@@ -252,9 +253,11 @@ static int move(struct wh_copy *copy, struct wh_piece *piece, struct wh_cursor *
 				continue;
 			}
 			if (spot.place && run_fits(piece, &run, spot.place)) {
+				char *remote = spot.map + run.offset;
+
 				near->length = run.length;
-				near->to = piece->op == WH_READ ? run.local : spot.map + run.offset;
-				near->from = piece->op == WH_READ ? spot.map + run.offset : run.local;
+				near->to = piece->op == WH_READ ? run.local : remote;
+				near->from = piece->op == WH_READ ? remote : run.local;
 				if (at->left || in != out)
 					prefetch(near);
 				in++;
@@ -272,7 +275,8 @@ out:
 	return error;
 }
 
-/* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked at. */
+/* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
+ * at. */
 static void finish(struct wh_copy *copy, struct wh_piece *piece, int given_up)
 {
 	char why[WH_REFUSAL] = "";
@@ -287,7 +291,7 @@ static void finish(struct wh_copy *copy, struct wh_piece *piece, int given_up)
 	wh_piece_done(piece);
 }
 
-/* ---- the queue; all under the copier's lock -------------------------------------------------- */
+/* ---- the queue; all under the copier's lock ------------------------------------------------ */
 
 struct chunk {
 	struct wh_cursor at;
@@ -310,8 +314,8 @@ static bool must_be_whole(struct wh_copy *copy, const struct wh_run *run)
 	return distance < run->length || -distance < run->length;
 }
 
-/* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next chunk;
- * one that never will is cut. */
+/* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
+ * chunk; one that never will is cut. */
 static void take_chunk(struct wh_copy *copy, struct wh_piece *piece, struct chunk *chunk)
 {
 	struct wh_cursor next = piece->cursor;
@@ -356,8 +360,8 @@ static int given_up_of(const struct wh_piece *piece)
 	return piece->cursor.left ? 0 : -(int)piece->cursor.skip;
 }
 
-/* Copy one chunk of a piece that has something to hand out; the lock is let go for that time. False:
- * there is no more to take from it, and it may be gone. */
+/* Copy one chunk of a piece that has something to hand out; the lock is let go for that time.
+ * False: there is no more to take from it, and it may be gone. */
 static bool copy_chunk(struct wh_copier *copier, struct wh_piece *piece)
 {
 	struct wh_copy *copy = piece->owner;
@@ -373,8 +377,8 @@ static bool copy_chunk(struct wh_copier *copier, struct wh_piece *piece)
 	pthread_mutex_lock(&copier->lock);
 	if (error) /* also if all has been handed out: it keeps the error */
 		stop_piece(piece, error);
-	left = atomic_fetch_sub_explicit(&piece->left, chunk.bytes, memory_order_relaxed) - chunk.bytes;
-	if (left)
+	left = atomic_fetch_sub_explicit(&piece->left, chunk.bytes, memory_order_relaxed);
+	if (left != chunk.bytes)
 		return piece->cursor.left > 0;
 	error = given_up_of(piece);
 	pthread_mutex_unlock(&copier->lock);
@@ -400,7 +404,8 @@ static void *copier_main(void *argument)
 			copier->idle--;
 			continue;
 		}
-		/* Look again after every chunk, so that a latency piece need not wait for a bulk one. */
+		/* Look again after every chunk, so that a latency piece need not wait for a bulk
+		 * one. */
 		copy_chunk(copier, wh_container(queue->next, struct wh_piece, link));
 	}
 	pthread_mutex_unlock(&copier->lock);
@@ -452,7 +457,7 @@ void wh_copier_destroy(struct wh_copier *copier)
 	pthread_mutex_destroy(&copier->lock);
 }
 
-/* ---- what the transports offer -------------------------------------------------------------- */
+/* ---- what the transports offer ------------------------------------------------------------- */
 
 /* Under the lock. False: there is no thread to do it. */
 static bool enqueue(struct wh_copier *copier, struct wh_piece *piece)

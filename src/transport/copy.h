@@ -3,8 +3,8 @@
  * Moving a piece by the CPU: what the transports self and shm have in common.
  *
  * A small piece is copied at once, by the thread that submits it. A larger one is queued to the
- * copier's threads, and whoever waits for its batch copies along with them: each takes a chunk, copies
- * it, and takes the next. Who finishes the last chunk finishes the piece.
+ * copier's threads, and whoever waits for its batch copies along with them: each takes a chunk,
+ * copies it, and takes the next. Who finishes the last chunk finishes the piece.
  */
 #ifndef WH_TRANSPORT_COPY_H
 #define WH_TRANSPORT_COPY_H
@@ -51,9 +51,9 @@ struct wh_copy;
 struct wh_copy_ops {
 	/* Where the first byte of a place is in this process; NULL: not mapped. */
 	char *(*map)(const struct wh_place *place);
-	/* Move the runs of memory that is not mapped; may change far->local and far->remote. Failures
-	 * of runs and of the piece through wh_piece_fail(). Negative: it cannot be done this way at
-	 * all; `refusal` says why. */
+	/* Move the runs of memory that is not mapped; may change far->local and far->remote.
+	 * Failures of runs and of the piece through wh_piece_fail(). Negative: it cannot be done
+	 * this way at all; `refusal` says why. */
 	int (*move_far)(struct wh_copy *copy, struct wh_far *far);
 	void (*refusal)(struct wh_copy *copy, char why[WH_REFUSAL]);
 	/* All bytes of the piece have been moved: was there still somebody to move them to? */

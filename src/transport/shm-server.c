@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * shm, the side whose memory it is: the alive page, and descriptors of published memory for those who
- * have shaken hands. All of it on loop 0.
+ * shm, the side whose memory it is: the alive page, and descriptors of published memory for those
+ * who have shaken hands. All of it on loop 0.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,12 +23,12 @@
 /*
  * Who writes into a mapping of ours does not notice when we die: the memory stays. So it looks at a
  * word before it says done, and the kernel keeps that word: it is, for the kernel, a robust futex
- * that loop 0's thread holds. When the thread ends, whatever ended it, the kernel walks the thread's
- * robust list and ors FUTEX_OWNER_DIED into it. That costs the other side a load, and comes earlier
- * than the end of our sockets, which a forked child might even keep open.
+ * that loop 0's thread holds. When the thread ends, whatever ended it, the kernel walks the
+ * thread's robust list and ors FUTEX_OWNER_DIED into it. That costs the other side a load, and
+ * comes earlier than the end of our sockets, which a forked child might even keep open.
  *
- * The list that the C library keeps for the thread is put aside meanwhile: it is for robust mutexes,
- * and this thread takes none.
+ * The list that the C library keeps for the thread is put aside meanwhile. It is for robust mutexes
+ * that a thread holds when it dies, and this one takes none, unless a callback did.
  */
 struct wh_alive {
 	struct wh_engine *engine;
@@ -95,7 +95,8 @@ int wh_shm_alive_open(struct wh_shm *shm)
 	madvise(alive->word, alive->length, MADV_DONTFORK);
 	if (fcntl(alive->fd, F_ADD_SEALS,
 		  F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)) {
-		error = wh_fail(errno, "shm: sealing a memfd: %s (it takes Linux 5.1)", strerror(errno));
+		error = wh_fail(errno, "shm: sealing a memfd: %s (it takes Linux 5.1)",
+				strerror(errno));
 		goto err_unmap;
 	}
 	wh_loop_call(&shm->engine->loops[0], arm, alive);
@@ -126,7 +127,7 @@ void wh_shm_alive_close(struct wh_shm *shm)
 	free(alive);
 }
 
-/* ---- frames --------------------------------------------------------------------------------- */
+/* ---- frames -------------------------------------------------------------------------------- */
 
 size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped)
 {
@@ -190,7 +191,7 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 	return (size_t)sent == length ? 0 : -EPIPE;
 }
 
-/* ---- granting ------------------------------------------------------------------------------- */
+/* ---- granting ------------------------------------------------------------------------------ */
 
 /* One MAP at a time: a frame header and an id. */
 #define REQUEST_SIZE (WH_FRAME_HEADER + 8)
@@ -205,17 +206,20 @@ struct connection {
 static int refuse(struct wh_mapped *answer, int error, const char *why)
 {
 	answer->error = -error;
-	snprintf(answer->text, sizeof(answer->text), "%s", why);
+	if (error == EOPNOTSUPP || error == ENOENT)
+		snprintf(answer->text, sizeof(answer->text), "%s", why);
+	else
+		snprintf(answer->text, sizeof(answer->text), "%s: %s", why, strerror(error));
 	return -1;
 }
 
 /*
- * A descriptor for the region's memory, that the caller closes; -1: refused. Only all of an allocation
- * can be mapped, for a descriptor opens the whole file.
+ * A descriptor for the region's memory, that the caller closes; -1: refused. Only all of an
+ * allocation can be mapped, for a descriptor opens the whole file.
  *
  * Whoever holds a descriptor, even a read-only one, can open the file again through /proc, and for
- * writing if it is the same user's. What keeps a region that grants no writing from being written is
- * the seal, which also keeps everybody else from mapping it writable: the first region that is
+ * writing if it is the same user's. What keeps a region that grants no writing from being written
+ * is the seal, which also keeps everybody else from mapping it writable: the first region that is
  * mapped decides for the allocation's life.
  */
 static int grant(const struct wh_region *region, struct wh_mapped *answer)
@@ -240,12 +244,12 @@ static int grant(const struct wh_region *region, struct wh_mapped *answer)
 		seals = fcntl(memory->fd, F_GET_SEALS);
 	}
 	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return refuse(answer, EOPNOTSUPP, "its memory is not sealed, so it cannot be mapped");
+		return refuse(answer, EOPNOTSUPP, "its memory is not sealed, it cannot be mapped");
 	if (writable == ((seals & F_SEAL_FUTURE_WRITE) != 0))
 		return refuse(answer, EOPNOTSUPP,
 			      writable ? "its memory has been mapped for reading only" :
-					 "its memory has been mapped for writing by another region");
-	/* A descriptor of its own for each, so that nobody shares a file offset or flags with us. */
+					 "its memory has been mapped for writing before");
+	/* A descriptor of its own for each: nobody shares a file offset or flags with us. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
 	fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
 	if (fd < 0)
@@ -271,7 +275,8 @@ static int answer(struct connection *connection, uint64_t id)
 	 * confirm that it has let go, which has to come after. */
 	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
-	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);
+	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd,
+			    MSG_DONTWAIT);
 	if (place)
 		wh_place_leave(place);
 	if (fd >= 0)
@@ -323,7 +328,7 @@ static void ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-/* ---- sessions ------------------------------------------------------------------------------- */
+/* ---- sessions ------------------------------------------------------------------------------ */
 
 /* The same user, or root, who may do everything anyway. */
 static bool welcome_user(int fd, char *why, size_t size)

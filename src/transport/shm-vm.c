@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* shm, memory that cannot be mapped: the kernel copies it, if it lets us, by process_vm_readv/writev. */
+/* shm, memory that cannot be mapped: the kernel copies it, if it lets us, by
+ * process_vm_readv/writev. */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -39,9 +40,9 @@ void wh_shm_vm_refusal(struct wh_copy *copy, char why[WH_REFUSAL])
 
 /*
  * process_vm takes a process number, which the kernel gives to another process once the old one has
- * been waited for. A pidfd stays with its process: if that still runs after a call, the number was its
- * own all the time. A process that has called exec() is the same to the pidfd, but has lost its threads,
- * which the alive page tells.
+ * been waited for. A pidfd stays with its process: if that still runs after a call, the number was
+ * its own all the time. A process that has called exec() is the same to the pidfd, but has lost its
+ * threads, which the alive page tells.
  */
 static bool still_there(const struct wh_shm_peer *shm)
 {
@@ -50,9 +51,9 @@ static bool still_there(const struct wh_shm_peer *shm)
 	return atomic_load(shm->alive) == shm->owner && poll(&look, 1, 0) == 0;
 }
 
-/* The socket's own pidfd and process number speak of the same process, the one that listens; both are
- * kept by the kernel since then. Without the former the number is looked up, and still_there() after
- * the handshake tells whether it was still the same: the process has answered us after that. */
+/* The socket's own pidfd and process number speak of the same process, the one that listens; both
+ * are kept by the kernel since then. Without the former the number is looked up, and still_there()
+ * after the handshake tells whether it was still the same: the process has answered us after that. */
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 {
 	socklen_t length = sizeof(struct ucred);
@@ -101,23 +102,24 @@ static void explain(struct wh_shm_peer *shm, int error)
 	int scope = error == EPERM ? yama_scope() : 0;
 
 	if (error == ENOSYS)
-		snprintf(why, sizeof(why), "process_vm: the kernel, or a seccomp filter, has no such call");
+		snprintf(why, sizeof(why), "process_vm: no such call (the kernel, or a seccomp filter)");
 	else if (scope)
 		snprintf(why, sizeof(why),
-			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d, it takes 0 or "
-			 "CAP_SYS_PTRACE)",
+			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d, it takes "
+			 "0 or CAP_SYS_PTRACE)",
 			 (int)shm->pid, strerror(error), scope);
 	else if (error == EPERM)
 		snprintf(why, sizeof(why),
-			 "process_vm on process %d: %s (another user's, not dumpable, or a seccomp filter)",
+			 "process_vm on process %d: %s (another user's, not dumpable, or seccomp)",
 			 (int)shm->pid, strerror(error));
 	else
-		snprintf(why, sizeof(why), "process_vm on process %d: %s", (int)shm->pid, strerror(error));
+		snprintf(why, sizeof(why), "process_vm on process %d: %s", (int)shm->pid,
+			 strerror(error));
 	refuse_vm(shm, why);
 }
 
-/* A read of one byte at an address where no process has anything: permission is checked first, so that
- * EFAULT means it would be given. None of the peer's memory is touched. */
+/* A read of one byte at an address where no process has anything: permission is checked first, so
+ * that EFAULT means it would be given. None of the peer's memory is touched. */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 {
 	char byte;
@@ -139,7 +141,7 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 	return -EOPNOTSUPP;
 }
 
-/* ---- moving --------------------------------------------------------------------------------- */
+/* ---- moving -------------------------------------------------------------------------------- */
 
 static void fail_gone(struct wh_shm_peer *shm, struct wh_far *far)
 {
@@ -197,7 +199,8 @@ int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far)
 		if (moved > 0) {
 			at = advance(far, at, (size_t)moved);
 		} else if (error == EPERM || error == EACCES || error == ENOSYS) {
-			/* It has changed its credentials, say. What is planned has to be planned anew. */
+			/* It has changed its credentials, say. What is planned has to be planned
+			 * anew. */
 			explain(shm, error);
 			atomic_fetch_add(&shm->peer->plan_version, 1);
 			return -error;

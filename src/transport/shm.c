@@ -23,9 +23,9 @@
 /* After a connection that failed, how long to leave it alone. */
 #define RETRY_AFTER (5 * WH_SECOND)
 
-/* wh_remote_region.map_state: what the owner has said, and in the bits above, in which generation of
- * the control connection. It has to be asked again in each, for it waits only for those that it has
- * shaken hands with in this one. A mapping stays all the same. */
+/* wh_remote_region.map_state: what the owner has said, and in the bits above, in which generation
+ * of the control connection. It has to be asked again in each, for it waits only for those that it
+ * has shaken hands with in this one. A mapping stays all the same. */
 enum {
 	UNKNOWN = 0,
 	MAPPED,
@@ -69,7 +69,7 @@ static const struct wh_copy_ops shm_copy = {
 	.verify = shm_verify,
 };
 
-/* ---- receiving ------------------------------------------------------------------------------ */
+/* ---- receiving ----------------------------------------------------------------------------- */
 
 /* Exactly `length` bytes by the deadline, and a descriptor if one comes along and *fd is -1. */
 static int receive(int socket, void *out, size_t length, int *fd, int64_t deadline)
@@ -130,7 +130,7 @@ static int receive_frame(int socket, struct wh_frame *frame, void *out, size_t r
 	return error ? error : receive(socket, out, frame->length, fd, deadline);
 }
 
-/* ---- shaking hands; under shm.lock ----------------------------------------------------------- */
+/* ---- shaking hands; under shm.lock --------------------------------------------------------- */
 
 static void hang_up(struct wh_shm_peer *shm)
 {
@@ -158,7 +158,8 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 		return trouble(shm, -errno, "socket");
 	setsockopt(shm->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 	setsockopt(shm->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
-	memcpy(address.sun_path + 1, name, strlen(name)); /* the first byte is 0: an abstract name */
+	/* The first byte is 0: an abstract name. */
+	memcpy(address.sun_path + 1, name, strlen(name));
 	if (connect(shm->fd, (struct sockaddr *)&address,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
 		return trouble(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
@@ -171,7 +172,7 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 			 (unsigned)user.uid, (unsigned)geteuid());
 		return -EACCES;
 	}
-	if (!shm->alive)
+	if (shm->pidfd < 0 && atomic_load(&shm->vm) == WH_VM_UNKNOWN)
 		wh_shm_vm_meet(shm, user.uid);
 	return 0;
 }
@@ -292,7 +293,7 @@ static int connect_owner(struct wh_shm_peer *shm)
 	return error;
 }
 
-/* ---- mapping; under shm.lock ------------------------------------------------------------------ */
+/* ---- mapping; under shm.lock --------------------------------------------------------------- */
 
 static int ask(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, int *fd)
 {
@@ -325,10 +326,13 @@ static int map_region(struct wh_remote_region *region, const struct wh_mapped *m
 	size_t length = region->place.length, page = (size_t)sysconf(_SC_PAGESIZE);
 	void *base;
 
-	if (fd < 0 || mapped->offset % page || mapped->length != length ||
+	if (fd < 0) {
+		snprintf(why, WH_REFUSAL, "the peer's descriptor has not arrived (ulimit -n?)");
+		return -EMFILE;
+	}
+	if (mapped->offset % page || mapped->length != length || length > INT64_MAX ||
 	    mapped->offset > INT64_MAX - length || check_file(fd, mapped->offset + length)) {
-		snprintf(why, WH_REFUSAL, "the peer's descriptor for region %#llx is not as it should be",
-			 (unsigned long long)mapped->id);
+		snprintf(why, WH_REFUSAL, "the peer's descriptor is not as it should be");
 		return -EPROTO;
 	}
 	base = mmap(NULL, length, rights, MAP_SHARED, fd, (off_t)mapped->offset);
@@ -345,11 +349,12 @@ static int map_region(struct wh_remote_region *region, const struct wh_mapped *m
 }
 
 /*
- * Ask the owner for the region, once. It is asked even if there is nothing to map, for one reason: its
- * answer proves that it knew of the region and of this connection at the same time, and so it will not
- * let go of the memory before we have. 0: the region's map_state is known now.
+ * Ask the owner for the region, once. It is asked even if there is nothing to map, for one reason:
+ * its answer proves that it knew of the region and of this connection at the same time, and so it
+ * will not let go of the memory before we have. 0: the region's map_state is known now.
  */
-static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, char why[WH_REFUSAL])
+static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
+		      char why[WH_REFUSAL])
 {
 	uint64_t id = wh_place_id(&region->place);
 	struct wh_mapped mapped;
@@ -361,7 +366,8 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, 
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
 	} else if (mapped.error == -ENOENT) {
 		error = -ESTALE;
-		snprintf(why, WH_REFUSAL, "region %#llx: %.120s", (unsigned long long)id, mapped.text);
+		snprintf(why, WH_REFUSAL, "region %#llx: %.120s", (unsigned long long)id,
+			 mapped.text);
 	} else if (!atomic_load(&region->map)) {
 		if (mapped.error)
 			snprintf(why, WH_REFUSAL, "%s", mapped.text);
@@ -382,9 +388,10 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, 
 	return error;
 }
 
-/* ---- reaching a region ------------------------------------------------------------------------ */
+/* ---- reaching a region --------------------------------------------------------------------- */
 
-static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region, char why[WH_REFUSAL])
+static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region,
+			char why[WH_REFUSAL])
 {
 	char vm[WH_REFUSAL];
 	int error = connect_owner(shm);
@@ -414,8 +421,8 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 }
 
 /* Called inside the region's place, so that it does not go meanwhile. */
-static int shm_reach(struct wh_peer *peer, void *state, struct wh_remote_region *region, uint32_t op,
-		     char why[WH_REFUSAL])
+static int shm_reach(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+		     uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_shm_peer *shm = state;
 	uint32_t known = known_of(region, atomic_load(&shm->current));
@@ -446,7 +453,7 @@ static void shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_
 	atomic_store(&region->map_state, UNKNOWN);
 }
 
-/* ---- peers ------------------------------------------------------------------------------------ */
+/* ---- peers --------------------------------------------------------------------------------- */
 
 static void host_text(char out[33], const uint8_t host[16])
 {
@@ -469,8 +476,8 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 		host_text(here, engine->host);
 		host_text(there, peer->welcome.host);
 		snprintf(why, WH_REFUSAL,
-			 "another host or network namespace: this engine is on %s, %.63s on %s", here,
-			 peer->welcome.name, there);
+			 "another host or network namespace: this engine is on %s, %.63s on %s",
+			 here, peer->welcome.name, there);
 		return -EOPNOTSUPP;
 	}
 	if (!peer->welcome.socket[0]) {
@@ -517,9 +524,9 @@ static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const ch
 	wh_copy_lost(state, error, text);
 }
 
-/* The same engine, over a new control connection: its session there is another. What is mapped stays
- * so. The old connection is dropped by the next who needs one: here would be no place to wait for the
- * lock. */
+/* The same engine, over a new control connection: its session there is another. What is mapped
+ * stays so. The old connection is dropped by the next who needs one: here would be no place to wait
+ * for the lock. */
 static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	struct wh_shm_peer *shm = state;
@@ -559,7 +566,7 @@ static void shm_detail(struct wh_peer *peer, void *state, char *out, size_t size
 		 vms ? "process_vm" : "");
 }
 
-/* ---- engine ----------------------------------------------------------------------------------- */
+/* ---- engine -------------------------------------------------------------------------------- */
 
 static int shm_engine_open(struct wh_engine *engine, void **state)
 {

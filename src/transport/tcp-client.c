@@ -294,7 +294,9 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	if (atomic_exchange(&client->owned, true))
 		return;
 	atomic_fetch_add(&client->users, 1);
+	atomic_store(&client->claimed, true);
 	pthread_mutex_lock(&client->lock);
+	atomic_store(&client->claimed, false);
 	if (client->source.fd >= 0 && client->armed)
 		wh_loop_modify(client->loop, &client->source, 0);
 	client->armed = 0;
@@ -398,7 +400,7 @@ static void cleanup(struct wh_task *task)
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
 		wh_loop_remove(client->loop, &client->source);
-		close(client->source.fd);
+		wh_socket_close(client->source.fd);
 		client->source.fd = -1;
 		/* The requests that it holds may be in the peer's hands. */
 		ask = !client->idle_close && atomic_load(&client->outstanding);
@@ -538,7 +540,7 @@ static void shut(void *argument)
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0) {
 		wh_loop_remove(client->loop, &client->source);
-		close(client->source.fd);
+		wh_socket_close(client->source.fd);
 		client->source.fd = -1;
 	}
 	client->state = TCP_CLOSED;

@@ -169,8 +169,8 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 			if (error)
 				return error;
 		}
-		/* A waiter has come: it goes on from here, without a thread's hand-over. */
-		if (!owner && atomic_load_explicit(&client->owned, memory_order_relaxed))
+		/* A waiter wants the lock: it goes on from here, without a thread's hand-over. */
+		if (!owner && atomic_load_explicit(&client->claimed, memory_order_relaxed))
 			return -EAGAIN;
 		piece = client->sending->piece;
 		count = 0;

@@ -555,7 +555,7 @@ static void stop(void *argument)
 	server->dead = true;
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
-	close(server->source.fd);
+	wh_socket_close(server->source.fd);
 	while ((link = wh_list_take(&server->jobs)))
 		free(wh_container(link, struct job, link));
 	wh_loop_post(&server->engine->loops[0], &server->bury);

@@ -382,7 +382,10 @@ static void detail(struct wh_peer *peer, void *state, char *out, size_t size)
 
 		open += client && tcp_client_is_open(client);
 	}
-	snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
+	if (open)
+		snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
+	else /* they are opened when they are first needed */
+		snprintf(out, size, "up to %u connections", tcp->count);
 }
 
 const struct wh_transport wh_transport_tcp = {

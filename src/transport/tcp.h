@@ -94,6 +94,7 @@ struct tcp_client {
 	pthread_mutex_t lock;   /* all below */
 	_Atomic bool again;     /* somebody came while it was locked */
 	_Atomic bool owned;     /* by a waiter: the loop keeps off */
+	_Atomic bool claimed;   /* by a waiter that has not got the lock yet */
 	_Atomic uint32_t users; /* threads inside */
 	_Atomic uint32_t outstanding; /* slices held */
 	uint32_t state;

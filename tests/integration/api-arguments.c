@@ -55,7 +55,7 @@ static void engine__listen(void **state)
 {
 	static const char *const wrong[] = { "", "nonsense", "127.0.0.1", "127.0.0.1:", ":",
 					     "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:12x",
-					     "256.0.0.1:0", "[::1:0", "::1]:0" };
+					     "[::1:0", "::1]:0" };
 	struct wh_engine_options o = { .size = sizeof(o) };
 	struct wh_engine *first, *engine;
 
@@ -338,9 +338,9 @@ static void memory__arguments(void **state)
 	for (size_t i = 0; i < 5000; i++)
 		want_true(((char *)memory)[i] == 0, "byte %zu is not zero", i);
 	want_text(-EINVAL, "engine", wh_memory_free(NULL, memory));
-	want_text(-EINVAL, "address", wh_memory_free(engine, NULL));
-	want_text(-EINVAL, "address", wh_memory_free(engine, (char *)memory + 1));
-	want_text(-EINVAL, "address", wh_memory_free(engine, &o));
+	want_text(-EINVAL, "not allocated", wh_memory_free(engine, NULL));
+	want_text(-EINVAL, "allocation", wh_memory_free(engine, (char *)memory + 1));
+	want_text(-EINVAL, "not allocated", wh_memory_free(engine, &o));
 	want_text(-EINVAL, "engine", wh_memory_query(NULL, memory, &info));
 	want_text(-EINVAL, "info", wh_memory_query(engine, memory, NULL));
 	want_text(-EINVAL, "size", wh_memory_query(engine, memory, &info));

@@ -255,7 +255,8 @@ static void priority__overtakes_bulk(void **state)
 	int overtaken = 0;
 
 	harness_limit(40);
-	fixture_open(&f, *state, LENGTH);
+	/* Where it can be moved only once it has to be larger, to take some time. */
+	fixture_open(&f, *state, HARNESS_TURNS ? 128 * MIB : LENGTH);
 	bulk = bulk_new(&f, WH_WRITE, 64, NULL);
 	transfer = piece(&f, WH_READ, f.length, 0, 8);
 	want(0, wh_batch_new(f.peer, &urgent, &small));

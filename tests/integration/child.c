@@ -185,8 +185,13 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 	struct wh_transfer *transfers;
 	int error = 0;
 
+	if (command->length && (size_t)command->index >= region_count)
+		return -EINVAL;
 	if (command->length) {
-		error = wh_peer_find(peers[command->peer], command->text, PATIENCE, &remote);
+		error = wh_peer_find(peers[command->peer], command->text, 0, &remote);
+		/* It may be on its way; a peer that is lost is not waited for. */
+		if (error == -ENOENT)
+			error = wh_peer_find(peers[command->peer], command->text, PATIENCE, &remote);
 		transfers = calloc(command->count, sizeof(*transfers));
 		for (uint64_t i = 0; !error && i < command->count; i++)
 			transfers[i] = (struct wh_transfer){
@@ -268,20 +273,17 @@ static int on_bytes(const struct child_command *command, struct child_answer *an
 
 	if (command->offset + command->length > memories[command->index].length)
 		return -ERANGE;
-	switch (command->op) {
-	case CHILD_FILL:
+	hidden_begin();
+	if (command->op == CHILD_FILL)
 		pattern_fill(at, command->length, command->position, command->seed);
-		return 0;
-	case CHILD_CHECK:
+	else if (command->op == CHILD_CHECK)
 		answer->value = pattern_check(at, command->length, command->position, command->seed);
-		return 0;
-	case CHILD_SUM:
+	else if (command->op == CHILD_SUM)
 		answer->value = pattern_sum(at, command->length);
-		return 0;
-	default:
+	else
 		answer->length = command->length;
-		return 0;
-	}
+	hidden_end();
+	return 0;
 }
 
 static int obey(const struct child_command *command, struct child_answer *answer, void *data)
@@ -340,6 +342,7 @@ int child_main(int fd)
 	static struct wh_notification data;
 	struct child_command command;
 	struct child_answer answer;
+	int gone = 0;
 
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	/* Where Yama asks for it, let the other processes of the test reach this one's memory. */
@@ -354,8 +357,11 @@ int child_main(int fd)
 			snprintf(answer.text, sizeof(answer.text), "%s", wh_error_text());
 		if (command.op == CHILD_FETCH)
 			bytes = memories[command.index].base + command.offset;
-		if (harness_write(fd, &answer, sizeof(answer)) != 0 ||
-		    harness_write(fd, bytes, answer.length) != 0)
+		hidden_begin();
+		gone = harness_write(fd, &answer, sizeof(answer)) != 0 ||
+		       harness_write(fd, bytes, answer.length) != 0;
+		hidden_end();
+		if (gone)
 			return 1;
 		if (command.op == CHILD_EXIT)
 			return answer.status != 0;

@@ -52,6 +52,11 @@
 #define HARNESS_TURNS 0
 #endif
 
+/* The owner of memory looks at it when the other process says that it has finished, an order that the
+ * thread sanitizer cannot see. What is between these two is hidden from it. */
+void hidden_begin(void);
+void hidden_end(void);
+
 /* One number for a normal build, another one under a sanitizer. */
 #define SCALE(normal, slow) (HARNESS_SLOW ? (slow) : (normal))
 

@@ -31,6 +31,8 @@ static void want_closed(struct victim *v, int listener, const void *bytes, size_
 
 static void garbage__any_length(void **state)
 {
+	static const char http[] = "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+	static const char ssh[] = "SSH-2.0-OpenSSH_9.2\r\n";
 	unsigned char bytes[5000];
 	struct victim v;
 
@@ -45,8 +47,8 @@ static void garbage__any_length(void **state)
 		}
 	memset(bytes, 0, sizeof(bytes));
 	want_closed(&v, 0, bytes, sizeof(bytes));
-	want_closed(&v, 0, "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n", 37);
-	want_closed(&v, 0, "SSH-2.0-OpenSSH_9.2\r\n", 21);
+	want_closed(&v, 0, http, sizeof(http));
+	want_closed(&v, 0, ssh, sizeof(ssh));
 	victim_close(&v);
 }
 

@@ -148,6 +148,7 @@ static bool answer(struct impostor *me, int fd, const struct wh_request *r)
 {
 	static const uint32_t zero[] = { 0 }, twice[] = { 0, 0 }, outside[] = { 1000 };
 	uint64_t bytes = r->op == WH_READ ? r->bytes : 0;
+	unsigned char garbage[500];
 
 	switch (me->answer) {
 	case ANSWER_MORE_BYTES:
@@ -192,7 +193,8 @@ static bool answer(struct impostor *me, int fd, const struct wh_request *r)
 		respond(fd, r->op, r->id, 0, NULL, bytes, bytes ? bytes - 1 : 0);
 		return false;
 	case ANSWER_GARBAGE:
-		raw_send(fd, me, 500);
+		pattern_fill(garbage, sizeof(garbage), 0, r->id);
+		raw_send(fd, garbage, sizeof(garbage));
 		break;
 	case ANSWER_NEVER:
 		break;

@@ -240,6 +240,24 @@ static void full__own_and_others_take_turns(void **state)
 	}
 }
 
+static void count_sessions(void *arg)
+{
+	unsigned *count = arg;
+
+	*count = here->session_count;
+}
+
+static void await_no_session(void)
+{
+	int64_t end = wh_now() + PATIENCE;
+	unsigned count;
+
+	do {
+		assert_true(wh_now() < end);
+		wh_loop_call(&here->loops[0], count_sessions, &count);
+	} while (count);
+}
+
 static void full__the_sender_leaves(void **state)
 {
 	struct wh_batch *batches[8];
@@ -247,15 +265,15 @@ static void full__the_sender_leaves(void **state)
 	(void)state;
 	for (unsigned i = 0; i < 8; i++)
 		batches[i] = submit(peer, i);
-	usleep(20000);
+	finish(batches[0]);
+	finish(batches[1]);
 	for (unsigned i = 2; i < 8; i++) {
 		assert_int_equal(wh_batch_cancel(batches[i]), 0);
 		assert_int_equal(wh_batch_poll(batches[i]), -ECANCELED);
-	}
-	for (unsigned i = 0; i < 8; i++)
 		assert_int_equal(wh_batch_free(batches[i]), 0);
+	}
 	assert_int_equal(wh_peer_close(peer), 0);
-	usleep(20000); /* what waited at its session is dropped with it */
+	await_no_session(); /* what waited there is dropped with it */
 	assert_int_equal(receive("sender", 0), 0);
 	assert_int_equal(receive("sender", 0), 1);
 	assert_int_equal(wh_peer_open(there, wh_engine_url(here), NULL, &peer), 0);
@@ -368,7 +386,8 @@ static void threads__lose_nothing(void **state)
 	(void)state;
 	atomic_store(&sending, 6);
 	for (int i = 0; i < 6; i++)
-		assert_int_equal(pthread_create(&threads[i], NULL, send_many, i % 2 ? peer : self), 0);
+		assert_int_equal(pthread_create(&threads[i], NULL, send_many, i % 2 ? peer : self),
+				 0);
 	while (atomic_load(&sending))
 		got += !wh_engine_notification(here, &note, 5 * WH_MS);
 	for (int i = 0; i < 6; i++)

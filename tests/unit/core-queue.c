@@ -220,6 +220,7 @@ static void misuse(void **state)
 	assert_int_equal(wh_queue_new(NULL, &other), -EINVAL);
 	assert_int_equal(wh_queue_new(engine, NULL), -EINVAL);
 	assert_int_equal(wh_queue_free(NULL), -EINVAL);
+	assert_non_null(strstr(wh_error_text(), "queue is NULL"));
 	assert_int_equal(wh_queue_fd(NULL), -EINVAL);
 	assert_int_equal(wh_queue_take(NULL, &out, 1, 0), -EINVAL);
 	assert_int_equal(wh_queue_take(queue, NULL, 1, 0), -EINVAL);

@@ -157,7 +157,8 @@ static uint8_t flags_of(void *address, size_t length)
 
 static void register__in_an_allocation(void **state)
 {
-	const struct wh_memory_options private = { .size = sizeof(private), .kind = WH_MEMORY_HUGE };
+	const struct wh_memory_options private = { .size = sizeof(private),
+						   .kind = WH_MEMORY_HUGE };
 	char *shared, *huge;
 
 	(void)state;
@@ -179,7 +180,8 @@ static void register__in_an_allocation(void **state)
 
 static void lookup__the_smallest(void **state)
 {
-	struct wh_region *outer = add(0, 1000, NULL, 0), *inner = add(100, 100, NULL, WH_ACCESS_NONE);
+	struct wh_region *outer = add(0, 1000, NULL, 0),
+			 *inner = add(100, 100, NULL, WH_ACCESS_NONE);
 	struct wh_region *found = NULL;
 	uint64_t offset = 0;
 
@@ -204,7 +206,8 @@ static void lookup__the_smallest(void **state)
 
 static void key__room(void **state)
 {
-	struct wh_region *region = add(0, 1000, "named", 0), *hidden = add(0, 1, NULL, WH_ACCESS_NONE);
+	struct wh_region *region = add(0, 1000, "named", 0),
+			 *hidden = add(0, 1, NULL, WH_ACCESS_NONE);
 	struct wh_region_record record;
 	unsigned char key[WH_KEY_MAX];
 	size_t length = sizeof(key), less;
@@ -275,7 +278,8 @@ static void unregister__waits_for_a_copy(void **state)
 	/* The name is free meanwhile. */
 	drop(add(200, 100, "copied", 0));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, place), 0);
-	assert_int_equal(wh_region_unregister(region), 0);
+	while (wh_region_unregister(region) == -EBUSY)
+		assert_true(wh_now() - start < PATIENCE);
 	pthread_join(thread, NULL);
 	assert_int_equal(owner->regions.count, 0);
 }
@@ -308,7 +312,9 @@ static void *hold_often(void *arg)
 	struct wh_region *region = arg;
 	uint64_t id;
 
-	while (!atomic_load(&stop)) {
+	for (unsigned turn = 0; !atomic_load(&stop); turn++) {
+		if (turn % 64 == 0)
+			usleep(50); /* or it is never idle where threads run one at a time */
 		id = atomic_load(&region->place.id);
 		atomic_fetch_add(&region->batches, 1);
 		if (id && atomic_load(&region->place.id) == id && region->place.length != 100)
@@ -394,7 +400,8 @@ static void find__by_name(void **state)
 
 static void find__hidden(void **state)
 {
-	struct wh_region *hidden = add(0, 100, "hidden", WH_ACCESS_NONE), *seen = add(0, 200, "seen", 0);
+	struct wh_region *hidden = add(0, 100, "hidden", WH_ACCESS_NONE),
+			 *seen = add(0, 200, "seen", 0);
 	struct wh_peer *const both[] = { peer, self };
 	struct wh_remote remote;
 	uint64_t cursor, offset;
@@ -403,11 +410,13 @@ static void find__hidden(void **state)
 	for (int i = 0; i < 2; i++) {
 		assert_int_equal(wh_peer_find(both[i], "seen", PATIENCE, &remote), 0);
 		assert_int_equal(wh_peer_find(both[i], "hidden", 0, &remote), -ENOENT);
-		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 10, 10, &remote, &offset), 0);
+		assert_int_equal(
+			wh_peer_lookup(both[i], (uintptr_t)memory + 10, 10, &remote, &offset), 0);
 		assert_int_equal(remote.id, wh_region_id(seen));
 		assert_int_equal(offset, 10);
-		assert_int_equal(wh_peer_lookup(both[i], (uintptr_t)memory + 10, 191, &remote, &offset),
-				 -ENOENT);
+		assert_int_equal(
+			wh_peer_lookup(both[i], (uintptr_t)memory + 10, 191, &remote, &offset),
+			-ENOENT);
 		assert_int_equal(wh_peer_lookup(both[i], UINT64_MAX, 2, &remote, &offset), -ENOENT);
 		assert_int_equal(wh_peer_lookup(both[i], 1, 0, &remote, &offset), -EINVAL);
 		cursor = 0;
@@ -446,7 +455,8 @@ static void find__waits(void **state)
 		struct later later = { .name = names[i] };
 
 		assert_int_equal(pthread_create(&thread, NULL, add_later, &later), 0);
-		assert_int_equal(wh_peer_find(both[i], names[i], i ? WH_FOREVER : PATIENCE, &remote), 0);
+		assert_int_equal(
+			wh_peer_find(both[i], names[i], i ? WH_FOREVER : PATIENCE, &remote), 0);
 		pthread_join(thread, NULL);
 		assert_int_equal(remote.id, wh_region_id(later.region));
 		drop(later.region);
@@ -486,7 +496,8 @@ static void find__the_peer_is_lost(void **state)
 		assert_true(wh_now() < end);
 	} while (error == -ENOENT);
 	assert_int_equal(error, -ECONNRESET);
-	assert_int_equal(wh_peer_find(peer, "x", WH_FOREVER, &remote), -ECONNRESET);
+	/* It may come back in that time; it does not. */
+	assert_int_equal(wh_peer_find(peer, "x", 20 * WH_MS, &remote), -ECONNRESET);
 	assert_int_equal(wh_peer_close(peer), 0);
 	assert_int_equal(wh_engine_close(other), 0);
 	assert_int_equal(setup(NULL), 0); /* for the teardown */
@@ -513,7 +524,8 @@ static void import__a_key(void **state)
 		assert_int_equal(wh_peer_import(both[i], key, length, 0, NULL), -EINVAL);
 		memcpy(broken, key, length);
 		broken[0]++; /* the version */
-		assert_int_equal(wh_peer_import(both[i], broken, length, 0, &remote), -EPROTONOSUPPORT);
+		assert_int_equal(wh_peer_import(both[i], broken, length, 0, &remote),
+				 -EPROTONOSUPPORT);
 		memcpy(broken, key, length);
 		broken[4] ^= 1; /* the epoch */
 		assert_int_equal(wh_peer_import(both[i], broken, length, 0, &remote), -ESTALE);
@@ -650,6 +662,7 @@ static void add__makes_way_in_a_new_list(void **state)
 
 static void remove__while_it_is_copied(void **state)
 {
+	int64_t end = wh_now() + PATIENCE;
 	struct wh_place *place;
 	pthread_t thread;
 
@@ -660,7 +673,8 @@ static void remove__while_it_is_copied(void **state)
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), -EBUSY);
 	assert_null(wh_place_enter(&fake.regions, ID(5, 0)));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, place), 0);
-	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
+	while (wh_remote_remove(&fake, ID(5, 0)) == -EBUSY)
+		assert_true(wh_now() < end);
 	pthread_join(thread, NULL);
 	assert_int_equal(wh_places_count(&fake.regions), 0);
 }

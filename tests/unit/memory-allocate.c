@@ -182,7 +182,8 @@ static void shared__is_sealed_and_private_to_the_user(void **state)
 	assert_int_equal(memory->length, 12288);
 	assert_int_equal(memory->asked, 10000);
 	assert_true(fcntl(memory->fd, F_GETFD) & FD_CLOEXEC);
-	assert_int_equal(fcntl(memory->fd, F_GET_SEALS) & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE),
+	assert_int_equal(fcntl(memory->fd, F_GET_SEALS) &
+				 (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE),
 			 F_SEAL_SHRINK | F_SEAL_GROW);
 	assert_int_equal(fstat(memory->fd, &file), 0);
 	assert_int_equal(file.st_size, 12288);
@@ -217,7 +218,8 @@ static void shared__a_read_only_descriptor_maps_read_only(void **state)
 static void private__kinds_have_no_descriptor(void **state)
 {
 	int before = open_descriptors();
-	void *pageable = must_alloc(4096, WH_MEMORY_PAGEABLE), *huge = must_alloc(4096, WH_MEMORY_HUGE);
+	void *pageable = must_alloc(4096, WH_MEMORY_PAGEABLE),
+	     *huge = must_alloc(4096, WH_MEMORY_HUGE);
 
 	(void)state;
 	assert_int_equal(open_descriptors(), before);

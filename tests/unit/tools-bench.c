@@ -8,7 +8,7 @@
 /* Last: cmocka has a macro with the name of one of the command's functions. */
 #include "unit.h"
 
-/* ---- statistics --------------------------------------------------------------------------------- */
+/* ---- statistics --------------------------------------------------------------------------- */
 
 static void percentile__nearest_rank(void **state)
 {
@@ -105,7 +105,7 @@ static void pairs__no_more_than_there_is_room_for(void **state)
 	assert_true(bench_pairs_test(&pairs) == (BENCH_ROUNDS - 1) / 2);
 }
 
-/* ---- layout --------------------------------------------------------------------------------------- */
+/* ---- layout ------------------------------------------------------------------------------- */
 
 /* Do all blocks of a walk lie inside, apart from each other, each slot once? */
 static void assert_walk(const struct bench_layout *layout)
@@ -157,8 +157,10 @@ static void layout__odd_sizes_and_blocks(void **state)
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++)
 		for (uint64_t blocks = 1; blocks < 2000; blocks = 3 * blocks + 1)
 			for (int guarded = 0; guarded < 2; guarded++) {
-				assert_int_equal(bench_layout_plan(&layout, sizes[i], blocks, 1 << 18,
-								   guarded), 0);
+				int error = bench_layout_plan(&layout, sizes[i], blocks, 1 << 18,
+							      guarded);
+
+				assert_int_equal(error, 0);
 				assert_walk(&layout);
 			}
 }
@@ -204,7 +206,7 @@ static void layout__scattered_in_two_ways(void **state)
 	bench_walk_free(&walk);
 }
 
-/* ---- the check -------------------------------------------------------------------------------------- */
+/* ---- the check ---------------------------------------------------------------------------- */
 
 struct memory {
 	struct bench_layout layout;
@@ -256,7 +258,8 @@ static void check__sees_every_single_byte(void **state)
 	for (uint64_t i = 0; i < memory.layout.target_length; i++) {
 		memory.target[i] ^= 0x40;
 		text[0] = '\0';
-		assert_false(bench_layout_check(&memory.layout, memory.target, 2, text, sizeof(text)));
+		assert_false(bench_layout_check(&memory.layout, memory.target, 2, text,
+						sizeof(text)));
 		assert_true(text[0] != '\0');
 		memory.target[i] ^= 0x40;
 	}

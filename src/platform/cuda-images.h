@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernels as the driver takes them. The table is made by kernels/embed when the library is built. */
+#ifndef WH_PLATFORM_CUDA_IMAGES_H
+#define WH_PLATFORM_CUDA_IMAGES_H
+
+#include <stddef.h>
+
+struct wh_cuda_image {
+	const char *name; /* "sm_90"; the last one: "ptx" */
+	int capability;   /* 90; the PTX: the least it runs on */
+	const void *bytes; /* the PTX ends with a 0 */
+	size_t length;
+};
+
+/* sm_80, sm_90, sm_100, ptx */
+#define WH_CUDA_IMAGES 4
+
+extern const struct wh_cuda_image wh_cuda_images[WH_CUDA_IMAGES];
+
+#endif

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the driver says of an address. */
+#include <string.h>
+
+#include "fake.h"
+
+enum {
+	CONTEXT = 1,
+	MEMORY_TYPE,
+	DEVICE_POINTER,
+	HOST_POINTER,
+	P2P_TOKENS,
+	SYNC_MEMOPS,
+	BUFFER_ID,
+	IS_MANAGED,
+	DEVICE_ORDINAL,
+	IS_LEGACY_CUDA_IPC_CAPABLE,
+	RANGE_START_ADDR,
+	RANGE_SIZE,
+	MAPPED,
+	ALLOWED_HANDLE_TYPES,
+	IS_GPU_DIRECT_RDMA_CAPABLE,
+	ACCESS_FLAGS,
+	MEMPOOL_HANDLE,
+	MAPPING_SIZE,
+	MAPPING_BASE_ADDR,
+	MEMORY_BLOCK_ID,
+	ATTRIBUTES,
+};
+
+enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
+
+/* How many bytes each attribute is written as. */
+static const unsigned char widths[ATTRIBUTES] = {
+	[CONTEXT] = 8, [MEMORY_TYPE] = 4, [DEVICE_POINTER] = 8, [HOST_POINTER] = 8, [P2P_TOKENS] = 16,
+	[SYNC_MEMOPS] = 4, [BUFFER_ID] = 8, [IS_MANAGED] = 4, [DEVICE_ORDINAL] = 4,
+	[IS_LEGACY_CUDA_IPC_CAPABLE] = 4, [RANGE_START_ADDR] = 8, [RANGE_SIZE] = 8, [MAPPED] = 4,
+	[ALLOWED_HANDLE_TYPES] = 8, [IS_GPU_DIRECT_RDMA_CAPABLE] = 4, [ACCESS_FLAGS] = 4,
+	[MEMPOOL_HANDLE] = 8, [MAPPING_SIZE] = 8, [MAPPING_BASE_ADDR] = 8, [MEMORY_BLOCK_ID] = 8,
+};
+
+static bool is_host(const struct fake_range *range)
+{
+	return range->kind == FAKE_HOST || range->kind == FAKE_REGISTERED;
+}
+
+/* Reserved, not mapped. */
+static int of_reservation(const struct fake_reservation *reservation, int attribute, uint64_t *value)
+{
+	switch (attribute) {
+	case RANGE_START_ADDR:
+		*value = reservation->base;
+		return FAKE_OK;
+	case RANGE_SIZE:
+		*value = reservation->size;
+		return FAKE_OK;
+	case MAPPED:
+		*value = 0;
+		return FAKE_OK;
+	default:
+		return FAKE_INVALID_VALUE;
+	}
+}
+
+static uint64_t access_flags(const struct fake_range *range)
+{
+	struct fake_context *context;
+
+	if (range->kind != FAKE_MAPPED)
+		return 3;
+	return fake_current(&context) ? 0 : range->access[context->device->ordinal];
+}
+
+/* VMM addresses are part of a larger range as a rule: the one that was reserved. */
+static uint64_t range_extent(const struct fake_range *range, bool size)
+{
+	const struct fake_reservation *reservation =
+		range->kind == FAKE_MAPPED ? fake_reservation_find(range->base) : NULL;
+
+	if (!reservation)
+		return size ? range->size : range->base;
+	return size ? reservation->size : reservation->base;
+}
+
+static int of_range(const struct fake_range *range, int attribute, uint64_t address, uint64_t *value)
+{
+	*value = 0;
+	switch (attribute) {
+	case CONTEXT: /* VMM and pool memory have none */
+		*value = (uintptr_t)range->context;
+		return FAKE_OK;
+	case MEMORY_TYPE:
+		*value = is_host(range) ? TYPE_HOST : TYPE_DEVICE;
+		return FAKE_OK;
+	case DEVICE_POINTER:
+		*value = address;
+		return FAKE_OK;
+	case HOST_POINTER:
+		*value = range->memory ? 0 : address;
+		return range->memory ? FAKE_INVALID_VALUE : FAKE_OK;
+	case SYNC_MEMOPS:
+		*value = range->sync;
+		return FAKE_OK;
+	case BUFFER_ID:
+		*value = range->buffer_id;
+		return FAKE_OK;
+	case IS_MANAGED:
+		*value = range->kind == FAKE_MANAGED;
+		return FAKE_OK;
+	case DEVICE_ORDINAL:
+		*value = (uint64_t)range->device->ordinal;
+		return FAKE_OK;
+	case IS_LEGACY_CUDA_IPC_CAPABLE:
+		*value = range->kind == FAKE_DEVICE;
+		return FAKE_OK;
+	case RANGE_START_ADDR:
+	case RANGE_SIZE:
+		*value = range_extent(range, attribute == RANGE_SIZE);
+		return FAKE_OK;
+	case MAPPED:
+		*value = 1;
+		return FAKE_OK;
+	case ALLOWED_HANDLE_TYPES:
+		*value = range->kind == FAKE_MAPPED ? range->memory->handle_types : 0;
+		return FAKE_OK;
+	case IS_GPU_DIRECT_RDMA_CAPABLE:
+		*value = range->memory != NULL;
+		return FAKE_OK;
+	case ACCESS_FLAGS:
+		*value = access_flags(range);
+		return FAKE_OK;
+	case MEMPOOL_HANDLE: /* one pool a device; the handle is good for nothing else */
+		*value = range->kind == FAKE_POOL ? (uintptr_t)range->device : 0;
+		return FAKE_OK;
+	case MAPPING_SIZE:
+		*value = range->size;
+		return FAKE_OK;
+	case MAPPING_BASE_ADDR:
+		*value = range->base;
+		return FAKE_OK;
+	case MEMORY_BLOCK_ID:
+		*value = range->memory ? range->memory->id : range->buffer_id;
+		return FAKE_OK;
+	default:
+		return FAKE_INVALID_VALUE;
+	}
+}
+
+/* Under fake_map_lock. */
+static int get(void *data, int attribute, uint64_t address)
+{
+	struct fake_range *range = fake_range_find(address);
+	struct fake_reservation *reservation = fake_reservation_find(address);
+	uint64_t value = 0;
+	int error;
+
+	if (range && range->device->lost)
+		return range->device->lost;
+	if (range)
+		error = of_range(range, attribute, address, &value);
+	else if (reservation && reservation->user)
+		error = of_reservation(reservation, attribute, &value);
+	else
+		error = FAKE_INVALID_VALUE; /* pageable memory of the host, or nothing */
+	if (!error)
+		memcpy(data, &value, widths[attribute]);
+	return error;
+}
+
+FAKE_API int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
+{
+	int error;
+
+	FAKE_ENTER();
+	if (!data || attribute <= 0 || attribute >= ATTRIBUTES || attribute == P2P_TOKENS)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	error = get(data, attribute, address);
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* What an address does not have is 0, and no error. */
+FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address)
+{
+	int error = FAKE_OK;
+
+	FAKE_ENTER();
+	if (!count || !attributes || !data)
+		return FAKE_INVALID_VALUE;
+	for (unsigned i = 0; i < count; i++)
+		if (attributes[i] <= 0 || attributes[i] >= ATTRIBUTES || attributes[i] == P2P_TOKENS ||
+		    !data[i])
+			return FAKE_INVALID_VALUE;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	for (unsigned i = 0; i < count && !error; i++) {
+		error = get(data[i], attributes[i], address);
+		if (error != FAKE_INVALID_VALUE)
+			continue;
+		memset(data[i], 0, widths[attributes[i]]);
+		if (attributes[i] == DEVICE_ORDINAL)
+			memcpy(data[i], &(int){ -2 }, sizeof(int)); /* CU_DEVICE_INVALID */
+		error = FAKE_OK;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+FAKE_API int cuPointerSetAttribute(const void *value, int attribute, uint64_t address)
+{
+	struct fake_range *range;
+	unsigned sync;
+	int error = FAKE_INVALID_VALUE;
+
+	FAKE_ENTER();
+	if (!value || attribute != SYNC_MEMOPS)
+		return FAKE_INVALID_VALUE;
+	memcpy(&sync, value, sizeof(sync));
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (range && range->memory) {
+		error = range->device->lost;
+		if (!error)
+			range->sync = sync != 0;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+FAKE_API int cuMemGetAddressRange_v2(uint64_t *base, size_t *size, uint64_t address)
+{
+	struct fake_context *context;
+	struct fake_range *range;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (!range)
+		error = FAKE_NOT_FOUND;
+	else if (range->device->lost)
+		error = range->device->lost;
+	if (!error && base)
+		*base = range->base;
+	if (!error && size)
+		*size = range->size;
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}

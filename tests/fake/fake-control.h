@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What tests ask of the fake CUDA driver (libcuda.so.1 over host memory) besides CUDA's own calls.
+ * All of it is exported by the library; look it up with dlsym().
+ *
+ * The environment, read once at the first call:
+ *   FAKE_CUDA_DEVICES=2          how many devices there are, 0 to 8
+ *   CUDA_VISIBLE_DEVICES         as for the real driver: indexes or UUIDs, ends at the first bad one
+ *   FAKE_CUDA_MEMORY=BYTES       memory of each device; more is out of memory (each process has it all)
+ *   FAKE_CUDA_DELAY_US=N         every operation in a stream starts that much later
+ *   FAKE_CUDA_REUSE=1            a freed address is what the next allocation of its size gets
+ *   FAKE_CUDA_PEER=0             no device reaches another one's memory
+ *   FAKE_CUDA_DRIVER=13000       what cuDriverGetVersion() says
+ *   FAKE_CUDA_ATTRIBUTES=N=V,... device attributes that differ, by number, of all devices
+ *   FAKE_CUDA_FAIL=NAME:NTH:ERROR,...  as fake_cuda_fail()
+ *   FAKE_CUDA_LOSE=DEVICE:ERROR:AFTER  as fake_cuda_lose()
+ *
+ * It is stricter than a real driver where that one is lenient by luck:
+ * - Device memory is PROT_NONE for everyone else: a load or a store by the CPU is a SIGSEGV.
+ * - Copies between device memory, fills of it, and copies of up to 64 KiB from pageable memory return
+ *   before they are done, unless SYNC_MEMOPS is set on the memory.
+ * - Destroying a context drops what its streams have not begun.
+ * - A kernel that touches what its context does not reach makes the context answer 700 from then on.
+ * - After fork() every call answers 3.
+ *
+ * The dma-buf stand-in is a memfd of the whole allocation; the range that was asked for starts at the
+ * descriptor's file position.
+ */
+#ifndef TESTS_FAKE_FAKE_CONTROL_H
+#define TESTS_FAKE_FAKE_CONTROL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The nth call from now on of the function (its exported name, with suffix; 1: the next one; 0: every
+ * one) returns `error` and does nothing. Error 0 forgets what was asked for that function. 0, or 2: too
+ * many. */
+int fake_cuda_fail(const char *function, unsigned nth, int error);
+
+/* The device (its ordinal) is lost once it has begun `after` more operations in streams: work is
+ * dropped, each call that has to do with it returns `error`. */
+void fake_cuda_lose(int device, int error, unsigned after);
+
+/* No faults any more: devices and contexts are as good as new, the delay as in the environment. */
+void fake_cuda_heal(void);
+
+void fake_cuda_delay(unsigned microseconds);
+
+/* The device's memory in bytes from now on. */
+void fake_cuda_memory(int device, size_t bytes);
+
+/* How often the exported function was called since the process began, failures included. */
+uint64_t fake_cuda_calls(const char *function);
+
+/* Where the driver itself reads and writes the memory at a device's address; NULL: nowhere. */
+void *fake_cuda_alias(uint64_t address);
+
+#endif

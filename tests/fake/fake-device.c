@@ -1,0 +1,664 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Starting, devices and contexts. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "fake.h"
+
+#define DEPTH 16
+
+pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
+struct wh_list fake_contexts = { &fake_contexts, &fake_contexts };
+
+static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER; /* outermost */
+static struct fake_device devices[FAKE_DEVICES];
+static unsigned device_count;
+static _Atomic bool initialised;
+static _Thread_local struct fake_context *stack[DEPTH];
+static _Thread_local unsigned depth;
+
+/* ---- starting ----------------------------------------------------------------------------------- */
+
+static struct fake_uuid make_uuid(int physical)
+{
+	struct fake_uuid uuid;
+
+	for (unsigned i = 0; i < sizeof(uuid.bytes); i++)
+		uuid.bytes[i] = (unsigned char)(0xfa + 17 * i + 101 * (unsigned)physical);
+	return uuid;
+}
+
+/* As nvidia-smi -L prints it. */
+static void print_uuid(const struct fake_uuid *uuid, char out[64])
+{
+	const unsigned char *b = uuid->bytes;
+
+	snprintf(out, 64, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+		 b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12],
+		 b[13], b[14], b[15]);
+}
+
+/* The physical device that one entry of CUDA_VISIBLE_DEVICES names; -1: none. A UUID may be cut short. */
+static int visible_entry(const char *entry, size_t length)
+{
+	int total = (int)fake_settings()->devices, found = -1;
+	char *end, uuid[64];
+	long index;
+
+	if (length > 4 && strncmp(entry, "GPU-", 4) == 0) {
+		for (int i = 0; i < total; i++) {
+			struct fake_uuid bytes = make_uuid(i);
+
+			print_uuid(&bytes, uuid);
+			if (length <= strlen(uuid) && strncasecmp(entry, uuid, length) == 0)
+				found = found == -1 ? i : -2;
+		}
+		return found < 0 ? -1 : found;
+	}
+	index = strtol(entry, &end, 10);
+	return end == entry || end != entry + length || index < 0 || index >= total ? -1 : (int)index;
+}
+
+static void add_device(int physical)
+{
+	struct fake_device *d = &devices[device_count];
+
+	d->ordinal = (int)device_count++;
+	d->physical = physical;
+	d->uuid = make_uuid(physical);
+	d->memory = fake_settings()->memory;
+	d->lose_after = -1;
+}
+
+static void find_devices(void)
+{
+	const char *at = fake_settings()->visible;
+	bool seen[FAKE_DEVICES] = { false };
+
+	for (unsigned i = 0; !at && i < fake_settings()->devices; i++)
+		add_device((int)i);
+	while (at && *at) {
+		size_t length = strcspn(at, ",");
+		int physical = visible_entry(at, length);
+
+		if (physical < 0)
+			return;
+		if (seen[physical]) { /* the real one shows no device at all then */
+			device_count = 0;
+			return;
+		}
+		seen[physical] = true;
+		add_device(physical);
+		at += length + (at[length] == ',');
+	}
+}
+
+FAKE_API int cuInit(unsigned flags)
+{
+	FAKE_ENTER_WITH(fake_enter_uninitialised);
+	if (flags)
+		return FAKE_INVALID_VALUE;
+	pthread_mutex_lock(&fake_lock);
+	if (!initialised) {
+		device_count = 0;
+		find_devices();
+		if (device_count) {
+			initialised = true;
+			fake_lose_from_environment();
+		}
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return initialised ? FAKE_OK : FAKE_NO_DEVICE;
+}
+
+bool fake_initialised(void)
+{
+	return initialised;
+}
+
+FAKE_API int cuDriverGetVersion(int *version)
+{
+	FAKE_ENTER_WITH(fake_enter_uninitialised);
+	if (!version)
+		return FAKE_INVALID_VALUE;
+	*version = fake_settings()->driver;
+	return FAKE_OK;
+}
+
+/* ---- devices ------------------------------------------------------------------------------------ */
+
+struct fake_device *fake_device(int ordinal)
+{
+	return initialised && ordinal >= 0 && (unsigned)ordinal < device_count ? &devices[ordinal] : NULL;
+}
+
+struct fake_device *fake_device_physical(int physical)
+{
+	for (unsigned i = 0; i < device_count; i++)
+		if (devices[i].physical == physical)
+			return &devices[i];
+	return NULL;
+}
+
+unsigned fake_device_count(void)
+{
+	return initialised ? device_count : 0;
+}
+
+FAKE_API int cuDeviceGetCount(int *count)
+{
+	FAKE_ENTER();
+	if (!count)
+		return FAKE_INVALID_VALUE;
+	*count = (int)device_count;
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGet(int *device, int ordinal)
+{
+	FAKE_ENTER();
+	if (!device)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(ordinal))
+		return FAKE_INVALID_DEVICE;
+	*device = ordinal;
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGetName(char *name, int length, int device)
+{
+	FAKE_ENTER();
+	if (!name || length <= 0)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device))
+		return FAKE_INVALID_DEVICE;
+	snprintf(name, (size_t)length, "Fake GPU %d", devices[device].physical);
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGetUuid_v2(struct fake_uuid *uuid, int device)
+{
+	FAKE_ENTER();
+	if (!uuid)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device))
+		return FAKE_INVALID_DEVICE;
+	*uuid = devices[device].uuid;
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGetUuid(struct fake_uuid *uuid, int device)
+{
+	FAKE_ENTER();
+	return cuDeviceGetUuid_v2(uuid, device);
+}
+
+static int bus(const struct fake_device *device)
+{
+	return 0x1b + 0x10 * device->physical;
+}
+
+FAKE_API int cuDeviceGetPCIBusId(char *id, int length, int device)
+{
+	char text[16];
+
+	FAKE_ENTER();
+	if (!id || length <= 0)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device))
+		return FAKE_INVALID_DEVICE;
+	snprintf(text, sizeof(text), "%04X:%02X:%02X.0", 0, bus(&devices[device]), 0);
+	if ((size_t)length <= strlen(text))
+		return FAKE_INVALID_VALUE;
+	strcpy(id, text);
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGetByPCIBusId(int *device, const char *id)
+{
+	unsigned domain = 0, number, slot, function = 0;
+
+	FAKE_ENTER();
+	if (!device || !id)
+		return FAKE_INVALID_VALUE;
+	/* NOLINTNEXTLINE(cert-err34-c) */
+	if (sscanf(id, "%x:%x:%x.%x", &domain, &number, &slot, &function) < 3)
+		return FAKE_INVALID_VALUE;
+	for (unsigned i = 0; i < device_count; i++) {
+		if (domain || slot || function || (int)number != bus(&devices[i]))
+			continue;
+		*device = (int)i;
+		return FAKE_OK;
+	}
+	return FAKE_INVALID_DEVICE;
+}
+
+FAKE_API int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+	FAKE_ENTER();
+	if (!bytes)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device))
+		return FAKE_INVALID_DEVICE;
+	*bytes = devices[device].memory;
+	return FAKE_OK;
+}
+
+/* As an H200 on the machine that the project measures on says. What is not listed is 0. */
+static const struct {
+	int attribute, value;
+} attributes[] = {
+	{ 1, 1024 },   /* MAX_THREADS_PER_BLOCK */
+	{ 2, 1024 },   /* MAX_BLOCK_DIM_X, Y, Z */
+	{ 3, 1024 },
+	{ 4, 64 },
+	{ 5, INT32_MAX }, /* MAX_GRID_DIM_X, Y, Z */
+	{ 6, 65535 },
+	{ 7, 65535 },
+	{ 8, 49152 },  /* MAX_SHARED_MEMORY_PER_BLOCK */
+	{ 10, 32 },    /* WARP_SIZE */
+	{ 15, 1 },     /* GPU_OVERLAP */
+	{ 16, 132 },   /* MULTIPROCESSOR_COUNT */
+	{ 19, 1 },     /* CAN_MAP_HOST_MEMORY */
+	{ 31, 1 },     /* CONCURRENT_KERNELS */
+	{ 32, 1 },     /* ECC_ENABLED */
+	{ 39, 2048 },  /* MAX_THREADS_PER_MULTIPROCESSOR */
+	{ 40, 3 },     /* ASYNC_ENGINE_COUNT */
+	{ 41, 1 },     /* UNIFIED_ADDRESSING */
+	{ 75, 9 },     /* COMPUTE_CAPABILITY_MAJOR */
+	{ 78, 1 },     /* STREAM_PRIORITIES_SUPPORTED */
+	{ 83, 1 },     /* MANAGED_MEMORY */
+	{ 89, 1 },     /* CONCURRENT_MANAGED_ACCESS */
+	{ 90, 1 },     /* COMPUTE_PREEMPTION_SUPPORTED */
+	{ 91, 1 },     /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+	{ 92, 1 },     /* CAN_USE_STREAM_MEM_OPS_V1 and its like */
+	{ 93, 1 },
+	{ 94, 1 },
+	{ 95, 1 },     /* COOPERATIVE_LAUNCH */
+	{ 97, 232448 }, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
+	{ 98, 1 },     /* CAN_FLUSH_REMOTE_WRITES */
+	{ 99, 1 },     /* HOST_REGISTER_SUPPORTED */
+	{ 102, 1 },    /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+	{ 103, 1 },    /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
+	{ 106, 32 },   /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+	{ 110, 1 },    /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
+	{ 115, 1 },    /* MEMORY_POOLS_SUPPORTED */
+	{ 116, 1 },    /* GPU_DIRECT_RDMA_SUPPORTED */
+	{ 117, 1 },    /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS */
+	{ 118, 100 },  /* GPU_DIRECT_RDMA_WRITES_ORDERING */
+	{ 119, 9 },    /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
+	{ 122, 1 },    /* CAN_USE_64_BIT_STREAM_MEM_OPS */
+	{ 123, 1 },    /* CAN_USE_STREAM_WAIT_VALUE_NOR */
+	{ 124, 1 },    /* DMA_BUF_SUPPORTED */
+	{ 125, 1 },    /* IPC_EVENT_SUPPORTED */
+	{ 128, 1 },    /* HANDLE_TYPE_FABRIC_SUPPORTED; cuMemCreate() refuses them all the same */
+	{ 131, -1 },   /* NUMA_ID */
+	{ 134, 0 },    /* HOST_NUMA_ID */
+};
+
+/* FAKE_CUDA_ATTRIBUTES has it. */
+static bool overridden(int attribute, int *value)
+{
+	const char *at = fake_settings()->attributes;
+
+	while (at && *at) {
+		char *end;
+		long number = strtol(at, &end, 0), is = *end == '=' ? strtol(end + 1, &end, 0) : 0;
+
+		if (number == attribute) {
+			*value = (int)is;
+			return true;
+		}
+		at = *end == ',' ? end + 1 : NULL;
+	}
+	return false;
+}
+
+FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	FAKE_ENTER();
+	if (!value || attribute <= 0 || attribute > 150)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device))
+		return FAKE_INVALID_DEVICE;
+	if (overridden(attribute, value))
+		return FAKE_OK;
+	*value = attribute == 33 ? bus(&devices[device]) : 0;
+	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++)
+		if (attributes[i].attribute == attribute)
+			*value = attributes[i].value;
+	return FAKE_OK;
+}
+
+bool fake_peers(const struct fake_device *a, const struct fake_device *b)
+{
+	return a == b || fake_settings()->peer;
+}
+
+FAKE_API int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+	FAKE_ENTER();
+	if (!can)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(device) || !fake_device(peer))
+		return FAKE_INVALID_DEVICE;
+	*can = device != peer && fake_peers(&devices[device], &devices[peer]);
+	return FAKE_OK;
+}
+
+FAKE_API int cuDeviceGetP2PAttribute(int *value, int attribute, int from, int to)
+{
+	FAKE_ENTER();
+	if (!value || attribute < 1 || attribute > 5)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(from) || !fake_device(to) || from == to)
+		return FAKE_INVALID_DEVICE;
+	/* PERFORMANCE_RANK is best at 0; ONLY_PARTIAL_NATIVE_ATOMIC is 0 too. */
+	*value = attribute >= 2 && attribute <= 4 && fake_settings()->peer;
+	return FAKE_OK;
+}
+
+/* ---- contexts ----------------------------------------------------------------------------------- */
+
+int fake_health(const struct fake_context *context)
+{
+	if (context->device->lost)
+		return context->device->lost;
+	if (!context->alive)
+		return FAKE_CONTEXT_DESTROYED;
+	return context->error;
+}
+
+int fake_current(struct fake_context **out)
+{
+	if (!depth || !stack[depth - 1])
+		return FAKE_INVALID_CONTEXT;
+	*out = stack[depth - 1];
+	return fake_health(*out);
+}
+
+bool fake_context_known(struct fake_context *context)
+{
+	bool known = false;
+
+	pthread_mutex_lock(&fake_lock);
+	for (struct wh_list *l = fake_contexts.next; l != &fake_contexts && !known; l = l->next)
+		known = wh_container(l, struct fake_context, link) == context;
+	pthread_mutex_unlock(&fake_lock);
+	return known;
+}
+
+/* Under fake_lock. */
+static struct fake_context *new_context(struct fake_device *device, unsigned flags)
+{
+	struct fake_context *context = calloc(1, sizeof(*context));
+
+	if (!context)
+		return NULL;
+	context->device = device;
+	context->flags = flags;
+	context->alive = true;
+	wh_list_init(&context->streams);
+	wh_list_append(&fake_contexts, &context->link);
+	return context;
+}
+
+static void end_context(struct fake_context *context)
+{
+	context->alive = false;
+	fake_streams_end(context);
+	fake_ranges_drop(context);
+	context->peers = 0;
+	context->error = 0;
+}
+
+FAKE_API int cuDevicePrimaryCtxRetain(struct fake_context **out, int device)
+{
+	struct fake_device *d = fake_device(device);
+	struct fake_context *primary;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	if (!d)
+		return FAKE_INVALID_DEVICE;
+	if (d->lost)
+		return d->lost;
+	pthread_mutex_lock(&primary_lock);
+	primary = d->primary;
+	if (!primary) {
+		pthread_mutex_lock(&fake_lock);
+		d->primary = primary = new_context(d, d->primary_flags);
+		pthread_mutex_unlock(&fake_lock);
+	}
+	if (primary) {
+		primary->alive = true;
+		d->primary_count++;
+		*out = primary;
+	}
+	pthread_mutex_unlock(&primary_lock);
+	return primary ? FAKE_OK : FAKE_OUT_OF_MEMORY;
+}
+
+FAKE_API int cuDevicePrimaryCtxRelease_v2(int device)
+{
+	struct fake_device *d = fake_device(device);
+	int error = FAKE_OK;
+
+	FAKE_ENTER();
+	if (!d)
+		return FAKE_INVALID_DEVICE;
+	pthread_mutex_lock(&primary_lock);
+	if (!d->primary_count)
+		error = FAKE_INVALID_CONTEXT;
+	else if (--d->primary_count == 0)
+		end_context(d->primary);
+	pthread_mutex_unlock(&primary_lock);
+	return error;
+}
+
+FAKE_API int cuDevicePrimaryCtxGetState(int device, unsigned *flags, int *active)
+{
+	struct fake_device *d = fake_device(device);
+
+	FAKE_ENTER();
+	if (!flags || !active)
+		return FAKE_INVALID_VALUE;
+	if (!d)
+		return FAKE_INVALID_DEVICE;
+	pthread_mutex_lock(&primary_lock);
+	*flags = d->primary_flags;
+	*active = d->primary_count > 0;
+	pthread_mutex_unlock(&primary_lock);
+	return FAKE_OK;
+}
+
+FAKE_API int cuDevicePrimaryCtxSetFlags_v2(int device, unsigned flags)
+{
+	struct fake_device *d = fake_device(device);
+
+	FAKE_ENTER();
+	if (!d)
+		return FAKE_INVALID_DEVICE;
+	pthread_mutex_lock(&primary_lock);
+	d->primary_flags = flags;
+	pthread_mutex_unlock(&primary_lock);
+	return FAKE_OK;
+}
+
+static int push(struct fake_context *context)
+{
+	if (depth == DEPTH)
+		return FAKE_INVALID_VALUE;
+	stack[depth++] = context;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxCreate_v2(struct fake_context **out, unsigned flags, int device)
+{
+	struct fake_device *d = fake_device(device);
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	if (!d)
+		return FAKE_INVALID_DEVICE;
+	if (d->lost)
+		return d->lost;
+	pthread_mutex_lock(&fake_lock);
+	context = new_context(d, flags);
+	pthread_mutex_unlock(&fake_lock);
+	if (!context)
+		return FAKE_OUT_OF_MEMORY;
+	error = push(context);
+	if (error)
+		context->alive = false;
+	else
+		*out = context;
+	return error;
+}
+
+FAKE_API int cuCtxDestroy_v2(struct fake_context *context)
+{
+	FAKE_ENTER();
+	if (!context || !fake_context_known(context) || context == context->device->primary)
+		return FAKE_INVALID_CONTEXT;
+	if (!atomic_exchange(&context->alive, false))
+		return FAKE_CONTEXT_DESTROYED;
+	end_context(context);
+	if (depth && stack[depth - 1] == context)
+		depth--;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxPushCurrent_v2(struct fake_context *context)
+{
+	FAKE_ENTER();
+	if (context && !fake_context_known(context))
+		return FAKE_INVALID_CONTEXT;
+	return push(context);
+}
+
+FAKE_API int cuCtxPopCurrent_v2(struct fake_context **out)
+{
+	FAKE_ENTER();
+	if (!depth)
+		return FAKE_INVALID_CONTEXT;
+	depth--;
+	if (out)
+		*out = stack[depth];
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxSetCurrent(struct fake_context *context)
+{
+	FAKE_ENTER();
+	if (context && !fake_context_known(context))
+		return FAKE_INVALID_CONTEXT;
+	if (!context) {
+		depth -= depth > 0;
+		return FAKE_OK;
+	}
+	if (!depth)
+		return push(context);
+	stack[depth - 1] = context;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxGetCurrent(struct fake_context **out)
+{
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	*out = depth ? stack[depth - 1] : NULL;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxGetDevice(int *device)
+{
+	FAKE_ENTER();
+	if (!device)
+		return FAKE_INVALID_VALUE;
+	if (!depth || !stack[depth - 1])
+		return FAKE_INVALID_CONTEXT;
+	*device = stack[depth - 1]->device->ordinal;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxGetFlags(unsigned *flags)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (!flags)
+		return FAKE_INVALID_VALUE;
+	*flags = context->flags;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+	FAKE_ENTER();
+	if (least)
+		*least = 0;
+	if (greatest)
+		*greatest = -5;
+	return FAKE_OK;
+}
+
+FAKE_API int cuCtxSynchronize(void)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	fake_context_wait(context);
+	return fake_health(context);
+}
+
+FAKE_API int cuCtxEnablePeerAccess(struct fake_context *peer, unsigned flags)
+{
+	struct fake_context *context;
+	unsigned bit;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (flags)
+		return FAKE_INVALID_VALUE;
+	if (!peer || !fake_context_known(peer) || !peer->alive || peer->device == context->device)
+		return FAKE_INVALID_CONTEXT;
+	if (!fake_peers(context->device, peer->device))
+		return FAKE_PEER_UNSUPPORTED;
+	bit = 1U << peer->device->ordinal;
+	return atomic_fetch_or(&context->peers, bit) & bit ? FAKE_PEER_ENABLED : FAKE_OK;
+}
+
+FAKE_API int cuCtxDisablePeerAccess(struct fake_context *peer)
+{
+	struct fake_context *context;
+	unsigned bit;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (!peer || !fake_context_known(peer))
+		return FAKE_INVALID_CONTEXT;
+	bit = 1U << peer->device->ordinal;
+	return atomic_fetch_and(&context->peers, ~bit) & bit ? FAKE_OK : FAKE_PEER_NOT_ENABLED;
+}

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The environment, the entry of every call, and faults on demand. */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+#define FAULTS 32
+
+struct fault {
+	char name[64]; /* "": free */
+	unsigned nth;  /* calls until it strikes; 0: each */
+	int error;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* faults, calls; the innermost */
+static struct fault faults[FAULTS];
+static _Atomic unsigned fault_count;
+static struct fake_call *calls;
+static struct fake_settings settings;
+static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
+static _Atomic unsigned delay;
+static _Atomic pid_t process;
+
+_Thread_local bool fake_in_callback;
+
+/* ---- the environment ------------------------------------------------------------------------ */
+
+static unsigned long long number(const char *name, unsigned long long otherwise)
+{
+	const char *text = getenv(name);
+
+	return text && *text ? strtoull(text, NULL, 0) : otherwise;
+}
+
+/* NAME:NTH:ERROR, with commas between. */
+static void faults_from(const char *text)
+{
+	while (text && *text) {
+		size_t length = strcspn(text, ":");
+		char name[64], *end;
+		unsigned nth;
+		int error;
+
+		if (length >= sizeof(name) || text[length] != ':')
+			return;
+		memcpy(name, text, length);
+		name[length] = 0;
+		nth = (unsigned)strtoul(text + length + 1, &end, 0);
+		if (*end != ':')
+			return;
+		error = (int)strtol(end + 1, &end, 0);
+		fake_cuda_fail(name, nth, error);
+		text = *end == ',' ? end + 1 : NULL;
+	}
+}
+
+static void read_settings(void)
+{
+	settings.devices = (unsigned)number("FAKE_CUDA_DEVICES", 2);
+	if (settings.devices > FAKE_DEVICES)
+		settings.devices = FAKE_DEVICES;
+	settings.memory = number("FAKE_CUDA_MEMORY", 16ULL << 30);
+	settings.delay = (unsigned)number("FAKE_CUDA_DELAY_US", 0);
+	settings.driver = (int)number("FAKE_CUDA_DRIVER", 13000);
+	settings.reuse = number("FAKE_CUDA_REUSE", 0) != 0;
+	settings.peer = number("FAKE_CUDA_PEER", 1) != 0;
+	settings.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
+	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
+	delay = settings.delay;
+	process = getpid();
+	faults_from(getenv("FAKE_CUDA_FAIL"));
+}
+
+const struct fake_settings *fake_settings(void)
+{
+	pthread_once(&settings_once, read_settings);
+	return &settings;
+}
+
+unsigned fake_delay(void)
+{
+	return delay;
+}
+
+/* DEVICE:ERROR:AFTER */
+void fake_lose_from_environment(void)
+{
+	const char *text = getenv("FAKE_CUDA_LOSE");
+	char *end;
+	int device, error = FAKE_UNKNOWN;
+	unsigned after = 0;
+
+	if (!text || !*text)
+		return;
+	device = (int)strtol(text, &end, 0);
+	if (*end == ':')
+		error = (int)strtol(end + 1, &end, 0);
+	if (*end == ':')
+		after = (unsigned)strtoul(end + 1, &end, 0);
+	fake_cuda_lose(device, error, after);
+}
+
+/* ---- entering a call -------------------------------------------------------------------------- */
+
+static int strike(const char *name)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&lock);
+	for (struct fault *f = faults; f < faults + FAULTS && !error; f++) {
+		if (strcmp(f->name, name) != 0)
+			continue;
+		if (f->nth > 1) {
+			f->nth--;
+			continue;
+		}
+		error = f->error;
+		if (f->nth == 1) {
+			f->name[0] = 0;
+			fault_count--;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return error;
+}
+
+static void count(struct fake_call *call, const char *name)
+{
+	if (atomic_fetch_add(&call->count, 1) > 0)
+		return;
+	pthread_mutex_lock(&lock);
+	call->name = name;
+	call->next = calls;
+	calls = call;
+	pthread_mutex_unlock(&lock);
+}
+
+int fake_enter_uninitialised(struct fake_call *call, const char *name)
+{
+	fake_settings();
+	if (getpid() != process) /* after a fork; no lock can be trusted */
+		return FAKE_NOT_INITIALIZED;
+	count(call, name);
+	return fault_count ? strike(name) : FAKE_OK;
+}
+
+int fake_enter(struct fake_call *call, const char *name)
+{
+	int error = fake_enter_uninitialised(call, name);
+
+	if (error)
+		return error;
+	if (!fake_initialised())
+		return FAKE_NOT_INITIALIZED;
+	return fake_in_callback ? FAKE_NOT_PERMITTED : FAKE_OK;
+}
+
+/* ---- what tests ask for ------------------------------------------------------------------------- */
+
+FAKE_API int fake_cuda_fail(const char *function, unsigned nth, int error)
+{
+	int result = FAKE_OUT_OF_MEMORY;
+
+	if (!function || strlen(function) >= sizeof(faults[0].name))
+		return FAKE_INVALID_VALUE;
+	pthread_mutex_lock(&lock);
+	for (struct fault *f = faults; f < faults + FAULTS; f++) {
+		if (!error && strcmp(f->name, function) == 0) {
+			f->name[0] = 0;
+			fault_count--;
+		} else if (error && !f->name[0]) {
+			strcpy(f->name, function);
+			f->nth = nth;
+			f->error = error;
+			fault_count++;
+			result = FAKE_OK;
+			break;
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return error ? result : FAKE_OK;
+}
+
+FAKE_API void fake_cuda_lose(int device, int error, unsigned after)
+{
+	struct fake_device *d = fake_device(device);
+
+	if (!d)
+		return;
+	d->lose_error = error;
+	if (after)
+		d->lose_after = after;
+	else
+		d->lost = error;
+}
+
+FAKE_API void fake_cuda_heal(void)
+{
+	pthread_mutex_lock(&lock);
+	memset(faults, 0, sizeof(faults));
+	fault_count = 0;
+	pthread_mutex_unlock(&lock);
+	delay = fake_settings()->delay;
+	for (unsigned i = 0; i < fake_device_count(); i++) {
+		struct fake_device *d = fake_device((int)i);
+
+		d->lose_after = -1;
+		d->lost = 0;
+		d->memory = fake_settings()->memory;
+	}
+	pthread_mutex_lock(&fake_lock);
+	for (struct wh_list *l = fake_contexts.next; l != &fake_contexts; l = l->next)
+		wh_container(l, struct fake_context, link)->error = 0;
+	pthread_mutex_unlock(&fake_lock);
+}
+
+FAKE_API void fake_cuda_delay(unsigned microseconds)
+{
+	fake_settings();
+	delay = microseconds;
+}
+
+FAKE_API void fake_cuda_memory(int device, size_t bytes)
+{
+	struct fake_device *d = fake_device(device);
+
+	if (d)
+		d->memory = bytes;
+}
+
+FAKE_API uint64_t fake_cuda_calls(const char *function)
+{
+	uint64_t sum = 0;
+
+	pthread_mutex_lock(&lock);
+	for (const struct fake_call *call = calls; call; call = call->next)
+		if (strcmp(call->name, function) == 0)
+			sum += call->count;
+	pthread_mutex_unlock(&lock);
+	return sum;
+}

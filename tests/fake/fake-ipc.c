@@ -1,0 +1,237 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that other processes reach: legacy IPC handles and the dma-buf stand-in. */
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+/* What a handle holds; the rest of the 64 bytes is 0. */
+struct handle {
+	char magic[8];
+	uint32_t pid, fd;
+	uint64_t inode, size, offset, id;
+};
+
+static const char magic[8] = "fakeIPC1";
+
+FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
+{
+	struct handle handle = { .pid = (uint32_t)getpid() };
+	struct fake_range *range;
+	int error = FAKE_INVALID_VALUE;
+	struct stat is;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (range && range->device->lost) {
+		error = range->device->lost;
+	} else if (range && range->kind == FAKE_DEVICE && !fstat(range->memory->fd, &is)) {
+		memcpy(handle.magic, magic, sizeof(magic));
+		handle.fd = (uint32_t)range->memory->fd;
+		handle.inode = is.st_ino;
+		handle.size = range->size;
+		handle.offset = range->offset;
+		handle.id = range->buffer_id;
+		memset(out, 0, sizeof(*out));
+		memcpy(out, &handle, sizeof(handle));
+		error = FAKE_OK;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* The memory's descriptor, out of the process that has it. -1: that is gone, or has freed it. */
+static int reach(const struct handle *handle)
+{
+	char path[64];
+	struct stat is;
+	int fd;
+
+	snprintf(path, sizeof(path), "/proc/%u/fd/%u", handle->pid, handle->fd);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd >= 0 && (fstat(fd, &is) || is.st_ino != handle->inode)) {
+		close(fd);
+		fd = -1;
+	}
+	return fd;
+}
+
+/* Opened before by this context? */
+static bool opened(const struct fake_range *range, const void *wanted)
+{
+	const struct fake_range *other = wanted;
+
+	return range->kind == FAKE_IMPORTED && range->inode == other->inode &&
+	       range->context == other->context;
+}
+
+/* Map what `fd` holds; takes the descriptor when it succeeds. Under fake_map_lock. */
+static int map_import(int fd, const struct handle *handle, struct fake_range *range, uint64_t *out)
+{
+	int error = fake_memory_import(fd, &range->memory);
+	uint64_t base;
+
+	if (error)
+		return error;
+	range->device = range->memory->device;
+	range->size = handle->size;
+	range->offset = handle->offset;
+	range->opens = 1;
+	error = FAKE_INVALID_VALUE;
+	if (handle->offset > range->memory->size || handle->size > range->memory->size - handle->offset)
+		goto err_drop;
+	error = FAKE_PEER_UNSUPPORTED;
+	if (!fake_peers(range->context->device, range->device))
+		goto err_drop;
+	error = FAKE_OUT_OF_MEMORY;
+	base = fake_reserve(range->memory->size, FAKE_GRANULARITY, 0, false);
+	range->base = base + range->offset;
+	if (!base)
+		goto err_drop;
+	if (!fake_range_add(range))
+		goto err_unreserve;
+	range->memory->mappings = 1;
+	*out = range->base;
+	return FAKE_OK;
+
+err_unreserve:
+	fake_unreserve(fake_reservation_find(base));
+err_drop:
+	/* The caller closes its descriptor on errors: keep it. */
+	range->memory->fd = dup(fd);
+	fake_memory_drop(range->memory);
+	return error;
+}
+
+FAKE_API int cuIpcOpenMemHandle_v2(uint64_t *out, struct fake_ipc_handle given, unsigned flags)
+{
+	struct fake_range range = { .kind = FAKE_IMPORTED }, *before;
+	struct handle handle;
+	int error, fd;
+
+	FAKE_ENTER();
+	error = fake_current(&range.context);
+	if (error)
+		return error;
+	memcpy(&handle, &given, sizeof(handle));
+	if (!out || flags != 1 || memcmp(handle.magic, magic, sizeof(magic)) != 0) /* LAZY_ENABLE_PEER_ACCESS */
+		return FAKE_INVALID_VALUE;
+	if (handle.pid == (uint32_t)getpid())
+		return FAKE_INVALID_CONTEXT;
+	fd = reach(&handle);
+	if (fd < 0)
+		return FAKE_INVALID_VALUE;
+	range.inode = handle.inode;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	before = fake_range_search(opened, &range);
+	if (before) {
+		before->opens++;
+		*out = before->base;
+	} else {
+		error = map_import(fd, &handle, &range, out);
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (error || before)
+		close(fd);
+	return error;
+}
+
+FAKE_API int cuIpcCloseMemHandle(uint64_t address)
+{
+	struct fake_context *context, *owner = NULL;
+	struct fake_range *range;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (range && range->kind == FAKE_IMPORTED && range->base == address)
+		owner = range->context;
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (!owner)
+		return FAKE_INVALID_VALUE;
+	fake_context_wait(owner);
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (range && range->kind == FAKE_IMPORTED && --range->opens == 0)
+		fake_range_free(range);
+	pthread_rwlock_unlock(&fake_map_lock);
+	return FAKE_OK;
+}
+
+/* ---- dma-buf ---------------------------------------------------------------------------------------- */
+
+/* Where the range lies in one memory; NULL: in several, or not in any. Under fake_map_lock. A page that
+ * an allocation shares with its neighbours may be exported. */
+static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *offset)
+{
+	struct fake_range *range = fake_range_overlap(address, size);
+	int64_t start;
+
+	if (!range || !range->memory)
+		return NULL;
+	start = (int64_t)range->offset + (int64_t)(address - range->base);
+	if (start < 0 || (uint64_t)start + size > range->memory->size ||
+	    (range->kind == FAKE_MAPPED && address + size > range->base + range->size))
+		return NULL;
+	*offset = (size_t)start;
+	return range->memory;
+}
+
+FAKE_API int cuMemGetHandleForAddressRange(void *out, uint64_t address, size_t size, int type,
+					   unsigned long long flags)
+{
+	struct fake_context *context;
+	struct fake_memory *memory;
+	char path[64];
+	size_t offset;
+	int error, supported, fd = -1;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (!out || !size || type != 1 || flags > 1 || address % 4096 || size % 4096)
+		return FAKE_INVALID_VALUE;
+	if (flags) /* DMA_BUF_MAPPING_TYPE_PCIE */
+		return FAKE_NOT_SUPPORTED;
+	error = cuDeviceGetAttribute(&supported, 124, context->device->ordinal);
+	if (error || !supported)
+		return error ? error : FAKE_NOT_SUPPORTED;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	memory = one_memory(address, size, &offset);
+	if (memory) {
+		snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
+		fd = open(path, O_RDWR | O_CLOEXEC); /* with a position of its own */
+	}
+	error = memory && fd >= 0 ? FAKE_OK : memory ? FAKE_OUT_OF_MEMORY : FAKE_NOT_SUPPORTED;
+	if (!memory && !fake_range_overlap(address, size))
+		error = FAKE_INVALID_VALUE;
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (error)
+		return error;
+	lseek(fd, (off_t)offset, SEEK_SET);
+	memcpy(out, &fd, sizeof(fd));
+	return FAKE_OK;
+}
+
+FAKE_API int cuFlushGPUDirectRDMAWrites(int target, int scope)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	return target || (scope != 100 && scope != 200) ? FAKE_INVALID_VALUE : FAKE_OK;
+}

@@ -1,0 +1,740 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Streams and events. Each stream has a thread, started with its first operation, which does one
+ * operation after the other. What an operation waits for in other streams (an event, the legacy default
+ * stream) is known when it is submitted: a list of streams and how far they have to be.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+enum { STREAM_NON_BLOCKING = 1 };
+enum { EVENT_BLOCKING_SYNC = 1, EVENT_DISABLE_TIMING = 2, EVENT_INTERPROCESS = 4 };
+
+#define LEGACY ((void *)1)
+#define PER_THREAD ((void *)2)
+
+struct fake_event {
+	struct wh_list link;
+	struct fake_context *context;
+	unsigned flags;
+	unsigned refs; /* the user's, and operations that record it */
+	struct fake_stream *stream; /* where it was last recorded; NULL: never */
+	uint64_t at;
+	int64_t time; /* ns; of the record at `at` */
+};
+
+static struct wh_list events = { &events, &events };
+
+/* ---- life of a stream ----------------------------------------------------------------------------- */
+
+/* All under fake_lock. */
+
+static struct fake_stream *new_stream(struct fake_context *context, unsigned flags, int priority)
+{
+	struct fake_stream *stream = calloc(1, sizeof(*stream));
+
+	if (!stream)
+		return NULL;
+	stream->context = context;
+	stream->flags = flags;
+	stream->priority = priority;
+	stream->refs = 1;
+	stream->last = &stream->first;
+	pthread_cond_init(&stream->wake, NULL);
+	pthread_cond_init(&stream->progress, NULL);
+	wh_list_append(&context->streams, &stream->link);
+	return stream;
+}
+
+static void unref_stream(struct fake_stream *stream)
+{
+	if (--stream->refs)
+		return;
+	pthread_cond_destroy(&stream->wake);
+	pthread_cond_destroy(&stream->progress);
+	free(stream);
+}
+
+/* Its thread takes it out of the list when it has done everything, so that until then whoever waits for
+ * the context waits for it too. */
+static void close_stream(struct fake_stream *stream)
+{
+	stream->closing = true;
+	if (!stream->started)
+		wh_list_remove(&stream->link);
+	pthread_cond_signal(&stream->wake);
+	unref_stream(stream);
+}
+
+static struct fake_stream *default_stream(struct fake_context *context, bool per_thread)
+{
+	struct fake_stream *own;
+	pid_t self = gettid();
+
+	if (!per_thread) {
+		if (!context->null)
+			context->null = new_stream(context, 0, 0);
+		return context->null;
+	}
+	for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next) {
+		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
+
+		if (stream->owner == self && !stream->closing)
+			return stream;
+	}
+	own = new_stream(context, 0, 0);
+	if (own)
+		own->owner = self;
+	return own;
+}
+
+static bool known(const struct fake_stream *stream)
+{
+	for (struct wh_list *c = fake_contexts.next; c != &fake_contexts; c = c->next) {
+		struct fake_context *context = wh_container(c, struct fake_context, link);
+
+		for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next)
+			if (wh_container(l, struct fake_stream, link) == stream)
+				return !stream->closing;
+	}
+	return false;
+}
+
+/* From a handle as callers have it. */
+static int find_stream(void *handle, struct fake_stream **out)
+{
+	struct fake_context *context;
+	int error;
+
+	if (handle && handle != LEGACY && handle != PER_THREAD) {
+		*out = handle;
+		return known(handle) ? fake_health((*out)->context) : FAKE_INVALID_HANDLE;
+	}
+	error = fake_current(&context);
+	if (error)
+		return error;
+	*out = default_stream(context, handle == PER_THREAD);
+	return *out ? FAKE_OK : FAKE_OUT_OF_MEMORY;
+}
+
+int fake_stream_context(void *handle, struct fake_context **out)
+{
+	struct fake_stream *stream;
+	int error;
+
+	pthread_mutex_lock(&fake_lock);
+	error = find_stream(handle, &stream);
+	if (!error)
+		*out = stream->context;
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+/* ---- doing what was submitted ----------------------------------------------------------------------- */
+
+static void pause_for(unsigned microseconds)
+{
+	struct timespec t = { microseconds / 1000000, microseconds % 1000000 * 1000L };
+
+	while (microseconds && nanosleep(&t, &t) && errno == EINTR)
+		;
+}
+
+/* One more operation of the device begins. */
+static void count_operation(struct fake_device *device)
+{
+	if (device->lose_after > 0 && atomic_fetch_sub(&device->lose_after, 1) == 1) {
+		device->lose_after = -1;
+		device->lost = device->lose_error;
+	}
+}
+
+static void do_op(struct fake_op *op)
+{
+	int error = 0, none = 0;
+
+	pause_for(fake_delay());
+	count_operation(op->context->device);
+	if (!fake_health(op->context))
+		error = op->run(op);
+	if (error)
+		atomic_compare_exchange_strong(&op->context->error, &none, error);
+}
+
+static void free_op(struct fake_op *op)
+{
+	for (unsigned i = 0; i < op->wait_count; i++)
+		unref_stream(op->waits[i].stream);
+	free(op->waits);
+	if (op->end)
+		op->end(op);
+	free(op);
+}
+
+static void *serve(void *arg)
+{
+	struct fake_stream *stream = arg;
+
+	pthread_mutex_lock(&fake_lock);
+	while (stream->first || !stream->closing) {
+		struct fake_op *op = stream->first;
+
+		if (!op) {
+			pthread_cond_wait(&stream->wake, &fake_lock);
+			continue;
+		}
+		for (unsigned i = 0; i < op->wait_count; i++)
+			while (op->waits[i].stream->done < op->waits[i].until)
+				pthread_cond_wait(&op->waits[i].stream->progress, &fake_lock);
+		pthread_mutex_unlock(&fake_lock);
+		do_op(op);
+		pthread_mutex_lock(&fake_lock);
+		stream->first = op->next;
+		if (!stream->first)
+			stream->last = &stream->first;
+		free_op(op);
+		stream->done++;
+		pthread_cond_broadcast(&stream->progress);
+	}
+	wh_list_remove(&stream->link);
+	unref_stream(stream);
+	pthread_mutex_unlock(&fake_lock);
+	return NULL;
+}
+
+static int start(struct fake_stream *stream)
+{
+	pthread_attr_t detached;
+	pthread_t thread;
+	int error;
+
+	if (stream->started)
+		return FAKE_OK;
+	pthread_attr_init(&detached);
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	stream->refs++;
+	error = pthread_create(&thread, &detached, serve, stream);
+	pthread_attr_destroy(&detached);
+	stream->started = !error;
+	stream->refs -= error != 0;
+	return error ? FAKE_OUT_OF_MEMORY : FAKE_OK;
+}
+
+/* ---- submitting --------------------------------------------------------------------------------------- */
+
+static bool add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t until)
+{
+	struct fake_wait *waits = op->waits;
+
+	if (stream->done >= until)
+		return true;
+	if (op->wait_count == op->wait_room) {
+		op->wait_room = op->wait_room * 2 + 2;
+		waits = realloc(waits, op->wait_room * sizeof(*waits));
+		if (!waits)
+			return false;
+		op->waits = waits;
+	}
+	stream->refs++;
+	waits[op->wait_count++] = (struct fake_wait){ stream, until };
+	return true;
+}
+
+/* The legacy default stream waits for all blocking streams of its context, and they for it. */
+static bool wait_for_default(struct fake_op *op, struct fake_stream *stream)
+{
+	struct fake_context *context = stream->context;
+
+	if (stream->flags & STREAM_NON_BLOCKING || !context->null)
+		return true;
+	if (stream != context->null)
+		return add_wait(op, context->null, context->null->submitted);
+	for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next) {
+		struct fake_stream *other = wh_container(l, struct fake_stream, link);
+
+		if (other != stream && !(other->flags & STREAM_NON_BLOCKING) &&
+		    !add_wait(op, other, other->submitted))
+			return false;
+	}
+	return true;
+}
+
+static void wait_until(struct fake_stream *stream, uint64_t until)
+{
+	stream->refs++;
+	while (stream->done < until)
+		pthread_cond_wait(&stream->progress, &fake_lock);
+	unref_stream(stream);
+}
+
+/* Under fake_lock; the op is the stream's only if it succeeds. */
+static int submit(struct fake_stream *stream, struct fake_op *op)
+{
+	int error = start(stream);
+
+	if (error)
+		return error;
+	op->context = stream->context;
+	if (!wait_for_default(op, stream))
+		return FAKE_OUT_OF_MEMORY;
+	op->next = NULL;
+	*stream->last = op;
+	stream->last = &op->next;
+	stream->submitted++;
+	pthread_cond_signal(&stream->wake);
+	return FAKE_OK;
+}
+
+int fake_submit(void *handle, struct fake_op *op, bool wait)
+{
+	struct fake_context *context;
+	struct fake_stream *stream;
+	int error;
+
+	pthread_mutex_lock(&fake_lock);
+	error = find_stream(handle, &stream);
+	if (!error)
+		error = submit(stream, op);
+	if (error) {
+		free_op(op);
+	} else if (wait) {
+		context = stream->context;
+		wait_until(stream, stream->submitted);
+		error = fake_health(context);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+/* What comes after the call began is not waited for. */
+void fake_context_wait(struct fake_context *context)
+{
+	struct fake_op all = { .context = context };
+
+	pthread_mutex_lock(&fake_lock);
+	for (struct wh_list *l = context->streams.next; l != &context->streams; l = l->next) {
+		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
+
+		if (!add_wait(&all, stream, stream->submitted))
+			abort();
+	}
+	for (unsigned i = 0; i < all.wait_count; i++) {
+		wait_until(all.waits[i].stream, all.waits[i].until);
+		unref_stream(all.waits[i].stream);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	free(all.waits);
+}
+
+void fake_streams_end(struct fake_context *context)
+{
+	fake_context_wait(context); /* not long: operations that have not begun are dropped */
+	pthread_mutex_lock(&fake_lock);
+	for (struct wh_list *l = context->streams.next, *next; l != &context->streams; l = next) {
+		struct fake_stream *stream = wh_container(l, struct fake_stream, link);
+
+		next = l->next;
+		if (!stream->closing)
+			close_stream(stream);
+	}
+	context->null = NULL;
+	pthread_mutex_unlock(&fake_lock);
+}
+
+/* ---- streams, as called --------------------------------------------------------------------------------- */
+
+FAKE_API int cuStreamCreateWithPriority(struct fake_stream **out, unsigned flags, int priority)
+{
+	struct fake_context *context;
+	struct fake_stream *stream;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (!out || flags > STREAM_NON_BLOCKING)
+		return FAKE_INVALID_VALUE;
+	pthread_mutex_lock(&fake_lock);
+	stream = new_stream(context, flags, priority > 0 ? 0 : priority < -5 ? -5 : priority);
+	pthread_mutex_unlock(&fake_lock);
+	if (!stream)
+		return FAKE_OUT_OF_MEMORY;
+	*out = stream;
+	return FAKE_OK;
+}
+
+FAKE_API int cuStreamCreate(struct fake_stream **out, unsigned flags)
+{
+	FAKE_ENTER();
+	return cuStreamCreateWithPriority(out, flags, 0);
+}
+
+/* What it still has to do is done all the same. */
+FAKE_API int cuStreamDestroy_v2(struct fake_stream *stream)
+{
+	int error = FAKE_OK;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	if (!known(stream) || stream == stream->context->null || stream->owner) {
+		error = FAKE_INVALID_HANDLE;
+	} else {
+		error = fake_health(stream->context);
+		close_stream(stream);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuStreamSynchronize(void *handle)
+{
+	struct fake_context *context;
+	struct fake_stream *stream;
+	int error;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	error = find_stream(handle, &stream);
+	if (!error) {
+		context = stream->context;
+		wait_until(stream, stream->submitted);
+		error = fake_health(context);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuStreamQuery(void *handle)
+{
+	struct fake_stream *stream;
+	int error;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	error = find_stream(handle, &stream);
+	if (!error && stream->done < stream->submitted)
+		error = FAKE_NOT_READY;
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuStreamGetCtx(void *handle, struct fake_context **out)
+{
+	FAKE_ENTER();
+	return out ? fake_stream_context(handle, out) : FAKE_INVALID_VALUE;
+}
+
+FAKE_API int cuStreamGetDevice(void *handle, int *out)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	error = fake_stream_context(handle, &context);
+	if (!error)
+		*out = context->device->ordinal;
+	return error;
+}
+
+FAKE_API int cuStreamGetPriority(void *handle, int *out)
+{
+	struct fake_stream *stream;
+	int error;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	pthread_mutex_lock(&fake_lock);
+	error = find_stream(handle, &stream);
+	if (!error)
+		*out = stream->priority;
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+/* Nothing is ever captured into a graph. */
+FAKE_API int cuStreamIsCapturing(void *handle, int *out)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	error = fake_stream_context(handle, &context);
+	if (!error)
+		*out = 0;
+	return error;
+}
+
+FAKE_API int cuThreadExchangeStreamCaptureMode(int *mode)
+{
+	static _Thread_local int current;
+	int before = current;
+
+	FAKE_ENTER();
+	if (!mode || *mode < 0 || *mode > 2)
+		return FAKE_INVALID_VALUE;
+	current = *mode;
+	*mode = before;
+	return FAKE_OK;
+}
+
+struct host_op {
+	struct fake_op op;
+	void (*function)(void *arg);
+	void *arg;
+};
+
+static int call_host(struct fake_op *op)
+{
+	struct host_op *host = (struct host_op *)op;
+
+	fake_in_callback = true;
+	host->function(host->arg);
+	fake_in_callback = false;
+	return 0;
+}
+
+FAKE_API int cuLaunchHostFunc(void *stream, void (*function)(void *arg), void *arg)
+{
+	struct host_op *host;
+
+	FAKE_ENTER();
+	if (!function)
+		return FAKE_INVALID_VALUE;
+	host = calloc(1, sizeof(*host));
+	if (!host)
+		return FAKE_OUT_OF_MEMORY;
+	host->op.run = call_host;
+	host->function = function;
+	host->arg = arg;
+	return fake_submit(stream, &host->op, false);
+}
+
+/* ---- events --------------------------------------------------------------------------------------------- */
+
+static bool known_event(const struct fake_event *event)
+{
+	for (struct wh_list *l = events.next; l != &events; l = l->next)
+		if (wh_container(l, struct fake_event, link) == event)
+			return true;
+	return false;
+}
+
+static void unref_event(struct fake_event *event)
+{
+	if (--event->refs)
+		return;
+	if (event->stream)
+		unref_stream(event->stream);
+	free(event);
+}
+
+FAKE_API int cuEventCreate(struct fake_event **out, unsigned flags)
+{
+	struct fake_context *context;
+	struct fake_event *event;
+	int error;
+
+	FAKE_ENTER();
+	error = fake_current(&context);
+	if (error)
+		return error;
+	if (!out || flags & ~7U || (flags & EVENT_INTERPROCESS && !(flags & EVENT_DISABLE_TIMING)))
+		return FAKE_INVALID_VALUE;
+	event = calloc(1, sizeof(*event));
+	if (!event)
+		return FAKE_OUT_OF_MEMORY;
+	event->context = context;
+	event->flags = flags;
+	event->refs = 1;
+	pthread_mutex_lock(&fake_lock);
+	wh_list_append(&events, &event->link);
+	pthread_mutex_unlock(&fake_lock);
+	*out = event;
+	return FAKE_OK;
+}
+
+FAKE_API int cuEventDestroy_v2(struct fake_event *event)
+{
+	int error = FAKE_INVALID_HANDLE;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	if (known_event(event)) {
+		error = fake_health(event->context);
+		wh_list_remove(&event->link);
+		unref_event(event);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+struct record_op {
+	struct fake_op op;
+	struct fake_event *event;
+	struct fake_stream *stream;
+	uint64_t at;
+	int64_t time;
+};
+
+static int do_record(struct fake_op *op)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	((struct record_op *)op)->time = now.tv_sec * 1000000000LL + now.tv_nsec;
+	return 0;
+}
+
+/* Under fake_lock. The event may have been recorded anew meanwhile. */
+static void end_record(struct fake_op *op)
+{
+	struct record_op *record = (struct record_op *)op;
+
+	if (!record->event)
+		return;
+	if (record->event->stream == record->stream && record->event->at == record->at)
+		record->event->time = record->time;
+	unref_event(record->event);
+}
+
+FAKE_API int cuEventRecord(struct fake_event *event, void *handle)
+{
+	struct record_op *record;
+	struct fake_stream *stream;
+	int error;
+
+	FAKE_ENTER();
+	record = calloc(1, sizeof(*record));
+	if (!record)
+		return FAKE_OUT_OF_MEMORY;
+	record->op.run = do_record;
+	record->op.end = end_record;
+	pthread_mutex_lock(&fake_lock);
+	error = known_event(event) ? find_stream(handle, &stream) : FAKE_INVALID_HANDLE;
+	if (!error && stream->context != event->context)
+		error = FAKE_INVALID_HANDLE;
+	if (!error)
+		error = submit(stream, &record->op);
+	if (error) {
+		free_op(&record->op);
+		goto out;
+	}
+	record->event = event;
+	record->stream = stream;
+	record->at = stream->submitted;
+	event->refs++;
+	stream->refs++;
+	if (event->stream)
+		unref_stream(event->stream);
+	event->stream = stream;
+	event->at = stream->submitted;
+out:
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+/* Of an event that is known: its context's health, or not ready. */
+static int event_state(const struct fake_event *event)
+{
+	int error = fake_health(event->stream ? event->stream->context : event->context);
+
+	if (error)
+		return error;
+	return event->stream && event->stream->done < event->at ? FAKE_NOT_READY : FAKE_OK;
+}
+
+FAKE_API int cuEventQuery(struct fake_event *event)
+{
+	int error;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	error = known_event(event) ? event_state(event) : FAKE_INVALID_HANDLE;
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuEventSynchronize(struct fake_event *event)
+{
+	struct fake_context *context;
+	int error;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	error = known_event(event) ? event_state(event) : FAKE_INVALID_HANDLE;
+	if (error == FAKE_NOT_READY) {
+		context = event->context;
+		wait_until(event->stream, event->at);
+		error = fake_health(context);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuEventElapsedTime(float *out, struct fake_event *from, struct fake_event *to)
+{
+	int error;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	pthread_mutex_lock(&fake_lock);
+	if (!known_event(from) || !known_event(to) || !from->stream || !to->stream ||
+	    (from->flags | to->flags) & EVENT_DISABLE_TIMING) {
+		error = FAKE_INVALID_HANDLE;
+	} else {
+		error = event_state(from);
+		error = error ? error : event_state(to);
+	}
+	if (!error)
+		*out = (float)(to->time - from->time) / 1e6F;
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}
+
+FAKE_API int cuEventElapsedTime_v2(float *out, struct fake_event *from, struct fake_event *to)
+{
+	FAKE_ENTER();
+	return cuEventElapsedTime(out, from, to);
+}
+
+static int do_nothing(struct fake_op *op)
+{
+	(void)op;
+	return 0;
+}
+
+FAKE_API int cuStreamWaitEvent(void *handle, struct fake_event *event, unsigned flags)
+{
+	struct fake_stream *stream;
+	struct fake_op *op;
+	int error;
+
+	FAKE_ENTER();
+	if (flags > 1)
+		return FAKE_INVALID_VALUE;
+	op = calloc(1, sizeof(*op));
+	if (!op)
+		return FAKE_OUT_OF_MEMORY;
+	op->run = do_nothing;
+	pthread_mutex_lock(&fake_lock);
+	error = known_event(event) ? find_stream(handle, &stream) : FAKE_INVALID_HANDLE;
+	if (!error && event->stream && !add_wait(op, event->stream, event->at))
+		error = FAKE_OUT_OF_MEMORY;
+	if (!error)
+		error = submit(stream, op);
+	if (error)
+		free_op(op);
+	pthread_mutex_unlock(&fake_lock);
+	return error;
+}

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Virtual memory management: reserved addresses, physical memory, mappings, and their descriptors. */
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+static bool whole(uint64_t n)
+{
+	return n % FAKE_GRANULARITY == 0;
+}
+
+/* ---- addresses ------------------------------------------------------------------------------------ */
+
+FAKE_API int cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, uint64_t hint,
+				 unsigned long long flags)
+{
+	uint64_t base;
+
+	FAKE_ENTER();
+	if (!out || !size || !whole(size) || flags || alignment & (alignment - 1))
+		return FAKE_INVALID_VALUE;
+	if (alignment < FAKE_GRANULARITY)
+		alignment = FAKE_GRANULARITY;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	base = fake_reserve(size, alignment, hint, true);
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (!base)
+		return FAKE_OUT_OF_MEMORY;
+	*out = base;
+	return FAKE_OK;
+}
+
+FAKE_API int cuMemAddressFree(uint64_t base, size_t size)
+{
+	struct fake_reservation *reservation;
+	int error = FAKE_INVALID_VALUE;
+
+	FAKE_ENTER();
+	pthread_rwlock_wrlock(&fake_map_lock);
+	reservation = fake_reservation_find(base);
+	if (reservation && reservation->user && reservation->base == base &&
+	    reservation->size == size && !fake_range_overlap(base, size)) {
+		fake_unreserve(reservation);
+		error = FAKE_OK;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* ---- memory --------------------------------------------------------------------------------------- */
+
+static int check_properties(const struct fake_properties *properties)
+{
+	if (!properties || properties->type != FAKE_ALLOCATION_PINNED)
+		return FAKE_INVALID_VALUE;
+	if (properties->location.type != FAKE_LOCATION_DEVICE)
+		return FAKE_NOT_SUPPORTED;
+	if (!fake_device(properties->location.id))
+		return FAKE_INVALID_DEVICE;
+	if (properties->handle_types & FAKE_HANDLE_FABRIC) /* no IMEX channel */
+		return FAKE_NOT_PERMITTED;
+	return properties->handle_types & ~FAKE_HANDLE_FD ? FAKE_NOT_SUPPORTED : FAKE_OK;
+}
+
+FAKE_API int cuMemGetAllocationGranularity(size_t *out, const struct fake_properties *properties,
+					   int option)
+{
+	int error;
+
+	FAKE_ENTER();
+	if (!out || option < 0 || option > 1)
+		return FAKE_INVALID_VALUE;
+	error = check_properties(properties);
+	if (error && error != FAKE_NOT_PERMITTED)
+		return error;
+	*out = FAKE_GRANULARITY;
+	return FAKE_OK;
+}
+
+FAKE_API int cuMemCreate(uint64_t *out, size_t size, const struct fake_properties *properties,
+			 unsigned long long flags)
+{
+	struct fake_memory *memory;
+	struct fake_device *device;
+	int error;
+
+	FAKE_ENTER();
+	error = check_properties(properties);
+	if (error)
+		return error;
+	if (!out || !size || !whole(size) || flags)
+		return FAKE_INVALID_VALUE;
+	device = fake_device(properties->location.id);
+	if (device->lost)
+		return device->lost;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	error = fake_memory_new(device, size, (unsigned)properties->handle_types, &memory);
+	if (!error) {
+		memory->handles = 1;
+		*out = (uintptr_t)memory;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+FAKE_API int cuMemRelease(uint64_t handle)
+{
+	struct fake_memory *memory;
+
+	FAKE_ENTER();
+	pthread_rwlock_wrlock(&fake_map_lock);
+	memory = fake_memory_known(handle);
+	if (memory) {
+		memory->handles--;
+		fake_memory_drop(memory);
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return memory ? FAKE_OK : FAKE_INVALID_VALUE;
+}
+
+FAKE_API int cuMemGetAllocationPropertiesFromHandle(struct fake_properties *out, uint64_t handle)
+{
+	struct fake_memory *memory;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	memory = fake_memory_known(handle);
+	if (memory)
+		*out = (struct fake_properties){
+			.type = FAKE_ALLOCATION_PINNED,
+			.handle_types = (int)memory->handle_types,
+			.location = { FAKE_LOCATION_DEVICE, memory->device->ordinal },
+		};
+	pthread_rwlock_unlock(&fake_map_lock);
+	return memory ? FAKE_OK : FAKE_INVALID_VALUE;
+}
+
+FAKE_API int cuMemRetainAllocationHandle(uint64_t *out, void *address)
+{
+	struct fake_range *range;
+	int error = FAKE_INVALID_VALUE;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range = fake_range_find((uintptr_t)address);
+	if (range && range->kind == FAKE_MAPPED) {
+		range->memory->handles++;
+		*out = (uintptr_t)range->memory;
+		error = FAKE_OK;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* ---- mappings ------------------------------------------------------------------------------------- */
+
+/* May [base, base+size) of a reservation be mapped? Under fake_map_lock. */
+static bool mappable(uint64_t base, size_t size)
+{
+	struct fake_reservation *reservation = fake_reservation_find(base);
+
+	return size && whole(base) && whole(size) && reservation && reservation->user &&
+	       size <= reservation->base + reservation->size - base && !fake_range_overlap(base, size);
+}
+
+FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle,
+		      unsigned long long flags)
+{
+	struct fake_range range = { .base = base, .size = size, .kind = FAKE_MAPPED };
+	int error = FAKE_INVALID_VALUE;
+
+	FAKE_ENTER();
+	if (flags || offset) /* "must be zero currently" */
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range.memory = fake_memory_known(handle);
+	if (range.memory && size <= range.memory->size && mappable(base, size)) {
+		range.device = range.memory->device;
+		error = fake_range_add(&range) ? FAKE_OK : FAKE_OUT_OF_MEMORY;
+		range.memory->mappings += !error;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* Is [base, base+size) made of whole mappings, one after the other? */
+static bool whole_mappings(uint64_t base, size_t size)
+{
+	uint64_t at = base;
+
+	while (at < base + size) {
+		struct fake_range *range = fake_range_find(at);
+
+		if (!range || range->kind != FAKE_MAPPED || range->base != at)
+			return false;
+		at += range->size;
+	}
+	return size && at == base + size;
+}
+
+FAKE_API int cuMemUnmap(uint64_t base, size_t size)
+{
+	uint64_t at = base;
+	bool good;
+
+	FAKE_ENTER();
+	pthread_rwlock_wrlock(&fake_map_lock);
+	good = whole_mappings(base, size);
+	while (good && at < base + size) {
+		struct fake_range *range = fake_range_find(at);
+		struct fake_memory *memory = range->memory;
+
+		at += range->size;
+		fake_range_remove(range);
+		memory->mappings--;
+		fake_memory_drop(memory);
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return good ? FAKE_OK : FAKE_INVALID_VALUE;
+}
+
+static int check_access(const struct fake_range *range, const struct fake_access *access, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		struct fake_device *device = fake_device(access[i].location.id);
+
+		if (access[i].location.type != FAKE_LOCATION_DEVICE)
+			return FAKE_NOT_SUPPORTED;
+		if (!device)
+			return FAKE_INVALID_DEVICE;
+		if (access[i].flags != 0 && access[i].flags != 1 && access[i].flags != 3)
+			return FAKE_INVALID_VALUE;
+		if (!fake_peers(device, range->device))
+			return FAKE_PEER_UNSUPPORTED;
+	}
+	return FAKE_OK;
+}
+
+FAKE_API int cuMemSetAccess(uint64_t base, size_t size, const struct fake_access *access, size_t count)
+{
+	struct fake_range *range;
+	int error = FAKE_OK;
+
+	FAKE_ENTER();
+	if (!access || !count)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	if (!whole_mappings(base, size))
+		error = FAKE_INVALID_VALUE;
+	for (uint64_t at = base; !error && at < base + size; at += range->size) {
+		range = fake_range_find(at);
+		error = check_access(range, access, count);
+		for (size_t i = 0; !error && i < count; i++)
+			range->access[access[i].location.id] = (unsigned char)access[i].flags;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+FAKE_API int cuMemGetAccess(unsigned long long *flags, const struct fake_location *location,
+			    uint64_t address)
+{
+	int error = FAKE_INVALID_VALUE;
+	struct fake_range *range;
+
+	FAKE_ENTER();
+	if (!flags || !location || location->type != FAKE_LOCATION_DEVICE)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(location->id))
+		return FAKE_INVALID_DEVICE;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	range = fake_range_find(address);
+	if (range && range->kind == FAKE_MAPPED) {
+		*flags = range->access[location->id];
+		error = FAKE_OK;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+/* ---- descriptors ---------------------------------------------------------------------------------- */
+
+FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags)
+{
+	struct fake_memory *memory;
+	int error = FAKE_OK, fd;
+
+	FAKE_ENTER();
+	if (!out || flags)
+		return FAKE_INVALID_VALUE;
+	if (type == FAKE_HANDLE_FABRIC)
+		return FAKE_NOT_PERMITTED;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	memory = fake_memory_known(handle);
+	if (!memory || type != FAKE_HANDLE_FD || !(memory->handle_types & FAKE_HANDLE_FD)) {
+		error = FAKE_INVALID_VALUE;
+	} else {
+		fd = fcntl(memory->fd, F_DUPFD_CLOEXEC, 0);
+		if (fd < 0)
+			error = FAKE_OUT_OF_MEMORY;
+		else
+			memcpy(out, &fd, sizeof(fd));
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	return error;
+}
+
+FAKE_API int cuMemImportFromShareableHandle(uint64_t *out, void *descriptor, int type)
+{
+	struct fake_memory *memory;
+	int error, fd;
+
+	FAKE_ENTER();
+	if (!out)
+		return FAKE_INVALID_VALUE;
+	if (type != FAKE_HANDLE_FD)
+		return type == FAKE_HANDLE_FABRIC ? FAKE_NOT_PERMITTED : FAKE_INVALID_VALUE;
+	fd = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 0); /* the caller keeps its own */
+	if (fd < 0)
+		return FAKE_INVALID_VALUE;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	error = fake_memory_import(fd, &memory);
+	if (!error && !(memory->handle_types & FAKE_HANDLE_FD)) {
+		fake_memory_drop(memory); /* closes the descriptor */
+		pthread_rwlock_unlock(&fake_map_lock);
+		return FAKE_INVALID_VALUE;
+	}
+	if (!error) {
+		memory->handles = 1;
+		*out = (uintptr_t)memory;
+	}
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (error)
+		close(fd);
+	return error;
+}

@@ -1,0 +1,325 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The insides of the fake CUDA driver.
+ *
+ * Locks: fake_lock guards contexts, streams, events and modules; fake_map_lock the address map. Neither
+ * is taken under the other. An operation in a stream runs under fake_map_lock for reading and not under
+ * fake_lock, so that unmapping waits for it and submitting does not.
+ */
+#ifndef TESTS_FAKE_FAKE_H
+#define TESTS_FAKE_FAKE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "fake-control.h"
+#include "util/list.h"
+
+#define FAKE_API __attribute__((visibility("default")))
+#define FAKE_DEVICES 8
+#define FAKE_GRANULARITY ((size_t)2 << 20)
+
+enum fake_error {
+	FAKE_OK = 0,
+	FAKE_INVALID_VALUE = 1,
+	FAKE_OUT_OF_MEMORY = 2,
+	FAKE_NOT_INITIALIZED = 3,
+	FAKE_NO_DEVICE = 100,
+	FAKE_INVALID_DEVICE = 101,
+	FAKE_INVALID_IMAGE = 200,
+	FAKE_INVALID_CONTEXT = 201,
+	FAKE_PEER_UNSUPPORTED = 217,
+	FAKE_INVALID_PTX = 218,
+	FAKE_UNSUPPORTED_PTX = 222,
+	FAKE_INVALID_HANDLE = 400,
+	FAKE_NOT_FOUND = 500,
+	FAKE_NOT_READY = 600,
+	FAKE_ILLEGAL_ADDRESS = 700,
+	FAKE_PEER_ENABLED = 704,
+	FAKE_PEER_NOT_ENABLED = 705,
+	FAKE_CONTEXT_DESTROYED = 709,
+	FAKE_HOST_REGISTERED = 712,
+	FAKE_HOST_NOT_REGISTERED = 713,
+	FAKE_LAUNCH_FAILED = 719,
+	FAKE_NOT_PERMITTED = 800,
+	FAKE_NOT_SUPPORTED = 801,
+	FAKE_UNKNOWN = 999,
+};
+
+/* ---- the ABI's structs -------------------------------------------------------------------- */
+
+struct fake_uuid {
+	unsigned char bytes[16];
+};
+
+enum { FAKE_LOCATION_DEVICE = 1, FAKE_ALLOCATION_PINNED = 1, FAKE_HANDLE_FD = 1, FAKE_HANDLE_FABRIC = 8 };
+
+struct fake_location {
+	int type, id;
+};
+
+struct fake_properties {
+	int type;
+	int handle_types;
+	struct fake_location location;
+	void *win32;
+	struct {
+		unsigned char compression, rdma;
+		unsigned short usage;
+		unsigned char reserved[4];
+	} flags;
+};
+
+struct fake_access {
+	struct fake_location location;
+	int flags; /* 0 none, 1 read, 3 read and write */
+};
+
+struct fake_copy_attributes {
+	int order;
+	struct fake_location from, to;
+	unsigned flags;
+};
+
+struct fake_ipc_handle {
+	unsigned char bytes[64];
+};
+
+/* ---- faults and the entry of every call ----------------------------------------------------- */
+
+/* One for each exported function, where it is first called. */
+struct fake_call {
+	const char *name;
+	_Atomic uint64_t count;
+	struct fake_call *next;
+};
+
+/* Not 0: what the call has to return at once. */
+int fake_enter(struct fake_call *call, const char *name);
+int fake_enter_uninitialised(struct fake_call *call, const char *name);
+
+#define FAKE_ENTER_WITH(enter) \
+	do { \
+		static struct fake_call fake_call_; \
+		int fake_error_ = enter(&fake_call_, __func__); \
+		if (fake_error_) \
+			return fake_error_; \
+	} while (0)
+#define FAKE_ENTER() FAKE_ENTER_WITH(fake_enter)
+
+/* The environment, read once. */
+struct fake_settings {
+	unsigned devices;
+	size_t memory;
+	unsigned delay;
+	int driver;
+	bool reuse, peer;
+	const char *attributes, *visible;
+};
+
+const struct fake_settings *fake_settings(void);
+unsigned fake_delay(void);
+/* Arm what FAKE_CUDA_LOSE says; devices exist. */
+void fake_lose_from_environment(void);
+/* This thread is in a host function, which may not call CUDA. */
+extern _Thread_local bool fake_in_callback;
+
+/* ---- devices and contexts --------------------------------------------------------------------- */
+
+struct fake_context;
+
+struct fake_device {
+	int ordinal;  /* in this process */
+	int physical; /* on the machine */
+	struct fake_uuid uuid;
+	_Atomic size_t memory; /* in all */
+	size_t used;           /* under fake_map_lock */
+	_Atomic int lost;      /* every call's error; 0: it is well */
+	_Atomic long lose_after; /* operations until it is lost; -1: it is not going to be */
+	_Atomic int lose_error;
+	struct fake_context *_Atomic primary; /* made when first retained, then kept */
+	unsigned primary_count;
+	unsigned primary_flags;
+};
+
+/* Never freed: other threads may have it as current. */
+struct fake_context {
+	struct wh_list link;
+	struct fake_device *device;
+	_Atomic bool alive;
+	_Atomic int error; /* sticky */
+	_Atomic unsigned peers; /* devices whose memory kernels here reach, by ordinal */
+	unsigned flags;
+	struct wh_list streams; /* struct fake_stream */
+	struct fake_stream *null;
+};
+
+extern pthread_mutex_t fake_lock;
+
+bool fake_initialised(void);
+int cuDeviceGetAttribute(int *value, int attribute, int device);
+/* -1 and a NULL device: there is no such one. */
+struct fake_device *fake_device(int ordinal);
+struct fake_device *fake_device_physical(int physical);
+unsigned fake_device_count(void);
+/* What calls on it return: 0 while it is well. */
+int fake_health(const struct fake_context *context);
+/* The calling thread's context, or the error why it cannot be used. */
+int fake_current(struct fake_context **out);
+bool fake_peers(const struct fake_device *a, const struct fake_device *b);
+/* Is it one of ours? Takes fake_lock. */
+bool fake_context_known(struct fake_context *context);
+extern struct wh_list fake_contexts; /* under fake_lock */
+
+/* ---- the address map ---------------------------------------------------------------------------- */
+
+enum fake_kind {
+	FAKE_DEVICE = 1, /* cuMemAlloc */
+	FAKE_POOL,       /* cuMemAllocAsync */
+	FAKE_MAPPED,     /* cuMemMap */
+	FAKE_IMPORTED,   /* cuIpcOpenMemHandle */
+	FAKE_HOST,       /* cuMemHostAlloc */
+	FAKE_REGISTERED, /* cuMemHostRegister */
+	FAKE_MANAGED,    /* cuMemAllocManaged */
+};
+
+/* Memory of a device: a memfd, and the mapping through which the driver reaches it. */
+struct fake_memory {
+	struct wh_list link;
+	int fd;
+	char *alias;
+	size_t size;
+	struct fake_device *device;
+	bool charged; /* to the device: it was allocated here, not imported */
+	unsigned handle_types;
+	unsigned handles, mappings;
+	uint64_t id;
+};
+
+/* Addresses that calls accept. */
+struct fake_range {
+	uint64_t base;
+	size_t size;
+	enum fake_kind kind;
+	struct fake_memory *memory; /* NULL: the addresses themselves */
+	size_t offset;              /* of the base in the memory */
+	uint64_t buffer_id;
+	struct fake_context *context; /* NULL for FAKE_MAPPED and FAKE_POOL */
+	struct fake_device *device;
+	bool sync; /* SYNC_MEMOPS */
+	unsigned flags;
+	unsigned char access[FAKE_DEVICES]; /* FAKE_MAPPED */
+	uint64_t inode; /* FAKE_IMPORTED: of the memory, with `opens` */
+	unsigned opens;
+};
+
+/* Addresses set aside, PROT_NONE. */
+struct fake_reservation {
+	uint64_t base;
+	size_t size;
+	bool user; /* by cuMemAddressReserve() */
+};
+
+extern pthread_rwlock_t fake_map_lock;
+
+/* All under fake_map_lock. */
+struct fake_range *fake_range_find(uint64_t address);
+/* Any range or reservation that overlaps, or NULL. */
+struct fake_range *fake_range_overlap(uint64_t base, size_t size);
+struct fake_reservation *fake_reservation_find(uint64_t address);
+/* Takes a copy of *range and gives it an id. NULL: no memory. */
+struct fake_range *fake_range_add(const struct fake_range *range);
+void fake_range_remove(struct fake_range *range);
+/* The first range that `match` likes. */
+struct fake_range *fake_range_search(bool (*match)(const struct fake_range *range, const void *arg),
+				     const void *arg);
+/* 0: no address space. */
+uint64_t fake_reserve(size_t size, size_t alignment, uint64_t hint, bool user);
+void fake_unreserve(struct fake_reservation *reservation);
+
+int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_types,
+		    struct fake_memory **out);
+/* Of a descriptor that another process, or this one, made; takes the descriptor when it succeeds. */
+int fake_memory_import(int fd, struct fake_memory **out);
+/* The memory that a cuMemCreate() handle names, or NULL. */
+struct fake_memory *fake_memory_known(uint64_t handle);
+/* Frees it if neither handles nor mappings are left. */
+void fake_memory_drop(struct fake_memory *memory);
+
+/* Device memory at new addresses. */
+int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind, uint64_t *out);
+/* Unmap and free what a range of any kind but FAKE_MAPPED holds. */
+void fake_range_free(struct fake_range *range);
+/* Everything that belongs to a context that ends. Takes fake_map_lock. */
+void fake_ranges_drop(const struct fake_context *context);
+
+enum fake_user { FAKE_BY_COPY, FAKE_BY_KERNEL };
+
+/* Where the driver finds address, and how many bytes from there on lie in one piece (*length, at most
+ * what it was). NULL: the context does not reach it. */
+char *fake_translate(const struct fake_context *context, enum fake_user user, uint64_t address,
+		     size_t *length, bool write);
+
+/* ---- streams ------------------------------------------------------------------------------------ */
+
+struct fake_stream {
+	struct wh_list link;
+	struct fake_context *context;
+	pthread_cond_t wake, progress;
+	struct fake_op *first, **last;
+	uint64_t submitted, done;
+	unsigned refs;
+	unsigned flags;
+	int priority;
+	pid_t owner; /* not 0: a thread's own default stream */
+	bool started, closing;
+};
+
+struct fake_wait {
+	struct fake_stream *stream;
+	uint64_t until;
+};
+
+/* Something for a stream to do; the front of a larger struct. */
+struct fake_op {
+	struct fake_op *next;
+	struct fake_context *context;
+	int (*run)(struct fake_op *op); /* not 0: the context's error from now on */
+	void (*end)(struct fake_op *op); /* run or not; frees what is behind, not the op; may be NULL */
+	unsigned wait_count, wait_room;
+	struct fake_wait *waits;
+};
+
+/* Put it in a stream (a handle as CUDA's callers have it). The op is the stream's from now on, also on
+ * error. `wait`: return when it is done, with the context's health. */
+int fake_submit(void *stream, struct fake_op *op, bool wait);
+/* The context that operations in it run in. */
+int fake_stream_context(void *stream, struct fake_context **out);
+/* Wait for all that was submitted to any stream of the context. */
+void fake_context_wait(struct fake_context *context);
+/* End all streams of a context that is not alive any more. */
+void fake_streams_end(struct fake_context *context);
+
+/* ---- kernels -------------------------------------------------------------------------------------- */
+
+struct fake_launch {
+	const struct fake_context *context;
+	unsigned grid[3], block[3], index[3]; /* index: which block of the grid this is */
+	void *parameters[8];
+};
+
+/* What a kernel does, on the host. */
+struct fake_twin {
+	const char *name;
+	unsigned count;
+	struct {
+		size_t size, alignment;
+	} parameters[8];
+	int (*run)(const struct fake_launch *launch); /* one block; 0 or the error */
+};
+
+#endif
