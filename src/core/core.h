@@ -323,7 +323,7 @@ struct wh_piece {
 	struct wh_batch *batch;
 	struct wh_blocks *blocks; /* NULL: items */
 	uint32_t op;
-	uint32_t transport;
+	_Atomic uint32_t transport;
 	uint64_t first, count;
 	uint64_t bytes, transfers;
 	/* The transport's own. */

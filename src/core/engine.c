@@ -144,8 +144,9 @@ static int start_loops(struct wh_engine *engine)
 	char name[24];
 	int error;
 
+	/* One could not take in what several connections bring, even where there are but two CPUs. */
 	if (!wanted)
-		wanted = cpus / 2 < 1 ? 1 : cpus / 2 > 4 ? 4 : cpus / 2;
+		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : 4;
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
 	if (!engine->loops)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");

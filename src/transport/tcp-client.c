@@ -28,14 +28,21 @@
 /* A waiter looks up that often, for what does not come through its socket. */
 #define LOOK_UP (50 * WH_MS)
 
+/* Who does a turn of work. */
+enum who {
+	LOOP,
+	SUBMITTER, /* sends, but leaves it to others to receive */
+	OWNER,
+};
+
 /* ---- one turn of work, under the lock ---------------------------------------------------------- */
 
-static void arm(struct tcp_client *client, bool owner)
+static void arm(struct tcp_client *client, enum who who)
 {
 	bool owned = atomic_load(&client->owned);
 	uint32_t events = 0;
 
-	if (client->source.fd < 0 || owner)
+	if (client->source.fd < 0 || who == OWNER)
 		return;
 	if (client->state == TCP_CONNECTING)
 		events = EPOLLOUT;
@@ -215,7 +222,7 @@ static void trouble(struct tcp_client *client, int error)
 }
 
 /* Do what can be done without waiting. Under the lock. */
-static void turn(struct tcp_client *client, bool owner, struct wh_list *done)
+static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 {
 	int error = 0;
 
@@ -233,18 +240,22 @@ static void turn(struct tcp_client *client, bool owner, struct wh_list *done)
 	if (!error && client->state == TCP_GREETING)
 		error = greeting(client);
 	if (!error && client->state == TCP_OPEN) {
-		error = tcp_flow_receive(client, done);
+		/* An owner that sleeps on the socket would not see that others have received what it
+		 * waits for. */
+		error = who == OWNER || (who == LOOP && !atomic_load(&client->owned)) ?
+				tcp_flow_receive(client, done) :
+				-EAGAIN;
 		if (error == -EAGAIN)
-			error = tcp_flow_send(client, owner);
+			error = tcp_flow_send(client, who == OWNER);
 		client->used = wh_now();
 	}
 	if (error && error != -EAGAIN)
 		broke(client, error);
 	else
-		arm(client, owner);
+		arm(client, who);
 }
 
-static void pump(struct tcp_client *client, bool owner)
+static void pump(struct tcp_client *client, enum who who)
 {
 	struct wh_list done;
 
@@ -254,7 +265,7 @@ static void pump(struct tcp_client *client, bool owner)
 	/* Whoever holds the lock sees the note when it lets go. */
 	while (atomic_load(&client->again) && !pthread_mutex_trylock(&client->lock)) {
 		atomic_store(&client->again, false);
-		turn(client, owner, &done);
+		turn(client, who, &done);
 		pthread_mutex_unlock(&client->lock);
 		tcp_pieces_done(&done);
 	}
@@ -263,7 +274,12 @@ static void pump(struct tcp_client *client, bool owner)
 
 void tcp_client_pump(struct tcp_client *client)
 {
-	pump(client, false);
+	pump(client, LOOP);
+}
+
+void tcp_client_push(struct tcp_client *client)
+{
+	pump(client, SUBMITTER);
 }
 
 void tcp_client_kick(struct tcp_client *client)
@@ -280,6 +296,18 @@ void tcp_client_kick(struct tcp_client *client)
 }
 
 /* ---- a waiter ----------------------------------------------------------------------------------- */
+
+/* Is anything of the batch unfinished? If not, it is done, or the thread that finished the last of it is
+ * about to say so. */
+static bool unfinished(const struct wh_batch *batch)
+{
+	bool left = false;
+
+	for (size_t i = 0; i < batch->piece_count && !left; i++)
+		left = batch->pieces[i].transport == WH_TRANSPORT_TCP &&
+		       atomic_load(&batch->pieces[i].left);
+	return left;
+}
 
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline)
 {
@@ -303,8 +331,8 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	release(client);
 	for (;;) {
 		/* First this: the submission may have left it to us to send. */
-		pump(client, true);
-		if (!wh_batch_running(batch))
+		pump(client, OWNER);
+		if (!unfinished(batch))
 			break;
 		pthread_mutex_lock(&client->lock);
 		/* While it is broken, its loop has the next word. */
@@ -324,7 +352,7 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	}
 	atomic_store(&client->owned, false);
 	pthread_mutex_lock(&client->lock);
-	arm(client, false);
+	arm(client, LOOP);
 	release(client);
 	atomic_fetch_sub(&client->users, 1);
 }
@@ -438,7 +466,7 @@ static void retry(struct wh_timer *timer)
 		if (error)
 			trouble(client, error);
 		else
-			arm(client, false);
+			arm(client, LOOP);
 	}
 	release(client);
 }
@@ -511,7 +539,7 @@ static void ready(struct wh_source *source, uint32_t events)
 	release(client);
 	/* Its owner sees what has come, and arms it again. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
-		pump(client, false);
+		pump(client, LOOP);
 }
 
 struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)

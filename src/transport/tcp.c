@@ -203,7 +203,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 		if (no_memory(tcp, client, lane))
 			return;
 		if (small)
-			tcp_client_pump(client);
+			tcp_client_push(client);
 		else
 			tcp_client_kick(client);
 		if (only)

@@ -22,7 +22,9 @@
 #define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
 #define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
 #define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
-#define TCP_VECTOR 1024         /* pieces of memory in one system call (IOV_MAX) */
+/* Pieces of memory in one system call. More would be looked at in vain: a call seldom moves more than
+ * some 100 KiB, and the vector is made anew for each. */
+#define TCP_VECTOR 128
 #define TCP_IN (16u << 10)      /* initiator's receive buffer: headers, small payloads */
 #define TCP_SERVER_IN (64u << 10)
 #define TCP_TAIL 4096           /* how much of what follows a payload is read along with it */
@@ -146,6 +148,8 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane);
 void tcp_client_free(struct tcp_client *client);
 /* Get it going: connect, pull, send, receive; on any thread. */
 void tcp_client_pump(struct tcp_client *client);
+/* The same without receiving: a submission does not do the work of others. */
+void tcp_client_push(struct tcp_client *client);
 /* Have its loop get it going, unless a waiter comes first. */
 void tcp_client_kick(struct tcp_client *client);
 /* As a waiter: own it until the batch is done or the deadline. */
