@@ -149,6 +149,9 @@ void wh_socket_tune(struct wh_engine *engine, int fd);
  * that nobody serves, alive. */
 void wh_socket_close(int fd);
 
+/* A HELLO or WELCOME with its frame header. */
+#define WH_GREETING_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
+
 /* ---- peers: the side that opens -------------------------------------------------------------- */
 
 #define WH_PEER_ADDRESSES 8
@@ -196,6 +199,10 @@ struct wh_peer {
 	int64_t heard; /* when something last came; on loop 0 */
 };
 
+/* Make the HELLO for a connection of this role to the peer; returns the bytes, frame header included.
+ * `connection` is 0 but for data. */
+size_t wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
+		     uint8_t out[WH_GREETING_MAX]);
 /* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
 int wh_peer_check(struct wh_peer *peer);
 /* Transport `id` does not work for this peer any more: plan around it, and say why. */
@@ -235,8 +242,7 @@ int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hell
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id, uint64_t token);
 void wh_session_end(struct wh_session *session, int error, const char *text);
 /* Make the WELCOME for a connection of this role; returns the bytes, frame header included. */
-#define WH_WELCOME_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
-size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_WELCOME_MAX]);
+size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_GREETING_MAX]);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
 void wh_refuse(int fd, int error, const char *text);
 /* Tell all sessions of a region that came or goes. Under engine.lock. */

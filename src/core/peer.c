@@ -29,6 +29,34 @@ static int64_t timeout_of(const struct wh_peer *peer)
 	return peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
 }
 
+size_t wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
+		     uint8_t out[WH_GREETING_MAX])
+{
+	struct wh_engine *engine = peer->engine;
+	struct wh_hello hello = {
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
+		.role = role,
+		.connection = connection,
+		.epoch = engine->epoch,
+	};
+	size_t length;
+
+	/* The control connection takes any epoch, so as to tell another one from a refusal. */
+	if (role != WH_ROLE_CONTROL) {
+		pthread_mutex_lock(&peer->lock);
+		hello.expected = peer->welcome.epoch;
+		hello.session = peer->welcome.session;
+		hello.token = peer->welcome.token;
+		pthread_mutex_unlock(&peer->lock);
+	}
+	memcpy(hello.host, engine->host, sizeof(hello.host));
+	memcpy(hello.name, engine->name, sizeof(hello.name));
+	length = wh_hello_encode(out + WH_FRAME_HEADER, &hello);
+	wh_frame_encode(out, &(struct wh_frame){ (uint32_t)length, WH_FRAME_HELLO, 0 });
+	return WH_FRAME_HEADER + length;
+}
+
 int wh_peer_check(struct wh_peer *peer)
 {
 	uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
@@ -384,19 +412,10 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 
 static void greet(struct wh_peer *peer, int fd)
 {
-	struct wh_engine *engine = peer->engine;
-	struct wh_hello hello = {
-		.version_min = WH_WIRE_VERSION,
-		.version_max = WH_WIRE_VERSION,
-		.role = WH_ROLE_CONTROL,
-		.epoch = engine->epoch,
-		.expected = 0, /* another epoch is told apart from a refusal */
-	};
-	uint8_t bytes[WH_HELLO_MAX];
+	uint8_t bytes[WH_GREETING_MAX];
+	size_t length = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, bytes);
 	int error;
 
-	memcpy(hello.host, engine->host, sizeof(hello.host));
-	memcpy(hello.name, engine->name, sizeof(hello.name));
 	peer->heard = wh_now();
 	error = wh_control_start(&peer->control, fd);
 	if (error) {
@@ -404,7 +423,8 @@ static void greet(struct wh_peer *peer, int fd)
 		try_failed(peer, error, strerror(-error));
 		return;
 	}
-	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, bytes, wh_hello_encode(bytes, &hello));
+	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, bytes + WH_FRAME_HEADER,
+			length - WH_FRAME_HEADER);
 }
 
 static void connected(struct wh_source *source, uint32_t events)

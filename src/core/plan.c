@@ -230,7 +230,7 @@ int wh_plan(struct wh_batch *batch)
 int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 {
 	struct wh_batch *batch = piece->batch;
-	uint32_t id = piece->transport, worst = 0;
+	uint32_t id, worst = 0;
 	unsigned place;
 
 	snprintf(why, WH_REFUSAL, "no other transport");

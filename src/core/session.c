@@ -14,7 +14,7 @@
 /* More than that many engines connected to one are refused. */
 #define SESSIONS_MAX 16384
 
-size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_WELCOME_MAX])
+size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_GREETING_MAX])
 {
 	struct wh_engine *engine = session->engine;
 	struct wh_hello welcome = {
@@ -139,7 +139,7 @@ static int send_regions(struct wh_session *session)
 int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello)
 {
 	struct wh_session *session;
-	uint8_t bytes[WH_WELCOME_MAX];
+	uint8_t bytes[WH_GREETING_MAX];
 	size_t length;
 	int error;
 

@@ -252,22 +252,28 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	X(NEEDED, 3020, cuMemGetInfo, (size_t *free, size_t *total), "cuMemGetInfo_v2") \
 	X(NEEDED, 3020, cuMemAlloc, (CUdeviceptr *out, size_t bytes), "cuMemAlloc_v2") \
 	X(NEEDED, 3020, cuMemFree, (CUdeviceptr address), "cuMemFree_v2") \
-	X(NEEDED, 3020, cuMemGetAddressRange, (CUdeviceptr *base, size_t *size, CUdeviceptr address), \
+	X(NEEDED, 3020, cuMemGetAddressRange, \
+	  (CUdeviceptr *base, size_t *size, CUdeviceptr address), \
 	  "cuMemGetAddressRange_v2") \
-	X(NEEDED, 2020, cuMemHostAlloc, (void **out, size_t bytes, unsigned flags), "cuMemHostAlloc") \
+	X(NEEDED, 2020, cuMemHostAlloc, (void **out, size_t bytes, unsigned flags), \
+	  "cuMemHostAlloc") \
 	X(NEEDED, 2000, cuMemFreeHost, (void *address), "cuMemFreeHost") \
 	X(NEEDED, 4000, cuMemHostRegister, (void *address, size_t bytes, unsigned flags), \
 	  "cuMemHostRegister_v2 cuMemHostRegister") \
 	X(NEEDED, 4000, cuMemHostUnregister, (void *address), "cuMemHostUnregister") \
-	X(NEEDED, 3020, cuMemHostGetDevicePointer, (CUdeviceptr *out, void *address, unsigned flags), \
+	X(NEEDED, 3020, cuMemHostGetDevicePointer, \
+	  (CUdeviceptr *out, void *address, unsigned flags), \
 	  "cuMemHostGetDevicePointer_v2") \
-	X(OPTIONAL, 2030, cuMemHostGetFlags, (unsigned *flags, void *address), "cuMemHostGetFlags") \
+	X(OPTIONAL, 2030, cuMemHostGetFlags, (unsigned *flags, void *address), \
+	  "cuMemHostGetFlags") \
 	X(OPTIONAL, 6000, cuMemAllocManaged, (CUdeviceptr *out, size_t bytes, unsigned flags), \
 	  "cuMemAllocManaged") \
 	X(OPTIONAL, 11020, cuMemAllocAsync, (CUdeviceptr *out, size_t bytes, CUstream stream), \
 	  "cuMemAllocAsync") \
-	X(OPTIONAL, 11020, cuMemFreeAsync, (CUdeviceptr address, CUstream stream), "cuMemFreeAsync") \
-	X(OPTIONAL, 4010, cuIpcGetMemHandle, (struct wh_cuda_ipc_handle *out, CUdeviceptr address), \
+	X(OPTIONAL, 11020, cuMemFreeAsync, (CUdeviceptr address, CUstream stream), \
+	  "cuMemFreeAsync") \
+	X(OPTIONAL, 4010, cuIpcGetMemHandle, \
+	  (struct wh_cuda_ipc_handle *out, CUdeviceptr address), \
 	  "cuIpcGetMemHandle") \
 	X(OPTIONAL, 4010, cuIpcOpenMemHandle, \
 	  (CUdeviceptr *out, struct wh_cuda_ipc_handle handle, unsigned flags), \
@@ -280,7 +286,8 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	X(OPTIONAL, 10020, cuMemAddressReserve, \
 	  (CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, \
 	   unsigned long long flags), "cuMemAddressReserve") \
-	X(OPTIONAL, 10020, cuMemAddressFree, (CUdeviceptr address, size_t size), "cuMemAddressFree") \
+	X(OPTIONAL, 10020, cuMemAddressFree, (CUdeviceptr address, size_t size), \
+	  "cuMemAddressFree") \
 	X(OPTIONAL, 10020, cuMemCreate, \
 	  (CUallocation *out, size_t size, const struct wh_cuda_properties *properties, \
 	   unsigned long long flags), "cuMemCreate") \
@@ -293,12 +300,14 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	  (CUdeviceptr address, size_t size, const struct wh_cuda_access *access, size_t count), \
 	  "cuMemSetAccess") \
 	X(OPTIONAL, 10020, cuMemGetAccess, \
-	  (unsigned long long *flags, const struct wh_cuda_location *location, CUdeviceptr address), \
+	  (unsigned long long *flags, const struct wh_cuda_location *location, \
+	   CUdeviceptr address), \
 	  "cuMemGetAccess") \
 	X(OPTIONAL, 10020, cuMemExportToShareableHandle, \
 	  (void *out, CUallocation memory, int type, unsigned long long flags), \
 	  "cuMemExportToShareableHandle") \
-	X(OPTIONAL, 10020, cuMemImportFromShareableHandle, (CUallocation *out, void *handle, int type), \
+	X(OPTIONAL, 10020, cuMemImportFromShareableHandle, \
+	  (CUallocation *out, void *handle, int type), \
 	  "cuMemImportFromShareableHandle") \
 	X(OPTIONAL, 10020, cuMemGetAllocationGranularity, \
 	  (size_t *out, const struct wh_cuda_properties *properties, int option), \
@@ -322,15 +331,18 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyAsync") \
 	X(NEEDED, 3020, cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes), \
 	  "cuMemcpyHtoD_v2") \
-	X(NEEDED, 3020, cuMemcpyDtoH, (void *to, CUdeviceptr from, size_t bytes), "cuMemcpyDtoH_v2") \
+	X(NEEDED, 3020, cuMemcpyDtoH, (void *to, CUdeviceptr from, size_t bytes), \
+	  "cuMemcpyDtoH_v2") \
 	X(NEEDED, 3020, cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, size_t bytes), \
 	  "cuMemcpyDtoD_v2") \
 	X(NEEDED, 3020, cuMemcpyHtoDAsync, \
-	  (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), "cuMemcpyHtoDAsync_v2") \
+	  (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), \
+	  "cuMemcpyHtoDAsync_v2") \
 	X(NEEDED, 3020, cuMemcpyDtoHAsync, \
 	  (void *to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyDtoHAsync_v2") \
 	X(NEEDED, 3020, cuMemcpyDtoDAsync, \
-	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyDtoDAsync_v2") \
+	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), \
+	  "cuMemcpyDtoDAsync_v2") \
 	X(OPTIONAL, 4000, cuMemcpyPeerAsync, \
 	  (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, \
 	   size_t bytes, CUstream stream), "cuMemcpyPeerAsync") \
@@ -343,7 +355,8 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	X(NEEDED, 3020, cuMemsetD8Async, \
 	  (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), "cuMemsetD8Async") \
 	X(NEEDED, 2000, cuStreamCreate, (CUstream *out, unsigned flags), "cuStreamCreate") \
-	X(OPTIONAL, 5050, cuStreamCreateWithPriority, (CUstream *out, unsigned flags, int priority), \
+	X(OPTIONAL, 5050, cuStreamCreateWithPriority, \
+	  (CUstream *out, unsigned flags, int priority), \
 	  "cuStreamCreateWithPriority") \
 	X(NEEDED, 4000, cuStreamDestroy, (CUstream stream), "cuStreamDestroy_v2") \
 	X(NEEDED, 2000, cuStreamQuery, (CUstream stream), "cuStreamQuery") \
@@ -359,7 +372,8 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	X(OPTIONAL, 8000, cuStreamWaitValue32, \
 	  (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags), \
 	  "cuStreamWaitValue32_v2 cuStreamWaitValue32") \
-	X(OPTIONAL, 10000, cuLaunchHostFunc, (CUstream stream, void (*function)(void *), void *arg), \
+	X(OPTIONAL, 10000, cuLaunchHostFunc, \
+	  (CUstream stream, void (*function)(void *), void *arg), \
 	  "cuLaunchHostFunc") \
 	X(NEEDED, 2000, cuEventCreate, (CUevent *out, unsigned flags), "cuEventCreate") \
 	X(NEEDED, 2000, cuEventRecord, (CUevent event, CUstream stream), "cuEventRecord") \
@@ -378,8 +392,10 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	X(NEEDED, 2020, cuFuncGetAttribute, (int *value, int attribute, CUfunction function), \
 	  "cuFuncGetAttribute") \
 	X(NEEDED, 4000, cuLaunchKernel, \
-	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, \
-	   unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, \
+	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
+	   unsigned block_x, \
+	   unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, \
+	   void **parameters, \
 	   void **extra), "cuLaunchKernel")
 
 #endif

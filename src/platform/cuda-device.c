@@ -9,10 +9,11 @@
 #include "platform/cuda.h"
 #include "util/error.h"
 
-/* ---- listing ---------------------------------------------------------------------------------- */
+/* ---- listing --------------------------------------------------------------------------------- */
 
 /* An attribute that the driver does not know yet stands for "no". */
-static int attribute(struct wh_cuda *cuda, const struct wh_cuda_device *device, int which, int fallback)
+static int attribute(struct wh_cuda *cuda, const struct wh_cuda_device *device, int which,
+		     int fallback)
 {
 	int value;
 
@@ -47,7 +48,8 @@ static void read_attributes(struct wh_cuda *cuda, struct wh_cuda_device *device)
 	device->processors = attribute(cuda, device, CUDA_DEVICE_MULTIPROCESSORS, 1);
 	device->copy_engines = attribute(cuda, device, CUDA_DEVICE_COPY_ENGINES, 0);
 	device->numa_node = attribute(cuda, device, CUDA_DEVICE_HOST_NUMA_ID, -1);
-	device->compute_mode = attribute(cuda, device, CUDA_DEVICE_COMPUTE_MODE, CUDA_COMPUTE_DEFAULT);
+	device->compute_mode =
+		attribute(cuda, device, CUDA_DEVICE_COMPUTE_MODE, CUDA_COMPUTE_DEFAULT);
 	device->writes_ordering = attribute(cuda, device, CUDA_DEVICE_RDMA_WRITES_ORDERING, 0);
 	device->flush_options = attribute(cuda, device, CUDA_DEVICE_RDMA_FLUSH_OPTIONS, 0);
 }
@@ -58,7 +60,8 @@ static void write_uuid(const unsigned char *bytes, char *out, size_t size)
 
 	for (int i = 0; i < 16; i++)
 		at += (size_t)snprintf(out + at, size - at, "%s%02x",
-				       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
+				       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+				       bytes[i]);
 }
 
 static void name_device(struct wh_cuda *cuda, struct wh_cuda_device *device)
@@ -67,12 +70,16 @@ static void name_device(struct wh_cuda *cuda, struct wh_cuda_device *device)
 		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_DOMAIN, 0),
 		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_BUS, 0),
 		 (unsigned)attribute(cuda, device, CUDA_DEVICE_PCI_DEVICE, 0));
-	snprintf(device->text, sizeof(device->text), "cuda:%d (%s, %s)", device->ordinal, device->name,
-		 device->pci);
-	if (device->compute_mode == CUDA_COMPUTE_PROHIBITED || device->compute_mode == CUDA_COMPUTE_EXCLUSIVE)
-		snprintf(device->skipped, sizeof(device->skipped), "%s is in compute mode %s and not used; "
-			 "nvidia-smi -i %s -c 0 sets the default one", device->text,
-			 device->compute_mode == CUDA_COMPUTE_PROHIBITED ? "prohibited" : "exclusive",
+	snprintf(device->text, sizeof(device->text), "cuda:%d (%s, %s)", device->ordinal,
+		 device->name, device->pci);
+	if (device->compute_mode == CUDA_COMPUTE_PROHIBITED ||
+	    device->compute_mode == CUDA_COMPUTE_EXCLUSIVE)
+		snprintf(device->skipped, sizeof(device->skipped),
+			 "%s is in compute mode %s and not used; "
+			 "nvidia-smi -i %s -c 0 sets the default one",
+			 device->text,
+			 device->compute_mode == CUDA_COMPUTE_PROHIBITED ? "prohibited" :
+									   "exclusive",
 			 device->pci);
 }
 
@@ -83,15 +90,16 @@ static int read_device(struct wh_cuda *cuda, int ordinal, struct wh_cuda_device 
 	int error;
 
 	device->ordinal = ordinal;
-	error = wh_cuda_check(cuda, cuda->cuDeviceGet(&device->handle, ordinal), "cuDeviceGet", "cuda:%d",
-			      ordinal);
+	error = wh_cuda_check(cuda, cuda->cuDeviceGet(&device->handle, ordinal), "cuDeviceGet",
+			      "cuda:%d", ordinal);
 	if (!error)
-		error = wh_cuda_check(cuda, cuda->cuDeviceGetName(device->name, sizeof(device->name),
-								  device->handle),
-				      "cuDeviceGetName", "cuda:%d", ordinal);
+		error = wh_cuda_check(
+			cuda,
+			cuda->cuDeviceGetName(device->name, sizeof(device->name), device->handle),
+			"cuDeviceGetName", "cuda:%d", ordinal);
 	if (!error)
-		error = wh_cuda_check(cuda, cuda->cuDeviceGetUuid(&uuid, device->handle), "cuDeviceGetUuid",
-				      "cuda:%d", ordinal);
+		error = wh_cuda_check(cuda, cuda->cuDeviceGetUuid(&uuid, device->handle),
+				      "cuDeviceGetUuid", "cuda:%d", ordinal);
 	if (!error)
 		error = wh_cuda_check(cuda, cuda->cuDeviceTotalMem(&memory, device->handle),
 				      "cuDeviceTotalMem", "cuda:%d", ordinal);
@@ -111,8 +119,8 @@ static void read_peers(struct wh_cuda *cuda, struct wh_cuda_device *device)
 		const struct wh_cuda_device *other = &cuda->devices[i];
 		int can = 0;
 
-		if (other == device || (!cuda->cuDeviceCanAccessPeer(&can, device->handle, other->handle) &&
-					can))
+		if (other == device ||
+		    (!cuda->cuDeviceCanAccessPeer(&can, device->handle, other->handle) && can))
 			device->peers |= UINT64_C(1) << i;
 	}
 }
@@ -120,13 +128,16 @@ static void read_peers(struct wh_cuda *cuda, struct wh_cuda_device *device)
 /* Initialised, under the lock. */
 int wh_cuda_devices_list(struct wh_cuda *cuda)
 {
-	int count, error = wh_cuda_check(cuda, cuda->cuDeviceGetCount(&count), "cuDeviceGetCount", NULL);
+	int count, error = wh_cuda_check(cuda, cuda->cuDeviceGetCount(&count), "cuDeviceGetCount",
+					 NULL);
 
 	if (error)
 		return error;
 	if (count < 0 || count > WH_CUDA_DEVICES)
-		return wh_fail(EOPNOTSUPP, "cuDeviceGetCount: %d devices; Wherry counts up to %d, choose some "
-			       "with CUDA_VISIBLE_DEVICES", count, WH_CUDA_DEVICES);
+		return wh_fail(EOPNOTSUPP,
+			       "cuDeviceGetCount: %d devices; Wherry counts up to %d, choose some "
+			       "with CUDA_VISIBLE_DEVICES",
+			       count, WH_CUDA_DEVICES);
 	cuda->devices = calloc((size_t)count + 1, sizeof(*cuda->devices));
 	if (!cuda->devices)
 		return wh_fail(ENOMEM, "no memory for %d CUDA devices", count);
@@ -157,7 +168,7 @@ void wh_cuda_devices_free(struct wh_cuda *cuda)
 	cuda->device_count = 0;
 }
 
-/* ---- finding ------------------------------------------------------------------------------------ */
+/* ---- finding --------------------------------------------------------------------------------- */
 
 /* Hexadecimal digits, at most 8, moving *text behind them. */
 static bool parse_hex(const char **text, unsigned *out)
@@ -216,7 +227,8 @@ static int find_text(const struct wh_cuda *cuda, const char *uuid, const char *p
 	for (unsigned i = 0; i < cuda->device_count; i++) {
 		const struct wh_cuda_device *device = &cuda->devices[i];
 
-		if (uuid ? !strncasecmp(device->uuid + 4, uuid, strlen(uuid)) : !strcmp(device->pci, pci))
+		if ((uuid && !strncasecmp(device->uuid + 4, uuid, strlen(uuid))) ||
+		    (pci && !strcmp(device->pci, pci)))
 			found = found == -1 ? (int)i : -2;
 	}
 	return found;
@@ -242,8 +254,10 @@ int wh_cuda_device_find(struct wh_cuda *cuda, const char *name, struct wh_cuda_d
 	if (!name || strncmp(name, "cuda:", 5) ||
 	    !(parse_ordinal(name + 5, &found) || parse_pci(name + 5, pci, sizeof(pci)) ||
 	      !strncasecmp(name + 5, "GPU-", 4) || !strncasecmp(name + 5, "MIG-", 4)))
-		return wh_fail(EINVAL, "'%s' is no name of a device; try cuda:0, cuda:GPU-<uuid> or "
-			       "cuda:0000:65:00.0", name ? name : "");
+		return wh_fail(EINVAL,
+			       "'%s' is no name of a device; try cuda:0, cuda:GPU-<uuid> or "
+			       "cuda:0000:65:00.0",
+			       name ? name : "");
 	error = wh_cuda_ready(cuda);
 	if (error)
 		return error;
@@ -266,20 +280,21 @@ int wh_cuda_device_at(struct wh_cuda *cuda, int ordinal, struct wh_cuda_device *
 	if (error)
 		return error;
 	if (ordinal < 0 || (unsigned)ordinal >= cuda->device_count)
-		return wh_fail(ENODEV, "there is no cuda:%d; CUDA shows this process %u devices", ordinal,
-			       cuda->device_count);
+		return wh_fail(ENODEV, "there is no cuda:%d; CUDA shows this process %u devices",
+			       ordinal, cuda->device_count);
 	*out = &cuda->devices[ordinal];
 	return 0;
 }
 
-/* ---- peers -------------------------------------------------------------------------------------- */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 bool wh_cuda_device_peers(const struct wh_cuda_device *from, const struct wh_cuda_device *to)
 {
 	return from->peers >> to->ordinal & 1;
 }
 
-int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from, struct wh_cuda_device *to)
+int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from,
+			struct wh_cuda_device *to)
 {
 	struct wh_cuda_scope scope;
 	CUcontext peer;
@@ -288,8 +303,10 @@ int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from, struc
 	if (from == to)
 		return 0;
 	if (!wh_cuda_device_peers(from, to))
-		return wh_fail(EOPNOTSUPP, "%s does not reach the memory of %s: there is no NVLink between "
-			       "them, and PCIe peer access is not possible or off", from->text, to->text);
+		return wh_fail(EOPNOTSUPP,
+			       "%s does not reach the memory of %s: there is no NVLink between "
+			       "them, and PCIe peer access is not possible or off",
+			       from->text, to->text);
 	/* Entering is what makes the other one's context. */
 	error = wh_cuda_enter(cuda, to, &scope);
 	if (error)
@@ -302,8 +319,8 @@ int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from, struc
 	result = cuda->cuCtxEnablePeerAccess(peer, 0);
 	if (result == CUDA_PEER_ACCESS_ALREADY_ENABLED)
 		result = CUDA_SUCCESS;
-	error = wh_cuda_check(cuda, result, "cuCtxEnablePeerAccess", "cuda:%d to cuda:%d", from->ordinal,
-			      to->ordinal);
+	error = wh_cuda_check(cuda, result, "cuCtxEnablePeerAccess", "cuda:%d to cuda:%d",
+			      from->ordinal, to->ordinal);
 	wh_cuda_leave(&scope);
 	return error;
 }

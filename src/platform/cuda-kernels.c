@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The kernels, which are part of this library: machine code for some architectures, and PTX, which the
- * driver compiles for all others and for drivers that refuse the machine code of a newer toolkit.
+ * The kernels, which are part of this library: machine code for some architectures, and PTX, which
+ * the driver compiles for all others and for drivers that refuse the machine code of a newer
+ * toolkit.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +16,8 @@
 
 #define LOG_SIZE 8192
 
-_Static_assert(WH_BLOCKS_VARIANTS <= sizeof(((struct wh_cuda_kernels *)0)->blocks) / sizeof(CUfunction),
+_Static_assert(WH_BLOCKS_VARIANTS <=
+		       sizeof(((struct wh_cuda_kernels *)0)->blocks) / sizeof(CUfunction),
 	       "room for the kernels");
 
 /* The newest machine code that the device runs: of its own major version, and not newer than it.
@@ -58,7 +60,8 @@ int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name
 		return wh_fail(ENOMEM, "no memory to load the kernels");
 	error = cuda->cuModuleLoadDataEx(out, image, 2, options, values);
 	one_line(log);
-	/* What the compiler said is worth more than what the driver says of it, which comes after. */
+	/* What the compiler said is worth more than what the driver says of it, which comes
+	 * after. */
 	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.80s", name,
 			      *log ? ": " : "", log);
 	free(log);
@@ -73,23 +76,28 @@ static int find_functions(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
 	int error, version;
 
 	for (int i = 0; i < WH_BLOCKS_VARIANTS; i++) {
-		error = wh_cuda_check(cuda, cuda->cuModuleGetFunction(&kernels->blocks[i], kernels->module,
-								      names[i]),
-				      "cuModuleGetFunction", "%s", names[i]);
+		error = wh_cuda_check(
+			cuda,
+			cuda->cuModuleGetFunction(&kernels->blocks[i], kernels->module, names[i]),
+			"cuModuleGetFunction", "%s", names[i]);
 		if (error)
 			return error;
-		error = cuda->cuFuncLoad
-			? wh_cuda_check(cuda, cuda->cuFuncLoad(kernels->blocks[i]), "cuFuncLoad", "%s", names[i])
-			: wh_cuda_check(cuda, cuda->cuFuncGetAttribute(&version, CUDA_FUNCTION_BINARY_VERSION,
+		error = cuda->cuFuncLoad ?
+				wh_cuda_check(cuda, cuda->cuFuncLoad(kernels->blocks[i]),
+					      "cuFuncLoad", "%s", names[i]) :
+				wh_cuda_check(cuda,
+					      cuda->cuFuncGetAttribute(&version,
+								       CUDA_FUNCTION_BINARY_VERSION,
 								       kernels->blocks[i]),
-					"cuFuncGetAttribute", "%s", names[i]);
+					      "cuFuncGetAttribute", "%s", names[i]);
 		if (error)
 			return error;
 	}
 	return 0;
 }
 
-int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh_cuda_kernels *out)
+int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
+			 struct wh_cuda_kernels *out)
 {
 	struct wh_cuda_kernels kernels = { 0 };
 	size_t image = choose(device);
@@ -104,8 +112,8 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device, st
 	 * errors. */
 	if (error && image != WH_CUDA_IMAGES - 1) {
 		image = WH_CUDA_IMAGES - 1;
-		error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes, wh_cuda_images[image].name,
-				   &kernels.module);
+		error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes,
+					   wh_cuda_images[image].name, &kernels.module);
 	}
 	if (!error) {
 		kernels.image = wh_cuda_images[image].name;
@@ -136,9 +144,10 @@ int wh_cuda_blocks_launch(struct wh_cuda *cuda, const struct wh_cuda_kernels *ke
 {
 	void *parameters[] = { (void *)(uintptr_t)job };
 
-	return wh_cuda_check(cuda, cuda->cuLaunchKernel(kernels->blocks[variant], ctas, 1, 1,
-							WH_BLOCKS_THREADS, 1, 1, 0, stream, parameters,
-							NULL),
+	return wh_cuda_check(cuda,
+			     cuda->cuLaunchKernel(kernels->blocks[variant], ctas, 1, 1,
+						  WH_BLOCKS_THREADS, 1, 1, 0, stream, parameters,
+						  NULL),
 			     "cuLaunchKernel", "%u blocks of %llu bytes, %u CTAs", job->count,
 			     (unsigned long long)job->block_length, ctas);
 }

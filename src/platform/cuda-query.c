@@ -2,9 +2,9 @@
 /*
  * What an address is, as the CUDA driver tells it.
  *
- * Attributes are asked for one by one. cuPointerGetAttributes() would answer them all at once, but it
- * succeeds with zeroes for addresses that it does not know, and with an error for all of them if an
- * older driver does not know one attribute.
+ * Attributes are asked for one by one. cuPointerGetAttributes() would answer them all at once, but
+ * it succeeds with zeroes for addresses that it does not know, and with an error for all of them if
+ * an older driver does not know one attribute.
  */
 #include <errno.h>
 #include <string.h>
@@ -42,10 +42,10 @@ static uint64_t ask_number(const struct wh_cuda *cuda, int attribute, uint64_t a
 	return value;
 }
 
-/* ---- extent ------------------------------------------------------------------------------------- */
+/* ---- extent ---------------------------------------------------------------------------------- */
 
-/* Memory of cuMemCreate is known mapping by mapping; what cuMemGetAddressRange() says of several in one
- * reserved range is of no use. */
+/* Memory of cuMemCreate is known mapping by mapping; what cuMemGetAddressRange() says of several
+ * in one reserved range is of no use. */
 static int find_extent(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *p)
 {
 	struct wh_cuda_scope scope;
@@ -72,12 +72,15 @@ static int find_extent(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_po
 		p->length = size;
 	}
 	if (address < p->base || address - p->base >= p->length)
-		return wh_fail(EIO, "the CUDA driver says of address 0x%llx that it lies in 0x%llx and 0x%llx "
-			       "bytes on", (ull)address, (ull)p->base, (ull)p->length);
+		return wh_fail(
+			EIO,
+			"the CUDA driver says of address 0x%llx that it lies in 0x%llx and 0x%llx "
+			"bytes on",
+			(ull)address, (ull)p->base, (ull)p->length);
 	return 0;
 }
 
-/* ---- exports ------------------------------------------------------------------------------------ */
+/* ---- exports --------------------------------------------------------------------------------- */
 
 /* Sets vmm, and what the memory was created to become. */
 static int find_vmm(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *p)
@@ -86,7 +89,8 @@ static int find_vmm(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_point
 	CUallocation memory;
 	int error, result;
 
-	if (p->pool || !cuda->cuMemRetainAllocationHandle || !cuda->cuMemGetAllocationPropertiesFromHandle)
+	if (p->pool || !cuda->cuMemRetainAllocationHandle ||
+	    !cuda->cuMemGetAllocationPropertiesFromHandle)
 		return 0;
 	result = cuda->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)address);
 	if (result == CUDA_INVALID_VALUE || result == CUDA_NOT_SUPPORTED)
@@ -94,7 +98,8 @@ static int find_vmm(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_point
 	error = wh_cuda_check(cuda, result, "cuMemRetainAllocationHandle", "0x%llx", (ull)address);
 	if (error)
 		return error;
-	error = wh_cuda_check(cuda, cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
+	error = wh_cuda_check(cuda,
+			      cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
 			      "cuMemGetAllocationPropertiesFromHandle", "0x%llx", (ull)address);
 	cuda->cuMemRelease(memory);
 	if (error)
@@ -129,7 +134,7 @@ static int find_exports(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_p
 	return 0;
 }
 
-/* ---- the query ---------------------------------------------------------------------------------- */
+/* ---- the query ------------------------------------------------------------------------------- */
 
 static int find_device(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *p)
 {
@@ -139,7 +144,8 @@ static int find_device(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_po
 	if (ordinal >= 0 && (unsigned)ordinal < cuda->device_count)
 		p->device = &cuda->devices[ordinal];
 	if (p->memory == WH_CUDA_DEVICE && !p->device)
-		return wh_fail(EIO, "the CUDA driver says that address 0x%llx lies on device %d, of %u",
+		return wh_fail(EIO,
+			       "the CUDA driver says that address 0x%llx lies on device %d, of %u",
 			       (ull)address, ordinal, cuda->device_count);
 	return 0;
 }
@@ -156,8 +162,10 @@ static int fill(struct wh_cuda *cuda, uint64_t address, unsigned type, struct wh
 	else if (type == CUDA_MEMORY_DEVICE)
 		p->memory = WH_CUDA_DEVICE;
 	else
-		return wh_fail(EOPNOTSUPP, "address 0x%llx is CUDA memory of type %u (2 would be a device's), "
-			       "which Wherry does not move", (ull)address, type);
+		return wh_fail(EOPNOTSUPP,
+			       "address 0x%llx is CUDA memory of type %u (2 would be a device's), "
+			       "which Wherry does not move",
+			       (ull)address, type);
 	error = find_device(cuda, address, p);
 	if (error)
 		return error;
@@ -180,8 +188,11 @@ static int unknown(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointe
 	uint64_t size = ask_number(cuda, CUDA_POINTER_RANGE_SIZE, address);
 
 	if (size)
-		return wh_fail(EFAULT, "address 0x%llx is reserved for a GPU, but no memory is mapped there "
-			       "(cuMemMap and cuMemSetAccess)", (ull)address);
+		return wh_fail(
+			EFAULT,
+			"address 0x%llx is reserved for a GPU, but no memory is mapped there "
+			"(cuMemMap and cuMemSetAccess)",
+			(ull)address);
 	*out = (struct wh_cuda_pointer){ .memory = WH_CUDA_PLAIN };
 	return 0;
 }
@@ -196,8 +207,8 @@ int wh_cuda_query(struct wh_cuda *cuda, const void *pointer, struct wh_cuda_poin
 
 	if (error && error != -ENOENT)
 		return error;
-	/* Without a driver in the process, or before it was initialised, there is no memory of a driver.
-	 * After we have initialised it, it says so in a forked child only. */
+	/* Without a driver in the process, or before it was initialised, there is no memory of a
+	 * driver. After we have initialised it, it says so in a forked child only. */
 	result = error ? CUDA_NOT_INITIALIZED :
 			 cuda->cuPointerGetAttribute(&type, CUDA_POINTER_MEMORY_TYPE, address);
 	if (result == CUDA_NOT_INITIALIZED && (error || !initialised)) {
@@ -217,7 +228,7 @@ int wh_cuda_query(struct wh_cuda *cuda, const void *pointer, struct wh_cuda_poin
 	return error;
 }
 
-/* ---- ranges ------------------------------------------------------------------------------------- */
+/* ---- ranges ---------------------------------------------------------------------------------- */
 
 static bool on_host(const struct wh_cuda_pointer *p)
 {
@@ -226,8 +237,11 @@ static bool on_host(const struct wh_cuda_pointer *p)
 
 static int mixed(uint64_t start, uint64_t at)
 {
-	return wh_fail(EFAULT, "the range at 0x%llx is host memory in part and CUDA memory in part: another "
-		       "sort begins at or before 0x%llx", (ull)start, (ull)at);
+	return wh_fail(
+		EFAULT,
+		"the range at 0x%llx is host memory in part and CUDA memory in part: another "
+		"sort begins at or before 0x%llx",
+		(ull)start, (ull)at);
 }
 
 int wh_cuda_walk(struct wh_cuda *cuda, const void *address, size_t length,
@@ -241,7 +255,8 @@ int wh_cuda_walk(struct wh_cuda *cuda, const void *address, size_t length,
 	int error;
 
 	if (!length || __builtin_add_overflow(start, length, &end))
-		return wh_fail(EINVAL, "%zu bytes at 0x%llx are no range of memory", length, (ull)start);
+		return wh_fail(EINVAL, "%zu bytes at 0x%llx are no range of memory", length,
+			       (ull)start);
 	for (; at < end; at += count) {
 		error = wh_cuda_query(cuda, (const void *)(uintptr_t)at, &p);
 		if (error)
@@ -276,9 +291,12 @@ int wh_cuda_sync_memops(struct wh_cuda *cuda, uint64_t address)
 
 	if (error)
 		return error;
-	error = !cuda->cuPointerSetAttribute ? wh_cuda_missing(cuda, "cuPointerSetAttribute") :
-		wh_cuda_check(cuda, cuda->cuPointerSetAttribute(&on, CUDA_POINTER_SYNC_MEMOPS, address),
-			      "cuPointerSetAttribute", "SYNC_MEMOPS of 0x%llx", (ull)address);
+	error = !cuda->cuPointerSetAttribute ?
+			wh_cuda_missing(cuda, "cuPointerSetAttribute") :
+			wh_cuda_check(
+				cuda,
+				cuda->cuPointerSetAttribute(&on, CUDA_POINTER_SYNC_MEMOPS, address),
+				"cuPointerSetAttribute", "SYNC_MEMOPS of 0x%llx", (ull)address);
 	wh_cuda_leave(&scope);
 	return error;
 }

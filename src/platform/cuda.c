@@ -2,8 +2,8 @@
 /*
  * Opening the CUDA driver, its errors, and whose context is current.
  *
- * The library is taken by dlsym() and not by cuGetProcAddress(): the exported names carry their ABI's
- * version, so that a name stands for one list of parameters whatever driver answers.
+ * The library is taken by dlsym() and not by cuGetProcAddress(): the exported names carry their
+ * ABI's version, so that a name stands for one list of parameters whatever driver answers.
  */
 #include "platform/cuda.h"
 
@@ -51,7 +51,7 @@ static int minor_of(int version)
 	return version % 1000 / 10;
 }
 
-/* ---- owners --------------------------------------------------------------------------------- */
+/* ---- owners ---------------------------------------------------------------------------------- */
 
 int wh_cuda_open(const char *path, struct wh_cuda **out)
 {
@@ -136,9 +136,12 @@ static int resolve_all(struct wh_cuda *cuda)
 			missing = &functions[i];
 		memcpy((char *)cuda + functions[i].offset, &found, sizeof(found));
 	}
-	return !missing ? 0 :
-		give_up(cuda, EOPNOTSUPP, "%s has no %s, which came with CUDA %d.%d: update the NVIDIA driver",
-			cuda->path, missing->name, major_of(missing->since), minor_of(missing->since));
+	return !missing ?
+		       0 :
+		       give_up(cuda, EOPNOTSUPP,
+			       "%s has no %s, which came with CUDA %d.%d: update the NVIDIA driver",
+			       cuda->path, missing->name, major_of(missing->since),
+			       minor_of(missing->since));
 }
 
 /* Two drivers in one process would not know each other's memory. */
@@ -149,9 +152,12 @@ static int check_only_one(struct wh_cuda *cuda)
 	if (!other)
 		return 0;
 	dlclose(other);
-	return other == cuda->library ? 0 :
-		give_up(cuda, ELIBBAD, "this process has " WH_CUDA_LIBRARY " open already, which is not "
-			"%s: its memory would not be known; use one of them", cuda->path);
+	return other == cuda->library ?
+		       0 :
+		       give_up(cuda, ELIBBAD,
+			       "this process has " WH_CUDA_LIBRARY " open already, which is not "
+			       "%s: its memory would not be known; use one of them",
+			       cuda->path);
 }
 
 /* Under the lock. */
@@ -163,8 +169,10 @@ static int bind_library(struct wh_cuda *cuda, bool load)
 	if (!cuda->library && load) {
 		const char *why = dlerror();
 
-		return give_up(cuda, ENODEV, "no CUDA driver: dlopen: %s; install the NVIDIA driver's user "
-			       "libraries", why ? why : cuda->path);
+		return give_up(cuda, ENODEV,
+			       "no CUDA driver: dlopen: %s; install the NVIDIA driver's user "
+			       "libraries",
+			       why ? why : cuda->path);
 	}
 	error = check_only_one(cuda);
 	if (error)
@@ -199,7 +207,8 @@ static int kept_error(const struct wh_cuda *cuda)
 
 int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised)
 {
-	int error = bind_once(cuda, false), state = atomic_load_explicit(&cuda->state, memory_order_acquire);
+	int error = bind_once(cuda, false),
+	    state = atomic_load_explicit(&cuda->state, memory_order_acquire);
 	void *other;
 
 	*initialised = state == READY;
@@ -233,7 +242,8 @@ static int initialise(struct wh_cuda *cuda)
 	if (error)
 		return give_up(cuda, -error, "%s", wh_error_text());
 	if (!cuda->device_count)
-		return give_up(cuda, ENODEV, "the CUDA driver sees no device; does CUDA_VISIBLE_DEVICES hide "
+		return give_up(cuda, ENODEV,
+			       "the CUDA driver sees no device; does CUDA_VISIBLE_DEVICES hide "
 			       "them, or are there no /dev/nvidia* here?");
 	atomic_store_explicit(&cuda->state, READY, memory_order_release);
 	return 0;
@@ -268,7 +278,7 @@ void *wh_cuda_symbol(const struct wh_cuda *cuda, const char *symbol)
 	return cuda->library ? dlsym(cuda->library, symbol) : NULL;
 }
 
-/* ---- errors ----------------------------------------------------------------------------------- */
+/* ---- errors ---------------------------------------------------------------------------------- */
 
 struct meaning {
 	int result, error;
@@ -277,19 +287,25 @@ struct meaning {
 
 static const struct meaning meanings[] = {
 	{ CUDA_INVALID_VALUE, EINVAL, NULL },
-	{ CUDA_OUT_OF_MEMORY, ENOMEM, "free memory, or use less of it; nvidia-smi shows who has it" },
-	{ CUDA_NOT_INITIALIZED, EPERM, "CUDA does not work in a child after fork(): fork first, or exec" },
+	{ CUDA_OUT_OF_MEMORY, ENOMEM,
+	  "free memory, or use less of it; nvidia-smi shows who has it" },
+	{ CUDA_NOT_INITIALIZED, EPERM,
+	  "CUDA does not work in a child after fork(): fork first, or exec" },
 	{ CUDA_DEINITIALIZED, ESHUTDOWN, "the process is ending" },
-	{ CUDA_STUB_LIBRARY, ELIBBAD, "this is the toolkit's stub: remove its folder from LD_LIBRARY_PATH" },
+	{ CUDA_STUB_LIBRARY, ELIBBAD,
+	  "this is the toolkit's stub: remove its folder from LD_LIBRARY_PATH" },
 	{ CUDA_DEVICE_UNAVAILABLE, EBUSY, "another process has it exclusively: nvidia-smi -c 0" },
-	{ CUDA_NO_DEVICE, ENODEV, "does CUDA_VISIBLE_DEVICES hide it, or is there no /dev/nvidia0?" },
+	{ CUDA_NO_DEVICE, ENODEV,
+	  "does CUDA_VISIBLE_DEVICES hide it, or is there no /dev/nvidia0?" },
 	{ CUDA_INVALID_DEVICE, ENODEV, NULL },
 	{ CUDA_INVALID_IMAGE, ENOEXEC, NULL },
 	{ CUDA_INVALID_CONTEXT, EINVAL, "was its context destroyed?" },
 	{ CUDA_ALREADY_MAPPED, EEXIST, NULL },
 	{ CUDA_NO_BINARY_FOR_GPU, ENOEXEC, NULL },
-	{ CUDA_ECC_UNCORRECTABLE, EIO, "the GPU's memory is faulty: see dmesg for Xid, reset the GPU" },
-	{ CUDA_PEER_ACCESS_UNSUPPORTED, EOPNOTSUPP, "nvidia-smi topo -p2p r shows who reaches whom" },
+	{ CUDA_ECC_UNCORRECTABLE, EIO,
+	  "the GPU's memory is faulty: see dmesg for Xid, reset the GPU" },
+	{ CUDA_PEER_ACCESS_UNSUPPORTED, EOPNOTSUPP,
+	  "nvidia-smi topo -p2p r shows who reaches whom" },
 	{ CUDA_INVALID_PTX, ENOEXEC, NULL },
 	{ CUDA_NVLINK_UNCORRECTABLE, EIO, "see dmesg for Xid, reset the GPU" },
 	{ CUDA_JIT_COMPILER_NOT_FOUND, ENOEXEC, "libnvidia-ptxjitcompiler.so.1 is missing" },
@@ -313,7 +329,8 @@ static const struct meaning meanings[] = {
 	{ CUDA_SYSTEM_NOT_READY, ENODEV, "start nvidia-fabricmanager" },
 	{ CUDA_SYSTEM_DRIVER_MISMATCH, ELIBBAD,
 	  "the kernel's NVIDIA driver is of another version than libcuda: reload it, or reboot" },
-	{ CUDA_UNKNOWN, EIO, "see dmesg for NVRM and Xid; nvidia-modprobe -u creates missing devices" },
+	{ CUDA_UNKNOWN, EIO,
+	  "see dmesg for NVRM and Xid; nvidia-modprobe -u creates missing devices" },
 };
 
 static const struct meaning *meaning_of(int result)
@@ -354,8 +371,9 @@ int wh_cuda_check(const struct wh_cuda *cuda, int result, const char *call, cons
 		name = "an error that it has no name for";
 	if (!cuda->cuGetErrorString || cuda->cuGetErrorString(result, &words) || !words)
 		words = "no description";
-	return wh_fail(wh_cuda_errno(result), "%s%s%s%s: %s (%d, %s)%s%s", call, *what ? " (" : "", what,
-		       *what ? ")" : "", name, result, words, meaning && meaning->hint ? "; " : "",
+	return wh_fail(wh_cuda_errno(result), "%s%s%s%s: %s (%d, %s)%s%s", call, *what ? " (" : "",
+		       what, *what ? ")" : "", name, result, words,
+		       meaning && meaning->hint ? "; " : "",
 		       meaning && meaning->hint ? meaning->hint : "");
 }
 
@@ -367,12 +385,14 @@ int wh_cuda_missing(const struct wh_cuda *cuda, const char *name)
 		if (!strcmp(functions[i].name, name))
 			since = functions[i].since;
 	}
-	return wh_fail(EOPNOTSUPP, "%s: the NVIDIA driver here is of CUDA %d.%d and has no such function; it "
-		       "came with CUDA %d.%d: update the driver", name, major_of(cuda->version),
-		       minor_of(cuda->version), major_of(since), minor_of(since));
+	return wh_fail(EOPNOTSUPP,
+		       "%s: the NVIDIA driver here is of CUDA %d.%d and has no such function; it "
+		       "came with CUDA %d.%d: update the driver",
+		       name, major_of(cuda->version), minor_of(cuda->version), major_of(since),
+		       minor_of(since));
 }
 
-/* ---- contexts ----------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 /* While a stream of the application is being captured, calls such as an allocation would spoil the
  * capture unless the thread says that it means them. */
@@ -392,9 +412,11 @@ static void restore_capture(struct wh_cuda_scope *scope)
 	scope->exchanged = false;
 }
 
-static int push(struct wh_cuda *cuda, CUcontext context, const char *whose, struct wh_cuda_scope *scope)
+static int push(struct wh_cuda *cuda, CUcontext context, const char *whose,
+		struct wh_cuda_scope *scope)
 {
-	int error = wh_cuda_check(cuda, cuda->cuCtxPushCurrent(context), "cuCtxPushCurrent", "%s", whose);
+	int error = wh_cuda_check(cuda, cuda->cuCtxPushCurrent(context), "cuCtxPushCurrent", "%s",
+				  whose);
 
 	if (!error)
 		scope->context = context;
@@ -408,8 +430,9 @@ static int primary(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontex
 
 	pthread_mutex_lock(&device->lock);
 	if (!device->context)
-		error = wh_cuda_check(cuda, cuda->cuDevicePrimaryCtxRetain(&device->context, device->handle),
-				      "cuDevicePrimaryCtxRetain", "%s", device->text);
+		error = wh_cuda_check(
+			cuda, cuda->cuDevicePrimaryCtxRetain(&device->context, device->handle),
+			"cuDevicePrimaryCtxRetain", "%s", device->text);
 	*out = device->context;
 	pthread_mutex_unlock(&device->lock);
 	return error;

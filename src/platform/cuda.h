@@ -4,8 +4,8 @@
  * elsewhere.
  *
  * A struct wh_cuda costs nothing until something needs the driver; then libcuda.so.1 is opened and
- * initialised once, and where that fails every later call says the same errno and the same text. What
- * the driver of a machine lacks is NULL in the table and says so through wh_cuda_call().
+ * initialised once, and where that fails every later call says the same errno and the same text.
+ * What the driver of a machine lacks is NULL in the table and says so through wh_cuda_call().
  *
  * The declarations below are our own, of the ABI that the driver promises: no toolkit is needed.
  * Addresses that a GPU understands are uint64_t. All functions may be called from any thread, save
@@ -27,7 +27,7 @@
 #define WH_CUDA_DEVICES 64 /* more than any machine has; a bit each */
 #define WH_CUDA_NAME 64
 
-/* ---- the library and its devices ------------------------------------------------------------ */
+/* ---- the library and its devices ------------------------------------------------------------- */
 
 /* A device of this process: CUDA_VISIBLE_DEVICES has been at work. */
 struct wh_cuda_device {
@@ -44,8 +44,8 @@ struct wh_cuda_device {
 	int copy_engines;
 	int numa_node;           /* of the host memory nearest to it; -1: not known */
 	int compute_mode;        /* enum wh_cuda_compute_mode */
-	int writes_ordering;     /* of GPUDirect RDMA: 0 none, 100 seen by the owner, 200 by all devices */
-	int flush_options;       /* GPUDirect RDMA: 1 cuFlushGPUDirectRDMAWrites, 2 memory operations */
+	int writes_ordering; /* of GPUDirect RDMA: 0 none, 100 seen by the owner, 200 by all devices */
+	int flush_options; /* GPUDirect RDMA: 1 cuFlushGPUDirectRDMAWrites, 2 memory operations */
 	bool unified_addressing;
 	bool integrated;
 	bool dma_buf;
@@ -88,13 +88,14 @@ struct wh_cuda {
 int wh_cuda_open(const char *path, struct wh_cuda **out);
 /* One more owner. Returns cuda. */
 struct wh_cuda *wh_cuda_hold(struct wh_cuda *cuda);
-/* The last owner's call gives the primary contexts back; all that was made in them must be gone. The
- * library stays in the process once it was initialised: its threads may be running. */
+/* The last owner's call gives the primary contexts back; all that was made in them must be gone.
+ * The library stays in the process once it was initialised: its threads may be running. */
 void wh_cuda_close(struct wh_cuda *cuda);
 
-/* Load and initialise the driver if that has not been tried, and list the devices; blocks for as long
- * as that takes (up to seconds). 0 with at least one device; else, from then on at each call, what was
- * missing: -ENODEV (no library, no device), -EOPNOTSUPP (too old), -ELIBBAD, or what cuInit said. */
+/* Load and initialise the driver if that has not been tried, and list the devices; blocks for as
+ * long as that takes (up to seconds). 0 with at least one device; else, from then on at each
+ * call, what was missing: -ENODEV (no library, no device), -EOPNOTSUPP (too old), -ELIBBAD, or
+ * what cuInit said. */
 int wh_cuda_ready(struct wh_cuda *cuda);
 
 /* The device that `name` means: "cuda:0", "cuda:GPU-<uuid>" (or "MIG-"; the start will do if it is
@@ -105,11 +106,12 @@ int wh_cuda_device_find(struct wh_cuda *cuda, const char *name, struct wh_cuda_d
 int wh_cuda_device_at(struct wh_cuda *cuda, int ordinal, struct wh_cuda_device **out);
 /* Can `from` reach memory of `to` itself, by NVLink or PCIe? */
 bool wh_cuda_device_peers(const struct wh_cuda_device *from, const struct wh_cuda_device *to);
-/* Let kernels and copies in from's primary context reach what is allocated in to's, for good. 0 if it
- * was so already; -EOPNOTSUPP. */
-int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from, struct wh_cuda_device *to);
+/* Let kernels and copies in from's primary context reach what is allocated in to's, for good. 0
+ * if it was so already; -EOPNOTSUPP. */
+int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from,
+			struct wh_cuda_device *to);
 
-/* ---- calling -------------------------------------------------------------------------------- */
+/* ---- calling --------------------------------------------------------------------------------- */
 
 /* cuMemAlloc and the like: 0 or a negative errno, with a text that names the call, CUDA's error and
  * what to try. A function that the driver lacks is -EOPNOTSUPP. cuda is ready. */
@@ -128,7 +130,7 @@ int wh_cuda_errno(int result);
 /* Another function of the library, by its symbol; NULL: not there. */
 void *wh_cuda_symbol(const struct wh_cuda *cuda, const char *symbol);
 
-/* ---- contexts ------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 /* A stretch of calls in one context, on one thread. */
 struct wh_cuda_scope {
@@ -149,7 +151,7 @@ int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_s
  * innermost first. Keeps wh_error_text(). */
 void wh_cuda_leave(struct wh_cuda_scope *scope);
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 enum wh_cuda_memory {
 	WH_CUDA_PLAIN = 1, /* host memory that CUDA knows nothing of */
@@ -169,11 +171,13 @@ enum wh_cuda_export {
 /* What an address is. For WH_CUDA_PLAIN all but `memory` is 0. */
 struct wh_cuda_pointer {
 	enum wh_cuda_memory memory;
-	struct wh_cuda_device *device; /* DEVICE: where it lies; HOST, MANAGED: of the context; may be NULL */
+	struct wh_cuda_device
+		*device;    /* DEVICE: where it lies; HOST, MANAGED: of the context; may be NULL */
 	CUcontext context;  /* that owns it; NULL: none (cuMemCreate, pools) */
 	uint64_t base;      /* of the allocation; VMM: of the mapping the address lies in */
 	uint64_t length;    /* bytes from there */
-	uint64_t device_address; /* of the address asked about, for kernels; HOST: 0 if it is not mapped */
+	uint64_t
+		device_address; /* of the address asked about, for kernels; HOST: 0 if it is not mapped */
 	uint64_t host_address;   /* of the address asked about, for the CPU; DEVICE: 0 */
 	uint64_t buffer_id; /* never recurs in this process */
 	uint64_t memory_id; /* of the physical memory; 0: the driver does not say */
@@ -181,21 +185,22 @@ struct wh_cuda_pointer {
 	bool mapped;        /* HOST: GPUs can reach it */
 	bool vmm;           /* cuMemCreate and cuMemMap */
 	bool pool;          /* cuMemAllocAsync */
-	bool imported;      /* by legacy IPC from another process. Imported descriptors look like vmm */
+	bool imported; /* by legacy IPC from another process. Imported descriptors look like vmm */
 	bool rdma;          /* NICs can be given it */
 	bool sync_memops;   /* DEVICE: CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is set */
 };
 
-/* What the address is. Plain host memory if the process has no CUDA driver, has not initialised it, or
- * the driver does not know the address; never because of any other error. Does not load or initialise
- * anything that the process has not. 0, or -EFAULT (addresses reserved for a GPU without memory behind
- * them), -EIO and others of wh_cuda_check(). */
+/* What the address is. Plain host memory if the process has no CUDA driver, has not initialised
+ * it, or the driver does not know the address; never because of any other error. Does not load
+ * or initialise anything that the process has not. 0, or -EFAULT (addresses reserved for a GPU
+ * without memory behind them), -EIO and others of wh_cuda_check(). */
 int wh_cuda_query(struct wh_cuda *cuda, const void *address, struct wh_cuda_pointer *out);
 
-/* What all of [address, address+length) is, allocation by allocation: calls `each` with what lies at
- * `start` (as wh_cuda_query()) and the bytes [start, start+count) of the range that lie in it. For
- * PLAIN the rest of the range, if its last byte is plain as well. -EFAULT: a part has no memory, or
- * the range runs from host memory into that of a GPU or back. Not 0 from `each` ends it. */
+/* What all of [address, address+length) is, allocation by allocation: calls `each` with what
+ * lies at `start` (as wh_cuda_query()) and the bytes [start, start+count) of the range that lie
+ * in it. For PLAIN the rest of the range, if its last byte is plain as well. -EFAULT: a part has
+ * no memory, or the range runs from host memory into that of a GPU or back. Not 0 from `each`
+ * ends it. */
 int wh_cuda_walk(struct wh_cuda *cuda, const void *address, size_t length,
 		 int (*each)(void *arg, const struct wh_cuda_pointer *pointer, uint64_t start,
 			     uint64_t count),
@@ -205,7 +210,7 @@ int wh_cuda_walk(struct wh_cuda *cuda, const void *address, size_t length,
  * window then never sees the memory before the copy. For DEVICE memory that is registered. */
 int wh_cuda_sync_memops(struct wh_cuda *cuda, uint64_t address);
 
-/* ---- kernels -------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 struct wh_blocks_job;
 
@@ -217,24 +222,25 @@ struct wh_cuda_kernels {
 };
 
 /* Load the kernels into the device's primary context, all the way: nothing is left for the first
- * launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others: the text carries what
- * CUDA's compiler said. */
+ * launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others: the text
+ * carries what CUDA's compiler said. */
 int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 			 struct wh_cuda_kernels *out);
 void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_device *device,
 			    struct wh_cuda_kernels *kernels);
-/* Load one image, a cubin or PTX that ends with a 0, into the current context, inside a scope. `name`
- * is for the error, which carries what CUDA's compiler said. */
+/* Load one image, a cubin or PTX that ends with a 0, into the current context, inside a scope.
+ * `name` is for the error, which carries what CUDA's compiler said. */
 int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name, CUmodule *out);
-/* Start a job that wh_blocks_shape() has cut for `ctas` CTAs. Inside a scope of the device. Does not
- * wait. */
+/* Start a job that wh_blocks_shape() has cut for `ctas` CTAs. Inside a scope of the device. Does
+ * not wait. */
 int wh_cuda_blocks_launch(struct wh_cuda *cuda, const struct wh_cuda_kernels *kernels, int variant,
 			  const struct wh_blocks_job *job, uint32_t ctas, CUstream stream);
 
-/* ---- between the parts of the binding ---------------------------------------------------------- */
+/* ---- between the parts of the binding -------------------------------------------------------- */
 
-/* Use the driver for asking about addresses only if the process has it already. 0: it can be asked;
- * *initialised: by us. -ENOENT without a text: the process has none. Else the error that is kept. */
+/* Use the driver for asking about addresses only if the process has it already. 0: it can be
+ * asked; *initialised: by us. -ENOENT without a text: the process has none. Else the error that
+ * is kept. */
 int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised);
 /* Under the lock, after cuInit. */
 int wh_cuda_devices_list(struct wh_cuda *cuda);

@@ -352,7 +352,7 @@ int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_he
 	struct wh_engine *engine = session->engine;
 	struct wh_shm *shm = engine->transport[WH_TRANSPORT_SHM];
 	struct connection *connection;
-	uint8_t bytes[WH_WELCOME_MAX];
+	uint8_t bytes[WH_GREETING_MAX];
 	char why[WH_REFUSAL_MAX];
 	int error;
 

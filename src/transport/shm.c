@@ -177,27 +177,12 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 	return 0;
 }
 
-static int say_hello(struct wh_shm_peer *shm, const struct wh_hello *peer)
+static int say_hello(struct wh_shm_peer *shm)
 {
-	struct wh_engine *engine = shm->peer->engine;
-	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
-	struct wh_hello hello = {
-		.version_min = WH_WIRE_VERSION,
-		.version_max = WH_WIRE_VERSION,
-		.role = WH_ROLE_SHM,
-		.epoch = engine->epoch,
-		.expected = peer->epoch,
-		.session = peer->session,
-		.token = peer->token,
-	};
-	size_t length;
-	int error;
+	uint8_t bytes[WH_GREETING_MAX];
+	size_t length = wh_peer_hello(shm->peer, WH_ROLE_SHM, 0, bytes);
+	int error = wh_shm_send(shm->fd, bytes, length, -1, 0);
 
-	memcpy(hello.host, engine->host, sizeof(hello.host));
-	memcpy(hello.name, engine->name, sizeof(hello.name));
-	length = wh_hello_encode(bytes + WH_FRAME_HEADER, &hello);
-	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_HELLO, 0 });
-	error = wh_shm_send(shm->fd, bytes, WH_FRAME_HEADER + length, -1, 0);
 	return error ? trouble(shm, error, "greeting the peer") : 0;
 }
 
@@ -235,7 +220,7 @@ static int map_alive(struct wh_shm_peer *shm, int fd)
 	return 0;
 }
 
-static int hear_welcome(struct wh_shm_peer *shm, const struct wh_hello *peer)
+static int hear_welcome(struct wh_shm_peer *shm)
 {
 	uint8_t bytes[WH_HELLO_MAX];
 	char text[WH_REFUSAL_MAX];
@@ -252,7 +237,7 @@ static int hear_welcome(struct wh_shm_peer *shm, const struct wh_hello *peer)
 		error = -EACCES;
 	} else if (frame.type != WH_FRAME_WELCOME ||
 		   wh_hello_decode(bytes, frame.length, &welcome) || welcome.role != WH_ROLE_SHM ||
-		   welcome.epoch != peer->epoch) {
+		   welcome.epoch != shm->peer->welcome.epoch) {
 		error = trouble(shm, -EPROTO, "the handshake on the peer's unix socket");
 	} else if (!shm->alive) {
 		/* The same epoch means the same page: once is enough. */
@@ -267,7 +252,6 @@ static int hear_welcome(struct wh_shm_peer *shm, const struct wh_hello *peer)
 static int connect_owner(struct wh_shm_peer *shm)
 {
 	unsigned current = atomic_load(&shm->current);
-	struct wh_hello peer;
 	int error;
 
 	if (shm->fd >= 0 && shm->generation == current)
@@ -275,15 +259,12 @@ static int connect_owner(struct wh_shm_peer *shm)
 	hang_up(shm);
 	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
 		return -EAGAIN;
-	pthread_mutex_lock(&shm->peer->lock);
-	peer = shm->peer->welcome;
-	pthread_mutex_unlock(&shm->peer->lock);
 	shm->generation = current;
-	error = dial(shm, peer.socket);
+	error = dial(shm, shm->peer->welcome.socket);
 	if (!error)
-		error = say_hello(shm, &peer);
+		error = say_hello(shm);
 	if (!error)
-		error = hear_welcome(shm, &peer);
+		error = hear_welcome(shm);
 	if (!error) {
 		shm->retry_at = 0;
 		return 0;

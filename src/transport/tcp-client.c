@@ -81,27 +81,9 @@ static void broke(struct tcp_client *client, int error)
 
 static int send_hello(struct tcp_client *client)
 {
-	struct wh_peer *peer = client->tcp->peer;
-	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
-	struct wh_hello hello = {
-		.version_min = WH_WIRE_VERSION,
-		.version_max = WH_WIRE_VERSION,
-		.role = WH_ROLE_DATA,
-		.connection = client->number,
-		.epoch = peer->engine->epoch,
-	};
-	size_t length;
+	uint8_t bytes[WH_GREETING_MAX];
+	size_t length = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, bytes);
 
-	pthread_mutex_lock(&peer->lock);
-	hello.expected = peer->welcome.epoch;
-	hello.session = peer->welcome.session;
-	hello.token = peer->welcome.token;
-	pthread_mutex_unlock(&peer->lock);
-	memcpy(hello.name, peer->engine->name, sizeof(hello.name));
-	memcpy(hello.host, peer->engine->host, sizeof(hello.host));
-	length = wh_hello_encode(bytes + WH_FRAME_HEADER, &hello);
-	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_HELLO, 0 });
-	length += WH_FRAME_HEADER;
 	/* It fits into an empty socket buffer. */
 	return send(client->source.fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)length ?
 		       0 :

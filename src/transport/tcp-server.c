@@ -642,7 +642,7 @@ static struct server *server_new(struct wh_session *session, int fd, const struc
 int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
-	uint8_t bytes[WH_WELCOME_MAX];
+	uint8_t bytes[WH_GREETING_MAX];
 	struct server *server;
 	size_t length;
 
