@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The raw limit of a row: the same bytes, walked in the same way, by the plainest code there is. */
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/uio.h>
 
@@ -291,6 +292,46 @@ static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t 
 	return error;
 }
 
+/* ---- memcpy, by near ---------------------------------------------------------------------- */
+
+static int near_row(struct bench_limit *limit, const char *transport, char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_MEMCPY, .row = limit->row };
+	struct bench_answer answer;
+	int error;
+
+	snprintf(order.text, sizeof(order.text), "%s", transport);
+	error = bench_ask(limit->near, &order, &answer);
+	if (error)
+		memcpy(text, answer.text, BENCH_TEXT);
+	return error;
+}
+
+static int near_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
+{
+	struct bench_order order = { .what = BENCH_MEMCPY_BANDWIDTH, .duration = duration };
+	struct bench_answer answer;
+	int error = bench_ask(limit->near, &order, &answer);
+
+	if (!error)
+		*out = (double)answer.bytes / (double)answer.ns;
+	return error;
+}
+
+static int near_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
+			size_t *count)
+{
+	struct bench_order order = { .what = BENCH_MEMCPY_LATENCY, .duration = duration };
+	struct bench_answer answer;
+	int error = bench_ask(limit->near, &order, &answer);
+
+	if (error)
+		return error;
+	*count = answer.count;
+	memcpy(samples, limit->near_samples, *count * sizeof(*samples));
+	return 0;
+}
+
 /* ---- for all ------------------------------------------------------------------------------ */
 
 /* A first look: every page touched, the speed known well enough to size a slice. */
@@ -319,6 +360,11 @@ static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 	return error ? limit_fail(error, limit->name, text) : 0;
 }
 
+bool bench_limit_by_near(const struct bench_limit *limit)
+{
+	return limit->kind == BENCH_LIMIT_MEMCPY && limit->near;
+}
+
 int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, const char *transport,
 		    const char *detail, char text[BENCH_TEXT])
 {
@@ -330,6 +376,8 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 	limit->name = name_for(limit->kind, row->op);
 	if (limit->kind == BENCH_LIMIT_NONE)
 		return 0;
+	if (bench_limit_by_near(limit))
+		return near_row(limit, transport, text);
 	error = bench_walk_new(&row->layout, &limit->walk);
 	if (error)
 		return limit_fail(error, "a list of blocks", text);
@@ -344,6 +392,8 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 
 int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
 {
+	if (bench_limit_by_near(limit))
+		return near_bandwidth(limit, duration, out);
 	return limit->kind == BENCH_LIMIT_STREAM ? stream_bandwidth(limit, duration, out) :
 						   copy_bandwidth(limit, duration, out);
 }
@@ -351,6 +401,8 @@ int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
 			size_t *count)
 {
+	if (bench_limit_by_near(limit))
+		return near_latency(limit, duration, samples, count);
 	return limit->kind == BENCH_LIMIT_STREAM ?
 		       stream_latency(limit, duration, samples, count) :
 		       copy_latency(limit, duration, samples, count);

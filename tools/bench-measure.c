@@ -256,7 +256,8 @@ static int limit_slice(struct rounds *rounds, bool latency)
 	if (!session->limits || session->limit.kind == BENCH_LIMIT_NONE)
 		return 0;
 	if (session->spinning) {
-		bench_process_stop(&session->near);
+		if (!bench_limit_by_near(&session->limit))
+			bench_process_stop(&session->near);
 		bench_process_stop(&session->far);
 	}
 	if (session->pinned)

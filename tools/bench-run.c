@@ -32,6 +32,7 @@ struct member {
 	struct wh_batch **batches;
 	size_t batch_count, next;
 	bool failed; /* a batch may still run: do not touch it */
+	struct bench_limit limit; /* by memcpy */
 };
 
 /* ---- answers ------------------------------------------------------------------------------ */
@@ -546,6 +547,29 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	return error;
 }
 
+/* ---- the memcpy limit ---------------------------------------------------------------------- */
+
+static int member_memcpy(struct member *m, const struct bench_order *order,
+			 struct bench_answer *answer)
+{
+	int64_t start = bench_now();
+	double bandwidth = 0;
+	size_t count = 0;
+	int error;
+
+	if (order->what == BENCH_MEMCPY)
+		return bench_limit_row(&m->limit, &order->row, order->text, "memfd", answer->text);
+	if (order->what == BENCH_MEMCPY_LATENCY) {
+		error = bench_limit_latency(&m->limit, order->duration, m->setup->samples, &count);
+		answer->count = count;
+	} else {
+		error = bench_limit_bandwidth(&m->limit, order->duration, &bandwidth);
+		answer->ns = bench_now() - start;
+		answer->bytes = (uint64_t)(bandwidth * (double)answer->ns);
+	}
+	return error ? answer_error(answer, error, "memcpy: %s", strerror(-error)) : 0;
+}
+
 /* ---- orders ------------------------------------------------------------------------------- */
 
 static int obey(struct member *m, const struct bench_order *order, struct bench_answer *answer)
@@ -587,6 +611,10 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 		return member_resident(answer);
 	case BENCH_EXTRA:
 		return member_extra(m, order, answer);
+	case BENCH_MEMCPY:
+	case BENCH_MEMCPY_BANDWIDTH:
+	case BENCH_MEMCPY_LATENCY:
+		return member_memcpy(m, order, answer);
 	default:
 		return answer_error(answer, -EINVAL, "no such order");
 	}
@@ -606,4 +634,5 @@ void bench_member_serve(int fd, void *arg)
 			return;
 	}
 	member_close(&m, &answer);
+	bench_limit_close(&m.limit);
 }

@@ -221,6 +221,9 @@ enum bench_what {
 	BENCH_GET,       /* side, length: back from there */
 	BENCH_RESIDENT,  /* answers bytes: resident memory */
 	BENCH_EXTRA,     /* one more TCP peer, `length` bytes there and back */
+	BENCH_MEMCPY,    /* row, text: its transport; get ready for its memcpy limit */
+	BENCH_MEMCPY_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy */
+	BENCH_MEMCPY_LATENCY,
 	/* Of raw (bench-raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
@@ -346,6 +349,10 @@ enum bench_limit_kind {
 
 struct bench_limit {
 	struct bench_process *process; /* NULL: no other end, so no limits that need one */
+	/* Who copies for the memcpy limit: near, on the thread and so the CPU and caches of the test;
+	 * its samples. NULL: this is near. */
+	struct bench_process *near;
+	const uint64_t *near_samples;
 	bool spin;
 	struct bench_stream stream;
 	void *map[2]; /* BENCH_SOURCE, BENCH_TARGET */
@@ -367,6 +374,8 @@ struct bench_limit {
  * limit for such a row: 0, with the name "". */
 int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, const char *transport,
 		    const char *detail, char text[BENCH_TEXT]);
+/* Is near the one who copies? Then it must not be stopped meanwhile. */
+bool bench_limit_by_near(const struct bench_limit *limit);
 /* GB/s, over about `duration` ns. */
 int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *out);
 int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,

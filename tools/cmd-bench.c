@@ -232,6 +232,8 @@ static int start_processes(struct bench *bench)
 	enum bench_half far = session->pinned ? BENCH_FAR_CPUS : BENCH_ANY_CPU;
 	int error = 0;
 
+	session->limit.near = &session->near;
+	session->limit.near_samples = session->shared;
 	bench->near = (struct bench_member_setup){ bench->arguments, session->shared, "none" };
 	bench->far = bench->near;
 	bench->far.listen = "127.0.0.1:0";

@@ -191,7 +191,7 @@ static size_t reason_number(struct explanation *e, const char *transport, const 
 {
 	char text[sizeof(e->reasons[0])];
 
-	snprintf(text, sizeof(text), "%s: %s", transport, reason);
+	snprintf(text, sizeof(text), "%.15s: %.191s", transport, reason);
 	for (size_t i = 0; i < e->reason_count; i++)
 		if (strcmp(e->reasons[i], text) == 0)
 			return i + 1;

@@ -13,9 +13,10 @@ struct choice {
 	uint32_t op, transport;
 };
 
-/* Can this transport serve this region? The reason why not goes to `why`. */
+/* Can this transport serve this region? The reason why not goes to `why`; *gone: that the owner has
+ * taken it back, of which the control connection will tell in a moment. */
 static bool serves(struct wh_batch *batch, uint32_t id, uint64_t remote, uint32_t op,
-		   char why[WH_REFUSAL])
+		   char why[WH_REFUSAL], bool *gone)
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_place *place;
@@ -36,6 +37,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, uint64_t remote, uint32_
 					why);
 	if (place)
 		wh_place_leave(place);
+	*gone |= error == -ESTALE;
 	return !error;
 }
 
@@ -47,7 +49,7 @@ static void refuse(struct wh_batch *batch, uint32_t id, const char *why)
 }
 
 /* The best transport for a region, after those up to and including `after`. */
-static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uint32_t after)
+static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uint32_t after, bool *gone)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT;
@@ -63,7 +65,7 @@ static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uin
 		why[0] = 0;
 		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
 			refuse(batch, id, "another transport is required");
-		else if (serves(batch, id, remote, op, why))
+		else if (serves(batch, id, remote, op, why, gone))
 			return id;
 		else
 			refuse(batch, id, why);
@@ -93,6 +95,13 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 }
 
 /* Is the region still published? */
+static int gone_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
+{
+	return wh_fail(ESTALE, "%s %llu: region %#llx of %s is no longer published", what,
+		       (unsigned long long)index, (unsigned long long)remote,
+		       batch->peer->welcome.name);
+}
+
 static int check_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
 {
 	struct wh_peer *peer = batch->peer;
@@ -100,9 +109,7 @@ static int check_region(struct wh_batch *batch, const char *what, uint64_t index
 		wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 
 	if (!place)
-		return wh_fail(ESTALE, "%s %llu: region %#llx of %s is no longer published", what,
-			       (unsigned long long)index, (unsigned long long)remote,
-			       peer->welcome.name);
+		return gone_region(batch, what, index, remote);
 	wh_place_leave(place);
 	return 0;
 }
@@ -130,6 +137,7 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 static int decide(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote, uint32_t op,
 		  struct choice *choice)
 {
+	bool gone = false;
 	int error;
 
 	if (choice->op == op && choice->remote == remote)
@@ -137,10 +145,11 @@ static int decide(struct wh_batch *batch, const char *what, uint64_t index, uint
 	error = check_region(batch, what, index, remote);
 	if (error)
 		return error;
-	choice->transport = choose(batch, remote, op, WH_TRANSPORT_COUNT);
+	choice->transport = choose(batch, remote, op, WH_TRANSPORT_COUNT, &gone);
 	if (choice->transport == WH_TRANSPORT_COUNT) {
 		/* It may have gone in the meantime, which then is the reason. */
-		error = check_region(batch, what, index, remote);
+		error = gone ? gone_region(batch, what, index, remote) :
+			       check_region(batch, what, index, remote);
 		return error ? error : nothing_serves(batch, what, index);
 	}
 	choice->remote = remote;
@@ -231,6 +240,7 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 {
 	struct wh_batch *batch = piece->batch;
 	uint32_t id, worst = 0;
+	bool gone = false;
 	unsigned place;
 
 	snprintf(why, WH_REFUSAL, "no other transport");
@@ -242,7 +252,7 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 		if (i != piece->first && remote == (piece->blocks ? piece->blocks->bases[i - 1].remote :
 								    batch->items[i - 1].remote))
 			continue;
-		id = choose(batch, remote, piece->op, piece->transport);
+		id = choose(batch, remote, piece->op, piece->transport, &gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return -EOPNOTSUPP;
 		for (place = 0; batch->peer->engine->order[place] != id;)
