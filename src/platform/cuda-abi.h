@@ -188,7 +188,7 @@ struct wh_cuda_ipc_handle { /* CUipcMemHandle and CUipcEventHandle */
 };
 
 struct wh_cuda_copy_attributes { /* CUmemcpyAttributes */
-	int order; /* of reads of the source: 1 as the stream has it, 2 during the call, 3 any time */
+	int order; /* of reading the source: 1 as in the stream, 2 during the call, 3 any time */
 	struct wh_cuda_location from, to;
 	unsigned flags;
 };
@@ -393,9 +393,8 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
 	  "cuFuncGetAttribute") \
 	X(NEEDED, 4000, cuLaunchKernel, \
 	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
-	   unsigned block_x, \
-	   unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, \
-	   void **parameters, \
+	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, \
+	   CUstream stream, void **parameters, \
 	   void **extra), "cuLaunchKernel")
 
 #endif

@@ -44,7 +44,7 @@ struct wh_cuda_device {
 	int copy_engines;
 	int numa_node;           /* of the host memory nearest to it; -1: not known */
 	int compute_mode;        /* enum wh_cuda_compute_mode */
-	int writes_ordering; /* of GPUDirect RDMA: 0 none, 100 seen by the owner, 200 by all devices */
+	int writes_ordering; /* GPUDirect RDMA: 0 none, 100 for the owner, 200 for all devices */
 	int flush_options; /* GPUDirect RDMA: 1 cuFlushGPUDirectRDMAWrites, 2 memory operations */
 	bool unified_addressing;
 	bool integrated;
@@ -171,14 +171,15 @@ enum wh_cuda_export {
 /* What an address is. For WH_CUDA_PLAIN all but `memory` is 0. */
 struct wh_cuda_pointer {
 	enum wh_cuda_memory memory;
-	struct wh_cuda_device
-		*device;    /* DEVICE: where it lies; HOST, MANAGED: of the context; may be NULL */
+	/* DEVICE: where it lies; HOST, MANAGED: of the context, may be NULL. */
+	struct wh_cuda_device *device;
 	CUcontext context;  /* that owns it; NULL: none (cuMemCreate, pools) */
 	uint64_t base;      /* of the allocation; VMM: of the mapping the address lies in */
 	uint64_t length;    /* bytes from there */
-	uint64_t
-		device_address; /* of the address asked about, for kernels; HOST: 0 if it is not mapped */
-	uint64_t host_address;   /* of the address asked about, for the CPU; DEVICE: 0 */
+	/* Of the address asked about: for kernels (HOST: 0 if it is not mapped), and for the CPU
+	 * (DEVICE: 0). */
+	uint64_t device_address;
+	uint64_t host_address;
 	uint64_t buffer_id; /* never recurs in this process */
 	uint64_t memory_id; /* of the physical memory; 0: the driver does not say */
 	uint32_t exports;   /* enum wh_cuda_export, or-ed */

@@ -32,6 +32,7 @@
 enum who {
 	LOOP,
 	SUBMITTER, /* sends, but leaves it to others to receive */
+	SPINNER,   /* the same, and will be there itself for the answer */
 	OWNER,
 };
 
@@ -53,7 +54,9 @@ static void arm(struct tcp_client *client, enum who who)
 		 * left to go out. */
 		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
 			 (client->sending ? EPOLLOUT : 0);
-	if (events == client->armed)
+	/* It is about to own the connection, or looks from time to time: no need to ask the loop. */
+	if (events == client->armed ||
+	    (who == SPINNER && client->state == TCP_OPEN && !client->sending))
 		return;
 	client->armed = events;
 	wh_loop_modify(client->loop, &client->source, events ? events | EPOLLONESHOT : 0);
@@ -229,7 +232,6 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 				-EAGAIN;
 		if (error == -EAGAIN)
 			error = tcp_flow_send(client, who == OWNER);
-		client->used = wh_now();
 	}
 	if (error && error != -EAGAIN)
 		broke(client, error);
@@ -259,9 +261,9 @@ void tcp_client_pump(struct tcp_client *client)
 	pump(client, LOOP);
 }
 
-void tcp_client_push(struct tcp_client *client)
+void tcp_client_push(struct tcp_client *client, bool watched)
 {
-	pump(client, SUBMITTER);
+	pump(client, watched ? SPINNER : SUBMITTER);
 }
 
 void tcp_client_kick(struct tcp_client *client)

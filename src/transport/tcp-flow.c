@@ -149,6 +149,7 @@ static int next_slice(struct tcp_client *client)
 	if (error)
 		return error;
 	client->sending = slice;
+	client->used = wh_now();
 	client->out_left = slice->piece->op == WH_WRITE ? slice->start.left : 0;
 	walk_start(&client->out, slice);
 	return 0;

@@ -173,6 +173,9 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	uint64_t slice = (uint64_t)peer->engine->config.number[WH_KNOB_SLICE];
 	uint64_t slices = (piece->bytes + slice - 1) / slice;
 	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ;
+	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
+	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
+		       !piece->batch->queue;
 	struct tcp_client *only = NULL, *client;
 
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
@@ -203,7 +206,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 		if (no_memory(tcp, client, lane))
 			return;
 		if (small)
-			tcp_client_push(client);
+			tcp_client_push(client, watched);
 		else
 			tcp_client_kick(client);
 		if (only)

@@ -148,8 +148,9 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane);
 void tcp_client_free(struct tcp_client *client);
 /* Get it going: connect, pull, send, receive; on any thread. */
 void tcp_client_pump(struct tcp_client *client);
-/* The same without receiving: a submission does not do the work of others. */
-void tcp_client_push(struct tcp_client *client);
+/* The same without receiving: a submission does not do the work of others. `watched`: somebody will poll
+ * or wait for it, so that the loop need not. */
+void tcp_client_push(struct tcp_client *client, bool watched);
 /* Have its loop get it going, unless a waiter comes first. */
 void tcp_client_kick(struct tcp_client *client);
 /* As a waiter: own it until the batch is done or the deadline. */

@@ -183,7 +183,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_SPIN] = {
 		.row = { "spin", "WHERRY_SPIN", "0", "bool",
-			 "progress threads and waiters spin instead of sleeping" },
+			 "threads spin, not sleep; batches without queue or callback move while waited for" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
