@@ -549,6 +549,7 @@ static void shut(void *argument)
 	struct tcp_client *client = argument;
 
 	wh_timer_clear(&client->retry);
+	wh_loop_cancel(client->loop, &client->cleanup);
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0) {
 		wh_loop_remove(client->loop, &client->source);
@@ -560,18 +561,13 @@ static void shut(void *argument)
 	pthread_mutex_unlock(&client->lock);
 }
 
-static void nothing(void *argument)
-{
-	(void)argument;
-}
-
 void tcp_client_free(struct tcp_client *client)
 {
 	wh_loop_call(client->loop, shut, client);
 	while (atomic_load(&client->users))
 		sched_yield();
-	/* Behind a cleanup that was handed to the loop before. */
-	wh_loop_call(client->loop, nothing, NULL);
+	/* One of those may have handed in a cleanup. */
+	wh_loop_call(client->loop, shut, client);
 	pthread_mutex_destroy(&client->lock);
 	free(client->head);
 	free(client->in.bytes);

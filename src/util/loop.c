@@ -54,6 +54,15 @@ void wh_loop_post(struct wh_loop *loop, struct wh_task *task)
 		wake(loop);
 }
 
+void wh_loop_cancel(struct wh_loop *loop, struct wh_task *task)
+{
+	assert(wh_loop_here(loop));
+	/* It is in the list of those handed in, or of those that are due in this turn. */
+	pthread_mutex_lock(&loop->lock);
+	wh_list_remove(&task->link);
+	pthread_mutex_unlock(&loop->lock);
+}
+
 /* Run what has been handed in so far; what the tasks themselves hand in has to wait, so that the
  * rest of the loop gets its turn. */
 static void run_tasks(struct wh_loop *loop)

@@ -74,6 +74,8 @@ struct wh_task {
 	void (*run)(struct wh_task *task);
 };
 void wh_loop_post(struct wh_loop *loop, struct wh_task *task);
+/* Take a task back that has not run yet, so that it can be freed. On the loop's own thread only. */
+void wh_loop_cancel(struct wh_loop *loop, struct wh_task *task);
 
 /* On the loop's thread only. */
 void wh_timer_set(struct wh_loop *loop, struct wh_timer *timer, int64_t at);

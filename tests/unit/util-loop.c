@@ -151,6 +151,48 @@ static void post__itself(void **state)
 	await(&counter.runs, 1001);
 }
 
+/* Taken back before its turn, by the loop itself: whether it waits in the list of those handed in... */
+static void post_and_cancel(void *argument)
+{
+	struct counter *counter = argument;
+
+	wh_loop_post(&loop, &counter->task);
+	wh_loop_cancel(&loop, &counter->task);
+	wh_loop_cancel(&loop, &counter->task); /* one that is not there is left alone */
+}
+
+/* ...or, as the second of two, among those that are due. */
+struct canceller {
+	struct wh_task task;
+	struct counter *victim;
+};
+
+static void cancel_victim(struct wh_task *task)
+{
+	struct canceller *canceller = wh_container(task, struct canceller, task);
+
+	wh_loop_cancel(&loop, &canceller->victim->task);
+}
+
+static void cancel__never_runs(void **state)
+{
+	struct counter counter = { .task.run = count };
+	struct canceller canceller = { .task.run = cancel_victim, .victim = &counter };
+	atomic_int gate = 0;
+	pthread_t thread;
+
+	(void)state;
+	wh_loop_call(&loop, post_and_cancel, &counter);
+	assert_int_equal(pthread_create(&thread, NULL, call_block, &gate), 0);
+	await(&gate, 1);
+	wh_loop_post(&loop, &canceller.task);
+	wh_loop_post(&loop, &counter.task);
+	atomic_fetch_add(&gate, 1);
+	pthread_join(thread, NULL);
+	wh_loop_call(&loop, called, &(struct called){ 0 });
+	assert_int_equal(atomic_load(&counter.runs), 0);
+}
+
 #define POSTERS 4
 #define POSTS 2000
 
@@ -663,6 +705,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(call__runs_on_the_thread, start, stop),
 		cmocka_unit_test_setup_teardown(post__not_twice, start, stop),
 		cmocka_unit_test_setup_teardown(post__itself, start, stop),
+		cmocka_unit_test_setup_teardown(cancel__never_runs, start, stop),
 		cmocka_unit_test_setup_teardown(post__from_many_threads, start, stop),
 		cmocka_unit_test_setup_teardown(post__from_many_threads, start_spinning, stop),
 		cmocka_unit_test(stop__runs_what_was_posted),
