@@ -92,18 +92,25 @@ install_packages() # GROUP...
 	fi
 }
 
+# Is it a good build directory, and of this tree? It is not if a setup failed halfway or the tree was
+# moved.
+is_configured() # DIRECTORY
+{
+	[ -f "$1/build.ninja" ] &&
+		grep -q -F "\"source\": \"$top\"" "$1/meson-info/meson-info.json"
+}
+
 # Make or update a build directory; options that differ from the last time are taken over.
 configure() # DIRECTORY OPTION...
 {
 	local directory=$1
 
 	shift
-	if [ ! -d "$directory/meson-private" ]; then
-		meson setup "$directory" "$top" "$@"
-	elif [ -f "$directory/build.ninja" ] &&
-		grep -q -F "\"source\": \"$top\"" "$directory/meson-info/meson-info.json"; then
+	if is_configured "$directory"; then
 		meson configure "$directory" "$@" && meson setup --reconfigure "$directory" "$top"
-	else # an earlier setup failed halfway, or the tree was moved
-		meson setup --wipe "$directory" "$top" "$@"
+	else
+		# Not meson setup --wipe: it would take the logs with it.
+		rm -rf "$directory"/{meson-private,meson-info,build.ninja,.ninja_deps,.ninja_log}
+		meson setup "$directory" "$top" "$@"
 	fi
 }

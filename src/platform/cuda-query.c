@@ -150,6 +150,36 @@ static int find_device(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_po
 	return 0;
 }
 
+/*
+ * How kernels call the memory. What a device or managed memory is called is the same everywhere.
+ * Pinned memory may have another name there (some registered memory, write-combined memory), which
+ * the driver tells in a context only (else it answers CUDA_ERROR_INVALID_CONTEXT); its owner's
+ * exists, so that asking makes none. Host memory of cuMemCreate has no owner and one name for all.
+ */
+static int find_device_address(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *p)
+{
+	struct wh_cuda_scope scope;
+	uint64_t found = 0;
+	int error, result;
+
+	if (p->memory != WH_CUDA_HOST || !p->context) {
+		if (p->memory != WH_CUDA_HOST || ask_flag(cuda, CUDA_POINTER_MAPPED, address))
+			p->device_address = address;
+		return 0;
+	}
+	error = wh_cuda_enter_owner(cuda, address, &scope);
+	if (error)
+		return error;
+	result = cuda->cuPointerGetAttribute(&found, CUDA_POINTER_DEVICE_ADDRESS, address);
+	if (!result)
+		p->device_address = found;
+	else if (result != CUDA_INVALID_VALUE) /* which says that it is not mapped */
+		error = wh_cuda_check(cuda, result, "cuPointerGetAttribute",
+				      "DEVICE_POINTER of 0x%llx", (ull)address);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
 static int fill(struct wh_cuda *cuda, uint64_t address, unsigned type, struct wh_cuda_pointer *p)
 {
 	int error;
@@ -172,7 +202,9 @@ static int fill(struct wh_cuda *cuda, uint64_t address, unsigned type, struct wh
 	p->context = NULL;
 	ask(cuda, CUDA_POINTER_CONTEXT, address, &p->context, sizeof(p->context));
 	p->buffer_id = ask_number(cuda, CUDA_POINTER_BUFFER_ID, address);
-	p->device_address = ask_number(cuda, CUDA_POINTER_DEVICE_ADDRESS, address);
+	error = find_device_address(cuda, address, p);
+	if (error)
+		return error;
 	if (p->memory == WH_CUDA_DEVICE) {
 		error = find_exports(cuda, address, p);
 	} else {
@@ -180,21 +212,6 @@ static int fill(struct wh_cuda *cuda, uint64_t address, unsigned type, struct wh
 		p->host_address = ask_number(cuda, CUDA_POINTER_HOST_ADDRESS, address);
 	}
 	return error ? error : find_extent(cuda, address, p);
-}
-
-/* The driver does not know the address, or knows it as set aside for memory that is not there. */
-static int unknown(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *out)
-{
-	uint64_t size = ask_number(cuda, CUDA_POINTER_RANGE_SIZE, address);
-
-	if (size)
-		return wh_fail(
-			EFAULT,
-			"address 0x%llx is reserved for a GPU, but no memory is mapped there "
-			"(cuMemMap and cuMemSetAccess)",
-			(ull)address);
-	*out = (struct wh_cuda_pointer){ .memory = WH_CUDA_PLAIN };
-	return 0;
 }
 
 int wh_cuda_query(struct wh_cuda *cuda, const void *pointer, struct wh_cuda_pointer *out)
@@ -211,12 +228,11 @@ int wh_cuda_query(struct wh_cuda *cuda, const void *pointer, struct wh_cuda_poin
 	 * driver. After we have initialised it, it says so in a forked child only. */
 	result = error ? CUDA_NOT_INITIALIZED :
 			 cuda->cuPointerGetAttribute(&type, CUDA_POINTER_MEMORY_TYPE, address);
-	if (result == CUDA_NOT_INITIALIZED && (error || !initialised)) {
+	if (result == CUDA_INVALID_VALUE ||
+	    (result == CUDA_NOT_INITIALIZED && (error || !initialised))) {
 		*out = (struct wh_cuda_pointer){ .memory = WH_CUDA_PLAIN };
 		return 0;
 	}
-	if (result == CUDA_INVALID_VALUE)
-		return unknown(cuda, address, out);
 	error = wh_cuda_check(cuda, result, "cuPointerGetAttribute", "0x%llx", (ull)address);
 	/* The application has initialised the driver, so that this starts nothing. */
 	if (!error)
@@ -239,8 +255,8 @@ static int mixed(uint64_t start, uint64_t at)
 {
 	return wh_fail(
 		EFAULT,
-		"the range at 0x%llx is host memory in part and CUDA memory in part: another "
-		"sort begins at or before 0x%llx",
+		"the range at 0x%llx is CUDA memory in part, and in part host memory or addresses "
+		"with no memory behind them: another sort begins at or before 0x%llx",
 		(ull)start, (ull)at);
 }
 

@@ -192,23 +192,29 @@ struct wh_cuda_pointer {
 };
 
 /* What the address is. Plain host memory if the process has no CUDA driver, has not initialised
- * it, or the driver does not know the address; never because of any other error. Does not load
- * or initialise anything that the process has not. 0, or -EFAULT (addresses reserved for a GPU
- * without memory behind them), -EIO and others of wh_cuda_check(). */
+ * it, or the driver does not know the address; never because of any other error. Does not load,
+ * initialise or make a context of anything that the process has not. 0, or -EIO and others of
+ * wh_cuda_check().
+ *
+ * Addresses that are set aside for a GPU (cuMemAddressReserve) with no memory behind them are
+ * plain too: of them the driver answers as of memory that it has never heard of. Nothing is
+ * misread for that: the CPU faults on them, also after memory of a GPU was mapped there, and a
+ * system call gets EFAULT. */
 int wh_cuda_query(struct wh_cuda *cuda, const void *address, struct wh_cuda_pointer *out);
 
 /* What all of [address, address+length) is, allocation by allocation: calls `each` with what
  * lies at `start` (as wh_cuda_query()) and the bytes [start, start+count) of the range that lie
- * in it. For PLAIN the rest of the range, if its last byte is plain as well. -EFAULT: a part has
- * no memory, or the range runs from host memory into that of a GPU or back. Not 0 from `each`
- * ends it. */
+ * in it. For PLAIN the rest of the range, if its last byte is plain as well. -EFAULT: the range
+ * runs from a GPU's memory into that of the host, or into addresses without memory, or back. Not
+ * 0 from `each` ends it. */
 int wh_cuda_walk(struct wh_cuda *cuda, const void *address, size_t length,
 		 int (*each)(void *arg, const struct wh_cuda_pointer *pointer, uint64_t start,
 			     uint64_t count),
 		 void *arg);
 
 /* Make synchronous copies wait until they are done, also where the driver would not: a NIC or a CPU
- * window then never sees the memory before the copy. For DEVICE memory that is registered. */
+ * window then never sees the memory before the copy. For DEVICE memory that is registered.
+ * -EOPNOTSUPP: vmm memory, for which drivers have no such thing. */
 int wh_cuda_sync_memops(struct wh_cuda *cuda, uint64_t address);
 
 /* ---- kernels --------------------------------------------------------------------------------- */

@@ -44,28 +44,12 @@ static bool is_host(const struct fake_range *range)
 	return range->kind == FAKE_HOST || range->kind == FAKE_REGISTERED;
 }
 
-/* Reserved, not mapped. */
-static int of_reservation(const struct fake_reservation *reservation, int attribute, uint64_t *value)
-{
-	switch (attribute) {
-	case RANGE_START_ADDR:
-		*value = reservation->base;
-		return FAKE_OK;
-	case RANGE_SIZE:
-		*value = reservation->size;
-		return FAKE_OK;
-	case MAPPED:
-		*value = 0;
-		return FAKE_OK;
-	default:
-		return FAKE_INVALID_VALUE;
-	}
-}
-
 static uint64_t access_flags(const struct fake_range *range)
 {
 	struct fake_context *context;
 
+	if (range->kind == FAKE_REGISTERED && range->flags & 8) /* READ_ONLY */
+		return 1;
 	if (range->kind != FAKE_MAPPED)
 		return 3;
 	return fake_current(&context) ? 0 : range->access[context->device->ordinal];
@@ -82,8 +66,23 @@ static uint64_t range_extent(const struct fake_range *range, bool size)
 	return size ? reservation->size : reservation->base;
 }
 
-static int of_range(const struct fake_range *range, int attribute, uint64_t address, uint64_t *value)
+/* Mappings are whole pages of the device, or of the host where memory was registered; a pool grows
+ * by 32 MiB. */
+static uint64_t mapping_extent(const struct fake_range *range, bool size)
 {
+	uint64_t page = range->kind == FAKE_REGISTERED ? 4096 :
+			range->kind == FAKE_POOL       ? 16 * FAKE_GRANULARITY :
+							 FAKE_GRANULARITY;
+	uint64_t base = range->base / page * page;
+
+	return size ? (range->base + range->size - base + page - 1) / page * page : base;
+}
+
+static int of_range(const struct fake_range *range, int attribute, uint64_t address,
+		    uint64_t *value)
+{
+	struct fake_context *context;
+
 	*value = 0;
 	switch (attribute) {
 	case CONTEXT: /* VMM and pool memory have none */
@@ -92,9 +91,11 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 	case MEMORY_TYPE:
 		*value = is_host(range) ? TYPE_HOST : TYPE_DEVICE;
 		return FAKE_OK;
-	case DEVICE_POINTER:
+	case DEVICE_POINTER: /* of the current context: as it sees the memory */
+		if (fake_current(&context) == FAKE_INVALID_CONTEXT)
+			return FAKE_INVALID_CONTEXT;
 		*value = address;
-		return FAKE_OK;
+		return access_flags(range) ? FAKE_OK : FAKE_INVALID_VALUE;
 	case HOST_POINTER:
 		*value = range->memory ? 0 : address;
 		return range->memory ? FAKE_INVALID_VALUE : FAKE_OK;
@@ -124,7 +125,7 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 		*value = range->kind == FAKE_MAPPED ? range->memory->handle_types : 0;
 		return FAKE_OK;
 	case IS_GPU_DIRECT_RDMA_CAPABLE:
-		*value = range->memory != NULL;
+		*value = range->kind == FAKE_DEVICE;
 		return FAKE_OK;
 	case ACCESS_FLAGS:
 		*value = access_flags(range);
@@ -133,10 +134,8 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 		*value = range->kind == FAKE_POOL ? (uintptr_t)range->device : 0;
 		return FAKE_OK;
 	case MAPPING_SIZE:
-		*value = range->size;
-		return FAKE_OK;
 	case MAPPING_BASE_ADDR:
-		*value = range->base;
+		*value = mapping_extent(range, attribute == MAPPING_SIZE);
 		return FAKE_OK;
 	case MEMORY_BLOCK_ID:
 		*value = range->memory ? range->memory->id : range->buffer_id;
@@ -150,18 +149,14 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 static int get(void *data, int attribute, uint64_t address)
 {
 	struct fake_range *range = fake_range_find(address);
-	struct fake_reservation *reservation = fake_reservation_find(address);
 	uint64_t value = 0;
 	int error;
 
-	if (range && range->device->lost)
+	if (!range) /* pageable memory of the host, reserved addresses, or nothing */
+		return FAKE_INVALID_VALUE;
+	if (range->device->lost)
 		return range->device->lost;
-	if (range)
-		error = of_range(range, attribute, address, &value);
-	else if (reservation && reservation->user)
-		error = of_reservation(reservation, attribute, &value);
-	else
-		error = FAKE_INVALID_VALUE; /* pageable memory of the host, or nothing */
+	error = of_range(range, attribute, address, &value);
 	if (!error)
 		memcpy(data, &value, widths[attribute]);
 	return error;
@@ -181,7 +176,8 @@ FAKE_API int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 }
 
 /* What an address does not have is 0, and no error. */
-FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uint64_t address)
+FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void **data,
+				    uint64_t address)
 {
 	int error = FAKE_OK;
 
@@ -218,11 +214,12 @@ FAKE_API int cuPointerSetAttribute(const void *value, int attribute, uint64_t ad
 	memcpy(&sync, value, sizeof(sync));
 	pthread_rwlock_wrlock(&fake_map_lock);
 	range = fake_range_find(address);
-	if (range && range->memory) {
+	if (range && range->kind == FAKE_MAPPED)
+		error = FAKE_NOT_SUPPORTED;
+	else if (range)
 		error = range->device->lost;
-		if (!error)
-			range->sync = sync != 0;
-	}
+	if (!error)
+		range->sync = sync != 0;
 	pthread_rwlock_unlock(&fake_map_lock);
 	return error;
 }

@@ -17,14 +17,16 @@
  *
  * It is stricter than a real driver where that one is lenient by luck:
  * - Device memory is PROT_NONE for everyone else: a load or a store by the CPU is a SIGSEGV.
- * - Copies between device memory, fills of it, and copies of up to 64 KiB from pageable memory return
- *   before they are done, unless SYNC_MEMOPS is set on the memory.
+ * - Copies between device memory, fills of it, and copies of up to 64 KiB from pageable memory
+ *   return before they are done, unless SYNC_MEMOPS is set on the memory.
  * - Destroying a context drops what its streams have not begun.
- * - A kernel that touches what its context does not reach makes the context answer 700 from then on.
+ * - A kernel that touches what its context does not reach makes the context answer 700 from then
+ *   on.
  * - After fork() every call answers 3.
  *
- * The dma-buf stand-in is a memfd of the whole allocation; the range that was asked for starts at the
- * descriptor's file position.
+ * The dma-buf stand-in takes ranges within one mapping only (else 801; a real driver takes several).
+ * It is a memfd of the whole allocation; the range that was asked for starts at the descriptor's
+ * file position.
  */
 #ifndef TESTS_FAKE_FAKE_CONTROL_H
 #define TESTS_FAKE_FAKE_CONTROL_H
@@ -32,9 +34,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The nth call from now on of the function (its exported name, with suffix; 1: the next one; 0: every
- * one) returns `error` and does nothing. Error 0 forgets what was asked for that function. 0, or 2: too
- * many. */
+/* The nth call from now on of the function (its exported name, with suffix; 1: the next one; 0:
+ * every one) returns `error` and does nothing. Error 0 forgets what was asked for that function. 0,
+ * or 2: too many. */
 int fake_cuda_fail(const char *function, unsigned nth, int error);
 
 /* The device (its ordinal) is lost once it has begun `after` more operations in streams: work is

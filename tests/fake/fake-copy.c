@@ -11,7 +11,7 @@
 /* Copies from pageable memory up to this size do not wait for the device. */
 #define STAGED ((size_t)64 << 10)
 
-/* ---- pageable memory of the host ---------------------------------------------------------------- */
+/* ---- pageable memory of the host ------------------------------------------------------------- */
 
 /* Through the kernel, which answers where a load or a store would be a fault. */
 static bool pageable_copy(void *inside, uint64_t outside, size_t length, bool write)
@@ -33,7 +33,7 @@ static bool pageable_copy(void *inside, uint64_t outside, size_t length, bool wr
 	return true;
 }
 
-/* ---- one end of a copy ------------------------------------------------------------------------------ */
+/* ---- one end of a copy ----------------------------------------------------------------------- */
 
 struct end {
 	uint64_t address;
@@ -72,7 +72,7 @@ static int look_up(const struct fake_context *context, uint64_t address, size_t 
 	return error;
 }
 
-/* ---- copying -------------------------------------------------------------------------------------------- */
+/* ---- copying --------------------------------------------------------------------------------- */
 
 struct copy_op {
 	struct fake_op op;
@@ -138,7 +138,8 @@ static bool copy_waits(const struct copy_op *copy, bool async)
 enum { FROM_DEVICE = 1, TO_DEVICE = 2 };
 
 /* `sides`: those that have to be addresses that CUDA knows. */
-static int copy_with(uint64_t to, uint64_t from, size_t length, void *stream, unsigned sides, bool async)
+static int copy_with(uint64_t to, uint64_t from, size_t length, void *stream, unsigned sides,
+		     bool async)
 {
 	struct fake_context *context;
 	struct copy_op *copy;
@@ -251,7 +252,7 @@ FAKE_API int cuMemcpyPeerAsync(uint64_t to, struct fake_context *to_context, uin
 	return copy_peer(to, to_context, from, from_context, length, stream, true);
 }
 
-/* ---- many copies at once ------------------------------------------------------------------------------ */
+/* ---- many copies at once --------------------------------------------------------------------- */
 
 static int copy_batch(const uint64_t *to, const uint64_t *from, const size_t *lengths, size_t count,
 		      const struct fake_copy_attributes *attributes, const size_t *starts,
@@ -283,7 +284,8 @@ FAKE_API int cuMemcpyBatchAsync(uint64_t *to, uint64_t *from, size_t *lengths, s
 				size_t attribute_count, size_t *failed, void *stream)
 {
 	FAKE_ENTER();
-	return copy_batch(to, from, lengths, count, attributes, starts, attribute_count, failed, stream);
+	return copy_batch(to, from, lengths, count, attributes, starts, attribute_count, failed,
+			  stream);
 }
 
 /* Since 13.0 it does not say which one failed. */
@@ -292,10 +294,11 @@ FAKE_API int cuMemcpyBatchAsync_v2(uint64_t *to, uint64_t *from, size_t *lengths
 				   size_t attribute_count, void *stream)
 {
 	FAKE_ENTER();
-	return copy_batch(to, from, lengths, count, attributes, starts, attribute_count, NULL, stream);
+	return copy_batch(to, from, lengths, count, attributes, starts, attribute_count, NULL,
+			  stream);
 }
 
-/* ---- filling ---------------------------------------------------------------------------------------------- */
+/* ---- filling --------------------------------------------------------------------------------- */
 
 struct fill_op {
 	struct fake_op op;
@@ -357,7 +360,7 @@ FAKE_API int cuMemsetD8Async(uint64_t address, unsigned char value, size_t lengt
 	return fill_with(address, value, length, stream, true);
 }
 
-/* ---- values ------------------------------------------------------------------------------------------------- */
+/* ---- values ---------------------------------------------------------------------------------- */
 
 struct value_op {
 	struct fake_op op;

@@ -19,7 +19,7 @@ static _Atomic bool initialised;
 static _Thread_local struct fake_context *stack[DEPTH];
 static _Thread_local unsigned depth;
 
-/* ---- starting ----------------------------------------------------------------------------------- */
+/* ---- starting -------------------------------------------------------------------------------- */
 
 static struct fake_uuid make_uuid(int physical)
 {
@@ -40,7 +40,8 @@ static void print_uuid(const struct fake_uuid *uuid, char out[64])
 		 b[13], b[14], b[15]);
 }
 
-/* The physical device that one entry of CUDA_VISIBLE_DEVICES names; -1: none. A UUID may be cut short. */
+/* The physical device that one entry of CUDA_VISIBLE_DEVICES names; -1: none. A UUID may be cut
+ * short. */
 static int visible_entry(const char *entry, size_t length)
 {
 	int total = (int)fake_settings()->devices, found = -1;
@@ -58,7 +59,9 @@ static int visible_entry(const char *entry, size_t length)
 		return found < 0 ? -1 : found;
 	}
 	index = strtol(entry, &end, 10);
-	return end == entry || end != entry + length || index < 0 || index >= total ? -1 : (int)index;
+	if (end == entry || end != entry + length || index < 0 || index >= total)
+		return -1;
+	return (int)index;
 }
 
 static void add_device(int physical)
@@ -127,11 +130,13 @@ FAKE_API int cuDriverGetVersion(int *version)
 	return FAKE_OK;
 }
 
-/* ---- devices ------------------------------------------------------------------------------------ */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 struct fake_device *fake_device(int ordinal)
 {
-	return initialised && ordinal >= 0 && (unsigned)ordinal < device_count ? &devices[ordinal] : NULL;
+	if (!initialised || ordinal < 0 || (unsigned)ordinal >= device_count)
+		return NULL;
+	return &devices[ordinal];
 }
 
 struct fake_device *fake_device_physical(int physical)
@@ -284,6 +289,7 @@ static const struct {
 	{ 103, 1 },    /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
 	{ 106, 32 },   /* MAX_BLOCKS_PER_MULTIPROCESSOR */
 	{ 110, 1 },    /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
+	{ 113, 1 },    /* READ_ONLY_HOST_REGISTER_SUPPORTED */
 	{ 115, 1 },    /* MEMORY_POOLS_SUPPORTED */
 	{ 116, 1 },    /* GPU_DIRECT_RDMA_SUPPORTED */
 	{ 117, 1 },    /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS */
@@ -360,7 +366,7 @@ FAKE_API int cuDeviceGetP2PAttribute(int *value, int attribute, int from, int to
 	return FAKE_OK;
 }
 
-/* ---- contexts ----------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 int fake_health(const struct fake_context *context)
 {
@@ -639,9 +645,9 @@ FAKE_API int cuCtxEnablePeerAccess(struct fake_context *peer, unsigned flags)
 		return error;
 	if (flags)
 		return FAKE_INVALID_VALUE;
-	if (!peer || !fake_context_known(peer) || !peer->alive || peer->device == context->device)
+	if (!peer || !fake_context_known(peer) || !peer->alive)
 		return FAKE_INVALID_CONTEXT;
-	if (!fake_peers(context->device, peer->device))
+	if (peer->device == context->device || !fake_peers(context->device, peer->device))
 		return FAKE_PEER_UNSUPPORTED;
 	bit = 1U << peer->device->ordinal;
 	return atomic_fetch_or(&context->peers, bit) & bit ? FAKE_PEER_ENABLED : FAKE_OK;

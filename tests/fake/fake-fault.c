@@ -25,7 +25,7 @@ static _Atomic pid_t process;
 
 _Thread_local bool fake_in_callback;
 
-/* ---- the environment ------------------------------------------------------------------------ */
+/* ---- the environment ------------------------------------------------------------------------- */
 
 static unsigned long long number(const char *name, unsigned long long otherwise)
 {
@@ -102,7 +102,7 @@ void fake_lose_from_environment(void)
 	fake_cuda_lose(device, error, after);
 }
 
-/* ---- entering a call -------------------------------------------------------------------------- */
+/* ---- entering a call ------------------------------------------------------------------------- */
 
 static int strike(const char *name)
 {
@@ -157,7 +157,7 @@ int fake_enter(struct fake_call *call, const char *name)
 	return fake_in_callback ? FAKE_NOT_PERMITTED : FAKE_OK;
 }
 
-/* ---- what tests ask for ------------------------------------------------------------------------- */
+/* ---- what tests ask for ---------------------------------------------------------------------- */
 
 FAKE_API int fake_cuda_fail(const char *function, unsigned nth, int error)
 {

@@ -84,7 +84,8 @@ static int map_import(int fd, const struct handle *handle, struct fake_range *ra
 	range->offset = handle->offset;
 	range->opens = 1;
 	error = FAKE_INVALID_VALUE;
-	if (handle->offset > range->memory->size || handle->size > range->memory->size - handle->offset)
+	if (handle->offset > range->memory->size ||
+	    handle->size > range->memory->size - handle->offset)
 		goto err_drop;
 	error = FAKE_PEER_UNSUPPORTED;
 	if (!fake_peers(range->context->device, range->device))
@@ -120,7 +121,8 @@ FAKE_API int cuIpcOpenMemHandle_v2(uint64_t *out, struct fake_ipc_handle given, 
 	if (error)
 		return error;
 	memcpy(&handle, &given, sizeof(handle));
-	if (!out || flags != 1 || memcmp(handle.magic, magic, sizeof(magic)) != 0) /* LAZY_ENABLE_PEER_ACCESS */
+	/* LAZY_ENABLE_PEER_ACCESS is the only flag, and has to be there. */
+	if (!out || flags != 1 || memcmp(handle.magic, magic, sizeof(magic)) != 0)
 		return FAKE_INVALID_VALUE;
 	if (handle.pid == (uint32_t)getpid())
 		return FAKE_INVALID_CONTEXT;
@@ -168,10 +170,10 @@ FAKE_API int cuIpcCloseMemHandle(uint64_t address)
 	return FAKE_OK;
 }
 
-/* ---- dma-buf ---------------------------------------------------------------------------------------- */
+/* ---- dma-buf --------------------------------------------------------------------------------- */
 
-/* Where the range lies in one memory; NULL: in several, or not in any. Under fake_map_lock. A page that
- * an allocation shares with its neighbours may be exported. */
+/* Where the range lies in one memory; NULL: in several, or not in any. Under fake_map_lock. A page
+ * that an allocation shares with its neighbours may be exported. */
 static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *offset)
 {
 	struct fake_range *range = fake_range_overlap(address, size);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Modules, functions and launches. An image is looked at only as far as to tell whether a driver would
- * take it; what a kernel does is known by its name: each has a twin here, which does to the driver's own
- * mappings what the kernel does to addresses, one block of the grid after the other.
+ * Modules, functions and launches. An image is looked at only as far as to tell whether a driver
+ * would take it; what a kernel does is known by its name: each has a twin here, which does to the
+ * driver's own mappings what the kernel does to addresses, one block of the grid after the other.
  */
 #include <ctype.h>
 #include <stdio.h>
@@ -33,14 +33,15 @@ struct fake_function {
 
 static struct wh_list modules = { &modules, &modules }; /* under fake_lock */
 
-/* ---- the gather-scatter kernels ------------------------------------------------------------------ */
+/* ---- the gather-scatter kernels -------------------------------------------------------------- */
 
 /* A 64-bit word of a list in the GPU's memory. */
 static int load_word(const struct fake_launch *launch, uint64_t list, uint64_t index, uint64_t *out)
 {
 	size_t length = sizeof(*out);
-	const char *at = fake_translate(launch->context, FAKE_BY_KERNEL, list + 8 * index, &length, false);
+	const char *at;
 
+	at = fake_translate(launch->context, FAKE_BY_KERNEL, list + 8 * index, &length, false);
 	if (!at || length < sizeof(*out))
 		return FAKE_ILLEGAL_ADDRESS;
 	memcpy(out, at, sizeof(*out));
@@ -80,8 +81,8 @@ static int copy_chunk(const struct fake_launch *launch, uint64_t to, uint64_t fr
 	return 0;
 }
 
-static int move_chunk(const struct fake_launch *launch, const struct wh_blocks_job *job, uint64_t item,
-		      uint64_t unit)
+static int move_chunk(const struct fake_launch *launch, const struct wh_blocks_job *job,
+		      uint64_t item, uint64_t unit)
 {
 	uint64_t block = item / job->chunks, at = item % job->chunks * job->chunk_length;
 	uint64_t base = block / job->count, index = block % job->count, from = 0, to = 0;
@@ -163,7 +164,7 @@ static int blocks_1(const struct fake_launch *launch)
 	return run_blocks(launch, 1);
 }
 
-/* ---- twins ------------------------------------------------------------------------------------------- */
+/* ---- twins ----------------------------------------------------------------------------------- */
 
 /* For the fake's own tests: fake_fill(uint64_t address, uint32_t value, uint32_t count), a word a
  * block. */
@@ -185,7 +186,6 @@ static int fill(const struct fake_launch *launch)
 
 static const struct fake_twin twins[] = {
 	{ "wh_blocks_16", 1, JOB, blocks_16 },
-	{ "wh_blocks_16x", 1, JOB, blocks_16 },
 	{ "wh_blocks_8", 1, JOB, blocks_8 },
 	{ "wh_blocks_4", 1, JOB, blocks_4 },
 	{ "wh_blocks_1", 1, JOB, blocks_1 },
@@ -200,7 +200,7 @@ static const struct fake_twin *find_twin(const char *name)
 	return NULL;
 }
 
-/* ---- modules ----------------------------------------------------------------------------------------- */
+/* ---- modules --------------------------------------------------------------------------------- */
 
 /* The first thing in the text that is no space and no comment. */
 static const char *skip_comments(const char *at)
@@ -235,13 +235,14 @@ static int check_ptx(const char *at, char log[128])
 		return FAKE_INVALID_PTX;
 	}
 	if (version > PTX_VERSION) {
-		snprintf(log, 128, "ptxas application ptx input, line 1; fatal   : Unsupported .version "
-			 "%ld.%ld; current version is '%d.%d'", version / 10, version % 10,
-			 PTX_VERSION / 10, PTX_VERSION % 10);
+		snprintf(log, 128, "ptxas application ptx input, line 1; fatal   : Unsupported "
+			 ".version %ld.%ld; current version is '%d.%d'", version / 10,
+			 version % 10, PTX_VERSION / 10, PTX_VERSION % 10);
 		return FAKE_UNSUPPORTED_PTX;
 	}
 	if (strncmp(skip_comments(end), ".target", 7) != 0) {
-		snprintf(log, 128, "ptxas application ptx input, line 2; fatal   : Missing .target directive");
+		snprintf(log, 128, "ptxas application ptx input, line 2; fatal   : Missing .target "
+			 "directive");
 		return FAKE_INVALID_PTX;
 	}
 	return FAKE_OK;
@@ -283,8 +284,8 @@ static void give_log(const char *log, unsigned count, const int *options, void *
 			values[i] = (void *)(uintptr_t)(length < room ? length : room);
 }
 
-FAKE_API int cuModuleLoadDataEx(struct fake_module **out, const void *image, unsigned count, int *options,
-				void **values)
+FAKE_API int cuModuleLoadDataEx(struct fake_module **out, const void *image, unsigned count,
+				int *options, void **values)
 {
 	struct fake_context *context;
 	struct fake_module *module;
@@ -369,7 +370,8 @@ static bool has_entry(const char *ptx, const char *name)
 	return false;
 }
 
-FAKE_API int cuModuleGetFunction(struct fake_function **out, struct fake_module *module, const char *name)
+FAKE_API int cuModuleGetFunction(struct fake_function **out, struct fake_module *module,
+				 const char *name)
 {
 	const struct fake_twin *twin;
 	struct fake_function *function;
@@ -403,8 +405,9 @@ static bool known_function(const struct fake_function *function)
 {
 	for (struct wh_list *m = modules.next; m != &modules; m = m->next) {
 		struct fake_module *module = wh_container(m, struct fake_module, link);
+		const struct wh_list *head = &module->functions;
 
-		for (struct wh_list *l = module->functions.next; l != &module->functions; l = l->next)
+		for (struct wh_list *l = head->next; l != head; l = l->next)
 			if (wh_container(l, struct fake_function, link) == function)
 				return true;
 	}
@@ -428,7 +431,7 @@ FAKE_API int cuFuncGetAttribute(int *out, int attribute, struct fake_function *f
 	return FAKE_OK;
 }
 
-/* ---- launching --------------------------------------------------------------------------------------- */
+/* ---- launching ------------------------------------------------------------------------------- */
 
 struct launch_op {
 	struct fake_op op;
@@ -506,8 +509,8 @@ FAKE_API int cuLaunchKernel(struct fake_function *function, unsigned grid_x, uns
 	int error;
 
 	FAKE_ENTER();
-	if (!grid_x || grid_x > INT32_MAX || !grid_y || grid_y > 65535 || !grid_z || grid_z > 65535 ||
-	    !block_x || !block_y || !block_z || block_z > 64 || block_x > MAX_THREADS ||
+	if (!grid_x || grid_x > INT32_MAX || !grid_y || grid_y > 65535 || !grid_z ||
+	    grid_z > 65535 || !block_x || !block_y || !block_z || block_z > 64 || block_x > MAX_THREADS ||
 	    block_y > MAX_THREADS || block_x * block_y * block_z > MAX_THREADS || shared > 49152)
 		return FAKE_INVALID_VALUE;
 	l = calloc(1, sizeof(*l));

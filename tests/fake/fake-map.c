@@ -2,9 +2,9 @@
 /*
  * The address map: which addresses are what, and where the driver finds the bytes behind them.
  *
- * Addresses of device memory are reserved PROT_NONE for good; the driver has a mapping of its own of
- * each memfd (the alias). Protections are never changed, so there is no moment at which a CPU could get
- * away with touching device memory.
+ * Addresses of device memory are reserved PROT_NONE for good; the driver has a mapping of its own
+ * of each memfd (the alias). Protections are never changed, so there is no moment at which a CPU
+ * could get away with touching device memory.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +16,8 @@
 #include "fake.h"
 
 #define PAGE ((size_t)4096)
-/* Allocations below this size start amid a page, as a driver's do that cuts them from larger ones. */
+/* Allocations below this size start amid a page, as a driver's do that cuts them from larger
+ * ones. */
 #define SMALL ((size_t)1 << 20)
 #define SMALL_START 512
 
@@ -36,7 +37,7 @@ static size_t round_up(size_t size, size_t to)
 	return (size + to - 1) / to * to;
 }
 
-/* ---- ranges ------------------------------------------------------------------------------------- */
+/* ---- ranges ---------------------------------------------------------------------------------- */
 
 /* The first range that ends behind the address. */
 static size_t range_index(uint64_t address)
@@ -98,7 +99,8 @@ struct fake_range *fake_range_add(const struct fake_range *range)
 	range_count++;
 	*added = *range;
 	added->buffer_id = next_id++;
-	return ranges[i] = added;
+	ranges[i] = added;
+	return added;
 }
 
 void fake_range_remove(struct fake_range *range)
@@ -119,7 +121,7 @@ struct fake_range *fake_range_search(bool (*match)(const struct fake_range *rang
 	return NULL;
 }
 
-/* ---- reservations ----------------------------------------------------------------------------------- */
+/* ---- reservations ---------------------------------------------------------------------------- */
 
 static size_t reservation_index(uint64_t address)
 {
@@ -164,7 +166,8 @@ static uint64_t map_nothing(size_t size, size_t alignment, uint64_t hint)
 	char *base;
 
 	if (hint && hint % alignment == 0) {
-		base = mmap((void *)(uintptr_t)hint, size, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+		base = mmap((void *)(uintptr_t)hint, size, PROT_NONE, flags | MAP_FIXED_NOREPLACE,
+			    -1, 0);
 		if (base != MAP_FAILED)
 			return (uintptr_t)base;
 	}
@@ -222,7 +225,7 @@ void fake_unreserve(struct fake_reservation *reservation)
 	free(reservation);
 }
 
-/* ---- memory ------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The descriptor's name carries what whoever imports it must know. */
 #define NAME_FORMAT "fake-cuda device %d size %zu types %u"
@@ -289,8 +292,8 @@ int fake_memory_import(int fd, struct fake_memory **out)
 	name[length] = 0;
 	at = strstr(name, "memfd:fake-cuda");
 	/* NOLINTNEXTLINE(cert-err34-c): our own words */
-	if (!at || sscanf(at, "memfd:" NAME_FORMAT, &physical, &size, &types) != 3 || fstat(fd, &is) ||
-	    (uint64_t)is.st_size != size)
+	if (!at || sscanf(at, "memfd:" NAME_FORMAT, &physical, &size, &types) != 3 ||
+	    fstat(fd, &is) || (uint64_t)is.st_size != size)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device_physical(physical))
 		return FAKE_INVALID_DEVICE;
@@ -325,9 +328,10 @@ struct fake_memory *fake_memory_known(uint64_t handle)
 	return NULL;
 }
 
-/* ---- allocations ------------------------------------------------------------------------------------ */
+/* ---- allocations ----------------------------------------------------------------------------- */
 
-int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind, uint64_t *out)
+int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind,
+			uint64_t *out)
 {
 	struct fake_range range = {
 		.size = size,
@@ -392,7 +396,7 @@ void fake_ranges_drop(const struct fake_context *context)
 	pthread_rwlock_unlock(&fake_map_lock);
 }
 
-/* ---- translation ------------------------------------------------------------------------------------ */
+/* ---- translation ----------------------------------------------------------------------------- */
 
 static bool reachable(const struct fake_context *context, enum fake_user user,
 		      const struct fake_range *range, bool write)
@@ -407,6 +411,8 @@ static bool reachable(const struct fake_context *context, enum fake_user user,
 		if (user == FAKE_BY_COPY || range->device == context->device)
 			return true;
 		return range->kind == FAKE_DEVICE && context->peers & 1U << range->device->ordinal;
+	case FAKE_REGISTERED:
+		return !write || !(range->flags & 8); /* READ_ONLY */
 	case FAKE_IMPORTED: /* opened with peer access for the context that opened it */
 		return user == FAKE_BY_COPY || range->device == context->device ||
 		       range->context->device == context->device;

@@ -13,7 +13,7 @@ static size_t whole_pages(size_t size)
 	return (size + PAGE - 1) / PAGE * PAGE;
 }
 
-/* ---- device memory -------------------------------------------------------------------------------- */
+/* ---- device memory --------------------------------------------------------------------------- */
 
 static int allocate(uint64_t *out, size_t size, enum fake_kind kind)
 {
@@ -41,7 +41,9 @@ static struct fake_range *freeable(uint64_t address, unsigned kinds)
 {
 	struct fake_range *range = fake_range_find(address);
 
-	return range && range->base == address && kinds & 1U << range->kind ? range : NULL;
+	return range && range->base == address && !range->freeing && kinds & 1U << range->kind ?
+		       range :
+		       NULL;
 }
 
 #define KIND(kind) (1U << (kind))
@@ -101,7 +103,7 @@ FAKE_API int cuMemGetInfo_v2(size_t *available, size_t *total)
 	return FAKE_OK;
 }
 
-/* ---- stream-ordered ------------------------------------------------------------------------------- */
+/* ---- stream-ordered -------------------------------------------------------------------------- */
 
 struct free_op {
 	struct fake_op op;
@@ -113,15 +115,15 @@ static int free_later(struct fake_op *op)
 	struct fake_range *range;
 
 	pthread_rwlock_wrlock(&fake_map_lock);
-	range = freeable(((struct free_op *)op)->address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL));
-	if (range)
+	range = fake_range_find(((struct free_op *)op)->address);
+	if (range && range->freeing)
 		fake_range_free(range);
 	pthread_rwlock_unlock(&fake_map_lock);
-	return range ? 0 : FAKE_ILLEGAL_ADDRESS;
+	return 0;
 }
 
-/* The addresses are good at once; the memory only for what comes later in the stream, which cannot be
- * told from outside. */
+/* The addresses are good at once; the memory only for what comes later in the stream, which cannot
+ * be told from outside. */
 FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 {
 	struct fake_context *context;
@@ -134,24 +136,33 @@ FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 
 FAKE_API int cuMemFreeAsync(uint64_t address, void *stream)
 {
+	struct fake_context *context;
 	struct fake_range *range;
 	struct free_op *op;
+	int error;
 
 	FAKE_ENTER();
-	pthread_rwlock_rdlock(&fake_map_lock);
-	range = freeable(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL));
-	pthread_rwlock_unlock(&fake_map_lock);
-	if (!range)
-		return FAKE_INVALID_VALUE;
+	error = fake_stream_context(stream, &context);
+	if (error)
+		return error;
 	op = calloc(1, sizeof(*op));
 	if (!op)
 		return FAKE_OUT_OF_MEMORY;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range = freeable(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL));
+	if (range)
+		range->freeing = true;
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (!range) {
+		free(op);
+		return FAKE_INVALID_VALUE;
+	}
 	op->op.run = free_later;
 	op->address = address;
 	return fake_submit(stream, &op->op, false);
 }
 
-/* ---- pinned --------------------------------------------------------------------------------------- */
+/* ---- pinned ---------------------------------------------------------------------------------- */
 
 static int add_host(struct fake_context *context, void *base, size_t size, enum fake_kind kind,
 		    unsigned flags)
@@ -163,6 +174,7 @@ static int add_host(struct fake_context *context, void *base, size_t size, enum 
 		.context = context,
 		.device = context->device,
 		.flags = flags,
+		.sync = kind == FAKE_MANAGED,
 	};
 	struct fake_range *added;
 
@@ -186,7 +198,8 @@ static int allocate_host(void **out, size_t size, enum fake_kind kind, unsigned 
 		return FAKE_INVALID_VALUE;
 	if (size > SIZE_MAX / 4)
 		return FAKE_OUT_OF_MEMORY;
-	base = mmap(NULL, whole_pages(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	base = mmap(NULL, whole_pages(size), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+		    -1, 0);
 	if (base == MAP_FAILED)
 		return FAKE_OUT_OF_MEMORY;
 	error = add_host(context, base, size, kind, flags);
@@ -255,13 +268,13 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 		return error;
 	if (!address || !size || base + size < base || flags & ~15U)
 		return FAKE_INVALID_VALUE;
-	if (flags & 12) /* IOMEMORY, READ_ONLY: the attributes say no */
-		return FAKE_NOT_SUPPORTED;
+	if (flags & 4) /* IOMEMORY: only what a driver has mapped, which there is none of here */
+		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	other = fake_range_overlap(base, size);
 	device = fake_reservation_find(base) != NULL;
 	pthread_rwlock_unlock(&fake_map_lock);
-	if (other && !other->memory)
+	if (other && (other->kind == FAKE_HOST || other->kind == FAKE_REGISTERED))
 		return FAKE_HOST_REGISTERED;
 	if (other || device || !is_mapped(base, size))
 		return FAKE_INVALID_VALUE;
@@ -270,11 +283,17 @@ FAKE_API int cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 
 FAKE_API int cuMemHostUnregister(void *address)
 {
-	int error;
+	const struct fake_range *range;
+	bool known;
 
 	FAKE_ENTER();
-	error = free_range((uintptr_t)address, KIND(FAKE_REGISTERED));
-	return error == FAKE_INVALID_VALUE ? FAKE_HOST_NOT_REGISTERED : error;
+	pthread_rwlock_rdlock(&fake_map_lock);
+	range = fake_range_find((uintptr_t)address);
+	known = range && range->kind == FAKE_REGISTERED;
+	pthread_rwlock_unlock(&fake_map_lock);
+	if (!known)
+		return FAKE_HOST_NOT_REGISTERED;
+	return free_range((uintptr_t)address, KIND(FAKE_REGISTERED));
 }
 
 static struct fake_range *host_range(uint64_t address)
@@ -323,7 +342,7 @@ FAKE_API int cuMemHostGetFlags(unsigned *flags, void *address)
 	return error;
 }
 
-/* ---- managed -------------------------------------------------------------------------------------- */
+/* ---- managed --------------------------------------------------------------------------------- */
 
 FAKE_API int cuMemAllocManaged(uint64_t *out, size_t size, unsigned flags)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Streams and events. Each stream has a thread, started with its first operation, which does one
- * operation after the other. What an operation waits for in other streams (an event, the legacy default
- * stream) is known when it is submitted: a list of streams and how far they have to be.
+ * operation after the other. What an operation waits for in other streams (an event, the legacy
+ * default stream) is known when it is submitted: a list of streams and how far they have to be.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,7 +29,7 @@ struct fake_event {
 
 static struct wh_list events = { &events, &events };
 
-/* ---- life of a stream ----------------------------------------------------------------------------- */
+/* ---- life of a stream ------------------------------------------------------------------------ */
 
 /* All under fake_lock. */
 
@@ -59,8 +59,8 @@ static void unref_stream(struct fake_stream *stream)
 	free(stream);
 }
 
-/* Its thread takes it out of the list when it has done everything, so that until then whoever waits for
- * the context waits for it too. */
+/* Its thread takes it out of the list when it has done everything, so that until then whoever waits
+ * for the context waits for it too. */
 static void close_stream(struct fake_stream *stream)
 {
 	stream->closing = true;
@@ -134,7 +134,7 @@ int fake_stream_context(void *handle, struct fake_context **out)
 	return error;
 }
 
-/* ---- doing what was submitted ----------------------------------------------------------------------- */
+/* ---- doing what was submitted ---------------------------------------------------------------- */
 
 static void pause_for(unsigned microseconds)
 {
@@ -224,7 +224,7 @@ static int start(struct fake_stream *stream)
 	return error ? FAKE_OUT_OF_MEMORY : FAKE_OK;
 }
 
-/* ---- submitting --------------------------------------------------------------------------------------- */
+/* ---- submitting ------------------------------------------------------------------------------ */
 
 static bool add_wait(struct fake_op *op, struct fake_stream *stream, uint64_t until)
 {
@@ -345,7 +345,7 @@ void fake_streams_end(struct fake_context *context)
 	pthread_mutex_unlock(&fake_lock);
 }
 
-/* ---- streams, as called --------------------------------------------------------------------------------- */
+/* ---- streams, as called ---------------------------------------------------------------------- */
 
 FAKE_API int cuStreamCreateWithPriority(struct fake_stream **out, unsigned flags, int priority)
 {
@@ -480,7 +480,7 @@ FAKE_API int cuThreadExchangeStreamCaptureMode(int *mode)
 	int before = current;
 
 	FAKE_ENTER();
-	if (!mode || *mode < 0 || *mode > 2)
+	if (!mode)
 		return FAKE_INVALID_VALUE;
 	current = *mode;
 	*mode = before;
@@ -519,7 +519,7 @@ FAKE_API int cuLaunchHostFunc(void *stream, void (*function)(void *arg), void *a
 	return fake_submit(stream, &host->op, false);
 }
 
-/* ---- events --------------------------------------------------------------------------------------------- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static bool known_event(const struct fake_event *event)
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Virtual memory management: reserved addresses, physical memory, mappings, and their descriptors. */
+/* Virtual memory management: reserved addresses, physical memory, mappings, and their
+ * descriptors. */
 #include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
@@ -11,7 +12,7 @@ static bool whole(uint64_t n)
 	return n % FAKE_GRANULARITY == 0;
 }
 
-/* ---- addresses ------------------------------------------------------------------------------------ */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 FAKE_API int cuMemAddressReserve(uint64_t *out, size_t size, size_t alignment, uint64_t hint,
 				 unsigned long long flags)
@@ -49,19 +50,19 @@ FAKE_API int cuMemAddressFree(uint64_t base, size_t size)
 	return error;
 }
 
-/* ---- memory --------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 static int check_properties(const struct fake_properties *properties)
 {
 	if (!properties || properties->type != FAKE_ALLOCATION_PINNED)
 		return FAKE_INVALID_VALUE;
 	if (properties->location.type != FAKE_LOCATION_DEVICE)
-		return FAKE_NOT_SUPPORTED;
+		return FAKE_INVALID_VALUE;
 	if (!fake_device(properties->location.id))
 		return FAKE_INVALID_DEVICE;
 	if (properties->handle_types & FAKE_HANDLE_FABRIC) /* no IMEX channel */
 		return FAKE_NOT_PERMITTED;
-	return properties->handle_types & ~FAKE_HANDLE_FD ? FAKE_NOT_SUPPORTED : FAKE_OK;
+	return properties->handle_types & ~FAKE_HANDLE_FD ? FAKE_INVALID_VALUE : FAKE_OK;
 }
 
 FAKE_API int cuMemGetAllocationGranularity(size_t *out, const struct fake_properties *properties,
@@ -158,15 +159,16 @@ FAKE_API int cuMemRetainAllocationHandle(uint64_t *out, void *address)
 	return error;
 }
 
-/* ---- mappings ------------------------------------------------------------------------------------- */
+/* ---- mappings -------------------------------------------------------------------------------- */
 
 /* May [base, base+size) of a reservation be mapped? Under fake_map_lock. */
 static bool mappable(uint64_t base, size_t size)
 {
 	struct fake_reservation *reservation = fake_reservation_find(base);
 
-	return size && whole(base) && whole(size) && reservation && reservation->user &&
-	       size <= reservation->base + reservation->size - base && !fake_range_overlap(base, size);
+	return reservation && reservation->user &&
+	       size <= reservation->base + reservation->size - base &&
+	       !fake_range_overlap(base, size);
 }
 
 FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle,
@@ -176,11 +178,13 @@ FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle
 	int error = FAKE_INVALID_VALUE;
 
 	FAKE_ENTER();
-	if (flags || offset) /* "must be zero currently" */
+	if (flags)
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_wrlock(&fake_map_lock);
 	range.memory = fake_memory_known(handle);
-	if (range.memory && size <= range.memory->size && mappable(base, size)) {
+	if (range.memory && (offset || !whole(base) || size != range.memory->size)) {
+		error = FAKE_NOT_SUPPORTED; /* only all of a memory */
+	} else if (range.memory && mappable(base, size)) {
 		range.device = range.memory->device;
 		error = fake_range_add(&range) ? FAKE_OK : FAKE_OUT_OF_MEMORY;
 		range.memory->mappings += !error;
@@ -204,19 +208,29 @@ static bool whole_mappings(uint64_t base, size_t size)
 	return size && at == base + size;
 }
 
+/* Does it lie in a reservation, and cut no mapping in two? Under fake_map_lock. */
+static bool unmappable(uint64_t base, size_t size)
+{
+	struct fake_reservation *reservation = fake_reservation_find(base);
+	struct fake_range *first = fake_range_find(base), *last = fake_range_find(base + size - 1);
+
+	return size && reservation && reservation->user &&
+	       size <= reservation->base + reservation->size - base &&
+	       (!first || first->base == base) && (!last || last->base + last->size == base + size);
+}
+
+/* Where nothing is mapped is as good as unmapped. */
 FAKE_API int cuMemUnmap(uint64_t base, size_t size)
 {
-	uint64_t at = base;
+	struct fake_range *range;
 	bool good;
 
 	FAKE_ENTER();
 	pthread_rwlock_wrlock(&fake_map_lock);
-	good = whole_mappings(base, size);
-	while (good && at < base + size) {
-		struct fake_range *range = fake_range_find(at);
+	good = unmappable(base, size);
+	while (good && (range = fake_range_overlap(base, size))) {
 		struct fake_memory *memory = range->memory;
 
-		at += range->size;
 		fake_range_remove(range);
 		memory->mappings--;
 		fake_memory_drop(memory);
@@ -225,7 +239,8 @@ FAKE_API int cuMemUnmap(uint64_t base, size_t size)
 	return good ? FAKE_OK : FAKE_INVALID_VALUE;
 }
 
-static int check_access(const struct fake_range *range, const struct fake_access *access, size_t count)
+static int check_access(const struct fake_range *range, const struct fake_access *access,
+			size_t count)
 {
 	for (size_t i = 0; i < count; i++) {
 		struct fake_device *device = fake_device(access[i].location.id);
@@ -242,7 +257,8 @@ static int check_access(const struct fake_range *range, const struct fake_access
 	return FAKE_OK;
 }
 
-FAKE_API int cuMemSetAccess(uint64_t base, size_t size, const struct fake_access *access, size_t count)
+FAKE_API int cuMemSetAccess(uint64_t base, size_t size, const struct fake_access *access,
+			    size_t count)
 {
 	struct fake_range *range;
 	int error = FAKE_OK;
@@ -276,17 +292,18 @@ FAKE_API int cuMemGetAccess(unsigned long long *flags, const struct fake_locatio
 		return FAKE_INVALID_DEVICE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	range = fake_range_find(address);
-	if (range && range->kind == FAKE_MAPPED) {
-		*flags = range->access[location->id];
+	if (range) {
+		*flags = range->kind == FAKE_MAPPED ? range->access[location->id] : 3;
 		error = FAKE_OK;
 	}
 	pthread_rwlock_unlock(&fake_map_lock);
 	return error;
 }
 
-/* ---- descriptors ---------------------------------------------------------------------------------- */
+/* ---- descriptors ----------------------------------------------------------------------------- */
 
-FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, unsigned long long flags)
+FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type,
+					  unsigned long long flags)
 {
 	struct fake_memory *memory;
 	int error = FAKE_OK, fd;
@@ -294,8 +311,6 @@ FAKE_API int cuMemExportToShareableHandle(void *out, uint64_t handle, int type, 
 	FAKE_ENTER();
 	if (!out || flags)
 		return FAKE_INVALID_VALUE;
-	if (type == FAKE_HANDLE_FABRIC)
-		return FAKE_NOT_PERMITTED;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	memory = fake_memory_known(handle);
 	if (!memory || type != FAKE_HANDLE_FD || !(memory->handle_types & FAKE_HANDLE_FD)) {
@@ -323,7 +338,7 @@ FAKE_API int cuMemImportFromShareableHandle(uint64_t *out, void *descriptor, int
 		return type == FAKE_HANDLE_FABRIC ? FAKE_NOT_PERMITTED : FAKE_INVALID_VALUE;
 	fd = fcntl((int)(intptr_t)descriptor, F_DUPFD_CLOEXEC, 0); /* the caller keeps its own */
 	if (fd < 0)
-		return FAKE_INVALID_VALUE;
+		return FAKE_UNKNOWN;
 	pthread_rwlock_wrlock(&fake_map_lock);
 	error = fake_memory_import(fd, &memory);
 	if (!error && !(memory->handle_types & FAKE_HANDLE_FD)) {

@@ -2,9 +2,9 @@
 /*
  * The insides of the fake CUDA driver.
  *
- * Locks: fake_lock guards contexts, streams, events and modules; fake_map_lock the address map. Neither
- * is taken under the other. An operation in a stream runs under fake_map_lock for reading and not under
- * fake_lock, so that unmapping waits for it and submitting does not.
+ * Locks: fake_lock guards contexts, streams, events and modules; fake_map_lock the address map.
+ * Neither is taken under the other. An operation in a stream runs under fake_map_lock for reading
+ * and not under fake_lock, so that unmapping waits for it and submitting does not.
  */
 #ifndef TESTS_FAKE_FAKE_H
 #define TESTS_FAKE_FAKE_H
@@ -50,13 +50,15 @@ enum fake_error {
 	FAKE_UNKNOWN = 999,
 };
 
-/* ---- the ABI's structs -------------------------------------------------------------------- */
+/* ---- the ABI's structs ----------------------------------------------------------------------- */
 
 struct fake_uuid {
 	unsigned char bytes[16];
 };
 
-enum { FAKE_LOCATION_DEVICE = 1, FAKE_ALLOCATION_PINNED = 1, FAKE_HANDLE_FD = 1, FAKE_HANDLE_FABRIC = 8 };
+enum { FAKE_LOCATION_DEVICE = 1 };
+enum { FAKE_ALLOCATION_PINNED = 1 };
+enum { FAKE_HANDLE_FD = 1, FAKE_HANDLE_FABRIC = 8 };
 
 struct fake_location {
 	int type, id;
@@ -89,7 +91,7 @@ struct fake_ipc_handle {
 	unsigned char bytes[64];
 };
 
-/* ---- faults and the entry of every call ----------------------------------------------------- */
+/* ---- faults and the entry of every call ------------------------------------------------------ */
 
 /* One for each exported function, where it is first called. */
 struct fake_call {
@@ -128,7 +130,7 @@ void fake_lose_from_environment(void);
 /* This thread is in a host function, which may not call CUDA. */
 extern _Thread_local bool fake_in_callback;
 
-/* ---- devices and contexts --------------------------------------------------------------------- */
+/* ---- devices and contexts -------------------------------------------------------------------- */
 
 struct fake_context;
 
@@ -175,7 +177,7 @@ bool fake_peers(const struct fake_device *a, const struct fake_device *b);
 bool fake_context_known(struct fake_context *context);
 extern struct wh_list fake_contexts; /* under fake_lock */
 
-/* ---- the address map ---------------------------------------------------------------------------- */
+/* ---- the address map ------------------------------------------------------------------------- */
 
 enum fake_kind {
 	FAKE_DEVICE = 1, /* cuMemAlloc */
@@ -211,6 +213,7 @@ struct fake_range {
 	struct fake_context *context; /* NULL for FAKE_MAPPED and FAKE_POOL */
 	struct fake_device *device;
 	bool sync; /* SYNC_MEMOPS */
+	bool freeing; /* by cuMemFreeAsync(), when its turn comes */
 	unsigned flags;
 	unsigned char access[FAKE_DEVICES]; /* FAKE_MAPPED */
 	uint64_t inode; /* FAKE_IMPORTED: of the memory, with `opens` */
@@ -243,7 +246,8 @@ void fake_unreserve(struct fake_reservation *reservation);
 
 int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_types,
 		    struct fake_memory **out);
-/* Of a descriptor that another process, or this one, made; takes the descriptor when it succeeds. */
+/* Of a descriptor that another process, or this one, made; takes the descriptor when it
+ * succeeds. */
 int fake_memory_import(int fd, struct fake_memory **out);
 /* The memory that a cuMemCreate() handle names, or NULL. */
 struct fake_memory *fake_memory_known(uint64_t handle);
@@ -251,7 +255,8 @@ struct fake_memory *fake_memory_known(uint64_t handle);
 void fake_memory_drop(struct fake_memory *memory);
 
 /* Device memory at new addresses. */
-int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind, uint64_t *out);
+int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind,
+			uint64_t *out);
 /* Unmap and free what a range of any kind but FAKE_MAPPED holds. */
 void fake_range_free(struct fake_range *range);
 /* Everything that belongs to a context that ends. Takes fake_map_lock. */
@@ -259,12 +264,12 @@ void fake_ranges_drop(const struct fake_context *context);
 
 enum fake_user { FAKE_BY_COPY, FAKE_BY_KERNEL };
 
-/* Where the driver finds address, and how many bytes from there on lie in one piece (*length, at most
- * what it was). NULL: the context does not reach it. */
+/* Where the driver finds address, and how many bytes from there on lie in one piece (*length, at
+ * most what it was). NULL: the context does not reach it. */
 char *fake_translate(const struct fake_context *context, enum fake_user user, uint64_t address,
 		     size_t *length, bool write);
 
-/* ---- streams ------------------------------------------------------------------------------------ */
+/* ---- streams --------------------------------------------------------------------------------- */
 
 struct fake_stream {
 	struct wh_list link;
@@ -289,13 +294,14 @@ struct fake_op {
 	struct fake_op *next;
 	struct fake_context *context;
 	int (*run)(struct fake_op *op); /* not 0: the context's error from now on */
-	void (*end)(struct fake_op *op); /* run or not; frees what is behind, not the op; may be NULL */
+	/* Run or not; frees what is behind, not the op. May be NULL. */
+	void (*end)(struct fake_op *op);
 	unsigned wait_count, wait_room;
 	struct fake_wait *waits;
 };
 
-/* Put it in a stream (a handle as CUDA's callers have it). The op is the stream's from now on, also on
- * error. `wait`: return when it is done, with the context's health. */
+/* Put it in a stream (a handle as CUDA's callers have it). The op is the stream's from now on, also
+ * on error. `wait`: return when it is done, with the context's health. */
 int fake_submit(void *stream, struct fake_op *op, bool wait);
 /* The context that operations in it run in. */
 int fake_stream_context(void *stream, struct fake_context **out);
@@ -304,7 +310,7 @@ void fake_context_wait(struct fake_context *context);
 /* End all streams of a context that is not alive any more. */
 void fake_streams_end(struct fake_context *context);
 
-/* ---- kernels -------------------------------------------------------------------------------------- */
+/* ---- kernels --------------------------------------------------------------------------------- */
 
 struct fake_launch {
 	const struct fake_context *context;

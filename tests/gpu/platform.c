@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The binding on a real driver: what it says of devices and of every kind of memory, and that it leaves
- * contexts and stream captures alone. Prints what the driver said, for the record.
+ * The binding on a real driver: what it says of devices and of every kind of memory, and that it
+ * leaves contexts and stream captures alone. Prints what the driver said, for the record.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -27,23 +27,40 @@ static CUcontext current(void)
 	return context;
 }
 
+/* Calls that need a context. */
+#define INSIDE(...) \
+	do { \
+		struct wh_cuda_scope inside_; \
+		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) { \
+			__VA_ARGS__; \
+			wh_cuda_leave(&inside_); \
+		} \
+	} while (0)
+
 static void show(const char *what, const struct wh_cuda_pointer *p)
 {
-	printf("  %-28s memory %d base 0x%llx length 0x%llx context %s id %llu memory-id %llu exports 0x%x%s%s"
-	       "%s%s%s%s\n", what, p->memory, (unsigned long long)p->base, (unsigned long long)p->length,
+	printf("  %-28s memory %d base 0x%llx length 0x%llx context %s id %llu memory-id %llu "
+	       "exports 0x%x%s%s"
+	       "%s%s%s%s\n",
+	       what, p->memory, (unsigned long long)p->base, (unsigned long long)p->length,
 	       p->context ? "yes" : "none", (unsigned long long)p->buffer_id,
 	       (unsigned long long)p->memory_id, p->exports, p->mapped ? " mapped" : "",
 	       p->vmm ? " vmm" : "", p->pool ? " pool" : "", p->imported ? " imported" : "",
 	       p->rdma ? " rdma" : "", p->sync_memops ? " sync" : "");
 }
 
-/* Every attribute as the driver gives it, for the record. */
+/* Every attribute as the driver gives it, for the record; but not the P2P tokens (5): where those
+ * were asked for, SYNC_MEMOPS (6) was set from then on. */
 static void show_raw(const char *what, uint64_t address)
 {
 	printf("  raw %s:", what);
 	for (int attribute = 1; attribute <= 20; attribute++) {
 		uint64_t value[2] = { 0 };
-		int result = gpu->cuPointerGetAttribute(value, attribute, address);
+		int result;
+
+		if (attribute == 5)
+			continue;
+		result = gpu->cuPointerGetAttribute(value, attribute, address);
 
 		printf(result ? " %d=E%llu" : " %d=0x%llx", attribute,
 		       (unsigned long long)(result ? (uint64_t)result : value[0]));
@@ -51,7 +68,8 @@ static void show_raw(const char *what, uint64_t address)
 	printf("\n");
 }
 
-static struct wh_cuda_pointer query(const char *what, uint64_t address, enum wh_cuda_memory expected)
+static struct wh_cuda_pointer query(const char *what, uint64_t address,
+				    enum wh_cuda_memory expected)
 {
 	struct wh_cuda_pointer p = { 0 };
 
@@ -63,7 +81,7 @@ static struct wh_cuda_pointer query(const char *what, uint64_t address, enum wh_
 	return p;
 }
 
-/* ---- devices ---------------------------------------------------------------------------------- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 static void devices(void)
 {
@@ -74,10 +92,13 @@ static void devices(void)
 	for (unsigned i = 0; i < gpu->device_count; i++) {
 		struct wh_cuda_device *d = &gpu->devices[i];
 
-		printf("  %s %s capability %d processors %d memory %llu copy-engines %d numa %d mode %d "
-		       "ordering %d flush %d ua %d dmabuf %d rdma %d/%d vmm %d fd %d fabric %d managed %d/%d "
-		       "pageable %d pools %d peers 0x%llx\n", d->text, d->uuid, d->capability,
-		       d->processors, (unsigned long long)d->memory, d->copy_engines, d->numa_node,
+		printf("  %s %s capability %d processors %d memory %llu copy-engines %d numa %d "
+		       "mode %d "
+		       "ordering %d flush %d ua %d dmabuf %d rdma %d/%d vmm %d fd %d fabric %d "
+		       "managed %d/%d "
+		       "pageable %d pools %d peers 0x%llx\n",
+		       d->text, d->uuid, d->capability, d->processors,
+		       (unsigned long long)d->memory, d->copy_engines, d->numa_node,
 		       d->compute_mode, d->writes_ordering, d->flush_options, d->unified_addressing,
 		       d->dma_buf, d->rdma, d->rdma_vmm, d->vmm, d->posix_fd, d->fabric, d->managed,
 		       d->concurrent_managed, d->pageable, d->pools, (unsigned long long)d->peers);
@@ -109,82 +130,94 @@ static void peers(void)
 	CHECK(current() == NULL);
 }
 
-/* ---- memory ----------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static uint64_t as_kernels_see(void *pinned)
+{
+	uint64_t address = 0;
+
+	INSIDE(CU(cuMemHostGetDevicePointer, &address, pinned, 0));
+	return address;
+}
+
+/* Memory that no context owns is worked on in the primary one of its device. */
+static void check_ownerless(const struct wh_cuda_pointer *p)
+{
+	struct wh_cuda_scope scope;
+
+	CHECK(!p->context && p->device_address && p->device == &gpu->devices[0]);
+	if (!CALL(wh_cuda_enter_owner(gpu, p->device_address, &scope)))
+		return;
+	CHECK(scope.context == gpu->devices[0].context && current() == scope.context);
+	wh_cuda_leave(&scope);
+}
 
 static void query_host(void)
 {
 	void *plain = malloc(4 * MIB), *pinned = NULL, *mapped = NULL;
-	struct wh_cuda_scope scope;
 	struct wh_cuda_pointer p;
 	int local = 0;
 
 	query("malloc", (uintptr_t)plain, WH_CUDA_PLAIN);
 	query("stack", (uintptr_t)&local, WH_CUDA_PLAIN);
 	query("code", (uintptr_t)&query_host, WH_CUDA_PLAIN);
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuMemHostAlloc, &pinned, MIB, CUDA_HOST_PORTABLE);
-	CU(cuMemHostAlloc, &mapped, MIB, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
-	wh_cuda_leave(&scope);
+	INSIDE(CU(cuMemHostAlloc, &pinned, MIB, CUDA_HOST_PORTABLE));
+	INSIDE(CU(cuMemHostAlloc, &mapped, MIB, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP));
 	p = query("pinned", (uintptr_t)pinned + 100, WH_CUDA_HOST);
 	CHECK(p.base == (uintptr_t)pinned && p.length >= MIB && p.host_address == p.base + 100);
+	CHECK(p.mapped && p.device_address == p.host_address); /* so CUDA promises */
 	p = query("pinned mapped", (uintptr_t)mapped + 100, WH_CUDA_HOST);
-	CHECK(p.mapped && p.device_address);
-	CU(cuMemFreeHost, pinned);
-	CU(cuMemFreeHost, mapped);
+	CHECK(p.mapped && p.device_address == as_kernels_see(mapped) + 100);
+	INSIDE(CU(cuMemFreeHost, pinned));
+	INSIDE(CU(cuMemFreeHost, mapped));
 	query("pinned, freed", (uintptr_t)pinned, WH_CUDA_PLAIN);
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuMemHostRegister, plain, 4 * MIB, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
-	wh_cuda_leave(&scope);
-	query("registered", (uintptr_t)plain + 3 * MIB, WH_CUDA_HOST);
-	CU(cuMemHostUnregister, plain);
+	INSIDE(CU(cuMemHostRegister, plain, 4 * MIB, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP));
+	p = query("registered", (uintptr_t)plain + 3 * MIB, WH_CUDA_HOST);
+	CHECK(p.mapped && p.device_address == as_kernels_see(plain) + 3 * MIB);
+	INSIDE(CU(cuMemHostUnregister, plain));
 	query("unregistered", (uintptr_t)plain, WH_CUDA_PLAIN);
 	free(plain);
 	CHECK(current() == NULL);
 }
 
+static void query_pool(void)
+{
+	struct wh_cuda_pointer p;
+	uint64_t pool = 0;
+
+	if (!gpu->devices[0].pools)
+		return;
+	INSIDE(CU(cuMemAllocAsync, &pool, MIB, NULL); CU(cuStreamSynchronize, NULL));
+	p = query("cuMemAllocAsync", pool + 5, WH_CUDA_DEVICE);
+	CHECK(p.pool && !p.vmm && !p.imported && p.base == pool && p.length >= MIB);
+	check_ownerless(&p);
+	INSIDE(CU(cuMemFreeAsync, pool, NULL); CU(cuStreamSynchronize, NULL));
+}
+
 static void query_device(void)
 {
-	uint64_t first = 0, second = 0, pool = 0, managed = 0, id;
-	struct wh_cuda_scope scope;
+	uint64_t first = 0, second = 0, managed = 0, id;
 	struct wh_cuda_pointer p;
 
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuMemAlloc, &first, 3 * MIB);
-	CU(cuMemAlloc, &second, 1000);
-	if (gpu->devices[0].pools) {
-		CU(cuMemAllocAsync, &pool, MIB, NULL);
-		CU(cuStreamSynchronize, NULL);
-	}
-	CU(cuMemAllocManaged, &managed, MIB, CUDA_MANAGED_GLOBAL);
-	wh_cuda_leave(&scope);
+	INSIDE(CU(cuMemAlloc, &first, 3 * MIB); CU(cuMemAlloc, &second, 1000);
+	       CU(cuMemAllocManaged, &managed, MIB, CUDA_MANAGED_GLOBAL));
 	p = query("cuMemAlloc", first + 2 * MIB, WH_CUDA_DEVICE);
 	CHECK(p.base == first && p.length >= 3 * MIB && p.device == &gpu->devices[0]);
-	CHECK(!p.vmm && !p.pool && !p.imported && p.exports & WH_CUDA_EXPORT_IPC && !p.host_address);
+	CHECK(!p.vmm && !p.pool && !p.imported && p.exports & WH_CUDA_EXPORT_IPC &&
+	      !p.host_address);
 	CHECK(!p.sync_memops && p.device_address == first + 2 * MIB);
 	CALL(wh_cuda_sync_memops(gpu, first));
 	CHECK(query("cuMemAlloc, sync", first, WH_CUDA_DEVICE).sync_memops);
 	id = p.buffer_id;
 	p = query("cuMemAlloc, 1000", second + 999, WH_CUDA_DEVICE);
-	CHECK(p.base == second && p.length == 1000 && p.buffer_id != id);
-	if (pool) {
-		p = query("cuMemAllocAsync", pool + 5, WH_CUDA_DEVICE);
-		CHECK(p.pool && !p.vmm && !p.imported && p.base == pool);
-		CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-		CU(cuMemFreeAsync, pool, NULL);
-		CU(cuStreamSynchronize, NULL);
-		wh_cuda_leave(&scope);
-	}
-	query("managed", managed + 5, WH_CUDA_MANAGED);
-	CU(cuMemFree, managed);
-	CU(cuMemFree, first);
-	query("cuMemAlloc, freed", second, WH_CUDA_DEVICE);
-	CU(cuMemFree, second);
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuMemAlloc, &second, 3 * MIB);
-	wh_cuda_leave(&scope);
+	CHECK(p.base == second && p.length >= 1000 && p.buffer_id != id);
+	p = query("managed", managed + 5, WH_CUDA_MANAGED);
+	CHECK(p.device_address == managed + 5 && p.host_address == managed + 5);
+	INSIDE(CU(cuMemFree, managed); CU(cuMemFree, first); CU(cuMemFree, second));
+	INSIDE(CU(cuMemAlloc, &second, 3 * MIB));
 	p = query("allocated again", second, WH_CUDA_DEVICE);
 	CHECK(p.buffer_id != id && !p.sync_memops);
-	CU(cuMemFree, second);
+	INSIDE(CU(cuMemFree, second));
 	CHECK(current() == NULL);
 }
 
@@ -203,6 +236,20 @@ static int step(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint
 	walk->bytes += count;
 	walk->end = start + count;
 	return 0;
+}
+
+/* By a system call, which says EFAULT where the CPU would fault. */
+static bool can_read(uint64_t address)
+{
+	int ends[2];
+	bool can = true;
+
+	if (CHECK(!pipe2(ends, O_CLOEXEC))) {
+		can = write(ends[1], (void *)(uintptr_t)address, 1) == 1 || errno != EFAULT;
+		close(ends[0]);
+		close(ends[1]);
+	}
+	return can;
 }
 
 static void query_vmm(void)
@@ -231,14 +278,20 @@ static void query_vmm(void)
 	p = query("cuMemMap, first", base, WH_CUDA_DEVICE);
 	CHECK(p.vmm && !p.pool && !p.imported && p.exports & WH_CUDA_EXPORT_FD);
 	CHECK(p.base == base && p.length == page);
+	check_ownerless(&p);
+	CHECK(wh_cuda_sync_memops(gpu, base) == -EOPNOTSUPP);
 	p = query("cuMemMap, second", base + 2 * page + 77, WH_CUDA_DEVICE);
 	CHECK(p.base == base + page && p.length == 2 * page);
 	CALL(wh_cuda_walk(gpu, (void *)(uintptr_t)(base + 100), 4 * page - 200, step, &walk));
 	CHECK(walk.count == 3 && walk.bytes == 4 * page - 200);
 	show_raw("reserved only", base + 6 * page);
-	CHECK(wh_cuda_query(gpu, (void *)(uintptr_t)(base + 6 * page), &p) == -EFAULT);
+	query("reserved only", base + 6 * page, WH_CUDA_PLAIN);
+	CHECK(!can_read(base + 6 * page) && !can_read(base));
+	CHECK(wh_cuda_walk(gpu, (void *)(uintptr_t)base, 5 * page, step, &(struct walk){ 0 }) ==
+	      -EFAULT);
 	printf("  %s\n", wh_error_text());
-	CHECK(wh_cuda_walk(gpu, (void *)(uintptr_t)base, 5 * page, step, &(struct walk){ 0 }) == -EFAULT);
+	CHECK(wh_cuda_walk(gpu, (void *)(uintptr_t)(base + 3 * page), 2 * page, step,
+			   &(struct walk){ 0 }) == -EFAULT);
 	CU(cuMemUnmap, base, 4 * page);
 	for (int i = 0; i < 3; i++)
 		CU(cuMemRelease, memory[i]);
@@ -247,23 +300,20 @@ static void query_vmm(void)
 	CHECK(current() == NULL);
 }
 
-/* ---- another process's memory ------------------------------------------------------------------- */
+/* ---- another process's memory ---------------------------------------------------------------- */
 
 /* In the other process: the handle comes in on descriptor 0. */
 static void import_case(void)
 {
 	struct wh_cuda_ipc_handle handle;
-	struct wh_cuda_scope scope;
 	struct wh_cuda_pointer p;
 	uint64_t address = 0;
 
 	CHECK(read(0, &handle, sizeof(handle)) == (ssize_t)sizeof(handle));
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuIpcOpenMemHandle, &address, handle, CUDA_IPC_LAZY_PEER);
-	wh_cuda_leave(&scope);
+	INSIDE(CU(cuIpcOpenMemHandle, &address, handle, CUDA_IPC_LAZY_PEER));
 	p = query("cuIpcOpenMemHandle", address + 10, WH_CUDA_DEVICE);
 	CHECK(p.imported && !p.vmm && !p.pool && p.base == address);
-	CU(cuIpcCloseMemHandle, address);
+	INSIDE(CU(cuIpcCloseMemHandle, address));
 }
 
 static void query_imported(void)
@@ -271,16 +321,13 @@ static void query_imported(void)
 	char *const arguments[] = { (char *)own_path, "import", (char *)driver_path, NULL };
 	posix_spawn_file_actions_t actions;
 	struct wh_cuda_ipc_handle handle;
-	struct wh_cuda_scope scope;
 	uint64_t address = 0;
 	int ends[2], status = -1;
 	pid_t child;
 
-	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
-	CU(cuMemAlloc, &address, 4 * MIB);
-	CU(cuIpcGetMemHandle, &handle, address);
-	wh_cuda_leave(&scope);
-	CHECK(!pipe2(ends, O_CLOEXEC) && write(ends[1], &handle, sizeof(handle)) == (ssize_t)sizeof(handle));
+	INSIDE(CU(cuMemAlloc, &address, 4 * MIB); CU(cuIpcGetMemHandle, &handle, address));
+	CHECK(!pipe2(ends, O_CLOEXEC) &&
+	      write(ends[1], &handle, sizeof(handle)) == (ssize_t)sizeof(handle));
 	posix_spawn_file_actions_init(&actions);
 	posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
 	if (CHECK(!posix_spawn(&child, own_path, &actions, NULL, arguments, environ)))
@@ -288,10 +335,10 @@ static void query_imported(void)
 	posix_spawn_file_actions_destroy(&actions);
 	close(ends[0]);
 	close(ends[1]);
-	CU(cuMemFree, address);
+	INSIDE(CU(cuMemFree, address));
 }
 
-/* ---- contexts ----------------------------------------------------------------------------------- */
+/* ---- contexts -------------------------------------------------------------------------------- */
 
 static void contexts(void)
 {
@@ -305,7 +352,8 @@ static void contexts(void)
 	CU(cuMemAlloc, &address, MIB);
 	CHECK(current() == mine);
 	CALL(wh_cuda_enter(gpu, device, &outer));
-	CHECK(current() == outer.context && outer.context != mine && outer.context == device->context);
+	CHECK(current() == outer.context && outer.context != mine &&
+	      outer.context == device->context);
 	CALL(wh_cuda_enter_owner(gpu, address, &inner));
 	CHECK(current() == mine);
 	wh_cuda_leave(&inner);
@@ -354,7 +402,7 @@ static void capture(void)
 	wh_cuda_leave(&application);
 }
 
-/* ---- errors and kernels --------------------------------------------------------------------------- */
+/* ---- errors and kernels ---------------------------------------------------------------------- */
 
 static void errors(void)
 {
@@ -370,8 +418,9 @@ static void errors(void)
 
 static void kernels(void)
 {
-	static const char broken[] = ".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry x()\n"
-				     "{ mov.b32 %nowhere, 1; }\n";
+	static const char broken[] =
+		".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry x()\n"
+		"{ mov.b32 %nowhere, 1; }\n";
 	const struct wh_cuda_image *ptx = &wh_cuda_images[WH_CUDA_IMAGES - 1];
 	struct wh_cuda_device *device = &gpu->devices[0];
 	struct wh_cuda_kernels loaded;
@@ -410,6 +459,7 @@ int main(int count, char **arguments)
 	gpu_case("peers", peers);
 	gpu_case("query__host", query_host);
 	gpu_case("query__device", query_device);
+	gpu_case("query__pool", query_pool);
 	gpu_case("query__vmm", query_vmm);
 	gpu_case("query__imported", query_imported);
 	gpu_case("contexts", contexts);

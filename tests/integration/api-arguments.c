@@ -18,7 +18,7 @@ static const char *text_of(size_t n)
 	return text;
 }
 
-/* ---- engine ------------------------------------------------------------------------------------ */
+/* ---- engine --------------------------------------------------------------------------------- */
 
 static void engine__options(void **state)
 {
@@ -175,7 +175,7 @@ static void engine__close_while_busy(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- peers --------------------------------------------------------------------------------------- */
+/* ---- peers ---------------------------------------------------------------------------------- */
 
 static void peer__arguments(void **state)
 {
@@ -279,7 +279,7 @@ static void peer__regions(void **state)
 	fixture_close(&f);
 }
 
-/* ---- queues and notifications ---------------------------------------------------------------------- */
+/* ---- queues and notifications --------------------------------------------------------------- */
 
 static void queue__arguments(void **state)
 {
@@ -306,7 +306,7 @@ static void queue__arguments(void **state)
 	free(note);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory --------------------------------------------------------------------------------- */
 
 static void memory__arguments(void **state)
 {
@@ -378,9 +378,11 @@ static void region__arguments(void **state)
 	want_text(-EINVAL, "address", wh_region_register(engine, NULL, 1, NULL, &region));
 	want_text(-EINVAL, "length", wh_region_register(engine, memory, 0, NULL, &region));
 	want_text(-EINVAL, "out", wh_region_register(engine, memory, 1, NULL, NULL));
-	want_text(-EINVAL, "address space", wh_region_register(engine, memory, SIZE_MAX, NULL, &region));
 	want_text(-EINVAL, "address space",
-		  wh_region_register(engine, memory, SIZE_MAX - (uintptr_t)memory + 2, NULL, &region));
+		  wh_region_register(engine, memory, SIZE_MAX, NULL, &region));
+	want_text(-EINVAL, "address space",
+		  wh_region_register(engine, memory, SIZE_MAX - (uintptr_t)memory + 2, NULL,
+				     &region));
 	want_text(-E2BIG, "field", wh_region_register(engine, memory, 1, &grown.options, &region));
 	o.size = 2;
 	want_text(-EINVAL, "size", wh_region_register(engine, memory, 1, &o, &region));
@@ -417,7 +419,7 @@ static void region__arguments(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- errors ------------------------------------------------------------------------------------------ */
+/* ---- errors --------------------------------------------------------------------------------- */
 
 static void error__text(void **state)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* After fork() the child may call nothing of what the parent opened: every call is -EPERM, and nothing
- * that the parent has is disturbed. */
+/* After fork() the child may call nothing of what the parent opened: every call is -EPERM, and
+ * nothing that the parent has is disturbed. */
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -146,8 +146,8 @@ static void fork__every_call(void **state)
 	fixture_close(&f);
 }
 
-/* A child that lives on has copies of the parent's sockets, but they keep nothing alive: peers see the
- * engine leave as soon as it closes, and nobody gets as far as to wait for it. */
+/* A child that lives on has copies of the parent's sockets, but they keep nothing alive: peers
+ * see the engine leave as soon as it closes, and nobody gets as far as to wait for it. */
 static void fork__child_outlives_the_engine(void **state)
 {
 	const struct route *route = *state;

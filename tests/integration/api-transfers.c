@@ -189,7 +189,7 @@ static void batch__arguments(void **state)
 	fixture_close(&f);
 }
 
-/* ---- blocks ---------------------------------------------------------------------------------------- */
+/* ---- blocks --------------------------------------------------------------------------------- */
 
 static void blocks__every_field(void **state)
 {
@@ -269,7 +269,9 @@ static void blocks__rights(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	base = (struct wh_base){ .local = f.region, .remote = extra_region(&f, "ro", WH_ACCESS_READ) };
+	base.local = f.region;
+	base.remote = extra_region(&f, "ro", WH_ACCESS_READ);
+	base.local_offset = base.remote_offset = 0;
 	d.bases = &base;
 	want(-EACCES, wh_blocks_prepare(f.peer, &d, &blocks));
 	d.op = WH_READ;
@@ -302,7 +304,7 @@ static void blocks__of_another_peer(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what is required -------------------------------------------------------------------------------- */
+/* ---- what is required ----------------------------------------------------------------------- */
 
 /* A batch may require what another batch of the same peer does not. */
 static void require__of_a_batch(void **state)

@@ -19,7 +19,7 @@ extern char **environ;
 static struct child *children[CHILDREN_MAX];
 static unsigned int fds_before;
 
-/* ---- small things ------------------------------------------------------------------------- */
+/* ---- small things --------------------------------------------------------------------------- */
 
 int64_t now(void)
 {
@@ -243,7 +243,7 @@ const struct route route_tcp6 = {
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 
-/* ---- the main program --------------------------------------------------------------------- */
+/* ---- the main program ----------------------------------------------------------------------- */
 
 static void too_long(int signal)
 {
@@ -493,7 +493,7 @@ bool child_alive(struct child *child)
 	return waitpid(child->pid, &status, WNOHANG) == 0;
 }
 
-/* ---- children: commands ---------------------------------------------------------------------- */
+/* ---- children: commands --------------------------------------------------------------------- */
 
 int child_memory(struct child *child, uint32_t kind, size_t length)
 {

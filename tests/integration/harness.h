@@ -39,8 +39,8 @@
 #define HARNESS_SLOW 0
 #endif
 
-/* The thread sanitizer rightly reports two transfers that write the same bytes at the same time, even
- * where they write the same values. Tests that do so on purpose take turns then. */
+/* The thread sanitizer rightly reports two transfers that write the same bytes at the same time,
+ * even where they write the same values. Tests that do so on purpose take turns then. */
 #if defined(__SANITIZE_THREAD__)
 #define HARNESS_TURNS 1
 #elif defined(__has_feature)
@@ -52,8 +52,8 @@
 #define HARNESS_TURNS 0
 #endif
 
-/* The owner of memory looks at it when the other process says that it has finished, an order that the
- * thread sanitizer cannot see. What is between these two is hidden from it. */
+/* The owner of memory looks at it when the other process says that it has finished, an order
+ * that the thread sanitizer cannot see. What is between these two is hidden from it. */
 void hidden_begin(void);
 void hidden_end(void);
 
@@ -68,7 +68,7 @@ void hidden_end(void);
 /* How long anything that must happen may take. */
 #define PATIENCE (SCALE(10, 30) * SECOND)
 
-/* ---- the main program --------------------------------------------------------------------- */
+/* ---- the main program ----------------------------------------------------------------------- */
 
 /* Something a test needs; `missing` says why this machine does not have it, or NULL if it does. */
 struct route {
@@ -91,7 +91,8 @@ extern const struct route needs_root;   /* not a route: a test that changes its 
 #define TEST(function) { #function, function, harness_begin, harness_end, NULL }
 #define TEST_OVER(function, on) \
 	{ #function "__" #on, function, harness_begin, harness_end, (void *)&route_##on }
-#define TEST_NEEDS(function, what) { #function, function, harness_begin, harness_end, (void *)&(what) }
+#define TEST_NEEDS(function, what) \
+	{ #function, function, harness_begin, harness_end, (void *)&(what) }
 #define TEST_EVERY_ROUTE(function) \
 	TEST_OVER(function, self), TEST_OVER(function, shm), TEST_OVER(function, vm), \
 	TEST_OVER(function, tcp4), TEST_OVER(function, tcp6)
@@ -146,7 +147,7 @@ uint64_t resident(void); /* bytes */
 /* Wait until no more than `most` descriptors are open. */
 bool fds_back_to(unsigned int most, int64_t patience);
 
-/* ---- child processes ---------------------------------------------------------------------- */
+/* ---- child processes ------------------------------------------------------------------------ */
 
 #define CHILD_FOREIGN 0x100u /* a kind of memory: mmapped by the process, not by the engine */
 
@@ -232,7 +233,7 @@ int child_transfer(struct child *child, const struct child_transfer *transfer,
 void child_transfer_send(struct child *child, const struct child_transfer *transfer);
 int child_transfer_receive(struct child *child, struct child_result *result);
 
-/* ---- between harness.c and child.c --------------------------------------------------------- */
+/* ---- between harness.c and child.c ---------------------------------------------------------- */
 
 enum child_op {
 	CHILD_START = 1,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Requests of a peer that has shaken hands and means no good: what lies outside of published regions
- * is neither read nor written, and everybody else is served. */
+/* Requests of a peer that has shaken hands and means no good: what lies outside of published
+ * regions is neither read nor written, and everybody else is served. */
 #include <sys/socket.h>
 
 #include "victim.h"
@@ -32,7 +32,7 @@ static void want_answers(struct victim *v)
 	want_true(pattern_check(buffer, SIZE, victim_offset(v, v->ro), 1) == PATTERN_GOOD, "bytes");
 }
 
-/* ---- refused by the owner ---------------------------------------------------------------------- */
+/* ---- refused by the owner ------------------------------------------------------------------- */
 
 struct wrong {
 	uint8_t op;
@@ -133,7 +133,8 @@ static void region__rights(void **state)
 	victim_close(&v);
 }
 
-/* A list in which every second extent is wrong: the others are served, and served in their order. */
+/* A list in which every second extent is wrong: the others are served, and served in their
+ * order. */
 static void list__good_and_wrong(void **state)
 {
 	enum { COUNT = 9, EACH = 100 };
@@ -177,7 +178,7 @@ static void list__good_and_wrong(void **state)
 	victim_close(&v);
 }
 
-/* ---- requests that are none --------------------------------------------------------------------- */
+/* ---- requests that are none ----------------------------------------------------------------- */
 
 /* Send bytes as a request on a fresh connection; it must be closed, and all be well. */
 static void want_cut_off(struct victim *v, const void *bytes, size_t length, const char *what)
@@ -197,7 +198,8 @@ static size_t request_bytes(uint8_t *out, const struct wh_request *request, cons
 
 static void malformed__header(void **state)
 {
-	const struct wh_request good = { .op = WH_READ, .meta = 4, .count = 1, .id = 1, .bytes = 16 };
+	const struct wh_request good = { .op = WH_READ, .meta = 4, .count = 1, .id = 1,
+					 .bytes = 16 };
 	uint8_t bytes[WH_REQUEST_SIZE + 8] = { 0 };
 	struct wh_request request;
 	struct victim v;
@@ -343,7 +345,7 @@ static void malformed__random(void **state)
 	victim_close(&v);
 }
 
-/* ---- slow and greedy ------------------------------------------------------------------------------ */
+/* ---- slow and greedy ------------------------------------------------------------------------ */
 
 /* A write that stops in the middle of its payload does not keep the region from its owner. */
 static void slow__half_a_write(void **state)
@@ -363,7 +365,8 @@ static void slow__half_a_write(void **state)
 	before = now();
 	error = child_unregister(v.f.child, v.rw_region);
 	want_true(error == 0 || error == -EBUSY, "it is %d", error);
-	want_true(now() - before < SOON * MS, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(now() - before < SOON * MS, "it took %lld ms",
+		  (long long)((now() - before) / MS));
 	if (error == 0) {
 		memset(buffer, 0xee, SIZE);
 		raw_send(v.data, buffer + SIZE / 2, SIZE / 2);

@@ -140,7 +140,7 @@ static void lengths__huge(void **state)
 	victim_close(&v);
 }
 
-/* ---- hellos that are refused ------------------------------------------------------------------ */
+/* ---- hellos that are refused ---------------------------------------------------------------- */
 
 static int greet(struct victim *v, int listener, const struct wh_hello *hello)
 {
@@ -182,7 +182,7 @@ static void refused__roles(void **state)
 	for (size_t i = 0; i < 5; i++)
 		for (int listener = 0; listener < 2; listener++) {
 			hello = raw_hello_of(unknown[i], &v.welcome);
-			want_true(greet(&v, listener, &hello) != 0, "role %d was taken", unknown[i]);
+			want_true(greet(&v, listener, &hello) != 0, "role %d taken", unknown[i]);
 		}
 	hello = raw_hello_of(WH_ROLE_SHM, &v.welcome);
 	want_true(greet(&v, 0, &hello) != 0, "shm over TCP");
@@ -237,7 +237,7 @@ static void refused__tokens(void **state)
 	victim_close(&v);
 }
 
-/* ---- after the handshake ------------------------------------------------------------------------ */
+/* ---- after the handshake -------------------------------------------------------------------- */
 
 /* Every type of frame with every short payload, on a control connection: that one may break, and
  * nothing else. */
@@ -337,7 +337,7 @@ static void control__floods(void **state)
 	victim_close(&v);
 }
 
-/* ---- silence ------------------------------------------------------------------------------------- */
+/* ---- silence -------------------------------------------------------------------------------- */
 
 static void silence__is_dropped(void **state)
 {
@@ -389,8 +389,10 @@ static void silence__session(void **state)
 	struct victim v;
 
 	(void)state;
+	harness_limit(40);
 	victim_open(&v, 200);
-	want_true(raw_closes(v.control, 2 * SOON), "a silent session is still open");
+	/* An engine has patience for 10 s at least. */
+	want_true(raw_closes(v.control, 15000 + SOON), "a silent session is still open");
 	victim_close(&v);
 }
 
@@ -417,7 +419,7 @@ static void silence__five_hundred(void **state)
 	victim_close(&v);
 }
 
-/* ---- maps: the unix socket ------------------------------------------------------------------------ */
+/* ---- maps: the unix socket ------------------------------------------------------------------ */
 
 /* Ask for a region's descriptor: the descriptor, or -1. */
 static int ask_map(int fd, uint64_t region)
@@ -565,7 +567,8 @@ static void map__not_let_go(void **state)
 	before = now();
 	error = child_unregister(v.f.child, region);
 	want(-EBUSY, error);
-	want_true(now() - before < SOON * MS, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(now() - before < SOON * MS, "it took %lld ms",
+		  (long long)((now() - before) / MS));
 	want_no_map(&v, id);
 	close(map);
 	close(fd);

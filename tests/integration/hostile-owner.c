@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The other way round: an engine connects to something that answers wrongly. It must give up with an
- * errno that says so, and nothing outside of what it asked for may change. */
+/* The other way round: an engine connects to something that answers wrongly. It must give up
+ * with an errno that says so, and nothing outside of what it asked for may change. */
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@
 #define LENGTH (64 * KIB)
 #define CONNECTIONS 32
 
-/* ---- the impostor -------------------------------------------------------------------------------- */
+/* ---- the impostor --------------------------------------------------------------------------- */
 
 enum answer {
 	ANSWER_WELL,
@@ -282,7 +282,7 @@ static void impostor_stop(struct impostor *me)
 	close(me->listener);
 }
 
-/* ---- handshakes ------------------------------------------------------------------------------------- */
+/* ---- handshakes ----------------------------------------------------------------------------- */
 
 /* What wh_peer_open() says to it, within a time. */
 static int open_to(struct impostor *me, char text[256])
@@ -382,7 +382,8 @@ static void handshake__welcome_is_wrong(void **state)
 	want_open(-EPROTO, (struct impostor){ .greeting = bytes, .greeting_length = length });
 	length = welcome_bytes(bytes, WH_WIRE_VERSION, WH_ROLE_CONTROL, 5);
 	for (size_t cut = 1; cut < length; cut += SCALE(7, 40)) {
-		struct impostor me = { .greeting = bytes, .greeting_length = cut, .hangs_up = true };
+		struct impostor me = { .greeting = bytes, .greeting_length = cut,
+				       .hangs_up = true };
 
 		want_true(open_to(&me, text) < 0, "a WELCOME cut off at %zu", cut);
 	}
@@ -422,8 +423,8 @@ static void handshake__regions_are_wrong(void **state)
 	want_open(-EPROTO, me);
 }
 
-/* It says that it is the engine that has connected, whose epoch it has just been told. It must not get
- * itself taken for that: the bytes meant for it would go into our own regions. */
+/* It says that it is the engine that has connected, whose epoch it has just been told. It must
+ * not get itself taken for that: the bytes meant for it would go into our own regions. */
 static void handshake__claims_to_be_us(void **state)
 {
 	struct impostor me = { .echoes_epoch = true };
@@ -462,10 +463,10 @@ static void handshake__is_us(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- responses --------------------------------------------------------------------------------------- */
+/* ---- responses ------------------------------------------------------------------------------ */
 
-/* One batch against an owner that answers so: our memory around the target is as it was, and what is
- * said to be done is what was sent. */
+/* One batch against an owner that answers so: our memory around the target is as it was, and
+ * what is said to be done is what was sent. */
 static void try_answer(enum answer kind, uint32_t op)
 {
 	static const char *const config[] = { "timeout=500", "connections=2", NULL };
@@ -499,7 +500,7 @@ static void try_answer(enum answer kind, uint32_t op)
 		want(0, status);
 	if (op == WH_READ && status == 0)
 		for (size_t i = 0; i < 5000; i++)
-			want_true(f.local[i] == 0xbb, "answer %d: said to be done, and is not", kind);
+			want_true(f.local[i] == 0xbb, "answer %d: said to be done, is not", kind);
 	if (op == WH_READ && kind != ANSWER_WELL && kind != ANSWER_TWICE)
 		want_true(status < 0, "answer %d was taken", kind);
 	want(0, wh_batch_free(batch));

@@ -66,8 +66,8 @@ static struct child *initiator_start(uid_t user, const char *knob, const char *u
 	return child;
 }
 
-/* Another user's process gets no shm, is told why, and tcp does it; where shm is required, that is an
- * error with the same reason. */
+/* Another user's process gets no shm, is told why, and tcp does it; where shm is required, that
+ * is an error with the same reason. */
 static void another_user(const struct route *route)
 {
 	struct child_transfer transfer = { .op = WH_WRITE };
@@ -107,7 +107,8 @@ static void user__process_vm(void **state)
 	another_user(&route_vm);
 }
 
-/* Two processes of the same ordinary user reach each other: being root is not what makes it work. */
+/* Two processes of the same ordinary user reach each other: being root is not what makes it
+ * work. */
 static void same_user(const struct route *route)
 {
 	struct child_options options = { .user = NOBODY, .listen = route->listen };
@@ -138,8 +139,8 @@ static void nobody__tcp(void **state)
 	same_user(&route_tcp4);
 }
 
-/* Without the right to reach the memory of processes (the knob cma says so) it is tcp, with the reason;
- * mappings work all the same. */
+/* Without the right to reach the memory of processes (the knob cma says so) it is tcp, with the
+ * reason; mappings work all the same. */
 static void cma__switched_off(void **state)
 {
 	struct child_transfer transfer = { .op = WH_WRITE };
@@ -168,9 +169,10 @@ static void cma__switched_off(void **state)
 	owner_close(&owner);
 }
 
-/* ---- read-only --------------------------------------------------------------------------------------- */
+/* ---- read-only ------------------------------------------------------------------------------ */
 
-/* How many mappings of shared memfds of others this process has, and how many of them are writable. */
+/* How many mappings of shared memfds of others this process has, and how many of them are
+ * writable. */
 static void count_mappings(unsigned int *all, unsigned int *writable)
 {
 	FILE *file = fopen("/proc/self/maps", "re");
@@ -224,8 +226,8 @@ static void readonly__mapping(void **state)
 	fixture_close(&f);
 }
 
-/* The same memory once as a whole for everything, and once as a whole for reading: whoever may only read
- * gets no writable mapping of it by asking for both. */
+/* The same memory once as a whole for everything, and once as a whole for reading: whoever may
+ * only read gets no writable mapping of it by asking for both. */
 static void readonly__beside_writable(void **state)
 {
 	struct wh_transfer transfer;
@@ -251,7 +253,7 @@ static void readonly__beside_writable(void **state)
 	fixture_close(&f);
 }
 
-/* ---- not published ----------------------------------------------------------------------------------- */
+/* ---- not published -------------------------------------------------------------------------- */
 
 static void unpublished__not_seen(void **state)
 {
@@ -317,7 +319,7 @@ static void unpublished__rest_of_the_allocation(void **state)
 	fixture_close(&f);
 }
 
-/* ---- where it listens --------------------------------------------------------------------------------- */
+/* ---- where it listens ----------------------------------------------------------------------- */
 
 static void listen__loopback_only(void **state)
 {

@@ -62,7 +62,7 @@ static void want_works_again(struct fixture *f)
 	round_trip(f, 64, 64, 70000, (uint64_t)now());
 }
 
-/* ---- kill -9 --------------------------------------------------------------------------------- */
+/* ---- kill -9 -------------------------------------------------------------------------------- */
 
 static void kill_target(const struct route *route, uint32_t op)
 {
@@ -125,7 +125,7 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
-/* ---- the initiator dies ------------------------------------------------------------------------ */
+/* ---- the initiator dies --------------------------------------------------------------------- */
 
 struct owner {
 	struct wh_engine *engine;
@@ -245,7 +245,7 @@ static void kill__initiator_with_notifications(void **state)
 	free(got);
 }
 
-/* ---- started again on the same port -------------------------------------------------------------- */
+/* ---- started again on the same port --------------------------------------------------------- */
 
 /* All of its memory holds a pattern, which must stay. */
 static void start_again(struct fixture *f, const char *address)
@@ -295,7 +295,8 @@ static void restart__stale(void **state)
 	want(WH_PEER_STALE, state_of(old));
 	want_text(-ESTALE, "restart", wh_batch_submit(batch));
 	want(-ESTALE, wh_peer_find(old, "target", SECOND, &remote));
-	want_true(target_check(&f, -(int64_t)f.guard, f.length + 2 * f.guard, 0, 99) == PATTERN_GOOD,
+	want_true(target_check(&f, -(int64_t)f.guard, f.length + 2 * f.guard, 0, 99) ==
+			  PATTERN_GOOD,
 		  "bytes for the dead one went into its successor");
 
 	fixture_connect(&f, f.child->url);
@@ -355,7 +356,7 @@ static void restart__key(void **state)
 	fixture_close(&f);
 }
 
-/* ---- half-open connections --------------------------------------------------------------------- */
+/* ---- half-open connections ------------------------------------------------------------------ */
 
 static struct proxy *through_proxy(struct fixture *f, const char *const *config,
 				   const struct child_options *options)
@@ -436,7 +437,9 @@ static void silence__target_notices(void **state)
 	want(0, move(&f, WH_READ, 0, 0, 1000));
 	want_true(child_fds(f.child) > before, "there is no connection");
 	proxy_freeze(proxy, true);
-	end = now() + PATIENCE;
+	/* An engine has patience for 10 s at least. */
+	harness_limit(40);
+	end = now() + 10 * SECOND + PATIENCE;
 	while ((after = child_fds(f.child)) > before && now() < end)
 		sleep_ms(50);
 	want_true(after <= before, "%u descriptors, before: %u", after, before);
@@ -466,7 +469,7 @@ static void timeouts__differ(void **state)
 	fixture_close(&f);
 }
 
-/* ---- cut connections --------------------------------------------------------------------------- */
+/* ---- cut connections ------------------------------------------------------------------------ */
 
 static void cut(unsigned int role, uint32_t op)
 {
@@ -556,7 +559,7 @@ static void cut__regions_meanwhile(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- a peer that stands still -------------------------------------------------------------------- */
+/* ---- a peer that stands still --------------------------------------------------------------- */
 
 static void stopped__cancel(void **state)
 {
@@ -574,7 +577,8 @@ static void stopped__cancel(void **state)
 	before = now();
 	error = wh_batch_cancel(batch);
 	want_true(error == 0 || error == -ETIMEDOUT, "it is %d", error);
-	want_true(now() - before < 5 * SECOND, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(now() - before < 5 * SECOND, "it took %lld ms",
+		  (long long)((now() - before) / MS));
 	want_true(wh_batch_poll(batch) != -EINPROGRESS, "it is still running");
 	want(0, wh_batch_free(batch));
 	pattern_fill(f.local, LENGTH, 0, 9);
@@ -596,7 +600,8 @@ static void stopped__peer_close(void **state)
 	child_stop(f.child);
 	before = now();
 	fixture_close_initiator(&f);
-	want_true(now() - before < 5 * SECOND, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(now() - before < 5 * SECOND, "it took %lld ms",
+		  (long long)((now() - before) / MS));
 	child_continue(f.child);
 	child_exit(f.child);
 }
