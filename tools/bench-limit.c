@@ -17,22 +17,12 @@ static int limit_fail(int error, const char *what, char text[BENCH_TEXT])
 
 /* ---- getting ready ------------------------------------------------------------------------ */
 
-/* A detail that names both ways through shared memory is about the peer: which of them a row took
- * is then a matter of the other side's memory. */
-static bool by_process_vm(const struct bench_row *row, const char *detail)
-{
-	uint32_t kind = row->op == WH_WRITE ? row->target_kind : row->source_kind;
-
-	return strstr(detail, "process_vm") &&
-	       (!strstr(detail, "memfd") || kind != WH_MEMORY_SHARED);
-}
-
 static enum bench_limit_kind kind_for(const struct bench_limit *limit, const char *transport,
 				      const char *detail)
 {
 	if (!strcmp(transport, "tcp"))
 		return limit->process ? BENCH_LIMIT_STREAM : BENCH_LIMIT_NONE;
-	if (!strcmp(transport, "shm") && by_process_vm(&limit->row, detail))
+	if (!strcmp(transport, "shm") && strstr(detail, "process_vm"))
 		return limit->process ? BENCH_LIMIT_PROCESS_VM : BENCH_LIMIT_NONE;
 	if (!strcmp(transport, "shm") || !strcmp(transport, "self"))
 		return BENCH_LIMIT_MEMCPY;

@@ -338,6 +338,7 @@ struct wh_piece {
 	_Atomic uint64_t left;   /* what has not been finished */
 	_Atomic bool cancelled;
 	void *owner;
+	bool alone; /* meant for its owner alone */
 	_Atomic bool done;
 };
 

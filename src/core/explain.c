@@ -30,7 +30,7 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 		route->transfers = share->transfers;
 		memcpy(route->refused, share->refused, sizeof(route->refused));
 		if (share->bytes && peer->opened[id])
-			wh_transport(id)->detail(peer, peer->transport[id], route->detail,
+			wh_transport(id)->detail(peer, peer->transport[id], batch, route->detail,
 						 sizeof(route->detail));
 		count++;
 	}

@@ -98,9 +98,11 @@ static void self_cancel(struct wh_peer *peer, void *state, struct wh_piece *piec
 	wh_copy_cancel(state, piece);
 }
 
-static void self_detail(struct wh_peer *peer, void *state, char *out, size_t size)
+static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			char *out, size_t size)
 {
 	(void)peer;
+	(void)batch;
 	(void)state;
 	snprintf(out, size, "memory copy");
 }

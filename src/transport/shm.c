@@ -361,8 +361,6 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 	if (fd >= 0)
 		close(fd);
 	if (!error) {
-		if (known == MAPPED)
-			atomic_store(&shm->maps, true);
 		atomic_store_explicit(&region->map_state, STATE(shm->generation, known),
 				      memory_order_release);
 	}
@@ -393,9 +391,7 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 	if (known_of(region, shm->generation) == MAPPED)
 		return 0;
 	error = wh_shm_vm_probe(shm, vm);
-	if (!error)
-		atomic_store(&shm->vms, true);
-	else
+	if (error)
 		snprintf(why, WH_REFUSAL, "%.90s; %.95s",
 			 region->map_refused ? region->map_refused : "cannot be mapped", vm);
 	return error;
@@ -537,12 +533,33 @@ static void shm_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece
 	wh_copy_cancel(state, piece);
 }
 
-static void shm_detail(struct wh_peer *peer, void *state, char *out, size_t size)
+/* Add to what is known of the ways of a piece; a region that has gone since says nothing. */
+static void look_at(struct wh_peer *peer, const struct wh_batch *batch, const struct wh_piece *piece,
+		    bool *maps, bool *vms)
 {
-	struct wh_shm_peer *shm = state;
-	bool maps = atomic_load(&shm->maps), vms = atomic_load(&shm->vms);
+	uint64_t last = 0;
 
-	(void)peer;
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		uint64_t id = piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
+		struct wh_place *place = id == last ? NULL : wh_place_enter(&peer->regions, id);
+
+		last = id;
+		if (!place)
+			continue;
+		*(shm_map(place) ? maps : vms) = true;
+		wh_place_leave(place);
+	}
+}
+
+static void shm_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		       size_t size)
+{
+	bool maps = false, vms = false;
+
+	(void)state;
+	for (size_t i = 0; i < batch->piece_count; i++)
+		if (batch->pieces[i].transport == WH_TRANSPORT_SHM)
+			look_at(peer, batch, &batch->pieces[i], &maps, &vms);
 	snprintf(out, size, "%s%s%s", maps ? "mapped memfd" : "", maps && vms ? " and " : "",
 		 vms ? "process_vm" : "");
 }

@@ -82,7 +82,6 @@ struct wh_shm_peer {
 	_Atomic uint32_t vm; /* enum wh_shm_vm */
 	pthread_mutex_t vm_lock; /* vm_refused */
 	char vm_refused[WH_REFUSAL];
-	_Atomic bool maps, vms; /* what has been reached by mapping, and without */
 };
 
 /* Look at what process_vm needs: a pidfd of the process at the other end. Under the lock. */

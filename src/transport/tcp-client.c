@@ -192,7 +192,7 @@ static bool wanted(struct tcp_client *client)
 	if (atomic_load(&client->outstanding))
 		return true;
 	pthread_mutex_lock(&tcp->lock);
-	more = !wh_list_empty(client->lane ? &tcp->latency : &tcp->bulk);
+	more = !wh_list_empty(&client->mine) || (!client->lane && !wh_list_empty(&tcp->shared));
 	pthread_mutex_unlock(&tcp->lock);
 	return more;
 }
@@ -395,7 +395,7 @@ static void give_up(struct tcp_client *client, struct wh_list *done)
 	snprintf(text, sizeof(text), "no data connection to %s can be opened: %s",
 		 client->tcp->peer->welcome.name, strerror(-client->error));
 	end_slices(client, -EHOSTUNREACH, text, done);
-	tcp_fail_waiting(client->tcp, client->lane, -EHOSTUNREACH, text);
+	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->trouble_since = 0;
 }
 
@@ -534,6 +534,7 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)
 		return NULL;
 	client->tcp = tcp;
 	client->lane = lane;
+	wh_list_init(&client->mine);
 	client->loop = wh_engine_loop(tcp->peer->engine);
 	client->source.fd = -1;
 	client->source.ready = ready;

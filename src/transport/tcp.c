@@ -57,30 +57,45 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
+/* Out of the list that it waits in. Under tcp.lock. */
+static void take_out(struct wh_piece *piece)
+{
+	if (piece->alone && piece->link.next)
+		atomic_fetch_sub(&((struct tcp_client *)piece->owner)->waiting, 1);
+	wh_list_remove(&piece->link);
+}
+
 /* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
 static bool drop_rest(struct wh_piece *piece)
 {
 	uint64_t rest = piece->cursor.left;
 
-	wh_list_remove(&piece->link);
+	take_out(piece);
 	piece->cursor.left = 0;
 	return rest && atomic_fetch_sub(&piece->left, rest) == rest;
 }
 
-void tcp_fail_waiting(struct tcp_peer *tcp, bool lane, int error, const char *text)
+static void fail_list(struct wh_list *list, int error, const char *text, struct wh_list *done)
 {
-	struct wh_list *list = lane ? &tcp->latency : &tcp->bulk;
-	struct wh_list done;
-
-	wh_list_init(&done);
-	pthread_mutex_lock(&tcp->lock);
 	while (!wh_list_empty(list)) {
 		struct wh_piece *piece = wh_container(list->next, struct wh_piece, link);
 
 		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
 		if (drop_rest(piece))
-			wh_list_append(&done, &piece->link);
+			wh_list_append(done, &piece->link);
 	}
+}
+
+void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text)
+{
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&tcp->lock);
+	if (client)
+		fail_list(&client->mine, error, text, &done);
+	if (!client || !client->lane)
+		fail_list(&tcp->shared, error, text, &done);
 	pthread_mutex_unlock(&tcp->lock);
 	tcp_pieces_done(&done);
 }
@@ -88,14 +103,15 @@ void tcp_fail_waiting(struct tcp_peer *tcp, bool lane, int error, const char *te
 bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 {
 	struct tcp_peer *tcp = client->tcp;
-	struct wh_list *list = client->lane ? &tcp->latency : &tcp->bulk;
 	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE], bytes = 0;
+	struct wh_list *list;
 	struct wh_piece *piece;
 	struct wh_cursor cursor;
 	struct wh_run run;
 	bool found = false;
 
 	pthread_mutex_lock(&tcp->lock);
+	list = wh_list_empty(&client->mine) && !client->lane ? &tcp->shared : &client->mine;
 	if (wh_list_empty(list))
 		goto out;
 	piece = wh_container(list->next, struct wh_piece, link);
@@ -113,7 +129,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 	slice->start.left = bytes;
 	piece->cursor = cursor;
 	if (!cursor.left)
-		wh_list_remove(&piece->link);
+		take_out(piece);
 	piece->owner = !piece->owner || piece->owner == client ? (void *)client : SEVERAL;
 	found = true;
 out:
@@ -149,7 +165,9 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 	for (unsigned i = 0; i < tcp->count && least; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
-		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) : 0;
+		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) +
+					atomic_load_explicit(&client->waiting, memory_order_relaxed) :
+				0;
 		if (held < least) {
 			least = held;
 			best = i;
@@ -158,59 +176,62 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 	return client_at(tcp, best);
 }
 
-static bool no_memory(struct tcp_peer *tcp, const struct tcp_client *client, bool lane)
+/* Put a piece where its connections find it. False: it has ended instead. */
+static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_client *only)
 {
-	if (client)
-		return false;
-	tcp_fail_waiting(tcp, lane, -ENOMEM, "no memory for a data connection");
-	return true;
+	bool dropped = false, waiting = false;
+
+	pthread_mutex_lock(&tcp->lock);
+	piece->owner = only;
+	piece->alone = only;
+	if (atomic_load(&tcp->lost)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+		dropped = drop_rest(piece);
+	} else if (atomic_load(&piece->cancelled)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		dropped = drop_rest(piece);
+	} else {
+		wh_list_append(only ? &only->mine : &tcp->shared, &piece->link);
+		if (only)
+			atomic_fetch_add(&only->waiting, 1);
+		waiting = true;
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (dropped)
+		wh_piece_done(piece);
+	return waiting;
 }
 
 static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
-	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY, dropped = false, waiting = true;
+	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
 	uint64_t slice = (uint64_t)peer->engine->config.number[WH_KNOB_SLICE];
 	uint64_t slices = (piece->bytes + slice - 1) / slice;
-	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ;
+	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
 	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
 		       !piece->batch->queue;
-	struct tcp_client *only = NULL, *client;
+	struct tcp_client *client;
 
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
 		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
-	if (lane || slices < 2 || tcp->count == 1)
-		only = lane ? client_at(tcp, tcp->count) : idlest(tcp);
-
-	pthread_mutex_lock(&tcp->lock);
-	if (atomic_load(&tcp->lost) || atomic_load(&piece->cancelled)) {
-		bool lost = atomic_load(&tcp->lost);
-
-		waiting = false;
-		wh_piece_fail(piece, UINT64_MAX, lost ? -ECONNRESET : -ECANCELED, "%s",
-			      lost ? "the peer was lost" : "cancelled");
-		dropped = drop_rest(piece);
-	} else {
-		wh_list_append(lane ? &tcp->latency : &tcp->bulk, &piece->link);
-		piece->owner = only;
-	}
-	pthread_mutex_unlock(&tcp->lock);
-	if (dropped)
+	alone = lane || slices < 2 || tcp->count == 1;
+	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
+	if (!client) {
+		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
 		wh_piece_done(piece);
-	if (!waiting)
+		return;
+	}
+	if (!enqueue(tcp, piece, alone ? client : NULL))
 		return;
 	/* The piece may be done, and gone, from here on. */
-	for (unsigned i = 0; i < tcp->count && i < slices; i++) {
-		client = only ? only : client_at(tcp, i);
-		if (no_memory(tcp, client, lane))
-			return;
+	for (unsigned i = 1; client; i++) {
 		if (small)
 			tcp_client_push(client, watched);
 		else
 			tcp_client_kick(client);
-		if (only)
-			return;
+		client = !alone && i < tcp->count && i < slices ? client_at(tcp, i) : NULL;
 	}
 }
 
@@ -321,8 +342,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 		return error;
 	}
 	pthread_mutex_init(&tcp->lock, NULL);
-	wh_list_init(&tcp->bulk);
-	wh_list_init(&tcp->latency);
+	wh_list_init(&tcp->shared);
 	atomic_store(&tcp->numbers, 1);
 	tcp->idle.fire = look_for_idle;
 	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
@@ -355,13 +375,14 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 	pthread_mutex_lock(&tcp->lock);
 	atomic_store(&tcp->lost, true);
 	pthread_mutex_unlock(&tcp->lock);
-	tcp_fail_waiting(tcp, false, error, text);
-	tcp_fail_waiting(tcp, true, error, text);
+	tcp_fail_waiting(tcp, NULL, error, text);
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
-		if (client)
-			tcp_client_lose(client, error, text);
+		if (!client)
+			continue;
+		tcp_fail_waiting(tcp, client, error, text);
+		tcp_client_lose(client, error, text);
 	}
 }
 
@@ -374,12 +395,14 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return learn_address(tcp, why);
 }
 
-static void detail(struct wh_peer *peer, void *state, char *out, size_t size)
+static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		   char *out, size_t size)
 {
 	struct tcp_peer *tcp = state;
 	unsigned open = 0;
 
 	(void)peer;
+	(void)batch;
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 

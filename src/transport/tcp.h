@@ -7,8 +7,9 @@
  * tcp-flow.c    the bytes on them: requests out, responses in
  * tcp-server.c  the owner's side: requests in, checked, answered
  *
- * A piece is cut into slices; a slice is one request on one connection. Connections pull slices when
- * they have nothing left to send, so that the faster ones take more. Requests are pipelined and
+ * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
+ * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
+ * ones are pulled by all connections as they have nothing left to send, so that the faster take more. Requests are pipelined and
  * answered by id.
  */
 #ifndef WH_TRANSPORT_TCP_H
@@ -92,6 +93,8 @@ struct tcp_client {
 	struct wh_loop *loop;
 	struct tcp_peer *tcp;
 	bool lane; /* for latency batches alone */
+	struct wh_list mine; /* pieces meant for this connection; under tcp.lock */
+	_Atomic uint32_t waiting; /* how many of them */
 
 	pthread_mutex_t lock;   /* all below */
 	_Atomic bool again;     /* somebody came while it was locked */
@@ -134,7 +137,7 @@ struct tcp_client {
 struct tcp_peer {
 	struct wh_peer *peer;
 	pthread_mutex_t lock; /* the lists, the pieces' cursors */
-	struct wh_list bulk, latency; /* pieces with bytes not handed out */
+	struct wh_list shared; /* large pieces, of which each connection takes its part */
 	struct sockaddr_storage address;
 	_Atomic bool lost;
 	_Atomic uint32_t numbers;
@@ -167,8 +170,8 @@ void tcp_client_retire(struct tcp_client *client, int64_t before);
 /* Take the next slice for this connection; false: nothing to send. */
 bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice);
 
-/* Fail what no connection has taken yet. */
-void tcp_fail_waiting(struct tcp_peer *tcp, bool lane, int error, const char *text);
+/* Fail what has not been taken yet: what is meant for this connection, and what is for all. */
+void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
 
 /* In tcp-flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
  * Pieces that are done go to `done`. */

@@ -103,9 +103,11 @@ static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int
 	return 0;
 }
 
-static void no_detail(struct wh_peer *peer, void *state, char *out, size_t size)
+static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		      char *out, size_t size)
 {
 	(void)peer;
+	(void)batch;
 	(void)state;
 	if (size)
 		*out = 0;

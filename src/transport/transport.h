@@ -77,8 +77,10 @@ struct wh_transport {
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
 	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
-	/* How it moves the bytes, for explain: "2 connections". */
-	void (*detail)(struct wh_peer *peer, void *state, char *out, size_t size);
+	/* How it moves, or would move, the batch's pieces that are its own, for explain: "2
+	 * connections". */
+	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		       size_t size);
 
 	/* The other side: a connection of our role has said hello; it belongs to the transport now
 	 * (also on error). `fd` is blocking; the WELCOME has not been sent. On the first loop. */
