@@ -43,13 +43,26 @@ static const char *name_for(enum bench_limit_kind kind, uint32_t op)
 	}
 }
 
+static void unmap_side(struct bench_limit *limit, int side)
+{
+	if (limit->mapped[side])
+		bench_unmap(limit->map[side], limit->mapped[side]);
+	limit->map[side] = NULL;
+	limit->mapped[side] = 0; /* also: lent */
+}
+
 /* This process's memory, kept from row to row while it is of use. */
 static int map_side(struct bench_limit *limit, int side, uint32_t kind, uint64_t length,
 		    char text[BENCH_TEXT])
 {
+	if (limit->lent[side]) {
+		unmap_side(limit, side);
+		limit->map[side] = limit->lent[side];
+		return 0;
+	}
 	if (limit->map[side] && limit->map_kind[side] == kind && limit->mapped[side] >= length)
 		return 0;
-	bench_unmap(limit->map[side], limit->mapped[side]);
+	unmap_side(limit, side);
 	limit->map[side] = bench_map(kind, length);
 	if (!limit->map[side])
 		return limit_fail(-errno, "memory", text);
@@ -401,9 +414,7 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 void bench_limit_close(struct bench_limit *limit)
 {
 	bench_stream_close(&limit->stream);
-	for (int side = 0; side < 2; side++) {
-		bench_unmap(limit->map[side], limit->mapped[side]);
-		limit->map[side] = NULL;
-	}
+	for (int side = 0; side < 2; side++)
+		unmap_side(limit, side);
 	bench_walk_free(&limit->walk);
 }

@@ -557,8 +557,14 @@ static int member_memcpy(struct member *m, const struct bench_order *order,
 	size_t count = 0;
 	int error;
 
-	if (order->what == BENCH_MEMCPY)
+	if (order->what == BENCH_MEMCPY) {
+		/* Where the pages lie makes a difference: the same ones, where they are ours. */
+		bool self = !strcmp(order->text, "self"), write = order->row.op == WH_WRITE;
+
+		m->limit.lent[BENCH_SOURCE] = self || write ? m->memory[BENCH_SOURCE].address : NULL;
+		m->limit.lent[BENCH_TARGET] = self || !write ? m->memory[BENCH_TARGET].address : NULL;
 		return bench_limit_row(&m->limit, &order->row, order->text, "memfd", answer->text);
+	}
 	if (order->what == BENCH_MEMCPY_LATENCY) {
 		error = bench_limit_latency(&m->limit, order->duration, m->setup->samples, &count);
 		answer->count = count;

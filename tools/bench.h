@@ -358,6 +358,8 @@ struct bench_limit {
 	void *map[2]; /* BENCH_SOURCE, BENCH_TARGET */
 	uint64_t mapped[2];
 	uint32_t map_kind[2];
+	/* The test's own memory, to be used instead of a mapping of the limit's; NULL: not there. */
+	void *lent[2];
 	uint64_t far, far_length; /* address in the raw process */
 	uint32_t far_kind;
 	/* Of the present row. */
