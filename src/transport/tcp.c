@@ -213,11 +213,17 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
 		       !piece->batch->queue;
 	struct tcp_client *client;
+	uint32_t first = 0;
 
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
 		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = lane || slices < 2 || tcp->count == 1;
-	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
+	/* Those of few slices take turns, so that one behind the other uses all connections. */
+	if (!alone && slices < tcp->count)
+		first = atomic_fetch_add(&tcp->turn, (uint32_t)slices);
+	client = lane ? client_at(tcp, tcp->count) :
+		 alone ? idlest(tcp) :
+			 client_at(tcp, first % tcp->count);
 	if (!client) {
 		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
 		wh_piece_done(piece);
@@ -231,7 +237,9 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 			tcp_client_push(client, watched);
 		else
 			tcp_client_kick(client);
-		client = !alone && i < tcp->count && i < slices ? client_at(tcp, i) : NULL;
+		client = !alone && i < tcp->count && i < slices ?
+				 client_at(tcp, (first + i) % tcp->count) :
+				 NULL;
 	}
 }
 

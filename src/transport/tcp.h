@@ -141,6 +141,7 @@ struct tcp_peer {
 	struct sockaddr_storage address;
 	_Atomic bool lost;
 	_Atomic uint32_t numbers;
+	_Atomic uint32_t turn; /* the connection that is told first of the next shared piece */
 	struct wh_timer idle;
 	unsigned count; /* connections for bulk; the lane is behind them */
 	_Atomic(struct tcp_client *) clients[]; /* NULL: not needed yet */
