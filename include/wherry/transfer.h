@@ -128,14 +128,15 @@ int wh_batch_submit(struct wh_batch *batch);
 int wh_batch_poll(struct wh_batch *batch);
 
 /* Wait up to `timeout` ns for it. As wh_batch_poll(), with -ETIMEDOUT for not yet (the batch goes
- * on), -EDEADLK in a callback. */
+ * on), -EINVAL for a negative timeout, -EDEADLK in a callback. */
 int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
 
 /* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and
  * the buffers may be used again; its status is then -ECANCELED, or what it was if it had completed.
  * What has been moved already stays. Blocks for a round trip at most as a rule; if the peer does not
  * answer within the knob `timeout`, the connection is cut: -ETIMEDOUT, our memory is free, the
- * peer's may see bytes that were on their way. -EDEADLK from a callback. */
+ * peer's may see bytes that were on their way. -EINVAL if it was never submitted, -EDEADLK from a
+ * callback. */
 int wh_batch_cancel(struct wh_batch *batch);
 
 /* Free it. -EBUSY while it is running. NULL is allowed. */
