@@ -32,7 +32,7 @@
 #define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
 #define BENCH_SAMPLES 65536      /* the most latencies of one slice */
 #define BENCH_CONNECTIONS 64     /* the most connections of a row */
-#define BENCH_CHUNK (512u << 10) /* bytes a call of the raw limit moves: as many as a slice of ours */
+#define BENCH_CHUNK (512u << 10) /* the most bytes of one raw send(): those of a slice of ours */
 #define BENCH_ALIGN 64           /* blocks start on cache lines */
 #define BENCH_TEXT 320
 
