@@ -7,16 +7,17 @@
 
 #include "core/core.h"
 
-/* What is known of the region looked at last; neighbours mostly share it. */
+/* What is known of the regions looked at last; neighbours mostly share them. */
 struct choice {
+	const struct wh_region *local;
 	uint64_t remote;
 	uint32_t op, transport;
 };
 
-/* Can this transport serve this region? The reason why not goes to `why`; *gone: that the owner has
- * taken it back, of which the control connection will tell in a moment. */
-static bool serves(struct wh_batch *batch, uint32_t id, uint64_t remote, uint32_t op,
-		   char why[WH_REFUSAL], bool *gone)
+/* Can this transport serve these regions? The reason why not goes to `why`; *gone: that the owner has
+ * taken its own back, of which the control connection will tell in a moment. */
+static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
+		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *gone)
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_place *place;
@@ -28,15 +29,13 @@ static bool serves(struct wh_batch *batch, uint32_t id, uint64_t remote, uint32_
 		pthread_mutex_unlock(&peer->lock);
 		return false;
 	}
-	place = wh_place_enter(&peer->regions, remote);
-	if (!place && !peer->self) {
+	place = wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	if (!place) {
 		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
 		return false;
 	}
-	error = wh_transport(id)->reach(peer, peer->transport[id], (struct wh_remote_region *)place, op,
-					why);
-	if (place)
-		wh_place_leave(place);
+	error = wh_transport(id)->reach(peer, peer->transport[id], local, place, op, why);
+	wh_place_leave(place);
 	*gone |= error == -ESTALE;
 	return !error;
 }
@@ -48,8 +47,9 @@ static void refuse(struct wh_batch *batch, uint32_t id, const char *why)
 		snprintf(batch->share[id].refused, WH_REFUSAL, "%s", why);
 }
 
-/* The best transport for a region, after those up to and including `after`. */
-static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uint32_t after, bool *gone)
+/* The best transport for two regions, after those up to and including `after`. */
+static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
+		       uint32_t op, uint32_t after, bool *gone)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT;
@@ -65,7 +65,7 @@ static uint32_t choose(struct wh_batch *batch, uint64_t remote, uint32_t op, uin
 		why[0] = 0;
 		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
 			refuse(batch, id, "another transport is required");
-		else if (serves(batch, id, remote, op, why, gone))
+		else if (serves(batch, id, local, remote, op, why, gone))
 			return id;
 		else
 			refuse(batch, id, why);
@@ -134,24 +134,25 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 	return grown;
 }
 
-static int decide(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote, uint32_t op,
-		  struct choice *choice)
+static int decide(struct wh_batch *batch, const char *what, uint64_t index,
+		  const struct wh_region *local, uint64_t remote, uint32_t op, struct choice *choice)
 {
 	bool gone = false;
 	int error;
 
-	if (choice->op == op && choice->remote == remote)
+	if (choice->op == op && choice->remote == remote && choice->local == local)
 		return 0;
 	error = check_region(batch, what, index, remote);
 	if (error)
 		return error;
-	choice->transport = choose(batch, remote, op, WH_TRANSPORT_COUNT, &gone);
+	choice->transport = choose(batch, local, remote, op, WH_TRANSPORT_COUNT, &gone);
 	if (choice->transport == WH_TRANSPORT_COUNT) {
 		/* It may have gone in the meantime, which then is the reason. */
 		error = gone ? gone_region(batch, what, index, remote) :
 			       check_region(batch, what, index, remote);
 		return error ? error : nothing_serves(batch, what, index);
 	}
+	choice->local = local;
 	choice->remote = remote;
 	choice->op = op;
 	return 0;
@@ -166,7 +167,8 @@ static int plan_items(struct wh_batch *batch)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
-		error = decide(batch, "transfer", i, item->remote, item->op, &choice);
+		error = decide(batch, "transfer", i, item->local, item->remote, item->op,
+			       &choice);
 		if (error)
 			return error;
 		if (!piece || piece->op != item->op || piece->transport != choice.transport) {
@@ -191,7 +193,9 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	int error;
 
 	for (uint64_t b = 0; b < blocks->base_count; b++) {
-		error = decide(batch, "base", b, blocks->bases[b].remote, blocks->op, &choice);
+		const struct wh_block_base *base = &blocks->bases[b];
+
+		error = decide(batch, "base", b, base->local, base->remote, blocks->op, &choice);
 		if (error)
 			return error;
 		if (!piece || piece->transport != choice.transport) {
@@ -236,9 +240,26 @@ int wh_plan(struct wh_batch *batch)
 	return 0;
 }
 
+/* The two regions of transfer, or base, number `index`. */
+static uint64_t regions_of(const struct wh_piece *piece, uint64_t index,
+			   const struct wh_region **local)
+{
+	const struct wh_item *item;
+
+	if (piece->blocks) {
+		*local = piece->blocks->bases[index].local;
+		return piece->blocks->bases[index].remote;
+	}
+	item = &piece->batch->items[index];
+	*local = item->local;
+	return item->remote;
+}
+
 int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 {
+	const struct wh_region *local, *local_before = NULL;
 	struct wh_batch *batch = piece->batch;
+	uint64_t remote, remote_before = 0;
 	uint32_t id, worst = 0;
 	bool gone = false;
 	unsigned place;
@@ -246,13 +267,12 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 	snprintf(why, WH_REFUSAL, "no other transport");
 	/* The one that serves every region of the piece is the worst of those that serve each. */
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		uint64_t remote = piece->blocks ? piece->blocks->bases[i].remote :
-						  batch->items[i].remote;
-
-		if (i != piece->first && remote == (piece->blocks ? piece->blocks->bases[i - 1].remote :
-								    batch->items[i - 1].remote))
+		remote = regions_of(piece, i, &local);
+		if (local == local_before && remote == remote_before)
 			continue;
-		id = choose(batch, remote, piece->op, piece->transport, &gone);
+		local_before = local;
+		remote_before = remote;
+		id = choose(batch, local, remote, piece->op, piece->transport, &gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return -EOPNOTSUPP;
 		for (place = 0; batch->peer->engine->order[place] != id;)

@@ -398,14 +398,16 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 }
 
 /* Called inside the region's place, so that it does not go meanwhile. */
-static int shm_reach(struct wh_peer *peer, void *state, struct wh_remote_region *region,
-		     uint32_t op, char why[WH_REFUSAL])
+static int shm_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		     struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
 {
+	struct wh_remote_region *region = wh_container(remote, struct wh_remote_region, place);
 	struct wh_shm_peer *shm = state;
 	uint32_t known = known_of(region, atomic_load(&shm->current));
 	int error;
 
 	(void)peer;
+	(void)local;
 	(void)op;
 	if (known == MAPPED || (known == UNMAPPABLE && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;

@@ -60,12 +60,13 @@ static void no_region_gone(struct wh_peer *peer, void *state, struct wh_remote_r
 	(void)region;
 }
 
-static int no_reach(struct wh_peer *peer, void *state, struct wh_remote_region *region, uint32_t op,
-		    char why[WH_REFUSAL])
+static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		    struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)state;
-	(void)region;
+	(void)local;
+	(void)remote;
 	(void)op;
 	(void)why;
 	return 0;

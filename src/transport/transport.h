@@ -19,6 +19,8 @@ struct wh_engine;
 struct wh_hello;
 struct wh_peer;
 struct wh_piece;
+struct wh_place;
+struct wh_region;
 struct wh_remote_region;
 struct wh_session;
 
@@ -62,10 +64,12 @@ struct wh_transport {
 	/* A region of the peer is going: it is closed (nobody is inside any more); unmap it. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
-	/* Can it move bytes to or from this region? 0, or a negative errno with the reason in `why`.
-	 * Called while a batch is planned, on the submitter's thread; may ask the peer once. */
-	int (*reach)(struct wh_peer *peer, void *state, struct wh_remote_region *region, uint32_t op,
-		     char why[WH_REFUSAL]);
+	/* Can it move bytes between these regions? `remote` is entered; it is the place of a struct
+	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or a
+	 * negative errno with the reason in `why`. Called while a batch is planned, on the
+	 * submitter's thread; may ask the peer once. */
+	int (*reach)(struct wh_peer *peer, void *state, const struct wh_region *local,
+		     struct wh_place *remote, uint32_t op, char why[WH_REFUSAL]);
 	/* Start a piece. It cannot fail at once: failures come through wh_piece_fail(). */
 	void (*submit)(struct wh_peer *peer, void *state, struct wh_piece *piece);
 	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes, own

@@ -93,7 +93,7 @@ static void defaults__do_nothing(void **state)
 	char why[WH_REFUSAL] = "as it was";
 
 	(void)state;
-	assert_int_equal(self->reach(NULL, NULL, NULL, WH_READ, why), 0);
+	assert_int_equal(self->reach(NULL, NULL, NULL, NULL, WH_READ, why), 0);
 	assert_int_equal(self->cut(NULL, NULL, NULL, 0), 0);
 	self->region_gone(NULL, NULL, NULL);
 	self->session_close(NULL);
