@@ -105,6 +105,12 @@ static int give_up(struct wh_cuda *cuda, int error, const char *format, ...)
 	return wh_fail(error, "%s", cuda->text);
 }
 
+void wh_cuda_off(struct wh_cuda *cuda, const char *text)
+{
+	cuda->off = true;
+	give_up(cuda, ENODEV, "%s", text);
+}
+
 /* Look up the names in `symbols`, newest first. */
 static void *resolve(void *library, const char *symbols)
 {
@@ -205,11 +211,19 @@ static int kept_error(const struct wh_cuda *cuda)
 	return wh_fail(cuda->error, "%s", cuda->text);
 }
 
+static bool process_has_one(void)
+{
+	void *library = dlopen(WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+
+	if (library)
+		dlclose(library);
+	return library != NULL;
+}
+
 int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised)
 {
 	int error = bind_once(cuda, false),
 	    state = atomic_load_explicit(&cuda->state, memory_order_acquire);
-	void *other;
 
 	*initialised = state == READY;
 	if (error || state != FAILED)
@@ -217,11 +231,14 @@ int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised)
 	if (cuda->library) /* it cannot be used, but perhaps asked */
 		return cuda->cuPointerGetAttribute ? 0 : kept_error(cuda);
 	/* There was none. Has the application found one since? */
-	other = dlopen(WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
-	if (!other)
-		return -ENOENT;
-	dlclose(other);
-	return kept_error(cuda);
+	return cuda->off || !process_has_one() ? -ENOENT : kept_error(cuda);
+}
+
+bool wh_cuda_present(struct wh_cuda *cuda)
+{
+	bool initialised;
+
+	return cuda->off ? process_has_one() : wh_cuda_attach(cuda, &initialised) != -ENOENT;
 }
 
 /* Under the lock, bound. */

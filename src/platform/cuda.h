@@ -79,6 +79,7 @@ struct wh_cuda {
 	pthread_mutex_t lock; /* below, until they are set */
 	void *library;
 	_Atomic int state;    /* enum in cuda.c */
+	bool off;             /* wh_cuda_off() */
 	int error;            /* why it cannot be used, with its text */
 	char text[WH_TEXT_MAX];
 };
@@ -86,6 +87,11 @@ struct wh_cuda {
 /* Remember to use the driver at `path` (NULL: libcuda.so.1, as the loader finds it). Loads nothing.
  * 0 or -ENOMEM. */
 int wh_cuda_open(const char *path, struct wh_cuda **out);
+/* Use no driver, before the first use: wh_cuda_ready() is -ENODEV with this text, and every address is
+ * plain memory, on which the CPU faults where it is not. */
+void wh_cuda_off(struct wh_cuda *cuda, const char *text);
+/* May there be memory of a GPU in this process? It has a driver, whether or not we use it. */
+bool wh_cuda_present(struct wh_cuda *cuda);
 /* One more owner. Returns cuda. */
 struct wh_cuda *wh_cuda_hold(struct wh_cuda *cuda);
 /* The last owner's call gives the primary contexts back; all that was made in them must be gone.

@@ -17,8 +17,6 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 
-#define VALUE_MAX sizeof(((struct wh_config *)0)->text[0])
-
 struct knob {
 	struct wh_config_row row;
 	/* One of the two, by the row's type. A text is checked only; a number is bounded by what
@@ -146,6 +144,16 @@ static bool check_address(const char *text)
 	return *text;
 }
 
+/* Whether there is such a file is for the loader to say. */
+static bool check_path(const char *text)
+{
+	for (const char *c = text; *c; c++) {
+		if ((unsigned char)*c < ' ' || *c == 0x7f)
+			return false;
+	}
+	return true;
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct knob knobs[WH_KNOB_COUNT] = {
@@ -239,6 +247,12 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 1,
 		.most = 65536,
 	},
+	[WH_KNOB_CUDA] = {
+		.row = { "cuda", "WHERRY_CUDA", "", "text",
+			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are not used" },
+		.text = check_path,
+		.wants = "the path of the CUDA driver's library, or off",
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)
@@ -286,8 +300,9 @@ static int set(struct wh_config *config, size_t index, const char *key, const ch
 	size_t length = strlen(value);
 	int64_t number = 0;
 
-	if (length >= VALUE_MAX)
-		return wh_fail(EINVAL, "%s=%.32s...: at most %zu bytes", key, value, VALUE_MAX - 1);
+	if (length >= WH_CONFIG_TEXT)
+		return wh_fail(EINVAL, "%s=%.32s...: at most %d bytes", key, value,
+			       WH_CONFIG_TEXT - 1);
 	if (knob->text && !knob->text(value))
 		return refuse(knob, key, value);
 	if (knob->number && (!knob->number(value, &number) || number < knob->least ||

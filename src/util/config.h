@@ -19,12 +19,15 @@ enum wh_knob {
 	WH_KNOB_BUFFER,        /* bytes: socket buffers; 0: the system's */
 	WH_KNOB_CMA,           /* bool: process_vm_readv/writev may be used */
 	WH_KNOB_NOTIFICATIONS, /* count: notifications kept until they are taken */
+	WH_KNOB_CUDA,          /* text: the driver's library; "": the usual one; "off" or "no": none */
 	WH_KNOB_COUNT,
 };
 
+#define WH_CONFIG_TEXT 256 /* the longest value and its NUL: a path may be long */
+
 struct wh_config {
 	int64_t number[WH_KNOB_COUNT]; /* count, bytes, ms, bool */
-	char text[WH_KNOB_COUNT][64];
+	char text[WH_KNOB_COUNT][WH_CONFIG_TEXT];
 };
 
 /* Fill from the defaults, the environment and `overrides` ("name=value", NULL-ended, or NULL).

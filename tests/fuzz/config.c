@@ -16,7 +16,7 @@ static void check_again(const struct wh_config *config, size_t index)
 {
 	const char *overrides[2] = { NULL };
 	struct wh_config again;
-	char text[128];
+	char text[WH_CONFIG_TEXT + 32];
 
 	check(strnlen(config->text[index], sizeof(config->text[index])) <
 	      sizeof(config->text[index]));

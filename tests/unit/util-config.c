@@ -47,6 +47,27 @@ static void load__defaults(void **state)
 	assert_int_equal(config.number[WH_KNOB_BUFFER], 0);
 	assert_int_equal(config.number[WH_KNOB_CMA], 1);
 	assert_int_equal(config.number[WH_KNOB_NOTIFICATIONS], 1024);
+	assert_string_equal(config.text[WH_KNOB_CUDA], "");
+}
+
+static void load__cuda(void **state)
+{
+	char text[WH_CONFIG_TEXT + 16] = "cuda=";
+	struct wh_config config;
+
+	(void)state;
+	assert_int_equal(load(&config, "cuda=/opt/my driver/libcuda.so.1"), 0);
+	assert_string_equal(config.text[WH_KNOB_CUDA], "/opt/my driver/libcuda.so.1");
+	assert_int_equal(load(&config, "cuda=off"), 0);
+	assert_int_equal(load(&config, "cuda=a\nb"), -EINVAL);
+	assert_non_null(strstr(wh_error_text(), "library"));
+	/* As long as can be, and a byte longer. */
+	memset(text + 5, 'x', WH_CONFIG_TEXT - 1);
+	assert_int_equal(load(&config, text), 0);
+	assert_string_equal(config.text[WH_KNOB_CUDA], text + 5);
+	text[5 + WH_CONFIG_TEXT - 1] = 'x';
+	assert_int_equal(load(&config, text), -EINVAL);
+	assert_non_null(strstr(wh_error_text(), "at most 255"));
 }
 
 static void rows__are_complete(void **state)
@@ -206,7 +227,6 @@ static void load__bad_values(void **state)
 		"transports=", "transports=,", "transports=shm,", "transports=,shm",
 		"transports=shm,,tcp", "transports=shm tcp", "transports=SHM", "require=shm,tcp",
 		"require=s/m", "listen=", "listen=a b", "listen=a\nb", "listen=a\177",
-		"listen=1234567890123456789012345678901234567890123456789012345678901234",
 	};
 	struct wh_config config;
 
@@ -242,6 +262,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(load__defaults, clear, clear),
+		cmocka_unit_test_setup_teardown(load__cuda, clear, clear),
 		cmocka_unit_test_setup_teardown(rows__are_complete, clear, clear),
 		cmocka_unit_test_setup_teardown(load__environment, clear, clear),
 		cmocka_unit_test_setup_teardown(load__overrides_go_first, clear, clear),
