@@ -16,6 +16,18 @@ const char *bench_kind_name(uint32_t kind)
 		return "pageable";
 	case WH_MEMORY_HUGE:
 		return "huge";
+	case WH_MEMORY_PINNED:
+		return "pinned";
+	case WH_MEMORY_MAPPED:
+		return "mapped";
+	case WH_MEMORY_DEVICE:
+		return "device";
+	case WH_MEMORY_VMM:
+		return "vmm";
+	case WH_MEMORY_MANAGED:
+		return "managed";
+	case WH_MEMORY_POOL:
+		return "pool";
 	default:
 		return "unknown";
 	}

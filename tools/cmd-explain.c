@@ -55,6 +55,18 @@ static const char *kind_name(uint32_t kind)
 		return "huge";
 	case WH_MEMORY_SHARED:
 		return "host";
+	case WH_MEMORY_PINNED:
+		return "pinned";
+	case WH_MEMORY_MAPPED:
+		return "mapped";
+	case WH_MEMORY_DEVICE:
+		return "device";
+	case WH_MEMORY_VMM:
+		return "vmm";
+	case WH_MEMORY_MANAGED:
+		return "managed";
+	case WH_MEMORY_POOL:
+		return "pool";
 	default:
 		return "other";
 	}

@@ -19,33 +19,109 @@ enum wh_memory_kind {
 	WH_MEMORY_PAGEABLE = 1, /* private anonymous pages */
 	WH_MEMORY_HUGE = 2,     /* private; hugetlb pages if reserved, else transparent huge pages */
 	WH_MEMORY_SHARED = 3,   /* a sealed memfd that engines on the same host can map */
+	/* These take a GPU and its driver (CUDA). */
+	WH_MEMORY_PINNED = 4,  /* a sealed memfd as well; page-locked, and mapped for all GPUs */
+	WH_MEMORY_MAPPED = 5,  /* host memory of the driver (cuMemHostAlloc), page-locked, mapped
+				* for all GPUs; other processes cannot map it */
+	WH_MEMORY_DEVICE = 6,  /* of a GPU (cuMemAlloc) */
+	WH_MEMORY_VMM = 7,     /* of a GPU (cuMemCreate); can be handed on as a file descriptor */
+	WH_MEMORY_MANAGED = 8, /* moves between host and GPU as it is used (cuMemAllocManaged) */
+	WH_MEMORY_POOL = 9,    /* of a GPU, from its pool (cuMemAllocAsync) */
+};
+
+enum wh_memory_flag {
+	/* WH_MEMORY_MAPPED: the CPU's stores are gathered and its caches left alone. Good for what
+	 * the CPU only writes; it reads such memory very slowly. */
+	WH_MEMORY_WRITE_COMBINED = 1,
 };
 
 struct wh_memory_options {
 	size_t size;
-	uint32_t kind; /* enum wh_memory_kind; 0: WH_MEMORY_SHARED */
-	uint32_t reserved;
+	uint32_t kind;  /* enum wh_memory_kind; 0: WH_MEMORY_SHARED */
+	uint32_t flags; /* enum wh_memory_flag, or-ed */
+	/* Where it shall lie. NULL: anywhere; what lies on a GPU, on the first one.
+	 * "cuda:0", "cuda:GPU-<uuid>" (its start will do) or "cuda:0000:65:00.0": on this GPU; host
+	 * memory, on the NUMA node nearest to it.
+	 * "numa:1": host memory on this NUMA node and no other. Not WH_MEMORY_MAPPED.
+	 * "host": host memory, anywhere. */
+	const char *location;
 };
 
-/* Allocate `length` bytes, zeroed and page-aligned, of which the engine knows the kind. Choose
- * WH_MEMORY_SHARED (the default) for memory that engines on this host should reach by plain loads
- * and stores. options may be NULL. Pages are taken on first touch.
- * 0, or -EINVAL (length 0, an unknown kind), -ENOMEM, -EMFILE. */
+/* Allocate `length` bytes, zeroed, of which the engine knows the kind. Choose WH_MEMORY_SHARED (the
+ * default) for memory that engines on this host should reach by plain loads and stores, and
+ * WH_MEMORY_PINNED for what goes to and from a GPU. options may be NULL.
+ *
+ * Host memory is page-aligned; its pages are taken on first touch, those of PINNED and MAPPED at
+ * once. Memory of a GPU starts at a multiple of 256 bytes at least, and takes whole blocks of
+ * 2 MiB, so that nothing else comes with it where it is handed to another process; of the kinds
+ * DEVICE, VMM and POOL the address means nothing to the CPU, which faults on it. The calling
+ * thread's CUDA context is left as it was. May block while pages are locked or a GPU is woken.
+ *
+ * 0, or -EINVAL (length 0, an unknown kind or flag, a location that makes no sense for the kind),
+ * -ENOMEM (also: the GPU is full), -EMFILE, -ENODEV (no such NUMA node or GPU; or the kind takes a
+ * GPU and there is none: the text says what is missing), -EOPNOTSUPP (this GPU or driver lacks it),
+ * -EPERM (the process may not bind to NUMA nodes), -EIO (the GPU failed). */
 int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *options,
 		    void **out);
 
-/* Free what wh_memory_alloc() gave. -EINVAL (not such an address), -EBUSY (a region lies in it). */
+/* Free what wh_memory_alloc() gave, of any kind. -EINVAL (not such an address), -EBUSY (a region
+ * lies in it). Other errors are what a broken GPU says; the memory is given up all the same. */
 int wh_memory_free(struct wh_engine *engine, void *address);
+
+/* How host and GPU share memory, as the field counts. */
+enum wh_memory_stage {
+	WH_STAGE_SEPARATE = 1, /* each its own; bytes are copied, if need be by pinned memory */
+	WH_STAGE_MAPPED = 2,   /* host memory that GPUs reach in place, by the same address (UVA) */
+	WH_STAGE_UNIFIED = 3,  /* one memory for both, moved or reached as it is used */
+};
+
+/* What another process can be given of the memory. */
+enum wh_memory_export {
+	WH_EXPORT_IPC = 1,     /* a legacy IPC handle (cuIpcGetMemHandle) */
+	WH_EXPORT_FD = 2,      /* a file descriptor (cuMemExportToShareableHandle) */
+	WH_EXPORT_POOL_FD = 4, /* a file descriptor of the pool that it is from */
+	WH_EXPORT_DMA_BUF = 8, /* a dma-buf, for network cards and other devices */
+	WH_EXPORT_FABRIC = 16, /* a fabric handle, for other machines on the same NVLink */
+	WH_EXPORT_MEMFD = 32,  /* a memfd: host memory of the kinds SHARED and PINNED */
+};
+
+/* Who has locked host memory for GPUs. */
+enum wh_memory_pinned {
+	WH_PINNED_NOT = 0,
+	WH_PINNED_WHERRY = 1,      /* wh_memory_alloc() */
+	WH_PINNED_APPLICATION = 2, /* cuMemHostAlloc or cuMemHostRegister of somebody else */
+};
 
 struct wh_memory_info {
 	size_t size;        /* set by the caller */
-	uint32_t kind;      /* enum wh_memory_kind; memory the engine did not allocate: PAGEABLE */
-	uint32_t page_size; /* bytes; WH_MEMORY_HUGE: what was really got */
-	void *base;         /* of the allocation; for memory of others, the address asked for */
-	uint64_t length;    /* of the allocation; for memory of others, 0: unknown */
+	uint32_t kind;      /* enum wh_memory_kind */
+	uint32_t page_size; /* bytes; WH_MEMORY_HUGE: what was really got; 0: not known */
+	/* Of the allocation. Of memory that the engine did not allocate: as CUDA knows it (VMM: the
+	 * one mapping that the address lies in), else the address asked for, and length 0. */
+	void *base;
+	uint64_t length;
+
+	uint32_t stage;    /* enum wh_memory_stage */
+	uint32_t pinned;   /* enum wh_memory_pinned */
+	uint32_t exports;  /* enum wh_memory_export, or-ed */
+	uint32_t mappings; /* VMM: how many lie one after the other here, on one GPU; else 1 */
+	int32_t device;    /* the GPU that it lies on, or (MANAGED) belongs to: n of "cuda:n"; -1 */
+	int32_t numa_node; /* of the page, or of the host memory nearest the GPU; -1: not known */
+	uint32_t imported; /* 1: another process's memory, opened by legacy IPC */
+	uint32_t reserved;
+	uint64_t buffer_id;      /* CUDA's number for the allocation, never used again; 0: none */
+	uint64_t device_address; /* of the address asked for, as GPUs call it; 0: they do not */
+	uint64_t host_address;   /* and as the CPU does; 0: it cannot touch it */
+	char uuid[48];           /* of the GPU, "GPU-..."; "": none */
+	char pci[24];            /* "0000:65:00.0" */
+	char refusal[128];       /* why it is not used in place but copied first; "": it is */
 };
 
-/* What is known of an address. 0, -EINVAL, -E2BIG. */
+/* What an address is, no matter who allocated it. Nothing is guessed: memory of a GPU is never
+ * taken for the host's. Initialises no driver that the process has not initialised. Does not touch
+ * the memory. (That small pages were made transparent huge ones is not told.)
+ * 0, or -EINVAL, -E2BIG, -EFAULT (no memory there that the CPU or a GPU can read), -EIO and others
+ * that the driver gives. */
 int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info);
 
 /* ---- regions ------------------------------------------------------------------------------ */
@@ -70,7 +146,13 @@ struct wh_region_options {
  * access WRITE, or as the target of a read) writable until wh_region_unregister(). Regions may
  * overlap. A region with access READ or WRITE is published: connected peers learn of it in a
  * moment. options may be NULL. Does not touch the memory and does not block on peers.
- * 0, or -EINVAL (length 0, a range that wraps, a bad name), -EEXIST (the name), -ENOMEM. */
+ *
+ * The memory may be a GPU's: all of one GPU, in one allocation or in several mappings of
+ * cuMemCreate that lie one after the other. Synchronous copies that the application does to it wait
+ * for their end from then on (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
+ * 0, or -EINVAL (length 0, a range that wraps or that reaches past its allocation, a bad name),
+ * -EEXIST (the name), -ENOMEM, -EXDEV (the range lies on two GPUs, or on a GPU and the host),
+ * -EFAULT (no memory in a part of it: freed, or never mapped), or what the driver says. */
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		       const struct wh_region_options *options, struct wh_region **out);
 

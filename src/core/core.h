@@ -7,7 +7,8 @@
  * are touched on it alone, save for what has a lock of its own. Callbacks run on loop 0.
  *
  * Locks, outermost first: engine.lock, peer.lock, wh_places.lock, control.lock. None is held while
- * bytes move.
+ * bytes move. engine.registrations_lock is taken with none of them, and held while the driver is
+ * asked.
  */
 #ifndef WH_CORE_CORE_H
 #define WH_CORE_CORE_H
@@ -23,6 +24,7 @@
 #include <wherry/wherry.h>
 
 #include "core/places.h"
+#include "memory/memory.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -57,6 +59,9 @@ struct wh_engine {
 	unsigned session_count; /* on loop 0 */
 	unsigned queue_count;
 	struct wh_places regions; /* of struct wh_region */
+	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
+	pthread_mutex_t registrations_lock;
+	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
@@ -81,24 +86,12 @@ struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 
 /* ---- memory and regions -------------------------------------------------------------------- */
 
-struct wh_allocation {
-	struct wh_list link;
-	char *base;
-	size_t length; /* as mapped: whole pages */
-	size_t asked;
-	uint32_t kind, page_size;
-	int fd; /* WH_MEMORY_SHARED: the memfd; else -1 */
-	unsigned regions; /* how many lie in it; under engine.lock */
-};
-
-/* The allocation that holds the address, or NULL. Under engine.lock. */
-struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address);
-
 /* A region of ours. */
 struct wh_region {
 	struct wh_place place;
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
+	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
 };
 

@@ -239,6 +239,18 @@ static void close_transports(struct wh_engine *engine)
 			wh_transport(id)->engine_close(engine, engine->transport[id]);
 }
 
+/* Nothing is loaded until a GPU is asked for. */
+static int open_cuda(struct wh_engine *engine)
+{
+	const char *path = engine->config.text[WH_KNOB_CUDA];
+	bool off = !strcmp(path, "off") || !strcmp(path, "no");
+	int error = wh_cuda_open(off ? NULL : path, &engine->cuda);
+
+	if (!error && off)
+		wh_cuda_off(engine->cuda, "GPUs are switched off by the knob cuda (WHERRY_CUDA)");
+	return error;
+}
+
 int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
 {
 	struct wh_engine_options options;
@@ -259,6 +271,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	engine->log_arg = options.log_arg;
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
+	pthread_mutex_init(&engine->registrations_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_list_init(&engine->memory);
@@ -268,6 +281,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_config_load(&engine->config, options.config);
 	if (!error)
 		error = check_transport_names(&engine->config);
+	if (!error)
+		error = open_cuda(engine);
 	if (!error)
 		error = learn_identity(engine, options.name);
 	if (!error)
@@ -310,6 +325,8 @@ err_unmap:
 err_free:
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
+	pthread_mutex_destroy(&engine->registrations_lock);
+	wh_cuda_close(engine->cuda);
 	free(engine);
 	return error;
 }
@@ -356,6 +373,8 @@ int wh_engine_close(struct wh_engine *engine)
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
+	pthread_mutex_destroy(&engine->registrations_lock);
+	wh_cuda_close(engine->cuda);
 	free(engine);
 	return 0;
 }

@@ -75,22 +75,24 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 }
 
 /* Fill an entry that nobody sees yet. Under engine.lock. */
-static void fill(struct wh_region *region, struct wh_engine *engine, struct wh_allocation *memory,
-		 void *address, size_t length, uint32_t access)
+static void fill(struct wh_region *region, struct wh_allocation *memory,
+		 struct wh_registration *registration, uint32_t access)
 {
 	struct wh_place *place = &region->place;
 
 	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
-	region->engine = engine;
+	region->engine = registration->engine;
 	region->memory = memory;
-	place->address = (uintptr_t)address;
-	place->length = length;
+	region->registration = registration;
+	place->address = registration->address;
+	place->length = registration->length;
 	place->access = access ? (uint8_t)access : PUBLIC;
-	place->kind = memory ? (uint8_t)memory->kind : WH_MEMORY_PAGEABLE;
+	/* CUDA cannot tell SHARED memory from any other. */
+	place->kind = (uint8_t)(memory ? memory->kind : registration->kind);
 	place->flags = 0;
 	/* Mapping works by whole allocations, and must not show more than is published. */
-	if (memory && memory->kind == WH_MEMORY_SHARED && address == memory->base &&
-	    length == memory->asked)
+	if (memory && memory->fd >= 0 && place->address == (uintptr_t)memory->base &&
+	    place->length == memory->asked)
 		place->flags |= WH_REGION_MAPPABLE;
 }
 
@@ -106,28 +108,25 @@ static void publish(struct wh_engine *engine, const struct wh_region *region)
 }
 
 /* Under engine.lock: a session that begins now either sends this region in its list, or is told. */
-static int add(struct wh_engine *engine, void *address, size_t length,
+static int add(struct wh_engine *engine, struct wh_registration *registration,
 	       const struct wh_region_options *options, char *name, struct wh_region **out)
 {
-	struct wh_allocation *memory = wh_allocation_find(engine, address);
+	struct wh_allocation *memory;
 	struct wh_region *region;
 	uint64_t id;
-	int error;
+	int error = wh_allocation_holds(engine, (void *)(uintptr_t)registration->address,
+					registration->length, &memory);
 
-	if (memory && length > memory->length - (size_t)((char *)address - memory->base)) {
+	if (error) {
 		free(name);
-		return wh_fail(EINVAL,
-			       "wh_region_register: %p and %zu bytes reach past the end of the "
-			       "allocation of "
-			       "%zu bytes at %p",
-			       address, length, memory->asked, (void *)memory->base);
+		return error;
 	}
 	region = (struct wh_region *)wh_places_new(&engine->regions, &id);
 	if (!region) {
 		free(name);
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
-	fill(region, engine, memory, address, length, options->access);
+	fill(region, memory, registration, options->access);
 	region->place.name = name;
 	error = wh_places_publish(&engine->regions, &region->place, id);
 	if (error == -EEXIST)
@@ -146,6 +145,7 @@ static int add(struct wh_engine *engine, void *address, size_t length,
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		       const struct wh_region_options *given, struct wh_region **out)
 {
+	struct wh_registration *registration;
 	struct wh_region_options options;
 	char *name = NULL;
 	int error = wh_engine_guard(engine, "wh_region_register");
@@ -165,9 +165,16 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		if (!name)
 			return wh_fail(ENOMEM, "wh_region_register: no memory");
 	}
+	error = wh_registration_get(engine, address, length, &registration);
+	if (error) {
+		free(name);
+		return error;
+	}
 	pthread_mutex_lock(&engine->lock);
-	error = add(engine, address, length, &options, name, out);
+	error = add(engine, registration, &options, name, out);
 	pthread_mutex_unlock(&engine->lock);
+	if (error)
+		wh_registration_put(registration);
 	return error;
 }
 
@@ -207,6 +214,7 @@ static int withdraw(struct wh_engine *engine, struct wh_region *region)
 int wh_region_unregister(struct wh_region *region)
 {
 	int error = guard(region, "wh_region_unregister");
+	struct wh_registration *registration;
 	struct wh_engine *engine;
 	struct wh_place *place;
 	int64_t deadline;
@@ -238,8 +246,10 @@ int wh_region_unregister(struct wh_region *region)
 	pthread_mutex_lock(&engine->lock);
 	if (region->memory)
 		region->memory->regions--;
+	registration = region->registration;
 	wh_places_free(&engine->regions, place);
 	pthread_mutex_unlock(&engine->lock);
+	wh_registration_put(registration);
 	return 0;
 }
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Memory of which the engine knows the kind.
+ * Memory of which the engine knows the kind: host memory here, what a GPU's driver gives in gpu.c.
  *
- * Shared memory is one memfd an allocation. It is sealed, so that a process that maps it can rely on
- * its size, and closed to other users, who could otherwise open it again for writing through /proc
- * after having been handed a read-only descriptor.
+ * Shared memory is one memfd an allocation. It is sealed, so that a process that maps it can rely
+ * on its size, and closed to other users, who could otherwise open it again for writing through
+ * /proc after having been handed a read-only descriptor.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "memory/memory.h"
 #include "util/options.h"
 
 /* Both are younger than the C library of some systems that the library is built on. */
@@ -23,6 +24,9 @@
 #endif
 #ifndef MAP_HUGE_2MB
 #define MAP_HUGE_2MB (21 << 26)
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
 #endif
 
 #define HUGE_PAGE ((size_t)2 << 20)
@@ -46,17 +50,36 @@ static void *map_private(size_t length, int flags)
 	return base == MAP_FAILED ? NULL : base;
 }
 
-/* ---- the kinds ---------------------------------------------------------------------------- */
+/* ---- the kinds --------------------------------------------------------------------------- */
+
+/* Give the pages, none of which has been touched, their node; on failure they are unmapped. */
+static int place(struct wh_allocation *memory)
+{
+	int error = memory->node < 0 ? 0 : wh_numa_bind(memory->base, memory->length, memory->node);
+
+	if (error)
+		munmap(memory->base, memory->length);
+	return error;
+}
 
 static int alloc_pageable(struct wh_allocation *memory)
 {
-	memory->page_size = (uint32_t)small_page();
 	memory->length = whole_pages(memory->asked, memory->page_size);
 	memory->base = memory->length ? map_private(memory->length, 0) : NULL;
 	if (memory->base)
-		return 0;
+		return place(memory);
 	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory",
 		       memory->asked);
+}
+
+/* The pool may have enough pages and still not on the node that was asked for, which whoever
+ * touches them would learn by a SIGBUS: so they are touched here. */
+static bool huge_pages_are_there(struct wh_allocation *memory)
+{
+	if (memory->node < 0)
+		return true;
+	return !place(memory) && (!madvise(memory->base, memory->length, MADV_POPULATE_WRITE) ||
+				  (munmap(memory->base, memory->length), false));
 }
 
 /* Pages of the reserved pool if it has enough of them: then they are certain. Else small pages of
@@ -72,7 +95,7 @@ static int alloc_huge(struct wh_allocation *memory)
 	memory->length = length;
 	memory->page_size = HUGE_PAGE;
 	memory->base = map_private(length, MAP_HUGETLB | MAP_HUGE_2MB);
-	if (memory->base)
+	if (memory->base && huge_pages_are_there(memory))
 		return 0;
 	/* Huge pages start where their size says; give back what lies around. */
 	base = map_private(length + HUGE_PAGE, 0);
@@ -86,7 +109,7 @@ static int alloc_huge(struct wh_allocation *memory)
 	memory->page_size = (uint32_t)small_page();
 	/* A kernel that has none is no reason to fail. */
 	madvise(memory->base, length, MADV_HUGEPAGE);
-	return 0;
+	return place(memory);
 
 err_memory:
 	return wh_fail(ENOMEM,
@@ -113,7 +136,6 @@ static int alloc_shared(struct wh_allocation *memory)
 {
 	int error;
 
-	memory->page_size = (uint32_t)small_page();
 	memory->length = whole_pages(memory->asked, memory->page_size);
 	if (!memory->length)
 		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space",
@@ -134,6 +156,9 @@ static int alloc_shared(struct wh_allocation *memory)
 				memory->length, strerror(errno));
 		goto err_close;
 	}
+	error = place(memory);
+	if (error)
+		goto err_close;
 	/* No F_SEAL_SEAL yet: shm adds it together with F_SEAL_FUTURE_WRITE, or without, before it
 	 * hands the descriptor to another process. */
 	if (fchmod(memory->fd, S_IRUSR | S_IWUSR) ||
@@ -150,7 +175,70 @@ err_close:
 	return error;
 }
 
-/* ---- the public functions ----------------------------------------------------------------- */
+/* What SHARED is, locked for GPUs: its pages are there from now on. */
+static int alloc_pinned(struct wh_engine *engine, struct wh_allocation *memory)
+{
+	int error = alloc_shared(memory);
+
+	if (error)
+		return error;
+	error = wh_gpu_pin(engine, memory);
+	if (error) {
+		munmap(memory->base, memory->length);
+		close(memory->fd);
+	}
+	return error;
+}
+
+static int alloc_kind(struct wh_engine *engine, struct wh_allocation *memory)
+{
+	switch (memory->kind) {
+	case WH_MEMORY_PAGEABLE:
+		return alloc_pageable(memory);
+	case WH_MEMORY_HUGE:
+		return alloc_huge(memory);
+	case WH_MEMORY_SHARED:
+		return alloc_shared(memory);
+	case WH_MEMORY_PINNED:
+		return alloc_pinned(engine, memory);
+	default:
+		return wh_gpu_alloc(engine, memory);
+	}
+}
+
+static int free_kind(struct wh_engine *engine, struct wh_allocation *memory)
+{
+	int error = 0;
+
+	if (memory->kind > WH_MEMORY_PINNED)
+		return wh_gpu_free(engine, memory);
+	if (memory->kind == WH_MEMORY_PINNED)
+		error = wh_gpu_unpin(engine, memory);
+	munmap(memory->base, memory->length);
+	if (memory->fd >= 0)
+		close(memory->fd);
+	return error;
+}
+
+/* ---- the public functions ---------------------------------------------------------------- */
+
+static int check(const struct wh_memory_options *options)
+{
+	if (options->kind > WH_MEMORY_POOL)
+		return wh_fail(EINVAL,
+			       "wh_memory_alloc: options.kind is %u, which is no kind of memory",
+			       options->kind);
+	if (options->flags & ~(uint32_t)WH_MEMORY_WRITE_COMBINED)
+		return wh_fail(EINVAL, "wh_memory_alloc: options.flags is %#x; known is %#x",
+			       options->flags, WH_MEMORY_WRITE_COMBINED);
+	if (options->flags && options->kind != WH_MEMORY_MAPPED)
+		return wh_fail(
+			EINVAL,
+			"wh_memory_alloc: options.flags has WRITE_COMBINED, which is for kind "
+			"WH_MEMORY_MAPPED, not for %u",
+			options->kind);
+	return 0;
+}
 
 int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *given,
 		    void **out)
@@ -165,26 +253,21 @@ int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_mem
 		return wh_fail(EINVAL, "wh_memory_alloc: %s", out ? "length is 0" : "out is NULL");
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
 				"wh_memory_alloc");
+	if (!error)
+		error = check(&options);
 	if (error)
 		return error;
-	if (options.kind > WH_MEMORY_SHARED || options.reserved)
-		return wh_fail(EINVAL, "wh_memory_alloc: options.%s is %u%s",
-			       options.reserved ? "reserved" : "kind",
-			       options.reserved ? options.reserved : options.kind,
-			       options.reserved ? "; it must be 0" :
-						  ", which is no kind of memory");
 	memory = calloc(1, sizeof(*memory));
 	if (!memory)
 		return wh_fail(ENOMEM, "wh_memory_alloc: no memory");
 	memory->fd = -1;
 	memory->asked = length;
+	memory->page_size = (uint32_t)small_page();
 	memory->kind = options.kind ? options.kind : WH_MEMORY_SHARED;
-	if (memory->kind == WH_MEMORY_SHARED)
-		error = alloc_shared(memory);
-	else if (memory->kind == WH_MEMORY_HUGE)
-		error = alloc_huge(memory);
-	else
-		error = alloc_pageable(memory);
+	memory->flags = options.flags;
+	error = wh_location_find(engine, options.location, memory);
+	if (!error)
+		error = alloc_kind(engine, memory);
 	if (error) {
 		free(memory);
 		return error;
@@ -208,6 +291,21 @@ struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *a
 			return memory;
 	}
 	return NULL;
+}
+
+int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t length,
+			struct wh_allocation **out)
+{
+	struct wh_allocation *memory = wh_allocation_find(engine, address);
+
+	if (memory && length > memory->length - (size_t)((const char *)address - memory->base))
+		return wh_fail(EINVAL,
+			       "wh_region_register: %p and %zu bytes reach past the end of the "
+			       "allocation of "
+			       "%zu bytes at %p",
+			       address, length, memory->asked, (void *)memory->base);
+	*out = memory;
+	return 0;
 }
 
 int wh_memory_free(struct wh_engine *engine, void *address)
@@ -238,29 +336,7 @@ int wh_memory_free(struct wh_engine *engine, void *address)
 	pthread_mutex_unlock(&engine->lock);
 	if (error)
 		return error;
-	munmap(memory->base, memory->length);
-	if (memory->fd >= 0)
-		close(memory->fd);
+	error = free_kind(engine, memory);
 	free(memory);
-	return 0;
-}
-
-int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
-{
-	struct wh_memory_info full = { .size = sizeof(full) };
-	int error = wh_engine_guard(engine, "wh_memory_query");
-	struct wh_allocation *memory;
-
-	if (error)
-		return error;
-	if (!address || !info)
-		return wh_fail(EINVAL, "wh_memory_query: %s is NULL", info ? "address" : "info");
-	pthread_mutex_lock(&engine->lock);
-	memory = wh_allocation_find(engine, address);
-	full.kind = memory ? memory->kind : WH_MEMORY_PAGEABLE;
-	full.page_size = memory ? memory->page_size : (uint32_t)small_page();
-	full.base = memory ? (void *)memory->base : (void *)(uintptr_t)address;
-	full.length = memory ? memory->asked : 0;
-	pthread_mutex_unlock(&engine->lock);
-	return wh_options_return(info, &full, sizeof(full), "wh_memory_query");
+	return error;
 }

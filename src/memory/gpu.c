@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory that the CUDA driver gives, and host memory that it locks.
+ *
+ * What is zeroed is zeroed in a stream of its own: the default stream would wait for the
+ * application's kernels, and break a capture that it has under way.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+
+/* What IPC hands to another process is the driver's block, of this size, with all that is in it. */
+#define BLOCK ((size_t)2 << 20)
+
+typedef unsigned long long ull;
+
+static size_t whole(size_t asked, size_t unit)
+{
+	return asked > SIZE_MAX / 2 - unit ? 0 : (asked + unit - 1) / unit * unit;
+}
+
+static int too_much(const struct wh_allocation *memory)
+{
+	return wh_fail(ENOMEM, "wh_memory_alloc: %zu bytes on %s, which has %llu", memory->asked,
+		       memory->device->text, (ull)memory->device->memory);
+}
+
+static int zero(struct wh_cuda *cuda, uint64_t address, size_t length, CUstream stream)
+{
+	int error = wh_cuda_check(cuda, cuda->cuMemsetD8Async(address, 0, length, stream),
+				  "cuMemsetD8Async", "%zu bytes at 0x%llx", length, (ull)address);
+
+	if (error)
+		return error;
+	error = wh_cuda_check(cuda, cuda->cuStreamSynchronize(stream), "cuStreamSynchronize",
+			      "zeroing %zu bytes at 0x%llx", length, (ull)address);
+	/* It may be under way still, and the memory is about to go. */
+	if (error)
+		cuda->cuCtxSynchronize();
+	return error;
+}
+
+/* ---- cuMemAlloc and its like ------------------------------------------------------------- */
+
+static int take(struct wh_cuda *cuda, const struct wh_allocation *memory, CUstream stream,
+		uint64_t *out)
+{
+	const char *where = memory->device->text;
+
+	switch (memory->kind) {
+	case WH_MEMORY_POOL:
+		if (!memory->device->pools)
+			return wh_fail(EOPNOTSUPP,
+				       "wh_memory_alloc: %s has no memory pools; take "
+				       "WH_MEMORY_DEVICE",
+				       where);
+		return !cuda->cuMemAllocAsync ?
+			       wh_cuda_missing(cuda, "cuMemAllocAsync") :
+			       wh_cuda_check(
+				       cuda, cuda->cuMemAllocAsync(out, memory->length, stream),
+				       "cuMemAllocAsync", "%zu bytes on %s", memory->length, where);
+	case WH_MEMORY_MANAGED:
+		if (!memory->device->managed)
+			return wh_fail(EOPNOTSUPP,
+				       "wh_memory_alloc: %s has no managed memory; take "
+				       "WH_MEMORY_PINNED or WH_MEMORY_DEVICE",
+				       where);
+		return !cuda->cuMemAllocManaged ?
+			       wh_cuda_missing(cuda, "cuMemAllocManaged") :
+			       wh_cuda_check(cuda,
+					     cuda->cuMemAllocManaged(out, memory->length,
+								     CUDA_MANAGED_GLOBAL),
+					     "cuMemAllocManaged", "%zu bytes on %s", memory->length,
+					     where);
+	default:
+		return wh_cuda_check(cuda, cuda->cuMemAlloc(out, memory->length), "cuMemAlloc",
+				     "%zu bytes on %s", memory->length, where);
+	}
+}
+
+static int alloc_simple(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
+{
+	uint64_t address = 0;
+	int error;
+
+	memory->length = whole(memory->asked, BLOCK);
+	if (!memory->length)
+		return too_much(memory);
+	error = take(cuda, memory, stream, &address);
+	if (error)
+		return error;
+	memory->base = (char *)(uintptr_t)address;
+	error = zero(cuda, address, memory->length, stream);
+	if (error)
+		cuda->cuMemFree(address);
+	return error;
+}
+
+/* ---- cuMemCreate ------------------------------------------------------------------------- */
+
+/* Memory behind addresses that are set aside already. */
+static int back(struct wh_cuda *cuda, uint64_t address, size_t length,
+		const struct wh_cuda_properties *properties, const char *where)
+{
+	struct wh_cuda_access access = { properties->location, 3 };
+	CUallocation handle;
+	int error = wh_cuda_check(cuda, cuda->cuMemCreate(&handle, length, properties, 0),
+				  "cuMemCreate", "%zu bytes on %s", length, where);
+
+	if (error)
+		return error;
+	error = wh_cuda_check(cuda, cuda->cuMemMap(address, length, 0, handle, 0), "cuMemMap",
+			      "%zu bytes at 0x%llx on %s", length, (ull)address, where);
+	/* The mapping keeps the memory; the handle can be had again from the address. */
+	cuda->cuMemRelease(handle);
+	if (error)
+		return error;
+	error = wh_cuda_check(cuda, cuda->cuMemSetAccess(address, length, &access, 1),
+			      "cuMemSetAccess", "%zu bytes at 0x%llx on %s", length, (ull)address,
+			      where);
+	if (error)
+		cuda->cuMemUnmap(address, length);
+	return error;
+}
+
+static int alloc_vmm(struct wh_cuda *cuda, struct wh_allocation *memory, CUstream stream)
+{
+	const struct wh_cuda_device *device = memory->device;
+	struct wh_cuda_properties properties = {
+		.type = CUDA_ALLOCATION_PINNED,
+		.handle_types = device->posix_fd ? CUDA_HANDLE_FD : CUDA_HANDLE_NONE,
+		.location = { CUDA_LOCATION_DEVICE, device->handle },
+		.flags.rdma = device->rdma_vmm,
+	};
+	uint64_t address;
+	size_t page;
+	int error;
+
+	if (!device->vmm || !cuda->cuMemCreate)
+		return wh_fail(
+			EOPNOTSUPP,
+			"wh_memory_alloc: %s has no virtual memory management (cuMemCreate); take "
+			"WH_MEMORY_DEVICE",
+			device->text);
+	error = wh_cuda_check(
+		cuda,
+		cuda->cuMemGetAllocationGranularity(&page, &properties, CUDA_GRANULARITY_MINIMUM),
+		"cuMemGetAllocationGranularity", "%s", device->text);
+	if (error)
+		return error;
+	memory->length = whole(memory->asked, page > BLOCK ? page : BLOCK);
+	if (!memory->length)
+		return too_much(memory);
+	error = wh_cuda_check(cuda, cuda->cuMemAddressReserve(&address, memory->length, 0, 0, 0),
+			      "cuMemAddressReserve", "%zu bytes", memory->length);
+	if (error)
+		return error;
+	error = back(cuda, address, memory->length, &properties, device->text);
+	if (error)
+		goto err_addresses;
+	error = zero(cuda, address, memory->length, stream);
+	if (error)
+		goto err_unmap;
+	memory->base = (char *)(uintptr_t)address;
+	return 0;
+
+err_unmap:
+	cuda->cuMemUnmap(address, memory->length);
+err_addresses:
+	cuda->cuMemAddressFree(address, memory->length);
+	return error;
+}
+
+static int free_vmm(struct wh_cuda *cuda, const struct wh_allocation *memory)
+{
+	uint64_t address = (uintptr_t)memory->base;
+	int error = wh_cuda_check(cuda, cuda->cuMemUnmap(address, memory->length), "cuMemUnmap",
+				  "%zu bytes at 0x%llx on %s", memory->length, (ull)address,
+				  memory->device->text);
+	int second = cuda->cuMemAddressFree(address, memory->length);
+
+	return error ? error :
+		       wh_cuda_check(cuda, second, "cuMemAddressFree", "%zu bytes at 0x%llx",
+				     memory->length, (ull)address);
+}
+
+/* ---- host memory ------------------------------------------------------------------------- */
+
+static int alloc_mapped(struct wh_cuda *cuda, struct wh_allocation *memory)
+{
+	unsigned flags = CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP;
+	void *base;
+	int error;
+
+	if (memory->flags & WH_MEMORY_WRITE_COMBINED)
+		flags |= CUDA_HOST_WRITE_COMBINED;
+	memory->length = whole(memory->asked, memory->page_size);
+	if (!memory->length)
+		return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space",
+			       memory->asked);
+	error = wh_cuda_check(cuda, cuda->cuMemHostAlloc(&base, memory->length, flags),
+			      "cuMemHostAlloc", "%zu bytes", memory->length);
+	if (error)
+		return error;
+	memset(base, 0, memory->length);
+	memory->base = base;
+	return 0;
+}
+
+int wh_gpu_pin(struct wh_engine *engine, const struct wh_allocation *memory)
+{
+	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda_scope scope;
+	int error = wh_cuda_enter(cuda, memory->device, &scope);
+
+	if (error)
+		return error;
+	error = wh_cuda_check(cuda,
+			      cuda->cuMemHostRegister(memory->base, memory->length,
+						      CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP),
+			      "cuMemHostRegister", "%zu bytes at %p", memory->length,
+			      (void *)memory->base);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
+int wh_gpu_unpin(struct wh_engine *engine, const struct wh_allocation *memory)
+{
+	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda_scope scope;
+	int error = wh_cuda_enter(cuda, memory->device, &scope);
+
+	if (error)
+		return error;
+	error = wh_cuda_check(cuda, cuda->cuMemHostUnregister(memory->base), "cuMemHostUnregister",
+			      "%zu bytes at %p", memory->length, (void *)memory->base);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
+/* ---- all of them ------------------------------------------------------------------------- */
+
+static int alloc_inside(struct wh_cuda *cuda, struct wh_allocation *memory)
+{
+	CUstream stream;
+	int error;
+
+	if (memory->kind == WH_MEMORY_MAPPED)
+		return alloc_mapped(cuda, memory);
+	error = wh_cuda_check(cuda, cuda->cuStreamCreate(&stream, CUDA_STREAM_NON_BLOCKING),
+			      "cuStreamCreate", "%s", memory->device->text);
+	if (error)
+		return error;
+	error = memory->kind == WH_MEMORY_VMM ? alloc_vmm(cuda, memory, stream) :
+						alloc_simple(cuda, memory, stream);
+	cuda->cuStreamDestroy(stream);
+	return error;
+}
+
+int wh_gpu_alloc(struct wh_engine *engine, struct wh_allocation *memory)
+{
+	struct wh_cuda_scope scope;
+	int error = wh_cuda_enter(engine->cuda, memory->device, &scope);
+
+	if (error)
+		return error;
+	error = alloc_inside(engine->cuda, memory);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
+int wh_gpu_free(struct wh_engine *engine, const struct wh_allocation *memory)
+{
+	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda_scope scope;
+	int error = wh_cuda_enter(cuda, memory->device, &scope);
+
+	if (error)
+		return error;
+	if (memory->kind == WH_MEMORY_VMM)
+		error = free_vmm(cuda, memory);
+	else if (memory->kind == WH_MEMORY_MAPPED)
+		error = wh_cuda_check(cuda, cuda->cuMemFreeHost(memory->base), "cuMemFreeHost",
+				      "%zu bytes at %p", memory->length, (void *)memory->base);
+	else
+		error = wh_cuda_check(cuda, cuda->cuMemFree((uintptr_t)memory->base), "cuMemFree",
+				      "%zu bytes at %p on %s", memory->length, (void *)memory->base,
+				      memory->device->text);
+	wh_cuda_leave(&scope);
+	return error;
+}

@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where memory shall lie, and where it does: options.location, and NUMA by plain system calls. */
+#include <ctype.h>
+#include <errno.h>
+#include <linux/mempolicy.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+
+#define NODES 1024 /* the most that kernels are built for */
+#define WORD (8 * sizeof(unsigned long))
+
+struct nodes {
+	unsigned long bits[NODES / WORD];
+};
+
+/* ---- NUMA -------------------------------------------------------------------------------- */
+
+/* "0-1, 4" */
+static void list_nodes(const struct nodes *nodes, char *out, size_t size)
+{
+	size_t at = 0;
+
+	*out = 0;
+	for (unsigned node = 0; node < NODES && at + 8 < size; node++) {
+		if (nodes->bits[node / WORD] >> node % WORD & 1)
+			at += (size_t)snprintf(out + at, size - at, "%s%u", at ? ", " : "", node);
+	}
+}
+
+static int check_node(int node)
+{
+	struct nodes nodes = { 0 };
+	char list[96];
+
+	if (syscall(SYS_get_mempolicy, NULL, &nodes, (unsigned long)NODES, NULL,
+		    MPOL_F_MEMS_ALLOWED))
+		return wh_fail(
+			errno == EPERM ? EPERM : EOPNOTSUPP,
+			"wh_memory_alloc: options.location is numa:%d, but NUMA nodes cannot be "
+			"chosen here: get_mempolicy: %s%s",
+			node, strerror(errno),
+			errno == EPERM ? "; does a container's seccomp profile forbid it?" : "");
+	if (nodes.bits[node / (int)WORD] >> node % (int)WORD & 1)
+		return 0;
+	list_nodes(&nodes, list, sizeof(list));
+	return wh_fail(
+		ENODEV,
+		"wh_memory_alloc: options.location is numa:%d, a node that has no memory for "
+		"this process; those that have: %s",
+		node, list);
+}
+
+int wh_numa_bind(void *base, size_t length, int node)
+{
+	struct nodes nodes = { 0 };
+
+	nodes.bits[node / (int)WORD] = 1UL << node % (int)WORD;
+	if (!syscall(SYS_mbind, base, length, MPOL_BIND, &nodes, (unsigned long)NODES, 0))
+		return 0;
+	return wh_fail(errno, "wh_memory_alloc: mbind of %zu bytes to NUMA node %d: %s", length,
+		       node, strerror(errno));
+}
+
+int wh_numa_node(const void *address)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	void *start = (void *)((uintptr_t)address / page * page);
+	int node = -1;
+
+	/* Without target nodes it only tells; a page that is not there yet is a negative answer. */
+	if (syscall(SYS_move_pages, 0, 1UL, &start, NULL, &node, 0) || node < 0)
+		return -1;
+	return node;
+}
+
+/* ---- options.location -------------------------------------------------------------------- */
+
+static bool parse_node(const char *text, int *out)
+{
+	int value = 0;
+	const char *at = text;
+
+	for (; isdigit((unsigned char)*at) && value < NODES; at++)
+		value = value * 10 + (*at - '0');
+	if (at == text || *at || value >= NODES)
+		return false;
+	*out = value;
+	return true;
+}
+
+/* The first GPU that is not out of bounds. */
+static int first_device(struct wh_engine *engine, struct wh_cuda_device **out)
+{
+	struct wh_cuda *cuda = engine->cuda;
+	int error = wh_cuda_ready(cuda);
+
+	if (error)
+		return error;
+	for (unsigned i = 0; i < cuda->device_count; i++) {
+		if (!*cuda->devices[i].skipped) {
+			*out = &cuda->devices[i];
+			return 0;
+		}
+	}
+	return wh_fail(ENODEV, "%s", cuda->devices[0].skipped);
+}
+
+static int nonsense(const char *location, const char *why)
+{
+	return wh_fail(EINVAL, "wh_memory_alloc: options.location is \"%.64s\"%s", location, why);
+}
+
+static int on_host(struct wh_engine *engine, const char *location, struct wh_allocation *memory)
+{
+	struct wh_cuda_device *device;
+	int error;
+
+	if (!strncmp(location, "numa:", 5)) {
+		if (!parse_node(location + 5, &memory->node))
+			return nonsense(location, ": wants a number, such as numa:0");
+		return check_node(memory->node);
+	}
+	if (strncmp(location, "cuda:", 5))
+		return nonsense(location, "; try host, numa:0, or cuda:0 for memory near that GPU");
+	error = wh_cuda_device_find(engine->cuda, location, &device);
+	if (error)
+		return error;
+	memory->node = device->numa_node;
+	if (memory->kind == WH_MEMORY_PINNED)
+		memory->device = device;
+	return 0;
+}
+
+int wh_location_find(struct wh_engine *engine, const char *location, struct wh_allocation *memory)
+{
+	bool host = wh_kind_on_host(memory->kind);
+	bool cuda = memory->kind >= WH_MEMORY_PINNED;
+	int error = 0;
+
+	memory->node = -1;
+	if (location && host && memory->kind != WH_MEMORY_MAPPED) {
+		error = strcmp(location, "host") ? on_host(engine, location, memory) : 0;
+	} else if (location && !(host && !strcmp(location, "host"))) {
+		if (strncmp(location, "cuda:", 5))
+			return nonsense(location,
+					host ? "; the driver chooses the NUMA node of kind "
+					       "MAPPED: take PINNED for one of your own" :
+					       ", where no GPU's memory lies; try cuda:0");
+		error = wh_cuda_device_find(engine->cuda, location, &memory->device);
+	}
+	if (!error && cuda && !memory->device)
+		error = first_device(engine, &memory->device);
+	return error;
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of memory/ ask of each other, and the core and the transports of them. */
+#ifndef WH_MEMORY_MEMORY_H
+#define WH_MEMORY_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/memory.h>
+
+#include "platform/cuda.h"
+#include "util/list.h"
+
+struct wh_engine;
+
+/* ---- allocations ------------------------------------------------------------------------- */
+
+struct wh_allocation {
+	struct wh_list link; /* engine.memory */
+	char *base;
+	size_t length; /* as mapped: whole pages, of a GPU whole blocks */
+	size_t asked;
+	uint32_t kind, page_size;
+	uint32_t flags; /* enum wh_memory_flag */
+	int fd;   /* WH_MEMORY_SHARED, WH_MEMORY_PINNED: the memfd; else -1 */
+	int node; /* NUMA node that was asked for; -1: any */
+	struct wh_cuda_device *device; /* in whose primary context it was made; NULL: no GPU's */
+	unsigned regions; /* how many lie in it; under engine.lock */
+};
+
+/* The allocation that holds the address, or NULL. Under engine.lock. */
+struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address);
+/* The allocation that holds all of the range, NULL: none that holds its start. -EINVAL: the range
+ * reaches past its end. Under engine.lock. */
+int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t length,
+			struct wh_allocation **out);
+
+/* Memory that the CPU may touch at any time: not a GPU's, and not managed. */
+static inline bool wh_kind_on_host(uint32_t kind)
+{
+	return kind >= WH_MEMORY_PAGEABLE && kind <= WH_MEMORY_MAPPED;
+}
+
+/* The kinds that take a driver, save PINNED: allocate memory->asked bytes, zeroed. memory->device
+ * is set. */
+int wh_gpu_alloc(struct wh_engine *engine, struct wh_allocation *memory);
+int wh_gpu_free(struct wh_engine *engine, const struct wh_allocation *memory);
+/* Page-lock host memory for all GPUs, and undo it. */
+int wh_gpu_pin(struct wh_engine *engine, const struct wh_allocation *memory);
+int wh_gpu_unpin(struct wh_engine *engine, const struct wh_allocation *memory);
+
+/* ---- places in the machine --------------------------------------------------------------- */
+
+/* Set memory->device and memory->node from options.location. -EINVAL, -ENODEV, ... */
+int wh_location_find(struct wh_engine *engine, const char *location, struct wh_allocation *memory);
+/* Pages of [base, base+length) that have not been touched yet come from this node only. */
+int wh_numa_bind(void *base, size_t length, int node);
+/* The node that the address's page lies on; -1: not known, or none yet. Does not touch it. */
+int wh_numa_node(const void *address);
+
+/* A stretch of the address space of this process, as the kernel knows it. */
+struct wh_stretch {
+	uint64_t start, end;
+	bool readable;
+	uint64_t page_size; /* 0: not known */
+	bool huge;          /* hugetlb pages */
+};
+
+/* Calls `each` with the stretches that overlap [start, end), in order; not 0 from it ends that. 0,
+ * or what `each` returned, or -ENOSYS: /proc does not tell. */
+int wh_stretches_walk(uint64_t start, uint64_t end,
+		      int (*each)(void *arg, const struct wh_stretch *stretch), void *arg);
+/* The same from the text of /proc/self/maps, for kernels before 6.11. */
+int wh_stretches_walk_text(uint64_t start, uint64_t end,
+			   int (*each)(void *arg, const struct wh_stretch *stretch), void *arg);
+/* Can the CPU read all of the range? 0; -EFAULT: not at *bad. Where /proc does not tell: 0, for
+ * the CPU faults on what it cannot read. */
+int wh_stretches_readable(uint64_t start, uint64_t length, uint64_t *bad);
+
+/* ---- registrations ----------------------------------------------------------------------- */
+
+/* A part of a registered range that lies in one allocation, or in one mapping of cuMemCreate. */
+struct wh_segment {
+	uint64_t start, length;   /* of the range */
+	enum wh_cuda_memory memory;
+	struct wh_cuda_device *device; /* where it lies; NULL: host memory */
+	uint64_t base, size;      /* of the allocation; PLAIN: 0 */
+	uint64_t device_address;  /* of `start`, for kernels; 0: GPUs do not reach it */
+	uint64_t host_address;    /* of `start`, for the CPU; 0: it does not reach it */
+	uint64_t buffer_id;       /* 0: PLAIN */
+	uint64_t memory_id;
+	uint32_t exports;         /* enum wh_cuda_export */
+	bool vmm, pool, imported, rdma;
+	bool sync_memops; /* set; where it is not (vmm), a NIC may see memory before a copy ends */
+};
+
+/*
+ * What is known of a range of memory that transfers use. Those of memory that CUDA knows are
+ * shared: the same range of the same allocations (their BUFFER_IDs, which never recur) has one
+ * registration.
+ */
+struct wh_registration {
+	struct wh_engine *engine;
+	uint64_t address, length;
+	uint32_t kind; /* enum wh_memory_kind, as far as it can be told without the allocation */
+	struct wh_cuda_device *device; /* where it all lies, MANAGED: belongs; NULL: the host */
+	struct wh_segment *segments; /* in order; they cover the range */
+	size_t segment_count;
+	uint32_t references; /* under engine.registrations_lock, as is `known` */
+	bool known;          /* in engine.registrations */
+};
+
+/* Look at a range and count a user. May block on the driver; not in callbacks of a stream. 0 or
+ * what wh_region_register() says. */
+int wh_registration_get(struct wh_engine *engine, void *address, size_t length,
+			struct wh_registration **out);
+void wh_registration_put(struct wh_registration *registration);
+/* Is it still the same memory? -ESTALE: it was freed, or freed and allocated again; other errors
+ * are the driver's. One question to the driver for each segment; none for plain host memory. */
+int wh_registration_check(const struct wh_registration *registration);
+
+#endif

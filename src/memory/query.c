@@ -1,0 +1,199 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wh_memory_query(): what an address is, from the engine's own list, CUDA and the kernel. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "util/options.h"
+
+static const char managed[] =
+	"managed memory moves between host and GPU by itself; it is copied through pinned memory";
+
+_Static_assert(sizeof(managed) <= sizeof(((struct wh_memory_info *)0)->refusal), "the text fits");
+#define SAME(bit) ((int)WH_EXPORT_##bit == (int)WH_CUDA_EXPORT_##bit)
+
+_Static_assert(SAME(IPC) && SAME(FD) && SAME(POOL_FD) && SAME(DMA_BUF) && SAME(FABRIC),
+	       "bits are handed on as they are");
+
+/* ---- host memory ------------------------------------------------------------------------- */
+
+static int take_first(void *arg, const struct wh_stretch *stretch)
+{
+	*(struct wh_stretch *)arg = *stretch;
+	return 1;
+}
+
+/* Do all GPUs of this process reach ordinary memory in place? */
+static bool unified(struct wh_cuda *cuda)
+{
+	bool initialised, all;
+
+	if (wh_cuda_attach(cuda, &initialised) || !initialised)
+		return false;
+	all = cuda->device_count != 0;
+	for (unsigned i = 0; i < cuda->device_count; i++)
+		all &= cuda->devices[i].pageable;
+	return all;
+}
+
+static int no_memory(const void *address)
+{
+	return wh_fail(
+		EFAULT,
+		"wh_memory_query: there is no memory at %p that the CPU can read or that CUDA "
+		"knows; was it freed?",
+		address);
+}
+
+/* Memory that CUDA knows nothing of. info->kind is set if the engine allocated it. */
+static int describe_plain(struct wh_engine *engine, const void *address,
+			  struct wh_memory_info *info)
+{
+	uint64_t at = (uintptr_t)address;
+	struct wh_stretch stretch = { 0 };
+	int rc = wh_stretches_walk(at, at + 1, take_first, &stretch);
+
+	/* Freed behind the engine's back. */
+	if (info->kind && !wh_kind_on_host(info->kind))
+		return no_memory(address);
+	if (rc != -ENOSYS && (rc != 1 || !stretch.readable))
+		return no_memory(address);
+	if (!info->kind) {
+		info->kind = stretch.huge ? WH_MEMORY_HUGE : WH_MEMORY_PAGEABLE;
+		info->page_size =
+			rc == 1 ? (uint32_t)stretch.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
+		info->base = (void *)at;
+	}
+	info->stage = unified(engine->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
+	info->host_address = at;
+	info->numa_node = wh_numa_node(address);
+	return 0;
+}
+
+/* ---- memory that CUDA knows -------------------------------------------------------------- */
+
+/* The VMM mapping that holds the address, if it is on this device. */
+static bool neighbour(struct wh_cuda *cuda, uint64_t address, const struct wh_cuda_device *device,
+		      struct wh_cuda_pointer *out)
+{
+	return !wh_cuda_query(cuda, (const void *)(uintptr_t)address, out) && out->vmm &&
+	       out->device == device;
+}
+
+static uint32_t count_mappings(struct wh_cuda *cuda, const struct wh_cuda_pointer *p)
+{
+	struct wh_cuda_pointer other;
+	uint32_t count = 1;
+
+	for (uint64_t at = p->base; at && neighbour(cuda, at - 1, p->device, &other);
+	     at = other.base)
+		count++;
+	for (uint64_t at = p->base + p->length; at && neighbour(cuda, at, p->device, &other);
+	     at = other.base + other.length)
+		count++;
+	return count;
+}
+
+static void describe_device(struct wh_engine *engine, const struct wh_cuda_pointer *p,
+			    struct wh_memory_info *info)
+{
+	info->kind = p->vmm ? WH_MEMORY_VMM : p->pool ? WH_MEMORY_POOL : WH_MEMORY_DEVICE;
+	info->stage = WH_STAGE_SEPARATE;
+	info->imported = p->imported;
+	info->numa_node = p->device->numa_node;
+	if (p->vmm)
+		info->mappings = count_mappings(engine->cuda, p);
+}
+
+static void describe_pinned(const struct wh_cuda_pointer *p, const void *address, bool ours,
+			    struct wh_memory_info *info)
+{
+	/* The engine's own keep their kind, also if the application has locked them since. */
+	info->pinned =
+		ours && info->kind >= WH_MEMORY_PINNED ? WH_PINNED_WHERRY : WH_PINNED_APPLICATION;
+	if (!ours)
+		info->kind = WH_MEMORY_PINNED;
+	info->stage = p->mapped ? WH_STAGE_MAPPED : WH_STAGE_SEPARATE;
+	info->numa_node = wh_numa_node(address);
+}
+
+static void describe_managed(const struct wh_cuda_pointer *p, struct wh_memory_info *info)
+{
+	info->kind = WH_MEMORY_MANAGED;
+	info->stage = WH_STAGE_UNIFIED;
+	info->numa_node = p->device ? p->device->numa_node : -1;
+	memcpy(info->refusal, managed, sizeof(managed));
+}
+
+static void describe(struct wh_engine *engine, const struct wh_cuda_pointer *p, const void *address,
+		     bool ours, struct wh_memory_info *info)
+{
+	if (!ours) {
+		info->base = (void *)(uintptr_t)p->base;
+		info->length = p->length;
+	}
+	info->buffer_id = p->buffer_id;
+	info->device_address = p->device_address;
+	info->host_address = p->host_address;
+	info->exports |= p->exports;
+	if (p->memory == WH_CUDA_DEVICE)
+		describe_device(engine, p, info);
+	else if (p->memory == WH_CUDA_HOST)
+		describe_pinned(p, address, ours, info);
+	else
+		describe_managed(p, info);
+	if (p->device && p->memory != WH_CUDA_HOST) {
+		info->device = p->device->ordinal;
+		snprintf(info->uuid, sizeof(info->uuid), "%s", p->device->uuid);
+		snprintf(info->pci, sizeof(info->pci), "%s", p->device->pci);
+	}
+	if (wh_kind_on_host(info->kind) && !ours)
+		info->page_size = (uint32_t)sysconf(_SC_PAGESIZE);
+}
+
+/* ---- both -------------------------------------------------------------------------------- */
+
+/* False: the engine did not allocate it. */
+static bool describe_own(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+{
+	struct wh_allocation *memory;
+
+	pthread_mutex_lock(&engine->lock);
+	memory = wh_allocation_find(engine, address);
+	if (memory) {
+		info->kind = memory->kind;
+		info->page_size = wh_kind_on_host(memory->kind) ? memory->page_size : 0;
+		info->base = memory->base;
+		info->length = memory->asked;
+		info->exports = memory->fd >= 0 ? WH_EXPORT_MEMFD : 0;
+	}
+	pthread_mutex_unlock(&engine->lock);
+	return memory != NULL;
+}
+
+int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+{
+	struct wh_memory_info full = {
+		.size = sizeof(full), .device = -1, .numa_node = -1, .mappings = 1
+	};
+	int error = wh_engine_guard(engine, "wh_memory_query");
+	struct wh_cuda_pointer p;
+	bool ours;
+
+	if (error)
+		return error;
+	if (!address || !info)
+		return wh_fail(EINVAL, "wh_memory_query: %s is NULL", info ? "address" : "info");
+	error = wh_cuda_query(engine->cuda, address, &p);
+	if (error)
+		return error;
+	ours = describe_own(engine, address, &full);
+	if (p.memory == WH_CUDA_PLAIN)
+		error = describe_plain(engine, address, &full);
+	else
+		describe(engine, &p, address, ours, &full);
+	return error ? error : wh_options_return(info, &full, sizeof(full), "wh_memory_query");
+}

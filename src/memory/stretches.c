@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The address space of this process, as the kernel tells it.
+ *
+ * Addresses that a driver has set aside for a GPU are, for the CPU, mapped without any right, and
+ * CUDA itself says nothing of them while no memory lies behind them. Asking the kernel finds them
+ * without touching a page, which reading a byte by way of a system call would do.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "memory/memory.h"
+
+#define MAPS "/proc/self/maps"
+
+/* PROCMAP_QUERY of Linux 6.11. */
+struct maps_question {
+	uint64_t size, flags, address;
+	uint64_t start, end, vma_flags, page_size, offset, inode;
+	uint32_t major, minor, name_size, build_id_size;
+	uint64_t name, build_id;
+};
+
+_Static_assert(sizeof(struct maps_question) == 104, "struct procmap_query");
+
+enum { READABLE = 1, AT_OR_ABOVE = 16 };
+
+#define MAPS_QUERY _IOWR('f', 17, struct maps_question)
+
+static int walk_questions(int fd, uint64_t start, uint64_t end,
+			  int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+{
+	uint64_t small = (uint64_t)sysconf(_SC_PAGESIZE);
+	int rc = 0;
+
+	while (!rc && start < end) {
+		struct maps_question question = { .size = sizeof(question),
+						  .flags = AT_OR_ABOVE,
+						  .address = start };
+		struct wh_stretch stretch;
+
+		if (ioctl(fd, MAPS_QUERY, &question))
+			return errno == ENOENT ? 0 : -ENOSYS;
+		if (question.start >= end)
+			return 0;
+		stretch = (struct wh_stretch){
+			.start = question.start,
+			.end = question.end,
+			.readable = question.vma_flags & READABLE,
+			.page_size = question.page_size,
+			.huge = question.page_size > small,
+		};
+		rc = each(arg, &stretch);
+		start = question.end;
+	}
+	return rc;
+}
+
+int wh_stretches_walk_text(uint64_t start, uint64_t end,
+			   int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+{
+	FILE *file = fopen(MAPS, "re");
+	char *line = NULL;
+	size_t room = 0;
+	int rc = 0;
+
+	if (!file)
+		return -ENOSYS;
+	while (!rc && getline(&line, &room, file) > 0) {
+		struct wh_stretch stretch = { 0 };
+		char right = '-';
+
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %c", &stretch.start, &stretch.end,
+			   &right) != 3) {
+			rc = -ENOSYS;
+			break;
+		}
+		if (stretch.end <= start)
+			continue;
+		if (stretch.start >= end)
+			break;
+		stretch.readable = right == 'r';
+		stretch.huge = strstr(line, "/anon_hugepage") != NULL;
+		stretch.page_size = stretch.huge ? 0 : (uint64_t)sysconf(_SC_PAGESIZE);
+		rc = each(arg, &stretch);
+	}
+	free(line);
+	fclose(file);
+	return rc;
+}
+
+int wh_stretches_walk(uint64_t start, uint64_t end,
+		      int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+{
+	int fd = open(MAPS, O_RDONLY | O_CLOEXEC), rc;
+
+	if (fd < 0)
+		return -ENOSYS;
+	rc = walk_questions(fd, start, end, each, arg);
+	close(fd);
+	/* An older kernel says so at the first question. */
+	return rc == -ENOSYS ? wh_stretches_walk_text(start, end, each, arg) : rc;
+}
+
+static int cover(void *arg, const struct wh_stretch *stretch)
+{
+	uint64_t *reached = arg;
+
+	if (stretch->start > *reached || !stretch->readable)
+		return -EFAULT;
+	*reached = stretch->end;
+	return 0;
+}
+
+int wh_stretches_readable(uint64_t start, uint64_t length, uint64_t *bad)
+{
+	uint64_t reached = start;
+	int rc = wh_stretches_walk(start, start + length, cover, &reached);
+
+	if (rc == -ENOSYS)
+		return 0;
+	*bad = reached;
+	return reached < start + length ? -EFAULT : 0;
+}
