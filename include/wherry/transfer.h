@@ -123,6 +123,28 @@ int wh_batch_clear(struct wh_batch *batch);
  * a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);
 
+/* A CUDA stream of the application's. */
+struct wh_stream {
+	size_t size;
+	void *stream; /* CUstream or cudaStream_t; NULL: the default stream */
+	/* Where a default stream is ("cuda:0", "cuda:GPU-<uuid>"): its primary context. NULL: the
+	 * context that is current in this thread. Other streams know it themselves. */
+	const char *device;
+};
+
+/* Start the batch when everything has been done that is on the stream now, such as the kernel that
+ * makes its source bytes; by whatever transports it goes. Does not wait for that: returns as
+ * wh_batch_submit() does, and the batch can be waited for, polled and cancelled meanwhile. If the work
+ * on the stream fails, so does the batch.
+ * As wh_batch_submit(), or -ENODEV and others of the driver, -EBUSY (the stream is being captured). */
+int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream);
+
+/* Make the stream wait for the submission of the batch that is running: what is put on the stream after
+ * this call starts when the batch has completed, well or with an error or cancelled. Nothing to wait
+ * for if it is not running. Does not block.
+ * 0, or -EINVAL, -ENODEV, -EOPNOTSUPP (the driver), -EBUSY (the stream is being captured). */
+int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream);
+
 /* Has it completed? 0: completed well, every byte visible at its target; -EINPROGRESS; else the
  * errno of its first failure. A batch never submitted is -EINVAL. Does not block. */
 int wh_batch_poll(struct wh_batch *batch);

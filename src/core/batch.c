@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "transport/lane.h"
 #include "util/clock.h"
 #include "util/futex.h"
 #include "util/options.h"
@@ -62,7 +63,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	require = options.require ? options.require : peer->engine->config.text[WH_KNOB_REQUIRE];
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
 		return wh_fail(EINVAL,
-			       "wh_batch_new: options.require is \"%s\"; known are self, shm, tcp",
+			       "wh_batch_new: options.require is \"%s\"; known are self, cuda, shm, tcp",
 			       require);
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
@@ -125,6 +126,7 @@ int wh_batch_free(struct wh_batch *batch)
 	}
 	empty(batch);
 	atomic_fetch_sub(&batch->peer->batches, 1);
+	wh_gate_free(batch);
 	pthread_mutex_destroy(&batch->text_lock);
 	free(batch->items);
 	free(batch->blocks);
@@ -393,7 +395,24 @@ static void start(struct wh_batch *batch)
 	let_go(batch);
 }
 
-int wh_batch_submit(struct wh_batch *batch)
+void wh_batch_start(struct wh_batch *batch, int error, const char *text)
+{
+	atomic_store_explicit(&batch->gated, false, memory_order_release);
+	if (!error) {
+		start(batch);
+		return;
+	}
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		wh_piece_fail(&batch->pieces[i], UINT64_MAX, error, "%s", text);
+		wh_piece_done(&batch->pieces[i]);
+	}
+	if (!batch->piece_count)
+		wh_batch_fail(batch, error, text);
+	let_go(batch);
+}
+
+/* Everything but starting it. */
+static int prepare(struct wh_batch *batch)
 {
 	int error = guard_idle(batch, "wh_batch_submit");
 	struct wh_peer *peer;
@@ -434,8 +453,31 @@ int wh_batch_submit(struct wh_batch *batch)
 	}
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
+	return 0;
+}
+
+int wh_batch_submit(struct wh_batch *batch)
+{
+	int error = prepare(batch);
+
+	if (error)
+		return error;
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	start(batch);
+	return 0;
+}
+
+int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
+{
+	int error = prepare(batch);
+
+	if (error)
+		return error;
+	atomic_store_explicit(&batch->gated, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	error = wh_gpus_when(batch->peer->engine->gpus, wait);
+	if (error)
+		wh_batch_start(batch, error, wh_error_text());
 	return 0;
 }
 
@@ -522,9 +564,9 @@ void wh_batch_finish(struct wh_batch *batch)
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);
-	if (atomic_exchange_explicit(&batch->state, WH_BATCH_DONE, memory_order_acq_rel) ==
-	    WH_BATCH_WAITED)
+	if (atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED)
 		wh_futex_wake(&batch->state);
+	wh_gate_end(batch);
 	if (batch->queue)
 		wh_queue_put(batch->queue, batch);
 	if (batch->callback) {
@@ -552,6 +594,10 @@ static void help(struct wh_batch *batch, int64_t deadline)
 	struct wh_peer *peer = batch->peer;
 	unsigned helped = 0;
 
+	if (atomic_load_explicit(&batch->gated, memory_order_acquire)) {
+		wh_gpus_help(peer->engine->gpus, batch, deadline);
+		return;
+	}
 	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
 		struct wh_piece *piece = &batch->pieces[i];
 		uint32_t id = piece->transport;
@@ -644,6 +690,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_cancel: the batch was never submitted");
 	atomic_store(&batch->cancelled, true);
+	if (wh_gate_cancel(batch))
+		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
 	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
 		struct wh_piece *piece = &batch->pieces[i];
 

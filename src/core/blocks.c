@@ -7,24 +7,28 @@
 #include "core/core.h"
 #include "util/options.h"
 
-/* The largest offset, plain enough for the compiler to do it in vectors. */
-static uint64_t largest(const uint64_t *offsets, uint64_t count)
+/* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */
+static uint64_t largest(const uint64_t *offsets, uint64_t count, uint64_t *bits)
 {
-	uint64_t most = 0;
+	uint64_t most = 0, all = 0;
 
-	for (uint64_t i = 0; i < count; i++)
+	for (uint64_t i = 0; i < count; i++) {
 		most = offsets[i] > most ? offsets[i] : most;
+		all |= offsets[i];
+	}
+	*bits = all;
 	return most;
 }
 
 /* How far the blocks of one side reach from a base; false if that does not fit into 64 bits. */
 static bool span_of(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
-		    uint64_t *span)
+		    uint64_t *span, uint64_t *bits)
 {
 	uint64_t last;
 
+	*bits = stride;
 	if (offsets)
-		last = largest(offsets, blocks->count);
+		last = largest(offsets, blocks->count, bits);
 	else if (__builtin_mul_overflow(blocks->count - 1, stride, &last))
 		return false;
 	return !__builtin_add_overflow(last, blocks->block_length, span);
@@ -159,9 +163,11 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 		error = wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu bases",
 				(unsigned long long)desc.base_count);
 	/* What does not fit into 64 bits is outside of everything. */
-	if (!error && !span_of(blocks->local_offsets, blocks->local_stride, blocks, &local_span))
+	if (!error && !span_of(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
+				&blocks->local_bits))
 		local_span = UINT64_MAX;
-	if (!error && !span_of(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span))
+	if (!error && !span_of(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span,
+				&blocks->remote_bits))
 		remote_span = UINT64_MAX;
 	for (uint64_t i = 0; !error && i < desc.base_count; i++) {
 		const struct wh_base *base = &desc.bases[i];

@@ -62,6 +62,7 @@ struct wh_engine {
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
 	pthread_mutex_t registrations_lock;
 	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
+	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
@@ -93,6 +94,7 @@ struct wh_region {
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
 	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
+	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 };
 
 /* A region of a peer. The `map` fields are the shm transport's. */
@@ -103,6 +105,7 @@ struct wh_remote_region {
 	void *map_base;
 	size_t map_length;
 	char *map_refused; /* why not; owned */
+	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };
 
@@ -299,6 +302,7 @@ struct wh_blocks {
 	struct wh_block_base *bases;
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
+	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
 };
 
 /* How far into a piece. */
@@ -355,6 +359,7 @@ struct wh_batch {
 	void *callback_arg;
 	uint64_t user;
 	uint32_t priority;
+	struct wh_gate *_Atomic gate; /* stream.c: what it has to do with streams; NULL: nothing */
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
 
 	struct wh_item *items;
@@ -373,6 +378,7 @@ struct wh_batch {
 	_Atomic uint32_t left;  /* pieces unfinished, and one for wh_batch_submit() itself */
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
+	_Atomic bool gated; /* it has not been started: it waits for a stream */
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
 	struct wh_list queue_link;    /* queue.done */
@@ -418,6 +424,17 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 int wh_plan(struct wh_batch *batch);
 /* The next best transport for a piece that its transport gave up; -EOPNOTSUPP: none. */
 int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL]);
+
+/* Submit a batch that starts once the event has happened; `wait` is in its gate. */
+struct wh_event_wait;
+int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait);
+/* It has; or, with an error, it never will. */
+void wh_batch_start(struct wh_batch *batch, int error, const char *text);
+/* The batch has ended: let go of the streams that wait for it. */
+void wh_gate_end(struct wh_batch *batch);
+/* True: it waited for a stream, and waits no longer; the caller ends it. */
+bool wh_gate_cancel(struct wh_batch *batch);
+void wh_gate_free(struct wh_batch *batch);
 
 void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch);
 /* The batch is freed or submitted again: its completion, if it is still there, is nobody's. */

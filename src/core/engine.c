@@ -195,12 +195,12 @@ static int check_transport_names(const struct wh_config *config)
 		snprintf(name, sizeof(name), "%.*s", (int)span, list);
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
-				       "transports: there is no transport \"%s\"; known are self, shm, tcp",
+				       "transports: there is no transport \"%s\"; known are self, cuda, shm, tcp",
 				       name);
 		list += span + (list[span] == ',');
 	}
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, shm, tcp",
+		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, cuda, shm, tcp",
 			       require);
 	return 0;
 }

@@ -36,6 +36,9 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 	}
 	error = wh_transport(id)->reach(peer, peer->transport[id], local, place, op, why);
 	wh_place_leave(place);
+	/* What has nothing to do with these memories is told only to those who insist on it. */
+	if (error == -ENXIO && batch->require != id)
+		why[0] = 0;
 	*gone |= error == -ESTALE;
 	return !error;
 }
@@ -67,7 +70,7 @@ static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, ui
 			refuse(batch, id, "another transport is required");
 		else if (serves(batch, id, local, remote, op, why, gone))
 			return id;
-		else
+		else if (*why)
 			refuse(batch, id, why);
 	}
 	return WH_TRANSPORT_COUNT;

@@ -243,6 +243,10 @@ int wh_region_unregister(struct wh_region *region)
 		error = wh_sessions_released(engine, wh_place_id(place), deadline);
 	if (error)
 		return error;
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		if (!engine->transport_off[id][0])
+			wh_transport(id)->region_closed(engine, engine->transport[id], region);
+	}
 	pthread_mutex_lock(&engine->lock);
 	if (region->memory)
 		region->memory->regions--;

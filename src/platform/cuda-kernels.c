@@ -101,11 +101,8 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 {
 	struct wh_cuda_kernels kernels = { 0 };
 	size_t image = choose(device);
-	struct wh_cuda_scope scope;
-	int error = wh_cuda_enter(cuda, device, &scope);
+	int error;
 
-	if (error)
-		return error;
 	error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes, wh_cuda_images[image].name,
 				   &kernels.module);
 	/* A driver of an older major version refuses a newer toolkit's machine code, with various
@@ -121,21 +118,15 @@ int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 		if (error)
 			cuda->cuModuleUnload(kernels.module);
 	}
-	wh_cuda_leave(&scope);
 	if (!error)
 		*out = kernels;
 	return error;
 }
 
-void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_device *device,
-			    struct wh_cuda_kernels *kernels)
+void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
 {
-	struct wh_cuda_scope scope;
-
-	if (!kernels->module || wh_cuda_enter(cuda, device, &scope))
-		return;
-	cuda->cuModuleUnload(kernels->module);
-	wh_cuda_leave(&scope);
+	if (kernels->module)
+		cuda->cuModuleUnload(kernels->module);
 	memset(kernels, 0, sizeof(*kernels));
 }
 

@@ -455,9 +455,9 @@ static int primary(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontex
 	return error;
 }
 
-int wh_cuda_enter(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh_cuda_scope *scope)
+int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context,
+			  struct wh_cuda_scope *scope)
 {
-	CUcontext context;
 	int error = wh_cuda_ready(cuda);
 
 	if (error)
@@ -465,12 +465,18 @@ int wh_cuda_enter(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh
 	if (*device->skipped)
 		return wh_fail(ENODEV, "%s", device->skipped);
 	relax_capture(cuda, scope);
-	error = primary(cuda, device, &context);
+	if (!context)
+		error = primary(cuda, device, &context);
 	if (!error)
 		error = push(cuda, context, device->text, scope);
 	if (error)
 		restore_capture(scope);
 	return error;
+}
+
+int wh_cuda_enter(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh_cuda_scope *scope)
+{
+	return wh_cuda_enter_context(cuda, device, NULL, scope);
 }
 
 int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_scope *scope)

@@ -150,6 +150,9 @@ struct wh_cuda_scope {
  * wh_cuda_leave() calls that would disturb a stream capture of the application are allowed. Scopes
  * nest. -ENODEV for a device that is skipped. */
 int wh_cuda_enter(struct wh_cuda *cuda, struct wh_cuda_device *device, struct wh_cuda_scope *scope);
+/* The same with a context of the device's that the application has made; NULL: the primary one. */
+int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, CUcontext context,
+			  struct wh_cuda_scope *scope);
 /* The same with the context that owns the address, or, where none does (cuMemCreate, pools), the
  * primary one of its device. -EINVAL: not an address that CUDA knows. */
 int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_scope *scope);
@@ -234,13 +237,13 @@ struct wh_cuda_kernels {
 	const char *image;    /* "sm_90" or "ptx": which was taken */
 };
 
-/* Load the kernels into the device's primary context, all the way: nothing is left for the first
- * launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others: the text
+/* Load the kernels into the current context, inside a scope of the device, all the way: nothing is
+ * left for the first launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others: the text
  * carries what CUDA's compiler said. */
 int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 			 struct wh_cuda_kernels *out);
-void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_device *device,
-			    struct wh_cuda_kernels *kernels);
+/* In the same context. */
+void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels);
 /* Load one image, a cubin or PTX that ends with a 0, into the current context, inside a scope.
  * `name` is for the error, which carries what CUDA's compiler said. */
 int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name, CUmodule *out);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "memory/memory.h"
 #include "transport/copy.h"
 
 static char *self_map(const struct wh_place *place)
@@ -80,6 +81,18 @@ static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 	return 0;
 }
 
+static int self_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		      struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)op;
+	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
+		return 0;
+	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+	return -EOPNOTSUPP;
+}
+
 static void self_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	(void)peer;
@@ -116,6 +129,7 @@ const struct wh_transport wh_transport_self = {
 	.peer_close = self_peer_close,
 	.peer_lost = self_peer_lost,
 	.peer_again = self_peer_again,
+	.reach = self_reach,
 	.submit = self_submit,
 	.help = self_help,
 	.cancel = self_cancel,

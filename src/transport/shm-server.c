@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "memory/memory.h"
+#include "transport/cuda.h"
 #include "transport/shm.h"
 #include "wire/bytes.h"
 
@@ -193,8 +195,8 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 
 /* ---- granting ------------------------------------------------------------------------------ */
 
-/* One MAP at a time: a frame header and an id. */
-#define REQUEST_SIZE (WH_FRAME_HEADER + 8)
+/* One MAP at a time: a frame header, an id and the number of a segment. */
+#define REQUEST_SIZE (WH_FRAME_HEADER + WH_MAP_SIZE)
 
 struct connection {
 	struct wh_source source;
@@ -258,7 +260,7 @@ static int grant(const struct wh_region *region, struct wh_mapped *answer)
 	return fd;
 }
 
-static int answer(struct connection *connection, uint64_t id)
+static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;
 	struct wh_place *place = wh_place_enter(&engine->regions, id);
@@ -267,6 +269,12 @@ static int answer(struct connection *connection, uint64_t id)
 	size_t length;
 	int fd, error;
 
+	if (place && !(place->access & WH_ACCESS_NONE) && !wh_kind_on_host(place->kind)) {
+		error = wh_cuda_export(wh_container(place, struct wh_region, place), segment,
+				       connection->source.fd);
+		wh_place_leave(place);
+		return error;
+	}
 	if (!place || (place->access & WH_ACCESS_NONE))
 		fd = refuse(&mapped, ENOENT, "not published any more");
 	else
@@ -294,7 +302,8 @@ static int request(struct connection *connection)
 	if (connection->length < REQUEST_SIZE)
 		return 0;
 	connection->length = 0;
-	return answer(connection, wh_get64(connection->request + WH_FRAME_HEADER));
+	return answer(connection, wh_get64(connection->request + WH_FRAME_HEADER),
+		      wh_get32(connection->request + WH_FRAME_HEADER + 8));
 }
 
 static void drop(struct connection *connection)

@@ -15,6 +15,8 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "memory/memory.h"
+#include "transport/cuda.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 
@@ -47,7 +49,7 @@ static char *shm_map(const struct wh_place *place)
 	return atomic_load_explicit(&region->map, memory_order_acquire);
 }
 
-static bool owner_lives(const struct wh_shm_peer *shm)
+bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 {
 	return atomic_load(shm->alive) == shm->owner;
 }
@@ -57,7 +59,7 @@ static void shm_verify(struct wh_copy *copy, struct wh_piece *piece)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 
-	if (!owner_lives(shm))
+	if (!wh_shm_owner_lives(shm))
 		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s has %s", shm->peer->welcome.name,
 			      atomic_load(shm->alive) ? "died" : "closed its engine");
 }
@@ -276,26 +278,58 @@ static int connect_owner(struct wh_shm_peer *shm)
 
 /* ---- mapping; under shm.lock --------------------------------------------------------------- */
 
+/* An answer that comes late would be taken for the next one's. */
+static int ask_failed(struct wh_shm_peer *shm, int error)
+{
+	hang_up(shm);
+	shm->retry_at = wh_now() + RETRY_AFTER;
+	return trouble(shm, error, "asking the peer for a region's memory");
+}
+
+static int send_map(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
+{
+	uint8_t bytes[WH_FRAME_HEADER + WH_MAP_SIZE];
+
+	wh_frame_encode(bytes, &(struct wh_frame){ WH_MAP_SIZE, WH_FRAME_MAP, 0 });
+	wh_put32(wh_put64(bytes + WH_FRAME_HEADER, id), segment);
+	return wh_shm_send(shm->fd, bytes, sizeof(bytes), -1, 0);
+}
+
 static int ask(struct wh_shm_peer *shm, uint64_t id, struct wh_mapped *mapped, int *fd)
 {
-	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
+	uint8_t bytes[WH_MAPPED_MAX];
 	struct wh_frame frame;
-	int error;
+	int error = send_map(shm, id, 0);
 
-	wh_frame_encode(bytes, &(struct wh_frame){ 8, WH_FRAME_MAP, 0 });
-	wh_put64(bytes + WH_FRAME_HEADER, id);
-	error = wh_shm_send(shm->fd, bytes, WH_FRAME_HEADER + 8, -1, 0);
 	if (!error)
 		error = receive_frame(shm->fd, &frame, bytes, WH_MAPPED_MAX, fd);
 	if (!error && (frame.type != WH_FRAME_MAPPED ||
 		       wh_mapped_decode(bytes, frame.length, mapped) || mapped->id != id))
 		error = -EPROTO;
-	if (!error)
+	return error ? ask_failed(shm, error) : 0;
+}
+
+/* One segment of a GPU's memory. A region that has gone is answered as host memory is. */
+static int hear_export(struct wh_shm_peer *shm, uint64_t id, struct wh_exported *exported, int *fd)
+{
+	uint8_t bytes[WH_EXPORTED_MAX > WH_MAPPED_MAX ? WH_EXPORTED_MAX : WH_MAPPED_MAX];
+	struct wh_mapped mapped;
+	struct wh_frame frame;
+	int error = receive_frame(shm->fd, &frame, bytes, sizeof(bytes), fd);
+
+	if (error)
+		return error;
+	if (frame.type == WH_FRAME_MAPPED && !wh_mapped_decode(bytes, frame.length, &mapped) &&
+	    mapped.id == id && mapped.error) {
+		memset(exported, 0, sizeof(*exported));
+		exported->error = mapped.error == -ENOENT ? -ESTALE : mapped.error;
+		memcpy(exported->text, mapped.text, sizeof(exported->text));
 		return 0;
-	/* An answer that comes late would be taken for the next one's. */
-	hang_up(shm);
-	shm->retry_at = wh_now() + RETRY_AFTER;
-	return trouble(shm, error, "asking the peer for a region's memory");
+	}
+	if (frame.type != WH_FRAME_EXPORTED || wh_exported_decode(bytes, frame.length, exported) ||
+	    exported->id != id)
+		return -EPROTO;
+	return 0;
 }
 
 static int map_region(struct wh_remote_region *region, const struct wh_mapped *mapped, int fd,
@@ -379,7 +413,7 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
 		return error;
 	}
-	if (!owner_lives(shm)) {
+	if (!wh_shm_owner_lives(shm)) {
 		snprintf(why, WH_REFUSAL, "the peer has ended");
 		return -ECONNRESET;
 	}
@@ -397,6 +431,91 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 	return error;
 }
 
+int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, char why[WH_REFUSAL])
+{
+	int error = 0;
+
+	pthread_mutex_lock(&shm->lock);
+	if (known_of(region, atomic_load(&shm->current)) == UNKNOWN) {
+		error = connect_owner(shm);
+		if (error)
+			snprintf(why, WH_REFUSAL, "%s", shm->why);
+		else
+			error = ask_region(shm, region, why);
+	}
+	if (!error && !atomic_load(&region->map)) {
+		error = -EOPNOTSUPP;
+		snprintf(why, WH_REFUSAL, "%s",
+			 region->map_refused ? region->map_refused : "it cannot be mapped");
+	}
+	pthread_mutex_unlock(&shm->lock);
+	return error;
+}
+
+bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region)
+{
+	return known_of(region, atomic_load(&shm->current)) != UNKNOWN;
+}
+
+/* Under the lock, connected. */
+static int ask_exports(struct wh_shm_peer *shm, uint64_t id,
+		       int (*each)(void *arg, const struct wh_exported *exported, int *fd,
+				   char why[WH_REFUSAL]),
+		       void *arg, char why[WH_REFUSAL])
+{
+	struct wh_exported exported = { .segments = 1 };
+	uint32_t count = 1;
+	int error, fd = -1;
+
+	for (uint32_t index = 0; index < count; index++) {
+		error = index % WH_EXPORTS ? 0 : send_map(shm, id, index);
+		if (!error)
+			error = hear_export(shm, id, &exported, &fd);
+		if (!error && !exported.error &&
+		    (exported.index != index || (index && exported.segments != count)))
+			error = -EPROTO;
+		if (error) {
+			ask_failed(shm, error);
+			snprintf(why, WH_REFUSAL, "%s", shm->why);
+		} else if (exported.error) {
+			snprintf(why, WH_REFUSAL, "%s", exported.text);
+			error = exported.error;
+		} else {
+			count = exported.segments;
+			error = each(arg, &exported, &fd, why);
+			/* The rest of them is on its way already. */
+			if (error)
+				hang_up(shm);
+		}
+		if (fd >= 0)
+			close(fd);
+		fd = -1;
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
+		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
+			       char why[WH_REFUSAL]),
+		   void *arg, char why[WH_REFUSAL])
+{
+	int error;
+
+	pthread_mutex_lock(&shm->lock);
+	error = connect_owner(shm);
+	if (error)
+		snprintf(why, WH_REFUSAL, "%s", shm->why);
+	if (!error)
+		error = ask_exports(shm, wh_place_id(&region->place), each, arg, why);
+	if (!error)
+		atomic_store_explicit(&region->map_state, STATE(shm->generation, UNMAPPABLE),
+				      memory_order_release);
+	pthread_mutex_unlock(&shm->lock);
+	return error;
+}
+
 /* Called inside the region's place, so that it does not go meanwhile. */
 static int shm_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 		     struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
@@ -407,8 +526,11 @@ static int shm_reach(struct wh_peer *peer, void *state, const struct wh_region *
 	int error;
 
 	(void)peer;
-	(void)local;
 	(void)op;
+	if (!wh_kind_on_host(local->place.kind) || !wh_kind_on_host(remote->kind)) {
+		snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+		return -EOPNOTSUPP;
+	}
 	if (known == MAPPED || (known == UNMAPPABLE && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;
 	pthread_mutex_lock(&shm->lock);

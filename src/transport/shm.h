@@ -20,6 +20,8 @@
 
 /* ---- both sides ---------------------------------------------------------------------------- */
 
+/* Payload of MAP: u64 id, u32 number of the first segment wanted; 0 for host memory. */
+#define WH_MAP_SIZE 12
 /* Payload of MAPPED: u64 id, i32 errno (positive), u64 offset, u64 length, then the reason. */
 struct wh_mapped {
 	uint64_t id;
@@ -83,6 +85,22 @@ struct wh_shm_peer {
 	pthread_mutex_t vm_lock; /* vm_refused */
 	char vm_refused[WH_REFUSAL];
 };
+
+/* Map a region of host memory, if that has not been done. 0 and region->map is set; or a negative
+ * errno with the reason. */
+int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, char why[WH_REFUSAL]);
+/* Has the owner been asked for this region since the control connection was made? */
+bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region);
+/* Ask the owner for a region of a GPU's memory. Calls `each` with the segments in their order; it
+ * may keep *fd by setting it to -1. 0, or what `each` said, or a negative errno; the reason is then in
+ * `why`. */
+struct wh_exported;
+int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
+		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
+			       char why[WH_REFUSAL]),
+		   void *arg, char why[WH_REFUSAL]);
+/* Is the owner still there? */
+bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 
 /* Look at what process_vm needs: a pidfd of the process at the other end. Under the lock. */
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid);

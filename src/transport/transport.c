@@ -23,6 +23,13 @@ static void no_engine_close(struct wh_engine *engine, void *state)
 	(void)state;
 }
 
+static void no_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
+{
+	(void)engine;
+	(void)state;
+	(void)region;
+}
+
 static int no_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	(void)peer;
@@ -136,6 +143,7 @@ static void no_session_abort(struct wh_session *session, uint32_t number)
 static const struct wh_transport defaults = {
 	.engine_open = no_engine_open,
 	.engine_close = no_engine_close,
+	.region_closed = no_region_closed,
 	.peer_open = no_peer_open,
 	.peer_close = no_peer_close,
 	.peer_lost = no_peer_lost,
@@ -156,6 +164,7 @@ static const struct wh_transport defaults = {
 
 static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
 	[WH_TRANSPORT_SELF] = &wh_transport_self,
+	[WH_TRANSPORT_CUDA] = &wh_transport_cuda,
 	[WH_TRANSPORT_SHM] = &wh_transport_shm,
 	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
 };
@@ -178,6 +187,7 @@ static void complete(void)
 		*full = *given[id];
 		FILL(engine_open);
 		FILL(engine_close);
+		FILL(region_closed);
 		FILL(peer_open);
 		FILL(peer_close);
 		FILL(peer_lost);

@@ -24,8 +24,10 @@ struct wh_region;
 struct wh_remote_region;
 struct wh_session;
 
+/* In this order they are opened, told of things and closed: cuda uses what shm maps. */
 enum wh_transport_id {
 	WH_TRANSPORT_SELF,
+	WH_TRANSPORT_CUDA,
 	WH_TRANSPORT_SHM,
 	WH_TRANSPORT_TCP,
 	WH_TRANSPORT_COUNT,
@@ -49,6 +51,8 @@ struct wh_transport {
 	/* Engine-wide state. */
 	int (*engine_open)(struct wh_engine *engine, void **state);
 	void (*engine_close)(struct wh_engine *engine, void *state);
+	/* A region of ours goes; no batch uses it, and no peer. */
+	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);
 
 	/* A peer has been reached (or reached again). 0, or a negative errno with the reason in
 	 * `why`: the transport is then not used for this peer. Runs on the engine's first loop; must
@@ -64,7 +68,8 @@ struct wh_transport {
 	/* A region of the peer is going: it is closed (nobody is inside any more); unmap it. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
-	/* Can it move bytes between these regions? `remote` is entered; it is the place of a struct
+	/* Can it move bytes between these regions? -ENXIO: they are nothing that it is for, which is not
+	 * worth telling. `remote` is entered; it is the place of a struct
 	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or a
 	 * negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */
@@ -96,7 +101,8 @@ struct wh_transport {
 	void (*session_abort)(struct wh_session *session, uint32_t number);
 };
 
-extern const struct wh_transport wh_transport_self, wh_transport_shm, wh_transport_tcp;
+extern const struct wh_transport wh_transport_self, wh_transport_cuda, wh_transport_shm,
+	wh_transport_tcp;
 
 /* Transport number `id`, completed with the defaults. */
 const struct wh_transport *wh_transport(enum wh_transport_id id);

@@ -158,7 +158,7 @@ static bool check_path(const char *text)
 
 static const struct knob knobs[WH_KNOB_COUNT] = {
 	[WH_KNOB_TRANSPORTS] = {
-		.row = { "transports", "WHERRY_TRANSPORTS", "self,shm,tcp", "text",
+		.row = { "transports", "WHERRY_TRANSPORTS", "self,cuda,shm,tcp", "text",
 			 "the transports that may be used, best first" },
 		.text = check_words,
 		.wants = "names with commas between, such as shm,tcp",
@@ -252,6 +252,21 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are not used" },
 		.text = check_path,
 		.wants = "the path of the CUDA driver's library, or off",
+	},
+	[WH_KNOB_PIN] = {
+		.row = { "pin", "WHERRY_PIN", "1", "bool",
+			 "page-lock regions of host memory that GPUs read or write" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
+	[WH_KNOB_CTAS] = {
+		.row = { "ctas", "WHERRY_CTAS", "0", "count",
+			 "CTAs of the kernel that moves a GPU's small pieces; 0: as few as do" },
+		.number = parse_count,
+		.least = 0,
+		.most = 65536,
 	},
 };
 

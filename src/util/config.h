@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 enum wh_knob {
-	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,shm,tcp" */
+	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,cuda,shm,tcp" */
 	WH_KNOB_REQUIRE,       /* text: the only transport allowed; "": any */
 	WH_KNOB_LISTEN,        /* text */
 	WH_KNOB_CONNECTIONS,   /* count: TCP data connections to a peer */
@@ -20,6 +20,8 @@ enum wh_knob {
 	WH_KNOB_CMA,           /* bool: process_vm_readv/writev may be used */
 	WH_KNOB_NOTIFICATIONS, /* count: notifications kept until they are taken */
 	WH_KNOB_CUDA,          /* text: the driver's library; "": the usual one; "off" or "no": none */
+	WH_KNOB_CTAS,          /* count: CTAs of the gather-scatter kernel; 0: by the way */
+	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
 	WH_KNOB_COUNT,
 };
 

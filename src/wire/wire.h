@@ -34,8 +34,9 @@ enum wh_frame_type {
 	WH_FRAME_PONG,     /* the same */
 	WH_FRAME_ABORT,    /* u64 number of one of this session's data connections: drop it */
 	WH_FRAME_ABORTED,  /* the same: dropped, nothing more comes from it or goes by it */
-	WH_FRAME_MAP,      /* u64 region id (unix socket): may I have its memfd? */
-	WH_FRAME_MAPPED,   /* the answer, with the descriptor */
+	WH_FRAME_MAP,      /* u64 region id, u32 segment (unix socket): may I have its memory? */
+	WH_FRAME_MAPPED,   /* the answer for host memory, with the memfd */
+	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */

@@ -389,6 +389,8 @@ static void from_peer(void)
 
 static bool prepare(void)
 {
+	struct wh_cuda_scope scope;
+
 	image = malloc(ARENA);
 	expected = malloc(ARENA);
 	if (!image || !expected)
@@ -396,7 +398,13 @@ static bool prepare(void)
 	for (uint64_t i = 0; i < ARENA; i++)
 		image[i] = (unsigned char)(gpu_random() >> 32);
 	for (unsigned i = 0; i < gpu->device_count && i < 2; i++) {
-		if (!CALL(wh_cuda_kernels_load(gpu, &gpu->devices[i], &kernels[i])))
+		bool loaded;
+
+		if (!CALL(wh_cuda_enter(gpu, &gpu->devices[i], &scope)))
+			return false;
+		loaded = CALL(wh_cuda_kernels_load(gpu, &gpu->devices[i], &kernels[i]));
+		wh_cuda_leave(&scope);
+		if (!loaded)
 			return false;
 	}
 	return gpu->device_count < 2 || !wh_cuda_device_peers(&gpu->devices[0], &gpu->devices[1]) ||
@@ -407,6 +415,7 @@ static bool prepare(void)
 int main(int count, char **arguments)
 {
 	const char *driver = NULL;
+	struct wh_cuda_scope scope;
 	uint64_t measure = 0;
 
 	for (int i = 1; i < count; i++) {
@@ -435,8 +444,12 @@ int main(int count, char **arguments)
 		gpu_case("to_peer", to_peer);
 		gpu_case("from_peer", from_peer);
 	}
-	for (unsigned i = 0; i < gpu->device_count && i < 2; i++)
-		wh_cuda_kernels_unload(gpu, &gpu->devices[i], &kernels[i]);
+	for (unsigned i = 0; i < gpu->device_count && i < 2; i++) {
+		if (!CALL(wh_cuda_enter(gpu, &gpu->devices[i], &scope)))
+			continue;
+		wh_cuda_kernels_unload(gpu, &kernels[i]);
+		wh_cuda_leave(&scope);
+	}
 	free(image);
 	free(expected);
 	return gpu_close();

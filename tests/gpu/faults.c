@@ -270,20 +270,23 @@ static void lost(void)
 static void old_driver(void)
 {
 	struct wh_cuda_kernels kernels;
+	struct wh_cuda_scope scope;
 
 	open_only();
 	CALL(wh_cuda_ready(gpu));
+	CALL(wh_cuda_enter(gpu, &gpu->devices[0], &scope));
 	/* It refuses the machine code and compiles the PTX. */
 	fail("cuModuleLoadDataEx", 1, 200);
 	CALL(wh_cuda_kernels_load(gpu, &gpu->devices[0], &kernels));
 	CHECK(!strcmp(kernels.image, "ptx"));
-	wh_cuda_kernels_unload(gpu, &gpu->devices[0], &kernels);
+	wh_cuda_kernels_unload(gpu, &kernels);
 	fail("cuModuleLoadDataEx", 0, 222);
 	CHECK(wh_cuda_kernels_load(gpu, &gpu->devices[0], &kernels) == -ENOEXEC);
 	CHECK(strstr(wh_error_text(), "the driver is too old"));
 	fail("cuModuleLoadDataEx", 0, 0);
 	fail("cuModuleGetFunction", 2, 500);
 	CHECK(wh_cuda_kernels_load(gpu, &gpu->devices[0], &kernels) == -ENOENT);
+	wh_cuda_leave(&scope);
 	CHECK(current() == NULL);
 }
 

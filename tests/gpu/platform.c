@@ -427,12 +427,12 @@ static void kernels(void)
 	struct wh_cuda_scope scope;
 	CUmodule module;
 
+	CALL(wh_cuda_enter(gpu, device, &scope));
 	if (CALL(wh_cuda_kernels_load(gpu, device, &loaded))) {
 		printf("  loaded as %s\n", loaded.image);
-		wh_cuda_kernels_unload(gpu, device, &loaded);
+		wh_cuda_kernels_unload(gpu, &loaded);
 		CHECK(!loaded.module);
 	}
-	CALL(wh_cuda_enter(gpu, device, &scope));
 	if (CALL(wh_cuda_image_load(gpu, ptx->bytes, ptx->name, &module)))
 		CU(cuModuleUnload, module);
 	if (!driver_path) { /* the real one compiles */

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Batches and streams of the application.
+ *
+ * A batch that follows a stream waits, on the CPU's side, for an event on it: a lane of ours that waited
+ * itself would keep other batches from going past, and could not be cancelled. A stream that follows a
+ * batch waits for a word in pinned memory, which the batch's end sets, however it ends.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "transport/lane.h"
+#include "util/options.h"
+
+struct wh_gate {
+	struct wh_event_wait wait;
+	struct wh_batch *batch;
+	CUcontext made_in;     /* of the event */
+	struct wh_word *_Atomic word; /* NULL: no stream has waited yet */
+	_Atomic uint32_t ends; /* what the word is set to when the batch ends */
+};
+
+/* ---- the stream's context ---------------------------------------------------------------------- */
+
+/* Streams that stand for themselves: NULL and the two named default streams. */
+static bool is_default(const void *stream)
+{
+	return (uintptr_t)stream <= 2;
+}
+
+static int find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
+			struct wh_cuda_device **device, CUcontext *context)
+{
+	int error, ordinal = -1, result;
+
+	if (is_default(stream->stream) && stream->device) {
+		*context = NULL;
+		return wh_cuda_device_find(cuda, stream->device, device);
+	}
+	error = is_default(stream->stream) ?
+			wh_cuda_call(cuda, cuCtxGetCurrent, context) :
+			wh_cuda_call(cuda, cuStreamGetCtx, stream->stream, context);
+	if (error)
+		return error;
+	if (!*context)
+		return wh_fail(EINVAL, "stream.device is NULL, and this thread has no current CUDA "
+				       "context whose default stream could be meant");
+	/* Any device's scope will do to ask which device a context is of. */
+	result = cuda->cuCtxPushCurrent(*context);
+	if (!result) {
+		result = cuda->cuCtxGetDevice(&ordinal);
+		cuda->cuCtxPopCurrent(&(CUcontext){ NULL });
+	}
+	error = wh_cuda_check(cuda, result, "cuCtxGetDevice", "the context of stream %p",
+			      stream->stream);
+	for (unsigned i = 0; !error && i < cuda->device_count; i++) {
+		if (cuda->devices[i].handle != ordinal)
+			continue;
+		*device = &cuda->devices[i];
+		return 0;
+	}
+	return error ? error :
+		       wh_fail(ENODEV, "the device of stream %p is not one of this process",
+			       stream->stream);
+}
+
+/* Check the arguments, and enter the stream's context. */
+static int enter(struct wh_batch *batch, const struct wh_stream *given, const char *call,
+		 struct wh_stream *stream, struct wh_cuda_device **device, CUcontext *context,
+		 struct wh_cuda_scope *scope)
+{
+	struct wh_cuda *cuda = batch->peer->engine->cuda;
+	int error, capturing = 0;
+
+	if (!given)
+		return wh_fail(EINVAL, "%s: stream is NULL", call);
+	error = wh_options_copy(stream, sizeof(*stream), given, sizeof(size_t), call);
+	if (!error)
+		error = wh_cuda_ready(cuda);
+	if (!error)
+		error = find_context(cuda, stream, device, context);
+	if (!error)
+		error = wh_cuda_enter_context(cuda, *device, *context, scope);
+	if (error)
+		return error;
+	if (cuda->cuStreamIsCapturing && !cuda->cuStreamIsCapturing(stream->stream, &capturing) &&
+	    capturing) {
+		wh_cuda_leave(scope);
+		return wh_fail(EBUSY, "%s: stream %p is being captured into a graph", call,
+			       stream->stream);
+	}
+	return 0;
+}
+
+static int have_gate(struct wh_batch *batch)
+{
+	struct wh_gate *gate;
+
+	if (batch->gate)
+		return 0;
+	gate = calloc(1, sizeof(*gate));
+	if (!gate)
+		return wh_fail(ENOMEM, "no memory for a batch that follows a stream");
+	gate->batch = batch;
+	atomic_store(&batch->gate, gate);
+	return 0;
+}
+
+/* ---- a batch that follows a stream ------------------------------------------------------------- */
+
+static void opened(struct wh_event_wait *wait, int error, const char *text)
+{
+	struct wh_gate *gate = wh_container(wait, struct wh_gate, wait);
+
+	wh_batch_start(gate->batch, error, text);
+}
+
+/* An event of the stream's context, of an earlier submission if it was the same. */
+static int make_event(struct wh_cuda *cuda, struct wh_gate *gate, CUcontext context)
+{
+	int error;
+
+	if (gate->wait.event && gate->made_in == context)
+		return 0;
+	if (gate->wait.event)
+		cuda->cuEventDestroy(gate->wait.event);
+	gate->wait.event = NULL;
+	error = wh_cuda_call(cuda, cuEventCreate, &gate->wait.event, CUDA_EVENT_DISABLE_TIMING);
+	if (!error)
+		gate->made_in = context;
+	return error;
+}
+
+int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *given)
+{
+	static const char call[] = "wh_batch_submit_after";
+	struct wh_cuda_device *device = NULL;
+	struct wh_cuda_scope scope;
+	struct wh_stream stream;
+	CUcontext context = NULL;
+	struct wh_engine *engine;
+	int error;
+
+	if (!batch)
+		return wh_fail(EINVAL, "%s: batch is NULL", call);
+	engine = batch->peer->engine;
+	error = wh_engine_guard(engine, call);
+	if (!error && wh_batch_running(batch))
+		error = wh_fail(EBUSY, "%s: the batch is running", call);
+	if (!error)
+		error = enter(batch, given, call, &stream, &device, &context, &scope);
+	if (error)
+		return error;
+	error = have_gate(batch);
+	if (!error)
+		error = make_event(engine->cuda, batch->gate, scope.context);
+	if (!error)
+		error = wh_cuda_call(engine->cuda, cuEventRecord, batch->gate->wait.event,
+				     stream.stream);
+	wh_cuda_leave(&scope);
+	if (error)
+		return error;
+	batch->gate->wait.device = device;
+	batch->gate->wait.context = context;
+	batch->gate->wait.ready = opened;
+	return wh_batch_submit_when(batch, &batch->gate->wait);
+}
+
+/* ---- a stream that follows a batch ------------------------------------------------------------- */
+
+static int have_word(struct wh_batch *batch)
+{
+	struct wh_word *word;
+	struct wh_gate *gate;
+	int error = have_gate(batch);
+
+	gate = batch->gate;
+	if (error || atomic_load(&gate->word))
+		return error;
+	error = wh_word_take(batch->peer->engine->gpus, &word);
+	if (error)
+		return error;
+	atomic_store(&gate->ends, atomic_load(word->value) + 1);
+	atomic_store(&gate->word, word);
+	return 0;
+}
+
+/* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes after the
+ * batch's end the other way round. All of them are sequentially consistent: either that sees the word,
+ * or it is seen here that the batch has ended. */
+static int wait_word(struct wh_batch *batch, void *stream)
+{
+	struct wh_cuda *cuda = batch->peer->engine->cuda;
+	uint32_t ends = atomic_load(&batch->gate->ends), state = atomic_load(&batch->state);
+
+	if (state != WH_BATCH_RUNNING && state != WH_BATCH_WAITED)
+		return 0;
+	return wh_cuda_call(cuda, cuStreamWaitValue32, stream,
+			    atomic_load(&batch->gate->word)->address, ends, CUDA_STREAM_WAIT_GEQ);
+}
+
+int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *given)
+{
+	static const char call[] = "wh_batch_hold_stream";
+	struct wh_cuda_device *device = NULL;
+	struct wh_cuda_scope scope;
+	struct wh_stream stream;
+	CUcontext context = NULL;
+	struct wh_engine *engine;
+	int error;
+
+	if (!batch)
+		return wh_fail(EINVAL, "%s: batch is NULL", call);
+	engine = batch->peer->engine;
+	error = wh_engine_guard(engine, call);
+	if (!error)
+		error = enter(batch, given, call, &stream, &device, &context, &scope);
+	if (error)
+		return error;
+	wh_gpus_home(engine->gpus, device, NULL);
+	error = have_word(batch);
+	if (!error)
+		error = wait_word(batch, stream.stream);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
+/* ---- for batch.c ------------------------------------------------------------------------------- */
+
+void wh_gate_end(struct wh_batch *batch)
+{
+	struct wh_gate *gate = atomic_load(&batch->gate);
+	struct wh_word *word = gate ? atomic_load(&gate->word) : NULL;
+	uint32_t ends;
+
+	if (!word)
+		return;
+	ends = atomic_load(&gate->ends);
+	atomic_store(word->value, ends);
+	atomic_store(&gate->ends, ends + 1);
+}
+
+bool wh_gate_cancel(struct wh_batch *batch)
+{
+	struct wh_gate *gate = atomic_load(&batch->gate);
+
+	return gate && wh_gpus_unwait(batch->peer->engine->gpus, &gate->wait);
+}
+
+void wh_gate_free(struct wh_batch *batch)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	struct wh_gate *gate = batch->gate;
+	struct wh_cuda_scope scope;
+
+	if (!gate)
+		return;
+	if (gate->wait.event && !wh_cuda_enter_context(engine->cuda, gate->wait.device,
+						       gate->wait.context, &scope)) {
+		engine->cuda->cuEventDestroy(gate->wait.event);
+		wh_cuda_leave(&scope);
+	}
+	if (atomic_load(&gate->word))
+		wh_word_give(engine->gpus, atomic_load(&gate->word));
+	free(gate);
+}

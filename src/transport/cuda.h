@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport cuda: a GPU's memory on one side or on both, on one host.
+ *
+ * cuda.c: the transport's functions. cuda-view.c: how GPUs see a region, ours or a peer's; pinning and
+ * mapping. cuda-export.c: the side whose memory is mapped by others. cuda-move.c: pieces to lanes.
+ * cuda-stage.c: pieces that no GPU reaches both sides of, through pinned memory.
+ */
+#ifndef WH_TRANSPORT_CUDA_H
+#define WH_TRANSPORT_CUDA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "platform/cuda.h"
+#include "transport/lane.h"
+#include "transport/transport.h"
+
+struct wh_remote_region;
+
+/* ---- views ------------------------------------------------------------------------------------ */
+
+/* A region as GPUs see it. Made when a batch first needs it; good until the region goes. */
+struct wh_gpu_view {
+	struct wh_cuda_device *device; /* where it lies, or, managed memory, belongs; NULL: the host */
+	CUcontext context;             /* that owns it; NULL: the primary one, or none */
+	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged only */
+	char *host;       /* the same for the CPU; NULL: it does not reach it */
+	_Atomic uint64_t reached; /* bit n: work in device n's primary context reaches `address` */
+	bool fixed;       /* that was decided when it was mapped; else peer access can be switched on */
+	bool every;       /* any context of any device does: pinned host memory */
+	bool managed;     /* only the driver's own copies may touch it */
+	char why[WH_REFUSAL]; /* why it is staged; "": it is not */
+
+	/* What has to be undone. */
+	void *pinned;            /* host memory that was page-locked for it */
+	uint64_t reserved, reserved_length; /* address space for memory of a peer */
+	uint64_t size;           /* of it that is mapped */
+	uint64_t opened;         /* memory of a peer, by cuIpcOpenMemHandle */
+};
+
+/* What goes between two views: by which GPU, and which way. */
+struct wh_gpu_path {
+	struct wh_cuda_device *device; /* NULL: staged */
+	CUcontext context;
+	enum wh_blocks_way way;
+};
+
+struct wh_views {
+	struct wh_engine *engine;
+	struct wh_gpus *gpus;
+	pthread_mutex_t lock; /* making and undoing views */
+};
+
+/* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
+int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gpu_view **out,
+		  char why[WH_REFUSAL]);
+struct wh_cuda_peer;
+struct wh_place;
+/* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is not
+ * published any more. */
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_gpu_view **out,
+		   char why[WH_REFUSAL]);
+/* Undo and free it. */
+void wh_view_free(struct wh_views *views, struct wh_gpu_view *view);
+
+/* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be switched
+ * on: while planning. False: it has to be staged; the reason goes to `why`. */
+bool wh_path_make(struct wh_views *views, struct wh_gpu_view *local, struct wh_gpu_view *remote,
+		  uint32_t op, struct wh_gpu_path *path, char why[WH_REFUSAL]);
+/* The same from what is known. */
+void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *remote, uint32_t op,
+		    struct wh_gpu_path *path);
+
+/* ---- exports: what a peer's memory comes as ------------------------------------------------------ */
+
+enum wh_export_type {
+	WH_EXPORT_FD = 1,      /* of cuMemCreate; the descriptor comes along */
+	WH_EXPORT_LEGACY = 2,  /* cuIpcGetMemHandle */
+};
+
+/* Payload of EXPORTED: one segment of a region. On the wire: u64 id, u32 errno, then, without an
+ * error, u32 segments, u32 index, u8 type, u8 device[16] (UUID), u64 address, u64 length, u64 base, u64
+ * size, and for LEGACY u8 handle[64]; with an error the reason. */
+struct wh_exported {
+	uint64_t id;
+	int error; /* negative; 0: all below is there */
+	uint32_t segments, index; /* of the region, and which this is */
+	uint8_t type;
+	uint8_t device[16];
+	uint64_t address, length; /* of the segment in the owner's address space */
+	uint64_t base, size;      /* of the mapping or allocation that it lies in */
+	uint8_t handle[64];
+	char text[WH_REFUSAL];
+};
+#define WH_EXPORTED_HEAD 12
+#define WH_EXPORTED_MAX (WH_EXPORTED_HEAD + WH_REFUSAL)
+/* Returns the bytes used. */
+size_t wh_exported_encode(uint8_t *out, const struct wh_exported *exported);
+/* 0 or -EPROTO. */
+int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported);
+
+/* How many segments are answered to one request. */
+#define WH_EXPORTS 32
+
+/* The owner: answer a request for the region's segments from `index` on. 0, or what sending said. */
+int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket);
+
+/* ---- moving ------------------------------------------------------------------------------------ */
+
+/* One peer's part. */
+struct wh_cuda_peer {
+	struct wh_views *views;
+	struct wh_peer *peer;
+	pthread_mutex_t lock;
+	int lost; /* 0, or why nothing can complete well now */
+	char lost_text[WH_TEXT_MAX];
+};
+
+struct wh_cuda_op;
+
+/* Neighbouring transfers, or bases, of a piece that go by one lane; or those that are staged. */
+struct wh_cuda_part {
+	struct wh_lane_job job;
+	struct wh_cuda_op *op;
+	struct wh_cuda_part *next;
+	struct wh_lane *lane; /* NULL: staged */
+	uint64_t first, end;  /* transfers, or bases */
+	struct wh_cursor at;  /* what has not been put on the lane yet; blocks: outer the base, inner the
+				 block that a group of bases goes on with */
+	bool kernel;          /* blocks: by the kernel */
+	_Atomic int error;
+};
+
+/* A piece under way. */
+struct wh_cuda_op {
+	struct wh_cuda_peer *cuda;
+	struct wh_piece *piece;
+	_Atomic uint32_t left; /* parts that are not done, and one while they are started */
+	struct wh_cuda_part *parts;
+	struct wh_place **places; /* that are entered */
+	size_t place_count, place_room;
+};
+
+/* Start a piece. */
+void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece);
+/* The part has failed: says so for its transfers. */
+void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
+/* Nothing of the part is under way any more. */
+void wh_cuda_part_done(struct wh_cuda_part *part);
+
+/* The views of both sides of a transfer, or of a base. Their places are entered. */
+void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_view **local,
+		   struct wh_gpu_view **remote);
+/* How the GPU calls the local side, whose CPU address, or name, that is. */
+static inline uint64_t wh_view_at(const struct wh_gpu_view *view, const struct wh_region *region,
+				  const char *address)
+{
+	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
+}
+
+/* Move a part through pinned memory. */
+void wh_cuda_stage(struct wh_cuda_part *part);
+
+#endif
