@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "transport/lane.h"
 #include "util/options.h"
 
 /* ---- guards ------------------------------------------------------------------------------- */
@@ -284,6 +285,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	if (!error)
 		error = open_cuda(engine);
 	if (!error)
+		error = wh_gpus_open(engine, engine->cuda, &engine->gpus);
+	if (!error)
 		error = learn_identity(engine, options.name);
 	if (!error)
 		error = random_bytes(&seed, sizeof(seed));
@@ -326,6 +329,7 @@ err_free:
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
+	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	free(engine);
 	return error;
@@ -374,6 +378,7 @@ int wh_engine_close(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
+	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	free(engine);
 	return 0;

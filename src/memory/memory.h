@@ -85,6 +85,7 @@ struct wh_segment {
 	uint64_t start, length;   /* of the range */
 	enum wh_cuda_memory memory;
 	struct wh_cuda_device *device; /* where it lies; NULL: host memory */
+	CUcontext context;        /* that owns it; NULL: none */
 	uint64_t base, size;      /* of the allocation; PLAIN: 0 */
 	uint64_t device_address;  /* of `start`, for kernels; 0: GPUs do not reach it */
 	uint64_t host_address;    /* of `start`, for the CPU; 0: it does not reach it */

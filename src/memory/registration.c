@@ -90,6 +90,7 @@ static int add_segment(void *arg, const struct wh_cuda_pointer *p, uint64_t star
 		.length = count,
 		.memory = p->memory,
 		.device = p->memory == WH_CUDA_HOST ? NULL : p->device,
+		.context = p->context,
 		.base = p->base,
 		.size = p->length,
 		.device_address = p->device_address,

@@ -37,7 +37,7 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 	at = wh_put64(at, e->length);
 	at = wh_put64(at, e->base);
 	at = wh_put64(at, e->size);
-	if (e->type == WH_EXPORT_LEGACY)
+	if (e->type == WH_HANDLE_LEGACY)
 		at = wh_put_bytes(at, e->handle, sizeof(e->handle));
 	return (size_t)(at - out);
 }
@@ -45,7 +45,7 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 /* Does the segment lie in its allocation, and the allocation in the address space? */
 static bool sound(const struct wh_exported *e)
 {
-	return e->index < e->segments && (e->type == WH_EXPORT_FD || e->type == WH_EXPORT_LEGACY) &&
+	return e->index < e->segments && (e->type == WH_HANDLE_FD || e->type == WH_HANDLE_LEGACY) &&
 	       e->length && e->size && e->base <= UINT64_MAX - e->size && e->address >= e->base &&
 	       e->length <= e->size && e->address - e->base <= e->size - e->length;
 }
@@ -79,7 +79,7 @@ int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exp
 		e.length = wh_take64(&bytes);
 		e.base = wh_take64(&bytes);
 		e.size = wh_take64(&bytes);
-		if (e.type == WH_EXPORT_LEGACY)
+		if (e.type == WH_HANDLE_LEGACY)
 			wh_take_bytes(&bytes, e.handle, sizeof(e.handle));
 		if (bytes.cut || bytes.at != bytes.end || !sound(&e))
 			return -EPROTO;
@@ -108,7 +108,7 @@ static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, str
 	CUallocation memory;
 	int error, fd = -1;
 
-	e->type = WH_EXPORT_FD;
+	e->type = WH_HANDLE_FD;
 	error = wh_cuda_call(cuda, cuMemRetainAllocationHandle, &memory,
 			     (void *)(uintptr_t)segment->start);
 	if (error)
@@ -125,7 +125,7 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 	struct wh_cuda_scope scope;
 	int error;
 
-	e->type = WH_EXPORT_LEGACY;
+	e->type = WH_HANDLE_LEGACY;
 	error = wh_cuda_enter_owner(cuda, segment->start, &scope);
 	if (error)
 		return refuse_driver(e, error);

@@ -152,7 +152,8 @@ static bool put_pairs(struct wh_cuda_part *part, struct wh_lane_turn *turn)
 				wh_cuda_views(part->op, run.index, &local, &remote);
 			viewed = run.index;
 			make_pair(piece, wh_view_at(local, sides.local, run.local),
-				  remote->address + run.offset, run.length, &pairs[n]);
+				  wh_view_address(remote, part->lane->gpu->device) + run.offset,
+				  run.length, &pairs[n]);
 		}
 		put = wh_lane_pairs(turn, pairs, n);
 		if (put == n) {
@@ -183,7 +184,9 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 		wh_cuda_views(part->op, base, &local, &remote);
 		make_pair(piece,
 			  wh_view_at(local, blocks->bases[base].local, blocks->bases[base].address),
-			  remote->address + blocks->bases[base].offset, 0, &pair);
+			  wh_view_address(remote, part->lane->gpu->device) +
+				  blocks->bases[base].offset,
+			  0, &pair);
 		out->job.source_base[n] = pair.from;
 		out->job.target_base[n] = pair.to;
 		out->bits |= pair.from | pair.to;
@@ -275,7 +278,7 @@ static int find_lane(struct wh_cuda_op *op, uint64_t index, struct wh_lane **out
 	struct wh_gpu_view *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
-	struct wh_place *place;
+	struct wh_place *place = NULL;
 	int error = enter(op, sides.remote, &place);
 
 	if (error)

@@ -55,7 +55,8 @@ static uint64_t run_at(const struct stage *stage, const struct side *side, const
 /* What is added to a run's local address, or to its offset in the remote region. */
 static uint64_t base_of(const struct wh_gpu_view *view, const struct wh_region *local)
 {
-	uint64_t first = view->host && !view->device ? (uint64_t)(uintptr_t)view->host : view->address;
+	uint64_t first = view->host && !view->device ? (uint64_t)(uintptr_t)view->host :
+						       wh_view_address(view, view->device);
 
 	return local ? first - local->place.address : first;
 }
@@ -92,7 +93,7 @@ static void by_cpu(struct work *work, const struct side *side)
 	char *slot = work->slot->host;
 	struct wh_run run;
 
-	while (wh_piece_next(piece, &work->at, WH_SLOT, &run)) {
+	while (wh_piece_next(piece, &work->at, work->at.left, &run)) {
 		char *there = (char *)(uintptr_t)run_at(stage, side, &run);
 
 		if (side == &stage->source)
@@ -114,7 +115,7 @@ static void by_gpu(struct work *work, const struct side *side)
 	struct wh_lane_turn turn;
 	struct wh_run run;
 
-	while (wh_piece_next(piece, &at, WH_SLOT, &run)) {
+	while (wh_piece_next(piece, &at, at.left, &run)) {
 		uint64_t there = run_at(stage, side, &run);
 
 		pairs[n].from = side == &stage->source ? there : slot;
@@ -129,10 +130,8 @@ static void by_gpu(struct work *work, const struct side *side)
 	} else {
 		put = wh_lane_pairs(&turn, pairs, n);
 	}
-	while (put--) {
-		wh_piece_next(piece, &work->at, WH_SLOT, &run);
+	while (put-- && wh_piece_next(piece, &work->at, work->at.left, &run))
 		work->filled += run.length;
-	}
 	wh_lane_end(&turn, &work->job);
 }
 

@@ -218,7 +218,7 @@ static int check_order(struct import *import, const struct wh_exported *e, char 
 
 	if (e->address != at || e->length > place->address + place->length - at ||
 	    (!first && (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
-	    (e->type == WH_EXPORT_LEGACY && e->segments != 1) ||
+	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
 	    (e->index + 1 == e->segments && at + e->length != place->address + place->length) ||
 	    e->size > UINT64_C(1) << 46) {
 		snprintf(why, WH_REFUSAL, "the peer's answer is not as it should be");
@@ -227,28 +227,17 @@ static int check_order(struct import *import, const struct wh_exported *e, char 
 	return 0;
 }
 
-static int open_legacy(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
+static int keep_legacy(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
-	struct wh_cuda_ipc_handle handle;
-	struct wh_cuda_scope scope;
-	CUdeviceptr base;
-	int error = wh_cuda_enter(cuda, import->device, &scope);
+	struct wh_legacy *legacy = calloc(1, sizeof(*legacy));
 
-	if (error)
-		return said(why, error);
-	memcpy(handle.bytes, e->handle, sizeof(handle.bytes));
-	error = !cuda->cuIpcOpenMemHandle ?
-			wh_cuda_missing(cuda, "cuIpcOpenMemHandle") :
-			wh_cuda_check(cuda,
-				      cuda->cuIpcOpenMemHandle(&base, handle, CUDA_IPC_LAZY_PEER),
-				      "cuIpcOpenMemHandle", "%llu bytes on %s", (ull)e->size,
-				      import->device->text);
-	wh_cuda_leave(&scope);
-	if (error)
-		return said(why, error);
-	import->view->opened = base;
-	import->view->address = base + (e->address - e->base);
+	if (!legacy) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	memcpy(legacy->handle.bytes, e->handle, sizeof(legacy->handle.bytes));
+	legacy->skip = e->address - e->base;
+	import->view->legacy = legacy;
 	return 0;
 }
 
@@ -293,7 +282,7 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd, 
 		return error;
 	import->covered = e->address + e->length;
 	import->mapped += e->size;
-	return e->type == WH_EXPORT_FD ? import_fd(import, e, *fd, why) : open_legacy(import, e, why);
+	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) : keep_legacy(import, e, why);
 }
 
 /* Let the device and all that reach it use a stretch of address space. */
@@ -358,7 +347,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 	import->view->device = import->device;
 	if (!error)
 		wh_gpus_home(import->views->gpus, import->device, NULL);
-	if (!error && import->type == WH_EXPORT_FD) {
+	if (!error && import->type == WH_HANDLE_FD) {
 		error = wh_cuda_enter(cuda, import->device, &scope);
 		if (!error) {
 			error = map_segments(import);
@@ -366,8 +355,6 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 		}
 		if (error)
 			said(why, error);
-	} else if (!error) {
-		atomic_store(&import->view->reached, bit(import->device));
 	}
 	for (uint32_t i = 0; i < import->count; i++)
 		cuda->cuMemRelease(import->memory[i]);
@@ -457,19 +444,32 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_
 			   wh_container(place, struct wh_remote_region, place), out, why);
 }
 
+static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
+{
+	struct wh_cuda_scope scope;
+
+	for (unsigned d = 0; d < cuda->device_count; d++) {
+		if (!legacy->base[d] || wh_cuda_enter(cuda, &cuda->devices[d], &scope))
+			continue;
+		cuda->cuIpcCloseMemHandle(legacy->base[d]);
+		wh_cuda_leave(&scope);
+	}
+	free(legacy);
+}
+
 void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	struct wh_cuda_device *device = view->device;
 	struct wh_cuda_scope scope;
 
-	if ((view->pinned || view->reserved || view->opened) &&
+	if (view->legacy)
+		close_legacy(cuda, view->legacy);
+	if ((view->pinned || view->reserved) &&
 	    (device || !wh_gpus_home(views->gpus, NULL, &device)) &&
 	    !wh_cuda_enter(cuda, device, &scope)) {
 		if (view->pinned)
 			cuda->cuMemHostUnregister(view->pinned);
-		if (view->opened)
-			cuda->cuIpcCloseMemHandle(view->opened);
 		if (view->size)
 			cuda->cuMemUnmap(view->reserved, view->size);
 		if (view->reserved)
@@ -516,39 +516,76 @@ void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *r
 		path->way = by == source ? WH_BLOCKS_PUSH : WH_BLOCKS_PULL;
 }
 
-/* Switch peer access on, where that is how memory is reached. */
-static void try_peer(struct wh_views *views, const struct wh_gpu_view *by, struct wh_gpu_view *to,
-		     char why[WH_REFUSAL])
+/* Open a legacy handle for the device, if that has not been done; with access to the other device's
+ * memory, where it is another one's. */
+static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
+		       struct wh_cuda_device *device)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda_scope scope;
+	CUdeviceptr base = 0;
 	int error;
 
-	if (reaches(by, to))
-		return;
-	if (!by->device || by->managed || to->managed || by->context || to->context || !to->device) {
-		snprintf(why, WH_REFUSAL, "%s",
-			 *to->why ? to->why : *by->why ? by->why :
-							 "two contexts of the application");
-		return;
-	}
-	error = to->fixed ? 0 : wh_cuda_peer_enable(cuda, by->device, to->device);
+	if (atomic_load(&view->reached) & bit(device))
+		return 0;
+	error = wh_cuda_enter(cuda, device, &scope);
 	if (error)
-		said(why, error);
-	else if (to->fixed)
+		return error;
+	error = !cuda->cuIpcOpenMemHandle ?
+			wh_cuda_missing(cuda, "cuIpcOpenMemHandle") :
+			wh_cuda_check(cuda,
+				      cuda->cuIpcOpenMemHandle(&base, view->legacy->handle,
+							       CUDA_IPC_LAZY_PEER),
+				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
+				      view->device->text, device->ordinal);
+	wh_cuda_leave(&scope);
+	if (error)
+		return error;
+	view->legacy->base[device->ordinal] = base;
+	atomic_fetch_or(&view->reached, bit(device));
+	return 0;
+}
+
+/* Let the device that one side lies on reach the other side, where that can be switched on. */
+static void try_reach(struct wh_views *views, const struct wh_gpu_view *by, struct wh_gpu_view *to,
+		      char why[WH_REFUSAL])
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	int error = 0;
+
+	if (!by->device || by->managed || to->managed || reaches(by, to))
+		return;
+	if (to->legacy) {
+		error = open_legacy(views, to, by->device);
+	} else if (by->context || to->context || !to->device) {
+		snprintf(why, WH_REFUSAL, "%s",
+			 *to->why ? to->why : "two contexts of the application");
+	} else if (to->fixed) {
 		snprintf(why, WH_REFUSAL, "its mapping does not admit %.100s (cuMemSetAccess)",
 			 by->device->text);
-	else
-		atomic_fetch_or(&to->reached, bit(by->device));
+	} else {
+		error = wh_cuda_peer_enable(cuda, by->device, to->device);
+		if (!error)
+			atomic_fetch_or(&to->reached, bit(by->device));
+	}
+	if (error)
+		said(why, error);
 }
 
 bool wh_path_make(struct wh_views *views, struct wh_gpu_view *local, struct wh_gpu_view *remote,
 		  uint32_t op, struct wh_gpu_path *path, char why[WH_REFUSAL])
 {
-	try_peer(views, local->device ? local : remote, local->device ? remote : local, why);
+	pthread_mutex_lock(&views->lock);
+	if (local->managed || remote->managed)
+		snprintf(why, WH_REFUSAL, "%s", local->managed ? local->why : remote->why);
+	try_reach(views, local, remote, why);
 	wh_path_choose(local, remote, op, path);
-	if (!path->device && local->device && remote->device) {
-		try_peer(views, remote, local, why);
+	if (!path->device) {
+		/* Its own device, for staging as well; then that towards us. */
+		try_reach(views, remote, remote, why);
+		try_reach(views, remote, local, why);
 		wh_path_choose(local, remote, op, path);
 	}
+	pthread_mutex_unlock(&views->lock);
 	return path->device;
 }

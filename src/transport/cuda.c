@@ -142,7 +142,9 @@ static int prepare(struct wh_views *views, const struct wh_gpu_path *path,
 			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 			return error;
 		}
-		wh_lane_probe(lane, path->device != remote->device && readable ? remote->address : 0,
+		wh_lane_probe(lane, path->device != remote->device && readable ?
+					    wh_view_address(remote, path->device) :
+					    0,
 			      remote_place->length);
 	}
 	return 0;
@@ -157,6 +159,7 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	struct wh_gpu_path path;
 	int error;
 
+	(void)peer;
 	if (wh_kind_on_host(local_region->place.kind) && wh_kind_on_host(place->kind)) {
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;

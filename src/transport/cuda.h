@@ -14,6 +14,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "core/core.h"
 #include "platform/cuda.h"
 #include "transport/lane.h"
 #include "transport/transport.h"
@@ -26,7 +27,8 @@ struct wh_remote_region;
 struct wh_gpu_view {
 	struct wh_cuda_device *device; /* where it lies, or, managed memory, belongs; NULL: the host */
 	CUcontext context;             /* that owns it; NULL: the primary one, or none */
-	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged only */
+	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged only, or
+			     legacy: see wh_view_address() */
 	char *host;       /* the same for the CPU; NULL: it does not reach it */
 	_Atomic uint64_t reached; /* bit n: work in device n's primary context reaches `address` */
 	bool fixed;       /* that was decided when it was mapped; else peer access can be switched on */
@@ -38,8 +40,23 @@ struct wh_gpu_view {
 	void *pinned;            /* host memory that was page-locked for it */
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
 	uint64_t size;           /* of it that is mapped */
-	uint64_t opened;         /* memory of a peer, by cuIpcOpenMemHandle */
+	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
 };
+
+/* Legacy handles are opened for one device at a time, by each that uses the memory. */
+struct wh_legacy {
+	struct wh_cuda_ipc_handle handle;
+	uint64_t skip;                  /* of the region in its allocation */
+	uint64_t base[WH_CUDA_DEVICES]; /* of the allocation, as each device calls it; 0: not opened */
+};
+
+/* The view's first byte as work in a context of this device calls it. */
+static inline uint64_t wh_view_address(const struct wh_gpu_view *view,
+				       const struct wh_cuda_device *device)
+{
+	return view->legacy ? view->legacy->base[device->ordinal] + view->legacy->skip :
+			      view->address;
+}
 
 /* What goes between two views: by which GPU, and which way. */
 struct wh_gpu_path {
@@ -76,9 +93,9 @@ void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *r
 
 /* ---- exports: what a peer's memory comes as ------------------------------------------------------ */
 
-enum wh_export_type {
-	WH_EXPORT_FD = 1,      /* of cuMemCreate; the descriptor comes along */
-	WH_EXPORT_LEGACY = 2,  /* cuIpcGetMemHandle */
+enum wh_handle_type {
+	WH_HANDLE_FD = 1,      /* of cuMemCreate; the descriptor comes along */
+	WH_HANDLE_LEGACY = 2,  /* cuIpcGetMemHandle */
 };
 
 /* Payload of EXPORTED: one segment of a region. On the wire: u64 id, u32 errno, then, without an

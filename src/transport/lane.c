@@ -377,8 +377,6 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	if (error)
 		goto err_leave;
 	error = wh_cuda_call(cuda, cuMemAlloc, &gpu->counters, LANES * 4);
-	if (!error)
-		error = wh_cuda_call(cuda, cuMemsetD8, gpu->counters, 0, LANES * 4);
 	if (error)
 		goto err_unload;
 	wh_cuda_leave(&scope);
@@ -437,8 +435,11 @@ static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
 	if (!error) {
 		lane->number = atomic_load(lane->word->value);
 		lane->counter = lane->gpu->counters + 4 * gpus->lane_count++;
-		return 0;
+		/* On the stream, so that it is done before the first kernel counts. */
+		error = wh_cuda_call(cuda, cuMemsetD8Async, lane->counter, 0, 4, lane->stream);
 	}
+	if (!error)
+		return 0;
 	if (lane->ring_device)
 		cuda->cuMemFree(lane->ring_device);
 	cuda->cuMemFreeHost(ring);
@@ -714,6 +715,8 @@ void wh_gpus_close(struct wh_gpus *gpus)
 {
 	struct wh_gpu *gpu, *next;
 
+	if (!gpus)
+		return;
 	atomic_store(&gpus->stop, true);
 	if (gpus->started) {
 		atomic_store(&gpus->asleep, 0);

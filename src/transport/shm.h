@@ -20,8 +20,6 @@
 
 /* ---- both sides ---------------------------------------------------------------------------- */
 
-/* Payload of MAP: u64 id, u32 number of the first segment wanted; 0 for host memory. */
-#define WH_MAP_SIZE 12
 /* Payload of MAPPED: u64 id, i32 errno (positive), u64 offset, u64 length, then the reason. */
 struct wh_mapped {
 	uint64_t id;

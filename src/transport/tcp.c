@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "memory/memory.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -422,6 +423,18 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		snprintf(out, size, "up to %u connections", tcp->count);
 }
 
+static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)op;
+	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
+		return 0;
+	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+	return -EOPNOTSUPP;
+}
+
 const struct wh_transport wh_transport_tcp = {
 	.name = "tcp",
 	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP | WH_CAN_CUT,
@@ -430,6 +443,7 @@ const struct wh_transport wh_transport_tcp = {
 	.peer_close = peer_close,
 	.peer_lost = peer_lost,
 	.peer_again = peer_again,
+	.reach = reach,
 	.submit = submit,
 	.help = help,
 	.cancel = cancel,

@@ -34,12 +34,14 @@ enum wh_frame_type {
 	WH_FRAME_PONG,     /* the same */
 	WH_FRAME_ABORT,    /* u64 number of one of this session's data connections: drop it */
 	WH_FRAME_ABORTED,  /* the same: dropped, nothing more comes from it or goes by it */
-	WH_FRAME_MAP,      /* u64 region id, u32 segment (unix socket): may I have its memory? */
+	WH_FRAME_MAP,      /* u64 region id, u32 number of the first segment wanted, 0 for host memory
+			      (unix socket): may I have its memory? */
 	WH_FRAME_MAPPED,   /* the answer for host memory, with the memfd */
 	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
+#define WH_MAP_SIZE 12  /* payload bytes of MAP */
 
 /* Header on the wire: u32 length of the payload, u16 type, u16 flags. */
 struct wh_frame {

@@ -24,6 +24,7 @@ static struct wh_region **regions;
 static size_t region_count, region_room;
 static struct wh_peer *peers[PEERS];
 static struct wh_batch *running[BATCHES];
+static unsigned char *fetched; /* what CHILD_FETCH copied from a GPU */
 
 static void log_line(void *arg, const char *line)
 {
@@ -70,7 +71,8 @@ static int start(const struct child_command *command, struct child_answer *answe
 
 static int allocate(const struct child_command *command, struct child_answer *answer)
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = command->kind };
+	struct wh_memory_options options = { .size = sizeof(options), .kind = command->kind,
+					     .location = command->text[0] ? command->text : NULL };
 	int i = 0, error = 0;
 	void *base;
 
@@ -269,10 +271,18 @@ static int leave(void)
 
 static int on_bytes(const struct child_command *command, struct child_answer *answer)
 {
-	unsigned char *at = memories[command->index].base + command->offset;
+	const struct memory *memory = &memories[command->index];
+	unsigned char *at = memory->base + command->offset, *copy = NULL;
 
 	if (command->offset + command->length > memories[command->index].length)
 		return -ERANGE;
+	if (bytes_on_gpu(memory->kind)) {
+		copy = malloc(command->length);
+		if (!copy)
+			return -ENOMEM;
+		bytes_get(copy, at, command->length, memory->kind);
+		at = copy;
+	}
 	hidden_begin();
 	if (command->op == CHILD_FILL)
 		pattern_fill(at, command->length, command->position, command->seed);
@@ -283,6 +293,12 @@ static int on_bytes(const struct child_command *command, struct child_answer *an
 	else
 		answer->length = command->length;
 	hidden_end();
+	if (copy && command->op == CHILD_FILL)
+		bytes_put(memory->base + command->offset, copy, command->length, memory->kind);
+	if (command->op == CHILD_FETCH)
+		fetched = copy;
+	else
+		free(copy);
 	return 0;
 }
 
@@ -356,11 +372,13 @@ int child_main(int fd)
 		if (answer.status < 0 && !answer.text[0])
 			snprintf(answer.text, sizeof(answer.text), "%s", wh_error_text());
 		if (command.op == CHILD_FETCH)
-			bytes = memories[command.index].base + command.offset;
+			bytes = fetched ? fetched : memories[command.index].base + command.offset;
 		hidden_begin();
 		gone = harness_write(fd, &answer, sizeof(answer)) != 0 ||
 		       harness_write(fd, bytes, answer.length) != 0;
 		hidden_end();
+		free(fetched);
+		fetched = NULL;
 		if (gone)
 			return 1;
 		if (command.op == CHILD_EXIT)

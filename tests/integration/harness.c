@@ -304,6 +304,8 @@ static void clean_environment(void)
 		unsetenv(name);
 		at = environ;
 	}
+	if (getenv("TEST_CUDA"))
+		setenv("WHERRY_CUDA", getenv("TEST_CUDA"), 1);
 }
 
 int harness_main(int argc, char **argv, const char *group, const struct CMUnitTest *tests,
@@ -495,11 +497,17 @@ bool child_alive(struct child *child)
 
 /* ---- children: commands --------------------------------------------------------------------- */
 
-int child_memory(struct child *child, uint32_t kind, size_t length)
+int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location)
 {
 	struct child_command command = { .op = CHILD_MEMORY, .kind = kind, .length = length };
 
+	snprintf(command.text, sizeof(command.text), "%s", location ? location : "");
 	return (int)demand(child, &command, NULL, 0);
+}
+
+int child_memory(struct child *child, uint32_t kind, size_t length)
+{
+	return child_memory_at(child, kind, length, NULL);
 }
 
 int child_free(struct child *child, int memory)

@@ -180,6 +180,8 @@ bool child_alive(struct child *child);
 
 /* Memory of the child. Returns its number. */
 int child_memory(struct child *child, uint32_t kind, size_t length);
+/* The same at a location ("cuda:1"); NULL: anywhere. */
+int child_memory_at(struct child *child, uint32_t kind, size_t length, const char *location);
 int child_free(struct child *child, int memory);
 /* A region over [offset, offset + length) of it. Returns its number; *id (or NULL) is its id. */
 int child_region(struct child *child, int memory, uint64_t offset, uint64_t length,
@@ -232,6 +234,16 @@ int child_transfer(struct child *child, const struct child_transfer *transfer,
 /* The same in two halves, for many children at once. */
 void child_transfer_send(struct child *child, const struct child_transfer *transfer);
 int child_transfer_receive(struct child *child, struct child_result *result);
+
+/* ---- bytes of any memory --------------------------------------------------------------------- */
+
+/* Is memory of this kind a GPU's (or managed), so that these two have to ask the driver? */
+bool bytes_on_gpu(uint32_t kind);
+/* Copy bytes out of, and into, memory of this kind. */
+void bytes_get(void *to, const void *from, size_t length, uint32_t kind);
+void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
+/* How many GPUs that driver has: the fake one whose path is in TEST_CUDA, or the machine's own. */
+unsigned int bytes_gpus(void);
 
 /* ---- between harness.c and child.c ---------------------------------------------------------- */
 

@@ -424,7 +424,7 @@ static void silence__five_hundred(void **state)
 /* Ask for a region's descriptor: the descriptor, or -1. */
 static int ask_map(int fd, uint64_t region)
 {
-	uint8_t payload[8], bytes[1024];
+	uint8_t payload[WH_MAP_SIZE], bytes[1024];
 	char control[CMSG_SPACE(sizeof(int))];
 	struct iovec iov = { bytes, sizeof(bytes) };
 	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
@@ -432,7 +432,7 @@ static int ask_map(int fd, uint64_t region)
 	struct cmsghdr *header;
 	int got = -1;
 
-	wh_put64(payload, region);
+	wh_put32(wh_put64(payload, region), 0);
 	if (raw_send_frame(fd, WH_FRAME_MAP, 0, payload, sizeof(payload)) ||
 	    recvmsg(fd, &message, MSG_CMSG_CLOEXEC) <= 0)
 		return -1;

@@ -90,12 +90,15 @@ static void sound__what_is_missing(void **state)
 static void defaults__do_nothing(void **state)
 {
 	const struct wh_transport *self = wh_transport(WH_TRANSPORT_SELF);
+	struct wh_place remote = { .kind = WH_MEMORY_SHARED };
+	struct wh_region local = { .place = { .kind = WH_MEMORY_PAGEABLE } };
 	char why[WH_REFUSAL] = "as it was";
 
 	(void)state;
-	assert_int_equal(self->reach(NULL, NULL, NULL, NULL, WH_READ, why), 0);
+	assert_int_equal(self->reach(NULL, NULL, &local, &remote, WH_READ, why), 0);
 	assert_int_equal(self->cut(NULL, NULL, NULL, 0), 0);
 	self->region_gone(NULL, NULL, NULL);
+	self->region_closed(NULL, NULL, NULL);
 	self->session_close(NULL);
 	self->session_abort(NULL, 7);
 	assert_string_equal(why, "as it was");

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Bytes of memory that the CPU must not touch. Asks the driver by itself: the library under test is not
+ * to vouch for what it has done. */
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "harness.h"
+
+static struct {
+	int (*init)(unsigned flags);
+	int (*count)(int *count);
+	int (*attribute)(void *out, int attribute, uint64_t address);
+	int (*retain)(void **context, int device);
+	int (*enter)(void *context);
+	int (*leave)(void **context);
+	int (*copy)(uint64_t to, uint64_t from, size_t length);
+	int (*synchronise)(void);
+} driver;
+static pthread_once_t opened = PTHREAD_ONCE_INIT;
+
+static void *symbol(void *library, const char *name)
+{
+	void *found = dlsym(library, name);
+
+	if (!found) {
+		fprintf(stderr, "the CUDA driver has no %s\n", name);
+		abort();
+	}
+	return found;
+}
+
+static void open_driver(void)
+{
+	const char *path = getenv("TEST_CUDA");
+	void *library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+
+	if (!library) {
+		fprintf(stderr, "%s\n", dlerror());
+		abort();
+	}
+	driver.init = symbol(library, "cuInit");
+	driver.count = symbol(library, "cuDeviceGetCount");
+	driver.attribute = symbol(library, "cuPointerGetAttribute");
+	driver.retain = symbol(library, "cuDevicePrimaryCtxRetain");
+	driver.enter = symbol(library, "cuCtxPushCurrent_v2");
+	driver.leave = symbol(library, "cuCtxPopCurrent_v2");
+	driver.copy = symbol(library, "cuMemcpy");
+	driver.synchronise = symbol(library, "cuCtxSynchronize");
+	if (driver.init(0))
+		abort();
+}
+
+unsigned int bytes_gpus(void)
+{
+	int count = 0;
+
+	pthread_once(&opened, open_driver);
+	return driver.count(&count) ? 0 : (unsigned int)count;
+}
+
+bool bytes_on_gpu(uint32_t kind)
+{
+	return kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL;
+}
+
+static void copy(void *to, const void *from, size_t length, const void *gpu)
+{
+	const int ordinal = 9, context_of = 1;
+	void *context = NULL;
+	int device = 0, error;
+
+	pthread_once(&opened, open_driver);
+	error = driver.attribute(&context, context_of, (uintptr_t)gpu);
+	if (error || !context) {
+		error = driver.attribute(&device, ordinal, (uintptr_t)gpu);
+		error = error ? error : driver.retain(&context, device);
+	}
+	if (!error)
+		error = driver.enter(context);
+	if (!error) {
+		error = driver.copy((uintptr_t)to, (uintptr_t)from, length);
+		/* Between memory of GPUs the driver may come back earlier. */
+		error = error ? error : driver.synchronise();
+		driver.leave(&context);
+	}
+	if (error) {
+		fprintf(stderr, "copying %zu bytes at %p for a test: CUDA error %d\n", length, gpu,
+			error);
+		abort();
+	}
+}
+
+void bytes_get(void *to, const void *from, size_t length, uint32_t kind)
+{
+	if (bytes_on_gpu(kind))
+		copy(to, from, length, from);
+	else
+		memcpy(to, from, length);
+}
+
+void bytes_put(void *to, const void *from, size_t length, uint32_t kind)
+{
+	if (bytes_on_gpu(kind))
+		copy(to, from, length, to);
+	else
+		memcpy(to, from, length);
+}
