@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "transport/lane.h"
 #include "util/options.h"
 
 /* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */
@@ -187,14 +188,38 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 		wh_blocks_free(blocks);
 		return error;
 	}
+	pthread_mutex_lock(&peer->lock);
+	wh_list_append(&peer->blocks, &blocks->link);
+	pthread_mutex_unlock(&peer->lock);
 	*out = blocks;
 	return 0;
 }
 
+void wh_blocks_leave(struct wh_peer *peer)
+{
+	struct wh_list *link;
+
+	while ((link = wh_list_take(&peer->blocks))) {
+		struct wh_blocks *blocks = wh_container(link, struct wh_blocks, link);
+
+		wh_kept_free(atomic_exchange(&blocks->kept, NULL));
+		blocks->peer = NULL;
+	}
+}
+
 void wh_blocks_free(struct wh_blocks *blocks)
 {
+	struct wh_peer *peer;
+
 	if (!blocks || atomic_fetch_sub(&blocks->references, 1) != 1)
 		return;
+	peer = blocks->peer;
+	if (peer) {
+		pthread_mutex_lock(&peer->lock);
+		wh_list_remove(&blocks->link);
+		pthread_mutex_unlock(&peer->lock);
+	}
+	wh_kept_free(atomic_load(&blocks->kept));
 	free(blocks->bases);
 	free(blocks->local_offsets);
 	free(blocks->remote_offsets);

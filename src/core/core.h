@@ -191,6 +191,7 @@ struct wh_peer {
 	uint64_t note_sequence;
 
 	struct wh_list aborts; /* struct wh_abort; under lock */
+	struct wh_list blocks; /* prepared for it; under lock */
 	uint32_t list_round; /* of the list of regions being received; on loop 0 */
 	int64_t heard; /* when something last came; on loop 0 */
 };
@@ -295,14 +296,17 @@ struct wh_block_base {
 };
 
 struct wh_blocks {
+	struct wh_list link; /* peer.blocks */
 	_Atomic uint32_t references;
-	struct wh_peer *peer;
+	struct wh_peer *peer; /* NULL: closed */
 	uint32_t op;
 	uint64_t block_length, count, base_count;
 	struct wh_block_base *bases;
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
 	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
+	_Atomic bool used;                /* by the transport cuda, at least once */
+	struct wh_kept *_Atomic kept;     /* its lists on a GPU; NULL: they are not there */
 };
 
 /* How far into a piece. */
@@ -412,6 +416,9 @@ void wh_batch_call_back(struct wh_batch *batch);
 /* The batch's pieces have ended and its notification is confirmed, or failed: say so. */
 void wh_batch_finish(struct wh_batch *batch);
 void wh_batch_fail(struct wh_batch *batch, int error, const char *text);
+
+/* The peer goes: what is prepared for it can be freed afterwards, but holds nothing of the engine. */
+void wh_blocks_leave(struct wh_peer *peer);
 
 /* Is this range of the peer's, or of our, region there, and granted? `what` and `index` begin the
  * text of the error. */

@@ -539,6 +539,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	wh_list_init(&peer->notes_waiting);
 	wh_list_init(&peer->notes_sent);
 	wh_list_init(&peer->aborts);
+	wh_list_init(&peer->blocks);
 	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region), 1);
 	if (error) {
 		peer_free(peer);
@@ -656,6 +657,7 @@ int wh_peer_close(struct wh_peer *peer)
 	wh_list_remove(&peer->link);
 	pthread_mutex_unlock(&engine->lock);
 	wh_loop_call(&engine->loops[0], stop, peer);
+	wh_blocks_leave(peer);
 	peer_free(peer);
 	return 0;
 }

@@ -79,6 +79,8 @@ static void op_free(struct wh_cuda_op *op)
 		wh_place_leave(op->places[i]);
 	for (part = op->parts; part; part = next) {
 		next = part->next;
+		if (part->loses)
+			wh_kept_free(part->keeps);
 		free(part);
 	}
 	free(op->places);
@@ -200,15 +202,42 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 	return n;
 }
 
+/* A descriptor that is submitted again, by whatever batch, is going to be once more: its lists stay on
+ * the GPU. */
+static void keep_lists(struct wh_cuda_part *part, struct wh_lane_turn *turn,
+		       struct wh_lane_blocks *work)
+{
+	struct wh_blocks *blocks = part->op->piece->blocks;
+	struct wh_kept *kept = atomic_load(&blocks->kept), *none = NULL;
+
+	if (kept) {
+		wh_kept_use(kept, part->lane, work);
+		return;
+	}
+	if (!atomic_exchange(&blocks->used, true))
+		return;
+	kept = wh_kept_make(turn, work->source_list, work->target_list, blocks->count);
+	if (!kept)
+		return;
+	part->keeps = kept;
+	wh_kept_use(kept, part->lane, work);
+	if (!atomic_compare_exchange_strong(&blocks->kept, &none, kept))
+		part->loses = true; /* somebody was faster: it goes when the part is done */
+}
+
 static bool put_blocks(struct wh_cuda_part *part, struct wh_lane_turn *turn)
 {
-	const struct wh_blocks *blocks = part->op->piece->blocks;
+	struct wh_blocks *blocks = part->op->piece->blocks;
 	struct wh_lane_blocks work;
 	uint64_t put, wanted;
 	unsigned bases;
 
 	while (part->at.outer < part->end) {
 		bases = gather_bases(part, part->at.outer, &work);
+		if (part->keeps)
+			wh_kept_use(part->keeps, part->lane, &work);
+		else
+			keep_lists(part, turn, &work);
 		wanted = blocks->count - part->at.inner;
 		put = wh_lane_blocks(turn, &work, part->at.inner, wanted);
 		if (put < wanted) {
@@ -237,7 +266,9 @@ static void part_ended(struct wh_lane_job *job, int error, const char *text)
 
 	if (error)
 		wh_cuda_part_fail(part, error, text);
-	else if (part->at.left && atomic_load(&part->op->piece->cancelled))
+	else if (part->keeps && !part->loses)
+		wh_kept_ready(part->keeps);
+	if (!error && part->at.left && atomic_load(&part->op->piece->cancelled))
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	if (part->at.left && !atomic_load(&part->error))
 		part_put(part);

@@ -148,6 +148,8 @@ struct wh_cuda_part {
 	struct wh_cursor at;  /* what has not been put on the lane yet; blocks: outer the base, inner the
 				 block that a group of bases goes on with */
 	bool kernel;          /* blocks: by the kernel */
+	struct wh_kept *keeps; /* lists that this part has uploaded to stay */
+	bool loses;            /* ... and which nobody else is to use */
 	_Atomic int error;
 };
 

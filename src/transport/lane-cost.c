@@ -48,7 +48,7 @@ double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t len
 /* ---- measuring --------------------------------------------------------------------------------- */
 
 #define PROBE_SHORT ((uint64_t)64 << 10)
-#define PROBE_LONG ((uint64_t)1 << 20)
+#define PROBE_LONG ((uint64_t)32 << 20) /* long enough that a GPU's own memory shows its rate */
 #define PROBE_BLOCK ((uint64_t)4 << 10)
 #define PROBE_COPIES 8
 #define PROBE_TIMES 4 /* the best of them counts */
@@ -56,8 +56,8 @@ double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t len
 struct probe {
 	struct wh_lane_job job;
 	struct wh_lane *lane;
-	uint64_t from, to; /* of PROBE_LONG bytes at most */
-	uint64_t length;
+	uint64_t from, to;
+	uint64_t length; /* of the long piece; at most PROBE_LONG */
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 };
 
@@ -122,10 +122,11 @@ static double rate_of(double before, double at_short, double at_long, uint64_t b
 	return at_long - at_short > 200 ? (double)bytes / (at_long - at_short) : before;
 }
 
-static void measure(struct probe *probe, uint64_t length)
+static void measure(struct probe *probe)
 {
-	struct wh_lane_cost cost = probe->lane->cost;
 	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
+	struct wh_lane_cost cost = probe->lane->cost;
+	uint64_t length = probe->length;
 
 	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
 	large = time_of(probe, 1, length);
@@ -151,11 +152,75 @@ static void measure(struct probe *probe, uint64_t length)
 	pthread_mutex_unlock(&probe->lane->lock);
 }
 
+/* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
+ * 0: there is none. */
+static uint64_t borrow(struct wh_lane *lane, uint64_t bytes)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda_scope scope;
+	uint64_t address = 0;
+
+	if (!cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !lane->gpu->device->pools ||
+	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+		return 0;
+	if (cuda->cuMemAllocAsync(&address, bytes, lane->stream))
+		address = 0;
+	wh_cuda_leave(&scope);
+	return address;
+}
+
+static void give_back(struct wh_lane *lane, uint64_t address)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda_scope scope;
+
+	if (!address ||
+	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+		return;
+	cuda->cuMemFreeAsync(address, lane->stream);
+	wh_cuda_leave(&scope);
+}
+
+/* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
+static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64_t length)
+{
+	struct wh_lane *lane = probe->lane;
+
+	probe->length = WH_LANE_RING / 2;
+	switch (lane->way) {
+	case WH_BLOCKS_TO_HOST:
+		probe->from = lane->ring_device;
+		probe->to = lane->ring_host;
+		break;
+	case WH_BLOCKS_FROM_HOST:
+		probe->from = lane->ring_host;
+		probe->to = lane->ring_device;
+		break;
+	case WH_BLOCKS_WITHIN:
+		probe->from = borrowed ? borrowed : lane->ring_device;
+		probe->length = borrowed ? PROBE_LONG : probe->length;
+		probe->to = probe->from + probe->length;
+		break;
+	default:
+		/* Between GPUs, reading from the other: to write there would be to destroy. */
+		probe->from = from;
+		probe->to = borrowed ? borrowed : lane->ring_device;
+		probe->length = borrowed ? PROBE_LONG : probe->length;
+		if (length < probe->length)
+			probe->length = length / PROBE_BLOCK * PROBE_BLOCK;
+		break;
+	}
+}
+
 void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
 {
-	struct probe probe = { .lane = lane, .length = PROBE_LONG };
+	bool between = lane->way == WH_BLOCKS_PUSH || lane->way == WH_BLOCKS_PULL;
+	struct probe probe = { .lane = lane };
+	uint64_t borrowed = 0;
 	bool mine;
 
+	if (between && (!from || length < PROBE_SHORT))
+		return;
 	/* The ring is where the bytes go to, so that nobody else may use it: only before the first
 	 * use of the lane. */
 	pthread_mutex_lock(&lane->lock);
@@ -164,27 +229,9 @@ void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
 	pthread_mutex_unlock(&lane->lock);
 	if (!mine)
 		return;
-	switch (lane->way) {
-	case WH_BLOCKS_TO_HOST:
-		probe.from = lane->ring_device;
-		probe.to = lane->ring_host;
-		break;
-	case WH_BLOCKS_FROM_HOST:
-		probe.from = lane->ring_host;
-		probe.to = lane->ring_device;
-		break;
-	case WH_BLOCKS_WITHIN:
-		probe.from = lane->ring_device;
-		probe.to = lane->ring_device + PROBE_LONG;
-		break;
-	default:
-		/* Between GPUs, reading from the other: to write there would be to destroy. */
-		if (!from || length < PROBE_SHORT)
-			return;
-		probe.from = from;
-		probe.to = lane->ring_device;
-		probe.length = length < PROBE_LONG ? length / PROBE_BLOCK * PROBE_BLOCK : PROBE_LONG;
-		break;
-	}
-	measure(&probe, probe.length);
+	if (between || lane->way == WH_BLOCKS_WITHIN)
+		borrowed = borrow(lane, 2 * PROBE_LONG);
+	choose(&probe, borrowed, from, length);
+	measure(&probe);
+	give_back(lane, borrowed);
 }

@@ -168,12 +168,12 @@ static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t byte
 
 /* ---- blocks ------------------------------------------------------------------------------------ */
 
-static uint32_t ctas_of(const struct wh_lane *lane, int variant)
+static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_length)
 {
 	int64_t wanted = wh_gpus_ctas(lane->gpu->gpus);
 
 	return wanted ? (uint32_t)wanted :
-			wh_blocks_ctas((enum wh_blocks_variant)variant, lane->way,
+			wh_blocks_ctas((enum wh_blocks_variant)variant, lane->way, block_length,
 				       (uint32_t)lane->gpu->device->processors);
 }
 
@@ -216,7 +216,8 @@ uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *
 	launch(turn, false);
 	for (;;) {
 		job.count = (uint32_t)count;
-		grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant, ctas_of(lane, variant));
+		grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
+				       ctas_of(lane, variant, job.block_length));
 		if (grid || count == 1)
 			break;
 		count /= 2;
@@ -292,7 +293,8 @@ static void launch_class(struct wh_lane_turn *turn, const struct small *small, u
 	list = ring_ready(turn, at, 16 * pieces);
 	job.source_offsets = list;
 	job.target_offsets = list + 8 * pieces;
-	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant, ctas_of(lane, variant));
+	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
+				     ctas_of(lane, variant, length));
 	turn->job = job;
 	turn->variant = variant;
 }

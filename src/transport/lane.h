@@ -146,6 +146,19 @@ uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, u
  * lane; as above. The lists may go afterwards. */
 uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks, uint64_t first,
 			uint64_t count);
+/* Lists that stay on the GPU until wh_kept_free(). Uploads them in this turn; NULL: not worth it, or not
+ * possible. `wh_kept_ready()` when the turn's job is done: from then on other lanes of the GPU can use
+ * them, too. */
+struct wh_kept;
+struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
+			     const uint64_t *target, uint64_t count);
+void wh_kept_ready(struct wh_kept *kept);
+/* Let the blocks use them. False: not on this lane, or not yet. */
+bool wh_kept_use(const struct wh_kept *kept, const struct wh_lane *lane,
+		 struct wh_lane_blocks *blocks);
+/* No job uses them any more. NULL is allowed. */
+void wh_kept_free(struct wh_kept *kept);
+
 /* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
  * here. */
 void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job);
@@ -155,7 +168,7 @@ bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t
 /* How long that would take, ns, by the better way. */
 double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t length);
 
-/* Measure what work on the lane costs, once, before it is used: about a ms. For ways between GPUs
+/* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none, so
  * that a guess has to do. */
 void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length);

@@ -179,7 +179,7 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 	want(0, wh_batch_new(p->peer, NULL, &batch));
 	add_transfers(work, op, batch, ours, theirs);
 	add_blocks(p, work, op, batch, ours, theirs);
-	for (int again = 0; again < 2; again++) {
+	for (int again = 0; again < 3; again++) {
 		want(0, wh_batch_submit(batch));
 		want(0, wh_batch_wait(batch, PATIENCE));
 	}

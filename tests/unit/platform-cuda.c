@@ -267,16 +267,18 @@ static void shape__variants(void **state)
 static void ctas__defaults(void **state)
 {
 	(void)state;
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 132), 32);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PULL, 132), 16);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 132), 8);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_FROM_HOST, 132), 8);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 132), 132);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 132), 32);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 65536, 132), 64);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_4, WH_BLOCKS_PUSH, 65536, 132), 132);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PULL, 4096, 132), 16);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_TO_HOST, 4096, 132), 8);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_FROM_HOST, 4096, 132), 8);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 132), 132);
 	/* Never more than one for each multiprocessor, and never none. */
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 14), 14);
-	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 0), 1);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 14), 14);
+	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0), 1);
 	for (int variant = WH_BLOCKS_8; variant < WH_BLOCKS_VARIANTS; variant++)
-		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST,
+		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST, 4096,
 						108),
 				 108);
 }
