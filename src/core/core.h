@@ -340,6 +340,7 @@ struct wh_piece {
 	_Atomic bool cancelled;
 	void *owner;
 	bool alone; /* meant for its owner alone */
+	bool staged; /* some of our side is a GPU's memory */
 	_Atomic bool done;
 };
 

@@ -217,7 +217,8 @@ static void start_work(struct stage *stage)
 	work->job.done = work_done;
 	work->wait.ready = slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, &work->wait);
+	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, WH_SLOT_ASKS,
+				  &work->wait);
 	if (work->slot)
 		work_on(work);
 }
@@ -259,7 +260,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	if (!error)
 		error = open_side(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
 	if (!error)
-		error = wh_slots_prepare(gpus);
+		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
 	if (error)
 		wh_cuda_part_fail(part, error, wh_error_text());
 	/* One more than there are works, so that none ends it while they are started. */

@@ -37,6 +37,12 @@ struct wh_pinned {
 	void *entries;    /* what it is cut into */
 };
 
+struct pool {
+	struct wh_list slots;   /* free ones */
+	struct wh_list waiters; /* struct wh_slot_wait */
+	unsigned count;         /* slots that have been made */
+};
+
 struct wh_gpus {
 	struct wh_engine *engine;
 	struct wh_cuda *cuda;
@@ -52,9 +58,7 @@ struct wh_gpus {
 
 	pthread_mutex_t list_lock; /* below */
 	struct wh_list events;  /* struct wh_event_wait */
-	struct wh_list slots;   /* free ones */
-	struct wh_list waiters; /* struct wh_slot_wait */
-	unsigned slot_count;    /* that have been made */
+	struct pool pools[WH_SLOT_USES];
 	struct wh_list words_free;
 	struct wh_pinned *pinned; /* all there is; given back at the end */
 
@@ -576,7 +580,7 @@ void wh_word_give(struct wh_gpus *gpus, struct wh_word *word)
 /* ---- slots ------------------------------------------------------------------------------------- */
 
 /* Under list_lock: some more, if there are not too many. */
-static int make_slots(struct wh_gpus *gpus)
+static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
 	struct wh_pinned *block;
 	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT, SLOTS_AT_ONCE * sizeof(struct wh_slot),
@@ -587,48 +591,62 @@ static int make_slots(struct wh_gpus *gpus)
 		return error;
 	slots = block->entries;
 	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
+		slots[i].use = use;
 		slots[i].host = block->memory + i * WH_SLOT;
 		slots[i].address = block->address + i * WH_SLOT;
-		wh_list_append(&gpus->slots, &slots[i].link);
+		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
 	}
-	gpus->slot_count += SLOTS_AT_ONCE;
+	gpus->pools[use].count += SLOTS_AT_ONCE;
 	return 0;
 }
 
-int wh_slots_prepare(struct wh_gpus *gpus)
+int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use)
 {
 	int error = 0;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	if (!gpus->slot_count)
-		error = make_slots(gpus);
+	if (!gpus->pools[use].count)
+		error = make_slots(gpus, use);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return error;
 }
 
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, struct wh_slot_wait *wait)
+struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait)
 {
+	struct pool *pool = &gpus->pools[use];
 	struct wh_list *link;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	if (wh_list_empty(&gpus->slots) && gpus->slot_count < WH_SLOTS)
-		make_slots(gpus); /* if not, then one that is given back has to do */
-	link = wh_list_take(&gpus->slots);
+	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
+		make_slots(gpus, use); /* if not, then one that is given back has to do */
+	link = wh_list_take(&pool->slots);
 	if (!link)
-		wh_list_append(&gpus->waiters, &wait->link);
+		wh_list_append(&pool->waiters, &wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return link ? wh_container(link, struct wh_slot, link) : NULL;
 }
 
+bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
+{
+	bool waits;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	waits = wait->link.next;
+	wh_list_remove(&wait->link);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return waits;
+}
+
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 {
+	struct pool *pool = &gpus->pools[slot->use];
 	struct wh_slot_wait *wait;
 	struct wh_list *link;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	link = wh_list_take(&gpus->waiters);
+	link = wh_list_take(&pool->waiters);
 	if (!link)
-		wh_list_append(&gpus->slots, &slot->link);
+		wh_list_append(&pool->slots, &slot->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (!link)
 		return;
@@ -651,8 +669,10 @@ int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus 
 	pthread_mutex_init(&gpus->list_lock, NULL);
 	wh_list_init(&gpus->events);
 	wh_list_init(&gpus->words_free);
-	wh_list_init(&gpus->slots);
-	wh_list_init(&gpus->waiters);
+	for (int i = 0; i < WH_SLOT_USES; i++) {
+		wh_list_init(&gpus->pools[i].slots);
+		wh_list_init(&gpus->pools[i].waiters);
+	}
 	gpus->spin_for = sched_getaffinity(0, sizeof(cpus), &cpus) || CPU_COUNT(&cpus) > 4 ?
 				 SPIN_FOR :
 				 SPIN_FOR_FEW_CPUS;

@@ -204,10 +204,19 @@ void wh_word_give(struct wh_gpus *gpus, struct wh_word *word);
 /* ---- slots of pinned memory ---------------------------------------------------------------------- */
 
 #define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
-#define WH_SLOTS 64                 /* of an engine */
+#define WH_SLOTS 32                 /* of an engine, for each use */
+
+/* Two uses, so that transfers that ask something of a peer, and hold slots until it answers, never keep
+ * those from being served that peers ask for: all of them together might wait for each other. */
+enum wh_slot_use {
+	WH_SLOT_ASKS,
+	WH_SLOT_SERVES,
+	WH_SLOT_USES,
+};
 
 struct wh_slot {
 	struct wh_list link;
+	enum wh_slot_use use;
 	char *host;
 	uint64_t address; /* for GPUs */
 };
@@ -219,9 +228,11 @@ struct wh_slot_wait {
 };
 
 /* Have some, if there are none yet. 0, or what the driver said. */
-int wh_slots_prepare(struct wh_gpus *gpus);
+int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
 /* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. */
-struct wh_slot *wh_slot_take(struct wh_gpus *gpus, struct wh_slot_wait *wait);
+struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
+/* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
+bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
 /* May call a waiter's `ready`. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 

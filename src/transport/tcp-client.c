@@ -354,6 +354,14 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 
 		if (!slice->piece)
 			continue;
+		/* It is ended, or queued, when the GPU has let go of it. */
+		if (tcp_stage_busy(slice, error || atomic_load(&slice->piece->cancelled))) {
+			if (error)
+				wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+			else if (atomic_load(&slice->piece->cancelled))
+				wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+			continue;
+		}
 		if (error) {
 			wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
 		} else if (atomic_load(&slice->piece->cancelled)) {

@@ -19,6 +19,7 @@ static void walk_start(struct tcp_walk *walk, const struct tcp_slice *slice)
 /* On to the next run; false at the end of the slice. */
 static bool walk_step(struct tcp_walk *walk, const struct wh_piece *piece)
 {
+	walk->before += walk->run.length;
 	walk->done = 0;
 	walk->extent++;
 	return wh_piece_next(piece, &walk->next, walk->next.left, &walk->run);
@@ -29,10 +30,18 @@ static bool is_bad(const struct tcp_client *client, uint32_t extent)
 	return client->bad[extent / 64] >> (extent % 64) & 1;
 }
 
+/* Where the socket finds the walk's next bytes. */
+static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
+{
+	char *staged = tcp_stage_bytes(slice);
+
+	return (staged ? staged + walk->before : walk->run.local) + walk->done;
+}
+
 /* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents that
  * the owner refused. Returns the bytes. */
 static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
-			  const struct wh_piece *piece, bool skip_bad, struct iovec *vector, int *count)
+			  const struct tcp_slice *slice, bool skip_bad, struct iovec *vector, int *count)
 {
 	struct tcp_walk walk = *from;
 	size_t bytes = 0, length;
@@ -41,10 +50,10 @@ static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk
 		length = walk.run.length - walk.done;
 		if (skip_bad && is_bad(client, walk.extent))
 			continue;
-		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk.run.local + walk.done, length))
+		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk_at(&walk, slice), length))
 			break;
 		bytes += length;
-	} while (walk_step(&walk, piece));
+	} while (walk_step(&walk, slice->piece));
 	return bytes;
 }
 
@@ -77,6 +86,7 @@ void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh
 
 	if (piece->op == WH_READ)
 		client->read_bytes -= bytes;
+	tcp_stage_free(client, slice);
 	slice->piece = NULL;
 	atomic_fetch_sub(&client->outstanding, 1);
 	if (atomic_fetch_sub(&piece->left, bytes) == bytes)
@@ -121,6 +131,33 @@ static int encode(struct tcp_client *client, struct tcp_slice *slice)
 	return 0;
 }
 
+/* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or their
+ * room, are there. */
+static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
+{
+	struct tcp_slice *slice;
+	int ready;
+
+	do {
+		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >= TCP_WINDOW ||
+		    client->gathering >= TCP_GATHER_AHEAD)
+			return -EAGAIN;
+		for (slice = client->slices; slice->piece;)
+			slice++;
+		if (!tcp_pull(client, slice))
+			return -EAGAIN;
+		atomic_fetch_add(&client->outstanding, 1);
+		slice->attempts = 0;
+		slice->sent = false;
+		slice->stage = NULL;
+		if (slice->piece->op == WH_READ)
+			client->read_bytes += slice->start.left;
+		ready = slice->piece->staged ? tcp_stage_begin(client, slice) : 1;
+	} while (!ready);
+	*out = slice;
+	return ready < 0 ? ready : 0;
+}
+
 /* Take the next slice to send: one that has to be sent again, or a new one. */
 static int next_slice(struct tcp_client *client)
 {
@@ -131,17 +168,10 @@ static int next_slice(struct tcp_client *client)
 		slice = &client->slices[client->queue[client->queue_start]];
 		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
 		client->queue_count--;
-	} else if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) < TCP_WINDOW) {
-		for (slice = client->slices; slice->piece;)
-			slice++;
-		if (!tcp_pull(client, slice))
-			return -EAGAIN;
-		atomic_fetch_add(&client->outstanding, 1);
-		slice->attempts = 0;
-		if (slice->piece->op == WH_READ)
-			client->read_bytes += slice->start.left;
 	} else {
-		return -EAGAIN;
+		error = pull_slice(client, &slice);
+		if (error)
+			return error;
 	}
 	slice->id = client->sequence++ * TCP_WINDOW + (uint64_t)(slice - client->slices);
 	slice->sent = false;
@@ -180,7 +210,8 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		if (head)
 			vector[count++] = (struct iovec){ client->head + client->head_sent, head };
 		if (client->out_left)
-			bytes += walk_vector(client, &client->out, piece, false, vector, &count);
+			bytes += walk_vector(client, &client->out, client->sending, false, vector,
+					     &count);
 		message.msg_iovlen = (size_t)count;
 		got = sendmsg(client->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (got < 0)
@@ -304,7 +335,7 @@ static void take_early(struct tcp_client *client)
 		}
 		if (length > in->length)
 			length = in->length;
-		memcpy(walk->run.local + walk->done, in->bytes + in->start, length);
+		memcpy(walk_at(walk, client->receiving), in->bytes + in->start, length);
 		in->start += (uint32_t)length;
 		in->length -= (uint32_t)length;
 		client->into_left -= length;
@@ -326,7 +357,10 @@ static int consume(struct tcp_client *client, struct wh_list *done)
 		take_early(client);
 		if (client->into_left)
 			return -EAGAIN;
-		tcp_slice_end(client, client->receiving, done);
+		if (client->receiving->stage && client->receiving->piece->op == WH_READ)
+			tcp_stage_scatter(client, client->receiving);
+		else
+			tcp_slice_end(client, client->receiving, done);
 		client->receiving = NULL;
 	}
 }
@@ -343,7 +377,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 		count = 0;
 		want = 0;
 		if (client->receiving) /* the buffer is empty, see consume() */
-			want = walk_vector(client, &client->into, client->receiving->piece,
+			want = walk_vector(client, &client->into, client->receiving,
 					   client->response.errors, vector, &count);
 		if (want > client->into_left)
 			return -EPROTO;

@@ -13,58 +13,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "transport/tcp.h"
+#include "memory/memory.h"
+#include "transport/tcp-server.h"
 #include "wire/bytes.h"
 
 #define CONNECTIONS_MAX 64   /* of one session */
-#define JOBS_MAX TCP_WINDOW  /* reads asked for on one connection */
 #define OUT_MAX (64u << 10)  /* answers not yet sent; beyond it nothing more is taken in */
 #define ENTERED_MAX 64       /* different regions in one system call */
 #define TRASH (64u << 10)
 #define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
-
-/* An extent as it is checked. */
-struct extent {
-	uint64_t region, offset, length;
-	int error; /* positive errno; 0: good */
-};
-
-/* A read being answered. */
-struct job {
-	struct wh_list link;
-	uint32_t count, at; /* extents, and the one being sent */
-	uint64_t skip, left;
-	uint32_t head_length, head_sent;
-	uint8_t *head;
-	struct extent extents[];
-};
-
-struct server {
-	struct wh_source source;
-	struct wh_spinner spinner;
-	struct wh_loop *loop;
-	struct wh_engine *engine;
-	struct wh_session *session; /* on loop 0 */
-	struct wh_list link;        /* session's list, on loop 0 */
-	struct wh_task bury;        /* to loop 0: free it */
-	bool dead;
-	uint32_t number;
-	uint32_t events; /* what it waits for */
-	uint64_t moved;  /* bytes, in and out */
-
-	struct tcp_in in;
-	struct wh_request request;
-	bool receiving; /* the payload of `request` */
-	struct extent *extents; /* WH_REQUEST_EXTENTS of them */
-	uint32_t at;
-	uint64_t skip, left;
-	uint8_t *trash;
-
-	uint8_t *out;
-	uint32_t out_start, out_length;
-	struct wh_list jobs;
-	uint32_t job_count;
-};
 
 /* The connections of one session. */
 struct servers {
@@ -87,7 +44,7 @@ static void leave_all(struct entered *entered)
 }
 
 /* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this call. */
-static char *enter(struct server *server, struct entered *entered, const struct extent *extent, int *error)
+static char *enter(struct tcp_server *server, struct entered *entered, const struct tcp_extent *extent, int *error)
 {
 	struct wh_place *place;
 
@@ -109,7 +66,7 @@ static char *enter(struct server *server, struct entered *entered, const struct 
 
 /* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
  * is enough; whether it is still there is asked again at each touch. */
-static int check(struct server *server, const struct extent *extent, uint8_t op)
+static int check(struct tcp_server *server, const struct tcp_extent *extent, uint8_t op)
 {
 	struct wh_place *place = wh_place_enter(&server->engine->regions, extent->region);
 	int error = 0;
@@ -127,7 +84,7 @@ static int check(struct server *server, const struct extent *extent, uint8_t op)
 
 /* ---- answers ---------------------------------------------------------------------------------------- */
 
-static uint32_t count_errors(const struct extent *extents, uint32_t count)
+static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 {
 	uint32_t errors = 0;
 
@@ -137,7 +94,7 @@ static uint32_t count_errors(const struct extent *extents, uint32_t count)
 }
 
 /* Response and errors; returns the bytes. */
-static uint32_t answer(uint8_t *out, const struct wh_request *request, const struct extent *extents,
+static uint32_t answer(uint8_t *out, const struct wh_request *request, const struct tcp_extent *extents,
 		       uint32_t errors, uint64_t bytes)
 {
 	uint8_t *at = out + WH_RESPONSE_SIZE;
@@ -158,9 +115,10 @@ static uint32_t answer(uint8_t *out, const struct wh_request *request, const str
 	return (uint32_t)(at - out);
 }
 
-static int answer_write(struct server *server)
+static void answer_write(struct tcp_server *server, const struct wh_request *request,
+			 const struct tcp_extent *extents)
 {
-	uint32_t errors = count_errors(server->extents, server->request.count);
+	uint32_t errors = count_errors(extents, request->count);
 	uint32_t length = WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
 
 	if (server->out_start && !server->out_length)
@@ -169,18 +127,37 @@ static int answer_write(struct server *server)
 		memmove(server->out, server->out + server->out_start, server->out_length);
 		server->out_start = 0;
 	}
-	/* service() takes nothing in unless the largest answer fits. */
-	server->out_length += answer(server->out + server->out_start + server->out_length,
-				     &server->request, server->extents, errors, 0);
-	return 0;
+	/* full() keeps room for the largest answer. */
+	server->out_length += answer(server->out + server->out_start + server->out_length, request,
+				     extents, errors, 0);
 }
 
-static int answer_read(struct server *server)
+/* Too little room for the largest answer. */
+static bool out_full(const struct tcp_server *server)
+{
+	return server->out_length >
+	       OUT_MAX - WH_RESPONSE_SIZE - WH_REQUEST_EXTENTS * WH_RESPONSE_ERROR_SIZE;
+}
+
+/* Answer the writes whose bytes have arrived on a GPU. */
+static void answer_staged(struct tcp_server *server)
+{
+	while (!wh_list_empty(&server->answers) && !out_full(server)) {
+		struct tcp_write *write =
+			wh_container(wh_list_take(&server->answers), struct tcp_write, link);
+
+		answer_write(server, &write->request, write->extents);
+		server->write_count--;
+		free(write);
+	}
+}
+
+static int answer_read(struct tcp_server *server)
 {
 	const struct wh_request *request = &server->request;
 	uint32_t errors = count_errors(server->extents, request->count);
-	size_t list = request->count * sizeof(struct extent);
-	struct job *job;
+	size_t list = request->count * sizeof(struct tcp_extent);
+	struct tcp_job *job;
 	uint64_t bytes = 0;
 
 	job = malloc(sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE);
@@ -195,15 +172,17 @@ static int answer_read(struct server *server)
 		job->extents[job->count++] = server->extents[i];
 		bytes += server->extents[i].length;
 	}
-	job->left = bytes;
+	job->left = job->ungathered = bytes;
+	wh_list_init(&job->chunks);
+	job->staged = tcp_extents_on_gpu(server, job->extents, job->count);
 	job->head_length = answer(job->head, request, server->extents, errors, bytes);
 	wh_list_append(&server->jobs, &job->link);
 	server->job_count++;
 	return 0;
 }
 
-/* Move along a list of extents by bytes that have been moved. */
-static void advance(const struct extent *extents, uint32_t *at, uint64_t *skip, uint64_t bytes)
+void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
+			 uint64_t bytes)
 {
 	while (bytes) {
 		uint64_t length = extents[*at].length - *skip;
@@ -218,53 +197,84 @@ static void advance(const struct extent *extents, uint32_t *at, uint64_t *skip, 
 	}
 }
 
+/* The next bytes of a read, straight from the regions, which are entered. Returns how many, or a negative
+ * errno. */
+static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
+			  struct entered *entered, struct iovec *vector, int *count)
+{
+	uint64_t skip = job->skip;
+	size_t bytes = 0;
+	int error;
+
+	for (uint32_t i = job->at; i < job->count; i++, skip = 0) {
+		char *memory = enter(server, entered, &job->extents[i], &error);
+
+		/* Promised, and taken back since: there is no honest way to go on. */
+		if (!memory && error)
+			return -error;
+		if (!memory || !tcp_vector_add(vector, count, TCP_VECTOR, memory + skip,
+					       job->extents[i].length - skip))
+			break;
+		bytes += job->extents[i].length - skip;
+	}
+	return (ssize_t)bytes;
+}
+
+/* So many bytes of a read have been sent, its head among them. */
+static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes)
+{
+	size_t head = job->head_length - job->head_sent;
+
+	if (bytes <= head) {
+		job->head_sent += (uint32_t)bytes;
+		return;
+	}
+	job->head_sent = job->head_length;
+	job->left -= bytes - head;
+	if (job->staged)
+		tcp_stage_sent(server, job, bytes - head);
+	else
+		tcp_extents_advance(job->extents, &job->at, &job->skip, bytes - head);
+}
+
 /* Send what can be sent of one read. 0: all of it. */
-static int send_job(struct server *server, struct job *job)
+static int send_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct msghdr message = { .msg_iov = vector };
 	struct entered entered;
-	size_t head, bytes;
-	uint64_t skip;
+	ssize_t got, payload;
+	size_t head;
 	int count, error;
-	ssize_t got;
 
 	while (job->head_sent < job->head_length || job->left) {
 		entered.count = 0;
 		count = 0;
 		head = job->head_length - job->head_sent;
-		bytes = head;
 		if (head)
 			vector[count++] = (struct iovec){ job->head + job->head_sent, head };
-		skip = job->skip;
-		for (uint32_t i = job->at; i < job->count; i++, skip = 0) {
-			char *memory = enter(server, &entered, &job->extents[i], &error);
-
-			if (!memory && error) {
-				/* Promised, and taken back since: there is no honest way to go on. */
-				leave_all(&entered);
-				return -error;
-			}
-			if (!memory || !tcp_vector_add(vector, &count, TCP_VECTOR, memory + skip,
-						       job->extents[i].length - skip))
-				break;
-			bytes += job->extents[i].length - skip;
+		if (job->staged && job->left) {
+			error = tcp_stage_read(server, job);
+			if (error)
+				return error;
+			payload = (ssize_t)tcp_stage_out_of(job, &vector[count]);
+			server->stalled = !payload;
+			if (!payload) /* the head can wait for it */
+				return -EAGAIN;
+			count++;
+		} else {
+			payload = job_vector(server, job, &entered, vector, &count);
 		}
 		message.msg_iovlen = (size_t)count;
-		got = sendmsg(server->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
-		error = errno;
+		got = payload < 0 ? payload :
+				    sendmsg(server->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		error = payload < 0 ? (int)-payload : errno;
 		leave_all(&entered);
 		if (got < 0)
 			return error == EINTR ? -EAGAIN : -error;
 		server->moved += (uint64_t)got;
-		if ((size_t)got <= head) {
-			job->head_sent += (uint32_t)got;
-		} else {
-			job->head_sent = job->head_length;
-			job->left -= (uint64_t)got - head;
-			advance(job->extents, &job->at, &job->skip, (uint64_t)got - head);
-		}
-		if ((size_t)got < bytes)
+		job_sent(server, job, (size_t)got);
+		if ((size_t)got < head + (size_t)payload)
 			return -EAGAIN;
 	}
 	return 0;
@@ -272,16 +282,18 @@ static int send_job(struct server *server, struct job *job)
 
 /* Send what there is. A read under way is not interrupted; between reads the short answers go
  * first. */
-static int flush(struct server *server)
+static int flush(struct tcp_server *server)
 {
 	ssize_t got;
 	int error;
 
+	server->stalled = false;
 	for (;;) {
-		struct job *job = wh_list_empty(&server->jobs) ?
+		struct tcp_job *job = wh_list_empty(&server->jobs) ?
 					  NULL :
-					  wh_container(server->jobs.next, struct job, link);
+					  wh_container(server->jobs.next, struct tcp_job, link);
 
+		answer_staged(server);
 		if (server->out_length && !(job && job->head_sent)) {
 			got = send(server->source.fd, server->out + server->out_start,
 				   server->out_length, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -307,7 +319,7 @@ static int flush(struct server *server)
 /* ---- requests ----------------------------------------------------------------------------------------- */
 
 /* Decode and check the extents of server->request. */
-static int take_extents(struct server *server, const uint8_t *meta)
+static int take_extents(struct tcp_server *server, const uint8_t *meta)
 {
 	const struct wh_request *request = &server->request;
 	struct wh_extent_reader reader;
@@ -318,19 +330,19 @@ static int take_extents(struct server *server, const uint8_t *meta)
 
 	wh_extents_open(&reader, meta, request->meta);
 	while ((got = wh_extents_next(&reader, &extent)) == 1) {
-		struct extent *to = &server->extents[count];
+		struct tcp_extent *to = &server->extents[count];
 
 		if (count++ == request->count || extent.length > request->bytes - bytes)
 			return -EPROTO;
 		bytes += extent.length;
-		*to = (struct extent){ extent.region, extent.offset, extent.length, 0 };
+		*to = (struct tcp_extent){ extent.region, extent.offset, extent.length, 0 };
 		to->error = check(server, to, request->op);
 	}
 	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
 }
 
 /* A request's head is complete in the buffer, or not yet: -EAGAIN. */
-static int take_request(struct server *server)
+static int take_request(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
 	int error;
@@ -353,11 +365,13 @@ static int take_request(struct server *server)
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
-	return 0;
+	return tcp_extents_on_gpu(server, server->extents, server->request.count) ?
+		       tcp_stage_write(server) :
+		       0;
 }
 
 /* Where the next payload bytes go. Returns how many bytes the vector holds. */
-static size_t payload_vector(struct server *server, struct entered *entered, struct iovec *vector,
+static size_t payload_vector(struct tcp_server *server, struct entered *entered, struct iovec *vector,
 			     int *count)
 {
 	uint64_t skip = server->skip;
@@ -365,7 +379,7 @@ static size_t payload_vector(struct server *server, struct entered *entered, str
 	int error;
 
 	for (uint32_t i = server->at; i < server->request.count; i++, skip = 0) {
-		struct extent *extent = &server->extents[i];
+		struct tcp_extent *extent = &server->extents[i];
 		uint64_t length = extent->length - skip;
 		char *memory = extent->error ? NULL : enter(server, entered, extent, &error);
 
@@ -391,15 +405,34 @@ static size_t payload_vector(struct server *server, struct entered *entered, str
 	return bytes;
 }
 
+/* The same where it goes through slots. */
+static void take_early_staged(struct tcp_server *server)
+{
+	struct tcp_in *in = &server->in;
+	struct iovec to;
+
+	while (in->length && server->left) {
+		size_t length = tcp_stage_into(server, &to);
+
+		if (!length)
+			return;
+		length = length < in->length ? length : in->length;
+		memcpy(to.iov_base, in->bytes + in->start, length);
+		in->start += (uint32_t)length;
+		in->length -= (uint32_t)length;
+		tcp_stage_received(server, length);
+	}
+}
+
 /* Payload that came along with the head. */
-static void take_early(struct server *server)
+static void take_early(struct tcp_server *server)
 {
 	struct tcp_in *in = &server->in;
 	struct entered entered = { .count = 0 };
 	int error;
 
 	while (in->length && server->left) {
-		struct extent *extent = &server->extents[server->at];
+		struct tcp_extent *extent = &server->extents[server->at];
 		uint64_t length = extent->length - server->skip;
 		char *memory = NULL;
 
@@ -419,21 +452,20 @@ static void take_early(struct server *server)
 		in->start += (uint32_t)length;
 		in->length -= (uint32_t)length;
 		server->left -= length;
-		advance(server->extents, &server->at, &server->skip, length);
+		tcp_extents_advance(server->extents, &server->at, &server->skip, length);
 	}
 	leave_all(&entered);
 }
 
 /* Too many answers wait to be taken by the peer: nothing more is taken in before. */
-static bool full(const struct server *server)
+static bool full(const struct tcp_server *server)
 {
-	return server->job_count == JOBS_MAX ||
-	       server->out_length >
-		       OUT_MAX - WH_RESPONSE_SIZE - WH_REQUEST_EXTENTS * WH_RESPONSE_ERROR_SIZE;
+	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
+	       out_full(server);
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first. */
-static int consume(struct server *server)
+static int consume(struct tcp_server *server)
 {
 	int error;
 
@@ -447,15 +479,21 @@ static int consume(struct server *server)
 			if (!server->receiving)
 				continue;
 		}
-		take_early(server);
+		if (server->write)
+			take_early_staged(server);
+		else
+			take_early(server);
 		if (server->left)
-			return -EAGAIN;
+			return server->wants_slot ? -ENOBUFS : -EAGAIN;
 		server->receiving = false;
-		answer_write(server);
+		if (server->write)
+			tcp_stage_end_write(server);
+		else
+			answer_write(server, &server->request, server->extents);
 	}
 }
 
-static ssize_t receive(struct server *server, size_t *want)
+static ssize_t receive(struct tcp_server *server, size_t *want)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct entered entered = { .count = 0 };
@@ -463,7 +501,14 @@ static ssize_t receive(struct server *server, size_t *want)
 	int count = 0, error;
 	ssize_t got;
 
-	*want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+	if (server->receiving && server->write) {
+		*want = tcp_stage_into(server, vector);
+		if (!*want)
+			return -EAGAIN;
+		count = 1;
+	} else {
+		*want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+	}
 	got = tcp_receive(server->source.fd, vector, count, *want, &server->in,
 			  server->receiving && *want == server->left ? TCP_TAIL :
 			  server->receiving			     ? 0 :
@@ -474,15 +519,18 @@ static ssize_t receive(struct server *server, size_t *want)
 		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;
 	server->moved += (uint64_t)got;
 	moved = (size_t)got < *want ? (size_t)got : *want;
-	server->left -= moved;
-	if (moved)
-		advance(server->extents, &server->at, &server->skip, moved);
+	if (moved && server->write) {
+		tcp_stage_received(server, moved);
+	} else if (moved) {
+		server->left -= moved;
+		tcp_extents_advance(server->extents, &server->at, &server->skip, moved);
+	}
 	return got;
 }
 
 /* Take in, answer, until there is nothing more or the turn is over. 0, -EAGAIN, or the error that ends the
  * connection. */
-static int service(struct server *server)
+static int service(struct tcp_server *server)
 {
 	size_t turn = 0, want;
 	ssize_t got;
@@ -492,6 +540,10 @@ static int service(struct server *server)
 		error = consume(server);
 		if (error != -EAGAIN && error != -ENOBUFS)
 			return error;
+		/* It goes on when a slot is there, or a GPU has finished a write. */
+		if (server->wants_slot ||
+		    (error == -ENOBUFS && !server->out_length && !server->job_count))
+			break;
 		if (server->out_length || server->job_count) {
 			/* Small answers go out when all that has come is dealt with, see below. */
 			if (error == -ENOBUFS || server->job_count) {
@@ -529,7 +581,8 @@ static int service(struct server *server)
 
 static void bury(struct wh_task *task)
 {
-	struct server *server = wh_container(task, struct server, bury);
+	struct tcp_server *server = wh_container(task, struct tcp_server, bury);
+	struct wh_list *link;
 
 	if (server->session) {
 		struct servers *servers = server->session->transport[WH_TRANSPORT_TCP];
@@ -537,8 +590,10 @@ static void bury(struct wh_task *task)
 		wh_list_remove(&server->link);
 		servers->count--;
 	}
+	while ((link = wh_list_take(&server->answers)))
+		free(wh_container(link, struct tcp_write, link));
 	free(server->in.bytes);
-	free(server->extents);
+	free(server->own);
 	free(server->trash);
 	free(server->out);
 	free(server);
@@ -547,7 +602,7 @@ static void bury(struct wh_task *task)
 /* On its loop: from here on nothing of it touches memory. */
 static void stop(void *argument)
 {
-	struct server *server = argument;
+	struct tcp_server *server = argument;
 	struct wh_list *link;
 
 	if (server->dead)
@@ -556,16 +611,32 @@ static void stop(void *argument)
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
 	wh_socket_close(server->source.fd);
-	while ((link = wh_list_take(&server->jobs)))
-		free(wh_container(link, struct job, link));
+	server->chunk_count++; /* not to be buried from in here */
+	tcp_stage_stop(server);
+	while ((link = wh_list_take(&server->jobs))) {
+		struct tcp_job *job = wh_container(link, struct tcp_job, link);
+
+		tcp_stage_drop_read(server, job);
+		free(job);
+	}
+	if (!--server->chunk_count)
+		tcp_server_bury(server);
+}
+
+void tcp_server_bury(struct tcp_server *server)
+{
 	wh_loop_post(&server->engine->loops[0], &server->bury);
 }
 
-static void turn(struct server *server)
+void tcp_server_turn(struct tcp_server *server)
 {
-	int error = service(server);
+	int error = server->dead ? 0 : service(server);
 	uint32_t events;
 
+	if (server->dead)
+		return;
+	if (server->failed)
+		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
 		if (error != -ECONNRESET && error != -EPIPE)
 			wh_engine_log(server->engine, "a data connection is dropped: %s",
@@ -574,8 +645,8 @@ static void turn(struct server *server)
 		stop(server);
 		return;
 	}
-	events = (full(server) ? 0 : EPOLLIN) |
-		 (server->out_length || server->job_count ? EPOLLOUT : 0);
+	events = (full(server) || server->wants_slot ? 0 : EPOLLIN) |
+		 ((server->out_length || server->job_count) && !server->stalled ? EPOLLOUT : 0);
 	if (events != server->events) {
 		server->events = events;
 		wh_loop_modify(server->loop, &server->source, events);
@@ -585,21 +656,21 @@ static void turn(struct server *server)
 static void ready(struct wh_source *source, uint32_t events)
 {
 	(void)events;
-	turn(wh_container(source, struct server, source));
+	tcp_server_turn(wh_container(source, struct tcp_server, source));
 }
 
 static bool spin(struct wh_spinner *spinner)
 {
-	struct server *server = wh_container(spinner, struct server, spinner);
+	struct tcp_server *server = wh_container(spinner, struct tcp_server, spinner);
 	uint64_t moved = server->moved;
 
-	turn(server);
+	tcp_server_turn(server);
 	return server->moved != moved;
 }
 
 static void begin(void *argument)
 {
-	struct server *server = argument;
+	struct tcp_server *server = argument;
 
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
@@ -611,9 +682,9 @@ static void begin(void *argument)
 		wh_list_append(&server->loop->spinners, &server->spinner.link);
 }
 
-static struct server *server_new(struct wh_session *session, int fd, const struct wh_hello *hello)
+static struct tcp_server *server_new(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
-	struct server *server = calloc(1, sizeof(*server));
+	struct tcp_server *server = calloc(1, sizeof(*server));
 
 	if (!server)
 		return NULL;
@@ -628,11 +699,13 @@ static struct server *server_new(struct wh_session *session, int fd, const struc
 	server->loop = wh_engine_loop(session->engine);
 	server->in.room = TCP_SERVER_IN;
 	server->in.bytes = malloc(TCP_SERVER_IN);
-	server->extents = malloc(WH_REQUEST_EXTENTS * sizeof(*server->extents));
+	server->own = malloc(WH_REQUEST_EXTENTS * sizeof(*server->own));
+	server->extents = server->own;
 	server->trash = malloc(TRASH);
 	server->out = malloc(OUT_MAX);
 	wh_list_init(&server->jobs);
-	if (server->in.bytes && server->extents && server->trash && server->out)
+	wh_list_init(&server->answers);
+	if (server->in.bytes && server->own && server->trash && server->out)
 		return server;
 	server->session = NULL;
 	bury(&server->bury);
@@ -643,7 +716,7 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 {
 	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
 	uint8_t bytes[WH_GREETING_MAX];
-	struct server *server;
+	struct tcp_server *server;
 	size_t length;
 
 	if (!servers) {
@@ -682,7 +755,7 @@ void tcp_session_close(struct wh_session *session)
 	if (!servers)
 		return;
 	while ((link = wh_list_take(&servers->list))) {
-		struct server *server = wh_container(link, struct server, link);
+		struct tcp_server *server = wh_container(link, struct tcp_server, link);
 
 		wh_loop_call(server->loop, stop, server);
 		server->session = NULL; /* the burial, on this loop, comes after this */
@@ -698,7 +771,7 @@ void tcp_session_abort(struct wh_session *session, uint32_t number)
 	if (!servers)
 		return;
 	for (struct wh_list *l = servers->list.next; l != &servers->list; l = l->next) {
-		struct server *server = wh_container(l, struct server, link);
+		struct tcp_server *server = wh_container(l, struct tcp_server, link);
 
 		if (server->number == number)
 			wh_loop_call(server->loop, stop, server);

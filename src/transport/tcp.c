@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "memory/memory.h"
+#include "transport/lane.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -118,6 +119,8 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 	piece = wh_container(list->next, struct wh_piece, link);
 	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
+	if (piece->staged && most > WH_SLOT)
+		most = WH_SLOT;
 	cursor = piece->cursor;
 	slice->count = 0;
 	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
@@ -203,6 +206,20 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_cli
 	return waiting;
 }
 
+/* Does some of our side lie in a GPU's memory? */
+static bool on_gpu(const struct wh_piece *piece)
+{
+	const struct wh_region *last = NULL, *local;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+		if (local != last && !wh_kind_on_host(local->place.kind))
+			return true;
+		last = local;
+	}
+	return false;
+}
+
 static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
@@ -216,6 +233,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	struct tcp_client *client;
 	uint32_t first = 0;
 
+	piece->staged = on_gpu(piece);
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
 		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = lane || slices < 2 || tcp->count == 1;
@@ -426,13 +444,17 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
 {
-	(void)peer;
+	int error;
+
 	(void)state;
+	(void)remote; /* a GPU's there is its owner's affair */
 	(void)op;
-	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
+	if (wh_kind_on_host(local->place.kind))
 		return 0;
-	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
-	return -EOPNOTSUPP;
+	error = wh_slots_prepare(peer->engine->gpus, WH_SLOT_ASKS);
+	if (error)
+		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+	return error;
 }
 
 const struct wh_transport wh_transport_tcp = {

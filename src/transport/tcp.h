@@ -5,7 +5,8 @@
  * tcp.c         the table, a peer's state, pieces waiting to be sent
  * tcp-client.c  the initiator's connections: opening, owning, breaking, trying again
  * tcp-flow.c    the bytes on them: requests out, responses in
- * tcp-server.c  the owner's side: requests in, checked, answered
+ * tcp-client-stage.c  the same for a GPU's memory, through slots of pinned memory
+ * tcp-server.c  the owner's side: requests in, checked, answered; tcp-server-stage.c likewise
  *
  * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
  * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
@@ -21,6 +22,7 @@
 
 #define TCP_WINDOW 64           /* requests unanswered on one connection */
 #define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
+#define TCP_GATHER_AHEAD 4      /* of them writes, on their way from a GPU into slots */
 #define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
 #define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
 /* Pieces of memory in one system call. More would be looked at in vain: a call seldom moves more than
@@ -67,6 +69,7 @@ struct tcp_walk {
 	struct wh_cursor next; /* behind `run` */
 	struct wh_run run;
 	uint64_t done; /* bytes of run */
+	uint64_t before; /* bytes of the slice before run */
 	uint32_t extent; /* number of run in the slice */
 };
 
@@ -77,6 +80,7 @@ struct tcp_slice {
 	uint32_t count; /* extents */
 	uint8_t attempts;
 	bool sent;
+	struct tcp_stage *stage; /* its bytes go through a slot; NULL: straight */
 };
 
 enum tcp_state {
@@ -116,6 +120,7 @@ struct tcp_client {
 	struct tcp_slice slices[TCP_WINDOW];
 	uint64_t sequence;
 	uint64_t read_bytes; /* asked for and not yet here */
+	uint32_t gathering; /* slices of writes that are on their way into slots */
 	/* Sending. */
 	uint8_t queue[TCP_WINDOW]; /* slices to be sent, a ring */
 	uint32_t queue_start, queue_count;
@@ -182,6 +187,22 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
 void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done);
 void tcp_flow_reset(struct tcp_client *client);
 void tcp_pieces_done(struct wh_list *done);
+
+/* In tcp-client-stage.c; under client.lock. */
+
+/* A slice of a GPU's memory has been pulled. 1: it can be sent now; 0: it is queued later, by the
+ * connection's loop; or a negative errno. */
+int tcp_stage_begin(struct tcp_client *client, struct tcp_slice *slice);
+/* The bytes of the slice, where the socket finds them; NULL: in its runs. */
+char *tcp_stage_bytes(const struct tcp_slice *slice);
+/* All bytes of a read have come; the slice is ended when they have reached the GPU. `bad`: of these
+ * extents none has come. */
+void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice);
+/* Is a GPU at work on it, so that it has to be left alone until that has ended? With an error it fails
+ * then. */
+bool tcp_stage_busy(struct tcp_slice *slice, bool fail);
+/* The slice has ended. */
+void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice);
 
 /* ---- the owner's side -------------------------------------------------------------------------- */
 

@@ -318,7 +318,33 @@ static void every_pair__two_processes(void **state)
 	}
 }
 
+/* Over sockets each side stages its own memory, whatever it is. */
+static void every_pair__tcp(void **state)
+{
+	static const size_t here[] = { 0, 2, 4, 5, 6, 9 };
+
+	(void)state;
+	harness_limit(100);
+	for (size_t b = 0; b < SIDES; b++) {
+		for (size_t a = 0; a < sizeof(here) / sizeof(here[0]); a++) {
+			struct child *child;
+			struct pair p;
+
+			if (!usable(&sides[here[a]], &sides[b]))
+				continue;
+			child = child_start(NULL);
+			setenv("WHERRY_REQUIRE", "tcp", 1);
+			pair_open(&p, &sides[here[a]], &sides[b], child, 4 * MIB);
+			unsetenv("WHERRY_REQUIRE");
+			pair_test(&p, "tcp");
+			pair_close(&p);
+			child_exit(child);
+		}
+	}
+}
+
 static const struct CMUnitTest tests[] = {
+	TEST(every_pair__tcp),
 	TEST(every_pair__one_process),
 	TEST(every_pair__two_processes),
 };
