@@ -124,6 +124,11 @@ int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from,
 #define wh_cuda_call(cuda, name, ...) \
 	((cuda)->name ? wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, NULL) : \
 			wh_cuda_missing((cuda), #name))
+/* The same, and the text names the device as well. */
+#define wh_cuda_call_on(cuda, device, name, ...) \
+	((cuda)->name ? wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, "%s", \
+				      (device)->text) : \
+			wh_cuda_missing((cuda), #name))
 
 /* Turn a CUresult into 0 or a negative errno with its text. `format` (NULL: none) says what it was
  * done to: "%zu bytes on %s". */

@@ -109,11 +109,12 @@ static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, str
 	int error, fd = -1;
 
 	e->type = WH_HANDLE_FD;
-	error = wh_cuda_call(cuda, cuMemRetainAllocationHandle, &memory,
-			     (void *)(uintptr_t)segment->start);
+	error = wh_cuda_call_on(cuda, segment->device, cuMemRetainAllocationHandle, &memory,
+				(void *)(uintptr_t)segment->start);
 	if (error)
 		return refuse_driver(e, error);
-	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, memory, CUDA_HANDLE_FD, 0);
+	error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd, memory,
+				CUDA_HANDLE_FD, 0);
 	cuda->cuMemRelease(memory);
 	return error ? refuse_driver(e, error) : fd;
 }
@@ -129,7 +130,7 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 	error = wh_cuda_enter_owner(cuda, segment->start, &scope);
 	if (error)
 		return refuse_driver(e, error);
-	error = wh_cuda_call(cuda, cuIpcGetMemHandle, &handle, segment->base);
+	error = wh_cuda_call_on(cuda, segment->device, cuIpcGetMemHandle, &handle, segment->base);
 	wh_cuda_leave(&scope);
 	if (error)
 		return refuse_driver(e, error);

@@ -260,8 +260,9 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 			return -ENOMEM;
 		}
 	}
-	error = wh_cuda_call(cuda, cuMemImportFromShareableHandle, &import->memory[import->count],
-			     (void *)(intptr_t)fd, CUDA_HANDLE_FD);
+	error = wh_cuda_call_on(cuda, import->device, cuMemImportFromShareableHandle,
+				&import->memory[import->count], (void *)(intptr_t)fd,
+				CUDA_HANDLE_FD);
 	if (error)
 		return said(why, error);
 	import->sizes[import->count++] = e->size;
@@ -303,7 +304,8 @@ static int admit(struct wh_cuda *cuda, struct wh_gpu_view *view)
 		};
 		all |= bit(device);
 	}
-	error = wh_cuda_call(cuda, cuMemSetAccess, view->reserved, view->size, access, count);
+	error = wh_cuda_call_on(cuda, view->device, cuMemSetAccess, view->reserved, view->size,
+				access, count);
 	if (!error)
 		atomic_store(&view->reached, all);
 	return error;
@@ -318,7 +320,8 @@ static int map_segments(struct import *import)
 	CUdeviceptr at;
 	int error;
 
-	error = wh_cuda_call(cuda, cuMemAddressReserve, &at, import->mapped, 0, 0, 0);
+	error = wh_cuda_call_on(cuda, view->device, cuMemAddressReserve, &at, import->mapped, 0, 0,
+				0);
 	if (error)
 		return error;
 	view->reserved = at;
@@ -327,8 +330,8 @@ static int map_segments(struct import *import)
 	for (uint32_t i = 0; i < import->count; i++) {
 		error = wh_cuda_check(cuda,
 				      cuda->cuMemMap(at, import->sizes[i], 0, import->memory[i], 0),
-				      "cuMemMap", "%llu bytes of a peer's memory",
-				      (ull)import->sizes[i]);
+				      "cuMemMap", "%llu bytes of a peer's memory on %s",
+				      (ull)import->sizes[i], view->device->text);
 		if (error)
 			return error;
 		at += import->sizes[i];

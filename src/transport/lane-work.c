@@ -96,8 +96,9 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 	/* After a failure, too: what had been put on the stream before it has to end first. */
 	if (!lane->error && (!flagged || turn->error)) {
 		int error = turn->scope.context ?
-				    wh_cuda_call(cuda, cuStreamWriteValue32, lane->stream,
-						 lane->word->address, lane->number, 0) :
+				    wh_cuda_call_on(cuda, lane->gpu->device, cuStreamWriteValue32,
+						    lane->stream, lane->word->address,
+						    lane->number, 0) :
 				    turn->error;
 
 		/* A stream that does not even take that will never do anything again. */
@@ -161,8 +162,9 @@ static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t byte
 		return lane->ring_host + at;
 	launch(turn, false);
 	if (!turn->error)
-		turn_fail(turn, wh_cuda_call(cuda, cuMemcpyHtoDAsync, lane->ring_device + at,
-					     lane->ring + at, bytes, lane->stream));
+		turn_fail(turn, wh_cuda_call_on(cuda, lane->gpu->device, cuMemcpyHtoDAsync,
+						lane->ring_device + at, lane->ring + at, bytes,
+						lane->stream));
 	return lane->ring_device + at;
 }
 

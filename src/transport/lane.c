@@ -26,7 +26,6 @@
 
 #define SLOTS_AT_ONCE 8
 #define WORDS 256 /* made at once, 16 bytes of pinned memory each */
-#define LANES 64  /* of an engine */
 
 /* Pinned memory of the home device's primary context, for words and slots: any other context may be
  * the application's to destroy. */
@@ -51,7 +50,6 @@ struct wh_gpus {
 	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
 	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
 	struct wh_gpu *first;
-	unsigned lane_count;
 	struct wh_lane *_Atomic lanes; /* grows at its head only; read without the lock */
 	bool started;
 	pthread_t thread;
@@ -331,10 +329,11 @@ static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct
 		error = wh_cuda_enter(cuda, device, &scope);
 	if (error)
 		goto err_free;
-	error = wh_cuda_call(cuda, cuMemHostAlloc, &memory, bytes,
-			     CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
+	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &memory, bytes,
+				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
 	if (!error)
-		error = wh_cuda_call(cuda, cuMemHostGetDevicePointer, &block->address, memory, 0);
+		error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &block->address,
+					memory, 0);
 	if (error && memory)
 		cuda->cuMemFreeHost(memory);
 	wh_cuda_leave(&scope);
@@ -380,7 +379,7 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	error = wh_cuda_kernels_load(cuda, device, &gpu->kernels);
 	if (error)
 		goto err_leave;
-	error = wh_cuda_call(cuda, cuMemAlloc, &gpu->counters, LANES * 4);
+	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &gpu->counters, WH_BLOCKS_WAYS * 2 * 4);
 	if (error)
 		goto err_unload;
 	wh_cuda_leave(&scope);
@@ -390,8 +389,6 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	return 0;
 
 err_unload:
-	if (gpu->counters)
-		cuda->cuMemFree(gpu->counters);
 	wh_cuda_kernels_unload(cuda, &gpu->kernels);
 err_leave:
 	wh_cuda_leave(&scope);
@@ -400,52 +397,57 @@ err_free:
 	return error;
 }
 
-static int make_stream(struct wh_cuda *cuda, bool urgent, CUstream *out)
+static int make_stream(struct wh_cuda *cuda, const struct wh_lane *lane, CUstream *out)
 {
+	const struct wh_cuda_device *device = lane->gpu->device;
 	int least = 0, greatest = 0;
 
 	if (!cuda->cuStreamCreateWithPriority || !cuda->cuCtxGetStreamPriorityRange)
-		return wh_cuda_call(cuda, cuStreamCreate, out, CUDA_STREAM_NON_BLOCKING);
+		return wh_cuda_call_on(cuda, device, cuStreamCreate, out, CUDA_STREAM_NON_BLOCKING);
 	cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
-	return wh_cuda_call(cuda, cuStreamCreateWithPriority, out, CUDA_STREAM_NON_BLOCKING,
-			    urgent ? greatest : least);
+	return wh_cuda_call_on(cuda, device, cuStreamCreateWithPriority, out,
+			       CUDA_STREAM_NON_BLOCKING, lane->urgent ? greatest : least);
 }
 
 /* Inside a scope of the lane's context. */
 static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
 {
+	const struct wh_cuda_device *device = lane->gpu->device;
 	struct wh_cuda *cuda = gpus->cuda;
 	void *ring;
 	int error;
 
 	if (!cuda->cuStreamWriteValue32)
 		return wh_cuda_missing(cuda, "cuStreamWriteValue32");
-	error = make_stream(cuda, lane->urgent, &lane->stream);
+	error = make_stream(cuda, lane, &lane->stream);
 	if (error)
 		return error;
-	error = wh_cuda_call(cuda, cuMemHostAlloc, &ring, WH_LANE_RING,
-			     CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
+	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &ring, WH_LANE_RING,
+				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
 	if (error)
 		goto err_stream;
 	lane->ring = ring;
-	error = wh_cuda_call(cuda, cuMemHostGetDevicePointer, &lane->ring_host, ring, 0);
-	if (!error)
-		error = wh_cuda_call(cuda, cuMemAlloc, &lane->ring_device, WH_LANE_RING);
-	if (!error && gpus->lane_count == LANES)
-		error = wh_fail(ENOSPC, "%s: more than %d streams of contexts are in use",
-				lane->gpu->device->text, LANES);
-	if (!error)
-		error = wh_word_take(gpus, &lane->word);
-	if (!error) {
-		lane->number = atomic_load(lane->word->value);
-		lane->counter = lane->gpu->counters + 4 * gpus->lane_count++;
-		/* On the stream, so that it is done before the first kernel counts. */
-		error = wh_cuda_call(cuda, cuMemsetD8Async, lane->counter, 0, 4, lane->stream);
-	}
-	if (!error)
-		return 0;
-	if (lane->ring_device)
-		cuda->cuMemFree(lane->ring_device);
+	error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &lane->ring_host, ring, 0);
+	if (error)
+		goto err_ring;
+	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &lane->ring_device, WH_LANE_RING);
+	if (error)
+		goto err_ring;
+	lane->counter = lane->gpu->counters + 4 * (2 * (uint64_t)lane->way + lane->urgent);
+	/* On the stream, so that it is done before the first kernel counts. */
+	error = wh_cuda_call_on(cuda, device, cuMemsetD8Async, lane->counter, 0, 4, lane->stream);
+	if (error)
+		goto err_lists;
+	error = wh_word_take(gpus, &lane->word);
+	if (error)
+		goto err_lists;
+	lane->number = atomic_load(lane->word->value);
+	return 0;
+
+err_lists:
+	cuda->cuStreamSynchronize(lane->stream);
+	cuda->cuMemFree(lane->ring_device);
+err_ring:
 	cuda->cuMemFreeHost(ring);
 err_stream:
 	cuda->cuStreamDestroy(lane->stream);
@@ -466,13 +468,13 @@ static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent, st
 	lane->urgent = urgent;
 	pthread_mutex_init(&lane->lock, NULL);
 	wh_list_init(&lane->jobs);
-	error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
+	error = start_thread(gpus);
+	if (!error)
+		error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
 	if (!error) {
 		error = equip(gpus, lane);
 		wh_cuda_leave(&scope);
 	}
-	if (!error)
-		error = start_thread(gpus);
 	if (error) {
 		pthread_mutex_destroy(&lane->lock);
 		free(lane);
