@@ -117,19 +117,36 @@ static void opened(struct wh_event_wait *wait, int error, const char *text)
 	wh_batch_start(gate->batch, error, text);
 }
 
-/* An event of the stream's context, of an earlier submission if it was the same. */
-static int make_event(struct wh_cuda *cuda, struct wh_gate *gate, CUcontext context)
+static void drop_event(struct wh_cuda *cuda, struct wh_gate *gate)
 {
-	int error;
-
-	if (gate->wait.event && gate->made_in == context)
-		return 0;
 	if (gate->wait.event)
 		cuda->cuEventDestroy(gate->wait.event);
 	gate->wait.event = NULL;
-	error = wh_cuda_call(cuda, cuEventCreate, &gate->wait.event, CUDA_EVENT_DISABLE_TIMING);
-	if (!error)
-		gate->made_in = context;
+}
+
+/* Record an event on the stream, that of an earlier submission if it was in the same context. Inside a
+ * scope of it. */
+static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct wh_stream *stream,
+		  struct wh_cuda_device *device, CUcontext context,
+		  const struct wh_cuda_scope *scope)
+{
+	int error = 0;
+
+	if (gate->made_in != scope->context)
+		drop_event(cuda, gate);
+	if (!gate->wait.event)
+		error = wh_cuda_call_on(cuda, device, cuEventCreate, &gate->wait.event,
+					CUDA_EVENT_DISABLE_TIMING);
+	if (error)
+		return error;
+	gate->made_in = scope->context;
+	gate->wait.device = device;
+	gate->wait.context = context;
+	error = wh_cuda_check(cuda, cuda->cuEventRecord(gate->wait.event, stream->stream),
+			      "cuEventRecord", "stream %p of %s", stream->stream, device->text);
+	/* Its context may be another one by now, whose handle is the same. */
+	if (error)
+		drop_event(cuda, gate);
 	return error;
 }
 
@@ -155,15 +172,11 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *given)
 		return error;
 	error = have_gate(batch);
 	if (!error)
-		error = make_event(engine->cuda, batch->gate, scope.context);
-	if (!error)
-		error = wh_cuda_call(engine->cuda, cuEventRecord, batch->gate->wait.event,
-				     stream.stream);
+		error = record(engine->cuda, batch->gate, &stream, device, context, &scope);
 	wh_cuda_leave(&scope);
 	if (error)
 		return error;
-	batch->gate->wait.device = device;
-	batch->gate->wait.context = context;
+	batch->gate->wait.unwanted = false;
 	batch->gate->wait.ready = opened;
 	return wh_batch_submit_when(batch, &batch->gate->wait);
 }
@@ -190,15 +203,16 @@ static int have_word(struct wh_batch *batch)
 /* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes after the
  * batch's end the other way round. All of them are sequentially consistent: either that sees the word,
  * or it is seen here that the batch has ended. */
-static int wait_word(struct wh_batch *batch, void *stream)
+static int wait_word(struct wh_batch *batch, const struct wh_cuda_device *device, void *stream)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
 	uint32_t ends = atomic_load(&batch->gate->ends), state = atomic_load(&batch->state);
 
 	if (state != WH_BATCH_RUNNING && state != WH_BATCH_WAITED)
 		return 0;
-	return wh_cuda_call(cuda, cuStreamWaitValue32, stream,
-			    atomic_load(&batch->gate->word)->address, ends, CUDA_STREAM_WAIT_GEQ);
+	return wh_cuda_call_on(cuda, device, cuStreamWaitValue32, stream,
+			       atomic_load(&batch->gate->word)->address, ends,
+			       CUDA_STREAM_WAIT_GEQ);
 }
 
 int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *given)
@@ -222,7 +236,7 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *given)
 	wh_gpus_home(engine->gpus, device, NULL);
 	error = have_word(batch);
 	if (!error)
-		error = wait_word(batch, stream.stream);
+		error = wait_word(batch, device, stream.stream);
 	wh_cuda_leave(&scope);
 	return error;
 }
@@ -259,7 +273,7 @@ void wh_gate_free(struct wh_batch *batch)
 		return;
 	if (gate->wait.event && !wh_cuda_enter_context(engine->cuda, gate->wait.device,
 						       gate->wait.context, &scope)) {
-		engine->cuda->cuEventDestroy(gate->wait.event);
+		drop_event(engine->cuda, gate);
 		wh_cuda_leave(&scope);
 	}
 	if (atomic_load(&gate->word))

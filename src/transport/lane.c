@@ -508,6 +508,7 @@ int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext 
 
 int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
+	bool unwanted;
 	int error;
 
 	pthread_mutex_lock(&gpus->lock);
@@ -518,9 +519,15 @@ int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
 	wh_gpus_more(gpus);
 	atomic_fetch_add(&gpus->event_count, 1);
 	pthread_mutex_lock(&gpus->list_lock);
-	wh_list_append(&gpus->events, &wait->link);
+	unwanted = wait->unwanted;
+	if (!unwanted)
+		wh_list_append(&gpus->events, &wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
-	return 0;
+	if (!unwanted)
+		return 0;
+	atomic_fetch_sub(&gpus->event_count, 1);
+	atomic_fetch_sub_explicit(&gpus->jobs, 1, memory_order_release);
+	return wh_fail(ECANCELED, "cancelled before it was started");
 }
 
 bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait)
@@ -529,6 +536,7 @@ bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait)
 
 	pthread_mutex_lock(&gpus->list_lock);
 	waits = wait->link.next;
+	wait->unwanted = !waits;
 	wh_list_remove(&wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (waits) {

@@ -181,13 +181,15 @@ struct wh_event_wait {
 	struct wh_cuda_device *device;
 	CUcontext context; /* NULL: the primary one */
 	CUevent event;
+	_Atomic bool unwanted; /* it was given up before it was waited for */
 	/* Called by a poll, with no lock held: it has happened, or, with an error, never will. */
 	void (*ready)(struct wh_event_wait *wait, int error, const char *text);
 };
 
-/* 0, or why the thread that looks cannot be started. */
+/* 0, or why the thread that looks cannot be started, or -ECANCELED: it is unwanted. */
 int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait);
-/* Wait no longer. False: too late, `ready` has been called or is about to be. */
+/* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and then
+ * wh_gpus_when() will say so. */
 bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait);
 
 /* A word in pinned memory that streams can wait for, until it is at least some number. It never goes
