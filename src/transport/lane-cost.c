@@ -18,7 +18,8 @@ void wh_lane_guess(struct wh_lane *lane)
 		[WH_BLOCKS_WITHIN] = { 6000, 2500, 1500, 2000, false },
 	};
 
-	lane->cost = typical[lane->way];
+	lane->guessed = typical[lane->way];
+	atomic_store(&lane->cost, &lane->guessed);
 }
 
 static double by_kernel(const struct wh_lane_cost *cost, uint64_t count, uint64_t length)
@@ -34,13 +35,15 @@ static double by_copies(const struct wh_lane_cost *cost, uint64_t count, uint64_
 
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length)
 {
-	return by_kernel(&lane->cost, count, length) < by_copies(&lane->cost, count, length);
+	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+
+	return by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
 double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t length)
 {
-	double kernel = by_kernel(&lane->cost, count, length);
-	double copies = by_copies(&lane->cost, count, length);
+	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+	double kernel = by_kernel(cost, count, length), copies = by_copies(cost, count, length);
 
 	return kernel < copies ? kernel : copies;
 }
@@ -58,6 +61,8 @@ struct probe {
 	struct wh_lane *lane;
 	uint64_t from, to;
 	uint64_t length; /* of the long piece; at most PROBE_LONG */
+	uint64_t ring;   /* bytes of the ring that it takes, from which the two in it count */
+	bool from_ring, to_ring;
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 };
 
@@ -69,19 +74,39 @@ static void probe_done(struct wh_lane_job *job, int error, const char *text)
 	atomic_store(&probe->state, error ? error : 1);
 }
 
-static void probe_kernel(struct wh_lane_turn *turn, const struct probe *probe, uint64_t length)
+static void probe_kernel(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length)
 {
 	struct wh_lane_blocks blocks = {
 		.job = { .block_length = PROBE_BLOCK,
 			 .base_count = 1,
 			 .source_stride = PROBE_BLOCK,
 			 .target_stride = PROBE_BLOCK },
-		.bits = probe->from | probe->to | PROBE_BLOCK,
+		.bits = from | to | PROBE_BLOCK,
 	};
 
-	blocks.job.source_base[0] = probe->from;
-	blocks.job.target_base[0] = probe->to;
+	blocks.job.source_base[0] = from;
+	blocks.job.target_base[0] = to;
 	wh_lane_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
+}
+
+/* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part of
+ * the ring is taken anew for each. False: there is no room. */
+static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
+{
+	struct wh_lane_turn turn;
+	uint64_t from, to, at = 0;
+	bool room;
+
+	wh_lane_begin(probe->lane, &turn);
+	room = !probe->ring || wh_lane_borrow(&turn, probe->ring, &at);
+	from = probe->from + (probe->from_ring ? at : 0);
+	to = probe->to + (probe->to_ring ? at : 0);
+	for (unsigned c = 0; room && c < copies; c++)
+		wh_lane_copy(&turn, to, from, length);
+	if (room && !copies)
+		probe_kernel(&turn, to, from, length);
+	wh_lane_end(&turn, &probe->job);
+	return room;
 }
 
 /* The shortest time of a job of `copies` copies of the length, or, for 0, of a kernel; ns. 0: it
@@ -91,22 +116,17 @@ static double time_of(struct probe *probe, unsigned copies, uint64_t length)
 	double best = 0;
 
 	for (int i = 0; i < PROBE_TIMES; i++) {
-		struct wh_lane_turn turn;
 		int64_t start = wh_now();
+		bool put;
 
 		atomic_store(&probe->state, 0);
 		probe->job = (struct wh_lane_job){ .done = probe_done };
-		wh_lane_begin(probe->lane, &turn);
-		for (unsigned c = 0; c < copies; c++)
-			wh_lane_copy(&turn, probe->to, probe->from, length);
-		if (!copies)
-			probe_kernel(&turn, probe, length);
-		wh_lane_end(&turn, &probe->job);
+		put = put_probe(probe, copies, length);
 		while (!atomic_load(&probe->state)) {
 			if (!wh_gpus_poll(probe->lane->gpu->gpus))
 				sched_yield();
 		}
-		if (atomic_load(&probe->state) < 0)
+		if (!put || atomic_load(&probe->state) < 0)
 			return 0;
 		start = wh_now() - start;
 		if (!i || (double)start < best)
@@ -125,7 +145,7 @@ static double rate_of(double before, double at_short, double at_long, uint64_t b
 static void measure(struct probe *probe)
 {
 	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
-	struct wh_lane_cost cost = probe->lane->cost;
+	struct wh_lane_cost cost = probe->lane->guessed;
 	uint64_t length = probe->length;
 
 	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
@@ -147,9 +167,8 @@ static void measure(struct probe *probe)
 		      (double)PROBE_SHORT / cost.kernel_rate;
 	cost.launch = cost.launch > 200 ? cost.launch : 200;
 	cost.measured = true;
-	pthread_mutex_lock(&probe->lane->lock);
-	probe->lane->cost = cost;
-	pthread_mutex_unlock(&probe->lane->lock);
+	probe->lane->measured = cost;
+	atomic_store(&probe->lane->cost, &probe->lane->measured);
 }
 
 /* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
@@ -191,25 +210,31 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 	case WH_BLOCKS_TO_HOST:
 		probe->from = lane->ring_device;
 		probe->to = lane->ring_host;
+		probe->from_ring = probe->to_ring = true;
 		break;
 	case WH_BLOCKS_FROM_HOST:
 		probe->from = lane->ring_host;
 		probe->to = lane->ring_device;
+		probe->from_ring = probe->to_ring = true;
 		break;
 	case WH_BLOCKS_WITHIN:
 		probe->from = borrowed ? borrowed : lane->ring_device;
-		probe->length = borrowed ? PROBE_LONG : probe->length;
+		probe->length = borrowed ? PROBE_LONG : WH_LANE_RING / 4;
 		probe->to = probe->from + probe->length;
+		probe->from_ring = probe->to_ring = !borrowed;
 		break;
 	default:
 		/* Between GPUs, reading from the other: to write there would be to destroy. */
 		probe->from = from;
 		probe->to = borrowed ? borrowed : lane->ring_device;
 		probe->length = borrowed ? PROBE_LONG : probe->length;
+		probe->to_ring = !borrowed;
 		if (length < probe->length)
 			probe->length = length / PROBE_BLOCK * PROBE_BLOCK;
 		break;
 	}
+	if (probe->from_ring || probe->to_ring)
+		probe->ring = lane->way == WH_BLOCKS_WITHIN ? 2 * probe->length : probe->length;
 }
 
 void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
@@ -221,8 +246,7 @@ void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
 
 	if (between && (!from || length < PROBE_SHORT))
 		return;
-	/* The ring is where the bytes go to, so that nobody else may use it: only before the first
-	 * use of the lane. */
+	/* Where others use the lane already the times would be theirs as well. */
 	pthread_mutex_lock(&lane->lock);
 	mine = !lane->probed && !lane->head;
 	lane->probed = true;

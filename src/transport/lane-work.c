@@ -152,6 +152,14 @@ static uint64_t ring_take(struct wh_lane *lane, uint64_t bytes)
 	return at;
 }
 
+bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at)
+{
+	if (turn->error || ring_room(turn->lane) < bytes)
+		return false;
+	*at = ring_take(turn->lane, bytes);
+	return true;
+}
+
 /* Where the kernel reads what has been written at `at`. */
 static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t bytes)
 {
@@ -357,7 +365,7 @@ uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, u
 {
 	struct small small = { pairs, count, UINT64_MAX };
 	uint64_t pieces[CLASSES + 1], equal, few = 0, bytes = 0;
-	const struct wh_lane_cost *cost = &turn->lane->cost;
+	const struct wh_lane_cost *cost = atomic_load(&turn->lane->cost);
 	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
 	double longer = gain > 0 ? cost->copy / gain : 1e18;

@@ -69,7 +69,10 @@ struct wh_lane {
 	int64_t looked;       /* when the stream itself was last asked, or a job ended */
 	int error;            /* not 0: the context is lost, with its text */
 	char text[WH_TEXT_MAX];
-	struct wh_lane_cost cost;
+	/* The one it is chosen by, which readers take without the lock: the guess, then what was
+	 * measured. */
+	const struct wh_lane_cost *_Atomic cost;
+	struct wh_lane_cost guessed, measured;
 	bool probed;
 };
 
@@ -246,5 +249,8 @@ void wh_gpus_more(struct wh_gpus *gpus);
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* What a lane's work costs as long as nobody has measured it. */
 void wh_lane_guess(struct wh_lane *lane);
+/* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is done.
+ * False: there is no room. */
+bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at);
 
 #endif
