@@ -40,6 +40,7 @@ struct pool {
 	struct wh_list slots;   /* free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
 	unsigned count;         /* slots that have been made */
+	bool giving;            /* a thread hands slots out */
 };
 
 struct wh_gpus {
@@ -647,21 +648,30 @@ bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
 	return waits;
 }
 
+/* A waiter may give its slot back at once, from inside `ready`; if that called the next one, thousands
+ * of them would be stacked up. So one thread at a time hands slots out, and goes on until there is
+ * nobody left to give one to. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 {
 	struct pool *pool = &gpus->pools[slot->use];
 	struct wh_slot_wait *wait;
-	struct wh_list *link;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	link = wh_list_take(&pool->waiters);
-	if (!link)
-		wh_list_append(&pool->slots, &slot->link);
-	pthread_mutex_unlock(&gpus->list_lock);
-	if (!link)
+	wh_list_append(&pool->slots, &slot->link);
+	if (pool->giving) {
+		pthread_mutex_unlock(&gpus->list_lock);
 		return;
-	wait = wh_container(link, struct wh_slot_wait, link);
-	wait->ready(wait, slot);
+	}
+	pool->giving = true;
+	while (!wh_list_empty(&pool->waiters) && !wh_list_empty(&pool->slots)) {
+		wait = wh_container(wh_list_take(&pool->waiters), struct wh_slot_wait, link);
+		slot = wh_container(wh_list_take(&pool->slots), struct wh_slot, link);
+		pthread_mutex_unlock(&gpus->list_lock);
+		wait->ready(wait, slot);
+		pthread_mutex_lock(&gpus->list_lock);
+	}
+	pool->giving = false;
+	pthread_mutex_unlock(&gpus->list_lock);
 }
 
 /* ---- opening and closing ----------------------------------------------------------------------- */
