@@ -255,6 +255,7 @@ static int listen_network(struct wh_engine *engine, const char *where)
 	if (fd < 0)
 		return wh_fail(errno, "wh_engine_open: socket: %s", strerror(errno));
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	wh_socket_unpace(fd, &address[0]);
 	if (bind(fd, (struct sockaddr *)&address[0],
 		 address[0].ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
 						    sizeof(struct sockaddr_in)) ||

@@ -41,6 +41,30 @@ void wh_socket_tune(struct wh_engine *engine, int fd)
 	}
 }
 
+static bool is_loopback(const struct sockaddr_storage *address)
+{
+	const struct sockaddr_in *four = (const struct sockaddr_in *)address;
+	const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
+
+	if (address->ss_family == AF_INET)
+		return ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+	return address->ss_family == AF_INET6 &&
+	       (IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) ||
+		(IN6_IS_ADDR_V4MAPPED(&six->sin6_addr) &&
+		 six->sin6_addr.s6_addr[12] == IN_LOOPBACKNET));
+}
+
+void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
+{
+	static const char plain[] = "reno"; /* every kernel has it, and lets everybody choose it */
+	char name[16] = "";
+	socklen_t length = sizeof(name) - 1;
+
+	if (is_loopback(address) &&
+	    !getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) && !strncmp(name, "bbr", 3))
+		setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
+}
+
 void wh_socket_close(int fd)
 {
 	shutdown(fd, SHUT_RDWR);

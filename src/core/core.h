@@ -141,6 +141,10 @@ void wh_control_destroy(struct wh_control *control);
 
 /* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
 void wh_socket_tune(struct wh_engine *engine, int fd);
+/* Before connecting to, or listening on, a loopback address: no congestion control that paces, for there
+ * the timers that it takes cost more than moving the bytes, and hold them up. What is accepted inherits
+ * it; a connection that is established would stay paced. */
+void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
 /* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
  * that nobody serves, alive. */
 void wh_socket_close(int fd);

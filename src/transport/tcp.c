@@ -46,6 +46,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 	if (fd < 0)
 		return -errno;
 	wh_socket_tune(engine, fd);
+	wh_socket_unpace(fd, address);
 	if (connect(fd, (const struct sockaddr *)address,
 		    address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
 						     sizeof(struct sockaddr_in)) &&
