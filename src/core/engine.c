@@ -2,6 +2,7 @@
 /* An engine: its threads, its identity, its transports. */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -142,9 +143,13 @@ static int start_loops(struct wh_engine *engine)
 {
 	int64_t wanted = engine->config.number[WH_KNOB_THREADS];
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+	cpu_set_t may;
 	char name[24];
 	int error;
 
+	/* Of those that this process may use. */
+	if (!sched_getaffinity(0, sizeof(may), &may))
+		cpus = CPU_COUNT(&may);
 	/* One could not take in what several connections bring, even where there are but two CPUs. */
 	if (!wanted)
 		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : 4;
