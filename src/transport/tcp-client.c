@@ -266,15 +266,20 @@ void tcp_client_push(struct tcp_client *client, bool watched)
 	pump(client, watched ? SPINNER : SUBMITTER);
 }
 
-void tcp_client_kick(struct tcp_client *client)
+void tcp_client_kick(struct tcp_client *client, bool now)
 {
 	atomic_store(&client->again, true);
 	if (pthread_mutex_trylock(&client->lock))
 		return;
 	if (client->state == TCP_OPEN && !atomic_load(&client->owned)) {
 		atomic_store(&client->again, false);
-		client->armed = EPOLLIN | EPOLLOUT;
-		wh_loop_modify(client->loop, &client->source, EPOLLIN | EPOLLOUT | EPOLLONESHOT);
+		/* Waking a thread costs as much as sending a slice, and takes a CPU from those who move
+		 * bytes: not for what it does anyway when the answer comes that it waits for. */
+		if (now || !client->armed || !atomic_load(&client->outstanding)) {
+			client->armed = EPOLLIN | EPOLLOUT;
+			wh_loop_modify(client->loop, &client->source,
+				       EPOLLIN | EPOLLOUT | EPOLLONESHOT);
+		}
 	}
 	release(client);
 }

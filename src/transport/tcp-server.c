@@ -493,32 +493,42 @@ static int consume(struct tcp_server *server)
 	}
 }
 
-static ssize_t receive(struct tcp_server *server, size_t *want)
+/* How many bytes to take into the buffer, from where they are copied once more. */
+static size_t room(const struct tcp_server *server, size_t want)
+{
+	if (server->receiving)
+		return want == server->left ? TCP_TAIL : 0;
+	/* What follows a large write is a large write as a rule, whose bytes shall go to their place. */
+	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
+		       TCP_TAIL : TCP_SERVER_IN;
+}
+
+/* *little: fewer bytes than that say that the socket is empty. */
+static ssize_t receive(struct tcp_server *server, size_t *little)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct entered entered = { .count = 0 };
-	size_t moved;
+	size_t moved, want, tail;
 	int count = 0, error;
 	ssize_t got;
 
 	if (server->receiving && server->write) {
-		*want = tcp_stage_into(server, vector);
-		if (!*want)
+		want = tcp_stage_into(server, vector);
+		if (!want)
 			return -EAGAIN;
 		count = 1;
 	} else {
-		*want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
+		want = server->receiving ? payload_vector(server, &entered, vector, &count) : 0;
 	}
-	got = tcp_receive(server->source.fd, vector, count, *want, &server->in,
-			  server->receiving && *want == server->left ? TCP_TAIL :
-			  server->receiving			     ? 0 :
-								       TCP_SERVER_IN);
+	tail = room(server, want);
+	*little = want ? want : tail / 2;
+	got = tcp_receive(server->source.fd, vector, count, want, &server->in, tail);
 	error = errno;
 	leave_all(&entered);
 	if (got <= 0)
 		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;
 	server->moved += (uint64_t)got;
-	moved = (size_t)got < *want ? (size_t)got : *want;
+	moved = (size_t)got < want ? (size_t)got : want;
 	if (moved && server->write) {
 		tcp_stage_received(server, moved);
 	} else if (moved) {
@@ -532,7 +542,7 @@ static ssize_t receive(struct tcp_server *server, size_t *want)
  * connection. */
 static int service(struct tcp_server *server)
 {
-	size_t turn = 0, want;
+	size_t turn = 0, little;
 	ssize_t got;
 	int error, flushed;
 
@@ -558,14 +568,14 @@ static int service(struct tcp_server *server)
 		}
 		if (turn > TURN_BYTES)
 			break;
-		got = receive(server, &want);
+		got = receive(server, &little);
 		if (got == -EAGAIN)
 			break;
 		if (got < 0)
 			return (int)got;
 		turn += (size_t)got;
 		/* A short read: the socket is empty; answer before looking again. */
-		if ((size_t)got < want || (!want && got < TCP_SERVER_IN / 2)) {
+		if ((size_t)got < little) {
 			error = consume(server);
 			if (error != -EAGAIN && error != -ENOBUFS)
 				return error;

@@ -103,6 +103,23 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	tcp_pieces_done(&done);
 }
 
+/* Has it so much more to do than another that what is for all is better left to that one? A socket takes
+ * far more than it has moved, so that one connection could take everything. This one is going to be
+ * answered, and looks again then. */
+static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
+{
+	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
+
+	for (unsigned i = 0; i < tcp->count; i++) {
+		struct tcp_client *other = atomic_load(&tcp->clients[i]);
+
+		if (other && held > TCP_AHEAD + atomic_load_explicit(&other->outstanding,
+								     memory_order_relaxed))
+			return true;
+	}
+	return false;
+}
+
 bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 {
 	struct tcp_peer *tcp = client->tcp;
@@ -122,6 +139,8 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 		goto out;
 	if (piece->staged && most > WH_SLOT)
 		most = WH_SLOT;
+	if (list == &tcp->shared && ahead(tcp, client))
+		goto out;
 	cursor = piece->cursor;
 	slice->count = 0;
 	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
@@ -221,6 +240,42 @@ static bool on_gpu(const struct wh_piece *piece)
 	return false;
 }
 
+static void start(struct tcp_client *client, bool send, bool watched, bool now)
+{
+	if (send)
+		tcp_client_push(client, watched);
+	else
+		tcp_client_kick(client, now);
+}
+
+static bool is_idle(struct tcp_peer *tcp, unsigned index)
+{
+	struct tcp_client *client = atomic_load(&tcp->clients[index]);
+
+	return !client || !atomic_load_explicit(&client->outstanding, memory_order_relaxed);
+}
+
+/* Tell as many connections of a shared piece as it has slices: first those that have nothing to do. They
+ * take turns, so that small pieces, one behind the other, use all. */
+static void tell(struct tcp_peer *tcp, uint64_t slices, bool small, bool watched)
+{
+	bool all = slices >= tcp->count;
+	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)slices);
+	unsigned turns = all ? tcp->count : 2 * tcp->count;
+
+	for (unsigned i = 0; i < turns && slices; i++) {
+		unsigned index = (first + i) % tcp->count;
+		struct tcp_client *client;
+
+		if (!all && is_idle(tcp, index) != (i < tcp->count))
+			continue;
+		client = client_at(tcp, index);
+		if (client)
+			start(client, small, watched, true);
+		slices--;
+	}
+}
+
 static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
@@ -232,18 +287,12 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
 		       !piece->batch->queue;
 	struct tcp_client *client;
-	uint32_t first = 0;
 
 	piece->staged = on_gpu(piece);
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
 		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = lane || slices < 2 || tcp->count == 1;
-	/* Those of few slices take turns, so that one behind the other uses all connections. */
-	if (!alone && slices < tcp->count)
-		first = atomic_fetch_add(&tcp->turn, (uint32_t)slices);
-	client = lane ? client_at(tcp, tcp->count) :
-		 alone ? idlest(tcp) :
-			 client_at(tcp, first % tcp->count);
+	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
 	if (!client) {
 		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
 		wh_piece_done(piece);
@@ -252,15 +301,10 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	if (!enqueue(tcp, piece, alone ? client : NULL))
 		return;
 	/* The piece may be done, and gone, from here on. */
-	for (unsigned i = 1; client; i++) {
-		if (small)
-			tcp_client_push(client, watched);
-		else
-			tcp_client_kick(client);
-		client = !alone && i < tcp->count && i < slices ?
-				 client_at(tcp, (first + i) % tcp->count) :
-				 NULL;
-	}
+	if (alone)
+		start(client, small, watched, false);
+	else
+		tell(tcp, slices, small, watched);
 }
 
 static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)

@@ -10,8 +10,8 @@
  *
  * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
  * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
- * ones are pulled by all connections as they have nothing left to send, so that the faster take more. Requests are pipelined and
- * answered by id.
+ * ones are pulled by all connections as they have nothing left to send, so that the faster take more, but
+ * none takes much more than another has in hand. Requests are pipelined and answered by id.
  */
 #ifndef WH_TRANSPORT_TCP_H
 #define WH_TRANSPORT_TCP_H
@@ -24,6 +24,7 @@
 #define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
 #define TCP_GATHER_AHEAD 4      /* of them writes, on their way from a GPU into slots */
 #define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
+#define TCP_AHEAD 2             /* slices that a connection may take of a shared piece before others do */
 #define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
 /* Pieces of memory in one system call. More would be looked at in vain: a call seldom moves more than
  * some 100 KiB, and the vector is made anew for each. */
@@ -160,8 +161,9 @@ void tcp_client_pump(struct tcp_client *client);
 /* The same without receiving: a submission does not do the work of others. `watched`: somebody will poll
  * or wait for it, so that the loop need not. */
 void tcp_client_push(struct tcp_client *client, bool watched);
-/* Have its loop get it going, unless a waiter comes first. */
-void tcp_client_kick(struct tcp_client *client);
+/* Have its loop get it going, unless a waiter comes first. Without `now` it is enough that it finds the
+ * work when it has its next answer. */
+void tcp_client_kick(struct tcp_client *client, bool now);
 /* As a waiter: own it until the batch is done or the deadline. */
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
 /* Break it off; slices in flight are sent again, or dropped when cancelled. */
