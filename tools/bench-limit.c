@@ -232,7 +232,7 @@ static struct bench_flow flow_for(const struct bench_limit *limit)
 		.spin = limit->spin,
 		.connections = limit->row.connections ? limit->row.connections : 1,
 		.bytes = bytes,
-		.chunk = bytes < BENCH_CHUNK ? bytes : BENCH_CHUNK,
+		.chunk = bytes < limit->call ? bytes : limit->call,
 		.memory = limit->map[push ? BENCH_SOURCE : BENCH_TARGET],
 		.near_length = push ? layout->source_length : layout->target_length,
 		.far_length = push ? layout->target_length : layout->source_length,
@@ -299,7 +299,12 @@ static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t 
 
 static int near_row(struct bench_limit *limit, const char *transport, char text[BENCH_TEXT])
 {
-	struct bench_order order = { .what = BENCH_MEMCPY, .row = limit->row };
+	struct bench_order order = {
+		.what = BENCH_MEMCPY,
+		.row = limit->row,
+		.pid = limit->other,
+		.address = limit->other_address,
+	};
 	struct bench_answer answer;
 	int error;
 
@@ -337,20 +342,42 @@ static int near_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 
 /* ---- for all ------------------------------------------------------------------------------ */
 
+/* Which size of a call moves the most; also the first look at the rate. */
+static int choose_call(struct bench_limit *limit)
+{
+	double best = 0, bandwidth;
+	uint64_t call = BENCH_CALL_LEAST;
+	int error = 0;
+
+	for (int pass = 0; !error && pass < 2; pass++) {
+		limit->call = BENCH_CALL_LEAST;
+		for (; !error && limit->call <= BENCH_CALL_MOST; limit->call *= 2) {
+			error = stream_bandwidth(limit, 4000000, &bandwidth);
+			if (error || bandwidth <= best)
+				continue;
+			best = bandwidth;
+			call = limit->call;
+		}
+	}
+	limit->call = call;
+	return error;
+}
+
 /* A first look: every page touched, the speed known well enough to size a slice. */
 static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 {
 	uint64_t samples[8] = { 0 };
-	double bandwidth;
 	int error = 0;
 
 	limit->rate = limit->ping = 0;
 	limit->next = 0;
 	if (limit->kind == BENCH_LIMIT_STREAM) {
-		struct bench_flow flow = flow_for(limit);
-		bool large = flow.bytes > BENCH_CHUNK;
+		struct bench_flow flow;
+		bool large;
 
-		error = stream_bandwidth(limit, 4000000, &bandwidth);
+		error = choose_call(limit);
+		flow = flow_for(limit);
+		large = flow.bytes > limit->call;
 		if (!error)
 			error = bench_stream_ping(&limit->stream, &flow,
 						  large ? 1 : 8, samples);

@@ -121,6 +121,7 @@ static int provide(struct bench_session *session, struct bench_process *process,
 	if (error)
 		return error;
 	*has = order;
+	has->address = answer.address;
 	snprintf(name, sizeof(session->memory_name[which][side]), "%.63s", answer.text);
 	return 0;
 }
@@ -412,6 +413,15 @@ static void probe_cache_line(struct bench_session *session, struct bench_result 
 	bench_process_continue(&session->far);
 }
 
+/* Tell the limit of far's memory. */
+static void lend_far(struct bench_session *session, const struct bench_row *row)
+{
+	uint32_t side = row->op == WH_WRITE ? BENCH_TARGET : BENCH_SOURCE;
+
+	session->limit.other = session->peer ? 0 : session->far.pid;
+	session->limit.other_address = session->memory[FAR][side].address;
+}
+
 static int measure(struct bench_session *session, struct bench_result *result)
 {
 	const struct bench_row *row = &result->row;
@@ -421,9 +431,12 @@ static int measure(struct bench_session *session, struct bench_result *result)
 	while (!error && session->verify && iteration < 2)
 		error = verify(session, row, ++iteration, result);
 	if (!error && session->limits) {
+		lend_far(session, row);
 		error = bench_limit_row(&session->limit, row, result->transport, result->detail,
 					result->text);
 		snprintf(result->limit_name, sizeof(result->limit_name), "%s", session->limit.name);
+		if (session->limit.kind == BENCH_LIMIT_STREAM)
+			result->limit_call = session->limit.call;
 	}
 	if (error)
 		return error;

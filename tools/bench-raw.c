@@ -126,13 +126,13 @@ static int send_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, 
 	return 0;
 }
 
-static int recv_area(int fd, struct area *area, uint64_t bytes, bool spin)
+static int recv_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
 {
 	ssize_t n;
 
 	while (bytes) {
 		n = recv(fd, area->memory + area->at,
-			 area_piece(area, bytes < BENCH_CHUNK ? bytes : BENCH_CHUNK),
+			 area_piece(area, bytes < chunk ? bytes : chunk),
 			 spin ? MSG_DONTWAIT : 0);
 		if (n < 0 && retry(spin))
 			continue;
@@ -156,12 +156,20 @@ static int recv_bytes(int fd, void *bytes, uint64_t length, bool spin)
 {
 	struct area area = { .memory = bytes, .length = length };
 
-	return recv_area(fd, &area, length, spin);
+	return recv_area(fd, &area, length, length, spin);
 }
 
+/* As Wherry sets its own: on loopback no congestion control that paces. */
 static int set_socket(int fd, uint64_t buffer)
 {
 	int one = 1, size = buffer > INT32_MAX ? INT32_MAX : (int)buffer;
+	char control[16] = "";
+	socklen_t length = sizeof(control) - 1;
+
+	if (!getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &length) &&
+	    !strncmp(control, "bbr", 3) &&
+	    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", strlen("reno")))
+		return -errno;
 
 	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
 		return -errno;
@@ -179,7 +187,7 @@ enum { HEAD_PUSH, HEAD_PULL, HEAD_PING_WRITE, HEAD_PING_READ };
 struct head {
 	uint32_t what, spin;
 	uint64_t bytes, count, chunk;
-	uint64_t offset, length, at; /* the part of the memory to walk through, and from where */
+	uint64_t length, at; /* how much of the memory to walk through, and from where */
 };
 
 struct raw {
@@ -204,7 +212,7 @@ static int serve_ping(int fd, const struct head *head, struct area *area)
 		if (area->at + head->bytes > area->length)
 			area->at = 0;
 		if (head->what == HEAD_PING_WRITE) {
-			error = recv_area(fd, area, head->bytes, head->spin);
+			error = recv_area(fd, area, head->bytes, head->chunk, head->spin);
 			if (!error)
 				error = send_bytes(fd, &byte, 1, head->spin);
 		} else {
@@ -228,10 +236,10 @@ static void *serve_connection(void *arg)
 		struct area area = { .length = head.length, .at = head.at };
 
 		pthread_mutex_lock(&served.raw->lock);
-		area.memory = served.raw->memory + head.offset;
+		area.memory = served.raw->memory;
 		pthread_mutex_unlock(&served.raw->lock);
 		if (head.what == HEAD_PUSH) {
-			error = recv_area(served.fd, &area, head.bytes, false);
+			error = recv_area(served.fd, &area, head.bytes, head.chunk, false);
 			if (!error)
 				error = send_bytes(served.fd, &byte, 1, false);
 		} else if (head.what == HEAD_PULL) {
@@ -452,28 +460,31 @@ static void *run_share(void *arg)
 		if (!share->error)
 			share->error = recv_bytes(share->fd, &byte, 1, false);
 	} else if (!share->error) {
-		share->error = recv_area(share->fd, &share->area, share->bytes, false);
+		share->error = recv_area(share->fd, &share->area, share->bytes, share->chunk,
+					 false);
 	}
 	share->end = bench_now();
 	return NULL;
 }
 
-/* Connection `i` walks through a part of its own of the memory at either end. */
+/* Every connection walks through all of the memory at either end, each from a place of its own: so do
+ * ours, for any of them may carry any batch. */
 static void share_plan(struct share *share, const struct bench_flow *flow, unsigned i)
 {
-	uint64_t near_part = flow->near_length / flow->connections;
-	uint64_t far_part = flow->far_length / flow->connections;
-
 	share->flow = flow;
 	share->bytes = flow->bytes / flow->connections;
-	share->chunk = flow->chunk < near_part ? flow->chunk : near_part;
-	share->area = (struct area){ .memory = flow->memory + i * near_part, .length = near_part };
+	share->chunk = flow->chunk;
+	share->area = (struct area){
+		.memory = flow->memory,
+		.length = flow->near_length,
+		.at = flow->near_length / flow->connections * i,
+	};
 	share->head = (struct head){
 		.what = flow->push ? HEAD_PUSH : HEAD_PULL,
 		.bytes = share->bytes,
-		.chunk = flow->chunk < far_part ? flow->chunk : far_part,
-		.offset = i * far_part,
-		.length = far_part,
+		.chunk = flow->chunk,
+		.length = flow->far_length,
+		.at = flow->far_length / flow->connections * i,
 	};
 }
 
@@ -544,7 +555,7 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 		} else {
 			error = send_bytes(fd, &byte, 1, flow->spin);
 			if (!error)
-				error = recv_area(fd, &area, flow->bytes, flow->spin);
+				error = recv_area(fd, &area, flow->bytes, flow->chunk, flow->spin);
 		}
 		samples[i] = (uint64_t)(bench_now() - start);
 	}

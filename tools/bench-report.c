@@ -238,6 +238,9 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(json, "verified",
 			    result->verified < 0 ? json_null() : json_boolean(result->verified));
 	json_object_set_new(json, "limit_name", text_or_null(result->limit_name));
+	json_object_set_new(json, "limit_call_bytes",
+			    result->limit_call ? json_integer((json_int_t)result->limit_call) :
+						 json_null());
 	json_object_set_new(json, "limit_GBps", real(result->limit_bandwidth));
 	json_object_set_new(json, "limit_us", real(result->limit_latency));
 	json_object_set_new(json, "ratio", real(result->ratio));

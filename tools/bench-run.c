@@ -549,6 +549,23 @@ static int member_extra(struct member *m, const struct bench_order *order,
 
 /* ---- the memcpy limit ---------------------------------------------------------------------- */
 
+/* Where the pages lie makes a difference: the limit uses the same ones, its own only where the other
+ * process's are not mapped here. */
+static void memcpy_memory(struct member *m, const struct bench_order *order)
+{
+	const struct bench_layout *layout = &order->row.layout;
+	uint32_t near = order->row.op == WH_WRITE ? BENCH_SOURCE : BENCH_TARGET;
+	uint32_t far = near == BENCH_SOURCE ? BENCH_TARGET : BENCH_SOURCE;
+	uint64_t length = far == BENCH_TARGET ? layout->target_length : layout->source_length;
+
+	m->limit.lent[near] = m->memory[near].address;
+	if (!strcmp(order->text, "self"))
+		m->limit.lent[far] = m->memory[far].address;
+	else
+		m->limit.lent[far] = order->pid ? bench_find_mapping(order->pid, order->address, length) :
+						  NULL;
+}
+
 static int member_memcpy(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
@@ -558,11 +575,7 @@ static int member_memcpy(struct member *m, const struct bench_order *order,
 	int error;
 
 	if (order->what == BENCH_MEMCPY) {
-		/* Where the pages lie makes a difference: the same ones, where they are ours. */
-		bool self = !strcmp(order->text, "self"), write = order->row.op == WH_WRITE;
-
-		m->limit.lent[BENCH_SOURCE] = self || write ? m->memory[BENCH_SOURCE].address : NULL;
-		m->limit.lent[BENCH_TARGET] = self || !write ? m->memory[BENCH_TARGET].address : NULL;
+		memcpy_memory(m, order);
 		return bench_limit_row(&m->limit, &order->row, order->text, "memfd", answer->text);
 	}
 	if (order->what == BENCH_MEMCPY_LATENCY) {

@@ -32,7 +32,9 @@
 #define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
 #define BENCH_SAMPLES 65536      /* the most latencies of one slice */
 #define BENCH_CONNECTIONS 64     /* the most connections of a row */
-#define BENCH_CHUNK (512u << 10) /* the most bytes of one raw send(): those of a slice of ours */
+/* The most bytes of one raw send() or recv(): tried are these, doubled until the most of them. */
+#define BENCH_CALL_LEAST (256u << 10)
+#define BENCH_CALL_MOST (1u << 20)
 #define BENCH_ALIGN 64           /* blocks start on cache lines */
 #define BENCH_TEXT 320
 
@@ -174,6 +176,7 @@ struct bench_result {
 	uint64_t samples, rounds;
 	int verified; /* 1, 0; -1: not looked at */
 	char limit_name[24];
+	uint64_t limit_call; /* bytes; 0: unknown */
 	double limit_bandwidth, limit_latency, ratio, latency_ratio;
 	double cache_line; /* ns to hand a cache line over, just before */
 	bool skipped;          /* the route is not to be had */
@@ -221,7 +224,8 @@ enum bench_what {
 	BENCH_GET,       /* side, length: back from there */
 	BENCH_RESIDENT,  /* answers bytes: resident memory */
 	BENCH_EXTRA,     /* one more TCP peer, `length` bytes there and back */
-	BENCH_MEMCPY,    /* row, text: its transport; get ready for its memcpy limit */
+	BENCH_MEMCPY,    /* row, text: its transport; get ready for its memcpy limit; pid and address:
+			  * of the other process's memory, if there is one */
 	BENCH_MEMCPY_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy */
 	BENCH_MEMCPY_LATENCY,
 	/* Of raw (bench-raw.c). */
@@ -242,6 +246,8 @@ struct bench_order {
 	uint32_t side, kind, connections;
 	uint64_t length, iteration;
 	int64_t duration;
+	uint64_t address; /* in process `pid` */
+	int32_t pid;
 	struct bench_row row;
 	char text[128];
 };
@@ -326,7 +332,7 @@ int bench_stream_connect(struct bench_stream *stream, unsigned connections, char
 void bench_stream_close(struct bench_stream *stream);
 
 /* Move `bytes` between `memory` and the raw process, `push` or pull, on `connections` connections
- * at once, in pieces of `chunk`. 0 or -errno; *ns: from the start to the last byte's arrival. */
+ * at once, `chunk` bytes a call. 0 or -errno; *ns: from the start to the last byte's arrival. */
 struct bench_flow {
 	bool push, spin;
 	unsigned connections;
@@ -360,6 +366,9 @@ struct bench_limit {
 	uint32_t map_kind[2];
 	/* The test's own memory, to be used instead of a mapping of the limit's; NULL: not there. */
 	void *lent[2];
+	/* The other Wherry process and its memory of the row, for near; 0: unknown. */
+	pid_t other;
+	uint64_t other_address;
 	uint64_t far, far_length; /* address in the raw process */
 	uint32_t far_kind;
 	/* Of the present row. */
@@ -368,6 +377,7 @@ struct bench_limit {
 	struct bench_row row;
 	struct bench_walk walk;
 	uint64_t next;       /* batch of the walk */
+	uint64_t call;       /* bytes of a send() and recv(), at most: the best for this row */
 	double rate;         /* bytes a ns, as far as known */
 	double ping;         /* ns, as far as known */
 };
@@ -383,6 +393,10 @@ int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
 			size_t *count);
 void bench_limit_close(struct bench_limit *limit);
+
+/* Where `length` bytes at `address` of process `pid` are mapped here, readable and writable, as the
+ * same pages of the same file. NULL: nowhere. (bench-mapping.c) */
+void *bench_find_mapping(pid_t pid, uint64_t address, uint64_t length);
 
 /* ---- measuring (bench-measure.c) ---------------------------------------------------------- */
 
