@@ -103,6 +103,14 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	tcp_pieces_done(&done);
 }
 
+/* The bytes of a slice. What several connections share is cut smaller, so that they end together. */
+static uint64_t slice_of(const struct tcp_peer *tcp, bool alone)
+{
+	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE];
+
+	return alone || tcp->count == 1 ? most : most / 2;
+}
+
 /* Has it so much more to do than another that what is for all is better left to that one? A socket takes
  * far more than it has moved, so that one connection could take everything. This one is going to be
  * answered, and looks again then. */
@@ -123,7 +131,7 @@ static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 {
 	struct tcp_peer *tcp = client->tcp;
-	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE], bytes = 0;
+	uint64_t most, bytes = 0;
 	struct wh_list *list;
 	struct wh_piece *piece;
 	struct wh_cursor cursor;
@@ -135,6 +143,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 	if (wh_list_empty(list))
 		goto out;
 	piece = wh_container(list->next, struct wh_piece, link);
+	most = slice_of(tcp, piece->alone);
 	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
 	if (piece->staged && most > WH_SLOT)
@@ -280,7 +289,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
 	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
-	uint64_t slice = (uint64_t)peer->engine->config.number[WH_KNOB_SLICE];
+	uint64_t slice = slice_of(tcp, lane);
 	uint64_t slices = (piece->bytes + slice - 1) / slice;
 	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */

@@ -26,9 +26,8 @@
 #define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
 #define TCP_AHEAD 2             /* slices that a connection may take of a shared piece before others do */
 #define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
-/* Pieces of memory in one system call. More would be looked at in vain: a call seldom moves more than
- * some 100 KiB, and the vector is made anew for each. */
-#define TCP_VECTOR 128
+/* Pieces of memory in one system call: a slice of 4 KiB blocks, and its head. */
+#define TCP_VECTOR 272
 #define TCP_IN (16u << 10)      /* initiator's receive buffer: headers, small payloads */
 #define TCP_SERVER_IN (64u << 10)
 #define TCP_TAIL 4096           /* how much of what follows a payload is read along with it */

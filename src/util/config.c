@@ -219,7 +219,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = GIB,
 	},
 	[WH_KNOB_SLICE] = {
-		.row = { "slice", "WHERRY_SLICE", "512KiB", "bytes",
+		.row = { "slice", "WHERRY_SLICE", "1MiB", "bytes",
 			 "the most that one TCP request moves" },
 		.number = parse_bytes,
 		.least = KIB,
