@@ -43,7 +43,7 @@ static void load__defaults(void **state)
 	assert_int_equal(config.number[WH_KNOB_TIMEOUT], 5000);
 	assert_int_equal(config.number[WH_KNOB_IDLE], 30000);
 	assert_int_equal(config.number[WH_KNOB_INLINE], 1 << 20);
-	assert_int_equal(config.number[WH_KNOB_SLICE], 512 << 10);
+	assert_int_equal(config.number[WH_KNOB_SLICE], 1 << 20);
 	assert_int_equal(config.number[WH_KNOB_BUFFER], 0);
 	assert_int_equal(config.number[WH_KNOB_CMA], 1);
 	assert_int_equal(config.number[WH_KNOB_NOTIFICATIONS], 1024);
