@@ -48,6 +48,9 @@ void fake_cuda_heal(void);
 
 void fake_cuda_delay(unsigned microseconds);
 
+/* cuStreamIsCapturing() says yes of this stream; NULL: of none. */
+void fake_cuda_capture(void *stream);
+
 /* The device's memory in bytes from now on. */
 void fake_cuda_memory(int device, size_t bytes);
 

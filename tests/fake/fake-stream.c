@@ -459,7 +459,14 @@ FAKE_API int cuStreamGetPriority(void *handle, int *out)
 	return error;
 }
 
-/* Nothing is ever captured into a graph. */
+/* Nothing is ever captured into a graph; but a stream may look as if. */
+static void *_Atomic captured;
+
+FAKE_API void fake_cuda_capture(void *stream)
+{
+	captured = stream;
+}
+
 FAKE_API int cuStreamIsCapturing(void *handle, int *out)
 {
 	struct fake_context *context;
@@ -470,7 +477,7 @@ FAKE_API int cuStreamIsCapturing(void *handle, int *out)
 		return FAKE_INVALID_VALUE;
 	error = fake_stream_context(handle, &context);
 	if (!error)
-		*out = 0;
+		*out = handle && handle == captured;
 	return error;
 }
 

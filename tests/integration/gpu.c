@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu.h"
+
+#include <dlfcn.h>
+#include <stdatomic.h>
+
+/* ---- the driver -------------------------------------------------------------------------------- */
+
+void *gpu_symbol(const char *name)
+{
+	const char *path = getenv("TEST_CUDA");
+	void *library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	void *found = library ? dlsym(library, name) : NULL;
+
+	if (!found) {
+		fprintf(stderr, "the CUDA driver has no %s: %s\n", name, dlerror());
+		abort();
+	}
+	dlclose(library); /* it stays: somebody has initialised it, or is about to */
+	return found;
+}
+
+static const char *missing_fake(void)
+{
+	return getenv("TEST_CUDA") ? NULL : "it takes the fake CUDA driver";
+}
+
+const struct route needs_fake = { .name = "fake", .missing = missing_fake };
+
+void fake_fail(const char *function, unsigned int nth, int error)
+{
+	want(0, CU(fake_cuda_fail, (const char *, unsigned int, int), function, nth, error));
+}
+
+void fake_heal(void)
+{
+	((void (*)(void))gpu_symbol("fake_cuda_heal"))();
+}
+
+uint64_t fake_calls(const char *function)
+{
+	return ((uint64_t(*)(const char *))gpu_symbol("fake_cuda_calls"))(function);
+}
+
+void gpu_enter(int device)
+{
+	void *context;
+
+	want(0, CU(cuInit, (unsigned int), 0));
+	want(0, CU(cuDevicePrimaryCtxRetain, (void **, int), &context, device));
+	want(0, CU(cuCtxPushCurrent_v2, (void *), context));
+}
+
+void gpu_leave(void)
+{
+	int device;
+	void *context;
+
+	want(0, CU(cuCtxGetDevice, (int *), &device));
+	want(0, CU(cuCtxPopCurrent_v2, (void **), &context));
+	want(0, CU(cuDevicePrimaryCtxRelease_v2, (int), device));
+}
+
+size_t gpu_free_memory(int device)
+{
+	size_t available, total;
+
+	gpu_enter(device);
+	want(0, CU(cuMemGetInfo_v2, (size_t *, size_t *), &available, &total));
+	gpu_leave();
+	return available;
+}
+
+/* ---- a stream that stands ------------------------------------------------------------------------ */
+
+static void stand(void *arg)
+{
+	struct gpu_block *block = arg;
+
+	while (!atomic_load(&block->open))
+		sleep_ms(1);
+	atomic_store(&block->passed, 1);
+}
+
+void gpu_block(struct gpu_block *block, int device)
+{
+	memset(block, 0, sizeof(*block));
+	want(0, CU(cuInit, (unsigned int), 0));
+	want(0, CU(cuCtxCreate_v2, (void **, unsigned int, int), &block->context, 0, device));
+	want(0, CU(cuStreamCreate, (void **, unsigned int), &block->stream, 1));
+	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream, stand, block));
+	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
+}
+
+void gpu_unblock(struct gpu_block *block)
+{
+	atomic_store(&block->open, 1);
+	want(0, CU(cuCtxPushCurrent_v2, (void *), block->context));
+	want(0, CU(cuStreamSynchronize, (void *), block->stream));
+	want(0, CU(cuStreamDestroy_v2, (void *), block->stream));
+	want(0, CU(cuCtxDestroy_v2, (void *), block->context));
+}
+
+static void set(void *arg)
+{
+	atomic_store((_Atomic int *)arg, 1);
+}
+
+void gpu_flag(void *stream, _Atomic int *flag)
+{
+	atomic_store(flag, 0);
+	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), stream, set, (void *)flag));
+}
+
+bool gpu_flagged(_Atomic int *flag, int64_t patience)
+{
+	int64_t end = now() + patience;
+
+	while (!atomic_load(flag)) {
+		if (now() > end)
+			return false;
+		sleep_ms(1);
+	}
+	return true;
+}
+
+/* ---- two regions ------------------------------------------------------------------------------- */
+
+static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const char *where,
+			       size_t length)
+{
+	struct wh_memory_options options = { .size = sizeof(options), .kind = kind,
+					     .location = where };
+	void *memory;
+
+	want(0, wh_memory_alloc(engine, length, &options, &memory));
+	return memory;
+}
+
+void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
+		   const char *elsewhere, size_t length, bool apart)
+{
+	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+
+	*p = (struct gpu_pair){ .here = here, .there = there, .length = length };
+	want(0, wh_engine_open(&options, &p->engine));
+	p->local = allocate(p->engine, here, where, length);
+	want(0, wh_region_register(p->engine, p->local, length, NULL, &p->region));
+	if (apart) {
+		p->child = child_start(NULL);
+		p->memory = child_memory_at(p->child, there, length, elsewhere);
+		p->child_region = child_region(p->child, p->memory, 0, length, "target", 0, NULL);
+	} else {
+		p->target = allocate(p->engine, there, elsewhere, length);
+		want(0, wh_region_register(p->engine, p->target, length, &named,
+					   &p->target_region));
+	}
+	want(0, wh_peer_open(p->engine, apart ? p->child->url : "self", NULL, &p->peer));
+	want(0, wh_peer_find(p->peer, "target", PATIENCE, &p->remote));
+}
+
+void gpu_pair_close(struct gpu_pair *p)
+{
+	want(0, wh_peer_close(p->peer));
+	want(0, wh_region_unregister(p->region));
+	want(0, wh_memory_free(p->engine, p->local));
+	if (p->target) {
+		want(0, wh_region_unregister(p->target_region));
+		want(0, wh_memory_free(p->engine, p->target));
+	}
+	want(0, wh_engine_close(p->engine));
+	if (p->child)
+		child_exit(p->child);
+}
+
+struct wh_batch *gpu_pair_batch(struct gpu_pair *p, uint32_t op)
+{
+	struct wh_transfer whole = { .local = p->region, .remote = p->remote.id,
+				     .length = p->length, .op = op };
+	struct wh_batch *batch;
+
+	want(0, wh_batch_new(p->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &whole, 1));
+	return batch;
+}
+
+int gpu_run(struct wh_batch *batch)
+{
+	int error = wh_batch_submit(batch);
+
+	return error ? error : wh_batch_wait(batch, PATIENCE);
+}
+
+static void put(struct gpu_pair *p, bool there, uint64_t seed)
+{
+	unsigned char *image = malloc(p->length);
+
+	assert_non_null(image);
+	pattern_fill(image, p->length, 0, seed);
+	if (there && p->child)
+		child_fill(p->child, p->memory, 0, p->length, 0, seed);
+	else
+		bytes_put(there ? p->target : p->local, image, p->length,
+			  there ? p->there : p->here);
+	free(image);
+}
+
+static bool is(struct gpu_pair *p, uint64_t seed)
+{
+	unsigned char *image = malloc(p->length);
+	bool good;
+
+	assert_non_null(image);
+	if (p->child)
+		child_fetch(p->child, p->memory, 0, p->length, image);
+	else
+		bytes_get(image, p->target, p->length, p->there);
+	good = pattern_check(image, p->length, 0, seed) == PATTERN_GOOD;
+	free(image);
+	return good;
+}
+
+void gpu_pair_fill(struct gpu_pair *p, uint64_t seed)
+{
+	put(p, false, seed);
+	put(p, true, seed + 1000);
+}
+
+bool gpu_pair_copied(struct gpu_pair *p, uint64_t seed)
+{
+	return is(p, seed);
+}
+
+bool gpu_pair_untouched(struct gpu_pair *p, uint64_t seed)
+{
+	return is(p, seed + 1000);
+}
