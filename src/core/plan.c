@@ -14,10 +14,11 @@ struct choice {
 	uint32_t op, transport;
 };
 
-/* Can this transport serve these regions? The reason why not goes to `why`; *gone: that the owner has
- * taken its own back, of which the control connection will tell in a moment. */
+/* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well if a
+ * region, or the memory that it was made of, is there no more. */
 static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
-		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *gone)
+		   uint64_t remote, uint32_t op, char why[WH_REFUSAL],
+		   char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_place *place;
@@ -39,7 +40,8 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 	/* What has nothing to do with these memories is told only to those who insist on it. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
-	*gone |= error == -ESTALE;
+	if (error == -ESTALE)
+		memcpy(gone, why, WH_REFUSAL);
 	return !error;
 }
 
@@ -52,7 +54,7 @@ static void refuse(struct wh_batch *batch, uint32_t id, const char *why)
 
 /* The best transport for two regions, after those up to and including `after`. */
 static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
-		       uint32_t op, uint32_t after, bool *gone)
+		       uint32_t op, uint32_t after, char gone[WH_REFUSAL])
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT;
@@ -140,7 +142,7 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 static int decide(struct wh_batch *batch, const char *what, uint64_t index,
 		  const struct wh_region *local, uint64_t remote, uint32_t op, struct choice *choice)
 {
-	bool gone = false;
+	char gone[WH_REFUSAL] = "";
 	int error;
 
 	if (choice->op == op && choice->remote == remote && choice->local == local)
@@ -148,11 +150,12 @@ static int decide(struct wh_batch *batch, const char *what, uint64_t index,
 	error = check_region(batch, what, index, remote);
 	if (error)
 		return error;
-	choice->transport = choose(batch, local, remote, op, WH_TRANSPORT_COUNT, &gone);
+	choice->transport = choose(batch, local, remote, op, WH_TRANSPORT_COUNT, gone);
 	if (choice->transport == WH_TRANSPORT_COUNT) {
 		/* It may have gone in the meantime, which then is the reason. */
-		error = gone ? gone_region(batch, what, index, remote) :
-			       check_region(batch, what, index, remote);
+		error = *gone ? wh_fail(ESTALE, "%s %llu: %s", what, (unsigned long long)index,
+					gone) :
+				check_region(batch, what, index, remote);
 		return error ? error : nothing_serves(batch, what, index);
 	}
 	choice->local = local;
@@ -264,7 +267,7 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 	struct wh_batch *batch = piece->batch;
 	uint64_t remote, remote_before = 0;
 	uint32_t id, worst = 0;
-	bool gone = false;
+	char gone[WH_REFUSAL] = "";
 	unsigned place;
 
 	snprintf(why, WH_REFUSAL, "no other transport");
@@ -275,7 +278,7 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 			continue;
 		local_before = local;
 		remote_before = remote;
-		id = choose(batch, local, remote, piece->op, piece->transport, &gone);
+		id = choose(batch, local, remote, piece->op, piece->transport, gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return -EOPNOTSUPP;
 		for (place = 0; batch->peer->engine->order[place] != id;)

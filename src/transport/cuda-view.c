@@ -66,6 +66,7 @@ static void pin(struct wh_views *views, struct wh_gpu_view *view, void *start, u
 			      "cuMemHostRegister", "%llu bytes at %p", (ull)length, start);
 	if (!error) {
 		view->pinned = start;
+		view->pinned_length = length;
 		error = wh_cuda_check(cuda,
 				      cuda->cuMemHostGetDevicePointer(&view->address, start, 0),
 				      "cuMemHostGetDevicePointer", "%p", start);
@@ -75,6 +76,66 @@ static void pin(struct wh_views *views, struct wh_gpu_view *view, void *start, u
 		said(view->why, error);
 	else
 		view->every = true;
+}
+
+/* Page-locked memory whose region has gone. */
+struct wh_pin {
+	struct wh_pin *next;
+	void *start;
+	uint64_t length;
+};
+
+void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view)
+{
+	struct wh_pin *pin = view->pinned ? malloc(sizeof(*pin)) : NULL;
+
+	if (!pin) /* or no memory: it is given back with the view */
+		return;
+	*pin = (struct wh_pin){ atomic_load(&views->pins), view->pinned, view->pinned_length };
+	view->pinned = NULL;
+	atomic_store(&views->pins, pin);
+}
+
+static bool is_used(struct wh_views *views, const struct wh_pin *pin)
+{
+	uint64_t start = (uint64_t)(uintptr_t)pin->start, cursor = 0;
+	char name[WH_NAME_MAX];
+	struct wh_place place;
+
+	while (wh_places_next(&views->engine->regions, &cursor, &place, name)) {
+		if (place.address < start + pin->length && start < place.address + place.length)
+			return true;
+	}
+	return false;
+}
+
+static void unpin(struct wh_views *views, void *start)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda_device *device;
+	struct wh_cuda_scope scope;
+
+	if (wh_gpus_home(views->gpus, NULL, &device) || wh_cuda_enter(cuda, device, &scope))
+		return;
+	cuda->cuMemHostUnregister(start);
+	wh_cuda_leave(&scope);
+}
+
+void wh_pins_release(struct wh_views *views)
+{
+	struct wh_pin *pin = atomic_load(&views->pins), *kept = NULL, *next;
+
+	for (; pin; pin = next) {
+		next = pin->next;
+		if (is_used(views, pin)) {
+			pin->next = kept;
+			kept = pin;
+			continue;
+		}
+		unpin(views, pin->start);
+		free(pin);
+	}
+	atomic_store(&views->pins, kept);
 }
 
 static void view_host(struct wh_views *views, struct wh_gpu_view *view,
@@ -203,8 +264,7 @@ static int find_device(struct import *import, const uint8_t uuid[16], char why[W
 		return 0;
 	}
 	snprintf(why, WH_REFUSAL,
-		 "it lies on GPU-%02x%02x%02x%02x-..., which this process does not see "
-		 "(CUDA_VISIBLE_DEVICES?)",
+		 "GPU-%02x%02x%02x%02x-... is not visible here (CUDA_VISIBLE_DEVICES?)",
 		 uuid[0], uuid[1], uuid[2], uuid[3]);
 	return -ENODEV;
 }
@@ -463,20 +523,16 @@ static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
 void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
-	struct wh_cuda_device *device = view->device;
 	struct wh_cuda_scope scope;
 
 	if (view->legacy)
 		close_legacy(cuda, view->legacy);
-	if ((view->pinned || view->reserved) &&
-	    (device || !wh_gpus_home(views->gpus, NULL, &device)) &&
-	    !wh_cuda_enter(cuda, device, &scope)) {
-		if (view->pinned)
-			cuda->cuMemHostUnregister(view->pinned);
+	if (view->pinned)
+		unpin(views, view->pinned);
+	if (view->reserved && !wh_cuda_enter(cuda, view->device, &scope)) {
 		if (view->size)
 			cuda->cuMemUnmap(view->reserved, view->size);
-		if (view->reserved)
-			cuda->cuMemAddressFree(view->reserved, view->reserved_length);
+		cuda->cuMemAddressFree(view->reserved, view->reserved_length);
 		wh_cuda_leave(&scope);
 	}
 	free(view);

@@ -42,11 +42,15 @@ static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_
 	struct wh_gpu_view *view;
 
 	(void)engine;
-	view = atomic_exchange(&region->view, NULL);
-	if (!view)
+	if (!atomic_load(&region->view) && !atomic_load(&views->pins))
 		return;
 	pthread_mutex_lock(&views->lock);
-	wh_view_free(views, view);
+	view = atomic_exchange(&region->view, NULL);
+	if (view) {
+		wh_pin_leave(views, view);
+		wh_view_free(views, view);
+	}
+	wh_pins_release(views);
 	pthread_mutex_unlock(&views->lock);
 }
 
@@ -215,7 +219,10 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 	wh_path_choose(local, remote, piece->op, &path);
 	if (!path.device) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
-			 *local->why ? local->why : *remote->why ? remote->why : "no peer access");
+			 *local->why			     ? local->why :
+			 *remote->why			     ? remote->why :
+			 local->context || remote->context ? "two contexts of the application" :
+							       "no peer access");
 		return;
 	}
 	if (wh_gpus_lane(gpus, path.device, path.context, path.way, false, &lane))
@@ -234,6 +241,8 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 
 	if (size)
 		*out = 0;
+	/* A region of ours that goes meanwhile takes its view along under this lock. */
+	pthread_mutex_lock(&cuda->views->lock);
 	for (size_t i = 0; i < batch->piece_count && size && !*out; i++) {
 		const struct wh_piece *piece = &batch->pieces[i];
 		struct wh_cuda_op op = { .cuda = cuda, .piece = (struct wh_piece *)(uintptr_t)piece };
@@ -251,6 +260,7 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 			tell(piece, local, remote, peer->engine->gpus, out, size);
 		wh_place_leave(place);
 	}
+	pthread_mutex_unlock(&cuda->views->lock);
 }
 
 const struct wh_transport wh_transport_cuda = {

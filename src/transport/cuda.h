@@ -38,6 +38,7 @@ struct wh_gpu_view {
 
 	/* What has to be undone. */
 	void *pinned;            /* host memory that was page-locked for it */
+	uint64_t pinned_length;
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
 	uint64_t size;           /* of it that is mapped */
 	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
@@ -68,7 +69,8 @@ struct wh_gpu_path {
 struct wh_views {
 	struct wh_engine *engine;
 	struct wh_gpus *gpus;
-	pthread_mutex_t lock; /* making and undoing views */
+	pthread_mutex_t lock; /* making and undoing views; comes before engine.regions.lock */
+	struct wh_pin *_Atomic pins; /* that have outlived their region; written under the lock */
 };
 
 /* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
@@ -80,6 +82,11 @@ struct wh_place;
  * published any more. */
 int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_gpu_view **out,
 		   char why[WH_REFUSAL]);
+/* Regions may overlap, and one that was registered after another had been page-locked lives on that. What
+ * was page-locked for a region stays so for as long as there is one that it overlaps. Under views.lock:
+ * take it from the view of a region that goes; and give back what nobody needs any more. */
+void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view);
+void wh_pins_release(struct wh_views *views);
 /* Undo and free it. */
 void wh_view_free(struct wh_views *views, struct wh_gpu_view *view);
 
