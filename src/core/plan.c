@@ -81,7 +81,7 @@ static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, ui
 static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t index)
 {
 	struct wh_engine *engine = batch->peer->engine;
-	char all[160] = "";
+	char all[WH_TEXT_MAX] = "";
 	size_t at = 0;
 
 	if (batch->require != WH_TRANSPORT_COUNT) {
@@ -91,10 +91,14 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 			       (unsigned long long)index, wh_transport(batch->require)->name,
 			       *why ? why : batch->share[batch->require].refused);
 	}
-	for (unsigned i = 0; i < engine->order_count && at < sizeof(all); i++)
-		at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.70s", i ? "; " : "",
-				       wh_transport(engine->order[i])->name,
-				       batch->share[engine->order[i]].refused);
+	for (unsigned i = 0; i < engine->order_count && at < sizeof(all); i++) {
+		const char *why = batch->share[engine->order[i]].refused;
+
+		if (*why)
+			at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.160s",
+					       at ? "; " : "", wh_transport(engine->order[i])->name,
+					       why);
+	}
 	return wh_fail(EOPNOTSUPP, "%s %llu: no transport reaches %s: %s", what,
 		       (unsigned long long)index, batch->peer->welcome.name, all);
 }

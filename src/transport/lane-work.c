@@ -55,6 +55,7 @@ static void launch(struct wh_lane_turn *turn, bool flagged)
 {
 	struct wh_lane *lane = turn->lane;
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	int error;
 
 	if (!turn->grid || turn->error)
 		return;
@@ -63,8 +64,11 @@ static void launch(struct wh_lane_turn *turn, bool flagged)
 		turn->job.flag_value = lane->number + 1;
 		turn->job.counter = lane->counter;
 	}
-	turn_fail(turn, wh_cuda_blocks_launch(cuda, &lane->gpu->kernels, turn->variant, &turn->job,
-					      turn->grid, lane->stream));
+	error = wh_cuda_blocks_launch(cuda, &lane->gpu->kernels, turn->variant, &turn->job,
+				      turn->grid, lane->stream);
+	if (error)
+		wh_fail(-error, "%s: %s", lane->gpu->device->text, wh_error_text());
+	turn_fail(turn, error);
 	turn->grid = 0;
 }
 

@@ -378,8 +378,10 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	if (error)
 		goto err_free;
 	error = wh_cuda_kernels_load(cuda, device, &gpu->kernels);
-	if (error)
+	if (error) {
+		wh_fail(-error, "%s: %s", device->text, wh_error_text());
 		goto err_leave;
+	}
 	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &gpu->counters, WH_BLOCKS_WAYS * 2 * 4);
 	if (error)
 		goto err_unload;

@@ -90,7 +90,7 @@ static int self_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
 		return 0;
 	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
-	return -EOPNOTSUPP;
+	return -ENXIO;
 }
 
 static void self_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)

@@ -529,7 +529,7 @@ static int shm_reach(struct wh_peer *peer, void *state, const struct wh_region *
 	(void)op;
 	if (!wh_kind_on_host(local->place.kind) || !wh_kind_on_host(remote->kind)) {
 		snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
-		return -EOPNOTSUPP;
+		return -ENXIO;
 	}
 	if (known == MAPPED || (known == UNMAPPABLE && atomic_load(&shm->vm) == WH_VM_WORKS))
 		return 0;
