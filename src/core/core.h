@@ -394,6 +394,8 @@ struct wh_batch {
 	struct wh_list callback_link; /* engine.callbacks */
 	struct wh_list note_link;     /* peer.notes_* */
 	uint64_t note_sequence;
+	int note_error; /* why it could not be sent */
+	struct wh_batch *note_next; /* the next of those */
 	_Atomic bool finishing;      /* done, but not yet let go of */
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
 };

@@ -346,24 +346,29 @@ static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 	return 0;
 }
 
-/* Send what the window takes. */
+/* Send what the window takes. As soon as the lock is given back, what was sent may be confirmed, its batch
+ * freed and the peer closed, by others; so it is taken once, and the peer not touched afterwards. */
 static void send_waiting(struct wh_peer *peer)
 {
-	struct wh_batch *batch;
+	struct wh_batch *batch, *failed = NULL;
 	struct wh_list *link;
 	int error;
 
-	do {
-		error = 0;
-		pthread_mutex_lock(&peer->note_lock);
-		link = peer->note_count < WINDOW ? wh_list_take(&peer->notes_waiting) : NULL;
-		batch = link ? wh_container(link, struct wh_batch, note_link) : NULL;
-		if (batch)
-			error = send_one(peer, batch);
-		pthread_mutex_unlock(&peer->note_lock);
-		if (error)
-			end(batch, error);
-	} while (link);
+	pthread_mutex_lock(&peer->note_lock);
+	while (peer->note_count < WINDOW && (link = wh_list_take(&peer->notes_waiting))) {
+		batch = wh_container(link, struct wh_batch, note_link);
+		error = send_one(peer, batch);
+		if (!error)
+			continue;
+		batch->note_error = error;
+		batch->note_next = failed;
+		failed = batch;
+	}
+	pthread_mutex_unlock(&peer->note_lock);
+	while ((batch = failed)) {
+		failed = batch->note_next;
+		end(batch, batch->note_error);
+	}
 }
 
 void wh_note_send(struct wh_batch *batch)

@@ -294,7 +294,7 @@ static void every_call(uint32_t here, uint32_t there, bool apart)
 				break;
 	for (int d = 0; d < 2; d++)
 		want(before[d], gpu_free_memory(d));
-	want_true(count_maps() < maps + 100, "%u mappings before, %u now", maps, count_maps());
+	want_true(HARNESS_SLOW || count_maps() < maps + 100, "%u mappings before, %u now", maps, count_maps());
 }
 
 static void calls__device_to_pageable(void **state)
@@ -348,6 +348,10 @@ static void lost__while_batches_run(void **state)
 		for (unsigned int b = 0; b < 4; b++)
 			batches[b] = gpu_pair_batch(&p, WH_WRITE);
 		want(0, gpu_run(batches[0]));
+		/* Memory of a pool that is still to be freed would never be. */
+		gpu_enter(0);
+		want(0, ((int (*)(void))gpu_symbol("cuCtxSynchronize"))());
+		gpu_leave();
 		((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(20000);
 		for (unsigned int b = 0; b < 4; b++)
 			want(0, wh_batch_submit(batches[b]));
