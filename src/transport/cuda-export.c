@@ -179,14 +179,14 @@ int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
 	struct wh_exported e;
 	int fd, sent = 0;
 
-	for (uint32_t end = index + WH_EXPORTS; !sent && index < end; index++) {
+	for (uint32_t n = 0; !sent && n < WH_EXPORTS; n++, index++) {
 		size_t length;
 
 		memset(&e, 0, sizeof(e));
 		e.id = wh_place_id(&region->place);
-		if (index == region->registration->segment_count)
+		if (n && index == region->registration->segment_count)
 			break;
-		if (index > region->registration->segment_count)
+		if (index >= region->registration->segment_count)
 			fd = refuse(&e, ERANGE, "it has not so many segments");
 		else if (wh_registration_check(region->registration))
 			fd = refuse(&e, ESTALE, wh_error_text());

@@ -297,6 +297,7 @@ static int keep_legacy(struct import *import, const struct wh_exported *e, char 
 	}
 	memcpy(legacy->handle.bytes, e->handle, sizeof(legacy->handle.bytes));
 	legacy->skip = e->address - e->base;
+	legacy->size = e->size;
 	import->view->legacy = legacy;
 	return 0;
 }
@@ -583,6 +584,7 @@ static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	struct wh_cuda_scope scope;
 	CUdeviceptr base = 0;
+	size_t size;
 	int error;
 
 	if (atomic_load(&view->reached) & bit(device))
@@ -597,6 +599,12 @@ static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
 							       CUDA_IPC_LAZY_PEER),
 				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
 				      view->device->text, device->ordinal);
+	/* The owner's word for how large it is must not lead a kernel past its end. */
+	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) && size < view->legacy->size) {
+		cuda->cuIpcCloseMemHandle(base);
+		error = wh_fail(EPROTO, "the peer's memory on %s has %zu bytes, and not %llu",
+				view->device->text, size, (ull)view->legacy->size);
+	}
 	wh_cuda_leave(&scope);
 	if (error)
 		return error;

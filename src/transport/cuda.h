@@ -48,6 +48,7 @@ struct wh_gpu_view {
 struct wh_legacy {
 	struct wh_cuda_ipc_handle handle;
 	uint64_t skip;                  /* of the region in its allocation */
+	uint64_t size;                  /* of the allocation, as the owner says */
 	uint64_t base[WH_CUDA_DEVICES]; /* of the allocation, as each device calls it; 0: not opened */
 };
 

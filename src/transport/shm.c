@@ -22,6 +22,10 @@
 
 /* The owner answers at once or is not well. */
 #define ANSWER_TIMEOUT WH_SECOND
+/* All segments of a region. */
+#define EXPORTS_TIMEOUT (10 * WH_SECOND)
+/* The shortest that a segment of a GPU's memory can be, save the first and the last of a region. */
+#define SEGMENT_LEAST 65536
 /* After a connection that failed, how long to leave it alone. */
 #define RETRY_AFTER (5 * WH_SECOND)
 
@@ -458,11 +462,13 @@ bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *
 }
 
 /* Under the lock, connected. */
-static int ask_exports(struct wh_shm_peer *shm, uint64_t id,
+static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *region,
 		       int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 				   char why[WH_REFUSAL]),
 		       void *arg, char why[WH_REFUSAL])
 {
+	uint64_t id = wh_place_id(&region->place), most = region->place.length / SEGMENT_LEAST + 2;
+	int64_t deadline = wh_deadline(EXPORTS_TIMEOUT);
 	struct wh_exported exported = { .segments = 1 };
 	uint32_t count = 1;
 	int error, fd = -1;
@@ -472,8 +478,11 @@ static int ask_exports(struct wh_shm_peer *shm, uint64_t id,
 		if (!error)
 			error = hear_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&
-		    (exported.index != index || (index && exported.segments != count)))
+		    (exported.index != index || exported.segments > most ||
+		     (index && exported.segments != count)))
 			error = -EPROTO;
+		if (!error && wh_now() > deadline)
+			error = -ETIMEDOUT;
 		if (error) {
 			ask_failed(shm, error);
 			snprintf(why, WH_REFUSAL, "%s", shm->why);
@@ -508,7 +517,7 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
 	if (error)
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
 	if (!error)
-		error = ask_exports(shm, wh_place_id(&region->place), each, arg, why);
+		error = ask_exports(shm, region, each, arg, why);
 	if (!error)
 		atomic_store_explicit(&region->map_state, STATE(shm->generation, UNMAPPABLE),
 				      memory_order_release);
