@@ -60,7 +60,46 @@ unsigned int bytes_gpus(void)
 
 bool bytes_on_gpu(uint32_t kind)
 {
-	return kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL;
+	return kind == CHILD_SEGMENTED || (kind >= WH_MEMORY_DEVICE && kind <= WH_MEMORY_POOL);
+}
+
+#define SEGMENT (2 * MIB)
+
+void *bytes_segmented(int device, size_t length)
+{
+	struct {
+		int type, handles, location, id;
+		void *none;
+		unsigned char flags[8];
+	} properties = { .type = 1, .handles = 1, .location = 1, .id = device };
+	struct {
+		int location, id, flags;
+	} access = { 1, device, 3 };
+	const char *path = getenv("TEST_CUDA");
+	void *library = dlopen(path ? path : "libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	int (*reserve)(uint64_t *, size_t, size_t, uint64_t, unsigned long long);
+	int (*create)(unsigned long long *, size_t, const void *, unsigned long long);
+	int (*map)(uint64_t, size_t, size_t, unsigned long long, unsigned long long);
+	int (*admit)(uint64_t, size_t, const void *, size_t);
+	int (*drop)(unsigned long long);
+	unsigned long long memory;
+	uint64_t base;
+	int error;
+
+	pthread_once(&opened, open_driver);
+	reserve = symbol(library, "cuMemAddressReserve");
+	create = symbol(library, "cuMemCreate");
+	map = symbol(library, "cuMemMap");
+	admit = symbol(library, "cuMemSetAccess");
+	drop = symbol(library, "cuMemRelease");
+	error = reserve(&base, length, 0, 0, 0);
+	for (size_t at = 0; !error && at < length; at += SEGMENT) {
+		error = create(&memory, SEGMENT, &properties, 0);
+		error = error ? error : map(base + at, SEGMENT, 0, memory, 0);
+		error = error ? error : drop(memory);
+	}
+	error = error ? error : admit(base, length, &access, 1);
+	return error ? NULL : (void *)(uintptr_t)base;
 }
 
 static void copy(void *to, const void *from, size_t length, const void *gpu)

@@ -84,6 +84,9 @@ static int allocate(const struct child_command *command, struct child_answer *an
 		base = mmap(NULL, command->length, PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		error = base == MAP_FAILED ? -errno : 0;
+	} else if (command->kind == CHILD_SEGMENTED) {
+		base = bytes_segmented(atoi(command->text + strlen("cuda:")), command->length);
+		error = base ? 0 : -ENOMEM;
 	} else {
 		error = wh_memory_alloc(engine, command->length, &options, &base);
 	}
@@ -100,7 +103,7 @@ static int release(struct memory *memory)
 
 	if (memory->kind == CHILD_FOREIGN)
 		munmap(memory->base, memory->length);
-	else
+	else if (memory->kind != CHILD_SEGMENTED)
 		error = wh_memory_free(engine, memory->base);
 	if (!error)
 		memory->base = NULL;

@@ -150,6 +150,7 @@ bool fds_back_to(unsigned int most, int64_t patience);
 /* ---- child processes ------------------------------------------------------------------------ */
 
 #define CHILD_FOREIGN 0x100u /* a kind of memory: mmapped by the process, not by the engine */
+#define CHILD_SEGMENTED 0x101u /* of a GPU, in mappings of 2 MiB, as PyTorch's expandable segments are */
 
 struct child_options {
 	const char *listen; /* NULL: the default */
@@ -242,6 +243,9 @@ bool bytes_on_gpu(uint32_t kind);
 /* Copy bytes out of, and into, memory of this kind. */
 void bytes_get(void *to, const void *from, size_t length, uint32_t kind);
 void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
+/* Memory of a GPU in mappings of 2 MiB each, of which `length` is a multiple. It is never unmapped: the
+ * process is to end. 0: there is none. */
+void *bytes_segmented(int device, size_t length);
 /* How many GPUs that driver has: the fake one whose path is in TEST_CUDA, or the machine's own. */
 unsigned int bytes_gpus(void);
 
