@@ -346,7 +346,7 @@ static int run(const struct arguments *arguments)
 static const struct command_option options[] = {
 	{ .name = "length", .argument = "SIZE", .help = "how much to copy; by default all" },
 	{ .name = "offset", .argument = "SIZE", .help = "where in the file to start" },
-	{ .name = "transport", .letter = 't', .argument = "TRANSPORT", .complete = "self shm tcp",
+	{ .name = "transport", .letter = 't', .argument = "TRANSPORT", .complete = "self cuda shm tcp",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
 	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },
@@ -363,7 +363,7 @@ const struct command command_copy = {
 	.summary = "Copy bytes from a file or a region to another",
 	.details =
 		"SRC and DST are files, - (standard input, output) or regions: "
-		"wherry://HOST:PORT/REGION[+OFFSET].\n\n"
+		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory.\n\n"
 		"At the end it prints the rate, the route that the bytes took and why better routes "
 		"were refused. From region to region the bytes go by way of this process.\n\n"
 		"A file is written under another name and gets its own when it is complete, so it "
@@ -372,6 +372,7 @@ const struct command command_copy = {
 		"With --verify the copy is read back and compared with the source; standard input "
 		"cannot be read twice, so there the SHA-256 of what was sent is compared.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"
+		    "wherry copy wherry://127.0.0.1:7000/cuda-0 weights.bin\n"
 		    "wherry copy wherry://node7:7000/host+1GiB part.bin --length 64MiB\n",
 	.options = options,
 	.least = 2,

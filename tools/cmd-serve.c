@@ -11,11 +11,11 @@
 #include <unistd.h>
 
 #include "engine.h"
+#include "memory.h"
 
-/* One --memory KIND:SIZE[:NAME]. */
-struct memory {
-	uint32_t kind;
-	const char *kind_name;
+/* One --memory MEM:SIZE[:NAME]. */
+struct served {
+	struct memory memory;
 	uint64_t size;
 	char name[64];
 	void *address;
@@ -25,44 +25,28 @@ struct memory {
 struct server {
 	const struct arguments *arguments;
 	struct wh_engine *engine;
-	struct memory *memories;
+	struct served *memories;
 	size_t count;
 };
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static const struct {
-	const char *name;
-	uint32_t kind;
-} kinds[] = {
-	{ "host", WH_MEMORY_SHARED },
-	{ "pageable", WH_MEMORY_PAGEABLE },
-	{ "huge", WH_MEMORY_HUGE },
-};
-
-static int parse_memory(const char *text, struct memory *out)
+static int parse_memory(const char *text, struct served *out)
 {
-	const char *size = strchr(text, ':'), *name = size ? strchr(size + 1, ':') : NULL;
+	const char *size, *name, *wrong = memory_parse(text, &out->memory, &size);
 	char number[32];
 
-	if (!size)
-		return usage_error("--memory: '%s' has no size; write KIND:SIZE, such as host:1GiB",
-				   text);
-	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		if (strlen(kinds[i].name) == (size_t)(size - text) &&
-		    memcmp(kinds[i].name, text, (size_t)(size - text)) == 0) {
-			out->kind = kinds[i].kind;
-			out->kind_name = kinds[i].name;
-		}
-	}
-	if (!out->kind)
-		return usage_error("--memory: no kind '%.*s'; write host, pageable or huge",
-				   (int)(size - text), text);
-	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size + 1, ":"), size + 1);
+	if (wrong)
+		return usage_error("--memory: '%s' %s", text, wrong);
+	if (!*size)
+		return usage_error("--memory: '%s' has no size; write MEM:SIZE, such as host:1GiB or "
+				   "cuda:0:1GiB", text);
+	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size, ":"), size);
 	if (parse_size(number, "--memory", &out->size))
 		return EXIT_USAGE;
 	if (!out->size)
 		return usage_error("--memory: '%s' has a size of 0", text);
+	name = strchr(size, ':');
 	if (!name)
 		return 0;
 	name++;
@@ -76,7 +60,7 @@ static int parse_memory(const char *text, struct memory *out)
 	return 0;
 }
 
-static bool is_taken(const struct server *server, const char *name, const struct memory *except)
+static bool is_taken(const struct server *server, const char *name, const struct served *except)
 {
 	for (size_t i = 0; i < server->count; i++)
 		if (&server->memories[i] != except && strcmp(server->memories[i].name, name) == 0)
@@ -84,23 +68,36 @@ static bool is_taken(const struct server *server, const char *name, const struct
 	return false;
 }
 
-/* Names for those that were given none: the kind, then the kind with a number. */
+/* What a region without a name is called: its memory, where a name cannot have a colon. */
+static void usual_name(const struct served *served, char *out, size_t size)
+{
+	snprintf(out, size, "%.*s", (int)size - 1, served->memory.name);
+	for (char *c = out; *c; c++)
+		if (*c == ':')
+			*c = '-';
+}
+
+/* Names for those that were given none: the memory, then the memory with a number. */
 static int name_memories(struct server *server)
 {
 	for (size_t i = 0; i < server->count; i++) {
-		struct memory *memory = &server->memories[i];
+		struct served *memory = &server->memories[i];
 
 		if (memory->name[0] && is_taken(server, memory->name, memory))
 			return usage_error("--memory: two regions are named '%s'", memory->name);
 	}
 	for (size_t i = 0; i < server->count; i++) {
-		struct memory *memory = &server->memories[i];
+		struct served *memory = &server->memories[i];
+
+		char usual[48];
 
 		if (memory->name[0])
 			continue;
-		snprintf(memory->name, sizeof(memory->name), "%s", memory->kind_name);
+		usual_name(memory, usual, sizeof(usual));
+		snprintf(memory->name, sizeof(memory->name), "%s", usual);
 		for (unsigned n = 1; is_taken(server, memory->name, memory); n++)
-			snprintf(memory->name, sizeof(memory->name), "%s%u", memory->kind_name, n);
+			snprintf(memory->name, sizeof(memory->name), "%s%s%u", usual,
+				 isdigit((unsigned char)usual[strlen(usual) - 1]) ? "." : "", n);
 	}
 	return 0;
 }
@@ -134,8 +131,7 @@ static int publish(struct server *server)
 	bool read_only = argument(server->arguments, "read-only");
 
 	for (size_t i = 0; i < server->count; i++) {
-		struct memory *memory = &server->memories[i];
-		struct wh_memory_options kind = { .size = sizeof(kind), .kind = memory->kind };
+		struct served *memory = &server->memories[i];
 		struct wh_region_options region = {
 			.size = sizeof(region),
 			.name = memory->name,
@@ -146,8 +142,9 @@ static int publish(struct server *server)
 
 		format_size(size, sizeof(size), memory->size);
 		snprintf(what, sizeof(what), "cannot serve %s of %s memory", size,
-			 memory->kind_name);
-		error = wh_memory_alloc(server->engine, memory->size, &kind, &memory->address);
+			 memory->memory.name);
+		error = memory_alloc(server->engine, &memory->memory, memory->size,
+				     &memory->address);
 		if (error)
 			return engine_fail(error, what);
 		error = wh_region_register(server->engine, memory->address, memory->size, &region,
@@ -163,7 +160,7 @@ static int withdraw(struct server *server, int code)
 	int error;
 
 	for (size_t i = 0; i < server->count; i++) {
-		struct memory *memory = &server->memories[i];
+		struct served *memory = &server->memories[i];
 
 		error = memory->region ? wh_region_unregister(memory->region) : 0;
 		if (!error && memory->address)
@@ -284,8 +281,8 @@ end:
 }
 
 static const struct command_option options[] = {
-	{ .name = "memory", .letter = 'm', .argument = "KIND:SIZE[:NAME]", .many = true,
-	  .help = "host (shared), pageable or huge memory" },
+	{ .name = "memory", .letter = 'm', .argument = "MEM:SIZE[:NAME]", .many = true,
+	  .help = "host, pinned, pageable, huge, cuda:0, vmm:cuda:0 ..." },
 	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
 	  .help = "where to listen; by default 127.0.0.1:0, a free port" },
 	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
@@ -302,13 +299,13 @@ const struct command command_serve = {
 	.details =
 		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
 		"SIGTERM.\n\n"
-		"Each --memory is one region. A region without a NAME is called by its kind: host, "
-		"then host1, host2. Memory of the kind host is a sealed memfd, which engines on the "
-		"same host map and use by plain loads and stores. Pages are taken when they are "
-		"first touched.\n\n"
-		"A listener on another address than loopback is open to whoever reaches it.",
+		"A listener on another address than loopback is open to whoever reaches it.\n\n"
+		MEMORY_HELP "\n\n"
+		"Each --memory is one region. A region without a NAME is called by its memory: host, "
+		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
+		"and that of a GPU. Pages of host memory are taken when they are first touched.",
 	.examples = "wherry serve --memory host:1GiB\n"
-		    "wherry serve -m host:4GiB:weights -m huge:1GiB:cache --read-only\n"
+		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
 		    "wherry serve -m host:1GiB --listen 0.0.0.0:7000 --name node7\n",
 	.options = options,
 	.least = 0,

@@ -10,10 +10,27 @@
 
 #include "copy.h"
 #include "engine.h"
+#include "memory.h"
 
 #define REDRAW 100000000 /* ns */
 
 enum { SOURCE, TARGET };
+
+/* Pinned where a GPU is on the other side, or it would have to be pinned for each of them. If that is
+ * not to be had here, the GPU is another machine's. */
+static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
+{
+	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
+
+	for (int side = SOURCE; side <= TARGET; side++) {
+		const struct end *end = pipeline->end[side];
+
+		if (end->peer && memory_on_gpu(end->remote.kind) &&
+		    !wh_memory_alloc(pipeline->engine, length, &pinned, out))
+			return 0;
+	}
+	return wh_memory_alloc(pipeline->engine, length, NULL, out);
+}
 
 int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct end *source,
 		  struct end *target, uint64_t chunk)
@@ -25,7 +42,7 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 	*pipeline = (struct pipeline){
 		.engine = engine, .end = { source, target }, .chunk = chunk,
 	};
-	error = wh_memory_alloc(engine, COPY_SLOTS * chunk, NULL, &staging);
+	error = get_staging(pipeline, COPY_SLOTS * chunk, &staging);
 	if (error)
 		return engine_fail(error, "cannot get memory for the copy");
 	pipeline->staging = staging;
