@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -243,7 +244,22 @@ static void add_wherry(json_t *environment)
 			    WHERRY_REVISION[0] ? json_string(WHERRY_REVISION) : json_null());
 }
 
-json_t *bench_environment(double cache_line_before, double cache_line_after)
+/* Every GPU that is seen, so that "cuda:0" is known by what it is. */
+static void add_gpus(json_t *environment, const struct bench_gpus *gpus)
+{
+	json_t *list = json_array();
+
+	for (size_t i = 0; i < gpus->count; i++)
+		json_array_append_new(list, json_pack("{s:i, s:s, s:s, s:s}", "number",
+						      gpus->name[i].ordinal, "name",
+						      gpus->name[i].name, "uuid", gpus->name[i].uuid,
+						      "pci", gpus->name[i].pci));
+	json_object_set_new(environment, "gpus", list);
+	json_object_set_new(environment, "cuda_version", json_integer(gpus->driver));
+}
+
+json_t *bench_environment(const struct bench_gpus *gpus, double cache_line_before,
+			  double cache_line_after)
 {
 	json_t *environment = json_object();
 	time_t now = time(NULL);
@@ -257,7 +273,80 @@ json_t *bench_environment(double cache_line_before, double cache_line_after)
 	add_machine(environment);
 	add_network(environment);
 	add_memory(environment);
+	if (gpus)
+		add_gpus(environment, gpus);
 	json_object_set_new(environment, "cache_line_before_ns", number(cache_line_before));
 	json_object_set_new(environment, "cache_line_after_ns", number(cache_line_after));
 	return environment;
+}
+
+/* ---- GPUs --------------------------------------------------------------------------------- */
+
+/* As the library reads the knob cuda. */
+static bool is_off(const char *path)
+{
+	return !strcmp(path, "off") || !strcmp(path, "no");
+}
+
+static void look(const char *path, struct bench_gpus *out)
+{
+	struct gpu *gpu = gpu_open(path, out->text);
+
+	if (gpu && gpu_list(gpu, out->name, &out->count, &out->driver))
+		memcpy(out->text, gpu->text, sizeof(out->text));
+	gpu_close(gpu);
+}
+
+void bench_gpus_look(const char *path, struct bench_gpus *out)
+{
+	int status, pair[2];
+	pid_t pid;
+
+	*out = (struct bench_gpus){ .text = "the driver could not be asked" };
+	if (is_off(path)) {
+		snprintf(out->text, sizeof(out->text), "the knob cuda is %s", path);
+		return;
+	}
+	if (pipe(pair))
+		return;
+	fflush(NULL);
+	pid = fork();
+	if (!pid) {
+		struct bench_gpus seen = { .count = 0 };
+
+		look(path, &seen);
+		_exit(write(pair[1], &seen, sizeof(seen)) == (ssize_t)sizeof(seen) ? 0 : 1);
+	}
+	close(pair[1]);
+	if (pid > 0) {
+		struct bench_gpus seen;
+		size_t got = 0;
+		ssize_t n;
+
+		while (got < sizeof(seen) &&
+		       (n = read(pair[0], (char *)&seen + got, sizeof(seen) - got)) > 0)
+			got += (size_t)n;
+		waitpid(pid, &status, 0);
+		if (got == sizeof(seen))
+			*out = seen;
+	}
+	close(pair[0]);
+}
+
+const char *bench_knob(const struct arguments *arguments, const char *name)
+{
+	const struct wh_config_row *row;
+	size_t length = strlen(name);
+	const char *setting, *value;
+	int cursor = 0;
+
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (!strncmp(setting, name, length) && setting[length] == '=')
+			return setting + length + 1;
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		if (!strcmp(row->name, name)) {
+			value = getenv(row->environment);
+			return value ? value : row->fallback;
+		}
+	return "";
 }

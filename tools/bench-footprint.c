@@ -91,7 +91,7 @@ static int peers(struct pair *pair, struct bench_footprint *out, const char *whe
 static int measure(struct pair *pair, struct bench_footprint *out)
 {
 	struct bench_order order = { .what = BENCH_MEMORY, .side = BENCH_SOURCE,
-				     .kind = WH_MEMORY_SHARED, .length = LENGTH };
+				     .memory = { .kind = WH_MEMORY_SHARED }, .length = LENGTH };
 	struct bench_answer answer;
 	char url[BENCH_TEXT], where[2 * BENCH_TEXT];
 	int error = idle(pair, out, url);

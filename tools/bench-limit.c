@@ -20,6 +20,11 @@ static int limit_fail(int error, const char *what, char text[BENCH_TEXT])
 static enum bench_limit_kind kind_for(const struct bench_limit *limit, const char *transport,
 				      const char *detail)
 {
+	if (!strcmp(transport, "cuda"))
+		return limit->row.form == BENCH_FORM_SINGLE ? BENCH_LIMIT_DRIVER :
+							      BENCH_LIMIT_KERNEL;
+	if (limit->row.both_ways)
+		return BENCH_LIMIT_NONE;
 	if (!strcmp(transport, "tcp"))
 		return limit->process ? BENCH_LIMIT_STREAM : BENCH_LIMIT_NONE;
 	if (!strcmp(transport, "shm") && strstr(detail, "process_vm"))
@@ -38,6 +43,10 @@ static const char *name_for(enum bench_limit_kind kind, uint32_t op)
 		return op == WH_WRITE ? "process_vm_writev" : "process_vm_readv";
 	case BENCH_LIMIT_STREAM:
 		return "send/recv";
+	case BENCH_LIMIT_DRIVER:
+		return "cuMemcpy";
+	case BENCH_LIMIT_KERNEL:
+		return "bare kernel";
 	default:
 		return "";
 	}
@@ -49,6 +58,12 @@ static void unmap_side(struct bench_limit *limit, int side)
 		bench_unmap(limit->map[side], limit->mapped[side]);
 	limit->map[side] = NULL;
 	limit->mapped[side] = 0; /* also: lent */
+}
+
+/* What goes over a socket is the host's on both sides. */
+static uint32_t host_kind(const struct memory *memory)
+{
+	return memory_needs_gpu(memory->kind) ? WH_MEMORY_SHARED : memory->kind;
 }
 
 /* This process's memory, kept from row to row while it is of use. */
@@ -99,14 +114,14 @@ static int map_all(struct bench_limit *limit, char text[BENCH_TEXT])
 	int error = 0;
 
 	if (write || copy)
-		error = map_side(limit, BENCH_SOURCE, row->source_kind, row->layout.source_length,
+		error = map_side(limit, BENCH_SOURCE, host_kind(&row->source), row->layout.source_length,
 				 text);
 	if (!error && (!write || copy))
-		error = map_side(limit, BENCH_TARGET, row->target_kind, row->layout.target_length,
+		error = map_side(limit, BENCH_TARGET, host_kind(&row->target), row->layout.target_length,
 				 text);
 	if (error || copy)
 		return error;
-	return map_far(limit, write ? row->target_kind : row->source_kind,
+	return map_far(limit, write ? host_kind(&row->target) : host_kind(&row->source),
 		       write ? row->layout.target_length : row->layout.source_length, text);
 }
 
@@ -300,7 +315,7 @@ static int stream_latency(struct bench_limit *limit, int64_t duration, uint64_t 
 static int near_row(struct bench_limit *limit, const char *transport, char text[BENCH_TEXT])
 {
 	struct bench_order order = {
-		.what = BENCH_MEMCPY,
+		.what = BENCH_LIMIT,
 		.row = limit->row,
 		.pid = limit->other,
 		.address = limit->other_address,
@@ -317,7 +332,7 @@ static int near_row(struct bench_limit *limit, const char *transport, char text[
 
 static int near_bandwidth(struct bench_limit *limit, int64_t duration, double *out)
 {
-	struct bench_order order = { .what = BENCH_MEMCPY_BANDWIDTH, .duration = duration };
+	struct bench_order order = { .what = BENCH_LIMIT_BANDWIDTH, .duration = duration };
 	struct bench_answer answer;
 	int error = bench_ask(limit->near, &order, &answer);
 
@@ -329,7 +344,7 @@ static int near_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 static int near_latency(struct bench_limit *limit, int64_t duration, uint64_t *samples,
 			size_t *count)
 {
-	struct bench_order order = { .what = BENCH_MEMCPY_LATENCY, .duration = duration };
+	struct bench_order order = { .what = BENCH_LIMIT_LATENCY, .duration = duration };
 	struct bench_answer answer;
 	int error = bench_ask(limit->near, &order, &answer);
 
@@ -390,9 +405,14 @@ static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 	return error ? limit_fail(error, limit->name, text) : 0;
 }
 
+static bool by_driver(const struct bench_limit *limit)
+{
+	return limit->kind == BENCH_LIMIT_DRIVER || limit->kind == BENCH_LIMIT_KERNEL;
+}
+
 bool bench_limit_by_near(const struct bench_limit *limit)
 {
-	return limit->kind == BENCH_LIMIT_MEMCPY && limit->near;
+	return (limit->kind == BENCH_LIMIT_MEMCPY || by_driver(limit)) && limit->near;
 }
 
 int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, const char *transport,
@@ -408,6 +428,8 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 		return 0;
 	if (bench_limit_by_near(limit))
 		return near_row(limit, transport, text);
+	if (by_driver(limit))
+		return bench_gpu_row(&limit->gpu, &limit->gpu_setup, row, limit->lent, text);
 	error = bench_walk_new(&row->layout, &limit->walk);
 	if (error)
 		return limit_fail(error, "a list of blocks", text);
@@ -424,6 +446,8 @@ int bench_limit_bandwidth(struct bench_limit *limit, int64_t duration, double *o
 {
 	if (bench_limit_by_near(limit))
 		return near_bandwidth(limit, duration, out);
+	if (by_driver(limit))
+		return bench_gpu_bandwidth(limit->gpu, duration, out);
 	return limit->kind == BENCH_LIMIT_STREAM ? stream_bandwidth(limit, duration, out) :
 						   copy_bandwidth(limit, duration, out);
 }
@@ -433,6 +457,8 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 {
 	if (bench_limit_by_near(limit))
 		return near_latency(limit, duration, samples, count);
+	if (by_driver(limit))
+		return bench_gpu_latency(limit->gpu, duration, samples, count);
 	return limit->kind == BENCH_LIMIT_STREAM ?
 		       stream_latency(limit, duration, samples, count) :
 		       copy_latency(limit, duration, samples, count);
@@ -441,6 +467,8 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 void bench_limit_close(struct bench_limit *limit)
 {
 	bench_stream_close(&limit->stream);
+	bench_gpu_close(limit->gpu);
+	limit->gpu = NULL;
 	for (int side = 0; side < 2; side++)
 		unmap_side(limit, side);
 	bench_walk_free(&limit->walk);

@@ -18,10 +18,9 @@ struct places {
 
 static struct places places_of(struct bench_session *session, const struct bench_row *row)
 {
-	bool self = !strcmp(row->transport, "self");
-	struct bench_process *other = self	    ? &session->near :
-				      session->peer ? NULL :
-						      &session->far;
+	struct bench_process *other = row->one_process ? &session->near :
+				      session->peer    ? NULL :
+							 &session->far;
 
 	if (row->op == WH_WRITE)
 		return (struct places){ &session->near, other };
@@ -103,20 +102,20 @@ int bench_connect(struct bench_session *session, uint32_t connections, bool self
 
 /* See that a process has such memory on that side. */
 static int provide(struct bench_session *session, struct bench_process *process, uint32_t side,
-		   uint32_t kind, uint64_t length, char text[BENCH_TEXT])
+		   const struct memory *memory, uint64_t length, char text[BENCH_TEXT])
 {
 	int which = process == &session->near ? NEAR : FAR;
 	struct bench_order *has = &session->memory[which][side];
 	struct bench_order order = {
-		.what = BENCH_MEMORY, .side = side, .kind = kind, .length = length
+		.what = BENCH_MEMORY, .side = side, .memory = *memory, .length = length
 	};
 	struct bench_answer answer;
 	char *name = session->memory_name[which][side];
 	int error;
 
-	if (has->kind == kind && has->length >= length)
+	if (!memcmp(&has->memory, memory, sizeof(*memory)) && has->length >= length)
 		return 0;
-	has->kind = 0;
+	has->memory.kind = 0;
 	error = ask(process, &order, &answer, text);
 	if (error)
 		return error;
@@ -129,16 +128,21 @@ static int provide(struct bench_session *session, struct bench_process *process,
 static int provide_all(struct bench_session *session, const struct bench_row *row,
 		       char text[BENCH_TEXT])
 {
+	static const struct memory scratch = { .kind = WH_MEMORY_SHARED };
 	struct places at = places_of(session, row);
 	uint64_t source = row->layout.source_length, target = row->layout.target_length;
 	int error = 0;
 
 	if (at.source)
-		error = provide(session, at.source, BENCH_SOURCE, row->source_kind, source, text);
+		error = provide(session, at.source, BENCH_SOURCE, &row->source, source, text);
 	if (!error && at.target)
-		error = provide(session, at.target, BENCH_TARGET, row->target_kind, target, text);
+		error = provide(session, at.target, BENCH_TARGET, &row->target, target, text);
+	if (!error && row->both_ways)
+		error = provide(session, at.target, BENCH_BACK_SOURCE, &row->target, source, text);
+	if (!error && row->both_ways)
+		error = provide(session, at.source, BENCH_BACK_TARGET, &row->source, target, text);
 	if (!error && session->verify && !(at.source && at.target))
-		error = provide(session, &session->near, BENCH_SCRATCH, WH_MEMORY_SHARED,
+		error = provide(session, &session->near, BENCH_SCRATCH, &scratch,
 				at.source ? target : source, text);
 	return error;
 }
@@ -154,8 +158,9 @@ static int pattern(struct bench_session *session, struct bench_process *process,
 		.what = what,
 		.side = process ? side : BENCH_SCRATCH,
 		.iteration = iteration,
-		.length = side == BENCH_SOURCE ? row->layout.source_length :
-						 row->layout.target_length,
+		.length = side == BENCH_SOURCE || side == BENCH_BACK_SOURCE ?
+				  row->layout.source_length :
+				  row->layout.target_length,
 		.row = *row,
 	};
 	struct bench_answer answer;
@@ -183,18 +188,24 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 	struct places at = places_of(session, row);
 	struct bench_order order = { .what = BENCH_WALK };
 	struct bench_answer answer;
-	int error;
+	int error = 0;
 
 	if (!(at.source && at.target) && (session->remote_access & both) != both)
 		return 0; /* a peer that cannot be read back, or not be filled, cannot be checked */
-	error = pattern(session, at.source, BENCH_FILL, BENCH_SOURCE, row, iteration, result->text);
-	if (!error)
-		error = pattern(session, at.target, BENCH_GUARD, BENCH_TARGET, row, 0,
+	for (int back = 0; !error && back <= row->both_ways; back++) {
+		error = pattern(session, back ? at.target : at.source, BENCH_FILL,
+				back ? BENCH_BACK_SOURCE : BENCH_SOURCE, row, 2 * iteration + back,
 				result->text);
+		if (!error)
+			error = pattern(session, back ? at.source : at.target, BENCH_GUARD,
+					back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 0,
+					result->text);
+	}
 	if (!error)
 		error = ask(&session->near, &order, &answer, result->text);
-	if (!error)
-		error = pattern(session, at.target, BENCH_CHECK, BENCH_TARGET, row, iteration,
+	for (int back = 0; !error && back <= row->both_ways; back++)
+		error = pattern(session, back ? at.source : at.target, BENCH_CHECK,
+				back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 2 * iteration + back,
 				result->text);
 	if (!error && result->verified)
 		result->verified = 1;
@@ -301,7 +312,7 @@ static void say_progress(const struct bench_session *session, const struct bench
 	if (!session->progress)
 		return;
 	format_size(size, sizeof(size), row->layout.size);
-	snprintf(text, sizeof(text), "%s %s %s: round %zu of %d", row->transport,
+	snprintf(text, sizeof(text), "%s %s %s: round %zu of %d", row->transport[0] ? row->transport : "any",
 		 bench_op_name(row->op), size, round + 1, BENCH_ROUNDS);
 	session->progress(text);
 }
@@ -355,10 +366,13 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 static int fit_peer(struct bench_session *session, struct bench_row *row, char text[BENCH_TEXT])
 {
 	struct places at = places_of(session, row);
+	struct memory *remote;
 
 	if (at.source && at.target)
 		return 0;
-	*(at.source ? &row->target_kind : &row->source_kind) = session->remote_kind;
+	remote = at.source ? &row->target : &row->source;
+	*remote = (struct memory){ .kind = session->remote_kind };
+	snprintf(remote->name, sizeof(remote->name), "%s", memory_kind_name(remote->kind));
 	if (!bench_layout_shrink(&row->layout, at.source != NULL, session->remote_length))
 		return 0;
 	snprintf(text, BENCH_TEXT, "the peer's region has %" PRIu64 " bytes, which is too little",
@@ -380,8 +394,7 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 	struct places at;
 	int error;
 
-	error = bench_connect(session, row->connections, !strcmp(row->transport, "self"),
-			      result->text);
+	error = bench_connect(session, row->connections, row->one_process, result->text);
 	if (!error)
 		error = fit_peer(session, row, result->text);
 	if (!error)
@@ -390,10 +403,14 @@ static int row_start(struct bench_session *session, struct bench_result *result)
 		return error;
 	at = places_of(session, row);
 	if (at.source && at.target) {
-		uint32_t side = row->op == WH_WRITE ? BENCH_TARGET : BENCH_SOURCE;
-		int which = !strcmp(row->transport, "self") ? NEAR : FAR;
+		bool write = row->op == WH_WRITE;
+		const char(*names)[64] = session->memory_name[row->one_process ? NEAR : FAR];
 
-		snprintf(order.text, sizeof(order.text), "%s", session->memory_name[which][side]);
+		snprintf(order.text, sizeof(order.text), "%s",
+			 names[write ? BENCH_TARGET : BENCH_SOURCE]);
+		if (row->both_ways)
+			snprintf(order.back, sizeof(order.back), "%s",
+				 names[write ? BENCH_BACK_SOURCE : BENCH_BACK_TARGET]);
 	}
 	order.row = *row;
 	error = ask(&session->near, &order, &answer, result->text);

@@ -8,6 +8,7 @@
 #include "bench.h"
 
 #define LIST_MAX 32
+#define WAYS 5 /* transports, in one process and in two */
 #define DEPTH_MAX 1024
 #define FLIGHT (UINT64_C(4) << 20) /* bytes in flight on a connection, if nobody says otherwise */
 
@@ -16,13 +17,25 @@ struct list {
 	size_t count;
 };
 
+struct memories {
+	struct memory memory[LIST_MAX];
+	size_t count;
+};
+
+/* What a batch is. */
+struct load {
+	uint64_t size, blocks; /* blocks 0: one transfer */
+};
+
 /* What the rows are combined from. */
 struct choices {
-	struct list sizes, working_sets, connections, kinds, ops;
-	const char *transports[3];
-	size_t transport_count;
-	uint64_t blocks, depth; /* depth 0: not said */
-	uint32_t form;
+	struct list working_sets, connections, ops, processes;
+	struct memories sources, targets;
+	struct load loads[LIST_MAX];
+	size_t load_count;
+	const char *transport; /* NULL: those that make sense */
+	uint64_t depth;        /* 0: not said */
+	bool list, matrix, both_ways;
 	bool guarded;
 	const char *peer;
 };
@@ -82,15 +95,9 @@ static int connection_word(const char *word, const char *what, uint64_t *out)
 	return parse_count(word, what, 1, BENCH_CONNECTIONS, out) ? -1 : 0;
 }
 
-static int kind_word(const char *word, const char *what, uint64_t *out)
+static int process_word(const char *word, const char *what, uint64_t *out)
 {
-	for (uint32_t kind = WH_MEMORY_PAGEABLE; kind <= WH_MEMORY_SHARED; kind++)
-		if (!strcmp(word, bench_kind_name(kind))) {
-			*out = kind;
-			return 0;
-		}
-	usage_error("%s: no kind '%s'; write host, pageable or huge", what, word);
-	return -1;
+	return parse_count(word, what, 1, 2, out) ? -1 : 0;
 }
 
 static int op_word(const char *word, const char *what, uint64_t *out)
@@ -120,65 +127,160 @@ int bench_parse_seconds(const char *text, int64_t *ns)
 
 /* ---- the command line --------------------------------------------------------------------- */
 
-static int parse_transports(const struct arguments *arguments, struct choices *choices,
-			    struct bench_plan *plan)
+static int add_memory(struct memories *memories, const char *what, const char *word)
 {
-	static const char *const all[] = { "tcp", "shm", "self" };
-	const char *text = argument(arguments, "transport");
-	int error = check_choice(arguments, "transport");
+	const char *rest, *wrong;
 
-	if (error)
-		return error;
-	plan->chosen = text && strcmp(text, "all") != 0;
-	for (int i = 0; i < 3; i++) {
-		if (plan->chosen ? strcmp(text, all[i]) != 0 : choices->peer && i == 2)
-			continue;
-		choices->transports[choices->transport_count++] = all[i];
-	}
-	if (choices->peer && plan->chosen && !strcmp(text, "self"))
-		return usage_error("--transport self is this process alone: it has no --peer");
+	if (memories->count == LIST_MAX)
+		return usage_error("%s: more than %d of them", what, LIST_MAX);
+	wrong = memory_parse(word, &memories->memory[memories->count], &rest);
+	if (!wrong && *rest)
+		wrong = "goes on behind the place: a benchmark takes no size here";
+	if (wrong)
+		return usage_error("%s: '%s' %s", what, word, wrong);
+	memories->count++;
 	return 0;
 }
 
-static int parse_numbers(const struct arguments *arguments, struct choices *choices)
+static int parse_memories(const char *text, const char *what, struct memories *memories)
 {
-	const char *blocks = argument(arguments, "blocks"), *depth = argument(arguments, "depth");
+	char word[128];
+	int error = 0;
 
-	choices->blocks = 1;
-	if (blocks && parse_count(blocks, "--blocks", 1, 10000000, &choices->blocks))
+	if (!*text || text[strlen(text) - 1] == ',')
+		return usage_error("%s: a word of the list is empty", what);
+	while (!error && next_word(&text, word, sizeof(word)))
+		error = word[0] ? add_memory(memories, what, word) :
+				  usage_error("%s: a word of the list is empty", what);
+	return error;
+}
+
+/* The memories of this machine. */
+static int usual_memories(const struct choices *choices, struct bench_plan *plan,
+			  struct memories *memories)
+{
+	char word[32];
+	int error;
+
+	if (!choices->matrix)
+		return add_memory(memories, "--memory", "host");
+	error = add_memory(memories, "--memory", "pageable");
+	if (!error && plan->seen.count)
+		error = add_memory(memories, "--memory", "pinned");
+	for (size_t i = 0; !error && i < plan->seen.count; i++) {
+		snprintf(word, sizeof(word), "cuda:%zu", i);
+		error = add_memory(memories, "--memory", word);
+	}
+	if (!plan->seen.count && memories == &choices->targets)
+		note("no GPU: %s", plan->seen.text);
+	return error;
+}
+
+static int parse_sides(const struct arguments *arguments, struct choices *choices,
+		       struct bench_plan *plan)
+{
+	static const char *const names[] = { "source", "target" };
+	struct memories *sides[] = { &choices->sources, &choices->targets };
+	const char *both = argument(arguments, "memory");
+	int error = 0;
+
+	for (int i = 0; !error && i < 2; i++) {
+		const char *text = argument(arguments, names[i]);
+
+		if (text && both)
+			return usage_error("--memory is both sides: either that or --%s", names[i]);
+		if (text && choices->peer && i)
+			return usage_error("--target: with --peer the memory there is what it is");
+		if (text)
+			error = parse_memories(text, i ? "--target" : "--source", sides[i]);
+		else if (both)
+			error = parse_memories(both, "--memory", sides[i]);
+		else
+			error = usual_memories(choices, plan, sides[i]);
+		for (size_t k = 0; k < sides[i]->count; k++)
+			plan->gpus = plan->gpus || memory_needs_gpu(sides[i]->memory[k].kind);
+	}
+	return error;
+}
+
+static int parse_loads(const struct arguments *arguments, struct choices *choices)
+{
+	const char *blocks = argument(arguments, "blocks"), *size = argument(arguments, "size");
+	struct list sizes = { .count = 0 };
+	uint64_t count = 0;
+	int error;
+
+	if (blocks && parse_count(blocks, "--blocks", 1, 10000000, &count))
 		return EXIT_USAGE;
-	if (depth && parse_count(depth, "--depth", 1, DEPTH_MAX, &choices->depth))
-		return EXIT_USAGE;
-	if (argument(arguments, "list") && !blocks)
+	choices->list = argument(arguments, "list");
+	if (choices->list && !blocks)
 		return usage_error("--list needs --blocks N: how many transfers a batch has");
-	choices->form = !blocks			      ? BENCH_FORM_SINGLE :
-			argument(arguments, "list") ? BENCH_FORM_LIST :
-						      BENCH_FORM_BLOCKS;
+	if (choices->matrix && !size && !blocks) {
+		/* One for the copy engines, one for the kernel. */
+		choices->loads[0] = (struct load){ UINT64_C(64) << 20, 0 };
+		choices->loads[1] = (struct load){ UINT64_C(16) << 10, 1024 };
+		choices->load_count = 2;
+		return 0;
+	}
+	error = parse_list(arguments, "size", "8,64KiB,1MiB,64MiB", size_word, &sizes);
+	for (size_t i = 0; !error && i < sizes.count; i++)
+		choices->loads[choices->load_count++] = (struct load){ sizes.value[i], count };
+	return error;
+}
+
+static int parse_ways(const struct arguments *arguments, struct choices *choices,
+		      struct bench_plan *plan)
+{
+	const char *transport = argument(arguments, "transport");
+	int error = check_choice(arguments, "transport");
+
+	choices->both_ways = argument(arguments, "both-ways");
+	plan->chosen = transport && strcmp(transport, "all") != 0;
+	choices->transport = plan->chosen ? transport : NULL;
+	if (!error)
+		error = parse_list(arguments, "processes", "2,1", process_word, &choices->processes);
+	if (!error && choices->peer && plan->chosen && !strcmp(transport, "self"))
+		return usage_error("--transport self is this process alone: it has no --peer");
+	if (!error && choices->peer && choices->both_ways)
+		return usage_error("--both-ways takes memory of its own at both ends: no --peer");
+	if (!error && choices->peer && choices->matrix)
+		return usage_error("--matrix is of the memories of this machine: no --peer");
+	return error;
+}
+
+static int parse_ops(const struct arguments *arguments, struct choices *choices)
+{
+	const char *op = argument(arguments, "op");
+	int error = check_choice(arguments, "op");
+
+	if (error)
+		return error;
+	if (op && strcmp(op, "both") != 0)
+		return op_word(op, "--op", &choices->ops.value[choices->ops.count++]) ? EXIT_USAGE :
+											0;
+	/* In a matrix each pair has its opposite. */
+	choices->ops = (struct list){ { WH_WRITE, WH_READ }, choices->matrix && !op ? 1 : 2 };
 	return 0;
 }
 
 static int parse_choices(const struct arguments *arguments, struct choices *choices,
 			 struct bench_plan *plan)
 {
-	const char *op = argument(arguments, "op");
-	int error = check_choice(arguments, "op");
+	const char *depth = argument(arguments, "depth");
+	int error;
 
 	choices->guarded = argument(arguments, "verify");
 	choices->peer = argument(arguments, "peer");
-	if (op && !strcmp(op, "both"))
-		op = NULL;
+	choices->matrix = plan->matrix = argument(arguments, "matrix");
+	if (depth && parse_count(depth, "--depth", 1, DEPTH_MAX, &choices->depth))
+		return EXIT_USAGE;
+	if (choices->matrix)
+		bench_gpus_look(bench_knob(arguments, "cuda"), &plan->seen);
+	error = parse_ways(arguments, choices, plan);
 	if (!error)
-		error = parse_transports(arguments, choices, plan);
+		error = parse_ops(arguments, choices);
 	if (!error)
-		error = parse_numbers(arguments, choices);
-	if (!error && op)
-		error = op_word(op, "--op", &choices->ops.value[choices->ops.count++]) ?
-				EXIT_USAGE : 0;
-	else if (!error)
-		choices->ops = (struct list){ { WH_WRITE, WH_READ }, 2 };
-	if (!error)
-		error = parse_list(arguments, "size", "8,64KiB,1MiB,64MiB", size_word,
-				   &choices->sizes);
+		error = parse_loads(arguments, choices);
 	if (!error)
 		error = parse_list(arguments, "working-set", "64MiB", size_word,
 				   &choices->working_sets);
@@ -186,7 +288,9 @@ static int parse_choices(const struct arguments *arguments, struct choices *choi
 		error = parse_list(arguments, "connections", "1", connection_word,
 				   &choices->connections);
 	if (!error)
-		error = parse_list(arguments, "memory", "host", kind_word, &choices->kinds);
+		error = parse_sides(arguments, choices, plan);
+	if (!error && plan->gpus && !choices->matrix)
+		bench_gpus_look(bench_knob(arguments, "cuda"), &plan->seen);
 	return error;
 }
 
@@ -204,12 +308,16 @@ static uint32_t usual_depth(const struct bench_row *row)
 }
 
 static int add_row(struct bench_plan *plan, const struct choices *choices,
-		   const struct bench_row *like, uint64_t size, uint64_t working_set)
+		   const struct bench_row *like, const struct load *load, uint64_t working_set)
 {
 	struct bench_row row = *like, *rows;
 	const struct bench_row *last = plan->count ? &plan->rows[plan->count - 1] : NULL;
 
-	if (bench_layout_plan(&row.layout, size, choices->blocks, working_set, choices->guarded))
+	row.form = !load->blocks ? BENCH_FORM_SINGLE :
+		   choices->list ? BENCH_FORM_LIST :
+				   BENCH_FORM_BLOCKS;
+	if (bench_layout_plan(&row.layout, load->size, load->blocks ? load->blocks : 1, working_set,
+			      choices->guarded))
 		return usage_error("--size times --blocks is more than 16 TiB");
 	row.depth = choices->depth ? (uint32_t)choices->depth : usual_depth(&row);
 	/* A batch larger than the working set makes a working set of its own: once is enough. */
@@ -225,7 +333,18 @@ static int add_row(struct bench_plan *plan, const struct choices *choices,
 	return 0;
 }
 
-/* All sizes, working sets and directions of one transport, pair of memories and connections. */
+/* All working sets and directions of one batch, transport, pair of memories and connections. */
+static int add_sets(struct bench_plan *plan, const struct choices *choices,
+		    const struct bench_row *like, const struct load *load)
+{
+	struct bench_row row = *like;
+	int error = 0;
+
+	for (size_t set = 0; !error && set < choices->working_sets.count; set++)
+		error = add_row(plan, choices, &row, load, choices->working_sets.value[set]);
+	return error;
+}
+
 static int add_group(struct bench_plan *plan, const struct choices *choices,
 		     const struct bench_row *like)
 {
@@ -233,42 +352,98 @@ static int add_group(struct bench_plan *plan, const struct choices *choices,
 	int error = 0;
 
 	for (size_t op = 0; op < choices->ops.count; op++)
-		for (size_t size = 0; size < choices->sizes.count; size++)
-			for (size_t set = 0; !error && set < choices->working_sets.count; set++) {
-				row.op = (uint32_t)choices->ops.value[op];
-				error = add_row(plan, choices, &row, choices->sizes.value[size],
-						choices->working_sets.value[set]);
-			}
+		for (size_t load = 0; !error && load < choices->load_count; load++) {
+			row.op = (uint32_t)choices->ops.value[op];
+			error = add_sets(plan, choices, &row, &choices->loads[load]);
+		}
 	return error;
 }
 
-static int add_transport(struct bench_plan *plan, const struct choices *choices,
-			 const char *transport)
+/* Is it worth trying? What is asked for by name is. */
+static bool sensible(const struct choices *choices, const char *transport,
+		     const struct memory *source, const struct memory *target)
 {
-	bool tcp = !strcmp(transport, "tcp");
-	const struct list *kinds = &choices->kinds;
-	size_t pairs = kinds->count * kinds->count;
+	bool gpu = memory_on_gpu(source->kind) || memory_on_gpu(target->kind);
+
+	return choices->transport || !strcmp(transport, "tcp") || gpu == !strcmp(transport, "cuda");
+}
+
+/* Every pair of memories by one transport, or, for "", by the best. */
+static int add_pairs(struct bench_plan *plan, const struct choices *choices,
+		     const struct bench_row *like, const struct load *load)
+{
+	size_t targets = choices->peer ? 1 : choices->targets.count; /* a peer's is what it is */
+	struct bench_row row = *like;
 	int error = 0;
 
-	for (size_t c = 0; c < (tcp ? choices->connections.count : 1); c++) {
-		for (size_t pair = 0; !error && pair < pairs; pair++) {
-			struct bench_row row;
+	for (size_t s = 0; s < choices->sources.count; s++)
+		for (size_t t = 0; !error && t < targets; t++) {
+			row.source = choices->sources.memory[s];
+			row.target = choices->peer ? row.source : choices->targets.memory[t];
+			if (load) {
+				row.op = (uint32_t)choices->ops.value[0];
+				error = add_sets(plan, choices, &row, load);
+			} else if (sensible(choices, row.transport, &row.source, &row.target)) {
+				error = add_group(plan, choices, &row);
+			}
+		}
+	return error;
+}
 
-			memset(&row, 0, sizeof(row)); /* padding too: rows are compared as bytes */
-			row.form = choices->form;
+static bool has_processes(const struct choices *choices, uint64_t processes)
+{
+	for (size_t i = 0; i < choices->processes.count; i++)
+		if (choices->processes.value[i] == processes)
+			return true;
+	return false;
+}
+
+static int add_transports(struct bench_plan *plan, const struct choices *choices)
+{
+	static const struct {
+		const char *name;
+		bool one_process;
+	} all[WAYS] = { { "tcp", false }, { "shm", false }, { "cuda", false }, { "self", true },
+			{ "cuda", true } };
+	struct bench_row row;
+	int error = 0;
+
+	memset(&row, 0, sizeof(row)); /* padding too: rows are compared as bytes */
+	row.both_ways = choices->both_ways;
+	for (int i = 0; i < WAYS; i++) {
+		bool tcp = !strcmp(all[i].name, "tcp");
+
+		if ((choices->transport && strcmp(choices->transport, all[i].name) != 0) ||
+		    !has_processes(choices, all[i].one_process ? 1 : 2) ||
+		    (choices->peer && all[i].one_process))
+			continue;
+		row.one_process = all[i].one_process;
+		memset(row.transport, 0, sizeof(row.transport));
+		snprintf(row.transport, sizeof(row.transport), "%s", all[i].name);
+		for (size_t c = 0; !error && c < (tcp ? choices->connections.count : 1); c++) {
 			row.connections = tcp ? (uint32_t)choices->connections.value[c] : 0;
-			row.source_kind = (uint32_t)kinds->value[pair / kinds->count];
-			row.target_kind = (uint32_t)kinds->value[pair % kinds->count];
-			snprintf(row.transport, sizeof(row.transport), "%s", transport);
-			/* The peer's memory is what it is: pairs that differ in it alone are
-			 * one. */
-			if (choices->peer && pair % kinds->count)
-				continue;
-			if (choices->peer)
-				row.target_kind = row.source_kind;
-			error = add_group(plan, choices, &row);
+			error = add_pairs(plan, choices, &row, NULL);
 		}
 	}
+	return error;
+}
+
+/* One matrix after the other: of each batch, in one process and in two, one way and both. */
+static int add_matrices(struct bench_plan *plan, const struct choices *choices)
+{
+	struct bench_row row;
+	int error = 0;
+
+	memset(&row, 0, sizeof(row));
+	if (choices->transport)
+		snprintf(row.transport, sizeof(row.transport), "%s", choices->transport);
+	for (size_t load = 0; load < choices->load_count; load++)
+		for (size_t p = 0; p < choices->processes.count; p++)
+			for (int ways = choices->both_ways ? 2 : 1; !error && ways <= 2; ways++) {
+				row.one_process = choices->processes.value[p] == 1;
+				row.both_ways = ways == 2;
+				error = add_pairs(plan, choices, &row, &choices->loads[load]);
+			}
 	return error;
 }
 
@@ -279,8 +454,12 @@ int bench_plan_make(const struct arguments *arguments, struct bench_plan *out)
 
 	*out = (struct bench_plan){ 0 };
 	error = parse_choices(arguments, &choices, out);
-	for (size_t i = 0; !error && i < choices.transport_count; i++)
-		error = add_transport(out, &choices, choices.transports[i]);
+	if (!error)
+		error = choices.matrix ? add_matrices(out, &choices) :
+					 add_transports(out, &choices);
+	if (!error && !out->count)
+		error = usage_error("nothing is left to measure: --transport and --processes do not "
+				    "go together");
 	if (error)
 		bench_plan_free(out);
 	return error;

@@ -7,32 +7,6 @@
 
 #define GOOD 0.95 /* of the raw limit */
 
-const char *bench_kind_name(uint32_t kind)
-{
-	switch (kind) {
-	case WH_MEMORY_SHARED:
-		return "host";
-	case WH_MEMORY_PAGEABLE:
-		return "pageable";
-	case WH_MEMORY_HUGE:
-		return "huge";
-	case WH_MEMORY_PINNED:
-		return "pinned";
-	case WH_MEMORY_MAPPED:
-		return "mapped";
-	case WH_MEMORY_DEVICE:
-		return "device";
-	case WH_MEMORY_VMM:
-		return "vmm";
-	case WH_MEMORY_MANAGED:
-		return "managed";
-	case WH_MEMORY_POOL:
-		return "pool";
-	default:
-		return "unknown";
-	}
-}
-
 const char *bench_op_name(uint32_t op)
 {
 	return op == WH_READ ? "read" : "write";
@@ -67,7 +41,7 @@ static const char *percent(char *out, size_t size, double value)
 
 void bench_table_start(FILE *out, bool limits)
 {
-	fprintf(out, "%-5s  %-20s  %-18s  %10s  %6s  %10s  %7s", "op", "memory", "route", "size",
+	fprintf(out, "%-5s  %-20s  %-28s  %10s  %6s  %10s  %7s", "op", "memory", "route", "size",
 		"blocks", "set", "GB/s");
 	if (limits)
 		fprintf(out, "  %7s  %6s", "limit", "of it");
@@ -88,14 +62,14 @@ static void route_text(const struct bench_result *result, char *out, size_t size
 void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 {
 	const struct bench_row *row = &result->row;
-	char memory[48], route[80], size[32], set[32], number[32];
+	char memory[170], route[80], size[32], set[32], number[32];
 
-	snprintf(memory, sizeof(memory), "%s -> %s", bench_kind_name(row->source_kind),
-		 bench_kind_name(row->target_kind));
+	snprintf(memory, sizeof(memory), "%s %s %s", row->source.name, row->both_ways ? "<->" : "->",
+		 row->target.name);
 	route_text(result, route, sizeof(route));
 	format_size(size, sizeof(size), row->layout.size);
 	format_size(set, sizeof(set), bench_layout_set(&row->layout));
-	fprintf(out, "%-5s  %-20s  %-18.18s  %10s  %6" PRIu64 "  %10s", bench_op_name(row->op),
+	fprintf(out, "%-5s  %-20s  %-28.28s  %10s  %6" PRIu64 "  %10s", bench_op_name(row->op),
 		memory, route, size, row->layout.blocks, set);
 	fprintf(out, "  %7s", digits(number, sizeof(number), result->bandwidth));
 	if (limits) {
@@ -108,6 +82,83 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 	fprintf(out, "  %s\n", result->verified < 0 ? "-" : result->verified ? "yes" : "NO");
 	fflush(out);
 }
+
+/* ---- matrices ----------------------------------------------------------------------------- */
+
+/* Are they of the same matrix? */
+static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
+{
+	return a->one_process == b->one_process && a->both_ways == b->both_ways &&
+	       a->op == b->op && a->form == b->form && a->layout.size == b->layout.size &&
+	       a->layout.blocks == b->layout.blocks && a->layout.batches == b->layout.batches;
+}
+
+/* By what: c copy engine, k kernel, s staged through pinned memory, m the CPU, n the network. */
+static char letter(const struct bench_result *result)
+{
+	if (!strcmp(result->transport, "cuda"))
+		return result->detail[0] == 'c' || result->detail[0] == 'k' ? result->detail[0] : 's';
+	return !strcmp(result->transport, "tcp") ? 'n' : 'm';
+}
+
+static void cell(FILE *out, const struct bench_result *result, bool limits)
+{
+	char number[16], share[16];
+
+	if (result->text[0] && result->verified != 0) {
+		fprintf(out, "  %*s", limits ? 16 : 9, "-");
+		return;
+	}
+	fprintf(out, "  %7s %c", digits(number, sizeof(number), result->bandwidth),
+		result->verified ? letter(result) : '!');
+	if (limits)
+		fprintf(out, " %6s", percent(share, sizeof(share), result->ratio));
+}
+
+static void matrix(FILE *out, const struct bench_result *results, size_t count, bool limits)
+{
+	const struct bench_row *row = &results->row;
+	size_t columns = 0;
+	char size[32];
+
+	format_size(size, sizeof(size), row->layout.size);
+	if (row->form == BENCH_FORM_SINGLE)
+		fprintf(out, "%s contiguous", size);
+	else
+		fprintf(out, "%" PRIu64 " blocks of %s", row->layout.blocks, size);
+	fprintf(out, ", %s, %s, by %s, GB/s\n", row->one_process ? "one process" : "two processes",
+		row->both_ways ? "both ways at once (the sum)" : "one way", bench_op_name(row->op));
+	fprintf(out, "%-16s", "from \\ to");
+	while (columns < count &&
+	       !strcmp(results[columns].row.source.name, row->source.name)) {
+		fprintf(out, "  %*s", limits ? 16 : 9, results[columns].row.target.name);
+		columns++;
+	}
+	for (size_t i = 0; i < count; i++) {
+		if (i % columns == 0)
+			fprintf(out, "\n%-16s", results[i].row.source.name);
+		cell(out, &results[i], limits);
+	}
+	fprintf(out, "\n\n");
+}
+
+void bench_table_matrices(FILE *out, const struct bench_result *results, size_t count, bool limits)
+{
+	size_t first = 0;
+
+	for (size_t i = 1; count && i <= count; i++) {
+		if (i < count && same_matrix(&results[first].row, &results[i].row))
+			continue;
+		matrix(out, results + first, i - first, limits);
+		first = i;
+	}
+	fprintf(out, "c copy engine, k kernel, s staged through pinned memory, m the CPU, n network, "
+		     "- not to be had%s, ! WRONG BYTES\n",
+		limits ? "; %: of the limit" : "");
+	fflush(out);
+}
+
+/* ---- verdict ------------------------------------------------------------------------------ */
 
 static void footprint_line(FILE *out, const char *what, uint64_t bytes, uint64_t most)
 {
@@ -129,7 +180,7 @@ static void print_slowest(FILE *out, const struct bench_result *slowest)
 	char size[32], share[32];
 
 	format_size(size, sizeof(size), slowest->row.layout.size);
-	fprintf(out, "; the slowest, %s %s of %s, has %s of %s", slowest->row.transport,
+	fprintf(out, "; the slowest, %s %s of %s, has %s of %s", slowest->transport,
 		bench_op_name(slowest->row.op), size, percent(share, sizeof(share), slowest->ratio),
 		slowest->limit_name);
 }
@@ -205,9 +256,12 @@ static json_t *start_result(const struct bench_result *result)
 	json_t *json = json_object();
 
 	json_object_set_new(json, "op", json_string(bench_op_name(row->op)));
-	json_object_set_new(json, "source", json_string(bench_kind_name(row->source_kind)));
-	json_object_set_new(json, "target", json_string(bench_kind_name(row->target_kind)));
-	json_object_set_new(json, "transport", json_string(row->transport));
+	json_object_set_new(json, "source", json_string(row->source.name));
+	json_object_set_new(json, "target", json_string(row->target.name));
+	json_object_set_new(json, "transport", text_or_null(row->transport[0] ? row->transport :
+									      result->transport));
+	json_object_set_new(json, "processes", json_integer(row->one_process ? 1 : 2));
+	json_object_set_new(json, "ways", json_integer(row->both_ways ? 2 : 1));
 	json_object_set_new(json, "size_bytes", json_integer((json_int_t)row->layout.size));
 	json_object_set_new(json, "blocks", json_integer((json_int_t)row->layout.blocks));
 	json_object_set_new(json, "form", json_string(bench_form_name(row->form)));

@@ -12,9 +12,10 @@
 #define EXTRA_PEERS 8
 #define FIND_TIMEOUT INT64_C(5000000000) /* ns */
 
-struct memory {
+struct held {
 	void *address;
 	uint64_t length;
+	bool on_gpu;
 	struct wh_region *region;
 };
 
@@ -23,7 +24,7 @@ struct member {
 	struct wh_engine *engine;
 	struct wh_peer *self, *peer, *extra[EXTRA_PEERS];
 	unsigned extra_count;
-	struct memory memory[BENCH_SIDES];
+	struct held memory[BENCH_SIDES];
 	unsigned generation; /* of region names */
 	struct wh_remote remote;
 	/* The row: as many different batches as the walk has, and at least as many as are in
@@ -32,7 +33,8 @@ struct member {
 	struct wh_batch **batches;
 	size_t batch_count, next;
 	bool failed; /* a batch may still run: do not touch it */
-	struct bench_limit limit; /* by memcpy */
+	struct bench_limit limit; /* by memcpy or a GPU's driver */
+	struct gpu *gpu;          /* for looking at GPUs' memory and for their limits; NULL: not yet */
 };
 
 /* ---- answers ------------------------------------------------------------------------------ */
@@ -71,7 +73,7 @@ static void row_end(struct member *m)
 	m->failed = false;
 }
 
-static int memory_free(struct member *m, struct memory *memory)
+static int memory_free(struct member *m, struct held *memory)
 {
 	int error = 0;
 
@@ -83,7 +85,7 @@ static int memory_free(struct member *m, struct memory *memory)
 	if (memory->address)
 		error = wh_memory_free(m->engine, memory->address);
 	if (!error)
-		*memory = (struct memory){ 0 };
+		*memory = (struct held){ 0 };
 	return error;
 }
 
@@ -102,6 +104,8 @@ static int member_close(struct member *m, struct bench_answer *answer)
 		wh_peer_close(m->extra[i]);
 	m->self = m->peer = NULL;
 	m->extra_count = 0;
+	bench_gpu_close(m->limit.gpu);
+	m->limit.gpu = NULL;
 	for (int i = 0; i < BENCH_SIDES; i++)
 		memory_free(m, &m->memory[i]);
 	error = wh_engine_close(m->engine);
@@ -140,22 +144,31 @@ static int member_connect(struct member *m, const struct bench_order *order,
 	return error ? answer_library(answer, error) : 0;
 }
 
+/* The driver, without the engine. */
+static int driver(struct member *m, struct bench_answer *answer)
+{
+	char text[GPU_TEXT];
+
+	if (!m->gpu)
+		m->gpu = gpu_open(bench_knob(m->setup->arguments, "cuda"), text);
+	return m->gpu ? 0 : answer_error(answer, -ENODEV, "%s", text);
+}
+
 static int member_memory(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
 {
-	struct memory *memory = &m->memory[order->side];
-	struct wh_memory_options memory_options = { .size = sizeof(memory_options),
-						    .kind = order->kind };
+	struct held *memory = &m->memory[order->side];
 	struct wh_region_options options = { .size = sizeof(options), .name = answer->text };
 	int error = memory_free(m, memory);
 
 	if (!error)
-		error = wh_memory_alloc(m->engine, order->length, &memory_options,
-					&memory->address);
+		error = memory_alloc(m->engine, &order->memory, order->length, &memory->address);
 	if (error)
 		return answer_library(answer, error);
 	/* Also what is only read has to have pages of its own, not the kernel's page of zeros. */
-	memset(memory->address, 0xa5, order->length);
+	if (!memory_on_gpu(order->memory.kind))
+		memset(memory->address, 0xa5, order->length);
+	memory->on_gpu = memory_on_gpu(order->memory.kind);
 	memory->length = order->length;
 	/* Names are not used twice: nobody can take an old region for the new one. */
 	snprintf(answer->text, sizeof(answer->text), "bench.%u", ++m->generation);
@@ -195,8 +208,9 @@ static int member_region(struct member *m, const struct bench_order *order,
 
 /* ---- batches ------------------------------------------------------------------------------ */
 
-/* Everything that the batches of a row are made from. */
+/* Everything that the batches of a row are made from, those of one way. */
 struct maker {
+	uint32_t op;
 	struct wh_peer *peer;
 	struct wh_region *local;
 	struct wh_remote remote;
@@ -211,7 +225,7 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 	struct wh_base base = { .local = maker->local, .remote = maker->remote.id };
 	struct wh_blocks_desc desc = {
 		.size = sizeof(desc),
-		.op = row->op,
+		.op = maker->op,
 		.block_length = layout->size,
 		.count = layout->blocks,
 		.bases = &base,
@@ -230,7 +244,7 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 				.remote = maker->remote.id,
 				.remote_offset = maker->remote_offsets[first + i],
 				.length = layout->size,
-				.op = row->op,
+				.op = maker->op,
 			};
 		return wh_batch_add(batch, maker->list, layout->blocks);
 	}
@@ -242,23 +256,32 @@ static int batch_fill(const struct bench_row *row, struct maker *maker, struct w
 	return error;
 }
 
-static int batches_make(struct member *m, struct maker *maker)
+/* How many ways the bytes go at once. Their batches take turns. */
+static inline unsigned ways(const struct member *m)
+{
+	return m->row.both_ways ? 2 : 1;
+}
+
+static int batches_make(struct member *m, struct maker maker[2])
 {
 	const struct bench_layout *layout = &m->row.layout;
-	struct wh_batch_options options = { .size = sizeof(options), .require = m->row.transport };
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .require = *m->row.transport ? m->row.transport : NULL };
+	struct wh_transfer *list = calloc(layout->blocks, sizeof(*list));
 	int error;
 
 	m->batch_count = layout->batches < m->row.depth ? m->row.depth : layout->batches;
+	m->batch_count *= ways(m);
 	m->batches = calloc(m->batch_count, sizeof(*m->batches));
-	maker->list = calloc(layout->blocks, sizeof(*maker->list));
-	error = m->batches && maker->list ? 0 : -ENOMEM;
+	error = m->batches && list ? 0 : -ENOMEM;
+	maker[0].list = maker[1].list = list;
 	for (size_t i = 0; !error && i < m->batch_count; i++) {
-		error = wh_batch_new(maker->peer, &options, &m->batches[i]);
+		error = wh_batch_new(maker[0].peer, &options, &m->batches[i]);
 		if (!error)
-			error = batch_fill(&m->row, maker, m->batches[i],
-					   i % layout->batches * layout->blocks);
+			error = batch_fill(&m->row, &maker[i % ways(m)], m->batches[i],
+					   i / ways(m) % layout->batches * layout->blocks);
 	}
-	free(maker->list);
+	free(list);
 	return error;
 }
 
@@ -284,7 +307,7 @@ static inline void step(const struct member *m, size_t *at)
 static int run_batches(struct member *m, uint64_t most, struct bench_pace *pace, uint64_t *done,
 		       struct bench_answer *answer)
 {
-	uint64_t submitted = 0, completed = 0, depth = m->row.depth;
+	uint64_t submitted = 0, completed = 0, depth = m->row.depth * ways(m);
 	size_t head = m->next, tail = m->next;
 	bool more = true;
 	int error = 0, late;
@@ -325,7 +348,7 @@ static int member_walk(struct member *m, struct bench_answer *answer)
 	uint64_t done;
 
 	m->next = 0;
-	return run_batches(m, m->row.layout.batches, &pace, &done, answer);
+	return run_batches(m, m->row.layout.batches * ways(m), &pace, &done, answer);
 }
 
 /* Which route the first batch took. */
@@ -344,34 +367,48 @@ static void member_route(struct member *m, struct bench_answer *answer)
 		}
 }
 
+/* One way of the row: of its batches all but the list. */
+static int maker_make(struct member *m, const struct bench_order *order, bool back,
+		      const struct bench_walk *walk, struct maker *maker, struct bench_answer *answer)
+{
+	bool write = (m->row.op == WH_WRITE) != back;
+	const char *name = back ? order->back : order->text;
+	int source = back ? BENCH_BACK_SOURCE : BENCH_SOURCE;
+	int target = back ? BENCH_BACK_TARGET : BENCH_TARGET, error;
+
+	maker->op = write ? WH_WRITE : WH_READ;
+	maker->peer = m->row.one_process ? m->self : m->peer;
+	maker->local = m->memory[write ? source : target].region;
+	maker->local_offsets = write ? walk->source : walk->target;
+	maker->remote_offsets = write ? walk->target : walk->source;
+	maker->remote = m->remote;
+	error = name[0] ? wh_peer_find(maker->peer, name, FIND_TIMEOUT, &maker->remote) : 0;
+	return error ? answer_library(answer, error) : 0;
+}
+
 /* order->text names the remote region; empty: the one that BENCH_REGION found. */
 static int member_row(struct member *m, const struct bench_order *order,
 		      struct bench_answer *answer)
 {
-	bool write = order->row.op == WH_WRITE;
-	struct maker maker = { .remote = m->remote };
+	struct maker maker[2] = { 0 };
 	struct bench_walk walk;
 	int error;
 
 	row_end(m);
 	m->row = order->row;
-	maker.peer = strcmp(m->row.transport, "self") ? m->peer : m->self;
-	maker.local = m->memory[write ? BENCH_SOURCE : BENCH_TARGET].region;
-	if (order->text[0]) {
-		error = wh_peer_find(maker.peer, order->text, FIND_TIMEOUT, &maker.remote);
+	if (bench_walk_new(&m->row.layout, &walk))
+		return answer_error(answer, -ENOMEM, "no memory for the list of blocks");
+	error = maker_make(m, order, false, &walk, &maker[0], answer);
+	if (!error && m->row.both_ways)
+		error = maker_make(m, order, true, &walk, &maker[1], answer);
+	if (!error) {
+		error = batches_make(m, maker);
 		if (error)
-			return answer_library(answer, error);
+			answer_library(answer, error);
 	}
-	error = bench_walk_new(&m->row.layout, &walk);
-	if (error)
-		return answer_error(answer, error, "no memory for the list of blocks");
-	maker.local_offsets = write ? walk.source : walk.target;
-	maker.remote_offsets = write ? walk.target : walk.source;
-	error = batches_make(m, &maker);
 	bench_walk_free(&walk);
-	if (error)
-		return answer_library(answer, error);
-	error = member_walk(m, answer);
+	if (!error)
+		error = member_walk(m, answer);
 	if (!error)
 		member_route(m, answer);
 	return error;
@@ -447,12 +484,44 @@ static int member_latency(struct member *m, const struct bench_order *order,
 
 /* ---- patterns ----------------------------------------------------------------------------- */
 
+/* The CPU must not touch a GPU's memory: its bytes are made and compared in `here` and copied by the
+ * driver alone, since what is being tested cannot vouch for itself. */
+static int pattern_on_gpu(struct member *m, const struct bench_order *order, void *memory,
+			  struct bench_answer *answer)
+{
+	const struct bench_layout *layout = &order->row.layout;
+	uint64_t length = order->what == BENCH_FILL ? layout->source_length : layout->target_length;
+	void *here = malloc(length);
+	int error = driver(m, answer);
+
+	if (!here && !error)
+		error = answer_error(answer, -ENOMEM, "no memory to check with");
+	if (!error && order->what == BENCH_CHECK) {
+		error = gpu_copy(m->gpu, here, memory, length);
+		if (!error && !bench_layout_check(layout, here, order->iteration, answer->text,
+						  sizeof(answer->text)))
+			answer->error = -EBADMSG;
+	} else if (!error) {
+		if (order->what == BENCH_FILL)
+			bench_layout_fill(layout, here, order->iteration);
+		else
+			bench_layout_guard(layout, here);
+		error = gpu_copy(m->gpu, memory, here, length);
+	}
+	free(here);
+	if (error && !answer->text[0])
+		answer_error(answer, error, "%s", m->gpu->text);
+	return error ? error : answer->error;
+}
+
 static int member_pattern(struct member *m, const struct bench_order *order,
 			  struct bench_answer *answer)
 {
 	void *memory = m->memory[order->side].address;
 	const struct bench_layout *layout = &order->row.layout;
 
+	if (m->memory[order->side].on_gpu)
+		return pattern_on_gpu(m, order, memory, answer);
 	if (order->what == BENCH_FILL)
 		bench_layout_fill(layout, memory, order->iteration);
 	else if (order->what == BENCH_GUARD)
@@ -547,7 +616,7 @@ static int member_extra(struct member *m, const struct bench_order *order,
 	return error;
 }
 
-/* ---- the memcpy limit ---------------------------------------------------------------------- */
+/* ---- limits that take no other end -------------------------------------------------------- */
 
 /* Where the pages lie makes a difference: the limit uses the same ones, its own only where the other
  * process's are not mapped here. */
@@ -559,26 +628,58 @@ static void memcpy_memory(struct member *m, const struct bench_order *order)
 	uint64_t length = far == BENCH_TARGET ? layout->target_length : layout->source_length;
 
 	m->limit.lent[near] = m->memory[near].address;
-	if (!strcmp(order->text, "self"))
+	if (order->row.one_process)
 		m->limit.lent[far] = m->memory[far].address;
 	else
 		m->limit.lent[far] = order->pid ? bench_find_mapping(order->pid, order->address, length) :
 						  NULL;
 }
 
-static int member_memcpy(struct member *m, const struct bench_order *order,
+/* Near's own, of both ways. */
+static void gpu_memory(struct member *m, const struct bench_order *order)
+{
+	bool write = order->row.op == WH_WRITE;
+
+	for (int side = 0; side < BENCH_SIDES; side++) {
+		bool source = side == BENCH_SOURCE || side == BENCH_BACK_SOURCE;
+		bool back = side == BENCH_BACK_SOURCE || side == BENCH_BACK_TARGET;
+		bool ours = order->row.one_process || (source == write) != back;
+
+		m->limit.lent[side] = ours ? m->memory[side].address : NULL;
+	}
+}
+
+static int limit_prepare(struct member *m, const struct bench_order *order,
 			 struct bench_answer *answer)
+{
+	if (!strcmp(order->text, "cuda")) {
+		int error = driver(m, answer);
+
+		if (error)
+			return error;
+		gpu_memory(m, order);
+		m->limit.gpu_setup = (struct bench_gpu_setup){
+			.gpu = m->gpu,
+			.engine = m->engine,
+			.ctas = (uint32_t)strtoul(bench_knob(m->setup->arguments, "ctas"), NULL, 10),
+		};
+	} else {
+		memcpy_memory(m, order);
+	}
+	return bench_limit_row(&m->limit, &order->row, order->text, "memfd", answer->text);
+}
+
+static int member_limit(struct member *m, const struct bench_order *order,
+			struct bench_answer *answer)
 {
 	int64_t start = bench_now();
 	double bandwidth = 0;
 	size_t count = 0;
 	int error;
 
-	if (order->what == BENCH_MEMCPY) {
-		memcpy_memory(m, order);
-		return bench_limit_row(&m->limit, &order->row, order->text, "memfd", answer->text);
-	}
-	if (order->what == BENCH_MEMCPY_LATENCY) {
+	if (order->what == BENCH_LIMIT)
+		return limit_prepare(m, order, answer);
+	if (order->what == BENCH_LIMIT_LATENCY) {
 		error = bench_limit_latency(&m->limit, order->duration, m->setup->samples, &count);
 		answer->count = count;
 	} else {
@@ -586,7 +687,9 @@ static int member_memcpy(struct member *m, const struct bench_order *order,
 		answer->ns = bench_now() - start;
 		answer->bytes = (uint64_t)(bandwidth * (double)answer->ns);
 	}
-	return error ? answer_error(answer, error, "memcpy: %s", strerror(-error)) : 0;
+	return error ? answer_error(answer, error, "%s: %s", m->limit.name,
+				    m->gpu && m->gpu->text[0] ? m->gpu->text : strerror(-error)) :
+		       0;
 }
 
 /* ---- orders ------------------------------------------------------------------------------- */
@@ -630,10 +733,10 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 		return member_resident(answer);
 	case BENCH_EXTRA:
 		return member_extra(m, order, answer);
-	case BENCH_MEMCPY:
-	case BENCH_MEMCPY_BANDWIDTH:
-	case BENCH_MEMCPY_LATENCY:
-		return member_memcpy(m, order, answer);
+	case BENCH_LIMIT:
+	case BENCH_LIMIT_BANDWIDTH:
+	case BENCH_LIMIT_LATENCY:
+		return member_limit(m, order, answer);
 	default:
 		return answer_error(answer, -EINVAL, "no such order");
 	}
@@ -654,4 +757,5 @@ void bench_member_serve(int fd, void *arg)
 	}
 	member_close(&m, &answer);
 	bench_limit_close(&m.limit);
+	gpu_close(m.gpu);
 }

@@ -28,6 +28,8 @@
 #include <wherry/wherry.h>
 
 #include "command.h"
+#include "gpu.h"
+#include "memory.h"
 
 #define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
 #define BENCH_SAMPLES 65536      /* the most latencies of one slice */
@@ -158,10 +160,12 @@ enum bench_form {
 struct bench_row {
 	uint32_t op; /* enum wh_op */
 	uint32_t form;
-	uint32_t source_kind, target_kind; /* enum wh_memory_kind */
+	bool one_process; /* else source and target are in two */
+	bool both_ways;   /* as much goes back at the same time, between memory of its own */
+	struct memory source, target;
 	uint32_t connections; /* 0: the transport has none */
 	uint32_t depth;       /* batches in flight for bandwidth */
-	char transport[16];
+	char transport[16];   /* "": whichever is best */
 	struct bench_layout layout;
 };
 
@@ -183,9 +187,22 @@ struct bench_result {
 	char text[BENCH_TEXT]; /* why it failed or was skipped; "": it did not */
 };
 
-const char *bench_kind_name(uint32_t kind);
 const char *bench_op_name(uint32_t op);
 const char *bench_form_name(uint32_t form);
+
+/* The GPUs of this machine. */
+struct bench_gpus {
+	struct gpu_name name[GPU_MOST];
+	size_t count;
+	int driver; /* the CUDA version, 13000 */
+	char text[GPU_TEXT]; /* why there are none */
+};
+
+/* Ask the driver at `path`, in a process of its own: one that has used it cannot fork. */
+void bench_gpus_look(const char *path, struct bench_gpus *out);
+
+/* The value of a knob as the engines will have it. */
+const char *bench_knob(const struct arguments *arguments, const char *name);
 
 /* ---- what the command line asks for (bench-plan.c) ---------------------------------------- */
 
@@ -193,6 +210,9 @@ struct bench_plan {
 	struct bench_row *rows;
 	size_t count;
 	bool chosen; /* --transport names one: that it is not to be had is an error */
+	bool matrix; /* --matrix: a table of pairs for each stretch of rows that are else alike */
+	bool gpus;   /* some memory takes a GPU's driver */
+	struct bench_gpus seen; /* if so */
 };
 
 /* The rows, in the order in which they are measured. 0, or an exit code after a line on stderr. */
@@ -210,7 +230,7 @@ enum bench_what {
 	BENCH_OPEN,      /* connections: an engine; answers its URL in text */
 	BENCH_CLOSE,
 	BENCH_CONNECT,   /* text: a URL, or "self" */
-	BENCH_MEMORY,    /* side, kind, length: touched and registered; text: its name, address */
+	BENCH_MEMORY,    /* side, memory, length: touched and registered; text: its name, address */
 	BENCH_REGION,    /* text: the name of a region of the peer, or "": the longest */
 	BENCH_ROW,       /* row: get ready, walk once; answers transport and detail */
 	BENCH_ROW_END,   /* answers transport and detail once more */
@@ -224,10 +244,10 @@ enum bench_what {
 	BENCH_GET,       /* side, length: back from there */
 	BENCH_RESIDENT,  /* answers bytes: resident memory */
 	BENCH_EXTRA,     /* one more TCP peer, `length` bytes there and back */
-	BENCH_MEMCPY,    /* row, text: its transport; get ready for its memcpy limit; pid and address:
-			  * of the other process's memory, if there is one */
-	BENCH_MEMCPY_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy */
-	BENCH_MEMCPY_LATENCY,
+	BENCH_LIMIT,     /* row, text: its transport; get ready for a limit that near measures; pid and
+			  * address: of the other process's memory, if there is one */
+	BENCH_LIMIT_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy or the driver */
+	BENCH_LIMIT_LATENCY,
 	/* Of raw (bench-raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
@@ -238,6 +258,8 @@ enum bench_side {
 	BENCH_SOURCE,
 	BENCH_TARGET,
 	BENCH_SCRATCH, /* for what is read back from a peer */
+	BENCH_BACK_SOURCE, /* of the way back, where both are gone at once */
+	BENCH_BACK_TARGET,
 	BENCH_SIDES,
 };
 
@@ -248,8 +270,10 @@ struct bench_order {
 	int64_t duration;
 	uint64_t address; /* in process `pid` */
 	int32_t pid;
+	struct memory memory;
 	struct bench_row row;
 	char text[128];
+	char back[64]; /* BENCH_ROW: the remote region of the way back */
 };
 
 struct bench_answer {
@@ -309,6 +333,26 @@ struct bench_member_setup {
 /* `arg` is a struct bench_member_setup. */
 void bench_member_serve(int fd, void *arg);
 
+/* ---- the limits of GPUs (bench-gpu.c), by near -------------------------------------------- */
+
+struct bench_gpu_limit;
+
+struct bench_gpu_setup {
+	struct gpu *gpu;
+	struct wh_engine *engine; /* where memory comes from */
+	uint32_t ctas;            /* 0: as many as are usual */
+};
+
+/* Get ready: *at is NULL the first time. `lent`: near's own memory, by side; NULL: not here. Each is 0,
+ * or -errno, the first with a text. */
+int bench_gpu_row(struct bench_gpu_limit **at, const struct bench_gpu_setup *setup,
+		  const struct bench_row *row, void *const lent[BENCH_SIDES],
+		  char text[BENCH_TEXT]);
+int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double *out);
+int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t *samples,
+		      size_t *count);
+void bench_gpu_close(struct bench_gpu_limit *limit);
+
 /* ---- raw limits (bench-limit.c, bench-raw.c) ---------------------------------------------- */
 
 /* Memory as the kind says, touched. NULL with errno set. */
@@ -351,12 +395,14 @@ enum bench_limit_kind {
 	BENCH_LIMIT_MEMCPY,
 	BENCH_LIMIT_PROCESS_VM,
 	BENCH_LIMIT_STREAM,
+	BENCH_LIMIT_DRIVER,
+	BENCH_LIMIT_KERNEL,
 };
 
 struct bench_limit {
 	struct bench_process *process; /* NULL: no other end, so no limits that need one */
-	/* Who copies for the memcpy limit: near, on the thread and so the CPU and caches of the test;
-	 * its samples. NULL: this is near. */
+	/* Who copies for the limits that take no other end: near, on the thread and so the CPU and
+	 * caches of the test; its samples. NULL: this is near. */
 	struct bench_process *near;
 	const uint64_t *near_samples;
 	bool spin;
@@ -365,10 +411,12 @@ struct bench_limit {
 	uint64_t mapped[2];
 	uint32_t map_kind[2];
 	/* The test's own memory, to be used instead of a mapping of the limit's; NULL: not there. */
-	void *lent[2];
+	void *lent[BENCH_SIDES];
 	/* The other Wherry process and its memory of the row, for near; 0: unknown. */
 	pid_t other;
 	uint64_t other_address;
+	struct bench_gpu_setup gpu_setup; /* near's */
+	struct bench_gpu_limit *gpu;
 	uint64_t far, far_length; /* address in the raw process */
 	uint32_t far_kind;
 	/* Of the present row. */
@@ -447,11 +495,14 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
  * `duration` ns. */
 double bench_cache_line(int64_t duration);
 
-/* What the results depend on. */
-json_t *bench_environment(double cache_line_before, double cache_line_after);
+/* What the results depend on. `gpus`: NULL: none are used. */
+json_t *bench_environment(const struct bench_gpus *gpus, double cache_line_before,
+			  double cache_line_after);
 
 void bench_table_start(FILE *out, bool limits);
 void bench_table_row(FILE *out, const struct bench_result *result, bool limits);
+/* The rows of --matrix, as matrices: from the left to the top. */
+void bench_table_matrices(FILE *out, const struct bench_result *results, size_t count, bool limits);
 void bench_table_footprint(FILE *out, const struct bench_footprint *footprint);
 /* One line. Returns the exit code that fits. */
 int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count);

@@ -57,25 +57,6 @@ static bool has_terminal(void)
 
 /* ---- the command line --------------------------------------------------------------------- */
 
-/* A knob as the engines will have it. */
-static const char *knob(const struct arguments *arguments, const char *name)
-{
-	const struct wh_config_row *row;
-	size_t length = strlen(name);
-	const char *setting, *value;
-	int cursor = 0;
-
-	while ((setting = argument_next(arguments, "config", &cursor)))
-		if (!strncmp(setting, name, length) && setting[length] == '=')
-			return setting + length + 1;
-	for (size_t i = 0; (row = wh_config_row(i)); i++)
-		if (!strcmp(row->name, name)) {
-			value = getenv(row->environment);
-			return value ? value : row->fallback;
-		}
-	return "";
-}
-
 static bool is_true(const char *text)
 {
 	return !strcmp(text, "1") || !strcasecmp(text, "true") || !strcasecmp(text, "yes") ||
@@ -127,10 +108,10 @@ static int parse(struct bench *bench)
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
 	session->pinned = argument(arguments, "pin");
-	session->spinning = argument(arguments, "spin") || is_true(knob(arguments, "spin"));
+	session->spinning = argument(arguments, "spin") || is_true(bench_knob(arguments, "spin"));
 	session->progress = has_terminal() ? show_progress : NULL;
 	session->limit.spin = session->spinning;
-	read_size(knob(arguments, "buffer"), &session->limit.stream.buffer);
+	read_size(bench_knob(arguments, "buffer"), &session->limit.stream.buffer);
 	return 0;
 }
 
@@ -169,7 +150,9 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 		else
 			json_array_append_new(results, bench_json_result(result));
 	}
-	json_object_set_new(json, "environment", bench_environment(before, after));
+	json_object_set_new(json, "environment",
+			    bench_environment(bench->plan.gpus ? &bench->plan.seen : NULL, before,
+					      after));
 	json_object_set_new(json, "results", results);
 	json_object_set_new(json, "skipped", skipped);
 	json_object_set_new(json, "footprint", bench->has_footprint ?
@@ -293,8 +276,8 @@ static void tell_skipped(const struct bench *bench, const struct bench_result *r
 	for (const struct bench_result *other = bench->results; other < result; other++)
 		if (other->skipped && !strcmp(other->text, result->text))
 			return;
-	note("%s, %s -> %s, is not to be had: %s", result->row.transport,
-	     bench_kind_name(result->row.source_kind), bench_kind_name(result->row.target_kind),
+	note("%s%s%s -> %s is not to be had: %s", result->row.transport,
+	     result->row.transport[0] ? ", " : "", result->row.source.name, result->row.target.name,
 	     result->text);
 }
 
@@ -307,7 +290,8 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 
 	wipe_progress(bench);
 	if (!error) {
-		bench_table_row(bench->table, result, limits);
+		if (!bench->plan.matrix)
+			bench_table_row(bench->table, result, limits);
 		return 0;
 	}
 	if (!result->text[0])
@@ -339,9 +323,13 @@ static int measure_rows(struct bench *bench)
 	if (session->limits && session->peer)
 		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
 		     "for rows that take shared memory");
-	bench_table_start(bench->table, session->limits);
+	if (!bench->plan.matrix)
+		bench_table_start(bench->table, session->limits);
 	for (size_t i = 0; !code && i < bench->plan.count; i++)
 		code = measure_row(bench, &bench->plan.rows[i]);
+	if (bench->plan.matrix)
+		bench_table_matrices(bench->table, bench->results, bench->result_count,
+				     session->limits);
 	return code;
 }
 
@@ -425,34 +413,42 @@ static int run(const struct arguments *arguments)
 /* ---- the command -------------------------------------------------------------------------- */
 
 static const struct command_option options[] = {
-	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self shm tcp all",
-	  .help = "self, shm, tcp or all (the default)" },
+	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self cuda shm tcp all",
+	  .help = "self, cuda, shm, tcp or all (the default)" },
 	{ .name = "op", .letter = 'o', .argument = "OP", .complete = "read write both",
 	  .help = "read, write or both (the default)" },
 	{ .name = "size", .letter = 's', .argument = "SIZES",
 	  .help = "bytes of a block; default 8,64KiB,1MiB,64MiB" },
 	{ .name = "blocks", .letter = 'b', .argument = "N",
 	  .help = "N blocks at random places in a batch" },
-	{ .name = "list", .help = "as N transfers, not one blocks descriptor" },
+	{ .name = "list", .help = "as N transfers, not one blocks descriptor", .rare = true },
 	{ .name = "connections", .letter = 'n', .argument = "COUNTS",
 	  .help = "TCP connections; default 1" },
-	{ .name = "memory", .letter = 'm', .argument = "KINDS",
-	  .help = "pairs of host (shared), pageable, huge" },
+	{ .name = "source", .argument = "MEMS", .help = "from cuda:0,pinned ...; default host" },
+	{ .name = "target", .argument = "MEMS", .help = "to these" },
+	{ .name = "memory", .letter = 'm', .argument = "MEMS", .help = "all pairs of these",
+	  .rare = true },
+	{ .name = "matrix", .help = "a table of all pairs of memories, GPUs' too" },
+	{ .name = "both-ways", .help = "as much goes back at the same time", .rare = true },
+	{ .name = "processes", .argument = "N", .help = "1, 2; default 2,1: where both make sense",
+	  .rare = true },
 	{ .name = "working-set", .letter = 'w', .argument = "SIZES",
-	  .help = "bytes walked through; default 64MiB" },
+	  .help = "bytes walked through; default 64MiB", .rare = true },
 	{ .name = "depth", .letter = 'd', .argument = "N",
-	  .help = "batches in flight; default: some 4 MiB" },
-	{ .name = "seconds", .argument = "S", .help = "for each row; default " SECONDS },
+	  .help = "batches in flight; default: some 4 MiB", .rare = true },
+	{ .name = "seconds", .argument = "S", .help = "for each row; default " SECONDS, .rare = true },
 	{ .name = "limits", .letter = 'l', .help = "measure the raw limit in the same run" },
 	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
-	{ .name = "footprint", .letter = 'f', .help = "memory of an engine and of each peer" },
-	{ .name = "spin", .help = "spin instead of sleeping, on both sides" },
-	{ .name = "pin", .help = "each side on CPUs of its own" },
+	{ .name = "footprint", .letter = 'f', .help = "memory of an engine and of each peer",
+	  .rare = true },
+	{ .name = "spin", .help = "spin instead of sleeping, on both sides", .rare = true },
+	{ .name = "pin", .help = "each side on CPUs of its own", .rare = true },
 	{ .name = "peer", .letter = 'p', .argument = "URL",
 	  .help = "another engine, not a process of our own" },
 	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
-	  .help = "set a knob, on both sides", .many = true },
-	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engines do meanwhile" },
+	  .help = "set a knob, on both sides", .many = true, .rare = true },
+	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engines do meanwhile",
+	  .rare = true },
 	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
 	{ 0 },
@@ -466,19 +462,26 @@ const struct command command_bench = {
 		"Starts a second process and moves bytes between the two, or to and from the "
 		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its longest "
 		"one; what is in it is overwritten).\n\n"
+		MEMORY_HELP " MEMS are several, with commas.\n\n"
 		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s "
 		"is 10^9 bytes a second, with several batches in flight that walk through the "
 		"working set (\"set\"); p50 is the median time from submission to completion of a "
-		"batch that is alone.\n\n"
+		"batch that is alone. Where GPUs' memory is concerned the routes are cuda, in two "
+		"processes and in one (--processes), and tcp.\n\n"
+		"--matrix measures every pair of pageable and pinned host memory and each GPU, or of "
+		"what --memory lists: 64 MiB contiguous, which copy engines move, and 1,024 blocks of "
+		"16 KiB, which the kernel moves (or what --size and --blocks say); in two processes "
+		"and in one; one way, and both ways at once.\n\n"
 		"--limits measures, in turns with Wherry, what plain code reaches with the same "
 		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
 		"calls where the route takes them, blocking send and recv on as many TCP "
 		"connections otherwise; for latency a ping-pong of as many bytes one way and one "
-		"byte back. The share of the limit is the median of the rounds' own shares.\n\n"
+		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the bare "
+		"kernel. The share of the limit is the median of the rounds' own shares.\n\n"
 		"--verify fills the source with a pattern that differs at every position and in "
 		"every round, moves everything, and lets the process that owns the target compare "
 		"it, with guard bytes around every block. It does so before and after the "
-		"measurement.\n\n"
+		"measurement; a GPU's bytes are copied to the host for that by the driver alone.\n\n"
 		"The scheduler may put both ends of a connection on one CPU, or not, and change its "
 		"mind: --pin gives each side, of Wherry and of the limit, one half of the "
 		"CPUs.\n\n"
@@ -487,7 +490,7 @@ const struct command command_bench = {
 		"asked for by name and is not to be had.",
 	.examples = "wherry bench --limits --verify\n"
 		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"
-		    "wherry bench -l -s 4KiB -b 1024         # 1,024 blocks in a batch\n",
+		    "wherry bench -l --source cuda:0 --target cuda:1 -s 4KiB -b 16384\n",
 	.options = options,
 	.least = 0,
 	.most = 0,

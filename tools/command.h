@@ -27,6 +27,7 @@ struct command_option {
 	const char *complete; /* what completion offers: "file", "knob" or words "read write";
 				 NULL: nothing */
 	bool many;            /* may be given several times */
+	bool rare;            /* help has its name only; the man page has it all */
 };
 
 struct arguments;

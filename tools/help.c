@@ -51,6 +51,23 @@ static void print_option(FILE *out, const struct command_option *option)
 	text_wrap(out, option->help, OPTION_COLUMN, used);
 }
 
+/* Those that the screen has no room for. */
+static void print_rare(FILE *out, const struct command *command)
+{
+	char text[512] = "man wherry-";
+	size_t used;
+
+	used = strlen(strncat(text, command->name, 64));
+	for (const struct command_option *option = command->options; option->name; option++)
+		if (option->rare && used < sizeof(text))
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s --%s",
+						 strchr(text, ':') ? "" : " has also:", option->name);
+	if (!strchr(text, ':'))
+		return;
+	fputs("  ", out);
+	text_wrap(out, text, 6, 2);
+}
+
 /* All of a command's help, with `paragraphs` of its details. */
 static void print(FILE *out, const struct command *command, int paragraphs)
 {
@@ -73,7 +90,9 @@ static void print(FILE *out, const struct command *command, int paragraphs)
 	}
 	fputs("\nOptions:\n", out);
 	for (const struct command_option *option = command->options; option->name; option++)
-		print_option(out, option);
+		if (!option->rare)
+			print_option(out, option);
+	print_rare(out, command);
 	if (!*command->examples)
 		return;
 	fputs("\nExamples:\n", out);

@@ -132,7 +132,7 @@ wrong_lines()
 		did you mean --memory?|serve --memroy host:1MiB
 		say --memory|serve
 		has no size|serve --memory host
-		no kind 'gpu'|serve --memory gpu:1GiB
+		'gpu:1GiB' starts with no kind|serve --memory gpu:1GiB
 		not a size|serve --memory host:1XB
 		size of 0|serve --memory host:0
 		other characters|serve --memory host:1MiB:a/b
@@ -197,9 +197,7 @@ fits() # LINES COMMAND...
 fits 24 --help
 verdict "help fits on a screen" $?
 for command in "${commands[@]}"; do
-	most=24
-	[ "$command" = bench ] && most=36
-	fits $most help "$command" && cp out help && fits $most "$command" --help && cmp out help &&
+	fits 24 help "$command" && cp out help && fits 24 "$command" --help && cmp out help &&
 		grep -q '^Examples:' help
 	verdict "help of $command fits on a screen" $?
 done
@@ -246,7 +244,7 @@ completion()
 		completes wherry serve --re '--read-only --require' &&
 		completes wherry copy --transport t tcp &&
 		completes wherry copy --transport = t tcp &&
-		completes wherry copy --transport = 'self shm tcp' &&
+		completes wherry copy --transport = 'self cuda shm tcp' &&
 		completes wherry serve --config conn connections= &&
 		completes wherry copy o out &&
 		completes wherry serve --listen x ''

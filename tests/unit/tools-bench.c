@@ -208,13 +208,13 @@ static void layout__scattered_in_two_ways(void **state)
 
 /* ---- the check ---------------------------------------------------------------------------- */
 
-struct memory {
+struct sides {
 	struct bench_layout layout;
 	char *source, *target;
 };
 
 /* What a transfer without a fault leaves behind in iteration 2. */
-static void move(struct memory *memory)
+static void move(struct sides *memory)
 {
 	struct bench_walk walk;
 
@@ -230,7 +230,7 @@ static void move(struct memory *memory)
 	bench_walk_free(&walk);
 }
 
-static void release(struct memory *memory)
+static void release(struct sides *memory)
 {
 	free(memory->source);
 	free(memory->target);
@@ -238,7 +238,7 @@ static void release(struct memory *memory)
 
 static void check__right(void **state)
 {
-	struct memory memory;
+	struct sides memory;
 	char text[BENCH_TEXT] = "";
 
 	(void)state;
@@ -250,7 +250,7 @@ static void check__right(void **state)
 
 static void check__sees_every_single_byte(void **state)
 {
-	struct memory memory;
+	struct sides memory;
 	char text[BENCH_TEXT];
 
 	(void)state;
@@ -268,7 +268,7 @@ static void check__sees_every_single_byte(void **state)
 
 static void check__sees_what_is_left_over(void **state)
 {
-	struct memory memory;
+	struct sides memory;
 	char text[BENCH_TEXT];
 
 	(void)state;
@@ -282,7 +282,7 @@ static void check__sees_what_is_left_over(void **state)
 
 static void check__sees_blocks_that_changed_places(void **state)
 {
-	struct memory memory;
+	struct sides memory;
 	char text[BENCH_TEXT], block[100];
 	char *one, *two;
 
