@@ -176,8 +176,8 @@ const char *wh_batch_error_text(const struct wh_batch *batch);
 
 /* One transport's part in a batch. */
 struct wh_route {
-	char transport[16]; /* "self", "shm", "tcp" */
-	char detail[48];    /* how: "mapped memfd", "process_vm", "2 connections" */
+	char transport[16]; /* "self", "cuda", "shm", "tcp" */
+	char detail[48];    /* how: "mapped memfd", "kernel of cuda:0, push" */
 	uint64_t bytes;     /* moved by it; 0: refused or not needed */
 	uint64_t transfers; /* transfers and blocks that took it */
 	char refused[192];  /* why it was not taken where it would have been better; "": it was not
@@ -189,7 +189,28 @@ struct wh_route {
  * 0, -ENOSPC (count says how many there are). */
 int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count);
 
-/* The same as text for a person, one route a line, NUL-terminated, cut to `length` bytes.
+/* How long a batch takes of the GPUs that move it. */
+struct wh_estimate {
+	size_t size;        /* set by the caller */
+	uint64_t bytes;     /* of the batch */
+	uint64_t transfers; /* and blocks */
+	/* ns, where batches follow each other: each by its better engine, one after the other. A batch
+	 * that is alone takes the way to the GPU and back besides, some us. 0: not known, because the
+	 * CPU or the network moves a part of it, or it is staged through pinned memory. */
+	uint64_t duration;
+	uint64_t kernel; /* ns, if it all went by the gather-scatter kernel */
+	uint64_t copies; /* ns, if it all went by the copy engines */
+	uint32_t ctas;   /* of the kernel, if all addresses are aligned as the lengths are */
+	/* 1: from what was measured here when such a way was first used; 0: from what is usual. */
+	uint32_t measured;
+};
+
+/* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing.
+ * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and what
+ * wh_batch_routes() says. */
+int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);
+
+/* wh_batch_routes() as text for a person, one route a line, NUL-terminated, cut to `length` bytes.
  * Returns the length of the whole text without the NUL, or a negative errno. */
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length);
 

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "util/options.h"
 
 static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
 {
@@ -79,6 +80,42 @@ int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 	if (found)
 		memcpy(out, routes, found * sizeof(*out));
 	return 0;
+}
+
+int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
+{
+	struct wh_route routes[WH_TRANSPORT_COUNT];
+	struct wh_estimate estimate = { .measured = 1 };
+	unsigned count;
+	bool known = true;
+	int error = look(batch, "wh_batch_estimate", routes, &count);
+
+	if (!error && !out)
+		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
+	if (error)
+		return error;
+	pthread_mutex_lock(&batch->text_lock);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		const struct wh_share *share = &batch->share[id];
+
+		if (!share->bytes)
+			continue;
+		estimate.bytes += share->bytes;
+		estimate.transfers += share->transfers;
+		known = batch->peer->opened[id] &&
+			wh_transport(id)->estimate(batch->peer, batch->peer->transport[id], batch,
+						   &estimate) &&
+			known;
+	}
+	pthread_mutex_unlock(&batch->text_lock);
+	if (!estimate.bytes)
+		return wh_fail(EOPNOTSUPP, "wh_batch_estimate: the batch moves no bytes, or no "
+					   "transport takes it; see wh_batch_routes()");
+	if (!known) {
+		estimate.duration = 0;
+		estimate.measured = 0;
+	}
+	return wh_options_return(out, &estimate, sizeof(estimate), "wh_batch_estimate");
 }
 
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)

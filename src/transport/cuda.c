@@ -207,17 +207,29 @@ static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_piece *piec
 
 /* ---- explaining -------------------------------------------------------------------------------- */
 
+/* The lane of a piece. NULL: it is staged, or the driver gives none. */
+static struct wh_lane *lane_of(const struct wh_piece *piece, const struct wh_gpu_view *local,
+			       const struct wh_gpu_view *remote, struct wh_gpus *gpus, bool *staged)
+{
+	struct wh_gpu_path path;
+	struct wh_lane *lane;
+
+	wh_path_choose(local, remote, piece->op, &path);
+	*staged = !path.device;
+	if (*staged || wh_gpus_lane(gpus, path.device, path.context, path.way, false, &lane))
+		return NULL;
+	return lane;
+}
+
 static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 		 const struct wh_gpu_view *remote, struct wh_gpus *gpus, char *out, size_t size)
 {
 	static const char *const ways[WH_BLOCKS_WAYS] = { "push", "pull", "to host", "from host",
 							  "within" };
-	struct wh_gpu_path path;
-	struct wh_lane *lane;
-	bool kernel;
+	bool staged, kernel;
+	struct wh_lane *lane = lane_of(piece, local, remote, gpus, &staged);
 
-	wh_path_choose(local, remote, piece->op, &path);
-	if (!path.device) {
+	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
 			 *local->why			     ? local->why :
 			 *remote->why			     ? remote->why :
@@ -225,25 +237,35 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 							       "no peer access");
 		return;
 	}
-	if (wh_gpus_lane(gpus, path.device, path.context, path.way, false, &lane))
+	if (!lane)
 		return;
 	kernel = wh_lane_prefers_kernel(lane, piece->transfers,
 					piece->transfers ? piece->bytes / piece->transfers : 0);
 	snprintf(out, size, "%s of cuda:%d, %s", kernel ? "kernel" : "copy engine",
-		 path.device->ordinal, ways[path.way]);
+		 lane->gpu->device->ordinal, ways[lane->way]);
 }
 
-static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
-			size_t size)
+/* Somebody who looks at pieces by the views of their first transfer or base. */
+struct look {
+	bool (*each)(struct look *look, const struct wh_piece *piece, const struct wh_gpu_view *local,
+		     const struct wh_gpu_view *remote); /* false: that is enough */
+	struct wh_gpus *gpus;
+	char *text;
+	size_t size;
+	struct wh_estimate *estimate;
+};
+
+/* True: all pieces of ours have been seen. */
+static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch, struct look *look)
 {
 	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
 	struct wh_cuda_peer *cuda = state;
+	bool more = true;
 
-	if (size)
-		*out = 0;
+	look->gpus = peer->engine->gpus;
 	/* A region of ours that goes meanwhile takes its view along under this lock. */
 	pthread_mutex_lock(&cuda->views->lock);
-	for (size_t i = 0; i < batch->piece_count && size && !*out; i++) {
+	for (size_t i = 0; i < batch->piece_count && more; i++) {
 		const struct wh_piece *piece = &batch->pieces[i];
 		struct wh_cuda_op op = { .cuda = cuda, .piece = (struct wh_piece *)(uintptr_t)piece };
 		struct wh_gpu_view *local, *remote;
@@ -257,10 +279,59 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 			continue;
 		wh_cuda_views(&op, piece->first, &local, &remote);
 		if (local && remote)
-			tell(piece, local, remote, peer->engine->gpus, out, size);
+			more = look->each(look, piece, local, remote);
 		wh_place_leave(place);
 	}
 	pthread_mutex_unlock(&cuda->views->lock);
+	return more;
+}
+
+static bool tell_first(struct look *look, const struct wh_piece *piece,
+		       const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	tell(piece, local, remote, look->gpus, look->text, look->size);
+	return !*look->text;
+}
+
+static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+			size_t size)
+{
+	struct look look = { .each = tell_first, .text = out, .size = size };
+
+	if (!size)
+		return;
+	*out = 0;
+	look_at(peer, state, batch, &look);
+}
+
+static bool add_estimate(struct look *look, const struct wh_piece *piece,
+			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	uint64_t length = piece->transfers ? piece->bytes / piece->transfers : 0;
+	bool staged;
+	struct wh_lane *lane = lane_of(piece, local, remote, look->gpus, &staged);
+	struct wh_estimate *estimate = look->estimate;
+	double kernel, copies;
+	uint32_t ctas;
+
+	if (!lane || !length)
+		return false;
+	wh_lane_times(lane, piece->transfers, length, &kernel, &copies);
+	ctas = wh_lane_ctas(lane, piece->transfers, length);
+	estimate->kernel += (uint64_t)kernel;
+	estimate->copies += (uint64_t)copies;
+	estimate->duration += (uint64_t)(kernel < copies ? kernel : copies);
+	estimate->ctas = ctas > estimate->ctas ? ctas : estimate->ctas;
+	estimate->measured = estimate->measured && atomic_load(&lane->cost)->measured;
+	return true;
+}
+
+static bool cuda_estimate(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  struct wh_estimate *out)
+{
+	struct look look = { .each = add_estimate, .estimate = out };
+
+	return look_at(peer, state, batch, &look);
 }
 
 const struct wh_transport wh_transport_cuda = {
@@ -279,4 +350,5 @@ const struct wh_transport wh_transport_cuda = {
 	.help = cuda_help,
 	.cancel = cuda_cancel,
 	.detail = cuda_detail,
+	.estimate = cuda_estimate,
 };

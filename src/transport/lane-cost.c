@@ -40,12 +40,13 @@ bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t
 	return by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
-double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t length)
+void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
+		   double *copies)
 {
 	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
-	double kernel = by_kernel(cost, count, length), copies = by_copies(cost, count, length);
 
-	return kernel < copies ? kernel : copies;
+	*kernel = by_kernel(cost, count, length);
+	*copies = by_copies(cost, count, length);
 }
 
 /* ---- measuring --------------------------------------------------------------------------------- */

@@ -191,6 +191,22 @@ static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_
 				       (uint32_t)lane->gpu->device->processors);
 }
 
+uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length)
+{
+	enum wh_blocks_variant variant = wh_blocks_widest(length);
+	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };
+	uint32_t ctas = ctas_of(lane, (int)variant, length), grid = 0;
+
+	/* More than one launch takes are several of as many CTAs. */
+	if (count > WH_BLOCKS_ITEMS)
+		count = WH_BLOCKS_ITEMS;
+	for (; !grid && count; count /= 2) {
+		job.count = (uint32_t)count;
+		grid = wh_blocks_shape(&job, variant, ctas);
+	}
+	return grid;
+}
+
 /* A list's place on the GPU: kept there, or to be written to the ring. */
 static uint64_t take_list(struct wh_lane_turn *turn, const uint64_t *list, uint64_t kept,
 			  uint64_t first, uint64_t count)

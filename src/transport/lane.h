@@ -168,8 +168,11 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job);
 
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length);
-/* How long that would take, ns, by the better way. */
-double wh_lane_estimate(const struct wh_lane *lane, uint64_t count, uint64_t length);
+/* How long that would take by either, ns, on a lane that is busy already. */
+void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
+		   double *copies);
+/* With how many CTAs the kernel would run, if the addresses are aligned as the length is. */
+uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length);
 
 /* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none, so

@@ -121,6 +121,16 @@ static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *
 		*out = 0;
 }
 
+static bool no_estimate(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			struct wh_estimate *out)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)out;
+	return false;
+}
+
 static int no_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	(void)session;
@@ -155,6 +165,7 @@ static const struct wh_transport defaults = {
 	.cancel = no_cancel,
 	.cut = no_cut,
 	.detail = no_detail,
+	.estimate = no_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
 	.session_abort = no_session_abort,
@@ -199,6 +210,7 @@ static void complete(void)
 		FILL(cancel);
 		FILL(cut);
 		FILL(detail);
+		FILL(estimate);
 		FILL(session_accept);
 		FILL(session_close);
 		FILL(session_abort);

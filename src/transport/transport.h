@@ -16,6 +16,7 @@
 
 struct wh_batch;
 struct wh_engine;
+struct wh_estimate;
 struct wh_hello;
 struct wh_peer;
 struct wh_piece;
@@ -90,6 +91,9 @@ struct wh_transport {
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size);
+	/* What its pieces of the batch would take, added to `out`. False: not known. */
+	bool (*estimate)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 struct wh_estimate *out);
 
 	/* The other side: a connection of our role has said hello; it belongs to the transport now
 	 * (also on error). `fd` is blocking; the WELCOME has not been sent. On the first loop. */

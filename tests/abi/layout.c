@@ -135,6 +135,15 @@ static const struct row structs[] = {
 	FIELD(wh_route, bytes, 64),
 	FIELD(wh_route, transfers, 72),
 	FIELD(wh_route, refused, 80),
+	SIZE(wh_estimate, 56),
+	FIELD(wh_estimate, size, 0),
+	FIELD(wh_estimate, bytes, 8),
+	FIELD(wh_estimate, transfers, 16),
+	FIELD(wh_estimate, duration, 24),
+	FIELD(wh_estimate, kernel, 32),
+	FIELD(wh_estimate, copies, 40),
+	FIELD(wh_estimate, ctas, 48),
+	FIELD(wh_estimate, measured, 52),
 };
 
 static const struct row constants[] = {

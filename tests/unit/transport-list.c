@@ -35,6 +35,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->cancel);
 		assert_non_null(transport->cut);
 		assert_non_null(transport->detail);
+		assert_non_null(transport->estimate);
 		assert_non_null(transport->session_accept);
 		assert_non_null(transport->session_close);
 		assert_non_null(transport->session_abort);
