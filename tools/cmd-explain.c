@@ -8,6 +8,7 @@
 
 #include "engine.h"
 #include "explain.h"
+#include "memory.h"
 #include "output.h"
 #include "url.h"
 
@@ -45,32 +46,6 @@ struct explanation {
 	char reasons[REASONS_MAX][sizeof(((struct wh_route *)0)->refused) + 24];
 	size_t reason_count;
 };
-
-static const char *kind_name(uint32_t kind)
-{
-	switch (kind) {
-	case WH_MEMORY_PAGEABLE:
-		return "pageable";
-	case WH_MEMORY_HUGE:
-		return "huge";
-	case WH_MEMORY_SHARED:
-		return "host";
-	case WH_MEMORY_PINNED:
-		return "pinned";
-	case WH_MEMORY_MAPPED:
-		return "mapped";
-	case WH_MEMORY_DEVICE:
-		return "device";
-	case WH_MEMORY_VMM:
-		return "vmm";
-	case WH_MEMORY_MANAGED:
-		return "managed";
-	case WH_MEMORY_POOL:
-		return "pool";
-	default:
-		return "other";
-	}
-}
 
 static const char *op_name(uint32_t op)
 {
@@ -127,7 +102,7 @@ static int make_locals(struct explanation *e)
 		struct local *local = &e->locals[i];
 		int error;
 
-		local->name = kind_name(kinds[i]);
+		local->name = memory_kind_name(kinds[i]);
 		local->kind = kinds[i];
 		error = wh_memory_alloc(e->engine, e->size, &options, &local->address);
 		if (!error)
@@ -189,7 +164,7 @@ static void print_peer(const struct explanation *e, const char *address)
 
 		remote_name(remote, name, sizeof(name));
 		format_size(size, sizeof(size), remote->length);
-		printf("  %-12s %-14s %-9s%s%s\n", name, size, kind_name(remote->kind),
+		printf("  %-12s %-14s %-9s%s%s\n", name, size, memory_kind_name(remote->kind),
 		       is_granted(remote, WH_READ) ? " read" : "",
 		       is_granted(remote, WH_WRITE) ? " write" : "");
 	}
@@ -337,7 +312,7 @@ static int print_json(struct explanation *e, const char *address)
 
 		json_array_append_new(regions, json_pack("{s:o, s:o, s:I, s:s, s:b, s:b}",
 			"id", json_id(remote->id), "name", output_text(remote->name),
-			"size_bytes", (json_int_t)remote->length, "kind", kind_name(remote->kind),
+			"size_bytes", (json_int_t)remote->length, "kind", memory_kind_name(remote->kind),
 			"read", is_granted(remote, WH_READ), "write",
 			is_granted(remote, WH_WRITE)));
 		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)
@@ -408,7 +383,14 @@ static int run(const struct arguments *arguments)
 	if (number)
 		return explain_errno(number, json);
 	if (!arguments->operand_count)
-		return usage_error("needs the address of a peer, or --errno N");
+		return usage_error("needs the address of a peer, two memories, or --errno N");
+	if (arguments->operand_count == 2)
+		return explain_memory(arguments);
+	if (argument(arguments, "blocks"))
+		return usage_error("--blocks is for two memories: wherry explain cuda:0 cuda:1");
+	if (explain_is_memory(arguments->operands[0]))
+		return usage_error("'%s' is a memory: name the one that the bytes go to as well",
+				   arguments->operands[0]);
 	wrong = url_parse(arguments->operands[0], &url);
 	if (wrong)
 		return usage_error("'%s' %s", arguments->operands[0], wrong);
@@ -427,6 +409,7 @@ static int run(const struct arguments *arguments)
 
 static const struct command_option options[] = {
 	{ .name = "size", .argument = "SIZE", .help = "how much at a time; by default 1MiB" },
+	{ .name = "blocks", .argument = "N", .help = "N blocks of that size; two memories only" },
 	{ .name = "errno", .argument = "N", .help = "say what an errno means in Wherry" },
 	{ .name = "json", .letter = 'j', .help = "as JSON" },
 	ENGINE_OPTIONS,
@@ -435,17 +418,22 @@ static const struct command_option options[] = {
 
 const struct command command_explain = {
 	.name = "explain",
-	.usage = "[wherry://HOST:PORT[/REGION]]",
+	.usage = "[wherry://HOST:PORT[/REGION] | MEM MEM]",
 	.summary = "Say which routes lead to a peer, and why not better ones",
 	.details =
 		"Connects and prints who the peer is, which regions it offers, and for each kind of "
 		"memory here and each region there the route that a transfer would take. Nothing is "
-		"transferred.",
+		"transferred.\n\n"
+		"With two memories of this machine it says by which route and engine --size bytes, or "
+		"--blocks of them, would go from the first to the second in one process, and how long "
+		"that would take: the engine measures what a GPU's kernel and its copy engines take "
+		"when a way is first used.\n\n" MEMORY_HELP,
 	.examples = "wherry explain wherry://127.0.0.1:7000\n"
 		    "wherry explain wherry://node7:7000/host --json | jq '.routes[].transport'\n"
+		    "wherry explain cuda:0 cuda:1 --size 4KiB --blocks 16384\n"
 		    "wherry explain --errno ESTALE\n",
 	.options = options,
 	.least = 0,
-	.most = 1,
+	.most = 2,
 	.run = run,
 };

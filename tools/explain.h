@@ -4,7 +4,15 @@
 
 #include <stdbool.h>
 
+struct arguments;
+
 /* Print what an errno, as a number or a name, means in Wherry and what to try. An exit code. */
 int explain_errno(const char *text, bool json);
+
+/* Is it a memory, such as cuda:0? */
+bool explain_is_memory(const char *text);
+
+/* How bytes would get from one memory to another: the two operands. An exit code. */
+int explain_memory(const struct arguments *arguments);
 
 #endif
