@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* How memories are named on the command line. */
+#include "../../tools/memory.c"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+static const struct {
+	const char *text;
+	uint32_t kind;
+	const char *location, *name, *rest;
+} good[] = {
+	{ "host", WH_MEMORY_SHARED, "", "host", "" },
+	{ "host:1GiB", WH_MEMORY_SHARED, "", "host", "1GiB" },
+	{ "host:1GiB:name", WH_MEMORY_SHARED, "", "host", "1GiB:name" },
+	{ "shared:1GiB", WH_MEMORY_SHARED, "", "host", "1GiB" },
+	{ "pageable:4096:x", WH_MEMORY_PAGEABLE, "", "pageable", "4096:x" },
+	{ "huge", WH_MEMORY_HUGE, "", "huge", "" },
+	{ "mapped:1", WH_MEMORY_MAPPED, "", "mapped", "1" },
+	{ "pinned:numa:1", WH_MEMORY_PINNED, "numa:1", "pinned:numa:1", "" },
+	{ "host:numa:12:1MiB", WH_MEMORY_SHARED, "numa:12", "host:numa:12", "1MiB" },
+	{ "pinned:cuda:0:2MiB", WH_MEMORY_PINNED, "cuda:0", "pinned:cuda:0", "2MiB" },
+	{ "cuda:0", WH_MEMORY_DEVICE, "cuda:0", "cuda:0", "" },
+	{ "cuda:0:8GiB", WH_MEMORY_DEVICE, "cuda:0", "cuda:0", "8GiB" },
+	{ "device:cuda:0:8GiB:kv", WH_MEMORY_DEVICE, "cuda:0", "cuda:0", "8GiB:kv" },
+	{ "cuda:GPU-12ab:8GiB", WH_MEMORY_DEVICE, "cuda:GPU-12ab", "cuda:GPU-12ab", "8GiB" },
+	{ "vmm:cuda:1:4GiB", WH_MEMORY_VMM, "cuda:1", "vmm:cuda:1", "4GiB" },
+	{ "managed:cuda:0:1GiB", WH_MEMORY_MANAGED, "cuda:0", "managed:cuda:0", "1GiB" },
+	{ "pool:cuda:3", WH_MEMORY_POOL, "cuda:3", "pool:cuda:3", "" },
+	{ "cuda:0000:65:00.0", WH_MEMORY_DEVICE, "cuda:0000:65:00.0", "cuda:0000:65:00.0", "" },
+	{ "cuda:0000:65:00.0:8GiB:a", WH_MEMORY_DEVICE, "cuda:0000:65:00.0", "cuda:0000:65:00.0",
+	  "8GiB:a" },
+	{ "vmm:cuda:0001a2b3:0F:1f.7:1", WH_MEMORY_VMM, "cuda:0001a2b3:0F:1f.7",
+	  "vmm:cuda:0001a2b3:0F:1f.7", "1" },
+	/* Not a PCI address: number 65, then a size and a name. */
+	{ "cuda:65:00:00.0", WH_MEMORY_DEVICE, "cuda:65", "cuda:65", "00:00.0" },
+};
+
+static const struct {
+	const char *text, *says;
+} bad[] = {
+	{ "", "no kind" },
+	{ "gpu:0", "no kind" },
+	{ "hos", "no kind" },
+	{ "1GiB", "no kind" },
+	{ ":host", "no kind" },
+	{ "cud:0", "no kind" },
+	{ "numa:0", "not what" },
+	{ "cuda:", "no GPU behind" },
+	{ "cuda", "no GPU" },
+	{ "cuda::1GiB", "no GPU behind" },
+	{ "device", "names no GPU" },
+	{ "vmm:1GiB", "names no GPU" },
+	{ "managed", "names no GPU" },
+	{ "pool:numa:0", "lies on no NUMA node" },
+	{ "host:numa:", "no number" },
+	{ "host:numa:x", "no number" },
+	{ "host:numa:1x:3", "no number" },
+	{ "cuda:GPU-0123456789012345678901234567890123456789012345678901234567890123456789", "too long" },
+};
+
+static void parse__good(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+		struct memory memory;
+		const char *rest, *wrong = memory_parse(good[i].text, &memory, &rest);
+
+		if (wrong)
+			fail_msg("%s: %s", good[i].text, wrong);
+		assert_int_equal(memory.kind, good[i].kind);
+		assert_string_equal(memory.location, good[i].location);
+		assert_string_equal(memory.name, good[i].name);
+		assert_string_equal(rest, good[i].rest);
+	}
+}
+
+/* What a name stands for is what it was made from. */
+static void parse__names(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+		struct memory memory, again;
+		const char *rest;
+
+		assert_null(memory_parse(good[i].text, &memory, &rest));
+		assert_null(memory_parse(memory.name, &again, &rest));
+		assert_string_equal(rest, "");
+		assert_memory_equal(&memory, &again, sizeof(memory));
+	}
+}
+
+static void parse__bad(void **state)
+{
+	(void)state;
+	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+		struct memory memory;
+		const char *rest, *wrong = memory_parse(bad[i].text, &memory, &rest);
+
+		if (!wrong || !strstr(wrong, bad[i].says))
+			fail_msg("'%s': %s", bad[i].text, wrong ? wrong : "taken");
+	}
+}
+
+static void kinds__on_gpu(void **state)
+{
+	(void)state;
+	assert_true(memory_on_gpu(WH_MEMORY_DEVICE) && memory_on_gpu(WH_MEMORY_MANAGED));
+	assert_true(memory_on_gpu(WH_MEMORY_VMM) && memory_on_gpu(WH_MEMORY_POOL));
+	assert_false(memory_on_gpu(WH_MEMORY_PINNED) || memory_on_gpu(WH_MEMORY_SHARED));
+	assert_true(memory_needs_gpu(WH_MEMORY_PINNED) && memory_needs_gpu(WH_MEMORY_MAPPED));
+	assert_false(memory_needs_gpu(WH_MEMORY_HUGE));
+	assert_string_equal(memory_kind_name(WH_MEMORY_SHARED), "host");
+	assert_string_equal(memory_kind_name(99), "other");
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(parse__good),
+		cmocka_unit_test(parse__names),
+		cmocka_unit_test(parse__bad),
+		cmocka_unit_test(kinds__on_gpu),
+	};
+
+	return cmocka_run_group_tests_name("tools-memory", tests, NULL, NULL);
+}
