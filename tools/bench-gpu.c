@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The limits of rows with GPUs' memory: what the driver itself does for the whole of a batch
- * (cuMemcpyAsync), and for blocks the bare kernel, its lists on the GPU already. By near, on the test's
- * own memory where this process has it, else on memory like it.
+ * (cuMemcpyAsync), and for blocks the bare kernel, its lists on the GPU already. By near, on the
+ * test's own memory where this process has it, else on memory like it.
  */
 #include <errno.h>
 #include <stdlib.h>

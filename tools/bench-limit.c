@@ -114,11 +114,11 @@ static int map_all(struct bench_limit *limit, char text[BENCH_TEXT])
 	int error = 0;
 
 	if (write || copy)
-		error = map_side(limit, BENCH_SOURCE, host_kind(&row->source), row->layout.source_length,
-				 text);
+		error = map_side(limit, BENCH_SOURCE, host_kind(&row->source),
+				 row->layout.source_length, text);
 	if (!error && (!write || copy))
-		error = map_side(limit, BENCH_TARGET, host_kind(&row->target), row->layout.target_length,
-				 text);
+		error = map_side(limit, BENCH_TARGET, host_kind(&row->target),
+				 row->layout.target_length, text);
 	if (error || copy)
 		return error;
 	return map_far(limit, write ? host_kind(&row->target) : host_kind(&row->source),

@@ -307,13 +307,13 @@ static int run_pair(struct rounds *rounds, size_t round, bool latency)
 static void say_progress(const struct bench_session *session, const struct bench_row *row,
 			 size_t round)
 {
-	char text[128], size[32];
+	char text[256], size[32];
 
 	if (!session->progress)
 		return;
 	format_size(size, sizeof(size), row->layout.size);
-	snprintf(text, sizeof(text), "%s %s %s: round %zu of %d", row->transport[0] ? row->transport : "any",
-		 bench_op_name(row->op), size, round + 1, BENCH_ROUNDS);
+	snprintf(text, sizeof(text), "%s -> %s %s %s: round %zu of %d", row->source.name,
+		 row->target.name, bench_op_name(row->op), size, round + 1, BENCH_ROUNDS);
 	session->progress(text);
 }
 

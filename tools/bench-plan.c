@@ -311,7 +311,6 @@ static int add_row(struct bench_plan *plan, const struct choices *choices,
 		   const struct bench_row *like, const struct load *load, uint64_t working_set)
 {
 	struct bench_row row = *like, *rows;
-	const struct bench_row *last = plan->count ? &plan->rows[plan->count - 1] : NULL;
 
 	row.form = !load->blocks ? BENCH_FORM_SINGLE :
 		   choices->list ? BENCH_FORM_LIST :
@@ -320,11 +319,9 @@ static int add_row(struct bench_plan *plan, const struct choices *choices,
 			      choices->guarded))
 		return usage_error("--size times --blocks is more than 16 TiB");
 	row.depth = choices->depth ? (uint32_t)choices->depth : usual_depth(&row);
-	/* A batch larger than the working set makes a working set of its own: once is enough. */
-	if (last && !memcmp(last, &row, sizeof(row)))
-		return 0;
-	if (!(plan->count & (plan->count - 1))) {
-		rows = realloc(plan->rows, (plan->count ? 2 * plan->count : 1) * sizeof(*rows));
+	if (plan->count == plan->room) {
+		plan->room = plan->room ? 2 * plan->room : 16;
+		rows = realloc(plan->rows, plan->room * sizeof(*rows));
 		if (!rows)
 			return fail(ENOMEM, "out of memory");
 		plan->rows = rows;
@@ -337,11 +334,17 @@ static int add_row(struct bench_plan *plan, const struct choices *choices,
 static int add_sets(struct bench_plan *plan, const struct choices *choices,
 		    const struct bench_row *like, const struct load *load)
 {
-	struct bench_row row = *like;
 	int error = 0;
 
-	for (size_t set = 0; !error && set < choices->working_sets.count; set++)
-		error = add_row(plan, choices, &row, load, choices->working_sets.value[set]);
+	for (size_t set = 0; !error && set < choices->working_sets.count; set++) {
+		error = add_row(plan, choices, like, load, choices->working_sets.value[set]);
+		/* A batch larger than the working set makes a working set of its own: once is
+		 * enough. */
+		if (!error && set && !memcmp(&plan->rows[plan->count - 1].layout,
+					     &plan->rows[plan->count - 2].layout,
+					     sizeof(struct bench_layout)))
+			plan->count--;
+	}
 	return error;
 }
 
@@ -405,11 +408,9 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 		bool one_process;
 	} all[WAYS] = { { "tcp", false }, { "shm", false }, { "cuda", false }, { "self", true },
 			{ "cuda", true } };
-	struct bench_row row;
+	struct bench_row row = { .both_ways = choices->both_ways };
 	int error = 0;
 
-	memset(&row, 0, sizeof(row)); /* padding too: rows are compared as bytes */
-	row.both_ways = choices->both_ways;
 	for (int i = 0; i < WAYS; i++) {
 		bool tcp = !strcmp(all[i].name, "tcp");
 
@@ -431,10 +432,9 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 /* One matrix after the other: of each batch, in one process and in two, one way and both. */
 static int add_matrices(struct bench_plan *plan, const struct choices *choices)
 {
-	struct bench_row row;
+	struct bench_row row = { 0 };
 	int error = 0;
 
-	memset(&row, 0, sizeof(row));
 	if (choices->transport)
 		snprintf(row.transport, sizeof(row.transport), "%s", choices->transport);
 	for (size_t load = 0; load < choices->load_count; load++)

@@ -208,7 +208,7 @@ const char *bench_knob(const struct arguments *arguments, const char *name);
 
 struct bench_plan {
 	struct bench_row *rows;
-	size_t count;
+	size_t count, room;
 	bool chosen; /* --transport names one: that it is not to be had is an error */
 	bool matrix; /* --matrix: a table of pairs for each stretch of rows that are else alike */
 	bool gpus;   /* some memory takes a GPU's driver */
@@ -343,8 +343,8 @@ struct bench_gpu_setup {
 	uint32_t ctas;            /* 0: as many as are usual */
 };
 
-/* Get ready: *at is NULL the first time. `lent`: near's own memory, by side; NULL: not here. Each is 0,
- * or -errno, the first with a text. */
+/* Get ready: *at is NULL the first time. `lent`: near's own memory, by side; NULL: not here. Each
+ * is 0 or -errno, the first with a text. */
 int bench_gpu_row(struct bench_gpu_limit **at, const struct bench_gpu_setup *setup,
 		  const struct bench_row *row, void *const lent[BENCH_SIDES],
 		  char text[BENCH_TEXT]);

@@ -312,7 +312,8 @@ static int print_json(struct explanation *e, const char *address)
 
 		json_array_append_new(regions, json_pack("{s:o, s:o, s:I, s:s, s:b, s:b}",
 			"id", json_id(remote->id), "name", output_text(remote->name),
-			"size_bytes", (json_int_t)remote->length, "kind", memory_kind_name(remote->kind),
+			"size_bytes", (json_int_t)remote->length,
+			"kind", memory_kind_name(remote->kind),
 			"read", is_granted(remote, WH_READ), "write",
 			is_granted(remote, WH_WRITE)));
 		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)

@@ -179,9 +179,9 @@ static void print_text(const struct question *q)
 	if (estimate->duration) {
 		bool kernel = estimate->kernel < estimate->copies;
 
-		printf("expected %s\n", estimate->measured ?
-						"from what was measured here just now" :
-						"from what is usual: there was nothing to measure with");
+		printf("expected from what %s\n", estimate->measured ?
+			       "was measured here just now" :
+			       "is usual: there was nothing to measure with");
 		print_engine(q, "kernel", estimate->kernel, kernel);
 		print_engine(q, "copy engine", estimate->copies, !kernel);
 	} else if (route) {

@@ -76,7 +76,8 @@ void gpu_leave(struct gpu *gpu);
 /* The number of the GPU that the memory lies on. 0 or -EIO. */
 int gpu_of(struct gpu *gpu, const void *address, int *ordinal);
 
-/* Copy between a GPU's memory, on either side or both, and the host's; done when it returns. 0, -EIO. */
+/* Copy between a GPU's memory, on either side or both, and the host's. Done when it returns. 0 or -EIO
+ * with a text. */
 int gpu_copy(struct gpu *gpu, void *to, const void *from, size_t length);
 
 /* What a GPU is called. */
