@@ -1,0 +1,151 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * NVML, the NVIDIA driver's library for looking at GPUs, opened at run time. No policy.
+ *
+ * Only questions are bound, nothing that changes a device. The declarations are our own; of a
+ * function that has versions the newest is taken that the library has. What a question leaves
+ * without an answer is a negative errno: -EOPNOTSUPP, the device has no such thing; -ENOSYS, the
+ * driver is too old to be asked; -EACCES and -EPERM, it may not be asked here; -ENODEV, there is no
+ * driver, or the GPU is lost. Nothing is ever answered with a zero that stands for "not known".
+ *
+ * All functions may be called from any thread; none after fork(). A sick driver can keep any of them
+ * waiting for long.
+ */
+#ifndef WH_PLATFORM_NVML_H
+#define WH_PLATFORM_NVML_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define WH_NVML_LIBRARY "libnvidia-ml.so.1"
+#define WH_NVML_DEVICES 64
+#define WH_NVML_LINKS 36
+#define WH_NVML_TEXT 96
+
+struct wh_nvml;
+
+/* Open the library at `path` (NULL: WH_NVML_LIBRARY) and initialise it. May block for seconds where
+ * the driver has to wake the GPUs. 0; -ENODEV: no library, or no driver; -ELIBBAD: library and
+ * driver do not fit; others as above. */
+int wh_nvml_open(const char *path, struct wh_nvml **out);
+void wh_nvml_close(struct wh_nvml *nvml);
+
+/* Write every question and its answer to `file` from now on, as lines
+ * "FUNCTION ARGUMENTS : RESULT VALUES", which the fake in tests/fake/nvml takes for its answers.
+ * NULL: no longer. The file stays the caller's. */
+void wh_nvml_record(struct wh_nvml *nvml, FILE *file);
+
+/* How many GPUs there are. Their index runs from 0, in the order of nvidia-smi. */
+unsigned wh_nvml_count(const struct wh_nvml *nvml);
+
+/* 0 if the GPU can be asked at all, else why not. */
+int wh_nvml_device(struct wh_nvml *nvml, unsigned device);
+
+/* ---- texts and numbers ----------------------------------------------------------------------- */
+
+enum wh_nvml_system_text { WH_NVML_DRIVER_VERSION, WH_NVML_LIBRARY_VERSION, WH_NVML_SYSTEM_TEXTS };
+int wh_nvml_system_text(struct wh_nvml *nvml, enum wh_nvml_system_text which,
+			char out[WH_NVML_TEXT]);
+
+enum wh_nvml_text { WH_NVML_NAME, WH_NVML_UUID, WH_NVML_SERIAL, WH_NVML_VBIOS, WH_NVML_TEXTS };
+int wh_nvml_text(struct wh_nvml *nvml, enum wh_nvml_text which, unsigned device,
+		 char out[WH_NVML_TEXT]);
+
+enum wh_nvml_number {
+	WH_NVML_PCIE_GENERATION,
+	WH_NVML_PCIE_GENERATION_MOST, /* of the device in its slot */
+	WH_NVML_PCIE_WIDTH,           /* lanes */
+	WH_NVML_PCIE_WIDTH_MOST,
+	WH_NVML_PCIE_REPLAYS,
+	WH_NVML_NUMA_NODE, /* of the GPU's own memory, where that is system memory */
+	WH_NVML_COMPUTE_MODE,
+	WH_NVML_PERSISTENCE,
+	WH_NVML_POWER,       /* mW */
+	WH_NVML_POWER_LIMIT, /* mW */
+	WH_NVML_NUMBERS,
+};
+int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
+		   uint32_t *out);
+
+/* Numbers of one of several: a link, a clock, a sensor, a direction. */
+enum wh_nvml_indexed {
+	WH_NVML_LINK_STATE,   /* of a link: 1 active */
+	WH_NVML_LINK_VERSION, /* of a link */
+	WH_NVML_LINK_REMOTE,  /* of a link: enum wh_nvml_remote */
+	WH_NVML_CLOCK,        /* 0 graphics, 1 SM, 2 memory: MHz */
+	WH_NVML_CLOCK_MOST,
+	WH_NVML_TEMPERATURE, /* 0: of the GPU: C */
+	WH_NVML_INDEXED,
+};
+enum wh_nvml_remote { WH_NVML_REMOTE_GPU, WH_NVML_REMOTE_NPU, WH_NVML_REMOTE_SWITCH };
+int wh_nvml_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device,
+		    unsigned index, uint32_t *out);
+
+/* Fields of nvmlDeviceGetFieldValues(), by their number; scope: a link, or UINT32_MAX. */
+enum {
+	WH_NVML_FIELD_LINK_COUNT = 91,
+	WH_NVML_FIELD_LINK_SPEED = 164, /* MB/s a direction */
+	WH_NVML_FIELD_RECOVERY = 230,   /* what the GPU needs; 0: nothing */
+};
+int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_t scope,
+		  uint64_t *out);
+
+/* ---- the rest -------------------------------------------------------------------------------- */
+
+struct wh_nvml_pci {
+	uint32_t domain, bus, device;
+	uint32_t id; /* device and vendor, 16 bits each */
+};
+int wh_nvml_pci(struct wh_nvml *nvml, unsigned device, struct wh_nvml_pci *out);
+
+/* What is at the other end of an NVLink. */
+int wh_nvml_link_pci(struct wh_nvml *nvml, unsigned device, unsigned link, struct wh_nvml_pci *out);
+
+struct wh_nvml_memory {
+	uint64_t total, used; /* bytes */
+};
+int wh_nvml_memory(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *out);
+/* The window through which the PCI bus sees the GPU's memory. */
+int wh_nvml_bar1(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *out);
+
+int wh_nvml_capability(struct wh_nvml *nvml, unsigned device, int *major, int *minor);
+
+/* Is the GPU cut into instances (MIG)? */
+int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on);
+
+/* The CPUs, or the NUMA nodes, that are nearest: bit n of word n / 64. */
+int wh_nvml_cpus(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count);
+int wh_nvml_nodes(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count);
+
+/* Where the ways of two GPUs meet. */
+enum wh_nvml_ancestor {
+	WH_NVML_ANCESTOR_BOARD = 0,
+	WH_NVML_ANCESTOR_SWITCH = 10,
+	WH_NVML_ANCESTOR_SWITCHES = 20,
+	WH_NVML_ANCESTOR_HOST_BRIDGE = 30,
+	WH_NVML_ANCESTOR_NODE = 40,
+	WH_NVML_ANCESTOR_SYSTEM = 50,
+};
+int wh_nvml_ancestor(struct wh_nvml *nvml, unsigned one, unsigned other, uint32_t *out);
+
+/* May one GPU reach the other's memory? *out is 0: yes, else why not. */
+enum wh_nvml_p2p { WH_NVML_P2P_READ, WH_NVML_P2P_WRITE, WH_NVML_P2P_NVLINK, WH_NVML_P2P_ATOMICS };
+int wh_nvml_p2p(struct wh_nvml *nvml, unsigned one, unsigned other, enum wh_nvml_p2p what,
+		uint32_t *out);
+
+/* How far the GPU has got with joining its NVLink fabric. */
+enum wh_nvml_fabric_state {
+	WH_NVML_FABRIC_NONE,
+	WH_NVML_FABRIC_NOT_STARTED,
+	WH_NVML_FABRIC_IN_PROGRESS,
+	WH_NVML_FABRIC_COMPLETED,
+};
+struct wh_nvml_fabric {
+	uint32_t state;
+	uint32_t status; /* once completed: NVML's result, 0 for success */
+	uint32_t clique;
+};
+int wh_nvml_fabric(struct wh_nvml *nvml, unsigned device, struct wh_nvml_fabric *out);
+
+#endif

@@ -1,0 +1,454 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names, read at nvmlInit.
+ * Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them, with FUNCTION
+ * without its version; an argument "*" stands for any, and the first line that fits is taken. What
+ * no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are passed over;
+ * "delay : 0 MS" lets nvmlInit take so long.
+ *
+ * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
+ * that came later.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+	SUCCESS = 0,
+	UNINITIALIZED = 1,
+	INVALID_ARGUMENT = 2,
+	NOT_SUPPORTED = 3,
+	INSUFFICIENT_SIZE = 7,
+	DRIVER_NOT_LOADED = 9,
+	ARGUMENT_VERSION_MISMATCH = 25,
+};
+
+struct pci {
+	char legacy[16];
+	unsigned domain, bus, device, id, subsystem;
+	char address[32];
+};
+
+struct field {
+	uint32_t id, scope;
+	int64_t timestamp, latency;
+	uint32_t type, result;
+	uint64_t value;
+};
+
+struct fabric {
+	unsigned version;
+	uint8_t cluster[16];
+	uint32_t status, clique, state, health;
+};
+
+/* ---- the file -------------------------------------------------------------------------------- */
+
+static char *text; /* of the whole file; NULL: not initialised */
+
+static char *read_file(const char *path)
+{
+	FILE *file = path ? fopen(path, "re") : NULL;
+	char *bytes = NULL;
+	size_t size = 0;
+
+	if (!file)
+		return NULL;
+	if (getdelim(&bytes, &size, '\0', file) < 0) {
+		free(bytes);
+		bytes = strdup("");
+	}
+	fclose(file);
+	return bytes;
+}
+
+/* Does a question fit the left side of a line, word by word? */
+static bool fits(const char *pattern, size_t length, const char *question)
+{
+	const char *end = pattern + length;
+
+	for (;;) {
+		size_t a, b = strcspn(question, " ");
+
+		while (pattern < end && *pattern == ' ')
+			pattern++;
+		for (a = 0; pattern + a < end && pattern[a] != ' '; a++)
+			;
+		if (!a || !b)
+			return !a && !b;
+		if (!(a == 1 && *pattern == '*') && (a != b || memcmp(pattern, question, a) != 0))
+			return false;
+		pattern += a;
+		question += b + (question[b] == ' ');
+	}
+}
+
+/* The result that the file has for a question, and its values: up to the end of the line. */
+__attribute__((format(printf, 2, 3)))
+static int answer(char *values, const char *format, ...)
+{
+	char question[128];
+	const char *line = text;
+	va_list list;
+
+	if (!text)
+		return UNINITIALIZED;
+	va_start(list, format);
+	vsnprintf(question, sizeof(question), format, list);
+	va_end(list);
+	*values = '\0';
+	while (*line) {
+		size_t length = strcspn(line, "\n"), left = strcspn(line, ":\n");
+
+		if (*line != '#' && line[left] == ':' && fits(line, left, question)) {
+			int result = 0, used = 0;
+
+			sscanf(line + left + 1, "%d %n", &result, &used);
+			snprintf(values, 512, "%.*s", (int)(length - left - 1 - (size_t)used),
+				 line + left + 1 + used);
+			return result;
+		}
+		line += length + (line[length] == '\n');
+	}
+	return NOT_SUPPORTED;
+}
+
+static unsigned index_of(void *device)
+{
+	return (unsigned)((uintptr_t)device - 1);
+}
+
+static int answer_numbers(const char *values, int result, unsigned count, ...)
+{
+	char *at = (char *)values;
+	va_list list;
+
+	va_start(list, count);
+	for (; count && !result; count--)
+		*va_arg(list, unsigned *) = (unsigned)strtoull(at, &at, 0);
+	va_end(list);
+	return result;
+}
+
+/* ---- the library ----------------------------------------------------------------------------- */
+
+EXPORT int nvmlInit(void)
+{
+	char values[512];
+	int result;
+
+	free(text);
+	text = read_file(getenv("FAKE_NVML"));
+	if (!text)
+		return DRIVER_NOT_LOADED;
+	if (!answer(values, "delay")) {
+		long ms = strtol(values, NULL, 10);
+
+		nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
+	}
+	result = answer(values, "nvmlInit");
+	return result == NOT_SUPPORTED ? SUCCESS : result;
+}
+
+EXPORT int nvmlShutdown(void)
+{
+	free(text);
+	text = NULL;
+	return SUCCESS;
+}
+
+static int get_text(char *out, unsigned size, const char *values, int result)
+{
+	if (result)
+		return result;
+	if (strlen(values) >= size)
+		return INSUFFICIENT_SIZE;
+	strcpy(out, values);
+	return SUCCESS;
+}
+
+#define SYSTEM_TEXT(name)                                               \
+	EXPORT int name(char *out, unsigned size)                       \
+	{                                                               \
+		char values[512];                                       \
+		int result = answer(values, #name);                     \
+                                                                        \
+		return get_text(out, size, values, result);             \
+	}
+
+#define TEXT(name)                                                      \
+	EXPORT int name(void *device, char *out, unsigned size)         \
+	{                                                               \
+		char values[512];                                       \
+		int result = answer(values, #name " %u", index_of(device)); \
+                                                                        \
+		return get_text(out, size, values, result);             \
+	}
+
+#define NUMBER(name)                                                    \
+	EXPORT int name(void *device, unsigned *out)                    \
+	{                                                               \
+		char values[512];                                       \
+		int result = answer(values, #name " %u", index_of(device)); \
+                                                                        \
+		return answer_numbers(values, result, 1, out);          \
+	}
+
+#define NUMBERS(name)                                                   \
+	EXPORT int name(void *device, unsigned *one, unsigned *two)     \
+	{                                                               \
+		char values[512];                                       \
+		int result = answer(values, #name " %u", index_of(device)); \
+                                                                        \
+		return answer_numbers(values, result, 2, one, two);     \
+	}
+
+#define INDEXED(name)                                                   \
+	EXPORT int name(void *device, unsigned which, unsigned *out)    \
+	{                                                               \
+		char values[512];                                       \
+		int result = answer(values, #name " %u %u", index_of(device), which); \
+                                                                        \
+		return answer_numbers(values, result, 1, out);          \
+	}
+
+SYSTEM_TEXT(nvmlSystemGetDriverVersion)
+SYSTEM_TEXT(nvmlSystemGetNVMLVersion)
+TEXT(nvmlDeviceGetName)
+TEXT(nvmlDeviceGetUUID)
+TEXT(nvmlDeviceGetSerial)
+TEXT(nvmlDeviceGetVbiosVersion)
+NUMBER(nvmlDeviceGetCurrPcieLinkGeneration)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration)
+NUMBER(nvmlDeviceGetCurrPcieLinkWidth)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth)
+NUMBER(nvmlDeviceGetPcieReplayCounter)
+NUMBER(nvmlDeviceGetComputeMode)
+NUMBER(nvmlDeviceGetPersistenceMode)
+NUMBER(nvmlDeviceGetPowerUsage)
+NUMBER(nvmlDeviceGetEnforcedPowerLimit)
+INDEXED(nvmlDeviceGetClockInfo)
+INDEXED(nvmlDeviceGetMaxClockInfo)
+INDEXED(nvmlDeviceGetTemperature)
+
+static int get_count(unsigned *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetCount");
+
+	return answer_numbers(values, result, 1, out);
+}
+
+static int get_handle(unsigned which, void **out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetHandleByIndex %u", which);
+
+	if (!result)
+		*out = (void *)((uintptr_t)which + 1);
+	return result;
+}
+
+static int get_pci(struct pci *out, const char *values, int result)
+{
+	result = answer_numbers(values, result, 4, &out->domain, &out->bus, &out->device, &out->id);
+	if (!result)
+		snprintf(out->legacy, sizeof(out->legacy), "%04X:%02X:%02X.0", out->domain & 0xffff,
+			 out->bus & 0xff, out->device & 0xff);
+	return result;
+}
+
+static int get_device_pci(void *device, struct pci *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetPciInfo %u", index_of(device));
+
+	return get_pci(out, values, result);
+}
+
+/* total used */
+static int get_memory(const char *values, int result, uint64_t *total, uint64_t *used)
+{
+	if (!result && sscanf(values, "%" SCNu64 " %" SCNu64, total, used) != 2)
+		return INVALID_ARGUMENT;
+	return result;
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo(void *device, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetMemoryInfo %u", index_of(device));
+
+	result = get_memory(values, result, &out[0], &out[2]);
+	if (!result)
+		out[1] = out[0] - out[2];
+	return result;
+}
+
+EXPORT int nvmlDeviceGetBAR1MemoryInfo(void *device, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetBAR1MemoryInfo %u", index_of(device));
+
+	result = get_memory(values, result, &out[0], &out[2]);
+	if (!result)
+		out[1] = out[0] - out[2];
+	return result;
+}
+
+EXPORT int nvmlDeviceGetCpuAffinity(void *device, unsigned count, uint64_t *out)
+{
+	char values[512], *at = values;
+	int result = answer(values, "nvmlDeviceGetCpuAffinity %u", index_of(device));
+
+	for (unsigned i = 0; i < count && !result; i++)
+		out[i] = strtoull(at, &at, 0);
+	return result;
+}
+
+EXPORT int nvmlDeviceGetTopologyCommonAncestor(void *one, void *other, unsigned *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetTopologyCommonAncestor %u %u", index_of(one),
+			    index_of(other));
+
+	return answer_numbers(values, result, 1, out);
+}
+
+#ifdef FAKE_NVML_OLD
+
+EXPORT int nvmlDeviceGetCount(unsigned *out)
+{
+	return get_count(out);
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex(unsigned which, void **out)
+{
+	return get_handle(which, out);
+}
+
+EXPORT int nvmlDeviceGetPciInfo_v2(void *device, struct pci *out)
+{
+	struct pci pci = { .legacy = "" };
+	int result = get_device_pci(device, &pci);
+
+	/* Its struct has 16 bytes after the subsystem, and no more. */
+	memcpy(out, &pci, offsetof(struct pci, address) + 16);
+	return result;
+}
+
+#else
+
+EXPORT int nvmlInit_v2(void)
+{
+	return nvmlInit();
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *out)
+{
+	return get_count(out);
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned which, void **out)
+{
+	return get_handle(which, out);
+}
+
+static int get_link_pci(void *device, unsigned link, struct pci *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetNvLinkRemotePciInfo %u %u", index_of(device),
+			    link);
+
+	return get_pci(out, values, result);
+}
+
+EXPORT int nvmlDeviceGetPciInfo_v3(void *device, struct pci *out)
+{
+	return get_device_pci(device, out);
+}
+
+EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, struct pci *out)
+{
+	return get_link_pci(device, link, out);
+}
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetMemoryInfo %u", index_of(device));
+
+	if ((uint32_t)out[0] != (40 | 2U << 24))
+		return ARGUMENT_VERSION_MISMATCH;
+	result = get_memory(values, result, &out[1], &out[4]);
+	if (!result) {
+		out[2] = 0;
+		out[3] = out[1] - out[4];
+	}
+	return result;
+}
+
+NUMBER(nvmlDeviceGetNumaNodeId)
+NUMBERS(nvmlDeviceGetCudaComputeCapability)
+NUMBERS(nvmlDeviceGetMigMode)
+INDEXED(nvmlDeviceGetNvLinkState)
+INDEXED(nvmlDeviceGetNvLinkVersion)
+INDEXED(nvmlDeviceGetNvLinkRemoteDeviceType)
+
+EXPORT int nvmlDeviceGetMemoryAffinity(void *device, unsigned count, uint64_t *out, unsigned scope)
+{
+	char values[512], *at = values;
+	int result = answer(values, "nvmlDeviceGetMemoryAffinity %u", index_of(device));
+
+	if (scope)
+		return INVALID_ARGUMENT;
+	for (unsigned i = 0; i < count && !result; i++)
+		out[i] = strtoull(at, &at, 0);
+	return result;
+}
+
+EXPORT int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned what, unsigned *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetP2PStatus %u %u %u", index_of(one),
+			    index_of(other), what);
+
+	return answer_numbers(values, result, 1, out);
+}
+
+/* Here each field has a result of its own, and the call itself succeeds. */
+EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
+{
+	for (int i = 0; i < count; i++) {
+		char values[512];
+
+		fields[i].result = (uint32_t)answer(values, "nvmlDeviceGetFieldValues %u %u %u",
+						    index_of(device), fields[i].id,
+						    fields[i].scope);
+		if (fields[i].result)
+			continue;
+		fields[i].type = 3;
+		fields[i].value = strtoull(values, NULL, 0);
+	}
+	return text ? SUCCESS : UNINITIALIZED;
+}
+
+EXPORT int nvmlDeviceGetGpuFabricInfoV(void *device, struct fabric *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetGpuFabricInfoV %u", index_of(device));
+
+	if (out->version != (sizeof(*out) | 2U << 24))
+		return ARGUMENT_VERSION_MISMATCH;
+	return answer_numbers(values, result, 3, &out->state, &out->status, &out->clique);
+}
+
+#endif
