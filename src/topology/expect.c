@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * How fast the way between two ends should be. The model is docs/topology.md's: what the narrowest
+ * link could carry, times the share of it that was measured for its kind. It is an expectation to
+ * hold measurements against, not a measurement.
+ */
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "topology/topology.h"
+
+/* Of what the link carries, the bytes that arrive: measured on H200s (docs/topology.md). */
+#define NVLINK_SHARE 0.83
+#define PCIE_SHARE 0.86
+#define RDMA_SHARE 0.95
+#define TCP_SHARE 0.94
+
+/* ---- links of PCIe --------------------------------------------------------------------------- */
+
+double wh_pcie_speed(int generation)
+{
+	static const double speeds[] = { NAN, 2.5, 5, 8, 16, 32, 64 };
+
+	return generation > 0 && generation < (int)(sizeof(speeds) / sizeof(speeds[0])) ?
+		       speeds[generation] :
+		       NAN;
+}
+
+double wh_pcie_raw(double speed, int width)
+{
+	/* What of the symbols is left after coding: 8 of 10, 128 of 130, 242 of 256. */
+	double coding = speed <= 5 ? 0.8 : speed <= 32 ? 128.0 / 130 : 242.0 / 256;
+
+	return isnan(speed) || width <= 0 ? NAN : speed * width * coding / 8;
+}
+
+static double least(double one, double other)
+{
+	return isnan(one) ? other : isnan(other) || one < other ? one : other;
+}
+
+static int least_width(int one, int other)
+{
+	return one <= 0 ? other : other <= 0 || one < other ? one : other;
+}
+
+bool wh_pcie_hop(const struct wh_topology *topology, int *at, struct wh_hop *out)
+{
+	const struct wh_pci *device, *parent;
+
+	if (*at < 0)
+		return false;
+	device = &topology->pci[*at];
+	*out = (struct wh_hop){
+		.device = *at, .parent = device->parent,
+		.speed = device->speed, .speed_most = device->speed_most,
+		.width = device->width, .width_most = device->width_most,
+	};
+	if (device->parent < 0) {
+		*at = -1;
+		return true;
+	}
+	parent = &topology->pci[device->parent];
+	if (isnan(out->speed))
+		out->speed = parent->speed;
+	if (out->width <= 0)
+		out->width = parent->width;
+	out->speed_most = least(device->speed_most, parent->speed_most);
+	out->width_most = least_width(device->width_most, parent->width_most);
+	/* Between a switch's lower and its upper end is no link. */
+	*at = parent->parent;
+	return true;
+}
+
+double wh_pcie_path(const struct wh_topology *topology, int pci, int *where)
+{
+	double narrowest = NAN;
+	struct wh_hop hop;
+	int at = pci;
+
+	*where = -1;
+	for (size_t i = 0; i <= topology->pci_count && wh_pcie_hop(topology, &at, &hop); i++) {
+		double raw = wh_pcie_raw(hop.speed_most, hop.width_most);
+
+		if (!isnan(raw) && (isnan(narrowest) || raw < narrowest)) {
+			narrowest = raw;
+			*where = hop.device;
+		}
+	}
+	return narrowest;
+}
+
+/* ---- ends ------------------------------------------------------------------------------------ */
+
+/* What bounds a device: its path, and what NVML knows of the GPU's own link. */
+static double bound_of(const struct wh_topology *topology, struct wh_end end)
+{
+	const struct wh_gpu *gpu;
+	int where;
+
+	if (end.kind == WH_END_NIC)
+		return wh_pcie_path(topology, topology->nics[end.index].pci, &where);
+	gpu = &topology->gpus[end.index];
+	return least(wh_pcie_path(topology, gpu->pci, &where),
+		     wh_pcie_raw(wh_pcie_speed(gpu->pcie_generation_most), gpu->pcie_width_most));
+}
+
+__attribute__((format(printf, 4, 5)))
+static void expect(struct wh_expected *out, const char *route, double speed, const char *format, ...)
+{
+	va_list list;
+
+	out->route = route;
+	out->speed = speed;
+	if (isnan(speed)) {
+		snprintf(out->limit, sizeof(out->limit), "its links are not known");
+		return;
+	}
+	va_start(list, format);
+	vsnprintf(out->limit, sizeof(out->limit), format, list);
+	va_end(list);
+}
+
+static double link_speed(const struct wh_topology *topology, size_t gpu)
+{
+	for (size_t i = 0; i < topology->link_count; i++)
+		if (topology->links[i].gpu == (int)gpu && topology->links[i].active == 1 &&
+		    !isnan(topology->links[i].speed))
+			return topology->links[i].speed;
+	return NAN;
+}
+
+static bool is_peer(const struct wh_topology *topology, size_t from, size_t to)
+{
+	for (size_t i = 0; i < topology->pair_count; i++)
+		if (topology->pairs[i].from == (int)from && topology->pairs[i].to == (int)to)
+			return topology->pairs[i].write == 0 && topology->pairs[i].read == 0;
+	return false;
+}
+
+static void between_gpus(const struct wh_topology *topology, struct wh_end from, struct wh_end to,
+			 struct wh_expected *out)
+{
+	double speed = link_speed(topology, from.index),
+	       raw = least(bound_of(topology, from), bound_of(topology, to));
+	int links;
+
+	if (wh_topology_distance(topology, from, to, &links) == WH_NVLINK)
+		expect(out, "NVLink", links * speed * NVLINK_SHARE,
+		       "%d NVLinks of %.1f GB/s, %.0f %% of it", links, speed, NVLINK_SHARE * 100);
+	else
+		expect(out, is_peer(topology, from.index, to.index) ? "PCIe peer" : "host staging",
+		       raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
+}
+
+static void with_nic(const struct wh_nic *nic, double bound, bool gpu, struct wh_expected *out)
+{
+	double share = nic->rdma ? RDMA_SHARE : TCP_SHARE, wire = nic->rate / 8 * share;
+	const char *route = !nic->rdma ? (gpu ? "TCP, staged" : "TCP") :
+					 (gpu ? "GPUDirect RDMA" : "RDMA");
+
+	bound *= PCIE_SHARE;
+	if (isnan(wire)) /* the port may be slower than its PCIe link */
+		expect(out, route, NAN, "%s", "");
+	else if (isnan(bound) || wire <= bound)
+		expect(out, route, wire, "a port of %.0f Gbit/s, %.0f %% of it", nic->rate,
+		       share * 100);
+	else
+		expect(out, route, bound, "PCIe, %.0f %% of it", PCIE_SHARE * 100);
+}
+
+static void in_memory(const char *route, struct wh_expected *out)
+{
+	out->route = route;
+	snprintf(out->limit, sizeof(out->limit), "memory, of which only wherry bench tells");
+}
+
+static bool is_sick(const struct wh_topology *topology, struct wh_end end)
+{
+	return end.kind == WH_END_GPU && *topology->gpus[end.index].problem;
+}
+
+void wh_topology_expect(const struct wh_topology *topology, struct wh_end from, struct wh_end to,
+			struct wh_expected *out)
+{
+	/* The model is the same both ways: GPU before NIC before memory. */
+	struct wh_end one = from.kind <= to.kind ? from : to, other = from.kind <= to.kind ? to : from;
+	double raw;
+
+	*out = (struct wh_expected){ .speed = NAN };
+	if (is_sick(topology, one) || is_sick(topology, other)) {
+		snprintf(out->limit, sizeof(out->limit), "the GPU cannot be used");
+	} else if (one.kind == WH_END_NODE) {
+		in_memory("memory copy", out);
+	} else if (one.kind == WH_END_NIC && other.kind == WH_END_NODE) {
+		with_nic(&topology->nics[one.index], bound_of(topology, one), false, out);
+	} else if (one.kind == WH_END_NIC) {
+		snprintf(out->limit, sizeof(out->limit), "neither of them is memory");
+	} else if (other.kind == WH_END_NIC) {
+		with_nic(&topology->nics[other.index],
+			 least(bound_of(topology, one), bound_of(topology, other)), true, out);
+	} else if (other.kind == WH_END_NODE) {
+		raw = bound_of(topology, one);
+		expect(out, "pinned copy", raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it",
+		       raw, PCIE_SHARE * 100);
+	} else if (one.index == other.index) {
+		in_memory("copy in the GPU", out);
+	} else {
+		between_gpus(topology, one, other, out);
+	}
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry topo: what the machine is made of, and how far its parts are from each other. */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "output.h"
+#include "topo.h"
+
+static int show(const struct arguments *arguments, const struct wh_topology *topology,
+		const struct screen *screen)
+{
+	if (argument(arguments, "json"))
+		return output_print(topo_to_json(topology));
+	if (argument(arguments, "dot"))
+		topo_dot(topology, stdout);
+	else if (argument(arguments, "svg"))
+		topo_svg(topology, stdout);
+	else
+		topo_print(topology, screen);
+	return EXIT_PASS;
+}
+
+/* At most one of these. */
+static int check_forms(const struct arguments *arguments)
+{
+	static const char *const forms[] = { "json", "dot", "svg" };
+	const char *first = NULL;
+
+	for (size_t i = 0; i < sizeof(forms) / sizeof(forms[0]); i++) {
+		if (!argument(arguments, forms[i]))
+			continue;
+		if (first)
+			return usage_error("--%s and --%s: one at a time", first, forms[i]);
+		first = forms[i];
+	}
+	return 0;
+}
+
+static int run(const struct arguments *arguments)
+{
+	const char *root = argument(arguments, "root"), *load = argument(arguments, "load"),
+		   *record = argument(arguments, "record");
+	struct wh_tree tree = { .root = root ? root : "", .record = record };
+	struct wh_topology *topology;
+	struct screen screen;
+	int code = check_forms(arguments);
+
+	if (!code)
+		code = screen_open(arguments, &screen);
+	if (code)
+		return code;
+	if (load && (root || record))
+		return usage_error("--load shows what was saved: without --root and --record");
+	if (root && (!*root || strlen(root) > WH_TREE_PATH / 2))
+		return usage_error("--root: '%s' is no folder", root);
+	if (record && (!*record || strlen(record) > WH_TREE_PATH / 2))
+		return usage_error("--record: '%s' is no folder", record);
+	code = load ? topo_load(load, &topology) : topo_collect(&tree, &topology);
+	if (code)
+		return code;
+	code = show(arguments, topology, &screen);
+	wh_topology_free(topology);
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "json", .letter = 'j', .help = "as JSON, with all that is known" },
+	{ .name = "dot", .help = "as a graph for Graphviz" },
+	{ .name = "svg", .help = "as a drawing" },
+	{ .name = "load", .argument = "FILE", .complete = "file",
+	  .help = "show what --json has saved, of any machine; - is standard input" },
+	{ .name = "root", .argument = "DIR", .complete = "file",
+	  .help = "read DIR/sys and DIR/proc instead of this machine's" },
+	{ .name = "record", .argument = "DIR", .complete = "file",
+	  .help = "copy what is read into DIR, for --root" },
+	SCREEN_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_topo = {
+	.name = "topo",
+	.usage = "",
+	.summary = "Show the GPUs, NICs and memories of a machine, and their distances",
+	.details =
+		"Distances are in the words of nvidia-smi topo -m. For each pair the speed is shown "
+		"that its links should allow.\n\n"
+		"What is absent or cannot be asked is '-', and the end says why.",
+	.examples = "wherry topo\n"
+		    "wherry topo --json > node7.json && wherry topo --load node7.json\n"
+		    "wherry topo --svg > topology.svg\n"
+		    "wherry topo --record node7      # a tree of files to attach to a report\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

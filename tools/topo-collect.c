@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reading a machine: sysfs, NVML, and hwloc for its CPUs. */
+#include <errno.h>
+#include <hwloc.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "platform/nvml.h"
+#include "topo.h"
+
+const char *topo_library(const struct wh_tree *tree, const char *name, char *out, size_t size)
+{
+	if (wh_tree_is_live(tree)) {
+		snprintf(out, size, "%s", name);
+		return out;
+	}
+	snprintf(out, size, "%s/lib/%s", tree->root, name);
+	return access(out, F_OK) ? NULL : out;
+}
+
+struct wh_nvml *topo_nvml(const struct wh_tree *tree)
+{
+	char path[WH_TREE_PATH];
+	struct wh_nvml *nvml;
+
+	/* A recorded tree without a library: the name that it would have is not there. */
+	if (!topo_library(tree, WH_NVML_LIBRARY, path, sizeof(path)))
+		snprintf(path, sizeof(path), "%s/lib/" WH_NVML_LIBRARY, tree->root);
+	return wh_nvml_open(path, &nvml) ? NULL : nvml;
+}
+
+/* ---- CPUs ------------------------------------------------------------------------------------ */
+
+static int add_caches(hwloc_topology_t hwloc, struct wh_topology *topology)
+{
+	static const char *const kinds[] = { [HWLOC_OBJ_CACHE_UNIFIED] = "unified",
+					     [HWLOC_OBJ_CACHE_DATA] = "data",
+					     [HWLOC_OBJ_CACHE_INSTRUCTION] = "instruction" };
+
+	for (int type = HWLOC_OBJ_L1CACHE; type <= HWLOC_OBJ_L3ICACHE; type++) {
+		int count = hwloc_get_nbobjs_by_type(hwloc, (hwloc_obj_type_t)type);
+		hwloc_obj_t object = hwloc_get_obj_by_type(hwloc, (hwloc_obj_type_t)type, 0);
+		struct wh_cpu_cache *cache;
+
+		if (count <= 0 || !object || !object->attr)
+			continue;
+		cache = WH_TOPOLOGY_ADD(topology, caches, cache_count);
+		if (!cache)
+			return -ENOMEM;
+		cache->level = (int)object->attr->cache.depth;
+		cache->count = count;
+		cache->size_bytes = object->attr->cache.size ? object->attr->cache.size : WH_UNKNOWN;
+		if ((size_t)object->attr->cache.type < sizeof(kinds) / sizeof(kinds[0]))
+			snprintf(cache->kind, sizeof(cache->kind), "%s",
+				 kinds[object->attr->cache.type]);
+	}
+	return 0;
+}
+
+static int read_hwloc(hwloc_topology_t hwloc, struct wh_topology *topology)
+{
+	hwloc_obj_t package = hwloc_get_obj_by_type(hwloc, HWLOC_OBJ_PACKAGE, 0);
+	const char *model = package ? hwloc_obj_get_info_by_name(package, "CPUModel") : NULL;
+	struct wh_cpu *cpu = &topology->cpu;
+
+	if (model)
+		snprintf(cpu->model, sizeof(cpu->model), "%.127s", model);
+	cpu->packages = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PACKAGE);
+	cpu->cores = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_CORE);
+	cpu->threads = hwloc_get_nbobjs_by_type(hwloc, HWLOC_OBJ_PU);
+	return add_caches(hwloc, topology);
+}
+
+int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology)
+{
+	hwloc_topology_t hwloc;
+	char path[WH_TREE_PATH];
+	int error = 0;
+
+	if (hwloc_topology_init(&hwloc))
+		return wh_topology_note(topology, "CPU", "hwloc: %s", strerror(errno));
+	snprintf(path, sizeof(path), "%s/hwloc.xml", tree->root);
+	if (!wh_tree_is_live(tree) && (access(path, R_OK) || hwloc_topology_set_xml(hwloc, path)))
+		error = wh_topology_note(topology, "CPU", "%s: %s", path, strerror(errno));
+	else if (hwloc_topology_load(hwloc))
+		error = wh_topology_note(topology, "CPU", "hwloc cannot read %s: %s",
+					 wh_tree_is_live(tree) ? "this machine" : path,
+					 strerror(errno));
+	else
+		error = read_hwloc(hwloc, topology);
+	if (tree->record && wh_tree_is_live(tree)) {
+		snprintf(path, sizeof(path), "%s/hwloc.xml", tree->record);
+		hwloc_topology_export_xml(hwloc, path, 0);
+	}
+	hwloc_topology_destroy(hwloc);
+	return error;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------- */
+
+static int add_nvml(const struct wh_tree *tree, struct wh_topology *topology)
+{
+	struct wh_nvml *nvml = topo_nvml(tree);
+	char path[WH_TREE_PATH];
+	FILE *record = NULL;
+	int error;
+
+	if (nvml && tree->record) {
+		snprintf(path, sizeof(path), "%s/nvml.txt", tree->record);
+		record = fopen(path, "we");
+		wh_nvml_record(nvml, record);
+	}
+	error = wh_topology_add_nvml(topology, nvml, inside_error_text());
+	wh_nvml_close(nvml);
+	if (record && fclose(record))
+		note("%s: %s", path, strerror(errno));
+	return error;
+}
+
+int topo_collect(const struct wh_tree *tree, struct wh_topology **out)
+{
+	struct wh_topology *topology;
+	int error;
+
+	if (!wh_tree_is_live(tree) && access(tree->root, R_OK | X_OK))
+		return fail(errno, "--root %s: %s", tree->root, strerror(errno));
+	if (tree->record && mkdir(tree->record, 0777) && errno != EEXIST)
+		return fail(errno, "--record %s: %s", tree->record, strerror(errno));
+	error = wh_topology_read(tree, &topology);
+	if (error)
+		return fail(error, "%s", inside_error_text());
+	error = add_nvml(tree, topology);
+	if (!error)
+		error = topo_cpu(tree, topology);
+	if (error) {
+		wh_topology_free(topology);
+		return fail(ENOMEM, "out of memory");
+	}
+	*out = topology;
+	return 0;
+}
+
+int topo_load(const char *path, struct wh_topology **out)
+{
+	json_error_t wrong;
+	char why[128];
+	json_t *object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) :
+						  json_load_file(path, 0, &wrong);
+
+	if (!object && wrong.line < 0)
+		return fail(EIO, "%s: %s", path, strerror(errno));
+	if (!object)
+		return fail(EINVAL, "%s:%d: no JSON: %s", path, wrong.line, wrong.text);
+	*out = topo_from_json(object, why, sizeof(why));
+	json_decref(object);
+	return *out ? 0 : fail(EINVAL, "%s: %s", path, why);
+}
