@@ -39,24 +39,20 @@ static int check_forms(const struct arguments *arguments)
 
 static int run(const struct arguments *arguments)
 {
-	const char *root = argument(arguments, "root"), *load = argument(arguments, "load"),
-		   *record = argument(arguments, "record");
-	struct wh_tree tree = { .root = root ? root : "", .record = record };
+	const char *load = argument(arguments, "load");
 	struct wh_topology *topology;
 	struct screen screen;
+	struct wh_tree tree;
 	int code = check_forms(arguments);
 
 	if (!code)
 		code = screen_open(arguments, &screen);
-	if (code)
-		return code;
-	if (load && (root || record))
-		return usage_error("--load shows what was saved: without --root and --record");
-	if (root && (!*root || strlen(root) > WH_TREE_PATH / 2))
-		return usage_error("--root: '%s' is no folder", root);
-	if (record && (!*record || strlen(record) > WH_TREE_PATH / 2))
-		return usage_error("--record: '%s' is no folder", record);
-	code = load ? topo_load(load, &topology) : topo_collect(&tree, &topology);
+	if (!code && load && (argument(arguments, "root") || argument(arguments, "record")))
+		code = usage_error("--load shows what was saved: without --root and --record");
+	if (!code)
+		code = topo_tree(arguments, &tree);
+	if (!code)
+		code = load ? topo_load(load, &topology) : topo_collect(&tree, &topology);
 	if (code)
 		return code;
 	code = show(arguments, topology, &screen);

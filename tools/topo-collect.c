@@ -119,16 +119,26 @@ static int add_nvml(const struct wh_tree *tree, struct wh_topology *topology)
 	return error;
 }
 
+int topo_tree(const struct arguments *arguments, struct wh_tree *out)
+{
+	const char *root = argument(arguments, "root"), *record = argument(arguments, "record");
+
+	*out = (struct wh_tree){ .root = root ? root : "", .record = record };
+	if (root && (!*root || strlen(root) > WH_TREE_PATH / 2))
+		return usage_error("--root: '%s' is no folder", root);
+	if (record && (!*record || strlen(record) > WH_TREE_PATH / 2))
+		return usage_error("--record: '%s' is no folder", record);
+	if (root && access(root, R_OK | X_OK))
+		return fail(errno, "--root %s: %s", root, strerror(errno));
+	if (record && mkdir(record, 0777) && errno != EEXIST)
+		return fail(errno, "--record %s: %s", record, strerror(errno));
+	return 0;
+}
+
 int topo_collect(const struct wh_tree *tree, struct wh_topology **out)
 {
 	struct wh_topology *topology;
-	int error;
-
-	if (!wh_tree_is_live(tree) && access(tree->root, R_OK | X_OK))
-		return fail(errno, "--root %s: %s", tree->root, strerror(errno));
-	if (tree->record && mkdir(tree->record, 0777) && errno != EEXIST)
-		return fail(errno, "--record %s: %s", tree->record, strerror(errno));
-	error = wh_topology_read(tree, &topology);
+	int error = wh_topology_read(tree, &topology);
 	if (error)
 		return fail(error, "%s", inside_error_text());
 	error = add_nvml(tree, topology);

@@ -95,6 +95,7 @@ static const struct column gpu_columns[] = {
 	COLUMN("pcie_width_most", NUMBER, wh_gpu, pcie_width_most),
 	COLUMN("fabric_state", NUMBER, wh_gpu, fabric),
 	COLUMN("mig", FLAG, wh_gpu, mig),
+	COLUMN("recovery_action", NUMBER, wh_gpu, recovery),
 };
 
 static const struct column link_columns[] = {

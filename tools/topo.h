@@ -26,6 +26,10 @@ struct wh_nvml *topo_nvml(const struct wh_tree *tree);
 /* Add packages, cores and caches, by hwloc: of this machine, or of ROOT/hwloc.xml. */
 int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology);
 
+/* What --root and --record say. Makes the folder to record into. 0, or an exit code after a line on
+ * stderr. */
+int topo_tree(const struct arguments *arguments, struct wh_tree *out);
+
 /* Read a machine, all of it. `tree` says from where, and into which folder it is copied. 0, or an
  * exit code after a line on stderr. */
 int topo_collect(const struct wh_tree *tree, struct wh_topology **out);

@@ -67,6 +67,7 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
 	struct wh_nvml_memory memory;
 	struct wh_nvml_fabric fabric;
 	char text[WH_NVML_TEXT];
+	uint64_t recovery;
 	int major, minor;
 	bool mig;
 
@@ -88,6 +89,9 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
 		gpu->fabric = (int)fabric.state;
 	if (!wh_nvml_mig(nvml, device, &mig))
 		gpu->mig = mig;
+	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_RECOVERY, UINT32_MAX, &recovery) &&
+	    recovery <= INT32_MAX)
+		gpu->recovery = (int)recovery;
 	ask_affinity(nvml, device, gpu);
 }
 

@@ -273,7 +273,7 @@ void wh_gpu_init(struct wh_gpu *gpu)
 		.memory_bytes = WH_UNKNOWN, .bar1_bytes = WH_UNKNOWN, .l2_bytes = WH_UNKNOWN,
 		.pcie_generation = -1, .pcie_generation_most = -1,
 		.pcie_width = -1, .pcie_width_most = -1,
-		.fabric = -1, .mig = -1,
+		.fabric = -1, .mig = -1, .recovery = -1,
 	};
 }
 

@@ -71,6 +71,7 @@ struct wh_gpu {
 	int pcie_width, pcie_width_most;
 	int fabric; /* enum wh_nvml_fabric_state */
 	int mig;    /* 1: cut into instances */
+	int recovery; /* what it needs: 0 nothing, 1 a reset, 2 a reboot, 3 and 4 be drained first */
 };
 
 struct wh_nvlink {

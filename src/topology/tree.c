@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 /* ---- recording ------------------------------------------------------------------------------- */
@@ -191,6 +192,25 @@ int wh_tree_open(const struct wh_tree *tree, const char *path, bool write)
 		return -errno;
 	close(fd);
 	record_file(tree, path, "", 0);
+	return 0;
+}
+
+int wh_tree_device(const struct wh_tree *tree, const char *path, int *out)
+{
+	char full[WH_TREE_PATH], text[32];
+	struct stat status;
+	int error = full_path(tree, path, full);
+
+	if (error)
+		return error;
+	if (stat(full, &status))
+		return -errno;
+	if (S_ISCHR(status.st_mode))
+		*out = (int)major(status.st_rdev);
+	else if (wh_tree_read(tree, path, text, sizeof(text)) < 0 ||
+		 sscanf(text, "char %d", out) != 1)
+		return -EINVAL;
+	record_file(tree, path, text, (size_t)snprintf(text, sizeof(text), "char %d\n", *out));
 	return 0;
 }
 

@@ -47,6 +47,10 @@ int wh_tree_exists(const struct wh_tree *tree, const char *path);
 /* Can it be opened (for reading and writing)? 0 or a negative errno. */
 int wh_tree_open(const struct wh_tree *tree, const char *path, bool write);
 
+/* The major number, as *out, of a character device; in a recorded tree it is a file that says "char MAJOR". 0 or
+ * a negative errno; -EINVAL: something else is there. */
+int wh_tree_device(const struct wh_tree *tree, const char *path, int *out);
+
 /* The names in a folder, sorted as numbers where they end in numbers; free with wh_tree_names_free().
  * *out is an empty list on error. 0 or a negative errno. */
 struct wh_tree_names {

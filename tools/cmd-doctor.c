@@ -1,0 +1,466 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry doctor: what keeps the fast routes from being taken, and what to do about it. */
+#include "doctor.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "output.h"
+#include "platform/nvml.h"
+#include "program.h"
+
+#define FACTS_SECONDS 5.0 /* for libraries that wake the GPUs */
+#define CHECK_SECONDS 3.0
+#define CHECKS_MOST 64
+
+static const struct check *const lists[] = { doctor_gpu_checks, doctor_pci_checks,
+					     doctor_nic_checks, doctor_host_checks };
+
+static const char *const words[] = { [PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN",
+				     [WARN] = "WARN", [FAIL] = "FAIL" };
+
+/* ---- findings -------------------------------------------------------------------------------- */
+
+void found(struct finding *finding, enum verdict verdict, const char *format, ...)
+{
+	size_t used = strlen(finding->evidence);
+	va_list list;
+
+	/* What was fine does not matter any more once something is not. */
+	if (verdict > finding->verdict && finding->verdict == PASS)
+		used = 0;
+	if (verdict < finding->verdict && verdict == PASS)
+		return;
+	if (verdict > finding->verdict)
+		finding->verdict = verdict;
+	if (used && used + 2 < sizeof(finding->evidence)) {
+		memcpy(finding->evidence + used, "; ", 3);
+		used += 2;
+	}
+	va_start(list, format);
+	vsnprintf(finding->evidence + used, sizeof(finding->evidence) - used, format, list);
+	va_end(list);
+}
+
+void advise(struct finding *finding, const char *format, ...)
+{
+	va_list list;
+
+	if (*finding->fix)
+		return;
+	va_start(list, format);
+	vsnprintf(finding->fix, sizeof(finding->fix), format, list);
+	va_end(list);
+}
+
+size_t doctor_gpus(const struct doctor *doctor)
+{
+	return doctor->topology ? doctor->topology->gpu_count : 0;
+}
+
+size_t doctor_rdma(const struct doctor *doctor)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; doctor->topology && i < doctor->topology->nic_count; i++)
+		count += doctor->topology->nics[i].rdma == 1;
+	return count;
+}
+
+/* ---- facts ----------------------------------------------------------------------------------- */
+
+/* What a thread fills that may be given up: never freed then. */
+struct inquiry {
+	struct wh_tree tree;
+	struct wh_topology *plain, *full; /* without and with NVML */
+	struct wh_nvml *nvml;
+	int nvml_error;
+	char why[256];
+	struct cuda_facts cuda;
+	struct verbs_facts verbs;
+};
+
+static void ask_plain(void *arg)
+{
+	struct inquiry *inquiry = arg;
+
+	if (wh_topology_read(&inquiry->tree, &inquiry->plain))
+		inquiry->plain = NULL;
+	else
+		topo_cpu(&inquiry->tree, inquiry->plain);
+}
+
+static void ask_nvml(void *arg)
+{
+	struct inquiry *inquiry = arg;
+	char path[WH_TREE_PATH];
+	FILE *record = NULL;
+
+	if (!topo_library(&inquiry->tree, WH_NVML_LIBRARY, path, sizeof(path)))
+		snprintf(path, sizeof(path), "%s/lib/" WH_NVML_LIBRARY, inquiry->tree.root);
+	inquiry->nvml_error = wh_nvml_open(path, &inquiry->nvml);
+	if (inquiry->nvml_error) {
+		snprintf(inquiry->why, sizeof(inquiry->why), "%s", inside_error_text());
+		return;
+	}
+	if (wh_topology_read(&inquiry->tree, &inquiry->full))
+		return;
+	topo_cpu(&inquiry->tree, inquiry->full);
+	if (inquiry->tree.record) {
+		snprintf(path, sizeof(path), "%s/nvml.txt", inquiry->tree.record);
+		record = fopen(path, "we");
+		wh_nvml_record(inquiry->nvml, record);
+	}
+	wh_topology_add_nvml(inquiry->full, inquiry->nvml, NULL);
+	if (record)
+		fclose(record);
+	wh_nvml_close(inquiry->nvml);
+}
+
+static void ask_cuda(void *arg)
+{
+	struct inquiry *inquiry = arg;
+
+	facts_cuda(&inquiry->tree, &inquiry->cuda);
+}
+
+static void ask_verbs(void *arg)
+{
+	struct inquiry *inquiry = arg;
+
+	facts_verbs(&inquiry->tree, &inquiry->verbs);
+}
+
+/* Several probes at a time, each on a thread that waits for it. */
+struct waiter {
+	void (*probe)(void *arg);
+	void *arg;
+	double seconds;
+	pthread_t thread;
+	bool started, done;
+};
+
+static void *wait_for_one(void *arg)
+{
+	struct waiter *waiter = arg;
+
+	waiter->done = bounded(waiter->probe, waiter->arg, waiter->seconds);
+	return NULL;
+}
+
+static void wait_for_all(struct waiter *waiters, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		waiters[i].started = !pthread_create(&waiters[i].thread, NULL, wait_for_one,
+						     &waiters[i]);
+		if (!waiters[i].started)
+			wait_for_one(&waiters[i]);
+	}
+	for (size_t i = 0; i < count; i++)
+		if (waiters[i].started)
+			pthread_join(waiters[i].thread, NULL);
+}
+
+/* What is common to all checks. True: all of it was answered, so that it can be freed. */
+static bool gather(struct doctor *doctor, struct inquiry *inquiry)
+{
+	struct waiter waiters[] = {
+		{ .probe = ask_plain, .seconds = CHECK_SECONDS },
+		{ .probe = ask_nvml, .seconds = FACTS_SECONDS },
+		{ .probe = ask_cuda, .seconds = FACTS_SECONDS },
+		{ .probe = ask_verbs, .seconds = FACTS_SECONDS },
+	};
+
+	for (size_t i = 0; i < 4; i++)
+		waiters[i].arg = inquiry;
+	wait_for_all(waiters, 4);
+	doctor->topology = waiters[0].done ? inquiry->plain : NULL;
+	doctor->late = !waiters[1].done;
+	if (waiters[1].done) {
+		doctor->nvml = inquiry->full;
+		doctor->nvml_error = inquiry->nvml_error;
+		doctor->nvml_why = inquiry->why;
+	}
+	if (doctor->nvml)
+		doctor->topology = inquiry->full;
+	/* The rest may still be written to by a thread that was given up. */
+	if (waiters[2].done)
+		doctor->cuda = inquiry->cuda;
+	if (waiters[3].done)
+		doctor->verbs = inquiry->verbs;
+	return waiters[0].done && waiters[1].done && waiters[2].done && waiters[3].done;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+struct task {
+	const struct doctor *doctor;
+	const struct check *check;
+	struct finding finding;
+};
+
+static double now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static void run_check(void *arg)
+{
+	struct task *task = arg;
+	double start = now();
+
+	task->check->run(task->doctor, &task->finding);
+	task->finding.seconds = now() - start;
+}
+
+/* Run them all; findings[i] is that of checks[i]. False: some were given up. */
+static bool run_checks(const struct doctor *doctor, const struct check *const *checks, size_t count,
+		       struct finding *findings)
+{
+	struct waiter waiters[CHECKS_MOST] = { 0 };
+	bool all = true;
+
+	for (size_t i = 0; i < count; i++) {
+		struct task *task = calloc(1, sizeof(*task));
+
+		if (!task)
+			exit(fail(ENOMEM, "out of memory"));
+		*task = (struct task){ .doctor = doctor, .check = checks[i] };
+		waiters[i] = (struct waiter){ .probe = run_check, .arg = task,
+					      .seconds = CHECK_SECONDS };
+	}
+	wait_for_all(waiters, count);
+	for (size_t i = 0; i < count; i++) {
+		struct task *task = waiters[i].arg;
+
+		all &= waiters[i].done;
+		if (waiters[i].done) {
+			findings[i] = task->finding;
+			free(task);
+			continue;
+		}
+		findings[i] = (struct finding){ .seconds = CHECK_SECONDS };
+		found(&findings[i], UNKNOWN, "no answer within %.0f s", CHECK_SECONDS);
+	}
+	return all;
+}
+
+/* ---- which ones ------------------------------------------------------------------------------ */
+
+/* "pci" is all of "pci.link", "pci.acs" ... */
+static bool covers(const char *word, size_t length, const char *id)
+{
+	return strncmp(word, id, length) == 0 && (id[length] == '\0' || id[length] == '.');
+}
+
+static bool is_listed(const char *list, const char *id)
+{
+	for (; *list; list += strcspn(list, ","), list += *list == ',')
+		if (covers(list, strcspn(list, ","), id))
+			return true;
+	return false;
+}
+
+/* Every word of a list must be the id of a check, or the start of some. */
+static int check_words(const char *option, const char *list)
+{
+	for (; *list; list += strcspn(list, ","), list += *list == ',') {
+		struct suggestion suggestion = { 0 };
+		char word[64];
+		bool known = false;
+
+		snprintf(word, sizeof(word), "%.*s", (int)strcspn(list, ","), list);
+		suggestion.word = word;
+		for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+			for (const struct check *check = lists[i]; check->id; check++) {
+				known |= *word && covers(word, strlen(word), check->id);
+				suggest(&suggestion, check->id);
+			}
+		}
+		if (!known && suggestion.best)
+			return usage_error("--%s: no check '%s'; did you mean '%s'?", option, word,
+					   suggestion.best);
+		if (!known)
+			return usage_error("--%s: no check '%s'; --list shows them", option, word);
+	}
+	return 0;
+}
+
+static size_t choose(const struct arguments *arguments, const struct check **out)
+{
+	const char *only = argument(arguments, "only"), *skip = argument(arguments, "skip");
+	size_t count = 0;
+
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+		for (const struct check *check = lists[i]; check->id; check++)
+			if (count < CHECKS_MOST && (!only || is_listed(only, check->id)) &&
+			    (!skip || !is_listed(skip, check->id)))
+				out[count++] = check;
+	return count;
+}
+
+/* ---- output ---------------------------------------------------------------------------------- */
+
+static const char *or_null(const char *text)
+{
+	return *text ? text : NULL;
+}
+
+static json_t *to_json(const struct check *const *checks, const struct finding *findings,
+		       size_t count, enum verdict worst)
+{
+	json_t *object = output_new(), *array = json_array();
+
+	for (size_t i = 0; i < count; i++)
+		json_array_append_new(array, json_pack("{s:s, s:s, s:s, s:o, s:o, s:f}",
+			"id", checks[i]->id, "title", checks[i]->title, "verdict",
+			words[findings[i].verdict], "evidence", output_text(findings[i].evidence),
+			"fix", output_text(or_null(findings[i].fix)), "seconds",
+			findings[i].seconds));
+	json_object_set_new(object, "verdict", json_string(words[worst]));
+	json_object_set_new(object, "checks", array);
+	return object;
+}
+
+static const char *tint(const struct screen *screen, enum verdict verdict)
+{
+	static const enum tint tints[] = { [PASS] = TINT_GOOD, [INFO] = TINT_FAIR,
+					   [UNKNOWN] = TINT_FAINT, [WARN] = TINT_POOR,
+					   [FAIL] = TINT_BAD };
+
+	return screen_tint(screen, tints[verdict]);
+}
+
+static void print(const struct check *const *checks, const struct finding *findings, size_t count,
+		  const struct screen *screen)
+{
+	size_t totals[FAIL + 1] = { 0 };
+
+	for (size_t i = 0; i < count; i++) {
+		const struct finding *finding = &findings[i];
+
+		totals[finding->verdict]++;
+		printf("%s%-7s%s %-14s ", tint(screen, finding->verdict), words[finding->verdict],
+		       screen_plain(screen), checks[i]->id);
+		text_wrap(stdout, finding->evidence, 23, 23);
+		if (*finding->fix) {
+			fputs("                       ", stdout);
+			fputs(screen->ascii ? "-> " : "\u2192 ", stdout);
+			text_wrap(stdout, finding->fix, 26, 26);
+		}
+	}
+	printf("\n%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told\n",
+	       totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
+}
+
+static int list_checks(void)
+{
+	for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+		for (const struct check *check = lists[i]; check->id; check++)
+			printf("%-14s %s\n", check->id, check->title);
+	return EXIT_PASS;
+}
+
+static int exit_code(enum verdict worst)
+{
+	return worst == FAIL ? EXIT_FAIL : worst == WARN ? EXIT_WARNING : EXIT_PASS;
+}
+
+static int examine(const struct arguments *arguments, const struct wh_tree *tree,
+		   const struct screen *screen)
+{
+	struct inquiry *inquiry = calloc(1, sizeof(*inquiry));
+	struct doctor *doctor = calloc(1, sizeof(*doctor));
+	const struct check *checks[CHECKS_MOST];
+	struct finding findings[CHECKS_MOST];
+	size_t count = choose(arguments, checks);
+	enum verdict worst = PASS;
+	int code = 0;
+	bool ended;
+
+	if (!inquiry || !doctor)
+		exit(fail(ENOMEM, "out of memory"));
+	inquiry->tree = doctor->tree = *tree;
+	ended = gather(doctor, inquiry);
+	ended &= run_checks(doctor, checks, count, findings);
+	for (size_t i = 0; i < count; i++)
+		worst = findings[i].verdict > worst ? findings[i].verdict : worst;
+	if (argument(arguments, "json"))
+		code = output_print(to_json(checks, findings, count, worst));
+	else
+		print(checks, findings, count, screen);
+	code = code ? code : exit_code(worst);
+	if (!ended) {
+		/* Threads that hang in a driver would keep the process from ending. */
+		if (fflush(stdout))
+			code = EXIT_FAIL;
+		_exit(code);
+	}
+	wh_topology_free(inquiry->plain);
+	wh_topology_free(inquiry->full);
+	free(inquiry);
+	free(doctor);
+	return code;
+}
+
+static int run(const struct arguments *arguments)
+{
+	const char *only = argument(arguments, "only"), *skip = argument(arguments, "skip"),
+		   *number = argument(arguments, "errno");
+	struct screen screen;
+	struct wh_tree tree;
+	int code = screen_open(arguments, &screen);
+
+	if (!code && only)
+		code = check_words("only", only);
+	if (!code && skip)
+		code = check_words("skip", skip);
+	if (code)
+		return code;
+	if (number)
+		return doctor_explain(number, argument(arguments, "json"));
+	if (argument(arguments, "list"))
+		return list_checks();
+	code = topo_tree(arguments, &tree);
+	return code ? code : examine(arguments, &tree, &screen);
+}
+
+static const struct command_option options[] = {
+	{ .name = "only", .argument = "ID,...", .help = "only these checks; 'pci' is all of pci.*" },
+	{ .name = "skip", .argument = "ID,...", .help = "all but these" },
+	{ .name = "list", .help = "list the checks" },
+	{ .name = "errno", .argument = "N",
+	  .help = "say what the errno of a failed registration with a NIC means" },
+	{ .name = "json", .letter = 'j', .help = "as JSON" },
+	{ .name = "root", .argument = "DIR", .complete = "file",
+	  .help = "look at DIR/sys, DIR/proc and DIR/dev instead of this machine" },
+	{ .name = "record", .argument = "DIR", .complete = "file",
+	  .help = "copy what is looked at into DIR, for --root" },
+	SCREEN_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_doctor = {
+	.name = "doctor",
+	.usage = "",
+	.summary = "Say what keeps the fast routes from being taken, and how to fix it",
+	.details =
+		"Only looks, and changes nothing. Exits 0 if all is well or not to be told, 1 after "
+		"a warning, 2 if a check failed.\n\n"
+		"No check takes longer than 3 s; run as root it sees more.",
+	.examples = "wherry doctor\n"
+		    "wherry doctor --only pci,nic.gid --json\n"
+		    "wherry doctor --errno EFAULT\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of the host: limits, memory, control groups, windows. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "doctor.h"
+
+#define CAP_IPC_LOCK 14
+#define CAP_SYS_PTRACE 19
+#define MEMLOCK_LEAST (UINT64_C(64) << 20)
+#define MAPS_LEAST 65530 /* the kernel's default */
+
+/* ---- windows --------------------------------------------------------------------------------- */
+
+/* The major number of a driver in /proc/devices; -1: it has none. */
+static int major_of(const struct doctor *doctor, const char *name)
+{
+	char text[8192], *next = text, *line;
+
+	if (wh_tree_read(&doctor->tree, "/proc/devices", text, sizeof(text)) < 0)
+		return -1;
+	while ((line = strsep(&next, "\n"))) {
+		char *end;
+		long major = strtol(line, &end, 10);
+
+		if (end > line && *end == ' ' && strcmp(end + 1, name) == 0)
+			return (int)major;
+	}
+	return -1;
+}
+
+static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
+{
+	int major, node, error = wh_tree_device(&doctor->tree, "/dev/gdrdrv", &node);
+
+	major = major_of(doctor, "gdrdrv");
+	if (error == -ENOENT && major < 0) {
+		found(finding, INFO, "the gdrdrv module is not loaded; Wherry has windows without it");
+	} else if (error == -ENOENT) {
+		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv", major);
+		advise(finding, "mknod -m 666 /dev/gdrdrv c %d 0", major);
+	} else if (error) {
+		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
+	} else if (major < 0) {
+		found(finding, WARN, "/dev/gdrdrv is there, but no module gdrdrv");
+		advise(finding, "modprobe gdrdrv, or remove the file");
+	} else if (node != major) {
+		found(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
+		advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d 0", major);
+	} else {
+		error = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true);
+		found(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",
+		      error ? strerror(-error) : "opens");
+		if (error)
+			advise(finding, "chmod 666 /dev/gdrdrv; allow it in the container");
+	}
+}
+
+static void window_ways(const struct doctor *doctor, struct finding *finding)
+{
+	int module = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true),
+	    control = wh_tree_open(&doctor->tree, "/dev/nvidiactl", true);
+	const char *mapping = !doctor->cuda.known || doctor->cuda.error ? "CUDA cannot be asked" :
+			      doctor->cuda.version < 13030 ? "came with CUDA 13.3" :
+							     NULL;
+
+	if (!doctor_gpus(doctor)) {
+		found(finding, INFO, "no NVIDIA GPU here");
+		return;
+	}
+	found(finding, !module || !control || !mapping ? PASS :
+		       !doctor->cuda.known	       ? UNKNOWN :
+							 WARN,
+	      "gdrdrv: %s; the NVIDIA driver's own interface: %s; mmap of a dma-buf: %s",
+	      module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
+	      mapping ? mapping : "yes");
+	if (finding->verdict == WARN)
+		advise(finding, "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* A capability of this process: 1, 0, or -1 if it is not known. */
+static int capability(const struct doctor *doctor, unsigned bit)
+{
+	char text[8192], *at;
+
+	if (wh_tree_read(&doctor->tree, "/proc/self/status", text, sizeof(text)) < 0)
+		return -1;
+	at = strstr(text, "CapEff:");
+	return at ? (int)(strtoull(at + strlen("CapEff:"), NULL, 16) >> bit & 1) : -1;
+}
+
+static void limit_memlock(const struct doctor *doctor, struct finding *finding)
+{
+	static const char path[] = "/proc/self/limits";
+	char text[8192], *at;
+	uint64_t soft;
+	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+
+	if (capability(doctor, CAP_IPC_LOCK) == 1) {
+		found(finding, PASS, "CAP_IPC_LOCK: no limit");
+		return;
+	}
+	at = length < 0 ? NULL : strstr(text, "Max locked memory");
+	if (!at) {
+		found(finding, UNKNOWN, "%s: %s", path,
+		      length < 0 ? strerror(-length) : "it does not name locked memory");
+		return;
+	}
+	at += strlen("Max locked memory");
+	at += strspn(at, " ");
+	soft = strncmp(at, "unlimited", 9) == 0 ? UINT64_MAX : strtoull(at, NULL, 10);
+	if (soft == UINT64_MAX) {
+		found(finding, PASS, "unlimited");
+		return;
+	}
+	found(finding, soft >= MEMLOCK_LEAST ? INFO : doctor_rdma(doctor) ? WARN : INFO,
+	      "%llu bytes may be locked%s", (unsigned long long)soft,
+	      doctor_rdma(doctor) ? ": registering more with a NIC fails with ENOMEM" :
+				    ", which matters to RDMA only");
+	if (doctor_rdma(doctor))
+		advise(finding, "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd; docker run "
+				"--ulimit memlock=-1");
+}
+
+static void host_ptrace(const struct doctor *doctor, struct finding *finding)
+{
+	int64_t scope = 0;
+	int error = wh_tree_number(&doctor->tree, "/proc/sys/kernel/yama", "ptrace_scope", &scope),
+	    capable = capability(doctor, CAP_SYS_PTRACE);
+
+	if (error == -ENOENT) {
+		found(finding, PASS, "Yama is not in this kernel");
+	} else if (error) {
+		found(finding, UNKNOWN, "kernel.yama.ptrace_scope: %s", strerror(-error));
+	} else if (!scope || (capable == 1 && scope < 3)) {
+		found(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
+	} else {
+		found(finding, WARN, "kernel.yama.ptrace_scope is %lld: memory of other processes that "
+				     "is not shared is reached by TCP", (long long)scope);
+		advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
+				"(wherry serve --memory host:SIZE)");
+	}
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static void mem_huge(const struct doctor *doctor, struct finding *finding)
+{
+	static const char folder[] = "/sys/kernel/mm/hugepages";
+	struct wh_tree_names names;
+	int64_t reserved, all = 0;
+	int error = wh_tree_list(&doctor->tree, folder, &names);
+
+	for (size_t i = 0; i < names.count; i++) {
+		char path[WH_TREE_PATH];
+
+		snprintf(path, sizeof(path), "%s/%.64s", folder, names.name[i]);
+		if (wh_tree_number(&doctor->tree, path, "nr_hugepages", &reserved))
+			continue;
+		all += reserved;
+		if (reserved > 0)
+			found(finding, PASS, "%lld of %s", (long long)reserved, names.name[i]);
+	}
+	if (error || !names.count) {
+		found(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
+	} else if (!all) {
+		found(finding, INFO, "none is reserved: memory of the kind 'huge' is not to be had");
+		advise(finding, "sysctl vm.nr_hugepages=N, of 2 MiB each");
+	}
+	wh_tree_names_free(&names);
+}
+
+static void mem_maps(const struct doctor *doctor, struct finding *finding)
+{
+	int64_t most;
+	int error = wh_tree_number(&doctor->tree, "/proc/sys/vm", "max_map_count", &most);
+
+	if (error) {
+		found(finding, UNKNOWN, "vm.max_map_count: %s", strerror(-error));
+		return;
+	}
+	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld", (long long)most);
+	if (most < MAPS_LEAST)
+		advise(finding, "sysctl vm.max_map_count=262144: each region of its own needs one");
+}
+
+/* ---- control groups -------------------------------------------------------------------------- */
+
+/* The folder of this process's group; an error is said. */
+static bool cgroup_folder(const struct doctor *doctor, char *out, size_t size,
+			  struct finding *finding)
+{
+	char text[4096], *at = text;
+	int length = wh_tree_read(&doctor->tree, "/proc/self/cgroup", text, sizeof(text));
+
+	if (length < 0) {
+		found(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
+		return false;
+	}
+	while (at && strncmp(at, "0::", 3) != 0) {
+		at = strchr(at, '\n');
+		at += at != NULL;
+	}
+	if (!at) {
+		found(finding, UNKNOWN, "no control groups of version 2");
+		return false;
+	}
+	snprintf(out, size, "/sys/fs/cgroup%.*s", (int)strcspn(at + 3, "\n"), at + 3);
+	if (out[strlen(out) - 1] == '/')
+		out[strlen(out) - 1] = '\0';
+	return true;
+}
+
+static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
+{
+	char folder[WH_TREE_PATH / 2], text[64], most[32], now[32];
+	int64_t limit, used;
+	int error;
+
+	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+		return;
+	error = wh_tree_line(&doctor->tree, folder, "memory.max", text, sizeof(text));
+	/* The topmost group has no limits, and no file for them. */
+	if (error == -ENOENT && strcmp(folder, "/sys/fs/cgroup") == 0) {
+		found(finding, PASS, "the topmost group: no limit");
+	} else if (error) {
+		found(finding, UNKNOWN, "%s/memory.max: %s", folder, strerror(-error));
+	} else if (strcmp(text, "max") == 0) {
+		found(finding, PASS, "no limit");
+	} else if (wh_tree_number(&doctor->tree, folder, "memory.max", &limit) ||
+		   wh_tree_number(&doctor->tree, folder, "memory.current", &used)) {
+		found(finding, UNKNOWN, "a limit of %s, and what is used is not known", text);
+	} else {
+		topo_size(most, sizeof(most), (uint64_t)limit);
+		topo_size(now, sizeof(now), (uint64_t)used);
+		found(finding, used > limit / 10 * 9 ? WARN : INFO, "%s of %s are used", now, most);
+		if (used > limit / 10 * 9)
+			advise(finding, "raise the container's limit of memory: pinned memory cannot be "
+					"swapped out");
+	}
+}
+
+/* How many CPUs a list "0-3,8" has. */
+static long count_cpus(const char *list)
+{
+	long count = 0;
+
+	while (*list) {
+		char *end;
+		long first = strtol(list, &end, 10), last = first;
+
+		if (end == list)
+			return -1;
+		if (*end == '-')
+			last = strtol(end + 1, &end, 10);
+		count += last - first + 1;
+		list = end + (*end == ',');
+	}
+	return count;
+}
+
+static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
+{
+	char folder[WH_TREE_PATH / 2], text[512];
+	int threads = doctor->topology ? doctor->topology->cpu.threads : -1, error;
+	long count;
+
+	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+		return;
+	error = wh_tree_line(&doctor->tree, folder, "cpuset.cpus.effective", text, sizeof(text));
+	count = error ? -1 : count_cpus(text);
+	if (error == -ENOENT) {
+		found(finding, PASS, "no cpuset");
+	} else if (error || count <= 0) {
+		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", folder,
+		      error ? strerror(-error) : "empty");
+	} else if (count == 1) {
+		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way", text);
+		advise(finding, "give the container two CPUs or more, near its GPUs");
+	} else {
+		found(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s", count,
+		      text);
+	}
+}
+
+static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
+{
+	char folder[WH_TREE_PATH / 2], path[WH_TREE_PATH], text[4096];
+	int length;
+
+	if (!doctor_rdma(doctor)) {
+		found(finding, INFO, "no RDMA NIC here");
+		return;
+	}
+	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+		return;
+	snprintf(path, sizeof(path), "%s/rdma.max", folder);
+	length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+	if (length == -ENOENT) {
+		found(finding, PASS, "no limit");
+	} else if (length < 0) {
+		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+	} else if (strpbrk(text, "0123456789") && strstr(text, "hca_object=") &&
+		   !strstr(text, "hca_object=max")) {
+		text[strcspn(text, "\n")] = '\0';
+		found(finding, WARN, "%.200s: registrations count as objects", text);
+		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
+	} else {
+		found(finding, PASS, "no limit");
+	}
+}
+
+const struct check doctor_host_checks[] = {
+	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways },
+	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node },
+	{ "limit.memlock", "memory that this process may lock", limit_memlock },
+	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace },
+	{ "mem.huge", "huge pages", mem_huge },
+	{ "mem.maps", "vm.max_map_count", mem_maps },
+	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory },
+	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus },
+	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma },
+	{ NULL, NULL, NULL },
+};
