@@ -52,7 +52,8 @@ static int run(const struct arguments *arguments)
 	if (!code)
 		code = topo_tree(arguments, &tree);
 	if (!code)
-		code = load ? topo_load(load, &topology) : topo_collect(&tree, &topology);
+		code = load ? topo_load(load, &topology) : topo_collect(&tree, argument(arguments, "cuda"),
+							 &topology);
 	if (code)
 		return code;
 	code = show(arguments, topology, &screen);
@@ -64,6 +65,7 @@ static const struct command_option options[] = {
 	{ .name = "json", .letter = 'j', .help = "as JSON, with all that is known" },
 	{ .name = "dot", .help = "as a graph for Graphviz" },
 	{ .name = "svg", .help = "as a drawing" },
+	{ .name = "cuda", .help = "start CUDA as well, which knows the size of L2 caches" },
 	{ .name = "load", .argument = "FILE", .complete = "file",
 	  .help = "show what --json has saved, of any machine; - is standard input" },
 	{ .name = "root", .argument = "DIR", .complete = "file",

@@ -52,7 +52,7 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 		advise(finding, "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver awake");
 	} else if (doctor->nvml) {
 		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
-	} else if (!doctor_gpus(doctor)) {
+	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
 		no_gpu(finding);
 	} else if (doctor->nvml_error == -EACCES || doctor->nvml_error == -EPERM) {
 		found(finding, UNKNOWN, "%s", doctor->nvml_why);
@@ -88,7 +88,9 @@ static void gpu_health(const struct doctor *doctor, struct finding *finding)
 
 		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
 		if (*gpu->problem) {
-			found(finding, FAIL, "%s (%s): %s", name, gpu->address, gpu->problem);
+			found(finding, FAIL, "%s (%s): %s", name,
+			      *gpu->address ? gpu->address : "its address is not known",
+			      gpu->problem);
 			advise(finding, "see dmesg for Xid; reset or reboot; in a container, see that "
 					"it has all of /dev/nvidia*");
 		} else if (gpu->recovery > 0) {
@@ -307,7 +309,14 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 	for (int i = 0; i < doctor->cuda.count; i++)
 		fabric |= doctor->cuda.gpus[i].fabric == 1;
 	if (!error && names.count) {
-		found(finding, PASS, "%s/%s", folder, names.name[0]);
+		char path[WH_TREE_PATH];
+
+		snprintf(path, sizeof(path), "%s/%.64s", folder, names.name[0]);
+		error = wh_tree_open(&doctor->tree, path, true);
+		found(finding, error ? WARN : PASS, "%s: %s", path,
+		      error ? strerror(-error) : "opens");
+		if (error)
+			advise(finding, "allow it in the container's devices");
 	} else if (error && error != -ENOENT) {
 		found(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
 	} else if (!doctor_gpus(doctor)) {
@@ -324,40 +333,48 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 
 /* ---- device files ---------------------------------------------------------------------------- */
 
+static void check_file(const struct doctor *doctor, const char *path, struct finding *finding)
+{
+	int error = wh_tree_open(&doctor->tree, path, true);
+	bool refused = error == -EACCES || error == -EPERM || error == -ENOENT || error == -ENXIO;
+
+	found(finding, !error ? PASS : refused ? FAIL : UNKNOWN, "%s: %s", path,
+	      error ? strerror(-error) : "opens");
+	if (error == -ENOENT || error == -ENXIO)
+		advise(finding, "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
+				"NVIDIA runtime (--gpus all)");
+	else if (error)
+		advise(finding, "allow it in the container's devices, or in its cgroup");
+}
+
 static void gpu_files(const struct doctor *doctor, struct finding *finding)
 {
-	static const char *const needed[] = { "/dev/nvidiactl", "/dev/nvidia-uvm" };
 	struct wh_tree_names names;
+	size_t count = 0;
 
-	if (!doctor_gpus(doctor) && wh_tree_exists(&doctor->tree, needed[0])) {
+	if (!doctor_gpus(doctor) && wh_tree_exists(&doctor->tree, "/dev/nvidiactl")) {
 		no_gpu(finding);
 		return;
 	}
-	for (size_t i = 0; i < sizeof(needed) / sizeof(needed[0]); i++) {
-		int error = wh_tree_open(&doctor->tree, needed[i], true);
+	check_file(doctor, "/dev/nvidiactl", finding);
+	check_file(doctor, "/dev/nvidia-uvm", finding);
+	if (wh_tree_list(&doctor->tree, "/dev", &names))
+		return;
+	for (size_t i = 0; i < names.count; i++) {
+		char path[WH_TREE_PATH];
 
-		found(finding, !error ? PASS : error == -EACCES || error == -EPERM ||
-						       error == -ENOENT || error == -ENXIO ?
-						       FAIL :
-						       UNKNOWN,
-		      "%s: %s", needed[i], error ? strerror(-error) : "opens");
-		if (error == -ENOENT || error == -ENXIO)
-			advise(finding, "nvidia-modprobe -u -c 0 creates them; in a container run it "
-					"with the NVIDIA runtime (--gpus all)");
-		else if (error)
-			advise(finding, "allow it in the container's devices, or in its cgroup");
-	}
-	if (!wh_tree_list(&doctor->tree, "/dev", &names)) {
-		size_t count = 0;
-
-		for (size_t i = 0; i < names.count; i++)
-			count += strncmp(names.name[i], "nvidia", 6) == 0 &&
-				 names.name[i][6] >= '0' && names.name[i][6] <= '9';
-		found(finding, count ? PASS : FAIL, "%zu of /dev/nvidia0, /dev/nvidia1 ...", count);
-		if (!count)
-			advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
+		if (strncmp(names.name[i], "nvidia", 6) != 0 || names.name[i][6] < '0' ||
+		    names.name[i][6] > '9')
+			continue;
+		count++;
+		snprintf(path, sizeof(path), "/dev/%.64s", names.name[i]);
+		check_file(doctor, path, finding);
 	}
 	wh_tree_names_free(&names);
+	if (!count) {
+		found(finding, FAIL, "no /dev/nvidia0, and none of its kind");
+		advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
+	}
 }
 
 const struct check doctor_gpu_checks[] = {

@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "doctor.h"
 #include "platform/nvml.h"
-#include "topo.h"
 
 const char *topo_library(const struct wh_tree *tree, const char *name, char *out, size_t size)
 {
@@ -135,7 +135,26 @@ int topo_tree(const struct arguments *arguments, struct wh_tree *out)
 	return 0;
 }
 
-int topo_collect(const struct wh_tree *tree, struct wh_topology **out)
+/* The size of the GPUs' L2 caches. A recorded tree has it without any driver. */
+static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
+{
+	struct cuda_facts *facts = calloc(1, sizeof(*facts));
+	int error = 0;
+
+	if (!facts)
+		return -ENOMEM;
+	facts_cuda(tree, facts);
+	for (int i = 0; i < facts->count; i++)
+		for (size_t k = 0; k < topology->gpu_count; k++)
+			if (strcmp(topology->gpus[k].address, facts->gpus[i].address) == 0)
+				topology->gpus[k].l2_bytes = facts->gpus[i].l2_bytes;
+	if (facts->error)
+		error = wh_topology_note(topology, "CUDA", "%s", facts->why);
+	free(facts);
+	return error;
+}
+
+int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out)
 {
 	struct wh_topology *topology;
 	int error = wh_topology_read(tree, &topology);
@@ -144,6 +163,8 @@ int topo_collect(const struct wh_tree *tree, struct wh_topology **out)
 	error = add_nvml(tree, topology);
 	if (!error)
 		error = topo_cpu(tree, topology);
+	if (!error && (cuda || !wh_tree_is_live(tree)))
+		error = add_cuda(tree, topology);
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");

@@ -154,11 +154,11 @@ static void print_path(const struct wh_topology *topology, int pci, const struct
 		if (i)
 			printf(" %s %s", line, topology->pci[hop.device].address);
 		if (strcmp(most, "-") != 0)
-			printf(" %s[%s%s%s of %s]%s", line,
+			printf(" %s[%s%s%s of %s]", line,
 			       slow ? screen_tint(screen, TINT_POOR) : "", now,
-			       slow ? screen_plain(screen) : "", most, line);
+			       slow ? screen_plain(screen) : "", most);
 		if (hop.parent >= 0)
-			printf(" %s", topology->pci[hop.parent].address);
+			printf("%s %s", line, topology->pci[hop.parent].address);
 	}
 	printf(" %s %s\n", line, or_dash(topology->pci[last].root));
 }

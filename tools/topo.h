@@ -30,9 +30,10 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology);
  * stderr. */
 int topo_tree(const struct arguments *arguments, struct wh_tree *out);
 
-/* Read a machine, all of it. `tree` says from where, and into which folder it is copied. 0, or an
- * exit code after a line on stderr. */
-int topo_collect(const struct wh_tree *tree, struct wh_topology **out);
+/* Read a machine, all of it; with `cuda` also what only the CUDA driver knows, which takes a while to
+ * start. `tree` says from where, and into which folder it is copied. 0, or an exit code after a line
+ * on stderr. */
+int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out);
 
 /* The topology as JSON, and back. What can be worked out of it again is in the JSON for its readers
  * and not read back. topo_from_json(): NULL, with the reason in `why`, if it is none. */

@@ -89,8 +89,7 @@ static int read_nodes(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, NODES, &names);
 
 	if (error)
-		return wh_topology_note(topology, "NUMA nodes", "%s%s: %s", tree->root, NODES,
-					strerror(-error));
+		return wh_topology_note(topology, "NUMA nodes", "%s: %s", NODES, strerror(-error));
 	for (size_t i = 0; i < names.count && !error; i++) {
 		char folder[WH_TREE_PATH];
 		struct wh_node *node;
@@ -244,8 +243,7 @@ static int read_pci(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, PCI, &names);
 
 	if (error)
-		return wh_topology_note(topology, "PCI", "%s%s: %s", tree->root, PCI,
-					strerror(-error));
+		return wh_topology_note(topology, "PCI", "%s: %s", PCI, strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		struct wh_pci *device;
 
@@ -347,9 +345,8 @@ static int add_rdma(const struct wh_tree *tree, struct wh_topology *topology)
 	if (error || !names.count) {
 		wh_tree_names_free(&names);
 		return wh_topology_note(topology, "RDMA",
-					"no RDMA device in %s/sys/class/infiniband: there is no "
-					"such NIC, or its driver is not loaded",
-					tree->root);
+					"no RDMA device in /sys/class/infiniband: there is no such "
+					"NIC, or its driver is not loaded");
 	}
 	for (size_t i = 0; i < names.count; i++) {
 		struct wh_nic *nic = WH_TOPOLOGY_ADD(topology, nics, nic_count);
@@ -390,8 +387,7 @@ static int add_ethernet(const struct wh_tree *tree, struct wh_topology *topology
 	int error = wh_tree_list(tree, "/sys/class/net", &names);
 
 	if (error)
-		return wh_topology_note(topology, "network", "%s/sys/class/net: %s", tree->root,
-					strerror(-error));
+		return wh_topology_note(topology, "network", "/sys/class/net: %s", strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		int pci = device_of(tree, topology, "/sys/class/net", names.name[i]), rate;
 		char folder[WH_TREE_PATH];
@@ -424,8 +420,7 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 	int error = wh_tree_list(tree, "/sys/block", &names);
 
 	if (error)
-		return wh_topology_note(topology, "storage", "%s/sys/block: %s", tree->root,
-					strerror(-error));
+		return wh_topology_note(topology, "storage", "/sys/block: %s", strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		char folder[WH_TREE_PATH];
 		struct wh_disk *disk;

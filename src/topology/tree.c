@@ -41,7 +41,8 @@ static void record_file(const struct wh_tree *tree, const char *path, const char
 
 	if (!tree->record || !record_path(tree, path, copy, sizeof(copy)))
 		return;
-	fd = open(copy, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+	/* That it is there says less than what is in it. */
+	fd = open(copy, O_WRONLY | O_CREAT | (count ? O_TRUNC : O_EXCL) | O_CLOEXEC, 0666);
 	if (fd < 0)
 		return;
 	if (write(fd, bytes, count) != (ssize_t)count)
@@ -245,9 +246,15 @@ int wh_tree_list(const struct wh_tree *tree, const char *path, struct wh_tree_na
 	folder = opendir(full);
 	if (!folder)
 		return -errno;
-	while (!error && (entry = readdir(folder)))
-		if (entry->d_name[0] != '.')
-			error = add_name(out, entry->d_name);
+	while (!error && (entry = readdir(folder))) {
+		if (entry->d_name[0] == '.')
+			continue;
+		error = add_name(out, entry->d_name);
+		/* Links and files are recorded when they are looked at. */
+		if (entry->d_type == DT_DIR &&
+		    (size_t)snprintf(full, sizeof(full), "%s/%s", path, entry->d_name) < sizeof(full))
+			record_folder(tree, full);
+	}
 	closedir(folder);
 	if (error) {
 		wh_tree_names_free(out);
