@@ -2,6 +2,7 @@
 #include "topology/config.h"
 
 #include <errno.h>
+#include <stdbool.h>
 
 #define STATUS_LIST 0x10 /* in the status register: there is a list of capabilities */
 
@@ -40,11 +41,17 @@ size_t wh_pci_extended(const uint8_t *config, size_t size, unsigned id)
 	return 0;
 }
 
+/* A device that has fallen off the bus reads as ones. */
+static bool is_gone(const uint8_t *config, size_t size)
+{
+	return size >= 4 && half(config) == 0xffff && half(config + 2) == 0xffff;
+}
+
 int wh_pci_redirects(const uint8_t *config, size_t size)
 {
 	size_t at = wh_pci_extended(config, size, WH_PCI_ACS);
 
-	if (size <= 0x100)
+	if (size <= 0x100 || is_gone(config, size))
 		return -ENODATA;
 	if (!at)
 		return 0;
@@ -58,7 +65,7 @@ int wh_pci_relaxed(const uint8_t *config, size_t size)
 {
 	size_t at = wh_pci_capability(config, size, WH_PCI_EXPRESS);
 
-	if (!at || at + 10 > size)
+	if (!at || at + 10 > size || is_gone(config, size))
 		return -ENODATA;
 	return !!(half(config + at + 8) & 0x10);
 }

@@ -168,7 +168,8 @@ static int add_link(struct wh_topology *topology, struct wh_nvml *nvml, size_t g
 		out->remote = (int)value;
 	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_LINK_SPEED, link, &speed) && speed)
 		out->speed = (double)speed / 1e3;
-	if (!wh_nvml_link_pci(nvml, device, link, &pci)) {
+	/* All ones: in a virtual machine, of what it is not shown. */
+	if (!wh_nvml_link_pci(nvml, device, link, &pci) && pci.domain != UINT32_MAX) {
 		write_address(&pci, out->address);
 		out->peer = find_gpu(topology, out->address);
 	}

@@ -1,0 +1,87 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What wherry doctor and wherry topo ask of libcuda, libnvidia-ml and libibverbs, opened for real:
+# the fakes of tests/fake stand in for them.
+set -u
+wherry=$TEST_COMMAND
+directory=$(mktemp -d) || exit 1
+trap 'rm -rf "$directory"' EXIT
+cd "$directory" || exit 1
+failed=0
+unset CUDA_VISIBLE_DEVICES "${!FAKE_@}"
+export LD_LIBRARY_PATH=$TEST_FAKES:${LD_LIBRARY_PATH-}
+export FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+# A file that was recorded has these lines, in this order, and no others.
+holds() # FILE LINE...
+{
+	local file=$1
+
+	shift
+	printf '%s\n' "$@" | diff - "$file"
+}
+
+doctor() # ARGUMENTS...
+{
+	rm -rf record
+	timeout 60 "$wherry" doctor --record record --color never "$@" >out 2>err
+	status=$?
+	[ $status -le 2 ] || cat err
+	[ $status -le 2 ]
+}
+
+FAKE_VERBS=one,two doctor && holds record/verbs.txt \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" \
+	"gpu 0000:1b:00.0 exported=0 registered=0" "gpu 0000:2b:00.0 exported=0 registered=0" \
+	"nic two dma_buf=9 mtu=1024 mtu_most=4096" \
+	"gpu 0000:1b:00.0 exported=0 registered=0" "gpu 0000:2b:00.0 exported=0 registered=0"
+verdict "two NICs take the memory of two GPUs" $?
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 FAKE_VERBS_REGISTER=95 doctor &&
+	holds record/verbs.txt "nic one dma_buf=95 mtu=1024 mtu_most=4096" \
+		"gpu 0000:1b:00.0 exported=0 registered=95"
+verdict "a NIC that takes no dma-buf" $?
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:0:801 doctor &&
+	holds record/verbs.txt "nic one dma_buf=9 mtu=1024 mtu_most=4096" \
+		"gpu 0000:1b:00.0 exported=95 registered=-1"
+verdict "a GPU that exports no dma-buf" $?
+FAKE_CUDA_DEVICES=0 FAKE_VERBS=one doctor &&
+	holds record/verbs.txt "nic one dma_buf=9 mtu=1024 mtu_most=4096" &&
+	grep -q '^error 19 ' record/cuda.txt
+verdict "a NIC without a GPU" $?
+doctor && [ ! -s record/verbs.txt ]
+verdict "no NIC" $?
+
+FAKE_CUDA_DEVICES=1 FAKE_CUDA_ATTRIBUTES=124=0,38=1048576 doctor --only gpu.direct
+holds record/cuda.txt "version 13000" \
+	"gpu 0000:1b:00.0 rdma=1 dma_buf=0 rdma_vmm=1 fabric=1 l2=1048576" &&
+	grep -q '^WARN *gpu.direct' out
+verdict "a GPU without dma-buf" $?
+FAKE_CUDA_FAIL=cuInit:0:802 doctor --only gpu.fabric
+[ $status = 2 ] && grep -q nvidia-fabricmanager out
+verdict "cuInit says 802" $?
+doctor --only driver.nvml,gpu.health
+[ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
+verdict "a GPU that is lost" $?
+
+"$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&
+	ln -s "$TEST_NVML" record/lib/libnvidia-ml.so.1 &&
+	FAKE_NVML=record/nvml.txt "$wherry" topo --root record --json >replayed &&
+	diff live replayed && grep -q '"name": "NVIDIA H200"' live
+verdict "a recording shows the same machine" $?
+! FAKE_NVML=/nonexistent "$wherry" topo --json | grep -q '"name": "NVIDIA' &&
+	FAKE_NVML=/nonexistent "$wherry" topo | tr -s ' \n' ' ' | grep -q 'NVML: .*modprobe nvidia'
+verdict "no driver" $?
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/mismatch.txt doctor --only driver.nvml
+[ $status = 2 ] && grep -q 'do not match' out
+verdict "libraries and modules of different versions" $?
+exit $failed

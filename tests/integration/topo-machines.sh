@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wherry topo on machines of tests/machines: recorded ones, whose GPUs nvidia-smi topo -m has seen as
+# well, and one with eight GPUs that is made here.
+set -u
+wherry=$TEST_COMMAND
+machines=$TEST_SOURCE/tests/machines
+directory=$(mktemp -d) || exit 1
+trap 'rm -rf "$directory"' EXIT
+cd "$directory" || exit 1
+failed=0
+export LC_ALL=C.UTF-8
+unset NO_COLOR
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+# The libraries of a recorded machine are the fakes.
+equip() # DIRECTORY
+{
+	mkdir -p "$1/lib" && ln -s "$TEST_NVML" "$1/lib/libnvidia-ml.so.1"
+}
+
+topo() # MACHINE ARGUMENTS...
+{
+	local machine=$1
+
+	shift
+	FAKE_NVML=$machine/nvml.txt timeout 30 "$wherry" topo --root "$machine" "$@"
+}
+
+# ---- against nvidia-smi -----------------------------------------------------------------------
+
+# The cells of nvidia-smi topo -m, "GPU0 GPU1 NV18", and the affinities.
+nvidia_cells() # < TABLE
+{
+	awk -F '\t' '
+		NR == 1 { for (i = 2; i <= NF; i++) name[i] = $i }
+		NR > 1 {
+			for (i = 2; i <= NF; i++) {
+				gsub(/ /, "", $i)
+				if (name[i] ~ /^GPU[0-9]/)
+					print $1, name[i], $i
+				else if (name[i] ~ /^(CPU|NUMA) Aff/)
+					print $1, substr(name[i], 1, 3), $i
+			}
+		}' | sort
+}
+
+# The same cells of ours. The affinities stand behind the last column.
+our_cells()
+{
+	awk '
+		/^Distances/ { getline; count = split($0, name) - 3; next_row = 1; next }
+		next_row && /^GPU/ {
+			for (i = 1; i <= count; i++)
+				if (name[i] ~ /^GPU/)
+					print $1, name[i], $(i + 1)
+			print $1, "CPU", $(count + 2)
+			print $1, "NUM", $(count + 3)
+		}
+		/^  NV#/ { next_row = 0 }' | sort
+}
+
+for machine in h200 h200x4; do
+	"$machines/pack" -x "$machines/$machine.tree" $machine && equip $machine &&
+		topo $machine --color never >$machine.out 2>err
+	verdict "$machine: it is shown" $?
+	our_cells <$machine.out >ours
+	nvidia_cells <"$machines/$machine.nvidia-smi" >theirs
+	[ -s theirs ] && diff theirs ours
+	verdict "$machine: cell by cell as nvidia-smi topo -m" $?
+	FAKE_NVML=$machine/nvml.txt "$wherry" doctor --root $machine --json >doctor.json &&
+		! grep -q -E '"(WARN|FAIL|UNKNOWN)"' doctor.json
+	verdict "$machine: all is well, as it was there" $?
+done
+grep -q 'L2 60 MiB' h200x4.out && grep -q '18 NVLinks of 26.6 GB/s' h200x4.out &&
+	grep -q 'memory 140 GiB, BAR1 256 GiB' h200x4.out && grep -q ' 397 ' h200x4.out
+verdict "h200x4: memory, caches, links, expectation" $?
+
+# ---- eight GPUs -------------------------------------------------------------------------------
+
+"$machines/make-hgx" hgx && equip hgx && topo hgx --json >hgx.json
+verdict "a machine with eight GPUs" $?
+python3 - <<'PYTHON'
+import json
+with open("hgx.json") as text:
+    machine = json.load(text)
+cells = {(c["from"], c["to"]): c for c in machine["matrix"]}
+gpus = [f"GPU{i}" for i in range(8)]
+nics = [f"mlx5_{i}" for i in range(8)]
+assert len(cells) == (8 + 8 + 1 + 2) ** 2
+
+
+def near(one, other, same):
+    return same if one == other else "NODE" if one // 4 == other // 4 else "SYS"
+
+
+for i in range(8):
+    for k in range(8):
+        assert cells[gpus[i], gpus[k]]["distance"] == ("X" if i == k else "NV18")
+        assert cells[gpus[i], nics[k]]["distance"] == near(i, k, "PIX"), (i, k)
+        assert cells[nics[i], nics[k]]["distance"] == near(i, k, "X")
+    assert cells[gpus[i], f"MEM{i // 4}"]["distance"] == "PHB"
+    assert cells[gpus[i], f"MEM{1 - i // 4}"]["distance"] == "SYS"
+    assert cells[gpus[i], "ens1"]["distance"] == ("NODE" if i < 4 else "SYS")
+    assert 396 < cells[gpus[i], gpus[i - 1]]["expected_gb_per_s"] < 397
+    assert cells[gpus[i], nics[i]]["expected_gb_per_s"] == 47.5
+    assert cells[gpus[i], nics[i]]["route"] == "GPUDirect RDMA"
+    assert machine["gpu_nics"][i] == {"gpu": gpus[i], "nic": nics[i]}
+    assert machine["gpus"][i]["numa_nodes"] == str(i // 4)
+    assert machine["gpus"][i]["cpus"] == ["0-55,112-167", "56-111,168-223"][i // 4]
+assert machine["cpu"]["model"] is None and machine["cpu"]["cores"] is None
+assert any(m["what"] == "CPU" for m in machine["missing"])
+assert machine["storage"][0]["size_bytes"] == 7501476528 * 512
+PYTHON
+verdict "its distances, routes and NICs" $?
+topo hgx --color never >hgx.out && [ "$(grep -c '^NVSwitch' hgx.out)" = 4 ] &&
+	grep -q -F '─[2.5 GT/s x16 of 32 GT/s x16]─ 0000:12:00.0' hgx.out &&
+	grep -q 'served by mlx5_7 (PIX)' hgx.out
+verdict "its links, hop by hop" $?
+
+# ---- saved and shown again --------------------------------------------------------------------
+
+"$wherry" topo --load hgx.json --json | diff hgx.json - &&
+	"$wherry" topo --load hgx.json >one && "$wherry" topo --load - <hgx.json >two && diff one two
+verdict "saved, and shown elsewhere" $?
+refused() # TEXT NAME-OF-WHAT
+{
+	! "$wherry" topo --load bad >out 2>err && [ ! -s out ] && [ "$(wc -l <err)" = 1 ] &&
+		grep -q -F -e "$1" err
+	verdict "$2 is refused" $?
+}
+head -c 5000 hgx.json >bad
+refused "no JSON" "half a file"
+echo '{"schema": 9}' >bad
+refused 'schema' "another schema"
+sed 's/"parent": 0,/"parent": 4000,/' hgx.json >bad
+refused "pci: parent is 4000" "an index of nothing"
+rm bad
+refused "No such file" "no file"
+ln -s / bad
+refused "bad" "a folder"
+
+# ---- other forms ------------------------------------------------------------------------------
+
+topo hgx --svg >hgx.svg && python3 - <<'PYTHON'
+import xml.dom.minidom
+svg = xml.dom.minidom.parse("hgx.svg").documentElement
+_, _, width, height = map(float, svg.getAttribute("viewBox").split())
+words = {t.firstChild.data for t in svg.getElementsByTagName("text")}
+assert {"GPU7", "mlx5_0", "MEM1", "NV18 397", "hgx"} <= words, words
+for box in svg.getElementsByTagName("rect")[1:]:
+    x, y, w, h = (float(box.getAttribute(a)) for a in ("x", "y", "width", "height"))
+    assert 0 <= x and x + w <= width and 0 <= y and y + h <= height
+assert not svg.getElementsByTagName("script") and "http" not in svg.toxml().replace(
+    "http://www.w3.org/2000/svg", "")
+PYTHON
+verdict "SVG" $?
+topo hgx --dot >hgx.dot && python3 - <<'PYTHON'
+import re
+lines = open("hgx.dot").read().splitlines()
+assert lines[0] == "graph topology {" and lines[-1] == "}"
+nodes = {m[1] for m in (re.match(r'\t"([^"]*)" \[', line) for line in lines) if m}
+edges = [m.groups() for m in (re.match(r'\t"([^"]*)" -- "([^"]*)" \[label="([^"]*)"\]$', line)
+                              for line in lines) if m]
+assert {f"GPU{i}" for i in range(8)} | {"mlx5_0", "MEM1", "nvme0n1"} <= nodes
+assert ("GPU3", "NVSwitch", "NV18") in edges and ("0000:13:00.0", "GPU0", "") in edges
+assert ("0000:12:00.0", "0000:13:00.0", "32 GT/s x16") in edges
+assert len(lines) == 5 + len(nodes) + len(edges)
+PYTHON
+verdict "DOT" $?
+topo hgx --ascii --color never | LC_ALL=C grep -q -v -P '^[\x20-\x7e]*$'
+[ $? = 1 ]
+verdict "--ascii has nothing else" $?
+LC_ALL=C topo hgx --color never | LC_ALL=C grep -q -P '[^\x20-\x7e]'
+[ $? = 1 ]
+verdict "no other letters where the locale has none" $?
+topo hgx | grep -q $'\033'
+[ $? = 1 ] && topo hgx --color always | grep -q $'\033\[32mNV18\|\033\[32m *NV18' &&
+	! NO_COLOR=1 topo hgx --color auto | grep -q $'\033'
+verdict "colours" $?
+for words in "--json --svg|one at a time" "--load x --root hgx|without --root" \
+	"--color pink|one of: auto always never" "--root nowhere|No such file" "--record|needs a value"; do
+	read -r -a arguments <<<"${words%|*}"
+	! "$wherry" topo "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err && [ ! -s out ]
+	verdict "${words%|*}" $?
+done
+mkdir empty && topo empty >out && grep -q '^GPU *none' out && grep -q 'NUMA nodes: ' out
+verdict "a machine of which nothing is known" $?
+exit $failed
