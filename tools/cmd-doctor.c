@@ -105,7 +105,7 @@ static void ask_nvml(void *arg)
 		snprintf(path, sizeof(path), "%s/lib/" WH_NVML_LIBRARY, inquiry->tree.root);
 	inquiry->nvml_error = wh_nvml_open(path, &inquiry->nvml);
 	if (inquiry->nvml_error) {
-		snprintf(inquiry->why, sizeof(inquiry->why), "%s", inside_error_text());
+		snprintf(inquiry->why, sizeof(inquiry->why), "%s", wh_fail_text());
 		return;
 	}
 	if (wh_topology_read(&inquiry->tree, &inquiry->full))

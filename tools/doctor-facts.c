@@ -174,7 +174,7 @@ static void ask_cuda(struct wh_cuda *cuda, struct cuda_facts *out)
 	out->version = cuda->version;
 	if (error) {
 		out->error = -error;
-		snprintf(out->why, sizeof(out->why), "%s", inside_error_text());
+		snprintf(out->why, sizeof(out->why), "%s", wh_fail_text());
 		return;
 	}
 	for (unsigned i = 0; i < cuda->device_count && out->count < FACTS_GPUS; i++) {

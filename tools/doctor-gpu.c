@@ -21,7 +21,7 @@ static void no_gpu(struct finding *finding)
 static void driver_flavour(const struct doctor *doctor, struct finding *finding)
 {
 	static const char path[] = "/proc/driver/nvidia/version";
-	char text[1024], *release;
+	char text[1024];
 	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 
 	if (length == -ENOENT && !doctor_gpus(doctor)) {
@@ -31,7 +31,7 @@ static void driver_flavour(const struct doctor *doctor, struct finding *finding)
 		advise(finding, "modprobe nvidia; dmesg says why it does not load");
 	} else if (length < 0) {
 		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
-	} else if (!(release = strstr(text, "Kernel Module"))) {
+	} else if (!strstr(text, "Kernel Module")) {
 		found(finding, UNKNOWN, "%s does not name its kernel module", path);
 	} else {
 		bool is_open = strstr(text, "Open Kernel Module");

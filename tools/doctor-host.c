@@ -286,6 +286,22 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
+/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. */
+static void check_rdma(char *text, const char *path, struct finding *finding)
+{
+	char *line;
+
+	found(finding, PASS, "no limit");
+	while ((line = strsep(&text, "\n"))) {
+		const char *objects = strstr(line, "hca_object=");
+
+		if (!objects || objects[strlen("hca_object=")] == 'm')
+			continue;
+		found(finding, WARN, "%.200s: registrations count as objects", line);
+		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
+	}
+}
+
 static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 {
 	char folder[WH_TREE_PATH / 2], path[WH_TREE_PATH], text[4096];
@@ -300,16 +316,11 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 	snprintf(path, sizeof(path), "%s/rdma.max", folder);
 	length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 	if (length == -ENOENT) {
-		found(finding, PASS, "no limit");
+		found(finding, PASS, "no file rdma.max: no limit");
 	} else if (length < 0) {
 		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
-	} else if (strpbrk(text, "0123456789") && strstr(text, "hca_object=") &&
-		   !strstr(text, "hca_object=max")) {
-		text[strcspn(text, "\n")] = '\0';
-		found(finding, WARN, "%.200s: registrations count as objects", text);
-		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
 	} else {
-		found(finding, PASS, "no limit");
+		check_rdma(text, path, finding);
 	}
 }
 

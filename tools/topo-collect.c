@@ -112,7 +112,7 @@ static int add_nvml(const struct wh_tree *tree, struct wh_topology *topology)
 		record = fopen(path, "we");
 		wh_nvml_record(nvml, record);
 	}
-	error = wh_topology_add_nvml(topology, nvml, inside_error_text());
+	error = wh_topology_add_nvml(topology, nvml, wh_fail_text());
 	wh_nvml_close(nvml);
 	if (record && fclose(record))
 		note("%s: %s", path, strerror(errno));
@@ -159,7 +159,7 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	struct wh_topology *topology;
 	int error = wh_topology_read(tree, &topology);
 	if (error)
-		return fail(error, "%s", inside_error_text());
+		return fail(error, "%s", wh_fail_text());
 	error = add_nvml(tree, topology);
 	if (!error)
 		error = topo_cpu(tree, topology);

@@ -290,7 +290,7 @@ static bool set_value(const struct column *column, const json_t *value, char *ro
 			return true;
 		if (!json_is_string(value) || json_string_length(value) >= column->size)
 			return false;
-		strcpy(at, json_string_value(value));
+		memcpy(at, json_string_value(value), json_string_length(value) + 1);
 		for (; *at; at++)
 			if ((unsigned char)*at < 0x20 || *at == 0x7f)
 				*at = '?'; /* it may end on a terminal */

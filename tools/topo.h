@@ -9,18 +9,15 @@
 
 #include "screen.h"
 #include "topology/topology.h"
+#include "util/error.h"
 
 struct wh_nvml;
-
-/* The command compiles some of the library's insides into itself, which are not exported. They have
- * their own text of the last error: wh_error_text() is the library's. */
-const char *inside_error_text(void);
 
 /* The library that NVML or the CUDA driver is to be opened as: of this machine, or ROOT/lib/NAME.
  * NULL: a recorded tree has none. */
 const char *topo_library(const struct wh_tree *tree, const char *name, char *out, size_t size);
 
-/* Open NVML as above; NULL: none, and inside_error_text() says why. */
+/* Open NVML as above; NULL: none, and wh_fail_text() says why. */
 struct wh_nvml *topo_nvml(const struct wh_tree *tree);
 
 /* Add packages, cores and caches, by hwloc: of this machine, or of ROOT/hwloc.xml. */

@@ -14,8 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <wherry/error.h>
-
 #include "util/error.h"
 
 enum state {
@@ -257,7 +255,7 @@ static int initialise(struct wh_cuda *cuda)
 	if (!error)
 		error = wh_cuda_devices_list(cuda);
 	if (error)
-		return give_up(cuda, -error, "%s", wh_error_text());
+		return give_up(cuda, -error, "%s", wh_fail_text());
 	if (!cuda->device_count)
 		return give_up(cuda, ENODEV,
 			       "the CUDA driver sees no device; does CUDA_VISIBLE_DEVICES hide "

@@ -285,21 +285,18 @@ int wh_nvml_open(const char *path, struct wh_nvml **out)
 	if (!nvml->library) {
 		const char *why = dlerror();
 
-		error = wh_fail(ENODEV, "no NVML: %s; it comes with the NVIDIA driver",
-				why ? why : "dlopen failed");
-		goto err_free;
+		free(nvml);
+		return wh_fail(ENODEV, "no NVML: %s; it comes with the NVIDIA driver",
+			       why ? why : "dlopen failed");
 	}
 	error = initialise(nvml);
-	if (error)
-		goto err_close;
+	if (error) {
+		/* Where it was not initialised, its shutdown does nothing. */
+		wh_nvml_close(nvml);
+		return error;
+	}
 	*out = nvml;
 	return 0;
-
-err_close:
-	dlclose(nvml->library);
-err_free:
-	free(nvml);
-	return error;
 }
 
 void wh_nvml_close(struct wh_nvml *nvml)

@@ -5,8 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include <wherry/error.h>
-
 #include "platform/nvml.h"
 #include "topology/topology.h"
 #include "util/error.h"
@@ -126,7 +124,7 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 	if (!*address == named)
 		return 0;
 	if (wh_nvml_device(nvml, device))
-		copy_text(problem, sizeof(problem), wh_error_text());
+		copy_text(problem, sizeof(problem), wh_fail_text());
 	gpu = place_gpu(topology, address);
 	if (!gpu)
 		return -ENOMEM;

@@ -9,4 +9,7 @@
  * failed, on what, and what to try; no newline. */
 int wh_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The sentence of this thread's last wh_fail(); "" before the first one. */
+const char *wh_fail_text(void);
+
 #endif

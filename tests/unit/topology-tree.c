@@ -178,8 +178,12 @@ static void config__acs(void **state)
 
 	(void)state;
 	assert_int_equal(wh_pci_redirects(config, sizeof(config)), 0);
-	memcpy(config + 0x100, "\x01\x00\x01\x20", 4); /* another one, then 0x200 */
-	memcpy(config + 0x200, "\x0d\x00\x01\x00\x00\x00\x11\x00", 8);
+	config[0x100] = 1; /* another one, then 0x200 */
+	config[0x102] = 1;
+	config[0x103] = 0x20;
+	config[0x200] = WH_PCI_ACS;
+	config[0x202] = 1;
+	config[0x206] = 0x11;
 	assert_int_equal(wh_pci_extended(config, sizeof(config), WH_PCI_ACS), 0x200);
 	assert_int_equal(wh_pci_redirects(config, sizeof(config)), 0);
 	config[0x206] = 0x04; /* requests */

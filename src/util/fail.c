@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Apart from error.c, because the command has a copy of its own, for what it takes of the library's
+ * insides: wh_error_text() is the library's. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "util/error.h"
+
+static _Thread_local char text[WH_TEXT_MAX];
+
+int wh_fail(int error, const char *format, ...)
+{
+	int saved = errno;
+	char line[WH_TEXT_MAX];
+	va_list arguments;
+
+	/* Not straight into the text: it may be one of the arguments. */
+	va_start(arguments, format);
+	vsnprintf(line, sizeof(line), format, arguments);
+	va_end(arguments);
+	/* Names and texts of others can be in it, and it must stay one line on a terminal. */
+	for (char *c = line; *c; c++) {
+		if ((unsigned char)*c < 0x20 || *c == 0x7f)
+			*c = '?';
+	}
+	memcpy(text, line, sizeof(text));
+	errno = saved;
+	return -error;
+}
+
+const char *wh_fail_text(void)
+{
+	return text;
+}
