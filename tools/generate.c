@@ -174,7 +174,7 @@ static void page_program(const struct command *const *commands)
 		roff_text(row->help);
 		putchar('\n');
 	}
-	puts(".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, the progress bar has no colour.\n"
+	puts(".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, nothing has colours.\n"
 	     ".SH SEE ALSO");
 	for (size_t i = 0; commands[i]; i++)
 		printf(".BR wherry\\-%s (1)%s\n", commands[i]->name, commands[i + 1] ? "," : "");

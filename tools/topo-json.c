@@ -193,7 +193,7 @@ static json_t *value_of(const struct column *column, const char *row)
 			       json_null() :
 			       json_integer((json_int_t)*(const uint64_t *)at);
 	case REAL:
-		return real_or_null(*(const double *)at);
+		return real_or_null(*(const double *)(const void *)at);
 	default:
 		return number_or_null(*(const int *)at);
 	}
@@ -302,7 +302,7 @@ static bool set_value(const struct column *column, const json_t *value, char *ro
 		*(uint64_t *)at = null ? WH_UNKNOWN : (uint64_t)json_integer_value(value);
 		return null || (json_is_integer(value) && json_integer_value(value) >= 0);
 	case REAL:
-		*(double *)at = null ? NAN : json_number_value(value);
+		*(double *)(void *)at = null ? NAN : json_number_value(value);
 		return null || (json_is_number(value) && json_number_value(value) >= 0 &&
 				json_number_value(value) <= 1e6);
 	default:
