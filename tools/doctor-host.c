@@ -9,6 +9,7 @@
 #define CAP_IPC_LOCK 14
 #define CAP_SYS_PTRACE 19
 #define MEMLOCK_LEAST (UINT64_C(64) << 20)
+#define CPUS_MOST 65535
 #define MAPS_LEAST 65530 /* the kernel's default */
 
 /* ---- windows --------------------------------------------------------------------------------- */
@@ -256,6 +257,8 @@ static long count_cpus(const char *list)
 			return -1;
 		if (*end == '-')
 			last = strtol(end + 1, &end, 10);
+		if (first < 0 || last < first || last > CPUS_MOST)
+			return -1;
 		count += last - first + 1;
 		list = end + (*end == ',');
 	}
@@ -276,7 +279,7 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 		found(finding, PASS, "no cpuset");
 	} else if (error || count <= 0) {
 		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", folder,
-		      error ? strerror(-error) : "empty");
+		      error ? strerror(-error) : "no list of CPUs");
 	} else if (count == 1) {
 		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way", text);
 		advise(finding, "give the container two CPUs or more, near its GPUs");

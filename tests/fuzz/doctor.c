@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The text files of recorded machines that wherry doctor reads itself. */
+#include "../../tools/doctor-errno.c"
+#include "../../tools/doctor-facts.c"
+#include "../../tools/doctor-host.c"
+#include "../../tools/doctor-pci.c"
+#include "../../tools/output.c"
+#include "../../tools/topo-text.c"
+
+#include "fuzz.h"
+
+void found(struct finding *finding, enum verdict verdict, const char *format, ...)
+{
+	va_list list;
+
+	finding->verdict = verdict;
+	va_start(list, format);
+	vsnprintf(finding->evidence, sizeof(finding->evidence), format, list);
+	va_end(list);
+}
+
+void advise(struct finding *finding, const char *format, ...)
+{
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(finding->fix, sizeof(finding->fix), format, list);
+	va_end(list);
+}
+
+int fail(int error, const char *format, ...)
+{
+	(void)format;
+	return error;
+}
+
+int usage_error(const char *format, ...)
+{
+	return !format;
+}
+
+size_t doctor_gpus(const struct doctor *doctor)
+{
+	return doctor->topology != NULL;
+}
+
+size_t doctor_rdma(const struct doctor *doctor)
+{
+	return doctor->topology != NULL;
+}
+
+const char *screen_tint(const struct screen *screen, enum tint tint)
+{
+	(void)tint;
+	return screen->color ? "<" : "";
+}
+
+const char *screen_plain(const struct screen *screen)
+{
+	return screen->color ? ">" : "";
+}
+
+/* The input is lines of all of these files at once. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct cuda_facts *cuda = calloc(1, sizeof(*cuda));
+	struct verbs_facts *verbs = calloc(1, sizeof(*verbs));
+	struct finding finding = { .verdict = PASS };
+	char *text = malloc(size + 1), *copy, *next, *line;
+
+	check(cuda && verbs && text);
+	memcpy(text, data, size);
+	text[size] = '\0';
+	copy = strdup(text);
+	for (next = copy; (line = strsep(&next, "\n"));) {
+		read_cuda_line(line, cuda);
+		read_verbs_line(line, verbs);
+		check(cuda->count <= FACTS_GPUS && verbs->count <= FACTS_NICS);
+		count_cpus(line);
+		overlap(line, text);
+		overlap("0-3,8", line);
+	}
+	for (int i = 0; i < verbs->count; i++)
+		check(verbs->nics[i].gpu_count <= FACTS_GPUS);
+	check_rdma(text, "/rdma.max", &finding);
+	free(copy);
+	free(text);
+	free(verbs);
+	free(cuda);
+	return 0;
+}
