@@ -78,6 +78,15 @@ struct nvml_fabric {
 	uint32_t status, clique, state, health;
 };
 
+/* As of the second version of the function. */
+struct nvml_process {
+	unsigned pid;
+	uint64_t memory;
+	unsigned gpu_instance, compute_instance;
+};
+
+#define PROCESSES_MOST 256
+
 #define VERSIONED(type, version) ((unsigned)(sizeof(type) | (version) << 24))
 
 typedef int text_function(nvml_device device, char *out, unsigned size);
@@ -124,6 +133,7 @@ static const char *const indexed[WH_NVML_INDEXED] = {
 	[WH_NVML_CLOCK] = "nvmlDeviceGetClockInfo",
 	[WH_NVML_CLOCK_MOST] = "nvmlDeviceGetMaxClockInfo",
 	[WH_NVML_TEMPERATURE] = "nvmlDeviceGetTemperature",
+	[WH_NVML_PCIE_RATE] = "nvmlDeviceGetPcieThroughput",
 };
 
 /* ---- results --------------------------------------------------------------------------------- */
@@ -522,6 +532,80 @@ int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on)
 	if (!q.result)
 		*on = now == 1;
 	return done(nvml, &q, "%u %u", now, pending);
+}
+
+int wh_nvml_utilisation(struct wh_nvml *nvml, unsigned device, uint32_t *gpu, uint32_t *memory)
+{
+	unsigned values[2] = { 0 };
+	struct question q;
+
+	if (ask(nvml, &q, "nvmlDeviceGetUtilizationRates", 1, device, -1, -1))
+		q.result = ((int (*)(nvml_device, unsigned *))q.function)(q.device, values);
+	if (!q.result) {
+		*gpu = values[0];
+		*memory = values[1];
+	}
+	return done(nvml, &q, "%u %u", values[0], values[1]);
+}
+
+int wh_nvml_ecc(struct wh_nvml *nvml, unsigned device, bool uncorrected, uint64_t *out)
+{
+	struct question q;
+	uint64_t value = 0;
+
+	/* 0: since the driver was loaded. */
+	if (ask(nvml, &q, "nvmlDeviceGetTotalEccErrors", 1, device, uncorrected, 0))
+		q.result = ((int (*)(nvml_device, unsigned, unsigned, uint64_t *))q.function)(
+			q.device, uncorrected, 0, &value);
+	if (!q.result)
+		*out = value;
+	return done(nvml, &q, "%" PRIu64, value);
+}
+
+int wh_nvml_reasons(struct wh_nvml *nvml, unsigned device, uint64_t *out)
+{
+	static const char older[] = "nvmlDeviceGetCurrentClocksThrottleReasons";
+	const char *name = "nvmlDeviceGetCurrentClocksEventReasons";
+	struct question q;
+	uint64_t value = 0;
+
+	if (ask(nvml, &q, dlsym(nvml->library, name) ? name : older, 1, device, -1, -1))
+		q.result = ((int (*)(nvml_device, uint64_t *))q.function)(q.device, &value);
+	if (!q.result)
+		*out = value;
+	return done(nvml, &q, "0x%" PRIx64, value);
+}
+
+int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_process *out,
+		      unsigned *count)
+{
+	struct nvml_process list[PROCESSES_MOST] = { { 0 } };
+	unsigned found = PROCESSES_MOST, used = 0;
+	char text[400] = "";
+	struct question q;
+
+	/* The first version has another struct. */
+	if (ask(nvml, &q, "nvmlDeviceGetComputeRunningProcesses", 3, device, -1, -1)) {
+		if (dlsym(nvml->library, "nvmlDeviceGetComputeRunningProcesses_v3") ||
+		    dlsym(nvml->library, "nvmlDeviceGetComputeRunningProcesses_v2"))
+			q.result = ((int (*)(nvml_device, unsigned *, struct nvml_process *))
+					    q.function)(q.device, &found, list);
+		else
+			q.result = NVML_FUNCTION_NOT_FOUND;
+	}
+	/* More than there is room for: the first ones. */
+	if (q.result == NVML_INSUFFICIENT_SIZE)
+		found = 0;
+	for (unsigned i = 0; i < found && i < *count && !q.result; i++) {
+		out[i] = (struct wh_nvml_process){ list[i].pid, list[i].memory };
+		if (used + 32 < sizeof(text))
+			used += (unsigned)snprintf(text + used, sizeof(text) - used,
+						   "%s%u %" PRIu64, i ? " " : "", list[i].pid,
+						   list[i].memory);
+	}
+	if (!q.result && found < *count)
+		*count = found;
+	return done(nvml, &q, "%s", text);
 }
 
 static int words_done(struct wh_nvml *nvml, const struct question *q, const uint64_t *words,

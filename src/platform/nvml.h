@@ -76,6 +76,7 @@ enum wh_nvml_indexed {
 	WH_NVML_CLOCK,        /* 0 graphics, 1 SM, 2 memory: MHz */
 	WH_NVML_CLOCK_MOST,
 	WH_NVML_TEMPERATURE, /* 0: of the GPU: C */
+	WH_NVML_PCIE_RATE,   /* 0 sent by the GPU, 1 received: KB/s; takes 20 ms */
 	WH_NVML_INDEXED,
 };
 enum wh_nvml_remote { WH_NVML_REMOTE_GPU, WH_NVML_REMOTE_NPU, WH_NVML_REMOTE_SWITCH };
@@ -85,6 +86,8 @@ int wh_nvml_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned d
 /* Fields of nvmlDeviceGetFieldValues(), by their number; scope: a link, or UINT32_MAX. */
 enum {
 	WH_NVML_FIELD_LINK_COUNT = 91,
+	WH_NVML_FIELD_LINK_SENT = 138,     /* KiB since the driver was loaded */
+	WH_NVML_FIELD_LINK_RECEIVED = 139, /* likewise */
 	WH_NVML_FIELD_LINK_SPEED = 164, /* MB/s a direction */
 	WH_NVML_FIELD_RECOVERY = 230,   /* what the GPU needs; 0: nothing */
 };
@@ -113,6 +116,34 @@ int wh_nvml_capability(struct wh_nvml *nvml, unsigned device, int *major, int *m
 
 /* Is the GPU cut into instances (MIG)? */
 int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on);
+
+/* How much of the last sampling period (up to a second) the GPU, and its memory, were busy: %. */
+int wh_nvml_utilisation(struct wh_nvml *nvml, unsigned device, uint32_t *gpu, uint32_t *memory);
+
+/* ECC errors since the driver was loaded. */
+int wh_nvml_ecc(struct wh_nvml *nvml, unsigned device, bool uncorrected, uint64_t *out);
+
+/* Why the clocks are not higher: enum wh_nvml_reason, or bits that are not known here. */
+enum wh_nvml_reason {
+	WH_NVML_IDLE = 0x01,
+	WH_NVML_CLOCKS_SET = 0x02,
+	WH_NVML_POWER_CAP = 0x04,
+	WH_NVML_HARDWARE_SLOWDOWN = 0x08,
+	WH_NVML_SYNC_BOOST = 0x10,
+	WH_NVML_THERMAL = 0x20,
+	WH_NVML_HARDWARE_THERMAL = 0x40,
+	WH_NVML_POWER_BRAKE = 0x80,
+};
+int wh_nvml_reasons(struct wh_nvml *nvml, unsigned device, uint64_t *out);
+
+/* Processes that compute on the GPU, up to *count of them; *count is then how many there are in the
+ * list. The driver counts them in its own PID namespace. */
+struct wh_nvml_process {
+	uint32_t pid;
+	uint64_t memory; /* bytes; UINT64_MAX: not known */
+};
+int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_process *out,
+		      unsigned *count);
 
 /* The CPUs, or the NUMA nodes, that are nearest: bit n of word n / 64. */
 int wh_nvml_cpus(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count);

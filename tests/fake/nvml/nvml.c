@@ -220,6 +220,14 @@ static int get_text(char *out, unsigned size, const char *values, int result)
 		return answer_numbers(values, result, 1, out);          \
 	}
 
+/* A number of 64 bits. */
+static int answer_long(const char *values, int result, uint64_t *out)
+{
+	if (!result)
+		*out = strtoull(values, NULL, 0);
+	return result;
+}
+
 SYSTEM_TEXT(nvmlSystemGetDriverVersion)
 SYSTEM_TEXT(nvmlSystemGetNVMLVersion)
 TEXT(nvmlDeviceGetName)
@@ -238,6 +246,33 @@ NUMBER(nvmlDeviceGetEnforcedPowerLimit)
 INDEXED(nvmlDeviceGetClockInfo)
 INDEXED(nvmlDeviceGetMaxClockInfo)
 INDEXED(nvmlDeviceGetTemperature)
+INDEXED(nvmlDeviceGetPcieThroughput)
+
+/* The two numbers are one struct. */
+EXPORT int nvmlDeviceGetUtilizationRates(void *device, unsigned *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetUtilizationRates %u", index_of(device));
+
+	return answer_numbers(values, result, 2, &out[0], &out[1]);
+}
+
+EXPORT int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned counter, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetTotalEccErrors %u %u %u", index_of(device), type,
+			    counter);
+
+	return answer_long(values, result, out);
+}
+
+EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetCurrentClocksThrottleReasons %u", index_of(device));
+
+	return answer_long(values, result, out);
+}
 
 static int get_count(unsigned *out)
 {
@@ -394,6 +429,41 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, uint64_t *out)
 		out[3] = out[1] - out[4];
 	}
 	return result;
+}
+
+EXPORT int nvmlDeviceGetCurrentClocksEventReasons(void *device, uint64_t *out)
+{
+	char values[512];
+	int result = answer(values, "nvmlDeviceGetCurrentClocksEventReasons %u", index_of(device));
+
+	return answer_long(values, result, out);
+}
+
+struct process {
+	unsigned pid;
+	uint64_t memory;
+	unsigned gpu_instance, compute_instance;
+};
+
+/* "PID MEMORY PID MEMORY ..." */
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count,
+						   struct process *out)
+{
+	char values[512], *at = values, *end;
+	int result = answer(values, "nvmlDeviceGetComputeRunningProcesses %u", index_of(device));
+	unsigned room = *count;
+
+	if (result)
+		return result;
+	for (*count = 0;; ++*count, at = end) {
+		unsigned pid = (unsigned)strtoul(at, &end, 10);
+
+		if (end == at)
+			return SUCCESS;
+		if (*count == room)
+			return INSUFFICIENT_SIZE;
+		out[*count] = (struct process){ .pid = pid, .memory = strtoull(end, &end, 10) };
+	}
 }
 
 NUMBER(nvmlDeviceGetNumaNodeId)

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry top: GPUs, NICs and processes, live. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "output.h"
+#include "top.h"
+#include "topo.h"
+
+#define FIRST_SECONDS 10.0 /* a driver that wakes its GPUs */
+
+enum form { LIVE, TEXT_FORM, JSON_FORM, CSV_FORM };
+
+static enum form form_of(const struct arguments *arguments)
+{
+	if (argument(arguments, "json"))
+		return JSON_FORM;
+	if (argument(arguments, "csv") || argument(arguments, "query"))
+		return CSV_FORM;
+	return argument(arguments, "once") || argument(arguments, "count") || !isatty(STDOUT_FILENO) ||
+			       !isatty(STDIN_FILENO) ?
+		       TEXT_FORM :
+		       LIVE;
+}
+
+static void print_text(const struct top_sample *sample, const struct screen *screen)
+{
+	struct top_view view = { .ascii = screen->ascii };
+	struct top_line *lines = calloc(1024, sizeof(*lines));
+	size_t count = lines ? top_render(sample, &view, lines, 1024) : 0;
+
+	for (size_t i = 0; i < count; i++)
+		printf("%s%s%s\n", lines[i].plain ? "" : screen_tint(screen, lines[i].tint),
+		       lines[i].text, lines[i].plain ? "" : screen_plain(screen));
+	free(lines);
+}
+
+static int print_sample(const struct top_sample *sample, enum form form, const char *fields,
+			bool first, const struct screen *screen)
+{
+	json_t *object;
+	int error;
+
+	switch (form) {
+	case JSON_FORM:
+		/* A line for each sample, so that a program can read them as they come. */
+		object = top_to_json(sample);
+		error = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+		json_decref(object);
+		putchar('\n');
+		break;
+	case CSV_FORM:
+		error = 0;
+		if (first)
+			top_print_header(fields);
+		top_print_rows(sample, fields);
+		break;
+	default:
+		error = 0;
+		print_text(sample, screen);
+	}
+	if (fflush(stdout) || error)
+		return fail(EIO, "cannot write to standard output: %s", strerror(errno));
+	return 0;
+}
+
+/* Rates need two samples. */
+static int print_samples(struct top_sampler *sampler, enum form form, const char *fields,
+			 uint64_t count, double interval, const struct screen *screen)
+{
+	struct top_sample *sample = calloc(1, sizeof(*sample));
+	int code = sample ? 0 : fail(ENOMEM, "out of memory");
+
+	for (uint64_t i = 0; i < count && !code; i++) {
+		/* A driver that hangs is not waited for again. */
+		if (!top_take(sampler, i + 2, interval + (i ? 1 : FIRST_SECONDS), sample))
+			code = fail(ETIMEDOUT, "this machine's files did not answer in time");
+		else
+			code = print_sample(sample, form, fields, i == 0, screen);
+	}
+	free(sample);
+	return code;
+}
+
+static int parse_interval(const char *text, double *out)
+{
+	char *end;
+
+	if (!text)
+		return 0;
+	*out = strtod(text, &end);
+	if (end == text || *end || !(*out >= 0.1 && *out <= 3600))
+		return usage_error("--interval: '%s' is not between 0.1 and 3600 seconds", text);
+	return 0;
+}
+
+static int run(const struct arguments *arguments)
+{
+	const char *query = argument(arguments, "query"), *count_text = argument(arguments, "count"),
+		   *wrong;
+	struct top_sampler *sampler;
+	char all[1024], word[WH_NAME];
+	struct screen screen;
+	struct wh_tree tree;
+	uint64_t count = 1;
+	double interval = 1;
+	enum form form;
+	int code;
+
+	if (argument(arguments, "fields")) {
+		top_describe_fields();
+		return EXIT_PASS;
+	}
+	code = screen_open(arguments, &screen);
+	if (!code)
+		code = parse_interval(argument(arguments, "interval"), &interval);
+	if (!code && count_text && parse_count(count_text, "--count", 1, UINT32_MAX, &count))
+		code = EXIT_USAGE;
+	if (!code && argument(arguments, "json") && (query || argument(arguments, "csv")))
+		code = usage_error("--json has everything: without --csv and --query");
+	if (!code && query && (!*query || (wrong = top_unknown_field(query, word))))
+		code = usage_error("--query: no field '%s'; --fields lists them", *query ? word : "");
+	if (!code)
+		code = topo_tree(arguments, &tree);
+	if (code)
+		return code;
+	top_all_fields(all, sizeof(all));
+	sampler = top_start(&tree, interval);
+	if (!sampler)
+		return fail(ENOMEM, "out of memory");
+	form = form_of(arguments);
+	code = form == LIVE ? top_interactive(sampler, &screen, interval) :
+			      print_samples(sampler, form, query ? query : all, count, interval,
+					    &screen);
+	if (!top_stop(sampler)) {
+		/* A thread that hangs in a driver would keep the process from ending. */
+		fflush(stdout);
+		_exit(code);
+	}
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "interval", .letter = 'i', .argument = "SECONDS",
+	  .help = "between two samples; by default 1" },
+	{ .name = "once", .help = "one sample as text; also where there is no terminal" },
+	{ .name = "count", .letter = 'n', .argument = "N", .help = "so many samples, then end" },
+	{ .name = "json", .letter = 'j', .help = "a line of JSON for each sample" },
+	{ .name = "csv", .help = "all that is known of GPUs as CSV" },
+	{ .name = "query", .argument = "FIELD,...", .help = "these fields of GPUs as CSV" },
+	{ .name = "fields", .help = "list the fields" },
+	{ .name = "root", .argument = "DIR", .complete = "file",
+	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
+	SCREEN_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_top = {
+	.name = "top",
+	.usage = "",
+	.summary = "Watch GPUs, NICs and processes",
+	.details = "Rates are shown with their share of what the link carries. The key h lists the "
+		   "keys.",
+	.examples = "wherry top\n"
+		    "wherry top --query index,utilization.gpu,nvlink.tx --count 10\n"
+		    "wherry top --json --interval 5 --count 12 > minute.jsonl\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

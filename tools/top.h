@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the parts of wherry top share: samples, taken on threads; views of them, as lines of text; and
+ * the terminal. */
+#ifndef TOOLS_TOP_H
+#define TOOLS_TOP_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <jansson.h>
+
+#include "screen.h"
+#include "topology/topology.h"
+
+#define TOP_GPUS 64
+#define TOP_NICS 64
+#define TOP_PROCESSES 512
+
+/* ---- samples --------------------------------------------------------------------------------- */
+
+/* What is not known is -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
+struct top_gpu {
+	int index;
+	char name[WH_NAME], uuid[WH_NAME], address[WH_ADDRESS];
+	char problem[256];
+	int busy, memory_busy; /* % */
+	uint64_t memory_used, memory_total, bar1_used, bar1_total;
+	double power, power_limit; /* W */
+	int temperature;	   /* C */
+	int clock, clock_most, memory_clock, memory_clock_most; /* MHz */
+	double pcie_sent, pcie_received, pcie_most;
+	double link_sent, link_received, link_most;
+	uint64_t ecc_corrected, ecc_uncorrected, pcie_replays;
+	uint64_t reasons; /* enum wh_nvml_reason */
+	/* What the next sample's rates are made from. */
+	uint64_t link_sent_kib, link_received_kib;
+};
+
+struct top_nic {
+	char name[WH_NAME], netdev[WH_NAME], state[WH_NAME];
+	int rdma;
+	double sent, received, most;
+	double errors, retransmits; /* a second */
+	uint64_t sent_bytes, received_bytes, error_count, retransmit_count;
+};
+
+struct top_process {
+	int pid;
+	int gpu; /* an index as NVML counts; -1: none */
+	uint64_t gpu_memory, memory;
+	double cpu; /* % of one CPU */
+	char name[WH_NAME];
+	uint64_t ticks;
+};
+
+struct top_sample {
+	double time; /* s, CLOCK_MONOTONIC; 0: none taken yet */
+	double interval;
+	char host[WH_NAME], driver[WH_NAME];
+	char note[256]; /* why there is nothing of the GPUs; "" */
+	double tcp_retransmits; /* a second, of the whole machine */
+	uint64_t tcp_retransmit_count;
+	size_t gpu_count, nic_count, process_count;
+	struct top_gpu gpus[TOP_GPUS];
+	struct top_nic nics[TOP_NICS];
+	struct top_process processes[TOP_PROCESSES];
+};
+
+/* Take samples on threads of their own, every `interval` seconds. A driver that hangs keeps the last
+ * sample of its GPUs; everything else goes on. */
+struct top_sampler;
+struct top_sampler *top_start(const struct wh_tree *tree, double interval);
+
+/* The newest sample, once there have been `turns` of them of the GPUs and of the rest, or after
+ * `seconds`. The first turn has no rates. False: there is none yet. */
+bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out);
+
+void top_interval(struct top_sampler *sampler, double interval);
+
+/* False: a thread hangs in a driver; then the process can only end by _exit(). */
+bool top_stop(struct top_sampler *sampler);
+
+/* ---- views ----------------------------------------------------------------------------------- */
+
+struct top_line {
+	char text[400]; /* UTF-8 */
+	enum tint tint;
+	bool plain; /* without a tint */
+};
+
+enum top_order { TOP_BY_GPU_MEMORY, TOP_BY_CPU, TOP_BY_MEMORY, TOP_BY_PID, TOP_BY_NAME, TOP_ORDERS };
+
+struct top_view {
+	enum top_order order;
+	bool reverse;
+	char filter[WH_NAME]; /* processes whose name has this in it; "": all */
+	bool ascii;
+	bool help;
+	bool paused;
+};
+
+/* The sample as lines; how many there are, of room for `most`. */
+size_t top_render(const struct top_sample *sample, const struct top_view *view,
+		  struct top_line *lines, size_t most);
+
+/* ---- fields, by name ------------------------------------------------------------------------- */
+
+/* "index,name,power.draw": is each a field of a GPU? NULL, or the first that is not. */
+const char *top_unknown_field(const char *fields, char word[WH_NAME]);
+
+/* All fields of a GPU, with commas between, as --help-query and --csv show them. */
+void top_all_fields(char *out, size_t size);
+void top_describe_fields(void);
+
+/* A line of names with units, and a line for each GPU. */
+void top_print_header(const char *fields);
+void top_print_rows(const struct top_sample *sample, const char *fields);
+
+json_t *top_to_json(const struct top_sample *sample);
+
+/* ---- the terminal ---------------------------------------------------------------------------- */
+
+/* Show until the user quits. An exit code. */
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval);
+
+#endif
