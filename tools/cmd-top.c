@@ -99,10 +99,9 @@ static int parse_interval(const char *text, double *out)
 
 static int run(const struct arguments *arguments)
 {
-	const char *query = argument(arguments, "query"), *count_text = argument(arguments, "count"),
-		   *wrong;
+	const char *query = argument(arguments, "query"), *count_text = argument(arguments, "count");
 	struct top_sampler *sampler;
-	char all[1024], word[WH_NAME];
+	char all[1024], word[WH_NAME] = "";
 	struct screen screen;
 	struct wh_tree tree;
 	uint64_t count = 1;
@@ -121,8 +120,8 @@ static int run(const struct arguments *arguments)
 		code = EXIT_USAGE;
 	if (!code && argument(arguments, "json") && (query || argument(arguments, "csv")))
 		code = usage_error("--json has everything: without --csv and --query");
-	if (!code && query && (!*query || (wrong = top_unknown_field(query, word))))
-		code = usage_error("--query: no field '%s'; --fields lists them", *query ? word : "");
+	if (!code && query && (!*query || top_unknown_field(query, word)))
+		code = usage_error("--query: no field '%s'; --fields lists them", word);
 	if (!code)
 		code = topo_tree(arguments, &tree);
 	if (code)

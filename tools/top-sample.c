@@ -18,6 +18,8 @@
 #include "top.h"
 #include "topo.h"
 
+#define SLOW_TURNS 10 /* what hardly changes is asked every so many turns */
+
 struct part {
 	pthread_t thread;
 	bool started, ended;
@@ -96,11 +98,37 @@ static void ask_rates(struct wh_nvml *nvml, unsigned device, const struct top_gp
 		rate(before->link_received_kib, gpu->link_received_kib, seconds) * 1024 / 1e9;
 }
 
+/* What hardly changes and takes the driver 1 ms and more for each question. */
+static void ask_slow(struct wh_nvml *nvml, unsigned device, struct top_gpu *gpu)
+{
+	uint32_t replays;
+
+	gpu->power_limit = ask_watts(nvml, WH_NVML_POWER_LIMIT, device);
+	gpu->clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 1);
+	gpu->memory_clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 2);
+	if (wh_nvml_ecc(nvml, device, false, &gpu->ecc_corrected))
+		gpu->ecc_corrected = WH_UNKNOWN;
+	if (wh_nvml_ecc(nvml, device, true, &gpu->ecc_uncorrected))
+		gpu->ecc_uncorrected = WH_UNKNOWN;
+	if (!wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, device, &replays))
+		gpu->pcie_replays = replays;
+}
+
+static void keep_slow(const struct top_gpu *before, struct top_gpu *gpu)
+{
+	gpu->power_limit = before->power_limit;
+	gpu->clock_most = before->clock_most;
+	gpu->memory_clock_most = before->memory_clock_most;
+	gpu->ecc_corrected = before->ecc_corrected;
+	gpu->ecc_uncorrected = before->ecc_uncorrected;
+	gpu->pcie_replays = before->pcie_replays;
+}
+
 static void ask_gpu(struct wh_nvml *nvml, unsigned device, const struct top_gpu *before,
 		    double seconds, struct top_gpu *gpu)
 {
-	uint32_t busy, memory_busy, replays;
 	struct wh_nvml_memory memory;
+	uint32_t busy, memory_busy;
 
 	if (wh_nvml_device(nvml, device)) {
 		snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
@@ -119,18 +147,9 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, const struct top_gpu 
 		gpu->bar1_total = memory.total;
 	}
 	gpu->power = ask_watts(nvml, WH_NVML_POWER, device);
-	gpu->power_limit = ask_watts(nvml, WH_NVML_POWER_LIMIT, device);
 	gpu->temperature = ask_indexed(nvml, WH_NVML_TEMPERATURE, device, 0);
 	gpu->clock = ask_indexed(nvml, WH_NVML_CLOCK, device, 1);
-	gpu->clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 1);
 	gpu->memory_clock = ask_indexed(nvml, WH_NVML_CLOCK, device, 2);
-	gpu->memory_clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 2);
-	if (wh_nvml_ecc(nvml, device, false, &gpu->ecc_corrected))
-		gpu->ecc_corrected = WH_UNKNOWN;
-	if (wh_nvml_ecc(nvml, device, true, &gpu->ecc_uncorrected))
-		gpu->ecc_uncorrected = WH_UNKNOWN;
-	if (!wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, device, &replays))
-		gpu->pcie_replays = replays;
 	if (wh_nvml_reasons(nvml, device, &gpu->reasons))
 		gpu->reasons = WH_UNKNOWN;
 	ask_rates(nvml, device, before, seconds, gpu);
@@ -219,7 +238,7 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 	}
 }
 
-static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml)
+static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml, uint64_t turn)
 {
 	struct top_sample *work = &sampler->gpu_work;
 	double time = now(), seconds = work->time > 0 ? time - work->time : 0;
@@ -229,6 +248,12 @@ static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml)
 
 		forget_gpu(&work->gpus[i]);
 		ask_gpu(nvml, (unsigned)before.index, &before, seconds, &work->gpus[i]);
+		if (*work->gpus[i].problem)
+			continue;
+		if (turn % SLOW_TURNS == 0)
+			ask_slow(nvml, (unsigned)before.index, &work->gpus[i]);
+		else
+			keep_slow(&before, &work->gpus[i]);
 	}
 	ask_processes(&sampler->tree, nvml, work);
 	work->time = time;
@@ -441,6 +466,7 @@ static void *gpu_thread(void *arg)
 	struct top_sampler *sampler = arg;
 	struct wh_topology *topology;
 	struct wh_nvml *nvml = topo_nvml(&sampler->tree);
+	uint64_t turn = 0;
 	double started;
 
 	if (!nvml)
@@ -454,7 +480,7 @@ static void *gpu_thread(void *arg)
 	do {
 		started = now();
 		if (nvml)
-			sample_gpus(sampler, nvml);
+			sample_gpus(sampler, nvml, turn++);
 	} while (hand_over(sampler, &sampler->gpus, started));
 	wh_nvml_close(nvml);
 	pthread_mutex_lock(&sampler->lock);

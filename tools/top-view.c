@@ -72,7 +72,7 @@ static const struct field *find_field(const char *name, size_t length)
 	return NULL;
 }
 
-const char *top_unknown_field(const char *list, char word[WH_NAME])
+bool top_unknown_field(const char *list, char word[WH_NAME])
 {
 	for (; *list; list += strcspn(list, ","), list += *list == ',') {
 		size_t length = strcspn(list, ",");
@@ -80,9 +80,9 @@ const char *top_unknown_field(const char *list, char word[WH_NAME])
 		if (find_field(list, length))
 			continue;
 		snprintf(word, WH_NAME, "%.*s", (int)(length < WH_NAME ? length : WH_NAME - 1), list);
-		return word;
+		return true;
 	}
-	return NULL;
+	return false;
 }
 
 void top_all_fields(char *out, size_t size)

@@ -106,8 +106,8 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 
 /* ---- fields, by name ------------------------------------------------------------------------- */
 
-/* "index,name,power.draw": is each a field of a GPU? NULL, or the first that is not. */
-const char *top_unknown_field(const char *fields, char word[WH_NAME]);
+/* "index,name,power.draw": is one of them no field of a GPU? `word` is the first such. */
+bool top_unknown_field(const char *fields, char word[WH_NAME]);
 
 /* All fields of a GPU, with commas between, as --help-query and --csv show them. */
 void top_all_fields(char *out, size_t size);

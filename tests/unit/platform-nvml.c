@@ -139,13 +139,51 @@ static void ask__broken(void **state)
 	wh_nvml_close(nvml);
 }
 
+static void ask__load(void **state)
+{
+	struct wh_nvml_process processes[4];
+	struct wh_nvml *nvml = machine("pcie");
+	unsigned count = 4;
+	uint32_t gpu = 99, memory = 99;
+	uint64_t big = 7;
+
+	(void)state;
+	assert_int_equal(wh_nvml_utilisation(nvml, 0, &gpu, &memory), 0);
+	assert_int_equal(gpu, 37);
+	assert_int_equal(memory, 12);
+	assert_int_equal(wh_nvml_utilisation(nvml, 1, &gpu, &memory), -EOPNOTSUPP);
+	assert_int_equal(gpu, 37);
+	assert_int_equal(wh_nvml_ecc(nvml, 0, true, &big), 0);
+	assert_true(big == 2);
+	assert_int_equal(wh_nvml_ecc(nvml, 0, false, &big), 0);
+	assert_true(big == UINT64_C(5000000000));
+	assert_int_equal(wh_nvml_reasons(nvml, 0, &big), 0);
+	assert_true(big == (WH_NVML_POWER_CAP | WH_NVML_THERMAL));
+	assert_int_equal(wh_nvml_reasons(nvml, 1, &big), -EOPNOTSUPP);
+	assert_int_equal(wh_nvml_processes(nvml, 0, processes, &count), 0);
+	assert_int_equal(count, 2);
+	assert_int_equal(processes[0].pid, 4711);
+	assert_true(processes[0].memory == 1 << 30 && processes[1].memory == UINT64_MAX);
+	/* No more than there is room for. */
+	count = 1;
+	assert_int_equal(wh_nvml_processes(nvml, 0, processes, &count), 0);
+	assert_int_equal(count, 1);
+	count = 4;
+	assert_int_equal(wh_nvml_processes(nvml, 1, processes, &count), 0);
+	assert_int_equal(count, 0);
+	wh_nvml_close(nvml);
+}
+
 /* A driver that has none of the newer functions, and old versions of the others. */
 static void ask__old(void **state)
 {
 	struct wh_nvml_memory memory;
 	struct wh_nvml_fabric fabric;
+	struct wh_nvml_process processes[4];
 	struct wh_nvml_pci pci;
 	struct wh_nvml *nvml;
+	unsigned count = 4;
+	uint64_t reasons;
 	uint32_t value;
 
 	(void)state;
@@ -158,6 +196,10 @@ static void ask__old(void **state)
 	assert_int_equal(wh_nvml_p2p(nvml, 0, 1, WH_NVML_P2P_READ, &value), -ENOSYS);
 	assert_non_null(strstr(wh_error_text(), "too old"));
 	assert_int_equal(wh_nvml_fabric(nvml, 0, &fabric), -ENOSYS);
+	/* Under its older name. */
+	assert_int_equal(wh_nvml_reasons(nvml, 0, &reasons), 0);
+	assert_true(reasons == 0x24);
+	assert_int_equal(wh_nvml_processes(nvml, 0, processes, &count), -ENOSYS);
 	wh_nvml_close(nvml);
 }
 
@@ -239,6 +281,7 @@ int main(void)
 		cmocka_unit_test(open__no_library), cmocka_unit_test(open__no_driver),
 		cmocka_unit_test(ask__pcie),	    cmocka_unit_test(ask__broken),
 		cmocka_unit_test(ask__old),	    cmocka_unit_test(record__replays),
+		cmocka_unit_test(ask__load),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
