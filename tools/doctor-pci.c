@@ -93,8 +93,7 @@ static void pci_link(const struct doctor *doctor, struct finding *finding)
 		struct wh_hop hop;
 		int up = pci;
 
-		for (size_t i = 0; i <= doctor->topology->pci_count &&
-				   wh_pcie_hop(doctor->topology, &up, &hop); i++)
+		for (int i = 0; i < WH_PCI_DEPTH && wh_pcie_hop(doctor->topology, &up, &hop); i++)
 			check_hop(doctor->topology, &hop, name, finding);
 		looked++;
 	}
@@ -125,7 +124,7 @@ static void pci_acs(const struct doctor *doctor, struct finding *finding)
 		const struct wh_pci *all = doctor->topology->pci;
 
 		devices++;
-		for (int up = all[pci].parent, i = 0; up >= 0 && i < 32; up = all[up].parent, i++) {
+		for (int up = all[pci].parent, i = 0; up >= 0 && i < WH_PCI_DEPTH; up = all[up].parent, i++) {
 			int length = read_config(doctor, &all[up], config),
 			    redirects = length < 0 ? length :
 						     wh_pci_redirects(config, (size_t)length);

@@ -32,5 +32,17 @@ int output_print(json_t *object)
 
 json_t *output_text(const char *text)
 {
-	return text && *text ? json_string(text) : json_null();
+	json_t *value = text && *text ? json_string(text) : json_null();
+	char *copy;
+
+	if (value)
+		return value;
+	/* Names of others need not be UTF-8. */
+	copy = strdup(text);
+	for (char *c = copy; c && *c; c++)
+		if ((unsigned char)*c >= 0x80)
+			*c = '?';
+	value = copy ? json_string(copy) : NULL;
+	free(copy);
+	return value ? value : json_null();
 }

@@ -11,7 +11,7 @@ json_t *output_new(void);
 /* Write it to stdout, indented, and let go of it. 0, or EXIT_FAIL after a line on stderr. */
 int output_print(json_t *object);
 
-/* Values that are null where the text is NULL or empty. */
+/* Values that are null where the text is NULL or empty; what is not UTF-8 has '?' for its bytes. */
 json_t *output_text(const char *text);
 
 #endif

@@ -604,8 +604,13 @@ bool top_stop(struct top_sampler *sampler)
 	ended = (!sampler->gpus.started || sampler->gpus.ended) &&
 		(!sampler->host.started || sampler->host.ended);
 	pthread_mutex_unlock(&sampler->lock);
-	if (!ended)
+	if (!ended) {
+		if (sampler->gpus.started)
+			pthread_detach(sampler->gpus.thread);
+		if (sampler->host.started)
+			pthread_detach(sampler->host.thread);
 		return false;
+	}
 	if (sampler->gpus.started)
 		pthread_join(sampler->gpus.thread, NULL);
 	if (sampler->host.started)

@@ -237,8 +237,8 @@ static json_t *field_to_json(const struct top_gpu *gpu, const struct field *fiel
 
 static json_t *nic_to_json(const struct top_nic *nic)
 {
-	return json_pack("{s:s, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-			 nic->name, "netdev", output_text(nic->netdev), "rdma", nic->rdma, "state",
+	return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
+			 output_text(nic->name), "netdev", output_text(nic->netdev), "rdma", nic->rdma, "state",
 			 output_text(nic->state), "sent_gb_per_s", real(nic->sent),
 			 "received_gb_per_s", real(nic->received), "most_gb_per_s", real(nic->most),
 			 "sent_bytes", count(nic->sent_bytes), "received_bytes",

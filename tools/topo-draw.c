@@ -233,7 +233,12 @@ static double svg_node(const struct wh_topology *topology, const struct wh_end *
 		if (ends[i].kind == WH_END_GPU) {
 			const struct wh_gpu *gpu = &topology->gpus[ends[i].index];
 
-			snprintf(more, sizeof(more), "%s", *gpu->name ? gpu->name : gpu->address);
+			const char *model = *gpu->name ? gpu->name : gpu->address;
+
+			/* As much as fits into a box. */
+			if (strncmp(model, "NVIDIA ", 7) == 0)
+				model += 7;
+			snprintf(more, sizeof(more), "%.16s", model);
 			svg_box(out, x, y, BOX, *gpu->problem ? "#fdae61" : "#c7e9c0", name, more);
 		} else {
 			const struct wh_nic *nic = &topology->nics[ends[i].index];
@@ -268,7 +273,7 @@ static void svg_matrix(const struct wh_topology *topology, const struct wh_end *
 			wh_topology_expect(topology, ends[i], ends[k], &expected);
 			snprintf(text, sizeof(text), "%s", word);
 			if (!isnan(expected.speed))
-				snprintf(text, sizeof(text), "%s %.0f", word, expected.speed);
+				snprintf(text, sizeof(text), "%s %.3g", word, expected.speed);
 			fprintf(out, "<rect x=\"%.0f\" y=\"%.0f\" width=\"64\" height=\"%d\" "
 				     "fill=\"%s\" stroke=\"#fff\"/>\n",
 				LEFT + (double)k * 64, top + (double)(i + 1) * CELL_HEIGHT,

@@ -12,6 +12,7 @@
 #include "topo.h"
 
 #define ROWS_MOST 4096 /* of one table: no machine has more */
+#define ENDS_MOST 512  /* of the matrix, which grows with their square */
 
 enum type {
 	TEXT,
@@ -221,8 +222,8 @@ static json_t *pair_to_json(const struct wh_topology *topology, struct wh_end fr
 	distance = wh_topology_distance(topology, from, to, &links);
 	wh_distance_text(distance, links, word);
 	wh_topology_expect(topology, from, to, &expected);
-	return json_pack("{s:s, s:s, s:o, s:i, s:o, s:o, s:o}", "from", names[0], "to", names[1],
-			 "distance", output_text(distance == WH_FAR ? NULL : word), "nvlinks", links,
+	return json_pack("{s:o, s:o, s:o, s:i, s:o, s:o, s:o}", "from", output_text(names[0]), "to",
+			 output_text(names[1]), "distance", output_text(distance == WH_FAR ? NULL : word), "nvlinks", links,
 			 "route", output_text(expected.route), "expected_gb_per_s",
 			 real_or_null(expected.speed), "limit", output_text(expected.limit));
 }
@@ -243,8 +244,8 @@ static void add_derived(json_t *object, const struct wh_topology *topology)
 		char name[WH_NAME];
 
 		topo_end_name(topology, (struct wh_end){ WH_END_GPU, i }, name);
-		json_array_append_new(chosen, json_pack("{s:s, s:o}", "gpu", name, "nic",
-			nic < 0 ? json_null() : json_string(topology->nics[nic].name)));
+		json_array_append_new(chosen, json_pack("{s:o, s:o}", "gpu", output_text(name), "nic",
+			output_text(nic < 0 ? NULL : topology->nics[nic].name)));
 	}
 	json_object_set_new(object, "matrix", matrix);
 	json_object_set_new(object, "gpu_nics", chosen);
@@ -412,6 +413,10 @@ static bool fill(struct wh_topology *topology, const json_t *object, char *why, 
 		if (!set_table(&tables[i], json_object_get(object, tables[i].key), topology, why,
 			       size))
 			return false;
+	if (topology->gpu_count + topology->nic_count + topology->node_count > ENDS_MOST) {
+		snprintf(why, size, "more than %d GPUs, NICs and NUMA nodes together", ENDS_MOST);
+		return false;
+	}
 	for (size_t i = 0; i < TABLES; i++)
 		if (!check_indexes(&tables[i], topology, why, size))
 			return false;

@@ -105,8 +105,12 @@ static void print_machine(const struct wh_topology *topology, const struct scree
 	number_text(threads, sizeof(threads), cpu->threads);
 	printf("%sMachine%s  %s, NVIDIA driver %s\n", screen_tint(screen, TINT_STRONG),
 	       screen_plain(screen), or_dash(topology->host), or_dash(topology->driver));
-	printf("%sCPU%s      %s x %s, %s cores, %s threads\n", screen_tint(screen, TINT_STRONG),
-	       screen_plain(screen), packages, or_dash(cpu->model), cores, threads);
+	printf("%sCPU%s      ", screen_tint(screen, TINT_STRONG), screen_plain(screen));
+	if (cpu->threads < 0)
+		puts("-");
+	else
+		printf("%s x %s, %s cores, %s threads\n", packages, or_dash(cpu->model), cores,
+		       threads);
 	for (size_t i = 0; i < topology->cache_count; i++) {
 		const struct wh_cpu_cache *cache = &topology->caches[i];
 		char size[32];
@@ -144,7 +148,7 @@ static void print_path(const struct wh_topology *topology, int pci, const struct
 		return;
 	}
 	printf("           %s", topology->pci[pci].address);
-	for (size_t i = 0; i <= topology->pci_count && wh_pcie_hop(topology, &at, &hop); i++) {
+	for (int i = 0; i < WH_PCI_DEPTH && wh_pcie_hop(topology, &at, &hop); i++) {
 		bool slow = (!isnan(hop.speed) && hop.speed < hop.speed_most) ||
 			    (hop.width > 0 && hop.width < hop.width_most);
 

@@ -60,12 +60,11 @@ static int links_between(const struct wh_topology *topology, size_t one, size_t 
 /* How many steps up from `pci` to `ancestor`; -1: it is not above. */
 static int steps_up(const struct wh_topology *topology, int pci, int ancestor)
 {
-	size_t steps = 0;
+	int steps = 0;
 
-	/* A recorded tree may run in circles. */
-	for (; pci != ancestor && pci >= 0 && steps <= topology->pci_count; steps++)
+	for (; pci != ancestor && pci >= 0 && steps < WH_PCI_DEPTH; steps++)
 		pci = topology->pci[pci].parent;
-	return pci == ancestor && pci >= 0 ? (int)steps : -1;
+	return pci == ancestor && pci >= 0 ? steps : -1;
 }
 
 /* A device two steps below a bridge is below one port of a switch whose upper end that bridge is. */
@@ -89,7 +88,7 @@ static enum wh_distance by_pci(const struct wh_topology *topology, int one, int 
 
 	if (one < 0 || other < 0)
 		return WH_FAR;
-	for (; at >= 0 && up <= (int)topology->pci_count; at = pci[at].parent, up++) {
+	for (; at >= 0 && up < WH_PCI_DEPTH; at = pci[at].parent, up++) {
 		steps = steps_up(topology, other, at);
 		if (steps >= 0)
 			return below_bridges(up, steps);

@@ -81,7 +81,7 @@ double wh_pcie_path(const struct wh_topology *topology, int pci, int *where)
 	int at = pci;
 
 	*where = -1;
-	for (size_t i = 0; i <= topology->pci_count && wh_pcie_hop(topology, &at, &hop); i++) {
+	for (int i = 0; i < WH_PCI_DEPTH && wh_pcie_hop(topology, &at, &hop); i++) {
 		double raw = wh_pcie_raw(hop.speed_most, hop.width_most);
 
 		if (!isnan(raw) && (isnan(narrowest) || raw < narrowest)) {

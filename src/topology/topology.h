@@ -21,6 +21,7 @@ struct wh_nvml;
 
 #define WH_UNKNOWN UINT64_MAX
 #define WH_NAME 64
+#define WH_PCI_DEPTH 64 /* of bridges above each other: a file from elsewhere may have a circle */
 #define WH_ADDRESS 20 /* "0000:65:00.0" */
 
 struct wh_node {
