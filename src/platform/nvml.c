@@ -357,7 +357,7 @@ int wh_nvml_system_text(struct wh_nvml *nvml, enum wh_nvml_system_text which,
 int wh_nvml_text(struct wh_nvml *nvml, enum wh_nvml_text which, unsigned device,
 		 char out[WH_NVML_TEXT])
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	char text[WH_NVML_TEXT] = "";
 
 	if (ask(nvml, &q, texts[which], 1, device, -1, -1))
@@ -370,7 +370,7 @@ int wh_nvml_text(struct wh_nvml *nvml, enum wh_nvml_text which, unsigned device,
 int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
 		   uint32_t *out)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	unsigned value = 0;
 
 	if (ask(nvml, &q, numbers[which], 1, device, -1, -1))
@@ -383,7 +383,7 @@ int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned dev
 int wh_nvml_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device,
 		    unsigned index, uint32_t *out)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	unsigned value = 0;
 
 	if (ask(nvml, &q, indexed[which], 1, device, index, -1))
@@ -425,7 +425,7 @@ int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_
 		  uint64_t *out)
 {
 	struct nvml_field request = { .id = field, .scope = scope };
-	struct question q;
+	struct question q = { .function = NULL };
 	uint64_t value = 0;
 
 	if (ask(nvml, &q, "nvmlDeviceGetFieldValues", 1, device, field, scope))
@@ -454,7 +454,7 @@ static int pci_done(struct wh_nvml *nvml, const struct question *q, const struct
 int wh_nvml_pci(struct wh_nvml *nvml, unsigned device, struct wh_nvml_pci *out)
 {
 	struct nvml_pci pci = { .legacy = "" };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetPciInfo", 3, device, -1, -1))
 		q.result = ((int (*)(nvml_device, struct nvml_pci *))q.function)(q.device, &pci);
@@ -464,7 +464,7 @@ int wh_nvml_pci(struct wh_nvml *nvml, unsigned device, struct wh_nvml_pci *out)
 int wh_nvml_link_pci(struct wh_nvml *nvml, unsigned device, unsigned link, struct wh_nvml_pci *out)
 {
 	struct nvml_pci pci = { .legacy = "" };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetNvLinkRemotePciInfo", 2, device, link, -1))
 		q.result = ((int (*)(nvml_device, unsigned, struct nvml_pci *))q.function)(
@@ -476,7 +476,7 @@ int wh_nvml_memory(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory 
 {
 	struct nvml_memory_v2 second = { .version = VERSIONED(struct nvml_memory_v2, 2) };
 	struct nvml_memory first = { 0 };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (!ask(nvml, &q, "nvmlDeviceGetMemoryInfo", 2, device, -1, -1))
 		return done(nvml, &q, "%d", 0);
@@ -496,7 +496,7 @@ int wh_nvml_memory(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory 
 int wh_nvml_bar1(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *out)
 {
 	struct nvml_memory memory = { 0 };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetBAR1MemoryInfo", 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, struct nvml_memory *))q.function)(q.device,
@@ -509,7 +509,7 @@ int wh_nvml_bar1(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *o
 int wh_nvml_capability(struct wh_nvml *nvml, unsigned device, int *major, int *minor)
 {
 	int values[2] = { 0 };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetCudaComputeCapability", 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, int *, int *))q.function)(q.device, &values[0],
@@ -524,7 +524,7 @@ int wh_nvml_capability(struct wh_nvml *nvml, unsigned device, int *major, int *m
 int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on)
 {
 	unsigned now = 0, pending = 0;
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetMigMode", 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, unsigned *, unsigned *))q.function)(
@@ -537,7 +537,7 @@ int wh_nvml_mig(struct wh_nvml *nvml, unsigned device, bool *on)
 int wh_nvml_utilisation(struct wh_nvml *nvml, unsigned device, uint32_t *gpu, uint32_t *memory)
 {
 	unsigned values[2] = { 0 };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetUtilizationRates", 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, unsigned *))q.function)(q.device, values);
@@ -550,7 +550,7 @@ int wh_nvml_utilisation(struct wh_nvml *nvml, unsigned device, uint32_t *gpu, ui
 
 int wh_nvml_ecc(struct wh_nvml *nvml, unsigned device, bool uncorrected, uint64_t *out)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	uint64_t value = 0;
 
 	/* 0: since the driver was loaded. */
@@ -566,7 +566,7 @@ int wh_nvml_reasons(struct wh_nvml *nvml, unsigned device, uint64_t *out)
 {
 	static const char older[] = "nvmlDeviceGetCurrentClocksThrottleReasons";
 	const char *name = "nvmlDeviceGetCurrentClocksEventReasons";
-	struct question q;
+	struct question q = { .function = NULL };
 	uint64_t value = 0;
 
 	if (ask(nvml, &q, dlsym(nvml->library, name) ? name : older, 1, device, -1, -1))
@@ -582,7 +582,7 @@ int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_proc
 	struct nvml_process list[PROCESSES_MOST] = { { 0 } };
 	unsigned found = PROCESSES_MOST, used = 0;
 	char text[400] = "";
-	struct question q;
+	struct question q = { .function = NULL };
 
 	/* The first version has another struct. */
 	if (ask(nvml, &q, "nvmlDeviceGetComputeRunningProcesses", 3, device, -1, -1)) {
@@ -621,7 +621,7 @@ static int words_done(struct wh_nvml *nvml, const struct question *q, const uint
 
 int wh_nvml_cpus(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 
 	_Static_assert(sizeof(unsigned long) == sizeof(uint64_t), "NVML's words are unsigned long");
 	memset(words, 0, count * sizeof(*words));
@@ -633,7 +633,7 @@ int wh_nvml_cpus(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigne
 
 int wh_nvml_nodes(struct wh_nvml *nvml, unsigned device, uint64_t *words, unsigned count)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 
 	memset(words, 0, count * sizeof(*words));
 	if (ask(nvml, &q, "nvmlDeviceGetMemoryAffinity", 1, device, -1, -1))
@@ -657,7 +657,7 @@ static bool ask_pair(struct wh_nvml *nvml, struct question *q, const char *name,
 
 int wh_nvml_ancestor(struct wh_nvml *nvml, unsigned one, unsigned other, uint32_t *out)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	unsigned value = 0;
 
 	if (ask_pair(nvml, &q, "nvmlDeviceGetTopologyCommonAncestor", one, other, -1))
@@ -671,7 +671,7 @@ int wh_nvml_ancestor(struct wh_nvml *nvml, unsigned one, unsigned other, uint32_
 int wh_nvml_p2p(struct wh_nvml *nvml, unsigned one, unsigned other, enum wh_nvml_p2p what,
 		uint32_t *out)
 {
-	struct question q;
+	struct question q = { .function = NULL };
 	unsigned value = 0;
 
 	if (ask_pair(nvml, &q, "nvmlDeviceGetP2PStatus", one, other, what))
@@ -685,7 +685,7 @@ int wh_nvml_p2p(struct wh_nvml *nvml, unsigned one, unsigned other, enum wh_nvml
 int wh_nvml_fabric(struct wh_nvml *nvml, unsigned device, struct wh_nvml_fabric *out)
 {
 	struct nvml_fabric fabric = { .version = VERSIONED(struct nvml_fabric, 2) };
-	struct question q;
+	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetGpuFabricInfoV", 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, struct nvml_fabric *))q.function)(q.device,
