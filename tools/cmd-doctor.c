@@ -434,15 +434,22 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "only", .argument = "ID,...", .help = "only these checks; 'pci' is all of pci.*" },
+	{ .name = "only",
+	  .argument = "ID,...",
+	  .help = "only these checks; 'pci' is all of pci.*" },
 	{ .name = "skip", .argument = "ID,...", .help = "all but these" },
 	{ .name = "list", .help = "list the checks" },
-	{ .name = "errno", .argument = "N",
+	{ .name = "errno",
+	  .argument = "N",
 	  .help = "say what the errno of a failed registration with a NIC means" },
 	{ .name = "json", .letter = 'j', .help = "as JSON" },
-	{ .name = "root", .argument = "DIR", .complete = "file",
+	{ .name = "root",
+	  .argument = "DIR",
+	  .complete = "file",
 	  .help = "look at DIR/sys, DIR/proc and DIR/dev instead of this machine" },
-	{ .name = "record", .argument = "DIR", .complete = "file",
+	{ .name = "record",
+	  .argument = "DIR",
+	  .complete = "file",
 	  .help = "copy what is looked at into DIR, for --root" },
 	SCREEN_OPTIONS,
 	{ 0 },
@@ -452,10 +459,10 @@ const struct command command_doctor = {
 	.name = "doctor",
 	.usage = "",
 	.summary = "Say what keeps the fast routes from being taken, and how to fix it",
-	.details =
-		"Only looks, and changes nothing. Exits 0 if all is well or not to be told, 1 after "
-		"a warning, 2 if a check failed.\n\n"
-		"No check takes longer than 3 s; run as root it sees more.",
+	.details = "Only looks, and changes nothing. Exits 0 if all is well or not to be told, 1 "
+		   "after "
+		   "a warning, 2 if a check failed.\n\n"
+		   "No check takes longer than 3 s; run as root it sees more.",
 	.examples = "wherry doctor\n"
 		    "wherry doctor --only pci,nic.gid --json\n"
 		    "wherry doctor --errno EFAULT\n",

@@ -20,8 +20,8 @@ static enum form form_of(const struct arguments *arguments)
 		return JSON_FORM;
 	if (argument(arguments, "csv") || argument(arguments, "query"))
 		return CSV_FORM;
-	return argument(arguments, "once") || argument(arguments, "count") || !isatty(STDOUT_FILENO) ||
-			       !isatty(STDIN_FILENO) ?
+	return argument(arguments, "once") || argument(arguments, "count") ||
+			       !isatty(STDOUT_FILENO) || !isatty(STDIN_FILENO) ?
 		       TEXT_FORM :
 		       LIVE;
 }
@@ -99,7 +99,8 @@ static int parse_interval(const char *text, double *out)
 
 static int run(const struct arguments *arguments)
 {
-	const char *query = argument(arguments, "query"), *count_text = argument(arguments, "count");
+	const char *query = argument(arguments, "query"),
+		   *count_text = argument(arguments, "count");
 	struct top_sampler *sampler;
 	char all[1024], word[WH_NAME] = "";
 	struct screen screen;

@@ -52,8 +52,8 @@ static int run(const struct arguments *arguments)
 	if (!code)
 		code = topo_tree(arguments, &tree);
 	if (!code)
-		code = load ? topo_load(load, &topology) : topo_collect(&tree, argument(arguments, "cuda"),
-							 &topology);
+		code = load ? topo_load(load, &topology) :
+			      topo_collect(&tree, argument(arguments, "cuda"), &topology);
 	if (code)
 		return code;
 	code = show(arguments, topology, &screen);
@@ -80,10 +80,10 @@ const struct command command_topo = {
 	.name = "topo",
 	.usage = "",
 	.summary = "Show the GPUs, NICs and memories of a machine, and their distances",
-	.details =
-		"Distances are in the words of nvidia-smi topo -m. For each pair the speed is shown "
-		"that its links should allow.\n\n"
-		"What is absent or cannot be asked is '-', and the end says why.",
+	.details = "Distances are in the words of nvidia-smi topo -m. For each pair the speed is "
+		   "shown "
+		   "that its links should allow.\n\n"
+		   "What is absent or cannot be asked is '-', and the end says why.",
 	.examples = "wherry topo\n"
 		    "wherry topo --json > node7.json && wherry topo --load node7.json\n"
 		    "wherry topo --svg > topology.svg\n"

@@ -22,18 +22,21 @@ static const struct registration registrations[] = {
 	{ ENOMEM, "a limit is reached: locked memory of the process, or the GPU's BAR1",
 	  "ulimit -l unlimited (LimitMEMLOCK=infinity, docker --ulimit memlock=-1); for BAR1 see "
 	  "nvidia-smi -q -d MEMORY, and register less at once" },
-	{ EINVAL, "the range is not one piece for the exporter: memory of cuMemCreate() that was "
-		  "mapped from several allocations",
+	{ EINVAL,
+	  "the range is not one piece for the exporter: memory of cuMemCreate() that was "
+	  "mapped from several allocations",
 	  "register each mapping on its own, page-aligned" },
 	{ EAGAIN, "the NIC has no memory keys left; with 'CREATE_MKEY' in dmesg they leaked",
 	  "end the processes that hold registrations; reset the NIC's function if it stays so" },
 	{ EIO, "the range is larger than the NIC's max_mr_size, or the device is in trouble",
 	  "register in pieces of at most 4 GiB; look at dmesg for the NIC's driver" },
 	{ EPERM, "this process may not lock so much memory or use the device",
-	  "raise the limit of locked memory, and see that /dev/infiniband/uverbs* is allowed in this "
+	  "raise the limit of locked memory, and see that /dev/infiniband/uverbs* is allowed in "
+	  "this "
 	  "container" },
-	{ EBADF, "the file descriptor is none: as an answer to a probe with -1 it says that dma-buf "
-		 "registration is there",
+	{ EBADF,
+	  "the file descriptor is none: as an answer to a probe with -1 it says that dma-buf "
+	  "registration is there",
 	  "nothing for a probe; else pass the descriptor that the export returned" },
 };
 
@@ -86,7 +89,9 @@ int doctor_explain(const char *text, bool json)
 		printf("From a registration: %s.\nTry: %s.\n", registration->means,
 		       registration->fix);
 	else
-		printf("From a registration nothing more is known of it; wherry explain --errno %s\n"
-		       "says what it means elsewhere in Wherry.\n", name);
+		printf("From a registration nothing more is known of it; wherry explain --errno "
+		       "%s\n"
+		       "says what it means elsewhere in Wherry.\n",
+		       name);
 	return EXIT_PASS;
 }

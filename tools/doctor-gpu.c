@@ -49,7 +49,8 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 
 	if (doctor->late) {
 		found(finding, UNKNOWN, "NVML did not answer in time");
-		advise(finding, "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver awake");
+		advise(finding,
+		       "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver awake");
 	} else if (doctor->nvml) {
 		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
 	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
@@ -58,11 +59,12 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 		found(finding, UNKNOWN, "%s", doctor->nvml_why);
 	} else {
 		found(finding, FAIL, "%s", doctor->nvml_why);
-		advise(finding, doctor->nvml_error == -ELIBBAD ?
-					"reload the NVIDIA modules or reboot: library and modules "
-					"are of different versions" :
-					"install the driver's user libraries of the version that is "
-					"loaded (in a container: nvidia-container-toolkit)");
+		advise(finding,
+		       doctor->nvml_error == -ELIBBAD ?
+			       "reload the NVIDIA modules or reboot: library and modules "
+			       "are of different versions" :
+			       "install the driver's user libraries of the version that is "
+			       "loaded (in a container: nvidia-container-toolkit)");
 	}
 }
 
@@ -91,13 +93,15 @@ static void gpu_health(const struct doctor *doctor, struct finding *finding)
 			found(finding, FAIL, "%s (%s): %s", name,
 			      *gpu->address ? gpu->address : "its address is not known",
 			      gpu->problem);
-			advise(finding, "see dmesg for Xid; reset or reboot; in a container, see that "
-					"it has all of /dev/nvidia*");
+			advise(finding,
+			       "see dmesg for Xid; reset or reboot; in a container, see that "
+			       "it has all of /dev/nvidia*");
 		} else if (gpu->recovery > 0) {
 			found(finding, FAIL, "%s (%s) asks for recovery action %d", name,
 			      gpu->address, gpu->recovery);
-			advise(finding, "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end what uses "
-					"it, then reset");
+			advise(finding,
+			       "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end what uses "
+			       "it, then reset");
 		} else {
 			found(finding, PASS, "%s well", name);
 		}
@@ -157,8 +161,9 @@ static void gpu_nvlink(const struct doctor *doctor, struct finding *finding)
 		} else if (down) {
 			found(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down,
 			      active + down);
-			advise(finding, "nvidia-smi nvlink -s and dmesg; the fabric manager's log on "
-					"NVSwitch machines");
+			advise(finding,
+			       "nvidia-smi nvlink -s and dmesg; the fabric manager's log on "
+			       "NVSwitch machines");
 		} else if (active) {
 			found(finding, PASS, "%s: %zu NVLinks", name, active);
 		}
@@ -182,8 +187,9 @@ static void gpu_bar1(const struct doctor *doctor, struct finding *finding)
 		found(finding, !known ? UNKNOWN : gpu->bar1_bytes < gpu->memory_bytes ? WARN : PASS,
 		      "%s: BAR1 %s, memory %s", name, bar1, memory);
 		if (known && gpu->bar1_bytes < gpu->memory_bytes)
-			advise(finding, "only so much can be registered with NICs or seen by the CPU "
-					"at once; Resizable BAR and Above 4G Decoding in the BIOS");
+			advise(finding,
+			       "only so much can be registered with NICs or seen by the CPU "
+			       "at once; Resizable BAR and Above 4G Decoding in the BIOS");
 	}
 }
 
@@ -223,12 +229,14 @@ static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 		if (gpu->dma_buf == 0)
 			advise(finding, "%s", open_modules);
 		else if (gpu->rdma == 0)
-			advise(finding, "this GPU's memory cannot be reached by NICs; transfers are "
-					"staged through host memory");
+			advise(finding,
+			       "this GPU's memory cannot be reached by NICs; transfers are "
+			       "staged through host memory");
 	}
 }
 
-/* A value of the environment: the process's, or a line of ROOT/environment. False: it is not set. */
+/* A value of the environment: the process's, or a line of ROOT/environment. False: it is not
+ * set. */
 static bool environment(const struct doctor *doctor, const char *name, char *out, size_t size)
 {
 	char text[4096], *next = text, *line;
@@ -260,7 +268,8 @@ static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
 	char *item;
 
 	for (size_t i = 1; i < gpus; i++)
-		alike &= strcmp(doctor->topology->gpus[i].name, doctor->topology->gpus[0].name) == 0;
+		alike &=
+			strcmp(doctor->topology->gpus[i].name, doctor->topology->gpus[0].name) == 0;
 	while ((item = strsep(&list, ","))) {
 		char *end;
 		long index = strtol(item, &end, 10);
@@ -322,8 +331,10 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 	} else if (!doctor_gpus(doctor)) {
 		no_gpu(finding);
 	} else {
-		found(finding, INFO, "no IMEX channel: memory cannot be shared with other hosts over "
-				     "NVLink%s", fabric ? ", which this GPU could" : "");
+		found(finding, INFO,
+		      "no IMEX channel: memory cannot be shared with other hosts over "
+		      "NVLink%s",
+		      fabric ? ", which this GPU could" : "");
 		if (fabric)
 			advise(finding, "nvidia-modprobe -c 0 and the nvidia-imex service, if the "
 					"machine is one of a multi-node NVLink domain");
@@ -341,8 +352,9 @@ static void check_file(const struct doctor *doctor, const char *path, struct fin
 	found(finding, !error ? PASS : refused ? FAIL : UNKNOWN, "%s: %s", path,
 	      error ? strerror(-error) : "opens");
 	if (error == -ENOENT || error == -ENXIO)
-		advise(finding, "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
-				"NVIDIA runtime (--gpus all)");
+		advise(finding,
+		       "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
+		       "NVIDIA runtime (--gpus all)");
 	else if (error)
 		advise(finding, "allow it in the container's devices, or in its cgroup");
 }

@@ -37,9 +37,11 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 
 	major = major_of(doctor, "gdrdrv");
 	if (error == -ENOENT && major < 0) {
-		found(finding, INFO, "the gdrdrv module is not loaded; Wherry has windows without it");
+		found(finding, INFO,
+		      "the gdrdrv module is not loaded; Wherry has windows without it");
 	} else if (error == -ENOENT) {
-		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv", major);
+		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv",
+		      major);
 		advise(finding, "mknod -m 666 /dev/gdrdrv c %d 0", major);
 	} else if (error) {
 		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
@@ -77,7 +79,8 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 	      module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
 	      mapping ? mapping : "yes");
 	if (finding->verdict == WARN)
-		advise(finding, "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+		advise(finding,
+		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -139,8 +142,10 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 	} else if (!scope || (capable == 1 && scope < 3)) {
 		found(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
 	} else {
-		found(finding, WARN, "kernel.yama.ptrace_scope is %lld: memory of other processes that "
-				     "is not shared is reached by TCP", (long long)scope);
+		found(finding, WARN,
+		      "kernel.yama.ptrace_scope is %lld: memory of other processes that "
+		      "is not shared is reached by TCP",
+		      (long long)scope);
 		advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
 				"(wherry serve --memory host:SIZE)");
 	}
@@ -168,7 +173,8 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 	if (error || !names.count) {
 		found(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
 	} else if (!all) {
-		found(finding, INFO, "none is reserved: memory of the kind 'huge' is not to be had");
+		found(finding, INFO,
+		      "none is reserved: memory of the kind 'huge' is not to be had");
 		advise(finding, "sysctl vm.nr_hugepages=N, of 2 MiB each");
 	}
 	wh_tree_names_free(&names);
@@ -183,7 +189,8 @@ static void mem_maps(const struct doctor *doctor, struct finding *finding)
 		found(finding, UNKNOWN, "vm.max_map_count: %s", strerror(-error));
 		return;
 	}
-	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld", (long long)most);
+	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld",
+	      (long long)most);
 	if (most < MAPS_LEAST)
 		advise(finding, "sysctl vm.max_map_count=262144: each region of its own needs one");
 }
@@ -239,8 +246,9 @@ static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 		topo_size(now, sizeof(now), (uint64_t)used);
 		found(finding, used > limit / 10 * 9 ? WARN : INFO, "%s of %s are used", now, most);
 		if (used > limit / 10 * 9)
-			advise(finding, "raise the container's limit of memory: pinned memory cannot be "
-					"swapped out");
+			advise(finding,
+			       "raise the container's limit of memory: pinned memory cannot be "
+			       "swapped out");
 	}
 }
 
@@ -281,7 +289,8 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", folder,
 		      error ? strerror(-error) : "no list of CPUs");
 	} else if (count == 1) {
-		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way", text);
+		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way",
+		      text);
 		advise(finding, "give the container two CPUs or more, near its GPUs");
 	} else {
 		found(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s", count,

@@ -66,8 +66,9 @@ static void nic_port(const struct doctor *doctor, struct finding *finding)
 			      isnan(nic->rate) ? 0 : nic->rate);
 		} else {
 			found(finding, WARN, "%s: %s", nic->name, nic->state);
-			advise(finding, "look at the cable and the switch's port; ip link set %s up; "
-					"InfiniBand needs a subnet manager",
+			advise(finding,
+			       "look at the cable and the switch's port; ip link set %s up; "
+			       "InfiniBand needs a subnet manager",
 			       *nic->netdev ? nic->netdev : nic->name);
 		}
 	}
@@ -107,7 +108,8 @@ static bool is_gid(const char *gid)
 
 /* Which entry of the table is RoCE v2, best of an IPv4 address? -1: none; -ENOENT as a number of
  * errno where there is no table. */
-static int choose_gid(const struct doctor *doctor, const struct wh_nic *nic, char gid[64], int *error)
+static int choose_gid(const struct doctor *doctor, const struct wh_nic *nic, char gid[64],
+		      int *error)
 {
 	char folder[WH_TREE_PATH], type[32], text[64], number[16];
 	int chosen = -1;
@@ -128,8 +130,10 @@ static int choose_gid(const struct doctor *doctor, const struct wh_nic *nic, cha
 		}
 		if (missing || strcmp(type, "RoCE v2") != 0)
 			continue;
-		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/gids", nic->name);
-		if (wh_tree_line(&doctor->tree, folder, number, text, sizeof(text)) || !is_gid(text))
+		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/gids",
+			 nic->name);
+		if (wh_tree_line(&doctor->tree, folder, number, text, sizeof(text)) ||
+		    !is_gid(text))
 			continue;
 		/* ::ffff:a.b.c.d */
 		if (chosen < 0 || strncmp(text, "0000:0000:0000:0000:0000:ffff:", 30) == 0) {
@@ -164,8 +168,10 @@ static void nic_gid(const struct doctor *doctor, struct finding *finding)
 			      strerror(-error));
 		} else if (index < 0) {
 			found(finding, FAIL, "%s: no GID for RoCE v2", nic->name);
-			advise(finding, "give %s an IP address; then cma_roce_mode, or gid_attrs, shows "
-					"RoCE v2", *nic->netdev ? nic->netdev : nic->name);
+			advise(finding,
+			       "give %s an IP address; then cma_roce_mode, or gid_attrs, shows "
+			       "RoCE v2",
+			       *nic->netdev ? nic->netdev : nic->name);
 		} else {
 			found(finding, PASS, "%s: index %d (%s)", nic->name, index, gid);
 		}
@@ -209,7 +215,8 @@ static void nic_flow(const struct doctor *doctor, struct finding *finding)
 			      *nic->layer ? nic->layer : "-");
 			continue;
 		}
-		snprintf(folder, sizeof(folder), "/sys/class/net/%s/ecn/roce_np/enable", nic->netdev);
+		snprintf(folder, sizeof(folder), "/sys/class/net/%s/ecn/roce_np/enable",
+			 nic->netdev);
 		ecn = any_set(doctor, folder, 8);
 		snprintf(folder, sizeof(folder), "/sys/class/net/%s/qos", nic->netdev);
 		error = wh_tree_line(&doctor->tree, folder, "pfc", pfc, sizeof(pfc));
@@ -220,13 +227,17 @@ static void nic_flow(const struct doctor *doctor, struct finding *finding)
 			       *nic->netdev ? nic->netdev : "IFACE",
 			       *nic->netdev ? nic->netdev : "IFACE");
 		} else if (ecn == 1 || (!error && strspn(pfc, "0, ") != strlen(pfc))) {
-			found(finding, PASS, "%s: ECN %s, PFC %s", nic->name, ecn == 1 ? "on" : "off",
-			      error ? "-" : pfc);
+			found(finding, PASS, "%s: ECN %s, PFC %s", nic->name,
+			      ecn == 1 ? "on" : "off", error ? "-" : pfc);
 		} else {
-			found(finding, WARN, "%s: neither ECN nor PFC is on: RoCE loses packets under "
-					     "load", nic->name);
-			advise(finding, "mlnx_qos -i %s --pfc 0,0,0,1,0,0,0,0 --trust dscp, and the "
-					"same on the switch", *nic->netdev ? nic->netdev : "IFACE");
+			found(finding, WARN,
+			      "%s: neither ECN nor PFC is on: RoCE loses packets under "
+			      "load",
+			      nic->name);
+			advise(finding,
+			       "mlnx_qos -i %s --pfc 0,0,0,1,0,0,0,0 --trust dscp, and the "
+			       "same on the switch",
+			       *nic->netdev ? nic->netdev : "IFACE");
 		}
 	}
 }
@@ -256,8 +267,9 @@ static void nic_counters(const struct doctor *doctor, struct finding *finding)
 			if (value <= 0)
 				continue;
 			found(finding, WARN, "%s: %s %lld", nic->name, bad[i], (long long)value);
-			advise(finding, "packets were lost since the driver was loaded: look at PFC and "
-					"ECN on the way, cables, and whether it still grows");
+			advise(finding,
+			       "packets were lost since the driver was loaded: look at PFC and "
+			       "ECN on the way, cables, and whether it still grows");
 		}
 		for (size_t i = 0; i < sizeof(marks) / sizeof(marks[0]); i++)
 			if (!wh_tree_number(&doctor->tree, folder, marks[i], &value) && value > 0)
@@ -318,7 +330,8 @@ static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *f
 		if (known)
 			advise(finding, "%s", known->fix);
 	} else {
-		found(finding, PASS, "%s takes the memory of %s", nic->name, nic->gpus[gpu].address);
+		found(finding, PASS, "%s takes the memory of %s", nic->name,
+		      nic->gpus[gpu].address);
 	}
 }
 
@@ -390,8 +403,8 @@ static void nic_files(const struct doctor *doctor, struct finding *finding)
 											  UNKNOWN,
 		      "%s: %s", path, refused ? strerror(-refused) : "opens");
 		if (refused)
-			advise(finding, "the user needs the group of %s, or the container the device",
-			       path);
+			advise(finding,
+			       "the user needs the group of %s, or the container the device", path);
 	}
 	wh_tree_names_free(&names);
 	if (error && error != -ENOENT) {

@@ -59,8 +59,8 @@ static int read_config(const struct doctor *doctor, const struct wh_pci *pci, ui
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop, const char *name,
-		      struct finding *finding)
+static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop,
+		      const char *name, struct finding *finding)
 {
 	char now[32], most[32];
 
@@ -124,7 +124,8 @@ static void pci_acs(const struct doctor *doctor, struct finding *finding)
 		const struct wh_pci *all = doctor->topology->pci;
 
 		devices++;
-		for (int up = all[pci].parent, i = 0; up >= 0 && i < WH_PCI_DEPTH; up = all[up].parent, i++) {
+		for (int up = all[pci].parent, i = 0; up >= 0 && i < WH_PCI_DEPTH;
+		     up = all[up].parent, i++) {
 			int length = read_config(doctor, &all[up], config),
 			    redirects = length < 0 ? length :
 						     wh_pci_redirects(config, (size_t)length);
@@ -133,11 +134,13 @@ static void pci_acs(const struct doctor *doctor, struct finding *finding)
 			if (redirects == 1) {
 				found(finding, WARN, "%s, above %s, sends traffic between devices "
 						     "up to the host", all[up].address, name);
-				advise(finding, "turn ACS off for bare metal (BIOS, or setpci on the "
-						"bridge's ACS control); virtual machines need it on");
+				advise(finding,
+				       "turn ACS off for bare metal (BIOS, or setpci on the "
+				       "bridge's ACS control); virtual machines need it on");
 			} else if (redirects < 0) {
 				found(finding, UNKNOWN, "%s: %s", all[up].address,
-				      length < 0 ? strerror(-length) : "no more than 256 bytes shown");
+				      length < 0 ? strerror(-length) :
+						   "no more than 256 bytes shown");
 				advise(finding, "%s", look_as_root);
 			} else {
 				found(finding, PASS, "%s lets it pass", all[up].address);
@@ -167,11 +170,13 @@ static void pci_relaxed(const struct doctor *doctor, struct finding *finding)
 			found(finding, PASS, "%s: on", name);
 		} else if (!relaxed) {
 			found(finding, WARN, "%s (%s): off", name, device->address);
-			advise(finding, "PCI relaxed ordering in the BIOS, and in the NIC's firmware "
-					"(mlxconfig PCI_WR_ORDERING=1)");
+			advise(finding,
+			       "PCI relaxed ordering in the BIOS, and in the NIC's firmware "
+			       "(mlxconfig PCI_WR_ORDERING=1)");
 		} else {
 			found(finding, UNKNOWN, "%s: %s", name,
-			      length < 0 ? strerror(-length) : "its configuration does not show it");
+			      length < 0 ? strerror(-length) :
+					   "its configuration does not show it");
 			advise(finding, "%s", look_as_root);
 		}
 	}
@@ -203,8 +208,9 @@ static void check_group(const struct doctor *doctor, const struct wh_pci *pci, c
 		found(finding, PASS, "%s: identity", name);
 	} else {
 		found(finding, WARN, "%s: every address is translated (%s)", name, type);
-		advise(finding, "boot with iommu=pt (intel_iommu=on iommu=pt): peer traffic then need "
-				"not go by the IOMMU");
+		advise(finding,
+		       "boot with iommu=pt (intel_iommu=on iommu=pt): peer traffic then need "
+		       "not go by the IOMMU");
 	}
 }
 
@@ -285,21 +291,23 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 
 		devices++;
 		if (device->node < 0 && doctor->topology->node_count > 1) {
-			found(finding, WARN, "%s: the firmware does not say which NUMA node it is on",
-			      name);
-			advise(finding, "update the BIOS; in a virtual machine, place the device on a "
-					"node");
+			found(finding, WARN,
+			      "%s: the firmware does not say which NUMA node it is on", name);
+			advise(finding,
+			       "update the BIOS; in a virtual machine, place the device on a "
+			       "node");
 		} else if (!known || !*device->cpus) {
 			found(finding, UNKNOWN, "%s: %s", name,
 			      known ? "the CPUs near it are not known" :
 				      "the CPUs of this process are not known");
 		} else if (!overlap(device->cpus, allowed)) {
-			found(finding, WARN, "%s: CPUs %s are near it, this process runs on %s", name,
-			      device->cpus, allowed);
+			found(finding, WARN, "%s: CPUs %s are near it, this process runs on %s",
+			      name, device->cpus, allowed);
 			advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset",
 			       device->node, device->node);
 		} else {
-			found(finding, PASS, "%s: node %d", name, device->node < 0 ? 0 : device->node);
+			found(finding, PASS, "%s: node %d", name,
+			      device->node < 0 ? 0 : device->node);
 		}
 	}
 	if (!devices)

@@ -84,8 +84,8 @@ struct doctor {
 void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
 void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out);
 
-/* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on, so
- * all that it touches must stay. */
+/* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
+ * so all that it touches must stay. */
 bool bounded(void (*probe)(void *arg), void *arg, double seconds);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -109,8 +109,8 @@ void doctor_pci_folder(const struct wh_pci *pci, char *out, size_t size);
 
 /* ---- a registration that failed -------------------------------------------------------------- */
 
-/* What the errno of a failed registration with a NIC means, and what to do; NULL: nothing is known of
- * it. */
+/* What the errno of a failed registration with a NIC means, and what to do; NULL: nothing is known
+ * of it. */
 struct registration {
 	int error;
 	const char *means, *fix;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Samples of GPUs, NICs and processes. One thread asks NVML, which may take its time or hang; another
- * reads sysfs and /proc. Each keeps a sample of its own between two intervals, from which rates are
- * made, and hands its part over under the lock.
+ * Samples of GPUs, NICs and processes. One thread asks NVML, which may take its time or hang;
+ * another reads sysfs and /proc. Each keeps a sample of its own between two intervals, from which
+ * rates are made, and hands its part over under the lock.
  */
 #include <ctype.h>
 #include <errno.h>
@@ -57,7 +57,8 @@ static double rate(uint64_t before, uint64_t after, double seconds)
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device, unsigned at)
+static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device,
+		       unsigned at)
 {
 	uint32_t value;
 
@@ -265,7 +266,8 @@ static uint64_t counter(const struct wh_tree *tree, const char *folder, const ch
 {
 	int64_t value;
 
-	return wh_tree_number(tree, folder, name, &value) || value < 0 ? WH_UNKNOWN : (uint64_t)value;
+	return wh_tree_number(tree, folder, name, &value) || value < 0 ? WH_UNKNOWN :
+									 (uint64_t)value;
 }
 
 static uint64_t sum(uint64_t one, uint64_t other)
@@ -490,7 +492,8 @@ static void *gpu_thread(void *arg)
 	return NULL;
 }
 
-/* The first turn comes after the GPUs', if they do not take too long: it looks at their processes. */
+/* The first turn comes after the GPUs', if they do not take too long: it looks at their
+ * processes. */
 static void wait_for_gpus(struct top_sampler *sampler)
 {
 	double end = now() + 2;

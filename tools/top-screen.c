@@ -39,7 +39,8 @@ static int attribute_of(const struct terminal *terminal, const struct top_line *
 static void draw(struct terminal *terminal)
 {
 	int rows = getmaxy(stdscr), columns = getmaxx(stdscr),
-	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines, LINES_MOST),
+	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines,
+				    LINES_MOST),
 	    room = rows - 1;
 
 	if (terminal->top > count - room)
@@ -62,7 +63,8 @@ static void draw(struct terminal *terminal)
 		if (terminal->typing)
 			mvprintw(rows - 1, 0, "only processes named: %s", terminal->view.filter);
 		else
-			mvaddnstr(rows - 1, 0, "q quit  h help  s sort  r reverse  / filter", columns);
+			mvaddnstr(rows - 1, 0, "q quit  h help  s sort  r reverse  / filter",
+				  columns);
 		attroff(A_REVERSE);
 	}
 	refresh();

@@ -79,7 +79,8 @@ bool top_unknown_field(const char *list, char word[WH_NAME])
 
 		if (find_field(list, length))
 			continue;
-		snprintf(word, WH_NAME, "%.*s", (int)(length < WH_NAME ? length : WH_NAME - 1), list);
+		snprintf(word, WH_NAME, "%.*s", (int)(length < WH_NAME ? length : WH_NAME - 1),
+			 list);
 		return true;
 	}
 	return false;
@@ -238,10 +239,10 @@ static json_t *field_to_json(const struct top_gpu *gpu, const struct field *fiel
 static json_t *nic_to_json(const struct top_nic *nic)
 {
 	return json_pack("{s:o, s:o, s:b, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}", "name",
-			 output_text(nic->name), "netdev", output_text(nic->netdev), "rdma", nic->rdma, "state",
-			 output_text(nic->state), "sent_gb_per_s", real(nic->sent),
-			 "received_gb_per_s", real(nic->received), "most_gb_per_s", real(nic->most),
-			 "sent_bytes", count(nic->sent_bytes), "received_bytes",
+			 output_text(nic->name), "netdev", output_text(nic->netdev), "rdma",
+			 nic->rdma, "state", output_text(nic->state), "sent_gb_per_s",
+			 real(nic->sent), "received_gb_per_s", real(nic->received), "most_gb_per_s",
+			 real(nic->most), "sent_bytes", count(nic->sent_bytes), "received_bytes",
 			 count(nic->received_bytes), "errors_per_s", real(nic->errors),
 			 "retransmits_per_s", real(nic->retransmits));
 }
@@ -372,13 +373,16 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 	rate_text(rates[2], gpu->link_sent, gpu->link_most);
 	rate_text(rates[3], gpu->link_received, gpu->link_most);
 	bar(gpu->busy < 0 ? 0 : gpu->busy / 100.0, ascii, shown);
-	line(writer, broken ? TINT_BAD : hot ? TINT_POOR : -1,
-	     "GPU%-2d %-18.18s %4s %s %9s/%-8s %4s/%-4s W %3s C %5s MHz", gpu->index, gpu->name, busy,
-	     shown, used, total, power, limit, heat, clock);
-	line(writer, -1, "      PCIe %12s out %12s in   NVLink %12s out %12s in", rates[0], rates[1],
-	     rates[2], rates[3]);
-	line(writer, broken ? TINT_BAD : -1, "      BAR1 %s in use, ECC uncorrected %s, clocks held by %s",
-	     bar1, errors, reasons);
+	line(writer,
+	     broken ? TINT_BAD :
+	     hot    ? TINT_POOR :
+		      -1,
+	     "GPU%-2d %-18.18s %4s %s %9s/%-8s %4s/%-4s W %3s C %5s MHz", gpu->index, gpu->name,
+	     busy, shown, used, total, power, limit, heat, clock);
+	line(writer, -1, "      PCIe %12s out %12s in   NVLink %12s out %12s in", rates[0],
+	     rates[1], rates[2], rates[3]);
+	line(writer, broken ? TINT_BAD : -1,
+	     "      BAR1 %s in use, ECC uncorrected %s, clocks held by %s", bar1, errors, reasons);
 }
 
 static void nic_line(struct writer *writer, const struct top_nic *nic, bool ascii)
@@ -439,7 +443,8 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 			  const struct top_view *view)
 {
 	static const char *const orders[] = { "GPU memory", "CPU", "memory", "PID", "name" };
-	const struct top_process **list = calloc(sample->process_count + 1, sizeof(struct top_process *));
+	const struct top_process **list =
+		calloc(sample->process_count + 1, sizeof(struct top_process *));
 	size_t used = 0;
 
 	for (size_t i = 0; list && i < sample->process_count; i++)
@@ -448,8 +453,8 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 	sorting = view;
 	if (used)
 		qsort(list, used, sizeof(struct top_process *), compare);
-	line(writer, TINT_STRONG, "%8s %4s %10s %10s %6s  NAME   by %s%s%s%s", "PID", "GPU", "GPU MEM",
-	     "MEM", "CPU%", orders[view->order], view->reverse ? ", reversed" : "",
+	line(writer, TINT_STRONG, "%8s %4s %10s %10s %6s  NAME   by %s%s%s%s", "PID", "GPU",
+	     "GPU MEM", "MEM", "CPU%", orders[view->order], view->reverse ? ", reversed" : "",
 	     *view->filter ? ", only " : "", view->filter);
 	for (size_t i = 0; i < used; i++) {
 		char pid[16], gpu_memory[32], memory[32], cpu[16];

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of wherry top share: samples, taken on threads; views of them, as lines of text; and
- * the terminal. */
+/* What the parts of wherry top share: samples, taken on threads; views of them, as lines of text;
+ * and the terminal. */
 #ifndef TOOLS_TOP_H
 #define TOOLS_TOP_H
 
@@ -67,8 +67,8 @@ struct top_sample {
 	struct top_process processes[TOP_PROCESSES];
 };
 
-/* Take samples on threads of their own, every `interval` seconds. A driver that hangs keeps the last
- * sample of its GPUs; everything else goes on. */
+/* Take samples on threads of their own, every `interval` seconds. A driver that hangs keeps the
+ * last sample of its GPUs; everything else goes on. */
 struct top_sampler;
 struct top_sampler *top_start(const struct wh_tree *tree, double interval);
 
@@ -89,7 +89,14 @@ struct top_line {
 	bool plain; /* without a tint */
 };
 
-enum top_order { TOP_BY_GPU_MEMORY, TOP_BY_CPU, TOP_BY_MEMORY, TOP_BY_PID, TOP_BY_NAME, TOP_ORDERS };
+enum top_order {
+	TOP_BY_GPU_MEMORY,
+	TOP_BY_CPU,
+	TOP_BY_MEMORY,
+	TOP_BY_PID,
+	TOP_BY_NAME,
+	TOP_ORDERS
+};
 
 struct top_view {
 	enum top_order order;

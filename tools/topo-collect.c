@@ -51,7 +51,8 @@ static int add_caches(hwloc_topology_t hwloc, struct wh_topology *topology)
 			return -ENOMEM;
 		cache->level = (int)object->attr->cache.depth;
 		cache->count = count;
-		cache->size_bytes = object->attr->cache.size ? object->attr->cache.size : WH_UNKNOWN;
+		cache->size_bytes =
+			object->attr->cache.size ? object->attr->cache.size : WH_UNKNOWN;
 		if ((size_t)object->attr->cache.type < sizeof(kinds) / sizeof(kinds[0]))
 			snprintf(cache->kind, sizeof(cache->kind), "%s",
 				 kinds[object->attr->cache.type]);

@@ -313,7 +313,8 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 			 28 + (double)i * ROW, out);
 	svg_matrix(topology, ends, count, top, out);
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 24, "start",
-		 "From row to column: the distance as nvidia-smi topo says it, and the expected GB/s "
+		 "From row to column: the distance as nvidia-smi topo says it, and the expected "
+		 "GB/s "
 		 "one way.");
 	fputs("</svg>\n", out);
 	free(ends);

@@ -223,8 +223,9 @@ static json_t *pair_to_json(const struct wh_topology *topology, struct wh_end fr
 	wh_distance_text(distance, links, word);
 	wh_topology_expect(topology, from, to, &expected);
 	return json_pack("{s:o, s:o, s:o, s:i, s:o, s:o, s:o}", "from", output_text(names[0]), "to",
-			 output_text(names[1]), "distance", output_text(distance == WH_FAR ? NULL : word), "nvlinks", links,
-			 "route", output_text(expected.route), "expected_gb_per_s",
+			 output_text(names[1]), "distance",
+			 output_text(distance == WH_FAR ? NULL : word), "nvlinks", links, "route",
+			 output_text(expected.route), "expected_gb_per_s",
 			 real_or_null(expected.speed), "limit", output_text(expected.limit));
 }
 
@@ -244,8 +245,9 @@ static void add_derived(json_t *object, const struct wh_topology *topology)
 		char name[WH_NAME];
 
 		topo_end_name(topology, (struct wh_end){ WH_END_GPU, i }, name);
-		json_array_append_new(chosen, json_pack("{s:o, s:o}", "gpu", output_text(name), "nic",
-			output_text(nic < 0 ? NULL : topology->nics[nic].name)));
+		json_array_append_new(
+			chosen, json_pack("{s:o, s:o}", "gpu", output_text(name), "nic",
+					  output_text(nic < 0 ? NULL : topology->nics[nic].name)));
 	}
 	json_object_set_new(object, "matrix", matrix);
 	json_object_set_new(object, "gpu_nics", chosen);
@@ -381,7 +383,8 @@ static bool check_indexes(const struct table *table, const struct wh_topology *t
 
 		if (column->type != OF_PCI && column->type != OF_GPUS)
 			continue;
-		index = *(const int *)(rows + i / table->column_count * table->row + column->offset);
+		index = *(const int *)(rows + i / table->column_count * table->row +
+				       column->offset);
 		if (index < (is_needed(column) ? 0 : -1) || (index >= 0 && (size_t)index >= most)) {
 			snprintf(why, size, "%s: %s is %d, of %zu", table->key, column->key, index,
 				 most);
@@ -406,7 +409,8 @@ static bool fill(struct wh_topology *topology, const json_t *object, char *why, 
 	if (!cpu || !set_row(cpu_columns, sizeof(cpu_columns) / sizeof(cpu_columns[0]), cpu,
 			     (char *)&topology->cpu, "cpu", why, size)) {
 		if (!cpu)
-			snprintf(why, size, "it has no \"cpu\": was it written by another command?");
+			snprintf(why, size,
+				 "it has no \"cpu\": was it written by another command?");
 		return false;
 	}
 	for (size_t i = 0; i < TABLES; i++)

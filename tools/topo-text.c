@@ -361,7 +361,8 @@ static void print_pairs(const struct wh_topology *topology, const struct screen 
 	if (count) {
 		puts("\nDistances, from row to column:");
 		print_matrix(topology, screen, ends, count, false);
-		puts("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several; PHB: a host\n"
+		puts("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several; PHB: a "
+		     "host\n"
 		     "  bridge; NODE: several of one NUMA node; SYS: from NUMA node to NUMA node");
 	}
 	if (topology->gpu_count + topology->nic_count) {

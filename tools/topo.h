@@ -27,9 +27,9 @@ int topo_cpu(const struct wh_tree *tree, struct wh_topology *topology);
  * stderr. */
 int topo_tree(const struct arguments *arguments, struct wh_tree *out);
 
-/* Read a machine, all of it; with `cuda` also what only the CUDA driver knows, which takes a while to
- * start. `tree` says from where, and into which folder it is copied. 0, or an exit code after a line
- * on stderr. */
+/* Read a machine, all of it; with `cuda` also what only the CUDA driver knows, which takes a while
+ * to start. `tree` says from where, and into which folder it is copied. 0, or an exit code after a
+ * line on stderr. */
 int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out);
 
 /* The topology as JSON, and back. What can be worked out of it again is in the JSON for its readers
@@ -40,8 +40,8 @@ struct wh_topology *topo_from_json(const json_t *object, char *why, size_t size)
 /* Read what was saved by wherry topo --json. 0, or an exit code after a line on stderr. */
 int topo_load(const char *path, struct wh_topology **out);
 
-/* All ends of a topology: GPUs, NICs, memories, in this order. The caller frees it; NULL: no memory,
- * or none at all. */
+/* All ends of a topology: GPUs, NICs, memories, in this order. The caller frees it; NULL: no
+ * memory, or none at all. */
 struct wh_end *topo_ends(const struct wh_topology *topology, size_t *count);
 
 /* "GPU0", "mlx5_0", "MEM1". */

@@ -8,8 +8,8 @@
  * driver is too old to be asked; -EACCES and -EPERM, it may not be asked here; -ENODEV, there is no
  * driver, or the GPU is lost. Nothing is ever answered with a zero that stands for "not known".
  *
- * All functions may be called from any thread; none after fork(). A sick driver can keep any of them
- * waiting for long.
+ * All functions may be called from any thread; none after fork(). A sick driver can keep any of
+ * them waiting for long.
  */
 #ifndef WH_PLATFORM_NVML_H
 #define WH_PLATFORM_NVML_H

@@ -14,12 +14,13 @@ enum {
 	WH_PCI_ACS = 0x0d,     /* an extended one */
 };
 
-/* Where a capability, or an extended one, starts; 0: there is none, or the bytes do not go so far. */
+/* Where a capability, or an extended one, starts; 0: there is none, or the bytes do not go so
+ * far. */
 size_t wh_pci_capability(const uint8_t *config, size_t size, unsigned id);
 size_t wh_pci_extended(const uint8_t *config, size_t size, unsigned id);
 
-/* Does a bridge send what goes from one of its devices to another up to the host first (ACS)? 1: yes;
- * 0: no; -ENODATA: the bytes do not say. */
+/* Does a bridge send what goes from one of its devices to another up to the host first (ACS)? 1:
+ * yes; 0: no; -ENODATA: the bytes do not say. */
 int wh_pci_redirects(const uint8_t *config, size_t size);
 
 /* May a device ask for relaxed ordering? 1, 0 or -ENODATA. */

@@ -67,7 +67,8 @@ static int steps_up(const struct wh_topology *topology, int pci, int ancestor)
 	return pci == ancestor && pci >= 0 ? steps : -1;
 }
 
-/* A device two steps below a bridge is below one port of a switch whose upper end that bridge is. */
+/* A device two steps below a bridge is below one port of a switch whose upper end that bridge
+ * is. */
 static enum wh_distance below_bridges(int one, int other)
 {
 	return one <= 2 && other <= 2 ? WH_PIX : WH_PXB;

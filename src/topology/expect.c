@@ -108,7 +108,8 @@ static double bound_of(const struct wh_topology *topology, struct wh_end end)
 }
 
 __attribute__((format(printf, 4, 5)))
-static void expect(struct wh_expected *out, const char *route, double speed, const char *format, ...)
+static void expect(struct wh_expected *out, const char *route, double speed,
+		   const char *format, ...)
 {
 	va_list list;
 
@@ -186,7 +187,8 @@ void wh_topology_expect(const struct wh_topology *topology, struct wh_end from, 
 			struct wh_expected *out)
 {
 	/* The model is the same both ways: GPU before NIC before memory. */
-	struct wh_end one = from.kind <= to.kind ? from : to, other = from.kind <= to.kind ? to : from;
+	struct wh_end one = from.kind <= to.kind ? from : to,
+		      other = from.kind <= to.kind ? to : from;
 	double raw;
 
 	*out = (struct wh_expected){ .speed = NAN };

@@ -387,7 +387,8 @@ static int add_ethernet(const struct wh_tree *tree, struct wh_topology *topology
 	int error = wh_tree_list(tree, "/sys/class/net", &names);
 
 	if (error)
-		return wh_topology_note(topology, "network", "/sys/class/net: %s", strerror(-error));
+		return wh_topology_note(topology, "network", "/sys/class/net: %s",
+					strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
 		int pci = device_of(tree, topology, "/sys/class/net", names.name[i]), rate;
 		char folder[WH_TREE_PATH];

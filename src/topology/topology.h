@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a machine is made of as far as moving bytes goes: NUMA nodes, the PCI tree, GPUs and their
- * NVLinks, NICs, storage; how far two of them are from each other; and how fast the way between them
- * should be.
+ * NVLinks, NICs, storage; how far two of them are from each other; and how fast the way between
+ * them should be.
  *
  * It is made from sysfs and NVML. What is not known stays so: -1, WH_UNKNOWN, NAN or "", never a
  * number that was made up; `notes` says what is missing and why. CPUs and their caches are for
@@ -72,7 +72,7 @@ struct wh_gpu {
 	int pcie_width, pcie_width_most;
 	int fabric; /* enum wh_nvml_fabric_state */
 	int mig;    /* 1: cut into instances */
-	int recovery; /* what it needs: 0 nothing, 1 a reset, 2 a reboot, 3 and 4 be drained first */
+	int recovery; /* what it needs: 0 nothing, 1 a reset, 2 a reboot, others: to be drained */
 };
 
 struct wh_nvlink {
@@ -146,8 +146,9 @@ void wh_topology_free(struct wh_topology *topology);
 
 /* One more, all zero, at the end of an array of the topology; NULL without memory. The array may
  * move. */
-#define WH_TOPOLOGY_ADD(topology, array, count) \
-	wh_topology_grow((void **)&(topology)->array, &(topology)->count, sizeof(*(topology)->array))
+#define WH_TOPOLOGY_ADD(topology, array, count)                                                    \
+	wh_topology_grow((void **)&(topology)->array, &(topology)->count,                          \
+			 sizeof(*(topology)->array))
 void *wh_topology_grow(void **array, size_t *count, size_t size);
 
 /* A GPU of which nothing is known. */

@@ -34,7 +34,8 @@ static bool record_path(const struct wh_tree *tree, const char *path, char *out,
 	return true;
 }
 
-static void record_file(const struct wh_tree *tree, const char *path, const char *bytes, size_t count)
+static void record_file(const struct wh_tree *tree, const char *path, const char *bytes,
+			size_t count)
 {
 	char copy[WH_TREE_PATH];
 	int fd;
@@ -251,8 +252,8 @@ int wh_tree_list(const struct wh_tree *tree, const char *path, struct wh_tree_na
 			continue;
 		error = add_name(out, entry->d_name);
 		/* Links and files are recorded when they are looked at. */
-		if (entry->d_type == DT_DIR &&
-		    (size_t)snprintf(full, sizeof(full), "%s/%s", path, entry->d_name) < sizeof(full))
+		if (entry->d_type == DT_DIR && (size_t)snprintf(full, sizeof(full), "%s/%s", path,
+								entry->d_name) < sizeof(full))
 			record_folder(tree, full);
 	}
 	closedir(folder);

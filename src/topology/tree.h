@@ -34,8 +34,8 @@ int wh_tree_read(const struct wh_tree *tree, const char *path, char *out, size_t
 int wh_tree_line(const struct wh_tree *tree, const char *folder, const char *file, char *out,
 		 size_t size);
 
-/* The number at the start of FOLDER/FILE, decimal or with 0x. 0 or a negative errno; -EINVAL if there
- * is none. */
+/* The number at the start of FOLDER/FILE, decimal or with 0x. 0 or a negative errno; -EINVAL if
+ * there is none. */
 int wh_tree_number(const struct wh_tree *tree, const char *folder, const char *file, int64_t *out);
 
 /* Where a symbolic link leads, as it is written. 0 or a negative errno. */
@@ -47,12 +47,12 @@ int wh_tree_exists(const struct wh_tree *tree, const char *path);
 /* Can it be opened (for reading and writing)? 0 or a negative errno. */
 int wh_tree_open(const struct wh_tree *tree, const char *path, bool write);
 
-/* The major number, as *out, of a character device; in a recorded tree it is a file that says "char MAJOR". 0 or
- * a negative errno; -EINVAL: something else is there. */
+/* The major number, as *out, of a character device; in a recorded tree it is a file that says "char
+ * MAJOR". 0 or a negative errno; -EINVAL: something else is there. */
 int wh_tree_device(const struct wh_tree *tree, const char *path, int *out);
 
-/* The names in a folder, sorted as numbers where they end in numbers; free with wh_tree_names_free().
- * *out is an empty list on error. 0 or a negative errno. */
+/* The names in a folder, sorted as numbers where they end in numbers; free with
+ * wh_tree_names_free(). *out is an empty list on error. 0 or a negative errno. */
 struct wh_tree_names {
 	char **name;
 	size_t count;

@@ -143,7 +143,7 @@ make_host()
 240 gdrdrv"
 	put /proc/self/status "CapEff:	0000000000000000
 Cpus_allowed_list:	0-7"
-	put /proc/self/limits "Max locked memory         unlimited            unlimited            bytes"
+	put /proc/self/limits "Max locked memory     unlimited     unlimited     bytes"
 	put /proc/self/cgroup 0::/pod
 	put /proc/sys/kernel/yama/ptrace_scope 0
 	put /proc/sys/vm/max_map_count 262144
@@ -449,7 +449,7 @@ case_of gdrdrv.node WARN "no module gdrdrv" put /proc/devices "195 nvidia"
 case_of gdrdrv.node UNKNOWN "Too many levels" spoil /dev/gdrdrv
 little_memlock()
 {
-	put /proc/self/limits "Max locked memory         8388608              8388608              bytes"
+	put /proc/self/limits "Max locked memory     8388608     8388608     bytes"
 }
 case_of limit.memlock WARN "8388608 bytes" little_memlock
 capable()
@@ -512,15 +512,19 @@ fresh
 doctor --only pci --skip pci.acs,pci.link
 [ "$(grep -c ' pci\.' out)" = 2 ]
 verdict "--only and --skip" $?
-for words in "--only pci.lnk|did you mean 'pci.link'" "--skip x|no check 'x'" "--only ,|no check ''" \
-	"--root nowhere|nowhere: No such file" "--root=|is no folder" "--errno 99999|is no errno"; do
+for words in "--only pci.lnk|did you mean 'pci.link'" "--skip x|no check 'x'" \
+	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root=|is no folder" \
+	"--errno 99999|is no errno"; do
 	read -r -a arguments <<<"${words%|*}"
-	! "$wherry" doctor "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err && [ ! -s out ]
+	! "$wherry" doctor "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
+		[ ! -s out ]
 	verdict "${words%|*}" $?
 done
 for words in "EFAULT|nvidia-peermem" "95|dma-buf registration" "-12|BAR1" "22|cuMemCreate()" \
-	"EAGAIN|CREATE_MKEY" "5|max_mr_size" "93|Linux 5.12" "ENOSPC|wherry explain --errno ENOSPC"; do
-	"$wherry" doctor --errno "${words%|*}" >out 2>err && tr '\n' ' ' <out | grep -q -F -e "${words#*|}"
+	"EAGAIN|CREATE_MKEY" "5|max_mr_size" "93|Linux 5.12" \
+	"ENOSPC|wherry explain --errno ENOSPC"; do
+	"$wherry" doctor --errno "${words%|*}" >out 2>err &&
+		tr '\n' ' ' <out | grep -q -F -e "${words#*|}"
 	verdict "the errno ${words%|*} of a registration" $?
 done
 "$wherry" doctor --errno EFAULT --json | grep -q '"errno": 14'

@@ -137,13 +137,15 @@ FAKE_NVML=/nonexistent "$wherry" top --root hgx --once -i 0.1 >out &&
 verdict "no driver" $?
 printf 'delay : 0 60000\n' >slow.txt
 SECONDS=0
-FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out && [ $SECONDS -le 15 ] && grep -q 'has not answered' out && grep -q '^mlx5_7' out
+FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out && [ $SECONDS -le 15 ] &&
+	grep -q 'has not answered' out && grep -q '^mlx5_7' out
 verdict "a driver that hangs" $?
 for words in "--query pink|no field 'pink'" "--query=|no field" "--interval 0|between 0.1" \
 	"--interval x|between 0.1" "--count 0|--count" "--json --csv|without --csv" \
 	"--root nowhere|No such file"; do
 	read -r -a arguments <<<"${words%|*}"
-	! "$wherry" top "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err && [ ! -s out ]
+	! "$wherry" top "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
+		[ ! -s out ]
 	verdict "${words%|*}" $?
 done
 
@@ -151,10 +153,12 @@ done
 
 cat >terminal.py <<'PYTHON'
 """terminal.py ROWS COLUMNS KEYS [OPTION...]: run wherry top on a terminal, press keys, one each
-0.25 s ('W' makes it one column narrower, so that all is drawn anew), and print all that it wrote; ends as it ended."""
+0.25 s ('W' makes it one column narrower, so that all is drawn anew), and print
+all that it wrote; ends as it ended."""
 import fcntl, os, pty, select, signal, struct, sys, termios, time
 
-rows, columns, keys = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3].encode().decode("unicode_escape")
+rows, columns = int(sys.argv[1]), int(sys.argv[2])
+keys = sys.argv[3].encode().decode("unicode_escape")
 pid, terminal = pty.fork()
 if pid == 0:
     time.sleep(0.1)
@@ -212,7 +216,8 @@ live 60 120 q && grep -q -a 'GPU0 .*73%' words && grep -q -a 'q quit' words &&
 verdict "live, with colours" $?
 live 60 120 q --color never && ! grep -q -a $'\x1b\[3[0-7]m' screen
 verdict "live, without" $?
-live 60 120 q --ascii && grep -q -a '#######' words && ! LC_ALL=C grep -q -a '[^[:print:][:cntrl:]]' words
+live 60 120 q --ascii && grep -q -a '#######' words &&
+	! LC_ALL=C grep -q -a '[^[:print:][:cntrl:]]' words
 verdict "live, in ASCII" $?
 live 60 120 hq && grep -q -a 'sort processes by the next column' words
 verdict "help" $?

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wherry topo on machines of tests/machines: recorded ones, whose GPUs nvidia-smi topo -m has seen as
-# well, and one with eight GPUs that is made here.
+# wherry topo on machines of tests/machines: recorded ones, whose GPUs nvidia-smi topo -m has seen
+# as well, and one with eight GPUs that is made here.
 set -u
 wherry=$TEST_COMMAND
 machines=$TEST_SOURCE/tests/machines
@@ -130,7 +130,8 @@ verdict "its links, hop by hop" $?
 # ---- saved and shown again --------------------------------------------------------------------
 
 "$wherry" topo --load hgx.json --json | diff hgx.json - &&
-	"$wherry" topo --load hgx.json >one && "$wherry" topo --load - <hgx.json >two && diff one two
+	"$wherry" topo --load hgx.json >one && "$wherry" topo --load - <hgx.json >two &&
+	diff one two
 verdict "saved, and shown elsewhere" $?
 refused() # TEXT NAME-OF-WHAT
 {
@@ -188,9 +189,11 @@ topo hgx | grep -q $'\033'
 	! NO_COLOR=1 topo hgx --color auto | grep -q $'\033'
 verdict "colours" $?
 for words in "--json --svg|one at a time" "--load x --root hgx|without --root" \
-	"--color pink|one of: auto always never" "--root nowhere|No such file" "--record|needs a value"; do
+	"--color pink|one of: auto always never" "--root nowhere|No such file" \
+	"--record|needs a value"; do
 	read -r -a arguments <<<"${words%|*}"
-	! "$wherry" topo "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err && [ ! -s out ]
+	! "$wherry" topo "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
+		[ ! -s out ]
 	verdict "${words%|*}" $?
 done
 mkdir empty && topo empty >out && grep -q '^GPU *none' out && grep -q 'NUMA nodes: ' out

@@ -28,8 +28,8 @@ const char *screen_plain(const struct screen *screen)
 
 /* ---- a machine ------------------------------------------------------------------------------- */
 
-static int add_pci(struct wh_topology *t, const char *address, int parent, const char *root, int node,
-		   double speed, int width)
+static int add_pci(struct wh_topology *t, const char *address, int parent, const char *root,
+		   int node, double speed, int width)
 {
 	struct wh_pci *pci = WH_TOPOLOGY_ADD(t, pci, pci_count);
 
@@ -362,16 +362,21 @@ static void json__refused(void **state)
 		{ "{\"schema\": 1, \"cpu\": {}, \"host\": 7}", "host" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": {}}", "gpus is no array" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [3]}", "gpus has something else" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"pci\": 0}]}", "gpus: pci is 0, of 0" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"pci\": 0}]}",
+		  "gpus: pci is 0, of 0" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"pci\": 3000000000}]}", "gpus: pci" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"memory_bytes\": -5}]}", "memory_bytes" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"pci\": [{\"parent\": 1}]}", "pci: parent is 1, of 1" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"gpus\": [{\"memory_bytes\": -5}]}",
+		  "memory_bytes" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"pci\": [{\"parent\": 1}]}",
+		  "pci: parent is 1, of 1" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"nvlinks\": [{}]}", "nvlinks: gpu is -1" },
-		{ "{\"schema\": 1, \"cpu\": {}, \"gpu_pairs\": [{\"from\": 0}]}", "gpu_pairs: from" },
+		{ "{\"schema\": 1, \"cpu\": {}, \"gpu_pairs\": [{\"from\": 0}]}",
+		  "gpu_pairs: from" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"nics\": [{\"rate_gbit_per_s\": 1e9}]}", "rate" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"nics\": [{\"rdma\": 1}]}", "rdma" },
 		{ "{\"schema\": 1, \"cpu\": {}, \"nics\": [{\"name\": "
-		  "\"0123456789012345678901234567890123456789012345678901234567890123\"}]}", "name" },
+		  "\"0123456789012345678901234567890123456789012345678901234567890123\"}]}",
+		  "name" },
 	};
 
 	(void)state;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names, read at nvmlInit.
- * Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them, with FUNCTION
- * without its version; an argument "*" stands for any, and the first line that fits is taken. What
- * no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are passed over;
- * "delay : 0 MS" lets nvmlInit take so long.
+ * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names, read at
+ * nvmlInit. Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them,
+ * with FUNCTION without its version; an argument "*" stands for any, and the first line that fits
+ * is taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are
+ * passed over; "delay : 0 MS" lets nvmlInit take so long.
  *
  * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
  * that came later.
@@ -269,7 +269,8 @@ EXPORT int nvmlDeviceGetTotalEccErrors(void *device, unsigned type, unsigned cou
 EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, uint64_t *out)
 {
 	char values[512];
-	int result = answer(values, "nvmlDeviceGetCurrentClocksThrottleReasons %u", index_of(device));
+	int result =
+		answer(values, "nvmlDeviceGetCurrentClocksThrottleReasons %u", index_of(device));
 
 	return answer_long(values, result, out);
 }

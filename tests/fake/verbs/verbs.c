@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * As much of libibverbs.so.1 as asks what a NIC can do. FAKE_VERBS names the NICs, "a,b"; without it
- * there is none. FAKE_VERBS_DMABUF is the errno of a registration with fd -1 (by default EBADF: the
- * NIC can), FAKE_VERBS_REGISTER that of one with a file descriptor (0: it succeeds). What is left
- * open when the list is asked for anew, or the process ends, aborts.
+ * As much of libibverbs.so.1 as asks what a NIC can do. FAKE_VERBS names the NICs, "a,b"; without
+ * it there is none. FAKE_VERBS_DMABUF is the errno of a registration with fd -1 (by default EBADF:
+ * the NIC can), FAKE_VERBS_REGISTER that of one with a file descriptor (0: it succeeds). What is
+ * left open when the list is asked for anew, or the process ends, aborts.
  */
 #include <errno.h>
 #include <fcntl.h>
