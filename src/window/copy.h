@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Copies between ordinary memory and a CPU mapping of a GPU's memory.
+ *
+ * Such a mapping is not memory to the CPU: a load waits for the GPU (1 us), a store is posted, and
+ * what makes either fast is how many bytes one instruction moves. So the functions are chosen by the
+ * CPU that runs and by the type of the mapping. They hold for any alignment and any length, and:
+ *
+ * - an access of 1, 2, 4 or 8 bytes at a multiple of that is one instruction, so that the GPU never
+ *   sees half of a flag;
+ * - nothing but what was asked for is written; what is read may be all of a 64-byte line of which
+ *   a part was asked for, which lies in the same page.
+ */
+#ifndef WH_WINDOW_COPY_H
+#define WH_WINDOW_COPY_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define WH_COPY_LINE 64
+
+/* How the CPU sees the memory; the numbers are those of libgdrapi. */
+enum wh_mapping {
+	WH_MAPPING_NONE = 0,
+	WH_MAPPING_WC = 1,     /* write-combining (x86), normal non-cacheable (Arm) */
+	WH_MAPPING_CACHED = 2, /* coherent with the GPU */
+	WH_MAPPING_DEVICE = 3, /* neither gathered nor reordered; Arm: aligned accesses only */
+};
+
+typedef void wh_copy_put(void *window, const void *from, size_t length);
+typedef void wh_copy_get(void *to, const void *window, size_t length);
+
+/* One way of copying in one direction. */
+struct wh_copy_way {
+	const char *name;
+	uint32_t needs;     /* enum wh_copy_cpu, or-ed */
+	uint32_t mappings;  /* a bit for each enum wh_mapping it is good for */
+	wh_copy_put *put;   /* in the table of puts */
+	wh_copy_get *get;   /* in the table of gets */
+};
+
+enum wh_copy_cpu {
+	WH_COPY_CPU_SSE41 = 1,
+	WH_COPY_CPU_AVX2 = 2,
+	WH_COPY_CPU_AVX512 = 4,
+	WH_COPY_CPU_MOVDIR64B = 8,
+	WH_COPY_CPU_NEON = 16,
+	WH_COPY_CPU_LS64 = 32,
+};
+
+/* What the running CPU and its operating system allow. Costs some instructions that a hypervisor
+ * traps: ask once. */
+uint32_t wh_copy_cpu(void);
+
+/* All ways, best first; ends with one that needs nothing. */
+extern const struct wh_copy_way wh_copy_puts[], wh_copy_gets[];
+
+struct wh_copy {
+	const struct wh_copy_way *put, *get;
+};
+
+/* The best ways for a CPU and a mapping. */
+struct wh_copy wh_copy_choose(uint32_t cpu, enum wh_mapping mapping);
+
+/* ---- order ------------------------------------------------------------------------------------
+ * A store into a window may overtake and be overtaken. After wh_copy_issued() all stores of this
+ * thread, through windows of any type and into ordinary memory, come before those that follow.
+ */
+static inline void wh_copy_issued(void)
+{
+#if defined(__x86_64__)
+	_mm_sfence();
+#elif defined(__aarch64__)
+	__asm__ volatile("dsb st" ::: "memory");
+#else
+	__sync_synchronize();
+#endif
+}
+
+/* Before reading: streaming loads could be answered from what an earlier one had fetched, and
+ * could overtake stores. */
+static inline void wh_copy_before_get(void)
+{
+#if defined(__x86_64__)
+	_mm_mfence();
+#elif defined(__aarch64__)
+	__asm__ volatile("dsb sy" ::: "memory");
+#else
+	__sync_synchronize();
+#endif
+}
+
+/* After reading: what was read comes before all loads that follow. */
+static inline void wh_copy_after_get(void)
+{
+#if defined(__x86_64__)
+	_mm_lfence();
+#elif defined(__aarch64__)
+	__asm__ volatile("dmb oshld" ::: "memory");
+#else
+	__sync_synchronize();
+#endif
+}
+
+/* Into the window: issued when it returns, not yet arrived. */
+static inline void wh_copy_to(struct wh_copy copy, void *window, const void *from, size_t length)
+{
+	copy.put->put(window, from, length);
+	wh_copy_issued();
+}
+
+/* Out of the window: as the GPU's memory was during the call. */
+static inline void wh_copy_from(struct wh_copy copy, void *to, const void *window, size_t length)
+{
+	wh_copy_before_get();
+	copy.get->get(to, window, length);
+	wh_copy_after_get();
+}
+
+/* ---- between the files of the copies --------------------------------------------------------- */
+
+/* With accesses of 1, 2, 4 and 8 bytes, aligned on the window's side. */
+wh_copy_put wh_copy_put_natural;
+wh_copy_get wh_copy_get_natural;
+/* For memory that behaves: memcpy, but for small accesses. */
+wh_copy_put wh_copy_put_cached;
+wh_copy_get wh_copy_get_cached;
+
+wh_copy_put wh_copy_put_sse41, wh_copy_put_avx2, wh_copy_put_avx512, wh_copy_put_movdir64b;
+wh_copy_get wh_copy_get_sse41, wh_copy_get_avx2, wh_copy_get_avx512;
+wh_copy_put wh_copy_put_neon, wh_copy_put_ls64;
+wh_copy_get wh_copy_get_neon, wh_copy_get_ls64;
+
+/* Whole lines: the window's side is a multiple of WH_COPY_LINE, the other one any address. */
+typedef void wh_copy_put_lines(unsigned char *window, const unsigned char *from, size_t lines);
+typedef void wh_copy_get_lines(unsigned char *to, const unsigned char *window, size_t lines);
+
+/* The ends with natural widths, what is between them in lines. */
+void wh_copy_put_by(wh_copy_put_lines *lines, void *window, const void *from, size_t length);
+/* The ends with one line each, of which a part is taken: a load costs the same for 1 and for 64
+ * bytes. */
+void wh_copy_get_by(wh_copy_get_lines *lines, void *to, const void *window, size_t length);
+
+#endif
