@@ -14,11 +14,13 @@
 /* ---- natural widths -------------------------------------------------------------------------- */
 
 /* One access to the window each. The other side may lie anywhere, hence memcpy(). */
+/* NOLINTBEGIN(bugprone-macro-parentheses): types */
 #define STEP_PUT(type) \
 	do { \
+		volatile type *at_ = (void *)to; \
 		type value_; \
 		memcpy(&value_, from, sizeof(value_)); \
-		*(volatile type *)(void *)to = value_; \
+		*at_ = value_; \
 		to += sizeof(value_); \
 		from += sizeof(value_); \
 		length -= sizeof(value_); \
@@ -26,12 +28,15 @@
 
 #define STEP_GET(type) \
 	do { \
-		type value_ = *(const volatile type *)(const void *)from; \
+		const volatile type *at_ = (const void *)from; \
+		type value_ = *at_; \
 		memcpy(to, &value_, sizeof(value_)); \
 		to += sizeof(value_); \
 		from += sizeof(value_); \
 		length -= sizeof(value_); \
 	} while (0)
+
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 /* Up to a multiple of 8 on the window's side, then eight at a time, then the rest: whatever is left
  * before a width is smaller than it, so that each access is aligned. */

@@ -57,6 +57,13 @@ void fake_cuda_memory(int device, size_t bytes);
 /* How often the exported function was called since the process began, failures included. */
 uint64_t fake_cuda_calls(const char *function);
 
+/* The client of the NVIDIA kernel driver that the fake says it is. */
+#define FAKE_CLIENT 0xc1d0ffffu
+
+/* The descriptor of the memory at an address, which stays the driver's, and where in it the address
+ * is; -1: there is none, or not so much in one piece. */
+int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset);
+
 /* Where the driver itself reads and writes the memory at a device's address; NULL: nowhere. */
 void *fake_cuda_alias(uint64_t address);
 

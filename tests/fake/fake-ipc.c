@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "platform/rm-abi.h"
 
 /* What a handle holds; the rest of the 64 bytes is 0. */
 struct handle {
@@ -189,6 +190,38 @@ static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *off
 	return range->memory;
 }
 
+/* What the real driver asks the kernel for at this point, for those who watch. The answer does not
+ * matter, nor does it matter that there is no such device as a rule. */
+static void request_export(const struct fake_memory *memory, size_t offset, size_t size)
+{
+	static _Atomic int control = -1;
+	struct rm_export_dma_buf request = {
+		.fd = memory->fd,
+		.client = FAKE_CLIENT,
+		.total_objects = 1,
+		.objects = 1,
+		.total_size = size,
+		.handles = { (uint32_t)memory->id },
+		.offsets = { offset },
+		.sizes = { size },
+	};
+
+	if (control < 0)
+		control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
+	if (control >= 0)
+		ioctl(control, RM_REQUEST(RM_ESCAPE_EXPORT_DMA_BUF, request), &request);
+}
+
+FAKE_API int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset)
+{
+	struct fake_memory *memory;
+
+	pthread_rwlock_rdlock(&fake_map_lock);
+	memory = one_memory(address, size, offset);
+	pthread_rwlock_unlock(&fake_map_lock);
+	return memory ? memory->fd : -1;
+}
+
 FAKE_API int cuMemGetHandleForAddressRange(void *out, uint64_t address, size_t size, int type,
 					   unsigned long long flags)
 {
@@ -214,6 +247,7 @@ FAKE_API int cuMemGetHandleForAddressRange(void *out, uint64_t address, size_t s
 	if (memory) {
 		snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
 		fd = open(path, O_RDWR | O_CLOEXEC); /* with a position of its own */
+		request_export(memory, offset, size);
 	}
 	error = memory && fd >= 0 ? FAKE_OK : memory ? FAKE_OUT_OF_MEMORY : FAKE_NOT_SUPPORTED;
 	if (!memory && !fake_range_overlap(address, size))

@@ -20,6 +20,7 @@
  * ones. */
 #define SMALL ((size_t)1 << 20)
 #define SMALL_START 512
+#define GPU_PAGE ((size_t)64 << 10)
 
 pthread_rwlock_t fake_map_lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 
@@ -346,7 +347,7 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 
 	if (size > SIZE_MAX / 4)
 		return FAKE_OUT_OF_MEMORY;
-	total = round_up(range.offset + size, PAGE);
+	total = round_up(range.offset + size, GPU_PAGE); /* which others of the driver pin */
 	error = fake_memory_new(context->device, total, 0, &range.memory);
 	if (error)
 		return error;

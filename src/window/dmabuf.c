@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Windows by mmap() of a dma-buf, which the NVIDIA driver allows from CUDA 13.3 on, before that on
+ * integrated GPUs only.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <wherry/error.h>
+
+#include "window/window.h"
+
+#define FIRST_VERSION 13030
+
+static int start(struct wh_windows *windows)
+{
+	int error = wh_cuda_ready(windows->cuda);
+
+	if (error)
+		return error;
+	return windows->cuda->cuMemGetHandleForAddressRange ?
+		       0 :
+		       wh_cuda_missing(windows->cuda, "cuMemGetHandleForAddressRange");
+}
+
+static void stop(struct wh_windows *windows)
+{
+	(void)windows;
+}
+
+static int export_range(struct wh_windows *windows, const struct wh_span *span, int *fd)
+{
+	struct wh_cuda *cuda = windows->cuda;
+	struct wh_cuda_scope scope;
+	int result, error = wh_cuda_enter_owner(cuda, span->pointer.base, &scope);
+
+	if (error)
+		return error;
+	/* Through PCIe is what a CPU needs; drivers and platforms without that choice refuse it. */
+	result = cuda->cuMemGetHandleForAddressRange(fd, span->address, span->length,
+						     CUDA_RANGE_DMA_BUF, CUDA_RANGE_FLAG_PCIE);
+	if (result)
+		result = cuda->cuMemGetHandleForAddressRange(fd, span->address, span->length,
+							     CUDA_RANGE_DMA_BUF, 0);
+	error = wh_cuda_check(cuda, result, "cuMemGetHandleForAddressRange",
+			      "%llu bytes at 0x%llx", (unsigned long long)span->length,
+			      (unsigned long long)span->address);
+	wh_cuda_leave(&scope);
+	return error;
+}
+
+static int pin(struct wh_windows *windows, struct wh_span *span)
+{
+	const struct wh_cuda_device *device = span->pointer.device;
+	int version = windows->cuda->version;
+
+	if (!device->dma_buf)
+		return wh_fail(EOPNOTSUPP, "%s: the driver exports no dma-bufs of its memory",
+			       device->text);
+	if (version < FIRST_VERSION && !device->integrated)
+		return wh_fail(EOPNOTSUPP,
+			       "mmap of a dma-buf needs a driver of CUDA %d.%d, this one is of %d.%d",
+			       FIRST_VERSION / 1000, FIRST_VERSION % 1000 / 10, version / 1000,
+			       version % 1000 / 10);
+	return export_range(windows, span, &span->dmabuf.fd);
+}
+
+static void unpin(struct wh_windows *windows, struct wh_span *span)
+{
+	(void)windows;
+	close(span->dmabuf.fd);
+}
+
+static int map(struct wh_windows *windows, struct wh_span *span, void *at, enum wh_mapping *mapping)
+{
+	void *got = mmap(at, span->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+			 span->dmabuf.fd, 0);
+
+	(void)windows;
+	if (got == MAP_FAILED)
+		return wh_fail(errno, "mmap of a dma-buf of %llu bytes: %s",
+			       (unsigned long long)span->length, strerror(errno));
+	if (madvise(at, span->length, MADV_DONTFORK))
+		return wh_fail(errno, "madvise(MADV_DONTFORK): %s", strerror(errno));
+	/* The memory of an integrated GPU is the CPU's own. */
+	*mapping = span->pointer.device->integrated ? WH_MAPPING_CACHED : WH_MAPPING_WC;
+	return 0;
+}
+
+const struct wh_window_backend wh_window_dmabuf = {
+	.name = "dmabuf",
+	.start = start,
+	.stop = stop,
+	.pin = pin,
+	.unpin = unpin,
+	.map = map,
+};

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Views: checking a range, choosing a backend, laying its parts side by side. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <wherry/error.h>
+
+#include "window/window.h"
+
+typedef unsigned long long ull;
+
+#define SPANS_MAX 65536 /* more mappings than that are a mistake */
+
+static const struct wh_window_backend *const backends[] = {
+	&wh_window_driver,
+	&wh_window_dmabuf,
+	&wh_window_rm,
+};
+
+#define BACKENDS (sizeof(backends) / sizeof(backends[0]))
+#define STAGED "staged"
+
+/* ---- windows --------------------------------------------------------------------------------- */
+
+int wh_windows_new(struct wh_cuda *cuda, struct wh_windows **out)
+{
+	struct wh_windows *windows = calloc(1, sizeof(*windows));
+
+	if (!windows)
+		return wh_fail(ENOMEM, "no memory for windows");
+	windows->cuda = wh_cuda_hold(cuda);
+	windows->cpu = wh_copy_cpu();
+	windows->owner = getpid();
+	windows->driver_fd = -1;
+	pthread_mutex_init(&windows->lock, NULL);
+	pthread_mutex_init(&windows->stream_lock, NULL);
+	wh_list_init(&windows->views);
+	*out = windows;
+	return 0;
+}
+
+void wh_windows_free(struct wh_windows *windows)
+{
+	if (!windows)
+		return;
+	/* A child has copies of what is its parent's to give back. */
+	if (windows->owner == getpid()) {
+		for (size_t i = 0; i < BACKENDS; i++)
+			backends[i]->stop(windows);
+		wh_windows_streams_free(windows);
+		wh_cuda_close(windows->cuda);
+	}
+	free(windows->gpus);
+	pthread_mutex_destroy(&windows->stream_lock);
+	pthread_mutex_destroy(&windows->lock);
+	free(windows);
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* The next name of the list, moving *order behind it and its comma. False: the end, or none. */
+static bool next_name(const char **order, char *name, size_t size)
+{
+	size_t length = strcspn(*order, ",");
+
+	if (!length || length >= size)
+		return false;
+	memcpy(name, *order, length);
+	name[length] = 0;
+	*order += length;
+	if (**order == ',' && (*order)[1])
+		++*order;
+	return true;
+}
+
+static const struct wh_window_backend *find_backend(const char *name)
+{
+	for (size_t i = 0; i < BACKENDS; i++) {
+		if (!strcmp(backends[i]->name, name))
+			return backends[i];
+	}
+	return NULL;
+}
+
+bool wh_window_order_valid(const char *order)
+{
+	char name[16];
+
+	do {
+		if (!next_name(&order, name, sizeof(name)) ||
+		    (!find_backend(name) && strcmp(name, STAGED) != 0))
+			return false;
+	} while (*order && *order != ',');
+	return !*order;
+}
+
+/* ---- what the range is ----------------------------------------------------------------------- */
+
+static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
+{
+	struct wh_view *view = arg;
+	struct wh_span *more;
+
+	if (p->memory == WH_CUDA_MANAGED)
+		return wh_fail(EOPNOTSUPP,
+			       "address 0x%llx is managed memory, which the CPU reaches by itself: "
+			       "it needs no window",
+			       (ull)start);
+	if (p->memory != WH_CUDA_DEVICE)
+		return wh_fail(EFAULT,
+			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
+			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
+			       (ull)start);
+	if (view->span_count && p->device != view->spans[0].pointer.device)
+		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
+			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
+	if (p->imported)
+		return wh_fail(EOPNOTSUPP,
+			       "address 0x%llx is another process's memory (cuIpcOpenMemHandle): "
+			       "open the window there",
+			       (ull)start);
+	if (view->span_count == SPANS_MAX)
+		return wh_fail(EFBIG, "over %d mappings in one window", SPANS_MAX);
+	if (!(view->span_count & (view->span_count - 1))) { /* a power of two: full */
+		more = realloc(view->spans,
+			       (view->span_count ? 2 * view->span_count : 1) * sizeof(*more));
+		if (!more)
+			return wh_fail(ENOMEM, "no memory for a window");
+		view->spans = more;
+	}
+	view->spans[view->span_count++] =
+		(struct wh_span){ .address = start, .length = count, .pointer = *p };
+	return 0;
+}
+
+/* From the bytes asked for to the pages around them, which the first and the last span share with
+ * what is beside. */
+static void widen(struct wh_view *view)
+{
+	const uint64_t mask = WH_WINDOW_PAGE - 1;
+	struct wh_span *first = &view->spans[0], *last = &view->spans[view->span_count - 1];
+	uint64_t end = view->wanted + view->wanted_length;
+
+	view->address = view->wanted & ~mask;
+	end = (end + mask) & ~mask;
+	view->length = end - view->address;
+	first->length += first->address - view->address;
+	first->address = view->address;
+	last->length = end - last->address;
+}
+
+static int find_spans(struct wh_view *view, const struct wh_view_request *request)
+{
+	uint64_t end;
+	int error;
+
+	if (!request->length ||
+	    __builtin_add_overflow(request->address, request->length, &end) ||
+	    end > UINT64_MAX - WH_WINDOW_PAGE)
+		return wh_fail(EINVAL, "a window on %llu bytes at 0x%llx: no range of memory",
+			       (ull)request->length, (ull)request->address);
+	error = wh_cuda_walk(view->windows->cuda, (const void *)(uintptr_t)request->address,
+			     request->length, add_span, view);
+	if (error)
+		return error;
+	view->device = view->spans[0].pointer.device;
+	widen(view);
+	return 0;
+}
+
+/* ---- pinning --------------------------------------------------------------------------------- */
+
+__attribute__((format(printf, 3, 4)))
+static void say(struct wh_view *view, const char *name, const char *format, ...)
+{
+	size_t used = strlen(view->said);
+	va_list arguments;
+
+	if (used < sizeof(view->said))
+		used += (size_t)snprintf(view->said + used, sizeof(view->said) - used, "%s%s: ",
+					 used ? "; " : "", name);
+	va_start(arguments, format);
+	if (used < sizeof(view->said))
+		vsnprintf(view->said + used, sizeof(view->said) - used, format, arguments);
+	va_end(arguments);
+}
+
+static void unpin(struct wh_view *view, unsigned count)
+{
+	while (count--)
+		view->backend->unpin(view->windows, &view->spans[count]);
+}
+
+static int pin(struct wh_view *view, uint32_t flags)
+{
+	int error = 0;
+
+	for (unsigned i = 0; i < view->span_count; i++) {
+		if (view->backend == &wh_window_driver)
+			view->spans[i].driver.flags = flags;
+		error = view->backend->pin(view->windows, &view->spans[i]);
+		if (error) {
+			unpin(view, i);
+			return error;
+		}
+	}
+	return 0;
+}
+
+/* Under the lock. */
+static int map(struct wh_view *view, enum wh_mapping mapping)
+{
+	/* Addresses first, so that the parts come to lie side by side. */
+	unsigned char *base = mmap(NULL, view->length, PROT_NONE,
+				   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	enum wh_mapping got = mapping;
+	int error = 0;
+
+	if (base == MAP_FAILED)
+		return wh_fail(errno, "mmap of %llu bytes of addresses: %s", (ull)view->length,
+			       strerror(errno));
+	for (unsigned i = 0; i < view->span_count && !error; i++) {
+		struct wh_span *span = &view->spans[i];
+
+		error = view->backend->map(view->windows, span,
+					   base + (span->address - view->address), &got);
+	}
+	if (!error && mapping && got != mapping)
+		error = wh_fail(EOPNOTSUPP,
+				"%s: a mapping of type %d (1 write-combining, 2 cached, 3 device) "
+				"is not to be had here, it would be %d",
+				view->backend->name, mapping, got);
+	if (error) {
+		munmap(base, view->length);
+		return error;
+	}
+	view->base = base;
+	view->mapping = got;
+	view->copy = wh_copy_choose(view->windows->cpu, got);
+	return 0;
+}
+
+static int open_with(struct wh_view *view, const struct wh_view_request *request)
+{
+	int error = view->backend->start(view->windows);
+
+	if (!error)
+		error = pin(view, request->pin_flags);
+	if (error)
+		return error;
+	if (request->map)
+		error = map(view, request->mapping);
+	if (error)
+		unpin(view, view->span_count);
+	return error;
+}
+
+/* Under the lock. */
+static int open_any(struct wh_view *view, const struct wh_view_request *request)
+{
+	const char *order = request->order;
+	char name[16];
+	int error = 0;
+
+	while (next_name(&order, name, sizeof(name))) {
+		view->backend = find_backend(name);
+		if (!view->backend) { /* staged */
+			say(view, name, "by copy engine");
+			return 0;
+		}
+		error = open_with(view, request);
+		if (!error) {
+			say(view, name, "chosen");
+			return 0;
+		}
+		say(view, name, "%s", wh_error_text());
+	}
+	/* Of one backend that was asked for, its own errno; of several, none tells it all. */
+	return wh_fail(strchr(request->order, ',') ? ENODEV : -error,
+		       "no window onto 0x%llx: %s", (ull)request->address, view->said);
+}
+
+/* ---- sharing --------------------------------------------------------------------------------- */
+
+/* Is the memory that the view was opened on still what is at its addresses? */
+static bool still_there(const struct wh_view *view)
+{
+	struct wh_cuda *cuda = view->windows->cuda;
+
+	for (unsigned i = 0; i < view->span_count; i++) {
+		const struct wh_span *span = &view->spans[i];
+		uint64_t at = span->pointer.base > view->wanted ? span->pointer.base : view->wanted;
+		uint64_t id = 0;
+
+		if (cuda->cuPointerGetAttribute(&id, CUDA_POINTER_BUFFER_ID, at) ||
+		    id != span->pointer.buffer_id)
+			return false;
+	}
+	return true;
+}
+
+/* A mapped view that has it all. Under the lock. */
+static struct wh_view *find_view(struct wh_windows *windows, const struct wh_view_request *r)
+{
+	for (struct wh_list *l = windows->views.next; l != &windows->views; l = l->next) {
+		struct wh_view *view = wh_container(l, struct wh_view, link);
+
+		if (view->base && view->backend && r->address >= view->wanted &&
+		    r->length <= view->wanted_length &&
+		    r->address - view->wanted <= view->wanted_length - r->length &&
+		    (!r->mapping || r->mapping == view->mapping) &&
+		    strstr(r->order, view->backend->name) && still_there(view))
+			return view;
+	}
+	return NULL;
+}
+
+/* ---- views ----------------------------------------------------------------------------------- */
+
+static int check_owner(const struct wh_windows *windows)
+{
+	return windows->owner == getpid() ?
+		       0 :
+		       wh_fail(EPERM, "this process is a fork of the one that opened the windows: "
+				      "open its own");
+}
+
+static void free_view(struct wh_view *view)
+{
+	free(view->spans);
+	free(view);
+}
+
+int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
+		 struct wh_view **out)
+{
+	struct wh_view *view;
+	int error = check_owner(windows);
+
+	if (error)
+		return error;
+	pthread_mutex_lock(&windows->lock);
+	view = request->private || !request->length ? NULL : find_view(windows, request);
+	if (view) {
+		view->references++;
+		goto done;
+	}
+	view = calloc(1, sizeof(*view));
+	if (!view) {
+		error = wh_fail(ENOMEM, "no memory for a window");
+		goto err_unlock;
+	}
+	view->windows = windows;
+	view->wanted = request->address;
+	view->wanted_length = request->length;
+	view->references = 1;
+	error = find_spans(view, request);
+	if (!error)
+		error = open_any(view, request);
+	if (error)
+		goto err_free;
+	wh_list_append(&windows->views, &view->link);
+done:
+	pthread_mutex_unlock(&windows->lock);
+	*out = view;
+	return 0;
+
+err_free:
+	free_view(view);
+err_unlock:
+	pthread_mutex_unlock(&windows->lock);
+	return error;
+}
+
+/* Under the lock. */
+static void unmap(struct wh_view *view)
+{
+	if (view->base)
+		munmap(view->base, view->length);
+	view->base = NULL;
+	view->mapping = WH_MAPPING_NONE;
+}
+
+void wh_view_close(struct wh_view *view)
+{
+	struct wh_windows *windows = view->windows;
+	bool last;
+
+	/* In a forked child nothing of it is ours, and nobody will let go of a lock. */
+	if (windows->owner != getpid())
+		return;
+	pthread_mutex_lock(&windows->lock);
+	last = --view->references == 0;
+	if (last) {
+		wh_list_remove(&view->link);
+		unmap(view);
+		if (view->backend)
+			unpin(view, view->span_count);
+	}
+	pthread_mutex_unlock(&windows->lock);
+	if (last)
+		free_view(view);
+}
+
+int wh_view_map(struct wh_view *view, enum wh_mapping mapping)
+{
+	int error = check_owner(view->windows);
+
+	if (error)
+		return error;
+	pthread_mutex_lock(&view->windows->lock);
+	error = view->base ? wh_fail(EBUSY, "0x%llx is mapped already", (ull)view->wanted) :
+			     map(view, mapping);
+	pthread_mutex_unlock(&view->windows->lock);
+	return error;
+}
+
+void wh_view_unmap(struct wh_view *view)
+{
+	if (view->windows->owner != getpid())
+		return;
+	pthread_mutex_lock(&view->windows->lock);
+	unmap(view);
+	pthread_mutex_unlock(&view->windows->lock);
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * CPU mappings of GPU memory: what the public windows (window.c) and libgdrapi (gdrapi.c) share.
+ *
+ * A struct wh_windows opens views. A view is one stretch of addresses of a GPU, whole GPU pages, that is
+ * pinned by a backend and, once mapped, lies in one piece in this process's address space. Its spans
+ * are the allocations it is made of: one for cuMemAlloc, as many as there are mappings for memory of
+ * cuMemCreate.
+ *
+ * The order in which things are undone matters everywhere: first munmap(), then what the driver
+ * holds, since no driver takes pages away from a mapping.
+ */
+#ifndef WH_WINDOW_WINDOW_H
+#define WH_WINDOW_WINDOW_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "platform/cuda.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "window/copy.h"
+
+#define WH_WINDOW_SAID 640 /* bytes for what the backends said */
+/* What views are rounded to: the GPU's page, of which the kernel module pins whole ones. */
+#define WH_WINDOW_PAGE UINT64_C(65536)
+
+struct wh_windows;
+struct wh_rm;
+
+/* A part of a view that lies in one allocation, rounded out to whole GPU pages. */
+struct wh_span {
+	uint64_t address, length;
+	struct wh_cuda_pointer pointer; /* what CUDA says of it */
+	union { /* what the backend keeps between pin() and unpin() */
+		struct {
+			unsigned gpu, count;
+			struct wh_span_object {
+				uint32_t object;
+				uint64_t offset, length;
+			} *objects;
+		} rm;
+		struct {
+			uint64_t handle;
+			uint32_t flags; /* of the pin */
+		} driver;
+		struct {
+			int fd;
+		} dmabuf;
+	};
+};
+
+/* Ways to come by a mapping. Called with wh_windows.lock held. */
+struct wh_window_backend {
+	const char *name;
+	/* Is it there? Opens what it needs, once. */
+	int (*start)(struct wh_windows *windows);
+	void (*stop)(struct wh_windows *windows);
+	/* Hold on to the memory. */
+	int (*pin)(struct wh_windows *windows, struct wh_span *span);
+	void (*unpin)(struct wh_windows *windows, struct wh_span *span);
+	/* Map it at `at`, in place of what is there, not to be inherited by children. *mapping is the
+	 * type asked for (NONE: any) and becomes the one got. */
+	int (*map)(struct wh_windows *windows, struct wh_span *span, void *at,
+		   enum wh_mapping *mapping);
+};
+
+extern const struct wh_window_backend wh_window_driver, wh_window_dmabuf, wh_window_rm;
+
+struct wh_view {
+	struct wh_list link;
+	struct wh_windows *windows;
+	unsigned references;
+	const struct wh_window_backend *backend; /* NULL: none, staged */
+	uint64_t wanted, wanted_length; /* what was asked for */
+	uint64_t address, length;       /* the pages it lies in */
+	unsigned char *base;            /* where they are mapped; NULL: not */
+	enum wh_mapping mapping;
+	struct wh_copy copy;
+	struct wh_cuda_device *device; /* of the first span */
+	char said[WH_WINDOW_SAID]; /* what each backend tried had to say */
+	unsigned span_count;
+	struct wh_span *spans;
+};
+
+struct wh_window_gpu {
+	CUstream stream;         /* does not wait for others and is not waited for; NULL: not yet */
+	_Atomic uint64_t engine; /* reads of so many bytes and more go by a copy engine; 0: not known */
+};
+
+struct wh_windows {
+	struct wh_cuda *cuda;
+	uint32_t cpu; /* enum wh_copy_cpu */
+	pid_t owner;
+	pthread_mutex_t lock;
+	struct wh_list views;
+	pthread_mutex_t stream_lock; /* comes after `lock` */
+	struct wh_window_gpu *gpus;  /* by the devices' ordinals; under stream_lock, and then kept */
+	/* The backends' own, under the lock. */
+	struct wh_rm *rm;
+	uint64_t rm_proven; /* a bit for each device and way */
+	int driver_fd; /* -1: not open */
+	uint32_t driver_version;
+	bool driver_v1; /* it knows no flags and no mapping types */
+};
+
+/* What is asked of a view. */
+struct wh_view_request {
+	uint64_t address, length;
+	const char *order;  /* names of backends, comma between; "staged": without a mapping */
+	uint32_t pin_flags; /* 1: force PCIe */
+	enum wh_mapping mapping; /* NONE: any */
+	bool private;       /* not to be shared with others */
+	bool map;           /* or only pin */
+};
+
+/* cuda is held. Starts nothing. 0 or -ENOMEM. */
+int wh_windows_new(struct wh_cuda *cuda, struct wh_windows **out);
+/* All views must be closed. */
+void wh_windows_free(struct wh_windows *windows);
+
+/* Is it a list of names that wh_view_open() takes? */
+bool wh_window_order_valid(const char *order);
+
+/* Pin memory of a GPU, and map it if asked to; or take part in a view that has it already. 0, or
+ * -EINVAL (no range), -EFAULT (not all of it is one GPU's memory), -EOPNOTSUPP (managed memory, a
+ * mapping type that is not to be had), -ENODEV (no backend; the text has what each said). */
+int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
+		 struct wh_view **out);
+/* The last one's call unmaps and unpins. */
+void wh_view_close(struct wh_view *view);
+/* Map a pinned view. -EBUSY: it is mapped. */
+int wh_view_map(struct wh_view *view, enum wh_mapping mapping);
+void wh_view_unmap(struct wh_view *view);
+
+/* Where an address of the view is mapped. */
+static inline void *wh_view_at(const struct wh_view *view, uint64_t address)
+{
+	return view->base + (address - view->address);
+}
+
+/* ---- by the copy engine (staged.c) ------------------------------------------------------------ */
+
+/* Copy between ordinary memory and that of a GPU, in a stream of our own, and wait. */
+int wh_windows_put(struct wh_windows *windows, struct wh_cuda_device *device, uint64_t to,
+		   const void *from, size_t length);
+int wh_windows_get(struct wh_windows *windows, struct wh_cuda_device *device, void *to,
+		   uint64_t from, size_t length);
+/* From how many bytes on a read by copy engine beats loads through this view; measured once for
+ * each device, which takes about 100 us. SIZE_MAX: never. */
+size_t wh_windows_threshold(struct wh_view *view);
+void wh_windows_streams_free(struct wh_windows *windows);
+
+#endif

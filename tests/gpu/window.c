@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Windows onto every kind of memory, by every backend that is there, on a real driver: what is written
+ * through them CUDA sees, and the reverse. Prints what each backend said, for the record.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "gpu.h"
+#include "util/clock.h"
+#include "window/window.h"
+
+#define KIB ((size_t)1 << 10)
+#define MIB ((size_t)1 << 20)
+#define VMM_SIZE (2 * MIB)
+
+static struct wh_windows *windows;
+static struct wh_cuda_device *device;
+static const char *order;
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+enum kind { ALLOC, POOL, VMM, VMM_EXPORTABLE, VMM_TWO, KINDS };
+
+static const char *const kinds[] = { "cuMemAlloc", "cuMemAllocAsync", "cuMemCreate",
+				     "cuMemCreate exportable", "two mappings" };
+
+struct memory {
+	enum kind kind;
+	uint64_t address;
+	size_t size;
+	CUallocation parts[2];
+	unsigned part_count;
+};
+
+/* All inside a scope of the device. */
+static bool map_part(struct memory *m, uint64_t at)
+{
+	struct wh_cuda_properties properties = {
+		.type = CUDA_ALLOCATION_PINNED,
+		.handle_types = m->kind == VMM ? 0 : CUDA_HANDLE_FD,
+		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
+	};
+	struct wh_cuda_access access = { properties.location, 3 };
+	CUallocation *part = &m->parts[m->part_count];
+
+	/* Where a driver has to be asked for memory that devices may reach. */
+	properties.flags.rdma = device->rdma_vmm;
+	if (!CU(cuMemCreate, part, VMM_SIZE, &properties, 0))
+		return false;
+	m->part_count++;
+	return CU(cuMemMap, at, VMM_SIZE, 0, *part, 0) && CU(cuMemSetAccess, at, VMM_SIZE, &access, 1);
+}
+
+static bool allocate(struct memory *m, enum kind kind, size_t size)
+{
+	CUstream stream = NULL;
+
+	*m = (struct memory){ .kind = kind, .size = size };
+	if (kind == ALLOC)
+		return CU(cuMemAlloc, &m->address, size);
+	if (kind == POOL)
+		return CU(cuMemAllocAsync, &m->address, size, stream) &&
+		       CU(cuStreamSynchronize, stream);
+	m->size = kind == VMM_TWO ? 2 * VMM_SIZE : VMM_SIZE;
+	return CU(cuMemAddressReserve, &m->address, m->size, 0, 0, 0) && map_part(m, m->address) &&
+	       (kind != VMM_TWO || map_part(m, m->address + VMM_SIZE));
+}
+
+static void give_back(struct memory *m)
+{
+	if (m->kind == ALLOC)
+		CU(cuMemFree, m->address);
+	else if (m->kind == POOL)
+		CU(cuMemFreeAsync, m->address, NULL);
+	else
+		CU(cuMemUnmap, m->address, m->size);
+	for (unsigned i = 0; i < m->part_count; i++)
+		CU(cuMemRelease, m->parts[i]);
+	if (m->part_count)
+		CU(cuMemAddressFree, m->address, m->size);
+}
+
+#define WITH_MEMORY(m, kind, size, ...) \
+	do { \
+		struct wh_cuda_scope inside_; \
+		struct memory m; \
+		if (!CALL(wh_cuda_enter(gpu, device, &inside_))) \
+			break; \
+		if (allocate(&(m), kind, size)) { \
+			__VA_ARGS__; \
+			give_back(&(m)); \
+		} \
+		wh_cuda_leave(&inside_); \
+	} while (0)
+
+static struct wh_view *open_view(uint64_t address, size_t length, bool private)
+{
+	struct wh_view_request request = {
+		.address = address,
+		.length = length,
+		.order = order,
+		.private = private,
+		.map = true,
+	};
+	struct wh_view *view = NULL;
+	int64_t start = wh_now();
+	int error = wh_view_open(windows, &request, &view);
+
+	printf("  0x%llx+%zu: %d in %lld us: %s\n", (unsigned long long)address, length, error, (long long)(wh_now() - start) / 1000,
+	       error ? wh_error_text() : view->said);
+	return CHECK(error == 0) ? view : NULL;
+}
+
+static void fill(unsigned char *bytes, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		bytes[i] = (unsigned char)gpu_random();
+}
+
+/* `length` bytes in both directions, with guards on both sides kept. */
+static void round_trip(struct wh_view *view, uint64_t address, size_t length)
+{
+	unsigned char *sent = malloc(length), *got = malloc(length);
+	unsigned char *at = wh_view_at(view, address);
+
+	fill(sent, length);
+	wh_copy_to(view->copy, at, sent, length);
+	wh_copy_from(view->copy, got, at, 1);
+	CU(cuMemcpyDtoH, got, address, length);
+	CHECK(!memcmp(sent, got, length));
+	fill(sent, length);
+	CU(cuMemcpyHtoD, address, sent, length);
+	CU(cuCtxSynchronize);
+	memset(got, 0, length);
+	wh_copy_from(view->copy, got, at, length);
+	CHECK(!memcmp(sent, got, length));
+	free(sent);
+	free(got);
+}
+
+/* ---- cases ----------------------------------------------------------------------------------- */
+
+static void each_kind(void)
+{
+	for (int kind = 0; kind < KINDS; kind++) {
+		printf("  %s\n", kinds[kind]);
+		WITH_MEMORY(m, (enum kind)kind, MIB, {
+			struct wh_view *view = open_view(m.address, m.size, false);
+
+			if (view) {
+				printf("    %s, mapping %d, %s/%s\n", view->backend->name,
+				       view->mapping, view->copy.put->name, view->copy.get->name);
+				round_trip(view, m.address, m.size);
+				round_trip(view, m.address + 12345, 54321);
+				wh_view_close(view);
+			}
+		});
+	}
+}
+
+static void across_mappings(void)
+{
+	WITH_MEMORY(m, VMM_TWO, 0, {
+		struct wh_view *view =
+			open_view(m.address + VMM_SIZE - 5000, 10001, false);
+
+		if (view) {
+			CHECK(view->span_count == 2);
+			round_trip(view, m.address + VMM_SIZE - 5000, 10001);
+			wh_view_close(view);
+		}
+	});
+}
+
+/* Allocations that share a page, and a GPU's page, with others. */
+static void small(void)
+{
+	struct wh_cuda_scope scope;
+	uint64_t at[16];
+
+	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
+		return;
+	for (int i = 0; i < 16; i++)
+		CU(cuMemAlloc, &at[i], 300);
+	for (int i = 0; i < 16; i += 5) {
+		struct wh_view *view = open_view(at[i], 300, true);
+
+		if (!view)
+			continue;
+		round_trip(view, at[i], 300);
+		wh_view_close(view);
+	}
+	for (int i = 0; i < 16; i++)
+		CU(cuMemFree, at[i]);
+	wh_cuda_leave(&scope);
+}
+
+static void unaligned(void)
+{
+	WITH_MEMORY(m, ALLOC, 256 * KIB, {
+		struct wh_view *view = open_view(m.address + 777, 66666, true);
+
+		for (size_t i = 0; view && i < 200; i++) {
+			size_t from = gpu_random() % 66000;
+
+			round_trip(view, m.address + 777 + from, 1 + gpu_random() % (66666 - from));
+		}
+		if (view)
+			wh_view_close(view);
+	});
+}
+
+/* The same buffer again is the same mapping; other memory at its address is not. */
+static void shared(void)
+{
+	WITH_MEMORY(m, ALLOC, MIB, {
+		struct wh_view *a = open_view(m.address, MIB, false), *b, *c;
+
+		b = open_view(m.address + 4096, 8192, false);
+		c = open_view(m.address, MIB, true);
+		CHECK(a && a == b && a != c);
+		if (a && b && c) {
+			wh_view_close(a);
+			round_trip(b, m.address + 4096, 8192);
+			round_trip(c, m.address, MIB);
+			wh_view_close(b);
+			wh_view_close(c);
+		}
+	});
+}
+
+/* rm and a persistent driver: the window holds on to the memory. */
+static void freed(void)
+{
+	struct wh_cuda_scope scope;
+	struct wh_view *view;
+	uint64_t address, value = 0;
+
+	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
+		return;
+	CU(cuMemAlloc, &address, 4 * MIB);
+	CU(cuMemsetD8, address, 0x5a, 4 * MIB);
+	CU(cuCtxSynchronize);
+	view = open_view(address, 4 * MIB, true);
+	CU(cuMemFree, address);
+	if (view) {
+		wh_copy_from(view->copy, &value, wh_view_at(view, address + MIB), 8);
+		CHECK(value == UINT64_C(0x5a5a5a5a5a5a5a5a));
+		wh_view_close(view);
+	}
+	wh_cuda_leave(&scope);
+}
+
+static void forked(void)
+{
+	WITH_MEMORY(m, ALLOC, MIB, {
+		struct wh_view *view = open_view(m.address, MIB, true);
+		struct wh_view_request request = { .address = m.address, .length = 1,
+						   .order = order };
+		struct wh_view *other;
+		int status = 0;
+		pid_t child;
+
+		fflush(stdout);
+		child = view ? fork() : -1;
+		if (!child) {
+			if (wh_view_open(windows, &request, &other) != -EPERM)
+				_exit(41);
+			signal(SIGSEGV, SIG_DFL);
+			*(volatile char *)wh_view_at(view, m.address) = 1;
+			_exit(42);
+		}
+		CHECK(child > 0 && waitpid(child, &status, 0) == child);
+		/* By a signal, unless a sanitizer has caught it. */
+		CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSEGV :
+					    WEXITSTATUS(status) && WEXITSTATUS(status) < 41);
+		if (view)
+			round_trip(view, m.address, 4096);
+		if (view)
+			wh_view_close(view);
+	});
+}
+
+static void refused(uint64_t address, size_t length, int errno_, const char *what)
+{
+	struct wh_view_request request = { .address = address, .length = length,
+					   .order = order, .map = true };
+	struct wh_view *view = NULL;
+	int error = wh_view_open(windows, &request, &view);
+
+	printf("  %s: %d: %s\n", what, error, error ? wh_error_text() : "");
+	CHECK(error == -errno_);
+	CHECK(view == NULL);
+}
+
+static void bad(void)
+{
+	struct wh_cuda_scope scope;
+	uint64_t freed_address;
+	void *pinned;
+
+	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
+		return;
+	CU(cuMemHostAlloc, &pinned, 4096, 0);
+	CU(cuMemAlloc, &freed_address, 32 * MIB);
+	refused(freed_address, 0, EINVAL, "no bytes");
+	refused(freed_address, SIZE_MAX, EINVAL, "around the end of the addresses");
+	CHECK(wh_cuda_errno(0) == 0);
+	refused(freed_address + 16 * MIB, 64 * MIB, EFAULT, "over the end");
+	CU(cuMemFree, freed_address);
+	refused(freed_address, 4096, EFAULT, "freed memory");
+	refused((uintptr_t)pinned, 4096, EFAULT, "pinned host memory");
+	refused((uintptr_t)&scope, sizeof(scope), EFAULT, "the stack");
+	refused(0, 4096, EFAULT, "NULL");
+	CU(cuMemFreeHost, pinned);
+	wh_cuda_leave(&scope);
+}
+
+struct shooter {
+	pthread_t thread;
+	bool good;
+};
+
+/* Opens, uses and closes, while others do. */
+static void *shoot(void *arg)
+{
+	struct shooter *s = arg;
+	struct wh_cuda_scope scope;
+	uint64_t address = 0;
+
+	s->good = !wh_cuda_enter(gpu, device, &scope) && !gpu->cuMemAlloc(&address, 256 * KIB);
+	for (int i = 0; i < 30 && s->good; i++) {
+		struct wh_view_request request = { .address = address, .length = 256 * KIB,
+						   .order = order, .map = true,
+						   .private = i & 1 };
+		struct wh_view *view;
+		uint64_t value = (uint64_t)i << 32 | address, got = 0;
+
+		if (wh_view_open(windows, &request, &view)) {
+			printf("  %s\n", wh_error_text());
+			s->good = false;
+			break;
+		}
+		wh_copy_to(view->copy, wh_view_at(view, address + 8 * (unsigned)i), &value, 8);
+		wh_copy_from(view->copy, &got, wh_view_at(view, address + 8 * (unsigned)i), 8);
+		s->good &= got == value;
+		s->good &= !gpu->cuMemcpyDtoH(&got, address + 8 * (unsigned)i, 8) && got == value;
+		wh_view_close(view);
+	}
+	if (address)
+		gpu->cuMemFree(address);
+	wh_cuda_leave(&scope);
+	return NULL;
+}
+
+static void threads(void)
+{
+	struct shooter s[6];
+
+	for (int i = 0; i < 6; i++)
+		CHECK(!pthread_create(&s[i].thread, NULL, shoot, &s[i]));
+	for (int i = 0; i < 6; i++) {
+		pthread_join(s[i].thread, NULL);
+		CHECK(s[i].good);
+	}
+}
+
+static void staged(void)
+{
+	WITH_MEMORY(m, ALLOC, MIB, {
+		unsigned char sent[1000], got[1000];
+
+		fill(sent, sizeof(sent));
+		CALL(wh_windows_put(windows, device, m.address + 3, sent, sizeof(sent)));
+		CALL(wh_windows_get(windows, device, got, m.address + 3, sizeof(got)));
+		CHECK(!memcmp(sent, got, sizeof(got)));
+	});
+}
+
+static void threshold(void)
+{
+	WITH_MEMORY(m, ALLOC, MIB, {
+		struct wh_view *view = open_view(m.address, MIB, false);
+
+		if (view) {
+			printf("  reads by copy engine from %zu bytes on\n",
+			       wh_windows_threshold(view));
+			wh_view_close(view);
+		}
+	});
+}
+
+static void run(const char *backends)
+{
+	static const struct {
+		const char *name;
+		void (*run)(void);
+	} cases[] = {
+		{ "each_kind", each_kind },
+		{ "across_mappings", across_mappings },
+		{ "small", small },
+		{ "unaligned", unaligned },
+		{ "shared", shared },
+		{ "freed", freed },
+		{ "forked", forked },
+		{ "bad", bad },
+		{ "threads", threads },
+		{ "staged", staged },
+		{ "threshold", threshold },
+	};
+	char name[64];
+
+	order = backends;
+	if (!CALL(wh_windows_new(gpu, &windows)))
+		return;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		snprintf(name, sizeof(name), "%s__%s", backends, cases[i].name);
+		gpu_case(name, cases[i].run);
+	}
+	CHECK(wh_list_empty(&windows->views));
+	wh_windows_free(windows);
+}
+
+int main(int argc, char **argv)
+{
+	gpu_open(argc > 1 ? argv[1] : NULL);
+	if (!CALL(wh_cuda_device_at(gpu, 0, &device)))
+		return 1;
+	printf("%s, driver %d\n", device->text, gpu->version);
+	for (int i = 2; i < argc; i++)
+		run(argv[i]);
+	if (argc <= 2)
+		run("rm");
+	return gpu_close();
+}
