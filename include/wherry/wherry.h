@@ -6,6 +6,7 @@
  *   engine.h    an engine: its listener, its peers, completion queues, notifications
  *   memory.h    allocating memory and registering it as regions
  *   transfer.h  batches of transfers and of blocks: submit, wait, cancel, explain
+ *   window.h    the CPU's own loads and stores into memory of a GPU
  *   error.h     what went wrong, in words
  *
  * Rules that hold for every function:
@@ -27,5 +28,6 @@
 #include <wherry/error.h>
 #include <wherry/memory.h>
 #include <wherry/transfer.h>
+#include <wherry/window.h>
 
 #endif

@@ -70,6 +70,8 @@ struct wh_engine {
 
 	struct wh_acceptor *acceptor;
 	struct wh_inbox *inbox;
+	struct wh_windows *windows; /* once one was opened; under lock, then kept */
+	unsigned window_count;      /* under lock */
 
 	pthread_mutex_t callback_lock;
 	struct wh_list callbacks; /* batches whose callback is due */

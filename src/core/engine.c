@@ -15,6 +15,7 @@
 #include "core/core.h"
 #include "transport/lane.h"
 #include "util/options.h"
+#include "window/window.h"
 
 /* ---- guards ------------------------------------------------------------------------------- */
 
@@ -211,6 +212,15 @@ static int check_transport_names(const struct wh_config *config)
 	return 0;
 }
 
+static int check_window_names(const struct wh_config *config)
+{
+	const char *order = config->text[WH_KNOB_WINDOW];
+
+	return wh_window_order_valid(order) ?
+		       0 :
+		       wh_fail(EINVAL, "window=%s: known are driver, dmabuf, rm and staged", order);
+}
+
 static void open_transports(struct wh_engine *engine)
 {
 	const char *list = engine->config.text[WH_KNOB_TRANSPORTS];
@@ -287,6 +297,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_config_load(&engine->config, options.config);
 	if (!error)
 		error = check_transport_names(&engine->config);
+	if (!error)
+		error = check_window_names(&engine->config);
 	if (!error)
 		error = open_cuda(engine);
 	if (!error)
@@ -365,11 +377,12 @@ int wh_engine_close(struct wh_engine *engine)
 		memory++;
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		peers++;
-	if (memory || peers || engine->queue_count || engine->regions.count)
+	if (memory || peers || engine->queue_count || engine->regions.count || engine->window_count)
 		error = wh_fail(EBUSY,
-				"wh_engine_close: still open are %u peers, %u queues, %u regions and %u "
-				"allocations of memory; close them first",
-				peers, engine->queue_count, engine->regions.count, memory);
+				"wh_engine_close: still open are %u peers, %u queues, %u regions, %u "
+				"windows and %u allocations of memory; close them first",
+				peers, engine->queue_count, engine->regions.count,
+				engine->window_count, memory);
 	pthread_mutex_unlock(&engine->lock);
 	if (error)
 		return error;
@@ -378,6 +391,7 @@ int wh_engine_close(struct wh_engine *engine)
 	close_transports(engine);
 	wh_inbox_close(engine);
 	stop_loops(engine);
+	wh_windows_free(engine->windows);
 	wh_places_destroy(&engine->regions);
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 	pthread_mutex_destroy(&engine->lock);

@@ -268,6 +268,12 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 0,
 		.most = 65536,
 	},
+	[WH_KNOB_WINDOW] = {
+		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",
+			 "who opens windows onto GPU memory: driver, dmabuf, rm, staged; best first" },
+		.text = check_words,
+		.wants = "names with commas between, such as rm,staged",
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)

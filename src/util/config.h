@@ -22,6 +22,7 @@ enum wh_knob {
 	WH_KNOB_CUDA,          /* text: the driver's library; "": the usual one; "off" or "no": none */
 	WH_KNOB_CTAS,          /* count: CTAs of the gather-scatter kernel; 0: by the way */
 	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
+	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
 	WH_KNOB_COUNT,
 };
 

@@ -63,7 +63,7 @@ static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t obje
 static int import(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_cuda *cuda = windows->cuda;
-	CUallocation memory;
+	CUallocation memory = 0;
 	uint32_t object;
 	int fd = -1, error;
 
@@ -238,9 +238,9 @@ static int prove_imported(struct wh_windows *windows, struct wh_cuda_device *dev
 		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
 	};
 	struct wh_cuda_access access = { properties.location, 3 };
-	CUallocation memory;
-	CUdeviceptr address;
-	size_t size;
+	CUallocation memory = 0;
+	CUdeviceptr address = 0;
+	size_t size = 0;
 	int error;
 
 	error = wh_cuda_call(cuda, cuMemGetAllocationGranularity, &size, &properties,

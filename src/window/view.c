@@ -287,8 +287,7 @@ static int open_any(struct wh_view *view, const struct wh_view_request *request)
 
 /* ---- sharing --------------------------------------------------------------------------------- */
 
-/* Is the memory that the view was opened on still what is at its addresses? */
-static bool still_there(const struct wh_view *view)
+bool wh_view_current(const struct wh_view *view)
 {
 	struct wh_cuda *cuda = view->windows->cuda;
 
@@ -314,7 +313,7 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 		    r->length <= view->wanted_length &&
 		    r->address - view->wanted <= view->wanted_length - r->length &&
 		    (!r->mapping || r->mapping == view->mapping) &&
-		    strstr(r->order, view->backend->name) && still_there(view))
+		    strstr(r->order, view->backend->name) && wh_view_current(view))
 			return view;
 	}
 	return NULL;

@@ -133,6 +133,8 @@ int wh_view_open(struct wh_windows *windows, const struct wh_view_request *reque
 		 struct wh_view **out);
 /* The last one's call unmaps and unpins. */
 void wh_view_close(struct wh_view *view);
+/* Is the memory that the view was opened on still what is at its addresses? */
+bool wh_view_current(const struct wh_view *view);
 /* Map a pinned view. -EBUSY: it is mapped. */
 int wh_view_map(struct wh_view *view, enum wh_mapping mapping);
 void wh_view_unmap(struct wh_view *view);

@@ -239,7 +239,7 @@ static void freed(void)
 {
 	struct wh_cuda_scope scope;
 	struct wh_view *view;
-	uint64_t address, value = 0;
+	uint64_t address = 0, value = 0;
 
 	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
 		return;
@@ -301,8 +301,8 @@ static void refused(uint64_t address, size_t length, int errno_, const char *wha
 static void bad(void)
 {
 	struct wh_cuda_scope scope;
-	uint64_t freed_address;
-	void *pinned;
+	uint64_t freed_address = 0;
+	void *pinned = NULL;
 
 	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
 		return;
