@@ -75,7 +75,7 @@ static int pin_v1(struct wh_windows *windows, struct wh_span *span)
 {
 	struct gdrdrv_pin p = { .address = span->address, .size = span->length };
 
-	if (span->driver.flags)
+	if (span->flags)
 		return failed(EOPNOTSUPP, "PIN", "the module is too old for a forced way");
 	if (ioctl(windows->driver_fd, GDRDRV_PIN, &p))
 		return failed(errno, "PIN", pin_hint(errno));
@@ -88,7 +88,7 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 	struct gdrdrv_pin_v2 p = {
 		.address = span->address,
 		.size = span->length,
-		.flags = span->driver.flags,
+		.flags = span->flags,
 	};
 
 	if (windows->driver_v1)

@@ -200,10 +200,15 @@ static int pin(struct wh_view *view, uint32_t flags)
 {
 	int error = 0;
 
+	if (flags && view->backend != &wh_window_driver && !WH_WINDOW_ALWAYS_PCIE)
+		return wh_fail(EOPNOTSUPP, "only the kernel module can be told to go by PCIe");
 	for (unsigned i = 0; i < view->span_count; i++) {
-		if (view->backend == &wh_window_driver)
-			view->spans[i].driver.flags = flags;
-		error = view->backend->pin(view->windows, &view->spans[i]);
+		struct wh_span *span = &view->spans[i];
+
+		/* Without what a backend before this one has left. */
+		*span = (struct wh_span){ .address = span->address, .length = span->length,
+					  .pointer = span->pointer, .flags = flags };
+		error = view->backend->pin(view->windows, span);
 		if (error) {
 			unpin(view, i);
 			return error;
@@ -280,9 +285,8 @@ static int open_any(struct wh_view *view, const struct wh_view_request *request)
 		}
 		say(view, name, "%s", wh_error_text());
 	}
-	/* Of one backend that was asked for, its own errno; of several, none tells it all. */
-	return wh_fail(strchr(request->order, ',') ? ENODEV : -error,
-		       "no window onto 0x%llx: %s", (ull)request->address, view->said);
+	/* The last one's errno: the others were better where they are there. */
+	return wh_fail(-error, "no window onto 0x%llx: %s", (ull)request->address, view->said);
 }
 
 /* ---- sharing --------------------------------------------------------------------------------- */

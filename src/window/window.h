@@ -28,6 +28,12 @@
 #define WH_WINDOW_SAID 640 /* bytes for what the backends said */
 /* What views are rounded to: the GPU's page, of which the kernel module pins whole ones. */
 #define WH_WINDOW_PAGE UINT64_C(65536)
+/* A GPU is reached by PCIe and nothing else. */
+#if defined(__x86_64__)
+#define WH_WINDOW_ALWAYS_PCIE 1
+#else
+#define WH_WINDOW_ALWAYS_PCIE 0
+#endif
 
 struct wh_windows;
 struct wh_rm;
@@ -36,6 +42,7 @@ struct wh_rm;
 struct wh_span {
 	uint64_t address, length;
 	struct wh_cuda_pointer pointer; /* what CUDA says of it */
+	uint32_t flags;                 /* of the pin */
 	union { /* what the backend keeps between pin() and unpin() */
 		struct {
 			unsigned gpu, count;
@@ -46,7 +53,6 @@ struct wh_span {
 		} rm;
 		struct {
 			uint64_t handle;
-			uint32_t flags; /* of the pin */
 		} driver;
 		struct {
 			int fd;
@@ -128,7 +134,7 @@ bool wh_window_order_valid(const char *order);
 
 /* Pin memory of a GPU, and map it if asked to; or take part in a view that has it already. 0, or
  * -EINVAL (no range), -EFAULT (not all of it is one GPU's memory), -EOPNOTSUPP (managed memory, a
- * mapping type that is not to be had), -ENODEV (no backend; the text has what each said). */
+ * mapping type that is not to be had), or what the last backend said; the text has it of all. */
 int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
 		 struct wh_view **out);
 /* The last one's call unmaps and unpins. */

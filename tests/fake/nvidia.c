@@ -21,7 +21,8 @@
 #define FAULTS 16
 #define GPUS 8
 
-pthread_mutex_t nvidia_lock = PTHREAD_MUTEX_INITIALIZER;
+/* Recursive: a sanitizer may map memory at any time. */
+pthread_mutex_t nvidia_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP;
 struct fake_nvidia nvidia_state;
 
 static struct node *nodes;

@@ -1,0 +1,643 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libgdrapi.so.2 as the programs have it that were made for GDRCopy: opened at run time, by either
+ * name, on each backend (which one, the environment says: gdrapi BACKEND).
+ */
+#include "../unit/unit.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <wherry/wherry.h>
+
+#include "gdrapi.h"
+#include "nvidia-control.h"
+
+#undef gdr_get_info
+
+#define SIZE ((size_t)1 << 20)
+#define KIB ((size_t)1 << 10)
+
+struct info_v1 {
+	uint64_t va, mapped_size;
+	uint32_t page_size;
+	uint64_t tm_cycles;
+	uint32_t cycles_per_ms;
+	unsigned mapped : 1, wc_mapping : 1;
+};
+
+#define FUNCTIONS(X) \
+	X(gdr_t, gdr_open, (void)) \
+	X(int, gdr_close, (gdr_t)) \
+	X(int, gdr_pin_buffer, (gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *)) \
+	X(int, gdr_pin_buffer_v2, (gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *)) \
+	X(int, gdr_unpin_buffer, (gdr_t, gdr_mh_t)) \
+	X(int, gdr_get_callback_flag, (gdr_t, gdr_mh_t, int *)) \
+	X(int, gdr_get_info, (gdr_t, gdr_mh_t, struct info_v1 *)) \
+	X(int, gdr_get_info_v2, (gdr_t, gdr_mh_t, gdr_info_v2_t *)) \
+	X(int, gdr_map, (gdr_t, gdr_mh_t, void **, size_t)) \
+	X(int, gdr_map_v2, (gdr_t, gdr_mh_t, void **, size_t, int)) \
+	X(int, gdr_unmap, (gdr_t, gdr_mh_t, void *, size_t)) \
+	X(int, gdr_copy_to_mapping, (gdr_mh_t, void *, const void *, size_t)) \
+	X(int, gdr_copy_from_mapping, (gdr_mh_t, void *, const void *, size_t)) \
+	X(void, gdr_runtime_get_version, (int *, int *)) \
+	X(int, gdr_driver_get_version, (gdr_t, int *, int *)) \
+	X(int, gdr_get_attribute, (gdr_t, int, int *)) \
+	X(const char *, gdr_get_mapping_type_string, (int))
+
+#define MEMBER(type, name, parameters) type(*name) parameters;
+static struct {
+	FUNCTIONS(MEMBER)
+} api;
+
+static struct {
+	void *library;
+	int (*init)(unsigned);
+	int (*retain)(void **, int);
+	int (*set_current)(void *);
+	int (*alloc)(uint64_t *, size_t);
+	int (*free)(uint64_t);
+	char *(*alias)(uint64_t);
+} cu;
+
+static const char *backend;
+static gdr_t g;
+static uint64_t memory;
+
+static void look_up(void *library, const char *name, void *out)
+{
+	void *found = dlsym(library, name);
+
+	if (!found)
+		print_message("no %s\n", name);
+	assert_non_null(found);
+	memcpy(out, &found, sizeof(found));
+}
+
+static bool is(const char *name)
+{
+	return !strcmp(backend, name);
+}
+
+static struct fake_nvidia state_now(void)
+{
+	struct fake_nvidia state;
+
+	fake_nvidia_state(&state);
+	return state;
+}
+
+static int begin(void **state)
+{
+	(void)state;
+	g = api.gdr_open();
+	assert_non_null(g);
+	assert_int_equal(cu.alloc(&memory, SIZE), 0);
+	memset(cu.alias(memory), 0x11, SIZE);
+	return 0;
+}
+
+static int end(void **state)
+{
+	struct fake_nvidia left;
+
+	(void)state;
+	assert_int_equal(api.gdr_close(g), 0);
+	assert_int_equal(cu.free(memory), 0);
+	left = state_now();
+	assert_int_equal(left.clients + left.objects + left.mapped + left.pins, 0);
+	assert_int_equal(left.violations, 0);
+	return 0;
+}
+
+static gdr_mh_t pin(uint64_t address, size_t size)
+{
+	gdr_mh_t mh = { 0 };
+
+	assert_int_equal(api.gdr_pin_buffer(g, address, size, 0, 0, &mh), 0);
+	assert_true(mh.h != 0);
+	return mh;
+}
+
+static void *map(gdr_mh_t mh, size_t size)
+{
+	void *va = NULL;
+
+	assert_int_equal(api.gdr_map(g, mh, &va, size), 0);
+	assert_non_null(va);
+	return va;
+}
+
+static gdr_info_v2_t info(gdr_mh_t mh)
+{
+	gdr_info_v2_t out;
+
+	assert_int_equal(api.gdr_get_info_v2(g, mh, &out), 0);
+	return out;
+}
+
+/* ---- loading ---------------------------------------------------------------------------------- */
+
+/* What NCCL, NVSHMEM and libfabric do, each in its way. */
+static void load__as_peers_do(void **state)
+{
+	void *nccl = dlopen("libgdrapi.so", RTLD_NOW), *nvshmem = dlopen("libgdrapi.so.2", RTLD_LAZY);
+	int major = 0, minor = 0;
+
+	(void)state;
+	assert_non_null(nccl);
+	assert_ptr_equal(nccl, nvshmem);
+	api.gdr_runtime_get_version(&major, &minor);
+	assert_int_equal(major, 2);
+	assert_int_equal(minor, 6);
+	assert_int_equal(api.gdr_driver_get_version(g, &major, &minor), 0);
+	assert_int_equal(major, 2);
+	assert_true(minor >= (is("driver-old") ? 0 : 1));
+	api.gdr_runtime_get_version(NULL, NULL);
+	assert_int_equal(api.gdr_driver_get_version(g, NULL, &minor), EINVAL);
+	assert_int_equal(api.gdr_driver_get_version(NULL, &major, &minor), EINVAL);
+	/* Not unloaded: a table of libcuda's may point to it. */
+	dlclose(nccl);
+	dlclose(nvshmem);
+}
+
+static void open__descriptor_first(void **state)
+{
+	int fd;
+
+	(void)state;
+	memcpy(&fd, g, sizeof(fd));
+	assert_true(fd >= 0);
+	assert_int_equal(lseek(fd, 0, SEEK_CUR) < 0 && errno == EBADF, 0);
+	assert_int_equal(api.gdr_close(NULL), EINVAL);
+}
+
+static void open__nothing_there(void **state)
+{
+	(void)state;
+	fake_nvidia_fail(FAKE_NVIDIA_OPEN, 0, -ENOENT);
+	fake_nvidia_gdrdrv(0);
+	if (is("dmabuf")) {
+		gdr_t other = api.gdr_open();
+
+		assert_non_null(other);
+		assert_int_equal(api.gdr_close(other), 0);
+	} else {
+		assert_null(api.gdr_open());
+	}
+	fake_nvidia_gdrdrv(-1);
+	fake_nvidia_fail(FAKE_NVIDIA_OPEN, 0, 0);
+}
+
+/* ---- pinning ---------------------------------------------------------------------------------- */
+
+static void pin__any_alignment(void **state)
+{
+	(void)state;
+	for (size_t at = 0; at < 200 * KIB; at += 77777) {
+		gdr_mh_t mh = pin(memory + at, 100 * KIB);
+		gdr_info_v2_t i = info(mh);
+		char got[32] = "", *va = map(mh, 100 * KIB), *mine = va + (memory + at - i.va);
+
+		assert_int_equal(i.va % 65536, 0);
+		assert_int_equal(i.mapped_size % 65536, 0);
+		assert_int_equal(i.page_size, 65536);
+		assert_true(i.va <= memory + at && i.va + 65536 > memory + at);
+		assert_true(i.va + i.mapped_size >= memory + at + 100 * KIB);
+		assert_int_equal(api.gdr_copy_to_mapping(mh, mine + 3, "through the window", 19),
+				 0);
+		assert_string_equal(cu.alias(memory + at + 3), "through the window");
+		assert_int_equal(api.gdr_copy_from_mapping(mh, got, mine + 3, 19), 0);
+		assert_string_equal(got, "through the window");
+		mine[50] = 'b'; /* as a program does that stores by itself */
+		assert_int_equal(*cu.alias(memory + at + 50), 'b');
+		assert_int_equal(api.gdr_unmap(g, mh, va, 100 * KIB), 0);
+		assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	}
+}
+
+static void pin__refusals(void **state)
+{
+	uint64_t freed;
+	gdr_mh_t mh = { 77 };
+	char stack[64];
+
+	(void)state;
+	assert_int_equal(cu.alloc(&freed, SIZE), 0);
+	assert_int_equal(cu.free(freed), 0);
+	assert_int_equal(api.gdr_pin_buffer(NULL, memory, 1, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, memory, 1, 0, 0, NULL), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, memory, 0, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, memory, SIZE_MAX, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, UINT64_MAX - 4095, 4096, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, memory, 64 * SIZE, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, freed, 4096, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, (uintptr_t)stack, 64, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, 0, 64, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer_v2(g, memory, 64, 2, &mh), EINVAL);
+	assert_int_equal(mh.h, 77);
+#if defined(__x86_64__) /* a module that is too old for it leaves it to the next backend */
+	assert_int_equal(api.gdr_pin_buffer_v2(g, memory, 64, GDR_PIN_FLAG_FORCE_PCIE, &mh), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+#endif
+}
+
+static void handle__stale_and_foreign(void **state)
+{
+	gdr_mh_t first = pin(memory, 64), second, none = { 0 }, wild = { ~0UL };
+	gdr_t other = api.gdr_open();
+	gdr_info_v2_t i;
+	int flag;
+	void *va;
+
+	(void)state;
+	assert_int_equal(api.gdr_unpin_buffer(other, first), EINVAL);
+	assert_int_equal(api.gdr_unpin_buffer(g, first), 0);
+	second = pin(memory, 64);
+	assert_true(first.h != second.h);
+	for (int n = 0; n < 3; n++) {
+		gdr_mh_t mh = n == 0 ? first : n == 1 ? none : wild;
+
+		assert_int_equal(api.gdr_unpin_buffer(g, mh), EINVAL);
+		assert_int_equal(api.gdr_map(g, mh, &va, 64), EINVAL);
+		assert_int_equal(api.gdr_unmap(g, mh, &i, 64), EINVAL);
+		assert_int_equal(api.gdr_get_info_v2(g, mh, &i), EINVAL);
+		assert_int_equal(api.gdr_get_callback_flag(g, mh, &flag), EINVAL);
+		assert_int_equal(api.gdr_copy_to_mapping(mh, &i, &i, 1), EINVAL);
+		assert_int_equal(api.gdr_copy_from_mapping(mh, &i, &i, 1), EINVAL);
+	}
+	assert_int_equal(api.gdr_get_info_v2(other, second, &i), EINVAL);
+	assert_int_equal(api.gdr_get_info_v2(NULL, second, &i), EINVAL);
+	assert_int_equal(api.gdr_close(other), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, second), 0);
+}
+
+static void close__gives_all_back(void **state)
+{
+	(void)state;
+	for (int i = 0; i < 20; i++) {
+		gdr_mh_t mh = pin(memory + (unsigned)i * 64, 64);
+
+		if (i & 1)
+			map(mh, 64);
+	}
+	/* What is left is counted when the test ends. */
+}
+
+static void pin__thousands(void **state)
+{
+	enum { COUNT = 3000 };
+	gdr_mh_t *all = calloc(COUNT, sizeof(*all));
+
+	(void)state;
+	for (int i = 0; i < COUNT; i++)
+		all[i] = pin(memory, 64);
+	for (int i = 0; i < COUNT; i++)
+		assert_int_equal(info(all[i]).page_size, 65536);
+	for (int i = 0; i < COUNT; i++)
+		assert_int_equal(api.gdr_unpin_buffer(g, all[i]), 0);
+	free(all);
+}
+
+/* ---- mapping ---------------------------------------------------------------------------------- */
+
+static void map__twice_and_not(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	void *va = (void *)1, *got;
+	char byte = 0;
+
+	(void)state;
+	assert_int_equal(api.gdr_unmap(g, mh, &byte, SIZE), EINVAL);
+	assert_int_equal(api.gdr_map(g, mh, &va, 0), EINVAL);
+	assert_int_equal(api.gdr_map(g, mh, &va, 2 * SIZE), EINVAL);
+	assert_int_equal(api.gdr_map(g, mh, NULL, SIZE), EINVAL);
+	assert_int_equal(api.gdr_map_v2(g, mh, &va, SIZE, 4), EINVAL);
+	assert_int_equal(api.gdr_map_v2(g, mh, &va, SIZE, -1), EINVAL);
+	assert_ptr_equal(va, (void *)1);
+	got = map(mh, SIZE);
+	assert_int_equal(api.gdr_map(g, mh, &va, SIZE), EAGAIN);
+	assert_int_equal(api.gdr_unmap(g, mh, (char *)got + 1, SIZE), EINVAL);
+	assert_int_equal(api.gdr_unmap(g, mh, got, SIZE), 0);
+	assert_int_equal(api.gdr_unmap(g, mh, got, SIZE), EINVAL);
+	/* And again. */
+	got = map(mh, 64);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, got, "again", 6), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0); /* while it is mapped */
+	assert_int_equal(api.gdr_copy_to_mapping(mh, got, "again", 6), EINVAL);
+}
+
+static void map__types(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	gdr_info_v2_t i = info(mh);
+	void *va;
+
+	(void)state;
+	assert_int_equal(i.mapped, 0);
+	assert_int_equal(i.mapping_type, GDR_MAPPING_TYPE_NONE);
+	assert_int_equal(api.gdr_map_v2(g, mh, &va, SIZE, GDR_MAP_FLAG_REQ_CACHE_MAPPING),
+			 EOPNOTSUPP);
+	assert_int_equal(api.gdr_map_v2(g, mh, &va, SIZE, GDR_MAP_FLAG_REQ_DEVICE_MAPPING),
+			 EOPNOTSUPP);
+	assert_int_equal(api.gdr_map_v2(g, mh, &va, SIZE, GDR_MAP_FLAG_REQ_WC_MAPPING), 0);
+	i = info(mh);
+	assert_int_equal(i.mapped, 1);
+	assert_int_equal(i.wc_mapping, 1);
+	assert_int_equal(i.mapping_type, GDR_MAPPING_TYPE_WC);
+	assert_int_equal(i.tm_cycles, strncmp(backend, "driver", 6) ? 0 : 4711);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	assert_string_equal(api.gdr_get_mapping_type_string(0), "None");
+	assert_string_equal(api.gdr_get_mapping_type_string(1), "Write Combining");
+	assert_string_equal(api.gdr_get_mapping_type_string(2), "Caching");
+	assert_string_equal(api.gdr_get_mapping_type_string(3), "Device");
+	assert_string_equal(api.gdr_get_mapping_type_string(4), "Unknown");
+	assert_string_equal(api.gdr_get_mapping_type_string(-1), "Unknown");
+}
+
+/* Programs compiled long ago have 40 bytes for it. */
+static void info__of_old(void **state)
+{
+	struct {
+		struct info_v1 info;
+		unsigned char guard[16];
+	} old;
+	gdr_mh_t mh = pin(memory + 70000, 64);
+
+	(void)state;
+	memset(&old, 0x5a, sizeof(old));
+	map(mh, 64);
+	assert_int_equal(api.gdr_get_info(g, mh, &old.info), 0);
+	assert_int_equal(sizeof(old.info), 40);
+	assert_int_equal(old.info.va, (memory + 70000) & ~UINT64_C(65535));
+	assert_int_equal(old.info.mapped_size % 65536, 0);
+	assert_int_equal(old.info.mapped, 1);
+	assert_int_equal(old.info.wc_mapping, 1);
+	for (size_t i = 0; i < sizeof(old.guard); i++)
+		assert_int_equal(old.guard[i], 0x5a);
+	assert_int_equal(api.gdr_get_info(g, mh, NULL), EINVAL);
+	assert_int_equal(api.gdr_get_info_v2(g, mh, NULL), EINVAL);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+}
+
+static void map__two_of_the_same(void **state)
+{
+	gdr_mh_t a = pin(memory, SIZE), b = pin(memory, SIZE);
+	char *first = map(a, SIZE), *second = map(b, SIZE), byte;
+
+	(void)state;
+	assert_ptr_not_equal(first, second);
+	assert_int_equal(api.gdr_copy_to_mapping(a, first + 1000, "x", 1), 0);
+	assert_int_equal(api.gdr_copy_from_mapping(b, &byte, second + 1000, 1), 0);
+	assert_int_equal(byte, 'x');
+	/* Each handle has its own mapping only. */
+	assert_int_equal(api.gdr_copy_to_mapping(a, second, "x", 1), EINVAL);
+	assert_int_equal(api.gdr_unpin_buffer(g, a), 0);
+	assert_int_equal(api.gdr_copy_from_mapping(b, &byte, second + 1000, 1), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, b), 0);
+}
+
+/* ---- copying ---------------------------------------------------------------------------------- */
+
+static void copy__bounds(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	char *va = map(mh, SIZE), byte = 0;
+	size_t length = info(mh).mapped_size;
+
+	(void)state;
+	assert_int_equal(api.gdr_copy_to_mapping(mh, NULL, NULL, 0), 0);
+	assert_int_equal(api.gdr_copy_from_mapping((gdr_mh_t){ 0 }, NULL, NULL, 0), 0);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, va + length - 1, &byte, 1), 0);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, va + length, &byte, 1), EINVAL);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, va - 1, &byte, 1), EINVAL);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, va + 1, &byte, SIZE_MAX), EINVAL);
+	assert_int_equal(api.gdr_copy_from_mapping(mh, &byte, va + length - 1, 2), EINVAL);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+}
+
+static void copy__every_offset(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	char *va = map(mh, SIZE) , *mine = va + (memory - info(mh).va);
+	unsigned char sent[300], got[300];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(sent); i++)
+		sent[i] = (unsigned char)(i * 7);
+	for (size_t at = 0; at < 300; at++) {
+		for (size_t length = 1; length < 300; length += 1 + at % 7) {
+			assert_int_equal(api.gdr_copy_to_mapping(mh, mine + at, sent, length), 0);
+			assert_memory_equal(cu.alias(memory + at), sent, length);
+			assert_int_equal(api.gdr_copy_from_mapping(mh, got, mine + at, length), 0);
+			assert_memory_equal(got, sent, length);
+		}
+	}
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+}
+
+/* ---- what holds, and what ends ---------------------------------------------------------------- */
+
+static void attribute__truth(void **state)
+{
+	bool old = is("driver-old"), dmabuf = is("dmabuf");
+	int value = -1;
+
+	(void)state;
+	assert_int_equal(api.gdr_get_attribute(g, GDR_ATTR_USE_PERSISTENT_MAPPING, &value), 0);
+	assert_int_equal(value, !old);
+	assert_int_equal(api.gdr_get_attribute(g, GDR_ATTR_USING_DMA_BUF_MMAP, &value), 0);
+	assert_int_equal(value, dmabuf);
+	assert_int_equal(api.gdr_get_attribute(g, GDR_ATTR_SUPPORT_PIN_FLAG_FORCE_PCIE, &value), 0);
+	assert_true(value == 0 || value == 1);
+	assert_int_equal(api.gdr_get_attribute(g, 0, &value), EINVAL);
+	assert_int_equal(api.gdr_get_attribute(g, GDR_ATTR_MAX, &value), EINVAL);
+	assert_int_equal(api.gdr_get_attribute(g, -1, &value), EINVAL);
+	assert_int_equal(api.gdr_get_attribute(g, 1, NULL), EINVAL);
+	assert_int_equal(api.gdr_get_attribute(NULL, 1, &value), EINVAL);
+}
+
+static void freed__flag(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	int flag = 7;
+
+	(void)state;
+	map(mh, SIZE);
+	assert_int_equal(api.gdr_get_callback_flag(g, mh, &flag), 0);
+	assert_int_equal(flag, 0);
+	assert_int_equal(api.gdr_get_callback_flag(g, mh, NULL), EINVAL);
+	for (uint64_t handle = 1; handle < 100000 && !strncmp(backend, "driver", 6); handle++)
+		fake_nvidia_revoke(handle);
+	assert_int_equal(api.gdr_get_callback_flag(g, mh, &flag), 0);
+	assert_int_equal(flag, !strncmp(backend, "driver", 6));
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+}
+
+static void fork__child_has_none(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE), unmapped = pin(memory, SIZE), other;
+	volatile char *va = map(mh, SIZE);
+	int status;
+	pid_t child = fork();
+
+	(void)state;
+	assert_true(child >= 0);
+	if (!child) {
+		void *at;
+		bool good = api.gdr_pin_buffer(g, memory, 64, 0, 0, &other) == EACCES &&
+			    api.gdr_map(g, unmapped, &at, SIZE) == EACCES;
+
+		signal(SIGSEGV, SIG_DFL);
+		if (good)
+			*va = 1;
+		_exit(good ? 42 : 41);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_true(WIFSIGNALED(status) || (WEXITSTATUS(status) && WEXITSTATUS(status) < 41));
+	assert_int_equal(api.gdr_copy_to_mapping(mh, (void *)(uintptr_t)va, "still", 6), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, unmapped), 0);
+}
+
+/* In a child the parent's is closed without touching what is the parent's. */
+static void fork__child_closes(void **state)
+{
+	gdr_mh_t mh = pin(memory, SIZE);
+	char *va = map(mh, SIZE);
+	int status;
+	pid_t child = fork();
+
+	(void)state;
+	if (!child)
+		_exit(api.gdr_close(g) ? 41 : 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(WIFEXITED(status) ? WEXITSTATUS(status) : 99, 0);
+	assert_int_equal(api.gdr_copy_to_mapping(mh, va, "still", 6), 0);
+	assert_string_equal(cu.alias(info(mh).va), "still");
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+}
+
+/* ---- threads ---------------------------------------------------------------------------------- */
+
+static void *pin_and_unpin(void *arg)
+{
+	unsigned at = (unsigned)(uintptr_t)arg;
+
+	for (unsigned i = 0; i < 50; i++) {
+		uint64_t address = memory + at * 4096, value = (uint64_t)at << 32 | i, got = 0;
+		gdr_info_v2_t about;
+		gdr_mh_t mh;
+		void *va;
+
+		if (api.gdr_pin_buffer(g, address, 4096, 0, 0, &mh) ||
+		    api.gdr_get_info_v2(g, mh, &about) || api.gdr_map(g, mh, &va, 4096))
+			return "pin or map";
+		va = (char *)va + (address - about.va);
+		if (api.gdr_copy_to_mapping(mh, va, &value, 8) ||
+		    api.gdr_copy_from_mapping(mh, &got, va, 8) || got != value)
+			return "copy";
+		if (api.gdr_unpin_buffer(g, mh))
+			return "unpin";
+	}
+	return NULL;
+}
+
+/* libwherry does the same with libcuda's table at the same time. */
+static void *open_and_close(void *arg)
+{
+	struct wh_engine *engine = arg;
+
+	for (int i = 0; i < 50; i++) {
+		struct wh_window_options options = { .size = sizeof(options), .backends = "rm" };
+		struct wh_window *window;
+
+		if (wh_window_open(engine, (void *)(uintptr_t)memory, SIZE, &options, &window) ||
+		    wh_window_close(window))
+			return (void *)(uintptr_t)wh_error_text();
+	}
+	return NULL;
+}
+
+static void threads__beside_libwherry(void **state)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+	struct wh_engine *engine;
+	pthread_t threads[5];
+	void *why;
+
+	(void)state;
+	assert_int_equal(wh_engine_open(&options, &engine), 0);
+	for (unsigned i = 0; i < 4; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, pin_and_unpin,
+						(void *)(uintptr_t)(i + 1)), 0);
+	assert_int_equal(pthread_create(&threads[4], NULL, open_and_close, engine), 0);
+	for (int i = 0; i < 5; i++) {
+		pthread_join(threads[i], &why);
+		if (why)
+			print_message("%d: %s\n", i, (char *)why);
+		assert_null(why);
+	}
+	assert_int_equal(wh_engine_close(engine), 0);
+}
+
+/* ---- all -------------------------------------------------------------------------------------- */
+
+static void load(void)
+{
+	void *library = dlopen("libgdrapi.so.2", RTLD_NOW | RTLD_LOCAL), *context;
+
+	if (!library)
+		print_message("%s\n", dlerror());
+	assert_non_null(library);
+#define LOOK_UP(type, name, parameters) look_up(library, #name, &api.name);
+	FUNCTIONS(LOOK_UP)
+	cu.library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+	assert_non_null(cu.library);
+	look_up(cu.library, "cuInit", &cu.init);
+	look_up(cu.library, "cuDevicePrimaryCtxRetain", &cu.retain);
+	look_up(cu.library, "cuCtxSetCurrent", &cu.set_current);
+	look_up(cu.library, "cuMemAlloc_v2", &cu.alloc);
+	look_up(cu.library, "cuMemFree_v2", &cu.free);
+	look_up(cu.library, "fake_cuda_alias", &cu.alias);
+	assert_int_equal(cu.init(0), 0);
+	assert_int_equal(cu.retain(&context, 0), 0);
+	assert_int_equal(cu.set_current(context), 0);
+}
+
+int main(int argc, char **argv)
+{
+#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
+	const struct CMUnitTest tests[] = {
+		TEST(load__as_peers_do),
+		TEST(open__descriptor_first),
+		TEST(open__nothing_there),
+		TEST(pin__any_alignment),
+		TEST(pin__refusals),
+		TEST(handle__stale_and_foreign),
+		TEST(close__gives_all_back),
+		TEST(pin__thousands),
+		TEST(map__twice_and_not),
+		TEST(map__types),
+		TEST(info__of_old),
+		TEST(map__two_of_the_same),
+		TEST(copy__bounds),
+		TEST(copy__every_offset),
+		TEST(attribute__truth),
+		TEST(freed__flag),
+		TEST(fork__child_has_none),
+		TEST(fork__child_closes),
+		TEST(threads__beside_libwherry),
+	};
+
+	backend = argc > 1 ? argv[1] : "rm";
+	load();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
