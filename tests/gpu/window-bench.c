@@ -2,7 +2,9 @@
 /*
  * How fast windows are, beside the driver's own copies in the same run. Prints one JSON document:
  *
- *   window-bench [DRIVER [BACKENDS]]
+ *   window-bench [--quick] [DRIVER [BACKENDS]]
+ *
+ * --quick: every row once and short, to see that it works.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -29,7 +31,7 @@ static const char *order = "rm";
 static struct wh_view *view;
 static uint64_t memory;
 static unsigned char *host; /* pinned */
-static bool first_row = true;
+static bool first_row = true, quick;
 
 /* ---- figures --------------------------------------------------------------------------------- */
 
@@ -146,9 +148,9 @@ static void copy_row(bool write, size_t size, const struct wh_copy_way *put,
 {
 	static double mine[SAMPLES_MAX], theirs[SAMPLES_MAX];
 	struct job j = { .write = write, .copy = { put, get }, .size = size,
-			 .walk = size < MIB ? MIB : LARGEST };
+			 .walk = size <= MIB ? MIB : LARGEST };
 	size_t a = 0, b = 0, count = size <= 4 * KIB && write ? 64 : size <= 64 ? 8 : 1;
-	int64_t budget = 4 * WH_MS;
+	int64_t budget = quick ? 0 : 4 * WH_MS;
 	struct figures window, driver;
 
 	for (int i = 0; i < ROUNDS; i++) {
@@ -248,12 +250,13 @@ static void scaling(bool write, unsigned count)
 
 #define STREAMS 16
 #define PIECE MIB
+#define EACH (LARGEST / STREAMS) /* bytes to walk through, for each */
 
 struct stream {
 	pthread_t sender, receiver;
 	int out, in;
 	unsigned char *from, *to;
-	size_t bytes;
+	size_t bytes, walk;
 	pthread_barrier_t *start;
 	int64_t took;
 };
@@ -265,7 +268,7 @@ static void *send_all(void *arg)
 
 	pthread_barrier_wait(s->start);
 	while (sent < s->bytes) {
-		ssize_t n = send(s->out, s->from, PIECE, 0);
+		ssize_t n = send(s->out, s->from + sent / PIECE * PIECE % s->walk, PIECE, 0);
 
 		if (n <= 0)
 			break;
@@ -278,12 +281,13 @@ static void *send_all(void *arg)
 static void *receive_all(void *arg)
 {
 	struct stream *s = arg;
+	size_t at = 0;
 	int64_t start;
 
 	pthread_barrier_wait(s->start);
 	start = wh_now();
-	while (recv(s->in, s->to, PIECE, MSG_WAITALL) > 0)
-		;
+	while (recv(s->in, s->to + at, PIECE, MSG_WAITALL) > 0)
+		at = (at + PIECE) % s->walk;
 	wh_copy_issued();
 	s->took = wh_now() - start;
 	return NULL;
@@ -306,20 +310,21 @@ static bool connected(int *a, int *b)
 	return *b >= 0;
 }
 
-static double receive(unsigned count, bool window)
+static double receive(unsigned count, size_t walk, bool window)
 {
 	static struct stream s[STREAMS];
 	pthread_barrier_t start;
 	int64_t longest = 1;
-	size_t bytes = 512 * MIB / count;
+	size_t bytes = (quick ? 32 : 512) * MIB / count;
 
 	pthread_barrier_init(&start, NULL, 2 * count);
 	for (unsigned i = 0; i < count; i++) {
 		s[i] = (struct stream){
-			.from = host + 2 * i * PIECE,
-			.to = window ? wh_view_at(view, memory + 2 * i * PIECE) :
-				       host + (2 * i + 1) * PIECE,
+			.from = host + i * EACH,
+			.to = window ? wh_view_at(view, memory + i * EACH) :
+				       host + LARGEST + i * EACH,
 			.bytes = bytes,
+			.walk = walk,
 			.start = &start,
 		};
 		if (!connected(&s[i].out, &s[i].in) ||
@@ -338,19 +343,20 @@ static double receive(unsigned count, bool window)
 	return (double)(bytes * count) / (double)longest;
 }
 
-static void receiving(unsigned count)
+static void receiving(unsigned count, size_t walk)
 {
 	double window[5], plain[5], ratio[5];
 
 	for (int r = 0; r < 5; r++) {
-		window[r] = receive(count, true);
-		plain[r] = receive(count, false);
+		window[r] = receive(count, walk, true);
+		plain[r] = receive(count, walk, false);
 		ratio[r] = window[r] / plain[r];
 	}
-	row("\"what\": \"recv\", \"streams\": %u, \"size_bytes\": %zu, \"bandwidth_GBps\": %.3f, "
+	row("\"what\": \"recv\", \"streams\": %u, \"size_bytes\": %zu, "
+	    "\"working_set_bytes\": %zu, \"bandwidth_GBps\": %.3f, "
 	    "\"limit_name\": \"recv into pinned host memory\", \"limit_GBps\": %.3f, "
 	    "\"ratio\": %.3f",
-	    count, PIECE, quantile(window, 5, 0.5), quantile(plain, 5, 0.5),
+	    count, PIECE, count * walk, quantile(window, 5, 0.5), quantile(plain, 5, 0.5),
 	    quantile(ratio, 5, 0.5));
 }
 
@@ -439,15 +445,18 @@ int main(int argc, char **argv)
 	struct wh_cuda_scope scope;
 	void *pinned;
 
+	quick = argc > 1 && !strcmp(argv[1], "--quick");
+	if (quick)
+		argc--, argv++;
 	gpu_open(argc > 1 && *argv[1] ? argv[1] : NULL);
 	if (argc > 2)
 		order = argv[2];
 	if (!CALL(wh_cuda_device_at(gpu, 0, &device)) || !CALL(wh_windows_new(gpu, &windows)) ||
 	    !CALL(wh_cuda_enter(gpu, device, &scope)) || !CU(cuMemAlloc, &memory, LARGEST) ||
-	    !CU(cuMemHostAlloc, &pinned, LARGEST, 0) || !open_one(memory, LARGEST, &view))
+	    !CU(cuMemHostAlloc, &pinned, 2 * LARGEST, 0) || !open_one(memory, LARGEST, &view))
 		return 1;
 	host = pinned;
-	memset(host, 7, LARGEST);
+	memset(host, 7, 2 * LARGEST);
 	environment();
 	copies();
 	for (unsigned count = 1; count <= 8; count *= 2) {
@@ -455,10 +464,12 @@ int main(int argc, char **argv)
 		scaling(false, count);
 	}
 	for (unsigned count = 1; count <= STREAMS; count *= 4)
-		receiving(count);
+		receiving(count, PIECE);
+	receiving(STREAMS, EACH);
 	opening(64 * KIB);
 	opening(MIB);
-	opening(1024 * MIB);
+	if (!quick)
+		opening(1024 * MIB);
 	printf("\n  ]\n}\n");
 	wh_view_close(view);
 	wh_windows_free(windows);

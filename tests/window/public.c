@@ -332,6 +332,22 @@ static void open__arguments(void **state)
 	assert_non_null(strstr(wh_error_text(), "window=rm,shm"));
 }
 
+static void open__gpus_switched_off(void **state)
+{
+	const char *knobs[] = { "cuda=off", NULL };
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none",
+					     .config = knobs };
+	struct wh_engine *other;
+	struct wh_window *window;
+
+	(void)state;
+	assert_int_equal(wh_engine_open(&options, &other), 0);
+	assert_int_equal(wh_window_open(other, (void *)(uintptr_t)memory, 1, NULL, &window),
+			 -ENODEV);
+	assert_non_null(strstr(wh_error_text(), "WHERRY_CUDA"));
+	assert_int_equal(wh_engine_close(other), 0);
+}
+
 static void open__not_such_memory(void **state)
 {
 	uint64_t freed, managed;
@@ -671,6 +687,7 @@ int main(void)
 		TEST(copy__memory_freed_and_address_reused),
 		TEST(staged__only_if_asked_for),
 		TEST(open__arguments),
+		TEST(open__gpus_switched_off),
 		TEST(open__not_such_memory),
 		TEST(open__another_mapping),
 		TEST(copy__out_of_bounds),
