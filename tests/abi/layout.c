@@ -144,6 +144,23 @@ static const struct row structs[] = {
 	FIELD(wh_estimate, copies, 40),
 	FIELD(wh_estimate, ctas, 48),
 	FIELD(wh_estimate, measured, 52),
+	SIZE(wh_window_options, 24),
+	FIELD(wh_window_options, size, 0),
+	FIELD(wh_window_options, backends, 8),
+	FIELD(wh_window_options, mapping, 16),
+	FIELD(wh_window_options, reserved, 20),
+	SIZE(wh_window_info, 736),
+	FIELD(wh_window_info, size, 0),
+	FIELD(wh_window_info, pointer, 8),
+	FIELD(wh_window_info, address, 16),
+	FIELD(wh_window_info, length, 24),
+	FIELD(wh_window_info, engine_from, 32),
+	FIELD(wh_window_info, mapping, 40),
+	FIELD(wh_window_info, reserved, 44),
+	FIELD(wh_window_info, backend, 48),
+	FIELD(wh_window_info, writes, 64),
+	FIELD(wh_window_info, reads, 80),
+	FIELD(wh_window_info, said, 96),
 };
 
 static const struct row constants[] = {
@@ -181,6 +198,10 @@ static const struct row constants[] = {
 	{ "WH_PRIORITY_LATENCY", WH_PRIORITY_LATENCY, 1 },
 	{ "WH_KEY_MAX", WH_KEY_MAX, 128 },
 	{ "WH_NOTIFICATION_MAX", WH_NOTIFICATION_MAX, 4096 },
+	{ "WH_WINDOW_STAGED", WH_WINDOW_STAGED, 0 },
+	{ "WH_WINDOW_WC", WH_WINDOW_WC, 1 },
+	{ "WH_WINDOW_CACHED", WH_WINDOW_CACHED, 2 },
+	{ "WH_WINDOW_DEVICE", WH_WINDOW_DEVICE, 3 },
 };
 
 static void compare(const struct row *rows, size_t count)

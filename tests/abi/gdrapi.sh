@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions; it needs
+# nothing but libc, and is linked as it should be. gdrapi.sh LIBRARY
+set -u
+library=$1
+directory=$(mktemp -d) || exit 1
+trap 'rm -rf "$directory"' EXIT
+failed=0
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+same() # NAME FILE FILE
+{
+	diff -u "$directory/$2" "$directory/$3"
+	verdict "$1" $?
+}
+
+# The header's macro hides the old gdr_get_info().
+{
+	"${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/include/gdrapi.h" |
+		grep -v '^#' | grep -o '\bgdr_[a-z0-9_]*(' | tr -d '('
+	echo gdr_get_info
+} | sort -u >"$directory/header"
+grep -o '\bgdr_[a-z0-9_]*;' "$TEST_SOURCE/src/libgdrapi.map" | tr -d ';' | sort >"$directory/map"
+nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library"
+: >"$directory/none"
+
+[ "$(wc -l <"$directory/map")" = 17 ]
+verdict "17 functions" $?
+same "header and symbol map" header map
+same "symbol map and library, without versions" map library
+
+readelf -d "$library" >"$directory/dynamic"
+grep -F '(NEEDED)' "$directory/dynamic" | grep -v -E 'libc\.so|libpthread\.so|ld-linux' \
+	>"$directory/needed"
+same "needs nothing but libc" none needed
+grep -q -E 'SONAME.*\[libgdrapi\.so\.2\]' "$directory/dynamic"
+verdict "soname libgdrapi.so.2" $?
+grep -q -E 'BIND_NOW|FLAGS.*NOW' "$directory/dynamic"
+verdict "bound when loaded (-z now)" $?
+for each in "$library" "$TEST_LIBRARY"; do
+	readelf -d "$each" | grep -q 'FLAGS_1.*NODELETE'
+	verdict "${each##*/} cannot be unloaded (-z nodelete)" $?
+done
+[ "$(awk '/\(INIT_ARRAYSZ\)/ { print $3 }' "$directory/dynamic")" -le 8 ]
+verdict "no constructors" $?
+exit $failed
