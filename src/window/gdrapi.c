@@ -82,7 +82,7 @@ static void read_settings(void)
 	if (!order || !wh_window_order_valid(order) || strstr(order, "staged") ||
 	    strlen(order) >= sizeof(settings.order))
 		order = dmabuf && !strcmp(dmabuf, "1") ? DMABUF_ORDER : DEFAULT_ORDER;
-	strcpy(settings.order, order);
+	snprintf(settings.order, sizeof(settings.order), "%s", order);
 }
 
 static void say(enum level level, const char *call, const char *text)
@@ -455,8 +455,8 @@ int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
 		*v = dmabuf;
 	else if (asked) /* a module that does not know the question is too old for either */
 		*v = !ioctl(g->windows->driver_fd, GDRDRV_ATTRIBUTE, &module) && module.value;
-	else
-		*v = attr == GDR_ATTR_USE_PERSISTENT_MAPPING ? 1 : WH_WINDOW_ALWAYS_PCIE;
+	else /* what is pinned without the module is held always */
+		*v = attr == GDR_ATTR_USE_PERSISTENT_MAPPING || WH_WINDOW_ALWAYS_PCIE;
 	return 0;
 }
 

@@ -180,12 +180,13 @@ static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned
 		      enum wh_mapping mapping)
 {
 	struct wh_copy copy = wh_copy_choose(windows->cpu, mapping);
-	unsigned char *sent = malloc(2 * SCRATCH), *got = sent + SCRATCH;
+	unsigned char *sent = malloc(2 * SCRATCH), *got;
 	struct wh_cuda_device *device = span->pointer.device;
 	int error;
 
 	if (!sent)
 		return wh_fail(ENOMEM, "no memory to try a window with");
+	got = sent + SCRATCH;
 	fill(sent, 1);
 	wh_copy_to(copy, at, sent, SCRATCH);
 	wh_copy_from(copy, got, at, 8); /* so that it has arrived */

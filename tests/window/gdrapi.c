@@ -52,6 +52,7 @@ struct info_v1 {
 	X(int, gdr_get_attribute, (gdr_t, int, int *)) \
 	X(const char *, gdr_get_mapping_type_string, (int))
 
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define MEMBER(type, name, parameters) type(*name) parameters;
 static struct {
 	FUNCTIONS(MEMBER)
