@@ -21,8 +21,8 @@
 /* Handles of our choice, out of the way of those that the driver gives. */
 #define FIRST_HANDLE 0x57480001u
 
-/* Drivers with which windows were seen working, by the start of their version. */
-static const char *const known[] = { "580.159." };
+/* Drivers with which windows were seen working. */
+static const char *const known[] = { "580.159.04" };
 
 struct gpu {
 	char pci[24];
@@ -232,7 +232,7 @@ const char *wh_rm_version(const struct wh_rm *rm)
 bool wh_rm_known(const struct wh_rm *rm)
 {
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-		if (!strncmp(rm->version, known[i], strlen(known[i])))
+		if (!strcmp(rm->version, known[i]))
 			return true;
 	}
 	return false;

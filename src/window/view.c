@@ -269,6 +269,7 @@ static int open_with(struct wh_view *view, const struct wh_view_request *request
 static int open_any(struct wh_view *view, const struct wh_view_request *request)
 {
 	const char *order = request->order;
+	size_t others = 0; /* what those before the last one said */
 	char name[16];
 	int error = 0;
 
@@ -283,10 +284,13 @@ static int open_any(struct wh_view *view, const struct wh_view_request *request)
 			say(view, name, "chosen");
 			return 0;
 		}
+		others = strlen(view->said);
 		say(view, name, "%s", wh_error_text());
 	}
-	/* The last one's errno: the others were better where they are there. */
-	return wh_fail(-error, "no window onto 0x%llx: %s", (ull)request->address, view->said);
+	/* The last one's errno, and it first: those before it are not everywhere. */
+	return wh_fail(-error, "no window onto 0x%llx: %s%s%.*s", (ull)request->address,
+		       view->said + (others ? others + strlen("; ") : 0), others ? "; " : "",
+		       (int)others, view->said);
 }
 
 /* ---- sharing --------------------------------------------------------------------------------- */

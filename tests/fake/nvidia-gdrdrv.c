@@ -38,9 +38,15 @@ FAKE_API void fake_nvidia_cuda(const char *path)
 	memcpy(&memory_fd, &found, sizeof(found));
 }
 
-static int memory_at(uint64_t address, size_t size, size_t *offset)
+/* Not under the lock: CUDA has locks of its own, under which it maps. */
+struct found nvidia_gdrdrv_find(unsigned long request, const void *arg)
 {
-	return memory_fd ? memory_fd(address, size, offset) : -1;
+	const struct gdrdrv_pin *p = arg; /* both versions begin so */
+	struct found found = { -1, 0 };
+
+	if ((request == GDRDRV_PIN || request == GDRDRV_PIN_V2) && memory_fd)
+		found.fd = memory_fd(p->address, p->size, &found.offset);
+	return found;
 }
 
 static struct pin *find(const struct node *node, uint64_t handle)
@@ -52,21 +58,20 @@ static struct pin *find(const struct node *node, uint64_t handle)
 	return NULL;
 }
 
-static int pin(struct node *node, uint64_t address, uint64_t size, uint64_t *handle)
+static int pin(struct node *node, struct found found, uint64_t address, uint64_t size,
+	       uint64_t *handle)
 {
 	struct pin *p;
-	size_t offset;
-	int fd;
 
 	if (!size || address % GDRDRV_GPU_PAGE || size % GDRDRV_GPU_PAGE)
 		return EINVAL;
-	fd = memory_at(address, size, &offset);
-	if (fd < 0)
+	if (found.fd < 0)
 		return EINVAL;
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return ENOMEM;
-	*p = (struct pin){ pins, node, getpid(), next_handle++, address, size, offset, dup(fd), 0 };
+	*p = (struct pin){ pins, node, getpid(), next_handle++, address, size, found.offset,
+			   dup(found.fd), 0 };
 	pins = p;
 	nvidia_state.pins++;
 	*handle = p->handle;
@@ -143,7 +148,7 @@ static int attribute(struct gdrdrv_attribute *a)
 	return 0;
 }
 
-static int call(struct node *node, unsigned long request, void *arg)
+static int call(struct node *node, unsigned long request, void *arg, struct found found)
 {
 	bool old = nvidia_gdrdrv_kind() == 2;
 	struct gdrdrv_pin *p = arg;
@@ -151,11 +156,12 @@ static int call(struct node *node, unsigned long request, void *arg)
 
 	switch (request) {
 	case GDRDRV_PIN:
-		return pin(node, p->address, p->size, &p->handle);
+		return pin(node, found, p->address, p->size, &p->handle);
 	case GDRDRV_PIN_V2:
 		if (old)
 			return ENOTTY;
-		return p2->flags > 1 ? EINVAL : pin(node, p2->address, p2->size, &p2->handle);
+		return p2->flags > 1 ? EINVAL :
+				       pin(node, found, p2->address, p2->size, &p2->handle);
 	case GDRDRV_INFO_V2:
 	case GDRDRV_REQUEST_TYPE:
 		return old ? ENOTTY : with_pin(node, request, arg);
@@ -174,11 +180,11 @@ static int call(struct node *node, unsigned long request, void *arg)
 	}
 }
 
-int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg)
+int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg, struct found found)
 {
 	int struck = nvidia_strike((uint32_t)request), error;
 
-	error = struck ? -struck : call(node, request, arg);
+	error = struck ? -struck : call(node, request, arg, found);
 	if (!error)
 		return 0;
 	errno = error;

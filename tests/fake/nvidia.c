@@ -539,6 +539,7 @@ WITH_MODE(open64)
 FAKE_API int ioctl(int fd, unsigned long request, ...)
 {
 	struct node *node = NULL;
+	struct found found;
 	va_list arguments;
 	int rc = -1;
 	void *arg;
@@ -546,11 +547,12 @@ FAKE_API int ioctl(int fd, unsigned long request, ...)
 	va_start(arguments, request);
 	arg = va_arg(arguments, void *);
 	va_end(arguments);
+	found = nvidia_gdrdrv_find(request, arg);
 	pthread_mutex_lock(&nvidia_lock);
 	if (_IOC_TYPE(request) == 'F' || _IOC_TYPE(request) == 0xda)
 		node = find_node(fd);
 	if (node)
-		rc = node->kind == NODE_GDRDRV ? nvidia_gdrdrv_call(node, request, arg) :
+		rc = node->kind == NODE_GDRDRV ? nvidia_gdrdrv_call(node, request, arg, found) :
 						 call(node, request, arg);
 	pthread_mutex_unlock(&nvidia_lock);
 	return node ? rc : (int)syscall(SYS_ioctl, fd, request, arg);

@@ -52,7 +52,14 @@ extern struct fake_nvidia nvidia_state;
 int nvidia_strike(uint32_t what);
 
 int nvidia_gdrdrv_kind(void);
-int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg);
+/* The memory that a call is about; before the lock is taken. */
+struct found {
+	int fd; /* CUDA's; -1: none */
+	size_t offset;
+};
+
+struct found nvidia_gdrdrv_find(unsigned long request, const void *arg);
+int nvidia_gdrdrv_call(struct node *node, unsigned long request, void *arg, struct found found);
 /* What is mapped at an offset; 0 or an errno. */
 int nvidia_gdrdrv_map(off_t offset, size_t length, int *fd, off_t *where);
 bool nvidia_pin_mapped(uint64_t handle);

@@ -280,7 +280,8 @@ static void staged__only_if_asked_for(void **state)
 
 	(void)state;
 	fake_nvidia_fail(FAKE_NVIDIA_OPEN, 0, -EACCES);
-	refused_by(memory, SIZE, NULL, EACCES, "rm: /dev/nvidiactl: open: Permission denied");
+	refused_by(memory, SIZE, NULL, EACCES, ": rm: /dev/nvidiactl: open: Permission denied");
+	assert_non_null(strstr(wh_error_text(), "; driver: /dev/gdrdrv: open"));
 	window = open_window(memory, SIZE, "driver,dmabuf,rm,staged");
 	info = info_of(window);
 	assert_string_equal(info.backend, "staged");
