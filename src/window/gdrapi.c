@@ -231,8 +231,9 @@ static bool anybody(struct wh_windows *windows)
 	if (dmabuf && !wh_cuda_ready(windows->cuda) && windows->cuda->version >= DMABUF_VERSION)
 		return true;
 	say(ERROR, "gdr_open",
-	    "no kernel module (/dev/gdrdrv), no way into the NVIDIA driver (/dev/nvidiactl), and no "
-	    "driver of CUDA 13.3");
+	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf (a "
+	    "driver of CUDA 13.3), these may be used:");
+	say(ERROR, "gdr_open", settings.order);
 	return false;
 }
 

@@ -431,8 +431,10 @@ static void environment(void)
 	cpu_name(cpu, sizeof(cpu));
 	strftime(when, sizeof(when), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
 	printf("{\n  \"schema\": 1,\n  \"environment\": {\n    \"date\": \"%s\",\n"
-	       "    \"kernel\": \"%s\",\n    \"cpu\": \"%s\",\n    \"cpus\": %ld,\n"
-	       "    \"gpu\": \"%s\",\n    \"cuda\": %d,\n    \"driver\": \"%s\",\n"
+	       "    \"what\": \"tests/gpu/window-bench: loads and stores through a window, beside the "
+	       "driver's copies between pinned memory and the same places\",\n"
+	       "    \"kernel\": \"%s\",\n    \"cpu\": \"%s\",\n    \"cores\": %ld,\n"
+	       "    \"gpu\": \"%s\",\n    \"cuda_driver_version\": %d,\n    \"nvidia_driver\": \"%s\",\n"
 	       "    \"backend\": \"%s\",\n    \"said\": \"%s\",\n    \"mapping\": %d,\n"
 	       "    \"put\": \"%s\",\n    \"get\": \"%s\"\n  },\n  \"results\": [",
 	       when, u.release, cpu, sysconf(_SC_NPROCESSORS_ONLN), device->name, gpu->version,
