@@ -53,7 +53,6 @@ typedef int ioctl_function(int fd, unsigned long request, void *arg);
 
 struct seen {
 	struct wh_rm_parts *parts;
-	unsigned requests;     /* to export a dma-buf */
 	unsigned long unlike;  /* one that looks different; 0: none */
 	unsigned too_many;     /* objects */
 };
@@ -72,7 +71,9 @@ static void take(struct seen *seen, const struct rm_export_dma_buf *e)
 {
 	struct wh_rm_parts *parts = seen->parts;
 
-	seen->requests++;
+	/* A long list comes in several requests; one that begins anew is another attempt. */
+	if (!e->index)
+		parts->count = 0;
 	parts->client = e->client;
 	for (unsigned i = 0; i < e->objects && i < RM_EXPORT_OBJECTS; i++) {
 		if (parts->count == WH_RM_PARTS) {

@@ -192,27 +192,25 @@ static void drop(struct pin *pin)
 	pthread_mutex_unlock(&table_lock);
 }
 
-/* The pin of a handle, with g locked; NULL: not one of g's, and not locked. */
-static struct pin *enter(gdr_t g, gdr_mh_t mh)
+/* The pin of a handle, with g locked. Not 0: what to return, and nothing is locked. */
+static int enter(const char *call, gdr_t g, gdr_mh_t mh, struct pin **out)
 {
-	struct pin *pin;
-
 	if (!g)
-		return NULL;
+		return refuse(call, EINVAL, "the gdr is NULL");
+	if (g->windows->owner != getpid()) /* whose threads hold locks that nobody will let go of */
+		return refuse(call, EACCES, "the gdr belongs to the parent of this process");
 	pthread_mutex_lock(&g->lock);
-	pin = look_up(mh);
-	if (pin && pin->g == g)
-		return pin;
+	*out = look_up(mh);
+	if (*out && (*out)->g == g)
+		return 0;
 	pthread_mutex_unlock(&g->lock);
-	return NULL;
+	return refuse(call, EINVAL, "no such handle: given back already, or of another gdr_open()");
 }
 
 static void leave(gdr_t g)
 {
 	pthread_mutex_unlock(&g->lock);
 }
-
-#define NO_HANDLE "no such handle: given back already, or of another gdr_open()"
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
@@ -274,10 +272,12 @@ int gdr_close(gdr_t g)
 {
 	if (!g)
 		return refuse("gdr_close", EINVAL, "it is NULL");
-	pthread_mutex_lock(&g->lock);
-	while (!wh_list_empty(&g->pins))
-		drop(wh_container(g->pins.next, struct pin, link));
-	pthread_mutex_unlock(&g->lock);
+	if (g->windows->owner == getpid()) { /* else nothing of it is ours */
+		pthread_mutex_lock(&g->lock);
+		while (!wh_list_empty(&g->pins))
+			drop(wh_container(g->pins.next, struct pin, link));
+		pthread_mutex_unlock(&g->lock);
+	}
 	wh_windows_free(g->windows);
 	if (g->own_fd >= 0)
 		close(g->own_fd);
@@ -329,10 +329,11 @@ int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token,
 
 int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
 {
-	struct pin *pin = enter(g, handle);
+	struct pin *pin;
+	int error = enter("gdr_unpin_buffer", g, handle, &pin);
 
-	if (!pin)
-		return refuse("gdr_unpin_buffer", EINVAL, NO_HANDLE);
+	if (error)
+		return error;
 	drop(pin);
 	leave(g);
 	return 0;
@@ -350,10 +351,12 @@ static bool ask_module(const struct pin *pin, unsigned long request, void *arg)
 int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 {
 	struct gdrdrv_callback_flag module = { 0 };
-	struct pin *pin = flag ? enter(g, handle) : NULL;
+	static const char call[] = "gdr_get_callback_flag";
+	struct pin *pin;
+	int error = flag ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "flag is NULL");
 
-	if (!pin)
-		return refuse("gdr_get_callback_flag", EINVAL, flag ? NO_HANDLE : "flag is NULL");
+	if (error)
+		return error;
 	/* Without the module nothing is taken away. */
 	*flag = ask_module(pin, GDRDRV_CALLBACK_FLAG, &module) && module.flag;
 	leave(g);
@@ -365,10 +368,12 @@ int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
 int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
 {
 	struct gdrdrv_info module = { 0 };
-	struct pin *pin = info ? enter(g, handle) : NULL;
+	static const char call[] = "gdr_get_info";
+	struct pin *pin;
+	int error = info ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "info is NULL");
 
-	if (!pin)
-		return refuse("gdr_get_info", EINVAL, info ? NO_HANDLE : "info is NULL");
+	if (error)
+		return error;
 	if (!ask_module(pin, GDRDRV_INFO, &module))
 		module = (struct gdrdrv_info){ 0 };
 	*info = (gdr_info_v2_t){
@@ -489,9 +494,9 @@ int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
 
 	if (!va || flags < GDR_MAP_FLAG_DEFAULT || flags > GDR_MAP_FLAG_REQ_DEVICE_MAPPING)
 		return refuse(call, EINVAL, va ? "an unknown flag" : "va is NULL");
-	pin = enter(g, handle);
-	if (!pin)
-		return refuse(call, EINVAL, NO_HANDLE);
+	error = enter(call, g, handle, &pin);
+	if (error)
+		return error;
 	error = map(pin, (enum wh_mapping)flags, va, size);
 	leave(g);
 	return error;
@@ -505,12 +510,12 @@ int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
 int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 {
 	static const char call[] = "gdr_unmap";
-	struct pin *pin = enter(g, handle);
-	int error = 0;
+	struct pin *pin;
+	int error = enter(call, g, handle, &pin);
 
 	(void)size; /* all of it */
-	if (!pin)
-		return refuse(call, EINVAL, NO_HANDLE);
+	if (error)
+		return error;
 	if (!pin->base || pin->base != va) {
 		error = refuse(call, EINVAL, pin->base ? "va is not what gdr_map() gave" :
 							 "it is not mapped");
