@@ -402,6 +402,90 @@ static void opening(size_t length)
 	CU(cuMemFree, address);
 }
 
+/* ---- a flag to the GPU and one back ------------------------------------------------------------ */
+
+#define BOUNCES 20000
+
+/* Waits for 1, 2, 3 ... in one word and answers each in another. It gives up in the end, so that a
+ * GPU is not lost to it. */
+static const char bounce[] = ".version 7.0\n.target sm_80\n.address_size 64\n"
+	".visible .entry bounce(.param .u64 in, .param .u64 out, .param .u32 rounds)\n{\n"
+	".reg .u64 %in, %out;\n.reg .u32 %seen, %next, %rounds, %left;\n.reg .pred %p;\n"
+	"ld.param.u64 %in, [in];\nld.param.u64 %out, [out];\nld.param.u32 %rounds, [rounds];\n"
+	"mov.u32 %next, 1;\nmov.u32 %left, 50000000;\n"
+	"WAIT:\nsub.u32 %left, %left, 1;\nsetp.eq.u32 %p, %left, 0;\n@%p bra END;\n"
+	"ld.volatile.global.u32 %seen, [%in];\nsetp.ne.u32 %p, %seen, %next;\n@%p bra WAIT;\n"
+	"st.volatile.global.u32 [%out], %next;\nadd.u32 %next, %next, 1;\n"
+	"setp.le.u32 %p, %next, %rounds;\n@%p bra WAIT;\nEND:\nret;\n}\n";
+
+static void tell_by_window(uint32_t *flag, uint32_t value)
+{
+	wh_copy_to(view->copy, flag, &value, sizeof(value));
+}
+
+static void tell_bare(uint32_t *flag, uint32_t value)
+{
+	*(volatile uint32_t *)flag = value;
+	wh_copy_issued();
+}
+
+/* Microseconds of a round trip; -1: the GPU does not answer. */
+static double bounce_once(CUfunction kernel, CUstream stream, void (*tell)(uint32_t *, uint32_t))
+{
+	volatile uint32_t *answer = (void *)host;
+	uint32_t *flag = wh_view_at(view, memory), rounds = BOUNCES, none = 0;
+	uint64_t in = memory, out = (uintptr_t)host; /* pinned memory has one address for all */
+	void *parameters[] = { &in, &out, &rounds };
+	int64_t start = 0, end = wh_now() + 5 * WH_SECOND;
+
+	*answer = 0;
+	wh_copy_to(view->copy, flag, &none, sizeof(none));
+	if (!CU(cuLaunchKernel, kernel, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL))
+		return -1;
+	for (uint32_t i = 1; i <= BOUNCES; i++) {
+		if (i == BOUNCES / 10) /* the first ones wait for the kernel to begin */
+			start = wh_now();
+		tell(flag, i);
+		while (*answer != i) {
+			if (wh_now() > end)
+				return -1;
+		}
+	}
+	end = wh_now();
+	CU(cuStreamSynchronize, stream);
+	return (double)(end - start) / 1000 / (BOUNCES - BOUNCES / 10.0 + 1);
+}
+
+static void bouncing(void)
+{
+	double window[ROUNDS], bare[ROUNDS], ratio[ROUNDS];
+	CUfunction kernel;
+	CUmodule module;
+	CUstream stream;
+
+	/* The fake driver has no compiler. */
+	if (wh_cuda_image_load(gpu, bounce, "bounce", &module) ||
+	    wh_cuda_call(gpu, cuModuleGetFunction, &kernel, module, "bounce")) {
+		fprintf(stderr, "no ping-pong: %s\n", wh_error_text());
+		return;
+	}
+	if (!CU(cuStreamCreate, &stream, CUDA_STREAM_NON_BLOCKING))
+		return;
+	for (int r = 0; r < ROUNDS; r++) {
+		window[r] = bounce_once(kernel, stream, tell_by_window);
+		bare[r] = bounce_once(kernel, stream, tell_bare);
+		if (!CHECK(window[r] > 0 && bare[r] > 0))
+			return;
+		ratio[r] = window[r] / bare[r];
+	}
+	row("\"what\": \"ping-pong\", \"size_bytes\": 4, \"round_trip_us\": %.3f, "
+	    "\"limit_name\": \"a store and sfence\", \"limit_us\": %.3f, \"ratio\": %.3f",
+	    quantile(window, ROUNDS, 0.5), quantile(bare, ROUNDS, 0.5),
+	    quantile(ratio, ROUNDS, 0.5));
+	CU(cuStreamDestroy, stream);
+	CU(cuModuleUnload, module);
+}
+
 /* ---- all -------------------------------------------------------------------------------------- */
 
 static void cpu_name(char *out, size_t size)
@@ -468,6 +552,7 @@ int main(int argc, char **argv)
 	for (unsigned count = 1; count <= STREAMS; count *= 4)
 		receiving(count, PIECE);
 	receiving(STREAMS, EACH);
+	bouncing();
 	opening(64 * KIB);
 	opening(MIB);
 	if (!quick)
@@ -478,5 +563,5 @@ int main(int argc, char **argv)
 	CU(cuMemFreeHost, pinned);
 	CU(cuMemFree, memory);
 	wh_cuda_leave(&scope);
-	return gpu_close();
+	return gpu_close() || gpu_failures;
 }
