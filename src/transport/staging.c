@@ -37,14 +37,14 @@ uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length)
 uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region, uint64_t address,
 			uint64_t length)
 {
-	struct wh_staged_run *last = staging->runs + staging->count - 1, *grown;
+	struct wh_staged_run *last = staging->count ? &staging->runs[staging->count - 1] : NULL, *grown;
 	uint32_t room = staging->room ? 2 * staging->room : 16;
 
 	if (length > WH_SLOT - staging->bytes)
 		length = WH_SLOT - staging->bytes;
 	if (!length)
 		return 0;
-	if (staging->count && last->region == region && last->address + last->length == address &&
+	if (last && last->region == region && last->address + last->length == address &&
 	    last->offset + last->length == staging->bytes) {
 		last->length += length;
 		staging->bytes += length;
