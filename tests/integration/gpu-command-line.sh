@@ -78,7 +78,7 @@ other=cuda:$((gpus - 1))
 	-m managed:cuda:0:8MiB >url &
 server=$!
 for ((i = 0; i < 200; i++)); do
-	grep -q wherry:// url && break
+	grep -q wherry:// url 2>/dev/null && break
 	sleep 0.1
 done
 url=$(cat url)
