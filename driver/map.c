@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* Windows: the processor's view of a region.
+ *
+ * mmap() only says what is where; page faults fill it in, a stretch at a time. Were the pages put in
+ * by mmap() itself, a callback could come when they are there and the area is not yet in the file's
+ * list, and would not find them to take them out again. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/io.h>
+#include <linux/pci.h>
+
+#include "wherry_gdr.h"
+
+/* What one fault fills in: aligned in the address space, so a page table at most. */
+#define STRETCH (2ul << 20)
+
+#ifndef HAVE_VM_FLAGS_SET
+static void vm_flags_set(struct vm_area_struct *area, unsigned long flags)
+{
+	area->vm_flags |= flags;
+}
+#endif
+
+/* ---- memory types ---------------------------------------------------------------------------- */
+
+/* Behind some bridges (BlueField-3) a processor must not gather its stores. */
+static bool map_device_only(void)
+{
+#if defined(CONFIG_ARM64) && defined(CONFIG_PCI)
+	static const u16 bridges[] = { 0xa2da, 0xa2db };
+	struct pci_dev *bridge;
+	int i;
+
+	for (i = 0; i < ARRAY_SIZE(bridges); i++) {
+		bridge = pci_get_device(PCI_VENDOR_ID_MELLANOX, bridges[i], NULL);
+		if (bridge) {
+			pci_dev_put(bridge);
+			return true;
+		}
+	}
+#endif
+	return false;
+}
+
+enum gdrdrv_mapping map_default(const struct region *region)
+{
+	if (region->cacheable)
+		return GDRDRV_MAPPING_CACHING;
+	return map_device_only() ? GDRDRV_MAPPING_DEVICE : GDRDRV_MAPPING_WC;
+}
+
+bool map_possible(const struct region *region, enum gdrdrv_mapping type)
+{
+	switch (type) {
+	case GDRDRV_MAPPING_NONE:
+		return true;
+	case GDRDRV_MAPPING_WC:
+		return !map_device_only();
+	case GDRDRV_MAPPING_CACHING:
+		return region->cacheable;
+	case GDRDRV_MAPPING_DEVICE:
+		return IS_ENABLED(CONFIG_ARM64);
+	}
+	return false;
+}
+
+static pgprot_t map_protection(pgprot_t protection, enum gdrdrv_mapping type)
+{
+	if (type == GDRDRV_MAPPING_WC)
+		protection = pgprot_writecombine(protection);
+	else if (type == GDRDRV_MAPPING_DEVICE)
+		protection = pgprot_device(protection);
+	return pgprot_decrypted(protection);
+}
+
+static u64 map_physical(const struct region *region, u64 offset)
+{
+	return region->table->pages[offset >> GPU_PAGE_SHIFT]->physical_address +
+	       (offset & (GPU_PAGE_SIZE - 1));
+}
+
+/* How many GPU pages from the first on lie behind each other. */
+static u32 map_run(const struct region *region, u32 first, u32 end)
+{
+	u64 start = region->table->pages[first]->physical_address;
+	u32 i = first + 1;
+
+	while (i < end && region->table->pages[i]->physical_address ==
+				  start + ((u64)(i - first) << GPU_PAGE_SHIFT))
+		i++;
+	return i - first;
+}
+
+/* On x86 the kernel keeps a type for every physical range, and inserting a page asks for it: what
+ * nobody has set is uncached, whatever the page's protection says. */
+static void map_reserve(struct region *region)
+{
+	u32 end = region->size >> GPU_PAGE_SHIFT, run;
+
+	while (region->reserved < end) {
+		run = map_run(region, region->reserved, end);
+		/* If somebody uses the range in another way, that holds: slower, but not wrong. */
+		if (arch_io_reserve_memtype_wc(region->table->pages[region->reserved]->physical_address,
+					       (u64)run << GPU_PAGE_SHIFT))
+			break;
+		region->reserved += run;
+	}
+}
+
+static void map_unreserve(struct region *region)
+{
+	u32 i, run;
+
+	for (i = 0; i < region->reserved; i += run) {
+		run = map_run(region, i, region->reserved);
+		arch_io_free_memtype_wc(region->table->pages[i]->physical_address,
+					(u64)run << GPU_PAGE_SHIFT);
+	}
+	region->reserved = 0;
+}
+
+/* ---- areas ----------------------------------------------------------------------------------- */
+
+static void area_open(struct vm_area_struct *area)
+{
+	struct region *region = area->vm_private_data;
+
+	kref_get(&region->references);
+	mutex_lock(&region->lock);
+	region->windows++;
+	mutex_unlock(&region->lock);
+}
+
+static void area_close(struct vm_area_struct *area)
+{
+	struct region *region = area->vm_private_data;
+
+	mutex_lock(&region->lock);
+	region->windows--;
+	mutex_unlock(&region->lock);
+	region_put(region);
+}
+
+static vm_fault_t area_insert(struct vm_area_struct *area, const struct region *region,
+			      unsigned long address)
+{
+	u64 page = area->vm_pgoff + ((address - area->vm_start) >> PAGE_SHIFT) - region->handle;
+
+	return vmf_insert_pfn(area, address, PHYS_PFN(map_physical(region, page << PAGE_SHIFT)));
+}
+
+static vm_fault_t area_fault(struct vm_fault *fault)
+{
+	struct vm_area_struct *area = fault->vma;
+	struct region *region = area->vm_private_data;
+	unsigned long address = max(fault->address & ~(STRETCH - 1), area->vm_start);
+	unsigned long end = min((fault->address & ~(STRETCH - 1)) + STRETCH, area->vm_end);
+	vm_fault_t result = VM_FAULT_SIGBUS;
+
+	mutex_lock(&region->lock);
+	if (region->table)
+		result = area_insert(area, region, fault->address & PAGE_MASK);
+	if (result == VM_FAULT_NOPAGE) {
+		while (address < end && area_insert(area, region, address) == VM_FAULT_NOPAGE)
+			address += PAGE_SIZE;
+	}
+	mutex_unlock(&region->lock);
+	return result;
+}
+
+static const struct vm_operations_struct area_operations = {
+	.open = area_open,
+	.close = area_close,
+	.fault = area_fault,
+};
+
+/* ---- windows --------------------------------------------------------------------------------- */
+
+int map_window(struct file *file, struct vm_area_struct *area)
+{
+	struct client *client = file->private_data;
+	struct region *region;
+	int error = -EINVAL;
+
+	if (!is_owner(client))
+		return -EACCES;
+	/* A private window would have to copy pages that are no memory of this machine. */
+	if ((area->vm_flags & (VM_SHARED | VM_MAYWRITE)) == VM_MAYWRITE)
+		return -EINVAL;
+	region = region_find(client, area->vm_pgoff);
+	if (!region)
+		return -EINVAL;
+
+	mutex_lock(&region->lock);
+	if (!region->table || region->windows || area->vm_end - area->vm_start > region->size)
+		goto err_unlock;
+	region->mapped_as = region->requested ? region->requested : map_default(region);
+	if (region->mapped_as == GDRDRV_MAPPING_WC)
+		map_reserve(region);
+	region->windows = 1;
+	mutex_unlock(&region->lock);
+
+	/* Not for children: the memory is this process's. VM_IO keeps madvise(MADV_DOFORK) off. */
+	vm_flags_set(area, VM_IO | VM_PFNMAP | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
+	area->vm_page_prot = map_protection(area->vm_page_prot, region->mapped_as);
+	area->vm_ops = &area_operations;
+	area->vm_private_data = region;
+	return 0;
+
+err_unlock:
+	mutex_unlock(&region->lock);
+	region_put(region);
+	return error;
+}
+
+void map_end(struct region *region)
+{
+	lockdep_assert_held(&region->lock);
+	if (!region->mapping)
+		return;
+	unmap_mapping_range(region->mapping, (loff_t)region->handle << PAGE_SHIFT, region->size, 1);
+	region->mapping = NULL;
+	if (region->table)
+		map_unreserve(region);
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: MIT OR GPL-2.0-only
+/* Pins: GPU pages got from the NVIDIA driver, until they are given back or taken away.
+ *
+ * The driver takes them away by a callback, which comes at any time, as early as before the function
+ * that got them has returned, and with the driver's own locks held. Hence the rules: the driver is
+ * never called with a region's lock held, and the table of pages is only looked at with the lock
+ * held, which keeps the callback, and so the driver's freeing of the table, waiting. */
+#define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
+
+#include <linux/delay.h>
+#include <linux/module.h>
+#include <linux/overflow.h>
+#include <linux/slab.h>
+#include <linux/timex.h>
+
+#include "wherry_gdr.h"
+
+static struct p2p p2p;
+atomic64_t tables_held = ATOMIC64_INIT(0);
+static atomic_t regions = ATOMIC_INIT(0);
+/* Never used again, and never 0. At 2^51 of them the offset of a window would no longer fit. */
+static atomic64_t next_handle = ATOMIC64_INIT(1);
+static bool use_persistent;
+
+static void region_free(struct kref *references)
+{
+	struct region *region = container_of(references, struct region, references);
+
+	mutex_destroy(&region->lock);
+	kfree(region);
+	atomic_dec(&regions);
+}
+
+void region_put(struct region *region)
+{
+	kref_put(&region->references, region_free);
+}
+
+/* ---- the driver's side ----------------------------------------------------------------------- */
+
+/* The memory is being freed. Once this returns it belongs to somebody else. */
+static void region_revoked(void *data)
+{
+	struct region *region = data;
+	struct nvidia_p2p_page_table *table;
+
+	mutex_lock(&region->lock);
+	map_end(region);
+	region->revoked = true;
+	table = region->table;
+	region->table = NULL;
+	mutex_unlock(&region->lock);
+	gdr_info("handle %llu: the memory was freed\n", region->handle);
+
+	if (table && p2p.free)
+		p2p.free(table);
+	atomic64_dec(&tables_held);
+	region_put(region);
+}
+
+static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_table **table)
+{
+	int error;
+
+	atomic64_inc(&tables_held);
+	if (region->persistent) {
+		error = p2p.get_persistent(region->address, region->size, table,
+					   flags & GDRDRV_PIN_FLAG_FORCE_PCIE ? P2P_GET_FORCE_PCIE : 0);
+	} else {
+		kref_get(&region->references); /* the callback's */
+		error = p2p.get(region->token, region->va_space, region->address, region->size, table,
+				region_revoked, region);
+		if (error)
+			region_put(region);
+	}
+	if (error)
+		atomic64_dec(&tables_held);
+	/* ENOTSUPP is the kernel's own and has no name in user space. */
+	return error == -ENOTSUPP ? -EOPNOTSUPP : error;
+}
+
+static void pages_put(struct region *region, struct nvidia_p2p_page_table *table)
+{
+	int error;
+
+	if (region->persistent)
+		error = p2p.put_persistent(region->address, table, 0);
+	else
+		error = p2p.put(region->token, region->va_space, region->address, table);
+	if (error) {
+		/* The callback may still come, so the module cannot go; the region stays, too. */
+		pr_err("the NVIDIA driver does not take pages back (error %d): they are lost\n", error);
+		if (!region->persistent)
+			__module_get(THIS_MODULE);
+		return;
+	}
+	/* The callback has come by now, or it never will. */
+	if (region->persistent) {
+		atomic64_dec(&tables_held);
+	} else if (!region->revoked) {
+		atomic64_dec(&tables_held);
+		region_put(region);
+	}
+}
+
+/* Is the table one that we understand? With the region's lock held. */
+static int table_check(struct region *region, const struct nvidia_p2p_page_table *table)
+{
+	u32 major = P2P_VERSION_MAJOR(table->version), i;
+
+	if (major != 1 && major != 2) {
+		pr_err_once("the NVIDIA driver has version %u.%u of its interface; this module knows 1 and 2\n",
+			    major, table->version & 0xffff);
+		return -EOPNOTSUPP;
+	}
+	if (table->page_size != P2P_PAGE_SIZE_64KB) {
+		pr_err_once("the NVIDIA driver has pages of another size (%u) than 64 KiB\n",
+			    table->page_size);
+		return -EOPNOTSUPP;
+	}
+	if (!table->pages || table->entries < region->size >> GPU_PAGE_SHIFT)
+		return -EIO;
+	region->cacheable = major >= 2 && table->flags & P2P_TABLE_CPU_CACHEABLE;
+	for (i = 0; i < region->size >> GPU_PAGE_SHIFT; i++) {
+		if (!IS_ALIGNED(table->pages[i]->physical_address, PAGE_SIZE))
+			return -EIO;
+#ifdef CONFIG_ARM64
+		/* Version 1 does not say it. On a coherent link GPU memory is memory like any other,
+		 * and must not be mapped in another way than the kernel's. */
+		if (major < 2 && pfn_valid(PHYS_PFN(table->pages[i]->physical_address)))
+			region->cacheable = true;
+#endif
+	}
+	return 0;
+}
+
+/* ---- the client's side ----------------------------------------------------------------------- */
+
+/* Whole GPU pages around [address, address + size). */
+static int region_round(struct region *region, u64 address, u64 size)
+{
+	u64 end;
+
+	if (!address || !size || check_add_overflow(address, size, &end) ||
+	    check_add_overflow(end, GPU_PAGE_SIZE - 1, &end))
+		return -EINVAL;
+	region->address = address & ~(GPU_PAGE_SIZE - 1);
+	region->size = (end & ~(GPU_PAGE_SIZE - 1)) - region->address;
+	return 0;
+}
+
+static struct region *region_new(struct address_space *mapping, const struct gdrdrv_pin *pin)
+{
+	struct region *region = kzalloc(sizeof(*region), GFP_KERNEL);
+	int error;
+
+	if (!region)
+		return ERR_PTR(-ENOMEM);
+	error = region_round(region, pin->addr, pin->size);
+	if (error) {
+		kfree(region);
+		return ERR_PTR(error);
+	}
+	kref_init(&region->references);
+	mutex_init(&region->lock);
+	region->token = pin->p2p_token;
+	region->va_space = pin->va_space;
+	region->persistent = use_persistent;
+	region->mapping = mapping;
+	/* A range of page offsets for each, so that what is unmapped is its windows and no others. */
+	region->handle = atomic64_fetch_add(region->size >> PAGE_SHIFT, &next_handle);
+	atomic_inc(&regions);
+	return region;
+}
+
+/* End the windows, and give the pages back if they have not been taken away. */
+static void region_release(struct region *region)
+{
+	struct nvidia_p2p_page_table *table;
+
+	mutex_lock(&region->lock);
+	map_end(region);
+	table = region->table;
+	region->table = NULL;
+	mutex_unlock(&region->lock);
+	if (table)
+		pages_put(region, table);
+}
+
+int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
+	       u32 flags)
+{
+	struct nvidia_p2p_page_table *table = NULL;
+	struct region *region;
+	cycles_t before;
+	int error;
+
+	if (use_persistent ? pin->p2p_token || pin->va_space : flags)
+		return -EINVAL;
+	region = region_new(mapping, pin);
+	if (IS_ERR(region))
+		return PTR_ERR(region);
+	/* Anything as large would not fit the offset of a window. */
+	if (region->handle + (region->size >> PAGE_SHIFT) > (u64)S64_MAX >> PAGE_SHIFT) {
+		error = -ENOMEM;
+		goto err_put;
+	}
+
+	before = get_cycles();
+	error = pages_get(region, flags, &table);
+	if (error)
+		goto err_put;
+	region->cycles = get_cycles() - before;
+
+	mutex_lock(&region->lock);
+	if (region->revoked) {
+		error = -EINVAL; /* freed meanwhile, and the table with it */
+	} else {
+		region->table = table;
+		error = table_check(region, table);
+	}
+	mutex_unlock(&region->lock);
+	if (error)
+		goto err_release;
+
+	pin->handle = region->handle;
+	error = xa_insert(&client->regions, region->handle, region, GFP_KERNEL);
+	if (error)
+		goto err_release;
+	return 0;
+
+err_release:
+	region_release(region);
+err_put:
+	gdr_info("pinning %#llx, %llu bytes: error %d\n", pin->addr, pin->size, error);
+	region_put(region);
+	return error;
+}
+
+int region_unpin(struct client *client, u64 handle)
+{
+	struct region *region = xa_erase(&client->regions, handle);
+
+	if (!region)
+		return -EINVAL;
+	region_release(region);
+	region_put(region);
+	return 0;
+}
+
+struct region *region_find(struct client *client, u64 handle)
+{
+	struct region *region;
+
+	xa_lock(&client->regions);
+	region = xa_load(&client->regions, handle);
+	if (region)
+		kref_get(&region->references);
+	xa_unlock(&client->regions);
+	return region;
+}
+
+void region_release_all(struct client *client)
+{
+	struct region *region;
+	unsigned long handle;
+
+	xa_for_each(&client->regions, handle, region)
+		region_unpin(client, handle);
+	xa_destroy(&client->regions);
+}
+
+/* ---- the module ------------------------------------------------------------------------------ */
+
+bool region_persistent(void)
+{
+	return use_persistent;
+}
+
+static void p2p_forget(void)
+{
+	if (p2p.get)
+		symbol_put(nvidia_p2p_get_pages);
+	if (p2p.put)
+		symbol_put(nvidia_p2p_put_pages);
+	if (p2p.free)
+		symbol_put(nvidia_p2p_free_page_table);
+	if (p2p.get_persistent)
+		symbol_put(nvidia_p2p_get_pages_persistent);
+	if (p2p.put_persistent)
+		symbol_put(nvidia_p2p_put_pages_persistent);
+}
+
+int __init region_init(bool want_persistent)
+{
+	bool revocable, persistent;
+
+	p2p.get = symbol_get(nvidia_p2p_get_pages);
+	p2p.put = symbol_get(nvidia_p2p_put_pages);
+	p2p.free = symbol_get(nvidia_p2p_free_page_table);
+	p2p.get_persistent = symbol_get(nvidia_p2p_get_pages_persistent);
+	p2p.put_persistent = symbol_get(nvidia_p2p_put_pages_persistent);
+	revocable = p2p.get && p2p.put;
+	persistent = p2p.get_persistent && p2p.put_persistent;
+	if (!revocable && !persistent) {
+		pr_err("no NVIDIA driver to get pages from: load nvidia.ko first, of version 550 or later\n");
+		p2p_forget();
+		return -ENODEV;
+	}
+	use_persistent = persistent && (want_persistent || !revocable);
+	if (want_persistent && !persistent)
+		pr_info("this NVIDIA driver has no persistent pages: windows end when memory is freed\n");
+	return 0;
+}
+
+void region_exit(void)
+{
+	/* No file is open, but a callback that began before the last was closed may still run. */
+	while (atomic_read(&regions))
+		msleep(1);
+	p2p_forget();
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: MIT OR GPL-2.0-only */
+/* What the files of the module share. */
+#ifndef WHERRY_GDR_H
+#define WHERRY_GDR_H
+
+#include <linux/fs.h>
+#include <linux/kref.h>
+#include <linux/mm.h>
+#include <linux/mutex.h>
+#include <linux/pid.h>
+#include <linux/printk.h>
+#include <linux/xarray.h>
+
+#include "gdrdrv.h"
+#include "p2p.h"
+
+#define GPU_PAGE_SHIFT 16
+#define GPU_PAGE_SIZE (1ull << GPU_PAGE_SHIFT)
+
+/* One open file. */
+struct client {
+	struct pid *owner; /* a reference, since a process id comes back */
+	struct xarray regions; /* by handle; holds a reference to each */
+};
+
+/* One pin. Whoever has a reference: the client, each mapping, and, as long as it may be called, the
+ * NVIDIA driver's callback. */
+struct region {
+	struct kref references;
+	u64 handle; /* the page offset of its window; ranges of two regions never overlap */
+	u64 address, size;
+	u64 token;
+	u32 va_space;
+	bool persistent;
+	u64 cycles;
+
+	/* Taken by page faults, under mmap_lock, and by the driver's callback, under the driver's
+	 * locks. So while it is held, nobody may touch user memory or call the driver. */
+	struct mutex lock;
+	struct nvidia_p2p_page_table *table; /* NULL: no pages, or no longer */
+	struct address_space *mapping; /* where its windows are; NULL: no more windows */
+	bool revoked;
+	bool cacheable;
+	enum gdrdrv_mapping requested, mapped_as;
+	unsigned int windows; /* memory areas; more than one if a part was unmapped */
+	u32 reserved; /* GPU pages whose memory type is set */
+};
+
+/* ---- main.c: the device, its ioctls, parameters and files in /proc */
+
+extern int dbg_enabled, info_enabled;
+
+#define gdr_debug(...) do { if (dbg_enabled) pr_info(__VA_ARGS__); } while (0)
+#define gdr_info(...) do { if (dbg_enabled || info_enabled) pr_info(__VA_ARGS__); } while (0)
+
+bool is_owner(const struct client *client);
+
+/* ---- region.c: pins */
+
+/* Functions of the NVIDIA driver; NULL is what it has not. */
+struct p2p {
+	typeof(&nvidia_p2p_get_pages) get;
+	typeof(&nvidia_p2p_put_pages) put;
+	typeof(&nvidia_p2p_free_page_table) free;
+	typeof(&nvidia_p2p_get_pages_persistent) get_persistent;
+	typeof(&nvidia_p2p_put_pages_persistent) put_persistent;
+};
+
+/* Page tables that the NVIDIA driver has given and not got back. */
+extern atomic64_t tables_held;
+
+/* Find the NVIDIA driver, which then stays loaded, and how its pages are to be got. 0 or -ENODEV. */
+int region_init(bool want_persistent);
+/* Waits until no callback runs any more. */
+void region_exit(void);
+bool region_persistent(void);
+
+int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
+	       u32 flags);
+/* Give the pages back; windows onto them fault from now on. 0 or -EINVAL. */
+int region_unpin(struct client *client, u64 handle);
+/* NULL if the client has no such handle. region_put() what it returns. */
+struct region *region_find(struct client *client, u64 handle);
+void region_put(struct region *region);
+void region_release_all(struct client *client);
+
+/* ---- map.c: windows */
+
+enum gdrdrv_mapping map_default(const struct region *region);
+bool map_possible(const struct region *region, enum gdrdrv_mapping type);
+int map_window(struct file *file, struct vm_area_struct *area);
+/* With the region's lock held: end every window, wherever it is. */
+void map_end(struct region *region);
+
+#endif
