@@ -175,17 +175,19 @@ static int do_version(struct file *file, void *arguments)
 static const struct operation {
 	unsigned int number;
 	unsigned int size;
+	bool answers;
 	int (*run)(struct file *file, void *arguments);
 } operations[] = {
-	{ GDRDRV_IOC_PIN, sizeof(struct gdrdrv_pin), do_pin },
-	{ GDRDRV_IOC_UNPIN, sizeof(struct gdrdrv_unpin), do_unpin },
-	{ GDRDRV_IOC_CALLBACK_FLAG, sizeof(struct gdrdrv_callback_flag), do_callback_flag },
-	{ GDRDRV_IOC_INFO, sizeof(struct gdrdrv_info), do_info },
-	{ GDRDRV_IOC_INFO_V2, sizeof(struct gdrdrv_info_v2), do_info_v2 },
-	{ GDRDRV_IOC_ATTR, sizeof(struct gdrdrv_attr), do_attr },
-	{ GDRDRV_IOC_PIN_V2, sizeof(struct gdrdrv_pin_v2), do_pin_v2 },
-	{ GDRDRV_IOC_REQ_MAPPING_TYPE, sizeof(struct gdrdrv_req_mapping_type), do_req_mapping_type },
-	{ GDRDRV_IOC_VERSION, sizeof(struct gdrdrv_version), do_version },
+	{ GDRDRV_IOC_PIN, sizeof(struct gdrdrv_pin), true, do_pin },
+	{ GDRDRV_IOC_UNPIN, sizeof(struct gdrdrv_unpin), false, do_unpin },
+	{ GDRDRV_IOC_CALLBACK_FLAG, sizeof(struct gdrdrv_callback_flag), true, do_callback_flag },
+	{ GDRDRV_IOC_INFO, sizeof(struct gdrdrv_info), true, do_info },
+	{ GDRDRV_IOC_INFO_V2, sizeof(struct gdrdrv_info_v2), true, do_info_v2 },
+	{ GDRDRV_IOC_ATTR, sizeof(struct gdrdrv_attr), true, do_attr },
+	{ GDRDRV_IOC_PIN_V2, sizeof(struct gdrdrv_pin_v2), true, do_pin_v2 },
+	{ GDRDRV_IOC_REQ_MAPPING_TYPE, sizeof(struct gdrdrv_req_mapping_type), false,
+	  do_req_mapping_type },
+	{ GDRDRV_IOC_VERSION, sizeof(struct gdrdrv_version), true, do_version },
 };
 
 static long device_ioctl(struct file *file, unsigned int number, unsigned long argument)
@@ -208,7 +210,7 @@ static long device_ioctl(struct file *file, unsigned int number, unsigned long a
 		return -EFAULT;
 	error = operation->run(file, &arguments);
 	gdr_debug("ioctl %#x: %d\n", number, error);
-	if (error)
+	if (error || !operation->answers)
 		return error;
 	if (copy_to_user(user, &arguments, operation->size)) {
 		/* Nobody knows of that pin. */

@@ -18,9 +18,17 @@
 static struct p2p p2p;
 atomic64_t tables_held = ATOMIC64_INIT(0);
 static atomic_t regions = ATOMIC_INIT(0);
-/* Never used again, and never 0. At 2^51 of them the offset of a window would no longer fit. */
+/* Counts pages. A handle is the page offset of a window, and must fit one. */
 static atomic64_t next_handle = ATOMIC64_INIT(1);
+#define HANDLES (1ull << 50)
+/* No GPU has as much, and the NVIDIA driver counts pages in 32 bits. */
+#define LARGEST_PIN (1ull << 47)
 static bool use_persistent;
+
+/* Held over get and put of pages that can be taken away, outside of everything else. The driver may
+ * take them away just before a put, which then does nothing, since it does not know the table; unless
+ * a get has meanwhile been given a table at the same address. */
+static DEFINE_MUTEX(revocable_lock);
 
 static void region_free(struct kref *references)
 {
@@ -68,8 +76,10 @@ static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_ta
 					   flags & GDRDRV_PIN_FLAG_FORCE_PCIE ? P2P_GET_FORCE_PCIE : 0);
 	} else {
 		kref_get(&region->references); /* the callback's */
+		mutex_lock(&revocable_lock);
 		error = p2p.get(region->token, region->va_space, region->address, region->size, table,
 				region_revoked, region);
+		mutex_unlock(&revocable_lock);
 		if (error)
 			region_put(region);
 	}
@@ -142,14 +152,14 @@ static int region_round(struct region *region, u64 address, u64 size)
 	u64 end;
 
 	if (!address || !size || check_add_overflow(address, size, &end) ||
-	    check_add_overflow(end, GPU_PAGE_SIZE - 1, &end))
+	    check_add_overflow(end, GPU_PAGE_SIZE - 1, &end) || size > LARGEST_PIN)
 		return -EINVAL;
 	region->address = address & ~(GPU_PAGE_SIZE - 1);
 	region->size = (end & ~(GPU_PAGE_SIZE - 1)) - region->address;
 	return 0;
 }
 
-static struct region *region_new(struct address_space *mapping, const struct gdrdrv_pin *pin)
+static struct region *region_new(const struct gdrdrv_pin *pin)
 {
 	struct region *region = kzalloc(sizeof(*region), GFP_KERNEL);
 	int error;
@@ -166,9 +176,6 @@ static struct region *region_new(struct address_space *mapping, const struct gdr
 	region->token = pin->p2p_token;
 	region->va_space = pin->va_space;
 	region->persistent = use_persistent;
-	region->mapping = mapping;
-	/* A range of page offsets for each, so that what is unmapped is its windows and no others. */
-	region->handle = atomic64_fetch_add(region->size >> PAGE_SHIFT, &next_handle);
 	atomic_inc(&regions);
 	return region;
 }
@@ -178,6 +185,8 @@ static void region_release(struct region *region)
 {
 	struct nvidia_p2p_page_table *table;
 
+	if (!region->persistent)
+		mutex_lock(&revocable_lock);
 	mutex_lock(&region->lock);
 	map_end(region);
 	table = region->table;
@@ -185,6 +194,27 @@ static void region_release(struct region *region)
 	mutex_unlock(&region->lock);
 	if (table)
 		pages_put(region, table);
+	if (!region->persistent)
+		mutex_unlock(&revocable_lock);
+}
+
+/* Give it a handle, by which its client finds it. With the region's lock held.
+ *
+ * Each gets a range of page offsets, so that ending its windows leaves others alone. When the
+ * numbers begin anew, after years, ranges may overlap: then a window loses pages to another's end,
+ * and page faults bring them back. */
+static int region_publish(struct region *region, struct client *client)
+{
+	int error;
+
+	do {
+		region->handle = atomic64_fetch_add(region->size >> PAGE_SHIFT, &next_handle) % HANDLES;
+		error = region->handle ? xa_insert(&client->regions, region->handle, region, GFP_KERNEL) :
+					 -EBUSY;
+	} while (error == -EBUSY);
+	if (!error)
+		kref_get(&region->references); /* the client's */
+	return error;
 }
 
 int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
@@ -197,19 +227,14 @@ int region_pin(struct client *client, struct address_space *mapping, struct gdrd
 
 	if (use_persistent ? pin->p2p_token || pin->va_space : flags)
 		return -EINVAL;
-	region = region_new(mapping, pin);
+	region = region_new(pin);
 	if (IS_ERR(region))
 		return PTR_ERR(region);
-	/* Anything as large would not fit the offset of a window. */
-	if (region->handle + (region->size >> PAGE_SHIFT) > (u64)S64_MAX >> PAGE_SHIFT) {
-		error = -ENOMEM;
-		goto err_put;
-	}
 
 	before = get_cycles();
 	error = pages_get(region, flags, &table);
 	if (error)
-		goto err_put;
+		goto out;
 	region->cycles = get_cycles() - before;
 
 	mutex_lock(&region->lock);
@@ -217,22 +242,19 @@ int region_pin(struct client *client, struct address_space *mapping, struct gdrd
 		error = -EINVAL; /* freed meanwhile, and the table with it */
 	} else {
 		region->table = table;
+		region->mapping = mapping;
 		error = table_check(region, table);
+		if (!error)
+			error = region_publish(region, client);
 	}
 	mutex_unlock(&region->lock);
-	if (error)
-		goto err_release;
-
 	pin->handle = region->handle;
-	error = xa_insert(&client->regions, region->handle, region, GFP_KERNEL);
 	if (error)
-		goto err_release;
-	return 0;
+		region_release(region);
 
-err_release:
-	region_release(region);
-err_put:
-	gdr_info("pinning %#llx, %llu bytes: error %d\n", pin->addr, pin->size, error);
+out:
+	if (error)
+		gdr_info("pinning %#llx, %llu bytes: error %d\n", pin->addr, pin->size, error);
 	region_put(region);
 	return error;
 }

@@ -27,7 +27,7 @@ struct client {
  * NVIDIA driver's callback. */
 struct region {
 	struct kref references;
-	u64 handle; /* the page offset of its window; ranges of two regions never overlap */
+	u64 handle; /* the page offset of its window */
 	u64 address, size;
 	u64 token;
 	u32 va_space;

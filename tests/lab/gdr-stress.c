@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Many processes and threads at random, ioctls at random, and what a pin costs. */
+#include "gdr.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PROCESSES = 8, THREADS = 8, SLOTS = 16, BUFFERS = 4, BUFFER_PAGES = 8 };
+
+static double now(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static unsigned draw(uint64_t *seed, unsigned below)
+{
+	*seed ^= *seed << 13;
+	*seed ^= *seed >> 7;
+	*seed ^= *seed << 17;
+	return (unsigned)(*seed >> 32) % below;
+}
+
+/* What the threads of a process share, without a lock on purpose: a thread uses handles and windows
+ * that another one is just ending. */
+static struct shared {
+	int fd, gpu, memfd;
+	double end;
+	uint64_t address[BUFFERS];
+	volatile uint64_t handle[SLOTS];
+	unsigned char *volatile window[SLOTS];
+} shared;
+
+static void renew_buffer(unsigned i)
+{
+	struct lab_gpu_alloc request = { .size = BUFFER_PAGES * PAGE, .flags = i % 2 };
+	uint64_t old = __atomic_exchange_n(&shared.address[i], 0, __ATOMIC_SEQ_CST);
+
+	if (old)
+		ioctl(shared.gpu, LAB_GPU_FREE, &old);
+	if (!ioctl(shared.gpu, LAB_GPU_ALLOC, &request))
+		shared.address[i] = request.address;
+}
+
+static void step(uint64_t *seed)
+{
+	unsigned slot = draw(seed, SLOTS), page = draw(seed, BUFFER_PAGES);
+	uint64_t handle = shared.handle[slot], at = page * PAGE;
+	unsigned char *window = shared.window[slot];
+	void *mapped;
+
+	switch (draw(seed, 12)) {
+	case 0:
+	case 1:
+		if (!gdr_pin(shared.fd, shared.address[draw(seed, BUFFERS)] + at,
+			     (BUFFER_PAGES - page) * PAGE, &handle))
+			shared.handle[slot] = handle;
+		break;
+	case 2:
+	case 3:
+		if (!gdr_map(shared.fd, handle, PAGE, &mapped))
+			shared.window[slot] = mapped;
+		break;
+	case 4:
+	case 5:
+		/* By a system call, to which a window that is gone is an error and no signal. */
+		if (window && pwrite(shared.memfd, window, 512, 0) < 0 && errno != EFAULT)
+			abort();
+		break;
+	case 6:
+	case 7:
+		if (window && pread(shared.memfd, window + 1024, 512, 0) < 0 && errno != EFAULT)
+			abort();
+		break;
+	case 8:
+		if (window) {
+			shared.window[slot] = NULL;
+			munmap(window, PAGE);
+		}
+		break;
+	case 9:
+		gdr_unpin(shared.fd, handle);
+		break;
+	case 10:
+		gdr_ioctl(shared.fd, IOC_INFO_V2, &(struct info_v2) { .handle = handle });
+		gdr_ioctl(shared.fd, IOC_CALLBACK_FLAG, &(struct callback_flag) { .handle = handle });
+		gdr_request(shared.fd, handle, draw(seed, 4));
+		break;
+	case 11:
+		if (!draw(seed, 4))
+			renew_buffer(draw(seed, BUFFERS));
+		break;
+	}
+}
+
+static void *stress_thread(void *argument)
+{
+	uint64_t seed = (uint64_t)(uintptr_t)argument * 0x9E3779B97F4A7C15 + (uint64_t)getpid();
+
+	while (now() < shared.end)
+		step(&seed);
+	return NULL;
+}
+
+/* Ends in the middle of things, by itself or by its parent's SIGKILL. */
+static _Noreturn void stress_process(double end)
+{
+	pthread_t threads[THREADS];
+	uintptr_t i;
+	pid_t child;
+
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	memset(&shared, 0, sizeof(shared));
+	shared.fd = gdr_open();
+	shared.gpu = open("/dev/lab-gpu", O_RDWR);
+	shared.memfd = memfd_create("bytes", 0);
+	shared.end = end;
+	if (shared.fd < 0 || shared.gpu < 0 || ftruncate(shared.memfd, 4096))
+		_exit(1);
+	for (i = 0; i < BUFFERS; i++)
+		renew_buffer((unsigned)i);
+	for (i = 0; i < THREADS; i++) {
+		if (pthread_create(&threads[i], NULL, stress_thread, (void *)(i + 1)))
+			_exit(1);
+	}
+	child = fork(); /* while all of that is going on */
+	if (!child) {
+		usleep(20000);
+		_exit(0);
+	}
+	for (i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	waitpid(child, NULL, 0);
+	_exit(0);
+}
+
+int stress(double seconds)
+{
+	double end = now() + seconds;
+	pid_t children[PROCESSES] = { 0 };
+	uint64_t seed = 0x123456789;
+	int status, failed = 0, rounds = 0;
+	unsigned i;
+	pid_t pid;
+
+	while (now() < end) {
+		for (i = 0; i < PROCESSES; i++) {
+			if (children[i])
+				continue;
+			children[i] = fork();
+			if (!children[i])
+				stress_process(now() + 0.1 + draw(&seed, 1000) / 500.0);
+			rounds++;
+			seed += (uint64_t)children[i];
+		}
+		usleep(50000);
+		if (!draw(&seed, 4))
+			kill(children[draw(&seed, PROCESSES)], SIGKILL);
+		while ((pid = waitpid(-1, &status, WNOHANG)) > 0) {
+			failed |= !(WIFEXITED(status) && !WEXITSTATUS(status)) &&
+				  !(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+			for (i = 0; i < PROCESSES; i++) {
+				if (children[i] == pid)
+					children[i] = 0;
+			}
+		}
+	}
+	for (i = 0; i < PROCESSES; i++) {
+		if (children[i]) {
+			kill(children[i], SIGKILL);
+			waitpid(children[i], &status, 0);
+		}
+	}
+	printf("%d processes, %u calls of the driver, %u callbacks\n", rounds, gpu_state().calls,
+	       gpu_state().callbacks);
+	return failed || nothing_left(NULL);
+}
+
+/* ---- ioctls at random ------------------------------------------------------------------------ */
+
+int fuzz(double seconds)
+{
+	static const unsigned numbers[] = { IOC_PIN, IOC_UNPIN, IOC_CALLBACK_FLAG, IOC_INFO, IOC_INFO_V2,
+					    IOC_ATTR, IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
+	uint64_t seed = 0x987654321, interesting[12], *arguments, calls = 0, good = 0;
+	double end = now() + seconds;
+	struct memory memory;
+	unsigned char *pages;
+	unsigned i, number;
+	void *window, *pointer;
+	int fd = gdr_open();
+
+	/* The arguments' page, one that can be read only, one that is not there. */
+	pages = mmap(NULL, 3 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (fd < 0 || pages == MAP_FAILED || mprotect(pages + 4096, 4096, PROT_READ) ||
+	    munmap(pages + 8192, 4096))
+		return 1;
+	gpu_alloc(&memory, 4 * PAGE, LAB_GPU_SCATTERED);
+	while (now() < end) {
+		interesting[0] = 0;
+		interesting[1] = memory.address;
+		interesting[2] = memory.address + draw(&seed, 4 * (unsigned)PAGE);
+		interesting[3] = draw(&seed, 5 * (unsigned)PAGE);
+		interesting[4] = UINT64_MAX - draw(&seed, (unsigned)PAGE);
+		interesting[5] = seed;
+		interesting[6] = draw(&seed, 5);
+		interesting[7] = 1ull << draw(&seed, 64);
+		arguments = (uint64_t *)pages;
+		interesting[8] = arguments[4]; /* handles, perhaps */
+		interesting[9] = arguments[3];
+		interesting[10] = arguments[0];
+		interesting[11] = arguments[4] + 1;
+		for (i = 0; i < 6; i++) {
+			if (draw(&seed, 3))
+				arguments[i] = interesting[draw(&seed, 12)];
+		}
+		pointer = draw(&seed, 16) ? pages :
+			  pages + 4096 * draw(&seed, 4) - 8 * draw(&seed, 5);
+		number = draw(&seed, 16) ? numbers[draw(&seed, 9)] :
+			 draw(&seed, 2) ? (unsigned)seed : (unsigned)seed << 16 | 0xDA00 | (seed & 15);
+		good += !gdr_ioctl(fd, number, pointer);
+		if (!draw(&seed, 8) &&
+		    !gdr_map(fd, interesting[8 + draw(&seed, 4)] % (1ull << 51), 4096, &window)) {
+			try_write(window);
+			munmap(window, draw(&seed, 2) ? 4096 : 0);
+		}
+		if (!(++calls % 2000)) { /* not too many pins at once */
+			close(fd);
+			fd = gdr_open();
+		}
+		if (!(calls % 5000)) {
+			gpu_free(&memory);
+			gpu_alloc(&memory, 4 * PAGE, LAB_GPU_SCATTERED);
+		}
+	}
+	/* Windows that were left mapped hold their files. */
+	printf("%lu calls, %lu of them done\n", (unsigned long)calls, (unsigned long)good);
+	return 0;
+}
+
+/* ---- what it costs --------------------------------------------------------------------------- */
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* The provider's own get and put of a page, against pin and unpin, and the whole of pin, map, one
+ * access, unmap, unpin; and a copy through a window against one through the BAR mapped plainly.
+ * Medians of rounds that alternate. */
+int measure(void)
+{
+	enum { ROUNDS = 21, TIMES = 500 };
+	static double bare[ROUNDS], pinned[ROUNDS], whole[ROUNDS], plain[ROUNDS], through[ROUNDS];
+	static unsigned char from[16 * 65536];
+	int fd = gdr_open(), gpu = open("/dev/lab-gpu", O_RDWR), round, i;
+	struct lab_gpu_alloc request = { .size = 16 * PAGE, .flags = 0 };
+	unsigned char *window, *bar;
+	uint64_t handle;
+	double begun;
+
+	if (fd < 0 || gpu < 0 || ioctl(gpu, LAB_GPU_ALLOC, &request))
+		return 1;
+	bar = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, gpu, (off_t)request.offset);
+	for (round = 0; round < ROUNDS; round++) {
+		request.flags = TIMES;
+		begun = now();
+		if (ioctl(gpu, LAB_GPU_LOOP, &request))
+			return 1;
+		bare[round] = (now() - begun) / TIMES;
+		begun = now();
+		for (i = 0; i < TIMES; i++) {
+			if (gdr_pin(fd, request.address, PAGE, &handle) || gdr_unpin(fd, handle))
+				return 1;
+		}
+		pinned[round] = (now() - begun) / TIMES;
+		begun = now();
+		for (i = 0; i < TIMES; i++) {
+			if (gdr_pin(fd, request.address, PAGE, &handle) ||
+			    gdr_map(fd, handle, PAGE, &window))
+				return 1;
+			*(volatile unsigned char *)window = 1;
+			if (munmap(window, PAGE) || gdr_unpin(fd, handle))
+				return 1;
+		}
+		whole[round] = (now() - begun) / TIMES;
+		if (gdr_pin(fd, request.address, 16 * PAGE, &handle) ||
+		    gdr_map(fd, handle, 16 * PAGE, &window))
+			return 1;
+		memcpy(window, from, sizeof(from)); /* the faults */
+		begun = now();
+		memcpy(bar, from, sizeof(from));
+		plain[round] = now() - begun;
+		begun = now();
+		memcpy(window, from, sizeof(from));
+		through[round] = now() - begun;
+		munmap(window, 16 * PAGE);
+		gdr_unpin(fd, handle);
+	}
+	qsort(bare, ROUNDS, sizeof(double), by_value);
+	qsort(pinned, ROUNDS, sizeof(double), by_value);
+	qsort(whole, ROUNDS, sizeof(double), by_value);
+	qsort(plain, ROUNDS, sizeof(double), by_value);
+	qsort(through, ROUNDS, sizeof(double), by_value);
+	printf("64 KiB, provider's get and put: %.1f us; pin and unpin: %.1f us; with map, an access and "
+	       "unmap: %.1f us\n", bare[ROUNDS / 2] * 1e6, pinned[ROUNDS / 2] * 1e6,
+	       whole[ROUNDS / 2] * 1e6);
+	printf("1 MiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f GB/s (%.2f)\n",
+	       sizeof(from) / plain[ROUNDS / 2] / 1e9, sizeof(from) / through[ROUNDS / 2] / 1e9,
+	       plain[ROUNDS / 2] / through[ROUNDS / 2]);
+	/* Neither is in the way of a copy. The limit leaves room for the noise of an emulator. */
+	return plain[ROUNDS / 2] < 0.8 * through[ROUNDS / 2];
+}
