@@ -259,69 +259,108 @@ static int by_value(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* The provider's own get and put of a page, against pin and unpin, and the whole of pin, map, one
- * access, unmap, unpin; and a copy through a window against one through the BAR mapped plainly.
- * Medians of rounds that alternate. */
-int measure(void)
-{
-	enum { ROUNDS = 21, TIMES = 500 };
-	static double bare[ROUNDS], pinned[ROUNDS], whole[ROUNDS], plain[ROUNDS], through[ROUNDS];
-	static unsigned char from[16 * 65536];
-	int fd = gdr_open(), gpu = open("/dev/lab-gpu", O_RDWR), round, i;
-	struct lab_gpu_alloc request = { .size = 16 * PAGE, .flags = 0 };
-	unsigned char *window, *bar;
-	uint64_t handle;
-	double begun;
+enum { ROUNDS = 21 };
 
-	if (fd < 0 || gpu < 0 || ioctl(gpu, LAB_GPU_ALLOC, &request))
-		return 1;
-	bar = mmap(NULL, 16 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, gpu, (off_t)request.offset);
+static double median(double *values)
+{
+	qsort(values, ROUNDS, sizeof(*values), by_value);
+	return values[ROUNDS / 2];
+}
+
+/* Seconds that each of `times` pins takes; with a window that is written to, if wanted. */
+static double pin_time(int fd, uint64_t address, int times, bool window)
+{
+	double begun = now();
+	unsigned char *bytes;
+	uint64_t handle;
+	int i;
+
+	for (i = 0; i < times; i++) {
+		if (gdr_pin(fd, address, PAGE, &handle))
+			abort();
+		if (window) {
+			if (gdr_map(fd, handle, PAGE, &bytes))
+				abort();
+			*(volatile unsigned char *)bytes = 1;
+			munmap(bytes, PAGE);
+		}
+		if (gdr_unpin(fd, handle))
+			abort();
+	}
+	return (now() - begun) / times;
+}
+
+/* The provider's own get and put of 64 KiB against pin and unpin, without and with a window. What the
+ * module adds is compared with what the real driver's get and put take: 1.35 and 0.68 ms are published
+ * for them. */
+static bool measure_pins(int fd, int gpu, uint64_t address)
+{
+	static double bare[ROUNDS], pinned[ROUNDS], whole[ROUNDS];
+	struct lab_gpu_alloc request = { .address = address, .flags = 300 };
+	double begun, added;
+	int round;
+
 	for (round = 0; round < ROUNDS; round++) {
-		request.flags = TIMES;
 		begun = now();
 		if (ioctl(gpu, LAB_GPU_LOOP, &request))
-			return 1;
-		bare[round] = (now() - begun) / TIMES;
-		begun = now();
-		for (i = 0; i < TIMES; i++) {
-			if (gdr_pin(fd, request.address, PAGE, &handle) || gdr_unpin(fd, handle))
-				return 1;
-		}
-		pinned[round] = (now() - begun) / TIMES;
-		begun = now();
-		for (i = 0; i < TIMES; i++) {
-			if (gdr_pin(fd, request.address, PAGE, &handle) ||
-			    gdr_map(fd, handle, PAGE, &window))
-				return 1;
-			*(volatile unsigned char *)window = 1;
-			if (munmap(window, PAGE) || gdr_unpin(fd, handle))
-				return 1;
-		}
-		whole[round] = (now() - begun) / TIMES;
-		if (gdr_pin(fd, request.address, 16 * PAGE, &handle) ||
-		    gdr_map(fd, handle, 16 * PAGE, &window))
-			return 1;
-		memcpy(window, from, sizeof(from)); /* the faults */
+			abort();
+		bare[round] = (now() - begun) / request.flags;
+		pinned[round] = pin_time(fd, address, (int)request.flags, false);
+		whole[round] = pin_time(fd, address, (int)request.flags, true);
+	}
+	added = median(whole) - median(bare);
+	printf("64 KiB, get and put by the provider: %.1f us; pin and unpin: %.1f us; with map, a write and "
+	       "unmap: %.1f us; added: %.1f us, %.1f %% of 2,030\n", median(bare) * 1e6,
+	       median(pinned) * 1e6, median(whole) * 1e6, added * 1e6, added / 2030e-6 * 100);
+	return added < 0.1 * 2030e-6;
+}
+
+/* Writing 1 MiB through a window, against the BAR mapped plainly. */
+static bool measure_copies(int fd, const struct lab_gpu_alloc *memory, unsigned char *bar)
+{
+	static double plain[ROUNDS], through[ROUNDS];
+	static unsigned char from[1 << 20];
+	unsigned char *window;
+	uint64_t handle;
+	double begun;
+	int round;
+
+	if (gdr_pin(fd, memory->address, sizeof(from), &handle) ||
+	    gdr_map(fd, handle, sizeof(from), &window))
+		return false;
+	memcpy(window, from, sizeof(from)); /* the faults */
+	memcpy(bar, from, sizeof(from));
+	for (round = 0; round < ROUNDS; round++) {
 		begun = now();
 		memcpy(bar, from, sizeof(from));
 		plain[round] = now() - begun;
 		begun = now();
 		memcpy(window, from, sizeof(from));
 		through[round] = now() - begun;
-		munmap(window, 16 * PAGE);
-		gdr_unpin(fd, handle);
 	}
-	qsort(bare, ROUNDS, sizeof(double), by_value);
-	qsort(pinned, ROUNDS, sizeof(double), by_value);
-	qsort(whole, ROUNDS, sizeof(double), by_value);
-	qsort(plain, ROUNDS, sizeof(double), by_value);
-	qsort(through, ROUNDS, sizeof(double), by_value);
-	printf("64 KiB, provider's get and put: %.1f us; pin and unpin: %.1f us; with map, an access and "
-	       "unmap: %.1f us\n", bare[ROUNDS / 2] * 1e6, pinned[ROUNDS / 2] * 1e6,
-	       whole[ROUNDS / 2] * 1e6);
+	munmap(window, sizeof(from));
 	printf("1 MiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f GB/s (%.2f)\n",
-	       sizeof(from) / plain[ROUNDS / 2] / 1e9, sizeof(from) / through[ROUNDS / 2] / 1e9,
-	       plain[ROUNDS / 2] / through[ROUNDS / 2]);
-	/* Neither is in the way of a copy. The limit leaves room for the noise of an emulator. */
-	return plain[ROUNDS / 2] < 0.8 * through[ROUNDS / 2];
+	       sizeof(from) / median(plain) / 1e9, sizeof(from) / median(through) / 1e9,
+	       median(plain) / median(through));
+	return median(through) < 1.25 * median(plain); /* an emulator among other work */
+}
+
+int measure(void)
+{
+	struct lab_gpu_alloc first = { .size = 4 * PAGE }, request = { .size = 16 * PAGE };
+	int fd = gdr_open(), gpu = open("/dev/lab-gpu", O_RDWR), failed;
+	unsigned char *bar;
+
+	/* The first pages stay as they are: what host() has written is looked at outside. */
+	if (fd < 0 || gpu < 0 || ioctl(gpu, LAB_GPU_ALLOC, &first) ||
+	    ioctl(gpu, LAB_GPU_ALLOC, &request))
+		return 1;
+	bar = mmap(NULL, request.size, PROT_READ | PROT_WRITE, MAP_SHARED, gpu, (off_t)request.offset);
+	if (bar == MAP_FAILED)
+		return 1;
+	failed = !measure_pins(fd, gpu, request.address) + !measure_copies(fd, &request, bar);
+	munmap(bar, request.size);
+	close(fd);
+	close(gpu);
+	return failed || nothing_left(NULL);
 }

@@ -71,12 +71,18 @@ struct lab_gpu_state gpu_state(void)
 	return state;
 }
 
+static bool gpu_is_old(void)
+{
+	return !access("/sys/module/lab_gpu_old", F_OK);
+}
+
 void gpu_order(const char *name, int value)
 {
 	char path[128];
 	FILE *file;
 
-	snprintf(path, sizeof(path), "/sys/module/lab_gpu/parameters/%s", name);
+	snprintf(path, sizeof(path), "/sys/module/%s/parameters/%s",
+		 gpu_is_old() ? "lab_gpu_old" : "lab_gpu", name);
 	file = fopen(path, "w");
 	if (!file || fprintf(file, "%d\n", value) < 0 || fclose(file)) {
 		perror(path);
@@ -283,7 +289,7 @@ int quiet(void **state)
 		gpu_order(orders[i], 0);
 	gpu_order("fail_errno", ENOMEM);
 	gpu_order("size_type", 1);
-	gpu_order("version", 0x20000);
+	gpu_order("version", gpu_is_old() ? 0x10002 : 0x20000);
 	return 0;
 }
 
@@ -297,6 +303,25 @@ int nothing_left(void **state)
 		print_error("left behind: refcount %ld, %u tables, %u allocations\n", count,
 			    gpu_now.tables, gpu_now.allocations);
 	return count || gpu_now.tables || gpu_now.allocations ? -1 : 0;
+}
+
+/* A driver that does not take pages back: they stay counted, and the callback may still come. */
+static int lost(void)
+{
+	struct memory memory;
+	unsigned char *bytes;
+	uint64_t handle;
+	int fd = gdr_open();
+
+	gpu_alloc(&memory, PAGE, 0);
+	if (gdr_pin(fd, memory.address, PAGE, &handle) || gdr_map(fd, handle, PAGE, &bytes))
+		return 1;
+	*(volatile unsigned char *)bytes = 1;
+	gpu_order("fail_put", 1);
+	if (gdr_unpin(fd, handle) || try_read(bytes) != SIGBUS || gdr_refcount() != 1 || close(fd))
+		return 1;
+	munmap(bytes, PAGE);
+	return gpu_free(&memory) || nothing_left(NULL);
 }
 
 /* The memory at the start of the BAR, whose bytes the machine outside has written, and reads when
@@ -359,11 +384,13 @@ int main(int argc, char **argv)
 		return measure();
 	if (!strcmp(what, "host"))
 		return host();
+	if (!strcmp(what, "lost"))
+		return lost();
 	if (!strcmp(what, "after-exec")) /* a test's second program */
 		return argc < 3 || gdr_ioctl(atoi(argv[2]), IOC_VERSION, &(struct version) { 0 });
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|host|measure|stress SECONDS|fuzz SECONDS|"
+	fputs("usage: lab-gdr revocable|persistent|host|lost|measure|stress SECONDS|fuzz SECONDS|"
 	      "outside-before FILE|outside-after FILE\n", stderr);
 	return 64;
 }
