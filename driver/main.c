@@ -288,8 +288,10 @@ static int show_refcount(struct seq_file *file, void *data)
 static int __init make_proc(struct proc_dir_entry **directory)
 {
 	*directory = proc_mkdir("driver/gdrdrv", NULL);
-	if (!*directory)
-		return -ENOMEM;
+	if (!*directory) {
+		pr_err("cannot make /proc/driver/gdrdrv: is NVIDIA's gdrdrv loaded?\n");
+		return -EBUSY;
+	}
 	if (proc_create_single("params", 0444, *directory, show_params) &&
 	    proc_create_single("nv_get_pages_refcount", 0440, *directory, show_refcount))
 		return 0;
@@ -309,7 +311,7 @@ static int __init wherry_gdr_init(void)
 		return error;
 	error = make_proc(&proc);
 	if (error)
-		return error;
+		goto err_region;
 	error = misc_register(&device);
 	if (error)
 		goto err_proc;
@@ -317,6 +319,8 @@ static int __init wherry_gdr_init(void)
 
 err_proc:
 	proc_remove(proc);
+err_region:
+	region_exit();
 	return error;
 }
 

@@ -3,6 +3,9 @@
  * cache. */
 #include "gdr.h"
 
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -139,6 +142,91 @@ int test_faults(void)
 		gdr_test(pin__thousands),
 	};
 
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* ---- no memory ------------------------------------------------------------------------------- */
+
+static int fail_nth;
+
+/* From now on the n-th allocation of this thread fails; 0: none. */
+static void arm(int n)
+{
+	char text[16];
+	int length = snprintf(text, sizeof(text), "%d", n);
+
+	assert_int_equal(pwrite(fail_nth, text, (size_t)length, 0), length);
+}
+
+/* Did it come to that? */
+static bool disarm(void)
+{
+	char text[16] = "";
+
+	assert_true(pread(fail_nth, text, sizeof(text) - 1, 0) > 0);
+	arm(0);
+	return atoi(text) == 0;
+}
+
+/* Each allocation that pinning and mapping need fails in turn: ENOMEM, and everything is undone. */
+static void allocation__fails(void **state)
+{
+	uint64_t handle = 0, first;
+	int fd = gdr_open(), n, error, failures = 0;
+	struct memory memory;
+	bool failed = true;
+	void *window;
+
+	(void)state;
+	gpu_alloc(&memory, 3 * PAGE, LAB_GPU_SCATTERED);
+	ok(gdr_pin(fd, memory.address, PAGE, &first)); /* so that the client's index is there */
+	for (n = 1; failed && n < 100; n++) {
+		arm(n);
+		error = gdr_pin(fd, memory.address, 3 * PAGE, &handle);
+		failed = disarm();
+		failures += error != 0;
+		assert_true(!error || (failed && error == -ENOMEM));
+		assert_int_equal(gdr_refcount(), error ? 1 : 2);
+		if (!error)
+			ok(gdr_unpin(fd, handle));
+	}
+	assert_true(failures >= 5); /* a region, and what the provider needs */
+	ok(gdr_pin(fd, memory.address, 3 * PAGE, &handle));
+	for (n = 1, failed = true; failed && n < 100; n++) {
+		arm(n);
+		error = gdr_map(fd, handle, 3 * PAGE, &window);
+		failed = disarm();
+		assert_true(!error || (failed && error == -ENOMEM));
+		if (!error) {
+			*(volatile unsigned char *)window = 1;
+			munmap(window, 3 * PAGE);
+		}
+		assert_int_equal(gdr_type(fd, handle), NONE);
+	}
+	ok(close(fd));
+	for (n = 1, failed = true; failed && n < 100; n++) {
+		arm(n);
+		fd = open("/dev/gdrdrv", O_RDWR);
+		error = errno;
+		failed = disarm();
+		assert_true(fd >= 0 || (failed && error == ENOMEM));
+		if (fd >= 0)
+			close(fd);
+	}
+	ok(gpu_free(&memory));
+}
+
+int test_allocations(void)
+{
+	const struct CMUnitTest tests[] = {
+		gdr_test(allocation__fails),
+	};
+
+	fail_nth = open("/proc/thread-self/fail-nth", O_RDWR | O_CLOEXEC);
+	if (fail_nth < 0) {
+		perror("/proc/thread-self/fail-nth: a kernel with FAILSLAB is needed");
+		return 1;
+	}
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
 

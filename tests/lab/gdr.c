@@ -376,6 +376,8 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "persistent"))
 		return !!(test_ioctls() + test_windows() + test_persistent() + test_processes() +
 			  test_faults() + test_cacheable());
+	if (!strcmp(what, "allocations"))
+		return test_allocations();
 	if (!strcmp(what, "stress"))
 		return stress(seconds);
 	if (!strcmp(what, "fuzz"))
@@ -390,7 +392,7 @@ int main(int argc, char **argv)
 		return argc < 3 || gdr_ioctl(atoi(argv[2]), IOC_VERSION, &(struct version) { 0 });
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|host|lost|measure|stress SECONDS|fuzz SECONDS|"
+	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|measure|stress SECONDS|fuzz SECONDS|"
 	      "outside-before FILE|outside-after FILE\n", stderr);
 	return 64;
 }

@@ -157,6 +157,7 @@ int test_persistent(void);
 int test_processes(void);
 int test_faults(void);
 int test_cacheable(void);
+int test_allocations(void);
 int stress(double seconds);
 int fuzz(double seconds);
 int measure(void);
