@@ -115,8 +115,9 @@ static void pin__wrong_arguments(void **state)
 	static const struct { uint64_t address, size; } wrong[] = {
 		{ 0, PAGE }, { PAGE, 0 }, { UINT64_MAX, 1 }, { UINT64_MAX, UINT64_MAX },
 		{ UINT64_MAX - 10, 5 }, { 1, UINT64_MAX }, { PAGE, UINT64_MAX - PAGE },
-		{ 1ull << 63, 1ull << 63 }, { 4096, PAGE }, { PAGE, 1ull << 62 },
+		{ 1ull << 63, 1ull << 63 }, { PAGE, 1ull << 62 }, { 0, 0 }, { 5, 0 },
 	};
+	unsigned calls;
 	struct memory memory;
 	uint64_t handle;
 	int fd = gdr_open();
@@ -124,13 +125,17 @@ static void pin__wrong_arguments(void **state)
 
 	(void)state;
 	gpu_alloc(&memory, 4 * PAGE, 0);
+	calls = gpu_state().calls;
 	for (i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
 		refused(EINVAL, gdr_pin(fd, wrong[i].address, wrong[i].size, &handle));
 		refused(EINVAL, gdr_pin_v2(fd, wrong[i].address, wrong[i].size, 0, &handle));
 	}
 	refused(EINVAL, gdr_pin(fd, memory.address, 0, &handle));
+	refused(EINVAL, gdr_pin(fd, memory.address + 1, 0, &handle));
 	refused(EINVAL, gdr_pin(fd, memory.address, UINT64_MAX, &handle));
 	refused(EINVAL, gdr_pin(fd, memory.address, -memory.address, &handle));
+	assert_int_equal(gpu_state().calls, calls); /* the driver is not asked for nonsense */
+	refused(EINVAL, gdr_pin(fd, 4096, PAGE, &handle));
 	refused(EINVAL, gdr_pin(fd, memory.address, 4 * PAGE + 1, &handle));
 	refused(EINVAL, gdr_pin(fd, memory.address - 1, 2, &handle));
 	refused(EINVAL, gdr_pin_v2(fd, memory.address, PAGE, 2, &handle));
