@@ -3,6 +3,7 @@
 #include "gdr.h"
 
 #include <fcntl.h>
+#include <linux/sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -208,10 +209,10 @@ static void pass__from_a_child(void **state)
 /* The owner is dead, and its process id has come again: another process, all the same. */
 static void pass__process_id_again(void **state)
 {
-	char text[32];
 	struct pinned pinned = { 0 };
-	int sockets[2], status, fd, attempt;
-	pid_t owner, child = 0;
+	struct clone_args arguments;
+	int sockets[2], status;
+	pid_t owner, child;
 
 	(void)state;
 	ok(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets));
@@ -225,23 +226,16 @@ static void pass__process_id_again(void **state)
 	pinned.fd = receive_fd(sockets[0]);
 	assert_true(pinned.fd >= 0);
 	assert_int_equal(waitpid(owner, &status, 0), owner);
-	for (attempt = 0; attempt < 100 && child != owner; attempt++) {
-		fd = open("/proc/sys/kernel/ns_last_pid", O_WRONLY);
-		assert_true(fd >= 0);
-		snprintf(text, sizeof(text), "%d", owner - 1);
-		assert_true(write(fd, text, strlen(text)) > 0);
-		close(fd);
-		child = fork();
-		assert_true(child >= 0);
-		if (!child) {
-			if (getpid() == owner)
-				be_refused(&pinned);
-			_exit(0);
-		}
-		assert_int_equal(waitpid(child, &status, 0), child);
-		assert_int_equal(status, 0);
+	arguments = (struct clone_args) { .exit_signal = SIGCHLD, .set_tid_size = 1,
+					  .set_tid = (uint64_t)(uintptr_t)&owner };
+	child = (pid_t)syscall(SYS_clone3, &arguments, sizeof(arguments));
+	if (!child) {
+		be_refused(&pinned);
+		_exit(0);
 	}
 	assert_int_equal(child, owner);
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
 	ok(close(pinned.fd));
 	close(sockets[0]);
 }
