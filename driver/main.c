@@ -190,6 +190,13 @@ static const struct operation {
 	{ GDRDRV_IOC_VERSION, sizeof(struct gdrdrv_version), true, do_version },
 };
 
+static u64 pinned_handle(const struct operation *operation, const void *arguments)
+{
+	if (operation->run == do_pin)
+		return ((const struct gdrdrv_pin *)arguments)->handle;
+	return ((const struct gdrdrv_pin_v2 *)arguments)->handle;
+}
+
 static long device_ioctl(struct file *file, unsigned int number, unsigned long argument)
 {
 	/* As large as the largest, and aligned as such. */
@@ -214,10 +221,8 @@ static long device_ioctl(struct file *file, unsigned int number, unsigned long a
 		return error;
 	if (copy_to_user(user, &arguments, operation->size)) {
 		/* Nobody knows of that pin. */
-		if (operation->run == do_pin)
-			region_unpin(file->private_data, ((struct gdrdrv_pin *)&arguments)->handle);
-		else if (operation->run == do_pin_v2)
-			region_unpin(file->private_data, ((struct gdrdrv_pin_v2 *)&arguments)->handle);
+		if (operation->run == do_pin || operation->run == do_pin_v2)
+			region_unpin(file->private_data, pinned_handle(operation, &arguments));
 		return -EFAULT;
 	}
 	return 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /* Windows: the processor's view of a region.
  *
- * mmap() only says what is where; page faults fill it in, a stretch at a time. Were the pages put in
- * by mmap() itself, a callback could come when they are there and the area is not yet in the file's
- * list, and would not find them to take them out again. */
+ * mmap() only says what is where; page faults fill it in, a stretch at a time. Were the pages put
+ * in by mmap() itself, a callback could come when they are there and the area is not yet in the
+ * file's list, and would not find them to take them out again. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/io.h>
@@ -96,12 +96,13 @@ static u32 map_run(const struct region *region, u32 first, u32 end)
 static void map_reserve(struct region *region)
 {
 	u32 end = region->size >> GPU_PAGE_SHIFT, run;
+	u64 start;
 
 	while (region->reserved < end) {
 		run = map_run(region, region->reserved, end);
+		start = region->table->pages[region->reserved]->physical_address;
 		/* If somebody uses the range in another way, that holds: slower, but not wrong. */
-		if (arch_io_reserve_memtype_wc(region->table->pages[region->reserved]->physical_address,
-					       (u64)run << GPU_PAGE_SHIFT))
+		if (arch_io_reserve_memtype_wc(start, (u64)run << GPU_PAGE_SHIFT))
 			break;
 		region->reserved += run;
 	}

@@ -40,8 +40,8 @@ static_assert(sizeof(struct nvidia_p2p_page_table) == 40);
 
 /* Address and length are multiples of 64 KiB within one allocation of the calling process; may
  * sleep. If the memory is freed before nvidia_p2p_put_pages(), revoked(data) is called once, from
- * within the free and under the driver's locks, and the table is the driver's again. Putting a table
- * that was revoked does nothing. */
+ * within the free and under the driver's locks, and the table is the driver's again. Putting a
+ * table that was revoked does nothing. */
 int nvidia_p2p_get_pages(u64 token, u32 va_space, u64 address, u64 length,
 			 struct nvidia_p2p_page_table **table, void (*revoked)(void *data),
 			 void *data);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /* Pins: GPU pages got from the NVIDIA driver, until they are given back or taken away.
  *
- * The driver takes them away by a callback, which comes at any time, as early as before the function
- * that got them has returned, and with the driver's own locks held. Hence the rules: the driver is
- * never called with a region's lock held, and the table of pages is only looked at with the lock
- * held, which keeps the callback, and so the driver's freeing of the table, waiting. */
+ * The driver takes them away by a callback, which comes at any time, as early as before the
+ * function that got them has returned, and with the driver's own locks held. Hence the rules: the
+ * driver is never called with a region's lock held, and the table of pages is only looked at with
+ * the lock held, which keeps the callback, and so the driver's freeing of the table, waiting. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/delay.h>
@@ -26,8 +26,8 @@ static atomic64_t next_handle = ATOMIC64_INIT(1);
 static bool use_persistent;
 
 /* Held over get and put of pages that can be taken away, outside of everything else. The driver may
- * take them away just before a put, which then does nothing, since it does not know the table; unless
- * a get has meanwhile been given a table at the same address. */
+ * take them away just before a put, which then does nothing, since it does not know the table;
+ * unless a get has meanwhile been given a table at the same address. */
 static DEFINE_MUTEX(revocable_lock);
 
 static void region_free(struct kref *references)
@@ -68,17 +68,17 @@ static void region_revoked(void *data)
 
 static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_table **table)
 {
+	u32 how = flags & GDRDRV_PIN_FLAG_FORCE_PCIE ? P2P_GET_FORCE_PCIE : 0;
 	int error;
 
 	atomic64_inc(&tables_held);
 	if (region->persistent) {
-		error = p2p.get_persistent(region->address, region->size, table,
-					   flags & GDRDRV_PIN_FLAG_FORCE_PCIE ? P2P_GET_FORCE_PCIE : 0);
+		error = p2p.get_persistent(region->address, region->size, table, how);
 	} else {
 		kref_get(&region->references); /* the callback's */
 		mutex_lock(&revocable_lock);
-		error = p2p.get(region->token, region->va_space, region->address, region->size, table,
-				region_revoked, region);
+		error = p2p.get(region->token, region->va_space, region->address, region->size,
+				table, region_revoked, region);
 		mutex_unlock(&revocable_lock);
 		if (error)
 			region_put(region);
@@ -99,7 +99,8 @@ static void pages_put(struct region *region, struct nvidia_p2p_page_table *table
 		error = p2p.put(region->token, region->va_space, region->address, table);
 	if (error) {
 		/* The callback may still come, so the module cannot go; the region stays, too. */
-		pr_err("the NVIDIA driver does not take pages back (error %d): they are lost\n", error);
+		pr_err("the NVIDIA driver does not take pages back (error %d): they are lost\n",
+		       error);
 		if (!region->persistent)
 			__module_get(THIS_MODULE);
 		return;
@@ -119,7 +120,7 @@ static int table_check(struct region *region, const struct nvidia_p2p_page_table
 	u32 major = P2P_VERSION_MAJOR(table->version), i;
 
 	if (major != 1 && major != 2) {
-		pr_err_once("the NVIDIA driver has version %u.%u of its interface; this module knows 1 and 2\n",
+		pr_err_once("page tables of version %u.%u: this module knows 1 and 2 of NVIDIA's\n",
 			    major, table->version & 0xffff);
 		return -EOPNOTSUPP;
 	}
@@ -135,8 +136,8 @@ static int table_check(struct region *region, const struct nvidia_p2p_page_table
 		if (!IS_ALIGNED(table->pages[i]->physical_address, PAGE_SIZE))
 			return -EIO;
 #ifdef CONFIG_ARM64
-		/* Version 1 does not say it. On a coherent link GPU memory is memory like any other,
-		 * and must not be mapped in another way than the kernel's. */
+		/* Version 1 does not say it. On a coherent link GPU memory is memory like any
+		 * other, and must not be mapped in another way than the kernel's. */
 		if (major < 2 && pfn_valid(PHYS_PFN(table->pages[i]->physical_address)))
 			region->cacheable = true;
 #endif
@@ -205,13 +206,14 @@ static void region_release(struct region *region)
  * and page faults bring them back. */
 static int region_publish(struct region *region, struct client *client)
 {
-	int error;
+	u64 pages = region->size >> PAGE_SHIFT;
+	int error = -EBUSY;
 
-	do {
-		region->handle = atomic64_fetch_add(region->size >> PAGE_SHIFT, &next_handle) % HANDLES;
-		error = region->handle ? xa_insert(&client->regions, region->handle, region, GFP_KERNEL) :
-					 -EBUSY;
-	} while (error == -EBUSY);
+	while (error == -EBUSY) {
+		region->handle = atomic64_fetch_add(pages, &next_handle) % HANDLES;
+		if (region->handle)
+			error = xa_insert(&client->regions, region->handle, region, GFP_KERNEL);
+	}
 	if (!error)
 		kref_get(&region->references); /* the client's */
 	return error;
@@ -325,13 +327,13 @@ int __init region_init(bool want_persistent)
 	revocable = p2p.get && p2p.put;
 	persistent = p2p.get_persistent && p2p.put_persistent;
 	if (!revocable && !persistent) {
-		pr_err("no NVIDIA driver to get pages from: load nvidia.ko first, of version 550 or later\n");
+		pr_err("no NVIDIA driver to get pages from: load nvidia.ko, version 550 or later\n");
 		p2p_forget();
 		return -ENODEV;
 	}
 	use_persistent = persistent && (want_persistent || !revocable);
 	if (want_persistent && !persistent)
-		pr_info("this NVIDIA driver has no persistent pages: windows end when memory is freed\n");
+		pr_info("no persistent pages with this NVIDIA driver: freeing ends windows\n");
 	return 0;
 }
 

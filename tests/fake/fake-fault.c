@@ -68,6 +68,7 @@ static void read_settings(void)
 	settings.peer = number("FAKE_CUDA_PEER", 1) != 0;
 	settings.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
 	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
+	settings.bar = getenv("FAKE_CUDA_BAR");
 	delay = settings.delay;
 	process = getpid();
 	faults_from(getenv("FAKE_CUDA_FAIL"));

@@ -231,23 +231,64 @@ void fake_unreserve(struct fake_reservation *reservation)
 /* The descriptor's name carries what whoever imports it must know. */
 #define NAME_FORMAT "fake-cuda device %d size %zu types %u"
 
-static struct fake_memory *map_memory(int fd, size_t size)
+static struct fake_memory *add_memory(int fd, char *alias, size_t size)
 {
 	struct fake_memory *memory = calloc(1, sizeof(*memory));
 
 	if (!memory)
 		return NULL;
-	memory->alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (memory->alias == MAP_FAILED) {
-		free(memory);
-		return NULL;
-	}
+	memory->alias = alias;
 	madvise(memory->alias, size, MADV_DONTFORK);
 	memory->fd = fd;
 	memory->size = size;
 	memory->id = next_id++;
 	wh_list_append(&memories, &memory->link);
 	return memory;
+}
+
+static struct fake_memory *map_memory(int fd, size_t size)
+{
+	char *alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	struct fake_memory *memory;
+
+	if (alias == MAP_FAILED)
+		return NULL;
+	memory = add_memory(fd, alias, size);
+	if (!memory)
+		munmap(alias, size);
+	return memory;
+}
+
+static void charge(struct fake_memory *memory, struct fake_device *device)
+{
+	memory->device = device;
+	memory->charged = true;
+	device->used += memory->size;
+}
+
+/* Its address comes first: the BAR's own driver is told where it is to be. */
+static int memory_on_bar(struct fake_device *device, uint64_t base, size_t size,
+			 struct fake_memory **out)
+{
+	struct fake_memory *memory;
+	char *alias;
+	int fd, error;
+
+	if (size > device->memory || device->used > device->memory - size)
+		return FAKE_OUT_OF_MEMORY;
+	error = fake_bar_map(base, size, &fd, &alias);
+	if (error)
+		return error;
+	memory = add_memory(fd, alias, size);
+	if (!memory) {
+		munmap(alias, size);
+		close(fd);
+		return FAKE_OUT_OF_MEMORY;
+	}
+	memory->bar = base;
+	charge(memory, device);
+	*out = memory;
+	return FAKE_OK;
 }
 
 int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_types,
@@ -268,10 +309,8 @@ int fake_memory_new(struct fake_device *device, size_t size, unsigned handle_typ
 		close(fd);
 		return FAKE_OUT_OF_MEMORY;
 	}
-	memory->device = device;
-	memory->charged = true;
 	memory->handle_types = handle_types;
-	device->used += size;
+	charge(memory, device);
 	*out = memory;
 	return FAKE_OK;
 }
@@ -313,6 +352,8 @@ void fake_memory_drop(struct fake_memory *memory)
 	wh_list_remove(&memory->link);
 	if (memory->charged)
 		memory->device->used -= memory->size;
+	if (memory->bar)
+		fake_bar_unmap(memory->bar, memory->fd);
 	munmap(memory->alias, memory->size);
 	close(memory->fd);
 	free(memory);
@@ -347,23 +388,30 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 
 	if (size > SIZE_MAX / 4)
 		return FAKE_OUT_OF_MEMORY;
-	total = round_up(range.offset + size, GPU_PAGE); /* which others of the driver pin */
-	error = fake_memory_new(context->device, total, 0, &range.memory);
-	if (error)
-		return error;
+	/* What others of the driver pin is whole pages of the GPU. */
+	total = round_up(range.offset + size, fake_settings()->bar ? FAKE_BAR_PAGE : GPU_PAGE);
 	base = fake_reserve(total, alignment, 0, false);
+	if (!base)
+		return FAKE_OUT_OF_MEMORY;
+	if (fake_settings()->bar)
+		error = memory_on_bar(context->device, base, total, &range.memory);
+	else
+		error = fake_memory_new(context->device, total, 0, &range.memory);
+	if (error)
+		goto err_unreserve;
 	range.base = base + range.offset;
-	if (!base || !fake_range_add(&range))
+	if (!fake_range_add(&range))
 		goto err_drop;
 	range.memory->mappings++;
 	*out = range.base;
 	return FAKE_OK;
 
 err_drop:
-	if (base)
-		fake_unreserve(fake_reservation_find(base));
 	fake_memory_drop(range.memory);
-	return FAKE_OUT_OF_MEMORY;
+	error = FAKE_OUT_OF_MEMORY;
+err_unreserve:
+	fake_unreserve(fake_reservation_find(base));
+	return error;
 }
 
 void fake_range_free(struct fake_range *range)

@@ -22,6 +22,7 @@
 #define FAKE_API __attribute__((visibility("default")))
 #define FAKE_DEVICES 8
 #define FAKE_GRANULARITY ((size_t)2 << 20)
+#define FAKE_BAR_PAGE ((size_t)64 << 10)
 
 enum fake_error {
 	FAKE_OK = 0,
@@ -120,7 +121,7 @@ struct fake_settings {
 	unsigned delay;
 	int driver;
 	bool reuse, peer;
-	const char *attributes, *visible;
+	const char *attributes, *visible, *bar;
 };
 
 const struct fake_settings *fake_settings(void);
@@ -200,6 +201,7 @@ struct fake_memory {
 	unsigned handle_types;
 	unsigned handles, mappings;
 	uint64_t id;
+	uint64_t bar; /* its address, if it is on a BAR */
 };
 
 /* Addresses that calls accept. */
@@ -253,6 +255,10 @@ int fake_memory_import(int fd, struct fake_memory **out);
 struct fake_memory *fake_memory_known(uint64_t handle);
 /* Frees it if neither handles nor mappings are left. */
 void fake_memory_drop(struct fake_memory *memory);
+
+/* Memory on the BAR that the setting names, in whole pages of FAKE_BAR_PAGE. */
+int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias);
+void fake_bar_unmap(uint64_t base, int fd);
 
 /* Device memory at new addresses. */
 int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind,

@@ -378,6 +378,8 @@ int main(int argc, char **argv)
 			  test_faults() + test_cacheable());
 	if (!strcmp(what, "allocations"))
 		return test_allocations();
+	if (!strcmp(what, "cuda"))
+		return argc > 2 ? test_cuda(argv[2]) : 64;
 	if (!strcmp(what, "stress"))
 		return stress(seconds);
 	if (!strcmp(what, "fuzz"))
@@ -392,7 +394,7 @@ int main(int argc, char **argv)
 		return argc < 3 || gdr_ioctl(atoi(argv[2]), IOC_VERSION, &(struct version) { 0 });
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|measure|stress SECONDS|fuzz SECONDS|"
-	      "outside-before FILE|outside-after FILE\n", stderr);
+	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|measure|cuda LIBCUDA|\n"
+	      "       stress SECONDS|fuzz SECONDS|outside-before FILE|outside-after FILE\n", stderr);
 	return 64;
 }

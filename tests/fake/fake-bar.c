@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Device memory on a PCI BAR, in the lab (tests/lab): kernel modules can pin it at its device address,
+ * and windows that they make show the bytes that this driver copies. */
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../lab/provider/lab_gpu.h"
+#include "fake.h"
+
+int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias)
+{
+	struct lab_gpu_alloc request = { .address = base, .size = size };
+
+	*fd = open(fake_settings()->bar, O_RDWR | O_CLOEXEC);
+	if (*fd < 0)
+		return FAKE_OUT_OF_MEMORY;
+	if (ioctl(*fd, LAB_GPU_ALLOC, &request))
+		goto err_close;
+	*alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, (off_t)request.offset);
+	if (*alias == MAP_FAILED)
+		goto err_close;
+	return FAKE_OK;
+
+err_close:
+	close(*fd); /* what was allocated goes with it */
+	return FAKE_OUT_OF_MEMORY;
+}
+
+void fake_bar_unmap(uint64_t base, int fd)
+{
+	/* Said, and not left to close(): a child may have the descriptor as well. */
+	(void)ioctl(fd, LAB_GPU_FREE, &base);
+}
