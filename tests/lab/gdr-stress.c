@@ -315,7 +315,8 @@ static bool measure_pins(int fd, int gpu, uint64_t address)
 	return added < 0.1 * 2030e-6;
 }
 
-/* Writing 1 MiB through a window, against the BAR mapped plainly. */
+/* Writing 1 MiB through a window, against the BAR mapped plainly: the best of the rounds, since an
+ * emulator among other work is only ever disturbed. */
 static bool measure_copies(int fd, const struct lab_gpu_alloc *memory, unsigned char *bar)
 {
 	static double plain[ROUNDS], through[ROUNDS];
@@ -339,10 +340,11 @@ static bool measure_copies(int fd, const struct lab_gpu_alloc *memory, unsigned 
 		through[round] = now() - begun;
 	}
 	munmap(window, sizeof(from));
-	printf("1 MiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f GB/s (%.2f)\n",
-	       sizeof(from) / median(plain) / 1e9, sizeof(from) / median(through) / 1e9,
-	       median(plain) / median(through));
-	return median(through) < 1.25 * median(plain); /* an emulator among other work */
+	qsort(plain, ROUNDS, sizeof(*plain), by_value);
+	qsort(through, ROUNDS, sizeof(*through), by_value);
+	printf("1 MiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f GB/s\n",
+	       sizeof(from) / plain[0] / 1e9, sizeof(from) / through[0] / 1e9);
+	return through[0] < 1.25 * plain[0];
 }
 
 int measure(void)
