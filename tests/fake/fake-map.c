@@ -20,7 +20,6 @@
  * ones. */
 #define SMALL ((size_t)1 << 20)
 #define SMALL_START 512
-#define GPU_PAGE ((size_t)64 << 10)
 
 pthread_rwlock_t fake_map_lock = PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP;
 
@@ -389,7 +388,7 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 	if (size > SIZE_MAX / 4)
 		return FAKE_OUT_OF_MEMORY;
 	/* What others of the driver pin is whole pages of the GPU. */
-	total = round_up(range.offset + size, fake_settings()->bar ? FAKE_BAR_PAGE : GPU_PAGE);
+	total = round_up(range.offset + size, FAKE_BAR_PAGE);
 	base = fake_reserve(total, alignment, 0, false);
 	if (!base)
 		return FAKE_OUT_OF_MEMORY;
