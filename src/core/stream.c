@@ -155,7 +155,7 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *given)
 	static const char call[] = "wh_batch_submit_after";
 	struct wh_cuda_device *device = NULL;
 	struct wh_cuda_scope scope;
-	struct wh_stream stream;
+	struct wh_stream stream = { 0 };
 	CUcontext context = NULL;
 	struct wh_engine *engine;
 	int error;
@@ -220,7 +220,7 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *given)
 	static const char call[] = "wh_batch_hold_stream";
 	struct wh_cuda_device *device = NULL;
 	struct wh_cuda_scope scope;
-	struct wh_stream stream;
+	struct wh_stream stream = { 0 };
 	CUcontext context = NULL;
 	struct wh_engine *engine;
 	int error;
