@@ -18,6 +18,9 @@
  * last job before it sleeps for good. */
 #define LOOK_EVERY 20000
 #define LOOK_AFTER (2 * WH_MS)
+/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is time that
+ * the next slot waits. */
+#define LOOK_HARD (100 * WH_MS / 1000)
 /* A word that has not moved for so long: is the GPU still there? */
 #define ASK_AFTER (20 * WH_MS)
 /* How long a waiter spins at most: about as long as the copies for which a wake-up would count. */
@@ -46,6 +49,7 @@ struct pool {
 struct wh_gpus {
 	struct wh_engine *engine;
 	struct wh_cuda *cuda;
+	bool many_cpus;
 	int64_t spin_for;
 
 	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
@@ -248,15 +252,23 @@ static void *look_after(void *argument)
 {
 	const struct timespec pause = { .tv_nsec = LOOK_EVERY };
 	struct wh_gpus *gpus = argument;
-	int64_t worked = wh_now();
+	int64_t worked = wh_now(), found = worked, now;
+	bool busy = false, was;
 
 	prctl(PR_SET_TIMERSLACK, 1);
 	while (!atomic_load(&gpus->stop)) {
-		if (atomic_load_explicit(&gpus->jobs, memory_order_relaxed))
-			worked = wh_now();
-		else if (wh_now() - worked > LOOK_AFTER)
+		now = wh_now();
+		was = busy;
+		busy = atomic_load_explicit(&gpus->jobs, memory_order_relaxed);
+		if (busy)
+			worked = now;
+		else if (now - worked > LOOK_AFTER)
 			sleep_until_work(gpus);
-		if (!wh_gpus_poll(gpus))
+		if (wh_gpus_poll(gpus) || (busy && !was))
+			found = now;
+		else if (busy && gpus->many_cpus && now - found < LOOK_HARD)
+			relax();
+		else
 			nanosleep(&pause, NULL);
 	}
 	return NULL;
@@ -659,7 +671,8 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 	struct wh_slot_wait *wait;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	wh_list_append(&pool->slots, &slot->link);
+	/* The last one first: its memory is in a cache. */
+	wh_list_push(&pool->slots, &slot->link);
 	if (pool->giving) {
 		pthread_mutex_unlock(&gpus->list_lock);
 		return;
@@ -695,9 +708,8 @@ int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus 
 		wh_list_init(&gpus->pools[i].slots);
 		wh_list_init(&gpus->pools[i].waiters);
 	}
-	gpus->spin_for = sched_getaffinity(0, sizeof(cpus), &cpus) || CPU_COUNT(&cpus) > 4 ?
-				 SPIN_FOR :
-				 SPIN_FOR_FEW_CPUS;
+	gpus->many_cpus = sched_getaffinity(0, sizeof(cpus), &cpus) || CPU_COUNT(&cpus) > 4;
+	gpus->spin_for = gpus->many_cpus ? SPIN_FOR : SPIN_FOR_FEW_CPUS;
 	*out = gpus;
 	return 0;
 }

@@ -346,7 +346,8 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 
 		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) || !piece->owner)
 			continue;
-		several |= piece->owner == SEVERAL || (owner && owner != piece->owner);
+		/* A GPU ends them, not what comes through a socket. */
+		several |= piece->staged || piece->owner == SEVERAL || (owner && owner != piece->owner);
 		owner = piece->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);

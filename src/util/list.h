@@ -30,6 +30,12 @@ static inline void wh_list_append(struct wh_list *head, struct wh_list *link)
 	head->prev = link;
 }
 
+/* Add a link at the front: it is the next that is taken. */
+static inline void wh_list_push(struct wh_list *head, struct wh_list *link)
+{
+	wh_list_append(head->next, link);
+}
+
 /* Take a link out of its list; one that is in none (zeroed or taken out before) is left alone. */
 static inline void wh_list_remove(struct wh_list *link)
 {

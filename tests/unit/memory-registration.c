@@ -451,26 +451,29 @@ static void refuse__host_and_device(void **state)
 /* Another allocation that happens to lie behind it is still another one. */
 static void refuse__neighbours(void **state)
 {
-	uint64_t address[64] = { 0 }, behind = 0;
+	uint64_t address[64] = { 0 }, beside = 0, border = 0;
 	int count = 0;
 
 	(void)state;
-	/* Until the addresses behind one are free. */
-	while (!behind && count < 64) {
-		uint64_t hint = (address[count] = device_alloc(2 * MIB, 0)) + 2 * MIB;
+	/* Until the addresses behind one, or before one, are free. */
+	for (int i = 0; !beside && i < 128; i++) {
+		uint64_t hint;
 
-		count++;
-		CU(engine, cuMemAddressReserve, &behind, 2 * MIB, 0, hint, 0);
-		if (behind != hint) {
-			CU(engine, cuMemAddressFree, behind, 2 * MIB);
-			behind = 0;
+		if (i % 2 == 0)
+			address[count++] = device_alloc(2 * MIB, 0);
+		border = address[count - 1] + (i % 2 ? 0 : 2 * MIB);
+		hint = i % 2 ? border - 2 * MIB : border;
+		CU(engine, cuMemAddressReserve, &beside, 2 * MIB, 0, hint, 0);
+		if (beside != hint) {
+			CU(engine, cuMemAddressFree, beside, 2 * MIB);
+			beside = 0;
 		}
 	}
-	assert_true(behind != 0);
-	map_vmm(engine, behind, 2 * MIB, 0);
-	refused(behind - 2 * MIB, 4 * MIB, -EINVAL, "past the end of its allocation");
-	refused(behind - 1, 2, -EINVAL, "past the end of its allocation");
-	unreserve(engine, behind, 2 * MIB);
+	assert_true(beside != 0);
+	map_vmm(engine, beside, 2 * MIB, 0);
+	refused(border - 2 * MIB, 4 * MIB, -EINVAL, "past the end of its allocation");
+	refused(border - 1, 2, -EINVAL, "past the end of its allocation");
+	unreserve(engine, beside, 2 * MIB);
 	while (count)
 		device_free(address[--count]);
 }
