@@ -135,7 +135,7 @@ struct wh_stream {
 /* Start the batch when everything has been done that is on the stream now, such as the kernel that
  * makes its source bytes; by whatever transports it goes. Does not wait for that: returns as
  * wh_batch_submit() does, and the batch can be waited for, polled and cancelled meanwhile. If the work
- * on the stream fails, so does the batch.
+ * on the stream fails, so does the batch. The stream's context has to live until the batch has started.
  * As wh_batch_submit(), or -ENODEV and others of the driver, -EBUSY (the stream is being captured). */
 int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream);
 

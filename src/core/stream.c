@@ -17,7 +17,6 @@
 struct wh_gate {
 	struct wh_event_wait wait;
 	struct wh_batch *batch;
-	CUcontext made_in;     /* of the event */
 	struct wh_word *_Atomic word; /* NULL: no stream has waited yet */
 	_Atomic uint32_t ends; /* what the word is set to when the batch ends */
 };
@@ -110,43 +109,48 @@ static int have_gate(struct wh_batch *batch)
 
 /* ---- a batch that follows a stream ------------------------------------------------------------- */
 
+/* The event is the context's, which is the application's to destroy once the batch has started: it is
+ * not kept any longer than that. */
+static void drop_event(struct wh_gate *gate)
+{
+	struct wh_cuda *cuda = gate->batch->peer->engine->cuda;
+	struct wh_cuda_scope scope;
+
+	if (!gate->wait.event)
+		return;
+	if (!wh_cuda_enter_context(cuda, gate->wait.device, gate->wait.context, &scope)) {
+		cuda->cuEventDestroy(gate->wait.event);
+		wh_cuda_leave(&scope);
+	}
+	gate->wait.event = NULL;
+}
+
 static void opened(struct wh_event_wait *wait, int error, const char *text)
 {
 	struct wh_gate *gate = wh_container(wait, struct wh_gate, wait);
 
+	drop_event(gate);
 	wh_batch_start(gate->batch, error, text);
 }
 
-static void drop_event(struct wh_cuda *cuda, struct wh_gate *gate)
-{
-	if (gate->wait.event)
-		cuda->cuEventDestroy(gate->wait.event);
-	gate->wait.event = NULL;
-}
-
-/* Record an event on the stream, that of an earlier submission if it was in the same context. Inside a
- * scope of it. */
+/* Record an event on the stream. Inside a scope of its context. */
 static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct wh_stream *stream,
-		  struct wh_cuda_device *device, CUcontext context,
-		  const struct wh_cuda_scope *scope)
+		  struct wh_cuda_device *device, CUcontext context)
 {
-	int error = 0;
+	int error;
 
-	if (gate->made_in != scope->context)
-		drop_event(cuda, gate);
-	if (!gate->wait.event)
-		error = wh_cuda_call_on(cuda, device, cuEventCreate, &gate->wait.event,
-					CUDA_EVENT_DISABLE_TIMING);
-	if (error)
-		return error;
-	gate->made_in = scope->context;
 	gate->wait.device = device;
 	gate->wait.context = context;
+	error = wh_cuda_call_on(cuda, device, cuEventCreate, &gate->wait.event,
+				CUDA_EVENT_DISABLE_TIMING);
+	if (error) {
+		gate->wait.event = NULL;
+		return error;
+	}
 	error = wh_cuda_check(cuda, cuda->cuEventRecord(gate->wait.event, stream->stream),
 			      "cuEventRecord", "stream %p of %s", stream->stream, device->text);
-	/* Its context may be another one by now, whose handle is the same. */
 	if (error)
-		drop_event(cuda, gate);
+		drop_event(gate);
 	return error;
 }
 
@@ -172,13 +176,16 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *given)
 		return error;
 	error = have_gate(batch);
 	if (!error)
-		error = record(engine->cuda, batch->gate, &stream, device, context, &scope);
+		error = record(engine->cuda, batch->gate, &stream, device, context);
 	wh_cuda_leave(&scope);
 	if (error)
 		return error;
 	batch->gate->wait.unwanted = false;
 	batch->gate->wait.ready = opened;
-	return wh_batch_submit_when(batch, &batch->gate->wait);
+	error = wh_batch_submit_when(batch, &batch->gate->wait);
+	if (error)
+		drop_event(batch->gate);
+	return error;
 }
 
 /* ---- a stream that follows a batch ------------------------------------------------------------- */
@@ -260,22 +267,19 @@ bool wh_gate_cancel(struct wh_batch *batch)
 {
 	struct wh_gate *gate = atomic_load(&batch->gate);
 
-	return gate && wh_gpus_unwait(batch->peer->engine->gpus, &gate->wait);
+	if (!gate || !wh_gpus_unwait(batch->peer->engine->gpus, &gate->wait))
+		return false;
+	drop_event(gate);
+	return true;
 }
 
 void wh_gate_free(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	struct wh_gate *gate = batch->gate;
-	struct wh_cuda_scope scope;
 
 	if (!gate)
 		return;
-	if (gate->wait.event && !wh_cuda_enter_context(engine->cuda, gate->wait.device,
-						       gate->wait.context, &scope)) {
-		drop_event(engine->cuda, gate);
-		wh_cuda_leave(&scope);
-	}
 	if (atomic_load(&gate->word))
 		wh_word_give(engine->gpus, atomic_load(&gate->word));
 	free(gate);

@@ -390,7 +390,8 @@ static int cut(struct wh_cuda_op *op, uint64_t *index)
 		if (!part)
 			return wh_fail(ENOMEM, "no memory");
 	}
-	part_close(part, piece->first + piece->count);
+	if (part) /* there is always one transfer, or base, at least */
+		part_close(part, piece->first + piece->count);
 	return 0;
 }
 

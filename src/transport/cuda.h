@@ -101,32 +101,6 @@ void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *r
 
 /* ---- exports: what a peer's memory comes as ------------------------------------------------------ */
 
-enum wh_handle_type {
-	WH_HANDLE_FD = 1,      /* of cuMemCreate; the descriptor comes along */
-	WH_HANDLE_LEGACY = 2,  /* cuIpcGetMemHandle */
-};
-
-/* Payload of EXPORTED: one segment of a region. On the wire: u64 id, u32 errno, then, without an
- * error, u32 segments, u32 index, u8 type, u8 device[16] (UUID), u64 address, u64 length, u64 base, u64
- * size, and for LEGACY u8 handle[64]; with an error the reason. */
-struct wh_exported {
-	uint64_t id;
-	int error; /* negative; 0: all below is there */
-	uint32_t segments, index; /* of the region, and which this is */
-	uint8_t type;
-	uint8_t device[16];
-	uint64_t address, length; /* of the segment in the owner's address space */
-	uint64_t base, size;      /* of the mapping or allocation that it lies in */
-	uint8_t handle[64];
-	char text[WH_REFUSAL];
-};
-#define WH_EXPORTED_HEAD 12
-#define WH_EXPORTED_MAX (WH_EXPORTED_HEAD + WH_REFUSAL)
-/* Returns the bytes used. */
-size_t wh_exported_encode(uint8_t *out, const struct wh_exported *exported);
-/* 0 or -EPROTO. */
-int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported);
-
 /* How many segments are answered to one request. */
 #define WH_EXPORTS 32
 

@@ -101,6 +101,18 @@ bool wh_window_order_valid(const char *order)
 
 /* ---- what the range is ----------------------------------------------------------------------- */
 
+static int not_a_gpus(struct wh_cuda *cuda, uint64_t address)
+{
+	/* If there are no GPUs here, that is the reason. */
+	int error = wh_cuda_ready(cuda);
+
+	return error ? error :
+		       wh_fail(EFAULT,
+			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
+			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
+			       (ull)address);
+}
+
 static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
 {
 	struct wh_view *view = arg;
@@ -112,10 +124,7 @@ static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, 
 			       "it needs no window",
 			       (ull)start);
 	if (p->memory != WH_CUDA_DEVICE)
-		return wh_fail(EFAULT,
-			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
-			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
-			       (ull)start);
+		return not_a_gpus(view->windows->cuda, start);
 	if (view->span_count && p->device != view->spans[0].pointer.device)
 		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
 			       (ull)start, p->device->text, view->spans[0].pointer.device->text);

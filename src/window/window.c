@@ -36,17 +36,11 @@ _Static_assert(sizeof(((struct wh_window_info *)0)->said) == WH_WINDOW_SAID, "as
 /* The engine's views, made when first needed. */
 static int views_of(struct wh_engine *engine, struct wh_windows **out)
 {
-	struct wh_cuda *cuda;
 	int error = 0;
 
 	pthread_mutex_lock(&engine->lock);
-	if (!engine->windows) {
-		error = wh_cuda_open(NULL, &cuda);
-		if (!error) {
-			error = wh_windows_new(cuda, &engine->windows);
-			wh_cuda_close(cuda);
-		}
-	}
+	if (!engine->windows)
+		error = wh_windows_new(engine->cuda, &engine->windows);
 	if (!error) {
 		engine->window_count++; /* so that the engine stays open meanwhile */
 		*out = engine->windows;

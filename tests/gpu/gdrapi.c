@@ -3,7 +3,7 @@
  * libgdrapi.so.2 on a real driver: every kind of memory pinned, mapped, written and read; and how
  * long each call takes.
  *
- *   gdrapi LIBRARY [DRIVER]
+ *   gdrapi [LIBRARY [DRIVER]]    libgdrapi.so.2 as the loader finds it, and the usual driver
  */
 #include <dlfcn.h>
 
@@ -203,12 +203,8 @@ int main(int argc, char **argv)
 	struct wh_cuda_scope scope;
 	int status;
 
-	if (argc < 2) {
-		printf("usage: gdrapi LIBRARY [DRIVER]\n");
-		return 64;
-	}
 	gpu_open(argc > 2 ? argv[2] : NULL);
-	load(argv[1]);
+	load(argc > 1 ? argv[1] : "libgdrapi.so.2");
 	if (!CALL(wh_cuda_device_at(gpu, 0, &device)) || !CALL(wh_cuda_enter(gpu, device, &scope)))
 		return 1;
 	g = api.open();

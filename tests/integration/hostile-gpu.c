@@ -5,9 +5,8 @@
  */
 #include "gpu.h"
 #include "raw.h"
-#include "transport/cuda.h"
-#include "transport/shm.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -168,13 +167,34 @@ struct impostor {
 	_Atomic bool stop;
 };
 
+/* With a descriptor, unless it is -1. */
+static void send_with(int socket, const void *bytes, size_t length, int descriptor)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control = { 0 };
+	struct iovec part = { (void *)(uintptr_t)bytes, length };
+	struct msghdr message = { .msg_iov = &part, .msg_iovlen = 1 };
+
+	if (descriptor >= 0) {
+		message.msg_control = &control;
+		message.msg_controllen = sizeof(control);
+		control.header.cmsg_level = SOL_SOCKET;
+		control.header.cmsg_type = SCM_RIGHTS;
+		control.header.cmsg_len = CMSG_LEN(sizeof(int));
+		memcpy(CMSG_DATA(&control.header), &descriptor, sizeof(int));
+	}
+	sendmsg(socket, &message, MSG_NOSIGNAL);
+}
+
 static void send_exported(int fd, const struct wh_exported *e, int descriptor, size_t cut)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_EXPORTED_MAX];
 	size_t length = wh_exported_encode(bytes + WH_FRAME_HEADER, e);
 
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });
-	wh_shm_send(fd, bytes, WH_FRAME_HEADER + length - cut, descriptor, 0);
+	send_with(fd, bytes, WH_FRAME_HEADER + length - cut, descriptor);
 }
 
 static void lie(struct impostor *me, int fd, uint64_t id)
@@ -272,8 +292,7 @@ static void welcome_to(struct impostor *me, int fd)
 	snprintf(welcome.socket, sizeof(welcome.socket), "%s", me->name);
 	length = (int)wh_hello_encode(bytes + WH_FRAME_HEADER, &welcome);
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_WELCOME, 0 });
-	wh_shm_send(fd, bytes, WH_FRAME_HEADER + (size_t)length,
-		    hello.role == WH_ROLE_SHM ? me->alive : -1, 0);
+	send_with(fd, bytes, WH_FRAME_HEADER + (size_t)length, hello.role == WH_ROLE_SHM ? me->alive : -1);
 	if (hello.role == WH_ROLE_CONTROL) {
 		uint8_t region[WH_REGION_RECORD_MAX];
 

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The answer to a request for a segment of a GPU's memory. */
+#include <errno.h>
+#include <string.h>
+
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
+{
+	uint8_t *at = wh_put64(out, e->id);
+
+	at = wh_put32(at, (uint32_t)-e->error);
+	if (e->error) {
+		at = wh_put_bytes(at, e->text, strnlen(e->text, WH_EXPORTED_TEXT - 1));
+		return (size_t)(at - out);
+	}
+	at = wh_put32(at, e->segments);
+	at = wh_put32(at, e->index);
+	*at++ = e->type;
+	at = wh_put_bytes(at, e->device, sizeof(e->device));
+	at = wh_put64(at, e->address);
+	at = wh_put64(at, e->length);
+	at = wh_put64(at, e->base);
+	at = wh_put64(at, e->size);
+	if (e->type == WH_HANDLE_LEGACY)
+		at = wh_put_bytes(at, e->handle, sizeof(e->handle));
+	return (size_t)(at - out);
+}
+
+/* Does the segment lie in its allocation, and the allocation in the address space? */
+static bool sound(const struct wh_exported *e)
+{
+	return e->index < e->segments && (e->type == WH_HANDLE_FD || e->type == WH_HANDLE_LEGACY) &&
+	       e->length && e->size && e->base <= UINT64_MAX - e->size && e->address >= e->base &&
+	       e->length <= e->size && e->address - e->base <= e->size - e->length;
+}
+
+int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_exported e = { 0 };
+	uint32_t error;
+	size_t text;
+
+	e.id = wh_take64(&bytes);
+	error = wh_take32(&bytes);
+	if (bytes.cut || error > 4095)
+		return -EPROTO;
+	e.error = -(int)error;
+	if (error) {
+		text = (size_t)(bytes.end - bytes.at);
+		if (text >= WH_EXPORTED_TEXT)
+			return -EPROTO;
+		wh_take_bytes(&bytes, e.text, text);
+		for (size_t i = 0; i < text; i++) /* it goes to people's terminals */
+			if ((unsigned char)e.text[i] < ' ' || e.text[i] == 127)
+				return -EPROTO;
+	} else {
+		e.segments = wh_take32(&bytes);
+		e.index = wh_take32(&bytes);
+		wh_take_bytes(&bytes, &e.type, 1);
+		wh_take_bytes(&bytes, e.device, sizeof(e.device));
+		e.address = wh_take64(&bytes);
+		e.length = wh_take64(&bytes);
+		e.base = wh_take64(&bytes);
+		e.size = wh_take64(&bytes);
+		if (e.type == WH_HANDLE_LEGACY)
+			wh_take_bytes(&bytes, e.handle, sizeof(e.handle));
+		if (bytes.cut || bytes.at != bytes.end || !sound(&e))
+			return -EPROTO;
+	}
+	*exported = e;
+	return 0;
+}
