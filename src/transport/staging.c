@@ -150,14 +150,17 @@ static int by_gpu(struct wh_staging *staging)
 
 static void go_on(struct wh_staging *staging)
 {
+	int error;
+
 	while (!staging->error && staging->next < staging->count) {
 		if (by_cpu(staging, &staging->runs[staging->next])) {
 			staging->next++;
 			continue;
 		}
-		staging->error = by_gpu(staging);
-		if (!staging->error)
-			return; /* job_done() comes */
+		error = by_gpu(staging);
+		if (!error)
+			return; /* job_done() comes, or has come: it may be gone */
+		staging->error = error;
 		snprintf(staging->text, sizeof(staging->text), "%s", wh_error_text());
 	}
 	staging->done(staging, staging->error, staging->text);
