@@ -390,6 +390,8 @@ int wh_engine_close(struct wh_engine *engine)
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
 	close_transports(engine);
 	wh_inbox_close(engine);
+	/* Before the loops: it may still be about to wake the one that it last handed something. */
+	wh_gpus_stop(engine->gpus);
 	stop_loops(engine);
 	wh_windows_free(engine->windows);
 	wh_places_destroy(&engine->regions);

@@ -765,18 +765,24 @@ static void close_pinned(struct wh_gpus *gpus)
 		wh_cuda_leave(&scope);
 }
 
+void wh_gpus_stop(struct wh_gpus *gpus)
+{
+	if (!gpus || !gpus->started)
+		return;
+	atomic_store(&gpus->stop, true);
+	atomic_store(&gpus->asleep, 0);
+	wh_futex_wake(&gpus->asleep);
+	pthread_join(gpus->thread, NULL);
+	gpus->started = false;
+}
+
 void wh_gpus_close(struct wh_gpus *gpus)
 {
 	struct wh_gpu *gpu, *next;
 
 	if (!gpus)
 		return;
-	atomic_store(&gpus->stop, true);
-	if (gpus->started) {
-		atomic_store(&gpus->asleep, 0);
-		wh_futex_wake(&gpus->asleep);
-		pthread_join(gpus->thread, NULL);
-	}
+	wh_gpus_stop(gpus);
 	for (gpu = gpus->first; gpu; gpu = next) {
 		next = gpu->next;
 		close_gpu(gpu);

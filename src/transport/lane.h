@@ -115,6 +115,9 @@ struct wh_lane_turn {
 
 /* Loads nothing and starts nothing. 0 or -ENOMEM. */
 int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus **out);
+/* End the GPU thread: from here on nobody but the caller's threads ends jobs. No job may be left. NULL
+ * is allowed. */
+void wh_gpus_stop(struct wh_gpus *gpus);
 /* No job may be left. NULL is allowed. */
 void wh_gpus_close(struct wh_gpus *gpus);
 struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
