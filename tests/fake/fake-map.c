@@ -166,10 +166,12 @@ static uint64_t map_nothing(size_t size, size_t alignment, uint64_t hint)
 	char *base;
 
 	if (hint && hint % alignment == 0) {
-		base = mmap((void *)(uintptr_t)hint, size, PROT_NONE, flags | MAP_FIXED_NOREPLACE,
-			    -1, 0);
+		/* Where it is free; not MAP_FIXED_NOREPLACE, which valgrind 3.19 does not know. */
+		base = mmap((void *)(uintptr_t)hint, size, PROT_NONE, flags, -1, 0);
+		if ((uintptr_t)base == hint)
+			return hint;
 		if (base != MAP_FAILED)
-			return (uintptr_t)base;
+			munmap(base, size);
 	}
 	base = mmap(NULL, size + alignment, PROT_NONE, flags, -1, 0);
 	if (base == MAP_FAILED)

@@ -448,32 +448,44 @@ static void refuse__host_and_device(void **state)
 	unreserve(engine, base, 6 * MIB);
 }
 
+/* Memory of its own from `at` on, if those addresses are free. */
+static bool map_at(uint64_t at)
+{
+	uint64_t base;
+
+	CU(engine, cuMemAddressReserve, &base, 2 * MIB, 0, at, 0);
+	if (base == at)
+		map_vmm(engine, base, 2 * MIB, 0);
+	else
+		CU(engine, cuMemAddressFree, base, 2 * MIB);
+	return base == at;
+}
+
 /* Another allocation that happens to lie behind it is still another one. */
 static void refuse__neighbours(void **state)
 {
-	uint64_t address[64] = { 0 }, beside = 0, border = 0;
+	uint64_t address[64], border = 0, beside = 0;
 	int count = 0;
 
 	(void)state;
-	/* Until the addresses behind one, or before one, are free. */
-	for (int i = 0; !beside && i < 128; i++) {
-		uint64_t hint;
+	while (!border && count < 64) {
+		uint64_t now = device_alloc(2 * MIB, 0);
 
-		if (i % 2 == 0)
-			address[count++] = device_alloc(2 * MIB, 0);
-		border = address[count - 1] + (i % 2 ? 0 : 2 * MIB);
-		hint = i % 2 ? border - 2 * MIB : border;
-		CU(engine, cuMemAddressReserve, &beside, 2 * MIB, 0, hint, 0);
-		if (beside != hint) {
-			CU(engine, cuMemAddressFree, beside, 2 * MIB);
-			beside = 0;
+		for (int i = 0; i < count; i++) {
+			if (now == address[i] + 2 * MIB)
+				border = now;
+			else if (address[i] == now + 2 * MIB)
+				border = address[i];
 		}
+		address[count++] = now;
+		if (!border && map_at(now + 2 * MIB))
+			border = beside = now + 2 * MIB;
 	}
-	assert_true(beside != 0);
-	map_vmm(engine, beside, 2 * MIB, 0);
+	assert_true(border != 0);
 	refused(border - 2 * MIB, 4 * MIB, -EINVAL, "past the end of its allocation");
 	refused(border - 1, 2, -EINVAL, "past the end of its allocation");
-	unreserve(engine, beside, 2 * MIB);
+	if (beside)
+		unreserve(engine, beside, 2 * MIB);
 	while (count)
 		device_free(address[--count]);
 }

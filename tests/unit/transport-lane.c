@@ -50,7 +50,7 @@ static void tear_down(struct bench *b)
 
 static void compare(struct bench *b)
 {
-	uint8_t *seen = malloc(ROOM);
+	uint8_t *seen = calloc(1, ROOM);
 
 	assert_non_null(seen);
 	AS_APPLICATION(b->engine, 0,
