@@ -107,6 +107,18 @@ static int map_far(struct bench_limit *limit, uint32_t kind, uint64_t length, ch
 	return 0;
 }
 
+/* The raw process walks the same blocks. */
+static int walk_far(struct bench_limit *limit, char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_RAW_WALK, .row = limit->row };
+	struct bench_answer answer;
+	int error = bench_ask(limit->process, &order, &answer);
+
+	if (error)
+		memcpy(text, answer.text, BENCH_TEXT);
+	return error;
+}
+
 static int map_all(struct bench_limit *limit, char text[BENCH_TEXT])
 {
 	const struct bench_row *row = &limit->row;
@@ -240,7 +252,8 @@ static struct bench_flow flow_for(const struct bench_limit *limit)
 {
 	const struct bench_layout *layout = &limit->row.layout;
 	bool push = limit->row.op == WH_WRITE;
-	uint64_t bytes = bench_layout_bytes(layout);
+	uint64_t bytes = bench_layout_bytes(layout), set = bench_layout_set(layout);
+	bool blocks = limit->row.form != BENCH_FORM_SINGLE;
 
 	return (struct bench_flow){
 		.push = push,
@@ -249,8 +262,10 @@ static struct bench_flow flow_for(const struct bench_limit *limit)
 		.bytes = bytes,
 		.chunk = bytes < limit->call ? bytes : limit->call,
 		.memory = limit->map[push ? BENCH_SOURCE : BENCH_TARGET],
-		.near_length = push ? layout->source_length : layout->target_length,
-		.far_length = push ? layout->target_length : layout->source_length,
+		.near_length = blocks ? set : push ? layout->source_length : layout->target_length,
+		.far_length = blocks ? set : push ? layout->target_length : layout->source_length,
+		.offsets = !blocks ? NULL : push ? limit->walk.source : limit->walk.target,
+		.size = layout->size,
 	};
 }
 
@@ -436,8 +451,10 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 	error = map_all(limit, text);
 	if (!error && limit->kind == BENCH_LIMIT_STREAM) {
 		limit->stream.process = limit->process;
-		error = bench_stream_connect(&limit->stream,
-					     row->connections ? row->connections : 1, text);
+		error = walk_far(limit, text);
+		if (!error)
+			error = bench_stream_connect(&limit->stream,
+						     row->connections ? row->connections : 1, text);
 	}
 	return error ? error : warm_up(limit, text);
 }

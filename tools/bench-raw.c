@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -78,18 +79,35 @@ void bench_unmap(void *memory, uint64_t length)
 
 /* ---- bytes over a socket ------------------------------------------------------------------ */
 
-/* A stretch of memory that is walked through again and again. */
+#define PIECES 1024 /* blocks in a call, IOV_MAX */
+
+/* Memory that is walked through again and again: from its start to its end, or block by block. */
 struct area {
 	char *memory;
 	uint64_t length, at;
+	const uint64_t *offsets; /* of the blocks in the order of the walk; NULL: there are none */
+	uint64_t size;           /* of a block */
 };
 
-/* The next piece of at most `most` bytes. */
-static uint64_t area_piece(const struct area *area, uint64_t most)
+/* The next bytes, `most` of them at most. */
+static int area_pieces(const struct area *area, uint64_t most, struct iovec *piece)
 {
-	uint64_t left = area->length - area->at;
+	uint64_t left = area->length - area->at < most ? area->length - area->at : most;
+	uint64_t block, within, n = 0;
 
-	return left < most ? left : most;
+	if (!area->offsets) {
+		*piece = (struct iovec){ area->memory + area->at, left };
+		return 1;
+	}
+	block = area->at / area->size;
+	within = area->at % area->size;
+	for (; left && n < PIECES; n++, block++, within = 0) {
+		uint64_t bytes = area->size - within < left ? area->size - within : left;
+
+		piece[n] = (struct iovec){ area->memory + area->offsets[block] + within, bytes };
+		left -= bytes;
+	}
+	return (int)n;
 }
 
 static void area_advance(struct area *area, uint64_t bytes)
@@ -107,19 +125,24 @@ static int retry(bool spin)
 static int send_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
 {
 	int flags = MSG_NOSIGNAL | (spin ? MSG_DONTWAIT : 0);
-	uint64_t piece = 0;
+	struct iovec piece[PIECES];
+	uint64_t part = 0;
 	ssize_t n;
 
 	while (bytes) {
-		/* A short send goes on with the rest of its piece. */
-		if (!piece)
-			piece = area_piece(area, bytes < chunk ? bytes : chunk);
-		n = send(fd, area->memory + area->at, piece, flags);
+		struct msghdr message = { .msg_iov = piece };
+
+		/* A short send goes on with the rest of its part. */
+		if (!part)
+			part = bytes < chunk ? bytes : chunk;
+		message.msg_iovlen = (size_t)area_pieces(area, part, piece);
+		n = message.msg_iovlen == 1 ? send(fd, piece->iov_base, piece->iov_len, flags) :
+					      sendmsg(fd, &message, flags);
 		if (n < 0 && retry(spin))
 			continue;
 		if (n < 0)
 			return -errno;
-		piece -= (uint64_t)n;
+		part -= (uint64_t)n;
 		bytes -= (uint64_t)n;
 		area_advance(area, (uint64_t)n);
 	}
@@ -142,12 +165,17 @@ static void walks_cross(bool begin)
 
 static int recv_walk(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
 {
+	int flags = spin ? MSG_DONTWAIT : 0;
+	struct iovec piece[PIECES];
 	ssize_t n;
 
 	while (bytes) {
-		n = recv(fd, area->memory + area->at,
-			 area_piece(area, bytes < chunk ? bytes : chunk),
-			 spin ? MSG_DONTWAIT : 0);
+		struct msghdr message = { .msg_iov = piece };
+
+		message.msg_iovlen =
+			(size_t)area_pieces(area, bytes < chunk ? bytes : chunk, piece);
+		n = message.msg_iovlen == 1 ? recv(fd, piece->iov_base, piece->iov_len, flags) :
+					      recvmsg(fd, &message, flags);
 		if (n < 0 && retry(spin))
 			continue;
 		if (n <= 0)
@@ -215,9 +243,12 @@ struct head {
 };
 
 struct raw {
-	pthread_mutex_t lock; /* memory and length */
+	pthread_mutex_t lock; /* below */
 	char *memory;
 	uint64_t length;
+	struct bench_walk walk; /* of the row's blocks; empty: it has none */
+	const uint64_t *offsets; /* its side that lies here */
+	uint64_t size;
 	int listener;
 };
 
@@ -261,6 +292,8 @@ static void *serve_connection(void *arg)
 
 		pthread_mutex_lock(&served.raw->lock);
 		area.memory = served.raw->memory;
+		area.offsets = served.raw->offsets;
+		area.size = served.raw->size;
 		pthread_mutex_unlock(&served.raw->lock);
 		if (head.what == HEAD_PUSH) {
 			error = recv_area(served.fd, &area, head.bytes, head.chunk, false);
@@ -288,6 +321,24 @@ static int raw_memory(struct raw *raw, const struct bench_order *order, struct b
 	if (!raw->memory)
 		error = -errno;
 	answer->address = (uintptr_t)raw->memory;
+	pthread_mutex_unlock(&raw->lock);
+	return error;
+}
+
+/* In which order the blocks of a row are walked. */
+static int raw_walk(struct raw *raw, const struct bench_row *row)
+{
+	int error = 0;
+
+	/* Nobody uses the old one, as with the memory. */
+	pthread_mutex_lock(&raw->lock);
+	bench_walk_free(&raw->walk);
+	raw->offsets = NULL;
+	raw->size = row->layout.size;
+	if (row->form != BENCH_FORM_SINGLE) {
+		error = bench_walk_new(&row->layout, &raw->walk);
+		raw->offsets = row->op == WH_WRITE ? raw->walk.target : raw->walk.source;
+	}
 	pthread_mutex_unlock(&raw->lock);
 	return error;
 }
@@ -353,6 +404,8 @@ void bench_raw_serve(int fd, void *arg)
 		memset(&answer, 0, sizeof(answer));
 		if (order.what == BENCH_RAW_MEMORY)
 			answer.error = raw_memory(&raw, &order, &answer);
+		else if (order.what == BENCH_RAW_WALK)
+			answer.error = raw_walk(&raw, &order.row);
 		else if (order.what == BENCH_RAW_LISTEN)
 			answer.error = raw_listen(&raw, &order, &answer);
 		else if (order.what == BENCH_RAW_ACCEPT)
@@ -502,6 +555,8 @@ static void share_plan(struct share *share, const struct bench_flow *flow, unsig
 		.memory = flow->memory,
 		.length = flow->near_length,
 		.at = flow->near_length / flow->connections * i,
+		.offsets = flow->offsets,
+		.size = flow->size,
 	};
 	share->head = (struct head){
 		.what = flow->push ? HEAD_PUSH : HEAD_PULL,
@@ -548,7 +603,10 @@ int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow
 int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow, uint64_t count,
 		      uint64_t *samples)
 {
-	struct area area = { .memory = flow->memory, .length = flow->near_length };
+	struct area area = { .memory = flow->memory,
+			     .length = flow->near_length,
+			     .offsets = flow->offsets,
+			     .size = flow->size };
 	struct head head = {
 		.what = flow->push ? HEAD_PING_WRITE : HEAD_PING_READ,
 		.spin = flow->spin,

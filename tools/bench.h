@@ -250,6 +250,7 @@ enum bench_what {
 	BENCH_LIMIT_LATENCY,
 	/* Of raw (bench-raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
+	BENCH_RAW_WALK,   /* row */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
 	BENCH_RAW_ACCEPT, /* connections: as many more */
 };
@@ -382,7 +383,10 @@ struct bench_flow {
 	unsigned connections;
 	uint64_t bytes, chunk;
 	char *memory;
-	uint64_t near_length, far_length; /* of memory to walk through */
+	uint64_t near_length, far_length; /* of memory to walk through; of blocks: their bytes */
+	const uint64_t *offsets; /* of the blocks in `memory`, in the order of the walk, which the raw
+				  * process has been told as well; NULL: from start to end */
+	uint64_t size; /* of a block */
 };
 int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow, int64_t *ns);
 
