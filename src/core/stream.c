@@ -65,30 +65,46 @@ static int find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
 			       stream->stream);
 }
 
-/* Check the arguments, and enter the stream's context. */
-static int enter(struct wh_batch *batch, const struct wh_stream *given, const char *call,
-		 struct wh_stream *stream, struct wh_cuda_device **device, CUcontext *context,
-		 struct wh_cuda_scope *scope)
-{
-	struct wh_cuda *cuda = batch->peer->engine->cuda;
-	int error, capturing = 0;
+/* A stream of the application, in whose context the calling thread is. */
+struct inside {
+	struct wh_stream stream;
+	struct wh_cuda_device *device;
+	CUcontext context;
+	struct wh_cuda_scope scope;
+};
 
+/* Check the arguments of `call`, and enter the stream's context. `idle`: the batch must not run. */
+static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *given, const char *call,
+		 struct inside *at)
+{
+	int error, capturing = 0;
+	struct wh_cuda *cuda;
+
+	memset(at, 0, sizeof(*at));
+	if (!batch)
+		return wh_fail(EINVAL, "%s: batch is NULL", call);
+	error = wh_engine_guard(batch->peer->engine, call);
+	if (error)
+		return error;
+	if (idle && wh_batch_running(batch))
+		return wh_fail(EBUSY, "%s: the batch is running", call);
 	if (!given)
 		return wh_fail(EINVAL, "%s: stream is NULL", call);
-	error = wh_options_copy(stream, sizeof(*stream), given, sizeof(size_t), call);
+	cuda = batch->peer->engine->cuda;
+	error = wh_options_copy(&at->stream, sizeof(at->stream), given, sizeof(size_t), call);
 	if (!error)
 		error = wh_cuda_ready(cuda);
 	if (!error)
-		error = find_context(cuda, stream, device, context);
+		error = find_context(cuda, &at->stream, &at->device, &at->context);
 	if (!error)
-		error = wh_cuda_enter_context(cuda, *device, *context, scope);
+		error = wh_cuda_enter_context(cuda, at->device, at->context, &at->scope);
 	if (error)
 		return error;
-	if (cuda->cuStreamIsCapturing && !cuda->cuStreamIsCapturing(stream->stream, &capturing) &&
-	    capturing) {
-		wh_cuda_leave(scope);
+	if (cuda->cuStreamIsCapturing &&
+	    !cuda->cuStreamIsCapturing(at->stream.stream, &capturing) && capturing) {
+		wh_cuda_leave(&at->scope);
 		return wh_fail(EBUSY, "%s: stream %p is being captured into a graph", call,
-			       stream->stream);
+			       at->stream.stream);
 	}
 	return 0;
 }
@@ -133,51 +149,38 @@ static void opened(struct wh_event_wait *wait, int error, const char *text)
 	wh_batch_start(gate->batch, error, text);
 }
 
-/* Record an event on the stream. Inside a scope of its context. */
-static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct wh_stream *stream,
-		  struct wh_cuda_device *device, CUcontext context)
+/* Record an event on the stream. */
+static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct inside *at)
 {
+	void *stream = at->stream.stream;
 	int error;
 
-	gate->wait.device = device;
-	gate->wait.context = context;
-	error = wh_cuda_call_on(cuda, device, cuEventCreate, &gate->wait.event,
+	gate->wait.device = at->device;
+	gate->wait.context = at->context;
+	error = wh_cuda_call_on(cuda, at->device, cuEventCreate, &gate->wait.event,
 				CUDA_EVENT_DISABLE_TIMING);
 	if (error) {
 		gate->wait.event = NULL;
 		return error;
 	}
-	error = wh_cuda_check(cuda, cuda->cuEventRecord(gate->wait.event, stream->stream),
-			      "cuEventRecord", "stream %p of %s", stream->stream, device->text);
+	error = wh_cuda_check(cuda, cuda->cuEventRecord(gate->wait.event, stream), "cuEventRecord",
+			      "stream %p of %s", stream, at->device->text);
 	if (error)
 		drop_event(gate);
 	return error;
 }
 
-int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *given)
+int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream)
 {
-	static const char call[] = "wh_batch_submit_after";
-	struct wh_cuda_device *device = NULL;
-	struct wh_cuda_scope scope;
-	struct wh_stream stream = { 0 };
-	CUcontext context = NULL;
-	struct wh_engine *engine;
-	int error;
+	struct inside at;
+	int error = enter(batch, true, stream, "wh_batch_submit_after", &at);
 
-	if (!batch)
-		return wh_fail(EINVAL, "%s: batch is NULL", call);
-	engine = batch->peer->engine;
-	error = wh_engine_guard(engine, call);
-	if (!error && wh_batch_running(batch))
-		error = wh_fail(EBUSY, "%s: the batch is running", call);
-	if (!error)
-		error = enter(batch, given, call, &stream, &device, &context, &scope);
 	if (error)
 		return error;
 	error = have_gate(batch);
 	if (!error)
-		error = record(engine->cuda, batch->gate, &stream, device, context);
-	wh_cuda_leave(&scope);
+		error = record(batch->peer->engine->cuda, batch->gate, &at);
+	wh_cuda_leave(&at.scope);
 	if (error)
 		return error;
 	batch->gate->wait.unwanted = false;
@@ -210,41 +213,30 @@ static int have_word(struct wh_batch *batch)
 /* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes after the
  * batch's end the other way round. All of them are sequentially consistent: either that sees the word,
  * or it is seen here that the batch has ended. */
-static int wait_word(struct wh_batch *batch, const struct wh_cuda_device *device, void *stream)
+static int wait_word(struct wh_batch *batch, const struct inside *at)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
 	uint32_t ends = atomic_load(&batch->gate->ends), state = atomic_load(&batch->state);
 
 	if (state != WH_BATCH_RUNNING && state != WH_BATCH_WAITED)
 		return 0;
-	return wh_cuda_call_on(cuda, device, cuStreamWaitValue32, stream,
+	return wh_cuda_call_on(cuda, at->device, cuStreamWaitValue32, at->stream.stream,
 			       atomic_load(&batch->gate->word)->address, ends,
 			       CUDA_STREAM_WAIT_GEQ);
 }
 
-int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *given)
+int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 {
-	static const char call[] = "wh_batch_hold_stream";
-	struct wh_cuda_device *device = NULL;
-	struct wh_cuda_scope scope;
-	struct wh_stream stream = { 0 };
-	CUcontext context = NULL;
-	struct wh_engine *engine;
-	int error;
+	struct inside at;
+	int error = enter(batch, false, stream, "wh_batch_hold_stream", &at);
 
-	if (!batch)
-		return wh_fail(EINVAL, "%s: batch is NULL", call);
-	engine = batch->peer->engine;
-	error = wh_engine_guard(engine, call);
-	if (!error)
-		error = enter(batch, given, call, &stream, &device, &context, &scope);
 	if (error)
 		return error;
-	wh_gpus_home(engine->gpus, device, NULL);
+	wh_gpus_home(batch->peer->engine->gpus, at.device, NULL);
 	error = have_word(batch);
 	if (!error)
-		error = wait_word(batch, device, stream.stream);
-	wh_cuda_leave(&scope);
+		error = wait_word(batch, &at);
+	wh_cuda_leave(&at.scope);
 	return error;
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/core.h"
 #include "util/clock.h"
+#include "util/futex.h"
 
 /* From this size on a piece goes past the caches: its source and its target together are more than
  * they hold, and an ordinary store would fetch each line of the target before it is overwritten.
@@ -525,15 +526,6 @@ static struct wh_piece *find_piece(struct wh_copier *copier, const struct wh_bat
 	return NULL;
 }
 
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 void wh_copy_help(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_copier *copier = copy->copier;
@@ -559,7 +551,7 @@ void wh_copy_help(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline
 	if (deadline > now + LINGER)
 		deadline = now + LINGER;
 	while (wh_batch_running(batch) && wh_now() < deadline)
-		relax();
+		wh_cpu_relax();
 }
 
 void wh_copy_cancel(struct wh_copy *copy, struct wh_piece *piece)

@@ -208,15 +208,6 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 	return any;
 }
 
-static inline void relax(void)
-{
-#if defined(__x86_64__) || defined(__i386__)
-	__builtin_ia32_pause();
-#elif defined(__aarch64__)
-	__asm__ volatile("yield");
-#endif
-}
-
 void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline)
 {
 	int64_t until;
@@ -230,7 +221,7 @@ void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline
 	do {
 		for (int i = 0; i < 16 && wh_batch_running(batch); i++) {
 			if (!wh_gpus_poll(gpus))
-				relax();
+				wh_cpu_relax();
 		}
 	} while (wh_batch_running(batch) && wh_now() < deadline);
 }
@@ -267,7 +258,7 @@ static void *look_after(void *argument)
 		if (wh_gpus_poll(gpus) || (busy && !was))
 			found = now;
 		else if (busy && gpus->many_cpus && now - found < LOOK_HARD)
-			relax();
+			wh_cpu_relax();
 		else
 			nanosleep(&pause, NULL);
 	}
