@@ -317,6 +317,20 @@ static void say_progress(const struct bench_session *session, const struct bench
 	session->progress(text);
 }
 
+static int first_byte(struct bench_session *session, struct bench_result *result)
+{
+	struct bench_order order = { .what = BENCH_FIRST };
+	struct bench_answer answer;
+	int error;
+
+	if (strcmp(result->transport, "cuda"))
+		return 0;
+	error = ask(&session->near, &order, &answer, result->text);
+	for (int i = 0; !error && i < 2; i++)
+		result->first[i] = answer.first[i] / 1e3;
+	return error;
+}
+
 static int run_rounds(struct bench_session *session, const struct bench_row *row,
 		      struct bench_result *result)
 {
@@ -459,6 +473,8 @@ static int measure(struct bench_session *session, struct bench_result *result)
 		return error;
 	probe_cache_line(session, result);
 	error = run_rounds(session, row, result);
+	if (!error)
+		error = first_byte(session, result);
 	if (!error && session->verify)
 		error = verify(session, row, ++iteration, result);
 	return error;
@@ -478,7 +494,7 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		.verified = -1,
 		.bandwidth = NAN, .p50 = NAN, .p99 = NAN, .p999 = NAN, .submit = NAN,
 		.limit_bandwidth = NAN, .limit_latency = NAN, .ratio = NAN, .latency_ratio = NAN,
-		.cache_line = NAN,
+		.cache_line = NAN, .first = { NAN, NAN },
 	};
 	error = measure(session, result);
 	if (error && result->verified)

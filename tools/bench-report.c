@@ -273,7 +273,7 @@ static json_t *start_result(const struct bench_result *result)
 json_t *bench_json_result(const struct bench_result *result)
 {
 	const struct bench_row *row = &result->row;
-	json_t *json = start_result(result), *latency = json_object();
+	json_t *json = start_result(result), *latency = json_object(), *first;
 
 	json_object_set_new(json, "route_detail", text_or_null(result->detail));
 	json_object_set_new(json, "mode", json_string(result->spinning ? "spinning" : "blocking"));
@@ -286,6 +286,12 @@ json_t *bench_json_result(const struct bench_result *result)
 	json_object_set_new(latency, "p99", real(result->p99));
 	json_object_set_new(latency, "p999", real(result->p999));
 	json_object_set_new(json, "latency_us", latency);
+	first = isnan(result->first[0]) ? json_null() : json_object();
+	if (json_is_object(first)) {
+		json_object_set_new(first, "new", real(result->first[0]));
+		json_object_set_new(first, "prepared", real(result->first[1]));
+	}
+	json_object_set_new(json, "first_byte_us", first);
 	json_object_set_new(json, "samples", json_integer((json_int_t)result->samples));
 	json_object_set_new(json, "rounds", json_integer((json_int_t)result->rounds));
 	json_object_set_new(json, "submit_ns_per_transfer", real(result->submit));

@@ -19,6 +19,16 @@ struct held {
 	struct wh_region *region;
 };
 
+/* Everything that the batches of a row are made from, those of one way. */
+struct maker {
+	uint32_t op;
+	struct wh_peer *peer;
+	struct wh_region *local;
+	struct wh_remote remote;
+	const uint64_t *local_offsets, *remote_offsets;
+	struct wh_transfer *list;
+};
+
 struct member {
 	const struct bench_member_setup *setup;
 	struct wh_engine *engine;
@@ -32,6 +42,8 @@ struct member {
 	struct bench_row row;
 	struct wh_batch **batches;
 	size_t batch_count, next;
+	struct bench_walk walk;
+	struct maker maker; /* of the way there, without the list */
 	bool failed; /* a batch may still run: do not touch it */
 	struct bench_limit limit; /* by memcpy or a GPU's driver */
 	struct gpu *gpu;          /* for looking at GPUs' memory and for their limits; NULL: not yet */
@@ -67,6 +79,7 @@ static void row_end(struct member *m)
 		wh_batch_free(m->batches[i]);
 	}
 	free(m->batches);
+	bench_walk_free(&m->walk);
 	m->batches = NULL;
 	m->batch_count = 0;
 	m->next = 0;
@@ -207,16 +220,6 @@ static int member_region(struct member *m, const struct bench_order *order,
 }
 
 /* ---- batches ------------------------------------------------------------------------------ */
-
-/* Everything that the batches of a row are made from, those of one way. */
-struct maker {
-	uint32_t op;
-	struct wh_peer *peer;
-	struct wh_region *local;
-	struct wh_remote remote;
-	const uint64_t *local_offsets, *remote_offsets;
-	struct wh_transfer *list;
-};
 
 static int batch_fill(const struct bench_row *row, struct maker *maker, struct wh_batch *batch,
 		      uint64_t first)
@@ -369,7 +372,7 @@ static void member_route(struct member *m, struct bench_answer *answer)
 
 /* One way of the row: of its batches all but the list. */
 static int maker_make(struct member *m, const struct bench_order *order, bool back,
-		      const struct bench_walk *walk, struct maker *maker, struct bench_answer *answer)
+		      struct maker *maker, struct bench_answer *answer)
 {
 	bool write = (m->row.op == WH_WRITE) != back;
 	const char *name = back ? order->back : order->text;
@@ -379,8 +382,8 @@ static int maker_make(struct member *m, const struct bench_order *order, bool ba
 	maker->op = write ? WH_WRITE : WH_READ;
 	maker->peer = m->row.one_process ? m->self : m->peer;
 	maker->local = m->memory[write ? source : target].region;
-	maker->local_offsets = write ? walk->source : walk->target;
-	maker->remote_offsets = write ? walk->target : walk->source;
+	maker->local_offsets = write ? m->walk.source : m->walk.target;
+	maker->remote_offsets = write ? m->walk.target : m->walk.source;
 	maker->remote = m->remote;
 	error = name[0] ? wh_peer_find(maker->peer, name, FIND_TIMEOUT, &maker->remote) : 0;
 	return error ? answer_library(answer, error) : 0;
@@ -391,22 +394,21 @@ static int member_row(struct member *m, const struct bench_order *order,
 		      struct bench_answer *answer)
 {
 	struct maker maker[2] = { 0 };
-	struct bench_walk walk;
 	int error;
 
 	row_end(m);
 	m->row = order->row;
-	if (bench_walk_new(&m->row.layout, &walk))
+	if (bench_walk_new(&m->row.layout, &m->walk))
 		return answer_error(answer, -ENOMEM, "no memory for the list of blocks");
-	error = maker_make(m, order, false, &walk, &maker[0], answer);
+	error = maker_make(m, order, false, &maker[0], answer);
 	if (!error && m->row.both_ways)
-		error = maker_make(m, order, true, &walk, &maker[1], answer);
+		error = maker_make(m, order, true, &maker[1], answer);
 	if (!error) {
+		m->maker = maker[0];
 		error = batches_make(m, maker);
 		if (error)
 			answer_library(answer, error);
 	}
-	bench_walk_free(&walk);
 	if (!error)
 		error = member_walk(m, answer);
 	if (!error)
@@ -479,6 +481,58 @@ static int member_latency(struct member *m, const struct bench_order *order,
 	answer->submit = (double)bench_percentile(top - splits, splits, 0.5) /
 			 (double)m->row.layout.blocks;
 	answer->count = count;
+	return 0;
+}
+
+/* ---- the first byte ----------------------------------------------------------------------- */
+
+#define FIRSTS 33 /* of each; an odd number */
+
+/* A new list: from before its preparation. */
+static int first_of_new(struct member *m, uint8_t *byte, uint64_t *ns)
+{
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .require = *m->row.transport ? m->row.transport : NULL };
+	int64_t start = bench_now();
+	struct wh_batch *batch;
+	int error = wh_batch_new(m->maker.peer, &options, &batch);
+
+	if (error)
+		return error;
+	error = batch_fill(&m->row, &m->maker, batch, 0);
+	if (!error)
+		error = bench_first_byte(batch, byte, start, ns);
+	wh_batch_free(batch);
+	return error;
+}
+
+/* Of blocks that come to this process's own memory, by a GPU: the first one's first byte. It is not
+ * before any byte that it is seen, so the time is not too short. */
+static int member_first(struct member *m, struct bench_answer *answer)
+{
+	struct held *target = &m->memory[BENCH_TARGET];
+	uint64_t samples[2][FIRSTS];
+	uint8_t *byte;
+	int error = 0;
+
+	answer->first[0] = answer->first[1] = NAN;
+	if (m->row.form != BENCH_FORM_BLOCKS || m->row.op != WH_READ || m->row.both_ways ||
+	    target->on_gpu || !target->address)
+		return 0;
+	byte = (uint8_t *)target->address + m->walk.target[0];
+	for (int i = 0; !error && i < FIRSTS; i++) {
+		error = first_of_new(m, byte, &samples[0][i]);
+		if (!error)
+			error = bench_first_byte(m->batches[0], byte, bench_now(), &samples[1][i]);
+	}
+	if (error == -ETIMEDOUT)
+		return answer_error(answer, error, "the first byte was not seen within a second");
+	if (error)
+		return answer_library(answer, error);
+	for (int i = 0; i < 2; i++) {
+		bench_sort(samples[i], FIRSTS);
+		answer->first[i] = (double)samples[i][FIRSTS / 2];
+	}
 	return 0;
 }
 
@@ -720,6 +774,8 @@ static int obey(struct member *m, const struct bench_order *order, struct bench_
 		return member_bandwidth(m, order, answer);
 	case BENCH_LATENCY:
 		return member_latency(m, order, answer);
+	case BENCH_FIRST:
+		return member_first(m, answer);
 	case BENCH_WALK:
 		return member_walk(m, answer);
 	case BENCH_FILL:

@@ -177,6 +177,7 @@ struct bench_result {
 	double bandwidth;               /* GB/s */
 	double p50, p99, p999;          /* us */
 	double submit;                  /* ns a transfer */
+	double first[2]; /* us from submission to the first byte: of a new list, of a prepared one */
 	uint64_t samples, rounds;
 	int verified; /* 1, 0; -1: not looked at */
 	char limit_name[24];
@@ -236,6 +237,7 @@ enum bench_what {
 	BENCH_ROW_END,   /* answers transport and detail once more */
 	BENCH_BANDWIDTH, /* duration: answers bytes and ns */
 	BENCH_LATENCY,   /* duration: answers count, and the samples in shared memory */
+	BENCH_FIRST,     /* answers first; NAN where it cannot be seen */
 	BENCH_WALK,      /* every batch of the walk once */
 	BENCH_FILL,      /* side, row, iteration */
 	BENCH_GUARD,     /* side, row */
@@ -283,6 +285,7 @@ struct bench_answer {
 	uint64_t bytes, count, address;
 	int64_t ns;
 	double submit; /* ns a transfer */
+	double first[2]; /* ns to the first byte: of a new list, of a prepared one */
 	char transport[16], detail[48];
 	char text[BENCH_TEXT];
 };
@@ -323,13 +326,17 @@ void bench_process_continue(struct bench_process *process);
 bool bench_next_order(int fd, struct bench_order *order);
 void bench_reply(int fd, const struct bench_answer *answer);
 
-/* ---- Wherry's processes (bench-run.c) ----------------------------------------------------- */
+/* ---- Wherry's processes (bench-run.c, bench-first.c) -------------------------------------- */
 
 struct bench_member_setup {
 	const struct arguments *arguments;
 	uint64_t *samples; /* BENCH_SAMPLES of them, shared with the command */
 	const char *listen; /* "none" for near */
 };
+
+/* Submit `batch` and watch: ns from `start` until `byte`, which a completed submission of it has written
+ * before, is written again; waits for the end. 0, or -errno of the batch; -ETIMEDOUT: not seen. */
+int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint64_t *ns);
 
 /* `arg` is a struct bench_member_setup. */
 void bench_member_serve(int fd, void *arg);

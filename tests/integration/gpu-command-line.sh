@@ -125,6 +125,9 @@ check "blocks against the bare kernel" 0 "4 rows, 4 verified" bench "${fast[@]}"
 json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "blocks" and
 	r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
 	for r in rows)'
+json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
+	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"]) if r["op"] == "read" else
+	r["first_byte_us"] is None for r in rows)'
 check "over TCP" 0 "4 rows, 4 verified" bench "${fast[@]}" --limits -t tcp --source cuda:0 \
 	--target "$other" -s 64KiB -n 1,2 --json j.json
 json "the limit is that of host memory" 'all(r["limit_name"] == "send/recv" and r["ratio"] > 0 and
