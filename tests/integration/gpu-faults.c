@@ -3,6 +3,8 @@
 #include "gpu.h"
 #include "proxy.h"
 
+#include <fcntl.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 #define LENGTH (1 * MIB)
@@ -625,6 +627,40 @@ static void reach__no_kernels(void **state)
 	apart_close(&a);
 }
 
+/* The owner in a PID namespace of its own: descriptors of cuMemCreate's memory go there and back, legacy
+ * handles, by which the driver looks for a process, do not. */
+static void reach__pid_namespace(void **state)
+{
+	int here = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC), memory;
+	struct apart a;
+
+	(void)state;
+	if (here < 0 || unshare(CLONE_NEWPID))
+		skip(); /* it takes root */
+	memset(&a, 0, sizeof(a));
+	a.owner = child_start(NULL);
+	want(0, setns(here, CLONE_NEWPID) ? -errno : 0);
+	close(here);
+	a.other = child_start(NULL);
+	a.target = child_memory_at(a.owner, WH_MEMORY_VMM, LENGTH, "cuda:0");
+	child_region(a.owner, a.target, 0, LENGTH, "target", 0, NULL);
+	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
+	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
+	a.local = child_memory_at(a.other, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
+	a.move = (struct child_transfer){ .length = LENGTH, .op = WH_WRITE, .remote = "target" };
+	a.move.region = child_region(a.other, a.local, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	a.move.peer = child_peer(a.other, a.owner->url, NULL);
+	child_fill(a.other, a.local, 0, LENGTH, 0, 3);
+	want(0, child_transfer(a.other, &a.move, &a.result));
+	assert_string_equal(a.result.transport, "cuda");
+	want(PATTERN_GOOD, child_check(a.owner, a.target, 0, LENGTH, 0, 3));
+	a.target = memory;
+	a.move.remote = "legacy";
+	want_refused(&a, "cuIpcOpenMemHandle");
+	want_another_way(&a, "cuIpcOpenMemHandle");
+	apart_close(&a);
+}
+
 /* Two regions amid one allocation, in another process. */
 static void reach__parts_of_an_allocation(void **state)
 {
@@ -707,6 +743,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(reach__device_not_visible, needs_fake),
 	TEST_NEEDS(reach__compute_mode, needs_fake),
 	TEST_NEEDS(reach__no_kernels, needs_fake),
+	TEST_NEEDS(reach__pid_namespace, needs_fake),
 	TEST_NEEDS(reach__parts_of_an_allocation, needs_fake),
 	TEST_NEEDS(pinned__overlapping_regions, needs_fake),
 };
