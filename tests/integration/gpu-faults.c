@@ -417,6 +417,51 @@ static void peer__killed(void **state)
 	}
 }
 
+/* Another process on the same port, with memory that lies where the dead one's did. */
+static void peer__restarted(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
+
+	(void)state;
+	for (unsigned int i = 0; i < 2; i++) {
+		struct child_options options = { 0 };
+		int64_t end = now() + PATIENCE;
+		struct wh_batch *batch;
+		struct wh_peer *old;
+		struct gpu_pair p;
+		char address[96];
+		int status;
+
+		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[i], "cuda:1", LENGTH, true);
+		snprintf(address, sizeof(address), "%s", p.child->url + strlen("wherry://"));
+		batch = gpu_pair_batch(&p, WH_WRITE);
+		want(0, gpu_run(batch));
+		child_kill(p.child);
+		options.listen = address;
+		p.child = child_start(&options);
+		p.memory = child_memory_at(p.child, kinds[i], LENGTH, "cuda:1");
+		p.child_region = child_region(p.child, p.memory, 0, LENGTH, "target", 0, NULL);
+		child_fill(p.child, p.memory, 0, LENGTH, 0, 99);
+		while ((status = gpu_run(batch)) != -ESTALE && now() < end) {
+			want_true(status < 0, "the batch for the dead one came to an end");
+			sleep_ms(2);
+		}
+		want(-ESTALE, status);
+		want(PATTERN_GOOD, child_check(p.child, p.memory, 0, LENGTH, 0, 99));
+		want(0, wh_batch_free(batch));
+		old = p.peer;
+		want(0, wh_peer_open(p.engine, p.child->url, NULL, &p.peer));
+		want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+		gpu_pair_fill(&p, 5);
+		batch = gpu_pair_batch(&p, WH_WRITE);
+		want(0, gpu_run(batch));
+		want_true(gpu_pair_copied(&p, 5), "it is wrong");
+		want(0, wh_batch_free(batch));
+		want(0, wh_peer_close(old));
+		gpu_pair_close(&p);
+	}
+}
+
 /* It stands still: what is mapped is reached all the same, what is not is refused in a moment. */
 static void peer__stopped(void **state)
 {
@@ -736,6 +781,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(calls__to_another_process, needs_fake),
 	TEST_NEEDS(lost__while_batches_run, needs_fake),
 	TEST_NEEDS(peer__killed, needs_fake),
+	TEST_NEEDS(peer__restarted, needs_fake),
 	TEST_NEEDS(peer__stopped, needs_fake),
 	TEST_NEEDS(peer__takes_its_memory_back, needs_fake),
 	TEST_NEEDS(peer__reached_again, needs_fake),
