@@ -4,6 +4,7 @@
 #include "proxy.h"
 
 #include <fcntl.h>
+#include <limits.h>
 #include <sched.h>
 #include <stdatomic.h>
 
@@ -672,6 +673,46 @@ static void reach__no_kernels(void **state)
 	apart_close(&a);
 }
 
+/* A driver of CUDA 10.1 on one side: memory of cuMemCreate cannot come there, and is not to be had. */
+static void reach__old_driver(void **state)
+{
+	const char *driver = getenv("TEST_CUDA");
+	char old[PATH_MAX];
+	struct apart a;
+	int memory;
+
+	(void)state;
+	snprintf(old, sizeof(old), "%.*s/libcuda-old.so", (int)(strrchr(driver, '/') - driver), driver);
+	memset(&a, 0, sizeof(a));
+	a.owner = child_start(NULL);
+	setenv("FAKE_CUDA_DRIVER", "10010", 1);
+	setenv("WHERRY_CUDA", old, 1);
+	driver = strdup(driver);
+	setenv("TEST_CUDA", old, 1);
+	a.other = child_start(NULL);
+	setenv("TEST_CUDA", driver, 1);
+	setenv("WHERRY_CUDA", driver, 1);
+	unsetenv("FAKE_CUDA_DRIVER");
+	free((void *)driver);
+	a.target = child_memory_at(a.owner, WH_MEMORY_VMM, LENGTH, "cuda:0");
+	child_region(a.owner, a.target, 0, LENGTH, "target", 0, NULL);
+	memory = child_memory_at(a.owner, WH_MEMORY_DEVICE, LENGTH, "cuda:0");
+	child_region(a.owner, memory, 0, LENGTH, "legacy", 0, NULL);
+	a.local = child_memory_at(a.other, WH_MEMORY_DEVICE, LENGTH, "cuda:1");
+	a.move = (struct child_transfer){ .length = LENGTH, .op = WH_WRITE, .remote = "target" };
+	a.move.region = child_region(a.other, a.local, 0, LENGTH, NULL, WH_ACCESS_NONE, NULL);
+	a.move.peer = child_peer(a.other, a.owner->url, NULL);
+	child_fill(a.other, a.local, 0, LENGTH, 0, 3);
+	want_refused(&a, "update the driver");
+	want_another_way(&a, "CUDA 10.1");
+	a.target = memory;
+	a.move.remote = "legacy";
+	want(0, child_transfer(a.other, &a.move, &a.result));
+	assert_string_equal(a.result.transport, "cuda");
+	want(PATTERN_GOOD, child_check(a.owner, memory, 0, LENGTH, 0, 3));
+	apart_close(&a);
+}
+
 /* The owner in a PID namespace of its own: descriptors of cuMemCreate's memory go there and back, legacy
  * handles, by which the driver looks for a process, do not. */
 static void reach__pid_namespace(void **state)
@@ -789,6 +830,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(reach__device_not_visible, needs_fake),
 	TEST_NEEDS(reach__compute_mode, needs_fake),
 	TEST_NEEDS(reach__no_kernels, needs_fake),
+	TEST_NEEDS(reach__old_driver, needs_fake),
 	TEST_NEEDS(reach__pid_namespace, needs_fake),
 	TEST_NEEDS(reach__parts_of_an_allocation, needs_fake),
 	TEST_NEEDS(pinned__overlapping_regions, needs_fake),
