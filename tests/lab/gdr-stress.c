@@ -199,7 +199,8 @@ int fuzz(double seconds)
 	struct memory memory;
 	unsigned char *pages;
 	unsigned i, number;
-	void *window, *pointer;
+	/* Some windows stay for a while; they hold their files, and those what was pinned. */
+	void *window, *left[16] = { NULL }, *pointer;
 	int fd = gdr_open();
 
 	/* The arguments' page, one that can be read only, one that is not there. */
@@ -234,7 +235,14 @@ int fuzz(double seconds)
 		if (!draw(&seed, 8) &&
 		    !gdr_map(fd, interesting[8 + draw(&seed, 4)] % (1ull << 51), 4096, &window)) {
 			try_write(window);
-			munmap(window, draw(&seed, 2) ? 4096 : 0);
+			i = draw(&seed, 32);
+			if (i < 16) {
+				pointer = left[i];
+				left[i] = window;
+				window = pointer;
+			}
+			if (window)
+				munmap(window, 4096);
 		}
 		if (!(++calls % 2000)) { /* not too many pins at once */
 			close(fd);
@@ -245,7 +253,6 @@ int fuzz(double seconds)
 			gpu_alloc(&memory, 4 * PAGE, LAB_GPU_SCATTERED);
 		}
 	}
-	/* Windows that were left mapped hold their files. */
 	printf("%lu calls, %lu of them done\n", (unsigned long)calls, (unsigned long)good);
 	return 0;
 }
