@@ -530,8 +530,10 @@ static int member_first(struct member *m, struct bench_answer *answer)
 	if (error)
 		return answer_library(answer, error);
 	for (int i = 0; i < 2; i++) {
+		const uint64_t *median = samples[i] + FIRSTS / 2;
+
 		bench_sort(samples[i], FIRSTS);
-		answer->first[i] = (double)samples[i][FIRSTS / 2];
+		answer->first[i] = (double)*median;
 	}
 	return 0;
 }

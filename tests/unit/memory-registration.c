@@ -448,46 +448,40 @@ static void refuse__host_and_device(void **state)
 	unreserve(engine, base, 6 * MIB);
 }
 
-/* Memory of its own from `at` on, if those addresses are free. */
-static bool map_at(uint64_t at)
+/* Addresses for two allocations, one behind the other. */
+static uint64_t side_by_side(void)
 {
-	uint64_t base;
+	uint64_t first = 0, second = 0;
 
-	CU(engine, cuMemAddressReserve, &base, 2 * MIB, 0, at, 0);
-	if (base == at)
-		map_vmm(engine, base, 2 * MIB, 0);
-	else
-		CU(engine, cuMemAddressFree, base, 2 * MIB);
-	return base == at;
+	for (int tries = 0; tries < 10; tries++) {
+		char *hole = mmap(NULL, 6 * MIB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		uint64_t at = ((uintptr_t)hole + 2 * MIB - 1) & ~(uint64_t)(2 * MIB - 1);
+
+		munmap(hole, 6 * MIB);
+		CU(engine, cuMemAddressReserve, &first, 2 * MIB, 0, at, 0);
+		CU(engine, cuMemAddressReserve, &second, 2 * MIB, 0, at + 2 * MIB, 0);
+		if (second == first + 2 * MIB)
+			return first;
+		CU(engine, cuMemAddressFree, second, 2 * MIB);
+		CU(engine, cuMemAddressFree, first, 2 * MIB);
+	}
+	fail_msg("no 4 MiB of addresses are to be had at once");
+	return 0;
 }
 
 /* Another allocation that happens to lie behind it is still another one. */
 static void refuse__neighbours(void **state)
 {
-	uint64_t address[64], border = 0, beside = 0;
-	int count = 0;
+	uint64_t first = side_by_side(), second = first + 2 * MIB;
 
 	(void)state;
-	while (!border && count < 64) {
-		uint64_t now = device_alloc(2 * MIB, 0);
-
-		for (int i = 0; i < count; i++) {
-			if (now == address[i] + 2 * MIB)
-				border = now;
-			else if (address[i] == now + 2 * MIB)
-				border = address[i];
-		}
-		address[count++] = now;
-		if (!border && map_at(now + 2 * MIB))
-			border = beside = now + 2 * MIB;
-	}
-	assert_true(border != 0);
-	refused(border - 2 * MIB, 4 * MIB, -EINVAL, "past the end of its allocation");
-	refused(border - 1, 2, -EINVAL, "past the end of its allocation");
-	if (beside)
-		unreserve(engine, beside, 2 * MIB);
-	while (count)
-		device_free(address[--count]);
+	CU(engine, cuMemAddressFree, first, 2 * MIB);
+	assert_int_equal(device_alloc(2 * MIB, 0), first);
+	map_vmm(engine, second, 2 * MIB, 0);
+	refused(first, 4 * MIB, -EINVAL, "past the end of its allocation");
+	refused(second - 1, 2, -EINVAL, "past the end of its allocation");
+	unreserve(engine, second, 2 * MIB);
+	device_free(first);
 }
 
 static void refuse__unreadable(void **state)
