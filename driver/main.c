@@ -4,6 +4,7 @@
 
 #include <linux/miscdevice.h>
 #include <linux/module.h>
+#include <linux/namei.h>
 #include <linux/proc_fs.h>
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
@@ -290,13 +291,24 @@ static int show_refcount(struct seq_file *file, void *data)
 	return 0;
 }
 
+/* Another driver of that name. The kernel would warn with a stack, and might go on with the other's
+ * file. */
+static int __init check_free(const char *name)
+{
+	struct path path;
+
+	if (kern_path(name, 0, &path))
+		return 0;
+	path_put(&path);
+	pr_err("%s is there already: unload NVIDIA's gdrdrv, or remove what it left\n", name);
+	return -EEXIST;
+}
+
 static int __init make_proc(struct proc_dir_entry **directory)
 {
 	*directory = proc_mkdir("driver/gdrdrv", NULL);
-	if (!*directory) {
-		pr_err("cannot make /proc/driver/gdrdrv: is NVIDIA's gdrdrv loaded?\n");
-		return -EBUSY;
-	}
+	if (!*directory)
+		return -ENOMEM;
 	if (proc_create_single("params", 0444, *directory, show_params) &&
 	    proc_create_single("nv_get_pages_refcount", 0440, *directory, show_refcount))
 		return 0;
@@ -310,16 +322,24 @@ static struct proc_dir_entry *proc;
 
 static int __init wherry_gdr_init(void)
 {
-	int error = region_init(use_persistent_mapping);
+	static const char *const names[] __initconst = { "/proc/driver/gdrdrv", "/dev/gdrdrv",
+							 "/sys/class/misc/gdrdrv" };
+	int error = 0;
 
+	for (size_t i = 0; !error && i < ARRAY_SIZE(names); i++)
+		error = check_free(names[i]);
+	if (!error)
+		error = region_init(use_persistent_mapping);
 	if (error)
 		return error;
 	error = make_proc(&proc);
 	if (error)
 		goto err_region;
 	error = misc_register(&device);
-	if (error)
+	if (error) {
+		pr_err("cannot make the device gdrdrv: error %d\n", error);
 		goto err_proc;
+	}
 	return 0;
 
 err_proc:
