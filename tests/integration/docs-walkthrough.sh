@@ -1,0 +1,208 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Runs the commands of docs/walkthrough.md, in order, and compares what they print with what the page
+# shows: word for word, but for numbers and for what a comment before the block names.
+#
+#   <!-- status: N -->      what the last command of the block ends with; else 0
+#   <!-- varies: REGEX -->  what may be another one or absent
+#
+# "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces of
+# their own. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that machine.
+# Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA.
+set -u
+wherry=${1:-${TEST_COMMAND:?the path of wherry}}
+tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+page=${2:-$tests/../docs/walkthrough.md}
+
+if [ "${WALK_INSIDE-}" = "" ]; then
+	alone=(unshare --net)
+	[ "$(id -u)" = 0 ] || alone=(unshare --user --map-root-user --net)
+	if ! why=$("${alone[@]}" ip link add type veth 2>&1); then
+		echo "no network namespaces of our own here: $why"
+		exit 77
+	fi
+	WALK_INSIDE=1 exec "${alone[@]}" "$0" "$wherry" "$page"
+fi
+
+directory=$(mktemp -d) || exit 1
+background=() # "MACHINE PID", in the order in which they were started
+declare -A inside
+failed=0
+
+# shellcheck disable=SC2317 # called by the trap
+clean_up()
+{
+	local job
+
+	for job in "${background[@]}"; do
+		kill "${job#* }" 2>/dev/null
+	done
+	kill "${inside[south]}" 2>/dev/null
+	rm -rf "$directory"
+}
+trap clean_up EXIT
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+[ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
+mkdir bin && ln -s "$(realpath "$wherry")" bin/wherry && PATH=$PWD/bin:$PATH || exit 1
+"$tests/machines/pack" -x "$tests/machines/h200x4.tree" node4 || exit 1
+
+# ---- two machines ------------------------------------------------------------------------------
+
+unshare --net sleep 1000 &
+inside[south]=$!
+for _ in {1..100}; do
+	[ "$(readlink "/proc/${inside[south]}/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
+	sleep 0.05
+done
+in_south()
+{
+	nsenter --net="/proc/${inside[south]}/ns/net" -- "$@"
+}
+{
+	ip link set lo up &&
+		ip link add to-south type veth peer name to-north netns "${inside[south]}" &&
+		ip address add 10.0.0.1/24 dev to-south && ip link set to-south up &&
+		in_south ip link set lo up && in_south ip address add 10.0.0.2/24 dev to-north &&
+		in_south ip link set to-north up
+} || exit 1
+
+# ---- one command -------------------------------------------------------------------------------
+
+# Numbers, hexadecimal and sizes are alike, and how much space is between words.
+plain() # VARIES
+{
+	sed -E ${1:+-e "s#$1##g"} -e "s/\<$(uname -n)\>/HOST/g" -e 's/\<[0-9a-f]{12,}\>/H/g' \
+		-e 's/\<GPU-[0-9a-f-]+/GPU-H/g' -e 's/[0-9]+([.:][0-9a-f]+)*/N/g' -e 's/[ \t]+/ /g' -e 's/ $//'
+}
+
+# Are the lines of GOT those of EXPECTED? "..." there is any number of lines.
+alike() # EXPECTED GOT
+{
+	awk '
+		NR == FNR { expected[++n] = $0; next }
+		{ got[++m] = $0 }
+		END {
+			for (i = j = 1; i <= n; i++) {
+				if (expected[i] == "...") {
+					while (i < n && j <= m && got[j] != expected[i + 1])
+						j++
+					if (i == n)
+						j = m + 1
+				} else if (expected[i] != got[j++]) {
+					print "expected: " expected[i] "\ngot:      " got[j - 1]
+					exit 1
+				}
+			}
+			if (j <= m) {
+				print "not expected: " got[j]
+				exit 1
+			}
+		}' "$1" "$2"
+}
+
+start() # MACHINE COMMAND
+{
+	local machine=$1
+
+	shift
+	if [ "$machine" = south ]; then
+		in_south bash -c "exec $*"
+	else
+		exec bash -c "exec $*"
+	fi
+}
+
+# Until it has printed as many lines as it should, or has ended.
+in_background() # MACHINE COMMAND LINES
+{
+	start "$1" "$2" >out 2>&1 &
+	background+=("$1 $!")
+	for _ in {1..200}; do
+		[ "$(wc -l <out)" -ge "$3" ] && return 0
+		kill -0 $! 2>/dev/null || return 1
+		sleep 0.05
+	done
+	return 1
+}
+
+stop() # MACHINE N
+{
+	local job n=0 pid
+
+	for job in "${background[@]}"; do
+		pid=${job#* }
+		[ "${job% *}" != "$1" ] || n=$((n + 1))
+		if [ "$n" = "$2" ]; then
+			kill "$pid" && wait "$pid"
+			return
+		fi
+	done
+	echo "there is no job $2 of $1"
+	return 1
+}
+
+execute() # MACHINE COMMAND LINES
+{
+	case $2 in
+	*' &') in_background "$1" "${2% &}" "$3" ;;
+	'kill %'*) stop "$1" "${2#kill %}" >out 2>&1 ;;
+	*)
+		if [ "$1" = south ]; then
+			in_south timeout 60 bash -c "$2" >out 2>&1 </dev/null
+		else
+			timeout 60 bash -c "$2" >out 2>&1 </dev/null
+		fi
+		;;
+	esac
+}
+
+try() # LINE MACHINE COMMAND STATUS VARIES; what it should print is in the file expected
+{
+	local status
+
+	execute "$2" "$3" "$(grep -v -c '^\.\.\.$' expected)"
+	status=$?
+	plain "$5" <expected >expected.plain
+	plain "$5" <out >out.plain
+	if [ $status = "$4" ] && alike expected.plain out.plain; then
+		echo "[       OK ] line $1: $3"
+		return
+	fi
+	echo "status $status, expected $4; it said:"
+	cat out
+	echo "[  FAILED  ] line $1: $3"
+	failed=1
+}
+
+# ---- the page ----------------------------------------------------------------------------------
+
+block=no command='' status=0 varies='' number=0
+: >expected
+
+# The command that has been read, with the status of the block if it is the block's last.
+finish() # STATUS
+{
+	[ -z "$command" ] || try "$at" "$machine" "$command" "$1" "$varies"
+	command=''
+	: >expected
+}
+
+while IFS= read -r line; do
+	number=$((number + 1))
+	case $block:$line in
+	no:'<!-- status: '*) status=${line//[!0-9]/} ;;
+	no:'<!-- varies: '*) varies=${line#'<!-- varies: '} varies=${varies%' -->'} ;;
+	no:'```console') block=yes ;;
+	yes:'```')
+		finish "$status"
+		block=no status=0 varies=''
+		;;
+	yes:'$ '* | yes:north'$ '* | yes:south'$ '*)
+		finish 0
+		machine=${line%%'$ '*} machine=${machine:-here} command=${line#*'$ '} at=$number
+		;;
+	yes:*) printf '%s\n' "$line" >>expected ;;
+	esac
+done <"$page"
+exit $failed
