@@ -116,6 +116,7 @@ start() # MACHINE COMMAND
 # Until it has printed as many lines as it should, or has ended.
 in_background() # MACHINE COMMAND LINES
 {
+	: >out
 	start "$1" "$2" >out 2>&1 &
 	background+=("$1 $!")
 	for _ in {1..200}; do
