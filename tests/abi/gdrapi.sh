@@ -4,19 +4,8 @@
 # nothing but libc, and is linked as it should be. gdrapi.sh LIBRARY
 set -u
 library=$1
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
-failed=0
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 
 same() # NAME FILE FILE
 {

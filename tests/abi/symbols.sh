@@ -3,19 +3,8 @@
 # What the headers declare, what the symbol map lists and what the library exports are the same; the
 # library needs nothing but libc, and is linked as it should be.
 set -u
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
-failed=0
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 
 same() # NAME FILE FILE
 {

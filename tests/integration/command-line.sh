@@ -4,35 +4,10 @@
 # command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-directory=$(mktemp -d) || exit 1
-servers=()
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local server
-
-	for server in "${servers[@]}"; do
-		kill -CONT "$server" 2>/dev/null
-		kill -KILL "$server" 2>/dev/null
-		wait "$server" 2>/dev/null
-	done
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # Run wherry; its status goes to $status, what it says to the files out and err.
 run()
@@ -87,7 +62,6 @@ serve() # ARGUMENTS...
 	: >serve.out
 	"$wherry" serve "$@" >serve.out 2>serve.err &
 	server=$!
-	servers+=("$server")
 	for ((i = 0; i < 200; i++)); do
 		[ -s serve.out ] && break
 		sleep 0.05
@@ -377,7 +351,6 @@ spoilt()
 	mkfifo spoilt
 	"$wherry" copy spoilt "$host" --verify >out 2>err &
 	copy=$!
-	servers+=("$copy")
 	exec 8>spoilt
 	head -c 8M data >&8
 	for ((i = 0; i < 200; i++)); do
@@ -447,7 +420,6 @@ interrupted()
 	kill -STOP "$server"
 	"$wherry" copy "$url/host" stuck --transport tcp --config timeout=60s >out 2>err &
 	copy=$!
-	servers+=("$copy")
 	for ((i = 0; i < 60 && ${#temporary[@]} == 0; i++)); do
 		sleep 0.05
 		temporary=(.stuck.*)
@@ -470,7 +442,6 @@ killed()
 	mkfifo $pipe
 	"$wherry" copy $pipe "$url/host" --transport tcp >out 2>err &
 	copy=$!
-	servers+=("$copy")
 	exec 9>$pipe
 	head -c 16M /dev/zero >&9
 	kill -KILL "$server"

@@ -24,23 +24,9 @@ if [ "${WALK_INSIDE-}" = "" ]; then
 	WALK_INSIDE=1 exec "${alone[@]}" "$0" "$wherry" "$page"
 fi
 
-directory=$(mktemp -d) || exit 1
+# shellcheck source=tests/cases.sh
+. "$tests/cases.sh" || exit
 background=() # "MACHINE PID", in the order in which they were started
-declare -A inside
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local job
-
-	for job in "${background[@]}"; do
-		kill "${job#* }" 2>/dev/null
-	done
-	kill "${inside[south]}" 2>/dev/null
-	rm -rf "$directory"
-}
-trap clean_up EXIT
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
@@ -50,18 +36,18 @@ mkdir bin && ln -s "$(realpath "$wherry")" bin/wherry && PATH=$PWD/bin:$PATH || 
 # ---- two machines ------------------------------------------------------------------------------
 
 unshare --net sleep 1000 &
-inside[south]=$!
+south=$!
 for _ in {1..100}; do
-	[ "$(readlink "/proc/${inside[south]}/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
+	[ "$(readlink "/proc/$south/ns/net")" = "$(readlink /proc/self/ns/net)" ] || break
 	sleep 0.05
 done
 in_south()
 {
-	nsenter --net="/proc/${inside[south]}/ns/net" -- "$@"
+	nsenter --net="/proc/$south/ns/net" -- "$@"
 }
 {
 	ip link set lo up &&
-		ip link add to-south type veth peer name to-north netns "${inside[south]}" &&
+		ip link add to-south type veth peer name to-north netns "$south" &&
 		ip address add 10.0.0.1/24 dev to-south && ip link set to-south up &&
 		in_south ip link set lo up && in_south ip address add 10.0.0.2/24 dev to-north &&
 		in_south ip link set to-north up
@@ -166,14 +152,12 @@ try() # LINE MACHINE COMMAND STATUS VARIES; what it should print is in the file 
 	status=$?
 	plain "$5" <expected >expected.plain
 	plain "$5" <out >out.plain
-	if [ $status = "$4" ] && alike expected.plain out.plain; then
-		echo "[       OK ] line $1: $3"
-		return
+	if [ $status != "$4" ] || ! alike expected.plain out.plain; then
+		echo "status $status, expected $4; it said:"
+		cat out
+		false
 	fi
-	echo "status $status, expected $4; it said:"
-	cat out
-	echo "[  FAILED  ] line $1: $3"
-	failed=1
+	verdict "line $1: $3" $?
 }
 
 # ---- the page ----------------------------------------------------------------------------------

@@ -4,20 +4,9 @@
 # each check one on which it is not, and one on which it cannot be told.
 set -u
 wherry=$TEST_COMMAND
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # ---- a machine of files -----------------------------------------------------------------------
 

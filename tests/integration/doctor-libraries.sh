@@ -4,23 +4,12 @@
 # the fakes of tests/fake stand in for them.
 set -u
 wherry=$TEST_COMMAND
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
 unset CUDA_VISIBLE_DEVICES "${!FAKE_@}"
 export LD_LIBRARY_PATH=$TEST_FAKES:${LD_LIBRARY_PATH-}
 export FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # A file that was recorded has these lines, in this order, and no others.
 holds() # FILE LINE...

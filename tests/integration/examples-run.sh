@@ -3,32 +3,8 @@
 # The programs of examples/, run as their comments say, and the README's first program.
 set -u
 examples=$TEST_BUILD/examples
-directory=$(mktemp -d) || exit 1
-server=
-receiver=
-failed=0
-
-finish()
-{
-	local process
-
-	for process in $server $receiver; do
-		kill "$process" 2>/dev/null
-	done
-	wait
-	rm -rf "$directory"
-}
-trap finish EXIT
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 
 # The line that a process prints when it is ready, from a file that it writes.
 url() # FILE PROCESS
@@ -68,7 +44,6 @@ else
 fi
 kill "$server" && wait "$server"
 verdict "serve ends well" $?
-server=
 
 "$examples/example-notify" receive >"$directory/notify" &
 receiver=$!

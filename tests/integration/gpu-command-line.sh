@@ -4,33 +4,11 @@
 # where that is not set, on the machine's own. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-directory=$(mktemp -d) || exit 1
-server=
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	if [ -n "$server" ]; then
-		kill -KILL "$server" 2>/dev/null
-		wait "$server" 2>/dev/null
-	fi
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # wherry ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and err.
 check() # NAME STATUS TEXT ARGUMENTS...
@@ -103,7 +81,6 @@ check "managed memory of another process" 0 "not by cuda: managed memory, which 
 kill "$server"
 wait "$server"
 verdict "the server gives the memory back" $?
-server=
 
 check "a GPU that is not there" 69 "no CUDA device is 'cuda:63'" serve -m cuda:63:1MiB
 check "a driver that is not there" 69 "nowhere.so" serve -m cuda:0:1MiB -c cuda=/nowhere.so

@@ -4,22 +4,11 @@
 # whose GPUs are the fake NVML's.
 set -u
 wherry=$TEST_COMMAND
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
 export LC_ALL=C.UTF-8
 unset NO_COLOR
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 put() # PATH TEXT
 {

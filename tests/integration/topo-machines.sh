@@ -5,22 +5,11 @@
 set -u
 wherry=$TEST_COMMAND
 machines=$TEST_SOURCE/tests/machines
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
 export LC_ALL=C.UTF-8
 unset NO_COLOR
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # The libraries of a recorded machine are the fakes.
 equip() # DIRECTORY
