@@ -194,7 +194,7 @@ static struct fake_memory *one_memory(uint64_t address, size_t size, size_t *off
  * matter, nor does it matter that there is no such device as a rule. */
 static void request_export(const struct fake_memory *memory, size_t offset, size_t size)
 {
-	static _Atomic int control = -1;
+	int control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
 	struct rm_export_dma_buf request = {
 		.fd = memory->fd,
 		.client = FAKE_CLIENT,
@@ -207,9 +207,9 @@ static void request_export(const struct fake_memory *memory, size_t offset, size
 	};
 
 	if (control < 0)
-		control = open("/dev/nvidiactl", O_RDWR | O_CLOEXEC);
-	if (control >= 0)
-		ioctl(control, RM_REQUEST(RM_ESCAPE_EXPORT_DMA_BUF, request), &request);
+		return;
+	ioctl(control, RM_REQUEST(RM_ESCAPE_EXPORT_DMA_BUF, request), &request);
+	close(control);
 }
 
 FAKE_API int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset)

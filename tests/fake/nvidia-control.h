@@ -12,6 +12,7 @@
  *   FAKE_NVIDIA_VERSION=580.159.04  what /proc/driver/nvidia/version says
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
  *   FAKE_NVIDIA_GDRDRV=1            there is a /dev/gdrdrv; 2: an old one, without the v2 calls
+ *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS  as fake_nvidia_fail(); one fault
  */
 #ifndef TESTS_FAKE_NVIDIA_CONTROL_H
 #define TESTS_FAKE_NVIDIA_CONTROL_H

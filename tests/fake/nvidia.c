@@ -54,8 +54,24 @@ FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 	pthread_mutex_unlock(&nvidia_lock);
 }
 
+/* What the environment asks for, once. */
+static void read_faults(void)
+{
+	static bool done;
+	const char *text = getenv("FAKE_NVIDIA_FAIL");
+	unsigned what, nth;
+	int status;
+
+	if (done)
+		return;
+	done = true;
+	if (text && sscanf(text, "%i:%u:%i", (int *)&what, &nth, &status) == 3)
+		fake_nvidia_fail(what, nth, status);
+}
+
 int nvidia_strike(uint32_t what)
 {
+	read_faults();
 	for (struct fault *f = faults; f < faults + FAULTS; f++) {
 		if (!f->what || f->what != what)
 			continue;
@@ -324,6 +340,7 @@ static uint32_t control(struct node *node, const struct rm_control *c)
 static uint32_t duplicate(struct node *node, const struct rm_dup_object *d)
 {
 	const struct object *source = find_object(d->source_client, d->source_object);
+	int fd;
 
 	if (!owns(node, d->client))
 		return RM_INVALID_CLIENT;
@@ -333,7 +350,11 @@ static uint32_t duplicate(struct node *node, const struct rm_dup_object *d)
 		return RM_INVALID_OBJECT_HANDLE;
 	if (find_object(d->client, d->object))
 		return RM_INVALID_OBJECT;
-	add_object(d->client, d->parent, d->object, fcntl(source->fd, F_DUPFD_CLOEXEC, 0));
+	/* Nobody says when CUDA's memory is freed. */
+	fd = memory_of(source->fd);
+	if (fd < 0)
+		return RM_INVALID_OBJECT_HANDLE;
+	add_object(d->client, d->parent, d->object, fd);
 	nvidia_state.duplicated++;
 	return RM_OK;
 }
@@ -364,19 +385,16 @@ static uint32_t map_memory(struct node *node, const struct rm_map_memory *m)
 	return RM_OK;
 }
 
-/* The driver's own list of a range that is exported: CUDA's objects. */
+/* The driver's own list of a range that is exported: CUDA's objects, whose descriptors stay CUDA's. */
 static uint32_t export(const struct rm_export_dma_buf *e)
 {
 	for (unsigned i = 0; i < e->objects; i++) {
-		int fd = memory_of(e->fd);
 		struct object *known = find_object(FAKE_CLIENT, e->handles[i]);
 
-		if (known) { /* the memory may be another one by now */
-			close(known->fd);
-			known->fd = fd;
-		} else {
-			add_object(FAKE_CLIENT, FAKE_CLIENT, e->handles[i], fd);
-		}
+		if (known) /* the memory may be another one by now */
+			known->fd = e->fd;
+		else
+			add_object(FAKE_CLIENT, FAKE_CLIENT, e->handles[i], e->fd);
 	}
 	return RM_OK;
 }
