@@ -51,9 +51,9 @@ struct wh_window_options {
  * window of this engine onto that memory is open already, 1 us.
  * 0, or -EINVAL (length 0, a range that wraps, a backend that there is not), -EFAULT (not all of it
  * is one GPU's memory: host memory, freed, over the end), -EOPNOTSUPP (managed memory, or another
- * process's; the mapping asked for), -ENOMEM (the GPU's BAR1 is full), -EPERM (in a child of fork());
- * else what the last of the backends failed with: -ENOENT, -EACCES (/dev/nvidiactl), -EIO ... The
- * text has what each of them said. */
+ * process's; the mapping asked for; the knob `window` is off), -ENOMEM (the GPU's BAR1 is full),
+ * -EPERM (in a child of fork()); else what the last of the backends failed with: -ENOENT, -EACCES
+ * (/dev/nvidiactl), -EIO ... The text has what each of them said. */
 int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
 		   const struct wh_window_options *options, struct wh_window **out);
 

@@ -216,9 +216,10 @@ static int check_window_names(const struct wh_config *config)
 {
 	const char *order = config->text[WH_KNOB_WINDOW];
 
-	return wh_window_order_valid(order) ?
+	return !strcmp(order, WH_WINDOW_OFF) || wh_window_order_valid(order) ?
 		       0 :
-		       wh_fail(EINVAL, "window=%s: known are driver, dmabuf, rm and staged", order);
+		       wh_fail(EINVAL, "window=%s: known are driver, dmabuf, rm and staged; or off",
+			       order);
 }
 
 static void open_transports(struct wh_engine *engine)

@@ -111,6 +111,14 @@ static void unpin(struct wh_windows *windows, struct wh_span *span)
 	ioctl(windows->driver_fd, GDRDRV_UNPIN, &u);
 }
 
+/* A module that does not know the question is of before there were persistent mappings. */
+static bool holds(struct wh_windows *windows)
+{
+	struct gdrdrv_attribute a = { .attribute = GDRDRV_ATTRIBUTE_PERSISTENT };
+
+	return !ioctl(windows->driver_fd, GDRDRV_ATTRIBUTE, &a) && a.value;
+}
+
 /* ---- mapping --------------------------------------------------------------------------------- */
 
 /* What the module says of a pinned range. */
@@ -174,4 +182,5 @@ const struct wh_window_backend wh_window_driver = {
 	.pin = pin,
 	.unpin = unpin,
 	.map = map,
+	.holds = holds,
 };

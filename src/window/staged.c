@@ -10,7 +10,7 @@
 #define PROBE ((size_t)4096)
 #define PROBE_ROUNDS 3
 
-/* The device's stream, in its primary context, which is entered. Under stream_lock. */
+/* Under stream_lock. */
 static int stream_of(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out)
 {
 	struct wh_cuda *cuda = windows->cuda;
@@ -26,6 +26,16 @@ static int stream_of(struct wh_windows *windows, struct wh_cuda_device *device, 
 	if (!gpu->stream)
 		error = wh_cuda_call(cuda, cuStreamCreate, &gpu->stream, CUDA_STREAM_NON_BLOCKING);
 	*out = gpu->stream;
+	return error;
+}
+
+int wh_windows_stream(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out)
+{
+	int error;
+
+	pthread_mutex_lock(&windows->stream_lock);
+	error = stream_of(windows, device, out);
+	pthread_mutex_unlock(&windows->stream_lock);
 	return error;
 }
 
@@ -65,9 +75,7 @@ static int copy(struct wh_windows *windows, struct wh_cuda_device *device, enum 
 
 	if (error)
 		return error;
-	pthread_mutex_lock(&windows->stream_lock);
-	error = stream_of(windows, device, &stream);
-	pthread_mutex_unlock(&windows->stream_lock);
+	error = wh_windows_stream(windows, device, &stream);
 	if (!error)
 		error = copy_in(windows->cuda, stream, direction, device_address, host, length);
 	wh_cuda_leave(&scope);
@@ -132,9 +140,7 @@ size_t wh_windows_threshold(struct wh_view *view)
 		return SIZE_MAX;
 	if (wh_cuda_enter(windows->cuda, view->device, &scope))
 		return SIZE_MAX;
-	pthread_mutex_lock(&windows->stream_lock);
-	error = stream_of(windows, view->device, &stream);
-	pthread_mutex_unlock(&windows->stream_lock);
+	error = wh_windows_stream(windows, view->device, &stream);
 	wh_cuda_leave(&scope);
 	if (error)
 		return SIZE_MAX;

@@ -259,10 +259,19 @@ static int map(struct wh_view *view, enum wh_mapping mapping)
 	return 0;
 }
 
+static bool holds(const struct wh_window_backend *backend, struct wh_windows *windows)
+{
+	return !backend->holds || backend->holds(windows);
+}
+
 static int open_with(struct wh_view *view, const struct wh_view_request *request)
 {
 	int error = view->backend->start(view->windows);
 
+	if (!error && request->holds && !holds(view->backend, view->windows))
+		error = wh_fail(EOPNOTSUPP,
+				"%s: it takes mappings away when their memory is freed",
+				view->backend->name);
 	if (!error)
 		error = pin(view, request->pin_flags);
 	if (error)
@@ -330,6 +339,7 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 		    r->length <= view->wanted_length &&
 		    r->address - view->wanted <= view->wanted_length - r->length &&
 		    (!r->mapping || r->mapping == view->mapping) &&
+		    (!r->holds || holds(view->backend, windows)) &&
 		    strstr(r->order, view->backend->name) && wh_view_current(view))
 			return view;
 	}

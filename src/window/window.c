@@ -33,26 +33,24 @@ _Static_assert(sizeof(((struct wh_window_info *)0)->said) == WH_WINDOW_SAID, "as
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* The engine's views, made when first needed. */
-static int views_of(struct wh_engine *engine, struct wh_windows **out)
+int wh_windows_of(struct wh_engine *engine, struct wh_windows **out)
 {
 	int error = 0;
 
 	pthread_mutex_lock(&engine->lock);
 	if (!engine->windows)
 		error = wh_windows_new(engine->cuda, &engine->windows);
-	if (!error) {
-		engine->window_count++; /* so that the engine stays open meanwhile */
+	if (!error)
 		*out = engine->windows;
-	}
 	pthread_mutex_unlock(&engine->lock);
 	return error;
 }
 
-static void uncount(struct wh_engine *engine)
+/* An engine with open windows does not close. */
+static void count(struct wh_engine *engine, int by)
 {
 	pthread_mutex_lock(&engine->lock);
-	engine->window_count--;
+	engine->window_count += (unsigned)by;
 	pthread_mutex_unlock(&engine->lock);
 }
 
@@ -68,6 +66,10 @@ static int check(const void *address, size_t length, const struct wh_window_opti
 	if (options->mapping > WH_WINDOW_DEVICE)
 		return wh_fail(EINVAL, "%s: options.mapping is %u; at most 3, device", call,
 			       options->mapping);
+	if (!strcmp(order, WH_WINDOW_OFF))
+		return wh_fail(EOPNOTSUPP,
+			       "%s: windows are switched off by the knob window (WHERRY_WINDOW)",
+			       call);
 	if (!wh_window_order_valid(order))
 		return wh_fail(EINVAL,
 			       "%s: backends \"%.64s\": wants driver, dmabuf, rm or staged, or "
@@ -103,22 +105,19 @@ int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
 		return wh_fail(ENOMEM, "wh_window_open: no memory");
 	*window = (struct wh_window){ .engine = engine, .address = request.address,
 				      .length = length };
-	error = views_of(engine, &windows);
-	if (error)
-		goto err_free;
-	error = wh_view_open(windows, &request, &window->view);
-	if (error)
-		goto err_uncount;
+	count(engine, 1);
+	error = wh_windows_of(engine, &windows);
+	if (!error)
+		error = wh_view_open(windows, &request, &window->view);
+	if (error) {
+		count(engine, -1);
+		free(window);
+		return error;
+	}
 	if (window->view->base)
 		window->pointer = wh_view_at(window->view, window->address);
 	*out = window;
 	return 0;
-
-err_uncount:
-	uncount(engine);
-err_free:
-	free(window);
-	return error;
 }
 
 static int guard(const struct wh_window *window, const char *call)
@@ -135,7 +134,7 @@ int wh_window_close(struct wh_window *window)
 	if (error)
 		return error;
 	wh_view_close(window->view);
-	uncount(window->engine);
+	count(window->engine, -1);
 	free(window);
 	return 0;
 }

@@ -35,6 +35,7 @@
 #define WH_WINDOW_ALWAYS_PCIE 0
 #endif
 
+struct wh_engine;
 struct wh_windows;
 struct wh_rm;
 
@@ -73,6 +74,8 @@ struct wh_window_backend {
 	 * type asked for (NONE: any) and becomes the one got. */
 	int (*map)(struct wh_windows *windows, struct wh_span *span, void *at,
 		   enum wh_mapping *mapping);
+	/* Does a mapping stay when its memory is freed? NULL: yes. After start(). */
+	bool (*holds)(struct wh_windows *windows);
 };
 
 extern const struct wh_window_backend wh_window_driver, wh_window_dmabuf, wh_window_rm;
@@ -93,9 +96,18 @@ struct wh_view {
 	struct wh_span *spans;
 };
 
+/* What writing costs, through windows onto a GPU and by its copy engine: so many ns, and for each byte. */
+struct wh_window_cost {
+	double window, window_byte; /* window: until one read back has shown that it has arrived */
+	double engine, engine_byte;
+	double host_byte; /* writing to pinned memory of the host */
+	bool known, measured; /* else it is what is usual */
+};
+
 struct wh_window_gpu {
 	CUstream stream;         /* does not wait for others and is not waited for; NULL: not yet */
 	_Atomic uint64_t engine; /* reads of so many bytes and more go by a copy engine; 0: not known */
+	struct wh_window_cost cost; /* kept by wh_windows_cost() */
 };
 
 struct wh_windows {
@@ -121,6 +133,7 @@ struct wh_view_request {
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
 	bool private;       /* not to be shared with others */
+	bool holds;         /* has to stay what it is when the memory is freed: no access may fault */
 	bool map;           /* or only pin */
 };
 
@@ -162,5 +175,21 @@ int wh_windows_get(struct wh_windows *windows, struct wh_cuda_device *device, vo
  * each device, which takes about 100 us. SIZE_MAX: never. */
 size_t wh_windows_threshold(struct wh_view *view);
 void wh_windows_streams_free(struct wh_windows *windows);
+/* The device's own stream, made when first asked for. The device's primary context is entered. */
+int wh_windows_stream(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out);
+
+/* ---- which way to write (cost.c) ---------------------------------------------------------------- */
+
+/* Measured the first time for each device, on scratch memory of its own and through windows opened in
+ * this order, which takes about a ms; where that is not possible, what is usual. `pinned` are
+ * WH_WINDOW_PROBE bytes of pinned memory, NULL: none. One caller at a time. */
+#define WH_WINDOW_PROBE ((size_t)1 << 20)
+void wh_windows_cost(struct wh_windows *windows, struct wh_cuda_device *device, const char *order,
+		     void *pinned, struct wh_window_cost *out);
+
+/* The engine's, made when first needed. Not to be kept for longer than a region or a window is there. */
+int wh_windows_of(struct wh_engine *engine, struct wh_windows **out);
+/* The knob `window` of an engine that is to have none. */
+#define WH_WINDOW_OFF "off"
 
 #endif
