@@ -72,6 +72,7 @@ struct wh_engine {
 	struct wh_inbox *inbox;
 	struct wh_windows *windows; /* once one was opened; under lock, then kept */
 	unsigned window_count;      /* under lock */
+	pthread_mutex_t pane_lock;  /* opening a region's window; comes before `lock` */
 
 	pthread_mutex_t callback_lock;
 	struct wh_list callbacks; /* batches whose callback is due */
@@ -97,6 +98,7 @@ struct wh_region {
 	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct wh_pane *_Atomic pane; /* the CPU window that is kept for it; NULL: not tried yet */
 };
 
 /* A region of a peer. The `map` fields are the shm transport's. */
@@ -346,7 +348,8 @@ struct wh_piece {
 	_Atomic bool cancelled;
 	void *owner;
 	bool alone; /* meant for its owner alone */
-	bool staged; /* some of our side is a GPU's memory */
+	bool staged; /* some of our side is a GPU's memory, and goes through slots */
+	bool windowed; /* ... and is written by the CPU, through windows */
 	_Atomic bool done;
 };
 

@@ -289,6 +289,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
 	pthread_mutex_init(&engine->registrations_lock, NULL);
+	pthread_mutex_init(&engine->pane_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_list_init(&engine->memory);
@@ -347,6 +348,7 @@ err_free:
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
+	pthread_mutex_destroy(&engine->pane_lock);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	free(engine);
@@ -400,6 +402,7 @@ int wh_engine_close(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
+	pthread_mutex_destroy(&engine->pane_lock);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	free(engine);

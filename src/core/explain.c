@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "transport/pane.h"
 #include "util/options.h"
 
 static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
@@ -13,13 +14,16 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 	struct wh_peer *peer = batch->peer;
 	struct wh_engine *engine = peer->engine;
 	bool taken[WH_TRANSPORT_COUNT] = { false };
+	struct wh_share shares[WH_TRANSPORT_COUNT];
 	unsigned count = 0;
 
 	pthread_mutex_lock(&batch->text_lock);
+	memcpy(shares, batch->share, sizeof(shares));
+	pthread_mutex_unlock(&batch->text_lock);
 	/* Those that are on come in the order of the knob, the others behind them. */
 	for (unsigned i = 0; i < engine->order_count + WH_TRANSPORT_COUNT; i++) {
 		uint32_t id = i < engine->order_count ? engine->order[i] : i - engine->order_count;
-		const struct wh_share *share = &batch->share[id];
+		const struct wh_share *share = &shares[id];
 		struct wh_route *route = &out[count];
 
 		if (taken[id] || (!share->bytes && !share->refused[0]))
@@ -35,7 +39,6 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 						 sizeof(route->detail));
 		count++;
 	}
-	pthread_mutex_unlock(&batch->text_lock);
 	return count;
 }
 
@@ -118,11 +121,51 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	return wh_options_return(out, &estimate, sizeof(estimate), "wh_batch_estimate");
 }
 
+/* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock. */
+static bool tell_pane(const struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
+		      char *line, size_t size)
+{
+	struct wh_place *place;
+	bool told = wh_pane_tell(local, line, size);
+
+	if (told || !peer->self)
+		return told;
+	place = wh_place_enter(&peer->engine->regions, remote);
+	if (!place)
+		return false;
+	told = wh_pane_tell(wh_container(place, struct wh_region, place), line, size);
+	wh_place_leave(place);
+	return told;
+}
+
+/* Of the first memory of this process that anybody has wanted a CPU window for. */
+static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	bool told = false;
+
+	/* The region may be going meanwhile. */
+	pthread_mutex_lock(&engine->pane_lock);
+	for (size_t i = 0; i < batch->item_count && !told; i++)
+		told = tell_pane(batch->peer, batch->items[i].local, batch->items[i].remote, line,
+				 size);
+	for (size_t i = 0; i < batch->blocks_count && !told; i++) {
+		const struct wh_blocks *blocks = batch->blocks[i];
+
+		for (uint64_t b = 0; b < blocks->base_count && !told; b++)
+			told = tell_pane(batch->peer, blocks->bases[b].local,
+					 blocks->bases[b].remote, line, size);
+	}
+	pthread_mutex_unlock(&engine->pane_lock);
+	return told;
+}
+
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned count;
 	size_t at = 0;
+	char line[400];
 	int error = look(batch, "wh_batch_explain", routes, &count);
 
 	if (error)
@@ -133,7 +176,6 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 		text[0] = 0;
 	for (unsigned i = 0; i < count; i++) {
 		const struct wh_route *route = &routes[i];
-		char line[400];
 		size_t used = 0;
 
 		used += (size_t)snprintf(line, sizeof(line), "%s:", route->transport);
@@ -150,6 +192,11 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 		if (at < length)
 			snprintf(text + at, length - at, "%s", line);
 		at += used;
+	}
+	if (tell_window(batch, line, sizeof(line))) {
+		if (at < length)
+			snprintf(text + at, length - at, "%s\n", line);
+		at += strlen(line) + 1;
 	}
 	return (int)at;
 }

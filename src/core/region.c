@@ -12,6 +12,7 @@
 
 #include "core/core.h"
 #include "core/remote.h"
+#include "transport/pane.h"
 #include "util/clock.h"
 #include "util/options.h"
 
@@ -247,6 +248,7 @@ int wh_region_unregister(struct wh_region *region)
 		if (!engine->transport_off[id][0])
 			wh_transport(id)->region_closed(engine, engine->transport[id], region);
 	}
+	wh_pane_close(region);
 	pthread_mutex_lock(&engine->lock);
 	if (region->memory)
 		region->memory->regions--;

@@ -636,7 +636,7 @@ struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct 
 	if (wh_list_empty(&pool->slots) && pool->count < WH_SLOTS)
 		make_slots(gpus, use); /* if not, then one that is given back has to do */
 	link = wh_list_take(&pool->slots);
-	if (!link)
+	if (!link && wait)
 		wh_list_append(&pool->waiters, &wait->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 	return link ? wh_container(link, struct wh_slot, link) : NULL;

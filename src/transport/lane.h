@@ -240,7 +240,8 @@ struct wh_slot_wait {
 
 /* Have some, if there are none yet. 0, or what the driver said. */
 int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
-/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. */
+/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. Without `wait`
+ * nobody waits. */
 struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
 /* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
 bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);

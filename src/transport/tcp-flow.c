@@ -6,6 +6,7 @@
 
 #include "transport/tcp.h"
 #include "util/clock.h"
+#include "window/copy.h"
 #include "wire/bytes.h"
 
 /* ---- walking through a slice ------------------------------------------------------------------ */
@@ -35,6 +36,8 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
 {
 	char *staged = tcp_stage_bytes(slice);
 
+	if (slice->piece->windowed)
+		return tcp_window_at(slice->piece, &walk->run) + walk->done;
 	return (staged ? staged + walk->before : walk->run.local) + walk->done;
 }
 
@@ -86,6 +89,9 @@ void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh
 
 	if (piece->op == WH_READ)
 		client->read_bytes -= bytes;
+	/* Also of one that has failed: nothing of it is to arrive afterwards. */
+	if (piece->windowed)
+		tcp_window_slice_end(slice);
 	tcp_stage_free(client, slice);
 	slice->piece = NULL;
 	atomic_fetch_sub(&client->outstanding, 1);
@@ -335,12 +341,19 @@ static void take_early(struct tcp_client *client)
 		}
 		if (length > in->length)
 			length = in->length;
-		memcpy(walk_at(walk, client->receiving), in->bytes + in->start, length);
+		if (client->receiving->piece->windowed)
+			tcp_window_put(client->receiving->piece, &walk->run,
+				       walk_at(walk, client->receiving), in->bytes + in->start,
+				       length);
+		else
+			memcpy(walk_at(walk, client->receiving), in->bytes + in->start, length);
 		in->start += (uint32_t)length;
 		in->length -= (uint32_t)length;
 		client->into_left -= length;
 		walk_advance(client, walk, client->receiving->piece, errors, length);
 	}
+	if (client->receiving->piece->windowed)
+		wh_copy_issued();
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. */
@@ -387,6 +400,9 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 			return -ECONNRESET;
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
+		/* Another thread may end the slice. */
+		if (client->receiving && client->receiving->piece->windowed)
+			wh_copy_issued();
 		moved = (size_t)got < want ? (size_t)got : want;
 		if (moved) {
 			client->into_left -= moved;

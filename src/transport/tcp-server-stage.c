@@ -122,6 +122,22 @@ static void fly(struct tcp_chunk *chunk, bool into)
 	wh_staging_start(&chunk->staging, into);
 }
 
+void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
+			 uint64_t bytes)
+{
+	while (bytes) {
+		uint64_t length = extents[*at].length - *skip;
+
+		if (bytes < length) {
+			*skip += bytes;
+			return;
+		}
+		bytes -= length;
+		*skip = 0;
+		++*at;
+	}
+}
+
 bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count)
 {
 	uint64_t last = 0;

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "memory/memory.h"
+#include "transport/pane.h"
 #include "transport/tcp-server.h"
 #include "wire/bytes.h"
 
@@ -35,10 +36,16 @@ struct entered {
 	struct wh_place *places[ENTERED_MAX];
 	unsigned count;
 	uint64_t last; /* id of the last one */
+	const struct wh_pane *pane; /* of the last one; NULL: the CPU writes it as it is */
+	char *memory;               /* of the last one */
+	bool window;                /* one of them has a pane */
 };
 
 static void leave_all(struct entered *entered)
 {
+	if (entered->window)
+		wh_pane_fence();
+	entered->window = false;
 	while (entered->count)
 		wh_place_leave(entered->places[--entered->count]);
 }
@@ -59,9 +66,14 @@ static char *enter(struct tcp_server *server, struct entered *entered, const str
 		}
 		entered->places[entered->count++] = place;
 		entered->last = extent->region;
+		entered->pane = wh_kind_on_host(place->kind) ?
+					NULL :
+					wh_pane_peek(wh_container(place, struct wh_region, place));
+		entered->memory = entered->pane ? (char *)entered->pane->base :
+						  (char *)(uintptr_t)place->address;
+		entered->window |= entered->pane != NULL;
 	}
-	place = entered->places[entered->count - 1];
-	return (char *)(uintptr_t)place->address + extent->offset;
+	return entered->memory + extent->offset;
 }
 
 /* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
@@ -181,22 +193,6 @@ static int answer_read(struct tcp_server *server)
 	return 0;
 }
 
-void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
-			 uint64_t bytes)
-{
-	while (bytes) {
-		uint64_t length = extents[*at].length - *skip;
-
-		if (bytes < length) {
-			*skip += bytes;
-			return;
-		}
-		bytes -= length;
-		*skip = 0;
-		++*at;
-	}
-}
-
 /* The next bytes of a read, straight from the regions, which are entered. Returns how many, or a negative
  * errno. */
 static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
@@ -242,13 +238,12 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];
 	struct msghdr message = { .msg_iov = vector };
-	struct entered entered;
+	struct entered entered = { .count = 0 };
 	ssize_t got, payload;
 	size_t head;
 	int count, error;
 
 	while (job->head_sent < job->head_length || job->left) {
-		entered.count = 0;
 		count = 0;
 		head = job->head_length - job->head_sent;
 		if (head)
@@ -365,9 +360,10 @@ static int take_request(struct tcp_server *server)
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
-	return tcp_extents_on_gpu(server, server->extents, server->request.count) ?
-		       tcp_stage_write(server) :
-		       0;
+	if (!tcp_extents_on_gpu(server, server->extents, server->request.count))
+		return 0;
+	server->windowed = tcp_window_takes(server);
+	return server->windowed ? 0 : tcp_stage_write(server);
 }
 
 /* Where the next payload bytes go. Returns how many bytes the vector holds. */
@@ -446,6 +442,9 @@ static void take_early(struct tcp_server *server)
 			}
 			if (!memory)
 				extent->error = error;
+			else if (entered.pane)
+				wh_pane_put(entered.pane, memory + server->skip,
+					    in->bytes + in->start, length);
 			else
 				memcpy(memory + server->skip, in->bytes + in->start, length);
 		}
@@ -486,10 +485,13 @@ static int consume(struct tcp_server *server)
 		if (server->left)
 			return server->wants_slot ? -ENOBUFS : -EAGAIN;
 		server->receiving = false;
-		if (server->write)
+		if (server->write) {
 			tcp_stage_end_write(server);
-		else
-			answer_write(server, &server->request, server->extents);
+			continue;
+		}
+		if (server->windowed)
+			tcp_window_end(server);
+		answer_write(server, &server->request, server->extents);
 	}
 }
 
@@ -621,6 +623,8 @@ static void stop(void *argument)
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
 	wh_socket_close(server->source.fd);
+	if (server->windowed)
+		tcp_window_end(server);
 	server->chunk_count++; /* not to be buried from in here */
 	tcp_stage_stop(server);
 	while ((link = wh_list_take(&server->jobs))) {

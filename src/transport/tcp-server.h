@@ -56,6 +56,7 @@ struct tcp_server {
 	struct tcp_in in;
 	struct wh_request request;
 	bool receiving; /* the payload of `request` */
+	bool windowed;  /* ... through CPU windows */
 	struct tcp_extent *extents; /* of `request`; write: in that, else in `own` */
 	struct tcp_extent *own;     /* WH_REQUEST_EXTENTS of them */
 	uint32_t at;
@@ -85,11 +86,19 @@ struct tcp_server {
 void tcp_server_turn(struct tcp_server *server);
 /* The last chunk of a connection that has ended is gone. */
 void tcp_server_bury(struct tcp_server *server);
+
+/* ---- tcp-window.c --------------------------------------------------------------------------------- */
+
+/* Is the payload of the write at hand received through CPU windows? Opens them. */
+bool tcp_window_takes(struct tcp_server *server);
+/* No more of it comes: what has is in place when this returns. */
+void tcp_window_end(struct tcp_server *server);
+
+/* ---- tcp-server-stage.c ------------------------------------------------------------------------------ */
+
 /* Move along a list of extents by bytes that have been moved. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
 			 uint64_t bytes);
-
-/* ---- tcp-server-stage.c ------------------------------------------------------------------------------ */
 
 /* Does any of the good ones lie in a GPU's memory? */
 bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count);

@@ -9,6 +9,7 @@
 
 #include "memory/memory.h"
 #include "transport/lane.h"
+#include "transport/pane.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -298,6 +299,13 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	struct tcp_client *client;
 
 	piece->staged = on_gpu(piece);
+	piece->windowed = false;
+	if (piece->staged && (piece->op == WH_READ || piece->bytes <= WH_PANE_FEW))
+		tcp_window_open(piece);
+	if (piece->staged && tcp_window_of(piece, slice) && tcp_window_current(piece)) {
+		piece->windowed = true;
+		piece->staged = false;
+	}
 	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
 		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
 	alone = lane || slices < 2 || tcp->count == 1;
@@ -481,19 +489,43 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		   char *out, size_t size)
 {
 	struct tcp_peer *tcp = state;
+	const struct wh_pane *pane = NULL;
 	unsigned open = 0;
+	bool gpu = false, lane = batch->priority == WH_PRIORITY_LATENCY;
+	int used;
 
-	(void)peer;
-	(void)batch;
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		open += client && tcp_client_is_open(client);
 	}
 	if (open)
-		snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
+		used = snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
 	else /* they are opened when they are first needed */
-		snprintf(out, size, "up to %u connections", tcp->count);
+		used = snprintf(out, size, "up to %u connections", tcp->count);
+	pthread_mutex_lock(&peer->engine->pane_lock);
+	for (size_t i = 0; i < batch->piece_count && !gpu; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+
+		gpu = atomic_load(&piece->transport) == WH_TRANSPORT_TCP && on_gpu(piece);
+		pane = gpu ? tcp_window_of(piece, slice_of(tcp, lane)) : NULL;
+	}
+	if (gpu)
+		snprintf(out + used, size - (size_t)used, ", %s%s%s",
+			 pane ? "CPU window (" : "pinned memory",
+			 pane ? pane->view->backend->name : "", pane ? ")" : "");
+	pthread_mutex_unlock(&peer->engine->pane_lock);
+}
+
+/* What is planned may be unregistered meanwhile, unlike what has been submitted. */
+static void open_window(struct wh_engine *engine, const struct wh_region *region)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+
+	if (!place)
+		return;
+	wh_pane_get(wh_container(place, struct wh_region, place));
+	wh_place_leave(place);
 }
 
 static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
@@ -503,9 +535,10 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 
 	(void)state;
 	(void)remote; /* a GPU's there is its owner's affair */
-	(void)op;
 	if (wh_kind_on_host(local->place.kind))
 		return 0;
+	if (op == WH_READ) /* so that it can be explained before it is done */
+		open_window(peer->engine, local);
 	error = wh_slots_prepare(peer->engine->gpus, WH_SLOT_ASKS);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());

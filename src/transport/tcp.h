@@ -7,6 +7,7 @@
  * tcp-flow.c    the bytes on them: requests out, responses in
  * tcp-client-stage.c  the same for a GPU's memory, through slots of pinned memory
  * tcp-server.c  the owner's side: requests in, checked, answered; tcp-server-stage.c likewise
+ * tcp-window.c  a GPU's memory that bytes are received into without slots, on both sides
  *
  * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
  * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
@@ -204,6 +205,24 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice);
 bool tcp_stage_busy(struct tcp_slice *slice, bool fail);
 /* The slice has ended. */
 void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice);
+
+/* In tcp-window.c. */
+
+struct wh_pane;
+/* Open windows onto those of our regions that are a GPU's. No lock is held. */
+void tcp_window_open(const struct wh_piece *piece);
+/* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL: they are
+ * not, or it has nothing to do with GPUs. */
+const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice);
+/* Are our regions still the memory that they were made of? */
+bool tcp_window_current(const struct wh_piece *piece);
+/* Where the CPU finds the first byte of a run of such a piece. */
+char *tcp_window_at(const struct wh_piece *piece, const struct wh_run *run);
+/* Copy bytes to a place in the run. */
+void tcp_window_put(const struct wh_piece *piece, const struct wh_run *run, char *at,
+		    const uint8_t *from, size_t length);
+/* What has come of the slice is in place when this returns. */
+void tcp_window_slice_end(const struct tcp_slice *slice);
 
 /* ---- the owner's side -------------------------------------------------------------------------- */
 

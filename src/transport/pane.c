@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/pane.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/error.h>
+
+#include "memory/memory.h"
+#include "transport/lane.h"
+
+/* What has gone through a slot is in place when the GPU's word has been seen, and the receiving thread has
+ * been woken: at least so many ns. */
+#define HAND_OVER 5000
+
+_Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot is room for the probe");
+
+/* ---- which way --------------------------------------------------------------------------------- */
+
+/* Up to how many bytes is the first way the faster one? Both cost a price and so much a byte. */
+static uint64_t meet(double price, double byte, double price2, double byte2)
+{
+	double bytes;
+
+	if (price >= price2)
+		return 0;
+	if (byte <= byte2)
+		return UINT64_MAX;
+	bytes = (price2 - price) / (byte - byte2);
+	return bytes < (double)INT64_MAX ? (uint64_t)bytes : UINT64_MAX;
+}
+
+static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
+{
+	size_t engine = wh_windows_threshold(pane->view);
+	double ring = cost->engine + HAND_OVER;
+
+	pane->receive_most = meet(cost->window, cost->window_byte, ring,
+				  cost->engine_byte + cost->host_byte);
+	/* While one slot is copied by the engine, the next one is received. */
+	if (pane->receive_most > WH_SLOT)
+		pane->receive_most = meet(cost->window, cost->window_byte,
+					  ring + cost->engine_byte * (double)WH_SLOT,
+					  cost->host_byte);
+	pane->measured = cost->measured;
+	pane->put_most = meet(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
+	pane->put_most = pane->put_most < WH_PANE_FEW ? pane->put_most : WH_PANE_FEW;
+	pane->get_most = engine < WH_PANE_FEW ? engine : WH_PANE_FEW;
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------- */
+
+static int open_window(struct wh_region *region, struct wh_pane *pane)
+{
+	struct wh_engine *engine = region->engine;
+	const char *order = engine->config.text[WH_KNOB_WINDOW];
+	struct wh_view_request request = { .address = region->place.address,
+					   .length = region->place.length,
+					   .order = order, .holds = true, .map = true };
+	struct wh_windows *windows;
+	struct wh_window_cost cost;
+	struct wh_slot *slot;
+	int error;
+
+	if (!strcmp(order, WH_WINDOW_OFF))
+		return wh_fail(EOPNOTSUPP, "windows are switched off by the knob window");
+	error = wh_windows_of(engine, &windows);
+	if (!error)
+		error = wh_view_open(windows, &request, &pane->view);
+	if (error)
+		return error;
+	if (!pane->view->base) {
+		wh_view_close(pane->view);
+		pane->view = NULL;
+		return wh_fail(EOPNOTSUPP, "the knob window is %s, which has no mapping", order);
+	}
+	pane->address = region->place.address;
+	pane->base = wh_view_at(pane->view, pane->address);
+	slot = wh_slots_prepare(engine->gpus, WH_SLOT_SERVES) ?
+		       NULL :
+		       wh_slot_take(engine->gpus, WH_SLOT_SERVES, NULL);
+	wh_windows_cost(windows, pane->view->device, order, slot ? slot->host : NULL, &cost);
+	if (slot)
+		wh_slot_give(engine->gpus, slot);
+	choose(pane, &cost);
+	return 0;
+}
+
+/* Under engine.pane_lock. */
+static struct wh_pane *make(struct wh_region *region)
+{
+	struct wh_pane *pane = calloc(1, sizeof(*pane));
+
+	if (!pane)
+		return NULL;
+	if (region->place.kind == WH_MEMORY_MANAGED)
+		snprintf(pane->refused, sizeof(pane->refused),
+			 "managed memory moves between host and GPU by itself");
+	else if (open_window(region, pane))
+		snprintf(pane->refused, sizeof(pane->refused), "%.*s", WH_REFUSAL - 1,
+			 wh_error_text());
+	return pane;
+}
+
+const struct wh_pane *wh_pane_get(struct wh_region *region)
+{
+	struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+
+	if (!pane) {
+		char line[WH_REFUSAL + 32];
+		bool made = false;
+
+		pthread_mutex_lock(&region->engine->pane_lock);
+		pane = atomic_load(&region->pane);
+		if (!pane) {
+			pane = make(region);
+			made = pane;
+			atomic_store_explicit(&region->pane, pane, memory_order_release);
+		}
+		pthread_mutex_unlock(&region->engine->pane_lock);
+		if (made && wh_pane_tell(region, line, sizeof(line)))
+			wh_engine_log(region->engine, "region %#llx: %s",
+				      (unsigned long long)wh_place_id(&region->place), line);
+	}
+	return pane && pane->view ? pane : NULL;
+}
+
+const struct wh_pane *wh_pane_peek(const struct wh_region *region)
+{
+	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+
+	return pane && pane->view ? pane : NULL;
+}
+
+bool wh_pane_tell(const struct wh_region *region, char *line, size_t size)
+{
+	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+	char most[48] = "any length";
+
+	if (!pane)
+		return false;
+	if (!pane->view) {
+		snprintf(line, size, "no CPU window: %s", pane->refused);
+		return true;
+	}
+	if (pane->receive_most < UINT64_MAX)
+		snprintf(most, sizeof(most), "up to %llu bytes",
+			 (unsigned long long)pane->receive_most);
+	snprintf(line, size,
+		 "CPU window (%s): for received requests of %s; the CPU itself writes up to %llu "
+		 "bytes and reads up to %llu%s",
+		 pane->view->backend->name, most, (unsigned long long)pane->put_most,
+		 (unsigned long long)pane->get_most, pane->measured ? "" : "; not measured");
+	return true;
+}
+
+void wh_pane_close(struct wh_region *region)
+{
+	struct wh_pane *pane;
+
+	/* Somebody may be explaining. */
+	pthread_mutex_lock(&region->engine->pane_lock);
+	pane = atomic_exchange(&region->pane, NULL);
+	pthread_mutex_unlock(&region->engine->pane_lock);
+	if (pane && pane->view) {
+		/* Others may have written last: nothing of it is to arrive after this. */
+		wh_pane_flush(pane);
+		wh_view_close(pane->view);
+	}
+	free(pane);
+}
