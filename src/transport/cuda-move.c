@@ -153,7 +153,7 @@ static bool put_pairs(struct wh_cuda_part *part, struct wh_lane_turn *turn)
 			if (run.index != viewed)
 				wh_cuda_views(part->op, run.index, &local, &remote);
 			viewed = run.index;
-			make_pair(piece, wh_view_at(local, sides.local, run.local),
+			make_pair(piece, wh_gpu_view_at(local, sides.local, run.local),
 				  wh_view_address(remote, part->lane->gpu->device) + run.offset,
 				  run.length, &pairs[n]);
 		}
@@ -185,7 +185,7 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 
 		wh_cuda_views(part->op, base, &local, &remote);
 		make_pair(piece,
-			  wh_view_at(local, blocks->bases[base].local, blocks->bases[base].address),
+			  wh_gpu_view_at(local, blocks->bases[base].local, blocks->bases[base].address),
 			  wh_view_address(remote, part->lane->gpu->device) +
 				  blocks->bases[base].offset,
 			  0, &pair);

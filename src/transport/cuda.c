@@ -188,7 +188,8 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	(void)peer;
-	wh_cuda_move(state, piece);
+	if (!wh_cuda_few(piece))
+		wh_cuda_move(state, piece);
 }
 
 static void cuda_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
@@ -301,6 +302,15 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	if (!size)
 		return;
 	*out = 0;
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		const char *backend;
+
+		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
+		    wh_cuda_few_told(&batch->pieces[i], true, &backend)) {
+			snprintf(out, size, "CPU window (%s)", backend);
+			return;
+		}
+	}
 	look_at(peer, state, batch, &look);
 }
 
@@ -312,9 +322,11 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	struct wh_lane *lane = lane_of(piece, local, remote, look->gpus, &staged);
 	struct wh_estimate *estimate = look->estimate;
 	double kernel, copies;
+	const char *backend;
 	uint32_t ctas;
 
-	if (!lane || !length)
+	/* A few bytes by the CPU take less than what is told of lanes. */
+	if (!lane || !length || wh_cuda_few_told(piece, false, &backend))
 		return false;
 	wh_lane_times(lane, piece->transfers, length, &kernel, &copies);
 	ctas = wh_lane_ctas(lane, piece->transfers, length);

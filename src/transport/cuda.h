@@ -4,7 +4,8 @@
  *
  * cuda.c: the transport's functions. cuda-view.c: how GPUs see a region, ours or a peer's; pinning and
  * mapping. cuda-export.c: the side whose memory is mapped by others. cuda-move.c: pieces to lanes.
- * cuda-stage.c: pieces that no GPU reaches both sides of, through pinned memory.
+ * cuda-stage.c: pieces that no GPU reaches both sides of, through pinned memory. cuda-window.c: those of a
+ * few bytes, by the CPU.
  */
 #ifndef WH_TRANSPORT_CUDA_H
 #define WH_TRANSPORT_CUDA_H
@@ -156,11 +157,17 @@ void wh_cuda_part_done(struct wh_cuda_part *part);
 void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_view **local,
 		   struct wh_gpu_view **remote);
 /* How the GPU calls the local side, whose CPU address, or name, that is. */
-static inline uint64_t wh_view_at(const struct wh_gpu_view *view, const struct wh_region *region,
+static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view, const struct wh_region *region,
 				  const char *address)
 {
 	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
 }
+
+/* Move a piece of a few bytes between the host and a GPU, both of this process, by the CPU: it is done
+ * when this returns. False: it does not go that way. */
+bool wh_cuda_few(struct wh_piece *piece);
+/* Would it, or did it, and by what kind of window? `open`: open windows for it. */
+bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);

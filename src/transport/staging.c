@@ -8,6 +8,7 @@
 
 #include "core/core.h"
 #include "memory/memory.h"
+#include "transport/pane.h"
 
 #define PAIRS 256 /* made at a time */
 
@@ -175,6 +176,53 @@ static void job_done(struct wh_lane_job *job, int error, const char *text)
 		snprintf(staging->text, sizeof(staging->text), "%s", text);
 	}
 	go_on(staging);
+}
+
+/* ---- a few bytes ------------------------------------------------------------------------------- */
+
+/* The run's window; NULL: it is host memory's. */
+static const struct wh_pane *pane_of(const struct wh_staged_run *run)
+{
+	return wh_kind_on_host(run->region->place.kind) ? NULL : wh_pane_peek(run->region);
+}
+
+/* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
+static bool is_small(const struct wh_staging *staging, bool open)
+{
+	uint64_t sum = 0, most = WH_PANE_FEW;
+	const struct wh_pane *pane;
+
+	for (uint32_t i = 0; i < staging->count && sum <= most; i++) {
+		const struct wh_staged_run *run = &staging->runs[i];
+
+		if (wh_kind_on_host(run->region->place.kind))
+			continue;
+		pane = open ? wh_pane_get((struct wh_region *)(uintptr_t)run->region) :
+			      pane_of(run);
+		if (!pane || wh_registration_check(run->region->registration))
+			return false;
+		sum += wh_pane_run(run->length);
+		most = pane->get_most < most ? pane->get_most : most;
+	}
+	return sum <= most;
+}
+
+bool wh_staging_gather_few(struct wh_staging *staging, bool open)
+{
+	if (staging->bytes > WH_PANE_FEW || !is_small(staging, open))
+		return false;
+	staging->into = true;
+	for (uint32_t i = 0; i < staging->count; i++) {
+		const struct wh_staged_run *run = &staging->runs[i];
+		const struct wh_pane *pane = pane_of(run);
+
+		if (pane)
+			wh_pane_read(pane, staging->slot->host + run->offset,
+				     wh_pane_at(pane, run->address), run->length);
+		else
+			by_cpu(staging, run);
+	}
+	return true;
 }
 
 void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urgent)

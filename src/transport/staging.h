@@ -51,5 +51,8 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 /* Leave out bytes of the slot: a run that is not wanted. */
 uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length);
 void wh_staging_start(struct wh_staging *staging, bool into);
+/* Instead of starting it into the slot: read its few bytes here and now, through CPU windows. False: it is
+ * too much for that, or there are none. `open`: open them, which wants no lock held. */
+bool wh_staging_gather_few(struct wh_staging *staging, bool open);
 
 #endif

@@ -119,12 +119,15 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 /* The slot is there. True: the slice can be sent; else it comes by the loop. */
 static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
 {
-	if (stage->slice->piece->op == WH_READ) {
+	bool read = stage->slice->piece->op == WH_READ;
+	int error = read ? 0 : plan(client, stage, false);
+
+	if (read || (!error && wh_staging_gather_few(&stage->staging, false))) {
 		stage->state = STANDS;
 		return true;
 	}
 	client->gathering++;
-	move(client, stage, plan(client, stage, false), true);
+	move(client, stage, error, true);
 	return false;
 }
 

@@ -293,7 +293,12 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		job->ungathered -= taken;
 		tcp_extents_advance(job->extents, &job->at, &job->skip, taken);
 	}
-	fly(chunk, true);
+	if (wh_staging_gather_few(&chunk->staging, true)) {
+		leave_places(chunk);
+		chunk->moved = true;
+	} else {
+		fly(chunk, true);
+	}
 	return 0;
 }
 
