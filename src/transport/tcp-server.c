@@ -53,6 +53,7 @@ static void leave_all(struct entered *entered)
 /* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this call. */
 static char *enter(struct tcp_server *server, struct entered *entered, const struct tcp_extent *extent, int *error)
 {
+	const struct wh_pane *pane;
 	struct wh_place *place;
 
 	*error = 0;
@@ -64,14 +65,20 @@ static char *enter(struct tcp_server *server, struct entered *entered, const str
 			*error = ESTALE;
 			return NULL;
 		}
+		pane = wh_kind_on_host(place->kind) || !server->windowed ?
+			       NULL :
+			       wh_pane_peek(wh_container(place, struct wh_region, place));
+		/* It was being taken back when the way was chosen, and then was not. */
+		if (!pane && !wh_kind_on_host(place->kind)) {
+			wh_place_leave(place);
+			*error = ESTALE;
+			return NULL;
+		}
 		entered->places[entered->count++] = place;
 		entered->last = extent->region;
-		entered->pane = wh_kind_on_host(place->kind) ?
-					NULL :
-					wh_pane_peek(wh_container(place, struct wh_region, place));
-		entered->memory = entered->pane ? (char *)entered->pane->base :
-						  (char *)(uintptr_t)place->address;
-		entered->window |= entered->pane != NULL;
+		entered->pane = pane;
+		entered->memory = pane ? (char *)pane->base : (char *)(uintptr_t)place->address;
+		entered->window |= pane != NULL;
 	}
 	return entered->memory + extent->offset;
 }

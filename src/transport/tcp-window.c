@@ -42,6 +42,28 @@ bool tcp_window_takes(struct tcp_server *server)
 	return takes;
 }
 
+/* What has come for a region is in place when this returns. 0, or what is wrong, as a positive errno. */
+static int end_region(struct tcp_server *server, uint64_t id, struct wh_pane_flushed *flushed)
+{
+	struct wh_place *place = wh_place_enter(&server->engine->regions, id);
+	const struct wh_region *region;
+	const struct wh_pane *pane;
+	int error = 0;
+
+	/* Taken back since: nobody looks whether the bytes are there. */
+	if (!place)
+		return ESTALE;
+	region = wh_container(place, struct wh_region, place);
+	if (!wh_kind_on_host(place->kind)) {
+		pane = wh_pane_peek(region);
+		if (pane)
+			wh_pane_flush_once(flushed, pane);
+		error = pane ? -wh_registration_check(region->registration) : ESTALE;
+	}
+	wh_place_leave(place);
+	return error;
+}
+
 void tcp_window_end(struct tcp_server *server)
 {
 	struct wh_pane_flushed flushed = { 0 };
@@ -51,23 +73,12 @@ void tcp_window_end(struct tcp_server *server)
 	server->windowed = false;
 	for (uint32_t i = 0; i < server->request.count; i++) {
 		struct tcp_extent *extent = &server->extents[i];
-		const struct wh_region *region;
-		struct wh_place *place;
 
 		if (extent->error)
 			continue;
 		if (extent->region != last) {
 			last = extent->region;
-			place = wh_place_enter(&server->engine->regions, last);
-			/* Taken back since: nobody looks whether the bytes are there. */
-			error = place ? 0 : ESTALE;
-			region = place ? wh_container(place, struct wh_region, place) : NULL;
-			if (region && !wh_kind_on_host(place->kind)) {
-				error = -wh_registration_check(region->registration);
-				wh_pane_flush_once(&flushed, wh_pane_peek(region));
-			}
-			if (place)
-				wh_place_leave(place);
+			error = end_region(server, last, &flushed);
 		}
 		extent->error = error;
 	}

@@ -264,6 +264,58 @@ static void tcp__switched_off(void **state)
 	duo_close(&d);
 }
 
+/* What has been put on GPUs so far. */
+static uint64_t gpu_work(void)
+{
+	return fake_calls("cuMemcpyAsync") + fake_calls("cuLaunchKernel") +
+	       fake_calls("cuStreamWriteValue32_v2") + fake_calls("cuStreamWriteValue32");
+}
+
+static void want_work(struct duo *d, uint32_t op, uint64_t length, bool works)
+{
+	struct wh_batch *batch = duo_batch(d, op, 3, 5, length);
+	uint64_t before = gpu_work();
+
+	want(0, gpu_run(batch));
+	want_true((gpu_work() != before) == works, "%s of %llu bytes: a GPU %s to do",
+		  op == WH_READ ? "read" : "write", (unsigned long long)length,
+		  works ? "had nothing" : "had something");
+	want(0, wh_batch_free(batch));
+}
+
+/* Who moves the bytes: by the usual figures, which are always the same, requests of up to 1.1 MiB are
+ * received through windows, and a few bytes are sent through them. */
+static void tcp__who_moves(void **state)
+{
+	struct duo d;
+
+	(void)state;
+	setenv("WHERRY_SLICE", "8MiB", 1);
+	fake_fail("cuMemAllocAsync", 0, 2);
+	duo_open(&d, WH_MEMORY_PINNED, WH_MEMORY_DEVICE, "window=rm", false);
+	want_work(&d, WH_WRITE, 1, false);
+	want_work(&d, WH_WRITE, 1 * MIB, false);
+	want_work(&d, WH_WRITE, 3 * MIB, true);
+	want_work(&d, WH_READ, 8, false);
+	want_work(&d, WH_READ, 1 * MIB, true);
+	want_true(was_logged(&d, "requests of up to 1174"), "%s", d.logged);
+	want_true(was_logged(&d, "; not measured"), "%s", d.logged);
+	duo_close(&d);
+	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_PINNED, "window=rm", false);
+	want_work(&d, WH_READ, 1, false);
+	want_work(&d, WH_READ, 1 * MIB, false);
+	want_work(&d, WH_READ, 3 * MIB, true);
+	want_work(&d, WH_WRITE, 8, false);
+	want_work(&d, WH_WRITE, 1 * MIB, true);
+	duo_close(&d);
+	fake_heal();
+	unsetenv("WHERRY_SLICE");
+	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=off", false);
+	want_work(&d, WH_WRITE, 8, true);
+	want_work(&d, WH_READ, 8, true);
+	duo_close(&d);
+}
+
 /* Whatever step fails, of the first window or a later one: it is not tried again, and bytes go by slots. */
 static void tcp__refused(void **state)
 {
@@ -781,6 +833,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(tcp__by_window),
 	TEST(tcp__by_module),
 	TEST(tcp__switched_off),
+	TEST_NEEDS(tcp__who_moves, needs_fake),
 	TEST(tcp__refused),
 	TEST(processes__on_off_refused),
 	TEST(going__withdrawn),
