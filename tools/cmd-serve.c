@@ -288,6 +288,7 @@ static const struct command_option options[] = {
 	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
 	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
+	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" },
 	ENGINE_OPTIONS,
 	{ 0 },
 };

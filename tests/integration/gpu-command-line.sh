@@ -82,6 +82,34 @@ kill "$server"
 wait "$server"
 verdict "the server gives the memory back" $?
 
+# With a stand-in for the NVIDIA kernel driver, beside the fake CUDA driver, the server has CPU windows.
+windows() # NAME TEXT OPTIONS...: what the server's log says of a file that comes by tcp
+{
+	local name=$1 text=$2 i
+
+	shift 2
+	rm -f url
+	ASAN_OPTIONS=${ASAN_OPTIONS-}:verify_asan_link_order=0 FAKE_NVIDIA_CUDA=$TEST_CUDA \
+		LD_PRELOAD=$(dirname "$TEST_CUDA")/libfake-nvidia.so \
+		"$wherry" serve -m cuda:0:8MiB --verbose "$@" >url 2>log &
+	server=$!
+	for ((i = 0; i < 200; i++)); do
+		grep -q wherry:// url 2>/dev/null && break
+		sleep 0.1
+	done
+	check "$name: a file" 0 "verified" copy data "$(cat url)/cuda-0+77" --require tcp --verify
+	kill "$server"
+	wait "$server"
+	verdict "$name: the server gives all back" $?
+	server=
+	grep -q -F -e "$text" log || { cat log && false; }
+	verdict "$name: the log" $?
+}
+if [ -n "${TEST_CUDA-}" ]; then
+	windows "received by window" "CPU window (rm): for received requests of "
+	windows "windows switched off" "no CPU window: windows are switched off" -c window=off
+fi
+
 check "a GPU that is not there" 69 "no CUDA device is 'cuda:63'" serve -m cuda:63:1MiB
 check "a driver that is not there" 69 "nowhere.so" serve -m cuda:0:1MiB -c cuda=/nowhere.so
 check "GPUs switched off" 69 "switched off" serve -m cuda:0:1MiB -c cuda=off
