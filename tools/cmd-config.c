@@ -13,7 +13,7 @@ struct value {
 };
 
 /* As an engine opened now would read it. */
-static struct value in_effect(const struct arguments *arguments, const struct wh_config_row *row)
+static struct value read_value(const struct arguments *arguments, const struct wh_config_row *row)
 {
 	const char *environment = secure_getenv(row->environment), *setting;
 	size_t length = strlen(row->name);
@@ -25,6 +25,15 @@ static struct value in_effect(const struct arguments *arguments, const struct wh
 	if (environment && *environment)
 		return (struct value){ environment, "environment" };
 	return (struct value){ row->fallback, "default" };
+}
+
+static struct value in_effect(const struct arguments *arguments, const struct wh_config_row *row)
+{
+	struct value value = read_value(arguments, row);
+
+	if (*value.text && strcmp(row->type, "secret") == 0)
+		value.text = "set";
+	return value;
 }
 
 static void print_table(const struct arguments *arguments)

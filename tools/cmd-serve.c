@@ -233,8 +233,7 @@ static void warn_if_open(const struct wh_engine *engine)
 	const char *host = wh_engine_url(engine) + strlen("wherry://");
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
-		note("warning: whoever can reach %s can use this memory; peers are not "
-		     "authenticated yet", host);
+		note("%s is reached by all who have the key; what moves is not encrypted", host);
 }
 
 static int run(const struct arguments *arguments)
@@ -300,14 +299,16 @@ const struct command command_serve = {
 	.details =
 		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
 		"SIGTERM.\n\n"
-		"A listener on another address than loopback is open to whoever reaches it.\n\n"
+		"Who connects has to prove a key: on this host one that Wherry makes for each user, on "
+		"others that of a file, which the knob keyfile names on both sides; a listener on another "
+		"address than loopback takes one.\n\n"
 		MEMORY_HELP "\n\n"
 		"Each --memory is one region. A region without a NAME is called by its memory: host, "
 		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
 		"and that of a GPU. Pages of host memory are taken when they are first touched.",
 	.examples = "wherry serve --memory host:1GiB\n"
 		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
-		    "wherry serve -m host:1GiB --listen 0.0.0.0:7000 --name node7\n",
+		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n",
 	.options = options,
 	.least = 0,
 	.most = 0,

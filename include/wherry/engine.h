@@ -25,7 +25,7 @@ struct wh_config_row {
 	const char *name;        /* "connections" */
 	const char *environment; /* "WHERRY_CONNECTIONS" */
 	const char *fallback;    /* its default, as text */
-	const char *type;        /* "count", "bytes", "ms", "bool", "text" */
+	const char *type;        /* "count", "bytes", "ms", "bool", "text", "secret": not to be printed */
 	const char *help;        /* one line */
 };
 
@@ -39,6 +39,7 @@ struct wh_engine_options {
 	/* How other engines see this one, at most 63 bytes; NULL: "<host>.<pid>". */
 	const char *name;
 	/* Where to listen: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000"; port 0 takes a free one.
+	 * An address that is not of this host alone takes a cluster key: the knob `keyfile`.
 	 * NULL: the knob `listen`, by default "127.0.0.1:0". "none": no listener; such an engine
 	 * can reach others but not be reached. */
 	const char *listen;
@@ -53,7 +54,9 @@ struct wh_engine_options {
 
 /* Open an engine: its listener, its progress threads, its transports. A process needs one as a
  * rule. options may be NULL. Does not block on the network.
- * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM. */
+ * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM, -EACCES (a
+ * key file that others can read; more than loopback without a cluster key), -ELIBACC (no OpenSSL to prove
+ * the key with). */
 int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **out);
 
 /* Close the engine. Everything opened from it must be gone before: peers closed, batches and

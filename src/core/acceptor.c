@@ -13,8 +13,10 @@
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 
-/* Connections that have not said hello yet; beyond that the oldest has to go. */
-#define GREETINGS_MAX 256
+/* Connections that have not proved themselves yet; beyond that the oldest has to go, of all, or of those
+ * from one place, which is an address, a network of IPv6, or the unix socket. */
+#define GREETINGS_MAX 512
+#define GREETINGS_PLACE 256
 
 struct listener {
 	struct wh_source source;
@@ -31,15 +33,19 @@ struct wh_acceptor {
 	struct wh_timer sweep; /* of greetings that take too long */
 };
 
-/* A connection before its HELLO is complete. */
+/* A connection whose initiator has not proved itself yet. */
 struct greeting {
 	struct wh_source source;
 	struct wh_list link;
 	struct wh_acceptor *acceptor;
 	bool local;
+	uint64_t place; /* where it is from */
 	int64_t deadline;
-	size_t length;
-	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
+	bool welcomed; /* `said` receives PROVE now; else HELLO */
+	struct wh_hello hello;
+	uint64_t session; /* that it begins, or belongs to */
+	struct wh_proofs proofs;
+	struct wh_greeting said;
 };
 
 void wh_refuse(int fd, int error, const char *text)
@@ -65,11 +71,17 @@ static int greeting_end(struct greeting *greeting, bool keep)
 	wh_loop_remove(&acceptor->engine->loops[0], &greeting->source);
 	wh_list_remove(&greeting->link);
 	acceptor->greeting_count--;
+	explicit_bzero(&greeting->proofs, sizeof(greeting->proofs));
 	free(greeting);
 	if (keep)
 		return fd;
 	wh_socket_close(fd);
 	return -1;
+}
+
+static void refuse(struct greeting *greeting, int error, const char *text)
+{
+	wh_refuse(greeting_end(greeting, true), error, text);
 }
 
 static const struct wh_transport *transport_of_role(const struct wh_engine *engine, uint16_t role)
@@ -80,79 +92,172 @@ static const struct wh_transport *transport_of_role(const struct wh_engine *engi
 	return NULL;
 }
 
-static void welcome(struct wh_engine *engine, int fd, const struct wh_hello *hello, bool local)
+/* The same user, or root, who may do everything anyway. */
+static bool welcome_user(int fd, char *why, size_t size)
 {
-	const struct wh_transport *transport;
-	struct wh_session *session;
+	struct ucred user;
+	socklen_t length = sizeof(user);
 
+	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
+		snprintf(why, size, "cannot tell whose process it is: %s", strerror(errno));
+		return false;
+	}
+	if (user.uid == geteuid() || user.uid == 0)
+		return true;
+	snprintf(why, size, "memory of user %u is not for user %u", (unsigned)geteuid(),
+		 (unsigned)user.uid);
+	return false;
+}
+
+/* The key that is to be proved, and `session`. NULL: it has been refused. */
+static const uint8_t *key_of(struct greeting *greeting)
+{
+	struct wh_engine *engine = greeting->acceptor->engine;
+	const struct wh_hello *hello = &greeting->hello;
+	struct wh_session *session;
+	char why[WH_REFUSAL_MAX];
+
+	if (greeting->local && !welcome_user(greeting->source.fd, why, sizeof(why))) {
+		refuse(greeting, EACCES, why);
+		return NULL;
+	}
 	if (hello->expected && hello->expected != engine->epoch) {
-		wh_refuse(fd, ESTALE, "the engine here has another epoch: it was restarted");
-		return;
+		refuse(greeting, ESTALE, "the engine here has another epoch: it was restarted");
+		return NULL;
 	}
-	if (hello->role == WH_ROLE_CONTROL && !local) {
-		wh_session_new(engine, fd, hello);
-		return;
+	if (hello->role == WH_ROLE_CONTROL && !greeting->local) {
+		greeting->session = ++engine->next_session;
+		return engine->trust.key;
 	}
-	transport = transport_of_role(engine, hello->role);
-	if (!transport || local != (hello->role == WH_ROLE_SHM)) {
-		wh_refuse(fd, EOPNOTSUPP, "no such role on this socket, or its transport is off");
-		return;
+	if (!transport_of_role(engine, hello->role) || greeting->local != (hello->role == WH_ROLE_SHM)) {
+		refuse(greeting, EOPNOTSUPP, "no such role on this socket, or its transport is off");
+		return NULL;
 	}
-	session = wh_session_find(engine, hello->session, hello->token);
+	session = wh_session_find(engine, hello->session);
 	if (!session) {
-		wh_refuse(fd, EACCES, "no session with this number and token");
+		refuse(greeting, EACCES, "no session with this number");
+		return NULL;
+	}
+	greeting->session = session->id;
+	return session->key;
+}
+
+static void answer(struct greeting *greeting)
+{
+	struct wh_engine *engine = greeting->acceptor->engine;
+	const uint8_t *key = key_of(greeting);
+	struct wh_greeting welcome;
+
+	if (!key)
+		return;
+	if (wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
+		       &greeting->proofs)) {
+		refuse(greeting, EPROTO, "a hello without a nonce, or no way to prove a key here");
 		return;
 	}
-	transport->session_accept(session, fd, hello);
+	/* It fits into an empty socket buffer. */
+	if (send(greeting->source.fd, welcome.bytes, welcome.length, MSG_DONTWAIT | MSG_NOSIGNAL) !=
+	    (ssize_t)welcome.length) {
+		greeting_end(greeting, false);
+		return;
+	}
+	greeting->welcomed = true;
+	greeting->said.length = 0;
+}
+
+static void hear_hello(struct greeting *greeting)
+{
+	char text[WH_REFUSAL_MAX];
+	int error = wh_hello_decode(greeting->said.bytes + WH_FRAME_HEADER,
+				    greeting->said.length - WH_FRAME_HEADER, &greeting->hello);
+
+	if (error == -EPROTONOSUPPORT) {
+		snprintf(text, sizeof(text),
+			 "protocol versions %u to %u are asked for, this engine speaks %u",
+			 greeting->hello.version_min, greeting->hello.version_max, WH_WIRE_VERSION);
+		refuse(greeting, EPROTONOSUPPORT, text);
+	} else if (error) {
+		refuse(greeting, EPROTO, "a malformed hello");
+	} else {
+		answer(greeting);
+	}
+}
+
+static void hear_proof(struct greeting *greeting)
+{
+	struct wh_engine *engine = greeting->acceptor->engine;
+	struct wh_hello hello = greeting->hello;
+	uint64_t id = greeting->session;
+	uint8_t key[WH_KEY_SIZE];
+	struct wh_session *session;
+	int fd;
+
+	if (!wh_proof_equal(&engine->trust.crypto, greeting->proofs.initiator,
+			    greeting->said.bytes + WH_FRAME_HEADER)) {
+		wh_engine_log(engine, "who says to be %s does not prove the key of this engine",
+			      hello.name);
+		refuse(greeting, EACCES, "that does not prove the key of this engine");
+		return;
+	}
+	memcpy(key, greeting->proofs.session, sizeof(key));
+	fd = greeting_end(greeting, true);
+	if (hello.role == WH_ROLE_CONTROL) {
+		wh_session_new(engine, fd, &hello, id, key);
+	} else {
+		session = wh_session_find(engine, id);
+		/* It may have ended in the meantime. */
+		if (session)
+			transport_of_role(engine, hello.role)->session_accept(session, fd, &hello);
+		else
+			wh_socket_close(fd);
+	}
+	explicit_bzero(key, sizeof(key));
+}
+
+/* Is this the header of what it has to say next? */
+static bool is_due(const struct greeting *greeting, struct wh_frame *frame)
+{
+	if (wh_frame_decode(greeting->said.bytes, frame))
+		return false;
+	if (greeting->welcomed)
+		return frame->type == WH_FRAME_PROVE && frame->length == WH_PROOF_SIZE;
+	return frame->type == WH_FRAME_HELLO && frame->length <= WH_HELLO_MAX;
 }
 
 static void greeting_ready(struct wh_source *source, uint32_t events)
 {
 	struct greeting *greeting = wh_container(source, struct greeting, source);
-	struct wh_engine *engine = greeting->acceptor->engine;
-	struct wh_hello hello;
+	struct wh_greeting *said = &greeting->said;
 	struct wh_frame frame;
-	bool local = greeting->local;
 	size_t want = WH_FRAME_HEADER;
 	ssize_t got;
-	char text[WH_REFUSAL_MAX];
-	int error;
 
 	(void)events;
-	/* Not a byte more than the hello: what follows is not ours. */
+	/* Not a byte more than what is due: what follows is not ours. */
 	for (;;) {
-		if (greeting->length >= WH_FRAME_HEADER) {
-			if (wh_frame_decode(greeting->bytes, &frame) || frame.type != WH_FRAME_HELLO ||
-			    frame.length > WH_HELLO_MAX) {
-				wh_refuse(greeting_end(greeting, true), EPROTO,
-					  "this is a Wherry engine; that was not a hello");
+		if (said->length >= WH_FRAME_HEADER) {
+			if (!is_due(greeting, &frame)) {
+				refuse(greeting, EPROTO,
+				       "this is a Wherry engine; that was not a handshake");
 				return;
 			}
 			want = WH_FRAME_HEADER + frame.length;
-			if (greeting->length == want)
+			if (said->length == want)
 				break;
 		}
-		got = recv(source->fd, greeting->bytes + greeting->length, want - greeting->length,
-			   MSG_DONTWAIT);
+		got = recv(source->fd, said->bytes + said->length, want - said->length, MSG_DONTWAIT);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got <= 0) {
 			greeting_end(greeting, false);
 			return;
 		}
-		greeting->length += (size_t)got;
+		said->length += (size_t)got;
 	}
-	error = wh_hello_decode(greeting->bytes + WH_FRAME_HEADER, want - WH_FRAME_HEADER, &hello);
-	if (error == -EPROTONOSUPPORT) {
-		snprintf(text, sizeof(text),
-			 "protocol versions %u to %u are asked for, this engine speaks %u",
-			 hello.version_min, hello.version_max, WH_WIRE_VERSION);
-		wh_refuse(greeting_end(greeting, true), EPROTONOSUPPORT, text);
-	} else if (error) {
-		wh_refuse(greeting_end(greeting, true), EPROTO, "a malformed hello");
-	} else {
-		welcome(engine, greeting_end(greeting, true), &hello, local);
-	}
+	if (greeting->welcomed)
+		hear_proof(greeting);
+	else
+		hear_hello(greeting);
 }
 
 static void sweep(struct wh_timer *timer)
@@ -173,7 +278,43 @@ static void sweep(struct wh_timer *timer)
 	}
 }
 
-static void greet(struct wh_acceptor *acceptor, int fd, bool local)
+/* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its disposal. */
+static uint64_t place_of(const struct sockaddr_storage *address)
+{
+	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+	uint32_t half;
+	uint64_t network;
+
+	if (address->ss_family == AF_INET)
+		return v4->sin_addr.s_addr;
+	if (address->ss_family != AF_INET6)
+		return UINT64_MAX;
+	memcpy(&network, &v6->sin6_addr, sizeof(network));
+	memcpy(&half, v6->sin6_addr.s6_addr + 12, sizeof(half));
+	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
+}
+
+/* Before one more from this place. */
+static void make_room(struct wh_acceptor *acceptor, uint64_t place)
+{
+	struct greeting *oldest = NULL;
+	unsigned count = 0;
+
+	/* The list is in the order of arrival. */
+	for (struct wh_list *l = acceptor->greetings.next; l != &acceptor->greetings; l = l->next) {
+		struct greeting *greeting = wh_container(l, struct greeting, link);
+
+		if (greeting->place == place && !count++)
+			oldest = greeting;
+	}
+	if (count >= GREETINGS_PLACE)
+		greeting_end(oldest, false);
+	else if (acceptor->greeting_count >= GREETINGS_MAX)
+		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+}
+
+static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t place)
 {
 	struct greeting *greeting = calloc(1, sizeof(*greeting));
 	int64_t timeout = acceptor->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
@@ -186,14 +327,14 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local)
 	greeting->source.ready = greeting_ready;
 	greeting->acceptor = acceptor;
 	greeting->local = local;
+	greeting->place = place;
 	greeting->deadline = wh_deadline(timeout);
 	if (wh_loop_add(&acceptor->engine->loops[0], &greeting->source, EPOLLIN)) {
 		close(fd);
 		free(greeting);
 		return;
 	}
-	if (acceptor->greeting_count == GREETINGS_MAX)
-		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+	make_room(acceptor, place);
 	if (wh_list_empty(&acceptor->greetings))
 		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
 	wh_list_append(&acceptor->greetings, &greeting->link);
@@ -220,11 +361,13 @@ static void incoming(struct wh_source *source, uint32_t events)
 
 	(void)events;
 	for (int turn = 0; turn < 64; turn++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC);
+		struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
+		socklen_t length = sizeof(address);
+		int fd = accept4(source->fd, (struct sockaddr *)&address, &length, SOCK_CLOEXEC);
 
 		if (fd >= 0) {
 			wh_socket_tune(acceptor->engine, fd);
-			greet(acceptor, fd, listener->local);
+			greet(acceptor, fd, listener->local, place_of(&address));
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
@@ -251,6 +394,9 @@ static int listen_network(struct wh_engine *engine, const char *where)
 		snprintf(why, sizeof(why), "%s", wh_error_text());
 		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s", where, why);
 	}
+	error = wh_trust_allows(&engine->trust, &address[0], true);
+	if (error)
+		return error;
 	fd = socket(address[0].ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return wh_fail(errno, "wh_engine_open: socket: %s", strerror(errno));

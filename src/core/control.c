@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 
 /* What may wait to be sent: the regions of an engine that publishes very many. */
@@ -41,28 +42,52 @@ void wh_socket_tune(struct wh_engine *engine, int fd)
 	}
 }
 
-static bool is_loopback(const struct sockaddr_storage *address)
-{
-	const struct sockaddr_in *four = (const struct sockaddr_in *)address;
-	const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)address;
-
-	if (address->ss_family == AF_INET)
-		return ntohl(four->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
-	return address->ss_family == AF_INET6 &&
-	       (IN6_IS_ADDR_LOOPBACK(&six->sin6_addr) ||
-		(IN6_IS_ADDR_V4MAPPED(&six->sin6_addr) &&
-		 six->sin6_addr.s6_addr[12] == IN_LOOPBACKNET));
-}
-
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 {
 	static const char plain[] = "reno"; /* every kernel has it, and lets everybody choose it */
 	char name[16] = "";
 	socklen_t length = sizeof(name) - 1;
 
-	if (is_loopback(address) &&
+	if (wh_address_is_loopback(address) &&
 	    !getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) && !strncmp(name, "bbr", 3))
 		setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
+}
+
+/* An end of a connection; IPv4 as IPv6 has it, for a listener may serve both. */
+struct end {
+	struct in6_addr host;
+	in_port_t port;
+};
+
+static bool end_of(int fd, int (*ask)(int, struct sockaddr *, socklen_t *), struct end *end)
+{
+	struct sockaddr_storage address;
+	const struct sockaddr_in *v4 = (const struct sockaddr_in *)&address;
+	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)&address;
+	socklen_t length = sizeof(address);
+
+	memset(end, 0, sizeof(*end));
+	if (ask(fd, (struct sockaddr *)&address, &length))
+		return false;
+	if (address.ss_family == AF_INET6) {
+		end->host = v6->sin6_addr;
+		end->port = v6->sin6_port;
+		return true;
+	}
+	memset(end->host.s6_addr + 10, 0xff, 2);
+	memcpy(end->host.s6_addr + 12, &v4->sin_addr, 4);
+	end->port = v4->sin_port;
+	return address.ss_family == AF_INET;
+}
+
+bool wh_sockets_joined(int one, int other)
+{
+	struct end ends[4];
+
+	return end_of(one, getsockname, &ends[0]) && end_of(other, getpeername, &ends[1]) &&
+	       end_of(one, getpeername, &ends[2]) && end_of(other, getsockname, &ends[3]) &&
+	       !memcmp(&ends[0], &ends[1], sizeof(ends[0])) &&
+	       !memcmp(&ends[2], &ends[3], sizeof(ends[2]));
 }
 
 void wh_socket_close(int fd)

@@ -24,6 +24,7 @@
 #include <wherry/wherry.h>
 
 #include "core/places.h"
+#include "core/trust.h"
 #include "memory/memory.h"
 #include "transport/transport.h"
 #include "util/config.h"
@@ -36,6 +37,7 @@
 
 struct wh_engine {
 	struct wh_config config;
+	struct wh_trust trust;
 	char name[WH_NAME_MAX];
 	char url[96];
 	uint64_t epoch;
@@ -153,8 +155,19 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
  * that nobody serves, alive. */
 void wh_socket_close(int fd);
 
-/* A HELLO or WELCOME with its frame header. */
+/* Of two connected sockets of this process: are they the two ends of one connection? */
+bool wh_sockets_joined(int one, int other);
+
+/* ---- handshakes ------------------------------------------------------------------------------ */
+
 #define WH_GREETING_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
+
+/* A HELLO or WELCOME as it goes over the wire, with its frame header: what is proved is proved over these
+ * bytes. */
+struct wh_greeting {
+	size_t length;
+	uint8_t bytes[WH_GREETING_MAX];
+};
 
 /* ---- peers: the side that opens -------------------------------------------------------------- */
 
@@ -170,7 +183,8 @@ struct wh_peer {
 	pthread_cond_t changed; /* state, regions */
 	int connect_error; /* of the last try, with its text */
 	char text[WH_TEXT_MAX];
-	struct wh_hello welcome; /* what the peer said */
+	struct wh_hello welcome; /* what the peer said, and has proved */
+	uint8_t key[WH_KEY_SIZE]; /* of the session, for the connections that belong to it */
 	bool listed; /* the first list of regions is complete */
 
 	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
@@ -200,14 +214,19 @@ struct wh_peer {
 
 	struct wh_list aborts; /* struct wh_abort; under lock */
 	struct wh_list blocks; /* prepared for it; under lock */
+	struct wh_greeting hello; /* as it was said on the control connection; on loop 0 */
+	bool proved; /* the owner has, on the control connection as it is now; on loop 0 */
 	uint32_t list_round; /* of the list of regions being received; on loop 0 */
 	int64_t heard; /* when something last came; on loop 0 */
 };
 
-/* Make the HELLO for a connection of this role to the peer; returns the bytes, frame header included.
- * `connection` is 0 but for data. */
-size_t wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
-		     uint8_t out[WH_GREETING_MAX]);
+/* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0, or -EIO: no
+ * random numbers. */
+int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out);
+/* The payload of the WELCOME that answers it: does it prove the key, and what do we prove in turn? Of a
+ * control connection: the session's key is kept. 0, -EACCES (another key), -EPROTO, -EIO. */
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, const struct wh_greeting *hello,
+		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE]);
 /* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
 int wh_peer_check(struct wh_peer *peer);
 /* Transport `id` does not work for this peer any more: plan around it, and say why. */
@@ -229,7 +248,8 @@ struct wh_session {
 	struct wh_engine *engine;
 	struct wh_control control;
 	struct wh_hello hello; /* what it said */
-	uint64_t id, token;
+	uint64_t id;
+	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
 	_Atomic bool touches; /* it may map or reach our memory without asking: wait for its REMOVED */
 	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
 	 * have come. */
@@ -242,12 +262,17 @@ struct wh_session {
 	unsigned note_count;
 };
 
-int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello);
-/* The session that a data or shm connection belongs to, or NULL. On loop 0. */
-struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id, uint64_t token);
+/* A control connection whose initiator has proved itself. It belongs to the session now (also on error). */
+int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello, uint64_t id,
+		   const uint8_t key[WH_KEY_SIZE]);
+/* The session with this number, or NULL. On loop 0. */
+struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
-/* Make the WELCOME for a connection of this role; returns the bytes, frame header included. */
-size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_GREETING_MAX]);
+/* Make the WELCOME that answers `said`, whose content is `hello`; `proofs` says what the initiator has to
+ * prove in turn. 0, or -EPROTO (no nonce), -EIO. */
+int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const struct wh_hello *hello,
+	       uint64_t session, const uint8_t key[WH_KEY_SIZE], struct wh_greeting *out,
+	       struct wh_proofs *proofs);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
 void wh_refuse(int fd, int error, const char *text);
 /* Tell all sessions of a region that came or goes. Under engine.lock. */

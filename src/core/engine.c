@@ -298,6 +298,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 
 	error = wh_config_load(&engine->config, options.config);
 	if (!error)
+		error = wh_trust_open(&engine->trust, &engine->config);
+	if (!error)
 		error = check_transport_names(&engine->config);
 	if (!error)
 		error = check_window_names(&engine->config);
@@ -351,6 +353,7 @@ err_free:
 	pthread_mutex_destroy(&engine->pane_lock);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
+	wh_trust_close(&engine->trust);
 	free(engine);
 	return error;
 }
@@ -405,6 +408,7 @@ int wh_engine_close(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->pane_lock);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
+	wh_trust_close(&engine->trust);
 	free(engine);
 	return 0;
 }

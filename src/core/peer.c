@@ -29,34 +29,6 @@ static int64_t timeout_of(const struct wh_peer *peer)
 	return peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
 }
 
-size_t wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
-		     uint8_t out[WH_GREETING_MAX])
-{
-	struct wh_engine *engine = peer->engine;
-	struct wh_hello hello = {
-		.version_min = WH_WIRE_VERSION,
-		.version_max = WH_WIRE_VERSION,
-		.role = role,
-		.connection = connection,
-		.epoch = engine->epoch,
-	};
-	size_t length;
-
-	/* The control connection takes any epoch, so as to tell another one from a refusal. */
-	if (role != WH_ROLE_CONTROL) {
-		pthread_mutex_lock(&peer->lock);
-		hello.expected = peer->welcome.epoch;
-		hello.session = peer->welcome.session;
-		hello.token = peer->welcome.token;
-		pthread_mutex_unlock(&peer->lock);
-	}
-	memcpy(hello.host, engine->host, sizeof(hello.host));
-	memcpy(hello.name, engine->name, sizeof(hello.name));
-	length = wh_hello_encode(out + WH_FRAME_HEADER, &hello);
-	wh_frame_encode(out, &(struct wh_frame){ (uint32_t)length, WH_FRAME_HELLO, 0 });
-	return WH_FRAME_HEADER + length;
-}
-
 int wh_peer_check(struct wh_peer *peer)
 {
 	uint32_t state = atomic_load_explicit(&peer->state, memory_order_acquire);
@@ -264,42 +236,71 @@ static void beat(struct wh_timer *timer)
 		return;
 	}
 	wh_put64(bytes, (uint64_t)now);
-	wh_control_send(&peer->control, WH_FRAME_PING, 0, bytes, sizeof(bytes));
+	if (peer->listed) /* not into a handshake */
+		wh_control_send(&peer->control, WH_FRAME_PING, 0, bytes, sizeof(bytes));
 	wh_timer_set(home(peer), timer, now + beat_after(peer));
 }
 
 /* ---- frames from it -------------------------------------------------------------------------- */
+
+/* No other address would do better. */
+static void ended(struct wh_peer *peer, int error, const char *why)
+{
+	wh_timer_clear(&peer->heartbeat);
+	wh_control_close(&peer->control);
+	peer->address_next = peer->address_count;
+	try_failed(peer, error, why);
+}
+
+static void not_proved(struct wh_peer *peer, const char *name)
+{
+	char why[WH_TEXT_MAX];
+
+	snprintf(why, sizeof(why),
+		 "%.60s (%.32s) does not prove the key of this engine, %.60s: name one key on both sides "
+		 "by the knob keyfile", peer->address_text, name, peer->engine->trust.source);
+	ended(peer, -EACCES, why);
+}
 
 /* The first answer. A refusal or another epoch ends the connection here. */
 static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 {
 	struct wh_hello welcome;
 	bool first = !peer->welcome.epoch;
+	uint8_t proof[WH_PROVE_SIZE];
+	int error;
 
 	if (wh_hello_decode(payload, length, &welcome) || welcome.role != WH_ROLE_CONTROL ||
 	    !welcome.epoch)
 		return -EPROTO;
-	/* This engine itself, under its own address; or somebody who says back what we said. */
-	if (welcome.epoch == peer->engine->epoch &&
-	    !wh_session_find(peer->engine, welcome.session, welcome.token))
-		return -EPROTO;
+	error = wh_peer_prove(peer, WH_ROLE_CONTROL, &peer->hello, payload, length, proof);
+	if (error == -EACCES)
+		not_proved(peer, welcome.name);
+	if (error)
+		return error == -EACCES ? 0 : error;
+	peer->proved = true;
 	if (!first && welcome.epoch != peer->welcome.epoch) {
-		wh_control_close(&peer->control);
-		peer->address_next = peer->address_count;
-		try_failed(peer, -ESTALE, "it was restarted");
+		ended(peer, -ESTALE, "it was restarted");
 		return 0;
 	}
 	pthread_mutex_lock(&peer->lock);
-	if (first) {
+	if (first)
 		peer->welcome = welcome;
-		peer->self = welcome.epoch == peer->engine->epoch;
-	} else { /* the same engine: the rest is as it was, and read without the lock */
+	else /* the same engine: the rest is as it was, and read without the lock */
 		peer->welcome.session = welcome.session;
-		peer->welcome.token = welcome.token;
-	}
 	pthread_mutex_unlock(&peer->lock);
 	peer->list_round++;
-	return 0;
+	return wh_control_send(&peer->control, WH_FRAME_PROVE, 0, proof + WH_FRAME_HEADER,
+			       WH_PROOF_SIZE);
+}
+
+/* This engine itself, under its own address; or somebody between it and itself, who must not be taken for
+ * that: what is meant for him would go into our own regions. */
+static bool is_self(struct wh_peer *peer)
+{
+	struct wh_session *session = wh_session_find(peer->engine, peer->welcome.session);
+
+	return session && wh_sockets_joined(peer->control.source.fd, session->control.source.fd);
 }
 
 static int refused(struct wh_peer *peer, const uint8_t *payload, size_t length)
@@ -309,10 +310,9 @@ static int refused(struct wh_peer *peer, const uint8_t *payload, size_t length)
 
 	if (wh_refusal_decode(payload, length, &error, text))
 		return -EPROTO;
-	wh_control_close(&peer->control);
 	snprintf(why, sizeof(why), "%s refuses: %.180s", peer->address_text, text);
-	peer->address_next = peer->address_count;
-	try_failed(peer, -error, why);
+	/* Who has proved nothing has no say in whether it is another engine now. */
+	ended(peer, error == ESTALE ? -EPROTO : -error, why);
 	return 0;
 }
 
@@ -338,8 +338,13 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 	struct wh_place *place;
 	int got, error;
 
-	if (!peer->welcome.epoch)
-		return -EPROTO;
+	if (!peer->listed && peer->welcome.epoch == peer->engine->epoch) {
+		if (!is_self(peer))
+			return -EPROTO;
+		pthread_mutex_lock(&peer->lock);
+		peer->self = true;
+		pthread_mutex_unlock(&peer->lock);
+	}
 	while ((got = wh_region_decode(&payload, end, &record)) == 1) {
 		error = wh_remote_add(peer, &record);
 		if (error)
@@ -385,9 +390,12 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 	struct wh_peer *peer = wh_container(control, struct wh_peer, control);
 
 	peer->heard = wh_now();
+	if (peer->proved ? frame->type == WH_FRAME_WELCOME :
+			   frame->type != WH_FRAME_WELCOME && frame->type != WH_FRAME_REFUSED)
+		return -EPROTO;
 	switch (frame->type) {
 	case WH_FRAME_WELCOME:
-		return peer->listed ? -EPROTO : welcomed(peer, payload, frame->length);
+		return welcomed(peer, payload, frame->length);
 	case WH_FRAME_REFUSED:
 		return peer->listed ? -EPROTO : refused(peer, payload, frame->length);
 	case WH_FRAME_REGIONS:
@@ -412,19 +420,20 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 
 static void greet(struct wh_peer *peer, int fd)
 {
-	uint8_t bytes[WH_GREETING_MAX];
-	size_t length = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, bytes);
-	int error;
+	int error = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, &peer->hello);
 
 	peer->heard = wh_now();
-	error = wh_control_start(&peer->control, fd);
+	peer->proved = false;
+	if (!error)
+		error = wh_control_start(&peer->control, fd);
 	if (error) {
 		close(fd);
 		try_failed(peer, error, strerror(-error));
 		return;
 	}
-	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, bytes + WH_FRAME_HEADER,
-			length - WH_FRAME_HEADER);
+	wh_timer_set(home(peer), &peer->heartbeat, wh_now() + beat_after(peer));
+	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, peer->hello.bytes + WH_FRAME_HEADER,
+			peer->hello.length - WH_FRAME_HEADER);
 }
 
 static void connected(struct wh_source *source, uint32_t events)
@@ -453,11 +462,16 @@ static void try_next(struct wh_peer *peer)
 {
 	const struct sockaddr_storage *address = &peer->address[peer->address_next++];
 	char text[WH_TEXT_MAX];
-	int fd;
+	int fd, error;
 
 	pthread_mutex_lock(&peer->lock);
 	wh_address_format(peer->address_text, sizeof(peer->address_text), address);
 	pthread_mutex_unlock(&peer->lock);
+	error = wh_trust_allows(&peer->engine->trust, address, false);
+	if (error) {
+		try_failed(peer, error, wh_error_text());
+		return;
+	}
 	fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0) {
 		wh_socket_tune(peer->engine, fd);
@@ -510,6 +524,7 @@ static void peer_free(struct wh_peer *peer)
 	pthread_mutex_destroy(&peer->lock);
 	pthread_mutex_destroy(&peer->note_lock);
 	pthread_cond_destroy(&peer->changed);
+	explicit_bzero(peer->key, sizeof(peer->key));
 	free(peer);
 }
 

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "core/core.h"
@@ -13,28 +12,6 @@
 
 /* More than that many engines connected to one are refused. */
 #define SESSIONS_MAX 16384
-
-size_t wh_welcome(struct wh_session *session, uint16_t role, uint8_t out[WH_GREETING_MAX])
-{
-	struct wh_engine *engine = session->engine;
-	struct wh_hello welcome = {
-		.version_min = WH_WIRE_VERSION,
-		.version_max = WH_WIRE_VERSION,
-		.role = role,
-		.epoch = engine->epoch,
-		.expected = session->hello.epoch,
-		.session = session->id,
-		.token = session->token,
-	};
-	size_t length;
-
-	memcpy(welcome.host, engine->host, sizeof(welcome.host));
-	memcpy(welcome.name, engine->name, sizeof(welcome.name));
-	memcpy(welcome.socket, engine->socket_name, sizeof(welcome.socket));
-	length = wh_hello_encode(out + WH_FRAME_HEADER, &welcome);
-	wh_frame_encode(out, &(struct wh_frame){ (uint32_t)length, WH_FRAME_WELCOME, 0 });
-	return WH_FRAME_HEADER + length;
-}
 
 /* ---- frames from it ------------------------------------------------------------------------ */
 
@@ -136,21 +113,20 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello)
+int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello, uint64_t id,
+		   const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
-	uint8_t bytes[WH_GREETING_MAX];
-	size_t length;
 	int error;
 
 	session = engine->session_count < SESSIONS_MAX ? calloc(1, sizeof(*session)) : NULL;
-	if (!session || getrandom(&session->token, sizeof(session->token), 0) < 0) {
-		free(session);
+	if (!session) {
 		wh_refuse(fd, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
 	session->engine = engine;
-	session->id = ++engine->next_session;
+	session->id = id;
+	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
 	session->heard = wh_now();
 	session->watchdog.fire = watch;
@@ -158,7 +134,6 @@ int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hell
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
-	length = wh_welcome(session, WH_ROLE_CONTROL, bytes);
 	error = wh_control_start(&session->control, fd);
 	if (error) {
 		close(fd);
@@ -170,10 +145,7 @@ int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hell
 	session->removes_before = engine->removes;
 	wh_list_append(&engine->sessions, &session->link);
 	engine->session_count++;
-	error = wh_control_send(&session->control, WH_FRAME_WELCOME, 0, bytes + WH_FRAME_HEADER,
-				length - WH_FRAME_HEADER);
-	if (!error)
-		error = send_regions(session);
+	error = send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_session_end(session, error, "cannot be sent the list of regions");
@@ -200,16 +172,17 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_session_notes_drop(session);
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
+	explicit_bzero(session->key, sizeof(session->key));
 	free(session);
 }
 
-struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id, uint64_t token)
+struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 {
 	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
 		if (session->id == id)
-			return session->token == token ? session : NULL;
+			return session;
 	}
 	return NULL;
 }

@@ -57,3 +57,16 @@ void wh_address_format(char *out, size_t size, const struct sockaddr_storage *ad
 		snprintf(out, size, "?");
 	}
 }
+
+bool wh_address_is_loopback(const struct sockaddr_storage *address)
+{
+	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+
+	if (address->ss_family == AF_INET)
+		return ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+	return address->ss_family == AF_INET6 &&
+	       (IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr) ||
+		(IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) &&
+		 v6->sin6_addr.s6_addr[12] == IN_LOOPBACKNET));
+}

@@ -34,4 +34,7 @@ int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_stora
 /* "127.0.0.1:40123", "[::1]:7000". */
 void wh_address_format(char *out, size_t size, const struct sockaddr_storage *address);
 
+/* Of this host alone: 127.0.0.0/8, ::1, or the former as IPv6 has it. */
+bool wh_address_is_loopback(const struct sockaddr_storage *address);
+
 #endif

@@ -339,37 +339,15 @@ static void ready(struct wh_source *source, uint32_t events)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-/* The same user, or root, who may do everything anyway. */
-static bool welcome_user(int fd, char *why, size_t size)
-{
-	struct ucred user;
-	socklen_t length = sizeof(user);
-
-	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &user, &length)) {
-		snprintf(why, size, "cannot tell whose process it is: %s", strerror(errno));
-		return false;
-	}
-	if (user.uid == geteuid() || user.uid == 0)
-		return true;
-	snprintf(why, size, "memory of user %u is not for user %u", (unsigned)geteuid(),
-		 (unsigned)user.uid);
-	return false;
-}
-
 int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	struct wh_engine *engine = session->engine;
 	struct wh_shm *shm = engine->transport[WH_TRANSPORT_SHM];
 	struct connection *connection;
-	uint8_t bytes[WH_GREETING_MAX];
-	char why[WH_REFUSAL_MAX];
+	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
 	(void)hello;
-	if (!welcome_user(fd, why, sizeof(why))) {
-		wh_refuse(fd, EACCES, why);
-		return -EACCES;
-	}
 	connection = calloc(1, sizeof(*connection));
 	if (!connection) {
 		wh_refuse(fd, ENOMEM, "no memory");
@@ -389,8 +367,8 @@ int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_he
 	session->transport[WH_TRANSPORT_SHM] = connection;
 	/* From now on, and for good: what it has mapped outlives this connection. */
 	atomic_store(&session->touches, true);
-	error = wh_shm_send(fd, bytes, wh_welcome(session, WH_ROLE_SHM, bytes), shm->alive->fd,
-			    MSG_DONTWAIT);
+	wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
+	error = wh_shm_send(fd, bytes, sizeof(bytes), shm->alive->fd, MSG_DONTWAIT);
 	if (error)
 		drop(connection);
 	return error;

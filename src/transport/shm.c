@@ -183,15 +183,6 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 	return 0;
 }
 
-static int say_hello(struct wh_shm_peer *shm)
-{
-	uint8_t bytes[WH_GREETING_MAX];
-	size_t length = wh_peer_hello(shm->peer, WH_ROLE_SHM, 0, bytes);
-	int error = wh_shm_send(shm->fd, bytes, length, -1, 0);
-
-	return error ? trouble(shm, error, "greeting the peer") : 0;
-}
-
 /* Can it be mapped without fear? A file that shrinks would be a SIGBUS for us. */
 static int check_file(int fd, uint64_t least)
 {
@@ -226,29 +217,50 @@ static int map_alive(struct wh_shm_peer *shm, int fd)
 	return 0;
 }
 
-static int hear_welcome(struct wh_shm_peer *shm)
+/* The frame of this type, and the descriptor that comes along; what else may come is a refusal. */
+static int hear(struct wh_shm_peer *shm, enum wh_frame_type type, struct wh_greeting *out, int *fd)
 {
-	uint8_t bytes[WH_HELLO_MAX];
 	char text[WH_REFUSAL_MAX];
-	struct wh_hello welcome;
 	struct wh_frame frame;
-	int fd = -1, error, refused;
+	int error, refused;
 
-	error = receive_frame(shm->fd, &frame, bytes, sizeof(bytes), &fd);
-	if (error) {
-		trouble(shm, error, "the handshake on the peer's unix socket");
-	} else if (frame.type == WH_FRAME_REFUSED &&
-		   !wh_refusal_decode(bytes, frame.length, &refused, text)) {
+	error = receive_frame(shm->fd, &frame, out->bytes, sizeof(out->bytes), fd);
+	if (!error && frame.type == WH_FRAME_REFUSED &&
+	    !wh_refusal_decode(out->bytes, frame.length, &refused, text)) {
 		snprintf(shm->why, sizeof(shm->why), "the peer refuses: %.150s", text);
-		error = -EACCES;
-	} else if (frame.type != WH_FRAME_WELCOME ||
-		   wh_hello_decode(bytes, frame.length, &welcome) || welcome.role != WH_ROLE_SHM ||
-		   welcome.epoch != shm->peer->welcome.epoch) {
-		error = trouble(shm, -EPROTO, "the handshake on the peer's unix socket");
-	} else if (!shm->alive) {
-		/* The same epoch means the same page: once is enough. */
-		error = map_alive(shm, fd);
+		return -EACCES;
 	}
+	if (!error && frame.type != type)
+		error = -EPROTO;
+	out->length = frame.length;
+	return error ? trouble(shm, error, "the handshake on the peer's unix socket") : 0;
+}
+
+static int shake_hands(struct wh_shm_peer *shm)
+{
+	struct wh_greeting hello, welcome;
+	uint8_t proof[WH_PROVE_SIZE];
+	int fd = -1, error = wh_peer_hello(shm->peer, WH_ROLE_SHM, 0, &hello);
+
+	if (!error)
+		error = wh_shm_send(shm->fd, hello.bytes, hello.length, -1, 0);
+	if (error)
+		return trouble(shm, error, "greeting the peer");
+	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
+	if (error)
+		goto out;
+	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, &hello, welcome.bytes, welcome.length, proof);
+	if (!error)
+		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);
+	if (error) {
+		trouble(shm, error, "who has the peer's unix socket does not prove to be the peer");
+		goto out;
+	}
+	error = hear(shm, WH_FRAME_ALIVE, &welcome, &fd);
+	/* The same epoch means the same page: once is enough. */
+	if (!error && !shm->alive)
+		error = map_alive(shm, fd);
+out:
 	if (fd >= 0)
 		close(fd);
 	return error;
@@ -268,9 +280,7 @@ static int connect_owner(struct wh_shm_peer *shm)
 	shm->generation = current;
 	error = dial(shm, shm->peer->welcome.socket);
 	if (!error)
-		error = say_hello(shm);
-	if (!error)
-		error = hear_welcome(shm);
+		error = shake_hands(shm);
 	if (!error) {
 		shm->retry_at = 0;
 		return 0;

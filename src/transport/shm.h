@@ -3,9 +3,9 @@
  * The transport shm, between processes of one host. shm.c: the initiator's connection and its
  * mappings. shm-vm.c: memory that cannot be mapped. shm-server.c: the side whose memory it is.
  *
- * Over the owner's unix socket: HELLO with the session and token of the control connection;
- * WELCOME, with the descriptor of the alive page; then MAP for each region, answered by MAPPED with
- * the descriptor of its memory, or with the reason why there is none.
+ * Over the owner's unix socket: the handshake, which proves the key of the control connection's session;
+ * ALIVE, with the descriptor of the alive page; then MAP for each region, answered by MAPPED with the
+ * descriptor of its memory, or with the reason why there is none.
  */
 #ifndef WH_TRANSPORT_SHM_H
 #define WH_TRANSPORT_SHM_H

@@ -82,15 +82,28 @@ static void broke(struct tcp_client *client, int error)
 	wh_loop_post(client->loop, &client->cleanup);
 }
 
-static int send_hello(struct tcp_client *client)
-{
-	uint8_t bytes[WH_GREETING_MAX];
-	size_t length = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, bytes);
+_Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META, "where a request is made there is room");
 
-	/* It fits into an empty socket buffer. */
+/* What we have said, which the answer is proved over: kept where requests are made later. */
+static struct wh_greeting *hello_of(struct tcp_client *client)
+{
+	return (struct wh_greeting *)client->head;
+}
+
+/* So little fits into an empty socket buffer. */
+static int say(struct tcp_client *client, const void *bytes, size_t length)
+{
 	return send(client->source.fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)length ?
 		       0 :
 		       -ECONNRESET;
+}
+
+static int say_hello(struct tcp_client *client)
+{
+	struct wh_greeting *hello = hello_of(client);
+	int error = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, hello);
+
+	return error ? error : say(client, hello->bytes, hello->length);
 }
 
 static int connecting(struct tcp_client *client)
@@ -105,7 +118,7 @@ static int connecting(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
-	error = send_hello(client);
+	error = say_hello(client);
 	if (!error)
 		client->state = TCP_GREETING;
 	return error;
@@ -114,7 +127,7 @@ static int connecting(struct tcp_client *client)
 static int greeting(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
-	struct wh_hello welcome;
+	uint8_t proof[WH_PROVE_SIZE];
 	struct wh_frame frame;
 	ssize_t got;
 	int error;
@@ -138,10 +151,14 @@ static int greeting(struct tcp_client *client)
 			      client->tcp->peer->welcome.name, text);
 		return -error;
 	}
-	if (frame.type != WH_FRAME_WELCOME ||
-	    wh_hello_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &welcome) ||
-	    in->length != WH_FRAME_HEADER + frame.length)
+	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
+	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, hello_of(client),
+			      in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
+	if (!error)
+		error = say(client, proof, sizeof(proof));
+	if (error)
+		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
 	client->trouble_since = 0;

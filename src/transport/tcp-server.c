@@ -736,9 +736,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
-	uint8_t bytes[WH_GREETING_MAX];
 	struct tcp_server *server;
-	size_t length;
 
 	if (!servers) {
 		servers = calloc(1, sizeof(*servers));
@@ -746,21 +744,14 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 			wh_list_init(&servers->list);
 		session->transport[WH_TRANSPORT_TCP] = servers;
 	}
-	if (!servers || servers->count == CONNECTIONS_MAX) {
-		wh_refuse(fd, servers ? EBUSY : ENOMEM, "no more data connections for this session");
-		return -EBUSY;
-	}
-	server = server_new(session, fd, hello);
+	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason. */
+	server = servers && servers->count < CONNECTIONS_MAX ? server_new(session, fd, hello) : NULL;
 	if (!server) {
-		wh_refuse(fd, ENOMEM, "no memory for a data connection");
-		return -ENOMEM;
-	}
-	length = wh_welcome(session, WH_ROLE_DATA, bytes);
-	if (send(fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL) != (ssize_t)length) {
-		close(fd);
-		server->session = NULL;
-		bury(&server->bury);
-		return -ECONNRESET;
+		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
+			      session->hello.name,
+			      servers && servers->count == CONNECTIONS_MAX ? "it has too many" : "no memory");
+		wh_socket_close(fd);
+		return -EBUSY;
 	}
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;

@@ -95,8 +95,8 @@ struct wh_transport {
 	bool (*estimate)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 struct wh_estimate *out);
 
-	/* The other side: a connection of our role has said hello; it belongs to the transport now
-	 * (also on error). `fd` is blocking; the WELCOME has not been sent. On the first loop. */
+	/* The other side: a connection of our role has shaken hands; it belongs to the transport now
+	 * (also on error). `fd` is blocking. On the first loop. */
 	int (*session_accept)(struct wh_session *session, int fd, const struct wh_hello *hello);
 	/* The session ends: drop its connections; when it returns none touches memory any more. On
 	 * the first loop. */

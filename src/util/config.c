@@ -154,6 +154,14 @@ static bool check_path(const char *text)
 	return true;
 }
 
+/* A key is 32 bytes, so that it cannot be guessed. */
+static bool check_key(const char *text)
+{
+	size_t digits = strspn(text, "0123456789abcdefABCDEF");
+
+	return !text[digits] && (!digits || digits == 64);
+}
+
 /* ---- the table ---------------------------------------------------------------------------- */
 
 static const struct knob knobs[WH_KNOB_COUNT] = {
@@ -274,6 +282,18 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.text = check_words,
 		.wants = "names with commas between, such as rm,staged",
 	},
+	[WH_KNOB_KEY] = {
+		.row = { "key", "WHERRY_KEY", "", "secret",
+			 "the cluster key itself, 64 hex digits; empty: the knob keyfile" },
+		.text = check_key,
+		.wants = "64 hex digits, as openssl rand -hex 32 makes them",
+	},
+	[WH_KNOB_KEYFILE] = {
+		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
+			 "the file with the cluster key, of mode 0600; empty: a key of this user's own" },
+		.text = check_path,
+		.wants = "the path of a file with 64 hex digits",
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)
@@ -302,6 +322,8 @@ static int refuse(const struct knob *knob, const char *key, const char *value)
 {
 	char least[32], most[32];
 
+	if (!strcmp(knob->row.type, "secret"))
+		return wh_fail(EINVAL, "%s: wants %s; what was given is not shown", key, knob->wants);
 	if (knob->wants)
 		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, knob->wants);
 	if (knob->number == parse_bytes) {
@@ -321,6 +343,8 @@ static int set(struct wh_config *config, size_t index, const char *key, const ch
 	size_t length = strlen(value);
 	int64_t number = 0;
 
+	if (length >= WH_CONFIG_TEXT && !strcmp(knob->row.type, "secret"))
+		return refuse(knob, key, value);
 	if (length >= WH_CONFIG_TEXT)
 		return wh_fail(EINVAL, "%s=%.32s...: at most %d bytes", key, value,
 			       WH_CONFIG_TEXT - 1);
@@ -389,4 +413,20 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	}
 	*config = got;
 	return 0;
+}
+
+static void take_place(char out[WH_CONFIG_TEXT], const char *variable)
+{
+	const char *value = secure_getenv(variable);
+
+	out[0] = '\0';
+	if (value && *value == '/' && strlen(value) < WH_CONFIG_TEXT)
+		memcpy(out, value, strlen(value) + 1);
+}
+
+void wh_config_places(struct wh_config_places *places)
+{
+	take_place(places->runtime, "XDG_RUNTIME_DIR");
+	take_place(places->cache, "XDG_CACHE_HOME");
+	take_place(places->home, "HOME");
 }

@@ -23,6 +23,8 @@ enum wh_knob {
 	WH_KNOB_CTAS,          /* count: CTAs of the gather-scatter kernel; 0: by the way */
 	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
 	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
+	WH_KNOB_KEY,           /* secret: the cluster key, 64 hex digits; "": none */
+	WH_KNOB_KEYFILE,       /* text: the file that it is in; "": none */
 	WH_KNOB_COUNT,
 };
 
@@ -36,5 +38,11 @@ struct wh_config {
 /* Fill from the defaults, the environment and `overrides` ("name=value", NULL-ended, or NULL).
  * 0 or -EINVAL naming the knob and the value. */
 int wh_config_load(struct wh_config *config, const char *const *overrides);
+
+/* Where this user's own files go: $XDG_RUNTIME_DIR, $XDG_CACHE_HOME, $HOME; an absolute path, or "". */
+struct wh_config_places {
+	char runtime[WH_CONFIG_TEXT], cache[WH_CONFIG_TEXT], home[WH_CONFIG_TEXT];
+};
+void wh_config_places(struct wh_config_places *places);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include "wire/bytes.h"
 
-_Static_assert(68 + 2 * WH_NAME_MAX + sizeof(((struct wh_hello *)0)->auth) <= WH_HELLO_MAX,
+_Static_assert(60 + 2 * WH_NAME_MAX + sizeof(((struct wh_hello *)0)->auth) <= WH_HELLO_MAX,
 	       "the longest hello fits");
 
 /* The highest errno there can be; see ERR_PTR() in the kernel. */
@@ -58,7 +58,6 @@ size_t wh_hello_encode(uint8_t *out, const struct wh_hello *hello)
 	at = wh_put64(at, hello->epoch);
 	at = wh_put64(at, hello->expected);
 	at = wh_put64(at, hello->session);
-	at = wh_put64(at, hello->token);
 	at = wh_put_bytes(at, hello->host, sizeof(hello->host));
 	at = put_name(at, hello->name);
 	at = put_name(at, hello->socket);
@@ -90,7 +89,6 @@ int wh_hello_decode(const uint8_t *in, size_t length, struct wh_hello *hello)
 	got.epoch = wh_take64(&bytes);
 	got.expected = wh_take64(&bytes);
 	got.session = wh_take64(&bytes);
-	got.token = wh_take64(&bytes);
 	wh_take_bytes(&bytes, got.host, sizeof(got.host));
 	take_name(&bytes, got.name);
 	take_name(&bytes, got.socket);

@@ -3,8 +3,8 @@
  * What engines say to each other. Everything is little-endian. Encoders and decoders are pure:
  * bytes in, structures out, no sockets, no allocation; decoders trust nothing.
  *
- * A connection starts with frames (HELLO, answered by WELCOME or REFUSED). A control connection
- * goes on with frames; a data connection, after its WELCOME, with requests and responses.
+ * A connection starts with frames (HELLO, answered by WELCOME or REFUSED, and then PROVE). A control
+ * connection goes on with frames; a data connection, after its PROVE, with requests and responses.
  */
 #ifndef WH_WIRE_WIRE_H
 #define WH_WIRE_WIRE_H
@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WH_WIRE_VERSION 1
+#define WH_WIRE_VERSION 2
 #define WH_WIRE_MAGIC 0x59524857u /* "WHRY" */
 
 /* ---- frames ------------------------------------------------------------------------------- */
@@ -38,6 +38,8 @@ enum wh_frame_type {
 			      (unix socket): may I have its memory? */
 	WH_FRAME_MAPPED,   /* the answer for host memory, with the memfd */
 	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
+	WH_FRAME_PROVE,    /* the initiator's proof, in answer to WELCOME */
+	WH_FRAME_ALIVE,    /* unix socket, in answer to PROVE: the owner's alive page comes along */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -63,9 +65,12 @@ enum wh_role {
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
+#define WH_NONCE_SIZE 32
+#define WH_PROOF_SIZE 32 /* HMAC-SHA-256; wire/proof.h */
+#define WH_PROVE_SIZE (WH_FRAME_HEADER + WH_PROOF_SIZE) /* a whole frame PROVE */
 
 /* Both HELLO and WELCOME. On the wire: u32 magic, u16 version_min, u16 version_max, u16 role,
- * u16 length of auth, u32 capabilities, u32 connection, u64 epoch, u64 expected, u64 session, u64 token,
+ * u16 length of auth, u32 capabilities, u32 connection, u64 epoch, u64 expected, u64 session,
  * host[16], name and socket (u8 length + bytes each), auth bytes. */
 struct wh_hello {
 	uint16_t version_min, version_max; /* in WELCOME: both the chosen one */
@@ -75,11 +80,10 @@ struct wh_hello {
 	uint64_t epoch;    /* the sender's */
 	uint64_t expected; /* the epoch it wants to talk to; 0: any */
 	uint64_t session;  /* WELCOME of control: given; HELLO of data and shm: returned */
-	uint64_t token;    /* likewise; proves that both come from one engine */
 	uint8_t host[16];  /* same bytes: same host (and the same network namespace) */
 	char name[WH_NAME_MAX];
 	char socket[WH_NAME_MAX]; /* WELCOME: the abstract unix socket for shm; "": none */
-	uint16_t auth_length;     /* proof of the cluster key; none yet */
+	uint16_t auth_length;     /* HELLO: a nonce; WELCOME: a nonce and the owner's proof */
 	uint8_t auth[256];
 };
 /* Returns the bytes used, at most WH_HELLO_MAX. */

@@ -56,6 +56,7 @@ static void engine__listen(void **state)
 	static const char *const wrong[] = { "", "nonsense", "127.0.0.1", "127.0.0.1:", ":",
 					     "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:12x",
 					     "[::1:0", "::1]:0" };
+	static const char *const key[] = { SHARED_KEY, NULL };
 	struct wh_engine_options o = { .size = sizeof(o) };
 	struct wh_engine *first, *engine;
 
@@ -70,7 +71,10 @@ static void engine__listen(void **state)
 	o.listen = wh_engine_url(first) + strlen("wherry://");
 	want_text(-EADDRINUSE, o.listen, wh_engine_open(&o, &engine));
 	o.listen = "192.0.2.1:0"; /* documentation: nobody has it */
+	want_text(-EACCES, "192.0.2.1", wh_engine_open(&o, &engine));
+	o.config = key;
 	want_text(-EADDRNOTAVAIL, "192.0.2.1", wh_engine_open(&o, &engine));
+	o.config = NULL;
 	want(0, wh_engine_close(first));
 	o.listen = "none";
 	want(0, wh_engine_open(&o, &engine));

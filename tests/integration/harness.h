@@ -152,6 +152,9 @@ bool fds_back_to(unsigned int most, int64_t patience);
 #define CHILD_FOREIGN 0x100u /* a kind of memory: mmapped by the process, not by the engine */
 #define CHILD_SEGMENTED 0x101u /* of a GPU, in mappings of 2 MiB, as PyTorch's expandable segments are */
 
+/* A cluster key: without one a user's engines are closed to another's. */
+#define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"
+
 struct child_options {
 	const char *listen; /* NULL: the default */
 	const char *name;
@@ -283,7 +286,7 @@ struct child_command {
 	int64_t timeout;
 	uint32_t direction, go;
 	char text[96], other[96], require[16];
-	char config[6][64];
+	char config[6][128];
 };
 
 struct child_answer {

@@ -278,8 +278,9 @@ static void welcome_to(struct impostor *me, int fd)
 	struct wh_region_record record = { .id = REGION, .address = ADDRESS, .length = me->length,
 					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE,
 					   .kind = WH_MEMORY_DEVICE, .name = "target" };
-	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
+	uint8_t bytes[WH_HELLO_MAX], answer[WH_HELLO_MAX];
 	struct wh_hello hello, welcome;
+	struct wh_proofs proofs;
 	struct wh_frame frame;
 	int length = raw_receive_frame(fd, &frame, bytes, sizeof(bytes));
 
@@ -287,12 +288,17 @@ static void welcome_to(struct impostor *me, int fd)
 		return;
 	welcome = raw_hello(hello.role);
 	welcome.session = 5;
-	welcome.token = 6;
 	memcpy(welcome.host, hello.host, sizeof(welcome.host));
 	snprintf(welcome.socket, sizeof(welcome.socket), "%s", me->name);
-	length = (int)wh_hello_encode(bytes + WH_FRAME_HEADER, &welcome);
-	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_WELCOME, 0 });
-	send_with(fd, bytes, WH_FRAME_HEADER + (size_t)length, hello.role == WH_ROLE_SHM ? me->alive : -1);
+	length = raw_welcome(bytes, (size_t)length, &welcome, NULL, answer, &proofs);
+	if (length < 0 || raw_send_frame(fd, WH_FRAME_WELCOME, 0, answer, (size_t)length) ||
+	    raw_receive_frame(fd, &frame, bytes, sizeof(bytes)) != WH_PROOF_SIZE ||
+	    memcmp(bytes, proofs.initiator, WH_PROOF_SIZE) != 0)
+		return;
+	if (hello.role == WH_ROLE_SHM) {
+		wh_frame_encode(bytes, &(struct wh_frame){ 0, WH_FRAME_ALIVE, 0 });
+		send_with(fd, bytes, WH_FRAME_HEADER, me->alive);
+	}
 	if (hello.role == WH_ROLE_CONTROL) {
 		uint8_t region[WH_REGION_RECORD_MAX];
 

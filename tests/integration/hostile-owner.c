@@ -54,7 +54,11 @@ struct impostor {
 	bool echoes_epoch; /* claims to be the engine that asks */
 	struct pollfd fds[1 + CONNECTIONS];
 	uint16_t role[1 + CONNECTIONS];
+	bool proving[1 + CONNECTIONS]; /* it has been welcomed, and is to prove itself */
+	struct wh_proofs proofs[1 + CONNECTIONS];
 	nfds_t count;
+	/* Instead of this user's. */
+	const uint8_t *key;
 };
 
 static void hang_up(struct impostor *me, nfds_t i)
@@ -63,6 +67,8 @@ static void hang_up(struct impostor *me, nfds_t i)
 	me->count--;
 	me->fds[i] = me->fds[me->count];
 	me->role[i] = me->role[me->count];
+	me->proving[i] = me->proving[me->count];
+	me->proofs[i] = me->proofs[me->count];
 }
 
 static void send_list(struct impostor *me, int fd)
@@ -82,7 +88,7 @@ static void send_list(struct impostor *me, int fd)
 /* The first frame of a connection. False: hang up. */
 static bool take_hello(struct impostor *me, nfds_t i)
 {
-	uint8_t bytes[WH_HELLO_MAX];
+	uint8_t bytes[WH_HELLO_MAX], answer[WH_HELLO_MAX];
 	struct wh_hello hello, welcome;
 	struct wh_frame frame;
 	int fd = me->fds[i].fd;
@@ -105,9 +111,25 @@ static bool take_hello(struct impostor *me, nfds_t i)
 	welcome = raw_hello(hello.role);
 	welcome.epoch = me->echoes_epoch ? hello.epoch : welcome.epoch;
 	welcome.session = 5;
-	welcome.token = 6;
-	raw_send_frame(fd, WH_FRAME_WELCOME, 0, bytes, wh_hello_encode(bytes, &welcome));
-	if (hello.role == WH_ROLE_CONTROL)
+	length = raw_welcome(bytes, (size_t)length, &welcome, me->key, answer, &me->proofs[i]);
+	if (length < 0)
+		return false;
+	raw_send_frame(fd, WH_FRAME_WELCOME, 0, answer, (size_t)length);
+	me->proving[i] = true;
+	return true;
+}
+
+static bool take_proof(struct impostor *me, nfds_t i)
+{
+	uint8_t bytes[WH_PROOF_SIZE];
+	struct wh_frame frame;
+	int fd = me->fds[i].fd;
+
+	if (raw_receive_frame(fd, &frame, bytes, sizeof(bytes)) != WH_PROOF_SIZE ||
+	    frame.type != WH_FRAME_PROVE || memcmp(bytes, me->proofs[i].initiator, sizeof(bytes)) != 0)
+		return false;
+	me->proving[i] = false;
+	if (me->role[i] == WH_ROLE_CONTROL)
 		send_list(me, fd);
 	return true;
 }
@@ -223,6 +245,8 @@ static bool serve(struct impostor *me, nfds_t i)
 {
 	char dropped[4096];
 
+	if (me->proving[i])
+		return take_proof(me, i);
 	switch (me->role[i]) {
 	case 0:
 		return take_hello(me, i);
@@ -251,6 +275,7 @@ static void *impostor(void *arg)
 			setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
 			setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
 			me->role[me->count] = 0;
+			me->proving[me->count] = false;
 			me->fds[me->count++] = (struct pollfd){ .fd = fd, .events = POLLIN };
 		}
 	}

@@ -13,13 +13,14 @@ struct owner {
 	const struct route *route;
 };
 
-static void owner_open(struct owner *owner, const struct route *route)
+static void owner_open(struct owner *owner, const struct route *route, const char *knob)
 {
+	const char *const config[] = { knob, NULL };
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = route->kind };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 
 	owner->route = route;
-	owner->engine = engine_open(NULL, NULL, NULL);
+	owner->engine = engine_open(NULL, NULL, config);
 	if (route->kind == CHILD_FOREIGN)
 		owner->memory = pages_new(LENGTH);
 	else
@@ -76,8 +77,8 @@ static void another_user(const struct route *route)
 	struct owner owner;
 	char first;
 
-	owner_open(&owner, route);
-	child = initiator_start(NOBODY, NULL, wh_engine_url(owner.engine), &transfer);
+	owner_open(&owner, route, SHARED_KEY);
+	child = initiator_start(NOBODY, SHARED_KEY, wh_engine_url(owner.engine), &transfer);
 	want_true(child_transfer(child, &transfer, &result) == 0, "%s", result.text);
 	assert_string_equal(result.transport, "tcp");
 	want_true(strstr(result.explain, "shm: refused: ") && strstr(result.explain, "user"),
@@ -149,7 +150,7 @@ static void cma__switched_off(void **state)
 	struct owner owner;
 
 	(void)state;
-	owner_open(&owner, &route_vm);
+	owner_open(&owner, &route_vm, NULL);
 	child = initiator_start(0, "cma=0", wh_engine_url(owner.engine), &transfer);
 	want(0, child_transfer(child, &transfer, &result));
 	assert_string_equal(result.transport, "tcp");
@@ -161,7 +162,7 @@ static void cma__switched_off(void **state)
 	want_true(strstr(result.text, "cma"), "it says: %s", result.text);
 	child_exit(child);
 	owner_close(&owner);
-	owner_open(&owner, &route_shm);
+	owner_open(&owner, &route_shm, NULL);
 	child = initiator_start(0, "cma=0", wh_engine_url(owner.engine), &transfer);
 	want_true(child_transfer(child, &transfer, &result) == 0, "%s", result.text);
 	assert_string_equal(result.transport, "shm");
@@ -323,13 +324,14 @@ static void unpublished__rest_of_the_allocation(void **state)
 
 static void listen__loopback_only(void **state)
 {
+	static const char *const key[] = { SHARED_KEY, NULL };
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
 
 	(void)state;
 	want_true(strstr(wh_engine_url(engine), "127.0.0.1"), "it listens on %s",
 		  wh_engine_url(engine));
 	want(0, wh_engine_close(engine));
-	engine = engine_open(NULL, "0.0.0.0:0", NULL);
+	engine = engine_open(NULL, "0.0.0.0:0", key);
 	want_true(strstr(wh_engine_url(engine), "0.0.0.0"), "it listens on %s",
 		  wh_engine_url(engine));
 	want(0, wh_engine_close(engine));

@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "core/trust.h"
 #include "wire/bytes.h"
 
 #define SECONDS 10 /* for a read or a write */
@@ -158,6 +159,8 @@ struct wh_hello raw_hello(uint16_t role)
 		.role = role,
 		.epoch = 0x1122334455667788,
 		.name = "raw",
+		.auth_length = WH_NONCE_SIZE,
+		.auth = "a nonce that anybody could guess",
 	};
 
 	return hello;
@@ -169,7 +172,6 @@ struct wh_hello raw_hello_of(uint16_t role, const struct wh_hello *welcome)
 
 	hello.expected = welcome->epoch;
 	hello.session = welcome->session;
-	hello.token = welcome->token;
 	memcpy(hello.host, welcome->host, sizeof(hello.host));
 	return hello;
 }
@@ -183,23 +185,130 @@ size_t raw_hello_bytes(uint8_t out[WH_FRAME_HEADER + WH_HELLO_MAX], const struct
 	return WH_FRAME_HEADER + length;
 }
 
-int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
+/* ---- keys --------------------------------------------------------------------------------- */
+
+static struct wh_trust trust;
+
+static void learn_key(void)
 {
-	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX];
-	struct wh_frame frame;
+	struct wh_config config;
+
+	if (trust.crypto.library)
+		return;
+	if (wh_config_load(&config, NULL) || wh_trust_open(&trust, &config) || trust.error)
+		abort();
+}
+
+const struct wh_crypto *raw_crypto(void)
+{
+	learn_key();
+	return &trust.crypto;
+}
+
+const uint8_t *raw_key(void)
+{
+	learn_key();
+	return trust.key;
+}
+
+/* The keys of the sessions that have been begun last. */
+static struct {
+	uint64_t epoch, session;
+	uint8_t key[WH_KEY_SIZE];
+} sessions[64];
+static unsigned session_next;
+
+static const uint8_t *key_of(const struct wh_hello *hello, uint64_t epoch)
+{
+	if (hello->role == WH_ROLE_CONTROL)
+		return raw_key();
+	for (unsigned i = session_next; i && session_next - i < 64; i--)
+		if (sessions[(i - 1) % 64].session == hello->session &&
+		    sessions[(i - 1) % 64].epoch == epoch)
+			return sessions[(i - 1) % 64].key;
+	return raw_key();
+}
+
+static void keep_key(const struct wh_hello *welcome, const struct wh_proofs *proofs)
+{
+	unsigned i = session_next++ % 64;
+
+	sessions[i].epoch = welcome->epoch;
+	sessions[i].session = welcome->session;
+	memcpy(sessions[i].key, proofs->session, WH_KEY_SIZE);
+}
+
+/* ---- handshakes --------------------------------------------------------------------------- */
+
+int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct raw_shake *out)
+{
 	char text[WH_REFUSAL_MAX];
+	struct wh_frame frame;
 	int length, error;
 
-	if (raw_send(fd, bytes, raw_hello_bytes(bytes, hello)))
+	out->hello_length = raw_hello_bytes(out->hello, hello);
+	if (raw_send(fd, out->hello, out->hello_length))
 		return -1;
-	length = raw_receive_frame(fd, &frame, bytes, sizeof(bytes));
+	length = raw_receive_frame(fd, &frame, out->welcome, sizeof(out->welcome));
 	if (length < 0)
 		return -1;
+	out->welcome_length = (size_t)length;
 	if (frame.type == WH_FRAME_REFUSED)
-		return wh_refusal_decode(bytes, (size_t)length, &error, text) ? -1 : error;
-	if (frame.type != WH_FRAME_WELCOME || wh_hello_decode(bytes, (size_t)length, welcome))
+		return wh_refusal_decode(out->welcome, out->welcome_length, &error, text) ? -1 : error;
+	if (frame.type != WH_FRAME_WELCOME ||
+	    wh_hello_decode(out->welcome, out->welcome_length, &out->said))
 		return -1;
+	return wh_proofs_make(raw_crypto(), key ? key : key_of(hello, out->said.epoch),
+			      out->hello + WH_FRAME_HEADER, out->hello_length - WH_FRAME_HEADER,
+			      out->welcome, out->welcome_length, &out->proofs) ?
+		       -1 :
+		       0;
+}
+
+int raw_prove(int fd, const uint8_t proof[WH_PROOF_SIZE])
+{
+	return raw_send_frame(fd, WH_FRAME_PROVE, 0, proof, WH_PROOF_SIZE);
+}
+
+int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
+{
+	uint8_t alive[16];
+	struct raw_shake shake;
+	struct wh_frame frame;
+	int error = raw_shake(fd, hello, NULL, &shake);
+
+	if (error)
+		return error;
+	if (memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE, WH_PROOF_SIZE) != 0 ||
+	    raw_prove(fd, shake.proofs.initiator))
+		return -1;
+	if (hello->role == WH_ROLE_CONTROL)
+		keep_key(&shake.said, &shake.proofs);
+	/* The descriptor that comes along is not received, and so closed by the kernel. */
+	if (hello->role == WH_ROLE_SHM &&
+	    (raw_receive_frame(fd, &frame, alive, sizeof(alive)) || frame.type != WH_FRAME_ALIVE))
+		return -1;
+	*welcome = shake.said;
 	return 0;
+}
+
+int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome, const uint8_t *key,
+		uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs)
+{
+	struct wh_hello said, full = *welcome;
+	size_t end;
+
+	if (wh_hello_decode(hello, length, &said))
+		return -1;
+	full.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
+	end = wh_hello_encode(out, &full);
+	if (wh_proofs_make(raw_crypto(), key ? key : key_of(&said, welcome->epoch), hello, length, out,
+			   end, proofs))
+		return -1;
+	memcpy(out + end - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
+	if (said.role == WH_ROLE_CONTROL)
+		keep_key(welcome, proofs);
+	return (int)end;
 }
 
 int raw_control(const char *url, struct wh_hello *welcome)

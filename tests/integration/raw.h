@@ -7,6 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "wire/proof.h"
 #include "wire/wire.h"
 
 /* A connected socket whose reads give up after some seconds, or -1. */
@@ -31,9 +32,32 @@ struct wh_hello raw_hello(uint16_t role);
 struct wh_hello raw_hello_of(uint16_t role, const struct wh_hello *welcome);
 size_t raw_hello_bytes(uint8_t out[WH_FRAME_HEADER + WH_HELLO_MAX], const struct wh_hello *hello);
 
-/* Send it and take the answer: 0 with the WELCOME; the positive errno of a REFUSED; -1: closed or
- * something else. */
+/* A handshake under way. */
+struct raw_shake {
+	uint8_t hello[WH_FRAME_HEADER + WH_HELLO_MAX], welcome[WH_HELLO_MAX];
+	size_t hello_length, welcome_length; /* hello: with the frame's header */
+	struct wh_hello said; /* the WELCOME */
+	struct wh_proofs proofs;
+};
+
+/* Send a HELLO and take the answer: 0 with the WELCOME and the proofs by `key` (NULL: that of this user, or
+ * of the session that the hello names, as it has been proved); the positive errno of a REFUSED; -1: closed
+ * or something else. */
+int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct raw_shake *out);
+/* Send a PROVE. */
+int raw_prove(int fd, const uint8_t proof[WH_PROOF_SIZE]);
+
+/* Both: 0 with the WELCOME, whose proof has been checked. */
 int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome);
+
+/* The other side: from the HELLO as it has come make the WELCOME, whose proof is by `key` (NULL: as above),
+ * and what is to come in turn. The length of the payload, or -1. */
+int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome, const uint8_t *key,
+		uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs);
+
+/* This user's key. */
+const struct wh_crypto *raw_crypto(void);
+const uint8_t *raw_key(void);
 
 /* Connected and welcome, or -1. */
 int raw_control(const char *url, struct wh_hello *welcome);

@@ -250,12 +250,13 @@ static void rights__write_only(void **state)
 /* Another user's memory is none of ours, not even root's. */
 static void rights__other_user(void **state)
 {
-	const struct child_options nobody = { .user = 65534 };
+	const struct child_options nobody = { .user = 65534, .config = { SHARED_KEY } };
+	static const char *const config[] = { SHARED_KEY, NULL };
 	struct shm shm;
 	int memory;
 
 	(void)state;
-	shm_begin(&shm, &nobody, NULL);
+	shm_begin(&shm, &nobody, config);
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	child_region(shm.child, memory, 0, LENGTH, "theirs", 0, NULL);
 	want_text(-EOPNOTSUPP, "user 65534", transfer(&shm, "theirs", WH_READ, 8, NULL));

@@ -48,6 +48,38 @@ static void load__defaults(void **state)
 	assert_int_equal(config.number[WH_KNOB_CMA], 1);
 	assert_int_equal(config.number[WH_KNOB_NOTIFICATIONS], 1024);
 	assert_string_equal(config.text[WH_KNOB_CUDA], "");
+	assert_string_equal(config.text[WH_KNOB_KEY], "");
+	assert_string_equal(config.text[WH_KNOB_KEYFILE], "");
+}
+
+/* What is wrong with a key is said without it. */
+static void load__key(void **state)
+{
+	static const char key[] = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
+	char text[WH_CONFIG_TEXT + 16];
+	struct wh_config config;
+
+	(void)state;
+	snprintf(text, sizeof(text), "key=%s", key);
+	assert_int_equal(load(&config, text), 0);
+	assert_string_equal(config.text[WH_KNOB_KEY], key);
+	for (size_t cut = 1; cut < 64; cut++) {
+		snprintf(text, sizeof(text), "key=%.*s", (int)cut, key);
+		assert_int_equal(load(&config, text), -EINVAL);
+		assert_null(strstr(wh_error_text(), "0011"));
+	}
+	snprintf(text, sizeof(text), "key=%s0", key);
+	assert_int_equal(load(&config, text), -EINVAL);
+	snprintf(text, sizeof(text), "key=%s", key);
+	text[20] = 'g';
+	assert_int_equal(load(&config, text), -EINVAL);
+	assert_null(strstr(wh_error_text(), "0011"));
+	memset(text + 4, '1', WH_CONFIG_TEXT + 4);
+	text[WH_CONFIG_TEXT + 8] = '\0';
+	assert_int_equal(load(&config, text), -EINVAL);
+	assert_null(strstr(wh_error_text(), "1111"));
+	assert_int_equal(load(&config, "keyfile=/etc/wherry/key"), 0);
+	assert_int_equal(load(&config, "keyfile=a\nb"), -EINVAL);
 }
 
 static void load__cuda(void **state)
@@ -72,7 +104,7 @@ static void load__cuda(void **state)
 
 static void rows__are_complete(void **state)
 {
-	static const char *const types[] = { "count", "bytes", "ms", "bool", "text" };
+	static const char *const types[] = { "count", "bytes", "ms", "bool", "text", "secret" };
 	const struct wh_config_row *row;
 	struct wh_config config;
 	char text[128];
@@ -263,6 +295,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(load__defaults, clear, clear),
 		cmocka_unit_test_setup_teardown(load__cuda, clear, clear),
+		cmocka_unit_test_setup_teardown(load__key, clear, clear),
 		cmocka_unit_test_setup_teardown(rows__are_complete, clear, clear),
 		cmocka_unit_test_setup_teardown(load__environment, clear, clear),
 		cmocka_unit_test_setup_teardown(load__overrides_go_first, clear, clear),

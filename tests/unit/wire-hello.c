@@ -11,21 +11,20 @@ enum {
 	AT_VERSION_MAX = 6,
 	AT_ROLE = 8,
 	AT_AUTH_LENGTH = 10,
-	AT_NAME = 68,
+	AT_NAME = 60,
 };
 
 static struct wh_hello sample(void)
 {
 	struct wh_hello hello = {
-		.version_min = 1,
-		.version_max = 1,
+		.version_min = 2,
+		.version_max = 2,
 		.role = WH_ROLE_DATA,
 		.capabilities = 0x01020304,
 		.connection = 0x05060708,
 		.epoch = UINT64_C(0x1122334455667788),
 		.expected = 2,
 		.session = 3,
-		.token = UINT64_MAX,
 		.host = "0123456789abcde",
 		.name = "node.42",
 		.socket = "wherry-1122",
@@ -44,7 +43,7 @@ static void assert_hello_equal(const struct wh_hello *a, const struct wh_hello *
 	assert_int_equal(a->capabilities, b->capabilities);
 	assert_int_equal(a->connection, b->connection);
 	assert_true(a->epoch == b->epoch && a->expected == b->expected);
-	assert_true(a->session == b->session && a->token == b->token);
+	assert_true(a->session == b->session);
 	assert_memory_equal(a->host, b->host, sizeof(a->host));
 	assert_string_equal(a->name, b->name);
 	assert_string_equal(a->socket, b->socket);
@@ -69,7 +68,7 @@ static void encode__layout(void **state)
 
 	(void)state;
 	assert_int_equal(length, AT_NAME + 1 + 7 + 1 + 11 + 3);
-	assert_memory_equal(bytes, "WHRY\1\0\1\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
+	assert_memory_equal(bytes, "WHRY\2\0\2\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
 	assert_memory_equal(bytes + 20, "\x88\x77\x66\x55\x44\x33\x22\x11", 8);
 	assert_memory_equal(bytes + AT_NAME, "\7node.42\13wherry-1122\11\10\7", 23);
 }
@@ -90,7 +89,7 @@ static void decode__round_trip(void **state)
 	assert_int_equal(decode(bytes, wh_hello_encode(bytes, &hello), &got), 0);
 	assert_hello_equal(&hello, &got);
 	memset(&hello, 0, sizeof(hello));
-	hello.version_min = hello.version_max = 1;
+	hello.version_min = hello.version_max = 2;
 	hello.role = WH_ROLE_SHM;
 	assert_int_equal(decode(bytes, wh_hello_encode(bytes, &hello), &got), 0);
 	assert_hello_equal(&hello, &got);
@@ -134,13 +133,15 @@ static void decode__versions(void **state)
 		uint16_t min, max;
 		int rc;
 	} cases[] = {
-		{ 1, 1, 0 },
-		{ 1, 2, 0 },
-		{ 1, UINT16_MAX, 0 },
+		{ 2, 2, 0 },
+		{ 2, 3, 0 },
+		{ 2, UINT16_MAX, 0 },
 		{ 0, 0, -EPROTONOSUPPORT },
-		{ 0, 1, 0 },
-		{ 2, 1, -EPROTO },
-		{ 2, 2, -EPROTONOSUPPORT },
+		{ 1, 1, -EPROTONOSUPPORT },
+		{ 0, 2, 0 },
+		{ 1, 2, 0 },
+		{ 3, 2, -EPROTO },
+		{ 3, 3, -EPROTONOSUPPORT },
 		{ 7, UINT16_MAX, -EPROTONOSUPPORT },
 	};
 	struct wh_hello hello = sample(), got;
@@ -163,8 +164,8 @@ static void decode__versions(void **state)
 			assert_int_equal(decode(bytes, 8, &got), -EPROTONOSUPPORT);
 	}
 	/* Who speaks a newer version too may say more. */
-	hello.version_min = 1;
-	hello.version_max = 2;
+	hello.version_min = 2;
+	hello.version_max = 3;
 	length = wh_hello_encode(bytes, &hello);
 	bytes[length] = 0x55;
 	assert_int_equal(decode(bytes, length + 1, &got), 0);

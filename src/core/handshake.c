@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the two sides of a handshake say, and how they prove it to each other: wire/proof.h. */
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "core/core.h"
+
+static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello *hello)
+{
+	*hello = (struct wh_hello){
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
+		.role = role,
+		.epoch = engine->epoch,
+		.auth_length = WH_NONCE_SIZE,
+	};
+	memcpy(hello->host, engine->host, sizeof(hello->host));
+	memcpy(hello->name, engine->name, sizeof(hello->name));
+	return getrandom(hello->auth, WH_NONCE_SIZE, 0) == WH_NONCE_SIZE ? 0 : -EIO;
+}
+
+static size_t end(const struct wh_hello *hello, enum wh_frame_type type, uint8_t out[WH_GREETING_MAX])
+{
+	size_t length = wh_hello_encode(out + WH_FRAME_HEADER, hello);
+
+	wh_frame_encode(out, &(struct wh_frame){ (uint32_t)length, (uint16_t)type, 0 });
+	return WH_FRAME_HEADER + length;
+}
+
+/* ---- the initiator ------------------------------------------------------------------------- */
+
+int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out)
+{
+	struct wh_hello hello;
+	int error = begin(peer->engine, role, &hello);
+
+	hello.connection = connection;
+	/* The control connection takes any epoch, so as to tell another one from a refusal. */
+	if (role != WH_ROLE_CONTROL) {
+		pthread_mutex_lock(&peer->lock);
+		hello.expected = peer->welcome.epoch;
+		hello.session = peer->welcome.session;
+		pthread_mutex_unlock(&peer->lock);
+	}
+	out->length = end(&hello, WH_FRAME_HELLO, out->bytes);
+	return error;
+}
+
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, const struct wh_greeting *hello,
+		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
+{
+	const struct wh_trust *trust = &peer->engine->trust;
+	uint8_t key[WH_KEY_SIZE];
+	struct wh_proofs proofs;
+	int error;
+
+	pthread_mutex_lock(&peer->lock);
+	memcpy(key, role == WH_ROLE_CONTROL ? trust->key : peer->key, sizeof(key));
+	pthread_mutex_unlock(&peer->lock);
+	error = wh_proofs_make(&trust->crypto, key, hello->bytes + WH_FRAME_HEADER,
+			       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
+	if (!error && !wh_proof_equal(&trust->crypto, proofs.owner, welcome + length - WH_PROOF_SIZE))
+		error = -EACCES;
+	if (!error) {
+		wh_frame_encode(out, &(struct wh_frame){ WH_PROOF_SIZE, WH_FRAME_PROVE, 0 });
+		memcpy(out + WH_FRAME_HEADER, proofs.initiator, WH_PROOF_SIZE);
+	}
+	if (!error && role == WH_ROLE_CONTROL) {
+		pthread_mutex_lock(&peer->lock);
+		memcpy(peer->key, proofs.session, sizeof(peer->key));
+		pthread_mutex_unlock(&peer->lock);
+	}
+	explicit_bzero(key, sizeof(key));
+	explicit_bzero(&proofs, sizeof(proofs));
+	return error;
+}
+
+/* ---- the owner ----------------------------------------------------------------------------- */
+
+int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const struct wh_hello *hello,
+	       uint64_t session, const uint8_t key[WH_KEY_SIZE], struct wh_greeting *out,
+	       struct wh_proofs *proofs)
+{
+	struct wh_hello welcome;
+	int error = begin(engine, hello->role, &welcome);
+
+	welcome.expected = hello->epoch;
+	welcome.session = session;
+	memcpy(welcome.socket, engine->socket_name, sizeof(welcome.socket));
+	/* The proof covers all before it. */
+	welcome.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
+	out->length = end(&welcome, WH_FRAME_WELCOME, out->bytes);
+	if (!error)
+		error = wh_proofs_make(&engine->trust.crypto, key, said->bytes + WH_FRAME_HEADER,
+				       said->length - WH_FRAME_HEADER, out->bytes + WH_FRAME_HEADER,
+				       out->length - WH_FRAME_HEADER, proofs);
+	if (!error)
+		memcpy(out->bytes + out->length - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
+	return error;
+}
