@@ -6,6 +6,7 @@
 
 #include "engine.h"
 #include "output.h"
+#include "rendezvous/registry.h"
 
 struct value {
 	const char *text;
@@ -27,13 +28,15 @@ static struct value read_value(const struct arguments *arguments, const struct w
 	return (struct value){ row->fallback, "default" };
 }
 
-static struct value in_effect(const struct arguments *arguments, const struct wh_config_row *row)
+/* A registry's URL can have a password in it, and the key is nobody's business. */
+static const char *shown(const struct wh_config_row *row, const char *value, char *room, size_t size)
 {
-	struct value value = read_value(arguments, row);
-
-	if (*value.text && strcmp(row->type, "secret") == 0)
-		value.text = "set";
-	return value;
+	if (strcmp(row->type, "secret") == 0)
+		return *value ? "set" : value;
+	if (strcmp(row->name, "registry") != 0)
+		return value;
+	wh_registry_url_show(value, room, size);
+	return room;
 }
 
 static void print_table(const struct arguments *arguments)
@@ -42,9 +45,11 @@ static void print_table(const struct arguments *arguments)
 
 	printf("%-14s %-22s %-6s %-13s %s\n", "KNOB", "ENVIRONMENT", "TYPE", "DEFAULT", "VALUE");
 	for (size_t i = 0; (row = wh_config_row(i)); i++) {
-		struct value value = in_effect(arguments, row);
+		char room[WH_REGISTRY_URL_MAX];
+		struct value value = read_value(arguments, row);
 		bool fallback = strcmp(value.source, "default") == 0;
 
+		value.text = shown(row, value.text, room, sizeof(room));
 		printf("%-14s %-22s %-6s %-13s %s%s%s%s\n", row->name, row->environment, row->type,
 		       *row->fallback ? row->fallback : "-", *value.text ? value.text : "-",
 		       fallback ? "" : " (", fallback ? "" : value.source, fallback ? "" : ")");
@@ -58,8 +63,10 @@ static int print_json(const struct arguments *arguments)
 	const struct wh_config_row *row;
 
 	for (size_t i = 0; (row = wh_config_row(i)); i++) {
-		struct value value = in_effect(arguments, row);
+		char room[WH_REGISTRY_URL_MAX];
+		struct value value = read_value(arguments, row);
 
+		value.text = shown(row, value.text, room, sizeof(room));
 		json_array_append_new(knobs, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}",
 			"name", row->name, "environment", row->environment, "type", row->type,
 			"default", row->fallback, "value", value.text, "source", value.source,

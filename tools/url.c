@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "command.h"
+#include "rendezvous/registry.h"
 
 #define SCHEME "wherry://"
 
@@ -30,6 +31,7 @@ static bool is_port(const char *text, size_t length)
 /* HOST:PORT, NAME:PORT or [IPv6]:PORT, `length` bytes of it. */
 static const char *check_authority(const char *text, size_t length)
 {
+	char name[WH_REGISTRY_NAME_MAX];
 	const char *port, *host = text;
 	size_t host_length;
 
@@ -51,6 +53,13 @@ static const char *check_authority(const char *text, size_t length)
 	}
 	if (!host_length)
 		return "names no host: write wherry://HOST:PORT";
+	/* A name of the registry's; whether there is a registry is for the library to say. */
+	if (*text != '[' && port == text + length && host_length < sizeof(name)) {
+		memcpy(name, text, host_length);
+		name[host_length] = '\0';
+		if (wh_registry_name_valid(name))
+			return NULL;
+	}
 	if (port == text + length || *port != ':')
 		return "names no port: write wherry://HOST:PORT";
 	if (!is_port(port + 1, (size_t)(text + length - port - 1)))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Addresses of memory: wherry://HOST:PORT/REGION[+OFFSET]. */
+/* Addresses of memory: wherry://HOST:PORT/REGION[+OFFSET], or with a registry
+ * wherry://NAME/REGION[+OFFSET]. */
 #ifndef TOOLS_URL_H
 #define TOOLS_URL_H
 
@@ -7,7 +8,7 @@
 #include <stdint.h>
 
 struct url {
-	char engine[288];  /* "wherry://HOST:PORT", as wh_peer_open() takes it */
+	char engine[288];  /* "wherry://HOST:PORT" or "wherry://NAME", as wh_peer_open() takes it */
 	char region[64];   /* "": none */
 	uint64_t offset;   /* 0: none */
 };

@@ -50,13 +50,23 @@ struct wh_engine_options {
 	 * silence. Called from any thread, also the engine's own; must not call into Wherry. */
 	void (*log)(void *arg, const char *line);
 	void *log_arg;
+	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,
+	 * or a server with the same three verbs), "etcd://...", "redis://...", as docs/registries.md
+	 * says; NULL: the knob `registry`, by default "p2p", which is none. An engine that listens
+	 * is registered under its name as long as it lives, and for the knob `lease` after it has
+	 * died. */
+	const char *registry;
 };
 
 /* Open an engine: its listener, its progress threads, its transports. A process needs one as a
- * rule. options may be NULL. Does not block on the network.
+ * rule. options may be NULL. Does not block on the network, unless it has a registry: then until
+ * that has answered, at most the knob `timeout`, and where the name belongs to another engine until
+ * that one's lease must have run out.
  * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM, -EACCES (a
  * key file that others can read; more than loopback without a cluster key), -ELIBACC (no OpenSSL to prove
- * the key with). */
+ * the key with). With a registry also -EEXIST (a live engine has the name), -ELIBACC (a library for it is
+ * not there), -ECONNREFUSED, -EHOSTUNREACH, -ETIMEDOUT, -ECONNRESET, -EACCES (user, password,
+ * certificate), -EPROTO. A registry that goes away later disturbs nothing: it is tried again. */
 int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **out);
 
 /* Close the engine. Everything opened from it must be gone before: peers closed, batches and
@@ -83,12 +93,13 @@ struct wh_peer_options {
 };
 
 /* Connect to another engine and learn its published regions. `url` is "wherry://HOST:PORT" or
- * "HOST:PORT" (names, IPv4, [IPv6]) or "self" for this engine itself. options may be NULL. Blocks
- * until connected. Safe to call from several threads; each call gives a peer of its own, with
+ * "HOST:PORT" (names, IPv4, [IPv6]) or "self" for this engine itself; where this engine has a
+ * registry also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Safe to call from several threads; each call gives a peer of its own, with
  * connections of its own.
  * 0, or -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -EPROTO (something
  * that is not Wherry answers), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK
- * (called from a callback). */
+ * (called from a callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine
+ * answers at its address) and what a registry may say, as for wh_engine_open(). */
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 

@@ -26,6 +26,7 @@
 #include "core/places.h"
 #include "core/trust.h"
 #include "memory/memory.h"
+#include "rendezvous/registry.h"
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
@@ -71,6 +72,7 @@ struct wh_engine {
 	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
 
 	struct wh_acceptor *acceptor;
+	struct wh_registry *registry; /* NULL: none */
 	struct wh_inbox *inbox;
 	struct wh_windows *windows; /* once one was opened; under lock, then kept */
 	unsigned window_count;      /* under lock */
@@ -205,6 +207,11 @@ struct wh_peer {
 	struct wh_timer heartbeat;
 	struct wh_source connecting;
 	char address_text[64]; /* of the one that answered; under lock */
+	/* Opened by a name of the registry: while it is lost, the registry is asked whether another
+	 * engine has the name now. */
+	struct wh_registry_ask watch; /* its name is "" for a peer opened by its address */
+	struct wh_task moved;
+	uint64_t wanted; /* the epoch that the registry told; 0: any */
 
 	/* Notifications sent and not yet confirmed. */
 	pthread_mutex_t note_lock;

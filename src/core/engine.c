@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "rendezvous/rendezvous.h"
 #include "transport/lane.h"
 #include "util/options.h"
 #include "window/window.h"
@@ -268,6 +269,100 @@ static int open_cuda(struct wh_engine *engine)
 	return error;
 }
 
+/* ---- the registry ------------------------------------------------------------------------- */
+
+static const char *registry_url(const struct wh_engine *engine, const char *given)
+{
+	const char *url = given ? given : engine->config.text[WH_KNOB_REGISTRY];
+
+	return *url && strcmp(url, "p2p") ? url : NULL;
+}
+
+/* Before anything is opened. */
+static int check_registry(struct wh_engine *engine, const char *given)
+{
+	struct wh_registry_url parsed;
+	const char *url = registry_url(engine, given);
+	int error = url ? wh_registry_url_parse(url, &parsed) : 0;
+
+	explicit_bzero(&parsed, sizeof(parsed));
+	return error;
+}
+
+/* Who listens on all addresses is found at the one from which the registry is reached. */
+static int reachable_address(struct wh_engine *engine, const char *url, char *out, size_t size)
+{
+	const char *listening = engine->url + strlen("wherry://");
+	bool v4 = !strncmp(listening, "0.0.0.0:", 8), any = v4 || !strncmp(listening, "[::]:", 5);
+	struct sockaddr_storage there[WH_PEER_ADDRESSES], here;
+	unsigned count = WH_PEER_ADDRESSES, i;
+	struct wh_registry_url parsed;
+	socklen_t length = sizeof(here);
+	char text[64] = "";
+	int fd, error;
+
+	snprintf(out, size, "%s", listening);
+	if (!any)
+		return 0;
+	error = wh_registry_url_parse(url, &parsed);
+	if (!error)
+		error = wh_rendezvous_resolve(parsed.endpoint[0], false, there, &count);
+	explicit_bzero(&parsed, sizeof(parsed));
+	if (error)
+		return error;
+	for (i = 0; i < count && v4 && there[i].ss_family != AF_INET; i++)
+		;
+	if (i == count)
+		return wh_fail(EADDRNOTAVAIL, "registry: it has no IPv4 address, so that of this host is "
+			       "not known; listen on it instead of 0.0.0.0");
+	/* Nothing is sent: connecting such a socket is choosing a route. */
+	fd = socket(there[i].ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	if (fd < 0 || connect(fd, (struct sockaddr *)&there[i], sizeof(there[i])) ||
+	    getsockname(fd, (struct sockaddr *)&here, &length))
+		error = wh_fail(errno, "registry: no route to it: %s", strerror(errno));
+	else
+		wh_address_format(text, sizeof(text), &here);
+	if (fd >= 0)
+		close(fd);
+	if (!error)
+		snprintf(out, size, "%.*s%s", (int)(strrchr(text, ':') - text), text,
+			 strrchr(listening, ':'));
+	return error;
+}
+
+static int open_registry(struct wh_engine *engine, const char *given)
+{
+	struct wh_registry_options options = {
+		.url = registry_url(engine, given),
+		.lease = engine->config.number[WH_KNOB_LEASE],
+		.timeout = engine->config.number[WH_KNOB_TIMEOUT],
+		.self.epoch = engine->epoch,
+		.log = engine->log,
+		.log_arg = engine->log_arg,
+	};
+	int error;
+
+	if (!options.url)
+		return 0;
+	if (*engine->url) {
+		memcpy(options.self.name, engine->name, sizeof(options.self.name));
+		error = reachable_address(engine, options.url, options.self.address,
+					  sizeof(options.self.address));
+		if (error)
+			return error;
+	}
+	return wh_registry_open(&options, &engine->registry);
+}
+
+static void end_sessions(void *argument)
+{
+	struct wh_engine *engine = argument;
+
+	while (!wh_list_empty(&engine->sessions))
+		wh_session_end(wh_container(engine->sessions.next, struct wh_session, link), 0,
+			       "the engine closes");
+}
+
 int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
 {
 	struct wh_engine_options options;
@@ -313,6 +408,9 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 		error = random_bytes(&seed, sizeof(seed));
 	if (error)
 		goto err_free;
+	error = check_registry(engine, options.registry);
+	if (error)
+		goto err_free;
 	engine->ours = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
 			    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (engine->ours == MAP_FAILED) {
@@ -335,9 +433,15 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_acceptor_open(engine, listen);
 	if (error)
 		goto err_transports;
+	error = open_registry(engine, options.registry);
+	if (error)
+		goto err_acceptor;
 	*out = engine;
 	return 0;
 
+err_acceptor:
+	wh_acceptor_close(engine);
+	wh_loop_call(&engine->loops[0], end_sessions, engine);
 err_transports:
 	close_transports(engine);
 	wh_inbox_close(engine);
@@ -359,15 +463,6 @@ err_free:
 }
 
 /* ---- close -------------------------------------------------------------------------------- */
-
-static void end_sessions(void *argument)
-{
-	struct wh_engine *engine = argument;
-
-	while (!wh_list_empty(&engine->sessions))
-		wh_session_end(wh_container(engine->sessions.next, struct wh_session, link), 0,
-			       "the engine closes");
-}
 
 int wh_engine_close(struct wh_engine *engine)
 {
@@ -392,6 +487,7 @@ int wh_engine_close(struct wh_engine *engine)
 	pthread_mutex_unlock(&engine->lock);
 	if (error)
 		return error;
+	wh_registry_close(engine->registry);
 	wh_acceptor_close(engine);
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
 	close_transports(engine);

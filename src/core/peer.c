@@ -161,6 +161,61 @@ static void set_state(struct wh_peer *peer, uint32_t state, int error, const cha
 	pthread_mutex_unlock(&peer->lock);
 }
 
+/* ---- the registry ---------------------------------------------------------------------------- */
+
+/* While a peer is lost: has another engine its name now? Then there is no need to wait for the old one. */
+static void watch(struct wh_peer *peer)
+{
+	peer->watch.unlike = peer->welcome.epoch;
+	if (*peer->watch.name)
+		wh_registry_ask(peer->engine->registry, &peer->watch);
+}
+
+static void unwatch(struct wh_peer *peer)
+{
+	if (!*peer->watch.name)
+		return;
+	wh_registry_forget(peer->engine->registry, &peer->watch);
+	wh_loop_cancel(home(peer), &peer->moved);
+}
+
+/* On the registry's thread. */
+static void name_moved(struct wh_registry_ask *ask)
+{
+	struct wh_peer *peer = wh_container(ask, struct wh_peer, watch);
+
+	wh_loop_post(home(peer), &peer->moved);
+}
+
+static void stop_connecting(struct wh_peer *peer)
+{
+	wh_timer_clear(&peer->retry);
+	if (peer->connecting.fd >= 0) {
+		wh_loop_remove(home(peer), &peer->connecting);
+		close(peer->connecting.fd);
+		peer->connecting.fd = -1;
+	}
+	wh_control_close(&peer->control);
+}
+
+static void moved(struct wh_task *task)
+{
+	struct wh_peer *peer = wh_container(task, struct wh_peer, moved);
+	char text[WH_TEXT_MAX];
+
+	if (peer->watch.error || atomic_load(&peer->state) != WH_PEER_LOST)
+		return;
+	stop_connecting(peer);
+	peer->listed = false;
+	snprintf(text, sizeof(text), "it was restarted; the registry has it at %s",
+		 peer->watch.found.address);
+	wh_engine_log(peer->engine, "%s was restarted, at %s", peer->welcome.name,
+		      peer->watch.found.address);
+	set_state(peer, WH_PEER_STALE, -ESTALE, text);
+}
+
+/* ---- trying again ----------------------------------------------------------------------------- */
+
 static void retry(struct wh_timer *timer)
 {
 	struct wh_peer *peer = wh_container(timer, struct wh_peer, retry);
@@ -183,6 +238,7 @@ static void try_failed(struct wh_peer *peer, int error, const char *text)
 	}
 	if (error == -ESTALE) {
 		wh_engine_log(peer->engine, "%s was restarted", peer->welcome.name);
+		unwatch(peer);
 		set_state(peer, WH_PEER_STALE, error, text);
 		return;
 	}
@@ -212,6 +268,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	wh_engine_log(peer->engine, "lost: %s", why);
 	set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
 	lose_transports(peer, -ECONNRESET, why);
+	watch(peer);
 	peer->backoff = BACKOFF_FIRST;
 	wh_timer_set(home(peer), &peer->retry, wh_now() + peer->backoff);
 }
@@ -279,6 +336,12 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 	if (error)
 		return error == -EACCES ? 0 : error;
 	peer->proved = true;
+	/* The registry knew another engine at this address. */
+	if (first && peer->wanted && welcome.epoch != peer->wanted) {
+		ended(peer, -ESTALE, "another engine answers there than the registry has; try again "
+		      "when the lease of the former has ended");
+		return 0;
+	}
 	if (!first && welcome.epoch != peer->welcome.epoch) {
 		ended(peer, -ESTALE, "it was restarted");
 		return 0;
@@ -360,6 +423,7 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 		peer->listed = true;
 		peer->backoff = BACKOFF_FIRST;
 		wh_timer_set(home(peer), &peer->heartbeat, wh_now() + beat_after(peer));
+		unwatch(peer);
 		set_state(peer, WH_PEER_CONNECTED, 0, "");
 	} else {
 		pthread_mutex_lock(&peer->lock);
@@ -501,14 +565,9 @@ static void stop(void *argument)
 {
 	struct wh_peer *peer = argument;
 
-	wh_timer_clear(&peer->retry);
+	unwatch(peer);
 	wh_timer_clear(&peer->heartbeat);
-	if (peer->connecting.fd >= 0) {
-		wh_loop_remove(home(peer), &peer->connecting);
-		close(peer->connecting.fd);
-		peer->connecting.fd = -1;
-	}
-	wh_control_close(&peer->control);
+	stop_connecting(peer);
 	wh_remote_clear(peer);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id])
@@ -541,6 +600,8 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	peer->backoff = BACKOFF_FIRST;
 	atomic_store(&peer->plan_version, 1);
 	peer->retry.fire = retry;
+	peer->watch.done = name_moved;
+	peer->moved.run = moved;
 	peer->heartbeat.fire = beat;
 	wh_control_init(&peer->control, &engine->loops[0]);
 	peer->control.frame = peer_frame;
@@ -600,6 +661,39 @@ static int wait_connected(struct wh_peer *peer, const char *url, int64_t deadlin
 	return error;
 }
 
+/* Is this a name of the registry, and not HOST:PORT? */
+static const char *registry_name(const struct wh_engine *engine, const char *url)
+{
+	const char *name = strncmp(url, "wherry://", 9) ? url : url + 9;
+
+	return engine->registry && wh_registry_name_valid(name) ? name : NULL;
+}
+
+/* Where the peer may be: by its name if the registry knows that, else by its address. */
+static int resolve(struct wh_peer *peer, const char *url, int64_t deadline)
+{
+	const char *name = registry_name(peer->engine, url), *address = url;
+	struct wh_registry_record record;
+	char why[WH_TEXT_MAX];
+	int error = 0;
+
+	if (name) {
+		error = wh_registry_find(peer->engine->registry, name, deadline, &record);
+		address = record.address;
+	}
+	if (name && !error) {
+		memcpy(peer->watch.name, record.name, sizeof(peer->watch.name));
+		peer->wanted = record.epoch;
+	}
+	peer->address_count = WH_PEER_ADDRESSES;
+	if (!error)
+		error = wh_rendezvous_resolve(address, false, peer->address, &peer->address_count);
+	if (!error)
+		return 0;
+	snprintf(why, sizeof(why), "%s", wh_error_text());
+	return wh_fail(-error, "cannot reach \"%.80s\": %.150s", url, why);
+}
+
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *given,
 		 struct wh_peer **out)
 {
@@ -624,18 +718,12 @@ int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer
 	if (!strcmp(url, "self")) {
 		wh_loop_call(&engine->loops[0], be_self, peer);
 	} else {
-		int64_t timeout = options.timeout ? options.timeout : 5 * WH_SECOND;
+		int64_t deadline = wh_deadline(options.timeout ? options.timeout : 5 * WH_SECOND);
 
-		peer->address_count = WH_PEER_ADDRESSES;
-		error = wh_rendezvous_resolve(url, false, peer->address, &peer->address_count);
-		if (error) {
-			char why[WH_TEXT_MAX];
-
-			snprintf(why, sizeof(why), "%s", wh_error_text());
-			wh_fail(-error, "cannot reach \"%.80s\": %.150s", url, why);
-		} else {
+		error = resolve(peer, url, deadline);
+		if (!error) {
 			wh_loop_call(&engine->loops[0], start, peer);
-			error = wait_connected(peer, url, wh_deadline(timeout));
+			error = wait_connected(peer, url, deadline);
 		}
 	}
 	if (error) {

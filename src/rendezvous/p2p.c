@@ -29,7 +29,8 @@ static int parse_port(const char *where, const char *port, bool listening, struc
 
 	if (!length)
 		return wh_fail(EINVAL, SHOWN ": the port is missing; write HOST:PORT%s", where,
-			       listening ? " (port 0 takes a free one)" : "");
+			       listening ? " (port 0 takes a free one)" :
+					   "; names want the knob registry");
 	if (port[length] == '/')
 		return wh_fail(EINVAL, SHOWN ": nothing may follow the port, \"%.40s\" does", where,
 			       port + length);

@@ -25,6 +25,7 @@ struct knob {
 	bool (*text)(const char *text);
 	int64_t least, most;
 	const char *wants; /* for the error; NULL: made from the type and the bounds */
+	bool secret;       /* the value is not shown in an error */
 };
 
 /* ---- values ------------------------------------------------------------------------------- */
@@ -293,6 +294,21 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 			 "the file with the cluster key, of mode 0600; empty: a key of this user's own" },
 		.text = check_path,
 		.wants = "the path of a file with 64 hex digits",
+		.secret = true,
+	},
+	[WH_KNOB_REGISTRY] = {
+		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",
+			 "where engines find each other by name: http:, etcd:, redis://HOST:PORT; p2p: not" },
+		.text = check_address,
+		.wants = "p2p or a URL such as http://HOST:PORT",
+		.secret = true,
+	},
+	[WH_KNOB_LEASE] = {
+		.row = { "lease", "WHERRY_LEASE", "10000", "ms",
+			 "an engine that is silent for so long leaves the registry" },
+		.number = parse_ms,
+		.least = 200,
+		.most = 3600000,
 	},
 };
 
@@ -322,7 +338,7 @@ static int refuse(const struct knob *knob, const char *key, const char *value)
 {
 	char least[32], most[32];
 
-	if (!strcmp(knob->row.type, "secret"))
+	if (knob->secret)
 		return wh_fail(EINVAL, "%s: wants %s; what was given is not shown", key, knob->wants);
 	if (knob->wants)
 		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, knob->wants);
@@ -343,11 +359,9 @@ static int set(struct wh_config *config, size_t index, const char *key, const ch
 	size_t length = strlen(value);
 	int64_t number = 0;
 
-	if (length >= WH_CONFIG_TEXT && !strcmp(knob->row.type, "secret"))
-		return refuse(knob, key, value);
 	if (length >= WH_CONFIG_TEXT)
-		return wh_fail(EINVAL, "%s=%.32s...: at most %d bytes", key, value,
-			       WH_CONFIG_TEXT - 1);
+		return wh_fail(EINVAL, "%s=%.32s...: at most %d bytes", key,
+			       knob->secret ? "" : value, WH_CONFIG_TEXT - 1);
 	if (knob->text && !knob->text(value))
 		return refuse(knob, key, value);
 	if (knob->number && (!knob->number(value, &number) || number < knob->least ||
@@ -389,8 +403,10 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 
 		if (index < 0)
 			return wh_fail(EINVAL,
-				       "no such knob as \"%.64s\": wants name=value, see wherry "
+				       "no such knob as \"%.*s\": wants name=value, see wherry "
 				       "config",
+				       /* what is behind the sign may be secret */
+				       (int)strcspn(overrides[i], "="),
 				       overrides[i]);
 		rc = set(&got, (size_t)index, knobs[index].row.name, value);
 		if (rc)

@@ -25,6 +25,8 @@ enum wh_knob {
 	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
 	WH_KNOB_KEY,           /* secret: the cluster key, 64 hex digits; "": none */
 	WH_KNOB_KEYFILE,       /* text: the file that it is in; "": none */
+	WH_KNOB_REGISTRY,      /* text: URL of the registry; "p2p": none */
+	WH_KNOB_LEASE,         /* ms: an engine that is silent for so long leaves the registry */
 	WH_KNOB_COUNT,
 };
 

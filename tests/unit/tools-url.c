@@ -21,6 +21,8 @@ static void parse__good(void **state)
 		{ "wherry://[fe80::1%eth0]:7000/x+2MiB", "wherry://[fe80::1%eth0]:7000", "x",
 		  2 << 20 },
 		{ "wherry://h:80/x+0", "wherry://h:80", "x", 0 },
+		{ "wherry://node7", "wherry://node7", "", 0 },
+		{ "wherry://node-7.lab_2/cache+1MiB", "wherry://node-7.lab_2", "cache", 1 << 20 },
 	};
 	struct url url;
 
@@ -45,10 +47,10 @@ static void parse__wrong(void **state)
 		{ "wherry:///host", "no host" },
 		{ "wherry://[]:7000", "no host" },
 		{ "wherry://[::1:7000", "no ']'" },
-		{ "wherry://host", "no port" },
 		{ "wherry://[::1]", "no port" },
 		{ "wherry://[::1]7000", "no port" },
-		{ "wherry://host/region", "no port" },
+		{ "wherry://a name/region", "no port" },
+		{ "wherry://h@st", "no port" },
 		{ "wherry://host:", "port" },
 		{ "wherry://host:0", "port" },
 		{ "wherry://host:65536", "port" },

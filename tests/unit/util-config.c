@@ -175,12 +175,33 @@ static void load__unknown_overrides(void **state)
 		"WHERRY_CONNECTIONS=4", " connections=4", "connections =4",
 	};
 	struct wh_config config;
+	char name[64];
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_int_equal(load(&config, cases[i]), -EINVAL);
-		assert_non_null(strstr(wh_error_text(), cases[i]));
+		snprintf(name, sizeof(name), "\"%.*s\"", (int)strcspn(cases[i], "="), cases[i]);
+		assert_non_null(strstr(wh_error_text(), name));
 	}
+}
+
+/* A registry's URL can have a password in it. */
+static void load__no_secrets_in_errors(void **state)
+{
+	static const char *const cases[] = {
+		"registry=redis://:secret@host:1\n", "regstry=redis://:secret@host:1", "registry=",
+	};
+	struct wh_config config;
+	char text[WH_CONFIG_TEXT + 32] = "registry=http://u:secret@";
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		assert_int_equal(load(&config, cases[i]), -EINVAL);
+		assert_null(strstr(wh_error_text(), "secret"));
+	}
+	memset(text + strlen(text), 'h', sizeof(text) - 1 - strlen(text));
+	assert_int_equal(load(&config, text), -EINVAL);
+	assert_null(strstr(wh_error_text(), "secret"));
 }
 
 static void load__good_values(void **state)
@@ -300,6 +321,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(load__environment, clear, clear),
 		cmocka_unit_test_setup_teardown(load__overrides_go_first, clear, clear),
 		cmocka_unit_test_setup_teardown(load__unknown_overrides, clear, clear),
+		cmocka_unit_test_setup_teardown(load__no_secrets_in_errors, clear, clear),
 		cmocka_unit_test_setup_teardown(load__good_values, clear, clear),
 		cmocka_unit_test_setup_teardown(load__good_texts, clear, clear),
 		cmocka_unit_test_setup_teardown(load__bad_values, clear, clear),

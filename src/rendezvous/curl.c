@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Requests by libcurl, one at a time. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rendezvous/module.h"
+
+#define FIRST_ROOM 4096
+
+static size_t take_body(char *data, size_t size, size_t count, void *argument)
+{
+	struct wh_curl *curl = argument;
+	size_t length = size * count, room = curl->room;
+	char *more;
+
+	if (length > WH_CURL_BODY_MAX - curl->length) {
+		curl->too_long = true;
+		return 0;
+	}
+	while (curl->length + length + 1 > room)
+		room = room ? 2 * room : FIRST_ROOM;
+	if (room != curl->room) {
+		more = realloc(curl->body, room);
+		if (!more)
+			return 0;
+		curl->body = more;
+		curl->room = room;
+	}
+	memcpy(curl->body + curl->length, data, length);
+	curl->length += length;
+	curl->body[curl->length] = '\0';
+	return length;
+}
+
+static size_t take_header(char *data, size_t size, size_t count, void *argument)
+{
+	static const char name[] = "wherry-registry:";
+	struct wh_curl *curl = argument;
+
+	if (size * count >= sizeof(name) - 1 && !strncasecmp(data, name, sizeof(name) - 1))
+		curl->wherry = true;
+	return size * count;
+}
+
+static int ask_stop(void *argument, curl_off_t a, curl_off_t b, curl_off_t c, curl_off_t d)
+{
+	const struct wh_curl *curl = argument;
+
+	(void)a, (void)b, (void)c, (void)d;
+	return atomic_load(curl->stop);
+}
+
+void wh_curl_prepare(const struct wh_curl *curl, CURL *easy)
+{
+	const struct wh_registry_url *url = curl->url;
+
+	curl_easy_setopt(easy, CURLOPT_NOSIGNAL, 1L);
+	/* Not from the environment, which is read by the table of knobs alone. */
+	curl_easy_setopt(easy, CURLOPT_PROXY, "");
+	curl_easy_setopt(easy, CURLOPT_PROTOCOLS_STR, url->tls ? "https" : "http");
+	curl_easy_setopt(easy, CURLOPT_TCP_NODELAY, 1L);
+	curl_easy_setopt(easy, CURLOPT_USERAGENT, "wherry");
+	if (url->tls)
+		curl_easy_setopt(easy, CURLOPT_SSLVERSION, (long)CURL_SSLVERSION_TLSv1_2);
+	if (*url->cacert)
+		curl_easy_setopt(easy, CURLOPT_CAINFO, url->cacert);
+	if (*url->cert) {
+		curl_easy_setopt(easy, CURLOPT_SSLCERT, url->cert);
+		curl_easy_setopt(easy, CURLOPT_SSLKEY, url->key);
+	}
+}
+
+int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
+{
+	*curl = (struct wh_curl){ .url = setup->url, .timeout = setup->timeout, .stop = setup->stop };
+	if (curl_global_init(CURL_GLOBAL_DEFAULT))
+		return wh_fail(ENOMEM, "registry: libcurl cannot start");
+	curl->easy = curl_easy_init();
+	if (!curl->easy) {
+		curl_global_cleanup();
+		return wh_fail(ENOMEM, "registry: no memory");
+	}
+	curl->headers = curl_slist_append(NULL, "Content-Type: application/json");
+	wh_curl_prepare(curl, curl->easy);
+	curl_easy_setopt(curl->easy, CURLOPT_ERRORBUFFER, curl->why);
+	curl_easy_setopt(curl->easy, CURLOPT_WRITEFUNCTION, take_body);
+	curl_easy_setopt(curl->easy, CURLOPT_WRITEDATA, curl);
+	curl_easy_setopt(curl->easy, CURLOPT_HEADERFUNCTION, take_header);
+	curl_easy_setopt(curl->easy, CURLOPT_HEADERDATA, curl);
+	curl_easy_setopt(curl->easy, CURLOPT_XFERINFOFUNCTION, ask_stop);
+	curl_easy_setopt(curl->easy, CURLOPT_XFERINFODATA, curl);
+	curl_easy_setopt(curl->easy, CURLOPT_NOPROGRESS, 0L);
+	return 0;
+}
+
+void wh_curl_close(struct wh_curl *curl)
+{
+	curl_easy_cleanup(curl->easy);
+	curl_slist_free_all(curl->headers);
+	curl_global_cleanup();
+	free(curl->body);
+}
+
+static int errno_of(CURLcode code)
+{
+	switch (code) {
+	case CURLE_COULDNT_RESOLVE_HOST:
+		return EHOSTUNREACH;
+	case CURLE_COULDNT_CONNECT:
+		return ECONNREFUSED;
+	case CURLE_OPERATION_TIMEDOUT:
+		return ETIMEDOUT;
+	case CURLE_ABORTED_BY_CALLBACK:
+		return ECANCELED;
+	case CURLE_OUT_OF_MEMORY:
+		return ENOMEM;
+	case CURLE_PEER_FAILED_VERIFICATION:
+	case CURLE_SSL_CERTPROBLEM:
+	case CURLE_SSL_CACERT_BADFILE:
+	case CURLE_SSL_CONNECT_ERROR:
+	case CURLE_LOGIN_DENIED:
+		return EACCES;
+	case CURLE_UNSUPPORTED_PROTOCOL:
+	case CURLE_WEIRD_SERVER_REPLY:
+		return EPROTO;
+	default:
+		return ECONNRESET;
+	}
+}
+
+static int request_one(struct wh_curl *curl, const char *method, const char *path, const char *body,
+		       size_t length)
+{
+	const char *host = curl->url->endpoint[curl->endpoint];
+	char address[1024];
+	CURLcode code;
+
+	curl->length = 0;
+	if (curl->body)
+		curl->body[0] = '\0';
+	curl->wherry = curl->too_long = false;
+	curl->why[0] = '\0';
+	snprintf(address, sizeof(address), "http%s://%s/%s", curl->url->tls ? "s" : "", host, path);
+	curl_easy_setopt(curl->easy, CURLOPT_URL, address);
+	curl_easy_setopt(curl->easy, CURLOPT_CUSTOMREQUEST, method);
+	curl_easy_setopt(curl->easy, CURLOPT_HTTPHEADER, curl->headers);
+	curl_easy_setopt(curl->easy, CURLOPT_TIMEOUT_MS, (long)(curl->timeout / curl->url->count + 1));
+	if (body) {
+		curl_easy_setopt(curl->easy, CURLOPT_POSTFIELDSIZE, (long)length);
+		curl_easy_setopt(curl->easy, CURLOPT_POSTFIELDS, body);
+	} else {
+		curl_easy_setopt(curl->easy, CURLOPT_HTTPGET, 1L);
+	}
+	code = curl_easy_perform(curl->easy);
+	if (code)
+		return wh_fail(errno_of(code), "registry %.80s: %.150s", host,
+			       curl->too_long ? "its answer has more than 1 MiB" :
+			       *curl->why     ? curl->why :
+						curl_easy_strerror(code));
+	curl_easy_getinfo(curl->easy, CURLINFO_RESPONSE_CODE, &curl->status);
+	/* There is always a text to look at. */
+	if (!curl->body)
+		take_body((char[]){ "" }, 1, 0, curl);
+	return curl->body ? 0 : wh_fail(ENOMEM, "registry: no memory");
+}
+
+int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, const char *body,
+		    size_t length)
+{
+	int error = 0;
+
+	for (unsigned i = 0; i < curl->url->count; i++) {
+		error = request_one(curl, method, path, body, length);
+		/* A server that has no leader, or no mind, is one to leave. */
+		if (error == -ECANCELED || (!error && curl->status < 500))
+			return error;
+		if (!error)
+			error = wh_curl_unexpected(curl);
+		curl->endpoint = (curl->endpoint + 1) % curl->url->count;
+	}
+	return error;
+}
+
+int wh_curl_unexpected(const struct wh_curl *curl)
+{
+	const char *host = curl->url->endpoint[curl->endpoint];
+	int error = curl->status == 401 || curl->status == 403 ? EACCES : EPROTO;
+
+	return wh_fail(error, "registry %.80s: %s (HTTP status %ld): %.100s", host,
+		       error == EACCES ? "the user or the password is not taken" :
+					 "an answer that was not expected",
+		       curl->status, curl->body);
+}

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Registries over HTTP: GET, PUT and DELETE of URL?key=KEY. `wherry registry` keeps leases itself. Of
+ * another server with these three verbs nothing but that is expected: there a record has a beat, which
+ * its engine moves, and is dead when that has not moved for as long as its lease.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rendezvous/module.h"
+#include "util/clock.h"
+
+struct http {
+	struct wh_curl curl;
+	/* On a server without leases: who has the name, and since when its beat has not moved. */
+	uint64_t holder, beat;
+	int64_t since;
+};
+
+static int http_open(const struct wh_registry_setup *setup, void **out)
+{
+	const struct wh_registry_url *url = setup->url;
+	struct http *http;
+	int error;
+
+	if (url->count > 1)
+		return wh_fail(EINVAL, "registry: http:// takes one host, %u are given", url->count);
+	http = calloc(1, sizeof(*http));
+	if (!http)
+		return wh_fail(ENOMEM, "registry: no memory");
+	error = wh_curl_open(&http->curl, setup);
+	if (error) {
+		free(http);
+		return error;
+	}
+	if (*url->user || *url->password) {
+		curl_easy_setopt(http->curl.easy, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
+		curl_easy_setopt(http->curl.easy, CURLOPT_USERNAME, url->user);
+		curl_easy_setopt(http->curl.easy, CURLOPT_PASSWORD, url->password);
+	}
+	*out = http;
+	return 0;
+}
+
+static void http_close(void *backend)
+{
+	struct http *http = backend;
+
+	wh_curl_close(&http->curl);
+	free(http);
+}
+
+/* PATH?key=KEY; a name needs no escapes, and of the prefix only the slashes do. */
+static void make_path(const struct http *http, const char *name, char *out, size_t size)
+{
+	snprintf(out, size, "%s?key=wherry%%2Fengine%%2F%s", http->curl.url->path, name);
+}
+
+static int find(struct http *http, const char *name, struct wh_registry_record *out)
+{
+	char path[WH_REGISTRY_KEY_MAX + 128];
+	int error;
+
+	make_path(http, name, path, sizeof(path));
+	error = wh_curl_request(&http->curl, "GET", path, NULL, 0);
+	if (error)
+		return error;
+	if (http->curl.status == 404)
+		return wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
+	if (http->curl.status != 200)
+		return wh_curl_unexpected(&http->curl);
+	error = wh_registry_record_parse(http->curl.body, http->curl.length, out);
+	/* What is under the name is not an engine's record. */
+	return error ? -EPROTO : 0;
+}
+
+static int http_find(void *backend, const char *name, struct wh_registry_record *out)
+{
+	return find(backend, name, out);
+}
+
+static int put(struct http *http, const struct wh_registry_record *record, const char *more)
+{
+	char path[WH_REGISTRY_KEY_MAX + 192], json[WH_REGISTRY_RECORD_MAX];
+	size_t length = wh_registry_record_format(record, json), used;
+
+	make_path(http, record->name, path, sizeof(path));
+	used = strlen(path);
+	snprintf(path + used, sizeof(path) - used, "%s", more);
+	return wh_curl_request(&http->curl, "PUT", path, json, length);
+}
+
+/* The server keeps the lease. The beat would only make its log longer. */
+static int claim_leased(struct http *http, const struct wh_registry_record *record,
+			struct wh_registry_record *holder)
+{
+	struct wh_registry_record still = *record;
+	char more[96];
+	int error;
+
+	still.beat = 0;
+	snprintf(more, sizeof(more), "&lease=%" PRId64 "&owner=%016" PRIx64, record->lease,
+		 record->epoch);
+	error = put(http, &still, more);
+	if (error)
+		return error;
+	if (http->curl.status == 200)
+		return 0;
+	if (http->curl.status != 409)
+		return wh_curl_unexpected(&http->curl);
+	error = wh_registry_record_parse(http->curl.body, http->curl.length, holder);
+	return error ? -EPROTO : wh_fail(EEXIST, "registry: the name is taken");
+}
+
+/* Nobody but the engines themselves keeps order. */
+static int claim_plain(struct http *http, const struct wh_registry_record *record,
+		       struct wh_registry_record *holder)
+{
+	struct wh_registry_record found;
+	int64_t now = wh_now();
+	int error = find(http, record->name, &found);
+
+	if (error && error != -ENOENT && error != -EPROTO)
+		return error;
+	if (error == -EPROTO && http->curl.status != 200)
+		return error;
+	if (!error && found.epoch != record->epoch) {
+		if (found.epoch != http->holder || found.beat != http->beat) {
+			http->holder = found.epoch;
+			http->beat = found.beat;
+			http->since = now;
+		}
+		if (now - http->since < found.lease * WH_MS) {
+			*holder = found;
+			return wh_fail(EEXIST, "registry: the name is taken");
+		}
+	}
+	error = put(http, record, "");
+	if (!error && http->curl.status != 200)
+		error = wh_curl_unexpected(&http->curl);
+	return error;
+}
+
+static int http_claim(void *backend, const struct wh_registry_record *record,
+		      struct wh_registry_record *holder)
+{
+	struct http *http = backend;
+	struct wh_registry_record found;
+	/* Every answer of ours says so; which one it is may change when it is started again. */
+	int error = http->curl.wherry ? 0 : find(http, record->name, &found);
+
+	if (error && error != -ENOENT && error != -EPROTO)
+		return error;
+	return http->curl.wherry ? claim_leased(http, record, holder) :
+				   claim_plain(http, record, holder);
+}
+
+static int http_keep(void *backend, const struct wh_registry_record *record)
+{
+	struct wh_registry_record holder;
+
+	return http_claim(backend, record, &holder);
+}
+
+static int http_release(void *backend, const struct wh_registry_record *record)
+{
+	struct http *http = backend;
+	char path[WH_REGISTRY_KEY_MAX + 192];
+	struct wh_registry_record found;
+	size_t used;
+	int error = find(http, record->name, &found);
+
+	if (error || found.epoch != record->epoch)
+		return error;
+	make_path(http, record->name, path, sizeof(path));
+	used = strlen(path);
+	if (http->curl.wherry)
+		snprintf(path + used, sizeof(path) - used, "&owner=%016" PRIx64, record->epoch);
+	return wh_curl_request(&http->curl, "DELETE", path, NULL, 0);
+}
+
+const struct wh_registry_ops wh_registry_http = {
+	.scheme = "http",
+	.open = http_open,
+	.close = http_close,
+	.claim = http_claim,
+	.keep = http_keep,
+	.release = http_release,
+	.find = http_find,
+};

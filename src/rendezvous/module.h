@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the backends share in the module libwherry-registry.so. */
+#ifndef WH_RENDEZVOUS_MODULE_H
+#define WH_RENDEZVOUS_MODULE_H
+
+#include <curl/curl.h>
+
+#include "rendezvous/registry.h"
+
+/* The key of an engine's record: this and its name. */
+#define WH_REGISTRY_PREFIX "wherry/engine/"
+#define WH_REGISTRY_KEY_MAX 256
+
+extern const struct wh_registry_ops wh_registry_http, wh_registry_etcd, wh_registry_redis;
+
+/* ---- HTTP ---------------------------------------------------------------------------------- */
+
+#define WH_CURL_BODY_MAX (1 << 20)
+
+/* A connection that is kept, to the endpoint that answered last. */
+struct wh_curl {
+	CURL *easy;
+	const struct wh_registry_url *url;
+	int64_t timeout; /* ms */
+	const atomic_bool *stop;
+	unsigned endpoint;
+	struct curl_slist *headers; /* for every request; owned */
+	bool wherry; /* the answer was wherry registry's */
+	long status;
+	char *body; /* of the answer, and a NUL behind it */
+	size_t length, room;
+	bool too_long;
+	char why[CURL_ERROR_SIZE];
+};
+
+int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup);
+void wh_curl_close(struct wh_curl *curl);
+/* Ask each endpoint in turn, the one that answered last first. `path` is what follows HOST:PORT/.
+ * `body` may be NULL. 0: there is an answer, whatever its status; or a backend's error. */
+int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, const char *body,
+		    size_t length);
+/* Certificates, user and limits, for one more handle of the same registry. */
+void wh_curl_prepare(const struct wh_curl *curl, CURL *easy);
+/* -EPROTO, or -EACCES, for an answer that was not expected; the text has what it says. */
+int wh_curl_unexpected(const struct wh_curl *curl);
+
+#endif

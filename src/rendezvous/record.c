@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Records of engines to JSON and back. */
+#include <ctype.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "rendezvous/registry.h"
+
+#define SCHEMA 1
+#define LEASE_MOST 3600000 /* ms */
+
+static bool parse_epoch(const char *text, uint64_t *out)
+{
+	if (strlen(text) != 16 || strspn(text, "0123456789abcdef") != 16)
+		return false;
+	*out = strtoull(text, NULL, 16);
+	return *out != 0;
+}
+
+/* HOST:PORT; what the port and the host are worth is for the connecting side to say. */
+static bool address_valid(const char *text)
+{
+	const char *colon = strrchr(text, ':');
+
+	for (const char *c = text; *c; c++)
+		if (!isgraph((unsigned char)*c))
+			return false;
+	return colon && colon != text && colon[1] && strlen(text) < WH_REGISTRY_ADDRESS_MAX;
+}
+
+int wh_registry_record_parse(const char *json, size_t length, struct wh_registry_record *out)
+{
+	struct wh_registry_record record = { .lease = 0 };
+	const char *name = "", *epoch = "", *address = "", *wrong = NULL;
+	json_int_t schema = 0, lease = 0, beat = 0;
+	json_error_t error;
+	json_t *root;
+
+	if (length > WH_REGISTRY_RECORD_MAX)
+		return wh_fail(EINVAL, "registry: a record of %zu bytes; an engine's has at most %d",
+			       length, WH_REGISTRY_RECORD_MAX);
+	root = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
+	if (!root)
+		return wh_fail(EINVAL, "registry: a record is no JSON: %.100s (line %d, column %d)",
+			       error.text, error.line, error.column);
+	if (json_unpack_ex(root, &error, 0, "{s:I, s:s, s:s, s:s, s:I, s?I}", "schema", &schema, "name",
+			   &name, "epoch", &epoch, "address", &address, "lease_ms", &lease, "beat",
+			   &beat)) {
+		wh_fail(EINVAL, "registry: a record is not an engine's: %.120s", error.text);
+		json_decref(root);
+		return -EINVAL;
+	}
+	if (schema != SCHEMA)
+		wrong = "schema";
+	else if (!wh_registry_name_valid(name))
+		wrong = "name";
+	else if (!parse_epoch(epoch, &record.epoch))
+		wrong = "epoch";
+	else if (!address_valid(address))
+		wrong = "address";
+	else if (lease < 1 || lease > LEASE_MOST)
+		wrong = "lease_ms";
+	else if (beat < 0)
+		wrong = "beat";
+	if (wrong) {
+		wh_fail(EINVAL, "registry: a record is not an engine's: its \"%s\" is wrong", wrong);
+	} else {
+		snprintf(record.name, sizeof(record.name), "%s", name);
+		snprintf(record.address, sizeof(record.address), "%s", address);
+		record.lease = lease;
+		record.beat = (uint64_t)beat;
+		*out = record;
+	}
+	json_decref(root);
+	return wrong ? -EINVAL : 0;
+}
+
+/* By hand: all of it is known not to need escapes. */
+size_t wh_registry_record_format(const struct wh_registry_record *record, char out[WH_REGISTRY_RECORD_MAX])
+{
+	return (size_t)snprintf(out, WH_REGISTRY_RECORD_MAX,
+				"{\"schema\": %d, \"name\": \"%s\", \"epoch\": \"%016" PRIx64
+				"\", \"address\": \"%s\", \"lease_ms\": %" PRId64 ", \"beat\": %" PRIu64 "}",
+				SCHEMA, record->name, record->epoch, record->address, record->lease,
+				record->beat & INT64_MAX);
+}

@@ -1,0 +1,590 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The client of registries: a thread that keeps the engine's own record alive and answers questions. */
+#include "rendezvous/registry.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "util/clock.h"
+
+#define MODULE "libwherry-registry.so.0"
+#define BACKOFF_FIRST (100 * WH_MS)
+#define BACKOFF_MOST (5 * WH_SECOND)
+/* How often somebody else's lease is looked at. */
+#define CONTEND_FIRST (50 * WH_MS)
+#define CONTEND_MOST (500 * WH_MS)
+/* Registries round leases up. */
+#define CONTEND_SLACK (WH_SECOND)
+#define WATCHED_MOST 64   /* names looked at in one turn */
+
+struct wh_registry {
+	const struct wh_registry_ops *ops;
+	const char *(*module_text)(void);
+	void *backend;
+	struct wh_registry_url url;
+	char shown[96];
+	int64_t lease; /* ns */
+	struct wh_registry_record self;
+	void (*log)(void *arg, const char *line);
+	void *log_arg;
+
+	pthread_t thread;
+	int wake;
+	atomic_bool stop;
+
+	pthread_mutex_t lock; /* below */
+	pthread_cond_t changed;
+	struct wh_list asks;    /* to be answered at once */
+	struct wh_list watched; /* to be answered when the name is another engine's */
+	bool settled; /* the first try to register has ended */
+	int error;    /* how */
+	char text[WH_TEXT_MAX];
+
+	/* The thread's own. */
+	bool held;   /* the name is ours */
+	bool taken;  /* it has been said that it is not */
+	bool down;   /* the registry did not answer the last time */
+	int64_t renew_at, down_until, look_at, backoff;
+	int64_t contend_until;   /* 0: nobody else has the name */
+	uint64_t contend_holder; /* the epoch of who has */
+	char names[WATCHED_MOST][WH_REGISTRY_NAME_MAX];
+};
+
+/* ---- the module ---------------------------------------------------------------------------- */
+
+/* It lies where this library lies; else where the loader looks. It is not closed again: what it is
+ * linked with has handlers for the end of the process. */
+static int open_module(const char *shown, const struct wh_registry_module **out)
+{
+	wh_registry_module_fn *entry;
+	char path[512], why[160];
+	void *handle = NULL;
+	Dl_info here;
+	const char *slash;
+
+	if (dladdr((const void *)wh_registry_open, &here) && (slash = strrchr(here.dli_fname, '/'))) {
+		snprintf(path, sizeof(path), "%.*s/" MODULE, (int)(slash - here.dli_fname),
+			 here.dli_fname);
+		if (!access(path, F_OK))
+			handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+		else
+			handle = dlopen(MODULE, RTLD_NOW | RTLD_LOCAL);
+	}
+	if (!handle) {
+		snprintf(why, sizeof(why), "%s", dlerror());
+		return wh_fail(ELIBACC, "registry %.60s: cannot open " MODULE ": %.90s; it needs the "
+			       "packages libcurl4, libjansson4 and libhiredis0.14", shown, why);
+	}
+	/* ISO C has no way from a data pointer to a function's. */
+	*(void **)&entry = dlsym(handle, "wh_registry_module");
+	*out = entry ? entry() : NULL;
+	if (!*out || (*out)->version != WH_REGISTRY_MODULE)
+		return wh_fail(ELIBACC, "registry %.60s: " MODULE " is of another version of Wherry",
+			       shown);
+	return 0;
+}
+
+static const struct wh_registry_ops *find_ops(const struct wh_registry_module *module,
+					      const char *scheme)
+{
+	for (const struct wh_registry_ops *const *ops = module->ops; *ops; ops++)
+		if (!strcmp((*ops)->scheme, scheme))
+			return *ops;
+	return NULL;
+}
+
+/* ---- telling ------------------------------------------------------------------------------- */
+
+static void __attribute__((format(printf, 2, 3))) tell(struct wh_registry *registry,
+							const char *format, ...)
+{
+	char line[512];
+	int used;
+	va_list list;
+
+	if (!registry->log)
+		return;
+	used = snprintf(line, sizeof(line), "registry %s: ", registry->shown);
+	va_start(list, format);
+	vsnprintf(line + used, sizeof(line) - (size_t)used, format, list);
+	va_end(list);
+	registry->log(registry->log_arg, line);
+}
+
+/* What the backend says names the registry itself. */
+static void tell_text(struct wh_registry *registry)
+{
+	char line[512];
+
+	if (!registry->log)
+		return;
+	snprintf(line, sizeof(line), "%s; it is tried again, connections are not concerned",
+		 registry->module_text());
+	registry->log(registry->log_arg, line);
+}
+
+/* Between 3/4 and 5/4 of it, so that engines that were started together do not stay together. */
+static int64_t about(int64_t duration)
+{
+	uint32_t number = 1u << 31;
+
+	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) < 0)
+		number = 1u << 31;
+	return duration - duration / 4 + (int64_t)((double)duration / 2 * number / UINT32_MAX);
+}
+
+/* What a call of the backend has said of the registry itself. */
+static void learn(struct wh_registry *registry, int error)
+{
+	bool answered = !error || error == -ENOENT || error == -EEXIST;
+
+	if (error == -ECANCELED)
+		return;
+	if (answered) {
+		if (registry->down)
+			tell(registry, "answers again");
+		registry->down = false;
+		registry->down_until = 0;
+		registry->backoff = BACKOFF_FIRST;
+		return;
+	}
+	if (!registry->down)
+		tell_text(registry);
+	registry->down = true;
+	registry->down_until = wh_now() + about(registry->backoff);
+	registry->backoff = registry->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : registry->backoff * 2;
+}
+
+/* ---- the engine's own record --------------------------------------------------------------- */
+
+static void settle(struct wh_registry *registry, int error, const char *text)
+{
+	pthread_mutex_lock(&registry->lock);
+	if (!registry->settled) {
+		registry->settled = true;
+		registry->error = error;
+		snprintf(registry->text, sizeof(registry->text), "%s", text);
+		pthread_cond_broadcast(&registry->changed);
+	}
+	pthread_mutex_unlock(&registry->lock);
+}
+
+/* Somebody else has the name. At first that may be a dead engine, whose lease is still running: only
+ * who renews it, or takes it anew, is alive. */
+static void contend(struct wh_registry *registry, const struct wh_registry_record *holder)
+{
+	char text[WH_TEXT_MAX];
+	int64_t now = wh_now(), step;
+
+	registry->held = false;
+	if (!registry->settled && (!registry->contend_until || holder->epoch == registry->contend_holder)) {
+		if (!registry->contend_until) {
+			registry->contend_holder = holder->epoch;
+			registry->contend_until = now + holder->lease * WH_MS + CONTEND_SLACK;
+			tell(registry, "%s is registered for another engine, at %s; waiting for its lease "
+			     "to end", registry->self.name, holder->address);
+		}
+		if (now < registry->contend_until) {
+			step = holder->lease * WH_MS / 10;
+			step = step < CONTEND_FIRST ? CONTEND_FIRST : step;
+			registry->renew_at = now + (step > CONTEND_MOST ? CONTEND_MOST : step);
+			return;
+		}
+	}
+	snprintf(text, sizeof(text), "registry %.60s: the name \"%s\" is taken by a live engine at %.60s; "
+		 "choose another name", registry->shown, registry->self.name, holder->address);
+	settle(registry, -EEXIST, text);
+	if (!registry->taken)
+		tell(registry, "the name %s is taken by an engine at %s; peers will not find this one",
+		     registry->self.name, holder->address);
+	registry->taken = true;
+	registry->renew_at = now + registry->lease;
+}
+
+static void renew(struct wh_registry *registry)
+{
+	struct wh_registry_record holder = { .lease = 0 };
+	int error = -ENOENT;
+
+	if (registry->held) {
+		registry->self.beat++;
+		error = registry->ops->keep(registry->backend, &registry->self);
+		if (error == -ENOENT)
+			tell(registry, "it has forgotten %s: registering again", registry->self.name);
+	}
+	/* keep() does not say who has it now. */
+	if (error == -ENOENT || error == -EEXIST)
+		error = registry->ops->claim(registry->backend, &registry->self, &holder);
+	learn(registry, error);
+	if (error == -EEXIST) {
+		contend(registry, &holder);
+	} else if (error) {
+		settle(registry, error, registry->module_text());
+		registry->renew_at = registry->down_until;
+	} else {
+		if (registry->taken)
+			tell(registry, "the name %s is this engine's again", registry->self.name);
+		registry->held = true;
+		registry->taken = false;
+		registry->renew_at = wh_now() + about(registry->lease / 3);
+		settle(registry, 0, "");
+	}
+}
+
+/* ---- questions ----------------------------------------------------------------------------- */
+
+static bool contains(const struct wh_list *head, const struct wh_list *link)
+{
+	for (const struct wh_list *l = head->next; l != head; l = l->next)
+		if (l == link)
+			return true;
+	return false;
+}
+
+/* Look the name up, without the lock. While the registry is known to be down, who has to have an
+ * answer at once gets that. */
+static int look(struct wh_registry *registry, const char *name, struct wh_registry_record *found)
+{
+	int error;
+
+	if (registry->down && wh_now() < registry->down_until)
+		return -EHOSTDOWN;
+	error = registry->ops->find(registry->backend, name, found);
+	learn(registry, error);
+	return error;
+}
+
+static void finish(struct wh_registry *registry, struct wh_registry_ask *ask, int error,
+		   const struct wh_registry_record *found)
+{
+	wh_list_remove(&ask->link);
+	ask->error = error;
+	if (!error)
+		ask->found = *found;
+	else if (error == -ENOENT)
+		snprintf(ask->text, sizeof(ask->text), "registry %s: no engine has the name \"%s\"",
+			 registry->shown, ask->name);
+	else if (error == -EHOSTDOWN)
+		snprintf(ask->text, sizeof(ask->text), "registry %s: it does not answer",
+			 registry->shown);
+	else
+		snprintf(ask->text, sizeof(ask->text), "%s", registry->module_text());
+	ask->done(ask);
+}
+
+static void answer_asks(struct wh_registry *registry)
+{
+	struct wh_registry_record found;
+	struct wh_registry_ask *ask;
+	char name[WH_REGISTRY_NAME_MAX];
+	int error;
+
+	pthread_mutex_lock(&registry->lock);
+	while (!wh_list_empty(&registry->asks) && !atomic_load(&registry->stop)) {
+		ask = wh_container(registry->asks.next, struct wh_registry_ask, link);
+		memcpy(name, ask->name, sizeof(name));
+		pthread_mutex_unlock(&registry->lock);
+		error = look(registry, name, &found);
+		pthread_mutex_lock(&registry->lock);
+		/* It may have been taken back meanwhile, and another one put in its place. */
+		if (contains(&registry->asks, &ask->link) && !strcmp(ask->name, name))
+			finish(registry, ask, error, &found);
+	}
+	pthread_mutex_unlock(&registry->lock);
+}
+
+/* The names that are watched, each once, as far as there is room: the rest follows when some of these
+ * have been answered. */
+static size_t collect_watched(struct wh_registry *registry)
+{
+	size_t count = 0, i;
+
+	pthread_mutex_lock(&registry->lock);
+	for (struct wh_list *l = registry->watched.next; l != &registry->watched && count < WATCHED_MOST;
+	     l = l->next) {
+		const struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
+
+		for (i = 0; i < count && strcmp(registry->names[i], ask->name); i++)
+			;
+		if (i == count)
+			memcpy(registry->names[count++], ask->name, sizeof(ask->name));
+	}
+	pthread_mutex_unlock(&registry->lock);
+	return count;
+}
+
+static void answer_watched(struct wh_registry *registry, size_t count)
+{
+	struct wh_registry_record found;
+	struct wh_list *next;
+
+	for (size_t i = 0; i < count && !atomic_load(&registry->stop); i++) {
+		if (look(registry, registry->names[i], &found))
+			continue;
+		pthread_mutex_lock(&registry->lock);
+		for (struct wh_list *l = registry->watched.next; l != &registry->watched; l = next) {
+			struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
+
+			next = l->next;
+			if (!strcmp(ask->name, registry->names[i]) && ask->unlike != found.epoch)
+				finish(registry, ask, 0, &found);
+		}
+		pthread_mutex_unlock(&registry->lock);
+	}
+}
+
+/* ---- the thread ---------------------------------------------------------------------------- */
+
+static int sleep_until(struct wh_registry *registry, int64_t until, size_t watched)
+{
+	struct pollfd wake = { .fd = registry->wake, .events = POLLIN };
+	int64_t now = wh_now(), left = until - now > 0 ? until - now : 0;
+	uint64_t count;
+	ssize_t rc;
+	int changed = 0;
+
+	if (registry->ops->wait && watched && !registry->down)
+		changed = registry->ops->wait(registry->backend, registry->wake, left, registry->names,
+					      watched);
+	else
+		poll(&wake, 1, (int)((left + WH_MS - 1) / WH_MS < 3600000 ? (left + WH_MS - 1) / WH_MS :
+									     3600000));
+	rc = read(registry->wake, &count, sizeof(count));
+	(void)rc;
+	return changed > 0;
+}
+
+static void *run(void *argument)
+{
+	struct wh_registry *registry = argument;
+	int64_t until;
+	size_t watched;
+
+	while (!atomic_load(&registry->stop)) {
+		if (*registry->self.name && wh_now() >= registry->renew_at)
+			renew(registry);
+		answer_asks(registry);
+		watched = collect_watched(registry);
+		if (watched && wh_now() >= registry->look_at) {
+			answer_watched(registry, watched);
+			registry->look_at = wh_now() + about(registry->lease / 3);
+			watched = collect_watched(registry);
+		}
+		until = *registry->self.name ? registry->renew_at : INT64_MAX;
+		if (watched && registry->look_at < until)
+			until = registry->look_at;
+		if (sleep_until(registry, until, watched))
+			registry->look_at = 0;
+	}
+	/* Here, where no signal comes, and with calls that are not cut short any more. */
+	atomic_store(&registry->stop, false);
+	if (registry->held && !registry->down)
+		registry->ops->release(registry->backend, &registry->self);
+	registry->ops->close(registry->backend);
+	registry->backend = NULL;
+	return NULL;
+}
+
+static void nudge(struct wh_registry *registry)
+{
+	uint64_t one = 1;
+	ssize_t rc = write(registry->wake, &one, sizeof(one));
+
+	(void)rc;
+}
+
+/* ---- questions from other threads ---------------------------------------------------------- */
+
+void wh_registry_ask(struct wh_registry *registry, struct wh_registry_ask *ask)
+{
+	pthread_mutex_lock(&registry->lock);
+	if (!ask->link.next)
+		wh_list_append(ask->unlike ? &registry->watched : &registry->asks, &ask->link);
+	pthread_mutex_unlock(&registry->lock);
+	nudge(registry);
+}
+
+void wh_registry_forget(struct wh_registry *registry, struct wh_registry_ask *ask)
+{
+	pthread_mutex_lock(&registry->lock);
+	wh_list_remove(&ask->link);
+	pthread_mutex_unlock(&registry->lock);
+}
+
+/* Somebody who waits for the answer. */
+struct waiter {
+	struct wh_registry_ask ask;
+	struct wh_registry *registry;
+	bool done;
+};
+
+static void wake_waiter(struct wh_registry_ask *ask)
+{
+	struct waiter *waiter = wh_container(ask, struct waiter, ask);
+
+	waiter->done = true;
+	pthread_cond_broadcast(&waiter->registry->changed);
+}
+
+int wh_registry_find(struct wh_registry *registry, const char *name, int64_t deadline,
+		     struct wh_registry_record *out)
+{
+	struct waiter waiter = { .ask.done = wake_waiter, .registry = registry };
+	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
+	int late = 0;
+
+	if (!wh_registry_name_valid(name))
+		return wh_fail(EINVAL, "\"%.80s\" can be no engine's name: wants 1 to 63 of A-Z a-z 0-9 "
+			       ". _ -", name);
+	snprintf(waiter.ask.name, sizeof(waiter.ask.name), "%s", name);
+	wh_registry_ask(registry, &waiter.ask);
+	pthread_mutex_lock(&registry->lock);
+	while (!waiter.done && !late)
+		late = deadline == INT64_MAX ?
+			       pthread_cond_wait(&registry->changed, &registry->lock) :
+			       pthread_cond_timedwait(&registry->changed, &registry->lock, &until);
+	wh_list_remove(&waiter.ask.link);
+	pthread_mutex_unlock(&registry->lock);
+	if (!waiter.done)
+		return wh_fail(ETIMEDOUT, "registry %s does not answer", registry->shown);
+	if (waiter.ask.error)
+		return wh_fail(-waiter.ask.error, "%s", waiter.ask.text);
+	*out = waiter.ask.found;
+	return 0;
+}
+
+/* ---- open and close ------------------------------------------------------------------------ */
+
+static void registry_free(struct wh_registry *registry)
+{
+	if (registry->backend)
+		registry->ops->close(registry->backend);
+	if (registry->wake >= 0)
+		close(registry->wake);
+	pthread_mutex_destroy(&registry->lock);
+	pthread_cond_destroy(&registry->changed);
+	/* The password was in it. */
+	explicit_bzero(&registry->url, sizeof(registry->url));
+	free(registry);
+}
+
+static int registry_new(const struct wh_registry_options *options, struct wh_registry **out)
+{
+	struct wh_registry *registry = calloc(1, sizeof(*registry));
+	pthread_condattr_t clock;
+
+	if (!registry)
+		return wh_fail(ENOMEM, "registry: no memory");
+	registry->lease = options->lease * WH_MS;
+	registry->self = options->self;
+	registry->self.lease = options->lease;
+	registry->log = options->log;
+	registry->log_arg = options->log_arg;
+	registry->backoff = BACKOFF_FIRST;
+	registry->settled = !*options->self.name;
+	wh_registry_url_show(options->url, registry->shown, sizeof(registry->shown));
+	wh_list_init(&registry->asks);
+	wh_list_init(&registry->watched);
+	pthread_mutex_init(&registry->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&registry->changed, &clock);
+	pthread_condattr_destroy(&clock);
+	registry->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (registry->wake < 0) {
+		int error = errno;
+
+		registry_free(registry);
+		return wh_fail(error, "registry: eventfd: %s", strerror(error));
+	}
+	*out = registry;
+	return 0;
+}
+
+static int open_backend(struct wh_registry *registry, const struct wh_registry_options *options)
+{
+	const struct wh_registry_setup setup = { &registry->url, options->timeout, &registry->stop };
+	const struct wh_registry_module *module = NULL;
+	int error = wh_registry_url_parse(options->url, &registry->url);
+
+	if (!error && *options->self.name && !wh_registry_name_valid(options->self.name))
+		return wh_fail(EINVAL, "registry: the engine's name \"%s\" cannot be registered: wants "
+			       "1 to 63 of A-Z a-z 0-9 . _ -", options->self.name);
+	if (!error)
+		error = open_module(registry->shown, &module);
+	if (error)
+		return error;
+	registry->module_text = module->text;
+	registry->ops = find_ops(module, registry->url.scheme);
+	if (!registry->ops)
+		return wh_fail(ELIBACC, "registry %s: " MODULE " was built without %s",
+			       registry->shown, registry->url.scheme);
+	error = registry->ops->open(&setup, &registry->backend);
+	return error ? wh_fail(-error, "%s", registry->module_text()) : 0;
+}
+
+/* Signals are the application's; a broken connection's SIGPIPE is nobody's. */
+static int start_thread(struct wh_registry *registry)
+{
+	sigset_t all, before;
+	int error;
+
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	error = pthread_create(&registry->thread, NULL, run, registry);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (error)
+		return wh_fail(error, "registry: no thread: %s", strerror(error));
+	pthread_setname_np(registry->thread, "wherry/registry");
+	return 0;
+}
+
+int wh_registry_open(const struct wh_registry_options *options, struct wh_registry **out)
+{
+	struct wh_registry *registry = NULL;
+	char text[WH_TEXT_MAX];
+	int error = registry_new(options, &registry);
+
+	if (error)
+		return error;
+	error = open_backend(registry, options);
+	if (!error)
+		error = start_thread(registry);
+	if (error) {
+		registry_free(registry);
+		return error;
+	}
+	pthread_mutex_lock(&registry->lock);
+	while (!registry->settled)
+		pthread_cond_wait(&registry->changed, &registry->lock);
+	error = registry->error;
+	memcpy(text, registry->text, sizeof(text));
+	pthread_mutex_unlock(&registry->lock);
+	if (error) {
+		wh_registry_close(registry);
+		return wh_fail(-error, "%s", text);
+	}
+	*out = registry;
+	return 0;
+}
+
+void wh_registry_close(struct wh_registry *registry)
+{
+	if (!registry)
+		return;
+	atomic_store(&registry->stop, true);
+	nudge(registry);
+	pthread_join(registry->thread, NULL);
+	registry_free(registry);
+}
