@@ -72,7 +72,7 @@ static int find(struct http *http, const char *name, struct wh_registry_record *
 		return wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
 	if (http->curl.status != 200)
 		return wh_curl_unexpected(&http->curl);
-	error = wh_registry_record_parse(http->curl.body, http->curl.length, out);
+	error = wh_registry_record_parse(http->curl.body, http->curl.length, name, out);
 	/* What is under the name is not an engine's record. */
 	return error ? -EPROTO : 0;
 }
@@ -111,7 +111,7 @@ static int claim_leased(struct http *http, const struct wh_registry_record *reco
 		return 0;
 	if (http->curl.status != 409)
 		return wh_curl_unexpected(&http->curl);
-	error = wh_registry_record_parse(http->curl.body, http->curl.length, holder);
+	error = wh_registry_record_parse(http->curl.body, http->curl.length, record->name, holder);
 	return error ? -EPROTO : wh_fail(EEXIST, "registry: the name is taken");
 }
 

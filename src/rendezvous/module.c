@@ -4,6 +4,10 @@
 
 static const struct wh_registry_ops *const known[] = {
 	&wh_registry_http,
+	&wh_registry_etcd,
+#ifdef HAVE_HIREDIS
+	&wh_registry_redis,
+#endif
 	NULL,
 };
 

@@ -33,7 +33,8 @@ static bool address_valid(const char *text)
 	return colon && colon != text && colon[1] && strlen(text) < WH_REGISTRY_ADDRESS_MAX;
 }
 
-int wh_registry_record_parse(const char *json, size_t length, struct wh_registry_record *out)
+int wh_registry_record_parse(const char *json, size_t length, const char *wanted,
+			     struct wh_registry_record *out)
 {
 	struct wh_registry_record record = { .lease = 0 };
 	const char *name = "", *epoch = "", *address = "", *wrong = NULL;
@@ -57,7 +58,7 @@ int wh_registry_record_parse(const char *json, size_t length, struct wh_registry
 	}
 	if (schema != SCHEMA)
 		wrong = "schema";
-	else if (!wh_registry_name_valid(name))
+	else if (!wh_registry_name_valid(name) || (wanted && strcmp(name, wanted) != 0))
 		wrong = "name";
 	else if (!parse_epoch(epoch, &record.epoch))
 		wrong = "epoch";
@@ -68,7 +69,8 @@ int wh_registry_record_parse(const char *json, size_t length, struct wh_registry
 	else if (beat < 0)
 		wrong = "beat";
 	if (wrong) {
-		wh_fail(EINVAL, "registry: a record is not an engine's: its \"%s\" is wrong", wrong);
+		wh_fail(EINVAL, "registry: a record is not %s's: its \"%s\" is wrong",
+			wanted ? wanted : "an engine", wrong);
 	} else {
 		snprintf(record.name, sizeof(record.name), "%s", name);
 		snprintf(record.address, sizeof(record.address), "%s", address);

@@ -47,6 +47,7 @@ struct wh_registry {
 	pthread_cond_t changed;
 	struct wh_list asks;    /* to be answered at once */
 	struct wh_list watched; /* to be answered when the name is another engine's */
+	bool fresh;             /* one of these has not been looked at yet */
 	bool settled; /* the first try to register has ended */
 	int error;    /* how */
 	char text[WH_TEXT_MAX];
@@ -55,6 +56,7 @@ struct wh_registry {
 	bool held;   /* the name is ours */
 	bool taken;  /* it has been said that it is not */
 	bool down;   /* the registry did not answer the last time */
+	int64_t failed_at; /* it did not answer */
 	int64_t renew_at, down_until, look_at, backoff;
 	int64_t contend_until;   /* 0: nobody else has the name */
 	uint64_t contend_holder; /* the epoch of who has */
@@ -152,8 +154,11 @@ static void learn(struct wh_registry *registry, int error)
 	if (error == -ECANCELED)
 		return;
 	if (answered) {
-		if (registry->down)
+		if (registry->down) {
 			tell(registry, "answers again");
+			/* The lease may have run out, and watched names may have moved. */
+			registry->renew_at = registry->look_at = 0;
+		}
 		registry->down = false;
 		registry->down_until = 0;
 		registry->backoff = BACKOFF_FIRST;
@@ -162,7 +167,8 @@ static void learn(struct wh_registry *registry, int error)
 	if (!registry->down)
 		tell_text(registry);
 	registry->down = true;
-	registry->down_until = wh_now() + about(registry->backoff);
+	registry->failed_at = wh_now();
+	registry->down_until = registry->failed_at + about(registry->backoff);
 	registry->backoff = registry->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : registry->backoff * 2;
 }
 
@@ -252,13 +258,13 @@ static bool contains(const struct wh_list *head, const struct wh_list *link)
 	return false;
 }
 
-/* Look the name up, without the lock. While the registry is known to be down, who has to have an
- * answer at once gets that. */
-static int look(struct wh_registry *registry, const char *name, struct wh_registry_record *found)
+/* Look the name up, without the lock. A registry that did not answer a moment ago is not asked. */
+static int look(struct wh_registry *registry, const char *name, int64_t not_before,
+		struct wh_registry_record *found)
 {
 	int error;
 
-	if (registry->down && wh_now() < registry->down_until)
+	if (registry->down && wh_now() < not_before)
 		return -EHOSTDOWN;
 	error = registry->ops->find(registry->backend, name, found);
 	learn(registry, error);
@@ -295,7 +301,8 @@ static void answer_asks(struct wh_registry *registry)
 		ask = wh_container(registry->asks.next, struct wh_registry_ask, link);
 		memcpy(name, ask->name, sizeof(name));
 		pthread_mutex_unlock(&registry->lock);
-		error = look(registry, name, &found);
+		/* Somebody waits for it: the back-off is for what nobody waits for. */
+		error = look(registry, name, registry->failed_at + BACKOFF_FIRST, &found);
 		pthread_mutex_lock(&registry->lock);
 		/* It may have been taken back meanwhile, and another one put in its place. */
 		if (contains(&registry->asks, &ask->link) && !strcmp(ask->name, name))
@@ -311,6 +318,9 @@ static size_t collect_watched(struct wh_registry *registry)
 	size_t count = 0, i;
 
 	pthread_mutex_lock(&registry->lock);
+	if (registry->fresh)
+		registry->look_at = 0;
+	registry->fresh = false;
 	for (struct wh_list *l = registry->watched.next; l != &registry->watched && count < WATCHED_MOST;
 	     l = l->next) {
 		const struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
@@ -330,7 +340,7 @@ static void answer_watched(struct wh_registry *registry, size_t count)
 	struct wh_list *next;
 
 	for (size_t i = 0; i < count && !atomic_load(&registry->stop); i++) {
-		if (look(registry, registry->names[i], &found))
+		if (look(registry, registry->names[i], registry->down_until, &found))
 			continue;
 		pthread_mutex_lock(&registry->lock);
 		for (struct wh_list *l = registry->watched.next; l != &registry->watched; l = next) {
@@ -354,7 +364,7 @@ static int sleep_until(struct wh_registry *registry, int64_t until, size_t watch
 	ssize_t rc;
 	int changed = 0;
 
-	if (registry->ops->wait && watched && !registry->down)
+	if (registry->ops->wait && !registry->down)
 		changed = registry->ops->wait(registry->backend, registry->wake, left, registry->names,
 					      watched);
 	else
@@ -409,8 +419,10 @@ static void nudge(struct wh_registry *registry)
 void wh_registry_ask(struct wh_registry *registry, struct wh_registry_ask *ask)
 {
 	pthread_mutex_lock(&registry->lock);
-	if (!ask->link.next)
+	if (!ask->link.next) {
 		wh_list_append(ask->unlike ? &registry->watched : &registry->asks, &ask->link);
+		registry->fresh |= ask->unlike != 0;
+	}
 	pthread_mutex_unlock(&registry->lock);
 	nudge(registry);
 }

@@ -36,8 +36,10 @@ struct wh_registry_record {
 	uint64_t beat; /* moves with each renewal where the server knows no leases */
 };
 
-/* In the module. 0 or -EINVAL, the text names the field. */
-int wh_registry_record_parse(const char *json, size_t length, struct wh_registry_record *out);
+/* In the module. The record must be that of the engine `wanted`, unless NULL. 0 or -EINVAL, the text
+ * names the field. */
+int wh_registry_record_parse(const char *json, size_t length, const char *wanted,
+			     struct wh_registry_record *out);
 /* The bytes written, without the NUL. */
 size_t wh_registry_record_format(const struct wh_registry_record *record,
 				 char out[WH_REGISTRY_RECORD_MAX]);
@@ -90,9 +92,9 @@ struct wh_registry_ops {
 	int (*release)(void *backend, const struct wh_registry_record *record);
 	/* -ENOENT: nobody has that name. */
 	int (*find)(void *backend, const char *name, struct wh_registry_record *out);
-	/* Sleep for `timeout` ms (-1: no limit) or until the descriptor `wake` is readable. 1: one of
-	 * the names may have changed meanwhile; else 0. NULL: the client sleeps, and looks at names
-	 * again every third of a lease. */
+	/* Sleep for `timeout` ns or until the descriptor `wake` is readable. 1: one of the names, if
+	 * there are any, may have changed since it was last looked at; else 0. NULL: the client sleeps,
+	 * and looks at names again every third of a lease, which it does in any case. */
 	int (*wait)(void *backend, int wake, int64_t timeout,
 		    const char (*names)[WH_REGISTRY_NAME_MAX], size_t count);
 };

@@ -161,7 +161,7 @@ static void name__valid(void **state)
 
 static int parse(const char *json, struct wh_registry_record *record)
 {
-	return wh_registry_record_parse(json, strlen(json), record);
+	return wh_registry_record_parse(json, strlen(json), NULL, record);
 }
 
 static void record__there_and_back(void **state)

@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Registries in etcd, through the JSON gateway of its API v3 (etcd 3.4 and later). The record of an engine
+ * is bound to a lease, and goes with it. The lease is granted in whole seconds and may be longer than
+ * asked; the record says how long it is.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rendezvous/etcd.h"
+
+#define KEY64 WH_BASE64_SIZE(WH_ETCD_KEY_MAX)
+#define VALUE64 WH_BASE64_SIZE(WH_REGISTRY_RECORD_MAX)
+#define GRPC_INVALID 3
+#define GRPC_NOT_FOUND 5
+#define GRPC_DENIED 7
+#define GRPC_UNAUTHENTICATED 16
+
+struct etcd {
+	struct wh_curl curl;
+	struct wh_etcd_watch watch;
+	bool known; /* a token has been given */
+	int64_t lease; /* 0: none */
+	/* The oldest of what find() has seen since the last wait(): what came later is to be watched. */
+	int64_t revision;
+};
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+static void make_key(const void *arg, const char *name, char *out)
+{
+	const struct etcd *etcd = arg;
+	const char *path = etcd->curl.url->path;
+	char key[WH_ETCD_KEY_MAX];
+	int length = snprintf(key, sizeof(key), "%s%s" WH_REGISTRY_PREFIX "%s", path, *path ? "/" : "",
+			      name);
+
+	wh_base64_encode(key, (size_t)length, out);
+}
+
+/* Each request wants the token in a header. */
+static int set_token(struct etcd *etcd, const char *token)
+{
+	struct curl_slist *headers = NULL, *more;
+	char line[300];
+
+	/* It becomes a line of its own. */
+	for (const char *c = token; *c; c++)
+		if (*c <= ' ' || *c >= 0x7f)
+			return wh_fail(EPROTO, "registry: etcd's token is none");
+	headers = curl_slist_append(NULL, "Content-Type: application/json");
+	if (headers && *token) {
+		snprintf(line, sizeof(line), "Authorization: %s", token);
+		more = curl_slist_append(headers, line);
+		explicit_bzero(line, sizeof(line));
+		if (!more)
+			curl_slist_free_all(headers);
+		headers = more;
+	}
+	if (!headers)
+		return wh_fail(ENOMEM, "registry: no memory");
+	curl_slist_free_all(etcd->curl.headers);
+	etcd->curl.headers = headers;
+	etcd->known = *token != '\0';
+	return 0;
+}
+
+/* An answer that is an error. Not found is one that callers expect. */
+static int refused(const struct etcd *etcd, const struct wh_etcd_answer *answer)
+{
+	const char *host = etcd->curl.url->endpoint[etcd->curl.endpoint];
+	bool access = answer->code == GRPC_UNAUTHENTICATED || answer->code == GRPC_DENIED ||
+		      etcd->curl.status == 401 || etcd->curl.status == 403 ||
+		      (answer->code == GRPC_INVALID && strstr(answer->error, "user name"));
+
+	if (answer->code == GRPC_NOT_FOUND)
+		return -ENOENT;
+	if (access || strstr(answer->error, "authentication failed"))
+		return wh_fail(EACCES, "registry %.80s: the user or the password is not taken, or may "
+			       "not do this: %.80s", host, answer->error);
+	return wh_fail(EPROTO, "registry %.80s: etcd says: %.100s (HTTP status %ld)", host,
+		       *answer->error ? answer->error : "nothing that can be understood",
+		       etcd->curl.status);
+}
+
+static int ask_once(struct etcd *etcd, const char *path, const char *body, struct wh_etcd_answer *out)
+{
+	int error = wh_curl_request(&etcd->curl, "POST", path, body, strlen(body));
+
+	if (error)
+		return error;
+	/* Not that of a gateway: a proxy's, or no etcd. */
+	if (etcd->curl.status != 200 && etcd->curl.length && etcd->curl.body[0] != '{')
+		return wh_curl_unexpected(&etcd->curl);
+	error = wh_etcd_parse(etcd->curl.body, etcd->curl.length, out);
+	if (error)
+		return error;
+	return etcd->curl.status != 200 || *out->error ? refused(etcd, out) : 0;
+}
+
+/* The text as it stands in JSON, without the quotes around it. */
+static void escape(const char *text, char *out)
+{
+	for (; *text; text++) {
+		if (*text == '"' || *text == '\\' || (unsigned char)*text < 0x20)
+			out += sprintf(out, "\\u%04x", (unsigned char)*text);
+		else
+			*out++ = *text;
+	}
+	*out = '\0';
+}
+
+static int log_in(struct etcd *etcd)
+{
+	const struct wh_registry_url *url = etcd->curl.url;
+	char user[6 * sizeof(url->user)], password[6 * sizeof(url->password)];
+	char body[sizeof(user) + sizeof(password) + 64];
+	struct wh_etcd_answer answer;
+	int error;
+
+	error = set_token(etcd, "");
+	if (error)
+		return error;
+	escape(url->user, user);
+	escape(url->password, password);
+	snprintf(body, sizeof(body), "{\"name\": \"%s\", \"password\": \"%s\"}", user, password);
+	error = ask_once(etcd, "v3/auth/authenticate", body, &answer);
+	explicit_bzero(password, sizeof(password));
+	explicit_bzero(body, sizeof(body));
+	/* The user is given, but this etcd does not ask for one. */
+	if (error == -EPROTO && strstr(answer.error, "authentication is not enabled"))
+		return 0;
+	if (!error)
+		error = *answer.token ? set_token(etcd, answer.token) :
+					wh_fail(EPROTO, "registry: etcd has answered with no token");
+	explicit_bzero(&answer, sizeof(answer));
+	return error;
+}
+
+/* A token is one server's and ends some time: then a new one is asked for. */
+static int ask(struct etcd *etcd, const char *path, const char *body, struct wh_etcd_answer *out)
+{
+	bool fresh = *etcd->curl.url->user && !etcd->known;
+	int error = fresh ? log_in(etcd) : 0;
+
+	if (error)
+		return error;
+	error = ask_once(etcd, path, body, out);
+	if (error != -EACCES || fresh || !*etcd->curl.url->user)
+		return error;
+	error = log_in(etcd);
+	return error ? error : ask_once(etcd, path, body, out);
+}
+
+/* ---- leases ---------------------------------------------------------------------------------- */
+
+static void revoke(struct etcd *etcd)
+{
+	struct wh_etcd_answer answer;
+	char body[64];
+
+	if (!etcd->lease)
+		return;
+	snprintf(body, sizeof(body), "{\"ID\": \"%" PRId64 "\"}", etcd->lease);
+	ask(etcd, "v3/lease/revoke", body, &answer);
+	etcd->lease = 0;
+}
+
+/* Whole seconds; *granted, in ms, may be more than what was asked. */
+static int grant(struct etcd *etcd, int64_t lease, int64_t *granted)
+{
+	struct wh_etcd_answer answer;
+	char body[64];
+	int error;
+
+	snprintf(body, sizeof(body), "{\"TTL\": \"%" PRId64 "\"}", (lease + 999) / 1000);
+	error = ask(etcd, "v3/lease/grant", body, &answer);
+	if (error)
+		return error;
+	if (!answer.lease || answer.ttl < 1 || answer.ttl > 3600)
+		return wh_fail(EPROTO, "registry: etcd has granted a lease of %" PRId64 " s", answer.ttl);
+	etcd->lease = answer.lease;
+	*granted = answer.ttl * 1000;
+	return 0;
+}
+
+/* ---- the backend ----------------------------------------------------------------------------- */
+
+static int etcd_open(const struct wh_registry_setup *setup, void **out)
+{
+	struct etcd *etcd = calloc(1, sizeof(*etcd));
+	int error;
+
+	if (!etcd)
+		return wh_fail(ENOMEM, "registry: no memory");
+	error = wh_curl_open(&etcd->curl, setup);
+	if (error) {
+		free(etcd);
+		return error;
+	}
+	etcd->watch.curl = &etcd->curl;
+	*out = etcd;
+	return 0;
+}
+
+static void etcd_close(void *backend)
+{
+	struct etcd *etcd = backend;
+
+	wh_etcd_watch_close(&etcd->watch);
+	wh_curl_close(&etcd->curl);
+	free(etcd);
+}
+
+static int range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out)
+{
+	char key[KEY64], body[KEY64 + 32];
+	int error;
+
+	make_key(etcd, name, key);
+	snprintf(body, sizeof(body), "{\"key\": \"%s\"}", key);
+	error = ask(etcd, "v3/kv/range", body, out);
+	if (error)
+		return error == -ENOENT ? -EPROTO : error;
+	if (!out->has_record)
+		return wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
+	if (strcmp(out->record.name, name) != 0)
+		return wh_fail(EPROTO, "registry: what is under \"%s\" is the record of another engine",
+			       name);
+	return 0;
+}
+
+static int etcd_find(void *backend, const char *name, struct wh_registry_record *out)
+{
+	struct etcd *etcd = backend;
+	struct wh_etcd_answer answer;
+	int error = range(etcd, name, &answer);
+
+	if ((!error || error == -ENOENT) && (!etcd->revision || answer.revision < etcd->revision))
+		etcd->revision = answer.revision;
+	if (!error)
+		*out = answer.record;
+	return error;
+}
+
+/* Put the record there if its key is still as it was seen: revision 0 for one that does not exist. */
+static int put_if(struct etcd *etcd, const struct wh_registry_record *record, int64_t revision,
+		  struct wh_etcd_answer *out)
+{
+	struct wh_registry_record still = *record;
+	char key[KEY64], json[WH_REGISTRY_RECORD_MAX], value[VALUE64];
+	char body[2 * KEY64 + KEY64 + VALUE64 + 512];
+	int error = grant(etcd, record->lease, &still.lease);
+
+	if (error)
+		return error;
+	still.beat = 0; /* the server keeps the lease */
+	make_key(etcd, record->name, key);
+	wh_base64_encode(json, wh_registry_record_format(&still, json), value);
+	snprintf(body, sizeof(body),
+		 "{\"compare\": [{\"key\": \"%s\", \"target\": \"MOD\", \"mod_revision\": \"%" PRId64 "\"}], "
+		 "\"success\": [{\"request_put\": {\"key\": \"%s\", \"value\": \"%s\", \"lease\": \"%" PRId64
+		 "\"}}], \"failure\": [{\"request_range\": {\"key\": \"%s\"}}]}",
+		 key, revision, key, value, etcd->lease, key);
+	return ask(etcd, "v3/kv/txn", body, out);
+}
+
+static int etcd_claim(void *backend, const struct wh_registry_record *record,
+		      struct wh_registry_record *holder)
+{
+	struct etcd *etcd = backend;
+	struct wh_etcd_answer answer;
+	int error = range(etcd, record->name, &answer);
+
+	if (error && error != -ENOENT)
+		return error;
+	if (!error && answer.record.epoch != record->epoch) {
+		*holder = answer.record;
+		return wh_fail(EEXIST, "registry: the name is taken");
+	}
+	/* Of a lease that was granted before, whose key may have gone. If it is ours all the same, as
+	 * after an answer that was lost, it moves to the new lease. */
+	revoke(etcd);
+	if (!error) {
+		error = range(etcd, record->name, &answer);
+		if (error && error != -ENOENT)
+			return error;
+	}
+	error = put_if(etcd, record, error ? 0 : answer.record_revision, &answer);
+	if (!error && !answer.succeeded) {
+		error = answer.has_record ? wh_fail(EEXIST, "registry: the name is taken") :
+					    wh_fail(ECONNRESET, "registry: the name has just gone");
+		*holder = answer.record;
+	}
+	if (error == -EEXIST || error == -ECONNRESET)
+		revoke(etcd);
+	return error == -ENOENT ? wh_fail(ECONNRESET, "registry: the lease has ended") : error;
+}
+
+static int etcd_keep(void *backend, const struct wh_registry_record *record)
+{
+	struct etcd *etcd = backend;
+	struct wh_etcd_answer answer;
+	char body[64];
+	int error;
+
+	snprintf(body, sizeof(body), "{\"ID\": \"%" PRId64 "\"}", etcd->lease);
+	error = ask(etcd, "v3/lease/keepalive", body, &answer);
+	if (error)
+		return error;
+	if (!answer.ttl)
+		return wh_fail(ENOENT, "registry: the lease has ended");
+	/* Somebody may have taken the key away by hand. */
+	error = range(etcd, record->name, &answer);
+	if (!error && answer.record_lease != etcd->lease)
+		error = answer.record.epoch == record->epoch ?
+				wh_fail(ENOENT, "registry: the record has lost its lease") :
+				wh_fail(EEXIST, "registry: the name is taken");
+	return error;
+}
+
+/* The key goes with its lease. */
+static int etcd_release(void *backend, const struct wh_registry_record *record)
+{
+	(void)record;
+	revoke(backend);
+	return 0;
+}
+
+static int etcd_wait(void *backend, int wake, int64_t timeout, const char (*names)[WH_REGISTRY_NAME_MAX],
+		     size_t count)
+{
+	struct etcd *etcd = backend;
+	int64_t revision = etcd->revision;
+
+	etcd->revision = 0;
+	return wh_etcd_watch_wait(&etcd->watch, wake, timeout, revision, names, count, make_key, etcd);
+}
+
+const struct wh_registry_ops wh_registry_etcd = {
+	.scheme = "etcd",
+	.open = etcd_open,
+	.close = etcd_close,
+	.claim = etcd_claim,
+	.keep = etcd_keep,
+	.release = etcd_release,
+	.find = etcd_find,
+	.wait = etcd_wait,
+};
