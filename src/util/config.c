@@ -288,13 +288,13 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 			 "the cluster key itself, 64 hex digits; empty: the knob keyfile" },
 		.text = check_key,
 		.wants = "64 hex digits, as openssl rand -hex 32 makes them",
+		.secret = true,
 	},
 	[WH_KNOB_KEYFILE] = {
 		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
 			 "the file with the cluster key, of mode 0600; empty: a key of this user's own" },
 		.text = check_path,
 		.wants = "the path of a file with 64 hex digits",
-		.secret = true,
 	},
 	[WH_KNOB_REGISTRY] = {
 		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engines that find each other in registries: real servers, which are killed and started again. */
+#include <signal.h>
+
+#include "fixture.h"
+#include "server.h"
+
+#define LEASE "lease=800"
+#define LENGTH (64 * KIB)
+/* Longer than a lease, and than etcd makes of one. */
+#define ENDED (SCALE(8, 20) * SECOND)
+
+static char logged[1 << 16];
+
+static void keep_line(void *arg, const char *line)
+{
+	size_t used = strlen(logged);
+
+	(void)arg;
+	snprintf(logged + used, sizeof(logged) - used, "%s\n", line);
+	if (getenv("TESTS_LOG"))
+		fprintf(stderr, "engine: %s\n", line);
+}
+
+static int open_engine(const struct server *server, const char *name, struct wh_engine **out)
+{
+	const char *const config[] = { LEASE, "timeout=2000", NULL };
+	struct wh_engine_options options = {
+		.size = sizeof(options),
+		.name = name,
+		.listen = name ? "127.0.0.1:0" : "none",
+		.registry = server->url,
+		.config = config,
+		.log = keep_line,
+	};
+
+	return wh_engine_open(&options, out);
+}
+
+static struct child *start_node(const struct server *server, const char *name)
+{
+	const struct child_options options = {
+		.listen = "127.0.0.1:0", .name = name, .config = { server->knob, LEASE },
+	};
+
+	return child_start(&options);
+}
+
+static uint64_t epoch_of(struct wh_peer *peer)
+{
+	struct wh_peer_info info = { .size = sizeof(info) };
+
+	want(0, wh_peer_info(peer, &info));
+	return info.epoch;
+}
+
+static uint32_t state_of(struct wh_peer *peer)
+{
+	struct wh_peer_info info = { .size = sizeof(info) };
+
+	want(0, wh_peer_info(peer, &info));
+	return info.state;
+}
+
+/* By its name, within the time that a registration may take. */
+static struct wh_peer *open_peer(struct wh_engine *engine, const char *url, int64_t patience)
+{
+	int64_t end = now() + patience;
+	struct wh_peer *peer;
+	int error;
+
+	while ((error = wh_peer_open(engine, url, NULL, &peer)) != 0 && now() < end)
+		sleep_ms(20);
+	want(0, error);
+	return peer;
+}
+
+static void move_some(struct wh_engine *engine, struct wh_peer *peer, unsigned char seed)
+{
+	static unsigned char bytes[LENGTH];
+	struct wh_batch_options options = { .size = sizeof(options) };
+	struct wh_region *region;
+	struct wh_remote remote;
+	struct wh_batch *batch;
+
+	memset(bytes, seed, sizeof(bytes));
+	want(0, wh_region_register(engine, bytes, sizeof(bytes), NULL, &region));
+	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
+	want(0, wh_batch_new(peer, &options, &batch));
+	want(0, wh_batch_add(batch, &(struct wh_transfer){ .op = WH_WRITE, .local = region,
+							   .remote = remote.id, .length = LENGTH }, 1));
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	want(0, wh_region_unregister(region));
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* A name leads to its engine, moves bytes, and is nobody's when that has closed. */
+static void name__found_and_given_back(void **state)
+{
+	struct server server;
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+	struct child *child;
+	int memory;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	child = start_node(&server, "node7");
+	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
+	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
+	want(0, open_engine(&server, NULL, &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want_true(epoch_of(peer) == child->epoch, "another engine");
+	move_some(engine, peer, 1);
+	want(0, wh_peer_close(peer));
+	peer = open_peer(engine, "node7", 0);
+	want(0, wh_peer_close(peer));
+	want_text(-ENOENT, "\"node8\"", wh_peer_open(engine, "wherry://node8", NULL, &peer));
+	child_exit(child);
+	want_text(-ENOENT, "\"node7\"", wh_peer_open(engine, "wherry://node7", NULL, &peer));
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
+/* Leases are renewed: a live engine has its name for longer than one. */
+static void name__taken(void **state)
+{
+	struct server server;
+	struct wh_engine *engine = NULL;
+	struct wh_peer *peer;
+	struct child *child;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	child = start_node(&server, "node7");
+	want_text(-EEXIST, "the name \"node7\" is taken", open_engine(&server, "node7", &engine));
+	want_true(!engine, "it was given all the same");
+	sleep_ms(1500);
+	want(0, open_engine(&server, "node8", &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want_true(epoch_of(peer) == child->epoch, "another engine has it");
+	want(0, wh_peer_close(peer));
+	want(0, wh_engine_close(engine));
+	child_exit(child);
+	server_stop(&server);
+}
+
+/* An engine that is killed leaves, another one gets the name, and who was connected learns that it is
+ * another one, though nothing ever answers at the old address again. */
+static void killed__name_goes_to_another(void **state)
+{
+	struct server server;
+	struct wh_engine *engine;
+	struct wh_peer *peer, *again;
+	struct child *child;
+	const int gone = *state == &server_plain ? -ECONNREFUSED : -ENOENT;
+	int64_t end;
+
+	harness_limit(90);
+	server_start(&server, *state, NULL);
+	child = start_node(&server, "node7");
+	want(0, open_engine(&server, NULL, &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	child_kill(child);
+	child = start_node(&server, "node7");
+	end = now() + ENDED;
+	while (state_of(peer) != WH_PEER_STALE && now() < end)
+		sleep_ms(5);
+	want(WH_PEER_STALE, state_of(peer));
+	again = open_peer(engine, "wherry://node7", ENDED);
+	want_true(epoch_of(again) == child->epoch, "not the new one");
+	want_true(epoch_of(peer) != child->epoch, "the old one cannot have become the new one");
+	want(0, wh_peer_close(peer));
+	want(0, wh_peer_close(again));
+	child_kill(child);
+	/* Without leases a server keeps what is dead, and only connecting to it tells. */
+	end = now() + ENDED;
+	while (wh_peer_open(engine, "wherry://node7", NULL, &peer) != gone && now() < end)
+		sleep_ms(50);
+	want_text(gone, "node7", wh_peer_open(engine, "wherry://node7", NULL, &peer));
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
+/* ---- the registry goes away ------------------------------------------------------------------ */
+
+static void registry__killed_and_started_again(void **state)
+{
+	struct server server;
+	struct wh_engine *engine, *other;
+	struct wh_peer *peer, *again;
+	struct child *child;
+	int64_t begun;
+	int memory;
+
+	harness_limit(90);
+	logged[0] = '\0';
+	server_start(&server, *state, NULL);
+	child = start_node(&server, "node7");
+	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
+	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
+	want(0, open_engine(&server, "node8", &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	move_some(engine, peer, 1);
+	server_kill(&server);
+	/* Longer than the lease: nothing is disturbed. */
+	for (int i = 0; i < 15; i++) {
+		move_some(engine, peer, (unsigned char)i);
+		sleep_ms(100);
+	}
+	want(WH_PEER_CONNECTED, state_of(peer));
+	begun = now();
+	want_true(wh_peer_open(engine, "wherry://node7", NULL, &again) < 0, "who has said so?");
+	want_true(now() - begun < PATIENCE, "it took %lld ms", (long long)((now() - begun) / MS));
+	want_true(strstr(wh_error_text(), "registry"), "it says: %s", wh_error_text());
+	want_true(wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
+							      .registry = server.url }, &other) < 0,
+		  "an engine has registered nowhere");
+	server_again(&server);
+	again = open_peer(engine, "wherry://node7", ENDED);
+	want_true(epoch_of(again) == child->epoch, "another engine");
+	want(0, wh_peer_close(again));
+	/* Ours as well, by its own name. */
+	again = open_peer(engine, "wherry://node8", ENDED);
+	want(0, wh_peer_close(again));
+	want(WH_PEER_CONNECTED, state_of(peer));
+	move_some(engine, peer, 7);
+	want_true(strstr(logged, "connections are not concerned"), "the log does not say it: %s", logged);
+	want_true(strstr(logged, "answers again"), "the log does not say it: %s", logged);
+	want(0, wh_peer_close(peer));
+	want(0, wh_engine_close(engine));
+	child_exit(child);
+	server_stop(&server);
+}
+
+/* Closing does not wait for a registry that is stopped. */
+static void registry__stopped(void **state)
+{
+	struct server server;
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+	int64_t begun;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	want(0, open_engine(&server, "node7", &engine));
+	kill(server.pid, SIGSTOP);
+	begun = now();
+	want(-ETIMEDOUT, wh_peer_open(engine, "wherry://node8",
+				      &(struct wh_peer_options){ .size = sizeof(struct wh_peer_options),
+								 .timeout = 300 * MS }, &peer));
+	want_true(now() - begun < SCALE(1, 4) * SECOND, "it took %lld ms",
+		  (long long)((now() - begun) / MS));
+	begun = now();
+	want(0, wh_engine_close(engine));
+	want_true(now() - begun < SCALE(3, 6) * SECOND, "it took %lld ms",
+		  (long long)((now() - begun) / MS));
+	kill(server.pid, SIGCONT);
+	server_stop(&server);
+}
+
+/* ---- secrets --------------------------------------------------------------------------------- */
+
+static void password__asked_for_and_not_told(void **state)
+{
+	static const char *const users[] = { "me:open", "me:clos%40e" };
+	struct server server, wrong;
+	struct wh_engine *engine;
+	struct child *child;
+	struct wh_peer *peer;
+
+	harness_limit(90);
+	logged[0] = '\0';
+	server_start(&server, *state, "me:sesame");
+	child = start_node(&server, "node7");
+	want(0, open_engine(&server, "node8", &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want(0, wh_peer_close(peer));
+	for (size_t i = 0; i < 2; i++) {
+		struct wh_engine *none;
+
+		wrong = server;
+		snprintf(wrong.url, sizeof(wrong.url), "%.*s%s%s", (int)(strstr(server.url, "//") + 2 -
+			 server.url), server.url, users[i] + (*state == &server_redis ? 2 : 0),
+			 strchr(server.url, '@'));
+		want_text(-EACCES, "registry", open_engine(&wrong, "node9", &none));
+		want_true(!strstr(wh_error_text(), "open") && !strstr(wh_error_text(), "clos"),
+			  "it says: %s", wh_error_text());
+	}
+	/* What is said when the registry goes. */
+	server_kill(&server);
+	want_true(wh_peer_open(engine, "wherry://node7", NULL, &peer) < 0, "who has said so?");
+	want_true(!strstr(wh_error_text(), "sesame"), "it says: %s", wh_error_text());
+	server_again(&server);
+	peer = open_peer(engine, "wherry://node7", ENDED);
+	want(0, wh_peer_close(peer));
+	want_true(!strstr(logged, "sesame") && *logged, "the log says: %s", logged);
+	want(0, wh_engine_close(engine));
+	child_exit(child);
+	server_stop(&server);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct CMUnitTest tests[] = {
+		TEST_EVERY_SERVER(name__found_and_given_back),
+		TEST_EVERY_SERVER(name__taken),
+		TEST_EVERY_SERVER(killed__name_goes_to_another),
+		TEST_EVERY_SERVER(registry__killed_and_started_again),
+		TEST_EVERY_SERVER(registry__stopped),
+		{ "password__wherry", password__asked_for_and_not_told, harness_begin, server_end,
+		  (void *)&server_wherry },
+		{ "password__redis", password__asked_for_and_not_told, harness_begin, server_end,
+		  (void *)&server_redis },
+		{ "password__etcd", password__asked_for_and_not_told, harness_begin, server_end,
+		  (void *)&server_etcd },
+	};
+
+	return harness_main(argc, argv, "registry-engines", tests, sizeof(tests) / sizeof(*tests));
+}

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "server.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+
+static struct server *running;
+
+static const char *missing_program(const char *name)
+{
+	char command[80];
+
+	snprintf(command, sizeof(command), "command -v %s >/dev/null 2>&1", name);
+	return system(command) == 0 ? NULL : name;
+}
+
+static const char *missing_redis(void)
+{
+	return missing_program("redis-server") ? "there is no redis-server" : NULL;
+}
+
+static const char *missing_etcd(void)
+{
+	return missing_program("etcd") ? "there is no etcd" : NULL;
+}
+
+static const char *missing_command(void)
+{
+	return access(getenv("TEST_COMMAND") ? getenv("TEST_COMMAND") : "", X_OK) ?
+		       "TEST_COMMAND is not the wherry command" : NULL;
+}
+
+static const char *missing_python(void)
+{
+	return missing_program("python3") ? "there is no python3" : NULL;
+}
+
+const struct route server_wherry = { .name = "wherry", .missing = missing_command };
+const struct route server_plain = { .name = "plain", .missing = missing_python };
+const struct route server_redis = { .name = "redis", .missing = missing_redis };
+const struct route server_etcd = { .name = "etcd", .missing = missing_etcd };
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+static int free_port(void)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	socklen_t length = sizeof(address);
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	want(0, bind(fd, (struct sockaddr *)&address, length));
+	want(0, getsockname(fd, (struct sockaddr *)&address, &length));
+	close(fd);
+	return ntohs(address.sin_port);
+}
+
+static void write_file(const struct server *server, const char *name, const char *text)
+{
+	char path[80];
+	int fd;
+
+	snprintf(path, sizeof(path), "%s/%s", server->directory, name);
+	fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+	want((long long)strlen(text), write(fd, text, strlen(text)));
+	close(fd);
+}
+
+/* As a line for a shell, which has started nothing else before it becomes the server. */
+static void make_line(const struct server *server, char *line, size_t size)
+{
+	const char *at = server->directory, *password = strchr(server->secret, ':');
+	char peer[80] = "";
+
+	if (server->kind == &server_wherry)
+		snprintf(line, size, "exec %s registry --listen 127.0.0.1:%d --file %s/log%s%s%s",
+			 getenv("TEST_COMMAND"), server->port, at, password ? " --auth " : "",
+			 password ? at : "", password ? "/auth" : "");
+	else if (server->kind == &server_plain)
+		snprintf(line, size, "exec python3 %s/tests/integration/plain.py %d %s/values",
+			 getenv("TEST_SOURCE"), server->port, at);
+	else if (server->kind == &server_redis)
+		snprintf(line, size, "exec redis-server --bind 127.0.0.1 --port %d --dir %s --save '' "
+			 "--appendonly yes --appendfsync always %s%s", server->port, at,
+			 password ? "--requirepass " : "", password ? password + 1 : "");
+	else
+		snprintf(peer, sizeof(peer), "http://127.0.0.1:%d", free_port());
+	if (*peer)
+		snprintf(line, size, "exec etcd --data-dir %s/data --listen-client-urls "
+			 "http://127.0.0.1:%d --advertise-client-urls http://127.0.0.1:%d "
+			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster "
+			 "default=%s", at, server->port, server->port, peer, peer, peer);
+}
+
+static void launch(struct server *server)
+{
+	char line[768], log[80];
+	pid_t parent = getpid();
+
+	make_line(server, line, sizeof(line));
+	snprintf(log, sizeof(log), "%s/output", server->directory);
+	server->pid = fork();
+	if (server->pid == 0) {
+		int fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		if (getppid() != parent || dup2(fd, 1) < 0 || dup2(fd, 2) < 0)
+			_exit(1);
+		unsetenv("LD_PRELOAD");
+		execl("/bin/sh", "sh", "-c", line, (char *)NULL);
+		_exit(1);
+	}
+	want_true(server->pid > 0, "cannot fork");
+}
+
+/* It answers as a registry does. */
+static void wait_ready(const struct server *server)
+{
+	struct wh_engine_options options = {
+		.size = sizeof(options), .listen = "none", .registry = server->url,
+	};
+	int64_t end = now() + SCALE(30, 60) * SECOND;
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+	int error;
+
+	want(0, wh_engine_open(&options, &engine));
+	while ((error = wh_peer_open(engine, "wherry://nobody", NULL, &peer)) != -ENOENT) {
+		if (now() > end || waitpid(server->pid, NULL, WNOHANG) != 0)
+			fail_msg("the server does not come up: %s: %s", strerrorname_np(-error),
+				 wh_error_text());
+		sleep_ms(50);
+	}
+	want(0, wh_engine_close(engine));
+}
+
+/* Users in etcd are made when it runs. */
+static void protect_etcd(const struct server *server)
+{
+	const char *password = strchr(server->secret, ':') + 1;
+	char line[768];
+	int length = (int)(password - 1 - server->secret);
+
+	snprintf(line, sizeof(line),
+		 "set -e; ask() { python3 -c 'import sys, urllib.request as u; "
+		 "u.urlopen(sys.argv[1], sys.argv[2].encode())' http://127.0.0.1:%d/v3/auth/$1 \"$2\"; }; "
+		 "ask user/add '{\"name\":\"root\",\"password\":\"r\"}'; "
+		 "ask role/add '{\"name\":\"root\"}'; "
+		 "ask user/grant '{\"user\":\"root\",\"role\":\"root\"}'; "
+		 "ask user/add '{\"name\":\"%.*s\",\"password\":\"%s\"}'; "
+		 "ask user/grant '{\"user\":\"%.*s\",\"role\":\"root\"}'; ask enable '{}'",
+		 server->port, length, server->secret, password, length, server->secret);
+	want(0, system(line));
+}
+
+void server_start(struct server *server, const struct route *kind, const char *secret)
+{
+	char plain[96];
+
+	memset(server, 0, sizeof(*server));
+	server->kind = kind;
+	server->port = free_port();
+	strcpy(server->directory, "/tmp/wherry-server-XXXXXX");
+	want_true(mkdtemp(server->directory) != NULL, "no directory");
+	snprintf(server->secret, sizeof(server->secret), "%s", secret ? secret : "");
+	if (*server->secret)
+		write_file(server, "auth", server->secret);
+	running = server;
+	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d",
+		 kind == &server_redis ? "redis" : kind == &server_etcd ? "etcd" : "http",
+		 kind == &server_redis && secret ? strchr(secret, ':') : server->secret,
+		 secret ? "@" : "", server->port);
+	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
+	snprintf(server->knob, sizeof(server->knob), "registry=%s", server->url);
+	launch(server);
+	if (secret && kind == &server_etcd) {
+		struct server open = *server;
+
+		strcpy(open.url, plain);
+		wait_ready(&open);
+		protect_etcd(server);
+	}
+	wait_ready(server);
+}
+
+/* ---- ending ---------------------------------------------------------------------------------- */
+
+void server_kill(struct server *server)
+{
+	if (server->pid > 0) {
+		kill(server->pid, SIGKILL);
+		waitpid(server->pid, NULL, 0);
+	}
+	server->pid = 0;
+}
+
+void server_again(struct server *server)
+{
+	launch(server);
+	wait_ready(server);
+}
+
+static int remove_one(const char *path, const struct stat *file, int kind, struct FTW *at)
+{
+	(void)file, (void)kind, (void)at;
+	return remove(path);
+}
+
+void server_stop(struct server *server)
+{
+	server_kill(server);
+	nftw(server->directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+	running = NULL;
+}
+
+int server_end(void **state)
+{
+	if (running)
+		server_stop(running);
+	return harness_end(state);
+}

@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Servers of registries, real ones, each on a free port of the loopback and with files of its own. */
+#ifndef TESTS_SERVER_H
+#define TESTS_SERVER_H
+
+#include "harness.h"
+
+/* As the state of a test: TEST_NEEDS(function, server_etcd). */
+extern const struct route server_wherry; /* wherry registry */
+extern const struct route server_plain;  /* a server that knows three verbs and nothing else */
+extern const struct route server_redis;
+extern const struct route server_etcd;
+#define TEST_EVERY_SERVER(function) \
+	{ #function "__wherry", function, harness_begin, server_end, (void *)&server_wherry }, \
+	{ #function "__plain", function, harness_begin, server_end, (void *)&server_plain }, \
+	{ #function "__redis", function, harness_begin, server_end, (void *)&server_redis }, \
+	{ #function "__etcd", function, harness_begin, server_end, (void *)&server_etcd }
+
+struct server {
+	const struct route *kind;
+	pid_t pid;
+	int port;
+	char directory[40];
+	char secret[64];  /* USER:PASSWORD, or "" */
+	char url[96];     /* with the secret */
+	char knob[112];   /* registry=URL */
+};
+
+/* Start it and wait until it answers. `secret`: what clients must know; or NULL. */
+void server_start(struct server *server, const struct route *kind, const char *secret);
+void server_kill(struct server *server); /* kill -9 */
+void server_again(struct server *server); /* on the same port, with the same files */
+void server_stop(struct server *server);  /* and take its files away */
+int server_end(void **state);             /* what a test that failed has left */
+
+#endif
