@@ -66,6 +66,13 @@ static void *refuse_array(const redisReadTask *task, elements_t count)
 	return NULL;
 }
 
+static void take_no_lists(struct redis *redis, redisReader *reader)
+{
+	redis->functions = *reader->fn;
+	redis->functions.createArray = refuse_array;
+	reader->fn = &redis->functions;
+}
+
 static void disconnect(struct redis *redis)
 {
 	if (redis->context)
@@ -222,9 +229,7 @@ static int connect_it(struct redis *redis)
 		return wh_fail(ENOMEM, "registry: no memory");
 	if (redis->context->err)
 		return context_failed(redis, errno);
-	redis->functions = *redis->context->reader->fn;
-	redis->functions.createArray = refuse_array;
-	redis->context->reader->fn = &redis->functions;
+	take_no_lists(redis, redis->context->reader);
 	if (url->tls)
 		error = start_tls(redis);
 	if (!error && *url->user)

@@ -16,24 +16,28 @@ bool wh_registry_name_valid(const char *name)
 	       name[strspn(name, "0123456789.")];
 }
 
-/* Where the user and the password end; NULL: there are none. Of several @ it is the last one before
- * the path, so that nothing of a password that should have been escaped is shown. */
+/* What follows SCHEME://; NULL: the text does not begin so. */
+static const char *authority_of(const char *text)
+{
+	size_t scheme = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
+
+	return strncmp(text + scheme, "://", 3) ? NULL : text + scheme + 3;
+}
+
+/* Where the user and the password end; NULL: there are none. It is the very last @, so that nothing of a
+ * password that should have been escaped is shown. */
 static const char *secret_end(const char *authority)
 {
-	const char *end = authority + strcspn(authority, "/?"), *last = NULL, *at;
-
-	for (const char *from = authority; (at = memchr(from, '@', (size_t)(end - from)));
-	     from = at + 1)
-		last = at;
-	/* A password with a slash in it: the @ comes behind what looks like the path. */
-	return last ? last : strchr(end, '@');
+	return strrchr(authority, '@');
 }
 
 void wh_registry_url_show(const char *text, char *out, size_t size)
 {
-	const char *mark = strstr(text, "://");
-	const char *authority = mark ? mark + 3 : text, *end = secret_end(authority);
+	const char *authority = authority_of(text), *end;
 
+	if (!authority)
+		authority = text;
+	end = secret_end(authority);
 	if (end)
 		snprintf(out, size, "%.*s***%s", (int)(authority - text), text, end);
 	else
@@ -73,7 +77,7 @@ static bool unescape(const char *from, size_t length, char *out, size_t room)
 	return true;
 }
 
-static int parse_scheme(const char *text, const char *mark, struct wh_registry_url *url)
+static int parse_scheme(const char *text, size_t length, struct wh_registry_url *url)
 {
 	static const struct {
 		const char *name, *scheme;
@@ -83,7 +87,6 @@ static int parse_scheme(const char *text, const char *mark, struct wh_registry_u
 		{ "etcd", "etcd", false },   { "etcds", "etcd", true },
 		{ "redis", "redis", false }, { "rediss", "redis", true },
 	};
-	size_t length = (size_t)(mark - text);
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
 		if (strlen(known[i].name) != length || memcmp(known[i].name, text, length))
@@ -180,13 +183,13 @@ static int parse_query(const char *query, struct wh_registry_url *url)
 
 int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 {
-	const char *mark = strstr(text, "://"), *at, *end, *question;
+	const char *at = authority_of(text), *end, *question;
 	struct wh_registry_url url = { .count = 0 };
 	char shown[80];
 	int error;
 
 	wh_registry_url_show(text, shown, sizeof(shown));
-	if (!mark)
+	if (!at)
 		return wh_fail(EINVAL, "registry: \"%s\" is no URL; write http://HOST:PORT, "
 			       "etcd://HOST:PORT or redis://HOST:PORT", shown);
 	if (strlen(text) >= WH_REGISTRY_URL_MAX)
@@ -196,14 +199,13 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 		if (*c <= ' ' || *c >= 0x7f)
 			return wh_fail(EINVAL, "registry: the URL has a space or a character that is "
 				       "not ASCII; write it as %%XX");
-	error = parse_scheme(text, mark, &url);
+	error = parse_scheme(text, (size_t)(at - 3 - text), &url);
 	if (error)
 		return error;
-	at = mark + 3;
 	end = secret_end(at);
 	if (end && at + strcspn(at, "/?") < end)
-		return wh_fail(EINVAL, "registry: what stands before the @ has a / or a ?; write %%2F and "
-			       "%%3F");
+		return wh_fail(EINVAL, "registry: what stands before the last @ has a / or a ?; write "
+			       "%%2F and %%3F, and %%40 for an @");
 	if (end) {
 		error = parse_secret(at, end, &url);
 		if (error)

@@ -208,7 +208,7 @@ static void contend(struct wh_registry *registry, const struct wh_registry_recor
 			return;
 		}
 	}
-	snprintf(text, sizeof(text), "registry %.60s: the name \"%s\" is taken by a live engine at %.60s; "
+	snprintf(text, sizeof(text), "registry %.50s: the name \"%s\" is taken by a live engine at %.60s; "
 		 "choose another name", registry->shown, registry->self.name, holder->address);
 	settle(registry, -EEXIST, text);
 	if (!registry->taken)

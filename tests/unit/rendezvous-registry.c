@@ -100,6 +100,7 @@ static void url__secrets_are_not_told(void **state)
 		"redis://:secret@", "redis://secret:secret@h", "ftp://secret:secret@h:1",
 		"secret:secret@h:1", "http://u:se%zzcret@h:1", "http://u:secret@h:1/ ",
 		"http://u:secret/secret@h:1", "http://u:secret@secret@h", "http://u:secret@[::1:1",
+		"http://u:secret@h/secret@h:1", "u:secret@h://h:1", "secret:secret@http://h:1",
 		"http://u:secret?secret@h:1", "etcd://u:secret@h:1,h", "http://u:secret@h:1?key=x",
 	};
 	char shown[200];
