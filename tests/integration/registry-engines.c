@@ -302,6 +302,64 @@ static void password__asked_for_and_not_told(void **state)
 	server_stop(&server);
 }
 
+/* ---- TLS ------------------------------------------------------------------------------------- */
+
+static void tls__both_sides_prove_themselves(void **state)
+{
+	struct server server, wrong;
+	struct wh_engine *engine, *owner, *none;
+	struct wh_peer *peer;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	want(0, open_engine(&server, "node7", &owner));
+	want(0, open_engine(&server, NULL, &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want(0, wh_peer_close(peer));
+	server_kill(&server);
+	server_again(&server);
+	peer = open_peer(engine, "wherry://node7", ENDED);
+	want(0, wh_peer_close(peer));
+	want(0, wh_engine_close(owner));
+	want(0, wh_engine_close(engine));
+	/* We have no certificate to show. (To redis that may be one connection too late.) */
+	wrong = server;
+	*strstr(wrong.url, "&cert=") = '\0';
+	want_true(open_engine(&wrong, "node7", &none) < 0, "without a certificate");
+	/* The server's is of nobody we know. */
+	wrong = server;
+	*strchr(wrong.url, '?') = '\0';
+	want_text(-EACCES, "certificate", open_engine(&wrong, "node7", &none));
+	/* It is for another name than the one that was asked for. */
+	snprintf(wrong.url, sizeof(wrong.url), "%.*slocalhost%s", (int)(strstr(server.url, "127.0.0.1") -
+		 server.url), server.url, strstr(server.url, "127.0.0.1") + strlen("127.0.0.1"));
+	want(-EACCES, open_engine(&wrong, "node7", &none));
+	/* A certificate that is no file. */
+	snprintf(wrong.url, sizeof(wrong.url), "%.*scacert=/nowhere.pem", (int)(strchr(server.url, '?') + 1 -
+		 server.url), server.url);
+	want_true(open_engine(&wrong, "node7", &none) < 0, "without the file");
+	want_true(strstr(wh_error_text(), "/nowhere.pem"), "it says: %s", wh_error_text());
+	server_stop(&server);
+}
+
+/* One endpoint that is not there changes nothing. */
+static void etcd__several_endpoints(void **state)
+{
+	struct server server, both;
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	both = server;
+	snprintf(both.url, sizeof(both.url), "etcd://127.0.0.1:1,127.0.0.1:%d/cluster", server.port);
+	want(0, open_engine(&both, "node7", &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want(0, wh_peer_close(peer));
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
@@ -315,6 +373,12 @@ int main(int argc, char **argv)
 		{ "password__redis", password__asked_for_and_not_told, harness_begin, server_end,
 		  (void *)&server_redis },
 		{ "password__etcd", password__asked_for_and_not_told, harness_begin, server_end,
+		  (void *)&server_etcd },
+		{ "tls__redis", tls__both_sides_prove_themselves, harness_begin, server_end,
+		  (void *)&server_redis_tls },
+		{ "tls__etcd", tls__both_sides_prove_themselves, harness_begin, server_end,
+		  (void *)&server_etcd_tls },
+		{ "etcd__several_endpoints", etcd__several_endpoints, harness_begin, server_end,
 		  (void *)&server_etcd },
 	};
 

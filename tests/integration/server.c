@@ -41,10 +41,43 @@ static const char *missing_python(void)
 	return missing_program("python3") ? "there is no python3" : NULL;
 }
 
+static const char *missing_redis_tls(void)
+{
+	struct wh_engine_options options = {
+		.size = sizeof(options), .listen = "none", .registry = "rediss://127.0.0.1:1",
+	};
+	struct wh_engine *engine;
+
+	if (missing_program("redis-server") || missing_program("openssl"))
+		return "there is no redis-server or no openssl";
+	if (wh_engine_open(&options, &engine) != 0)
+		return strstr(wh_error_text(), "wants hiredis") ? "hiredis is one without TLS" : NULL;
+	wh_engine_close(engine);
+	return NULL;
+}
+
+static const char *missing_etcd_tls(void)
+{
+	return missing_program("etcd") || missing_program("openssl") ? "there is no etcd or no openssl" :
+								       NULL;
+}
+
 const struct route server_wherry = { .name = "wherry", .missing = missing_command };
 const struct route server_plain = { .name = "plain", .missing = missing_python };
 const struct route server_redis = { .name = "redis", .missing = missing_redis };
 const struct route server_etcd = { .name = "etcd", .missing = missing_etcd };
+const struct route server_redis_tls = { .name = "redis-tls", .missing = missing_redis_tls };
+const struct route server_etcd_tls = { .name = "etcd-tls", .missing = missing_etcd_tls };
+
+static bool is_redis(const struct server *server)
+{
+	return server->kind == &server_redis || server->kind == &server_redis_tls;
+}
+
+static bool has_tls(const struct server *server)
+{
+	return server->kind == &server_redis_tls || server->kind == &server_etcd_tls;
+}
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
@@ -75,6 +108,7 @@ static void write_file(const struct server *server, const char *name, const char
 static void make_line(const struct server *server, char *line, size_t size)
 {
 	const char *at = server->directory, *password = strchr(server->secret, ':');
+	const char *tls = has_tls(server) ? "s" : "";
 	char peer[80] = "";
 
 	if (server->kind == &server_wherry)
@@ -84,17 +118,36 @@ static void make_line(const struct server *server, char *line, size_t size)
 	else if (server->kind == &server_plain)
 		snprintf(line, size, "exec python3 %s/tests/integration/plain.py %d %s/values",
 			 getenv("TEST_SOURCE"), server->port, at);
-	else if (server->kind == &server_redis)
-		snprintf(line, size, "exec redis-server --bind 127.0.0.1 --port %d --dir %s --save '' "
-			 "--appendonly yes --appendfsync always %s%s", server->port, at,
-			 password ? "--requirepass " : "", password ? password + 1 : "");
+	else if (is_redis(server))
+		snprintf(line, size, "cd %s && exec redis-server --bind 127.0.0.1 %s %d --save '' "
+			 "--appendonly yes --appendfsync always %s%s", at,
+			 has_tls(server) ? "--tls-cert-file cert.pem --tls-key-file key.pem "
+					   "--tls-ca-cert-file ca.pem --port 0 --tls-port" : "--port",
+			 server->port, password ? "--requirepass " : "", password ? password + 1 : "");
 	else
 		snprintf(peer, sizeof(peer), "http://127.0.0.1:%d", free_port());
 	if (*peer)
-		snprintf(line, size, "exec etcd --data-dir %s/data --listen-client-urls "
-			 "http://127.0.0.1:%d --advertise-client-urls http://127.0.0.1:%d "
+		snprintf(line, size, "cd %s && exec etcd --data-dir data --listen-client-urls "
+			 "http%s://127.0.0.1:%d --advertise-client-urls http%s://127.0.0.1:%d "
 			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster "
-			 "default=%s", at, server->port, server->port, peer, peer, peer);
+			 "default=%s%s", at, tls, server->port, tls, server->port, peer, peer, peer,
+			 has_tls(server) ? " --cert-file cert.pem --key-file key.pem --client-cert-auth "
+					   "--trusted-ca-file ca.pem" : "");
+}
+
+/* An authority, and one certificate of it for 127.0.0.1, which both sides use. */
+static void make_certificates(const struct server *server)
+{
+	char line[768];
+
+	snprintf(line, sizeof(line),
+		 "cd %s && exec >certificates 2>&1 && k='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes' && "
+		 "openssl req -x509 $k -keyout ca.key -out ca.pem -days 2 -subj /CN=ca && "
+		 "openssl req $k -keyout key.pem -out request.pem -subj /CN=node && "
+		 "printf 'subjectAltName=IP:127.0.0.1\n' >names && "
+		 "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial "
+		 "-out cert.pem -days 2 -extfile names", server->directory);
+	want(0, system(line));
 }
 
 static void launch(struct server *server)
@@ -158,6 +211,15 @@ static void protect_etcd(const struct server *server)
 	want(0, system(line));
 }
 
+static const char *scheme_of(const struct server *server)
+{
+	if (is_redis(server))
+		return has_tls(server) ? "rediss" : "redis";
+	if (server->kind == &server_etcd || server->kind == &server_etcd_tls)
+		return has_tls(server) ? "etcds" : "etcd";
+	return "http";
+}
+
 void server_start(struct server *server, const struct route *kind, const char *secret)
 {
 	char plain[96];
@@ -171,10 +233,15 @@ void server_start(struct server *server, const struct route *kind, const char *s
 	if (*server->secret)
 		write_file(server, "auth", server->secret);
 	running = server;
-	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d",
-		 kind == &server_redis ? "redis" : kind == &server_etcd ? "etcd" : "http",
-		 kind == &server_redis && secret ? strchr(secret, ':') : server->secret,
-		 secret ? "@" : "", server->port);
+	if (has_tls(server))
+		make_certificates(server);
+	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s",
+		 scheme_of(server), is_redis(server) && secret ? strchr(secret, ':') : server->secret,
+		 secret ? "@" : "", server->port, has_tls(server) ? "?" : "");
+	if (has_tls(server))
+		snprintf(server->url + strlen(server->url), sizeof(server->url) - strlen(server->url),
+			 "cacert=%s/ca.pem&cert=%s/cert.pem&key=%s/key.pem", server->directory,
+			 server->directory, server->directory);
 	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
 	snprintf(server->knob, sizeof(server->knob), "registry=%s", server->url);
 	launch(server);

@@ -10,6 +10,8 @@ extern const struct route server_wherry; /* wherry registry */
 extern const struct route server_plain;  /* a server that knows three verbs and nothing else */
 extern const struct route server_redis;
 extern const struct route server_etcd;
+extern const struct route server_redis_tls; /* these two ask for a certificate, and show one */
+extern const struct route server_etcd_tls;
 #define TEST_EVERY_SERVER(function) \
 	{ #function "__wherry", function, harness_begin, server_end, (void *)&server_wherry }, \
 	{ #function "__plain", function, harness_begin, server_end, (void *)&server_plain }, \
@@ -22,8 +24,8 @@ struct server {
 	int port;
 	char directory[40];
 	char secret[64];  /* USER:PASSWORD, or "" */
-	char url[96];     /* with the secret */
-	char knob[112];   /* registry=URL */
+	char url[288];    /* with the secret, and the certificates */
+	char knob[304];   /* registry=URL */
 };
 
 /* Start it and wait until it answers. `secret`: what clients must know; or NULL. */
