@@ -6,6 +6,7 @@
  *   engine.h    an engine: its listener, its peers, completion queues, notifications
  *   memory.h    allocating memory and registering it as regions
  *   transfer.h  batches of transfers and of blocks: submit, wait, cancel, explain
+ *   metrics.h   what an engine has counted
  *   window.h    the CPU's own loads and stores into memory of a GPU
  *   error.h     what went wrong, in words
  *
@@ -27,6 +28,7 @@
 #include <wherry/engine.h>
 #include <wherry/error.h>
 #include <wherry/memory.h>
+#include <wherry/metrics.h>
 #include <wherry/transfer.h>
 #include <wherry/window.h>
 

@@ -78,6 +78,10 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->priority = options.priority;
 	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
 	pthread_mutex_init(&batch->text_lock, NULL);
+	batch->watch = WH_WATCH_UNLISTED;
+	batch->timed_in = 1 + (uint32_t)atomic_fetch_add_explicit(&peer->batches_made, 1,
+								  memory_order_relaxed) %
+				      WH_TIMED_EVERY;
 	if (batch->queue)
 		wh_queue_hold(batch->queue, 1);
 	atomic_fetch_add(&peer->batches, 1);
@@ -87,6 +91,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 
 static void empty(struct wh_batch *batch)
 {
+	wh_count_settle(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_free(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = batch->piece_count = 0;
@@ -462,6 +467,11 @@ int wh_batch_submit(struct wh_batch *batch)
 
 	if (error)
 		return error;
+	if (!--batch->timed_in) {
+		batch->timed_in = batch->timed_every;
+		batch->begun = wh_now();
+		atomic_fetch_or_explicit(&batch->watch, WH_WATCH_TIMED, memory_order_relaxed);
+	}
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	start(batch);
 	return 0;
@@ -489,6 +499,7 @@ void wh_batch_fail(struct wh_batch *batch, int error, const char *text)
 	if (!atomic_load(&batch->status)) {
 		snprintf(batch->text, sizeof(batch->text), "%s", text);
 		atomic_store(&batch->status, error);
+		atomic_fetch_or(&batch->watch, WH_WATCH_FAILED);
 	}
 	pthread_mutex_unlock(&batch->text_lock);
 }
@@ -504,8 +515,10 @@ void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char
 {
 	struct wh_batch *batch = piece->batch;
 	char text[WH_TEXT_MAX];
+	int32_t none = 0;
 	va_list list;
 
+	atomic_compare_exchange_strong(&piece->failed, &none, error);
 	va_start(list, format);
 	vsnprintf(text, sizeof(text), format, list);
 	va_end(list);
@@ -530,6 +543,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	char text[WH_REFUSAL];
 
 	snprintf(text, sizeof(text), "%s", why);
+	wh_count_settle(batch);
 	if (atomic_load(&piece->cancelled)) {
 		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		wh_piece_done(piece);
@@ -546,6 +560,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 		wh_piece_done(piece);
 		return;
 	}
+	wh_count_add(&peer->tally.by[before].reroutes, 1);
 	pthread_mutex_lock(&batch->text_lock);
 	batch->share[piece->transport].bytes += piece->bytes;
 	batch->share[piece->transport].transfers += piece->transfers;
@@ -561,6 +576,11 @@ void wh_batch_finish(struct wh_batch *batch)
 	struct wh_engine *engine = batch->peer->engine;
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
+	if (__builtin_expect(atomic_load_explicit(&batch->watch, memory_order_relaxed), 0))
+		wh_count_finish(batch);
+	else /* rounds follow each other: nobody else adds */
+		atomic_store_explicit(&batch->rounds, wh_count_get(&batch->rounds) + 1,
+				      memory_order_relaxed);
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);

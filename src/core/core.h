@@ -8,7 +8,7 @@
  *
  * Locks, outermost first: engine.lock, peer.lock, wh_places.lock, control.lock. None is held while
  * bytes move. engine.registrations_lock is taken with none of them, and held while the driver is
- * asked.
+ * asked. peer.count_lock is the innermost of all.
  */
 #ifndef WH_CORE_CORE_H
 #define WH_CORE_CORE_H
@@ -23,6 +23,7 @@
 
 #include <wherry/wherry.h>
 
+#include "core/counters.h"
 #include "core/places.h"
 #include "core/trust.h"
 #include "memory/memory.h"
@@ -78,6 +79,10 @@ struct wh_engine {
 	unsigned window_count;      /* under lock */
 	pthread_mutex_t pane_lock;  /* opening a region's window; comes before `lock` */
 
+	struct wh_engine_tally tally;
+	struct wh_tally past; /* of peers that have been closed; under lock */
+	struct wh_observer *observer; /* NULL: nobody may ask */
+
 	pthread_mutex_t callback_lock;
 	struct wh_list callbacks; /* batches whose callback is due */
 	struct wh_task callback_task;
@@ -91,6 +96,15 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 /* The loop for the next data connection, in turn. */
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+
+/* ---- being observed -------------------------------------------------------------------------- */
+
+/* Make the engine's unix socket, as the knob `observe` says. An error only if the knob names a directory
+ * that cannot be used. */
+int wh_observer_open(struct wh_engine *engine);
+void wh_observer_close(struct wh_engine *engine);
+/* The bytes that observers are told, to be freed by the caller. */
+int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *length);
 
 /* ---- memory and regions -------------------------------------------------------------------- */
 
@@ -225,6 +239,12 @@ struct wh_peer {
 	bool proved; /* the owner has, on the control connection as it is now; on loop 0 */
 	uint32_t list_round; /* of the list of regions being received; on loop 0 */
 	int64_t heard; /* when something last came; on loop 0 */
+
+	struct wh_tally tally;
+	wh_count lost; /* how often */
+	wh_count batches_made; /* so that not every fresh batch is timed */
+	pthread_mutex_t count_lock;
+	struct wh_list counted; /* batches whose rounds are to be added to the tally; under count_lock */
 };
 
 /* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0, or -EIO: no
@@ -267,6 +287,7 @@ struct wh_session {
 	void *transport[WH_TRANSPORT_COUNT]; /* each transport's own */
 	struct wh_list notes; /* notifications for which the inbox has no room yet */
 	unsigned note_count;
+	struct wh_served served;
 };
 
 /* A control connection whose initiator has proved itself. It belongs to the session now (also on error). */
@@ -383,6 +404,7 @@ struct wh_piece {
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
 	_Atomic bool done;
+	_Atomic int32_t failed; /* the errno of its first failure; for the counters, which clear it */
 };
 
 enum wh_batch_state {
@@ -435,6 +457,14 @@ struct wh_batch {
 	struct wh_batch *note_next; /* the next of those */
 	_Atomic bool finishing;      /* done, but not yet let go of */
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
+
+	_Atomic uint32_t watch;    /* WH_WATCH_... */
+	uint32_t timed_every;      /* rounds */
+	uint32_t timed_in;         /* so many submissions: the last of them is timed */
+	wh_count rounds;           /* completed well while listed */
+	uint64_t told;             /* of those, in the peer's tally; under peer.count_lock */
+	int64_t begun;             /* WH_WATCH_TIMED: when */
+	struct wh_list count_link; /* peer.counted */
 };
 
 /* For transports: this piece is finished, whichever way. Once for each submit. The batch may be gone

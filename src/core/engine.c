@@ -15,6 +15,7 @@
 #include "core/core.h"
 #include "rendezvous/rendezvous.h"
 #include "transport/lane.h"
+#include "util/clock.h"
 #include "util/options.h"
 #include "window/window.h"
 
@@ -433,12 +434,18 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_acceptor_open(engine, listen);
 	if (error)
 		goto err_transports;
-	error = open_registry(engine, options.registry);
+	engine->tally.opened = wh_now();
+	error = wh_observer_open(engine);
 	if (error)
 		goto err_acceptor;
+	error = open_registry(engine, options.registry);
+	if (error)
+		goto err_observer;
 	*out = engine;
 	return 0;
 
+err_observer:
+	wh_observer_close(engine);
 err_acceptor:
 	wh_acceptor_close(engine);
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
@@ -488,6 +495,7 @@ int wh_engine_close(struct wh_engine *engine)
 	if (error)
 		return error;
 	wh_registry_close(engine->registry);
+	wh_observer_close(engine);
 	wh_acceptor_close(engine);
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
 	close_transports(engine);

@@ -266,6 +266,8 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	peer->listed = false;
 	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
 	wh_engine_log(peer->engine, "lost: %s", why);
+	wh_count_add(&peer->lost, 1);
+	wh_count_add(&peer->engine->tally.peers_lost, 1);
 	set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
 	lose_transports(peer, -ECONNRESET, why);
 	watch(peer);
@@ -582,6 +584,7 @@ static void peer_free(struct wh_peer *peer)
 	wh_control_destroy(&peer->control);
 	pthread_mutex_destroy(&peer->lock);
 	pthread_mutex_destroy(&peer->note_lock);
+	pthread_mutex_destroy(&peer->count_lock);
 	pthread_cond_destroy(&peer->changed);
 	explicit_bzero(peer->key, sizeof(peer->key));
 	free(peer);
@@ -608,6 +611,8 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	peer->control.gone = peer_gone;
 	pthread_mutex_init(&peer->lock, NULL);
 	pthread_mutex_init(&peer->note_lock, NULL);
+	pthread_mutex_init(&peer->count_lock, NULL);
+	wh_list_init(&peer->counted);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&peer->changed, &clock);
@@ -731,6 +736,7 @@ int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer
 		peer_free(peer);
 		return error;
 	}
+	wh_count_add(&engine->tally.peers_opened, 1);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_append(&engine->peers, &peer->link);
 	pthread_mutex_unlock(&engine->lock);
@@ -758,6 +764,7 @@ int wh_peer_close(struct wh_peer *peer)
 			       peer->welcome.name);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&peer->link);
+	wh_count_peer_closed(peer);
 	pthread_mutex_unlock(&engine->lock);
 	wh_loop_call(&engine->loops[0], stop, peer);
 	wh_blocks_leave(peer);

@@ -230,6 +230,7 @@ int wh_plan(struct wh_batch *batch)
 	uint32_t version = atomic_load(&batch->peer->plan_version);
 	int error;
 
+	wh_count_settle(batch);
 	batch->planned = 0;
 	batch->piece_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
@@ -246,6 +247,7 @@ int wh_plan(struct wh_batch *batch)
 		share->bytes += batch->pieces[i].bytes;
 		share->transfers += batch->pieces[i].transfers;
 	}
+	wh_count_planned(batch);
 	batch->planned = version;
 	return 0;
 }

@@ -149,6 +149,7 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 	struct wh_registration *registration;
 	struct wh_region_options options;
 	char *name = NULL;
+	int64_t begun;
 	int error = wh_engine_guard(engine, "wh_region_register");
 
 	if (error)
@@ -166,6 +167,7 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		if (!name)
 			return wh_fail(ENOMEM, "wh_region_register: no memory");
 	}
+	begun = wh_now();
 	error = wh_registration_get(engine, address, length, &registration);
 	if (error) {
 		free(name);
@@ -174,9 +176,14 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 	pthread_mutex_lock(&engine->lock);
 	error = add(engine, registration, &options, name, out);
 	pthread_mutex_unlock(&engine->lock);
-	if (error)
+	if (error) {
 		wh_registration_put(registration);
-	return error;
+		return error;
+	}
+	wh_count_add(&engine->tally.region_bytes, length);
+	wh_count_add(&engine->tally.registrations, 1);
+	wh_count_add(&engine->tally.registration_time, (uint64_t)(wh_now() - begun));
+	return 0;
 }
 
 /* ---- unregister --------------------------------------------------------------------------- */
@@ -253,6 +260,7 @@ int wh_region_unregister(struct wh_region *region)
 	if (region->memory)
 		region->memory->regions--;
 	registration = region->registration;
+	wh_count_add(&engine->tally.region_bytes, -place->length);
 	wh_places_free(&engine->regions, place);
 	pthread_mutex_unlock(&engine->lock);
 	wh_registration_put(registration);

@@ -145,6 +145,7 @@ int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hell
 	session->removes_before = engine->removes;
 	wh_list_append(&engine->sessions, &session->link);
 	engine->session_count++;
+	wh_count_add(&engine->tally.sessions_opened, 1);
 	error = send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
@@ -169,6 +170,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	pthread_mutex_unlock(&engine->lock);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		wh_transport(id)->session_close(session);
+	wh_count_session_ended(session);
 	wh_session_notes_drop(session);
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);

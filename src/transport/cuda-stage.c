@@ -82,6 +82,7 @@ static bool take(struct work *work)
 		bytes += run.length;
 	}
 	pthread_mutex_unlock(&work->stage->lock);
+	wh_count_add(&part->op->cuda->views->engine->tally.staged_bytes, bytes);
 	work->start.left = bytes;
 	return any;
 }

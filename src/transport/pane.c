@@ -76,6 +76,8 @@ static int open_window(struct wh_region *region, struct wh_pane *pane)
 		pane->view = NULL;
 		return wh_fail(EOPNOTSUPP, "the knob window is %s, which has no mapping", order);
 	}
+	wh_count_add(&engine->tally.windows_opened, 1);
+	wh_count_add(&engine->tally.panes, 1);
 	pane->address = region->place.address;
 	pane->base = wh_view_at(pane->view, pane->address);
 	slot = wh_slots_prepare(engine->gpus, WH_SLOT_SERVES) ?
@@ -168,6 +170,7 @@ void wh_pane_close(struct wh_region *region)
 		/* Others may have written last: nothing of it is to arrive after this. */
 		wh_pane_flush(pane);
 		wh_view_close(pane->view);
+		wh_count_add(&region->engine->tally.panes, UINT64_MAX);
 	}
 	free(pane);
 }

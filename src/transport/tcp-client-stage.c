@@ -109,6 +109,7 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 	stage->state = MOVES;
 	atomic_fetch_add(&client->users, 1);
 	if (!error) {
+		wh_count_add(&client->tcp->peer->engine->tally.staged_bytes, stage->staging.bytes);
 		wh_staging_start(&stage->staging, into);
 		return;
 	}

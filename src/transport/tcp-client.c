@@ -161,6 +161,7 @@ static int greeting(struct tcp_client *client)
 		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
+	wh_count_add(&client->tcp->peer->engine->tally.connections, 1);
 	client->trouble_since = 0;
 	return 0;
 }

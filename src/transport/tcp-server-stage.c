@@ -119,6 +119,7 @@ static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 static void fly(struct tcp_chunk *chunk, bool into)
 {
 	atomic_fetch_add(&chunk->server->flying, 1);
+	wh_count_add(&chunk->server->engine->tally.staged_bytes, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
 }
 

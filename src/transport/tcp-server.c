@@ -134,12 +134,23 @@ static uint32_t answer(uint8_t *out, const struct wh_request *request, const str
 	return (uint32_t)(at - out);
 }
 
+/* What peers do by other transports is counted by them alone. */
+static void count_served(struct tcp_server *server, uint8_t op, uint64_t bytes)
+{
+	wh_count_add(&server->served->bytes[op == WH_WRITE], bytes);
+	wh_count_add(&server->served->requests, 1);
+}
+
 static void answer_write(struct tcp_server *server, const struct wh_request *request,
 			 const struct tcp_extent *extents)
 {
 	uint32_t errors = count_errors(extents, request->count);
 	uint32_t length = WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+	uint64_t bytes = request->bytes;
 
+	for (uint32_t i = 0; errors && i < request->count; i++)
+		bytes -= extents[i].error ? extents[i].length : 0;
+	count_served(server, WH_WRITE, bytes);
 	if (server->out_start && !server->out_length)
 		server->out_start = 0;
 	if (server->out_start + server->out_length + length > OUT_MAX) {
@@ -191,6 +202,7 @@ static int answer_read(struct tcp_server *server)
 		job->extents[job->count++] = server->extents[i];
 		bytes += server->extents[i].length;
 	}
+	count_served(server, WH_READ, bytes);
 	job->left = job->ungathered = bytes;
 	wh_list_init(&job->chunks);
 	job->staged = tcp_extents_on_gpu(server, job->extents, job->count);
@@ -716,6 +728,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 	server->bury.run = bury;
 	server->engine = session->engine;
 	server->session = session;
+	server->served = &session->served;
 	server->number = hello->connection;
 	server->loop = wh_engine_loop(session->engine);
 	server->in.room = TCP_SERVER_IN;
@@ -753,6 +766,7 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 		wh_socket_close(fd);
 		return -EBUSY;
 	}
+	wh_count_add(&session->engine->tally.connections, 1);
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;
 	wh_loop_call(server->loop, begin, server);

@@ -46,6 +46,7 @@ struct tcp_server {
 	struct wh_loop *loop;
 	struct wh_engine *engine;
 	struct wh_session *session; /* on loop 0 */
+	struct wh_served *served;   /* the session's, which stays until this has stopped */
 	struct wh_list link;        /* session's list, on loop 0 */
 	struct wh_task bury;        /* to loop 0: free it */
 	bool dead;

@@ -310,6 +310,12 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 200,
 		.most = 3600000,
 	},
+	[WH_KNOB_OBSERVE] = {
+		.row = { "observe", "WHERRY_OBSERVE", "", "text",
+			 "directory of the socket for wherry top; empty: the usual one; off: none" },
+		.text = check_path,
+		.wants = "a directory, or off",
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)

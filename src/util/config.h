@@ -27,6 +27,7 @@ enum wh_knob {
 	WH_KNOB_KEYFILE,       /* text: the file that it is in; "": none */
 	WH_KNOB_REGISTRY,      /* text: URL of the registry; "p2p": none */
 	WH_KNOB_LEASE,         /* ms: an engine that is silent for so long leaves the registry */
+	WH_KNOB_OBSERVE,       /* text: a directory for the observers' socket; "": the usual one; "off" */
 	WH_KNOB_COUNT,
 };
 

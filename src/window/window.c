@@ -114,6 +114,7 @@ int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
 		free(window);
 		return error;
 	}
+	wh_count_add(&engine->tally.windows_opened, 1);
 	if (window->view->base)
 		window->pointer = wh_view_at(window->view, window->address);
 	*out = window;

@@ -50,6 +50,7 @@ static void load__defaults(void **state)
 	assert_string_equal(config.text[WH_KNOB_CUDA], "");
 	assert_string_equal(config.text[WH_KNOB_KEY], "");
 	assert_string_equal(config.text[WH_KNOB_KEYFILE], "");
+	assert_string_equal(config.text[WH_KNOB_OBSERVE], "");
 }
 
 /* What is wrong with a key is said without it. */

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an engine counts.
+ *
+ * The path of a batch that is submitted over and over, which is what has to be cheap, adds 1 to a word of
+ * the batch itself, for what a round moves is known from its plan: no shared cache line is touched and
+ * no instruction is locked. Who wants the numbers multiplies. Everything else, such as first rounds,
+ * failures and batches that are timed, goes by wh_count_finish() and adds to the peer's tally.
+ */
+#ifndef WH_CORE_COUNTERS_H
+#define WH_CORE_COUNTERS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <wherry/metrics.h>
+
+#include "transport/transport.h"
+
+#define WH_SMALL_BATCH 65536 /* bytes; larger ones are all timed */
+#define WH_TIMED_EVERY 128   /* of small ones; a power of two */
+
+typedef _Atomic uint64_t wh_count;
+
+struct wh_tally_latency {
+	wh_count count, sum, bucket[WH_LATENCY_BUCKETS];
+};
+
+struct wh_tally {
+	struct {
+		wh_count bytes[2], transfers[2]; /* read, written */
+		wh_count errors, reroutes;
+	} by[WH_TRANSPORT_COUNT];
+	wh_count batches, failed, cancelled;
+	struct wh_tally_latency latency[2]; /* small, large */
+};
+
+struct wh_engine_tally {
+	int64_t opened; /* when the engine was */
+	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes, registrations,
+		registration_time, windows_opened, staged_bytes;
+	wh_count panes; /* windows that are kept for regions now */
+	/* Of sessions that have ended; under engine.lock. */
+	uint64_t served_bytes[2], served_requests;
+};
+
+/* What a peer did over TCP in our memory. */
+struct wh_served {
+	wh_count bytes[2], requests;
+};
+
+/* wh_batch.watch: why wh_batch_finish() may not just count one more round. */
+enum {
+	WH_WATCH_UNLISTED = 1, /* the batch is not in peer.counted */
+	WH_WATCH_AGAIN = 2,    /* it has been submitted before, so it is worth listing */
+	WH_WATCH_TIMED = 4,
+	WH_WATCH_FAILED = 8,
+};
+
+static inline void wh_count_add(wh_count *count, uint64_t by)
+{
+	atomic_fetch_add_explicit(count, by, memory_order_relaxed);
+}
+
+static inline uint64_t wh_count_get(const wh_count *count)
+{
+	return atomic_load_explicit(count, memory_order_relaxed);
+}
+
+struct wh_batch;
+struct wh_piece;
+
+/* A round of the batch ends, and something has to be watched. */
+void wh_count_finish(struct wh_batch *batch);
+/* The batch's plan changes, or it goes: count what it has not told yet. */
+void wh_count_settle(struct wh_batch *batch);
+/* How often its rounds are timed; after planning. */
+void wh_count_planned(struct wh_batch *batch);
+/* A peer is closed: its numbers become the engine's. Under engine.lock. */
+struct wh_peer;
+void wh_count_peer_closed(struct wh_peer *peer);
+struct wh_session;
+void wh_count_session_ended(struct wh_session *session);
+
+#endif

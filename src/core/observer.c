@@ -1,0 +1,309 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The unix socket that observers of the same user ask. One question of eight bytes, one answer, and the
+ * connection is closed. All of it on loop 0 and without waiting: who does not ask, or does not read, is
+ * dropped after a moment, and only so many are served at a time.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "telemetry/directory.h"
+#include "telemetry/observation.h"
+#include "util/clock.h"
+
+#define CLIENTS 8
+#define PATIENCE (2 * WH_SECOND)
+
+struct client {
+	struct wh_source source; /* fd -1: free */
+	struct wh_observer *observer;
+	int64_t deadline;
+	uint8_t question[WH_OBSERVE_REQUEST_SIZE];
+	size_t asked;
+	uint8_t *bytes; /* the answer */
+	size_t length, sent;
+};
+
+struct wh_observer {
+	struct wh_engine *engine;
+	struct wh_source source;
+	struct wh_timer timer;
+	bool paused; /* no more are accepted until one has gone */
+	struct client clients[CLIENTS];
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
+};
+
+static struct wh_loop *home(struct wh_observer *observer)
+{
+	return &observer->engine->loops[0];
+}
+
+/* ---- one of them ------------------------------------------------------------------------------ */
+
+static void leave(struct client *client)
+{
+	struct wh_observer *observer = client->observer;
+
+	wh_loop_remove(home(observer), &client->source);
+	close(client->source.fd);
+	client->source.fd = -1;
+	free(client->bytes);
+	client->bytes = NULL;
+	client->asked = client->length = client->sent = 0;
+	if (observer->paused)
+		wh_loop_modify(home(observer), &observer->source, EPOLLIN);
+	observer->paused = false;
+}
+
+/* False: it has gone. */
+static bool ask(struct client *client)
+{
+	ssize_t got = recv(client->source.fd, client->question + client->asked,
+			   sizeof(client->question) - client->asked, MSG_DONTWAIT);
+
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return true;
+	if (got > 0)
+		client->asked += (size_t)got;
+	if (got > 0 && client->asked < sizeof(client->question))
+		return true;
+	if (got <= 0 || memcmp(client->question, WH_OBSERVE_REQUEST, sizeof(client->question)) != 0 ||
+	    wh_observation_make(client->observer->engine, &client->bytes, &client->length)) {
+		leave(client);
+		return false;
+	}
+	wh_loop_modify(home(client->observer), &client->source, EPOLLOUT);
+	return true;
+}
+
+static void tell(struct client *client)
+{
+	while (client->sent < client->length) {
+		ssize_t sent = send(client->source.fd, client->bytes + client->sent,
+				    client->length - client->sent, MSG_DONTWAIT | MSG_NOSIGNAL);
+
+		if (sent < 0 && errno == EINTR)
+			continue;
+		if (sent < 0 && errno == EAGAIN)
+			return;
+		if (sent <= 0)
+			break;
+		client->sent += (size_t)sent;
+	}
+	leave(client);
+}
+
+static void client_ready(struct wh_source *source, uint32_t events)
+{
+	struct client *client = wh_container(source, struct client, source);
+
+	if (!client->bytes && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && !ask(client))
+		return;
+	if (client->bytes)
+		tell(client);
+}
+
+/* Those that take too long. */
+static void sweep(struct wh_timer *timer)
+{
+	struct wh_observer *observer = wh_container(timer, struct wh_observer, timer);
+	int64_t now = wh_now(), next = INT64_MAX;
+
+	for (unsigned i = 0; i < CLIENTS; i++) {
+		struct client *client = &observer->clients[i];
+
+		if (client->source.fd < 0)
+			continue;
+		if (client->deadline <= now)
+			leave(client);
+		else if (client->deadline < next)
+			next = client->deadline;
+	}
+	if (next != INT64_MAX)
+		wh_timer_set(home(observer), timer, next);
+}
+
+static bool same_user(int fd)
+{
+	struct ucred who;
+	socklen_t length = sizeof(who);
+
+	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) && who.uid == geteuid();
+}
+
+static struct client *free_client(struct wh_observer *observer)
+{
+	for (unsigned i = 0; i < CLIENTS; i++)
+		if (observer->clients[i].source.fd < 0)
+			return &observer->clients[i];
+	return NULL;
+}
+
+static void incoming(struct wh_source *source, uint32_t events)
+{
+	struct wh_observer *observer = wh_container(source, struct wh_observer, source);
+	struct client *client = free_client(observer);
+	int fd;
+
+	(void)events;
+	if (!client) {
+		/* The others wait in the backlog. */
+		observer->paused = true;
+		wh_loop_modify(home(observer), source, 0);
+		return;
+	}
+	fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	if (fd < 0)
+		return;
+	if (!same_user(fd)) {
+		close(fd);
+		return;
+	}
+	client->source.fd = fd;
+	client->deadline = wh_now() + PATIENCE;
+	if (wh_loop_add(home(observer), &client->source, EPOLLIN)) {
+		close(fd);
+		client->source.fd = -1;
+		return;
+	}
+	sweep(&observer->timer);
+}
+
+/* ---- the socket --------------------------------------------------------------------------------- */
+
+static int make_socket(struct wh_observer *observer, const char *directory)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int length, fd, error;
+
+	length = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%d-%016llx%s", directory,
+			  (int)getpid(), (unsigned long long)observer->engine->epoch,
+			  WH_OBSERVER_SUFFIX);
+	if (length >= (int)sizeof(address.sun_path))
+		return -ENAMETOOLONG;
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return -errno;
+	/* Whatever the umask is, nobody else can connect. */
+	if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof(address))) {
+		error = -errno;
+		close(fd);
+		return error;
+	}
+	memcpy(observer->path, address.sun_path, sizeof(observer->path));
+	if (listen(fd, 16)) {
+		error = -errno;
+		unlink(observer->path);
+		close(fd);
+		return error;
+	}
+	observer->source.fd = fd;
+	return 0;
+}
+
+static int try_places(struct wh_observer *observer)
+{
+	char directory[sizeof(observer->path)];
+	struct wh_config_places places;
+	int error = -ENOENT;
+
+	wh_config_places(&places);
+	for (unsigned i = 0; wh_observer_place(i, places.runtime, directory, sizeof(directory)); i++) {
+		if (!*directory)
+			continue;
+		error = wh_observer_make(directory);
+		if (!error)
+			error = make_socket(observer, directory);
+		if (!error)
+			return 0;
+	}
+	return error;
+}
+
+static int choose(struct wh_observer *observer)
+{
+	const char *directory = observer->engine->config.text[WH_KNOB_OBSERVE];
+	int error = *directory ? wh_observer_check(directory) : try_places(observer);
+
+	if (!error && *directory)
+		error = make_socket(observer, directory);
+	if (error && *directory)
+		return wh_fail(-error,
+			       "observe=%.120s: %s; name a directory of this user that others cannot "
+			       "write in, or off", directory, strerror(-error));
+	/* One that was not asked for is not worth failing for. */
+	if (error)
+		wh_engine_log(observer->engine, "no socket for observers: %s", strerror(-error));
+	return error;
+}
+
+int wh_observer_open(struct wh_engine *engine)
+{
+	const char *knob = engine->config.text[WH_KNOB_OBSERVE];
+	struct wh_observer *observer;
+	int error;
+
+	if (!strcmp(knob, "off"))
+		return 0;
+	observer = calloc(1, sizeof(*observer));
+	if (!observer)
+		return wh_fail(ENOMEM, "wh_engine_open: no memory");
+	observer->engine = engine;
+	observer->source.ready = incoming;
+	observer->timer.fire = sweep;
+	for (unsigned i = 0; i < CLIENTS; i++) {
+		observer->clients[i].observer = observer;
+		observer->clients[i].source.fd = -1;
+		observer->clients[i].source.ready = client_ready;
+	}
+	error = choose(observer);
+	if (error) {
+		free(observer);
+		return *knob ? error : 0;
+	}
+	error = wh_loop_add(&engine->loops[0], &observer->source, EPOLLIN);
+	if (error) {
+		unlink(observer->path);
+		close(observer->source.fd);
+		free(observer);
+		return error;
+	}
+	engine->observer = observer;
+	return 0;
+}
+
+static void stop(void *argument)
+{
+	struct wh_observer *observer = argument;
+
+	for (unsigned i = 0; i < CLIENTS; i++)
+		if (observer->clients[i].source.fd >= 0)
+			leave(&observer->clients[i]);
+	wh_timer_clear(&observer->timer);
+	wh_loop_remove(home(observer), &observer->source);
+	close(observer->source.fd);
+}
+
+void wh_observer_close(struct wh_engine *engine)
+{
+	struct wh_observer *observer = engine->observer;
+
+	if (!observer)
+		return;
+	unlink(observer->path);
+	wh_loop_call(&engine->loops[0], stop, observer);
+	engine->observer = NULL;
+	free(observer);
+}
+
+const char *wh_engine_observer_path(const struct wh_engine *engine)
+{
+	return engine && engine->observer ? engine->observer->path : "";
+}

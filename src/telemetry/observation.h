@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What an engine tells observers: one record of the engine, then those of its peers and of the engines
+ * connected to it. docs/metrics.md has the layout. Pure functions; the wherry command has a copy of
+ * these, and the fuzz target calls them directly.
+ */
+#ifndef WH_TELEMETRY_OBSERVATION_H
+#define WH_TELEMETRY_OBSERVATION_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/metrics.h>
+
+#define WH_OBSERVE_REQUEST "wherry?\1" /* eight bytes, with its end; the last is the version */
+#define WH_OBSERVE_REQUEST_SIZE 8
+#define WH_OBSERVED_VERSION 1
+#define WH_OBSERVED_HEADER 24
+#define WH_OBSERVED_MAX (4u << 20) /* peers and sessions that do not fit are left out, and counted */
+#define WH_OBSERVED_NAME 64
+#define WH_OBSERVED_URL 96
+
+struct wh_observed_engine {
+	uint32_t pid;
+	uint64_t epoch;
+	char name[WH_OBSERVED_NAME], url[WH_OBSERVED_URL];
+	struct wh_engine_counters counters;
+	struct wh_counters total;
+};
+
+struct wh_observed_peer {
+	char name[WH_OBSERVED_NAME], address[WH_OBSERVED_NAME];
+	uint32_t state; /* enum wh_peer_state */
+	uint64_t epoch, lost;
+	struct wh_counters counters;
+};
+
+struct wh_observed_session {
+	char name[WH_OBSERVED_NAME];
+	uint64_t epoch, read_bytes, written_bytes, requests;
+};
+
+struct wh_observation {
+	struct wh_observed_engine engine;
+	struct wh_observed_peer *peers;
+	struct wh_observed_session *sessions;
+	size_t peer_count, session_count;
+	uint32_t left_out; /* peers and sessions for which there was no room */
+};
+
+/* ---- making one ---------------------------------------------------------------------------- */
+
+struct wh_observed_writer {
+	uint8_t *bytes;
+	size_t length, room;
+	uint32_t peers, sessions, left_out;
+	bool failed;
+};
+
+/* All peers before all sessions; then the end, which puts the engine in front. 0 with bytes to be freed,
+ * or -ENOMEM. */
+void wh_observed_begin(struct wh_observed_writer *out);
+void wh_observed_put_peer(struct wh_observed_writer *out, const struct wh_observed_peer *peer);
+void wh_observed_put_session(struct wh_observed_writer *out,
+			     const struct wh_observed_session *session);
+int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_engine *engine,
+		    uint8_t **bytes, size_t *length);
+
+/* ---- reading one ---------------------------------------------------------------------------- */
+
+/* How long the whole is, from its header: 0, or -EPROTO (that is none, or of another version). */
+int wh_observation_length(const uint8_t header[WH_OBSERVED_HEADER], size_t *length);
+/* 0 with *out to be freed, or -EPROTO, -ENOMEM. */
+int wh_observation_parse(const uint8_t *bytes, size_t length, struct wh_observation *out);
+void wh_observation_free(struct wh_observation *observation);
+
+#endif
