@@ -458,6 +458,8 @@ static int prepare(struct wh_batch *batch)
 	}
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
+	if (!--batch->timed_in)
+		wh_count_begin(batch);
 	return 0;
 }
 
@@ -467,11 +469,6 @@ int wh_batch_submit(struct wh_batch *batch)
 
 	if (error)
 		return error;
-	if (!--batch->timed_in) {
-		batch->timed_in = batch->timed_every;
-		batch->begun = wh_now();
-		atomic_fetch_or_explicit(&batch->watch, WH_WATCH_TIMED, memory_order_relaxed);
-	}
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	start(batch);
 	return 0;
@@ -483,6 +480,8 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 
 	if (error)
 		return error;
+	/* How long the stream takes is not ours to tell. */
+	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_WATCH_TIMED);
 	atomic_store_explicit(&batch->gated, true, memory_order_relaxed);
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	error = wh_gpus_when(batch->peer->engine->gpus, wait);

@@ -71,6 +71,13 @@ static void list(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
+void wh_count_begin(struct wh_batch *batch)
+{
+	batch->timed_in = batch->timed_every;
+	batch->begun = wh_now();
+	atomic_fetch_or(&batch->watch, WH_WATCH_TIMED);
+}
+
 void wh_count_finish(struct wh_batch *batch)
 {
 	struct wh_tally *tally = &batch->peer->tally;

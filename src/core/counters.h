@@ -71,6 +71,8 @@ static inline uint64_t wh_count_get(const wh_count *count)
 struct wh_batch;
 struct wh_piece;
 
+/* This round of the batch is timed. */
+void wh_count_begin(struct wh_batch *batch);
 /* A round of the batch ends, and something has to be watched. */
 void wh_count_finish(struct wh_batch *batch);
 /* The batch's plan changes, or it goes: count what it has not told yet. */
