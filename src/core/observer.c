@@ -178,34 +178,43 @@ static void incoming(struct wh_source *source, uint32_t events)
 
 /* ---- the socket --------------------------------------------------------------------------------- */
 
-static int make_socket(struct wh_observer *observer, const char *directory)
+/* Under its name only once it listens: a socket that refuses is one of a dead engine to those who look. */
+static int listen_as(int fd, const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int length, fd, error;
+	int error = 0;
 
-	length = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%d-%016llx%s", directory,
-			  (int)getpid(), (unsigned long long)observer->engine->epoch,
-			  WH_OBSERVER_SUFFIX);
-	if (length >= (int)sizeof(address.sun_path))
+	if (snprintf(address.sun_path, sizeof(address.sun_path), "%s%s", path, WH_OBSERVER_NEW) >=
+	    (int)sizeof(address.sun_path))
+		return -ENAMETOOLONG;
+	/* Whatever the umask is, nobody else can connect. */
+	if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof(address)))
+		return -errno;
+	if (listen(fd, 16) || rename(address.sun_path, path)) {
+		error = -errno;
+		unlink(address.sun_path);
+	}
+	return error;
+}
+
+static int make_socket(struct wh_observer *observer, const char *directory)
+{
+	int fd, error, length = snprintf(observer->path, sizeof(observer->path), "%s/%d-%016llx%s",
+					 directory, (int)getpid(),
+					 (unsigned long long)observer->engine->epoch,
+					 WH_OBSERVER_SUFFIX);
+
+	if (length >= (int)sizeof(observer->path))
 		return -ENAMETOOLONG;
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
-	/* Whatever the umask is, nobody else can connect. */
-	if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof(address))) {
-		error = -errno;
+	error = listen_as(fd, observer->path);
+	if (error)
 		close(fd);
-		return error;
-	}
-	memcpy(observer->path, address.sun_path, sizeof(observer->path));
-	if (listen(fd, 16)) {
-		error = -errno;
-		unlink(observer->path);
-		close(fd);
-		return error;
-	}
-	observer->source.fd = fd;
-	return 0;
+	else
+		observer->source.fd = fd;
+	return error;
 }
 
 static int try_places(struct wh_observer *observer)

@@ -8,6 +8,7 @@
 #include <stddef.h>
 
 #define WH_OBSERVER_SUFFIX ".observe"
+#define WH_OBSERVER_NEW ".new" /* behind it until the socket listens */
 
 /* Place number `index`, best first: in `runtime` (what XDG_RUNTIME_DIR says, or NULL), in
  * /run/user/UID, /tmp/wherry-UID. False past the end. `out` is "" where there is no such place. */
