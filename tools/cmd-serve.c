@@ -12,6 +12,7 @@
 
 #include "engine.h"
 #include "memory.h"
+#include "metrics.h"
 
 /* One --memory MEM:SIZE[:NAME]. */
 struct served {
@@ -170,6 +171,41 @@ static int withdraw(struct server *server, int code)
 	return code;
 }
 
+/* ---- metrics --------------------------------------------------------------------------------- */
+
+/* Of this engine alone; on the thread that answers. */
+static void make_metrics(void *arg, struct metrics *metrics)
+{
+	struct server *server = arg;
+	struct wh_observation observation;
+	size_t length = WH_OBSERVED_MAX;
+	uint8_t *bytes = malloc(length);
+
+	if (!bytes || wh_engine_observe(server->engine, bytes, &length) ||
+	    wh_observation_parse(bytes, length, &observation)) {
+		metrics->failed = true;
+	} else {
+		observe_merge(&observation);
+		metrics_engines(metrics, &observation, 1);
+		wh_observation_free(&observation);
+	}
+	free(bytes);
+}
+
+static int start_metrics(struct server *server, struct metrics_server **out)
+{
+	const char *where = argument(server->arguments, "metrics");
+	char address[160];
+	int code;
+
+	if (!where)
+		return 0;
+	code = metrics_serve(where, make_metrics, server, address, sizeof(address), out);
+	if (!code)
+		note("metrics at %s", address);
+	return code;
+}
+
 /* ---- serving --------------------------------------------------------------------------------- */
 
 /* One line a notification, whatever its bytes are. */
@@ -240,6 +276,7 @@ static int run(const struct arguments *arguments)
 {
 	struct server server = { .arguments = arguments };
 	struct engine_setup setup = { 0 };
+	struct metrics_server *metrics = NULL;
 	sigset_t stop;
 	int signals, code = parse(&server);
 
@@ -264,12 +301,15 @@ static int run(const struct arguments *arguments)
 		code = publish(&server);
 	else
 		code = usage_error("the knob listen is none: say --listen ADDR:PORT");
+	if (!code)
+		code = start_metrics(&server, &metrics);
 	if (!code) {
 		warn_if_open(server.engine);
 		code = serve(&server, signals);
 	}
 	/* Taking the memory back may wait for peers: a second signal ends the process at once. */
 	sigprocmask(SIG_UNBLOCK, &stop, NULL);
+	metrics_stop(metrics);
 	code = withdraw(&server, code);
 	code = engine_close(server.engine, code);
 end_signals:
@@ -287,6 +327,8 @@ static const struct command_option options[] = {
 	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
 	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
+	{ .name = "metrics", .argument = "ADDR:PORT",
+	  .help = "tell Prometheus what the engine counts, at http://ADDR:PORT/metrics" },
 	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" },
 	ENGINE_OPTIONS,
 	{ 0 },

@@ -446,6 +446,7 @@ static bool hand_over(struct top_sampler *sampler, struct part *part, double sta
 		sampler->sample.process_count = work->process_count;
 		memcpy(sampler->sample.processes, work->processes, sizeof(work->processes));
 		sampler->sample.tcp_retransmits = work->tcp_retransmits;
+		sampler->sample.tcp_retransmit_count = work->tcp_retransmit_count;
 		sampler->sample.time = started;
 		sampler->sample.interval = work->interval;
 	}

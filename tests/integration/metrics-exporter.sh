@@ -1,0 +1,301 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wherry exporter and wherry serve --metrics: engines that work, one with 1,000 peers that is made up,
+# ones that are dead or say nothing, and a machine made of files whose GPUs are the fake NVML's.
+set -u
+wherry=$TEST_COMMAND
+directory=$(mktemp -d) || exit 1
+processes=()
+failed=0
+
+# shellcheck disable=SC2317 # called by the trap
+clean_up()
+{
+	local process
+
+	for process in "${processes[@]}"; do
+		kill -KILL "$process" 2>/dev/null
+		wait "$process" 2>/dev/null
+	done
+	rm -rf "$directory"
+}
+trap clean_up EXIT
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+# Engines of other tests are not this one's.
+mkdir -m 700 run && export XDG_RUNTIME_DIR=$directory/run
+places=$directory/run/wherry
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+# Start something that prints a line when it is ready; the line goes to $line, its process to $process.
+start() # NAME COMMAND...
+{
+	local name=$1 i
+
+	shift
+	"$@" >"$name.out" 2>"$name.err" &
+	process=$!
+	processes+=("$process")
+	for ((i = 0; i < 400; i++)); do
+		[ -s "$name.out" ] && break
+		kill -0 "$process" 2>/dev/null || break
+		sleep 0.05
+	done
+	line=$(head -n 1 "$name.out")
+	[ -n "$line" ] || cat "$name.err"
+	[ -n "$line" ]
+}
+
+stop() # PROCESS; returns its status
+{
+	kill -TERM "$1"
+	wait "$1"
+}
+
+# Prometheus' own opinion, where there is one; metrics-prometheus wants it in any case.
+lint() # FILE
+{
+	! command -v promtool >/dev/null || { promtool check metrics <"$1" >lint 2>&1 && [ ! -s lint ]; } ||
+		{ cat lint; return 1; }
+}
+
+# The value of a line that begins so, whatever the engine's labels are.
+value() # FILE PATTERN
+{
+	grep -E -- "^$2" "$1" | awk '{ sum += $NF } END { printf "%.9g\n", sum }'
+}
+
+# ---- a made-up machine -------------------------------------------------------------------------
+
+"$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
+	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1 && cat >>hgx/nvml.txt <<'NVML'
+nvmlDeviceGetUtilizationRates 7 : 3
+nvmlDeviceGetUtilizationRates * : 0 73 20
+nvmlDeviceGetPowerUsage * : 0 412345
+nvmlDeviceGetTemperature * 0 : 0 61
+nvmlDeviceGetClockInfo * 1 : 0 1755
+nvmlDeviceGetPcieThroughput * 0 : 0 12500000
+nvmlDeviceGetTotalEccErrors 0 1 0 : 0 2
+nvmlDeviceGetTotalEccErrors * * 0 : 0 0
+nvmlDeviceGetFieldValues * 138 4294967295 : 0 1000000
+NVML
+counters=hgx/sys/class/infiniband/mlx5_0/ports/1/counters
+mkdir -p $counters && echo 250 >$counters/port_xmit_data
+mkdir -p hgx/proc/net && printf 'Ip: A\nIp: 1\nTcp: RtoAlgorithm RetransSegs\nTcp: 1 42\n' >hgx/proc/net/snmp
+
+FAKE_NVML=hgx/nvml.txt "$wherry" exporter --once --root hgx >out 2>err && [ ! -s err ] && lint out
+verdict "the made-up machine" $?
+[ "$(grep -c '^wherry_gpu_info{.* 1$' out)" = 8 ] &&
+	[ "$(grep -c '^wherry_gpu_busy_ratio{.* 0.73$' out)" = 7 ] &&
+	! grep -q '^wherry_gpu_busy_ratio{gpu="7"' out &&
+	grep -q '^wherry_gpu_power_watts{gpu="0",uuid="GPU-.*"} 412.345$' out &&
+	grep -q '^wherry_gpu_clock_hertz{gpu="3",.*,clock="sm"} 1755000000$' out &&
+	grep -q '^wherry_gpu_pcie_bytes_per_second{gpu="0",.*direction="sent"} 12500000000$' out &&
+	grep -q '^wherry_gpu_nvlink_bytes_total{gpu="5",.*direction="sent"} 1024000000$' out &&
+	! grep -q '^wherry_gpu_nvlink_bytes_total{.*direction="received"}' out &&
+	grep -q '^wherry_gpu_ecc_errors_total{gpu="0",.*corrected="no"} 2$' out &&
+	grep -q '^wherry_nic_bytes_total{nic="mlx5_0",.*direction="sent"} 1000$' out &&
+	! grep -q '^wherry_nic_bytes_total{nic="mlx5_0",.*direction="received"}' out &&
+	grep -q '^wherry_tcp_retransmits_total 42$' out
+verdict "its numbers, and none where there is none" $?
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt "$wherry" exporter --once --root hgx >out && lint out &&
+	grep -q '^wherry_gpu_info{gpu="1",.*} 0$' out && ! grep -q '^wherry_gpu_power_watts{gpu="1"' out
+verdict "a GPU that is lost" $?
+FAKE_NVML=/nonexistent "$wherry" exporter --once --root hgx >out && lint out && ! grep -q '^wherry_gpu' out &&
+	grep -q '^wherry_nic_up{nic="mlx5_0",.*} 1$' out
+verdict "no driver" $?
+printf 'delay : 0 60000\n' >slow.txt
+SECONDS=0
+FAKE_NVML=slow.txt "$wherry" exporter --once --root hgx >out && [ $SECONDS -le 12 ] && lint out &&
+	grep -q '^wherry_nic_up' out
+verdict "a driver that hangs" $?
+
+# ---- wrong command lines -----------------------------------------------------------------------
+
+while IFS='|' read -r words text; do
+	read -r -a arguments <<<"$words"
+	! "$wherry" "${arguments[@]}" >out 2>err && [ ! -s out ] && grep -q -F -e "$text" err
+	verdict "wherry $words" $?
+done <<'LINES'
+exporter --interval 0|between 0.1 and 3600
+exporter --root nowhere|No such file
+exporter extra|extra
+exporter --metrics|--metrics
+LINES
+
+# Without libmicrohttpd there is nothing to ask.
+if "$wherry" exporter --metrics 127.0.0.1:0x 2>&1 | grep -q 'without libmicrohttpd'; then
+	[ $failed = 0 ] || exit 1
+	exit 77
+fi
+while IFS='|' read -r words text; do
+	read -r -a arguments <<<"$words"
+	! timeout 20 "$wherry" "${arguments[@]}" >out 2>err && grep -q -F -e "$text" err
+	verdict "wherry $words" $?
+done <<'LINES'
+exporter --metrics 127.0.0.1|is not ADDR:PORT
+exporter --metrics :9411|is not ADDR:PORT
+exporter --metrics localhost:9411|not an address and a port
+exporter --metrics 127.0.0.1:http|not an address and a port
+exporter --metrics 192.0.2.1:9411|Cannot assign
+serve --memory host:64KiB --listen 127.0.0.1:0 --metrics 127.0.0.1:|is not ADDR:PORT
+LINES
+
+# ---- engines that work -------------------------------------------------------------------------
+
+start exporter "$wherry" exporter --metrics 127.0.0.1:0 --interval 1 || exit 1
+exporter=$process all=$line
+start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics '[::1]:0' \
+	--name "ä \"b\\" ||
+	exit 1
+server=$process url=$line
+own=$(sed -n 's/^wherry serve: metrics at //p' serve.err)
+! "$wherry" exporter --metrics "$(sed 's,^http://,,; s,/metrics$,,' <<<"$all")" 2>err &&
+	grep -q 'in use; choose another port' err
+verdict "a port that is taken" $?
+
+cat >fetch.py <<'PYTHON'
+"""fetch.py URL FILE: the answer to GET, or the status."""
+import sys, urllib.error, urllib.request
+try:
+    with urllib.request.urlopen(sys.argv[1], timeout=20) as answer:
+        assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+        with open(sys.argv[2], "wb") as out:
+            out.write(answer.read())
+except urllib.error.HTTPError as error:
+    sys.exit(str(error.code))
+PYTHON
+fetch() # URL FILE
+{
+	python3 fetch.py "$1" "$2"
+}
+
+head -c 300000 /dev/urandom >file
+WHERRY_TRANSPORTS=tcp "$wherry" copy file "$url/host" && fetch "$own" out && lint out &&
+	[ "$(value out 'wherry_engine_served_bytes_total.*op="write"')" = 300000 ] &&
+	[ "$(value out 'wherry_engine_registered_bytes')" = 1048576 ] &&
+	grep -q -F 'wherry_engine_info{engine="ä \"b\\",epoch="' out
+verdict "wherry serve --metrics" $?
+fetch "$all" out && lint out && grep -q '^wherry_engines{state="answered"} 1$' out &&
+	[ "$(value out 'wherry_engine_served_bytes_total.*op="write"')" = 300000 ]
+verdict "wherry exporter tells the same" $?
+ln -s . same && XDG_RUNTIME_DIR=$directory/same/run "$wherry" exporter --once >out && lint out &&
+	grep -q '^wherry_engines{state="answered"} 1$' out
+verdict "by another name of the directory" $?
+ln -s wherry run/twice && XDG_RUNTIME_DIR=$directory/run/twice/.. "$wherry" exporter --once >out && lint out &&
+	grep -q '^wherry_engines{state="answered"} 1$' out
+verdict "and by a way around" $?
+rm run/twice
+{
+	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out 2>&1 &
+	process=$!
+	processes+=("$process")
+	for ((i = 0; i < 100; i++)); do
+		sleep 0.1
+		fetch "$all" out
+		[ "$(value out 'wherry_peer_transfer_bytes_total.*transport="tcp",op="write"')" != 0 ] && break
+	done
+	wait "$process"
+}
+lint out && grep -q '^wherry_peer_connected{.*} 1$' out &&
+	[ "$(value out 'wherry_transfers_total.*transport="tcp",op="write"')" != 0 ] &&
+	[ "$(value out 'wherry_batch_duration_seconds_count')" != 0 ]
+verdict "an engine at work, with its peer" $?
+
+python3 - "$all" <<'PYTHON'
+"""Other methods and paths, and clients that never ask, or never read."""
+import socket, sys, time, urllib.request
+from urllib.parse import urlsplit
+place = urlsplit(sys.argv[1])
+
+
+def ask(text):
+    with socket.create_connection((place.hostname, place.port), 20) as s:
+        s.sendall(text.encode())
+        return s.makefile("rb").readline().decode().strip()
+
+
+def status(method, path, more=""):
+    return ask(f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{more}\r\n").split()[1]
+
+
+assert status("HEAD", "/metrics") == "200"
+assert status("GET", "/") == "200"
+assert status("GET", "/nothing") == "404"
+assert status("PUT", "/metrics", "Content-Length: 0\r\n") == "405"
+silent = [socket.create_connection((place.hostname, place.port)) for _ in range(8)]
+for s in silent[:4]:
+    s.sendall(b"GET /metrics HTTP/1.1\r\n")
+started = time.monotonic()
+urllib.request.urlopen(sys.argv[1], timeout=20).read()
+assert time.monotonic() - started < 2
+PYTHON
+verdict "other requests, and clients that hang" $?
+
+# ---- made-up engines ---------------------------------------------------------------------------
+
+cp "$TEST_SOURCE/tests/integration/metrics_engine.py" .
+start made python3 metrics_engine.py "$places/1-made.observe" 1000 answer || exit 1
+made=$process
+python3 - "$all" <<'PYTHON'
+"""How long a scrape takes. The shortest of nine counts, for others may be busy here as well."""
+import os, statistics, sys, time, urllib.request
+times = []
+for _ in range(9):
+    started = time.monotonic()
+    text = urllib.request.urlopen(sys.argv[1], timeout=20).read().decode()
+    times.append(time.monotonic() - started)
+peers = sum(line.startswith("wherry_peer_connected{") for line in text.split("\n"))
+print(f"{peers} peers, {len(text)} bytes, {min(times) * 1000:.1f} ms, "
+      f"half of them within {statistics.median(times) * 1000:.1f} ms")
+assert peers == 1000
+# Sanitizers are not what is measured.
+assert min(times) < (1 if "TEST_SANITIZED" in os.environ else 0.05), "too slow"
+PYTHON
+verdict "1,000 peers in less than 50 ms" $?
+fetch "$all" out && lint out &&
+	grep -q '^wherry_peer_transfers_total{engine="made",.*peer="peer-7",.*transport="shm",op="read"} 10007$' \
+		out &&
+	[ "$(value out 'wherry_peer_transfer_bytes_total.*op="write"')" = \
+		"$(python3 -c 'print("%.9g" % (4 * sum(2000000 + i for i in range(1000))))')" ] &&
+	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' out &&
+	grep -q '^wherry_session_served_bytes_total{engine="made",.*session="client",op="read"} 5$' out
+verdict "what it told, from the layout in docs/metrics.md" $?
+stop "$made"
+[ -S "$places/1-made.observe" ] && "$wherry" exporter --once >out &&
+	[ ! -e "$places/1-made.observe" ] && grep -q '^wherry_engines{state="silent"} 0$' out
+verdict "the socket of a dead engine is swept" $?
+for how in silent cut garbage endless; do
+	start "$how" python3 metrics_engine.py "$places/2-$how.observe" 3 "$how" || exit 1
+	SECONDS=0
+	fetch "$all" out && [ $SECONDS -le 3 ] && lint out &&
+		grep -q '^wherry_engines{state="silent"} 1$' out &&
+		grep -q '^wherry_engines{state="answered"} 1$' out && ! grep -q made out
+	verdict "an engine that answers: $how" $?
+	kill -KILL "$process"
+	wait "$process" 2>/dev/null
+done
+# Where others may write, anybody could pretend to be an engine.
+chmod 777 "$places" && "$wherry" exporter --once >out && grep -q '^wherry_engines{state="answered"} 0$' out
+verdict "a directory that others may write to is not looked into" $?
+chmod 700 "$places"
+
+kill -STOP "$server"
+SECONDS=0
+fetch "$all" out && [ $SECONDS -le 3 ] && grep -q '^wherry_engines{state="silent"} 1$' out
+verdict "an engine that is stopped" $?
+kill -CONT "$server"
+stop "$server" && ! ls "$places"/*.observe >/dev/null 2>&1
+verdict "nothing is left by an engine that ends" $?
+stop "$exporter"
+verdict "wherry exporter ends" $?
+exit $failed

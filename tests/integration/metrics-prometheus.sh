@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool has nothing
+# to say against the metrics, and docs/metrics.md has all of them.
+set -u
+if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
+	echo "no prometheus: apt-get install prometheus"
+	exit 77
+fi
+wherry=$TEST_COMMAND
+if ! "$wherry" exporter --metrics 127.0.0.1 2>&1 | grep -q ADDR:PORT; then
+	echo "wherry was built without libmicrohttpd"
+	exit 77
+fi
+directory=$(mktemp -d) || exit 1
+processes=()
+failed=0
+
+# shellcheck disable=SC2317 # called by the trap
+clean_up()
+{
+	local process
+
+	for process in "${processes[@]}"; do
+		kill -KILL "$process" 2>/dev/null
+		wait "$process" 2>/dev/null
+	done
+	rm -rf "$directory"
+}
+trap clean_up EXIT
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+mkdir -m 700 run && export XDG_RUNTIME_DIR=$directory/run
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+# Start something that prints a line when it is ready, which goes to $line.
+start() # NAME COMMAND...
+{
+	local name=$1 i
+
+	shift
+	"$@" >"$name.out" 2>"$name.err" &
+	processes+=($!)
+	for ((i = 0; i < 400; i++)); do
+		[ -s "$name.out" ] && break
+		sleep 0.05
+	done
+	line=$(head -n 1 "$name.out")
+	[ -n "$line" ] || { cat "$name.err"; exit 1; }
+}
+
+# ---- every metric there is, once -----------------------------------------------------------------
+
+"$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
+	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1
+start made python3 "$TEST_SOURCE/tests/integration/metrics_engine.py" run/wherry/1-made.observe 3 answer
+start all env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --metrics 127.0.0.1:0
+all=$line
+start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics 127.0.0.1:0
+url=$line own=$(sed -n 's/^wherry serve: metrics at //p' serve.err)
+
+# ---- Prometheus ----------------------------------------------------------------------------------
+
+target() # URL
+{
+	sed 's,^http://,,; s,/metrics$,,' <<<"$1"
+}
+cat >prometheus.yml <<YAML
+global:
+  scrape_interval: 1s
+  scrape_timeout: 1s
+scrape_configs:
+  - job_name: machine
+    static_configs: [{targets: ["$(target "$all")"]}]
+  - job_name: engine
+    static_configs: [{targets: ["$(target "$own")"]}]
+YAML
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+prometheus --config.file prometheus.yml --storage.tsdb.path data --web.listen-address "127.0.0.1:$port" \
+	--log.level warn >prometheus.out 2>&1 &
+processes+=($!)
+head -c 300000 /dev/urandom >file
+WHERRY_TRANSPORTS=tcp "$wherry" copy file "$url/host" >copy.out || cat copy.out
+
+cat >ask.py <<'PYTHON'
+"""ask.py PORT: ask Prometheus until it has seen both, for up to 40 s."""
+import json, sys, time, urllib.error, urllib.parse, urllib.request
+
+
+def ask(path, **arguments):
+    query = urllib.parse.urlencode(arguments)
+    with urllib.request.urlopen(f"http://127.0.0.1:{sys.argv[1]}/api/v1/{path}?{query}", timeout=5) as a:
+        return json.load(a)["data"]
+
+
+def value(query):
+    result = ask("query", query=query)["result"]
+    return float(result[0]["value"][1]) if result else None
+
+
+WANTED = {
+    'sum(up)': 2,
+    'sum(wherry_engine_served_bytes_total{job="engine",op="write"})': 300000,
+    'sum(wherry_engine_served_bytes_total{job="machine",op="write",engine!="made"})': 300000,
+    'count(wherry_peer_connected{job="machine"})': 3,
+    'count(wherry_gpu_info == 1)': 8,
+    'sum(wherry_engines{state="answered"})': 2,
+    'min(scrape_samples_scraped) > bool 50': 1,
+}
+end = time.monotonic() + 40
+while True:
+    try:
+        got = {query: value(query) for query in WANTED}
+    except (urllib.error.URLError, ConnectionError):
+        got = None
+    if got == WANTED or time.monotonic() > end:
+        break
+    time.sleep(0.3)
+for target in ask("targets")["activeTargets"]:
+    print(target["labels"]["job"], target["health"], target["lastError"])
+    assert target["health"] == "up" and not target["lastError"]
+assert got == WANTED, got
+types = {name: rows[0]["type"] for name, rows in ask("metadata").items() if name.startswith("wherry")}
+assert types["wherry_batch_duration_seconds"] == "histogram", types
+assert types["wherry_transfer_bytes_total"] == "counter", types
+# Over all batches that were timed: as the histogram says, between two of its bounds.
+middle = value('histogram_quantile(0.5, sum by (le) (wherry_batch_duration_seconds_bucket{engine="made",'
+               'size="small"}))')
+assert 2e-6 < middle < 40, middle
+PYTHON
+python3 ask.py "$port"
+verdict "a real Prometheus scrapes both" $?
+! grep -q . prometheus.out
+verdict "and has nothing to complain of" $?
+[ $failed = 0 ] || cat prometheus.out
+
+# ---- the names ------------------------------------------------------------------------------------
+
+python3 - "$all" "$own" <<'PYTHON'
+"""What was told, for promtool and for the names below."""
+import sys, urllib.request
+for url, name in zip(sys.argv[1:], ("all.txt", "own.txt")):
+    with urllib.request.urlopen(url, timeout=20) as answer, open(name, "wb") as out:
+        out.write(answer.read())
+PYTHON
+for file in all own; do
+	promtool check metrics <$file.txt >lint 2>&1 && [ ! -s lint ]
+	verdict "promtool check metrics, $file" $?
+	cat lint
+done
+python3 - <<'PYTHON'
+"""docs/metrics.md has every metric, and no other."""
+import os, re
+source = os.environ["TEST_SOURCE"]
+with open("all.txt") as text:
+    told = set(re.findall(r"^# TYPE (\S+)", text.read(), re.M))
+with open(f"{source}/docs/metrics.md") as text:
+    described = re.findall(r"^\| `(wherry_\w+)` \|", text.read(), re.M)
+assert len(described) == len(set(described)), "one is described twice"
+assert told == set(described), told ^ set(described)
+with open("own.txt") as text:
+    own = set(re.findall(r"^# TYPE (\S+)", text.read(), re.M))
+assert own < told and "wherry_transfer_bytes_total" in own, own - told
+print(len(told), "metrics")
+PYTHON
+verdict "docs/metrics.md has all of them" $?
+exit $failed

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""metrics_engine.py SOCKET PEERS answer|silent|cut|garbage|endless: something that observers take for
+an engine. It answers what docs/metrics.md says, written down from there and from nowhere else, or what
+no engine would. Prints a line when it listens."""
+import os, socket, struct, sys, time
+
+path, peers, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+TRANSPORTS = "self", "cuda", "shm", "tcp"
+
+
+def text(value):
+    data = value.encode()
+    return bytes([len(data)]) + data
+
+
+def numbers(*values):
+    return struct.pack(f"<{len(values)}Q", *values)
+
+
+def latency(buckets):
+    out = numbers(sum(buckets.values()), 1000 * sum(buckets.values())) + bytes([len(buckets)])
+    for bucket, count in buckets.items():
+        out += bytes([bucket]) + numbers(count)
+    return out
+
+
+def counters(i):
+    out = numbers(100 + i, 2, 1) + bytes([len(TRANSPORTS)])
+    for name in TRANSPORTS:
+        out += text(name) + numbers(1000000 + i, 2000000 + i, 10000 + i, 20000 + i, 3, 4)
+    return out + latency({2: 1, 5: 2, 27: 3}) + latency({k: k + 1 for k in range(28)})
+
+
+def observation():
+    body = struct.pack("<I", os.getpid()) + numbers(0x1234) + text("made") + text("wherry://127.0.0.1:1")
+    body += numbers(*range(1, 18)) + counters(0)
+    for i in range(peers):
+        body += text(f"peer-{i}") + text(f"192.0.2.{i % 250}:{10000 + i}") + struct.pack("<I", 1)
+        body += numbers(i, 0) + counters(i)
+    body += text("client") + numbers(9, 5, 6, 7)
+    return struct.pack("<IIIIII", 0x4F524857, 1, 24 + len(body), peers, 1, 0) + body
+
+
+os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(path)
+listener.listen(16)
+print("ready", flush=True)
+said = observation()
+kept = []
+while True:
+    client = listener.accept()[0]
+    if how == "silent":
+        kept.append(client)
+        continue
+    question = client.recv(8, socket.MSG_WAITALL)
+    assert question == b"wherry?\x01", question
+    try:
+        if how == "answer":
+            client.sendall(said)
+        elif how == "cut":
+            client.sendall(said[:-3])
+        elif how == "garbage":
+            client.sendall(bytes(b ^ 0x5A for b in said))
+        else:
+            client.sendall(said[:40])
+            time.sleep(30)
+    except OSError:
+        pass
+    client.close()
