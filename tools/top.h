@@ -124,6 +124,9 @@ void top_describe_fields(void);
 void top_print_header(const char *fields);
 void top_print_rows(const struct top_sample *sample, const char *fields);
 
+/* "power+heat"; "-" if not known, "none". */
+void top_reasons(uint64_t reasons, char *out, size_t size);
+
 json_t *top_to_json(const struct top_sample *sample);
 
 /* ---- the terminal ---------------------------------------------------------------------------- */
