@@ -17,6 +17,7 @@
 #define ENGINE_SECONDS 0.5
 
 struct exporter {
+	const char *directory;
 	struct top_sampler *sampler;
 	struct top_sample sample; /* of the thread that answers */
 };
@@ -26,7 +27,7 @@ static void make(void *arg, struct metrics *metrics)
 	struct exporter *exporter = arg;
 	struct observed observed;
 
-	if (observe_all(NULL, ENGINE_SECONDS, &observed)) {
+	if (observe_all(exporter->directory, ENGINE_SECONDS, &observed)) {
 		metrics->failed = true;
 		return;
 	}
@@ -102,7 +103,8 @@ static int run(const struct arguments *arguments)
 		free(exporter);
 		return fail(errno, "signalfd: %s", strerror(errno));
 	}
-	exporter->sampler = top_start(&tree, interval);
+	exporter->directory = observe_directory(arguments);
+	exporter->sampler = top_start(&tree, interval, "off"); /* these are asked for each scrape */
 	if (!exporter->sampler) {
 		close(signals);
 		free(exporter);
@@ -128,6 +130,7 @@ static const struct command_option options[] = {
 	{ .name = "interval", .letter = 'i', .argument = "SECONDS",
 	  .help = "between two looks at GPUs and NICs; by default 5" },
 	{ .name = "once", .help = "print the metrics instead of listening" },
+	OBSERVE_OPTION,
 	{ .name = "root", .argument = "DIR", .complete = "file",
 	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
 	{ 0 },

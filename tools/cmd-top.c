@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry top: GPUs, NICs and processes, live. */
+/* wherry top: GPUs, NICs, engines and processes, live. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -29,8 +29,8 @@ static enum form form_of(const struct arguments *arguments)
 static void print_text(const struct top_sample *sample, const struct screen *screen)
 {
 	struct top_view view = { .ascii = screen->ascii };
-	struct top_line *lines = calloc(1024, sizeof(*lines));
-	size_t count = lines ? top_render(sample, &view, lines, 1024) : 0;
+	struct top_line *lines = calloc(TOP_LINES, sizeof(*lines));
+	size_t count = lines ? top_render(sample, &view, lines, TOP_LINES) : 0;
 
 	for (size_t i = 0; i < count; i++)
 		printf("%s%s%s\n", lines[i].plain ? "" : screen_tint(screen, lines[i].tint),
@@ -38,8 +38,9 @@ static void print_text(const struct top_sample *sample, const struct screen *scr
 	free(lines);
 }
 
-static int print_sample(const struct top_sample *sample, enum form form, const char *fields,
-			bool first, const struct screen *screen)
+static int print_sample(const struct top_sample *sample, enum form form,
+			const struct top_table *table, const char *fields, bool first,
+			const struct screen *screen)
 {
 	json_t *object;
 	int error;
@@ -55,8 +56,8 @@ static int print_sample(const struct top_sample *sample, enum form form, const c
 	case CSV_FORM:
 		error = 0;
 		if (first)
-			top_print_header(fields);
-		top_print_rows(sample, fields);
+			top_print_header(table, fields);
+		top_print_rows(table, sample, fields);
 		break;
 	default:
 		error = 0;
@@ -68,8 +69,9 @@ static int print_sample(const struct top_sample *sample, enum form form, const c
 }
 
 /* Rates need two samples. */
-static int print_samples(struct top_sampler *sampler, enum form form, const char *fields,
-			 uint64_t count, double interval, const struct screen *screen)
+static int print_samples(struct top_sampler *sampler, enum form form,
+			 const struct top_table *table, const char *fields, uint64_t count,
+			 double interval, const struct screen *screen)
 {
 	struct top_sample *sample = calloc(1, sizeof(*sample));
 	int code = sample ? 0 : fail(ENOMEM, "out of memory");
@@ -79,7 +81,7 @@ static int print_samples(struct top_sampler *sampler, enum form form, const char
 		if (!top_take(sampler, i + 2, interval + (i ? 1 : FIRST_SECONDS), sample))
 			code = fail(ETIMEDOUT, "this machine's files did not answer in time");
 		else
-			code = print_sample(sample, form, fields, i == 0, screen);
+			code = print_sample(sample, form, table, fields, i == 0, screen);
 	}
 	free(sample);
 	return code;
@@ -99,8 +101,9 @@ static int parse_interval(const char *text, double *out)
 
 static int run(const struct arguments *arguments)
 {
-	const char *query = argument(arguments, "query"),
+	const char *query = argument(arguments, "query"), *of = argument(arguments, "of"),
 		   *count_text = argument(arguments, "count");
+	const struct top_table *table = top_table(of ? of : "gpus");
 	struct top_sampler *sampler;
 	char all[1024], word[WH_NAME] = "";
 	struct screen screen;
@@ -110,8 +113,10 @@ static int run(const struct arguments *arguments)
 	enum form form;
 	int code;
 
+	if (!table)
+		return usage_error("--of: '%s' is none of gpus, engines, peers, routes", of);
 	if (argument(arguments, "fields")) {
-		top_describe_fields();
+		top_describe_fields(table);
 		return EXIT_PASS;
 	}
 	code = screen_open(arguments, &screen);
@@ -121,20 +126,22 @@ static int run(const struct arguments *arguments)
 		code = EXIT_USAGE;
 	if (!code && argument(arguments, "json") && (query || argument(arguments, "csv")))
 		code = usage_error("--json has everything: without --csv and --query");
-	if (!code && query && (!*query || top_unknown_field(query, word)))
+	if (!code && of && !query && !argument(arguments, "csv"))
+		code = usage_error("--of says what --csv, --query and --fields are of");
+	if (!code && query && (!*query || top_unknown_field(table, query, word)))
 		code = usage_error("--query: no field '%s'; --fields lists them", word);
 	if (!code)
 		code = topo_tree(arguments, &tree);
 	if (code)
 		return code;
-	top_all_fields(all, sizeof(all));
-	sampler = top_start(&tree, interval);
+	top_all_fields(table, all, sizeof(all));
+	sampler = top_start(&tree, interval, observe_directory(arguments));
 	if (!sampler)
 		return fail(ENOMEM, "out of memory");
 	form = form_of(arguments);
 	code = form == LIVE ? top_interactive(sampler, &screen, interval) :
-			      print_samples(sampler, form, query ? query : all, count, interval,
-					    &screen);
+			      print_samples(sampler, form, table, query ? query : all, count,
+					    interval, &screen);
 	if (!top_stop(sampler)) {
 		/* A thread that hangs in a driver would keep the process from ending. */
 		fflush(stdout);
@@ -149,9 +156,12 @@ static const struct command_option options[] = {
 	{ .name = "once", .help = "one sample as text; also where there is no terminal" },
 	{ .name = "count", .letter = 'n', .argument = "N", .help = "so many samples, then end" },
 	{ .name = "json", .letter = 'j', .help = "a line of JSON for each sample" },
-	{ .name = "csv", .help = "all that is known of GPUs as CSV" },
-	{ .name = "query", .argument = "FIELD,...", .help = "these fields of GPUs as CSV" },
+	{ .name = "csv", .help = "all that is known of GPUs, or of TABLE, as CSV" },
+	{ .name = "query", .argument = "FIELD,...", .help = "these fields as CSV" },
 	{ .name = "fields", .help = "list the fields" },
+	{ .name = "of", .argument = "TABLE", .complete = "gpus engines peers routes",
+	  .help = "gpus, engines, peers or routes as CSV" },
+	OBSERVE_OPTION,
 	{ .name = "root", .argument = "DIR", .complete = "file",
 	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
 	SCREEN_OPTIONS,
@@ -161,11 +171,13 @@ static const struct command_option options[] = {
 const struct command command_top = {
 	.name = "top",
 	.usage = "",
-	.summary = "Watch GPUs, NICs and processes",
+	.summary = "Watch GPUs, NICs, engines and processes",
 	.details = "Rates are shown with their share of what the link carries. The key h lists the "
-		   "keys.",
+		   "keys. Engines are those of this user on this machine, with their peers and the "
+		   "transports that bytes take.",
 	.examples = "wherry top\n"
 		    "wherry top --query index,utilization.gpu,nvlink.tx --count 10\n"
+		    "wherry top --csv --of routes\n"
 		    "wherry top --json --interval 5 --count 12 > minute.jsonl\n",
 	.options = options,
 	.least = 0,

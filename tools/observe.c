@@ -183,6 +183,15 @@ static void take_answers(struct questions *questions, struct observed *out)
 	drop_doubles(out);
 }
 
+const char *observe_directory(const struct arguments *arguments)
+{
+	const char *directory = argument(arguments, "observe");
+
+	if (!directory)
+		directory = getenv("WHERRY_OBSERVE");
+	return directory && *directory ? directory : NULL;
+}
+
 int observe_all(const char *directory, double seconds, struct observed *out)
 {
 	struct questions *questions = calloc(1, sizeof(*questions));
@@ -194,7 +203,7 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 		observe_free(out);
 		return -ENOMEM;
 	}
-	if (directory)
+	if (directory && strcmp(directory, "off") != 0)
 		dial_all(questions, directory);
 	for (unsigned i = 0; !directory && wh_observer_place(i, getenv("XDG_RUNTIME_DIR"), place,
 							     sizeof(place)); i++) {
@@ -222,12 +231,16 @@ void observe_free(struct observed *observed)
 
 /* ---- merging ---------------------------------------------------------------------------------- */
 
-static int by_peer(const void *a, const void *b)
+int observe_order(const struct wh_observed_peer *one, const struct wh_observed_peer *other)
 {
-	const struct wh_observed_peer *one = a, *other = b;
 	int order = strcmp(one->name, other->name);
 
 	return order ? order : strcmp(one->address, other->address);
+}
+
+static int by_peer(const void *a, const void *b)
+{
+	return observe_order(a, b);
 }
 
 static int by_session(const void *a, const void *b)
@@ -278,7 +291,7 @@ void observe_merge(struct wh_observation *observation)
 	if (observation->peer_count)
 		qsort(peers, observation->peer_count, sizeof(*peers), by_peer);
 	for (size_t i = 0; i < observation->peer_count; i++) {
-		if (used && by_peer(&peers[used - 1], &peers[i]) == 0)
+		if (used && observe_order(&peers[used - 1], &peers[i]) == 0)
 			add_peer(&peers[used - 1], &peers[i]);
 		else
 			peers[used++] = peers[i];

@@ -13,14 +13,16 @@
 
 enum type { TEXT, INT, COUNT, BYTES, REAL, REASONS };
 
-static const struct field {
+struct field {
 	const char *name;
 	const char *unit; /* in CSV's header and behind the key in JSON; "" */
-	const char *key;  /* in JSON */
+	const char *key;  /* in JSON; NULL: what it is part of says it */
 	enum type type;
 	size_t offset;
 	const char *help;
-} fields[] = {
+};
+
+static const struct field gpu_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
 	{ name, unit, key, type, offsetof(struct top_gpu, member), help }
 	FIELD("index", "", "index", INT, index, "as NVML counts"),
@@ -61,22 +63,144 @@ static const struct field {
 #undef FIELD
 };
 
-#define FIELDS (sizeof(fields) / sizeof(fields[0]))
+static const struct field engine_fields[] = {
+#define FIELD(name, unit, key, type, member, help) \
+	{ name, unit, key, type, offsetof(struct top_engine, member), help }
+	FIELD("engine", "", "name", TEXT, name, "its name"),
+	FIELD("epoch", "", "epoch", TEXT, epoch, "new at each start"),
+	FIELD("pid", "", "pid", INT, pid, "of its process"),
+	FIELD("url", "", "url", TEXT, url, "where it listens"),
+	FIELD("uptime", "s", "uptime_seconds", REAL, uptime, "since it was opened"),
+	FIELD("read", "GB/s", "read_gb_per_s", REAL, read, "read from peers"),
+	FIELD("written", "GB/s", "written_gb_per_s", REAL, written, "written to peers"),
+	FIELD("served.read", "GB/s", "served_read_gb_per_s", REAL, served_read,
+	      "read by peers over TCP"),
+	FIELD("served.written", "GB/s", "served_written_gb_per_s", REAL, served_written,
+	      "written by peers over TCP"),
+	FIELD("batches.rate", "1/s", "batches_per_s", REAL, batch_rate, "batches done"),
+	FIELD("small.p50", "us", "small_p50_us", REAL, small_p50,
+	      "half of the batches to 64 KiB took no longer"),
+	FIELD("small.p99", "us", "small_p99_us", REAL, small_p99, "99 % of them"),
+	FIELD("large.p50", "us", "large_p50_us", REAL, large_p50,
+	      "half of the larger batches took no longer"),
+	FIELD("large.p99", "us", "large_p99_us", REAL, large_p99, "99 % of them"),
+	FIELD("read.total", "B", "read_bytes", COUNT, read_bytes, "since it was opened"),
+	FIELD("written.total", "B", "written_bytes", COUNT, written_bytes, "likewise"),
+	FIELD("served.read.total", "B", "served_read_bytes", COUNT, served_read_bytes, "likewise"),
+	FIELD("served.written.total", "B", "served_written_bytes", COUNT, served_written_bytes,
+	      "likewise"),
+	FIELD("staged", "B", "staged_bytes", COUNT, staged_bytes,
+	      "of GPUs, through pinned memory"),
+	FIELD("batches", "", "batches", COUNT, batches, "done"),
+	FIELD("failed", "", "failed", COUNT, failed, "batches that failed"),
+	FIELD("cancelled", "", "cancelled", COUNT, cancelled, "batches that were cancelled"),
+	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
+	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
+	      "parts that took another transport after all"),
+	FIELD("peers", "", "peers_open", COUNT, peers, "open now"),
+	FIELD("peers.lost", "", "peers_lost", COUNT, peers_lost, "connections that broke"),
+	FIELD("sessions", "", "sessions", COUNT, sessions, "engines that are connected to it"),
+	FIELD("connections", "", "connections", COUNT, connections,
+	      "data connections that were opened"),
+	FIELD("regions", "", "regions", COUNT, regions, "registered now"),
+	FIELD("regions.size", "B", "region_bytes", COUNT, region_bytes, "in them"),
+	FIELD("windows", "", "windows", COUNT, windows, "on GPU memory"),
+	FIELD("left_out", "", "left_out", COUNT, left_out,
+	      "peers and sessions that had no room in its answer"),
+#undef FIELD
+};
 
-static const struct field *find_field(const char *name, size_t length)
+static const struct field peer_fields[] = {
+#define FIELD(name, unit, key, type, member, help) \
+	{ name, unit, key, type, offsetof(struct top_peer, member), help }
+	FIELD("engine", "", NULL, TEXT, engine, "whose peer it is"),
+	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
+	FIELD("peer", "", "name", TEXT, name, "its name"),
+	FIELD("address", "", "address", TEXT, address, "where it is"),
+	FIELD("state", "", "state", TEXT, state, "connected, lost or stale"),
+	FIELD("read", "GB/s", "read_gb_per_s", REAL, read, "read from it"),
+	FIELD("written", "GB/s", "written_gb_per_s", REAL, written, "written to it"),
+	FIELD("batches.rate", "1/s", "batches_per_s", REAL, batch_rate, "batches done"),
+	FIELD("small.p50", "us", "small_p50_us", REAL, small_p50,
+	      "half of the batches to 64 KiB took no longer"),
+	FIELD("small.p99", "us", "small_p99_us", REAL, small_p99, "99 % of them"),
+	FIELD("large.p50", "us", "large_p50_us", REAL, large_p50,
+	      "half of the larger batches took no longer"),
+	FIELD("large.p99", "us", "large_p99_us", REAL, large_p99, "99 % of them"),
+	FIELD("read.total", "B", "read_bytes", COUNT, read_bytes, "since it was opened"),
+	FIELD("written.total", "B", "written_bytes", COUNT, written_bytes, "likewise"),
+	FIELD("batches", "", "batches", COUNT, batches, "done"),
+	FIELD("failed", "", "failed", COUNT, failed, "batches that failed"),
+	FIELD("cancelled", "", "cancelled", COUNT, cancelled, "batches that were cancelled"),
+	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
+	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
+	      "parts that took another transport after all"),
+	FIELD("lost", "", "lost", COUNT, lost, "how often the connection broke"),
+#undef FIELD
+};
+
+static const struct field route_fields[] = {
+#define FIELD(name, unit, key, type, member, help) \
+	{ name, unit, key, type, offsetof(struct top_route, member), help }
+	FIELD("engine", "", NULL, TEXT, engine, "who moves"),
+	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
+	FIELD("peer", "", NULL, TEXT, peer, "from or to whom"),
+	FIELD("address", "", NULL, TEXT, address, "of the peer"),
+	FIELD("transport", "", "transport", TEXT, transport, "self, cuda, shm, tcp"),
+	FIELD("read", "GB/s", "read_gb_per_s", REAL, read, "read by it"),
+	FIELD("written", "GB/s", "written_gb_per_s", REAL, written, "written by it"),
+	FIELD("read.total", "B", "read_bytes", COUNT, read_bytes, "since the peer was opened"),
+	FIELD("written.total", "B", "written_bytes", COUNT, written_bytes, "likewise"),
+	FIELD("reads", "", "reads", COUNT, reads, "transfers and blocks"),
+	FIELD("writes", "", "writes", COUNT, writes, "likewise"),
+	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
+	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
+	      "parts that it gave up and another transport took over"),
+#undef FIELD
+};
+
+/* A table of a sample: rows of `step` bytes from `rows` on, as many as the size_t at `count` says. */
+struct top_table {
+	const char *name;
+	const struct field *fields;
+	size_t field_count, rows, step, count;
+};
+
+static const struct top_table tables[] = {
+#define TABLE(name, fields, rows, count) \
+	{ name, fields, sizeof(fields) / sizeof((fields)[0]), offsetof(struct top_sample, rows), \
+	  sizeof(((struct top_sample *)NULL)->rows[0]), offsetof(struct top_sample, count) }
+	TABLE("gpus", gpu_fields, gpus, gpu_count),
+	TABLE("engines", engine_fields, engines.engines, engines.engine_count),
+	TABLE("peers", peer_fields, engines.peers, engines.peer_count),
+	TABLE("routes", route_fields, engines.routes, engines.route_count),
+#undef TABLE
+};
+enum { GPUS, ENGINES, PEERS, ROUTES };
+
+const struct top_table *top_table(const char *name)
 {
-	for (size_t i = 0; i < FIELDS; i++)
-		if (strlen(fields[i].name) == length && memcmp(fields[i].name, name, length) == 0)
-			return &fields[i];
+	for (size_t i = 0; i < sizeof(tables) / sizeof(tables[0]); i++)
+		if (strcmp(tables[i].name, name) == 0)
+			return &tables[i];
 	return NULL;
 }
 
-bool top_unknown_field(const char *list, char word[WH_NAME])
+static const struct field *find_field(const struct top_table *table, const char *name, size_t length)
+{
+	for (size_t i = 0; i < table->field_count; i++)
+		if (strlen(table->fields[i].name) == length &&
+		    memcmp(table->fields[i].name, name, length) == 0)
+			return &table->fields[i];
+	return NULL;
+}
+
+bool top_unknown_field(const struct top_table *table, const char *list, char word[WH_NAME])
 {
 	for (; *list; list += strcspn(list, ","), list += *list == ',') {
 		size_t length = strcspn(list, ",");
 
-		if (find_field(list, length))
+		if (find_field(table, list, length))
 			continue;
 		snprintf(word, WH_NAME, "%.*s", (int)(length < WH_NAME ? length : WH_NAME - 1),
 			 list);
@@ -85,20 +209,21 @@ bool top_unknown_field(const char *list, char word[WH_NAME])
 	return false;
 }
 
-void top_all_fields(char *out, size_t size)
+void top_all_fields(const struct top_table *table, char *out, size_t size)
 {
 	size_t used = 0;
 
 	*out = '\0';
-	for (size_t i = 0; i < FIELDS && used < size; i++)
+	for (size_t i = 0; i < table->field_count && used < size; i++)
 		used += (size_t)snprintf(out + used, size - used, "%s%s", i ? "," : "",
-					 fields[i].name);
+					 table->fields[i].name);
 }
 
-void top_describe_fields(void)
+void top_describe_fields(const struct top_table *table)
 {
-	for (size_t i = 0; i < FIELDS; i++)
-		printf("%-22s %-5s %s\n", fields[i].name, fields[i].unit, fields[i].help);
+	for (size_t i = 0; i < table->field_count; i++)
+		printf("%-22s %-5s %s\n", table->fields[i].name, table->fields[i].unit,
+		       table->fields[i].help);
 }
 
 void top_reasons(uint64_t reasons, char *out, size_t size)
@@ -141,9 +266,9 @@ static void put_csv(const char *text)
 	putchar('"');
 }
 
-static void put_field(const struct top_gpu *gpu, const struct field *field)
+static void put_field(const char *row, const struct field *field)
 {
-	const void *at = (const char *)gpu + field->offset;
+	const void *at = row + field->offset;
 	uint64_t number;
 	char text[128];
 	double value;
@@ -175,10 +300,10 @@ static void put_field(const struct top_gpu *gpu, const struct field *field)
 	}
 }
 
-void top_print_header(const char *list)
+void top_print_header(const struct top_table *table, const char *list)
 {
 	for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',') {
-		const struct field *field = find_field(at, strcspn(at, ","));
+		const struct field *field = find_field(table, at, strcspn(at, ","));
 
 		if (field)
 			printf("%s%s%s%s%s", at == list ? "" : ", ", field->name,
@@ -187,16 +312,24 @@ void top_print_header(const char *list)
 	putchar('\n');
 }
 
-void top_print_rows(const struct top_sample *sample, const char *list)
+static const char *row_of(const struct top_table *table, const struct top_sample *sample, size_t at)
 {
-	for (size_t i = 0; i < sample->gpu_count; i++) {
+	return (const char *)sample + table->rows + at * table->step;
+}
+
+void top_print_rows(const struct top_table *table, const struct top_sample *sample, const char *list)
+{
+	size_t count;
+
+	memcpy(&count, (const char *)sample + table->count, sizeof(count));
+	for (size_t i = 0; i < count; i++) {
 		for (const char *at = list; *at; at += strcspn(at, ","), at += *at == ',') {
-			const struct field *field = find_field(at, strcspn(at, ","));
+			const struct field *field = find_field(table, at, strcspn(at, ","));
 
 			if (at != list)
 				fputs(", ", stdout);
 			if (field)
-				put_field(&sample->gpus[i], field);
+				put_field(row_of(table, sample, i), field);
 		}
 		putchar('\n');
 	}
@@ -214,9 +347,9 @@ static json_t *count(uint64_t value)
 	return value == WH_UNKNOWN ? json_null() : json_integer((json_int_t)value);
 }
 
-static json_t *field_to_json(const struct top_gpu *gpu, const struct field *field)
+static json_t *field_to_json(const char *row, const struct field *field)
 {
-	const void *at = (const char *)gpu + field->offset;
+	const void *at = row + field->offset;
 	char text[128];
 
 	switch (field->type) {
@@ -232,6 +365,44 @@ static json_t *field_to_json(const struct top_gpu *gpu, const struct field *fiel
 	default:
 		return count(*(const uint64_t *)at);
 	}
+}
+
+static json_t *row_to_json(const struct top_table *table, const struct top_sample *sample, size_t at)
+{
+	json_t *object = json_object();
+
+	for (size_t i = 0; i < table->field_count; i++)
+		if (table->fields[i].key)
+			json_object_set_new(object, table->fields[i].key,
+					    field_to_json(row_of(table, sample, at),
+							  &table->fields[i]));
+	return object;
+}
+
+/* Peers in their engines, routes in their peers. */
+static json_t *engines_to_json(const struct top_sample *sample)
+{
+	const struct top_engines *from = &sample->engines;
+	json_t *engines = json_array();
+	size_t peer = 0, route = 0;
+
+	for (size_t i = 0; i < from->engine_count; i++) {
+		json_t *engine = row_to_json(&tables[ENGINES], sample, i), *peers = json_array();
+
+		for (; peer < from->peer_count && from->peers[peer].engine_at == i; peer++) {
+			json_t *object = row_to_json(&tables[PEERS], sample, peer),
+			       *routes = json_array();
+
+			for (; route < from->route_count && from->routes[route].peer_at == peer; route++)
+				json_array_append_new(routes,
+						      row_to_json(&tables[ROUTES], sample, route));
+			json_object_set_new(object, "routes", routes);
+			json_array_append_new(peers, object);
+		}
+		json_object_set_new(engine, "peers", peers);
+		json_array_append_new(engines, engine);
+	}
+	return engines;
 }
 
 static json_t *nic_to_json(const struct top_nic *nic)
@@ -259,14 +430,8 @@ json_t *top_to_json(const struct top_sample *sample)
 	json_t *object = output_new(), *gpus = json_array(), *nics = json_array(),
 	       *processes = json_array();
 
-	for (size_t i = 0; i < sample->gpu_count; i++) {
-		json_t *gpu = json_object();
-
-		for (size_t k = 0; k < FIELDS; k++)
-			json_object_set_new(gpu, fields[k].key,
-					    field_to_json(&sample->gpus[i], &fields[k]));
-		json_array_append_new(gpus, gpu);
-	}
+	for (size_t i = 0; i < sample->gpu_count; i++)
+		json_array_append_new(gpus, row_to_json(&tables[GPUS], sample, i));
 	for (size_t i = 0; i < sample->nic_count; i++)
 		json_array_append_new(nics, nic_to_json(&sample->nics[i]));
 	for (size_t i = 0; i < sample->process_count; i++)
@@ -278,6 +443,10 @@ json_t *top_to_json(const struct top_sample *sample)
 	json_object_set_new(object, "gpus", gpus);
 	json_object_set_new(object, "nics", nics);
 	json_object_set_new(object, "processes", processes);
+	json_object_set_new(object, "engines",
+			    sample->engines.asked ? engines_to_json(sample) : json_null());
+	json_object_set_new(object, "engines_silent", json_integer((json_int_t)sample->engines.silent));
+	json_object_set_new(object, "left_out", json_integer((json_int_t)sample->engines.left_out));
 	json_object_set_new(object, "missing", output_text(sample->note));
 	return object;
 }

@@ -19,6 +19,7 @@
 #include "topo.h"
 
 #define SLOW_TURNS 10 /* what hardly changes is asked every so many turns */
+#define ENGINE_SECONDS 0.5 /* that engines have to answer */
 
 struct part {
 	pthread_t thread;
@@ -32,11 +33,13 @@ struct top_sampler {
 	pthread_cond_t changed;
 	double interval;
 	bool stop;
-	struct part gpus, host;
+	struct part gpus, host, engines;
+	const char *directory; /* where engines have their sockets */
 	struct top_sample sample; /* the newest, under the lock */
 	struct top_process named[TOP_PROCESSES]; /* by NVML, under the lock */
 	size_t named_count;
 	struct top_sample gpu_work, host_work; /* each thread's own */
+	struct top_engines engine_work;
 };
 
 static double now(void)
@@ -419,6 +422,21 @@ static void sample_processes(struct top_sampler *sampler, struct top_sample *wor
 	free(list);
 }
 
+/* ---- engines --------------------------------------------------------------------------------- */
+
+static void copy_engines(const struct top_engines *from, struct top_engines *to)
+{
+	to->asked = from->asked;
+	to->engine_count = from->engine_count;
+	to->peer_count = from->peer_count;
+	to->route_count = from->route_count;
+	to->silent = from->silent;
+	to->left_out = from->left_out;
+	memcpy(to->engines, from->engines, from->engine_count * sizeof(from->engines[0]));
+	memcpy(to->peers, from->peers, from->peer_count * sizeof(from->peers[0]));
+	memcpy(to->routes, from->routes, from->route_count * sizeof(from->routes[0]));
+}
+
 /* ---- threads --------------------------------------------------------------------------------- */
 
 /* Hand over a part, then wait for the next turn. False: it is the end. */
@@ -437,6 +455,8 @@ static bool hand_over(struct top_sampler *sampler, struct part *part, double sta
 		memcpy(sampler->sample.note, work->note, sizeof(work->note));
 		memcpy(sampler->named, work->processes, sizeof(work->processes));
 		sampler->named_count = work->process_count;
+	} else if (part == &sampler->engines) {
+		copy_engines(&sampler->engine_work, &sampler->sample.engines);
 	} else {
 		const struct top_sample *work = &sampler->host_work;
 
@@ -493,6 +513,31 @@ static void *gpu_thread(void *arg)
 	return NULL;
 }
 
+static void *engine_thread(void *arg)
+{
+	struct top_sampler *sampler = arg;
+	struct observed before = { 0 }, answers;
+	double started, asked = 0;
+
+	do {
+		started = now();
+		if (!observe_all(sampler->directory, ENGINE_SECONDS, &answers)) {
+			for (size_t i = 0; i < answers.count; i++)
+				observe_merge(&answers.engines[i]);
+			top_engines_rows(&answers, &before, started - asked, &sampler->engine_work);
+			observe_free(&before);
+			before = answers;
+			asked = started;
+		}
+	} while (hand_over(sampler, &sampler->engines, started));
+	observe_free(&before);
+	pthread_mutex_lock(&sampler->lock);
+	sampler->engines.ended = true;
+	pthread_cond_broadcast(&sampler->changed);
+	pthread_mutex_unlock(&sampler->lock);
+	return NULL;
+}
+
 /* The first turn comes after the GPUs', if they do not take too long: it looks at their
  * processes. */
 static void wait_for_gpus(struct top_sampler *sampler)
@@ -543,7 +588,8 @@ static void *host_thread(void *arg)
 	return NULL;
 }
 
-struct top_sampler *top_start(const struct wh_tree *tree, double interval)
+struct top_sampler *top_start(const struct wh_tree *tree, double interval,
+			      const char *engines)
 {
 	struct top_sampler *sampler = calloc(1, sizeof(*sampler));
 	pthread_condattr_t attributes;
@@ -561,8 +607,19 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval)
 	pthread_mutex_lock(&sampler->lock);
 	sampler->gpus.started = !pthread_create(&sampler->gpus.thread, NULL, gpu_thread, sampler);
 	sampler->host.started = !pthread_create(&sampler->host.thread, NULL, host_thread, sampler);
+	sampler->directory = engines;
+	if (!engines || strcmp(engines, "off") != 0)
+		sampler->engines.started =
+			!pthread_create(&sampler->engines.thread, NULL, engine_thread, sampler);
 	pthread_mutex_unlock(&sampler->lock);
 	return sampler;
+}
+
+/* All parts have handed over so many. Under the lock. */
+static bool have_turned(const struct top_sampler *sampler, uint64_t turns)
+{
+	return sampler->host.turns >= turns && sampler->gpus.turns >= turns &&
+	       (!sampler->engines.started || sampler->engines.turns >= turns);
 }
 
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out)
@@ -574,11 +631,13 @@ bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struc
 	bool taken;
 
 	pthread_mutex_lock(&sampler->lock);
-	while (!error && (sampler->host.turns < turns || sampler->gpus.turns < turns))
+	while (!error && !have_turned(sampler, turns))
 		error = pthread_cond_timedwait(&sampler->changed, &sampler->lock, &until);
 	taken = sampler->host.turns > 0;
-	if (taken)
-		*out = sampler->sample;
+	if (taken) {
+		memcpy(out, &sampler->sample, offsetof(struct top_sample, engines));
+		copy_engines(&sampler->sample.engines, &out->engines);
+	}
 	if (taken && !sampler->gpus.turns)
 		snprintf(out->note, sizeof(out->note), "NVML has not answered yet");
 	pthread_mutex_unlock(&sampler->lock);
@@ -594,31 +653,29 @@ void top_interval(struct top_sampler *sampler, double interval)
 
 bool top_stop(struct top_sampler *sampler)
 {
+	struct part *const parts[] = { &sampler->gpus, &sampler->host, &sampler->engines };
 	double end = now() + 2;
 	struct timespec until = { .tv_sec = (time_t)end };
-	bool ended;
+	bool ended = true;
 
 	pthread_mutex_lock(&sampler->lock);
 	sampler->stop = true;
 	pthread_cond_broadcast(&sampler->changed);
-	while (((sampler->gpus.started && !sampler->gpus.ended) ||
-		(sampler->host.started && !sampler->host.ended)) &&
-	       pthread_cond_timedwait(&sampler->changed, &sampler->lock, &until) != ETIMEDOUT)
-		;
-	ended = (!sampler->gpus.started || sampler->gpus.ended) &&
-		(!sampler->host.started || sampler->host.ended);
-	pthread_mutex_unlock(&sampler->lock);
-	if (!ended) {
-		if (sampler->gpus.started)
-			pthread_detach(sampler->gpus.thread);
-		if (sampler->host.started)
-			pthread_detach(sampler->host.thread);
-		return false;
+	for (size_t i = 0; i < 3 && ended; i++) {
+		while (parts[i]->started && !parts[i]->ended && ended)
+			ended = pthread_cond_timedwait(&sampler->changed, &sampler->lock, &until) !=
+				ETIMEDOUT;
+		ended = !parts[i]->started || parts[i]->ended;
 	}
-	if (sampler->gpus.started)
-		pthread_join(sampler->gpus.thread, NULL);
-	if (sampler->host.started)
-		pthread_join(sampler->host.thread, NULL);
+	pthread_mutex_unlock(&sampler->lock);
+	for (size_t i = 0; i < 3; i++) {
+		if (parts[i]->started && ended)
+			pthread_join(parts[i]->thread, NULL);
+		else if (parts[i]->started)
+			pthread_detach(parts[i]->thread);
+	}
+	if (!ended)
+		return false;
 	pthread_cond_destroy(&sampler->changed);
 	pthread_mutex_destroy(&sampler->lock);
 	free(sampler);

@@ -12,13 +12,12 @@
 
 #include "top.h"
 
-#define LINES_MOST 1024
 #define KEY_WAIT 100 /* ms */
 
 struct terminal {
 	struct top_view view;
 	struct top_sample sample;
-	struct top_line lines[LINES_MOST];
+	struct top_line lines[TOP_LINES];
 	int top; /* the first line that is shown */
 	bool typing; /* a filter is being typed */
 	double interval;
@@ -40,7 +39,7 @@ static void draw(struct terminal *terminal)
 {
 	int rows = getmaxy(stdscr), columns = getmaxx(stdscr),
 	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines,
-				    LINES_MOST),
+				    TOP_LINES),
 	    room = rows - 1;
 
 	if (terminal->top > count - room)
@@ -119,6 +118,9 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 		break;
 	case 'r':
 		terminal->view.reverse = !terminal->view.reverse;
+		break;
+	case 'e':
+		terminal->view.all_peers = !terminal->view.all_peers;
 		break;
 	case '/':
 		terminal->typing = true;

@@ -127,6 +127,127 @@ static void nic_line(struct writer *writer, const struct top_nic *nic, bool asci
 	     *nic->state ? nic->state : "-", rates[0], rates[1], shown, errors, again);
 }
 
+/* ---- engines --------------------------------------------------------------------------------- */
+
+#define BUSIEST 8
+
+static double traffic(const struct top_peer *peer)
+{
+	double rate = peer->read + peer->written;
+
+	return isnan(rate) ? 0 : rate;
+}
+
+/* By what moves now, then by what has been moved. */
+static int by_traffic(const void *a, const void *b)
+{
+	const struct top_peer *one = *(struct top_peer *const *)a, *other = *(struct top_peer *const *)b;
+	uint64_t first = one->read_bytes + one->written_bytes,
+		 second = other->read_bytes + other->written_bytes;
+	int order = (traffic(one) < traffic(other)) - (traffic(one) > traffic(other));
+
+	if (!order)
+		order = (first < second) - (first > second);
+	return order ? order : (one > other) - (one < other);
+}
+
+/* "  tcp 0.00/1.20  shm 3.00/0.00": what is read and written by each. */
+static void routes_text(const struct top_engines *all, const struct top_peer *peer, char *out,
+			size_t size)
+{
+	size_t at = (size_t)(peer - all->peers), used = 0;
+
+	*out = '\0';
+	for (size_t i = peer->first_route; i < all->route_count && used < size; i++) {
+		const struct top_route *route = &all->routes[i];
+		char read[16], written[16];
+
+		if (route->peer_at != at)
+			break;
+		number(read, "%.2f", route->read);
+		number(written, "%.2f", route->written);
+		used += (size_t)snprintf(out + used, size - used, "  %s %s/%s", route->transport, read,
+					 written);
+	}
+}
+
+static void peer_line(struct writer *writer, const struct top_engines *all, const struct top_peer *peer)
+{
+	bool up = strcmp(peer->state, "connected") == 0;
+	char routes[160], batches[16], half[16], most[16];
+
+	routes_text(all, peer, routes, sizeof(routes));
+	number(batches, "%.0f", peer->batch_rate);
+	number(half, "%.0f", isnan(peer->large_p50) ? peer->small_p50 : peer->large_p50);
+	number(most, "%.0f", isnan(peer->large_p99) ? peer->small_p99 : peer->large_p99);
+	line(writer, !up ? TINT_BAD : peer->failed ? TINT_POOR : -1,
+	     "  %-20.20s %-21.21s %-9s%s, %s batches/s, %s us, 99%% %s us, failed %" PRIu64
+	     ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->state,
+	     *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost, peer->reroutes);
+}
+
+static void peer_lines(struct writer *writer, const struct top_engines *all, size_t engine,
+		       const struct top_view *view)
+{
+	const struct top_peer **list = calloc(all->peer_count + 1, sizeof(struct top_peer *));
+	size_t count = 0, shown;
+
+	for (size_t i = 0; list && i < all->peer_count; i++)
+		if (all->peers[i].engine_at == engine)
+			list[count++] = &all->peers[i];
+	if (count)
+		qsort(list, count, sizeof(struct top_peer *), by_traffic);
+	shown = view->all_peers || count <= BUSIEST ? count : BUSIEST;
+	for (size_t i = 0; i < shown; i++)
+		peer_line(writer, all, list[i]);
+	if (shown < count)
+		line(writer, TINT_FAINT, "  and %zu more peers (key e)", count - shown);
+	free(list);
+}
+
+static void engine_lines(struct writer *writer, const struct top_engines *all, size_t at,
+			 const struct top_view *view)
+{
+	const struct top_engine *engine = &all->engines[at];
+	char read[16], written[16], served[2][16], batches[16], times[4][16], size[32];
+
+	number(read, "%.2f", engine->read);
+	number(written, "%.2f", engine->written);
+	number(served[0], "%.2f", engine->served_read);
+	number(served[1], "%.2f", engine->served_written);
+	number(batches, "%.0f", engine->batch_rate);
+	number(times[0], "%.1f", engine->small_p50);
+	number(times[1], "%.1f", engine->small_p99);
+	number(times[2], "%.0f", engine->large_p50);
+	number(times[3], "%.0f", engine->large_p99);
+	topo_size(size, sizeof(size), engine->region_bytes);
+	line(writer, engine->failed || engine->peers_lost ? TINT_POOR : TINT_STRONG,
+	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
+	     PRIu64, engine->name, engine->pid, read, written, served[0], served[1], batches,
+	     engine->failed);
+	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
+			 " regions, %" PRIu64 " sessions, lost %" PRIu64, times[0], times[1], times[2],
+	     times[3], size, engine->regions, engine->sessions, engine->peers_lost);
+	peer_lines(writer, all, at, view);
+}
+
+static void all_engines(struct writer *writer, const struct top_engines *all,
+			const struct top_view *view)
+{
+	for (size_t i = 0; i < all->engine_count; i++)
+		engine_lines(writer, all, i, view);
+	if (all->asked && !all->engine_count)
+		line(writer, TINT_FAINT, "no engine of this user");
+	if (all->silent)
+		line(writer, TINT_BAD, "%zu engine%s did not answer", all->silent,
+		     all->silent == 1 ? "" : "s");
+	if (all->left_out)
+		line(writer, TINT_FAINT, "%zu engines, peers or routes are too many to show",
+		     all->left_out);
+}
+
+/* ---- processes ------------------------------------------------------------------------------- */
+
 /* qsort() has no argument for these. */
 static _Thread_local const struct top_view *sorting;
 
@@ -206,11 +327,14 @@ static size_t help_lines(struct writer *writer)
 		"s            sort processes by the next column",
 		"r            reverse the order",
 		"/            show only processes with a text in their name; Enter, Esc: all",
+		"e            all peers of engines, and only the busiest",
 		"+ -          longer, shorter intervals",
 		"space        hold the picture, and go on",
 		"arrows       scroll; Home: to the top",
 		"",
 		"Rates are over the last interval; % is of what the link carries.",
+		"Of engines: batches a second and how long they took, half of them and 99 %;",
+		"after a transport's name, what is read and written by it in GB/s.",
 		"'-': the driver does not say. Clocks held by 'power' or 'heat' are slowed down.",
 	};
 
@@ -239,6 +363,7 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 		nic_line(&writer, &sample->nics[i], view->ascii);
 	if (!sample->nic_count)
 		line(&writer, TINT_FAINT, "no NIC");
+	all_engines(&writer, &sample->engines, view);
 	process_lines(&writer, sample, view);
 	return writer.count;
 }

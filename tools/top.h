@@ -10,12 +10,17 @@
 
 #include <jansson.h>
 
+#include "observe.h"
 #include "screen.h"
 #include "topology/topology.h"
 
 #define TOP_GPUS 64
 #define TOP_NICS 64
 #define TOP_PROCESSES 512
+#define TOP_ENGINES 64
+#define TOP_PEERS 2048
+#define TOP_ROUTES (4 * TOP_PEERS)
+#define TOP_LINES 4096
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
@@ -54,6 +59,47 @@ struct top_process {
 	uint64_t ticks;
 };
 
+/* What engines count: the totals, and rates over the last interval. */
+struct top_engine {
+	char name[WH_NAME], url[WH_OBSERVED_URL], epoch[20];
+	int pid;
+	double uptime; /* s */
+	double read, written, served_read, served_written;
+	double batch_rate; /* a second */
+	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
+	double small_p50, small_p99, large_p50, large_p99;
+	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
+	uint64_t batches, failed, cancelled, errors, reroutes;
+	uint64_t peers, sessions, peers_lost, connections, regions, region_bytes, windows, left_out;
+};
+
+struct top_peer {
+	size_t engine_at, first_route;
+	char engine[WH_NAME], epoch[20], name[WH_NAME], address[WH_NAME], state[12];
+	double read, written, batch_rate;
+	double small_p50, small_p99, large_p50, large_p99;
+	uint64_t read_bytes, written_bytes, batches, failed, cancelled, errors, reroutes, lost;
+};
+
+/* A transport that a peer's batches took. */
+struct top_route {
+	size_t peer_at;
+	char engine[WH_NAME], epoch[20], peer[WH_NAME], address[WH_NAME], transport[16];
+	double read, written;
+	uint64_t read_bytes, written_bytes, reads, writes, errors, reroutes;
+};
+
+/* Peers are in the order of their engines, routes in that of their peers. */
+struct top_engines {
+	bool asked;
+	size_t engine_count, peer_count, route_count;
+	size_t silent;	 /* engines that did not answer */
+	size_t left_out; /* engines and peers for which there was no room */
+	struct top_engine engines[TOP_ENGINES];
+	struct top_peer peers[TOP_PEERS];
+	struct top_route routes[TOP_ROUTES];
+};
+
 struct top_sample {
 	double time; /* s, CLOCK_MONOTONIC; 0: none taken yet */
 	double interval;
@@ -65,14 +111,22 @@ struct top_sample {
 	struct top_gpu gpus[TOP_GPUS];
 	struct top_nic nics[TOP_NICS];
 	struct top_process processes[TOP_PROCESSES];
+	struct top_engines engines; /* the last: only what is used is copied */
 };
 
-/* Take samples on threads of their own, every `interval` seconds. A driver that hangs keeps the
- * last sample of its GPUs; everything else goes on. */
-struct top_sampler;
-struct top_sampler *top_start(const struct wh_tree *tree, double interval);
+/* Rows of what engines have answered, with rates since `before`, `seconds` earlier (NULL: none). Both
+ * have been merged. */
+void top_engines_rows(const struct observed *now, const struct observed *before, double seconds,
+		      struct top_engines *out);
 
-/* The newest sample, once there have been `turns` of them of the GPUs and of the rest, or after
+/* Take samples on threads of their own, every `interval` seconds; of engines where observe_all()
+ * looks for them in `engines`. A driver that hangs keeps the last sample of its GPUs; everything else goes
+ * on. */
+struct top_sampler;
+struct top_sampler *top_start(const struct wh_tree *tree, double interval,
+			      const char *engines);
+
+/* The newest sample, once there have been `turns` of them of all its parts, or after
  * `seconds`. The first turn has no rates. False: there is none yet. */
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out);
 
@@ -105,6 +159,7 @@ struct top_view {
 	bool ascii;
 	bool help;
 	bool paused;
+	bool all_peers; /* not only the busiest */
 };
 
 /* The sample as lines; how many there are, of room for `most`. */
@@ -113,16 +168,21 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 
 /* ---- fields, by name ------------------------------------------------------------------------- */
 
-/* "index,name,power.draw": is one of them no field of a GPU? `word` is the first such. */
-bool top_unknown_field(const char *fields, char word[WH_NAME]);
+/* What there is a table of: GPUs, engines, their peers, the peers' routes. */
+struct top_table;
+const struct top_table *top_table(const char *name); /* NULL: there is none of that name */
 
-/* All fields of a GPU, with commas between, as --help-query and --csv show them. */
-void top_all_fields(char *out, size_t size);
-void top_describe_fields(void);
+/* "index,name,power.draw": is one of them no field of it? `word` is the first such. */
+bool top_unknown_field(const struct top_table *table, const char *fields, char word[WH_NAME]);
 
-/* A line of names with units, and a line for each GPU. */
-void top_print_header(const char *fields);
-void top_print_rows(const struct top_sample *sample, const char *fields);
+/* All of its fields, with commas between, as --help-query and --csv show them. */
+void top_all_fields(const struct top_table *table, char *out, size_t size);
+void top_describe_fields(const struct top_table *table);
+
+/* A line of names with units, and a line for each row. */
+void top_print_header(const struct top_table *table, const char *fields);
+void top_print_rows(const struct top_table *table, const struct top_sample *sample,
+		    const char *fields);
 
 /* "power+heat"; "-" if not known, "none". */
 void top_reasons(uint64_t reasons, char *out, size_t size);

@@ -22,9 +22,9 @@ clean_up()
 trap clean_up EXIT
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-# Engines of other tests are not this one's.
-mkdir -m 700 run && export XDG_RUNTIME_DIR=$directory/run
-places=$directory/run/wherry
+# Other engines of this user are not this test's.
+places=$directory/places
+mkdir -m 700 run "$places" && export WHERRY_OBSERVE=$places
 
 verdict() # NAME STATUS
 {
@@ -188,13 +188,6 @@ verdict "wherry serve --metrics" $?
 fetch "$all" out && lint out && grep -q '^wherry_engines{state="answered"} 1$' out &&
 	[ "$(value out 'wherry_engine_served_bytes_total.*op="write"')" = 300000 ]
 verdict "wherry exporter tells the same" $?
-ln -s . same && XDG_RUNTIME_DIR=$directory/same/run "$wherry" exporter --once >out && lint out &&
-	grep -q '^wherry_engines{state="answered"} 1$' out
-verdict "by another name of the directory" $?
-ln -s wherry run/twice && XDG_RUNTIME_DIR=$directory/run/twice/.. "$wherry" exporter --once >out && lint out &&
-	grep -q '^wherry_engines{state="answered"} 1$' out
-verdict "and by a way around" $?
-rm run/twice
 {
 	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out 2>&1 &
 	process=$!
@@ -288,6 +281,24 @@ done
 chmod 777 "$places" && "$wherry" exporter --once >out && grep -q '^wherry_engines{state="answered"} 0$' out
 verdict "a directory that others may write to is not looked into" $?
 chmod 700 "$places"
+
+# The usual places, where there may be others.
+export XDG_RUNTIME_DIR=$directory/run
+ln -s wherry run/around
+unset WHERRY_OBSERVE
+start usual "$wherry" serve --memory host:64KiB --listen 127.0.0.1:0 --name usual-one &&
+	ls run/wherry/"$process"-*.observe >/dev/null && [ "$(stat -c %a run/wherry)" = 700 ]
+verdict "XDG_RUNTIME_DIR" $?
+"$wherry" exporter --once >out && lint out && [ "$(grep -c '^wherry_engine_info{engine="usual-one"' out)" = 1 ]
+verdict "is looked into" $?
+XDG_RUNTIME_DIR=$directory/run/around/.. "$wherry" exporter --once >out && lint out &&
+	[ "$(grep -c '^wherry_engine_info{engine="usual-one"' out)" = 1 ]
+verdict "by another of its names" $?
+"$wherry" exporter --once --observe off >out && ! grep -q usual-one out &&
+	"$wherry" exporter --once --observe "$places" >out && ! grep -q usual-one out
+verdict "--observe" $?
+stop "$process"
+export WHERRY_OBSERVE=$places
 
 kill -STOP "$server"
 SECONDS=0

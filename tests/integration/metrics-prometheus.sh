@@ -30,7 +30,7 @@ clean_up()
 trap clean_up EXIT
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
-mkdir -m 700 run && export XDG_RUNTIME_DIR=$directory/run
+mkdir -m 700 run && export WHERRY_OBSERVE=$directory/run
 
 verdict() # NAME STATUS
 {
@@ -62,7 +62,7 @@ start() # NAME COMMAND...
 
 "$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
 	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1
-start made python3 "$TEST_SOURCE/tests/integration/metrics_engine.py" run/wherry/1-made.observe 3 answer
+start made python3 "$TEST_SOURCE/tests/integration/metrics_engine.py" run/1-made.observe 3 answer
 start all env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --metrics 127.0.0.1:0
 all=$line
 start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics 127.0.0.1:0

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics_engine.py SOCKET PEERS answer|silent|cut|garbage|endless: something that observers take for
+"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless: something that observers take for
 an engine. It answers what docs/metrics.md says, written down from there and from nowhere else, or what
-no engine would. Prints a line when it listens."""
+no engine would. One that grows has written 250 MB more to each peer by tcp, and timed 100 more batches in
+bucket 5, at each answer. Prints a line when it listens."""
 import os, socket, struct, sys, time
 
 path, peers, how = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+answers = 0
 TRANSPORTS = "self", "cuda", "shm", "tcp"
 
 
@@ -25,10 +27,12 @@ def latency(buckets):
 
 
 def counters(i):
+    more = answers if how == "grow" else 0
     out = numbers(100 + i, 2, 1) + bytes([len(TRANSPORTS)])
     for name in TRANSPORTS:
-        out += text(name) + numbers(1000000 + i, 2000000 + i, 10000 + i, 20000 + i, 3, 4)
-    return out + latency({2: 1, 5: 2, 27: 3}) + latency({k: k + 1 for k in range(28)})
+        written = 2000000 + i + (250000000 * more if name == "tcp" else 0)
+        out += text(name) + numbers(1000000 + i, written, 10000 + i, 20000 + i, 3, 4)
+    return out + latency({2: 1, 5: 2 + 100 * more, 27: 3}) + latency({k: k + 1 for k in range(28)})
 
 
 def observation():
@@ -45,8 +49,8 @@ os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
 listener = socket.socket(socket.AF_UNIX)
 listener.bind(path)
 listener.listen(16)
-print("ready", flush=True)
 said = observation()
+print("ready", flush=True)
 kept = []
 while True:
     client = listener.accept()[0]
@@ -56,8 +60,10 @@ while True:
     question = client.recv(8, socket.MSG_WAITALL)
     assert question == b"wherry?\x01", question
     try:
-        if how == "answer":
+        if how in ("answer", "grow"):
             client.sendall(said)
+            answers += 1
+            said = observation() if how == "grow" else said
         elif how == "cut":
             client.sendall(said[:-3])
         elif how == "garbage":

@@ -9,6 +9,8 @@ wherry=$TEST_COMMAND
 cd "$directory" || exit 1
 export LC_ALL=C.UTF-8
 unset NO_COLOR
+# Other engines of this user are not this test's.
+mkdir -m 700 engines && export WHERRY_OBSERVE=$directory/engines
 
 put() # PATH TEXT
 {
@@ -117,6 +119,99 @@ assert abs(sample["nics"][0]["sent_gb_per_s"] * seconds - 1) < 0.05, sample["nic
 PYTHON
 verdict "a rate" $?
 
+# ---- engines ----------------------------------------------------------------------------------
+
+top --once -i 0.1 >out && grep -q 'no engine of this user' out
+verdict "no engine" $?
+top --json -i 0.1 --observe off >out && grep -q '"engines": *null' out
+verdict "engines that are not asked for" $?
+
+made() # NAME PEERS HOW
+{
+	local i
+
+	python3 "$TEST_SOURCE/tests/integration/metrics_engine.py" "engines/$1.observe" "$2" "$3" >"$1.out" &
+	for ((i = 0; i < 200; i++)); do
+		[ -s "$1.out" ] && break
+		sleep 0.05
+	done
+}
+made 1-made 20 grow
+top --json -n 3 -i 0.2 >out
+python3 - <<'PYTHON'
+import json
+with open("out") as lines:
+    samples = [json.loads(line) for line in lines]
+assert len(samples) == 3
+for sample in samples:
+    assert sample["engines_silent"] == 0 and sample["left_out"] == 0
+    (engine,) = sample["engines"]
+    assert engine["name"] == "made" and engine["epoch"] == "0000000000001234"
+    assert engine["uptime_seconds"] == 1e-9 and engine["region_bytes"] == 9, engine
+    assert abs(engine["small_p50_us"] - 6.144) < 1e-3 and abs(engine["small_p99_us"] - 8.151) < 1e-3
+    assert engine["large_p50_us"] is None and engine["served_read_gb_per_s"] == 0
+    peers = engine["peers"]
+    assert len(peers) == 20 and {p["name"] for p in peers} == {f"peer-{i}" for i in range(20)}
+    for peer in peers:
+        i = int(peer["name"][5:])
+        assert peer["state"] == "connected" and peer["batches"] == 100 + i and peer["failed"] == 2
+        routes = {r["transport"]: r for r in peer["routes"]}
+        assert list(routes) == ["self", "cuda", "shm", "tcp"]
+        assert routes["shm"]["read_bytes"] == 1000000 + i and routes["shm"]["written_gb_per_s"] == 0
+        # 0.25 GB in an interval of about 0.2 s.
+        assert 0.05 < routes["tcp"]["written_gb_per_s"] <= 1.4, routes["tcp"]
+        assert peer["written_gb_per_s"] == routes["tcp"]["written_gb_per_s"]
+        assert peer["errors"] == 12 and peer["reroutes"] == 16
+PYTHON
+verdict "engines as JSON" $?
+for table in engines:1 peers:20 routes:80; do
+	top --csv --of "${table%:*}" -i 0.1 >out && [ "$(wc -l <out)" = $((${table#*:} + 1)) ] &&
+		[ "$(awk -F ', ' '{ print NF }' out | sort -u)" = \
+			"$("$wherry" top --fields --of "${table%:*}" | wc -l)" ]
+	verdict "${table%:*} as CSV" $?
+done
+top --query peer,transport,reads,read.total --of routes -i 0.1 >out &&
+	grep -q '^peer-7, shm, 10007, 1000007$' out &&
+	[ "$(head -n 1 out)" = "peer, transport, reads, read.total [B]" ]
+verdict "chosen fields of routes" $?
+top --once -i 0.2 >out && grep -q '^made  *pid [0-9]* *read 0.00 written [0-9.]* GB/s' out &&
+	grep -q 'to 64 KiB 6.1 us, 99% 8.2 us; larger - us' out &&
+	[ "$(grep -c '^  peer-[0-9]* .* connected  self 0.00/0.00 .* tcp 0.00/[0-9.]*, 0 batches/s, 6 us' out)" \
+		= 8 ] && grep -q 'and 12 more peers' out
+verdict "engines as text" $?
+made 2-silent 1 silent
+SECONDS=0
+top --once -i 0.1 >out && [ $SECONDS -le 6 ] && grep -q '1 engine did not answer' out && grep -q '^made ' out
+verdict "an engine that does not answer" $?
+kill -KILL "${processes[@]}"
+wait "${processes[@]}" 2>/dev/null
+processes=()
+top --once -i 0.1 >out && grep -q 'no engine of this user' out && ! ls engines/*.observe 2>/dev/null
+verdict "engines that are dead" $?
+"$wherry" bench -t tcp -o write -s 1MiB --seconds 8 >bench.out 2>&1 &
+for ((i = 0; i < 40; i++)); do
+	top --json -i 0.2 >out
+	python3 - 2>real.err <<'PYTHON' && break
+import json
+with open("out") as line:
+    sample = json.loads(line.readline())
+one = {e["name"]: e for e in sample["engines"]}
+mover = next(e for e in one.values() if e["peers"])
+(peer,) = [p for p in mover["peers"] if p["name"] in one]
+other = one[peer["name"]]
+(route,) = peer["routes"]
+assert route["transport"] == "tcp" and route["written_gb_per_s"] > 0 and route["errors"] == 0
+assert other["served_written_gb_per_s"] > 0 and other["sessions"] == 1
+assert mover["large_p50_us"] > 1 and mover["large_p99_us"] >= mover["large_p50_us"]
+assert mover["batches_per_s"] > 0 and mover["read_gb_per_s"] == 0
+PYTHON
+	false
+done
+verdict "engines at work" $?
+kill -TERM "${processes[@]}"
+wait "${processes[@]}" 2>/dev/null
+processes=()
+
 broken=$TEST_SOURCE/tests/fake/nvml/broken.txt
 FAKE_NVML=$broken "$wherry" top --root hgx --once -i 0.1 >out && grep -q 'GPU1 .*GPU is lost' out &&
 	grep -q 'GPU2 .*no permission' out
@@ -131,7 +226,8 @@ FAKE_NVML=slow.txt "$wherry" top --root hgx --once -i 0.1 >out && [ $SECONDS -le
 verdict "a driver that hangs" $?
 for words in "--query pink|no field 'pink'" "--query=|no field" "--interval 0|between 0.1" \
 	"--interval x|between 0.1" "--count 0|--count" "--json --csv|without --csv" \
-	"--root nowhere|No such file"; do
+	"--root nowhere|No such file" "--of pink --csv|none of gpus" "--of peers|what --csv" \
+	"--query power.draw --of peers|no field 'power.draw'"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" top "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&
 		[ ! -s out ]
@@ -210,6 +306,13 @@ live 60 120 q --ascii && grep -q -a '#######' words &&
 verdict "live, in ASCII" $?
 live 60 120 hq && grep -q -a 'sort processes by the next column' words
 verdict "help" $?
+made 3-made 20 answer
+live 60 140 eWq && grep -q -a '12 more peers (key e)' words && grep -q -a 'peer-19' words &&
+	grep -q -a 'shm 0.00/0.00' words
+verdict "engines, all their peers" $?
+kill -KILL "${processes[@]}"
+wait "${processes[@]}" 2>/dev/null
+processes=()
 live 60 120 srWq && grep -q -a 'by CPU, reversed' words
 verdict "sorting" $?
 live 60 120 '/serv\rWq' && grep -q -a 'only serv' words
