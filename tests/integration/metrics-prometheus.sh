@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool has nothing
-# to say against the metrics, and docs/metrics.md has all of them.
+# to say against the metrics, docs/metrics.md has all of them, and the
+# dashboard names no other.
 set -u
 if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
 	echo "no prometheus: apt-get install prometheus"
@@ -61,7 +62,30 @@ start() # NAME COMMAND...
 # ---- every metric there is, once -----------------------------------------------------------------
 
 "$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
-	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1
+	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1 && cat >>hgx/nvml.txt <<'NVML'
+nvmlDeviceGetUtilizationRates * : 0 73 20
+nvmlDeviceGetPowerUsage * : 0 412345
+nvmlDeviceGetEnforcedPowerLimit * : 0 700000
+nvmlDeviceGetTemperature * 0 : 0 61
+nvmlDeviceGetClockInfo * * : 0 1755
+nvmlDeviceGetPcieThroughput * * : 0 12500000
+nvmlDeviceGetPcieReplayCounter * : 0 0
+nvmlDeviceGetTotalEccErrors * * 0 : 0 0
+nvmlDeviceGetFieldValues * 138 4294967295 : 0 1000000
+nvmlDeviceGetFieldValues * 139 4294967295 : 0 1000000
+NVML
+verdict "a made-up machine" $?
+put() # PATH TEXT
+{
+	mkdir -p "hgx/${1%/*}" && printf '%s\n' "$2" >"hgx/$1"
+}
+nic=/sys/class/infiniband/mlx5_0/ports/1
+for counter in port_xmit_data port_rcv_data port_rcv_errors port_xmit_discards; do
+	put $nic/counters/$counter 1000
+done
+put $nic/hw_counters/packet_seq_err 1
+put $nic/hw_counters/local_ack_timeout_err 1
+put /proc/net/snmp $'Ip: A\nIp: 1\nTcp: RtoAlgorithm RetransSegs\nTcp: 1 42'
 start made python3 "$TEST_SOURCE/tests/integration/metrics_engine.py" run/1-made.observe 3 answer
 start all env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --metrics 127.0.0.1:0
 all=$line
@@ -173,4 +197,64 @@ assert own < told and "wherry_transfer_bytes_total" in own, own - told
 print(len(told), "metrics")
 PYTHON
 verdict "docs/metrics.md has all of them" $?
+
+# ---- the dashboard ---------------------------------------------------------------------------------
+
+python3 - "$port" <<'PYTHON'
+"""docs/grafana.json: its queries name only metrics that exist, and labels that these have; Prometheus
+takes each of them and has an answer to it."""
+import json, os, re, sys, time, urllib.error, urllib.parse, urllib.request
+
+
+def ask(query):
+    address = f"http://127.0.0.1:{sys.argv[1]}/api/v1/query?" + urllib.parse.urlencode({"query": query})
+    with urllib.request.urlopen(address, timeout=10) as answer:
+        return json.load(answer)["data"]["result"]
+
+
+with open("all.txt") as text:
+    told = text.read()
+types = dict(re.findall(r"^# TYPE (\S+) (\S+)", told, re.M))
+labels = {}
+for name, inside in re.findall(r"^(wherry_\w+)\{(.*)\} \S+$", told, re.M):
+    labels.setdefault(name, set()).update(re.findall(r'(\w+)="', inside))
+with open(os.environ["TEST_SOURCE"] + "/docs/grafana.json") as text:
+    dashboard = json.load(text)
+queries, wrong = [], []
+# There are rates after two scrapes of both.
+end = time.monotonic() + 20
+while not ask("min(count_over_time(up[1m])) > 2") and time.monotonic() < end:
+    time.sleep(0.3)
+for panel in dashboard["panels"]:
+    assert panel["type"] == "row" or panel["targets"], panel["title"]
+    queries += [(panel["title"], t["expr"], t["legendFormat"]) for t in panel.get("targets", [])]
+assert len({p["id"] for p in dashboard["panels"]}) == len(dashboard["panels"])
+for variable in dashboard["templating"]["list"]:
+    asked = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable.get("definition", ""))
+    if asked and asked[2] not in labels.get(asked[1], ()):
+        wrong.append((variable["name"], asked[0]))
+for title, query, legend in queries:
+    names = set(re.findall(r"wherry_\w+", query))
+    for name in names:
+        base = re.sub(r"_(bucket|sum|count)$", "", name)
+        if name not in types and types.get(base) not in ("histogram", "summary"):
+            wrong.append((title, "no metric " + name))
+    known = set().union(*(labels.get(n, set()) for n in names)) | {"instance"}
+    used = set(re.findall(r"\{\{(\w+)\}\}", legend)) | set(re.findall(r'(\w+)=~?"', query))
+    for words in re.findall(r"(?:by|on) \(([^)]*)\)", query):
+        used |= set(re.split(r", *", words))
+    if used - known:
+        wrong.append((title, f"no label {used - known}"))
+    query = query.replace("$__rate_interval", "1m").replace("$engine", ".*")
+    try:
+        if not ask(query):
+            wrong.append((title, "no answer to " + query))
+    except urllib.error.HTTPError as error:
+        wrong.append((title, query, error.read().decode()))
+for line in wrong:
+    print(*line)
+assert not wrong and len(queries) > 20
+print(len(queries), "queries")
+PYTHON
+verdict "the dashboard asks for what there is" $?
 exit $failed
