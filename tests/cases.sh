@@ -5,16 +5,22 @@
 directory=$(mktemp -d) || exit 1
 failed=0
 
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
+# What runs in the background gets the signal, and is waited for.
+end_all() # SIGNAL
 {
 	local job
 
 	for job in $(jobs -p); do
+		kill "-$1" "$job" 2>/dev/null
 		kill -CONT "$job" 2>/dev/null
-		kill -KILL "$job" 2>/dev/null
 		wait "$job" 2>/dev/null
 	done
+}
+
+# shellcheck disable=SC2317 # called by the trap
+clean_up()
+{
+	end_all KILL
 	rm -rf "$directory"
 }
 trap clean_up EXIT

@@ -183,9 +183,7 @@ made 2-silent 1 silent
 SECONDS=0
 top --once -i 0.1 >out && [ $SECONDS -le 6 ] && grep -q '1 engine did not answer' out && grep -q '^made ' out
 verdict "an engine that does not answer" $?
-kill -KILL "${processes[@]}"
-wait "${processes[@]}" 2>/dev/null
-processes=()
+end_all KILL
 top --once -i 0.1 >out && grep -q 'no engine of this user' out && ! ls engines/*.observe 2>/dev/null
 verdict "engines that are dead" $?
 "$wherry" bench -t tcp -o write -s 1MiB --seconds 8 >bench.out 2>&1 &
@@ -208,9 +206,7 @@ PYTHON
 	false
 done
 verdict "engines at work" $?
-kill -TERM "${processes[@]}"
-wait "${processes[@]}" 2>/dev/null
-processes=()
+end_all TERM
 
 broken=$TEST_SOURCE/tests/fake/nvml/broken.txt
 FAKE_NVML=$broken "$wherry" top --root hgx --once -i 0.1 >out && grep -q 'GPU1 .*GPU is lost' out &&
@@ -310,9 +306,7 @@ made 3-made 20 answer
 live 60 140 eWq && grep -q -a '12 more peers (key e)' words && grep -q -a 'peer-19' words &&
 	grep -q -a 'shm 0.00/0.00' words
 verdict "engines, all their peers" $?
-kill -KILL "${processes[@]}"
-wait "${processes[@]}" 2>/dev/null
-processes=()
+end_all KILL
 live 60 120 srWq && grep -q -a 'by CPU, reversed' words
 verdict "sorting" $?
 live 60 120 '/serv\rWq' && grep -q -a 'only serv' words
