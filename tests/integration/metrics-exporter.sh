@@ -4,37 +4,13 @@
 # ones that are dead or say nothing, and a machine made of files whose GPUs are the fake NVML's.
 set -u
 wherry=$TEST_COMMAND
-directory=$(mktemp -d) || exit 1
-processes=()
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local process
-
-	for process in "${processes[@]}"; do
-		kill -KILL "$process" 2>/dev/null
-		wait "$process" 2>/dev/null
-	done
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 # Other engines of this user are not this test's.
 places=$directory/places
 mkdir -m 700 run "$places" && export WHERRY_OBSERVE=$places
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # Start something that prints a line when it is ready; the line goes to $line, its process to $process.
 start() # NAME COMMAND...
@@ -44,7 +20,6 @@ start() # NAME COMMAND...
 	shift
 	"$@" >"$name.out" 2>"$name.err" &
 	process=$!
-	processes+=("$process")
 	for ((i = 0; i < 400; i++)); do
 		[ -s "$name.out" ] && break
 		kill -0 "$process" 2>/dev/null || break
@@ -191,7 +166,6 @@ verdict "wherry exporter tells the same" $?
 {
 	WHERRY_TRANSPORTS=tcp "$wherry" bench -t tcp -o write -s 64KiB,1MiB --seconds 2 >bench.out 2>&1 &
 	process=$!
-	processes+=("$process")
 	for ((i = 0; i < 100; i++)); do
 		sleep 0.1
 		fetch "$all" out

@@ -1,47 +1,18 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # A real Prometheus on loopback scrapes wherry exporter and wherry serve --metrics; promtool has nothing
-# to say against the metrics, docs/metrics.md has all of them, and the
-# dashboard names no other.
+# to say against the metrics, docs/metrics.md has all of them, and the dashboard names no other.
 set -u
 if ! command -v prometheus >/dev/null || ! command -v promtool >/dev/null; then
 	echo "no prometheus: apt-get install prometheus"
 	exit 77
 fi
 wherry=$TEST_COMMAND
-if ! "$wherry" exporter --metrics 127.0.0.1 2>&1 | grep -q ADDR:PORT; then
-	echo "wherry was built without libmicrohttpd"
-	exit 77
-fi
-directory=$(mktemp -d) || exit 1
-processes=()
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local process
-
-	for process in "${processes[@]}"; do
-		kill -KILL "$process" 2>/dev/null
-		wait "$process" 2>/dev/null
-	done
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 mkdir -m 700 run && export WHERRY_OBSERVE=$directory/run
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # Start something that prints a line when it is ready, which goes to $line.
 start() # NAME COMMAND...
@@ -50,7 +21,6 @@ start() # NAME COMMAND...
 
 	shift
 	"$@" >"$name.out" 2>"$name.err" &
-	processes+=($!)
 	for ((i = 0; i < 400; i++)); do
 		[ -s "$name.out" ] && break
 		sleep 0.05
@@ -111,7 +81,6 @@ YAML
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 prometheus --config.file prometheus.yml --storage.tsdb.path data --web.listen-address "127.0.0.1:$port" \
 	--log.level warn >prometheus.out 2>&1 &
-processes+=($!)
 head -c 300000 /dev/urandom >file
 WHERRY_TRANSPORTS=tcp "$wherry" copy file "$url/host" >copy.out || cat copy.out
 

@@ -5,36 +5,10 @@
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 library=${TEST_LIBRARY:?the path of libwherry.so}
-directory=$(mktemp -d) || exit 1
-servers=()
-failed=0
-unset "${!WHERRY_@}"
-
-command -v python3 >/dev/null || exit 77
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local server
-
-	for server in "${servers[@]}"; do
-		kill -KILL "$server" 2>/dev/null
-		wait "$server" 2>/dev/null
-	done
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
+unset "${!WHERRY_@}"
 
 # Start a registry; its URL goes to $url, its process to $server.
 start() # OPTIONS...
@@ -42,7 +16,6 @@ start() # OPTIONS...
 	: >url
 	"$wherry" registry --listen 127.0.0.1:0 "$@" >url 2>err &
 	server=$!
-	servers+=("$server")
 	for _ in $(seq 600); do
 		url=$(cat url)
 		[ -n "$url" ] && return
