@@ -93,9 +93,9 @@ start() # MACHINE COMMAND
 
 	shift
 	if [ "$machine" = south ]; then
-		in_south bash -c "exec $*"
+		exec nsenter --net="/proc/$south/ns/net" -- bash -c "$*"
 	else
-		exec bash -c "exec $*"
+		exec bash -c "$*"
 	fi
 }
 
