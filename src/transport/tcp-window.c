@@ -124,6 +124,29 @@ const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice
 	return pane;
 }
 
+const struct wh_pane *tcp_window_few(const struct wh_piece *piece)
+{
+	const struct wh_pane *pane, *found = NULL;
+	uint64_t sum = 0, most = WH_PANE_FEW;
+	struct wh_cursor at;
+	struct wh_run run;
+
+	wh_piece_start(piece, &at);
+	while (sum <= most && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+		const struct wh_region *local = local_of(piece, run.index);
+
+		if (wh_kind_on_host(local->place.kind))
+			continue;
+		pane = wh_pane_peek(local);
+		if (!pane)
+			return NULL;
+		found = pane;
+		sum += wh_pane_run(run.length);
+		most = pane->get_most < most ? pane->get_most : most;
+	}
+	return sum <= most && piece->bytes <= WH_PANE_FEW ? found : NULL;
+}
+
 bool tcp_window_current(const struct wh_piece *piece)
 {
 	const struct wh_region *last = NULL, *local;

@@ -508,7 +508,10 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		const struct wh_piece *piece = &batch->pieces[i];
 
 		gpu = atomic_load(&piece->transport) == WH_TRANSPORT_TCP && on_gpu(piece);
-		pane = gpu ? tcp_window_of(piece, slice_of(tcp, lane)) : NULL;
+		if (!gpu)
+			continue;
+		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, lane)) :
+					      tcp_window_few(piece);
 	}
 	if (gpu)
 		snprintf(out + used, size - (size_t)used, ", %s%s%s",

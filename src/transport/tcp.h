@@ -214,6 +214,8 @@ void tcp_window_open(const struct wh_piece *piece);
 /* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL: they are
  * not, or it has nothing to do with GPUs. */
 const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice);
+/* A pane of those that the few bytes of a write are read through before they are sent; NULL: they are not. */
+const struct wh_pane *tcp_window_few(const struct wh_piece *piece);
 /* Are our regions still the memory that they were made of? */
 bool tcp_window_current(const struct wh_piece *piece);
 /* Where the CPU finds the first byte of a run of such a piece. */

@@ -213,7 +213,7 @@ static void duo_move_all(struct duo *d, const char *says)
 	for (size_t i = 0; i < sizeof(lengths) / sizeof(*lengths); i += SCALE(1, 3)) {
 		const char *say = lengths[i] <= 64 ? says : NULL;
 
-		duo_move(d, WH_WRITE, GUARD, 17, lengths[i], NULL);
+		duo_move(d, WH_WRITE, GUARD, 17, lengths[i], say);
 		duo_move(d, WH_READ, 3 * i, GUARD + i, lengths[i], say);
 	}
 }
