@@ -121,6 +121,10 @@ static const uint8_t *key_of(struct greeting *greeting)
 		refuse(greeting, EACCES, why);
 		return NULL;
 	}
+	if (!greeting->local && wh_trust_knows(&engine->trust, greeting->source.fd)) {
+		refuse(greeting, EACCES, wh_error_text());
+		return NULL;
+	}
 	if (hello->expected && hello->expected != engine->epoch) {
 		refuse(greeting, ESTALE, "the engine here has another epoch: it was restarted");
 		return NULL;

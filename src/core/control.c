@@ -56,7 +56,7 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 /* An end of a connection; IPv4 as IPv6 has it, for a listener may serve both. */
 struct end {
 	struct in6_addr host;
-	in_port_t port;
+	uint32_t port; /* so wide that there is nothing beside it */
 };
 
 static bool end_of(int fd, int (*ask)(int, struct sockaddr *, socklen_t *), struct end *end)

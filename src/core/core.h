@@ -250,9 +250,10 @@ struct wh_peer {
 /* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0, or -EIO: no
  * random numbers. */
 int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out);
-/* The payload of the WELCOME that answers it: does it prove the key, and what do we prove in turn? Of a
- * control connection: the session's key is kept. 0, -EACCES (another key), -EPROTO, -EIO. */
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, const struct wh_greeting *hello,
+/* The payload of the WELCOME that answers it, on `fd`: does it prove the key, and what do we prove in turn?
+ * Of a control connection: the session's key is kept. 0; -EACCES with a text: another key, or another user;
+ * -EPROTO, -EIO. */
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_greeting *hello,
 		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE]);
 /* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
 int wh_peer_check(struct wh_peer *peer);

@@ -47,7 +47,7 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, stru
 	return error;
 }
 
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, const struct wh_greeting *hello,
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_greeting *hello,
 		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
 {
 	const struct wh_trust *trust = &peer->engine->trust;
@@ -61,7 +61,12 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, const struct wh_greeting 
 	error = wh_proofs_make(&trust->crypto, key, hello->bytes + WH_FRAME_HEADER,
 			       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
 	if (!error && !wh_proof_equal(&trust->crypto, proofs.owner, welcome + length - WH_PROOF_SIZE))
-		error = -EACCES;
+		error = wh_fail(EACCES,
+				"it does not prove the key of this engine, %.100s: name one key on both "
+				"sides by the knob keyfile", trust->source);
+	/* The other side had not accepted the connection for certain before. */
+	if (!error && role != WH_ROLE_SHM)
+		error = wh_trust_knows(trust, fd);
 	if (!error) {
 		wh_frame_encode(out, &(struct wh_frame){ WH_PROOF_SIZE, WH_FRAME_PROVE, 0 });
 		memcpy(out + WH_FRAME_HEADER, proofs.initiator, WH_PROOF_SIZE);

@@ -315,9 +315,7 @@ static void not_proved(struct wh_peer *peer, const char *name)
 {
 	char why[WH_TEXT_MAX];
 
-	snprintf(why, sizeof(why),
-		 "%.60s (%.32s) does not prove the key of this engine, %.60s: name one key on both sides "
-		 "by the knob keyfile", peer->address_text, name, peer->engine->trust.source);
+	snprintf(why, sizeof(why), "%.40s (%.24s): %.180s", peer->address_text, name, wh_error_text());
 	ended(peer, -EACCES, why);
 }
 
@@ -332,7 +330,8 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 	if (wh_hello_decode(payload, length, &welcome) || welcome.role != WH_ROLE_CONTROL ||
 	    !welcome.epoch)
 		return -EPROTO;
-	error = wh_peer_prove(peer, WH_ROLE_CONTROL, &peer->hello, payload, length, proof);
+	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, &peer->hello, payload,
+			      length, proof);
 	if (error == -EACCES)
 		not_proved(peer, welcome.name);
 	if (error)

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "platform/owner.h"
 #include "rendezvous/rendezvous.h"
 
 #define KEY_NAME "wherry.key"
@@ -284,4 +285,16 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 		       "%s %s, which is more than this host, takes a cluster key: " HOW_TO
 		       ", the same FILE on all hosts, and its name in the knob keyfile (WHERRY_KEYFILE)",
 		       listening ? "listening on" : "connecting to", text);
+}
+
+int wh_trust_knows(const struct wh_trust *trust, int fd)
+{
+	uid_t user;
+
+	if (trust->configured || wh_socket_owner(fd, &user) || user == geteuid() || user == 0)
+		return 0;
+	return wh_fail(EACCES,
+		       "the other end is user %u's, and without a cluster key engines of user %u talk "
+		       "to each other alone: the knob keyfile names one for both",
+		       (unsigned)user, (unsigned)geteuid());
 }

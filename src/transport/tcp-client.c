@@ -153,7 +153,7 @@ static int greeting(struct tcp_client *client)
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
-	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, hello_of(client),
+	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, hello_of(client),
 			      in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
 	if (!error)
 		error = say(client, proof, sizeof(proof));

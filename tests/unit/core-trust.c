@@ -144,7 +144,8 @@ static void file__no_key(void **state)
 
 	(void)state;
 	memset(longer, ' ', sizeof(longer));
-	memcpy(longer, KEY, 64);
+	for (size_t i = 0; i < 64; i++)
+		longer[i] = KEY[i];
 	for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
 		put(bad[i].text, bad[i].length, 0600);
 		want_refused(-EINVAL, "64 hex digits");
