@@ -44,7 +44,7 @@ int wh_crypto_open(struct wh_crypto *crypto, const char *path)
 	for (size_t i = 0; !path && !crypto->library && i < 2; i++)
 		crypto->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!crypto->library)
-		return missing(crypto, "dlopen");
+		return missing(crypto, path ? path : "libcrypto.so.3 and libcrypto.so.1.1");
 	for (size_t i = 0; i < sizeof(symbols) / sizeof(symbols[0]); i++) {
 		found = dlsym(crypto->library, symbols[i].name);
 		if (!found)
