@@ -53,8 +53,8 @@ struct wh_engine_options {
 	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,
 	 * or a server with the same three verbs), "etcd://...", "redis://...", as docs/registries.md
 	 * says; NULL: the knob `registry`, by default "p2p", which is none. An engine that listens
-	 * is registered under its name as long as it lives, and for the knob `lease` after it has
-	 * died. */
+	 * and was given a name is registered under it as long as it lives, and for the knob `lease`
+	 * after it has died. */
 	const char *registry;
 };
 
@@ -94,12 +94,13 @@ struct wh_peer_options {
 
 /* Connect to another engine and learn its published regions. `url` is "wherry://HOST:PORT" or
  * "HOST:PORT" (names, IPv4, [IPv6]) or "self" for this engine itself; where this engine has a
- * registry also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Safe to call from several threads; each call gives a peer of its own, with
- * connections of its own.
+ * registry also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Safe to call
+ * from several threads; each call gives a peer of its own, with connections of its own.
  * 0, or -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -EPROTO (something
  * that is not Wherry answers), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK
  * (called from a callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine
- * answers at its address) and what a registry may say, as for wh_engine_open(). */
+ * answers at its address), -EHOSTDOWN (the registry did not answer a moment ago) and what a registry
+ * may say, as for wh_engine_open(). */
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 

@@ -331,7 +331,8 @@ static int reachable_address(struct wh_engine *engine, const char *url, char *ou
 	return error;
 }
 
-static int open_registry(struct wh_engine *engine, const char *given)
+/* A name that was not given is nobody's to look for, and is not registered. */
+static int open_registry(struct wh_engine *engine, const char *given, bool named)
 {
 	struct wh_registry_options options = {
 		.url = registry_url(engine, given),
@@ -345,7 +346,7 @@ static int open_registry(struct wh_engine *engine, const char *given)
 
 	if (!options.url)
 		return 0;
-	if (*engine->url) {
+	if (*engine->url && named) {
 		memcpy(options.self.name, engine->name, sizeof(options.self.name));
 		error = reachable_address(engine, options.url, options.self.address,
 					  sizeof(options.self.address));
@@ -438,7 +439,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_observer_open(engine);
 	if (error)
 		goto err_acceptor;
-	error = open_registry(engine, options.registry);
+	error = open_registry(engine, options.registry, options.name && *options.name);
 	if (error)
 		goto err_observer;
 	*out = engine;

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Engines that find each other in registries: real servers, which are killed and started again. */
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include "fixture.h"
 #include "server.h"
@@ -147,6 +151,22 @@ static void name__taken(void **state)
 	server_stop(&server);
 }
 
+/* Engines that were given no name do not get into each other's way. */
+static void name__not_given(void **state)
+{
+	struct wh_engine *engines[2];
+	struct server server;
+
+	server_start(&server, *state, NULL);
+	for (int i = 0; i < 2; i++)
+		want(0, wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
+								    .listen = "127.0.0.1:0",
+								    .registry = server.url }, &engines[i]));
+	want(0, wh_engine_close(engines[0]));
+	want(0, wh_engine_close(engines[1]));
+	server_stop(&server);
+}
+
 /* An engine that is killed leaves, another one gets the name, and who was connected learns that it is
  * another one, though nothing ever answers at the old address again. */
 static void killed__name_goes_to_another(void **state)
@@ -232,6 +252,39 @@ static void registry__killed_and_started_again(void **state)
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
 	child_exit(child);
+	server_stop(&server);
+}
+
+/* A registry that has gone is tried again, less and less often. */
+static void registry__backs_off(void **state)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct server server;
+	struct wh_engine *engine;
+	int tries[2] = { 0, 0 }, one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int64_t begun;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	want(0, open_engine(&server, "node7", &engine));
+	server_kill(&server);
+	address.sin_port = htons((uint16_t)server.port);
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	want(0, bind(fd, (struct sockaddr *)&address, sizeof(address)));
+	want(0, listen(fd, 64));
+	begun = now();
+	while (now() - begun < 5 * SECOND) {
+		struct pollfd ready = { .fd = fd, .events = POLLIN };
+
+		if (poll(&ready, 1, 50) == 1) {
+			close(accept(fd, NULL, NULL));
+			tries[now() - begun > 2 * SECOND]++;
+		}
+	}
+	want_true(tries[0] >= 2 && tries[0] <= 14, "%d tries in 2 s", tries[0]);
+	want_true(tries[1] >= 1 && tries[1] < tries[0], "%d tries, then %d in 3 s", tries[0], tries[1]);
+	want(0, wh_engine_close(engine));
+	close(fd);
 	server_stop(&server);
 }
 
@@ -365,21 +418,17 @@ int main(int argc, char **argv)
 	static const struct CMUnitTest tests[] = {
 		TEST_EVERY_SERVER(name__found_and_given_back),
 		TEST_EVERY_SERVER(name__taken),
+		TEST_ON(name__not_given, wherry),
 		TEST_EVERY_SERVER(killed__name_goes_to_another),
 		TEST_EVERY_SERVER(registry__killed_and_started_again),
 		TEST_EVERY_SERVER(registry__stopped),
-		{ "password__wherry", password__asked_for_and_not_told, harness_begin, server_end,
-		  (void *)&server_wherry },
-		{ "password__redis", password__asked_for_and_not_told, harness_begin, server_end,
-		  (void *)&server_redis },
-		{ "password__etcd", password__asked_for_and_not_told, harness_begin, server_end,
-		  (void *)&server_etcd },
-		{ "tls__redis", tls__both_sides_prove_themselves, harness_begin, server_end,
-		  (void *)&server_redis_tls },
-		{ "tls__etcd", tls__both_sides_prove_themselves, harness_begin, server_end,
-		  (void *)&server_etcd_tls },
-		{ "etcd__several_endpoints", etcd__several_endpoints, harness_begin, server_end,
-		  (void *)&server_etcd },
+		TEST_ON(registry__backs_off, redis),
+		TEST_ON(password__asked_for_and_not_told, wherry),
+		TEST_ON(password__asked_for_and_not_told, redis),
+		TEST_ON(password__asked_for_and_not_told, etcd),
+		TEST_ON(tls__both_sides_prove_themselves, redis_tls),
+		TEST_ON(tls__both_sides_prove_themselves, etcd_tls),
+		TEST_ON(etcd__several_endpoints, etcd),
 	};
 
 	return harness_main(argc, argv, "registry-engines", tests, sizeof(tests) / sizeof(*tests));

@@ -5,18 +5,18 @@
 
 #include "harness.h"
 
-/* As the state of a test: TEST_NEEDS(function, server_etcd). */
+/* As the state of a test: TEST_ON(function, etcd). */
 extern const struct route server_wherry; /* wherry registry */
 extern const struct route server_plain;  /* a server that knows three verbs and nothing else */
 extern const struct route server_redis;
 extern const struct route server_etcd;
 extern const struct route server_redis_tls; /* these two ask for a certificate, and show one */
 extern const struct route server_etcd_tls;
+#define TEST_ON(function, kind) \
+	{ #function "__" #kind, function, harness_begin, server_end, (void *)&server_##kind }
 #define TEST_EVERY_SERVER(function) \
-	{ #function "__wherry", function, harness_begin, server_end, (void *)&server_wherry }, \
-	{ #function "__plain", function, harness_begin, server_end, (void *)&server_plain }, \
-	{ #function "__redis", function, harness_begin, server_end, (void *)&server_redis }, \
-	{ #function "__etcd", function, harness_begin, server_end, (void *)&server_etcd }
+	TEST_ON(function, wherry), TEST_ON(function, plain), TEST_ON(function, redis), \
+	TEST_ON(function, etcd)
 
 struct server {
 	const struct route *kind;
