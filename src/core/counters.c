@@ -171,13 +171,22 @@ void wh_count_peer_closed(struct wh_peer *peer)
 	add_peer(&peer->engine->past, peer);
 }
 
-void wh_count_session_ended(struct wh_session *session)
+static void tell_once(const wh_count *count, uint64_t *told, uint64_t *sum)
+{
+	uint64_t now = wh_count_get(count);
+
+	*sum += now - *told;
+	*told = now;
+}
+
+void wh_count_session_left(struct wh_session *session)
 {
 	struct wh_engine_tally *tally = &session->engine->tally;
+	struct wh_served *served = &session->served;
 
-	tally->served_bytes[0] += wh_count_get(&session->served.bytes[0]);
-	tally->served_bytes[1] += wh_count_get(&session->served.bytes[1]);
-	tally->served_requests += wh_count_get(&session->served.requests);
+	for (unsigned way = 0; way < 2; way++)
+		tell_once(&served->bytes[way], &served->told_bytes[way], &tally->served_bytes[way]);
+	tell_once(&served->requests, &served->told_requests, &tally->served_requests);
 }
 
 /* ---- telling ---------------------------------------------------------------------------------- */

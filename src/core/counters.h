@@ -41,13 +41,14 @@ struct wh_engine_tally {
 	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes, registrations,
 		registration_time, windows_opened, staged_bytes;
 	wh_count panes; /* windows that are kept for regions now */
-	/* Of sessions that have ended; under engine.lock. */
+	/* Of sessions that have left; under engine.lock. */
 	uint64_t served_bytes[2], served_requests;
 };
 
 /* What a peer did over TCP in our memory. */
 struct wh_served {
 	wh_count bytes[2], requests;
+	uint64_t told_bytes[2], told_requests; /* of these, in the engine's tally; under engine.lock */
 };
 
 /* wh_batch.watch: why wh_batch_finish() may not just count one more round. */
@@ -82,7 +83,9 @@ void wh_count_planned(struct wh_batch *batch);
 /* A peer is closed: its numbers become the engine's. Under engine.lock. */
 struct wh_peer;
 void wh_count_peer_closed(struct wh_peer *peer);
+/* A session is no longer in the engine's list: so are its. Once when it leaves, so that nothing goes back,
+ * and again when nobody serves it any more. Under engine.lock. */
 struct wh_session;
-void wh_count_session_ended(struct wh_session *session);
+void wh_count_session_left(struct wh_session *session);
 
 #endif

@@ -167,10 +167,13 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
 	engine->session_count--;
+	wh_count_session_left(session);
 	pthread_mutex_unlock(&engine->lock);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		wh_transport(id)->session_close(session);
-	wh_count_session_ended(session);
+	pthread_mutex_lock(&engine->lock);
+	wh_count_session_left(session);
+	pthread_mutex_unlock(&engine->lock);
 	wh_session_notes_drop(session);
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
