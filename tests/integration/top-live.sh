@@ -104,18 +104,19 @@ verdict "JSON" $?
 
 # Counters that grow, between two samples.
 (
-	sleep 0.7
+	sleep 2
 	put $counters/port_xmit_data 250001000
 	sed -i 's/ 138 4294967295 : 0 1000000/ 138 4294967295 : 0 2000000/' hgx/nvml.txt
 ) &
-top --json -i 1 >out
+top --json -i 1 -n 4 >out
 wait
 python3 - <<'PYTHON'
 import json
-with open("out") as line:
-    sample = json.loads(line.readline())
-seconds = sample["interval_seconds"]
-assert abs(sample["nics"][0]["sent_gb_per_s"] * seconds - 1) < 0.05, sample["nics"][0]
+with open("out") as lines:
+    samples = [json.loads(line) for line in lines]
+# One of the intervals has it, whichever.
+moved = max(s["nics"][0]["sent_gb_per_s"] * s["interval_seconds"] for s in samples)
+assert abs(moved - 1) < 0.05, moved
 PYTHON
 verdict "a rate" $?
 
@@ -206,7 +207,7 @@ PYTHON
 	false
 done
 verdict "engines at work" $?
-end_all TERM
+end_all KILL
 
 broken=$TEST_SOURCE/tests/fake/nvml/broken.txt
 FAKE_NVML=$broken "$wherry" top --root hgx --once -i 0.1 >out && grep -q 'GPU1 .*GPU is lost' out &&
@@ -248,19 +249,25 @@ if pid == 0:
     os.execv(wherry, [wherry, "top", "--root", "hgx", "--interval", "0.1"] + sys.argv[4:])
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 said = b""
+ended = False
 
 
 def listen(seconds):
-    global said
+    global said, ended
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if select.select([terminal], [], [], 0.05)[0]:
             try:
                 said += os.read(terminal, 65536)
             except OSError:
+                ended = True
                 return
 
 
+# Where it has room for them, the first picture is complete once there are GPUs.
+end = time.monotonic() + 20
+while rows > 20 and columns > 60 and b"GPU0" not in said and time.monotonic() < end and not ended:
+    listen(0.1)
 listen(0.8)
 for key in keys:
     if key == "W":
