@@ -1,12 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* wherry bench: how fast bytes move, by which route, and how near to the raw limit that is. */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "bench.h"
@@ -27,11 +25,7 @@ struct bench {
 	struct bench_footprint footprint;
 	bool rows, has_footprint; /* which of the two are measured */
 	bool unavailable;	  /* a transport that was asked for is not to be had */
-	/* --json */
-	const char *path; /* "-": stdout */
-	int file;	  /* -1: none */
-	bool fresh;	  /* made just now, so nothing is lost by removing it */
-	FILE *table;	  /* stdout, or stderr if that is taken */
+	struct output_file file; /* --json */
 };
 
 /* ---- progress ----------------------------------------------------------------------------- */
@@ -115,28 +109,7 @@ static int parse(struct bench *bench)
 	return 0;
 }
 
-/* ---- the JSON file ------------------------------------------------------------------------ */
-
-/* Find out before the work is done whether its result can be written. */
-static int json_open(struct bench *bench)
-{
-	bench->file = -1;
-	bench->table = stdout;
-	bench->path = argument(bench->arguments, "json");
-	if (!bench->path)
-		return 0;
-	if (!strcmp(bench->path, "-")) {
-		bench->table = stderr;
-		return 0;
-	}
-	bench->file = open(bench->path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-	bench->fresh = bench->file >= 0;
-	if (bench->file < 0 && errno == EEXIST)
-		bench->file = open(bench->path, O_WRONLY | O_CLOEXEC);
-	if (bench->file < 0)
-		return fail(errno, "cannot write %s: %s", bench->path, strerror(errno));
-	return 0;
-}
+/* ---- the JSON document -------------------------------------------------------------------- */
 
 static json_t *json_make(const struct bench *bench, double before, double after)
 {
@@ -159,51 +132,6 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 						       bench_json_footprint(&bench->footprint) :
 						       json_null());
 	return json;
-}
-
-static int write_all(int fd, const char *text, size_t length)
-{
-	while (length) {
-		ssize_t n = write(fd, text, length);
-
-		if (n < 0 && errno == EINTR)
-			continue;
-		if (n < 0)
-			return -errno;
-		text += n;
-		length -= (size_t)n;
-	}
-	return 0;
-}
-
-static int json_write(struct bench *bench, json_t *json, int code)
-{
-	struct stat status;
-	char *text;
-	int error = 0;
-
-	if (!strcmp(bench->path, "-")) {
-		int printed = output_print(json);
-
-		return code ? code : printed;
-	}
-	text = json_dumps(json, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
-	json_decref(json);
-	if (!text)
-		return fail(ENOMEM, "out of memory");
-	if (!fstat(bench->file, &status) && S_ISREG(status.st_mode) && ftruncate(bench->file, 0))
-		error = -errno;
-	if (!error)
-		error = write_all(bench->file, text, strlen(text));
-	if (!error)
-		error = write_all(bench->file, "\n", 1);
-	if (close(bench->file) && !error)
-		error = -errno;
-	bench->file = -1;
-	free(text);
-	if (!error)
-		return code;
-	return fail(error, "cannot write %s: %s", bench->path, strerror(-error));
 }
 
 /* ---- measuring ---------------------------------------------------------------------------- */
@@ -291,7 +219,7 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 	wipe_progress(bench);
 	if (!error) {
 		if (!bench->plan.matrix)
-			bench_table_row(bench->table, result, limits);
+			bench_table_row(bench->file.table, result, limits);
 		return 0;
 	}
 	if (!result->text[0])
@@ -302,7 +230,7 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 		tell_skipped(bench, result);
 		return 0;
 	}
-	bench_table_row(bench->table, result, limits);
+	bench_table_row(bench->file.table, result, limits);
 	fail(error, "%s %s: %s", row->transport, bench_op_name(row->op), result->text);
 	return error == -EPIPE ? EXIT_FAIL : 0;
 }
@@ -324,11 +252,11 @@ static int measure_rows(struct bench *bench)
 		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
 		     "for rows that take shared memory");
 	if (!bench->plan.matrix)
-		bench_table_start(bench->table, session->limits);
+		bench_table_start(bench->file.table, session->limits);
 	for (size_t i = 0; !code && i < bench->plan.count; i++)
 		code = measure_row(bench, &bench->plan.rows[i]);
 	if (bench->plan.matrix)
-		bench_table_matrices(bench->table, bench->results, bench->result_count,
+		bench_table_matrices(bench->file.table, bench->results, bench->result_count,
 				     session->limits);
 	return code;
 }
@@ -343,7 +271,7 @@ static int measure_footprint(struct bench *bench)
 		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
 	if (error)
 		return fail(error, "%s", text);
-	bench_table_footprint(bench->table, footprint);
+	bench_table_footprint(bench->file.table, footprint);
 	return footprint->idle <= BENCH_IDLE_LIMIT && footprint->near <= BENCH_PEER_LIMIT &&
 			       footprint->far <= BENCH_PEER_LIMIT ?
 		       EXIT_PASS :
@@ -354,7 +282,7 @@ static int measure_footprint(struct bench *bench)
 static int measure(struct bench *bench)
 {
 	double before, after;
-	int code = EXIT_PASS, rows = EXIT_PASS;
+	int code = EXIT_PASS, rows = EXIT_PASS, written;
 
 	if (bench->has_footprint)
 		code = measure_footprint(bench);
@@ -371,7 +299,7 @@ static int measure(struct bench *bench)
 		bench_process_end(&bench->session.near);
 		bench_process_end(&bench->session.far);
 		if (!rows)
-			rows = bench_table_verdict(bench->table, bench->results,
+			rows = bench_table_verdict(bench->file.table, bench->results,
 						   bench->result_count);
 		if (!rows && bench->unavailable)
 			rows = EXIT_UNAVAILABLE;
@@ -379,29 +307,26 @@ static int measure(struct bench *bench)
 	after = bench_cache_line(PROBE);
 	if (!code)
 		code = rows;
-	return bench->path ? json_write(bench, json_make(bench, before, after), code) : code;
+	written = bench->file.path ? output_write(&bench->file, json_make(bench, before, after)) : 0;
+	return written ? written : code;
 }
 
 static int run(const struct arguments *arguments)
 {
-	struct bench bench = { .arguments = arguments, .file = -1 };
+	struct bench bench = { .arguments = arguments, .file.fd = -1 };
 	int code = parse(&bench);
 
 	if (!code)
 		code = allocate(&bench);
 	if (!code)
-		code = json_open(&bench);
+		code = output_open(&bench.file, argument(arguments, "json"));
 	if (!code)
 		code = measure(&bench);
 	bench_process_end(&bench.session.near);
 	bench_process_end(&bench.session.far);
 	bench_limit_close(&bench.session.limit);
 	bench_process_end(&bench.session.raw);
-	if (bench.file >= 0) {
-		close(bench.file);
-		if (bench.fresh)
-			unlink(bench.path);
-	}
+	output_close(&bench.file);
 	if (bench.session.shared)
 		munmap(bench.session.shared, BENCH_SAMPLES * sizeof(*bench.session.shared));
 	free(bench.session.samples);

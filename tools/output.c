@@ -2,9 +2,11 @@
 #include "output.h"
 
 #include <errno.h>
-#include <stdio.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "command.h"
 
@@ -45,4 +47,74 @@ json_t *output_text(const char *text)
 	value = copy ? json_string(copy) : NULL;
 	free(copy);
 	return value ? value : json_null();
+}
+
+/* ---- files ----------------------------------------------------------------------------------- */
+
+int output_open(struct output_file *file, const char *path)
+{
+	*file = (struct output_file){ .path = path, .table = stdout, .fd = -1 };
+	if (!path)
+		return 0;
+	if (!strcmp(path, "-")) {
+		file->table = stderr;
+		return 0;
+	}
+	file->fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+	file->fresh = file->fd >= 0;
+	if (file->fd < 0 && errno == EEXIST)
+		file->fd = open(path, O_WRONLY | O_CLOEXEC);
+	if (file->fd < 0)
+		return fail(errno, "cannot write %s: %s", path, strerror(errno));
+	return 0;
+}
+
+static int write_all(int fd, const char *text, size_t length)
+{
+	while (length) {
+		ssize_t n = write(fd, text, length);
+
+		if (n < 0 && errno == EINTR)
+			continue;
+		if (n < 0)
+			return -errno;
+		text += n;
+		length -= (size_t)n;
+	}
+	return 0;
+}
+
+int output_write(struct output_file *file, json_t *object)
+{
+	struct stat status;
+	char *text;
+	int error = 0;
+
+	if (file->fd < 0)
+		return output_print(object);
+	text = json_dumps(object, JSON_INDENT(2) | JSON_REAL_PRECISION(7));
+	json_decref(object);
+	if (!text)
+		return fail(ENOMEM, "out of memory");
+	if (!fstat(file->fd, &status) && S_ISREG(status.st_mode) && ftruncate(file->fd, 0))
+		error = -errno;
+	if (!error)
+		error = write_all(file->fd, text, strlen(text));
+	if (!error)
+		error = write_all(file->fd, "\n", 1);
+	if (close(file->fd) && !error)
+		error = -errno;
+	file->fd = -1;
+	free(text);
+	return error ? fail(error, "cannot write %s: %s", file->path, strerror(-error)) : EXIT_PASS;
+}
+
+void output_close(struct output_file *file)
+{
+	if (file->fd < 0)
+		return;
+	close(file->fd);
+	file->fd = -1;
+	if (file->fresh)
+		unlink(file->path);
 }
