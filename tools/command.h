@@ -35,6 +35,7 @@ struct arguments;
 struct command {
 	const char *name;
 	const char *usage;    /* its operands: "SRC DST"; "" if none */
+	const char *complete; /* what completion offers for them: words; NULL: files */
 	const char *summary;  /* one line */
 	const char *details;  /* paragraphs for help and man page */
 	const char *examples; /* lines of "command  # what it does" */
@@ -83,6 +84,6 @@ void note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 extern const struct command command_serve, command_copy, command_bench, command_explain,
 	command_config, command_registry, command_topo, command_doctor, command_top,
-	command_exporter;
+	command_exporter, command_window;
 
 #endif

@@ -221,7 +221,9 @@ static void completion_command(const struct command *command)
 	for (const struct command_option *option = command->options; option->name; option++)
 		printf("--%s ", option->name);
 	puts("--help'");
-	if (*command->usage)
+	if (command->complete)
+		completion_words(command->complete);
+	else if (*command->usage)
 		puts("\t\t\tkind=files");
 	puts("\t\t\t;;\n\t\tesac\n\t\t;;");
 }

@@ -32,6 +32,8 @@
 	X(cuCtxEnablePeerAccess, (void *peer, unsigned flags), "cuCtxEnablePeerAccess")        \
 	X(cuPointerGetAttribute, (void *out, int attribute, uint64_t address),                 \
 	  "cuPointerGetAttribute")                                                             \
+	X(cuMemAlloc, (uint64_t *out, size_t length), "cuMemAlloc_v2")                         \
+	X(cuMemFree, (uint64_t address), "cuMemFree_v2")                                       \
 	X(cuMemcpy, (uint64_t to, uint64_t from, size_t length), "cuMemcpy")                   \
 	X(cuMemcpyAsync, (uint64_t to, uint64_t from, size_t length, void *stream),            \
 	  "cuMemcpyAsync")                                                                     \

@@ -10,7 +10,8 @@
 
 static const struct command *const commands[] = {
 	&command_serve, &command_copy, &command_bench, &command_explain, &command_registry,
-	&command_topo, &command_doctor, &command_top, &command_exporter, &command_config, NULL,
+	&command_topo, &command_doctor, &command_top, &command_exporter, &command_window,
+	&command_config, NULL,
 };
 
 static void print_program(FILE *out)

@@ -11,6 +11,7 @@
  *
  *   FAKE_NVIDIA_VERSION=580.159.04  what /proc/driver/nvidia/version says
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
+ *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS,...  as fake_nvidia_fail(), in numbers
  *   FAKE_NVIDIA_GDRDRV=1            there is a /dev/gdrdrv; 2: an old one, without the v2 calls
  *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS  as fake_nvidia_fail(); one fault
  */
@@ -27,6 +28,10 @@ void fake_nvidia_cuda(const char *path);
 #define FAKE_NVIDIA_OPEN 1u  /* /dev/nvidiactl */
 #define FAKE_NVIDIA_MMAP 2u  /* any node */
 #define FAKE_NVIDIA_WRONG 3u /* mappings show other memory */
+/* What a driver that is not as it should be does; any status. */
+#define FAKE_NVIDIA_INHERIT 4u /* children inherit mappings */
+#define FAKE_NVIDIA_KEEP 5u    /* munmap() of a mapping does nothing */
+#define FAKE_NVIDIA_ANYONE 6u  /* pins of /dev/gdrdrv are everybody's */
 #define FAKE_NVIDIA_CONTROL(command) (0x10000u + (command))
 
 /* The nth from now on (1: the next, 0: each) fails with this: > 0 a status of the RM, < 0 an errno;

@@ -25,6 +25,7 @@ struct pin {
 static struct pin *pins;
 static uint64_t next_handle = 1;
 static int (*memory_fd)(uint64_t address, size_t size, size_t *offset);
+static pid_t memory_owner; /* whose CUDA that is; a child of fork() has no memory */
 
 FAKE_API void fake_nvidia_cuda(const char *path)
 {
@@ -36,6 +37,7 @@ FAKE_API void fake_nvidia_cuda(const char *path)
 		exit(1);
 	}
 	memcpy(&memory_fd, &found, sizeof(found));
+	memory_owner = getpid();
 }
 
 /* Not under the lock: CUDA has locks of its own, under which it maps. */
@@ -44,7 +46,7 @@ struct found nvidia_gdrdrv_find(unsigned long request, const void *arg)
 	const struct gdrdrv_pin *p = arg; /* both versions begin so */
 	struct found found = { -1, 0 };
 
-	if ((request == GDRDRV_PIN || request == GDRDRV_PIN_V2) && memory_fd)
+	if ((request == GDRDRV_PIN || request == GDRDRV_PIN_V2) && memory_owner == getpid())
 		found.fd = memory_fd(p->address, p->size, &found.offset);
 	return found;
 }
@@ -119,7 +121,7 @@ static int with_pin(struct node *node, unsigned long request, void *arg)
 
 	if (!p)
 		return EINVAL;
-	if (p->owner != getpid())
+	if (p->owner != getpid() && !nvidia_strike(FAKE_NVIDIA_ANYONE))
 		return EACCES;
 	switch (request) {
 	case GDRDRV_UNPIN:

@@ -54,19 +54,20 @@ FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 	pthread_mutex_unlock(&nvidia_lock);
 }
 
-/* What the environment asks for, once. */
+/* Those of the environment, once. */
 static void read_faults(void)
 {
 	static bool done;
-	const char *text = getenv("FAKE_NVIDIA_FAIL");
-	unsigned what, nth;
-	int status;
+	const char *text = done ? NULL : getenv("FAKE_NVIDIA_FAIL");
+	int what, status, used;
+	unsigned nth;
 
-	if (done)
-		return;
 	done = true;
-	if (text && sscanf(text, "%i:%u:%i", (int *)&what, &nth, &status) == 3)
-		fake_nvidia_fail(what, nth, status);
+	/* NOLINTNEXTLINE(cert-err34-c) */
+	while (text && sscanf(text, "%i:%u:%i%n", &what, &nth, &status, &used) == 3) {
+		fake_nvidia_fail((uint32_t)what, nth, status);
+		text += used + (text[used] == ',');
+	}
 }
 
 int nvidia_strike(uint32_t what)
@@ -507,9 +508,11 @@ void nvidia_pin_zap(uint64_t handle)
 	}
 }
 
-static void unmapped(const char *from, size_t length)
+/* Was there one? */
+static bool unmapped(const char *from, size_t length)
 {
 	struct mapping **at = &mappings;
+	bool found = false;
 
 	while (*at) {
 		struct mapping *m = *at;
@@ -521,7 +524,9 @@ static void unmapped(const char *from, size_t length)
 		*at = m->next;
 		nvidia_state.mapped--;
 		free(m);
+		found = true;
 	}
+	return found;
 }
 
 /* ---- in front of libc ------------------------------------------------------------------------- */
@@ -615,8 +620,22 @@ FAKE_API void *mmap64(void *at, size_t length, int protection, int flags, int fd
 
 FAKE_API int munmap(void *at, size_t length)
 {
+	bool kept;
+
 	pthread_mutex_lock(&nvidia_lock);
-	unmapped(at, length);
+	kept = unmapped(at, length) && nvidia_strike(FAKE_NVIDIA_KEEP);
 	pthread_mutex_unlock(&nvidia_lock);
-	return (int)syscall(SYS_munmap, at, length);
+	return kept ? 0 : (int)syscall(SYS_munmap, at, length);
+}
+
+FAKE_API int madvise(void *at, size_t length, int advice)
+{
+	bool inherited = false;
+
+	if (advice == MADV_DONTFORK) {
+		pthread_mutex_lock(&nvidia_lock);
+		inherited = nvidia_strike(FAKE_NVIDIA_INHERIT);
+		pthread_mutex_unlock(&nvidia_lock);
+	}
+	return inherited ? 0 : (int)syscall(SYS_madvise, at, length, advice);
 }

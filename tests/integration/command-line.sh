@@ -221,6 +221,7 @@ completion()
 		completes wherry copy --transport = 'self cuda shm tcp' &&
 		completes wherry serve --config conn connections= &&
 		completes wherry copy o out &&
+		completes wherry window ch check &&
 		completes wherry serve --listen x ''
 }
 completion
