@@ -12,8 +12,9 @@
  *   FAKE_CUDA_PEER=0             no device reaches another one's memory
  *   FAKE_CUDA_DRIVER=13000       what cuDriverGetVersion() says
  *   FAKE_CUDA_ATTRIBUTES=N=V,... device attributes that differ, by number, of all devices
- *   FAKE_CUDA_BAR=/dev/lab-gpu   in the lab: what cuMemAlloc() and cuMemAllocAsync() give is on that PCI
- *                                BAR, where kernel modules find it; other processes cannot open it
+ *   FAKE_CUDA_BAR=/dev/lab-gpu   in the lab: what cuMemAlloc() and cuMemAllocAsync() give, and what
+ *                                cuMemMap() maps for the first time, is on that PCI BAR, where kernel
+ *                                modules find it; other processes cannot open it
  *   FAKE_CUDA_FAIL=NAME:NTH:ERROR,...  as fake_cuda_fail()
  *   FAKE_CUDA_LOSE=DEVICE:ERROR:AFTER  as fake_cuda_lose()
  *

@@ -346,6 +346,24 @@ int fake_memory_import(int fd, struct fake_memory **out)
 	return FAKE_OK;
 }
 
+/* Under fake_map_lock, so nobody looks at it meanwhile. */
+int fake_memory_to_bar(struct fake_memory *memory, uint64_t base)
+{
+	char *alias;
+	int fd, error = fake_bar_map(base, memory->size, &fd, &alias);
+
+	if (error)
+		return error;
+	memcpy(alias, memory->alias, memory->size);
+	madvise(alias, memory->size, MADV_DONTFORK);
+	munmap(memory->alias, memory->size);
+	close(memory->fd);
+	memory->alias = alias;
+	memory->fd = fd;
+	memory->bar = base;
+	return FAKE_OK;
+}
+
 void fake_memory_drop(struct fake_memory *memory)
 {
 	if (memory->handles || memory->mappings)

@@ -186,7 +186,11 @@ FAKE_API int cuMemMap(uint64_t base, size_t size, size_t offset, uint64_t handle
 		error = FAKE_NOT_SUPPORTED; /* only all of a memory */
 	} else if (range.memory && mappable(base, size)) {
 		range.device = range.memory->device;
-		error = fake_range_add(&range) ? FAKE_OK : FAKE_OUT_OF_MEMORY;
+		error = FAKE_OK;
+		if (fake_settings()->bar && !range.memory->bar)
+			error = fake_memory_to_bar(range.memory, base);
+		if (!error && !fake_range_add(&range))
+			error = FAKE_OUT_OF_MEMORY;
 		range.memory->mappings += !error;
 	}
 	pthread_rwlock_unlock(&fake_map_lock);

@@ -256,6 +256,9 @@ struct fake_memory *fake_memory_known(uint64_t handle);
 /* Frees it if neither handles nor mappings are left. */
 void fake_memory_drop(struct fake_memory *memory);
 
+/* Move what was made by cuMemCreate() to the BAR, where it is first mapped. */
+int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);
+
 /* Memory on the BAR that the setting names, in whole pages of FAKE_BAR_PAGE. */
 int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias);
 void fake_bar_unmap(uint64_t base, int fd);
