@@ -15,13 +15,15 @@
 
 #define SIZE_MOST (UINT64_C(1) << 34)
 #define ROUNDS_MOST 100000
-#define THREADS_MOST 64
 
 static const struct subcommand {
 	const char *name;
 	int (*run)(struct window_choices *choices);
+	uint64_t least; /* bytes of --size, which is the first row's; 0: it takes none */
 } subcommands[] = {
-	{ "check", window_check },
+	{ "check", window_check, 0 },	 { "bandwidth", window_bandwidth, 64 },
+	{ "latency", window_latency, 4 }, { "api", window_api, 65536 },
+	{ "pingpong", window_pingpong, 0 },
 };
 
 #define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
@@ -95,8 +97,6 @@ static int parse_numbers(struct window_choices *choices)
 	if (size) {
 		if (parse_size(size, "--size", &choices->size))
 			return EXIT_USAGE;
-		if (!choices->size || choices->size > SIZE_MOST)
-			return usage_error("--size: %s is not between 1 byte and 16 GiB", size);
 	}
 	if (rounds) {
 		if (parse_count(rounds, "--rounds", 1, ROUNDS_MOST, &value))
@@ -104,7 +104,7 @@ static int parse_numbers(struct window_choices *choices)
 		choices->rounds = (unsigned)value;
 	}
 	if (threads) {
-		if (parse_count(threads, "--threads", 1, THREADS_MOST, &value))
+		if (parse_count(threads, "--threads", 1, WINDOW_THREADS, &value))
 			return EXIT_USAGE;
 		choices->threads = (unsigned)value;
 	}
@@ -112,14 +112,20 @@ static int parse_numbers(struct window_choices *choices)
 }
 
 /* What is of some subcommands only. */
-static int check_options(const struct window_choices *choices, const char *name)
+static int check_options(const struct window_choices *choices, const struct subcommand *subcommand)
 {
+	const char *name = subcommand->name, *size = argument(choices->arguments, "size");
 	bool check = !strcmp(name, "check");
+	char least[32];
 
 	if (choices->only && !check)
 		return usage_error("--test is for wherry window check");
-	if (choices->size && (check || !strcmp(name, "pingpong")))
+	if (size && !subcommand->least)
 		return usage_error("--size is not for wherry window %s", name);
+	if (size && (choices->size < subcommand->least || choices->size > SIZE_MOST)) {
+		format_size(least, sizeof(least), subcommand->least);
+		return usage_error("--size: %s is not between %s and 16 GiB", size, least);
+	}
 	if (choices->rounds && check)
 		return usage_error("--rounds is not for wherry window check");
 	if (choices->threads && strcmp(name, "bandwidth") != 0)
@@ -157,7 +163,7 @@ static int parse(struct window_choices *choices, const struct subcommand *subcom
 	if (!error)
 		error = parse_numbers(choices);
 	if (!error)
-		error = check_options(choices, subcommand->name);
+		error = check_options(choices, subcommand);
 	return error ? error : check_settings(choices->arguments);
 }
 
@@ -210,11 +216,11 @@ static const struct command_option options[] = {
 	  .help = "which; default cuda:0 and vmm:cuda:0", .many = true },
 	{ .name = "backend", .letter = 'b', .argument = "NAME",
 	  .complete = "driver dmabuf rm staged",
-	  .help = "driver, dmabuf, rm or staged; default: the knob window" },
+	  .help = "driver, dmabuf, rm, staged; default: any" },
 	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: this test alone" },
 	{ .name = "size", .letter = 's', .argument = "SIZE",
-	  .help = "bandwidth, latency, api: no more bytes than that" },
-	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "so many times, all but check" },
+	  .help = "bandwidth, latency, api: of the longest window" },
+	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "so often; not for check" },
 	{ .name = "threads", .letter = 'n', .argument = "N",
 	  .help = "bandwidth: with up to so many threads; default 8" },
 	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
@@ -227,10 +233,12 @@ static const struct command_option options[] = {
 const struct command command_window = {
 	.name = "window",
 	.usage = "WHAT",
-	.complete = "check",
+	.complete = "check bandwidth latency api pingpong",
 	.summary = "Check and measure CPU windows onto GPU memory",
 	.details =
-		"WHAT is check: is what a window shows the GPU's memory, whatever is done to it?\n\n"
+		"WHAT is check (is what a window shows the GPU's memory, whatever is done to it?), "
+		"bandwidth, latency, api (making a window and closing it) or pingpong (CPU and GPU "
+		"answer each other).\n\n"
 		"MEM is [KIND:]cuda:GPU, KIND device (cuMemAlloc, the default), vmm (cuMemCreate) or "
 		"pool (cuMemAllocAsync), GPU a number, GPU-UUID (its start will do) or a PCI address. "
 		"The option may be given several times.\n\n"
@@ -238,9 +246,27 @@ const struct command command_window = {
 		"has failed. A test that cannot be done, such as passing a descriptor where a backend "
 		"has none, is waived, named with the reason and counted. The exit code is 2 if one "
 		"has failed, and 69 if there is no GPU, no such backend, or nothing that could be "
-		"tested.",
-	.examples = "wherry window check                     # all tests, both kinds of memory\n"
-		    "wherry window check --backend driver    # through /dev/gdrdrv\n",
+		"tested.\n\n"
+		"bandwidth, in GB/s (10^9 bytes a second): writes and reads through the window, which "
+		"are of the library's choosing (long reads go by the GPU's copy engine), the same by "
+		"memcpy of the C library, and the driver's own copy between pinned memory and the same "
+		"place, in turns; then by several threads at once, where reads are loads, and recv() "
+		"from TCP connections over loopback straight into the window, beside recv() into "
+		"pinned memory. --size is how long the window is, 64MiB unless said otherwise; "
+		"--rounds how many turns, 9 at most.\n\n"
+		"latency: of one access, in microseconds, without what the clock costs. write is "
+		"issued when it ends, write+flush has arrived. Cold: the host's bytes are in none of "
+		"the CPU's caches when it begins. Beside it the driver's copy.\n\n"
+		"api: how long it takes to open a window (pin and map), to open one onto what is open, "
+		"to ask what it is, and to close it (unmap and unpin), with how often it took how "
+		"long. --size is how long the longest is: 64MiB, of up to 1GiB.\n\n"
+		"pingpong: the CPU writes a number, a kernel on the GPU waits for it and answers by "
+		"another one, for which the CPU waits. Each of the two lies in the GPU's memory "
+		"(window) or in the host's (pinned). bare is the same with plain loads and stores at "
+		"the same two places. --rounds is how many round trips a game has; of nine games the "
+		"median is given.",
+	.examples = "wherry window check --backend driver    # through /dev/gdrdrv\n"
+		    "wherry window bandwidth -m cuda:0 -j window.json\n",
 	.options = options,
 	.least = 1,
 	.most = 1,

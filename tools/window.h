@@ -14,6 +14,7 @@
 #include "memory.h"
 
 #define WINDOW_MEMORIES 8
+#define WINDOW_THREADS 64
 #define WINDOW_TEXT 512
 
 /* What the command line says. */
@@ -103,6 +104,32 @@ bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_
 bool window_reachable(const void *address);
 /* A number that no call before has given, for patterns. */
 uint64_t window_fresh(void);
+
+/* ---- measuring (window-measure.c) -------------------------------------------------------------- */
+
+/* A place with a window onto all of it and pinned memory of the host, in the GPU's context. */
+struct window_scene {
+	struct window_place place;
+	struct wh_window *window;
+	struct wh_window_info info;
+	uint64_t length;
+	unsigned char *host; /* as many bytes as the subcommand wants */
+	bool entered;
+	char text[WINDOW_TEXT]; /* why run() failed, if it was not the library */
+};
+
+/* Do it with each memory: run() returns 0 or a negative errno. Memory that nobody asked for and that
+ * is not to be had is skipped. An exit code. */
+int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t on_host,
+		       int (*run)(struct window_scene *scene));
+/* A new row of the results, which stays theirs. */
+json_t *window_row(struct window_scene *scene, const char *what);
+/* null if it is not a number. */
+void window_number(json_t *row, const char *key, double value);
+/* A column of the table; "-" if it is not a number. */
+void window_cell(FILE *table, double value, int width, int digits);
+/* recv() into the window, beside recv() into the host's memory (window-receive.c). */
+int window_receive(struct window_scene *scene);
 
 /* ---- subcommands: exit codes ------------------------------------------------------------------ */
 

@@ -5,9 +5,11 @@
  * driver's own mappings what the kernel does to addresses, one block of the grid after the other.
  */
 #include <ctype.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "fake.h"
 
@@ -182,6 +184,38 @@ static int fill(const struct fake_launch *launch)
 	return 0;
 }
 
+#define BOUNCE_SECONDS 10
+
+/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. What it
+ * waits for comes from a CPU that may have to share its processor, so it has more patience. */
+static int bounce(const struct fake_launch *launch)
+{
+	uint64_t in_address = *(uint64_t *)launch->parameters[0];
+	uint64_t out_address = *(uint64_t *)launch->parameters[1];
+	uint32_t rounds = *(uint32_t *)launch->parameters[2];
+	size_t in_length = 4, out_length = 4;
+	_Atomic uint32_t *in, *out;
+	time_t end = time(NULL) + BOUNCE_SECONDS;
+
+	in = (_Atomic uint32_t *)(void *)fake_translate(launch->context, FAKE_BY_KERNEL, in_address,
+							&in_length, false);
+	out = (_Atomic uint32_t *)(void *)fake_translate(launch->context, FAKE_BY_KERNEL,
+							 out_address, &out_length, true);
+	if (!in || !out)
+		return FAKE_ILLEGAL_ADDRESS;
+	if (in_address % 4 || out_address % 4)
+		return MISALIGNED_ADDRESS;
+	for (uint32_t next = 1; next <= rounds; next++) {
+		while (*in != next) {
+			if (time(NULL) >= end)
+				return 0;
+			sched_yield();
+		}
+		*out = next;
+	}
+	return 0;
+}
+
 #define JOB { { sizeof(struct wh_blocks_job), 8 } }
 
 static const struct fake_twin twins[] = {
@@ -189,6 +223,7 @@ static const struct fake_twin twins[] = {
 	{ "wh_blocks_8", 1, JOB, blocks_8 },
 	{ "wh_blocks_4", 1, JOB, blocks_4 },
 	{ "wh_blocks_1", 1, JOB, blocks_1 },
+	{ "wh_bounce", 4, { { 8, 8 }, { 8, 8 }, { 4, 4 }, { 4, 4 } }, bounce },
 	{ "fake_fill", 3, { { 8, 8 }, { 4, 4 }, { 4, 4 } }, fill },
 };
 

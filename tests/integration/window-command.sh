@@ -130,6 +130,51 @@ check "no GPUs" 69 "switched off" check -c cuda=off
 check "no driver" 69 "nowhere.so" check -c cuda=/nowhere.so
 check "a file that cannot be written" 2 "cannot write /nowhere/j.json" check --json /nowhere/j.json
 
+# ---- measuring: that it works, not how fast ------------------------------------------------------------
+
+fast=(--size 1MiB --rounds 2 --json j.json)
+check "bandwidth" 0 "all of the window's length" bandwidth "${fast[@]}" --threads 2
+json "every row of it" 'j["command"] == "window bandwidth" and
+	len([r for r in rows if r["what"] == "copy"]) == 2 * 2 * 5 and
+	len([r for r in rows if r["what"] == "threads"]) == 2 * 2 * 2 and
+	len([r for r in rows if r["what"] == "recv"]) == 2 * 4 and
+	all(r["bandwidth_GBps"] > 0 and r["backend"] == "rm" and r["mapping"] == "write-combining"
+	    for r in rows) and
+	all(r["ratio"] > 0 and r["limit_GBps"] > 0 for r in rows if r["what"] != "threads")'
+json "memcpy beside it" 'all((r["libc_GBps"] or 0) > 0 for r in rows if r["what"] == "copy" and
+	(r["op"] == "write" or r["size_bytes"] <= 65536))'
+FAKE_NVIDIA_GDRDRV=1 check "by the kernel module" 0 "cuda:0: driver" bandwidth "${fast[@]}" \
+	-m cuda:0 -b driver -n 1
+check "staged bandwidth" 0 "staged, by copy engine" bandwidth "${fast[@]}" -b staged -m cuda:0
+json "has no pointer" 'len(rows) == 10 and all(r["libc_GBps"] is None and r["bandwidth_GBps"] > 0
+	for r in rows)'
+check "a window too short for all rows" 0 "64 bytes" bandwidth -s 1001 -r 1 -m cuda:0
+check "latency" 0 "write+flush" latency "${fast[@]}"
+json "every row of it" 'len(rows) == 2 * 3 * 2 * 5 and
+	{(r["op"], r["cache"]) for r in rows} == {(o, c) for o in ("write", "write+flush", "read")
+	    for c in ("warm", "cold")} and
+	all(0 <= r["p50_us"] <= r["p99_us"] and r["limit_p50_us"] > 0 for r in rows)'
+check "latency of 8 bytes" 0 "8 bytes" latency -s 8 -r 10 -m cuda:0 -b staged
+check "api" 0 "unmap and unpin" api --size 16MiB --rounds 20 --json j.json
+json "every row of it" 'len(rows) == 2 * 3 * 4 and
+	{r["call"] for r in rows} == {"open", "open again", "info", "close"} and
+	all(r["least_us"] <= r["p50_us"] <= r["p99_us"] <= r["most_us"] and r["samples"] == 20 and
+	    sum(b["count"] for b in r["histogram"]) == 20 for r in rows)'
+check "pingpong" 0 "pinned, pinned" pingpong --rounds 100 --json j.json
+json "every row of it" 'len(rows) == 2 * 4 and all(r["limit_us"] > 0 and (
+	r["ratio"] is None if r["algorithm"] == "pinned, pinned" else r["ratio"] > 0) for r in rows)'
+check "one bounce" 0 "us of a round trip" pingpong --rounds 1 -m cuda:0
+check "staged pingpong" 0 "skipped: staged" pingpong --rounds 10 -b staged -m cuda:0 --json j.json
+json "one row is left" 'len(rows) == 1 and len(j["skipped"]) == 3'
+FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "one kind is skipped" 0 "vmm:cuda:0: skipped" api \
+	-s 64KiB -r 2
+FAKE_CUDA_FAIL=cuLaunchKernel:0:719 check "a kernel that cannot be launched" 2 "cuLaunchKernel" pingpong \
+	-m cuda:0
+FAKE_CUDA_FAIL=cuMemcpy:0:700 check "a copy that fails" 2 "cuMemcpy" bandwidth "${fast[@]}" -m cuda:0
+FAKE_CUDA_MEMORY=4194304 check "a GPU that is full" 2 "cuMemAlloc" api -m cuda:0
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "no window to measure" 2 "Cannot allocate memory" \
+	latency -b driver
+
 # ---- wrong command lines -----------------------------------------------------------------------------
 
 while IFS='|' read -r text words; do
@@ -150,6 +195,17 @@ no option --momory; did you mean --memory?|check --momory cuda:0
 --backend: no 'nothing'; it takes one of|check --backend nothing
 --test: no test 'nonsense'|check --test nonsense
 --size is not for wherry window check|check --size 1MiB
+--size is not for wherry window pingpong|pingpong --size 1MiB
+--size: 'x' is not a size|bandwidth --size x
+--size: 3 is not between 4 bytes and 16 GiB|latency -s 3
+--size: 0 is not between 64 bytes and|bandwidth -s 0
+--size: 4KiB is not between 64 KiB and|api -s 4KiB
+--size: 1TiB is not between|api -s 1TiB
+--rounds: 0 is not between 1 and|latency -r 0
+--rounds: 'x' is not a number|latency -r x
+--threads: 65 is not between 1 and 64|bandwidth -n 65
+--threads is for wherry window bandwidth|latency -n 2
+--test is for wherry window check|latency --test data
 --rounds is not for wherry window check|check --rounds 3
 --threads is for wherry window bandwidth|check --threads 3
 --config: no knob|check --config nonsense=1
