@@ -18,7 +18,7 @@ typedef unsigned long long ull;
 /* The memory of the whole test with a pattern in it; NULL: that failed. */
 static unsigned char *fill_place(struct window_try *try, uint64_t number)
 {
-	unsigned char *host = malloc(try->place.length);
+	unsigned char *host = calloc(1, try->place.length);
 
 	if (!window_expect(try, host, "no memory"))
 		return NULL;
@@ -34,7 +34,7 @@ static unsigned char *fill_place(struct window_try *try, uint64_t number)
 /* Does the memory have what `host` has? */
 static bool same_place(struct window_try *try, const unsigned char *host, const char *after)
 {
-	unsigned char *got = malloc(try->place.length);
+	unsigned char *got = calloc(1, try->place.length);
 	uint64_t at = 0, length = try->place.length;
 	bool good = window_expect(try, got, "no memory") &&
 		    window_expect(try, !gpu_copy(try->place.gpu, got, try->place.address, length),
@@ -193,7 +193,7 @@ static void data(struct window_try *try)
 {
 	static const uint16_t lengths[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64,
 					    65, 127, 128, 129, 1023, 4096, 4097 };
-	unsigned char *both = malloc((size_t)2 * AREA);
+	unsigned char *both = calloc(2, AREA);
 	struct wh_window *window;
 
 	if (window_expect(try, both, "no memory") && window_open_in(try, 0, AREA, &window)) {

@@ -124,6 +124,7 @@ static int receive(struct window_scene *scene, const struct shape *shape, bool w
 	struct stream s[STREAMS];
 	uint64_t part = scene->length / STREAMS, piece = part < MIB ? part : MIB;
 	uint64_t walk = shape->far ? part / piece * piece : piece;
+	uint64_t each = LAPS * scene->length / shape->streams;
 	unsigned count = shape->streams;
 	unsigned char *to = window ? scene->info.pointer : scene->host + scene->length;
 	int64_t first = INT64_MAX, last = 0;
@@ -136,7 +137,7 @@ static int receive(struct window_scene *scene, const struct shape *shape, bool w
 			.to = to + started * part,
 			.piece = piece,
 			.walk = walk,
-			.bytes = LAPS * scene->length / count,
+			.bytes = each,
 		};
 		error = start(&s[started]);
 		started += !error;
@@ -149,7 +150,7 @@ static int receive(struct window_scene *scene, const struct shape *shape, bool w
 			error = -EIO;
 	}
 	if (!error)
-		*out = (double)(LAPS * scene->length / count * count) / (double)(last - first);
+		*out = (double)(each * count) / (double)(last - first);
 	return error;
 }
 
