@@ -128,6 +128,8 @@ static int check_options(const struct window_choices *choices, const struct subc
 	}
 	if (choices->rounds && check)
 		return usage_error("--rounds is not for wherry window check");
+	if (argument(choices->arguments, "ways") && strcmp(name, "bandwidth") != 0)
+		return usage_error("--ways is for wherry window bandwidth");
 	if (choices->threads && strcmp(name, "bandwidth") != 0)
 		return usage_error("--threads is for wherry window bandwidth");
 	return 0;
@@ -220,9 +222,11 @@ static const struct command_option options[] = {
 	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: this test alone" },
 	{ .name = "size", .letter = 's', .argument = "SIZE",
 	  .help = "bandwidth, latency, api: of the longest window" },
-	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "so often; not for check" },
+	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "how often; not for check" },
 	{ .name = "threads", .letter = 'n', .argument = "N",
 	  .help = "bandwidth: with up to so many threads; default 8" },
+	{ .name = "ways", .help = "bandwidth: also by each instruction set that the CPU has",
+	  .rare = true },
 	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
 	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",

@@ -430,6 +430,7 @@ static void after_free(struct window_try *try)
 	struct window_place *place = &try->place;
 	uint64_t before = window_fresh(), after = window_fresh();
 	unsigned char *host = fill_place(try, before), bytes[64];
+	uint64_t freed = (uintptr_t)place->address;
 	struct wh_window_info info;
 	struct wh_window *window;
 	void *again = NULL;
@@ -437,8 +438,12 @@ static void after_free(struct window_try *try)
 	if (!host || !window_open_in(try, 0, place->length, &window))
 		goto end;
 	info = window_info_of(try, window);
-	if (!free_memory(try) ||
-	    !window_called(try, memory_alloc(place->engine, place->memory, place->length, &again),
+	if (!free_memory(try))
+		goto end;
+	/* A pool may keep what it is given back. */
+	if (place->memory->kind != WH_MEMORY_POOL)
+		refused(try, freed, 4096, "memory that was freed");
+	if (!window_called(try, memory_alloc(place->engine, place->memory, place->length, &again),
 			   "allocating again"))
 		goto end;
 	place->address = again;

@@ -11,6 +11,7 @@
 #include "bench.h"
 #include "engine.h"
 #include "window.h"
+#include "window/copy.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -133,13 +134,14 @@ void window_number(json_t *row, const char *key, double value)
 
 /* ---- one copy ------------------------------------------------------------------------------------- */
 
-enum way { BY_WINDOW, BY_LIBC, BY_DRIVER, WAYS };
+enum way { BY_WINDOW, BY_LIBC, BY_DRIVER, WAYS, BY_ONE };
 
 struct copy {
 	struct window_scene *scene;
 	bool write;
 	enum way way;
 	uint64_t size, walk, at; /* bytes; `walk` are gone through before starting over */
+	const struct wh_copy_way *one; /* BY_ONE */
 };
 
 /* memcpy knows nothing of what device mappings refuse. */
@@ -172,6 +174,12 @@ static int copy_once(struct copy *copy)
 			memcpy(host, window, copy->size);
 		__sync_synchronize();
 		return 0;
+	case BY_ONE:
+		if (copy->write)
+			wh_copy_to((struct wh_copy){ .put = copy->one }, window, host, copy->size);
+		else
+			wh_copy_from((struct wh_copy){ .get = copy->one }, host, window, copy->size);
+		return 0;
 	default:
 		return copy->write ? gpu_call(gpu, cuMemcpy, on_gpu, (uintptr_t)host, copy->size) :
 				     gpu_call(gpu, cuMemcpy, (uintptr_t)host, on_gpu, copy->size);
@@ -196,6 +204,12 @@ static double rate(struct copy *copy)
 	return (double)bytes / (double)(bench_now() - start);
 }
 
+/* Up to 1 MiB the same 1 MiB, which stays in the CPU's cache. */
+static uint64_t walk_of(const struct window_scene *scene, uint64_t size)
+{
+	return size <= MIB && scene->length > MIB ? MIB : scene->length;
+}
+
 struct rates {
 	double median[WAYS]; /* GB/s; NAN: cannot be had */
 	double ratio;        /* to the driver's, the median of the rounds' own */
@@ -210,8 +224,7 @@ static int measure(struct window_scene *scene, bool write, uint64_t size, struct
 	rounds = rounds && rounds < BENCH_ROUNDS ? rounds : ROUNDS;
 	for (unsigned r = 0; r < rounds; r++) {
 		for (enum way way = 0; way < WAYS; way++) {
-			struct copy copy = { scene, write, way, size,
-					     size < MIB && scene->length > MIB ? MIB : scene->length, 0 };
+			struct copy copy = { scene, write, way, size, walk_of(scene, size), 0, NULL };
 
 			values[way][r] = has_way(&copy) ? rate(&copy) : NAN;
 			if (way != BY_LIBC && isnan(values[way][r])) {
@@ -270,6 +283,52 @@ static int copies(struct window_scene *scene)
 		fflush(table);
 	}
 	return 0;
+}
+
+/* ---- each way of copying --------------------------------------------------------------------------- */
+
+static void one_way(struct window_scene *scene, const struct wh_copy_way *one, bool write)
+{
+	static const uint64_t sizes[] = { 8, 64, KIB, 4 * KIB, 64 * KIB };
+	FILE *table = scene->place.choices->table;
+
+	fprintf(table, "  %-10s %-6s", one->name, write ? "write" : "read");
+	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+		double rounds[3];
+		json_t *row;
+
+		if (sizes[s] > scene->length)
+			break;
+		for (int r = 0; r < 3; r++) {
+			struct copy copy = { scene, write, BY_ONE, sizes[s],
+					     walk_of(scene, sizes[s]), 0, one };
+
+			rounds[r] = rate(&copy);
+		}
+		row = window_row(scene, "way");
+		json_object_set_new(row, "op", json_string(write ? "write" : "read"));
+		json_object_set_new(row, "way", json_string(one->name));
+		json_object_set_new(row, "size_bytes", json_integer((json_int_t)sizes[s]));
+		window_number(row, "bandwidth_GBps", bench_median(rounds, 3));
+		window_cell(table, bench_median(rounds, 3), 8, 3);
+	}
+	fputc('\n', table);
+}
+
+/* All that this CPU has for such a mapping, and not only the best. */
+static void ways(struct window_scene *scene)
+{
+	FILE *table = scene->place.choices->table;
+	uint32_t cpu = wh_copy_cpu();
+
+	if (!scene->info.pointer)
+		return;
+	fprintf(table, "  %-17s %8s %8s %8s %8s %8s  GB/s\n", "way", "8 bytes", "64 bytes", "1 KiB",
+		"4 KiB", "64 KiB");
+	for (int read = 0; read < 2; read++)
+		for (const struct wh_copy_way *w = read ? wh_copy_gets : wh_copy_puts; w->name; w++)
+			if ((w->needs & cpu) == w->needs && w->mappings >> scene->info.mapping & 1)
+				one_way(scene, w, !read);
 }
 
 /* ---- several threads ------------------------------------------------------------------------------- */
@@ -393,6 +452,8 @@ static int bandwidth(struct window_scene *scene)
 {
 	int error = copies(scene);
 
+	if (!error && argument(scene->place.choices->arguments, "ways"))
+		ways(scene);
 	if (!error)
 		error = scaling(scene);
 	return error ? error : window_receive(scene);

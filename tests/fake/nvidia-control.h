@@ -13,7 +13,6 @@
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
  *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS,...  as fake_nvidia_fail(), in numbers
  *   FAKE_NVIDIA_GDRDRV=1            there is a /dev/gdrdrv; 2: an old one, without the v2 calls
- *   FAKE_NVIDIA_FAIL=WHAT:NTH:STATUS  as fake_nvidia_fail(); one fault
  */
 #ifndef TESTS_FAKE_NVIDIA_CONTROL_H
 #define TESTS_FAKE_NVIDIA_CONTROL_H

@@ -11,6 +11,8 @@ cd "$directory" || exit 1
 failed=0
 unset CUDA_VISIBLE_DEVICES "${!WHERRY_@}" "${!FAKE_@}"
 export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
+# Every test of wherry window check is a process; each would wait a second at its end.
+export TSAN_OPTIONS="${TSAN_OPTIONS-} atexit_sleep_ms=0"
 # A sanitizer wants to come before what is preloaded.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
@@ -148,6 +150,10 @@ FAKE_NVIDIA_GDRDRV=1 check "by the kernel module" 0 "cuda:0: driver" bandwidth "
 check "staged bandwidth" 0 "staged, by copy engine" bandwidth "${fast[@]}" -b staged -m cuda:0
 json "has no pointer" 'len(rows) == 10 and all(r["libc_GBps"] is None and r["bandwidth_GBps"] > 0
 	for r in rows)'
+check "each way of copying" 0 "GB/s" bandwidth "${fast[@]}" -m cuda:0 -n 1 --ways
+json "all that the CPU has" '{r["op"] for r in rows if r["what"] == "way"} == {"read", "write"} and
+	len([r for r in rows if r["what"] == "way"]) >= 2 * 5 and
+	all(r["bandwidth_GBps"] > 0 for r in rows if r["what"] == "way")'
 check "a window too short for all rows" 0 "64 bytes" bandwidth -s 1001 -r 1 -m cuda:0
 check "latency" 0 "write+flush" latency "${fast[@]}"
 json "every row of it" 'len(rows) == 2 * 3 * 2 * 5 and
@@ -205,6 +211,7 @@ no option --momory; did you mean --memory?|check --momory cuda:0
 --rounds: 'x' is not a number|latency -r x
 --threads: 65 is not between 1 and 64|bandwidth -n 65
 --threads is for wherry window bandwidth|latency -n 2
+--ways is for wherry window bandwidth|check --ways
 --test is for wherry window check|latency --test data
 --rounds is not for wherry window check|check --rounds 3
 --threads is for wherry window bandwidth|check --threads 3
