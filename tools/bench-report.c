@@ -5,8 +5,6 @@
 
 #include "bench.h"
 
-#define GOOD 0.95 /* of the raw limit */
-
 const char *bench_op_name(uint32_t op)
 {
 	return op == WH_READ ? "read" : "write";
@@ -18,26 +16,6 @@ const char *bench_form_name(uint32_t form)
 }
 
 /* ---- the table ---------------------------------------------------------------------------- */
-
-/* A number in four significant digits or so, "-" where it is unknown. */
-static const char *digits(char *out, size_t size, double value)
-{
-	if (isnan(value))
-		snprintf(out, size, "-");
-	else
-		snprintf(out, size, "%.*f", value < 10 ? 3 : value < 100 ? 2 : value < 1000 ? 1 : 0,
-			 value);
-	return out;
-}
-
-static const char *percent(char *out, size_t size, double value)
-{
-	if (isnan(value))
-		snprintf(out, size, "-");
-	else
-		snprintf(out, size, "%.0f %%", value * 100);
-	return out;
-}
 
 void bench_table_start(FILE *out, bool limits)
 {
@@ -71,14 +49,14 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 	format_size(set, sizeof(set), bench_layout_set(&row->layout));
 	fprintf(out, "%-5s  %-20s  %-28.28s  %10s  %6" PRIu64 "  %10s", bench_op_name(row->op),
 		memory, route, size, row->layout.blocks, set);
-	fprintf(out, "  %7s", digits(number, sizeof(number), result->bandwidth));
+	fprintf(out, "  %7s", format_number(number, sizeof(number), result->bandwidth));
 	if (limits) {
-		fprintf(out, "  %7s", digits(number, sizeof(number), result->limit_bandwidth));
-		fprintf(out, "  %6s", percent(number, sizeof(number), result->ratio));
+		fprintf(out, "  %7s", format_number(number, sizeof(number), result->limit_bandwidth));
+		fprintf(out, "  %6s", format_percent(number, sizeof(number), result->ratio));
 	}
-	fprintf(out, "  %8s", digits(number, sizeof(number), result->p50));
+	fprintf(out, "  %8s", format_number(number, sizeof(number), result->p50));
 	if (limits)
-		fprintf(out, "  %8s", digits(number, sizeof(number), result->limit_latency));
+		fprintf(out, "  %8s", format_number(number, sizeof(number), result->limit_latency));
 	fprintf(out, "  %s\n", result->verified < 0 ? "-" : result->verified ? "yes" : "NO");
 	fflush(out);
 }
@@ -109,10 +87,10 @@ static void cell(FILE *out, const struct bench_result *result, bool limits)
 		fprintf(out, "  %*s", limits ? 16 : 9, "-");
 		return;
 	}
-	fprintf(out, "  %7s %c", digits(number, sizeof(number), result->bandwidth),
+	fprintf(out, "  %7s %c", format_number(number, sizeof(number), result->bandwidth),
 		result->verified ? letter(result) : '!');
 	if (limits)
-		fprintf(out, " %6s", percent(share, sizeof(share), result->ratio));
+		fprintf(out, " %6s", format_percent(share, sizeof(share), result->ratio));
 }
 
 static void matrix(FILE *out, const struct bench_result *results, size_t count, bool limits)
@@ -181,14 +159,14 @@ static void print_slowest(FILE *out, const struct bench_result *slowest)
 
 	format_size(size, sizeof(size), slowest->row.layout.size);
 	fprintf(out, "; the slowest, %s %s of %s, has %s of %s", slowest->transport,
-		bench_op_name(slowest->row.op), size, percent(share, sizeof(share), slowest->ratio),
+		bench_op_name(slowest->row.op), size, format_percent(share, sizeof(share), slowest->ratio),
 		slowest->limit_name);
 }
 
 /* Small rows are about latency: their bandwidth is not compared. */
 static bool compared(const struct bench_result *result)
 {
-	return !isnan(result->ratio) && bench_layout_bytes(&result->row.layout) >= 1 << 20;
+	return !isnan(result->ratio) && bench_layout_bytes(&result->row.layout) >= BENCH_LARGE;
 }
 
 int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count)
@@ -210,7 +188,7 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 		if (!compared(result))
 			continue;
 		with_limit++;
-		good += result->ratio >= GOOD;
+		good += result->ratio >= BENCH_GOOD;
 		if (!slowest || result->ratio < slowest->ratio)
 			slowest = result;
 	}
@@ -223,7 +201,7 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 		fprintf(out, ", %zu FAILED", failed);
 	if (with_limit) {
 		fprintf(out, "; of %zu of 1 MiB and more %zu reach %.0f %% of the raw limit",
-			with_limit, good, GOOD * 100);
+			with_limit, good, BENCH_GOOD * 100);
 		print_slowest(out, slowest);
 	}
 	fprintf(out, "\n");

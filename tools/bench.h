@@ -39,6 +39,8 @@
 #define BENCH_CALL_MOST (1u << 20)
 #define BENCH_ALIGN 64           /* blocks start on cache lines */
 #define BENCH_TEXT 320
+#define BENCH_GOOD 0.95 /* of the raw limit */
+#define BENCH_LARGE (1 << 20) /* batches of less are about latency, not about bandwidth */
 
 static inline int64_t bench_now(void)
 {

@@ -10,6 +10,7 @@
 #include "bench.h"
 #include "engine.h"
 #include "output.h"
+#include "report.h"
 #include "url.h"
 
 #define SECONDS "0.5"
@@ -25,7 +26,9 @@ struct bench {
 	struct bench_footprint footprint;
 	bool rows, has_footprint; /* which of the two are measured */
 	bool unavailable;	  /* a transport that was asked for is not to be had */
-	struct output_file file; /* --json */
+	struct output_file json, page; /* --json, --report */
+	struct report report;
+	FILE *table; /* stdout, or stderr if that is taken */
 };
 
 /* ---- progress ----------------------------------------------------------------------------- */
@@ -109,7 +112,38 @@ static int parse(struct bench *bench)
 	return 0;
 }
 
-/* ---- the JSON document -------------------------------------------------------------------- */
+/* ---- the files that are written ----------------------------------------------------------- */
+
+/* Find out before the work is done whether its result can be written, and read what it will be held
+ * against. */
+static int files_open(struct bench *bench)
+{
+	const struct arguments *arguments = bench->arguments;
+	const char *json = argument(arguments, "json"), *page = argument(arguments, "report");
+	const char *baseline = argument(arguments, "baseline");
+	int code;
+
+	if (baseline && !page)
+		return usage_error("--baseline is for --report: say --report FILE.html as well");
+	if (json && page && !strcmp(json, page))
+		return usage_error("--json and --report: two files, not both %s", json);
+	bench->table = (json && !strcmp(json, "-")) || (page && !strcmp(page, "-")) ? stderr :
+										      stdout;
+	bench->report.has_baseline = baseline;
+	code = baseline ? report_read(&bench->report.before, baseline) : 0;
+	if (!code)
+		code = output_open(&bench->json, json);
+	return code ? code : output_open(&bench->page, page);
+}
+
+static void files_drop(struct bench *bench)
+{
+	output_close(&bench->json);
+	output_close(&bench->page);
+	report_free(&bench->report.now);
+	report_free(&bench->report.before);
+	free(bench->report.matches);
+}
 
 static json_t *json_make(const struct bench *bench, double before, double after)
 {
@@ -132,6 +166,81 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 						       bench_json_footprint(&bench->footprint) :
 						       json_null());
 	return json;
+}
+
+/* The page of bench->report. Its exit code says what the page shows: what is behind a limit is no
+ * failure, what is worse than the baseline a warning. */
+static int page_write(struct bench *bench)
+{
+	char *text = NULL;
+	size_t length = 0;
+	FILE *out = open_memstream(&text, &length);
+	int error = out ? report_write(&bench->report, out) : -ENOMEM, code;
+
+	if (out && (ferror(out) | fclose(out)))
+		error = -ENOMEM;
+	if (error)
+		code = fail(ENOMEM, "out of memory");
+	else
+		code = output_write_text(&bench->page, text, length);
+	free(text);
+	return code ? code : report_verdict_line(&bench->report, bench->table);
+}
+
+/* What was measured, into whichever files are wanted. The first exit code that is not 0. */
+static int files_write(struct bench *bench, double before, double after, int code)
+{
+	char why[REPORT_WHY];
+	json_t *json;
+	int wrote = 0;
+
+	if (!bench->json.path && !bench->page.path)
+		return code;
+	json = json_make(bench, before, after);
+	if (bench->json.path)
+		wrote = output_write(&bench->json, json_incref(json));
+	if (wrote || !bench->page.path) {
+		json_decref(json);
+		return code ? code : wrote;
+	}
+	if (report_add(&bench->report.now, "this run", json, why))
+		wrote = fail(EINVAL, "%s", why);
+	else
+		wrote = page_write(bench);
+	return code ? code : wrote;
+}
+
+/* ---- what has been measured ---------------------------------------------------------------- */
+
+/* --from: what would be measured is not to be said then. */
+static int check_from(const struct arguments *arguments)
+{
+	static const char *const fitting[] = { "from", "report", "baseline" };
+	const struct command_option *option = arguments->command->options;
+
+	if (!argument(arguments, "report"))
+		return usage_error("--from is for --report: say --report FILE.html as well");
+	for (; option->name; option++) {
+		bool fits = false;
+
+		for (size_t i = 0; i < sizeof(fitting) / sizeof(fitting[0]); i++)
+			fits = fits || !strcmp(option->name, fitting[i]);
+		if (!fits && argument(arguments, option->name))
+			return usage_error("--from shows what has been measured: without --%s",
+					   option->name);
+	}
+	return 0;
+}
+
+static int show_saved(struct bench *bench)
+{
+	int code = check_from(bench->arguments);
+
+	if (!code)
+		code = report_read(&bench->report.now, argument(bench->arguments, "from"));
+	if (!code)
+		code = files_open(bench);
+	return code ? code : page_write(bench);
 }
 
 /* ---- measuring ---------------------------------------------------------------------------- */
@@ -219,7 +328,7 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 	wipe_progress(bench);
 	if (!error) {
 		if (!bench->plan.matrix)
-			bench_table_row(bench->file.table, result, limits);
+			bench_table_row(bench->table, result, limits);
 		return 0;
 	}
 	if (!result->text[0])
@@ -230,7 +339,7 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 		tell_skipped(bench, result);
 		return 0;
 	}
-	bench_table_row(bench->file.table, result, limits);
+	bench_table_row(bench->table, result, limits);
 	fail(error, "%s %s: %s", row->transport, bench_op_name(row->op), result->text);
 	return error == -EPIPE ? EXIT_FAIL : 0;
 }
@@ -252,11 +361,11 @@ static int measure_rows(struct bench *bench)
 		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
 		     "for rows that take shared memory");
 	if (!bench->plan.matrix)
-		bench_table_start(bench->file.table, session->limits);
+		bench_table_start(bench->table, session->limits);
 	for (size_t i = 0; !code && i < bench->plan.count; i++)
 		code = measure_row(bench, &bench->plan.rows[i]);
 	if (bench->plan.matrix)
-		bench_table_matrices(bench->file.table, bench->results, bench->result_count,
+		bench_table_matrices(bench->table, bench->results, bench->result_count,
 				     session->limits);
 	return code;
 }
@@ -271,7 +380,7 @@ static int measure_footprint(struct bench *bench)
 		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
 	if (error)
 		return fail(error, "%s", text);
-	bench_table_footprint(bench->file.table, footprint);
+	bench_table_footprint(bench->table, footprint);
 	return footprint->idle <= BENCH_IDLE_LIMIT && footprint->near <= BENCH_PEER_LIMIT &&
 			       footprint->far <= BENCH_PEER_LIMIT ?
 		       EXIT_PASS :
@@ -282,7 +391,7 @@ static int measure_footprint(struct bench *bench)
 static int measure(struct bench *bench)
 {
 	double before, after;
-	int code = EXIT_PASS, rows = EXIT_PASS, written;
+	int code = EXIT_PASS, rows = EXIT_PASS;
 
 	if (bench->has_footprint)
 		code = measure_footprint(bench);
@@ -299,7 +408,7 @@ static int measure(struct bench *bench)
 		bench_process_end(&bench->session.near);
 		bench_process_end(&bench->session.far);
 		if (!rows)
-			rows = bench_table_verdict(bench->file.table, bench->results,
+			rows = bench_table_verdict(bench->table, bench->results,
 						   bench->result_count);
 		if (!rows && bench->unavailable)
 			rows = EXIT_UNAVAILABLE;
@@ -307,26 +416,31 @@ static int measure(struct bench *bench)
 	after = bench_cache_line(PROBE);
 	if (!code)
 		code = rows;
-	written = bench->file.path ? output_write(&bench->file, json_make(bench, before, after)) : 0;
-	return written ? written : code;
+	return files_write(bench, before, after, code);
 }
 
 static int run(const struct arguments *arguments)
 {
-	struct bench bench = { .arguments = arguments, .file.fd = -1 };
-	int code = parse(&bench);
+	struct bench bench = { .arguments = arguments, .json.fd = -1, .page.fd = -1 };
+	int code;
 
+	if (argument(arguments, "from")) {
+		code = show_saved(&bench);
+		files_drop(&bench);
+		return code;
+	}
+	code = parse(&bench);
 	if (!code)
 		code = allocate(&bench);
 	if (!code)
-		code = output_open(&bench.file, argument(arguments, "json"));
+		code = files_open(&bench);
 	if (!code)
 		code = measure(&bench);
 	bench_process_end(&bench.session.near);
 	bench_process_end(&bench.session.far);
 	bench_limit_close(&bench.session.limit);
 	bench_process_end(&bench.session.raw);
-	output_close(&bench.file);
+	files_drop(&bench);
 	if (bench.session.shared)
 		munmap(bench.session.shared, BENCH_SAMPLES * sizeof(*bench.session.shared));
 	free(bench.session.samples);
@@ -348,7 +462,7 @@ static const struct command_option options[] = {
 	  .help = "N blocks at random places in a batch" },
 	{ .name = "list", .help = "as N transfers, not one blocks descriptor", .rare = true },
 	{ .name = "connections", .letter = 'n', .argument = "COUNTS",
-	  .help = "TCP connections; default 1" },
+	  .help = "TCP connections; default 1", .rare = true },
 	{ .name = "source", .argument = "MEMS", .help = "from cuda:0,pinned ...; default host" },
 	{ .name = "target", .argument = "MEMS", .help = "to these" },
 	{ .name = "memory", .letter = 'm', .argument = "MEMS", .help = "all pairs of these",
@@ -376,6 +490,12 @@ static const struct command_option options[] = {
 	  .rare = true },
 	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
+	{ .name = "report", .letter = 'r', .argument = "FILE", .complete = "file",
+	  .help = "the same as a page (HTML) to look at" },
+	{ .name = "from", .argument = "FILES", .complete = "file",
+	  .help = "measure nothing: a --report of what --json has written", .rare = true },
+	{ .name = "baseline", .argument = "FILES", .complete = "file",
+	  .help = "hold the --report against what --json has written earlier", .rare = true },
 	{ 0 },
 };
 
@@ -410,10 +530,16 @@ const struct command command_bench = {
 		"The scheduler may put both ends of a connection on one CPU, or not, and change its "
 		"mind: --pin gives each side, of Wherry and of the limit, one half of the "
 		"CPUs.\n\n"
+		"--report writes one page that needs no other file and no network: matrices, curves "
+		"against size with the limit drawn in, verdicts, routes, environment. --from makes it "
+		"of files that --json has written, several with commas, without measuring. --baseline "
+		"holds it against such files: a row is better or worse if its speed and, where both "
+		"have a limit, its share of the limit differ by more than 10 %; the exit code is 1 if "
+		"one is worse.\n\n"
 		"--footprint alone measures no speeds. The exit code is 2 if bytes were wrong, a "
 		"transfer failed or the footprint is over its bounds, and 69 if a --transport was "
 		"asked for by name and is not to be had.",
-	.examples = "wherry bench --limits --verify\n"
+	.examples = "wherry bench --limits --verify --report bench.html\n"
 		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"
 		    "wherry bench -l --source cuda:0 --target cuda:1 -s 4KiB -b 16384\n",
 	.options = options,

@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include <errno.h>
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -437,4 +438,24 @@ void format_size(char *out, size_t size, uint64_t bytes)
 		snprintf(out, size, "%llu byte%s", (unsigned long long)bytes, bytes == 1 ? "" : "s");
 	else
 		snprintf(out, size, "%llu %s", (unsigned long long)value, units[unit]);
+}
+
+const char *format_number(char *out, size_t size, double value)
+{
+	if (isnan(value))
+		snprintf(out, size, "-");
+	else
+		snprintf(out, size, "%.*f",
+			 value < 0.01 ? 5 : value < 0.1 ? 4 : value < 10 ? 3 : value < 100 ? 2 :
+			 value < 1000 ? 1 : 0, value);
+	return out;
+}
+
+const char *format_percent(char *out, size_t size, double value)
+{
+	if (isnan(value))
+		snprintf(out, size, "-");
+	else
+		snprintf(out, size, "%.0f %%", value * 100);
+	return out;
 }

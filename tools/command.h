@@ -74,6 +74,11 @@ bool read_size(const char *text, uint64_t *out);
 /* "65536" as "64 KiB"; exact multiples only, else bytes. */
 void format_size(char *out, size_t size, uint64_t bytes);
 
+/* A number in four significant digits or so, a share as a percentage; "-" for NAN. They return
+ * `out`. */
+const char *format_number(char *out, size_t size, double value);
+const char *format_percent(char *out, size_t size, double value);
+
 /* One line on stderr, "wherry COMMAND: ...", and the exit code that fits an errno of either sign
  * (or EXIT_USAGE from usage_error(), with a second line that shows the usage). */
 int fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -84,11 +84,32 @@ static int write_all(int fd, const char *text, size_t length)
 	return 0;
 }
 
+int output_write_text(struct output_file *file, const char *text, size_t length)
+{
+	bool is_stdout = file->fd < 0;
+	struct stat status;
+	int error = 0;
+
+	if (is_stdout)
+		fflush(stdout);
+	else if (!fstat(file->fd, &status) && S_ISREG(status.st_mode) && ftruncate(file->fd, 0))
+		error = -errno;
+	if (!error)
+		error = write_all(is_stdout ? STDOUT_FILENO : file->fd, text, length);
+	if (!is_stdout && close(file->fd) && !error)
+		error = -errno;
+	file->fd = -1;
+	if (!error)
+		return EXIT_PASS;
+	return fail(error, "cannot write %s: %s", is_stdout ? "to standard output" : file->path,
+		    strerror(-error));
+}
+
 int output_write(struct output_file *file, json_t *object)
 {
-	struct stat status;
+	size_t length;
 	char *text;
-	int error = 0;
+	int code;
 
 	if (file->fd < 0)
 		return output_print(object);
@@ -96,17 +117,11 @@ int output_write(struct output_file *file, json_t *object)
 	json_decref(object);
 	if (!text)
 		return fail(ENOMEM, "out of memory");
-	if (!fstat(file->fd, &status) && S_ISREG(status.st_mode) && ftruncate(file->fd, 0))
-		error = -errno;
-	if (!error)
-		error = write_all(file->fd, text, strlen(text));
-	if (!error)
-		error = write_all(file->fd, "\n", 1);
-	if (close(file->fd) && !error)
-		error = -errno;
-	file->fd = -1;
+	length = strlen(text);
+	text[length] = '\n'; /* in the place of the 0 */
+	code = output_write_text(file, text, length + 1);
 	free(text);
-	return error ? fail(error, "cannot write %s: %s", file->path, strerror(-error)) : EXIT_PASS;
+	return code;
 }
 
 void output_close(struct output_file *file)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What commands write to stdout for programs to read. */
+/* What commands write for programs to read, and into files. */
 #ifndef TOOLS_OUTPUT_H
 #define TOOLS_OUTPUT_H
 
@@ -27,6 +27,9 @@ int output_open(struct output_file *file, const char *path);
 
 /* Write the object in place of what the file had, and let go of it. 0, or an exit code after a line. */
 int output_write(struct output_file *file, json_t *object);
+
+/* The same of a text. */
+int output_write_text(struct output_file *file, const char *text, size_t length);
 
 /* What was not written is as it was before. */
 void output_close(struct output_file *file);
