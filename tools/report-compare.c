@@ -86,8 +86,9 @@ static void compare(struct report_match *match)
 	match->limit_moved = true;
 }
 
-/* The last row of the set that measured the same; by another route only if it is the only one. */
-static size_t find(const struct report_set *set, const struct report_row *row)
+/* The row of the set that measured the same: of several the first that is not used yet, or else the
+ * last; by another route only if it is the only one. */
+static size_t find(const struct report_set *set, const bool *used, const struct report_row *row)
 {
 	size_t exact = SIZE_MAX, other = SIZE_MAX, others = 0;
 
@@ -97,8 +98,11 @@ static size_t find(const struct report_set *set, const struct report_row *row)
 		if (at->skipped || !report_same(at, row) || strcmp(at->source, row->source) ||
 		    strcmp(at->target, row->target))
 			continue;
-		if (!strcmp(at->transport, row->transport))
+		if (!strcmp(at->transport, row->transport)) {
 			exact = i;
+			if (!used[i])
+				return i;
+		}
 		other = i;
 		others++;
 	}
@@ -122,7 +126,7 @@ size_t report_compare(const struct report_set *now, const struct report_set *bef
 		*match = (struct report_match){ .now = &now->rows[i], .speed = NAN,
 						.change = REPORT_NOT_COMPARED };
 		count++;
-		at = find(before, match->now);
+		at = find(before, used, match->now);
 		if (at == SIZE_MAX)
 			continue;
 		match->before = &before->rows[at];

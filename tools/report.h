@@ -83,8 +83,8 @@ struct report_match {
 	bool rerouted;
 };
 
-/* Every row of `now` beside the one of `before` that measured the same, the last if there are
- * several, and behind them what only `before` has. Returns how many; NULL in *out: out of memory. */
+/* Every row of `now` beside the one of `before` that measured the same (of several one after the
+ * other), and behind them what only `before` has. Returns how many; NULL in *out: out of memory. */
 size_t report_compare(const struct report_set *now, const struct report_set *before,
 		      struct report_match **out);
 
