@@ -304,17 +304,19 @@ static int run_pair(struct rounds *rounds, size_t round, bool latency)
 	return error;
 }
 
-static void say_progress(const struct bench_session *session, const struct bench_row *row,
-			 size_t round)
+static void say_progress(struct bench_session *session, const struct bench_row *row, size_t round,
+			 double bandwidth)
 {
-	char text[256], size[32];
+	char size[32], number[32];
+	int used;
 
-	if (!session->progress)
-		return;
 	format_size(size, sizeof(size), row->layout.size);
-	snprintf(text, sizeof(text), "%s -> %s %s %s: round %zu of %d", row->source.name,
-		 row->target.name, bench_op_name(row->op), size, round + 1, BENCH_ROUNDS);
-	session->progress(text);
+	used = snprintf(session->label, sizeof(session->label), "%.48s -> %.48s %s %s",
+			row->source.name, row->target.name, bench_op_name(row->op), size);
+	if (round)
+		snprintf(session->label + used, sizeof(session->label) - (size_t)used, "  %s GB/s",
+			 format_number(number, sizeof(number), bandwidth));
+	progress_move(&session->progress, session->rounds + round);
 }
 
 static int first_byte(struct bench_session *session, struct bench_result *result)
@@ -347,7 +349,7 @@ static int run_rounds(struct bench_session *session, const struct bench_row *row
 	if (session->spinning && rounds.slice > SLICE_STOPPED)
 		rounds.slice = SLICE_STOPPED;
 	while (!error && round < BENCH_ROUNDS) {
-		say_progress(session, row, round);
+		say_progress(session, row, round, bench_pairs_test(&rounds.bandwidth));
 		error = run_pair(&rounds, round, false);
 		if (!error)
 			error = run_pair(&rounds, round, true);
@@ -496,6 +498,7 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		.limit_bandwidth = NAN, .limit_latency = NAN, .ratio = NAN, .latency_ratio = NAN,
 		.cache_line = NAN, .first = { NAN, NAN },
 	};
+	say_progress(session, row, 0, NAN);
 	error = measure(session, result);
 	if (error && result->verified)
 		result->verified = -1; /* what was right until then says nothing about the row */

@@ -30,6 +30,7 @@
 #include "command.h"
 #include "gpu.h"
 #include "memory.h"
+#include "progress.h"
 
 #define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
 #define BENCH_SAMPLES 65536      /* the most latencies of one slice */
@@ -477,7 +478,9 @@ struct bench_session {
 	char remote_name[64]; /* --peer: the region asked for; "": the longest */
 	uint64_t remote_length; /* --peer */
 	uint32_t remote_access, remote_kind;
-	void (*progress)(const char *text);
+	struct progress progress;
+	char label[192];  /* of that */
+	uint64_t rounds;  /* of the rows before */
 };
 
 /* Make sure that near's engine is open and, unless `self`, connected. With --peer, learn of its

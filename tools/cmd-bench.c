@@ -31,27 +31,6 @@ struct bench {
 	FILE *table; /* stdout, or stderr if that is taken */
 };
 
-/* ---- progress ----------------------------------------------------------------------------- */
-
-static void show_progress(const char *text)
-{
-	fprintf(stderr, "\r\033[K%s", text);
-	fflush(stderr);
-}
-
-static void wipe_progress(const struct bench *bench)
-{
-	if (bench->session.progress)
-		bench->session.progress("");
-}
-
-static bool has_terminal(void)
-{
-	const char *term = getenv("TERM");
-
-	return isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
-}
-
 /* ---- the command line --------------------------------------------------------------------- */
 
 static bool is_true(const char *text)
@@ -106,7 +85,6 @@ static int parse(struct bench *bench)
 	session->verify = argument(arguments, "verify");
 	session->pinned = argument(arguments, "pin");
 	session->spinning = argument(arguments, "spin") || is_true(bench_knob(arguments, "spin"));
-	session->progress = has_terminal() ? show_progress : NULL;
 	session->limit.spin = session->spinning;
 	read_size(bench_knob(arguments, "buffer"), &session->limit.stream.buffer);
 	return 0;
@@ -325,7 +303,8 @@ static int measure_row(struct bench *bench, const struct bench_row *row)
 	bool limits = bench->session.limits;
 	int error = bench_measure(&bench->session, row, result);
 
-	wipe_progress(bench);
+	bench->session.rounds += BENCH_ROUNDS;
+	progress_wipe();
 	if (!error) {
 		if (!bench->plan.matrix)
 			bench_table_row(bench->table, result, limits);
@@ -362,8 +341,11 @@ static int measure_rows(struct bench *bench)
 		     "for rows that take shared memory");
 	if (!bench->plan.matrix)
 		bench_table_start(bench->table, session->limits);
+	progress_start_steps(&session->progress, session->label, bench->plan.count * BENCH_ROUNDS,
+			     false);
 	for (size_t i = 0; !code && i < bench->plan.count; i++)
 		code = measure_row(bench, &bench->plan.rows[i]);
+	progress_end(&session->progress);
 	if (bench->plan.matrix)
 		bench_table_matrices(bench->table, bench->results, bench->result_count,
 				     session->limits);

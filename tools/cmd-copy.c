@@ -136,7 +136,7 @@ static int open_source(struct copy *copy)
 	int code;
 
 	if (source->kind == END_REMOTE)
-		code = remote_open(source, copy->engine, WH_ACCESS_READ);
+		code = remote_open(source, copy->engine, WH_ACCESS_READ, copy->quiet);
 	else
 		code = file_open_source(source, copy->offset);
 	if (code || copy->length == COPY_UNKNOWN) {
@@ -163,7 +163,7 @@ static int open_target(struct copy *copy)
 			code = file_reserve(target, copy->length);
 		return code;
 	}
-	code = remote_open(target, copy->engine, access);
+	code = remote_open(target, copy->engine, access, copy->quiet);
 	if (code || copy->length == COPY_UNKNOWN || copy->length <= target->length)
 		return code;
 	return fail(ERANGE, "%s has room for %llu bytes, not %llu; --length says how many to copy",

@@ -13,6 +13,7 @@
 #include "output.h"
 #include "platform/nvml.h"
 #include "program.h"
+#include "progress.h"
 
 #define FACTS_SECONDS 5.0 /* for libraries that wake the GPUs */
 #define CHECK_SECONDS 3.0
@@ -153,17 +154,24 @@ static void *wait_for_one(void *arg)
 	return NULL;
 }
 
-static void wait_for_all(struct waiter *waiters, size_t count)
+static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 {
+	struct progress progress;
+
+	progress_start_steps(&progress, what, count, false);
+	progress_watch(&progress);
 	for (size_t i = 0; i < count; i++) {
 		waiters[i].started = !pthread_create(&waiters[i].thread, NULL, wait_for_one,
 						     &waiters[i]);
 		if (!waiters[i].started)
 			wait_for_one(&waiters[i]);
 	}
-	for (size_t i = 0; i < count; i++)
+	for (size_t i = 0; i < count; i++) {
 		if (waiters[i].started)
 			pthread_join(waiters[i].thread, NULL);
+		progress_move(&progress, i + 1);
+	}
+	progress_end(&progress);
 }
 
 /* What is common to all checks. True: all of it was answered, so that it can be freed. */
@@ -178,7 +186,7 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 
 	for (size_t i = 0; i < 4; i++)
 		waiters[i].arg = inquiry;
-	wait_for_all(waiters, 4);
+	wait_for_all(waiters, 4, "asking the GPUs and NICs");
 	doctor->topology = waiters[0].done ? inquiry->plain : NULL;
 	doctor->late = !waiters[1].done;
 	if (waiters[1].done) {
@@ -237,7 +245,7 @@ static bool run_checks(const struct doctor *doctor, const struct check *const *c
 		waiters[i] = (struct waiter){ .probe = run_check, .arg = task,
 					      .seconds = CHECK_SECONDS };
 	}
-	wait_for_all(waiters, count);
+	wait_for_all(waiters, count, "checking");
 	for (size_t i = 0; i < count; i++) {
 		struct task *task = waiters[i].arg;
 

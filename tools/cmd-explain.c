@@ -335,7 +335,7 @@ static int explain(struct explanation *e, const struct url *url, bool json)
 	const char *address = url->engine + strlen("wherry://");
 	int code, error;
 
-	error = wh_peer_open(e->engine, url->engine, NULL, &e->peer);
+	error = engine_connect(e->engine, url->engine, false, &e->peer);
 	if (error)
 		return fail(error, "%s", wh_error_text());
 	e->info.size = sizeof(e->info);

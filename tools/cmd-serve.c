@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "memory.h"
 #include "metrics.h"
+#include "progress.h"
 
 /* One --memory MEM:SIZE[:NAME]. */
 struct served {
@@ -127,33 +128,41 @@ static int parse(struct server *server)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-static int publish(struct server *server)
+static int publish_one(struct server *server, struct served *memory)
 {
 	bool read_only = argument(server->arguments, "read-only");
 
-	for (size_t i = 0; i < server->count; i++) {
-		struct served *memory = &server->memories[i];
-		struct wh_region_options region = {
-			.size = sizeof(region),
-			.name = memory->name,
-			.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE),
-		};
-		char what[160], size[32];
-		int error;
+	struct wh_region_options region = {
+		.size = sizeof(region),
+		.name = memory->name,
+		.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE),
+	};
+	char what[160], size[32];
+	int error;
 
-		format_size(size, sizeof(size), memory->size);
-		snprintf(what, sizeof(what), "cannot serve %s of %s memory", size,
-			 memory->memory.name);
-		error = memory_alloc(server->engine, &memory->memory, memory->size,
-				     &memory->address);
-		if (error)
-			return engine_fail(error, what);
+	format_size(size, sizeof(size), memory->size);
+	snprintf(what, sizeof(what), "cannot serve %s of %s memory", size, memory->memory.name);
+	error = memory_alloc(server->engine, &memory->memory, memory->size, &memory->address);
+	if (!error)
 		error = wh_region_register(server->engine, memory->address, memory->size, &region,
 					   &memory->region);
-		if (error)
-			return engine_fail(error, what);
+	return error ? engine_fail(error, what) : 0;
+}
+
+/* Pinning takes a while, and so does the first call of a GPU's driver. */
+static int publish(struct server *server)
+{
+	struct progress progress;
+	int code = 0;
+
+	progress_start_steps(&progress, "taking memory", server->count, false);
+	progress_watch(&progress);
+	for (size_t i = 0; !code && i < server->count; i++) {
+		code = publish_one(server, &server->memories[i]);
+		progress_move(&progress, i + 1);
 	}
-	return 0;
+	progress_end(&progress);
+	return code;
 }
 
 static int withdraw(struct server *server, int code)

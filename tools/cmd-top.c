@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "output.h"
+#include "progress.h"
 #include "top.h"
 #include "topo.h"
 
@@ -75,10 +76,17 @@ static int print_samples(struct top_sampler *sampler, enum form form,
 {
 	struct top_sample *sample = calloc(1, sizeof(*sample));
 	int code = sample ? 0 : fail(ENOMEM, "out of memory");
+	struct progress progress;
+	bool taken;
 
 	for (uint64_t i = 0; i < count && !code; i++) {
+		/* Samples that come one after the other are progress enough. */
+		progress_start_steps(&progress, "taking a sample", 0, i > 0);
+		progress_watch(&progress);
 		/* A driver that hangs is not waited for again. */
-		if (!top_take(sampler, i + 2, interval + (i ? 1 : FIRST_SECONDS), sample))
+		taken = top_take(sampler, i + 2, interval + (i ? 1 : FIRST_SECONDS), sample);
+		progress_end(&progress);
+		if (!taken)
 			code = fail(ETIMEDOUT, "this machine's files did not answer in time");
 		else
 			code = print_sample(sample, form, table, fields, i == 0, screen);

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "output.h"
+#include "progress.h"
 #include "topo.h"
 
 static int show(const struct arguments *arguments, const struct wh_topology *topology,
@@ -37,6 +38,19 @@ static int check_forms(const struct arguments *arguments)
 	return 0;
 }
 
+/* NVML wakes GPUs that sleep, which takes seconds. */
+static int collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out)
+{
+	struct progress progress;
+	int code;
+
+	progress_start_steps(&progress, "asking the GPUs", 0, false);
+	progress_watch(&progress);
+	code = topo_collect(tree, cuda, out);
+	progress_end(&progress);
+	return code;
+}
+
 static int run(const struct arguments *arguments)
 {
 	const char *load = argument(arguments, "load");
@@ -53,7 +67,7 @@ static int run(const struct arguments *arguments)
 		code = topo_tree(arguments, &tree);
 	if (!code)
 		code = load ? topo_load(load, &topology) :
-			      topo_collect(&tree, argument(arguments, "cuda"), &topology);
+			      collect(&tree, argument(arguments, "cuda"), &topology);
 	if (code)
 		return code;
 	code = show(arguments, topology, &screen);

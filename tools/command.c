@@ -22,11 +22,13 @@ static void complain(const char *format, va_list list)
 
 	vsnprintf(line, sizeof(line), format, list);
 	fflush(stdout);
+	flockfile(stderr);
 	progress_wipe();
 	if (current)
 		fprintf(stderr, "wherry %s: %s\n", current->name, line);
 	else
 		fprintf(stderr, "wherry: %s\n", line);
+	funlockfile(stderr);
 }
 
 static int exit_code(int error)

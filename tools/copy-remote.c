@@ -38,11 +38,11 @@ static int no_region(struct end *end)
 		    names);
 }
 
-int remote_open(struct end *end, struct wh_engine *engine, uint32_t access)
+int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool quiet)
 {
 	int error;
 
-	error = wh_peer_open(engine, end->url.engine, NULL, &end->peer);
+	error = engine_connect(engine, end->url.engine, quiet, &end->peer);
 	if (error)
 		return fail(error, "%s", wh_error_text());
 	error = wh_peer_find(end->peer, end->url.region, 0, &end->remote);

@@ -66,7 +66,7 @@ int file_write(struct end *end, const void *buffer, uint64_t length, uint64_t po
 void file_close(struct end *end);
 
 /* Connect and find the region. `access` is what is needed of it. */
-int remote_open(struct end *end, struct wh_engine *engine, uint32_t access);
+int remote_open(struct end *end, struct wh_engine *engine, uint32_t access, bool quiet);
 /* Takes the exit code so far and returns it, or its own if that is 0. */
 int remote_close(struct end *end, int code);
 

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "program.h"
+#include "progress.h"
 
 /* The "name=value" strings for wh_engine_options.config: the command line's, then what the command
  * itself wants where the command line does not say otherwise. */
@@ -123,6 +124,20 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 		error = engine_fail(error, "cannot open an engine");
 end:
 	free(settings.list);
+	return error;
+}
+
+int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct wh_peer **out)
+{
+	struct progress progress;
+	char label[80];
+	int error;
+
+	snprintf(label, sizeof(label), "connecting to %s", url);
+	progress_start_steps(&progress, label, 0, quiet);
+	progress_watch(&progress);
+	error = wh_peer_open(engine, url, NULL, out);
+	progress_end(&progress);
 	return error;
 }
 

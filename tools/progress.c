@@ -9,10 +9,11 @@
 #include <unistd.h>
 
 #define INTERVAL 100000000 /* ns between two drawings */
+#define PATIENCE 500000000 /* ns before a thread draws for the first time */
 #define BAR_MAX 40
 
-/* Is there a line of a bar on the terminal? There is one terminal. */
-static bool drawn;
+/* Is there a line on the terminal? There is one terminal, and who holds stderr's lock draws. */
+static atomic_bool drawn;
 
 static int64_t now(void)
 {
@@ -37,6 +38,12 @@ void progress_start(struct progress *progress, const char *label, uint64_t total
 	progress->start = progress->last = now();
 }
 
+void progress_start_steps(struct progress *progress, const char *label, uint64_t total, bool quiet)
+{
+	progress_start(progress, label, total, quiet);
+	progress->steps = true;
+}
+
 /* "1:05", "2:03:04". */
 static void format_time(char *out, size_t size, double seconds)
 {
@@ -48,21 +55,49 @@ static void format_time(char *out, size_t size, double seconds)
 		snprintf(out, size, "%ld:%02ld", left / 60, left % 60);
 }
 
+/* What stands behind the bar. */
+static void format_right(const struct progress *progress, uint64_t done, char *out, size_t size)
+{
+	double left = -1, elapsed = (double)(progress->last - progress->start) / 1e9;
+	int used;
+
+	/* Steps are few, and each takes as long as those before on average. */
+	if (progress->steps && done)
+		left = elapsed / (double)done * (double)(progress->total - done);
+	else if (!progress->steps && progress->rate > 0)
+		left = (double)(progress->total - done) / progress->rate;
+	used = snprintf(out, size, "%3d%%  ", (int)((double)done / (double)progress->total * 100));
+	if (progress->steps)
+		used += snprintf(out + used, size - (size_t)used, "%llu of %llu",
+				 (unsigned long long)done, (unsigned long long)progress->total);
+	else
+		used += snprintf(out + used, size - (size_t)used, "%.2f GB/s",
+				 progress->rate / 1e9);
+	if (left < 0)
+		return;
+	used += snprintf(out + used, size - (size_t)used, "  ");
+	format_time(out + used, size - (size_t)used, left);
+	used = (int)strlen(out);
+	snprintf(out + used, size - (size_t)used, " left");
+}
+
 void progress_line(const struct progress *progress, uint64_t done, char *out, int columns)
 {
-	char right[96], left[32] = "", bar[BAR_MAX + 1];
-	double share = progress->total ? (double)done / (double)progress->total : 0;
+	double elapsed = (double)(progress->last - progress->start) / 1e9;
+	char right[128], bar[BAR_MAX + 1];
 	int room, filled;
 
 	if (!progress->total) {
-		snprintf(out, (size_t)columns, "%s %.1f MiB  %.2f GB/s", progress->label,
-			 (double)done / 0x1p20, progress->rate / 1e9);
+		if (progress->steps)
+			snprintf(out, (size_t)columns, "%s  %.0f s", progress->label, elapsed);
+		else
+			snprintf(out, (size_t)columns, "%s %.1f MiB  %.2f GB/s", progress->label,
+				 (double)done / 0x1p20, progress->rate / 1e9);
 		return;
 	}
-	if (progress->rate > 0 && progress->total >= done)
-		format_time(left, sizeof(left), (double)(progress->total - done) / progress->rate);
-	snprintf(right, sizeof(right), "%3d%%  %.2f GB/s%s%s%s", (int)(share * 100),
-		 progress->rate / 1e9, *left ? "  " : "", left, *left ? " left" : "");
+	if (done > progress->total)
+		done = progress->total;
+	format_right(progress, done, right, sizeof(right));
 	room = columns - 1 - (int)strlen(progress->label) - (int)strlen(right) - 4;
 	if (room > BAR_MAX)
 		room = BAR_MAX;
@@ -70,7 +105,7 @@ void progress_line(const struct progress *progress, uint64_t done, char *out, in
 		snprintf(out, (size_t)columns, "%s %s", progress->label, right);
 		return;
 	}
-	filled = (int)(share * room);
+	filled = (int)((double)done / (double)progress->total * room);
 	memset(bar, '=', (size_t)filled);
 	memset(bar + filled, ' ', (size_t)(room - filled));
 	if (filled < room)
@@ -79,17 +114,11 @@ void progress_line(const struct progress *progress, uint64_t done, char *out, in
 	snprintf(out, (size_t)columns, "%s [%s] %s", progress->label, bar, right);
 }
 
-void progress_move(struct progress *progress, uint64_t done)
+static void draw(struct progress *progress, int64_t time, uint64_t done)
 {
 	char line[256];
-	int64_t time;
 	double rate;
 
-	if (!progress->shown)
-		return;
-	time = now();
-	if (time - progress->last < INTERVAL)
-		return;
 	rate = (double)(done - progress->last_done) * 1e9 / (double)(time - progress->last);
 	/* Smoothed over about a second, or the time left would jump about. */
 	progress->rate = progress->rate > 0 ? 0.9 * progress->rate + 0.1 * rate : rate;
@@ -98,21 +127,86 @@ void progress_move(struct progress *progress, uint64_t done)
 	progress_line(progress, done, line,
 		      progress->width < (int)sizeof(line) ? (int)progress->width :
 							    (int)sizeof(line));
+	flockfile(stderr);
 	fprintf(stderr, "\r%s%s%s\033[K", progress->color ? "\033[32m" : "", line,
 		progress->color ? "\033[0m" : "");
 	fflush(stderr);
 	drawn = true;
+	funlockfile(stderr);
+}
+
+void progress_move(struct progress *progress, uint64_t done)
+{
+	int64_t time;
+
+	if (!progress->shown)
+		return;
+	progress->done = done;
+	if (progress->watched)
+		return;
+	time = now();
+	if (time - progress->last >= INTERVAL)
+		draw(progress, time, done);
+}
+
+static void *watch(void *arg)
+{
+	struct progress *progress = arg;
+	int64_t next = progress->start + PATIENCE;
+
+	pthread_mutex_lock(&progress->lock);
+	while (!progress->ended) {
+		struct timespec until = { .tv_sec = next / 1000000000, .tv_nsec = next % 1000000000 };
+
+		pthread_cond_timedwait(&progress->end, &progress->lock, &until);
+		if (progress->ended || now() < next)
+			continue;
+		draw(progress, now(), progress->done);
+		next = progress->last + INTERVAL;
+	}
+	pthread_mutex_unlock(&progress->lock);
+	return NULL;
+}
+
+void progress_watch(struct progress *progress)
+{
+	pthread_condattr_t attributes;
+
+	if (!progress->shown || pthread_condattr_init(&attributes))
+		return;
+	pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+	pthread_cond_init(&progress->end, &attributes);
+	pthread_condattr_destroy(&attributes);
+	pthread_mutex_init(&progress->lock, NULL);
+	progress->watched = true;
+	if (!pthread_create(&progress->thread, NULL, watch, progress))
+		return;
+	/* Without a thread there is no line, and that is all. */
+	progress->watched = progress->shown = false;
+	pthread_mutex_destroy(&progress->lock);
+	pthread_cond_destroy(&progress->end);
 }
 
 void progress_end(struct progress *progress)
 {
+	if (progress->watched) {
+		pthread_mutex_lock(&progress->lock);
+		progress->ended = true;
+		pthread_cond_signal(&progress->end);
+		pthread_mutex_unlock(&progress->lock);
+		pthread_join(progress->thread, NULL);
+		pthread_mutex_destroy(&progress->lock);
+		pthread_cond_destroy(&progress->end);
+		progress->watched = false;
+	}
 	progress_wipe();
 	progress->shown = false;
 }
 
 void progress_wipe(void)
 {
-	if (drawn)
-		fputs("\r\033[K", stderr);
-	drawn = false;
+	if (!atomic_exchange(&drawn, false))
+		return;
+	fputs("\r\033[K", stderr);
+	fflush(stderr);
 }

@@ -280,6 +280,29 @@ static void progress__line(void **state)
 	assert_string_equal(line, "copying 3.0 MiB  0.00 GB/s");
 }
 
+static void progress__steps(void **state)
+{
+	struct progress progress = { .label = "checking", .total = 8, .steps = true,
+				     .last = 6000000000 };
+	volatile int narrow = 5; /* gcc would warn of what is meant */
+	char line[80];
+
+	(void)state;
+	progress_line(&progress, 2, line, sizeof(line));
+	assert_non_null(strstr(line, "checking [====="));
+	assert_non_null(strstr(line, "  25%  2 of 8  0:18 left"));
+	progress_line(&progress, 0, line, sizeof(line));
+	assert_non_null(strstr(line, "   0%  0 of 8"));
+	assert_null(strstr(line, "left"));
+	progress_line(&progress, 9, line, sizeof(line));
+	assert_non_null(strstr(line, " 100%  8 of 8  0:00 left"));
+	progress.total = 0;
+	progress_line(&progress, 0, line, sizeof(line));
+	assert_string_equal(line, "checking  6 s");
+	progress_line(&progress, 0, line, narrow);
+	assert_string_equal(line, "chec");
+}
+
 static int free_said(void **state)
 {
 	(void)state;
@@ -301,6 +324,7 @@ int main(void)
 		cmocka_unit_test(size__format),
 		cmocka_unit_test(help__fits_and_wraps),
 		cmocka_unit_test(progress__line),
+		cmocka_unit_test(progress__steps),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, free_said);

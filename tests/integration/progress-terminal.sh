@@ -1,0 +1,189 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What commands that take long show meanwhile: on a terminal what they do, how far they are and what
+# time is left, and nothing of it behind their end; elsewhere nothing.
+set -u
+wherry=${1:-${TEST_COMMAND:?the path of wherry}}
+export wherry
+directory=$(mktemp -d) || exit 1
+servers=()
+failed=0
+
+# shellcheck disable=SC2317 # called by the trap
+clean_up()
+{
+	local server
+
+	for server in "${servers[@]}"; do
+		kill -KILL "$server" 2>/dev/null
+		wait "$server" 2>/dev/null
+	done
+	rm -rf "$directory"
+}
+trap clean_up EXIT
+cd "$directory" || exit 1
+unset "${!WHERRY_@}" NO_COLOR TEST_CUDA
+export TERM=xterm LC_ALL=C.UTF-8
+
+verdict() # NAME STATUS
+{
+	if [ "$2" = 0 ]; then
+		echo "[       OK ] $1"
+	else
+		echo "[  FAILED  ] $1"
+		failed=1
+	fi
+}
+
+cat >terminal.py <<'PYTHON'
+"""terminal.py COLUMNS ARGUMENT...: run wherry with its stderr on a terminal, its stdout in the file
+out. Writes every line as it stood on the terminal, one after the other, to the file drawn, and what is
+left there in the end to the file left. Ends as it ended."""
+import fcntl, os, pty, re, select, struct, subprocess, sys, termios, time
+
+ours, theirs = pty.openpty()
+fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
+with open("out", "wb") as out:
+    process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs)
+os.close(theirs)
+said, end = b"", time.monotonic() + 60
+while time.monotonic() < end:
+    if not select.select([ours], [], [], 0.1)[0]:
+        continue
+    try:
+        got = os.read(ours, 65536)
+    except OSError:
+        break
+    if not got:
+        break
+    said += got
+else:
+    process.kill()
+    print("it did not end")
+text = said.decode()
+open("raw", "w").write(text)
+drawn, left, line = [], [], ""
+for part in re.split(r"(\r\n|\r|\x1b\[K)", text):
+    if part == "\r\n":
+        left.append(line)
+        line = ""
+    elif part == "\r":
+        drawn.append(line)
+    elif part == "\x1b[K":
+        pass
+    else:
+        line = re.sub(r"\x1b\[\d*m", "", part) if part else line
+    if part == "\r":
+        line = ""
+left.append(line)
+open("drawn", "w").write("\n".join(line for line in drawn + left if line) + "\n")
+open("left", "w").write("\n".join(left).strip("\n"))
+sys.exit(process.wait())
+PYTHON
+
+# A case: run it on a terminal. Some line that was drawn is like the pattern, and none is left.
+shows() # NAME PATTERN COLUMNS ARGUMENT...
+{
+	local name=$1 pattern=$2
+
+	shift 2
+	python3 terminal.py "$@"
+	status=$?
+	grep -q -E -e "$pattern" drawn && ! grep -q -E -e "$pattern" left
+	verdict "$name" $? || true
+	grep -q -E -e "$pattern" drawn || sed 's/^/    /' drawn
+}
+
+# ---- copy -------------------------------------------------------------------------------------
+
+"$wherry" serve -m host:1GiB >url &
+servers+=($!)
+for ((i = 0; i < 100; i++)); do
+	[ -s url ] && break
+	sleep 0.1
+done
+url=$(cat url)/host
+truncate -s 1G file
+bar='copying \[=*>? *\] +[0-9]+%  [0-9.]+ GB/s(  [0-9]+:[0-9]+ left)?'
+shows "a copy: bar, share, rate, time left" "$bar" 80 copy --config connections=1 --transport tcp \
+	file "$url"
+grep -q -E '[0-9.]+ GB/s  [0-9]+:[0-9][0-9] left' drawn && grep -q '^copied' out
+verdict "a copy: and then its result" $?
+shows "a copy: verification" '^verifying \[' 80 copy --transport tcp --verify file "$url"
+shows "a copy: a narrow terminal" '^copying +[0-9]+%' 30 copy --transport tcp file "$url"
+! grep -q -E '^.{30,}' drawn
+verdict "a copy: nothing past its edge" $?
+{ head -c 300M /dev/zero; sleep 0.4; head -c 300M /dev/zero; } |
+	shows "a copy: of unknown length" '^copying [0-9.]+ MiB  [0-9.]+ GB/s' 80 copy - "$url"
+python3 terminal.py 80 copy --quiet file "$url"
+! grep -q copying drawn
+verdict "a copy: --quiet" $?
+TERM=dumb python3 terminal.py 80 copy file "$url"
+! grep -q copying drawn
+verdict "a copy: a dumb terminal" $?
+NO_COLOR=1 python3 terminal.py 80 copy --transport tcp file "$url"
+grep -q -E '^copying' drawn && ! grep -q $'\x1b\[[0-9]*m' raw
+verdict "a copy: NO_COLOR" $?
+python3 terminal.py 80 copy --transport tcp file "$url"
+grep -q $'\x1b\[32m' raw
+verdict "a copy: else it has a colour" $?
+"$wherry" copy file "$url" >out 2>err && [ ! -s err ]
+verdict "a copy: no terminal" $?
+
+# ---- bench ------------------------------------------------------------------------------------
+
+shows "bench: what, rate, how far, time left" \
+	'^host -> host (read|write) 1 MiB  [0-9.]+ GB/s \[=*>? *\] +[0-9]+%  [0-9]+ of 36  [0-9]:[0-9]+ left' \
+	120 bench -t shm --processes 2 -s 8,1MiB --working-set 1MiB --seconds 1 --json run.json
+[ "$(grep -c '^write\|^read' out)" = 4 ] && [ -s run.json ] && [ ! -s left ]
+verdict "bench: and then its table" $?
+python3 - <<'PYTHON'
+import re
+with open("drawn") as lines:
+    steps = [int(found[1]) for found in map(re.compile(r" (\d+) of 36").search, lines) if found]
+assert len(steps) >= 8 and steps == sorted(steps) and steps[-1] >= 27, steps
+PYTHON
+verdict "bench: it does not go back" $?
+"$wherry" bench -t shm --processes 2 -s 8 --seconds 0.6 >out 2>err && [ ! -s err ]
+verdict "bench: no terminal" $?
+
+# ---- calls that take long ---------------------------------------------------------------------
+
+"$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
+	ln -s "$TEST_NVML" hgx/lib/libnvidia-ml.so.1 && { echo "delay : 0 2500"; cat hgx/nvml.txt; } >slow.txt
+export FAKE_NVML=slow.txt
+shows "topo: a driver that is slow" '^asking the GPUs  2 s$' 80 topo --root hgx
+grep -q 'GPU7' out
+verdict "topo: and then the topology" $?
+shows "doctor" '^asking the GPUs and NICs \[.*\] +25%  1 of 4' 80 doctor --root hgx
+grep -q 'could not be told' out
+verdict "doctor: and then its findings" $?
+shows "top --once" '^taking a sample  1 s' 80 top --root hgx --once
+grep -q '^GPU0 ' out
+verdict "top --once: and then the sample" $?
+unset FAKE_NVML
+cat >slow.c <<'CODE'
+#include <unistd.h>
+__attribute__((constructor)) static void wake(void) { usleep(1800000); }
+CODE
+cc -shared -fPIC -o slow.so slow.c || failed=1
+shows "serve: a driver that starts slowly" '^taking memory \[=+>? *\] +50%  1 of 2' 80 serve \
+	--config cuda="$PWD/slow.so" -m host:1MiB -m cuda:0:1MiB
+grep -q '^wherry serve: cannot serve 1 MiB of cuda:0' left
+verdict "serve: and then what is wrong with it" $?
+python3 - >silent <<'PYTHON' &
+import socket, time
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(f"wherry://127.0.0.1:{server.getsockname()[1]}", flush=True)
+    time.sleep(60)
+PYTHON
+servers+=($!)
+for ((i = 0; i < 100; i++)); do
+	[ -s silent ] && break
+	sleep 0.1
+done
+shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:[0-9]+  [1-9] s' 80 \
+	explain "$(cat silent)"
+[ "$status" = 69 ] && grep -q '^wherry explain: ' left
+verdict "explain: and then the reason" $?
+exit $failed
