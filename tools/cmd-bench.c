@@ -54,7 +54,7 @@ static int parse_peer(struct bench *bench)
 	if (strlen(url.engine) >= sizeof(bench->session.url))
 		return usage_error("--peer: '%s' is too long", text);
 	bench->session.peer = text;
-	snprintf(bench->session.url, sizeof(bench->session.url), "%s", url.engine);
+	snprintf(bench->session.url, sizeof(bench->session.url), "%.127s", url.engine);
 	snprintf(bench->session.remote_name, sizeof(bench->session.remote_name), "%s", url.region);
 	return 0;
 }
