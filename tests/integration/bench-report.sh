@@ -172,6 +172,11 @@ the first byte|{"schema": 1, "results": [{$row, "first_byte_us": 4}]}|"first_byt
 verified|{"schema": 1, "results": [{$row, "verified": "yes"}]}|"verified" is not true or false
 skipped|{"schema": 1, "results": [], "skipped": [{$row, "reason": 1}]}|skipped[0]: "reason"
 CASES
+printf '{"schema": "\033[2Jx"}' >broken.json
+check "broken: what moves the cursor" 2 "no JSON: control character 0x1b" --from broken.json \
+	--report kept.html
+! grep -q $'\033' err
+verdict "broken: what moves the cursor is not shown" $?
 check "results of another program" 2 'no "op"' --report other.html \
 	--from "$TEST_SOURCE/bench/results/2026-11-20-h200x2-blocks-kernel.json"
 [ ! -e other.html ]
