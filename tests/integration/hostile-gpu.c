@@ -57,6 +57,12 @@ static int answer_of(int fd, struct wh_exported *exported)
 	return exported->error;
 }
 
+/* A session that is silent for long ends, and all this may take long. */
+static void be_heard(int control)
+{
+	want(0, raw_send_frame(control, WH_FRAME_PING, 0, "12345678", 8));
+}
+
 /* It lives, and serves the good peer. */
 static void want_well(struct gpu_pair *p)
 {
@@ -107,6 +113,7 @@ static void owner__asked_for_nonsense(void **state)
 			want(-ERANGE, answer_of(fd, &exported));
 		}
 		want_well(&p);
+		be_heard(control);
 		/* Frames that are not MAP, or not of its length. */
 		for (unsigned int i = 0; i < 6; i++) {
 			static const uint16_t types[] = { WH_FRAME_MAP, WH_FRAME_MAP,
@@ -114,12 +121,14 @@ static void owner__asked_for_nonsense(void **state)
 							  0xffff };
 			int other = greet_shm(&welcome);
 
+			be_heard(control);
 			pattern_fill(garbage, sizeof(garbage), 0, i);
 			raw_send_frame(other, types[i], 0, garbage, i ? 40 : 8);
 			want_true(raw_closes(other, SCALE(3000, 10000)), "it took frame %u", i);
 			close(other);
 		}
 		want_well(&p);
+		be_heard(control);
 		/* Who asks and does not read is dropped, and holds up nobody. */
 		fd = (close(fd), greet_shm(&welcome));
 		for (unsigned int i = 0; i < 20000; i++)
