@@ -74,7 +74,7 @@ static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 /* By what: c copy engine, k kernel, s staged through pinned memory, m the CPU, n the network. */
 static char letter(const struct bench_result *result)
 {
-	if (!strcmp(result->transport, "cuda"))
+	if (!strcmp(result->transport, "cuda") && result->detail[0] != 'C') /* "CPU window" */
 		return result->detail[0] == 'c' || result->detail[0] == 'k' ? result->detail[0] : 's';
 	return !strcmp(result->transport, "tcp") ? 'n' : 'm';
 }
