@@ -485,39 +485,48 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return learn_address(tcp, why);
 }
 
+/* By which way memory of our GPUs is moved. Returns the length of the text, which is "" without GPUs. */
+static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const struct wh_batch *batch,
+		       char *out, size_t size)
+{
+	bool lane = batch->priority == WH_PRIORITY_LATENCY;
+	size_t used = 0;
+
+	/* A region may be going meanwhile. */
+	pthread_mutex_lock(&peer->engine->pane_lock);
+	for (size_t i = 0; i < batch->piece_count && !used; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_pane *pane;
+
+		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
+			continue;
+		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, lane)) :
+					      tcp_window_few(piece);
+		used = (size_t)(pane ? snprintf(out, size, "CPU window (%s), ",
+						pane->view->backend->name) :
+				       snprintf(out, size, "pinned memory, "));
+	}
+	pthread_mutex_unlock(&peer->engine->pane_lock);
+	return used < size ? used : 0;
+}
+
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		   char *out, size_t size)
 {
 	struct tcp_peer *tcp = state;
-	const struct wh_pane *pane = NULL;
 	unsigned open = 0;
-	bool gpu = false, lane = batch->priority == WH_PRIORITY_LATENCY;
-	int used;
+	size_t used;
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		open += client && tcp_client_is_open(client);
 	}
+	used = tell_gpu(peer, tcp, batch, out, size);
 	if (open)
-		used = snprintf(out, size, "%u connection%s", open, open == 1 ? "" : "s");
+		snprintf(out + used, size - used, "%u connection%s", open, open == 1 ? "" : "s");
 	else /* they are opened when they are first needed */
-		used = snprintf(out, size, "up to %u connections", tcp->count);
-	pthread_mutex_lock(&peer->engine->pane_lock);
-	for (size_t i = 0; i < batch->piece_count && !gpu; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
-
-		gpu = atomic_load(&piece->transport) == WH_TRANSPORT_TCP && on_gpu(piece);
-		if (!gpu)
-			continue;
-		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, lane)) :
-					      tcp_window_few(piece);
-	}
-	if (gpu)
-		snprintf(out + used, size - (size_t)used, ", %s%s%s",
-			 pane ? "CPU window (" : "pinned memory",
-			 pane ? pane->view->backend->name : "", pane ? ")" : "");
-	pthread_mutex_unlock(&peer->engine->pane_lock);
+		snprintf(out + used, size - used, "up to %u connections", tcp->count);
 }
 
 /* What is planned may be unregistered meanwhile, unlike what has been submitted. */
