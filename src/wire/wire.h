@@ -40,6 +40,11 @@ enum wh_frame_type {
 	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
 	WH_FRAME_PROVE,    /* the initiator's proof, in answer to WELCOME */
 	WH_FRAME_ALIVE,    /* unix socket, in answer to PROVE: the owner's alive page comes along */
+	/* Of the transport rdma; sent to engines alone that say WH_CAPABLE_RDMA. */
+	WH_FRAME_RDMA_CONNECT,   /* a queue pair of ours: connect one of yours to it */
+	WH_FRAME_RDMA_CONNECTED, /* the answer */
+	WH_FRAME_RDMA_KEYS,      /* u32 NIC, u64 region id: how do I reach its memory? */
+	WH_FRAME_RDMA_KEYED,     /* the answer */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -62,6 +67,8 @@ enum wh_role {
 	WH_ROLE_DATA = 2,
 	WH_ROLE_SHM = 3, /* over the unix socket */
 };
+
+#define WH_CAPABLE_RDMA 1u /* of capabilities: the frames RDMA_* may be sent to it */
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
@@ -148,6 +155,69 @@ struct wh_exported {
 size_t wh_exported_encode(uint8_t *out, const struct wh_exported *exported);
 /* 0 or -EPROTO. */
 int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported);
+
+/* ---- queue pairs and keys of the transport rdma, over the control connection ------------------ */
+
+enum wh_rdma_link {
+	WH_RDMA_INFINIBAND = 1,
+	WH_RDMA_ETHERNET = 2,
+};
+
+/* One end of a connection of two queue pairs. On the wire: u8 link, u8 type of the GID (0 InfiniBand, 1
+ * RoCE v1, 2 RoCE v2), u8 MTU (1: 256 to 5: 4096), u8 reads it answers at a time, u8 reads it asks for
+ * at a time, u8 0, u16 LID, u16 partition key, u32 number of the queue pair, u32 first sequence number
+ * (24 bits each), gid[16], name of the device and port (u8 length + bytes). */
+struct wh_rdma_end {
+	uint8_t link, gid_type, mtu, answers, asks;
+	uint16_t lid, pkey;
+	uint32_t qp, psn;
+	uint8_t gid[16];
+	char name[WH_NAME_MAX];
+};
+
+/* Payload of CONNECT: u32 number, the initiator's for it, which ABORT names; an end. */
+struct wh_rdma_connect {
+	uint32_t number;
+	struct wh_rdma_end end;
+};
+
+/* Payload of CONNECTED: u32 number, u32 errno, then, without an error, u32 the owner's number for its
+ * NIC, which KEYS names, and an end; with an error the reason. */
+struct wh_rdma_connected {
+	uint32_t number;
+	int error; /* negative; 0: the rest is there, but the text */
+	uint32_t nic;
+	struct wh_rdma_end end;
+	char text[WH_REFUSAL_MAX];
+};
+
+/* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u64 chunk, u32 count, and so many
+ * u32 keys: key n is for the bytes from n * chunk of the region on. With an error the reason. */
+#define WH_RDMA_KEYS_MAX 16384
+struct wh_rdma_keyed {
+	uint64_t id;
+	uint32_t nic;
+	int error; /* negative */
+	uint64_t chunk;
+	uint32_t count;
+	const uint8_t *keys; /* as they are on the wire: wh_get32() */
+	char text[WH_REFUSAL_MAX];
+};
+
+#define WH_RDMA_KEYS_SIZE 12
+#define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
+#define WH_RDMA_CONNECT_MAX (4 + WH_RDMA_END_MAX)
+#define WH_RDMA_CONNECTED_MAX (12 + WH_REFUSAL_MAX)
+#define WH_RDMA_KEYED_HEAD 16
+/* These return the bytes used. */
+size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect);
+size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *connected);
+/* Without the keys, which the caller appends as it has them. */
+size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
+/* 0 or -EPROTO. */
+int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect);
+int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected);
+int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 

@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What two ends of the transport rdma tell each other: their queue pairs, and the keys of regions. */
+#include <errno.h>
+#include <string.h>
+
+#include "wire/bytes.h"
+#include "wire/wire.h"
+
+_Static_assert(12 + WH_RDMA_END_MAX <= WH_RDMA_CONNECTED_MAX, "the longest end fits");
+_Static_assert(WH_RDMA_KEYED_HEAD + 12 + 4 * WH_RDMA_KEYS_MAX <= WH_FRAME_MAX, "all keys fit");
+
+#define ERRNO_MAX 4095
+#define NUMBER_MAX 0xffffffu /* of queue pairs and packets */
+
+/* ---- ends -------------------------------------------------------------------------------------- */
+
+static uint8_t *put_end(uint8_t *at, const struct wh_rdma_end *end)
+{
+	size_t length = strnlen(end->name, WH_NAME_MAX - 1);
+
+	at = wh_put8(at, end->link);
+	at = wh_put8(at, end->gid_type);
+	at = wh_put8(at, end->mtu);
+	at = wh_put8(at, end->answers);
+	at = wh_put8(at, end->asks);
+	at = wh_put8(at, 0);
+	at = wh_put16(at, end->lid);
+	at = wh_put16(at, end->pkey);
+	at = wh_put32(at, end->qp);
+	at = wh_put32(at, end->psn);
+	at = wh_put_bytes(at, end->gid, sizeof(end->gid));
+	at = wh_put8(at, (uint8_t)length);
+	return wh_put_bytes(at, end->name, length);
+}
+
+/* A text that goes to logs and terminals. */
+static int take_text(struct wh_bytes *in, char *out, size_t room, size_t length)
+{
+	if (length >= room)
+		return -EPROTO;
+	wh_take_bytes(in, out, length);
+	out[length] = 0;
+	for (size_t i = 0; i < length; i++)
+		if ((unsigned char)out[i] < ' ' || out[i] == 127)
+			return -EPROTO;
+	return in->cut ? -EPROTO : 0;
+}
+
+static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
+{
+	uint8_t zero;
+
+	end->link = wh_take8(in);
+	end->gid_type = wh_take8(in);
+	end->mtu = wh_take8(in);
+	end->answers = wh_take8(in);
+	end->asks = wh_take8(in);
+	zero = wh_take8(in);
+	end->lid = wh_take16(in);
+	end->pkey = wh_take16(in);
+	end->qp = wh_take32(in);
+	end->psn = wh_take32(in);
+	wh_take_bytes(in, end->gid, sizeof(end->gid));
+	if (take_text(in, end->name, sizeof(end->name), wh_take8(in)))
+		return -EPROTO;
+	if (zero || end->link < WH_RDMA_INFINIBAND || end->link > WH_RDMA_ETHERNET ||
+	    end->gid_type > 2 || (end->link == WH_RDMA_INFINIBAND) != (end->gid_type == 0) ||
+	    end->mtu < 1 || end->mtu > 5 || end->qp > NUMBER_MAX || end->psn > NUMBER_MAX)
+		return -EPROTO;
+	return in->at == in->end ? 0 : -EPROTO;
+}
+
+/* ---- connecting -------------------------------------------------------------------------------- */
+
+size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect)
+{
+	return (size_t)(put_end(wh_put32(out, connect->number), &connect->end) - out);
+}
+
+int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_rdma_connect got = { .number = wh_take32(&bytes) };
+
+	if (take_end(&bytes, &got.end))
+		return -EPROTO;
+	*connect = got;
+	return 0;
+}
+
+size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *connected)
+{
+	uint8_t *at = wh_put32(out, connected->number);
+
+	at = wh_put32(at, (uint32_t)-connected->error);
+	if (connected->error) {
+		at = wh_put_bytes(at, connected->text, strnlen(connected->text, WH_REFUSAL_MAX - 1));
+		return (size_t)(at - out);
+	}
+	return (size_t)(put_end(wh_put32(at, connected->nic), &connected->end) - out);
+}
+
+int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_rdma_connected got = { .number = wh_take32(&bytes) };
+	uint32_t error = wh_take32(&bytes);
+
+	if (bytes.cut || error > ERRNO_MAX)
+		return -EPROTO;
+	got.error = -(int)error;
+	if (error) {
+		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+			return -EPROTO;
+	} else {
+		got.nic = wh_take32(&bytes);
+		if (take_end(&bytes, &got.end))
+			return -EPROTO;
+	}
+	*connected = got;
+	return 0;
+}
+
+/* ---- keys -------------------------------------------------------------------------------------- */
+
+size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
+{
+	uint8_t *at = wh_put64(out, keyed->id);
+
+	at = wh_put32(at, keyed->nic);
+	at = wh_put32(at, (uint32_t)-keyed->error);
+	if (keyed->error) {
+		at = wh_put_bytes(at, keyed->text, strnlen(keyed->text, WH_REFUSAL_MAX - 1));
+	} else {
+		at = wh_put64(at, keyed->chunk);
+		at = wh_put32(at, keyed->count);
+	}
+	return (size_t)(at - out);
+}
+
+int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_rdma_keyed got = { .id = wh_take64(&bytes) };
+	uint32_t error;
+
+	got.nic = wh_take32(&bytes);
+	error = wh_take32(&bytes);
+	if (bytes.cut || error > ERRNO_MAX)
+		return -EPROTO;
+	got.error = -(int)error;
+	if (error) {
+		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+			return -EPROTO;
+	} else {
+		got.chunk = wh_take64(&bytes);
+		got.count = wh_take32(&bytes);
+		if (bytes.cut || !got.chunk || !got.count || got.count > WH_RDMA_KEYS_MAX ||
+		    (size_t)(bytes.end - bytes.at) != 4 * (size_t)got.count)
+			return -EPROTO;
+		got.keys = bytes.at;
+	}
+	*keyed = got;
+	return 0;
+}
