@@ -8,7 +8,7 @@
 #include "bench.h"
 
 #define LIST_MAX 32
-#define WAYS 5 /* transports, in one process and in two */
+#define WAYS 6 /* transports, in one process and in two */
 #define DEPTH_MAX 1024
 #define FLIGHT (UINT64_C(4) << 20) /* bytes in flight on a connection, if nobody says otherwise */
 
@@ -406,14 +406,17 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 	static const struct {
 		const char *name;
 		bool one_process;
-	} all[WAYS] = { { "tcp", false }, { "shm", false }, { "cuda", false }, { "self", true },
-			{ "cuda", true } };
+	} all[WAYS] = { { "tcp", false }, { "rdma", false }, { "shm", false }, { "cuda", false },
+			{ "self", true }, { "cuda", true } };
 	struct bench_row row = { .both_ways = choices->both_ways };
 	int error = 0;
 
 	for (int i = 0; i < WAYS; i++) {
 		bool tcp = !strcmp(all[i].name, "tcp");
 
+		/* Two processes of one machine meet by rdma only if somebody wants it: it takes a NIC. */
+		if (!choices->transport && !strcmp(all[i].name, "rdma"))
+			continue;
 		if ((choices->transport && strcmp(choices->transport, all[i].name) != 0) ||
 		    !has_processes(choices, all[i].one_process ? 1 : 2) ||
 		    (choices->peer && all[i].one_process))

@@ -434,8 +434,8 @@ static int run(const struct arguments *arguments)
 /* ---- the command -------------------------------------------------------------------------- */
 
 static const struct command_option options[] = {
-	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self cuda shm tcp all",
-	  .help = "self, cuda, shm, tcp or all (the default)" },
+	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self cuda shm rdma tcp all",
+	  .help = "self, cuda, shm, rdma, tcp or all (the default: all but rdma)" },
 	{ .name = "op", .letter = 'o', .argument = "OP", .complete = "read write both",
 	  .help = "read, write or both (the default)" },
 	{ .name = "size", .letter = 's', .argument = "SIZES",

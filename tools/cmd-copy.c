@@ -346,7 +346,7 @@ static int run(const struct arguments *arguments)
 static const struct command_option options[] = {
 	{ .name = "length", .argument = "SIZE", .help = "how much to copy; by default all" },
 	{ .name = "offset", .argument = "SIZE", .help = "where in the file to start" },
-	{ .name = "transport", .letter = 't', .argument = "TRANSPORT", .complete = "self cuda shm tcp",
+	{ .name = "transport", .letter = 't', .argument = "TRANSPORT", .complete = "self cuda shm rdma tcp",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
 	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },

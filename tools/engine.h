@@ -11,7 +11,7 @@
 #define ENGINE_OPTIONS                                                                    \
 	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",  \
 	  .help = "set a knob; wherry config lists them", .many = true },                 \
-	{ .name = "require", .argument = "TRANSPORT", .complete = "self cuda shm tcp",        \
+	{ .name = "require", .argument = "TRANSPORT", .complete = "self cuda shm rdma tcp",        \
 	  .help = "fail rather than take another route" },                                \
 	{ .name = "spin", .help = "spin instead of sleeping: lower latency, busy CPUs" }, \
 	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" }

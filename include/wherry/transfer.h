@@ -176,7 +176,7 @@ const char *wh_batch_error_text(const struct wh_batch *batch);
 
 /* One transport's part in a batch. */
 struct wh_route {
-	char transport[16]; /* "self", "cuda", "shm", "tcp" */
+	char transport[16]; /* "self", "cuda", "shm", "rdma", "tcp" */
 	char detail[48];    /* how: "mapped memfd", "kernel of cuda:0, push" */
 	uint64_t bytes;     /* moved by it; 0: refused or not needed */
 	uint64_t transfers; /* transfers and blocks that took it */

@@ -94,6 +94,8 @@ int wh_engine_guard(const struct wh_engine *engine, const char *call);
 bool wh_engine_inside(const struct wh_engine *engine);
 void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
+/* What HELLO and WELCOME say of it. */
+uint32_t wh_engine_capabilities(const struct wh_engine *engine);
 /* The loop for the next data connection, in turn. */
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 
@@ -117,6 +119,7 @@ struct wh_region {
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	struct wh_pane *_Atomic pane; /* the CPU window that is kept for it; NULL: not tried yet */
+	struct rdma_memory *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */
 };
 
 /* A region of a peer. The `map` fields are the shm transport's. */
@@ -128,6 +131,7 @@ struct wh_remote_region {
 	size_t map_length;
 	char *map_refused; /* why not; owned */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct rdma_keys *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };
 
@@ -279,6 +283,8 @@ struct wh_session {
 	uint64_t id;
 	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
 	_Atomic bool touches; /* it may map or reach our memory without asking: wait for its REMOVED */
+	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a courtesy. */
+	_Atomic bool keyed;
 	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
 	 * have come. */
 	uint64_t removes_before;
@@ -307,8 +313,8 @@ void wh_refuse(int fd, int error, const char *text);
 /* Tell all sessions of a region that came or goes. Under engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region_record *record);
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
-/* Wait until no session that touches memory by itself holds a region removed before this call. 0
- * or -EBUSY. */
+/* Wait until no session that touches memory by itself holds a region removed before this call; half as
+ * long for those that do so by keys alone, which the caller takes back. 0 or -EBUSY. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);

@@ -54,6 +54,11 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 	engine->log(engine->log_arg, line);
 }
 
+uint32_t wh_engine_capabilities(const struct wh_engine *engine)
+{
+	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 : WH_CAPABLE_RDMA;
+}
+
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
 {
 	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
@@ -204,12 +209,12 @@ static int check_transport_names(const struct wh_config *config)
 		snprintf(name, sizeof(name), "%.*s", (int)span, list);
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
-				       "transports: there is no transport \"%s\"; known are self, cuda, shm, tcp",
+				       "transports: there is no transport \"%s\"; known are self, cuda, shm, rdma, tcp",
 				       name);
 		list += span + (list[span] == ',');
 	}
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, cuda, shm, tcp",
+		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, cuda, shm, rdma, tcp",
 			       require);
 	return 0;
 }

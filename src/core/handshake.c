@@ -12,6 +12,7 @@ static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello 
 		.version_min = WH_WIRE_VERSION,
 		.version_max = WH_WIRE_VERSION,
 		.role = role,
+		.capabilities = wh_engine_capabilities(engine),
 		.epoch = engine->epoch,
 		.auth_length = WH_NONCE_SIZE,
 	};

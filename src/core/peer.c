@@ -474,6 +474,12 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 		return 0;
 	case WH_FRAME_ABORTED:
 		return confirm_abort(peer, payload, frame->length);
+	case WH_FRAME_RDMA_CONNECTED:
+	case WH_FRAME_RDMA_KEYED:
+		if (!peer->opened[WH_TRANSPORT_RDMA])
+			return -EPROTO;
+		return wh_transport(WH_TRANSPORT_RDMA)
+			->peer_frame(peer, peer->transport[WH_TRANSPORT_RDMA], frame, payload);
 	case WH_FRAME_PONG:
 		return 0;
 	default:

@@ -87,6 +87,7 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	region->map_length = 0;
 	region->map_refused = NULL;
 	atomic_store_explicit(&region->view, NULL, memory_order_relaxed);
+	atomic_store_explicit(&region->rdma, NULL, memory_order_relaxed);
 	region->round = peer->list_round;
 	error = wh_places_publish(&peer->regions, &region->place, record->id);
 	return error == -EEXIST ? -EPROTO : error;

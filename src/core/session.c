@@ -44,6 +44,11 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 		return wh_session_notified(session, payload, frame->length);
 	case WH_FRAME_ABORT:
 		return aborted(session, payload, frame->length);
+	case WH_FRAME_RDMA_CONNECT:
+	case WH_FRAME_RDMA_KEYS:
+		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
+			return -EPROTO;
+		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);
 	default:
 		return -EPROTO;
 	}
@@ -217,7 +222,7 @@ void wh_sessions_remove(struct wh_engine *engine, uint64_t id)
 }
 
 /* Answers come in the order of the questions, so that counting them is enough. */
-static bool all_removed(struct wh_engine *engine, uint64_t removes, char name[WH_NAME_MAX])
+static bool all_removed(struct wh_engine *engine, uint64_t removes, bool keyed, char name[WH_NAME_MAX])
 {
 	bool all = true;
 
@@ -225,7 +230,7 @@ static bool all_removed(struct wh_engine *engine, uint64_t removes, char name[WH
 	for (struct wh_list *l = engine->sessions.next; all && l != &engine->sessions; l = l->next) {
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
-		if (!atomic_load(&session->touches) ||
+		if (!(atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) ||
 		    session->removes_before + atomic_load(&session->removed) >= removes)
 			continue;
 		memcpy(name, session->hello.name, WH_NAME_MAX);
@@ -237,6 +242,7 @@ static bool all_removed(struct wh_engine *engine, uint64_t removes, char name[WH
 
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
 {
+	int64_t begun = wh_now(), courtesy = begun + (deadline - begun) / 2;
 	struct timespec pause = { 0, 20000 };
 	char name[WH_NAME_MAX];
 	uint64_t removes;
@@ -244,7 +250,7 @@ int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline
 	pthread_mutex_lock(&engine->lock);
 	removes = engine->removes;
 	pthread_mutex_unlock(&engine->lock);
-	while (!all_removed(engine, removes, name)) {
+	while (!all_removed(engine, removes, wh_now() < courtesy, name)) {
 		if (wh_now() > deadline)
 			return wh_fail(EBUSY,
 				       "region %#llx: %s on this host has it mapped and does not let go; "

@@ -67,6 +67,16 @@ static void no_region_gone(struct wh_peer *peer, void *state, struct wh_remote_r
 	(void)region;
 }
 
+static int no_peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *frame,
+			 const uint8_t *payload)
+{
+	(void)peer;
+	(void)state;
+	(void)frame;
+	(void)payload;
+	return -EPROTO;
+}
+
 static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 		    struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
 {
@@ -150,6 +160,15 @@ static void no_session_abort(struct wh_session *session, uint32_t number)
 	(void)number;
 }
 
+static int no_session_frame(struct wh_session *session, const struct wh_frame *frame,
+			    const uint8_t *payload)
+{
+	(void)session;
+	(void)frame;
+	(void)payload;
+	return -EPROTO;
+}
+
 static const struct wh_transport defaults = {
 	.engine_open = no_engine_open,
 	.engine_close = no_engine_close,
@@ -159,6 +178,7 @@ static const struct wh_transport defaults = {
 	.peer_lost = no_peer_lost,
 	.peer_again = no_peer_again,
 	.region_gone = no_region_gone,
+	.peer_frame = no_peer_frame,
 	.reach = no_reach,
 	.submit = no_submit,
 	.help = no_help,
@@ -169,6 +189,7 @@ static const struct wh_transport defaults = {
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
 	.session_abort = no_session_abort,
+	.session_frame = no_session_frame,
 };
 
 /* ---- the list ----------------------------------------------------------------------------- */
@@ -177,6 +198,7 @@ static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
 	[WH_TRANSPORT_SELF] = &wh_transport_self,
 	[WH_TRANSPORT_CUDA] = &wh_transport_cuda,
 	[WH_TRANSPORT_SHM] = &wh_transport_shm,
+	[WH_TRANSPORT_RDMA] = &wh_transport_rdma,
 	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
 };
 
@@ -204,6 +226,7 @@ static void complete(void)
 		FILL(peer_lost);
 		FILL(peer_again);
 		FILL(region_gone);
+		FILL(peer_frame);
 		FILL(reach);
 		FILL(submit);
 		FILL(help);
@@ -214,6 +237,7 @@ static void complete(void)
 		FILL(session_accept);
 		FILL(session_close);
 		FILL(session_abort);
+		FILL(session_frame);
 	}
 }
 
@@ -245,8 +269,9 @@ bool wh_transport_sound(const struct wh_transport *transport)
 		return false;
 	if (moves != OWN(submit) || (moves && !OWN(cancel)))
 		return false;
-	if (accepts != OWN(session_accept) || accepts != OWN(session_close) ||
-	    accepts != (transport->role != 0))
+	if (accepts != OWN(session_accept) || accepts != (transport->role != 0) ||
+	    OWN(session_close) != (accepts || OWN(session_frame)) ||
+	    OWN(session_frame) != OWN(peer_frame))
 		return false;
 	return (bool)(can & WH_CAN_HELP) == OWN(help) && (bool)(can & WH_CAN_CUT) == OWN(cut);
 }

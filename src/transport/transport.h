@@ -17,6 +17,7 @@
 struct wh_batch;
 struct wh_engine;
 struct wh_estimate;
+struct wh_frame;
 struct wh_hello;
 struct wh_peer;
 struct wh_piece;
@@ -30,6 +31,7 @@ enum wh_transport_id {
 	WH_TRANSPORT_SELF,
 	WH_TRANSPORT_CUDA,
 	WH_TRANSPORT_SHM,
+	WH_TRANSPORT_RDMA,
 	WH_TRANSPORT_TCP,
 	WH_TRANSPORT_COUNT,
 };
@@ -69,6 +71,11 @@ struct wh_transport {
 	/* A region of the peer is going: it is closed (nobody is inside any more); unmap it. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
+	/* The owner has sent a frame of the transport's own, over the control connection. 0, or a
+	 * negative errno, which breaks the connection. On the first loop. */
+	int (*peer_frame)(struct wh_peer *peer, void *state, const struct wh_frame *frame,
+			  const uint8_t *payload);
+
 	/* Can it move bytes between these regions? -ENXIO: they are nothing that it is for, which is not
 	 * worth telling. `remote` is entered; it is the place of a struct
 	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or a
@@ -103,10 +110,13 @@ struct wh_transport {
 	void (*session_close)(struct wh_session *session);
 	/* The peer wants its data connection `number` dropped; same promise. */
 	void (*session_abort)(struct wh_session *session, uint32_t number);
+	/* The initiator has sent a frame of the transport's own; as peer_frame. */
+	int (*session_frame)(struct wh_session *session, const struct wh_frame *frame,
+			     const uint8_t *payload);
 };
 
 extern const struct wh_transport wh_transport_self, wh_transport_cuda, wh_transport_shm,
-	wh_transport_tcp;
+	wh_transport_rdma, wh_transport_tcp;
 
 /* Transport number `id`, completed with the defaults. */
 const struct wh_transport *wh_transport(enum wh_transport_id id);

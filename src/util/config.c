@@ -167,7 +167,7 @@ static bool check_key(const char *text)
 
 static const struct knob knobs[WH_KNOB_COUNT] = {
 	[WH_KNOB_TRANSPORTS] = {
-		.row = { "transports", "WHERRY_TRANSPORTS", "self,cuda,shm,tcp", "text",
+		.row = { "transports", "WHERRY_TRANSPORTS", "self,cuda,shm,rdma,tcp", "text",
 			 "the transports that may be used, best first" },
 		.text = check_words,
 		.wants = "names with commas between, such as shm,tcp",
@@ -229,7 +229,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_SLICE] = {
 		.row = { "slice", "WHERRY_SLICE", "1MiB", "bytes",
-			 "the most that one TCP request moves" },
+			 "the most that one request, or one work request of a NIC, moves" },
 		.number = parse_bytes,
 		.least = KIB,
 		.most = GIB,
@@ -276,6 +276,32 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.number = parse_count,
 		.least = 0,
 		.most = 65536,
+	},
+	[WH_KNOB_RDMA] = {
+		.row = { "rdma", "WHERRY_RDMA", "", "text",
+			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or no: none" },
+		.text = check_path,
+		.wants = "names of RDMA devices with commas between, such as mlx5_0,mlx5_1:1:3, or off",
+	},
+	[WH_KNOB_RDMA_SL] = {
+		.row = { "rdma_sl", "WHERRY_RDMA_SL", "0", "count",
+			 "service level of what goes by InfiniBand" },
+		.number = parse_count,
+		.least = 0,
+		.most = 15,
+	},
+	[WH_KNOB_RDMA_CLASS] = {
+		.row = { "rdma_class", "WHERRY_RDMA_CLASS", "0", "count",
+			 "traffic class of what goes by RDMA: RoCE's DSCP times four" },
+		.number = parse_count,
+		.least = 0,
+		.most = 255,
+	},
+	[WH_KNOB_VERBS] = {
+		.row = { "verbs", "WHERRY_VERBS", "", "text",
+			 "the library of RDMA devices; empty: libibverbs.so.1" },
+		.text = check_path,
+		.wants = "the path of libibverbs",
 	},
 	[WH_KNOB_WINDOW] = {
 		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 enum wh_knob {
-	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,cuda,shm,tcp" */
+	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,cuda,shm,rdma,tcp" */
 	WH_KNOB_REQUIRE,       /* text: the only transport allowed; "": any */
 	WH_KNOB_LISTEN,        /* text */
 	WH_KNOB_CONNECTIONS,   /* count: TCP data connections to a peer */
@@ -22,6 +22,10 @@ enum wh_knob {
 	WH_KNOB_CUDA,          /* text: the driver's library; "": the usual one; "off" or "no": none */
 	WH_KNOB_CTAS,          /* count: CTAs of the gather-scatter kernel; 0: by the way */
 	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
+	WH_KNOB_RDMA,          /* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
+	WH_KNOB_RDMA_SL,       /* number: service level of InfiniBand */
+	WH_KNOB_RDMA_CLASS,    /* number: traffic class, where there is a global route */
+	WH_KNOB_VERBS,         /* text: libibverbs; "": the usual one */
 	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
 	WH_KNOB_KEY,           /* secret: the cluster key, 64 hex digits; "": none */
 	WH_KNOB_KEYFILE,       /* text: the file that it is in; "": none */

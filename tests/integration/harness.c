@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -241,6 +242,16 @@ const struct route route_tcp6 = {
 	.name = "tcp", .require = "tcp", .listen = "[::1]:0", .detail = "connection",
 	.kind = WH_MEMORY_PAGEABLE, .missing = missing_tcp6,
 };
+/* Devices for this process and for the others, real ones "rxe0,rxe1", or the fake library's. */
+static const char *missing_rdma(void)
+{
+	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL : "there is no RDMA device to test with";
+}
+
+const struct route route_rdma = {
+	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2",
+	.kind = WH_MEMORY_PAGEABLE, .missing = missing_rdma,
+};
 const struct route needs_root = { .name = "root", .missing = missing_root };
 
 /* ---- the main program ----------------------------------------------------------------------- */
@@ -257,12 +268,33 @@ static void too_long(int signal)
 
 void harness_limit(unsigned int seconds)
 {
-	alarm(seconds * SCALE(1, 4));
+	/* Real devices to test with are those of the lab, whose processors are emulated. */
+	alarm(seconds * SCALE(1, 4) * (getenv("TEST_RDMA") ? 4 : 1));
+}
+
+/* Only tests over rdma see the devices: others would open them in vain. */
+static void choose_devices(bool wanted)
+{
+	const char *names = getenv("TEST_RDMA"), *library = getenv("TEST_VERBS");
+	char mine[64];
+
+	if (!wanted || missing_rdma()) {
+		setenv("WHERRY_RDMA", "off", 1);
+		return;
+	}
+	if (!names) {
+		names = "fake0,fake1";
+		setenv("FAKE_VERBS", names, 1);
+		setenv("WHERRY_VERBS", library, 1);
+	}
+	snprintf(mine, sizeof(mine), "%.*s", (int)strcspn(names, ","), names);
+	setenv("WHERRY_RDMA", mine, 1);
+	setenv("HARNESS_RDMA", names + strcspn(names, ",") + 1, 1);
 }
 
 int harness_begin(void **state)
 {
-	(void)state;
+	choose_devices(*state == &route_rdma);
 	fds_before = count_fds();
 	harness_limit(LIMIT);
 	return 0;
@@ -309,6 +341,16 @@ static void clean_environment(void)
 		setenv("WHERRY_CUDA", getenv("TEST_CUDA"), 1);
 }
 
+/* Where the fake library's devices of this process and of its children meet. */
+static void share_world(void)
+{
+	char path[64];
+	int fd = memfd_create("fake-verbs", MFD_CLOEXEC);
+
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", (int)getpid(), fd);
+	setenv("FAKE_VERBS_WORLD", path, 1);
+}
+
 int harness_main(int argc, char **argv, const char *group, const struct CMUnitTest *tests,
 		 size_t count)
 {
@@ -317,10 +359,12 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 	int failed;
 
 	signal(SIGPIPE, SIG_IGN);
-	clean_environment();
+	if (argc != 3 || strcmp(argv[1], "--child") != 0)
+		clean_environment();
 	if (argc == 3 && strcmp(argv[1], "--child") == 0)
 		return child_main(atoi(argv[2]));
 	signal(SIGALRM, too_long);
+	share_world();
 	chosen = calloc(count, sizeof(*chosen));
 	if (!chosen)
 		return 1;
@@ -434,6 +478,8 @@ struct child *child_start(const struct child_options *options)
 		char number[16];
 		char *argv[] = { (char *)"child", (char *)"--child", number, NULL };
 
+		if (strcmp(getenv("WHERRY_RDMA"), "off") != 0)
+			setenv("WHERRY_RDMA", getenv("HARNESS_RDMA"), 1);
 		snprintf(number, sizeof(number), "%d", dup(pair[1]));
 		execv("/proc/self/exe", argv);
 		_exit(127);

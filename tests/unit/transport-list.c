@@ -11,6 +11,7 @@ static void list__each_is_sound(void **state)
 	(void)state;
 	assert_true(wh_transport_sound(&wh_transport_self));
 	assert_true(wh_transport_sound(&wh_transport_shm));
+	assert_true(wh_transport_sound(&wh_transport_rdma));
 	assert_true(wh_transport_sound(&wh_transport_tcp));
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		assert_true(wh_transport_sound(wh_transport(id)));
@@ -29,6 +30,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->peer_lost);
 		assert_non_null(transport->peer_again);
 		assert_non_null(transport->region_gone);
+		assert_non_null(transport->peer_frame);
 		assert_non_null(transport->reach);
 		assert_non_null(transport->submit);
 		assert_non_null(transport->help);
@@ -39,6 +41,7 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->session_accept);
 		assert_non_null(transport->session_close);
 		assert_non_null(transport->session_abort);
+		assert_non_null(transport->session_frame);
 	}
 }
 
@@ -50,7 +53,7 @@ static void list__by_name(void **state)
 	assert_int_equal(wh_transport_by_name("shm"), WH_TRANSPORT_SHM);
 	assert_int_equal(wh_transport_by_name(""), WH_TRANSPORT_COUNT);
 	assert_int_equal(wh_transport_by_name("SHM"), WH_TRANSPORT_COUNT);
-	assert_int_equal(wh_transport_by_name("rdma"), WH_TRANSPORT_COUNT);
+	assert_int_equal(wh_transport_by_name("rdma"), WH_TRANSPORT_RDMA);
 }
 
 /* What is promised without a function, or the other way round. */
@@ -81,6 +84,16 @@ static void sound__what_is_missing(void **state)
 	assert_false(wh_transport_sound(&wrong));
 	wrong = wh_transport_shm;
 	wrong.capabilities &= ~(uint32_t)WH_CAN_HELP;
+	assert_false(wh_transport_sound(&wrong));
+	/* Frames of its own go both ways, and leave something to be closed. */
+	wrong = wh_transport_rdma;
+	wrong.session_frame = NULL;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.peer_frame = NULL;
+	assert_false(wh_transport_sound(&wrong));
+	wrong = wh_transport_rdma;
+	wrong.session_close = NULL;
 	assert_false(wh_transport_sound(&wrong));
 	/* The defaults count as missing. */
 	wrong = *wh_transport(WH_TRANSPORT_SELF);

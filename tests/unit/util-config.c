@@ -34,7 +34,7 @@ static void load__defaults(void **state)
 	(void)state;
 	memset(&config, 0xff, sizeof(config));
 	assert_int_equal(wh_config_load(&config, NULL), 0);
-	assert_string_equal(config.text[WH_KNOB_TRANSPORTS], "self,cuda,shm,tcp");
+	assert_string_equal(config.text[WH_KNOB_TRANSPORTS], "self,cuda,shm,rdma,tcp");
 	assert_string_equal(config.text[WH_KNOB_REQUIRE], "");
 	assert_string_equal(config.text[WH_KNOB_LISTEN], "127.0.0.1:0");
 	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 4);

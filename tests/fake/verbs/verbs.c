@@ -1,26 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * As much of libibverbs.so.1 as asks what a NIC can do. FAKE_VERBS names the NICs, "a,b"; without
- * it there is none. FAKE_VERBS_DMABUF is the errno of a registration with fd -1 (by default EBADF:
- * the NIC can), FAKE_VERBS_REGISTER that of one with a file descriptor (0: it succeeds). What is
- * left open when the list is asked for anew, or the process ends, aborts.
- */
+/* Devices, ports, memory regions and the world. See fake-verbs.h. */
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <stdint.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
-#define EXPORT __attribute__((visibility("default")))
-#define NICS 8
+#include "inside.h"
 
-static struct nic {
-	char name[64];
-} nics[NICS];
-
+static struct nic nics[NICS];
 static struct nic *list[NICS + 1];
-static int open_count; /* contexts, domains and registrations */
+static _Atomic int open_count;
+static _Atomic uint64_t registered;
+static struct context *contexts;
+static pthread_mutex_t contexts_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static struct world *the_world;
+
+int setting(const char *name, int fallback)
+{
+	const char *text = getenv(name);
+
+	return text ? (int)strtol(text, NULL, 10) : fallback;
+}
+
+void count_open(int by)
+{
+	atomic_fetch_add(&open_count, by);
+}
+
+EXPORT int fake_verbs_open(void)
+{
+	return atomic_load(&open_count);
+}
 
 static void check_closed(void)
 {
@@ -30,30 +47,76 @@ static void check_closed(void)
 	}
 }
 
-static int setting(const char *name, int fallback)
+/* ---- the world --------------------------------------------------------------------------------- */
+
+static void begin(void)
 {
-	const char *text = getenv(name);
+	const char *path = getenv("FAKE_VERBS_WORLD"), *names = getenv("FAKE_VERBS");
+	int fd = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
+	unsigned found = 0;
 
-	return text ? (int)strtol(text, NULL, 10) : fallback;
-}
-
-EXPORT struct nic **ibv_get_device_list(int *count)
-{
-	const char *names = getenv("FAKE_VERBS");
-	int found = 0;
-
-	check_closed();
-	atexit(check_closed);
+	if (path && (fd < 0 || ftruncate(fd, sizeof(struct world))))
+		abort();
+	the_world = mmap(NULL, sizeof(struct world), PROT_READ | PROT_WRITE,
+			 path ? MAP_SHARED : MAP_SHARED | MAP_ANONYMOUS, fd, 0);
+	if (the_world == MAP_FAILED)
+		abort();
+	if (fd >= 0)
+		close(fd);
 	while (names && *names && found < NICS) {
 		size_t length = strcspn(names, ",");
 
 		snprintf(nics[found].name, sizeof(nics[found].name), "%.*s", (int)length, names);
+		nics[found].index = found;
+		atomic_store(&nics[found].up, true);
 		list[found] = &nics[found];
 		found++;
 		names += length + (names[length] == ',');
 	}
-	list[found] = NULL;
-	*count = found;
+	atexit(check_closed);
+}
+
+struct world *world_get(void)
+{
+	pthread_once(&once, begin);
+	return the_world;
+}
+
+/* Whoever was killed with it loses it. */
+void world_lock(struct world *world)
+{
+	pid_t holder = 0;
+
+	while (!atomic_compare_exchange_weak(&world->lock, &holder, getpid())) {
+		if (!holder || kill(holder, 0) == 0 || errno != ESRCH)
+			holder = 0;
+		sched_yield();
+	}
+}
+
+void world_unlock(struct world *world)
+{
+	atomic_store(&world->lock, 0);
+}
+
+struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t length, int right)
+{
+	struct world_mr *mr = &world_get()->mrs[key % WORLD_MRS];
+
+	if (atomic_load(&mr->pid) != pid || atomic_load(&mr->key) != key || address < mr->address ||
+	    length > mr->length || address - mr->address > mr->length - length ||
+	    (mr->access & right) != right)
+		return NULL;
+	return mr;
+}
+
+/* ---- devices ------------------------------------------------------------------------------------- */
+
+EXPORT struct nic **ibv_get_device_list(int *count)
+{
+	world_get();
+	for (*count = 0; list[*count];)
+		++*count;
 	return list;
 }
 
@@ -68,33 +131,270 @@ EXPORT const char *ibv_get_device_name(struct nic *nic)
 	return nic->name;
 }
 
-EXPORT void *ibv_open_device(struct nic *nic)
+EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 {
-	open_count++;
-	return nic;
+	struct context *context = calloc(1, sizeof(*context));
+	int pipes[2];
+
+	if (!context || pipe2(pipes, O_CLOEXEC))
+		abort();
+	context->nic = nic;
+	context->ibv.device = (struct ibv_device *)nic;
+	context->ibv.async_fd = pipes[0];
+	context->ibv.num_comp_vectors = 1;
+	context->async_write = pipes[1];
+	context->ibv.ops.poll_cq = rc_poll_cq;
+	context->ibv.ops.req_notify_cq = rc_arm;
+	context->ibv.ops.post_send = rc_post;
+	pthread_mutex_init(&context->lock, NULL);
+	pthread_cond_init(&context->work, NULL);
+	if (pthread_create(&context->thread, NULL, context_work, context))
+		abort();
+	pthread_mutex_lock(&contexts_lock);
+	context->next = contexts;
+	contexts = context;
+	pthread_mutex_unlock(&contexts_lock);
+	count_open(1);
+	return &context->ibv;
 }
 
-EXPORT int ibv_close_device(void *context)
+EXPORT int ibv_close_device(struct ibv_context *ibv)
 {
-	open_count--;
-	return !context;
+	struct context *context = (struct context *)ibv, **at;
+
+	pthread_mutex_lock(&contexts_lock);
+	for (at = &contexts; *at != context; at = &(*at)->next)
+		;
+	*at = context->next;
+	pthread_mutex_unlock(&contexts_lock);
+	pthread_mutex_lock(&context->lock);
+	context->stop = true;
+	pthread_cond_broadcast(&context->work);
+	pthread_mutex_unlock(&context->lock);
+	pthread_join(context->thread, NULL);
+	if (context->qps)
+		abort();
+	close(context->ibv.async_fd);
+	close(context->async_write);
+	pthread_mutex_destroy(&context->lock);
+	pthread_cond_destroy(&context->work);
+	free(context);
+	count_open(-1);
+	return 0;
 }
 
-EXPORT void *ibv_alloc_pd(void *context)
+EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *out)
 {
-	open_count++;
-	return context;
+	const char *most = getenv("FAKE_VERBS_MR");
+
+	(void)context;
+	memset(out, 0, sizeof(*out));
+	out->max_mr_size = most ? strtoull(most, NULL, 10) : UINT64_MAX;
+	out->phys_port_cnt = 1;
+	out->max_qp = WORLD_QPS;
+	out->max_qp_wr = QP_ROOM;
+	out->max_sge = 1;
+	out->max_cqe = 1 << 20;
+	out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
+	return 0;
 }
 
-EXPORT int ibv_dealloc_pd(void *pd)
+bool infiniband(void)
 {
-	open_count--;
-	return !pd;
+	const char *link = getenv("FAKE_VERBS_LINK");
+
+	return link && !strcmp(link, "infiniband");
 }
 
-EXPORT void *ibv_reg_dmabuf_mr(void *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-			       int access)
+EXPORT int ibv_query_port(struct ibv_context *context, uint8_t port, struct ibv_port_attr *out)
 {
+	const struct nic *nic = context ? ((struct context *)context)->nic : NULL;
+
+	if (!nic || port != 1)
+		return EINVAL;
+	/* As the function does: not the last field. */
+	memset(out, 0, offsetof(struct ibv_port_attr, port_cap_flags2));
+	out->state = atomic_load(&nic->up) ? IBV_PORT_ACTIVE : 1;
+	out->max_mtu = 5;
+	out->active_mtu = 3;
+	out->gid_tbl_len = 8;
+	out->max_msg_sz = 1u << 31;
+	out->pkey_tbl_len = 2;
+	out->link_layer = infiniband() ? IBV_LAYER_INFINIBAND : IBV_LAYER_ETHERNET;
+	out->lid = infiniband() ? (uint16_t)(nic->index + 1) : 0;
+	return 0;
+}
+
+EXPORT int ibv_query_pkey(struct ibv_context *context, uint8_t port, int index, uint16_t *out)
+{
+	(void)context;
+	if (port != 1 || index < 0 || index > 1)
+		return -1;
+	*out = htons(index ? (uint16_t)setting("FAKE_VERBS_PKEY", 0xffff) : 0x7fff);
+	return 0;
+}
+
+void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out)
+{
+	const char *gids = getenv("FAKE_VERBS_GIDS");
+	char text[256], *at, *entry, *rest = NULL;
+
+	if (infiniband())
+		snprintf(text, sizeof(text), "0/fe80::%x", nic->index + 1);
+	else if (gids)
+		snprintf(text, sizeof(text), "%s", gids);
+	else
+		snprintf(text, sizeof(text), "2/fe80::%x,2/::ffff:10.77.0.%u", nic->index + 1,
+			 nic->index + 1);
+	memset(out, 0, sizeof(*out));
+	out->gid_index = index;
+	out->port_num = 1;
+	for (at = text; (entry = strtok_r(at, ",", &rest)); at = NULL) {
+		if (index--)
+			continue;
+		out->gid_type = (uint32_t)(entry[0] - '0');
+		if (inet_pton(AF_INET6, entry + 2, out->gid.raw) != 1)
+			abort();
+		return;
+	}
+}
+
+EXPORT int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index,
+			     struct ibv_gid_entry *out, uint32_t flags, size_t size)
+{
+	static const uint8_t empty[16];
+
+	if (port != 1 || index >= 8 || flags || size != sizeof(*out))
+		return EINVAL;
+	nic_gid(((struct context *)context)->nic, index, out);
+	return memcmp(out->gid.raw, empty, 16) ? 0 : ENODATA;
+}
+
+EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, union ibv_gid *out)
+{
+	struct ibv_gid_entry entry;
+
+	if (port != 1 || index < 0 || index >= 8)
+		return -1;
+	nic_gid(((struct context *)context)->nic, (unsigned)index, &entry);
+	*out = entry.gid;
+	return 0;
+}
+
+/* ---- events -------------------------------------------------------------------------------------- */
+
+EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *out)
+{
+	return read(context->async_fd, out, sizeof(*out)) == sizeof(*out) ? 0 : -1;
+}
+
+EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
+{
+	(void)event;
+}
+
+EXPORT void fake_verbs_port(unsigned nic, bool up)
+{
+	struct ibv_async_event event = { .event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR };
+
+	world_get();
+	event.element.port_num = 1;
+	atomic_store(&nics[nic].up, up);
+	pthread_mutex_lock(&contexts_lock);
+	for (struct context *c = contexts; c; c = c->next)
+		if (c->nic == &nics[nic] && write(c->async_write, &event, sizeof(event)) < 0)
+			abort();
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------------- */
+
+EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
+{
+	struct ibv_pd *pd = calloc(1, sizeof(*pd));
+
+	if (!pd)
+		abort();
+	pd->context = context;
+	count_open(1);
+	return pd;
+}
+
+EXPORT int ibv_dealloc_pd(struct ibv_pd *pd)
+{
+	free(pd);
+	count_open(-1);
+	return 0;
+}
+
+/* Could all of it be written (or read)? As pinning finds out: at the first and the last page. */
+static bool there(void *address, size_t length, int access)
+{
+	char *last = (char *)address + length - 1;
+	unsigned char state;
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+
+	(void)access;
+	return !mincore((void *)((uintptr_t)address & ~(page - 1)), 1, &state) &&
+	       !mincore((void *)((uintptr_t)last & ~(page - 1)), 1, &state);
+}
+
+EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+{
+	const char *memlock = getenv("FAKE_VERBS_MEMLOCK"), *most = getenv("FAKE_VERBS_MR");
+	struct world *world = world_get();
+	struct ibv_mr *mr = NULL;
+
+	if (memlock && atomic_load(&registered) + length > strtoull(memlock, NULL, 10)) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	if (!length || (most && length > strtoull(most, NULL, 10)) ||
+	    ((access & IBV_ACCESS_REMOTE_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE))) {
+		errno = EINVAL;
+		return NULL;
+	}
+	if (!there(address, length, access)) {
+		errno = EFAULT;
+		return NULL;
+	}
+	world_lock(world);
+	for (unsigned i = 0; i < WORLD_MRS && !mr; i++) {
+		struct world_mr *entry = &world->mrs[i];
+		pid_t pid = atomic_load(&entry->pid);
+
+		if (pid && (kill(pid, 0) == 0 || errno != ESRCH))
+			continue;
+		mr = calloc(1, sizeof(*mr));
+		if (!mr)
+			abort();
+		entry->address = (uint64_t)(uintptr_t)address;
+		entry->length = length;
+		entry->access = access;
+		mr->rkey = mr->lkey = ++entry->generation * WORLD_MRS + i;
+		atomic_store(&entry->key, mr->rkey);
+		atomic_store(&entry->pid, getpid());
+	}
+	world_unlock(world);
+	if (!mr) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	mr->context = pd->context;
+	mr->pd = pd;
+	mr->addr = address;
+	mr->length = length;
+	atomic_fetch_add(&registered, length);
+	count_open(1);
+	return mr;
+}
+
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+					int fd, int access)
+{
+	struct ibv_mr *mr;
+
+	(void)pd;
 	(void)offset;
 	(void)iova;
 	(void)access;
@@ -106,23 +406,24 @@ EXPORT void *ibv_reg_dmabuf_mr(void *pd, uint64_t offset, size_t length, uint64_
 		errno = setting("FAKE_VERBS_REGISTER", 0);
 	if (errno)
 		return NULL;
-	open_count++;
-	return pd;
+	mr = calloc(1, sizeof(*mr));
+	count_open(1);
+	return mr;
 }
 
-EXPORT int ibv_dereg_mr(void *mr)
+/* When this returns no NIC is in the middle of touching it. */
+EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 {
-	open_count--;
-	return !mr;
-}
+	struct world *world = world_get();
 
-/* State, most MTU (4096), active MTU (1024): the beginning of the struct. */
-EXPORT int ibv_query_port(void *context, uint8_t port, uint32_t *attributes)
-{
-	if (!context || port != 1)
-		return EINVAL;
-	attributes[0] = 4;
-	attributes[1] = 5;
-	attributes[2] = 3;
+	if (mr->pd) {
+		world_lock(world);
+		atomic_store(&world->mrs[mr->rkey % WORLD_MRS].key, 0);
+		atomic_store(&world->mrs[mr->rkey % WORLD_MRS].pid, 0);
+		world_unlock(world);
+		atomic_fetch_sub(&registered, mr->length);
+	}
+	free(mr);
+	count_open(-1);
 	return 0;
 }

@@ -1,0 +1,632 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Devices and their ports, which address each has, and queue pairs on them. */
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/rdma.h"
+#include "util/clock.h"
+
+#define GIDS_MOST 256u /* of a port's table, how many are looked at */
+#define RETRIES 6      /* 7 is for ever on some NICs */
+
+/* ---- addresses --------------------------------------------------------------------------------- */
+
+static bool is_mapped(const uint8_t gid[16])
+{
+	static const uint8_t prefix[12] = { [10] = 0xff, [11] = 0xff };
+
+	return !memcmp(gid, prefix, sizeof(prefix));
+}
+
+static bool is_link_local(const uint8_t gid[16])
+{
+	return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
+}
+
+/* RoCE: routable before not, IPv4 before IPv6, an address of the network's before the link's own. */
+static int rank(const struct ibv_gid_entry *entry)
+{
+	int version = entry->gid_type == IBV_GID_ROCE_V2 ? 4 : 0;
+
+	return version + (is_mapped(entry->gid.raw) ? 3 : is_link_local(entry->gid.raw) ? 1 : 2);
+}
+
+static int choose_gid(struct rdma_rail *rail, bool ethernet, int entries, struct ibv_gid_entry *out)
+{
+	const struct rdma_nic *nic = rail->nic;
+	struct ibv_gid_entry entry;
+	int best = 0;
+
+	if (rail->wanted_gid >= 0 || !ethernet) {
+		unsigned index = rail->wanted_gid >= 0 ? (unsigned)rail->wanted_gid : 0;
+
+		if (!wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, index, out))
+			return 0;
+		snprintf(rail->why, WH_REFUSAL,
+			 "%s has no GID with index %u; ibv_devinfo -v shows those it has", rail->name,
+			 index);
+		return -ENOENT;
+	}
+	for (unsigned i = 0; (int)i < entries && i < GIDS_MOST; i++) {
+		if (wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, i, &entry) ||
+		    rank(&entry) <= best)
+			continue;
+		best = rank(&entry);
+		*out = entry;
+	}
+	if (best)
+		return 0;
+	snprintf(rail->why, WH_REFUSAL, "%s has no address (GID): give its network interface one",
+		 rail->name);
+	return -EADDRNOTAVAIL;
+}
+
+/* The first partition that the port is in, a full member of if there is one. */
+static void choose_pkey(struct rdma_rail *rail, unsigned entries)
+{
+	const struct rdma_nic *nic = rail->nic;
+	uint16_t key;
+
+	rail->pkey_index = 0;
+	rail->end.pkey = 0;
+	for (unsigned i = 0; i < entries && i < UINT16_MAX; i++) {
+		if (nic->rdma->verbs->query_pkey(nic->context, rail->port, (int)i, &key))
+			continue;
+		key = ntohs(key);
+		if (!(key & 0x7fff) || (rail->end.pkey && !(key & 0x8000)))
+			continue;
+		rail->pkey_index = (uint16_t)i;
+		rail->end.pkey = key;
+		if (key & 0x8000)
+			return;
+	}
+}
+
+/* Look at the port anew. Under rdma.lock, save while it is opened. */
+static void refresh(struct rdma_rail *rail)
+{
+	const struct rdma_nic *nic = rail->nic;
+	int reads = nic->attributes.max_qp_rd_atom, asks = nic->attributes.max_qp_init_rd_atom;
+	struct ibv_port_attr port = { 0 };
+	struct ibv_gid_entry gid;
+	int error = nic->rdma->verbs->query_port(nic->context, rail->port, &port);
+	bool ethernet = port.link_layer == IBV_LAYER_ETHERNET;
+
+	rail->usable = false;
+	memset(&rail->end, 0, sizeof(rail->end));
+	if (error) {
+		snprintf(rail->why, WH_REFUSAL, "%s: ibv_query_port: %s", rail->name, strerror(error));
+		return;
+	}
+	if (port.state != IBV_PORT_ACTIVE) {
+		snprintf(rail->why, WH_REFUSAL, "%s is not active: its cable or network interface is down",
+			 rail->name);
+		return;
+	}
+	if (choose_gid(rail, ethernet, port.gid_tbl_len, &gid))
+		return;
+	choose_pkey(rail, port.pkey_tbl_len);
+	if (!ethernet && !rail->end.pkey) {
+		snprintf(rail->why, WH_REFUSAL, "%s is in no partition: see the subnet manager's", rail->name);
+		return;
+	}
+	rail->end.link = ethernet ? WH_RDMA_ETHERNET : WH_RDMA_INFINIBAND;
+	rail->end.gid_type = ethernet ? (uint8_t)gid.gid_type : 0;
+	rail->end.mtu = (uint8_t)port.active_mtu;
+	rail->end.answers = (uint8_t)(reads < 1 ? 1 : reads > RDMA_READS ? RDMA_READS : reads);
+	rail->end.asks = (uint8_t)(asks < 1 ? 1 : asks > RDMA_READS ? RDMA_READS : asks);
+	rail->end.lid = port.lid;
+	memcpy(rail->end.gid, gid.gid.raw, sizeof(rail->end.gid));
+	memcpy(rail->end.name, rail->name, sizeof(rail->end.name));
+	rail->gid_index = (uint8_t)gid.gid_index;
+	rail->routed = ethernet || !port.lid || (port.flags & 1); /* IBV_QPF_GRH_REQUIRED */
+	rail->message = port.max_msg_sz ? port.max_msg_sz : 1u << 30;
+	rail->usable = true;
+}
+
+bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_REFUSAL])
+{
+	struct rdma *rdma = rail->nic->rdma;
+
+	pthread_mutex_lock(&rdma->lock);
+	/* One that was down may have come up without an event that we saw. */
+	if (!rail->usable)
+		refresh(rail);
+	*copy = *rail;
+	pthread_mutex_unlock(&rdma->lock);
+	if (!copy->usable)
+		memcpy(why, copy->why, WH_REFUSAL);
+	return copy->usable;
+}
+
+static const char *layer(const struct wh_rdma_end *end)
+{
+	static const char *const names[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
+
+	return names[end->gid_type];
+}
+
+/* Could packets find the way? Whether they do is seen when they are sent. */
+static bool compatible(const struct wh_rdma_end *mine, const struct wh_rdma_end *other,
+		       char why[WH_REFUSAL])
+{
+	if (mine->link != other->link || mine->gid_type != other->gid_type) {
+		snprintf(why, WH_REFUSAL, "another fabric: %.60s here speaks %s, %.60s there %s", mine->name,
+			 layer(mine), other->name, layer(other));
+		return false;
+	}
+	if (mine->link == WH_RDMA_ETHERNET && is_mapped(mine->gid) != is_mapped(other->gid)) {
+		snprintf(why, WH_REFUSAL,
+			 "%.35s here and %.35s there have addresses of different families; choose a GID "
+			 "with the knob rdma (NAME:PORT:INDEX)",
+			 mine->name, other->name);
+		return false;
+	}
+	if (mine->link == WH_RDMA_INFINIBAND && (mine->pkey ^ other->pkey) & 0x7fff) {
+		snprintf(why, WH_REFUSAL, "%s here is in partition %#x, %s there in %#x", mine->name,
+			 mine->pkey, other->name, other->pkey);
+		return false;
+	}
+	return true;
+}
+
+/* Do both lie in one IPv4 network of the usual size, or one InfiniBand subnet or IPv6 network? */
+static bool near(const struct wh_rdma_end *mine, const struct wh_rdma_end *other)
+{
+	return !memcmp(mine->gid, other->gid, is_mapped(mine->gid) ? 15 : 8);
+}
+
+struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_end *other,
+				struct rdma_rail *copy, char why[WH_REFUSAL])
+{
+	struct rdma_rail *found = NULL, look;
+	bool found_near = false;
+
+	snprintf(why, WH_REFUSAL, "no RDMA device here");
+	for (unsigned i = 0; i < rdma->rail_count && !found_near; i++) {
+		struct rdma_rail *rail = &rdma->rails[i];
+
+		if (!rdma_rail_look(rail, &look, why) || !compatible(&look.end, other, why))
+			continue;
+		found_near = near(&look.end, other);
+		if (found && !found_near)
+			continue;
+		found = rail;
+		*copy = look;
+	}
+	return found;
+}
+
+/* ---- events ------------------------------------------------------------------------------------ */
+
+static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
+{
+	struct rdma *rdma = nic->rdma;
+	char why[WH_REFUSAL] = "";
+	struct wh_rdma_end before;
+
+	for (unsigned i = 0; i < rdma->rail_count; i++) {
+		struct rdma_rail *rail = &rdma->rails[i];
+
+		if (rail->nic != nic || rail->port != port)
+			continue;
+		pthread_mutex_lock(&rdma->lock);
+		before = rail->end;
+		if (event == IBV_EVENT_PORT_ERR) { /* what a query says may come later */
+			rail->usable = false;
+			snprintf(rail->why, WH_REFUSAL, "%s has gone down", rail->name);
+		} else {
+			refresh(rail);
+		}
+		if (!rail->usable)
+			memcpy(why, rail->why, sizeof(why));
+		else if (memcmp(before.gid, rail->end.gid, sizeof(before.gid)) || before.lid != rail->end.lid)
+			snprintf(why, sizeof(why), "%s has another address", rail->name);
+		pthread_mutex_unlock(&rdma->lock);
+		wh_engine_log(rdma->engine, "rdma: %s", *why ? why : "a port is up again");
+	}
+	if (*why)
+		rdma_rail_lost(rdma, nic, port, why);
+}
+
+static void events_ready(struct wh_source *source, uint32_t events)
+{
+	struct rdma_nic *nic = wh_container(source, struct rdma_nic, events);
+	const struct wh_verbs *verbs = nic->rdma->verbs;
+	struct ibv_async_event event;
+	char why[WH_REFUSAL];
+
+	(void)events;
+	while (!verbs->get_async_event(nic->context, &event)) {
+		int port = event.element.port_num, type = event.event_type;
+
+		/* A queue pair that is to be destroyed waits for this. */
+		verbs->ack_async_event(&event);
+		switch (type) {
+		case IBV_EVENT_PORT_ERR:
+		case IBV_EVENT_PORT_ACTIVE:
+		case IBV_EVENT_LID_CHANGE:
+		case IBV_EVENT_GID_CHANGE:
+			port_changed(nic, (uint8_t)port, type);
+			break;
+		case IBV_EVENT_DEVICE_FATAL:
+			snprintf(why, sizeof(why), "%s has failed, or been removed", nic->name);
+			rdma_rail_lost(nic->rdma, nic, 0, why);
+			break;
+		default: /* a queue pair's errors are seen in its completions, or by the watchdog */
+			break;
+		}
+	}
+}
+
+/* ---- devices ----------------------------------------------------------------------------------- */
+
+/* One entry of the knob `rdma`: a device, a port (0: all), an index into its GIDs (-1: chosen). */
+struct chosen {
+	char name[WH_VERBS_NAME];
+	unsigned port;
+	int gid;
+	bool found;
+};
+
+static int parse_chosen(const char *text, size_t length, struct chosen *out)
+{
+	char entry[WH_VERBS_NAME + 16], *colon, *end;
+	unsigned long number;
+
+	*out = (struct chosen){ .gid = -1 };
+	if (length >= sizeof(entry))
+		return -EINVAL;
+	memcpy(entry, text, length);
+	entry[length] = 0;
+	colon = strchr(entry, ':');
+	if (colon) {
+		*colon++ = 0;
+		number = strtoul(colon, &end, 10);
+		if (end == colon || number < 1 || number > 255 || (*end && *end != ':'))
+			return -EINVAL;
+		out->port = (unsigned)number;
+		if (*end) {
+			colon = end + 1;
+			number = strtoul(colon, &end, 10);
+			if (end == colon || *end || number > 255)
+				return -EINVAL;
+			out->gid = (int)number;
+		}
+	}
+	if (!*entry || strlen(entry) >= sizeof(out->name))
+		return -EINVAL;
+	memcpy(out->name, entry, strlen(entry) + 1);
+	return 0;
+}
+
+static void nic_close(struct rdma_nic *nic)
+{
+	const struct wh_verbs *verbs = nic->rdma->verbs;
+
+	if (nic->idle)
+		verbs->destroy_cq(nic->idle);
+	if (nic->pd)
+		verbs->dealloc_pd(nic->pd);
+	if (nic->context)
+		verbs->close_device(nic->context);
+	free(nic);
+}
+
+static int nic_fail(struct rdma_nic *nic, const char *call)
+{
+	int error = errno ? errno : EIO;
+	const char *hint = error == EACCES || error == EPERM ?
+				   ": no permission on /dev/infiniband, or not in this container" :
+			   error == ENOMEM ? ": ulimit -l is too low, or there is no memory" :
+					     "";
+
+	error = wh_fail(error, "%s: %s: %s%s", nic->name, call, strerror(error), hint);
+	nic_close(nic);
+	return error;
+}
+
+static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_nic **out)
+{
+	const struct wh_verbs *verbs = rdma->verbs;
+	struct rdma_nic *nic = calloc(1, sizeof(*nic));
+	uint64_t most;
+	int error;
+
+	if (!nic)
+		return wh_fail(ENOMEM, "rdma: no memory");
+	nic->rdma = rdma;
+	nic->events.fd = -1;
+	snprintf(nic->name, sizeof(nic->name), "%s", verbs->get_device_name(device));
+	nic->context = verbs->open_device(device);
+	if (!nic->context)
+		return nic_fail(nic, "ibv_open_device");
+	error = verbs->query_device(nic->context, &nic->attributes);
+	errno = error;
+	if (error)
+		return nic_fail(nic, "ibv_query_device");
+	nic->pd = verbs->alloc_pd(nic->context);
+	if (!nic->pd)
+		return nic_fail(nic, "ibv_alloc_pd");
+	nic->idle = verbs->create_cq(nic->context, 1, NULL, NULL, 0);
+	if (!nic->idle)
+		return nic_fail(nic, "ibv_create_cq");
+	most = nic->attributes.max_mr_size;
+	nic->chunk = RDMA_CHUNK;
+	while (most && nic->chunk > most)
+		nic->chunk /= 2;
+	*out = nic;
+	return 0;
+}
+
+static void add_rails(struct rdma *rdma, struct rdma_nic *nic, const struct chosen *chosen)
+{
+	for (unsigned port = 1; port <= nic->attributes.phys_port_cnt; port++) {
+		struct rdma_rail *rail = &rdma->rails[rdma->rail_count];
+
+		if ((chosen && chosen->port && chosen->port != port) || rdma->rail_count == RDMA_RAILS)
+			continue;
+		rail->nic = nic;
+		rail->port = (uint8_t)port;
+		rail->wanted_gid = chosen ? chosen->gid : -1;
+		snprintf(rail->name, sizeof(rail->name), "%.58s:%u", nic->name, port);
+		refresh(rail);
+		rdma->rail_count++;
+	}
+}
+
+static int add_nic(struct rdma *rdma, struct ibv_device *device, const struct chosen *chosen)
+{
+	struct rdma_nic *nic = NULL;
+	int error;
+
+	for (unsigned i = 0; i < rdma->nic_count; i++)
+		if (!strcmp(rdma->nics[i]->name, rdma->verbs->get_device_name(device)))
+			nic = rdma->nics[i];
+	if (!nic && rdma->nic_count == RDMA_NICS)
+		return 0;
+	if (!nic) {
+		error = nic_open(rdma, device, &nic);
+		if (error)
+			return error;
+		nic->index = rdma->nic_count;
+		rdma->nics[rdma->nic_count++] = nic;
+	}
+	add_rails(rdma, nic, chosen);
+	return 0;
+}
+
+/* The devices of the list that the knob names, in its order; all of them if it names none. */
+static int add_nics(struct rdma *rdma, struct ibv_device **list)
+{
+	const char *knob = rdma->engine->config.text[WH_KNOB_RDMA];
+	int error = -ENODEV;
+
+	for (int i = 0; !*knob && list[i]; i++) {
+		/* One that cannot be opened is no reason not to use the others. */
+		int trouble = add_nic(rdma, list[i], NULL);
+
+		error = rdma->rail_count ? 0 : trouble;
+	}
+	for (const char *at = knob; *at; at += strcspn(at, ","), at += *at == ',') {
+		size_t length = strcspn(at, ",");
+		struct chosen chosen;
+
+		if (parse_chosen(at, length, &chosen))
+			return wh_fail(EINVAL,
+				       "rdma=%.60s: wants NAME[:PORT[:GID INDEX]] with commas between, "
+				       "such as mlx5_0:1:3",
+				       knob);
+		error = 0;
+		for (int i = 0; list[i] && !error && !chosen.found; i++) {
+			chosen.found = !strcmp(chosen.name, rdma->verbs->get_device_name(list[i]));
+			if (chosen.found)
+				error = add_nic(rdma, list[i], &chosen);
+		}
+		if (!error && !chosen.found)
+			error = wh_fail(ENODEV,
+					"rdma=%.60s: there is no device %s here; ibv_devices lists them",
+					knob, chosen.name);
+		if (error)
+			return error;
+	}
+	return error;
+}
+
+/* Where the kernel has no RDMA device the library need not be loaded to find out. */
+static bool kernel_has_none(void)
+{
+	DIR *directory = opendir("/sys/class/infiniband");
+	struct dirent *entry;
+	bool none = true;
+
+	while (directory && none && (entry = readdir(directory)))
+		none = entry->d_name[0] == '.';
+	if (directory)
+		closedir(directory);
+	return none;
+}
+
+/* So that a NIC has given up by the end of the knob `timeout`: it waits up to four times as long as it
+ * is told, and so often. Bounded to 67 ms and 4.3 s. */
+static uint8_t ack_timeout(const struct wh_engine *engine)
+{
+	int64_t most = engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / (RETRIES + 1);
+	uint8_t exponent = 14;
+
+	while (exponent < 20 && (INT64_C(4096) << (exponent + 1)) <= most)
+		exponent++;
+	return exponent;
+}
+
+int rdma_rails_open(struct rdma *rdma)
+{
+	struct wh_engine *engine = rdma->engine;
+	const char *library = engine->config.text[WH_KNOB_VERBS];
+	const char *knob = engine->config.text[WH_KNOB_RDMA];
+	struct ibv_device **list;
+	int count = 0, error;
+
+	if (!strcmp(knob, "off") || !strcmp(knob, "no"))
+		return wh_fail(ENODEV, "switched off by the knob rdma (WHERRY_RDMA)");
+	if (!*library && kernel_has_none())
+		return wh_fail(ENODEV, "the kernel has no RDMA device (/sys/class/infiniband is empty)");
+	error = wh_verbs_open(library, &rdma->verbs);
+	if (error)
+		return error;
+	rdma->ack_timeout = ack_timeout(engine);
+	list = rdma->verbs->get_device_list(&count);
+	if (!list || !count) {
+		error = wh_fail(ENODEV, "libibverbs finds no RDMA device; ibv_devices lists them");
+		if (list)
+			rdma->verbs->free_device_list(list);
+		return error;
+	}
+	error = add_nics(rdma, list);
+	rdma->verbs->free_device_list(list);
+	if (!error && !rdma->rail_count)
+		error = wh_fail(ENODEV, "rdma=%.60s: the device has no such port", knob);
+	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
+		struct rdma_nic *nic = rdma->nics[i];
+		int fd = nic->context->async_fd;
+
+		nic->events.ready = events_ready;
+		nic->events.fd = fd;
+		if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
+			error = wh_fail(errno, "%s: its events: %s", nic->name, strerror(errno));
+		else
+			error = wh_loop_add(&engine->loops[0], &nic->events, EPOLLIN);
+	}
+	return error;
+}
+
+static void stop_events(void *argument)
+{
+	struct rdma *rdma = argument;
+
+	for (unsigned i = 0; i < rdma->nic_count; i++)
+		if (rdma->nics[i]->events.fd >= 0)
+			wh_loop_remove(&rdma->engine->loops[0], &rdma->nics[i]->events);
+}
+
+void rdma_rails_close(struct rdma *rdma)
+{
+	wh_loop_call(&rdma->engine->loops[0], stop_events, rdma);
+	while (rdma->nic_count)
+		nic_close(rdma->nics[--rdma->nic_count]);
+	wh_verbs_close(rdma->verbs);
+}
+
+/* ---- queue pairs ------------------------------------------------------------------------------- */
+
+static int qp_fail(const struct rdma_rail *rail, const char *call, int error, char why[WH_REFUSAL])
+{
+	snprintf(why, WH_REFUSAL, "%s: %s: %s%s", rail->name, call, strerror(error),
+		 error == ENOMEM ? " (ulimit -l, or all of its queue pairs are taken)" : "");
+	return -error;
+}
+
+int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth, struct ibv_qp **out,
+		uint32_t *inlined, char why[WH_REFUSAL])
+{
+	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
+	struct ibv_qp_init_attr wanted = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = depth, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
+	};
+	struct ibv_qp_attr first = {
+		.qp_state = IBV_QPS_INIT,
+		.pkey_index = rail->pkey_index,
+		.port_num = rail->port,
+		/* Only the owner's end answers. */
+		.qp_access_flags = depth > 1 ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+	};
+	struct ibv_qp *qp;
+	int error;
+
+	wanted.cap.max_inline_data = depth > 1 ? RDMA_INLINE : 0;
+	qp = verbs->create_qp(rail->nic->pd, &wanted);
+	if (!qp && wanted.cap.max_inline_data) {
+		wanted.cap.max_inline_data = 0;
+		qp = verbs->create_qp(rail->nic->pd, &wanted);
+	}
+	if (!qp)
+		return qp_fail(rail, "ibv_create_qp", errno ? errno : EIO, why);
+	error = verbs->modify_qp(qp, &first,
+				 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	if (error) {
+		verbs->destroy_qp(qp);
+		return qp_fail(rail, "ibv_modify_qp to INIT", error, why);
+	}
+	*inlined = wanted.cap.max_inline_data;
+	*out = qp;
+	return 0;
+}
+
+/* How packets find the other end. */
+static void address(const struct rdma_rail *rail, const struct wh_rdma_end *mine,
+		    const struct wh_rdma_end *other, struct ibv_ah_attr *out)
+{
+	const int64_t *number = rail->nic->rdma->engine->config.number;
+
+	out->port_num = rail->port;
+	out->dlid = other->lid;
+	out->sl = (uint8_t)number[WH_KNOB_RDMA_SL];
+	/* Within an InfiniBand subnet the LID is enough. */
+	if (!rail->routed && other->lid && !memcmp(mine->gid, other->gid, 8))
+		return;
+	out->is_global = 1;
+	memcpy(out->grh.dgid.raw, other->gid, sizeof(other->gid));
+	out->grh.sgid_index = rail->gid_index;
+	out->grh.hop_limit = 64;
+	out->grh.traffic_class = (uint8_t)number[WH_KNOB_RDMA_CLASS];
+}
+
+static uint8_t least(uint8_t a, uint8_t b)
+{
+	return a < b ? a : b;
+}
+
+int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
+		    const struct wh_rdma_end *other, char why[WH_REFUSAL])
+{
+	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
+	struct ibv_qp_attr attributes = {
+		.qp_state = IBV_QPS_RTR,
+		.path_mtu = least(mine->mtu, other->mtu),
+		.dest_qp_num = other->qp,
+		.rq_psn = other->psn,
+		.max_dest_rd_atomic = least(mine->answers, other->asks),
+		.min_rnr_timer = 12,
+	};
+	int error;
+
+	if (!compatible(mine, other, why))
+		return -EOPNOTSUPP;
+	address(rail, mine, other, &attributes.ah_attr);
+	error = verbs->modify_qp(qp, &attributes,
+				 IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+					 IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC |
+					 IBV_QP_MIN_RNR_TIMER);
+	if (error)
+		return qp_fail(rail, "ibv_modify_qp to RTR", error, why);
+	attributes = (struct ibv_qp_attr){
+		.qp_state = IBV_QPS_RTS,
+		.sq_psn = mine->psn,
+		.timeout = rail->nic->rdma->ack_timeout,
+		.retry_cnt = RETRIES,
+		.rnr_retry = RETRIES,
+		.max_rd_atomic = least(mine->asks, other->answers),
+	};
+	error = verbs->modify_qp(qp, &attributes,
+				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+					 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+	return error ? qp_fail(rail, "ibv_modify_qp to RTS", error, why) : 0;
+}

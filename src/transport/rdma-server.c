@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdma, the side whose memory it is: queue pairs that answer, one for each of an initiator's. On loop 0. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "transport/rdma.h"
+#include "wire/bytes.h"
+
+#define QUEUE_PAIRS_MOST 64u /* of one session */
+
+struct answering {
+	struct wh_list link;
+	struct rdma_nic *nic;
+	struct ibv_qp *qp;
+	uint32_t number; /* the initiator's */
+};
+
+struct rdma_session {
+	struct wh_list pairs;
+	unsigned count;
+};
+
+static void drop(struct rdma_session *mine, struct answering *pair)
+{
+	/* When this returns the NIC answers to it no more. */
+	pair->nic->rdma->verbs->destroy_qp(pair->qp);
+	wh_list_remove(&pair->link);
+	mine->count--;
+	free(pair);
+}
+
+static struct rdma_session *session_state(struct wh_session *session)
+{
+	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
+
+	if (!mine) {
+		mine = calloc(1, sizeof(*mine));
+		if (!mine)
+			return NULL;
+		wh_list_init(&mine->pairs);
+		session->transport[WH_TRANSPORT_RDMA] = mine;
+	}
+	return mine;
+}
+
+/* 0 and the answer, or a negative errno and the reason in it. */
+static int connect_pair(struct wh_session *session, const struct wh_rdma_connect *wanted,
+			struct wh_rdma_connected *answer, char why[WH_REFUSAL])
+{
+	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	struct rdma_session *mine = session_state(session);
+	struct answering *pair = calloc(1, sizeof(*pair));
+	struct rdma_rail rail;
+	uint32_t inlined;
+	int error = -ENOMEM;
+
+	snprintf(why, WH_REFUSAL, "no memory");
+	if (!mine || !pair)
+		goto err_free;
+	error = -EBUSY;
+	snprintf(why, WH_REFUSAL, "it has %u queue pairs already", mine->count);
+	if (mine->count >= QUEUE_PAIRS_MOST)
+		goto err_free;
+	error = -EOPNOTSUPP;
+	if (!rdma_rail_for(rdma, &wanted->end, &rail, why))
+		goto err_free;
+	pair->nic = rail.nic;
+	pair->number = wanted->number;
+	error = rdma_qp_new(&rail, rail.nic->idle, 1, &pair->qp, &inlined, why);
+	if (error)
+		goto err_free;
+	answer->end = rail.end;
+	answer->end.qp = pair->qp->qp_num;
+	answer->nic = rail.nic->index;
+	if (getrandom(&answer->end.psn, sizeof(answer->end.psn), 0) < 0)
+		answer->end.psn = pair->qp->qp_num;
+	answer->end.psn &= 0xffffff;
+	error = rdma_qp_connect(&rail, pair->qp, &answer->end, &wanted->end, why);
+	if (error)
+		goto err_destroy;
+	wh_list_append(&mine->pairs, &pair->link);
+	mine->count++;
+	return 0;
+
+err_destroy:
+	rdma->verbs->destroy_qp(pair->qp);
+err_free:
+	free(pair);
+	return error;
+}
+
+static int connect_frame(struct wh_session *session, const uint8_t *payload, size_t length)
+{
+	struct wh_rdma_connected answer = { 0 };
+	uint8_t bytes[WH_RDMA_CONNECTED_MAX];
+	struct wh_rdma_connect wanted;
+	char why[WH_REFUSAL] = "";
+
+	if (wh_rdma_connect_decode(payload, length, &wanted) || !(wanted.number & RDMA_NUMBER))
+		return -EPROTO;
+	answer.number = wanted.number;
+	answer.error = connect_pair(session, &wanted, &answer, why);
+	if (answer.error)
+		snprintf(answer.text, sizeof(answer.text), "%s", why);
+	else
+		atomic_store(&session->keyed, true);
+	return wh_control_send(&session->control, WH_FRAME_RDMA_CONNECTED, 0, bytes,
+			       wh_rdma_connected_encode(bytes, &answer));
+}
+
+int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame, const uint8_t *payload)
+{
+	if (frame->type == WH_FRAME_RDMA_CONNECT)
+		return connect_frame(session, payload, frame->length);
+	/* Whoever asks for keys has a queue pair, or had one. */
+	if (frame->length != WH_RDMA_KEYS_SIZE || !atomic_load(&session->keyed))
+		return -EPROTO;
+	return rdma_serve_keys(session, wh_get32(payload), wh_get64(payload + 4));
+}
+
+void rdma_session_abort(struct wh_session *session, uint32_t number)
+{
+	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
+	struct wh_list *link, *next;
+
+	for (link = mine ? mine->pairs.next : NULL; link && link != &mine->pairs; link = next) {
+		struct answering *pair = wh_container(link, struct answering, link);
+
+		next = link->next;
+		if (pair->number == number)
+			drop(mine, pair);
+	}
+}
+
+void rdma_session_close(struct wh_session *session)
+{
+	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
+
+	while (mine && !wh_list_empty(&mine->pairs))
+		drop(mine, wh_container(mine->pairs.next, struct answering, link));
+	free(mine);
+	session->transport[WH_TRANSPORT_RDMA] = NULL;
+}

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A libibverbs over host memory. Queue pairs of one process, or of several, are connected through a file
+ * that they share, the world: who has which queue pairs and memory regions. A NIC is a thread that takes
+ * work requests, looks at keys, rights and bounds as a NIC does, and moves the bytes with
+ * process_vm_writev() and process_vm_readv().
+ *
+ * Environment:
+ *   FAKE_VERBS           the NICs, "a,b"; without it there is none
+ *   FAKE_VERBS_WORLD     the file; without it the world is this process
+ *   FAKE_VERBS_GIDS      of every port: "TYPE/ADDRESS,...", TYPE 1 or 2 for RoCE's version; else NIC n has
+ *                        2/::ffff:10.77.0.n at index 1, behind a link-local one
+ *   FAKE_VERBS_LINK      "infiniband": ports have LIDs and partition keys
+ *   FAKE_VERBS_MR        max_mr_size; FAKE_VERBS_MEMLOCK: bytes that a process may register
+ *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC can)
+ *   FAKE_VERBS_REGISTER  errno of one with a file descriptor (0: it succeeds)
+ *
+ * What is left open when the process ends aborts.
+ */
+#ifndef FAKE_VERBS_H
+#define FAKE_VERBS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* For tests, which find these with dlsym(). `nic` counts from 0. */
+
+/* Take a port of this process up or down, with its event. What is under way when it goes down never
+ * completes. */
+void fake_verbs_port(unsigned nic, bool up);
+/* Nothing is done any more, and nothing completes, until it is let go. */
+void fake_verbs_hold(bool hold);
+/* Of the work requests to come, let so many pass and end the next with this status. */
+void fake_verbs_fail(int status, unsigned after);
+/* Objects of this process that are open. */
+int fake_verbs_open(void);
+/* Work requests that have been posted, and how often a doorbell was rung for them. */
+void fake_verbs_counts(uint64_t *requests, uint64_t *doorbells, uint64_t *completions);
+
+#endif

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What verbs.c and rc.c share. */
+#ifndef FAKE_VERBS_INSIDE_H
+#define FAKE_VERBS_INSIDE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/types.h>
+
+#include "fake-verbs.h"
+#include "platform/verbs-abi.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define NICS 8
+#define WORLD_QPS 1024
+#define WORLD_MRS 8192
+#define QP_ROOM 4096
+
+/* A queue pair as others see it. Number 0x100 + index. */
+struct world_qp {
+	_Atomic pid_t pid; /* 0: free */
+	_Atomic int state;
+	_Atomic uint32_t dest;
+	int access;
+	uint32_t mtu;
+	uint8_t gid[16];
+	uint16_t lid;
+};
+
+/* A memory region. Its key has the index below and a generation above. */
+struct world_mr {
+	_Atomic pid_t pid;
+	_Atomic uint32_t key;
+	uint32_t generation;
+	uint64_t address, length;
+	int access;
+};
+
+struct world {
+	_Atomic pid_t lock;
+	struct world_qp qps[WORLD_QPS];
+	struct world_mr mrs[WORLD_MRS];
+};
+
+struct nic {
+	char name[64];
+	unsigned index;
+	_Atomic bool up;
+};
+
+struct context {
+	struct ibv_context ibv; /* first */
+	struct context *next;
+	struct nic *nic;
+	int async_write;
+	pthread_t thread;
+	pthread_mutex_t lock; /* all below, and while a work request is done */
+	pthread_cond_t work;
+	bool stop;
+	struct qp *qps;
+};
+
+struct qp {
+	struct ibv_qp ibv; /* first */
+	struct qp *next;
+	struct world_qp *out;
+	struct ibv_qp_attr attr;
+	struct ibv_qp_cap cap;
+	uint32_t head, tail; /* of the requests */
+	struct request {
+		struct ibv_send_wr wr;
+		struct ibv_sge sge;
+		uint8_t inlined[256];
+	} requests[QP_ROOM];
+};
+
+struct cq {
+	struct ibv_cq ibv; /* first */
+	pthread_mutex_t lock;
+	uint32_t head, tail, room;
+	bool armed;
+	struct ibv_wc *wcs;
+};
+
+struct channel {
+	struct ibv_comp_channel ibv; /* first */
+	int write;
+};
+
+struct world *world_get(void);
+void world_lock(struct world *world);
+void world_unlock(struct world *world);
+/* The rights of a key of this process, or of another one. NULL: it is not, or not for that. */
+struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t length, int right);
+
+void count_open(int by);
+int setting(const char *name, int fallback);
+void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out);
+bool infiniband(void);
+
+void *context_work(void *argument);
+int rc_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *out);
+int rc_arm(struct ibv_cq *cq, int solicited);
+int rc_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
+
+#endif

@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Reliable queue pairs: work requests, their thread, and completions. See fake-verbs.h. */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "inside.h"
+
+#define RETRY 12
+#define FIRST_QP 0x100u
+
+static _Atomic bool held;
+static _Atomic int fail_status;
+static _Atomic unsigned fail_after;
+static _Atomic uint64_t requests, doorbells, completions;
+
+EXPORT void fake_verbs_hold(bool hold)
+{
+	atomic_store(&held, hold);
+}
+
+EXPORT void fake_verbs_fail(int status, unsigned after)
+{
+	atomic_store(&fail_after, after);
+	atomic_store(&fail_status, status);
+}
+
+EXPORT void fake_verbs_counts(uint64_t *r, uint64_t *d, uint64_t *c)
+{
+	*r = atomic_load(&requests);
+	*d = atomic_load(&doorbells);
+	*c = atomic_load(&completions);
+}
+
+/* ---- completions ----------------------------------------------------------------------------------- */
+
+static void complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
+{
+	struct cq *cq = (struct cq *)qp->ibv.send_cq;
+	struct channel *channel = (struct channel *)cq->ibv.channel;
+
+	pthread_mutex_lock(&cq->lock);
+	if (cq->head - cq->tail == cq->room)
+		abort(); /* an overrun, which loses completions */
+	cq->wcs[cq->head++ % cq->room] = (struct ibv_wc){
+		.wr_id = wr->wr_id,
+		.status = status,
+		.qp_num = qp->ibv.qp_num,
+	};
+	atomic_fetch_add(&completions, 1);
+	if (cq->armed && channel) {
+		void *self = cq;
+
+		cq->armed = false;
+		if (write(channel->write, &self, sizeof(self)) != sizeof(self))
+			abort();
+	}
+	pthread_mutex_unlock(&cq->lock);
+}
+
+int rc_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *out)
+{
+	struct cq *cq = (struct cq *)ibv;
+	int got = 0;
+
+	pthread_mutex_lock(&cq->lock);
+	while (got < count && cq->tail != cq->head)
+		out[got++] = cq->wcs[cq->tail++ % cq->room];
+	pthread_mutex_unlock(&cq->lock);
+	return got;
+}
+
+int rc_arm(struct ibv_cq *ibv, int solicited)
+{
+	struct cq *cq = (struct cq *)ibv;
+
+	(void)solicited;
+	pthread_mutex_lock(&cq->lock);
+	cq->armed = true;
+	pthread_mutex_unlock(&cq->lock);
+	return 0;
+}
+
+EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
+{
+	struct channel *channel = calloc(1, sizeof(*channel));
+	int pipes[2];
+
+	if (!channel || pipe2(pipes, O_CLOEXEC))
+		abort();
+	channel->ibv.context = context;
+	channel->ibv.fd = pipes[0];
+	channel->write = pipes[1];
+	count_open(1);
+	return &channel->ibv;
+}
+
+EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
+{
+	struct channel *channel = (struct channel *)ibv;
+
+	close(channel->ibv.fd);
+	close(channel->write);
+	free(channel);
+	count_open(-1);
+	return 0;
+}
+
+EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *cq_context,
+				    struct ibv_comp_channel *channel, int vector)
+{
+	struct cq *cq = calloc(1, sizeof(*cq));
+
+	if (!cq || entries < 1 || vector)
+		abort();
+	cq->ibv.context = context;
+	cq->ibv.channel = channel;
+	cq->ibv.cq_context = cq_context;
+	cq->ibv.cqe = entries;
+	cq->room = (uint32_t)entries;
+	cq->wcs = calloc(cq->room, sizeof(cq->wcs[0]));
+	pthread_mutex_init(&cq->lock, NULL);
+	count_open(1);
+	return &cq->ibv;
+}
+
+EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
+{
+	struct cq *cq = (struct cq *)ibv;
+
+	pthread_mutex_destroy(&cq->lock);
+	free(cq->wcs);
+	free(cq);
+	count_open(-1);
+	return 0;
+}
+
+EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context)
+{
+	void *got;
+
+	if (read(channel->fd, &got, sizeof(got)) != sizeof(got))
+		return -1;
+	*cq = got;
+	*cq_context = (*cq)->cq_context;
+	return 0;
+}
+
+EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
+{
+	(void)cq;
+	(void)count;
+}
+
+/* ---- moving bytes ------------------------------------------------------------------------------------ */
+
+/* The queue pair at the other end, if packets find it and it knows us. */
+static struct world_qp *other_end(const struct qp *qp)
+{
+	uint32_t index = qp->attr.dest_qp_num - FIRST_QP;
+	const struct ibv_ah_attr *to = &qp->attr.ah_attr;
+	struct world_qp *other;
+
+	if (index >= WORLD_QPS)
+		return NULL;
+	other = &world_get()->qps[index];
+	if (!atomic_load(&other->pid) || atomic_load(&other->state) < IBV_QPS_RTR ||
+	    atomic_load(&other->state) > IBV_QPS_RTS || atomic_load(&other->dest) != qp->ibv.qp_num ||
+	    other->mtu != (uint32_t)qp->attr.path_mtu)
+		return NULL;
+	if (to->is_global ? memcmp(to->grh.dgid.raw, other->gid, 16) != 0 : to->dlid != other->lid)
+		return NULL;
+	return other;
+}
+
+static int move(struct qp *qp, const struct request *request)
+{
+	const struct ibv_send_wr *wr = &request->wr;
+	bool write = wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
+	struct world_qp *other = other_end(qp);
+	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
+	struct iovec here = { inlined ? (void *)request->inlined : (void *)(uintptr_t)request->sge.addr,
+			      request->sge.length };
+	struct iovec there = { (void *)(uintptr_t)wr->wr.rdma.remote_addr, request->sge.length };
+	ssize_t got;
+	pid_t pid;
+
+	if (wr->num_sge && !inlined &&
+	    !world_mr(getpid(), request->sge.lkey, request->sge.addr, request->sge.length,
+		      write ? 0 : IBV_ACCESS_LOCAL_WRITE))
+		return 4;
+	if (!other)
+		return RETRY;
+	pid = atomic_load(&other->pid);
+	if (!wr->num_sge)
+		return kill(pid, 0) ? RETRY : 0;
+	if (!(other->access & right) ||
+	    !world_mr(pid, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, request->sge.length, right))
+		return 10;
+	got = write ? process_vm_writev(pid, &here, 1, &there, 1, 0) :
+		      process_vm_readv(pid, &here, 1, &there, 1, 0);
+	if (got == (ssize_t)request->sge.length)
+		return 0;
+	return got < 0 && errno == ESRCH ? RETRY : 10;
+}
+
+/* One work request. Under context.lock. */
+static void serve(struct qp *qp)
+{
+	struct request *request = &qp->requests[qp->tail++ % QP_ROOM];
+	int status = 5, wanted = atomic_load(&fail_status);
+	struct world *world = world_get();
+
+	if (atomic_load(&qp->out->state) == IBV_QPS_RTS) {
+		/* So that taking back a key waits for whoever uses it. */
+		world_lock(world);
+		status = move(qp, request);
+		world_unlock(world);
+		if (wanted && request->wr.num_sge && !atomic_load(&fail_after)) {
+			status = wanted;
+			atomic_store(&fail_status, 0);
+		} else if (wanted && request->wr.num_sge) {
+			atomic_fetch_sub(&fail_after, 1);
+		}
+		if (status)
+			atomic_store(&qp->out->state, 6); /* IBV_QPS_ERR */
+	}
+	if (status || (request->wr.send_flags & IBV_SEND_SIGNALED))
+		complete(qp, &request->wr, status);
+}
+
+static struct qp *first_with_work(struct context *context)
+{
+	for (struct qp *qp = context->qps; qp; qp = qp->next)
+		if (qp->tail != qp->head && atomic_load(&context->nic->up))
+			return qp;
+	return NULL;
+}
+
+void *context_work(void *argument)
+{
+	struct context *context = argument;
+	struct timespec pause = { 0, 1000000 };
+
+	pthread_mutex_lock(&context->lock);
+	while (!context->stop) {
+		struct qp *qp = first_with_work(context);
+
+		if (atomic_load(&held)) { /* a few ms more or less do not matter */
+			pthread_mutex_unlock(&context->lock);
+			nanosleep(&pause, NULL);
+			pthread_mutex_lock(&context->lock);
+		} else if (qp) {
+			serve(qp);
+			/* Let those in who post, or destroy. */
+			pthread_mutex_unlock(&context->lock);
+			pthread_mutex_lock(&context->lock);
+		} else {
+			pthread_cond_wait(&context->work, &context->lock);
+		}
+	}
+	pthread_mutex_unlock(&context->lock);
+	return NULL;
+}
+
+int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+{
+	struct context *context = (struct context *)ibv->context;
+	struct qp *qp = (struct qp *)ibv;
+	int error = 0;
+
+	atomic_fetch_add(&doorbells, 1);
+	pthread_mutex_lock(&context->lock);
+	for (; wr && !error; wr = wr->next) {
+		struct request *request = &qp->requests[qp->head % QP_ROOM];
+
+		*bad = wr;
+		if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > 1)
+			error = EINVAL;
+		else if (qp->head - qp->tail == qp->cap.max_send_wr)
+			error = ENOMEM;
+		else if ((wr->send_flags & IBV_SEND_INLINE) &&
+			 (wr->opcode != IBV_WR_RDMA_WRITE ||
+			  wr->sg_list->length > qp->cap.max_inline_data))
+			error = EINVAL;
+		if (error)
+			break;
+		request->wr = *wr;
+		request->sge = wr->num_sge ? *wr->sg_list : (struct ibv_sge){ 0 };
+		if (wr->send_flags & IBV_SEND_INLINE)
+			memcpy(request->inlined, (void *)(uintptr_t)wr->sg_list->addr,
+			       wr->sg_list->length);
+		qp->head++;
+		atomic_fetch_add(&requests, 1);
+	}
+	pthread_cond_signal(&context->work);
+	pthread_mutex_unlock(&context->lock);
+	return error;
+}
+
+/* ---- queue pairs ------------------------------------------------------------------------------------- */
+
+EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
+{
+	struct context *context = (struct context *)pd->context;
+	struct world *world = world_get();
+	struct ibv_gid_entry gid;
+	struct qp *qp;
+
+	if (attributes->qp_type != IBV_QPT_RC || !attributes->send_cq || !attributes->recv_cq ||
+	    !attributes->cap.max_send_wr || attributes->cap.max_send_wr > QP_ROOM ||
+	    attributes->cap.max_inline_data > sizeof(qp->requests[0].inlined)) {
+		errno = EINVAL;
+		return NULL;
+	}
+	qp = calloc(1, sizeof(*qp));
+	world_lock(world);
+	for (unsigned i = 0; i < WORLD_QPS && !qp->out; i++) {
+		struct world_qp *entry = &world->qps[i];
+		pid_t pid = atomic_load(&entry->pid);
+
+		if (pid && (kill(pid, 0) == 0 || errno != ESRCH))
+			continue;
+		atomic_store(&entry->state, 0);
+		atomic_store(&entry->dest, 0);
+		entry->lid = infiniband() ? (uint16_t)(context->nic->index + 1) : 0;
+		qp->out = entry;
+		qp->ibv.qp_num = FIRST_QP + i;
+		atomic_store(&entry->pid, getpid());
+	}
+	world_unlock(world);
+	if (!qp->out) {
+		free(qp);
+		errno = ENOMEM;
+		return NULL;
+	}
+	nic_gid(context->nic, 0, &gid);
+	memcpy(qp->out->gid, gid.gid.raw, 16);
+	qp->ibv.context = pd->context;
+	qp->ibv.pd = pd;
+	qp->ibv.send_cq = attributes->send_cq;
+	qp->ibv.recv_cq = attributes->recv_cq;
+	qp->cap = attributes->cap;
+	pthread_mutex_lock(&context->lock);
+	qp->next = context->qps;
+	context->qps = qp;
+	pthread_mutex_unlock(&context->lock);
+	count_open(1);
+	return &qp->ibv;
+}
+
+/* What each step needs, as the specification has it for reliable connections. */
+static int needs(int state)
+{
+	switch (state) {
+	case IBV_QPS_INIT:
+		return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
+	case IBV_QPS_RTR:
+		return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+		       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+	case IBV_QPS_RTS:
+		return IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+		       IBV_QP_MAX_QP_RD_ATOMIC;
+	default:
+		return -1;
+	}
+}
+
+EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *attributes, int mask)
+{
+	struct qp *qp = (struct qp *)ibv;
+	struct context *context = (struct context *)ibv->context;
+	int state = attributes->qp_state;
+	struct ibv_gid_entry gid;
+
+	if (mask != needs(state) || atomic_load(&qp->out->state) != state - 1)
+		return EINVAL;
+	if (state == IBV_QPS_INIT)
+		qp->out->access = (int)attributes->qp_access_flags;
+	if (state == IBV_QPS_INIT && (attributes->port_num != 1 || attributes->pkey_index != 1))
+		return EINVAL; /* entry 0 is but a limited member */
+	if (state == IBV_QPS_RTR) {
+		if (!infiniband() && !attributes->ah_attr.is_global)
+			return EINVAL;
+		qp->attr = *attributes;
+		if (attributes->ah_attr.is_global) {
+			nic_gid(context->nic, attributes->ah_attr.grh.sgid_index, &gid);
+			memcpy(qp->out->gid, gid.gid.raw, 16);
+		}
+		qp->out->mtu = (uint32_t)attributes->path_mtu;
+		atomic_store(&qp->out->dest, attributes->dest_qp_num);
+	}
+	if (state == IBV_QPS_RTS && attributes->retry_cnt == 7)
+		return EINVAL; /* for ever */
+	atomic_store(&qp->out->state, state);
+	return 0;
+}
+
+EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
+{
+	struct context *context = (struct context *)ibv->context;
+	struct qp *qp = (struct qp *)ibv, **at;
+	struct world *world = world_get();
+
+	pthread_mutex_lock(&context->lock);
+	for (at = &context->qps; *at != qp; at = &(*at)->next)
+		;
+	*at = qp->next;
+	pthread_mutex_unlock(&context->lock);
+	world_lock(world);
+	atomic_store(&qp->out->state, 0);
+	atomic_store(&qp->out->pid, 0);
+	world_unlock(world);
+	free(qp);
+	count_open(-1);
+	return 0;
+}
