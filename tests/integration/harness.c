@@ -250,7 +250,7 @@ static const char *missing_rdma(void)
 
 const struct route route_rdma = {
 	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2",
-	.kind = WH_MEMORY_PAGEABLE, .missing = missing_rdma,
+	.kind = WH_MEMORY_PAGEABLE, .devices = true, .missing = missing_rdma,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 
@@ -294,7 +294,9 @@ static void choose_devices(bool wanted)
 
 int harness_begin(void **state)
 {
-	choose_devices(*state == &route_rdma);
+	const struct route *route = *state;
+
+	choose_devices(route && route->devices);
 	fds_before = count_fds();
 	harness_limit(LIMIT);
 	return 0;

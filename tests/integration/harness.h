@@ -77,6 +77,7 @@ struct route {
 	const char *listen;  /* of the target; NULL: the default */
 	const char *detail;  /* must occur in wh_route.detail */
 	uint32_t kind;       /* of the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
+	bool devices;        /* RDMA devices are there */
 	const char *(*missing)(void);
 };
 

@@ -1,0 +1,480 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What goes wrong with NICs: the bytes still arrive, by rdma again or by tcp, and the explanation says
+ * why. On the fake library, which can be told to fail; what the lab can do as well, with a port that goes
+ * down (TEST_RDMA_DOWN, TEST_RDMA_UP: commands), is run there over real packets.
+ */
+#include <dlfcn.h>
+
+#include "../fake/verbs/fake-verbs.h"
+#include "fixture.h"
+
+#define LENGTH (4 * MIB)
+#define BLOCK (4 * KIB)
+
+static const char *missing_fake(void)
+{
+	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
+}
+
+static const char *missing_cable(void)
+{
+	return getenv("TEST_RDMA") && !getenv("TEST_RDMA_DOWN") ? "no cable to pull" :
+	       missing_fake() && !getenv("TEST_RDMA") ? "no device" : NULL;
+}
+
+/* As route_rdma, but any transport may be taken. */
+static const struct route any = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
+				  .kind = WH_MEMORY_PAGEABLE };
+static const struct route needs_fake = { .name = "fake", .devices = true, .missing = missing_fake };
+static const struct route needs_cable = { .name = "cable", .devices = true, .missing = missing_cable };
+
+static void *fake(const char *name)
+{
+	static void *library;
+	void *found;
+
+	if (!library)
+		library = dlopen(getenv("TEST_VERBS"), RTLD_NOW | RTLD_NODELETE);
+	found = library ? dlsym(library, name) : NULL;
+	want_true(found, "the fake has no %s", name);
+	return found;
+}
+
+static void hold(bool yes)
+{
+	((void (*)(bool))fake("fake_verbs_hold"))(yes);
+}
+
+static void fail_next(int status, unsigned after)
+{
+	((void (*)(int, unsigned))fake("fake_verbs_fail"))(status, after);
+}
+
+static void port(bool up)
+{
+	const char *command = getenv(up ? "TEST_RDMA_UP" : "TEST_RDMA_DOWN");
+
+	if (command)
+		want(0, system(command));
+	else
+		((void (*)(unsigned, bool))fake("fake_verbs_port"))(0, up);
+}
+
+/* ---- helpers ------------------------------------------------------------------------------------ */
+
+static const char *const ways[] = { "transports=rdma,tcp", "timeout=1000", NULL };
+static const struct child_options same = { .config = { "transports=rdma,tcp", "timeout=4000" } };
+
+static void open_both(struct fixture *f)
+{
+	fixture_open_with(f, &any, LENGTH, ways, &same);
+}
+
+/* How many of the batch's bytes went by a transport, and why not (more). */
+static uint64_t bytes_by(struct wh_batch *batch, const char *transport, char refused[192])
+{
+	struct wh_route routes[8];
+	size_t count = 8;
+
+	*refused = 0;
+	want(0, wh_batch_routes(batch, routes, &count));
+	for (size_t i = 0; i < count; i++)
+		if (!strcmp(routes[i].transport, transport)) {
+			memcpy(refused, routes[i].refused, 192);
+			return routes[i].bytes;
+		}
+	return 0;
+}
+
+static void want_by(struct wh_batch *batch, const char *transport, uint64_t bytes)
+{
+	char refused[192], text[2048];
+	uint64_t got = bytes_by(batch, transport, refused);
+
+	wh_batch_explain(batch, text, sizeof(text));
+	want_true(got == bytes, "%llu of %llu bytes by %s:\n%s", (unsigned long long)got,
+		  (unsigned long long)bytes, transport, text);
+}
+
+static void want_refused(struct wh_batch *batch, const char *word)
+{
+	char refused[192];
+
+	bytes_by(batch, "rdma", refused);
+	want_true(strstr(refused, word), "rdma is refused for \"%s\", not for \"%s\"", refused, word);
+}
+
+/* A batch of many blocks, all of the region. */
+static struct wh_batch *blocks_of(struct fixture *f, uint32_t op)
+{
+	struct wh_base base = { .local = f->region, .remote = f->remote.id };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc),
+		.op = op,
+		.block_length = BLOCK / 2,
+		.count = LENGTH / BLOCK,
+		.bases = &base,
+		.base_count = 1,
+		.local_stride = BLOCK,
+		.remote_stride = BLOCK,
+	};
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+
+	want(0, wh_blocks_prepare(f->peer, &desc, &blocks));
+	batch = batch_of(f, NULL, 0);
+	want(0, wh_batch_add_blocks(batch, blocks));
+	wh_blocks_free(blocks);
+	return batch;
+}
+
+/* All blocks have arrived, and nothing between them. */
+static void want_blocks(struct fixture *f, uint64_t seed)
+{
+	unsigned char *seen = pages_new(LENGTH), *wanted = pages_new(LENGTH);
+
+	pattern_fill(wanted, LENGTH, 0, seed);
+	target_fetch(f, 0, LENGTH, seen);
+	for (uint64_t at = 0; at < LENGTH; at += BLOCK) {
+		want_true(!memcmp(seen + at, wanted + at, BLOCK / 2), "the block at %llu is wrong",
+			  (unsigned long long)at);
+		for (uint64_t i = BLOCK / 2; i < BLOCK; i++)
+			want_true(!seen[at + i], "a byte between the blocks was written");
+	}
+	pages_free(seen, LENGTH);
+	pages_free(wanted, LENGTH);
+}
+
+/* Until rdma is taken again. */
+static void want_rdma_again(struct fixture *f)
+{
+	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 64);
+	int64_t end = now() + 2 * PATIENCE;
+	char refused[192];
+	uint64_t bytes;
+
+	do {
+		struct wh_batch *batch = batch_of(f, &transfer, 1);
+
+		want(0, batch_run(batch));
+		bytes = bytes_by(batch, "rdma", refused);
+		want(0, wh_batch_free(batch));
+		want_true(now() < end, "rdma is not taken again: %s", refused);
+		sleep_ms(20);
+	} while (!bytes);
+}
+
+/* ---- a connection that breaks --------------------------------------------------------------------- */
+
+static void broken(int status, unsigned after, const char *word)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	harness_limit(40);
+	open_both(&f);
+	pattern_fill(f.local, LENGTH, 0, 7);
+	batch = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	want_by(batch, "rdma", LENGTH / 2);
+	pattern_fill(f.local, LENGTH, 0, 8);
+	fail_next(status, after);
+	want(0, batch_run(batch));
+	want_by(batch, "tcp", LENGTH / 2);
+	want_refused(batch, word);
+	want_blocks(&f, 8);
+	want(0, wh_batch_free(batch));
+	want_rdma_again(&f);
+	fixture_close(&f);
+}
+
+static void broken__no_acknowledgement(void **state)
+{
+	(void)state;
+	broken(12, 300, "no acknowledgement");
+}
+
+static void broken__first_request(void **state)
+{
+	(void)state;
+	broken(9, 0, "remote invalid request");
+}
+
+/* Only the piece that was refused goes elsewhere; the next batch is by rdma again. */
+static void broken__remote_access(void **state)
+{
+	(void)state;
+	broken(10, 100, "refuses the key");
+}
+
+/* Verbs hang: the watchdog takes the connection down. */
+static void silent__goes_by_tcp(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(40);
+	open_both(&f);
+	batch = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	pattern_fill(f.local, LENGTH, 0, 9);
+	hold(true);
+	want(0, wh_batch_submit(batch));
+	want(0, wh_batch_wait(batch, 2 * PATIENCE));
+	hold(false);
+	want_by(batch, "tcp", LENGTH / 2);
+	want_refused(batch, "nothing has completed for 1000 ms");
+	want_blocks(&f, 9);
+	want(0, wh_batch_free(batch));
+	want_rdma_again(&f);
+	fixture_close(&f);
+}
+
+/* What is silent can be cancelled, and does not hold up the others for longer than that takes. */
+static void silent__cancel(void **state)
+{
+	struct wh_batch *batch, *other;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(40);
+	open_both(&f);
+	batch = blocks_of(&f, WH_WRITE);
+	other = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	hold(true);
+	want(0, wh_batch_submit(batch));
+	pattern_fill(f.local, LENGTH, 0, 11);
+	want(0, wh_batch_submit(other));
+	want(-ETIMEDOUT, wh_batch_wait(batch, 100 * MS));
+	want(0, wh_batch_cancel(batch));
+	hold(false);
+	want(-ECANCELED, wh_batch_poll(batch));
+	want(0, wh_batch_wait(other, PATIENCE));
+	want_by(other, "rdma", LENGTH / 2);
+	want_blocks(&f, 11);
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(other));
+	fixture_close(&f);
+}
+
+/* The owner takes a region back while the path is dead: it does not wait for us. */
+static void silent__region_taken_back(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+	int status;
+
+	(void)state;
+	harness_limit(40);
+	open_both(&f);
+	batch = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	hold(true);
+	want(0, wh_batch_submit(batch));
+	want(0, child_unregister(f.child, 0));
+	hold(false);
+	status = wh_batch_wait(batch, 2 * PATIENCE);
+	want_true(status < 0 && status != -ETIMEDOUT, "it is %d", status);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* ---- a port that goes down -------------------------------------------------------------------------- */
+
+static void port__down_in_mid_batch(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(60);
+	open_both(&f);
+	batch = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	want_by(batch, "rdma", LENGTH / 2);
+	pattern_fill(f.local, LENGTH, 0, 5);
+	if (!getenv("TEST_RDMA"))
+		hold(true); /* so that it is in the middle */
+	want(0, wh_batch_submit(batch));
+	port(false);
+	want(0, wh_batch_wait(batch, 3 * PATIENCE));
+	want_blocks(&f, 5);
+	want_by(batch, "tcp", LENGTH / 2);
+	want_refused(batch, getenv("TEST_RDMA") ? "" : "gone down");
+	want(0, batch_run(batch)); /* while it is down */
+	want_by(batch, "tcp", LENGTH / 2);
+	if (!getenv("TEST_RDMA"))
+		hold(false);
+	port(true);
+	want_rdma_again(&f);
+	pattern_fill(f.local, LENGTH, 0, 6);
+	want(0, batch_run(batch));
+	want_blocks(&f, 6);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* ---- what is refused ---------------------------------------------------------------------------------- */
+
+/* With the environment of the fake changed, a batch goes by tcp, and rdma says why. */
+static void refused(const char *name, const char *value, const char *ours, const char *word)
+{
+	const char *const config[] = { "transports=rdma,tcp", ours, NULL };
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	if (name)
+		setenv(name, value, 1);
+	fixture_open_with(&f, &any, LENGTH, config, &same);
+	transfer = piece(&f, WH_WRITE, 0, 0, 64);
+	batch = batch_of(&f, &transfer, 1);
+	want(0, batch_run(batch));
+	want_by(batch, "tcp", 64);
+	want_refused(batch, word);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	if (name)
+		unsetenv(name);
+}
+
+static void refused__memlock(void **state)
+{
+	(void)state;
+	refused("FAKE_VERBS_MEMLOCK", "1048576", NULL, "ulimit -l");
+}
+
+static void refused__no_such_gid(void **state)
+{
+	(void)state;
+	refused(NULL, NULL, "rdma=fake0:1:6", "no GID with index 6");
+}
+
+static void refused__no_such_device(void **state)
+{
+	(void)state;
+	refused(NULL, NULL, "rdma=mlx5_7", "there is no device mlx5_7");
+}
+
+static void refused__other_family(void **state)
+{
+	(void)state;
+	refused(NULL, NULL, "rdma=fake0:1:0", "different families");
+}
+
+static void refused__switched_off(void **state)
+{
+	(void)state;
+	refused(NULL, NULL, "rdma=off", "switched off");
+}
+
+static void refused__peer_without(void **state)
+{
+	const struct child_options none = { .config = { "rdma=off" } };
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	fixture_open_with(&f, &any, LENGTH, ways, &none);
+	transfer = piece(&f, WH_WRITE, 0, 0, 64);
+	batch = batch_of(&f, &transfer, 1);
+	want(0, batch_run(batch));
+	want_refused(batch, "has no rdma");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* ---- addressing --------------------------------------------------------------------------------------- */
+
+static void addressed(const char *name, const char *value, const char *detail)
+{
+	struct route route = route_rdma;
+	struct fixture f;
+
+	route.detail = detail;
+	setenv(name, value, 1);
+	fixture_open(&f, &route, LENGTH);
+	round_trip(&f, 1, 2, MIB + 5, 3);
+	fixture_close(&f);
+	unsetenv(name);
+}
+
+static void address__infiniband(void **state)
+{
+	(void)state;
+	addressed("FAKE_VERBS_LINK", "infiniband", "InfiniBand");
+}
+
+static void address__roce_v1(void **state)
+{
+	(void)state;
+	addressed("FAKE_VERBS_GIDS", "1/fe80::1,1/::ffff:10.9.0.1", "RoCE v1");
+}
+
+static void address__version_2_first(void **state)
+{
+	(void)state;
+	addressed("FAKE_VERBS_GIDS", "1/::ffff:10.9.0.1,2/fe80::1,1/fe80::1,2/fd00::1", "RoCE v2");
+}
+
+/* Regions in chunks of what a NIC takes at once; requests do not cross them. */
+static void chunks__many(void **state)
+{
+	(void)state;
+	addressed("FAKE_VERBS_MR", "65536", "RoCE v2");
+}
+
+/* ---- costs ---------------------------------------------------------------------------------------------- */
+
+/* One doorbell for many requests, and one completion for several. */
+static void costs__of_many_blocks(void **state)
+{
+	void (*counts)(uint64_t *, uint64_t *, uint64_t *) =
+		(void (*)(uint64_t *, uint64_t *, uint64_t *))fake("fake_verbs_counts");
+	uint64_t before[3], after[3], blocks = LENGTH / BLOCK;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	open_both(&f);
+	batch = blocks_of(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	counts(&before[0], &before[1], &before[2]);
+	want(0, batch_run(batch));
+	counts(&after[0], &after[1], &after[2]);
+	want_true(after[0] - before[0] == blocks, "%llu requests",
+		  (unsigned long long)(after[0] - before[0]));
+	want_true(after[1] - before[1] <= blocks / 4, "%llu doorbells",
+		  (unsigned long long)(after[1] - before[1]));
+	want_true(after[2] - before[2] <= blocks / 2, "%llu completions",
+		  (unsigned long long)(after[2] - before[2]));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(broken__no_acknowledgement, needs_fake),
+	TEST_NEEDS(broken__first_request, needs_fake),
+	TEST_NEEDS(broken__remote_access, needs_fake),
+	TEST_NEEDS(silent__goes_by_tcp, needs_fake),
+	TEST_NEEDS(silent__cancel, needs_fake),
+	TEST_NEEDS(silent__region_taken_back, needs_fake),
+	TEST_NEEDS(port__down_in_mid_batch, needs_cable),
+	TEST_NEEDS(refused__memlock, needs_fake),
+	TEST_NEEDS(refused__no_such_gid, needs_fake),
+	TEST_NEEDS(refused__no_such_device, needs_fake),
+	TEST_NEEDS(refused__other_family, needs_fake),
+	TEST_NEEDS(refused__switched_off, needs_fake),
+	TEST_NEEDS(refused__peer_without, needs_fake),
+	TEST_NEEDS(address__infiniband, needs_fake),
+	TEST_NEEDS(address__roce_v1, needs_fake),
+	TEST_NEEDS(address__version_2_first, needs_fake),
+	TEST_NEEDS(chunks__many, needs_fake),
+	TEST_NEEDS(costs__of_many_blocks, needs_fake),
+};
+
+HARNESS_MAIN("rdma-faults", tests)
