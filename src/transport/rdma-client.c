@@ -334,6 +334,7 @@ void rdma_want(struct rdma_peer *rdma)
 
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer)
 {
+	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
 	char why[WH_REFUSAL];
 
 	pthread_mutex_lock(&rdma->lock);
@@ -350,6 +351,10 @@ int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answe
 	} else {
 		rdma->theirs = answer->end;
 		rdma->nic = answer->nic;
+		pthread_mutex_lock(&rdma->way_lock);
+		snprintf(rdma->way, sizeof(rdma->way), "%.15s to %.15s, %s", rdma->mine.name,
+			 rdma->theirs.name, layers[rdma->mine.gid_type]);
+		pthread_mutex_unlock(&rdma->way_lock);
 		rdma->state = RDMA_PROBING;
 		rdma_probe(rdma);
 	}

@@ -261,7 +261,8 @@ static void failed(struct rdma_peer *rdma, const struct ibv_wc *wc)
 	 * over a new connection. */
 	if (wc->status == IBV_WC_REM_ACCESS_ERR && work->piece) {
 		work->piece->owner = rdma;
-		rdma_break(rdma, true, "the peer's NIC refuses the key of region %#llx: it is being taken back",
+		rdma_break(rdma, true,
+			   "the peer's NIC refuses the key of region %#llx: it is being taken back",
 			   (unsigned long long)wh_place_id(work->place));
 		return;
 	}

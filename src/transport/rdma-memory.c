@@ -207,7 +207,7 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	known = rdma_keys_of(region, keyed->nic);
 	if (!keyed->error && (place->length - 1) / keyed->chunk + 1 != keyed->count)
 		error = -EPROTO;
-	else if (!known || known->error) /* several may have asked */
+	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
 		error = keep(region, keyed);
 	wh_place_leave(place);
 	return error;

@@ -112,7 +112,8 @@ static void refresh(struct rdma_rail *rail)
 		return;
 	choose_pkey(rail, port.pkey_tbl_len);
 	if (!ethernet && !rail->end.pkey) {
-		snprintf(rail->why, WH_REFUSAL, "%s is in no partition: see the subnet manager's", rail->name);
+		snprintf(rail->why, WH_REFUSAL, "%s is in no partition: see the subnet manager's",
+			 rail->name);
 		return;
 	}
 	rail->end.link = ethernet ? WH_RDMA_ETHERNET : WH_RDMA_INFINIBAND;

@@ -251,18 +251,13 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		   size_t size)
 {
-	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
 	struct rdma_peer *rdma = state;
 
 	(void)peer;
 	(void)batch;
-	pthread_mutex_lock(&rdma->lock);
-	if (rdma->theirs.name[0])
-		snprintf(out, size, "%.15s to %.15s, %s", rdma->mine.name, rdma->theirs.name,
-			 layers[rdma->mine.gid_type]);
-	else if (size)
-		*out = 0;
-	pthread_mutex_unlock(&rdma->lock);
+	pthread_mutex_lock(&rdma->way_lock);
+	snprintf(out, size, "%s", rdma->way);
+	pthread_mutex_unlock(&rdma->way_lock);
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------ */
@@ -290,6 +285,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	rdma->rdma = engine->transport[WH_TRANSPORT_RDMA];
 	rdma->peer = peer;
 	pthread_mutex_init(&rdma->lock, NULL);
+	pthread_mutex_init(&rdma->way_lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&rdma->changed, &clock);
@@ -312,6 +308,7 @@ static void peer_close(struct wh_peer *peer, void *state)
 	rdma_client_close(rdma);
 	pthread_cond_destroy(&rdma->changed);
 	pthread_mutex_destroy(&rdma->lock);
+	pthread_mutex_destroy(&rdma->way_lock);
 	free(rdma);
 }
 
@@ -341,6 +338,7 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	struct wh_rdma_connected connected;
 	struct rdma_peer *rdma = state;
 	struct wh_rdma_keyed keyed;
+	bool current;
 	int error;
 
 	if (frame->type == WH_FRAME_RDMA_CONNECTED)
@@ -349,7 +347,10 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 			       rdma_connected(rdma, &connected);
 	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
 		return -EPROTO;
-	error = rdma_keyed(peer, &keyed);
+	pthread_mutex_lock(&rdma->lock);
+	current = keyed.nic == rdma->nic;
+	pthread_mutex_unlock(&rdma->lock);
+	error = current ? rdma_keyed(peer, &keyed) : 0;
 	/* Whoever did not wait so long plans anew. */
 	atomic_fetch_add(&peer->plan_version, 1);
 	pthread_mutex_lock(&rdma->lock);

@@ -184,6 +184,9 @@ struct rdma_peer {
 	struct wh_task ended;  /* it is down at both ends; on loop 0 */
 	struct wh_timer timer; /* loop 0: silence, and trying again */
 	struct wh_abort abort;
+	/* A lock of its own: explain holds the batch's, which comes after `lock`. */
+	pthread_mutex_t way_lock;
+	char way[48];             /* "mlx5_0:1 to mlx5_1:1, RoCE v2" */
 	unsigned tries; /* loop 0: which rail is next */
 	uint32_t numbers;
 	int64_t backoff;
