@@ -220,7 +220,7 @@ struct rdma_job {
 	struct wh_list link;
 	struct wh_task answer;
 	struct rdma *rdma;
-	uint64_t session, token, id;
+	uint64_t session, id;
 	uint32_t nic;
 	struct wh_rdma_keyed keyed;
 	uint32_t *keys; /* keyed.count of them */
@@ -236,7 +236,7 @@ static void job_free(struct rdma_job *job)
 static void answer(struct wh_task *task)
 {
 	struct rdma_job *job = wh_container(task, struct rdma_job, answer);
-	struct wh_session *session = wh_session_find(job->rdma->engine, job->session, job->token);
+	struct wh_session *session = wh_session_find(job->rdma->engine, job->session);
 	size_t room = WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + 4 * (size_t)job->keyed.count, length;
 	uint8_t *bytes = session ? malloc(room) : NULL;
 
@@ -327,7 +327,6 @@ int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id)
 	job->rdma = rdma;
 	job->answer.run = answer;
 	job->session = session->id;
-	job->token = session->token;
 	job->id = id;
 	job->nic = nic;
 	pthread_mutex_lock(&rdma->jobs_lock);
