@@ -15,7 +15,7 @@ struct wh_trust {
 	struct wh_crypto crypto;
 	uint8_t key[WH_KEY_SIZE];
 	bool configured; /* by a knob; else it is this user's own, and good on this host alone */
-	char source[WH_CONFIG_TEXT + 48]; /* where it is from, for texts: "the knob key", "/run/user/7/wherry.key" */
+	char source[WH_CONFIG_TEXT + 48]; /* where it is from, for texts: "/run/user/7/wherry.key" */
 	int error; /* there is no key, negative, for the reason in `text` */
 	char text[WH_TEXT_MAX];
 };

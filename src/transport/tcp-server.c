@@ -762,7 +762,8 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
-			      servers && servers->count == CONNECTIONS_MAX ? "it has too many" : "no memory");
+			      servers && servers->count == CONNECTIONS_MAX ? "it has too many" :
+									     "no memory");
 		wh_socket_close(fd);
 		return -EBUSY;
 	}

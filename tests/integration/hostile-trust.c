@@ -533,8 +533,8 @@ static void initiator__owner_without_key(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* What an engine says to a stranger, the stranger says to that engine, and hands the answer back: the engine
- * must not take him for itself. */
+/* What an engine says to a stranger, the stranger says to that engine, and hands the answer back: the
+ * engine must not take him for itself. */
 static void initiator__reflected(void **state)
 {
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
@@ -574,7 +574,7 @@ static void initiator__port_taken_over(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- a relay: another user, who has no key, between two engines that have ------------------------------ */
+/* ---- a relay: another user, who has no key, between two engines that have ------------------------- */
 
 static const char *missing_owners(void)
 {
