@@ -14,6 +14,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "output.h"
 #include "pattern.h"
 #include "window.h"
 
@@ -32,6 +33,7 @@ struct report {
 
 struct tally {
 	unsigned passed, failed, waived;
+	char by[WINDOW_TEXT]; /* of the memory that it is the turn of; "": there is none */
 };
 
 /* ---- for the tests ---------------------------------------------------------------------------- */
@@ -250,9 +252,8 @@ static void tell(const struct window_choices *choices, const struct memory *memo
 	static const char *const words[] = { "passed", "FAILED", "waived" };
 	static const char *const plain[] = { "passed", "failed", "waived" };
 	bool passed = report->outcome == WINDOW_PASSED;
-	json_t *json;
-
 	unsigned *counts[] = { &tally->passed, &tally->failed, &tally->waived };
+	json_t *json;
 
 	++*counts[report->outcome];
 	fprintf(choices->table, "  %s  %-15s %s\n", words[report->outcome], test->name,
@@ -260,7 +261,8 @@ static void tell(const struct window_choices *choices, const struct memory *memo
 	fflush(choices->table);
 	json = json_pack("{s:s, s:s, s:s, s:s}", "test", test->name, "memory", memory->name,
 			 "outcome", plain[report->outcome], "what", test->what);
-	json_object_set_new(json, "reason", passed ? json_null() : json_string(report->text));
+	json_object_set_new(json, "by", output_text(tally->by));
+	json_object_set_new(json, "reason", passed ? json_null() : output_text(report->text));
 	json_array_append_new(choices->results, json);
 }
 
@@ -314,8 +316,8 @@ static int check_all(struct window_choices *choices, struct report *report, stru
 			return window_fail(memory, report->error, report->text);
 		else if (report->outcome == WINDOW_FAILED)
 			return window_fail(memory, -EIO, report->text);
-		fprintf(choices->table, "%s%s%s\n", memory->name, *missing ? "" : ": ",
-			*missing ? "" : report->by);
+		memcpy(tally->by, report->by, sizeof(tally->by));
+		fprintf(choices->table, "%s%s%s\n", memory->name, *missing ? "" : ": ", tally->by);
 		check_memory(choices, memory, report, *missing ? missing : NULL, tally);
 	}
 	return EXIT_PASS;

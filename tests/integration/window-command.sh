@@ -90,6 +90,7 @@ but "rm has no descriptor" waived fd-passing
 json "the tests as JSON" 'j["schema"] == 1 and j["command"] == "window check" and len(rows) == 32 and
 	{r["memory"] for r in rows} == {"cuda:0", "vmm:cuda:0"} and
 	all(r["outcome"] == ("waived" if r["test"] == "fd-passing" else "passed") for r in rows) and
+	all(r["by"].startswith("rm, write-combining") for r in rows) and
 	all((r["reason"] is None) == (r["outcome"] == "passed") for r in rows)'
 json "which GPUs" 'j["environment"]["gpus"][0]["uuid"].startswith("GPU-") and j["skipped"] == []'
 FAKE_NVIDIA_GDRDRV=1 check "driver" 0 "32 tests: 32 passed, 0 failed, 0 waived" check --backend driver
