@@ -28,7 +28,7 @@ static const struct subcommand {
 
 #define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
 
-/* ---- the command line ------------------------------------------------------------------------- */
+/* ---- the command line ------------------------------------------------------------------------ */
 
 static const struct subcommand *find(const char *name)
 {
@@ -57,13 +57,12 @@ static int add_memory(struct window_choices *choices, const char *text)
 	if (wrong)
 		return usage_error("--memory: '%s' %s", text, wrong);
 	if (*rest)
-		return usage_error("--memory: '%s' has ':%s' behind the GPU; --size takes a size", text,
-				   rest);
+		return usage_error("--memory: '%s' has ':%s' behind the GPU; --size takes a size",
+				   text, rest);
 	if (!memory_on_gpu(memory->kind))
-		return usage_error("--memory: '%s' is no GPU's memory, which is what windows are for",
-				   text);
+		return usage_error("--memory: '%s' is no GPU's memory, as windows need it", text);
 	if (memory->kind == WH_MEMORY_MANAGED)
-		return usage_error("--memory: '%s': the CPU reaches managed memory without a window",
+		return usage_error("--memory: '%s': the CPU reaches managed memory by itself",
 				   text);
 	for (size_t i = 0; i < choices->memory_count; i++)
 		if (!strcmp(choices->memories[i].name, memory->name))
@@ -135,7 +134,7 @@ static int check_options(const struct window_choices *choices, const struct subc
 	return 0;
 }
 
-/* The engine's settings, by opening one: in a process of its own, for none may have threads here. */
+/* The engine's settings, by opening one: in another process, for this one may have no threads. */
 static int check_settings(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
@@ -169,7 +168,7 @@ static int parse(struct window_choices *choices, const struct subcommand *subcom
 	return error ? error : check_settings(choices->arguments);
 }
 
-/* ---- running ------------------------------------------------------------------------------------ */
+/* ---- running --------------------------------------------------------------------------------- */
 
 static json_t *document(const struct window_choices *choices, const char *name)
 {
@@ -240,35 +239,35 @@ const struct command command_window = {
 	.complete = "check bandwidth latency api pingpong",
 	.summary = "Check and measure CPU windows onto GPU memory",
 	.details =
-		"WHAT is check (is what a window shows the GPU's memory, whatever is done to it?), "
-		"bandwidth, latency, api (making a window and closing it) or pingpong (CPU and GPU "
-		"answer each other).\n\n"
-		"MEM is [KIND:]cuda:GPU, KIND device (cuMemAlloc, the default), vmm (cuMemCreate) or "
-		"pool (cuMemAllocAsync), GPU a number, GPU-UUID (its start will do) or a PCI address. "
-		"The option may be given several times.\n\n"
-		"check runs each test in a process of its own, so that one that crashes is one that "
-		"has failed. A test that cannot be done, such as passing a descriptor where a backend "
-		"has none, is waived, named with the reason and counted. The exit code is 2 if one "
-		"has failed, and 69 if there is no GPU, no such backend, or nothing that could be "
-		"tested.\n\n"
-		"bandwidth, in GB/s (10^9 bytes a second): writes and reads through the window, which "
-		"are of the library's choosing (long reads go by the GPU's copy engine), the same by "
-		"memcpy of the C library, and the driver's own copy between pinned memory and the same "
-		"place, in turns; then by several threads at once, where reads are loads, and recv() "
-		"from TCP connections over loopback straight into the window, beside recv() into "
-		"pinned memory. --size is how long the window is, 64MiB unless said otherwise; "
-		"--rounds how many turns, 9 at most.\n\n"
+		"WHAT is check (is what a window shows the GPU's memory, whatever is done to "
+		"it?), bandwidth, latency, api (making a window and closing it) or pingpong (CPU "
+		"and GPU answer each other).\n\n"
+		"MEM is [KIND:]cuda:GPU, KIND device (cuMemAlloc, the default), vmm "
+		"(cuMemCreate) or pool (cuMemAllocAsync), GPU a number, GPU-UUID (its start will "
+		"do) or a PCI address. The option may be given several times.\n\n"
+		"check runs each test in a process of its own, so that one that crashes is one "
+		"that has failed. A test that cannot be done, such as passing a descriptor where "
+		"a backend has none, is waived, named with the reason and counted. The exit code "
+		"is 2 if one has failed, and 69 if there is no GPU, no such backend, or nothing "
+		"that could be tested.\n\n"
+		"bandwidth, in GB/s (10^9 bytes a second): writes and reads through the window, "
+		"which are of the library's choosing (long reads go by the GPU's copy engine), "
+		"the same by memcpy of the C library, and the driver's own copy between pinned "
+		"memory and the same place, in turns; then by several threads at once, where "
+		"reads are loads, and recv() from TCP connections over loopback straight into "
+		"the window, beside recv() into pinned memory. --size is how long the window is, "
+		"64MiB unless said otherwise; --rounds how many turns, 9 at most.\n\n"
 		"latency: of one access, in microseconds, without what the clock costs. write is "
-		"issued when it ends, write+flush has arrived. Cold: the host's bytes are in none of "
-		"the CPU's caches when it begins. Beside it the driver's copy.\n\n"
-		"api: how long it takes to open a window (pin and map), to open one onto what is open, "
-		"to ask what it is, and to close it (unmap and unpin), with how often it took how "
-		"long. --size is how long the longest is: 64MiB, of up to 1GiB.\n\n"
-		"pingpong: the CPU writes a number, a kernel on the GPU waits for it and answers by "
-		"another one, for which the CPU waits. Each of the two lies in the GPU's memory "
-		"(window) or in the host's (pinned). bare is the same with plain loads and stores at "
-		"the same two places. --rounds is how many round trips a game has; of nine games the "
-		"median is given.",
+		"issued when it ends, write+flush has arrived. Cold: the host's bytes are in "
+		"none of the CPU's caches when it begins. Beside it the driver's copy.\n\n"
+		"api: how long it takes to open a window (pin and map), to open one onto what is "
+		"open, to ask what it is, and to close it (unmap and unpin), with how often it "
+		"took how long. --size is how long the longest is: 64MiB, of up to 1GiB.\n\n"
+		"pingpong: the CPU writes a number, a kernel on the GPU waits for it and answers "
+		"by another one, for which the CPU waits. Each of the two lies in the GPU's "
+		"memory (window) or in the host's (pinned). bare is the same with plain loads "
+		"and stores at the same two places. --rounds is how many round trips a game has; "
+		"of nine games the median is given.",
 	.examples = "wherry window check --backend driver    # through /dev/gdrdrv\n"
 		    "wherry window bandwidth -m cuda:0 -j window.json\n",
 	.options = options,

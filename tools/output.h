@@ -13,7 +13,7 @@ json_t *output_new(void);
 /* Write it to stdout, indented, and let go of it. 0, or EXIT_FAIL after a line on stderr. */
 int output_print(json_t *object);
 
-/* A file for a document that takes long to be made: opened before, so that nothing is done in vain. */
+/* A file for a document that takes long to be made: opened before, or all might be in vain. */
 struct output_file {
 	const char *path; /* "-": stdout; NULL: none is wanted */
 	FILE *table;      /* for what people read meanwhile: stdout, or stderr if that is taken */
@@ -25,7 +25,8 @@ struct output_file {
  * case. */
 int output_open(struct output_file *file, const char *path);
 
-/* Write the object in place of what the file had, and let go of it. 0, or an exit code after a line. */
+/* Write the object in place of what the file had, and let go of it. 0, or an exit code after a
+ * line on stderr. */
 int output_write(struct output_file *file, json_t *object);
 
 /* The same of a text. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry window check does within one process: bytes, bounds, several windows, what is closed and
- * what is freed, and that nothing is left behind. */
+/* What wherry window check does within one process: bytes, bounds, several windows, what is closed
+ * and what is freed, and that nothing is left behind. */
 #include <dirent.h>
 #include <errno.h>
 #include <pthread.h>
@@ -23,8 +23,8 @@ static unsigned char *fill_place(struct window_try *try, uint64_t number)
 	if (!window_expect(try, host, "no memory"))
 		return NULL;
 	pattern_fill(host, try->place.length, 0, number);
-	if (window_expect(try, !gpu_copy(try->place.gpu, try->place.address, host,
-					 try->place.length),
+	if (window_expect(try,
+			  !gpu_copy(try->place.gpu, try->place.address, host, try->place.length),
 			  "%s", try->place.gpu->text))
 		return host;
 	free(host);
@@ -48,7 +48,7 @@ static bool same_place(struct window_try *try, const unsigned char *host, const 
 	return good;
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------- */
+/* ---- bytes ----------------------------------------------------------------------------------- */
 
 static void basic(struct window_try *try)
 {
@@ -60,10 +60,12 @@ static void basic(struct window_try *try)
 	if (!window_open_in(try, 0, place->length, &window))
 		return;
 	info = window_info_of(try, window);
-	window_expect(try, info.address == (uintptr_t)place->address && info.length == place->length,
+	window_expect(try,
+		      info.address == (uintptr_t)place->address && info.length == place->length,
 		      "the window says that it is of %llu bytes at 0x%llx", (ull)info.length,
 		      (ull)info.address);
-	window_expect(try, !place->choices->backend || !strcmp(info.backend, place->choices->backend),
+	window_expect(try,
+		      !place->choices->backend || !strcmp(info.backend, place->choices->backend),
 		      "made by '%s'", info.backend);
 	window_round_trip(try, window, 0, 0, place->length);
 	if (info.pointer) {
@@ -72,7 +74,8 @@ static void basic(struct window_try *try)
 		*at = value;
 		window_called(try, wh_window_flush(window), "wh_window_flush");
 		window_expect(try, *at == value, "a load does not give what was stored");
-		window_expect(try, !gpu_copy(place->gpu, &got, place->address + 800, 8) && got == value,
+		window_expect(try,
+			      !gpu_copy(place->gpu, &got, place->address + 800, 8) && got == value,
 			      "a plain store is not seen by CUDA");
 	}
 	window_close_in(try, window);
@@ -81,7 +84,8 @@ static void basic(struct window_try *try)
 /* Windows that begin and end anywhere, and write nothing beside what they are told. */
 static void unaligned(struct window_try *try)
 {
-	static const uint64_t starts[] = { 1, 3, 8, 63, 100, 4095, 4097, 65535, 65537, 131071, 200001 };
+	static const uint64_t starts[] = { 1,    3,     8,     63,     100,   4095,
+					   4097, 65535, 65537, 131071, 200001 };
 	static const uint64_t lengths[] = { 1, 2, 7, 64, 129, 4097, 65537 };
 	uint64_t number = window_fresh();
 	unsigned char *host = fill_place(try, number);
@@ -111,7 +115,9 @@ end:
 /* Allocations of a few bytes, many of which lie in one page of the GPU. */
 static void small(struct window_try *try)
 {
-	static const uint64_t sizes[SMALL] = { 1, 4, 8, 16, 100, 256, 300, 1000, 4095, 4096, 5000, 9 };
+	static const uint64_t sizes[SMALL] = {
+		1, 4, 8, 16, 100, 256, 300, 1000, 4095, 4096, 5000, 9
+	};
 	struct wh_window_options options = { .size = sizeof(options),
 					     .backends = try->place.choices->backend };
 	struct wh_window *windows[SMALL] = { 0 };
@@ -126,10 +132,12 @@ static void small(struct window_try *try)
 		/* Other kinds have no small ones: places of one block do. */
 		at[i] = (uintptr_t)try->place.address + i * 8 * KIB + i;
 		if (raw)
-			window_expect(try, !gpu_call(gpu, cuMemAlloc, &at[i], sizes[i]), "%s", gpu->text);
+			window_expect(try, !gpu_call(gpu, cuMemAlloc, &at[i], sizes[i]), "%s",
+				      gpu->text);
 		if (try->outcome == WINDOW_PASSED)
-			window_called(try, wh_window_open(try->place.engine, (void *)(uintptr_t)at[i],
-							  sizes[i], &options, &windows[i]),
+			window_called(try,
+				      wh_window_open(try->place.engine, (void *)(uintptr_t)at[i],
+						     sizes[i], &options, &windows[i]),
 				      "a window onto a small buffer");
 		if (windows[i]) {
 			pattern_fill(bytes, sizes[i], 0, i);
@@ -142,7 +150,8 @@ static void small(struct window_try *try)
 		if (windows[i] && try->outcome == WINDOW_PASSED) {
 			bool good = !gpu_copy(gpu, bytes, (void *)(uintptr_t)at[i], sizes[i]);
 
-			window_expect(try, good && pattern_check(bytes, sizes[i], 0, i) == PATTERN_RIGHT,
+			window_expect(try,
+				      good && pattern_check(bytes, sizes[i], 0, i) == PATTERN_RIGHT,
 				      "a buffer of %llu bytes has others", (ull)sizes[i]);
 		}
 		if (windows[i])
@@ -165,7 +174,8 @@ static bool each_offset(struct window_try *try, struct wh_window *window, uint64
 		uint64_t number = window_fresh(), host = at * 7 % 64, place = 128 + at;
 
 		pattern_fill(seen, AREA, 0, number);
-		if (!window_expect(try, !gpu_copy(gpu, try->place.address, seen, AREA), "%s", gpu->text))
+		if (!window_expect(try, !gpu_copy(gpu, try->place.address, seen, AREA), "%s",
+				   gpu->text))
 			return false;
 		memset(mine, 0, AREA);
 		window_called(try, wh_window_copy_from(window, place, mine + host, length),
@@ -179,11 +189,13 @@ static bool each_offset(struct window_try *try, struct wh_window *window, uint64
 		window_called(try, wh_window_copy_to(window, place, mine + host, length),
 			      "wh_window_copy_to");
 		window_called(try, wh_window_flush(window), "wh_window_flush");
-		if (!window_expect(try, !gpu_copy(gpu, mine, try->place.address, AREA), "%s", gpu->text))
+		if (!window_expect(try, !gpu_copy(gpu, mine, try->place.address, AREA), "%s",
+				   gpu->text))
 			return false;
-		if (!window_expect(try, !memcmp(mine, seen, AREA),
-				   "%llu bytes written at offset %llu, or what is beside them, are wrong",
-				   (ull)length, (ull)place))
+		if (!window_expect(
+			    try, !memcmp(mine, seen, AREA),
+			    "%llu bytes written at offset %llu, or what is beside them, are wrong",
+			    (ull)length, (ull)place))
 			return false;
 	}
 	return try->outcome == WINDOW_PASSED;
@@ -191,8 +203,10 @@ static bool each_offset(struct window_try *try, struct wh_window *window, uint64
 
 static void data(struct window_try *try)
 {
-	static const uint16_t lengths[] = { 0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64,
-					    65, 127, 128, 129, 1023, 4096, 4097 };
+	static const uint16_t lengths[] = {
+		0,  1,  2,  3,  4,  5,  7,   8,   9,   15,   16,   17,
+		31, 32, 33, 63, 64, 65, 127, 128, 129, 1023, 4096, 4097
+	};
 	unsigned char *both = calloc(2, AREA);
 	struct wh_window *window;
 
@@ -223,20 +237,22 @@ static void system_call(struct window_try *try)
 		pattern_fill(sent, sizeof(sent), 0, number);
 		window_expect(try,
 			      write(ends[1], sent, sizeof(sent)) == (ssize_t)sizeof(sent) &&
-				      read(ends[0], info.pointer, sizeof(sent)) == (ssize_t)sizeof(sent),
+				      read(ends[0], info.pointer, sizeof(sent)) ==
+					      (ssize_t)sizeof(sent),
 			      "read() into the window: %s", strerror(errno));
 		window_called(try, wh_window_flush(window), "wh_window_flush");
-		window_expect(try,
-			      !gpu_copy(try->place.gpu, got, try->place.address + 4097, sizeof(got)) &&
-				      pattern_check(got, sizeof(got), 0, number) == PATTERN_RIGHT,
-			      "what read() has put into the window, CUDA does not see");
+		window_expect(
+			try,
+			!gpu_copy(try->place.gpu, got, try->place.address + 4097, sizeof(got)) &&
+				pattern_check(got, sizeof(got), 0, number) == PATTERN_RIGHT,
+			"what read() has put into the window, CUDA does not see");
 		close(ends[0]);
 		close(ends[1]);
 	}
 	window_close_in(try, window);
 }
 
-/* ---- bounds and options ------------------------------------------------------------------------ */
+/* ---- bounds and options ---------------------------------------------------------------------- */
 
 static void refused(struct window_try *try, uint64_t address, uint64_t length, const char *what)
 {
@@ -266,15 +282,18 @@ static void bounds(struct window_try *try)
 	refused(try, 0, 4096, "NULL");
 	if (!window_open_in(try, 0, length, &window))
 		return;
-	window_expect(try, wh_window_copy_to(window, length, bytes, 1) == -EINVAL &&
-				   wh_window_copy_to(window, length - 15, bytes, 16) == -EINVAL &&
-				   wh_window_copy_to(window, UINT64_MAX, bytes, 16) == -EINVAL,
+	window_expect(try,
+		      wh_window_copy_to(window, length, bytes, 1) == -EINVAL &&
+			      wh_window_copy_to(window, length - 15, bytes, 16) == -EINVAL &&
+			      wh_window_copy_to(window, UINT64_MAX, bytes, 16) == -EINVAL,
 		      "a write over the window's end is not refused");
-	window_expect(try, wh_window_copy_from(window, length, bytes, 1) == -EINVAL &&
-				   wh_window_copy_from(window, 8, bytes, length) == -EINVAL,
+	window_expect(try,
+		      wh_window_copy_from(window, length, bytes, 1) == -EINVAL &&
+			      wh_window_copy_from(window, 8, bytes, length) == -EINVAL,
 		      "a read over the window's end is not refused");
-	window_expect(try, !wh_window_copy_to(window, length, bytes, 0) &&
-				   !wh_window_copy_from(window, length, bytes, 0),
+	window_expect(try,
+		      !wh_window_copy_to(window, length, bytes, 0) &&
+			      !wh_window_copy_from(window, length, bytes, 0),
 		      "a copy of 0 bytes is refused");
 	window_close_in(try, window);
 }
@@ -291,22 +310,26 @@ static void attributes(struct window_try *try)
 	if (!window_open_in(try, 0, try->place.length, &window))
 		return;
 	info = window_info_of(try, window);
-	window_expect(try, strstr(info.said, info.backend), "'%s' does not say who made it", info.said);
+	window_expect(try, strstr(info.said, info.backend), "'%s' does not say who made it",
+		      info.said);
 	window_expect(try, !info.pointer == (info.mapping == WH_WINDOW_STAGED),
 		      "a mapping of type %u at %p", info.mapping, info.pointer);
 	for (uint32_t mapping = WH_WINDOW_WC; mapping <= WH_WINDOW_DEVICE + 1; mapping++) {
 		struct wh_window *other = NULL;
 
 		options.mapping = mapping;
-		error = wh_window_open(try->place.engine, try->place.address, 4096, &options, &other);
+		error = wh_window_open(try->place.engine, try->place.address, 4096, &options,
+				       &other);
 		if (mapping > WH_WINDOW_DEVICE)
-			window_expect(try, error == -EINVAL, "a mapping of type %u gives %d", mapping,
-				      error);
+			window_expect(try, error == -EINVAL, "a mapping of type %u gives %d",
+				      mapping, error);
 		else if (info.pointer)
-			window_expect(try, error != -EINVAL && (error || mapping == window_info_of(
-								try, other).mapping),
-				      "asked for a %s mapping, it is another one",
-				      window_mapping_name(mapping));
+			window_expect(
+				try,
+				error != -EINVAL &&
+					(error || mapping == window_info_of(try, other).mapping),
+				"asked for a %s mapping, it is another one",
+				window_mapping_name(mapping));
 		if (info.mapping == mapping)
 			window_called(try, error, "asking for the type that it has");
 		if (!error)
@@ -315,19 +338,22 @@ static void attributes(struct window_try *try)
 	window_close_in(try, window);
 }
 
-/* ---- several windows ----------------------------------------------------------------------------- */
+/* ---- several windows ------------------------------------------------------------------------- */
 
 static void two_windows(struct window_try *try)
 {
 	struct wh_window *a = NULL, *b = NULL, *c = NULL;
 	unsigned char sent[3000], got[3000];
 
-	if (!window_open_in(try, 0, 256 * KIB, &a) || !window_open_in(try, 100 * KIB, 400 * KIB, &b) ||
+	if (!window_open_in(try, 0, 256 * KIB, &a) ||
+	    !window_open_in(try, 100 * KIB, 400 * KIB, &b) ||
 	    !window_open_in(try, 0, 256 * KIB, &c))
 		return;
 	pattern_fill(sent, sizeof(sent), 0, window_fresh());
-	window_called(try, wh_window_copy_to(a, 101 * KIB + 5, sent, sizeof(sent)), "wh_window_copy_to");
-	window_called(try, wh_window_copy_from(b, KIB + 5, got, sizeof(got)), "wh_window_copy_from");
+	window_called(try, wh_window_copy_to(a, 101 * KIB + 5, sent, sizeof(sent)),
+		      "wh_window_copy_to");
+	window_called(try, wh_window_copy_from(b, KIB + 5, got, sizeof(got)),
+		      "wh_window_copy_from");
 	window_expect(try, !memcmp(sent, got, sizeof(got)),
 		      "what one window wrote, another one does not show");
 	/* The first one first: whoever shares its mapping keeps it. */
@@ -375,7 +401,9 @@ static void child_threads(struct window_try *try)
 	for (int i = 0; i < THREADS; i++) {
 		struct worker *w = &workers[i];
 
-		*w = (struct worker){ .try = *try, .offset = (uint64_t)i * length, .length = length };
+		*w = (struct worker){ .try = *try,
+				      .offset = (uint64_t)i * length,
+				      .length = length };
 		if (!window_expect(try, !pthread_create(&w->thread, NULL, work, w), "no thread"))
 			break;
 		started++;
@@ -384,7 +412,8 @@ static void child_threads(struct window_try *try)
 		struct worker *w = &workers[i];
 
 		pthread_join(w->thread, NULL);
-		window_expect(try, w->try.outcome == WINDOW_PASSED, "thread %d: %s", i, w->try.text);
+		window_expect(try, w->try.outcome == WINDOW_PASSED, "thread %d: %s", i,
+			      w->try.text);
 		if (w->kept) {
 			window_round_trip(try, w->kept, w->offset, 0, w->length);
 			window_close_in(try, w->kept);
@@ -392,7 +421,7 @@ static void child_threads(struct window_try *try)
 	}
 }
 
-/* ---- what is gone -------------------------------------------------------------------------------- */
+/* ---- what is gone ---------------------------------------------------------------------------- */
 
 static void after_close(struct window_try *try)
 {
@@ -409,9 +438,11 @@ static void after_close(struct window_try *try)
 		if (!info.pointer)
 			window_waive(try, "staged: there is no pointer to be left behind");
 		else
-			window_expect(try, !window_reachable(info.pointer) &&
-						   !window_reachable((char *)info.pointer + info.length - 1),
-				      "a window that was closed can still be read");
+			window_expect(
+				try,
+				!window_reachable(info.pointer) &&
+					!window_reachable((char *)info.pointer + info.length - 1),
+				"a window that was closed can still be read");
 	}
 }
 
@@ -424,17 +455,20 @@ static bool free_memory(struct window_try *try)
 	return window_called(try, error, "freeing memory that has a window");
 }
 
-/* The window shows the bytes from before, and writes where nobody else is. Or CUDA, which keeps memory
- * for itself that it is given back, has given the same out again. */
-static void use_freed(struct window_try *try, struct wh_window *window, uint64_t before, uint64_t after)
+/* The window shows the bytes from before, and writes where nobody else is. Or CUDA, which keeps
+ * memory for itself that it is given back, has given the same out again. */
+static void use_freed(struct window_try *try, struct wh_window *window, uint64_t before,
+		      uint64_t after)
 {
 	unsigned char bytes[64];
 
-	window_called(try, wh_window_copy_from(window, 0, bytes, sizeof(bytes)), "wh_window_copy_from");
+	window_called(try, wh_window_copy_from(window, 0, bytes, sizeof(bytes)),
+		      "wh_window_copy_from");
 	if (pattern_check(bytes, sizeof(bytes), 0, after) == PATTERN_RIGHT)
 		return;
-	window_expect(try, pattern_check(bytes, sizeof(bytes), 0, before) == PATTERN_RIGHT,
-		      "a window onto freed memory shows neither what was there nor what is there now");
+	window_expect(
+		try, pattern_check(bytes, sizeof(bytes), 0, before) == PATTERN_RIGHT,
+		"a window onto freed memory shows neither what was there nor what is there now");
 	memset(bytes, 0x5a, sizeof(bytes));
 	window_called(try, wh_window_copy_to(window, 0, bytes, sizeof(bytes)), "wh_window_copy_to");
 	window_called(try, wh_window_flush(window), "wh_window_flush");
@@ -464,10 +498,12 @@ static void after_free(struct window_try *try)
 		goto end;
 	place->address = again;
 	pattern_fill(host, place->length, 0, after);
-	window_expect(try, !gpu_copy(place->gpu, again, host, place->length), "%s", place->gpu->text);
+	window_expect(try, !gpu_copy(place->gpu, again, host, place->length), "%s",
+		      place->gpu->text);
 	if (!info.pointer) {
-		window_expect(try, wh_window_copy_from(window, 0, bytes, sizeof(bytes)) == -EFAULT &&
-					   wh_window_copy_to(window, 0, host, 64) == -EFAULT,
+		window_expect(try,
+			      wh_window_copy_from(window, 0, bytes, sizeof(bytes)) == -EFAULT &&
+				      wh_window_copy_to(window, 0, host, 64) == -EFAULT,
 			      "a staged window onto freed memory still copies");
 	} else if (window_reachable(info.pointer)) {
 		use_freed(try, window, before, after);
@@ -483,7 +519,7 @@ end:
 	free(host);
 }
 
-/* ---- what is left -------------------------------------------------------------------------------- */
+/* ---- what is left ---------------------------------------------------------------------------- */
 
 #define REFCOUNT "/proc/driver/gdrdrv/nv_get_pages_refcount"
 
@@ -528,22 +564,23 @@ static void leakage(struct window_try *try)
 		if (i == 1)
 			before = count_held();
 		for (int j = 0; j < 3; j++)
-			if (!window_open_in(try, (uint64_t)j * 100000 + (uint64_t)i, 200000, &window[j]))
+			if (!window_open_in(try, (uint64_t)j * 100000 + (uint64_t)i, 200000,
+					    &window[j]))
 				return;
 		for (int j = 0; j < 3; j++)
 			window_close_in(try, window[(i + j) % 3]);
 	}
 	after = count_held();
 	window_expect(try, after.descriptors <= before.descriptors + SLACK,
-		      "%u descriptors, and after %d windows more %u", before.descriptors, 3 * REPEATS,
-		      after.descriptors);
+		      "%u descriptors, and after %d windows more %u", before.descriptors,
+		      3 * REPEATS, after.descriptors);
 	window_expect(try, after.mappings <= before.mappings + SLACK,
 		      "%u mappings, and after %d windows more %u", before.mappings, 3 * REPEATS,
 		      after.mappings);
 	/* Others may pin as well, but not that much at just this time. */
 	window_expect(try, after.pages < before.pages + REPEATS,
-		      "the kernel module held %ld ranges, and after %d windows more %ld", before.pages,
-		      3 * REPEATS, after.pages);
+		      "the kernel module held %ld ranges, and after %d windows more %ld",
+		      before.pages, 3 * REPEATS, after.pages);
 }
 
 const struct window_case window_cases[] = {
@@ -557,7 +594,8 @@ const struct window_case window_cases[] = {
 	{ "two-windows", "onto the same memory, closed in any order", two_windows },
 	{ "child-threads", "opened, used and closed by several threads", child_threads },
 	{ "after-close", "nothing is mapped any more", after_close },
-	{ "after-free", "the window holds on to the memory, or faults; no new one opens", after_free },
+	{ "after-free", "the window holds on to the memory, or faults; no new one opens",
+	  after_free },
 	{ "leakage", "150 windows leave no descriptor, mapping or pinned page", leakage },
 	{ 0 },
 };

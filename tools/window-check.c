@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wherry window check: does a window show the GPU's memory and nothing else, whatever is done to it?
+ * wherry window check: does a window show the GPU's memory and nothing else, whatever is done?
  *
- * Each test has a process of its own, with an engine, memory and windows of its own: one that crashes
- * or hangs has failed, and the others are not touched by it.
+ * Each test has a process of its own, with an engine, memory and windows of its own: one that
+ * crashes or hangs has failed, and the others are not touched by it.
  */
 #include <errno.h>
 #include <signal.h>
@@ -19,7 +19,7 @@
 #include "window.h"
 
 #define LENGTH (1u << 20) /* of the memory of a test */
-#define SECONDS 120	  /* a test that takes longer hangs */
+#define SECONDS 120       /* a test that takes longer hangs */
 #define PIECE UINT64_C(1000)
 
 /* What a test's process leaves, in memory that both have. */
@@ -36,7 +36,7 @@ struct tally {
 	char by[WINDOW_TEXT]; /* of the memory that it is the turn of; "": there is none */
 };
 
-/* ---- for the tests ---------------------------------------------------------------------------- */
+/* ---- for the tests --------------------------------------------------------------------------- */
 
 bool window_expect(struct window_try *try, bool good, const char *format, ...)
 {
@@ -109,8 +109,9 @@ bool window_round_trip(struct window_try *try, struct wh_window *window, uint64_
 
 	if (good)
 		pattern_fill(host, length, 0, number);
-	good = good && window_called(try, wh_window_copy_to(window, at, host, length),
-				     "wh_window_copy_to") &&
+	good = good &&
+	       window_called(try, wh_window_copy_to(window, at, host, length),
+			     "wh_window_copy_to") &&
 	       window_called(try, wh_window_flush(window), "wh_window_flush");
 	if (good)
 		memset(host, 0, length);
@@ -163,7 +164,7 @@ bool window_reachable(const void *address)
 	return reached;
 }
 
-/* ---- a test's process ------------------------------------------------------------------------- */
+/* ---- a test's process ------------------------------------------------------------------------ */
 
 /* The window that stands for all others: if that cannot be had, no test makes sense. */
 static int look(struct window_place *place, struct report *report)
@@ -244,7 +245,7 @@ static void run_apart(struct report *report, const struct window_choices *choice
 	report->outcome = WINDOW_FAILED;
 }
 
-/* ---- all of them ------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 static void tell(const struct window_choices *choices, const struct memory *memory,
 		 const struct window_case *test, const struct report *report, struct tally *tally)

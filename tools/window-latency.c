@@ -16,7 +16,7 @@
 #define MIB (1024 * KIB)
 #define LINE 64u
 
-/* ---- samples ------------------------------------------------------------------------------------- */
+/* ---- samples --------------------------------------------------------------------------------- */
 
 struct figures {
 	double p50, p99, least, most; /* us; NAN: not measured */
@@ -48,7 +48,7 @@ static uint64_t clock_cost(void)
 	return samples[count / 2];
 }
 
-/* ---- latency --------------------------------------------------------------------------------------- */
+/* ---- latency --------------------------------------------------------------------------------- */
 
 #define LATENCY_ROUNDS 2000u
 #define PLACES 64u /* that are gone through, each in lines of its own */
@@ -66,7 +66,8 @@ static void chill(const unsigned char *at, uint64_t length)
 	_mm_mfence();
 #elif defined(__aarch64__)
 	for (uint64_t i = 0; i < length + LINE; i += LINE)
-		__asm__ volatile("dc civac, %0" ::"r"(at + (i < length ? i : length - 1)) : "memory");
+		__asm__ volatile("dc civac, %0" ::"r"(at + (i < length ? i : length - 1))
+				 : "memory");
 	__asm__ volatile("dsb sy" ::: "memory");
 #else
 	/* No instruction for it: what is larger than caches drives it out. */
@@ -196,7 +197,8 @@ static int measure_latency(struct latency *l)
 static int latency(struct window_scene *scene)
 {
 	unsigned rounds = scene->place.choices->rounds;
-	struct latency l = { .scene = scene, .count = rounds ? rounds : LATENCY_ROUNDS,
+	struct latency l = { .scene = scene,
+			     .count = rounds ? rounds : LATENCY_ROUNDS,
 			     .clock = clock_cost() };
 	int error;
 
@@ -217,14 +219,15 @@ int window_latency(struct window_choices *choices)
 	return window_each_memory(choices, size, size, latency);
 }
 
-/* ---- api --------------------------------------------------------------------------------------------- */
+/* ---- api ------------------------------------------------------------------------------------- */
 
 #define API_ROUNDS 100u
 
 enum call { OPEN, AGAIN, INFO, CLOSE, CALLS };
 
 static const char *const call_names[] = { "open", "open again", "info", "close" };
-static const char *const call_meanings[] = { "pin and map", "shares what is open", "", "unmap and unpin" };
+static const char *const call_meanings[] = { "pin and map", "shares what is open", "",
+					     "unmap and unpin" };
 
 static int time_calls(struct window_scene *scene, uint64_t size, uint64_t *took[CALLS], size_t i)
 {
@@ -278,7 +281,8 @@ static json_t *histogram(FILE *table, const uint64_t *sorted, size_t count)
 	for (unsigned b = 0; b < BUCKETS; b++)
 		highest = buckets[b] > highest ? buckets[b] : highest;
 	for (unsigned b = 0; b < BUCKETS; b++) {
-		unsigned length = highest ? (unsigned)((buckets[b] * BAR + highest - 1) / highest) : 0;
+		unsigned length =
+			highest ? (unsigned)((buckets[b] * BAR + highest - 1) / highest) : 0;
 
 		if (!buckets[b])
 			continue;
@@ -322,8 +326,8 @@ static int measure_calls(struct window_scene *scene, uint64_t *took[CALLS], size
 	static const uint64_t sizes[] = { 64 * KIB, MIB, 16 * MIB, 64 * MIB, 1024 * MIB };
 	int error = 0;
 
-	fprintf(scene->place.choices->table, "  %-8s %-11s %9s %9s %9s %9s  us\n", "size", "call", "p50",
-		"p99", "least", "most");
+	fprintf(scene->place.choices->table, "  %-8s %-11s %9s %9s %9s %9s  us\n", "size", "call",
+		"p50", "p99", "least", "most");
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && sizes[s] <= scene->length; s++) {
 		/* Once before: what a backend does the first time is not of interest. */
 		error = time_calls(scene, sizes[s], took, 0);

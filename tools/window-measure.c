@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the measuring subcommands of wherry window share, and bandwidth: many bytes, by one thread and by
- * several. */
+/* What the measuring subcommands of wherry window share, and bandwidth: many bytes, by one thread
+ * and by several. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@
 /* What loads of libc are tried with: they take a microsecond for every 16 bytes. */
 #define LOADS_MOST (64 * KIB)
 
-/* ---- the scene ---------------------------------------------------------------------------------- */
+/* ---- the scene ------------------------------------------------------------------------------- */
 
 static int scene_open(struct window_scene *scene, const struct window_choices *choices,
 		      const struct memory *memory, uint64_t length, uint64_t on_host,
@@ -77,8 +77,8 @@ static int scene_close(struct window_scene *scene, char text[WINDOW_TEXT])
 static int skip(const struct window_choices *choices, const struct memory *memory, const char *text)
 {
 	fprintf(choices->table, "%s: skipped: %s\n", memory->name, text);
-	json_array_append_new(choices->skipped, json_pack("{s:s, s:s}", "memory", memory->name,
-							  "reason", text));
+	json_array_append_new(choices->skipped,
+			      json_pack("{s:s, s:s}", "memory", memory->name, "reason", text));
 	return 0;
 }
 
@@ -98,8 +98,8 @@ int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t
 			fprintf(choices->table, "%s%s: %s\n", i ? "\n" : "", memory->name, how);
 			error = run(&scene);
 			if (error)
-				snprintf(text, sizeof(text), "%s", *scene.text ? scene.text :
-								    wh_error_text());
+				snprintf(text, sizeof(text), "%s",
+					 *scene.text ? scene.text : wh_error_text());
 		} else if (error == -EOPNOTSUPP && i && !choices->memories_given) {
 			error = skip(choices, memory, text);
 		}
@@ -120,8 +120,8 @@ int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t
 json_t *window_row(struct window_scene *scene, const char *what)
 {
 	json_t *json = json_pack("{s:s, s:s, s:s, s:s}", "what", what, "memory",
-				 scene->place.memory->name, "backend", scene->info.backend, "mapping",
-				 window_mapping_name(scene->info.mapping));
+				 scene->place.memory->name, "backend", scene->info.backend,
+				 "mapping", window_mapping_name(scene->info.mapping));
 
 	json_array_append_new(scene->place.choices->results, json);
 	return json;
@@ -132,7 +132,7 @@ void window_number(json_t *row, const char *key, double value)
 	json_object_set_new(row, key, isfinite(value) ? json_real(value) : json_null());
 }
 
-/* ---- one copy ------------------------------------------------------------------------------------- */
+/* ---- one copy -------------------------------------------------------------------------------- */
 
 enum way { BY_WINDOW, BY_LIBC, BY_DRIVER, WAYS, BY_ONE };
 
@@ -140,7 +140,7 @@ struct copy {
 	struct window_scene *scene;
 	bool write;
 	enum way way;
-	uint64_t size, walk, at; /* bytes; `walk` are gone through before starting over */
+	uint64_t size, walk, at;       /* bytes; `walk` are gone through before starting over */
 	const struct wh_copy_way *one; /* BY_ONE */
 };
 
@@ -149,9 +149,8 @@ static bool has_way(const struct copy *copy)
 {
 	uint32_t mapping = copy->scene->info.mapping;
 
-	return copy->way != BY_LIBC ||
-	       ((mapping == WH_WINDOW_WC || mapping == WH_WINDOW_CACHED) &&
-		(copy->write || copy->size <= LOADS_MOST));
+	return copy->way != BY_LIBC || ((mapping == WH_WINDOW_WC || mapping == WH_WINDOW_CACHED) &&
+					(copy->write || copy->size <= LOADS_MOST));
 }
 
 static int copy_once(struct copy *copy)
@@ -164,9 +163,8 @@ static int copy_once(struct copy *copy)
 
 	switch (copy->way) {
 	case BY_WINDOW:
-		return copy->write ?
-			       wh_window_copy_to(scene->window, copy->at, host, copy->size) :
-			       wh_window_copy_from(scene->window, copy->at, host, copy->size);
+		return copy->write ? wh_window_copy_to(scene->window, copy->at, host, copy->size) :
+				     wh_window_copy_from(scene->window, copy->at, host, copy->size);
 	case BY_LIBC:
 		if (copy->write)
 			memcpy(window, host, copy->size);
@@ -178,7 +176,8 @@ static int copy_once(struct copy *copy)
 		if (copy->write)
 			wh_copy_to((struct wh_copy){ .put = copy->one }, window, host, copy->size);
 		else
-			wh_copy_from((struct wh_copy){ .get = copy->one }, host, window, copy->size);
+			wh_copy_from((struct wh_copy){ .get = copy->one }, host, window,
+				     copy->size);
 		return 0;
 	default:
 		return copy->write ? gpu_call(gpu, cuMemcpy, on_gpu, (uintptr_t)host, copy->size) :
@@ -224,7 +223,9 @@ static int measure(struct window_scene *scene, bool write, uint64_t size, struct
 	rounds = rounds && rounds < BENCH_ROUNDS ? rounds : ROUNDS;
 	for (unsigned r = 0; r < rounds; r++) {
 		for (enum way way = 0; way < WAYS; way++) {
-			struct copy copy = { scene, write, way, size, walk_of(scene, size), 0, NULL };
+			struct copy copy = {
+				scene, write, way, size, walk_of(scene, size), 0, NULL
+			};
 
 			values[way][r] = has_way(&copy) ? rate(&copy) : NAN;
 			if (way != BY_LIBC && isnan(values[way][r])) {
@@ -256,8 +257,8 @@ static int copies(struct window_scene *scene)
 	FILE *table = scene->place.choices->table;
 	char text[32];
 
-	fprintf(table, "  %-8s %23s   %23s\n  %-8s %7s %7s %7s   %7s %7s %7s  GB/s\n", "", "write", "read",
-		"size", "window", "memcpy", "driver", "window", "memcpy", "driver");
+	fprintf(table, "  %-8s %23s   %23s\n  %-8s %7s %7s %7s   %7s %7s %7s  GB/s\n", "", "write",
+		"read", "size", "window", "memcpy", "driver", "window", "memcpy", "driver");
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && sizes[s] <= scene->length; s++) {
 		format_size(text, sizeof(text), sizes[s]);
 		fprintf(table, "  %-8s", text);
@@ -285,7 +286,7 @@ static int copies(struct window_scene *scene)
 	return 0;
 }
 
-/* ---- each way of copying --------------------------------------------------------------------------- */
+/* ---- each way of copying --------------------------------------------------------------------- */
 
 static void one_way(struct window_scene *scene, const struct wh_copy_way *one, bool write)
 {
@@ -300,8 +301,9 @@ static void one_way(struct window_scene *scene, const struct wh_copy_way *one, b
 		if (sizes[s] > scene->length)
 			break;
 		for (int r = 0; r < 3; r++) {
-			struct copy copy = { scene, write, BY_ONE, sizes[s],
-					     walk_of(scene, sizes[s]), 0, one };
+			struct copy copy = {
+				scene, write, BY_ONE, sizes[s], walk_of(scene, sizes[s]), 0, one
+			};
 
 			rounds[r] = rate(&copy);
 		}
@@ -331,7 +333,7 @@ static void ways(struct window_scene *scene)
 				one_way(scene, w, !read);
 }
 
-/* ---- several threads ------------------------------------------------------------------------------- */
+/* ---- several threads ------------------------------------------------------------------------- */
 
 #define THREADS 8
 #define PART_MOST (2 * MIB)
@@ -397,8 +399,11 @@ static double together(struct window_scene *scene, bool write, unsigned count, u
 	double sum;
 
 	for (unsigned i = 0; i < count; i++)
-		workers[i] = (struct worker){ .scene = scene, .gate = &gate, .write = write,
-					      .offset = i * part, .part = part };
+		workers[i] = (struct worker){ .scene = scene,
+					      .gate = &gate,
+					      .write = write,
+					      .offset = i * part,
+					      .part = part };
 	/* The first one is this thread. */
 	while (started < count &&
 	       !pthread_create(&workers[started].thread, NULL, work, &workers[started]))
@@ -422,7 +427,8 @@ static int scaling(struct window_scene *scene)
 	if (!scene->info.pointer)
 		return 0;
 	part = part > PART_MOST ? PART_MOST : part;
-	fprintf(choices->table, "  %-8s %7s %7s  GB/s, read by loads\n", "threads", "write", "read");
+	fprintf(choices->table, "  %-8s %7s %7s  GB/s, read by loads\n", "threads", "write",
+		"read");
 	for (unsigned count = 1; part && count <= most; count *= 2) {
 		fprintf(choices->table, "  %-8u", count);
 		for (int read = 0; read < 2; read++) {
@@ -446,7 +452,7 @@ static int scaling(struct window_scene *scene)
 	return 0;
 }
 
-/* ---- bandwidth --------------------------------------------------------------------------------------- */
+/* ---- bandwidth ------------------------------------------------------------------------------- */
 
 static int bandwidth(struct window_scene *scene)
 {

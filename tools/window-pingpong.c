@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry window pingpong: CPU and GPU tell each other numbers, by two flags in several places, and beside
- * it the bare loop over the same two flags. */
+/* wherry window pingpong: CPU and GPU tell each other numbers, by two flags in several places, and
+ * beside it the bare loop over the same two flags. */
 #include <errno.h>
 #include <math.h>
 #include <sched.h>
@@ -15,7 +15,7 @@ extern const char bounce_ptx[];
 #define BOUNCES 20000u
 #define REPEATS BENCH_ROUNDS
 #define SECONDS INT64_C(10) /* without an answer, and the GPU does not play */
-#define LATE 20000	    /* ns: no GPU takes that long */
+#define LATE 20000          /* ns: no GPU takes that long */
 #define PATIENCE 20000000u  /* looks of the GPU for one number: some seconds */
 #define STREAM_NON_BLOCKING 1
 #define APART 256u /* of the two flags, if they are in one memory: lines of their own */
@@ -26,12 +26,15 @@ enum by { BY_POINTER, BY_CALLS };
 
 static const struct algorithm {
 	const char *name, *meaning;
-	bool there, here; /* the CPU's flag and the GPU's are in the GPU's memory, else in pinned memory */
+	/* Which flags are in the GPU's memory: the CPU's, the GPU's; else in pinned memory. */
+	bool there, here;
 } algorithms[] = {
-	{ "window, pinned", "the CPU writes to the GPU's memory, the GPU to the host's", true, false },
-	{ "window, window", "both write to the GPU's memory, which the CPU reads by the window", true,
+	{ "window, pinned", "the CPU writes to the GPU's memory, the GPU to the host's", true,
+	  false },
+	{ "window, window", "both write to the GPU's memory, which the CPU reads by the window",
+	  true, true },
+	{ "pinned, window", "the CPU writes to the host's memory and reads the GPU's", false,
 	  true },
-	{ "pinned, window", "the CPU writes to the host's memory and reads the GPU's", false, true },
 	{ "pinned, pinned", "both write to the host's memory: no window", false, false },
 };
 
@@ -43,7 +46,7 @@ struct game {
 	uint32_t bounces;
 };
 
-/* ---- the CPU's side -------------------------------------------------------------------------------- */
+/* ---- the CPU's side -------------------------------------------------------------------------- */
 
 static void issue(void)
 {
@@ -100,7 +103,7 @@ static int await(const struct game *game, enum by by, uint32_t value)
 	return error;
 }
 
-/* ---- one game --------------------------------------------------------------------------------------- */
+/* ---- one game -------------------------------------------------------------------------------- */
 
 /* Nobody has said anything yet. */
 static int clear(const struct game *game)
@@ -215,7 +218,7 @@ static int play_row(const struct game *game)
 	return 0;
 }
 
-/* ---- all of them -------------------------------------------------------------------------------------- */
+/* ---- all of them ----------------------------------------------------------------------------- */
 
 static int set_up(struct game *game)
 {

@@ -9,8 +9,8 @@
 #include "engine.h"
 #include "window.h"
 
-__attribute__((format(printf, 3, 4)))
-static int say(char text[WINDOW_TEXT], int error, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int say(char text[WINDOW_TEXT], int error,
+						     const char *format, ...)
 {
 	va_list list;
 

@@ -14,9 +14,9 @@
 #include "window.h"
 #include "window/driver-abi.h"
 
-/* ---- a child ----------------------------------------------------------------------------------- */
+/* ---- a child --------------------------------------------------------------------------------- */
 
-/* One that does something when it is told to, and whose exit status says what it found: 0 nothing. */
+/* One that does something when told to, and whose exit status says what it found: 0 nothing. */
 struct child {
 	pid_t pid;
 	int socket; /* the parent's end */
@@ -66,7 +66,7 @@ static int finish(const struct child *child)
 	return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-/* ---- fork() ------------------------------------------------------------------------------------- */
+/* ---- fork() ---------------------------------------------------------------------------------- */
 
 struct inherited {
 	struct wh_window *window;
@@ -86,7 +86,8 @@ static const char *finding(int status)
 		[CLOSED] = "closes its parent's window",
 	};
 
-	return (size_t)status < sizeof(words) / sizeof(words[0]) ? words[status] : "ended otherwise";
+	return (size_t)status < sizeof(words) / sizeof(words[0]) ? words[status] :
+								   "ended otherwise";
 }
 
 /* All that a child could try with what it has of its parent's. */
@@ -195,9 +196,9 @@ static void fork_free(struct window_try *try)
 	}
 }
 
-/* ---- passing a descriptor ------------------------------------------------------------------------ */
+/* ---- passing a descriptor -------------------------------------------------------------------- */
 
-/* A range that is pinned by itself, without the library: the library gives nobody its descriptor. */
+/* A range that is pinned without the library, which gives nobody its descriptor. */
 struct pinned {
 	int fd;
 	uint64_t handle, length;
@@ -222,8 +223,9 @@ static bool pin(struct window_try *try, struct pinned *pinned)
 	pinned->bytes = mmap(NULL, pinned->length, PROT_READ | PROT_WRITE, MAP_SHARED, pinned->fd,
 			     offset_of(pinned));
 	/* By fork() it would be there without a descriptor. */
-	return window_expect(try, pinned->bytes != MAP_FAILED &&
-					  !madvise(pinned->bytes, pinned->length, MADV_DONTFORK),
+	return window_expect(try,
+			     pinned->bytes != MAP_FAILED &&
+				     !madvise(pinned->bytes, pinned->length, MADV_DONTFORK),
 			     GDRDRV_NODE ": mmap: %s", strerror(errno));
 }
 
@@ -232,11 +234,14 @@ static bool send_descriptor(int socket, int fd)
 	union {
 		struct cmsghdr header;
 		char room[CMSG_SPACE(sizeof(int))];
-	} control = { .header = { .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET,
+	} control = { .header = { .cmsg_len = CMSG_LEN(sizeof(int)),
+				  .cmsg_level = SOL_SOCKET,
 				  .cmsg_type = SCM_RIGHTS } };
 	char byte = 0;
 	struct iovec io = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &io, .msg_iovlen = 1, .msg_control = &control,
+	struct msghdr message = { .msg_iov = &io,
+				  .msg_iovlen = 1,
+				  .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
 
 	memcpy(CMSG_DATA(&control.header), &fd, sizeof(fd));
@@ -251,7 +256,9 @@ static int receive_descriptor(int socket)
 	} control;
 	char byte;
 	struct iovec io = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &io, .msg_iovlen = 1, .msg_control = &control,
+	struct msghdr message = { .msg_iov = &io,
+				  .msg_iovlen = 1,
+				  .msg_control = &control,
 				  .msg_controllen = sizeof(control) };
 	int fd = -1;
 
@@ -288,9 +295,12 @@ static int try_descriptor(struct window_try *try, int end, void *arg)
 static void pass(struct window_try *try, struct pinned *pinned)
 {
 	static const char *const words[] = {
-		[0] = "nothing",	     [NOT_PASSED] = "nothing, for it was not passed",
-		[MAPPED] = "its memory",     [INFORMED] = "what it has pinned",
-		[UNPINNED] = "its pin away", [PINNED] = "a pin of its memory",
+		[0] = "nothing",
+		[NOT_PASSED] = "nothing, for it was not passed",
+		[MAPPED] = "its memory",
+		[INFORMED] = "what it has pinned",
+		[UNPINNED] = "its pin away",
+		[PINNED] = "a pin of its memory",
 	};
 	unsigned char sent[4096], got[4096];
 	uint64_t number = window_fresh();
@@ -299,11 +309,12 @@ static void pass(struct window_try *try, struct pinned *pinned)
 
 	if (!start(try, &child, try_descriptor, pinned))
 		return;
-	window_expect(try, send_descriptor(child.socket, pinned->fd), "sendmsg: %s", strerror(errno));
+	window_expect(try, send_descriptor(child.socket, pinned->fd), "sendmsg: %s",
+		      strerror(errno));
 	status = finish(&child);
 	window_expect(try, !status, "who is passed the descriptor gets %s",
 		      (size_t)status < sizeof(words) / sizeof(words[0]) ? words[status] :
-									   "it to end otherwise");
+									  "it to end otherwise");
 	/* The owner's is as good as before. */
 	pattern_fill(sent, sizeof(sent), 0, number);
 	memcpy(pinned->bytes, sent, sizeof(sent));
@@ -336,15 +347,17 @@ static void fd_passing(struct window_try *try)
 	if (pinned.bytes != MAP_FAILED)
 		munmap(pinned.bytes, pinned.length);
 	if (pinned.handle)
-		window_expect(try, !ioctl(pinned.fd, GDRDRV_UNPIN,
-					  &(struct gdrdrv_unpin){ .handle = pinned.handle }),
+		window_expect(try,
+			      !ioctl(pinned.fd, GDRDRV_UNPIN,
+				     &(struct gdrdrv_unpin){ .handle = pinned.handle }),
 			      GDRDRV_NODE ": UNPIN: %s", strerror(errno));
 	close(pinned.fd);
 }
 
 const struct window_case window_process_cases[] = {
 	{ "fork-before", "a child from before the window has none of it", fork_before },
-	{ "fork-after", "a child has none of its parent's windows, and does them no harm", fork_after },
+	{ "fork-after", "a child has none of its parent's windows, and does them no harm",
+	  fork_after },
 	{ "fork-free", "nor has it when they are closed and the memory is freed", fork_free },
 	{ "fd-passing", "who is passed /dev/gdrdrv maps and unpins nothing by it", fd_passing },
 	{ 0 },

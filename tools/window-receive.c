@@ -188,17 +188,21 @@ static int receive_row(struct window_scene *scene, const struct shape *shape)
 int window_receive(struct window_scene *scene)
 {
 	static const struct shape shapes[] = {
-		{ 1, false }, { 4, false }, { STREAMS, false }, { STREAMS, true },
+		{ 1, false },
+		{ 4, false },
+		{ STREAMS, false },
+		{ STREAMS, true },
 	};
 	int error = 0;
 
 	if (!scene->info.pointer || scene->length < STREAMS)
 		return 0;
-	fprintf(scene->place.choices->table, "  %-8s %7s %7s  GB/s of recv()\n", "streams", "window",
-		"host");
+	fprintf(scene->place.choices->table, "  %-8s %7s %7s  GB/s of recv()\n", "streams",
+		"window", "host");
 	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && !error; i++)
 		error = receive_row(scene, &shapes[i]);
 	if (error)
-		snprintf(scene->text, sizeof(scene->text), "recv() over loopback: %s", strerror(-error));
+		snprintf(scene->text, sizeof(scene->text), "recv() over loopback: %s",
+			 strerror(-error));
 	return error;
 }

@@ -20,12 +20,12 @@
 /* What the command line says. */
 struct window_choices {
 	const struct arguments *arguments;
-	const char *backend;  /* NULL: the knob `window` */
-	const char *only;     /* check: this test alone; NULL: all */
-	uint64_t size;        /* bytes; 0: as each subcommand thinks best */
-	unsigned rounds;      /* 0: likewise */
+	const char *backend; /* NULL: the knob `window` */
+	const char *only;    /* check: this test alone; NULL: all */
+	uint64_t size;       /* bytes; 0: as each subcommand thinks best */
+	unsigned rounds;     /* 0: likewise */
 	unsigned threads;
-	bool memories_given;  /* or else both kinds, of which one may not be there */
+	bool memories_given; /* or else both kinds, of which one may not be there */
 	struct memory memories[WINDOW_MEMORIES];
 	size_t memory_count;
 	FILE *table;
@@ -105,7 +105,7 @@ bool window_reachable(const void *address);
 /* A number that no call before has given, for patterns. */
 uint64_t window_fresh(void);
 
-/* ---- measuring (window-measure.c) -------------------------------------------------------------- */
+/* ---- measuring (window-measure.c) ------------------------------------------------------------ */
 
 /* A place with a window onto all of it and pinned memory of the host, in the GPU's context. */
 struct window_scene {
@@ -118,8 +118,8 @@ struct window_scene {
 	char text[WINDOW_TEXT]; /* why run() failed, if it was not the library */
 };
 
-/* Do it with each memory: run() returns 0 or a negative errno. Memory that nobody asked for and that
- * is not to be had is skipped. An exit code. */
+/* Do it with each memory: run() returns 0 or a negative errno. Memory that nobody asked for and
+ * that is not to be had is skipped. An exit code. */
 int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t on_host,
 		       int (*run)(struct window_scene *scene));
 /* A new row of the results, which stays theirs. */
@@ -131,7 +131,7 @@ void window_cell(FILE *table, double value, int width, int digits);
 /* recv() into the window, beside recv() into the host's memory (window-receive.c). */
 int window_receive(struct window_scene *scene);
 
-/* ---- subcommands: exit codes ------------------------------------------------------------------ */
+/* ---- subcommands: exit codes ----------------------------------------------------------------- */
 
 int window_check(struct window_choices *choices);
 int window_bandwidth(struct window_choices *choices);
