@@ -59,8 +59,8 @@ struct wh_engine_options {
 };
 
 /* Open an engine: its listener, its progress threads, its transports. A process needs one as a
- * rule. options may be NULL. Does not block on the network, unless it has a registry: then until
- * that has answered, at most the knob `timeout`, and where the name belongs to another engine until
+ * rule. options may be NULL. Does not block on the network, unless it is registered: then until
+ * the registry has answered, at most the knob `timeout`, and where the name belongs to another engine until
  * that one's lease must have run out.
  * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM, -EACCES (a
  * key file that others can read; more than loopback without a cluster key), -ELIBACC (no OpenSSL to prove

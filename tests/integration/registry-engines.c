@@ -235,9 +235,7 @@ static void registry__killed_and_started_again(void **state)
 	want_true(wh_peer_open(engine, "wherry://node7", NULL, &again) < 0, "who has said so?");
 	want_true(now() - begun < PATIENCE, "it took %lld ms", (long long)((now() - begun) / MS));
 	want_true(strstr(wh_error_text(), "registry"), "it says: %s", wh_error_text());
-	want_true(wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
-							      .registry = server.url }, &other) < 0,
-		  "an engine has registered nowhere");
+	want_true(open_engine(&server, "node9", &other) < 0, "an engine has registered nowhere");
 	server_again(&server);
 	again = open_peer(engine, "wherry://node7", ENDED);
 	want_true(epoch_of(again) == child->epoch, "another engine");
