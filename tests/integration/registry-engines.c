@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "fixture.h"
 #include "server.h"
@@ -298,6 +299,7 @@ static void registry__stopped(void **state)
 	server_start(&server, *state, NULL);
 	want(0, open_engine(&server, "node7", &engine));
 	kill(server.pid, SIGSTOP);
+	want(server.pid, waitpid(server.pid, NULL, WUNTRACED));
 	begun = now();
 	want(-ETIMEDOUT, wh_peer_open(engine, "wherry://node8",
 				      &(struct wh_peer_options){ .size = sizeof(struct wh_peer_options),
