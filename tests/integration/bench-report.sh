@@ -172,8 +172,8 @@ the first byte|{"schema": 1, "results": [{$row, "first_byte_us": 4}]}|"first_byt
 verified|{"schema": 1, "results": [{$row, "verified": "yes"}]}|"verified" is not true or false
 skipped|{"schema": 1, "results": [], "skipped": [{$row, "reason": 1}]}|skipped[0]: "reason"
 CASES
-printf '{"schema": "\033[2Jx"}' >broken.json
-check "broken: what moves the cursor" 2 "no JSON: control character 0x1b" --from broken.json \
+printf '[\033[2J]' >broken.json
+check "broken: what moves the cursor" 2 "no JSON: invalid token near '?'" --from broken.json \
 	--report kept.html
 ! grep -q $'\033' err
 verdict "broken: what moves the cursor is not shown" $?

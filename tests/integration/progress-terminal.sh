@@ -89,8 +89,9 @@ shows() # NAME PATTERN COLUMNS ARGUMENT...
 	shift 2
 	python3 terminal.py "$@"
 	status=$?
-	grep -q -E -e "$pattern" drawn && ! grep -q -E -e "$pattern" left
-	verdict "$name" $? || true
+	grep -q -E -e "$pattern" drawn && ! grep -q -E -e "$pattern" left &&
+		! grep -q Sanitizer raw
+	verdict "$name" $?
 	grep -q -E -e "$pattern" drawn || sed 's/^/    /' drawn
 }
 
@@ -109,11 +110,15 @@ shows "a copy: bar, share, rate, time left" "$bar" 80 copy --config connections=
 	file "$url"
 grep -q -E '[0-9.]+ GB/s  [0-9]+:[0-9][0-9] left' drawn && grep -q '^copied' out
 verdict "a copy: and then its result" $?
+# Where that is slow, as with a sanitizer, a quarter takes long enough to be seen.
+case $(grep -o '[0-9.]* GB/s' out) in
+0.[01]*) truncate -s 256M file ;;
+esac
 shows "a copy: verification" '^verifying \[' 80 copy --transport tcp --verify file "$url"
 shows "a copy: a narrow terminal" '^copying +[0-9]+%' 30 copy --transport tcp file "$url"
 ! grep -q -E '^.{30,}' drawn
 verdict "a copy: nothing past its edge" $?
-{ head -c 300M /dev/zero; sleep 0.4; head -c 300M /dev/zero; } |
+{ head -c 100M /dev/zero; sleep 0.4; head -c 100M /dev/zero; } |
 	shows "a copy: of unknown length" '^copying [0-9.]+ MiB  [0-9.]+ GB/s' 80 copy - "$url"
 python3 terminal.py 80 copy --quiet file "$url"
 ! grep -q copying drawn
