@@ -10,7 +10,11 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-static struct server *running;
+/* What a test that fails leaves: its own struct is on a stack that is gone then. */
+static struct {
+	pid_t pid;
+	char directory[40];
+} running;
 
 static const char *missing_program(const char *name)
 {
@@ -169,6 +173,7 @@ static void launch(struct server *server)
 		_exit(1);
 	}
 	want_true(server->pid > 0, "cannot fork");
+	running.pid = server->pid;
 }
 
 /* It answers as a registry does. */
@@ -184,7 +189,11 @@ static void wait_ready(const struct server *server)
 
 	want(0, wh_engine_open(&options, &engine));
 	while ((error = wh_peer_open(engine, "wherry://nobody", NULL, &peer)) != -ENOENT) {
-		if (now() > end || waitpid(server->pid, NULL, WNOHANG) != 0)
+		bool ended = waitpid(server->pid, NULL, WNOHANG) != 0;
+
+		if (ended)
+			running.pid = 0;
+		if (ended || now() > end)
 			fail_msg("the server does not come up: %s: %s", strerrorname_np(-error),
 				 wh_error_text());
 		sleep_ms(50);
@@ -232,7 +241,7 @@ void server_start(struct server *server, const struct route *kind, const char *s
 	snprintf(server->secret, sizeof(server->secret), "%s", secret ? secret : "");
 	if (*server->secret)
 		write_file(server, "auth", server->secret);
-	running = server;
+	memcpy(running.directory, server->directory, sizeof(running.directory));
 	if (has_tls(server))
 		make_certificates(server);
 	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s",
@@ -263,7 +272,7 @@ void server_kill(struct server *server)
 		kill(server->pid, SIGKILL);
 		waitpid(server->pid, NULL, 0);
 	}
-	server->pid = 0;
+	server->pid = running.pid = 0;
 }
 
 void server_again(struct server *server)
@@ -278,16 +287,26 @@ static int remove_one(const char *path, const struct stat *file, int kind, struc
 	return remove(path);
 }
 
+static void remove_files(void)
+{
+	if (*running.directory)
+		nftw(running.directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+	*running.directory = '\0';
+}
+
 void server_stop(struct server *server)
 {
 	server_kill(server);
-	nftw(server->directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-	running = NULL;
+	remove_files();
 }
 
 int server_end(void **state)
 {
-	if (running)
-		server_stop(running);
+	if (running.pid > 0) {
+		kill(running.pid, SIGKILL);
+		waitpid(running.pid, NULL, 0);
+		running.pid = 0;
+	}
+	remove_files();
 	return harness_end(state);
 }
