@@ -435,7 +435,7 @@ static int run(const struct arguments *arguments)
 
 static const struct command_option options[] = {
 	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self cuda shm rdma tcp all",
-	  .help = "self, cuda, shm, rdma, tcp or all (the default: all but rdma)" },
+	  .help = "self, cuda, shm, rdma, tcp or all (default)" },
 	{ .name = "op", .letter = 'o', .argument = "OP", .complete = "read write both",
 	  .help = "read, write or both (the default)" },
 	{ .name = "size", .letter = 's', .argument = "SIZES",
@@ -494,7 +494,8 @@ const struct command command_bench = {
 		"is 10^9 bytes a second, with several batches in flight that walk through the "
 		"working set (\"set\"); p50 is the median time from submission to completion of a "
 		"batch that is alone. Where GPUs' memory is concerned the routes are cuda, in two "
-		"processes and in one (--processes), and tcp.\n\n"
+		"processes and in one (--processes), and tcp. rdma is measured if it is asked for: -t "
+		"rdma.\n\n"
 		"--matrix measures every pair of pageable and pinned host memory and each GPU, or of "
 		"what --memory lists: 64 MiB contiguous, which copy engines move, and 1,024 blocks of "
 		"16 KiB, which the kernel moves (or what --size and --blocks say); in two processes "

@@ -70,6 +70,7 @@ struct wh_engine {
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
+	uint8_t rank[WH_TRANSPORT_COUNT]; /* place in the knob's list, be it on or off; else the count */
 	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
 
 	struct wh_acceptor *acceptor;

@@ -233,9 +233,13 @@ static void open_transports(struct wh_engine *engine)
 {
 	const char *list = engine->config.text[WH_KNOB_TRANSPORTS];
 
+	uint8_t rank = 0;
+
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		const struct wh_transport *transport = wh_transport(id);
 		char *off = engine->transport_off[id];
+
+		engine->rank[id] = WH_TRANSPORT_COUNT;
 
 		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name))
 			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
@@ -251,6 +255,7 @@ static void open_transports(struct wh_engine *engine)
 
 		snprintf(name, sizeof(name), "%.*s", (int)strcspn(list, ","), list);
 		id = wh_transport_by_name(name);
+		engine->rank[id] = rank < WH_TRANSPORT_COUNT ? rank++ : rank;
 		if (!engine->transport_off[id][0] && engine->order_count < WH_TRANSPORT_COUNT)
 			engine->order[engine->order_count++] = (uint8_t)id;
 	}

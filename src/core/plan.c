@@ -224,6 +224,21 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	return 0;
 }
 
+/* A transport that is not to be had here, but would not have been better, is not worth a word. */
+static void forget_worse(struct wh_batch *batch)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	uint8_t worst = 0;
+
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (batch->share[id].bytes && engine->rank[id] > worst)
+			worst = engine->rank[id];
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (engine->transport_off[id][0] && engine->rank[id] > worst &&
+		    engine->rank[id] < WH_TRANSPORT_COUNT)
+			batch->share[id].refused[0] = 0;
+}
+
 int wh_plan(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
@@ -247,6 +262,7 @@ int wh_plan(struct wh_batch *batch)
 		share->bytes += batch->pieces[i].bytes;
 		share->transfers += batch->pieces[i].transfers;
 	}
+	forget_worse(batch);
 	wh_count_planned(batch);
 	batch->planned = version;
 	return 0;

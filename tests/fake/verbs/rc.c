@@ -279,13 +279,12 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 		struct request *request = &qp->requests[qp->head % QP_ROOM];
 
 		*bad = wr;
-		if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > 1)
-			error = EINVAL;
-		else if (qp->head - qp->tail == qp->cap.max_send_wr)
+		if (qp->head - qp->tail == qp->cap.max_send_wr)
 			error = ENOMEM;
-		else if ((wr->send_flags & IBV_SEND_INLINE) &&
-			 (wr->opcode != IBV_WR_RDMA_WRITE ||
-			  wr->sg_list->length > qp->cap.max_inline_data))
+		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > 1 ||
+			 ((wr->send_flags & IBV_SEND_INLINE) &&
+			  (wr->opcode != IBV_WR_RDMA_WRITE ||
+			   wr->sg_list->length > qp->cap.max_inline_data)))
 			error = EINVAL;
 		if (error)
 			break;
