@@ -22,12 +22,10 @@ static void print_program(FILE *out)
 	      out);
 	for (size_t i = 0; commands[i]; i++)
 		fprintf(out, "  %-9s %s\n", commands[i]->name, commands[i]->summary);
-	fputs("\n  wherry help COMMAND       what a command does, its options, examples\n"
-	      "  wherry --version          the version of the command and of its library\n"
+	fputs("\nwherry help COMMAND says more of each; wherry --version says which one this is.\n"
 	      "\nExamples:\n"
 	      "  wherry serve --memory host:1GiB           # prints wherry://127.0.0.1:PORT\n"
 	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its memory\n"
-	      "  wherry explain wherry://127.0.0.1:7000    # which routes lead there, and why\n"
 	      "\nExit codes: 0 done; 1 done, with a warning; 2 failed; 64 wrong command line;\n"
 	      "69 a peer, a device or a route is not there.\n",
 	      out);

@@ -59,7 +59,8 @@ serve() # ARGUMENTS...
 {
 	local i
 
-	: >serve.out
+	# Not what the last one said: the new one's redirection may come late.
+	rm -f serve.out
 	"$wherry" serve "$@" >serve.out 2>serve.err &
 	server=$!
 	for ((i = 0; i < 200; i++)); do
