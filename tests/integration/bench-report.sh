@@ -4,22 +4,11 @@
 # run, and what is said of files that are no results.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
 unset "${!WHERRY_@}"
 unset TEST_CUDA
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # Run wherry bench; its status goes to $status, what it says to the files out and err.
 bench()

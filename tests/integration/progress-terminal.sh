@@ -5,35 +5,11 @@
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 export wherry
-directory=$(mktemp -d) || exit 1
-servers=()
-failed=0
-
-# shellcheck disable=SC2317 # called by the trap
-clean_up()
-{
-	local server
-
-	for server in "${servers[@]}"; do
-		kill -KILL "$server" 2>/dev/null
-		wait "$server" 2>/dev/null
-	done
-	rm -rf "$directory"
-}
-trap clean_up EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}" NO_COLOR TEST_CUDA
 export TERM=xterm LC_ALL=C.UTF-8
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 cat >terminal.py <<'PYTHON'
 """terminal.py COLUMNS ARGUMENT...: run wherry with its stderr on a terminal, its stdout in the file
@@ -98,7 +74,6 @@ shows() # NAME PATTERN COLUMNS ARGUMENT...
 # ---- copy -------------------------------------------------------------------------------------
 
 "$wherry" serve -m host:1GiB >url &
-servers+=($!)
 for ((i = 0; i < 100; i++)); do
 	[ -s url ] && break
 	sleep 0.1
@@ -182,7 +157,6 @@ with socket.create_server(("127.0.0.1", 0)) as server:
     print(f"wherry://127.0.0.1:{server.getsockname()[1]}", flush=True)
     time.sleep(60)
 PYTHON
-servers+=($!)
 for ((i = 0; i < 100; i++)); do
 	[ -s silent ] && break
 	sleep 0.1

@@ -4,12 +4,12 @@
 # OpenSSL.
 set -u
 wherry=$TEST_COMMAND
-directory=$(mktemp -d) || exit 1
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 server=
-failed=0
 key=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 unset "${!WHERRY_@}"
-export WHERRY_CUDA=off XDG_RUNTIME_DIR=$directory/run XDG_CACHE_HOME=$directory/cache
+export WHERRY_CUDA=off WHERRY_OBSERVE=off XDG_RUNTIME_DIR=$directory/run XDG_CACHE_HOME=$directory/cache
 mkdir -m 700 "$directory/run" "$directory/cache"
 
 stop()
@@ -19,22 +19,10 @@ stop()
 	server=
 }
 
-finish()
+judge() # NAME STATUS
 {
-	stop
-	rm -rf "$directory"
-}
-trap finish EXIT
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		cat "$directory/out" "$directory/err"
-		failed=1
-	fi
+	[ "$2" = 0 ] || cat "$directory/out" "$directory/err"
+	verdict "$@"
 }
 
 # A server, and its address.
@@ -67,21 +55,21 @@ says() # WORD
 
 serve && reach && [ "$(stat -c %a "$directory/run/wherry.key")" = 600 ] &&
 	[ "$(ls -A "$directory/run")" = wherry.key ] && [ -z "$(ls -A "$directory/cache")" ]
-verdict "without a key one is made, and found by the next process" $?
+judge "without a key one is made, and found by the next process" $?
 
 ! XDG_RUNTIME_DIR=/nowhere reach && says "does not prove the key"
-verdict "another key, another user's as it were, is refused" $?
+judge "another key, another user's as it were, is refused" $?
 
 mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says "does not prove"
-verdict "a key that has been changed is read by those that start" $?
+judge "a key that has been changed is read by those that start" $?
 
 ! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" 2>"$directory/err" &&
 	says "openssl rand -hex 32" && says "WHERRY_KEYFILE"
-verdict "more than loopback takes a key, and it is said how to make one" $?
+judge "more than loopback takes a key, and it is said how to make one" $?
 
 chmod 640 "$directory/run/wherry.key"
 ! timeout 20 "$wherry" serve -m host:64KiB >"$directory/out" 2>"$directory/err" && says "chmod 600"
-verdict "one that others can read is not used" $?
+judge "one that others can read is not used" $?
 rm "$directory/run/wherry.key"
 
 # ---- a cluster's ----------------------------------------------------------------------------------
@@ -89,17 +77,17 @@ rm "$directory/run/wherry.key"
 (umask 077 && echo "$key" >"$directory/file" && echo "${key:32}${key:0:32}" >"$directory/other")
 export WHERRY_KEYFILE=$directory/file
 serve --listen 0.0.0.0:0 && url=${url/0.0.0.0/127.0.0.1} && reach
-verdict "a key from a file" $?
+judge "a key from a file" $?
 
 env -u WHERRY_KEYFILE WHERRY_KEY="$key" timeout 20 "$wherry" explain "$url" \
 	>"$directory/out" 2>"$directory/err"
-verdict "the same key from the environment" $?
+judge "the same key from the environment" $?
 
 ! WHERRY_KEYFILE=$directory/other reach && says "does not prove the key" && says "$directory/other"
-verdict "the key of another cluster is refused, and where it is from is told" $?
+judge "the key of another cluster is refused, and where it is from is told" $?
 
 ! WHERRY_KEY=$key reach && says "one key is enough"
-verdict "two keys are one too many" $?
+judge "two keys are one too many" $?
 unset WHERRY_KEYFILE
 
 # Whatever is said of it, the key is not among it.
@@ -114,7 +102,7 @@ serve && reach
 	WHERRY_KEY=${key:1} "$wherry" config
 } >>"$directory/out" 2>>"$directory/err"
 says "what was given is not shown" && ! says "${key:4:20}"
-verdict "a key is never printed" $?
+judge "a key is never printed" $?
 unset WHERRY_KEY
 
 # ---- no OpenSSL -----------------------------------------------------------------------------------
@@ -124,5 +112,5 @@ mkdir "$directory/lib" && : >"$directory/lib/libcrypto.so.3" && : >"$directory/l
 ! LD_LIBRARY_PATH=$directory/lib:$TEST_BUILD/src timeout 20 "$TEST_BUILD/examples/example-write" \
 	127.0.0.1:9 memory text >"$directory/out" 2>"$directory/err" &&
 	says "no OpenSSL" && says "libssl3"
-verdict "without OpenSSL it is said what to install" $?
+judge "without OpenSSL it is said what to install" $?
 exit $failed

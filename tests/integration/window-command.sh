@@ -5,10 +5,9 @@
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 fakes=${TEST_BUILD:?the build directory}/tests/fake
-directory=$(mktemp -d) || exit 1
-trap 'rm -rf "$directory"' EXIT
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-failed=0
 unset CUDA_VISIBLE_DEVICES "${!WHERRY_@}" "${!FAKE_@}"
 export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
 # Every test of wherry window check is a process; each would wait a second at its end.
@@ -16,16 +15,6 @@ export TSAN_OPTIONS="${TSAN_OPTIONS-} atexit_sleep_ms=0"
 # A sanitizer wants to come before what is preloaded.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
-
-verdict() # NAME STATUS
-{
-	if [ "$2" = 0 ]; then
-		echo "[       OK ] $1"
-	else
-		echo "[  FAILED  ] $1"
-		failed=1
-	fi
-}
 
 # wherry window ARGUMENTS ends with STATUS and says TEXT; what it says stays in the files out and err.
 expect() # STATUS TEXT ARGUMENTS...
