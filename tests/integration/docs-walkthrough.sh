@@ -5,10 +5,12 @@
 #
 #   <!-- status: N -->      what the last command of the block ends with; else 0
 #   <!-- varies: REGEX -->  what may be another one or absent
+#   <!-- with: NIC -->      each machine has one: that of the libibverbs in $TEST_VERBS
 #
 # "$" is this machine. "north$" and "south$" are two, at 10.0.0.1 and 10.0.0.2: network namespaces of
 # their own. A command with "&" at its end goes on; `kill %N` is for the N-th of them on that machine.
-# Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA.
+# Takes the command's path as $1 or in $TEST_COMMAND, and the CUDA driver to use in $TEST_CUDA. Without
+# "with" there is no NIC.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -29,7 +31,10 @@ fi
 background=() # "MACHINE PID", in the order in which they were started
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
+# In a namespace this user is another one, with a key of its own.
+export XDG_RUNTIME_DIR=$directory
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
+export WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs} FAKE_VERBS_WORLD=$directory/world
 mkdir bin && ln -s "$(realpath "$wherry")" bin/wherry && PATH=$PWD/bin:$PATH || exit 1
 "$tests/machines/pack" -x "$tests/machines/h200x4.tree" node4 || exit 1
 
@@ -178,10 +183,12 @@ while IFS= read -r line; do
 	case $block:$line in
 	no:'<!-- status: '*) status=${line//[!0-9]/} ;;
 	no:'<!-- varies: '*) varies=${line#'<!-- varies: '} varies=${varies%' -->'} ;;
+	no:'<!-- with: NIC -->') export FAKE_VERBS=mlx5_0 ;;
 	no:'```console') block=yes ;;
 	yes:'```')
 		finish "$status"
 		block=no status=0 varies=''
+		unset FAKE_VERBS
 		;;
 	yes:'$ '* | yes:north'$ '* | yes:south'$ '*)
 		finish 0
