@@ -3,6 +3,7 @@
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -15,16 +16,39 @@
 /* Longer than a lease, and than etcd makes of one. */
 #define ENDED (SCALE(8, 20) * SECOND)
 
+/* What all engines here have said, each from several threads. */
 static char logged[1 << 16];
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void keep_line(void *arg, const char *line)
 {
-	size_t used = strlen(logged);
+	size_t used;
 
 	(void)arg;
+	pthread_mutex_lock(&log_lock);
+	used = strlen(logged);
 	snprintf(logged + used, sizeof(logged) - used, "%s\n", line);
+	pthread_mutex_unlock(&log_lock);
 	if (getenv("TESTS_LOG"))
 		fprintf(stderr, "engine: %s\n", line);
+}
+
+static void forget_lines(void)
+{
+	pthread_mutex_lock(&log_lock);
+	logged[0] = '\0';
+	pthread_mutex_unlock(&log_lock);
+}
+
+/* Is it in what was said? "": is there anything? */
+static bool was_logged(const char *text)
+{
+	bool found;
+
+	pthread_mutex_lock(&log_lock);
+	found = *logged && strstr(logged, text);
+	pthread_mutex_unlock(&log_lock);
+	return found;
 }
 
 static int open_engine(const struct server *server, const char *name, struct wh_engine **out)
@@ -217,7 +241,7 @@ static void registry__killed_and_started_again(void **state)
 	int memory;
 
 	harness_limit(90);
-	logged[0] = '\0';
+	forget_lines();
 	server_start(&server, *state, NULL);
 	child = start_node(&server, "node7");
 	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
@@ -246,8 +270,8 @@ static void registry__killed_and_started_again(void **state)
 	want(0, wh_peer_close(again));
 	want(WH_PEER_CONNECTED, state_of(peer));
 	move_some(engine, peer, 7);
-	want_true(strstr(logged, "connections are not concerned"), "the log does not say it: %s", logged);
-	want_true(strstr(logged, "answers again"), "the log does not say it: %s", logged);
+	want_true(was_logged("connections are not concerned"), "the log does not say it: %s", logged);
+	want_true(was_logged("answers again"), "the log does not say it: %s", logged);
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
 	child_exit(child);
@@ -325,7 +349,7 @@ static void password__asked_for_and_not_told(void **state)
 	struct wh_peer *peer;
 
 	harness_limit(90);
-	logged[0] = '\0';
+	forget_lines();
 	server_start(&server, *state, "me:sesame");
 	child = start_node(&server, "node7");
 	want(0, open_engine(&server, "node8", &engine));
@@ -349,7 +373,7 @@ static void password__asked_for_and_not_told(void **state)
 	server_again(&server);
 	peer = open_peer(engine, "wherry://node7", ENDED);
 	want(0, wh_peer_close(peer));
-	want_true(!strstr(logged, "sesame") && *logged, "the log says: %s", logged);
+	want_true(!was_logged("sesame") && was_logged(""), "the log says: %s", logged);
 	want(0, wh_engine_close(engine));
 	child_exit(child);
 	server_stop(&server);

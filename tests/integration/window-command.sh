@@ -10,8 +10,6 @@ fakes=${TEST_BUILD:?the build directory}/tests/fake
 cd "$directory" || exit 1
 unset CUDA_VISIBLE_DEVICES "${!WHERRY_@}" "${!FAKE_@}"
 export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
-# Every test of wherry window check is a process; each would wait a second at its end.
-export TSAN_OPTIONS="${TSAN_OPTIONS-} atexit_sleep_ms=0"
 # A sanitizer wants to come before what is preloaded.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
 preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
