@@ -146,7 +146,7 @@ static const struct field route_fields[] = {
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", NULL, TEXT, peer, "from or to whom"),
 	FIELD("address", "", NULL, TEXT, address, "of the peer"),
-	FIELD("transport", "", "transport", TEXT, transport, "self, cuda, shm, tcp"),
+	FIELD("transport", "", "transport", TEXT, transport, "self, cuda, shm, rdma, tcp"),
 	FIELD("read", "GB/s", "read_gb_per_s", REAL, read, "read by it"),
 	FIELD("written", "GB/s", "written_gb_per_s", REAL, written, "written by it"),
 	FIELD("read.total", "B", "read_bytes", COUNT, read_bytes, "since the peer was opened"),

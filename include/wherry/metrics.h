@@ -30,7 +30,7 @@ struct wh_latency {
 /* What went by one transport. Bytes of batches that have completed; of a batch that failed, those
  * of the parts that did not. */
 struct wh_transport_counters {
-	char transport[16]; /* "self", "cuda", "shm", "tcp" */
+	char transport[16]; /* "self", "cuda", "shm", "rdma", "tcp" */
 	uint64_t read_bytes;
 	uint64_t written_bytes;
 	uint64_t reads;    /* transfers and blocks */

@@ -63,7 +63,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	require = options.require ? options.require : peer->engine->config.text[WH_KNOB_REQUIRE];
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
 		return wh_fail(EINVAL,
-			       "wh_batch_new: options.require is \"%s\"; known are self, cuda, shm, tcp",
+			       "wh_batch_new: options.require is \"%s\"; known are " WH_TRANSPORT_NAMES,
 			       require);
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");

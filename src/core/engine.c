@@ -209,13 +209,13 @@ static int check_transport_names(const struct wh_config *config)
 		snprintf(name, sizeof(name), "%.*s", (int)span, list);
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
-				       "transports: there is no transport \"%s\"; known are self, cuda, shm, rdma, tcp",
-				       name);
+				       "transports: there is no transport \"%s\"; known are "
+				       WH_TRANSPORT_NAMES, name);
 		list += span + (list[span] == ',');
 	}
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are self, cuda, shm, rdma, tcp",
-			       require);
+		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are "
+			       WH_TRANSPORT_NAMES, require);
 	return 0;
 }
 

@@ -35,6 +35,7 @@ enum wh_transport_id {
 	WH_TRANSPORT_TCP,
 	WH_TRANSPORT_COUNT,
 };
+#define WH_TRANSPORT_NAMES "self, cuda, shm, rdma, tcp" /* for texts */
 
 #define WH_REFUSAL 192 /* room for the reason why a transport is not taken */
 

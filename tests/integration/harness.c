@@ -376,10 +376,13 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 
 		if (argc > 1 && !strstr(tests[i].name, argv[1]))
 			continue;
-		if (why)
-			fprintf(stderr, "%s: %s: left out: %s\n", group, tests[i].name, why);
-		else
+		/* As cmocka says it, so that it is counted. */
+		if (why) {
+			printf("[  SKIPPED ] %s\n%s is left out: %s\n", tests[i].name, tests[i].name, why);
+			fflush(stdout); /* before anything forks */
+		} else {
 			chosen[n++] = tests[i];
+		}
 	}
 	failed = n ? _cmocka_run_group_tests(group, chosen, n, NULL, NULL) : 0;
 	free(chosen);

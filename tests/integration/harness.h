@@ -106,7 +106,7 @@ int harness_begin(void **state);
 int harness_end(void **state);
 
 /* Run the tests (argv[1] picks those whose name contains it), or be a child. Those that need what
- * this machine has not are left out and told; 77 if that leaves none. */
+ * this machine has not are skipped, with the reason; 77 if that leaves none. */
 int harness_main(int argc, char **argv, const char *group, const struct CMUnitTest *tests,
 		 size_t count);
 #define HARNESS_MAIN(group, tests) \
