@@ -186,8 +186,9 @@ static void served__is_counted_by_session(void **state)
 					 .op = WH_WRITE };
 	want(0, wh_batch_new(peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &transfer, 1));
-	transfer.op = WH_READ;
-	transfer.length = 300;
+	/* Elsewhere: a batch's transfers have no order among themselves. */
+	transfer = (struct wh_transfer){ .local = theirs, .local_offset = 8 * KIB, .remote = remote.id,
+					 .remote_offset = 8 * KIB, .length = 300, .op = WH_READ };
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, batch_run(batch));
 	engine = engine_counters(owner, NULL);
