@@ -444,15 +444,15 @@ static void threads__eight_at_once(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(blocks__hundred_thousand),
-	TEST(blocks__three_hundred_bases),
+	TEST_NEEDS(blocks__hundred_thousand, needs_two_gpus),
+	TEST_NEEDS(blocks__three_hundred_bases, needs_two_gpus),
 	TEST(blocks__beyond_4_gib),
-	TEST(transfers__mixed_lengths),
-	TEST(segments__of_another_process),
-	TEST(batch__several_gpus),
+	TEST_NEEDS(transfers__mixed_lengths, needs_two_gpus),
+	TEST_NEEDS(segments__of_another_process, needs_two_gpus),
+	TEST_NEEDS(batch__several_gpus, needs_two_gpus),
 	TEST_NEEDS(batch__cancelled_in_the_middle, needs_fake),
-	TEST(batch__many_staged_parts),
-	TEST(threads__eight_at_once),
+	TEST_NEEDS(batch__many_staged_parts, needs_two_gpus),
+	TEST_NEEDS(threads__eight_at_once, needs_two_gpus),
 };
 
 HARNESS_MAIN("gpu-limits", tests)

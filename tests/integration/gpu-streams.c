@@ -364,20 +364,22 @@ static void *work(void *arg)
 	uint64_t at = w->number * 8192;
 	struct wh_transfer part = { .local = p->region, .local_offset = at, .remote = p->remote.id,
 				    .remote_offset = at, .length = 8192, .op = WH_WRITE };
+	struct gpu_block block, held;
+	struct wh_stream first, second;
 	struct wh_batch *batch;
 
 	if (wh_batch_new(p->peer, NULL, &batch) || wh_batch_add(batch, &part, 1))
 		w->wrong = "a batch";
+	gpu_block(&block, 0);
+	gpu_block(&held, 0);
+	first = stream_of(&block);
+	second = stream_of(&held);
 	for (unsigned int i = 0; !w->wrong && i < SCALE(60, 15); i++) {
-		struct gpu_block block, held;
-		struct wh_stream first, second;
 		_Atomic int flag;
 		int status;
 
-		gpu_block(&block, 0);
-		gpu_block(&held, 0);
-		first = stream_of(&block);
-		second = stream_of(&held);
+		gpu_block_again(&block);
+		gpu_block_again(&held);
 		if (i % 8)
 			block.open = 1;
 		if (wh_batch_submit_after(batch, &first) || wh_batch_hold_stream(batch, &second))
@@ -392,9 +394,9 @@ static void *work(void *arg)
 			w->wrong = "its end";
 		if (!gpu_flagged(&flag, PATIENCE))
 			w->wrong = "a stream that is not let go of";
-		gpu_unblock(&block);
-		gpu_unblock(&held);
 	}
+	gpu_unblock(&block);
+	gpu_unblock(&held);
 	if (wh_batch_free(batch))
 		w->wrong = "freeing";
 	return NULL;

@@ -27,6 +27,13 @@ static const char *missing_fake(void)
 
 const struct route needs_fake = { .name = "fake", .missing = missing_fake };
 
+static const char *missing_second(void)
+{
+	return bytes_gpus() > 1 ? NULL : "it takes two GPUs";
+}
+
+const struct route needs_two_gpus = { .name = "two GPUs", .missing = missing_second };
+
 void fake_fail(const char *function, unsigned int nth, int error)
 {
 	want(0, CU(fake_cuda_fail, (const char *, unsigned int, int), function, nth, error));
@@ -88,6 +95,17 @@ void gpu_block(struct gpu_block *block, int device)
 	want(0, CU(cuInit, (unsigned int), 0));
 	want(0, CU(cuCtxCreate_v2, (void **, unsigned int, int), &block->context, 0, device));
 	want(0, CU(cuStreamCreate, (void **, unsigned int), &block->stream, 1));
+	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
+	gpu_block_again(block);
+}
+
+void gpu_block_again(struct gpu_block *block)
+{
+	want(0, CU(cuCtxPushCurrent_v2, (void *), block->context));
+	atomic_store(&block->open, 1);
+	want(0, CU(cuStreamSynchronize, (void *), block->stream));
+	atomic_store(&block->open, 0);
+	atomic_store(&block->passed, 0);
 	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream, stand, block));
 	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
 }

@@ -15,6 +15,7 @@ void *gpu_symbol(const char *name);
 
 /* Tests that ask the fake driver for faults. */
 extern const struct route needs_fake;
+extern const struct route needs_two_gpus;
 
 void fake_fail(const char *function, unsigned int nth, int error);
 void fake_heal(void);
@@ -34,6 +35,8 @@ struct gpu_block {
 	_Atomic int passed;
 };
 void gpu_block(struct gpu_block *block, int device);
+/* Let it go on, wait for it and hold it up once more: a context of its own takes long to make. */
+void gpu_block_again(struct gpu_block *block);
 /* Let the stream go on, wait for it and destroy both. */
 void gpu_unblock(struct gpu_block *block);
 /* Put something on the stream that sets *flag. */
