@@ -303,7 +303,8 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 	return 0;
 }
 
-int tcp_stage_read(struct tcp_server *server, struct tcp_job *job)
+/* Gather the next bytes of one read. 1: no more can be gathered on this connection for now. */
+static int gather_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct tcp_chunk *last = NULL;
 	int error = 0;
@@ -315,18 +316,34 @@ int tcp_stage_read(struct tcp_server *server, struct tcp_job *job)
 		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
 	}
 	/* One that waits for a slot is the last, and goes first when it has one. */
-	while (job->ungathered && job->chunk_count < TCP_CHUNKS && !error &&
+	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
 	       !(last && !last->staging.slot)) {
 		last = chunk_new(server);
 		if (!last)
 			return -ENOMEM;
 		wh_list_append(&job->chunks, &last->link);
 		last->job = job;
-		job->chunk_count++;
+		server->read_chunks++;
 		if (last->staging.slot)
 			error = gather(job, last);
 	}
-	return error;
+	return error ? error : job->ungathered || (last && !last->staging.slot);
+}
+
+/* Reads are sent one after the other; so that the GPU is not idle meanwhile, the next ones are gathered
+ * as well. None has a slot while an earlier one waits for it, or they would wait for each other. */
+int tcp_stage_read(struct tcp_server *server)
+{
+	struct wh_list *link;
+	int error = 0;
+
+	for (link = server->jobs.next; link != &server->jobs && !error; link = link->next) {
+		struct tcp_job *job = wh_container(link, struct tcp_job, link);
+
+		if (job->staged)
+			error = gather_job(server, job);
+	}
+	return error < 0 ? error : 0;
 }
 
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)
@@ -340,31 +357,29 @@ size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)
 	return vector->iov_len;
 }
 
-static void forget(struct tcp_job *job, struct tcp_chunk *chunk)
+static void forget(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	wh_list_remove(&chunk->link);
-	job->chunk_count--;
+	server->read_chunks--;
 }
 
 void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes)
 {
 	struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
 
-	(void)server;
 	chunk->sent += bytes;
 	if (chunk->sent < chunk->staging.bytes)
 		return;
-	forget(job, chunk);
+	forget(server, chunk);
 	chunk_free(chunk);
 }
 
 void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 {
-	(void)server;
 	while (!wh_list_empty(&job->chunks)) {
 		struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
 
-		forget(job, chunk);
+		forget(server, chunk);
 		chunk->job = NULL;
 		/* Else its task is going to come, and finds that nobody wants it. */
 		if (chunk->moved || wh_slot_unwait(chunk->server->engine->gpus, &chunk->wait))

@@ -268,7 +268,7 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 		if (head)
 			vector[count++] = (struct iovec){ job->head + job->head_sent, head };
 		if (job->staged && job->left) {
-			error = tcp_stage_read(server, job);
+			error = tcp_stage_read(server);
 			if (error)
 				return error;
 			payload = (ssize_t)tcp_stage_out_of(job, &vector[count]);

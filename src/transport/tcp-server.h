@@ -10,7 +10,7 @@
 #include "transport/tcp.h"
 
 #define TCP_JOBS_MAX TCP_WINDOW /* requests under way on one connection */
-#define TCP_CHUNKS 4            /* of one read that is staged, at a time */
+#define TCP_CHUNKS 4            /* of a connection's reads that are staged, at a time */
 
 /* An extent as it is checked. */
 struct tcp_extent {
@@ -26,7 +26,6 @@ struct tcp_job {
 	uint64_t ungathered;    /* staged: bytes that no chunk has yet */
 	bool staged;
 	struct wh_list chunks;  /* staged: struct tcp_chunk, in order */
-	unsigned chunk_count;
 	uint32_t head_length, head_sent;
 	uint8_t *head;
 	struct tcp_extent extents[];
@@ -75,6 +74,7 @@ struct tcp_server {
 	struct wh_list answers;  /* struct tcp_write that are there */
 	uint32_t write_count;    /* writes not answered */
 	uint32_t chunk_count;    /* that exist */
+	uint32_t read_chunks;    /* of them those of reads under way */
 	bool wants_slot;         /* to receive into: nothing is taken in before */
 	bool failed;             /* there is no memory to go on with */
 	bool stalled;            /* what is to be sent next is still on the GPU */
@@ -113,8 +113,8 @@ void tcp_stage_received(struct tcp_server *server, size_t bytes);
 /* All of it has come. */
 void tcp_stage_end_write(struct tcp_server *server);
 
-/* Gather the next bytes of a read, as far as there are slots. -ENOMEM, -ESTALE and others. */
-int tcp_stage_read(struct tcp_server *server, struct tcp_job *job);
+/* Gather the next bytes of the reads under way, as far as there are slots. -ENOMEM, -ESTALE and others. */
+int tcp_stage_read(struct tcp_server *server);
 /* What can be sent of it now; 0: nothing yet. */
 size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector);
 /* So many have been sent. */
