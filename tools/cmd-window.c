@@ -170,16 +170,15 @@ static int parse(struct window_choices *choices, const struct subcommand *subcom
 
 /* ---- running --------------------------------------------------------------------------------- */
 
-static json_t *document(const struct window_choices *choices, const char *name)
+static json_t *document(const struct window_choices *choices, const char *name,
+			const struct bench_gpus *gpus)
 {
 	json_t *json = output_new();
-	struct bench_gpus gpus;
 	char text[64];
 
-	bench_gpus_look(bench_knob(choices->arguments, "cuda"), &gpus);
 	snprintf(text, sizeof(text), "window %s", name);
 	json_object_set_new(json, "command", json_string(text));
-	json_object_set_new(json, "environment", bench_environment(&gpus, NAN, NAN));
+	json_object_set_new(json, "environment", bench_environment(gpus, NAN, NAN));
 	json_object_set_new(json, "backend", output_text(choices->backend));
 	json_object_set(json, "results", choices->results);
 	json_object_set(json, "skipped", choices->skipped);
@@ -191,6 +190,7 @@ static int run(const struct arguments *arguments)
 	struct window_choices choices = { .arguments = arguments };
 	struct output_file file = { .fd = -1 };
 	const struct subcommand *subcommand = find(arguments->operands[0]);
+	struct bench_gpus gpus = { .count = 0 };
 	int code, written = 0;
 
 	if (!subcommand)
@@ -201,11 +201,14 @@ static int run(const struct arguments *arguments)
 	if (!code)
 		code = output_open(&file, argument(arguments, "json"));
 	choices.table = file.table;
+	/* By a child, which must not come after this process has begun with CUDA. */
+	if (!code && file.path)
+		bench_gpus_look(bench_knob(arguments, "cuda"), &gpus);
 	if (!code)
 		code = subcommand->run(&choices);
 	/* Also when tests have failed: which ones is what the file is for. */
 	if (file.path && file.table && json_array_size(choices.results))
-		written = output_write(&file, document(&choices, subcommand->name));
+		written = output_write(&file, document(&choices, subcommand->name, &gpus));
 	output_close(&file);
 	json_decref(choices.results);
 	json_decref(choices.skipped);

@@ -125,6 +125,7 @@ check "a file that cannot be written" 2 "cannot write /nowhere/j.json" check --j
 fast=(--size 1MiB --rounds 2 --json j.json)
 check "bandwidth" 0 "all of the window's length" bandwidth "${fast[@]}" --threads 2
 json "every row of it" 'j["command"] == "window bandwidth" and
+	[g["number"] for g in j["environment"]["gpus"]] == [0, 1] and
 	len([r for r in rows if r["what"] == "copy"]) == 2 * 2 * 5 and
 	len([r for r in rows if r["what"] == "threads"]) == 2 * 2 * 2 and
 	len([r for r in rows if r["what"] == "recv"]) == 2 * 4 and
