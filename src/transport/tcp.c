@@ -104,12 +104,13 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	tcp_pieces_done(&done);
 }
 
-/* The bytes of a slice. What several connections share is cut smaller, so that they end together. */
-static uint64_t slice_of(const struct tcp_peer *tcp, bool alone)
+/* The bytes of a slice of so many. What several connections share is cut smaller, so that they end
+ * together, unless there is one for each anyway: large ones are faster. */
+static uint64_t slice_of(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 {
 	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE];
 
-	return alone || tcp->count == 1 ? most : most / 2;
+	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
 }
 
 /* Has it so much more to do than another that what is for all is better left to that one? A socket takes
@@ -144,7 +145,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 	if (wh_list_empty(list))
 		goto out;
 	piece = wh_container(list->next, struct wh_piece, link);
-	most = slice_of(tcp, piece->alone);
+	most = slice_of(tcp, piece->bytes, piece->alone);
 	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
 	if (piece->staged && most > WH_SLOT)
@@ -290,7 +291,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
 	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
-	uint64_t slice = slice_of(tcp, lane);
+	uint64_t slice = slice_of(tcp, piece->bytes, lane);
 	uint64_t slices = (piece->bytes + slice - 1) / slice;
 	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
@@ -500,7 +501,7 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const s
 
 		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
 			continue;
-		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, lane)) :
+		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, UINT64_MAX, lane)) :
 					      tcp_window_few(piece);
 		used = (size_t)(pane ? snprintf(out, size, "CPU window (%s), ",
 						pane->view->backend->name) :
