@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Data connections of the server. Requests come one after the other on each; all connections are
+ * served by one thread, which never waits for a peer: what a peer does not send or take, the sweep
+ * ends after a while.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "mooncake/internal.h"
+
+#define MOST 1024                   /* connections */
+#define STALL (30 * WH_SECOND)      /* in the middle of a request */
+#define TURN (UINT64_C(4) << 20)    /* bytes, before others have theirs */
+#define DRAINED (UINT64_C(64) << 20) /* bytes of a refused request that are read and forgotten */
+
+enum stage { HEADER, RECEIVE, ANSWER, SEND, DRAIN };
+
+struct data {
+	struct wh_source source;
+	struct wh_list link;
+	struct wh_mooncake_server *server;
+	enum stage stage;
+	uint32_t events;
+	unsigned char bytes[WH_MOONCAKE_HEADER]; /* of a header that comes or a status that goes */
+	size_t got;
+	struct wh_mooncake_request request;
+	const struct wh_mooncake_memory *memory; /* NULL: refused */
+	uint64_t done;
+	int64_t moved; /* when a byte last did */
+};
+
+static void drop(struct data *data)
+{
+	struct wh_mooncake_server *server = data->server;
+
+	wh_loop_remove(&server->loop, &data->source);
+	wh_list_remove(&data->link);
+	server->moving_count--;
+	close(data->source.fd);
+	free(data);
+}
+
+/* What a system call said, as a step says it: bytes, 0 for not now, -1 for the end. */
+static ssize_t outcome(ssize_t bytes)
+{
+	if (bytes > 0)
+		return bytes;
+	return bytes < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+}
+
+/* ---- requests ------------------------------------------------------------------------------ */
+
+/* All of it in one memory, and its owner allows it? Else NULL, and *why. */
+static const struct wh_mooncake_memory *check(const struct wh_mooncake_server *server,
+					      const struct wh_mooncake_request *request, const char **why)
+{
+	*why = "is not in what is published";
+	if (!request->length)
+		*why = "has no length";
+	for (size_t i = 0; i < server->options.count && request->length; i++) {
+		const struct wh_mooncake_memory *memory = &server->options.memories[i];
+
+		if (request->address < memory->address || request->length > memory->length ||
+		    request->address - memory->address > memory->length - request->length)
+			continue;
+		if (!request->write || memory->writable)
+			return memory;
+		*why = "may not be written";
+	}
+	return NULL;
+}
+
+static void answer(struct data *data, int code)
+{
+	wh_mooncake_status_format(code, data->bytes);
+	data->got = 0;
+	data->stage = ANSWER;
+}
+
+static ssize_t refuse(struct data *data)
+{
+	data->memory = NULL;
+	if (!data->request.status)
+		return -1;
+	answer(data, WH_MOONCAKE_REJECTED);
+	return 1;
+}
+
+static ssize_t begin(struct data *data)
+{
+	struct wh_mooncake_request *request = &data->request;
+	const char *why;
+
+	data->done = 0;
+	if (wh_mooncake_request_parse(data->bytes, request)) {
+		wh_mooncake_log(data->server, "refused: %s", wh_fail_text());
+		return refuse(data);
+	}
+	data->memory = check(data->server, request, &why);
+	if (!data->memory) {
+		wh_mooncake_log(data->server, "refused: a %s of %" PRIu64 " bytes at 0x%" PRIx64 " %s",
+				request->write ? "write" : "read", request->length, request->address, why);
+		return refuse(data);
+	}
+	if (request->write)
+		data->stage = RECEIVE;
+	else if (request->status)
+		answer(data, WH_MOONCAKE_OK);
+	else
+		data->stage = SEND;
+	return 1;
+}
+
+static void end(struct data *data)
+{
+	data->stage = HEADER;
+	data->got = 0;
+}
+
+/* ---- steps --------------------------------------------------------------------------------- */
+
+static ssize_t take_header(struct data *data)
+{
+	ssize_t bytes = outcome(recv(data->source.fd, data->bytes + data->got,
+				     WH_MOONCAKE_HEADER - data->got, 0));
+
+	if (bytes <= 0)
+		return bytes;
+	data->got += (size_t)bytes;
+	return data->got == WH_MOONCAKE_HEADER ? begin(data) : bytes;
+}
+
+/* How many bytes next, and where they are, or are staged. */
+static size_t next_bytes(const struct data *data, void **out)
+{
+	const struct wh_mooncake_server_options *options = &data->server->options;
+	uint64_t left = data->request.length - data->done;
+	uint64_t most = data->memory->staged ? options->staging_size : TURN;
+
+	*out = data->memory->staged ? options->staging :
+				      (void *)(uintptr_t)(data->request.address + data->done);
+	return left < most ? (size_t)left : (size_t)most;
+}
+
+/* Between the staging memory and the one that the request is for. */
+static int copy(const struct data *data, size_t length)
+{
+	const struct wh_mooncake_server_options *options = &data->server->options;
+	int error;
+
+	if (!data->memory->staged)
+		return 0;
+	error = options->copy(options->arg, data->memory,
+			      data->request.address - data->memory->address + data->done, length,
+			      data->request.write);
+	if (error)
+		wh_mooncake_log(data->server, "cannot copy %zu bytes %s %s: %s", length,
+				data->request.write ? "to" : "from", data->memory->name, strerror(-error));
+	return error;
+}
+
+static ssize_t receive(struct data *data)
+{
+	void *to;
+	size_t length = next_bytes(data, &to);
+	ssize_t bytes = outcome(recv(data->source.fd, to, length, 0));
+
+	if (bytes <= 0)
+		return bytes;
+	if (copy(data, (size_t)bytes))
+		return refuse(data);
+	data->done += (uint64_t)bytes;
+	if (data->done < data->request.length)
+		return bytes;
+	if (data->request.status)
+		answer(data, WH_MOONCAKE_OK);
+	else
+		end(data);
+	return bytes;
+}
+
+static ssize_t send_status(struct data *data)
+{
+	bool more = data->memory && !data->request.write;
+	ssize_t bytes = outcome(send(data->source.fd, data->bytes + data->got, WH_MOONCAKE_STATUS - data->got,
+				     MSG_NOSIGNAL | (more ? MSG_MORE : 0)));
+
+	if (bytes <= 0)
+		return bytes;
+	data->got += (size_t)bytes;
+	if (data->got < WH_MOONCAKE_STATUS)
+		return bytes;
+	if (!data->memory) {
+		/* Closed with bytes unread, the connection would be reset, and the status lost. */
+		shutdown(data->source.fd, SHUT_WR);
+		data->stage = DRAIN;
+		data->done = 0;
+	} else if (more) {
+		data->stage = SEND;
+	} else {
+		end(data);
+	}
+	return bytes;
+}
+
+static ssize_t send_bytes(struct data *data)
+{
+	void *from;
+	size_t length = next_bytes(data, &from);
+	ssize_t bytes;
+
+	/* What a staged connection does not take now is copied again later, so that connections can
+	 * share the staging memory. */
+	if (copy(data, length))
+		return -1;
+	bytes = outcome(send(data->source.fd, from, length, MSG_NOSIGNAL));
+	if (bytes <= 0)
+		return bytes;
+	data->done += (uint64_t)bytes;
+	if (data->done == data->request.length)
+		end(data);
+	return bytes;
+}
+
+static ssize_t drain(struct data *data)
+{
+	unsigned char bytes[16384];
+	ssize_t got = outcome(recv(data->source.fd, bytes, sizeof(bytes), 0));
+
+	if (got > 0)
+		data->done += (uint64_t)got;
+	return data->done > DRAINED ? -1 : got;
+}
+
+static ssize_t step(struct data *data)
+{
+	switch (data->stage) {
+	case HEADER:
+		return take_header(data);
+	case RECEIVE:
+		return receive(data);
+	case ANSWER:
+		return send_status(data);
+	case SEND:
+		return send_bytes(data);
+	case DRAIN:
+	default:
+		return drain(data);
+	}
+}
+
+/* ---- connections --------------------------------------------------------------------------- */
+
+static void ready(struct wh_source *source, uint32_t events)
+{
+	struct data *data = wh_container(source, struct data, source);
+	struct wh_mooncake_server *server = data->server;
+	uint64_t moved = 0;
+	uint32_t wanted;
+	ssize_t bytes;
+
+	(void)events;
+	while ((bytes = step(data)) > 0 && moved < TURN)
+		moved += (uint64_t)bytes;
+	if (bytes < 0) {
+		drop(data);
+		return;
+	}
+	if (moved) {
+		data->moved = wh_now();
+		wh_list_remove(&data->link);
+		wh_list_append(&server->moving, &data->link);
+	}
+	wanted = data->stage == ANSWER || data->stage == SEND ? EPOLLOUT : EPOLLIN;
+	if (wanted != data->events)
+		wh_loop_modify(&server->loop, &data->source, wanted);
+	data->events = wanted;
+}
+
+static bool is_idle(const struct data *data)
+{
+	return data->stage == HEADER && !data->got;
+}
+
+/* The one that has been idle for longest makes room. */
+static bool make_room(struct wh_mooncake_server *server)
+{
+	for (struct wh_list *link = server->moving.next; link != &server->moving; link = link->next) {
+		struct data *data = wh_container(link, struct data, link);
+
+		if (is_idle(data)) {
+			drop(data);
+			return true;
+		}
+	}
+	return false;
+}
+
+void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd)
+{
+	struct data *data;
+	int one = 1;
+
+	if (server->moving_count == MOST && !make_room(server)) {
+		wh_mooncake_log(server, "a data connection is closed: %d others are at work", MOST);
+		close(fd);
+		return;
+	}
+	data = calloc(1, sizeof(*data));
+	if (!data) {
+		close(fd);
+		return;
+	}
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	data->source = (struct wh_source){ .fd = fd, .ready = ready };
+	data->server = server;
+	data->events = EPOLLIN;
+	data->moved = wh_now();
+	if (wh_loop_add(&server->loop, &data->source, EPOLLIN)) {
+		close(fd);
+		free(data);
+		return;
+	}
+	wh_list_append(&server->moving, &data->link);
+	server->moving_count++;
+}
+
+void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all)
+{
+	int64_t now = wh_now();
+	struct wh_list *next;
+
+	for (struct wh_list *link = server->moving.next; link != &server->moving; link = next) {
+		struct data *data = wh_container(link, struct data, link);
+
+		next = link->next;
+		/* They are in the order of when they moved. */
+		if (!all && now - data->moved < STALL)
+			return;
+		if (all || !is_idle(data))
+			drop(data);
+	}
+}
