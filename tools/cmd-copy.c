@@ -38,9 +38,15 @@ static int parse_end(struct end *end, const char *text, const char *dash)
 	*end = (struct end){ .text = text, .name = text, .kind = END_FILE, .fd = -1 };
 	if (strcmp(text, "-") == 0)
 		end->name = dash;
+	if (mooncake_url_is(text)) {
+		wrong = mooncake_url_parse(text, &end->mooncake_url);
+		end->kind = END_MOONCAKE;
+		return wrong ? usage_error("'%s' %s", text, wrong) : 0;
+	}
 	if (!url_is(text)) {
 		if (strstr(text, "://"))
-			return usage_error("'%s' is no address: it starts with wherry://", text);
+			return usage_error("'%s' is no address: it starts with wherry:// or mooncake://",
+					   text);
 		return *text ? 0 : usage_error("the name of a file is empty");
 	}
 	wrong = url_parse(text, &end->url);
@@ -79,6 +85,20 @@ static int parse_sizes(struct copy *copy)
 	return 0;
 }
 
+/* Options of Wherry's own connections, where there is none of them. */
+static int check_mooncake(const struct copy *copy)
+{
+	static const char *const names[] = { "transport", "require", "connections" };
+
+	if (copy->source.kind == END_REMOTE || copy->target.kind == END_REMOTE)
+		return 0;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		if (argument(copy->arguments, names[i]))
+			return usage_error("--%s is for wherry://; memory of Mooncake's is reached by its own "
+					   "TCP, over %d connections", names[i], COPY_SLOTS);
+	return 0;
+}
+
 static int parse(struct copy *copy)
 {
 	const struct arguments *arguments = copy->arguments;
@@ -98,11 +118,14 @@ static int parse(struct copy *copy)
 	copy->verify = argument(arguments, "verify");
 	copy->quiet = argument(arguments, "quiet");
 	copy->json = argument(arguments, "json");
-	if (copy->source.kind != END_REMOTE && copy->target.kind != END_REMOTE)
+	if (!end_is_remote(&copy->source) && !end_is_remote(&copy->target))
 		return usage_error("one of the two must be an address wherry://HOST:PORT/REGION; "
 				   "from file to file, cp copies");
-	if (copy->source.kind == END_REMOTE && copy->target.kind == END_REMOTE && copy->offset)
+	if (end_is_remote(&copy->source) && end_is_remote(&copy->target) && copy->offset)
 		return usage_error("--offset is for files; write wherry://HOST:PORT/REGION+OFFSET");
+	code = check_mooncake(copy);
+	if (code)
+		return code;
 	if (transport && require && strcmp(transport, require) != 0)
 		return usage_error("--transport says %s and --require says %s", transport, require);
 	if (output && copy->verify)
@@ -137,6 +160,8 @@ static int open_source(struct copy *copy)
 
 	if (source->kind == END_REMOTE)
 		code = remote_open(source, copy->engine, WH_ACCESS_READ, copy->quiet);
+	else if (source->kind == END_MOONCAKE)
+		code = mooncake_open(source, copy->quiet);
 	else
 		code = file_open_source(source, copy->offset);
 	if (code || copy->length == COPY_UNKNOWN) {
@@ -155,7 +180,7 @@ static int open_target(struct copy *copy)
 	uint32_t access = WH_ACCESS_WRITE | (copy->verify ? WH_ACCESS_READ : 0);
 	int code;
 
-	if (target->kind != END_REMOTE) {
+	if (!end_is_remote(target)) {
 		code = file_open_target(target, copy->offset, argument(copy->arguments, "offset"));
 		if (!code && copy->verify && target->kind == END_STREAM)
 			code = fail(EINVAL, "--verify cannot read %s back", target->name);
@@ -163,7 +188,10 @@ static int open_target(struct copy *copy)
 			code = file_reserve(target, copy->length);
 		return code;
 	}
-	code = remote_open(target, copy->engine, access, copy->quiet);
+	if (target->kind == END_MOONCAKE)
+		code = mooncake_open(target, copy->quiet);
+	else
+		code = remote_open(target, copy->engine, access, copy->quiet);
 	if (code || copy->length == COPY_UNKNOWN || copy->length <= target->length)
 		return code;
 	return fail(ERANGE, "%s has room for %llu bytes, not %llu; --length says how many to copy",
@@ -329,6 +357,8 @@ static int run(const struct arguments *arguments)
 		code = open_target(&copy);
 	if (!code)
 		code = transfer(&copy);
+	mooncake_close(&copy.source);
+	mooncake_close(&copy.target);
 	file_close(&copy.source);
 	file_close(&copy.target);
 	code = remote_close(&copy.source, code);
@@ -363,7 +393,9 @@ const struct command command_copy = {
 	.summary = "Copy bytes from a file or a region to another",
 	.details =
 		"SRC and DST are files, - (standard input, output) or regions: "
-		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory.\n\n"
+		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory; or memory of an engine of "
+		"Mooncake's, mooncake://HOST:PORT/ADDRESS[+OFFSET]: without the address it is said what "
+		"there is. That one is reached by Mooncake's TCP, without proof of who it is.\n\n"
 		"At the end it prints the rate, the route that the bytes took and why better routes "
 		"were refused. From region to region the bytes go by way of this process.\n\n"
 		"A file is written under another name and gets its own when it is complete, so it "
@@ -373,7 +405,8 @@ const struct command command_copy = {
 		"cannot be read twice, so there the SHA-256 of what was sent is compared.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"
 		    "wherry copy wherry://127.0.0.1:7000/cuda-0 weights.bin\n"
-		    "wherry copy wherry://node7:7000/host+1GiB part.bin --length 64MiB\n",
+		    "wherry copy wherry://node7:7000/host+1GiB part.bin --length 64MiB\n"
+		    "wherry copy mooncake://node7:12345/0x7f2a40000000 kv.bin --length 64MiB\n",
 	.options = options,
 	.least = 2,
 	.most = 2,

@@ -13,6 +13,7 @@
 #include "engine.h"
 #include "memory.h"
 #include "metrics.h"
+#include "mooncake.h"
 #include "progress.h"
 
 /* One --memory MEM:SIZE[:NAME]. */
@@ -29,6 +30,8 @@ struct server {
 	struct wh_engine *engine;
 	struct served *memories;
 	size_t count;
+	struct mooncake_offer *offers; /* the same, for Mooncake's */
+	struct mooncake *mooncake;
 };
 
 /* ---- the command line ------------------------------------------------------------------------ */
@@ -218,11 +221,12 @@ static int start_metrics(struct server *server, struct metrics_server **out)
 /* ---- serving --------------------------------------------------------------------------------- */
 
 /* One line a notification, whatever its bytes are. */
-static void print_notification(const struct wh_notification *notification)
+static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
 {
-	printf("%s %llu ", notification->sender, (unsigned long long)notification->length);
-	for (uint64_t i = 0; i < notification->length; i++) {
-		unsigned char c = notification->data[i];
+	flockfile(stdout);
+	printf("%s %llu ", sender, (unsigned long long)length);
+	for (uint64_t i = 0; i < length; i++) {
+		unsigned char c = data[i];
 
 		if (c == '\\')
 			fputs("\\\\", stdout);
@@ -233,6 +237,7 @@ static void print_notification(const struct wh_notification *notification)
 	}
 	putchar('\n');
 	fflush(stdout);
+	funlockfile(stdout);
 }
 
 /* They are taken whether they are shown or not, or their senders would wait for ever. */
@@ -244,8 +249,51 @@ static int take_notifications(struct server *server)
 
 	while (!(error = wh_engine_notification(server->engine, &notification, 0)))
 		if (show)
-			print_notification(&notification);
+			print_notification(notification.sender, notification.data, notification.length);
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot take notifications");
+}
+
+static void print_mooncake(void *arg, const char *name, const char *message)
+{
+	char sender[64];
+
+	(void)arg;
+	/* One word, as the names of engines are. */
+	snprintf(sender, sizeof(sender), "%s", *name ? name : "mooncake");
+	for (char *c = sender; *c; c++)
+		if (*c <= ' ' || *c >= 0x7f)
+			*c = '?';
+	print_notification(sender, (const unsigned char *)message, strlen(message));
+}
+
+static int start_mooncake(struct server *server)
+{
+	struct mooncake_setup setup = {
+		.arguments = server->arguments,
+		.engine = server->engine,
+		.count = server->count,
+		.writable = !argument(server->arguments, "read-only"),
+		.notified = argument(server->arguments, "notifications") ? print_mooncake : NULL,
+	};
+
+	if (!mooncake_wanted(server->arguments))
+		return 0;
+	server->offers = calloc(server->count, sizeof(*server->offers));
+	if (!server->offers)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0; i < server->count; i++) {
+		const struct served *memory = &server->memories[i];
+
+		server->offers[i] = (struct mooncake_offer){
+			.name = memory->name,
+			.address = memory->address,
+			.size = memory->size,
+			.region = memory->region,
+			.on_gpu = memory_on_gpu(memory->memory.kind),
+		};
+	}
+	setup.offers = server->offers;
+	return mooncake_start(&setup, &server->mooncake);
 }
 
 static int serve(struct server *server, int signals)
@@ -260,6 +308,9 @@ static int serve(struct server *server, int signals)
 	printf("%s\n", wh_engine_url(server->engine));
 	if (fflush(stdout))
 		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	code = start_mooncake(server);
+	if (code)
+		return code;
 	for (;;) {
 		if (poll(fds, 2, -1) < 0 && errno != EINTR)
 			return fail(errno, "poll: %s", strerror(errno));
@@ -319,12 +370,14 @@ static int run(const struct arguments *arguments)
 	/* Taking the memory back may wait for peers: a second signal ends the process at once. */
 	sigprocmask(SIG_UNBLOCK, &stop, NULL);
 	metrics_stop(metrics);
+	code = mooncake_stop(server.mooncake, code);
 	code = withdraw(&server, code);
 	code = engine_close(server.engine, code);
 end_signals:
 	close(signals);
 end:
 	free(server.memories);
+	free(server.offers);
 	return code;
 }
 
@@ -332,13 +385,16 @@ static const struct command_option options[] = {
 	{ .name = "memory", .letter = 'm', .argument = "MEM:SIZE[:NAME]", .many = true,
 	  .help = "host, pinned, pageable, huge, cuda:0, vmm:cuda:0 ..." },
 	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
-	  .help = "where to listen; by default 127.0.0.1:0, a free port" },
+	  .help = "where; by default 127.0.0.1:0, a free port" },
 	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
 	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
 	{ .name = "metrics", .argument = "ADDR:PORT",
 	  .help = "tell Prometheus what the engine counts, at http://ADDR:PORT/metrics" },
-	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" },
+	{ .name = "mooncake", .help = "offer it to Mooncake's engines on this host, too" },
+	{ .name = "mooncake-listen", .argument = "ADDR:PORT", .rare = true,
+	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. Anybody who "
+		  "reaches it has what is served" },
 	ENGINE_OPTIONS,
 	{ 0 },
 };
@@ -356,10 +412,16 @@ const struct command command_serve = {
 		MEMORY_HELP "\n\n"
 		"Each --memory is one region. A region without a NAME is called by its memory: host, "
 		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
-		"and that of a GPU. Pages of host memory are taken when they are first touched.",
+		"and that of a GPU. Pages of host memory are taken when they are first touched.\n\n"
+		"With --mooncake a further line for each region says how programs made for Mooncake's "
+		"transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its bytes, its name. They "
+		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and ADDRESS as the "
+		"target's offset. Every request is checked, but Mooncake's protocol has no keys: anybody "
+		"who reaches the port can do what the regions allow.",
 	.examples = "wherry serve --memory host:1GiB\n"
 		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
-		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n",
+		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n"
+		    "wherry serve -m host:1GiB --mooncake\n",
 	.options = options,
 	.least = 0,
 	.most = 0,

@@ -72,6 +72,11 @@ static int batch_fail(struct end *end, int error, const char *text)
 	return fail(error, "%s: %s", end->name, *text ? text : strerror(-error));
 }
 
+static size_t number_of(const struct pipeline *pipeline, const struct slot *slot)
+{
+	return (size_t)(slot - pipeline->slots);
+}
+
 /* Start moving a slot's bytes between it and the remote end. */
 static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32_t op,
 		  uint64_t position)
@@ -86,8 +91,14 @@ static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32
 		.length = slot->length,
 		.op = op,
 	};
-	int error = wh_batch_clear(batch);
+	int error;
 
+	if (end->kind == END_MOONCAKE) {
+		mooncake_submit(end, number_of(pipeline, slot), op == WH_WRITE,
+				pipeline->staging + slot->offset, position, slot->length);
+		return 0;
+	}
+	error = wh_batch_clear(batch);
 	if (!error)
 		error = wh_batch_add(batch, &transfer, 1);
 	if (!error)
@@ -100,8 +111,16 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side,
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
-	int error;
+	bool ended = false;
+	int error = 0;
 
+	while (end->kind == END_MOONCAKE && !ended && !error) {
+		error = mooncake_wait(end, number_of(pipeline, slot), REDRAW, !pipeline->verifying, &ended);
+		if (!ended)
+			progress_move(progress, done);
+	}
+	if (error)
+		return error;
 	if (!batch)
 		return 0;
 	/* A batch that has timed out itself ends with the same errno as a wait that has. */
@@ -123,7 +142,7 @@ static int fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_
 	int code;
 
 	slot->length = length;
-	if (end->kind == END_REMOTE)
+	if (end_is_remote(end))
 		return submit(pipeline, slot, side, WH_READ, position);
 	code = file_read(end, pipeline->staging + slot->offset, length, position, &slot->length);
 	if (!code && end->kind == END_FILE && slot->length < length)
@@ -139,7 +158,7 @@ static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position
 	if (slot->length > end->length - position)
 		return fail(ENOSPC, "%s is full: there is room for %llu bytes", end->name,
 			    (unsigned long long)end->length);
-	if (end->kind == END_REMOTE)
+	if (end_is_remote(end))
 		return submit(pipeline, slot, TARGET, WH_WRITE, position);
 	return file_write(end, pipeline->staging + slot->offset, slot->length, position);
 }
@@ -212,9 +231,8 @@ int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
 {
 	/* A remote source has several chunks on their way; a file is read one ahead at a time, and
 	 * the other slots are for what is on its way to the target. */
-	uint64_t ahead = pipeline->end[SOURCE]->kind != END_REMOTE ? 1 :
-			 pipeline->end[TARGET]->kind != END_REMOTE ? COPY_SLOTS - 1 :
-								     COPY_SLOTS / 2;
+	uint64_t ahead = !end_is_remote(pipeline->end[SOURCE]) ? 1 :
+			 !end_is_remote(pipeline->end[TARGET]) ? COPY_SLOTS - 1 : COPY_SLOTS / 2;
 	struct course course = { .ended = !length };
 	int code = 0;
 
@@ -307,6 +325,9 @@ int pipeline_close(struct pipeline *pipeline, int code)
 {
 	int error;
 
+	/* Nothing may move in the memory that goes. */
+	mooncake_close(pipeline->end[SOURCE]);
+	mooncake_close(pipeline->end[TARGET]);
 	for (size_t i = 0; i < (size_t)2 * COPY_SLOTS; i++) {
 		struct wh_batch *batch = pipeline->slots[i / 2].batch[i % 2];
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry copy, in parts: its two ends (copy-file.c, copy-remote.c) and what runs between them
+/* wherry copy, in parts: its ends (copy-file.c, copy-remote.c, copy-mooncake.c) and what runs between them
  * (copy-pipeline.c). */
 #ifndef TOOLS_COPY_H
 #define TOOLS_COPY_H
@@ -16,11 +16,13 @@
 #define COPY_UNKNOWN UINT64_MAX
 
 #define COPY_ROUTES 8
+#define COPY_SLOTS 4
 
 enum end_kind {
 	END_FILE,   /* has a length; can be read and written at any offset */
 	END_STREAM, /* a pipe, a terminal, a character device */
 	END_REMOTE, /* a region of a peer */
+	END_MOONCAKE, /* memory of an engine of Mooncake's */
 };
 
 /* Where bytes come from or go to. */
@@ -38,9 +40,18 @@ struct end {
 	struct url url;
 	struct wh_peer *peer;
 	struct wh_remote remote;
+
+	struct mooncake_url mooncake_url;
+	struct mooncake_end *mooncake;
+
 	struct wh_route routes[COPY_ROUTES]; /* the sum over all chunks */
 	size_t route_count;
 };
+
+static inline bool end_is_remote(const struct end *end)
+{
+	return end->kind == END_REMOTE || end->kind == END_MOONCAKE;
+}
 
 /* Each returns 0, or an exit code after a line on stderr. */
 
@@ -73,7 +84,16 @@ int remote_close(struct end *end, int code);
 /* Add the routes of a batch that has completed. */
 void remote_count(struct end *end, struct wh_batch *batch);
 
-#define COPY_SLOTS 4
+/* Ask the engine, find the memory. mooncake_close() in any case. */
+int mooncake_open(struct end *end, bool quiet);
+/* Cuts what is still moving. */
+void mooncake_close(struct end *end);
+
+/* Start to move the bytes of a slot's buffer. */
+void mooncake_submit(struct end *end, size_t slot, bool write, void *buffer, uint64_t position,
+		     uint64_t length);
+/* Wait up to `timeout` ns for it; `count`: it adds to the routes. With *ended false it moves on. */
+int mooncake_wait(struct end *end, size_t slot, int64_t timeout, bool count, bool *ended);
 
 /* A staging buffer and the batches that fill it and empty it. */
 struct slot {

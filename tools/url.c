@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "url.h"
 
+#include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "command.h"
+#include "mooncake/wire.h"
 #include "rendezvous/registry.h"
 
 #define SCHEME "wherry://"
+#define MOONCAKE "mooncake://"
 
 bool url_is(const char *text)
 {
@@ -107,4 +111,47 @@ const char *url_parse(const char *text, struct url *out)
 	}
 	*out = url;
 	return NULL;
+}
+
+bool mooncake_url_is(const char *text)
+{
+	return strncmp(text, MOONCAKE, strlen(MOONCAKE)) == 0;
+}
+
+/* 0x7f2a40000000, or in decimal digits, as Mooncake's own JSON has it; [+OFFSET]. */
+static const char *parse_address(const char *text, uint64_t *out)
+{
+	bool hex = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+	const char *digits = hex ? text + 2 : text;
+	size_t length = strspn(digits, hex ? "0123456789abcdefABCDEF" : "0123456789");
+	uint64_t address, offset = 0;
+
+	errno = 0;
+	address = strtoull(digits, NULL, hex ? 16 : 10);
+	if (!length || errno || !address || (digits[length] && digits[length] != '+'))
+		return "has an address that is none: write /0x7f2a40000000 or /0x7f2a40000000+OFFSET";
+	if (digits[length] && !read_size(digits + length + 1, &offset))
+		return "has an offset that is not a size: write +65536 or +64KiB";
+	if (__builtin_add_overflow(address, offset, out))
+		return "has an offset that leads behind all addresses";
+	return NULL;
+}
+
+const char *mooncake_url_parse(const char *text, struct mooncake_url *out)
+{
+	const char *authority = text + strlen(MOONCAKE), *wrong;
+	size_t length = strcspn(authority, "/");
+	struct mooncake_url url = { .address = 0 };
+	struct wh_mooncake_endpoint endpoint;
+
+	if (length >= sizeof(url.engine))
+		return "has a host name that is too long";
+	memcpy(url.engine, authority, length);
+	if (wh_mooncake_endpoint_read(url.engine, &endpoint))
+		return "names no engine: write mooncake://HOST:PORT/ADDRESS";
+	wrong = authority[length] && authority[length + 1] ?
+		parse_address(authority + length + 1, &url.address) : NULL;
+	if (!wrong)
+		*out = url;
+	return wrong;
 }

@@ -19,4 +19,13 @@ bool url_is(const char *text);
 /* NULL, or what is wrong with it, as the end of a sentence that starts with the text. */
 const char *url_parse(const char *text, struct url *out);
 
+/* "mooncake://HOST:PORT/ADDRESS[+OFFSET]": memory of an engine of Mooncake's. */
+struct mooncake_url {
+	char engine[288];  /* "HOST:PORT" */
+	uint64_t address;  /* with the offset; 0: none */
+};
+
+bool mooncake_url_is(const char *text);
+const char *mooncake_url_parse(const char *text, struct mooncake_url *out);
+
 #endif

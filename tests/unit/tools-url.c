@@ -91,12 +91,64 @@ static void parse__long_host(void **state)
 	assert_non_null(strstr(url_parse(text, &url), "too long"));
 }
 
+static void mooncake__good(void **state)
+{
+	static const struct {
+		const char *text, *engine;
+		uint64_t address;
+	} rows[] = {
+		{ "mooncake://10.0.0.7:12345/0x7f2a40000000", "10.0.0.7:12345", 0x7f2a40000000 },
+		{ "mooncake://node7:1/139969968455696+4KiB", "node7:1", 139969968459792 },
+		{ "mooncake://[::1]:7/0XfF+1", "[::1]:7", 0x100 },
+		{ "mooncake://h:1", "h:1", 0 },
+		{ "mooncake://h:1/", "h:1", 0 },
+	};
+	struct mooncake_url url;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		assert_true(mooncake_url_is(rows[i].text));
+		assert_null(mooncake_url_parse(rows[i].text, &url));
+		assert_string_equal(url.engine, rows[i].engine);
+		assert_true(url.address == rows[i].address);
+	}
+}
+
+static void mooncake__wrong(void **state)
+{
+	static const char *const rows[][2] = {
+		{ "mooncake://", "no engine" },
+		{ "mooncake://h/1", "no engine" },
+		{ "mooncake://h:0/1", "no engine" },
+		{ "mooncake://h:1/0", "address" },
+		{ "mooncake://h:1/0x", "address" },
+		{ "mooncake://h:1/-1", "address" },
+		{ "mooncake://h:1/0x10000000000000000", "address" },
+		{ "mooncake://h:1/1x", "address" },
+		{ "mooncake://h:1/1+", "offset" },
+		{ "mooncake://h:1/1+1KB", "offset" },
+		{ "mooncake://h:1/0xffffffffffffffff+1", "offset" },
+	};
+	struct mooncake_url url;
+
+	(void)state;
+	assert_false(mooncake_url_is("wherry://h:1/x"));
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		const char *wrong = mooncake_url_parse(rows[i][0], &url);
+
+		assert_non_null(wrong);
+		assert_non_null(strstr(wrong, rows[i][1]));
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(parse__good),
 		cmocka_unit_test(parse__wrong),
 		cmocka_unit_test(parse__long_host),
+		cmocka_unit_test(mooncake__good),
+		cmocka_unit_test(mooncake__wrong),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wherry serve --mooncake and wherry copy mooncake:// with a peer of the tests' own on the other side,
+# which does what Mooncake's engines do, and what they do not. Takes the command's path as $1 or in
+# $TEST_COMMAND.
+set -u
+wherry=${1:-${TEST_COMMAND:?the path of wherry}}
+peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/mooncake_peer.py
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+export PYTHONDONTWRITEBYTECODE=1
+[ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
+
+# Start something and wait for so many lines of it in the file `ready`; its process is $started.
+start() # LINES COMMAND...
+{
+	local lines=$1
+
+	shift
+	rm -f ready
+	"$@" >ready 2>said &
+	started=$!
+	for _ in $(seq 600); do
+		[ -e ready ] && [ "$(wc -l <ready)" -ge "$lines" ] && return
+		kill -0 "$started" 2>/dev/null || break
+		sleep 0.05
+	done
+	cat ready said
+	return 1
+}
+
+# It ends with status 0.
+stop()
+{
+	kill -TERM "$started"
+	wait "$started"
+}
+
+# wherry ARGUMENTS ends with STATUS and says TEXT.
+says() # NAME STATUS TEXT ARGUMENTS...
+{
+	local name=$1 want=$2 text=$3 status
+
+	shift 3
+	timeout 60 "$wherry" "$@" >out 2>err
+	status=$?
+	if [ "$status" != "$want" ] || ! cat out err | grep -q -F -e "$text"; then
+		echo "wherry $*: status $status, not $want with '$text'"
+		cat out err
+		false
+	fi
+	verdict "$name" $?
+}
+
+# ---- our memory, their requests -------------------------------------------------------------------------
+
+ulimit -S -n 2048 2>/dev/null
+second=host:1MiB:b
+"$wherry" explain cuda:0 >/dev/null 2>&1 && second=cuda:0:1MiB:b
+start 3 "$wherry" serve -m host:8MiB:a -m "$second" --mooncake --notifications -v
+verdict "a server" $?
+url=$(sed -n '2s/ .*//p' ready)
+address=${url##*/}
+control=${url#mooncake://}
+control=${control%/*}
+[ "$(sed -n 2p ready)" = "mooncake://$control/$address 8388608 a" ] && grep -q 'anybody who reaches' said
+verdict "it says where, and who may" $?
+cases=(the_segment both_versions the_whole in_small_pieces requests_ahead many_at_once outside
+	refused_with_its_bytes operations cut_off questions wrong_questions the_other_memory)
+if [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 2048 ]; then
+	cases+=(silent)
+else
+	echo "[  SKIPPED ] silent: more than $(ulimit -n) files may not be open here"
+fi
+python3 "$peer" client "$control" "${cases[@]}" || failed=1
+grep -q -F 'decoder?7 9 block 9 \x07' ready
+verdict "a notification is printed" $?
+grep -q 'refused: a write of 1048576 bytes at 0x1000 is not in what is published' said
+verdict "what was refused is told" $?
+
+# ---- both are ours --------------------------------------------------------------------------------------
+
+head -c 8388608 /dev/urandom >bytes
+says "to a server of ours, verified" 0 verified copy bytes "$url" --verify
+says "back" 0 "read by mooncake (tcp version 2): 8388608 bytes in 8 transfers" copy "$url" back --chunk 1MiB
+cmp bytes back
+verdict "the same" $?
+says "a part" 0 "copied 100 bytes" copy "$url+4096" part --length 100
+cmp -n 100 -i 4096:0 bytes part
+verdict "the same part" $?
+says "too long" 2 "has room for 8388607 bytes" copy bytes "$url+1"
+says "no address" 2 "it has $address (8388608 bytes, a), 0x" copy "mooncake://$control" back
+says "another address" 2 "is in nothing that it publishes" copy "mooncake://$control/0x1000" back
+says "a transport" 64 "its own TCP" copy "$url" back --transport tcp
+says "from a region" 0 "written by mooncake" copy "$(head -n 1 ready)/a" "$url+4MiB" --length 1MiB
+stop
+verdict "it ends with status 0" $?
+
+start 2 "$wherry" serve -m host:8MiB --read-only --mooncake-listen '[::1]:0' -v
+if grep -q 'mooncake://\[::1\]:' ready; then
+	says "to what is read-only" 2 "status 1" copy bytes "$(sed -n '2s/ .*//p' ready)"
+	grep -q 'may not be written' said
+	verdict "and it is told" $?
+	stop
+else
+	echo "[  SKIPPED ] to what is read-only: this host has no IPv6 on loopback"
+	stop
+fi
+start 2 "$wherry" serve -m host:1MiB:a --read-only --mooncake
+python3 "$peer" client "$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)" read_only || failed=1
+stop
+says "nowhere to listen" 64 "--mooncake-listen: nonsense" serve -m host:4KiB --mooncake-listen nonsense
+start 2 "$wherry" serve -m host:4KiB --mooncake
+taken=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
+says "a port that is taken" 2 "cannot listen at $taken" serve -m host:4KiB --mooncake-listen "$taken"
+stop
+
+# ---- their memory, our requests -------------------------------------------------------------------------
+
+head -c 4194304 bytes >quarter
+for version in 1 2; do
+	for manner in good once; do
+		: >theirs
+		start 1 python3 "$peer" server $version $manner theirs
+		there=mooncake://$(cat ready)/0x700000000000
+		says "to version $version, $manner" 0 verified copy quarter "$there" --chunk 1MiB --verify
+		cmp quarter theirs
+		verdict "there, version $version, $manner" $?
+		says "back from version $version, $manner" 0 "tcp version $version" copy "$there" back --chunk 1MiB
+		cmp quarter back
+		verdict "and the same, version $version, $manner" $?
+		says "the end of it, version $version, $manner" 0 "copied 7 bytes" copy "$there+4194297" back
+		kill "$started"
+	done
+done
+
+# What goes wrong over there is said here, in one line.
+wrong() # VERSION MANNER STATUS TEXT
+{
+	cp quarter theirs
+	start 1 python3 "$peer" server "$1" "$2" theirs
+	says "a read of version $1, $2" "$3" "$4" copy "mooncake://$(cat ready)/0x700000000000" back
+	[ "$(wc -l <err)" = 1 ]
+	verdict "version $1, $2: in one line" $?
+	kill "$started"
+}
+wrong 2 refuse 2 "refuses the read of 4194304 bytes at 0x700000000000 (status 1)"
+wrong 1 refuse 69 "has closed the connection"
+wrong 2 short 69 "has closed the connection"
+wrong 2 reset 69 "has closed the connection"
+wrong 2 status 69 "is no status"
+wrong 2 type 69 "answers a question of type 1 with type 3"
+wrong 2 long 69 "a frame of 1099511627776 bytes"
+wrong 2 json 69 "no JSON"
+wrong 2 rdma 69 'the segment speaks "rdma"'
+wrong 2 nothing 2 "publishes nothing"
+wrong 2 nowhere 69 "has no data port"
+start 1 python3 "$peer" server 2 refuse theirs
+says "a write that is refused" 2 "refuses the write" copy quarter "mooncake://$(cat ready)/0x700000000000"
+kill "$started"
+start 1 python3 "$peer" server 1 refuse theirs
+says "and over version 1" 69 "mooncake:" copy quarter "mooncake://$(cat ready)/0x700000000000"
+kill "$started"
+says "nobody there" 69 "Connection refused" copy mooncake://127.0.0.1:1/1 back
+
+exit $failed

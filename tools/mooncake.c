@@ -1,0 +1,182 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry serve --mooncake. Host memory is read and written where it is; a GPU's goes by way of a few
+ * hundred KiB of host memory, which the engine copies to and from it. */
+#include "mooncake.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "mooncake/mooncake.h"
+
+#define STAGING (512 << 10)
+
+struct mooncake {
+	const struct mooncake_offer *offers;
+	struct wh_mooncake_memory *memories; /* one for each offer */
+	size_t count;
+	void (*notified)(void *arg, const char *name, const char *message);
+	void *arg;
+	struct wh_mooncake_server *server;
+	struct wh_engine *engine;
+	/* Of GPUs' memory; NULL: there is none of it. */
+	void *staging;
+	struct wh_region *region;
+	struct wh_peer *self;
+	struct wh_batch *batch;
+};
+
+bool mooncake_wanted(const struct arguments *arguments)
+{
+	return argument(arguments, "mooncake") || argument(arguments, "mooncake-listen");
+}
+
+/* ---- memory of GPUs ------------------------------------------------------------------------ */
+
+static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
+		bool to_memory)
+{
+	struct mooncake *mooncake = arg;
+	struct wh_transfer transfer = {
+		.local = mooncake->region,
+		.remote = wh_region_id(mooncake->offers[memory - mooncake->memories].region),
+		.remote_offset = offset,
+		.length = length,
+		.op = to_memory ? WH_WRITE : WH_READ,
+	};
+	int error = wh_batch_clear(mooncake->batch);
+
+	if (!error)
+		error = wh_batch_add(mooncake->batch, &transfer, 1);
+	if (!error)
+		error = wh_batch_submit(mooncake->batch);
+	return error ? error : wh_batch_wait(mooncake->batch, WH_FOREVER);
+}
+
+static int open_staging(struct mooncake *mooncake)
+{
+	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
+	struct wh_region_options region = { .size = sizeof(region), .access = WH_ACCESS_NONE };
+	int error = wh_memory_alloc(mooncake->engine, STAGING, &pinned, &mooncake->staging);
+
+	if (!error)
+		error = wh_region_register(mooncake->engine, mooncake->staging, STAGING, &region,
+					   &mooncake->region);
+	if (!error)
+		error = wh_peer_open(mooncake->engine, "self", NULL, &mooncake->self);
+	if (!error)
+		error = wh_batch_new(mooncake->self, NULL, &mooncake->batch);
+	return error ? engine_fail(error, "cannot get memory between Mooncake and the GPU") : 0;
+}
+
+static int close_staging(struct mooncake *mooncake, int code)
+{
+	int error = wh_batch_free(mooncake->batch);
+
+	if (!error && mooncake->self)
+		error = wh_peer_close(mooncake->self);
+	if (!error && mooncake->region)
+		error = wh_region_unregister(mooncake->region);
+	if (!error && mooncake->staging)
+		error = wh_memory_free(mooncake->engine, mooncake->staging);
+	return engine_undo(code, error, "cannot free the memory between Mooncake and the GPU");
+}
+
+/* ---- the server ---------------------------------------------------------------------------- */
+
+static void print_log(void *arg, const char *line)
+{
+	(void)arg;
+	note("mooncake: %s", line);
+}
+
+static void print_notified(void *arg, const char *name, const char *message)
+{
+	const struct mooncake *mooncake = arg;
+
+	mooncake->notified(mooncake->arg, name, message);
+}
+
+static int describe(struct mooncake *mooncake, bool writable)
+{
+	bool gpu = false;
+
+	mooncake->memories = calloc(mooncake->count, sizeof(*mooncake->memories));
+	if (!mooncake->memories)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0; i < mooncake->count; i++) {
+		const struct mooncake_offer *offer = &mooncake->offers[i];
+		struct wh_mooncake_memory *memory = &mooncake->memories[i];
+
+		memory->address = (uintptr_t)offer->address;
+		memory->length = offer->size;
+		memory->writable = writable;
+		memory->staged = offer->on_gpu;
+		snprintf(memory->name, sizeof(memory->name), "%s", offer->name);
+		gpu = gpu || offer->on_gpu;
+	}
+	return gpu ? open_staging(mooncake) : 0;
+}
+
+static int announce(const struct mooncake *mooncake, bool writable)
+{
+	const char *control = wh_mooncake_control(mooncake->server);
+
+	for (size_t i = 0; i < mooncake->count; i++)
+		printf("mooncake://%s/0x%" PRIx64 " %" PRIu64 " %s\n", control,
+		       mooncake->memories[i].address, mooncake->memories[i].length,
+		       mooncake->memories[i].name);
+	if (fflush(stdout))
+		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	note("anybody who reaches %s and %s can %s what is served: Mooncake's protocol has no keys", control,
+	     wh_mooncake_data(mooncake->server), writable ? "read and write" : "read");
+	return 0;
+}
+
+int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
+{
+	const char *listen = argument(setup->arguments, "mooncake-listen");
+	struct mooncake *mooncake = calloc(1, sizeof(*mooncake));
+	struct wh_mooncake_server_options options = { .listen = listen ? listen : "127.0.0.1:0" };
+	int code, error;
+
+	if (!mooncake)
+		return fail(ENOMEM, "out of memory");
+	*out = mooncake;
+	mooncake->offers = setup->offers;
+	mooncake->count = setup->count;
+	mooncake->engine = setup->engine;
+	mooncake->notified = setup->notified;
+	mooncake->arg = setup->arg;
+	code = describe(mooncake, setup->writable);
+	if (code)
+		return code;
+	options.memories = mooncake->memories;
+	options.count = mooncake->count;
+	options.staging = mooncake->staging;
+	options.staging_size = STAGING;
+	options.copy = copy;
+	options.notified = setup->notified ? print_notified : NULL;
+	options.log = argument(setup->arguments, "verbose") ? print_log : NULL;
+	options.arg = mooncake;
+	error = wh_mooncake_serve(&options, &mooncake->server);
+	if (error == -EINVAL)
+		return usage_error("--mooncake-listen: %s", wh_fail_text());
+	if (error)
+		return fail(error, "%s", wh_fail_text());
+	return announce(mooncake, setup->writable);
+}
+
+int mooncake_stop(struct mooncake *mooncake, int code)
+{
+	if (!mooncake)
+		return code;
+	wh_mooncake_stop(mooncake->server);
+	code = close_staging(mooncake, code);
+	free(mooncake->memories);
+	free(mooncake);
+	return code;
+}
