@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mooncake/wire.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -124,6 +125,9 @@ int wh_mooncake_endpoint_read(const char *text, struct wh_mooncake_endpoint *out
 	}
 	if (!length || length >= sizeof(out->host) || !port || port > UINT16_MAX)
 		return wh_fail(EINVAL, "mooncake: \"%.100s\" is not HOST:PORT", text);
+	for (size_t i = 0; i < length; i++)
+		if (!isgraph((unsigned char)host[i]) || strchr("/[]", host[i]))
+			return wh_fail(EINVAL, "mooncake: the host in \"%.100s\" contains '%c'", text, host[i]);
 	memcpy(out->host, host, length);
 	out->host[length] = '\0';
 	out->port = (uint16_t)port;

@@ -80,7 +80,7 @@ struct wh_mooncake_segment {
  * -ENOMEM. */
 int wh_mooncake_segment_parse(const char *json, size_t length, struct wh_mooncake_segment *out);
 void wh_mooncake_segment_free(struct wh_mooncake_segment *segment);
-/* malloc()ed; NULL: no memory. */
+/* malloc()ed; NULL: no memory, or a name that is no UTF-8. */
 char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment);
 
 /* Which buffer has all of [address, address+length)? NULL: none. */

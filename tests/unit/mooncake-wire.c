@@ -252,7 +252,8 @@ static void endpoint__text(void **state)
 		{ "h:1", "h", "h:1" }, { "10.0.0.7:65535", "10.0.0.7", "10.0.0.7:65535" },
 		{ "[::1]:7", "::1", "[::1]:7" }, { "::1:7", "::1", "[::1]:7" },
 	};
-	static const char *const wrong[] = { "", ":1", "h", "h:", "h:0", "h:65536", "h:1x", "h:111111", "[]:1" };
+	static const char *const wrong[] = { "", ":1", "h", "h:", "h:0", "h:65536", "h:1x", "h:111111", "[]:1",
+					     "[::1:7", "h]:1", "a b:1", "h/x:1", "[[::1]]:1" };
 	struct wh_mooncake_endpoint endpoint;
 	char text[WH_MOONCAKE_NAME_MAX + 10];
 

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mooncake's own transfer engine on the other side of wherry.
+
+mooncake_real.py check                   can it be loaded, and which version is it
+mooncake_real.py client HOST:PORT        reads and writes what `wherry serve --mooncake` has
+mooncake_real.py server FILE [METADATA]  publishes FILE's bytes, prints HOST:PORT ADDRESS; when a line comes
+                                         on standard input, writes them back to FILE
+mooncake_real.py self SECONDS            GB/s of writes and reads of 1 MiB, engine to engine of its own
+mooncake_real.py speed HOST:PORT SECONDS the same with what `wherry serve --mooncake` has
+"""
+import ctypes
+import importlib.metadata
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+os.environ.setdefault("MC_FORCE_TCP", "1")
+from mooncake.engine import TransferEngine  # noqa: E402
+
+
+def segment_of(name):
+    """What the peer publishes, as it says itself."""
+    host, port = name.rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)))
+    connection.sendall(struct.pack("<QB", 3, 1) + b"{}")
+    reply = b""
+    while part := connection.recv(1 << 16):
+        reply += part
+    return json.loads(reply[9:])
+
+
+def engine(metadata="P2PHANDSHAKE", host="127.0.0.1"):
+    made = TransferEngine()
+    assert made.initialize(host, metadata, "tcp", "") == 0, "it does not start"
+    return made
+
+
+def memory(made, size):
+    buffer = ctypes.create_string_buffer(size)
+    assert made.register_memory(ctypes.addressof(buffer), size) == 0
+    return buffer, ctypes.addressof(buffer)
+
+
+class Client:
+    def __init__(self, name):
+        self.name, self.engine = name, engine()
+        self.size = 4 << 20
+        self.buffer, self.local = memory(self.engine, self.size)
+        self.remote = [buffer["addr"] for buffer in segment_of(name)["buffers"]]
+
+    def fill(self):
+        payload = os.urandom(self.size)
+        self.buffer.raw = payload
+        return payload
+
+    def to_and_back(self):
+        for remote in self.remote:
+            for size in (1, 4095, 65537, 1 << 20):
+                payload = self.fill()
+                assert self.engine.transfer_sync_write(self.name, self.local, remote + 3, size) == 0
+                self.buffer.raw = bytes(self.size)
+                assert self.engine.transfer_sync_read(self.name, self.local, remote + 3, size) == 0
+                assert self.buffer.raw[:size] == payload[:size] and not any(self.buffer.raw[size:size + 64])
+
+    def in_batches(self):
+        payload, count, size = self.fill(), 256, 4096
+        places = [self.remote[0] + 8192 * i for i in range(count)]
+        local = [self.local + size * i for i in range(count)]
+        assert self.engine.batch_transfer_sync_write(self.name, local, places, [size] * count) == 0
+        self.buffer.raw = bytes(self.size)
+        assert self.engine.batch_transfer_sync_read(self.name, local[::-1], places, [size] * count) == 0
+        for i in range(count):
+            at = size * (count - 1 - i)
+            assert self.buffer.raw[at:at + size] == payload[size * i:size * (i + 1)], i
+
+    def outside(self):
+        assert self.engine.transfer_sync_write(self.name, self.local, self.remote[0] - 1, 16) != 0
+        assert self.engine.transfer_sync_read(self.name, self.local, 4096, 16) != 0
+        # And it goes on.
+        assert self.engine.transfer_sync_write(self.name, self.local, self.remote[0], 16) == 0
+
+    def a_probe(self):
+        assert self.engine.send_probe(self.name) == 0
+
+
+def client(name):
+    made, failed = Client(name), False
+    for case in ("to_and_back", "in_batches", "outside", "a_probe"):
+        try:
+            getattr(made, case)()
+            print("[       OK ] " + case, flush=True)
+        except AssertionError as error:
+            print("[  FAILED  ] %s: line %d %s" % (case, error.__traceback__.tb_next.tb_lineno, error), flush=True)
+            failed = True
+    sys.exit(failed)
+
+
+def server(path, metadata="P2PHANDSHAKE"):
+    with open(path, "rb") as file:
+        payload = file.read()
+    made = engine(metadata)
+    buffer, address = memory(made, len(payload))
+    buffer.raw = payload
+    print("127.0.0.1:%d %d" % (made.get_rpc_port(), address), flush=True)
+    for _ in sys.stdin:
+        with open(path + ".new", "wb") as file:
+            file.write(buffer.raw)
+        os.rename(path + ".new", path)
+        print("written", flush=True)
+
+
+def speed(name, seconds):
+    made = Client(name)
+    for verb in ("write", "read"):
+        move = getattr(made.engine, "transfer_sync_" + verb)
+        assert move(name, made.local, made.remote[0], 1 << 20) == 0
+        count, start = 0, time.monotonic()
+        while time.monotonic() - start < seconds:
+            assert move(name, made.local, made.remote[0], 1 << 20) == 0
+            count += 1
+        print("%s %.3f GB/s" % (verb, count * (1 << 20) / (time.monotonic() - start) / 1e9), flush=True)
+
+
+def main():
+    verb, rest = sys.argv[1], sys.argv[2:]
+    if verb == "check":
+        print("mooncake-transfer-engine", importlib.metadata.version("mooncake-transfer-engine"))
+    elif verb == "client":
+        client(rest[0])
+    elif verb == "server":
+        server(*rest)
+    elif verb == "speed":
+        speed(rest[0], float(rest[1]))
+    elif verb == "self":
+        with open("self.bytes", "wb") as file:
+            file.truncate(8 << 20)
+        other = subprocess.Popen([sys.executable, __file__, "server", "self.bytes"], stdin=subprocess.PIPE,
+                                 stdout=subprocess.PIPE, text=True)
+        speed(other.stdout.readline().split()[0], float(rest[0]))
+        other.stdin.close()
+        other.wait()
+
+
+main()
