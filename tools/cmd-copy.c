@@ -31,7 +31,8 @@ struct copy {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static int parse_end(struct end *end, const char *text, const char *dash)
+/* `named`: Mooncake's engines are known by names. */
+static int parse_end(struct end *end, const char *text, const char *dash, bool named)
 {
 	const char *wrong;
 
@@ -39,7 +40,7 @@ static int parse_end(struct end *end, const char *text, const char *dash)
 	if (strcmp(text, "-") == 0)
 		end->name = dash;
 	if (mooncake_url_is(text)) {
-		wrong = mooncake_url_parse(text, &end->mooncake_url);
+		wrong = mooncake_url_parse(text, named, &end->mooncake_url);
 		end->kind = END_MOONCAKE;
 		return wrong ? usage_error("'%s' %s", text, wrong) : 0;
 	}
@@ -85,11 +86,14 @@ static int parse_sizes(struct copy *copy)
 	return 0;
 }
 
-/* Options of Wherry's own connections, where there is none of them. */
+/* Options of Wherry's own connections, where there is none of them; and the other way round. */
 static int check_mooncake(const struct copy *copy)
 {
 	static const char *const names[] = { "transport", "require", "connections" };
 
+	if (argument(copy->arguments, "mooncake-metadata") && copy->source.kind != END_MOONCAKE &&
+	    copy->target.kind != END_MOONCAKE)
+		return usage_error("--mooncake-metadata is for mooncake://, and nothing is");
 	if (copy->source.kind == END_REMOTE || copy->target.kind == END_REMOTE)
 		return 0;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
@@ -105,10 +109,11 @@ static int parse(struct copy *copy)
 	const char *transport = argument(arguments, "transport");
 	const char *require = argument(arguments, "require");
 	bool output = strcmp(arguments->operands[1], "-") == 0;
-	int code = parse_end(&copy->source, arguments->operands[0], "standard input");
+	bool named = argument(arguments, "mooncake-metadata");
+	int code = parse_end(&copy->source, arguments->operands[0], "standard input", named);
 
 	if (!code)
-		code = parse_end(&copy->target, arguments->operands[1], "standard output");
+		code = parse_end(&copy->target, arguments->operands[1], "standard output", named);
 	if (!code)
 		code = parse_sizes(copy);
 	if (!code)
@@ -161,7 +166,7 @@ static int open_source(struct copy *copy)
 	if (source->kind == END_REMOTE)
 		code = remote_open(source, copy->engine, WH_ACCESS_READ, copy->quiet);
 	else if (source->kind == END_MOONCAKE)
-		code = mooncake_open(source, copy->quiet);
+		code = mooncake_open(source, argument(copy->arguments, "mooncake-metadata"), copy->quiet);
 	else
 		code = file_open_source(source, copy->offset);
 	if (code || copy->length == COPY_UNKNOWN) {
@@ -189,7 +194,7 @@ static int open_target(struct copy *copy)
 		return code;
 	}
 	if (target->kind == END_MOONCAKE)
-		code = mooncake_open(target, copy->quiet);
+		code = mooncake_open(target, argument(copy->arguments, "mooncake-metadata"), copy->quiet);
 	else
 		code = remote_open(target, copy->engine, access, copy->quiet);
 	if (code || copy->length == COPY_UNKNOWN || copy->length <= target->length)
@@ -380,6 +385,9 @@ static const struct command_option options[] = {
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
 	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },
+	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
+	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: http://HOST:PORT/PATH "
+		  "(such as metadata) or etcd://HOST:PORT" },
 	{ .name = "verify", .help = "read the copy back, compare, print its SHA-256" },
 	{ .name = "quiet", .letter = 'q', .help = "print errors only" },
 	{ .name = "json", .letter = 'j', .help = "print the result as JSON" },

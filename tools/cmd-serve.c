@@ -112,6 +112,9 @@ static int parse(struct server *server)
 	const char *listen = argument(server->arguments, "listen"), *text;
 	int cursor = 0, error;
 
+	error = mooncake_check(server->arguments);
+	if (error)
+		return error;
 	if (listen && (!*listen || strcmp(listen, "none") == 0))
 		return usage_error("--listen: a server must listen; write ADDR:PORT");
 	server->memories = calloc((size_t)server->arguments->all_count + 1,
@@ -390,11 +393,16 @@ static const struct command_option options[] = {
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
 	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
 	{ .name = "metrics", .argument = "ADDR:PORT",
-	  .help = "tell Prometheus what the engine counts, at http://ADDR:PORT/metrics" },
+	  .help = "what it counts, for Prometheus, at /metrics" },
 	{ .name = "mooncake", .help = "offer it to Mooncake's engines on this host, too" },
 	{ .name = "mooncake-listen", .argument = "ADDR:PORT", .rare = true,
 	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. Anybody who "
 		  "reaches it has what is served" },
+	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
+	  .help = "where Mooncake's engines look for each other, if they do not by address: http://HOST:PORT/PATH "
+		  "(such as metadata) or etcd://HOST:PORT" },
+	{ .name = "mooncake-name", .argument = "NAME", .rare = true,
+	  .help = "the segment's name there; by default the address ADDR:PORT" },
 	ENGINE_OPTIONS,
 	{ 0 },
 };

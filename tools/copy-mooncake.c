@@ -8,7 +8,9 @@
 
 #include "command.h"
 #include "copy.h"
+#include "mooncake.h"
 #include "mooncake/mooncake.h"
+#include "mooncake/store.h"
 #include "progress.h"
 #include "util/clock.h"
 
@@ -60,13 +62,37 @@ static int find_buffer(struct end *end)
 		    list);
 }
 
-int mooncake_open(struct end *end, bool quiet)
+/* What the engine publishes, and on which host its data port is if that does not say so. */
+static int ask(struct end *end, const char *metadata, char *host, size_t size)
+{
+	struct wh_mooncake_segment *segment = &end->mooncake->segment;
+	const char *engine = end->mooncake_url.engine;
+	struct mooncake_store store = { .ops = NULL };
+	struct wh_mooncake_endpoint endpoint;
+	int code, error;
+
+	if (!metadata) {
+		error = wh_mooncake_endpoint_read(engine, &endpoint);
+		if (!error)
+			error = wh_mooncake_fetch(engine, CONNECT, segment);
+		snprintf(host, size, "%s", endpoint.host);
+		return error ? fail(error, "%s", wh_fail_text()) : 0;
+	}
+	code = mooncake_store_open(metadata, &store);
+	if (code)
+		return code;
+	error = wh_mooncake_find(store.ops, store.store, engine, segment);
+	mooncake_store_close(&store);
+	snprintf(host, size, "%s", error ? "" : segment->host);
+	return error ? fail(error, "%s: %s", end->name, wh_fail_text()) : 0;
+}
+
+int mooncake_open(struct end *end, const char *metadata, bool quiet)
 {
 	struct mooncake_end *mooncake = calloc(1, sizeof(*mooncake));
-	struct wh_mooncake_endpoint endpoint;
+	char label[80], host[WH_MOONCAKE_NAME_MAX] = "";
 	struct progress progress;
-	char label[80];
-	int code, error;
+	int code, error = 0;
 
 	if (!mooncake)
 		return fail(ENOMEM, "out of memory");
@@ -74,16 +100,14 @@ int mooncake_open(struct end *end, bool quiet)
 	snprintf(label, sizeof(label), "asking %.70s", end->mooncake_url.engine);
 	progress_start_steps(&progress, label, 0, quiet);
 	progress_watch(&progress);
-	error = wh_mooncake_fetch(end->mooncake_url.engine, CONNECT, &mooncake->segment);
+	code = ask(end, metadata, host, sizeof(host));
 	progress_end(&progress);
-	if (error)
-		return fail(error, "%s", wh_fail_text());
-	code = find_buffer(end);
+	if (!code)
+		code = find_buffer(end);
 	if (code)
 		return code;
-	error = wh_mooncake_endpoint_read(end->mooncake_url.engine, &endpoint);
 	for (size_t i = 0; !error && i < COPY_SLOTS; i++)
-		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, endpoint.host, STILL);
+		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host, STILL);
 	if (error)
 		return fail(error, "%s", wh_fail_text());
 	end->route_count = 1;

@@ -84,8 +84,8 @@ int remote_close(struct end *end, int code);
 /* Add the routes of a batch that has completed. */
 void remote_count(struct end *end, struct wh_batch *batch);
 
-/* Ask the engine, find the memory. mooncake_close() in any case. */
-int mooncake_open(struct end *end, bool quiet);
+/* Ask the engine, or the store at `metadata`, and find the memory. mooncake_close() in any case. */
+int mooncake_open(struct end *end, const char *metadata, bool quiet);
 /* Cuts what is still moving. */
 void mooncake_close(struct end *end);
 

@@ -11,6 +11,7 @@
 
 #include "engine.h"
 #include "mooncake/mooncake.h"
+#include "mooncake/store.h"
 
 #define STAGING (512 << 10)
 
@@ -22,6 +23,9 @@ struct mooncake {
 	void *arg;
 	struct wh_mooncake_server *server;
 	struct wh_engine *engine;
+	struct mooncake_store store;
+	char name[WH_MOONCAKE_NAME_MAX]; /* in the store */
+	bool published;
 	/* Of GPUs' memory; NULL: there is none of it. */
 	void *staging;
 	struct wh_region *region;
@@ -31,7 +35,22 @@ struct mooncake {
 
 bool mooncake_wanted(const struct arguments *arguments)
 {
-	return argument(arguments, "mooncake") || argument(arguments, "mooncake-listen");
+	return argument(arguments, "mooncake") || argument(arguments, "mooncake-listen") ||
+	       argument(arguments, "mooncake-metadata");
+}
+
+int mooncake_check(const struct arguments *arguments)
+{
+	const char *name = argument(arguments, "mooncake-name");
+
+	if (name && !argument(arguments, "mooncake-metadata"))
+		return usage_error("--mooncake-name is for --mooncake-metadata: without it the name is an address");
+	if (name && (!*name || strlen(name) >= WH_MOONCAKE_NAME_MAX))
+		return usage_error("--mooncake-name: a name has 1 to %d bytes", WH_MOONCAKE_NAME_MAX - 1);
+	for (const char *c = name; c && *c; c++)
+		if (*c <= ' ' || *c >= 0x7f)
+			return usage_error("--mooncake-name: '%s' is not one word of ASCII", name);
+	return 0;
 }
 
 /* ---- memory of GPUs ------------------------------------------------------------------------ */
@@ -121,6 +140,47 @@ static int describe(struct mooncake *mooncake, bool writable)
 	return gpu ? open_staging(mooncake) : 0;
 }
 
+/* So that engines that keep their metadata there find this one. */
+static int publish(struct mooncake *mooncake, const char *url, const char *name)
+{
+	struct wh_mooncake_endpoint control;
+	char *segment;
+	int code, error;
+
+	if (!url)
+		return 0;
+	/* It was formatted by the server. */
+	wh_mooncake_endpoint_read(wh_mooncake_control(mooncake->server), &control);
+	if (!strcmp(control.host, "0.0.0.0") || !strcmp(control.host, "::"))
+		return usage_error("--mooncake-listen: with --mooncake-metadata it is an address that others "
+				   "reach, not %s", control.host);
+	snprintf(mooncake->name, sizeof(mooncake->name), "%s",
+		 name ? name : wh_mooncake_control(mooncake->server));
+	code = mooncake_store_open(url, &mooncake->store);
+	if (code)
+		return code;
+	segment = wh_mooncake_describe(mooncake->server, control.host);
+	if (!segment)
+		return fail(ENOMEM, "out of memory");
+	error = wh_mooncake_publish(mooncake->store.ops, mooncake->store.store, mooncake->name, segment,
+				    &control);
+	free(segment);
+	mooncake->published = !error;
+	return error ? fail(error, "--mooncake-metadata: %s", wh_fail_text()) : 0;
+}
+
+static int withdraw(struct mooncake *mooncake, int code)
+{
+	int error = 0;
+
+	if (mooncake->published)
+		error = wh_mooncake_withdraw(mooncake->store.ops, mooncake->store.store, mooncake->name);
+	if (error && !code)
+		code = fail(error, "--mooncake-metadata: %s stays there: %s", mooncake->name, wh_fail_text());
+	mooncake_store_close(&mooncake->store);
+	return code;
+}
+
 static int announce(const struct mooncake *mooncake, bool writable)
 {
 	const char *control = wh_mooncake_control(mooncake->server);
@@ -140,7 +200,11 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 {
 	const char *listen = argument(setup->arguments, "mooncake-listen");
 	struct mooncake *mooncake = calloc(1, sizeof(*mooncake));
-	struct wh_mooncake_server_options options = { .listen = listen ? listen : "127.0.0.1:0" };
+	const char *metadata = argument(setup->arguments, "mooncake-metadata");
+	const char *name = argument(setup->arguments, "mooncake-name");
+	struct wh_mooncake_server_options options = {
+		.listen = listen ? listen : "127.0.0.1:0", .name = name,
+	};
 	int code, error;
 
 	if (!mooncake)
@@ -167,13 +231,15 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 		return usage_error("--mooncake-listen: %s", wh_fail_text());
 	if (error)
 		return fail(error, "%s", wh_fail_text());
-	return announce(mooncake, setup->writable);
+	code = publish(mooncake, metadata, name);
+	return code ? code : announce(mooncake, setup->writable);
 }
 
 int mooncake_stop(struct mooncake *mooncake, int code)
 {
 	if (!mooncake)
 		return code;
+	code = withdraw(mooncake, code);
 	wh_mooncake_stop(mooncake->server);
 	code = close_staging(mooncake, code);
 	free(mooncake->memories);

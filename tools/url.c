@@ -137,7 +137,7 @@ static const char *parse_address(const char *text, uint64_t *out)
 	return NULL;
 }
 
-const char *mooncake_url_parse(const char *text, struct mooncake_url *out)
+const char *mooncake_url_parse(const char *text, bool named, struct mooncake_url *out)
 {
 	const char *authority = text + strlen(MOONCAKE), *wrong;
 	size_t length = strcspn(authority, "/");
@@ -147,7 +147,7 @@ const char *mooncake_url_parse(const char *text, struct mooncake_url *out)
 	if (length >= sizeof(url.engine))
 		return "has a host name that is too long";
 	memcpy(url.engine, authority, length);
-	if (wh_mooncake_endpoint_read(url.engine, &endpoint))
+	if (named ? !length : wh_mooncake_endpoint_read(url.engine, &endpoint))
 		return "names no engine: write mooncake://HOST:PORT/ADDRESS";
 	wrong = authority[length] && authority[length + 1] ?
 		parse_address(authority + length + 1, &url.address) : NULL;

@@ -21,11 +21,12 @@ const char *url_parse(const char *text, struct url *out);
 
 /* "mooncake://HOST:PORT/ADDRESS[+OFFSET]": memory of an engine of Mooncake's. */
 struct mooncake_url {
-	char engine[288];  /* "HOST:PORT" */
-	uint64_t address;  /* with the offset; 0: none */
+	char engine[256]; /* "HOST:PORT", or a name */
+	uint64_t address; /* with the offset; 0: none */
 };
 
 bool mooncake_url_is(const char *text);
-const char *mooncake_url_parse(const char *text, struct mooncake_url *out);
+/* `named`: the engine is a name, in a store of metadata. */
+const char *mooncake_url_parse(const char *text, bool named, struct mooncake_url *out);
 
 #endif

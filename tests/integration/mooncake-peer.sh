@@ -165,4 +165,56 @@ says "and over version 1" 69 "mooncake:" copy quarter "mooncake://$(cat ready)/0
 kill "$started"
 says "nobody there" 69 "Connection refused" copy mooncake://127.0.0.1:1/1 back
 
+# ---- stores of metadata ---------------------------------------------------------------------------------
+
+# An engine in a store, and what finds it there.
+in_a_store() # KIND URL
+{
+	says "$1: a name with a space" 64 "not one word" serve -m host:4MiB --mooncake-metadata "$2" \
+		--mooncake-name "decode 7"
+	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7/$1"
+	verdict "$1: a server with a name" $?
+	address=$(sed -n '2s| .*||; 2s|.*/||p' ready)
+	control=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
+	says "$1: the name is taken" 2 "is that of the engine at ${control%:*}:${control##*:}" serve -m host:4KiB \
+		--mooncake-metadata "$2" --mooncake-name "decode+7/$1"
+	stop
+	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
+	verdict "$1: another name" $?
+	address=$(sed -n '2s| .*||; 2s|.*/||p' ready)
+	says "$1: by name, verified" 0 "verified" copy quarter "mooncake://decode+7/$address" --mooncake-metadata "$2" --verify
+	says "$1: no such name" 2 "no engine has the name decode+8" copy "mooncake://decode+8/1" back \
+		--mooncake-metadata "$2"
+	stop
+	verdict "$1: it ends with status 0" $?
+	says "$1: and is gone" 2 "no engine has the name decode+7" copy "mooncake://decode+7/1" back \
+		--mooncake-metadata "$2"
+}
+
+start 1 "$wherry" registry --listen 127.0.0.1:0
+registry=$started
+in_a_store http "$(cat ready)/metadata"
+kill "$registry"
+if command -v etcd >/dev/null; then
+	port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
+		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
+	for _ in $(seq 600); do
+		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
+			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
+		sleep 0.1
+	done
+	in_a_store etcd "etcd://127.0.0.1:$port"
+else
+	echo "[  SKIPPED ] etcd: there is no etcd here"
+fi
+says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
+says "a store of another kind" 64 "not by redis://" serve -m host:4KiB --mooncake-metadata redis://127.0.0.1:1
+says "a store with a password" 64 "none of Mooncake" serve -m host:4KiB --mooncake-metadata http://a:b@127.0.0.1:1
+says "a name without a store" 64 "--mooncake-name is for" serve -m host:4KiB --mooncake-name a
+says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-metadata http://127.0.0.1:1 \
+	--mooncake-listen 0.0.0.0:0
+says "a store for nothing" 64 "is for mooncake://" copy wherry://127.0.0.1:1/a back \
+	--mooncake-metadata http://127.0.0.1:1
+
 exit $failed

@@ -87,4 +87,34 @@ verdict "it is there, and nothing else" $?
 verdict "too long" $?
 exec 8>&-
 
+# ---- by name, with the metadata in wherry registry -----------------------------------------------------------
+
+: >store
+"$wherry" registry --listen 127.0.0.1:0 >store 2>said &
+metadata=$(first_line store)/metadata
+: >ready
+"$wherry" serve -m host:8MiB --mooncake-metadata "$metadata" --mooncake-name prefill >ready 2>said &
+server=$!
+for _ in $(seq 1200); do
+	[ "$(wc -l <ready)" -gt 1 ] && break
+	sleep 0.05
+done
+"$python" "$here/mooncake_real.py" named prefill "$(sed -n '2s| .*||; 2s|.*/||p' ready)" "$metadata"
+verdict "it finds us by name" $?
+kill "$server"
+wait "$server"
+verdict "and the server ends with status 0" $?
+cp bytes theirs
+: >ready
+rm -f order
+mkfifo order
+"$python" "$here/mooncake_real.py" server theirs "$metadata" <order >ready 2>said &
+exec 8>order
+read -r name address <<<"$(first_line ready)"
+copies "we find it by name" "read by mooncake (tcp version 2): 6291456 bytes" "mooncake://$name/$address" back \
+	--mooncake-metadata "$metadata"
+cmp bytes back
+verdict "the same by name" $?
+exec 8>&-
+
 exit $failed

@@ -5,6 +5,7 @@ mooncake_real.py check                   can it be loaded, and which version is 
 mooncake_real.py client HOST:PORT        reads and writes what `wherry serve --mooncake` has
 mooncake_real.py server FILE [METADATA]  publishes FILE's bytes, prints HOST:PORT ADDRESS; when a line comes
                                          on standard input, writes them back to FILE
+mooncake_real.py named NAME ADDRESS METADATA   writes and reads 1 MiB of the engine of that name
 mooncake_real.py self SECONDS            GB/s of writes and reads of 1 MiB, engine to engine of its own
 mooncake_real.py speed HOST:PORT SECONDS the same with what `wherry serve --mooncake` has
 """
@@ -31,6 +32,12 @@ def segment_of(name):
     while part := connection.recv(1 << 16):
         reply += part
     return json.loads(reply[9:])
+
+
+def free_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
 
 
 def engine(metadata="P2PHANDSHAKE", host="127.0.0.1"):
@@ -102,15 +109,26 @@ def client(name):
 def server(path, metadata="P2PHANDSHAKE"):
     with open(path, "rb") as file:
         payload = file.read()
-    made = engine(metadata)
+    host = "127.0.0.1" if metadata == "P2PHANDSHAKE" else "127.0.0.1:%d" % free_port()
+    made = engine(metadata, host)
     buffer, address = memory(made, len(payload))
     buffer.raw = payload
-    print("127.0.0.1:%d %d" % (made.get_rpc_port(), address), flush=True)
+    print(host if ":" in host else "127.0.0.1:%d" % made.get_rpc_port(), address, flush=True)
     for _ in sys.stdin:
         with open(path + ".new", "wb") as file:
             file.write(buffer.raw)
         os.rename(path + ".new", path)
         print("written", flush=True)
+
+
+def named(name, address, metadata):
+    """Without asking the peer: what it publishes is in the store."""
+    made = engine(metadata, "127.0.0.1:%d" % free_port())
+    buffer, local = memory(made, 1 << 20)
+    buffer.raw = payload = os.urandom(1 << 20)
+    assert made.transfer_sync_write(name, local, int(address, 0), 1 << 20) == 0
+    buffer.raw = bytes(1 << 20)
+    assert made.transfer_sync_read(name, local, int(address, 0), 1 << 20) == 0 and buffer.raw == payload
 
 
 def speed(name, seconds):
@@ -133,6 +151,8 @@ def main():
         client(rest[0])
     elif verb == "server":
         server(*rest)
+    elif verb == "named":
+        named(*rest)
     elif verb == "speed":
         speed(rest[0], float(rest[1]))
     elif verb == "self":

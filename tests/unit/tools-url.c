@@ -108,7 +108,7 @@ static void mooncake__good(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
 		assert_true(mooncake_url_is(rows[i].text));
-		assert_null(mooncake_url_parse(rows[i].text, &url));
+		assert_null(mooncake_url_parse(rows[i].text, false, &url));
 		assert_string_equal(url.engine, rows[i].engine);
 		assert_true(url.address == rows[i].address);
 	}
@@ -133,8 +133,11 @@ static void mooncake__wrong(void **state)
 
 	(void)state;
 	assert_false(mooncake_url_is("wherry://h:1/x"));
+	assert_null(mooncake_url_parse("mooncake://node 7/16", true, &url));
+	assert_string_equal(url.engine, "node 7");
+	assert_non_null(mooncake_url_parse("mooncake:///16", true, &url));
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		const char *wrong = mooncake_url_parse(rows[i][0], &url);
+		const char *wrong = mooncake_url_parse(rows[i][0], false, &url);
 
 		assert_non_null(wrong);
 		assert_non_null(strstr(wrong, rows[i][1]));

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Stores of metadata, by libcurl: the keys of Mooncake's engines as they write them themselves. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+
+#include "mooncake/store.h"
+#include "rendezvous/etcd.h"
+
+struct store {
+	struct wh_curl curl;
+	struct wh_registry_url url;
+	atomic_bool stop; /* never set: a call ends when its time has run out */
+	bool etcd;
+};
+
+static int refuse(const struct wh_registry_url *url)
+{
+	bool etcd = !strcmp(url->scheme, "etcd");
+
+	if (!etcd && strcmp(url->scheme, "http") != 0)
+		return wh_fail(EINVAL, "mooncake: metadata is kept by http:// or etcd:// here, not by %s://",
+			       url->scheme);
+	if (!etcd && url->count > 1)
+		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given", url->count);
+	if (etcd && *url->path)
+		return wh_fail(EINVAL, "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
+	if (*url->user || *url->password)
+		return wh_fail(EINVAL, "mooncake: a store of metadata with user and password is none of Mooncake's");
+	return 0;
+}
+
+static int store_open(const char *url, int64_t timeout, void **out)
+{
+	struct store *store = calloc(1, sizeof(*store));
+	struct wh_registry_setup setup = { .timeout = timeout };
+	int error;
+
+	if (!store)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	error = wh_registry_url_parse(url, &store->url);
+	if (!error)
+		error = refuse(&store->url);
+	store->etcd = !strcmp(store->url.scheme, "etcd");
+	setup.url = &store->url;
+	setup.stop = &store->stop;
+	if (!error)
+		error = wh_curl_open(&store->curl, &setup);
+	if (error)
+		free(store);
+	else
+		*out = store;
+	return error;
+}
+
+static void store_close(void *argument)
+{
+	struct store *store = argument;
+
+	wh_curl_close(&store->curl);
+	free(store);
+}
+
+/* ---- HTTP ---------------------------------------------------------------------------------- */
+
+static int ask_http(struct store *store, const char *verb, const char *key, const char *value)
+{
+	size_t length = value ? strlen(value) : 0;
+	char *escaped = curl_easy_escape(store->curl.easy, key, 0);
+	char path[1024];
+	int used;
+
+	if (!escaped)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	used = snprintf(path, sizeof(path), "%s?key=%s", store->url.path, escaped);
+	curl_free(escaped);
+	if (used >= (int)sizeof(path))
+		return wh_fail(EINVAL, "mooncake: the name in the key %.60s... is too long", key);
+	return wh_curl_request(&store->curl, verb, path, value, length);
+}
+
+/* ---- etcd ---------------------------------------------------------------------------------- */
+
+static int ask_etcd(struct store *store, const char *path, const char *key, const char *value)
+{
+	size_t key_length = strlen(key), length = value ? strlen(value) : 0;
+	char *body = malloc(WH_BASE64_SIZE(key_length) + WH_BASE64_SIZE(length) + 64), *at = body;
+	int error;
+
+	if (!body)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	at = stpcpy(at, "{\"key\": \"");
+	wh_base64_encode(key, key_length, at);
+	at += strlen(at);
+	if (value) {
+		at = stpcpy(at, "\", \"value\": \"");
+		wh_base64_encode(value, length, at);
+		at += strlen(at);
+	}
+	at = stpcpy(at, "\"}");
+	error = wh_curl_request(&store->curl, "POST", path, body, (size_t)(at - body));
+	free(body);
+	if (!error && store->curl.status != 200)
+		error = wh_curl_unexpected(&store->curl);
+	return error;
+}
+
+static int take_value(const json_t *object, char **value, size_t *length)
+{
+	const json_t *pairs = json_object_get(object, "kvs");
+	const char *text = json_string_value(json_object_get(json_array_get(pairs, 0), "value"));
+	size_t room;
+	long used;
+	char *bytes;
+
+	if (!json_is_object(object) || (pairs && !json_is_array(pairs)))
+		return wh_fail(EPROTO, "mooncake: this is no answer of etcd's");
+	if (!json_array_size(pairs))
+		return wh_fail(ENOENT, "mooncake: there is no such key");
+	/* One that is empty is left out. */
+	if (!text)
+		text = "";
+	room = strlen(text) / 4 * 3;
+	bytes = malloc(room + 1);
+	if (!bytes)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	used = wh_base64_decode(text, bytes, room);
+	if (used < 0) {
+		free(bytes);
+		return wh_fail(EPROTO, "mooncake: the value in etcd's answer is no Base64");
+	}
+	bytes[used] = '\0';
+	*value = bytes;
+	*length = (size_t)used;
+	return 0;
+}
+
+int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t *value_length)
+{
+	json_t *object = json_loadb(json, length, 0, NULL);
+	int error = take_value(object, value, value_length);
+
+	json_decref(object);
+	return error;
+}
+
+/* ---- both ---------------------------------------------------------------------------------- */
+
+static int store_get(void *argument, const char *key, char **value, size_t *length)
+{
+	struct store *store = argument;
+	int error;
+
+	if (store->etcd) {
+		error = ask_etcd(store, "v3/kv/range", key, NULL);
+		return error ? error : wh_mooncake_etcd_value(store->curl.body, store->curl.length, value,
+							      length);
+	}
+	error = ask_http(store, "GET", key, NULL);
+	if (error)
+		return error;
+	if (store->curl.status == 404)
+		return wh_fail(ENOENT, "mooncake: there is no such key");
+	if (store->curl.status != 200)
+		return wh_curl_unexpected(&store->curl);
+	*value = malloc(store->curl.length + 1);
+	if (!*value)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	memcpy(*value, store->curl.body, store->curl.length);
+	(*value)[store->curl.length] = '\0';
+	*length = store->curl.length;
+	return 0;
+}
+
+static int store_put(void *argument, const char *key, const char *value)
+{
+	struct store *store = argument;
+	int error;
+
+	if (store->etcd)
+		return ask_etcd(store, "v3/kv/put", key, value);
+	error = ask_http(store, "PUT", key, value);
+	if (!error && store->curl.status != 200)
+		error = wh_curl_unexpected(&store->curl);
+	return error;
+}
+
+static int store_remove(void *argument, const char *key)
+{
+	struct store *store = argument;
+	int error;
+
+	if (store->etcd)
+		return ask_etcd(store, "v3/kv/deleterange", key, NULL);
+	error = ask_http(store, "DELETE", key, NULL);
+	if (!error && store->curl.status != 200 && store->curl.status != 404)
+		error = wh_curl_unexpected(&store->curl);
+	return error;
+}
+
+static const struct wh_mooncake_store_ops ops = {
+	.version = WH_MOONCAKE_STORE,
+	.open = store_open,
+	.close = store_close,
+	.get = store_get,
+	.put = store_put,
+	.remove = store_remove,
+	.text = wh_fail_text,
+};
+
+__attribute__((visibility("default"))) const struct wh_mooncake_store_ops *wh_mooncake_store(void)
+{
+	return &ops;
+}
