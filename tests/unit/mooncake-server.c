@@ -1,0 +1,179 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The server and the client of Mooncake's protocol, with each other, in one process. */
+#include "unit.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+
+#include <wherry/error.h>
+
+#include "mooncake/mooncake.h"
+#include "util/clock.h"
+
+#define LENGTH (1 << 20)
+#define LANES 4
+#define LONG (60 * WH_SECOND)
+
+static unsigned char direct[LENGTH], hidden[LENGTH], staging[65536];
+static atomic_int copies;
+
+/* Where the second memory says that it lies there is nothing. */
+static const struct wh_mooncake_memory memories[] = {
+	{ .address = 4096, .length = LENGTH, .writable = true, .staged = true, .name = "hidden" },
+	{ .length = LENGTH, .writable = true, .name = "direct" },
+};
+
+static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
+		bool to_memory)
+{
+	(void)arg;
+	/* On the server's thread: what is wrong becomes an error of the request. */
+	if (strcmp(memory->name, "hidden") != 0 || offset + length > LENGTH || length > sizeof(staging))
+		return -EINVAL;
+	if (to_memory)
+		memcpy(hidden + offset, staging, length);
+	else
+		memcpy(staging, hidden + offset, length);
+	atomic_fetch_add(&copies, 1);
+	return 0;
+}
+
+static struct wh_mooncake_server *server;
+static struct wh_mooncake_segment segment;
+static struct wh_mooncake_memory served[2];
+
+static int start(void **state)
+{
+	struct wh_mooncake_server_options options = {
+		.listen = "127.0.0.1:0", .memories = served, .count = 2,
+		.staging = staging, .staging_size = sizeof(staging), .copy = copy,
+	};
+
+	(void)state;
+	memcpy(served, memories, sizeof(served));
+	served[1].address = (uintptr_t)direct;
+	assert_int_equal(wh_mooncake_serve(&options, &server), 0);
+	assert_int_equal(wh_mooncake_fetch(wh_mooncake_control(server), LONG, &segment), 0);
+	assert_int_equal(segment.count, 2);
+	return 0;
+}
+
+static int stop(void **state)
+{
+	(void)state;
+	wh_mooncake_segment_free(&segment);
+	wh_mooncake_stop(server);
+	return 0;
+}
+
+static int finish(struct wh_mooncake_lane *lane)
+{
+	bool ended;
+	int error = wh_mooncake_lane_wait(lane, LONG, &ended);
+
+	assert_true(ended);
+	return error;
+}
+
+/* Several lanes at once, each with a part of its own, to both memories and back. */
+static void lanes__both_ways(void **state)
+{
+	const size_t part = LENGTH / LANES;
+	unsigned char *bytes = malloc(LENGTH), *back = malloc(LENGTH);
+	struct wh_mooncake_lane lanes[LANES];
+	uint64_t random = 7;
+
+	(void)state;
+	assert_true(bytes && back);
+	for (unsigned version = 1; version <= 2; version++) {
+		segment.version = version;
+		for (int i = 0; i < LANES; i++)
+			assert_int_equal(wh_mooncake_lane_open(&lanes[i], &segment, "127.0.0.1", LONG), 0);
+		for (int m = 0; m < 2; m++) {
+			for (size_t i = 0; i < LENGTH; i++)
+				bytes[i] = (unsigned char)next_random(&random);
+			for (size_t i = 0; i < LANES; i++)
+				wh_mooncake_lane_start(&lanes[i], true, bytes + i * part,
+						       served[m].address + i * part, part);
+			for (int i = 0; i < LANES; i++)
+				assert_int_equal(finish(&lanes[i]), 0);
+			for (size_t i = 0; i < LANES; i++)
+				wh_mooncake_lane_start(&lanes[i], false, back + i * part,
+						       served[m].address + i * part, part);
+			for (int i = 0; i < LANES; i++)
+				assert_int_equal(finish(&lanes[i]), 0);
+			assert_memory_equal(bytes, back, LENGTH);
+		}
+		for (int i = 0; i < LANES; i++)
+			wh_mooncake_lane_close(&lanes[i]);
+	}
+	assert_true(atomic_load(&copies) >= 2 * 2 * LENGTH / (int)sizeof(staging));
+	free(bytes);
+	free(back);
+}
+
+static void lanes__refused(void **state)
+{
+	struct wh_mooncake_lane lane;
+	unsigned char byte = 0;
+
+	(void)state;
+	segment.version = 2;
+	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_lane_start(&lane, true, &byte, 4095, 1);
+	assert_int_equal(finish(&lane), -EACCES);
+	assert_non_null(strstr(lane.text, "0xfff"));
+	/* The next one goes over a connection of its own. */
+	wh_mooncake_lane_start(&lane, true, &byte, 4096, 1);
+	assert_int_equal(finish(&lane), 0);
+	wh_mooncake_lane_close(&lane);
+}
+
+/* Closed in the middle of something, and before anything. */
+static void lanes__close(void **state)
+{
+	unsigned char *bytes = calloc(1, LENGTH);
+	struct wh_mooncake_lane lane;
+
+	(void)state;
+	assert_non_null(bytes);
+	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_lane_close(&lane);
+	for (int i = 0; i < 20; i++) {
+		assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
+		wh_mooncake_lane_start(&lane, i & 1, bytes, 4096, LENGTH);
+		wh_mooncake_lane_close(&lane);
+	}
+	free(bytes);
+	/* One that is all zero was never opened. */
+	memset(&lane, 0, sizeof(lane));
+	wh_mooncake_lane_close(&lane);
+}
+
+/* The server goes while a lane has a connection to it. */
+static void server__goes(void **state)
+{
+	struct wh_mooncake_lane lane;
+	unsigned char byte;
+
+	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_lane_start(&lane, false, &byte, 4096, 1);
+	assert_int_equal(finish(&lane), 0);
+	stop(state);
+	wh_mooncake_lane_start(&lane, false, &byte, 4096, 1);
+	assert_int_equal(finish(&lane), -ECONNREFUSED);
+	wh_mooncake_lane_close(&lane);
+	start(state);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(lanes__both_ways),
+		cmocka_unit_test(lanes__refused),
+		cmocka_unit_test(lanes__close),
+		cmocka_unit_test(server__goes),
+	};
+
+	return cmocka_run_group_tests_name("mooncake-server", tests, start, stop);
+}
