@@ -13,8 +13,8 @@
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 
-/* Connections that have not proved themselves yet; beyond that the oldest has to go, of all, or of those
- * from one place, which is an address, a network of IPv6, or the unix socket. */
+/* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those from one
+ * place, which is an address, a network of IPv6, or the unix socket. */
 #define GREETINGS_MAX 512
 #define GREETINGS_PLACE 256
 
@@ -299,23 +299,36 @@ static uint64_t place_of(const struct sockaddr_storage *address)
 	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
 }
 
-/* Before one more from this place. */
-static void make_room(struct wh_acceptor *acceptor, uint64_t place)
+/* The first to go of those from this place, or, without one, of all: the oldest that has said nothing, for
+ * who means it says hello at once; else the oldest. The list is in the order of arrival. */
+static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *place, unsigned *count)
 {
-	struct greeting *oldest = NULL;
-	unsigned count = 0;
+	struct greeting *oldest = NULL, *silent = NULL;
 
-	/* The list is in the order of arrival. */
+	*count = 0;
 	for (struct wh_list *l = acceptor->greetings.next; l != &acceptor->greetings; l = l->next) {
 		struct greeting *greeting = wh_container(l, struct greeting, link);
 
-		if (greeting->place == place && !count++)
+		if (place && greeting->place != *place)
+			continue;
+		if (!(*count)++)
 			oldest = greeting;
+		if (!silent && !greeting->welcomed)
+			silent = greeting;
 	}
-	if (count >= GREETINGS_PLACE)
-		greeting_end(oldest, false);
-	else if (acceptor->greeting_count >= GREETINGS_MAX)
-		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+	return silent ? silent : oldest;
+}
+
+/* Before one more from this place. */
+static void make_room(struct wh_acceptor *acceptor, uint64_t place)
+{
+	unsigned count;
+	struct greeting *last = least_wanted(acceptor, &place, &count);
+
+	if (count < GREETINGS_PLACE)
+		last = acceptor->greeting_count >= GREETINGS_MAX ? least_wanted(acceptor, NULL, &count) : NULL;
+	if (last)
+		greeting_end(last, false);
 }
 
 static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t place)
@@ -343,6 +356,9 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t pla
 		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
 	wh_list_append(&acceptor->greetings, &greeting->link);
 	acceptor->greeting_count++;
+	/* Where many come, its hello has been waiting: the sooner it is heard, the less it is taken for one of
+	 * those that never say a word. */
+	greeting_ready(&greeting->source, EPOLLIN);
 }
 
 /* ---- listeners ---------------------------------------------------------------------------- */
