@@ -130,16 +130,26 @@ void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument
 
 /* ---- timers ------------------------------------------------------------------------------- */
 
+/* Which list: those in one are set for about as long, so that a new one goes near the end, be there thousands
+ * of others that are set for longer. */
+static struct wh_list *timers_like(struct wh_loop *loop, int64_t at)
+{
+	int64_t away = at > 0 ? at - wh_now() : 0; /* in units of about 1 ms from here */
+	unsigned list = 0;
+
+	for (away >>= 20; away > 0 && list < WH_TIMER_LISTS - 1; away >>= 1)
+		list++;
+	return &loop->timers[list];
+}
+
 void wh_timer_set(struct wh_loop *loop, struct wh_timer *timer, int64_t at)
 {
-	struct wh_list *after = &loop->timers;
+	struct wh_list *head = timers_like(loop, at), *after = head;
 
 	assert(wh_loop_here(loop));
 	wh_list_remove(&timer->link);
 	timer->at = at;
-	/* The list is sorted. A new timer goes near its end as a rule: look from there. */
-	while (after->prev != &loop->timers &&
-	       wh_container(after->prev, struct wh_timer, link)->at > at)
+	while (after->prev != head && wh_container(after->prev, struct wh_timer, link)->at > at)
 		after = after->prev;
 	wh_list_append(after, &timer->link);
 }
@@ -151,9 +161,16 @@ void wh_timer_clear(struct wh_timer *timer)
 
 static struct wh_timer *first_timer(struct wh_loop *loop)
 {
-	if (wh_list_empty(&loop->timers))
-		return NULL;
-	return wh_container(loop->timers.next, struct wh_timer, link);
+	struct wh_timer *first = NULL;
+
+	for (unsigned i = 0; i < WH_TIMER_LISTS; i++) {
+		struct wh_timer *timer = wh_container(loop->timers[i].next, struct wh_timer, link);
+
+		/* Of two for the same moment the one that was set earlier was farther away. */
+		if (!wh_list_empty(&loop->timers[i]) && (!first || timer->at <= first->at))
+			first = timer;
+	}
+	return first;
 }
 
 /* Fire what is due now. A timer set meanwhile waits for the next turn, even if it is due at once;
@@ -368,7 +385,8 @@ int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 	memset(loop, 0, sizeof(*loop));
 	loop->spin = spin;
 	wh_list_init(&loop->tasks);
-	wh_list_init(&loop->timers);
+	for (unsigned i = 0; i < WH_TIMER_LISTS; i++)
+		wh_list_init(&loop->timers[i]);
 	wh_list_init(&loop->spinners);
 	pthread_mutex_init(&loop->lock, NULL);
 	pthread_cond_init(&loop->done, NULL);

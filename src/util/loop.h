@@ -30,6 +30,9 @@ struct wh_spinner {
 	bool (*poll)(struct wh_spinner *spinner);
 };
 
+/* Timers are kept by how far away they are when they are set: up to 1 ms, 2 ms, 4 ms and so on to hours. */
+#define WH_TIMER_LISTS 24
+
 struct wh_loop {
 	int epoll, wake;
 	pthread_t thread;
@@ -39,7 +42,7 @@ struct wh_loop {
 	pthread_mutex_t lock; /* tasks */
 	pthread_cond_t done;
 	struct wh_list tasks;
-	struct wh_list timers;   /* the loop's thread only */
+	struct wh_list timers[WH_TIMER_LISTS]; /* each is sorted; the loop's thread only */
 	struct wh_list spinners; /* the loop's thread only */
 	struct wh_source waker;
 	atomic_bool posted;   /* there are tasks */

@@ -596,6 +596,37 @@ static void timer__always_due(void **state)
 	wh_loop_call(&loop, clear_alarm, &alarm);
 }
 
+#define FAR 20000
+#define NEAR 300000
+
+/* Heartbeats of an engine with many peers, each of which also has something to do much later. */
+static void set_many(void *argument)
+{
+	struct alarm *alarms = argument;
+
+	for (int i = 0; i <= FAR; i++) {
+		alarms[i] = (struct alarm){ .timer.fire = fire };
+		wh_timer_set(&loop, &alarms[i].timer, wh_now() + 1800 * WH_SECOND + i);
+	}
+	for (int i = 0; i < NEAR; i++)
+		wh_timer_set(&loop, &alarms[FAR].timer, wh_now() + 900 * WH_SECOND);
+	for (int i = 0; i <= FAR; i++)
+		wh_timer_clear(&alarms[i].timer);
+}
+
+/* What is set for soon does not go past all that is set for later: in one list that took 6,000,000,000 steps. */
+static void timer__soon_among_many_later(void **state)
+{
+	struct alarm *alarms = calloc(FAR + 1, sizeof(*alarms));
+	int64_t begun = wh_now();
+
+	(void)state;
+	assert_non_null(alarms);
+	wh_loop_call(&loop, set_many, alarms);
+	assert_true(wh_now() - begun < 3 * WH_SECOND);
+	free(alarms);
+}
+
 /* ---- spinning ----------------------------------------------------------------------------- */
 
 struct spun {
@@ -720,6 +751,7 @@ int main(void)
 		cmocka_unit_test_setup_teardown(timer__order, start, stop),
 		cmocka_unit_test_setup_teardown(timer__set_and_cleared_by_another, start, stop),
 		cmocka_unit_test_setup_teardown(timer__always_due, start, stop),
+		cmocka_unit_test_setup_teardown(timer__soon_among_many_later, start, stop),
 		cmocka_unit_test_setup_teardown(spin__polls_while_there_are_spinners,
 						start_spinning, stop),
 		cmocka_unit_test_setup_teardown(spin__sleeps_without_spinners, start_spinning,
