@@ -158,7 +158,7 @@ int many_report(struct many *many, const struct many_results *results)
 	if (options->restart)
 		json_object_set_new(all, "restart", restart(many, results));
 	json_object_set_new(all, "transfers", transfers);
-	error = json_dump_file(all, options->json, JSON_INDENT(2));
+	error = json_dump_file(all, options->json, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
 	if (error)
 		fprintf(stderr, "many: %s: %s\n", options->json, strerror(errno));
 	json_decref(all);
