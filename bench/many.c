@@ -529,12 +529,13 @@ static bool restart_all(struct watch *watch)
 }
 
 /* Everything that was ever submitted. */
-static void sum_up(struct watch *watch)
+static void sum_up(struct watch *watch, bool good)
 {
 	struct many_results *results = &watch->results;
 	struct many *many = &watch->many;
 
-	many_audit(many);
+	if (good) /* else some are still moving, and have nothing to answer for yet */
+		many_audit(many);
 	for (uint32_t e = 0; e < many->options.engines; e++)
 		for (uint32_t life = 0; life < MANY_LIVES; life++) {
 			struct many_life *at = many_life(many, e, life);
@@ -571,7 +572,7 @@ static bool all_steps(struct watch *watch)
 	if (good)
 		idle(watch);
 	good = good && move(watch) && (!watch->many.options.restart || restart_all(watch));
-	sum_up(watch);
+	sum_up(watch, good);
 	return (good && all(watch, MANY_CLOSE, 0)) && watch->results.hung <= 0 && watch->results.wrong <= 0;
 }
 
