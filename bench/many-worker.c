@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A process with some of the engines: it opens them, connects them and moves bytes, as it is told. */
+#include <assert.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -85,6 +86,7 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number, 
 	int64_t begun = many_now();
 	int error;
 
+	assert(local > 0);
 	node->number = number;
 	node->life = many_life(many, number, life);
 	snprintf(name, sizeof(name), "n%u", number);

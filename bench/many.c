@@ -482,8 +482,8 @@ static bool recovered(struct watch *watch, const struct many_worker *worker)
 
 static bool restart_one(struct watch *watch, struct many_worker *worker, bool kills)
 {
-	int64_t begun = many_now();
 	struct many_answer answer;
+	int64_t begun;
 	double ms;
 
 	if (kills) {
