@@ -456,6 +456,12 @@ static int prepare(struct wh_batch *batch)
 		atomic_store_explicit(&piece->done, false, memory_order_relaxed);
 		piece->owner = NULL;
 	}
+	if (atomic_load_explicit(&batch->rails_used, memory_order_relaxed)) {
+		atomic_store(&batch->rails_used, 0);
+		atomic_store(&batch->rails_broken, 0);
+		for (unsigned i = 0; i < WH_RAILS; i++)
+			atomic_store_explicit(&batch->railed[i], 0, memory_order_relaxed);
+	}
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
 	if (!--batch->timed_in)

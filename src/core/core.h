@@ -408,6 +408,8 @@ struct wh_piece {
 	_Atomic uint64_t left;   /* what has not been finished */
 	_Atomic bool cancelled;
 	void *owner;
+	uint32_t rails;  /* the transport rdma's lines that can carry it */
+	uint32_t flying; /* its work requests that are not done */
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
@@ -421,6 +423,8 @@ enum wh_batch_state {
 	WH_BATCH_WAITED = 2,  /* running, and somebody sleeps on the word */
 	WH_BATCH_DONE = 3,
 };
+
+#define WH_RAILS 16 /* connections to one peer, of the transport rdma */
 
 /* What one transport did for a batch. */
 struct wh_share {
@@ -449,6 +453,9 @@ struct wh_batch {
 	size_t piece_count, piece_room;
 	uint32_t planned; /* peer.plan_version of the plan; 0: none */
 	struct wh_share share[WH_TRANSPORT_COUNT];
+	/* What rails have carried of it, in this submission, and which broke with some of it. */
+	_Atomic uint64_t railed[WH_RAILS];
+	_Atomic uint32_t rails_used, rails_broken;
 
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
 	_Atomic uint32_t left;  /* pieces unfinished, and one for wh_batch_submit() itself */

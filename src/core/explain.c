@@ -160,12 +160,22 @@ static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 	return told;
 }
 
+/* What the transport itself has to tell of it. */
+static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, char *out, size_t size)
+{
+	struct wh_peer *peer = batch->peer;
+
+	*out = 0;
+	if (peer->opened[id])
+		wh_transport(id)->story(peer, peer->transport[id], batch, out, size);
+}
+
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned count;
 	size_t at = 0;
-	char line[400];
+	char line[400], story[4096];
 	int error = look(batch, "wh_batch_explain", routes, &count);
 
 	if (error)
@@ -192,6 +202,10 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 		if (at < length)
 			snprintf(text + at, length - at, "%s", line);
 		at += used;
+		tell_story(batch, wh_transport_by_name(route->transport), story, sizeof(story));
+		if (at < length)
+			snprintf(text + at, length - at, "%s", story);
+		at += strlen(story);
 	}
 	if (tell_window(batch, line, sizeof(line))) {
 		if (at < length)

@@ -8,21 +8,7 @@
 
 #define POLL_AT_ONCE 16
 
-bool rdma_watched(const struct wh_piece *piece)
-{
-	const struct wh_batch *batch = piece->batch;
-
-	return batch->peer->engine->config.number[WH_KNOB_SPIN] && !batch->callback && !batch->queue;
-}
-
-void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
-{
-	wh_list_remove(&piece->link);
-	rdma->unwatched -= !rdma_watched(piece);
-}
-
-/* Bytes of the piece have ended. */
-static void ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done)
+void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done)
 {
 	if (atomic_fetch_sub(&piece->left, length) != length)
 		return;
@@ -32,7 +18,14 @@ static void ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t lengt
 
 /* ---- composing --------------------------------------------------------------------------------- */
 
-static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote)
+/* Requests that go with one doorbell. */
+struct chain {
+	unsigned count;
+	struct ibv_send_wr requests[RDMA_CHAIN];
+	struct ibv_sge segments[RDMA_CHAIN][RDMA_GATHER];
+};
+
+const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote)
 {
 	if (piece->blocks) {
 		*remote = piece->blocks->bases[index].remote;
@@ -42,265 +35,298 @@ static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t i
 	return piece->batch->items[index].local;
 }
 
-/* Can all of a piece be moved over this connection? It was so when it was planned, but the connection may
- * be another since. A region that has gone is told when its bytes are due. */
-static bool ready_for(struct rdma_peer *rdma, const struct wh_piece *piece)
-{
-	const struct wh_region *local, *local_before = NULL;
-	uint64_t remote, remote_before = 0;
-
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		const struct rdma_memory *memory;
-		const struct rdma_keys *keys;
-		struct wh_place *place;
-		bool good;
-
-		local = local_of(piece, i, &remote);
-		if (local == local_before && remote == remote_before)
-			continue;
-		local_before = local;
-		remote_before = remote;
-		memory = rdma_registered(local, rdma->here.nic);
-		if (!memory || (piece->op == WH_READ && !memory->writable))
-			return false;
-		place = wh_place_enter(&rdma->peer->regions, remote);
-		if (!place)
-			continue;
-		keys = rdma_keys_of(wh_container(place, struct wh_remote_region, place), rdma->nic);
-		good = keys && !keys->error;
-		wh_place_leave(place);
-		if (!good)
-			return false;
-	}
-	return true;
-}
-
 static uint64_t least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
 }
 
-/* Add the runs that lie behind the first on both sides, up to `most` bytes. */
-static void join(const struct wh_piece *piece, struct wh_cursor *at, struct wh_run *run, uint64_t most)
+/* Put a run of ours behind what the request has. False: it does not fit. */
+static bool gather(struct ibv_send_wr *request, uint32_t most, const struct rdma_memory *memory,
+		   uint64_t into, const struct wh_run *run)
 {
-	uint64_t remote;
-	const struct wh_region *local = local_of(piece, run->index, &remote);
+	uint32_t key = memory->mrs[into / memory->chunk]->lkey;
+	uint64_t address = (uint64_t)(uintptr_t)run->local;
+	struct ibv_sge *last = request->sg_list + request->num_sge - 1;
 
-	while (run->length < most) {
-		struct wh_cursor next = *at;
-		struct wh_run more;
-
-		if (!wh_piece_next(piece, &next, most - run->length, &more) ||
-		    more.local != run->local + run->length || more.remote != run->remote ||
-		    more.offset != run->offset + run->length ||
-		    local_of(piece, more.index, &remote) != local)
-			return;
-		run->length += more.length;
-		*at = next;
+	if (request->num_sge && last->lkey == key && last->addr + last->length == address) {
+		last->length += (uint32_t)run->length;
+		return true;
 	}
-}
-
-/* The next work request of a piece. False: what was to be moved has ended instead. */
-static bool compose(struct rdma_peer *rdma, struct wh_piece *piece, struct ibv_send_wr *request,
-		    struct ibv_sge *segment, struct wh_list *done)
-{
-	uint64_t most = least((uint64_t)rdma->peer->engine->config.number[WH_KNOB_SLICE],
-			      rdma->here.message);
-	struct rdma_work *work = &rdma->ring[rdma->head % RDMA_DEPTH];
-	const struct rdma_memory *memory;
-	const struct wh_region *local;
-	const struct rdma_keys *keys;
-	struct wh_cursor at = piece->cursor;
-	struct wh_place *place;
-	struct wh_run run = { 0 };
-	uint64_t remote, into;
-
-	wh_piece_next(piece, &at, most, &run);
-	local = local_of(piece, run.index, &remote);
-	memory = rdma_registered(local, rdma->here.nic);
-	place = wh_place_enter(&rdma->peer->regions, run.remote);
-	if (!place) {
-		piece->cursor = at;
-		wh_piece_fail(piece, run.index, -ESTALE, "region %#llx of %s is no longer published",
-			      (unsigned long long)run.remote, rdma->peer->welcome.name);
-		ended(rdma, piece, run.length, done);
+	if ((uint32_t)request->num_sge == most)
 		return false;
-	}
-	keys = rdma_keys_of(wh_container(place, struct wh_remote_region, place), rdma->nic);
-	into = (uint64_t)(run.local - (char *)(uintptr_t)local->place.address);
-	most = least(most, memory->chunk - into % memory->chunk);
-	most = least(most, keys->chunk - run.offset % keys->chunk);
-	if (run.length > most) {
-		at = piece->cursor;
-		wh_piece_next(piece, &at, most, &run);
-	}
-	join(piece, &at, &run, most);
-	piece->cursor = at;
-
-	*segment = (struct ibv_sge){
-		.addr = (uint64_t)(uintptr_t)run.local,
-		.length = (uint32_t)run.length,
-		.lkey = memory->mrs[into / memory->chunk]->lkey,
-	};
-	*request = (struct ibv_send_wr){
-		.wr_id = rdma->head,
-		.sg_list = segment,
-		.num_sge = 1,
-		.opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
-	};
-	request->wr.rdma.remote_addr = place->address + run.offset;
-	request->wr.rdma.rkey = keys->keys[run.offset / keys->chunk];
-	if (piece->op == WH_WRITE && run.length <= rdma->inlined)
-		request->send_flags |= IBV_SEND_INLINE;
-	*work = (struct rdma_work){ piece, place, run.index, run.length };
-	rdma->ahead += run.length;
-	rdma->head++;
+	request->sg_list[request->num_sge++] =
+		(struct ibv_sge){ .addr = address, .length = (uint32_t)run->length, .lkey = key };
 	return true;
 }
 
-/* Which requests of a chain ask for a completion: some, and the last. */
-static void signal_some(struct rdma_peer *rdma, struct ibv_send_wr *requests, unsigned count)
+/* Fill a request with up to `most` bytes from *at on, which lie in one run in the peer's region. How many
+ * there are; *at is moved on. */
+static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor *at,
+		     uint64_t most, uint64_t first_offset, uint64_t first_remote,
+		     struct ibv_send_wr *request)
 {
-	for (unsigned i = 0; i < count; i++) {
-		rdma->unsignalled_bytes += requests[i].num_sge ? requests[i].sg_list->length : 0;
-		if (++rdma->unsignalled < RDMA_SIGNAL && rdma->unsignalled_bytes < RDMA_SIGNAL_BYTES &&
-		    i + 1 < count)
+	uint64_t length = 0, remote;
+
+	while (length < most) {
+		struct wh_cursor next = *at;
+		const struct rdma_memory *memory;
+		const struct wh_region *local;
+		struct wh_run run;
+		uint64_t into, chunk;
+
+		if (!wh_piece_next(piece, &next, most - length, &run) || run.remote != first_remote ||
+		    run.offset != first_offset + length)
+			break;
+		local = rdma_local_of(piece, run.index, &remote);
+		memory = rdma_registered(local, line->here.nic);
+		if (!memory)
+			break;
+		into = (uint64_t)(run.local - (char *)(uintptr_t)local->place.address);
+		chunk = memory->chunk - into % memory->chunk;
+		if (run.length > chunk) {
+			next = *at;
+			wh_piece_next(piece, &next, chunk, &run);
+		}
+		if (!gather(request, line->here.nic->gather, memory, into, &run))
+			break;
+		length += run.length;
+		*at = next;
+	}
+	return length;
+}
+
+/* The next work request of a piece, of up to `most` bytes from *at on. How many have been taken; if their
+ * region has gone they have ended instead. */
+static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct wh_cursor *at,
+			uint64_t most, struct chain *chain)
+{
+	struct ibv_send_wr *request = &chain->requests[chain->count];
+	struct rdma_work *work = &line->ring->works[line->ring->head % RDMA_DEPTH];
+	struct rdma_peer *rdma = line->peer;
+	const struct rdma_keys *keys;
+	struct wh_cursor start = *at;
+	struct wh_place *place;
+	struct wh_run run = { 0 };
+	uint64_t length;
+
+	wh_piece_next(piece, at, most, &run);
+	place = wh_place_enter(&rdma->peer->regions, run.remote);
+	if (!place) {
+		wh_piece_fail(piece, run.index, -ESTALE, "region %#llx of %s is no longer published",
+			      (unsigned long long)run.remote, rdma->peer->welcome.name);
+		return run.length;
+	}
+	keys = rdma_keys_of(wh_container(place, struct wh_remote_region, place), line->nic);
+	most = least(most, keys->chunk - run.offset % keys->chunk);
+	*request = (struct ibv_send_wr){
+		.wr_id = line->ring->head,
+		.sg_list = chain->segments[chain->count],
+		.opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
+	};
+	*at = start;
+	length = fill(line, piece, at, most, run.offset, run.remote, request);
+	request->wr.rdma.remote_addr = place->address + run.offset;
+	request->wr.rdma.rkey = keys->keys[run.offset / keys->chunk];
+	if (piece->op == WH_WRITE && length <= line->inlined)
+		request->send_flags |= IBV_SEND_INLINE;
+	*work = (struct rdma_work){ piece, place, start, length };
+	piece->flying++;
+	line->ahead += length;
+	line->ring->head++;
+	chain->count++;
+	return length;
+}
+
+/* Which requests of a chain ask for a completion: some, and the last. */
+static void signal_some(struct rdma_line *line, struct chain *chain)
+{
+	for (unsigned i = 0; i < chain->count; i++) {
+		struct ibv_send_wr *request = &chain->requests[i];
+
+		for (int n = 0; n < request->num_sge; n++)
+			line->unsignalled_bytes += request->sg_list[n].length;
+		if (++line->unsignalled < RDMA_SIGNAL && line->unsignalled_bytes < RDMA_SIGNAL_BYTES &&
+		    i + 1 < chain->count)
 			continue;
-		requests[i].send_flags |= IBV_SEND_SIGNALED;
-		rdma->unsignalled = 0;
-		rdma->unsignalled_bytes = 0;
+		request->send_flags |= IBV_SEND_SIGNALED;
+		line->unsignalled = 0;
+		line->unsignalled_bytes = 0;
 	}
 }
 
-static void post(struct rdma_peer *rdma, struct ibv_send_wr *requests, unsigned count)
+static void post(struct rdma_line *line, struct chain *chain)
 {
 	struct ibv_send_wr *bad;
 	int error;
 
-	signal_some(rdma, requests, count);
-	for (unsigned i = 0; i + 1 < count; i++)
-		requests[i].next = &requests[i + 1];
-	error = wh_verbs_post(rdma->qp, requests, &bad);
+	signal_some(line, chain);
+	for (unsigned i = 0; i + 1 < chain->count; i++)
+		chain->requests[i].next = &chain->requests[i + 1];
+	error = wh_verbs_post(line->qp, chain->requests, &bad);
 	if (error)
-		rdma_break(rdma, false, "%s: ibv_post_send: %s", rdma->mine.name, strerror(error));
+		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
 }
 
-void rdma_probe(struct rdma_peer *rdma)
+void rdma_probe(struct rdma_line *line)
 {
 	/* Of no bytes, which needs no key. */
-	struct ibv_send_wr request = { .wr_id = rdma->head, .opcode = IBV_WR_RDMA_WRITE };
+	struct chain chain = { .count = 1 };
 
-	rdma->ring[rdma->head % RDMA_DEPTH] = (struct rdma_work){ 0 };
-	rdma->head++;
-	if (wh_verbs_arm(rdma->cq))
-		rdma_break(rdma, false, "%s: ibv_req_notify_cq failed", rdma->mine.name);
-	rdma->armed = true;
-	post(rdma, &request, 1);
+	chain.requests[0] = (struct ibv_send_wr){ .wr_id = line->ring->head, .opcode = IBV_WR_RDMA_WRITE };
+	line->ring->works[line->ring->head % RDMA_DEPTH] = (struct rdma_work){ 0 };
+	line->ring->head++;
+	if (wh_verbs_arm(line->cq))
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+	line->armed = true;
+	post(line, &chain);
 }
 
-static struct wh_piece *first_piece(const struct rdma_peer *rdma)
+/* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
+static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain, struct chain *chain,
+		 struct wh_list *done)
 {
-	const struct wh_list *list = wh_list_empty(&rdma->urgent) ? &rdma->bulk : &rdma->urgent;
+	uint64_t slice = least((uint64_t)rdma->peer->engine->config.number[WH_KNOB_SLICE],
+			       least(line->here.message, grain));
+	struct wh_piece *piece, *small = NULL;
+	struct rdma_work *work;
+	uint64_t taken = 0;
 
-	return wh_list_empty(list) ? NULL : wh_container(list->next, struct wh_piece, link);
+	while (chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
+	       line->ahead < RDMA_AHEAD) {
+		unsigned before = chain->count;
+		uint64_t length;
+
+		piece = rdma_next(rdma, line, &work);
+		if (!piece || (taken >= grain && piece != small))
+			return;
+		small = piece->bytes <= RDMA_SPLIT ? piece : NULL;
+		length = compose(line, piece, work ? &work->start : &piece->cursor,
+				 work ? least(slice, work->length) : slice, chain);
+		taken += length;
+		rdma_taken(rdma, piece, work, length);
+		if (chain->count == before)
+			rdma_ended(rdma, piece, length, done);
+	}
 }
 
-void rdma_pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
+static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
 {
-	struct ibv_send_wr requests[RDMA_CHAIN];
-	struct ibv_sge segments[RDMA_CHAIN];
-	unsigned count = 1;
-	struct wh_piece *piece;
+	struct rdma_line *line;
+	struct chain chain;
+	uint64_t grain;
 
-	while (rdma->state == RDMA_READY && count) {
-		if (rdma->head == rdma->tail)
-			rdma->since = wh_now();
-		for (count = 0; count < RDMA_CHAIN && rdma->head - rdma->tail < RDMA_DEPTH &&
-				rdma->ahead < RDMA_AHEAD && (piece = first_piece(rdma));) {
-			if (piece->cursor.left == piece->bytes && !ready_for(rdma, piece)) {
-				rdma_take_out(rdma, piece);
-				wh_list_append(away, &piece->link);
-				continue;
-			}
-			if (compose(rdma, piece, &requests[count], &segments[count], done))
-				count++;
-			/* One that has ended as a whole is in `done` already. */
-			if (!piece->cursor.left && atomic_load(&piece->left)) {
-				wh_list_remove(&piece->link);
-				wh_list_append(&rdma->sent, &piece->link);
-			}
+	if (rdma->sorted != rdma->version)
+		rdma_sort(rdma, away);
+	while ((line = rdma_choose(rdma, &grain))) {
+		bool idle = !rdma_line_busy(line);
+
+		chain.count = 0;
+		load(rdma, line, grain, &chain, done);
+		if (!chain.count)
+			continue;
+		if (idle) {
+			line->since = line->mark = wh_now();
+			line->marked = 0;
 		}
-		if (count)
-			post(rdma, requests, count);
+		post(line, &chain);
 	}
 }
 
 /* ---- completions --------------------------------------------------------------------------------- */
 
-static void retire(struct rdma_peer *rdma, struct wh_list *done)
+static void retire(struct rdma_line *line, struct wh_list *done)
 {
-	struct rdma_work *work = &rdma->ring[rdma->tail++ % RDMA_DEPTH];
+	struct rdma_work *work = &line->ring->works[line->ring->tail++ % RDMA_DEPTH];
+	struct rdma_peer *rdma = line->peer;
+	struct wh_piece *piece = work->piece;
 
-	if (!work->piece) { /* the probe: packets come through */
-		rdma->state = RDMA_READY;
-		rdma->backoff = 100 * WH_MS;
+	if (!piece) { /* the probe: packets come through */
+		line->state = RDMA_READY;
+		line->backoff = RDMA_BACKOFF_FIRST;
+		rdma->version++;
 		pthread_cond_broadcast(&rdma->changed);
 		atomic_fetch_add(&rdma->peer->plan_version, 1);
 		return;
 	}
 	wh_place_leave(work->place);
-	rdma->ahead -= work->length;
-	ended(rdma, work->piece, work->length, done);
+	line->ahead -= work->length;
+	line->marked += work->length;
+	atomic_fetch_add_explicit(&piece->batch->railed[line->index], work->length, memory_order_relaxed);
+	if (!--piece->flying && !piece->rails)
+		rdma->version++; /* it has waited for this, to go elsewhere */
+	rdma_ended(rdma, piece, work->length, done);
 }
 
-static void failed(struct rdma_peer *rdma, const struct ibv_wc *wc)
+static void failed(struct rdma_line *line, const struct ibv_wc *wc)
 {
-	struct rdma_work *work = &rdma->ring[wc->wr_id % RDMA_DEPTH];
+	struct rdma_work *work = &line->ring->works[wc->wr_id % RDMA_DEPTH];
 
 	/* A region whose keys were taken back: that is its own piece's affair. The others are sent again
-	 * over a new connection. */
+	 * over another connection. */
 	if (wc->status == IBV_WC_REM_ACCESS_ERR && work->piece) {
-		work->piece->owner = rdma;
-		rdma_break(rdma, true,
+		work->piece->owner = line;
+		rdma_break(line, true,
 			   "the peer's NIC refuses the key of region %#llx: it is being taken back",
 			   (unsigned long long)wh_place_id(work->place));
 		return;
 	}
-	rdma_break(rdma, false, "from %s to %s: %s (status %d, vendor %#x)", rdma->mine.name,
-		   rdma->theirs.name, wh_verbs_status(wc->status), wc->status, wc->vendor_err);
+	rdma_break(line, false, "from %s to %s: %s (status %d, vendor %#x)", line->mine.name,
+		   line->theirs.name, wh_verbs_status(wc->status), wc->status, wc->vendor_err);
+}
+
+static bool carries(const struct rdma_line *line)
+{
+	return line->state == RDMA_PROBING || line->state == RDMA_READY;
+}
+
+/* True: there may be more. */
+static bool poll_line(struct rdma_line *line, struct wh_list *done)
+{
+	struct ibv_wc wcs[POLL_AT_ONCE];
+	int got = wh_verbs_poll(line->cq, POLL_AT_ONCE, wcs);
+
+	if (got < 0)
+		rdma_break(line, false, "%s: ibv_poll_cq failed", line->mine.name);
+	for (int i = 0; i < got; i++) {
+		if (wcs[i].status != IBV_WC_SUCCESS) {
+			failed(line, &wcs[i]);
+			return false; /* all that follows is flushed */
+		}
+		while (rdma_line_busy(line) && line->ring->tail <= wcs[i].wr_id)
+			retire(line, done);
+	}
+	if (got > 0) {
+		line->since = wh_now();
+		rdma_measure(line, line->since);
+	}
+	return got > 0;
+}
+
+/* Somebody has to look at what nobody waits for. What completed before it was armed makes no event, hence
+ * true: look again. */
+static bool arm(struct rdma_line *line)
+{
+	if (line->state != RDMA_READY || !line->peer->unwatched || line->armed || !rdma_line_busy(line))
+		return false;
+	line->armed = !wh_verbs_arm(line->cq);
+	if (!line->armed)
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+	return line->armed;
 }
 
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
 {
-	struct ibv_wc wcs[POLL_AT_ONCE];
-	bool armed_now;
-	int got;
+	bool more;
 
 	do {
-		armed_now = false;
-		if (rdma->state != RDMA_PROBING && rdma->state != RDMA_READY)
-			return;
-		got = wh_verbs_poll(rdma->cq, POLL_AT_ONCE, wcs);
-		if (got < 0)
-			rdma_break(rdma, false, "%s: ibv_poll_cq failed", rdma->mine.name);
-		for (int i = 0; i < got; i++) {
-			if (wcs[i].status != IBV_WC_SUCCESS) {
-				failed(rdma, &wcs[i]);
-				return; /* all that follows is flushed */
-			}
-			rdma->since = wh_now();
-			while (rdma->tail != rdma->head && rdma->tail <= wcs[i].wr_id)
-				retire(rdma, done);
-		}
-		rdma_pump(rdma, done, away);
-		/* What completed before it was armed makes no event: hence the next turn. */
-		if (rdma->state == RDMA_READY && rdma->unwatched && !rdma->armed &&
-		    rdma->tail != rdma->head) {
-			rdma->armed = armed_now = !wh_verbs_arm(rdma->cq);
-			if (!rdma->armed)
-				rdma_break(rdma, false, "%s: ibv_req_notify_cq failed", rdma->mine.name);
-		}
-	} while (got > 0 || armed_now);
+		more = false;
+		for (unsigned i = 0; i < rdma->line_count; i++)
+			if (carries(rdma->lines[i]) && rdma_line_busy(rdma->lines[i]))
+				more |= poll_line(rdma->lines[i], done);
+		pump(rdma, done, away);
+		for (unsigned i = 0; i < rdma->line_count; i++)
+			more |= arm(rdma->lines[i]);
+	} while (more);
 }
 
 /* ---- without the lock ------------------------------------------------------------------------------ */
@@ -313,10 +339,24 @@ void rdma_pieces_done(struct wh_list *done)
 		wh_piece_done(wh_container(link, struct wh_piece, link));
 }
 
-void rdma_pieces_away(struct wh_list *away, int error, const char *why)
+void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
 {
+	char why[WH_REFUSAL];
 	struct wh_list *link;
+	bool broken;
 
-	while ((link = wh_list_take(away)))
-		wh_piece_reroute(wh_container(link, struct wh_piece, link), error, why);
+	if (wh_list_empty(away))
+		return;
+	pthread_mutex_lock(&rdma->lock);
+	broken = !rdma_ready(rdma);
+	memcpy(why, rdma->why, sizeof(why));
+	pthread_mutex_unlock(&rdma->lock);
+	while ((link = wh_list_take(away))) {
+		struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+
+		wh_piece_reroute(piece, -EIO,
+				 broken || piece->owner ?
+					 why :
+					 "a region of it is not registered with a NIC now in use");
+	}
 }

@@ -113,6 +113,7 @@ static int register_now(struct rdma_nic *nic, struct wh_region *region, struct r
 		free(memory);
 		return refuse(nic, region, error, why);
 	}
+	memory->distance = rdma_distance(nic, region); /* its pages are there now */
 	memory->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, memory, memory_order_release);
 	*out = memory;

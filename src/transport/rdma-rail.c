@@ -182,25 +182,30 @@ static bool near(const struct wh_rdma_end *mine, const struct wh_rdma_end *other
 	return !memcmp(mine->gid, other->gid, is_mapped(mine->gid) ? 15 : 8);
 }
 
-struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_end *other,
+/* Of those that reach the initiator's rail: one of the same network before others, the one with the same
+ * index before those behind it; each turn the next of them. */
+struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL])
 {
-	struct rdma_rail *found = NULL, look;
-	bool found_near = false;
+	unsigned all = rdma->rail_count, count = 0, turn;
+	struct rdma_rail looks[RDMA_RAILS];
+	uint8_t order[RDMA_RAILS];
 
 	snprintf(why, WH_REFUSAL, "no RDMA device here");
-	for (unsigned i = 0; i < rdma->rail_count && !found_near; i++) {
-		struct rdma_rail *rail = &rdma->rails[i];
+	for (unsigned far = 0; far < 2; far++)
+		for (unsigned i = 0; i < all; i++) {
+			unsigned n = (wanted->index + i) % all;
 
-		if (!rdma_rail_look(rail, &look, why) || !compatible(&look.end, other, why))
-			continue;
-		found_near = near(&look.end, other);
-		if (found && !found_near)
-			continue;
-		found = rail;
-		*copy = look;
-	}
-	return found;
+			if (rdma_rail_look(&rdma->rails[n], &looks[n], why) &&
+			    compatible(&looks[n].end, &wanted->end, why) &&
+			    near(&looks[n].end, &wanted->end) == !far)
+				order[count++] = (uint8_t)n;
+		}
+	if (!count)
+		return NULL;
+	turn = order[wanted->turn % count];
+	*copy = looks[turn];
+	return &rdma->rails[turn];
 }
 
 /* ---- events ------------------------------------------------------------------------------------ */
@@ -233,6 +238,8 @@ static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 	}
 	if (*why)
 		rdma_rail_lost(rdma, nic, port, why);
+	else
+		rdma_rail_back(rdma, nic, port);
 }
 
 static void events_ready(struct wh_source *source, uint32_t events)
@@ -357,6 +364,9 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	nic->idle = verbs->create_cq(nic->context, 1, NULL, NULL, 0);
 	if (!nic->idle)
 		return nic_fail(nic, "ibv_create_cq");
+	nic->gather = nic->attributes.max_sge < 1		 ? 1 :
+		      nic->attributes.max_sge < (int)RDMA_GATHER ? (uint32_t)nic->attributes.max_sge :
+								   RDMA_GATHER;
 	most = nic->attributes.max_mr_size;
 	nic->chunk = RDMA_CHUNK;
 	while (most && nic->chunk > most)
@@ -490,6 +500,8 @@ int rdma_rails_open(struct rdma *rdma)
 	}
 	error = add_nics(rdma, list);
 	rdma->verbs->free_device_list(list);
+	if (!error)
+		rdma_near_open(rdma);
 	if (!error && !rdma->rail_count)
 		error = wh_fail(ENODEV, "rdma=%.60s: the device has no such port", knob);
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
@@ -518,6 +530,7 @@ static void stop_events(void *argument)
 void rdma_rails_close(struct rdma *rdma)
 {
 	wh_loop_call(&rdma->engine->loops[0], stop_events, rdma);
+	rdma_near_close(rdma);
 	while (rdma->nic_count)
 		nic_close(rdma->nics[--rdma->nic_count]);
 	wh_verbs_close(rdma->verbs);
@@ -553,6 +566,7 @@ int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 	int error;
 
 	wanted.cap.max_inline_data = depth > 1 ? RDMA_INLINE : 0;
+	wanted.cap.max_send_sge = depth > 1 ? rail->nic->gather : 1;
 	qp = verbs->create_qp(rail->nic->pd, &wanted);
 	if (!qp && wanted.cap.max_inline_data) {
 		wanted.cap.max_inline_data = 0;

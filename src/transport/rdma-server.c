@@ -65,7 +65,7 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 	if (mine->count >= QUEUE_PAIRS_MOST)
 		goto err_free;
 	error = -EOPNOTSUPP;
-	if (!rdma_rail_for(rdma, &wanted->end, &rail, why))
+	if (!rdma_rail_for(rdma, wanted, &rail, why))
 		goto err_free;
 	pair->nic = rail.nic;
 	pair->number = wanted->number;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: the transport's table, pieces that come in, and reaching regions. */
+/* rdma: the transport's table, pieces that come in, what is told of them. */
 #include "transport/rdma.h"
 
 #include <errno.h>
@@ -7,172 +7,33 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "memory/memory.h"
 #include "util/clock.h"
-#include "wire/bytes.h"
-
-/* How often somebody who waits looks whether what he waits for has gone. */
-#define GLANCE (20 * WH_MS)
-
-/* ---- reaching a region ---------------------------------------------------------------------------- */
-
-static void glance(struct rdma_peer *rdma)
-{
-	int64_t at = wh_now() + GLANCE;
-	struct timespec until = { at / WH_SECOND, at % WH_SECOND };
-
-	pthread_cond_timedwait(&rdma->changed, &rdma->lock, &until);
-}
-
-/* Have a connection. Under the lock. */
-static int await_connection(struct rdma_peer *rdma, int64_t deadline, char why[WH_REFUSAL])
-{
-	rdma_want(rdma);
-	while (rdma->state != RDMA_READY) {
-		if (rdma->state == RDMA_FAILED || rdma->state == RDMA_LOST) {
-			snprintf(why, WH_REFUSAL, "%s", rdma->why);
-			return -EIO;
-		}
-		if (wh_now() >= deadline) {
-			snprintf(why, WH_REFUSAL, "%.63s is still being connected to",
-				 rdma->peer->welcome.name);
-			return -EAGAIN;
-		}
-		glance(rdma);
-	}
-	return 0;
-}
-
-/* What is known of the region's keys: 0, -EAGAIN: nothing yet, or a refusal. */
-static int known(struct rdma_peer *rdma, const struct wh_remote_region *region, uint32_t nic,
-		 char why[WH_REFUSAL])
-{
-	const struct rdma_keys *keys = rdma_keys_of(region, nic);
-
-	(void)rdma;
-	if (!keys || (keys->error && wh_now() > keys->until))
-		return -EAGAIN;
-	if (keys->error)
-		memcpy(why, keys->why, WH_REFUSAL);
-	return keys->error;
-}
-
-/* Have the keys of a region. Under the lock. */
-static int await_keys(struct rdma_peer *rdma, struct wh_remote_region *region, int64_t deadline,
-		      char why[WH_REFUSAL])
-{
-	uint64_t id = wh_place_id(&region->place);
-	uint8_t bytes[WH_RDMA_KEYS_SIZE];
-	uint32_t nic = rdma->nic;
-	int error = known(rdma, region, nic, why);
-
-	if (error != -EAGAIN)
-		return error;
-	wh_put64(wh_put32(bytes, nic), id);
-	if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes, sizeof(bytes))) {
-		snprintf(why, WH_REFUSAL, "the peer is lost");
-		return -ECONNRESET;
-	}
-	while ((error = known(rdma, region, nic, why)) == -EAGAIN) {
-		/* The peer takes it back, and waits for us to leave it. */
-		if (atomic_load(&region->place.id) != id) {
-			snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)id);
-			return -ESTALE;
-		}
-		if (rdma->state != RDMA_READY) {
-			snprintf(why, WH_REFUSAL, "%s", rdma->why);
-			return -EIO;
-		}
-		if (wh_now() >= deadline) {
-			snprintf(why, WH_REFUSAL, "%.63s is still registering region %#llx with %.63s",
-				 rdma->peer->welcome.name, (unsigned long long)id, rdma->theirs.name);
-			return -EAGAIN;
-		}
-		glance(rdma);
-	}
-	return error;
-}
-
-static int reach_slowly(struct rdma_peer *rdma, struct wh_region *local, struct wh_remote_region *remote,
-			struct rdma_memory **memory, char why[WH_REFUSAL])
-{
-	int64_t deadline = wh_now() + RDMA_PATIENCE;
-	struct rdma_nic *nic;
-	int error;
-
-	if (wh_engine_inside(rdma->peer->engine) || wh_loop_here(&rdma->rdma->loop)) {
-		/* The answers come on the engine's own threads. */
-		rdma_want(rdma);
-		snprintf(why, WH_REFUSAL, "it is being set up, for which a callback does not wait");
-		return -EAGAIN;
-	}
-	error = await_connection(rdma, deadline, why);
-	if (error)
-		return error;
-	nic = rdma->here.nic;
-	pthread_mutex_unlock(&rdma->lock);
-	error = rdma_register(nic, local, memory, why);
-	pthread_mutex_lock(&rdma->lock);
-	if (!error && rdma->state == RDMA_READY && rdma->here.nic != nic)
-		error = -EAGAIN;
-	return error ? error : await_keys(rdma, remote, deadline, why);
-}
-
-static int reach(struct wh_peer *peer, void *state, const struct wh_region *local, struct wh_place *place,
-		 uint32_t op, char why[WH_REFUSAL])
-{
-	struct wh_remote_region *remote = wh_container(place, struct wh_remote_region, place);
-	struct rdma_memory *memory = NULL;
-	struct rdma_peer *rdma = state;
-	int error = -EAGAIN;
-
-	(void)peer;
-	if (!wh_kind_on_host(local->place.kind) || !wh_kind_on_host(place->kind)) {
-		snprintf(why, WH_REFUSAL, "the memory of a GPU is not registered with NICs: neither "
-					  "dma-buf nor staging is there yet");
-		return -EOPNOTSUPP;
-	}
-	pthread_mutex_lock(&rdma->lock);
-	if (rdma->state == RDMA_READY) {
-		memory = rdma_registered(local, rdma->here.nic);
-		if (memory)
-			error = known(rdma, remote, rdma->nic, why);
-	}
-	if (error == -EAGAIN)
-		error = reach_slowly(rdma, (struct wh_region *)local, remote, &memory, why);
-	pthread_mutex_unlock(&rdma->lock);
-	if (!error && op == WH_READ && !memory->writable) {
-		snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
-			 (unsigned long long)wh_place_id(&local->place));
-		error = -EACCES;
-	}
-	return error;
-}
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
 static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
-	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY, takes = true;
 	struct rdma_peer *rdma = state;
 	struct wh_list done, away;
 	char why[WH_REFUSAL] = "";
+	bool takes = true;
 
 	wh_list_init(&done);
 	wh_list_init(&away);
 	pthread_mutex_lock(&rdma->lock);
-	if (atomic_load(&piece->cancelled) || rdma->state == RDMA_FAILED || rdma->state == RDMA_LOST) {
+	if (atomic_load(&piece->cancelled) || rdma_hopeless(rdma)) {
 		snprintf(why, sizeof(why), "%s", rdma->why);
 		takes = false;
 	} else {
-		wh_list_append(urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
-		rdma->unwatched += !rdma_watched(piece);
-		rdma_want(rdma);
+		/* What is small needs but one. */
+		if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
+			rdma_want(rdma);
+		rdma_take_in(rdma, piece);
 		rdma_progress(rdma, &done, &away);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_pieces_done(&done);
-	rdma_pieces_away(&away, -EIO, "a region of it is not registered with the NIC now in use");
+	rdma_pieces_away(rdma, &away);
 	if (takes)
 		return;
 	if (wh_peer_check(peer)) {
@@ -198,8 +59,7 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 			rdma_progress(rdma, &done, &away);
 			pthread_mutex_unlock(&rdma->lock);
 			rdma_pieces_done(&done);
-			rdma_pieces_away(&away, -EIO,
-					 "a region of it is not registered with the NIC now in use");
+			rdma_pieces_away(rdma, &away);
 		}
 		now = wh_now();
 	} while (wh_batch_running(batch) && now < deadline && now - start < RDMA_SPIN);
@@ -213,12 +73,17 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 
 	(void)peer;
 	pthread_mutex_lock(&rdma->lock);
-	rest = piece->cursor.left;
 	/* One that is in no list is not yet submitted, or has ended. */
-	if (rest && piece->link.next) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	if (piece->link.next) {
+		uint64_t again = rdma_forget(rdma, piece);
+
+		rest = piece->cursor.left + again;
+		rdma->queued -= rest;
 		piece->cursor.left = 0;
-		done = atomic_fetch_sub(&piece->left, rest) == rest;
+		if (rest) {
+			wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+			done = atomic_fetch_sub(&piece->left, rest) == rest;
+		}
 		if (done) {
 			rdma_take_out(rdma, piece);
 		} else {
@@ -231,36 +96,96 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 		wh_piece_done(piece);
 }
 
+static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
+{
+	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head; i++) {
+		const struct wh_piece *piece = line->ring->works[i % RDMA_DEPTH].piece;
+
+		if (piece && piece->batch == batch)
+			return true;
+	}
+	return false;
+}
+
 static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
-	bool carries = false;
 
 	(void)peer;
 	(void)deadline;
 	pthread_mutex_lock(&rdma->lock);
-	for (size_t i = 0; i < batch->piece_count; i++)
-		carries |= batch->pieces[i].transport == WH_TRANSPORT_RDMA &&
-			   !atomic_load(&batch->pieces[i].done);
-	if (carries)
-		rdma_break(rdma, true, "cut off to cancel a batch");
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (carries(rdma->lines[i], batch))
+			rdma_break(rdma->lines[i], true, "cut off to cancel a batch");
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
 
+/* ---- telling ---------------------------------------------------------------------------------------- */
+
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		   size_t size)
 {
+	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
+	const struct rdma_line *line = NULL;
 	struct rdma_peer *rdma = state;
+	unsigned rails = 0;
 
 	(void)peer;
-	(void)batch;
-	pthread_mutex_lock(&rdma->way_lock);
-	snprintf(out, size, "%s", rdma->way);
-	pthread_mutex_unlock(&rdma->way_lock);
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (atomic_load(&batch->railed[i]) || (!line && rdma->lines[i]->way[0])) {
+			rails += atomic_load(&batch->railed[i]) > 0;
+			line = rdma->lines[i];
+		}
+	if (rails > 1)
+		snprintf(out, size, "%u rails, %s", rails, layers[line->mine.gid_type]);
+	else if (line)
+		snprintf(out, size, "%s, %s", line->way, layers[line->mine.gid_type]);
+	else
+		*out = 0;
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+/* Lines of the explanation, by rail, where there are several or one broke. */
+static void story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out, size_t size)
+{
+	struct rdma_peer *rdma = state;
+	uint32_t broken = atomic_load(&batch->rails_broken);
+	size_t at = 0;
+
+	(void)peer;
+	*out = 0;
+	if (!atomic_load(&batch->rails_used))
+		return;
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count && (rdma->line_count > 1 || broken); i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		bool told = broken & 1u << i ||
+			    (line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0]);
+
+		if (at >= size)
+			break;
+		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s\n",
+				       line->way[0] ? line->way : line->rail->name,
+				       (unsigned long long)atomic_load(&batch->railed[i]),
+				       !told		    ? "" :
+				       broken & 1u << i ? "; it broke: " :
+							      "; it is down: ",
+				       told ? line->why : "");
+	}
+	pthread_mutex_unlock(&rdma->lock);
 }
 
 /* ---- peers ------------------------------------------------------------------------------------------ */
+
+static void peer_free(struct rdma_peer *rdma)
+{
+	rdma_client_close(rdma);
+	pthread_cond_destroy(&rdma->changed);
+	pthread_mutex_destroy(&rdma->lock);
+	free(rdma);
+}
 
 static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
@@ -285,7 +210,6 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	rdma->rdma = engine->transport[WH_TRANSPORT_RDMA];
 	rdma->peer = peer;
 	pthread_mutex_init(&rdma->lock, NULL);
-	pthread_mutex_init(&rdma->way_lock, NULL);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&rdma->changed, &clock);
@@ -293,7 +217,12 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->urgent);
 	wh_list_init(&rdma->bulk);
 	wh_list_init(&rdma->sent);
-	rdma_client_open(rdma);
+	wh_list_init(&rdma->again);
+	if (rdma_client_open(rdma)) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		peer_free(rdma);
+		return -ENOMEM;
+	}
 	wh_list_append(&rdma->rdma->peers, &rdma->link);
 	*state = rdma;
 	return 0;
@@ -305,11 +234,7 @@ static void peer_close(struct wh_peer *peer, void *state)
 
 	(void)peer;
 	wh_list_remove(&rdma->link);
-	rdma_client_close(rdma);
-	pthread_cond_destroy(&rdma->changed);
-	pthread_mutex_destroy(&rdma->lock);
-	pthread_mutex_destroy(&rdma->way_lock);
-	free(rdma);
+	peer_free(rdma);
 }
 
 static void peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
@@ -326,9 +251,7 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 		snprintf(why, WH_REFUSAL, "%.63s has no rdma any more", peer->welcome.name);
 		return -EOPNOTSUPP;
 	}
-	pthread_mutex_lock(&rdma->lock);
-	rdma->state = RDMA_IDLE;
-	pthread_mutex_unlock(&rdma->lock);
+	rdma_client_again(rdma);
 	return 0;
 }
 
@@ -338,7 +261,7 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	struct wh_rdma_connected connected;
 	struct rdma_peer *rdma = state;
 	struct wh_rdma_keyed keyed;
-	bool current;
+	bool current = false;
 	int error;
 
 	if (frame->type == WH_FRAME_RDMA_CONNECTED)
@@ -348,12 +271,14 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
 		return -EPROTO;
 	pthread_mutex_lock(&rdma->lock);
-	current = keyed.nic == rdma->nic;
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		current |= rdma->lines[i]->way[0] && keyed.nic == rdma->lines[i]->nic;
 	pthread_mutex_unlock(&rdma->lock);
 	error = current ? rdma_keyed(peer, &keyed) : 0;
 	/* Whoever did not wait so long plans anew. */
 	atomic_fetch_add(&peer->plan_version, 1);
 	pthread_mutex_lock(&rdma->lock);
+	rdma->version++;
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
 	return error;
@@ -422,12 +347,13 @@ const struct wh_transport wh_transport_rdma = {
 	.peer_again = peer_again,
 	.region_gone = rdma_region_gone,
 	.peer_frame = peer_frame,
-	.reach = reach,
+	.reach = rdma_reach,
 	.submit = submit,
 	.help = help,
 	.cancel = cancel,
 	.cut = cut,
 	.detail = detail,
+	.story = story,
 	.session_frame = rdma_session_frame,
 	.session_close = rdma_session_close,
 	.session_abort = rdma_session_abort,

@@ -2,19 +2,23 @@
 /*
  * The transport rdma: one-sided writes and reads by the NICs, over InfiniBand and RoCE.
  *
- * rdma.c         the table, pieces coming in, reaching regions
+ * rdma.c         the table, pieces coming in
+ * rdma-reach.c   can it move bytes between two regions? waiting for connections and keys
  * rdma-rail.c    devices, their ports (the rails) and addresses, what happens to them; queue pairs
+ * rdma-near.c    which NIC is near to which memory
  * rdma-memory.c  registering regions with NICs, and the keys of a peer's
- * rdma-client.c  the initiator's queue pair: connecting, breaking, trying again
+ * rdma-client.c  the initiator's queue pairs: connecting, breaking, trying again, giving back
+ * rdma-share.c   which connection takes how much of what
  * rdma-flow.c    work requests out, completions in
- * rdma-server.c  the owner's side: it connects a queue pair and hands out keys; the NIC does the rest
+ * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; the NIC does the rest
  *
- * A peer has one reliable connection, made when it is first needed. Its two ends, and the keys of
- * regions, travel over the control connection. A work request moves one run of bytes; they complete in
- * their order, so that only some ask for a completion, which stands for all before it.
+ * A peer has one reliable connection, a line, for each of our rails; the owner chooses which of its own is
+ * at the other end. They are made when they are first needed. Their ends, and the keys of regions, travel
+ * over the control connection. A work request moves bytes that lie in one run on the owner's side; they
+ * complete in their order, so that only some ask for a completion, which stands for all before it.
  *
- * Before bytes that were on their way go by another transport, the owner has destroyed its queue pair and
- * said so: a packet that was held up somewhere cannot arrive after them.
+ * Before bytes that were on their way by a line go by another one, or by another transport, the owner has
+ * destroyed its queue pair and said so: a packet that was held up somewhere cannot arrive after them.
  */
 #ifndef WH_TRANSPORT_RDMA_H
 #define WH_TRANSPORT_RDMA_H
@@ -35,9 +39,13 @@
 #define RDMA_SIGNAL 16u              /* after so many one asks for a completion, */
 #define RDMA_SIGNAL_BYTES (1u << 20) /* or after so many bytes */
 #define RDMA_AHEAD (8u << 20)        /* bytes on their way, so that cancelling does not take long */
+#define RDMA_LINES WH_RAILS           /* connections to a peer */
+#define RDMA_GATHER 6u               /* runs of ours in one work request: it then takes 128 bytes of a queue */
+#define RDMA_SPLIT (64u << 10)       /* bytes that are not worth dividing among lines */
 #define RDMA_INLINE 128u             /* bytes that are put into the work request itself */
 #define RDMA_READS 16                /* reads that a NIC has under way */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* the most that one memory region of a NIC holds */
+#define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before what failed is tried again, at first */
 #define RDMA_SPIN (50 * 1000)        /* ns that a waiter polls before it sleeps */
 #define RDMA_PATIENCE (2 * INT64_C(1000000000)) /* ns that a submission waits to reach a peer or region */
 /* The numbers of queue pairs, which ABORT names, have this bit; those of tcp's connections do not. */
@@ -56,6 +64,7 @@ struct rdma_nic {
 	struct ibv_device_attr attributes;
 	uint32_t index;
 	uint64_t chunk; /* bytes of one memory region */
+	uint32_t gather; /* runs in one work request */
 	char name[WH_VERBS_NAME];
 };
 
@@ -86,6 +95,8 @@ struct rdma {
 	struct wh_loop loop; /* completions that nobody waits for, and taking down */
 	bool looping;
 	uint8_t ack_timeout; /* exponent of the NICs' wait for an acknowledgement */
+	_Atomic unsigned connections; /* that we have opened, to all peers */
+	struct wh_topology *topology; /* NULL: all NICs are as good */
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
 	pthread_mutex_t register_lock; /* held while memory is pinned */
@@ -104,8 +115,8 @@ int rdma_rails_open(struct rdma *rdma);
 void rdma_rails_close(struct rdma *rdma);
 /* How a rail is now. False: it cannot be used, for the reason in `why`. */
 bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_REFUSAL]);
-/* The first rail that can be connected to the other end, and how it is; NULL: none, with the reason. */
-struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_end *other,
+/* The rail that is to answer, and how it is; NULL: none can, with the reason. */
+struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL]);
 
 /* A reliable queue pair on the rail, ready to be connected. `depth` work requests; *inlined is what it
@@ -116,6 +127,14 @@ int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
 		    const struct wh_rdma_end *other, char why[WH_REFUSAL]);
 
+/* ---- distances ----------------------------------------------------------------------------------- */
+
+/* Read where the NICs are, if there is a choice and nobody has made it. */
+void rdma_near_open(struct rdma *rdma);
+void rdma_near_close(struct rdma *rdma);
+/* How far the NIC is from the region's memory: enum wh_distance, or 0 where that is nothing to go by. */
+uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region);
+
 /* ---- memory -------------------------------------------------------------------------------------- */
 
 /* A region of ours, registered with one NIC. */
@@ -123,6 +142,7 @@ struct rdma_memory {
 	struct rdma_memory *next;
 	struct rdma_nic *nic;
 	bool writable; /* for our own reads */
+	uint8_t distance; /* from the NIC */
 	uint64_t chunk;
 	uint32_t count;
 	struct ibv_mr *mrs[];
@@ -158,49 +178,52 @@ void rdma_worker_stop(struct rdma *rdma);
 /* ---- the initiator ------------------------------------------------------------------------------- */
 
 enum rdma_state {
-	RDMA_IDLE = 0,   /* not needed yet, or to be connected again at once */
+	RDMA_IDLE = 0,   /* not needed yet, or given back */
+	RDMA_WANTED,     /* to be connected as soon as loop 0 comes to it */
 	RDMA_CONNECTING, /* CONNECT has been sent */
 	RDMA_PROBING,    /* connected; an empty write shows whether packets come through */
 	RDMA_READY,
 	RDMA_BREAKING,   /* the owner has to confirm that its side is gone */
-	RDMA_FAILED,     /* until `retry_at` */
+	RDMA_FAILED,     /* until its timer fires */
 	RDMA_LOST,       /* the peer is */
 };
 
 /* A work request that is not done. */
 struct rdma_work {
-	struct wh_piece *piece; /* NULL: the probe */
-	struct wh_place *place; /* the peer's region, entered */
-	uint64_t index; /* of the transfer, or base */
+	struct wh_piece *piece; /* NULL: the probe, or nothing any more */
+	struct wh_place *place; /* the peer's region, entered while the line stands */
+	struct wh_cursor start; /* in the piece */
 	uint64_t length;
 };
 
-struct rdma_peer {
-	struct wh_list link; /* rdma.peers */
-	struct rdma *rdma;
-	struct wh_peer *peer;
+/* Those of a line in their order; once it has broken, what is to be sent again. Counted on and on. */
+struct rdma_ring {
+	struct wh_list link; /* rdma_peer.again */
+	uint64_t head, tail;
+	struct rdma_work works[RDMA_DEPTH];
+};
+
+/* A connection to a peer, by one of our rails. */
+struct rdma_line {
+	struct rdma_peer *peer;
+	struct rdma_rail *rail;
+	uint32_t index; /* among the peer's; bit 1 << index in wh_piece.rails */
 	struct wh_task wanted; /* connect; on loop 0 */
 	struct wh_task broken; /* take down; on rdma.loop */
 	struct wh_task ended;  /* it is down at both ends; on loop 0 */
-	struct wh_timer timer; /* loop 0: silence, and trying again */
+	struct wh_timer timer; /* loop 0: silence, trying again, giving back */
 	struct wh_abort abort;
-	/* A lock of its own: explain holds the batch's, which comes after `lock`. */
-	pthread_mutex_t way_lock;
-	char way[48];             /* "mlx5_0:1 to mlx5_1:1, RoCE v2" */
-	unsigned tries; /* loop 0: which rail is next */
-	uint32_t numbers;
+	uint32_t tries; /* that failed: the owner answers with another rail of its own; on loop 0 */
 	int64_t backoff;
 
-	pthread_mutex_t lock; /* all below */
-	pthread_cond_t changed; /* state, keys */
+	/* Under the peer's lock. */
 	enum rdma_state state;
 	char why[WH_REFUSAL]; /* it broke, or failed the last time */
-	bool again;  /* what breaks is to be connected again at once, and its pieces with it */
-	bool told;   /* the owner knows of the queue pair */
-	int64_t retry_at, since; /* since: this state, or the last completion */
-	struct wh_list urgent, bulk; /* pieces of which something has not been posted */
-	struct wh_list sent;         /* those that have been */
-	struct rdma_rail *rail;
+	char way[40];         /* "mlx5_0:1 to mlx5_1:1" */
+	bool again; /* what breaks may be connected again at once */
+	bool open;  /* it counts in rdma.connections */
+	bool told;  /* the owner knows of the queue pair */
+	int64_t since; /* this state, or the last completion */
 	struct rdma_rail here; /* as it was when it was connected */
 	struct wh_rdma_end mine, theirs;
 	uint32_t number, nic; /* nic: the owner's */
@@ -210,40 +233,111 @@ struct rdma_peer {
 	struct wh_source source; /* the channel */
 	uint32_t inlined;
 	bool armed;
-	uint32_t unwatched; /* pieces that nobody is bound to wait for */
-	uint64_t head, tail; /* of the ring; counted on and on */
+	struct rdma_ring *ring; /* while it is connected, or being so */
 	uint32_t unsignalled;
 	uint64_t unsignalled_bytes, ahead; /* bytes: since a signal; on their way */
-	struct rdma_work ring[RDMA_DEPTH];
+	/* How fast it is: bytes a ns as last measured, and the bytes since `mark`. 0: not known. */
+	double speed;
+	int64_t measured, mark;
+	uint64_t marked;
 };
 
-/* Have it connected. From any thread, under rdma_peer.lock. */
+struct rdma_peer {
+	struct wh_list link; /* rdma.peers */
+	struct rdma *rdma;
+	struct wh_peer *peer;
+	uint32_t numbers; /* loop 0 */
+	uint32_t line_count;
+	struct rdma_line *lines[RDMA_LINES];
+
+	pthread_mutex_t lock; /* all below */
+	pthread_cond_t changed; /* states of lines, keys */
+	char why[WH_REFUSAL]; /* a line broke, or failed the last time */
+	struct wh_list urgent, bulk; /* pieces of which something has not been posted */
+	struct wh_list sent;         /* those that have been */
+	struct wh_list again;        /* rings of lines that broke; goes before both */
+	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
+	uint32_t unwatched; /* pieces that nobody is bound to wait for */
+	uint32_t version, sorted; /* what lines can carry has changed; for which of these it was sorted */
+};
+
+static inline bool rdma_line_pending(const struct rdma_line *line)
+{
+	return (line->state >= RDMA_WANTED && line->state <= RDMA_PROBING) || line->state == RDMA_BREAKING;
+}
+
+static inline bool rdma_line_busy(const struct rdma_line *line)
+{
+	return line->ring && line->ring->head != line->ring->tail;
+}
+
+/* How many lines are ready / come or go, or are ready. Under rdma_peer.lock. */
+uint32_t rdma_ready(const struct rdma_peer *rdma);
+bool rdma_pending(const struct rdma_peer *rdma);
+bool rdma_hopeless(const struct rdma_peer *rdma);
+
+/* Have the line, or all of them, connected. From any thread, under rdma_peer.lock. */
+void rdma_line_want(struct rdma_line *line);
 void rdma_want(struct rdma_peer *rdma);
-/* Something is wrong with the connection: take it down. What was on its way goes by another transport,
- * or, with `again`, by a new connection. Under rdma_peer.lock. */
-void rdma_break(struct rdma_peer *rdma, bool again, const char *format, ...)
+/* Something is wrong with the connection: take it down. What was on its way goes by another line, or by
+ * another transport; with `again` the line may be connected again at once. Under rdma_peer.lock. */
+void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer);
-/* A port has gone, or a device (port 0): break what uses it. On loop 0. */
+/* A port has gone, or a device (port 0): break what uses it. Or it is back. On loop 0. */
 void rdma_rail_lost(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port, const char *why);
-void rdma_client_open(struct rdma_peer *rdma);
+void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port);
+/* 0 or -ENOMEM; rdma_client_close() is then to be called as well. */
+int rdma_client_open(struct rdma_peer *rdma);
 /* On loop 0: nothing is left that could touch the peer or its memory. */
 void rdma_client_close(struct rdma_peer *rdma);
 void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text);
+void rdma_client_again(struct rdma_peer *rdma);
 
-/* Under rdma_peer.lock: post what can be posted. Pieces that are to go elsewhere are put on `away`, those
- * that are done on `done`. */
-void rdma_pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
-/* The same after looking at what has completed. */
-void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
-void rdma_probe(struct rdma_peer *rdma);
-/* Without the lock: say what has become of them. */
-void rdma_pieces_done(struct wh_list *done);
-void rdma_pieces_away(struct wh_list *away, int error, const char *why);
+/* Can it move bytes between the regions? The transport's `reach`. */
+int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local, struct wh_place *place,
+	       uint32_t op, char why[WH_REFUSAL]);
+
+/* ---- sharing; all under rdma_peer.lock --------------------------------------------------------- */
+
+/* The lines that can carry bytes between these regions; `near`: those of them that are to. */
+uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
+/* Take a piece in. */
+void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
+void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece);
+/* The regions of transfer, or base, number `index`. */
+const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote);
 /* Is somebody bound to poll, or wait for, the piece's batch, so that nobody else need look? */
 bool rdma_watched(const struct wh_piece *piece);
-/* Out of the list that it is in, as it ends. Under rdma_peer.lock. */
-void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Forget what is to be sent again of a piece: so many bytes. */
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece);
+/* The line is down at both ends: what was on its way is to be sent again. */
+void rdma_recover(struct rdma_line *line, struct wh_list *done);
+/* After a change of what lines can carry: pieces that no line can carry go to `away`. */
+void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
+/* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
+struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
+/* What the line is to take next: a piece, where in it, and at most how many bytes. NULL: nothing. *work:
+ * what it was, if it is sent again; else NULL. */
+struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line, struct rdma_work **work);
+/* So many bytes of what rdma_next() told have been taken. */
+void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work, uint64_t length);
+/* So many bytes have come through. */
+void rdma_measure(struct rdma_line *line, int64_t now);
+
+/* ---- flow -------------------------------------------------------------------------------------- */
+
+/* Under rdma_peer.lock: look at what has completed, and post what can be posted. Pieces that are to go
+ * elsewhere are put on `away`, those that are done on `done`. */
+void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
+void rdma_probe(struct rdma_line *line);
+/* Bytes of the piece have ended. */
+void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done);
+/* Without the lock: say what has become of them. */
+void rdma_pieces_done(struct wh_list *done);
+void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away);
 
 /* ---- the owner ----------------------------------------------------------------------------------- */
 

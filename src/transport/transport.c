@@ -121,6 +121,16 @@ static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int
 	return 0;
 }
 
+static void no_story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		     size_t size)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)size;
+	*out = 0;
+}
+
 static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		      char *out, size_t size)
 {
@@ -185,6 +195,7 @@ static const struct wh_transport defaults = {
 	.cancel = no_cancel,
 	.cut = no_cut,
 	.detail = no_detail,
+	.story = no_story,
 	.estimate = no_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
@@ -233,6 +244,7 @@ static void complete(void)
 		FILL(cancel);
 		FILL(cut);
 		FILL(detail);
+		FILL(story);
 		FILL(estimate);
 		FILL(session_accept);
 		FILL(session_close);

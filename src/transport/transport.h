@@ -99,6 +99,9 @@ struct wh_transport {
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size);
+	/* More of the same, lines of their own: "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n"; "": nothing. */
+	void (*story)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		      size_t size);
 	/* What its pieces of the batch would take, added to `out`. False: not known. */
 	bool (*estimate)(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 			 struct wh_estimate *out);

@@ -283,6 +283,13 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.text = check_path,
 		.wants = "names of RDMA devices with commas between, such as mlx5_0,mlx5_1:1:3, or off",
 	},
+	[WH_KNOB_RDMA_CONNECTIONS] = {
+		.row = { "rdma_connections", "WHERRY_RDMA_CONNECTIONS", "1024", "count",
+			 "queue pairs to open, to all peers; those not used for longest make room" },
+		.number = parse_count,
+		.least = 1,
+		.most = 65536,
+	},
 	[WH_KNOB_RDMA_SL] = {
 		.row = { "rdma_sl", "WHERRY_RDMA_SL", "0", "count",
 			 "service level of what goes by InfiniBand" },

@@ -74,7 +74,10 @@ static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect)
 {
-	return (size_t)(put_end(wh_put32(out, connect->number), &connect->end) - out);
+	uint8_t *at = wh_put32(out, connect->number);
+
+	at = wh_put16(at, connect->index);
+	return (size_t)(put_end(wh_put16(at, connect->turn), &connect->end) - out);
 }
 
 int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect)
@@ -82,6 +85,8 @@ int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_conn
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	struct wh_rdma_connect got = { .number = wh_take32(&bytes) };
 
+	got.index = wh_take16(&bytes);
+	got.turn = wh_take16(&bytes);
 	if (take_end(&bytes, &got.end))
 		return -EPROTO;
 	*connect = got;

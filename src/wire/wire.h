@@ -175,9 +175,11 @@ struct wh_rdma_end {
 	char name[WH_NAME_MAX];
 };
 
-/* Payload of CONNECT: u32 number, the initiator's for it, which ABORT names; an end. */
+/* Payload of CONNECT: u32 number, the initiator's for it, which ABORT names; u16 index of its rail; u16 turn,
+ * how often that has failed already, so that another rail of the owner's has its turn; an end. */
 struct wh_rdma_connect {
 	uint32_t number;
+	uint16_t index, turn;
 	struct wh_rdma_end end;
 };
 
@@ -206,7 +208,7 @@ struct wh_rdma_keyed {
 
 #define WH_RDMA_KEYS_SIZE 12
 #define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
-#define WH_RDMA_CONNECT_MAX (4 + WH_RDMA_END_MAX)
+#define WH_RDMA_CONNECT_MAX (8 + WH_RDMA_END_MAX)
 #define WH_RDMA_CONNECTED_MAX (12 + WH_REFUSAL_MAX)
 #define WH_RDMA_KEYED_HEAD 16
 /* These return the bytes used. */

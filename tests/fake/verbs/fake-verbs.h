@@ -11,6 +11,8 @@
  *   FAKE_VERBS_GIDS      of every port: "TYPE/ADDRESS,...", TYPE 1 or 2 for RoCE's version; else NIC n has
  *                        2/::ffff:10.77.0.n at index 1, behind a link-local one
  *   FAKE_VERBS_LINK      "infiniband": ports have LIDs and partition keys
+ *   FAKE_VERBS_NETWORKS  how many there are: NIC n has 10.(77 + n modulo that).0.n; by default one
+ *   FAKE_VERBS_SGE       max_sge: runs of memory in one work request (by default 16)
  *   FAKE_VERBS_MR        max_mr_size; FAKE_VERBS_MEMLOCK: bytes that a process may register
  *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC can)
  *   FAKE_VERBS_REGISTER  errno of one with a file descriptor (0: it succeeds)
@@ -30,8 +32,18 @@
 void fake_verbs_port(unsigned nic, bool up);
 /* Nothing is done any more, and nothing completes, until it is let go. */
 void fake_verbs_hold(bool hold);
+/* The same of one NIC. */
+void fake_verbs_hold_nic(unsigned nic, bool hold);
 /* Of the work requests to come, let so many pass and end the next with this status. */
 void fake_verbs_fail(int status, unsigned after);
+/* The same of one NIC's. */
+void fake_verbs_fail_nic(unsigned nic, int status, unsigned after);
+/* How many bytes it moves in a us; 0: as many as it can. */
+void fake_verbs_speed(unsigned nic, uint64_t speed);
+/* Bytes that a NIC of this process has moved. */
+uint64_t fake_verbs_moved(unsigned nic);
+/* Queue pairs of this process that are open, and how many there have been at most. */
+void fake_verbs_pairs(unsigned *open, unsigned *most);
 /* Objects of this process that are open. */
 int fake_verbs_open(void);
 /* Work requests that have been posted, and how often a doorbell was rung for them. */

@@ -15,6 +15,7 @@
 #define WORLD_QPS 1024
 #define WORLD_MRS 8192
 #define QP_ROOM 4096
+#define SGES 16
 
 /* A queue pair as others see it. Number 0x100 + index. */
 struct world_qp {
@@ -45,7 +46,11 @@ struct world {
 struct nic {
 	char name[64];
 	unsigned index;
-	_Atomic bool up;
+	_Atomic bool up, held;
+	_Atomic int fail_status;
+	_Atomic unsigned fail_after;
+	_Atomic uint64_t moved;
+	_Atomic uint64_t speed; /* bytes a us; 0: as fast as it can */
 };
 
 struct context {
@@ -69,7 +74,7 @@ struct qp {
 	uint32_t head, tail; /* of the requests */
 	struct request {
 		struct ibv_send_wr wr;
-		struct ibv_sge sge;
+		struct ibv_sge sges[SGES];
 		uint8_t inlined[256];
 	} requests[QP_ROOM];
 };
@@ -93,6 +98,7 @@ void world_unlock(struct world *world);
 /* The rights of a key of this process, or of another one. NULL: it is not, or not for that. */
 struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t length, int right);
 
+struct nic *nic_of(unsigned index);
 void count_open(int by);
 int setting(const char *name, int fallback);
 void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out);

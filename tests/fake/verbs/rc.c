@@ -11,22 +11,48 @@
 #include "inside.h"
 
 #define RETRY 12
+#define PAUSE_LEAST 100000u /* ns: a shorter sleep takes longer than it is */
 #define FIRST_QP 0x100u
 
-static _Atomic bool held;
-static _Atomic int fail_status;
-static _Atomic unsigned fail_after;
 static _Atomic uint64_t requests, doorbells, completions;
+static _Atomic unsigned pairs, pairs_most;
+
+EXPORT void fake_verbs_hold_nic(unsigned nic, bool hold)
+{
+	atomic_store(&nic_of(nic)->held, hold);
+}
 
 EXPORT void fake_verbs_hold(bool hold)
 {
-	atomic_store(&held, hold);
+	for (unsigned nic = 0; nic < NICS; nic++)
+		fake_verbs_hold_nic(nic, hold);
+}
+
+EXPORT void fake_verbs_fail_nic(unsigned nic, int status, unsigned after)
+{
+	atomic_store(&nic_of(nic)->fail_after, after);
+	atomic_store(&nic_of(nic)->fail_status, status);
 }
 
 EXPORT void fake_verbs_fail(int status, unsigned after)
 {
-	atomic_store(&fail_after, after);
-	atomic_store(&fail_status, status);
+	fake_verbs_fail_nic(0, status, after);
+}
+
+EXPORT void fake_verbs_speed(unsigned nic, uint64_t speed)
+{
+	atomic_store(&nic_of(nic)->speed, speed);
+}
+
+EXPORT uint64_t fake_verbs_moved(unsigned nic)
+{
+	return atomic_load(&nic_of(nic)->moved);
+}
+
+EXPORT void fake_verbs_pairs(unsigned *open, unsigned *most)
+{
+	*open = atomic_load(&pairs);
+	*most = atomic_load(&pairs_most);
 }
 
 EXPORT void fake_verbs_counts(uint64_t *r, uint64_t *d, uint64_t *c)
@@ -177,60 +203,83 @@ static struct world_qp *other_end(const struct qp *qp)
 	return other;
 }
 
+static uint64_t length_of(const struct request *request)
+{
+	uint64_t length = 0;
+
+	for (int i = 0; i < request->wr.num_sge; i++)
+		length += request->sges[i].length;
+	return length;
+}
+
 static int move(struct qp *qp, const struct request *request)
 {
 	const struct ibv_send_wr *wr = &request->wr;
 	bool write = wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
 	struct world_qp *other = other_end(qp);
 	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
-	struct iovec here = { inlined ? (void *)request->inlined : (void *)(uintptr_t)request->sge.addr,
-			      request->sge.length };
-	struct iovec there = { (void *)(uintptr_t)wr->wr.rdma.remote_addr, request->sge.length };
+	uint64_t length = length_of(request);
+	struct iovec there = { (void *)(uintptr_t)wr->wr.rdma.remote_addr, length };
+	struct iovec here[SGES];
+	unsigned count = (unsigned)wr->num_sge;
 	ssize_t got;
 	pid_t pid;
 
-	if (wr->num_sge && !inlined &&
-	    !world_mr(getpid(), request->sge.lkey, request->sge.addr, request->sge.length,
-		      write ? 0 : IBV_ACCESS_LOCAL_WRITE))
-		return 4;
+	for (unsigned i = 0; i < count; i++) {
+		const struct ibv_sge *sge = &request->sges[i];
+
+		here[i] = (struct iovec){ (void *)(uintptr_t)sge->addr, sge->length };
+		if (!inlined && !world_mr(getpid(), sge->lkey, sge->addr, sge->length,
+					  write ? 0 : IBV_ACCESS_LOCAL_WRITE))
+			return 4;
+	}
+	if (inlined) {
+		here[0] = (struct iovec){ (void *)request->inlined, length };
+		count = 1;
+	}
 	if (!other)
 		return RETRY;
 	pid = atomic_load(&other->pid);
 	if (!wr->num_sge)
 		return kill(pid, 0) ? RETRY : 0;
 	if (!(other->access & right) ||
-	    !world_mr(pid, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, request->sge.length, right))
+	    !world_mr(pid, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, length, right))
 		return 10;
-	got = write ? process_vm_writev(pid, &here, 1, &there, 1, 0) :
-		      process_vm_readv(pid, &here, 1, &there, 1, 0);
-	if (got == (ssize_t)request->sge.length)
+	got = write ? process_vm_writev(pid, here, count, &there, 1, 0) :
+		      process_vm_readv(pid, here, count, &there, 1, 0);
+	if (got == (ssize_t)length)
 		return 0;
 	return got < 0 && errno == ESRCH ? RETRY : 10;
 }
 
-/* One work request. Under context.lock. */
-static void serve(struct qp *qp)
+/* One work request. Under context.lock. How many ns it takes. */
+static uint64_t serve(struct qp *qp)
 {
 	struct request *request = &qp->requests[qp->tail++ % QP_ROOM];
-	int status = 5, wanted = atomic_load(&fail_status);
+	struct nic *nic = ((struct context *)qp->ibv.context)->nic;
+	int status = 5, wanted = atomic_load(&nic->fail_status);
 	struct world *world = world_get();
+	uint64_t length = length_of(request), speed = atomic_load(&nic->speed);
 
 	if (atomic_load(&qp->out->state) == IBV_QPS_RTS) {
 		/* So that taking back a key waits for whoever uses it. */
 		world_lock(world);
 		status = move(qp, request);
 		world_unlock(world);
-		if (wanted && request->wr.num_sge && !atomic_load(&fail_after)) {
+		if (wanted && request->wr.num_sge && !atomic_load(&nic->fail_after)) {
 			status = wanted;
-			atomic_store(&fail_status, 0);
+			atomic_store(&nic->fail_status, 0);
 		} else if (wanted && request->wr.num_sge) {
-			atomic_fetch_sub(&fail_after, 1);
+			atomic_fetch_sub(&nic->fail_after, 1);
 		}
 		if (status)
 			atomic_store(&qp->out->state, 6); /* IBV_QPS_ERR */
+		else
+			atomic_fetch_add(&nic->moved, length);
 	}
 	if (status || (request->wr.send_flags & IBV_SEND_SIGNALED))
 		complete(qp, &request->wr, status);
+	return speed && !status ? length * 1000 / speed : 0;
 }
 
 static struct qp *first_with_work(struct context *context)
@@ -245,19 +294,28 @@ void *context_work(void *argument)
 {
 	struct context *context = argument;
 	struct timespec pause = { 0, 1000000 };
+	uint64_t owed = 0; /* ns that it would have taken longer */
 
 	pthread_mutex_lock(&context->lock);
 	while (!context->stop) {
 		struct qp *qp = first_with_work(context);
 
-		if (atomic_load(&held)) { /* a few ms more or less do not matter */
+		if (atomic_load(&context->nic->held)) { /* a few ms more or less do not matter */
 			pthread_mutex_unlock(&context->lock);
 			nanosleep(&pause, NULL);
 			pthread_mutex_lock(&context->lock);
 		} else if (qp) {
-			serve(qp);
+			uint64_t ns = serve(qp);
+
 			/* Let those in who post, or destroy. */
 			pthread_mutex_unlock(&context->lock);
+			owed += ns;
+			if (owed >= PAUSE_LEAST) {
+				struct timespec busy = { (time_t)(owed / 1000000000), (long)(owed % 1000000000) };
+
+				nanosleep(&busy, NULL);
+				owed = 0;
+			}
 			pthread_mutex_lock(&context->lock);
 		} else {
 			pthread_cond_wait(&context->work, &context->lock);
@@ -265,6 +323,25 @@ void *context_work(void *argument)
 	}
 	pthread_mutex_unlock(&context->lock);
 	return NULL;
+}
+
+static uint64_t sges_length(const struct ibv_send_wr *wr)
+{
+	uint64_t length = 0;
+
+	for (int i = 0; i < wr->num_sge; i++)
+		length += wr->sg_list[i].length;
+	return length;
+}
+
+static void take_inline(struct request *request)
+{
+	uint8_t *at = request->inlined;
+
+	for (int i = 0; i < request->wr.num_sge; i++) {
+		memcpy(at, (void *)(uintptr_t)request->sges[i].addr, request->sges[i].length);
+		at += request->sges[i].length;
+	}
 }
 
 int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
@@ -281,18 +358,18 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 		*bad = wr;
 		if (qp->head - qp->tail == qp->cap.max_send_wr)
 			error = ENOMEM;
-		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > 1 ||
+		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > (int)qp->cap.max_send_sge ||
 			 ((wr->send_flags & IBV_SEND_INLINE) &&
 			  (wr->opcode != IBV_WR_RDMA_WRITE ||
-			   wr->sg_list->length > qp->cap.max_inline_data)))
+			   sges_length(wr) > qp->cap.max_inline_data)))
 			error = EINVAL;
 		if (error)
 			break;
 		request->wr = *wr;
-		request->sge = wr->num_sge ? *wr->sg_list : (struct ibv_sge){ 0 };
+		for (int i = 0; i < wr->num_sge; i++)
+			request->sges[i] = wr->sg_list[i];
 		if (wr->send_flags & IBV_SEND_INLINE)
-			memcpy(request->inlined, (void *)(uintptr_t)wr->sg_list->addr,
-			       wr->sg_list->length);
+			take_inline(request);
 		qp->head++;
 		atomic_fetch_add(&requests, 1);
 	}
@@ -307,11 +384,13 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 {
 	struct context *context = (struct context *)pd->context;
 	struct world *world = world_get();
+	unsigned now, most = atomic_load(&pairs_most);
 	struct ibv_gid_entry gid;
 	struct qp *qp;
 
 	if (attributes->qp_type != IBV_QPT_RC || !attributes->send_cq || !attributes->recv_cq ||
 	    !attributes->cap.max_send_wr || attributes->cap.max_send_wr > QP_ROOM ||
+	    attributes->cap.max_send_sge > (uint32_t)setting("FAKE_VERBS_SGE", SGES) ||
 	    attributes->cap.max_inline_data > sizeof(qp->requests[0].inlined)) {
 		errno = EINVAL;
 		return NULL;
@@ -349,6 +428,9 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 	context->qps = qp;
 	pthread_mutex_unlock(&context->lock);
 	count_open(1);
+	now = atomic_fetch_add(&pairs, 1) + 1;
+	while (most < now && !atomic_compare_exchange_weak(&pairs_most, &most, now))
+		;
 	return &qp->ibv;
 }
 
@@ -416,5 +498,6 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	world_unlock(world);
 	free(qp);
 	count_open(-1);
+	atomic_fetch_sub(&pairs, 1);
 	return 0;
 }

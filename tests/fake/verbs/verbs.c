@@ -76,6 +76,12 @@ static void begin(void)
 	atexit(check_closed);
 }
 
+struct nic *nic_of(unsigned index)
+{
+	world_get();
+	return &nics[index];
+}
+
 struct world *world_get(void)
 {
 	pthread_once(&once, begin);
@@ -193,7 +199,7 @@ EXPORT int ibv_query_device(struct ibv_context *context, struct ibv_device_attr 
 	out->phys_port_cnt = 1;
 	out->max_qp = WORLD_QPS;
 	out->max_qp_wr = QP_ROOM;
-	out->max_sge = 1;
+	out->max_sge = setting("FAKE_VERBS_SGE", SGES);
 	out->max_cqe = 1 << 20;
 	out->max_qp_rd_atom = out->max_qp_init_rd_atom = 16;
 	return 0;
@@ -244,8 +250,8 @@ void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out)
 	else if (gids)
 		snprintf(text, sizeof(text), "%s", gids);
 	else
-		snprintf(text, sizeof(text), "2/fe80::%x,2/::ffff:10.77.0.%u", nic->index + 1,
-			 nic->index + 1);
+		snprintf(text, sizeof(text), "2/fe80::%x,2/::ffff:10.%d.0.%u", nic->index + 1,
+			 77 + (int)nic->index % setting("FAKE_VERBS_NETWORKS", 1), nic->index + 1);
 	memset(out, 0, sizeof(*out));
 	out->gid_index = index;
 	out->port_num = 1;

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma: which line takes how much of what. All of it under rdma_peer.lock.
+ *
+ * Lines take grains, some requests with one doorbell, whenever they have room, so that a fast one takes
+ * more. Towards the end of what waits a slow one takes none that it would finish after all others: each
+ * line's speed is measured as it works. What is small goes by one line.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "transport/rdma.h"
+#include "util/clock.h"
+
+#define KNOWN_FOR WH_SECOND /* then a speed that was measured is none any more */
+#define GRAINS 4            /* of what waits, for each line: so that the last ones end together */
+
+bool rdma_watched(const struct wh_piece *piece)
+{
+	const struct wh_batch *batch = piece->batch;
+
+	return batch->peer->engine->config.number[WH_KNOB_SPIN] && !batch->callback && !batch->queue;
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------ */
+
+uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
+{
+	uint32_t able = 0, nearest = UINT32_MAX;
+
+	*near = 0;
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_memory *memory;
+		const struct rdma_keys *keys;
+
+		if (line->state != RDMA_READY)
+			continue;
+		memory = rdma_registered(local, line->here.nic);
+		if (!memory || (op == WH_READ && !memory->writable))
+			continue;
+		keys = rdma_keys_of(remote, line->nic);
+		if (!keys || keys->error)
+			continue;
+		able |= 1u << i;
+		if (memory->distance < nearest)
+			*near = 0;
+		if (memory->distance <= nearest) {
+			nearest = memory->distance;
+			*near |= 1u << i;
+		}
+	}
+	return able;
+}
+
+/* The lines that can move all of a piece, the near ones if there are such. A region that has gone is told
+ * when its bytes are due. */
+static uint32_t rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece)
+{
+	uint32_t able = rdma_ready(rdma), near = able, near_this;
+	const struct wh_region *local, *local_before = NULL;
+	uint64_t remote, remote_before = 0;
+
+	for (uint64_t i = piece->first; able && i < piece->first + piece->count; i++) {
+		struct wh_place *place;
+
+		local = rdma_local_of(piece, i, &remote);
+		if (local == local_before && remote == remote_before)
+			continue;
+		local_before = local;
+		remote_before = remote;
+		place = wh_place_enter(&rdma->peer->regions, remote);
+		if (!place)
+			continue;
+		able &= rdma_carriers(rdma, local, wh_container(place, struct wh_remote_region, place),
+				      piece->op, &near_this);
+		near &= near_this;
+		wh_place_leave(place);
+	}
+	return near ? near : able;
+}
+
+void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
+
+	wh_list_append(urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
+	rdma->unwatched += !rdma_watched(piece);
+	rdma->queued += piece->bytes;
+	piece->flying = 0;
+	piece->rails = rails_of(rdma, piece);
+	if (!piece->rails) /* is it to wait, or to go? */
+		rdma->version++;
+	atomic_store_explicit(&piece->batch->rails_used, 1, memory_order_relaxed);
+}
+
+void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	rdma->queued -= piece->cursor.left + rdma_forget(rdma, piece);
+	wh_list_remove(&piece->link);
+	rdma->unwatched -= !rdma_watched(piece);
+}
+
+void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
+{
+	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk, &rdma->sent };
+	bool pending = rdma_pending(rdma);
+
+	rdma->sorted = rdma->version;
+	for (unsigned i = 0; i < 3; i++) {
+		struct wh_list *link, *next;
+
+		for (link = lists[i]->next; link != lists[i]; link = next) {
+			struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+
+			next = link->next;
+			/* One that the owner's NIC refused is marked; it does not try again. */
+			piece->rails = piece->owner ? 0 : rails_of(rdma, piece);
+			if (piece->rails || piece->flying || (pending && !piece->owner))
+				continue;
+			rdma_take_out(rdma, piece);
+			wh_list_append(away, &piece->link);
+		}
+	}
+}
+
+/* ---- what is to be sent again ------------------------------------------------------------------ */
+
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece)
+{
+	struct wh_list *link;
+	uint64_t bytes = 0;
+
+	for (link = rdma->again.next; link != &rdma->again; link = link->next) {
+		struct rdma_ring *ring = wh_container(link, struct rdma_ring, link);
+
+		for (uint64_t i = ring->tail; i != ring->head; i++) {
+			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
+
+			if (work->piece != piece)
+				continue;
+			bytes += work->length;
+			work->piece = NULL;
+		}
+	}
+	return bytes;
+}
+
+void rdma_recover(struct rdma_line *line, struct wh_list *done)
+{
+	struct rdma_peer *rdma = line->peer;
+	struct rdma_ring *ring = line->ring;
+
+	line->ring = NULL;
+	if (!ring)
+		return;
+	for (uint64_t i = ring->tail; i != ring->head; i++) {
+		struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
+		struct wh_piece *piece = work->piece;
+
+		if (!piece)
+			continue;
+		atomic_fetch_or(&piece->batch->rails_broken, 1u << line->index);
+		piece->flying--;
+		if (!atomic_load(&piece->cancelled)) {
+			rdma->queued += work->length;
+			continue;
+		}
+		work->piece = NULL;
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		rdma_ended(rdma, piece, work->length, done);
+	}
+	wh_list_append(&rdma->again, &ring->link);
+}
+
+/* The first of it that this line can carry. What has been done with is dropped on the way. */
+static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_line *line)
+{
+	struct wh_list *link, *after;
+
+	for (link = rdma->again.next; link != &rdma->again; link = after) {
+		struct rdma_ring *ring = wh_container(link, struct rdma_ring, link);
+
+		after = link->next;
+		while (ring->tail != ring->head && !ring->works[ring->tail % RDMA_DEPTH].piece)
+			ring->tail++;
+		for (uint64_t i = ring->tail; i != ring->head; i++) {
+			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
+
+			if (work->piece && work->piece->rails & 1u << line->index)
+				return work;
+		}
+		if (ring->tail == ring->head) {
+			wh_list_remove(&ring->link);
+			free(ring);
+		}
+	}
+	return NULL;
+}
+
+struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line, struct rdma_work **work)
+{
+	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk };
+
+	*work = next_again(rdma, line);
+	if (*work)
+		return (*work)->piece;
+	for (unsigned i = 0; i < 2; i++)
+		for (struct wh_list *link = lists[i]->next; link != lists[i]; link = link->next) {
+			struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+
+			if (piece->rails & 1u << line->index)
+				return piece;
+		}
+	return NULL;
+}
+
+void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work, uint64_t length)
+{
+	rdma->queued -= length;
+	if (work) {
+		work->length -= length;
+		if (!work->length)
+			work->piece = NULL;
+	} else if (!piece->cursor.left) {
+		wh_list_remove(&piece->link);
+		wh_list_append(&rdma->sent, &piece->link);
+	}
+}
+
+/* ---- lines ------------------------------------------------------------------------------------- */
+
+void rdma_measure(struct rdma_line *line, int64_t now)
+{
+	double speed;
+
+	if (line->marked < RDMA_SPLIT || now <= line->mark)
+		return;
+	speed = (double)line->marked / (double)(now - line->mark);
+	line->speed = line->speed > 0 && now - line->measured < KNOWN_FOR ? (3 * line->speed + speed) / 4 :
+									    speed;
+	line->measured = line->mark = now;
+	line->marked = 0;
+}
+
+static bool has_room(const struct rdma_line *line)
+{
+	return line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* What is known of all lines that are ready. */
+struct look {
+	double speed[RDMA_LINES]; /* bytes a ns */
+	bool known[RDMA_LINES];
+	double end[RDMA_LINES]; /* when it would have finished a grain more, from now */
+	double all;             /* when all would have finished all that waits */
+	double first;           /* the least of `end` */
+	uint64_t grain;
+};
+
+static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
+{
+	double most = 0, sum = 0, waiting = (double)rdma->queued;
+	int64_t now = wh_now();
+
+	out->grain = rdma->queued / ((uint64_t)__builtin_popcount(ready) * GRAINS);
+	if (out->grain < RDMA_SPLIT)
+		out->grain = RDMA_SPLIT;
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_line *line = rdma->lines[i];
+
+		out->known[i] = line->speed > 0 && now - line->measured < KNOWN_FOR;
+		if (ready & 1u << i && out->known[i] && line->speed > most)
+			most = line->speed;
+	}
+	out->first = -1;
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		uint64_t grain = least(out->known[i] ? out->grain : RDMA_SPLIT, rdma->queued);
+
+		if (!(ready & 1u << i))
+			continue;
+		/* One that is not known is taken for as fast as any, but for little at a time. */
+		out->speed[i] = out->known[i] ? line->speed : most > 0 ? most : 1;
+		sum += out->speed[i];
+		waiting += (double)line->ahead;
+		out->end[i] = (double)(line->ahead + grain) / out->speed[i];
+		if (out->first < 0 || out->end[i] < out->first)
+			out->first = out->end[i];
+	}
+	out->all = waiting / sum;
+}
+
+struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
+{
+	uint32_t ready = rdma_ready(rdma);
+	struct rdma_line *best = NULL;
+	struct rdma_work *work;
+	struct look seen;
+
+	if (!ready || !rdma->queued)
+		return NULL;
+	if (!(ready & (ready - 1))) {
+		best = rdma->lines[__builtin_ctz(ready)];
+		*grain = UINT64_MAX;
+		return has_room(best) && rdma_next(rdma, best, &work) ? best : NULL;
+	}
+	look(rdma, ready, &seen);
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		struct rdma_line *line = rdma->lines[i];
+
+		if (!(ready & 1u << i) || !has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
+			continue;
+		if (!seen.known[i] && line->ahead >= RDMA_SPLIT)
+			continue;
+		if (seen.end[i] > seen.first && seen.end[i] > seen.all)
+			continue;
+		if (rdma_next(rdma, line, &work))
+			best = line;
+	}
+	if (best)
+		*grain = seen.known[best->index] ? seen.grain : RDMA_SPLIT;
+	return best;
+}

@@ -1,0 +1,626 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Several rails: what is large is shared among them, a rail that fails leaves its part to the others, and
+ * the explanation says by rail what became of it. On the fake library, whose NICs can be made slow, silent
+ * and wrong one by one.
+ */
+#include <dlfcn.h>
+
+#include "../fake/verbs/fake-verbs.h"
+#include "fixture.h"
+
+#define LENGTH (8 * MIB)
+#define RAILS 4
+
+static const char *missing_fake(void)
+{
+	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
+}
+
+static const struct route rails = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
+				    .kind = WH_MEMORY_PAGEABLE, .devices = true,
+				    .missing = missing_fake };
+
+/* ---- the fake ------------------------------------------------------------------------------------ */
+
+static void *fake(const char *name)
+{
+	static void *library;
+	void *found;
+
+	if (!library)
+		library = dlopen(getenv("TEST_VERBS"), RTLD_NOW | RTLD_NODELETE);
+	found = library ? dlsym(library, name) : NULL;
+	want_true(found, "the fake has no %s", name);
+	return found;
+}
+
+static void hold(unsigned nic, bool yes)
+{
+	((void (*)(unsigned, bool))fake("fake_verbs_hold_nic"))(nic, yes);
+}
+
+static void fail_next(unsigned nic, int status, unsigned after)
+{
+	((void (*)(unsigned, int, unsigned))fake("fake_verbs_fail_nic"))(nic, status, after);
+}
+
+static void port(unsigned nic, bool up)
+{
+	((void (*)(unsigned, bool))fake("fake_verbs_port"))(nic, up);
+}
+
+static void set_speed(unsigned nic, uint64_t speed)
+{
+	((void (*)(unsigned, uint64_t))fake("fake_verbs_speed"))(nic, speed);
+}
+
+static uint64_t moved(unsigned nic)
+{
+	return ((uint64_t (*)(unsigned))fake("fake_verbs_moved"))(nic);
+}
+
+static unsigned pairs_open(unsigned *most)
+{
+	unsigned open;
+
+	((void (*)(unsigned *, unsigned *))fake("fake_verbs_pairs"))(&open, most);
+	return open;
+}
+
+static uint64_t requests_made(void)
+{
+	uint64_t requests, doorbells, completions;
+
+	((void (*)(uint64_t *, uint64_t *, uint64_t *))fake("fake_verbs_counts"))(&requests, &doorbells,
+										 &completions);
+	return requests;
+}
+
+/* ---- helpers ------------------------------------------------------------------------------------ */
+
+/* The first four NICs are ours, the others the target's. */
+static void open_more(struct fixture *f, const char *ours, const char *theirs, const char *more)
+{
+	char mine[80], others[80];
+	const char *const config[] = { "transports=rdma,tcp", "timeout=2000", mine, more, NULL };
+	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=5000", others } };
+
+	harness_limit(60);
+	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3,fake4,fake5,fake6,fake7", 1);
+	snprintf(mine, sizeof(mine), "rdma=%s", ours);
+	snprintf(others, sizeof(others), "rdma=%s", theirs);
+	fixture_open_with(f, &rails, LENGTH, config, &options);
+}
+
+static void open_rails(struct fixture *f, const char *ours, const char *theirs)
+{
+	open_more(f, ours, theirs, NULL);
+}
+
+static const char *explained(struct wh_batch *batch)
+{
+	static char text[8192];
+
+	want_true(wh_batch_explain(batch, text, sizeof(text)) >= 0, "%s", wh_error_text());
+	return text;
+}
+
+static void want_told(struct wh_batch *batch, const char *word)
+{
+	const char *text = explained(batch);
+
+	want_true(strstr(text, word), "\"%s\" is not told:\n%s", word, text);
+}
+
+static uint64_t bytes_by(struct wh_batch *batch, const char *transport)
+{
+	struct wh_route routes[8];
+	size_t count = 8;
+
+	want(0, wh_batch_routes(batch, routes, &count));
+	for (size_t i = 0; i < count; i++)
+		if (!strcmp(routes[i].transport, transport))
+			return routes[i].bytes;
+	return 0;
+}
+
+/* All of it went by this transport. */
+static void want_all_by(struct wh_batch *batch, const char *transport)
+{
+	uint64_t got = bytes_by(batch, transport);
+
+	want_true(got == LENGTH, "%llu of %llu bytes by %s:\n%s", (unsigned long long)got,
+		  (unsigned long long)LENGTH, transport, explained(batch));
+}
+
+/* One large transfer, all of the region. */
+static struct wh_batch *large(struct fixture *f, uint32_t op)
+{
+	struct wh_transfer transfer = piece(f, op, 0, 0, LENGTH);
+
+	return batch_of(f, &transfer, 1);
+}
+
+static void fill(struct fixture *f, uint32_t op, uint64_t seed)
+{
+	if (op == WH_WRITE)
+		pattern_fill(f->local, LENGTH, 0, seed);
+	else
+		target_fill(f, 0, LENGTH, 0, seed);
+}
+
+/* All bytes are where they belong. */
+static void want_bytes(struct fixture *f, uint32_t op, uint64_t seed)
+{
+	uint64_t wrong = op == WH_WRITE ? target_check(f, 0, LENGTH, 0, seed) :
+					  pattern_check(f->local, LENGTH, 0, seed);
+
+	want_true(wrong == PATTERN_GOOD, "the byte at %llu is wrong", (unsigned long long)wrong);
+}
+
+static void run_well(struct fixture *f, struct wh_batch *batch, uint32_t op, uint64_t seed)
+{
+	fill(f, op, seed);
+	want(0, batch_run(batch));
+	want_bytes(f, op, seed);
+}
+
+/* How many of a batch's bytes each NIC of ours moves. */
+static void run_counted(struct wh_batch *batch, uint64_t by[RAILS])
+{
+	uint64_t before[RAILS];
+
+	for (unsigned i = 0; i < RAILS; i++)
+		before[i] = moved(i);
+	want(0, batch_run(batch));
+	for (unsigned i = 0; i < RAILS; i++)
+		by[i] = moved(i) - before[i];
+}
+
+/* Until so many rails carry something. */
+static void want_rails(struct wh_batch *batch, unsigned rails_wanted)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	uint64_t by[RAILS];
+	unsigned used;
+
+	do {
+		used = 0;
+		run_counted(batch, by);
+		for (unsigned i = 0; i < RAILS; i++)
+			used += by[i] > 0;
+		want_true(now() < end, "%u rails, not %u:\n%s", used, rails_wanted, explained(batch));
+	} while (used != rails_wanted);
+}
+
+/* ---- sharing ------------------------------------------------------------------------------------ */
+
+static void shared(const char *ours, const char *theirs, unsigned count, uint32_t op)
+{
+	uint64_t by[RAILS], sum = 0;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	open_rails(&f, ours, theirs);
+	batch = large(&f, op);
+	fill(&f, op, 3);
+	want_rails(batch, count);
+	run_counted(batch, by);
+	for (unsigned i = 0; i < RAILS; i++)
+		sum += by[i];
+	want_true(sum == LENGTH, "%llu bytes moved", (unsigned long long)sum);
+	want_bytes(&f, op, 3);
+	want_all_by(batch, "rdma");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+static void share__two_write(void **state)
+{
+	(void)state;
+	shared("fake0,fake1", "fake4,fake5", 2, WH_WRITE);
+}
+
+static void share__four_read(void **state)
+{
+	(void)state;
+	shared("fake0,fake1,fake2,fake3", "fake4,fake5,fake6,fake7", 4, WH_READ);
+}
+
+/* One queue pair for each of ours: theirs have several, or none. */
+static void share__unequal_counts(void **state)
+{
+	(void)state;
+	shared("fake0,fake1,fake2", "fake4,fake5", 3, WH_WRITE);
+	shared("fake0,fake1", "fake4", 2, WH_WRITE);
+	shared("fake0", "fake4,fake5,fake6", 1, WH_READ);
+}
+
+static void share__small_by_one(void **state)
+{
+	static const uint64_t lengths[] = { 1, 8, 4096, 65536 };
+	uint64_t by[RAILS];
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	for (unsigned i = 0; i < 4; i++) {
+		struct wh_transfer transfer = piece(&f, WH_WRITE, 3, 5, lengths[i]);
+		struct wh_batch *batch = batch_of(&f, &transfer, 1);
+
+		run_counted(batch, by);
+		want_true(!by[0] != !by[1] && by[0] + by[1] == lengths[i], "%llu and %llu bytes",
+			  (unsigned long long)by[0], (unsigned long long)by[1]);
+		want(0, wh_batch_free(batch));
+	}
+	fixture_close(&f);
+}
+
+/* The slow one takes the less. */
+static void share__one_slow(void **state)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	struct wh_batch *batch;
+	uint64_t by[RAILS];
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 2);
+	set_speed(0, 30);
+	do {
+		run_counted(batch, by);
+		want_true(now() < end, "%llu bytes by the slow rail, %llu by the other",
+			  (unsigned long long)by[0], (unsigned long long)by[1]);
+	} while (4 * by[0] > by[1]);
+	run_well(&f, batch, WH_WRITE, 9);
+	set_speed(0, 0);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* The owner's rail of the same network answers, whatever its number. */
+static void share__by_network(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	setenv("FAKE_VERBS_NETWORKS", "2", 1);
+	open_rails(&f, "fake0,fake1", "fake5,fake4");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 2);
+	want_told(batch, "2 rails, RoCE v2");
+	want_told(batch, "fake0:1 to fake4:1: ");
+	want_told(batch, "fake1:1 to fake5:1: ");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	unsetenv("FAKE_VERBS_NETWORKS");
+}
+
+/* ---- a rail that fails in mid-batch ---------------------------------------------------------------- */
+
+enum fault { STATUS, SILENCE, PORT };
+
+static void broken(enum fault fault, uint32_t op)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	batch = large(&f, op);
+	fill(&f, op, 4);
+	want_rails(batch, 2);
+	fill(&f, op, 5);
+	if (fault == STATUS)
+		fail_next(1, 12, 1);
+	else
+		hold(1, true);
+	want(0, wh_batch_submit(batch));
+	if (fault == PORT)
+		port(1, false);
+	want(0, wh_batch_wait(batch, 3 * PATIENCE));
+	want_bytes(&f, op, 5);
+	want_all_by(batch, "rdma");
+	want_told(batch, "fake1:1 to fake5:1: ");
+	want_told(batch, fault == STATUS ? "it broke: from fake1:1 to fake5:1: no acknowledgement" :
+			 fault == PORT	 ? "it broke: fake1:1 has gone down" :
+					   "nothing has completed for 2000 ms");
+	if (fault == PORT)
+		port(1, true);
+	hold(1, false);
+	want_rails(batch, 2);
+	want_bytes(&f, op, 5);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+static void broken__status_of_write(void **state)
+{
+	(void)state;
+	broken(STATUS, WH_WRITE);
+}
+
+static void broken__status_of_read(void **state)
+{
+	(void)state;
+	broken(STATUS, WH_READ);
+}
+
+static void broken__silence(void **state)
+{
+	(void)state;
+	broken(SILENCE, WH_WRITE);
+}
+
+static void broken__port(void **state)
+{
+	(void)state;
+	broken(PORT, WH_READ);
+}
+
+/* One after the other: what the first leaves the second takes, and tcp what that leaves. */
+static void broken__all(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0,fake1,fake2", "fake4,fake5,fake6");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 3);
+	fill(&f, WH_WRITE, 6);
+	for (unsigned i = 0; i < 3; i++)
+		fail_next(i, 12, i);
+	want(0, batch_run(batch));
+	want_bytes(&f, WH_WRITE, 6);
+	want_all_by(batch, "tcp");
+	want_told(batch, "no acknowledgement");
+	want_rails(batch, 3);
+	run_well(&f, batch, WH_WRITE, 7);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* A key that is refused is the affair of its own piece: others go on by rdma. */
+static void broken__remote_access(void **state)
+{
+	struct wh_transfer transfer;
+	struct wh_batch *batch, *other;
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	batch = large(&f, WH_WRITE);
+	transfer = piece(&f, WH_READ, LENGTH, 0, LENGTH);
+	other = batch_of(&f, &transfer, 1);
+	want_rails(batch, 2);
+	fill(&f, WH_WRITE, 8);
+	fail_next(0, 10, 1);
+	want(0, wh_batch_submit(batch));
+	want(0, wh_batch_submit(other));
+	want(0, wh_batch_wait(batch, PATIENCE));
+	want(0, wh_batch_wait(other, PATIENCE));
+	want_bytes(&f, WH_WRITE, 8);
+	want_all_by(batch, "tcp");
+	want_told(batch, "refuses the key");
+	want_all_by(other, "rdma");
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(other));
+	fixture_close(&f);
+}
+
+/* Both rails are silent: cancelling cuts both, and the next batch goes by them. */
+static void broken__cancel(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 2);
+	hold(0, true);
+	hold(1, true);
+	want(0, wh_batch_submit(batch));
+	want(0, wh_batch_cancel(batch));
+	hold(0, false);
+	hold(1, false);
+	want(-ECANCELED, wh_batch_poll(batch));
+	want_rails(batch, 2);
+	run_well(&f, batch, WH_WRITE, 10);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* The owner's port goes, too: our rail then leads to another one of its. */
+static void broken__other_end(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	open_rails(&f, "fake0", "fake4,fake5");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 1);
+	want_told(batch, "fake0:1 to fake4:1");
+	fail_next(0, 12, 1); /* as it looks from here */
+	want(0, batch_run(batch));
+	want_rails(batch, 1);
+	want_told(batch, "fake0:1 to fake5:1");
+	run_well(&f, batch, WH_WRITE, 11);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* ---- how many connections ------------------------------------------------------------------------- */
+
+static void bounded__knob(void **state)
+{
+	struct wh_batch *batch;
+	uint64_t by[RAILS];
+	struct fixture f;
+	unsigned most;
+
+	(void)state;
+	open_more(&f, "fake0,fake1", "fake4,fake5", "rdma_connections=1");
+	batch = large(&f, WH_WRITE);
+	want(0, batch_run(batch));
+	run_counted(batch, by);
+	want_true(by[0] == LENGTH && !by[1], "%llu and %llu bytes", (unsigned long long)by[0],
+		  (unsigned long long)by[1]);
+	want_true(pairs_open(&most) == 1, "%u queue pairs", pairs_open(&most));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* Two peers, and one connection: the one that is not used makes room. */
+static void bounded__least_used_makes_room(void **state)
+{
+	const struct child_options options = { .config = { "transports=rdma,tcp", "rdma=fake5" } };
+	struct wh_batch *batch, *second;
+	struct wh_remote remote;
+	struct wh_peer *peer;
+	struct wh_transfer transfer;
+	struct child *child;
+	struct fixture f;
+	unsigned most;
+
+	(void)state;
+	open_more(&f, "fake0", "fake4", "rdma_connections=1");
+	child = child_start(&options);
+	child_region(child, child_memory(child, WH_MEMORY_PAGEABLE, LENGTH), 0, LENGTH, "other",
+		     WH_ACCESS_READ | WH_ACCESS_WRITE, NULL);
+	want(0, wh_peer_open(f.engine, child->url, NULL, &peer));
+	want(0, wh_peer_find(peer, "other", PATIENCE, &remote));
+	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(peer, NULL, &second));
+	want(0, wh_batch_add(second, &transfer, 1));
+	batch = large(&f, WH_WRITE);
+	for (unsigned i = 0; i < 3; i++) {
+		run_well(&f, batch, WH_WRITE, 20 + i);
+		want_all_by(batch, "rdma");
+		want(0, batch_run(second));
+		want_all_by(second, "rdma");
+		want_true(pairs_open(&most) == 1, "%u queue pairs", pairs_open(&most));
+	}
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(second));
+	want(0, wh_peer_close(peer));
+	child_exit(child);
+	fixture_close(&f);
+}
+
+/* What is not used is given back, and made again when it is needed. */
+static void bounded__idle(void **state)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	struct wh_batch *batch;
+	struct fixture f;
+	unsigned most;
+
+	(void)state;
+	open_more(&f, "fake0,fake1", "fake4,fake5", "idle=300");
+	batch = large(&f, WH_WRITE);
+	want_rails(batch, 2);
+	while (pairs_open(&most)) {
+		want_true(now() < end, "%u queue pairs are open still", pairs_open(&most));
+		sleep_ms(20);
+	}
+	want_rails(batch, 2);
+	run_well(&f, batch, WH_WRITE, 12);
+	want_all_by(batch, "rdma");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* ---- gathering ------------------------------------------------------------------------------------- */
+
+#define BLOCK 512u
+#define BLOCKS 1536u
+
+/* Blocks that lie apart here and together there: several in one work request. */
+static void gathered(uint32_t op, const char *sges, uint64_t wanted)
+{
+	struct wh_base base = { 0 };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc), .op = op, .block_length = BLOCK, .count = BLOCKS, .bases = &base,
+		.base_count = 1, .local_stride = 2 * BLOCK, .remote_stride = BLOCK,
+	};
+	unsigned char *seen = pages_new(BLOCKS * BLOCK);
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct fixture f;
+	uint64_t before;
+
+	if (sges)
+		setenv("FAKE_VERBS_SGE", sges, 1);
+	open_rails(&f, "fake0", "fake4");
+	base.local = f.region;
+	base.remote = f.remote.id;
+	want(0, wh_blocks_prepare(f.peer, &desc, &blocks));
+	batch = batch_of(&f, NULL, 0);
+	want(0, wh_batch_add_blocks(batch, blocks));
+	wh_blocks_free(blocks);
+	want(0, batch_run(batch)); /* it is connected */
+	fill(&f, op, 13);
+	before = requests_made();
+	want(0, batch_run(batch));
+	before = requests_made() - before;
+	want_true(before == wanted, "%llu requests, not %llu", (unsigned long long)before,
+		  (unsigned long long)wanted);
+	target_fetch(&f, 0, BLOCKS * BLOCK, seen);
+	for (unsigned i = 0; i < BLOCKS; i++)
+		want_true(!memcmp(seen + i * BLOCK, f.local + 2ul * i * BLOCK, BLOCK), "block %u is wrong",
+			  i);
+	pages_free(seen, BLOCKS * BLOCK);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	unsetenv("FAKE_VERBS_SGE");
+}
+
+static void gather__write(void **state)
+{
+	(void)state;
+	gathered(WH_WRITE, NULL, BLOCKS / 6);
+}
+
+static void gather__read(void **state)
+{
+	(void)state;
+	gathered(WH_READ, NULL, BLOCKS / 6);
+}
+
+static void gather__device_of_one(void **state)
+{
+	(void)state;
+	gathered(WH_WRITE, "1", BLOCKS);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(share__two_write, rails),
+	TEST_NEEDS(share__four_read, rails),
+	TEST_NEEDS(share__unequal_counts, rails),
+	TEST_NEEDS(share__small_by_one, rails),
+	TEST_NEEDS(share__one_slow, rails),
+	TEST_NEEDS(share__by_network, rails),
+	TEST_NEEDS(broken__status_of_write, rails),
+	TEST_NEEDS(broken__status_of_read, rails),
+	TEST_NEEDS(broken__silence, rails),
+	TEST_NEEDS(broken__port, rails),
+	TEST_NEEDS(broken__all, rails),
+	TEST_NEEDS(broken__remote_access, rails),
+	TEST_NEEDS(broken__cancel, rails),
+	TEST_NEEDS(broken__other_end, rails),
+	TEST_NEEDS(bounded__knob, rails),
+	TEST_NEEDS(bounded__least_used_makes_room, rails),
+	TEST_NEEDS(bounded__idle, rails),
+	TEST_NEEDS(gather__write, rails),
+	TEST_NEEDS(gather__read, rails),
+	TEST_NEEDS(gather__device_of_one, rails),
+};
+
+HARNESS_MAIN("rdma-rails", tests)
