@@ -185,8 +185,8 @@ void rdma_probe(struct rdma_line *line)
 static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain, struct chain *chain,
 		 struct wh_list *done)
 {
-	uint64_t slice = least((uint64_t)rdma->peer->engine->config.number[WH_KNOB_SLICE],
-			       least(line->here.message, grain));
+	uint64_t most = least((uint64_t)rdma->peer->engine->config.number[WH_KNOB_SLICE],
+			      line->here.message);
 	struct wh_piece *piece, *small = NULL;
 	struct rdma_work *work;
 	uint64_t taken = 0;
@@ -194,12 +194,13 @@ static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
 	while (chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
 	       line->ahead < RDMA_AHEAD) {
 		unsigned before = chain->count;
-		uint64_t length;
+		uint64_t length, slice;
 
 		piece = rdma_next(rdma, line, &work);
 		if (!piece || (taken >= grain && piece != small))
 			return;
 		small = piece->bytes <= RDMA_SPLIT ? piece : NULL;
+		slice = small ? most : least(most, grain);
 		length = compose(line, piece, work ? &work->start : &piece->cursor,
 				 work ? least(slice, work->length) : slice, chain);
 		taken += length;

@@ -15,6 +15,8 @@
 
 #define KNOWN_FOR WH_SECOND /* then a speed that was measured is none any more */
 #define GRAINS 4            /* of what waits, for each line: so that the last ones end together */
+#define AHEAD (5 * WH_MS)   /* of a line's time, taken at most: a speed may be wrong, or change */
+#define GRAIN_LEAST 16384u  /* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
 
 bool rdma_watched(const struct wh_piece *piece)
 {
@@ -255,24 +257,27 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+static uint64_t within(uint64_t value, uint64_t low, uint64_t high)
+{
+	return value < low ? low : least(value, high);
+}
+
 /* What is known of all lines that are ready. */
 struct look {
 	double speed[RDMA_LINES]; /* bytes a ns */
 	bool known[RDMA_LINES];
+	uint64_t grain[RDMA_LINES], most[RDMA_LINES]; /* to be taken at once, and to be on its way */
 	double end[RDMA_LINES]; /* when it would have finished a grain more, from now */
 	double all;             /* when all would have finished all that waits */
 	double first;           /* the least of `end` */
-	uint64_t grain;
 };
 
 static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
 {
 	double most = 0, sum = 0, waiting = (double)rdma->queued;
+	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(ready) * GRAINS);
 	int64_t now = wh_now();
 
-	out->grain = rdma->queued / ((uint64_t)__builtin_popcount(ready) * GRAINS);
-	if (out->grain < RDMA_SPLIT)
-		out->grain = RDMA_SPLIT;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
 
@@ -283,15 +288,20 @@ static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
 	out->first = -1;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
-		uint64_t grain = least(out->known[i] ? out->grain : RDMA_SPLIT, rdma->queued);
+		uint64_t ahead = out->known[i] ? (uint64_t)(line->speed * (double)AHEAD) : 0;
 
 		if (!(ready & 1u << i))
 			continue;
 		/* One that is not known is taken for as fast as any, but for little at a time. */
 		out->speed[i] = out->known[i] ? line->speed : most > 0 ? most : 1;
+		out->most[i] = ahead + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
+		out->grain[i] = RDMA_SPLIT;
+		if (out->known[i])
+			out->grain[i] = within(least(part, ahead / 2),
+					       within(ahead / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
 		sum += out->speed[i];
 		waiting += (double)line->ahead;
-		out->end[i] = (double)(line->ahead + grain) / out->speed[i];
+		out->end[i] = (double)(line->ahead + least(out->grain[i], rdma->queued)) / out->speed[i];
 		if (out->first < 0 || out->end[i] < out->first)
 			out->first = out->end[i];
 	}
@@ -318,7 +328,7 @@ struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 
 		if (!(ready & 1u << i) || !has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
 			continue;
-		if (!seen.known[i] && line->ahead >= RDMA_SPLIT)
+		if (line->ahead >= seen.most[i])
 			continue;
 		if (seen.end[i] > seen.first && seen.end[i] > seen.all)
 			continue;
@@ -326,6 +336,6 @@ struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 			best = line;
 	}
 	if (best)
-		*grain = seen.known[best->index] ? seen.grain : RDMA_SPLIT;
+		*grain = seen.grain[best->index];
 	return best;
 }

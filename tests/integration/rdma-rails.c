@@ -2,9 +2,11 @@
 /*
  * Several rails: what is large is shared among them, a rail that fails leaves its part to the others, and
  * the explanation says by rail what became of it. On the fake library, whose NICs can be made slow, silent
- * and wrong one by one.
+ * and wrong one by one; and in the lab, where TEST_RAILS names ours and theirs ("rxe0,rxe2:rxe1,rxe3"), by
+ * real packets.
  */
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include "../fake/verbs/fake-verbs.h"
 #include "fixture.h"
@@ -17,6 +19,14 @@ static const char *missing_fake(void)
 	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
 }
 
+static const char *missing_cables(void)
+{
+	return getenv("TEST_RAILS") && getenv("TEST_RDMA_DOWN") ? NULL : "there are no two cables";
+}
+
+static const struct route cables = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
+				     .kind = WH_MEMORY_PAGEABLE, .devices = true,
+				     .missing = missing_cables };
 static const struct route rails = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
 				    .kind = WH_MEMORY_PAGEABLE, .devices = true,
 				    .missing = missing_fake };
@@ -600,6 +610,130 @@ static void gather__device_of_one(void **state)
 	gathered(WH_WRITE, "1", BLOCKS);
 }
 
+/* ---- in the lab ------------------------------------------------------------------------------------ */
+
+#define ROUNDS 3
+#define TIMED (4 * MIB)
+
+/* Ours, or theirs, of TEST_RAILS: so many of them. */
+static void open_cables(struct fixture *f, bool both)
+{
+	const char *ours = getenv("TEST_RAILS"), *theirs = strchr(ours, ':') + 1;
+	char mine[80], others[80];
+	/* Emulated processors that move packets do not answer pings at once. */
+	const char *const config[] = { "transports=rdma,tcp", "timeout=5000", mine, NULL };
+	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=8000", others } };
+
+	snprintf(mine, sizeof(mine), "rdma=%.*s", (int)strcspn(ours, both ? ":" : ","), ours);
+	snprintf(others, sizeof(others), "rdma=%.*s", (int)strcspn(theirs, both ? ":" : ","), theirs);
+	fixture_open_with(f, &cables, LENGTH, config, &options);
+}
+
+/* Until the explanation has this word. */
+static void want_in_time(struct wh_batch *batch, const char *word)
+{
+	int64_t end = now() + 60 * SECOND;
+
+	do {
+		want(0, batch_run(batch));
+		want_true(now() < end, "\"%s\" is not told:\n%s", word, explained(batch));
+	} while (!strstr(explained(batch), word));
+}
+
+static int64_t timed(struct wh_batch *batch)
+{
+	int64_t start = now();
+
+	want(0, batch_run(batch));
+	return now() - start;
+}
+
+static int ascending(const void *a, const void *b)
+{
+	int64_t one = *(const int64_t *)a, other = *(const int64_t *)b;
+
+	return (one > other) - (one < other);
+}
+
+/* In turns, medians. */
+static void cable__speed(void **state)
+{
+	int64_t by_one[ROUNDS], by_two[ROUNDS];
+	struct wh_transfer transfer_one, transfer_two;
+	struct wh_batch *batch_one, *batch_two;
+	struct fixture one, two;
+	double faster;
+
+	(void)state;
+	harness_limit(60);
+	open_cables(&one, false);
+	open_cables(&two, true);
+	transfer_one = piece(&one, WH_WRITE, 0, 0, TIMED);
+	transfer_two = piece(&two, WH_WRITE, 0, 0, TIMED);
+	batch_one = batch_of(&one, &transfer_one, 1);
+	batch_two = batch_of(&two, &transfer_two, 1);
+	want_in_time(batch_one, "RoCE v2");
+	want_in_time(batch_two, "2 rails, RoCE v2");
+	for (int i = 0; i < ROUNDS; i++) {
+		by_one[i] = timed(batch_one);
+		by_two[i] = timed(batch_two);
+	}
+	pattern_fill(two.local, TIMED, 0, 31);
+	want(0, batch_run(batch_two));
+	want_true(target_check(&two, 0, TIMED, 0, 31) == PATTERN_GOOD, "a byte is wrong");
+	want_true(bytes_by(batch_two, "rdma") == TIMED, "not all by rdma:\n%s", explained(batch_two));
+	qsort(by_one, ROUNDS, sizeof(by_one[0]), ascending);
+	qsort(by_two, ROUNDS, sizeof(by_two[0]), ascending);
+	faster = (double)by_one[ROUNDS / 2] / (double)by_two[ROUNDS / 2];
+	printf("one rail %.2f MB/s, two rails %.2f MB/s: %.3f times as fast\n",
+	       TIMED * 1e3 / (double)by_one[ROUNDS / 2], TIMED * 1e3 / (double)by_two[ROUNDS / 2], faster);
+	want_true(faster >= 1.9, "two rails are %.3f times as fast as one", faster);
+	want(0, wh_batch_free(batch_one));
+	want(0, wh_batch_free(batch_two));
+	fixture_close(&one);
+	fixture_close(&two);
+}
+
+static void *pull(void *argument)
+{
+	(void)argument;
+	want(0, system(getenv("TEST_RDMA_DOWN")));
+	return NULL;
+}
+
+/* The first of two cables, while batches are under way: the second carries on. */
+static void cable__pulled(void **state)
+{
+	int64_t end = now() + 60 * SECOND;
+	struct wh_batch *batch;
+	pthread_t thread;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(60);
+	open_cables(&f, true);
+	batch = large(&f, WH_WRITE);
+	want_in_time(batch, "2 rails, RoCE v2");
+	fill(&f, WH_WRITE, 32);
+	want(0, wh_batch_submit(batch));
+	want(0, pthread_create(&thread, NULL, pull, NULL));
+	want(0, wh_batch_wait(batch, 60 * SECOND));
+	while (strstr(explained(batch), "2 rails, RoCE v2") && now() < end) {
+		want_bytes(&f, WH_WRITE, 32);
+		want(0, batch_run(batch));
+	}
+	want(0, pthread_join(thread, NULL));
+	want_bytes(&f, WH_WRITE, 32);
+	run_well(&f, batch, WH_WRITE, 33); /* while it is down */
+	want_all_by(batch, "rdma");
+	want_told(batch, "it is down: ");
+	want(0, system(getenv("TEST_RDMA_UP")));
+	want_in_time(batch, "2 rails, RoCE v2");
+	run_well(&f, batch, WH_WRITE, 34);
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(share__two_write, rails),
 	TEST_NEEDS(share__four_read, rails),
@@ -621,6 +755,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(gather__write, rails),
 	TEST_NEEDS(gather__read, rails),
 	TEST_NEEDS(gather__device_of_one, rails),
+	TEST_NEEDS(cable__speed, cables),
+	TEST_NEEDS(cable__pulled, cables),
 };
 
 HARNESS_MAIN("rdma-rails", tests)
