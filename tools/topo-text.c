@@ -95,6 +95,23 @@ static void number_text(char *out, size_t size, int number)
 
 /* ---- the machine ----------------------------------------------------------------------------- */
 
+/* "RDMA by mlx5_0, mlx5_1 (PIX)": what its memory is moved by. */
+static void print_rdma(const struct wh_topology *topology, struct wh_end memory)
+{
+	const char *before = "           RDMA by ";
+	char word[8];
+
+	for (size_t i = 0; i < topology->nic_count; i++) {
+		if (!wh_topology_rdma_by(topology, memory, i))
+			continue;
+		printf("%s%s", before, topology->nics[i].name);
+		before = ", ";
+	}
+	wh_distance_text(wh_topology_rdma_distance(topology, memory), 0, word);
+	if (*before == ',')
+		printf(" (%s)\n", word);
+}
+
 static void print_machine(const struct wh_topology *topology, const struct screen *screen)
 {
 	const struct wh_cpu *cpu = &topology->cpu;
@@ -130,6 +147,7 @@ static void print_machine(const struct wh_topology *topology, const struct scree
 		printf("%sMEM%d%s     NUMA node %d: %s, CPUs %s, distances %s\n",
 		       screen_tint(screen, TINT_STRONG), node->id, screen_plain(screen), node->id,
 		       size, or_dash(node->cpus), or_dash(node->distances));
+		print_rdma(topology, (struct wh_end){ WH_END_NODE, i });
 	}
 }
 
@@ -224,6 +242,7 @@ static void print_gpu(const struct wh_topology *topology, size_t index, const st
 					(struct wh_end){ WH_END_NIC, (size_t)nic }, &links);
 	wh_distance_text(distance, links, word);
 	printf("           served by %s (%s)\n", topology->nics[nic].name, word);
+	print_rdma(topology, (struct wh_end){ WH_END_GPU, index });
 }
 
 static void print_nic(const struct wh_topology *topology, size_t index, const struct screen *screen)

@@ -236,3 +236,32 @@ int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu)
 	}
 	return (int)best;
 }
+
+static enum wh_distance rdma_to(const struct wh_topology *topology, struct wh_end memory, size_t nic)
+{
+	int links;
+
+	if (topology->nics[nic].rdma != 1 || !is_up(&topology->nics[nic]))
+		return WH_FAR;
+	return wh_topology_distance(topology, memory, (struct wh_end){ WH_END_NIC, nic }, &links);
+}
+
+enum wh_distance wh_topology_rdma_distance(const struct wh_topology *topology, struct wh_end memory)
+{
+	enum wh_distance nearest = WH_FAR;
+
+	for (size_t i = 0; i < topology->nic_count; i++) {
+		enum wh_distance distance = rdma_to(topology, memory, i);
+
+		if (distance < nearest)
+			nearest = distance;
+	}
+	return nearest;
+}
+
+bool wh_topology_rdma_by(const struct wh_topology *topology, struct wh_end memory, size_t nic)
+{
+	enum wh_distance nearest = wh_topology_rdma_distance(topology, memory);
+
+	return nearest != WH_FAR && rdma_to(topology, memory, nic) == nearest;
+}

@@ -191,6 +191,13 @@ void wh_distance_text(enum wh_distance distance, int links, char out[8]);
  * that are equal are dealt out in turn. -1: none. */
 int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu);
 
+/* How far the nearest RDMA NICs that are up are from the memory of a GPU or a node. All that are as near are
+ * what the transport rdma moves it by, together. WH_FAR: there is none, or it is not known. */
+enum wh_distance wh_topology_rdma_distance(const struct wh_topology *topology, struct wh_end memory);
+
+/* Is it one of them? */
+bool wh_topology_rdma_by(const struct wh_topology *topology, struct wh_end memory, size_t nic);
+
 /* ---- how fast -------------------------------------------------------------------------------- */
 
 /* GB/s that a PCIe link moves in one direction, headers included; NAN if not known. */

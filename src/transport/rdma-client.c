@@ -114,9 +114,13 @@ static void finish(struct wh_task *task)
 	struct rdma_peer *rdma = line->peer;
 	struct wh_list done;
 	char why[WH_REFUSAL];
+	bool news;
 
 	wh_list_init(&done);
 	pthread_mutex_lock(&rdma->lock);
+	/* A port without a cable is tried for ever. */
+	news = line->proved || !line->tries || !rdma_ready(rdma);
+	line->proved = false;
 	rdma_recover(line, &done);
 	if (line->again) {
 		line->state = RDMA_IDLE;
@@ -131,6 +135,8 @@ static void finish(struct wh_task *task)
 		rdma_want(rdma);
 	memcpy(why, line->why, sizeof(why));
 	changed(rdma, &done);
+	if (!news)
+		return;
 	wh_engine_log(rdma->peer->engine, "rdma to %s: %s", rdma->peer->welcome.name, why);
 	atomic_fetch_add(&rdma->peer->plan_version, 1);
 }

@@ -243,6 +243,7 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 
 	if (!piece) { /* the probe: packets come through */
 		line->state = RDMA_READY;
+		line->proved = true;
 		line->backoff = RDMA_BACKOFF_FIRST;
 		rdma->version++;
 		pthread_cond_broadcast(&rdma->changed);

@@ -222,6 +222,7 @@ struct rdma_line {
 	char way[40];         /* "mlx5_0:1 to mlx5_1:1" */
 	bool again; /* what breaks may be connected again at once */
 	bool open;  /* it counts in rdma.connections */
+	bool proved; /* packets have come through */
 	bool told;  /* the owner knows of the queue pair */
 	int64_t since; /* this state, or the last completion */
 	struct rdma_rail here; /* as it was when it was connected */

@@ -113,7 +113,8 @@ PYTHON
 verdict "its distances, routes and NICs" $?
 topo hgx --color never >hgx.out && [ "$(grep -c '^NVSwitch' hgx.out)" = 4 ] &&
 	grep -q -F '─[2.5 GT/s x16 of 32 GT/s x16]─ 0000:12:00.0' hgx.out &&
-	grep -q 'served by mlx5_7 (PIX)' hgx.out
+	grep -q 'served by mlx5_7 (PIX)' hgx.out && grep -q 'RDMA by mlx5_7 (PIX)' hgx.out &&
+	grep -A 1 '^MEM1 ' hgx.out | grep -q 'RDMA by mlx5_'
 verdict "its links, hop by hop" $?
 
 # ---- saved and shown again --------------------------------------------------------------------

@@ -242,6 +242,29 @@ static void nic__of_gpu(void **state)
 	wh_topology_free(t);
 }
 
+/* All RDMA NICs that are up and as near as the nearest. */
+static void nic__rdma_by(void **state)
+{
+	struct wh_topology *t = machine();
+	const struct wh_end gpu = { WH_END_GPU, 0 }, node = { WH_END_NODE, 0 };
+
+	(void)state;
+	assert_int_equal(wh_topology_rdma_distance(t, gpu), WH_PIX);
+	assert_true(wh_topology_rdma_by(t, gpu, 0));
+	assert_false(wh_topology_rdma_by(t, gpu, 1)); /* it is further */
+	assert_int_equal(wh_topology_rdma_distance(t, node), WH_PHB);
+	t->nics[1] = t->nics[0];
+	assert_true(wh_topology_rdma_by(t, gpu, 0) && wh_topology_rdma_by(t, gpu, 1));
+	assert_true(wh_topology_rdma_by(t, node, 0) && wh_topology_rdma_by(t, node, 1));
+	snprintf(t->nics[0].state, sizeof(t->nics[0].state), "DOWN");
+	assert_false(wh_topology_rdma_by(t, gpu, 0));
+	assert_true(wh_topology_rdma_by(t, gpu, 1));
+	t->nics[1].rdma = 0;
+	assert_int_equal(wh_topology_rdma_distance(t, gpu), WH_FAR);
+	assert_false(wh_topology_rdma_by(t, gpu, 1));
+	wh_topology_free(t);
+}
+
 /* ---- expectations ---------------------------------------------------------------------------- */
 
 static void near(double value, double wanted)
@@ -412,7 +435,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(distance__by_pci), cmocka_unit_test(distance__one_node),
 		cmocka_unit_test(distance__nvlink), cmocka_unit_test(distance__circle),
-		cmocka_unit_test(nic__of_gpu),	    cmocka_unit_test(pcie__raw),
+		cmocka_unit_test(nic__of_gpu),	    cmocka_unit_test(nic__rdma_by),
+		cmocka_unit_test(pcie__raw),
 		cmocka_unit_test(expect__routes),   cmocka_unit_test(json__round_trip),
 		cmocka_unit_test(json__refused),    cmocka_unit_test(size__text),
 	};
