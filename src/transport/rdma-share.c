@@ -123,6 +123,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 			if (piece->rails || piece->flying || (pending && !piece->owner))
 				continue;
 			rdma_take_out(rdma, piece);
+			piece->cursor.left = 0; /* nothing of it is to be cancelled here */
 			wh_list_append(away, &piece->link);
 		}
 	}

@@ -73,17 +73,14 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 
 	(void)peer;
 	pthread_mutex_lock(&rdma->lock);
-	/* One that is in no list is not yet submitted, or has ended. */
-	if (piece->link.next) {
-		uint64_t again = rdma_forget(rdma, piece);
-
-		rest = piece->cursor.left + again;
+	rest = piece->cursor.left + rdma_forget(rdma, piece);
+	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way may be in
+	 * the list of somebody who is about to say that it has ended. */
+	if (rest && piece->link.next) {
 		rdma->queued -= rest;
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		piece->cursor.left = 0;
-		if (rest) {
-			wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-			done = atomic_fetch_sub(&piece->left, rest) == rest;
-		}
+		done = atomic_fetch_sub(&piece->left, rest) == rest;
 		if (done) {
 			rdma_take_out(rdma, piece);
 		} else {
