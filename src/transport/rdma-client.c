@@ -179,6 +179,8 @@ void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	va_start(list, format);
 	vsnprintf(line->why, sizeof(line->why), format, list);
 	va_end(list);
+	if (rdma_line_busy(line))
+		memcpy(line->broke, line->why, sizeof(line->broke));
 	if (!again || rdma_line_busy(line)) /* not what is given back */
 		memcpy(rdma->why, line->why, sizeof(rdma->why));
 	line->again = again;

@@ -30,9 +30,10 @@ static int await_lines(struct rdma_peer *rdma, int64_t deadline, char why[WH_REF
 {
 	int64_t others = deadline - RDMA_PATIENCE + OTHERS;
 
-	if (!rdma_ready(rdma))
-		rdma_want(rdma);
 	while (!rdma_ready(rdma) || (rdma_pending(rdma) && wh_now() < others)) {
+		/* Each time: one that is being given back can be wanted only afterwards. */
+		if (!rdma_ready(rdma))
+			rdma_want(rdma);
 		if (rdma_hopeless(rdma)) {
 			snprintf(why, WH_REFUSAL, "%s", rdma->why);
 			return -EIO;

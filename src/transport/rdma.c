@@ -158,18 +158,16 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count && (rdma->line_count > 1 || broken); i++) {
 		const struct rdma_line *line = rdma->lines[i];
-		bool told = broken & 1u << i ||
-			    (line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0]);
+		bool broke = broken & 1u << i;
+		bool down = line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0];
 
 		if (at >= size)
 			break;
-		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s\n",
+		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
 				       line->way[0] ? line->way : line->rail->name,
 				       (unsigned long long)atomic_load(&batch->railed[i]),
-				       !told		    ? "" :
-				       broken & 1u << i ? "; it broke: " :
-							      "; it is down: ",
-				       told ? line->why : "");
+				       broke ? "; it broke: " : "", broke ? line->broke : "",
+				       down ? "; it is down: " : "", down ? line->why : "");
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }

@@ -219,6 +219,7 @@ struct rdma_line {
 	/* Under the peer's lock. */
 	enum rdma_state state;
 	char why[WH_REFUSAL]; /* it broke, or failed the last time */
+	char broke[WH_REFUSAL]; /* why it did the last time that something was on its way */
 	char way[40];         /* "mlx5_0:1 to mlx5_1:1" */
 	bool again; /* what breaks may be connected again at once */
 	bool open;  /* it counts in rdma.connections */
