@@ -50,8 +50,8 @@ struct wh_counters {
 	uint32_t transports; /* how many of the next are used; those that moved nothing are there, too */
 	uint32_t reserved;
 	struct wh_transport_counters transport[WH_TRANSPORTS_MAX];
-	/* Of batches of at most 64 KiB one in 128 is timed, of larger ones each. Those that waited for a
-	 * stream, and those that failed, are not. */
+	/* Of batches of at most 64 KiB (by each of their transports) one in 128 is timed, of larger ones
+	 * each. Those that waited for a stream, and those that failed, are not. */
 	struct wh_latency small;
 	struct wh_latency large;
 };

@@ -46,6 +46,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	struct wh_batch_options options;
 	struct wh_batch *batch;
 	const char *require;
+	uint64_t made;
 	int error;
 
 	if (!peer || !out)
@@ -78,20 +79,18 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->priority = options.priority;
 	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
 	pthread_mutex_init(&batch->text_lock, NULL);
-	batch->watch = WH_WATCH_UNLISTED;
-	batch->timed_in = 1 + (uint32_t)atomic_fetch_add_explicit(&peer->batches_made, 1,
-								  memory_order_relaxed) %
-				      WH_TIMED_EVERY;
 	if (batch->queue)
 		wh_queue_hold(batch->queue, 1);
-	atomic_fetch_add(&peer->batches, 1);
+	made = atomic_fetch_add(&peer->batches, WH_BATCH_MADE);
+	if (!(made >> 57)) /* one in WH_TIMED_EVERY */
+		batch->timed_in = 1;
 	*out = batch;
 	return 0;
 }
 
 static void empty(struct wh_batch *batch)
 {
-	wh_count_settle(batch);
+	wh_batch_settle_counts(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_free(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = batch->piece_count = 0;
@@ -295,6 +294,7 @@ int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
 		batch->note = malloc(WH_NOTIFICATION_MAX);
 		if (!batch->note)
 			return wh_fail(ENOMEM, "wh_batch_notify: no memory");
+		atomic_fetch_or(&batch->watch, WH_WATCH_PIECES);
 	}
 	memcpy(batch->note, data, length);
 	batch->note_length = length;
@@ -565,7 +565,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 		wh_piece_done(piece);
 		return;
 	}
-	wh_count_add(&peer->tally.by[before].reroutes, 1);
+	wh_count_add(&peer->tally.reroutes[before], 1);
 	pthread_mutex_lock(&batch->text_lock);
 	batch->share[piece->transport].bytes += piece->bytes;
 	batch->share[piece->transport].transfers += piece->transfers;
@@ -576,16 +576,33 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	wh_transport(piece->transport)->submit(peer, peer->transport[piece->transport], piece);
 }
 
+/* A round of it ends. The two ways that cost little are here, so that they cost little. */
+static inline void count_round(struct wh_batch *batch)
+{
+	uint32_t watch = atomic_load_explicit(&batch->watch, memory_order_relaxed);
+
+	if (__builtin_expect(watch == WH_WATCH_LISTED, 1)) {
+		/* Rounds follow each other: nobody else adds. */
+		atomic_store_explicit(&batch->rounds, wh_count_get(&batch->rounds) + 1,
+				      memory_order_relaxed);
+	} else if (!watch) {
+		const struct wh_piece *piece = batch->pieces;
+		struct wh_tally *tally = &batch->peer->tally;
+
+		wh_count_part(tally, piece->transport, piece->op, piece->bytes, piece->transfers);
+		wh_count_add(&tally->batches, 1);
+		atomic_store_explicit(&batch->watch, WH_WATCH_AGAIN, memory_order_relaxed);
+	} else {
+		wh_count_finish(batch);
+	}
+}
+
 void wh_batch_finish(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
-	if (__builtin_expect(atomic_load_explicit(&batch->watch, memory_order_relaxed), 0))
-		wh_count_finish(batch);
-	else /* rounds follow each other: nobody else adds */
-		atomic_store_explicit(&batch->rounds, wh_count_get(&batch->rounds) + 1,
-				      memory_order_relaxed);
+	count_round(batch);
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);

@@ -210,7 +210,7 @@ struct wh_peer {
 
 	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
 	_Atomic uint32_t plan_version; /* moves when a plan may have become wrong */
-	_Atomic uint32_t batches; /* that exist */
+	wh_count batches; /* WH_BATCHES() of them exist */
 	struct wh_places regions; /* of struct wh_remote_region */
 	_Atomic bool usable[WH_TRANSPORT_COUNT];
 	bool opened[WH_TRANSPORT_COUNT];
@@ -247,9 +247,10 @@ struct wh_peer {
 
 	struct wh_tally tally;
 	wh_count lost; /* how often */
-	wh_count batches_made; /* so that not every fresh batch is timed */
 	pthread_mutex_t count_lock;
-	struct wh_list counted; /* batches whose rounds are to be added to the tally; under count_lock */
+	/* Under count_lock: */
+	struct wh_list counted; /* batches whose rounds are to be added to the tally */
+	uint32_t listed_in_all; /* that have been in it: which round of the next one is timed */
 };
 
 /* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0, or -EIO: no
@@ -474,8 +475,8 @@ struct wh_batch {
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
 
 	_Atomic uint32_t watch;    /* WH_WATCH_... */
-	uint32_t timed_every;      /* rounds */
 	uint32_t timed_in;         /* so many submissions: the last of them is timed */
+	bool listed;               /* as in `watch`, for whom nobody else is at work; under peer.count_lock */
 	wh_count rounds;           /* completed well while listed */
 	uint64_t told;             /* of those, in the peer's tally; under peer.count_lock */
 	int64_t begun;             /* WH_WATCH_TIMED: when */
@@ -492,6 +493,13 @@ void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char
 /* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
  * one gets it from the start, or it fails with `error`. Instead of wh_piece_done(). */
 void wh_piece_reroute(struct wh_piece *piece, int error, const char *why);
+
+/* Before its plan changes, or it goes. */
+static inline void wh_batch_settle_counts(struct wh_batch *batch)
+{
+	if (batch->listed)
+		wh_count_settle(batch);
+}
 
 static inline bool wh_batch_running(struct wh_batch *batch)
 {

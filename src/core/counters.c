@@ -28,10 +28,16 @@ static void add_latency(struct wh_tally_latency *latency, uint64_t ns)
 
 static void add_piece(struct wh_tally *tally, const struct wh_piece *piece, uint64_t rounds)
 {
-	unsigned way = piece->op == WH_WRITE;
+	wh_count_part(tally, piece->transport, piece->op, piece->bytes * rounds,
+		      piece->transfers * rounds);
+}
 
-	wh_count_add(&tally->by[piece->transport].bytes[way], piece->bytes * rounds);
-	wh_count_add(&tally->by[piece->transport].transfers[way], piece->transfers * rounds);
+static bool is_large(const struct wh_batch *batch)
+{
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (batch->share[id].bytes > WH_SMALL_BATCH)
+			return true;
+	return false;
 }
 
 /* So many rounds of its plan, each of which went well. */
@@ -55,7 +61,7 @@ static void add_failed(struct wh_tally *tally, struct wh_batch *batch)
 		if (!failed && !cancelled)
 			add_piece(tally, piece, 1);
 		else if (failed && failed != -ECANCELED)
-			wh_count_add(&tally->by[piece->transport].errors, 1);
+			wh_count_add(&tally->errors[piece->transport], 1);
 	}
 	wh_count_add(cancelled ? &tally->cancelled : &tally->failed, 1);
 }
@@ -67,13 +73,16 @@ static void list(struct wh_batch *batch)
 	pthread_mutex_lock(&peer->count_lock);
 	batch->told = wh_count_get(&batch->rounds);
 	wh_list_append(&peer->counted, &batch->count_link);
-	atomic_store(&batch->watch, 0);
+	if (batch->timed_in > WH_TIMED_EVERY) /* not timed so far */
+		batch->timed_in = 1 + peer->listed_in_all++ % WH_TIMED_EVERY;
+	batch->listed = true;
+	atomic_store(&batch->watch, WH_WATCH_LISTED);
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
 void wh_count_begin(struct wh_batch *batch)
 {
-	batch->timed_in = batch->timed_every;
+	batch->timed_in = is_large(batch) ? 1 : WH_TIMED_EVERY;
 	batch->begun = wh_now();
 	atomic_fetch_or(&batch->watch, WH_WATCH_TIMED);
 }
@@ -84,45 +93,35 @@ void wh_count_finish(struct wh_batch *batch)
 	uint32_t watch = atomic_load(&batch->watch);
 
 	if ((watch & WH_WATCH_TIMED) && !(watch & WH_WATCH_FAILED))
-		add_latency(&tally->latency[batch->timed_every == 1],
+		add_latency(&tally->latency[batch->timed_in == 1],
 			    (uint64_t)(wh_now() - batch->begun));
 	if (watch & WH_WATCH_FAILED)
 		add_failed(tally, batch);
-	else if (watch & WH_WATCH_UNLISTED)
-		add_rounds(tally, batch, 1);
-	else
+	else if (watch & WH_WATCH_LISTED)
 		wh_count_add(&batch->rounds, 1);
-	if ((watch & WH_WATCH_UNLISTED) && (watch & WH_WATCH_AGAIN))
+	else
+		add_rounds(tally, batch, 1);
+	if (watch & WH_WATCH_AGAIN)
 		list(batch);
 	else
-		atomic_store(&batch->watch, watch & WH_WATCH_UNLISTED ?
-						    WH_WATCH_UNLISTED | WH_WATCH_AGAIN :
-						    0);
+		atomic_store(&batch->watch,
+			     watch & WH_WATCH_LISTED ? WH_WATCH_LISTED : WH_WATCH_AGAIN);
 }
 
 void wh_count_settle(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
-	if (atomic_load_explicit(&batch->watch, memory_order_relaxed) & WH_WATCH_UNLISTED)
-		return;
 	pthread_mutex_lock(&peer->count_lock);
-	wh_list_remove(&batch->count_link);
-	add_rounds(&peer->tally, batch, wh_count_get(&batch->rounds) - batch->told);
-	batch->told = wh_count_get(&batch->rounds);
-	atomic_fetch_or(&batch->watch, WH_WATCH_UNLISTED | WH_WATCH_AGAIN);
+	/* Parts of it may be given to other transports by several threads. */
+	if (batch->listed) {
+		wh_list_remove(&batch->count_link);
+		add_rounds(&peer->tally, batch, wh_count_get(&batch->rounds) - batch->told);
+		batch->told = wh_count_get(&batch->rounds);
+		batch->listed = false;
+		atomic_fetch_xor(&batch->watch, WH_WATCH_LISTED | WH_WATCH_AGAIN);
+	}
 	pthread_mutex_unlock(&peer->count_lock);
-}
-
-void wh_count_planned(struct wh_batch *batch)
-{
-	uint64_t bytes = 0;
-
-	for (size_t i = 0; i < batch->piece_count; i++)
-		bytes += batch->pieces[i].bytes;
-	batch->timed_every = bytes > WH_SMALL_BATCH ? 1 : WH_TIMED_EVERY;
-	if (batch->timed_in > batch->timed_every)
-		batch->timed_in = batch->timed_every;
 }
 
 /* ---- adding up -------------------------------------------------------------------------------- */
@@ -137,11 +136,11 @@ static void add_tally(struct wh_tally *into, const struct wh_tally *from)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		for (unsigned way = 0; way < 2; way++) {
-			move_count(&into->by[id].bytes[way], &from->by[id].bytes[way]);
-			move_count(&into->by[id].transfers[way], &from->by[id].transfers[way]);
+			move_count(&into->bytes[id][way], &from->bytes[id][way]);
+			move_count(&into->transfers[id][way], &from->transfers[id][way]);
 		}
-		move_count(&into->by[id].errors, &from->by[id].errors);
-		move_count(&into->by[id].reroutes, &from->by[id].reroutes);
+		move_count(&into->errors[id], &from->errors[id]);
+		move_count(&into->reroutes[id], &from->reroutes[id]);
 	}
 	move_count(&into->batches, &from->batches);
 	move_count(&into->failed, &from->failed);
@@ -213,12 +212,12 @@ static void tell(struct wh_counters *out, const struct wh_tally *tally)
 
 		snprintf(transport->transport, sizeof(transport->transport), "%s",
 			 wh_transport(id)->name);
-		transport->read_bytes = wh_count_get(&tally->by[id].bytes[0]);
-		transport->written_bytes = wh_count_get(&tally->by[id].bytes[1]);
-		transport->reads = wh_count_get(&tally->by[id].transfers[0]);
-		transport->writes = wh_count_get(&tally->by[id].transfers[1]);
-		transport->errors = wh_count_get(&tally->by[id].errors);
-		transport->reroutes = wh_count_get(&tally->by[id].reroutes);
+		transport->read_bytes = wh_count_get(&tally->bytes[id][0]);
+		transport->written_bytes = wh_count_get(&tally->bytes[id][1]);
+		transport->reads = wh_count_get(&tally->transfers[id][0]);
+		transport->writes = wh_count_get(&tally->transfers[id][1]);
+		transport->errors = wh_count_get(&tally->errors[id]);
+		transport->reroutes = wh_count_get(&tally->reroutes[id]);
 	}
 	tell_latency(&out->small, &tally->latency[0]);
 	tell_latency(&out->large, &tally->latency[1]);

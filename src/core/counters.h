@@ -4,8 +4,9 @@
  *
  * The path of a batch that is submitted over and over, which is what has to be cheap, adds 1 to a word of
  * the batch itself, for what a round moves is known from its plan: no shared cache line is touched and
- * no instruction is locked. Who wants the numbers multiplies. Everything else, such as first rounds,
- * failures and batches that are timed, goes by wh_count_finish() and adds to the peer's tally.
+ * no instruction is locked. Who wants the numbers multiplies. The first round of a batch adds to the peer's
+ * tally; if it has one piece, as most have that are made anew each time, at once. Everything else, such as
+ * failures and batches that are timed, goes by wh_count_finish().
  */
 #ifndef WH_CORE_COUNTERS_H
 #define WH_CORE_COUNTERS_H
@@ -15,11 +16,12 @@
 #include <stdint.h>
 
 #include <wherry/metrics.h>
+#include <wherry/transfer.h>
 
 #include "transport/transport.h"
 
 #define WH_SMALL_BATCH 65536 /* bytes; larger ones are all timed */
-#define WH_TIMED_EVERY 128   /* of small ones; a power of two */
+#define WH_TIMED_EVERY 128   /* of small ones; WH_BATCH_MADE counts to it */
 
 typedef _Atomic uint64_t wh_count;
 
@@ -28,10 +30,8 @@ struct wh_tally_latency {
 };
 
 struct wh_tally {
-	struct {
-		wh_count bytes[2], transfers[2]; /* read, written */
-		wh_count errors, reroutes;
-	} by[WH_TRANSPORT_COUNT];
+	wh_count bytes[WH_TRANSPORT_COUNT][2], transfers[WH_TRANSPORT_COUNT][2]; /* read, written */
+	wh_count errors[WH_TRANSPORT_COUNT], reroutes[WH_TRANSPORT_COUNT];
 	wh_count batches, failed, cancelled;
 	struct wh_tally_latency latency[2]; /* small, large */
 };
@@ -51,13 +51,20 @@ struct wh_served {
 	uint64_t told_bytes[2], told_requests; /* of these, in the engine's tally; under engine.lock */
 };
 
-/* wh_batch.watch: why wh_batch_finish() may not just count one more round. */
+/* wh_batch.watch. Nothing: the first round of a fresh batch, of one piece; LISTED alone: one more round of a
+ * batch whose rounds are multiplied. These two are quick, everything else goes by wh_count_finish(). */
 enum {
-	WH_WATCH_UNLISTED = 1, /* the batch is not in peer.counted */
-	WH_WATCH_AGAIN = 2,    /* it has been submitted before, so it is worth listing */
+	WH_WATCH_LISTED = 1, /* the batch is in peer.counted */
+	WH_WATCH_AGAIN = 2,  /* it is not, but has had a round: the next one is worth listing */
 	WH_WATCH_TIMED = 4,
 	WH_WATCH_FAILED = 8,
+	WH_WATCH_PIECES = 16, /* a fresh one may have several pieces, or none */
 };
+
+/* What a batch adds to wh_peer.batches when it is made: to how many there are, and to a number in the
+ * uppermost 7 bits, by which one in WH_TIMED_EVERY is found. When it is freed it takes 1 away. */
+#define WH_BATCH_MADE ((UINT64_C(1) << 57) + 1)
+#define WH_BATCHES(batches) ((uint32_t)(batches))
 
 static inline void wh_count_add(wh_count *count, uint64_t by)
 {
@@ -69,6 +76,13 @@ static inline uint64_t wh_count_get(const wh_count *count)
 	return atomic_load_explicit(count, memory_order_relaxed);
 }
 
+static inline void wh_count_part(struct wh_tally *tally, size_t transport, size_t op, uint64_t bytes,
+				 uint64_t transfers)
+{
+	wh_count_add(&tally->bytes[transport][op - WH_READ], bytes);
+	wh_count_add(&tally->transfers[transport][op - WH_READ], transfers);
+}
+
 struct wh_batch;
 struct wh_piece;
 
@@ -76,10 +90,8 @@ struct wh_piece;
 void wh_count_begin(struct wh_batch *batch);
 /* A round of the batch ends, and something has to be watched. */
 void wh_count_finish(struct wh_batch *batch);
-/* The batch's plan changes, or it goes: count what it has not told yet. */
+/* The plan of a batch that is listed changes, or it goes: count what it has not told yet. */
 void wh_count_settle(struct wh_batch *batch);
-/* How often its rounds are timed; after planning. */
-void wh_count_planned(struct wh_batch *batch);
 /* A peer is closed: its numbers become the engine's. Under engine.lock. */
 struct wh_peer;
 void wh_count_peer_closed(struct wh_peer *peer);

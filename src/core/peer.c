@@ -763,7 +763,7 @@ int wh_peer_close(struct wh_peer *peer)
 	engine = peer->engine;
 	if (wh_engine_inside(engine))
 		return wh_fail(EDEADLK, "wh_peer_close: called from one of the engine's own threads");
-	batches = atomic_load(&peer->batches);
+	batches = WH_BATCHES(atomic_load(&peer->batches));
 	if (batches)
 		return wh_fail(EBUSY, "wh_peer_close: %u batches of %s have not been freed", batches,
 			       peer->welcome.name);

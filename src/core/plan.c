@@ -125,7 +125,7 @@ static int check_region(struct wh_batch *batch, const char *what, uint64_t index
 
 static struct wh_piece *new_piece(struct wh_batch *batch)
 {
-	size_t room = batch->piece_room ? batch->piece_room * 2 : 4;
+	size_t room = batch->piece_room ? batch->piece_room * 4 : 1;
 	struct wh_piece *grown;
 
 	if (batch->piece_count == batch->piece_room) {
@@ -134,6 +134,8 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 			wh_fail(ENOMEM, "wh_batch_submit: no memory");
 			return NULL;
 		}
+		if (room > 1) /* wh_batch_finish() has to look */
+			atomic_fetch_or(&batch->watch, WH_WATCH_PIECES);
 		batch->pieces = grown;
 		batch->piece_room = room;
 	}
@@ -245,7 +247,7 @@ int wh_plan(struct wh_batch *batch)
 	uint32_t version = atomic_load(&batch->peer->plan_version);
 	int error;
 
-	wh_count_settle(batch);
+	wh_batch_settle_counts(batch);
 	batch->planned = 0;
 	batch->piece_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
@@ -260,10 +262,11 @@ int wh_plan(struct wh_batch *batch)
 		struct wh_share *share = &batch->share[batch->pieces[i].transport];
 
 		share->bytes += batch->pieces[i].bytes;
+		if (share->bytes > WH_SMALL_BATCH)
+			batch->timed_in = 1;
 		share->transfers += batch->pieces[i].transfers;
 	}
 	forget_worse(batch);
-	wh_count_planned(batch);
 	batch->planned = version;
 	return 0;
 }

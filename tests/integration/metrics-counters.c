@@ -103,6 +103,53 @@ static void fresh__batches_and_large_ones(void **state)
 	fixture_close(&f);
 }
 
+/* Batches that are used once: of one part, of two, with a notification, of a notification alone. */
+static void fresh__of_every_kind(void **state)
+{
+	const struct wh_transport_counters *t;
+	struct wh_transfer transfers[2];
+	struct wh_counters counters;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	fixture_open(&f, &route_self, 64 * KIB);
+	transfers[0] = piece(&f, WH_WRITE, 0, 0, 1000);
+	transfers[1] = piece(&f, WH_READ, 2048, 2048, 512);
+	for (uint64_t round = 1; round <= 3; round++) {
+		for (size_t count = 0; count <= 2; count++) {
+			if (count) {
+				batch = batch_of(&f, transfers, count);
+				want(0, batch_run(batch));
+				want(0, wh_batch_free(batch));
+			}
+			want(0, wh_batch_new(f.peer, NULL, &batch));
+			if (count)
+				want(0, wh_batch_add(batch, transfers, count));
+			want(0, wh_batch_notify(batch, "done", 4));
+			want(0, batch_run(batch));
+			want(0, wh_batch_free(batch));
+		}
+		/* Filled anew before its first round, and after. */
+		batch = batch_of(&f, transfers, 2);
+		want(0, wh_batch_clear(batch));
+		for (uint64_t again = 0; again < 3; again++) {
+			want(0, wh_batch_add(batch, transfers, 1));
+			want(0, batch_run(batch));
+			want(0, wh_batch_clear(batch));
+		}
+		want(0, wh_batch_free(batch));
+		counters = counters_of(f.peer);
+		t = by(&counters, "self");
+		want(8 * round, counters.batches);
+		want(7 * 1000 * round, t->written_bytes);
+		want(7 * round, t->writes);
+		want(2 * 512 * round, t->read_bytes);
+		want(2 * round, t->reads);
+	}
+	fixture_close(&f);
+}
+
 static void engine__closed_peers_stay_in_the_total(void **state)
 {
 	struct wh_engine_counters engine;
@@ -418,6 +465,7 @@ static void threads__nothing_is_lost(void **state)
 static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(rounds__every_one_counts),
 	TEST_EVERY_ROUTE(fresh__batches_and_large_ones),
+	TEST(fresh__of_every_kind),
 	TEST(engine__closed_peers_stay_in_the_total),
 	TEST_OVER(failure__is_counted_once, tcp4),
 	TEST(served__is_counted_by_session),
