@@ -6,11 +6,13 @@
  * crashes or hangs has failed, and the others are not touched by it.
  */
 #include <errno.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/pidfd.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +35,8 @@ struct report {
 
 struct tally {
 	unsigned passed, failed, waived;
+	struct progress progress; /* in tests */
+	char label[96];
 	char by[WINDOW_TEXT]; /* of the memory that it is the turn of; "": there is none */
 };
 
@@ -214,20 +218,38 @@ static void serve(struct report *report, const struct window_choices *choices,
 	report->done = true;
 }
 
+/* Draw while a test's process lives: a thread may not, for there are more processes to be made. */
+static void watch(pid_t child, struct tally *tally)
+{
+	struct pollfd ended = { .fd = pidfd_open(child, 0), .events = POLLIN };
+
+	if (ended.fd < 0)
+		return;
+	while (poll(&ended, 1, 100) == 0)
+		progress_move(&tally->progress, tally->passed + tally->failed + tally->waived);
+	close(ended.fd);
+}
+
 /* Run a test in a process of its own, and say what became of it. */
 static void run_apart(struct report *report, const struct window_choices *choices,
-		      const struct memory *memory, const struct window_case *test)
+		      const struct memory *memory, const struct window_case *test,
+		      struct tally *tally)
 {
 	int status = 0;
 	pid_t child;
 
 	memset(report, 0, sizeof(*report));
+	snprintf(tally->label, sizeof(tally->label), "%s: %s", memory->name,
+		 test ? test->name : "a window");
+	progress_move(&tally->progress, tally->passed + tally->failed + tally->waived);
 	fflush(NULL);
 	child = fork();
 	if (!child) {
 		serve(report, choices, memory, test);
 		exit(report->done && report->outcome != WINDOW_FAILED ? 0 : 1);
 	}
+	if (child > 0 && tally->progress.shown)
+		watch(child, tally);
 	while (child > 0 && waitpid(child, &status, 0) < 0 && errno == EINTR)
 		;
 	if (child < 0)
@@ -257,6 +279,7 @@ static void tell(const struct window_choices *choices, const struct memory *memo
 	json_t *json;
 
 	++*counts[report->outcome];
+	progress_wipe();
 	fprintf(choices->table, "  %s  %-15s %s\n", words[report->outcome], test->name,
 		passed ? test->what : report->text);
 	fflush(choices->table);
@@ -286,21 +309,22 @@ static void check_memory(struct window_choices *choices, const struct memory *me
 				report->outcome = WINDOW_WAIVED;
 				snprintf(report->text, sizeof(report->text), "%s", missing);
 			} else {
-				run_apart(report, choices, memory, test);
+				run_apart(report, choices, memory, test, tally);
 			}
 			tell(choices, memory, test, report, tally);
 		}
 }
 
-static bool find_test(const char *name)
+/* Of each memory. */
+static unsigned count_tests(const struct window_choices *choices)
 {
+	unsigned count = 0;
+
 	for (const struct window_case *test = window_cases; test->name; test++)
-		if (!strcmp(test->name, name))
-			return true;
+		count += wanted(choices, test);
 	for (const struct window_case *test = window_process_cases; test->name; test++)
-		if (!strcmp(test->name, name))
-			return true;
-	return false;
+		count += wanted(choices, test);
+	return count;
 }
 
 static int check_all(struct window_choices *choices, struct report *report, struct tally *tally)
@@ -309,7 +333,8 @@ static int check_all(struct window_choices *choices, struct report *report, stru
 		const struct memory *memory = &choices->memories[i];
 		char missing[WINDOW_TEXT] = "";
 
-		run_apart(report, choices, memory, NULL);
+		run_apart(report, choices, memory, NULL, tally);
+		progress_wipe();
 		/* Kinds that nobody asked for may be missing, on old drivers. */
 		if (report->error == -EOPNOTSUPP && !choices->memories_given && i)
 			memcpy(missing, report->text, sizeof(missing));
@@ -326,18 +351,21 @@ static int check_all(struct window_choices *choices, struct report *report, stru
 
 int window_check(struct window_choices *choices)
 {
+	unsigned tests = count_tests(choices);
 	struct tally tally = { 0 };
 	struct report *report;
 	int code;
 
-	if (choices->only && !find_test(choices->only))
+	if (!tests)
 		return usage_error("--test: no test '%s'; wherry window check names them all",
 				   choices->only);
 	report = mmap(NULL, sizeof(*report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
 		      0);
 	if (report == MAP_FAILED)
 		return fail(errno, "mmap: %s", strerror(errno));
+	progress_start_steps(&tally.progress, tally.label, tests * choices->memory_count, false);
 	code = check_all(choices, report, &tally);
+	progress_end(&tally.progress);
 	munmap(report, sizeof(*report));
 	if (code)
 		return code;

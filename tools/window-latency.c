@@ -169,6 +169,11 @@ static int measure_latency(struct latency *l)
 	static const uint64_t sizes[] = { 4, 8, 64, KIB, 4 * KIB };
 	struct window_scene *scene = l->scene;
 	struct figures window, driver;
+	uint64_t rows = 0;
+
+	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+		rows += sizes[s] <= scene->length ? 2 * OPS : 0;
+	window_begin(scene, rows);
 
 	fprintf(scene->place.choices->table, "  %-11s %-5s %-8s %8s %8s %8s %8s\n", "us", "cache",
 		"size", "p50", "p99", "driver's", "p99");
@@ -181,6 +186,8 @@ static int measure_latency(struct latency *l)
 					continue;
 				l->cold = cold;
 				l->size = sizes[s];
+				window_doing(scene, "%s, %s cache", op_names[l->op],
+					     cold ? "cold" : "warm");
 				error = time_accesses(l, access_once, l->count, &window);
 				if (error)
 					return error;
@@ -324,15 +331,24 @@ static void api_row(struct window_scene *scene, uint64_t size, enum call call, u
 static int measure_calls(struct window_scene *scene, uint64_t *took[CALLS], size_t count)
 {
 	static const uint64_t sizes[] = { 64 * KIB, MIB, 16 * MIB, 64 * MIB, 1024 * MIB };
+	uint64_t rows = 0;
+	char text[32];
 	int error = 0;
+
+	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++)
+		rows += sizes[s] <= scene->length ? CALLS : 0;
+	window_begin(scene, rows);
 
 	fprintf(scene->place.choices->table, "  %-8s %-11s %9s %9s %9s %9s  us\n", "size", "call",
 		"p50", "p99", "least", "most");
 	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && sizes[s] <= scene->length; s++) {
 		/* Once before: what a backend does the first time is not of interest. */
 		error = time_calls(scene, sizes[s], took, 0);
-		for (size_t i = 0; i < count && !error; i++)
+		format_size(text, sizeof(text), sizes[s]);
+		for (size_t i = 0; i < count && !error; i++) {
+			window_doing(scene, "windows of %s", text);
 			error = time_calls(scene, sizes[s], took, i);
+		}
 		if (error)
 			return error;
 		for (enum call call = 0; call < CALLS; call++)

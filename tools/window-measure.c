@@ -5,6 +5,7 @@
 #include <math.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <string.h>
 
@@ -60,6 +61,7 @@ static int scene_close(struct window_scene *scene, char text[WINDOW_TEXT])
 	struct window_place *place = &scene->place;
 	int error = 0, last;
 
+	progress_end(&scene->progress);
 	if (scene->entered)
 		gpu_leave(place->gpu);
 	if (scene->window)
@@ -117,6 +119,24 @@ int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t
 	return code;
 }
 
+void window_begin(struct window_scene *scene, uint64_t rows)
+{
+	snprintf(scene->label, sizeof(scene->label), "%s", scene->place.memory->name);
+	progress_start_steps(&scene->progress, scene->label, rows, false);
+}
+
+void window_doing(struct window_scene *scene, const char *format, ...)
+{
+	size_t used = strlen(scene->place.memory->name);
+	va_list list;
+
+	snprintf(scene->label, sizeof(scene->label), "%s: ", scene->place.memory->name);
+	va_start(list, format);
+	vsnprintf(scene->label + used + 2, sizeof(scene->label) - used - 2, format, list);
+	va_end(list);
+	progress_move(&scene->progress, scene->rows);
+}
+
 json_t *window_row(struct window_scene *scene, const char *what)
 {
 	json_t *json = json_pack("{s:s, s:s, s:s, s:s}", "what", what, "memory",
@@ -124,6 +144,8 @@ json_t *window_row(struct window_scene *scene, const char *what)
 				 "mapping", window_mapping_name(scene->info.mapping));
 
 	json_array_append_new(scene->place.choices->results, json);
+	scene->rows++;
+	progress_wipe();
 	return json;
 }
 
@@ -214,7 +236,8 @@ struct rates {
 	double ratio;        /* to the driver's, the median of the rounds' own */
 };
 
-static int measure(struct window_scene *scene, bool write, uint64_t size, struct rates *out)
+static int measure(struct window_scene *scene, bool write, uint64_t size, const char *size_text,
+		   struct rates *out)
 {
 	struct bench_pairs pairs = { .count = 0 };
 	unsigned rounds = scene->place.choices->rounds;
@@ -222,6 +245,7 @@ static int measure(struct window_scene *scene, bool write, uint64_t size, struct
 
 	rounds = rounds && rounds < BENCH_ROUNDS ? rounds : ROUNDS;
 	for (unsigned r = 0; r < rounds; r++) {
+		window_doing(scene, "%s of %s", write ? "write" : "read", size_text);
 		for (enum way way = 0; way < WAYS; way++) {
 			struct copy copy = {
 				scene, write, way, size, walk_of(scene, size), 0, NULL
@@ -251,34 +275,44 @@ void window_cell(FILE *table, double value, int width, int digits)
 		fprintf(table, " %*s", width, "-");
 }
 
+static const uint64_t copy_sizes[] = { 64, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB };
+
+#define COPIES (sizeof(copy_sizes) / sizeof(copy_sizes[0]))
+
+static void copy_row(struct window_scene *scene, bool read, uint64_t size, const struct rates *rates)
+{
+	json_t *row = window_row(scene, "copy");
+
+	json_object_set_new(row, "op", json_string(read ? "read" : "write"));
+	json_object_set_new(row, "size_bytes", json_integer((json_int_t)size));
+	window_number(row, "bandwidth_GBps", rates->median[BY_WINDOW]);
+	window_number(row, "libc_GBps", rates->median[BY_LIBC]);
+	json_object_set_new(row, "limit_name", json_string("cuMemcpy"));
+	window_number(row, "limit_GBps", rates->median[BY_DRIVER]);
+	window_number(row, "ratio", rates->ratio);
+}
+
 static int copies(struct window_scene *scene)
 {
-	static const uint64_t sizes[] = { 64, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB };
 	FILE *table = scene->place.choices->table;
+	struct rates rates[2];
 	char text[32];
 
 	fprintf(table, "  %-8s %23s   %23s\n  %-8s %7s %7s %7s   %7s %7s %7s  GB/s\n", "", "write",
 		"read", "size", "window", "memcpy", "driver", "window", "memcpy", "driver");
-	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]) && sizes[s] <= scene->length; s++) {
-		format_size(text, sizeof(text), sizes[s]);
-		fprintf(table, "  %-8s", text);
+	for (size_t s = 0; s < COPIES && copy_sizes[s] <= scene->length; s++) {
+		format_size(text, sizeof(text), copy_sizes[s]);
 		for (int read = 0; read < 2; read++) {
-			struct rates rates;
-			int error = measure(scene, !read, sizes[s], &rates);
-			json_t *row;
+			int error = measure(scene, !read, copy_sizes[s], text, &rates[read]);
 
 			if (error)
 				return error;
-			row = window_row(scene, "copy");
-			json_object_set_new(row, "op", json_string(read ? "read" : "write"));
-			json_object_set_new(row, "size_bytes", json_integer((json_int_t)sizes[s]));
-			window_number(row, "bandwidth_GBps", rates.median[BY_WINDOW]);
-			window_number(row, "libc_GBps", rates.median[BY_LIBC]);
-			json_object_set_new(row, "limit_name", json_string("cuMemcpy"));
-			window_number(row, "limit_GBps", rates.median[BY_DRIVER]);
-			window_number(row, "ratio", rates.ratio);
+			copy_row(scene, read, copy_sizes[s], &rates[read]);
+		}
+		fprintf(table, "  %-8s", text);
+		for (int read = 0; read < 2; read++) {
 			for (enum way way = 0; way < WAYS; way++)
-				window_cell(table, rates.median[way], 7, 3);
+				window_cell(table, rates[read].median[way], 7, 3);
 			fputs(read ? "\n" : "  ", table);
 		}
 		fflush(table);
@@ -288,18 +322,20 @@ static int copies(struct window_scene *scene)
 
 /* ---- each way of copying --------------------------------------------------------------------- */
 
+#define WAY_SIZES 5
+
 static void one_way(struct window_scene *scene, const struct wh_copy_way *one, bool write)
 {
-	static const uint64_t sizes[] = { 8, 64, KIB, 4 * KIB, 64 * KIB };
+	static const uint64_t sizes[WAY_SIZES] = { 8, 64, KIB, 4 * KIB, 64 * KIB };
 	FILE *table = scene->place.choices->table;
+	double medians[WAY_SIZES];
+	size_t count = 0;
 
-	fprintf(table, "  %-10s %-6s", one->name, write ? "write" : "read");
-	for (size_t s = 0; s < sizeof(sizes) / sizeof(sizes[0]); s++) {
+	for (size_t s = 0; s < WAY_SIZES && sizes[s] <= scene->length; s++) {
 		double rounds[3];
 		json_t *row;
 
-		if (sizes[s] > scene->length)
-			break;
+		window_doing(scene, "%s by %s", write ? "write" : "read", one->name);
 		for (int r = 0; r < 3; r++) {
 			struct copy copy = {
 				scene, write, BY_ONE, sizes[s], walk_of(scene, sizes[s]), 0, one
@@ -308,20 +344,28 @@ static void one_way(struct window_scene *scene, const struct wh_copy_way *one, b
 			rounds[r] = rate(&copy);
 		}
 		row = window_row(scene, "way");
+		medians[count++] = bench_median(rounds, 3);
 		json_object_set_new(row, "op", json_string(write ? "write" : "read"));
 		json_object_set_new(row, "way", json_string(one->name));
 		json_object_set_new(row, "size_bytes", json_integer((json_int_t)sizes[s]));
-		window_number(row, "bandwidth_GBps", bench_median(rounds, 3));
-		window_cell(table, bench_median(rounds, 3), 8, 3);
+		window_number(row, "bandwidth_GBps", medians[s]);
 	}
+	fprintf(table, "  %-10s %-6s", one->name, write ? "write" : "read");
+	for (size_t s = 0; s < count; s++)
+		window_cell(table, medians[s], 8, 3);
 	fputc('\n', table);
+}
+
+static bool serves(const struct window_scene *scene, const struct wh_copy_way *way)
+{
+	return (way->needs & wh_copy_cpu()) == way->needs &&
+	       way->mappings >> scene->info.mapping & 1;
 }
 
 /* All that this CPU has for such a mapping, and not only the best. */
 static void ways(struct window_scene *scene)
 {
 	FILE *table = scene->place.choices->table;
-	uint32_t cpu = wh_copy_cpu();
 
 	if (!scene->info.pointer)
 		return;
@@ -329,7 +373,7 @@ static void ways(struct window_scene *scene)
 		"4 KiB", "64 KiB");
 	for (int read = 0; read < 2; read++)
 		for (const struct wh_copy_way *w = read ? wh_copy_gets : wh_copy_puts; w->name; w++)
-			if ((w->needs & cpu) == w->needs && w->mappings >> scene->info.mapping & 1)
+			if (serves(scene, w))
 				one_way(scene, w, !read);
 }
 
@@ -430,23 +474,28 @@ static int scaling(struct window_scene *scene)
 	fprintf(choices->table, "  %-8s %7s %7s  GB/s, read by loads\n", "threads", "write",
 		"read");
 	for (unsigned count = 1; part && count <= most; count *= 2) {
-		fprintf(choices->table, "  %-8u", count);
+		double medians[2];
+
 		for (int read = 0; read < 2; read++) {
-			double rounds[3], median;
+			double rounds[3];
 			json_t *row;
 
+			window_doing(scene, "%s by %u thread%s", read ? "read" : "write", count,
+				     count > 1 ? "s" : "");
 			for (int r = 0; r < 3; r++)
 				rounds[r] = together(scene, !read, count, part);
-			median = bench_median(rounds, 3);
-			if (isnan(median))
+			medians[read] = bench_median(rounds, 3);
+			if (isnan(medians[read]))
 				return -EAGAIN;
 			row = window_row(scene, "threads");
 			json_object_set_new(row, "op", json_string(read ? "read" : "write"));
 			json_object_set_new(row, "threads", json_integer(count));
 			json_object_set_new(row, "size_bytes", json_integer((json_int_t)part));
-			window_number(row, "bandwidth_GBps", median);
-			window_cell(choices->table, median, 7, 3);
+			window_number(row, "bandwidth_GBps", medians[read]);
 		}
+		fprintf(choices->table, "  %-8u", count);
+		window_cell(choices->table, medians[0], 7, 3);
+		window_cell(choices->table, medians[1], 7, 3);
 		fputc('\n', choices->table);
 	}
 	return 0;
@@ -454,10 +503,31 @@ static int scaling(struct window_scene *scene)
 
 /* ---- bandwidth ------------------------------------------------------------------------------- */
 
+/* As many as there will be, or nearly: it is for the progress. */
+static uint64_t rows_of(const struct window_scene *scene)
+{
+	const struct window_choices *choices = scene->place.choices;
+	unsigned most = choices->threads ? choices->threads : THREADS;
+	uint64_t rows = 0;
+
+	for (size_t s = 0; s < COPIES && copy_sizes[s] <= scene->length; s++)
+		rows += 2;
+	if (!scene->info.pointer)
+		return rows;
+	for (int read = 0; read < 2 && argument(choices->arguments, "ways"); read++)
+		for (const struct wh_copy_way *w = read ? wh_copy_gets : wh_copy_puts; w->name; w++)
+			rows += serves(scene, w) ? WAY_SIZES : 0;
+	for (unsigned count = 1; count <= most; count *= 2)
+		rows += 2;
+	return rows + WINDOW_SHAPES;
+}
+
 static int bandwidth(struct window_scene *scene)
 {
-	int error = copies(scene);
+	int error;
 
+	window_begin(scene, rows_of(scene));
+	error = copies(scene);
 	if (!error && argument(scene->place.choices->arguments, "ways"))
 		ways(scene);
 	if (!error)

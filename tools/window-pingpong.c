@@ -171,6 +171,8 @@ static void skip(const struct game *game)
 	struct window_scene *scene = game->scene;
 	const struct window_choices *choices = scene->place.choices;
 
+	scene->rows++;
+	progress_wipe();
 	fprintf(choices->table, "  %-15s skipped: staged, there is no pointer for a loop\n",
 		game->algorithm->name);
 	json_array_append_new(choices->skipped,
@@ -194,6 +196,7 @@ static int play_row(const struct game *game)
 		return 0;
 	}
 	for (int i = 0; i < REPEATS && !error; i++) {
+		window_doing(game->scene, "%s", a->name);
 		if (window)
 			error = play(game, BY_CALLS, &mine);
 		if (!error)
@@ -246,6 +249,7 @@ static int pingpong(struct window_scene *scene)
 	struct gpu *gpu = scene->place.gpu;
 	int error = set_up(&game);
 
+	window_begin(scene, sizeof(algorithms) / sizeof(algorithms[0]));
 	if (!error)
 		fprintf(scene->place.choices->table, "  %-15s %8s %8s %6s  us of a round trip\n",
 			"CPU's, GPU's", "window", "bare", "ratio");

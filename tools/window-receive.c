@@ -164,6 +164,8 @@ static int receive_row(struct window_scene *scene, const struct shape *shape)
 	int error = 0;
 
 	for (unsigned r = 0; r < rounds && !error; r++) {
+		window_doing(scene, "recv() of %u stream%s", shape->streams,
+			     shape->streams > 1 ? "s" : "");
 		error = receive(scene, shape, true, &window);
 		if (!error)
 			error = receive(scene, shape, false, &host);
@@ -187,7 +189,7 @@ static int receive_row(struct window_scene *scene, const struct shape *shape)
 
 int window_receive(struct window_scene *scene)
 {
-	static const struct shape shapes[] = {
+	static const struct shape shapes[WINDOW_SHAPES] = {
 		{ 1, false },
 		{ 4, false },
 		{ STREAMS, false },
@@ -199,7 +201,7 @@ int window_receive(struct window_scene *scene)
 		return 0;
 	fprintf(scene->place.choices->table, "  %-8s %7s %7s  GB/s of recv()\n", "streams",
 		"window", "host");
-	for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]) && !error; i++)
+	for (size_t i = 0; i < WINDOW_SHAPES && !error; i++)
 		error = receive_row(scene, &shapes[i]);
 	if (error)
 		snprintf(scene->text, sizeof(scene->text), "recv() over loopback: %s",

@@ -12,6 +12,7 @@
 #include "command.h"
 #include "gpu.h"
 #include "memory.h"
+#include "progress.h"
 
 #define WINDOW_MEMORIES 8
 #define WINDOW_THREADS 64
@@ -115,6 +116,9 @@ struct window_scene {
 	uint64_t length;
 	unsigned char *host; /* as many bytes as the subcommand wants */
 	bool entered;
+	struct progress progress; /* in rows */
+	char label[96];           /* of it */
+	uint64_t rows;
 	char text[WINDOW_TEXT]; /* why run() failed, if it was not the library */
 };
 
@@ -122,12 +126,19 @@ struct window_scene {
  * that is not to be had is skipped. An exit code. */
 int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t on_host,
 		       int (*run)(struct window_scene *scene));
+/* Show on the terminal how far it is, of so many rows. Tables are written a line at a time, after the line's
+ * window_row(), which wipes the progress away. */
+void window_begin(struct window_scene *scene, uint64_t rows);
+/* What is being measured, before and while it is. */
+void window_doing(struct window_scene *scene, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
 /* A new row of the results, which stays theirs. */
 json_t *window_row(struct window_scene *scene, const char *what);
 /* null if it is not a number. */
 void window_number(json_t *row, const char *key, double value);
 /* A column of the table; "-" if it is not a number. */
 void window_cell(FILE *table, double value, int width, int digits);
+#define WINDOW_SHAPES 4
 /* recv() into the window, beside recv() into the host's memory (window-receive.c). */
 int window_receive(struct window_scene *scene);
 

@@ -20,7 +20,9 @@ import fcntl, os, pty, re, select, struct, subprocess, sys, termios, time
 ours, theirs = pty.openpty()
 fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
 with open("out", "wb") as out:
-    process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs)
+    more = {"LD_PRELOAD": os.environ["preload"]} if "preload" in os.environ else {}
+    process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs,
+                               env={**os.environ, **more})
 os.close(theirs)
 said, end = b"", time.monotonic() + 60
 while time.monotonic() < end:
@@ -165,4 +167,37 @@ shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:
 	explain "$(cat silent)"
 [ "$status" = 69 ] && grep -q '^wherry explain: ' left
 verdict "explain: and then the reason" $?
+
+# ---- window -----------------------------------------------------------------------------------
+
+fakes=${TEST_BUILD:?the build directory}/tests/fake
+export WHERRY_CUDA=$fakes/libcuda.so.1 FAKE_NVIDIA_CUDA=$fakes/libcuda.so.1 FAKE_CUDA_REUSE=1
+# A sanitizer wants to come before what is preloaded.
+sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
+export preload=${sanitizer:+$sanitizer:}$fakes/libfake-nvidia.so
+shows "window bandwidth" '^cuda:0: (write|read|recv).* \[.*\] +[0-9]+%  [0-9]+ of [0-9]+' 120 window bandwidth \
+	-m cuda:0 -s 1MiB -r 2 -n 1
+[ $status = 0 ] && grep -q '^  1 MiB ' out && python3 - <<'PYTHON'
+import re
+with open("drawn") as lines:
+    steps = [tuple(map(int, found.groups())) for found in map(re.compile(r" (\d+) of (\d+)").search, lines) if found]
+# Rows of four sizes and of one thread, each twice, and four of recv().
+assert steps == sorted(steps) and {most for _, most in steps} == {16} and steps[-1][0] >= 4, steps
+PYTHON
+verdict "window bandwidth: its rows, one after the other" $?
+shows "window latency" '^cuda:0: (write|write.flush|read), (warm|cold) cache \[.* of 30' 120 window latency -m cuda:0 \
+	-r 20000
+[ $status = 0 ] && [ "$(grep -c '^  [wr].*KiB' out)" = 12 ]
+verdict "window latency: and then its table" $?
+shows "window api" '^cuda:0: windows of [0-9]+ [KM]iB \[.* of 16' 120 window api -m cuda:0 -r 1000
+shows "window pingpong" '^cuda:0: (window|pinned), (window|pinned) \[.* of 4' 120 window pingpong -m cuda:0 -r 2000
+shows "window check" '^cuda:0: [a-z-]+ \[.* of 16' 120 window check -m cuda:0
+[ $status = 0 ] && grep -q '^16 tests: ' out
+verdict "window check: and then its sums" $?
+# Table and progress on one terminal: no line of the table has anything of the other.
+shows "window check: its table on the terminal, too" '^cuda:0: [a-z-]+ \[.* of 16' 120 window check -m cuda:0 --json -
+[ $status = 0 ] && [ "$(grep -c -E '^  (passed|waived)  [a-z-]+ +[^[]*$' left)" = 16 ]
+verdict "window check: each of its lines is whole" $?
+LD_PRELOAD=$preload "$wherry" window check -m cuda:0 >out 2>err && [ ! -s err ]
+verdict "window: no terminal" $?
 exit $failed
