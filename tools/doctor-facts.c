@@ -7,6 +7,7 @@
  *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
  * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
  *            followed by "gpu ADDRESS exported=ERRNO registered=ERRNO" for each GPU that was tried
+ * crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor.h"
 
@@ -19,7 +20,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "platform/crypto.h"
 #include "platform/cuda.h"
+#include "util/error.h"
 
 /* ---- a thread that can be given up ----------------------------------------------------------- */
 
@@ -440,4 +443,43 @@ void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out)
 		snprintf(out->why, sizeof(out->why), "%s", why ? why : "dlopen failed");
 	}
 	record_verbs(tree, out);
+}
+
+/* ---- libcrypto ------------------------------------------------------------------------------- */
+
+static void read_crypto_line(const char *line, void *arg)
+{
+	struct crypto_facts *out = arg;
+
+	out->known = out->known || !strcmp(line, "HMAC-SHA-256") ||
+		     read_error(line, &out->error, out->why);
+}
+
+void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out)
+{
+	uint8_t mac[WH_MAC_SIZE];
+	struct wh_crypto crypto;
+	FILE *file;
+
+	memset(out, 0, sizeof(*out));
+	if (!wh_tree_is_live(tree)) {
+		each_line(tree, "/crypto.txt", read_crypto_line, out);
+		return;
+	}
+	out->known = true;
+	out->error = -wh_crypto_open(&crypto, NULL);
+	if (!out->error) {
+		out->error = -wh_crypto_hmac(&crypto, mac, 0, mac, 0, mac);
+		wh_crypto_close(&crypto);
+	}
+	if (out->error)
+		snprintf(out->why, sizeof(out->why), "%s", wh_fail_text());
+	file = record_file(tree, "crypto.txt");
+	if (!file)
+		return;
+	if (out->error)
+		fprintf(file, "error %d %s\n", out->error, out->why);
+	else
+		fputs("HMAC-SHA-256\n", file);
+	fclose(file);
 }

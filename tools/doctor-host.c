@@ -336,7 +336,51 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
+/* ---- libraries that are opened at run time --------------------------------------------------- */
+
+static void lib_crypto(const struct doctor *doctor, struct finding *finding)
+{
+	struct crypto_facts facts;
+
+	facts_crypto(&doctor->tree, &facts);
+	if (!facts.known) {
+		found(finding, UNKNOWN, "the recorded tree has no crypto.txt");
+	} else if (facts.error) {
+		found(finding, FAIL, "engines can neither listen nor connect: %s", facts.why);
+		advise(finding, facts.error == EIO ?
+					"allow SHA-256 and keys of any length in OpenSSL's policy" :
+					"install libssl3 (Debian, Ubuntu) or openssl-libs");
+	} else {
+		found(finding, PASS, "OpenSSL's libcrypto computes HMAC-SHA-256");
+	}
+}
+
+/* Without an RDMA NIC nobody misses it. */
+static void lib_verbs(const struct doctor *doctor, struct finding *finding)
+{
+	const struct verbs_facts *verbs = &doctor->verbs;
+
+	if (!verbs->known) {
+		found(finding, UNKNOWN, "%s", wh_tree_is_live(&doctor->tree) ?
+						      "libibverbs did not answer" :
+						      "the recorded tree has no verbs.txt");
+	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
+		/* It is there: whatever keeps it from NICs is the kernel's. */
+		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
+		advise(finding, "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+	} else if (verbs->error) {
+		found(finding, doctor_rdma(doctor) ? WARN : INFO, "no RDMA: %s", verbs->why);
+		advise(finding, "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
+				"rdma-core, 34 or later");
+	} else {
+		found(finding, PASS, "libibverbs answers; it has %d NIC%s", verbs->count,
+		      verbs->count == 1 ? "" : "s");
+	}
+}
+
 const struct check doctor_host_checks[] = {
+	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto },
+	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs },
 	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways },
 	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node },
 	{ "limit.memlock", "memory that this process may lock", limit_memlock },

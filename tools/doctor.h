@@ -69,6 +69,13 @@ struct verbs_facts {
 	struct verbs_fact nics[FACTS_NICS];
 };
 
+/* What OpenSSL's libcrypto says, which engines prove their keys with. */
+struct crypto_facts {
+	bool known;
+	int error; /* positive: it is not there or does not do it, and `why` */
+	char why[256];
+};
+
 struct doctor {
 	struct wh_tree tree;
 	struct wh_topology *topology; /* NULL: could not be read in time */
@@ -83,6 +90,8 @@ struct doctor {
 /* What libcuda and libibverbs say, of this machine or from ROOT/cuda.txt and ROOT/verbs.txt. */
 void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
 void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out);
+/* The same of libcrypto and ROOT/crypto.txt. */
+void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 
 /* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
  * so all that it touches must stay. */

@@ -66,6 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct cuda_facts *cuda = calloc(1, sizeof(*cuda));
 	struct verbs_facts *verbs = calloc(1, sizeof(*verbs));
 	struct finding finding = { .verdict = PASS };
+	struct crypto_facts crypto = { 0 };
 	char *text = malloc(size + 1), *copy, *next, *line;
 
 	check(cuda && verbs && text);
@@ -75,6 +76,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	for (next = copy; (line = strsep(&next, "\n"));) {
 		read_cuda_line(line, cuda);
 		read_verbs_line(line, verbs);
+		read_crypto_line(line, &crypto);
 		check(cuda->count <= FACTS_GPUS && verbs->count <= FACTS_NICS);
 		count_cpus(line);
 		overlap(line, text);

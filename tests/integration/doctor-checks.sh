@@ -169,6 +169,7 @@ nvmlDeviceGetGpuFabricInfoV 0 : 0 3 0 0"
 gpu 0000:11:00.0 rdma=1 dma_buf=1 rdma_vmm=1 fabric=1 l2=62914560"
 	put /verbs.txt "nic mlx5_0 dma_buf=9 mtu=4096 mtu_most=4096
 gpu 0000:11:00.0 exported=0 registered=0"
+	put /crypto.txt HMAC-SHA-256
 }
 
 mkdir tree
@@ -469,6 +470,23 @@ case_of cgroup.rdma WARN "hca_object=100" put /sys/fs/cgroup/pod/rdma.max \
 	"mlx5_0 hca_handle=2 hca_object=100"
 case_of cgroup.rdma UNKNOWN "Too many levels" spoil /sys/fs/cgroup/pod/rdma.max
 
+case_of lib.crypto FAIL "neither listen nor connect: no OpenSSL" put /crypto.txt \
+	"error 79 no OpenSSL to prove the cluster key with: libcrypto.so.3 and libcrypto.so.1.1"
+case_of lib.crypto FAIL "in OpenSSL's policy" put /crypto.txt "error 5 OpenSSL computes no HMAC-SHA-256"
+case_of lib.crypto UNKNOWN "no crypto.txt" remove /crypto.txt
+case_of lib.crypto UNKNOWN "no crypto.txt" put /crypto.txt "what is this"
+case_of lib.verbs WARN "cannot open shared object" put /verbs.txt \
+	"error 2 libibverbs.so.1: cannot open shared object file"
+case_of lib.verbs WARN "ibverbs-providers" put /verbs.txt "error 80 libibverbs.so.1 lacks functions: it is none"
+case_of lib.verbs WARN "modprobe ib_uverbs" put /verbs.txt "error 38 ibv_get_device_list: Function not implemented"
+no_nic_no_library()
+{
+	remove "$nic" "/sys/bus/pci/devices/0000:12:00.0" /sys/class/infiniband
+	put /verbs.txt "error 2 libibverbs.so.1: cannot open shared object file"
+}
+case_of lib.verbs INFO "no RDMA: libibverbs.so.1" no_nic_no_library
+case_of lib.verbs UNKNOWN "no verbs.txt" remove /verbs.txt
+
 # Is there a bad machine and one that does not tell for every check?
 for id in $checks; do
 	for words in "WARN FAIL INFO" UNKNOWN; do
@@ -531,7 +549,7 @@ verdict "a driver that hangs" $?
 fresh
 FAKE_NVML=tree/nvml.txt "$wherry" doctor --root tree --record copy --json |
 	grep -v '"seconds"' >first
-cp -a tree/lib tree/cuda.txt tree/verbs.txt tree/environment copy
+cp -a tree/lib tree/cuda.txt tree/verbs.txt tree/crypto.txt tree/environment copy
 FAKE_NVML=copy/nvml.txt "$wherry" doctor --root copy --json | grep -v '"seconds"' >second
 [ -s first ] && diff first second
 verdict "a recording gives the same verdicts" $?

@@ -29,6 +29,17 @@ doctor() # ARGUMENTS...
 	[ $status -le 2 ]
 }
 
+# Libraries that are no libraries, as a machine has them that lacks them: the command itself is linked with
+# OpenSSL, so what it would say without is in doctor-checks.
+doctor --only lib.crypto && [ $status = 0 ] && grep -q '^PASS *lib.crypto' out && holds record/crypto.txt HMAC-SHA-256
+verdict "OpenSSL is there" $?
+mkdir none && : >none/libibverbs.so.1
+LD_LIBRARY_PATH=$PWD/none:$LD_LIBRARY_PATH doctor --only lib.verbs && [ $status = 0 ] &&
+	grep -q '^INFO *lib.verbs' out && tr -s ' \n' ' ' <out | grep -q 'libibverbs.so.1: file too short' &&
+	grep -q '^error 2 .*libibverbs.so.1' record/verbs.txt
+verdict "no libibverbs" $?
+FAKE_VERBS=one,two doctor --only lib.verbs && tr -s ' \n' ' ' <out | grep -q 'PASS lib.verbs .*2 NICs'
+verdict "a libibverbs" $?
 FAKE_VERBS=one,two doctor && holds record/verbs.txt \
 	"nic one dma_buf=9 mtu=1024 mtu_most=4096" \
 	"gpu 0000:1b:00.0 exported=0 registered=0" "gpu 0000:2b:00.0 exported=0 registered=0" \
