@@ -16,6 +16,7 @@
 #define ROUTES_MAX 8
 #define REASONS_MAX 16
 #define REFUSED_COLUMN 14 /* "self[1] shm[2]" */
+#define EXPECTED_COLUMN 24
 #define SIZE_USUAL (UINT64_C(1) << 20)
 
 /* Memory of one kind on this side. */
@@ -30,6 +31,7 @@ struct local {
 struct answer {
 	struct wh_route routes[ROUTES_MAX];
 	size_t count;
+	struct wh_estimate estimate; /* duration 0: not known */
 	int error; /* no routes: why */
 	char text[256];
 };
@@ -130,6 +132,11 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 	if (!out->error)
 		out->error = wh_batch_add(batch, &transfer, 1);
 	if (!out->error)
+		out->estimate.size = sizeof(out->estimate);
+	/* First, for it may open the connections that the routes then tell of. What it fails with, they tell. */
+	if (!out->error && wh_batch_estimate(batch, &out->estimate))
+		out->estimate.duration = 0;
+	if (!out->error)
 		out->error = wh_batch_routes(batch, out->routes, &out->count);
 	if (out->error) {
 		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
@@ -191,8 +198,9 @@ static size_t reason_number(struct explanation *e, const char *transport, const 
 static void print_answer(struct explanation *e, const char *local, const char *remote,
 			 const char *op, const struct answer *answer)
 {
+	const struct wh_estimate *estimate = &answer->estimate;
 	const struct wh_route *route = taken(answer);
-	char way[80] = "none";
+	char way[80] = "none", expected[48] = "-";
 	int used = 0;
 
 	if (route && *route->detail)
@@ -210,8 +218,13 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 	}
 	if (answer->error)
 		used += printf("[%zu]", reason_number(e, "error", answer->text));
+	if (estimate->duration)
+		snprintf(expected, sizeof(expected), "%.1f us, %.2f GB/s",
+			 (double)estimate->duration / 1e3,
+			 (double)estimate->bytes / (double)estimate->duration);
 	/* The route comes last, because it may be long. */
-	printf("%*s %s\n", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "", way);
+	printf("%*s %-*s %s\n", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
+	       EXPECTED_COLUMN, expected, way);
 }
 
 static bool same(const struct answer *a, const struct answer *b)
@@ -256,8 +269,8 @@ static void print_text(struct explanation *e)
 		return;
 	format_size(size, sizeof(size), e->size);
 	printf("routes   for %s at a time\n", size);
-	printf("  %-9s %-12s %-11s %-*s %s\n", "HERE", "THERE", "OP", REFUSED_COLUMN, "REFUSED",
-	       "ROUTE");
+	printf("  %-9s %-12s %-11s %-*s %-*s %s\n", "HERE", "THERE", "OP", REFUSED_COLUMN,
+	       "REFUSED", EXPECTED_COLUMN, "EXPECTED", "ROUTE");
 	for (size_t i = 0; i < e->remote_count; i++)
 		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)
 			print_pair(e, &e->locals[k], &e->remotes[i]);
@@ -271,20 +284,26 @@ static json_t *json_answer(const struct local *local, const struct wh_remote *re
 			   const struct answer *answer)
 {
 	const struct wh_route *route = taken(answer);
+	double ns = (double)answer->estimate.duration;
 	json_t *refused = json_array();
+	bool known = ns > 0;
 
 	for (size_t i = 0; i < answer->count; i++)
 		if (answer->routes[i].refused[0])
 			json_array_append_new(refused, json_pack("{s:s, s:s}",
 				"transport", answer->routes[i].transport,
 				"reason", answer->routes[i].refused));
-	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o}",
+	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 			 "local", local->name, "remote", output_text(remote->name),
 			 "remote_id", json_id(remote->id), "op", op_name(op),
 			 "transport", output_text(route ? route->transport : NULL),
 			 "detail", output_text(route ? route->detail : NULL),
 			 "error", output_text(answer->error ? answer->text : NULL),
-			 "refused", refused);
+			 "refused", refused,
+			 "expected_us", known ? json_real(ns / 1e3) : json_null(),
+			 "expected_GBps",
+			 known ? json_real((double)answer->estimate.bytes / ns) : json_null(),
+			 "measured", known ? json_boolean(answer->estimate.measured) : json_null());
 }
 
 static void json_pair(struct explanation *e, json_t *routes, const struct local *local,
@@ -423,12 +442,13 @@ const struct command command_explain = {
 	.summary = "Say which routes lead to a peer, and why not better ones",
 	.details =
 		"Connects and prints who the peer is, which regions it offers, and for each kind of "
-		"memory here and each region there the route that a transfer would take. Nothing is "
-		"transferred.\n\n"
+		"memory here and each region there the route that a transfer of --size would take, and "
+		"how long: to measure the way, up to 1 MiB is read some times from each region that may "
+		"be read and has 64 KiB; nothing is written.\n\n"
 		"With two memories of this machine it says by which route and engine --size bytes, or "
 		"--blocks of them, would go from the first to the second in one process, and how long "
-		"that would take: the engine measures what a GPU's kernel and its copy engines take "
-		"when a way is first used.\n\n" MEMORY_HELP,
+		"that would take: the engine measures what a GPU's kernel and its copy engines, or the "
+		"CPU's copies, take when a way is first used.\n\n" MEMORY_HELP,
 	.examples = "wherry explain wherry://127.0.0.1:7000\n"
 		    "wherry explain wherry://node7:7000/host --json | jq '.routes[].transport'\n"
 		    "wherry explain cuda:0 cuda:1 --size 4KiB --blocks 16384\n"

@@ -367,11 +367,15 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
 		/* It is there: whatever keeps it from NICs is the kernel's. */
 		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
-		advise(finding, "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+		if (doctor_rdma(doctor))
+			advise(finding,
+			       "modprobe ib_uverbs; in a container --device=/dev/infiniband");
 	} else if (verbs->error) {
 		found(finding, doctor_rdma(doctor) ? WARN : INFO, "no RDMA: %s", verbs->why);
-		advise(finding, "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
-				"rdma-core, 34 or later");
+		if (doctor_rdma(doctor))
+			advise(finding,
+			       "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
+			       "rdma-core, 34 or later");
 	} else {
 		found(finding, PASS, "libibverbs answers; it has %d NIC%s", verbs->count,
 		      verbs->count == 1 ? "" : "s");

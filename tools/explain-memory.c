@@ -182,10 +182,14 @@ static void print_text(const struct question *q)
 		printf("expected from what %s\n", estimate->measured ?
 			       "was measured here just now" :
 			       "is usual: there was nothing to measure with");
-		print_engine(q, "kernel", estimate->kernel, kernel);
-		print_engine(q, "copy engine", estimate->copies, !kernel);
+		if (estimate->kernel) {
+			print_engine(q, "kernel", estimate->kernel, kernel);
+			print_engine(q, "copy engine", estimate->copies, !kernel);
+		} else {
+			print_engine(q, "all of it", estimate->duration, false);
+		}
 	} else if (route) {
-		printf("expected not known: no GPU moves it by itself; wherry bench measures it\n");
+		printf("expected not known: it could not be measured; wherry bench does it\n");
 	}
 	for (size_t i = 0; i < q->count; i++)
 		if (q->routes[i].refused[0])
@@ -217,7 +221,8 @@ static int print_json(const struct question *q)
 	const struct wh_estimate *estimate = &q->estimate;
 	const struct wh_route *route = taken(q);
 	json_t *object = output_new(), *refused = json_array();
-	bool known = estimate->duration, kernel = estimate->kernel < estimate->copies;
+	bool known = estimate->duration, gpu = known && estimate->kernel,
+	     kernel = gpu && estimate->kernel < estimate->copies;
 
 	for (size_t i = 0; i < q->count; i++)
 		if (q->routes[i].refused[0])
@@ -230,9 +235,9 @@ static int print_json(const struct question *q)
 							 json_null());
 	json_object_set_new(object, "transport", output_text(route ? route->transport : NULL));
 	json_object_set_new(object, "detail", output_text(route ? route->detail : NULL));
-	json_object_set_new(object, "engine", output_text(!known ? NULL : kernel ? "kernel" :
-										   "copy engine"));
-	json_object_set_new(object, "ctas", known && kernel ? json_integer(estimate->ctas) :
+	json_object_set_new(object, "engine", output_text(!gpu ? NULL : kernel ? "kernel" :
+									       "copy engine"));
+	json_object_set_new(object, "ctas", kernel ? json_integer(estimate->ctas) :
 							      json_null());
 	json_object_set_new(object, "expected_us", json_us(estimate->duration));
 	json_object_set_new(object, "expected_GBps", known ?

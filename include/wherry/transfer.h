@@ -189,23 +189,28 @@ struct wh_route {
  * 0, -ENOSPC (count says how many there are). */
 int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count);
 
-/* How long a batch takes of the GPUs that move it. */
+/* How long a batch takes of what moves it. */
 struct wh_estimate {
 	size_t size;        /* set by the caller */
 	uint64_t bytes;     /* of the batch */
 	uint64_t transfers; /* and blocks */
-	/* ns, where batches follow each other: each by its better engine, one after the other. A batch
-	 * that is alone takes the way to the GPU and back besides, some us. 0: not known, because the
-	 * CPU or the network moves a part of it, or it is staged through pinned memory. */
+	/* ns, parts one after the other. What GPUs move, by the better of their engines, where batches
+	 * follow each other: one that is alone takes the way to the GPU and back besides, some us. What is
+	 * staged through pinned memory, by the slower of the two sides. What the CPU or a network moves, of
+	 * a batch that is alone, from its submission to its completion. 0: not known. */
 	uint64_t duration;
-	uint64_t kernel; /* ns, if it all went by the gather-scatter kernel */
-	uint64_t copies; /* ns, if it all went by the copy engines */
+	uint64_t kernel; /* ns, if it all went by the gather-scatter kernel; 0: none of it can */
+	uint64_t copies; /* ns, if it all went by the copy engines; 0: none of it can */
 	uint32_t ctas;   /* of the kernel, if all addresses are aligned as the lengths are */
 	/* 1: from what was measured here when such a way was first used; 0: from what is usual. */
 	uint32_t measured;
 };
 
-/* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing.
+/* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing of the
+ * batch's. The first time that it is asked about a way that the CPU or a network is, it measures that one: up
+ * to 1 MiB is read some times from a region of the peer's that may be read and is 64 KiB long at least, which
+ * blocks for as long, and is counted as other transfers are; where there is none, the duration is not known.
+ * Writes are taken to cost what reads do. In a callback nothing is measured. Thread-safe.
  * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and what
  * wh_batch_routes() says. */
 int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);

@@ -194,6 +194,14 @@ struct wh_greeting {
 
 #define WH_PEER_ADDRESSES 8
 
+/* What moving bytes takes between a region of the peer's and memory of a kind of ours, by a transport whose
+ * own figures are nowhere else: probe.c. */
+struct wh_probed {
+	uint64_t epoch, remote; /* of whom, and from which region; 0: it has not been measured */
+	uint8_t kind;
+	double price, transfer, byte; /* ns: of a batch, of each transfer but the first, of a byte */
+};
+
 struct wh_peer {
 	struct wh_list link; /* engine.peers */
 	struct wh_engine *engine;
@@ -244,6 +252,9 @@ struct wh_peer {
 	bool proved; /* the owner has, on the control connection as it is now; on loop 0 */
 	uint32_t list_round; /* of the list of regions being received; on loop 0 */
 	int64_t heard; /* when something last came; on loop 0 */
+
+	pthread_mutex_t probe_lock; /* no other is held when it is taken */
+	struct wh_probed probed[WH_TRANSPORT_COUNT];
 
 	struct wh_tally tally;
 	wh_count lost; /* how often */
@@ -526,6 +537,10 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 
 /* Choose a transport for everything in the batch; fills pieces and shares. */
 int wh_plan(struct wh_batch *batch);
+/* What the batch's pieces of a transport take, added to out->duration, from a probe of it: reads from the peer
+ * and waits, if there has been none. False: not known. */
+bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
+		       struct wh_estimate *out);
 /* The next best transport for a piece that its transport gave up; -EOPNOTSUPP: none. */
 int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL]);
 

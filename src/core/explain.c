@@ -89,6 +89,7 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	struct wh_estimate estimate = { .measured = 1 };
+	struct wh_share shares[WH_TRANSPORT_COUNT];
 	unsigned count;
 	bool known = true;
 	int error = look(batch, "wh_batch_estimate", routes, &count);
@@ -98,19 +99,16 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	if (error)
 		return error;
 	pthread_mutex_lock(&batch->text_lock);
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
-		const struct wh_share *share = &batch->share[id];
-
-		if (!share->bytes)
-			continue;
-		estimate.bytes += share->bytes;
-		estimate.transfers += share->transfers;
-		known = batch->peer->opened[id] &&
-			wh_transport(id)->estimate(batch->peer, batch->peer->transport[id], batch,
-						   &estimate) &&
-			known;
-	}
+	memcpy(shares, batch->share, sizeof(shares));
 	pthread_mutex_unlock(&batch->text_lock);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
+		if (!shares[id].bytes)
+			continue;
+		estimate.bytes += shares[id].bytes;
+		estimate.transfers += shares[id].transfers;
+		known = batch->peer->opened[id] &&
+			wh_transport(id)->estimate(batch->peer, id, batch, &estimate) && known;
+	}
 	if (!estimate.bytes)
 		return wh_fail(EOPNOTSUPP, "wh_batch_estimate: the batch moves no bytes, or no "
 					   "transport takes it; see wh_batch_routes()");

@@ -590,6 +590,7 @@ static void peer_free(struct wh_peer *peer)
 	pthread_mutex_destroy(&peer->lock);
 	pthread_mutex_destroy(&peer->note_lock);
 	pthread_mutex_destroy(&peer->count_lock);
+	pthread_mutex_destroy(&peer->probe_lock);
 	pthread_cond_destroy(&peer->changed);
 	explicit_bzero(peer->key, sizeof(peer->key));
 	free(peer);
@@ -617,6 +618,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	pthread_mutex_init(&peer->lock, NULL);
 	pthread_mutex_init(&peer->note_lock, NULL);
 	pthread_mutex_init(&peer->count_lock, NULL);
+	pthread_mutex_init(&peer->probe_lock, NULL);
 	wh_list_init(&peer->counted);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);

@@ -11,6 +11,7 @@
 #include "core/core.h"
 #include "transport/copy.h"
 #include "transport/cuda.h"
+#include "util/clock.h"
 
 #define SLOTS 4    /* of one part at a time */
 #define RUNS 256u  /* of one slot */
@@ -276,4 +277,77 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	pthread_mutex_destroy(&stage->lock);
 	free(stage);
 	wh_cuda_part_done(part);
+}
+
+/* ---- what it takes ------------------------------------------------------------------------------- */
+
+/* The side's lane, for GPUs. False: the driver gives none. */
+static bool side_of(struct wh_gpus *gpus, const struct wh_gpu_view *view, enum wh_blocks_way way,
+		    struct side *out)
+{
+	*out = (struct side){ .view = view };
+	return !open_side(gpus, out, way, false);
+}
+
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local, struct wh_gpu_view *remote,
+			   uint32_t op)
+{
+	struct side source, target;
+
+	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) && source.lane)
+		wh_lane_probe(source.lane, 0, 0);
+	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) && target.lane)
+		wh_lane_probe(target.lane, 0, 0);
+}
+
+/* ns a byte of the CPU's copies into slots and out of them. */
+static double by_memcpy(void)
+{
+	size_t length = WH_SLOT / 4;
+	unsigned char *from = malloc(length), *to = malloc(length);
+	int64_t best = INT64_MAX;
+
+	for (int i = 0; from && to && i < 3; i++) {
+		int64_t start = wh_now();
+
+		memset(from, i, length); /* its pages are there, and the copy is not left out */
+		memcpy(to, from, length);
+		start = wh_now() - start + to[length / 2] % 2;
+		best = start < best ? start : best;
+	}
+	free(from);
+	free(to);
+	return best == INT64_MAX ? 0 : (double)best / 2 / (double)length;
+}
+
+/* One side's step with `count` pieces of `length` bytes. */
+static double time_of(const struct side *side, double count, uint64_t length, bool *measured)
+{
+	double kernel, copies;
+
+	if (!side->lane)
+		return by_memcpy() * count * (double)length;
+	*measured = *measured && atomic_load(&side->lane->cost)->measured;
+	wh_lane_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
+	return side->view->managed || copies < kernel ? copies : kernel;
+}
+
+bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
+			const struct wh_gpu_view *remote, struct wh_gpus *gpus, struct wh_cuda_time *out)
+{
+	uint64_t length = piece->bytes / piece->transfers;
+	double slots = (double)piece->bytes / (double)WH_SLOT, into, out_of, lesser;
+	bool write = piece->op == WH_WRITE;
+	struct side source, target;
+
+	if (!side_of(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
+	    !side_of(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
+		return false;
+	out->measured = true;
+	into = time_of(&source, (double)piece->transfers, length, &out->measured);
+	out_of = time_of(&target, (double)piece->transfers, length, &out->measured);
+	/* While one slot goes out the next one comes in: but for one slot, only the slower side counts. */
+	lesser = into < out_of ? into : out_of;
+	out->ns = into + out_of - (slots > 1 ? lesser * (1 - 1 / slots) : 0);
+	return true;
 }

@@ -65,11 +65,24 @@ static bool enter(const struct wh_piece *piece, const struct wh_run *run, bool o
 	return true;
 }
 
+/* What a run that counts as so many bytes takes. Loads are as quick as the copy engine at get_most. */
+static double time_of(const struct wh_pane *pane, bool put, uint64_t bytes)
+{
+	const struct wh_window_cost *cost = &pane->cost;
+
+	if (put)
+		return cost->window_byte * (double)bytes;
+	return (cost->engine + cost->engine_byte * (double)pane->get_most) * (double)bytes /
+	       (double)pane->get_most;
+}
+
 /* True, with the backend's name in *backend, if all of it goes that way. */
-static bool decide(const struct wh_piece *piece, bool open, const char **backend)
+static bool decide(const struct wh_piece *piece, bool open, const char **backend,
+		   struct wh_cuda_time *time)
 {
 	const struct wh_engine *engine = piece->batch->peer->engine;
 	uint64_t sum = 0, most = WH_PANE_FEW;
+	struct wh_cuda_time total = { .measured = true };
 	struct crossing crossing;
 	struct wh_cursor at;
 	struct wh_run run;
@@ -86,6 +99,12 @@ static bool decide(const struct wh_piece *piece, bool open, const char **backend
 		if (crossing.pane) {
 			limit = crossing.put ? crossing.pane->put_most : crossing.pane->get_most;
 			*backend = crossing.pane->view->backend->name;
+			total.measured = total.measured && crossing.pane->measured;
+			/* Until the first one has been shown to have arrived. */
+			total.ns = total.ns > 0 || !crossing.put ? total.ns : crossing.pane->cost.window;
+			total.ns += limit ? time_of(crossing.pane, crossing.put,
+						    wh_pane_run(run.length)) :
+					    0;
 		}
 		leave(&crossing);
 		most = limit < most ? limit : most;
@@ -93,12 +112,15 @@ static bool decide(const struct wh_piece *piece, bool open, const char **backend
 		if (sum > most)
 			return false;
 	}
+	if (time)
+		*time = total;
 	return true;
 }
 
-bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend)
+bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend,
+		      struct wh_cuda_time *time)
 {
-	return decide(piece, open, backend);
+	return decide(piece, open, backend, time);
 }
 
 bool wh_cuda_few(struct wh_piece *piece)
@@ -110,7 +132,7 @@ bool wh_cuda_few(struct wh_piece *piece)
 	struct wh_cursor at;
 	struct wh_run run;
 
-	if (atomic_load(&piece->cancelled) || !decide(piece, true, &backend))
+	if (atomic_load(&piece->cancelled) || !decide(piece, true, &backend, NULL))
 		return false;
 	wh_piece_start(piece, &at);
 	while (wh_piece_next(piece, &at, UINT64_MAX, &run)) {

@@ -178,9 +178,10 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 		return error;
 	if (wh_path_make(cuda->views, local, remote, op, &path, why))
 		return prepare(cuda->views, &path, local, place, remote, why);
-	if (stageable(local) && stageable(remote))
-		return 0;
-	return -EOPNOTSUPP;
+	if (!stageable(local) || !stageable(remote))
+		return -EOPNOTSUPP;
+	wh_cuda_stage_prepare(cuda->views->gpus, local, remote, op);
+	return 0;
 }
 
 /* ---- moving ------------------------------------------------------------------------------------ */
@@ -306,7 +307,7 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 		const char *backend;
 
 		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
-		    wh_cuda_few_told(&batch->pieces[i], true, &backend)) {
+		    wh_cuda_few_told(&batch->pieces[i], true, &backend, NULL)) {
 			snprintf(out, size, "CPU window (%s)", backend);
 			return;
 		}
@@ -321,12 +322,22 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	bool staged;
 	struct wh_lane *lane = lane_of(piece, local, remote, look->gpus, &staged);
 	struct wh_estimate *estimate = look->estimate;
+	struct wh_cuda_time ns;
 	double kernel, copies;
 	const char *backend;
 	uint32_t ctas;
 
-	/* A few bytes by the CPU take less than what is told of lanes. */
-	if (!lane || !length || wh_cuda_few_told(piece, false, &backend))
+	if (wh_cuda_few_told(piece, false, &backend, &ns)) {
+		estimate->duration += (uint64_t)ns.ns;
+		estimate->measured = estimate->measured && ns.measured;
+		return true;
+	}
+	if (staged && length && wh_cuda_stage_time(piece, local, remote, look->gpus, &ns)) {
+		estimate->duration += (uint64_t)ns.ns;
+		estimate->measured = estimate->measured && ns.measured;
+		return true;
+	}
+	if (!lane || !length)
 		return false;
 	wh_lane_times(lane, piece->transfers, length, &kernel, &copies);
 	ctas = wh_lane_ctas(lane, piece->transfers, length);
@@ -338,12 +349,12 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	return true;
 }
 
-static bool cuda_estimate(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 			  struct wh_estimate *out)
 {
 	struct look look = { .each = add_estimate, .estimate = out };
 
-	return look_at(peer, state, batch, &look);
+	return look_at(peer, peer->transport[id], batch, &look);
 }
 
 const struct wh_transport wh_transport_cuda = {

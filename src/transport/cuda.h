@@ -22,6 +22,12 @@
 
 struct wh_remote_region;
 
+/* What something takes, from figures that were measured here or that are usual. */
+struct wh_cuda_time {
+	double ns;
+	bool measured;
+};
+
 /* ---- views ------------------------------------------------------------------------------------ */
 
 /* A region as GPUs see it. Made when a batch first needs it; good until the region goes. */
@@ -166,10 +172,18 @@ static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view, const stru
 /* Move a piece of a few bytes between the host and a GPU, both of this process, by the CPU: it is done
  * when this returns. False: it does not go that way. */
 bool wh_cuda_few(struct wh_piece *piece);
-/* Would it, or did it, and by what kind of window? `open`: open windows for it. */
-bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend);
+/* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open windows for
+ * it. */
+bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend,
+		      struct wh_cuda_time *time);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);
+/* Measure what a part that is staged between these goes by, if that has not been done; while planning. */
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local, struct wh_gpu_view *remote,
+			   uint32_t op);
+/* What such a piece takes. False: not known. */
+bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
+			const struct wh_gpu_view *remote, struct wh_gpus *gpus, struct wh_cuda_time *out);
 
 #endif

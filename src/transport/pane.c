@@ -44,6 +44,7 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 		pane->receive_most = meet(cost->window, cost->window_byte,
 					  ring + cost->engine_byte * (double)WH_SLOT,
 					  cost->host_byte);
+	pane->cost = *cost;
 	pane->measured = cost->measured;
 	pane->put_most = meet(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
 	pane->put_most = pane->put_most < WH_PANE_FEW ? pane->put_most : WH_PANE_FEW;

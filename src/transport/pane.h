@@ -27,6 +27,7 @@ struct wh_pane {
 	uint64_t receive_most; /* up to so many bytes are received faster through it than by way of slots */
 	uint64_t put_most;     /* ... written by the CPU sooner than by a copy engine */
 	uint64_t get_most;     /* ... read */
+	struct wh_window_cost cost; /* by which that was decided */
 	bool measured;         /* on this GPU; else of what is usual */
 	char refused[WH_REFUSAL]; /* why there is no window */
 };

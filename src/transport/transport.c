@@ -141,16 +141,6 @@ static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *
 		*out = 0;
 }
 
-static bool no_estimate(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			struct wh_estimate *out)
-{
-	(void)peer;
-	(void)state;
-	(void)batch;
-	(void)out;
-	return false;
-}
-
 static int no_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	(void)session;
@@ -196,7 +186,7 @@ static const struct wh_transport defaults = {
 	.cut = no_cut,
 	.detail = no_detail,
 	.story = no_story,
-	.estimate = no_estimate,
+	.estimate = wh_probe_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
 	.session_abort = no_session_abort,

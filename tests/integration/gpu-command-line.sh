@@ -62,6 +62,9 @@ done
 url=$(cat url)
 check "regions are named by their memory" 0 "cuda-0.1" explain "$url"
 has "a region says that it is a GPU's" 'cuda-0 .* device +read write'
+check "what it takes over a network is told" 0 " us, " explain "$url" --require tcp
+! grep -E "^  (host|pageable|huge) .*tcp \(" out | grep -v " us, .* GB/s"
+verdict "... of each way" $?
 
 head -c 5000001 /dev/urandom >data
 check "a file into a GPU, verified" 0 "written by cuda" copy data "$url/cuda-0" --verify
@@ -178,8 +181,9 @@ cp out j.json
 json "it is JSON" 'j["schema"] == 1 and j["transport"] == "cuda" and j["expected_us"] > 0 and
 	j["target"]["gpu_uuid"].startswith("GPU-") and j["refused"] == []'
 check "what is staged" 0 "staged: managed memory" explain managed:cuda:0 pinned
-has "nothing is expected of it" 'expected not known'
-check "explain without a GPU" 0 "expected not known" explain host pageable -c cuda=off
+has "what it takes has been measured" 'expected from what was measured'
+has "... by the slower side" 'all of it +[0-9.]+ us +[0-9.]+ GB/s$'
+check "explain without a GPU" 0 "all of it" explain host pageable -c cuda=off
 check "one memory is not enough" 64 "name the one that the bytes go to" explain cuda:0
 check "blocks of a peer" 64 "two memories" explain wherry://127.0.0.1:7000 --blocks 4
 check "too much" 64 "8GiB" explain cuda:0 pinned --size 1GiB --blocks 100

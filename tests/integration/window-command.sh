@@ -70,6 +70,12 @@ misuse() # TEXT ARGUMENTS...
 	verdict "misuse: ${*:2}" $?
 }
 
+# ---- what the engine does with it ----------------------------------------------------------------------
+
+LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 >out 2>err && grep -q 'CPU window (rm)' out &&
+	grep -q 'all of it .* us' out
+verdict "explain: a few bytes by the CPU" $?
+
 # ---- check ---------------------------------------------------------------------------------------------
 
 check "rm, both memories" 0 "32 tests: 30 passed, 0 failed, 2 waived" check --json j.json
