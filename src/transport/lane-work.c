@@ -107,8 +107,7 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 
 		/* A stream that does not even take that will never do anything again. */
 		if (error) {
-			lane->error = error;
-			snprintf(lane->text, sizeof(lane->text), "%s", wh_error_text());
+			wh_lane_give_up(lane, error, wh_error_text());
 			if (turn->scope.context)
 				cuda->cuStreamSynchronize(lane->stream);
 		}

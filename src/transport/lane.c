@@ -83,11 +83,17 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 
 /* ---- what is done ------------------------------------------------------------------------------ */
 
-/* Under lane.lock. Everything that is under way has ended, or never will. */
-static void give_up(struct wh_lane *lane, int error, const char *text)
+/* Everything that is under way has ended, or never will. A context that has failed takes no work any more,
+ * and the driver makes no other in its place for as long as the process lives. */
+void wh_lane_give_up(struct wh_lane *lane, int error, const char *text)
 {
 	lane->error = error;
-	snprintf(lane->text, sizeof(lane->text), "%s", text);
+	if (strstr(text, "until the process is started anew"))
+		snprintf(lane->text, sizeof(lane->text), "%s", text);
+	else
+		snprintf(lane->text, sizeof(lane->text),
+			 "%.150s; cuda:%d is out of use until the process is started anew", text,
+			 lane->gpu->device->ordinal);
 }
 
 /* Under lane.lock: the word has not moved for long. */
@@ -107,7 +113,7 @@ static void ask_stream(struct wh_lane *lane, int64_t now)
 		wh_cuda_leave(&scope);
 	}
 	if (error)
-		give_up(lane, error, wh_error_text());
+		wh_lane_give_up(lane, error, wh_error_text());
 }
 
 /* Take the jobs that are done off the lane, to `ended`. */

@@ -168,6 +168,8 @@ void wh_kept_free(struct wh_kept *kept);
 /* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
  * here. */
 void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job);
+/* The lane takes nothing any more, and what is on it has failed. Under lane.lock. */
+void wh_lane_give_up(struct wh_lane *lane, int error, const char *text);
 
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length);

@@ -369,6 +369,8 @@ static void lost__while_batches_run(void **state)
 		want_true(strstr(wh_error_text(), "cuda:0"), "%s", wh_error_text());
 		want_true(now() - before < SCALE(3, 10) * SECOND, "it took %lld ms",
 			  (long long)((now() - before) / MS));
+		want_true(strstr(wh_error_text(), "until the process is started anew"), "%s",
+			  wh_error_text());
 		/* Later ones are refused. */
 		want(-EIO, gpu_run(batches[0]));
 		for (unsigned int b = 0; b < 4; b++)
