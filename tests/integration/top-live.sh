@@ -331,4 +331,44 @@ live 40 120 WWq && grep -q -a 'GPU0' words
 verdict "a terminal that changes its size" $?
 ! TEST_TERM=nonsense live 24 80 '' >unknown && grep -q -a 'try --once' screen
 verdict "a terminal that is not known" $?
+
+# ---- what it takes ----------------------------------------------------------------------------
+
+# Of a core, at one sample a second: from what 20 samples more take of the CPU, in whatever time.
+if [ -z "${TEST_SANITIZED-}" ]; then
+	FAKE_NVML=hgx/nvml.txt timeout 100 python3 - "$wherry" <<'PYTHON'
+import os, pty, subprocess, sys, threading
+
+
+def drain(terminal):
+    try:
+        while os.read(terminal, 65536):
+            pass
+    except OSError:
+        pass
+
+
+def seconds(count, live):
+    """CPU time of so many samples, on a terminal or as JSON."""
+    ours, theirs = pty.openpty()
+    how = [] if live else ["--json"]
+    process = subprocess.Popen([sys.argv[1], "top", "--root", "hgx", "-i", "0.1", "-n", str(count)] + how,
+                               stdin=theirs, stdout=theirs if live else subprocess.DEVNULL,
+                               stderr=theirs, env={**os.environ, "TERM": "xterm"})
+    os.close(theirs)
+    reader = threading.Thread(target=drain, args=(ours,))
+    reader.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    reader.join()
+    assert status == 0, status
+    return usage.ru_utime + usage.ru_stime
+
+
+for live in (True, False):
+    share = (seconds(22, live) - seconds(2, live)) / 20
+    print(f"{'live' if live else 'JSON'}: {share * 100:.2f} % of a core at 1 Hz, 8 GPUs")
+    assert share < 0.02
+PYTHON
+	verdict "less than 2 % of a core at 1 Hz with 8 GPUs" $?
+fi
 exit $failed
