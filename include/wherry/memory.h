@@ -133,13 +133,27 @@ enum wh_access {
 	WH_ACCESS_NONE = 4, /* nothing: the region is for this engine's own use, not published */
 };
 
+/* What one peer may do with a region. */
+struct wh_grant {
+	const char *peer; /* the name that it has proved, at most 63 bytes: docs/security.md says what that is */
+	uint32_t access;  /* enum wh_access, or-ed, or NONE */
+	uint32_t reserved;
+};
+
+/* The most grants of one region. */
+#define WH_GRANTS_MAX 4096
+
 struct wh_region_options {
 	size_t size;
 	/* A name by which peers can find the region, at most 63 bytes, unique in the engine, of
 	 * the characters A-Z a-z 0-9 . _ -; NULL: none. */
 	const char *name;
-	uint32_t access; /* enum wh_access, or-ed; 0: READ | WRITE */
-	uint32_t reserved;
+	/* What every peer may do: enum wh_access, or-ed; 0: READ | WRITE, or, with grants, NONE. */
+	uint32_t access;
+	/* What the peers named here may do in place of that. Others do not see the region if `access` is
+	 * NONE. Copied; each peer once. */
+	uint32_t grant_count;
+	const struct wh_grant *grants;
 };
 
 /* Register [address, address+length) for transfers. The caller keeps it mapped, readable and (for
@@ -150,8 +164,8 @@ struct wh_region_options {
  * The memory may be a GPU's: all of one GPU, in one allocation or in several mappings of
  * cuMemCreate that lie one after the other. Synchronous copies that the application does to it wait
  * for their end from then on (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
- * 0, or -EINVAL (length 0, a range that wraps or that reaches past its allocation, a bad name),
- * -EEXIST (the name), -ENOMEM, -EXDEV (the range lies on two GPUs, or on a GPU and the host),
+ * 0, or -EINVAL (length 0, a range that wraps or that reaches past its allocation, a bad name or
+ * grant), -EEXIST (the name), -ENOMEM, -EXDEV (the range lies on two GPUs, or on a GPU and the host),
  * -EFAULT (no memory in a part of it: freed, or never mapped), or what the driver says. */
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		       const struct wh_region_options *options, struct wh_region **out);
@@ -163,7 +177,8 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * callback). */
 int wh_region_unregister(struct wh_region *region);
 
-/* The region's id, unique within the engine's epoch, never used again. */
+/* The region's id, unique within the engine's epoch, never used again. Half of it is random: other ids do
+ * not tell it. */
 uint64_t wh_region_id(const struct wh_region *region);
 
 /* Which region of this engine holds all of [address, address+length), and at which offset; the

@@ -117,6 +117,7 @@ struct wh_region {
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
 	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
+	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	struct wh_pane *_Atomic pane; /* the CPU window that is kept for it; NULL: not tried yet */
@@ -323,14 +324,18 @@ int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const s
 	       struct wh_proofs *proofs);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
 void wh_refuse(int fd, int error, const char *text);
-/* Tell all sessions of a region that came or goes. Under engine.lock. */
-void wh_sessions_publish(struct wh_engine *engine, const struct wh_region_record *record);
+/* Tell the sessions that may use it of a region that came, and all of one that goes. Under engine.lock. */
+void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
 /* Wait until no session that touches memory by itself holds a region removed before this call; half as
  * long for those that do so by keys alone, which the caller takes back. 0 or -EBUSY. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
+/* What an engine of this name may do with it, enum wh_access; place.access is what any of them may. */
+uint8_t wh_region_access(const struct wh_region *region, const char *name);
+/* The same for a session: inside the region, or under engine.lock. On any thread. */
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_place *place);
 
 /* ---- the acceptor: listeners and handshakes --------------------------------------------------- */
 

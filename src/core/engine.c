@@ -434,6 +434,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	error = wh_places_init(&engine->regions, sizeof(struct wh_region), seed);
 	if (error)
 		goto err_unmap;
+	engine->regions.random = true;
 	error = start_loops(engine);
 	if (error)
 		goto err_loops;

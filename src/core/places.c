@@ -11,6 +11,7 @@
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <time.h>
 
 #include <wherry/memory.h>
@@ -24,6 +25,8 @@
 #define TAIL_LEAST 64
 
 #define SORTED_FIRST 64
+
+#define RANDOM_STEP 65536u
 
 /* wh_place.used */
 enum {
@@ -92,21 +95,44 @@ static uint32_t next_generation(uint32_t generation)
 	return generation + 1 ? generation + 1 : 1;
 }
 
+/* Random generations begin in the lower half and go up by random steps, so that they never recur. 0: there
+ * are no random numbers. */
+static uint32_t random_generation(uint32_t generation)
+{
+	uint32_t number;
+
+	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+		return 0;
+	return generation ? generation + 1 + number % RANDOM_STEP : 1 + number / 2;
+}
+
+/* Has the entry no generation left? */
+static bool is_spent(const struct wh_places *places, const struct wh_place *place)
+{
+	return places->random ? place->generation >= UINT32_MAX - RANDOM_STEP :
+				next_generation(place->generation) == places->seed;
+}
+
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 {
-	struct wh_place *place = NULL;
+	struct wh_place *place;
+	uint32_t generation;
 
 	pthread_mutex_lock(&places->lock);
-	if (places->free) {
-		place = wh_places_at(places, places->free - 1);
-		places->free = (uint32_t)place->address;
-		place->generation = next_generation(place->generation);
-	} else {
-		place = entry_at(places, places->high);
-		if (place) {
+	place = places->free ? wh_places_at(places, places->free - 1) : entry_at(places, places->high);
+	if (place && places->random)
+		generation = random_generation(place->generation);
+	else
+		generation = places->free ? next_generation(place ? place->generation : 0) :
+					    places->seed;
+	if (!generation)
+		place = NULL;
+	if (place) {
+		if (places->free)
+			places->free = (uint32_t)place->address;
+		else
 			place->index = places->high++;
-			place->generation = places->seed;
-		}
+		place->generation = generation;
 	}
 	if (place) {
 		place->used = USED;
@@ -154,7 +180,7 @@ static void release(struct wh_places *places, struct wh_place *place)
 	place->used = 0;
 	places->count--;
 	/* An entry that has had every generation is left alone, for ids must not recur. */
-	if (claimed || next_generation(place->generation) == places->seed)
+	if (claimed || is_spent(places, place))
 		return;
 	place->address = places->free;
 	places->free = place->index + 1;

@@ -33,6 +33,7 @@ struct wh_place {
 struct wh_places {
 	size_t entry; /* bytes from one entry to the next; each starts with a wh_place */
 	uint32_t seed; /* the first generation */
+	bool random; /* or each entry's is random, so that one id does not tell another */
 	pthread_mutex_t lock; /* all below */
 	_Atomic(char *) chunks[WH_PLACES_CHUNKS];
 	uint32_t high;  /* entries ever used */

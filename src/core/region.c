@@ -33,6 +33,104 @@ static bool is_name(const char *name)
 	return length && length < WH_NAME_MAX && !name[length];
 }
 
+static bool is_access(uint32_t access)
+{
+	return access == WH_ACCESS_NONE || (access && !(access & ~(uint32_t)PUBLIC));
+}
+
+/* ---- rights of single peers ------------------------------------------------------------------ */
+
+struct right {
+	char name[WH_NAME_MAX];
+	uint8_t access;
+};
+
+/* In the order of the names. Never changed while the region is there. */
+struct wh_rights {
+	uint8_t others;
+	uint32_t count;
+	struct right of[];
+};
+
+static int by_name(const void *a, const void *b)
+{
+	return strcmp(((const struct right *)a)->name, ((const struct right *)b)->name);
+}
+
+/* What any of the peers may do. */
+static uint8_t rights_union(const struct wh_rights *rights)
+{
+	uint8_t access = rights->others;
+
+	for (uint32_t i = 0; i < rights->count; i++)
+		access |= rights->of[i].access;
+	return access & PUBLIC ? access & PUBLIC : WH_ACCESS_NONE;
+}
+
+static int take_grant(const struct wh_grant *grant, uint32_t index, struct right *right)
+{
+	size_t length = grant->peer ? strnlen(grant->peer, WH_NAME_MAX) : 0;
+
+	if (!length || length == WH_NAME_MAX)
+		return wh_fail(EINVAL, "wh_region_register: options.grants[%u].peer %s", index,
+			       !grant->peer ? "is NULL" :
+			       length ? "has more than 63 bytes" : "is empty");
+	if (!is_access(grant->access) || grant->reserved)
+		return wh_fail(EINVAL,
+			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, reserved "
+			       "%#x; READ, WRITE, both, or NONE alone, and 0",
+			       index, grant->peer, grant->access, grant->reserved);
+	memcpy(right->name, grant->peer, length);
+	right->access = (uint8_t)grant->access;
+	return 0;
+}
+
+/* NULL in *out: all peers have the same. */
+static int take_grants(const struct wh_region_options *options, struct wh_rights **out)
+{
+	uint32_t count = options->grant_count;
+	struct wh_rights *rights;
+	int error = 0;
+
+	*out = NULL;
+	if (!count && !options->grants)
+		return 0;
+	if (!count || !options->grants || count > WH_GRANTS_MAX)
+		return wh_fail(EINVAL, "wh_region_register: options.grant_count is %u, of 1 to %d, and "
+			       "options.grants is %s", count, WH_GRANTS_MAX,
+			       options->grants ? "not NULL" : "NULL");
+	rights = calloc(1, sizeof(*rights) + count * sizeof(rights->of[0]));
+	if (!rights)
+		return wh_fail(ENOMEM, "wh_region_register: no memory for %u grants", count);
+	rights->others = options->access ? (uint8_t)options->access : WH_ACCESS_NONE;
+	rights->count = count;
+	for (uint32_t i = 0; !error && i < count; i++)
+		error = take_grant(&options->grants[i], i, &rights->of[i]);
+	if (!error)
+		qsort(rights->of, count, sizeof(rights->of[0]), by_name);
+	for (uint32_t i = 1; !error && i < count; i++)
+		if (!by_name(&rights->of[i - 1], &rights->of[i]))
+			error = wh_fail(EINVAL, "wh_region_register: options.grants names \"%s\" twice",
+					rights->of[i].name);
+	if (error)
+		free(rights);
+	else
+		*out = rights;
+	return error;
+}
+
+uint8_t wh_region_access(const struct wh_region *region, const char *name)
+{
+	const struct wh_rights *rights = region->rights;
+	const struct right *found;
+
+	if (!rights)
+		return region->place.access;
+	/* The name is the first thing in a right. */
+	found = bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), by_name);
+	return found ? found->access : rights->others;
+}
+
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record)
 {
 	const struct wh_place *place = &region->place;
@@ -61,10 +159,7 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 			EINVAL,
 			"%s: %p and a length of %zu bytes reach past the end of the address space",
 			call, address, length);
-	if (options->reserved)
-		return wh_fail(EINVAL, "%s: options.reserved is not 0", call);
-	if (options->access && options->access != WH_ACCESS_NONE &&
-	    (options->access & ~(uint32_t)PUBLIC))
+	if (options->access && !is_access(options->access))
 		return wh_fail(EINVAL,
 			       "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
 			       options->access);
@@ -77,7 +172,7 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 
 /* Fill an entry that nobody sees yet. Under engine.lock. */
 static void fill(struct wh_region *region, struct wh_allocation *memory,
-		 struct wh_registration *registration, uint32_t access)
+		 struct wh_registration *registration, uint32_t access, struct wh_rights *rights)
 {
 	struct wh_place *place = &region->place;
 
@@ -85,9 +180,10 @@ static void fill(struct wh_region *region, struct wh_allocation *memory,
 	region->engine = registration->engine;
 	region->memory = memory;
 	region->registration = registration;
+	region->rights = rights;
 	place->address = registration->address;
 	place->length = registration->length;
-	place->access = access ? (uint8_t)access : PUBLIC;
+	place->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
 	/* CUDA cannot tell SHARED memory from any other. */
 	place->kind = (uint8_t)(memory ? memory->kind : registration->kind);
 	place->flags = 0;
@@ -99,18 +195,16 @@ static void fill(struct wh_region *region, struct wh_allocation *memory,
 
 static void publish(struct wh_engine *engine, const struct wh_region *region)
 {
-	struct wh_region_record record;
-
 	if (region->place.access & WH_ACCESS_NONE)
 		return;
-	wh_region_record(region, &record);
-	wh_sessions_publish(engine, &record);
+	wh_sessions_publish(engine, region);
 	wh_remote_wake(engine);
 }
 
 /* Under engine.lock: a session that begins now either sends this region in its list, or is told. */
 static int add(struct wh_engine *engine, struct wh_registration *registration,
-	       const struct wh_region_options *options, char *name, struct wh_region **out)
+	       const struct wh_region_options *options, struct wh_rights *rights, char *name,
+	       struct wh_region **out)
 {
 	struct wh_allocation *memory;
 	struct wh_region *region;
@@ -127,7 +221,7 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 		free(name);
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
-	fill(region, memory, registration, options->access);
+	fill(region, memory, registration, options->access, rights);
 	region->place.name = name;
 	error = wh_places_publish(&engine->regions, &region->place, id);
 	if (error == -EEXIST)
@@ -148,6 +242,7 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 {
 	struct wh_registration *registration;
 	struct wh_region_options options;
+	struct wh_rights *rights = NULL;
 	char *name = NULL;
 	int64_t begun;
 	int error = wh_engine_guard(engine, "wh_region_register");
@@ -160,24 +255,30 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 				"wh_region_register");
 	if (!error)
 		error = check(address, length, &options);
+	if (!error)
+		error = take_grants(&options, &rights);
 	if (error)
 		return error;
 	if (options.name) {
 		name = strdup(options.name);
-		if (!name)
+		if (!name) {
+			free(rights);
 			return wh_fail(ENOMEM, "wh_region_register: no memory");
+		}
 	}
 	begun = wh_now();
 	error = wh_registration_get(engine, address, length, &registration);
 	if (error) {
 		free(name);
+		free(rights);
 		return error;
 	}
 	pthread_mutex_lock(&engine->lock);
-	error = add(engine, registration, &options, name, out);
+	error = add(engine, registration, &options, rights, name, out);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_registration_put(registration);
+		free(rights);
 		return error;
 	}
 	wh_count_add(&engine->tally.region_bytes, length);
@@ -260,6 +361,8 @@ int wh_region_unregister(struct wh_region *region)
 	if (region->memory)
 		region->memory->regions--;
 	registration = region->registration;
+	free(region->rights);
+	region->rights = NULL;
 	wh_count_add(&engine->tally.region_bytes, -place->length);
 	wh_places_free(&engine->regions, place);
 	pthread_mutex_unlock(&engine->lock);

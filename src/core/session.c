@@ -97,12 +97,12 @@ static int send_regions(struct wh_session *session)
 			.id = atomic_load(&copy.id),
 			.address = copy.address,
 			.length = copy.length,
-			.access = copy.access,
+			.access = wh_session_access(session, wh_places_at(&engine->regions, copy.index)),
 			.kind = copy.kind,
 			.flags = copy.flags,
 		};
 
-		if (copy.access & WH_ACCESS_NONE)
+		if (record.access & WH_ACCESS_NONE)
 			continue;
 		memcpy(record.name, name, sizeof(record.name));
 		length += wh_region_encode(bytes + length, &record);
@@ -199,15 +199,28 @@ struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-void wh_sessions_publish(struct wh_engine *engine, const struct wh_region_record *record)
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_place *place)
+{
+	return wh_region_access(wh_container(place, struct wh_region, place), session->hello.name);
+}
+
+void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region)
 {
 	uint8_t bytes[WH_REGION_RECORD_MAX];
-	size_t length = wh_region_encode(bytes, record);
+	struct wh_region_record record;
+	size_t length;
 
+	wh_region_record(region, &record);
 	/* A session that cannot be told is broken, and noticed elsewhere. */
-	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)
-		wh_control_send(&wh_container(l, struct wh_session, link)->control,
-				WH_FRAME_REGIONS, 0, bytes, length);
+	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
+		struct wh_session *session = wh_container(l, struct wh_session, link);
+
+		record.access = wh_session_access(session, &region->place);
+		if (record.access & WH_ACCESS_NONE)
+			continue;
+		length = wh_region_encode(bytes, &record);
+		wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
+	}
 }
 
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id)

@@ -222,6 +222,7 @@ struct rdma_job {
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
+	char peer[WH_NAME_MAX]; /* the session's */
 	uint32_t nic;
 	struct wh_rdma_keyed keyed;
 	uint32_t *keys; /* keyed.count of them */
@@ -259,14 +260,19 @@ static int look_up(struct rdma_job *job, char why[WH_REFUSAL])
 	struct wh_place *place = wh_place_enter(&job->rdma->engine->regions, job->id);
 	struct wh_region *region = wh_container(place, struct wh_region, place);
 	struct rdma_memory *memory = NULL;
+	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
 	int error = 0;
 
-	if (!place || (place->access & WH_ACCESS_NONE)) {
+	if (!place || (access & WH_ACCESS_NONE)) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
 	} else if (!wh_kind_on_host(place->kind)) {
 		snprintf(why, WH_REFUSAL, "a GPU's memory is not registered with NICs");
+		error = -EOPNOTSUPP;
+	} else if (access != place->access) {
+		/* There is one key for all. */
+		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
 		error = -EOPNOTSUPP;
 	} else {
 		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
@@ -328,6 +334,7 @@ int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id)
 	job->rdma = rdma;
 	job->answer.run = answer;
 	job->session = session->id;
+	memcpy(job->peer, session->hello.name, sizeof(job->peer));
 	job->id = id;
 	job->nic = nic;
 	pthread_mutex_lock(&rdma->jobs_lock);

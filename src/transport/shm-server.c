@@ -264,19 +264,25 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;
 	struct wh_place *place = wh_place_enter(&engine->regions, id);
+	uint8_t access = place ? wh_session_access(connection->session, place) : WH_ACCESS_NONE;
 	struct wh_mapped mapped = { .id = id };
 	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
 	size_t length;
 	int fd, error;
 
-	if (place && !(place->access & WH_ACCESS_NONE) && !wh_kind_on_host(place->kind)) {
+	if (place && access == place->access && !(access & WH_ACCESS_NONE) &&
+	    !wh_kind_on_host(place->kind)) {
 		error = wh_cuda_export(wh_container(place, struct wh_region, place), segment,
 				       connection->source.fd);
 		wh_place_leave(place);
 		return error;
 	}
-	if (!place || (place->access & WH_ACCESS_NONE))
+	if (!place || (access & WH_ACCESS_NONE))
 		fd = refuse(&mapped, ENOENT, "not published any more");
+	else if (access != place->access)
+		/* What a peer can open for reading, it can open again for writing if others may write. */
+		fd = refuse(&mapped, EOPNOTSUPP,
+			    "other peers have more rights to it, so it cannot be mapped");
 	else
 		fd = grant(wh_container(place, struct wh_region, place), &mapped);
 	/* Sent from inside: whoever closes the region waits for this, and then for the peer to

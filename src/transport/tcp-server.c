@@ -88,12 +88,14 @@ static char *enter(struct tcp_server *server, struct entered *entered, const str
 static int check(struct tcp_server *server, const struct tcp_extent *extent, uint8_t op)
 {
 	struct wh_place *place = wh_place_enter(&server->engine->regions, extent->region);
+	uint8_t access;
 	int error = 0;
 
 	if (!place)
 		return ESTALE;
-	if (place->access & WH_ACCESS_NONE ||
-	    !(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+	/* The session stays until this connection has stopped. */
+	access = wh_session_access(server->session, place);
+	if (access & WH_ACCESS_NONE || !(access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
 		error = EACCES;
 	else if (!wh_place_holds(place, extent->offset, extent->length))
 		error = ERANGE;

@@ -143,6 +143,39 @@ static void new__an_entry_with_no_generation_left_is_retired(void **state)
 	drop(next);
 }
 
+/* They go up, differ from entry to entry, and the last of them ends the entry. */
+static void new__random_generations(void **state)
+{
+	uint32_t first = 0, equal = 0, last;
+	struct wh_place *many[64], *place, *next;
+
+	(void)state;
+	places.random = true;
+	for (size_t i = 0; i < 64; i++) {
+		many[i] = must_add(0x1000, 16, NULL);
+		assert_in_range(many[i]->generation, 1, UINT32_MAX / 2 + 1);
+		equal += i && many[i]->generation - first <= 64;
+		first = i ? first : many[i]->generation;
+	}
+	assert_true(equal < 2);
+	for (size_t i = 1; i < 64; i++)
+		drop(many[i]);
+	place = many[0];
+	for (int i = 0; i < 100; i++) {
+		last = place->generation;
+		drop(place);
+		next = must_add(0x1000, 16, NULL);
+		assert_ptr_equal(next, place);
+		assert_in_range(place->generation, last + 1, last + 65536);
+	}
+	place->generation = UINT32_MAX - 65536;
+	atomic_store(&place->id, wh_place_id(place));
+	drop(place);
+	next = must_add(0x1000, 16, NULL);
+	assert_ptr_not_equal(next, place);
+	drop(next);
+}
+
 static void new__ends_at_the_tables_bound(void **state)
 {
 	uint64_t id;
@@ -588,6 +621,7 @@ int main(void)
 		TEST(new__seed_zero_is_one),
 		TEST(new__generation_grows_and_skips_zero),
 		TEST(new__an_entry_with_no_generation_left_is_retired),
+		TEST(new__random_generations),
 		TEST(new__ends_at_the_tables_bound),
 		TEST(at__never_used_is_null),
 		TEST(close__keeps_out_and_waits),

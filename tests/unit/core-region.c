@@ -104,7 +104,6 @@ static void register__misuse(void **state)
 	assert_int_equal(try(memory, SIZE_MAX, none), -EINVAL);
 	assert_int_equal(try(memory, SIZE_MAX - (uintptr_t)memory + 1, none), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "end of the address space"));
-	assert_int_equal(try(memory, 1, (struct wh_region_options){ .reserved = 1 }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .access = 8 }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .access = 5 }), -EINVAL);
 	assert_int_equal(try(memory, 1, (struct wh_region_options){ .name = "" }), -EINVAL);
@@ -116,6 +115,81 @@ static void register__misuse(void **state)
 	longest[63] = 0;
 	drop(add(0, 1, longest, 0));
 	assert_int_equal(owner->regions.count, 0);
+}
+
+static void want_bad_grants(uint32_t count, const struct wh_grant *grants, const char *word)
+{
+	struct wh_region_options options = { .grants = grants, .grant_count = count };
+
+	assert_int_equal(try(memory, 1, options), -EINVAL);
+	if (!strstr(wh_error_text(), word))
+		fail_msg("it says: %s", wh_error_text());
+}
+
+static void register__bad_grants(void **state)
+{
+	char longest[65];
+	struct wh_grant grants[] = { { "a", WH_ACCESS_READ, 0 }, { "b", WH_ACCESS_WRITE, 0 } };
+
+	(void)state;
+	memset(longest, 'n', 64);
+	longest[64] = 0;
+	want_bad_grants(0, grants, "grant_count is 0");
+	want_bad_grants(1, NULL, "is NULL");
+	want_bad_grants(WH_GRANTS_MAX + 1, grants, "4097");
+	grants[1].peer = NULL;
+	want_bad_grants(2, grants, "grants[1].peer is NULL");
+	grants[1].peer = "";
+	want_bad_grants(2, grants, "grants[1].peer is empty");
+	grants[1].peer = longest;
+	want_bad_grants(2, grants, "grants[1].peer has more");
+	grants[1].peer = "a";
+	want_bad_grants(2, grants, "names \"a\" twice");
+	grants[1] = (struct wh_grant){ "b", 0, 0 };
+	want_bad_grants(2, grants, "for \"b\"");
+	grants[1] = (struct wh_grant){ "b", 5, 0 };
+	want_bad_grants(2, grants, "for \"b\"");
+	grants[1] = (struct wh_grant){ "b", 1, 1 };
+	want_bad_grants(2, grants, "for \"b\"");
+	assert_int_equal(owner->regions.count, 0);
+}
+
+/* Whoever is named has what is granted, be it more or less than others have; the place what any has. */
+static void register__grants(void **state)
+{
+	const struct wh_grant grants[] = {
+		{ "zoe", WH_ACCESS_WRITE, 0 },
+		{ "adam", WH_ACCESS_READ | WH_ACCESS_WRITE, 0 },
+		{ "mallory", WH_ACCESS_NONE, 0 },
+	};
+	struct wh_region_options options = { .size = sizeof(options), .grants = grants,
+					     .grant_count = 3 };
+	struct wh_region *region;
+
+	(void)state;
+	for (int others = 0; others < 2; others++) {
+		options.access = others ? WH_ACCESS_READ : 0;
+		assert_int_equal(wh_region_register(owner, memory, 1, &options, &region), 0);
+		assert_int_equal(region->place.access, WH_ACCESS_READ | WH_ACCESS_WRITE);
+		assert_int_equal(wh_region_access(region, "zoe"), WH_ACCESS_WRITE);
+		assert_int_equal(wh_region_access(region, "adam"), WH_ACCESS_READ | WH_ACCESS_WRITE);
+		assert_int_equal(wh_region_access(region, "mallory"), WH_ACCESS_NONE);
+		assert_int_equal(wh_region_access(region, "ada"),
+				 others ? WH_ACCESS_READ : WH_ACCESS_NONE);
+		assert_int_equal(wh_region_access(region, ""),
+				 others ? WH_ACCESS_READ : WH_ACCESS_NONE);
+		drop(region);
+	}
+	/* The entry is used again, without grants. */
+	region = add(0, 1, NULL, 0);
+	assert_int_equal(wh_region_access(region, "mallory"), WH_ACCESS_READ | WH_ACCESS_WRITE);
+	drop(region);
+	options.grants = &grants[2];
+	options.grant_count = 1;
+	options.access = 0;
+	assert_int_equal(wh_region_register(owner, memory, 1, &options, &region), 0);
+	assert_int_equal(region->place.access, WH_ACCESS_NONE);
+	drop(region);
 }
 
 static void register__a_name_twice(void **state)
@@ -686,6 +760,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(register__defaults),
+		TEST(register__bad_grants),
+		TEST(register__grants),
 		TEST(register__misuse),
 		TEST(register__a_name_twice),
 		TEST(register__ids_do_not_come_again),
