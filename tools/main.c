@@ -11,7 +11,7 @@
 static const struct command *const commands[] = {
 	&command_serve, &command_copy, &command_bench, &command_explain, &command_registry,
 	&command_topo, &command_doctor, &command_top, &command_exporter, &command_window,
-	&command_config, NULL,
+	&command_key, &command_config, NULL,
 };
 
 static void print_program(FILE *out)
@@ -26,8 +26,7 @@ static void print_program(FILE *out)
 	      "\nExamples:\n"
 	      "  wherry serve --memory host:1GiB           # prints wherry://127.0.0.1:PORT\n"
 	      "  wherry copy FILE wherry://127.0.0.1:7000/host    # a file into its memory\n"
-	      "\nExit codes: 0 done; 1 done, with a warning; 2 failed; 64 wrong command line;\n"
-	      "69 a peer, a device or a route is not there.\n",
+	      "\nExit codes: 0 done; 1 a warning; 2 failed; 64 usage; 69 something is missing.\n",
 	      out);
 }
 

@@ -131,7 +131,7 @@ static const uint8_t *key_of(struct greeting *greeting)
 	}
 	if (hello->role == WH_ROLE_CONTROL && !greeting->local) {
 		greeting->session = ++engine->next_session;
-		return engine->trust.key;
+		return engine->trust.keys.key[0];
 	}
 	if (!transport_of_role(engine, hello->role) || greeting->local != (hello->role == WH_ROLE_SHM)) {
 		refuse(greeting, EOPNOTSUPP, "no such role on this socket, or its transport is off");

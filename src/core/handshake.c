@@ -52,16 +52,26 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_g
 		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
 {
 	const struct wh_trust *trust = &peer->engine->trust;
-	uint8_t key[WH_KEY_SIZE];
+	struct wh_keys keys = { .count = 1 };
 	struct wh_proofs proofs;
-	int error;
+	bool proved = false;
+	int error = 0;
 
-	pthread_mutex_lock(&peer->lock);
-	memcpy(key, role == WH_ROLE_CONTROL ? trust->key : peer->key, sizeof(key));
-	pthread_mutex_unlock(&peer->lock);
-	error = wh_proofs_make(&trust->crypto, key, hello->bytes + WH_FRAME_HEADER,
-			       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
-	if (!error && !wh_proof_equal(&trust->crypto, proofs.owner, welcome + length - WH_PROOF_SIZE))
+	if (role == WH_ROLE_CONTROL) {
+		keys = trust->keys;
+	} else {
+		pthread_mutex_lock(&peer->lock);
+		memcpy(keys.key[0], peer->key, sizeof(peer->key));
+		pthread_mutex_unlock(&peer->lock);
+	}
+	/* The one that the owner has proved is proved in turn, be it our first or not. */
+	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
+		error = wh_proofs_make(&trust->crypto, keys.key[i], hello->bytes + WH_FRAME_HEADER,
+				       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
+		proved = !error && wh_proof_equal(&trust->crypto, proofs.owner,
+						  welcome + length - WH_PROOF_SIZE);
+	}
+	if (!error && !proved)
 		error = wh_fail(EACCES,
 				"it does not prove the key of this engine, %.100s: name one key on both "
 				"sides by the knob keyfile", trust->source);
@@ -77,7 +87,7 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_g
 		memcpy(peer->key, proofs.session, sizeof(peer->key));
 		pthread_mutex_unlock(&peer->lock);
 	}
-	explicit_bzero(key, sizeof(key));
+	explicit_bzero(&keys, sizeof(keys));
 	explicit_bzero(&proofs, sizeof(proofs));
 	return error;
 }

@@ -13,74 +13,11 @@
 #include "rendezvous/rendezvous.h"
 
 #define KEY_NAME "wherry.key"
-#define DIGITS (2 * WH_KEY_SIZE)
-#define HOW_TO "(umask 077; openssl rand -hex 32 >FILE)"
-
-/* ---- the text of a key --------------------------------------------------------------------- */
-
-static int digit(char c)
-{
-	if (c >= '0' && c <= '9')
-		return c - '0';
-	c |= 0x20;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* 64 hex digits, and nothing behind them but white space. */
-static bool parse(const char *text, uint8_t key[WH_KEY_SIZE])
-{
-	for (size_t i = 0; i < DIGITS; i += 2) {
-		int high = digit(text[i]), low = high < 0 ? -1 : digit(text[i + 1]);
-
-		if (low < 0)
-			return false;
-		key[i / 2] = (uint8_t)(high << 4 | low);
-	}
-	return !text[DIGITS + strspn(text + DIGITS, " \t\r\n")];
-}
-
-/* The key in an open file that is `path` in texts; the file must be this user's alone. */
-static int read_key(int fd, const char *path, uint8_t key[WH_KEY_SIZE])
-{
-	char text[DIGITS + 64] = "";
-	struct stat file;
-	ssize_t got;
-	bool good;
-
-	if (fstat(fd, &file))
-		return wh_fail(errno, "the key file %.150s: %s", path, strerror(errno));
-	if (!S_ISREG(file.st_mode))
-		return wh_fail(EINVAL, "the key file %.150s is not a regular file", path);
-	if (file.st_uid != geteuid())
-		return wh_fail(EACCES,
-			       "the key file %.120s belongs to user %u, this process to user %u, who "
-			       "must be its owner", path, (unsigned)file.st_uid, (unsigned)geteuid());
-	if (file.st_mode & 077)
-		return wh_fail(EACCES,
-			       "the key file %.90s is open to others (mode %03o): chmod 600 it, and make "
-			       "a new key if they may have read it", path, file.st_mode & 0777u);
-	got = read(fd, text, sizeof(text) - 1);
-	if (got < 0)
-		return wh_fail(errno, "the key file %.150s: read: %s", path, strerror(errno));
-	good = got < (ssize_t)sizeof(text) - 1 && strlen(text) == (size_t)got && parse(text, key);
-	explicit_bzero(text, sizeof(text));
-	return good ? 0 :
-		      wh_fail(EINVAL, "the key file %.100s holds no key, which is 64 hex digits: " HOW_TO,
-			      path);
-}
 
 static int read_configured(struct wh_trust *trust, const char *path)
 {
-	/* A fifo must not hold us up. A link may lead to it, as those of secrets in containers do. */
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
-
-	if (fd < 0)
-		return wh_fail(errno, "the key file %.100s: %s; one is made by " HOW_TO, path,
-			       strerror(errno));
-	error = read_key(fd, path, trust->key);
-	close(fd);
 	snprintf(trust->source, sizeof(trust->source), "%s", path);
-	return error;
+	return wh_keys_load(path, &trust->keys);
 }
 
 /* ---- this user's own key -------------------------------------------------------------------- */
@@ -99,28 +36,6 @@ static int open_own(const char *path)
 	return -1;
 }
 
-static int write_key(int fd)
-{
-	static const char digits[] = "0123456789abcdef";
-	uint8_t key[WH_KEY_SIZE];
-	char text[DIGITS + 1];
-	int error = 0;
-
-	if (getrandom(key, sizeof(key), 0) != sizeof(key))
-		return -EIO;
-	for (size_t i = 0; i < WH_KEY_SIZE; i++) {
-		text[2 * i] = digits[key[i] >> 4];
-		text[2 * i + 1] = digits[key[i] & 15];
-	}
-	text[DIGITS] = '\n';
-	errno = ENOSPC;
-	if (write(fd, text, sizeof(text)) != sizeof(text))
-		error = -errno;
-	explicit_bzero(key, sizeof(key));
-	explicit_bzero(text, sizeof(text));
-	return error;
-}
-
 /* Of several processes that make it at once one wins, and nobody ever sees a part of it: it is written
  * under another name, and gets its own by link(), which replaces nothing. */
 static int make_key(int directory)
@@ -135,7 +50,7 @@ static int make_key(int directory)
 	fd = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 	if (fd < 0)
 		return -errno;
-	error = write_key(fd);
+	error = wh_key_write(fd);
 	if (!error && linkat(directory, name, directory, KEY_NAME, 0) && errno != EEXIST)
 		error = -errno;
 	close(fd);
@@ -156,7 +71,7 @@ static int own_key_in(struct wh_trust *trust, const char *path, bool make)
 		fd = openat(directory, KEY_NAME, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
 	if (fd >= 0) {
 		snprintf(trust->source, sizeof(trust->source), "%s/" KEY_NAME, path);
-		error = read_key(fd, trust->source, trust->key);
+		error = wh_keys_read(fd, trust->source, &trust->keys);
 		close(fd);
 	} else if (errno != ENOENT && !make) {
 		error = wh_fail(errno, "the key file %.140s/" KEY_NAME ": %s", path, strerror(errno));
@@ -234,11 +149,13 @@ static int have_key(struct wh_trust *trust, struct wh_config *config)
 	if (*key && *path)
 		error = wh_fail(EINVAL, "both knobs key and keyfile are set: one key is enough");
 	else if (*key)
-		error = parse(key, trust->key) ? 0 : wh_fail(EINVAL, "the knob key holds no key");
+		error = wh_key_parse(key, trust->keys.key[0]) ? 0 : wh_fail(EINVAL, "the knob key holds no key");
 	else
 		error = *path ? read_configured(trust, path) : own_key(trust);
-	if (*key)
+	if (*key) {
+		trust->keys.count = 1;
 		snprintf(trust->source, sizeof(trust->source), "the knob key (WHERRY_KEY)");
+	}
 	explicit_bzero(key, WH_CONFIG_TEXT);
 	return error;
 }
@@ -258,7 +175,7 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 void wh_trust_close(struct wh_trust *trust)
 {
 	wh_crypto_close(&trust->crypto);
-	explicit_bzero(trust->key, sizeof(trust->key));
+	explicit_bzero(&trust->keys, sizeof(trust->keys));
 }
 
 static bool is_any(const struct sockaddr_storage *address)
@@ -282,7 +199,7 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 		return 0;
 	wh_address_format(text, sizeof(text), address);
 	return wh_fail(EACCES,
-		       "%s %s, which is more than this host, takes a cluster key: " HOW_TO
+		       "%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
 		       ", the same FILE on all hosts, and its name in the knob keyfile (WHERRY_KEYFILE)",
 		       listening ? "listening on" : "connecting to", text);
 }

@@ -7,20 +7,20 @@
 
 #include <netinet/in.h>
 
+#include "core/keyfile.h"
 #include "util/config.h"
 #include "util/error.h"
-#include "wire/proof.h"
 
 struct wh_trust {
 	struct wh_crypto crypto;
-	uint8_t key[WH_KEY_SIZE];
+	struct wh_keys keys;
 	bool configured; /* by a knob; else it is this user's own, and good on this host alone */
 	char source[WH_CONFIG_TEXT + 48]; /* where it is from, for texts: "/run/user/7/wherry.key" */
 	int error; /* there is no key, negative, for the reason in `text` */
 	char text[WH_TEXT_MAX];
 };
 
-/* Have the key that the knobs name, or this user's own, made if there is none yet; the knob `key` is
+/* Have the keys that the knobs name, or this user's own, made if there is none yet; the knob `key` is
  * wiped. 0; or -EACCES (not the user's alone), -EINVAL (no key in the file) or another errno of the file
  * that a knob names. What is wrong otherwise, such as that there is no OpenSSL, is kept for
  * wh_trust_allows(): an engine that neither listens nor connects does without. With an error the

@@ -320,14 +320,14 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.row = { "key", "WHERRY_KEY", "", "secret",
 			 "the cluster key itself, 64 hex digits; empty: the knob keyfile" },
 		.text = check_key,
-		.wants = "64 hex digits, as openssl rand -hex 32 makes them",
+		.wants = "64 hex digits, as wherry key make writes them",
 		.secret = true,
 	},
 	[WH_KNOB_KEYFILE] = {
 		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
-			 "the file with the cluster key, of mode 0600; empty: a key of this user's own" },
+			 "the file with the cluster keys, of mode 0600; empty: a key of this user's own" },
 		.text = check_path,
-		.wants = "the path of a file with 64 hex digits",
+		.wants = "the path of a file as wherry key makes them",
 	},
 	[WH_KNOB_REGISTRY] = {
 		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",

@@ -381,7 +381,7 @@ static void engines__not_of_this_host(void **state)
 	struct wh_peer *peer;
 
 	(void)state;
-	want_text(-EACCES, "openssl rand", wh_engine_open(&options, &engine));
+	want_text(-EACCES, "wherry key make", wh_engine_open(&options, &engine));
 	options.listen = "[::]:0";
 	want_text(-EACCES, "keyfile", wh_engine_open(&options, &engine));
 	options.listen = "0.0.0.0:0";

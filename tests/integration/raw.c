@@ -208,7 +208,7 @@ const struct wh_crypto *raw_crypto(void)
 const uint8_t *raw_key(void)
 {
 	learn_key();
-	return trust.key;
+	return trust.keys.key[0];
 }
 
 /* The keys of the sessions that have been begun last. */

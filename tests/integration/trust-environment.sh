@@ -51,6 +51,35 @@ says() # WORD
 	grep -q -F -e "$1" "$directory/out" "$directory/err"
 }
 
+# ---- wherry key -----------------------------------------------------------------------------------
+
+key() # STATUS WORD ARGUMENTS...
+{
+	local status=$1 word=$2
+
+	"$wherry" key "${@:3}" >"$directory/out" 2>"$directory/err"
+	[ $? = "$status" ] && says "$word"
+}
+
+made=$directory/made
+"$wherry" key make "$made" && [ "$(stat -c %a "$made")" = 600 ] && [ "$(wc -c <"$made")" = 65 ] &&
+	key 0 "1 key, for this user alone" check "$made" && key 0 "proved and accepted" show "$made" &&
+	! says "$(cut -c 1-16 "$made")" && key 2 "is left as it is" make "$made"
+judge "wherry key makes a file, once, and shows nothing of what is in it" $?
+
+cp "$made" "$directory/two" && chmod 600 "$directory/two" && echo "$key" >>"$directory/two" &&
+	key 0 "2 keys" check "$directory/two" && key 0 '"fingerprint"' show --json "$directory/two" &&
+	[ "$("$wherry" key show "$directory/two" | wc -l)" = 2 ] &&
+	[ "$("$wherry" key show "$directory/two" | head -1)" = "$("$wherry" key show "$made")" ]
+judge "wherry key shows both keys of a file" $?
+
+chmod 640 "$made" && key 2 "chmod 600" check "$made" && key 2 "chmod 600" show "$made" &&
+	echo none >"$directory/none" && chmod 600 "$directory/none" &&
+	key 2 "line 1 is no key" check "$directory/none" &&
+	key 64 "did you mean 'check'" chek "$made" && key 64 "wherry key show" check --json "$made"
+judge "wherry key says what is wrong with a file, and with a command" $?
+rm -f "$made" "$directory/two" "$directory/none"
+
 # ---- a user's own ---------------------------------------------------------------------------------
 
 serve && reach && [ "$(stat -c %a "$directory/run/wherry.key")" = 600 ] &&
@@ -64,7 +93,7 @@ mv "$directory/cache/wherry.key" "$directory/run/wherry.key" && ! reach && says 
 judge "a key that has been changed is read by those that start" $?
 
 ! timeout 20 "$wherry" serve -m host:64KiB --listen 0.0.0.0:0 >"$directory/out" 2>"$directory/err" &&
-	says "openssl rand -hex 32" && says "WHERRY_KEYFILE"
+	says "wherry key make" && says "WHERRY_KEYFILE"
 judge "more than loopback takes a key, and it is said how to make one" $?
 
 chmod 640 "$directory/run/wherry.key"

@@ -98,7 +98,7 @@ static void want_key(const struct wh_trust *trust)
 	};
 
 	assert_int_equal(trust->error, 0);
-	assert_memory_equal(trust->key, key, sizeof(key));
+	assert_memory_equal(trust->keys.key[0], key, sizeof(key));
 	assert_true(trust->configured);
 }
 
@@ -114,13 +114,73 @@ static void file__good(void **state)
 		want_key(&trust);
 		assert_string_equal(trust.source, path);
 		wh_trust_close(&trust);
-		for (size_t j = 0; j < sizeof(trust.key); j++)
-			assert_int_equal(trust.key[j], 0);
+		for (size_t j = 0; j < sizeof(trust.keys.key[0]); j++)
+			assert_int_equal(trust.keys.key[0][j], 0);
 	}
 	assert_int_equal(open_with("key=" KEY, &trust), 0);
 	want_key(&trust);
 	assert_null(strstr(trust.source, "0011"));
 	wh_trust_close(&trust);
+}
+
+static void file__several(void **state)
+{
+	static const char other[] = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+	char text[1024] = "", many[1024] = "";
+	struct wh_trust trust;
+
+	(void)state;
+	snprintf(text, sizeof(text), "# one\n" KEY "\n\n \t\r\n#" KEY "\n%s\r\n", other);
+	put(text, strlen(text), 0600);
+	assert_int_equal(open_file(&trust), 0);
+	want_key(&trust);
+	assert_int_equal(trust.keys.count, 2);
+	assert_int_equal(trust.keys.key[1][0], 0xff);
+	wh_trust_close(&trust);
+	for (int i = 0; i < WH_KEYS_MAX; i++)
+		strcat(many, KEY "\n");
+	put(many, strlen(many), 0600);
+	assert_int_equal(open_file(&trust), 0);
+	assert_int_equal(trust.keys.count, WH_KEYS_MAX);
+	wh_trust_close(&trust);
+	strcat(many, KEY "\n");
+	put(many, strlen(many), 0600);
+	want_refused(-EINVAL, "line 9");
+	put(KEY "\nx" KEY, 130, 0600);
+	want_refused(-EINVAL, "line 2");
+}
+
+/* Two keys have two names, which are not parts of them. */
+static void file__made_and_named(void **state)
+{
+	char first[WH_FINGERPRINT], second[WH_FINGERPRINT], again[WH_FINGERPRINT];
+	struct wh_keys keys[2];
+	struct wh_crypto crypto;
+	struct stat file;
+
+	(void)state;
+	assert_int_equal(wh_crypto_open(&crypto, NULL), 0);
+	for (int i = 0; i < 2; i++) {
+		umask(i ? 0777 : 0);
+		assert_int_equal(wh_key_make(path), 0);
+		umask(022);
+		assert_int_equal(stat(path, &file), 0);
+		assert_int_equal(file.st_mode & 07777, 0600);
+		assert_int_equal(wh_key_make(path), -EEXIST);
+		assert_int_equal(wh_keys_load(path, &keys[i]), 0);
+		assert_int_equal(keys[i].count, 1);
+		unlink(path);
+	}
+	assert_int_equal(wh_key_fingerprint(&crypto, keys[0].key[0], first), 0);
+	assert_int_equal(wh_key_fingerprint(&crypto, keys[1].key[0], second), 0);
+	assert_int_equal(wh_key_fingerprint(&crypto, keys[0].key[0], again), 0);
+	assert_string_equal(first, again);
+	assert_string_not_equal(first, second);
+	assert_int_equal(strlen(first), 16);
+	wh_crypto_close(&crypto);
+	assert_int_equal(symlink("/nowhere/else", path), 0);
+	assert_int_equal(wh_key_make(path), -EEXIST);
+	assert_int_equal(wh_key_make("/nowhere/key"), -ENOENT);
 }
 
 static void file__no_key(void **state)
@@ -134,7 +194,10 @@ static void file__no_key(void **state)
 		{ "\n", 1 },
 		{ KEY, 63 },
 		{ KEY "0", 65 },
-		{ KEY "\n" KEY, 129 },
+		{ KEY "\n" KEY "0", 130 },
+		{ KEY KEY, 128 },
+		{ "# none\n", 7 },
+		{ KEY "\n# " KEY "\n#\nx", 135 },
 		{ " " KEY, 65 },
 		{ "0x" KEY, 66 },
 		{ KEY "\0x", 66 },
@@ -167,7 +230,7 @@ static void file__not_ours_alone(void **state)
 		want_refused(-EACCES, "65534");
 	}
 	unlink(path);
-	want_refused(-ENOENT, "openssl rand");
+	want_refused(-ENOENT, "wherry key make");
 	assert_int_equal(mkdir(path, 0700), 0);
 	want_refused(-EINVAL, "regular");
 	rmdir(path);
@@ -208,12 +271,12 @@ static void own__made_once(void **state)
 	assert_int_equal(file.st_mode & 07777, 0600);
 	assert_int_equal(file.st_nlink, 1);
 	assert_int_equal(open_with(NULL, &second), 0);
-	assert_memory_equal(first.key, second.key, sizeof(first.key));
+	assert_memory_equal(first.keys.key[0], second.keys.key[0], sizeof(first.keys.key[0]));
 	wh_trust_close(&second);
 	/* Another, where that is taken away. */
 	unlink(own);
 	assert_int_equal(open_with(NULL, &second), 0);
-	assert_memory_not_equal(first.key, second.key, sizeof(first.key));
+	assert_memory_not_equal(first.keys.key[0], second.keys.key[0], sizeof(first.keys.key[0]));
 	wh_trust_close(&first);
 	wh_trust_close(&second);
 }
@@ -233,7 +296,7 @@ static void own__found_before_made(void **state)
 	setenv("XDG_RUNTIME_DIR", directory, 1);
 	assert_int_equal(open_with(NULL, &second), 0);
 	assert_string_equal(first.source, second.source);
-	assert_memory_equal(first.key, second.key, sizeof(first.key));
+	assert_memory_equal(first.keys.key[0], second.keys.key[0], sizeof(first.keys.key[0]));
 	if (!strncmp(first.source, cache, strlen(cache)))
 		assert_int_equal(unlink(first.source), 0);
 	wh_trust_close(&first);
@@ -305,7 +368,7 @@ static void own__race(void **state)
 				close(go[1]);
 				if (read(go[0], &byte, 1) || wh_trust_open(&trust, &config) ||
 				    trust.error ||
-				    write(keys[1], trust.key, sizeof(key)) != sizeof(key))
+				    write(keys[1], trust.keys.key[0], sizeof(key)) != sizeof(key))
 					_exit(1);
 				_exit(0);
 			}
@@ -358,7 +421,7 @@ static void allows__loopback_alone(void **state)
 		for (size_t i = 0; i < sizeof(far) / sizeof(far[0]); i++) {
 			assert_int_equal(allows(&mine, far[i], listening), -EACCES);
 			assert_non_null(strstr(wh_error_text(), far[i]));
-			assert_non_null(strstr(wh_error_text(), "openssl rand"));
+			assert_non_null(strstr(wh_error_text(), "wherry key make"));
 			assert_non_null(strstr(wh_error_text(), "keyfile"));
 			assert_int_equal(allows(&all, far[i], listening), 0);
 		}
@@ -373,6 +436,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup_teardown(file__good, begin, end),
+		cmocka_unit_test_setup_teardown(file__several, begin, end),
+		cmocka_unit_test_setup_teardown(file__made_and_named, begin, end),
 		cmocka_unit_test_setup_teardown(file__no_key, begin, end),
 		cmocka_unit_test_setup_teardown(file__not_ours_alone, begin, end),
 		cmocka_unit_test_setup_teardown(knobs__both, begin, end),
