@@ -191,7 +191,7 @@ static void hear_proof(struct greeting *greeting)
 {
 	struct wh_engine *engine = greeting->acceptor->engine;
 	struct wh_hello hello = greeting->hello;
-	uint64_t id = greeting->session;
+	uint64_t id = greeting->session, place = greeting->place;
 	uint8_t key[WH_KEY_SIZE];
 	struct wh_session *session;
 	int fd;
@@ -206,7 +206,7 @@ static void hear_proof(struct greeting *greeting)
 	memcpy(key, greeting->proofs.session, sizeof(key));
 	fd = greeting_end(greeting, true);
 	if (hello.role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, &hello, id, key);
+		wh_session_new(engine, fd, place, &hello, id, key);
 	} else {
 		session = wh_session_find(engine, id);
 		/* It may have ended in the meantime. */
@@ -280,23 +280,6 @@ static void sweep(struct wh_timer *timer)
 		}
 		greeting_end(greeting, false);
 	}
-}
-
-/* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its disposal. */
-static uint64_t place_of(const struct sockaddr_storage *address)
-{
-	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
-	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
-	uint32_t half;
-	uint64_t network;
-
-	if (address->ss_family == AF_INET)
-		return v4->sin_addr.s_addr;
-	if (address->ss_family != AF_INET6)
-		return UINT64_MAX;
-	memcpy(&network, &v6->sin6_addr, sizeof(network));
-	memcpy(&half, v6->sin6_addr.s6_addr + 12, sizeof(half));
-	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
 }
 
 /* The first to go of those from this place, or, without one, of all: the oldest that has said nothing, for
@@ -387,7 +370,7 @@ static void incoming(struct wh_source *source, uint32_t events)
 
 		if (fd >= 0) {
 			wh_socket_tune(acceptor->engine, fd);
-			greet(acceptor, fd, listener->local, place_of(&address));
+			greet(acceptor, fd, listener->local, wh_place_of(&address));
 			continue;
 		}
 		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {

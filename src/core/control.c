@@ -15,6 +15,7 @@
 
 /* What may wait to be sent: the regions of an engine that publishes very many. */
 #define OUT_MAX (256u << 20)
+#define OWED_MAX (4u << 20) /* of that, answers to what the other side asked */
 #define IN_FIRST 4096
 
 static void received(struct wh_source *source, uint32_t events);
@@ -112,7 +113,7 @@ int wh_control_start(struct wh_control *control, int fd)
 	pthread_mutex_lock(&control->lock);
 	control->source.fd = fd;
 	control->in_length = 0;
-	control->out_start = control->out_length = 0;
+	control->out_start = control->out_length = control->owed = 0;
 	control->open = true;
 	pthread_mutex_unlock(&control->lock);
 	error = wh_loop_add(control->loop, &control->source, EPOLLIN);
@@ -155,6 +156,12 @@ static void broken(struct wh_control *control, int error, const char *text)
 }
 
 /* ---- sending ------------------------------------------------------------------------------ */
+
+/* How much there is of these is not the other side's choice. */
+static bool is_news(enum wh_frame_type type)
+{
+	return type == WH_FRAME_REGIONS || type == WH_FRAME_REMOVE || type == WH_FRAME_REMOVED;
+}
 
 /* Under the lock. */
 static int keep(struct wh_control *control, const void *bytes, size_t length)
@@ -211,6 +218,11 @@ int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_
 	if (!error && sent < sizeof(header) + length)
 		error = keep(control, (const uint8_t *)payload + (sent - sizeof(header)),
 			     sizeof(header) + length - sent);
+	if (!is_news(type) && control->out_length) {
+		control->owed += sizeof(header) + length;
+		if (control->owed > OWED_MAX)
+			error = -ENOBUFS;
+	}
 	if (control->out_length)
 		wh_loop_modify(control->loop, &control->source, EPOLLIN | EPOLLOUT);
 	if (error) /* half a frame may be out: the connection is of no use any more */
@@ -233,7 +245,7 @@ static void flush(struct wh_control *control)
 		control->out_length -= (size_t)got;
 	}
 	if (control->open && !control->out_length) {
-		control->out_start = 0;
+		control->out_start = control->owed = 0;
 		if (control->out_room > WH_FRAME_MAX) { /* a long list of regions has gone out */
 			free(control->out);
 			control->out = NULL;

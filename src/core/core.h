@@ -57,6 +57,7 @@ struct wh_engine {
 	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
 	struct wh_list peers;
 	struct wh_list sessions;
+	struct wh_list guests; /* on loop 0 */
 	struct wh_list memory; /* struct wh_allocation */
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
@@ -148,6 +149,7 @@ struct wh_control {
 	pthread_mutex_t lock; /* sending */
 	uint8_t *out;
 	size_t out_start, out_length, out_room;
+	size_t owed; /* of what waits: answers; it goes down when all has gone out */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
 	int (*frame)(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload);
@@ -160,7 +162,7 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop);
  * bytes received already. */
 int wh_control_start(struct wh_control *control, int fd);
 /* Queue a frame and send what the socket takes. -ECONNRESET when it is not open, -ENOBUFS when the
- * other side does not read. */
+ * other side does not read, or reads too little of what it has asked for. */
 int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
 		    const void *payload, size_t length);
 /* Close it; `gone` is not called. On the loop. */
@@ -288,11 +290,38 @@ void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
 
 /* ---- sessions: the side that is reached ------------------------------------------------------ */
 
+/* Where sessions are from: an IPv4 address, or a network of IPv6. It is there as long as there is a session
+ * of it. On loop 0, save `held`. */
+struct wh_guest {
+	struct wh_list link; /* engine.guests */
+	uint64_t place;
+	unsigned sessions;
+	int64_t most;         /* the knob `held` */
+	_Atomic int64_t held; /* bytes of memory that are there on their account */
+};
+
+uint64_t wh_place_of(const struct sockaddr_storage *address);
+/* NULL: there are too many from there, or there is no memory. */
+struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place);
+void wh_guest_leave(struct wh_guest *guest);
+
+static inline void wh_guest_hold(struct wh_guest *guest, int64_t bytes)
+{
+	atomic_fetch_add_explicit(&guest->held, bytes, memory_order_relaxed);
+}
+
+/* What is asked for has to wait until something else has ended. */
+static inline bool wh_guest_full(const struct wh_guest *guest)
+{
+	return atomic_load_explicit(&guest->held, memory_order_relaxed) >= guest->most;
+}
+
 /* One engine connected to this one. On loop 0, save `control` for sending and the atomics. */
 struct wh_session {
 	struct wh_list link; /* engine.sessions; also under engine.lock */
 	struct wh_engine *engine;
 	struct wh_control control;
+	struct wh_guest *guest;
 	struct wh_hello hello; /* what it said */
 	uint64_t id;
 	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
@@ -312,8 +341,8 @@ struct wh_session {
 };
 
 /* A control connection whose initiator has proved itself. It belongs to the session now (also on error). */
-int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello, uint64_t id,
-		   const uint8_t key[WH_KEY_SIZE]);
+int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struct wh_hello *hello,
+		   uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);

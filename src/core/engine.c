@@ -399,6 +399,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	pthread_mutex_init(&engine->pane_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
+	wh_list_init(&engine->guests);
 	wh_list_init(&engine->memory);
 	wh_list_init(&engine->callbacks);
 	engine->callback_task.run = run_callbacks;

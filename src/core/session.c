@@ -118,18 +118,23 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hello, uint64_t id,
-		   const uint8_t key[WH_KEY_SIZE])
+int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struct wh_hello *hello,
+		   uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
+	struct wh_guest *guest;
 	int error;
 
-	session = engine->session_count < SESSIONS_MAX ? calloc(1, sizeof(*session)) : NULL;
+	guest = engine->session_count < SESSIONS_MAX ? wh_guest_enter(engine, place) : NULL;
+	session = guest ? calloc(1, sizeof(*session)) : NULL;
 	if (!session) {
+		if (guest)
+			wh_guest_leave(guest);
 		wh_refuse(fd, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
 	session->engine = engine;
+	session->guest = guest;
 	session->id = id;
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
@@ -143,6 +148,7 @@ int wh_session_new(struct wh_engine *engine, int fd, const struct wh_hello *hell
 	if (error) {
 		close(fd);
 		wh_control_destroy(&session->control);
+		wh_guest_leave(guest);
 		free(session);
 		return error;
 	}
@@ -183,6 +189,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
 	explicit_bzero(session->key, sizeof(session->key));
+	wh_guest_leave(session->guest);
 	free(session);
 }
 

@@ -175,6 +175,7 @@ int tcp_stage_write(struct tcp_server *server)
 	server->write = write;
 	server->extents = write->extents;
 	server->write_count++;
+	tcp_server_hold(server, tcp_write_size(&write->request));
 	return 0;
 }
 

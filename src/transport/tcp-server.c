@@ -22,6 +22,9 @@
 #define OUT_MAX (64u << 10)  /* answers not yet sent; beyond it nothing more is taken in */
 #define ENTERED_MAX 64       /* different regions in one system call */
 #define TRASH (64u << 10)
+/* What a connection takes as long as it is there. */
+#define BASE (int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX + \
+		       WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
 #define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
 
 /* The connections of one session. */
@@ -103,6 +106,12 @@ static int check(struct tcp_server *server, const struct tcp_extent *extent, uin
 	return error;
 }
 
+void tcp_server_hold(struct tcp_server *server, int64_t bytes)
+{
+	server->held += bytes;
+	wh_guest_hold(server->guest, bytes);
+}
+
 /* ---- answers ---------------------------------------------------------------------------------------- */
 
 static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
@@ -180,22 +189,32 @@ static void answer_staged(struct tcp_server *server)
 
 		answer_write(server, &write->request, write->extents);
 		server->write_count--;
+		tcp_server_hold(server, -tcp_write_size(&write->request));
 		free(write);
 	}
+}
+
+static void job_free(struct tcp_server *server, struct tcp_job *job)
+{
+	tcp_server_hold(server, -(int64_t)job->size);
+	free(job);
 }
 
 static int answer_read(struct tcp_server *server)
 {
 	const struct wh_request *request = &server->request;
 	uint32_t errors = count_errors(server->extents, request->count);
-	size_t list = request->count * sizeof(struct tcp_extent);
+	size_t list = request->count * sizeof(struct tcp_extent), size;
 	struct tcp_job *job;
 	uint64_t bytes = 0;
 
-	job = malloc(sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE);
+	size = sizeof(*job) + list + WH_RESPONSE_SIZE + errors * WH_RESPONSE_ERROR_SIZE;
+	job = malloc(size);
 	if (!job)
 		return -ENOMEM;
 	memset(job, 0, sizeof(*job));
+	job->size = (uint32_t)size;
+	tcp_server_hold(server, job->size);
 	job->head = (uint8_t *)job + sizeof(*job) + list;
 	/* Only the good ones are sent. */
 	for (uint32_t i = 0; i < request->count; i++) {
@@ -328,7 +347,7 @@ static int flush(struct tcp_server *server)
 			return error;
 		wh_list_remove(&job->link);
 		server->job_count--;
-		free(job);
+		job_free(server, job);
 	}
 }
 
@@ -480,8 +499,11 @@ static void take_early(struct tcp_server *server)
 /* Too many answers wait to be taken by the peer: nothing more is taken in before. */
 static bool full(const struct tcp_server *server)
 {
+	uint32_t asked = server->job_count + server->write_count;
+
+	/* Where the guest's share is used up one at a time goes on, whose end is noticed here. */
 	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
-	       out_full(server);
+	       (asked && wh_guest_full(server->guest)) || out_full(server);
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first. */
@@ -654,6 +676,7 @@ static void stop(void *argument)
 		tcp_stage_drop_read(server, job);
 		free(job);
 	}
+	tcp_server_hold(server, -server->held);
 	if (!--server->chunk_count)
 		tcp_server_bury(server);
 }
@@ -709,6 +732,7 @@ static void begin(void *argument)
 
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
+		tcp_server_hold(server, -server->held);
 		close(server->source.fd);
 		wh_loop_post(&server->engine->loops[0], &server->bury);
 		return;
@@ -730,6 +754,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 	server->bury.run = bury;
 	server->engine = session->engine;
 	server->session = session;
+	server->guest = session->guest;
 	server->served = &session->served;
 	server->number = hello->connection;
 	server->loop = wh_engine_loop(session->engine);
@@ -741,8 +766,10 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 	server->out = malloc(OUT_MAX);
 	wh_list_init(&server->jobs);
 	wh_list_init(&server->answers);
-	if (server->in.bytes && server->own && server->trash && server->out)
+	if (server->in.bytes && server->own && server->trash && server->out) {
+		tcp_server_hold(server, BASE);
 		return server;
+	}
 	server->session = NULL;
 	bury(&server->bury);
 	return NULL;
@@ -751,7 +778,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
 {
 	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
-	struct tcp_server *server;
+	struct tcp_server *server = NULL;
 
 	if (!servers) {
 		servers = calloc(1, sizeof(*servers));
@@ -760,12 +787,15 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 		session->transport[WH_TRANSPORT_TCP] = servers;
 	}
 	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason. */
-	server = servers && servers->count < CONNECTIONS_MAX ? server_new(session, fd, hello) : NULL;
+	if (servers && servers->count < CONNECTIONS_MAX && !wh_guest_full(session->guest))
+		server = server_new(session, fd, hello);
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
 			      servers && servers->count == CONNECTIONS_MAX ? "it has too many" :
-									     "no memory");
+			      wh_guest_full(session->guest) ?
+				      "what its address may hold (the knob held) is used up" :
+				      "no memory");
 		wh_socket_close(fd);
 		return -EBUSY;
 	}

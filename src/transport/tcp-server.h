@@ -21,6 +21,7 @@ struct tcp_extent {
 /* A read being answered. */
 struct tcp_job {
 	struct wh_list link;
+	uint32_t size;      /* bytes of memory */
 	uint32_t count, at; /* extents, and the one being sent; staged: the one being gathered */
 	uint64_t skip, left;
 	uint64_t ungathered;    /* staged: bytes that no chunk has yet */
@@ -39,12 +40,19 @@ struct tcp_write {
 	struct tcp_extent extents[];
 };
 
+static inline int64_t tcp_write_size(const struct wh_request *request)
+{
+	return (int64_t)(sizeof(struct tcp_write) + request->count * sizeof(struct tcp_extent));
+}
+
 struct tcp_server {
 	struct wh_source source;
 	struct wh_spinner spinner;
 	struct wh_loop *loop;
 	struct wh_engine *engine;
 	struct wh_session *session; /* on loop 0 */
+	struct wh_guest *guest;     /* the session's, likewise */
+	int64_t held;               /* on the guest's account */
 	struct wh_served *served;   /* the session's, which stays until this has stopped */
 	struct wh_list link;        /* session's list, on loop 0 */
 	struct wh_task bury;        /* to loop 0: free it */
@@ -85,6 +93,8 @@ struct tcp_server {
 
 /* Something that it has waited for is there: go on. On its loop. */
 void tcp_server_turn(struct tcp_server *server);
+/* Memory that is taken, or (negative) given back, on account of the peer. On its loop, before it stops. */
+void tcp_server_hold(struct tcp_server *server, int64_t bytes);
 /* The last chunk of a connection that has ended is gone. */
 void tcp_server_bury(struct tcp_server *server);
 

@@ -349,6 +349,13 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.text = check_path,
 		.wants = "a directory, or off",
 	},
+	[WH_KNOB_HELD] = {
+		.row = { "held", "WHERRY_HELD", "1GiB", "bytes",
+			 "the most memory held for what engines of one address ask for over TCP" },
+		.number = parse_bytes,
+		.least = MIB,
+		.most = 1024 * GIB,
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)

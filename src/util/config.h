@@ -33,6 +33,7 @@ enum wh_knob {
 	WH_KNOB_REGISTRY,      /* text: URL of the registry; "p2p": none */
 	WH_KNOB_LEASE,         /* ms: an engine that is silent for so long leaves the registry */
 	WH_KNOB_OBSERVE,       /* text: a directory for the observers' socket; "": the usual one; "off" */
+	WH_KNOB_HELD,          /* bytes: the most memory held for the engines of one address */
 	WH_KNOB_COUNT,
 };
 

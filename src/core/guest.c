@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Where sessions come from, and what is held on their account: one guest for each address. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+
+/* Engines of one address that are connected at a time. */
+#define SESSIONS_PLACE 4096
+
+/* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its disposal. */
+uint64_t wh_place_of(const struct sockaddr_storage *address)
+{
+	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
+	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
+	uint32_t half;
+	uint64_t network;
+
+	if (address->ss_family == AF_INET)
+		return v4->sin_addr.s_addr;
+	if (address->ss_family != AF_INET6)
+		return UINT64_MAX;
+	memcpy(&network, &v6->sin6_addr, sizeof(network));
+	memcpy(&half, v6->sin6_addr.s6_addr + 12, sizeof(half));
+	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
+}
+
+struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place)
+{
+	struct wh_guest *guest = NULL;
+
+	for (struct wh_list *l = engine->guests.next; !guest && l != &engine->guests; l = l->next) {
+		guest = wh_container(l, struct wh_guest, link);
+		if (guest->place != place)
+			guest = NULL;
+	}
+	if (!guest) {
+		guest = calloc(1, sizeof(*guest));
+		if (!guest)
+			return NULL;
+		guest->place = place;
+		guest->most = engine->config.number[WH_KNOB_HELD];
+		wh_list_append(&engine->guests, &guest->link);
+	}
+	if (guest->sessions == SESSIONS_PLACE)
+		return NULL;
+	guest->sessions++;
+	return guest;
+}
+
+void wh_guest_leave(struct wh_guest *guest)
+{
+	if (--guest->sessions)
+		return;
+	wh_list_remove(&guest->link);
+	free(guest);
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "unit.h"
+
+#include <arpa/inet.h>
+#include <string.h>
+
+#include "core/core.h"
+
+static uint64_t place(const char *text)
+{
+	struct sockaddr_storage address = { .ss_family = strchr(text, ':') ? AF_INET6 : AF_INET };
+
+	if (address.ss_family == AF_INET)
+		assert_int_equal(inet_pton(AF_INET, text,
+					   &((struct sockaddr_in *)&address)->sin_addr), 1);
+	else
+		assert_int_equal(inet_pton(AF_INET6, text,
+					   &((struct sockaddr_in6 *)&address)->sin6_addr), 1);
+	return wh_place_of(&address);
+}
+
+static void place__of_addresses(void **state)
+{
+	struct sockaddr_storage none = { .ss_family = AF_UNSPEC };
+
+	(void)state;
+	assert_int_equal(place("10.0.0.1"), place("::ffff:10.0.0.1"));
+	assert_int_not_equal(place("10.0.0.1"), place("10.0.0.2"));
+	assert_int_equal(place("2001:db8:1:2::1"), place("2001:db8:1:2:ffff::9"));
+	assert_int_not_equal(place("2001:db8:1:2::1"), place("2001:db8:1:3::1"));
+	assert_int_equal(wh_place_of(&none), UINT64_MAX);
+}
+
+static void guest__bounded_by_address(void **state)
+{
+	static struct wh_engine engine;
+	static struct wh_guest *guests[4096];
+	struct wh_guest *other;
+
+	(void)state;
+	engine.config.number[WH_KNOB_HELD] = 100;
+	wh_list_init(&engine.guests);
+	for (int i = 0; i < 4096; i++) {
+		guests[i] = wh_guest_enter(&engine, 7);
+		assert_non_null(guests[i]);
+		assert_ptr_equal(guests[i], guests[0]);
+	}
+	assert_null(wh_guest_enter(&engine, 7));
+	other = wh_guest_enter(&engine, 8);
+	assert_non_null(other);
+	assert_ptr_not_equal(other, guests[0]);
+	/* What one holds is not held against the other. */
+	wh_guest_hold(guests[0], 100);
+	assert_true(wh_guest_full(guests[0]));
+	assert_false(wh_guest_full(other));
+	wh_guest_hold(guests[0], -1);
+	assert_false(wh_guest_full(guests[0]));
+	wh_guest_leave(guests[4095]);
+	assert_ptr_equal(wh_guest_enter(&engine, 7), guests[0]);
+	for (int i = 0; i < 4096; i++)
+		wh_guest_leave(guests[0]);
+	wh_guest_leave(other);
+	assert_true(wh_list_empty(&engine.guests));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(place__of_addresses),
+		cmocka_unit_test(guest__bounded_by_address),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
