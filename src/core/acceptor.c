@@ -38,6 +38,7 @@ struct greeting {
 	struct wh_source source;
 	struct wh_list link;
 	struct wh_acceptor *acceptor;
+	struct wh_tls *tls; /* NULL: plain, or nothing has come yet */
 	bool local;
 	uint64_t place; /* where it is from */
 	int64_t deadline;
@@ -48,22 +49,24 @@ struct greeting {
 	struct wh_greeting said;
 };
 
-void wh_refuse(int fd, int error, const char *text)
+void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text)
 {
 	uint8_t bytes[WH_FRAME_HEADER + 16 + WH_REFUSAL_MAX];
 	size_t length = wh_refusal_encode(bytes + WH_FRAME_HEADER, error, text);
+	struct iovec part = { bytes, WH_FRAME_HEADER + length };
 
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_REFUSED, 0 });
 	/* A fresh socket takes it at once; if not, the other side sees the connection close. */
-	if (send(fd, bytes, WH_FRAME_HEADER + length, MSG_DONTWAIT | MSG_NOSIGNAL) > 0)
+	if (wh_stream_send(fd, tls, &part, 1) > 0)
 		shutdown(fd, SHUT_WR);
+	wh_tls_free(tls);
 	close(fd);
 }
 
 /* ---- greetings ---------------------------------------------------------------------------- */
 
-/* Give the descriptor away, or -1 and close it. */
-static int greeting_end(struct greeting *greeting, bool keep)
+/* Give the descriptor away, and what encrypts it, or -1 and close it. */
+static int greeting_end(struct greeting *greeting, struct wh_tls **keep)
 {
 	struct wh_acceptor *acceptor = greeting->acceptor;
 	int fd = greeting->source.fd;
@@ -72,6 +75,10 @@ static int greeting_end(struct greeting *greeting, bool keep)
 	wh_list_remove(&greeting->link);
 	acceptor->greeting_count--;
 	explicit_bzero(&greeting->proofs, sizeof(greeting->proofs));
+	if (keep)
+		*keep = greeting->tls;
+	else
+		wh_tls_free(greeting->tls);
 	free(greeting);
 	if (keep)
 		return fd;
@@ -81,7 +88,10 @@ static int greeting_end(struct greeting *greeting, bool keep)
 
 static void refuse(struct greeting *greeting, int error, const char *text)
 {
-	wh_refuse(greeting_end(greeting, true), error, text);
+	struct wh_tls *tls;
+	int fd = greeting_end(greeting, &tls);
+
+	wh_refuse(fd, tls, error, text);
 }
 
 static const struct wh_transport *transport_of_role(const struct wh_engine *engine, uint16_t role)
@@ -149,20 +159,23 @@ static const uint8_t *key_of(struct greeting *greeting)
 static void answer(struct greeting *greeting)
 {
 	struct wh_engine *engine = greeting->acceptor->engine;
-	const uint8_t *key = key_of(greeting);
+	const uint8_t *proved = key_of(greeting);
 	struct wh_greeting welcome;
+	uint8_t key[WH_KEY_SIZE];
+	struct iovec part;
 
-	if (!key)
+	if (!proved)
 		return;
-	if (wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
+	if (wh_tls_bind(greeting->tls, &engine->trust.crypto, proved, key) || wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
 		       &greeting->proofs)) {
 		refuse(greeting, EPROTO, "a hello without a nonce, or no way to prove a key here");
 		return;
 	}
 	/* It fits into an empty socket buffer. */
-	if (send(greeting->source.fd, welcome.bytes, welcome.length, MSG_DONTWAIT | MSG_NOSIGNAL) !=
-	    (ssize_t)welcome.length) {
-		greeting_end(greeting, false);
+	explicit_bzero(key, sizeof(key));
+	part = (struct iovec){ welcome.bytes, welcome.length };
+	if (wh_stream_send(greeting->source.fd, greeting->tls, &part, 1) != (ssize_t)welcome.length) {
+		greeting_end(greeting, NULL);
 		return;
 	}
 	greeting->welcomed = true;
@@ -194,6 +207,7 @@ static void hear_proof(struct greeting *greeting)
 	uint64_t id = greeting->session, place = greeting->place;
 	uint8_t key[WH_KEY_SIZE];
 	struct wh_session *session;
+	struct wh_tls *tls;
 	int fd;
 
 	if (!wh_proof_equal(&engine->trust.crypto, greeting->proofs.initiator,
@@ -204,16 +218,17 @@ static void hear_proof(struct greeting *greeting)
 		return;
 	}
 	memcpy(key, greeting->proofs.session, sizeof(key));
-	fd = greeting_end(greeting, true);
+	fd = greeting_end(greeting, &tls);
 	if (hello.role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, place, &hello, id, key);
+		wh_session_new(engine, fd, tls, place, &hello, id, key);
 	} else {
 		session = wh_session_find(engine, id);
 		/* It may have ended in the meantime. */
 		if (session)
-			transport_of_role(engine, hello.role)->session_accept(session, fd, &hello);
+			transport_of_role(engine, hello.role)
+				->session_accept(session, fd, tls, &hello);
 		else
-			wh_socket_close(fd);
+			wh_refuse(fd, tls, EACCES, "the session has ended");
 	}
 	explicit_bzero(key, sizeof(key));
 }
@@ -228,15 +243,64 @@ static bool is_due(const struct greeting *greeting, struct wh_frame *frame)
 	return frame->type == WH_FRAME_HELLO && frame->length <= WH_HELLO_MAX;
 }
 
+#define TLS_HANDSHAKE 22 /* the first byte of a record with one */
+
+/* What comes first tells who it is: nothing is set up for who says nothing. False: not yet, or it has been
+ * refused. */
+static bool is_secure(struct greeting *greeting)
+{
+	struct wh_engine *engine = greeting->acceptor->engine;
+	uint8_t first;
+	ssize_t got = recv(greeting->source.fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+
+	if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		return false;
+	if (got <= 0) {
+		greeting_end(greeting, NULL);
+		return false;
+	}
+	if (first != TLS_HANDSHAKE) {
+		refuse(greeting, EPROTO, "this engine speaks TLS alone: the knob tls");
+		return false;
+	}
+	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);
+	if (!greeting->tls)
+		greeting_end(greeting, NULL);
+	return greeting->tls;
+}
+
+static bool shaken(struct greeting *greeting)
+{
+	struct wh_engine *engine = greeting->acceptor->engine;
+	int error;
+
+	if (greeting->local || !engine->trust.tls)
+		return true;
+	if (!greeting->tls && !is_secure(greeting))
+		return false;
+	error = wh_tls_shake(greeting->tls);
+	if (error == -EAGAIN) {
+		wh_loop_modify(&engine->loops[0], &greeting->source,
+			       wh_tls_unsent(greeting->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
+	} else if (error) {
+		wh_engine_log(engine, "a connection is refused: %s", wh_tls_text(greeting->tls));
+		greeting_end(greeting, NULL);
+	}
+	return !error;
+}
+
 static void greeting_ready(struct wh_source *source, uint32_t events)
 {
 	struct greeting *greeting = wh_container(source, struct greeting, source);
 	struct wh_greeting *said = &greeting->said;
 	struct wh_frame frame;
+	struct iovec part;
 	size_t want = WH_FRAME_HEADER;
 	ssize_t got;
 
 	(void)events;
+	if (!shaken(greeting))
+		return;
 	/* Not a byte more than what is due: what follows is not ours. */
 	for (;;) {
 		if (said->length >= WH_FRAME_HEADER) {
@@ -249,11 +313,12 @@ static void greeting_ready(struct wh_source *source, uint32_t events)
 			if (said->length == want)
 				break;
 		}
-		got = recv(source->fd, said->bytes + said->length, want - said->length, MSG_DONTWAIT);
+		part = (struct iovec){ said->bytes + said->length, want - said->length };
+		got = wh_stream_receive(source->fd, greeting->tls, &part, 1);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			return;
 		if (got <= 0) {
-			greeting_end(greeting, false);
+			greeting_end(greeting, NULL);
 			return;
 		}
 		said->length += (size_t)got;
@@ -278,7 +343,7 @@ static void sweep(struct wh_timer *timer)
 			wh_timer_set(&acceptor->engine->loops[0], timer, greeting->deadline);
 			return;
 		}
-		greeting_end(greeting, false);
+		greeting_end(greeting, NULL);
 	}
 }
 
@@ -311,7 +376,7 @@ static void make_room(struct wh_acceptor *acceptor, uint64_t place)
 	if (count < GREETINGS_PLACE)
 		last = acceptor->greeting_count >= GREETINGS_MAX ? least_wanted(acceptor, NULL, &count) : NULL;
 	if (last)
-		greeting_end(last, false);
+		greeting_end(last, NULL);
 }
 
 static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t place)
@@ -491,7 +556,7 @@ static void stop_listening(void *argument)
 		wh_socket_close(listeners[i]->source.fd);
 	}
 	while (!wh_list_empty(&acceptor->greetings))
-		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), false);
+		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), NULL);
 	wh_timer_clear(&acceptor->pause);
 	wh_timer_clear(&acceptor->sweep);
 }

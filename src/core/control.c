@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -106,12 +107,13 @@ void wh_control_init(struct wh_control *control, struct wh_loop *loop)
 	pthread_mutex_init(&control->lock, NULL);
 }
 
-int wh_control_start(struct wh_control *control, int fd)
+int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
 {
 	int error;
 
 	pthread_mutex_lock(&control->lock);
 	control->source.fd = fd;
+	control->tls = tls;
 	control->in_length = 0;
 	control->out_start = control->out_length = control->owed = 0;
 	control->open = true;
@@ -120,6 +122,7 @@ int wh_control_start(struct wh_control *control, int fd)
 	if (error) {
 		pthread_mutex_lock(&control->lock);
 		control->source.fd = -1;
+		control->tls = NULL;
 		control->open = false;
 		pthread_mutex_unlock(&control->lock);
 	}
@@ -136,6 +139,8 @@ void wh_control_close(struct wh_control *control)
 	if (fd >= 0)
 		wh_loop_remove(control->loop, &control->source);
 	control->source.fd = -1;
+	wh_tls_free(control->tls);
+	control->tls = NULL;
 	pthread_mutex_unlock(&control->lock);
 	if (fd >= 0)
 		wh_socket_close(fd);
@@ -156,6 +161,20 @@ static void broken(struct wh_control *control, int error, const char *text)
 }
 
 /* ---- sending ------------------------------------------------------------------------------ */
+
+/* May what is to be sent be given to the socket? Under the lock. */
+static bool ready_to_send(const struct wh_control *control)
+{
+	return !control->tls || wh_tls_shaken(control->tls);
+}
+
+/* Under the lock. */
+static void wait_for(struct wh_control *control)
+{
+	bool out = (control->out_length && ready_to_send(control)) || wh_stream_unsent(control->tls);
+
+	wh_loop_modify(control->loop, &control->source, out ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
 
 /* How much there is of these is not the other side's choice. */
 static bool is_news(enum wh_frame_type type)
@@ -194,7 +213,6 @@ int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_
 {
 	uint8_t header[WH_FRAME_HEADER];
 	struct iovec parts[2] = { { header, sizeof(header) }, { (void *)payload, length } };
-	struct msghdr message = { .msg_iov = parts, .msg_iovlen = length ? 2 : 1 };
 	size_t sent = 0;
 	ssize_t got;
 	int error = 0;
@@ -205,8 +223,8 @@ int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_
 		pthread_mutex_unlock(&control->lock);
 		return -ECONNRESET;
 	}
-	if (!control->out_length) {
-		got = sendmsg(control->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (!control->out_length && ready_to_send(control)) {
+		got = wh_stream_send(control->source.fd, control->tls, parts, length ? 2 : 1);
 		/* A broken socket is noticed, and said, by the receiving side. */
 		if (got > 0)
 			sent = (size_t)got;
@@ -223,8 +241,8 @@ int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_
 		if (control->owed > OWED_MAX)
 			error = -ENOBUFS;
 	}
-	if (control->out_length)
-		wh_loop_modify(control->loop, &control->source, EPOLLIN | EPOLLOUT);
+	if (control->out_length || wh_stream_unsent(control->tls))
+		wait_for(control);
 	if (error) /* half a frame may be out: the connection is of no use any more */
 		shutdown(control->source.fd, SHUT_RDWR);
 	pthread_mutex_unlock(&control->lock);
@@ -236,9 +254,12 @@ static void flush(struct wh_control *control)
 	ssize_t got;
 
 	pthread_mutex_lock(&control->lock);
-	while (control->open && control->out_length) {
-		got = send(control->source.fd, control->out + control->out_start, control->out_length,
-			   MSG_DONTWAIT | MSG_NOSIGNAL);
+	if (control->open && control->tls)
+		wh_tls_flush(control->tls);
+	while (control->open && control->out_length && ready_to_send(control)) {
+		struct iovec part = { control->out + control->out_start, control->out_length };
+
+		got = wh_stream_send(control->source.fd, control->tls, &part, 1);
 		if (got <= 0)
 			break;
 		control->out_start += (size_t)got;
@@ -251,8 +272,9 @@ static void flush(struct wh_control *control)
 			control->out = NULL;
 			control->out_room = 0;
 		}
-		wh_loop_modify(control->loop, &control->source, EPOLLIN);
 	}
+	if (control->open)
+		wait_for(control);
 	pthread_mutex_unlock(&control->lock);
 }
 
@@ -303,25 +325,72 @@ static int parse(struct wh_control *control)
 	return 0;
 }
 
+/* The handshake of a connection that was opened here. True: it is done, now or before. */
+static bool shaken(struct wh_control *control)
+{
+	char text[WH_TEXT_MAX];
+	int error;
+
+	if (!control->tls || wh_tls_shaken(control->tls))
+		return true;
+	pthread_mutex_lock(&control->lock);
+	error = wh_tls_shake(control->tls);
+	wait_for(control);
+	snprintf(text, sizeof(text), "%s", wh_tls_text(control->tls));
+	pthread_mutex_unlock(&control->lock);
+	if (!error)
+		flush(control);
+	else if (error != -EAGAIN)
+		broken(control, error, *text ? text : strerror(-error));
+	return !error;
+}
+
+/* Returns what recv() returns; *pending: there is more that the socket does not tell of. */
+static ssize_t receive(struct wh_control *control, bool *pending, char text[WH_TEXT_MAX])
+{
+	struct iovec part = { control->in + control->in_length,
+			      control->in_room - control->in_length };
+	ssize_t got;
+	int error;
+
+	*pending = false;
+	if (!control->tls) {
+		got = recv(control->source.fd, part.iov_base, part.iov_len, MSG_DONTWAIT);
+	} else {
+		/* Others may be sending. */
+		pthread_mutex_lock(&control->lock);
+		got = wh_tls_receive(control->tls, &part, 1);
+		error = errno;
+		*pending = wh_tls_pending(control->tls);
+		snprintf(text, WH_TEXT_MAX, "%s", wh_tls_text(control->tls));
+		pthread_mutex_unlock(&control->lock);
+		errno = error;
+	}
+	return got;
+}
+
 static void received(struct wh_source *source, uint32_t events)
 {
 	struct wh_control *control = wh_container(source, struct wh_control, source);
+	char text[WH_TEXT_MAX] = "";
+	bool pending = false;
 	ssize_t got;
 
+	if (!shaken(control))
+		return;
 	if (events & EPOLLOUT)
 		flush(control);
 	if (!(events & ~(uint32_t)EPOLLOUT))
 		return;
 	/* At most so much in one turn, so that others have theirs. */
-	for (int turn = 0; turn < 64; turn++) {
+	for (int turn = 0; turn < 64 || pending; turn++) {
 		if (control->in_length == control->in_room && parse(control))
 			return;
-		got = recv(control->source.fd, control->in + control->in_length,
-			   control->in_room - control->in_length, MSG_DONTWAIT);
+		got = receive(control, &pending, text);
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			break;
 		if (got < 0) {
-			broken(control, -errno, strerror(errno));
+			broken(control, -errno, *text ? text : strerror(errno));
 			return;
 		}
 		if (!got) {
@@ -332,4 +401,10 @@ static void received(struct wh_source *source, uint32_t events)
 		if (parse(control))
 			return;
 	}
+}
+
+void wh_control_early(struct wh_control *control)
+{
+	if (control->tls)
+		received(&control->source, EPOLLIN);
 }

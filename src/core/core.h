@@ -25,6 +25,7 @@
 
 #include "core/counters.h"
 #include "core/places.h"
+#include "core/tls.h"
 #include "core/trust.h"
 #include "memory/memory.h"
 #include "rendezvous/registry.h"
@@ -144,6 +145,7 @@ struct wh_remote_region {
 struct wh_control {
 	struct wh_source source;
 	struct wh_loop *loop;
+	struct wh_tls *tls; /* under the lock, but on a new connection; NULL: plain */
 	uint8_t *in; /* bytes not yet parsed */
 	size_t in_length, in_room;
 	pthread_mutex_t lock; /* sending */
@@ -158,9 +160,12 @@ struct wh_control {
 };
 
 void wh_control_init(struct wh_control *control, struct wh_loop *loop);
-/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `early` are
- * bytes received already. */
-int wh_control_start(struct wh_control *control, int fd);
+/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `tls` may have its
+ * handshake still before it, and belongs to the control connection from then on, as `fd` does, but on
+ * error. */
+int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
+/* Take what had come before it was started, and the socket does not tell of. On the loop. */
+void wh_control_early(struct wh_control *control);
 /* Queue a frame and send what the socket takes. -ECONNRESET when it is not open, -ENOBUFS when the
  * other side does not read, or reads too little of what it has asked for. */
 int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_t flags,
@@ -273,8 +278,8 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, stru
 /* The payload of the WELCOME that answers it, on `fd`: does it prove the key, and what do we prove in turn?
  * Of a control connection: the session's key is kept. 0; -EACCES with a text: another key, or another user;
  * -EPROTO, -EIO. */
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_greeting *hello,
-		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE]);
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE]);
 /* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
 int wh_peer_check(struct wh_peer *peer);
 /* Transport `id` does not work for this peer any more: plan around it, and say why. */
@@ -341,8 +346,8 @@ struct wh_session {
 };
 
 /* A control connection whose initiator has proved itself. It belongs to the session now (also on error). */
-int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struct wh_hello *hello,
-		   uint64_t id, const uint8_t key[WH_KEY_SIZE]);
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t place,
+		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
@@ -352,7 +357,7 @@ int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const s
 	       uint64_t session, const uint8_t key[WH_KEY_SIZE], struct wh_greeting *out,
 	       struct wh_proofs *proofs);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
-void wh_refuse(int fd, int error, const char *text);
+void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text);
 /* Tell the sessions that may use it of a region that came, and all of one that goes. Under engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id);

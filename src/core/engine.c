@@ -244,6 +244,8 @@ static void open_transports(struct wh_engine *engine)
 		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name))
 			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
 				 engine->config.text[WH_KNOB_TRANSPORTS]);
+		else if (id == WH_TRANSPORT_RDMA && engine->trust.tls)
+			snprintf(off, WH_REFUSAL, "the knob tls is on, and what NICs move is not encrypted");
 		else if (transport->engine_open(engine, &engine->transport[id]))
 			snprintf(off, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 		if (*off)

@@ -48,8 +48,8 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, stru
 	return error;
 }
 
-int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_greeting *hello,
-		  const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
+int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
 {
 	const struct wh_trust *trust = &peer->engine->trust;
 	struct wh_keys keys = { .count = 1 };
@@ -66,8 +66,11 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_g
 	}
 	/* The one that the owner has proved is proved in turn, be it our first or not. */
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
-		error = wh_proofs_make(&trust->crypto, keys.key[i], hello->bytes + WH_FRAME_HEADER,
-				       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
+		error = wh_tls_bind(tls, &trust->crypto, keys.key[i], keys.key[i]);
+		if (!error)
+			error = wh_proofs_make(&trust->crypto, keys.key[i],
+					       hello->bytes + WH_FRAME_HEADER,
+					       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
 		proved = !error && wh_proof_equal(&trust->crypto, proofs.owner,
 						  welcome + length - WH_PROOF_SIZE);
 	}

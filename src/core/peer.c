@@ -330,13 +330,15 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 	if (wh_hello_decode(payload, length, &welcome) || welcome.role != WH_ROLE_CONTROL ||
 	    !welcome.epoch)
 		return -EPROTO;
-	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, &peer->hello, payload,
-			      length, proof);
+	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, peer->control.tls,
+			      &peer->hello, payload, length, proof);
 	if (error == -EACCES)
 		not_proved(peer, welcome.name);
 	if (error)
 		return error == -EACCES ? 0 : error;
 	peer->proved = true;
+	if (peer->control.tls && *wh_tls_name(peer->control.tls))
+		memcpy(welcome.name, wh_tls_name(peer->control.tls), sizeof(welcome.name));
 	/* The registry knew another engine at this address. */
 	if (first && peer->wanted && welcome.epoch != peer->wanted) {
 		ended(peer, -ESTALE, "another engine answers there than the registry has; try again "
@@ -491,13 +493,18 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 
 static void greet(struct wh_peer *peer, int fd)
 {
+	struct wh_tls_context *secure = peer->engine->trust.tls;
+	struct wh_tls *tls = secure ? wh_tls_new(secure, fd, false) : NULL;
 	int error = wh_peer_hello(peer, WH_ROLE_CONTROL, 0, &peer->hello);
 
 	peer->heard = wh_now();
 	peer->proved = false;
+	if (!error && secure && !tls)
+		error = -ENOMEM;
 	if (!error)
-		error = wh_control_start(&peer->control, fd);
+		error = wh_control_start(&peer->control, fd, tls);
 	if (error) {
+		wh_tls_free(tls);
 		close(fd);
 		try_failed(peer, error, strerror(-error));
 		return;
@@ -505,6 +512,7 @@ static void greet(struct wh_peer *peer, int fd)
 	wh_timer_set(home(peer), &peer->heartbeat, wh_now() + beat_after(peer));
 	wh_control_send(&peer->control, WH_FRAME_HELLO, 0, peer->hello.bytes + WH_FRAME_HEADER,
 			peer->hello.length - WH_FRAME_HEADER);
+	wh_control_early(&peer->control);
 }
 
 static void connected(struct wh_source *source, uint32_t events)

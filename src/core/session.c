@@ -118,8 +118,8 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struct wh_hello *hello,
-		   uint64_t id, const uint8_t key[WH_KEY_SIZE])
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t place,
+		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
 	struct wh_guest *guest;
@@ -130,7 +130,7 @@ int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struc
 	if (!session) {
 		if (guest)
 			wh_guest_leave(guest);
-		wh_refuse(fd, EBUSY, "this engine cannot take more connections now");
+		wh_refuse(fd, tls, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
 	session->engine = engine;
@@ -138,14 +138,18 @@ int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struc
 	session->id = id;
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
+	/* What it says its name is counts only where there is nothing better. */
+	if (tls && *wh_tls_name(tls))
+		memcpy(session->hello.name, wh_tls_name(tls), sizeof(session->hello.name));
 	session->heard = wh_now();
 	session->watchdog.fire = watch;
 	wh_list_init(&session->notes);
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
-	error = wh_control_start(&session->control, fd);
+	error = wh_control_start(&session->control, fd, tls);
 	if (error) {
+		wh_tls_free(tls);
 		close(fd);
 		wh_control_destroy(&session->control);
 		wh_guest_leave(guest);
@@ -166,6 +170,7 @@ int wh_session_new(struct wh_engine *engine, int fd, uint64_t place, const struc
 	wh_timer_set(&engine->loops[0], &session->watchdog,
 		     wh_now() + patience(engine));
 	wh_engine_log(engine, "%s has connected", session->hello.name);
+	wh_control_early(&session->control);
 	return 0;
 }
 

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/tls.h"
 #include "platform/owner.h"
 #include "rendezvous/rendezvous.h"
 
@@ -139,17 +140,29 @@ static int own_key(struct wh_trust *trust)
 
 /* ---- open ----------------------------------------------------------------------------------- */
 
+/* The certificates prove who is who. The key that is proved then is nothing but what ties the proofs to
+ * the connection: wh_tls_bind(). */
+static int no_key(struct wh_trust *trust, const struct wh_config *config)
+{
+	trust->keys.count = 1;
+	snprintf(trust->source, sizeof(trust->source), "none, but certificates (%.180s)",
+		 config->text[WH_KNOB_TLS_CERT]);
+	return 0;
+}
+
 static int have_key(struct wh_trust *trust, struct wh_config *config)
 {
 	char *key = config->text[WH_KNOB_KEY];
 	const char *path = config->text[WH_KNOB_KEYFILE];
 	int error;
 
-	trust->configured = *key || *path;
+	trust->configured = *key || *path || wh_tls_by_certificate(config);
 	if (*key && *path)
 		error = wh_fail(EINVAL, "both knobs key and keyfile are set: one key is enough");
 	else if (*key)
 		error = wh_key_parse(key, trust->keys.key[0]) ? 0 : wh_fail(EINVAL, "the knob key holds no key");
+	else if (!*path && trust->configured)
+		error = no_key(trust, config);
 	else
 		error = *path ? read_configured(trust, path) : own_key(trust);
 	if (*key) {
@@ -166,6 +179,9 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 
 	if (!error)
 		error = wh_crypto_open(&trust->crypto, NULL);
+	/* Who wants it does not want to do without. */
+	if (!error && config->number[WH_KNOB_TLS])
+		refused = error = wh_tls_open(config, &trust->crypto, &trust->keys, &trust->tls);
 	trust->error = error;
 	if (error)
 		snprintf(trust->text, sizeof(trust->text), "%s", wh_fail_text());
@@ -174,6 +190,8 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 
 void wh_trust_close(struct wh_trust *trust)
 {
+	wh_tls_close(trust->tls);
+	trust->tls = NULL;
 	wh_crypto_close(&trust->crypto);
 	explicit_bzero(&trust->keys, sizeof(trust->keys));
 }

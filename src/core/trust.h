@@ -11,8 +11,11 @@
 #include "util/config.h"
 #include "util/error.h"
 
+struct wh_tls_context;
+
 struct wh_trust {
 	struct wh_crypto crypto;
+	struct wh_tls_context *tls; /* NULL: the knob is off */
 	struct wh_keys keys;
 	bool configured; /* by a knob; else it is this user's own, and good on this host alone */
 	char source[WH_CONFIG_TEXT + 48]; /* where it is from, for texts: "/run/user/7/wherry.key" */
@@ -21,8 +24,8 @@ struct wh_trust {
 };
 
 /* Have the keys that the knobs name, or this user's own, made if there is none yet; the knob `key` is
- * wiped. 0; or -EACCES (not the user's alone), -EINVAL (no key in the file) or another errno of the file
- * that a knob names. What is wrong otherwise, such as that there is no OpenSSL, is kept for
+ * wiped. With certificates no key is needed. 0; or -EACCES (not the user's alone), -EINVAL (no key in the
+ * file) or another errno of the file that a knob names, or of what the knob tls takes. What is wrong otherwise, such as that there is no OpenSSL, is kept for
  * wh_trust_allows(): an engine that neither listens nor connects does without. With an error the
  * structure is to be closed as well. */
 int wh_trust_open(struct wh_trust *trust, struct wh_config *config);

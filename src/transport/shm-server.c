@@ -345,7 +345,8 @@ static void ready(struct wh_source *source, uint32_t events)
 
 /* ---- sessions ------------------------------------------------------------------------------ */
 
-int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
+int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+			  const struct wh_hello *hello)
 {
 	struct wh_engine *engine = session->engine;
 	struct wh_shm *shm = engine->transport[WH_TRANSPORT_SHM];
@@ -353,10 +354,10 @@ int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_he
 	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
-	(void)hello;
+	(void)hello; /* and `tls` is NULL: nobody but the kernel sees what goes over a unix socket */
 	connection = calloc(1, sizeof(*connection));
 	if (!connection) {
-		wh_refuse(fd, ENOMEM, "no memory");
+		wh_refuse(fd, tls, ENOMEM, "no memory");
 		return -ENOMEM;
 	}
 	/* One a session: it has lost the old one, or does not need it. */

@@ -249,7 +249,7 @@ static int shake_hands(struct wh_shm_peer *shm)
 	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
 	if (error)
 		goto out;
-	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, &hello, welcome.bytes, welcome.length,
+	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, NULL, &hello, welcome.bytes, welcome.length,
 			      proof);
 	if (!error)
 		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);

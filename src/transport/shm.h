@@ -48,7 +48,8 @@ struct wh_shm {
 
 int wh_shm_alive_open(struct wh_shm *shm);
 void wh_shm_alive_close(struct wh_shm *shm);
-int wh_shm_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello);
+int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+			  const struct wh_hello *hello);
 void wh_shm_session_close(struct wh_session *session);
 
 /* ---- the initiator -------------------------------------------------------------------------- */

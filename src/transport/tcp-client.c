@@ -38,6 +38,12 @@ enum who {
 
 /* ---- one turn of work, under the lock ---------------------------------------------------------- */
 
+/* Is something left to go out? */
+static bool leaving(const struct tcp_client *client)
+{
+	return client->sending || wh_stream_unsent(client->tls);
+}
+
 static void arm(struct tcp_client *client, enum who who)
 {
 	bool owned = atomic_load(&client->owned);
@@ -47,16 +53,16 @@ static void arm(struct tcp_client *client, enum who who)
 		return;
 	if (client->state == TCP_CONNECTING)
 		events = EPOLLOUT;
-	else if (client->state == TCP_GREETING)
-		events = EPOLLIN;
+	else if (client->state == TCP_GREETING || client->state == TCP_SHAKING)
+		events = EPOLLIN | (wh_stream_unsent(client->tls) ? EPOLLOUT : 0);
 	else if (client->state == TCP_OPEN)
 		/* An owner, asleep, waits for what comes in, but may not know that something is
 		 * left to go out. */
 		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
-			 (client->sending ? EPOLLOUT : 0);
+			 (leaving(client) ? EPOLLOUT : 0);
 	/* It is about to own the connection, or looks from time to time: no need to ask the loop. */
 	if (events == client->armed ||
-	    (who == SPINNER && client->state == TCP_OPEN && !client->sending))
+	    (who == SPINNER && client->state == TCP_OPEN && !leaving(client)))
 		return;
 	client->armed = events;
 	wh_loop_modify(client->loop, &client->source, events ? events | EPOLLONESHOT : 0);
@@ -93,7 +99,9 @@ static struct wh_greeting *hello_of(struct tcp_client *client)
 /* So little fits into an empty socket buffer. */
 static int say(struct tcp_client *client, const void *bytes, size_t length)
 {
-	return send(client->source.fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)length ?
+	struct iovec part = { (void *)bytes, length };
+
+	return wh_stream_send(client->source.fd, client->tls, &part, 1) == (ssize_t)length ?
 		       0 :
 		       -ECONNRESET;
 }
@@ -118,7 +126,25 @@ static int connecting(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
-	error = say_hello(client);
+	if (!client->tcp->peer->engine->trust.tls) {
+		error = say_hello(client);
+		client->state = TCP_GREETING;
+		return error;
+	}
+	client->tls = wh_tls_new(client->tcp->peer->engine->trust.tls, client->source.fd, false);
+	client->state = TCP_SHAKING;
+	return client->tls ? 0 : -ENOMEM;
+}
+
+static int shaking(struct tcp_client *client)
+{
+	int error = wh_tls_shake(client->tls);
+
+	if (error && error != -EAGAIN)
+		wh_engine_log(client->tcp->peer->engine, "a data connection to %s: %s",
+			      client->tcp->peer->welcome.name, wh_tls_text(client->tls));
+	if (!error)
+		error = say_hello(client);
 	if (!error)
 		client->state = TCP_GREETING;
 	return error;
@@ -132,7 +158,7 @@ static int greeting(struct tcp_client *client)
 	ssize_t got;
 	int error;
 
-	got = tcp_receive(client->source.fd, NULL, 0, 0, in, TCP_IN);
+	got = tcp_receive(client->source.fd, client->tls, NULL, 0, 0, in, TCP_IN);
 	if (got <= 0)
 		return !got ? -ECONNRESET : errno == EINTR ? -EAGAIN : -errno;
 	if (in->length < WH_FRAME_HEADER)
@@ -153,8 +179,8 @@ static int greeting(struct tcp_client *client)
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
-	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, hello_of(client),
-			      in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
+	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->tls,
+			      hello_of(client), in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
 	if (!error)
 		error = say(client, proof, sizeof(proof));
 	if (error)
@@ -240,6 +266,8 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 	}
 	if (client->state == TCP_CONNECTING)
 		error = connecting(client);
+	if (!error && client->state == TCP_SHAKING)
+		error = shaking(client);
 	if (!error && client->state == TCP_GREETING)
 		error = greeting(client);
 	if (!error && client->state == TCP_OPEN) {
@@ -344,7 +372,7 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 		pthread_mutex_lock(&client->lock);
 		/* While it is broken, its loop has the next word. */
 		look.fd = client->state == TCP_OPEN ? client->source.fd : -1;
-		sending = client->sending != NULL;
+		sending = leaving(client);
 		release(client);
 		if (look.fd < 0)
 			break;
@@ -401,6 +429,16 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 	}
 }
 
+/* On its loop. */
+static void disconnect(struct tcp_client *client)
+{
+	wh_loop_remove(client->loop, &client->source);
+	wh_tls_free(client->tls);
+	client->tls = NULL;
+	wh_socket_close(client->source.fd);
+	client->source.fd = -1;
+}
+
 /* The peer has dropped its side, or cannot any more. On loop 0. */
 static void abort_done(struct wh_abort *abort, int error)
 {
@@ -442,9 +480,7 @@ static void cleanup(struct wh_task *task)
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
 	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
-		wh_loop_remove(client->loop, &client->source);
-		wh_socket_close(client->source.fd);
-		client->source.fd = -1;
+		disconnect(client);
 		/* The requests that it holds may be in the peer's hands. */
 		ask = !client->idle_close && atomic_load(&client->outstanding);
 		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
@@ -527,6 +563,14 @@ bool tcp_client_is_open(struct tcp_client *client)
 	return open;
 }
 
+void tcp_client_describe(struct tcp_client *client, char *out, size_t size)
+{
+	pthread_mutex_lock(&client->lock);
+	if (client->state == TCP_OPEN && client->tls)
+		wh_tls_describe(client->tls, out, size);
+	release(client);
+}
+
 void tcp_client_retire(struct tcp_client *client, int64_t before)
 {
 	if (atomic_load(&client->outstanding) || pthread_mutex_trylock(&client->lock))
@@ -583,11 +627,8 @@ static void shut(void *argument)
 	wh_timer_clear(&client->retry);
 	wh_loop_cancel(client->loop, &client->cleanup);
 	pthread_mutex_lock(&client->lock);
-	if (client->source.fd >= 0) {
-		wh_loop_remove(client->loop, &client->source);
-		wh_socket_close(client->source.fd);
-		client->source.fd = -1;
-	}
+	if (client->source.fd >= 0)
+		disconnect(client);
 	client->state = TCP_CLOSED;
 	client->trouble_since = 0;
 	pthread_mutex_unlock(&client->lock);

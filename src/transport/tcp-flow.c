@@ -194,12 +194,13 @@ static int next_slice(struct tcp_client *client)
 int tcp_flow_send(struct tcp_client *client, bool owner)
 {
 	struct iovec vector[TCP_VECTOR];
-	struct msghdr message = { .msg_iov = vector };
 	struct wh_piece *piece;
 	size_t bytes, head;
 	int count, error;
 	ssize_t got;
 
+	if (client->tls && wh_tls_flush(client->tls))
+		return -errno;
 	for (;;) {
 		if (!client->sending) {
 			error = next_slice(client);
@@ -218,8 +219,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		if (client->out_left)
 			bytes += walk_vector(client, &client->out, client->sending, false, vector,
 					     &count);
-		message.msg_iovlen = (size_t)count;
-		got = sendmsg(client->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+		got = wh_stream_send(client->source.fd, client->tls, vector, count);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		if ((size_t)got <= head) {
@@ -394,7 +394,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 					   client->response.errors, vector, &count);
 		if (want > client->into_left)
 			return -EPROTO;
-		got = tcp_receive(client->source.fd, vector, count, want, in,
+		got = tcp_receive(client->source.fd, client->tls, vector, count, want, in,
 				  client->receiving ? TCP_TAIL : TCP_IN);
 		if (!got)
 			return -ECONNRESET;

@@ -277,7 +277,6 @@ static void job_sent(struct tcp_server *server, struct tcp_job *job, size_t byte
 static int send_job(struct tcp_server *server, struct tcp_job *job)
 {
 	struct iovec vector[TCP_VECTOR];
-	struct msghdr message = { .msg_iov = vector };
 	struct entered entered = { .count = 0 };
 	ssize_t got, payload;
 	size_t head;
@@ -300,9 +299,8 @@ static int send_job(struct tcp_server *server, struct tcp_job *job)
 		} else {
 			payload = job_vector(server, job, &entered, vector, &count);
 		}
-		message.msg_iovlen = (size_t)count;
 		got = payload < 0 ? payload :
-				    sendmsg(server->source.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+				    wh_stream_send(server->source.fd, server->tls, vector, count);
 		error = payload < 0 ? (int)-payload : errno;
 		leave_all(&entered);
 		if (got < 0)
@@ -323,6 +321,8 @@ static int flush(struct tcp_server *server)
 	int error;
 
 	server->stalled = false;
+	if (server->tls && wh_tls_flush(server->tls))
+		return -errno;
 	for (;;) {
 		struct tcp_job *job = wh_list_empty(&server->jobs) ?
 					  NULL :
@@ -330,8 +330,10 @@ static int flush(struct tcp_server *server)
 
 		answer_staged(server);
 		if (server->out_length && !(job && job->head_sent)) {
-			got = send(server->source.fd, server->out + server->out_start,
-				   server->out_length, MSG_DONTWAIT | MSG_NOSIGNAL);
+			struct iovec part = { server->out + server->out_start,
+					      server->out_length };
+
+			got = wh_stream_send(server->source.fd, server->tls, &part, 1);
 			if (got < 0)
 				return errno == EINTR ? -EAGAIN : -errno;
 			server->out_start += (uint32_t)got;
@@ -567,7 +569,7 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
 	}
 	tail = room(server, want);
 	*little = want ? want : tail / 2;
-	got = tcp_receive(server->source.fd, vector, count, want, &server->in, tail);
+	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
 	error = errno;
 	leave_all(&entered);
 	if (got <= 0)
@@ -611,7 +613,8 @@ static int service(struct tcp_server *server)
 					continue;
 			}
 		}
-		if (turn > TURN_BYTES)
+		/* What the socket does not tell of is not left behind. */
+		if (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls)))
 			break;
 		got = receive(server, &little);
 		if (got == -EAGAIN)
@@ -665,6 +668,8 @@ static void stop(void *argument)
 	server->dead = true;
 	wh_list_remove(&server->spinner.link);
 	wh_loop_remove(server->loop, &server->source);
+	wh_tls_free(server->tls);
+	server->tls = NULL;
 	wh_socket_close(server->source.fd);
 	if (server->windowed)
 		tcp_window_end(server);
@@ -704,7 +709,10 @@ void tcp_server_turn(struct tcp_server *server)
 		return;
 	}
 	events = (full(server) || server->wants_slot ? 0 : EPOLLIN) |
-		 ((server->out_length || server->job_count) && !server->stalled ? EPOLLOUT : 0);
+		 (((server->out_length || server->job_count) && !server->stalled) ||
+				  wh_stream_unsent(server->tls) ?
+			  EPOLLOUT :
+			  0);
 	if (events != server->events) {
 		server->events = events;
 		wh_loop_modify(server->loop, &server->source, events);
@@ -733,21 +741,27 @@ static void begin(void *argument)
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
 		tcp_server_hold(server, -server->held);
+		wh_tls_free(server->tls);
 		close(server->source.fd);
 		wh_loop_post(&server->engine->loops[0], &server->bury);
 		return;
 	}
 	if (server->loop->spin)
 		wh_list_append(&server->loop->spinners, &server->spinner.link);
+	/* What came along with the proof the socket does not tell of. */
+	if (server->tls)
+		tcp_server_turn(server);
 }
 
-static struct tcp_server *server_new(struct wh_session *session, int fd, const struct wh_hello *hello)
+static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_tls *tls,
+				     const struct wh_hello *hello)
 {
 	struct tcp_server *server = calloc(1, sizeof(*server));
 
 	if (!server)
 		return NULL;
 	server->source.fd = fd;
+	server->tls = tls;
 	server->source.ready = ready;
 	server->events = EPOLLIN;
 	server->spinner.poll = spin;
@@ -775,7 +789,8 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, const s
 	return NULL;
 }
 
-int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
+int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+		       const struct wh_hello *hello)
 {
 	struct servers *servers = session->transport[WH_TRANSPORT_TCP];
 	struct tcp_server *server = NULL;
@@ -788,7 +803,7 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 	}
 	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason. */
 	if (servers && servers->count < CONNECTIONS_MAX && !wh_guest_full(session->guest))
-		server = server_new(session, fd, hello);
+		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
@@ -796,6 +811,7 @@ int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello
 			      wh_guest_full(session->guest) ?
 				      "what its address may hold (the knob held) is used up" :
 				      "no memory");
+		wh_tls_free(tls);
 		wh_socket_close(fd);
 		return -EBUSY;
 	}

@@ -18,10 +18,10 @@
 
 /* ---- sockets ----------------------------------------------------------------------------------- */
 
-ssize_t tcp_receive(int fd, struct iovec *vector, int count, size_t want, struct tcp_in *in, size_t tail)
+ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
+		    struct tcp_in *in, size_t tail)
 {
 	struct iovec alone;
-	struct msghdr message = { .msg_iov = vector ? vector : &alone };
 	size_t room;
 	ssize_t got;
 
@@ -32,9 +32,10 @@ ssize_t tcp_receive(int fd, struct iovec *vector, int count, size_t want, struct
 	room = in->room - in->length;
 	if (room > tail)
 		room = tail;
-	message.msg_iov[count] = (struct iovec){ in->bytes + in->length, room };
-	message.msg_iovlen = (size_t)count + 1;
-	got = recvmsg(fd, &message, MSG_DONTWAIT);
+	if (!vector)
+		vector = &alone;
+	vector[count] = (struct iovec){ in->bytes + in->length, room };
+	got = wh_stream_receive(fd, tls, vector, count + 1);
 	if (got > 0 && (size_t)got > want)
 		in->length += (uint32_t)((size_t)got - want);
 	return got;
@@ -268,7 +269,7 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 
 /* Tell as many connections of a shared piece as it has slices: first those that have nothing to do. They
  * take turns, so that small pieces, one behind the other, use all. */
-static void tell(struct tcp_peer *tcp, uint64_t slices, bool small, bool watched)
+static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
 {
 	bool all = slices >= tcp->count;
 	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)slices);
@@ -282,7 +283,7 @@ static void tell(struct tcp_peer *tcp, uint64_t slices, bool small, bool watched
 			continue;
 		client = client_at(tcp, index);
 		if (client)
-			start(client, small, watched, true);
+			start(client, small, false, true);
 		slices--;
 	}
 }
@@ -322,7 +323,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	if (alone)
 		start(client, small, watched, false);
 	else
-		tell(tcp, slices, small, watched);
+		tell(tcp, slices, small); /* a waiter owns one connection, and not several */
 }
 
 static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
@@ -515,6 +516,7 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		   char *out, size_t size)
 {
 	struct tcp_peer *tcp = state;
+	char secure[96] = "";
 	unsigned open = 0;
 	size_t used;
 
@@ -522,12 +524,19 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		open += client && tcp_client_is_open(client);
+		if (client && !*secure)
+			tcp_client_describe(client, secure, sizeof(secure));
 	}
 	used = tell_gpu(peer, tcp, batch, out, size);
+	if (!*secure && peer->engine->trust.tls)
+		snprintf(secure, sizeof(secure), "TLS 1.3");
 	if (open)
-		snprintf(out + used, size - used, "%u connection%s", open, open == 1 ? "" : "s");
+		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
+					 open == 1 ? "" : "s");
 	else /* they are opened when they are first needed */
-		snprintf(out + used, size - used, "up to %u connections", tcp->count);
+		used += (size_t)snprintf(out + used, size - used, "up to %u connections", tcp->count);
+	if (*secure && used < size)
+		snprintf(out + used, size - used, ", encrypted: %s", secure);
 }
 
 /* What is planned may be unregistered meanwhile, unlike what has been submitted. */

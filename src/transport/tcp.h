@@ -58,7 +58,8 @@ static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, vo
 
 /* Receive into the vector's `want` bytes and, behind them, into the empty buffer. Returns what recvmsg
  * returns; what went to the buffer is counted there. */
-ssize_t tcp_receive(int fd, struct iovec *vector, int count, size_t want, struct tcp_in *in, size_t tail);
+ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
+		    struct tcp_in *in, size_t tail);
 
 /* Connect without waiting. The descriptor, or a negative errno. */
 int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address);
@@ -87,6 +88,7 @@ struct tcp_slice {
 enum tcp_state {
 	TCP_CLOSED,
 	TCP_CONNECTING,
+	TCP_SHAKING,  /* the handshake of TLS */
 	TCP_GREETING, /* HELLO is out */
 	TCP_OPEN,
 	TCP_BROKEN,   /* an error; its loop is told */
@@ -108,6 +110,7 @@ struct tcp_client {
 	_Atomic uint32_t users; /* threads inside */
 	_Atomic uint32_t outstanding; /* slices held */
 	uint32_t state;
+	struct wh_tls *tls; /* NULL: plain */
 	uint32_t number; /* of this connection, for ABORT */
 	int error; /* why it broke */
 	uint32_t armed; /* what its loop waits for, once */
@@ -172,6 +175,8 @@ void tcp_client_break(struct tcp_client *client, int error);
 void tcp_client_lose(struct tcp_client *client, int error, const char *text);
 bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch);
 bool tcp_client_is_open(struct tcp_client *client);
+/* How it is encrypted; "" if it is not, or not open. */
+void tcp_client_describe(struct tcp_client *client, char *out, size_t size);
 /* Close it if it has been idle since `before`. */
 void tcp_client_retire(struct tcp_client *client, int64_t before);
 
@@ -228,7 +233,8 @@ void tcp_window_slice_end(const struct tcp_slice *slice);
 
 /* ---- the owner's side -------------------------------------------------------------------------- */
 
-int tcp_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello);
+int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+		       const struct wh_hello *hello);
 void tcp_session_close(struct wh_session *session);
 void tcp_session_abort(struct wh_session *session, uint32_t number);
 

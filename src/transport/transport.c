@@ -141,11 +141,12 @@ static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *
 		*out = 0;
 }
 
-static int no_session_accept(struct wh_session *session, int fd, const struct wh_hello *hello)
+static int no_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
+			     const struct wh_hello *hello)
 {
 	(void)session;
 	(void)hello;
-	wh_refuse(fd, EOPNOTSUPP, "no transport here takes connections of this role");
+	wh_refuse(fd, tls, EOPNOTSUPP, "no transport here takes connections of this role");
 	return -EOPNOTSUPP;
 }
 

@@ -25,6 +25,7 @@ struct wh_place;
 struct wh_region;
 struct wh_remote_region;
 struct wh_session;
+struct wh_tls;
 
 /* In this order they are opened, told of things and closed: cuda uses what shm maps. */
 enum wh_transport_id {
@@ -109,7 +110,8 @@ struct wh_transport {
 
 	/* The other side: a connection of our role has shaken hands; it belongs to the transport now
 	 * (also on error). `fd` is blocking. On the first loop. */
-	int (*session_accept)(struct wh_session *session, int fd, const struct wh_hello *hello);
+	int (*session_accept)(struct wh_session *session, int fd, struct wh_tls *tls,
+			      const struct wh_hello *hello);
 	/* The session ends: drop its connections; when it returns none touches memory any more. On
 	 * the first loop. */
 	void (*session_close)(struct wh_session *session);

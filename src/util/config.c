@@ -356,6 +356,32 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = MIB,
 		.most = 1024 * GIB,
 	},
+	[WH_KNOB_TLS] = {
+		.row = { "tls", "WHERRY_TLS", "0", "bool",
+			 "TLS 1.3 for what goes by TCP, by certificates or else by the cluster key" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
+	[WH_KNOB_TLS_CERT] = {
+		.row = { "tls_cert", "WHERRY_TLS_CERT", "", "text",
+			 "tls: the PEM file with this engine's certificate, whose CN is its name" },
+		.text = check_path,
+		.wants = "the path of a PEM file",
+	},
+	[WH_KNOB_TLS_KEY] = {
+		.row = { "tls_key", "WHERRY_TLS_KEY", "", "text",
+			 "tls: the PEM file with the certificate's private key, of mode 0600" },
+		.text = check_path,
+		.wants = "the path of a PEM file",
+	},
+	[WH_KNOB_TLS_CA] = {
+		.row = { "tls_ca", "WHERRY_TLS_CA", "", "text",
+			 "tls: the PEM file with the authorities that sign the engines' certificates" },
+		.text = check_path,
+		.wants = "the path of a PEM file",
+	},
 };
 
 const struct wh_config_row *wh_config_row(size_t index)

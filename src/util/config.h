@@ -34,6 +34,10 @@ enum wh_knob {
 	WH_KNOB_LEASE,         /* ms: an engine that is silent for so long leaves the registry */
 	WH_KNOB_OBSERVE,       /* text: a directory for the observers' socket; "": the usual one; "off" */
 	WH_KNOB_HELD,          /* bytes: the most memory held for the engines of one address */
+	WH_KNOB_TLS,           /* bool: control and TCP data go by TLS 1.3 */
+	WH_KNOB_TLS_CERT,      /* text: PEM files; all "": pre-shared keys */
+	WH_KNOB_TLS_KEY,
+	WH_KNOB_TLS_CA,
 	WH_KNOB_COUNT,
 };
 
