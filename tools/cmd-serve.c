@@ -327,12 +327,27 @@ static int serve(struct server *server, int signals)
 	}
 }
 
-static void warn_if_open(const struct wh_engine *engine)
+/* The knob tls, as the engine has read it: its value is a word that it has taken. */
+static bool is_encrypted(const struct arguments *arguments)
+{
+	const char *value = secure_getenv("WHERRY_TLS"), *setting;
+	int cursor = 0;
+
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (strncmp(setting, "tls=", 4) == 0)
+			value = setting + 4;
+	return value && (strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 ||
+			 strcmp(value, "on") == 0 || strcmp(value, "true") == 0);
+}
+
+static void warn_if_open(const struct wh_engine *engine, const struct arguments *arguments)
 {
 	const char *host = wh_engine_url(engine) + strlen("wherry://");
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
-		note("%s is reached by all who have the key; what moves is not encrypted", host);
+		note("%s is reached by all who have the key%s", host,
+		     is_encrypted(arguments) ? " or a certificate; what moves is encrypted" :
+					       "; what moves is not encrypted");
 }
 
 static int run(const struct arguments *arguments)
@@ -367,7 +382,7 @@ static int run(const struct arguments *arguments)
 	if (!code)
 		code = start_metrics(&server, &metrics);
 	if (!code) {
-		warn_if_open(server.engine);
+		warn_if_open(server.engine, arguments);
 		code = serve(&server, signals);
 	}
 	/* Taking the memory back may wait for peers: a second signal ends the process at once. */

@@ -282,7 +282,7 @@ static void certificate__moves_bytes(void **state)
 	struct wh_peer_info info = { .size = sizeof(info) };
 	struct wh_region *region;
 	struct wh_remote remote;
-	struct knobs north, south;
+	struct knobs north = { 0 }, south = { 0 };
 	struct pair p;
 
 	(void)state;
@@ -312,7 +312,7 @@ static void certificate__moves_bytes(void **state)
 static void refused(const char *name, const char *ca, const char *why_initiator, const char *name_in_log,
 		    const char *why_log, const char *why_reached)
 {
-	struct knobs good, bad;
+	struct knobs good = { 0 }, bad = { 0 };
 	struct wh_engine *north = open_with("a", knobs_of(&good, "north", "cluster"));
 	struct wh_engine *other = open_with("b", knobs_of(&bad, name, ca));
 
@@ -354,7 +354,7 @@ static void certificate__self_signed(void **state)
 static void certificate__nobody(void **state)
 {
 	static const char *const key[] = { SHARED_KEY, "tls=1", NULL };
-	struct knobs good, bad;
+	struct knobs good = { 0 }, bad = { 0 };
 	struct wh_engine *north = open_with("a", knobs_of(&good, "north", "cluster"));
 	struct wh_engine *nobody = open_with("b", knobs_of(&bad, "nameless", "cluster"));
 	struct wh_engine *keyed = open_with("c", key);
@@ -379,7 +379,7 @@ static void want_not_opened(const char *const *config, int error, const char *wo
 
 static void certificate__bad_files(void **state)
 {
-	struct knobs knobs;
+	struct knobs knobs = { 0 };
 	char path[64];
 
 	(void)state;

@@ -51,6 +51,17 @@ says() # WORD
 	grep -q -F -e "$1" "$directory/out" "$directory/err"
 }
 
+# ---- TLS ------------------------------------------------------------------------------------------
+
+export WHERRY_TLS=1 WHERRY_KEY=$key WHERRY_TRANSPORTS=tcp
+serve && reach && says "encrypted: TLS 1.3" && ! says "$key" &&
+	! grep -q -e "$key" "$directory/served" "$directory/said" &&
+	! WHERRY_TLS=0 reach && says "speaks TLS alone" &&
+	! WHERRY_KEY=${key/[0-7]/9} reach && says "does not know this engine's key"
+judge "with TLS explain says so, and who has none or another key is told" $?
+stop
+unset WHERRY_TLS WHERRY_KEY WHERRY_TRANSPORTS
+
 # ---- wherry key -----------------------------------------------------------------------------------
 
 key() # STATUS WORD ARGUMENTS...
