@@ -729,9 +729,14 @@ static bool spin(struct wh_spinner *spinner)
 {
 	struct tcp_server *server = wh_container(spinner, struct tcp_server, spinner);
 	uint64_t moved = server->moved;
+	bool progress;
 
+	server->chunk_count++; /* not to be buried while it is looked at */
 	tcp_server_turn(server);
-	return server->moved != moved;
+	progress = server->moved != moved;
+	if (!--server->chunk_count && server->dead)
+		tcp_server_bury(server);
+	return progress;
 }
 
 static void begin(void *argument)
