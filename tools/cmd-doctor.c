@@ -16,6 +16,7 @@
 #include "progress.h"
 
 #define FACTS_SECONDS 5.0 /* for libraries that wake the GPUs */
+#define VERBS_SECONDS 20.0 /* where each NIC moves something of each GPU */
 #define CHECK_SECONDS 3.0
 #define CHECKS_MOST 64
 
@@ -181,7 +182,7 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 		{ .probe = ask_plain, .seconds = CHECK_SECONDS },
 		{ .probe = ask_nvml, .seconds = FACTS_SECONDS },
 		{ .probe = ask_cuda, .seconds = FACTS_SECONDS },
-		{ .probe = ask_verbs, .seconds = FACTS_SECONDS },
+		{ .probe = ask_verbs, .seconds = VERBS_SECONDS },
 	};
 
 	for (size_t i = 0; i < 4; i++)

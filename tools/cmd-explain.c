@@ -34,6 +34,7 @@ struct answer {
 	struct wh_estimate estimate; /* duration 0: not known */
 	int error; /* no routes: why */
 	char text[256];
+	char memory[400]; /* of a GPU, by NICs: how, and why not better; "": there is none */
 };
 
 struct explanation {
@@ -45,7 +46,7 @@ struct explanation {
 	struct local locals[3];
 	uint64_t size;
 	/* Refusals already told, for the notes below the table. */
-	char reasons[REASONS_MAX][sizeof(((struct wh_route *)0)->refused) + 24];
+	char reasons[REASONS_MAX][sizeof(((struct answer *)0)->memory) + 24];
 	size_t reason_count;
 };
 
@@ -116,6 +117,18 @@ static int make_locals(struct explanation *e)
 	return 0;
 }
 
+/* The line of the explanation that is about NICs and GPU memory, if there is one. */
+static void find_memory(struct wh_batch *batch, struct answer *out)
+{
+	char text[2048], *line, *rest = text;
+
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		return;
+	while ((line = strsep(&rest, "\n")))
+		if (strncmp(line, "rdma, ", strlen("rdma, ")) == 0)
+			snprintf(out->memory, sizeof(out->memory), "%s", line + strlen("rdma, "));
+}
+
 static void ask(struct explanation *e, const struct local *local, const struct wh_remote *remote,
 		uint32_t op, struct answer *out)
 {
@@ -142,6 +155,8 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
 		out->count = 0;
 	}
+	else
+		find_memory(batch, out);
 	wh_batch_free(batch);
 }
 
@@ -185,7 +200,7 @@ static size_t reason_number(struct explanation *e, const char *transport, const 
 {
 	char text[sizeof(e->reasons[0])];
 
-	snprintf(text, sizeof(text), "%.15s: %.191s", transport, reason);
+	snprintf(text, sizeof(text), "%.15s: %.399s", transport, reason);
 	for (size_t i = 0; i < e->reason_count; i++)
 		if (strcmp(e->reasons[i], text) == 0)
 			return i + 1;
@@ -223,8 +238,11 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 			 (double)estimate->duration / 1e3,
 			 (double)estimate->bytes / (double)estimate->duration);
 	/* The route comes last, because it may be long. */
-	printf("%*s %-*s %s\n", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
+	printf("%*s %-*s %s", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
 	       EXPECTED_COLUMN, expected, way);
+	if (route && *answer->memory)
+		printf(" [%zu]", reason_number(e, route->transport, answer->memory));
+	printf("\n");
 }
 
 static bool same(const struct answer *a, const struct answer *b)
@@ -293,12 +311,13 @@ static json_t *json_answer(const struct local *local, const struct wh_remote *re
 			json_array_append_new(refused, json_pack("{s:s, s:s}",
 				"transport", answer->routes[i].transport,
 				"reason", answer->routes[i].refused));
-	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 			 "local", local->name, "remote", output_text(remote->name),
 			 "remote_id", json_id(remote->id), "op", op_name(op),
 			 "transport", output_text(route ? route->transport : NULL),
 			 "detail", output_text(route ? route->detail : NULL),
 			 "error", output_text(answer->error ? answer->text : NULL),
+			 "memory", output_text(*answer->memory ? answer->memory : NULL),
 			 "refused", refused,
 			 "expected_us", known ? json_real(ns / 1e3) : json_null(),
 			 "expected_GBps",

@@ -6,7 +6,8 @@
  * cuda.txt   "error ERRNO TEXT", or "version 13000" and a line for each GPU:
  *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
  * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
- *            followed by "gpu ADDRESS exported=ERRNO registered=ERRNO" for each GPU that was tried
+ *            followed by "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for
+ *            each GPU that was tried, with " why=TEXT" behind it if nothing was moved
  * crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor.h"
@@ -248,6 +249,7 @@ struct verbs {
 			       int access);
 	int (*dereg_mr)(void *mr);
 	int (*query_port)(void *context, uint8_t port, void *attributes);
+	void *(*reg_mr)(void *pd, void *address, size_t length, int access);
 };
 
 #define ACCESS_ALL 7 /* local write, remote write, remote read */
@@ -259,7 +261,7 @@ static bool load_verbs(void *library, struct verbs *out)
 		"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name",
 		"ibv_open_device",     "ibv_close_device",     "ibv_alloc_pd",
 		"ibv_dealloc_pd",      "ibv_reg_dmabuf_mr",    "ibv_dereg_mr",
-		"ibv_query_port",
+		"ibv_query_port",      "ibv_reg_mr",
 	};
 	void **slots = (void **)out;
 
@@ -289,7 +291,21 @@ static void ask_port(const struct verbs *verbs, void *context, struct verbs_fact
 	nic->mtu = mtu_bytes(attributes[2]);
 }
 
-/* The whole way: a piece of the GPU's memory, as a dma-buf, known to the NIC. */
+/* As a module like nvidia-peermem makes it possible. */
+static void try_address(const struct verbs *verbs, void *pd, CUdeviceptr address, int *out)
+{
+	void *mr;
+
+	if (!verbs->reg_mr)
+		return;
+	errno = 0;
+	mr = verbs->reg_mr(pd, (void *)(uintptr_t)address, TRIED_BYTES, ACCESS_ALL);
+	*out = mr ? 0 : errno ? errno : EIO;
+	if (mr)
+		verbs->dereg_mr(mr);
+}
+
+/* A piece of the GPU's memory, as a dma-buf, and by its address, known to the NIC. */
 static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 		    struct wh_cuda_device *device, struct verbs_fact *nic)
 {
@@ -299,15 +315,19 @@ static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 	void *mr = NULL;
 
 	snprintf(nic->gpus[at].address, sizeof(nic->gpus[at].address), "%.19s", device->pci);
-	nic->gpus[at].exported = nic->gpus[at].registered = -1;
-	if (!cuda->cuMemGetHandleForAddressRange || wh_cuda_enter(cuda, device, &scope))
+	nic->gpus[at].exported = nic->gpus[at].registered = nic->gpus[at].peermem = -1;
+	nic->gpus[at].moved = -1;
+	if (wh_cuda_enter(cuda, device, &scope))
 		return;
 	result = cuda->cuMemAlloc(&address, TRIED_BYTES);
 	if (!result)
+		try_address(verbs, pd, address, &nic->gpus[at].peermem);
+	if (!result && verbs->reg_dmabuf_mr && cuda->cuMemGetHandleForAddressRange) {
 		result = cuda->cuMemGetHandleForAddressRange(&fd, address, TRIED_BYTES,
 							     CUDA_RANGE_DMA_BUF, 0);
-	nic->gpus[at].exported = wh_cuda_errno(result);
-	if (!result) {
+		nic->gpus[at].exported = wh_cuda_errno(result);
+	}
+	if (!result && fd >= 0) {
 		errno = 0;
 		mr = verbs->reg_dmabuf_mr(pd, 0, TRIED_BYTES, address, fd, ACCESS_ALL);
 		nic->gpus[at].registered = mr ? 0 : errno ? errno : EIO;
@@ -338,12 +358,14 @@ static void ask_nic(const struct verbs *verbs, void *device, struct wh_cuda *cud
 		nic->dma_buf = mr ? 0 : errno;
 		if (mr)
 			verbs->dereg_mr(mr);
-		for (unsigned i = 0; cuda && i < cuda->device_count && i < FACTS_GPUS; i++)
-			try_gpu(verbs, pd, cuda, &cuda->devices[i], nic);
 	}
+	for (unsigned i = 0; pd && cuda && i < cuda->device_count && i < FACTS_GPUS; i++)
+		try_gpu(verbs, pd, cuda, &cuda->devices[i], nic);
 	if (pd)
 		verbs->dealloc_pd(pd);
 	verbs->close_device(context);
+	if (nic->gpu_count)
+		doctor_move(nic);
 }
 
 static void ask_verbs(void *library, struct verbs_facts *out)
@@ -385,12 +407,17 @@ static void read_verbs_line(const char *line, void *arg)
 	if (read_error(line, &out->error, out->why))
 		return;
 	if (sscanf(line, "gpu %19s", address) == 1 && out->count) {
+		const char *why = strstr(line, " why=");
+
 		nic = &out->nics[out->count - 1];
 		if (nic->gpu_count == FACTS_GPUS)
 			return;
 		memcpy(nic->gpus[nic->gpu_count].address, address, sizeof(address));
 		nic->gpus[nic->gpu_count].exported = (int)value_of(line, "exported");
-		nic->gpus[nic->gpu_count++].registered = (int)value_of(line, "registered");
+		nic->gpus[nic->gpu_count].registered = (int)value_of(line, "registered");
+		nic->gpus[nic->gpu_count].peermem = (int)value_of(line, "peermem");
+		nic->gpus[nic->gpu_count].moved = (int)value_of(line, "moved");
+		snprintf(nic->gpus[nic->gpu_count++].why, DOCTOR_WHY, "%s", why ? why + strlen(" why=") : "");
 		return;
 	}
 	nic = &out->nics[out->count];
@@ -416,8 +443,10 @@ static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *f
 		fprintf(file, "nic %s dma_buf=%d mtu=%d mtu_most=%d\n", nic->name, nic->dma_buf,
 			nic->mtu, nic->mtu_most);
 		for (int k = 0; k < nic->gpu_count; k++)
-			fprintf(file, "gpu %s exported=%d registered=%d\n", nic->gpus[k].address,
-				nic->gpus[k].exported, nic->gpus[k].registered);
+			fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s\n",
+				nic->gpus[k].address, nic->gpus[k].exported, nic->gpus[k].registered,
+				nic->gpus[k].peermem, nic->gpus[k].moved, *nic->gpus[k].why ? " why=" : "",
+				nic->gpus[k].why);
 	}
 	fclose(file);
 }

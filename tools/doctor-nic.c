@@ -311,7 +311,8 @@ static void nic_dmabuf(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *finding)
+/* Neither way registers it: what each says. */
+static void refused_memory(const struct verbs_fact *nic, int gpu, struct finding *finding)
 {
 	int exported = nic->gpus[gpu].exported, registered = nic->gpus[gpu].registered;
 	const struct registration *known = doctor_registration(registered);
@@ -323,15 +324,36 @@ static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *f
 		found(finding, FAIL, "%s exports no dma-buf: %s", nic->gpus[gpu].address,
 		      strerror(exported));
 		advise(finding, "open NVIDIA kernel modules: see driver.flavour and gpu.direct");
-	} else if (registered) {
+	} else {
 		found(finding, FAIL, "%s does not take the memory of %s: %s%s%s", nic->name,
 		      nic->gpus[gpu].address, strerror(registered), known ? ": " : "",
 		      known ? known->means : "");
 		if (known)
 			advise(finding, "%s", known->fix);
+	}
+}
+
+static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *finding)
+{
+	const char *address = nic->gpus[gpu].address, *why = nic->gpus[gpu].why;
+	bool dma_buf = !nic->gpus[gpu].exported && !nic->gpus[gpu].registered;
+	int moved = nic->gpus[gpu].moved;
+
+	if (!dma_buf && nic->gpus[gpu].peermem) {
+		refused_memory(nic, gpu, finding);
+		return;
+	}
+	if (moved > 0) {
+		found(finding, FAIL, "%s registers the memory of %s but does not move it: %s: %s", nic->name,
+		      address, strerror(moved), why);
+		advise(finding, "PCIe between them: see pci.acs and pci.iommu; dmesg tells of faults");
+	} else if (moved < 0 && *why) {
+		found(finding, WARN, "%s takes the memory of %s, but moves nothing at all: %s", nic->name,
+		      address, why);
+		advise(finding, "see nic.port, nic.gid and limit.memlock");
 	} else {
-		found(finding, PASS, "%s takes the memory of %s", nic->name,
-		      nic->gpus[gpu].address);
+		found(finding, PASS, "%s %s the memory of %s (%s)", nic->name,
+		      moved ? "takes" : "writes and reads", address, dma_buf ? "dma-buf" : "peermem");
 	}
 }
 
@@ -357,7 +379,7 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 {
 	int module = wh_tree_exists(&doctor->tree, "/sys/module/nvidia_peermem"),
 	    memory_peers = wh_tree_exists(&doctor->tree, "/sys/kernel/mm/memory_peers");
-	bool dma_buf = false;
+	bool dma_buf = false, taken = false;
 
 	if (without_rdma(doctor, finding))
 		return;
@@ -365,8 +387,19 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 		found(finding, INFO, "no NVIDIA GPU here");
 		return;
 	}
-	for (int i = 0; i < doctor->verbs.count; i++)
-		dma_buf |= doctor->verbs.nics[i].dma_buf == EBADF;
+	for (int i = 0; i < doctor->verbs.count; i++) {
+		const struct verbs_fact *nic = &doctor->verbs.nics[i];
+
+		dma_buf |= nic->dma_buf == EBADF;
+		for (int k = 0; k < nic->gpu_count; k++) {
+			taken |= !nic->gpus[k].peermem;
+			if (!nic->gpus[k].peermem)
+				found(finding, PASS, "%s takes addresses of %s", nic->name,
+				      nic->gpus[k].address);
+		}
+	}
+	if (taken)
+		return;
 	if (!module || !memory_peers) {
 		found(finding, PASS, "%s is there", !module ? "nvidia-peermem" :
 							      "/sys/kernel/mm/memory_peers");
@@ -423,7 +456,7 @@ const struct check doctor_nic_checks[] = {
 	{ "nic.counters", "packets that were lost", nic_counters },
 	{ "nic.files", "device files of the NICs", nic_files },
 	{ "nic.dmabuf", "NICs that take dma-bufs", nic_dmabuf },
-	{ "nic.gpu", "GPU memory registered with each NIC, for real", nic_gpu },
+	{ "nic.gpu", "GPU memory registered, written and read by each NIC", nic_gpu },
 	{ "nic.peermem", "nvidia-peermem", nic_peermem },
 	{ NULL, NULL, NULL },
 };

@@ -32,6 +32,7 @@ void advise(struct finding *finding, const char *format, ...) __attribute__((for
 
 #define FACTS_GPUS 64
 #define FACTS_NICS 64
+#define DOCTOR_WHY 192
 
 /* What the CUDA driver says of a GPU. */
 struct cuda_fact {
@@ -57,7 +58,10 @@ struct verbs_fact {
 	int gpu_count;          /* GPUs whose memory was tried to register here */
 	struct {
 		char address[WH_ADDRESS];
-		int exported, registered; /* errno of each step; -1: not tried */
+		/* errno of each step, -1: not tried. By dma-buf: exported, registered; peermem: registered by
+		 * its address; moved: written and read, by either. */
+		int exported, registered, peermem, moved;
+		char why[DOCTOR_WHY]; /* nothing was moved */
 	} gpus[FACTS_GPUS];
 };
 
@@ -92,6 +96,9 @@ void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
 void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out);
 /* The same of libcrypto and ROOT/crypto.txt. */
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
+
+/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`. */
+void doctor_move(struct verbs_fact *nic);
 
 /* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
  * so all that it touches must stay. */

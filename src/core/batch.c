@@ -518,11 +518,18 @@ static void fail_item(struct wh_item *item, int error)
 
 void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
 {
-	struct wh_batch *batch = piece->batch;
+	struct wh_batch *batch;
 	char text[WH_TEXT_MAX];
 	int32_t none = 0;
 	va_list list;
 
+	if (piece->whole) {
+		atomic_store(&piece->failed, error);
+		if (index != UINT64_MAX)
+			index = piece->batch->items[index].local_id;
+		piece = piece->whole;
+	}
+	batch = piece->batch;
 	atomic_compare_exchange_strong(&piece->failed, &none, error);
 	va_start(list, format);
 	vsnprintf(text, sizeof(text), format, list);
@@ -536,6 +543,10 @@ void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char
 
 void wh_piece_done(struct wh_piece *piece)
 {
+	if (piece->whole) {
+		piece->ended(piece, 0, "");
+		return;
+	}
 	atomic_store_explicit(&piece->done, true, memory_order_release);
 	let_go(piece->batch);
 }
@@ -547,6 +558,10 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	uint32_t before = piece->transport;
 	char text[WH_REFUSAL];
 
+	if (piece->whole) {
+		piece->ended(piece, error, why);
+		return;
+	}
 	snprintf(text, sizeof(text), "%s", why);
 	wh_count_settle(batch);
 	if (atomic_load(&piece->cancelled)) {

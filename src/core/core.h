@@ -464,6 +464,11 @@ struct wh_piece {
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
+	/* Not the core's: a part of another piece, which that one's transport has made for itself. What is
+	 * said of it comes back by `ended` (with an error: it was to be rerouted), but for failures, which
+	 * are the whole's: its items' local_id is the number of the whole's item. */
+	struct wh_piece *whole;
+	void (*ended)(struct wh_piece *part, int error, const char *why);
 	_Atomic bool done;
 	_Atomic int32_t failed; /* the errno of its first failure; for the counters, which clear it */
 };

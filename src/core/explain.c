@@ -168,6 +168,17 @@ static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, ch
 		wh_transport(id)->story(peer, peer->transport[id], batch, out, size);
 }
 
+static bool tell_memory(struct wh_batch *batch, unsigned id, char *line, size_t size)
+{
+	struct wh_peer *peer = batch->peer;
+	bool used;
+
+	pthread_mutex_lock(&batch->text_lock);
+	used = batch->share[id].bytes && peer->opened[id];
+	pthread_mutex_unlock(&batch->text_lock);
+	return used && wh_transport(id)->tell(peer, peer->transport[id], batch, line, size);
+}
+
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
@@ -205,7 +216,10 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 			snprintf(text + at, length - at, "%s", story);
 		at += strlen(story);
 	}
-	if (tell_window(batch, line, sizeof(line))) {
+	for (unsigned id = 0; id <= WH_TRANSPORT_COUNT; id++) {
+		if (id == WH_TRANSPORT_COUNT ? !tell_window(batch, line, sizeof(line)) :
+					       !tell_memory(batch, id, line, sizeof(line)))
+			continue;
 		if (at < length)
 			snprintf(text + at, length - at, "%s\n", line);
 		at += strlen(line) + 1;

@@ -478,6 +478,7 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 		return confirm_abort(peer, payload, frame->length);
 	case WH_FRAME_RDMA_CONNECTED:
 	case WH_FRAME_RDMA_KEYED:
+	case WH_FRAME_RDMA_FLUSHED:
 		if (!peer->opened[WH_TRANSPORT_RDMA])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)

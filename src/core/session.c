@@ -46,6 +46,7 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 		return aborted(session, payload, frame->length);
 	case WH_FRAME_RDMA_CONNECT:
 	case WH_FRAME_RDMA_KEYS:
+	case WH_FRAME_RDMA_FLUSH:
 		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);

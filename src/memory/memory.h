@@ -110,6 +110,7 @@ struct wh_registration {
 	size_t segment_count;
 	uint32_t references; /* under engine.registrations_lock, as is `known` */
 	bool known;          /* in engine.registrations */
+	struct rdma_gpu *rdma; /* the transport rdma's, under its register_lock; NULL: none yet */
 };
 
 /* Look at a range and count a user. May block on the driver; not in callbacks of a stream. 0 or

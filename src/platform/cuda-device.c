@@ -30,6 +30,7 @@ static void read_attributes(struct wh_cuda *cuda, struct wh_cuda_device *device)
 		{ CUDA_DEVICE_UNIFIED_ADDRESSING, &device->unified_addressing },
 		{ CUDA_DEVICE_MANAGED_MEMORY, &device->managed },
 		{ CUDA_DEVICE_PAGEABLE_ACCESS, &device->pageable },
+		{ CUDA_DEVICE_PAGEABLE_HOST_TABLES, &device->coherent },
 		{ CUDA_DEVICE_CONCURRENT_MANAGED, &device->concurrent_managed },
 		{ CUDA_DEVICE_HOST_REGISTER, &device->host_register },
 		{ CUDA_DEVICE_VMM, &device->vmm },

@@ -56,7 +56,8 @@ struct wh_cuda_device {
 	bool fabric;
 	bool managed;
 	bool concurrent_managed; /* CPU and GPU may use managed memory at the same time */
-	bool pageable;           /* reads and writes ordinary host memory */
+	bool pageable;           /* reads and writes ordinary host memory, */
+	bool coherent;           /* by the host's own page tables: the CPU reaches it past PCIe */
 	bool host_register;
 	bool pools;
 	uint64_t peers; /* bit n: it can reach the memory of device n */

@@ -18,7 +18,12 @@ enum { IBV_QPT_RC = 2 };
 enum { IBV_QPS_INIT = 1, IBV_QPS_RTR = 2, IBV_QPS_RTS = 3 };
 enum { IBV_WR_RDMA_WRITE = 0, IBV_WR_RDMA_READ = 4 };
 enum { IBV_SEND_SIGNALED = 1 << 1, IBV_SEND_INLINE = 1 << 3 };
-enum { IBV_ACCESS_LOCAL_WRITE = 1, IBV_ACCESS_REMOTE_WRITE = 2, IBV_ACCESS_REMOTE_READ = 4 };
+enum {
+	IBV_ACCESS_LOCAL_WRITE = 1,
+	IBV_ACCESS_REMOTE_WRITE = 2,
+	IBV_ACCESS_REMOTE_READ = 4,
+	IBV_ACCESS_RELAXED_ORDERING = 1 << 20, /* optional: may be dropped by who does not know it */
+};
 
 enum {
 	IBV_WC_SUCCESS = 0,

@@ -30,6 +30,8 @@ static const struct function {
 	{ "ibv_alloc_pd", AT(alloc_pd), false },
 	{ "ibv_dealloc_pd", AT(dealloc_pd), false },
 	{ "ibv_reg_mr", AT(reg_mr), false },
+	{ "ibv_reg_mr_iova2", AT(reg_mr_iova2), true },
+	{ "ibv_reg_dmabuf_mr", AT(reg_dmabuf_mr), true },
 	{ "ibv_dereg_mr", AT(dereg_mr), false },
 	{ "ibv_create_comp_channel", AT(create_comp_channel), false },
 	{ "ibv_destroy_comp_channel", AT(destroy_comp_channel), false },
@@ -115,6 +117,30 @@ int wh_verbs_gid(const struct wh_verbs *verbs, struct ibv_context *context, cons
 		return -ENOENT;
 	*out = entry;
 	return 0;
+}
+
+struct ibv_mr *wh_verbs_register(const struct wh_verbs *verbs, struct ibv_pd *pd, void *address,
+				 size_t length, int access)
+{
+	if (access & IBV_ACCESS_RELAXED_ORDERING && verbs->reg_mr_iova2)
+		return verbs->reg_mr_iova2(pd, address, length, (uintptr_t)address, (unsigned int)access);
+	return verbs->reg_mr(pd, address, length, access & ~IBV_ACCESS_RELAXED_ORDERING);
+}
+
+int wh_verbs_dma_buf(const struct wh_verbs *verbs, struct ibv_pd *pd)
+{
+	struct ibv_mr *mr;
+
+	if (!verbs->reg_dmabuf_mr)
+		return ENOSYS;
+	/* No descriptor: a driver that has the call gets so far as to look at it. */
+	errno = 0;
+	mr = verbs->reg_dmabuf_mr(pd, 0, 4096, 0, -1, IBV_ACCESS_LOCAL_WRITE);
+	if (mr) {
+		verbs->dereg_mr(mr);
+		return EIO;
+	}
+	return errno == EBADF ? 0 : errno ? errno : EIO;
 }
 
 const char *wh_verbs_status(int status)

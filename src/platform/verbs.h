@@ -34,6 +34,14 @@ struct wh_verbs {
 	struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
 	int (*dealloc_pd)(struct ibv_pd *pd);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *address, size_t length, int access);
+	/* Since rdma-core 27, or NULL: drops the optional rights that the kernel does not know, which
+	 * reg_mr has refused. */
+	struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
+				       unsigned int access);
+	/* Since rdma-core 34, or NULL. `iova`: how keys name the first byte; equal to `offset` within a
+	 * page. */
+	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
+					int fd, int access);
 	int (*dereg_mr)(struct ibv_mr *mr);
 	struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
 	int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
@@ -58,6 +66,14 @@ void wh_verbs_close(struct wh_verbs *verbs);
 /* Entry `index` of a port's table of GIDs. 0, or -ENOENT: it is empty, or there is no such one. */
 int wh_verbs_gid(const struct wh_verbs *verbs, struct ibv_context *context, const char *device,
 		 uint8_t port, unsigned index, struct ibv_gid_entry *out);
+
+/* Register host memory, or what a kernel module makes of an address. With IBV_ACCESS_RELAXED_ORDERING where
+ * the library and the kernel know it. NULL: errno. */
+struct ibv_mr *wh_verbs_register(const struct wh_verbs *verbs, struct ibv_pd *pd, void *address,
+				 size_t length, int access);
+
+/* Can the device take dma-bufs? 0: yes; else an errno. */
+int wh_verbs_dma_buf(const struct wh_verbs *verbs, struct ibv_pd *pd);
 
 /* "retry counter exceeded": what a completion's status means. */
 const char *wh_verbs_status(int status);

@@ -49,6 +49,11 @@ bool rdma_hopeless(const struct rdma_peer *rdma)
 	return true;
 }
 
+bool rdma_lost(const struct rdma_peer *rdma)
+{
+	return rdma->line_count && rdma->lines[0]->state == RDMA_LOST;
+}
+
 /* What lines can carry has changed: sort, go on, and tell those who wait. With the lock, which is let go. */
 static void changed(struct rdma_peer *rdma, struct wh_list *done)
 {

@@ -41,10 +41,8 @@ static uint64_t least(uint64_t a, uint64_t b)
 }
 
 /* Put a run of ours behind what the request has. False: it does not fit. */
-static bool gather(struct ibv_send_wr *request, uint32_t most, const struct rdma_memory *memory,
-		   uint64_t into, const struct wh_run *run)
+static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key, const struct wh_run *run)
 {
-	uint32_t key = memory->mrs[into / memory->chunk]->lkey;
 	uint64_t address = (uint64_t)(uintptr_t)run->local;
 	struct ibv_sge *last = request->sg_list + request->num_sge - 1;
 
@@ -60,10 +58,10 @@ static bool gather(struct ibv_send_wr *request, uint32_t most, const struct rdma
 }
 
 /* Fill a request with up to `most` bytes from *at on, which lie in one run in the peer's region. How many
- * there are; *at is moved on. */
+ * there are; *at is moved on. *by_cpu: the CPU can read all of them. */
 static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor *at,
 		     uint64_t most, uint64_t first_offset, uint64_t first_remote,
-		     struct ibv_send_wr *request)
+		     struct ibv_send_wr *request, bool *by_cpu)
 {
 	uint64_t length = 0, remote;
 
@@ -71,8 +69,9 @@ static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
 		struct wh_cursor next = *at;
 		const struct rdma_memory *memory;
 		const struct wh_region *local;
+		const struct rdma_stretch *stretch;
 		struct wh_run run;
-		uint64_t into, chunk;
+		uint64_t into;
 
 		if (!wh_piece_next(piece, &next, most - length, &run) || run.remote != first_remote ||
 		    run.offset != first_offset + length)
@@ -82,13 +81,14 @@ static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
 		if (!memory)
 			break;
 		into = (uint64_t)(run.local - (char *)(uintptr_t)local->place.address);
-		chunk = memory->chunk - into % memory->chunk;
-		if (run.length > chunk) {
+		stretch = rdma_stretch_at(memory->mrs->stretches, memory->mrs->count, into);
+		if (run.length > stretch->end - into) {
 			next = *at;
-			wh_piece_next(piece, &next, chunk, &run);
+			wh_piece_next(piece, &next, stretch->end - into, &run);
 		}
-		if (!gather(request, line->here.nic->gather, memory, into, &run))
+		if (!gather(request, line->here.nic->gather, stretch->key, &run))
 			break;
+		*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
 		length += run.length;
 		*at = next;
 	}
@@ -103,10 +103,12 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	struct ibv_send_wr *request = &chain->requests[chain->count];
 	struct rdma_work *work = &line->ring->works[line->ring->head % RDMA_DEPTH];
 	struct rdma_peer *rdma = line->peer;
+	const struct rdma_stretch *theirs;
 	const struct rdma_keys *keys;
 	struct wh_cursor start = *at;
 	struct wh_place *place;
 	struct wh_run run = { 0 };
+	bool by_cpu = true;
 	uint64_t length;
 
 	wh_piece_next(piece, at, most, &run);
@@ -117,17 +119,19 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 		return run.length;
 	}
 	keys = rdma_keys_of(wh_container(place, struct wh_remote_region, place), line->nic);
-	most = least(most, keys->chunk - run.offset % keys->chunk);
+	theirs = rdma_stretch_at(keys->stretches, keys->count, run.offset);
+	most = least(most, theirs->end - run.offset);
 	*request = (struct ibv_send_wr){
 		.wr_id = line->ring->head,
 		.sg_list = chain->segments[chain->count],
 		.opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
 	};
 	*at = start;
-	length = fill(line, piece, at, most, run.offset, run.remote, request);
+	length = fill(line, piece, at, most, run.offset, run.remote, request, &by_cpu);
 	request->wr.rdma.remote_addr = place->address + run.offset;
-	request->wr.rdma.rkey = keys->keys[run.offset / keys->chunk];
-	if (piece->op == WH_WRITE && length <= line->inlined)
+	request->wr.rdma.rkey = theirs->key;
+	/* What is put into the request itself is read by the CPU. */
+	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
 		request->send_flags |= IBV_SEND_INLINE;
 	*work = (struct rdma_work){ piece, place, start, length };
 	piece->flying++;
@@ -253,7 +257,8 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 	wh_place_leave(work->place);
 	line->ahead -= work->length;
 	line->marked += work->length;
-	atomic_fetch_add_explicit(&piece->batch->railed[line->index], work->length, memory_order_relaxed);
+	atomic_fetch_add_explicit(&rdma_batch_of(piece)->railed[line->index], work->length,
+				  memory_order_relaxed);
 	if (!--piece->flying && !piece->rails)
 		rdma->version++; /* it has waited for this, to go elsewhere */
 	rdma_ended(rdma, piece, work->length, done);
@@ -338,7 +343,7 @@ void rdma_pieces_done(struct wh_list *done)
 	struct wh_list *link;
 
 	while ((link = wh_list_take(done)))
-		wh_piece_done(wh_container(link, struct wh_piece, link));
+		rdma_piece_moved(wh_container(link, struct wh_piece, link));
 }
 
 void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)

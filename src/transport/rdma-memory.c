@@ -11,16 +11,56 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory/memory.h"
 #include "transport/rdma.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 
-#define JOBS_MOST 4096u
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
+
+/* ---- memory regions of a NIC ------------------------------------------------------------------- */
+
+void rdma_mrs_clear(struct rdma_mrs *mrs)
+{
+	while (mrs->count)
+		mrs->nic->rdma->verbs->dereg_mr(mrs->stretches[--mrs->count].mr);
+}
+
+int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
+{
+	uint32_t room = mrs->room ? 2 * mrs->room : 1;
+	int error = mr ? 0 : errno ? errno : EIO;
+	struct rdma_stretch *grown;
+
+	if (mr && mrs->count == WH_RDMA_KEYS_MAX) {
+		error = EFBIG;
+	} else if (mr && mrs->count == mrs->room) {
+		grown = realloc(mrs->stretches, room * sizeof(*grown));
+		if (grown) {
+			mrs->stretches = grown;
+			mrs->room = room;
+		} else {
+			error = ENOMEM;
+		}
+	}
+	if (error) {
+		if (mr)
+			mrs->nic->rdma->verbs->dereg_mr(mr);
+		rdma_mrs_clear(mrs);
+		return error;
+	}
+	mrs->stretches[mrs->count] = (struct rdma_stretch){
+		.end = (mrs->count ? mrs->stretches[mrs->count - 1].end : 0) + length,
+		.key = mr->lkey,
+		.mr = mr,
+	};
+	mrs->count++;
+	return 0;
+}
 
 /* ---- registering ------------------------------------------------------------------------------- */
 
-struct rdma_memory *rdma_registered(const struct wh_region *region, const struct rdma_nic *nic)
+struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic)
 {
 	struct rdma_memory *memory = atomic_load_explicit(&region->rdma, memory_order_acquire);
 
@@ -29,13 +69,11 @@ struct rdma_memory *rdma_registered(const struct wh_region *region, const struct
 	return memory;
 }
 
-static void release(struct rdma_memory *memory)
+struct rdma_memory *rdma_registered(const struct wh_region *region, const struct rdma_nic *nic)
 {
-	const struct wh_verbs *verbs = memory->nic->rdma->verbs;
+	struct rdma_memory *memory = rdma_memory_of(region, nic);
 
-	while (memory->count)
-		verbs->dereg_mr(memory->mrs[--memory->count]);
-	free(memory);
+	return memory && memory->mrs ? memory : NULL;
 }
 
 static int refuse(const struct rdma_nic *nic, const struct wh_region *region, int error,
@@ -52,7 +90,7 @@ static int refuse(const struct rdma_nic *nic, const struct wh_region *region, in
 	return -error;
 }
 
-static int rights_of(const struct wh_region *region)
+static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
 {
 	int rights = IBV_ACCESS_LOCAL_WRITE;
 
@@ -60,58 +98,79 @@ static int rights_of(const struct wh_region *region)
 		rights |= IBV_ACCESS_REMOTE_READ;
 	if (region->place.access & WH_ACCESS_WRITE)
 		rights |= IBV_ACCESS_REMOTE_WRITE;
+	/* Nobody looks at what has been received before its completion, or what follows it over the
+	 * network, which NICs write in order. */
+	if (nic->rdma->engine->config.number[WH_KNOB_RDMA_RELAXED])
+		rights |= IBV_ACCESS_RELAXED_ORDERING;
 	return rights;
 }
 
 /* Register all chunks. 0 or an errno. */
-static int fill(struct rdma_memory *memory, const struct wh_region *region, uint32_t count, int rights)
+static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights)
 {
-	const struct rdma_nic *nic = memory->nic;
-	uint64_t left = region->place.length;
+	const struct rdma_nic *nic = mrs->nic;
+	uint64_t left = region->place.length, length;
 	char *at = (char *)(uintptr_t)region->place.address;
+	int error = 0;
+
+	for (; left && !error; at += length, left -= length) {
+		length = left < nic->chunk ? left : nic->chunk;
+		errno = 0;
+		error = rdma_mrs_add(mrs, wh_verbs_register(nic->rdma->verbs, nic->pd, at, length, rights),
+				     length);
+	}
+	return error;
+}
+
+static int register_host(struct rdma_memory *memory, const struct wh_region *region, int rights)
+{
+	struct rdma_mrs *mrs = calloc(1, sizeof(*mrs));
 	int error;
 
-	for (; memory->count < count; at += memory->chunk, left -= memory->chunk) {
-		struct ibv_mr *mr = nic->rdma->verbs->reg_mr(
-			nic->pd, at, left < memory->chunk ? left : memory->chunk, rights);
-
-		error = errno;
-		if (mr) {
-			memory->mrs[memory->count++] = mr;
-			continue;
-		}
-		while (memory->count)
-			nic->rdma->verbs->dereg_mr(memory->mrs[--memory->count]);
-		return error ? error : EIO;
+	if (!mrs)
+		return ENOMEM;
+	mrs->nic = memory->nic;
+	mrs->users = 1;
+	mrs->rights = rights;
+	mrs->way = WH_RDMA_HOST;
+	error = fill(mrs, region, rights);
+	if (error && error != ENOMEM && !(rights & IBV_ACCESS_REMOTE_WRITE)) {
+		/* Memory that can only be read is good for that. */
+		memory->writable = false;
+		error = fill(mrs, region, rights & ~IBV_ACCESS_LOCAL_WRITE);
 	}
-	return 0;
+	if (!error) {
+		memory->mrs = mrs;
+		return 0;
+	}
+	free(mrs->stretches);
+	free(mrs);
+	return error;
 }
 
 /* Under rdma.register_lock. */
 static int register_now(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 			char why[WH_REFUSAL])
 {
-	uint64_t count = (region->place.length - 1) / nic->chunk + 1;
-	int rights = rights_of(region), error;
-	struct rdma_memory *memory;
+	struct rdma_memory *memory = calloc(1, sizeof(*memory));
+	int rights = rights_of(nic, region), error;
 
-	if (count > WH_RDMA_KEYS_MAX)
-		return refuse(nic, region, EFBIG, why);
-	memory = calloc(1, sizeof(*memory) + count * sizeof(memory->mrs[0]));
 	if (!memory)
 		return refuse(nic, region, ENOMEM, why);
 	memory->nic = nic;
-	memory->chunk = nic->chunk;
 	memory->writable = true;
-	error = fill(memory, region, (uint32_t)count, rights);
-	if (error && error != ENOMEM && !(rights & IBV_ACCESS_REMOTE_WRITE)) {
-		/* Memory that can only be read is good for that. */
-		memory->writable = false;
-		error = fill(memory, region, (uint32_t)count, rights & ~IBV_ACCESS_LOCAL_WRITE);
+	if (wh_kind_on_host(region->place.kind)) {
+		error = register_host(memory, region, rights);
+		if (error)
+			error = refuse(nic, region, error, why);
+	} else {
+		error = rdma_gpu_get(nic, region, rights, &memory->mrs, memory->why);
+		if (error)
+			memcpy(why, memory->why, WH_REFUSAL);
 	}
 	if (error) {
 		free(memory);
-		return refuse(nic, region, error, why);
+		return error;
 	}
 	memory->distance = rdma_distance(nic, region); /* its pages are there now */
 	memory->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
@@ -123,12 +182,19 @@ static int register_now(struct rdma_nic *nic, struct wh_region *region, struct r
 int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 		  char why[WH_REFUSAL])
 {
-	struct rdma_memory *memory = rdma_registered(region, nic);
+	struct rdma_memory *memory = rdma_memory_of(region, nic);
 	int error = 0;
 
+	/* What it was registered as may have been freed, and be somebody else's by now. */
+	if (!wh_kind_on_host(region->place.kind))
+		error = wh_registration_check(region->registration);
+	if (error) {
+		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
+		return error;
+	}
 	if (!memory) {
 		pthread_mutex_lock(&nic->rdma->register_lock);
-		memory = rdma_registered(region, nic);
+		memory = rdma_memory_of(region, nic);
 		if (!memory)
 			error = register_now(nic, region, &memory, why);
 		pthread_mutex_unlock(&nic->rdma->register_lock);
@@ -142,13 +208,24 @@ int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_me
 void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
 	struct rdma_memory *memory = atomic_exchange(&region->rdma, NULL), *next;
+	struct rdma *rdma = state;
 
 	(void)engine;
-	(void)state;
-	for (; memory; memory = next) {
-		next = memory->next;
-		release(memory);
+	if (memory)
+		pthread_mutex_lock(&rdma->register_lock);
+	for (struct rdma_memory *at = memory; at; at = next) {
+		next = at->next;
+		if (at->mrs && at->mrs->way != WH_RDMA_HOST) {
+			rdma_gpu_put(region->registration, at->mrs);
+		} else if (at->mrs) {
+			rdma_mrs_clear(at->mrs);
+			free(at->mrs->stretches);
+			free(at->mrs);
+		}
+		free(at);
 	}
+	if (memory)
+		pthread_mutex_unlock(&rdma->register_lock);
 }
 
 /* ---- keys of a peer's regions -------------------------------------------------------------------- */
@@ -179,7 +256,8 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
  * stands before them. */
 static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
 {
-	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->keys[0]));
+	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->stretches[0]));
+	uint64_t end = 0;
 
 	if (!keys)
 		return -ENOMEM;
@@ -187,13 +265,28 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	keys->error = keyed->error;
 	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
 	keys->until = wh_now() + ASK_AGAIN;
-	keys->chunk = keyed->chunk;
+	keys->way = keyed->way;
+	keys->flush = keyed->flush;
 	keys->count = keyed->count;
-	for (uint32_t i = 0; i < keyed->count; i++)
-		keys->keys[i] = wh_get32(keyed->keys + 4 * (size_t)i);
+	for (uint32_t i = 0; i < keyed->count; i++) {
+		const uint8_t *key = keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE;
+
+		end += wh_get64(key);
+		keys->stretches[i] = (struct rdma_stretch){ .end = end, .key = wh_get32(key + 8) };
+	}
 	keys->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, keys, memory_order_release);
 	return 0;
+}
+
+/* How many bytes the keys are for. */
+static uint64_t length_of(const struct wh_rdma_keyed *keyed)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < keyed->count; i++)
+		sum += wh_get64(keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE);
+	return sum;
 }
 
 int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
@@ -206,7 +299,7 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	if (!place)
 		return 0; /* it has gone meanwhile */
 	known = rdma_keys_of(region, keyed->nic);
-	if (!keyed->error && (place->length - 1) / keyed->chunk + 1 != keyed->count)
+	if (!keyed->error && length_of(keyed) != place->length)
 		error = -EPROTO;
 	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
 		error = keep(region, keyed);
@@ -214,162 +307,3 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	return error;
 }
 
-/* ---- the worker ---------------------------------------------------------------------------------- */
-
-/* One region to be registered for a peer. Pinning takes too long for loop 0, where the answer is sent. */
-struct rdma_job {
-	struct wh_list link;
-	struct wh_task answer;
-	struct rdma *rdma;
-	uint64_t session, id;
-	char peer[WH_NAME_MAX]; /* the session's */
-	uint32_t nic;
-	struct wh_rdma_keyed keyed;
-	uint32_t *keys; /* keyed.count of them */
-};
-
-static void job_free(struct rdma_job *job)
-{
-	free(job->keys);
-	free(job);
-}
-
-/* On loop 0. */
-static void answer(struct wh_task *task)
-{
-	struct rdma_job *job = wh_container(task, struct rdma_job, answer);
-	struct wh_session *session = wh_session_find(job->rdma->engine, job->session);
-	size_t room = WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + 4 * (size_t)job->keyed.count, length;
-	uint8_t *bytes = session ? malloc(room) : NULL;
-
-	if (bytes) {
-		length = wh_rdma_keyed_encode(bytes, &job->keyed);
-		for (uint32_t i = 0; i < job->keyed.count; i++, length += 4)
-			wh_put32(bytes + length, job->keys[i]);
-		wh_control_send(&session->control, WH_FRAME_RDMA_KEYED, 0, bytes, length);
-	}
-	free(bytes);
-	pthread_mutex_lock(&job->rdma->jobs_lock);
-	job->rdma->job_count--;
-	pthread_mutex_unlock(&job->rdma->jobs_lock);
-	job_free(job);
-}
-
-static int look_up(struct rdma_job *job, char why[WH_REFUSAL])
-{
-	struct wh_place *place = wh_place_enter(&job->rdma->engine->regions, job->id);
-	struct wh_region *region = wh_container(place, struct wh_region, place);
-	struct rdma_memory *memory = NULL;
-	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
-	int error = 0;
-
-	if (!place || (access & WH_ACCESS_NONE)) {
-		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
-			 (unsigned long long)job->id);
-		error = -ESTALE;
-	} else if (!wh_kind_on_host(place->kind)) {
-		snprintf(why, WH_REFUSAL, "a GPU's memory is not registered with NICs");
-		error = -EOPNOTSUPP;
-	} else if (access != place->access) {
-		/* There is one key for all. */
-		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
-		error = -EOPNOTSUPP;
-	} else {
-		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
-	}
-	if (!error) {
-		job->keys = calloc(memory->count, sizeof(job->keys[0]));
-		error = job->keys ? 0 : -ENOMEM;
-		if (error)
-			snprintf(why, WH_REFUSAL, "no memory");
-	}
-	for (uint32_t i = 0; !error && i < memory->count; i++)
-		job->keys[i] = memory->mrs[i]->rkey;
-	if (!error) {
-		job->keyed.chunk = memory->chunk;
-		job->keyed.count = memory->count;
-	}
-	if (place)
-		wh_place_leave(place);
-	return error;
-}
-
-static void *work(void *argument)
-{
-	struct rdma *rdma = argument;
-	struct rdma_job *job;
-
-	pthread_mutex_lock(&rdma->jobs_lock);
-	while (!rdma->stop) {
-		char why[WH_REFUSAL] = "";
-
-		if (wh_list_empty(&rdma->jobs)) {
-			pthread_cond_wait(&rdma->jobs_come, &rdma->jobs_lock);
-			continue;
-		}
-		job = wh_container(wh_list_take(&rdma->jobs), struct rdma_job, link);
-		pthread_mutex_unlock(&rdma->jobs_lock);
-		job->keyed.id = job->id;
-		job->keyed.nic = job->nic;
-		job->keyed.error = look_up(job, why);
-		snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
-		wh_loop_post(&rdma->engine->loops[0], &job->answer);
-		pthread_mutex_lock(&rdma->jobs_lock);
-	}
-	pthread_mutex_unlock(&rdma->jobs_lock);
-	return NULL;
-}
-
-int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id)
-{
-	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct rdma_job *job;
-	bool full;
-
-	if (nic >= rdma->nic_count)
-		return -EPROTO;
-	job = calloc(1, sizeof(*job));
-	if (!job)
-		return -ENOMEM;
-	job->rdma = rdma;
-	job->answer.run = answer;
-	job->session = session->id;
-	memcpy(job->peer, session->hello.name, sizeof(job->peer));
-	job->id = id;
-	job->nic = nic;
-	pthread_mutex_lock(&rdma->jobs_lock);
-	full = rdma->job_count++ >= JOBS_MOST;
-	if (!full && !rdma->working)
-		rdma->working = !pthread_create(&rdma->worker, NULL, work, rdma);
-	full = full || !rdma->working;
-	if (!full) {
-		wh_list_append(&rdma->jobs, &job->link);
-		pthread_cond_signal(&rdma->jobs_come);
-	}
-	pthread_mutex_unlock(&rdma->jobs_lock);
-	if (full) {
-		job->keyed = (struct wh_rdma_keyed){ .id = id, .nic = nic, .error = -EBUSY,
-						     .text = "too many regions are being registered" };
-		answer(&job->answer);
-	}
-	return 0;
-}
-
-static void flushed(void *argument)
-{
-	(void)argument;
-}
-
-void rdma_worker_stop(struct rdma *rdma)
-{
-	pthread_mutex_lock(&rdma->jobs_lock);
-	rdma->stop = true;
-	pthread_cond_signal(&rdma->jobs_come);
-	pthread_mutex_unlock(&rdma->jobs_lock);
-	if (rdma->working)
-		pthread_join(rdma->worker, NULL);
-	/* Answers that have been handed to loop 0 are before this. */
-	wh_loop_call(&rdma->engine->loops[0], flushed, NULL);
-	while (!wh_list_empty(&rdma->jobs))
-		job_free(wh_container(wh_list_take(&rdma->jobs), struct rdma_job, link));
-}

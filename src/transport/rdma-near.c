@@ -31,7 +31,8 @@ void rdma_near_close(struct rdma *rdma)
 static bool end_of(const struct rdma *rdma, const struct wh_region *region, struct wh_end *out)
 {
 	const struct wh_topology *topology = rdma->topology;
-	const struct wh_cuda_device *device = region->registration->device;
+	const struct wh_cuda_device *device =
+		region->registration ? region->registration->device : NULL; /* NULL: a slot */
 	int node;
 
 	if (device) {

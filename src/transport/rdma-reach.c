@@ -9,6 +9,7 @@
 
 #include "memory/memory.h"
 #include "transport/rdma.h"
+#include "transport/staging.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 
@@ -69,7 +70,7 @@ static void register_all(struct rdma_peer *rdma, struct wh_region *local, char w
 		struct rdma_memory *memory;
 		struct rdma_nic *nic = rdma->lines[i]->rail->nic;
 
-		if (!(ready & 1u << i) || rdma_registered(local, nic))
+		if (!(ready & 1u << i) || rdma_memory_of(local, nic))
 			continue;
 		pthread_mutex_unlock(&rdma->lock);
 		rdma_register(nic, local, &memory, why);
@@ -165,7 +166,7 @@ static bool reached(const struct rdma_peer *rdma, const struct wh_region *local,
 	uint32_t ready = rdma_ready(rdma);
 
 	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (ready & 1u << i && (!rdma_registered(local, rdma->lines[i]->here.nic) ||
+		if (ready & 1u << i && (!rdma_memory_of(local, rdma->lines[i]->here.nic) ||
 					known(remote, rdma->lines[i]->nic, why) == -EAGAIN))
 			return false;
 	return ready;
@@ -185,6 +186,19 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 	return !known_not;
 }
 
+/* Have slots for what no NIC of a line reaches. Under the lock. */
+static int prepare(struct rdma_peer *rdma, char why[WH_REFUSAL])
+{
+	int error;
+
+	pthread_mutex_unlock(&rdma->lock);
+	error = wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS);
+	if (error)
+		snprintf(why, WH_REFUSAL, "staging: %.180s", wh_error_text());
+	pthread_mutex_lock(&rdma->lock);
+	return error ? -ENOMEM : 0;
+}
+
 int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local, struct wh_place *place,
 	       uint32_t op, char why[WH_REFUSAL])
 {
@@ -194,10 +208,9 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 	int error = 0;
 
 	(void)peer;
-	if (!wh_kind_on_host(local->place.kind) || !wh_kind_on_host(place->kind)) {
-		snprintf(why, WH_REFUSAL, "the memory of a GPU is not registered with NICs: neither "
-					  "dma-buf nor staging is there yet");
-		return -EOPNOTSUPP;
+	if (!wh_kind_on_host(local->place.kind) && wh_registration_check(local->registration)) {
+		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
+		return -ESTALE;
 	}
 	pthread_mutex_lock(&rdma->lock);
 	if (!reached(rdma, local, remote, why))
@@ -205,6 +218,8 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 	/* One line is enough; what the others refuse is not worth telling then. */
 	if (error != -ESTALE && rdma_carriers(rdma, local, remote, op, &near))
 		error = 0;
+	else if (error != -ESTALE && rdma_stagers(rdma, local, remote))
+		error = prepare(rdma, why);
 	else if (!error && op == WH_READ && !can_be_written(rdma, local)) {
 		snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
 			 (unsigned long long)wh_place_id(&local->place));

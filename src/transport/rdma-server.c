@@ -115,10 +115,12 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 {
 	if (frame->type == WH_FRAME_RDMA_CONNECT)
 		return connect_frame(session, payload, frame->length);
-	/* Whoever asks for keys has a queue pair, or had one. */
+	/* Whoever asks for keys, or to flush, has a queue pair, or had one. */
+	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
 	if (frame->length != WH_RDMA_KEYS_SIZE || !atomic_load(&session->keyed))
 		return -EPROTO;
-	return rdma_serve_keys(session, wh_get32(payload), wh_get64(payload + 4));
+	return (frame->type == WH_FRAME_RDMA_KEYS ? rdma_serve_keys : rdma_serve_flush)(
+		session, wh_get32(payload), wh_get64(payload + 4));
 }
 
 void rdma_session_abort(struct wh_session *session, uint32_t number)

@@ -57,9 +57,28 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 	return able;
 }
 
-/* The lines that can move all of a piece, the near ones if there are such. A region that has gone is told
- * when its bytes are due. */
-static uint32_t rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece)
+uint32_t rdma_stagers(const struct rdma_peer *rdma, const struct wh_region *local,
+		      const struct wh_remote_region *remote)
+{
+	uint32_t able = 0;
+
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_memory *memory;
+		const struct rdma_keys *keys;
+
+		if (line->state != RDMA_READY)
+			continue;
+		memory = rdma_memory_of(local, line->here.nic);
+		keys = rdma_keys_of(remote, line->nic);
+		if (memory && !memory->mrs && keys && !keys->error)
+			able |= 1u << i;
+	}
+	return able;
+}
+
+/* A region that has gone is told when its bytes are due. */
+uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece)
 {
 	uint32_t able = rdma_ready(rdma), near = able, near_this;
 	const struct wh_region *local, *local_before = NULL;
@@ -92,10 +111,10 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 	rdma->unwatched += !rdma_watched(piece);
 	rdma->queued += piece->bytes;
 	piece->flying = 0;
-	piece->rails = rails_of(rdma, piece);
+	piece->rails = rdma_rails_of(rdma, piece);
 	if (!piece->rails) /* is it to wait, or to go? */
 		rdma->version++;
-	atomic_store_explicit(&piece->batch->rails_used, 1, memory_order_relaxed);
+	atomic_store_explicit(&rdma_batch_of(piece)->rails_used, 1, memory_order_relaxed);
 }
 
 void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
@@ -119,7 +138,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 
 			next = link->next;
 			/* One that the owner's NIC refused is marked; it does not try again. */
-			piece->rails = piece->owner ? 0 : rails_of(rdma, piece);
+			piece->rails = piece->owner ? 0 : rdma_rails_of(rdma, piece);
 			if (piece->rails || piece->flying || (pending && !piece->owner))
 				continue;
 			rdma_take_out(rdma, piece);
@@ -165,7 +184,7 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done)
 
 		if (!piece)
 			continue;
-		atomic_fetch_or(&piece->batch->rails_broken, 1u << line->index);
+		atomic_fetch_or(&rdma_batch_of(piece)->rails_broken, 1u << line->index);
 		piece->flying--;
 		if (!atomic_load(&piece->cancelled)) {
 			rdma->queued += work->length;

@@ -7,13 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "transport/lane.h"
 #include "util/clock.h"
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
-static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
 {
-	struct rdma_peer *rdma = state;
 	struct wh_list done, away;
 	char why[WH_REFUSAL] = "";
 	bool takes = true;
@@ -36,7 +36,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	rdma_pieces_away(rdma, &away);
 	if (takes)
 		return;
-	if (wh_peer_check(peer)) {
+	if (wh_peer_check(rdma->peer)) {
 		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
 		wh_piece_done(piece);
 	} else {
@@ -44,10 +44,46 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	}
 }
 
+/* Is the memory of ours still what NICs know it as? A plan may be older than that. */
+static int check_memory(const struct wh_piece *piece)
+{
+	const struct wh_region *local, *before = NULL;
+	int error = 0;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count && !error; i++, before = local) {
+		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+		if (local != before && !wh_kind_on_host(local->place.kind))
+			error = wh_registration_check(local->registration);
+	}
+	return error;
+}
+
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct rdma_peer *rdma = state;
+	int error = check_memory(piece);
+	bool staged;
+
+	(void)peer;
+	if (error) {
+		wh_piece_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
+		wh_piece_done(piece);
+		return;
+	}
+	pthread_mutex_lock(&rdma->lock);
+	staged = rdma_stage_wanted(rdma, piece);
+	pthread_mutex_unlock(&rdma->lock);
+	if (staged)
+		rdma_stage(rdma, piece);
+	else
+		rdma_submit(rdma, piece);
+}
+
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
 	int64_t start = wh_now(), now;
+	bool stages = false;
 
 	(void)peer;
 	do {
@@ -56,41 +92,50 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		wh_list_init(&done);
 		wh_list_init(&away);
 		if (!pthread_mutex_trylock(&rdma->lock)) {
+			stages = !wh_list_empty(&rdma->stages);
 			rdma_progress(rdma, &done, &away);
 			pthread_mutex_unlock(&rdma->lock);
 			rdma_pieces_done(&done);
 			rdma_pieces_away(rdma, &away);
 		}
+		if (stages)
+			wh_gpus_poll(rdma->rdma->engine->gpus);
 		now = wh_now();
 	} while (wh_batch_running(batch) && now < deadline && now - start < RDMA_SPIN);
+}
+
+void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done)
+{
+	uint64_t rest = piece->cursor.left + rdma_forget(rdma, piece);
+
+	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way may be in
+	 * the list of somebody who is about to say that it has ended. */
+	if (!rest || !piece->link.next)
+		return;
+	rdma->queued -= rest;
+	wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	piece->cursor.left = 0;
+	if (atomic_fetch_sub(&piece->left, rest) == rest) {
+		rdma_take_out(rdma, piece);
+		wh_list_append(done, &piece->link);
+	} else {
+		wh_list_remove(&piece->link);
+		wh_list_append(&rdma->sent, &piece->link);
+	}
 }
 
 static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct rdma_peer *rdma = state;
-	bool done = false;
-	uint64_t rest;
+	struct wh_list done;
 
 	(void)peer;
+	wh_list_init(&done);
 	pthread_mutex_lock(&rdma->lock);
-	rest = piece->cursor.left + rdma_forget(rdma, piece);
-	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way may be in
-	 * the list of somebody who is about to say that it has ended. */
-	if (rest && piece->link.next) {
-		rdma->queued -= rest;
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		piece->cursor.left = 0;
-		done = atomic_fetch_sub(&piece->left, rest) == rest;
-		if (done) {
-			rdma_take_out(rdma, piece);
-		} else {
-			wh_list_remove(&piece->link);
-			wh_list_append(&rdma->sent, &piece->link);
-		}
-	}
+	if (!rdma_stage_cancel(rdma, piece, &done))
+		rdma_cancel(rdma, piece, &done);
 	pthread_mutex_unlock(&rdma->lock);
-	if (done)
-		wh_piece_done(piece);
+	rdma_pieces_done(&done);
 }
 
 static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
@@ -98,7 +143,7 @@ static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
 	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head; i++) {
 		const struct wh_piece *piece = line->ring->works[i % RDMA_DEPTH].piece;
 
-		if (piece && piece->batch == batch)
+		if (piece && rdma_batch_of(piece) == batch)
 			return true;
 	}
 	return false;
@@ -110,6 +155,7 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 
 	(void)peer;
 	(void)deadline;
+	rdma_flushes_end(rdma, batch, -ECANCELED, "cancelled");
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count; i++)
 		if (carries(rdma->lines[i], batch))
@@ -127,8 +173,10 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	const struct rdma_line *line = NULL;
 	struct rdma_peer *rdma = state;
 	unsigned rails = 0;
+	char memory[32];
 
 	(void)peer;
+	rdma_tell_ways(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count; i++)
 		if (atomic_load(&batch->railed[i]) || (!line && rdma->lines[i]->way[0])) {
@@ -136,9 +184,9 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 			line = rdma->lines[i];
 		}
 	if (rails > 1)
-		snprintf(out, size, "%u rails, %s", rails, layers[line->mine.gid_type]);
+		snprintf(out, size, "%u rails, %s%s", rails, layers[line->mine.gid_type], memory);
 	else if (line)
-		snprintf(out, size, "%s, %s", line->way, layers[line->mine.gid_type]);
+		snprintf(out, size, "%s, %s%s", line->way, layers[line->mine.gid_type], memory);
 	else
 		*out = 0;
 	pthread_mutex_unlock(&rdma->lock);
@@ -213,6 +261,8 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->bulk);
 	wh_list_init(&rdma->sent);
 	wh_list_init(&rdma->again);
+	wh_list_init(&rdma->stages);
+	wh_list_init(&rdma->flushes);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		peer_free(rdma);
@@ -236,6 +286,7 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 {
 	(void)peer;
 	rdma_client_lost(state, error, text);
+	rdma_flushes_end(state, NULL, error, text);
 }
 
 static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
@@ -254,6 +305,7 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 		      const uint8_t *payload)
 {
 	struct wh_rdma_connected connected;
+	struct wh_rdma_flushed flushed;
 	struct rdma_peer *rdma = state;
 	struct wh_rdma_keyed keyed;
 	bool current = false;
@@ -263,8 +315,14 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 		return wh_rdma_connected_decode(payload, frame->length, &connected) ?
 			       -EPROTO :
 			       rdma_connected(rdma, &connected);
+	if (frame->type == WH_FRAME_RDMA_FLUSHED)
+		return wh_rdma_flushed_decode(payload, frame->length, &flushed) ?
+			       -EPROTO :
+			       rdma_flushed(rdma, &flushed);
 	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
 		return -EPROTO;
+	if (!keyed.error && keyed.flush) /* before anybody uses them */
+		atomic_store(&rdma->flushing, true);
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count; i++)
 		current |= rdma->lines[i]->way[0] && keyed.nic == rdma->lines[i]->nic;
@@ -308,7 +366,9 @@ static int engine_open(struct wh_engine *engine, void **state)
 	pthread_cond_init(&rdma->jobs_come, NULL);
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
-	error = rdma_rails_open(rdma);
+	error = rdma_ways_parse(rdma);
+	if (!error)
+		error = rdma_rails_open(rdma);
 	if (!error) {
 		error = wh_loop_start(&rdma->loop, "wherry/rdma",
 				      engine->config.number[WH_KNOB_SPIN] != 0);
@@ -327,6 +387,7 @@ static void engine_close(struct wh_engine *engine, void *state)
 {
 	(void)engine;
 	rdma_worker_stop(state);
+	rdma_slots_close(state);
 	state_free(state);
 }
 
@@ -349,6 +410,7 @@ const struct wh_transport wh_transport_rdma = {
 	.cut = cut,
 	.detail = detail,
 	.story = story,
+	.tell = rdma_tell,
 	.session_frame = rdma_session_frame,
 	.session_close = rdma_session_close,
 	.session_abort = rdma_session_abort,

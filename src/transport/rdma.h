@@ -8,6 +8,10 @@
  * rdma-near.c    which NIC is near to which memory
  * rdma-memory.c  registering regions with NICs, and the keys of a peer's
  * rdma-client.c  the initiator's queue pairs: connecting, breaking, trying again, giving back
+ * rdma-gpu.c     ways for NICs to a GPU's memory: dma-buf, peermem, and why not
+ * rdma-worker.c  the owner's thread that registers, and flushes, what peers ask for
+ * rdma-visible.c what NICs have written to a GPU's memory becomes visible to it
+ * rdma-stage.c   memory of ours that no NIC reaches, by way of pinned memory
  * rdma-share.c   which connection takes how much of what
  * rdma-flow.c    work requests out, completions in
  * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; the NIC does the rest
@@ -46,12 +50,14 @@
 #define RDMA_READS 16                /* reads that a NIC has under way */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* the most that one memory region of a NIC holds */
 #define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before what failed is tried again, at first */
+#define RDMA_SLOTS 32 /* WH_SLOTS of lane.h, whose names are not for all who include this */
 #define RDMA_SPIN (50 * 1000)        /* ns that a waiter polls before it sleeps */
 #define RDMA_PATIENCE (2 * INT64_C(1000000000)) /* ns that a submission waits to reach a peer or region */
 /* The numbers of queue pairs, which ABORT names, have this bit; those of tcp's connections do not. */
 #define RDMA_NUMBER 0x80000000u
 
 struct rdma;
+struct rdma_peer;
 
 /* ---- NICs and rails ----------------------------------------------------------------------------- */
 
@@ -65,6 +71,7 @@ struct rdma_nic {
 	uint32_t index;
 	uint64_t chunk; /* bytes of one memory region */
 	uint32_t gather; /* runs in one work request */
+	int dma_buf;    /* under register_lock: 1: it takes dma-bufs; 0: not asked yet; -errno */
 	char name[WH_VERBS_NAME];
 };
 
@@ -100,8 +107,14 @@ struct rdma {
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
 	pthread_mutex_t register_lock; /* held while memory is pinned */
+	uint8_t ways[4]; /* enum wh_rdma_way to a GPU's memory, best first */
+	unsigned way_count;
+	/* Under register_lock until one is counted: slots that staging has used, as regions. */
+	struct wh_region *slots[RDMA_SLOTS];
+	_Atomic unsigned slot_count;
+	_Atomic bool flushes; /* there is memory of ours that NICs write and that has to be flushed */
 
-	/* The owner's thread that registers what peers ask for; started with the first. */
+	/* The owner's thread that registers and flushes what peers ask for; started with the first. */
 	pthread_mutex_t jobs_lock; /* all below */
 	pthread_cond_t jobs_come;
 	struct wh_list jobs; /* struct rdma_job */
@@ -137,15 +150,49 @@ uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region
 
 /* ---- memory -------------------------------------------------------------------------------------- */
 
-/* A region of ours, registered with one NIC. */
+/* A stretch of a region that has one key. */
+struct rdma_stretch {
+	uint64_t end; /* where in the region the next one begins */
+	uint32_t key;
+	struct ibv_mr *mr; /* of ours; NULL: a peer's */
+};
+
+/* The one that this byte of the region is in. */
+static inline const struct rdma_stretch *rdma_stretch_at(const struct rdma_stretch *all, uint32_t count,
+							 uint64_t offset)
+{
+	uint32_t first = 0, last = count - 1;
+
+	while (first < last) {
+		uint32_t middle = first + (last - first) / 2;
+
+		if (all[middle].end > offset)
+			last = middle;
+		else
+			first = middle + 1;
+	}
+	return &all[first];
+}
+
+/* Memory as one NIC knows it: its own memory regions, one behind the other. */
+struct rdma_mrs {
+	struct rdma_mrs *next; /* of the same registration: a GPU's */
+	struct rdma_nic *nic;
+	unsigned users; /* regions; under register_lock */
+	int rights;
+	enum wh_rdma_way way;
+	uint32_t count, room;
+	struct rdma_stretch *stretches;
+};
+
+/* A region of ours, and one NIC. */
 struct rdma_memory {
 	struct rdma_memory *next;
 	struct rdma_nic *nic;
-	bool writable; /* for our own reads */
-	uint8_t distance; /* from the NIC */
-	uint64_t chunk;
-	uint32_t count;
-	struct ibv_mr *mrs[];
+	struct rdma_mrs *mrs; /* NULL: the NIC does not reach it, and its bytes are staged */
+	bool writable;        /* for our own reads */
+	uint8_t distance;     /* from the NIC */
+	char why[WH_REFUSAL]; /* the way is not a better one */
 };
 
 /* The keys of a region of a peer, for one of its NICs. */
@@ -153,17 +200,21 @@ struct rdma_keys {
 	struct rdma_keys *next;
 	uint32_t nic;
 	int error; /* negative: refused, */
-	char why[WH_REFUSAL];
-	int64_t until; /* and not asked again before */
-	uint64_t chunk;
+	char why[WH_REFUSAL]; /* or why the way is not a better one */
+	int64_t until; /* refused: not asked again before */
+	enum wh_rdma_way way;
+	bool flush; /* its GPU sees what NICs have written only after RDMA_FLUSH */
 	uint32_t count;
-	uint32_t keys[];
+	struct rdma_stretch stretches[];
 };
 
-/* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, or a negative errno with
- * the reason. May take long: its pages are pinned. */
+/* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, -ESTALE: its memory is
+ * gone, or another negative errno, with the reason. May take long: its pages are pinned. */
 int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 		  char why[WH_REFUSAL]);
+/* As the NIC knows it, or as it is staged; NULL: nobody has asked for that yet. */
+struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic);
+/* The same; NULL also if it is staged. */
 struct rdma_memory *rdma_registered(const struct wh_region *region, const struct rdma_nic *nic);
 void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region *region);
 struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t nic);
@@ -171,8 +222,58 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
 /* KEYED has come; on loop 0. */
 int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed);
 
+/* Add what has been registered (NULL: errno says why not) behind the rest, or take all of it back. 0 or a
+ * positive errno. */
+int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length);
+void rdma_mrs_clear(struct rdma_mrs *mrs);
+
+/* A GPU's memory, by the best way there is. 0, *mrs counted (NULL: it has to be staged) and the reasons
+ * why not by a better way; or a negative errno with the reasons. Under register_lock. */
+int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, struct rdma_mrs **mrs,
+		 char why[WH_REFUSAL]);
+void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs);
+/* Parse the knob `rdma_gpu`. 0 or -EINVAL. */
+int rdma_ways_parse(struct rdma *rdma);
+const char *rdma_way_name(enum wh_rdma_way way);
+
+/* ---- visibility ----------------------------------------------------------------------------------
+ * A NIC that has written to a GPU's memory may be done before the GPU would see it. Where CUDA says that
+ * it orders such writes nothing is needed; else they are flushed, by the side whose memory it is. */
+
+/* Can, and does, the GPU's memory have to be flushed? 0: not; 1: it has to; -EOPNOTSUPP: it would have to be
+ * and cannot. */
+int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *device);
+/* Flush what NICs have written to a region of ours. 0, or what the driver said, with a text. */
+int rdma_flush(const struct wh_region *region);
+/* All bytes of a piece have been moved: done, once they are visible. Without a lock. */
+void rdma_piece_moved(struct wh_piece *piece);
+/* FLUSHED has come; on loop 0. */
+int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed);
+/* Wait for no more answers: of any batch (NULL), for the peer is lost, or of one, which is cancelled. */
+void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int error, const char *text);
+
+/* For explain: how NICs reach the batch's GPU memory. */
+bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size);
+/* The same in a word: ", dmabuf", ", staged+dmabuf" (ours and theirs), or "". */
+void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out, size_t size);
+
+/* ---- staging ------------------------------------------------------------------------------------- */
+
+/* Does some of the piece's memory of ours have to be staged? Under rdma_peer.lock. */
+bool rdma_stage_wanted(const struct rdma_peer *rdma, const struct wh_piece *piece);
+/* Move it so. */
+void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have ended are
+ * put on `done`. False: it is none. */
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done);
+void rdma_slots_close(struct rdma *rdma);
+
+/* ---- the owner's worker -------------------------------------------------------------------------- */
+
 /* KEYS has come: register in the worker's time, and answer. On loop 0. */
 int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id);
+/* FLUSH has come; the same. */
+int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id);
 void rdma_worker_stop(struct rdma *rdma);
 
 /* ---- the initiator ------------------------------------------------------------------------------- */
@@ -249,6 +350,7 @@ struct rdma_peer {
 	struct rdma *rdma;
 	struct wh_peer *peer;
 	uint32_t numbers; /* loop 0 */
+	_Atomic bool flushing; /* some region of the peer has to be flushed */
 	uint32_t line_count;
 	struct rdma_line *lines[RDMA_LINES];
 
@@ -258,6 +360,9 @@ struct rdma_peer {
 	struct wh_list urgent, bulk; /* pieces of which something has not been posted */
 	struct wh_list sent;         /* those that have been */
 	struct wh_list again;        /* rings of lines that broke; goes before both */
+	struct wh_list stages;       /* pieces that are staged; they are in no other list, their parts are */
+	struct wh_list flushes;      /* pieces that the owner has been asked to flush */
+	uint32_t flush_number;
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
 	uint32_t unwatched; /* pieces that nobody is bound to wait for */
 	uint32_t version, sorted; /* what lines can carry has changed; for which of these it was sorted */
@@ -277,6 +382,8 @@ static inline bool rdma_line_busy(const struct rdma_line *line)
 uint32_t rdma_ready(const struct rdma_peer *rdma);
 bool rdma_pending(const struct rdma_peer *rdma);
 bool rdma_hopeless(const struct rdma_peer *rdma);
+/* The peer itself is lost. */
+bool rdma_lost(const struct rdma_peer *rdma);
 
 /* Have the line, or all of them, connected. From any thread, under rdma_peer.lock. */
 void rdma_line_want(struct rdma_line *line);
@@ -305,12 +412,27 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 /* The lines that can carry bytes between these regions; `near`: those of them that are to. */
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
+/* Lines that are ready, and that the region of ours has to be staged for. */
+uint32_t rdma_stagers(const struct rdma_peer *rdma, const struct wh_region *local,
+		      const struct wh_remote_region *remote);
+/* The lines that can move all of a piece, the near ones if there are such. */
+uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece);
+/* The application's batch that a piece, or a part of one that is staged, is of. */
+static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
+{
+	return piece->whole ? piece->whole->batch : piece->batch;
+}
+
 /* Take a piece in. */
 void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
 void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece);
 /* The regions of transfer, or base, number `index`. */
 const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote);
+/* A piece for the transport, or a part of one that it has made itself. */
+void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Post nothing more of it. One that has ended is put on `done`. Under rdma_peer.lock. */
+void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done);
 /* Is somebody bound to poll, or wait for, the piece's batch, so that nobody else need look? */
 bool rdma_watched(const struct wh_piece *piece);
 /* Forget what is to be sent again of a piece: so many bytes. */

@@ -141,6 +141,17 @@ static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *
 		*out = 0;
 }
 
+static bool no_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		    size_t size)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)line;
+	(void)size;
+	return false;
+}
+
 static int no_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			     const struct wh_hello *hello)
 {
@@ -187,6 +198,7 @@ static const struct wh_transport defaults = {
 	.cut = no_cut,
 	.detail = no_detail,
 	.story = no_story,
+	.tell = no_tell,
 	.estimate = wh_probe_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
@@ -236,6 +248,7 @@ static void complete(void)
 		FILL(cut);
 		FILL(detail);
 		FILL(story);
+		FILL(tell);
 		FILL(estimate);
 		FILL(session_accept);
 		FILL(session_close);

@@ -103,6 +103,10 @@ struct wh_transport {
 	/* More of the same, lines of their own: "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n"; "": nothing. */
 	void (*story)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		      size_t size);
+	/* One more line for explain, where there is something to tell of the batch's memory: how, and why
+	 * not better. False: there is not. */
+	bool (*tell)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		     size_t size);
 	/* What its pieces of the batch would take, added to `out`. False: not known. By default from a
 	 * probe, which reads from the peer. `id` is its own. */
 	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,

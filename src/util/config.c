@@ -304,6 +304,20 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 0,
 		.most = 255,
 	},
+	[WH_KNOB_RDMA_GPU] = {
+		.row = { "rdma_gpu", "WHERRY_RDMA_GPU", "dmabuf,peermem,staged", "text",
+			 "how NICs reach a GPU's memory: dmabuf, peermem, staged; tried in this order" },
+		.text = check_words,
+		.wants = "names with commas between, such as peermem,staged",
+	},
+	[WH_KNOB_RDMA_RELAXED] = {
+		.row = { "rdma_relaxed", "WHERRY_RDMA_RELAXED", "1", "bool",
+			 "NICs may write what they receive in any order (PCIe relaxed ordering)" },
+		.number = parse_bool,
+		.least = 0,
+		.most = 1,
+		.wants = "0 or 1",
+	},
 	[WH_KNOB_VERBS] = {
 		.row = { "verbs", "WHERRY_VERBS", "", "text",
 			 "the library of RDMA devices; empty: libibverbs.so.1" },

@@ -26,6 +26,8 @@ enum wh_knob {
 	WH_KNOB_RDMA_CONNECTIONS, /* count: queue pairs that it opens, to all peers */
 	WH_KNOB_RDMA_SL,       /* number: service level of InfiniBand */
 	WH_KNOB_RDMA_CLASS,    /* number: traffic class, where there is a global route */
+	WH_KNOB_RDMA_GPU,      /* text: ways for NICs to a GPU's memory, "dmabuf,peermem,staged" */
+	WH_KNOB_RDMA_RELAXED,  /* bool: NICs may write what they receive in any order */
 	WH_KNOB_VERBS,         /* text: libibverbs; "": the usual one */
 	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
 	WH_KNOB_KEY,           /* secret: the cluster key, 64 hex digits; "": none */

@@ -7,7 +7,8 @@
 #include "wire/wire.h"
 
 _Static_assert(12 + WH_RDMA_END_MAX <= WH_RDMA_CONNECTED_MAX, "the longest end fits");
-_Static_assert(WH_RDMA_KEYED_HEAD + 12 + 4 * WH_RDMA_KEYS_MAX <= WH_FRAME_MAX, "all keys fit");
+_Static_assert(WH_RDMA_KEYED_HEAD + WH_RDMA_KEY_SIZE * WH_RDMA_KEYS_MAX + WH_REFUSAL_MAX <= WH_FRAME_MAX,
+	       "all keys fit");
 
 #define ERRNO_MAX 4095
 #define NUMBER_MAX 0xffffffu /* of queue pairs and packets */
@@ -134,13 +135,38 @@ size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
 
 	at = wh_put32(at, keyed->nic);
 	at = wh_put32(at, (uint32_t)-keyed->error);
-	if (keyed->error) {
-		at = wh_put_bytes(at, keyed->text, strnlen(keyed->text, WH_REFUSAL_MAX - 1));
-	} else {
-		at = wh_put64(at, keyed->chunk);
+	if (!keyed->error) {
+		at = wh_put8(at, keyed->way);
+		at = wh_put8(at, keyed->flush);
+		at = wh_put16(at, 0);
 		at = wh_put32(at, keyed->count);
+		at = wh_put_bytes(at, keyed->keys, (size_t)keyed->count * WH_RDMA_KEY_SIZE);
 	}
+	at = wh_put_bytes(at, keyed->text, strnlen(keyed->text, WH_REFUSAL_MAX - 1));
 	return (size_t)(at - out);
+}
+
+/* What they are for has to be some bytes, and no more than there can be. */
+static int take_keys(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
+{
+	uint64_t sum = 0, length;
+
+	keyed->way = wh_take8(in);
+	keyed->flush = wh_take8(in);
+	if (wh_take16(in) || keyed->way > WH_RDMA_PEERMEM || keyed->flush > 1)
+		return -EPROTO;
+	keyed->count = wh_take32(in);
+	if (in->cut || !keyed->count || keyed->count > WH_RDMA_KEYS_MAX ||
+	    (size_t)(in->end - in->at) < (size_t)keyed->count * WH_RDMA_KEY_SIZE)
+		return -EPROTO;
+	keyed->keys = in->at;
+	for (uint32_t i = 0; i < keyed->count; i++) {
+		length = wh_take64(in);
+		wh_take32(in);
+		if (!length || __builtin_add_overflow(sum, length, &sum))
+			return -EPROTO;
+	}
+	return 0;
 }
 
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed)
@@ -154,17 +180,34 @@ int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed 
 	if (bytes.cut || error > ERRNO_MAX)
 		return -EPROTO;
 	got.error = -(int)error;
-	if (error) {
-		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
-			return -EPROTO;
-	} else {
-		got.chunk = wh_take64(&bytes);
-		got.count = wh_take32(&bytes);
-		if (bytes.cut || !got.chunk || !got.count || got.count > WH_RDMA_KEYS_MAX ||
-		    (size_t)(bytes.end - bytes.at) != 4 * (size_t)got.count)
-			return -EPROTO;
-		got.keys = bytes.at;
-	}
+	if ((!error && take_keys(&bytes, &got)) ||
+	    take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+		return -EPROTO;
 	*keyed = got;
+	return 0;
+}
+
+/* ---- flushing ---------------------------------------------------------------------------------- */
+
+size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed)
+{
+	uint8_t *at = wh_put32(wh_put32(out, flushed->number), (uint32_t)-flushed->error);
+
+	if (flushed->error)
+		at = wh_put_bytes(at, flushed->text, strnlen(flushed->text, WH_REFUSAL_MAX - 1));
+	return (size_t)(at - out);
+}
+
+int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_rdma_flushed got = { .number = wh_take32(&bytes) };
+	uint32_t error = wh_take32(&bytes);
+
+	if (bytes.cut || error > ERRNO_MAX || (!error && bytes.at != bytes.end) ||
+	    take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+		return -EPROTO;
+	got.error = -(int)error;
+	*flushed = got;
 	return 0;
 }

@@ -45,6 +45,8 @@ enum wh_frame_type {
 	WH_FRAME_RDMA_CONNECTED, /* the answer */
 	WH_FRAME_RDMA_KEYS,      /* u32 NIC, u64 region id: how do I reach its memory? */
 	WH_FRAME_RDMA_KEYED,     /* the answer */
+	WH_FRAME_RDMA_FLUSH,     /* u32 number, u64 region id: have its GPU see what NICs have written */
+	WH_FRAME_RDMA_FLUSHED,   /* the answer */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -193,16 +195,34 @@ struct wh_rdma_connected {
 	char text[WH_REFUSAL_MAX];
 };
 
-/* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u64 chunk, u32 count, and so many
- * u32 keys: key n is for the bytes from n * chunk of the region on. With an error the reason. */
+/* How a NIC reaches memory. */
+enum wh_rdma_way {
+	WH_RDMA_HOST,    /* it is host memory */
+	WH_RDMA_DMA_BUF, /* a GPU's, as a dma-buf */
+	WH_RDMA_PEERMEM, /* a GPU's, by its address, which a kernel module translates */
+	WH_RDMA_STAGED,  /* a GPU's, not at all: its bytes go through pinned memory */
+};
+
+/* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u8 way, u8 1: what NICs write has
+ * to be flushed before its GPU sees it, u16 0, u32 count, and so many keys, each for the bytes of the
+ * region behind those of the one before: u64 how many, u32 key. In both cases a text ends it: the reason;
+ * or why the way is not a better one. */
 #define WH_RDMA_KEYS_MAX 16384
+#define WH_RDMA_KEY_SIZE 12
 struct wh_rdma_keyed {
 	uint64_t id;
 	uint32_t nic;
 	int error; /* negative */
-	uint64_t chunk;
+	uint8_t way, flush;
 	uint32_t count;
-	const uint8_t *keys; /* as they are on the wire: wh_get32() */
+	const uint8_t *keys; /* as they are on the wire */
+	char text[WH_REFUSAL_MAX];
+};
+
+/* Payload of FLUSHED: u32 number, u32 errno, and with an errno the reason. */
+struct wh_rdma_flushed {
+	uint32_t number;
+	int error; /* negative */
 	char text[WH_REFUSAL_MAX];
 };
 
@@ -210,16 +230,20 @@ struct wh_rdma_keyed {
 #define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
 #define WH_RDMA_CONNECT_MAX (8 + WH_RDMA_END_MAX)
 #define WH_RDMA_CONNECTED_MAX (12 + WH_REFUSAL_MAX)
-#define WH_RDMA_KEYED_HEAD 16
+#define WH_RDMA_KEYED_HEAD 24
+#define WH_RDMA_FLUSH_SIZE 12
+#define WH_RDMA_FLUSHED_MAX (8 + WH_REFUSAL_MAX)
 /* These return the bytes used. */
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect);
 size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *connected);
-/* Without the keys, which the caller appends as it has them. */
+/* `keys` are there, as they are on the wire, unless there is an error. */
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
+size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed);
 /* 0 or -EPROTO. */
 int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect);
 int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected);
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed);
+int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 

@@ -44,36 +44,44 @@ static void try_connected(const uint8_t *data, size_t size)
 
 static void try_keyed(const uint8_t *data, size_t size)
 {
-	uint8_t bytes[WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX];
+	static uint8_t bytes[WH_FRAME_MAX];
 	struct wh_rdma_keyed keyed;
-	size_t length;
-	volatile uint32_t last; /* so that they are read */
 
-	if (wh_rdma_keyed_decode(data, size, &keyed))
+	if (size > sizeof(bytes) || wh_rdma_keyed_decode(data, size, &keyed))
 		return;
 	check(keyed.error <= 0 && keyed.error >= -4095);
-	length = wh_rdma_keyed_encode(bytes, &keyed);
-	check(length <= size && !memcmp(bytes, data, length));
-	if (keyed.error) {
-		check(length == size);
-		return;
+	check(strnlen(keyed.text, sizeof(keyed.text)) < sizeof(keyed.text));
+	if (!keyed.error) {
+		check(keyed.count && keyed.count <= WH_RDMA_KEYS_MAX && keyed.way <= WH_RDMA_PEERMEM);
+		for (uint32_t i = 0; i < keyed.count; i++)
+			check(wh_get64(keyed.keys + (size_t)i * WH_RDMA_KEY_SIZE));
 	}
-	check(keyed.chunk && keyed.count && keyed.count <= WH_RDMA_KEYS_MAX);
-	check(length + 4 * keyed.count == size);
-	for (uint32_t i = 0; i < keyed.count; i++)
-		last = wh_get32(keyed.keys + 4 * i);
-	(void)last;
+	check(wh_rdma_keyed_encode(bytes, &keyed) == size && !memcmp(bytes, data, size));
+}
+
+static void try_flushed(const uint8_t *data, size_t size)
+{
+	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
+	struct wh_rdma_flushed flushed;
+
+	if (wh_rdma_flushed_decode(data, size, &flushed))
+		return;
+	check(flushed.error <= 0 && flushed.error >= -4095);
+	check(strnlen(flushed.text, sizeof(flushed.text)) < sizeof(flushed.text));
+	check(wh_rdma_flushed_encode(bytes, &flushed) == size && !memcmp(bytes, data, size));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	if (!size)
 		return 0;
-	if (data[0] % 3 == 0)
+	if (data[0] % 4 == 0)
 		try_connect(data + 1, size - 1);
-	else if (data[0] % 3 == 1)
+	else if (data[0] % 4 == 1)
 		try_connected(data + 1, size - 1);
-	else
+	else if (data[0] % 4 == 2)
 		try_keyed(data + 1, size - 1);
+	else
+		try_flushed(data + 1, size - 1);
 	return 0;
 }

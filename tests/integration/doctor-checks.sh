@@ -413,6 +413,12 @@ case_of nic.gpu FAIL "plain ibv_reg_mr()" verbs "dma_buf=9" "exported=0 register
 case_of nic.gpu FAIL "exports no dma-buf" verbs "dma_buf=9" "exported=95 registered=-1"
 case_of nic.gpu UNKNOWN "could not be tried" verbs "dma_buf=9" "exported=-1 registered=-1"
 case_of nic.gpu UNKNOWN "no pair" remove /verbs.txt
+case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" "exported=0 registered=0 peermem=14 moved=0"
+case_of nic.gpu PASS "(peermem)" verbs "dma_buf=95" "exported=0 registered=95 peermem=0 moved=0"
+case_of nic.gpu FAIL "does not move it: Input/output error: status 12" verbs "dma_buf=9" \
+	"exported=0 registered=0 peermem=14 moved=5 why=status 12"
+case_of nic.gpu WARN "moves nothing at all: mlx5_0:1 is not active" verbs "dma_buf=9" \
+	"exported=0 registered=0 peermem=14 moved=-1 why=mlx5_0:1 is not active"
 no_peermem()
 {
 	remove /sys/module/nvidia_peermem
@@ -420,6 +426,8 @@ no_peermem()
 }
 case_of nic.peermem WARN "neither nvidia-peermem nor dma-buf" no_peermem
 case_of nic.peermem INFO "not needed" no_peermem dma_buf=9
+case_of nic.peermem PASS "takes addresses of 0000:11:00.0" verbs "dma_buf=95" \
+	"exported=0 registered=95 peermem=0 moved=0"
 case_of nic.peermem UNKNOWN "Too many levels" spoil /sys/module/nvidia_peermem
 
 no_window()

@@ -40,20 +40,34 @@ LD_LIBRARY_PATH=$PWD/none:$LD_LIBRARY_PATH doctor --only lib.verbs && [ $status 
 verdict "no libibverbs" $?
 FAKE_VERBS=one,two doctor --only lib.verbs && tr -s ' \n' ' ' <out | grep -q 'PASS lib.verbs .*2 NICs'
 verdict "a libibverbs" $?
+well="exported=0 registered=0 peermem=14 moved=0"
 FAKE_VERBS=one,two doctor && holds record/verbs.txt \
-	"nic one dma_buf=9 mtu=1024 mtu_most=4096" \
-	"gpu 0000:1b:00.0 exported=0 registered=0" "gpu 0000:2b:00.0 exported=0 registered=0" \
-	"nic two dma_buf=9 mtu=1024 mtu_most=4096" \
-	"gpu 0000:1b:00.0 exported=0 registered=0" "gpu 0000:2b:00.0 exported=0 registered=0"
-verdict "two NICs take the memory of two GPUs" $?
-FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 FAKE_VERBS_REGISTER=95 doctor &&
-	holds record/verbs.txt "nic one dma_buf=95 mtu=1024 mtu_most=4096" \
-		"gpu 0000:1b:00.0 exported=0 registered=95"
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
+	"nic two dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well"
+verdict "two NICs write and read the memory of two GPUs" $?
+# The first line of each GPU, up to the reason why nothing was moved, and the reason.
+refuses() # STEPS REASON
+{
+	sed -n 's/^gpu 0000:1b:00.0 \(.* moved=[-0-9]*\) why=.*/\1/p' record/verbs.txt | grep -qxF -e "$1" &&
+		grep -qF -e "$2" record/verbs.txt
+}
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 doctor &&
+	refuses "exported=0 registered=95 peermem=14 moved=95" "peermem: Bad address"
 verdict "a NIC that takes no dma-buf" $?
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_DMABUF=95 FAKE_VERBS_PEERMEM=1 doctor &&
+	holds record/verbs.txt "nic one dma_buf=95 mtu=1024 mtu_most=4096" \
+		"gpu 0000:1b:00.0 exported=0 registered=95 peermem=0 moved=0"
+verdict "a NIC that takes addresses, with nvidia-peermem" $?
 FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_CUDA_FAIL=cuMemGetHandleForAddressRange:0:801 doctor &&
-	holds record/verbs.txt "nic one dma_buf=9 mtu=1024 mtu_most=4096" \
-		"gpu 0000:1b:00.0 exported=95 registered=-1"
+	refuses "exported=95 registered=-1 peermem=14 moved=95" "dmabuf: CUDA_ERROR_NOT_SUPPORTED"
 verdict "a GPU that exports no dma-buf" $?
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_VERBS_GIDS=2/:: doctor &&
+	refuses "exported=0 registered=0 peermem=14 moved=-1" "has no address (GID)"
+verdict "a NIC that moves nothing, of host memory either" $?
+FAKE_CUDA_DEVICES=1 FAKE_VERBS=one FAKE_CUDA_ATTRIBUTES=118=0 \
+	FAKE_CUDA_FAIL=cuFlushGPUDirectRDMAWrites:0:999 doctor &&
+	refuses "exported=0 registered=0 peermem=14 moved=5" cuFlushGPUDirectRDMAWrites
+verdict "a GPU that does not flush what a NIC has written" $?
 FAKE_CUDA_DEVICES=0 FAKE_VERBS=one doctor &&
 	holds record/verbs.txt "nic one dma_buf=9 mtu=1024 mtu_most=4096" &&
 	grep -q '^error 19 ' record/cuda.txt

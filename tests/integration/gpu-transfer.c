@@ -346,7 +346,50 @@ static void every_pair__tcp(void **state)
 	}
 }
 
+/* NICs reach either side's memory by dma-buf, or our side's is staged. */
+static void rdma(const char *ways)
+{
+	static const size_t here[] = { 0, 4, 6, 8, 9 };
+
+	harness_limit(100);
+	for (size_t b = 0; b < SIDES; b++) {
+		for (size_t a = 0; a < sizeof(here) / sizeof(here[0]); a++) {
+			struct child_options options = { .config = { "rdma=fake1" } };
+			struct child *child;
+			struct pair p;
+
+			/* What its owner would stage goes by another transport; a third of the rest. */
+			if (!usable(&sides[here[a]], &sides[b]) || (a + b) % 3 ||
+			    sides[b].kind == WH_MEMORY_MANAGED)
+				continue;
+			child = child_start(&options);
+			setenv("WHERRY_REQUIRE", "rdma", 1);
+			setenv("WHERRY_RDMA_GPU", ways, 1);
+			pair_open(&p, &sides[here[a]], &sides[b], child, 4 * MIB);
+			unsetenv("WHERRY_RDMA_GPU");
+			unsetenv("WHERRY_REQUIRE");
+			pair_test(&p, "rdma");
+			pair_close(&p);
+			child_exit(child);
+		}
+	}
+}
+
+static void every_pair__rdma(void **state)
+{
+	(void)state;
+	rdma("dmabuf,staged");
+}
+
+static void every_pair__rdma_staged(void **state)
+{
+	(void)state;
+	rdma("staged");
+}
+
 static const struct CMUnitTest tests[] = {
+	TEST_OVER(every_pair__rdma, rdma_gpu),
+	TEST_OVER(every_pair__rdma_staged, rdma_gpu),
 	TEST(every_pair__tcp),
 	TEST(every_pair__one_process),
 	TEST(every_pair__two_processes),

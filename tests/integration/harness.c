@@ -248,9 +248,20 @@ static const char *missing_rdma(void)
 	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL : "there is no RDMA device to test with";
 }
 
+static const char *missing_rdma_gpu(void)
+{
+	return !getenv("TEST_VERBS") || getenv("TEST_RDMA") || !getenv("TEST_CUDA") ?
+		       "it takes the fake CUDA driver and the fake libibverbs" :
+		       NULL;
+}
+
 const struct route route_rdma = {
 	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2",
 	.kind = WH_MEMORY_PAGEABLE, .devices = true, .missing = missing_rdma,
+};
+const struct route route_rdma_gpu = {
+	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2, dmabuf",
+	.kind = WH_MEMORY_DEVICE, .devices = true, .missing = missing_rdma_gpu,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 

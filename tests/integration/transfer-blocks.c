@@ -342,7 +342,8 @@ static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(contiguous__one_block_behind_the_other),
 	TEST_EVERY_ROUTE(bases__many),
 	TEST_EVERY_ROUTE(bases__several_regions),
-	TEST_EVERY_ROUTE(prepared__many_batches_at_once),
+	/* What NICs write to makes no difference to many batches, and takes the fake seconds. */
+	TEST_HOST_ROUTES(prepared__many_batches_at_once),
 	TEST_EVERY_ROUTE(mixed__blocks_and_transfers),
 };
 

@@ -14,8 +14,14 @@
  *   FAKE_VERBS_NETWORKS  how many there are: NIC n has 10.(77 + n modulo that).0.n; by default one
  *   FAKE_VERBS_SGE       max_sge: runs of memory in one work request (by default 16)
  *   FAKE_VERBS_MR        max_mr_size; FAKE_VERBS_MEMLOCK: bytes that a process may register
- *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC can)
+ *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC can, else
+ *                        it cannot with any)
  *   FAKE_VERBS_REGISTER  errno of one with a file descriptor (0: it succeeds)
+ *   FAKE_VERBS_PEERMEM   1: addresses of the fake CUDA driver's memory can be registered
+ *
+ * A GPU's memory is the fake CUDA driver's, of whose memfds a dma-buf is one: what is registered so is read
+ * and written as that file, for nobody else reaches the addresses. As with a real NIC it stays what it was
+ * when its addresses are freed.
  *
  * What is left open when the process ends aborts.
  */
@@ -44,6 +50,10 @@ void fake_verbs_speed(unsigned nic, uint64_t speed);
 uint64_t fake_verbs_moved(unsigned nic);
 /* Queue pairs of this process that are open, and how many there have been at most. */
 void fake_verbs_pairs(unsigned *open, unsigned *most);
+/* Of the registrations to come, let so many succeed and refuse the next with this errno. */
+void fake_verbs_refuse(int error, unsigned after);
+/* Memory regions that have been registered, by dma-buf, and with relaxed ordering. */
+void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t *relaxed);
 /* Objects of this process that are open. */
 int fake_verbs_open(void);
 /* Work requests that have been posted, and how often a doorbell was rung for them. */

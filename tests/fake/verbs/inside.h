@@ -35,6 +35,8 @@ struct world_mr {
 	uint32_t generation;
 	uint64_t address, length;
 	int access;
+	int fd; /* a file of its process's instead of addresses; -1: none */
+	uint64_t offset; /* of `address` in it */
 };
 
 struct world {
@@ -63,6 +65,9 @@ struct context {
 	pthread_cond_t work;
 	bool stop;
 	struct qp *qps;
+	/* The file behind a memory region of another process, as it was last opened; its thread's. */
+	uint32_t opened_key;
+	int opened;
 };
 
 struct qp {

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
@@ -212,44 +213,103 @@ static uint64_t length_of(const struct request *request)
 	return length;
 }
 
+/* The file that a memory region lies in. -1: errno. */
+static int file_of(struct context *context, const struct world_mr *mr, pid_t pid)
+{
+	uint32_t key = atomic_load(&mr->key);
+	char path[64];
+
+	if (pid == getpid())
+		return mr->fd;
+	if (context->opened >= 0 && context->opened_key == key)
+		return context->opened;
+	if (context->opened >= 0)
+		close(context->opened);
+	snprintf(path, sizeof(path), "/proc/%d/fd/%d", pid, mr->fd);
+	context->opened = open(path, O_RDWR | O_CLOEXEC);
+	context->opened_key = key;
+	return context->opened;
+}
+
+/* Copy between a buffer of ours and a memory region, of this process or another. 0 or an errno. */
+static int touch(struct context *context, const struct world_mr *mr, pid_t pid, uint64_t address,
+		 void *buffer, size_t length, bool write)
+{
+	struct iovec here = { buffer, length }, there = { (void *)(uintptr_t)address, length };
+	off_t at = (off_t)(mr->offset + (address - mr->address));
+	ssize_t got;
+	int fd;
+
+	if (mr->fd < 0) {
+		got = write ? process_vm_writev(pid, &here, 1, &there, 1, 0) :
+			      process_vm_readv(pid, &here, 1, &there, 1, 0);
+	} else {
+		fd = file_of(context, mr, pid);
+		if (fd < 0 || kill(pid, 0))
+			return kill(pid, 0) ? ESRCH : EFAULT;
+		got = write ? pwrite(fd, buffer, length, at) : pread(fd, buffer, length, at);
+	}
+	return got == (ssize_t)length ? 0 : got < 0 && errno == ESRCH ? ESRCH : EFAULT;
+}
+
+/* From one region to another: at once if ours is ordinary memory, else piece by piece. */
+static int carry(struct context *context, const struct world_mr *ours, uint64_t at,
+		 const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length, bool write)
+{
+	const struct world_mr *from = write ? ours : theirs, *to = write ? theirs : ours;
+	pid_t source = write ? getpid() : pid, target = write ? pid : getpid();
+	static _Thread_local unsigned char bounce[64 << 10];
+	int error = 0;
+
+	if (ours->fd < 0)
+		return touch(context, theirs, pid, there, (void *)(uintptr_t)at, length, write);
+	for (size_t done = 0, part; done < length && !error; done += part) {
+		part = length - done < sizeof(bounce) ? length - done : sizeof(bounce);
+		error = touch(context, from, source, (write ? at : there) + done, bounce, part, false);
+		if (!error)
+			error = touch(context, to, target, (write ? there : at) + done, bounce, part, true);
+	}
+	return error;
+}
+
 static int move(struct qp *qp, const struct request *request)
 {
+	static const struct world_mr inlined_mr = { .fd = -1 };
 	const struct ibv_send_wr *wr = &request->wr;
 	bool write = wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
 	struct world_qp *other = other_end(qp);
 	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
-	uint64_t length = length_of(request);
-	struct iovec there = { (void *)(uintptr_t)wr->wr.rdma.remote_addr, length };
-	struct iovec here[SGES];
-	unsigned count = (unsigned)wr->num_sge;
-	ssize_t got;
+	uint64_t length = length_of(request), there = wr->wr.rdma.remote_addr;
+	const struct world_mr *ours[SGES] = { &inlined_mr }, *theirs;
+	unsigned count = inlined ? 1 : (unsigned)wr->num_sge;
+	int error = 0;
 	pid_t pid;
 
-	for (unsigned i = 0; i < count; i++) {
-		const struct ibv_sge *sge = &request->sges[i];
+	for (unsigned n = 0; n < count && !inlined; n++) {
+		const struct ibv_sge *sge = &request->sges[n];
 
-		here[i] = (struct iovec){ (void *)(uintptr_t)sge->addr, sge->length };
-		if (!inlined && !world_mr(getpid(), sge->lkey, sge->addr, sge->length,
-					  write ? 0 : IBV_ACCESS_LOCAL_WRITE))
+		ours[n] = world_mr(getpid(), sge->lkey, sge->addr, sge->length,
+				   write ? 0 : IBV_ACCESS_LOCAL_WRITE);
+		if (!ours[n])
 			return 4;
-	}
-	if (inlined) {
-		here[0] = (struct iovec){ (void *)request->inlined, length };
-		count = 1;
 	}
 	if (!other)
 		return RETRY;
 	pid = atomic_load(&other->pid);
 	if (!wr->num_sge)
 		return kill(pid, 0) ? RETRY : 0;
-	if (!(other->access & right) ||
-	    !world_mr(pid, wr->wr.rdma.rkey, wr->wr.rdma.remote_addr, length, right))
+	theirs = world_mr(pid, wr->wr.rdma.rkey, there, length, right);
+	if (!(other->access & right) || !theirs)
 		return 10;
-	got = write ? process_vm_writev(pid, here, count, &there, 1, 0) :
-		      process_vm_readv(pid, here, count, &there, 1, 0);
-	if (got == (ssize_t)length)
-		return 0;
-	return got < 0 && errno == ESRCH ? RETRY : 10;
+	for (unsigned n = 0; n < count && !error; n++) {
+		uint64_t at = inlined ? (uint64_t)(uintptr_t)request->inlined : request->sges[n].addr;
+		uint64_t part = inlined ? length : request->sges[n].length;
+
+		error = carry((struct context *)qp->ibv.context, ours[n], at, theirs, pid, there, part,
+			      write);
+		there += part;
+	}
+	return error == ESRCH ? RETRY : error ? 10 : 0;
 }
 
 /* One work request. Under context.lock. How many ns it takes. */

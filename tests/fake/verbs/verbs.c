@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Devices, ports, memory regions and the world. See fake-verbs.h. */
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "inside.h"
@@ -145,6 +147,7 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	if (!context || pipe2(pipes, O_CLOEXEC))
 		abort();
 	context->nic = nic;
+	context->opened = -1;
 	context->ibv.device = (struct ibv_device *)nic;
 	context->ibv.async_fd = pipes[0];
 	context->ibv.num_comp_vectors = 1;
@@ -180,6 +183,8 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
 	pthread_join(context->thread, NULL);
 	if (context->qps)
 		abort();
+	if (context->opened >= 0)
+		close(context->opened);
 	close(context->ibv.async_fd);
 	close(context->async_write);
 	pthread_mutex_destroy(&context->lock);
@@ -333,37 +338,64 @@ EXPORT int ibv_dealloc_pd(struct ibv_pd *pd)
 	return 0;
 }
 
-/* Could all of it be written (or read)? As pinning finds out: at the first and the last page. */
-static bool there(void *address, size_t length, int access)
-{
-	char *last = (char *)address + length - 1;
-	unsigned char state;
-	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+static _Atomic int refuse_error;
+static _Atomic unsigned refuse_after;
+static _Atomic uint64_t count_all, count_dma_bufs, count_relaxed;
 
-	(void)access;
-	return !mincore((void *)((uintptr_t)address & ~(page - 1)), 1, &state) &&
-	       !mincore((void *)((uintptr_t)last & ~(page - 1)), 1, &state);
+EXPORT void fake_verbs_refuse(int error, unsigned after)
+{
+	atomic_store(&refuse_after, after);
+	atomic_store(&refuse_error, error);
 }
 
-EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+EXPORT void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t *relaxed)
 {
-	const char *memlock = getenv("FAKE_VERBS_MEMLOCK"), *most = getenv("FAKE_VERBS_MR");
+	*all = atomic_load(&count_all);
+	*dma_bufs = atomic_load(&count_dma_bufs);
+	*relaxed = atomic_load(&count_relaxed);
+}
+
+/* The next one is to be refused. */
+static int refused(void)
+{
+	int error = atomic_load(&refuse_error);
+
+	if (error && atomic_fetch_sub(&refuse_after, 1) == 0) {
+		atomic_store(&refuse_error, 0);
+		return error;
+	}
+	return 0;
+}
+
+/* Can all of it be read? As pinning finds out: at the first and the last page. */
+static bool there(const void *address, size_t length)
+{
+	struct iovec first = { (void *)(uintptr_t)address, 1 }, byte = { &(char){ 0 }, 1 };
+	struct iovec last = { (void *)((uintptr_t)address + length - 1), 1 };
+
+	return process_vm_readv(getpid(), &byte, 1, &first, 1, 0) == 1 &&
+	       process_vm_readv(getpid(), &byte, 1, &last, 1, 0) == 1;
+}
+
+/* A descriptor of the fake CUDA driver's memory at an address; -1: it is none of it. */
+static int cuda_memory(const void *address, size_t length, size_t *offset)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+	int (*find)(uint64_t, size_t, size_t *) =
+		library ? (int (*)(uint64_t, size_t, size_t *))dlsym(library, "fake_cuda_memory_fd") : NULL;
+	int fd = find ? find((uintptr_t)address, length, offset) : -1;
+
+	if (library)
+		dlclose(library);
+	return fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+}
+
+static struct ibv_mr *make(struct ibv_pd *pd, uint64_t address, size_t length, int access, int fd,
+			   uint64_t offset)
+{
 	struct world *world = world_get();
 	struct ibv_mr *mr = NULL;
 
-	if (memlock && atomic_load(&registered) + length > strtoull(memlock, NULL, 10)) {
-		errno = ENOMEM;
-		return NULL;
-	}
-	if (!length || (most && length > strtoull(most, NULL, 10)) ||
-	    ((access & IBV_ACCESS_REMOTE_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE))) {
-		errno = EINVAL;
-		return NULL;
-	}
-	if (!there(address, length, access)) {
-		errno = EFAULT;
-		return NULL;
-	}
 	world_lock(world);
 	for (unsigned i = 0; i < WORLD_MRS && !mr; i++) {
 		struct world_mr *entry = &world->mrs[i];
@@ -374,61 +406,120 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
 		mr = calloc(1, sizeof(*mr));
 		if (!mr)
 			abort();
-		entry->address = (uint64_t)(uintptr_t)address;
+		entry->address = address;
 		entry->length = length;
 		entry->access = access;
+		entry->fd = fd;
+		entry->offset = offset;
 		mr->rkey = mr->lkey = ++entry->generation * WORLD_MRS + i;
 		atomic_store(&entry->key, mr->rkey);
 		atomic_store(&entry->pid, getpid());
 	}
 	world_unlock(world);
 	if (!mr) {
+		if (fd >= 0)
+			close(fd);
 		errno = ENOMEM;
 		return NULL;
 	}
 	mr->context = pd->context;
 	mr->pd = pd;
-	mr->addr = address;
+	mr->addr = (void *)(uintptr_t)address;
 	mr->length = length;
 	atomic_fetch_add(&registered, length);
+	atomic_fetch_add(&count_all, 1);
+	if (access & IBV_ACCESS_RELAXED_ORDERING)
+		atomic_fetch_add(&count_relaxed, 1);
 	count_open(1);
 	return mr;
+}
+
+/* What both kinds of registration refuse. */
+static int bad(size_t length, int access)
+{
+	const char *memlock = getenv("FAKE_VERBS_MEMLOCK"), *most = getenv("FAKE_VERBS_MR");
+
+	if (memlock && atomic_load(&registered) + length > strtoull(memlock, NULL, 10))
+		return ENOMEM;
+	if (!length || (most && length > strtoull(most, NULL, 10)) ||
+	    ((access & IBV_ACCESS_REMOTE_WRITE) && !(access & IBV_ACCESS_LOCAL_WRITE)) ||
+	    access & ~(7 | IBV_ACCESS_RELAXED_ORDERING))
+		return EINVAL;
+	return refused();
+}
+
+EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
+				       unsigned int access)
+{
+	size_t offset = 0;
+	int fd;
+
+	errno = iova != (uintptr_t)address ? EINVAL : bad(length, (int)access);
+	if (errno)
+		return NULL;
+	fd = cuda_memory(address, length, &offset);
+	if (fd >= 0 && !setting("FAKE_VERBS_PEERMEM", 0)) {
+		close(fd);
+		fd = -1;
+	} else if (fd >= 0) {
+		return make(pd, iova, length, (int)access, fd, offset);
+	}
+	if (!there(address, length)) {
+		errno = EFAULT;
+		return NULL;
+	}
+	return make(pd, iova, length, (int)access, -1, 0);
+}
+
+/* The older call knows no optional rights. */
+EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length, int access)
+{
+	if (access & IBV_ACCESS_RELAXED_ORDERING) {
+		errno = EINVAL;
+		return NULL;
+	}
+	return ibv_reg_mr_iova2(pd, address, length, (uintptr_t)address, (unsigned int)access);
 }
 
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 					int fd, int access)
 {
-	struct ibv_mr *mr;
+	int can = setting("FAKE_VERBS_DMABUF", EBADF);
+	off_t start, size;
 
-	(void)pd;
-	(void)offset;
-	(void)iova;
-	(void)access;
-	if (fd < 0)
-		errno = setting("FAKE_VERBS_DMABUF", EBADF);
-	else if (fcntl(fd, F_GETFD) < 0 || !length)
-		errno = EINVAL;
-	else
-		errno = setting("FAKE_VERBS_REGISTER", 0);
+	errno = can != EBADF || fd < 0 ? can : fcntl(fd, F_GETFD) < 0 ? EINVAL :
+						setting("FAKE_VERBS_REGISTER", 0);
+	if (!errno)
+		errno = bad(length, access);
 	if (errno)
 		return NULL;
-	mr = calloc(1, sizeof(*mr));
-	count_open(1);
-	return mr;
+	/* Where in the file the range begins that was exported; whole pages of it. */
+	start = lseek(fd, 0, SEEK_CUR);
+	size = lseek(fd, 0, SEEK_END);
+	lseek(fd, start, SEEK_SET);
+	if ((iova ^ offset) % 4096 || start < 0 || (uint64_t)start + offset + length > (uint64_t)size) {
+		errno = EINVAL;
+		return NULL;
+	}
+	atomic_fetch_add(&count_dma_bufs, 1);
+	return make(pd, iova, length, access, fcntl(fd, F_DUPFD_CLOEXEC, 0), (uint64_t)start + offset);
 }
 
 /* When this returns no NIC is in the middle of touching it. */
 EXPORT int ibv_dereg_mr(struct ibv_mr *mr)
 {
 	struct world *world = world_get();
+	struct world_mr *entry = &world->mrs[mr->rkey % WORLD_MRS];
+	int fd;
 
-	if (mr->pd) {
-		world_lock(world);
-		atomic_store(&world->mrs[mr->rkey % WORLD_MRS].key, 0);
-		atomic_store(&world->mrs[mr->rkey % WORLD_MRS].pid, 0);
-		world_unlock(world);
-		atomic_fetch_sub(&registered, mr->length);
-	}
+	world_lock(world);
+	fd = entry->fd;
+	atomic_store(&entry->key, 0);
+	atomic_store(&entry->pid, 0);
+	world_unlock(world);
+	if (fd >= 0)
+		close(fd);
+	atomic_fetch_sub(&registered, mr->length);
 	free(mr);
 	count_open(-1);
 	return 0;

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Memory of ours that the NIC of no line reaches: its bytes go through slots of pinned memory, which are
+ * registered with the NICs of all lines, a few at a time, so that GPU and NICs work at once.
+ *
+ * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the peer's
+ * memory: connections and completions know no difference. A write's slots are filled before their parts are
+ * submitted, a read's are emptied when theirs have ended. What is kept here is under rdma_peer.lock.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "transport/rdma.h"
+#include "transport/staging.h"
+
+#define SLICES 4u  /* of one piece at a time */
+#define RUNS 256u  /* of one slot */
+
+_Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
+
+/* A piece. */
+struct stage {
+	struct wh_list link; /* rdma_peer.stages */
+	struct wh_list slices;
+	struct rdma_peer *rdma;
+	struct wh_piece *piece;
+	unsigned works; /* slices, and one while they are started */
+	bool stop;      /* no more of it, */
+	bool failed;    /* for all of it has, */
+	int error;      /* or it has to go by another transport: */
+	char why[WH_REFUSAL];
+};
+
+/* A slot on its way. */
+struct slice {
+	struct wh_list link; /* stage.slices */
+	struct stage *stage;
+	struct wh_staging staging;
+	struct wh_slot_wait wait;
+	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
+	struct wh_task task;   /* on rdma.loop */
+	struct wh_region *slot;
+	bool by_gpu; /* some of it is */
+	struct wh_piece part;
+	struct wh_batch batch; /* of it: its items, and what the whole's says otherwise */
+	struct wh_item items[RUNS];
+};
+
+static struct wh_gpus *gpus_of(const struct stage *stage)
+{
+	return stage->rdma->rdma->engine->gpus;
+}
+
+static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
+{
+	return piece->blocks ? piece->blocks->bases[index].local : piece->batch->items[index].local;
+}
+
+/* A line that bytes may go by, now or as soon as it is connected. */
+static bool live(const struct rdma_line *line)
+{
+	return line->state != RDMA_FAILED && line->state != RDMA_LOST;
+}
+
+bool rdma_stage_wanted(const struct rdma_peer *rdma, const struct wh_piece *piece)
+{
+	const struct wh_region *local, *before = NULL;
+	uint32_t lines = rdma_ready(rdma), able;
+	bool wanted = false;
+
+	if (piece->whole || (lines && rdma_rails_of(rdma, piece)))
+		return false;
+	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->line_count; i++)
+		lines |= (uint32_t)live(rdma->lines[i]) << i;
+	/* Of lines that are yet to come it is not known whether they have the peer's keys. */
+	able = rdma_ready(rdma) ? 0 : lines;
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++, before = local) {
+		local = local_of(piece, i);
+		if (local == before || wh_kind_on_host(local->place.kind))
+			continue;
+		for (unsigned n = 0; n < rdma->line_count; n++) {
+			const struct rdma_memory *memory = rdma_memory_of(local, rdma->lines[n]->rail->nic);
+
+			if (lines & 1u << n && memory && !memory->mrs)
+				wanted = true;
+			if (!memory || !memory->mrs)
+				able &= ~(1u << n);
+		}
+	}
+	return wanted && !able;
+}
+
+/* ---- slots as regions ---------------------------------------------------------------------------- */
+
+/* NULL: no memory. */
+static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *slot)
+{
+	struct wh_region *found = NULL;
+	unsigned count;
+
+	pthread_mutex_lock(&rdma->register_lock);
+	count = atomic_load(&rdma->slot_count);
+	for (unsigned i = 0; i < count && !found; i++)
+		if (rdma->slots[i]->place.address == (uintptr_t)slot->host)
+			found = rdma->slots[i];
+	if (!found && count < WH_SLOTS)
+		found = calloc(1, sizeof(*found));
+	if (found && !found->engine) {
+		found->engine = rdma->engine;
+		found->place.address = (uintptr_t)slot->host;
+		found->place.length = WH_SLOT;
+		found->place.kind = WH_MEMORY_PINNED;
+		found->place.access = WH_ACCESS_NONE;
+		rdma->slots[count] = found;
+		atomic_store(&rdma->slot_count, count + 1);
+	}
+	pthread_mutex_unlock(&rdma->register_lock);
+	return found;
+}
+
+void rdma_slots_close(struct rdma *rdma)
+{
+	unsigned count = atomic_exchange(&rdma->slot_count, 0);
+
+	while (count--) {
+		rdma_region_closed(rdma->engine, rdma, rdma->slots[count]);
+		free(rdma->slots[count]);
+	}
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------- */
+
+static void finish(struct stage *stage)
+{
+	struct wh_piece *piece = stage->piece;
+	bool failed = stage->failed;
+	char why[WH_REFUSAL];
+	int error = stage->error;
+
+	memcpy(why, stage->why, sizeof(why));
+	free(stage);
+	if (error && !failed) {
+		wh_piece_reroute(piece, error, why);
+		return;
+	}
+	/* What has not been begun has failed, whatever else has. */
+	if (piece->cursor.left && atomic_load(&piece->cancelled))
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	else if (piece->cursor.left && !failed)
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+	rdma_piece_moved(piece);
+}
+
+static void put(struct stage *stage, struct slice *slice)
+{
+	struct rdma_peer *rdma = stage->rdma;
+	bool last;
+
+	if (slice && slice->staging.slot)
+		wh_slot_give(gpus_of(stage), slice->staging.slot);
+	pthread_mutex_lock(&rdma->lock);
+	if (slice)
+		wh_list_remove(&slice->link);
+	last = !--stage->works;
+	if (last)
+		wh_list_remove(&stage->link);
+	pthread_mutex_unlock(&rdma->lock);
+	if (slice) {
+		wh_staging_destroy(&slice->staging);
+		free(slice);
+	}
+	if (last)
+		finish(stage);
+}
+
+/* It goes by another transport; the first reason counts. */
+static void give_up(struct stage *stage, int error, const char *why)
+{
+	pthread_mutex_lock(&stage->rdma->lock);
+	stage->stop = true;
+	if (!stage->error) {
+		stage->error = error;
+		snprintf(stage->why, sizeof(stage->why), "%s", why);
+	}
+	pthread_mutex_unlock(&stage->rdma->lock);
+}
+
+static void fail(struct stage *stage, int error, const char *text)
+{
+	wh_piece_fail(stage->piece, UINT64_MAX, error, "%s", text);
+	pthread_mutex_lock(&stage->rdma->lock);
+	stage->stop = stage->failed = true;
+	pthread_mutex_unlock(&stage->rdma->lock);
+}
+
+/* ---- a slice ------------------------------------------------------------------------------------- */
+
+/* The next bytes for the slot. False: there are no more, or none are to be moved. Under the lock. */
+static bool plan(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct wh_piece *piece = stage->piece;
+	uint32_t n = 0;
+	struct wh_run run;
+
+	wh_staging_clear(&slice->staging);
+	slice->by_gpu = false;
+	if (stage->stop || rdma_lost(stage->rdma) || atomic_load(&piece->cancelled))
+		return false;
+	while (n < RUNS && slice->staging.bytes < WH_SLOT &&
+	       wh_piece_next(piece, &piece->cursor, WH_SLOT - slice->staging.bytes, &run)) {
+		const struct wh_region *local = local_of(piece, run.index);
+		uint64_t offset = slice->staging.bytes;
+
+		if (wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local, run.length) <
+		    run.length) {
+			stage->stop = stage->failed = true;
+			wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+			return false;
+		}
+		slice->by_gpu |= !wh_kind_on_host(local->place.kind);
+		slice->items[n++] = (struct wh_item){
+			.address = slice->staging.slot->host + offset,
+			.local = slice->slot,
+			.local_id = run.index,
+			.remote = run.remote,
+			.offset = run.offset,
+			.length = run.length,
+			.op = piece->op,
+		};
+	}
+	slice->batch.item_count = n;
+	return n != 0;
+}
+
+static void next(struct slice *slice);
+
+/* The part has ended; on any thread, with no lock held. */
+static void part_ended(struct wh_piece *part, int error, const char *why)
+{
+	struct slice *slice = wh_container(part, struct slice, part);
+	struct wh_piece *piece = slice->stage->piece;
+	bool failed = atomic_load(&part->failed);
+
+	if (error) {
+		give_up(slice->stage, error, why);
+		put(slice->stage, slice);
+		return;
+	}
+	if (piece->op == WH_WRITE || (failed && piece->blocks)) {
+		next(slice);
+		return;
+	}
+	/* What has not been received is not what its slot has in it. */
+	if (failed) {
+		wh_staging_clear(&slice->staging);
+		for (size_t i = 0; i < slice->batch.item_count; i++) {
+			const struct wh_item *item = &slice->items[i];
+			const struct wh_item *whole = &piece->batch->items[item->local_id];
+			uint64_t at = (uint64_t)(uintptr_t)whole->address + (item->offset - whole->offset);
+
+			if (atomic_load(&whole->status))
+				wh_staging_skip(&slice->staging, item->length);
+			else
+				wh_staging_add(&slice->staging, whole->local, at, item->length);
+		}
+	}
+	wh_staging_start(&slice->staging, false);
+}
+
+static void submit_part(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct wh_piece *piece = stage->piece, *part = &slice->part;
+
+	pthread_mutex_lock(&stage->rdma->lock); /* for whoever cancels */
+	memset(part, 0, sizeof(*part));
+	part->batch = &slice->batch;
+	part->op = piece->op;
+	part->transport = WH_TRANSPORT_RDMA;
+	part->count = part->transfers = slice->batch.item_count;
+	part->bytes = slice->staging.bytes;
+	part->whole = piece;
+	part->ended = part_ended;
+	wh_piece_start(part, &part->cursor);
+	atomic_store(&part->left, part->bytes);
+	atomic_store(&part->cancelled, atomic_load(&piece->cancelled));
+	pthread_mutex_unlock(&stage->rdma->lock);
+	rdma_submit(stage->rdma, part);
+}
+
+/* The GPU has moved a slot's bytes. */
+static void moved(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+
+	if (slice->staging.error) {
+		fail(stage, slice->staging.error, slice->staging.text);
+		put(stage, slice);
+	} else if (stage->piece->op == WH_WRITE) {
+		submit_part(slice);
+	} else {
+		next(slice);
+	}
+}
+
+static void staged(struct wh_staging *staging, int error, const char *text)
+{
+	struct slice *slice = wh_container(staging, struct slice, staging);
+
+	(void)error; /* it is in the staging */
+	(void)text;
+	/* What was done at once does not go on from here: slot after slot would be stacked up. */
+	if (slice->by_gpu)
+		moved(slice);
+	else
+		wh_loop_post(&slice->stage->rdma->rdma->loop, &slice->task);
+}
+
+/* With the NICs of all lines that its part may go by; one is enough. */
+static int register_slot(struct stage *stage, struct wh_region *slot, char why[WH_REFUSAL])
+{
+	struct rdma_nic *nics[RDMA_LINES];
+	struct rdma_peer *rdma = stage->rdma;
+	struct rdma_memory *memory;
+	int error = -EIO, failed;
+	unsigned count = 0;
+
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (live(rdma->lines[i]))
+			nics[count++] = rdma->lines[i]->rail->nic;
+	snprintf(why, WH_REFUSAL, "%s", rdma->why);
+	pthread_mutex_unlock(&rdma->lock);
+	for (unsigned i = 0; i < count; i++) {
+		failed = rdma_register(nics[i], slot, &memory, why);
+		if (error)
+			error = failed;
+	}
+	return error;
+}
+
+/* Fill the slot anew. */
+static void next(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct rdma_peer *rdma = stage->rdma;
+	char why[WH_REFUSAL];
+	bool more;
+	int error;
+
+	pthread_mutex_lock(&rdma->lock);
+	more = plan(slice);
+	pthread_mutex_unlock(&rdma->lock);
+	if (!more) {
+		put(stage, slice);
+		return;
+	}
+	error = register_slot(stage, slice->slot, why);
+	if (error) {
+		give_up(stage, error, why);
+		put(stage, slice);
+		return;
+	}
+	wh_count_add(&rdma->rdma->engine->tally.staged_bytes, slice->staging.bytes);
+	if (stage->piece->op == WH_WRITE)
+		wh_staging_start(&slice->staging, true);
+	else
+		submit_part(slice);
+}
+
+static void have_slot(struct slice *slice, struct wh_slot *slot)
+{
+	slice->staging.slot = slot;
+	slice->slot = slot_region(slice->stage->rdma->rdma, slot);
+	if (slice->slot) {
+		next(slice);
+		return;
+	}
+	fail(slice->stage, -ENOMEM, "no memory for staging");
+	put(slice->stage, slice);
+}
+
+/* On rdma.loop. */
+static void back(struct wh_task *task)
+{
+	struct slice *slice = wh_container(task, struct slice, task);
+	struct wh_slot *slot = slice->given;
+
+	slice->given = NULL;
+	if (slot)
+		have_slot(slice, slot);
+	else
+		moved(slice);
+}
+
+/* On any thread, which may hold locks of its own. */
+static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+{
+	struct slice *slice = wh_container(wait, struct slice, wait);
+
+	slice->given = slot;
+	wh_loop_post(&slice->stage->rdma->rdma->loop, &slice->task);
+}
+
+static void start(struct stage *stage)
+{
+	struct slice *slice = calloc(1, sizeof(*slice));
+	const struct wh_batch *batch = stage->piece->batch;
+	struct wh_slot *slot;
+
+	if (!slice) {
+		fail(stage, -ENOMEM, "no memory for staging");
+		return;
+	}
+	slice->stage = stage;
+	slice->task.run = back;
+	slice->wait.ready = slot_ready;
+	slice->batch.peer = batch->peer;
+	slice->batch.priority = batch->priority;
+	slice->batch.callback = batch->callback;
+	slice->batch.queue = batch->queue;
+	slice->batch.items = slice->items;
+	wh_staging_init(&slice->staging, gpus_of(stage), batch->priority == WH_PRIORITY_LATENCY);
+	slice->staging.done = staged;
+	pthread_mutex_lock(&stage->rdma->lock);
+	wh_list_append(&stage->slices, &slice->link);
+	stage->works++;
+	pthread_mutex_unlock(&stage->rdma->lock);
+	slot = wh_slot_take(gpus_of(stage), WH_SLOT_ASKS, &slice->wait);
+	if (slot)
+		have_slot(slice, slot);
+}
+
+void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	struct stage *stage = calloc(1, sizeof(*stage));
+	uint64_t slices = (piece->bytes - 1) / WH_SLOT + 1;
+
+	if (!stage) {
+		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+		wh_piece_done(piece);
+		return;
+	}
+	stage->rdma = rdma;
+	stage->piece = piece;
+	stage->works = 1;
+	wh_list_init(&stage->slices);
+	pthread_mutex_lock(&rdma->lock);
+	wh_list_append(&rdma->stages, &stage->link);
+	pthread_mutex_unlock(&rdma->lock);
+	for (uint64_t i = 0; i < slices && i < SLICES; i++)
+		start(stage);
+	put(stage, NULL);
+}
+
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done)
+{
+	for (struct wh_list *l = rdma->stages.next; l != &rdma->stages; l = l->next) {
+		struct stage *stage = wh_container(l, struct stage, link);
+
+		if (stage->piece != piece)
+			continue;
+		for (struct wh_list *s = stage->slices.next; s != &stage->slices; s = s->next) {
+			struct slice *slice = wh_container(s, struct slice, link);
+
+			atomic_store(&slice->part.cancelled, true);
+			rdma_cancel(rdma, &slice->part, done);
+		}
+		return true;
+	}
+	return false;
+}
