@@ -282,7 +282,7 @@ static uint64_t within(uint64_t value, uint64_t low, uint64_t high)
 	return value < low ? low : least(value, high);
 }
 
-/* What is known of all lines that are ready. */
+/* What is known of these lines. */
 struct look {
 	double speed[RDMA_LINES]; /* bytes a ns */
 	bool known[RDMA_LINES];
@@ -292,17 +292,17 @@ struct look {
 	double first;           /* the least of `end` */
 };
 
-static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
+static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
 {
 	double most = 0, sum = 0, waiting = (double)rdma->queued;
-	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(ready) * GRAINS);
+	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(lines) * GRAINS);
 	int64_t now = wh_now();
 
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
 
 		out->known[i] = line->speed > 0 && now - line->measured < KNOWN_FOR;
-		if (ready & 1u << i && out->known[i] && line->speed > most)
+		if (lines & 1u << i && out->known[i] && line->speed > most)
 			most = line->speed;
 	}
 	out->first = -1;
@@ -310,7 +310,7 @@ static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
 		const struct rdma_line *line = rdma->lines[i];
 		uint64_t ahead = out->known[i] ? (uint64_t)(line->speed * (double)AHEAD) : 0;
 
-		if (!(ready & 1u << i))
+		if (!(lines & 1u << i))
 			continue;
 		/* One that is not known is taken for as fast as any, but for little at a time. */
 		out->speed[i] = out->known[i] ? line->speed : most > 0 ? most : 1;
@@ -328,32 +328,43 @@ static void look(const struct rdma_peer *rdma, uint32_t ready, struct look *out)
 	out->all = waiting / sum;
 }
 
+/* The lines that can carry something of what waits. */
+static uint32_t with_work(struct rdma_peer *rdma)
+{
+	uint32_t ready = rdma_ready(rdma), able = 0;
+	struct rdma_work *work;
+
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (ready & 1u << i && rdma_next(rdma, rdma->lines[i], &work))
+			able |= 1u << i;
+	return able;
+}
+
 struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 {
-	uint32_t ready = rdma_ready(rdma);
+	/* The others do not count: nothing is left to a fast one that cannot carry it. */
+	uint32_t able = rdma->queued ? with_work(rdma) : 0;
 	struct rdma_line *best = NULL;
-	struct rdma_work *work;
 	struct look seen;
 
-	if (!ready || !rdma->queued)
+	if (!able)
 		return NULL;
-	if (!(ready & (ready - 1))) {
-		best = rdma->lines[__builtin_ctz(ready)];
+	if (!(able & (able - 1))) {
+		best = rdma->lines[__builtin_ctz(able)];
 		*grain = UINT64_MAX;
-		return has_room(best) && rdma_next(rdma, best, &work) ? best : NULL;
+		return has_room(best) ? best : NULL;
 	}
-	look(rdma, ready, &seen);
+	look(rdma, able, &seen);
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		struct rdma_line *line = rdma->lines[i];
 
-		if (!(ready & 1u << i) || !has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
+		if (!(able & 1u << i) || !has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
 			continue;
 		if (line->ahead >= seen.most[i])
 			continue;
 		if (seen.end[i] > seen.first && seen.end[i] > seen.all)
 			continue;
-		if (rdma_next(rdma, line, &work))
-			best = line;
+		best = line;
 	}
 	if (best)
 		*grain = seen.grain[best->index];

@@ -228,6 +228,7 @@ struct told {
 	bool known;
 	unsigned count;
 	struct {
+		bool used; /* for some of this batch */
 		enum wh_rdma_way way; /* WH_RDMA_STAGED also: not at all */
 		const char *writes;
 		char nic[WH_NAME_MAX];
@@ -236,7 +237,7 @@ struct told {
 };
 
 /* The next one, unless it has been told of another line. */
-static void note(struct told *told, const char *rail, enum wh_rdma_way way, const char *writes,
+static void note(struct told *told, const char *rail, bool used, enum wh_rdma_way way, const char *writes,
 		 const char *why)
 {
 	size_t length = strcspn(rail, ":");
@@ -244,9 +245,12 @@ static void note(struct told *told, const char *rail, enum wh_rdma_way way, cons
 
 	while (i < told->count && (strncmp(told->nics[i].nic, rail, length) || told->nics[i].nic[length]))
 		i++;
+	if (i < told->count)
+		told->nics[i].used |= used;
 	if (i < told->count || i == RDMA_LINES)
 		return;
 	told->known = true;
+	told->nics[i].used = used;
 	told->nics[i].way = way;
 	told->nics[i].writes = writes;
 	snprintf(told->nics[i].nic, sizeof(told->nics[i].nic), "%.*s", (int)length, rail);
@@ -254,9 +258,12 @@ static void note(struct told *told, const char *rail, enum wh_rdma_way way, cons
 	told->count++;
 }
 
-/* The one that what is told first is of: a NIC that carries is used, one that does not is not. */
+/* The one that is told of first: one that has been used, or would be. */
 static unsigned best_of(const struct told *told)
 {
+	for (unsigned i = 0; i < told->count; i++)
+		if (told->nics[i].used)
+			return i;
 	for (unsigned i = 0; i < told->count; i++)
 		if (told->nics[i].way != WH_RDMA_STAGED)
 			return i;
@@ -264,7 +271,8 @@ static unsigned best_of(const struct told *told)
 }
 
 /* Inside the region, which may be going meanwhile. Under rdma_peer.lock, as the next. */
-static void look_at_ours(struct told *told, const struct rdma_peer *rdma, uint64_t id)
+static void look_at_ours(struct told *told, const struct rdma_peer *rdma, const struct wh_batch *batch,
+			 uint64_t id)
 {
 	struct wh_place *place = told->known ? NULL : wh_place_enter(&rdma->peer->engine->regions, id);
 	const struct wh_region *local = wh_container(place, struct wh_region, place);
@@ -274,7 +282,8 @@ static void look_at_ours(struct told *told, const struct rdma_peer *rdma, uint64
 		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
 
 		if (memory && line->way[0])
-			note(told, line->rail->name, memory->mrs ? memory->mrs->way : WH_RDMA_STAGED,
+			note(told, line->rail->name, atomic_load(&batch->railed[i]),
+			     memory->mrs ? memory->mrs->way : WH_RDMA_STAGED,
 			     !memory->mrs ? "" : needs_flush(local) ? ", flushed" : ", ordered",
 			     memory->why);
 	}
@@ -282,7 +291,8 @@ static void look_at_ours(struct told *told, const struct rdma_peer *rdma, uint64
 		wh_place_leave(place);
 }
 
-static void look_at_theirs(struct told *told, const struct rdma_peer *rdma, uint64_t id)
+static void look_at_theirs(struct told *told, const struct rdma_peer *rdma, const struct wh_batch *batch,
+			   uint64_t id)
 {
 	struct wh_place *place = told->known ? NULL : wh_place_enter(&rdma->peer->regions, id);
 
@@ -292,7 +302,8 @@ static void look_at_theirs(struct told *told, const struct rdma_peer *rdma, uint
 			rdma_keys_of(wh_container(place, struct wh_remote_region, place), line->nic);
 
 		if (keys && line->way[0])
-			note(told, line->theirs.name, keys->error ? WH_RDMA_STAGED : keys->way,
+			note(told, line->theirs.name, atomic_load(&batch->railed[i]),
+			     keys->error ? WH_RDMA_STAGED : keys->way,
 			     keys->error ? "" : keys->flush ? ", flushed" : ", ordered", keys->why);
 	}
 	/* What none of them reaches has gone another way. */
@@ -308,15 +319,15 @@ static void look(struct rdma_peer *rdma, const struct wh_batch *batch, struct to
 	*ours = *theirs = (struct told){ 0 };
 	pthread_mutex_lock(&rdma->lock);
 	for (size_t i = 0; i < batch->item_count && !(ours->known && theirs->known); i++) {
-		look_at_ours(ours, rdma, batch->items[i].local_id);
-		look_at_theirs(theirs, rdma, batch->items[i].remote);
+		look_at_ours(ours, rdma, batch, batch->items[i].local_id);
+		look_at_theirs(theirs, rdma, batch, batch->items[i].remote);
 	}
 	for (size_t i = 0; i < batch->blocks_count; i++) {
 		const struct wh_blocks *blocks = batch->blocks[i];
 
 		for (uint64_t b = 0; b < blocks->base_count && !(ours->known && theirs->known); b++) {
-			look_at_ours(ours, rdma, blocks->bases[b].local_id);
-			look_at_theirs(theirs, rdma, blocks->bases[b].remote);
+			look_at_ours(ours, rdma, batch, blocks->bases[b].local_id);
+			look_at_theirs(theirs, rdma, batch, blocks->bases[b].remote);
 		}
 	}
 	pthread_mutex_unlock(&rdma->lock);

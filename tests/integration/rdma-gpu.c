@@ -52,6 +52,27 @@ static void hold(bool yes)
 	((void (*)(bool))fake("fake_verbs_hold"))(yes);
 }
 
+static void fail_next_of(unsigned int nic, int status, unsigned int after)
+{
+	((void (*)(unsigned int, int, unsigned int))fake("fake_verbs_fail_nic"))(nic, status, after);
+}
+
+static void port(unsigned int nic, bool up)
+{
+	((void (*)(unsigned int, bool))fake("fake_verbs_port"))(nic, up);
+}
+
+static uint64_t moved(unsigned int nic)
+{
+	return ((uint64_t (*)(unsigned int))fake("fake_verbs_moved"))(nic);
+}
+
+/* For tests of several rails; the fake library reads its list once. */
+static void nics(void)
+{
+	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3", 1);
+}
+
 /* ---- two engines ----------------------------------------------------------------------------------- */
 
 struct side {
@@ -89,19 +110,27 @@ static void side_close(struct side *side)
 	want(0, wh_engine_close(side->engine));
 }
 
-/* `ways`: the knob rdma_gpu of both ("": as it is by itself). */
-static void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways)
+/* `ways`: the knob rdma_gpu of both ("": as it is by itself). Rails: the knob rdma of each. */
+static void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
+			const char *our_rails, const char *their_rails)
 {
-	char knob[64];
-	const char *ours[] = { "transports=rdma,tcp", "rdma=fake0", PATIENT, knob, NULL };
-	const char *theirs[] = { "transports=rdma,tcp", "rdma=fake1", PATIENT, knob, NULL };
+	char knob[64], mine[64], others[64];
+	const char *ours[] = { "transports=rdma,tcp", mine, PATIENT, knob, NULL };
+	const char *theirs[] = { "transports=rdma,tcp", others, PATIENT, knob, NULL };
 
 	snprintf(knob, sizeof(knob), "rdma_gpu=%s", *ways ? ways : "dmabuf,peermem,staged");
+	snprintf(mine, sizeof(mine), "rdma=%s", our_rails);
+	snprintf(others, sizeof(others), "rdma=%s", their_rails);
 	memset(duo, 0, sizeof(*duo));
 	side_open(&duo->theirs, there, "target", "127.0.0.1:0", theirs);
 	side_open(&duo->ours, here, "mine", "none", ours);
 	want(0, wh_peer_open(duo->ours.engine, wh_engine_url(duo->theirs.engine), NULL, &duo->peer));
 	want(0, wh_peer_find(duo->peer, "target", PATIENCE, &duo->remote));
+}
+
+static void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways)
+{
+	duo_open_by(duo, here, there, ways, "fake0", "fake1");
 }
 
 static void duo_close(struct duo *duo)
@@ -346,7 +375,6 @@ static void shared__by_rights(void **state)
 static void shared__export(void **state)
 {
 	const char *ours[] = { "transports=rdma,tcp", "rdma=fake0,fake2", PATIENT, NULL };
-	void (*port)(unsigned int, bool) = (void (*)(unsigned int, bool))fake("fake_verbs_port");
 	int64_t end = now() + 3 * PATIENCE;
 	uint64_t before, bytes = 0;
 	struct wh_route routes[8];
@@ -354,7 +382,7 @@ static void shared__export(void **state)
 	struct duo duo = { 0 };
 
 	(void)state;
-	setenv("FAKE_VERBS", "fake0,fake1,fake2", 1);
+	nics();
 	side_open(&duo.theirs, WH_MEMORY_PAGEABLE, "target", "127.0.0.1:0",
 		  (const char *[]){ "rdma=fake1", PATIENT, NULL });
 	side_open(&duo.ours, WH_MEMORY_DEVICE, "mine", "none", ours);
@@ -379,6 +407,179 @@ static void shared__export(void **state)
 		  (unsigned long long)(fake_calls("cuMemGetHandleForAddressRange") - before));
 	want(0, wh_batch_free(batch));
 	duo_close(&duo);
+}
+
+/* ---- several rails --------------------------------------------------------------------------------- */
+
+static void rails_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways)
+{
+	nics();
+	duo_open_by(duo, here, there, ways, "fake0,fake2", "fake1,fake3");
+}
+
+/* All of it, until these of our NICs have moved some, and nothing has by others. */
+static void want_rails(struct wh_batch *batch, bool first, bool second)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	uint64_t by[2];
+	char text[2048];
+
+	do {
+		by[0] = moved(0);
+		by[1] = moved(2);
+		want(0, batch_run(batch));
+		by[0] = moved(0) - by[0];
+		by[1] = moved(2) - by[1];
+		want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "%s", wh_error_text());
+		want_true(now() < end, "%llu and %llu bytes:\n%s", (unsigned long long)by[0],
+			  (unsigned long long)by[1], text);
+	} while (!by[0] == first || !by[1] == second || by[0] + by[1] != LENGTH);
+}
+
+/* With both rails, or one of them; then what is told of it. */
+static void striped(uint32_t here, uint32_t there, const char *ways, bool second, const char *first_told,
+		    const char *second_told)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	rails_open(&duo, here, there, ways);
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		batch = whole(&duo, op);
+		want_rails(batch, true, second);
+		fill(op == WH_WRITE ? &duo.ours : &duo.theirs, op + 20);
+		want_rails(batch, true, second);
+		want_true(holds(&duo.ours, op + 20) && holds(&duo.theirs, op + 20), "the bytes are wrong");
+		want_told(batch, "rdma", first_told, second_told);
+		want(0, wh_batch_free(batch));
+	}
+	duo_close(&duo);
+}
+
+static void rails__dma_buf(void **state)
+{
+	(void)state;
+	striped(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "", true, "(2 rails, RoCE v2, dmabuf)",
+		"our GPU memory: dmabuf, ordered; their GPU memory: dmabuf, ordered\n");
+	setenv("FAKE_VERBS_MR", "65536", 1); /* many keys */
+	striped(WH_MEMORY_DEVICE, WH_MEMORY_POOL, "", true, "(2 rails, RoCE v2, dmabuf)", NULL);
+}
+
+static void rails__staged(void **state)
+{
+	(void)state;
+	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "staged", true, "(2 rails, RoCE v2, staged)",
+		"our GPU memory: staged");
+}
+
+/* A NIC of ours, or theirs, does not reach the memory: the other line carries all of it. */
+static void rails__one_without(void **state)
+{
+	(void)state;
+	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
+	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false, "our GPU memory: dmabuf, ordered, fake2: not used",
+		"(dmabuf: the NIC: Operation not supported");
+	setenv("FAKE_VERBS_NO_DMABUF", "fake3", 1);
+	striped(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false, "their GPU memory: dmabuf, ordered, fake3: not used",
+		"its GPU's memory is staged there");
+}
+
+/* The only one that reaches it goes: the other's slots have to do. */
+static void rails__staged_instead(void **state)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	(void)state;
+	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
+	rails_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "");
+	batch = whole(&duo, WH_WRITE);
+	want_rails(batch, true, false);
+	port(0, false);
+	fill(&duo.ours, 31);
+	want_rails(batch, false, true);
+	want_true(holds(&duo.theirs, 31), "the bytes are wrong");
+	want_told(batch, "rdma", "our GPU memory: staged (dmabuf: the NIC: Operation not supported", NULL);
+	port(0, true);
+	fill(&duo.ours, 32);
+	want_rails(batch, true, false);
+	want_true(holds(&duo.theirs, 32), "the bytes are wrong");
+	want_told(batch, "rdma", "our GPU memory: dmabuf, ordered, fake2: not used", NULL);
+	want(0, wh_batch_free(batch));
+	duo_close(&duo);
+}
+
+/* One of two breaks in mid-batch: the other takes what it had. */
+static void broken(uint32_t op, const char *ways, uint32_t there)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	rails_open(&duo, WH_MEMORY_DEVICE, there, ways);
+	batch = whole(&duo, op);
+	want_rails(batch, true, true);
+	fill(op == WH_WRITE ? &duo.ours : &duo.theirs, 40 + op);
+	fail_next_of(2, 12, 0);
+	want(0, batch_run(batch));
+	fail_next_of(2, 0, 0);
+	want_true(holds(&duo.ours, 40 + op) && holds(&duo.theirs, 40 + op), "the bytes are wrong");
+	want_told(batch, "rdma", "it broke: ", NULL);
+	want(0, wh_batch_free(batch));
+	duo_close(&duo);
+}
+
+static void rails__break(void **state)
+{
+	(void)state;
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		broken(op, "", WH_MEMORY_DEVICE);
+		broken(op, "staged", WH_MEMORY_PAGEABLE);
+	}
+}
+
+/* What lies apart in our GPU's memory is gathered, over keys of it and of theirs, and scattered. */
+static void rails__gathered(void **state)
+{
+	enum { COUNT = 4000, EACH = 300, STEP = 700 };
+	static struct wh_transfer parts[COUNT];
+	void (*count)(uint64_t *, uint64_t *, uint64_t *) =
+		(void (*)(uint64_t *, uint64_t *, uint64_t *))fake("fake_verbs_counts");
+	unsigned char *image = malloc(LENGTH), *packed = malloc(COUNT * EACH);
+	uint64_t before, after, others[2];
+	struct wh_batch *batch;
+	struct duo duo;
+
+	(void)state;
+	assert_true(image && packed);
+	setenv("FAKE_VERBS_MR", "65536", 1);
+	rails_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "");
+	batch = whole(&duo, WH_WRITE);
+	want_rails(batch, true, true);
+	want(0, wh_batch_free(batch));
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		for (unsigned int i = 0; i < COUNT; i++)
+			parts[i] = (struct wh_transfer){ .local = duo.ours.region, .remote = duo.remote.id,
+							 .local_offset = (uint64_t)i * STEP,
+							 .remote_offset = (uint64_t)i * EACH,
+							 .length = EACH, .op = op };
+		want(0, wh_batch_new(duo.peer, NULL, &batch));
+		want(0, wh_batch_add(batch, parts, COUNT));
+		fill(op == WH_WRITE ? &duo.ours : &duo.theirs, 50 + op);
+		count(&before, &others[0], &others[1]);
+		want(0, batch_run(batch));
+		count(&after, &others[0], &others[1]);
+		bytes_get(image, duo.ours.start, LENGTH, duo.ours.kind);
+		bytes_get(packed, duo.theirs.start, COUNT * EACH, duo.theirs.kind);
+		for (unsigned int i = 0; i < COUNT; i++)
+			want_true(!memcmp(image + (size_t)i * STEP, packed + (size_t)i * EACH, EACH),
+				  "block %u is wrong", i);
+		want_true(after - before < COUNT / 3, "%llu requests for %u blocks",
+			  (unsigned long long)(after - before), COUNT);
+		want(0, wh_batch_free(batch));
+	}
+	duo_close(&duo);
+	free(image);
+	free(packed);
 }
 
 /* ---- relaxed ordering ------------------------------------------------------------------------------ */
@@ -728,7 +929,8 @@ static void segments__peermem(void **state)
 static int end(void **state)
 {
 	static const char *const names[] = { "FAKE_VERBS_DMABUF", "FAKE_VERBS_PEERMEM", "FAKE_VERBS_REGISTER",
-					     "FAKE_VERBS_MR",     "WHERRY_TRANSPORTS",  "WHERRY_REQUIRE" };
+					     "FAKE_VERBS_MR",     "WHERRY_TRANSPORTS",  "WHERRY_REQUIRE",
+					     "FAKE_VERBS_NO_DMABUF" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		unsetenv(names[i]);
@@ -740,6 +942,12 @@ static int end(void **state)
 static const struct CMUnitTest tests[] = {
 	/* First: a fake library reads its list of NICs once. */
 	ON_FAKES(shared__export),
+	ON_FAKES(rails__dma_buf),
+	ON_FAKES(rails__staged),
+	ON_FAKES(rails__one_without),
+	ON_FAKES(rails__staged_instead),
+	ON_FAKES(rails__break),
+	ON_FAKES(rails__gathered),
 	ON_FAKES(way__dma_buf),
 	ON_FAKES(way__peermem),
 	ON_FAKES(way__peermem_instead),

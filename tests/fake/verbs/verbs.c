@@ -481,10 +481,18 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *address, size_t length
 	return ibv_reg_mr_iova2(pd, address, length, (uintptr_t)address, (unsigned int)access);
 }
 
+/* FAKE_VERBS_NO_DMABUF names the one NIC that takes none. */
+static bool takes_none(const struct ibv_pd *pd)
+{
+	const char *name = getenv("FAKE_VERBS_NO_DMABUF");
+
+	return name && !strcmp(name, ((struct context *)pd->context)->nic->name);
+}
+
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
 					int fd, int access)
 {
-	int can = setting("FAKE_VERBS_DMABUF", EBADF);
+	int can = takes_none(pd) ? EOPNOTSUPP : setting("FAKE_VERBS_DMABUF", EBADF);
 	off_t start, size;
 
 	errno = can != EBADF || fd < 0 ? can : fcntl(fd, F_GETFD) < 0 ? EINVAL :
