@@ -34,7 +34,7 @@ struct answer {
 	struct wh_estimate estimate; /* duration 0: not known */
 	int error; /* no routes: why */
 	char text[256];
-	char memory[400]; /* of a GPU, by NICs: how, and why not better; "": there is none */
+	char memory[1200]; /* of a GPU, by NICs: how, and why not better; "": there is none */
 };
 
 struct explanation {

@@ -184,7 +184,7 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned count;
 	size_t at = 0;
-	char line[400], story[4096];
+	char line[1200], story[4096];
 	int error = look(batch, "wh_batch_explain", routes, &count);
 
 	if (error)

@@ -477,11 +477,11 @@ static void rails__one_without(void **state)
 {
 	(void)state;
 	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
-	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false, "our GPU memory: dmabuf, ordered, fake2: not used",
-		"(dmabuf: the NIC: Operation not supported");
+	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false,
+		"our GPU memory: dmabuf, ordered, fake2: not used", "(dmabuf: the NIC: Operation not supported");
 	setenv("FAKE_VERBS_NO_DMABUF", "fake3", 1);
-	striped(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false, "their GPU memory: dmabuf, ordered, fake3: not used",
-		"its GPU's memory is staged there");
+	striped(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false,
+		"their GPU memory: dmabuf, ordered, fake3: not used", "its GPU's memory is staged there");
 }
 
 /* The only one that reaches it goes: the other's slots have to do. */
@@ -534,6 +534,31 @@ static void rails__break(void **state)
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		broken(op, "", WH_MEMORY_DEVICE);
 		broken(op, "staged", WH_MEMORY_PAGEABLE);
+	}
+}
+
+/* The only one that reaches it breaks in mid-batch: what is left of that one goes some other way. */
+static void rails__break_the_only(void **state)
+{
+	struct wh_batch *batch;
+	struct duo duo;
+
+	(void)state;
+	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		rails_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "");
+		batch = whole(&duo, op);
+		want_rails(batch, true, false);
+		fill(op == WH_WRITE ? &duo.ours : &duo.theirs, 60 + op);
+		fail_next_of(0, 12, 1);
+		want(0, batch_run(batch));
+		fail_next_of(0, 0, 0);
+		want_true(holds(&duo.ours, 60 + op) && holds(&duo.theirs, 60 + op), "the bytes are wrong");
+		fill(op == WH_WRITE ? &duo.ours : &duo.theirs, 70 + op);
+		want_rails(batch, true, false);
+		want_true(holds(&duo.ours, 70 + op) && holds(&duo.theirs, 70 + op), "the bytes are wrong");
+		want(0, wh_batch_free(batch));
+		duo_close(&duo);
 	}
 }
 
@@ -947,6 +972,7 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(rails__one_without),
 	ON_FAKES(rails__staged_instead),
 	ON_FAKES(rails__break),
+	ON_FAKES(rails__break_the_only),
 	ON_FAKES(rails__gathered),
 	ON_FAKES(way__dma_buf),
 	ON_FAKES(way__peermem),
