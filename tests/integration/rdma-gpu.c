@@ -67,6 +67,11 @@ static uint64_t moved(unsigned int nic)
 	return ((uint64_t (*)(unsigned int))fake("fake_verbs_moved"))(nic);
 }
 
+static void set_speed(unsigned int nic, uint64_t speed)
+{
+	((void (*)(unsigned int, uint64_t))fake("fake_verbs_speed"))(nic, speed);
+}
+
 /* For tests of several rails; the fake library reads its list once. */
 static void nics(void)
 {
@@ -542,6 +547,7 @@ static void rails__break_the_only(void **state)
 {
 	struct wh_batch *batch;
 	struct duo duo;
+	uint64_t seed;
 
 	(void)state;
 	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
@@ -554,12 +560,46 @@ static void rails__break_the_only(void **state)
 		want(0, batch_run(batch));
 		fail_next_of(0, 0, 0);
 		want_true(holds(&duo.ours, 60 + op) && holds(&duo.theirs, 60 + op), "the bytes are wrong");
-		fill(op == WH_WRITE ? &duo.ours : &duo.theirs, 70 + op);
+		fill(&duo.ours, 70);
 		want_rails(batch, true, false);
-		want_true(holds(&duo.ours, 70 + op) && holds(&duo.theirs, 70 + op), "the bytes are wrong");
+		seed = op == WH_WRITE ? 70 : 60 + op;
+		want_true(holds(&duo.ours, seed) && holds(&duo.theirs, seed), "the bytes are wrong");
 		want(0, wh_batch_free(batch));
 		duo_close(&duo);
 	}
+}
+
+/* A slow rail leaves the end to a fast one, but not what that one does not reach. */
+static void rails__slow_alone(void **state)
+{
+	struct wh_transfer host = { .length = LENGTH, .op = WH_WRITE };
+	unsigned char *pages = pages_new(LENGTH);
+	struct wh_region *region;
+	struct wh_batch *both, *one;
+	struct duo duo;
+
+	(void)state;
+	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
+	rails_open(&duo, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "");
+	want(0, wh_region_register(duo.ours.engine, pages, LENGTH, NULL, &region));
+	host.local = region;
+	host.remote = duo.remote.id;
+	want(0, wh_batch_new(duo.peer, NULL, &both));
+	want(0, wh_batch_add(both, &host, 1));
+	one = whole(&duo, WH_WRITE);
+	want_rails(one, true, false);
+	fill(&duo.ours, 80);
+	set_speed(0, 300);
+	want_rails(both, true, true); /* how fast they are is known now */
+	want(0, batch_run(one));
+	set_speed(0, 0);
+	want_true(holds(&duo.theirs, 80), "the bytes are wrong");
+	want_told(one, "rdma", "our GPU memory: dmabuf", NULL);
+	want(0, wh_batch_free(both));
+	want(0, wh_batch_free(one));
+	want(0, wh_region_unregister(region));
+	pages_free(pages, LENGTH);
+	duo_close(&duo);
 }
 
 /* What lies apart in our GPU's memory is gathered, over keys of it and of theirs, and scattered. */
@@ -973,6 +1013,7 @@ static const struct CMUnitTest tests[] = {
 	ON_FAKES(rails__staged_instead),
 	ON_FAKES(rails__break),
 	ON_FAKES(rails__break_the_only),
+	ON_FAKES(rails__slow_alone),
 	ON_FAKES(rails__gathered),
 	ON_FAKES(way__dma_buf),
 	ON_FAKES(way__peermem),
