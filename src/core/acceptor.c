@@ -166,7 +166,8 @@ static void answer(struct greeting *greeting)
 
 	if (!proved)
 		return;
-	if (wh_tls_bind(greeting->tls, &engine->trust.crypto, proved, key) || wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
+	if (wh_tls_bind(greeting->tls, &engine->trust.crypto, proved, key) ||
+	    wh_welcome(engine, &greeting->said, &greeting->hello, greeting->session, key, &welcome,
 		       &greeting->proofs)) {
 		refuse(greeting, EPROTO, "a hello without a nonce, or no way to prove a key here");
 		return;

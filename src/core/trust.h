@@ -25,9 +25,9 @@ struct wh_trust {
 
 /* Have the keys that the knobs name, or this user's own, made if there is none yet; the knob `key` is
  * wiped. With certificates no key is needed. 0; or -EACCES (not the user's alone), -EINVAL (no key in the
- * file) or another errno of the file that a knob names, or of what the knob tls takes. What is wrong otherwise, such as that there is no OpenSSL, is kept for
- * wh_trust_allows(): an engine that neither listens nor connects does without. With an error the
- * structure is to be closed as well. */
+ * file) or another errno of the file that a knob names, or of what the knob tls takes. What is wrong
+ * otherwise, such as that there is no OpenSSL, is kept for wh_trust_allows(): an engine that neither
+ * listens nor connects does without. With an error the structure is to be closed as well. */
 int wh_trust_open(struct wh_trust *trust, struct wh_config *config);
 void wh_trust_close(struct wh_trust *trust);
 

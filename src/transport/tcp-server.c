@@ -54,7 +54,8 @@ static void leave_all(struct entered *entered)
 }
 
 /* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this call. */
-static char *enter(struct tcp_server *server, struct entered *entered, const struct tcp_extent *extent, int *error)
+static char *enter(struct tcp_server *server, struct entered *entered, const struct tcp_extent *extent,
+		   int *error)
 {
 	const struct wh_pane *pane;
 	struct wh_place *place;

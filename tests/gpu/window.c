@@ -111,8 +111,8 @@ static struct wh_view *open_view(uint64_t address, size_t length, bool private)
 	int64_t start = wh_now();
 	int error = wh_view_open(windows, &request, &view);
 
-	printf("  0x%llx+%zu: %d in %lld us: %s\n", (unsigned long long)address, length, error, (long long)(wh_now() - start) / 1000,
-	       error ? wh_error_text() : view->said);
+	printf("  0x%llx+%zu: %d in %lld us: %s\n", (unsigned long long)address, length, error,
+	       (long long)(wh_now() - start) / 1000, error ? wh_error_text() : view->said);
 	return CHECK(error == 0) ? view : NULL;
 }
 
