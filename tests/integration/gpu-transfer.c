@@ -388,8 +388,8 @@ static void every_pair__rdma_staged(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_OVER(every_pair__rdma, rdma_gpu),
-	TEST_OVER(every_pair__rdma_staged, rdma_gpu),
+	TEST_OVER(every_pair__rdma, gpu_rdma),
+	TEST_OVER(every_pair__rdma_staged, gpu_rdma),
 	TEST(every_pair__tcp),
 	TEST(every_pair__one_process),
 	TEST(every_pair__two_processes),

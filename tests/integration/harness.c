@@ -248,7 +248,7 @@ static const char *missing_rdma(void)
 	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL : "there is no RDMA device to test with";
 }
 
-static const char *missing_rdma_gpu(void)
+static const char *missing_gpu_rdma(void)
 {
 	return !getenv("TEST_VERBS") || getenv("TEST_RDMA") || !getenv("TEST_CUDA") ?
 		       "it takes the fake CUDA driver and the fake libibverbs" :
@@ -259,9 +259,9 @@ const struct route route_rdma = {
 	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2",
 	.kind = WH_MEMORY_PAGEABLE, .devices = true, .missing = missing_rdma,
 };
-const struct route route_rdma_gpu = {
+const struct route route_gpu_rdma = {
 	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2, dmabuf",
-	.kind = WH_MEMORY_DEVICE, .devices = true, .missing = missing_rdma_gpu,
+	.kind = WH_MEMORY_DEVICE, .devices = true, .missing = missing_gpu_rdma,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 

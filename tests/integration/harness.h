@@ -87,7 +87,7 @@ extern const struct route route_vm;     /* process_vm_readv/writev on memory of 
 extern const struct route route_tcp4;
 extern const struct route route_tcp6;
 extern const struct route route_rdma;   /* over real devices, or the fake library's */
-extern const struct route route_rdma_gpu; /* the same into a GPU's memory, of the fake driver */
+extern const struct route route_gpu_rdma; /* the same into a GPU's memory, of the fake driver */
 extern const struct route needs_root;   /* not a route: a test that changes its user */
 
 /* A test, or one over a route; `initial_state` of every test is a struct route or NULL. */
@@ -99,7 +99,7 @@ extern const struct route needs_root;   /* not a route: a test that changes its 
 #define TEST_HOST_ROUTES(function) \
 	TEST_OVER(function, self), TEST_OVER(function, shm), TEST_OVER(function, vm), \
 	TEST_OVER(function, tcp4), TEST_OVER(function, tcp6), TEST_OVER(function, rdma)
-#define TEST_EVERY_ROUTE(function) TEST_HOST_ROUTES(function), TEST_OVER(function, rdma_gpu)
+#define TEST_EVERY_ROUTE(function) TEST_HOST_ROUTES(function), TEST_OVER(function, gpu_rdma)
 #define TEST_REMOTE_ROUTES(function) \
 	TEST_OVER(function, shm), TEST_OVER(function, vm), TEST_OVER(function, tcp4), \
 	TEST_OVER(function, rdma)

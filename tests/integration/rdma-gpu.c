@@ -1002,7 +1002,7 @@ static int end(void **state)
 	return harness_end(state);
 }
 
-#define ON_FAKES(function) { #function, function, harness_begin, end, (void *)&route_rdma_gpu }
+#define ON_FAKES(function) { #function, function, harness_begin, end, (void *)&route_gpu_rdma }
 
 static const struct CMUnitTest tests[] = {
 	/* First: a fake library reads its list of NICs once. */
