@@ -5,7 +5,8 @@
  */
 #include "harness.h"
 
-#define GUARD 65539 /* bytes around what is moved that must stay as they are */
+#define LENGTH (SCALE(4, 3) * MIB) /* of each memory */
+#define GUARD 65539                /* bytes around what is moved that must stay as they are */
 
 struct side {
 	const char *name;
@@ -287,7 +288,7 @@ static void every_pair__one_process(void **state)
 
 			if (!usable(&sides[a], &sides[b]))
 				continue;
-			pair_open(&p, &sides[a], &sides[b], NULL, 4 * MIB);
+			pair_open(&p, &sides[a], &sides[b], NULL, LENGTH);
 			pair_test(&p, "cuda");
 			pair_close(&p);
 		}
@@ -313,7 +314,7 @@ static void every_pair__two_processes(void **state)
 			if (!usable(&sides[a], &sides[b]) || !shareable(&sides[b]))
 				continue;
 			child = child_start(NULL);
-			pair_open(&p, &sides[a], &sides[b], child, 4 * MIB);
+			pair_open(&p, &sides[a], &sides[b], child, LENGTH);
 			pair_test(&p, "cuda");
 			pair_close(&p);
 			child_exit(child);
@@ -337,7 +338,7 @@ static void every_pair__tcp(void **state)
 				continue;
 			child = child_start(NULL);
 			setenv("WHERRY_REQUIRE", "tcp", 1);
-			pair_open(&p, &sides[here[a]], &sides[b], child, 4 * MIB);
+			pair_open(&p, &sides[here[a]], &sides[b], child, LENGTH);
 			unsetenv("WHERRY_REQUIRE");
 			pair_test(&p, "tcp");
 			pair_close(&p);
@@ -365,7 +366,7 @@ static void rdma(const char *ways)
 			child = child_start(&options);
 			setenv("WHERRY_REQUIRE", "rdma", 1);
 			setenv("WHERRY_RDMA_GPU", ways, 1);
-			pair_open(&p, &sides[here[a]], &sides[b], child, 4 * MIB);
+			pair_open(&p, &sides[here[a]], &sides[b], child, LENGTH);
 			unsetenv("WHERRY_RDMA_GPU");
 			unsetenv("WHERRY_REQUIRE");
 			pair_test(&p, "rdma");
