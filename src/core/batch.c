@@ -79,6 +79,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 	batch->priority = options.priority;
 	batch->require = *require ? wh_transport_by_name(require) : WH_TRANSPORT_COUNT;
 	pthread_mutex_init(&batch->text_lock, NULL);
+	pthread_mutex_init(&batch->route_lock, NULL);
 	if (batch->queue)
 		wh_queue_hold(batch->queue, 1);
 	made = atomic_fetch_add(&peer->batches, WH_BATCH_MADE);
@@ -131,6 +132,7 @@ int wh_batch_free(struct wh_batch *batch)
 	empty(batch);
 	atomic_fetch_sub(&batch->peer->batches, 1);
 	wh_gate_free(batch);
+	pthread_mutex_destroy(&batch->route_lock);
 	pthread_mutex_destroy(&batch->text_lock);
 	free(batch->items);
 	free(batch->blocks);
@@ -551,11 +553,35 @@ void wh_piece_done(struct wh_piece *piece)
 	let_go(piece->batch);
 }
 
-void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+static void give_up(struct wh_piece *piece)
+{
+	wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	wh_piece_done(piece);
+}
+
+/* Hand it to another transport, of which a cancel knows from here on. False: it was cancelled before. */
+static bool change_over(struct wh_piece *piece, uint32_t to)
 {
 	struct wh_batch *batch = piece->batch;
+	bool cancelled;
+
+	pthread_mutex_lock(&batch->route_lock);
+	cancelled = atomic_load(&piece->cancelled);
+	if (!cancelled) {
+		wh_piece_start(piece, &piece->cursor);
+		atomic_store(&piece->left, piece->bytes);
+		piece->owner = NULL;
+		atomic_store(&piece->transport, to);
+	}
+	pthread_mutex_unlock(&batch->route_lock);
+	return !cancelled;
+}
+
+void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+{
+	uint32_t before = atomic_load(&piece->transport), to;
+	struct wh_batch *batch = piece->batch;
 	struct wh_peer *peer = batch->peer;
-	uint32_t before = piece->transport;
 	char text[WH_REFUSAL];
 
 	if (piece->whole) {
@@ -564,9 +590,8 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	}
 	snprintf(text, sizeof(text), "%s", why);
 	wh_count_settle(batch);
-	if (atomic_load(&piece->cancelled)) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		wh_piece_done(piece);
+	if (atomic_load(&piece->cancelled)) { /* maybe by this thread, which holds the lock then */
+		give_up(piece);
 		return;
 	}
 	pthread_mutex_lock(&batch->text_lock);
@@ -575,20 +600,21 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	memcpy(batch->share[before].refused, text, WH_REFUSAL);
 	pthread_mutex_unlock(&batch->text_lock);
 	batch->planned = 0;
-	if (wh_plan_again(piece, text)) {
+	to = wh_plan_again(piece);
+	if (to == WH_TRANSPORT_COUNT) {
 		wh_piece_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name, why);
 		wh_piece_done(piece);
 		return;
 	}
 	wh_count_add(&peer->tally.reroutes[before], 1);
 	pthread_mutex_lock(&batch->text_lock);
-	batch->share[piece->transport].bytes += piece->bytes;
-	batch->share[piece->transport].transfers += piece->transfers;
+	batch->share[to].bytes += piece->bytes;
+	batch->share[to].transfers += piece->transfers;
 	pthread_mutex_unlock(&batch->text_lock);
-	wh_piece_start(piece, &piece->cursor);
-	atomic_store(&piece->left, piece->bytes);
-	piece->owner = NULL;
-	wh_transport(piece->transport)->submit(peer, peer->transport[piece->transport], piece);
+	if (change_over(piece, to))
+		wh_transport(to)->submit(peer, peer->transport[to], piece);
+	else
+		give_up(piece);
 }
 
 /* A round of it ends. The two ways that cost little are here, so that they cost little. */
@@ -733,6 +759,21 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
 	return status_of(batch);
 }
 
+static void cancel_piece(struct wh_piece *piece)
+{
+	struct wh_batch *batch = piece->batch;
+	struct wh_peer *peer = batch->peer;
+	uint32_t id;
+
+	/* Before the lock, which those take who would hand it to another transport. */
+	atomic_store(&piece->cancelled, true);
+	pthread_mutex_lock(&batch->route_lock);
+	id = atomic_load(&piece->transport);
+	if (!atomic_load(&piece->done))
+		wh_transport(id)->cancel(peer, peer->transport[id], piece);
+	pthread_mutex_unlock(&batch->route_lock);
+}
+
 int wh_batch_cancel(struct wh_batch *batch)
 {
 	int error = guard(batch, "wh_batch_cancel");
@@ -749,14 +790,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 	atomic_store(&batch->cancelled, true);
 	if (wh_gate_cancel(batch))
 		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
-	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
-		struct wh_piece *piece = &batch->pieces[i];
-
-		atomic_store(&piece->cancelled, true);
-		if (!atomic_load(&piece->done))
-			wh_transport(piece->transport)
-				->cancel(peer, peer->transport[piece->transport], piece);
-	}
+	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++)
+		cancel_piece(&batch->pieces[i]);
 	if (wh_note_cancel(batch)) {
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 		wh_batch_finish(batch);

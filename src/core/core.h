@@ -518,6 +518,9 @@ struct wh_batch {
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
 	_Atomic bool gated; /* it has not been started: it waits for a stream */
+	/* A piece that is being cancelled does not change its transport meanwhile. Taken before those of the
+	 * transports and text_lock. */
+	pthread_mutex_t route_lock;
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
 	struct wh_list queue_link;    /* queue.done */
@@ -585,8 +588,8 @@ int wh_plan(struct wh_batch *batch);
  * and waits, if there has been none. False: not known. */
 bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 		       struct wh_estimate *out);
-/* The next best transport for a piece that its transport gave up; -EOPNOTSUPP: none. */
-int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL]);
+/* The next best transport for a piece that its transport gave up; WH_TRANSPORT_COUNT: none. */
+uint32_t wh_plan_again(const struct wh_piece *piece);
 
 /* Submit a batch that starts once the event has happened; `wait` is in its gate. */
 struct wh_event_wait;

@@ -286,7 +286,7 @@ static uint64_t regions_of(const struct wh_piece *piece, uint64_t index,
 	return item->remote;
 }
 
-int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
+uint32_t wh_plan_again(const struct wh_piece *piece)
 {
 	const struct wh_region *local, *local_before = NULL;
 	struct wh_batch *batch = piece->batch;
@@ -295,7 +295,6 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 	char gone[WH_REFUSAL] = "";
 	unsigned place;
 
-	snprintf(why, WH_REFUSAL, "no other transport");
 	/* The one that serves every region of the piece is the worst of those that serve each. */
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
 		remote = regions_of(piece, i, &local);
@@ -305,11 +304,10 @@ int wh_plan_again(struct wh_piece *piece, char why[WH_REFUSAL])
 		remote_before = remote;
 		id = choose(batch, local, remote, piece->op, piece->transport, gone);
 		if (id == WH_TRANSPORT_COUNT)
-			return -EOPNOTSUPP;
+			return id;
 		for (place = 0; batch->peer->engine->order[place] != id;)
 			place++;
 		worst = place > worst ? place : worst;
 	}
-	piece->transport = batch->peer->engine->order[worst];
-	return 0;
+	return batch->peer->engine->order[worst];
 }

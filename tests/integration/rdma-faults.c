@@ -115,28 +115,59 @@ static void want_refused(struct wh_batch *batch, const char *word)
 	want_true(strstr(refused, word), "rdma is refused for \"%s\", not for \"%s\"", refused, word);
 }
 
-/* A batch of many blocks, all over the region, so many times. */
-static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int times)
+static uint64_t reroutes_of(const struct wh_counters *counters)
 {
-	struct wh_base base = { .local = f->region, .remote = f->remote.id };
+	uint64_t all = 0;
+
+	for (unsigned int i = 0; i < counters->transports; i++)
+		all += counters->transport[i].reroutes;
+	return all;
+}
+
+/* The blocks of one of so many equal parts of the region. */
+static struct wh_blocks *part_of(struct fixture *f, uint32_t op, unsigned int part, unsigned int parts)
+{
+	uint64_t offset = part * (uint64_t)(LENGTH / parts);
+	struct wh_base base = { f->region, offset, f->remote.id, offset };
 	struct wh_blocks_desc desc = {
 		.size = sizeof(desc),
 		.op = op,
 		.block_length = BLOCK / 2,
-		.count = LENGTH / BLOCK,
+		.count = LENGTH / BLOCK / parts,
 		.bases = &base,
 		.base_count = 1,
 		.local_stride = BLOCK,
 		.remote_stride = BLOCK,
 	};
 	struct wh_blocks *blocks;
-	struct wh_batch *batch;
 
 	want(0, wh_blocks_prepare(f->peer, &desc, &blocks));
-	batch = batch_of(f, NULL, 0);
+	return blocks;
+}
+
+/* A batch of many blocks, all over the region, so many times. */
+static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int times)
+{
+	struct wh_blocks *blocks = part_of(f, op, 0, 1);
+	struct wh_batch *batch = batch_of(f, NULL, 0);
+
 	while (times--)
 		want(0, wh_batch_add_blocks(batch, blocks));
 	wh_blocks_free(blocks);
+	return batch;
+}
+
+/* One of the same blocks in so many pieces. */
+static struct wh_batch *pieces_of(struct fixture *f, uint32_t op, unsigned int pieces)
+{
+	struct wh_batch *batch = batch_of(f, NULL, 0);
+
+	for (unsigned int i = 0; i < pieces; i++) {
+		struct wh_blocks *blocks = part_of(f, op, i, pieces);
+
+		want(0, wh_batch_add_blocks(batch, blocks));
+		wh_blocks_free(blocks);
+	}
 	return batch;
 }
 
@@ -268,6 +299,41 @@ static void silent__cancel(void **state)
 	want_blocks(&f, 11);
 	want(0, wh_batch_free(batch));
 	want(0, wh_batch_free(other));
+	fixture_close(&f);
+}
+
+/* Batches are cancelled while their pieces, one after the other, change over to tcp. */
+static void broken__cancelled_meanwhile(void **state)
+{
+	struct wh_counters counters = { .size = sizeof(counters) };
+	struct wh_batch *batch;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(60);
+	open_both(&f);
+	batch = pieces_of(&f, WH_WRITE, 64);
+	for (unsigned int round = 0; round < 20; round++) {
+		uint64_t before, after = 0;
+		int status;
+
+		want_rdma_again(&f);
+		want(0, wh_peer_counters(f.peer, &counters));
+		before = reroutes_of(&counters);
+		fail_next(12, round * 7);
+		want(0, wh_batch_submit(batch));
+		while (wh_batch_poll(batch) == -EINPROGRESS && after < before + 1 + round) {
+			want(0, wh_peer_counters(f.peer, &counters));
+			after = reroutes_of(&counters);
+		}
+		want(0, wh_batch_cancel(batch));
+		status = wh_batch_poll(batch);
+		want_true(!status || status == -ECANCELED, "it is %d", status);
+	}
+	pattern_fill(f.local, LENGTH, 0, 12);
+	want(0, batch_run(batch));
+	want_blocks(&f, 12);
+	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
 
@@ -480,6 +546,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(broken__no_acknowledgement, needs_fake),
 	TEST_NEEDS(broken__first_request, needs_fake),
 	TEST_NEEDS(broken__remote_access, needs_fake),
+	TEST_NEEDS(broken__cancelled_meanwhile, needs_fake),
 	TEST_NEEDS(silent__goes_by_tcp, needs_fake),
 	TEST_NEEDS(silent__cancel, needs_fake),
 	TEST_NEEDS(silent__region_taken_back, needs_fake),
