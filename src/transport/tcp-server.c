@@ -87,24 +87,35 @@ static char *enter(struct tcp_server *server, struct entered *entered, const str
 	return entered->memory + extent->offset;
 }
 
+/* The region that the extents of a request are being checked against. */
+struct checked {
+	struct wh_place *place; /* entered; NULL: there is none */
+	uint64_t id;            /* of the last region asked for */
+	bool asked;
+	uint8_t access;
+};
+
 /* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
  * is enough; whether it is still there is asked again at each touch. */
-static int check(struct tcp_server *server, const struct tcp_extent *extent, uint8_t op)
+static int check(struct tcp_server *server, struct checked *last, const struct tcp_extent *extent,
+		 uint8_t op)
 {
-	struct wh_place *place = wh_place_enter(&server->engine->regions, extent->region);
-	uint8_t access;
-	int error = 0;
-
-	if (!place)
+	if (!last->asked || last->id != extent->region) {
+		if (last->place)
+			wh_place_leave(last->place);
+		last->place = wh_place_enter(&server->engine->regions, extent->region);
+		last->id = extent->region;
+		last->asked = true;
+		/* The session stays until this connection has stopped. */
+		if (last->place)
+			last->access = wh_session_access(server->session, last->place);
+	}
+	if (!last->place)
 		return ESTALE;
-	/* The session stays until this connection has stopped. */
-	access = wh_session_access(server->session, place);
-	if (access & WH_ACCESS_NONE || !(access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
-		error = EACCES;
-	else if (!wh_place_holds(place, extent->offset, extent->length))
-		error = ERANGE;
-	wh_place_leave(place);
-	return error;
+	if (last->access & WH_ACCESS_NONE ||
+	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+		return EACCES;
+	return wh_place_holds(last->place, extent->offset, extent->length) ? 0 : ERANGE;
 }
 
 void tcp_server_hold(struct tcp_server *server, int64_t bytes)
@@ -360,6 +371,7 @@ static int flush(struct tcp_server *server)
 static int take_extents(struct tcp_server *server, const uint8_t *meta)
 {
 	const struct wh_request *request = &server->request;
+	struct checked last = { .asked = false };
 	struct wh_extent_reader reader;
 	struct wh_extent extent;
 	uint64_t bytes = 0;
@@ -370,12 +382,17 @@ static int take_extents(struct tcp_server *server, const uint8_t *meta)
 	while ((got = wh_extents_next(&reader, &extent)) == 1) {
 		struct tcp_extent *to = &server->extents[count];
 
-		if (count++ == request->count || extent.length > request->bytes - bytes)
-			return -EPROTO;
+		if (count == request->count || extent.length > request->bytes - bytes) {
+			got = -EPROTO;
+			break;
+		}
+		count++;
 		bytes += extent.length;
 		*to = (struct tcp_extent){ extent.region, extent.offset, extent.length, 0 };
-		to->error = check(server, to, request->op);
+		to->error = check(server, &last, to, request->op);
 	}
+	if (last.place)
+		wh_place_leave(last.place);
 	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
 }
 
