@@ -347,9 +347,8 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 {
 	struct tcp_peer *tcp = state;
 	struct tcp_client *owner = NULL;
-	bool several = false;
+	bool spin = peer->engine->config.number[WH_KNOB_SPIN], several = false, large = false;
 
-	(void)peer;
 	pthread_mutex_lock(&tcp->lock);
 	for (size_t i = 0; i < batch->piece_count; i++) {
 		struct wh_piece *piece = &batch->pieces[i];
@@ -358,10 +357,14 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 			continue;
 		/* A GPU ends them, not what comes through a socket. */
 		several |= piece->staged || piece->owner == SEVERAL || (owner && owner != piece->owner);
+		large |= piece->bytes > TCP_INLINE && !spin;
 		owner = piece->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
-	if (owner && !several)
+	/* Where much is on its way waiters would come and go, and what streams would change between their threads
+	 * and the loop's, and between CPUs. Of those that spin the loop may know nothing. */
+	if (owner && !several &&
+	    !(large && deadline && atomic_load_explicit(&owner->outstanding, memory_order_relaxed) > 1))
 		tcp_client_own(owner, batch, deadline);
 	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
