@@ -87,6 +87,8 @@ struct nvml_process {
 
 #define PROCESSES_MOST 256
 
+static const char fields_function[] = "nvmlDeviceGetFieldValues";
+
 #define VERSIONED(type, version) ((unsigned)(sizeof(type) | (version) << 24))
 
 typedef int text_function(nvml_device device, char *out, unsigned size);
@@ -421,24 +423,45 @@ static int field_value(const struct nvml_field *field, uint64_t *out)
 	}
 }
 
+void wh_nvml_fields(struct wh_nvml *nvml, unsigned device, struct wh_nvml_field *fields,
+		    unsigned count)
+{
+	struct nvml_field requests[WH_NVML_FIELDS] = { { .id = 0 } };
+	struct question q = { .function = NULL };
+	int result;
+
+	if (count > WH_NVML_FIELDS)
+		count = WH_NVML_FIELDS;
+	for (unsigned i = 0; i < count; i++)
+		requests[i] = (struct nvml_field){ .id = fields[i].field, .scope = fields[i].scope };
+	if (ask(nvml, &q, fields_function, 1, device, -1, -1))
+		q.result = ((int (*)(nvml_device, int, struct nvml_field *))q.function)(
+			q.device, (int)count, requests);
+	result = q.result;
+	for (unsigned i = 0; i < count; i++) {
+		uint64_t value = 0;
+
+		snprintf(q.text, sizeof(q.text), "%s %u %" PRIu32 " %" PRIu32, fields_function,
+			 device, fields[i].field, fields[i].scope);
+		/* The call is a success also if none of its fields is one. */
+		q.result = result ? result : (int)requests[i].result;
+		if (!q.result)
+			q.result = field_value(&requests[i], &value);
+		if (!q.result)
+			fields[i].value = value;
+		fields[i].error = done(nvml, &q, "%" PRIu64, value);
+	}
+}
+
 int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_t scope,
 		  uint64_t *out)
 {
-	struct nvml_field request = { .id = field, .scope = scope };
-	struct question q = { .function = NULL };
-	uint64_t value = 0;
+	struct wh_nvml_field one = { .field = field, .scope = scope };
 
-	if (ask(nvml, &q, "nvmlDeviceGetFieldValues", 1, device, field, scope))
-		q.result = ((int (*)(nvml_device, int, struct nvml_field *))q.function)(q.device, 1,
-											&request);
-	/* The call is a success also if none of its fields is one. */
-	if (!q.result)
-		q.result = (int)request.result;
-	if (!q.result)
-		q.result = field_value(&request, &value);
-	if (!q.result)
-		*out = value;
-	return done(nvml, &q, "%" PRIu64, value);
+	wh_nvml_fields(nvml, device, &one, 1);
+	if (!one.error)
+		*out = one.value;
+	return one.error;
 }
 
 /* ---- the rest -------------------------------------------------------------------------------- */

@@ -94,6 +94,17 @@ enum {
 int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_t scope,
 		  uint64_t *out);
 
+/* Several fields in one call; each gets its value, or an error as other questions return it. No more than
+ * WH_NVML_FIELDS. */
+#define WH_NVML_FIELDS 8
+struct wh_nvml_field {
+	uint32_t field, scope;
+	int error;
+	uint64_t value; /* unchanged on error */
+};
+void wh_nvml_fields(struct wh_nvml *nvml, unsigned device, struct wh_nvml_field *fields,
+		    unsigned count);
+
 /* ---- the rest -------------------------------------------------------------------------------- */
 
 struct wh_nvml_pci {

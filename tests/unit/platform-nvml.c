@@ -115,6 +115,9 @@ static void ask__broken(void **state)
 	struct wh_nvml_fabric fabric;
 	char text[WH_NVML_TEXT];
 	uint64_t big;
+	struct wh_nvml_field fields[] = { { .field = WH_NVML_FIELD_LINK_SPEED, .scope = 4 },
+					  { .field = 1000, .scope = 4, .value = 9 },
+					  { .field = WH_NVML_FIELD_LINK_SPEED, .scope = 5 } };
 	uint32_t value;
 
 	(void)state;
@@ -130,6 +133,15 @@ static void ask__broken(void **state)
 	assert_int_equal(value, WH_NVML_REMOTE_SWITCH);
 	assert_int_equal(wh_nvml_field(nvml, 0, WH_NVML_FIELD_LINK_SPEED, 4, &big), 0);
 	assert_int_equal(big, 26562);
+	wh_nvml_fields(nvml, 0, fields, 3);
+	assert_int_equal(fields[0].error, 0);
+	assert_int_equal(fields[0].value, 26562);
+	assert_int_equal(fields[1].error, -EOPNOTSUPP);
+	assert_int_equal(fields[1].value, 9);
+	assert_int_equal(fields[2].error, 0);
+	wh_nvml_fields(nvml, 1, fields, 1);
+	assert_int_equal(fields[0].error, -ENODEV);
+	assert_int_equal(fields[0].value, 26562);
 	assert_int_equal(wh_nvml_field(nvml, 3, WH_NVML_FIELD_RECOVERY, UINT32_MAX, &big), 0);
 	assert_int_equal(big, 1);
 	assert_int_equal(wh_nvml_fabric(nvml, 0, &fabric), 0);

@@ -4,12 +4,13 @@
  * nvmlInit. Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them,
  * with FUNCTION without its version; an argument "*" stands for any, and the first line that fits
  * is taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are
- * passed over; "delay : 0 MS" lets nvmlInit take so long.
+ * passed over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
  *
  * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
  * that came later.
  */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -92,19 +93,13 @@ static bool fits(const char *pattern, size_t length, const char *question)
 }
 
 /* The result that the file has for a question, and its values: up to the end of the line. */
-__attribute__((format(printf, 2, 3)))
-static int answer(char *values, const char *format, ...)
+static int look_up(char *values, const char *question)
 {
-	char question[128];
 	const char *line = text;
-	va_list list;
 
+	*values = '\0';
 	if (!text)
 		return UNINITIALIZED;
-	va_start(list, format);
-	vsnprintf(question, sizeof(question), format, list);
-	va_end(list);
-	*values = '\0';
 	while (*line) {
 		size_t length = strcspn(line, "\n"), left = strcspn(line, ":\n");
 
@@ -121,9 +116,64 @@ static int answer(char *values, const char *format, ...)
 	return NOT_SUPPORTED;
 }
 
+/* ---- what has been asked --------------------------------------------------------------------- */
+
+/* Calls of each function since the library was loaded, by its name without a version: what they take of a real
+ * driver is what a test wants few of. */
+#define FUNCTIONS 64
+static struct {
+	char name[64];
+	unsigned calls;
+} counts[FUNCTIONS];
+static pthread_mutex_t counts_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void count_call(const char *question)
+{
+	size_t length = strcspn(question, " "), i = 0;
+
+	pthread_mutex_lock(&counts_lock);
+	while (i < FUNCTIONS && *counts[i].name &&
+	       (strlen(counts[i].name) != length || memcmp(counts[i].name, question, length) != 0))
+		i++;
+	if (i < FUNCTIONS && length < sizeof(counts[i].name)) {
+		memcpy(counts[i].name, question, length);
+		counts[i].calls++;
+	}
+	pthread_mutex_unlock(&counts_lock);
+}
+
+/* Of the function of that name; NULL: of all. */
+EXPORT unsigned fake_nvml_calls(const char *name)
+{
+	unsigned sum = 0;
+
+	pthread_mutex_lock(&counts_lock);
+	for (size_t i = 0; i < FUNCTIONS && *counts[i].name; i++)
+		if (!name || strcmp(name, counts[i].name) == 0)
+			sum += counts[i].calls;
+	pthread_mutex_unlock(&counts_lock);
+	return sum;
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
 static unsigned index_of(void *device)
 {
 	return (unsigned)((uintptr_t)device - 1);
+}
+
+/* One call, which is one question. */
+__attribute__((format(printf, 2, 3)))
+static int answer(char *values, const char *format, ...)
+{
+	char question[128];
+	va_list list;
+
+	va_start(list, format);
+	vsnprintf(question, sizeof(question), format, list);
+	va_end(list);
+	count_call(question);
+	return look_up(values, question);
 }
 
 static int answer_numbers(const char *values, int result, unsigned count, ...)
@@ -149,7 +199,7 @@ EXPORT int nvmlInit(void)
 	text = read_file(getenv("FAKE_NVML"));
 	if (!text)
 		return DRIVER_NOT_LOADED;
-	if (!answer(values, "delay")) {
+	if (!look_up(values, "delay")) {
 		long ms = strtol(values, NULL, 10);
 
 		nanosleep(&(struct timespec){ ms / 1000, ms % 1000 * 1000000 }, NULL);
@@ -498,12 +548,13 @@ EXPORT int nvmlDeviceGetP2PStatus(void *one, void *other, unsigned what, unsigne
 /* Here each field has a result of its own, and the call itself succeeds. */
 EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *fields)
 {
+	count_call("nvmlDeviceGetFieldValues");
 	for (int i = 0; i < count; i++) {
-		char values[512];
+		char question[128], values[512];
 
-		fields[i].result = (uint32_t)answer(values, "nvmlDeviceGetFieldValues %u %u %u",
-						    index_of(device), fields[i].id,
-						    fields[i].scope);
+		snprintf(question, sizeof(question), "nvmlDeviceGetFieldValues %u %u %u",
+			 index_of(device), fields[i].id, fields[i].scope);
+		fields[i].result = (uint32_t)look_up(values, question);
 		if (fields[i].result)
 			continue;
 		fields[i].type = 3;
