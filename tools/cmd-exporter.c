@@ -104,7 +104,8 @@ static int run(const struct arguments *arguments)
 		return fail(errno, "signalfd: %s", strerror(errno));
 	}
 	exporter->directory = observe_directory(arguments);
-	exporter->sampler = top_start(&tree, interval, "off"); /* these are asked for each scrape */
+	exporter->sampler = top_start(&tree, interval, "off", /* these are asked for each scrape */
+				      TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
 	if (!exporter->sampler) {
 		close(signals);
 		free(exporter);

@@ -113,6 +113,7 @@ static int run(const struct arguments *arguments)
 		   *count_text = argument(arguments, "count");
 	const struct top_table *table = top_table(of ? of : "gpus");
 	struct top_sampler *sampler;
+	const char *fields;
 	char all[1024], word[WH_NAME] = "";
 	struct screen screen;
 	struct wh_tree tree;
@@ -143,13 +144,14 @@ static int run(const struct arguments *arguments)
 	if (code)
 		return code;
 	top_all_fields(table, all, sizeof(all));
-	sampler = top_start(&tree, interval, observe_directory(arguments));
+	fields = query ? query : all;
+	form = form_of(arguments);
+	sampler = top_start(&tree, interval, observe_directory(arguments),
+			    form == CSV_FORM ? top_needs(table, fields) : TOP_EVERYTHING);
 	if (!sampler)
 		return fail(ENOMEM, "out of memory");
-	form = form_of(arguments);
 	code = form == LIVE ? top_interactive(sampler, &screen, interval) :
-			      print_samples(sampler, form, table, query ? query : all, count,
-					    interval, &screen);
+			      print_samples(sampler, form, table, fields, count, interval, &screen);
 	if (!top_stop(sampler)) {
 		/* A thread that hangs in a driver would keep the process from ending. */
 		fflush(stdout);

@@ -18,54 +18,69 @@ struct field {
 	const char *unit; /* in CSV's header and behind the key in JSON; "" */
 	const char *key;  /* in JSON; NULL: what it is part of says it */
 	enum type type;
+	unsigned needs; /* what GPUs are asked for it */
 	size_t offset;
 	const char *help;
 };
 
 static const struct field gpu_fields[] = {
-#define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, offsetof(struct top_gpu, member), help }
-	FIELD("index", "", "index", INT, index, "as NVML counts"),
-	FIELD("name", "", "name", TEXT, name, "of the product"),
-	FIELD("uuid", "", "uuid", TEXT, uuid, "of the card"),
-	FIELD("pci.bus_id", "", "pci_address", TEXT, address, "where it is"),
-	FIELD("utilization.gpu", "%", "gpu_busy_percent", INT, busy, "time with a kernel running"),
-	FIELD("utilization.memory", "%", "memory_busy_percent", INT, memory_busy,
+#define NAME(name, unit, key, type, member, help) \
+	{ name, unit, key, type, TOP_NAMES, offsetof(struct top_gpu, member), help }
+#define FIELD(name, unit, key, type, member, question, help) \
+	{ name, unit, key, type, TOP_NAMES | 1U << (question), \
+	  offsetof(struct top_gpu, member), help }
+	NAME("index", "", "index", INT, index, "as NVML counts"),
+	NAME("name", "", "name", TEXT, name, "of the product"),
+	NAME("uuid", "", "uuid", TEXT, uuid, "of the card"),
+	NAME("pci.bus_id", "", "pci_address", TEXT, address, "where it is"),
+	FIELD("utilization.gpu", "%", "gpu_busy_percent", INT, busy, TOP_BUSY,
+	      "time with a kernel running"),
+	FIELD("utilization.memory", "%", "memory_busy_percent", INT, memory_busy, TOP_BUSY,
 	      "time with memory in use"),
-	FIELD("memory.used", "MiB", "memory_used_bytes", BYTES, memory_used, "memory in use"),
-	FIELD("memory.total", "MiB", "memory_total_bytes", BYTES, memory_total, "memory"),
-	FIELD("bar1.used", "MiB", "bar1_used_bytes", BYTES, bar1_used, "window in use"),
-	FIELD("bar1.total", "MiB", "bar1_total_bytes", BYTES, bar1_total,
+	FIELD("memory.used", "MiB", "memory_used_bytes", BYTES, memory_used, TOP_MEMORY,
+	      "memory in use"),
+	FIELD("memory.total", "MiB", "memory_total_bytes", BYTES, memory_total, TOP_MEMORY,
+	      "memory"),
+	FIELD("bar1.used", "MiB", "bar1_used_bytes", BYTES, bar1_used, TOP_BAR1, "window in use"),
+	FIELD("bar1.total", "MiB", "bar1_total_bytes", BYTES, bar1_total, TOP_BAR1,
 	      "window through which the PCI bus sees the memory"),
-	FIELD("power.draw", "W", "power_watts", REAL, power, "power"),
-	FIELD("power.limit", "W", "power_limit_watts", REAL, power_limit, "limit in force"),
-	FIELD("temperature.gpu", "C", "temperature_celsius", INT, temperature, "temperature"),
-	FIELD("clocks.sm", "MHz", "sm_clock_mhz", INT, clock, "clock of the processors"),
-	FIELD("clocks.max.sm", "MHz", "sm_clock_most_mhz", INT, clock_most, "at most"),
-	FIELD("clocks.mem", "MHz", "memory_clock_mhz", INT, memory_clock, "clock of the memory"),
-	FIELD("clocks.max.mem", "MHz", "memory_clock_most_mhz", INT, memory_clock_most, "at most"),
-	FIELD("pcie.tx", "GB/s", "pcie_sent_gb_per_s", REAL, pcie_sent, "sent over PCIe"),
-	FIELD("pcie.rx", "GB/s", "pcie_received_gb_per_s", REAL, pcie_received,
+	FIELD("power.draw", "W", "power_watts", REAL, power, TOP_POWER, "power"),
+	FIELD("power.limit", "W", "power_limit_watts", REAL, power_limit, TOP_LIMITS,
+	      "limit in force"),
+	FIELD("temperature.gpu", "C", "temperature_celsius", INT, temperature, TOP_HEAT,
+	      "temperature"),
+	FIELD("clocks.sm", "MHz", "sm_clock_mhz", INT, clock, TOP_CLOCK, "clock of the processors"),
+	FIELD("clocks.max.sm", "MHz", "sm_clock_most_mhz", INT, clock_most, TOP_LIMITS, "at most"),
+	FIELD("clocks.mem", "MHz", "memory_clock_mhz", INT, memory_clock, TOP_MEMORY_CLOCK,
+	      "clock of the memory"),
+	FIELD("clocks.max.mem", "MHz", "memory_clock_most_mhz", INT, memory_clock_most, TOP_LIMITS,
+	      "at most"),
+	FIELD("pcie.tx", "GB/s", "pcie_sent_gb_per_s", REAL, pcie_sent, TOP_PCIE, "sent over PCIe"),
+	FIELD("pcie.rx", "GB/s", "pcie_received_gb_per_s", REAL, pcie_received, TOP_PCIE,
 	      "received over PCIe"),
-	FIELD("pcie.max", "GB/s", "pcie_most_gb_per_s", REAL, pcie_most, "what the link carries"),
-	FIELD("nvlink.tx", "GB/s", "nvlink_sent_gb_per_s", REAL, link_sent, "sent over NVLink"),
-	FIELD("nvlink.rx", "GB/s", "nvlink_received_gb_per_s", REAL, link_received,
+	NAME("pcie.max", "GB/s", "pcie_most_gb_per_s", REAL, pcie_most, "what the link carries"),
+	FIELD("nvlink.tx", "GB/s", "nvlink_sent_gb_per_s", REAL, link_sent, TOP_LINKS,
+	      "sent over NVLink"),
+	FIELD("nvlink.rx", "GB/s", "nvlink_received_gb_per_s", REAL, link_received, TOP_LINKS,
 	      "received over NVLink"),
-	FIELD("nvlink.max", "GB/s", "nvlink_most_gb_per_s", REAL, link_most,
+	NAME("nvlink.max", "GB/s", "nvlink_most_gb_per_s", REAL, link_most,
 	      "what all links carry"),
-	FIELD("ecc.corrected", "", "ecc_corrected", COUNT, ecc_corrected,
+	FIELD("ecc.corrected", "", "ecc_corrected", COUNT, ecc_corrected, TOP_ERRORS,
 	      "errors since the driver was loaded"),
-	FIELD("ecc.uncorrected", "", "ecc_uncorrected", COUNT, ecc_uncorrected, "likewise"),
-	FIELD("pcie.replays", "", "pcie_replays", COUNT, pcie_replays, "packets sent again"),
-	FIELD("clocks_event_reasons", "", "clock_reasons", REASONS, reasons,
+	FIELD("ecc.uncorrected", "", "ecc_uncorrected", COUNT, ecc_uncorrected, TOP_ERRORS,
+	      "likewise"),
+	FIELD("pcie.replays", "", "pcie_replays", COUNT, pcie_replays, TOP_ERRORS,
+	      "packets sent again"),
+	FIELD("clocks_event_reasons", "", "clock_reasons", REASONS, reasons, TOP_REASONS,
 	      "why the clocks are not higher"),
-	FIELD("problem", "", "problem", TEXT, problem, "why the GPU cannot be asked"),
+	NAME("problem", "", "problem", TEXT, problem, "why the GPU cannot be asked"),
+#undef NAME
 #undef FIELD
 };
 
 static const struct field engine_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, offsetof(struct top_engine, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_engine, member), help }
 	FIELD("engine", "", "name", TEXT, name, "its name"),
 	FIELD("epoch", "", "epoch", TEXT, epoch, "new at each start"),
 	FIELD("pid", "", "pid", INT, pid, "of its process"),
@@ -112,7 +127,7 @@ static const struct field engine_fields[] = {
 
 static const struct field peer_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, offsetof(struct top_peer, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_peer, member), help }
 	FIELD("engine", "", NULL, TEXT, engine, "whose peer it is"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", "name", TEXT, name, "its name"),
@@ -141,7 +156,7 @@ static const struct field peer_fields[] = {
 
 static const struct field route_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, offsetof(struct top_route, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_route, member), help }
 	FIELD("engine", "", NULL, TEXT, engine, "who moves"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", NULL, TEXT, peer, "from or to whom"),
@@ -207,6 +222,18 @@ bool top_unknown_field(const struct top_table *table, const char *list, char wor
 		return true;
 	}
 	return false;
+}
+
+unsigned top_needs(const struct top_table *table, const char *list)
+{
+	unsigned needs = 0;
+
+	for (; *list; list += strcspn(list, ","), list += *list == ',') {
+		const struct field *field = find_field(table, list, strcspn(list, ","));
+
+		needs |= field ? field->needs : 0;
+	}
+	return needs;
 }
 
 void top_all_fields(const struct top_table *table, char *out, size_t size)

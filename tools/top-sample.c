@@ -14,11 +14,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "platform/nvml.h"
+#include "top-gpus.h"
 #include "top.h"
 #include "topo.h"
 
-#define SLOW_TURNS 10 /* what hardly changes is asked every so many turns */
 #define ENGINE_SECONDS 0.5 /* that engines have to answer */
 
 struct part {
@@ -39,6 +38,7 @@ struct top_sampler {
 	struct top_process named[TOP_PROCESSES]; /* by NVML, under the lock */
 	size_t named_count;
 	struct top_sample gpu_work, host_work; /* each thread's own */
+	struct top_asking asking; /* of the thread that asks NVML */
 	struct top_engines engine_work;
 };
 
@@ -60,207 +60,24 @@ static double rate(uint64_t before, uint64_t after, double seconds)
 
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
-static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned device,
-		       unsigned at)
+/* Of this thread, s. */
+static double cpu_time(void)
 {
-	uint32_t value;
+	struct timespec t;
 
-	return wh_nvml_indexed(nvml, which, device, at, &value) || value > INT32_MAX ? -1 :
-										       (int)value;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-static double ask_watts(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device)
+static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml, double time)
 {
-	uint32_t value;
+	double before = cpu_time(), interval;
 
-	return wh_nvml_number(nvml, which, device, &value) ? NAN : value / 1e3;
-}
-
-static uint64_t ask_field(struct wh_nvml *nvml, unsigned device, uint32_t field)
-{
-	uint64_t value;
-
-	return wh_nvml_field(nvml, device, field, UINT32_MAX, &value) ? WH_UNKNOWN : value;
-}
-
-static double ask_pcie(struct wh_nvml *nvml, unsigned device, unsigned direction)
-{
-	int value = ask_indexed(nvml, WH_NVML_PCIE_RATE, device, direction);
-
-	return value < 0 ? NAN : value / 1e6;
-}
-
-static void ask_rates(struct wh_nvml *nvml, unsigned device, const struct top_gpu *before,
-		      double seconds, struct top_gpu *gpu)
-{
-	gpu->pcie_sent = ask_pcie(nvml, device, 0);
-	gpu->pcie_received = ask_pcie(nvml, device, 1);
-	gpu->link_sent_kib = ask_field(nvml, device, WH_NVML_FIELD_LINK_SENT);
-	gpu->link_received_kib = ask_field(nvml, device, WH_NVML_FIELD_LINK_RECEIVED);
-	gpu->link_sent = rate(before->link_sent_kib, gpu->link_sent_kib, seconds) * 1024 / 1e9;
-	gpu->link_received =
-		rate(before->link_received_kib, gpu->link_received_kib, seconds) * 1024 / 1e9;
-}
-
-/* What hardly changes and takes the driver 1 ms and more for each question. */
-static void ask_slow(struct wh_nvml *nvml, unsigned device, struct top_gpu *gpu)
-{
-	uint32_t replays;
-
-	gpu->power_limit = ask_watts(nvml, WH_NVML_POWER_LIMIT, device);
-	gpu->clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 1);
-	gpu->memory_clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, device, 2);
-	if (wh_nvml_ecc(nvml, device, false, &gpu->ecc_corrected))
-		gpu->ecc_corrected = WH_UNKNOWN;
-	if (wh_nvml_ecc(nvml, device, true, &gpu->ecc_uncorrected))
-		gpu->ecc_uncorrected = WH_UNKNOWN;
-	if (!wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, device, &replays))
-		gpu->pcie_replays = replays;
-}
-
-static void keep_slow(const struct top_gpu *before, struct top_gpu *gpu)
-{
-	gpu->power_limit = before->power_limit;
-	gpu->clock_most = before->clock_most;
-	gpu->memory_clock_most = before->memory_clock_most;
-	gpu->ecc_corrected = before->ecc_corrected;
-	gpu->ecc_uncorrected = before->ecc_uncorrected;
-	gpu->pcie_replays = before->pcie_replays;
-}
-
-static void ask_gpu(struct wh_nvml *nvml, unsigned device, const struct top_gpu *before,
-		    double seconds, struct top_gpu *gpu)
-{
-	struct wh_nvml_memory memory;
-	uint32_t busy, memory_busy;
-
-	if (wh_nvml_device(nvml, device)) {
-		snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
-		return;
-	}
-	if (!wh_nvml_utilisation(nvml, device, &busy, &memory_busy)) {
-		gpu->busy = (int)busy;
-		gpu->memory_busy = (int)memory_busy;
-	}
-	if (!wh_nvml_memory(nvml, device, &memory)) {
-		gpu->memory_used = memory.used;
-		gpu->memory_total = memory.total;
-	}
-	if (!wh_nvml_bar1(nvml, device, &memory)) {
-		gpu->bar1_used = memory.used;
-		gpu->bar1_total = memory.total;
-	}
-	gpu->power = ask_watts(nvml, WH_NVML_POWER, device);
-	gpu->temperature = ask_indexed(nvml, WH_NVML_TEMPERATURE, device, 0);
-	gpu->clock = ask_indexed(nvml, WH_NVML_CLOCK, device, 1);
-	gpu->memory_clock = ask_indexed(nvml, WH_NVML_CLOCK, device, 2);
-	if (wh_nvml_reasons(nvml, device, &gpu->reasons))
-		gpu->reasons = WH_UNKNOWN;
-	ask_rates(nvml, device, before, seconds, gpu);
-}
-
-/* Names and ceilings do not change: they are taken from the topology, once. */
-static void name_gpus(const struct wh_topology *topology, struct top_sample *work)
-{
-	work->gpu_count = 0;
-	snprintf(work->driver, sizeof(work->driver), "%s", topology->driver);
-	for (size_t i = 0; i < topology->gpu_count && work->gpu_count < TOP_GPUS; i++) {
-		const struct wh_gpu *from = &topology->gpus[i];
-		struct top_gpu *gpu;
-		double links = 0;
-		int where;
-
-		if (from->index < 0)
-			continue;
-		gpu = &work->gpus[work->gpu_count++];
-		*gpu = (struct top_gpu){ .index = from->index, .link_sent_kib = WH_UNKNOWN,
-					 .link_received_kib = WH_UNKNOWN };
-		memcpy(gpu->name, from->name, sizeof(gpu->name));
-		memcpy(gpu->uuid, from->uuid, sizeof(gpu->uuid));
-		memcpy(gpu->address, from->address, sizeof(gpu->address));
-		gpu->pcie_most = wh_pcie_raw(wh_pcie_speed(from->pcie_generation_most),
-					     from->pcie_width_most);
-		if (isnan(gpu->pcie_most))
-			gpu->pcie_most = wh_pcie_path(topology, from->pci, &where);
-		for (size_t k = 0; k < topology->link_count; k++)
-			if (topology->links[k].gpu == (int)i && topology->links[k].active == 1)
-				links += topology->links[k].speed;
-		gpu->link_most = links > 0 ? links : NAN;
-	}
-}
-
-static void forget_gpu(struct top_gpu *gpu)
-{
-	struct top_gpu empty = {
-		.index = gpu->index, .busy = -1, .memory_busy = -1,
-		.memory_used = WH_UNKNOWN, .memory_total = WH_UNKNOWN, .bar1_used = WH_UNKNOWN,
-		.bar1_total = WH_UNKNOWN, .power = NAN, .power_limit = NAN, .temperature = -1,
-		.clock = -1, .clock_most = -1, .memory_clock = -1, .memory_clock_most = -1,
-		.pcie_sent = NAN, .pcie_received = NAN, .pcie_most = gpu->pcie_most,
-		.link_sent = NAN, .link_received = NAN, .link_most = gpu->link_most,
-		.ecc_corrected = WH_UNKNOWN, .ecc_uncorrected = WH_UNKNOWN,
-		.pcie_replays = WH_UNKNOWN, .reasons = WH_UNKNOWN,
-		.link_sent_kib = WH_UNKNOWN, .link_received_kib = WH_UNKNOWN,
-	};
-
-	memcpy(empty.name, gpu->name, sizeof(empty.name));
-	memcpy(empty.uuid, gpu->uuid, sizeof(empty.uuid));
-	memcpy(empty.address, gpu->address, sizeof(empty.address));
-	*gpu = empty;
-}
-
-static bool is_process(const struct wh_tree *tree, uint32_t pid)
-{
-	char path[64];
-
-	snprintf(path, sizeof(path), "/proc/%u", pid);
-	return pid > 0 && pid <= INT32_MAX && !wh_tree_exists(tree, path);
-}
-
-/* The rest of what is known of them comes from the other thread. */
-static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, struct top_sample *work)
-{
-	work->process_count = 0;
-	for (size_t i = 0; i < work->gpu_count; i++) {
-		struct wh_nvml_process list[64];
-		unsigned count = 64;
-
-		if (*work->gpus[i].problem ||
-		    wh_nvml_processes(nvml, (unsigned)work->gpus[i].index, list, &count))
-			continue;
-		for (unsigned k = 0; k < count && work->process_count < TOP_PROCESSES; k++) {
-			struct top_process *process = &work->processes[work->process_count];
-
-			/* The driver may count in another PID namespace. */
-			*process = (struct top_process){
-				.pid = is_process(tree, list[k].pid) ? (int)list[k].pid : -1,
-				.gpu = work->gpus[i].index, .gpu_memory = list[k].memory,
-				.memory = WH_UNKNOWN, .cpu = NAN,
-			};
-			work->process_count++;
-		}
-	}
-}
-
-static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml, uint64_t turn)
-{
-	struct top_sample *work = &sampler->gpu_work;
-	double time = now(), seconds = work->time > 0 ? time - work->time : 0;
-
-	for (size_t i = 0; i < work->gpu_count; i++) {
-		struct top_gpu before = work->gpus[i];
-
-		forget_gpu(&work->gpus[i]);
-		ask_gpu(nvml, (unsigned)before.index, &before, seconds, &work->gpus[i]);
-		if (*work->gpus[i].problem)
-			continue;
-		if (turn % SLOW_TURNS == 0)
-			ask_slow(nvml, (unsigned)before.index, &work->gpus[i]);
-		else
-			keep_slow(&before, &work->gpus[i]);
-	}
-	ask_processes(&sampler->tree, nvml, work);
-	work->time = time;
+	pthread_mutex_lock(&sampler->lock);
+	interval = sampler->interval;
+	pthread_mutex_unlock(&sampler->lock);
+	top_ask_gpus(&sampler->asking, &sampler->tree, nvml, time, interval, &sampler->gpu_work);
+	top_asked_for(&sampler->asking, cpu_time() - before, interval);
 }
 
 /* ---- NICs ------------------------------------------------------------------------------------ */
@@ -489,7 +306,6 @@ static void *gpu_thread(void *arg)
 	struct top_sampler *sampler = arg;
 	struct wh_topology *topology;
 	struct wh_nvml *nvml = topo_nvml(&sampler->tree);
-	uint64_t turn = 0;
 	double started;
 
 	if (!nvml)
@@ -497,13 +313,13 @@ static void *gpu_thread(void *arg)
 			 wh_fail_text());
 	if (nvml && !wh_topology_read(&sampler->tree, &topology)) {
 		if (!wh_topology_add_nvml(topology, nvml, NULL))
-			name_gpus(topology, &sampler->gpu_work);
+			top_name_gpus(topology, &sampler->gpu_work);
 		wh_topology_free(topology);
 	}
 	do {
 		started = now();
 		if (nvml)
-			sample_gpus(sampler, nvml, turn++);
+			sample_gpus(sampler, nvml, started);
 	} while (hand_over(sampler, &sampler->gpus, started));
 	wh_nvml_close(nvml);
 	pthread_mutex_lock(&sampler->lock);
@@ -589,7 +405,7 @@ static void *host_thread(void *arg)
 }
 
 struct top_sampler *top_start(const struct wh_tree *tree, double interval,
-			      const char *engines)
+			      const char *engines, unsigned needs)
 {
 	struct top_sampler *sampler = calloc(1, sizeof(*sampler));
 	pthread_condattr_t attributes;
@@ -605,7 +421,10 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval,
 	pthread_cond_init(&sampler->changed, &attributes);
 	pthread_condattr_destroy(&attributes);
 	pthread_mutex_lock(&sampler->lock);
-	sampler->gpus.started = !pthread_create(&sampler->gpus.thread, NULL, gpu_thread, sampler);
+	sampler->asking.needs = needs;
+	if (needs)
+		sampler->gpus.started =
+			!pthread_create(&sampler->gpus.thread, NULL, gpu_thread, sampler);
 	sampler->host.started = !pthread_create(&sampler->host.thread, NULL, host_thread, sampler);
 	sampler->directory = engines;
 	if (!engines || strcmp(engines, "off") != 0)
@@ -618,7 +437,8 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval,
 /* All parts have handed over so many. Under the lock. */
 static bool have_turned(const struct top_sampler *sampler, uint64_t turns)
 {
-	return sampler->host.turns >= turns && sampler->gpus.turns >= turns &&
+	return sampler->host.turns >= turns &&
+	       (!sampler->gpus.started || sampler->gpus.turns >= turns) &&
 	       (!sampler->engines.started || sampler->engines.turns >= turns);
 }
 
@@ -638,7 +458,7 @@ bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struc
 		memcpy(out, &sampler->sample, offsetof(struct top_sample, engines));
 		copy_engines(&sampler->sample.engines, &out->engines);
 	}
-	if (taken && !sampler->gpus.turns)
+	if (taken && sampler->asking.needs && !sampler->gpus.turns)
 		snprintf(out->note, sizeof(out->note), "NVML has not answered yet");
 	pthread_mutex_unlock(&sampler->lock);
 	return taken;

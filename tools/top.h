@@ -38,7 +38,7 @@ struct top_gpu {
 	double link_sent, link_received, link_most;
 	uint64_t ecc_corrected, ecc_uncorrected, pcie_replays;
 	uint64_t reasons; /* enum wh_nvml_reason */
-	/* What the next sample's rates are made from. */
+	/* What the next rates are made from. */
 	uint64_t link_sent_kib, link_received_kib;
 };
 
@@ -119,12 +119,32 @@ struct top_sample {
 void top_engines_rows(const struct observed *now, const struct observed *before, double seconds,
 		      struct top_engines *out);
 
+/* What GPUs can be asked, in the order of asking; each is a call or two of NVML. */
+enum top_question {
+	TOP_BUSY,
+	TOP_POWER,
+	TOP_LINKS,
+	TOP_MEMORY,
+	TOP_CLOCK,
+	TOP_PCIE,
+	TOP_PROCESS_LIST,
+	TOP_HEAT,
+	TOP_REASONS,
+	TOP_BAR1,
+	TOP_MEMORY_CLOCK,
+	TOP_ERRORS,
+	TOP_LIMITS,
+	TOP_QUESTIONS,
+};
+#define TOP_NAMES (1U << TOP_QUESTIONS) /* of the GPUs, and nothing else */
+#define TOP_EVERYTHING ((TOP_NAMES << 1) - 1)
+
 /* Take samples on threads of their own, every `interval` seconds; of engines where observe_all()
- * looks for them in `engines`. A driver that hangs keeps the last sample of its GPUs; everything else goes
- * on. */
+ * looks for them in `engines`, of GPUs what `needs` has bits of (0: none are looked for). A driver that
+ * hangs keeps the last sample of its GPUs; everything else goes on. */
 struct top_sampler;
 struct top_sampler *top_start(const struct wh_tree *tree, double interval,
-			      const char *engines);
+			      const char *engines, unsigned needs);
 
 /* The newest sample, once there have been `turns` of them of all its parts, or after
  * `seconds`. The first turn has no rates. False: there is none yet. */
@@ -174,6 +194,9 @@ const struct top_table *top_table(const char *name); /* NULL: there is none of t
 
 /* "index,name,power.draw": is one of them no field of it? `word` is the first such. */
 bool top_unknown_field(const struct top_table *table, const char *fields, char word[WH_NAME]);
+
+/* What GPUs have to be asked for these fields; 0: nothing of GPUs. */
+unsigned top_needs(const struct top_table *table, const char *fields);
 
 /* All of its fields, with commas between, as --help-query and --csv show them. */
 void top_all_fields(const struct top_table *table, char *out, size_t size);
