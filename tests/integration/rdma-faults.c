@@ -4,53 +4,23 @@
  * why. On the fake library, which can be told to fail; what the lab can do as well, with a port that goes
  * down (TEST_RDMA_DOWN, TEST_RDMA_UP: commands), is run there over real packets.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 
-#include "../fake/verbs/fake-verbs.h"
-#include "fixture.h"
+#include "nics.h"
 
 #define LENGTH (4 * MIB)
 #define BLOCK (4 * KIB)
 
-static const char *missing_fake(void)
-{
-	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
-}
-
 static const char *missing_cable(void)
 {
 	return getenv("TEST_RDMA") && !getenv("TEST_RDMA_DOWN") ? "no cable to pull" :
-	       missing_fake() && !getenv("TEST_RDMA") ? "no device" : NULL;
+	       needs_nics.missing() && !getenv("TEST_RDMA") ? "no device" : NULL;
 }
 
 /* As route_rdma, but any transport may be taken. */
 static const struct route any = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
 				  .kind = WH_MEMORY_PAGEABLE };
-static const struct route needs_fake = { .name = "fake", .devices = true, .missing = missing_fake };
 static const struct route needs_cable = { .name = "cable", .devices = true, .missing = missing_cable };
-
-static void *fake(const char *name)
-{
-	static void *library;
-	void *found;
-
-	if (!library)
-		library = dlopen(getenv("TEST_VERBS"), RTLD_NOW | RTLD_NODELETE);
-	found = library ? dlsym(library, name) : NULL;
-	want_true(found, "the fake has no %s", name);
-	return found;
-}
-
-static void hold(bool yes)
-{
-	((void (*)(bool))fake("fake_verbs_hold"))(yes);
-}
-
-static void fail_next(int status, unsigned after)
-{
-	((void (*)(int, unsigned))fake("fake_verbs_fail"))(status, after);
-}
 
 static void port(bool up)
 {
@@ -59,7 +29,7 @@ static void port(bool up)
 	if (command)
 		want(0, system(command));
 	else
-		((void (*)(unsigned, bool))fake("fake_verbs_port"))(0, up);
+		nic_port(0, up);
 }
 
 static void *pull(void *argument)
@@ -79,32 +49,6 @@ static const struct child_options same = { .config = { "transports=rdma,tcp", "t
 static void open_both(struct fixture *f)
 {
 	fixture_open_with(f, &any, LENGTH, getenv("TEST_RDMA") ? patient : ways, &same);
-}
-
-/* How many of the batch's bytes went by a transport, and why not (more). */
-static uint64_t bytes_by(struct wh_batch *batch, const char *transport, char refused[192])
-{
-	struct wh_route routes[8];
-	size_t count = 8;
-
-	*refused = 0;
-	want(0, wh_batch_routes(batch, routes, &count));
-	for (size_t i = 0; i < count; i++)
-		if (!strcmp(routes[i].transport, transport)) {
-			memcpy(refused, routes[i].refused, 192);
-			return routes[i].bytes;
-		}
-	return 0;
-}
-
-static void want_by(struct wh_batch *batch, const char *transport, uint64_t bytes)
-{
-	char refused[192], text[2048];
-	uint64_t got = bytes_by(batch, transport, refused);
-
-	wh_batch_explain(batch, text, sizeof(text));
-	want_true(got == bytes, "%llu of %llu bytes by %s:\n%s", (unsigned long long)got,
-		  (unsigned long long)bytes, transport, text);
 }
 
 static void want_refused(struct wh_batch *batch, const char *word)
@@ -221,7 +165,7 @@ static void broken(int status, unsigned after, const char *word)
 	want(0, batch_run(batch));
 	want_by(batch, "rdma", LENGTH / 2);
 	pattern_fill(f.local, LENGTH, 0, 8);
-	fail_next(status, after);
+	nics_fail(status, after);
 	want(0, batch_run(batch));
 	want_by(batch, "tcp", LENGTH / 2);
 	want_refused(batch, word);
@@ -262,10 +206,10 @@ static void silent__goes_by_tcp(void **state)
 	batch = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
 	pattern_fill(f.local, LENGTH, 0, 9);
-	hold(true);
+	nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	want(0, wh_batch_wait(batch, 2 * PATIENCE));
-	hold(false);
+	nics_hold(false);
 	want_by(batch, "tcp", LENGTH / 2);
 	want_refused(batch, "nothing has completed for 1000 ms");
 	want_blocks(&f, 9);
@@ -286,13 +230,13 @@ static void silent__cancel(void **state)
 	batch = blocks_of(&f, WH_WRITE, 1);
 	other = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
-	hold(true);
+	nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	pattern_fill(f.local, LENGTH, 0, 11);
 	want(0, wh_batch_submit(other));
 	want(-ETIMEDOUT, wh_batch_wait(batch, 100 * MS));
 	want(0, wh_batch_cancel(batch));
-	hold(false);
+	nics_hold(false);
 	want(-ECANCELED, wh_batch_poll(batch));
 	want(0, wh_batch_wait(other, PATIENCE));
 	want_by(other, "rdma", LENGTH / 2);
@@ -320,7 +264,7 @@ static void broken__cancelled_meanwhile(void **state)
 		want_rdma_again(&f);
 		want(0, wh_peer_counters(f.peer, &counters));
 		before = reroutes_of(&counters);
-		fail_next(12, round * 7);
+		nics_fail(12, round * 7);
 		want(0, wh_batch_submit(batch));
 		while (wh_batch_poll(batch) == -EINPROGRESS && after < before + 1 + round) {
 			want(0, wh_peer_counters(f.peer, &counters));
@@ -349,10 +293,10 @@ static void silent__region_taken_back(void **state)
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
-	hold(true);
+	nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	want(0, child_unregister(f.child, 0));
-	hold(false);
+	nics_hold(false);
 	status = wh_batch_wait(batch, 2 * PATIENCE);
 	want_true(status < 0 && status != -ETIMEDOUT, "it is %d", status);
 	want(0, wh_batch_free(batch));
@@ -368,7 +312,6 @@ static void port__down_in_mid_batch(void **state)
 	unsigned int times = real ? 64 : 1;
 	int64_t until = now() + 30 * SECOND;
 	struct wh_batch *batch;
-	char refused_for[192];
 	pthread_t thread;
 	struct fixture f;
 
@@ -380,20 +323,20 @@ static void port__down_in_mid_batch(void **state)
 	want_by(batch, "rdma", times * LENGTH / 2);
 	pattern_fill(f.local, LENGTH, 0, 5);
 	if (!real)
-		hold(true);
+		nics_hold(true);
 	want(0, wh_batch_submit(batch));
 	want(0, pthread_create(&thread, NULL, pull, NULL));
 	want(0, wh_batch_wait(batch, 3 * PATIENCE));
-	while (real && !bytes_by(batch, "tcp", refused_for) && now() < until)
+	while (real && !bytes_by(batch, "tcp", NULL) && now() < until)
 		want(0, batch_run(batch));
 	want(0, pthread_join(thread, NULL));
 	want_blocks(&f, 5);
-	want_true(bytes_by(batch, "tcp", refused_for), "it was not in the middle");
+	want_true(bytes_by(batch, "tcp", NULL), "it was not in the middle");
 	want_refused(batch, real ? ":1" : "gone down"); /* rxe0:1, in whichever way it was noticed */
 	want(0, batch_run(batch)); /* while it is down */
 	want_by(batch, "tcp", times * LENGTH / 2);
 	if (!real)
-		hold(false);
+		nics_hold(false);
 	port(true);
 	want_rdma_again(&f);
 	pattern_fill(f.local, LENGTH, 0, 6);
@@ -519,9 +462,8 @@ static void chunks__many(void **state)
 /* One doorbell for many requests, and one completion for several. */
 static void costs__of_many_blocks(void **state)
 {
-	void (*counts)(uint64_t *, uint64_t *, uint64_t *) =
-		(void (*)(uint64_t *, uint64_t *, uint64_t *))fake("fake_verbs_counts");
-	uint64_t before[3], after[3], blocks = LENGTH / BLOCK;
+	uint64_t blocks = LENGTH / BLOCK;
+	struct nics_counts before, after;
 	struct wh_batch *batch;
 	struct fixture f;
 
@@ -529,39 +471,39 @@ static void costs__of_many_blocks(void **state)
 	open_both(&f);
 	batch = blocks_of(&f, WH_WRITE, 1);
 	want(0, batch_run(batch));
-	counts(&before[0], &before[1], &before[2]);
+	before = nics_counts();
 	want(0, batch_run(batch));
-	counts(&after[0], &after[1], &after[2]);
-	want_true(after[0] - before[0] == blocks, "%llu requests",
-		  (unsigned long long)(after[0] - before[0]));
-	want_true(after[1] - before[1] <= blocks / 4, "%llu doorbells",
-		  (unsigned long long)(after[1] - before[1]));
-	want_true(after[2] - before[2] <= blocks / 2, "%llu completions",
-		  (unsigned long long)(after[2] - before[2]));
+	after = nics_counts();
+	want_true(after.requests - before.requests == blocks, "%llu requests",
+		  (unsigned long long)(after.requests - before.requests));
+	want_true(after.doorbells - before.doorbells <= blocks / 4, "%llu doorbells",
+		  (unsigned long long)(after.doorbells - before.doorbells));
+	want_true(after.completions - before.completions <= blocks / 2, "%llu completions",
+		  (unsigned long long)(after.completions - before.completions));
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_NEEDS(broken__no_acknowledgement, needs_fake),
-	TEST_NEEDS(broken__first_request, needs_fake),
-	TEST_NEEDS(broken__remote_access, needs_fake),
-	TEST_NEEDS(broken__cancelled_meanwhile, needs_fake),
-	TEST_NEEDS(silent__goes_by_tcp, needs_fake),
-	TEST_NEEDS(silent__cancel, needs_fake),
-	TEST_NEEDS(silent__region_taken_back, needs_fake),
+	TEST_NEEDS(broken__no_acknowledgement, needs_nics),
+	TEST_NEEDS(broken__first_request, needs_nics),
+	TEST_NEEDS(broken__remote_access, needs_nics),
+	TEST_NEEDS(broken__cancelled_meanwhile, needs_nics),
+	TEST_NEEDS(silent__goes_by_tcp, needs_nics),
+	TEST_NEEDS(silent__cancel, needs_nics),
+	TEST_NEEDS(silent__region_taken_back, needs_nics),
 	TEST_NEEDS(port__down_in_mid_batch, needs_cable),
-	TEST_NEEDS(refused__memlock, needs_fake),
-	TEST_NEEDS(refused__no_such_gid, needs_fake),
-	TEST_NEEDS(refused__no_such_device, needs_fake),
-	TEST_NEEDS(refused__other_family, needs_fake),
-	TEST_NEEDS(refused__switched_off, needs_fake),
-	TEST_NEEDS(refused__peer_without, needs_fake),
-	TEST_NEEDS(address__infiniband, needs_fake),
-	TEST_NEEDS(address__roce_v1, needs_fake),
-	TEST_NEEDS(address__version_2_first, needs_fake),
-	TEST_NEEDS(chunks__many, needs_fake),
-	TEST_NEEDS(costs__of_many_blocks, needs_fake),
+	TEST_NEEDS(refused__memlock, needs_nics),
+	TEST_NEEDS(refused__no_such_gid, needs_nics),
+	TEST_NEEDS(refused__no_such_device, needs_nics),
+	TEST_NEEDS(refused__other_family, needs_nics),
+	TEST_NEEDS(refused__switched_off, needs_nics),
+	TEST_NEEDS(refused__peer_without, needs_nics),
+	TEST_NEEDS(address__infiniband, needs_nics),
+	TEST_NEEDS(address__roce_v1, needs_nics),
+	TEST_NEEDS(address__version_2_first, needs_nics),
+	TEST_NEEDS(chunks__many, needs_nics),
+	TEST_NEEDS(costs__of_many_blocks, needs_nics),
 };
 
 HARNESS_MAIN("rdma-faults", tests)

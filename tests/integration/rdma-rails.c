@@ -5,19 +5,12 @@
  * and wrong one by one; and in the lab, where TEST_RAILS names ours and theirs ("rxe0,rxe2:rxe1,rxe3"), by
  * real packets.
  */
-#include <dlfcn.h>
 #include <pthread.h>
 
-#include "../fake/verbs/fake-verbs.h"
-#include "fixture.h"
+#include "nics.h"
 
 #define LENGTH (8 * MIB)
 #define RAILS 4
-
-static const char *missing_fake(void)
-{
-	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
-}
 
 static const char *missing_cables(void)
 {
@@ -27,66 +20,6 @@ static const char *missing_cables(void)
 static const struct route cables = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
 				     .kind = WH_MEMORY_PAGEABLE, .devices = true,
 				     .missing = missing_cables };
-static const struct route rails = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
-				    .kind = WH_MEMORY_PAGEABLE, .devices = true,
-				    .missing = missing_fake };
-
-/* ---- the fake ------------------------------------------------------------------------------------ */
-
-static void *fake(const char *name)
-{
-	static void *library;
-	void *found;
-
-	if (!library)
-		library = dlopen(getenv("TEST_VERBS"), RTLD_NOW | RTLD_NODELETE);
-	found = library ? dlsym(library, name) : NULL;
-	want_true(found, "the fake has no %s", name);
-	return found;
-}
-
-static void hold(unsigned nic, bool yes)
-{
-	((void (*)(unsigned, bool))fake("fake_verbs_hold_nic"))(nic, yes);
-}
-
-static void fail_next(unsigned nic, int status, unsigned after)
-{
-	((void (*)(unsigned, int, unsigned))fake("fake_verbs_fail_nic"))(nic, status, after);
-}
-
-static void port(unsigned nic, bool up)
-{
-	((void (*)(unsigned, bool))fake("fake_verbs_port"))(nic, up);
-}
-
-static void set_speed(unsigned nic, uint64_t speed)
-{
-	((void (*)(unsigned, uint64_t))fake("fake_verbs_speed"))(nic, speed);
-}
-
-static uint64_t moved(unsigned nic)
-{
-	return ((uint64_t (*)(unsigned))fake("fake_verbs_moved"))(nic);
-}
-
-static unsigned pairs_open(unsigned *most)
-{
-	unsigned open;
-
-	((void (*)(unsigned *, unsigned *))fake("fake_verbs_pairs"))(&open, most);
-	return open;
-}
-
-static uint64_t requests_made(void)
-{
-	uint64_t requests, doorbells, completions;
-
-	((void (*)(uint64_t *, uint64_t *, uint64_t *))fake("fake_verbs_counts"))(&requests, &doorbells,
-										 &completions);
-	return requests;
-}
-
 /* ---- helpers ------------------------------------------------------------------------------------ */
 
 /* The first four NICs are ours, the others the target's. */
@@ -100,7 +33,7 @@ static void open_more(struct fixture *f, const char *ours, const char *theirs, c
 	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3,fake4,fake5,fake6,fake7", 1);
 	snprintf(mine, sizeof(mine), "rdma=%s", ours);
 	snprintf(others, sizeof(others), "rdma=%s", theirs);
-	fixture_open_with(f, &rails, LENGTH, config, &options);
+	fixture_open_with(f, &needs_nics, LENGTH, config, &options);
 }
 
 static void open_rails(struct fixture *f, const char *ours, const char *theirs)
@@ -108,40 +41,9 @@ static void open_rails(struct fixture *f, const char *ours, const char *theirs)
 	open_more(f, ours, theirs, NULL);
 }
 
-static const char *explained(struct wh_batch *batch)
-{
-	static char text[8192];
-
-	want_true(wh_batch_explain(batch, text, sizeof(text)) >= 0, "%s", wh_error_text());
-	return text;
-}
-
-static void want_told(struct wh_batch *batch, const char *word)
-{
-	const char *text = explained(batch);
-
-	want_true(strstr(text, word), "\"%s\" is not told:\n%s", word, text);
-}
-
-static uint64_t bytes_by(struct wh_batch *batch, const char *transport)
-{
-	struct wh_route routes[8];
-	size_t count = 8;
-
-	want(0, wh_batch_routes(batch, routes, &count));
-	for (size_t i = 0; i < count; i++)
-		if (!strcmp(routes[i].transport, transport))
-			return routes[i].bytes;
-	return 0;
-}
-
-/* All of it went by this transport. */
 static void want_all_by(struct wh_batch *batch, const char *transport)
 {
-	uint64_t got = bytes_by(batch, transport);
-
-	want_true(got == LENGTH, "%llu of %llu bytes by %s:\n%s", (unsigned long long)got,
-		  (unsigned long long)LENGTH, transport, explained(batch));
+	want_by(batch, transport, LENGTH);
 }
 
 /* One large transfer, all of the region. */
@@ -182,10 +84,10 @@ static void run_counted(struct wh_batch *batch, uint64_t by[RAILS])
 	uint64_t before[RAILS];
 
 	for (unsigned i = 0; i < RAILS; i++)
-		before[i] = moved(i);
+		before[i] = nic_moved(i);
 	want(0, batch_run(batch));
 	for (unsigned i = 0; i < RAILS; i++)
-		by[i] = moved(i) - before[i];
+		by[i] = nic_moved(i) - before[i];
 }
 
 /* Until so many rails carry something. */
@@ -279,14 +181,14 @@ static void share__one_slow(void **state)
 	open_rails(&f, "fake0,fake1", "fake4,fake5");
 	batch = large(&f, WH_WRITE);
 	want_rails(batch, 2);
-	set_speed(0, 30);
+	nic_speed(0, 30);
 	do {
 		run_counted(batch, by);
 		want_true(now() < end, "%llu bytes by the slow rail, %llu by the other",
 			  (unsigned long long)by[0], (unsigned long long)by[1]);
 	} while (4 * by[0] > by[1]);
 	run_well(&f, batch, WH_WRITE, 9);
-	set_speed(0, 0);
+	nic_speed(0, 0);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -325,16 +227,16 @@ static void broken(enum fault fault, uint32_t op)
 	want_rails(batch, 2);
 	fill(&f, op, 5);
 	if (fault == STATUS)
-		fail_next(1, 12, 0); /* each rail has some of it at once */
+		nic_fail(1, 12, 0); /* each rail has some of it at once */
 	else
-		hold(1, true);
+		nic_hold(1, true);
 	want(0, wh_batch_submit(batch));
 	if (fault == PORT)
-		port(1, false);
+		nic_port(1, false);
 	want(0, wh_batch_wait(batch, 3 * PATIENCE));
 	if (fault == PORT)
-		port(1, true);
-	hold(1, false);
+		nic_port(1, true);
+	nic_hold(1, false);
 	want_bytes(&f, op, 5);
 	want_all_by(batch, "rdma");
 	want_told(batch, "fake1:1 to fake");
@@ -383,7 +285,7 @@ static void broken__all(void **state)
 	want_rails(batch, 3);
 	fill(&f, WH_WRITE, 6);
 	for (unsigned i = 0; i < 3; i++)
-		fail_next(i, 12, 0);
+		nic_fail(i, 12, 0);
 	want(0, batch_run(batch));
 	want_bytes(&f, WH_WRITE, 6);
 	want_all_by(batch, "tcp");
@@ -408,7 +310,7 @@ static void broken__remote_access(void **state)
 	other = batch_of(&f, &transfer, 1);
 	want_rails(batch, 2);
 	fill(&f, WH_WRITE, 8);
-	fail_next(0, 10, 0);
+	nic_fail(0, 10, 0);
 	want(0, wh_batch_submit(batch));
 	want(0, wh_batch_submit(other));
 	want(0, wh_batch_wait(batch, PATIENCE));
@@ -432,12 +334,12 @@ static void broken__cancel(void **state)
 	open_rails(&f, "fake0,fake1", "fake4,fake5");
 	batch = large(&f, WH_WRITE);
 	want_rails(batch, 2);
-	hold(0, true);
-	hold(1, true);
+	nic_hold(0, true);
+	nic_hold(1, true);
 	want(0, wh_batch_submit(batch));
 	want(0, wh_batch_cancel(batch));
-	hold(0, false);
-	hold(1, false);
+	nic_hold(0, false);
+	nic_hold(1, false);
 	want(-ECANCELED, wh_batch_poll(batch));
 	want_rails(batch, 2);
 	run_well(&f, batch, WH_WRITE, 10);
@@ -456,7 +358,7 @@ static void broken__other_end(void **state)
 	batch = large(&f, WH_WRITE);
 	want_rails(batch, 1);
 	want_told(batch, "fake0:1 to fake4:1");
-	fail_next(0, 12, 1); /* as it looks from here */
+	nic_fail(0, 12, 1); /* as it looks from here */
 	want(0, batch_run(batch));
 	want_rails(batch, 1);
 	want_told(batch, "fake0:1 to fake5:1");
@@ -486,15 +388,15 @@ static void broken__often(void **state)
 	for (unsigned i = 0; i < ROUNDS_BROKEN; i++) {
 		pattern_fill(f.local, PART, 0, i);
 		target_fill(&f, PART, PART, 0, i + 1);
-		fail_next(i % 3, i % 5 ? 12 : 10, i * 7 % 11);
+		nic_fail(i % 3, i % 5 ? 12 : 10, i * 7 % 11);
 		if (i % 4 == 3)
-			hold((i / 4) % 3, true);
+			nic_hold((i / 4) % 3, true);
 		for (unsigned n = 0; n < 3; n++)
 			want(0, wh_batch_submit(batches[n]));
 		want(0, wh_batch_cancel(batches[2]));
 		status = wh_batch_poll(batches[2]);
 		want_true(!status || status == -ECANCELED, "round %u: %d", i, status);
-		hold((i / 4) % 3, false);
+		nic_hold((i / 4) % 3, false);
 		want(0, wh_batch_wait(batches[0], 2 * PATIENCE));
 		want(0, wh_batch_wait(batches[1], 2 * PATIENCE));
 		want_true(target_check(&f, 0, PART, 0, i) == PATTERN_GOOD, "round %u: written wrongly", i);
@@ -503,7 +405,7 @@ static void broken__often(void **state)
 	}
 	want_true(target_check(&f, 3 * PART, PART, 0, 1) == PATTERN_GOOD, "bytes of nobody are written");
 	for (unsigned i = 0; i < 3; i++) {
-		fail_next(i, 0, 0);
+		nic_fail(i, 0, 0);
 		want(0, wh_batch_free(batches[i]));
 	}
 	fixture_close(&f);
@@ -516,7 +418,6 @@ static void bounded__knob(void **state)
 	struct wh_batch *batch;
 	uint64_t by[RAILS];
 	struct fixture f;
-	unsigned most;
 
 	(void)state;
 	open_more(&f, "fake0,fake1", "fake4,fake5", "rdma_connections=1");
@@ -525,7 +426,7 @@ static void bounded__knob(void **state)
 	run_counted(batch, by);
 	want_true(by[0] == LENGTH && !by[1], "%llu and %llu bytes", (unsigned long long)by[0],
 		  (unsigned long long)by[1]);
-	want_true(pairs_open(&most) == 1, "%u queue pairs", pairs_open(&most));
+	want_true(nics_pairs() == 1, "%u queue pairs", nics_pairs());
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
@@ -540,7 +441,6 @@ static void bounded__least_used_makes_room(void **state)
 	struct wh_transfer transfer;
 	struct child *child;
 	struct fixture f;
-	unsigned most;
 
 	(void)state;
 	open_more(&f, "fake0", "fake4", "rdma_connections=1");
@@ -559,7 +459,7 @@ static void bounded__least_used_makes_room(void **state)
 		want_all_by(batch, "rdma");
 		want(0, batch_run(second));
 		want_all_by(second, "rdma");
-		want_true(pairs_open(&most) == 1, "%u queue pairs", pairs_open(&most));
+		want_true(nics_pairs() == 1, "%u queue pairs", nics_pairs());
 	}
 	want(0, wh_batch_free(batch));
 	want(0, wh_batch_free(second));
@@ -574,14 +474,13 @@ static void bounded__idle(void **state)
 	int64_t end = now() + 3 * PATIENCE;
 	struct wh_batch *batch;
 	struct fixture f;
-	unsigned most;
 
 	(void)state;
 	open_more(&f, "fake0,fake1", "fake4,fake5", "idle=300");
 	batch = large(&f, WH_WRITE);
 	want_rails(batch, 2);
-	while (pairs_open(&most)) {
-		want_true(now() < end, "%u queue pairs are open still", pairs_open(&most));
+	while (nics_pairs()) {
+		want_true(now() < end, "%u queue pairs are open still", nics_pairs());
 		sleep_ms(20);
 	}
 	want_rails(batch, 2);
@@ -621,9 +520,9 @@ static void gathered(uint32_t op, const char *sges, uint64_t wanted)
 	wh_blocks_free(blocks);
 	want(0, batch_run(batch)); /* it is connected */
 	fill(&f, op, 13);
-	before = requests_made();
+	before = nics_counts().requests;
 	want(0, batch_run(batch));
-	before = requests_made() - before;
+	before = nics_counts().requests - before;
 	want_true(before == wanted, "%llu requests, not %llu", (unsigned long long)before,
 		  (unsigned long long)wanted);
 	target_fetch(&f, 0, BLOCKS * BLOCK, seen);
@@ -737,7 +636,7 @@ static void cable__speed(void **state)
 	pattern_fill(two.local, TIMED, 0, 31);
 	want(0, batch_run(batch_two));
 	want_true(target_check(&two, 0, TIMED, 0, 31) == PATTERN_GOOD, "a byte is wrong");
-	want_true(bytes_by(batch_two, "rdma") == TIMED, "not all by rdma:\n%s", explained(batch_two));
+	want_true(bytes_by(batch_two, "rdma", NULL) == TIMED, "not all by rdma:\n%s", explained(batch_two));
 	want(0, wh_batch_free(batch_one));
 	want(0, wh_batch_free(batch_two));
 	fixture_close(&one);
@@ -785,27 +684,27 @@ static void cable__pulled(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_NEEDS(share__two_write, rails),
-	TEST_NEEDS(share__four_read, rails),
-	TEST_NEEDS(share__unequal_counts, rails),
-	TEST_NEEDS(share__small_by_one, rails),
-	TEST_NEEDS(share__one_slow, rails),
-	TEST_NEEDS(share__by_network, rails),
-	TEST_NEEDS(broken__status_of_write, rails),
-	TEST_NEEDS(broken__status_of_read, rails),
-	TEST_NEEDS(broken__silence, rails),
-	TEST_NEEDS(broken__port, rails),
-	TEST_NEEDS(broken__all, rails),
-	TEST_NEEDS(broken__remote_access, rails),
-	TEST_NEEDS(broken__cancel, rails),
-	TEST_NEEDS(broken__other_end, rails),
-	TEST_NEEDS(broken__often, rails),
-	TEST_NEEDS(bounded__knob, rails),
-	TEST_NEEDS(bounded__least_used_makes_room, rails),
-	TEST_NEEDS(bounded__idle, rails),
-	TEST_NEEDS(gather__write, rails),
-	TEST_NEEDS(gather__read, rails),
-	TEST_NEEDS(gather__device_of_one, rails),
+	TEST_NEEDS(share__two_write, needs_nics),
+	TEST_NEEDS(share__four_read, needs_nics),
+	TEST_NEEDS(share__unequal_counts, needs_nics),
+	TEST_NEEDS(share__small_by_one, needs_nics),
+	TEST_NEEDS(share__one_slow, needs_nics),
+	TEST_NEEDS(share__by_network, needs_nics),
+	TEST_NEEDS(broken__status_of_write, needs_nics),
+	TEST_NEEDS(broken__status_of_read, needs_nics),
+	TEST_NEEDS(broken__silence, needs_nics),
+	TEST_NEEDS(broken__port, needs_nics),
+	TEST_NEEDS(broken__all, needs_nics),
+	TEST_NEEDS(broken__remote_access, needs_nics),
+	TEST_NEEDS(broken__cancel, needs_nics),
+	TEST_NEEDS(broken__other_end, needs_nics),
+	TEST_NEEDS(broken__often, needs_nics),
+	TEST_NEEDS(bounded__knob, needs_nics),
+	TEST_NEEDS(bounded__least_used_makes_room, needs_nics),
+	TEST_NEEDS(bounded__idle, needs_nics),
+	TEST_NEEDS(gather__write, needs_nics),
+	TEST_NEEDS(gather__read, needs_nics),
+	TEST_NEEDS(gather__device_of_one, needs_nics),
 	TEST_NEEDS(cable__speed, cables),
 	TEST_NEEDS(cable__pulled, cables),
 };

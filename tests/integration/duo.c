@@ -1,0 +1,166 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "duo.h"
+
+#define OFFSET 4099 /* of the regions in their memory */
+
+void side_open(struct side *side, uint32_t kind, const char *name, const char *listen,
+	       const char *const *config)
+{
+	struct wh_region_options named = { .size = sizeof(named), .name = name };
+	struct wh_memory_options options = { .size = sizeof(options), .kind = kind };
+	void *memory;
+
+	side->kind = kind;
+	side->engine = engine_open(NULL, listen, config);
+	want(0, wh_memory_alloc(side->engine, LENGTH + 2 * OFFSET, &options, &memory));
+	side->memory = memory;
+	side->start = side->memory + OFFSET;
+	want(0, wh_region_register(side->engine, side->start, LENGTH, &named, &side->region));
+}
+
+void side_close(struct side *side)
+{
+	want(0, wh_region_unregister(side->region));
+	want(0, wh_memory_free(side->engine, side->memory));
+	want(0, wh_engine_close(side->engine));
+}
+
+void duo_connect(struct duo *duo)
+{
+	want(0, wh_peer_open(duo->ours.engine, wh_engine_url(duo->theirs.engine), NULL, &duo->peer));
+	want(0, wh_peer_find(duo->peer, "target", PATIENCE, &duo->remote));
+}
+
+void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways, const char *our_rails,
+		 const char *their_rails)
+{
+	char knob[64], mine[64], others[64];
+	const char *ours[] = { "transports=rdma,tcp", mine, PATIENT, knob, NULL };
+	const char *theirs[] = { "transports=rdma,tcp", others, PATIENT, knob, NULL };
+
+	snprintf(knob, sizeof(knob), "rdma_gpu=%s", *ways ? ways : "dmabuf,peermem,staged");
+	snprintf(mine, sizeof(mine), "rdma=%s", our_rails);
+	snprintf(others, sizeof(others), "rdma=%s", their_rails);
+	memset(duo, 0, sizeof(*duo));
+	side_open(&duo->theirs, there, "target", "127.0.0.1:0", theirs);
+	side_open(&duo->ours, here, "mine", "none", ours);
+	duo_connect(duo);
+}
+
+void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways)
+{
+	duo_open_by(duo, here, there, ways, "fake0", "fake1");
+}
+
+void duo_close(struct duo *duo)
+{
+	want(0, wh_peer_close(duo->peer));
+	side_close(&duo->ours);
+	side_close(&duo->theirs);
+}
+
+void fill(const struct side *side, uint64_t seed)
+{
+	unsigned char *image = malloc(LENGTH);
+
+	assert_non_null(image);
+	pattern_fill(image, LENGTH, 0, seed);
+	bytes_put(side->start, image, LENGTH, side->kind);
+	free(image);
+}
+
+bool holds(const struct side *side, uint64_t seed)
+{
+	unsigned char *image = malloc(LENGTH);
+	bool good;
+
+	assert_non_null(image);
+	bytes_get(image, side->start, LENGTH, side->kind);
+	good = pattern_check(image, LENGTH, 0, seed) == PATTERN_GOOD;
+	free(image);
+	return good;
+}
+
+void duo_fill(const struct duo *duo, uint32_t op, uint64_t seed)
+{
+	fill(op == WH_WRITE ? &duo->ours : &duo->theirs, seed);
+}
+
+void want_same(const struct duo *duo, uint64_t seed)
+{
+	want_true(holds(&duo->ours, seed) && holds(&duo->theirs, seed), "the bytes are wrong");
+}
+
+struct wh_batch *whole(const struct duo *duo, uint32_t op)
+{
+	struct wh_transfer parts[] = {
+		{ .local = duo->ours.region, .remote = duo->remote.id, .length = MIB + 1, .op = op },
+		{ .local = duo->ours.region, .remote = duo->remote.id, .local_offset = MIB + 1,
+		  .remote_offset = MIB + 1, .length = 3, .op = op },
+		{ .local = duo->ours.region, .remote = duo->remote.id, .local_offset = MIB + 4,
+		  .remote_offset = MIB + 4, .length = LENGTH - MIB - 4, .op = op },
+	};
+	struct wh_batch *batch;
+
+	want(0, wh_batch_new(duo->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, parts, 3));
+	return batch;
+}
+
+void want_way(struct wh_batch *batch, const char *transport, const char *first, const char *second)
+{
+	want_by(batch, transport, LENGTH);
+	want_told(batch, first);
+	if (second)
+		want_told(batch, second);
+}
+
+void settle(const struct duo *duo, const char *transport, const char *first)
+{
+	int64_t end = now() + PATIENCE;
+	struct wh_batch *batch;
+	bool good;
+
+	do {
+		batch = whole(duo, WH_WRITE);
+		want(0, batch_run(batch));
+		good = bytes_by(batch, transport, NULL) == LENGTH && strstr(explained(batch), first);
+		want(0, wh_batch_free(batch));
+	} while (!good && now() < end);
+}
+
+void exchange(struct duo *duo, const char *transport, const char *first, const char *second)
+{
+	settle(duo, transport, first);
+	for (uint64_t seed = 1; seed < 5; seed++) {
+		uint32_t op = seed % 2 ? WH_WRITE : WH_READ;
+		struct wh_batch *batch = whole(duo, op);
+
+		duo_fill(duo, op, seed);
+		want(0, batch_run(batch));
+		want_same(duo, seed);
+		want_way(batch, transport, first, second);
+		want(0, wh_batch_free(batch));
+	}
+}
+
+void expect(uint32_t here, uint32_t there, const char *ways, const char *transport, const char *first,
+	    const char *second)
+{
+	struct duo duo;
+
+	duo_open(&duo, here, there, ways);
+	exchange(&duo, transport, first, second);
+	duo_close(&duo);
+}
+
+int duo_end(void **state)
+{
+	static const char *const names[] = { "FAKE_VERBS_DMABUF", "FAKE_VERBS_PEERMEM", "FAKE_VERBS_REGISTER",
+					     "FAKE_VERBS_MR",     "WHERRY_TRANSPORTS",  "WHERRY_REQUIRE",
+					     "FAKE_VERBS_NO_DMABUF" };
+
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+		unsetenv(names[i]);
+	return harness_end(state);
+}
