@@ -72,7 +72,8 @@ struct wh_engine {
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
-	uint8_t rank[WH_TRANSPORT_COUNT]; /* place in the knob's list, be it on or off; else the count */
+	/* place in the knob's list, be it on or off; else the count */
+	uint8_t rank[WH_TRANSPORT_COUNT];
 	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
 
 	struct wh_acceptor *acceptor;
@@ -104,8 +105,8 @@ struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 
 /* ---- being observed -------------------------------------------------------------------------- */
 
-/* Make the engine's unix socket, as the knob `observe` says. An error only if the knob names a directory
- * that cannot be used. */
+/* Make the engine's unix socket, as the knob `observe` says. An error only if the knob names a
+ * directory that cannot be used. */
 int wh_observer_open(struct wh_engine *engine);
 void wh_observer_close(struct wh_engine *engine);
 /* The bytes that observers are told, to be freed by the caller. */
@@ -123,7 +124,8 @@ struct wh_region {
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	struct wh_pane *_Atomic pane; /* the CPU window that is kept for it; NULL: not tried yet */
-	struct rdma_memory *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */
+	/* the transport rdma's, one for each NIC; NULL: none yet */
+	struct rdma_memory *_Atomic rdma;
 };
 
 /* A region of a peer. The `map` fields are the shm transport's. */
@@ -154,15 +156,16 @@ struct wh_control {
 	size_t owed; /* of what waits: answers; it goes down when all has gone out */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
-	int (*frame)(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload);
+	int (*frame)(struct wh_control *control, const struct wh_frame *frame,
+		     const uint8_t *payload);
 	/* It is gone; `source.fd` is closed by wh_control_close(). Called once, on the loop. */
 	void (*gone)(struct wh_control *control, int error, const char *text);
 };
 
 void wh_control_init(struct wh_control *control, struct wh_loop *loop);
-/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `tls` may have its
- * handshake still before it, and belongs to the control connection from then on, as `fd` does, but on
- * error. */
+/* Start receiving on a connected socket; on the loop. Fields frame and gone are set. `tls` may
+ * have its handshake still before it, and belongs to the control connection from then on, as
+ * `fd` does, but on error. */
 int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls);
 /* Take what had come before it was started, and the socket does not tell of. On the loop. */
 void wh_control_early(struct wh_control *control);
@@ -176,9 +179,9 @@ void wh_control_destroy(struct wh_control *control);
 
 /* Set what every connection of ours has: no delay, keepalive, user timeout, close-on-exec. */
 void wh_socket_tune(struct wh_engine *engine, int fd);
-/* Before connecting to, or listening on, a loopback address: no congestion control that paces, for there
- * the timers that it takes cost more than moving the bytes, and hold them up. What is accepted inherits
- * it; a connection that is established would stay paced. */
+/* Before connecting to, or listening on, a loopback address: no congestion control that paces,
+ * for there the timers that it takes cost more than moving the bytes, and hold them up. What is
+ * accepted inherits it; a connection that is established would stay paced. */
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
 /* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
  * that nobody serves, alive. */
@@ -191,8 +194,8 @@ bool wh_sockets_joined(int one, int other);
 
 #define WH_GREETING_MAX (WH_FRAME_HEADER + WH_HELLO_MAX)
 
-/* A HELLO or WELCOME as it goes over the wire, with its frame header: what is proved is proved over these
- * bytes. */
+/* A HELLO or WELCOME as it goes over the wire, with its frame header: what is proved is proved
+ * over these bytes. */
 struct wh_greeting {
 	size_t length;
 	uint8_t bytes[WH_GREETING_MAX];
@@ -202,12 +205,13 @@ struct wh_greeting {
 
 #define WH_PEER_ADDRESSES 8
 
-/* What moving bytes takes between a region of the peer's and memory of a kind of ours, by a transport whose
- * own figures are nowhere else: probe.c. */
+/* What moving bytes takes between a region of the peer's and memory of a kind of ours, by a
+ * transport whose own figures are nowhere else: probe.c. */
 struct wh_probed {
 	uint64_t epoch, remote; /* of whom, and from which region; 0: it has not been measured */
 	uint8_t kind;
-	double price, transfer, byte; /* ns: of a batch, of each transfer but the first, of a byte */
+	/* ns: of a batch, of each transfer but the first, of a byte */
+	double price, transfer, byte;
 };
 
 struct wh_peer {
@@ -272,20 +276,22 @@ struct wh_peer {
 	uint32_t listed_in_all; /* that have been in it: which round of the next one is timed */
 };
 
-/* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0, or -EIO: no
- * random numbers. */
-int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, struct wh_greeting *out);
-/* The payload of the WELCOME that answers it, on `fd`: does it prove the key, and what do we prove in turn?
- * Of a control connection: the session's key is kept. 0; -EACCES with a text: another key, or another user;
- * -EPROTO, -EIO. */
+/* Make the HELLO for a connection of this role to the peer. `connection` is 0 but for data. 0,
+ * or -EIO: no random numbers. */
+int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection,
+		  struct wh_greeting *out);
+/* The payload of the WELCOME that answers it, on `fd`: does it prove the key, and what do we
+ * prove in turn? Of a control connection: the session's key is kept. 0; -EACCES with a text:
+ * another key, or another user; -EPROTO, -EIO. */
 int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
-		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE]);
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+		  uint8_t out[WH_PROVE_SIZE]);
 /* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
 int wh_peer_check(struct wh_peer *peer);
 /* Transport `id` does not work for this peer any more: plan around it, and say why. */
 void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
-/* Ask the peer to drop data connection `number`; `done` is called with 0 once it has (on loop 0), or
- * with an error if the peer is lost. */
+/* Ask the peer to drop data connection `number`; `done` is called with 0 once it has (on loop
+ * 0), or with an error if the peer is lost. */
 struct wh_abort {
 	struct wh_list link;
 	uint32_t number;
@@ -295,8 +301,8 @@ void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
 
 /* ---- sessions: the side that is reached ------------------------------------------------------ */
 
-/* Where sessions are from: an IPv4 address, or a network of IPv6. It is there as long as there is a session
- * of it. On loop 0, save `held`. */
+/* Where sessions are from: an IPv4 address, or a network of IPv6. It is there as long as there
+ * is a session of it. On loop 0, save `held`. */
 struct wh_guest {
 	struct wh_list link; /* engine.guests */
 	uint64_t place;
@@ -330,8 +336,10 @@ struct wh_session {
 	struct wh_hello hello; /* what it said */
 	uint64_t id;
 	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
-	_Atomic bool touches; /* it may map or reach our memory without asking: wait for its REMOVED */
-	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a courtesy. */
+	/* it may map or reach our memory without asking: wait for its REMOVED */
+	_Atomic bool touches;
+	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a
+	 * courtesy. */
 	_Atomic bool keyed;
 	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
 	 * have come. */
@@ -345,38 +353,42 @@ struct wh_session {
 	struct wh_served served;
 };
 
-/* A control connection whose initiator has proved itself. It belongs to the session now (also on error). */
+/* A control connection whose initiator has proved itself. It belongs to the session now (also on
+ * error). */
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t place,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
-/* Make the WELCOME that answers `said`, whose content is `hello`; `proofs` says what the initiator has to
- * prove in turn. 0, or -EPROTO (no nonce), -EIO. */
-int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const struct wh_hello *hello,
-	       uint64_t session, const uint8_t key[WH_KEY_SIZE], struct wh_greeting *out,
+/* Make the WELCOME that answers `said`, whose content is `hello`; `proofs` says what the
+ * initiator has to prove in turn. 0, or -EPROTO (no nonce), -EIO. */
+int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said,
+	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
+	       struct wh_greeting *out,
 	       struct wh_proofs *proofs);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
 void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text);
-/* Tell the sessions that may use it of a region that came, and all of one that goes. Under engine.lock. */
+/* Tell the sessions that may use it of a region that came, and all of one that goes. Under
+ * engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
-/* Wait until no session that touches memory by itself holds a region removed before this call; half as
- * long for those that do so by keys alone, which the caller takes back. 0 or -EBUSY. */
+/* Wait until no session that touches memory by itself holds a region removed before this call;
+ * half as long for those that do so by keys alone, which the caller takes back. 0 or -EBUSY. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
-/* What an engine of this name may do with it, enum wh_access; place.access is what any of them may. */
+/* What an engine of this name may do with it, enum wh_access; place.access is what any of them
+ * may. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);
 /* The same for a session: inside the region, or under engine.lock. On any thread. */
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_place *place);
 
-/* ---- the acceptor: listeners and handshakes --------------------------------------------------- */
+/* ---- the acceptor: listeners and handshakes -------------------------------------------------- */
 
 int wh_acceptor_open(struct wh_engine *engine, const char *listen);
 void wh_acceptor_close(struct wh_engine *engine);
 
-/* ---- notifications ---------------------------------------------------------------------------- */
+/* ---- notifications --------------------------------------------------------------------------- */
 
 int wh_inbox_open(struct wh_engine *engine);
 void wh_inbox_close(struct wh_engine *engine);
@@ -394,7 +406,7 @@ bool wh_note_cancel(struct wh_batch *batch);
 void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence);
 void wh_notes_lost(struct wh_peer *peer, int error, const char *text);
 
-/* ---- batches ---------------------------------------------------------------------------------- */
+/* ---- batches --------------------------------------------------------------------------------- */
 
 /* One transfer as it is kept. */
 struct wh_item {
@@ -464,13 +476,15 @@ struct wh_piece {
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
-	/* Not the core's: a part of another piece, which that one's transport has made for itself. What is
-	 * said of it comes back by `ended` (with an error: it was to be rerouted), but for failures, which
-	 * are the whole's: its items' local_id is the number of the whole's item. */
+	/* Not the core's: a part of another piece, which that one's transport has made for
+	 * itself. What is said of it comes back by `ended` (with an error: it was to be
+	 * rerouted), but for failures, which are the whole's: its items' local_id is the number
+	 * of the whole's item. */
 	struct wh_piece *whole;
 	void (*ended)(struct wh_piece *part, int error, const char *why);
 	_Atomic bool done;
-	_Atomic int32_t failed; /* the errno of its first failure; for the counters, which clear it */
+	/* the errno of its first failure; for the counters, which clear it */
+	_Atomic int32_t failed;
 };
 
 enum wh_batch_state {
@@ -534,18 +548,19 @@ struct wh_batch {
 
 	_Atomic uint32_t watch;    /* WH_WATCH_... */
 	uint32_t timed_in;         /* so many submissions: the last of them is timed */
-	bool listed;               /* as in `watch`, for whom nobody else is at work; under peer.count_lock */
+	/* as in `watch`, for whom nobody else is at work; under peer.count_lock */
+	bool listed;
 	wh_count rounds;           /* completed well while listed */
 	uint64_t told;             /* of those, in the peer's tally; under peer.count_lock */
 	int64_t begun;             /* WH_WATCH_TIMED: when */
 	struct wh_list count_link; /* peer.counted */
 };
 
-/* For transports: this piece is finished, whichever way. Once for each submit. The batch may be gone
- * when it returns. */
+/* For transports: this piece is finished, whichever way. Once for each submit. The batch may be
+ * gone when it returns. */
 void wh_piece_done(struct wh_piece *piece);
-/* Record a failure: of transfer `index` of the batch's items, or of all of the piece (UINT64_MAX). Before
- * wh_piece_done(). `error` is negative. */
+/* Record a failure: of transfer `index` of the batch's items, or of all of the piece
+ * (UINT64_MAX). Before wh_piece_done(). `error` is negative. */
 void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 /* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
@@ -572,7 +587,8 @@ void wh_batch_call_back(struct wh_batch *batch);
 void wh_batch_finish(struct wh_batch *batch);
 void wh_batch_fail(struct wh_batch *batch, int error, const char *text);
 
-/* The peer goes: what is prepared for it can be freed afterwards, but holds nothing of the engine. */
+/* The peer goes: what is prepared for it can be freed afterwards, but holds nothing of the
+ * engine. */
 void wh_blocks_leave(struct wh_peer *peer);
 
 /* Is this range of the peer's, or of our, region there, and granted? `what` and `index` begin the
@@ -584,8 +600,8 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 
 /* Choose a transport for everything in the batch; fills pieces and shares. */
 int wh_plan(struct wh_batch *batch);
-/* What the batch's pieces of a transport take, added to out->duration, from a probe of it: reads from the peer
- * and waits, if there has been none. False: not known. */
+/* What the batch's pieces of a transport take, added to out->duration, from a probe of it: reads
+ * from the peer and waits, if there has been none. False: not known. */
 bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 		       struct wh_estimate *out);
 /* The next best transport for a piece that its transport gave up; WH_TRANSPORT_COUNT: none. */
@@ -608,7 +624,7 @@ void wh_queue_forget(struct wh_queue *queue, struct wh_batch *batch);
 void wh_queue_hold(struct wh_queue *queue, int by);
 struct wh_engine *wh_queue_engine(const struct wh_queue *queue);
 
-/* ---- walking through a piece ------------------------------------------------------------------- */
+/* ---- walking through a piece ----------------------------------------------------------------- */
 
 static inline void wh_piece_start(const struct wh_piece *piece, struct wh_cursor *cursor)
 {
@@ -630,7 +646,8 @@ static inline bool wh_piece_next(const struct wh_piece *piece, struct wh_cursor 
 		uint64_t i = at->inner;
 
 		run->local = base->address + at->skip +
-			     (blocks->local_offsets ? blocks->local_offsets[i] : i * blocks->local_stride);
+			     (blocks->local_offsets ? blocks->local_offsets[i] :
+						      i * blocks->local_stride);
 		run->remote = base->remote;
 		run->offset = base->offset + at->skip +
 			      (blocks->remote_offsets ? blocks->remote_offsets[i] :

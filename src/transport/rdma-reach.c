@@ -204,7 +204,7 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 {
 	struct wh_remote_region *remote = wh_container(place, struct wh_remote_region, place);
 	struct rdma_peer *rdma = state;
-	uint32_t near;
+	uint32_t near, staged;
 	int error = 0;
 
 	(void)peer;
@@ -216,9 +216,9 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 	if (!reached(rdma, local, remote, why))
 		error = reach_slowly(rdma, (struct wh_region *)local, remote, why);
 	/* One line is enough; what the others refuse is not worth telling then. */
-	if (error != -ESTALE && rdma_carriers(rdma, local, remote, op, &near))
+	if (error != -ESTALE && rdma_carriers(rdma, local, remote, op, &near, &staged))
 		error = 0;
-	else if (error != -ESTALE && rdma_stagers(rdma, local, remote))
+	else if (error != -ESTALE && staged)
 		error = prepare(rdma, why);
 	else if (!error && op == WH_READ && !can_be_written(rdma, local)) {
 		snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",

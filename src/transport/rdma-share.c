@@ -28,11 +28,12 @@ bool rdma_watched(const struct wh_piece *piece)
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
-		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near,
+		       uint32_t *staged)
 {
 	uint32_t able = 0, nearest = UINT32_MAX;
 
-	*near = 0;
+	*near = *staged = 0;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
 		const struct rdma_memory *memory;
@@ -40,11 +41,13 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 
 		if (line->state != RDMA_READY)
 			continue;
-		memory = rdma_registered(local, line->here.nic);
-		if (!memory || (op == WH_READ && !memory->writable))
-			continue;
+		memory = rdma_memory_of(local, line->here.nic);
 		keys = rdma_keys_of(remote, line->nic);
-		if (!keys || keys->error)
+		if (!memory || !keys || keys->error)
+			continue;
+		if (!memory->mrs)
+			*staged |= 1u << i;
+		if (!memory->mrs || (op == WH_READ && !memory->writable))
 			continue;
 		able |= 1u << i;
 		if (memory->distance < nearest)
@@ -57,30 +60,10 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 	return able;
 }
 
-uint32_t rdma_stagers(const struct rdma_peer *rdma, const struct wh_region *local,
-		      const struct wh_remote_region *remote)
-{
-	uint32_t able = 0;
-
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
-		const struct rdma_memory *memory;
-		const struct rdma_keys *keys;
-
-		if (line->state != RDMA_READY)
-			continue;
-		memory = rdma_memory_of(local, line->here.nic);
-		keys = rdma_keys_of(remote, line->nic);
-		if (memory && !memory->mrs && keys && !keys->error)
-			able |= 1u << i;
-	}
-	return able;
-}
-
 /* A region that has gone is told when its bytes are due. */
 uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece)
 {
-	uint32_t able = rdma_ready(rdma), near = able, near_this;
+	uint32_t able = rdma_ready(rdma), near = able, near_this, staged;
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
 
@@ -96,7 +79,7 @@ uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piec
 		if (!place)
 			continue;
 		able &= rdma_carriers(rdma, local, wh_container(place, struct wh_remote_region, place),
-				      piece->op, &near_this);
+				      piece->op, &near_this, &staged);
 		near &= near_this;
 		wh_place_leave(place);
 	}

@@ -14,15 +14,17 @@
  * rdma-stage.c   memory of ours that no NIC reaches, by way of pinned memory
  * rdma-share.c   which connection takes how much of what
  * rdma-flow.c    work requests out, completions in
- * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; the NIC does the rest
+ * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; NICs do the rest
  *
- * A peer has one reliable connection, a line, for each of our rails; the owner chooses which of its own is
- * at the other end. They are made when they are first needed. Their ends, and the keys of regions, travel
- * over the control connection. A work request moves bytes that lie in one run on the owner's side; they
- * complete in their order, so that only some ask for a completion, which stands for all before it.
+ * A peer has one reliable connection, a line, for each of our rails; the owner chooses which of its
+ * own is at the other end. They are made when they are first needed. Their ends, and the keys of
+ * regions, travel over the control connection. A work request moves bytes that lie in one run on
+ * the owner's side; they complete in their order, so that only some ask for a completion, which
+ * stands for all before it.
  *
- * Before bytes that were on their way by a line go by another one, or by another transport, the owner has
- * destroyed its queue pair and said so: a packet that was held up somewhere cannot arrive after them.
+ * Before bytes that were on their way by a line go by another one, or by another transport, the
+ * owner has destroyed its queue pair and said so: a packet that was held up somewhere cannot arrive
+ * after them.
  */
 #ifndef WH_TRANSPORT_RDMA_H
 #define WH_TRANSPORT_RDMA_H
@@ -44,7 +46,8 @@
 #define RDMA_SIGNAL_BYTES (1u << 20) /* or after so many bytes */
 #define RDMA_AHEAD (8u << 20)        /* bytes on their way, so that cancelling does not take long */
 #define RDMA_LINES WH_RAILS           /* connections to a peer */
-#define RDMA_GATHER 6u               /* runs of ours in one work request: it then takes 128 bytes of a queue */
+/* runs of ours in one work request: it then takes 128 bytes of a queue */
+#define RDMA_GATHER 6u
 #define RDMA_SPLIT (64u << 10)       /* bytes that are not worth dividing among lines */
 #define RDMA_INLINE 128u             /* bytes that are put into the work request itself */
 #define RDMA_READS 16                /* reads that a NIC has under way */
@@ -52,14 +55,16 @@
 #define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before what failed is tried again, at first */
 #define RDMA_SLOTS 32 /* WH_SLOTS of lane.h, whose names are not for all who include this */
 #define RDMA_SPIN (50 * 1000)        /* ns that a waiter polls before it sleeps */
-#define RDMA_PATIENCE (2 * INT64_C(1000000000)) /* ns that a submission waits to reach a peer or region */
-/* The numbers of queue pairs, which ABORT names, have this bit; those of tcp's connections do not. */
+/* ns that a submission waits to reach a peer or region */
+#define RDMA_PATIENCE (2 * INT64_C(1000000000))
+/* The numbers of queue pairs, which ABORT names, have this bit; those of tcp's connections do
+ * not. */
 #define RDMA_NUMBER 0x80000000u
 
 struct rdma;
 struct rdma_peer;
 
-/* ---- NICs and rails ----------------------------------------------------------------------------- */
+/* ---- NICs and rails -------------------------------------------------------------------------- */
 
 struct rdma_nic {
 	struct wh_source events; /* its asynchronous ones; on loop 0 */
@@ -112,9 +117,11 @@ struct rdma {
 	/* Under register_lock until one is counted: slots that staging has used, as regions. */
 	struct wh_region *slots[RDMA_SLOTS];
 	_Atomic unsigned slot_count;
-	_Atomic bool flushes; /* there is memory of ours that NICs write and that has to be flushed */
+	/* there is memory of ours that NICs write and that has to be flushed */
+	_Atomic bool flushes;
 
-	/* The owner's thread that registers and flushes what peers ask for; started with the first. */
+	/* The owner's thread that registers and flushes what peers ask for; started with the
+	 * first. */
 	pthread_mutex_t jobs_lock; /* all below */
 	pthread_cond_t jobs_come;
 	struct wh_list jobs; /* struct rdma_job */
@@ -132,23 +139,24 @@ bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_
 struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL]);
 
-/* A reliable queue pair on the rail, ready to be connected. `depth` work requests; *inlined is what it
- * takes inline. 0, or a negative errno with the reason. */
-int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth, struct ibv_qp **out,
-		uint32_t *inlined, char why[WH_REFUSAL]);
+/* A reliable queue pair on the rail, ready to be connected. `depth` work requests; *inlined is
+ * what it takes inline. 0, or a negative errno with the reason. */
+int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
+		struct ibv_qp **out, uint32_t *inlined, char why[WH_REFUSAL]);
 /* Connect it: `mine` and `other` are complete. 0, or a negative errno with the reason. */
 int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
 		    const struct wh_rdma_end *other, char why[WH_REFUSAL]);
 
-/* ---- distances ----------------------------------------------------------------------------------- */
+/* ---- distances ------------------------------------------------------------------------------- */
 
 /* Read where the NICs are, if there is a choice and nobody has made it. */
 void rdma_near_open(struct rdma *rdma);
 void rdma_near_close(struct rdma *rdma);
-/* How far the NIC is from the region's memory: enum wh_distance, or 0 where that is nothing to go by. */
+/* How far the NIC is from the region's memory: enum wh_distance, or 0 where that is nothing to
+ * go by. */
 uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region);
 
-/* ---- memory -------------------------------------------------------------------------------------- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 /* A stretch of a region that has one key. */
 struct rdma_stretch {
@@ -158,8 +166,8 @@ struct rdma_stretch {
 };
 
 /* The one that this byte of the region is in. */
-static inline const struct rdma_stretch *rdma_stretch_at(const struct rdma_stretch *all, uint32_t count,
-							 uint64_t offset)
+static inline const struct rdma_stretch *rdma_stretch_at(const struct rdma_stretch *all,
+							 uint32_t count, uint64_t offset)
 {
 	uint32_t first = 0, last = count - 1;
 
@@ -208,8 +216,9 @@ struct rdma_keys {
 	struct rdma_stretch stretches[];
 };
 
-/* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, -ESTALE: its memory is
- * gone, or another negative errno, with the reason. May take long: its pages are pinned. */
+/* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, -ESTALE: its
+ * memory is gone, or another negative errno, with the reason. May take long: its pages are
+ * pinned. */
 int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
 		  char why[WH_REFUSAL]);
 /* As the NIC knows it, or as it is staged; NULL: nobody has asked for that yet. */
@@ -222,13 +231,13 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
 /* KEYED has come; on loop 0. */
 int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed);
 
-/* Add what has been registered (NULL: errno says why not) behind the rest, or take all of it back. 0 or a
- * positive errno. */
+/* Add what has been registered (NULL: errno says why not) behind the rest, or take all of it
+ * back. 0 or a positive errno. */
 int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length);
 void rdma_mrs_clear(struct rdma_mrs *mrs);
 
-/* A GPU's memory, by the best way there is. 0, *mrs counted (NULL: it has to be staged) and the reasons
- * why not by a better way; or a negative errno with the reasons. Under register_lock. */
+/* A GPU's memory, by the best way there is. 0, *mrs counted (NULL: it has to be staged) and the
+ * reasons why not by a better way; or a negative errno with the reasons. Under register_lock. */
 int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, struct rdma_mrs **mrs,
 		 char why[WH_REFUSAL]);
 void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs);
@@ -236,12 +245,13 @@ void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs);
 int rdma_ways_parse(struct rdma *rdma);
 const char *rdma_way_name(enum wh_rdma_way way);
 
-/* ---- visibility ----------------------------------------------------------------------------------
- * A NIC that has written to a GPU's memory may be done before the GPU would see it. Where CUDA says that
- * it orders such writes nothing is needed; else they are flushed, by the side whose memory it is. */
+/* ---- visibility ------------------------------------------------------------------------------
+ * A NIC that has written to a GPU's memory may be done before the GPU would see it. Where CUDA
+ * says that it orders such writes nothing is needed; else they are flushed, by the side whose
+ * memory it is. */
 
-/* Can, and does, the GPU's memory have to be flushed? 0: not; 1: it has to; -EOPNOTSUPP: it would have to be
- * and cannot. */
+/* Can, and does, the GPU's memory have to be flushed? 0: not; 1: it has to; -EOPNOTSUPP: it
+ * would have to be and cannot. */
 int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *device);
 /* Flush what NICs have written to a region of ours. 0, or what the driver said, with a text. */
 int rdma_flush(const struct wh_region *region);
@@ -249,26 +259,29 @@ int rdma_flush(const struct wh_region *region);
 void rdma_piece_moved(struct wh_piece *piece);
 /* FLUSHED has come; on loop 0. */
 int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed);
-/* Wait for no more answers: of any batch (NULL), for the peer is lost, or of one, which is cancelled. */
-void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int error, const char *text);
+/* Wait for no more answers: of any batch (NULL), for the peer is lost, or of one, which is
+ * cancelled. */
+void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int error,
+		      const char *text);
 
 /* For explain: how NICs reach the batch's GPU memory. */
-bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size);
+bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+	       size_t size);
 /* The same in a word: ", dmabuf", ", staged+dmabuf" (ours and theirs), or "". */
 void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out, size_t size);
 
-/* ---- staging ------------------------------------------------------------------------------------- */
+/* ---- staging --------------------------------------------------------------------------------- */
 
 /* Does some of the piece's memory of ours have to be staged? Under rdma_peer.lock. */
 bool rdma_stage_wanted(const struct rdma_peer *rdma, const struct wh_piece *piece);
 /* Move it so. */
 void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece);
-/* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have ended are
- * put on `done`. False: it is none. */
+/* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have
+ * ended are put on `done`. False: it is none. */
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done);
 void rdma_slots_close(struct rdma *rdma);
 
-/* ---- the owner's worker -------------------------------------------------------------------------- */
+/* ---- the owner's worker ---------------------------------------------------------------------- */
 
 /* KEYS has come: register in the worker's time, and answer. On loop 0. */
 int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id);
@@ -276,7 +289,7 @@ int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id);
 int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id);
 void rdma_worker_stop(struct rdma *rdma);
 
-/* ---- the initiator ------------------------------------------------------------------------------- */
+/* ---- the initiator --------------------------------------------------------------------------- */
 
 enum rdma_state {
 	RDMA_IDLE = 0,   /* not needed yet, or given back */
@@ -297,7 +310,8 @@ struct rdma_work {
 	uint64_t length;
 };
 
-/* Those of a line in their order; once it has broken, what is to be sent again. Counted on and on. */
+/* Those of a line in their order; once it has broken, what is to be sent again. Counted on and
+ * on. */
 struct rdma_ring {
 	struct wh_list link; /* rdma_peer.again */
 	uint64_t head, tail;
@@ -360,17 +374,20 @@ struct rdma_peer {
 	struct wh_list urgent, bulk; /* pieces of which something has not been posted */
 	struct wh_list sent;         /* those that have been */
 	struct wh_list again;        /* rings of lines that broke; goes before both */
-	struct wh_list stages;       /* pieces that are staged; they are in no other list, their parts are */
+	/* pieces that are staged; they are in no other list, their parts are */
+	struct wh_list stages;
 	struct wh_list flushes;      /* pieces that the owner has been asked to flush */
 	uint32_t flush_number;
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
 	uint32_t unwatched; /* pieces that nobody is bound to wait for */
-	uint32_t version, sorted; /* what lines can carry has changed; for which of these it was sorted */
+	/* what lines can carry has changed; for which of these it was sorted */
+	uint32_t version, sorted;
 };
 
 static inline bool rdma_line_pending(const struct rdma_line *line)
 {
-	return (line->state >= RDMA_WANTED && line->state <= RDMA_PROBING) || line->state == RDMA_BREAKING;
+	return (line->state >= RDMA_WANTED && line->state <= RDMA_PROBING) ||
+	       line->state == RDMA_BREAKING;
 }
 
 static inline bool rdma_line_busy(const struct rdma_line *line)
@@ -388,8 +405,9 @@ bool rdma_lost(const struct rdma_peer *rdma);
 /* Have the line, or all of them, connected. From any thread, under rdma_peer.lock. */
 void rdma_line_want(struct rdma_line *line);
 void rdma_want(struct rdma_peer *rdma);
-/* Something is wrong with the connection: take it down. What was on its way goes by another line, or by
- * another transport; with `again` the line may be connected again at once. Under rdma_peer.lock. */
+/* Something is wrong with the connection: take it down. What was on its way goes by another
+ * line, or by another transport; with `again` the line may be connected again at once. Under
+ * rdma_peer.lock. */
 void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer);
@@ -404,17 +422,16 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text);
 void rdma_client_again(struct rdma_peer *rdma);
 
 /* Can it move bytes between the regions? The transport's `reach`. */
-int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local, struct wh_place *place,
-	       uint32_t op, char why[WH_REFUSAL]);
+int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+	       struct wh_place *place, uint32_t op, char why[WH_REFUSAL]);
 
-/* ---- sharing; all under rdma_peer.lock --------------------------------------------------------- */
+/* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
-/* The lines that can carry bytes between these regions; `near`: those of them that are to. */
+/* The lines that can carry bytes between these regions; `near`: those of them that are to; `staged`:
+ * those that could, were ours not to be staged for them. */
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
-		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
-/* Lines that are ready, and that the region of ours has to be staged for. */
-uint32_t rdma_stagers(const struct rdma_peer *rdma, const struct wh_region *local,
-		      const struct wh_remote_region *remote);
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near,
+		       uint32_t *staged);
 /* The lines that can move all of a piece, the near ones if there are such. */
 uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece);
 /* The application's batch that a piece, or a part of one that is staged, is of. */
@@ -428,7 +445,8 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
 void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece);
 /* The regions of transfer, or base, number `index`. */
-const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote);
+const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index,
+				      uint64_t *remote);
 /* A piece for the transport, or a part of one that it has made itself. */
 void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Post nothing more of it. One that has ended is put on `done`. Under rdma_peer.lock. */
@@ -443,29 +461,33 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done);
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
 /* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
 struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
-/* What the line is to take next: a piece, where in it, and at most how many bytes. NULL: nothing. *work:
- * what it was, if it is sent again; else NULL. */
-struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line, struct rdma_work **work);
+/* What the line is to take next: a piece, where in it, and at most how many bytes. NULL:
+ * nothing. *work: what it was, if it is sent again; else NULL. */
+struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
+			   struct rdma_work **work);
 /* So many bytes of what rdma_next() told have been taken. */
-void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work, uint64_t length);
+void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work,
+		uint64_t length);
 /* So many bytes have come through. */
 void rdma_measure(struct rdma_line *line, int64_t now);
 
-/* ---- flow -------------------------------------------------------------------------------------- */
+/* ---- flow ------------------------------------------------------------------------------------ */
 
-/* Under rdma_peer.lock: look at what has completed, and post what can be posted. Pieces that are to go
- * elsewhere are put on `away`, those that are done on `done`. */
+/* Under rdma_peer.lock: look at what has completed, and post what can be posted. Pieces that are
+ * to go elsewhere are put on `away`, those that are done on `done`. */
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
 void rdma_probe(struct rdma_line *line);
 /* Bytes of the piece have ended. */
-void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done);
+void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
+		struct wh_list *done);
 /* Without the lock: say what has become of them. */
 void rdma_pieces_done(struct wh_list *done);
 void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away);
 
-/* ---- the owner ----------------------------------------------------------------------------------- */
+/* ---- the owner ------------------------------------------------------------------------------- */
 
-int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame, const uint8_t *payload);
+int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
+		       const uint8_t *payload);
 void rdma_session_close(struct wh_session *session);
 void rdma_session_abort(struct wh_session *session, uint32_t number);
 
