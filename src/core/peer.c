@@ -479,6 +479,8 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 	case WH_FRAME_RDMA_CONNECTED:
 	case WH_FRAME_RDMA_KEYED:
 	case WH_FRAME_RDMA_FLUSHED:
+	case WH_FRAME_RDMA_DESKED:
+	case WH_FRAME_RDMA_COPIED:
 		if (!peer->opened[WH_TRANSPORT_RDMA])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)

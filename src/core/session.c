@@ -47,6 +47,8 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 	case WH_FRAME_RDMA_CONNECT:
 	case WH_FRAME_RDMA_KEYS:
 	case WH_FRAME_RDMA_FLUSH:
+	case WH_FRAME_RDMA_DESK:
+	case WH_FRAME_RDMA_COPY:
 		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);

@@ -601,6 +601,27 @@ void wh_word_give(struct wh_gpus *gpus, struct wh_word *word)
 
 /* ---- slots ------------------------------------------------------------------------------------- */
 
+static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
+{
+	for (unsigned i = 0; i < count; i++) {
+		slots[i].host = block->memory + i * WH_SLOT;
+		slots[i].address = block->address + i * WH_SLOT;
+	}
+}
+
+int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
+{
+	struct wh_pinned *block;
+	int error;
+
+	pthread_mutex_lock(&gpus->list_lock);
+	error = pinned_new(gpus, count * WH_SLOT, 1, &block);
+	if (!error)
+		lay_out(out, count, block);
+	pthread_mutex_unlock(&gpus->list_lock);
+	return error;
+}
+
 /* Under list_lock: some more, if there are not too many. */
 static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
@@ -612,10 +633,9 @@ static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 	if (error)
 		return error;
 	slots = block->entries;
+	lay_out(slots, SLOTS_AT_ONCE, block);
 	for (unsigned i = 0; i < SLOTS_AT_ONCE; i++) {
 		slots[i].use = use;
-		slots[i].host = block->memory + i * WH_SLOT;
-		slots[i].address = block->address + i * WH_SLOT;
 		wh_list_append(&gpus->pools[use].slots, &slots[i].link);
 	}
 	gpus->pools[use].count += SLOTS_AT_ONCE;

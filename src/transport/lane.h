@@ -247,6 +247,9 @@ int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
 struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
 /* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
 bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
+/* So many slots one behind the other, apart from those, in out[]: never given back, their memory stays
+ * until the engine is closed. 0, or what the driver said. */
+int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
 /* May call a waiter's `ready`. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 

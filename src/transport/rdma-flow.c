@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "transport/rdma.h"
+#include "transport/staging.h"
 #include "util/clock.h"
 
 #define POLL_AT_ONCE 16
@@ -106,19 +107,19 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	const struct rdma_stretch *theirs;
 	const struct rdma_keys *keys;
 	struct wh_cursor start = *at;
-	struct wh_place *place;
+	struct wh_remote_region *region;
 	struct wh_run run = { 0 };
 	bool by_cpu = true;
 	uint64_t length;
 
 	wh_piece_next(piece, at, most, &run);
-	place = wh_place_enter(&rdma->peer->regions, run.remote);
-	if (!place) {
+	region = rdma_enter(rdma, run.remote);
+	if (!region) {
 		wh_piece_fail(piece, run.index, -ESTALE, "region %#llx of %s is no longer published",
 			      (unsigned long long)run.remote, rdma->peer->welcome.name);
 		return run.length;
 	}
-	keys = rdma_keys_of(wh_container(place, struct wh_remote_region, place), line->nic);
+	keys = rdma_keys_of(region, line->nic);
 	theirs = rdma_stretch_at(keys->stretches, keys->count, run.offset);
 	most = least(most, theirs->end - run.offset);
 	*request = (struct ibv_send_wr){
@@ -128,12 +129,12 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	};
 	*at = start;
 	length = fill(line, piece, at, most, run.offset, run.remote, request, &by_cpu);
-	request->wr.rdma.remote_addr = place->address + run.offset;
+	request->wr.rdma.remote_addr = region->place.address + run.offset;
 	request->wr.rdma.rkey = theirs->key;
 	/* What is put into the request itself is read by the CPU. */
 	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
 		request->send_flags |= IBV_SEND_INLINE;
-	*work = (struct rdma_work){ piece, place, start, length };
+	*work = (struct rdma_work){ piece, &region->place, start, length };
 	piece->flying++;
 	line->ahead += length;
 	line->ring->head++;
@@ -346,6 +347,25 @@ void rdma_pieces_done(struct wh_list *done)
 		rdma_piece_moved(wh_container(link, struct wh_piece, link));
 }
 
+/* The lines that are left may be good for staging it. From its start: nothing of it is on its way. */
+static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	unsigned sides = 0;
+
+	if (piece->whole || piece->owner || atomic_load(&piece->cancelled))
+		return false;
+	pthread_mutex_lock(&rdma->lock);
+	sides = rdma_stage_wanted(rdma, piece);
+	pthread_mutex_unlock(&rdma->lock);
+	if (!sides || (sides & RDMA_STAGE_OURS &&
+		       wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
+		return false;
+	wh_piece_start(piece, &piece->cursor);
+	atomic_store(&piece->left, piece->bytes);
+	rdma_stage(rdma, piece, sides);
+	return true;
+}
+
 void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
 {
 	char why[WH_REFUSAL];
@@ -361,9 +381,10 @@ void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
 	while ((link = wh_list_take(away))) {
 		struct wh_piece *piece = wh_container(link, struct wh_piece, link);
 
-		wh_piece_reroute(piece, -EIO,
-				 broken || piece->owner ?
-					 why :
-					 "a region of it is not registered with a NIC now in use");
+		if (!stage_instead(rdma, piece))
+			wh_piece_reroute(piece, -EIO,
+					 broken || piece->owner ?
+						 why :
+						 "no NIC in use now reaches a region of it");
 	}
 }

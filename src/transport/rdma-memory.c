@@ -264,7 +264,8 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	keys->nic = keyed->nic;
 	keys->error = keyed->error;
 	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
-	keys->until = wh_now() + ASK_AGAIN;
+	/* What is staged stays so. */
+	keys->until = keyed->error == -WH_RDMA_STAGED_THERE ? INT64_MAX : wh_now() + ASK_AGAIN;
 	keys->way = keyed->way;
 	keys->flush = keyed->flush;
 	keys->count = keyed->count;
@@ -291,19 +292,18 @@ static uint64_t length_of(const struct wh_rdma_keyed *keyed)
 
 int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 {
-	struct wh_place *place = wh_place_enter(&peer->regions, keyed->id);
-	struct wh_remote_region *region = wh_container(place, struct wh_remote_region, place);
+	struct wh_remote_region *region = rdma_enter(peer->transport[WH_TRANSPORT_RDMA], keyed->id);
 	struct rdma_keys *known;
 	int error = 0;
 
-	if (!place)
+	if (!region)
 		return 0; /* it has gone meanwhile */
 	known = rdma_keys_of(region, keyed->nic);
-	if (!keyed->error && length_of(keyed) != place->length)
+	if (!keyed->error && length_of(keyed) != region->place.length)
 		error = -EPROTO;
 	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
 		error = keep(region, keyed);
-	wh_place_leave(place);
+	wh_place_leave(&region->place);
 	return error;
 }
 

@@ -56,7 +56,9 @@ static int known(const struct wh_remote_region *region, uint32_t nic, char why[W
 
 	if (!keys || (keys->error && wh_now() > keys->until))
 		return -EAGAIN;
-	if (keys->error)
+	if (keys->error == -WH_RDMA_STAGED_THERE)
+		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there: %.150s", keys->why);
+	else if (keys->error)
 		memcpy(why, keys->why, WH_REFUSAL);
 	return keys->error;
 }
@@ -186,8 +188,44 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 	return !known_not;
 }
 
-/* Have slots for what no NIC of a line reaches. Under the lock. */
-static int prepare(struct rdma_peer *rdma, char why[WH_REFUSAL])
+/* ---- staging --------------------------------------------------------------------------------------- */
+
+void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct wh_region *local,
+		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides)
+{
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
+		const struct rdma_keys *keys = rdma_keys_of(remote, line->nic);
+		bool ready = line->state == RDMA_READY;
+
+		if (!(lines & 1u << i))
+			continue;
+		/* Host memory will be registered, and keys will be told, for those that are yet to come. */
+		if (memory ? !memory->mrs || (op == WH_READ && !memory->writable) :
+			     ready || !wh_kind_on_host(local->place.kind))
+			sides->ours &= ~(1u << i);
+		if (keys ? keys->error != 0 : ready)
+			sides->theirs &= ~(1u << i);
+		sides->stage_ours |= memory && !memory->mrs;
+		sides->stage_theirs |= keys && keys->error == -WH_RDMA_STAGED_THERE;
+	}
+}
+
+unsigned rdma_sides_staged(const struct rdma_sides *sides)
+{
+	if (sides->ours & sides->theirs)
+		return 0;
+	/* Our own takes the fewer messages. */
+	if (sides->stage_ours && sides->theirs)
+		return RDMA_STAGE_OURS;
+	if (sides->stage_theirs && sides->ours)
+		return RDMA_STAGE_THEIRS;
+	return sides->stage_ours && sides->stage_theirs ? RDMA_STAGE_OURS | RDMA_STAGE_THEIRS : 0;
+}
+
+/* Have slots of pinned memory here. Under the lock, which is let go meanwhile. */
+static int prepare_ours(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
 	int error;
 
@@ -199,13 +237,52 @@ static int prepare(struct rdma_peer *rdma, char why[WH_REFUSAL])
 	return error ? -ENOMEM : 0;
 }
 
-int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local, struct wh_place *place,
-	       uint32_t op, char why[WH_REFUSAL])
+/* Have some at the owner's end, and its keys. Under the lock. */
+static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
+{
+	bool waits = !wh_engine_inside(rdma->peer->engine) && !wh_loop_here(&rdma->rdma->loop);
+	int64_t deadline = waits ? wh_now() + RDMA_PATIENCE : 0;
+	int error;
+
+	while ((error = rdma_desk_known(rdma, why)) == -EAGAIN && wh_now() < deadline)
+		glance(rdma);
+	if (error == -EAGAIN)
+		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
+			 rdma->peer->welcome.name);
+	if (!error)
+		error = await_keys(rdma, &rdma->desk, deadline, why);
+	return error;
+}
+
+/* What no line carries as it is may be staged. Under the lock. */
+static int stage(struct rdma_peer *rdma, const struct wh_region *local,
+		 const struct wh_remote_region *remote, uint32_t op, bool *staged, char why[WH_REFUSAL])
+{
+	uint32_t ready = rdma_ready(rdma);
+	struct rdma_sides sides = { .ours = ready, .theirs = ready };
+	unsigned wanted;
+	int error = 0;
+
+	rdma_sides_add(rdma, ready, local, remote, op, &sides);
+	wanted = rdma_sides_staged(&sides);
+	*staged = wanted != 0;
+	if (wanted & RDMA_STAGE_OURS)
+		error = prepare_ours(rdma, why);
+	if (!error && wanted & RDMA_STAGE_THEIRS)
+		error = prepare_theirs(rdma, why);
+	return error;
+}
+
+/* ---- the transport's function ---------------------------------------------------------------------- */
+
+int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+	       struct wh_place *place, uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_remote_region *remote = wh_container(place, struct wh_remote_region, place);
 	struct rdma_peer *rdma = state;
-	uint32_t near, staged;
-	int error = 0;
+	bool staged = false;
+	uint32_t near;
+	int error = 0, trouble;
 
 	(void)peer;
 	if (!wh_kind_on_host(local->place.kind) && wh_registration_check(local->registration)) {
@@ -216,16 +293,16 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 	if (!reached(rdma, local, remote, why))
 		error = reach_slowly(rdma, (struct wh_region *)local, remote, why);
 	/* One line is enough; what the others refuse is not worth telling then. */
-	if (error != -ESTALE && rdma_carriers(rdma, local, remote, op, &near, &staged))
+	if (error != -ESTALE && rdma_carriers(rdma, local, remote, op, &near)) {
 		error = 0;
-	else if (error != -ESTALE && staged)
-		error = prepare(rdma, why);
-	else if (!error && op == WH_READ && !can_be_written(rdma, local)) {
-		snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
-			 (unsigned long long)wh_place_id(&local->place));
-		error = -EACCES;
-	} else if (!error) {
-		error = -EIO;
+	} else if (error != -ESTALE) {
+		trouble = stage(rdma, local, remote, op, &staged, why);
+		error = staged ? trouble : error ? error : -EIO;
+		if (!staged && error == -EIO && op == WH_READ && !can_be_written(rdma, local)) {
+			snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
+				 (unsigned long long)wh_place_id(&local->place));
+			error = -EACCES;
+		}
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return error;

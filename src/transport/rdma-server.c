@@ -21,6 +21,7 @@ struct answering {
 struct rdma_session {
 	struct wh_list pairs;
 	unsigned count;
+	struct rdma_desk *desk; /* NULL: it has asked for none */
 };
 
 static void drop(struct rdma_session *mine, struct answering *pair)
@@ -113,14 +114,23 @@ static int connect_frame(struct wh_session *session, const uint8_t *payload, siz
 
 int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame, const uint8_t *payload)
 {
+	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
+
 	if (frame->type == WH_FRAME_RDMA_CONNECT)
 		return connect_frame(session, payload, frame->length);
-	/* Whoever asks for keys, or to flush, has a queue pair, or had one. */
-	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
-	if (frame->length != WH_RDMA_KEYS_SIZE || !atomic_load(&session->keyed))
+	/* Whoever asks for anything else has a queue pair, or had one. */
+	if (!atomic_load(&session->keyed))
 		return -EPROTO;
-	return (frame->type == WH_FRAME_RDMA_KEYS ? rdma_serve_keys : rdma_serve_flush)(
-		session, wh_get32(payload), wh_get64(payload + 4));
+	if (frame->type == WH_FRAME_RDMA_DESK)
+		return frame->length ? -EPROTO : rdma_desk_frame(session, &mine->desk);
+	if (frame->type == WH_FRAME_RDMA_COPY)
+		return rdma_desk_copy(session, mine->desk, payload, frame->length);
+	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
+	if (frame->length != WH_RDMA_KEYS_SIZE)
+		return -EPROTO;
+	if (frame->type == WH_FRAME_RDMA_KEYS)
+		return rdma_serve_keys(session, mine->desk, wh_get32(payload), wh_get64(payload + 4));
+	return rdma_serve_flush(session, wh_get32(payload), wh_get64(payload + 4));
 }
 
 void rdma_session_abort(struct wh_session *session, uint32_t number)
@@ -143,6 +153,8 @@ void rdma_session_close(struct wh_session *session)
 
 	while (mine && !wh_list_empty(&mine->pairs))
 		drop(mine, wh_container(mine->pairs.next, struct answering, link));
+	if (mine && mine->desk)
+		rdma_desk_close(mine->desk);
 	free(mine);
 	session->transport[WH_TRANSPORT_RDMA] = NULL;
 }

@@ -28,12 +28,11 @@ bool rdma_watched(const struct wh_piece *piece)
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
-		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near,
-		       uint32_t *staged)
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
 {
 	uint32_t able = 0, nearest = UINT32_MAX;
 
-	*near = *staged = 0;
+	*near = 0;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
 		const struct rdma_memory *memory;
@@ -41,13 +40,9 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 
 		if (line->state != RDMA_READY)
 			continue;
-		memory = rdma_memory_of(local, line->here.nic);
+		memory = rdma_registered(local, line->here.nic);
 		keys = rdma_keys_of(remote, line->nic);
-		if (!memory || !keys || keys->error)
-			continue;
-		if (!memory->mrs)
-			*staged |= 1u << i;
-		if (!memory->mrs || (op == WH_READ && !memory->writable))
+		if (!memory || (op == WH_READ && !memory->writable) || !keys || keys->error)
 			continue;
 		able |= 1u << i;
 		if (memory->distance < nearest)
@@ -61,27 +56,26 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 }
 
 /* A region that has gone is told when its bytes are due. */
-uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece)
+uint32_t rdma_rails_of(struct rdma_peer *rdma, const struct wh_piece *piece)
 {
-	uint32_t able = rdma_ready(rdma), near = able, near_this, staged;
+	uint32_t able = rdma_ready(rdma), near = able, near_this;
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
 
 	for (uint64_t i = piece->first; able && i < piece->first + piece->count; i++) {
-		struct wh_place *place;
+		struct wh_remote_region *region;
 
 		local = rdma_local_of(piece, i, &remote);
 		if (local == local_before && remote == remote_before)
 			continue;
 		local_before = local;
 		remote_before = remote;
-		place = wh_place_enter(&rdma->peer->regions, remote);
-		if (!place)
+		region = rdma_enter(rdma, remote);
+		if (!region)
 			continue;
-		able &= rdma_carriers(rdma, local, wh_container(place, struct wh_remote_region, place),
-				      piece->op, &near_this, &staged);
+		able &= rdma_carriers(rdma, local, region, piece->op, &near_this);
 		near &= near_this;
-		wh_place_leave(place);
+		wh_place_leave(&region->place);
 	}
 	return near ? near : able;
 }

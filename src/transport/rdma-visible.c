@@ -47,16 +47,6 @@ int rdma_flush(const struct wh_region *region)
 	return error;
 }
 
-static uint64_t regions_of(const struct wh_piece *piece, uint64_t index, const struct wh_region **local)
-{
-	if (piece->blocks) {
-		*local = piece->blocks->bases[index].local;
-		return piece->blocks->bases[index].remote;
-	}
-	*local = piece->batch->items[index].local;
-	return piece->batch->items[index].remote;
-}
-
 /* ---- our own --------------------------------------------------------------------------------------- */
 
 static bool needs_flush(const struct wh_region *region)
@@ -69,9 +59,10 @@ static void flush_ours(struct wh_piece *piece)
 {
 	const struct wh_cuda_device *before = NULL;
 	const struct wh_region *region, *last = NULL;
+	uint64_t remote;
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		regions_of(piece, i, &region);
+		region = rdma_local_of(piece, i, &remote);
 		if (region == last || !needs_flush(region) || region->registration->device == before)
 			continue;
 		last = region;
@@ -113,14 +104,13 @@ static int ask(struct rdma_peer *rdma, uint32_t number, uint64_t id)
 /* Ask for all regions of the piece. True: it is done when the answers have come. */
 static bool flush_theirs(struct rdma_peer *rdma, struct wh_piece *piece)
 {
-	const struct wh_region *local;
 	struct flush *flush = NULL;
 	uint64_t id, last = 0;
 	bool sent = true;
 
 	pthread_mutex_lock(&rdma->lock);
 	for (uint64_t i = piece->first; sent && i < piece->first + piece->count; i++, last = id) {
-		id = regions_of(piece, i, &local);
+		rdma_local_of(piece, i, &id);
 		if (id == last || !theirs(rdma->peer, id))
 			continue;
 		if (!flush) {
@@ -306,8 +296,9 @@ static void look_at_theirs(struct told *told, const struct rdma_peer *rdma, cons
 			     keys->error ? WH_RDMA_STAGED : keys->way,
 			     keys->error ? "" : keys->flush ? ", flushed" : ", ordered", keys->why);
 	}
-	/* What none of them reaches has gone another way. */
-	if (told->known && told->nics[best_of(told)].way == WH_RDMA_STAGED)
+	/* What none of them reaches, and is not staged, has gone another way. */
+	if (told->known && told->nics[best_of(told)].way == WH_RDMA_STAGED &&
+	    !told->nics[best_of(told)].used)
 		*told = (struct told){ 0 };
 	if (place)
 		wh_place_leave(place);

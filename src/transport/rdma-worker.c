@@ -13,11 +13,12 @@
 #define JOBS_MOST 4096u
 
 /* One region to be registered, or flushed, for a peer. */
-struct rdma_job {
-	struct wh_list link;
+struct request {
+	struct rdma_job job;
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
+	struct rdma_desk *desk; /* it is about this instead of a region, and holds it */
 	char peer[WH_NAME_MAX]; /* the session's */
 	bool flush;
 	uint32_t nic;
@@ -26,13 +27,12 @@ struct rdma_job {
 	struct wh_rdma_flushed flushed;
 };
 
-static void job_free(struct rdma_job *job)
+static struct request *request_of(struct rdma_job *job)
 {
-	free(job->keys);
-	free(job);
+	return wh_container(job, struct request, job);
 }
 
-static void send_keyed(const struct rdma_job *job, struct wh_session *session)
+static void send_keyed(const struct request *job, struct wh_session *session)
 {
 	size_t room = WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + (size_t)job->keyed.count * WH_RDMA_KEY_SIZE;
 	uint8_t *bytes = malloc(room);
@@ -43,7 +43,7 @@ static void send_keyed(const struct rdma_job *job, struct wh_session *session)
 	free(bytes);
 }
 
-static void send_flushed(const struct rdma_job *job, struct wh_session *session)
+static void send_flushed(const struct request *job, struct wh_session *session)
 {
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 
@@ -54,21 +54,21 @@ static void send_flushed(const struct rdma_job *job, struct wh_session *session)
 /* On loop 0. */
 static void answer(struct wh_task *task)
 {
-	struct rdma_job *job = wh_container(task, struct rdma_job, answer);
+	struct request *job = wh_container(task, struct request, answer);
 	struct wh_session *session = wh_session_find(job->rdma->engine, job->session);
 
 	if (session && job->flush)
 		send_flushed(job, session);
 	else if (session)
 		send_keyed(job, session);
-	pthread_mutex_lock(&job->rdma->jobs_lock);
-	job->rdma->job_count--;
-	pthread_mutex_unlock(&job->rdma->jobs_lock);
-	job_free(job);
+	if (job->desk)
+		rdma_desk_put(job->desk);
+	free(job->keys);
+	free(job);
 }
 
 /* The keys, as they are told. */
-static int tell(struct rdma_job *job, const struct wh_region *region, const struct rdma_memory *memory,
+static int tell(struct request *job, const struct wh_region *region, const struct rdma_memory *memory,
 		char why[WH_REFUSAL])
 {
 	const struct rdma_mrs *mrs = memory->mrs;
@@ -77,9 +77,9 @@ static int tell(struct rdma_job *job, const struct wh_region *region, const stru
 
 	snprintf(why, WH_REFUSAL, "%s", memory->why);
 	if (!mrs) {
-		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there, which tcp does: %.140s",
-			 *memory->why ? memory->why : "the knob rdma_gpu leaves no other way");
-		return -EOPNOTSUPP;
+		if (!*why)
+			snprintf(why, WH_REFUSAL, "the knob rdma_gpu leaves no other way");
+		return -WH_RDMA_STAGED_THERE;
 	}
 	at = job->keys = malloc((size_t)mrs->count * WH_RDMA_KEY_SIZE);
 	if (!at) {
@@ -97,15 +97,20 @@ static int tell(struct rdma_job *job, const struct wh_region *region, const stru
 }
 
 /* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
-static int serve(struct rdma_job *job, char why[WH_REFUSAL])
+static int serve(struct request *job, char why[WH_REFUSAL])
 {
-	struct wh_place *place = wh_place_enter(&job->rdma->engine->regions, job->id);
+	struct wh_place *place = job->desk ? NULL : wh_place_enter(&job->rdma->engine->regions, job->id);
 	struct wh_region *region = wh_container(place, struct wh_region, place);
 	struct rdma_memory *memory = NULL;
 	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
 	int error;
 
-	if (!place || (access & WH_ACCESS_NONE)) {
+	if (job->desk) {
+		region = rdma_desk_region(job->desk);
+		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
+		if (!error)
+			error = tell(job, region, memory, why);
+	} else if (!place || (access & WH_ACCESS_NONE)) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
@@ -130,79 +135,97 @@ static int serve(struct rdma_job *job, char why[WH_REFUSAL])
 	return error;
 }
 
+static void served(struct request *job, int error, const char *why)
+{
+	job->keyed.error = job->flushed.error = error;
+	snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
+	snprintf(job->flushed.text, sizeof(job->flushed.text), "%s", why);
+	wh_loop_post(&job->rdma->engine->loops[0], &job->answer);
+}
+
+static void run(struct rdma_job *job, bool stop)
+{
+	char why[WH_REFUSAL] = "";
+	int error = stop ? -ESHUTDOWN : serve(request_of(job), why);
+
+	served(request_of(job), error, why);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------- */
+
 static void *work(void *argument)
 {
 	struct rdma *rdma = argument;
-	struct rdma_job *job;
 
 	pthread_mutex_lock(&rdma->jobs_lock);
-	while (!rdma->stop) {
-		char why[WH_REFUSAL] = "";
+	while (!rdma->stop || !wh_list_empty(&rdma->jobs)) {
+		struct rdma_job *job;
+		bool stop = rdma->stop;
 
 		if (wh_list_empty(&rdma->jobs)) {
 			pthread_cond_wait(&rdma->jobs_come, &rdma->jobs_lock);
 			continue;
 		}
 		job = wh_container(wh_list_take(&rdma->jobs), struct rdma_job, link);
+		rdma->job_count--;
 		pthread_mutex_unlock(&rdma->jobs_lock);
-		job->keyed.error = job->flushed.error = serve(job, why);
-		snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
-		snprintf(job->flushed.text, sizeof(job->flushed.text), "%s", why);
-		wh_loop_post(&rdma->engine->loops[0], &job->answer);
+		job->run(job, stop);
 		pthread_mutex_lock(&rdma->jobs_lock);
 	}
 	pthread_mutex_unlock(&rdma->jobs_lock);
 	return NULL;
 }
 
-static int add(struct wh_session *session, struct rdma_job *job)
+bool rdma_work(struct rdma *rdma, struct rdma_job *job)
 {
-	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	bool full;
+	bool takes;
 
-	job->rdma = rdma;
-	job->session = session->id;
-	memcpy(job->peer, session->hello.name, sizeof(job->peer));
-	job->answer.run = answer;
 	pthread_mutex_lock(&rdma->jobs_lock);
-	full = rdma->job_count++ >= JOBS_MOST;
-	if (!full && !rdma->working)
+	if (!rdma->working)
 		rdma->working = !pthread_create(&rdma->worker, NULL, work, rdma);
-	full = full || !rdma->working;
-	if (!full) {
+	takes = rdma->working && rdma->job_count < JOBS_MOST;
+	if (takes) {
+		rdma->job_count++;
 		wh_list_append(&rdma->jobs, &job->link);
 		pthread_cond_signal(&rdma->jobs_come);
 	}
 	pthread_mutex_unlock(&rdma->jobs_lock);
-	if (full) {
-		static const char text[] = "it is asked for too much at once";
+	return takes;
+}
 
-		job->keyed.error = job->flushed.error = -EBUSY;
-		memcpy(job->keyed.text, text, sizeof(text));
-		memcpy(job->flushed.text, text, sizeof(text));
-		answer(&job->answer);
-	}
+static int add(struct wh_session *session, struct request *job)
+{
+	job->rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	job->session = session->id;
+	memcpy(job->peer, session->hello.name, sizeof(job->peer));
+	job->answer.run = answer;
+	job->job.run = run;
+	if (!rdma_work(job->rdma, &job->job))
+		served(job, -EBUSY, "it is asked for too much at once");
 	return 0;
 }
 
-int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id)
+int rdma_serve_keys(struct wh_session *session, struct rdma_desk *desk, uint32_t nic, uint64_t id)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct rdma_job *job;
+	struct request *job;
 
-	if (nic >= rdma->nic_count)
+	if (nic >= rdma->nic_count || (!id && !rdma_desk_open(desk)))
 		return -EPROTO;
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return -ENOMEM;
+	if (!id)
+		rdma_desk_get(desk);
 	job->id = job->keyed.id = id;
 	job->nic = job->keyed.nic = nic;
+	job->desk = id ? NULL : desk;
 	return add(session, job);
 }
 
 int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id)
 {
-	struct rdma_job *job = calloc(1, sizeof(*job));
+	struct request *job = calloc(1, sizeof(*job));
 
 	if (!job)
 		return -ENOMEM;
@@ -227,6 +250,4 @@ void rdma_worker_stop(struct rdma *rdma)
 		pthread_join(rdma->worker, NULL);
 	/* Answers that have been handed to loop 0 are before this. */
 	wh_loop_call(&rdma->engine->loops[0], flushed, NULL);
-	while (!wh_list_empty(&rdma->jobs))
-		job_free(wh_container(wh_list_take(&rdma->jobs), struct rdma_job, link));
 }

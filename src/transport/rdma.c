@@ -62,7 +62,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct rdma_peer *rdma = state;
 	int error = check_memory(piece);
-	bool staged;
+	unsigned sides;
 
 	(void)peer;
 	if (error) {
@@ -71,10 +71,10 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 		return;
 	}
 	pthread_mutex_lock(&rdma->lock);
-	staged = rdma_stage_wanted(rdma, piece);
+	sides = rdma_stage_wanted(rdma, piece);
 	pthread_mutex_unlock(&rdma->lock);
-	if (staged)
-		rdma_stage(rdma, piece);
+	if (sides)
+		rdma_stage(rdma, piece, sides);
 	else
 		rdma_submit(rdma, piece);
 }
@@ -225,6 +225,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 static void peer_free(struct rdma_peer *rdma)
 {
 	rdma_client_close(rdma);
+	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
 	pthread_cond_destroy(&rdma->changed);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
@@ -263,6 +264,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->again);
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
+	wh_list_init(&rdma->desk_waits);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		peer_free(rdma);
@@ -286,6 +288,7 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 {
 	(void)peer;
 	rdma_client_lost(state, error, text);
+	rdma_desk_lost(state);
 	rdma_flushes_end(state, NULL, error, text);
 }
 
@@ -301,24 +304,13 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return 0;
 }
 
-static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *frame,
-		      const uint8_t *payload)
+static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, const uint8_t *payload)
 {
-	struct wh_rdma_connected connected;
-	struct wh_rdma_flushed flushed;
-	struct rdma_peer *rdma = state;
+	struct wh_peer *peer = rdma->peer;
 	struct wh_rdma_keyed keyed;
 	bool current = false;
 	int error;
 
-	if (frame->type == WH_FRAME_RDMA_CONNECTED)
-		return wh_rdma_connected_decode(payload, frame->length, &connected) ?
-			       -EPROTO :
-			       rdma_connected(rdma, &connected);
-	if (frame->type == WH_FRAME_RDMA_FLUSHED)
-		return wh_rdma_flushed_decode(payload, frame->length, &flushed) ?
-			       -EPROTO :
-			       rdma_flushed(rdma, &flushed);
 	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
 		return -EPROTO;
 	if (!keyed.error && keyed.flush) /* before anybody uses them */
@@ -335,6 +327,35 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
 	return error;
+}
+
+static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *frame,
+		      const uint8_t *payload)
+{
+	struct wh_rdma_connected connected;
+	struct wh_rdma_flushed flushed;
+	struct wh_rdma_desked desked;
+	struct rdma_peer *rdma = state;
+	int error;
+
+	(void)peer;
+	if (frame->type == WH_FRAME_RDMA_CONNECTED)
+		return wh_rdma_connected_decode(payload, frame->length, &connected) ?
+			       -EPROTO :
+			       rdma_connected(rdma, &connected);
+	if (frame->type == WH_FRAME_RDMA_FLUSHED || frame->type == WH_FRAME_RDMA_COPIED) {
+		error = wh_rdma_flushed_decode(payload, frame->length, &flushed);
+		return error				     ? error :
+		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flushed(rdma, &flushed) :
+							       rdma_copied(rdma, &flushed);
+	}
+	if (frame->type == WH_FRAME_RDMA_DESKED) {
+		error = wh_rdma_desked_decode(payload, frame->length, &desked);
+		if (!error)
+			rdma_desked(rdma, &desked);
+		return error;
+	}
+	return keyed_frame(rdma, frame, payload);
 }
 
 /* ---- engine ----------------------------------------------------------------------------------------- */
@@ -366,6 +387,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	pthread_cond_init(&rdma->jobs_come, NULL);
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
+	wh_list_init(&rdma->desks_free);
 	error = rdma_ways_parse(rdma);
 	if (!error)
 		error = rdma_rails_open(rdma);
@@ -386,6 +408,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 static void engine_close(struct wh_engine *engine, void *state)
 {
 	(void)engine;
+	rdma_desks_close(state);
 	rdma_worker_stop(state);
 	rdma_slots_close(state);
 	state_free(state);

@@ -11,7 +11,9 @@
  * rdma-gpu.c     ways for NICs to a GPU's memory: dma-buf, peermem, and why not
  * rdma-worker.c  the owner's thread that registers, and flushes, what peers ask for
  * rdma-visible.c what NICs have written to a GPU's memory becomes visible to it
- * rdma-stage.c   memory of ours that no NIC reaches, by way of pinned memory
+ * rdma-stage.c   a GPU's memory that no NIC reaches, by way of pinned memory
+ * rdma-loan.c    the initiator's half of that memory where it is the peer's
+ * rdma-desk.c    the owner's half: pinned memory for a peer, and copies between it and regions
  * rdma-share.c   which connection takes how much of what
  * rdma-flow.c    work requests out, completions in
  * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; NICs do the rest
@@ -119,6 +121,10 @@ struct rdma {
 	_Atomic unsigned slot_count;
 	/* there is memory of ours that NICs write and that has to be flushed */
 	_Atomic bool flushes;
+
+	/* The owner's desks, through which GPUs' memory is staged for peers. */
+	struct wh_list desks_free; /* on loop 0 */
+	_Atomic unsigned desks_used;
 
 	/* The owner's thread that registers and flushes what peers ask for; started with the
 	 * first. */
@@ -272,22 +278,91 @@ void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *
 
 /* ---- staging --------------------------------------------------------------------------------- */
 
-/* Does some of the piece's memory of ours have to be staged? Under rdma_peer.lock. */
-bool rdma_stage_wanted(const struct rdma_peer *rdma, const struct wh_piece *piece);
-/* Move it so. */
-void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece);
+/* How lines reach both sides of what is to be moved. */
+struct rdma_sides {
+	uint32_t ours, theirs; /* lines that do; all that count, at first */
+	bool stage_ours, stage_theirs; /* there are some for which it can be staged */
+};
+
+/* Between these regions, too. Under rdma_peer.lock, as the next two. */
+void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct wh_region *local,
+		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides);
+enum rdma_stage_side { RDMA_STAGE_OURS = 1, RDMA_STAGE_THEIRS = 2 };
+/* The sides to be staged, so that a line carries it; 0: none, or it would not help. */
+unsigned rdma_sides_staged(const struct rdma_sides *sides);
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, const struct wh_piece *piece);
+/* Move it so. Without the lock. */
+void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides);
 /* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have
  * ended are put on `done`. False: it is none. */
 bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done);
 void rdma_slots_close(struct rdma *rdma);
 
+/* A slot of the owner's desk, that a part of a piece goes through. Under rdma_peer.lock, save where
+ * it says otherwise. */
+struct rdma_loan {
+	struct wh_list link; /* rdma_peer.desk_waits */
+	unsigned slot;
+	bool held, used, asked; /* used: since it is held; asked: for a copy that is not done */
+	bool lost; /* the peer was: the slot is nobody's */
+	/* It has a slot, or is lost. Must do no more than pass that on. */
+	void (*have)(struct rdma_loan *loan);
+	/* The owner has moved what it was asked to; 0, or why not. Without the lock. */
+	void (*copied)(struct rdma_loan *loan, int error, const char *why);
+};
+
+/* Is there a desk? Asks for it. 0, -EAGAIN: not yet, or a refusal. */
+int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL]);
+/* True: it has a slot, or is lost; else `have` is called. */
+bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan);
+void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan);
+/* If it has been used and others wait: it is theirs now, and `have` is called when it is ours again. */
+bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan);
+/* Send a COPY; `copied` follows. Without the lock, as all below. */
+void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes,
+		    size_t length);
+/* DESKED has come, or COPIED; on loop 0. */
+void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked);
+int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied);
+/* The peer is lost, and nothing is on its way. */
+void rdma_desk_lost(struct rdma_peer *rdma);
+/* Enter a region of the peer's; 0: its desk. NULL: it has gone. To be left by its place. */
+struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id);
+
 /* ---- the owner's worker ---------------------------------------------------------------------- */
 
+struct rdma_desk;
+
+/* Something for it to do. `stop`: the engine is being closed. */
+struct rdma_job {
+	struct wh_list link;
+	void (*run)(struct rdma_job *job, bool stop);
+};
+
+/* False: it has too much to do. */
+bool rdma_work(struct rdma *rdma, struct rdma_job *job);
 /* KEYS has come: register in the worker's time, and answer. On loop 0. */
-int rdma_serve_keys(struct wh_session *session, uint32_t nic, uint64_t id);
+int rdma_serve_keys(struct wh_session *session, struct rdma_desk *desk, uint32_t nic, uint64_t id);
 /* FLUSH has come; the same. */
 int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id);
 void rdma_worker_stop(struct rdma *rdma);
+
+/* ---- the owner's desks; on loop 0 ------------------------------------------------------------ */
+
+/* DESK has come, or COPY. 0, or a negative errno: the session is to be ended. */
+int rdma_desk_frame(struct wh_session *session, struct rdma_desk **mine);
+int rdma_desk_copy(struct wh_session *session, struct rdma_desk *desk, const uint8_t *payload,
+		   size_t length);
+/* May the peer use it? */
+bool rdma_desk_open(const struct rdma_desk *desk);
+/* Its memory, as NICs know it; while it is held. */
+struct wh_region *rdma_desk_region(struct rdma_desk *desk);
+void rdma_desk_get(struct rdma_desk *desk);
+void rdma_desk_put(struct rdma_desk *desk);
+/* The session goes, and its queue pairs have gone. */
+void rdma_desk_close(struct rdma_desk *desk);
+/* Wait for those of sessions that have gone, and free them. Not on loop 0. */
+void rdma_desks_close(struct rdma *rdma);
 
 /* ---- the initiator --------------------------------------------------------------------------- */
 
@@ -378,6 +453,15 @@ struct rdma_peer {
 	struct wh_list stages;
 	struct wh_list flushes;      /* pieces that the owner has been asked to flush */
 	uint32_t flush_number;
+	/* The owner's pinned memory, through which it stages; without a length there is none. */
+	struct wh_remote_region desk;
+	bool desk_asked;
+	int desk_error;
+	char desk_why[WH_REFUSAL];
+	int64_t desk_until;        /* refused: not asked for again before */
+	uint32_t desk_free;        /* its slots, bits */
+	struct wh_list desk_waits; /* struct rdma_loan */
+	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
 	uint32_t unwatched; /* pieces that nobody is bound to wait for */
 	/* what lines can carry has changed; for which of these it was sorted */
@@ -427,13 +511,11 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 
 /* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
-/* The lines that can carry bytes between these regions; `near`: those of them that are to; `staged`:
- * those that could, were ours not to be staged for them. */
+/* The lines that can carry bytes between these regions; `near`: those of them that are to. */
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
-		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near,
-		       uint32_t *staged);
+		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */
-uint32_t rdma_rails_of(const struct rdma_peer *rdma, const struct wh_piece *piece);
+uint32_t rdma_rails_of(struct rdma_peer *rdma, const struct wh_piece *piece);
 /* The application's batch that a piece, or a part of one that is staged, is of. */
 static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
 {

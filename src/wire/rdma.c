@@ -3,6 +3,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include <wherry/transfer.h>
+
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
@@ -209,5 +211,60 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 		return -EPROTO;
 	got.error = -(int)error;
 	*flushed = got;
+	return 0;
+}
+
+/* ---- staging at the owner's end ---------------------------------------------------------------- */
+
+size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked)
+{
+	uint8_t *at = wh_put32(out, (uint32_t)-desked->error);
+
+	if (desked->error)
+		at = wh_put_bytes(at, desked->text, strnlen(desked->text, WH_REFUSAL_MAX - 1));
+	else
+		at = wh_put32(wh_put64(at, desked->address), desked->slots);
+	return (size_t)(at - out);
+}
+
+int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_desked *desked)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	uint32_t error = wh_take32(&bytes);
+	struct wh_rdma_desked got = { .error = -(int)error };
+
+	if (bytes.cut || error > ERRNO_MAX)
+		return -EPROTO;
+	if (!error) {
+		got.address = wh_take64(&bytes);
+		got.slots = wh_take32(&bytes);
+		if (bytes.cut || bytes.at != bytes.end || !got.address || !got.slots ||
+		    got.slots > WH_RDMA_DESK_SLOTS ||
+		    got.address > UINT64_MAX - (uint64_t)got.slots * WH_RDMA_DESK_SLOT)
+			return -EPROTO;
+	} else if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at))) {
+		return -EPROTO;
+	}
+	*desked = got;
+	return 0;
+}
+
+uint8_t *wh_rdma_copy_encode(uint8_t *out, uint32_t slot, uint32_t op)
+{
+	return wh_put32(wh_put32(out, slot), op);
+}
+
+int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *copy)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	struct wh_rdma_copy got = { .slot = wh_take32(&bytes) };
+
+	got.op = wh_take32(&bytes);
+	if (bytes.cut || got.slot >= WH_RDMA_DESK_SLOTS || (got.op != WH_READ && got.op != WH_WRITE) ||
+	    bytes.at == bytes.end)
+		return -EPROTO;
+	got.extents = bytes.at;
+	got.length = (size_t)(bytes.end - bytes.at);
+	*copy = got;
 	return 0;
 }

@@ -47,6 +47,10 @@ enum wh_frame_type {
 	WH_FRAME_RDMA_KEYED,     /* the answer */
 	WH_FRAME_RDMA_FLUSH,     /* u32 number, u64 region id: have its GPU see what NICs have written */
 	WH_FRAME_RDMA_FLUSHED,   /* the answer */
+	WH_FRAME_RDMA_DESK,      /* empty: pinned memory, for bytes of GPUs that your NICs do not reach? */
+	WH_FRAME_RDMA_DESKED,    /* the answer */
+	WH_FRAME_RDMA_COPY,      /* move bytes between a slot of it and regions */
+	WH_FRAME_RDMA_COPIED,    /* the answer, as FLUSHED; its number is the slot */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -226,6 +230,33 @@ struct wh_rdma_flushed {
 	char text[WH_REFUSAL_MAX];
 };
 
+/* In KEYED: no NIC reaches the memory, and its owner stages it, by DESK and COPY. */
+#define WH_RDMA_STAGED_THERE EREMOTEIO
+
+/* Memory of the owner's that is one session's alone: slots of so many bytes, one behind the other, whose
+ * keys KEYS tells for the region 0. */
+#define WH_RDMA_DESK_SLOT (1u << 20)
+#define WH_RDMA_DESK_SLOTS 4u
+
+/* Payload of DESKED: u32 errno, then, without an error, u64 address, u32 slots, of which there are up to
+ * WH_RDMA_DESK_SLOTS; with an error the reason. */
+struct wh_rdma_desked {
+	int error; /* negative */
+	uint64_t address;
+	uint32_t slots;
+	char text[WH_REFUSAL_MAX];
+};
+
+/* Payload of COPY: u32 slot, u32 op (enum wh_op: WRITE out of the slot, READ into it), and extents, whose
+ * bytes lie one behind the other from the start of the slot on. */
+struct wh_rdma_copy {
+	uint32_t slot, op;
+	const uint8_t *extents; /* as they are on the wire */
+	size_t length;          /* of them */
+};
+#define WH_RDMA_COPY_HEAD 8
+#define WH_RDMA_COPY_RUNS 256u /* the most extents */
+
 #define WH_RDMA_KEYS_SIZE 12
 #define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
 #define WH_RDMA_CONNECT_MAX (8 + WH_RDMA_END_MAX)
@@ -233,17 +264,23 @@ struct wh_rdma_flushed {
 #define WH_RDMA_KEYED_HEAD 24
 #define WH_RDMA_FLUSH_SIZE 12
 #define WH_RDMA_FLUSHED_MAX (8 + WH_REFUSAL_MAX)
+#define WH_RDMA_DESKED_MAX (4 + WH_REFUSAL_MAX)
 /* These return the bytes used. */
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect);
 size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *connected);
 /* `keys` are there, as they are on the wire, unless there is an error. */
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
 size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed);
+size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked);
+/* The head alone; the extents come behind it. */
+uint8_t *wh_rdma_copy_encode(uint8_t *out, uint32_t slot, uint32_t op);
 /* 0 or -EPROTO. */
 int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect);
 int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected);
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed);
 int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed);
+int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_desked *desked);
+int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *copy);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 

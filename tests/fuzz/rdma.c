@@ -4,6 +4,8 @@
 
 #include <errno.h>
 
+#include <wherry/transfer.h>
+
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
@@ -71,17 +73,46 @@ static void try_flushed(const uint8_t *data, size_t size)
 	check(wh_rdma_flushed_encode(bytes, &flushed) == size && !memcmp(bytes, data, size));
 }
 
+static void try_desked(const uint8_t *data, size_t size)
+{
+	uint8_t bytes[WH_RDMA_DESKED_MAX];
+	struct wh_rdma_desked desked;
+
+	if (wh_rdma_desked_decode(data, size, &desked))
+		return;
+	check(desked.error <= 0 && desked.error >= -4095);
+	check(strnlen(desked.text, sizeof(desked.text)) < sizeof(desked.text));
+	if (!desked.error) {
+		check(desked.address && desked.slots && desked.slots <= WH_RDMA_DESK_SLOTS);
+		check(desked.address + desked.slots * (uint64_t)WH_RDMA_DESK_SLOT > desked.address);
+	}
+	check(wh_rdma_desked_encode(bytes, &desked) == size && !memcmp(bytes, data, size));
+}
+
+static void try_copy(const uint8_t *data, size_t size)
+{
+	uint8_t bytes[WH_RDMA_COPY_HEAD];
+	struct wh_extent_reader reader;
+	struct wh_extent extent;
+	struct wh_rdma_copy copy;
+
+	if (wh_rdma_copy_decode(data, size, &copy))
+		return;
+	check(copy.slot < WH_RDMA_DESK_SLOTS && (copy.op == WH_READ || copy.op == WH_WRITE));
+	check(copy.length && copy.extents + copy.length == data + size);
+	check(wh_rdma_copy_encode(bytes, copy.slot, copy.op) == bytes + sizeof(bytes));
+	check(!memcmp(bytes, data, sizeof(bytes)));
+	wh_extents_open(&reader, copy.extents, copy.length);
+	for (unsigned i = 0; i < WH_RDMA_COPY_RUNS && wh_extents_next(&reader, &extent) == 1; i++)
+		check(extent.length && extent.offset + extent.length >= extent.length);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	if (!size)
-		return 0;
-	if (data[0] % 4 == 0)
-		try_connect(data + 1, size - 1);
-	else if (data[0] % 4 == 1)
-		try_connected(data + 1, size - 1);
-	else if (data[0] % 4 == 2)
-		try_keyed(data + 1, size - 1);
-	else
-		try_flushed(data + 1, size - 1);
+	static void (*const tries[])(const uint8_t *, size_t) = { try_connect, try_connected, try_keyed,
+								  try_flushed, try_desked,    try_copy };
+
+	if (size)
+		tries[data[0] % (sizeof(tries) / sizeof(tries[0]))](data + 1, size - 1);
 	return 0;
 }

@@ -59,6 +59,17 @@ void duo_close(struct duo *duo)
 	side_close(&duo->theirs);
 }
 
+void nics_four(void)
+{
+	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3", 1);
+}
+
+void rails_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways)
+{
+	nics_four();
+	duo_open_by(duo, here, there, ways, "fake0,fake2", "fake1,fake3");
+}
+
 void fill(const struct side *side, uint64_t seed)
 {
 	unsigned char *image = malloc(LENGTH);
@@ -152,6 +163,22 @@ void expect(uint32_t here, uint32_t there, const char *ways, const char *transpo
 	duo_open(&duo, here, there, ways);
 	exchange(&duo, transport, first, second);
 	duo_close(&duo);
+}
+
+void want_rails(struct wh_batch *batch, bool first, bool second)
+{
+	int64_t end = now() + 3 * PATIENCE;
+	uint64_t by[2];
+
+	do {
+		by[0] = nic_moved(0);
+		by[1] = nic_moved(2);
+		want(0, batch_run(batch));
+		by[0] = nic_moved(0) - by[0];
+		by[1] = nic_moved(2) - by[1];
+		want_true(now() < end, "%llu and %llu bytes:\n%s", (unsigned long long)by[0],
+			  (unsigned long long)by[1], explained(batch));
+	} while (!by[0] == first || !by[1] == second || by[0] + by[1] != LENGTH);
 }
 
 int duo_end(void **state)

@@ -32,6 +32,10 @@ void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *way
 /* By the first NIC of the list, and the second. */
 void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways);
 void duo_connect(struct duo *duo);
+/* By two rails of ours, fake0 and fake2, and two of theirs. */
+void rails_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways);
+/* The fake library reads its list of NICs once: before any engine is opened. */
+void nics_four(void);
 void duo_close(struct duo *duo);
 
 void fill(const struct side *side, uint64_t seed);
@@ -44,6 +48,8 @@ void want_same(const struct duo *duo, uint64_t seed);
 struct wh_batch *whole(const struct duo *duo, uint32_t op);
 /* All of it has gone by the transport, and explain has these words (NULL: any). */
 void want_way(struct wh_batch *batch, const char *transport, const char *first, const char *second);
+/* Run it until these of our two rails have moved some of it, and between them all. */
+void want_rails(struct wh_batch *batch, bool first, bool second);
 /* Run batches until that is so: on a busy machine the first do not wait for a connection as long as it
  * takes. */
 void settle(const struct duo *duo, const char *transport, const char *first);

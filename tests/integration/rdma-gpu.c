@@ -66,12 +66,12 @@ static void way__staged_to_registered(void **state)
 	duo_close(&duo);
 }
 
-/* Its owner does not stage it for NICs: tcp does. */
+/* Its owner is not to stage it for NICs: tcp does. */
 static void way__owner_refuses(void **state)
 {
 	(void)state;
 	setenv("FAKE_VERBS_DMABUF", "95", 1);
-	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", "tcp", "its GPU's memory is staged there",
+	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "dmabuf,peermem", "tcp", "does not reach memory of cuda:0",
 	       "modprobe nvidia-peermem");
 }
 
