@@ -481,6 +481,7 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 	case WH_FRAME_RDMA_FLUSHED:
 	case WH_FRAME_RDMA_DESKED:
 	case WH_FRAME_RDMA_COPIED:
+	case WH_FRAME_RDMA_SPARE:
 		if (!peer->opened[WH_TRANSPORT_RDMA])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)

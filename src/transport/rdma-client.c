@@ -524,6 +524,8 @@ int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answe
 	line->since = wh_now();
 	line->told = !answer->error;
 	if (answer->error) {
+		if (answer->error == -EBUSY)
+			line->tries--; /* it is not the port's fault: the same one the next time */
 		rdma_break(line, false, "%.60s refuses: %.120s", rdma->peer->welcome.name, answer->text);
 	} else if (rdma_qp_connect(&line->here, line->qp, &line->mine, &answer->end, why)) {
 		rdma_break(line, false, "%s", why);
@@ -537,6 +539,20 @@ int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answe
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
+}
+
+void rdma_spare(struct rdma_peer *rdma, uint32_t number)
+{
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		struct rdma_line *line = rdma->lines[i];
+
+		if (line->state == RDMA_READY && line->number == number && !rdma_line_busy(line) &&
+		    !rdma->queued)
+			rdma_break(line, true, "%s is given back: %.60s needs it for others", line->way,
+				   rdma->peer->welcome.name);
+	}
+	pthread_mutex_unlock(&rdma->lock);
 }
 
 /* ---- looking after it ------------------------------------------------------------------------------ */

@@ -268,6 +268,7 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	keys->until = keyed->error == -WH_RDMA_STAGED_THERE ? INT64_MAX : wh_now() + ASK_AGAIN;
 	keys->way = keyed->way;
 	keys->flush = keyed->flush;
+	keys->distance = keyed->distance;
 	keys->count = keyed->count;
 	for (uint32_t i = 0; i < keyed->count; i++) {
 		const uint8_t *key = keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE;

@@ -10,9 +10,12 @@
 #include "wire/bytes.h"
 
 #define QUEUE_PAIRS_MOST 64u /* of one session */
+#define ASKED_BACK 4u        /* for each that is refused */
 
 struct answering {
 	struct wh_list link;
+	struct wh_list among; /* rdma.answering */
+	struct wh_session *session;
 	struct rdma_nic *nic;
 	struct ibv_qp *qp;
 	uint32_t number; /* the initiator's */
@@ -29,8 +32,45 @@ static void drop(struct rdma_session *mine, struct answering *pair)
 	/* When this returns the NIC answers to it no more. */
 	pair->nic->rdma->verbs->destroy_qp(pair->qp);
 	wh_list_remove(&pair->link);
+	wh_list_remove(&pair->among);
+	pair->nic->rdma->answering_count--;
 	mine->count--;
 	free(pair);
+}
+
+/* Have peers give back those that they have nothing for: a NIC that answers does not tell us which these are.
+ * Who has been asked is asked again after all others. */
+static void ask_back(struct rdma *rdma)
+{
+	unsigned most = rdma->answering_count < ASKED_BACK ? rdma->answering_count : ASKED_BACK;
+	uint8_t bytes[4];
+
+	for (unsigned i = 0; i < most; i++) {
+		struct answering *pair = wh_container(rdma->answering.next, struct answering, among);
+
+		wh_list_remove(&pair->among);
+		wh_list_append(&rdma->answering, &pair->among);
+		wh_put32(bytes, pair->number);
+		wh_control_send(&pair->session->control, WH_FRAME_RDMA_SPARE, 0, bytes, sizeof(bytes));
+	}
+}
+
+/* May it have one more? 0 or -EBUSY. */
+static int has_room(struct rdma *rdma, const struct rdma_session *mine, char why[WH_REFUSAL])
+{
+	int64_t most = rdma->engine->config.number[WH_KNOB_RDMA_ANSWERS];
+
+	if (mine->count >= QUEUE_PAIRS_MOST) {
+		snprintf(why, WH_REFUSAL, "it has %u queue pairs already", mine->count);
+		return -EBUSY;
+	}
+	if (rdma->answering_count < most)
+		return 0;
+	snprintf(why, WH_REFUSAL, "all %lld queue pairs that it may answer with are taken (knob rdma_answers)",
+		 (long long)most);
+	if (!mine->count) /* a further one would but make it faster */
+		ask_back(rdma);
+	return -EBUSY;
 }
 
 static struct rdma_session *session_state(struct wh_session *session)
@@ -61,9 +101,8 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 	snprintf(why, WH_REFUSAL, "no memory");
 	if (!mine || !pair)
 		goto err_free;
-	error = -EBUSY;
-	snprintf(why, WH_REFUSAL, "it has %u queue pairs already", mine->count);
-	if (mine->count >= QUEUE_PAIRS_MOST)
+	error = has_room(rdma, mine, why);
+	if (error)
 		goto err_free;
 	error = -EOPNOTSUPP;
 	if (!rdma_rail_for(rdma, wanted, &rail, why))
@@ -82,7 +121,10 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 	error = rdma_qp_connect(&rail, pair->qp, &answer->end, &wanted->end, why);
 	if (error)
 		goto err_destroy;
+	pair->session = session;
 	wh_list_append(&mine->pairs, &pair->link);
+	wh_list_append(&rdma->answering, &pair->among);
+	rdma->answering_count++;
 	mine->count++;
 	return 0;
 

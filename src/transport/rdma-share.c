@@ -30,7 +30,7 @@ bool rdma_watched(const struct wh_piece *piece)
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
 {
-	uint32_t able = 0, nearest = UINT32_MAX;
+	uint32_t able = 0, nearest = UINT32_MAX, distance;
 
 	*near = 0;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
@@ -45,10 +45,12 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 		if (!memory || (op == WH_READ && !memory->writable) || !keys || keys->error)
 			continue;
 		able |= 1u << i;
-		if (memory->distance < nearest)
+		/* The sum: the bytes pass both ends' buses. */
+		distance = (uint32_t)memory->distance + keys->distance;
+		if (distance < nearest)
 			*near = 0;
-		if (memory->distance <= nearest) {
-			nearest = memory->distance;
+		if (distance <= nearest) {
+			nearest = distance;
 			*near |= 1u << i;
 		}
 	}

@@ -91,6 +91,7 @@ static int tell(struct request *job, const struct wh_region *region, const struc
 	job->keyed.keys = job->keys;
 	job->keyed.count = mrs->count;
 	job->keyed.way = (uint8_t)mrs->way;
+	job->keyed.distance = memory->distance;
 	job->keyed.flush = mrs->way != WH_RDMA_HOST &&
 			   rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
 	return 0;

@@ -9,6 +9,7 @@
 
 #include "transport/lane.h"
 #include "util/clock.h"
+#include "wire/bytes.h"
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
@@ -355,6 +356,12 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 			rdma_desked(rdma, &desked);
 		return error;
 	}
+	if (frame->type == WH_FRAME_RDMA_SPARE) {
+		if (frame->length != 4)
+			return -EPROTO;
+		rdma_spare(rdma, wh_get32(payload));
+		return 0;
+	}
 	return keyed_frame(rdma, frame, payload);
 }
 
@@ -388,6 +395,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
 	wh_list_init(&rdma->desks_free);
+	wh_list_init(&rdma->answering);
 	error = rdma_ways_parse(rdma);
 	if (!error)
 		error = rdma_rails_open(rdma);

@@ -110,6 +110,9 @@ struct rdma {
 	bool looping;
 	uint8_t ack_timeout; /* exponent of the NICs' wait for an acknowledgement */
 	_Atomic unsigned connections; /* that we have opened, to all peers */
+	/* Those that we answer with, the ones to be asked back first at the front; on loop 0. */
+	struct wh_list answering;
+	unsigned answering_count;
 	struct wh_topology *topology; /* NULL: all NICs are as good */
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
@@ -218,6 +221,7 @@ struct rdma_keys {
 	int64_t until; /* refused: not asked again before */
 	enum wh_rdma_way way;
 	bool flush; /* its GPU sees what NICs have written only after RDMA_FLUSH */
+	uint8_t distance; /* of the owner's NIC from its memory */
 	uint32_t count;
 	struct rdma_stretch stretches[];
 };
@@ -495,6 +499,8 @@ void rdma_want(struct rdma_peer *rdma);
 void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer);
+/* The owner asks for a queue pair back: it has it, if nothing goes by it. */
+void rdma_spare(struct rdma_peer *rdma, uint32_t number);
 /* A port has gone, or a device (port 0): break what uses it. Or it is back. On loop 0. */
 void rdma_rail_lost(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port, const char *why);
 void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port);
@@ -511,7 +517,8 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 
 /* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
-/* The lines that can carry bytes between these regions; `near`: those of them that are to. */
+/* The lines that can carry bytes between these regions; `near`: those of them that are to, which are as
+ * near to both as any. */
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */

@@ -290,6 +290,13 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 1,
 		.most = 65536,
 	},
+	[WH_KNOB_RDMA_ANSWERS] = {
+		.row = { "rdma_answers", "WHERRY_RDMA_ANSWERS", "4096", "count",
+			 "queue pairs to answer with, to all peers; those not in use make room" },
+		.number = parse_count,
+		.least = 1,
+		.most = 65536,
+	},
 	[WH_KNOB_RDMA_SL] = {
 		.row = { "rdma_sl", "WHERRY_RDMA_SL", "0", "count",
 			 "service level of what goes by InfiniBand" },

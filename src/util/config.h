@@ -24,6 +24,7 @@ enum wh_knob {
 	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
 	WH_KNOB_RDMA,          /* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
 	WH_KNOB_RDMA_CONNECTIONS, /* count: queue pairs that it opens, to all peers */
+	WH_KNOB_RDMA_ANSWERS,  /* count: queue pairs that it answers with, to all peers */
 	WH_KNOB_RDMA_SL,       /* number: service level of InfiniBand */
 	WH_KNOB_RDMA_CLASS,    /* number: traffic class, where there is a global route */
 	WH_KNOB_RDMA_GPU,      /* text: ways for NICs to a GPU's memory, "dmabuf,peermem,staged" */

@@ -140,7 +140,8 @@ size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
 	if (!keyed->error) {
 		at = wh_put8(at, keyed->way);
 		at = wh_put8(at, keyed->flush);
-		at = wh_put16(at, 0);
+		at = wh_put8(at, keyed->distance);
+		at = wh_put8(at, 0);
 		at = wh_put32(at, keyed->count);
 		at = wh_put_bytes(at, keyed->keys, (size_t)keyed->count * WH_RDMA_KEY_SIZE);
 	}
@@ -155,7 +156,8 @@ static int take_keys(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
 
 	keyed->way = wh_take8(in);
 	keyed->flush = wh_take8(in);
-	if (wh_take16(in) || keyed->way > WH_RDMA_PEERMEM || keyed->flush > 1)
+	keyed->distance = wh_take8(in);
+	if (wh_take8(in) || keyed->way > WH_RDMA_PEERMEM || keyed->flush > 1)
 		return -EPROTO;
 	keyed->count = wh_take32(in);
 	if (in->cut || !keyed->count || keyed->count > WH_RDMA_KEYS_MAX ||

@@ -51,6 +51,7 @@ enum wh_frame_type {
 	WH_FRAME_RDMA_DESKED,    /* the answer */
 	WH_FRAME_RDMA_COPY,      /* move bytes between a slot of it and regions */
 	WH_FRAME_RDMA_COPIED,    /* the answer, as FLUSHED; its number is the slot */
+	WH_FRAME_RDMA_SPARE,     /* u32 number of a queue pair: give it back, if you do not use it */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -208,7 +209,7 @@ enum wh_rdma_way {
 };
 
 /* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u8 way, u8 1: what NICs write has
- * to be flushed before its GPU sees it, u16 0, u32 count, and so many keys, each for the bytes of the
+ * to be flushed before its GPU sees it, u8 how far the NIC is from the memory, u8 0, u32 count, and so many keys, each for the bytes of the
  * region behind those of the one before: u64 how many, u32 key. In both cases a text ends it: the reason;
  * or why the way is not a better one. */
 #define WH_RDMA_KEYS_MAX 16384
@@ -218,6 +219,7 @@ struct wh_rdma_keyed {
 	uint32_t nic;
 	int error; /* negative */
 	uint8_t way, flush;
+	uint8_t distance; /* of use in comparisons alone: the less, the nearer */
 	uint32_t count;
 	const uint8_t *keys; /* as they are on the wire */
 	char text[WH_REFUSAL_MAX];

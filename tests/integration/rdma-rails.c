@@ -22,6 +22,11 @@ static const struct route cables = { .name = "rdma", .listen = "127.0.0.1:0", .d
 				     .missing = missing_cables };
 /* ---- helpers ------------------------------------------------------------------------------------ */
 
+static void nics_eight(void)
+{
+	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3,fake4,fake5,fake6,fake7", 1);
+}
+
 /* The first four NICs are ours, the others the target's. */
 static void open_more(struct fixture *f, const char *ours, const char *theirs, const char *more)
 {
@@ -30,7 +35,7 @@ static void open_more(struct fixture *f, const char *ours, const char *theirs, c
 	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=5000", others } };
 
 	harness_limit(60);
-	setenv("FAKE_VERBS", "fake0,fake1,fake2,fake3,fake4,fake5,fake6,fake7", 1);
+	nics_eight();
 	snprintf(mine, sizeof(mine), "rdma=%s", ours);
 	snprintf(others, sizeof(others), "rdma=%s", theirs);
 	fixture_open_with(f, &needs_nics, LENGTH, config, &options);
@@ -468,6 +473,59 @@ static void bounded__least_used_makes_room(void **state)
 	fixture_close(&f);
 }
 
+/* Until all of it has gone by rdma. */
+static void want_rdma(struct wh_batch *batch)
+{
+	int64_t end = now() + 3 * PATIENCE;
+
+	do {
+		want(0, batch_run(batch));
+		want_true(now() < end, "rdma is not taken:\n%s", explained(batch));
+	} while (bytes_by(batch, "rdma", NULL) != LENGTH);
+}
+
+/* Two peers of an owner that answers with one queue pair alone: whoever has it and does not use it makes
+ * room; and who has more rails than one does not take it away. */
+static void bounded__answers(void **state)
+{
+	const struct child_options one = {
+		.config = { "transports=rdma,tcp", "rdma=fake4,fake5", "rdma_answers=1" } };
+	const char *const ours[] = { "transports=rdma,tcp", "rdma=fake0,fake1", NULL };
+	struct wh_batch *batch, *second;
+	struct wh_transfer transfer;
+	struct wh_region *region;
+	struct wh_engine *engine;
+	struct wh_remote remote;
+	struct wh_peer *peer;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(60);
+	nics_eight();
+	fixture_open_with(&f, &needs_nics, LENGTH, ours, &one);
+	engine = engine_open(NULL, "none", ours);
+	want(0, wh_region_register(engine, f.local, LENGTH, NULL, &region));
+	want(0, wh_peer_open(engine, f.child->url, NULL, &peer));
+	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
+	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer.local = region;
+	transfer.remote = remote.id;
+	want(0, wh_batch_new(peer, NULL, &second));
+	want(0, wh_batch_add(second, &transfer, 1));
+	batch = large(&f, WH_WRITE);
+	for (unsigned i = 0; i < 2; i++) {
+		want_rdma(batch);
+		want_rdma(second);
+		run_well(&f, batch, WH_WRITE, 40 + i);
+	}
+	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(second));
+	want(0, wh_peer_close(peer));
+	want(0, wh_region_unregister(region));
+	want(0, wh_engine_close(engine));
+	fixture_close(&f);
+}
+
 /* What is not used is given back, and made again when it is needed. */
 static void bounded__idle(void **state)
 {
@@ -701,6 +759,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(broken__often, needs_nics),
 	TEST_NEEDS(bounded__knob, needs_nics),
 	TEST_NEEDS(bounded__least_used_makes_room, needs_nics),
+	TEST_NEEDS(bounded__answers, needs_nics),
 	TEST_NEEDS(bounded__idle, needs_nics),
 	TEST_NEEDS(gather__write, needs_nics),
 	TEST_NEEDS(gather__read, needs_nics),
