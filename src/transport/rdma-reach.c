@@ -237,6 +237,19 @@ static int prepare_ours(struct rdma_peer *rdma, char why[WH_REFUSAL])
 	return error ? -ENOMEM : 0;
 }
 
+bool rdma_desk_reached(const struct rdma_peer *rdma)
+{
+	uint32_t ready = rdma_ready(rdma);
+	bool reached = false;
+
+	for (unsigned i = 0; i < rdma->line_count; i++) {
+		const struct rdma_keys *keys = rdma_keys_of(&rdma->desk, rdma->lines[i]->nic);
+
+		reached |= ready & 1u << i && keys && !keys->error;
+	}
+	return rdma->desk.place.length && reached;
+}
+
 /* Have some at the owner's end, and its keys. Under the lock. */
 static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
@@ -251,7 +264,7 @@ static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
 			 rdma->peer->welcome.name);
 	if (!error)
 		error = await_keys(rdma, &rdma->desk, deadline, why);
-	return error;
+	return !error && !rdma_desk_reached(rdma) ? -EIO : error;
 }
 
 /* What no line carries as it is may be staged. Under the lock. */

@@ -104,7 +104,7 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, const struct wh_piece *piece)
 		wh_place_leave(&region->place);
 	}
 	wanted = rdma_sides_staged(&sides);
-	return wanted & RDMA_STAGE_THEIRS && !rdma->desk.place.length ? 0 : wanted;
+	return wanted & RDMA_STAGE_THEIRS && !rdma_desk_reached(rdma) ? 0 : wanted;
 }
 
 /* ---- slots as regions ---------------------------------------------------------------------------- */

@@ -317,6 +317,8 @@ struct rdma_loan {
 
 /* Is there a desk? Asks for it. 0, -EAGAIN: not yet, or a refusal. */
 int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL]);
+/* Is there one, and does a line have its keys? */
+bool rdma_desk_reached(const struct rdma_peer *rdma);
 /* True: it has a slot, or is lost; else `have` is called. */
 bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan);
 void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan);
