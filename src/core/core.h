@@ -137,6 +137,7 @@ struct wh_remote_region {
 	size_t map_length;
 	char *map_refused; /* why not; owned */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct wh_pane *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
 	struct rdma_keys *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };

@@ -120,23 +120,26 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 }
 
 /* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock. */
-static bool tell_pane(const struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
-		      char *line, size_t size)
+static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint64_t remote, char *line,
+		      size_t size)
 {
 	struct wh_place *place;
 	bool told = wh_pane_tell(local, line, size);
 
-	if (told || !peer->self)
+	if (told)
 		return told;
-	place = wh_place_enter(&peer->engine->regions, remote);
+	place = wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!place)
 		return false;
-	told = wh_pane_tell(wh_container(place, struct wh_region, place), line, size);
+	told = peer->self ?
+		       wh_pane_tell(wh_container(place, struct wh_region, place), line, size) :
+		       wh_pane_tell_remote(wh_container(place, struct wh_remote_region, place), line,
+					   size);
 	wh_place_leave(place);
 	return told;
 }
 
-/* Of the first memory of this process that anybody has wanted a CPU window for. */
+/* Of the first memory that anybody in this process has wanted a CPU window for. */
 static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 {
 	struct wh_engine *engine = batch->peer->engine;

@@ -87,10 +87,19 @@ static void op_free(struct wh_cuda_op *op)
 	free(op);
 }
 
-/* A copy into mapped memory of a process that has ended succeeds as well as any other. */
-static void verify(struct wh_cuda_op *op)
+bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 {
-	struct wh_cuda_peer *cuda = op->cuda;
+	int lost;
+
+	pthread_mutex_lock(&cuda->lock);
+	lost = cuda->lost;
+	pthread_mutex_unlock(&cuda->lock);
+	return lost;
+}
+
+/* A copy into mapped memory of a process that has ended succeeds as well as any other. */
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece)
+{
 	char text[WH_TEXT_MAX];
 	int lost;
 
@@ -104,7 +113,7 @@ static void verify(struct wh_cuda_op *op)
 		snprintf(text, sizeof(text), "%s has ended", cuda->peer->welcome.name);
 	}
 	if (lost)
-		wh_piece_fail(op->piece, UINT64_MAX, lost, "%s", text);
+		wh_piece_fail(piece, UINT64_MAX, lost, "%s", text);
 }
 
 static void let_go(struct wh_cuda_op *op)
@@ -113,7 +122,7 @@ static void let_go(struct wh_cuda_op *op)
 
 	if (atomic_fetch_sub_explicit(&op->left, 1, memory_order_acq_rel) != 1)
 		return;
-	verify(op);
+	wh_cuda_verify(op->cuda, piece);
 	op_free(op);
 	wh_piece_done(piece);
 }
@@ -395,16 +404,6 @@ static int cut(struct wh_cuda_op *op, uint64_t *index)
 	return 0;
 }
 
-static bool is_lost(struct wh_cuda_peer *cuda)
-{
-	int lost;
-
-	pthread_mutex_lock(&cuda->lock);
-	lost = cuda->lost;
-	pthread_mutex_unlock(&cuda->lock);
-	return lost;
-}
-
 void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 {
 	struct wh_cuda_op *op = calloc(1, sizeof(*op));
@@ -420,7 +419,7 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 	op->cuda = cuda;
 	op->piece = piece;
 	atomic_init(&op->left, 1);
-	error = is_lost(cuda) ? 0 : cut(op, &index);
+	error = wh_cuda_lost(cuda) ? 0 : cut(op, &index);
 	if (error) {
 		/* Nothing has been started, so all of the piece fails. */
 		wh_piece_fail(piece, UINT64_MAX, error, "%s %llu: %s",
@@ -428,7 +427,7 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 			      wh_error_text());
 	} else if (atomic_load(&piece->cancelled)) {
 		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-	} else if (!is_lost(cuda)) { /* which let_go() says */
+	} else if (!wh_cuda_lost(cuda)) { /* which let_go() says */
 		for (part = op->parts; part; part = next) {
 			next = part->next;
 			atomic_fetch_add(&op->left, 1);

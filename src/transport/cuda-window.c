@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: a few bytes between memory of the host and of a GPU, both of this process. The CPU
- * moves them itself, through the GPU region's window, before a copy engine would have begun: the piece is
- * done when it has been submitted.
+ * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on this host.
+ * The CPU moves them itself, through the GPU region's window, before a copy engine would have begun: the
+ * piece is done when it has been submitted. So it sets flags, too: an aligned 8 bytes are one store, and
+ * what an earlier batch has moved is there before them.
  */
 #include <errno.h>
 
@@ -13,21 +14,32 @@
 
 #define RUNS (WH_PANE_FEW / WH_PANE_RUN)
 
-/* One run with both of its regions entered. */
-struct crossing {
-	struct wh_place *local, *remote;
-	const struct wh_pane *pane; /* of the side that is a GPU's; NULL: there is none, or not one */
-	char *host, *window;
-	bool put; /* from the host to the GPU */
+/* One side of a run, its region entered. */
+struct end {
+	struct wh_place *place;
+	const struct wh_pane *pane; /* NULL: host memory */
+	char *at;                   /* for the CPU */
 };
 
-static void leave(struct crossing *crossing)
+struct crossing {
+	struct end from, to;
+	uint64_t length;
+};
+
+struct crossings {
+	unsigned count;
+	struct crossing of[RUNS];
+};
+
+static void leave(struct crossings *crossings)
 {
-	if (crossing->local)
-		wh_place_leave(crossing->local);
-	if (crossing->remote)
-		wh_place_leave(crossing->remote);
+	while (crossings->count--) {
+		wh_place_leave(crossings->of[crossings->count].from.place);
+		wh_place_leave(crossings->of[crossings->count].to.place);
+	}
 }
+
+/* ---- where the CPU reaches both sides ------------------------------------------------------------ */
 
 static uint64_t local_id(const struct wh_piece *piece, uint64_t index)
 {
@@ -35,128 +47,201 @@ static uint64_t local_id(const struct wh_piece *piece, uint64_t index)
 			       piece->batch->items[index].local_id;
 }
 
-/* False: one of them is gone. */
-static bool enter(const struct wh_piece *piece, const struct wh_run *run, bool open,
-		  struct crossing *out)
+/* A region of this engine; `address` lies in it. */
+static bool find_ours(struct end *end, uint64_t address, bool open)
 {
-	struct wh_places *places = &piece->batch->peer->engine->regions;
-	bool here;
-	struct wh_region *gpu;
+	struct wh_region *region = wh_container(end->place, struct wh_region, place);
 
-	*out = (struct crossing){ .local = wh_place_enter(places, local_id(piece, run->index)),
-				  .remote = wh_place_enter(places, run->remote) };
-	if (!out->local || !out->remote) {
-		leave(out);
+	end->at = (char *)(uintptr_t)address;
+	if (wh_kind_on_host(end->place->kind))
+		return true;
+	end->pane = open ? wh_pane_get(region) : wh_pane_peek(region);
+	if (!end->pane || wh_registration_check(region->registration))
 		return false;
-	}
-	here = !wh_kind_on_host(out->local->kind); /* the GPU's side is ours */
-	if (here == !wh_kind_on_host(out->remote->kind))
-		return true;
-	gpu = wh_container(here ? out->local : out->remote, struct wh_region, place);
-	out->pane = open ? wh_pane_get(gpu) : wh_pane_peek(gpu);
-	if (!out->pane || wh_registration_check(gpu->registration)) {
-		out->pane = NULL;
-		return true;
-	}
-	out->put = (piece->op == WH_WRITE) != here;
-	out->host = here ? (char *)(uintptr_t)out->remote->address + run->offset : run->local;
-	out->window = wh_pane_at(out->pane, here ? (uint64_t)(uintptr_t)run->local :
-						   out->remote->address + run->offset);
+	end->at = wh_pane_at(end->pane, address);
 	return true;
 }
 
-/* What a run that counts as so many bytes takes. Loads are as quick as the copy engine at get_most. */
-static double time_of(const struct wh_pane *pane, bool put, uint64_t bytes)
+/* A region of another process, as far as it is mapped here. */
+static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+{
+	struct wh_remote_region *region = wh_container(end->place, struct wh_remote_region, place);
+	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	char why[WH_REFUSAL];
+
+	/* Its owner has to know, in this session, that it is used. */
+	if (open && wh_cuda_remote(cuda, end->place, &view, why))
+		return false;
+	if (!view)
+		return false;
+	if (view->host) {
+		end->at = view->host + offset;
+		return true;
+	}
+	end->pane = open ? wh_pane_get_remote(cuda->peer->engine, region, wh_view_any(view)) :
+			   wh_pane_peek_remote(region);
+	if (end->pane)
+		end->at = wh_pane_at(end->pane, end->place->address + offset);
+	return end->pane;
+}
+
+static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+{
+	return cuda->peer->self ? find_ours(end, end->place->address + offset, open) :
+				  find_theirs(cuda, end, offset, open);
+}
+
+/* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
+static bool enter(struct wh_cuda_peer *cuda, const struct wh_piece *piece, const struct wh_run *run,
+		  bool open, struct crossings *crossings)
+{
+	struct wh_peer *peer = cuda->peer;
+	struct end local = { .place = wh_place_enter(&peer->engine->regions,
+						     local_id(piece, run->index)) };
+	struct end remote = { .place = wh_place_enter(peer->self ? &peer->engine->regions :
+								   &peer->regions,
+						      run->remote) };
+	bool write = piece->op == WH_WRITE;
+
+	if (!local.place || !remote.place ||
+	    !find_ours(&local, (uint64_t)(uintptr_t)run->local, open) ||
+	    !find_remote(cuda, &remote, run->offset, open)) {
+		if (local.place)
+			wh_place_leave(local.place);
+		if (remote.place)
+			wh_place_leave(remote.place);
+		return false;
+	}
+	crossings->of[crossings->count++] = (struct crossing){ .from = write ? local : remote,
+							       .to = write ? remote : local,
+							       .length = run->length };
+	return true;
+}
+
+/* ---- which way ----------------------------------------------------------------------------------- */
+
+/* ns a byte of loads, which are as quick as the copy engine at get_most. */
+static double read_byte(const struct wh_pane *pane)
 {
 	const struct wh_window_cost *cost = &pane->cost;
 
-	if (put)
-		return cost->window_byte * (double)bytes;
-	return (cost->engine + cost->engine_byte * (double)pane->get_most) * (double)bytes /
-	       (double)pane->get_most;
+	return pane->get_most ? cost->engine / (double)pane->get_most + cost->engine_byte : 0;
 }
 
-/* True, with the backend's name in *backend, if all of it goes that way. */
-static bool decide(const struct wh_piece *piece, bool open, const char **backend,
-		   struct wh_cuda_time *time)
+/* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes. */
+static uint64_t most_of(const struct crossing *crossing)
 {
-	const struct wh_engine *engine = piece->batch->peer->engine;
-	uint64_t sum = 0, most = WH_PANE_FEW;
-	struct wh_cuda_time total = { .measured = true };
-	struct crossing crossing;
+	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
+	double least;
+
+	if (!from && !to)
+		return 0;
+	if (!from)
+		return to->put_most;
+	if (!to)
+		return from->get_most;
+	if (!from->get_most || to->cost.engine <= to->cost.window)
+		return 0;
+	least = (to->cost.engine - to->cost.window) / (read_byte(from) + to->cost.window_byte);
+	return least < (double)from->get_most ? (uint64_t)least : from->get_most;
+}
+
+static void add_time(const struct crossing *crossing, struct wh_cuda_time *total)
+{
+	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
+	double bytes = (double)wh_pane_run(crossing->length);
+
+	if (from) {
+		total->ns += read_byte(from) * bytes;
+		total->measured = total->measured && from->measured;
+	}
+	if (to) {
+		/* Once, until the first one has been shown to have arrived. */
+		total->ns += (total->ns > 0 ? 0 : to->cost.window) + to->cost.window_byte * bytes;
+		total->measured = total->measured && to->measured;
+	}
+}
+
+/* True, with all runs entered, if all of the piece goes that way. */
+static bool decide(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+		   struct crossings *crossings)
+{
+	const struct wh_engine *engine = cuda->peer->engine;
+	uint64_t sum = 0, most = WH_PANE_FEW, limit;
 	struct wh_cursor at;
 	struct wh_run run;
+	bool good = true;
 
-	if (!piece->batch->peer->self || piece->transfers > RUNS || piece->bytes > WH_PANE_FEW ||
+	crossings->count = 0;
+	if (piece->transfers > RUNS || piece->bytes > WH_PANE_FEW ||
 	    piece->bytes > (uint64_t)engine->config.number[WH_KNOB_INLINE])
 		return false;
 	wh_piece_start(piece, &at);
-	while (wh_piece_next(piece, &at, UINT64_MAX, &run)) {
-		uint64_t limit = 0;
-
-		if (!enter(piece, &run, open, &crossing))
-			return false;
-		if (crossing.pane) {
-			limit = crossing.put ? crossing.pane->put_most : crossing.pane->get_most;
-			*backend = crossing.pane->view->backend->name;
-			total.measured = total.measured && crossing.pane->measured;
-			/* Until the first one has been shown to have arrived. */
-			total.ns = total.ns > 0 || !crossing.put ? total.ns : crossing.pane->cost.window;
-			total.ns += limit ? time_of(crossing.pane, crossing.put,
-						    wh_pane_run(run.length)) :
-					    0;
-		}
-		leave(&crossing);
+	while (good && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+		good = enter(cuda, piece, &run, open, crossings);
+		if (!good)
+			break;
+		limit = most_of(&crossings->of[crossings->count - 1]);
 		most = limit < most ? limit : most;
 		sum += wh_pane_run(run.length);
-		if (sum > most)
-			return false;
+		good = sum <= most;
 	}
-	if (time)
-		*time = total;
+	if (!good)
+		leave(crossings);
+	return good;
+}
+
+bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+		      const char **backend, struct wh_cuda_time *time)
+{
+	struct crossings crossings;
+	const struct crossing *first = &crossings.of[0];
+
+	if (!decide(cuda, piece, open, &crossings))
+		return false;
+	*backend = (first->to.pane ? first->to.pane : first->from.pane)->view->backend->name;
+	if (time) {
+		*time = (struct wh_cuda_time){ .measured = true };
+		for (unsigned i = 0; i < crossings.count; i++)
+			add_time(&crossings.of[i], time);
+	}
+	leave(&crossings);
 	return true;
 }
 
-bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend,
-		      struct wh_cuda_time *time)
+/* ---- moving -------------------------------------------------------------------------------------- */
+
+static void move(const struct crossing *c)
 {
-	return decide(piece, open, backend, time);
+	char bytes[WH_PANE_FEW];
+
+	if (!c->from.pane) {
+		wh_pane_put(c->to.pane, c->to.at, c->from.at, c->length);
+	} else if (!c->to.pane) {
+		wh_pane_read(c->from.pane, c->to.at, c->from.at, c->length);
+	} else {
+		wh_pane_read(c->from.pane, bytes, c->from.at, c->length);
+		wh_pane_put(c->to.pane, c->to.at, bytes, c->length);
+	}
 }
 
-bool wh_cuda_few(struct wh_piece *piece)
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 {
 	struct wh_pane_flushed flushed = { 0 };
-	struct crossing crossings[RUNS];
-	unsigned count = 0;
-	const char *backend;
-	struct wh_cursor at;
-	struct wh_run run;
+	struct crossings crossings;
 
-	if (atomic_load(&piece->cancelled) || !decide(piece, true, &backend, NULL))
+	if (atomic_load(&piece->cancelled) || wh_cuda_lost(cuda) ||
+	    !decide(cuda, piece, true, &crossings))
 		return false;
-	wh_piece_start(piece, &at);
-	while (wh_piece_next(piece, &at, UINT64_MAX, &run)) {
-		struct crossing *c = &crossings[count];
-
-		if (!enter(piece, &run, false, c)) {
-			wh_piece_fail(piece, run.index, -ESTALE, "region %#llx is gone",
-				      (unsigned long long)run.remote);
-			continue;
-		}
-		count++;
-		if (!c->pane)
-			wh_piece_fail(piece, run.index, -ESTALE, "%s", wh_error_text());
-		else if (c->put)
-			wh_pane_put(c->pane, c->window, c->host, run.length);
-		else
-			wh_pane_read(c->pane, c->host, c->window, run.length);
-	}
+	for (unsigned i = 0; i < crossings.count; i++)
+		move(&crossings.of[i]);
 	wh_pane_fence();
-	for (unsigned i = 0; i < count; i++) {
-		if (crossings[i].pane && crossings[i].put)
-			wh_pane_flush_once(&flushed, crossings[i].pane);
-		leave(&crossings[i]);
+	for (unsigned i = 0; i < crossings.count; i++) {
+		if (crossings.of[i].to.pane)
+			wh_pane_flush_once(&flushed, crossings.of[i].to.pane);
 	}
+	wh_cuda_verify(cuda, piece);
+	leave(&crossings);
 	wh_piece_done(piece);
 	return true;
 }

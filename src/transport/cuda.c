@@ -9,7 +9,7 @@
 
 #include "core/core.h"
 #include "memory/memory.h"
-#include "transport/shm.h"
+#include "transport/pane.h"
 
 /* ---- engine ------------------------------------------------------------------------------------ */
 
@@ -113,6 +113,7 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 	struct wh_gpu_view *view;
 
 	(void)state;
+	wh_pane_close_remote(peer->engine, region);
 	view = atomic_exchange(&region->view, NULL);
 	if (!view)
 		return;
@@ -189,7 +190,7 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	(void)peer;
-	if (!wh_cuda_few(piece))
+	if (!wh_cuda_few(state, piece))
 		wh_cuda_move(state, piece);
 }
 
@@ -251,6 +252,7 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 struct look {
 	bool (*each)(struct look *look, const struct wh_piece *piece, const struct wh_gpu_view *local,
 		     const struct wh_gpu_view *remote); /* false: that is enough */
+	struct wh_cuda_peer *cuda;
 	struct wh_gpus *gpus;
 	char *text;
 	size_t size;
@@ -264,6 +266,7 @@ static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *ba
 	struct wh_cuda_peer *cuda = state;
 	bool more = true;
 
+	look->cuda = cuda;
 	look->gpus = peer->engine->gpus;
 	/* A region of ours that goes meanwhile takes its view along under this lock. */
 	pthread_mutex_lock(&cuda->views->lock);
@@ -307,7 +310,7 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 		const char *backend;
 
 		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
-		    wh_cuda_few_told(&batch->pieces[i], true, &backend, NULL)) {
+		    wh_cuda_few_told(state, &batch->pieces[i], true, &backend, NULL)) {
 			snprintf(out, size, "CPU window (%s)", backend);
 			return;
 		}
@@ -327,7 +330,7 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	const char *backend;
 	uint32_t ctas;
 
-	if (wh_cuda_few_told(piece, false, &backend, &ns)) {
+	if (wh_cuda_few_told(look->cuda, piece, false, &backend, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;

@@ -67,6 +67,16 @@ static inline uint64_t wh_view_address(const struct wh_gpu_view *view,
 			      view->address;
 }
 
+/* The same as anybody here calls it; 0: nobody does yet. */
+static inline uint64_t wh_view_any(const struct wh_gpu_view *view)
+{
+	uint64_t reached = atomic_load_explicit(&view->reached, memory_order_acquire);
+
+	if (!view->legacy)
+		return view->address;
+	return reached ? view->legacy->base[__builtin_ctzll(reached)] + view->legacy->skip : 0;
+}
+
 /* What goes between two views: by which GPU, and which way. */
 struct wh_gpu_path {
 	struct wh_cuda_device *device; /* NULL: staged */
@@ -169,13 +179,17 @@ static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view, const stru
 	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
 }
 
-/* Move a piece of a few bytes between the host and a GPU, both of this process, by the CPU: it is done
- * when this returns. False: it does not go that way. */
-bool wh_cuda_few(struct wh_piece *piece);
+/* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when this
+ * returns. False: it does not go that way. */
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece);
 /* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open windows for
  * it. */
-bool wh_cuda_few_told(const struct wh_piece *piece, bool open, const char **backend,
-		      struct wh_cuda_time *time);
+bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+		      const char **backend, struct wh_cuda_time *time);
+/* Has the way to the peer broken? */
+bool wh_cuda_lost(struct wh_cuda_peer *cuda);
+/* What has been moved is worth nothing if it has, or if the peer has ended: the piece fails. */
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);

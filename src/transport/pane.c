@@ -53,13 +53,21 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 
 /* ---- opening and closing ----------------------------------------------------------------------- */
 
-static int open_window(struct wh_region *region, struct wh_pane *pane)
+/* Whose memory it is that a pane is wanted for. */
+struct wanted {
+	struct wh_engine *engine;
+	const struct wh_place *place;
+	uint64_t address; /* as CUDA calls it in this process */
+	bool foreign;     /* another process's */
+};
+
+static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 {
-	struct wh_engine *engine = region->engine;
+	struct wh_engine *engine = wanted->engine;
 	const char *order = engine->config.text[WH_KNOB_WINDOW];
-	struct wh_view_request request = { .address = region->place.address,
-					   .length = region->place.length,
-					   .order = order, .holds = true, .map = true };
+	struct wh_view_request request = { .address = wanted->address,
+					   .length = wanted->place->length, .order = order,
+					   .foreign = wanted->foreign, .holds = true, .map = true };
 	struct wh_windows *windows;
 	struct wh_window_cost cost;
 	struct wh_slot *slot;
@@ -79,8 +87,8 @@ static int open_window(struct wh_region *region, struct wh_pane *pane)
 	}
 	wh_count_add(&engine->tally.windows_opened, 1);
 	wh_count_add(&engine->tally.panes, 1);
-	pane->address = region->place.address;
-	pane->base = wh_view_at(pane->view, pane->address);
+	pane->address = wanted->place->address;
+	pane->base = wh_view_at(pane->view, wanted->address);
 	slot = wh_slots_prepare(engine->gpus, WH_SLOT_SERVES) ?
 		       NULL :
 		       wh_slot_take(engine->gpus, WH_SLOT_SERVES, NULL);
@@ -92,54 +100,23 @@ static int open_window(struct wh_region *region, struct wh_pane *pane)
 }
 
 /* Under engine.pane_lock. */
-static struct wh_pane *make(struct wh_region *region)
+static struct wh_pane *make(const struct wanted *wanted)
 {
 	struct wh_pane *pane = calloc(1, sizeof(*pane));
 
 	if (!pane)
 		return NULL;
-	if (region->place.kind == WH_MEMORY_MANAGED)
+	if (wanted->place->kind == WH_MEMORY_MANAGED)
 		snprintf(pane->refused, sizeof(pane->refused),
 			 "managed memory moves between host and GPU by itself");
-	else if (open_window(region, pane))
+	else if (open_window(wanted, pane))
 		snprintf(pane->refused, sizeof(pane->refused), "%.*s", WH_REFUSAL - 1,
 			 wh_error_text());
 	return pane;
 }
 
-const struct wh_pane *wh_pane_get(struct wh_region *region)
+static bool tell(const struct wh_pane *pane, char *line, size_t size)
 {
-	struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
-
-	if (!pane) {
-		char line[WH_REFUSAL + 32];
-		bool made = false;
-
-		pthread_mutex_lock(&region->engine->pane_lock);
-		pane = atomic_load(&region->pane);
-		if (!pane) {
-			pane = make(region);
-			made = pane;
-			atomic_store_explicit(&region->pane, pane, memory_order_release);
-		}
-		pthread_mutex_unlock(&region->engine->pane_lock);
-		if (made && wh_pane_tell(region, line, sizeof(line)))
-			wh_engine_log(region->engine, "region %#llx: %s",
-				      (unsigned long long)wh_place_id(&region->place), line);
-	}
-	return pane && pane->view ? pane : NULL;
-}
-
-const struct wh_pane *wh_pane_peek(const struct wh_region *region)
-{
-	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
-
-	return pane && pane->view ? pane : NULL;
-}
-
-bool wh_pane_tell(const struct wh_region *region, char *line, size_t size)
-{
-	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
 	char most[48] = "any length";
 
 	if (!pane)
@@ -159,19 +136,96 @@ bool wh_pane_tell(const struct wh_region *region, char *line, size_t size)
 	return true;
 }
 
-void wh_pane_close(struct wh_region *region)
+static const struct wh_pane *get(struct wh_pane *_Atomic *kept, const struct wanted *wanted)
+{
+	struct wh_pane *pane = atomic_load_explicit(kept, memory_order_acquire);
+
+	if (!pane) {
+		char line[WH_REFUSAL + 32];
+		bool made = false;
+
+		pthread_mutex_lock(&wanted->engine->pane_lock);
+		pane = atomic_load(kept);
+		if (!pane) {
+			pane = make(wanted);
+			made = pane;
+			atomic_store_explicit(kept, pane, memory_order_release);
+		}
+		pthread_mutex_unlock(&wanted->engine->pane_lock);
+		if (made && tell(pane, line, sizeof(line)))
+			wh_engine_log(wanted->engine, "region %#llx%s: %s",
+				      (unsigned long long)wh_place_id(wanted->place),
+				      wanted->foreign ? " of a peer" : "", line);
+	}
+	return pane && pane->view ? pane : NULL;
+}
+
+static void close_pane(struct wh_engine *engine, struct wh_pane *_Atomic *kept)
 {
 	struct wh_pane *pane;
 
 	/* Somebody may be explaining. */
-	pthread_mutex_lock(&region->engine->pane_lock);
-	pane = atomic_exchange(&region->pane, NULL);
-	pthread_mutex_unlock(&region->engine->pane_lock);
+	pthread_mutex_lock(&engine->pane_lock);
+	pane = atomic_exchange(kept, NULL);
+	pthread_mutex_unlock(&engine->pane_lock);
 	if (pane && pane->view) {
 		/* Others may have written last: nothing of it is to arrive after this. */
 		wh_pane_flush(pane);
 		wh_view_close(pane->view);
-		wh_count_add(&region->engine->tally.panes, UINT64_MAX);
+		wh_count_add(&engine->tally.panes, UINT64_MAX);
 	}
 	free(pane);
+}
+
+/* ---- a region of ours -------------------------------------------------------------------------- */
+
+const struct wh_pane *wh_pane_get(struct wh_region *region)
+{
+	return get(&region->pane, &(struct wanted){ .engine = region->engine,
+						    .place = &region->place,
+						    .address = region->place.address });
+}
+
+const struct wh_pane *wh_pane_peek(const struct wh_region *region)
+{
+	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+
+	return pane && pane->view ? pane : NULL;
+}
+
+bool wh_pane_tell(const struct wh_region *region, char *line, size_t size)
+{
+	return tell(atomic_load_explicit(&region->pane, memory_order_acquire), line, size);
+}
+
+void wh_pane_close(struct wh_region *region)
+{
+	close_pane(region->engine, &region->pane);
+}
+
+/* ---- a peer's ---------------------------------------------------------------------------------- */
+
+const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
+					 uint64_t address)
+{
+	return get(&region->pane, &(struct wanted){ .engine = engine, .place = &region->place,
+						    .address = address, .foreign = true });
+}
+
+const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region)
+{
+	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+
+	return pane && pane->view ? pane : NULL;
+}
+
+bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size)
+{
+	return tell(atomic_load_explicit(&region->pane, memory_order_acquire), line, size);
+}
+
+void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region)
+{
+	if (atomic_load(&region->pane))
+		close_pane(engine, &region->pane);
 }

@@ -7,6 +7,9 @@
  * as long as its region and no longer, since it keeps the memory allocated: whoever uses one is inside
  * the region, or has a batch that uses it.
  *
+ * A region of another process of this host has one as well, onto its memory as CUDA has imported it here.
+ * It goes before that does, and so before the owner is told that the region has been let go.
+ *
  * What is written through a pane has to be fenced by the thread that wrote it (wh_pane_fence()) before it
  * leaves the region or lets go of a lock that guards it, and flushed before anybody is told that it is
  * there.
@@ -23,7 +26,7 @@
 struct wh_pane {
 	struct wh_view *view; /* NULL: there is no window */
 	unsigned char *base;  /* of the region's first byte */
-	uint64_t address;     /* the same as the GPU calls it */
+	uint64_t address;     /* the same as the region's owner calls it */
 	uint64_t receive_most; /* up to so many bytes are received faster through it than by way of slots */
 	uint64_t put_most;     /* ... written by the CPU sooner than by a copy engine */
 	uint64_t get_most;     /* ... read */
@@ -42,6 +45,13 @@ const struct wh_pane *wh_pane_peek(const struct wh_region *region);
 bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
 /* The region goes: nobody is inside any more. */
 void wh_pane_close(struct wh_region *region);
+
+/* The same for a GPU's memory of another process, which this one knows as memory at `address`. */
+const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
+					 uint64_t address);
+const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region);
+bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size);
+void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
 
 /* Where an address of the region is. */
 static inline char *wh_pane_at(const struct wh_pane *pane, uint64_t address)

@@ -113,9 +113,15 @@ static int not_a_gpus(struct wh_cuda *cuda, uint64_t address)
 			       (ull)address);
 }
 
+struct finding {
+	struct wh_view *view;
+	bool foreign;
+};
+
 static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
 {
-	struct wh_view *view = arg;
+	const struct finding *finding = arg;
+	struct wh_view *view = finding->view;
 	struct wh_span *more;
 
 	if (p->memory == WH_CUDA_MANAGED)
@@ -128,7 +134,7 @@ static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, 
 	if (view->span_count && p->device != view->spans[0].pointer.device)
 		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
 			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
-	if (p->imported)
+	if (p->imported && !finding->foreign)
 		return wh_fail(EOPNOTSUPP,
 			       "address 0x%llx is another process's memory (cuIpcOpenMemHandle): "
 			       "open the window there",
@@ -165,6 +171,7 @@ static void widen(struct wh_view *view)
 
 static int find_spans(struct wh_view *view, const struct wh_view_request *request)
 {
+	struct finding finding = { view, request->foreign };
 	uint64_t end;
 	int error;
 
@@ -174,7 +181,7 @@ static int find_spans(struct wh_view *view, const struct wh_view_request *reques
 		return wh_fail(EINVAL, "a window on %llu bytes at 0x%llx: no range of memory",
 			       (ull)request->length, (ull)request->address);
 	error = wh_cuda_walk(view->windows->cuda, (const void *)(uintptr_t)request->address,
-			     request->length, add_span, view);
+			     request->length, add_span, &finding);
 	if (error)
 		return error;
 	view->device = view->spans[0].pointer.device;

@@ -133,6 +133,7 @@ struct wh_view_request {
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
 	bool private;       /* not to be shared with others */
+	bool foreign;       /* may be another process's, which keeps what it publishes until we let go */
 	bool holds;         /* has to stay what it is when the memory is freed: no access may fault */
 	bool map;           /* or only pin */
 };
