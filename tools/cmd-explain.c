@@ -34,7 +34,7 @@ struct answer {
 	struct wh_estimate estimate; /* duration 0: not known */
 	int error; /* no routes: why */
 	char text[256];
-	char memory[1200]; /* of a GPU, by NICs: how, and why not better; "": there is none */
+	char memory[1200]; /* a GPU's: how NICs, or the CPU, reach it, and why not better; "": neither */
 };
 
 struct explanation {
@@ -117,7 +117,7 @@ static int make_locals(struct explanation *e)
 	return 0;
 }
 
-/* The line of the explanation that is about NICs and GPU memory, if there is one. */
+/* The line of the explanation that is about a GPU's memory, if there is one. */
 static void find_memory(struct wh_batch *batch, struct answer *out)
 {
 	char text[2048], *line, *rest = text;
@@ -127,6 +127,8 @@ static void find_memory(struct wh_batch *batch, struct answer *out)
 	while ((line = strsep(&rest, "\n")))
 		if (strncmp(line, "rdma, ", strlen("rdma, ")) == 0)
 			snprintf(out->memory, sizeof(out->memory), "%s", line + strlen("rdma, "));
+	if (!*out->memory)
+		explain_window(batch, out->memory, sizeof(out->memory));
 }
 
 static void ask(struct explanation *e, const struct local *local, const struct wh_remote *remote,
@@ -247,7 +249,8 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 
 static bool same(const struct answer *a, const struct answer *b)
 {
-	if (a->error != b->error || a->count != b->count || strcmp(a->text, b->text) != 0)
+	if (a->error != b->error || a->count != b->count || strcmp(a->text, b->text) != 0 ||
+	    a->estimate.duration != b->estimate.duration)
 		return false;
 	for (size_t i = 0; i < a->count; i++)
 		if (strcmp(a->routes[i].transport, b->routes[i].transport) != 0 ||

@@ -29,6 +29,7 @@ struct question {
 	struct wh_route routes[ROUTES_MAX];
 	size_t count;
 	struct wh_estimate estimate; /* bytes 0: no route */
+	char window[320];
 };
 
 static uint64_t bytes_of(const struct question *q)
@@ -83,6 +84,21 @@ static int fill(struct question *q, const struct wh_remote *remote)
 	return error;
 }
 
+void explain_window(struct wh_batch *batch, char *line, size_t size)
+{
+	static const char *const begins[] = { "CPU window (", "no CPU window" };
+	char text[4096], *rest = text, *at;
+
+	*line = 0;
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		return;
+	while ((at = strsep(&rest, "\n"))) {
+		for (size_t i = 0; i < 2; i++)
+			if (!strncmp(at, begins[i], strlen(begins[i])))
+				snprintf(line, size, "%s", at);
+	}
+}
+
 static int ask(struct question *q)
 {
 	struct wh_remote remote;
@@ -101,6 +117,7 @@ static int ask(struct question *q)
 	error = wh_batch_estimate(q->batch, &q->estimate);
 	if (error && error != -EOPNOTSUPP)
 		return engine_fail(error, "cannot tell what it would take");
+	explain_window(q->batch, q->window, sizeof(q->window));
 	return 0;
 }
 
@@ -191,6 +208,8 @@ static void print_text(const struct question *q)
 	} else if (route) {
 		printf("expected not known: it could not be measured; wherry bench does it\n");
 	}
+	if (*q->window)
+		printf("window   %s\n", q->window);
 	for (size_t i = 0; i < q->count; i++)
 		if (q->routes[i].refused[0])
 			printf("not by %s: %s\n", q->routes[i].transport, q->routes[i].refused);
@@ -247,6 +266,7 @@ static int print_json(const struct question *q)
 	json_object_set_new(object, "copy_engine_us", json_us(estimate->copies));
 	json_object_set_new(object, "measured", known ? json_boolean(estimate->measured) :
 							json_null());
+	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
 	json_object_set_new(object, "refused", refused);
 	return output_print(object);
 }

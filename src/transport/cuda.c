@@ -356,7 +356,13 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id, const s
 			  struct wh_estimate *out)
 {
 	struct look look = { .each = add_estimate, .estimate = out };
+	const char *backend;
 
+	/* What few bytes go through, and what that takes, is known once it has been opened. */
+	for (size_t i = 0; i < batch->piece_count && !wh_engine_inside(peer->engine); i++) {
+		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA)
+			wh_cuda_few_told(peer->transport[id], &batch->pieces[i], true, &backend, NULL);
+	}
 	return look_at(peer, peer->transport[id], batch, &look);
 }
 

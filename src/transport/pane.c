@@ -96,6 +96,8 @@ static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 	if (slot)
 		wh_slot_give(engine->gpus, slot);
 	choose(pane, &cost);
+	if (wanted->foreign) /* its owner receives */
+		pane->receive_most = 0;
 	return 0;
 }
 
@@ -117,7 +119,7 @@ static struct wh_pane *make(const struct wanted *wanted)
 
 static bool tell(const struct wh_pane *pane, char *line, size_t size)
 {
-	char most[48] = "any length";
+	char most[80] = "";
 
 	if (!pane)
 		return false;
@@ -125,12 +127,13 @@ static bool tell(const struct wh_pane *pane, char *line, size_t size)
 		snprintf(line, size, "no CPU window: %s", pane->refused);
 		return true;
 	}
-	if (pane->receive_most < UINT64_MAX)
-		snprintf(most, sizeof(most), "up to %llu bytes",
+	if (pane->receive_most == UINT64_MAX)
+		snprintf(most, sizeof(most), "for received requests of any length; ");
+	else if (pane->receive_most)
+		snprintf(most, sizeof(most), "for received requests of up to %llu bytes; ",
 			 (unsigned long long)pane->receive_most);
 	snprintf(line, size,
-		 "CPU window (%s): for received requests of %s; the CPU itself writes up to %llu "
-		 "bytes and reads up to %llu%s",
+		 "CPU window (%s): %sthe CPU itself writes up to %llu bytes and reads up to %llu%s",
 		 pane->view->backend->name, most, (unsigned long long)pane->put_most,
 		 (unsigned long long)pane->get_most, pane->measured ? "" : "; not measured");
 	return true;
