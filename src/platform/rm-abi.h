@@ -33,6 +33,7 @@ enum {
 
 enum {
 	RM_CONTROL_GPU_ID_INFO = 0x0205,
+	RM_CONTROL_EXPORT_OBJECT = 0x3d05,
 	RM_CONTROL_IMPORT_OBJECT = 0x3d06,
 	RM_CONTROL_EXPORT_OBJECT_INFO = 0x3d08,
 };
@@ -135,6 +136,13 @@ struct rm_export_object_info {
 	uint8_t metadata[64], pad[2];
 };
 
+struct rm_export_object {
+	uint32_t type; /* 1: an object of the RM */
+	uint32_t device, parent, object;
+	int32_t fd; /* of /dev/nvidiactl, with nothing in it yet */
+	uint32_t flags;
+};
+
 struct rm_import_object {
 	int32_t fd;
 	uint32_t type; /* 1: an object of the RM */
@@ -166,6 +174,7 @@ _Static_assert(offsetof(struct rm_card_info, gpu) == 16, "nv_ioctl_card_info");
 _Static_assert(offsetof(struct rm_card_info, minor) == 56, "nv_ioctl_card_info");
 _Static_assert(sizeof(struct rm_gpu_id_info) == 32, "GPU_GET_ID_INFO_V2");
 _Static_assert(sizeof(struct rm_export_object_info) == 80, "GET_EXPORT_OBJECT_INFO");
+_Static_assert(sizeof(struct rm_export_object) == 24, "EXPORT_OBJECT_TO_FD");
 _Static_assert(sizeof(struct rm_import_object) == 20, "IMPORT_OBJECT_FROM_FD");
 _Static_assert(sizeof(struct rm_export_dma_buf) == 2608, "EXPORT_TO_DMABUF_FD");
 _Static_assert(offsetof(struct rm_export_dma_buf, handles) == 36, "EXPORT_TO_DMABUF_FD");

@@ -376,6 +376,27 @@ int wh_rm_duplicate(struct wh_rm *rm, unsigned gpu, uint32_t client, uint32_t ob
 	return error;
 }
 
+int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd)
+{
+	struct rm_export_object e = {
+		.type = 1,
+		.device = rm->gpus[gpu].device,
+		.parent = rm->gpus[gpu].device,
+		.object = object,
+		.fd = open_node(CONTROL_NODE),
+	};
+	int error;
+
+	if (e.fd < 0)
+		return e.fd;
+	error = control(rm, RM_CONTROL_EXPORT_OBJECT, &e, sizeof(e), "EXPORT_OBJECT_TO_FD");
+	if (error)
+		close(e.fd);
+	else
+		*fd = e.fd;
+	return error;
+}
+
 void wh_rm_release(struct wh_rm *rm, unsigned gpu, uint32_t object)
 {
 	release(rm, rm->gpus[gpu].device, object);

@@ -36,12 +36,15 @@ bool wh_rm_known(const struct wh_rm *rm);
  * asked for. 0, or -ENODEV, or what the driver said. */
 int wh_rm_gpu(struct wh_rm *rm, const char *pci, unsigned *out);
 
-/* An object of our client for the memory behind a descriptor of cuMemExportToShareableHandle().
- * -EOPNOTSUPP: it has several objects. */
+/* An object of our client for the memory behind a descriptor of cuMemExportToShareableHandle() or
+ * wh_rm_export(), of this process or another one. -EOPNOTSUPP: it has several objects. */
 int wh_rm_import(struct wh_rm *rm, unsigned gpu, int fd, uint32_t *object);
 /* An object for the memory that another client of this process has. */
 int wh_rm_duplicate(struct wh_rm *rm, unsigned gpu, uint32_t client, uint32_t object,
 		    uint32_t *out);
+/* A descriptor by which another process imports an object of ours, as by wh_rm_import(): it holds the memory
+ * for as long as it is open. Closed by the caller. */
+int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd);
 /* Give an object back. Nothing of it may be mapped any more: the driver does not take mappings
  * away. */
 void wh_rm_release(struct wh_rm *rm, unsigned gpu, uint32_t object);

@@ -51,6 +51,26 @@ static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, str
 	return error ? refuse_driver(e, error) : fd;
 }
 
+/* What is no descriptor of CUDA's, as the kernel driver knows it. */
+static int export_object(const struct wh_region *region, const struct wh_segment *segment,
+			 struct wh_exported *e)
+{
+	uint64_t offset;
+	int error, fd;
+
+	e->type = WH_HANDLE_OBJECT;
+	error = wh_cuda_object(region->engine, segment, &fd, &offset);
+	if (error)
+		return refuse_driver(e, error);
+	if (offset > segment->start) {
+		close(fd);
+		return refuse(e, EOPNOTSUPP, "its object is longer than the address space before it");
+	}
+	e->base = segment->start - offset;
+	e->size = offset + segment->length;
+	return fd;
+}
+
 static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 			 struct wh_exported *e)
 {
@@ -71,7 +91,8 @@ static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
 }
 
 /* Returns a descriptor to be sent and closed, or -1. */
-static int export_segment(const struct wh_region *region, uint32_t index, struct wh_exported *e)
+static int export_segment(const struct wh_region *region, uint32_t index, bool objects,
+			  struct wh_exported *e)
 {
 	const struct wh_registration *registration = region->registration;
 	const struct wh_segment *segment = &registration->segments[index];
@@ -96,6 +117,8 @@ static int export_segment(const struct wh_region *region, uint32_t index, struct
 	memcpy(e->device, uuid.bytes, sizeof(e->device));
 	if (segment->exports & WH_CUDA_EXPORT_FD)
 		return export_fd(cuda, segment, e);
+	if (objects)
+		return export_object(region, segment, e);
 	if (segment->exports & WH_CUDA_EXPORT_IPC)
 		return export_legacy(cuda, segment, e);
 	return refuse(e, EOPNOTSUPP,
@@ -108,9 +131,11 @@ static int export_segment(const struct wh_region *region, uint32_t index, struct
 int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_EXPORTED_MAX];
+	bool objects = index & WH_MAP_OBJECTS;
 	struct wh_exported e;
 	int fd, sent = 0;
 
+	index &= ~WH_MAP_OBJECTS;
 	for (uint32_t n = 0; !sent && n < WH_EXPORTS; n++, index++) {
 		size_t length;
 
@@ -123,7 +148,7 @@ int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
 		else if (wh_registration_check(region->registration))
 			fd = refuse(&e, ESTALE, wh_error_text());
 		else
-			fd = export_segment(region, index, &e);
+			fd = export_segment(region, index, objects, &e);
 		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);
 		wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });
 		sent = wh_shm_send(socket, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);

@@ -406,7 +406,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
 	struct wh_cuda_scope scope;
-	int error = wh_shm_exports(shm, import->region, import_segment, import, why);
+	int error = wh_shm_exports(shm, import->region, false, import_segment, import, why);
 
 	import->view->device = import->device;
 	if (!error)
@@ -481,7 +481,7 @@ static int view_remote(struct wh_views *views, struct wh_shm_peer *shm,
 		else if (!wh_shm_asked(shm, region))
 			error = wh_kind_on_host(region->place.kind) ?
 					wh_shm_map(shm, region, why) :
-					wh_shm_exports(shm, region, forget_segment, NULL, why);
+					wh_shm_exports(shm, region, false, forget_segment, NULL, why);
 		pthread_mutex_unlock(&views->lock);
 		if (error)
 			return error;
@@ -506,6 +506,40 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_
 	}
 	return view_remote(cuda->views, peer->transport[WH_TRANSPORT_SHM],
 			   wh_container(place, struct wh_remote_region, place), out, why);
+}
+
+/* The segments' order is that of the mappings, which was checked when they were imported. */
+static int keep_object(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
+{
+	struct wh_cuda_objects *objects = argument;
+
+	if ((e->type != WH_HANDLE_FD && e->type != WH_HANDLE_OBJECT) || *fd < 0 ||
+	    e->segments > WH_CUDA_OBJECTS) {
+		snprintf(why, WH_REFUSAL, e->segments > WH_CUDA_OBJECTS ?
+				  "it is made of too many mappings to ask the owner for" :
+				  "the owner has sent no descriptor");
+		return -EOPNOTSUPP;
+	}
+	objects->fd[objects->count] = *fd;
+	objects->offset[objects->count++] = e->address - e->base;
+	*fd = -1;
+	return 0;
+}
+
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_cuda_objects *out)
+{
+	struct wh_remote_region *region = wh_container(place, struct wh_remote_region, place);
+	char why[WH_REFUSAL];
+	int error;
+
+	out->count = 0;
+	error = wh_shm_exports(cuda->peer->transport[WH_TRANSPORT_SHM], region, true, keep_object, out,
+			       why);
+	if (!error)
+		return 0;
+	while (out->count)
+		close(out->fd[--out->count]);
+	return wh_fail(-error, "%s", why);
 }
 
 static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)

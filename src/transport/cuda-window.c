@@ -6,6 +6,7 @@
  * what an earlier batch has moved is there before them.
  */
 #include <errno.h>
+#include <string.h>
 
 #include "core/core.h"
 #include "memory/memory.h"
@@ -62,11 +63,44 @@ static bool find_ours(struct end *end, uint64_t address, bool open)
 	return true;
 }
 
+int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd, uint64_t *offset)
+{
+	const char *order = engine->config.text[WH_KNOB_WINDOW];
+	struct wh_view_object object;
+	struct wh_windows *windows;
+	int error;
+
+	if (!strstr(order, "rm"))
+		return wh_fail(EOPNOTSUPP, "its knob window is %s", order);
+	error = wh_windows_of(engine, &windows);
+	if (!error)
+		error = wh_windows_export(windows, segment->start, segment->length, &object);
+	if (error)
+		return error;
+	*fd = object.fd;
+	*offset = object.offset;
+	return 0;
+}
+
+/* Where CUDA's import is not enough for a window, its owner may help. */
+struct question {
+	struct wh_cuda_peer *cuda;
+	struct wh_place *place;
+};
+
+static int ask_owner(void *arg, struct wh_cuda_objects *out)
+{
+	const struct question *question = arg;
+
+	return wh_cuda_objects(question->cuda, question->place, out);
+}
+
 /* A region of another process, as far as it is mapped here. */
 static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
 	struct wh_remote_region *region = wh_container(end->place, struct wh_remote_region, place);
 	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct question question = { cuda, end->place };
 	char why[WH_REFUSAL];
 
 	/* Its owner has to know, in this session, that it is used. */
@@ -78,7 +112,8 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 		end->at = view->host + offset;
 		return true;
 	}
-	end->pane = open ? wh_pane_get_remote(cuda->peer->engine, region, wh_view_any(view)) :
+	end->pane = open ? wh_pane_get_remote(cuda->peer->engine, region, wh_view_any(view), ask_owner,
+					     &question) :
 			   wh_pane_peek_remote(region);
 	if (end->pane)
 		end->at = wh_pane_at(end->pane, end->place->address + offset);

@@ -21,6 +21,7 @@
 #include "transport/transport.h"
 
 struct wh_remote_region;
+struct wh_segment;
 
 /* What something takes, from figures that were measured here or that are usual. */
 struct wh_cuda_time {
@@ -124,6 +125,18 @@ void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *r
 /* The owner: answer a request for the region's segments from `index` on. 0, or what sending said. */
 int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket);
 
+/* The owner: what the GPU's kernel driver knows a segment as. A descriptor for the caller to close, and where
+ * in it the segment begins. 0, or a negative errno with its text. */
+int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd, uint64_t *offset);
+
+/* The same of all segments of a peer's region, asked for. */
+#define WH_CUDA_OBJECTS 64
+struct wh_cuda_objects {
+	unsigned count;
+	int fd[WH_CUDA_OBJECTS]; /* for the caller to close */
+	uint64_t offset[WH_CUDA_OBJECTS];
+};
+
 /* ---- moving ------------------------------------------------------------------------------------ */
 
 /* One peer's part. */
@@ -134,6 +147,9 @@ struct wh_cuda_peer {
 	int lost; /* 0, or why nothing can complete well now */
 	char lost_text[WH_TEXT_MAX];
 };
+
+/* Ask the owner; waits for it. 0, or a negative errno with its text. */
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_cuda_objects *out);
 
 struct wh_cuda_op;
 

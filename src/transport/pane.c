@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <wherry/error.h>
 
 #include "memory/memory.h"
+#include "transport/cuda.h"
 #include "transport/lane.h"
 
 /* What has gone through a slot is in place when the GPU's word has been seen, and the receiving thread has
@@ -59,7 +61,35 @@ struct wanted {
 	const struct wh_place *place;
 	uint64_t address; /* as CUDA calls it in this process */
 	bool foreign;     /* another process's */
+	int (*ask)(void *arg, struct wh_cuda_objects *out);
+	void *arg;
 };
+
+/* CUDA's import is not enough: once more with what its owner sends. On an error the text says of both. */
+static int open_by_owner(struct wh_windows *windows, const struct wanted *wanted,
+			 struct wh_view_request *request, struct wh_view **out)
+{
+	struct wh_cuda_objects *sent = calloc(1, sizeof(*sent));
+	struct wh_view_object objects[WH_CUDA_OBJECTS];
+	char why[WH_TEXT_MAX];
+	int error;
+
+	memcpy(why, wh_error_text(), sizeof(why));
+	error = sent ? wanted->ask(wanted->arg, sent) : wh_fail(ENOMEM, "no memory");
+	if (error) {
+		free(sent);
+		return wh_fail(-error, "%.120s; its owner: %s", why, wh_error_text());
+	}
+	for (unsigned i = 0; i < sent->count; i++)
+		objects[i] = (struct wh_view_object){ sent->fd[i], sent->offset[i] };
+	request->objects = objects;
+	request->object_count = sent->count;
+	error = wh_view_open(windows, request, out);
+	for (unsigned i = 0; i < sent->count; i++)
+		close(sent->fd[i]);
+	free(sent);
+	return error;
+}
 
 static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 {
@@ -68,7 +98,7 @@ static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 	struct wh_view_request request = { .address = wanted->address,
 					   .length = wanted->place->length, .order = order,
 					   .foreign = wanted->foreign, .holds = true, .map = true };
-	struct wh_windows *windows;
+	struct wh_windows *windows = NULL;
 	struct wh_window_cost cost;
 	struct wh_slot *slot;
 	int error;
@@ -78,6 +108,8 @@ static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 	error = wh_windows_of(engine, &windows);
 	if (!error)
 		error = wh_view_open(windows, &request, &pane->view);
+	if (error && wanted->ask && windows && wh_windows_imports(windows, order))
+		error = open_by_owner(windows, wanted, &request, &pane->view);
 	if (error)
 		return error;
 	if (!pane->view->base) {
@@ -209,10 +241,12 @@ void wh_pane_close(struct wh_region *region)
 /* ---- a peer's ---------------------------------------------------------------------------------- */
 
 const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-					 uint64_t address)
+					 uint64_t address,
+					 int (*ask)(void *arg, struct wh_cuda_objects *out), void *arg)
 {
 	return get(&region->pane, &(struct wanted){ .engine = engine, .place = &region->place,
-						    .address = address, .foreign = true });
+						    .address = address, .foreign = true,
+						    .ask = ask, .arg = arg });
 }
 
 const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region)

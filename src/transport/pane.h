@@ -46,9 +46,12 @@ bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
 /* The region goes: nobody is inside any more. */
 void wh_pane_close(struct wh_region *region);
 
-/* The same for a GPU's memory of another process, which this one knows as memory at `address`. */
+struct wh_cuda_objects;
+/* The same for a GPU's memory of another process, which CUDA knows in this one as memory at `address`. `ask`s
+ * its owner where no window opens without: 0, or a negative errno with its text. */
 const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-					 uint64_t address);
+					 uint64_t address,
+					 int (*ask)(void *arg, struct wh_cuda_objects *out), void *arg);
 const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region);
 bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size);
 void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region);

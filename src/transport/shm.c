@@ -473,7 +473,7 @@ bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *
 }
 
 /* Under the lock, connected. */
-static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *region,
+static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *region, bool objects,
 		       int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 				   char why[WH_REFUSAL]),
 		       void *arg, char why[WH_REFUSAL])
@@ -485,7 +485,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	int error, fd = -1;
 
 	for (uint32_t index = 0; index < count; index++) {
-		error = index % WH_EXPORTS ? 0 : send_map(shm, id, index);
+		error = index % WH_EXPORTS ? 0 : send_map(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
 		if (!error)
 			error = hear_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&
@@ -516,7 +516,7 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	return 0;
 }
 
-int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
+int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL])
@@ -528,7 +528,7 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
 	if (error)
 		snprintf(why, WH_REFUSAL, "%s", shm->why);
 	if (!error)
-		error = ask_exports(shm, region, each, arg, why);
+		error = ask_exports(shm, region, objects, each, arg, why);
 	if (!error)
 		atomic_store_explicit(&region->map_state, STATE(shm->generation, UNMAPPABLE),
 				      memory_order_release);

@@ -90,11 +90,11 @@ struct wh_shm_peer {
 int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, char why[WH_REFUSAL]);
 /* Has the owner been asked for this region since the control connection was made? */
 bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region);
-/* Ask the owner for a region of a GPU's memory. Calls `each` with the segments in their order; it
+/* Ask the owner for a region of a GPU's memory, `objects`: as objects for a CPU window. Calls `each` with the segments in their order; it
  * may keep *fd by setting it to -1. 0, or what `each` said, or a negative errno; the reason is then in
  * `why`. */
 struct wh_exported;
-int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region,
+int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,
 			       char why[WH_REFUSAL]),
 		   void *arg, char why[WH_REFUSAL]);

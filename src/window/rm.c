@@ -24,7 +24,8 @@
 
 #define SCRATCH ((size_t)64 << 10)
 
-enum way { IMPORTED, DUPLICATED };
+/* FOREIGN: duplicated, but CUDA has imported it. HANDED: imported by what its owner has sent. */
+enum way { IMPORTED, DUPLICATED, FOREIGN, HANDED, WAYS };
 
 /* ---- pinning --------------------------------------------------------------------------------- */
 
@@ -83,6 +84,14 @@ static int import(struct wh_windows *windows, struct wh_span *span)
 			     span->length);
 }
 
+static int import_handed(struct wh_windows *windows, struct wh_span *span)
+{
+	uint32_t object;
+	int error = wh_rm_import(windows->rm, span->rm.gpu, span->object.fd, &object);
+
+	return error ? error : adopt(windows, span, object, span->object.offset, span->length);
+}
+
 static int learn(struct wh_windows *windows, const struct wh_span *span, struct wh_rm_parts *parts)
 {
 	struct wh_cuda_scope scope;
@@ -130,6 +139,8 @@ static int pin_by(struct wh_windows *windows, struct wh_span *span, enum way way
 
 	if (error)
 		return error;
+	if (way == HANDED)
+		return import_handed(windows, span);
 	return way == IMPORTED ? import(windows, span) : duplicate(windows, span);
 }
 
@@ -229,8 +240,27 @@ static int try_window(struct wh_windows *windows, uint64_t address, enum way way
 	return error;
 }
 
+/* The memory as another process would know it. */
+static int import_again(struct wh_cuda *cuda, CUallocation *memory)
+{
+	CUallocation imported;
+	int fd = -1, error;
+
+	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, *memory, CUDA_HANDLE_FD, 0);
+	if (error)
+		return error;
+	error = wh_cuda_call(cuda, cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)fd,
+			     CUDA_HANDLE_FD);
+	close(fd);
+	if (error)
+		return error;
+	cuda->cuMemRelease(*memory);
+	*memory = imported;
+	return 0;
+}
+
 /* Scratch memory of the kind that the way is for. */
-static int prove_imported(struct wh_windows *windows, struct wh_cuda_device *device)
+static int prove_vmm(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
 {
 	struct wh_cuda *cuda = windows->cuda;
 	struct wh_cuda_properties properties = {
@@ -250,7 +280,10 @@ static int prove_imported(struct wh_windows *windows, struct wh_cuda_device *dev
 		error = wh_cuda_call(cuda, cuMemCreate, &memory, size, &properties, 0);
 	if (error)
 		return error;
-	error = wh_cuda_call(cuda, cuMemAddressReserve, &address, size, 0, 0, 0);
+	if (way == FOREIGN)
+		error = import_again(cuda, &memory);
+	if (!error)
+		error = wh_cuda_call(cuda, cuMemAddressReserve, &address, size, 0, 0, 0);
 	if (error)
 		goto release;
 	error = wh_cuda_call(cuda, cuMemMap, address, size, 0, memory, 0);
@@ -258,7 +291,7 @@ static int prove_imported(struct wh_windows *windows, struct wh_cuda_device *dev
 		goto unreserve;
 	error = wh_cuda_call(cuda, cuMemSetAccess, address, size, &access, 1);
 	if (!error)
-		error = try_window(windows, address, IMPORTED);
+		error = try_window(windows, address, way);
 	cuda->cuMemUnmap(address, size);
 unreserve:
 	cuda->cuMemAddressFree(address, size);
@@ -282,7 +315,7 @@ static int prove_duplicated(struct wh_windows *windows)
 /* Once for each device and way, unless the driver is known to work. */
 static int prove(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
 {
-	unsigned bit = (unsigned)device->ordinal * 2 + way;
+	unsigned bit = (unsigned)device->ordinal * WAYS + way;
 	struct wh_cuda_scope scope;
 	char why[WH_TEXT_MAX];
 	int error;
@@ -292,7 +325,7 @@ static int prove(struct wh_windows *windows, struct wh_cuda_device *device, enum
 	error = wh_cuda_enter(windows->cuda, device, &scope);
 	if (error)
 		return error;
-	error = way == IMPORTED ? prove_imported(windows, device) : prove_duplicated(windows);
+	error = way == DUPLICATED ? prove_duplicated(windows) : prove_vmm(windows, device, way);
 	wh_cuda_leave(&scope);
 	if (!error) {
 		if (bit < 64)
@@ -319,7 +352,7 @@ static void stop(struct wh_windows *windows)
 
 static int pin_proven(struct wh_windows *windows, struct wh_span *span, enum way way)
 {
-	int error = prove(windows, span->pointer.device, way);
+	int error = prove(windows, span->pointer.device, way == HANDED ? IMPORTED : way);
 
 	return error ? error : pin_by(windows, span, way);
 }
@@ -327,15 +360,77 @@ static int pin_proven(struct wh_windows *windows, struct wh_span *span, enum way
 static int pin(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
-	int error = pin_proven(windows, span, DUPLICATED);
+	bool exportable = p->vmm && p->exports & WH_CUDA_EXPORT_FD;
+	int error = pin_proven(windows, span, span->foreign ? FOREIGN : DUPLICATED);
 	char why[WH_TEXT_MAX];
 
-	if (!error || !p->vmm || !(p->exports & WH_CUDA_EXPORT_FD))
+	if (!error || !(exportable || span->handed))
 		return error;
 	memcpy(why, wh_error_text(), sizeof(why));
-	if (!pin_proven(windows, span, IMPORTED))
+	if ((span->handed && !pin_proven(windows, span, HANDED)) ||
+	    (exportable && !pin_proven(windows, span, IMPORTED)))
 		return 0;
 	return wh_fail(-error, "%s", why); /* the first is the one to do something about */
+}
+
+/* ---- for another process --------------------------------------------------------------------- */
+
+/* Under the lock. Not tried on scratch memory: giving that back could wait for what the GPU does. */
+static int export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
+{
+	unsigned bit;
+	int error = start(windows);
+
+	if (error)
+		return error;
+	if (span->pointer.memory != WH_CUDA_DEVICE || span->pointer.imported)
+		return wh_fail(EOPNOTSUPP, "it is not this process's memory");
+	bit = (unsigned)span->pointer.device->ordinal * WAYS + DUPLICATED;
+	if (!wh_rm_known(windows->rm) && !(bit < 64 && windows->rm_proven >> bit & 1))
+		return wh_fail(EOPNOTSUPP, "NVIDIA driver %.32s has not been seen working with windows",
+			       wh_rm_version(windows->rm));
+	error = pin_by(windows, span, DUPLICATED);
+	if (error)
+		return error;
+	if (span->rm.count != 1)
+		error = wh_fail(EOPNOTSUPP, "the memory has %u objects, not one", span->rm.count);
+	else
+		error = wh_rm_export(windows->rm, span->rm.gpu, span->rm.objects[0].object, &out->fd);
+	if (!error)
+		out->offset = span->rm.objects[0].offset;
+	unpin(windows, span); /* the descriptor holds it now */
+	return error;
+}
+
+int wh_windows_export(struct wh_windows *windows, uint64_t address, uint64_t length,
+		      struct wh_view_object *out)
+{
+	uint64_t skip = address % WH_WINDOW_PAGE;
+	struct wh_span span = { .address = address - skip };
+	struct wh_view_object object;
+	int error = wh_cuda_query(windows->cuda, (void *)(uintptr_t)address, &span.pointer);
+
+	if (error)
+		return error;
+	span.length = (skip + length + WH_WINDOW_PAGE - 1) / WH_WINDOW_PAGE * WH_WINDOW_PAGE;
+	pthread_mutex_lock(&windows->lock);
+	error = export(windows, &span, &object);
+	pthread_mutex_unlock(&windows->lock);
+	if (error)
+		return error;
+	object.offset += skip;
+	*out = object;
+	return 0;
+}
+
+bool wh_windows_imports(struct wh_windows *windows, const char *order)
+{
+	bool started;
+
+	pthread_mutex_lock(&windows->lock);
+	started = windows->rm;
+	pthread_mutex_unlock(&windows->lock);
+	return started && strstr(order, wh_window_rm.name);
 }
 
 const struct wh_window_backend wh_window_rm = {

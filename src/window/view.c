@@ -149,7 +149,8 @@ static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, 
 		view->spans = more;
 	}
 	view->spans[view->span_count++] =
-		(struct wh_span){ .address = start, .length = count, .pointer = *p };
+		(struct wh_span){ .address = start, .length = count, .pointer = *p,
+				  .foreign = finding->foreign };
 	return 0;
 }
 
@@ -169,6 +170,20 @@ static void widen(struct wh_view *view)
 	last->length = end - last->address;
 }
 
+/* What the owner has sent is told apart by the same parts as CUDA knows here. */
+static void hand(struct wh_view *view, const struct wh_view_request *request)
+{
+	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count; i++) {
+		struct wh_span *span = &view->spans[i];
+		uint64_t before = i ? 0 : view->wanted - span->address;
+
+		span->object = request->objects[i];
+		span->handed = span->object.offset >= before &&
+			       (span->object.offset - before) % WH_WINDOW_PAGE == 0;
+		span->object.offset -= before;
+	}
+}
+
 static int find_spans(struct wh_view *view, const struct wh_view_request *request)
 {
 	struct finding finding = { view, request->foreign };
@@ -186,6 +201,7 @@ static int find_spans(struct wh_view *view, const struct wh_view_request *reques
 		return error;
 	view->device = view->spans[0].pointer.device;
 	widen(view);
+	hand(view, request);
 	return 0;
 }
 
@@ -223,7 +239,9 @@ static int pin(struct wh_view *view, uint32_t flags)
 
 		/* Without what a backend before this one has left. */
 		*span = (struct wh_span){ .address = span->address, .length = span->length,
-					  .pointer = span->pointer, .flags = flags };
+					  .pointer = span->pointer, .flags = flags,
+					  .foreign = span->foreign, .handed = span->handed,
+					  .object = span->object };
 		error = view->backend->pin(view->windows, span);
 		if (error) {
 			unpin(view, i);

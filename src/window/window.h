@@ -44,6 +44,12 @@ struct wh_span {
 	uint64_t address, length;
 	struct wh_cuda_pointer pointer; /* what CUDA says of it */
 	uint32_t flags;                 /* of the pin */
+	bool foreign;                   /* CUDA imported it */
+	bool handed;                    /* its owner has sent `object`, of the span's first byte */
+	struct wh_view_object {
+		int fd;
+		uint64_t offset;
+	} object;
 	union { /* what the backend keeps between pin() and unpin() */
 		struct {
 			unsigned gpu, count;
@@ -133,7 +139,11 @@ struct wh_view_request {
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
 	bool private;       /* not to be shared with others */
-	bool foreign;       /* may be another process's, which keeps what it publishes until we let go */
+	bool foreign;       /* another process's, which keeps what it publishes until we let go */
+	/* Foreign memory, part by part, as its owner's wh_windows_export() gives it, if it has been asked:
+	 * where the first byte asked for, and the first of each part behind it, lies. */
+	const struct wh_view_object *objects;
+	unsigned object_count;
 	bool holds;         /* has to stay what it is when the memory is freed: no access may fault */
 	bool map;           /* or only pin */
 };
@@ -151,6 +161,14 @@ bool wh_window_order_valid(const char *order);
  * mapping type that is not to be had), or what the last backend said; the text has it of all. */
 int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
 		 struct wh_view **out);
+/* For a foreign view of somebody who has imported [address, address+length), which lies in one allocation: a
+ * descriptor of what the kernel driver knows the memory as, to be closed by the caller, and where in it
+ * `address` is. Does not wait for a GPU. 0, or -EOPNOTSUPP (the backend rm cannot be used, or is not proven
+ * here), or what the driver said. */
+int wh_windows_export(struct wh_windows *windows, uint64_t address, uint64_t length,
+		      struct wh_view_object *out);
+/* Would a view profit from its owner's objects? */
+bool wh_windows_imports(struct wh_windows *windows, const char *order);
 /* The last one's call unmaps and unpins. */
 void wh_view_close(struct wh_view *view);
 /* Is the memory that the view was opened on still what is at its addresses? */

@@ -31,7 +31,7 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 /* Does the segment lie in its allocation, and the allocation in the address space? */
 static bool sound(const struct wh_exported *e)
 {
-	return e->index < e->segments && (e->type == WH_HANDLE_FD || e->type == WH_HANDLE_LEGACY) &&
+	return e->index < e->segments && e->type >= WH_HANDLE_FD && e->type <= WH_HANDLE_OBJECT &&
 	       e->length && e->size && e->base <= UINT64_MAX - e->size && e->address >= e->base &&
 	       e->length <= e->size && e->address - e->base <= e->size - e->length;
 }

@@ -35,7 +35,8 @@ enum wh_frame_type {
 	WH_FRAME_ABORT,    /* u64 number of one of this session's data connections: drop it */
 	WH_FRAME_ABORTED,  /* the same: dropped, nothing more comes from it or goes by it */
 	WH_FRAME_MAP,      /* u64 region id, u32 number of the first segment wanted, 0 for host memory
-			      (unix socket): may I have its memory? */
+			      (unix socket): may I have its memory? With WH_MAP_OBJECTS in the number, by
+			      what the GPU's kernel driver knows it as, for a CPU window. */
 	WH_FRAME_MAPPED,   /* the answer for host memory, with the memfd */
 	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
 	WH_FRAME_PROVE,    /* the initiator's proof, in answer to WELCOME */
@@ -56,6 +57,7 @@ enum wh_frame_type {
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
 #define WH_MAP_SIZE 12  /* payload bytes of MAP */
+#define WH_MAP_OBJECTS (UINT32_C(1) << 31)
 
 /* Header on the wire: u32 length of the payload, u16 type, u16 flags. */
 struct wh_frame {
@@ -140,6 +142,7 @@ int wh_key_decode(const uint8_t *in, size_t length, uint64_t *epoch, struct wh_r
 enum wh_handle_type {
 	WH_HANDLE_FD = 1,      /* of cuMemCreate; the descriptor comes along */
 	WH_HANDLE_LEGACY = 2,  /* cuIpcGetMemHandle */
+	WH_HANDLE_OBJECT = 3,  /* of the NVIDIA kernel driver; the descriptor comes along */
 };
 
 /* Payload of EXPORTED: one segment of a region. On the wire: u64 id, u32 errno, then, without an
@@ -152,7 +155,8 @@ struct wh_exported {
 	uint8_t type;
 	uint8_t device[16];
 	uint64_t address, length; /* of the segment in the owner's address space */
-	uint64_t base, size;      /* of the mapping or allocation that it lies in */
+	uint64_t base, size;      /* of the mapping or allocation that it lies in; OBJECT: where the object
+				     would begin, and as much of it as ends with the segment */
 	uint8_t handle[64];
 	char text[WH_EXPORTED_TEXT];
 };

@@ -40,7 +40,7 @@ void fake_nvidia_fail(uint32_t what, unsigned nth, int status);
 struct fake_nvidia {
 	unsigned clients, objects, mapped, pins; /* there are now */
 	unsigned violations;
-	unsigned duplicated, imported; /* ever */
+	unsigned duplicated, imported, exported; /* ever */
 };
 
 void fake_nvidia_state(struct fake_nvidia *out);

@@ -308,6 +308,23 @@ static uint32_t import(const struct rm_import_object *i, uint32_t client)
 	return RM_OK;
 }
 
+/* Whoever has the descriptor from now on, in whatever process, has the memory. */
+static uint32_t export_object(const struct rm_export_object *e, uint32_t client)
+{
+	const struct object *o = find_object(client, e->object);
+	const struct node *into = find_node(e->fd);
+
+	if (!o || o->fd < 0 || e->type != 1 || !find_object(client, e->device) ||
+	    o->parent != e->parent)
+		return RM_INVALID_OBJECT;
+	if (!into || into->kind != NODE_CONTROL || into->client || e->flags)
+		return RM_INVALID_ARGUMENT;
+	if (dup3(o->fd, e->fd, O_CLOEXEC) < 0)
+		return RM_NO_MEMORY;
+	nvidia_state.exported++;
+	return RM_OK;
+}
+
 static uint32_t control(struct node *node, const struct rm_control *c)
 {
 	void *parameters = (void *)(uintptr_t)c->parameters;
@@ -330,6 +347,10 @@ static uint32_t control(struct node *node, const struct rm_control *c)
 			return RM_INVALID_PARAM_STRUCT;
 		info->objects = 1;
 		return RM_OK;
+	case RM_CONTROL_EXPORT_OBJECT:
+		return c->size == sizeof(struct rm_export_object) ?
+			       export_object(parameters, c->client) :
+			       RM_INVALID_PARAM_STRUCT;
 	case RM_CONTROL_IMPORT_OBJECT:
 		return c->size == sizeof(struct rm_import_object) ? import(parameters, c->client) :
 								    RM_INVALID_PARAM_STRUCT;

@@ -20,6 +20,7 @@
 
 #pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
+#pragma weak fake_nvidia_version
 
 static const char *missing_stand_in(void)
 {
@@ -70,9 +71,9 @@ struct small {
 	unsigned char *ours, *theirs, *seen;
 };
 
-static void small_open(struct small *s, uint32_t here, uint32_t there)
+static void small_open_with(struct small *s, uint32_t here, uint32_t there, struct child *child)
 {
-	gpu_pair_open(&s->p, here, NULL, there, NULL, LENGTH, true);
+	gpu_pair_open_with(&s->p, here, NULL, there, NULL, LENGTH, child);
 	s->windows = has_windows(s->p.engine);
 	s->ours = malloc(AREA);
 	s->theirs = malloc(AREA);
@@ -84,6 +85,11 @@ static void small_open(struct small *s, uint32_t here, uint32_t there)
 	/* A busy machine's figures may be anything; the usual ones are always the same. */
 	if (getenv("TEST_CUDA"))
 		fake_fail("cuMemAllocAsync", 0, 2);
+}
+
+static void small_open(struct small *s, uint32_t here, uint32_t there)
+{
+	small_open_with(s, here, there, child_start(NULL));
 }
 
 static void small_close(struct small *s)
@@ -414,6 +420,20 @@ static void explain__switched_off(void **state)
 
 /* ---- what is refused ------------------------------------------------------------------------------- */
 
+#define NO_EXPORT "0x13d05:0:0x56" /* an owner whose kernel driver exports no objects */
+
+/* Its explanation, of 8 bytes, has this. */
+static void want_told(struct small *s, const char *what)
+{
+	struct wh_transfer one = one_of(s, WH_WRITE, 0, 0, 8);
+	struct wh_batch *batch = batch_of(s, &one, 1);
+	char text[1024] = "";
+
+	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
+	want_true(strstr(text, what), "no \"%s\" in \"%s\"", what, text);
+	want(0, wh_batch_free(batch));
+}
+
 /* Whatever step fails, the bytes get there, and it is not tried again. */
 static void refused__each_step(void **state)
 {
@@ -436,6 +456,80 @@ static void refused__each_step(void **state)
 		want_true(!window || state_now().imported > before.imported, "not imported");
 		small_close(&s);
 	}
+}
+
+/* CUDA's import cannot be had as an object here: the owner sends one, of whatever memory. */
+static void refused__asks_the_owner(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		struct fake_nvidia before = state_now();
+		struct small s;
+
+		small_open(&s, WH_MEMORY_PAGEABLE, kinds[i]);
+		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
+		fake_fail("cuMemExportToShareableHandle", 0, 801);
+		want(true, small_move(&s, WH_WRITE, 5, 6, 8));
+		want(true, small_move(&s, WH_READ, 700, 6, 100));
+		want(before.imported + 1, state_now().imported);
+		small_same(&s, "by the owner's object");
+		want(0, child_unregister(s.p.child, s.p.child_region));
+		want_no_windows();
+		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
+		small_close(&s);
+	}
+}
+
+/* Nor does its owner have one: both are told. */
+static void refused__by_the_owner(void **state)
+{
+	static const char *const owners[][3] = {
+		{ "FAKE_NVIDIA_FAIL", NO_EXPORT, "its owner: /dev/nvidiactl: EXPORT_OBJECT_TO_FD" },
+		{ "FAKE_NVIDIA_VERSION", "999.1", "its owner: NVIDIA driver 999.1 has not been seen" },
+		{ "WHERRY_WINDOW", "driver", "its owner: its knob window is driver" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(owners) / sizeof(*owners); i++) {
+		struct child *child;
+		struct small s;
+
+		setenv(owners[i][0], owners[i][1], 1);
+		child = child_start(NULL);
+		unsetenv(owners[i][0]);
+		small_open_with(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, child);
+		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
+		want(false, small_move(&s, WH_WRITE, 5, 6, 8));
+		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
+		want(false, small_move(&s, WH_READ, 700, 6, 100));
+		want_told(&s, "RM_DUP_OBJECT: NV_ERR_NOT_SUPPORTED");
+		want_told(&s, owners[i][2]);
+		small_same(&s, "by nobody");
+		small_close(&s);
+	}
+}
+
+/* On a driver that is not known, a window onto memory that was imported is tried first. */
+static void refused__unknown_driver(void **state)
+{
+	struct small s;
+
+	(void)state;
+	fake_nvidia_version("999.12");
+	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
+	want(true, small_move(&s, WH_WRITE, 5, 6, 8));
+	small_same(&s, "tried");
+	small_close(&s);
+	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
+	fake_nvidia_fail(FAKE_NVIDIA_WRONG, 0, 1);
+	want(false, small_move(&s, WH_WRITE, 5, 6, 8));
+	fake_nvidia_fail(FAKE_NVIDIA_WRONG, 0, 0);
+	want_told(&s, "failed a trial");
+	small_same(&s, "not trusted");
+	small_close(&s);
+	fake_nvidia_version("");
 }
 
 /* ---- who goes -------------------------------------------------------------------------------------- */
@@ -592,6 +686,9 @@ static const struct CMUnitTest tests[] = {
 	TEST(explain__by_size),
 	TEST(explain__switched_off),
 	TEST_NEEDS(refused__each_step, needs_stand_in),
+	TEST_NEEDS(refused__asks_the_owner, needs_stand_in),
+	TEST_NEEDS(refused__by_the_owner, needs_stand_in),
+	TEST_NEEDS(refused__unknown_driver, needs_stand_in),
 	TEST(going__withdrawn),
 	TEST(going__killed),
 	TEST(going__fork),

@@ -158,6 +158,12 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const ch
 void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
 		   const char *elsewhere, size_t length, bool apart)
 {
+	gpu_pair_open_with(p, here, where, there, elsewhere, length, apart ? child_start(NULL) : NULL);
+}
+
+void gpu_pair_open_with(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
+			const char *elsewhere, size_t length, struct child *child)
+{
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
 
@@ -165,8 +171,8 @@ void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_
 	want(0, wh_engine_open(&options, &p->engine));
 	p->local = allocate(p->engine, here, where, length);
 	want(0, wh_region_register(p->engine, p->local, length, NULL, &p->region));
-	if (apart) {
-		p->child = child_start(NULL);
+	p->child = child;
+	if (child) {
 		p->memory = child_memory_at(p->child, there, length, elsewhere);
 		p->child_region = child_region(p->child, p->memory, 0, length, "target", 0, NULL);
 	} else {
@@ -174,7 +180,7 @@ void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_
 		want(0, wh_region_register(p->engine, p->target, length, &named,
 					   &p->target_region));
 	}
-	want(0, wh_peer_open(p->engine, apart ? p->child->url : "self", NULL, &p->peer));
+	want(0, wh_peer_open(p->engine, child ? child->url : "self", NULL, &p->peer));
 	want(0, wh_peer_find(p->peer, "target", PATIENCE, &p->remote));
 }
 

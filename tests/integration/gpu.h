@@ -59,6 +59,9 @@ struct gpu_pair {
 /* `where`, `elsewhere`: "cuda:1", NULL: anywhere. A child is started if `apart`. */
 void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
 		   const char *elsewhere, size_t length, bool apart);
+/* The same with a child that has been started already; NULL: in this process. */
+void gpu_pair_open_with(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
+			const char *elsewhere, size_t length, struct child *child);
 void gpu_pair_close(struct gpu_pair *p);
 /* The whole length, one transfer. */
 struct wh_batch *gpu_pair_batch(struct gpu_pair *p, uint32_t op);

@@ -104,10 +104,18 @@ static void owner__asked_for_nonsense(void **state)
 		want(-ENOENT, answer_of(fd, &exported));
 		want(0, ask(fd, UINT64_MAX, UINT32_MAX));
 		want(-ENOENT, answer_of(fd, &exported));
-		for (uint32_t shift = 0; shift < 32; shift++) {
+		for (uint32_t shift = 0; shift < 31; shift++) {
 			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift));
 			want(-ERANGE, answer_of(fd, &exported));
+			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift | WH_MAP_OBJECTS));
+			want(-ERANGE, answer_of(fd, &exported));
 		}
+		/* Objects of what is not published, and of what is: whether there are any, the kernel
+		 * driver says. */
+		want(0, ask(fd, none, WH_MAP_OBJECTS));
+		want(-ENOENT, answer_of(fd, &exported));
+		want(0, ask(fd, p.remote.id, WH_MAP_OBJECTS));
+		want_true(answer_of(fd, &exported) != -ERANGE, "no object of its only segment");
 		for (uint32_t less = 0; less < 40; less++) {
 			want(0, ask(fd, p.remote.id, UINT32_MAX - less));
 			want(-ERANGE, answer_of(fd, &exported));
