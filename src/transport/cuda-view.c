@@ -276,7 +276,7 @@ static int check_order(struct import *import, const struct wh_exported *e, char 
 	bool first = !e->index;
 	uint64_t at = first ? place->address : import->covered;
 
-	if (e->address != at || e->length > place->address + place->length - at ||
+	if (e->type > WH_HANDLE_LEGACY || e->address != at || e->length > place->address + place->length - at ||
 	    (!first && (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
 	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
 	    (e->index + 1 == e->segments && at + e->length != place->address + place->length) ||

@@ -65,51 +65,39 @@ struct wanted {
 	void *arg;
 };
 
-/* CUDA's import is not enough: once more with what its owner sends. On an error the text says of both. */
-static int open_by_owner(struct wh_windows *windows, const struct wanted *wanted,
-			 struct wh_view_request *request, struct wh_view **out)
-{
-	struct wh_cuda_objects *sent = calloc(1, sizeof(*sent));
+/* What the owner of foreign memory says when it is asked. */
+struct answer {
+	char why[WH_REFUSAL]; /* no window opens without */
+	int error;            /* 0: it has sent `objects` */
+	char text[WH_REFUSAL];
+	struct wh_cuda_objects sent;
 	struct wh_view_object objects[WH_CUDA_OBJECTS];
-	char why[WH_TEXT_MAX];
-	int error;
+};
 
-	memcpy(why, wh_error_text(), sizeof(why));
-	error = sent ? wanted->ask(wanted->arg, sent) : wh_fail(ENOMEM, "no memory");
-	if (error) {
-		free(sent);
-		return wh_fail(-error, "%.120s; its owner: %s", why, wh_error_text());
-	}
-	for (unsigned i = 0; i < sent->count; i++)
-		objects[i] = (struct wh_view_object){ sent->fd[i], sent->offset[i] };
-	request->objects = objects;
-	request->object_count = sent->count;
-	error = wh_view_open(windows, request, out);
-	for (unsigned i = 0; i < sent->count; i++)
-		close(sent->fd[i]);
-	free(sent);
-	return error;
-}
-
-static int open_window(const struct wanted *wanted, struct wh_pane *pane)
+/* `answer`: NULL if nobody has been asked. */
+static int open_window(const struct wanted *wanted, const struct answer *answer, struct wh_pane *pane)
 {
 	struct wh_engine *engine = wanted->engine;
 	const char *order = engine->config.text[WH_KNOB_WINDOW];
 	struct wh_view_request request = { .address = wanted->address,
 					   .length = wanted->place->length, .order = order,
 					   .foreign = wanted->foreign, .holds = true, .map = true };
-	struct wh_windows *windows = NULL;
+	struct wh_windows *windows;
 	struct wh_window_cost cost;
 	struct wh_slot *slot;
 	int error;
 
 	if (!strcmp(order, WH_WINDOW_OFF))
 		return wh_fail(EOPNOTSUPP, "windows are switched off by the knob window");
+	if (answer && answer->error)
+		return wh_fail(-answer->error, "%.90s; its owner: %.90s", answer->why, answer->text);
+	if (answer) {
+		request.objects = answer->objects;
+		request.object_count = answer->sent.count;
+	}
 	error = wh_windows_of(engine, &windows);
 	if (!error)
 		error = wh_view_open(windows, &request, &pane->view);
-	if (error && wanted->ask && windows && wh_windows_imports(windows, order))
-		error = open_by_owner(windows, wanted, &request, &pane->view);
 	if (error)
 		return error;
 	if (!pane->view->base) {
@@ -134,7 +122,7 @@ static int open_window(const struct wanted *wanted, struct wh_pane *pane)
 }
 
 /* Under engine.pane_lock. */
-static struct wh_pane *make(const struct wanted *wanted)
+static struct wh_pane *make(const struct wanted *wanted, const struct answer *answer)
 {
 	struct wh_pane *pane = calloc(1, sizeof(*pane));
 
@@ -143,7 +131,7 @@ static struct wh_pane *make(const struct wanted *wanted)
 	if (wanted->place->kind == WH_MEMORY_MANAGED)
 		snprintf(pane->refused, sizeof(pane->refused),
 			 "managed memory moves between host and GPU by itself");
-	else if (open_window(wanted, pane))
+	else if (open_window(wanted, answer, pane))
 		snprintf(pane->refused, sizeof(pane->refused), "%.*s", WH_REFUSAL - 1,
 			 wh_error_text());
 	return pane;
@@ -171,27 +159,76 @@ static bool tell(const struct wh_pane *pane, char *line, size_t size)
 	return true;
 }
 
+/* Is its owner worth asking, before it is refused for good? */
+static bool is_to_ask(const struct wanted *wanted, const struct wh_pane *pane)
+{
+	struct wh_windows *windows;
+
+	return pane && !pane->view && wanted->ask && !wh_windows_of(wanted->engine, &windows) &&
+	       wh_windows_imports(windows, wanted->engine->config.text[WH_KNOB_WINDOW]);
+}
+
+/* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the owner. */
+static struct wh_pane *install(struct wh_pane *_Atomic *kept, const struct wanted *wanted,
+			       const struct answer *answer, struct answer *ask)
+{
+	char line[WH_REFUSAL + 32];
+	struct wh_pane *pane;
+	bool made = false;
+
+	pthread_mutex_lock(&wanted->engine->pane_lock);
+	pane = atomic_load(kept);
+	if (!pane) {
+		pane = make(wanted, answer);
+		made = pane;
+		if (ask && is_to_ask(wanted, pane)) {
+			memcpy(ask->why, pane->refused, sizeof(ask->why));
+			free(pane);
+			pane = NULL;
+			made = false;
+		}
+		atomic_store_explicit(kept, pane, memory_order_release);
+	}
+	pthread_mutex_unlock(&wanted->engine->pane_lock);
+	if (made && tell(pane, line, sizeof(line)))
+		wh_engine_log(wanted->engine, "region %#llx%s: %s",
+			      (unsigned long long)wh_place_id(wanted->place),
+			      wanted->foreign ? " of a peer" : "", line);
+	return pane;
+}
+
+/* The owner is asked under no lock, for it may be waiting for us. */
+static struct wh_pane *install_foreign(struct wh_pane *_Atomic *kept, const struct wanted *wanted)
+{
+	struct answer *answer = calloc(1, sizeof(*answer));
+	struct wh_pane *pane;
+
+	if (!answer)
+		return NULL;
+	pane = install(kept, wanted, NULL, answer);
+	if (!pane && *answer->why) {
+		answer->error = wanted->ask(wanted->arg, &answer->sent);
+		if (answer->error)
+			snprintf(answer->text, sizeof(answer->text), "%.*s", WH_REFUSAL - 1,
+				 wh_error_text());
+		for (unsigned i = 0; i < answer->sent.count; i++)
+			answer->objects[i] = (struct wh_view_object){ answer->sent.fd[i],
+								      answer->sent.offset[i] };
+		pane = install(kept, wanted, answer, NULL);
+		while (answer->sent.count)
+			close(answer->sent.fd[--answer->sent.count]);
+	}
+	free(answer);
+	return pane;
+}
+
 static const struct wh_pane *get(struct wh_pane *_Atomic *kept, const struct wanted *wanted)
 {
 	struct wh_pane *pane = atomic_load_explicit(kept, memory_order_acquire);
 
-	if (!pane) {
-		char line[WH_REFUSAL + 32];
-		bool made = false;
-
-		pthread_mutex_lock(&wanted->engine->pane_lock);
-		pane = atomic_load(kept);
-		if (!pane) {
-			pane = make(wanted);
-			made = pane;
-			atomic_store_explicit(kept, pane, memory_order_release);
-		}
-		pthread_mutex_unlock(&wanted->engine->pane_lock);
-		if (made && tell(pane, line, sizeof(line)))
-			wh_engine_log(wanted->engine, "region %#llx%s: %s",
-				      (unsigned long long)wh_place_id(wanted->place),
-				      wanted->foreign ? " of a peer" : "", line);
-	}
+	if (!pane)
+		pane = wanted->foreign ? install_foreign(kept, wanted) :
+					 install(kept, wanted, NULL, NULL);
 	return pane && pane->view ? pane : NULL;
 }
 

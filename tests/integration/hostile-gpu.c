@@ -164,6 +164,7 @@ enum lie {
 	LIE_FILE,
 	LIE_DEVICE,
 	LIE_TYPE,
+	LIE_OBJECT, /* which was not asked for */
 	LIE_CHANGES_TYPE,
 	LIE_HUGE,
 	LIE_FRAME,
@@ -258,6 +259,10 @@ static void lie(struct impostor *me, int fd, uint64_t id)
 		break;
 	case LIE_TYPE:
 		e.type = 77;
+		break;
+	case LIE_OBJECT:
+		e.type = WH_HANDLE_OBJECT;
+		sent = file;
 		break;
 	case LIE_CHANGES_TYPE:
 		e.segments = 2;
