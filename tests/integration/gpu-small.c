@@ -29,6 +29,16 @@ static const char *missing_stand_in(void)
 
 static const struct route needs_stand_in = { .name = "stand-in", .missing = missing_stand_in };
 
+/* What is the same without windows has been shown by a build that is not so slow. */
+static const char *missing_time(void)
+{
+	return HARNESS_SLOW && getenv("TEST_CUDA") && !fake_nvidia_state ?
+		       "without windows it is for a build without a sanitizer" :
+		       NULL;
+}
+
+static const struct route needs_time = { .name = "time", .missing = missing_time };
+
 static struct fake_nvidia state_now(void)
 {
 	struct fake_nvidia state = { 0 };
@@ -678,22 +688,22 @@ static void many__withdrawn(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST(apart__from_host),
-	TEST(apart__from_our_gpu),
-	TEST(apart__between_gpus_memories),
-	TEST(apart__legacy),
+	TEST_NEEDS(apart__from_our_gpu, needs_time),
+	TEST_NEEDS(apart__between_gpus_memories, needs_time),
+	TEST_NEEDS(apart__legacy, needs_time),
 	TEST(apart__several),
-	TEST(flags__come_last),
-	TEST(explain__by_size),
-	TEST(explain__switched_off),
+	TEST_NEEDS(flags__come_last, needs_time),
+	TEST_NEEDS(explain__by_size, needs_time),
+	TEST_NEEDS(explain__switched_off, needs_time),
 	TEST_NEEDS(refused__each_step, needs_stand_in),
 	TEST_NEEDS(refused__asks_the_owner, needs_stand_in),
 	TEST_NEEDS(refused__by_the_owner, needs_stand_in),
 	TEST_NEEDS(refused__unknown_driver, needs_stand_in),
 	TEST(going__withdrawn),
 	TEST(going__killed),
-	TEST(going__fork),
-	TEST(many__threads),
-	TEST(many__withdrawn),
+	TEST_NEEDS(going__fork, needs_time),
+	TEST_NEEDS(many__threads, needs_time),
+	TEST_NEEDS(many__withdrawn, needs_time),
 };
 
 HARNESS_MAIN("gpu-small", tests)
