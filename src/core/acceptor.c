@@ -265,9 +265,10 @@ static bool is_secure(struct greeting *greeting)
 		return false;
 	}
 	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);
-	if (!greeting->tls)
-		greeting_end(greeting, NULL);
-	return greeting->tls;
+	if (greeting->tls)
+		return true;
+	greeting_end(greeting, NULL);
+	return false;
 }
 
 static bool shaken(struct greeting *greeting)
