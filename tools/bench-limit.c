@@ -34,7 +34,7 @@ static enum bench_limit_kind kind_for(const struct bench_limit *limit, const cha
 	return BENCH_LIMIT_NONE;
 }
 
-static const char *name_for(enum bench_limit_kind kind, uint32_t op)
+static const char *name_for(enum bench_limit_kind kind, uint32_t op, bool tls)
 {
 	switch (kind) {
 	case BENCH_LIMIT_MEMCPY:
@@ -42,7 +42,7 @@ static const char *name_for(enum bench_limit_kind kind, uint32_t op)
 	case BENCH_LIMIT_PROCESS_VM:
 		return op == WH_WRITE ? "process_vm_writev" : "process_vm_readv";
 	case BENCH_LIMIT_STREAM:
-		return "send/recv";
+		return tls ? "SSL_write/SSL_read" : "send/recv";
 	case BENCH_LIMIT_DRIVER:
 		return "cuMemcpy";
 	case BENCH_LIMIT_KERNEL:
@@ -50,6 +50,12 @@ static const char *name_for(enum bench_limit_kind kind, uint32_t op)
 	default:
 		return "";
 	}
+}
+
+/* The route's own, which prefers AES. */
+static uint32_t cipher_of(const char *detail)
+{
+	return strstr(detail, "CHACHA") ? BENCH_TLS_CHACHA20 : BENCH_TLS_AES128;
 }
 
 static void unmap_side(struct bench_limit *limit, int side)
@@ -246,7 +252,7 @@ static int copy_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 	return error;
 }
 
-/* ---- plain TCP ---------------------------------------------------------------------------- */
+/* ---- TCP, plain or by TLS ------------------------------------------------------------------- */
 
 static struct bench_flow flow_for(const struct bench_limit *limit)
 {
@@ -438,7 +444,7 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 	bench_walk_free(&limit->walk);
 	limit->row = *row;
 	limit->kind = kind_for(limit, transport, detail);
-	limit->name = name_for(limit->kind, row->op);
+	limit->name = name_for(limit->kind, row->op, limit->stream.tls);
 	if (limit->kind == BENCH_LIMIT_NONE)
 		return 0;
 	if (bench_limit_by_near(limit))
@@ -451,6 +457,8 @@ int bench_limit_row(struct bench_limit *limit, const struct bench_row *row, cons
 	error = map_all(limit, text);
 	if (!error && limit->kind == BENCH_LIMIT_STREAM) {
 		limit->stream.process = limit->process;
+		if (limit->stream.tls)
+			limit->stream.cipher = cipher_of(detail);
 		error = walk_far(limit, text);
 		if (!error)
 			error = bench_stream_connect(&limit->stream,

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain TCP, both ends: what a program gets that sends and receives with nothing in between. */
+/* Plain TCP, or TLS, both ends: what a program gets that sends and receives with nothing in between. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -89,8 +89,8 @@ struct area {
 	uint64_t size;           /* of a block */
 };
 
-/* The next bytes, `most` of them at most. */
-static int area_pieces(const struct area *area, uint64_t most, struct iovec *piece)
+/* The next bytes, `most` of them at most, in so many pieces at most. */
+static int area_pieces(const struct area *area, uint64_t most, struct iovec *piece, uint64_t pieces)
 {
 	uint64_t left = area->length - area->at < most ? area->length - area->at : most;
 	uint64_t block, within, n = 0;
@@ -101,7 +101,7 @@ static int area_pieces(const struct area *area, uint64_t most, struct iovec *pie
 	}
 	block = area->at / area->size;
 	within = area->at % area->size;
-	for (; left && n < PIECES; n++, block++, within = 0) {
+	for (; left && n < pieces; n++, block++, within = 0) {
 		uint64_t bytes = area->size - within < left ? area->size - within : left;
 
 		piece[n] = (struct iovec){ area->memory + area->offsets[block] + within, bytes };
@@ -122,22 +122,44 @@ static int retry(bool spin)
 	return errno == EINTR || (spin && errno == EAGAIN);
 }
 
-static int send_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
+/* One call, of the next bytes. */
+static ssize_t send_some(struct bench_pipe *pipe, const struct area *area, uint64_t most, bool spin)
 {
 	int flags = MSG_NOSIGNAL | (spin ? MSG_DONTWAIT : 0);
 	struct iovec piece[PIECES];
+	struct msghdr message = { .msg_iov = piece };
+
+	message.msg_iovlen = (size_t)area_pieces(area, most, piece, pipe->ssl ? 1 : PIECES);
+	if (pipe->ssl)
+		return bench_tls_send(pipe, piece->iov_base, piece->iov_len, spin);
+	return message.msg_iovlen == 1 ? send(pipe->fd, piece->iov_base, piece->iov_len, flags) :
+					 sendmsg(pipe->fd, &message, flags);
+}
+
+static ssize_t recv_some(struct bench_pipe *pipe, const struct area *area, uint64_t most, bool spin)
+{
+	int flags = spin ? MSG_DONTWAIT : 0;
+	struct iovec piece[PIECES];
+	struct msghdr message = { .msg_iov = piece };
+
+	message.msg_iovlen = (size_t)area_pieces(area, most, piece, pipe->ssl ? 1 : PIECES);
+	if (pipe->ssl)
+		return bench_tls_recv(pipe, piece->iov_base, piece->iov_len, spin);
+	return message.msg_iovlen == 1 ? recv(pipe->fd, piece->iov_base, piece->iov_len, flags) :
+					 recvmsg(pipe->fd, &message, flags);
+}
+
+static int send_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes, uint64_t chunk,
+		     bool spin)
+{
 	uint64_t part = 0;
 	ssize_t n;
 
 	while (bytes) {
-		struct msghdr message = { .msg_iov = piece };
-
 		/* A short send goes on with the rest of its part. */
 		if (!part)
 			part = bytes < chunk ? bytes : chunk;
-		message.msg_iovlen = (size_t)area_pieces(area, part, piece);
-		n = message.msg_iovlen == 1 ? send(fd, piece->iov_base, piece->iov_len, flags) :
-					      sendmsg(fd, &message, flags);
+		n = send_some(pipe, area, part, spin);
 		if (n < 0 && retry(spin))
 			continue;
 		if (n < 0)
@@ -163,19 +185,13 @@ static void walks_cross(bool begin)
 #endif
 }
 
-static int recv_walk(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
+static int recv_walk(struct bench_pipe *pipe, struct area *area, uint64_t bytes, uint64_t chunk,
+		     bool spin)
 {
-	int flags = spin ? MSG_DONTWAIT : 0;
-	struct iovec piece[PIECES];
 	ssize_t n;
 
 	while (bytes) {
-		struct msghdr message = { .msg_iov = piece };
-
-		message.msg_iovlen =
-			(size_t)area_pieces(area, bytes < chunk ? bytes : chunk, piece);
-		n = message.msg_iovlen == 1 ? recv(fd, piece->iov_base, piece->iov_len, flags) :
-					      recvmsg(fd, &message, flags);
+		n = recv_some(pipe, area, bytes < chunk ? bytes : chunk, spin);
 		if (n < 0 && retry(spin))
 			continue;
 		if (n <= 0)
@@ -186,29 +202,30 @@ static int recv_walk(int fd, struct area *area, uint64_t bytes, uint64_t chunk, 
 	return 0;
 }
 
-static int recv_area(int fd, struct area *area, uint64_t bytes, uint64_t chunk, bool spin)
+static int recv_area(struct bench_pipe *pipe, struct area *area, uint64_t bytes, uint64_t chunk,
+		     bool spin)
 {
 	int error;
 
 	walks_cross(true);
-	error = recv_walk(fd, area, bytes, chunk, spin);
+	error = recv_walk(pipe, area, bytes, chunk, spin);
 	walks_cross(false);
 	return error;
 }
 
 /* A few bytes beside the areas. */
-static int send_bytes(int fd, void *bytes, uint64_t length, bool spin)
+static int send_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, bool spin)
 {
 	struct area area = { .memory = bytes, .length = length };
 
-	return send_area(fd, &area, length, length, spin);
+	return send_area(pipe, &area, length, length, spin);
 }
 
-static int recv_bytes(int fd, void *bytes, uint64_t length, bool spin)
+static int recv_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, bool spin)
 {
 	struct area area = { .memory = bytes, .length = length };
 
-	return recv_walk(fd, &area, length, length, spin);
+	return recv_walk(pipe, &area, length, length, spin);
 }
 
 /* As Wherry sets its own: on loopback no congestion control that paces. */
@@ -254,10 +271,11 @@ struct raw {
 
 struct served {
 	struct raw *raw;
-	int fd;
+	struct bench_pipe pipe;
+	uint32_t cipher;
 };
 
-static int serve_ping(int fd, const struct head *head, struct area *area)
+static int serve_ping(struct bench_pipe *pipe, const struct head *head, struct area *area)
 {
 	char byte = 1;
 	int error = 0;
@@ -267,13 +285,13 @@ static int serve_ping(int fd, const struct head *head, struct area *area)
 		if (area->at + head->bytes > area->length)
 			area->at = 0;
 		if (head->what == HEAD_PING_WRITE) {
-			error = recv_area(fd, area, head->bytes, head->chunk, head->spin);
+			error = recv_area(pipe, area, head->bytes, head->chunk, head->spin);
 			if (!error)
-				error = send_bytes(fd, &byte, 1, head->spin);
+				error = send_bytes(pipe, &byte, 1, head->spin);
 		} else {
-			error = recv_bytes(fd, &byte, 1, head->spin);
+			error = recv_bytes(pipe, &byte, 1, head->spin);
 			if (!error)
-				error = send_area(fd, area, head->bytes, head->chunk, head->spin);
+				error = send_area(pipe, area, head->bytes, head->chunk, head->spin);
 		}
 	}
 	return error;
@@ -284,10 +302,10 @@ static void *serve_connection(void *arg)
 	struct served served = *(struct served *)arg;
 	struct head head;
 	char byte = 1;
-	int error = 0;
+	int error = bench_tls_start(&served.pipe, served.cipher, true);
 
 	free(arg);
-	while (!error && !recv_bytes(served.fd, &head, sizeof(head), false)) {
+	while (!error && !recv_bytes(&served.pipe, &head, sizeof(head), false)) {
 		struct area area = { .length = head.length, .at = head.at };
 
 		pthread_mutex_lock(&served.raw->lock);
@@ -296,16 +314,17 @@ static void *serve_connection(void *arg)
 		area.size = served.raw->size;
 		pthread_mutex_unlock(&served.raw->lock);
 		if (head.what == HEAD_PUSH) {
-			error = recv_area(served.fd, &area, head.bytes, head.chunk, false);
+			error = recv_area(&served.pipe, &area, head.bytes, head.chunk, false);
 			if (!error)
-				error = send_bytes(served.fd, &byte, 1, false);
+				error = send_bytes(&served.pipe, &byte, 1, false);
 		} else if (head.what == HEAD_PULL) {
-			error = send_area(served.fd, &area, head.bytes, head.chunk, false);
+			error = send_area(&served.pipe, &area, head.bytes, head.chunk, false);
 		} else {
-			error = serve_ping(served.fd, &head, &area);
+			error = serve_ping(&served.pipe, &head, &area);
 		}
 	}
-	close(served.fd);
+	bench_tls_end(&served.pipe);
+	close(served.pipe.fd);
 	return NULL;
 }
 
@@ -372,19 +391,20 @@ static int raw_accept(struct raw *raw, const struct bench_order *order)
 	int error;
 
 	for (uint32_t i = 0; i < order->connections; i++) {
-		served = malloc(sizeof(*served));
+		served = calloc(1, sizeof(*served));
 		if (!served)
 			return -ENOMEM;
 		served->raw = raw;
-		served->fd = accept4(raw->listener, NULL, NULL, SOCK_CLOEXEC);
-		if (served->fd < 0) {
+		served->cipher = order->kind;
+		served->pipe.fd = accept4(raw->listener, NULL, NULL, SOCK_CLOEXEC);
+		if (served->pipe.fd < 0) {
 			error = -errno;
 			free(served);
 			return error;
 		}
 		error = pthread_create(&thread, NULL, serve_connection, served);
 		if (error) {
-			close(served->fd);
+			close(served->pipe.fd);
 			free(served);
 			return -error;
 		}
@@ -447,8 +467,9 @@ int bench_stream_connect(struct bench_stream *stream, unsigned connections, char
 {
 	struct sockaddr_in address = { .sin_family = AF_INET,
 				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	struct bench_order order = { .what = BENCH_RAW_ACCEPT };
+	struct bench_order order = { .what = BENCH_RAW_ACCEPT, .kind = stream->cipher };
 	struct bench_answer answer;
+	unsigned first = stream->count;
 	int error, fd;
 
 	if (!stream->port) {
@@ -467,19 +488,27 @@ int bench_stream_connect(struct bench_stream *stream, unsigned connections, char
 			close(fd);
 			return error;
 		}
-		stream->fd[stream->count++] = fd;
+		stream->pipe[stream->count++] = (struct bench_pipe){ .fd = fd };
 		order.connections++;
 	}
 	error = order.connections ? bench_ask(stream->process, &order, &answer) : 0;
 	if (error)
 		memcpy(text, answer.text, BENCH_TEXT);
+	for (; !error && first < stream->count; first++) {
+		error = bench_tls_start(&stream->pipe[first], stream->cipher, false);
+		if (error)
+			snprintf(text, BENCH_TEXT, "OpenSSL fails with the handshake for the raw limit: %s",
+				 strerror(-error));
+	}
 	return error;
 }
 
 void bench_stream_close(struct bench_stream *stream)
 {
-	for (unsigned i = 0; i < stream->count; i++)
-		close(stream->fd[i]);
+	for (unsigned i = 0; i < stream->count; i++) {
+		bench_tls_end(&stream->pipe[i]);
+		close(stream->pipe[i].fd);
+	}
 	stream->count = 0;
 	stream->port = 0;
 }
@@ -516,7 +545,8 @@ struct share {
 	const struct bench_flow *flow;
 	struct gate *gate;
 	pthread_t thread;
-	int fd, error;
+	struct bench_pipe *pipe;
+	int error;
 	uint64_t bytes, chunk;
 	struct area area;
 	struct head head;
@@ -530,14 +560,14 @@ static void *run_share(void *arg)
 
 	if (!gate_pass(share->gate))
 		return NULL;
-	share->error = send_bytes(share->fd, &share->head, sizeof(share->head), false);
+	share->error = send_bytes(share->pipe, &share->head, sizeof(share->head), false);
 	if (!share->error && share->flow->push) {
-		share->error = send_area(share->fd, &share->area, share->bytes, share->chunk,
+		share->error = send_area(share->pipe, &share->area, share->bytes, share->chunk,
 					 false);
 		if (!share->error)
-			share->error = recv_bytes(share->fd, &byte, 1, false);
+			share->error = recv_bytes(share->pipe, &byte, 1, false);
 	} else if (!share->error) {
-		share->error = recv_area(share->fd, &share->area, share->bytes, share->chunk,
+		share->error = recv_area(share->pipe, &share->area, share->bytes, share->chunk,
 					 false);
 	}
 	share->end = bench_now();
@@ -578,7 +608,7 @@ int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow
 	for (unsigned i = 0; i < flow->connections; i++) {
 		share_plan(&shares[i], flow, i);
 		shares[i].gate = &gate;
-		shares[i].fd = stream->fd[i];
+		shares[i].pipe = &stream->pipe[i];
 	}
 	/* This thread is one of them: a single connection takes no hand-over. */
 	while (!error && started < flow->connections) {
@@ -615,7 +645,7 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 		.chunk = flow->chunk,
 		.length = flow->far_length,
 	};
-	int fd = stream->fd[0];
+	struct bench_pipe *pipe = &stream->pipe[0];
 	char byte = 1;
 	int error;
 
@@ -623,7 +653,7 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 	area.at = stream->at % (flow->near_length / flow->bytes) * flow->bytes;
 	head.at = stream->at % (flow->far_length / flow->bytes) * flow->bytes;
 	stream->at += count;
-	error = send_bytes(fd, &head, sizeof(head), flow->spin);
+	error = send_bytes(pipe, &head, sizeof(head), flow->spin);
 	for (uint64_t i = 0; !error && i < count; i++) {
 		int64_t start;
 
@@ -631,13 +661,13 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 			area.at = 0;
 		start = bench_now();
 		if (flow->push) {
-			error = send_area(fd, &area, flow->bytes, flow->chunk, flow->spin);
+			error = send_area(pipe, &area, flow->bytes, flow->chunk, flow->spin);
 			if (!error)
-				error = recv_bytes(fd, &byte, 1, flow->spin);
+				error = recv_bytes(pipe, &byte, 1, flow->spin);
 		} else {
-			error = send_bytes(fd, &byte, 1, flow->spin);
+			error = send_bytes(pipe, &byte, 1, flow->spin);
 			if (!error)
-				error = recv_area(fd, &area, flow->bytes, flow->chunk, flow->spin);
+				error = recv_area(pipe, &area, flow->bytes, flow->chunk, flow->spin);
 		}
 		samples[i] = (uint64_t)(bench_now() - start);
 	}

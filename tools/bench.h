@@ -257,7 +257,7 @@ enum bench_what {
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
 	BENCH_RAW_WALK,   /* row */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
-	BENCH_RAW_ACCEPT, /* connections: as many more */
+	BENCH_RAW_ACCEPT, /* connections: as many more; kind: enum bench_tls */
 };
 
 enum bench_side {
@@ -364,7 +364,7 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 		      size_t *count);
 void bench_gpu_close(struct bench_gpu_limit *limit);
 
-/* ---- raw limits (bench-limit.c, bench-raw.c) ---------------------------------------------- */
+/* ---- raw limits (bench-limit.c, bench-raw.c, bench-tls.c) ---------------------------------- */
 
 /* Memory as the kind says, touched. NULL with errno set. */
 void *bench_map(uint32_t kind, uint64_t length);
@@ -373,12 +373,30 @@ void bench_unmap(void *memory, uint64_t length);
 /* The raw process; `arg` is ignored. */
 void bench_raw_serve(int fd, void *arg);
 
-/* The command's ends of plain TCP connections to the raw process. */
+/* One end of a connection. */
+struct bench_pipe {
+	int fd;
+	struct ssl_st *ssl; /* NULL: plain */
+	bool spins;         /* with `ssl`: the socket does not wait */
+};
+
+enum bench_tls { BENCH_TLS_NONE, BENCH_TLS_AES128, BENCH_TLS_CHACHA20 };
+
+/* (bench-tls.c) Shake hands, waiting for the other end. 0 or -errno. */
+int bench_tls_start(struct bench_pipe *pipe, uint32_t cipher, bool accepting);
+void bench_tls_end(struct bench_pipe *pipe);
+/* As send() and recv(); `spin`: with MSG_DONTWAIT. */
+ssize_t bench_tls_send(struct bench_pipe *pipe, const void *bytes, size_t length, bool spin);
+ssize_t bench_tls_recv(struct bench_pipe *pipe, void *bytes, size_t length, bool spin);
+
+/* The command's ends of the connections to the raw process. */
 struct bench_stream {
 	struct bench_process *process;
 	uint64_t buffer; /* SO_SNDBUF and SO_RCVBUF; 0: the system's */
+	bool tls;        /* the knob is on */
+	uint32_t cipher; /* enum bench_tls: ours, when the first connection is made */
 	int port;
-	int fd[BENCH_CONNECTIONS];
+	struct bench_pipe pipe[BENCH_CONNECTIONS];
 	unsigned count;
 	uint64_t at; /* where the next ping's bytes lie */
 };

@@ -86,6 +86,7 @@ static int parse(struct bench *bench)
 	session->pinned = argument(arguments, "pin");
 	session->spinning = argument(arguments, "spin") || is_true(bench_knob(arguments, "spin"));
 	session->limit.spin = session->spinning;
+	session->limit.stream.tls = is_true(bench_knob(arguments, "tls"));
 	read_size(bench_knob(arguments, "buffer"), &session->limit.stream.buffer);
 	return 0;
 }
@@ -503,7 +504,7 @@ const struct command command_bench = {
 		"--limits measures, in turns with Wherry, what plain code reaches with the same "
 		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
 		"calls where the route takes them, blocking send and recv on as many TCP "
-		"connections otherwise; for latency a ping-pong of as many bytes one way and one "
+		"connections otherwise (SSL_write and SSL_read where the knob tls is on); for latency a ping-pong of as many bytes one way and one "
 		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the bare "
 		"kernel. The share of the limit is the median of the rounds' own shares.\n\n"
 		"--verify fills the source with a pattern that differs at every position and in "
