@@ -12,101 +12,153 @@
 #include "core/tls.h"
 #include "util/error.h"
 
-#define RECORD 16384u          /* the most bytes of ours in one */
-#define BATCH (8 * RECORD)     /* of ours, encrypted before they are sent */
+#define RECORD 16384u /* the most bytes of ours in one */
+/* Of ours, encrypted before they are sent: few, so that the kernel finds them in the CPU's first cache. */
+#define BATCH (2 * RECORD)
+#define OUT_FIRST 1024u
 #define IN_FIRST (RECORD + 512) /* a record and what is around it */
 #define IN_MOST (8 * RECORD)
+#define MANY RECORD /* bytes at a time for which memory is kept */
+#define QUIET 16    /* until there have been fewer so many times */
+
+/* ---- bytes on their way --------------------------------------------------------------------------- */
+
+static size_t waiting(const struct wh_tls_buffer *buffer)
+{
+	return buffer->end - buffer->start;
+}
+
+/* Nothing is left of what were `bytes`. */
+static void drained(struct wh_tls_buffer *buffer, size_t bytes)
+{
+	buffer->start = buffer->end = 0;
+	if (bytes >= MANY)
+		buffer->quiet = 0;
+	else if (bytes && buffer->quiet < QUIET)
+		buffer->quiet++;
+	if (buffer->quiet < QUIET)
+		return;
+	free(buffer->bytes);
+	buffer->bytes = NULL;
+	buffer->room = 0;
+}
+
+/* Room for so many bytes more. */
+static bool make_room(struct wh_tls_buffer *buffer, size_t length, size_t first)
+{
+	size_t room = buffer->room ? buffer->room : first;
+	uint8_t *grown;
+
+	if (buffer->room - buffer->end >= length)
+		return true;
+	while (room - buffer->end < length)
+		room *= 2;
+	grown = realloc(buffer->bytes, room);
+	if (!grown)
+		return false;
+	buffer->bytes = grown;
+	buffer->room = room;
+	return true;
+}
+
+/* OpenSSL reads; that there is nothing left its flags say. */
+static int memory_read(struct bio_st *bio, char *bytes, int length)
+{
+	struct wh_tls_buffer *in = &wh_tls_entered()->in;
+	size_t got = waiting(in) < (size_t)length ? waiting(in) : (size_t)length;
+
+	(void)bio;
+	if (!got)
+		return -1;
+	memcpy(bytes, in->bytes + in->start, got);
+	in->start += got;
+	return (int)got;
+}
+
+static int memory_write(struct bio_st *bio, const char *bytes, int length)
+{
+	struct wh_tls_buffer *out = &wh_tls_entered()->out;
+
+	(void)bio;
+	if (!make_room(out, (size_t)length, OUT_FIRST)) {
+		errno = ENOMEM;
+		return -1;
+	}
+	memcpy(out->bytes + out->end, bytes, (size_t)length);
+	out->end += (size_t)length;
+	return length;
+}
+
+static long memory_control(struct bio_st *bio, int command, long number, void *pointer)
+{
+	(void)bio;
+	(void)number;
+	(void)pointer;
+	return command == WH_BIO_CTRL_FLUSH;
+}
+
+struct bio_method_st *wh_tls_memory_new(const struct wh_ssl *ssl)
+{
+	struct bio_method_st *method = ssl->BIO_meth_new(WH_BIO_TYPE_SOURCE_SINK, "wherry");
+
+	if (!method)
+		return NULL;
+	ssl->BIO_meth_set_read(method, memory_read);
+	ssl->BIO_meth_set_write(method, memory_write);
+	ssl->BIO_meth_set_ctrl(method, memory_control);
+	return method;
+}
 
 /* ---- the socket ---------------------------------------------------------------------------------- */
 
-static char *out_bytes(const struct wh_tls *tls, size_t *length)
-{
-	char *bytes = NULL;
-	long all = tls->context->ssl.BIO_ctrl(tls->out, WH_BIO_CTRL_INFO, 0, &bytes);
-
-	*length = all > 0 ? (size_t)all - tls->sent : 0;
-	return *length ? bytes + tls->sent : NULL;
-}
-
 int wh_tls_flush(struct wh_tls *tls)
 {
-	size_t length;
+	struct wh_tls_buffer *out = &tls->out;
 	ssize_t got;
-	char *bytes;
 
-	if (!tls->out)
-		return 0;
-	while ((bytes = out_bytes(tls, &length))) {
-		got = send(tls->fd, bytes, length, MSG_DONTWAIT | MSG_NOSIGNAL);
+	while (waiting(out)) {
+		got = send(tls->fd, out->bytes + out->start, waiting(out), MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (got < 0) {
 			if (errno == EINTR)
 				errno = EAGAIN;
 			return -1;
 		}
-		tls->sent += (size_t)got;
+		out->start += (size_t)got;
 	}
-	if (tls->sent)
-		tls->context->ssl.BIO_ctrl(tls->out, WH_BIO_CTRL_RESET, 0, NULL);
-	tls->sent = 0;
+	if (out->end)
+		drained(out, out->end);
 	return 0;
 }
 
 bool wh_tls_unsent(const struct wh_tls *tls)
 {
-	size_t length;
-
-	return tls->out && out_bytes(tls, &length);
+	return waiting(&tls->out);
 }
 
 bool wh_tls_pending(const struct wh_tls *tls)
 {
-	const struct wh_ssl *ssl = &tls->context->ssl;
-
 	return !tls->kernel_receives &&
-	       (ssl->SSL_pending(tls->ssl) > 0 ||
-		(tls->in && ssl->BIO_ctrl(tls->in, WH_BIO_CTRL_PENDING, 0, NULL) > 0));
-}
-
-/* Have OpenSSL read these bytes, which stay where they are; then it is told to come again. */
-static int give(struct wh_tls *tls, size_t length)
-{
-	const struct wh_ssl *ssl = &tls->context->ssl;
-	struct bio_st *in = ssl->BIO_new_mem_buf(tls->bytes, (int)length);
-
-	if (!in) {
-		errno = ENOMEM;
-		return -1;
-	}
-	ssl->BIO_ctrl(in, WH_BIO_CTRL_SET_MEM_EOF_RETURN, -1, NULL);
-	tls->in = in;
-	ssl->SSL_set0_rbio(tls->ssl, in); /* the old one is freed */
-	return 0;
+	       (waiting(&tls->in) || tls->context->ssl.SSL_pending(tls->ssl) > 0);
 }
 
 /* More bytes for OpenSSL, which has read all that there were. Returns what recv() returns. */
-static ssize_t fetch(struct wh_tls *tls, bool full)
+static ssize_t fetch(struct wh_tls *tls)
 {
-	size_t room = full && tls->room < IN_MOST ? 2 * tls->room : tls->room;
-	uint8_t *grown;
+	struct wh_tls_buffer *in = &tls->in;
+	bool full = in->end && in->end == in->room && in->room < IN_MOST;
 	ssize_t got;
 
-	if (room > tls->room) {
-		/* There is no need for it. */
-		grown = malloc(room);
-		if (grown && give(tls, 0)) {
-			free(grown);
-			grown = NULL;
-		}
-		if (grown) {
-			free(tls->bytes);
-			tls->bytes = grown;
-			tls->room = room;
-		}
+	in->start = in->end = 0;
+	if (!make_room(in, full ? 2 * in->room : IN_FIRST, IN_FIRST) && !in->room) {
+		errno = ENOMEM;
+		return -1;
 	}
-	got = recv(tls->fd, tls->bytes, tls->room, MSG_DONTWAIT);
+	got = recv(tls->fd, in->bytes, in->room, MSG_DONTWAIT);
 	if (got < 0 && errno == EINTR)
 		errno = EAGAIN;
-	return got > 0 && give(tls, (size_t)got) ? -1 : got;
+	if (got > 0)
+		in->end = (size_t)got;
+	return got;
 }
 
 /* ---- the connection's life ------------------------------------------------------------------------ */
@@ -114,18 +166,22 @@ static ssize_t fetch(struct wh_tls *tls, bool full)
 static int use_memory(struct wh_tls *tls, bool receiving, bool sending)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
+	struct bio_st *in = NULL, *out = NULL;
 
-	if (sending) {
-		tls->out = ssl->BIO_new(ssl->BIO_s_mem());
-		if (!tls->out)
+	if (receiving) {
+		in = ssl->BIO_new(tls->context->memory);
+		if (!in)
 			return -1;
-		ssl->SSL_set0_wbio(tls->ssl, tls->out);
+		ssl->BIO_set_flags(in, WH_BIO_FLAGS_READ_AGAIN);
+		ssl->SSL_set0_rbio(tls->ssl, in);
 	}
-	if (!receiving)
-		return 0;
-	tls->room = IN_FIRST;
-	tls->bytes = malloc(tls->room);
-	return tls->bytes ? give(tls, 0) : -1;
+	if (sending) {
+		out = ssl->BIO_new(tls->context->memory);
+		if (!out)
+			return -1;
+		ssl->SSL_set0_wbio(tls->ssl, out);
+	}
+	return 0;
 }
 
 struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting)
@@ -137,6 +193,7 @@ struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting
 		return NULL;
 	tls->context = context;
 	tls->fd = fd;
+	tls->in.quiet = tls->out.quiet = QUIET;
 	tls->ssl = ssl->SSL_new(context->handle);
 	if (!tls->ssl)
 		goto err_free;
@@ -161,7 +218,8 @@ void wh_tls_free(struct wh_tls *tls)
 		return;
 	if (tls->ssl)
 		tls->context->ssl.SSL_free(tls->ssl);
-	free(tls->bytes);
+	free(tls->in.bytes);
+	free(tls->out.bytes);
 	free(tls);
 }
 
@@ -221,7 +279,7 @@ int wh_tls_shake(struct wh_tls *tls)
 		if (error && (error != -EAGAIN || tls->context->kernel))
 			return error;
 		if (error)
-			got = fetch(tls, false);
+			got = fetch(tls);
 		if (got < 0)
 			return -errno;
 		if (!got) {
@@ -229,6 +287,8 @@ int wh_tls_shake(struct wh_tls *tls)
 			return -ECONNRESET;
 		}
 	}
+	if (tls->in.end && !waiting(&tls->in))
+		drained(&tls->in, tls->in.end);
 	return 0;
 }
 
@@ -279,26 +339,40 @@ static const void *next_record(struct walk *walk, uint8_t together[RECORD], size
 	return together;
 }
 
+/* One record into memory, which takes all of it, or something is wrong. */
+static int write_record(struct wh_tls *tls, const void *bytes, size_t length)
+{
+	const struct wh_ssl *ssl = &tls->context->ssl;
+	int result;
+
+	if (++tls->records == WH_TLS_REKEY) {
+		tls->records = 0;
+		ssl->SSL_key_update(tls->ssl, WH_SSL_KEY_UPDATE_NOT_REQUESTED);
+	}
+	ssl->ERR_clear_error();
+	wh_tls_enter(tls);
+	result = ssl->SSL_write(tls->ssl, bytes, (int)length);
+	wh_tls_enter(NULL);
+	return result == (int)length ? 0 : wh_tls_failed(tls, result);
+}
+
 ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
-	const struct wh_ssl *ssl = &tls->context->ssl;
 	struct walk walk = { parts, parts + count, 0 };
 	uint8_t together[RECORD];
 	size_t total = 0, length;
 	const void *bytes;
-	int result;
+	int error;
 
 	if (tls->kernel_sends)
 		return sendmsg(tls->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 	if (wh_tls_flush(tls))
 		return -1;
 	while ((bytes = next_record(&walk, together, &length)), length) {
-		ssl->ERR_clear_error();
-		result = ssl->SSL_write(tls->ssl, bytes, (int)length);
-		/* Memory takes all of it, or something is wrong. */
-		if (result != (int)length) {
-			errno = -wh_tls_failed(tls, result);
+		error = write_record(tls, bytes, length);
+		if (error) {
+			errno = -error;
 			return -1;
 		}
 		total += length;
@@ -313,43 +387,52 @@ ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 
 /* ---- receiving -------------------------------------------------------------------------------------- */
 
+/* The bytes of a record, or what is left of it: how many, or a negative errno. */
+static int read_record(struct wh_tls *tls, void *bytes, size_t length)
+{
+	const struct wh_ssl *ssl = &tls->context->ssl;
+	int result;
+
+	ssl->ERR_clear_error();
+	wh_tls_enter(tls);
+	result = ssl->SSL_read(tls->ssl, bytes, length < INT_MAX ? (int)length : INT_MAX);
+	wh_tls_enter(NULL);
+	return result > 0 ? result : wh_tls_failed(tls, result);
+}
+
 ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count)
 {
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
-	const struct wh_ssl *ssl = &tls->context->ssl;
 	size_t total = 0, done = 0;
-	ssize_t got = 0;
-	int result, error;
+	int error = 0, got;
+	ssize_t more;
 
 	if (tls->kernel_receives)
 		return recvmsg(tls->fd, &message, MSG_DONTWAIT);
-	for (int i = 0; i < count;) {
-		size_t left = parts[i].iov_len - done;
-
-		if (!left) {
+	for (int i = 0; i < count && !error;) {
+		if (done == parts[i].iov_len) {
 			done = 0;
 			i++;
 			continue;
 		}
-		ssl->ERR_clear_error();
-		result = ssl->SSL_read(tls->ssl, (char *)parts[i].iov_base + done,
-				       left < INT_MAX ? (int)left : INT_MAX);
-		if (result > 0) {
-			done += (size_t)result;
-			total += (size_t)result;
+		got = read_record(tls, (char *)parts[i].iov_base + done, parts[i].iov_len - done);
+		if (got > 0) {
+			done += (size_t)got;
+			total += (size_t)got;
 			continue;
 		}
-		error = wh_tls_failed(tls, result);
-		if (error == -EAGAIN) {
-			got = fetch(tls, got == (ssize_t)tls->room);
-			if (got > 0)
-				continue;
-			error = got < 0 ? -errno : 0;
-		}
-		if (total || !error)
+		error = got;
+		if (error != -EAGAIN)
 			break;
-		errno = -error;
-		return -1;
+		more = fetch(tls);
+		if (!more)
+			return (ssize_t)total;
+		error = more < 0 ? -errno : 0;
 	}
-	return (ssize_t)total;
+	if (!waiting(&tls->in))
+		drained(&tls->in, total);
+	if (total || !error)
+		return (ssize_t)total;
+	errno = -error;
+	return -1;
 }

@@ -16,9 +16,17 @@
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
 #define EXPORTED "EXPORTER-wherry"
 
-/* OpenSSL's callbacks are told nothing that leads to us without OpenSSL's functions, which are not linked:
- * whose handshake this thread is in. */
-static _Thread_local struct wh_tls *shaking;
+static _Thread_local struct wh_tls *entered;
+
+void wh_tls_enter(struct wh_tls *tls)
+{
+	entered = tls;
+}
+
+struct wh_tls *wh_tls_entered(void)
+{
+	return entered;
+}
 
 /* ---- what OpenSSL says ----------------------------------------------------------------------------- */
 
@@ -123,15 +131,15 @@ int wh_tls_identify(struct wh_tls *tls)
 /* OpenSSL has looked at one certificate of the other side's. What it says is kept for wh_tls_failed(). */
 static int looked_at(int good, struct x509_store_ctx_st *store)
 {
-	const struct wh_ssl *ssl = &shaking->context->ssl;
+	const struct wh_ssl *ssl = &entered->context->ssl;
 	struct x509_st *certificate = ssl->X509_STORE_CTX_get_current_cert(store);
 	char name[WH_NAME_MAX] = "without a common name";
 
-	if (good || *shaking->text)
+	if (good || *entered->text)
 		return good;
 	if (certificate)
 		take_name(ssl, certificate, name);
-	snprintf(shaking->text, sizeof(shaking->text), "its certificate, \"%s\", is refused: %.120s", name,
+	snprintf(entered->text, sizeof(entered->text), "its certificate, \"%s\", is refused: %.120s", name,
 		 ssl->X509_verify_cert_error_string(ssl->X509_STORE_CTX_get_error(store)));
 	return 0;
 }
@@ -196,7 +204,7 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
 {
 	static const unsigned char aes_128_gcm_sha256[] = { 0x13, 0x01 };
-	const struct wh_tls_context *context = shaking->context;
+	const struct wh_tls_context *context = entered->context;
 	const struct wh_ssl *ssl = &context->ssl;
 	const struct ssl_cipher_st *cipher = ssl->SSL_CIPHER_find(handle, aes_128_gcm_sha256);
 	struct ssl_session_st *session = ssl->SSL_SESSION_new();
@@ -214,7 +222,7 @@ static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
 static int offer(struct ssl_st *handle, const struct evp_md_st *digest, const unsigned char **identity,
 		 size_t *identity_length, struct ssl_session_st **session)
 {
-	const char *name = shaking->context->shared[0].name;
+	const char *name = entered->context->shared[0].name;
 
 	(void)digest; /* there are none but SHA-256 */
 	*session = session_of(handle, 0);
@@ -227,7 +235,7 @@ static int offer(struct ssl_st *handle, const struct evp_md_st *digest, const un
 static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t identity_length,
 		   struct ssl_session_st **session)
 {
-	const struct wh_tls_context *context = shaking->context;
+	const struct wh_tls_context *context = entered->context;
 
 	*session = NULL;
 	for (unsigned i = 0; i < context->count && !*session; i++) {
@@ -239,7 +247,7 @@ static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t 
 			return 0;
 	}
 	if (!*session)
-		snprintf(shaking->text, sizeof(shaking->text),
+		snprintf(entered->text, sizeof(entered->text),
 			 "it offers a key that this engine does not know: name one key on both sides by the "
 			 "knob keyfile");
 	return 1;
@@ -297,6 +305,9 @@ static int set_up(struct wh_tls_context *context)
 	context->handle = ssl->SSL_CTX_new(ssl->TLS_method());
 	if (!context->handle)
 		return wh_fail(ENOMEM, "the knob tls: OpenSSL: %s", reason(ssl));
+	context->memory = wh_tls_memory_new(ssl);
+	if (!context->memory)
+		return wh_fail(ENOMEM, "the knob tls: no memory");
 	context->kernel = kernel_can();
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_MODE, modes, NULL);
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_SESS_CACHE_MODE, WH_SSL_SESS_CACHE_OFF, NULL);
@@ -340,6 +351,8 @@ void wh_tls_close(struct wh_tls_context *context)
 		return;
 	if (context->handle)
 		context->ssl.SSL_CTX_free(context->handle);
+	if (context->memory)
+		context->ssl.BIO_meth_free(context->memory);
 	wh_ssl_close(&context->ssl);
 	explicit_bzero(context->shared, sizeof(context->shared));
 	free(context);
@@ -351,9 +364,9 @@ int wh_tls_step(struct wh_tls *tls)
 {
 	int result;
 
-	shaking = tls;
+	wh_tls_enter(tls);
 	result = tls->context->ssl.SSL_do_handshake(tls->ssl);
-	shaking = NULL;
+	wh_tls_enter(NULL);
 	return result;
 }
 

@@ -23,6 +23,9 @@
 struct wh_tls_context;
 struct wh_tls; /* one connection */
 
+/* What a connection takes at most: what is on its way in and out, and OpenSSL's own. */
+#define WH_TLS_HELD (256u << 10)
+
 /* With the certificate, key and authorities that the knobs name, else with keys[] as pre-shared keys: the
  * first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file, naming it. */
 int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
@@ -90,6 +93,7 @@ static inline bool wh_stream_unsent(const struct wh_tls *tls)
 struct wh_tls_context {
 	struct wh_ssl ssl;
 	struct ssl_ctx_st *handle;
+	struct bio_method_st *memory; /* of what OpenSSL reads and writes */
 	bool kernel; /* it may do the encryption */
 	char certificate[WH_CONFIG_TEXT]; /* the file; "": pre-shared keys */
 	unsigned count;
@@ -99,24 +103,37 @@ struct wh_tls_context {
 	} shared[WH_KEYS_MAX];
 };
 
+/* Records that are sent with one key. AES-GCM is good for 2^24.5 of them (RFC 8446, 5.5), which are 380 GB:
+ * minutes, on a fast network. */
+#define WH_TLS_REKEY (1u << 22)
+
+/* Bytes on their way. There is no memory where there are none, but where there have just been many. */
+struct wh_tls_buffer {
+	uint8_t *bytes;
+	size_t start, end, room;
+	unsigned quiet; /* how often there were few */
+};
+
 struct wh_tls {
 	struct wh_tls_context *context;
 	struct ssl_st *ssl;
 	int fd;
 	bool shaken, kernel_sends, kernel_receives;
-	/* What OpenSSL has made, in a bio of its own, and how much of it the socket has taken. */
-	struct bio_st *out;
-	size_t sent;
-	/* What has come, and is read by OpenSSL from where it is. */
-	struct bio_st *in;
-	uint8_t *bytes;
-	size_t room;
+	struct wh_tls_buffer out; /* OpenSSL has made it, the socket has not taken it */
+	struct wh_tls_buffer in;  /* the socket has given it, OpenSSL has not read it */
+	uint32_t records;         /* sent with the present key */
 	char name[WH_NAME_MAX];
 	char text[WH_TEXT_MAX];
 };
 
 /* One step of a handshake; what SSL_do_handshake() returns. */
 int wh_tls_step(struct wh_tls *tls);
+/* Whose turn it is on this thread. OpenSSL's callbacks are told nothing that leads to us without OpenSSL's
+ * functions, which are not linked: around every call that may end in one. */
+void wh_tls_enter(struct wh_tls *tls);
+struct wh_tls *wh_tls_entered(void);
+/* How OpenSSL reads and writes our memory. NULL: it has none left. */
+struct bio_method_st *wh_tls_memory_new(const struct wh_ssl *ssl);
 /* What an OpenSSL call that returned `result` wants, or what is wrong, as a negative errno. */
 int wh_tls_failed(struct wh_tls *tls, int result);
 /* The handshake is done: is the other side somebody? 0 or -EACCES. */

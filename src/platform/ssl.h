@@ -27,6 +27,10 @@ typedef int (*wh_ssl_psk_use)(struct ssl_st *ssl, const struct evp_md_st *digest
 typedef int (*wh_ssl_psk_find)(struct ssl_st *ssl, const unsigned char *identity,
 			       size_t identity_length, struct ssl_session_st **session);
 
+typedef int (*wh_bio_read)(struct bio_st *bio, char *bytes, int length);
+typedef int (*wh_bio_write)(struct bio_st *bio, const char *bytes, int length);
+typedef long (*wh_bio_ctrl)(struct bio_st *bio, int command, long number, void *pointer);
+
 #define WH_SSL_FUNCTIONS(X) \
 	X(const struct ssl_method_st *, TLS_method, (void)) \
 	X(struct ssl_ctx_st *, SSL_CTX_new, (const struct ssl_method_st *method)) \
@@ -66,6 +70,7 @@ typedef int (*wh_ssl_psk_find)(struct ssl_st *ssl, const unsigned char *identity
 	X(int, SSL_do_handshake, (struct ssl_st *ssl)) \
 	X(int, SSL_read, (struct ssl_st *ssl, void *bytes, int length)) \
 	X(int, SSL_write, (struct ssl_st *ssl, const void *bytes, int length)) \
+	X(int, SSL_key_update, (struct ssl_st *ssl, int type)) \
 	X(int, SSL_session_reused, (const struct ssl_st *ssl)) \
 	X(int, SSL_pending, (const struct ssl_st *ssl)) \
 	X(int, SSL_get_error, (const struct ssl_st *ssl, int result)) \
@@ -74,9 +79,13 @@ typedef int (*wh_ssl_psk_find)(struct ssl_st *ssl, const unsigned char *identity
 					    const char *label, size_t label_length, \
 					    const unsigned char *context, size_t context_length, \
 					    int use_context)) \
-	X(const struct bio_method_st *, BIO_s_mem, (void)) \
+	X(struct bio_method_st *, BIO_meth_new, (int type, const char *name)) \
+	X(void, BIO_meth_free, (struct bio_method_st *method)) \
+	X(int, BIO_meth_set_read, (struct bio_method_st *method, wh_bio_read function)) \
+	X(int, BIO_meth_set_write, (struct bio_method_st *method, wh_bio_write function)) \
+	X(int, BIO_meth_set_ctrl, (struct bio_method_st *method, wh_bio_ctrl function)) \
 	X(struct bio_st *, BIO_new, (const struct bio_method_st *method)) \
-	X(struct bio_st *, BIO_new_mem_buf, (const void *bytes, int length)) \
+	X(void, BIO_set_flags, (struct bio_st *bio, int flags)) \
 	X(long, BIO_ctrl, (struct bio_st *bio, int command, long number, void *pointer)) \
 	X(void, X509_free, (struct x509_st *certificate)) \
 	X(struct X509_name_st *, X509_get_subject_name, (const struct x509_st *certificate)) \
@@ -103,12 +112,12 @@ enum {
 	WH_SSL_ERROR_WANT_WRITE = 3,
 	WH_SSL_ERROR_SYSCALL = 5,
 	WH_SSL_ERROR_ZERO_RETURN = 6,
+	WH_SSL_KEY_UPDATE_NOT_REQUESTED = 0, /* the other side goes on with its own */
 	WH_SSL_OP_ENABLE_KTLS = 1 << 3,
 	WH_SSL_OP_NO_TICKET = 1 << 14,
-	WH_BIO_CTRL_RESET = 1,
-	WH_BIO_CTRL_INFO = 3,
-	WH_BIO_CTRL_PENDING = 10,
-	WH_BIO_CTRL_SET_MEM_EOF_RETURN = 130,
+	WH_BIO_TYPE_SOURCE_SINK = 0x0400,
+	WH_BIO_FLAGS_READ_AGAIN = 0x09, /* READ, SHOULD_RETRY */
+	WH_BIO_CTRL_FLUSH = 11,
 	WH_BIO_CTRL_GET_KTLS_SEND = 73,
 	WH_BIO_CTRL_GET_KTLS_RECV = 76,
 	WH_NID_COMMON_NAME = 13,

@@ -804,7 +804,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	wh_list_init(&server->jobs);
 	wh_list_init(&server->answers);
 	if (server->in.bytes && server->own && server->trash && server->out) {
-		tcp_server_hold(server, BASE);
+		tcp_server_hold(server, BASE + (tls ? (int64_t)WH_TLS_HELD : 0));
 		return server;
 	}
 	server->session = NULL;

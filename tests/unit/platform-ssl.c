@@ -27,14 +27,14 @@ static void constants__as_in_the_headers(void **state)
 	assert_int_equal(WH_SSL_ERROR_WANT_WRITE, SSL_ERROR_WANT_WRITE);
 	assert_int_equal(WH_SSL_ERROR_SYSCALL, SSL_ERROR_SYSCALL);
 	assert_int_equal(WH_SSL_ERROR_ZERO_RETURN, SSL_ERROR_ZERO_RETURN);
+	assert_int_equal(WH_SSL_KEY_UPDATE_NOT_REQUESTED, SSL_KEY_UPDATE_NOT_REQUESTED);
 	assert_int_equal(WH_SSL_OP_NO_TICKET, SSL_OP_NO_TICKET);
 #ifdef SSL_OP_ENABLE_KTLS
 	assert_int_equal(WH_SSL_OP_ENABLE_KTLS, SSL_OP_ENABLE_KTLS);
 #endif
-	assert_int_equal(WH_BIO_CTRL_RESET, BIO_CTRL_RESET);
-	assert_int_equal(WH_BIO_CTRL_INFO, BIO_CTRL_INFO);
-	assert_int_equal(WH_BIO_CTRL_PENDING, BIO_CTRL_PENDING);
-	assert_int_equal(WH_BIO_CTRL_SET_MEM_EOF_RETURN, BIO_C_SET_BUF_MEM_EOF_RETURN);
+	assert_int_equal(WH_BIO_TYPE_SOURCE_SINK, BIO_TYPE_SOURCE_SINK);
+	assert_int_equal(WH_BIO_FLAGS_READ_AGAIN, BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY);
+	assert_int_equal(WH_BIO_CTRL_FLUSH, BIO_CTRL_FLUSH);
 #ifdef BIO_CTRL_GET_KTLS_SEND
 	assert_int_equal(WH_BIO_CTRL_GET_KTLS_SEND, BIO_CTRL_GET_KTLS_SEND);
 	assert_int_equal(WH_BIO_CTRL_GET_KTLS_RECV, BIO_CTRL_GET_KTLS_RECV);
@@ -60,7 +60,14 @@ static void functions__as_in_the_headers(void **state)
 	ssl.SSL_SESSION_set1_master_key = SSL_SESSION_set1_master_key;
 	ssl.SSL_export_keying_material = SSL_export_keying_material;
 	ssl.SSL_set0_rbio = SSL_set0_rbio;
-	ssl.BIO_new_mem_buf = BIO_new_mem_buf;
+	ssl.SSL_key_update = SSL_key_update;
+	ssl.BIO_meth_new = BIO_meth_new;
+	ssl.BIO_meth_free = BIO_meth_free;
+	ssl.BIO_meth_set_read = BIO_meth_set_read;
+	ssl.BIO_meth_set_write = BIO_meth_set_write;
+	ssl.BIO_meth_set_ctrl = BIO_meth_set_ctrl;
+	ssl.BIO_new = BIO_new;
+	ssl.BIO_set_flags = BIO_set_flags;
 	ssl.BIO_ctrl = BIO_ctrl;
 	ssl.X509_NAME_get_text_by_NID = X509_NAME_get_text_by_NID;
 	ssl.X509_get_subject_name = X509_get_subject_name;
