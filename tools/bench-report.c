@@ -153,6 +153,28 @@ void bench_table_footprint(FILE *out, const struct bench_footprint *footprint)
 	fflush(out);
 }
 
+/* TLS takes what it takes. */
+static bool has_bound(const struct bench_handshake *handshake)
+{
+	return !strcmp(handshake->trust, "key");
+}
+
+bool bench_handshake_good(const struct bench_handshake *handshake)
+{
+	return !has_bound(handshake) || handshake->p50 <= BENCH_HANDSHAKE_LIMIT;
+}
+
+void bench_table_handshake(FILE *out, const struct bench_handshake *handshake)
+{
+	fprintf(out, "connecting to a peer (%s)%*s  %9.0f us", handshake->trust,
+		(int)(20 - strlen(handshake->trust)), "", handshake->p50);
+	if (has_bound(handshake))
+		fprintf(out, " of %d us  %s", BENCH_HANDSHAKE_LIMIT,
+			bench_handshake_good(handshake) ? "good" : "TOO LONG");
+	fprintf(out, "; p99 %.0f us\n", handshake->p99);
+	fflush(out);
+}
+
 static void print_slowest(FILE *out, const struct bench_result *slowest)
 {
 	char size[32], share[32];
@@ -314,5 +336,21 @@ json_t *bench_json_footprint(const struct bench_footprint *footprint)
 	json_object_set_new(json, "peer_initiator_bytes", count(footprint->near));
 	json_object_set_new(json, "peer_owner_bytes", count(footprint->far));
 	json_object_set_new(json, "peer_limit_bytes", json_integer(BENCH_PEER_LIMIT));
+	return json;
+}
+
+json_t *bench_json_handshake(const struct bench_handshake *handshake)
+{
+	json_t *json = json_object(), *us = json_object();
+
+	json_object_set_new(us, "mean", real(handshake->mean));
+	json_object_set_new(us, "p50", real(handshake->p50));
+	json_object_set_new(us, "p99", real(handshake->p99));
+	json_object_set_new(json, "trust", json_string(handshake->trust));
+	json_object_set_new(json, "peers", count(handshake->count));
+	json_object_set_new(json, "us", us);
+	json_object_set_new(json, "limit_us", has_bound(handshake) ?
+						      json_integer(BENCH_HANDSHAKE_LIMIT) :
+						      json_null());
 	return json;
 }

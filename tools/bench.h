@@ -523,6 +523,17 @@ struct bench_footprint {
 int bench_footprint(const struct arguments *arguments, struct bench_footprint *out,
 		    char text[BENCH_TEXT]);
 
+struct bench_handshake {
+	const char *trust; /* "key", "key, TLS 1.3", "certificates, TLS 1.3" */
+	uint64_t count;    /* peers that were connected to */
+	double mean, p50, p99; /* us */
+};
+#define BENCH_HANDSHAKE_LIMIT 1000 /* us, half of those with a key and without TLS */
+
+/* The same, for `duration` ns. (bench-handshake.c) */
+int bench_handshake(const struct arguments *arguments, int64_t duration, struct bench_handshake *out,
+		    char text[BENCH_TEXT]);
+
 /* ---- environment and report --------------------------------------------------------------- */
 
 /* ns to hand a cache line to another CPU, one way; NAN if this process has but one. Takes about
@@ -538,11 +549,14 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits);
 /* The rows of --matrix, as matrices: from the left to the top. */
 void bench_table_matrices(FILE *out, const struct bench_result *results, size_t count, bool limits);
 void bench_table_footprint(FILE *out, const struct bench_footprint *footprint);
+void bench_table_handshake(FILE *out, const struct bench_handshake *handshake);
+bool bench_handshake_good(const struct bench_handshake *handshake);
 /* One line. Returns the exit code that fits. */
 int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count);
 
 json_t *bench_json_result(const struct bench_result *result);
 json_t *bench_json_skipped(const struct bench_result *result);
 json_t *bench_json_footprint(const struct bench_footprint *footprint);
+json_t *bench_json_handshake(const struct bench_handshake *handshake);
 
 #endif

@@ -24,7 +24,8 @@ struct bench {
 	struct bench_result *results;
 	size_t result_count;
 	struct bench_footprint footprint;
-	bool rows, has_footprint; /* which of the two are measured */
+	struct bench_handshake handshake;
+	bool rows, has_footprint, has_handshake; /* which of them are measured */
 	bool unavailable;	  /* a transport that was asked for is not to be had */
 	struct output_file json, page; /* --json, --report */
 	struct report report;
@@ -78,8 +79,9 @@ static int parse(struct bench *bench)
 	if (error)
 		return error;
 	bench->has_footprint = argument(arguments, "footprint");
-	/* Asked for the footprint, and for nothing about speed: the footprint alone. */
-	bench->rows = !bench->has_footprint || argument(arguments, "size") ||
+	bench->has_handshake = argument(arguments, "handshake");
+	/* Asked for one of these, and for nothing about speed: that alone. */
+	bench->rows = (!bench->has_footprint && !bench->has_handshake) || argument(arguments, "size") ||
 		      argument(arguments, "transport");
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
@@ -143,6 +145,9 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 	json_object_set_new(json, "skipped", skipped);
 	json_object_set_new(json, "footprint", bench->has_footprint ?
 						       bench_json_footprint(&bench->footprint) :
+						       json_null());
+	json_object_set_new(json, "handshake", bench->has_handshake ?
+						       bench_json_handshake(&bench->handshake) :
 						       json_null());
 	return json;
 }
@@ -353,16 +358,34 @@ static int measure_rows(struct bench *bench)
 	return code;
 }
 
+/* What has no text has been said. */
+static int not_measured(int error, const char *text)
+{
+	if (!text[0])
+		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
+	return fail(error, "%s", text);
+}
+
+static int measure_handshake(struct bench *bench)
+{
+	char text[BENCH_TEXT];
+	int error = bench_handshake(bench->arguments, bench->session.duration,
+				    &bench->handshake, text);
+
+	if (error)
+		return not_measured(error, text);
+	bench_table_handshake(bench->table, &bench->handshake);
+	return bench_handshake_good(&bench->handshake) ? EXIT_PASS : EXIT_FAIL;
+}
+
 static int measure_footprint(struct bench *bench)
 {
 	char text[BENCH_TEXT];
 	int error = bench_footprint(bench->arguments, &bench->footprint, text);
 	const struct bench_footprint *footprint = &bench->footprint;
 
-	if (error && !text[0])
-		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
 	if (error)
-		return fail(error, "%s", text);
+		return not_measured(error, text);
 	bench_table_footprint(bench->table, footprint);
 	return footprint->idle <= BENCH_IDLE_LIMIT && footprint->near <= BENCH_PEER_LIMIT &&
 			       footprint->far <= BENCH_PEER_LIMIT ?
@@ -378,6 +401,11 @@ static int measure(struct bench *bench)
 
 	if (bench->has_footprint)
 		code = measure_footprint(bench);
+	if (bench->has_handshake && (!code || code == EXIT_FAIL))
+		rows = measure_handshake(bench);
+	if (!code || (rows && rows != EXIT_FAIL))
+		code = rows;
+	rows = EXIT_PASS;
 	if (code && code != EXIT_FAIL)
 		return code;
 	if (bench->rows)
@@ -463,6 +491,7 @@ static const struct command_option options[] = {
 	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
 	{ .name = "footprint", .letter = 'f', .help = "memory of an engine and of each peer",
 	  .rare = true },
+	{ .name = "handshake", .help = "the time to connect to a peer and to prove the key", .rare = true },
 	{ .name = "spin", .help = "spin instead of sleeping, on both sides", .rare = true },
 	{ .name = "pin", .help = "each side on CPUs of its own", .rare = true },
 	{ .name = "peer", .letter = 'p', .argument = "URL",
@@ -520,8 +549,9 @@ const struct command command_bench = {
 		"holds it against such files: a row is better or worse if its speed and, where both "
 		"have a limit, its share of the limit differ by more than 10 %; the exit code is 1 if "
 		"one is worse.\n\n"
-		"--footprint alone measures no speeds. The exit code is 2 if bytes were wrong, a "
-		"transfer failed or the footprint is over its bounds, and 69 if a --transport was "
+		"--footprint and --handshake alone measure no speeds. The exit code is 2 if bytes were wrong, a "
+		"transfer failed, the footprint is over its bounds or half of the peers take more than 1 ms "
+		"(without TLS), and 69 if a --transport was "
 		"asked for by name and is not to be had.",
 	.examples = "wherry bench --limits --verify --report bench.html\n"
 		    "wherry bench -l -t tcp -s 8,1MiB -n 1,4 --json tcp.json\n"

@@ -278,18 +278,19 @@ static int write_entry(const struct report *report, const char *key, FILE *out)
 	return now ? 0 : -ENOMEM;
 }
 
-static void write_footprints(const struct report_set *set, FILE *out)
+/* What a file has beside its rows. */
+static void write_beside(const struct report_set *set, const char *name, const char *title, FILE *out)
 {
 	const char *key;
 	json_t *value;
 
 	for (size_t i = 0; i < set->file_count; i++) {
-		json_t *footprint = json_object_get(set->files[i].root, "footprint");
+		json_t *object = json_object_get(set->files[i].root, name);
 
-		if (!json_is_object(footprint))
+		if (!json_is_object(object))
 			continue;
-		fputs("<h3>Footprint</h3><dl>\n", out);
-		json_object_foreach(footprint, key, value) {
+		fprintf(out, "<h3>%s</h3><dl>\n", title);
+		json_object_foreach(object, key, value) {
 			fputs("<dt>", out);
 			write_key(key, out);
 			fputs("</dt><dd>", out);
@@ -319,7 +320,8 @@ int report_environment(const struct report *report, FILE *out)
 			if (!seen(set, i, key) && !error)
 				error = write_entry(report, key, out);
 	fputs("</dl>\n", out);
-	write_footprints(set, out);
+	write_beside(set, "footprint", "Footprint", out);
+	write_beside(set, "handshake", "Connecting to a peer", out);
 	fputs("</section>\n", out);
 	return error;
 }
