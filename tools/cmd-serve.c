@@ -327,27 +327,38 @@ static int serve(struct server *server, int signals)
 	}
 }
 
-/* The knob tls, as the engine has read it: its value is a word that it has taken. */
-static bool is_encrypted(const struct arguments *arguments)
+/* A knob as the engine has read it, which has taken its value. */
+static const char *knob(const struct arguments *arguments, const char *variable, const char *name)
 {
-	const char *value = secure_getenv("WHERRY_TLS"), *setting;
+	const char *value = secure_getenv(variable), *setting;
+	size_t length = strlen(name);
 	int cursor = 0;
 
 	while ((setting = argument_next(arguments, "config", &cursor)))
-		if (strncmp(setting, "tls=", 4) == 0)
-			value = setting + 4;
-	return value && (strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 ||
-			 strcmp(value, "on") == 0 || strcmp(value, "true") == 0);
+		if (strncmp(setting, name, length) == 0 && setting[length] == '=')
+			value = setting + length + 1;
+	return value ? value : "";
+}
+
+static bool is_encrypted(const struct arguments *arguments)
+{
+	const char *value = knob(arguments, "WHERRY_TLS", "tls");
+
+	return strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 || strcmp(value, "on") == 0 ||
+	       strcmp(value, "true") == 0;
 }
 
 static void warn_if_open(const struct wh_engine *engine, const struct arguments *arguments)
 {
 	const char *host = wh_engine_url(engine) + strlen("wherry://");
+	bool encrypted = is_encrypted(arguments);
 
 	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
-		note("%s is reached by all who have the key%s", host,
-		     is_encrypted(arguments) ? " or a certificate; what moves is encrypted" :
-					       "; what moves is not encrypted");
+		note("%s is reached by all who have %s; what moves is %sencrypted", host,
+		     encrypted && *knob(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
+			     "a certificate of tls_ca" :
+			     "the key",
+		     encrypted ? "" : "not ");
 }
 
 static int run(const struct arguments *arguments)

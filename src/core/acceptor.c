@@ -261,7 +261,7 @@ static bool is_secure(struct greeting *greeting)
 		return false;
 	}
 	if (first != TLS_HANDSHAKE) {
-		refuse(greeting, EPROTO, "this engine speaks TLS alone: the knob tls");
+		refuse(greeting, EPROTO, "this engine speaks TLS alone: set the knob tls on both sides (WHERRY_TLS=1)");
 		return false;
 	}
 	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);

@@ -384,8 +384,12 @@ void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	const struct ssl_cipher_st *cipher = ssl->SSL_get_current_cipher(tls->ssl);
+	const char *name = cipher ? ssl->SSL_CIPHER_get_name(cipher) : "TLS_no cipher yet", *end;
 
-	snprintf(out, size, "TLS 1.3, %s%s", cipher ? ssl->SSL_CIPHER_get_name(cipher) : "no cipher yet",
+	/* A route's detail has little room: what all of them have in common is left out. */
+	name += strncmp(name, "TLS_", 4) ? 0 : 4;
+	end = strstr(name, "_SHA256");
+	snprintf(out, size, "TLS 1.3, %.*s%s", (int)(end ? (size_t)(end - name) : strlen(name)), name,
 		 tls->kernel_sends ? ", by the kernel" : "");
 }
 

@@ -59,7 +59,7 @@ bool wh_tls_pending(const struct wh_tls *tls);
 const char *wh_tls_text(const struct wh_tls *tls);
 /* The other side's name by its certificate; "": there is none. */
 const char *wh_tls_name(const struct wh_tls *tls);
-/* "TLS 1.3, TLS_AES_128_GCM_SHA256". */
+/* "TLS 1.3, AES_128_GCM". */
 void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size);
 
 /* The key that is proved on this connection: `key`, tied to it, so that who is between two connections

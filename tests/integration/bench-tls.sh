@@ -30,7 +30,7 @@ has() # COUNT TEXT
 few=(-t tcp --limits --verify --working-set 1MiB --seconds 0.05 -c tls=1)
 
 measured "${few[@]}" -s 8,100000 -n 1,3 && has 8 '"limit_name": "SSL_write/SSL_read"' &&
-	has 8 '"verified": true' && has 8 'encrypted: TLS 1.3, TLS_' && has 0 '"ratio": null' &&
+	has 8 '"verified": true' && has 8 'encrypted: TLS 1.3, AES_128_GCM' && has 0 '"ratio": null' &&
 	has 0 '"latency_ratio": null'
 verdict "with a key, one connection and three" $?
 
