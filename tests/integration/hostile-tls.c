@@ -329,8 +329,7 @@ static void network__away(void **state)
 
 	(void)state;
 	harness_limit(100);
-	fixture_open_with(&f, &route_tcp4, LENGTH,
-			  (const char *const[]){ SHARED_KEY, "tls=1", "timeout=1000", NULL }, &owner);
+	open_fixture(&f, LENGTH);
 	proxy = proxy_start(f.child->url);
 	want_true(proxy, "no proxy");
 	want(0, wh_peer_close(f.peer));
@@ -343,14 +342,15 @@ static void network__away(void **state)
 	status = wh_batch_wait(batch, 6 * PATIENCE);
 	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %d", status);
 	proxy_freeze(proxy, false);
-	for (int64_t end = now() + 3 * PATIENCE; now() < end; sleep_ms(20)) {
+	pattern_fill(f.local, LENGTH, 0, 9);
+	/* A machine that has much to do may lose it once more. */
+	for (int64_t end = now() + 6 * PATIENCE; status && now() < end; sleep_ms(20)) {
 		want(0, wh_peer_info(f.peer, &info));
 		if (info.state == WH_PEER_CONNECTED)
-			break;
+			status = wh_batch_submit(batch) ? -ECONNRESET : wh_batch_wait(batch, 6 * PATIENCE);
+		want_true(!status || status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %d", status);
 	}
-	want(WH_PEER_CONNECTED, info.state);
-	pattern_fill(f.local, LENGTH, 0, 9);
-	want(0, batch_run(batch));
+	want(0, status);
 	want_true(target_check(&f, 0, LENGTH, 0, 9) == PATTERN_GOOD, "other bytes");
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
