@@ -11,6 +11,7 @@
 
 #include "engine.h"
 #include "mooncake/mooncake.h"
+#include "mooncake/staging.h"
 #include "mooncake/store.h"
 
 #define STAGING (512 << 10)
@@ -26,11 +27,7 @@ struct mooncake {
 	struct mooncake_store store;
 	char name[WH_MOONCAKE_NAME_MAX]; /* in the store */
 	bool published;
-	/* Of GPUs' memory; NULL: there is none of it. */
-	void *staging;
-	struct wh_region *region;
-	struct wh_peer *self;
-	struct wh_batch *batch;
+	struct wh_mooncake_staging staging; /* for a GPU's memory; all zero: there is none of it */
 };
 
 bool mooncake_wanted(const struct arguments *arguments)
@@ -59,49 +56,24 @@ static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t off
 		bool to_memory)
 {
 	struct mooncake *mooncake = arg;
-	struct wh_transfer transfer = {
-		.local = mooncake->region,
-		.remote = wh_region_id(mooncake->offers[memory - mooncake->memories].region),
-		.remote_offset = offset,
-		.length = length,
-		.op = to_memory ? WH_WRITE : WH_READ,
-	};
-	int error = wh_batch_clear(mooncake->batch);
 
-	if (!error)
-		error = wh_batch_add(mooncake->batch, &transfer, 1);
-	if (!error)
-		error = wh_batch_submit(mooncake->batch);
-	return error ? error : wh_batch_wait(mooncake->batch, WH_FOREVER);
+	return wh_mooncake_staging_copy(&mooncake->staging, memory->arg, offset, length, to_memory);
 }
 
 static int open_staging(struct mooncake *mooncake)
 {
-	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
-	struct wh_region_options region = { .size = sizeof(region), .access = WH_ACCESS_NONE };
-	int error = wh_memory_alloc(mooncake->engine, STAGING, &pinned, &mooncake->staging);
+	int error = wh_mooncake_staging_open(mooncake->engine, STAGING, &mooncake->staging);
 
-	if (!error)
-		error = wh_region_register(mooncake->engine, mooncake->staging, STAGING, &region,
-					   &mooncake->region);
-	if (!error)
-		error = wh_peer_open(mooncake->engine, "self", NULL, &mooncake->self);
-	if (!error)
-		error = wh_batch_new(mooncake->self, NULL, &mooncake->batch);
-	return error ? engine_fail(error, "cannot get memory between Mooncake and the GPU") : 0;
+	return error ? fail(error, "cannot get memory between Mooncake and the GPU: %s", wh_fail_text()) : 0;
 }
 
 static int close_staging(struct mooncake *mooncake, int code)
 {
-	int error = wh_batch_free(mooncake->batch);
+	int error = wh_mooncake_staging_close(&mooncake->staging);
 
-	if (!error && mooncake->self)
-		error = wh_peer_close(mooncake->self);
-	if (!error && mooncake->region)
-		error = wh_region_unregister(mooncake->region);
-	if (!error && mooncake->staging)
-		error = wh_memory_free(mooncake->engine, mooncake->staging);
-	return engine_undo(code, error, "cannot free the memory between Mooncake and the GPU");
+	if (error && !code)
+		code = fail(error, "cannot free the memory between Mooncake and the GPU: %s", wh_fail_text());
+	return code;
 }
 
 /* ---- the server ---------------------------------------------------------------------------- */
@@ -112,11 +84,12 @@ static void print_log(void *arg, const char *line)
 	note("mooncake: %s", line);
 }
 
-static void print_notified(void *arg, const char *name, const char *message)
+static int print_notified(void *arg, const char *name, const char *message)
 {
 	const struct mooncake *mooncake = arg;
 
 	mooncake->notified(mooncake->arg, name, message);
+	return 0;
 }
 
 static int describe(struct mooncake *mooncake, bool writable)
@@ -134,6 +107,7 @@ static int describe(struct mooncake *mooncake, bool writable)
 		memory->length = offer->size;
 		memory->writable = writable;
 		memory->staged = offer->on_gpu;
+		memory->arg = offer->region;
 		snprintf(memory->name, sizeof(memory->name), "%s", offer->name);
 		gpu = gpu || offer->on_gpu;
 	}
@@ -220,7 +194,7 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 		return code;
 	options.memories = mooncake->memories;
 	options.count = mooncake->count;
-	options.staging = mooncake->staging;
+	options.staging = mooncake->staging.memory;
 	options.staging_size = STAGING;
 	options.copy = copy;
 	options.notified = setup->notified ? print_notified : NULL;

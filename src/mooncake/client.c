@@ -209,6 +209,33 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 	return error;
 }
 
+int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout)
+{
+	struct wire wire = {
+		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
+	};
+	char *json = wh_mooncake_notify_format(name, message), *reply = NULL;
+	uint64_t length = 0;
+	int error;
+
+	if (!json)
+		return wh_fail(EINVAL, "mooncake: a notification is UTF-8");
+	if (strlen(json) >= WH_MOONCAKE_FRAME_MAX)
+		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d", strlen(json),
+				WH_MOONCAKE_FRAME_MAX - 1);
+	else
+		error = connect_to(&wire);
+	if (!error) {
+		error = exchange(&wire, WH_MOONCAKE_NOTIFY, json, &reply, &length);
+		close(wire.fd);
+	}
+	if (!error)
+		error = wh_mooncake_object_check(reply, length);
+	free(json);
+	free(reply);
+	return error;
+}
+
 /* ---- one request --------------------------------------------------------------------------- */
 
 static struct wire wire_of(const struct wh_mooncake_lane *lane)
@@ -380,12 +407,11 @@ static void *run(void *argument)
 	return NULL;
 }
 
-int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
-			  const char *host, int64_t timeout)
+int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
+			     const char *host, int64_t timeout)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = segment->port };
 	pthread_condattr_t monotonic;
-	int error;
 
 	*lane = (struct wh_mooncake_lane){ .fd = -1, .version = segment->version, .timeout = timeout };
 	if (!segment->port)
@@ -398,10 +424,30 @@ int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncak
 	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
 	pthread_cond_init(&lane->changed, &monotonic);
 	pthread_condattr_destroy(&monotonic);
+	lane->ready = true;
+	return 0;
+}
+
+int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
+			  uint64_t length)
+{
+	lane->write = write;
+	lane->buffer = buffer;
+	lane->remote = remote;
+	lane->length = length;
+	return move(lane);
+}
+
+int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
+			  const char *host, int64_t timeout)
+{
+	int error = wh_mooncake_lane_prepare(lane, segment, host, timeout);
+
+	if (error)
+		return error;
 	error = pthread_create(&lane->thread, NULL, run, lane);
 	if (error) {
-		pthread_cond_destroy(&lane->changed);
-		pthread_mutex_destroy(&lane->lock);
+		wh_mooncake_lane_close(lane);
 		return wh_fail(error, "mooncake: cannot start a thread: %s", strerror(error));
 	}
 	lane->started = true;
@@ -437,9 +483,9 @@ int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *
 	return error;
 }
 
-void wh_mooncake_lane_close(struct wh_mooncake_lane *lane)
+void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane)
 {
-	if (!lane->started)
+	if (!lane->ready)
 		return;
 	pthread_mutex_lock(&lane->lock);
 	lane->stop = true;
@@ -447,10 +493,18 @@ void wh_mooncake_lane_close(struct wh_mooncake_lane *lane)
 		shutdown(lane->fd, SHUT_RDWR);
 	pthread_cond_broadcast(&lane->changed);
 	pthread_mutex_unlock(&lane->lock);
-	pthread_join(lane->thread, NULL);
+}
+
+void wh_mooncake_lane_close(struct wh_mooncake_lane *lane)
+{
+	if (!lane->ready)
+		return;
+	wh_mooncake_lane_cut(lane);
+	if (lane->started)
+		pthread_join(lane->thread, NULL);
 	if (lane->fd >= 0)
 		close(lane->fd);
 	pthread_cond_destroy(&lane->changed);
 	pthread_mutex_destroy(&lane->lock);
-	lane->started = false;
+	lane->ready = lane->started = false;
 }

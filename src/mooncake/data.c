@@ -332,6 +332,35 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd)
 	server->moving_count++;
 }
 
+/* The same memory among those that are published now, else NULL. */
+static const struct wh_mooncake_memory *same(const struct wh_mooncake_memory *memory,
+					     const struct wh_mooncake_memory *memories, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (memories[i].address == memory->address && memories[i].length == memory->length &&
+		    memories[i].arg == memory->arg && memories[i].writable == memory->writable &&
+		    memories[i].staged == memory->staged)
+			return &memories[i];
+	return NULL;
+}
+
+void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
+			      size_t count)
+{
+	struct wh_list *next;
+
+	for (struct wh_list *link = server->moving.next; link != &server->moving; link = next) {
+		struct data *data = wh_container(link, struct data, link);
+
+		next = link->next;
+		if (data->stage == HEADER || !data->memory)
+			continue;
+		data->memory = same(data->memory, memories, count);
+		if (!data->memory)
+			drop(data);
+	}
+}
+
 void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all)
 {
 	int64_t now = wh_now();

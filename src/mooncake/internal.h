@@ -18,6 +18,7 @@ struct wh_mooncake_listener {
 struct wh_mooncake_server {
 	struct wh_mooncake_server_options options;
 	char name[WH_MOONCAKE_NAME_MAX]; /* "": none */
+	char wherry[WH_MOONCAKE_URL_MAX];
 	struct wh_loop loop;
 	struct wh_mooncake_listener control, data;
 	struct wh_timer sweep;
@@ -33,6 +34,9 @@ void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format
 
 /* A data connection has come. */
 void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd);
+/* Others are published than before: who is in the middle of what is gone is cut off. */
+void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
+			      size_t count);
 /* Close those that have been still in the middle of something for too long; all: every one. */
 void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all);
 

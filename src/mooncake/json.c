@@ -129,6 +129,20 @@ static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_seg
 	return 0;
 }
 
+/* Of Wherry's engines alone. What is not as it is written here is of another version, or another's: the
+ * segment is reached by TCP then. */
+static void get_wherry(const json_t *object, struct wh_mooncake_segment *out)
+{
+	const json_t *wherry = json_object_get(object, "wherry");
+	const char *epoch = json_string_value(json_object_get(wherry, "epoch"));
+
+	if (!epoch || strlen(epoch) != 16 || strspn(epoch, "0123456789abcdef") != 16 ||
+	    !get_text(wherry, "url", out->wherry, sizeof(out->wherry)))
+		out->wherry[0] = '\0';
+	else
+		out->epoch = strtoull(epoch, NULL, 16);
+}
+
 static int get_segment(const json_t *object, struct wh_mooncake_segment *out)
 {
 	uint64_t port, version = 1;
@@ -148,6 +162,7 @@ static int get_segment(const json_t *object, struct wh_mooncake_segment *out)
 		return wh_fail(EPROTO, "mooncake: a segment whose tcp_proto_version is no version");
 	out->port = (uint16_t)port;
 	out->version = (unsigned)version;
+	get_wherry(object, out);
 	return get_buffers(object, listed, out);
 }
 
@@ -199,6 +214,13 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 			   "buffers", buffers);
 	if (*segment->host)
 		json_object_set_new(object, "tcp_data_host", json_string(segment->host));
+	if (*segment->wherry) {
+		char epoch[17];
+
+		snprintf(epoch, sizeof(epoch), "%016" PRIx64, segment->epoch);
+		json_object_set_new(object, "wherry", json_pack("{s:s, s:s}", "url", segment->wherry,
+							       "epoch", epoch));
+	}
 	text = json_array_size(buffers) == segment->count ? json_dumps(object, JSON_COMPACT) : NULL;
 	json_decref(object);
 	return text;
@@ -227,6 +249,15 @@ int wh_mooncake_notify_parse(const char *json, size_t length, struct wh_mooncake
 	}
 	json_decref(object);
 	return error;
+}
+
+char *wh_mooncake_notify_format(const char *name, const char *message)
+{
+	json_t *object = json_pack("{s:s, s:s}", "name", name, "notify_msg", message);
+	char *text = object ? json_dumps(object, JSON_COMPACT) : NULL;
+
+	json_decref(object);
+	return text;
 }
 
 void wh_mooncake_notify_free(struct wh_mooncake_notify *notify)

@@ -26,8 +26,8 @@ static int failed(const struct wh_mooncake_store_ops *ops, int error)
 	return error ? wh_fail(-error, "%s", ops->text()) : 0;
 }
 
-static int get_endpoint(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
-			struct wh_mooncake_endpoint *out)
+int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+		       struct wh_mooncake_endpoint *out)
 {
 	char key[KEY_MAX], *value;
 	size_t length;
@@ -47,7 +47,7 @@ static int check_free(const struct wh_mooncake_store_ops *ops, void *store, cons
 		      const struct wh_mooncake_endpoint *endpoint, bool *ours)
 {
 	struct wh_mooncake_endpoint found;
-	int error = get_endpoint(ops, store, name, &found);
+	int error = wh_mooncake_locate(ops, store, name, &found);
 
 	*ours = !error && !strcmp(found.host, endpoint->host) && found.port == endpoint->port;
 	if (error == -ENOENT || *ours)
@@ -112,7 +112,7 @@ int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const
 	if (error || *segment->host)
 		return error;
 	/* It does not say where its data port is: where its control port is. */
-	error = get_endpoint(ops, store, name, &endpoint);
+	error = wh_mooncake_locate(ops, store, name, &endpoint);
 	if (error)
 		wh_mooncake_segment_free(segment);
 	else

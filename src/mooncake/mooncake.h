@@ -21,13 +21,17 @@ struct wh_mooncake_memory {
 	bool writable;
 	bool staged; /* the CPU cannot touch it: it is copied */
 	char name[64];
+	void *arg; /* the owner's, for copy() */
 };
 
 struct wh_mooncake_server_options {
 	const char *listen; /* the control port: "127.0.0.1:0" */
 	const char *name;   /* the segment's; NULL: the address that a peer has connected to */
-	const struct wh_mooncake_memory *memories; /* good as long as the server */
+	const struct wh_mooncake_memory *memories; /* good as long as the server, or until an update */
 	size_t count;
+	/* Under which URL the same memory is reached by Wherry's engines, and the epoch; NULL: not. */
+	const char *wherry;
+	uint64_t epoch;
 
 	/* The callbacks are called on the server's thread. */
 
@@ -37,8 +41,9 @@ struct wh_mooncake_server_options {
 	size_t staging_size;
 	int (*copy)(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
 		    size_t length, bool to_memory);
-	void (*notified)(void *arg, const char *name, const char *message); /* may be NULL */
-	void (*log)(void *arg, const char *line);                            /* may be NULL */
+	/* What is not 0 is not confirmed, and the sender learns of it. May be NULL. */
+	int (*notified)(void *arg, const char *name, const char *message);
+	void (*log)(void *arg, const char *line); /* may be NULL */
 	void *arg;
 };
 
@@ -47,6 +52,11 @@ struct wh_mooncake_server;
 /* Listen and serve, on a thread of its own. 0, -EINVAL, -EADDRINUSE, -EADDRNOTAVAIL, -EACCES, -EMFILE,
  * -ENOMEM. */
 int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct wh_mooncake_server **out);
+
+/* Publish these memories from now on, with this memory to stage in. After it returns what was published
+ * before and is not any more is not touched: who was in the middle of it is cut off. */
+void wh_mooncake_update(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
+			size_t count, void *staging);
 
 /* After it returns no memory is touched. NULL is fine. */
 void wh_mooncake_stop(struct wh_mooncake_server *server);
@@ -65,6 +75,10 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
  * -ENOMEM. */
 int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_segment *out);
 
+/* Send a notification to the engine at `address`, and wait until it is confirmed. 0, -EINVAL (not UTF-8), or
+ * as above. */
+int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout);
+
 /* One data connection, which does one thing at a time. */
 struct wh_mooncake_lane {
 	char address[WH_MOONCAKE_NAME_MAX + 10];
@@ -76,7 +90,7 @@ struct wh_mooncake_lane {
 	pthread_t thread;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool started, stop;
+	bool ready, started, stop;
 	bool asked, done; /* under the lock */
 	bool write;
 	void *buffer;
@@ -85,7 +99,17 @@ struct wh_mooncake_lane {
 	char text[WH_TEXT_MAX];
 };
 
-/* `host`: where the segment itself says none. Connects when it is first used. 0 or -errno. */
+/* A lane without a thread, for wh_mooncake_lane_move(). `host`: where the segment itself says none. Connects
+ * when it is first used. 0 or -errno. */
+int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
+			     const char *host, int64_t timeout);
+/* Move bytes on the calling thread. 0: they are at their target; -ECANCELED: the lane was cut. */
+int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
+			  uint64_t length);
+/* Whatever it moves ends soon, and nothing will be moved any more. From any thread. */
+void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane);
+
+/* The same with a thread of its own. 0 or -errno. */
 int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
 			  const char *host, int64_t timeout);
 

@@ -81,6 +81,8 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
 		wh_mooncake_endpoint_text(&control, segment.name, sizeof(segment.name));
 	snprintf(segment.host, sizeof(segment.host), "%s", host);
 	segment.port = data.port;
+	snprintf(segment.wherry, sizeof(segment.wherry), "%s", server->wherry);
+	segment.epoch = options->epoch;
 	segment.buffers = calloc(options->count + 1, sizeof(*segment.buffers));
 	if (!segment.buffers)
 		return NULL;
@@ -113,12 +115,17 @@ static char *take_notification(const struct control *control, const char *json, 
 {
 	const struct wh_mooncake_server_options *options = &control->server->options;
 	struct wh_mooncake_notify notify;
+	int error = 0;
 
 	if (wh_mooncake_notify_parse(json, length, &notify))
 		return NULL;
 	if (options->notified)
-		options->notified(options->arg, notify.name, notify.message);
+		error = options->notified(options->arg, notify.name, notify.message);
 	wh_mooncake_notify_free(&notify);
+	if (error) {
+		wh_fail(-error, "a notification is not taken: %s", strerror(-error));
+		return NULL;
+	}
 	return strdup("{\"name\":\"\",\"notify_msg\":\"success\"}");
 }
 
@@ -437,6 +444,9 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct w
 	if (options->name)
 		snprintf(server->name, sizeof(server->name), "%s", options->name);
 	server->options.name = server->name;
+	if (options->wherry)
+		snprintf(server->wherry, sizeof(server->wherry), "%s", options->wherry);
+	server->options.wherry = server->wherry;
 	server->control = (struct wh_mooncake_listener){
 		.source = { .fd = -1, .ready = accept_ready },
 		.server = server,
@@ -464,6 +474,32 @@ err_free:
 	close_listeners(server);
 	free(server);
 	return error;
+}
+
+struct update {
+	struct wh_mooncake_server *server;
+	const struct wh_mooncake_memory *memories;
+	size_t count;
+	void *staging;
+};
+
+static void update(void *argument)
+{
+	const struct update *update = argument;
+	struct wh_mooncake_server *server = update->server;
+
+	wh_mooncake_data_publish(server, update->memories, update->count);
+	server->options.memories = update->memories;
+	server->options.count = update->count;
+	server->options.staging = update->staging;
+}
+
+void wh_mooncake_update(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
+			size_t count, void *staging)
+{
+	struct update next = { .server = server, .memories = memories, .count = count, .staging = staging };
+
+	wh_loop_call(&server->loop, update, &next);
 }
 
 void wh_mooncake_stop(struct wh_mooncake_server *server)

@@ -32,6 +32,9 @@ struct wh_mooncake_store_ops {
 typedef const struct wh_mooncake_store_ops *wh_mooncake_store_fn(void);
 wh_mooncake_store_fn wh_mooncake_store;
 
+/* Open the module, from beside libwherry.so. 0 or -ELIBACC. */
+int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out);
+
 /* The value in etcd's answer to a range, as get() has it. 0, -ENOENT, -EPROTO, -ENOMEM. In the module. */
 int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t *value_length);
 
@@ -42,6 +45,10 @@ int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, co
 			const char *segment, const struct wh_mooncake_endpoint *endpoint);
 /* Take both away. 0, or an error of the store's. */
 int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name);
+
+/* Where the engine of that name is asked. 0, -ENOENT, -EPROTO, or an error of the store's. */
+int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+		       struct wh_mooncake_endpoint *out);
 
 /* Read a segment; `segment->host` is set in any case. 0, -ENOENT, -EPROTO, -EPROTONOSUPPORT, -ENOMEM, or an
  * error of the store's. */

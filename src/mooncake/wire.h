@@ -59,6 +59,7 @@ void wh_mooncake_status_format(int code, unsigned char bytes[WH_MOONCAKE_STATUS]
 /* ---- segments ------------------------------------------------------------------------------ */
 
 #define WH_MOONCAKE_NAME_MAX 256  /* with the NUL */
+#define WH_MOONCAKE_URL_MAX 128
 #define WH_MOONCAKE_BUFFERS 16384 /* more do not fit into a frame */
 
 struct wh_mooncake_buffer {
@@ -72,6 +73,9 @@ struct wh_mooncake_segment {
 	char host[WH_MOONCAKE_NAME_MAX]; /* of the data port; "": the one that was asked */
 	uint16_t port;
 	unsigned version; /* of what is spoken there: 1, or 2 and later */
+	/* Where it can be reached as one of Wherry's engines, and the epoch of that one; "": it cannot. */
+	char wherry[WH_MOONCAKE_URL_MAX];
+	uint64_t epoch;
 	struct wh_mooncake_buffer *buffers; /* owned */
 	size_t count;
 };
@@ -99,6 +103,8 @@ struct wh_mooncake_notify {
 /* 0, -EPROTO, -ENOMEM. */
 int wh_mooncake_notify_parse(const char *json, size_t length, struct wh_mooncake_notify *out);
 void wh_mooncake_notify_free(struct wh_mooncake_notify *notify);
+/* malloc()ed; NULL: no memory, or no UTF-8. */
+char *wh_mooncake_notify_format(const char *name, const char *message);
 
 /* Where the engine of a segment's name can be asked, as metadata stores keep it. */
 struct wh_mooncake_endpoint {
