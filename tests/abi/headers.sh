@@ -24,7 +24,7 @@ compiles() # NAME LANGUAGE STANDARD COMPILER HEADER
 }
 
 cd "$include" || exit 1
-for header in wherry/*.h gdrapi.h; do
+for header in wherry/*.h gdrapi.h transfer_engine_c.h; do
 	for row in gcc:c:c11 clang:c:c11 g++:c++:c++17 clang++:c++:c++17; do
 		IFS=: read -r compiler language standard <<<"$row"
 		if command -v "$compiler" >/dev/null; then
