@@ -209,13 +209,29 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 	return error;
 }
 
-int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout)
+/* A question that is answered with an object in which there is nothing to know. */
+static int ask_control(const char *address, unsigned char type, const char *json, int64_t timeout)
 {
 	struct wire wire = {
 		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
 	};
-	char *json = wh_mooncake_notify_format(name, message), *reply = NULL;
+	char *reply = NULL;
 	uint64_t length = 0;
+	int error = connect_to(&wire);
+
+	if (error)
+		return error;
+	error = exchange(&wire, type, json, &reply, &length);
+	close(wire.fd);
+	if (!error)
+		error = wh_mooncake_object_check(reply, length);
+	free(reply);
+	return error;
+}
+
+int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout)
+{
+	char *json = wh_mooncake_notify_format(name, message);
 	int error;
 
 	if (!json)
@@ -224,16 +240,14 @@ int wh_mooncake_notify(const char *address, const char *name, const char *messag
 		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d", strlen(json),
 				WH_MOONCAKE_FRAME_MAX - 1);
 	else
-		error = connect_to(&wire);
-	if (!error) {
-		error = exchange(&wire, WH_MOONCAKE_NOTIFY, json, &reply, &length);
-		close(wire.fd);
-	}
-	if (!error)
-		error = wh_mooncake_object_check(reply, length);
+		error = ask_control(address, WH_MOONCAKE_NOTIFY, json, timeout);
 	free(json);
-	free(reply);
 	return error;
+}
+
+int wh_mooncake_probe(const char *address, int64_t timeout)
+{
+	return ask_control(address, WH_MOONCAKE_PROBE, "{}", timeout);
 }
 
 /* ---- one request --------------------------------------------------------------------------- */

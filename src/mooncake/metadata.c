@@ -5,9 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "mooncake/mooncake.h"
 #include "mooncake/store.h"
+#include "util/clock.h"
 
 #define KEY_MAX (WH_MOONCAKE_NAME_MAX + 32)
+#define PATIENCE (2 * WH_SECOND) /* with the engine that has a name already */
 
 static void segment_key(const char *name, char out[KEY_MAX])
 {
@@ -47,6 +50,7 @@ static int check_free(const struct wh_mooncake_store_ops *ops, void *store, cons
 		      const struct wh_mooncake_endpoint *endpoint, bool *ours)
 {
 	struct wh_mooncake_endpoint found;
+	char address[WH_MOONCAKE_NAME_MAX + 10];
 	int error = wh_mooncake_locate(ops, store, name, &found);
 
 	*ours = !error && !strcmp(found.host, endpoint->host) && found.port == endpoint->port;
@@ -54,6 +58,10 @@ static int check_free(const struct wh_mooncake_store_ops *ops, void *store, cons
 		return 0;
 	if (error)
 		return error;
+	/* Its host answers, and says that nobody listens there: the engine has died. */
+	wh_mooncake_endpoint_text(&found, address, sizeof(address));
+	if (wh_mooncake_probe(address, PATIENCE) == -ECONNREFUSED)
+		return wh_mooncake_withdraw(ops, store, name);
 	return wh_fail(EEXIST, "mooncake: the name %.60s is that of the engine at %.60s:%u; if it is gone, "
 		       "delete the key mooncake/rpc_meta/%.60s", name, found.host, found.port, name);
 }

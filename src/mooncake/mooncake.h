@@ -79,6 +79,9 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
  * as above. */
 int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout);
 
+/* Does an engine answer at `address`? 0, or as above; -ECONNREFUSED: the host does, and there is none. */
+int wh_mooncake_probe(const char *address, int64_t timeout);
+
 /* One data connection, which does one thing at a time. */
 struct wh_mooncake_lane {
 	char address[WH_MOONCAKE_NAME_MAX + 10];

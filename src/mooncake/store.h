@@ -40,7 +40,8 @@ int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t
 
 /* ---- engines in a store -------------------------------------------------------------------- */
 
-/* Write a segment and where it is asked. 0, -EEXIST (another one has the name), or an error of the store's. */
+/* Write a segment and where it is asked. One that has the name and listens no more, as its host says, has died,
+ * and loses it. 0, -EEXIST (another one has the name), or an error of the store's. */
 int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			const char *segment, const struct wh_mooncake_endpoint *endpoint);
 /* Take both away. 0, or an error of the store's. */

@@ -6,51 +6,13 @@ set -u
 peer=$1
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
+# shellcheck source=tests/mooncake/serve.sh
+. "${BASH_SOURCE[0]%/*}/serve.sh" || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 export WHERRY_CUDA=${TEST_CUDA:?the path of a libcuda} WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs}
 export FAKE_VERBS_WORLD=$directory/world
 : >world
-
-# Start a server with a pipe to it; what it prints is in `said`, its first line in $name, $address, $length.
-serve() # METADATA NAME PLACE
-{
-	rm -f order said
-	mkfifo order || exit
-	: >said
-	"$peer" serve "$1" "$2" "$3" <order >said 2>server.err &
-	server=$!
-	exec 8>order
-	line=0
-	answer
-	read -r name address length <<<"$reply"
-}
-
-# Its next line.
-answer()
-{
-	line=$((line + 1))
-	for _ in $(seq 1200); do
-		[ "$(wc -l <said)" -ge "$line" ] && break
-		kill -0 "$server" 2>/dev/null || break
-		sleep 0.05
-	done
-	reply=$(sed -n "${line}p" said)
-}
-
-ask() # COMMAND
-{
-	echo "$1" >&8
-	answer
-}
-
-finish() # NAME
-{
-	exec 8>&-
-	wait "$server"
-	verdict "$1: the server ends with status 0" $?
-	cat server.err
-}
 
 # Client and server in these places; the client's knobs are those of the environment.
 by() # ROUTE PLACE PLACE
@@ -72,4 +34,16 @@ by() # ROUTE PLACE PLACE
 
 by shm host host
 WHERRY_TRANSPORTS=self,tcp by tcp host host
+by cuda gpu gpu
+by cuda host gpu
+export FAKE_VERBS=mlx5_0
+WHERRY_TRANSPORTS=self,rdma by rdma host host
+WHERRY_TRANSPORTS=self,cuda,rdma WHERRY_RDMA_GPU=dmabuf by rdma host gpu
+unset FAKE_VERBS
+
+# An engine that no other reaches by Wherry's routes: the same by Mooncake's TCP.
+export WHERRY_LISTEN=none
+by mooncake host host
+by mooncake gpu gpu
+unset WHERRY_LISTEN
 exit $failed

@@ -7,6 +7,7 @@
 
 #include <wherry/error.h>
 
+#include "mooncake/mooncake.h"
 #include "mooncake/store.h"
 
 static struct {
@@ -98,15 +99,24 @@ static void publish__path(void **state)
 
 static void publish__taken(void **state)
 {
-	struct wh_mooncake_endpoint other = { .host = "10.0.0.8", .port = 7 };
+	struct wh_mooncake_server_options options = { .listen = "127.0.0.1:0" };
+	struct wh_mooncake_endpoint alive;
+	struct wh_mooncake_server *server;
 
 	(void)state;
-	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &here), 0);
-	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &other), -EEXIST);
-	assert_non_null(strstr(wh_error_text(), "10.0.0.7:7"));
+	assert_int_equal(wh_mooncake_serve(&options, &server), 0);
+	assert_int_equal(wh_mooncake_endpoint_read(wh_mooncake_control(server), &alive), 0);
+	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &alive), 0);
+	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &here), -EEXIST);
+	assert_non_null(strstr(wh_error_text(), wh_mooncake_control(server)));
 	/* Our own, from before. */
-	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", "{}", &here), 0);
+	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", "{}", &alive), 0);
 	assert_string_equal(rows[row_of("mooncake/ram/a")].value, "{}");
+	/* It dies. */
+	wh_mooncake_stop(server);
+	assert_int_equal(wh_mooncake_publish(&ops, rows, "a", segment_json, &here), 0);
+	assert_int_equal(wh_mooncake_locate(&ops, rows, "a", &alive), 0);
+	assert_string_equal(alive.host, here.host);
 }
 
 static void store__broken(void **state)

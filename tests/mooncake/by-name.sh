@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Engines of libtransfer_engine.so that find each other in a store of metadata; memory that comes and goes; and one
+# that is killed and comes back under its name. by-name.sh PEER
+set -u
+peer=$1
+# shellcheck source=tests/cases.sh
+. "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
+# shellcheck source=tests/mooncake/serve.sh
+. "${BASH_SOURCE[0]%/*}/serve.sh" || exit
+cd "$directory" || exit 1
+unset "${!WHERRY_@}"
+export WHERRY_CUDA=off WHERRY_RDMA=off
+
+# What the client reads there is what the server has.
+same() # NAME METADATA SEGMENT
+{
+	ask sum
+	[ "$reply" = "$(timeout 100 "$peer" sum "$2" "client$RANDOM" host "$3" "$address" "$length")" ]
+	verdict "$1" $?
+}
+
+# One store after the other: NAME METADATA
+with()
+{
+	serve "$2" prefill-7 host
+	[ "$name" != "" ]
+	verdict "$1: a server" $?
+	timeout 100 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
+	verdict "$1: a client that knows the name" $?
+	grep -F -e FAILED out
+	cat err
+	same "$1: the same" "$2" prefill-7
+	! "$peer" serve "$2" prefill-7 host >out 2>&1 && grep -q 'the name prefill-7 is that of the engine at' out
+	verdict "$1: the name is taken" $?
+	ask more
+	address=$reply
+	timeout 100 "$peer" client "$2" decode-3 host prefill-7 "$address" "$length" shm >out 2>err
+	verdict "$1: memory that was registered later" $?
+	ask less
+	! timeout 100 "$peer" sum "$2" decode-4 host prefill-7 "$address" "$length" >out 2>&1
+	verdict "$1: and is gone" $?
+	finish "$1"
+	! "$peer" sum "$2" decode-5 host prefill-7 "$address" "$length" >out 2>&1 && grep -q 'no engine has the name' out
+	verdict "$1: nobody has the name any more" $?
+	serve "$2" prefill-7 host
+	kill -KILL "$server"
+	wait "$server" 2>/dev/null
+	exec 8>&-
+	serve "$2" prefill-7 host
+	[ "$name" != "" ]
+	verdict "$1: one that was killed loses its name" $?
+	same "$1: to the next one" "$2" prefill-7
+	finish "$1"
+}
+
+: >store
+"$TEST_COMMAND" registry --listen 127.0.0.1:0 >store 2>registry.err &
+for _ in $(seq 1200); do
+	[ -s store ] && break
+	sleep 0.05
+done
+with http "$(head -n 1 store)/metadata"
+
+exit $failed
