@@ -13,6 +13,7 @@
 
 #include <cmocka.h>
 
+#include <wherry/mooncake.h>
 #include <wherry/wherry.h>
 
 struct row {
@@ -208,6 +209,28 @@ static const struct row structs[] = {
 	FIELD(wh_engine_counters, served_read_bytes, 120),
 	FIELD(wh_engine_counters, served_written_bytes, 128),
 	FIELD(wh_engine_counters, served_requests, 136),
+	/* As Mooncake's header has them. */
+	SIZE(transfer_request, 40),
+	FIELD(transfer_request, opcode, 0),
+	FIELD(transfer_request, source, 8),
+	FIELD(transfer_request, target_id, 16),
+	FIELD(transfer_request, target_offset, 24),
+	FIELD(transfer_request, length, 32),
+	SIZE(transfer_status, 16),
+	FIELD(transfer_status, status, 0),
+	FIELD(transfer_status, transferred_bytes, 8),
+	SIZE(notify_msg, 16),
+	FIELD(notify_msg, name, 0),
+	FIELD(notify_msg, msg, 8),
+	SIZE(buffer_entry, 16),
+	FIELD(buffer_entry, addr, 0),
+	FIELD(buffer_entry, length, 8),
+	SIZE(segment_desc, 48),
+	FIELD(segment_desc, type, 0),
+	FIELD(segment_desc, desc_, 8),
+	{ "segment_id_t", sizeof(segment_id_t), 4 },
+	{ "batch_id_t", sizeof(batch_id_t), 8 },
+	{ "transfer_engine_t", sizeof(transfer_engine_t), 8 },
 };
 
 static const struct row constants[] = {
@@ -251,6 +274,17 @@ static const struct row constants[] = {
 	{ "WH_WINDOW_DEVICE", WH_WINDOW_DEVICE, 3 },
 	{ "WH_LATENCY_BUCKETS", WH_LATENCY_BUCKETS, 28 },
 	{ "WH_TRANSPORTS_MAX", WH_TRANSPORTS_MAX, 8 },
+	{ "LOCAL_SEGMENT", LOCAL_SEGMENT, 0 },
+	{ "INVALID_BATCH", INVALID_BATCH, UINT64_MAX },
+	{ "OPCODE_READ", OPCODE_READ, 0 },
+	{ "OPCODE_WRITE", OPCODE_WRITE, 1 },
+	{ "STATUS_WAITING", STATUS_WAITING, 0 },
+	{ "STATUS_PENDING", STATUS_PENDING, 1 },
+	{ "STATUS_INVALID", STATUS_INVALID, 2 },
+	{ "STATUS_CANCELED", STATUS_CANCELED, 3 },
+	{ "STATUS_COMPLETED", STATUS_COMPLETED, 4 },
+	{ "STATUS_TIMEOUT", STATUS_TIMEOUT, 5 },
+	{ "STATUS_FAILED", STATUS_FAILED, 6 },
 };
 
 static void compare(const struct row *rows, size_t count)

@@ -183,6 +183,9 @@ static void create__wrong(void **state)
 	said("WHERRY_TIMEOUT=soon");
 	unsetenv("WHERRY_TIMEOUT");
 	assert_null(createTransferEngine("ftp://127.0.0.1", "a", "127.0.0.1", 0, 0));
+	/* Stores are a module's, which may not have been built. */
+	if (strstr(wherryErrorText(), "libwherry-registry.so"))
+		return;
 	said("ftp");
 	/* Nobody listens there. */
 	assert_null(createTransferEngine("http://127.0.0.1:1/metadata", "a", "127.0.0.1", 0, 0));

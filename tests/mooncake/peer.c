@@ -132,17 +132,20 @@ static void fill(unsigned char *bytes, size_t length, uint64_t seed)
 	}
 }
 
-static uint64_t sum_of(const void *memory, size_t length)
+/* The peer says by another way when it has written; the thread sanitizer cannot know that. */
+__attribute__((no_sanitize("thread"))) static uint64_t sum_of(const void *memory, size_t length)
 {
-	unsigned char *bytes = malloc(length);
+	unsigned char *copy = cuda.library ? malloc(length) : NULL;
+	const volatile unsigned char *bytes = copy ? copy : memory;
 	uint64_t sum = 5381;
 
-	if (!bytes)
+	if (copy)
+		get(copy, memory, length);
+	else if (cuda.library)
 		die("no memory");
-	get(bytes, memory, length);
 	for (size_t i = 0; i < length; i++)
 		sum = sum * 33 + bytes[i];
-	free(bytes);
+	free(copy);
 	return sum;
 }
 
