@@ -9,11 +9,12 @@
 
 int mooncake_store_open(const char *url, struct mooncake_store *store)
 {
+	const struct wh_mooncake_store_setup setup = { .url = url, .timeout = TIMEOUT };
 	const struct wh_mooncake_store_ops *ops;
 
 	if (wh_mooncake_store_load(&ops))
 		return fail(ENODEV, "--mooncake-metadata: %s", wh_fail_text());
-	if (ops->open(url, TIMEOUT, &store->store))
+	if (ops->open(&setup, &store->store))
 		return usage_error("--mooncake-metadata: %s", ops->text());
 	store->ops = ops;
 	return 0;

@@ -161,7 +161,12 @@ static void wherry_url(const struct te_engine *engine, const char *host, char ou
 
 static int open_store(struct te_engine *engine, const char *metadata)
 {
+	struct wh_config_mooncake config;
 	char url[512];
+	const struct wh_mooncake_store_setup setup = {
+		.url = url, .timeout = engine->timeout / WH_MS, .user = config.user, .password = config.password,
+		.database = config.database, .cluster = config.cluster,
+	};
 	int error;
 
 	if (!strcmp(metadata, "P2PHANDSHAKE"))
@@ -170,10 +175,11 @@ static int open_store(struct te_engine *engine, const char *metadata)
 	    sizeof(url))
 		return te_fail(TE_ARGUMENT, "createTransferEngine: metadata_conn_string has more than %zu bytes",
 			       sizeof(url) - 1);
+	wh_config_mooncake(&config);
 	error = wh_mooncake_store_load(&engine->store_ops);
 	if (error)
 		return te_fail_mooncake(error, "createTransferEngine");
-	error = engine->store_ops->open(url, engine->timeout / WH_MS, &engine->store);
+	error = engine->store_ops->open(&setup, &engine->store);
 	if (error) {
 		error = te_fail(TE_METADATA, "createTransferEngine: %s", engine->store_ops->text());
 		engine->store_ops = NULL;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores of metadata, by libcurl: the keys of Mooncake's engines as they write them themselves. */
+/* Stores of metadata, by libcurl or hiredis: the keys of Mooncake's engines as they write them themselves. */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,45 +10,80 @@
 #include "mooncake/store.h"
 #include "rendezvous/etcd.h"
 
+#define KEY_MAX 1024
+
 struct store {
 	struct wh_curl curl;
 	struct wh_registry_url url;
 	atomic_bool stop; /* never set: a call ends when its time has run out */
 	bool etcd;
+	void *redis; /* NULL: by curl */
+	char cluster[256]; /* "": none */
 };
 
 static int refuse(const struct wh_registry_url *url)
 {
-	bool etcd = !strcmp(url->scheme, "etcd");
+	bool etcd = !strcmp(url->scheme, "etcd"), redis = !strcmp(url->scheme, "redis");
 
-	if (!etcd && strcmp(url->scheme, "http") != 0)
-		return wh_fail(EINVAL, "mooncake: metadata is kept by http:// or etcd:// here, not by %s://",
-			       url->scheme);
-	if (!etcd && url->count > 1)
+	if (!etcd && !redis && url->count > 1)
 		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given", url->count);
 	if (etcd && *url->path)
 		return wh_fail(EINVAL, "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
-	if (*url->user || *url->password)
-		return wh_fail(EINVAL, "mooncake: a store of metadata with user and password is none of Mooncake's");
+	if (!redis && (*url->user || *url->password))
+		return wh_fail(EINVAL, "mooncake: of the stores of metadata only redis has user and password");
 	return 0;
 }
 
-static int store_open(const char *url, int64_t timeout, void **out)
+/* What the URL leaves open. */
+static int take(char *out, size_t size, const char *text, const char *what)
+{
+	if (*out || !text)
+		return 0;
+	if (strlen(text) >= size)
+		return wh_fail(EINVAL, "mooncake: the %s of the store has more than %zu bytes", what, size - 1);
+	memcpy(out, text, strlen(text) + 1);
+	return 0;
+}
+
+static int open_redis(struct store *store, const struct wh_registry_setup *setup,
+		      const struct wh_mooncake_store_setup *given)
+{
+#ifdef HAVE_HIREDIS
+	int error = take(store->url.user, sizeof(store->url.user), given->user, "user");
+
+	if (!error)
+		error = take(store->url.password, sizeof(store->url.password), given->password, "password");
+	/* A user without a password is nobody. */
+	if (!*store->url.password)
+		store->url.user[0] = '\0';
+	if (!error)
+		error = take(store->url.path, sizeof(store->url.path), given->database, "database");
+	return error ? error : wh_redis_open(setup, &store->redis);
+#else
+	(void)store, (void)setup, (void)given;
+	return wh_fail(EINVAL, "mooncake: this was built without hiredis, which redis:// wants");
+#endif
+}
+
+static int store_open(const struct wh_mooncake_store_setup *given, void **out)
 {
 	struct store *store = calloc(1, sizeof(*store));
-	struct wh_registry_setup setup = { .timeout = timeout };
+	struct wh_registry_setup setup = { .timeout = given->timeout };
 	int error;
 
 	if (!store)
 		return wh_fail(ENOMEM, "mooncake: no memory");
-	error = wh_registry_url_parse(url, &store->url);
+	error = wh_registry_url_parse(given->url, &store->url);
 	if (!error)
 		error = refuse(&store->url);
+	if (!error)
+		error = take(store->cluster, sizeof(store->cluster), given->cluster, "cluster's name");
 	store->etcd = !strcmp(store->url.scheme, "etcd");
 	setup.url = &store->url;
 	setup.stop = &store->stop;
 	if (!error)
-		error = wh_curl_open(&store->curl, &setup);
+		error = strcmp(store->url.scheme, "redis") != 0 ? wh_curl_open(&store->curl, &setup) :
+								 open_redis(store, &setup, given);
 	if (error)
 		free(store);
 	else
@@ -59,8 +95,28 @@ static void store_close(void *argument)
 {
 	struct store *store = argument;
 
-	wh_curl_close(&store->curl);
+#ifdef HAVE_HIREDIS
+	if (store->redis)
+		wh_redis_close(store->redis);
+#endif
+	if (!store->redis)
+		wh_curl_close(&store->curl);
 	free(store);
+}
+
+/* mooncake/KEY, or mooncake/CLUSTER/KEY. */
+static int place_of(const struct store *store, const char *key, char out[KEY_MAX])
+{
+	static const char prefix[] = "mooncake/";
+	size_t length = strlen(store->cluster);
+	int used;
+
+	if (!length || strncmp(key, prefix, strlen(prefix)) != 0)
+		used = snprintf(out, KEY_MAX, "%s", key);
+	else
+		used = snprintf(out, KEY_MAX, "%s%s%s%s", prefix, store->cluster,
+				store->cluster[length - 1] == '/' ? "" : "/", key + strlen(prefix));
+	return used < KEY_MAX ? 0 : wh_fail(EINVAL, "mooncake: the key %.60s... is too long", key);
 }
 
 /* ---- HTTP ---------------------------------------------------------------------------------- */
@@ -148,17 +204,10 @@ int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t
 
 /* ---- both ---------------------------------------------------------------------------------- */
 
-static int store_get(void *argument, const char *key, char **value, size_t *length)
+static int get_http(struct store *store, const char *key, char **value, size_t *length)
 {
-	struct store *store = argument;
-	int error;
+	int error = ask_http(store, "GET", key, NULL);
 
-	if (store->etcd) {
-		error = ask_etcd(store, "v3/kv/range", key, NULL);
-		return error ? error : wh_mooncake_etcd_value(store->curl.body, store->curl.length, value,
-							      length);
-	}
-	error = ask_http(store, "GET", key, NULL);
 	if (error)
 		return error;
 	if (store->curl.status == 404)
@@ -174,11 +223,36 @@ static int store_get(void *argument, const char *key, char **value, size_t *leng
 	return 0;
 }
 
-static int store_put(void *argument, const char *key, const char *value)
+static int store_get(void *argument, const char *name, char **value, size_t *length)
 {
 	struct store *store = argument;
-	int error;
+	char key[KEY_MAX];
+	int error = place_of(store, name, key);
 
+	if (error)
+		return error;
+#ifdef HAVE_HIREDIS
+	if (store->redis)
+		return wh_redis_get(store->redis, key, value, length);
+#endif
+	if (!store->etcd)
+		return get_http(store, key, value, length);
+	error = ask_etcd(store, "v3/kv/range", key, NULL);
+	return error ? error : wh_mooncake_etcd_value(store->curl.body, store->curl.length, value, length);
+}
+
+static int store_put(void *argument, const char *name, const char *value)
+{
+	struct store *store = argument;
+	char key[KEY_MAX];
+	int error = place_of(store, name, key);
+
+	if (error)
+		return error;
+#ifdef HAVE_HIREDIS
+	if (store->redis)
+		return wh_redis_put(store->redis, key, value);
+#endif
 	if (store->etcd)
 		return ask_etcd(store, "v3/kv/put", key, value);
 	error = ask_http(store, "PUT", key, value);
@@ -187,11 +261,18 @@ static int store_put(void *argument, const char *key, const char *value)
 	return error;
 }
 
-static int store_remove(void *argument, const char *key)
+static int store_remove(void *argument, const char *name)
 {
 	struct store *store = argument;
-	int error;
+	char key[KEY_MAX];
+	int error = place_of(store, name, key);
 
+	if (error)
+		return error;
+#ifdef HAVE_HIREDIS
+	if (store->redis)
+		return wh_redis_remove(store->redis, key);
+#endif
 	if (store->etcd)
 		return ask_etcd(store, "v3/kv/deleterange", key, NULL);
 	error = ask_http(store, "DELETE", key, NULL);

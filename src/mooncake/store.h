@@ -1,24 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Where Mooncake's engines keep what they publish, when they do not ask each other: a web server with three
- * verbs, or etcd. Under `mooncake/ram/NAME` is the segment, under `mooncake/rpc_meta/NAME` its control port.
+ * verbs, etcd or redis. Under `mooncake/ram/NAME` is the segment, under `mooncake/rpc_meta/NAME` its control port.
  *
- * The stores need libcurl and are in the module of the registries, libwherry-registry.so.
+ * The stores need libcurl, or hiredis, and are in the module of the registries, libwherry-registry.so.
  */
 #ifndef WH_MOONCAKE_STORE_H
 #define WH_MOONCAKE_STORE_H
 
 #include "mooncake/wire.h"
 
-#define WH_MOONCAKE_STORE 1
+#define WH_MOONCAKE_STORE 2
+
+struct wh_mooncake_store_setup {
+	const char *url; /* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT, as registries are written */
+	int64_t timeout; /* ms, for each call */
+	/* Where the URL says nothing of it; NULL or "": nothing. Of redis alone. */
+	const char *user, *password, *database;
+	const char *cluster; /* keys are mooncake/CLUSTER/...; NULL or "": not */
+};
 
 /* Calls block, on any thread, one at a time. Errors are negative, with a text: -ECONNREFUSED, -EHOSTUNREACH,
  * -ETIMEDOUT, -ECONNRESET, -EACCES (a certificate, a user), -EPROTO, -ENOMEM. */
 struct wh_mooncake_store_ops {
 	uint32_t version; /* WH_MOONCAKE_STORE */
-	/* http://HOST:PORT/PATH or etcd://HOST:PORT, as registries are written; `timeout`: ms for each call.
-	 * -EINVAL. Does not touch the network. */
-	int (*open)(const char *url, int64_t timeout, void **out);
+	/* -EINVAL. Does not touch the network. */
+	int (*open)(const struct wh_mooncake_store_setup *setup, void **out);
 	void (*close)(void *store);
 	/* The value, malloc()ed, and a NUL behind it; -ENOENT: there is no such key. */
 	int (*get)(void *store, const char *key, char **value, size_t *length);

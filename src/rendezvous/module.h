@@ -13,6 +13,16 @@
 
 extern const struct wh_registry_ops wh_registry_http, wh_registry_etcd, wh_registry_redis;
 
+/* ---- redis --------------------------------------------------------------------------------- */
+
+/* A string for each key, for Mooncake's metadata; `setup` as for a registry. */
+int wh_redis_open(const struct wh_registry_setup *setup, void **out);
+void wh_redis_close(void *redis);
+/* malloc()ed, and a NUL behind it; -ENOENT. */
+int wh_redis_get(void *redis, const char *key, char **value, size_t *length);
+int wh_redis_put(void *redis, const char *key, const char *value);
+int wh_redis_remove(void *redis, const char *key);
+
 /* ---- HTTP ---------------------------------------------------------------------------------- */
 
 #define WH_CURL_BODY_MAX (1 << 20)

@@ -22,6 +22,7 @@
 #include "util/clock.h"
 
 #define REPLY_MAX (64 << 10) /* bytes; a record has 1 KiB */
+#define VALUE_MAX (2 << 20)  /* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
 #define SLICE (50 * WH_MS)   /* between two looks at whether to stop */
 
 /* Nobody or we ourselves have it: it is ours now. Else who has. */
@@ -44,6 +45,7 @@ struct redis {
 	char host[272];
 	int port;
 	char database[128];
+	size_t most; /* bytes of a reply */
 	redisContext *context; /* NULL: not connected */
 	redisReplyObjectFunctions functions;
 #ifdef HAVE_HIREDIS_SSL
@@ -145,8 +147,8 @@ static int exchange(struct redis *redis, redisReply **out)
 			return context_failed(redis, errno);
 		if (sent && redisBufferRead(redis->context) != REDIS_OK)
 			return context_failed(redis, errno);
-		if (redis->context->reader->len > REPLY_MAX)
-			return broken(redis, EPROTO, "its answer has more than 64 KiB");
+		if (redis->context->reader->len > redis->most)
+			return broken(redis, EPROTO, "its answer is too long");
 		if (redisGetReplyFromReader(redis->context, &reply) != REDIS_OK)
 			return context_failed(redis, errno);
 		if (reply) {
@@ -317,6 +319,7 @@ static int redis_open(const struct wh_registry_setup *setup, void **out)
 	redis->url = url;
 	redis->stop = setup->stop;
 	redis->timeout = setup->timeout * WH_MS;
+	redis->most = REPLY_MAX;
 	snprintf(redis->database, sizeof(redis->database), "%s", digits ? url->path : "0");
 	/* An IPv6 address without its brackets. */
 	if (*host == '[')
@@ -417,6 +420,67 @@ static int redis_find(void *backend, const char *name, struct wh_registry_record
 	else
 		error = parse(redis, reply, name, out);
 	freeReplyObject(reply);
+	return error;
+}
+
+/* ---- Mooncake's metadata --------------------------------------------------------------------- */
+
+int wh_redis_open(const struct wh_registry_setup *setup, void **out)
+{
+	int error = redis_open(setup, out);
+
+	if (!error)
+		((struct redis *)*out)->most = VALUE_MAX;
+	return error;
+}
+
+void wh_redis_close(void *redis)
+{
+	redis_close(redis);
+}
+
+int wh_redis_get(void *redis, const char *key, char **value, size_t *length)
+{
+	redisReply *reply = NULL;
+	int error = ask(redis, 2, (const char *[]){ "GET", key }, &reply);
+
+	if (error)
+		return error;
+	if (reply->type == REDIS_REPLY_STRING) {
+		*value = malloc((size_t)reply->len + 1);
+		if (*value) {
+			memcpy(*value, reply->str, (size_t)reply->len);
+			(*value)[reply->len] = '\0';
+			*length = (size_t)reply->len;
+		} else {
+			error = wh_fail(ENOMEM, "redis: no memory");
+		}
+	} else if (reply->type == REDIS_REPLY_NIL) {
+		error = wh_fail(ENOENT, "redis: there is no such key");
+	} else {
+		error = wh_fail(EPROTO, "redis: an answer of type %d that was not expected", reply->type);
+	}
+	freeReplyObject(reply);
+	return error;
+}
+
+int wh_redis_put(void *redis, const char *key, const char *value)
+{
+	redisReply *reply = NULL;
+	int error = ask(redis, 3, (const char *[]){ "SET", key, value }, &reply);
+
+	if (!error)
+		freeReplyObject(reply);
+	return error;
+}
+
+int wh_redis_remove(void *redis, const char *key)
+{
+	redisReply *reply = NULL;
+	int error = ask(redis, 2, (const char *[]){ "DEL", key }, &reply);
+
+	if (!error)
+		freeReplyObject(reply);
 	return error;
 }
 

@@ -524,13 +524,20 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	return 0;
 }
 
-static void take_place(char out[WH_CONFIG_TEXT], const char *variable)
+static void take_text(char out[WH_CONFIG_TEXT], const char *variable)
 {
 	const char *value = secure_getenv(variable);
 
 	out[0] = '\0';
-	if (value && *value == '/' && strlen(value) < WH_CONFIG_TEXT)
+	if (value && strlen(value) < WH_CONFIG_TEXT)
 		memcpy(out, value, strlen(value) + 1);
+}
+
+static void take_place(char out[WH_CONFIG_TEXT], const char *variable)
+{
+	take_text(out, variable);
+	if (*out != '/')
+		out[0] = '\0';
 }
 
 void wh_config_places(struct wh_config_places *places)
@@ -538,4 +545,12 @@ void wh_config_places(struct wh_config_places *places)
 	take_place(places->runtime, "XDG_RUNTIME_DIR");
 	take_place(places->cache, "XDG_CACHE_HOME");
 	take_place(places->home, "HOME");
+}
+
+void wh_config_mooncake(struct wh_config_mooncake *out)
+{
+	take_text(out->user, "MC_REDIS_USERNAME");
+	take_text(out->password, "MC_REDIS_PASSWORD");
+	take_text(out->database, "MC_REDIS_DB_INDEX");
+	take_text(out->cluster, "MC_METADATA_CLUSTER_ID");
 }

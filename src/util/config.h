@@ -61,4 +61,12 @@ struct wh_config_places {
 };
 void wh_config_places(struct wh_config_places *places);
 
+/* What engines of Mooncake's take from the environment about their store of metadata; "": not set, or longer. */
+struct wh_config_mooncake {
+	char user[WH_CONFIG_TEXT], password[WH_CONFIG_TEXT]; /* $MC_REDIS_USERNAME, $MC_REDIS_PASSWORD */
+	char database[WH_CONFIG_TEXT];                       /* $MC_REDIS_DB_INDEX */
+	char cluster[WH_CONFIG_TEXT];                        /* $MC_METADATA_CLUSTER_ID */
+};
+void wh_config_mooncake(struct wh_config_mooncake *out);
+
 #endif

@@ -209,8 +209,8 @@ else
 	echo "[  SKIPPED ] etcd: there is no etcd here"
 fi
 says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
-says "a store of another kind" 64 "not by redis://" serve -m host:4KiB --mooncake-metadata redis://127.0.0.1:1
-says "a store with a password" 64 "none of Mooncake" serve -m host:4KiB --mooncake-metadata http://a:b@127.0.0.1:1
+says "a store of another kind" 64 "known are" serve -m host:4KiB --mooncake-metadata ftp://127.0.0.1:1
+says "a store with a password" 64 "only redis has user and password" serve -m host:4KiB --mooncake-metadata http://a:b@127.0.0.1:1
 says "a name without a store" 64 "--mooncake-name is for" serve -m host:4KiB --mooncake-name a
 says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-metadata http://127.0.0.1:1 \
 	--mooncake-listen 0.0.0.0:0

@@ -20,6 +20,14 @@ same() # NAME METADATA SEGMENT
 	verdict "$1" $?
 }
 
+# It is not found there.
+same_fails() # METADATA SEGMENT
+{
+	! timeout 100 "$peer" sum "$1" "client$RANDOM" host "$2" "$address" "$length" >out 2>&1 &&
+		grep -q 'no engine has the name' out
+	verdict "redis: another cluster does not find it" $?
+}
+
 # One store after the other: NAME METADATA
 with()
 {
@@ -61,5 +69,54 @@ for _ in $(seq 1200); do
 	sleep 0.05
 done
 with http "$(head -n 1 store)/metadata"
+
+# A port that is free now.
+free_port()
+{
+	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# Redis, with a password and a prefix of the keys, as Mooncake's engines are told of them.
+if command -v redis-server >/dev/null; then
+	port=$(free_port)
+	redis-server --bind 127.0.0.1 --port "$port" --requirepass sesame --save '' --dir "$directory" >redis.log 2>&1 &
+	for _ in $(seq 600); do
+		grep -q 'Ready to accept' redis.log && break
+		sleep 0.05
+	done
+	! "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q NOAUTH out
+	verdict "redis: without the password" $?
+	! MC_REDIS_PASSWORD=open "$peer" serve "redis://127.0.0.1:$port" a host >out 2>&1 && grep -q 'is not taken' out &&
+		! grep -q open out
+	verdict "redis: with another one, which is not told" $?
+	(
+		export MC_REDIS_PASSWORD=sesame MC_METADATA_CLUSTER_ID=blue MC_REDIS_DB_INDEX=3
+		with redis "redis://127.0.0.1:$port"
+		serve "redis://127.0.0.1:$port" b host
+		MC_METADATA_CLUSTER_ID=green same_fails "redis://127.0.0.1:$port" b
+		finish "redis, another cluster"
+		exit $failed
+	) || failed=1
+	serve "redis://:sesame@127.0.0.1:$port/3" c host
+	same "redis: the password in the URL" "redis://:sesame@127.0.0.1:$port/3" c
+	finish "redis: in the URL"
+else
+	echo "[  SKIPPED ] redis: there is no redis-server here"
+fi
+
+if command -v etcd >/dev/null; then
+	port=$(free_port)
+	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
+		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
+	for _ in $(seq 600); do
+		python3 -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
+			"http://127.0.0.1:$port/version" >/dev/null 2>&1 && break
+		sleep 0.1
+	done
+	# Without a scheme it is etcd.
+	with etcd "127.0.0.1:$port"
+else
+	echo "[  SKIPPED ] etcd: there is no etcd here"
+fi
 
 exit $failed
