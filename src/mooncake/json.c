@@ -137,7 +137,7 @@ static void get_wherry(const json_t *object, struct wh_mooncake_segment *out)
 	const char *epoch = json_string_value(json_object_get(wherry, "epoch"));
 
 	if (!epoch || strlen(epoch) != 16 || strspn(epoch, "0123456789abcdef") != 16 ||
-	    !get_text(wherry, "url", out->wherry, sizeof(out->wherry)))
+	    !get_text(wherry, "url", out->wherry, sizeof(out->wherry)) || !*out->wherry)
 		out->wherry[0] = '\0';
 	else
 		out->epoch = strtoull(epoch, NULL, 16);

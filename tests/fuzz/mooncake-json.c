@@ -26,6 +26,7 @@ static void try_segment(const char *json, size_t size)
 	}
 	check(!wh_mooncake_object_check(json, size));
 	check(segment.version && segment.count <= WH_MOONCAKE_BUFFERS);
+	check(strnlen(segment.wherry, sizeof(segment.wherry)) < sizeof(segment.wherry));
 	for (size_t i = 0; i < segment.count; i++) {
 		const struct wh_mooncake_buffer *buffer = &segment.buffers[i];
 
@@ -39,6 +40,7 @@ static void try_segment(const char *json, size_t size)
 		check(!wh_mooncake_segment_parse(text, strlen(text), &again));
 		check(again.count == segment.count && again.port == segment.port);
 		check(!strcmp(again.name, segment.name) && !strcmp(again.host, segment.host));
+		check(!strcmp(again.wherry, segment.wherry) && again.epoch == segment.epoch);
 		wh_mooncake_segment_free(&again);
 	}
 	free(text);

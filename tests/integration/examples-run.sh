@@ -57,4 +57,18 @@ if address=$(url "$directory/notify" "$receiver"); then
 else
 	verdict "notify receive" 1
 fi
+
+if [ -x "$examples/example-mooncake" ]; then
+	"$examples/example-mooncake" offer >"$directory/offer" &
+	offering=$!
+	while kill -0 "$offering" && [ "$(wc -l <"$directory/offer")" = 0 ]; do
+		sleep 0.05
+	done
+	read -r name address <"$directory/offer"
+	"$examples/example-mooncake" write "$name" "$address" "across the river" | tee "$directory/links"
+	grep -q "$name by Wherry's routes" "$directory/links"
+	verdict "mooncake write" $?
+	wait "$offering" && grep -x 'the writer says it is there: across the river' "$directory/offer"
+	verdict "mooncake offer" $?
+fi
 exit $failed

@@ -3,7 +3,11 @@
 #include "unit.h"
 
 #include <errno.h>
+#include <netinet/in.h>
+#include <sched.h>
 #include <stdatomic.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <wherry/error.h>
 
@@ -150,6 +154,121 @@ static void lanes__close(void **state)
 	wh_mooncake_lane_close(&lane);
 }
 
+/* What is published changes: who is in the middle of what is gone is cut off, the other memory stays. */
+static void server__update(void **state)
+{
+	struct wh_mooncake_memory *others = calloc(1, sizeof(*others));
+	unsigned char *bytes = calloc(1, LENGTH);
+	struct wh_mooncake_lane lanes[2];
+	int error;
+
+	(void)state;
+	assert_true(others && bytes);
+	others[0] = served[1];
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(wh_mooncake_lane_prepare(&lanes[i], &segment, "127.0.0.1", LONG), 0);
+		assert_int_equal(wh_mooncake_lane_move(&lanes[i], true, bytes, served[i].address, LENGTH), 0);
+	}
+	wh_mooncake_update(server, others, 1, staging);
+	error = wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, 1);
+	assert_int_equal(error, -EACCES);
+	assert_int_equal(wh_mooncake_lane_move(&lanes[1], false, bytes, served[1].address, LENGTH), 0);
+	wh_mooncake_update(server, served, 2, staging);
+	free(others);
+	assert_int_equal(wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, LENGTH), 0);
+	wh_mooncake_lane_close(&lanes[0]);
+	wh_mooncake_lane_close(&lanes[1]);
+	free(bytes);
+}
+
+/* Half of a write has come when its memory goes. */
+static void server__update_in_the_middle(void **state)
+{
+	struct wh_mooncake_request request = { .length = LENGTH, .write = true, .status = true };
+	struct wh_mooncake_endpoint data;
+	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	unsigned char header[WH_MOONCAKE_HEADER];
+	int fd = socket(AF_INET, SOCK_STREAM, 0), before;
+
+	(void)state;
+	request.address = served[0].address;
+	assert_int_equal(wh_mooncake_endpoint_read(wh_mooncake_data(server), &data), 0);
+	to.sin_port = htons(data.port);
+	assert_int_equal(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
+	wh_mooncake_request_format(&request, header);
+	before = atomic_load(&copies);
+	assert_int_equal(send(fd, header, sizeof(header), 0), sizeof(header));
+	assert_int_equal(send(fd, direct, 1000, 0), 1000);
+	while (atomic_load(&copies) == before)
+		sched_yield();
+	wh_mooncake_update(server, &served[1], 1, staging);
+	/* Neither a status nor room for more. */
+	assert_true(recv(fd, header, sizeof(header), 0) <= 0);
+	close(fd);
+	wh_mooncake_update(server, served, 2, staging);
+}
+
+static void *cut_soon(void *lane)
+{
+	wh_mooncake_lane_cut(lane);
+	return NULL;
+}
+
+/* What moves on the calling thread ends when another one cuts it, if not before. */
+static void lanes__cut(void **state)
+{
+	unsigned char *bytes = calloc(1, LENGTH);
+	struct wh_mooncake_lane lane;
+	pthread_t thread;
+	int error;
+
+	(void)state;
+	assert_non_null(bytes);
+	for (int i = 0; i < 20; i++) {
+		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
+		assert_int_equal(pthread_create(&thread, NULL, cut_soon, &lane), 0);
+		error = wh_mooncake_lane_move(&lane, i & 1, bytes, 4096, LENGTH);
+		pthread_join(thread, NULL);
+		assert_true(!error || error == -ECANCELED);
+		assert_int_equal(wh_mooncake_lane_move(&lane, false, bytes, 4096, 1), -ECANCELED);
+		wh_mooncake_lane_close(&lane);
+	}
+	free(bytes);
+}
+
+static int inbox; /* what the next notification gets */
+
+static int take(void *arg, const char *name, const char *message)
+{
+	assert_true(arg == &inbox && !strcmp(name, "a") && !strcmp(message, "b"));
+	return inbox;
+}
+
+/* Confirmed, or not; and what it says of itself as one of Wherry's. */
+static void server__notified(void **state)
+{
+	struct wh_mooncake_server_options options = {
+		.listen = "127.0.0.1:0", .notified = take, .arg = &inbox,
+		.wherry = "wherry://127.0.0.1:7", .epoch = UINT64_C(0xfedcba9876543210),
+	};
+	struct wh_mooncake_segment told;
+	struct wh_mooncake_server *other;
+
+	(void)state;
+	assert_string_equal(segment.wherry, "");
+	assert_int_equal(wh_mooncake_serve(&options, &other), 0);
+	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "a", "b", LONG), 0);
+	inbox = -ENOBUFS;
+	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "a", "b", LONG), -ECONNRESET);
+	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "\xff", "b", LONG), -EINVAL);
+	assert_int_equal(wh_mooncake_probe(wh_mooncake_control(other), LONG), 0);
+	assert_int_equal(wh_mooncake_fetch(wh_mooncake_control(other), LONG, &told), 0);
+	assert_string_equal(told.wherry, options.wherry);
+	assert_true(told.epoch == options.epoch);
+	wh_mooncake_segment_free(&told);
+	wh_mooncake_stop(other);
+}
+
 /* The server goes while a lane has a connection to it. */
 static void server__goes(void **state)
 {
@@ -172,6 +291,10 @@ int main(void)
 		cmocka_unit_test(lanes__both_ways),
 		cmocka_unit_test(lanes__refused),
 		cmocka_unit_test(lanes__close),
+		cmocka_unit_test(lanes__cut),
+		cmocka_unit_test(server__update),
+		cmocka_unit_test(server__update_in_the_middle),
+		cmocka_unit_test(server__notified),
 		cmocka_unit_test(server__goes),
 	};
 
