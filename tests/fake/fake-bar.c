@@ -9,7 +9,7 @@
 #include "../lab/provider/lab_gpu.h"
 #include "fake.h"
 
-int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias)
+int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias)
 {
 	struct lab_gpu_alloc request = { .address = base, .size = size };
 
@@ -21,8 +21,14 @@ int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias)
 	*alias = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, (off_t)request.offset);
 	if (*alias == MAP_FAILED)
 		goto err_close;
+	if (there && request.pages &&
+	    mmap((void *)(uintptr_t)base, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, *fd,
+		 (off_t)request.offset) == MAP_FAILED)
+		goto err_unmap;
 	return FAKE_OK;
 
+err_unmap:
+	munmap(*alias, size);
 err_close:
 	close(*fd); /* what was allocated goes with it */
 	return FAKE_OUT_OF_MEMORY;

@@ -277,7 +277,7 @@ static int memory_on_bar(struct fake_device *device, uint64_t base, size_t size,
 
 	if (size > device->memory || device->used > device->memory - size)
 		return FAKE_OUT_OF_MEMORY;
-	error = fake_bar_map(base, size, &fd, &alias);
+	error = fake_bar_map(base, size, true, &fd, &alias);
 	if (error)
 		return error;
 	memory = add_memory(fd, alias, size);
@@ -350,7 +350,7 @@ int fake_memory_import(int fd, struct fake_memory **out)
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base)
 {
 	char *alias;
-	int fd, error = fake_bar_map(base, memory->size, &fd, &alias);
+	int fd, error = fake_bar_map(base, memory->size, false, &fd, &alias);
 
 	if (error)
 		return error;

@@ -260,7 +260,9 @@ void fake_memory_drop(struct fake_memory *memory);
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);
 
 /* Memory on the BAR that the setting names, in whole pages of FAKE_BAR_PAGE. */
-int fake_bar_map(uint64_t base, size_t size, int *fd, char **alias);
+/* `there`: at its device address as well, if the BAR has struct pages, so that a NIC can be given that, as
+ * with nvidia-peermem; it goes with the reservation. */
+int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias);
 void fake_bar_unmap(uint64_t base, int fd);
 
 /* Device memory at new addresses. */

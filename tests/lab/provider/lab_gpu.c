@@ -8,6 +8,7 @@
 #include <linux/delay.h>
 #include <linux/fs.h>
 #include <linux/list.h>
+#include <linux/memremap.h>
 #include <linux/miscdevice.h>
 #include <linux/mm.h>
 #include <linux/module.h>
@@ -76,6 +77,11 @@ static struct pci_dev *gpu;
 static phys_addr_t bar;
 static u32 bar_pages, pages_got, calls, callbacks;
 static unsigned long *bar_used;
+static bool with_pages;
+#ifndef OLD_DRIVER /* what this takes is for GPL modules alone */
+module_param_named(pages, with_pages, bool, 0444);
+MODULE_PARM_DESC(pages, "the BAR has struct pages, so that other drivers can pin what a process maps of it");
+#endif
 static u64 next_address = 0x700000000000ull;
 
 static bool due(int *countdown)
@@ -130,6 +136,7 @@ static int allocate(struct file *file, struct lab_gpu_alloc *request)
 	allocation->scattered = request->flags & LAB_GPU_SCATTERED;
 	list_add_tail(&allocation->link, &allocations);
 	request->offset = first * LAB_GPU_PAGE;
+	request->pages = with_pages;
 	mutex_unlock(&gpu_lock);
 	return 0;
 }
@@ -398,6 +405,52 @@ static long gpu_ioctl(struct file *file, unsigned int number, unsigned long argu
 	return -ENOTTY;
 }
 
+/* ---- struct pages ---------------------------------------------------------------------------- */
+
+#ifndef OLD_DRIVER
+static struct dev_pagemap bar_map;
+
+static int map_bar(void)
+{
+	void *start;
+
+	if (!with_pages)
+		return 0;
+	bar_map.type = MEMORY_DEVICE_GENERIC;
+	bar_map.range.start = bar;
+	bar_map.range.end = bar + bar_pages * LAB_GPU_PAGE - 1;
+	bar_map.nr_range = 1;
+	start = memremap_pages(&bar_map, NUMA_NO_NODE);
+	return PTR_ERR_OR_ZERO(start);
+}
+
+static void unmap_bar(void)
+{
+	if (with_pages)
+		memunmap_pages(&bar_map);
+}
+#else
+static int map_bar(void)
+{
+	return 0;
+}
+
+static void unmap_bar(void)
+{
+}
+#endif
+
+/* Cached, as the kernel has them itself. */
+static int insert_pages(struct vm_area_struct *area, u64 offset, u64 length)
+{
+	u64 at;
+	int error = 0;
+
+	for (at = 0; at < length && !error; at += PAGE_SIZE)
+		error = vm_insert_page(area, area->vm_start + at, pfn_to_page(PHYS_PFN(bar + offset + at)));
+	return error;
+}
+
 static int gpu_mmap(struct file *file, struct vm_area_struct *area)
 {
 	u64 length = area->vm_end - area->vm_start, offset = (u64)area->vm_pgoff << PAGE_SHIFT;
@@ -405,6 +458,8 @@ static int gpu_mmap(struct file *file, struct vm_area_struct *area)
 
 	if (offset > bar_pages * LAB_GPU_PAGE || length > bar_pages * LAB_GPU_PAGE - offset)
 		return -EINVAL;
+	if (with_pages)
+		return insert_pages(area, offset, length);
 	area->vm_page_prot = __pgprot(bits | cachemode2protval(_PAGE_CACHE_MODE_WC));
 	return remap_pfn_range(area, area->vm_start, PHYS_PFN(bar + offset), length,
 			       area->vm_page_prot);
@@ -463,11 +518,16 @@ static int __init lab_gpu_init(void)
 	bar_used = bitmap_zalloc(bar_pages, GFP_KERNEL);
 	if (!bar_used)
 		goto err_disable;
-	error = misc_register(&device);
+	error = map_bar();
 	if (error)
 		goto err_free;
+	error = misc_register(&device);
+	if (error)
+		goto err_unmap;
 	return 0;
 
+err_unmap:
+	unmap_bar();
 err_free:
 	bitmap_free(bar_used);
 err_disable:
@@ -482,6 +542,7 @@ static void __exit lab_gpu_exit(void)
 	misc_deregister(&device);
 	/* Who has pages has this module in use; with nobody there none are left. */
 	WARN_ON(!list_empty(&grants));
+	unmap_bar();
 	bitmap_free(bar_used);
 	pci_disable_device(gpu);
 	pci_dev_put(gpu);

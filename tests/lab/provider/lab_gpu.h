@@ -15,7 +15,7 @@ struct lab_gpu_alloc {
 	__u64 address; /* 0: choose one; a multiple of 64 KiB */
 	__u64 size; /* a multiple of 64 KiB */
 	__u32 flags;
-	__u32 padding;
+	__u32 pages; /* out: what mmap() gives has struct pages, which other drivers can pin */
 	__u64 offset; /* out: of the first byte in the BAR; for mmap() of this device, too */
 };
 
