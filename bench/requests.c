@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What the transport rdma asks of a NIC: work requests, doorbells and completions, counted by the fake
+ * libibverbs of the tests. Two engines of this process; under callgrind also the instructions that each
+ * takes (docs/rdma.md, On paper).
+ *
+ *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching]]
+ *
+ * SIZE bytes a block; BLOCKS of them in a batch, which touch on neither side, or on the peer's; TIMES
+ * batches, one after the other. Prints batches, bytes, work requests, doorbells and completions.
+ */
+#include <dlfcn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <wherry/wherry.h>
+
+#define SECOND INT64_C(1000000000)
+
+struct ends {
+	struct wh_engine *ours, *theirs;
+	struct wh_region *here, *there;
+	struct wh_peer *peer;
+	struct wh_remote remote;
+	void *source, *target;
+	uint64_t length;
+};
+
+static void (*counts)(uint64_t *requests, uint64_t *doorbells, uint64_t *completions);
+
+static _Noreturn void die(const char *what, const char *text)
+{
+	fprintf(stderr, "requests: %s: %s\n", what, text);
+	exit(1);
+}
+
+static struct wh_engine *engine(const char *verbs, const char *rail, const char *listen)
+{
+	char library[4096], nic[64];
+	const char *const config[] = { library, nic, "transports=rdma", "timeout=60000", NULL };
+	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
+	struct wh_engine *opened;
+
+	snprintf(library, sizeof(library), "verbs=%s", verbs);
+	snprintf(nic, sizeof(nic), "rdma=%s", rail);
+	if (wh_engine_open(&options, &opened))
+		die("engine", wh_error_text());
+	return opened;
+}
+
+static void open_ends(struct ends *ends, const char *verbs)
+{
+	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+
+	ends->theirs = engine(verbs, "fake1", "127.0.0.1:0");
+	ends->ours = engine(verbs, "fake0", "none");
+	if (wh_memory_alloc(ends->theirs, ends->length, NULL, &ends->target) ||
+	    wh_region_register(ends->theirs, ends->target, ends->length, &named, &ends->there) ||
+	    wh_memory_alloc(ends->ours, ends->length, NULL, &ends->source) ||
+	    wh_region_register(ends->ours, ends->source, ends->length, NULL, &ends->here) ||
+	    wh_peer_open(ends->ours, wh_engine_url(ends->theirs), NULL, &ends->peer) ||
+	    wh_peer_find(ends->peer, "target", 10 * SECOND, &ends->remote))
+		die("engines", wh_error_text());
+}
+
+static void close_ends(struct ends *ends)
+{
+	if (wh_peer_close(ends->peer) || wh_region_unregister(ends->here) ||
+	    wh_region_unregister(ends->there) || wh_memory_free(ends->ours, ends->source) ||
+	    wh_memory_free(ends->theirs, ends->target) || wh_engine_close(ends->ours) ||
+	    wh_engine_close(ends->theirs))
+		die("close", wh_error_text());
+}
+
+/* Blocks with a gap behind each, so that no two make one run; `touching`: on our side alone. */
+static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size, uint64_t blocks,
+			     bool touching)
+{
+	struct wh_base base = { .local = ends->here, .remote = ends->remote.id };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc),
+		.op = op,
+		.block_length = size,
+		.count = blocks,
+		.bases = &base,
+		.base_count = 1,
+		.local_stride = 2 * size,
+		.remote_stride = touching ? size : 2 * size,
+	};
+	struct wh_blocks *prepared;
+	struct wh_batch *batch;
+
+	if (wh_blocks_prepare(ends->peer, &desc, &prepared) || wh_batch_new(ends->peer, NULL, &batch) ||
+	    wh_batch_add_blocks(batch, prepared))
+		die("blocks", wh_error_text());
+	wh_blocks_free(prepared);
+	return batch;
+}
+
+static void move(struct wh_batch *batch)
+{
+	if (wh_batch_submit(batch) || wh_batch_wait(batch, 60 * SECOND))
+		die("transfer", wh_error_text());
+}
+
+int main(int argc, char **argv)
+{
+	uint64_t size = argc > 2 ? strtoull(argv[2], NULL, 0) : 0;
+	uint64_t blocks = argc > 3 ? strtoull(argv[3], NULL, 0) : 0;
+	uint64_t times = argc > 4 ? strtoull(argv[4], NULL, 0) : 0;
+	uint64_t before[3], after[3], bytes;
+	struct ends ends = { 0 };
+	struct wh_batch *batch;
+	void *library, *found;
+
+	if (argc < 5 || argc > 7 || !size || !blocks || !times || size > UINT64_MAX / 4 / blocks) {
+		fprintf(stderr, "usage: requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching]]\n");
+		return 64;
+	}
+	setenv("FAKE_VERBS", "fake0,fake1", 1);
+	library = dlopen(argv[1], RTLD_NOW);
+	found = library ? dlsym(library, "fake_verbs_counts") : NULL;
+	if (!found)
+		die(argv[1], library ? "this is not the libibverbs of the tests" : dlerror());
+	memcpy(&counts, &found, sizeof(counts));
+	bytes = times * size * blocks;
+	ends.length = 2 * size * blocks;
+	open_ends(&ends, argv[1]);
+	batch = make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size, blocks,
+		     argc > 6);
+	move(batch); /* connects, and has both sides registered */
+	counts(&before[0], &before[1], &before[2]);
+	for (uint64_t i = 0; i < times; i++)
+		move(batch);
+	counts(&after[0], &after[1], &after[2]);
+	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions\n",
+	       (unsigned long long)times, (unsigned long long)bytes,
+	       (unsigned long long)(after[0] - before[0]), (unsigned long long)(after[1] - before[1]),
+	       (unsigned long long)(after[2] - before[2]));
+	if (wh_batch_free(batch))
+		die("close", wh_error_text());
+	close_ends(&ends);
+	dlclose(library);
+	return 0;
+}
