@@ -228,10 +228,10 @@ static int recv_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, boo
 	return recv_walk(pipe, &area, length, length, spin);
 }
 
-/* As Wherry sets its own: on loopback no congestion control that paces. */
+/* As Wherry sets its own: on loopback no congestion control that paces, and no buffers of megabytes. */
 static int set_socket(int fd, uint64_t buffer)
 {
-	int one = 1, size = buffer > INT32_MAX ? INT32_MAX : (int)buffer;
+	int one = 1, size = buffer > INT32_MAX ? INT32_MAX : buffer ? (int)buffer : 512 << 10;
 	char control[16] = "";
 	socklen_t length = sizeof(control) - 1;
 
@@ -242,8 +242,8 @@ static int set_socket(int fd, uint64_t buffer)
 
 	if (setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
 		return -errno;
-	if (size && (setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) ||
-		     setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size))))
+	if (setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size)) ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &size, sizeof(size)))
 		return -errno;
 	return 0;
 }

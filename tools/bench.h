@@ -392,7 +392,7 @@ ssize_t bench_tls_recv(struct bench_pipe *pipe, void *bytes, size_t length, bool
 /* The command's ends of the connections to the raw process. */
 struct bench_stream {
 	struct bench_process *process;
-	uint64_t buffer; /* SO_SNDBUF and SO_RCVBUF; 0: the system's */
+	uint64_t buffer; /* SO_SNDBUF and SO_RCVBUF; 0: as Wherry chooses on loopback */
 	bool tls;        /* the knob is on */
 	uint32_t cipher; /* enum bench_tls: ours, when the first connection is made */
 	int port;

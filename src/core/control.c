@@ -18,6 +18,7 @@
 #define OUT_MAX (256u << 20)
 #define OWED_MAX (4u << 20) /* of that, answers to what the other side asked */
 #define IN_FIRST 4096
+#define NEAR_BUFFER (512 << 10)
 
 static void received(struct wh_source *source, uint32_t events);
 
@@ -53,6 +54,21 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 	if (wh_address_is_loopback(address) &&
 	    !getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &length) && !strncmp(name, "bbr", 3))
 		setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
+}
+
+/* What waits there is in the CPU's caches or not any more, and no distance asks for much. The system's buffers
+ * grow to megabytes; with these four connections move 15 % more (16 CPUs), and encrypted ones 10 %. */
+void wh_socket_near(struct wh_engine *engine, int fd)
+{
+	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
+	socklen_t length = sizeof(address);
+	int bytes = NEAR_BUFFER;
+
+	if (engine->config.number[WH_KNOB_BUFFER] ||
+	    getpeername(fd, (struct sockaddr *)&address, &length) || !wh_address_is_loopback(&address))
+		return;
+	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
+	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
 }
 
 /* An end of a connection; IPv4 as IPv6 has it, for a listener may serve both. */

@@ -184,6 +184,8 @@ void wh_socket_tune(struct wh_engine *engine, int fd);
  * for there the timers that it takes cost more than moving the bytes, and hold them up. What is
  * accepted inherits it; a connection that is established would stay paced. */
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address);
+/* A data connection has been made: bound what waits in it, if the other end is on this host. */
+void wh_socket_near(struct wh_engine *engine, int fd);
 /* Shut down and close. A forked child may hold a copy, which would keep a connection, or a listener
  * that nobody serves, alive. */
 void wh_socket_close(int fd);

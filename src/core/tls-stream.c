@@ -10,7 +10,6 @@
 #include <time.h>
 
 #include "core/tls.h"
-#include "rendezvous/rendezvous.h"
 #include "util/error.h"
 
 #define RECORD 16384u /* the most bytes of ours in one */
@@ -21,7 +20,6 @@
 #define IN_MOST (8 * RECORD)
 #define MANY RECORD /* bytes at a time for which memory is kept */
 #define QUIET 16    /* until there have been fewer so many times */
-#define NEAR_BUFFER (512 << 10)
 
 /* ---- bytes on their way --------------------------------------------------------------------------- */
 
@@ -186,20 +184,6 @@ static int use_memory(struct wh_tls *tls, bool receiving, bool sending)
 	return 0;
 }
 
-/* On loopback what waits in a socket is in the CPU's caches or not any more. Encrypting is slower than the
- * socket, so that there would be megabytes of it, which no distance asks for. */
-static void bound_near(int fd)
-{
-	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
-	socklen_t length = sizeof(address);
-	int bytes = NEAR_BUFFER;
-
-	if (getpeername(fd, (struct sockaddr *)&address, &length) || !wh_address_is_loopback(&address))
-		return;
-	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
-	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
-}
-
 struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting)
 {
 	const struct wh_ssl *ssl = &context->ssl;
@@ -210,8 +194,6 @@ struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting
 	tls->context = context;
 	tls->fd = fd;
 	tls->in.quiet = tls->out.quiet = QUIET;
-	if (!context->tuned)
-		bound_near(fd);
 	tls->ssl = ssl->SSL_new(context->handle);
 	if (!tls->ssl)
 		goto err_free;

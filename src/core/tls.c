@@ -331,7 +331,6 @@ int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 
 	if (!context)
 		return wh_fail(ENOMEM, "the knob tls: no memory");
-	context->tuned = config->number[WH_KNOB_BUFFER];
 	error = wh_ssl_open(&context->ssl, NULL);
 	if (!error)
 		error = set_up(context);

@@ -95,7 +95,6 @@ struct wh_tls_context {
 	struct ssl_ctx_st *handle;
 	struct bio_method_st *memory; /* of what OpenSSL reads and writes */
 	bool kernel; /* it may do the encryption */
-	bool tuned;  /* sockets have the buffers of the knob */
 	char certificate[WH_CONFIG_TEXT]; /* the file; "": pre-shared keys */
 	unsigned count;
 	struct {

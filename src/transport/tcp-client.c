@@ -126,6 +126,7 @@ static int connecting(struct tcp_client *client)
 		error = errno;
 	if (error)
 		return -error;
+	wh_socket_near(client->tcp->peer->engine, client->source.fd);
 	if (!client->tcp->peer->engine->trust.tls) {
 		error = say_hello(client);
 		client->state = TCP_GREETING;

@@ -236,7 +236,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_BUFFER] = {
 		.row = { "buffer", "WHERRY_BUFFER", "0", "bytes",
-			 "socket buffers; 0: the system's choice" },
+			 "socket buffers; 0: the system's, on one host 512KiB" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = 256 * MIB,
