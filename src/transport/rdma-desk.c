@@ -276,6 +276,7 @@ static void moved(struct wh_staging *staging, int error, const char *text)
 
 	(void)error; /* it is in the staging */
 	(void)text;
+	leave_places(copy); /* loop 0 may be waiting for that */
 	wh_loop_post(home(copy->desk), &copy->ended);
 }
 
@@ -284,7 +285,6 @@ static void ended(struct wh_task *task)
 	struct copy *copy = wh_container(task, struct copy, ended);
 	struct wh_session *session = session_of(copy->desk);
 
-	leave_places(copy);
 	copy->busy = false;
 	if (copy->staging.error)
 		wh_engine_log(copy->desk->rdma->engine, "rdma: staging for a peer: %s", copy->staging.text);

@@ -145,6 +145,7 @@ static void rails__last_breaks(void **state)
 	struct duo duo;
 
 	(void)state;
+	harness_limit(60);
 	for (uint32_t kind = 0; kind < 2; kind++) {
 		duo_open(&duo, kind ? WH_MEMORY_DEVICE : WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "staged");
 		settle(&duo, "rdma", STAGED_THERE);
@@ -171,6 +172,7 @@ static void cancelled(uint32_t here)
 	struct wh_batch *batch;
 	struct duo duo;
 
+	harness_limit(60);
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		duo_open(&duo, here, WH_MEMORY_DEVICE, "staged");
 		settle(&duo, "rdma", STAGED_THERE);
