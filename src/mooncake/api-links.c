@@ -76,12 +76,19 @@ static json_int_t number_of(const json_t *object, const char *key)
 	return json_integer_value(json_object_get(object, key));
 }
 
+static void put_text(FILE *stream, const json_t *route, bool first)
+{
+	fprintf(stream, "%s %s: %" JSON_INTEGER_FORMAT " bytes read, %" JSON_INTEGER_FORMAT " written",
+		first ? ";" : ",", text_of(route, "transport"), number_of(route, "read_bytes"),
+		number_of(route, "written_bytes"));
+}
+
 /* A line for each. */
 static char *to_text(const json_t *links)
 {
-	const json_t *link, *route;
+	const json_t *link, *routes;
 	char *text = NULL;
-	size_t size, i, j;
+	size_t size, i;
 	FILE *stream = open_memstream(&text, &size);
 
 	if (!stream)
@@ -89,10 +96,9 @@ static char *to_text(const json_t *links)
 	json_array_foreach(links, i, link) {
 		fprintf(stream, "%" JSON_INTEGER_FORMAT " %s by %s", number_of(link, "id"), text_of(link, "name"),
 			!strcmp(text_of(link, "by"), "wherry") ? "Wherry's routes" : "Mooncake's TCP");
-		json_array_foreach(json_object_get(link, "routes"), j, route)
-			fprintf(stream, "%s %s: %" JSON_INTEGER_FORMAT " bytes read, %" JSON_INTEGER_FORMAT " written",
-				j ? "," : ";", text_of(route, "transport"), number_of(route, "read_bytes"),
-				number_of(route, "written_bytes"));
+		routes = json_object_get(link, "routes");
+		for (size_t j = 0; j < json_array_size(routes); j++)
+			put_text(stream, json_array_get(routes, j), j == 0);
 		fprintf(stream, "%s%s%s\n", *text_of(link, "why") ? " (" : "", text_of(link, "why"),
 			*text_of(link, "why") ? ")" : "");
 	}
