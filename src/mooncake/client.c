@@ -384,13 +384,9 @@ static int move(struct wh_mooncake_lane *lane)
 		if (!error)
 			error = move_once(lane);
 	}
-	if (error) {
-		char text[WH_TEXT_MAX];
-
-		snprintf(text, sizeof(text), "%s", wh_fail_text());
-		if (disconnect(lane))
-			wh_fail(-error, "%s", text);
-	}
+	/* Cut by another thread it looks as if the peer had closed the connection. */
+	if (error && disconnect(lane))
+		error = -ECANCELED;
 	return error;
 }
 
