@@ -52,8 +52,9 @@ static void open_side(struct side *side, const char *rail)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "table" };
 	char knob[128], url[128] = "";
-	const char *const config[] = { knob, NULL };
+	const char *const config[] = { knob, "timeout=60000", NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .config = config };
+	struct wh_peer_options patient = { .size = sizeof(patient), .timeout = PATIENCE };
 	struct wh_batch_options only = { .size = sizeof(only), .require = "rdma" };
 	struct wh_transfer ball = { .op = WH_WRITE, .local_offset = APART, .length = 8 };
 	struct wh_remote remote;
@@ -70,7 +71,7 @@ static void open_side(struct side *side, const char *rail)
 	    recv(side->other, url, sizeof(url), MSG_WAITALL) != sizeof(url))
 		die("the other process", "it has ended");
 	url[sizeof(url) - 1] = 0;
-	if (wh_peer_open(side->engine, url, NULL, &side->peer) ||
+	if (wh_peer_open(side->engine, url, &patient, &side->peer) ||
 	    wh_peer_find(side->peer, "table", PATIENCE, &remote) ||
 	    wh_batch_new(side->peer, &only, &side->batch))
 		die(url, wh_error_text());
