@@ -351,6 +351,7 @@ void rdma_pieces_done(struct wh_list *done)
 static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	unsigned sides = 0;
+	bool again;
 
 	if (piece->whole || piece->owner || atomic_load(&piece->cancelled))
 		return false;
@@ -360,10 +361,16 @@ static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 	if (!sides || (sides & RDMA_STAGE_OURS &&
 		       wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
 		return false;
-	wh_piece_start(piece, &piece->cursor);
-	atomic_store(&piece->left, piece->bytes);
-	rdma_stage(rdma, piece, sides);
-	return true;
+	pthread_mutex_lock(&rdma->lock); /* for whoever cancels */
+	again = !atomic_load(&piece->cancelled);
+	if (again) {
+		wh_piece_start(piece, &piece->cursor);
+		atomic_store(&piece->left, piece->bytes);
+	}
+	pthread_mutex_unlock(&rdma->lock);
+	if (again)
+		rdma_stage(rdma, piece, sides);
+	return again;
 }
 
 void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
