@@ -647,6 +647,20 @@ static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
 	return 0;
 }
 
+uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view)
+{
+	int error = 0;
+
+	if (!view->legacy)
+		return view->address;
+	if (!(atomic_load_explicit(&view->reached, memory_order_acquire) & bit(view->device))) {
+		pthread_mutex_lock(&views->lock);
+		error = open_legacy(views, view, view->device);
+		pthread_mutex_unlock(&views->lock);
+	}
+	return error ? 0 : wh_view_address(view, view->device);
+}
+
 /* Let the device that one side lies on reach the other side, where that can be switched on. */
 static void try_reach(struct wh_views *views, const struct wh_gpu_view *by, struct wh_gpu_view *to,
 		      char why[WH_REFUSAL])

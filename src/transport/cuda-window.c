@@ -102,6 +102,7 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
 	struct question question = { cuda, end->place };
 	char why[WH_REFUSAL];
+	uint64_t address;
 
 	/* Its owner has to know, in this session, that it is used. */
 	if (open && wh_cuda_remote(cuda, end->place, &view, why))
@@ -112,9 +113,13 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 		end->at = view->host + offset;
 		return true;
 	}
-	end->pane = open ? wh_pane_get_remote(cuda->peer->engine, region, wh_view_any(view), ask_owner,
-					     &question) :
-			   wh_pane_peek_remote(region);
+	end->pane = wh_pane_peek_remote(region);
+	if (!end->pane && open) {
+		address = wh_view_own(cuda->views, view);
+		if (address)
+			end->pane = wh_pane_get_remote(cuda->peer->engine, region, address, ask_owner,
+						      &question);
+	}
 	if (end->pane)
 		end->at = wh_pane_at(end->pane, end->place->address + offset);
 	return end->pane;

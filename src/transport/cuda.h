@@ -68,15 +68,10 @@ static inline uint64_t wh_view_address(const struct wh_gpu_view *view,
 			      view->address;
 }
 
-/* The same as anybody here calls it; 0: nobody does yet. */
-static inline uint64_t wh_view_any(const struct wh_gpu_view *view)
-{
-	uint64_t reached = atomic_load_explicit(&view->reached, memory_order_acquire);
-
-	if (!view->legacy)
-		return view->address;
-	return reached ? view->legacy->base[__builtin_ctzll(reached)] + view->legacy->skip : 0;
-}
+struct wh_views;
+/* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no substitute for
+ * where the memory itself is looked for; 0: it does not. */
+uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view);
 
 /* What goes between two views: by which GPU, and which way. */
 struct wh_gpu_path {

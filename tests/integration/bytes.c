@@ -50,11 +50,6 @@ static void open_driver(void)
 		abort();
 }
 
-bool bytes_asked(void)
-{
-	return driver.init;
-}
-
 unsigned int bytes_gpus(void)
 {
 	int count = 0;

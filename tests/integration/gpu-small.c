@@ -81,9 +81,10 @@ struct small {
 	unsigned char *ours, *theirs, *seen;
 };
 
-static void small_open_with(struct small *s, uint32_t here, uint32_t there, struct child *child)
+static void small_open_with(struct small *s, uint32_t here, uint32_t there, const char *elsewhere,
+			    struct child *child)
 {
-	gpu_pair_open_with(&s->p, here, NULL, there, NULL, LENGTH, child);
+	gpu_pair_open_with(&s->p, here, NULL, there, elsewhere, LENGTH, child);
 	s->windows = has_windows(s->p.engine);
 	s->ours = malloc(AREA);
 	s->theirs = malloc(AREA);
@@ -99,7 +100,7 @@ static void small_open_with(struct small *s, uint32_t here, uint32_t there, stru
 
 static void small_open(struct small *s, uint32_t here, uint32_t there)
 {
-	small_open_with(s, here, there, child_start(NULL));
+	small_open_with(s, here, there, NULL, child_start(NULL));
 }
 
 static void small_close(struct small *s)
@@ -190,12 +191,12 @@ static void tell_why(struct small *s)
 /* ---- what is moved ------------------------------------------------------------------------------- */
 
 /* Both ways, at odd places. `must`: through a window, where there are any. */
-static void move_lengths(uint32_t here, uint32_t there, bool must)
+static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, bool must)
 {
 	struct small s;
 	bool window;
 
-	small_open(&s, here, there);
+	small_open_with(&s, here, there, elsewhere, child_start(NULL));
 	for (uint64_t length = 1; length <= 9000; length += length < 70 ? SCALE(1, 5) : length / SCALE(3, 1)) {
 		uint64_t local = 1 + length * 7 % 131, remote = 1 + length * 13 % 127;
 
@@ -223,26 +224,35 @@ static void move_lengths(uint32_t here, uint32_t there, bool must)
 static void apart__from_host(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_VMM, true);
+	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_VMM, NULL, true);
 }
 
 static void apart__from_our_gpu(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_DEVICE, WH_MEMORY_SHARED, true);
+	move_lengths(WH_MEMORY_DEVICE, WH_MEMORY_SHARED, NULL, true);
 }
 
 static void apart__between_gpus_memories(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, true);
+	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, NULL, true);
 }
 
 /* Imported by a legacy handle: whether a window opens onto that is the driver's affair. */
 static void apart__legacy(void **state)
 {
 	(void)state;
-	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, fake_nvidia_state);
+	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, fake_nvidia_state);
+}
+
+/* CUDA opens a legacy handle for one GPU at a time; the one that our side lies on is not the memory's own. */
+static void apart__on_another_gpu(void **state)
+{
+	(void)state;
+	move_lengths(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", fake_nvidia_state);
+	move_lengths(WH_MEMORY_VMM, WH_MEMORY_DEVICE, "cuda:1", fake_nvidia_state);
+	move_lengths(WH_MEMORY_VMM, WH_MEMORY_VMM, "cuda:1", true);
 }
 
 /* Several in a batch, and blocks, some with more runs than go that way. */
@@ -509,7 +519,7 @@ static void refused__by_the_owner(void **state)
 		setenv(owners[i][0], owners[i][1], 1);
 		child = child_start(NULL);
 		unsetenv(owners[i][0]);
-		small_open_with(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, child);
+		small_open_with(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, child);
 		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
 		want(false, small_move(&s, WH_WRITE, 5, 6, 8));
 		fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
@@ -691,6 +701,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(apart__from_our_gpu, needs_time),
 	TEST_NEEDS(apart__between_gpus_memories, needs_time),
 	TEST_NEEDS(apart__legacy, needs_time),
+	TEST_NEEDS(apart__on_another_gpu, needs_two_gpus),
 	TEST(apart__several),
 	TEST_NEEDS(flags__come_last, needs_time),
 	TEST_NEEDS(explain__by_size, needs_time),

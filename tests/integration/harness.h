@@ -256,8 +256,6 @@ void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
 void *bytes_segmented(int device, size_t length);
 /* How many GPUs that driver has: the fake one whose path is in TEST_CUDA, or the machine's own. */
 unsigned int bytes_gpus(void);
-/* Has the driver been asked for anything? */
-bool bytes_asked(void);
 
 /* ---- between harness.c and child.c ---------------------------------------------------------- */
 
