@@ -269,7 +269,12 @@ done
 notify=${TEST_BUILD:-.}/examples/example-notify
 if [ -x "$notify" ]; then
 	serve --memory host:8MiB:mailbox --notifications
-	"$notify" send "$url" && stop TERM && [ "$(wc -l <serve.out)" = 2 ] &&
+	"$notify" send "$url"
+	for _ in $(seq 200); do # it has arrived, and is printed by another thread
+		[ "$(wc -l <serve.out)" = 1 ] || break
+		sleep 0.05
+	done
+	stop TERM && [ "$(wc -l <serve.out)" = 2 ] &&
 		grep -q -x 'sender 13 8 MiB for you' serve.out
 	verdict "serve prints notifications" $?
 fi

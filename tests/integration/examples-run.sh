@@ -59,6 +59,7 @@ else
 fi
 
 if [ -x "$examples/example-mooncake" ]; then
+	: >"$directory/offer"
 	"$examples/example-mooncake" offer >"$directory/offer" &
 	offering=$!
 	while kill -0 "$offering" && [ "$(wc -l <"$directory/offer")" = 0 ]; do

@@ -407,7 +407,7 @@ static long gpu_ioctl(struct file *file, unsigned int number, unsigned long argu
 
 /* ---- struct pages ---------------------------------------------------------------------------- */
 
-#ifndef OLD_DRIVER
+#if !defined(OLD_DRIVER) && defined(CONFIG_ZONE_DEVICE)
 static struct dev_pagemap bar_map;
 
 static int map_bar(void)
@@ -432,7 +432,7 @@ static void unmap_bar(void)
 #else
 static int map_bar(void)
 {
-	return 0;
+	return with_pages ? -EOPNOTSUPP : 0;
 }
 
 static void unmap_bar(void)
