@@ -5,8 +5,8 @@
  */
 #include "harness.h"
 
-#define LENGTH (SCALE(4, 3) * MIB) /* of each memory */
-#define GUARD 65539                /* bytes around what is moved that must stay as they are */
+#define LENGTH (5 * MIB / 2) /* of each memory: two slots of a staging and a half */
+#define GUARD 65539          /* bytes around what is moved that must stay as they are */
 
 struct side {
 	const char *name;
