@@ -12,6 +12,14 @@
 
 static struct side owner;
 
+/* As a NIC reads, of which the thread sanitizer does not know. */
+__attribute__((no_sanitize("thread"), noinline)) static void
+nic_read(unsigned char *to, const volatile unsigned char *from, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		to[i] = from[i];
+}
+
 static void owner_open(void)
 {
 	side_open(&owner, WH_MEMORY_DEVICE, "target", "127.0.0.1:0",
@@ -181,7 +189,7 @@ static void copy__without_the_right(void **state)
 	struct wh_region_options options = { .size = sizeof(options), .access = WH_ACCESS_READ };
 	struct wh_extent extent = { .length = 4096 };
 	struct wh_region *readable;
-	unsigned char *memory;
+	unsigned char *memory, bytes[4096];
 	int fd;
 
 	(void)state;
@@ -191,7 +199,8 @@ static void copy__without_the_right(void **state)
 	fd = session_with_desk(&memory);
 	want(-EACCES, copy(fd, 0, WH_WRITE, extent));
 	want(0, copy(fd, 1, WH_READ, extent));
-	want_true(pattern_check(memory + MIB, 4096, 0, 1) == PATTERN_GOOD, "it is not what was read");
+	nic_read(bytes, memory + MIB, sizeof(bytes));
+	want_true(pattern_check(bytes, sizeof(bytes), 0, 1) == PATTERN_GOOD, "it is not what was read");
 	extent.region += UINT64_C(1) << 32;
 	want(-ESTALE, copy(fd, 0, WH_READ, extent));
 	close(fd);
@@ -205,6 +214,7 @@ static void copy__without_the_right(void **state)
 /* The next session has the same memory, and nothing of what was in it. */
 static void memory__is_cleared(void **state)
 {
+	static unsigned char bytes[WH_RDMA_DESK_SLOTS * MIB];
 	unsigned char *first, *second, seen = 0;
 	struct wh_extent extent = { .length = MIB };
 	int fd, other;
@@ -218,10 +228,11 @@ static void memory__is_cleared(void **state)
 	close(fd);
 	do {
 		other = session_with_desk(&second);
-		for (size_t i = 0; second == first && i < WH_RDMA_DESK_SLOTS * MIB; i++)
-			seen |= second[i];
+		nic_read(bytes, second, second == first ? sizeof(bytes) : 0);
 		close(other);
 	} while (second != first);
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		seen |= bytes[i];
 	want_true(!seen, "bytes of another peer are there still");
 	side_close(&owner);
 }

@@ -79,6 +79,7 @@ static void want_well(struct gpu_pair *p)
 static void owner__asked_for_nonsense(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
+	static const struct child_options patient = { .config = { "timeout=30000" } };
 
 	(void)state;
 	harness_limit(60);
@@ -90,7 +91,8 @@ static void owner__asked_for_nonsense(void **state)
 		uint8_t garbage[64];
 		int control, fd;
 
-		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[k], "cuda:0", LENGTH, true);
+		gpu_pair_open_with(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[k], "cuda:0", LENGTH,
+				   child_start(&patient));
 		child_region(p.child, p.memory, 0, 4096, "none", WH_ACCESS_NONE, &none);
 		control = raw_control(p.child->url, &welcome);
 		want(1, raw_skip_regions(control));
