@@ -107,10 +107,12 @@ static void owner__asked_for_nonsense(void **state)
 		want(0, ask(fd, UINT64_MAX, UINT32_MAX));
 		want(-ENOENT, answer_of(fd, &exported));
 		for (uint32_t shift = 0; shift < 31; shift++) {
+			be_heard(control);
 			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift));
 			want(-ERANGE, answer_of(fd, &exported));
 		}
 		for (uint32_t shift = 0; shift < 31; shift += 6) {
+			be_heard(control);
 			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift | WH_MAP_OBJECTS));
 			want(-ERANGE, answer_of(fd, &exported));
 		}
@@ -118,10 +120,12 @@ static void owner__asked_for_nonsense(void **state)
 		 * driver says. */
 		want(0, ask(fd, none, WH_MAP_OBJECTS));
 		want(-ENOENT, answer_of(fd, &exported));
+		be_heard(control);
 		want(0, ask(fd, p.remote.id, WH_MAP_OBJECTS));
 		want_true(answer_of(fd, &exported) != -ERANGE, "no object of its only segment");
 		be_heard(control);
 		for (uint32_t less = 0; less < 40; less++) {
+			be_heard(control);
 			want(0, ask(fd, p.remote.id, UINT32_MAX - less));
 			want(-ERANGE, answer_of(fd, &exported));
 		}
