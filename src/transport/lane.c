@@ -611,7 +611,7 @@ static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinne
 
 int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
 {
-	struct wh_pinned *block;
+	struct wh_pinned *block = NULL;
 	int error;
 
 	pthread_mutex_lock(&gpus->list_lock);

@@ -225,8 +225,8 @@ static void size__tcp_peers(void **state)
 /* Data connections that are not used are given back, and opened again when they are. */
 static void idle__connections_are_closed(void **state)
 {
-	static const char *const config[] = { "idle=100", "connections=4", NULL };
-	struct child_options options = { .config = { "idle=100" } };
+	static const char *const config[] = { "idle=500", "connections=4", NULL };
+	struct child_options options = { .config = { "idle=500" } };
 	unsigned int before, ours, theirs;
 	struct fixture f;
 	int64_t end;
