@@ -233,10 +233,11 @@ int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_deske
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t error = wh_take32(&bytes);
-	struct wh_rdma_desked got = { .error = -(int)error };
+	struct wh_rdma_desked got = { .error = 0 };
 
 	if (bytes.cut || error > ERRNO_MAX)
 		return -EPROTO;
+	got.error = -(int)error;
 	if (!error) {
 		got.address = wh_take64(&bytes);
 		got.slots = wh_take32(&bytes);
