@@ -57,7 +57,7 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 }
 
 /* What waits there is in the CPU's caches or not any more, and no distance asks for much. The system's buffers
- * grow to megabytes; with these four connections move 15 % more (16 CPUs), and encrypted ones 10 %. */
+ * grow to megabytes. */
 void wh_socket_near(struct wh_engine *engine, int fd)
 {
 	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };

@@ -159,8 +159,8 @@ static int start_loops(struct wh_engine *engine)
 	/* Of those that this process may use. */
 	if (!sched_getaffinity(0, sizeof(may), &may))
 		cpus = CPU_COUNT(&may);
-	/* One could not take in what several connections bring, even where there are but two CPUs; four move
-	 * half of what eight do over 16 connections. Those that spin take their CPUs from others. */
+	/* One could not take in what several connections bring, even where there are but two CPUs, nor
+	 * four what 16 bring. Those that spin take their CPUs from others. */
 	if (!wanted)
 		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 || spin ? 4 : 8;
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));

@@ -676,7 +676,7 @@ static void cable__speed(void **state)
 	want_in_time(batch_one, "RoCE v2");
 	want_in_time(batch_two, "2 rails, RoCE v2");
 	/* Processors that are starved lose a rail now and then, which is not what is measured here. */
-	for (int tries = 0; tries < 3 && faster < 1.6; tries++) {
+	for (int tries = 0; tries < 3 && faster < 1.9; tries++) {
 		for (int i = 0; i < ROUNDS; i++) {
 			want_in_time(batch_two, "2 rails, RoCE v2");
 			by_one[i] = timed(batch_one);
@@ -689,8 +689,7 @@ static void cable__speed(void **state)
 		       TIMED * 1e3 / (double)by_one[ROUNDS / 2], TIMED * 1e3 / (double)by_two[ROUNDS / 2],
 		       faster);
 	}
-	/* Both carry it; how much faster that is at best bench/rdma says, on a guest that nobody disturbs. */
-	want_true(faster >= 1.6, "two rails are %.3f times as fast as one:\n%s", faster,
+	want_true(faster >= 1.9, "two rails are %.3f times as fast as one:\n%s", faster,
 		  explained(batch_two));
 	pattern_fill(two.local, TIMED, 0, 31);
 	want(0, batch_run(batch_two));
