@@ -9,6 +9,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -148,6 +149,26 @@ static int resolve_all(struct wh_cuda *cuda)
 			       minor_of(missing->since));
 }
 
+static int take_loads(struct dl_phdr_info *info, size_t size, void *loads)
+{
+	(void)size;
+	*(unsigned long long *)loads = info->dlpi_adds;
+	return 1;
+}
+
+/* To look for a library that is not open costs the loader an open() in each of its directories: once the
+ * process has none, it still has none while it opens no other. Returns the number to remember then. */
+static bool still_none(struct wh_cuda *cuda, unsigned long long *loads)
+{
+	dl_iterate_phdr(take_loads, loads);
+	return *loads == atomic_load_explicit(&cuda->loads_without, memory_order_relaxed);
+}
+
+static void none_so_far(struct wh_cuda *cuda, unsigned long long loads)
+{
+	atomic_store_explicit(&cuda->loads_without, loads, memory_order_relaxed);
+}
+
 /* Two drivers in one process would not know each other's memory. */
 static int check_only_one(struct wh_cuda *cuda)
 {
@@ -193,14 +214,19 @@ static int bind_library(struct wh_cuda *cuda, bool load)
  * without a text, if not. */
 static int bind_once(struct wh_cuda *cuda, bool load)
 {
+	unsigned long long loads = 0;
 	int error = 0;
 
 	if (atomic_load_explicit(&cuda->state, memory_order_acquire) != UNBOUND)
 		return 0;
+	if (!load && still_none(cuda, &loads))
+		return -ENOENT;
 	pthread_mutex_lock(&cuda->lock);
 	if (atomic_load_explicit(&cuda->state, memory_order_acquire) == UNBOUND)
 		error = bind_library(cuda, load);
 	pthread_mutex_unlock(&cuda->lock);
+	if (error == -ENOENT)
+		none_so_far(cuda, loads);
 	return error;
 }
 
@@ -209,12 +235,18 @@ static int kept_error(const struct wh_cuda *cuda)
 	return wh_fail(cuda->error, "%s", cuda->text);
 }
 
-static bool process_has_one(void)
+static bool process_has_one(struct wh_cuda *cuda)
 {
-	void *library = dlopen(WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+	unsigned long long loads = 0;
+	void *library;
 
+	if (still_none(cuda, &loads))
+		return false;
+	library = dlopen(WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
 	if (library)
 		dlclose(library);
+	else
+		none_so_far(cuda, loads);
 	return library != NULL;
 }
 
@@ -229,14 +261,14 @@ int wh_cuda_attach(struct wh_cuda *cuda, bool *initialised)
 	if (cuda->library) /* it cannot be used, but perhaps asked */
 		return cuda->cuPointerGetAttribute ? 0 : kept_error(cuda);
 	/* There was none. Has the application found one since? */
-	return cuda->off || !process_has_one() ? -ENOENT : kept_error(cuda);
+	return cuda->off || !process_has_one(cuda) ? -ENOENT : kept_error(cuda);
 }
 
 bool wh_cuda_present(struct wh_cuda *cuda)
 {
 	bool initialised;
 
-	return cuda->off ? process_has_one() : wh_cuda_attach(cuda, &initialised) != -ENOENT;
+	return cuda->off ? process_has_one(cuda) : wh_cuda_attach(cuda, &initialised) != -ENOENT;
 }
 
 /* Under the lock, bound. */

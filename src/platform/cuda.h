@@ -81,6 +81,7 @@ struct wh_cuda {
 	void *library;
 	_Atomic int state;    /* enum in cuda.c */
 	bool off;             /* wh_cuda_off() */
+	_Atomic unsigned long long loads_without; /* libraries opened by when there was no driver */
 	int error;            /* why it cannot be used, with its text */
 	char text[WH_TEXT_MAX];
 };

@@ -2,8 +2,10 @@
 /* The CUDA binding where there is no CUDA, and how work for the kernel is cut. */
 #include "unit.h"
 
+#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 
 #include <wherry/error.h>
@@ -94,6 +96,44 @@ static void ready__threads(void **state)
 	for (int i = 0; i < 4; i++)
 		pthread_join(threads[i], NULL);
 	wh_cuda_close(cuda);
+}
+
+static _Atomic unsigned loader_asked;
+
+/* In the loader's place, to count. */
+void *dlopen(const char *file, int mode)
+{
+	void *(*real)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+
+	atomic_fetch_add(&loader_asked, 1);
+	return real(file, mode);
+}
+
+/* Every registration asks: the loader would look into all of its directories each time. */
+static void attach__looks_once(void **state)
+{
+	struct wh_cuda *cuda = open_at(NOWHERE), *off = open_at(NULL);
+	void *other = NULL;
+	bool initialised;
+
+	(void)state;
+	wh_cuda_off(off, "off");
+	for (unsigned opened = 1; opened <= 2; opened++) {
+		atomic_store(&loader_asked, 0);
+		for (int i = 0; i < 1000; i++) {
+			assert_int_equal(wh_cuda_attach(cuda, &initialised), -ENOENT);
+			assert_false(wh_cuda_present(cuda) || wh_cuda_present(off));
+		}
+		/* Its own path and the usual one, and that again for the other. */
+		assert_int_equal(atomic_load(&loader_asked), 3);
+		if (opened == 1) {
+			other = dlopen("libBrokenLocale.so.1", RTLD_NOW);
+			assert_non_null(other);
+		}
+	}
+	dlclose(other);
+	wh_cuda_close(cuda);
+	wh_cuda_close(off);
 }
 
 /* ---- names ----------------------------------------------------------------------------------- */
@@ -334,6 +374,7 @@ int main(void)
 		cmocka_unit_test(every_call__no_library),
 		cmocka_unit_test(ready__not_cuda),
 		cmocka_unit_test(ready__threads),
+		cmocka_unit_test(attach__looks_once),
 		cmocka_unit_test(find__malformed),
 		cmocka_unit_test(find__well_formed),
 		cmocka_unit_test(query__no_driver),
