@@ -36,12 +36,13 @@ has() # NAME PATTERN: a line of `out` is like that
 json()
 {
 	python3 -c '
-import json, sys
+import json, os, sys
+slow = "TEST_SANITIZED" in os.environ # three rounds of it are too few to compare times
 j = json.load(open("j.json"))
 rows = j.get("results", [])
 good = eval("(" + sys.argv[1] + ")")
 if not good:
-	print(json.dumps(j, indent=1)[:3000])
+	print(json.dumps(rows, indent=1)[:20000])
 sys.exit(not good)' "$2"
 	verdict "$1" $?
 }
@@ -134,7 +135,7 @@ json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "b
 	r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
 	for r in rows)'
 json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
-	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"]) if r["op"] == "read" else
+	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"] * (10 if slow else 1)) if r["op"] == "read" else
 	r["first_byte_us"] is None for r in rows)'
 check "over TCP" 0 "4 rows, 4 verified" bench "${fast[@]}" --limits -t tcp --source cuda:0 \
 	--target "$other" -s 64KiB -n 1,2 --json j.json
