@@ -196,10 +196,10 @@ static void transfers__mixed_lengths(void **state)
 	}
 }
 
-/* 70 mappings of another process: answered 32 at a time. */
+/* Many mappings of another process: answered 32 at a time. */
 static void segments__of_another_process(void **state)
 {
-	const uint64_t length = 70 * 2 * MIB, part = length - 4 * MIB - 5;
+	const uint64_t length = SCALE(70, 34) * 2 * MIB, part = length - 4 * MIB - 5;
 	struct wh_transfer one = { .op = WH_WRITE };
 	struct wh_batch *batch;
 	struct gpu_pair p;
@@ -301,7 +301,7 @@ static void batch__cancelled_in_the_middle(void **state)
 		int status;
 
 		gpu_pair_open(&p, i % 2 ? WH_MEMORY_MANAGED : WH_MEMORY_DEVICE, "cuda:0",
-			      WH_MEMORY_DEVICE, "cuda:1", 40 * MIB, false);
+			      WH_MEMORY_DEVICE, "cuda:1", SCALE(40, 16) * MIB, false);
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		want(0, gpu_run(batch));
 		((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(1000);

@@ -167,20 +167,20 @@ static void add_blocks(struct pair *p, const struct work *work, uint32_t op,
 
 static void run(struct pair *p, const struct work *work, uint32_t op, const char *route)
 {
-	unsigned char *ours = malloc(p->length), *theirs = malloc(p->length);
+	/* Not given back: a sanitizer clears its notes of them each time. */
+	static unsigned char ours[LENGTH], theirs[LENGTH], seen[LENGTH];
 	const char *how = op == WH_WRITE ? "write" : "read";
-	unsigned char *seen = malloc(p->length);
 	struct wh_route routes[8];
 	struct wh_batch *batch;
 	size_t count = 8;
 
-	assert_true(ours && theirs && seen);
+	assert_true(p->length <= LENGTH);
 	local_set(p, 100 + op, ours);
 	target_set(p, 200 + op, theirs);
 	want(0, wh_batch_new(p->peer, NULL, &batch));
 	add_transfers(work, op, batch, ours, theirs);
 	add_blocks(p, work, op, batch, ours, theirs);
-	for (int again = 0; again < 3; again++) {
+	for (int again = 0; again < SCALE(3, 2); again++) {
 		want(0, wh_batch_submit(batch));
 		want(0, wh_batch_wait(batch, PATIENCE));
 	}
@@ -200,9 +200,6 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 	bytes_get(seen, p->local, p->length, p->here->kind);
 	want_true(!memcmp(seen, ours, p->length), "%s, %s, %s: our side is wrong", p->here->name,
 		  p->there->name, how);
-	free(ours);
-	free(theirs);
-	free(seen);
 }
 
 /* Transfers of all lengths, with odd addresses, none of which touches another. */
@@ -272,8 +269,9 @@ static bool usable(const struct side *a, const struct side *b)
 	bool second = (a->location && !strcmp(a->location, "cuda:1")) ||
 		      (b->location && !strcmp(b->location, "cuda:1"));
 
-	/* Under a sanitizer all of them take minutes: a part, in which each memory is on each side. */
-	if ((a - sides + 2 * (b - sides)) % SCALE(1, 5))
+	/* Under a sanitizer all of them take minutes: a part, in which each memory is on each side; where
+	 * there are CPU windows, another one. */
+	if (HARNESS_SLOW && (a - sides + 7 * (b - sides)) % 10 != (getenv("FAKE_NVIDIA_CUDA") ? 5 : 0))
 		return false;
 	return gpu && (!second || bytes_gpus() > 1);
 }
