@@ -378,6 +378,19 @@ static void end_sessions(void *argument)
 			       "the engine closes");
 }
 
+/* What is left when its threads have ended and its transports are closed. */
+static void give_back(struct wh_engine *engine)
+{
+	pthread_mutex_destroy(&engine->lock);
+	pthread_mutex_destroy(&engine->callback_lock);
+	pthread_mutex_destroy(&engine->registrations_lock);
+	pthread_mutex_destroy(&engine->pane_lock);
+	wh_gpus_close(engine->gpus);
+	wh_cuda_close(engine->cuda);
+	wh_trust_close(&engine->trust);
+	free(engine);
+}
+
 int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
 {
 	struct wh_engine_options options;
@@ -474,14 +487,7 @@ err_loops:
 err_unmap:
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 err_free:
-	pthread_mutex_destroy(&engine->lock);
-	pthread_mutex_destroy(&engine->callback_lock);
-	pthread_mutex_destroy(&engine->registrations_lock);
-	pthread_mutex_destroy(&engine->pane_lock);
-	wh_gpus_close(engine->gpus);
-	wh_cuda_close(engine->cuda);
-	wh_trust_close(&engine->trust);
-	free(engine);
+	give_back(engine);
 	return error;
 }
 
@@ -522,14 +528,7 @@ int wh_engine_close(struct wh_engine *engine)
 	wh_windows_free(engine->windows);
 	wh_places_destroy(&engine->regions);
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
-	pthread_mutex_destroy(&engine->lock);
-	pthread_mutex_destroy(&engine->callback_lock);
-	pthread_mutex_destroy(&engine->registrations_lock);
-	pthread_mutex_destroy(&engine->pane_lock);
-	wh_gpus_close(engine->gpus);
-	wh_cuda_close(engine->cuda);
-	wh_trust_close(&engine->trust);
-	free(engine);
+	give_back(engine);
 	return 0;
 }
 

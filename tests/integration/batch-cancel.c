@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Giving batches up in the middle, and batches that overtake others. */
-#include <pthread.h>
 
 #include "fixture.h"
 
@@ -137,39 +136,26 @@ static void cancel__reported_once(void **state)
 	fixture_close(&f);
 }
 
-struct waiting {
-	pthread_t thread;
-	struct wh_batch *batch;
-	int status;
-};
-
-static void *wait_in_thread(void *arg)
-{
-	struct waiting *waiting = arg;
-
-	waiting->status = wh_batch_wait(waiting->batch, PATIENCE);
-	return NULL;
-}
-
 /* A thread that waits for it learns of it. */
 static void cancel__while_another_waits(void **state)
 {
 	struct waiting waiting;
+	struct wh_batch *batch;
 	struct fixture f;
+	int status;
 
 	fixture_open(&f, *state, LENGTH);
-	waiting.batch = bulk_new(&f, WH_READ, 64, NULL);
+	batch = bulk_new(&f, WH_READ, 64, NULL);
 	for (int i = 0; i < 5; i++) {
-		want(0, wh_batch_submit(waiting.batch));
-		pthread_create(&waiting.thread, NULL, wait_in_thread, &waiting);
+		want(0, wh_batch_submit(batch));
+		wait_begin(&waiting, batch);
 		pause_us(1500);
-		want(0, wh_batch_cancel(waiting.batch));
-		pthread_join(waiting.thread, NULL);
-		want(wh_batch_poll(waiting.batch), waiting.status);
-		want_true(waiting.status == 0 || waiting.status == -ECANCELED, "it is %d",
-			  waiting.status);
+		want(0, wh_batch_cancel(batch));
+		status = wait_end(&waiting);
+		want(wh_batch_poll(batch), status);
+		want_true(status == 0 || status == -ECANCELED, "it is %d", status);
 	}
-	want(0, wh_batch_free(waiting.batch));
+	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 }
 

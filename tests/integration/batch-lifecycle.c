@@ -103,20 +103,6 @@ static void poll__alone(void **state)
 	fixture_close(&f);
 }
 
-struct waiting {
-	pthread_t thread;
-	struct wh_batch *batch;
-	int status;
-};
-
-static void *wait_in_thread(void *arg)
-{
-	struct waiting *waiting = arg;
-
-	waiting->status = wh_batch_wait(waiting->batch, PATIENCE);
-	return NULL;
-}
-
 /* Several threads may wait for the same batch. */
 static void wait__several_threads(void **state)
 {
@@ -131,14 +117,10 @@ static void wait__several_threads(void **state)
 	batch = batch_of(&f, &transfer, 1);
 	for (int round = 0; round < SCALE(20, 5); round++) {
 		want(0, wh_batch_submit(batch));
-		for (int i = 0; i < THREADS; i++) {
-			waiting[i].batch = batch;
-			pthread_create(&waiting[i].thread, NULL, wait_in_thread, &waiting[i]);
-		}
-		for (int i = 0; i < THREADS; i++) {
-			pthread_join(waiting[i].thread, NULL);
-			want(0, waiting[i].status);
-		}
+		for (int i = 0; i < THREADS; i++)
+			wait_begin(&waiting[i], batch);
+		for (int i = 0; i < THREADS; i++)
+			want(0, wait_end(&waiting[i]));
 	}
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);

@@ -183,6 +183,26 @@ int batch_run(struct wh_batch *batch)
 	return error ? error : wh_batch_wait(batch, 2 * PATIENCE);
 }
 
+static void *wait_in_thread(void *arg)
+{
+	struct waiting *waiting = arg;
+
+	waiting->status = wh_batch_wait(waiting->batch, PATIENCE);
+	return NULL;
+}
+
+void wait_begin(struct waiting *waiting, struct wh_batch *batch)
+{
+	waiting->batch = batch;
+	want(0, pthread_create(&waiting->thread, NULL, wait_in_thread, waiting));
+}
+
+int wait_end(struct waiting *waiting)
+{
+	want(0, pthread_join(waiting->thread, NULL));
+	return waiting->status;
+}
+
 void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes)
 {
 	struct wh_route routes[8];

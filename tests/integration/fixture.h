@@ -3,6 +3,8 @@
 #ifndef TESTS_FIXTURE_H
 #define TESTS_FIXTURE_H
 
+#include <pthread.h>
+
 #include "harness.h"
 
 /* Bytes before and behind each region that belong to the allocation but not to the region. The
@@ -65,6 +67,16 @@ struct wh_batch *batch_of(const struct fixture *f, const struct wh_transfer *tra
 
 /* Submit and wait; the status. */
 int batch_run(struct wh_batch *batch);
+
+/* Wait for a batch in a thread of its own; the end gives the status. */
+struct waiting {
+	pthread_t thread;
+	struct wh_batch *batch;
+	int status;
+};
+
+void wait_begin(struct waiting *waiting, struct wh_batch *batch);
+int wait_end(struct waiting *waiting);
 
 /* All its bytes must have gone by the fixture's route. */
 void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes);
