@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On loopback no connection of ours is paced, whatever the system's congestion control. */
+/* On loopback no connection of ours is paced, whatever the system's congestion control, and none has buffers
+ * that the CPU's caches do not hold. */
 #include "unit.h"
 
 #include <arpa/inet.h>
@@ -77,12 +78,94 @@ static void unpace__plain(void **state)
 	assert_string_equal(after, strncmp(before, "bbr", 3) ? before : "reno");
 }
 
+/* ---- buffers --------------------------------------------------------------------------------------- */
+
+/* A connection over loopback; the accepted end. */
+static int connected(int *other)
+{
+	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	socklen_t length = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
+
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, length), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	*other = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	assert_int_equal(connect(*other, (struct sockaddr *)&address, length), 0);
+	fd = accept(listener, NULL, NULL);
+	assert_true(fd >= 0);
+	close(listener);
+	return fd;
+}
+
+/* As the kernel tells it: twice of what was asked for. */
+static int buffer(int fd, int which)
+{
+	socklen_t length = sizeof(int);
+	int bytes = 0;
+
+	assert_int_equal(getsockopt(fd, SOL_SOCKET, which, &bytes, &length), 0);
+	return bytes;
+}
+
+/* What the system makes of 512 KiB: it has a limit. */
+static int granted(int which)
+{
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), bytes = 512 << 10;
+
+	assert_int_equal(setsockopt(fd, SOL_SOCKET, which, &bytes, sizeof(bytes)), 0);
+	bytes = buffer(fd, which);
+	close(fd);
+	return bytes;
+}
+
+static void near__loopback(void **state)
+{
+	struct wh_engine *engine = calloc(1, sizeof(*engine));
+	int other, fd = connected(&other);
+
+	(void)state;
+	assert_non_null(engine);
+	wh_socket_near(engine, fd);
+	assert_int_equal(buffer(fd, SO_SNDBUF), granted(SO_SNDBUF));
+	assert_int_equal(buffer(fd, SO_RCVBUF), granted(SO_RCVBUF));
+	close(fd);
+	close(other);
+	free(engine);
+}
+
+/* The knob has the last word, and what is no loopback connection stays as it is. */
+static void near__left_alone(void **state)
+{
+	struct wh_engine *engine = calloc(1, sizeof(*engine));
+	int other, fd = connected(&other), pair[2];
+	int before = buffer(fd, SO_SNDBUF);
+
+	(void)state;
+	assert_non_null(engine);
+	engine->config.number[WH_KNOB_BUFFER] = 4096;
+	wh_socket_near(engine, fd);
+	assert_int_equal(buffer(fd, SO_SNDBUF), before);
+	engine->config.number[WH_KNOB_BUFFER] = 0;
+	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+	before = buffer(pair[0], SO_SNDBUF);
+	wh_socket_near(engine, pair[0]);
+	assert_int_equal(buffer(pair[0], SO_SNDBUF), before);
+	close(pair[0]);
+	close(pair[1]);
+	close(fd);
+	close(other);
+	free(engine);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(unpace__loopback),
 		cmocka_unit_test(unpace__network),
 		cmocka_unit_test(unpace__plain),
+		cmocka_unit_test(near__loopback),
+		cmocka_unit_test(near__left_alone),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
