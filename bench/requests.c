@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the transport rdma asks of a NIC: work requests, doorbells and completions, counted by the fake
+ * What the transport rdma asks of a NIC: work requests, doorbells, completions and events, counted by the fake
  * libibverbs of the tests. Two engines of this process; under callgrind also the instructions that each
  * takes (docs/rdma.md, On paper).
  *
- *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching]]
+ *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching|polled]]
  *
  * SIZE bytes a block; BLOCKS of them in a batch, which touch on neither side, or on the peer's; TIMES
- * batches, one after the other. Prints batches, bytes, work requests, doorbells and completions.
+ * batches, one after the other, each waited for, or polled. Prints batches, bytes, work requests, doorbells,
+ * completions and how often an event was asked for.
  */
 #include <dlfcn.h>
+#include <errno.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +31,7 @@ struct ends {
 	uint64_t length;
 };
 
-static void (*counts)(uint64_t *requests, uint64_t *doorbells, uint64_t *completions);
+static void (*take_counts)(uint64_t counts[4]);
 
 static _Noreturn void die(const char *what, const char *text)
 {
@@ -99,9 +102,15 @@ static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size
 	return batch;
 }
 
-static void move(struct wh_batch *batch)
+static void move(struct wh_batch *batch, bool polled)
 {
-	if (wh_batch_submit(batch) || wh_batch_wait(batch, 60 * SECOND))
+	int error = wh_batch_submit(batch);
+
+	while (polled && !error && (error = wh_batch_poll(batch)) == -EINPROGRESS) {
+		error = 0;
+		sched_yield();
+	}
+	if (error || wh_batch_wait(batch, 60 * SECOND))
 		die("transfer", wh_error_text());
 }
 
@@ -110,13 +119,15 @@ int main(int argc, char **argv)
 	uint64_t size = argc > 2 ? strtoull(argv[2], NULL, 0) : 0;
 	uint64_t blocks = argc > 3 ? strtoull(argv[3], NULL, 0) : 0;
 	uint64_t times = argc > 4 ? strtoull(argv[4], NULL, 0) : 0;
-	uint64_t before[3], after[3], bytes;
+	bool touching = argc > 6 && !strcmp(argv[6], "touching"), polled = argc > 6 && !touching;
+	uint64_t before[4], after[4], bytes;
 	struct ends ends = { 0 };
 	struct wh_batch *batch;
 	void *library, *found;
 
 	if (argc < 5 || argc > 7 || !size || !blocks || !times || size > UINT64_MAX / 4 / blocks) {
-		fprintf(stderr, "usage: requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching]]\n");
+		fprintf(stderr, "usage: requests LIBIBVERBS SIZE BLOCKS TIMES [write|read "
+			"[touching|polled]]\n");
 		return 64;
 	}
 	setenv("FAKE_VERBS", "fake0,fake1", 1);
@@ -124,21 +135,21 @@ int main(int argc, char **argv)
 	found = library ? dlsym(library, "fake_verbs_counts") : NULL;
 	if (!found)
 		die(argv[1], library ? "this is not the libibverbs of the tests" : dlerror());
-	memcpy(&counts, &found, sizeof(counts));
+	memcpy(&take_counts, &found, sizeof(take_counts));
 	bytes = times * size * blocks;
 	ends.length = 2 * size * blocks;
 	open_ends(&ends, argv[1]);
 	batch = make(&ends, argc > 5 && !strcmp(argv[5], "read") ? WH_READ : WH_WRITE, size, blocks,
-		     argc > 6);
-	move(batch); /* connects, and has both sides registered */
-	counts(&before[0], &before[1], &before[2]);
+		     touching);
+	move(batch, polled); /* connects, and has both sides registered */
+	take_counts(before);
 	for (uint64_t i = 0; i < times; i++)
-		move(batch);
-	counts(&after[0], &after[1], &after[2]);
-	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions\n",
+		move(batch, polled);
+	take_counts(after);
+	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions, %llu events\n",
 	       (unsigned long long)times, (unsigned long long)bytes,
 	       (unsigned long long)(after[0] - before[0]), (unsigned long long)(after[1] - before[1]),
-	       (unsigned long long)(after[2] - before[2]));
+	       (unsigned long long)(after[2] - before[2]), (unsigned long long)(after[3] - before[3]));
 	if (wh_batch_free(batch))
 		die("close", wh_error_text());
 	close_ends(&ends);

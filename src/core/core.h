@@ -476,6 +476,7 @@ struct wh_piece {
 	void *owner;
 	uint32_t rails;  /* the transport rdma's lines that can carry it */
 	uint32_t flying; /* its work requests that are not done */
+	bool watched;    /* whoever is at work with its batch looks for their completions */
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */

@@ -227,7 +227,7 @@ static void collect(struct rdma_peer *rdma, struct wh_list *out)
 	for (unsigned i = 0; i < 3; i++)
 		while ((link = wh_list_take(lists[i])))
 			wh_list_append(out, link);
-	rdma->unwatched = 0;
+	rdma->watched = rdma->unwatched = 0;
 	rdma->queued = 0;
 }
 

@@ -18,13 +18,6 @@
 #define AHEAD (5 * WH_MS)   /* of a line's time, taken at most: a speed may be wrong, or change */
 #define GRAIN_LEAST 16384u  /* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
 
-bool rdma_watched(const struct wh_piece *piece)
-{
-	const struct wh_batch *batch = piece->batch;
-
-	return batch->peer->engine->config.number[WH_KNOB_SPIN] && !batch->callback && !batch->queue;
-}
-
 /* ---- pieces ------------------------------------------------------------------------------------ */
 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
@@ -87,7 +80,7 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
 
 	wh_list_append(urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
-	rdma->unwatched += !rdma_watched(piece);
+	rdma_watch(rdma, piece);
 	rdma->queued += piece->bytes;
 	piece->flying = 0;
 	piece->rails = rdma_rails_of(rdma, piece);
@@ -100,7 +93,7 @@ void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	rdma->queued -= piece->cursor.left + rdma_forget(rdma, piece);
 	wh_list_remove(&piece->link);
-	rdma->unwatched -= !rdma_watched(piece);
+	rdma_unwatch(rdma, piece);
 }
 
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)

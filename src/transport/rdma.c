@@ -94,6 +94,7 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		wh_list_init(&away);
 		if (!pthread_mutex_trylock(&rdma->lock)) {
 			stages = !wh_list_empty(&rdma->stages);
+			rdma->looked++;
 			rdma_progress(rdma, &done, &away);
 			pthread_mutex_unlock(&rdma->lock);
 			rdma_pieces_done(&done);
@@ -103,6 +104,9 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 			wh_gpus_poll(rdma->rdma->engine->gpus);
 		now = wh_now();
 	} while (wh_batch_running(batch) && now < deadline && now - start < RDMA_SPIN);
+	if (deadline && wh_batch_running(batch) &&
+	    !rdma->rdma->engine->config.number[WH_KNOB_SPIN])
+		rdma_sleep(rdma, batch);
 }
 
 void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done)
@@ -225,6 +229,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 
 static void peer_free(struct rdma_peer *rdma)
 {
+	rdma_watch_close(rdma);
 	rdma_client_close(rdma);
 	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
 	pthread_cond_destroy(&rdma->changed);
@@ -266,6 +271,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
 	wh_list_init(&rdma->desk_waits);
+	rdma_watch_open(rdma);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		peer_free(rdma);

@@ -469,7 +469,11 @@ struct rdma_peer {
 	struct wh_list desk_waits; /* struct rdma_loan */
 	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
-	uint32_t unwatched; /* pieces that nobody is bound to wait for */
+	uint32_t watched, unwatched; /* pieces: see rdma-watch.c */
+	uint64_t looked, looked_before; /* so often for completions; as the patrol has seen it last */
+	bool patrolled;
+	struct wh_task patrol_due; /* on rdma.loop */
+	struct wh_timer patrol;
 	/* what lines can carry has changed; for which of these it was sorted */
 	uint32_t version, sorted;
 };
@@ -542,8 +546,6 @@ const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t ind
 void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Post nothing more of it. One that has ended is put on `done`. Under rdma_peer.lock. */
 void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done);
-/* Is somebody bound to poll, or wait for, the piece's batch, so that nobody else need look? */
-bool rdma_watched(const struct wh_piece *piece);
 /* Forget what is to be sent again of a piece: so many bytes. */
 uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece);
 /* The line is down at both ends: what was on its way is to be sent again. */
@@ -561,6 +563,16 @@ void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work
 		uint64_t length);
 /* So many bytes have come through. */
 void rdma_measure(struct rdma_line *line, int64_t now);
+
+/* ---- watching -------------------------------------------------------------------------------- */
+
+void rdma_watch_open(struct rdma_peer *rdma);
+void rdma_watch_close(struct rdma_peer *rdma);
+/* A piece comes, or ends. Under rdma_peer.lock. */
+void rdma_watch(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Whoever waits for the batch is about to sleep: it is to be woken. Without the lock. */
+void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 
 /* ---- flow ------------------------------------------------------------------------------------ */
 

@@ -103,6 +103,31 @@ static void poll__alone(void **state)
 	fixture_close(&f);
 }
 
+/* Not even polled, nor anything else of it: what is small is completed all the same. */
+static void submit__nobody_looks(void **state)
+{
+	struct wh_counters counters = { .size = sizeof(counters) };
+	int64_t end = now() + PATIENCE;
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, 4 * MIB);
+	want(0, move(&f, WH_WRITE, 0, 0, 8));
+	pattern_fill(f.local, f.length, 0, 3);
+	transfer = piece(&f, WH_WRITE, 0, 0, 4096);
+	batch = batch_of(&f, &transfer, 1);
+	want(0, wh_batch_submit(batch));
+	do {
+		sleep_ms(1);
+		want(0, wh_peer_counters(f.peer, &counters));
+	} while (counters.batches < 2 && now() < end);
+	want(2, counters.batches);
+	want_true(target_check(&f, 0, 4096, 0, 3) == PATTERN_GOOD, "wrong bytes");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
 /* Several threads may wait for the same batch. */
 static void wait__several_threads(void **state)
 {
@@ -532,6 +557,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_OVER(wait__times_out_and_goes_on, tcp4),
 	TEST_EVERY_ROUTE(wait__forever),
 	TEST_EVERY_ROUTE(poll__alone),
+	TEST_EVERY_ROUTE(submit__nobody_looks),
 	TEST_EVERY_ROUTE(wait__several_threads),
 	TEST_EVERY_ROUTE(queue__completions_of_many),
 	TEST_EVERY_ROUTE(queue__submit_again),

@@ -56,7 +56,8 @@ void fake_verbs_refuse(int error, unsigned after);
 void fake_verbs_registrations(uint64_t *all, uint64_t *dma_bufs, uint64_t *relaxed);
 /* Objects of this process that are open. */
 int fake_verbs_open(void);
-/* Work requests that have been posted, and how often a doorbell was rung for them. */
-void fake_verbs_counts(uint64_t *requests, uint64_t *doorbells, uint64_t *completions);
+/* Work requests that have been posted, how often a doorbell was rung for them, their completions, and how
+ * often an event was asked for. */
+void fake_verbs_counts(uint64_t counts[4]);
 
 #endif

@@ -15,7 +15,7 @@
 #define PAUSE_LEAST 100000u /* ns: a shorter sleep takes longer than it is */
 #define FIRST_QP 0x100u
 
-static _Atomic uint64_t requests, doorbells, completions;
+static _Atomic uint64_t requests, doorbells, completions, events;
 static _Atomic unsigned pairs, pairs_most;
 
 EXPORT void fake_verbs_hold_nic(unsigned nic, bool hold)
@@ -56,11 +56,12 @@ EXPORT void fake_verbs_pairs(unsigned *open, unsigned *most)
 	*most = atomic_load(&pairs_most);
 }
 
-EXPORT void fake_verbs_counts(uint64_t *r, uint64_t *d, uint64_t *c)
+EXPORT void fake_verbs_counts(uint64_t counts[4])
 {
-	*r = atomic_load(&requests);
-	*d = atomic_load(&doorbells);
-	*c = atomic_load(&completions);
+	counts[0] = atomic_load(&requests);
+	counts[1] = atomic_load(&doorbells);
+	counts[2] = atomic_load(&completions);
+	counts[3] = atomic_load(&events);
 }
 
 /* ---- completions ----------------------------------------------------------------------------------- */
@@ -106,6 +107,7 @@ int rc_arm(struct ibv_cq *ibv, int solicited)
 	struct cq *cq = (struct cq *)ibv;
 
 	(void)solicited;
+	atomic_fetch_add(&events, 1);
 	pthread_mutex_lock(&cq->lock);
 	cq->armed = true;
 	pthread_mutex_unlock(&cq->lock);
