@@ -31,7 +31,7 @@ unsigned int nics_pairs(void);
 int nics_open(void);
 
 struct nics_counts {
-	uint64_t requests, doorbells, completions;
+	uint64_t requests, doorbells, completions, events;
 };
 struct nics_counts nics_counts(void);
 
