@@ -125,7 +125,8 @@ int main(int argc, char **argv)
 	struct wh_batch *batch;
 	void *library, *found;
 
-	if (argc < 5 || argc > 7 || !size || !blocks || !times || size > UINT64_MAX / 4 / blocks) {
+	if (argc < 5 || argc > 7 || (polled && strcmp(argv[6], "polled") != 0) || !size ||
+	    !blocks || !times || size > UINT64_MAX / 4 / blocks) {
 		fprintf(stderr, "usage: requests LIBIBVERBS SIZE BLOCKS TIMES [write|read "
 			"[touching|polled]]\n");
 		return 64;
