@@ -164,21 +164,33 @@ static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 	return ready < 0 ? ready : 0;
 }
 
-/* Take the next slice to send: one that has to be sent again, or a new one. */
-static int next_slice(struct tcp_client *client)
+/* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once more,
+ * and it comes later. */
+static int take_queued(struct tcp_client *client, struct tcp_slice **out)
 {
-	struct tcp_slice *slice = NULL;
-	int error;
+	struct tcp_slice *slice;
+	int ready;
 
-	if (client->queue_count) {
+	do {
+		if (!client->queue_count)
+			return pull_slice(client, out);
 		slice = &client->slices[client->queue[client->queue_start]];
 		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
 		client->queue_count--;
-	} else {
-		error = pull_slice(client, &slice);
-		if (error)
-			return error;
-	}
+		ready = slice->piece->staged && !slice->stage ? tcp_stage_begin(client, slice) : 1;
+	} while (!ready);
+	*out = slice;
+	return ready < 0 ? ready : 0;
+}
+
+/* Take the next slice to send. */
+static int next_slice(struct tcp_client *client)
+{
+	struct tcp_slice *slice = NULL;
+	int error = take_queued(client, &slice);
+
+	if (error)
+		return error;
 	slice->id = client->sequence++ * TCP_WINDOW + (uint64_t)(slice - client->slices);
 	slice->sent = false;
 	error = encode(client, slice);
@@ -233,6 +245,9 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		}
 		if (client->head_sent == client->head_length && !client->out_left) {
 			client->sending->sent = true;
+			/* The socket has its bytes: others may have the slot. */
+			if (piece->op == WH_WRITE)
+				tcp_stage_free(client, client->sending);
 			client->sending = NULL;
 		} else if ((size_t)got < bytes) {
 			return -EAGAIN;

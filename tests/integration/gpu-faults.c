@@ -567,6 +567,62 @@ static void peer__reached_again(void **state)
 	proxy_stop(proxy);
 }
 
+/* Is the local side the target's copy? */
+static bool read_back(struct gpu_pair *p, uint64_t seed)
+{
+	unsigned char *image = malloc(p->length);
+	bool good;
+
+	assert_non_null(image);
+	bytes_get(image, p->local, p->length, p->here);
+	good = pattern_check(image, p->length, 0, seed + 1000) == PATTERN_GOOD;
+	free(image);
+	return good;
+}
+
+/* A data connection is gone while a GPU's bytes are on it, in slots, in the socket, or with the owner and not
+ * yet answered: they are gathered again. */
+static void peer__connection_cut(void **state)
+{
+	static const uint32_t ops[] = { WH_WRITE, WH_READ };
+	struct wh_transfer whole = { .length = 16 * MIB };
+	struct wh_batch_options tcp = { .size = sizeof(tcp), .require = "tcp" };
+	struct proxy *proxy;
+	struct gpu_pair p;
+	unsigned int cuts;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, whole.length, true);
+	proxy = proxy_start(p.child->url);
+	want(0, wh_peer_close(p.peer));
+	want(0, wh_peer_open(p.engine, proxy_url(proxy), NULL, &p.peer));
+	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+	whole.local = p.region;
+	whole.remote = p.remote.id;
+	for (uint64_t round = 0; round < SCALE(6, 2); round++) {
+		struct wh_batch *batch;
+
+		whole.op = ops[round % 2];
+		want(0, wh_batch_new(p.peer, &tcp, &batch));
+		want(0, wh_batch_add(batch, &whole, 1));
+		gpu_pair_fill(&p, round);
+		proxy_slow(proxy, 16 * MIB);
+		want(0, wh_batch_submit(batch));
+		/* Both at an end of it: when hardly anything has gone, and in the midst. */
+		sleep_ms(round < 2 ? 20 : 100);
+		cuts = proxy_cut(proxy, PROXY_DATA);
+		proxy_slow(proxy, 0);
+		want_true(cuts > 0, "there was nothing to cut");
+		want(0, wh_batch_wait(batch, PATIENCE));
+		want_true(whole.op == WH_WRITE ? gpu_pair_copied(&p, round) :
+						 read_back(&p, round),
+			  "it is wrong in round %llu", (unsigned long long)round);
+		want(0, wh_batch_free(batch));
+	}
+	gpu_pair_close(&p);
+	proxy_stop(proxy);
+}
+
 /* ---- what this process does not reach ------------------------------------------------------------ */
 
 struct apart {
@@ -828,6 +884,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(peer__stopped, needs_fake),
 	TEST_NEEDS(peer__takes_its_memory_back, needs_fake),
 	TEST_NEEDS(peer__reached_again, needs_fake),
+	TEST_NEEDS(peer__connection_cut, needs_fake),
 	TEST_NEEDS(reach__no_peer_access, needs_fake),
 	TEST_NEEDS(reach__device_not_visible, needs_fake),
 	TEST_NEEDS(reach__compute_mode, needs_fake),
