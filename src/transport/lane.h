@@ -219,7 +219,7 @@ void wh_word_give(struct wh_gpus *gpus, struct wh_word *word);
 #define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
 #define WH_SLOTS 32                 /* of an engine, for each use */
 
-/* Two uses, so that transfers that ask something of a peer, and hold slots until it answers, never keep
+/* Two uses, so that transfers that ask something of a peer, and may hold slots until it answers, never keep
  * those from being served that peers ask for: all of them together might wait for each other. */
 enum wh_slot_use {
 	WH_SLOT_ASKS,

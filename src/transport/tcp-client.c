@@ -21,6 +21,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "transport/lane.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -602,6 +603,15 @@ static void ready(struct wh_source *source, uint32_t events)
 		pump(client, LOOP);
 }
 
+/* As many as there are slots for, if all connections gather: slices that wait for a slot are kept from those
+ * that have one. */
+static uint32_t gather_most(const struct tcp_peer *tcp)
+{
+	uint32_t share = WH_SLOTS / tcp->count;
+
+	return share < 1 ? 1 : share < TCP_GATHER_AHEAD ? share : TCP_GATHER_AHEAD;
+}
+
 struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)
 {
 	struct tcp_client *client = calloc(1, sizeof(*client));
@@ -610,6 +620,7 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)
 		return NULL;
 	client->tcp = tcp;
 	client->lane = lane;
+	client->gather_most = gather_most(tcp);
 	wh_list_init(&client->mine);
 	client->loop = wh_engine_loop(tcp->peer->engine);
 	client->source.fd = -1;

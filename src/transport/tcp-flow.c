@@ -146,7 +146,7 @@ static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 
 	do {
 		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >= TCP_WINDOW ||
-		    client->gathering >= TCP_GATHER_AHEAD)
+		    client->gathering >= client->gather_most)
 			return -EAGAIN;
 		for (slice = client->slices; slice->piece;)
 			slice++;

@@ -23,7 +23,7 @@
 
 #define TCP_WINDOW 64           /* requests unanswered on one connection */
 #define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
-#define TCP_GATHER_AHEAD 4      /* of them writes, on their way from a GPU into slots */
+#define TCP_GATHER_AHEAD 4      /* of them writes, at most, on their way from a GPU into slots */
 #define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
 #define TCP_AHEAD 2             /* slices that a connection may take of a shared piece before others do */
 #define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
@@ -124,7 +124,7 @@ struct tcp_client {
 	struct tcp_slice slices[TCP_WINDOW];
 	uint64_t sequence;
 	uint64_t read_bytes; /* asked for and not yet here */
-	uint32_t gathering; /* slices of writes that are on their way into slots */
+	uint32_t gathering, gather_most; /* slices of writes that are on their way into slots */
 	/* Sending. */
 	uint8_t queue[TCP_WINDOW]; /* slices to be sent, a ring */
 	uint32_t queue_start, queue_count;
