@@ -361,10 +361,9 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		owner = piece->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
-	/* Where much is on its way waiters would come and go, and what streams would change between their threads
-	 * and the loop's, and between CPUs. Of those that spin the loop may know nothing. */
-	if (owner && !several &&
-	    !(large && deadline && atomic_load_explicit(&owner->outstanding, memory_order_relaxed) > 1))
+	/* What is large its loop is sending already. Waiters would come and go, and the stream would change between
+	 * their threads and the loop's, and between CPUs. Of what is spun for the loop may know nothing. */
+	if (owner && !several && !(large && deadline))
 		tcp_client_own(owner, batch, deadline);
 	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
