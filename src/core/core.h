@@ -475,6 +475,7 @@ struct wh_piece {
 	_Atomic bool cancelled;
 	void *owner;
 	uint32_t rails;  /* the transport rdma's lines that can carry it */
+	uint32_t rails_of; /* the version of what lines can carry that this was found for; 0: none */
 	uint32_t flying; /* its work requests that are not done */
 	bool watched;    /* whoever is at work with its batch looks for their completions */
 	bool alone; /* meant for its owner alone */

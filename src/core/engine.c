@@ -35,10 +35,9 @@ int wh_engine_guard(const struct wh_engine *engine, const char *call)
 
 bool wh_engine_inside(const struct wh_engine *engine)
 {
-	for (unsigned i = 0; i < engine->loop_count; i++)
-		if (wh_loop_here(&engine->loops[i]))
-			return true;
-	return false;
+	const struct wh_loop *loop = wh_loop_current();
+
+	return loop >= engine->loops && loop < engine->loops + engine->loop_count;
 }
 
 void wh_engine_log(struct wh_engine *engine, const char *format, ...)

@@ -196,7 +196,7 @@ static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
 	struct rdma_work *work;
 	uint64_t taken = 0;
 
-	while (chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
+	while (rdma->queued && chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
 	       line->ahead < RDMA_AHEAD) {
 		unsigned before = chain->count;
 		uint64_t length, slice;

@@ -51,7 +51,7 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 }
 
 /* A region that has gone is told when its bytes are due. */
-uint32_t rdma_rails_of(struct rdma_peer *rdma, const struct wh_piece *piece)
+static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_piece *piece)
 {
 	uint32_t able = rdma_ready(rdma), near = able, near_this;
 	const struct wh_region *local, *local_before = NULL;
@@ -75,6 +75,16 @@ uint32_t rdma_rails_of(struct rdma_peer *rdma, const struct wh_piece *piece)
 	return near ? near : able;
 }
 
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	/* One that is submitted again has the same regions. */
+	if (!piece->rails_of || piece->rails_of != rdma->version) {
+		piece->rails = find_rails(rdma, piece);
+		piece->rails_of = rdma->version;
+	}
+	return piece->rails;
+}
+
 void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
@@ -83,8 +93,7 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 	rdma_watch(rdma, piece);
 	rdma->queued += piece->bytes;
 	piece->flying = 0;
-	piece->rails = rdma_rails_of(rdma, piece);
-	if (!piece->rails) /* is it to wait, or to go? */
+	if (!rdma_rails_of(rdma, piece)) /* is it to wait, or to go? */
 		rdma->version++;
 	atomic_store_explicit(&rdma_batch_of(piece)->rails_used, 1, memory_order_relaxed);
 }
@@ -110,7 +119,10 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 
 			next = link->next;
 			/* One that the owner's NIC refused is marked; it does not try again. */
-			piece->rails = piece->owner ? 0 : rdma_rails_of(rdma, piece);
+			if (piece->owner)
+				piece->rails = piece->rails_of = 0;
+			else
+				rdma_rails_of(rdma, piece);
 			if (piece->rails || piece->flying || (pending && !piece->owner))
 				continue;
 			rdma_take_out(rdma, piece);

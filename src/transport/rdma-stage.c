@@ -76,7 +76,7 @@ static bool live(const struct rdma_line *line)
 	return line->state != RDMA_FAILED && line->state != RDMA_LOST;
 }
 
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, const struct wh_piece *piece)
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;

@@ -13,24 +13,23 @@
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
-void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
+/* With the lock, which is let go. */
+static void take(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	struct wh_list done, away;
-	char why[WH_REFUSAL] = "";
-	bool takes = true;
+	char why[WH_REFUSAL];
+	bool takes = !atomic_load(&piece->cancelled) && !rdma_hopeless(rdma);
 
 	wh_list_init(&done);
 	wh_list_init(&away);
-	pthread_mutex_lock(&rdma->lock);
-	if (atomic_load(&piece->cancelled) || rdma_hopeless(rdma)) {
-		snprintf(why, sizeof(why), "%s", rdma->why);
-		takes = false;
-	} else {
+	if (takes) {
 		/* What is small needs but one. */
 		if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
 			rdma_want(rdma);
 		rdma_take_in(rdma, piece);
 		rdma_progress(rdma, &done, &away);
+	} else {
+		memcpy(why, rdma->why, sizeof(why));
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_pieces_done(&done);
@@ -43,6 +42,12 @@ void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
 	} else {
 		wh_piece_reroute(piece, -EIO, why);
 	}
+}
+
+void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	pthread_mutex_lock(&rdma->lock);
+	take(rdma, piece);
 }
 
 /* Is the memory of ours still what NICs know it as? A plan may be older than that. */
@@ -73,11 +78,12 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	}
 	pthread_mutex_lock(&rdma->lock);
 	sides = rdma_stage_wanted(rdma, piece);
+	if (!sides) {
+		take(rdma, piece);
+		return;
+	}
 	pthread_mutex_unlock(&rdma->lock);
-	if (sides)
-		rdma_stage(rdma, piece, sides);
-	else
-		rdma_submit(rdma, piece);
+	rdma_stage(rdma, piece, sides);
 }
 
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)

@@ -294,7 +294,7 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct w
 enum rdma_stage_side { RDMA_STAGE_OURS = 1, RDMA_STAGE_THEIRS = 2 };
 /* The sides to be staged, so that a line carries it; 0: none, or it would not help. */
 unsigned rdma_sides_staged(const struct rdma_sides *sides);
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, const struct wh_piece *piece);
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Move it so. Without the lock. */
 void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides);
 /* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have
@@ -528,7 +528,7 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */
-uint32_t rdma_rails_of(struct rdma_peer *rdma, const struct wh_piece *piece);
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece);
 /* The application's batch that a piece, or a part of one that is staged, is of. */
 static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
 {

@@ -20,6 +20,9 @@
 /* With no work for so long it lets other threads have the CPU if they want it. */
 #define SPIN_QUIET WH_MS
 
+/* Whose thread this is. Read in every wait: not by a call of the dynamic linker's. */
+static _Thread_local const struct wh_loop *here __attribute__((tls_model("initial-exec")));
+
 /* ---- tasks -------------------------------------------------------------------------------- */
 
 static void wake(struct wh_loop *loop)
@@ -336,9 +339,7 @@ static void *main_of(void *argument)
 {
 	struct wh_loop *loop = argument;
 
-	/* Until wh_loop_start() has stored `thread`, wh_loop_here() would be wrong. */
-	pthread_mutex_lock(&loop->lock);
-	pthread_mutex_unlock(&loop->lock);
+	here = loop;
 	atomic_store(&loop->tid, gettid());
 	while (!atomic_load(&loop->stop)) {
 		if (loop->spin)
@@ -366,9 +367,7 @@ static int start_thread(struct wh_loop *loop, const char *name)
 	for (size_t i = 0; i < sizeof(own) / sizeof(own[0]); i++)
 		sigdelset(&mask, own[i]);
 	pthread_sigmask(SIG_SETMASK, &mask, &before);
-	pthread_mutex_lock(&loop->lock);
 	error = pthread_create(&loop->thread, NULL, main_of, loop);
-	pthread_mutex_unlock(&loop->lock);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);
 	if (error)
 		return wh_fail(error, "cannot start the thread %s: %s", name, strerror(error));
@@ -432,5 +431,10 @@ void wh_loop_stop(struct wh_loop *loop)
 
 bool wh_loop_here(const struct wh_loop *loop)
 {
-	return pthread_equal(pthread_self(), loop->thread);
+	return here == loop;
+}
+
+const struct wh_loop *wh_loop_current(void)
+{
+	return here;
 }

@@ -58,6 +58,8 @@ void wh_loop_stop(struct wh_loop *loop);
 
 /* Is this the loop's own thread? */
 bool wh_loop_here(const struct wh_loop *loop);
+/* The loop whose thread this is; NULL: none's. */
+const struct wh_loop *wh_loop_current(void);
 
 /* Add a source, or change what it waits for (EPOLLIN, EPOLLOUT, EPOLLONESHOT; 0: nothing). From
  * any thread. */
