@@ -97,6 +97,15 @@ void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out);
 /* The same of libcrypto and ROOT/crypto.txt. */
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 
+/* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
+ * line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is none; what
+ * "error ERRNO TEXT" says, false if the line is none. */
+FILE *facts_file(const struct wh_tree *tree, const char *name);
+bool facts_lines(const struct wh_tree *tree, const char *name, void (*each)(const char *line, void *arg),
+		 void *arg);
+long long facts_value(const char *line, const char *key);
+bool facts_error(const char *line, int *error, char why[256]);
+
 /* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`. */
 void doctor_move(struct verbs_fact *nic);
 

@@ -2,6 +2,7 @@
 /* The text files of recorded machines that wherry doctor reads itself. */
 #include "../../tools/doctor-errno.c"
 #include "../../tools/doctor-facts.c"
+#include "../../tools/doctor-verbs.c"
 #include "../../tools/doctor-host.c"
 #include "../../tools/doctor-pci.c"
 #include "../../tools/output.c"
