@@ -7,7 +7,8 @@
  *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
  * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
  *            followed by "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for
- *            each GPU that was tried, with " why=TEXT" behind it if nothing was moved
+ *            each GPU that was tried, with " why=TEXT" behind it if nothing was moved; " late=1"
+ *            behind what was not answered in time, and "cuda late=1" alone
  * crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor.h"
@@ -70,6 +71,14 @@ static bool wait_for(struct job *job, double seconds)
 	job->abandoned = !done;
 	pthread_mutex_unlock(&job->lock);
 	return done;
+}
+
+double facts_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
 bool bounded(void (*probe)(void *arg), void *arg, double seconds)

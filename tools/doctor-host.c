@@ -383,16 +383,16 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_host_checks[] = {
-	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto },
-	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs },
-	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways },
-	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node },
-	{ "limit.memlock", "memory that this process may lock", limit_memlock },
-	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace },
-	{ "mem.huge", "huge pages", mem_huge },
-	{ "mem.maps", "vm.max_map_count", mem_maps },
-	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory },
-	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus },
-	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma },
-	{ NULL, NULL, NULL },
+	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto, 0 },
+	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs, NEEDS_SYSFS | NEEDS_VERBS },
+	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways, NEEDS_NVML | NEEDS_CUDA },
+	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node, 0 },
+	{ "limit.memlock", "memory that this process may lock", limit_memlock, NEEDS_SYSFS },
+	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace, 0 },
+	{ "mem.huge", "huge pages", mem_huge, 0 },
+	{ "mem.maps", "vm.max_map_count", mem_maps, 0 },
+	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory, 0 },
+	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus, NEEDS_SYSFS },
+	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma, NEEDS_SYSFS },
+	{ 0 },
 };

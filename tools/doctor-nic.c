@@ -86,7 +86,9 @@ static void nic_mtu(const struct doctor *doctor, struct finding *finding)
 	while ((nic = next_nic(doctor, &at))) {
 		const struct verbs_fact *verbs = verbs_of(doctor, nic->name);
 
-		if (!verbs || verbs->mtu < 0 || verbs->mtu_most < 0) {
+		if (verbs && verbs->late) {
+			found(finding, UNKNOWN, "%s: no answer in time", nic->name);
+		} else if (!verbs || verbs->mtu < 0 || verbs->mtu_most < 0) {
 			found(finding, UNKNOWN, "%s: libibverbs does not tell", nic->name);
 		} else if (verbs->mtu < verbs->mtu_most) {
 			found(finding, WARN, "%s: %d bytes, and could be %d", nic->name, verbs->mtu,
@@ -292,7 +294,9 @@ static void nic_dmabuf(const struct doctor *doctor, struct finding *finding)
 	while ((nic = next_nic(doctor, &at))) {
 		const struct verbs_fact *verbs = verbs_of(doctor, nic->name);
 
-		if (!verbs || verbs->dma_buf < 0) {
+		if (verbs && verbs->late) {
+			found(finding, UNKNOWN, "%s: no answer in time", nic->name);
+		} else if (!verbs || verbs->dma_buf < 0) {
 			found(finding, UNKNOWN, "%s: %s", nic->name,
 			      !doctor->verbs.known ? "libibverbs did not answer" :
 			      *doctor->verbs.why   ? doctor->verbs.why :
@@ -339,6 +343,10 @@ static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *f
 	bool dma_buf = !nic->gpus[gpu].exported && !nic->gpus[gpu].registered;
 	int moved = nic->gpus[gpu].moved;
 
+	if (nic->gpus[gpu].late) {
+		found(finding, UNKNOWN, "%s with %s: there was no time for it", address, nic->name);
+		return;
+	}
 	if (!dma_buf && nic->gpus[gpu].peermem) {
 		refused_memory(nic, gpu, finding);
 		return;
@@ -367,10 +375,18 @@ static void nic_gpu(const struct doctor *doctor, struct finding *finding)
 		found(finding, INFO, "no NVIDIA GPU here");
 		return;
 	}
-	for (int i = 0; i < doctor->verbs.count; i++)
-		for (int k = 0; k < doctor->verbs.nics[i].gpu_count; k++, tried++)
-			check_proof(&doctor->verbs.nics[i], k, finding);
-	if (!tried)
+	for (int i = 0; i < doctor->verbs.count; i++) {
+		const struct verbs_fact *nic = &doctor->verbs.nics[i];
+
+		for (int k = 0; k < nic->gpu_count; k++, tried++)
+			check_proof(nic, k, finding);
+		if (nic->late)
+			found(finding, UNKNOWN, "%s: no answer in time", nic->name);
+		tried += nic->late;
+	}
+	if (doctor->verbs.cuda_late)
+		found(finding, UNKNOWN, "no pair of GPU and NIC could be tried: CUDA did not start in time");
+	else if (!tried)
 		found(finding, UNKNOWN, "no pair of GPU and NIC could be tried%s%s",
 		      *doctor->verbs.why ? ": " : "", doctor->verbs.why);
 }
@@ -379,7 +395,7 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 {
 	int module = wh_tree_exists(&doctor->tree, "/sys/module/nvidia_peermem"),
 	    memory_peers = wh_tree_exists(&doctor->tree, "/sys/kernel/mm/memory_peers");
-	bool dma_buf = false, taken = false;
+	bool dma_buf = false, taken = false, late = doctor->verbs.cuda_late;
 
 	if (without_rdma(doctor, finding))
 		return;
@@ -391,8 +407,10 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 		const struct verbs_fact *nic = &doctor->verbs.nics[i];
 
 		dma_buf |= nic->dma_buf == EBADF;
+		late |= nic->late;
 		for (int k = 0; k < nic->gpu_count; k++) {
 			taken |= !nic->gpus[k].peermem;
+			late |= nic->gpus[k].late && nic->gpus[k].peermem < 0;
 			if (!nic->gpus[k].peermem)
 				found(finding, PASS, "%s takes addresses of %s", nic->name,
 				      nic->gpus[k].address);
@@ -407,6 +425,8 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 		found(finding, UNKNOWN, "/sys/module/nvidia_peermem: %s", strerror(-module));
 	} else if (dma_buf) {
 		found(finding, INFO, "not loaded, and not needed: there is dma-buf registration");
+	} else if (late) {
+		found(finding, UNKNOWN, "not loaded; not all NICs and GPUs answered in time");
 	} else {
 		found(finding, WARN, "neither nvidia-peermem nor dma-buf registration: NICs do not "
 				     "reach GPU memory");
@@ -449,14 +469,14 @@ static void nic_files(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_nic_checks[] = {
-	{ "nic.port", "ports of RDMA NICs", nic_port },
-	{ "nic.mtu", "MTU in use against what the port could", nic_mtu },
-	{ "nic.gid", "a GID for RoCE v2", nic_gid },
-	{ "nic.flow", "PFC and ECN", nic_flow },
-	{ "nic.counters", "packets that were lost", nic_counters },
-	{ "nic.files", "device files of the NICs", nic_files },
-	{ "nic.dmabuf", "NICs that take dma-bufs", nic_dmabuf },
-	{ "nic.gpu", "GPU memory registered, written and read by each NIC", nic_gpu },
-	{ "nic.peermem", "nvidia-peermem", nic_peermem },
-	{ NULL, NULL, NULL },
+	{ "nic.port", "ports of RDMA NICs", nic_port, NEEDS_SYSFS },
+	{ "nic.mtu", "MTU in use against what the port could", nic_mtu, NEEDS_SYSFS | NEEDS_VERBS },
+	{ "nic.gid", "a GID for RoCE v2", nic_gid, NEEDS_SYSFS },
+	{ "nic.flow", "PFC and ECN", nic_flow, NEEDS_SYSFS },
+	{ "nic.counters", "packets that were lost", nic_counters, NEEDS_SYSFS },
+	{ "nic.files", "device files of the NICs", nic_files, NEEDS_SYSFS },
+	{ "nic.dmabuf", "NICs that take dma-bufs", nic_dmabuf, NEEDS_SYSFS | NEEDS_VERBS },
+	{ "nic.gpu", "GPU memory registered, written and read by each NIC", nic_gpu, NEEDS_NVML | NEEDS_MOVE },
+	{ "nic.peermem", "nvidia-peermem", nic_peermem, NEEDS_NVML | NEEDS_MEMORY },
+	{ 0 },
 };

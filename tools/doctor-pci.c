@@ -315,10 +315,10 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_pci_checks[] = {
-	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link },
-	{ "pci.acs", "bridges that send peer traffic up to the host (ACS)", pci_acs },
-	{ "pci.relaxed", "relaxed ordering", pci_relaxed },
-	{ "pci.iommu", "translation by the IOMMU", pci_iommu },
-	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity },
-	{ NULL, NULL, NULL },
+	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link, NEEDS_NVML },
+	{ "pci.acs", "bridges that send peer traffic up to the host (ACS)", pci_acs, NEEDS_NVML },
+	{ "pci.relaxed", "relaxed ordering", pci_relaxed, NEEDS_NVML },
+	{ "pci.iommu", "translation by the IOMMU", pci_iommu, NEEDS_NVML },
+	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity, NEEDS_NVML },
+	{ 0 },
 };

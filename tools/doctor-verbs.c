@@ -2,6 +2,7 @@
 /* What libibverbs says of the NICs, and of each with each GPU's memory. */
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -82,30 +83,27 @@ static void try_address(const struct verbs *verbs, void *pd, CUdeviceptr address
 
 /* A piece of the GPU's memory, as a dma-buf, and by its address, known to the NIC. */
 static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
-		    struct wh_cuda_device *device, struct verbs_fact *nic)
+		    struct wh_cuda_device *device, struct gpu_fact *gpu)
 {
-	int at = nic->gpu_count++, fd = -1, result;
+	int fd = -1, result;
 	struct wh_cuda_scope scope;
 	CUdeviceptr address = 0;
 	void *mr = NULL;
 
-	snprintf(nic->gpus[at].address, sizeof(nic->gpus[at].address), "%.19s", device->pci);
-	nic->gpus[at].exported = nic->gpus[at].registered = nic->gpus[at].peermem = -1;
-	nic->gpus[at].moved = -1;
 	if (wh_cuda_enter(cuda, device, &scope))
 		return;
 	result = cuda->cuMemAlloc(&address, TRIED_BYTES);
 	if (!result)
-		try_address(verbs, pd, address, &nic->gpus[at].peermem);
+		try_address(verbs, pd, address, &gpu->peermem);
 	if (!result && verbs->reg_dmabuf_mr && cuda->cuMemGetHandleForAddressRange) {
 		result = cuda->cuMemGetHandleForAddressRange(&fd, address, TRIED_BYTES,
 							     CUDA_RANGE_DMA_BUF, 0);
-		nic->gpus[at].exported = wh_cuda_errno(result);
+		gpu->exported = wh_cuda_errno(result);
 	}
 	if (!result && fd >= 0) {
 		errno = 0;
 		mr = verbs->reg_dmabuf_mr(pd, 0, TRIED_BYTES, address, fd, ACCESS_ALL);
-		nic->gpus[at].registered = mr ? 0 : errno ? errno : EIO;
+		gpu->registered = mr ? 0 : errno ? errno : EIO;
 	}
 	if (mr)
 		verbs->dereg_mr(mr);
@@ -116,61 +114,205 @@ static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 	wh_cuda_leave(&scope);
 }
 
-static void ask_nic(const struct verbs *verbs, void *device, struct wh_cuda *cuda,
-		    struct verbs_fact *nic)
-{
-	void *context = verbs->open_device(device), *pd, *mr;
+/* ---- several at a time ------------------------------------------------------------------------ */
 
-	snprintf(nic->name, sizeof(nic->name), "%.63s", verbs->get_device_name(device));
-	nic->dma_buf = nic->mtu = nic->mtu_most = -1;
-	if (!context)
-		return;
-	ask_port(verbs, context, nic);
+/* What threads fill that may be given up: never freed then. */
+struct work {
+	pthread_mutex_t lock;
+	pthread_cond_t cuda_answered;
+	struct verbs_facts facts;
+	bool memory, move; /* also with the GPUs' memory; and write and read it */
+	double until;
+	struct verbs verbs;
+	struct wh_cuda *cuda; /* NULL: none, or its answer is not there yet */
+};
+
+struct nic_work {
+	struct work *work;
+	void *device;
+	struct verbs_fact *out; /* in the facts: with the lock only */
+	struct verbs_fact nic;
+	pthread_t thread;
+	bool started;
+};
+
+static void publish(void *arg)
+{
+	struct nic_work *own = arg;
+
+	pthread_mutex_lock(&own->work->lock);
+	*own->out = own->nic;
+	pthread_mutex_unlock(&own->work->lock);
+}
+
+/* What the NIC itself says: nothing of that waits for GPUs. */
+static void *ask_device(struct nic_work *own, void *context)
+{
+	const struct verbs *verbs = &own->work->verbs;
+	void *pd, *mr;
+
+	ask_port(verbs, context, &own->nic);
 	pd = verbs->alloc_pd(context);
 	if (pd && verbs->reg_dmabuf_mr) {
 		errno = 0;
 		mr = verbs->reg_dmabuf_mr(pd, 0, 4096, 0, -1, ACCESS_ALL);
-		nic->dma_buf = mr ? 0 : errno;
+		own->nic.dma_buf = mr ? 0 : errno;
 		if (mr)
 			verbs->dereg_mr(mr);
 	}
-	for (unsigned i = 0; pd && cuda && i < cuda->device_count && i < FACTS_GPUS; i++)
-		try_gpu(verbs, pd, cuda, &cuda->devices[i], nic);
-	if (pd)
-		verbs->dealloc_pd(pd);
-	verbs->close_device(context);
-	if (nic->gpu_count)
-		doctor_move(nic);
+	own->nic.late = false;
+	publish(own);
+	return pd;
 }
 
-static void ask_verbs(void *library, struct verbs_facts *out)
+/* All pairs are late until they are not: whoever looks meanwhile sees which ones. */
+static void try_gpus(struct nic_work *own, void *pd)
+{
+	struct work *work = own->work;
+	struct wh_cuda *cuda;
+
+	pthread_mutex_lock(&work->lock);
+	while (work->facts.cuda_late)
+		pthread_cond_wait(&work->cuda_answered, &work->lock);
+	cuda = work->cuda;
+	pthread_mutex_unlock(&work->lock);
+	for (unsigned i = 0; cuda && i < cuda->device_count && i < FACTS_GPUS; i++) {
+		struct gpu_fact *gpu = &own->nic.gpus[own->nic.gpu_count++];
+
+		*gpu = (struct gpu_fact){ .exported = -1, .registered = -1, .peermem = -1, .moved = -1,
+					  .late = true };
+		snprintf(gpu->address, sizeof(gpu->address), "%.19s", cuda->devices[i].pci);
+	}
+	publish(own);
+	for (int i = 0; i < own->nic.gpu_count; i++) {
+		try_gpu(&work->verbs, pd, cuda, &cuda->devices[i], &own->nic.gpus[i]);
+		own->nic.gpus[i].late = work->move;
+		publish(own);
+	}
+}
+
+static void *ask_nic(void *arg)
+{
+	struct nic_work *own = arg;
+	const struct work *work = own->work;
+	void *context = work->verbs.open_device(own->device), *pd;
+
+	if (!context) {
+		own->nic.late = false;
+		publish(own);
+		return NULL;
+	}
+	pd = ask_device(own, context);
+	if (pd && work->memory)
+		try_gpus(own, pd);
+	if (pd)
+		work->verbs.dealloc_pd(pd);
+	work->verbs.close_device(context);
+	if (own->nic.gpu_count && work->move)
+		doctor_move(&own->nic, work->until, publish, own);
+	return NULL;
+}
+
+static void start_cuda(struct work *work)
 {
 	struct wh_cuda *cuda = NULL;
-	struct verbs verbs;
-	void **list;
-	int count = 0;
 
-	if (!load_verbs(library, &verbs)) {
-		out->error = ELIBBAD;
-		snprintf(out->why, sizeof(out->why), "libibverbs.so.1 lacks functions: it is none");
-		return;
-	}
-	list = verbs.get_device_list(&count);
-	if (!list) {
-		out->error = errno ? errno : ENODEV;
-		snprintf(out->why, sizeof(out->why), "ibv_get_device_list: %s",
-			 strerror(out->error));
-		return;
-	}
-	/* Without a NIC there is no need to wake the GPUs. */
-	if (count && !wh_cuda_open(NULL, &cuda) && wh_cuda_ready(cuda)) {
+	if (!wh_cuda_open(NULL, &cuda) && wh_cuda_ready(cuda)) {
 		wh_cuda_close(cuda);
 		cuda = NULL;
 	}
-	for (int i = 0; i < count && out->count < FACTS_NICS; i++)
-		ask_nic(&verbs, list[i], cuda, &out->nics[out->count++]);
-	verbs.free_device_list(list);
-	wh_cuda_close(cuda);
+	pthread_mutex_lock(&work->lock);
+	work->cuda = cuda;
+	work->facts.cuda_late = false;
+	pthread_cond_broadcast(&work->cuda_answered);
+	pthread_mutex_unlock(&work->lock);
+}
+
+static void ask_nics(struct work *work, void **list, int count)
+{
+	struct nic_work *all = calloc((size_t)count + 1, sizeof(*all));
+
+	count = !all ? 0 : count < FACTS_NICS ? count : FACTS_NICS;
+	pthread_mutex_lock(&work->lock);
+	for (int i = 0; i < count; i++) {
+		all[i] = (struct nic_work){ .work = work, .device = list[i], .out = &work->facts.nics[i],
+					    .nic = { .dma_buf = -1, .mtu = -1, .mtu_most = -1, .late = true } };
+		snprintf(all[i].nic.name, sizeof(all[i].nic.name), "%.63s",
+			 work->verbs.get_device_name(list[i]));
+		work->facts.nics[i] = all[i].nic;
+	}
+	work->facts.count = count;
+	/* Without a NIC there is no need to wake the GPUs. */
+	work->facts.cuda_late = count && work->memory;
+	work->facts.known = true;
+	pthread_mutex_unlock(&work->lock);
+	for (int i = 0; i < count; i++)
+		all[i].started = !pthread_create(&all[i].thread, NULL, ask_nic, &all[i]);
+	if (count && work->memory)
+		start_cuda(work);
+	for (int i = 0; i < count; i++)
+		if (all[i].started)
+			pthread_join(all[i].thread, NULL);
+	wh_cuda_close(work->cuda);
+	free(all);
+}
+
+static void no_verbs(struct work *work, int error, const char *why)
+{
+	pthread_mutex_lock(&work->lock);
+	work->facts.known = true;
+	work->facts.error = error;
+	snprintf(work->facts.why, sizeof(work->facts.why), "%s", why);
+	pthread_mutex_unlock(&work->lock);
+}
+
+static void ask_verbs(void *arg)
+{
+	struct work *work = arg;
+	/* Not closed: its drivers leave threads and handlers behind. */
+	void *library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL), **list;
+	char why[256];
+	int count = 0, error;
+
+	if (!library) {
+		const char *text = dlerror();
+
+		no_verbs(work, ENOENT, text ? text : "dlopen failed");
+		return;
+	}
+	if (!load_verbs(library, &work->verbs)) {
+		no_verbs(work, ELIBBAD, "libibverbs.so.1 lacks functions: it is none");
+		return;
+	}
+	errno = 0;
+	list = work->verbs.get_device_list(&count);
+	if (!list) {
+		error = errno ? errno : ENODEV;
+		snprintf(why, sizeof(why), "ibv_get_device_list: %s", strerror(error));
+		no_verbs(work, error, why);
+		return;
+	}
+	ask_nics(work, list, count);
+	work->verbs.free_device_list(list);
+}
+
+/* ---- recorded --------------------------------------------------------------------------------- */
+
+static void read_gpu(const char *line, const char *address, struct verbs_fact *nic)
+{
+	const char *why = strstr(line, " why=");
+	struct gpu_fact *gpu = &nic->gpus[nic->gpu_count];
+
+	if (nic->gpu_count == FACTS_GPUS)
+		return;
+	nic->gpu_count++;
+	snprintf(gpu->address, sizeof(gpu->address), "%s", address);
+	gpu->exported = (int)facts_value(line, "exported");
+	gpu->registered = (int)facts_value(line, "registered");
+	gpu->peermem = (int)facts_value(line, "peermem");
+	gpu->moved = (int)facts_value(line, "moved");
+	gpu->late = facts_value(line, "late") == 1;
+	snprintf(gpu->why, sizeof(gpu->why), "%s", why ? why + strlen(" why=") : "");
 }
 
 static void read_verbs_line(const char *line, void *arg)
@@ -181,18 +323,12 @@ static void read_verbs_line(const char *line, void *arg)
 
 	if (facts_error(line, &out->error, out->why))
 		return;
+	if (strcmp(line, "cuda late=1") == 0) {
+		out->cuda_late = true;
+		return;
+	}
 	if (sscanf(line, "gpu %19s", address) == 1 && out->count) {
-		const char *why = strstr(line, " why=");
-
-		nic = &out->nics[out->count - 1];
-		if (nic->gpu_count == FACTS_GPUS)
-			return;
-		memcpy(nic->gpus[nic->gpu_count].address, address, sizeof(address));
-		nic->gpus[nic->gpu_count].exported = (int)facts_value(line, "exported");
-		nic->gpus[nic->gpu_count].registered = (int)facts_value(line, "registered");
-		nic->gpus[nic->gpu_count].peermem = (int)facts_value(line, "peermem");
-		nic->gpus[nic->gpu_count].moved = (int)facts_value(line, "moved");
-		snprintf(nic->gpus[nic->gpu_count++].why, DOCTOR_WHY, "%s", why ? why + strlen(" why=") : "");
+		read_gpu(line, address, &out->nics[out->count - 1]);
 		return;
 	}
 	nic = &out->nics[out->count];
@@ -201,50 +337,60 @@ static void read_verbs_line(const char *line, void *arg)
 	nic->dma_buf = (int)facts_value(line, "dma_buf");
 	nic->mtu = (int)facts_value(line, "mtu");
 	nic->mtu_most = (int)facts_value(line, "mtu_most");
+	nic->late = facts_value(line, "late") == 1;
 	out->count++;
+}
+
+static void record_gpu(FILE *file, const struct gpu_fact *gpu)
+{
+	fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s%s\n", gpu->address,
+		gpu->exported, gpu->registered, gpu->peermem, gpu->moved, gpu->late ? " late=1" : "",
+		*gpu->why ? " why=" : "", gpu->why);
 }
 
 static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *facts)
 {
-	FILE *file = facts_file(tree, "verbs.txt");
+	FILE *file = facts->known ? facts_file(tree, "verbs.txt") : NULL;
 
 	if (!file)
 		return;
 	if (facts->error)
 		fprintf(file, "error %d %s\n", facts->error, facts->why);
+	if (facts->cuda_late)
+		fputs("cuda late=1\n", file);
 	for (int i = 0; i < facts->count; i++) {
 		const struct verbs_fact *nic = &facts->nics[i];
 
-		fprintf(file, "nic %s dma_buf=%d mtu=%d mtu_most=%d\n", nic->name, nic->dma_buf,
-			nic->mtu, nic->mtu_most);
+		fprintf(file, "nic %s dma_buf=%d mtu=%d mtu_most=%d%s\n", nic->name, nic->dma_buf,
+			nic->mtu, nic->mtu_most, nic->late ? " late=1" : "");
 		for (int k = 0; k < nic->gpu_count; k++)
-			fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s\n",
-				nic->gpus[k].address, nic->gpus[k].exported, nic->gpus[k].registered,
-				nic->gpus[k].peermem, nic->gpus[k].moved, *nic->gpus[k].why ? " why=" : "",
-				nic->gpus[k].why);
+			record_gpu(file, &nic->gpus[k]);
 	}
 	fclose(file);
 }
 
-void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out)
+bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seconds,
+		 struct verbs_facts *out)
 {
-	void *library;
+	struct work *work;
+	bool ended;
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
 		out->known = facts_lines(tree, "/verbs.txt", read_verbs_line, out);
-		return;
+		return true;
 	}
-	out->known = true;
-	library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
-	if (library) {
-		ask_verbs(library, out);
-		/* Not closed: its drivers leave threads and handlers behind. */
-	} else {
-		const char *why = dlerror();
-
-		out->error = ENOENT;
-		snprintf(out->why, sizeof(out->why), "%s", why ? why : "dlopen failed");
-	}
+	work = calloc(1, sizeof(*work));
+	if (!work)
+		return true;
+	*work = (struct work){ .lock = PTHREAD_MUTEX_INITIALIZER, .memory = memory, .move = move,
+			       .cuda_answered = PTHREAD_COND_INITIALIZER, .until = facts_now() + seconds };
+	ended = bounded(ask_verbs, work, seconds);
+	pthread_mutex_lock(&work->lock);
+	*out = work->facts;
+	pthread_mutex_unlock(&work->lock);
+	if (ended)
+		free(work);
 	record_verbs(tree, out);
+	return ended;
 }

@@ -29,9 +29,12 @@ void advise(struct finding *finding, const char *format, ...)
 	va_end(list);
 }
 
-void doctor_move(struct verbs_fact *nic)
+void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), void *arg)
 {
 	(void)nic;
+	(void)until;
+	(void)each;
+	(void)arg;
 }
 
 int fail(int error, const char *format, ...)

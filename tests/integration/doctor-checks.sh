@@ -385,6 +385,7 @@ second_nic()
 case_of nic.port WARN "mlx5_1: DOWN" second_nic
 case_of nic.port UNKNOWN "its state is not known" remove "$port/state"
 case_of nic.mtu WARN "1024 bytes, and could be 4096" verbs "dma_buf=9 mtu=1024 mtu_most=4096"
+case_of nic.mtu UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
 case_of nic.mtu UNKNOWN "does not tell" remove /verbs.txt
 case_of nic.gid PASS "index 3" true
 only_v1()
@@ -408,10 +409,26 @@ case_of nic.counters UNKNOWN "no hw_counters" remove "$port/hw_counters"
 case_of nic.files FAIL "no /dev/infiniband/uverbs" remove /dev/infiniband
 case_of nic.files UNKNOWN "uverbs0: Too many levels" spoil /dev/infiniband/uverbs0
 case_of nic.dmabuf WARN "Operation not supported" verbs "dma_buf=95 mtu=4096 mtu_most=4096"
+case_of nic.dmabuf UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 late=1"
 case_of nic.dmabuf UNKNOWN "libibverbs did not answer" remove /verbs.txt
 case_of nic.gpu FAIL "plain ibv_reg_mr()" verbs "dma_buf=9" "exported=0 registered=14"
 case_of nic.gpu FAIL "exports no dma-buf" verbs "dma_buf=9" "exported=95 registered=-1"
 case_of nic.gpu UNKNOWN "could not be tried" verbs "dma_buf=9" "exported=-1 registered=-1"
+case_of nic.gpu UNKNOWN "0000:11:00.0 with mlx5_0: there was no time for it" verbs "dma_buf=9" \
+	"exported=0 registered=0 peermem=14 moved=-1 late=1"
+slow_nic()
+{
+	put /verbs.txt "nic mlx5_0 dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
+}
+case_of nic.gpu UNKNOWN "mlx5_0: no answer in time" slow_nic
+slow_cuda()
+{
+	put /verbs.txt "cuda late=1
+nic mlx5_0 dma_buf=95"
+	remove "${1-/environment}"
+}
+case_of nic.gpu UNKNOWN "CUDA did not start in time" slow_cuda
+case_of nic.peermem UNKNOWN "not all NICs and GPUs answered" slow_cuda /sys/module/nvidia_peermem
 case_of nic.gpu UNKNOWN "no pair" remove /verbs.txt
 case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" "exported=0 registered=0 peermem=14 moved=0"
 case_of nic.gpu PASS "(peermem)" verbs "dma_buf=95" "exported=0 registered=95 peermem=0 moved=0"
@@ -552,6 +569,32 @@ SECONDS=0
 doctor --json
 [ $status = 0 ] && [ $SECONDS -le 9 ] && grep -q '"driver.nvml"' out
 verdict "a driver that hangs" $?
+
+# Neither does a check that never ends; the others say what they say.
+fresh
+cat >hang.c <<'CODE'
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+DIR *opendir(const char *path)
+{
+	DIR *(*next)(const char *) = (DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir");
+
+	while (strstr(path, "/hugepages"))
+		sleep(60);
+	return next(path);
+}
+CODE
+cc -shared -fPIC -o hang.so hang.c || failed=1
+sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
+SECONDS=0
+FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so timeout 30 "$wherry" doctor --root tree \
+	>out 2>err
+[ $? = 0 ] && [ $SECONDS -le 5 ] && grep -q '^UNKNOWN mem.huge *no answer within 3 s$' out &&
+	[ "$(grep -c '^PASS ' out)" = $(($(wc -w <<<"$checks") - 1)) ]
+verdict "a check that hangs" $?
 
 # What was recorded is the same again.
 fresh
