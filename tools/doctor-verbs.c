@@ -56,15 +56,25 @@ static int mtu_bytes(uint32_t code)
 	return code >= 1 && code <= 5 ? 128 << code : -1;
 }
 
-static void ask_port(const struct verbs *verbs, void *context, struct verbs_fact *nic)
+static void ask_ports(const struct verbs *verbs, void *context, struct verbs_fact *nic)
 {
-	uint32_t attributes[64] = { 0 }; /* state, most MTU, active MTU, and more than is needed */
+	uint32_t attributes[64]; /* state, most MTU, active MTU, and more than is needed */
 
-	nic->mtu = nic->mtu_most = -1;
-	if (!verbs->query_port || verbs->query_port(context, 1, attributes))
-		return;
-	nic->mtu_most = mtu_bytes(attributes[1]);
-	nic->mtu = mtu_bytes(attributes[2]);
+	for (uint8_t i = 0; verbs->query_port && i < FACTS_PORTS; i++) {
+		memset(attributes, 0, sizeof(attributes));
+		/* It has no more. */
+		if (verbs->query_port(context, i + 1, attributes))
+			return;
+		nic->mtu_most[i] = mtu_bytes(attributes[1]);
+		nic->mtu[i] = mtu_bytes(attributes[2]);
+	}
+}
+
+static void verbs_fact_init(struct verbs_fact *nic)
+{
+	*nic = (struct verbs_fact){ .dma_buf = -1 };
+	for (int i = 0; i < FACTS_PORTS; i++)
+		nic->mtu[i] = nic->mtu_most[i] = -1;
 }
 
 /* As a module like nvidia-peermem makes it possible. */
@@ -151,7 +161,7 @@ static void *ask_device(struct nic_work *own, void *context)
 	const struct verbs *verbs = &own->work->verbs;
 	void *pd, *mr;
 
-	ask_port(verbs, context, &own->nic);
+	ask_ports(verbs, context, &own->nic);
 	pd = verbs->alloc_pd(context);
 	if (pd && verbs->reg_dmabuf_mr) {
 		errno = 0;
@@ -235,8 +245,9 @@ static void ask_nics(struct work *work, void **list, int count)
 	count = !all ? 0 : count < FACTS_NICS ? count : FACTS_NICS;
 	pthread_mutex_lock(&work->lock);
 	for (int i = 0; i < count; i++) {
-		all[i] = (struct nic_work){ .work = work, .device = list[i], .out = &work->facts.nics[i],
-					    .nic = { .dma_buf = -1, .mtu = -1, .mtu_most = -1, .late = true } };
+		all[i] = (struct nic_work){ .work = work, .device = list[i], .out = &work->facts.nics[i] };
+		verbs_fact_init(&all[i].nic);
+		all[i].nic.late = true;
 		snprintf(all[i].nic.name, sizeof(all[i].nic.name), "%.63s",
 			 work->verbs.get_device_name(list[i]));
 		work->facts.nics[i] = all[i].nic;
@@ -315,6 +326,20 @@ static void read_gpu(const char *line, const char *address, struct verbs_fact *n
 	snprintf(gpu->why, sizeof(gpu->why), "%s", why ? why + strlen(" why=") : "");
 }
 
+/* "port 2 mtu=4096 mtu_most=4096": of the NIC that was named last. */
+static bool read_port(const char *line, struct verbs_fact *nic)
+{
+	unsigned port;
+
+	if (sscanf(line, "port %u", &port) != 1)
+		return false;
+	if (port >= 1 && port <= FACTS_PORTS) {
+		nic->mtu[port - 1] = (int)facts_value(line, "mtu");
+		nic->mtu_most[port - 1] = (int)facts_value(line, "mtu_most");
+	}
+	return true;
+}
+
 static void read_verbs_line(const char *line, void *arg)
 {
 	struct verbs_facts *out = arg;
@@ -331,12 +356,17 @@ static void read_verbs_line(const char *line, void *arg)
 		read_gpu(line, address, &out->nics[out->count - 1]);
 		return;
 	}
+	if (out->count && read_port(line, &out->nics[out->count - 1]))
+		return;
+	if (out->count == FACTS_NICS)
+		return;
 	nic = &out->nics[out->count];
-	if (out->count == FACTS_NICS || sscanf(line, "nic %63s", nic->name) != 1)
+	verbs_fact_init(nic);
+	if (sscanf(line, "nic %63s", nic->name) != 1)
 		return;
 	nic->dma_buf = (int)facts_value(line, "dma_buf");
-	nic->mtu = (int)facts_value(line, "mtu");
-	nic->mtu_most = (int)facts_value(line, "mtu_most");
+	nic->mtu[0] = (int)facts_value(line, "mtu");
+	nic->mtu_most[0] = (int)facts_value(line, "mtu_most");
 	nic->late = facts_value(line, "late") == 1;
 	out->count++;
 }
@@ -362,7 +392,11 @@ static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *f
 		const struct verbs_fact *nic = &facts->nics[i];
 
 		fprintf(file, "nic %s dma_buf=%d mtu=%d mtu_most=%d%s\n", nic->name, nic->dma_buf,
-			nic->mtu, nic->mtu_most, nic->late ? " late=1" : "");
+			nic->mtu[0], nic->mtu_most[0], nic->late ? " late=1" : "");
+		for (int k = 1; k < FACTS_PORTS; k++)
+			if (nic->mtu_most[k] >= 0)
+				fprintf(file, "port %d mtu=%d mtu_most=%d\n", k + 1, nic->mtu[k],
+					nic->mtu_most[k]);
 		for (int k = 0; k < nic->gpu_count; k++)
 			record_gpu(file, &nic->gpus[k]);
 	}

@@ -32,6 +32,7 @@ void advise(struct finding *finding, const char *format, ...) __attribute__((for
 
 #define FACTS_GPUS 64
 #define FACTS_NICS 64
+#define FACTS_PORTS 4
 #define DOCTOR_WHY 192
 
 /* What the CUDA driver says of a GPU. */
@@ -64,7 +65,7 @@ struct gpu_fact {
 struct verbs_fact {
 	char name[WH_NAME];
 	int dma_buf;       /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
-	int mtu, mtu_most; /* bytes; -1 */
+	int mtu[FACTS_PORTS], mtu_most[FACTS_PORTS]; /* bytes; -1 */
 	bool late;         /* it did not answer in time */
 	int gpu_count;     /* GPUs whose memory was tried here, or was to be */
 	struct gpu_fact gpus[FACTS_GPUS];
@@ -84,6 +85,16 @@ struct crypto_facts {
 	bool known;
 	int error; /* positive: it is not there or does not do it, and `why` */
 	char why[256];
+};
+
+/* Ways to a CPU window onto the memory of one GPU. */
+struct window_facts {
+	int count; /* 0: none was tried */
+	struct {
+		char name[16]; /* "driver", "dmabuf", "rm" */
+		int error;     /* positive; 0: it opens */
+		char why[DOCTOR_WHY];
+	} ways[4];
 };
 
 struct doctor {
@@ -108,6 +119,9 @@ bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seco
 
 /* The same of libcrypto and ROOT/crypto.txt. */
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
+
+/* Open a window onto the memory of a GPU in each way, or what ROOT/windows.txt says of that. */
+void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
 
 /* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
  * line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is none; what

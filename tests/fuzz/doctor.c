@@ -37,6 +37,13 @@ void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), 
 	(void)arg;
 }
 
+void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out)
+{
+	(void)tree;
+	(void)gpu;
+	out->count = 0;
+}
+
 int fail(int error, const char *format, ...)
 {
 	(void)format;

@@ -148,6 +148,17 @@ doctor --only driver.nvml,gpu.health
 [ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
 verdict "a GPU that is lost" $?
 
+# Windows are opened for real, and say why where they are not.
+sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
+windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
+	doctor --only window.ways && tr -s ' \n' ' ' <out | grep -q '^PASS window.ways driver: .*/dev/gdrdrv.* dmabuf: .*; rm: opens' &&
+	grep -q '^window rm error=0 why=$' record/windows.txt
+verdict "a window opens" $?
+FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows doctor --only window.ways
+[ $status = 1 ] && tr -s ' \n' ' ' <out | grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'
+verdict "no window opens, and why" $?
+
 "$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&
 	ln -s "$TEST_NVML" record/lib/libnvidia-ml.so.1 &&
 	FAKE_NVML=record/nvml.txt "$wherry" topo --root record --json >replayed &&
