@@ -360,26 +360,47 @@ static const char *tint(const struct screen *screen, enum verdict verdict)
 	return screen_tint(screen, tints[verdict]);
 }
 
+#define NARROW 60
+
+/* What stands before the evidence: on a narrow screen a line of its own. */
+static void print_name(const struct check *check, enum verdict verdict, const struct screen *screen,
+		       int columns)
+{
+	const char *word = words[verdict];
+
+	if (columns >= NARROW) {
+		printf("%s%-7s%s %-14s ", tint(screen, verdict), word, screen_plain(screen), check->id);
+		return;
+	}
+	printf("%s%s%s", tint(screen, verdict), word, screen_plain(screen));
+	text_fold(stdout, check->id, 2, (int)strlen(word), columns);
+	fputs("  ", stdout);
+}
+
 static void print(const struct check *const *checks, const struct finding *findings, size_t count,
 		  const struct screen *screen)
 {
+	int columns = screen->columns ? screen->columns : SCREEN_COLUMNS,
+	    indent = columns < NARROW ? 2 : 23;
 	size_t totals[FAIL + 1] = { 0 };
+	char sums[128];
 
 	for (size_t i = 0; i < count; i++) {
 		const struct finding *finding = &findings[i];
 
 		totals[finding->verdict]++;
-		printf("%s%-7s%s %-14s ", tint(screen, finding->verdict), words[finding->verdict],
-		       screen_plain(screen), checks[i]->id);
-		text_wrap(stdout, finding->evidence, 23, 23);
+		print_name(checks[i], finding->verdict, screen, columns);
+		text_fold(stdout, finding->evidence, indent, indent, columns);
 		if (*finding->fix) {
-			fputs("                       ", stdout);
-			fputs(screen->ascii ? "-> " : "\u2192 ", stdout);
-			text_wrap(stdout, finding->fix, 26, 26);
+			printf("%*s%s", indent, "", screen->ascii ? "-> " : "\u2192 ");
+			text_fold(stdout, finding->fix, indent + 3, indent + 3, columns);
 		}
 	}
-	printf("\n%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told\n",
-	       totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
+	snprintf(sums, sizeof(sums),
+		 "%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told",
+		 totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
+	putchar('\n');
+	text_fold(stdout, sums, 0, 0, columns);
 }
 
 static int list_checks(void)

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* The first of them that is set decides, as for every program. */
@@ -14,6 +15,19 @@ static bool is_utf8(void)
 	for (size_t i = 0; i < 3 && (!value || !*value); i++)
 		value = getenv(names[i]);
 	return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
+}
+
+/* As the terminal says, else as the shell does. */
+static int columns_of(void)
+{
+	const char *columns = getenv("COLUMNS");
+	struct winsize window;
+
+	if (!isatty(STDOUT_FILENO))
+		return 0;
+	if (!ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) && window.ws_col)
+		return window.ws_col;
+	return columns && atoi(columns) > 0 ? atoi(columns) : 80;
 }
 
 int screen_open(const struct arguments *arguments, struct screen *out)
@@ -29,6 +43,7 @@ int screen_open(const struct arguments *arguments, struct screen *out)
 	else
 		out->color = isatty(STDOUT_FILENO) && (!no_color || !*no_color) && term &&
 			     strcmp(term, "dumb") != 0;
+	out->columns = columns_of();
 	out->ascii = argument(arguments, "ascii") || !is_utf8();
 	return 0;
 }
