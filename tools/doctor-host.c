@@ -298,8 +298,9 @@ static bool cgroup_up(struct cgroup *group)
 
 #define NO_LIMIT (INT64_C(1) << 60) /* version 1 says "none" with all pages there could be */
 
-/* One group's limit; true: it has none. */
-static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, struct finding *finding)
+/* One group's limit; true: it has none. *shown: it has the file. */
+static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own, bool *shown,
+			 struct finding *finding)
 {
 	const char *file = group->first ? "memory.limit_in_bytes" : "memory.max";
 	char text[64], most[32], now[32];
@@ -307,8 +308,10 @@ static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group
 	int error = wh_tree_line(&doctor->tree, group->folder, file, text, sizeof(text));
 	bool near;
 
-	/* The topmost group has no limits, and no file for them. */
-	if (error == -ENOENT && strlen(group->folder) == group->top)
+	/* The topmost group has no limits, and no file for them. Others have one if those in them do: it was
+	 * not recorded. */
+	*shown = error != -ENOENT || strlen(group->folder) == group->top;
+	if (error == -ENOENT && (!own || *shown))
 		return true;
 	if (!error && strcmp(text, "max") == 0)
 		return true;
@@ -339,16 +342,18 @@ static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group
 static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 {
 	struct cgroup group;
-	bool none = true;
+	bool none = true, all = true, own = true, shown;
 
 	if (!cgroup_folder(doctor, "memory", &group, finding))
 		return;
 	/* A group may use no more than those that it is in. */
-	do
-		none &= is_unlimited(doctor, &group, finding);
-	while (cgroup_up(&group));
+	do {
+		none &= is_unlimited(doctor, &group, own, &shown, finding);
+		all &= shown;
+		own = false;
+	} while (cgroup_up(&group));
 	if (none)
-		found(finding, PASS, "no limit");
+		found(finding, PASS, all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
 }
 
 /* How many CPUs a list "0-3,8" has. */

@@ -112,6 +112,23 @@ FAKE_VERBS=one FAKE_CUDA_ATTRIBUTES=118=0 FAKE_CUDA_FAIL=cuFlushGPUDirectRDMAWri
 	grep -q "^gpu 0000:2b:00.0 $well\$" record/verbs.txt
 verdict "a pair that fails says nothing of the next" $?
 
+# As many pairs as a machine has with eight GPUs and eight NICs.
+eight=a,b,c,d,e,f,g,h
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor && [ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 64 ] &&
+	took=$((SECONDS - start)) && echo "64 pairs: $took s" && [ $took -lt 10 ]
+verdict "eight GPUs and eight NICs: 64 pairs" $?
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=register:c doctor &&
+	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 56 ] && [ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
+	took=$((SECONDS - start)) && echo "a NIC that hangs: $took s" && [ $took -lt 10 ]
+verdict "eight GPUs and eight NICs, of which one hangs" $?
+# The worst: each pair fails, and says so as late as it can.
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor && took=$((SECONDS - start)) &&
+	echo "NICs that move nothing: $took s" && [ $took -lt 10 ] && [ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
+verdict "eight GPUs and eight NICs that move nothing" $?
+
 # ---- only what is needed -------------------------------------------------------------------------
 
 # Which libraries a run opens.
@@ -159,6 +176,10 @@ FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_
 [ $status = 1 ] && tr -s ' \n' ' ' <out | grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'
 verdict "no window opens, and why" $?
 
+FAKE_CUDA_DEVICES=1 "$wherry" topo --color never >out && grep -q 'L2 -' out &&
+	grep -A 9 '^Missing' out | grep -q 'CUDA: not asked: the sizes of L2 caches; with --cuda it is started' &&
+	! "$wherry" topo --cuda | grep -q 'L2 caches'
+verdict "L2 is missing, and why" $?
 "$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&
 	ln -s "$TEST_NVML" record/lib/libnvidia-ml.so.1 &&
 	FAKE_NVML=record/nvml.txt "$wherry" topo --root record --json >replayed &&
