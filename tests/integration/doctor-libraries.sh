@@ -84,7 +84,7 @@ in_time() # WHAT-HANGS ARGUMENTS...
 
 	shift
 	FAKE_VERBS_HANG=$hangs FAKE_VERBS=one,two doctor "$@" && tr -s ' \n' ' ' <out >line &&
-		took=$((SECONDS - took)) && echo "$hangs: $took s" && [ $took -lt 10 ]
+		took=$((SECONDS - took)) && echo "$hangs: $took s" && [ "$took" -lt 10 ]
 }
 late="exported=-1 registered=-1 peermem=14 moved=-1 late=1"
 in_time list && grep -q 'UNKNOWN lib.verbs libibverbs did not answer' line && grep -q 'PASS driver.nvml' line
@@ -116,17 +116,17 @@ verdict "a pair that fails says nothing of the next" $?
 eight=a,b,c,d,e,f,g,h
 start=$SECONDS
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor && [ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 64 ] &&
-	took=$((SECONDS - start)) && echo "64 pairs: $took s" && [ $took -lt 10 ]
+	took=$((SECONDS - start)) && echo "64 pairs: $took s" && [ "$took" -lt 10 ]
 verdict "eight GPUs and eight NICs: 64 pairs" $?
 start=$SECONDS
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=register:c doctor &&
 	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 56 ] && [ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
-	took=$((SECONDS - start)) && echo "a NIC that hangs: $took s" && [ $took -lt 10 ]
+	took=$((SECONDS - start)) && echo "a NIC that hangs: $took s" && [ "$took" -lt 10 ]
 verdict "eight GPUs and eight NICs, of which one hangs" $?
 # The worst: each pair fails, and says so as late as it can.
 start=$SECONDS
 FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor && took=$((SECONDS - start)) &&
-	echo "NICs that move nothing: $took s" && [ $took -lt 10 ] && [ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
+	echo "NICs that move nothing: $took s" && [ "$took" -lt 10 ] && [ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
 verdict "eight GPUs and eight NICs that move nothing" $?
 
 # ---- only what is needed -------------------------------------------------------------------------

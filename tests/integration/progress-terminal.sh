@@ -228,7 +228,8 @@ done
 kill $! && wait $!
 SHELL
 chmod +x ended
-ended=$wherry wherry=$PWD/ended shows "registry: a long log" \
+export ended=$wherry
+wherry=$PWD/ended shows "registry: a long log" \
 	'^reading the log \[=*>? *\] +[0-9]+%  [0-9.]+ GB/s  [0-9]:[0-9]+ left' 80 registry --file long.log -l 127.0.0.1:0
 grep -q '^http://127.0.0.1:[0-9]*$' out && [ ! -s left ]
 verdict "registry: and then its address" $?

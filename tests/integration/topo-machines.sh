@@ -260,7 +260,7 @@ assert len(lines) == 5 + len(nodes) + len(edges)
 PYTHON
 verdict "DOT" $?
 # What is near no NUMA node that is known is drawn near none.
-cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node | xargs sed -i 's/.*/-1/' && topo lost --dot >lost.dot &&
+cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node -exec sed -i 's/.*/-1/' {} + && topo lost --dot >lost.dot &&
 	topo lost --svg >lost.svg && ! grep -q '"MEM[01]" -- "pci0000:10"' lost.dot &&
 	grep -q '"MEM0" -- "pci0000:20"' lost.dot && grep -q 'NUMA node: -' lost.svg && ! grep -q 'NUMA node: -' hgx.svg
 verdict "a device of no NUMA node that is known" $?
