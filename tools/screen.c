@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "screen.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -20,14 +21,15 @@ static bool is_utf8(void)
 /* As the terminal says, else as the shell does. */
 static int columns_of(void)
 {
-	const char *columns = getenv("COLUMNS");
+	const char *text = getenv("COLUMNS");
+	long columns = text ? strtol(text, NULL, 10) : 0;
 	struct winsize window;
 
 	if (!isatty(STDOUT_FILENO))
 		return 0;
 	if (!ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) && window.ws_col)
 		return window.ws_col;
-	return columns && atoi(columns) > 0 ? atoi(columns) : 80;
+	return columns > 0 && columns <= UINT16_MAX ? (int)columns : 80;
 }
 
 int screen_open(const struct arguments *arguments, struct screen *out)
