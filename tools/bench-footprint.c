@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "progress.h"
 
 #define PEERS 4
 #define LENGTH (UINT64_C(64) << 20)
@@ -12,6 +13,7 @@
 struct pair {
 	struct bench_process near, far;
 	char *text;
+	struct progress progress;
 };
 
 static int ask(struct pair *pair, struct bench_process *process, const struct bench_order *order,
@@ -69,6 +71,7 @@ static int peers(struct pair *pair, struct bench_footprint *out, const char *whe
 	if (!error)
 		error = resident(pair, &pair->far, &far_before);
 	snprintf(order.text, sizeof(order.text), "%.127s", where);
+	progress_move(&pair->progress, 1);
 	while (!error && out->peers < PEERS) {
 		error = ask(pair, &pair->near, &order, &answer);
 		if (!error)
@@ -84,6 +87,7 @@ static int peers(struct pair *pair, struct bench_footprint *out, const char *whe
 		near_before = near;
 		far_before = far;
 		out->peers++;
+		progress_move(&pair->progress, 1 + out->peers);
 	}
 	return error;
 }
@@ -121,10 +125,15 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 	if (!error)
 		error = bench_process_start(&pair.far, "far", BENCH_ANY_CPU, bench_member_serve,
 					    &far);
-	if (error)
+	if (error) {
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
-	else
+	} else {
+		/* An engine in either process, then the peers. No process is forked any more. */
+		progress_start_steps(&pair.progress, "weighing an engine and its peers", 1 + PEERS, false);
+		progress_watch(&pair.progress);
 		error = measure(&pair, out);
+		progress_end(&pair.progress);
+	}
 	bench_process_end(&pair.near);
 	bench_process_end(&pair.far);
 	return error;

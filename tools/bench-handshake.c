@@ -8,6 +8,7 @@
 
 #include "bench.h"
 #include "engine.h"
+#include "progress.h"
 
 #define WARM 4 /* of them are not counted */
 
@@ -100,6 +101,7 @@ int bench_handshake(const struct arguments *arguments, int64_t duration, struct 
 	struct bench_process near = { 0 }, far = { 0 };
 	struct bench_order order = { .what = BENCH_OPEN };
 	struct bench_answer answer;
+	struct progress progress;
 	int error;
 
 	*out = (struct bench_handshake){ .trust = trust_of(arguments) };
@@ -113,6 +115,9 @@ int bench_handshake(const struct arguments *arguments, int64_t duration, struct 
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
 		goto out;
 	}
+	/* Here, and not before: no process is forked any more. */
+	progress_start_steps(&progress, "connecting, one peer after the other", 0, false);
+	progress_watch(&progress);
 	error = bench_ask(&far, &order, &answer);
 	if (!error) {
 		order.what = BENCH_CONNECT;
@@ -120,6 +125,7 @@ int bench_handshake(const struct arguments *arguments, int64_t duration, struct 
 		snprintf(order.text, sizeof(order.text), "%.*s", (int)sizeof(order.text) - 1, answer.text);
 		error = bench_ask(&near, &order, &answer);
 	}
+	progress_end(&progress);
 	if (error)
 		memcpy(text, answer.text, BENCH_TEXT);
 	else

@@ -7,7 +7,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "output.h"
@@ -15,8 +14,9 @@
 #include "program.h"
 #include "progress.h"
 
+/* 9 s in all at the most: what is common to all checks is asked at the same time. */
 #define FACTS_SECONDS 5.0 /* for libraries that wake the GPUs */
-#define VERBS_SECONDS 20.0 /* where each NIC moves something of each GPU */
+#define VERBS_SECONDS 6.0 /* where each NIC moves something of each GPU */
 #define CHECK_SECONDS 3.0
 #define CHECKS_MOST 64
 
@@ -84,7 +84,9 @@ struct inquiry {
 	int nvml_error;
 	char why[256];
 	struct cuda_facts cuda;
+	unsigned needs;
 	struct verbs_facts verbs;
+	bool verbs_ended;
 };
 
 static void ask_plain(void *arg)
@@ -135,7 +137,9 @@ static void ask_verbs(void *arg)
 {
 	struct inquiry *inquiry = arg;
 
-	facts_verbs(&inquiry->tree, &inquiry->verbs);
+	inquiry->verbs_ended = facts_verbs(&inquiry->tree, (inquiry->needs & NEEDS_MEMORY) == NEEDS_MEMORY,
+					   (inquiry->needs & NEEDS_MOVE) == NEEDS_MOVE, VERBS_SECONDS,
+					   &inquiry->verbs);
 }
 
 /* Several probes at a time, each on a thread that waits for it. */
@@ -175,22 +179,37 @@ static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 	progress_end(&progress);
 }
 
-/* What is common to all checks. True: all of it was answered, so that it can be freed. */
+/* What the checks need, of what is common to several. True: all of it was answered, so that it can be
+ * freed. */
 static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 {
-	struct waiter waiters[] = {
-		{ .probe = ask_plain, .seconds = CHECK_SECONDS },
-		{ .probe = ask_nvml, .seconds = FACTS_SECONDS },
-		{ .probe = ask_cuda, .seconds = FACTS_SECONDS },
-		{ .probe = ask_verbs, .seconds = VERBS_SECONDS },
+	const struct {
+		unsigned needs;
+		void (*probe)(void *arg);
+		double seconds;
+	} asked[] = {
+		{ NEEDS_SYSFS, ask_plain, CHECK_SECONDS },
+		{ NEEDS_NVML, ask_nvml, FACTS_SECONDS },
+		{ NEEDS_CUDA, ask_cuda, FACTS_SECONDS },
+		/* It keeps to its time by itself, and has then what was answered. */
+		{ NEEDS_VERBS, ask_verbs, VERBS_SECONDS + 0.5 },
 	};
+	struct waiter waiters[4];
+	bool done[4] = { true, true, true, true };
+	size_t count = 0, at = 0;
 
 	for (size_t i = 0; i < 4; i++)
-		waiters[i].arg = inquiry;
-	wait_for_all(waiters, 4, "asking the GPUs and NICs");
-	doctor->topology = waiters[0].done ? inquiry->plain : NULL;
-	doctor->late = !waiters[1].done;
-	if (waiters[1].done) {
+		if ((inquiry->needs & asked[i].needs) == asked[i].needs)
+			waiters[count++] = (struct waiter){ .probe = asked[i].probe, .arg = inquiry,
+							    .seconds = asked[i].seconds };
+	if (count)
+		wait_for_all(waiters, count, "asking the GPUs and NICs");
+	for (size_t i = 0; i < 4; i++)
+		if ((inquiry->needs & asked[i].needs) == asked[i].needs)
+			done[i] = waiters[at++].done;
+	doctor->topology = done[0] ? inquiry->plain : NULL;
+	doctor->late = !done[1];
+	if (done[1]) {
 		doctor->nvml = inquiry->full;
 		doctor->nvml_error = inquiry->nvml_error;
 		doctor->nvml_why = inquiry->why;
@@ -198,11 +217,12 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 	if (doctor->nvml)
 		doctor->topology = inquiry->full;
 	/* The rest may still be written to by a thread that was given up. */
-	if (waiters[2].done)
+	if (done[2])
 		doctor->cuda = inquiry->cuda;
-	if (waiters[3].done)
+	if (done[3])
 		doctor->verbs = inquiry->verbs;
-	return waiters[0].done && waiters[1].done && waiters[2].done && waiters[3].done;
+	return done[0] && done[1] && done[2] && done[3] &&
+	       (inquiry->verbs_ended || (inquiry->needs & NEEDS_VERBS) != NEEDS_VERBS);
 }
 
 /* ---- checks ---------------------------------------------------------------------------------- */
@@ -213,21 +233,13 @@ struct task {
 	struct finding finding;
 };
 
-static double now(void)
-{
-	struct timespec t;
-
-	clock_gettime(CLOCK_MONOTONIC, &t);
-	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static void run_check(void *arg)
 {
 	struct task *task = arg;
-	double start = now();
+	double start = facts_now();
 
 	task->check->run(task->doctor, &task->finding);
-	task->finding.seconds = now() - start;
+	task->finding.seconds = facts_now() - start;
 }
 
 /* Run them all; findings[i] is that of checks[i]. False: some were given up. */
@@ -348,26 +360,47 @@ static const char *tint(const struct screen *screen, enum verdict verdict)
 	return screen_tint(screen, tints[verdict]);
 }
 
+#define NARROW 60
+
+/* What stands before the evidence: on a narrow screen a line of its own. */
+static void print_name(const struct check *check, enum verdict verdict, const struct screen *screen,
+		       int columns)
+{
+	const char *word = words[verdict];
+
+	if (columns >= NARROW) {
+		printf("%s%-7s%s %-14s ", tint(screen, verdict), word, screen_plain(screen), check->id);
+		return;
+	}
+	printf("%s%s%s", tint(screen, verdict), word, screen_plain(screen));
+	text_fold(stdout, check->id, 2, (int)strlen(word), columns);
+	fputs("  ", stdout);
+}
+
 static void print(const struct check *const *checks, const struct finding *findings, size_t count,
 		  const struct screen *screen)
 {
+	int columns = screen->columns ? screen->columns : SCREEN_COLUMNS,
+	    indent = columns < NARROW ? 2 : 23;
 	size_t totals[FAIL + 1] = { 0 };
+	char sums[128];
 
 	for (size_t i = 0; i < count; i++) {
 		const struct finding *finding = &findings[i];
 
 		totals[finding->verdict]++;
-		printf("%s%-7s%s %-14s ", tint(screen, finding->verdict), words[finding->verdict],
-		       screen_plain(screen), checks[i]->id);
-		text_wrap(stdout, finding->evidence, 23, 23);
+		print_name(checks[i], finding->verdict, screen, columns);
+		text_fold(stdout, finding->evidence, indent, indent, columns);
 		if (*finding->fix) {
-			fputs("                       ", stdout);
-			fputs(screen->ascii ? "-> " : "\u2192 ", stdout);
-			text_wrap(stdout, finding->fix, 26, 26);
+			printf("%*s%s", indent, "", screen->ascii ? "-> " : "\u2192 ");
+			text_fold(stdout, finding->fix, indent + 3, indent + 3, columns);
 		}
 	}
-	printf("\n%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told\n",
-	       totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
+	snprintf(sums, sizeof(sums),
+		 "%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told",
+		 totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
+	putchar('\n');
+	text_fold(stdout, sums, 0, 0, columns);
 }
 
 static int list_checks(void)
@@ -398,6 +431,8 @@ static int examine(const struct arguments *arguments, const struct wh_tree *tree
 	if (!inquiry || !doctor)
 		exit(fail(ENOMEM, "out of memory"));
 	inquiry->tree = doctor->tree = *tree;
+	for (size_t i = 0; i < count; i++)
+		inquiry->needs |= checks[i]->needs;
 	ended = gather(doctor, inquiry);
 	ended &= run_checks(doctor, checks, count, findings);
 	for (size_t i = 0; i < count; i++)
@@ -471,7 +506,8 @@ const struct command command_doctor = {
 	.details = "Only looks, and changes nothing. Exits 0 if all is well or not to be told, 1 "
 		   "after "
 		   "a warning, 2 if a check failed.\n\n"
-		   "No check takes longer than 3 s; run as root it sees more.",
+		   "No check takes longer than 3 s, and all together less than 10; run as root it "
+		   "sees more.",
 	.examples = "wherry doctor\n"
 		    "wherry doctor --only pci,nic.gid --json\n"
 		    "wherry doctor --errno EFAULT\n",

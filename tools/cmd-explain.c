@@ -10,6 +10,7 @@
 #include "explain.h"
 #include "memory.h"
 #include "output.h"
+#include "progress.h"
 #include "url.h"
 
 #define REGIONS_SHOWN 8
@@ -141,6 +142,7 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 		.op = op,
 	};
 	struct wh_batch *batch = NULL;
+	struct progress progress;
 
 	*out = (struct answer){ .count = ROUTES_MAX };
 	out->error = wh_batch_new(e->peer, NULL, &batch);
@@ -148,9 +150,12 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 		out->error = wh_batch_add(batch, &transfer, 1);
 	if (!out->error)
 		out->estimate.size = sizeof(out->estimate);
+	progress_start_steps(&progress, "measuring", 0, false);
+	progress_watch(&progress);
 	/* First, for it may open the connections that the routes then tell of. What it fails with, they tell. */
 	if (!out->error && wh_batch_estimate(batch, &out->estimate))
 		out->estimate.duration = 0;
+	progress_end(&progress);
 	if (!out->error)
 		out->error = wh_batch_routes(batch, out->routes, &out->count);
 	if (out->error) {

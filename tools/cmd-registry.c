@@ -21,6 +21,7 @@
 #include <openssl/crypto.h>
 
 #include "command.h"
+#include "progress.h"
 #include "registry.h"
 #include "rendezvous/rendezvous.h"
 #include "util/error.h"
@@ -406,11 +407,24 @@ static int run_server(struct server *server, int listener, const char *url)
 	return code;
 }
 
+static void log_moved(void *arg, uint64_t bytes, uint64_t all)
+{
+	struct progress *progress = arg;
+
+	progress->total = all;
+	progress_move(progress, bytes);
+}
+
 static int open_store(struct server *server, const char *path, uint64_t limit)
 {
+	struct progress progress;
+	struct log_watch watch = { log_moved, &progress };
 	uint64_t lost;
-	int error = store_open(&server->store, path, limit, &lost);
+	int error;
 
+	progress_start(&progress, "reading the log", 0, false);
+	error = store_open(&server->store, path, limit, &watch, &lost);
+	progress_end(&progress);
 	if (error == -EWOULDBLOCK)
 		return fail(EBUSY, "--file %s: another registry has it", path);
 	if (error == -EINVAL)

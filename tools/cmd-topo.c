@@ -94,9 +94,8 @@ const struct command command_topo = {
 	.name = "topo",
 	.usage = "",
 	.summary = "Show the GPUs, NICs and memories of a machine, and their distances",
-	.details = "Distances are in the words of nvidia-smi topo -m. For each pair the speed is "
-		   "shown "
-		   "that its links should allow.\n\n"
+	.details = "Distances are in the words of nvidia-smi topo -m. For each pair the route that "
+		   "large transfers take is shown, and the speed that its links should allow.\n\n"
 		   "What is absent or cannot be asked is '-', and the end says why.",
 	.examples = "wherry topo\n"
 		    "wherry topo --json > node7.json && wherry topo --load node7.json\n"

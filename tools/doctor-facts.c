@@ -6,13 +6,13 @@
  * cuda.txt   "error ERRNO TEXT", or "version 13000" and a line for each GPU:
  *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
  * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
- *            followed by "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for
- *            each GPU that was tried, with " why=TEXT" behind it if nothing was moved
+ *            followed by "port 2 mtu=4096 mtu_most=4096" if it has more than one, and by
+ *            "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for each GPU that was tried, with " why=TEXT" behind it if nothing was moved; " late=1"
+ *            behind what was not answered in time, and "cuda late=1" alone
  * crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -73,6 +73,14 @@ static bool wait_for(struct job *job, double seconds)
 	return done;
 }
 
+double facts_now(void)
+{
+	struct timespec t;
+
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
 bool bounded(void (*probe)(void *arg), void *arg, double seconds)
 {
 	struct job *job = calloc(1, sizeof(*job));
@@ -99,7 +107,7 @@ bool bounded(void (*probe)(void *arg), void *arg, double seconds)
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-static FILE *record_file(const struct wh_tree *tree, const char *name)
+FILE *facts_file(const struct wh_tree *tree, const char *name)
 {
 	char path[WH_TREE_PATH];
 
@@ -109,8 +117,7 @@ static FILE *record_file(const struct wh_tree *tree, const char *name)
 	return fopen(path, "we");
 }
 
-/* The number behind " KEY=" in a line; -1: none. */
-static long long value_of(const char *line, const char *key)
+long long facts_value(const char *line, const char *key)
 {
 	size_t length = strlen(key);
 
@@ -120,9 +127,8 @@ static long long value_of(const char *line, const char *key)
 	return -1;
 }
 
-/* Call `each` with the lines of a file of a recorded tree. False: there is none. */
-static bool each_line(const struct wh_tree *tree, const char *name,
-		      void (*each)(const char *line, void *arg), void *arg)
+bool facts_lines(const struct wh_tree *tree, const char *name,
+		 void (*each)(const char *line, void *arg), void *arg)
 {
 	char *text = malloc(65536), *next, *line;
 
@@ -136,8 +142,7 @@ static bool each_line(const struct wh_tree *tree, const char *name,
 	return true;
 }
 
-/* "error ERRNO TEXT" */
-static bool read_error(const char *line, int *error, char why[256])
+bool facts_error(const char *line, int *error, char why[256])
 {
 	int used = 0;
 
@@ -157,16 +162,16 @@ static void read_cuda_line(const char *line, void *arg)
 	struct cuda_fact *gpu = &out->gpus[out->count];
 	long long l2;
 
-	if (read_error(line, &out->error, out->why) ||
+	if (facts_error(line, &out->error, out->why) ||
 	    sscanf(line, "version %d", &out->version) == 1)
 		return;
 	if (out->count == FACTS_GPUS || sscanf(line, "gpu %19s", gpu->address) != 1)
 		return;
-	gpu->rdma = (int)value_of(line, "rdma");
-	gpu->dma_buf = (int)value_of(line, "dma_buf");
-	gpu->rdma_vmm = (int)value_of(line, "rdma_vmm");
-	gpu->fabric = (int)value_of(line, "fabric");
-	l2 = value_of(line, "l2");
+	gpu->rdma = (int)facts_value(line, "rdma");
+	gpu->dma_buf = (int)facts_value(line, "dma_buf");
+	gpu->rdma_vmm = (int)facts_value(line, "rdma_vmm");
+	gpu->fabric = (int)facts_value(line, "fabric");
+	l2 = facts_value(line, "l2");
 	gpu->l2_bytes = l2 < 0 ? WH_UNKNOWN : (uint64_t)l2;
 	out->count++;
 }
@@ -198,7 +203,7 @@ static void ask_cuda(struct wh_cuda *cuda, struct cuda_facts *out)
 
 static void record_cuda(const struct wh_tree *tree, const struct cuda_facts *facts)
 {
-	FILE *file = record_file(tree, "cuda.txt");
+	FILE *file = facts_file(tree, "cuda.txt");
 
 	if (!file)
 		return;
@@ -220,7 +225,7 @@ void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out)
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
-		out->known = each_line(tree, "/cuda.txt", read_cuda_line, out);
+		out->known = facts_lines(tree, "/cuda.txt", read_cuda_line, out);
 		return;
 	}
 	out->known = true;
@@ -233,247 +238,6 @@ void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out)
 	record_cuda(tree, out);
 }
 
-/* ---- libibverbs ------------------------------------------------------------------------------ */
-
-/* All of these are ordinary functions of the library; none is inline in its headers. */
-struct verbs {
-	void **(*get_device_list)(int *count);
-	void (*free_device_list)(void **list);
-	const char *(*get_device_name)(void *device);
-	void *(*open_device)(void *device);
-	int (*close_device)(void *context);
-	void *(*alloc_pd)(void *context);
-	int (*dealloc_pd)(void *pd);
-	/* only in libibverbs 34 and later */
-	void *(*reg_dmabuf_mr)(void *pd, uint64_t offset, size_t length, uint64_t iova, int fd,
-			       int access);
-	int (*dereg_mr)(void *mr);
-	int (*query_port)(void *context, uint8_t port, void *attributes);
-	void *(*reg_mr)(void *pd, void *address, size_t length, int access);
-};
-
-#define ACCESS_ALL 7 /* local write, remote write, remote read */
-#define TRIED_BYTES (2U << 20)
-
-static bool load_verbs(void *library, struct verbs *out)
-{
-	static const char *const names[] = {
-		"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name",
-		"ibv_open_device",     "ibv_close_device",     "ibv_alloc_pd",
-		"ibv_dealloc_pd",      "ibv_reg_dmabuf_mr",    "ibv_dereg_mr",
-		"ibv_query_port",      "ibv_reg_mr",
-	};
-	void **slots = (void **)out;
-
-	_Static_assert(sizeof(*out) == sizeof(names) / sizeof(names[0]) * sizeof(void *),
-		       "a name for each");
-	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
-		slots[i] = dlsym(library, names[i]);
-	return out->get_device_list && out->free_device_list && out->get_device_name &&
-	       out->open_device && out->close_device && out->alloc_pd && out->dealloc_pd &&
-	       out->dereg_mr;
-}
-
-/* 1 to 5 stand for 256 to 4096 bytes. */
-static int mtu_bytes(uint32_t code)
-{
-	return code >= 1 && code <= 5 ? 128 << code : -1;
-}
-
-static void ask_port(const struct verbs *verbs, void *context, struct verbs_fact *nic)
-{
-	uint32_t attributes[64] = { 0 }; /* state, most MTU, active MTU, and more than is needed */
-
-	nic->mtu = nic->mtu_most = -1;
-	if (!verbs->query_port || verbs->query_port(context, 1, attributes))
-		return;
-	nic->mtu_most = mtu_bytes(attributes[1]);
-	nic->mtu = mtu_bytes(attributes[2]);
-}
-
-/* As a module like nvidia-peermem makes it possible. */
-static void try_address(const struct verbs *verbs, void *pd, CUdeviceptr address, int *out)
-{
-	void *mr;
-
-	if (!verbs->reg_mr)
-		return;
-	errno = 0;
-	mr = verbs->reg_mr(pd, (void *)(uintptr_t)address, TRIED_BYTES, ACCESS_ALL);
-	*out = mr ? 0 : errno ? errno : EIO;
-	if (mr)
-		verbs->dereg_mr(mr);
-}
-
-/* A piece of the GPU's memory, as a dma-buf, and by its address, known to the NIC. */
-static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
-		    struct wh_cuda_device *device, struct verbs_fact *nic)
-{
-	int at = nic->gpu_count++, fd = -1, result;
-	struct wh_cuda_scope scope;
-	CUdeviceptr address = 0;
-	void *mr = NULL;
-
-	snprintf(nic->gpus[at].address, sizeof(nic->gpus[at].address), "%.19s", device->pci);
-	nic->gpus[at].exported = nic->gpus[at].registered = nic->gpus[at].peermem = -1;
-	nic->gpus[at].moved = -1;
-	if (wh_cuda_enter(cuda, device, &scope))
-		return;
-	result = cuda->cuMemAlloc(&address, TRIED_BYTES);
-	if (!result)
-		try_address(verbs, pd, address, &nic->gpus[at].peermem);
-	if (!result && verbs->reg_dmabuf_mr && cuda->cuMemGetHandleForAddressRange) {
-		result = cuda->cuMemGetHandleForAddressRange(&fd, address, TRIED_BYTES,
-							     CUDA_RANGE_DMA_BUF, 0);
-		nic->gpus[at].exported = wh_cuda_errno(result);
-	}
-	if (!result && fd >= 0) {
-		errno = 0;
-		mr = verbs->reg_dmabuf_mr(pd, 0, TRIED_BYTES, address, fd, ACCESS_ALL);
-		nic->gpus[at].registered = mr ? 0 : errno ? errno : EIO;
-	}
-	if (mr)
-		verbs->dereg_mr(mr);
-	if (fd >= 0)
-		close(fd);
-	if (address)
-		cuda->cuMemFree(address);
-	wh_cuda_leave(&scope);
-}
-
-static void ask_nic(const struct verbs *verbs, void *device, struct wh_cuda *cuda,
-		    struct verbs_fact *nic)
-{
-	void *context = verbs->open_device(device), *pd, *mr;
-
-	snprintf(nic->name, sizeof(nic->name), "%.63s", verbs->get_device_name(device));
-	nic->dma_buf = nic->mtu = nic->mtu_most = -1;
-	if (!context)
-		return;
-	ask_port(verbs, context, nic);
-	pd = verbs->alloc_pd(context);
-	if (pd && verbs->reg_dmabuf_mr) {
-		errno = 0;
-		mr = verbs->reg_dmabuf_mr(pd, 0, 4096, 0, -1, ACCESS_ALL);
-		nic->dma_buf = mr ? 0 : errno;
-		if (mr)
-			verbs->dereg_mr(mr);
-	}
-	for (unsigned i = 0; pd && cuda && i < cuda->device_count && i < FACTS_GPUS; i++)
-		try_gpu(verbs, pd, cuda, &cuda->devices[i], nic);
-	if (pd)
-		verbs->dealloc_pd(pd);
-	verbs->close_device(context);
-	if (nic->gpu_count)
-		doctor_move(nic);
-}
-
-static void ask_verbs(void *library, struct verbs_facts *out)
-{
-	struct wh_cuda *cuda = NULL;
-	struct verbs verbs;
-	void **list;
-	int count = 0;
-
-	if (!load_verbs(library, &verbs)) {
-		out->error = ELIBBAD;
-		snprintf(out->why, sizeof(out->why), "libibverbs.so.1 lacks functions: it is none");
-		return;
-	}
-	list = verbs.get_device_list(&count);
-	if (!list) {
-		out->error = errno ? errno : ENODEV;
-		snprintf(out->why, sizeof(out->why), "ibv_get_device_list: %s",
-			 strerror(out->error));
-		return;
-	}
-	/* Without a NIC there is no need to wake the GPUs. */
-	if (count && !wh_cuda_open(NULL, &cuda) && wh_cuda_ready(cuda)) {
-		wh_cuda_close(cuda);
-		cuda = NULL;
-	}
-	for (int i = 0; i < count && out->count < FACTS_NICS; i++)
-		ask_nic(&verbs, list[i], cuda, &out->nics[out->count++]);
-	verbs.free_device_list(list);
-	wh_cuda_close(cuda);
-}
-
-static void read_verbs_line(const char *line, void *arg)
-{
-	struct verbs_facts *out = arg;
-	struct verbs_fact *nic;
-	char address[WH_ADDRESS];
-
-	if (read_error(line, &out->error, out->why))
-		return;
-	if (sscanf(line, "gpu %19s", address) == 1 && out->count) {
-		const char *why = strstr(line, " why=");
-
-		nic = &out->nics[out->count - 1];
-		if (nic->gpu_count == FACTS_GPUS)
-			return;
-		memcpy(nic->gpus[nic->gpu_count].address, address, sizeof(address));
-		nic->gpus[nic->gpu_count].exported = (int)value_of(line, "exported");
-		nic->gpus[nic->gpu_count].registered = (int)value_of(line, "registered");
-		nic->gpus[nic->gpu_count].peermem = (int)value_of(line, "peermem");
-		nic->gpus[nic->gpu_count].moved = (int)value_of(line, "moved");
-		snprintf(nic->gpus[nic->gpu_count++].why, DOCTOR_WHY, "%s", why ? why + strlen(" why=") : "");
-		return;
-	}
-	nic = &out->nics[out->count];
-	if (out->count == FACTS_NICS || sscanf(line, "nic %63s", nic->name) != 1)
-		return;
-	nic->dma_buf = (int)value_of(line, "dma_buf");
-	nic->mtu = (int)value_of(line, "mtu");
-	nic->mtu_most = (int)value_of(line, "mtu_most");
-	out->count++;
-}
-
-static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *facts)
-{
-	FILE *file = record_file(tree, "verbs.txt");
-
-	if (!file)
-		return;
-	if (facts->error)
-		fprintf(file, "error %d %s\n", facts->error, facts->why);
-	for (int i = 0; i < facts->count; i++) {
-		const struct verbs_fact *nic = &facts->nics[i];
-
-		fprintf(file, "nic %s dma_buf=%d mtu=%d mtu_most=%d\n", nic->name, nic->dma_buf,
-			nic->mtu, nic->mtu_most);
-		for (int k = 0; k < nic->gpu_count; k++)
-			fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s\n",
-				nic->gpus[k].address, nic->gpus[k].exported, nic->gpus[k].registered,
-				nic->gpus[k].peermem, nic->gpus[k].moved, *nic->gpus[k].why ? " why=" : "",
-				nic->gpus[k].why);
-	}
-	fclose(file);
-}
-
-void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out)
-{
-	void *library;
-
-	memset(out, 0, sizeof(*out));
-	if (!wh_tree_is_live(tree)) {
-		out->known = each_line(tree, "/verbs.txt", read_verbs_line, out);
-		return;
-	}
-	out->known = true;
-	library = dlopen("libibverbs.so.1", RTLD_NOW | RTLD_LOCAL);
-	if (library) {
-		ask_verbs(library, out);
-		/* Not closed: its drivers leave threads and handlers behind. */
-	} else {
-		const char *why = dlerror();
-
-		out->error = ENOENT;
-		snprintf(out->why, sizeof(out->why), "%s", why ? why : "dlopen failed");
-	}
-	record_verbs(tree, out);
-}
-
 /* ---- libcrypto ------------------------------------------------------------------------------- */
 
 static void read_crypto_line(const char *line, void *arg)
@@ -481,7 +245,7 @@ static void read_crypto_line(const char *line, void *arg)
 	struct crypto_facts *out = arg;
 
 	out->known = out->known || !strcmp(line, "HMAC-SHA-256") ||
-		     read_error(line, &out->error, out->why);
+		     facts_error(line, &out->error, out->why);
 }
 
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out)
@@ -492,7 +256,7 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out)
 
 	memset(out, 0, sizeof(*out));
 	if (!wh_tree_is_live(tree)) {
-		each_line(tree, "/crypto.txt", read_crypto_line, out);
+		facts_lines(tree, "/crypto.txt", read_crypto_line, out);
 		return;
 	}
 	out->known = true;
@@ -503,7 +267,7 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out)
 	}
 	if (out->error)
 		snprintf(out->why, sizeof(out->why), "%s", wh_fail_text());
-	file = record_file(tree, "crypto.txt");
+	file = facts_file(tree, "crypto.txt");
 	if (!file)
 		return;
 	if (out->error)

@@ -390,15 +390,15 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_gpu_checks[] = {
-	{ "driver.flavour", "the NVIDIA driver's kernel modules", driver_flavour },
-	{ "driver.nvml", "NVML, and whether library and modules fit", driver_nvml },
-	{ "gpu.health", "GPUs that are lost or ask for a reset", gpu_health },
-	{ "gpu.files", "device files of the GPUs", gpu_files },
-	{ "gpu.direct", "GPUDirect RDMA and dma-buf", gpu_direct },
-	{ "gpu.bar1", "BAR1 against the GPU's memory", gpu_bar1 },
-	{ "gpu.nvlink", "NVLinks that are down", gpu_nvlink },
-	{ "gpu.fabric", "NVSwitch fabric and its manager", gpu_fabric },
-	{ "gpu.imex", "IMEX channel, for NVLink between hosts", gpu_imex },
-	{ "cuda.order", "CUDA_VISIBLE_DEVICES against NVML's order", cuda_order },
-	{ NULL, NULL, NULL },
+	{ "driver.flavour", "the NVIDIA driver's kernel modules", driver_flavour, NEEDS_NVML },
+	{ "driver.nvml", "NVML, and whether library and modules fit", driver_nvml, NEEDS_NVML },
+	{ "gpu.health", "GPUs that are lost or ask for a reset", gpu_health, NEEDS_NVML },
+	{ "gpu.files", "device files of the GPUs", gpu_files, NEEDS_NVML },
+	{ "gpu.direct", "GPUDirect RDMA and dma-buf", gpu_direct, NEEDS_NVML | NEEDS_CUDA },
+	{ "gpu.bar1", "BAR1 against the GPU's memory", gpu_bar1, NEEDS_NVML },
+	{ "gpu.nvlink", "NVLinks that are down", gpu_nvlink, NEEDS_NVML },
+	{ "gpu.fabric", "NVSwitch fabric and its manager", gpu_fabric, NEEDS_NVML | NEEDS_CUDA },
+	{ "gpu.imex", "IMEX channel, for NVLink between hosts", gpu_imex, NEEDS_NVML | NEEDS_CUDA },
+	{ "cuda.order", "CUDA_VISIBLE_DEVICES against NVML's order", cuda_order, NEEDS_NVML },
+	{ 0 },
 };

@@ -60,7 +60,8 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-static void window_ways(const struct doctor *doctor, struct finding *finding)
+/* By the files that each way needs, where no window can be tried. */
+static void window_files(const struct doctor *doctor, struct finding *finding)
 {
 	int module = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true),
 	    control = wh_tree_open(&doctor->tree, "/dev/nvidiactl", true);
@@ -68,10 +69,6 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 			      doctor->cuda.version < 13030 ? "came with CUDA 13.3" :
 							     NULL;
 
-	if (!doctor_gpus(doctor)) {
-		found(finding, INFO, "no NVIDIA GPU here");
-		return;
-	}
 	found(finding, !module || !control || !mapping ? PASS :
 		       !doctor->cuda.known	       ? UNKNOWN :
 							 WARN,
@@ -81,6 +78,30 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 	if (finding->verdict == WARN)
 		advise(finding,
 		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+}
+
+static void window_ways(const struct doctor *doctor, struct finding *finding)
+{
+	struct window_facts facts = { 0 };
+	bool opens = false;
+
+	if (!doctor_gpus(doctor)) {
+		found(finding, INFO, "no NVIDIA GPU here");
+		return;
+	}
+	if (!wh_tree_is_live(&doctor->tree) || doctor->cuda.count)
+		facts_windows(&doctor->tree, doctor->cuda.gpus[0].address, &facts);
+	if (!facts.count) {
+		window_files(doctor, finding);
+		return;
+	}
+	for (int i = 0; i < facts.count; i++)
+		opens |= !facts.ways[i].error;
+	for (int i = 0; i < facts.count; i++)
+		found(finding, opens ? PASS : WARN, "%s: %s", facts.ways[i].name,
+		      facts.ways[i].error ? facts.ways[i].why : "opens");
+	if (!opens)
+		advise(finding, "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -197,59 +218,142 @@ static void mem_maps(const struct doctor *doctor, struct finding *finding)
 
 /* ---- control groups -------------------------------------------------------------------------- */
 
-/* The folder of this process's group; an error is said. */
-static bool cgroup_folder(const struct doctor *doctor, char *out, size_t size,
+/* This process's group. */
+struct cgroup {
+	char folder[WH_TREE_PATH / 2];
+	size_t top; /* so much of the folder's name is that of the topmost group seen here */
+	bool first; /* of version 1 */
+};
+
+/* "9:memory:/pod", "4:cpu,cpuacct:/pod", "0::/pod": the path of a controller's group, NULL: not this line. */
+static const char *cgroup_path(const char *line, const char *controller)
+{
+	const char *word = strchr(line, ':'), *path = word ? strchr(word + 1, ':') : NULL;
+	size_t length = strlen(controller);
+
+	if (!path)
+		return NULL;
+	for (word++; word <= path; word += strcspn(word, ",:") + 1)
+		if (strcspn(word, ",:") == length && strncmp(word, controller, length) == 0)
+			return path + 1;
+	return NULL;
+}
+
+/* Of a controller of version 1; "": of version 2. */
+static bool find_cgroup(const struct doctor *doctor, const char *controller, const char *text,
+			struct cgroup *out)
+{
+	for (const char *line = text; line; line = strchr(line, '\n')) {
+		const char *path;
+
+		line += *line == '\n';
+		path = cgroup_path(line, controller);
+		if (!path)
+			continue;
+		snprintf(out->folder, sizeof(out->folder), "/sys/fs/cgroup%s%s", *controller ? "/" : "",
+			 controller);
+		out->top = strlen(out->folder);
+		out->first = *controller;
+		snprintf(out->folder + out->top, sizeof(out->folder) - out->top, "%.*s",
+			 (int)strcspn(path, "\n"), path);
+		/* A container may see its own group as the topmost one, under the name that its host has
+		 * for it; ".." is a group outside of what it sees. */
+		if (strstr(out->folder, "/..") ||
+		    (out->first && wh_tree_exists(&doctor->tree, out->folder)))
+			out->folder[out->top] = '\0';
+		if (out->folder[strlen(out->folder) - 1] == '/')
+			out->folder[strlen(out->folder) - 1] = '\0';
+		return true;
+	}
+	return false;
+}
+
+/* The controller's group: of version 1, if that is where the controller is. An error is said. */
+static bool cgroup_folder(const struct doctor *doctor, const char *controller, struct cgroup *out,
 			  struct finding *finding)
 {
-	char text[4096], *at = text;
+	char text[4096];
 	int length = wh_tree_read(&doctor->tree, "/proc/self/cgroup", text, sizeof(text));
 
 	if (length < 0) {
 		found(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
 		return false;
 	}
-	while (at && strncmp(at, "0::", 3) != 0) {
-		at = strchr(at, '\n');
-		at += at != NULL;
-	}
-	if (!at) {
-		found(finding, UNKNOWN, "no control groups of version 2");
+	if (*controller && find_cgroup(doctor, controller, text, out))
+		return true;
+	if (find_cgroup(doctor, "", text, out))
+		return true;
+	found(finding, UNKNOWN, "no control groups of version 2");
+	return false;
+}
+
+/* The group above. False: it was the topmost one. */
+static bool cgroup_up(struct cgroup *group)
+{
+	if (strlen(group->folder) <= group->top)
+		return false;
+	*strrchr(group->folder, '/') = '\0';
+	return true;
+}
+
+#define NO_LIMIT (INT64_C(1) << 60) /* version 1 says "none" with all pages there could be */
+
+/* One group's limit; true: it has none. *shown: it has the file. */
+static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own, bool *shown,
+			 struct finding *finding)
+{
+	const char *file = group->first ? "memory.limit_in_bytes" : "memory.max";
+	char text[64], most[32], now[32];
+	int64_t limit, used;
+	int error = wh_tree_line(&doctor->tree, group->folder, file, text, sizeof(text));
+	bool near;
+
+	/* The topmost group has no limits, and no file for them. Others have one if those in them do: it was
+	 * not recorded. */
+	*shown = error != -ENOENT || strlen(group->folder) == group->top;
+	if (error == -ENOENT && (!own || *shown))
+		return true;
+	if (!error && strcmp(text, "max") == 0)
+		return true;
+	if (!error)
+		error = wh_tree_number(&doctor->tree, group->folder, file, &limit);
+	if (error) {
+		found(finding, UNKNOWN, "%s/%s: %s", group->folder, file, strerror(-error));
 		return false;
 	}
-	snprintf(out, size, "/sys/fs/cgroup%.*s", (int)strcspn(at + 3, "\n"), at + 3);
-	if (out[strlen(out) - 1] == '/')
-		out[strlen(out) - 1] = '\0';
-	return true;
+	if (limit >= NO_LIMIT)
+		return true;
+	topo_size(most, sizeof(most), (uint64_t)limit);
+	if (wh_tree_number(&doctor->tree, group->folder,
+			   group->first ? "memory.usage_in_bytes" : "memory.current", &used)) {
+		found(finding, UNKNOWN, "a limit of %s in %s, and what is used is not known", most,
+		      group->folder);
+		return false;
+	}
+	topo_size(now, sizeof(now), (uint64_t)used);
+	near = used > limit / 10 * 9;
+	found(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most, group->folder);
+	if (near)
+		advise(finding, "raise the limit of memory of the container, or of what it is in: pinned "
+				"memory cannot be swapped out");
+	return false;
 }
 
 static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 {
-	char folder[WH_TREE_PATH / 2], text[64], most[32], now[32];
-	int64_t limit, used;
-	int error;
+	struct cgroup group;
+	bool none = true, all = true, own = true, shown;
 
-	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+	if (!cgroup_folder(doctor, "memory", &group, finding))
 		return;
-	error = wh_tree_line(&doctor->tree, folder, "memory.max", text, sizeof(text));
-	/* The topmost group has no limits, and no file for them. */
-	if (error == -ENOENT && strcmp(folder, "/sys/fs/cgroup") == 0) {
-		found(finding, PASS, "the topmost group: no limit");
-	} else if (error) {
-		found(finding, UNKNOWN, "%s/memory.max: %s", folder, strerror(-error));
-	} else if (strcmp(text, "max") == 0) {
-		found(finding, PASS, "no limit");
-	} else if (wh_tree_number(&doctor->tree, folder, "memory.max", &limit) ||
-		   wh_tree_number(&doctor->tree, folder, "memory.current", &used)) {
-		found(finding, UNKNOWN, "a limit of %s, and what is used is not known", text);
-	} else {
-		topo_size(most, sizeof(most), (uint64_t)limit);
-		topo_size(now, sizeof(now), (uint64_t)used);
-		found(finding, used > limit / 10 * 9 ? WARN : INFO, "%s of %s are used", now, most);
-		if (used > limit / 10 * 9)
-			advise(finding,
-			       "raise the container's limit of memory: pinned memory cannot be "
-			       "swapped out");
-	}
+	/* A group may use no more than those that it is in. */
+	do {
+		none &= is_unlimited(doctor, &group, own, &shown, finding);
+		all &= shown;
+		own = false;
+	} while (cgroup_up(&group));
+	if (none)
+		found(finding, PASS, all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
 }
 
 /* How many CPUs a list "0-3,8" has. */
@@ -275,18 +379,19 @@ static long count_cpus(const char *list)
 
 static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 {
-	char folder[WH_TREE_PATH / 2], text[512];
+	struct cgroup group;
+	char text[512];
 	int threads = doctor->topology ? doctor->topology->cpu.threads : -1, error;
 	long count;
 
-	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+	if (!cgroup_folder(doctor, "", &group, finding))
 		return;
-	error = wh_tree_line(&doctor->tree, folder, "cpuset.cpus.effective", text, sizeof(text));
+	error = wh_tree_line(&doctor->tree, group.folder, "cpuset.cpus.effective", text, sizeof(text));
 	count = error ? -1 : count_cpus(text);
 	if (error == -ENOENT) {
 		found(finding, PASS, "no cpuset");
 	} else if (error || count <= 0) {
-		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", folder,
+		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", group.folder,
 		      error ? strerror(-error) : "no list of CPUs");
 	} else if (count == 1) {
 		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way",
@@ -298,42 +403,48 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. */
-static void check_rdma(char *text, const char *path, struct finding *finding)
+/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. True: there is a limit. */
+static bool check_rdma(char *text, const char *path, struct finding *finding)
 {
+	bool limited = false;
 	char *line;
 
-	found(finding, PASS, "no limit");
 	while ((line = strsep(&text, "\n"))) {
 		const char *objects = strstr(line, "hca_object=");
 
 		if (!objects || objects[strlen("hca_object=")] == 'm')
 			continue;
+		limited = true;
 		found(finding, WARN, "%.200s: registrations count as objects", line);
 		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
 	}
+	return limited;
 }
 
 static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 {
-	char folder[WH_TREE_PATH / 2], path[WH_TREE_PATH], text[4096];
-	int length;
+	struct cgroup group;
+	bool limited = false;
 
 	if (!doctor_rdma(doctor)) {
 		found(finding, INFO, "no RDMA NIC here");
 		return;
 	}
-	if (!cgroup_folder(doctor, folder, sizeof(folder), finding))
+	if (!cgroup_folder(doctor, "rdma", &group, finding))
 		return;
-	snprintf(path, sizeof(path), "%s/rdma.max", folder);
-	length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
-	if (length == -ENOENT) {
-		found(finding, PASS, "no file rdma.max: no limit");
-	} else if (length < 0) {
-		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
-	} else {
-		check_rdma(text, path, finding);
-	}
+	do {
+		char path[WH_TREE_PATH], text[4096];
+		int length;
+
+		snprintf(path, sizeof(path), "%s/rdma.max", group.folder);
+		length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+		if (length >= 0)
+			limited |= check_rdma(text, path, finding);
+		else if (length != -ENOENT)
+			found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+	} while (cgroup_up(&group));
+	if (!limited)
+		found(finding, PASS, "no limit");
 }
 
 /* ---- libraries that are opened at run time --------------------------------------------------- */
@@ -383,16 +494,16 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_host_checks[] = {
-	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto },
-	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs },
-	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways },
-	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node },
-	{ "limit.memlock", "memory that this process may lock", limit_memlock },
-	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace },
-	{ "mem.huge", "huge pages", mem_huge },
-	{ "mem.maps", "vm.max_map_count", mem_maps },
-	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory },
-	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus },
-	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma },
-	{ NULL, NULL, NULL },
+	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto, 0 },
+	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs, NEEDS_SYSFS | NEEDS_VERBS },
+	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways, NEEDS_NVML | NEEDS_CUDA },
+	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node, 0 },
+	{ "limit.memlock", "memory that this process may lock", limit_memlock, NEEDS_SYSFS },
+	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace, 0 },
+	{ "mem.huge", "huge pages", mem_huge, 0 },
+	{ "mem.maps", "vm.max_map_count", mem_maps, 0 },
+	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory, 0 },
+	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus, NEEDS_SYSFS },
+	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma, NEEDS_SYSFS },
+	{ 0 },
 };

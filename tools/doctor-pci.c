@@ -279,6 +279,13 @@ static bool allowed_cpus(const struct doctor *doctor, char *out, size_t size)
 	return true;
 }
 
+/* The number of a device's node; -1: not known. Where there is only one node it is that one. */
+static int node_of(const struct doctor *doctor, const struct wh_pci *device)
+{
+	return device->node < 0 && doctor->topology->node_count == 1 ? doctor->topology->nodes[0].id :
+								       device->node;
+}
+
 static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 {
 	char name[WH_NAME], allowed[512];
@@ -289,8 +296,10 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 	while ((pci = next_device(doctor, &at, name)) >= 0) {
 		const struct wh_pci *device = &doctor->topology->pci[pci];
 
+		int node = node_of(doctor, device);
+
 		devices++;
-		if (device->node < 0 && doctor->topology->node_count > 1) {
+		if (node < 0 && doctor->topology->node_count > 1) {
 			found(finding, WARN,
 			      "%s: the firmware does not say which NUMA node it is on", name);
 			advise(finding,
@@ -303,11 +312,16 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 		} else if (!overlap(device->cpus, allowed)) {
 			found(finding, WARN, "%s: CPUs %s are near it, this process runs on %s",
 			      name, device->cpus, allowed);
-			advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset",
-			       device->node, device->node);
+			if (node < 0)
+				advise(finding, "taskset -c %s", device->cpus);
+			else
+				advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset", node,
+				       node);
+		} else if (node < 0) {
+			found(finding, PASS, "%s: CPUs %s, its NUMA node is not known", name,
+			      device->cpus);
 		} else {
-			found(finding, PASS, "%s: node %d", name,
-			      device->node < 0 ? 0 : device->node);
+			found(finding, PASS, "%s: node %d", name, node);
 		}
 	}
 	if (!devices)
@@ -315,10 +329,10 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_pci_checks[] = {
-	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link },
-	{ "pci.acs", "bridges that send peer traffic up to the host (ACS)", pci_acs },
-	{ "pci.relaxed", "relaxed ordering", pci_relaxed },
-	{ "pci.iommu", "translation by the IOMMU", pci_iommu },
-	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity },
-	{ NULL, NULL, NULL },
+	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link, NEEDS_NVML },
+	{ "pci.acs", "bridges that send peer traffic up to the host (ACS)", pci_acs, NEEDS_NVML },
+	{ "pci.relaxed", "relaxed ordering", pci_relaxed, NEEDS_NVML },
+	{ "pci.iommu", "translation by the IOMMU", pci_iommu, NEEDS_NVML },
+	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity, NEEDS_NVML },
+	{ 0 },
 };

@@ -15,7 +15,8 @@
 #include "doctor.h"
 
 #define BYTES ((size_t)1 << 20)
-#define WAIT (5 * INT64_C(1000000000))
+#define PAIR_LEAST 0.1 /* seconds for a pair: with less it is not begun */
+#define PAIR_MOST 1.0
 
 struct proof {
 	struct wh_engine *owner, *engine;
@@ -23,6 +24,7 @@ struct proof {
 	unsigned char *theirs; /* what is read, and behind it where it comes back to */
 	struct wh_region *region;
 	struct wh_remote remote;
+	int64_t wait; /* ns for a transfer */
 };
 
 static struct wh_engine *open_engine(const char *nic, const char *listen, char why[DOCTOR_WHY])
@@ -30,7 +32,7 @@ static struct wh_engine *open_engine(const char *nic, const char *listen, char w
 	char rdma[96];
 	const char *config[] = { "transports=rdma", "require=rdma",  "verbs=libibverbs.so.1",
 				 "observe=off",     "registry=p2p",  "rdma_gpu=dmabuf,peermem",
-				 "timeout=3000",    rdma,	     NULL };
+				 "timeout=1000",    rdma,	     NULL };
 	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
 	struct wh_engine *engine = NULL;
 
@@ -75,7 +77,7 @@ static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY]
 	if (!error)
 		error = wh_peer_open(proof->engine, wh_engine_url(proof->owner), NULL, &proof->peer);
 	if (!error)
-		error = wh_peer_find(proof->peer, "doctor", WAIT, &proof->remote);
+		error = wh_peer_find(proof->peer, "doctor", proof->wait, &proof->remote);
 	if (error)
 		snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 	return error;
@@ -98,7 +100,7 @@ static int transfer(struct proof *proof, struct wh_region *local, uint32_t op, c
 	if (error) {
 		snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 	} else {
-		error = wh_batch_wait(batch, WAIT);
+		error = wh_batch_wait(batch, proof->wait);
 		if (error)
 			snprintf(why, DOCTOR_WHY, "%s", wh_batch_error_text(batch));
 	}
@@ -147,22 +149,54 @@ static void one_line(char *text)
 			*text = ' ';
 }
 
-void doctor_move(struct verbs_fact *nic)
+/* The engines with which host memory comes through. */
+static int prove_host(struct proof *proof, const char *nic, char why[DOCTOR_WHY])
+{
+	int error = proof_open(proof, nic, why);
+
+	return error ? error : there_and_back(proof, WH_MEMORY_PAGEABLE, NULL, why);
+}
+
+/* What is left, dealt out to those that are left. */
+static bool next_share(struct proof *proof, double until, int left)
+{
+	double share = (until - facts_now()) / left;
+
+	share = share > PAIR_MOST ? PAIR_MOST : share;
+	proof->wait = (int64_t)(share * 1e9);
+	return share >= PAIR_LEAST;
+}
+
+void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), void *arg)
 {
 	struct proof proof = { 0 };
 	char why[DOCTOR_WHY] = "";
-	int error = proof_open(&proof, nic->name, why);
+	bool open = false;
+	int error = 0;
 
-	if (!error)
-		error = there_and_back(&proof, WH_MEMORY_PAGEABLE, NULL, why);
 	for (int i = 0; i < nic->gpu_count; i++) {
+		struct gpu_fact *gpu = &nic->gpus[i];
 		char location[40];
 
-		snprintf(location, sizeof(location), "cuda:%.19s", nic->gpus[i].address);
-		nic->gpus[i].moved = error ? -1 : there_and_back(&proof, WH_MEMORY_DEVICE, location, why);
-		if (nic->gpus[i].moved)
-			snprintf(nic->gpus[i].why, DOCTOR_WHY, "%s", why);
-		one_line(nic->gpus[i].why);
+		if (!next_share(&proof, until, nic->gpu_count - i))
+			break;
+		/* What failed with one GPU may have broken what the next would have to go by. */
+		if (!open && !error) {
+			error = prove_host(&proof, nic->name, why);
+			open = true;
+		}
+		snprintf(location, sizeof(location), "cuda:%.19s", gpu->address);
+		gpu->moved = error ? -1 : there_and_back(&proof, WH_MEMORY_DEVICE, location, why);
+		gpu->late = false;
+		if (gpu->moved)
+			snprintf(gpu->why, sizeof(gpu->why), "%s", why);
+		one_line(gpu->why);
+		each(arg);
+		if (gpu->moved > 0) {
+			proof_close(&proof);
+			proof = (struct proof){ 0 };
+			open = false;
+		}
 	}
 	proof_close(&proof);
 }

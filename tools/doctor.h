@@ -32,6 +32,7 @@ void advise(struct finding *finding, const char *format, ...) __attribute__((for
 
 #define FACTS_GPUS 64
 #define FACTS_NICS 64
+#define FACTS_PORTS 4
 #define DOCTOR_WHY 192
 
 /* What the CUDA driver says of a GPU. */
@@ -50,23 +51,29 @@ struct cuda_facts {
 	struct cuda_fact gpus[FACTS_GPUS];
 };
 
+/* A GPU's memory with a NIC: the errno of each step, -1: not tried. */
+struct gpu_fact {
+	char address[WH_ADDRESS];
+	int exported, registered; /* as a dma-buf */
+	int peermem;              /* registered by its address */
+	int moved;                /* written and read, by either */
+	bool late;                /* there was no time for all of it */
+	char why[DOCTOR_WHY];     /* nothing was moved */
+};
+
 /* What libibverbs says of a NIC. */
 struct verbs_fact {
 	char name[WH_NAME];
-	int dma_buf;            /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
-	int mtu, mtu_most;      /* bytes; -1 */
-	int gpu_count;          /* GPUs whose memory was tried to register here */
-	struct {
-		char address[WH_ADDRESS];
-		/* errno of each step, -1: not tried. By dma-buf: exported, registered; peermem: registered by
-		 * its address; moved: written and read, by either. */
-		int exported, registered, peermem, moved;
-		char why[DOCTOR_WHY]; /* nothing was moved */
-	} gpus[FACTS_GPUS];
+	int dma_buf;       /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
+	int mtu[FACTS_PORTS], mtu_most[FACTS_PORTS]; /* bytes; -1 */
+	bool late;         /* it did not answer in time */
+	int gpu_count;     /* GPUs whose memory was tried here, or was to be */
+	struct gpu_fact gpus[FACTS_GPUS];
 };
 
 struct verbs_facts {
 	bool known;
+	bool cuda_late; /* no GPU was tried, for CUDA did not start in time */
 	int error;
 	char why[256];
 	int count;
@@ -80,6 +87,16 @@ struct crypto_facts {
 	char why[256];
 };
 
+/* Ways to a CPU window onto the memory of one GPU. */
+struct window_facts {
+	int count; /* 0: none was tried */
+	struct {
+		char name[16]; /* "driver", "dmabuf", "rm" */
+		int error;     /* positive; 0: it opens */
+		char why[DOCTOR_WHY];
+	} ways[4];
+};
+
 struct doctor {
 	struct wh_tree tree;
 	struct wh_topology *topology; /* NULL: could not be read in time */
@@ -91,14 +108,36 @@ struct doctor {
 	struct verbs_facts verbs;
 };
 
-/* What libcuda and libibverbs say, of this machine or from ROOT/cuda.txt and ROOT/verbs.txt. */
+/* What libcuda says, of this machine or from ROOT/cuda.txt. */
 void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
-void facts_verbs(const struct wh_tree *tree, struct verbs_facts *out);
+
+/* The same of libibverbs and ROOT/verbs.txt: all NICs at a time, and what is not answered within `seconds`
+ * is late. `memory`: register each GPU's memory with each; `move`: and have it written and read. False:
+ * threads were given up that may hang for ever. */
+bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seconds,
+		 struct verbs_facts *out);
+
 /* The same of libcrypto and ROOT/crypto.txt. */
 void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 
-/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`. */
-void doctor_move(struct verbs_fact *nic);
+/* Open a window onto the memory of a GPU in each way, or what ROOT/windows.txt says of that. */
+void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
+
+/* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
+ * line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is none; what
+ * "error ERRNO TEXT" says, false if the line is none. */
+FILE *facts_file(const struct wh_tree *tree, const char *name);
+bool facts_lines(const struct wh_tree *tree, const char *name, void (*each)(const char *line, void *arg),
+		 void *arg);
+long long facts_value(const char *line, const char *key);
+bool facts_error(const char *line, int *error, char why[256]);
+
+/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`, and calls `each`
+ * after every GPU. Those for which there is no time until `until` (facts_now()) stay late. */
+void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), void *arg);
+
+/* Seconds of the monotonic clock. */
+double facts_now(void);
 
 /* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
  * so all that it touches must stay. */
@@ -106,10 +145,22 @@ bool bounded(void (*probe)(void *arg), void *arg, double seconds);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
+/* What has to be asked before a check can look at it. What needs GPUs by name, or their number, needs NVML:
+ * a check says the same alone as among others. */
+enum {
+	NEEDS_SYSFS = 1,
+	NEEDS_NVML = 2 | NEEDS_SYSFS,
+	NEEDS_CUDA = 4,
+	NEEDS_VERBS = 8,                /* NICs alone */
+	NEEDS_MEMORY = 16 | NEEDS_VERBS, /* and the GPUs' memory registered with them */
+	NEEDS_MOVE = 32 | NEEDS_MEMORY,  /* and written and read */
+};
+
 struct check {
 	const char *id; /* stable: scripts know it */
 	const char *title;
 	void (*run)(const struct doctor *doctor, struct finding *finding);
+	unsigned needs;
 };
 
 /* Each list ends with a zero row. */

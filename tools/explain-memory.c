@@ -9,6 +9,7 @@
 #include "explain.h"
 #include "memory.h"
 #include "output.h"
+#include "progress.h"
 
 #define ROUTES_MAX 8
 #define MOST (UINT64_C(1) << 33) /* bytes of either side */
@@ -305,6 +306,19 @@ static int parse(const struct arguments *arguments, struct question *q)
 	return 0;
 }
 
+/* The CUDA driver takes seconds to start, and measuring takes what it takes. */
+static int take_step(struct question *q, int (*step)(struct question *q), const char *label)
+{
+	struct progress progress;
+	int code;
+
+	progress_start_steps(&progress, label, 0, false);
+	progress_watch(&progress);
+	code = step(q);
+	progress_end(&progress);
+	return code;
+}
+
 int explain_memory(const struct arguments *arguments)
 {
 	static const struct engine_setup setup = { .listen = "none" };
@@ -315,9 +329,9 @@ int explain_memory(const struct arguments *arguments)
 		code = engine_open(arguments, &setup, &q.engine);
 	if (code)
 		return code;
-	code = prepare(&q);
+	code = take_step(&q, prepare, "taking memory");
 	if (!code)
-		code = ask(&q);
+		code = take_step(&q, ask, "measuring");
 	if (!code && argument(arguments, "json"))
 		code = print_json(&q);
 	else if (!code)

@@ -9,10 +9,20 @@
 
 void text_wrap(FILE *out, const char *text, int indent, int column)
 {
+	text_fold(out, text, indent, column, SCREEN_COLUMNS);
+}
+
+void text_fold(FILE *out, const char *text, int indent, int column, int columns)
+{
+	int most = columns - 1 - indent > 1 ? columns - 1 - indent : 1;
+
 	while (*text) {
 		int word = (int)strcspn(text, " \n");
 
-		if (column > indent && column + 1 + word > SCREEN_COLUMNS - 1) {
+		word = word < most ? word : most;
+		while (word > 1 && ((unsigned char)text[word] & 0xc0) == 0x80)
+			word--;
+		if (column > indent && column + 1 + word > columns - 1) {
 			fputc('\n', out);
 			column = 0;
 		}

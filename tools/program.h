@@ -26,6 +26,9 @@ void help_print(const struct command *command, FILE *out);
  * has got already. */
 void text_wrap(FILE *out, const char *text, int indent, int column);
 
+/* The same for a screen of so many columns. A word that is longer than a line is broken. */
+void text_fold(FILE *out, const char *text, int indent, int column, int columns);
+
 /* Which of several known words is most like one that is not known? Start with { .word = word }. */
 struct suggestion {
 	const char *word;

@@ -126,7 +126,8 @@ static int set_aside(struct log *log, const uint8_t *bytes, size_t length)
 }
 
 static int replay(struct log *log, const uint8_t *bytes, size_t length,
-		  void (*each)(void *arg, const struct log_entry *entry), void *arg, uint64_t *lost)
+		  void (*each)(void *arg, const struct log_entry *entry), void *arg,
+		  const struct log_watch *watch, uint64_t *lost)
 {
 	size_t magic = strlen(LOG_MAGIC), at = magic, took;
 	struct log_entry entry;
@@ -138,8 +139,11 @@ static int replay(struct log *log, const uint8_t *bytes, size_t length,
 	if (length < magic)
 		at = 0;
 	else
-		for (; at < length && (took = log_entry_decode(bytes + at, length - at, &entry)); at += took)
+		for (; at < length && (took = log_entry_decode(bytes + at, length - at, &entry)); at += took) {
 			each(arg, &entry);
+			if (watch)
+				watch->moved(watch->arg, at + took, length);
+		}
 	*lost = length - at;
 	if (at < length && at)
 		error = set_aside(log, bytes + at, length - at);
@@ -150,7 +154,7 @@ static int replay(struct log *log, const uint8_t *bytes, size_t length,
 }
 
 static int load(struct log *log, void (*each)(void *arg, const struct log_entry *entry), void *arg,
-		uint64_t *lost)
+		const struct log_watch *watch, uint64_t *lost)
 {
 	struct stat file;
 	uint8_t *bytes;
@@ -165,7 +169,7 @@ static int load(struct log *log, void (*each)(void *arg, const struct log_entry 
 	bytes = mmap(NULL, (size_t)file.st_size, PROT_READ, MAP_PRIVATE, log->fd, 0);
 	if (bytes == MAP_FAILED)
 		return -errno;
-	error = replay(log, bytes, (size_t)file.st_size, each, arg, lost);
+	error = replay(log, bytes, (size_t)file.st_size, each, arg, watch, lost);
 	munmap(bytes, (size_t)file.st_size);
 	return error;
 }
@@ -182,7 +186,7 @@ static int open_directory(const char *path)
 }
 
 int log_open(struct log *log, const char *path, void (*each)(void *arg, const struct log_entry *entry),
-	     void *arg, uint64_t *lost)
+	     void *arg, const struct log_watch *watch, uint64_t *lost)
 {
 	int error = 0;
 
@@ -195,7 +199,7 @@ int log_open(struct log *log, const char *path, void (*each)(void *arg, const st
 	if (log->fd < 0 || flock(log->fd, LOCK_EX | LOCK_NB))
 		error = -errno;
 	if (!error)
-		error = load(log, each, arg, lost);
+		error = load(log, each, arg, watch, lost);
 	if (!error && !log->length) {
 		error = write_all(log->fd, LOG_MAGIC, strlen(LOG_MAGIC));
 		log->length = strlen(LOG_MAGIC);

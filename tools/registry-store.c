@@ -199,7 +199,8 @@ static int log_delete(struct store *store, const struct store_record *record, bo
 
 /* ---- what is asked of it --------------------------------------------------------------------- */
 
-int store_open(struct store *store, const char *path, uint64_t most, uint64_t *lost)
+int store_open(struct store *store, const char *path, uint64_t most, const struct log_watch *watch,
+	       uint64_t *lost)
 {
 	struct loading loading = { .store = store };
 	int error = 0;
@@ -213,7 +214,7 @@ int store_open(struct store *store, const char *path, uint64_t most, uint64_t *l
 		wh_list_init(&store->buckets[i]);
 	*lost = 0;
 	if (path)
-		error = log_open(&store->log, path, loaded, &loading, lost);
+		error = log_open(&store->log, path, loaded, &loading, watch, lost);
 	if (!error && loading.failed)
 		error = -ENOMEM;
 	if (error)

@@ -24,6 +24,12 @@ struct log_entry {
 	size_t key_length, owner_length, value_length;
 };
 
+/* Who looks on while a log is read: so many bytes of so many have been. NULL instead: nobody. */
+struct log_watch {
+	void (*moved)(void *arg, uint64_t bytes, uint64_t all);
+	void *arg;
+};
+
 #define LOG_MAGIC "wherry registry 1\n"
 #define LOG_HEADER 8   /* length and checksum */
 #define LOG_FIXED 20   /* of the payload, before its strings */
@@ -48,7 +54,7 @@ struct log {
  * cut off at the end and kept in PATH.damaged; *lost is how many bytes that are. Only one process at a
  * time has a log. 0 or a negative errno. */
 int log_open(struct log *log, const char *path, void (*each)(void *arg, const struct log_entry *entry),
-	     void *arg, uint64_t *lost);
+	     void *arg, const struct log_watch *watch, uint64_t *lost);
 void log_close(struct log *log);
 /* Write it, and with `sync` do not return before it is on the disk. 0 or a negative errno: then it is
  * not in the log. */
@@ -76,7 +82,8 @@ struct store {
 };
 
 /* `path` NULL: nothing is kept on disk. Leases begin anew. 0 or a negative errno. */
-int store_open(struct store *store, const char *path, uint64_t most, uint64_t *lost);
+int store_open(struct store *store, const char *path, uint64_t most, const struct log_watch *watch,
+	       uint64_t *lost);
 void store_close(struct store *store);
 
 /* NULL: there is none. Good until the store is next asked for anything. */

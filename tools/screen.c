@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "screen.h"
 
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 /* The first of them that is set decides, as for every program. */
@@ -14,6 +16,20 @@ static bool is_utf8(void)
 	for (size_t i = 0; i < 3 && (!value || !*value); i++)
 		value = getenv(names[i]);
 	return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
+}
+
+/* As the terminal says, else as the shell does. */
+static int columns_of(void)
+{
+	const char *text = getenv("COLUMNS");
+	long columns = text ? strtol(text, NULL, 10) : 0;
+	struct winsize window;
+
+	if (!isatty(STDOUT_FILENO))
+		return 0;
+	if (!ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) && window.ws_col)
+		return window.ws_col;
+	return columns > 0 && columns <= UINT16_MAX ? (int)columns : 80;
 }
 
 int screen_open(const struct arguments *arguments, struct screen *out)
@@ -29,6 +45,7 @@ int screen_open(const struct arguments *arguments, struct screen *out)
 	else
 		out->color = isatty(STDOUT_FILENO) && (!no_color || !*no_color) && term &&
 			     strcmp(term, "dumb") != 0;
+	out->columns = columns_of();
 	out->ascii = argument(arguments, "ascii") || !is_utf8();
 	return 0;
 }

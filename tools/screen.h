@@ -15,6 +15,7 @@
 
 struct screen {
 	bool color, ascii;
+	int columns; /* of the terminal; 0: there is none, and no line is too long */
 };
 
 enum tint { TINT_GOOD, TINT_FAIR, TINT_POOR, TINT_BAD, TINT_FAINT, TINT_STRONG };

@@ -136,6 +136,80 @@ int topo_tree(const struct arguments *arguments, struct wh_tree *out)
 	return 0;
 }
 
+/* ---- GPUDirect ------------------------------------------------------------------------------- */
+
+#define VERBS_SECONDS 2.0
+
+/* The closed kernel modules export no dma-bufs. */
+static enum wh_said exports(const struct wh_tree *tree)
+{
+	char text[1024];
+
+	if (wh_tree_read(tree, "/proc/driver/nvidia/version", text, sizeof(text)) < 0)
+		return WH_UNSAID;
+	return strstr(text, "Open Kernel Module") ? WH_YES : strstr(text, "Kernel Module") ? WH_NO : WH_UNSAID;
+}
+
+static enum wh_said has_peermem(const struct wh_tree *tree)
+{
+	int module = wh_tree_exists(tree, "/sys/module/nvidia_peermem"),
+	    peers = wh_tree_exists(tree, "/sys/kernel/mm/memory_peers");
+
+	return !module || !peers ? WH_YES : module == -ENOENT && peers == -ENOENT ? WH_NO : WH_UNSAID;
+}
+
+static enum wh_said takes_dma_buf(const struct verbs_fact *nic)
+{
+	return nic->late || nic->dma_buf < 0 ? WH_UNSAID : nic->dma_buf == EBADF ? WH_YES : WH_NO;
+}
+
+/* Do NICs reach the GPUs' memory? No GPU is woken for that. */
+static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
+{
+	struct wh_tree quiet = *tree;
+	struct verbs_facts *facts;
+	char path[WH_TREE_PATH];
+	size_t rdma = 0;
+	int error = 0;
+
+	for (size_t i = 0; i < topology->nic_count; i++)
+		rdma += topology->nics[i].rdma == 1;
+	if (!rdma || !topology->gpu_count)
+		return 0;
+	topology->peermem = has_peermem(tree);
+	for (size_t i = 0; i < topology->gpu_count; i++)
+		topology->gpus[i].dma_buf = exports(tree);
+	facts = calloc(1, sizeof(*facts));
+	if (!facts)
+		return -ENOMEM;
+	/* What wherry doctor has recorded there says more. */
+	snprintf(path, sizeof(path), "%s/verbs.txt", tree->record ? tree->record : "");
+	if (tree->record && !access(path, F_OK))
+		quiet.record = NULL;
+	facts_verbs(&quiet, false, false, VERBS_SECONDS, facts);
+	for (int i = 0; i < facts->count; i++)
+		for (size_t k = 0; k < topology->nic_count; k++)
+			if (strcmp(topology->nics[k].name, facts->nics[i].name) == 0)
+				topology->nics[k].dma_buf = takes_dma_buf(&facts->nics[i]);
+	if (!facts->count)
+		error = wh_topology_note(topology, "RDMA", "whether NICs take dma-bufs: %s",
+					 facts->known && *facts->why ? facts->why :
+					 wh_tree_is_live(tree) ? "libibverbs does not say" :
+								 "the recorded tree has no verbs.txt");
+	free(facts);
+	return error;
+}
+
+/* ---- CUDA ------------------------------------------------------------------------------------- */
+
+static void take_cuda(const struct cuda_fact *fact, struct wh_gpu *gpu)
+{
+	gpu->l2_bytes = fact->l2_bytes;
+	/* It knows better than the name of the kernel module. */
+	if (fact->dma_buf >= 0)
+		gpu->dma_buf = fact->dma_buf ? WH_YES : WH_NO;
+}
+
 /* The size of the GPUs' L2 caches. A recorded tree has it without any driver. */
 static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
 {
@@ -148,7 +222,7 @@ static int add_cuda(const struct wh_tree *tree, struct wh_topology *topology)
 	for (int i = 0; i < facts->count; i++)
 		for (size_t k = 0; k < topology->gpu_count; k++)
 			if (strcmp(topology->gpus[k].address, facts->gpus[i].address) == 0)
-				topology->gpus[k].l2_bytes = facts->gpus[i].l2_bytes;
+				take_cuda(&facts->gpus[i], &topology->gpus[k]);
 	if (facts->error)
 		error = wh_topology_note(topology, "CUDA", "%s", facts->why);
 	free(facts);
@@ -164,8 +238,13 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	error = add_nvml(tree, topology);
 	if (!error)
 		error = topo_cpu(tree, topology);
+	if (!error)
+		error = add_direct(tree, topology);
 	if (!error && (cuda || !wh_tree_is_live(tree)))
 		error = add_cuda(tree, topology);
+	else if (!error && topology->gpu_count)
+		error = wh_topology_note(topology, "CUDA", "not asked: the sizes of L2 caches; with --cuda it "
+							   "is started");
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");

@@ -72,41 +72,84 @@ static void dot_edge(FILE *out, const char *from, const char *to, const char *la
 	fputs("\"]\n", out);
 }
 
+/* Where an end of something on a device, or on a host bridge, is near: -1: not known. */
+static int near_node(const struct wh_topology *topology, int node)
+{
+	return node < 0 && topology->node_count == 1 ? topology->nodes[0].id : node;
+}
+
+/* "2.5 GT/s x16 of 32 GT/s x16": now and at most, once if that is the same. */
+static void hop_text(const struct wh_hop *hop, char *out, size_t size)
+{
+	char now[32], most[32];
+
+	topo_link(now, sizeof(now), hop->speed, hop->width);
+	topo_link(most, sizeof(most), hop->speed_most, hop->width_most);
+	snprintf(out, size, strcmp(now, most) ? "%s of %s" : "%s", now, most);
+}
+
+/* The links above all that is drawn, by the devices at their lower ends. Between a switch's ports is none.
+ * The caller frees it. */
+static struct wh_hop *all_hops(const struct wh_topology *topology, const bool *wanted)
+{
+	struct wh_hop *hops = calloc(topology->pci_count + 1, sizeof(*hops)), hop;
+	size_t total = topology->gpu_count + topology->nic_count + topology->disk_count;
+
+	for (size_t i = 0; hops && wanted && i < topology->pci_count; i++)
+		hops[i].device = -1;
+	for (size_t i = 0; hops && i < total; i++) {
+		size_t nic = i - topology->gpu_count, disk = nic - topology->nic_count;
+		int at = i < topology->gpu_count   ? topology->gpus[i].pci :
+			 nic < topology->nic_count ? topology->nics[nic].pci :
+						     topology->disks[disk].pci;
+
+		for (int k = 0; k < WH_PCI_DEPTH && wh_pcie_hop(topology, &at, &hop); k++)
+			hops[hop.device] = hop;
+	}
+	return hops;
+}
+
 static void dot_pci(const struct wh_topology *topology, FILE *out)
 {
 	bool *wanted = wanted_pci(topology);
+	struct wh_hop *hops = all_hops(topology, wanted);
 
-	for (size_t i = 0; wanted && i < topology->pci_count; i++) {
+	for (size_t i = 0; wanted && hops && i < topology->pci_count; i++) {
 		const struct wh_pci *pci = &topology->pci[i];
-		char label[32], memory[WH_NAME];
+		char label[80] = "", memory[WH_NAME];
+		int node = near_node(topology, pci->node);
 
 		if (!wanted[i])
 			continue;
 		dot_node(out, pci->address, "box", pci->address);
-		topo_link(label, sizeof(label), pci->speed_most, pci->width_most);
+		if (hops[i].device >= 0)
+			hop_text(&hops[i], label, sizeof(label));
 		if (pci->parent >= 0) {
 			dot_edge(out, topology->pci[pci->parent].address, pci->address, label);
 			continue;
 		}
 		dot_edge(out, *pci->root ? pci->root : "PCI", pci->address, label);
-		snprintf(memory, sizeof(memory), "MEM%d", pci->node < 0 ? 0 : pci->node);
-		if (topology->node_count)
+		snprintf(memory, sizeof(memory), "MEM%d", node);
+		if (node >= 0 && topology->node_count)
 			dot_edge(out, memory, *pci->root ? pci->root : "PCI", "");
 	}
+	free(hops);
 	free(wanted);
 }
 
 static void dot_devices(const struct wh_topology *topology, FILE *out)
 {
-	char name[WH_NAME], label[192], size[32];
+	char name[WH_NAME], first[WH_NAME], label[192], size[32];
 
 	for (size_t i = 0; i < topology->node_count; i++) {
 		topo_end_name(topology, (struct wh_end){ WH_END_NODE, i }, name);
 		topo_size(size, sizeof(size), topology->nodes[i].memory_bytes);
 		snprintf(label, sizeof(label), "%s %s", name, size);
 		dot_node(out, name, "cylinder", label);
-		if (i)
-			dot_edge(out, "MEM0", name, "SYS");
+		if (!i)
+			memcpy(first, name, sizeof(first));
+		else
+			dot_edge(out, first, name, "SYS");
 	}
 	for (size_t i = 0; i < topology->gpu_count; i++) {
 		topo_end_name(topology, (struct wh_end){ WH_END_GPU, i }, name);
@@ -175,7 +218,7 @@ void topo_dot(const struct wh_topology *topology, FILE *out)
 #define GAP 12
 #define ROW 44
 #define LEFT 130
-#define CELL_HEIGHT 26
+#define CELL_HEIGHT 34
 
 static const char *color_of(enum wh_distance distance)
 {
@@ -205,29 +248,24 @@ static void svg_box(FILE *out, double x, double y, double width, const char *col
 	svg_text(out, x + width / 2, y + 29, "middle", more);
 }
 
-/* The node that an end is drawn below. */
+/* The node that an end is drawn below; -1: that is not known. */
 static int node_of(const struct wh_topology *topology, struct wh_end end)
 {
 	int pci = end.kind == WH_END_GPU ? topology->gpus[end.index].pci :
-					   topology->nics[end.index].pci,
-	    node = pci < 0 ? -1 : topology->pci[pci].node;
+					   topology->nics[end.index].pci;
 
-	return node < 0 && topology->node_count ? topology->nodes[0].id : node;
+	return near_node(topology, pci < 0 ? -1 : topology->pci[pci].node);
 }
 
-/* One NUMA node's row: its memory, then what is near it. */
-static double svg_node(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
-		       struct wh_end node, double y, FILE *out)
+/* A row: what is near a NUMA node, behind its memory; of -1: what is near none that is known. */
+static void svg_row(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
+		    int node, double y, FILE *out)
 {
-	char name[WH_NAME], more[64], size[32];
+	char name[WH_NAME], more[64];
 	double x = LEFT;
 
-	topo_end_name(topology, node, name);
-	topo_size(size, sizeof(size), topology->nodes[node.index].memory_bytes);
-	svg_box(out, GAP, y, BOX, "#dbe9f6", name, size);
 	for (size_t i = 0; i < count; i++) {
-		if (ends[i].kind == WH_END_NODE ||
-		    node_of(topology, ends[i]) != topology->nodes[node.index].id)
+		if (ends[i].kind == WH_END_NODE || node_of(topology, ends[i]) != node)
 			continue;
 		topo_end_name(topology, ends[i], name);
 		if (ends[i].kind == WH_END_GPU) {
@@ -250,7 +288,27 @@ static double svg_node(const struct wh_topology *topology, const struct wh_end *
 		}
 		x += BOX + GAP;
 	}
-	return x;
+}
+
+static void svg_node(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
+		     struct wh_end node, double y, FILE *out)
+{
+	char name[WH_NAME], size[32];
+
+	topo_end_name(topology, node, name);
+	topo_size(size, sizeof(size), topology->nodes[node.index].memory_bytes);
+	svg_box(out, GAP, y, BOX, "#dbe9f6", name, size);
+	svg_row(topology, ends, count, topology->nodes[node.index].id, y, out);
+}
+
+static size_t count_near(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
+			 int node)
+{
+	size_t near = 0;
+
+	for (size_t i = 0; i < count; i++)
+		near += ends[i].kind != WH_END_NODE && node_of(topology, ends[i]) == node;
+	return near;
 }
 
 static void svg_matrix(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
@@ -279,7 +337,9 @@ static void svg_matrix(const struct wh_topology *topology, const struct wh_end *
 				LEFT + (double)k * 64, top + (double)(i + 1) * CELL_HEIGHT,
 				CELL_HEIGHT, color_of(distance));
 			svg_text(out, LEFT + (double)k * 64 + 32,
-				 top + (double)(i + 1) * CELL_HEIGHT + 17, "middle", text);
+				 top + (double)(i + 1) * CELL_HEIGHT + 15, "middle", text);
+			svg_text(out, LEFT + (double)k * 64 + 32,
+				 top + (double)(i + 1) * CELL_HEIGHT + 28, "middle", expected.word);
 		}
 	}
 }
@@ -288,34 +348,40 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 {
 	size_t count;
 	struct wh_end *ends = topo_ends(topology, &count);
-	double width = LEFT + (double)count * 64 + GAP, rows = (double)topology->node_count * ROW,
-	       top = 40 + rows, boxes = 0;
+	size_t lost = count_near(topology, ends, count, -1), boxes = lost;
+	double width = LEFT + (double)count * 64 + GAP,
+	       rows = (double)(topology->node_count + (lost > 0)) * ROW, top = 40 + rows;
 
 	/* The widest row decides, and at least there is room for the words below the matrix. */
 	for (size_t i = 0; i < topology->node_count; i++) {
-		double used = 0;
+		size_t used = count_near(topology, ends, count, topology->nodes[i].id);
 
-		for (size_t k = 0; k < count; k++)
-			used += ends[k].kind != WH_END_NODE &&
-				node_of(topology, ends[k]) == topology->nodes[i].id;
 		boxes = used > boxes ? used : boxes;
 	}
-	width = fmax(fmax(width, LEFT + boxes * (BOX + GAP) + GAP), 640);
+	width = fmax(fmax(width, LEFT + (double)boxes * (BOX + GAP) + GAP), 700);
 	fprintf(out,
 		"<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\" "
 		"font-family=\"sans-serif\" font-size=\"11\" fill=\"#111\">\n<title>",
-		width, top + (double)(count + 2) * CELL_HEIGHT + 24);
+		width, top + (double)(count + 2) * CELL_HEIGHT + 48);
 	put_text(out, *topology->host ? topology->host : "topology");
 	fputs("</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n", out);
 	svg_text(out, GAP, 18, "start", *topology->host ? topology->host : "topology");
 	for (size_t i = 0; i < topology->node_count; i++)
 		svg_node(topology, ends, count, (struct wh_end){ WH_END_NODE, i },
 			 28 + (double)i * ROW, out);
+	if (lost) {
+		svg_text(out, GAP, 28 + (double)topology->node_count * ROW + 22, "start", "NUMA node: -");
+		svg_row(topology, ends, count, -1, 28 + (double)topology->node_count * ROW, out);
+	}
 	svg_matrix(topology, ends, count, top, out);
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 24, "start",
-		 "From row to column: the distance as nvidia-smi topo says it, and the expected "
-		 "GB/s "
-		 "one way.");
+		 "From row to column: the distance as nvidia-smi topo says it, the expected GB/s one "
+		 "way, and below the route:");
+	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 40, "start",
+		 "nvl NVLink, p2p PCIe peer, host by host memory, copy pinned copy, gdr GPUDirect RDMA "
+		 "(? if it is taken),");
+	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 56, "start",
+		 "rdma, tcp by the NIC (* staged at host memory), mem in memory.");
 	fputs("</svg>\n", out);
 	free(ends);
 }

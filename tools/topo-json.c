@@ -18,6 +18,7 @@ enum type {
 	TEXT,
 	NUMBER, /* int; null: negative */
 	FLAG,   /* int; null: negative */
+	SAID,   /* enum wh_said; null: not */
 	SIZE,   /* uint64_t; null: WH_UNKNOWN */
 	REAL,   /* double; null: NAN */
 	/* int: an index of another table, below; null: -1 */
@@ -96,6 +97,7 @@ static const struct column gpu_columns[] = {
 	COLUMN("pcie_width_most", NUMBER, wh_gpu, pcie_width_most),
 	COLUMN("fabric_state", NUMBER, wh_gpu, fabric),
 	COLUMN("mig", FLAG, wh_gpu, mig),
+	COLUMN("dma_buf", SAID, wh_gpu, dma_buf),
 	COLUMN("recovery_action", NUMBER, wh_gpu, recovery),
 };
 
@@ -129,6 +131,7 @@ static const struct column nic_columns[] = {
 	COLUMN("pci", OF_PCI, wh_nic, pci),
 	COLUMN("numa_node", NUMBER, wh_nic, node),
 	COLUMN("rate_gbit_per_s", REAL, wh_nic, rate),
+	COLUMN("dma_buf", SAID, wh_nic, dma_buf),
 };
 
 static const struct column disk_columns[] = {
@@ -166,6 +169,7 @@ static const struct table tables[] = {
 static const struct column head_columns[] = {
 	COLUMN("host", TEXT, wh_topology, host),
 	COLUMN("nvidia_driver", TEXT, wh_topology, driver),
+	COLUMN("peermem", SAID, wh_topology, peermem),
 };
 
 /* ---- to JSON --------------------------------------------------------------------------------- */
@@ -189,6 +193,10 @@ static json_t *value_of(const struct column *column, const char *row)
 		return output_text(at);
 	case FLAG:
 		return *(const int *)at < 0 ? json_null() : json_boolean(*(const int *)at);
+	case SAID:
+		return *(const enum wh_said *)at == WH_UNSAID ?
+			       json_null() :
+			       json_boolean(*(const enum wh_said *)at == WH_YES);
 	case SIZE:
 		return *(const uint64_t *)at == WH_UNKNOWN ?
 			       json_null() :
@@ -300,6 +308,9 @@ static bool set_value(const struct column *column, const json_t *value, char *ro
 		return true;
 	case FLAG:
 		*(int *)at = null ? -1 : json_is_true(value);
+		return null || json_is_boolean(value);
+	case SAID:
+		*(enum wh_said *)at = null ? WH_UNSAID : json_is_true(value) ? WH_YES : WH_NO;
 		return null || json_is_boolean(value);
 	case SIZE:
 		*(uint64_t *)at = null ? WH_UNKNOWN : (uint64_t)json_integer_value(value);

@@ -107,13 +107,14 @@ static double bound_of(const struct wh_topology *topology, struct wh_end end)
 		     wh_pcie_raw(wh_pcie_speed(gpu->pcie_generation_most), gpu->pcie_width_most));
 }
 
-__attribute__((format(printf, 4, 5)))
-static void expect(struct wh_expected *out, const char *route, double speed,
+__attribute__((format(printf, 5, 6)))
+static void expect(struct wh_expected *out, const char *route, const char *word, double speed,
 		   const char *format, ...)
 {
 	va_list list;
 
 	out->route = route;
+	out->word = word;
 	out->speed = speed;
 	if (isnan(speed)) {
 		snprintf(out->limit, sizeof(out->limit), "its links are not known");
@@ -144,37 +145,57 @@ static bool is_peer(const struct wh_topology *topology, size_t from, size_t to)
 static void between_gpus(const struct wh_topology *topology, struct wh_end from, struct wh_end to,
 			 struct wh_expected *out)
 {
+	bool peer = is_peer(topology, from.index, to.index);
 	double speed = link_speed(topology, from.index),
 	       raw = least(bound_of(topology, from), bound_of(topology, to));
 	int links;
 
 	if (wh_topology_distance(topology, from, to, &links) == WH_NVLINK)
-		expect(out, "NVLink", links * speed * NVLINK_SHARE,
+		expect(out, "NVLink", "nvl", links * speed * NVLINK_SHARE,
 		       "%d NVLinks of %.1f GB/s, %.0f %% of it", links, speed, NVLINK_SHARE * 100);
 	else
-		expect(out, is_peer(topology, from.index, to.index) ? "PCIe peer" : "host staging",
-		       raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
+		expect(out, peer ? "PCIe peer" : "host staging", peer ? "p2p" : "host", raw * PCIE_SHARE,
+		       "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
 }
 
-static void with_nic(const struct wh_nic *nic, double bound, bool gpu, struct wh_expected *out)
+enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, size_t nic)
 {
-	double share = nic->rdma ? RDMA_SHARE : TCP_SHARE, wire = nic->rate / 8 * share;
-	const char *route = !nic->rdma ? (gpu ? "TCP, staged" : "TCP") :
-					 (gpu ? "GPUDirect RDMA" : "RDMA");
+	enum wh_said exported = topology->gpus[gpu].dma_buf, taken = topology->nics[nic].dma_buf;
+
+	if (topology->peermem == WH_YES || (exported == WH_YES && taken == WH_YES))
+		return WH_YES;
+	return topology->peermem == WH_NO && (exported == WH_NO || taken == WH_NO) ? WH_NO : WH_UNSAID;
+}
+
+/* Between a NIC and host memory, or that of a GPU. Staged, the copy and the wire go on at the same time. */
+static void with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_said direct,
+		     struct wh_expected *out)
+{
+	static const struct {
+		const char *route, *word;
+	} rdma[] = { [WH_UNSAID] = { "GPUDirect RDMA or staged", "gdr?" },
+		     [WH_YES] = { "GPUDirect RDMA", "gdr" },
+		     [WH_NO] = { "RDMA, staged", "rdma*" } };
+	double share = nic->rdma == 1 ? RDMA_SHARE : TCP_SHARE, wire = nic->rate / 8 * share;
+	const char *route = nic->rdma != 1 ? (gpu ? "TCP, staged" : "TCP") :
+					     (gpu ? rdma[direct].route : "RDMA"),
+		   *word = nic->rdma != 1 ? (gpu ? "tcp*" : "tcp") : (gpu ? rdma[direct].word : "rdma"),
+		   *staged = gpu && (nic->rdma != 1 || direct == WH_NO) ? ", by host memory" : "";
 
 	bound *= PCIE_SHARE;
 	if (isnan(wire)) /* the port may be slower than its PCIe link */
-		expect(out, route, NAN, "%s", "");
+		expect(out, route, word, NAN, "%s", "");
 	else if (isnan(bound) || wire <= bound)
-		expect(out, route, wire, "a port of %.0f Gbit/s, %.0f %% of it", nic->rate,
-		       share * 100);
+		expect(out, route, word, wire, "a port of %.0f Gbit/s, %.0f %% of it%s", nic->rate,
+		       share * 100, staged);
 	else
-		expect(out, route, bound, "PCIe, %.0f %% of it", PCIE_SHARE * 100);
+		expect(out, route, word, bound, "PCIe, %.0f %% of it%s", PCIE_SHARE * 100, staged);
 }
 
 static void in_memory(const char *route, struct wh_expected *out)
 {
 	out->route = route;
+	out->word = "mem";
 	snprintf(out->limit, sizeof(out->limit), "memory, of which only wherry bench tells");
 }
 
@@ -191,21 +212,23 @@ void wh_topology_expect(const struct wh_topology *topology, struct wh_end from, 
 		      other = from.kind <= to.kind ? to : from;
 	double raw;
 
-	*out = (struct wh_expected){ .speed = NAN };
+	*out = (struct wh_expected){ .speed = NAN, .word = "-" };
 	if (is_sick(topology, one) || is_sick(topology, other)) {
 		snprintf(out->limit, sizeof(out->limit), "the GPU cannot be used");
 	} else if (one.kind == WH_END_NODE) {
 		in_memory("memory copy", out);
 	} else if (one.kind == WH_END_NIC && other.kind == WH_END_NODE) {
-		with_nic(&topology->nics[one.index], bound_of(topology, one), false, out);
+		with_nic(&topology->nics[one.index], bound_of(topology, one), false, WH_UNSAID,
+			 out);
 	} else if (one.kind == WH_END_NIC) {
 		snprintf(out->limit, sizeof(out->limit), "neither of them is memory");
 	} else if (other.kind == WH_END_NIC) {
 		with_nic(&topology->nics[other.index],
-			 least(bound_of(topology, one), bound_of(topology, other)), true, out);
+			 least(bound_of(topology, one), bound_of(topology, other)), true,
+			 wh_topology_direct(topology, one.index, other.index), out);
 	} else if (other.kind == WH_END_NODE) {
 		raw = bound_of(topology, one);
-		expect(out, "pinned copy", raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it",
+		expect(out, "pinned copy", "copy", raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it",
 		       raw, PCIE_SHARE * 100);
 	} else if (one.index == other.index) {
 		in_memory("copy in the GPU", out);

@@ -57,6 +57,9 @@ struct wh_pci {
 	int width, width_most;    /* lanes */
 };
 
+/* What need not have been asked. */
+enum wh_said { WH_UNSAID, WH_YES, WH_NO };
+
 struct wh_gpu {
 	int index;   /* as NVML and nvidia-smi count; -1: NVML does not know it */
 	int pci;     /* an index of `pci`; -1: not found there */
@@ -72,6 +75,7 @@ struct wh_gpu {
 	int pcie_width, pcie_width_most;
 	int fabric; /* enum wh_nvml_fabric_state */
 	int mig;    /* 1: cut into instances */
+	enum wh_said dma_buf; /* does the driver export its memory as a dma-buf? */
 	int recovery; /* what it needs: 0 nothing, 1 a reset, 2 a reboot, others: to be drained */
 };
 
@@ -102,6 +106,7 @@ struct wh_nic {
 	int pci;
 	int node;
 	double rate; /* Gbit/s now */
+	enum wh_said dma_buf; /* does it register dma-bufs? */
 };
 
 struct wh_disk {
@@ -120,6 +125,7 @@ struct wh_note {
 struct wh_topology {
 	char host[WH_NAME];
 	char driver[WH_NAME]; /* the NVIDIA driver's version */
+	enum wh_said peermem; /* can NICs register addresses of GPU memory (nvidia-peermem)? */
 	struct wh_cpu cpu;
 	struct wh_cpu_cache *caches;
 	struct wh_node *nodes;
@@ -222,9 +228,13 @@ double wh_pcie_path(const struct wh_topology *topology, int pci, int *where);
 
 struct wh_expected {
 	const char *route; /* "NVLink", "PCIe peer", "pinned copy" ...; NULL: none */
+	const char *word;  /* the same in up to five letters: "nvl", "p2p", "copy" ...; "-" */
 	double speed;      /* GB/s one way; NAN: not known */
 	char limit[128];   /* what bounds it: "18 NVLinks of 26.6 GB/s, 83 % of it"; "" */
 };
+
+/* Does a NIC reach a GPU's memory without going by host memory? By a dma-buf or by nvidia-peermem. */
+enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, size_t nic);
 
 /* The route that Wherry would take from one end to the other with large transfers and how fast it
  * should be, by the model of docs/topology.md. */

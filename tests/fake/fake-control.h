@@ -7,6 +7,7 @@
  *   FAKE_CUDA_DEVICES=2          how many devices there are, 0 to 8
  *   CUDA_VISIBLE_DEVICES         as for the real driver: indexes or UUIDs, ends at the first bad one
  *   FAKE_CUDA_MEMORY=BYTES       memory of each device; more is out of memory (each process has it all)
+ *   FAKE_CUDA_START=N            cuInit() takes so many seconds
  *   FAKE_CUDA_DELAY_US=N         every operation in a stream starts that much later
  *   FAKE_CUDA_REUSE=1            a freed address is what the next allocation of its size gets
  *   FAKE_CUDA_PEER=0             no device reaches another one's memory

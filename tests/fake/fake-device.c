@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include <strings.h>
 
 #include "fake.h"
@@ -103,6 +104,7 @@ FAKE_API int cuInit(unsigned flags)
 	FAKE_ENTER_WITH(fake_enter_uninitialised);
 	if (flags)
 		return FAKE_INVALID_VALUE;
+	sleep(fake_settings()->start);
 	pthread_mutex_lock(&fake_lock);
 	if (!initialised) {
 		device_count = 0;

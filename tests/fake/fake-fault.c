@@ -63,6 +63,7 @@ static void read_settings(void)
 		settings.devices = FAKE_DEVICES;
 	settings.memory = number("FAKE_CUDA_MEMORY", 16ULL << 30);
 	settings.delay = (unsigned)number("FAKE_CUDA_DELAY_US", 0);
+	settings.start = (unsigned)number("FAKE_CUDA_START", 0);
 	settings.driver = (int)number("FAKE_CUDA_DRIVER", 13000);
 	settings.reuse = number("FAKE_CUDA_REUSE", 0) != 0;
 	settings.peer = number("FAKE_CUDA_PEER", 1) != 0;

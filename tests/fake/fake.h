@@ -119,6 +119,7 @@ struct fake_settings {
 	unsigned devices;
 	size_t memory;
 	unsigned delay;
+	unsigned start; /* seconds */
 	int driver;
 	bool reuse, peer;
 	const char *attributes, *visible, *bar;

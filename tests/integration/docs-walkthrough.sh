@@ -37,6 +37,9 @@ export XDG_RUNTIME_DIR=$directory
 export WHERRY_VERBS=${TEST_VERBS:?the path of a libibverbs} FAKE_VERBS_WORLD=$directory/world
 mkdir bin && ln -s "$(realpath "$wherry")" bin/wherry && PATH=$PWD/bin:$PATH || exit 1
 "$tests/machines/pack" -x "$tests/machines/h200x4.tree" node4 || exit 1
+# The same machine as it saw itself, with its NVML.
+cp -a node4 there && mkdir there/lib && ln -s "${TEST_NVML:?the path of a libnvidia-ml}" there/lib/libnvidia-ml.so.1 &&
+	FAKE_NVML=there/nvml.txt wherry topo --root there --json >node4.json && rm -r there || exit 1
 
 # ---- two machines ------------------------------------------------------------------------------
 

@@ -372,6 +372,24 @@ second_node()
 	put /sys/devices/system/node/node1/cpulist 8-15
 	put "$gpu/numa_node" -1
 }
+only_node()
+{
+	put "$gpu/numa_node" -1
+	put "$nic/numa_node" -1
+}
+case_of numa.affinity PASS "GPU0: node 0; mlx5_0: node 0" only_node
+no_node()
+{
+	only_node
+	remove /sys/devices/system/node
+}
+case_of numa.affinity PASS "GPU0: CPUs 0-7, its NUMA node is not known" no_node
+no_node_elsewhere()
+{
+	no_node
+	put /proc/self/status "Cpus_allowed_list: 8-15"
+}
+case_of numa.affinity WARN "taskset -c 0-7" no_node_elsewhere
 case_of numa.affinity WARN "does not say which NUMA node" second_node
 
 case_of nic.port FAIL "no port is active" put "$port/state" "1: DOWN"
@@ -384,7 +402,31 @@ second_nic()
 }
 case_of nic.port WARN "mlx5_1: DOWN" second_nic
 case_of nic.port UNKNOWN "its state is not known" remove "$port/state"
+case_of nic.port PASS "mlx5_0: active, its rate is not known" remove "$port/rate"
+# A second port of the NIC.
+two_ports() # COMMAND...
+{
+	cp -r "tree$port" "tree${port%1}2"
+	put /verbs.txt "nic mlx5_0 dma_buf=9 mtu=4096 mtu_most=4096
+port 2 mtu=1024 mtu_most=4096"
+	"$@"
+}
+case_of nic.port PASS "mlx5_0:1: active, 400 Gbit/s; mlx5_0:2: active, 400 Gbit/s" two_ports true
+case_of nic.port WARN "mlx5_0:2: DOWN" two_ports put "${port%1}2/state" "1: DOWN"
+case_of nic.mtu WARN "mlx5_0:2: 1024 bytes" two_ports true
+case_of nic.gid FAIL "mlx5_0:2: no GID for RoCE v2" two_ports remove "${port%1}2/gid_attrs/types/1" \
+	"${port%1}2/gid_attrs/types/3"
+case_of nic.gid PASS "mlx5_0:2: InfiniBand needs none" two_ports put "${port%1}2/link_layer" InfiniBand
+second_interface()
+{
+	put "${port%1}1/gid_attrs/ndevs/0" eth2
+	put "${port%1}2/gid_attrs/ndevs/0" eth3
+	put /sys/class/net/eth3/qos/pfc "0,0,0,0,0,0,0,0"
+}
+case_of nic.flow WARN "mlx5_0:2: neither ECN nor PFC" two_ports second_interface
+case_of nic.counters WARN "mlx5_0:2: out_of_sequence 3" two_ports put "${port%1}2/hw_counters/out_of_sequence" 3
 case_of nic.mtu WARN "1024 bytes, and could be 4096" verbs "dma_buf=9 mtu=1024 mtu_most=4096"
+case_of nic.mtu UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
 case_of nic.mtu UNKNOWN "does not tell" remove /verbs.txt
 case_of nic.gid PASS "index 3" true
 only_v1()
@@ -405,13 +447,42 @@ case_of nic.flow UNKNOWN "does not show PFC and ECN" remove "$nic/net/eth2/ecn" 
 case_of nic.counters WARN "out_of_sequence 17" put "$port/hw_counters/out_of_sequence" 17
 case_of nic.counters INFO "there was congestion" put "$port/hw_counters/np_cnp_sent" 5
 case_of nic.counters UNKNOWN "no hw_counters" remove "$port/hw_counters"
+# Other drivers' names for them.
+counters_of() # FOLDER NAME VALUE
+{
+	remove "$port/hw_counters"
+	put "$1/$2" "$3"
+}
+case_of nic.counters WARN "mlx5_0: to_retransmits 4" counters_of "$port/hw_counters" to_retransmits 4
+case_of nic.counters WARN "mlx5_0: tcpRetransSegs 4" counters_of "$port/hw_counters" tcpRetransSegs 4
+case_of nic.counters WARN "mlx5_0: retrans_pkts 4" counters_of "$port/hw_counters" retrans_pkts 4
+case_of nic.counters WARN "mlx5_0: rcvd_seq_err 4" counters_of "$port/hw_counters" rcvd_seq_err 4
+case_of nic.counters INFO "mlx5_0: rx_cnp_pkts 4: there" counters_of "$port/hw_counters" rx_cnp_pkts 4
+case_of nic.counters WARN "mlx5_0: rq_num_oos 4" counters_of "$nic/infiniband/mlx5_0/hw_counters" rq_num_oos 4
+case_of nic.counters UNKNOWN "no hw_counters that are known" counters_of "$port/hw_counters" lifespan 10
 case_of nic.files FAIL "no /dev/infiniband/uverbs" remove /dev/infiniband
 case_of nic.files UNKNOWN "uverbs0: Too many levels" spoil /dev/infiniband/uverbs0
 case_of nic.dmabuf WARN "Operation not supported" verbs "dma_buf=95 mtu=4096 mtu_most=4096"
+case_of nic.dmabuf UNKNOWN "mlx5_0: no answer in time" verbs "dma_buf=-1 late=1"
 case_of nic.dmabuf UNKNOWN "libibverbs did not answer" remove /verbs.txt
 case_of nic.gpu FAIL "plain ibv_reg_mr()" verbs "dma_buf=9" "exported=0 registered=14"
 case_of nic.gpu FAIL "exports no dma-buf" verbs "dma_buf=9" "exported=95 registered=-1"
 case_of nic.gpu UNKNOWN "could not be tried" verbs "dma_buf=9" "exported=-1 registered=-1"
+case_of nic.gpu UNKNOWN "0000:11:00.0 with mlx5_0: there was no time for it" verbs "dma_buf=9" \
+	"exported=0 registered=0 peermem=14 moved=-1 late=1"
+slow_nic()
+{
+	put /verbs.txt "nic mlx5_0 dma_buf=-1 mtu=-1 mtu_most=-1 late=1"
+}
+case_of nic.gpu UNKNOWN "mlx5_0: no answer in time" slow_nic
+slow_cuda()
+{
+	put /verbs.txt "cuda late=1
+nic mlx5_0 dma_buf=95"
+	remove "${1-/environment}"
+}
+case_of nic.gpu UNKNOWN "CUDA did not start in time" slow_cuda
+case_of nic.peermem UNKNOWN "not all NICs and GPUs answered" slow_cuda /sys/module/nvidia_peermem
 case_of nic.gpu UNKNOWN "no pair" remove /verbs.txt
 case_of nic.gpu PASS "mlx5_0 writes and reads" verbs "dma_buf=9" "exported=0 registered=0 peermem=14 moved=0"
 case_of nic.gpu PASS "(peermem)" verbs "dma_buf=95" "exported=0 registered=95 peermem=0 moved=0"
@@ -441,6 +512,15 @@ no_window_known()
 	remove /cuda.txt
 }
 case_of window.ways UNKNOWN "CUDA cannot be asked" no_window_known
+windows() # LINES
+{
+	put /windows.txt "$1"
+}
+case_of window.ways PASS "driver: /dev/gdrdrv: open: No such file or directory; rm: opens" windows \
+	"window driver error=2 why=/dev/gdrdrv: open: No such file or directory
+window rm error=0 why="
+case_of window.ways WARN "rm: NVIDIA driver 999.1 has not been seen" windows \
+	"window rm error=95 why=NVIDIA driver 999.1 has not been seen working with windows"
 case_of gdrdrv.node FAIL "has major 999, the module 240" put /dev/gdrdrv "char 999"
 case_of gdrdrv.node WARN "there is no /dev/gdrdrv" remove /dev/gdrdrv
 case_of gdrdrv.node WARN "no module gdrdrv" put /proc/devices "195 nvidia"
@@ -472,10 +552,51 @@ nearly_full()
 case_of cgroup.memory WARN "1023 MiB of 1 GiB" nearly_full 1073000000
 case_of cgroup.memory INFO "512 MiB of 1 GiB" nearly_full 536870912
 case_of cgroup.memory UNKNOWN "memory.max: No such file" remove /sys/fs/cgroup/pod/memory.max
+# What it is in has a limit; it has none of its own.
+parent_full() # USED
+{
+	put /proc/self/cgroup 0::/outer/pod
+	put /sys/fs/cgroup/outer/pod/memory.max max
+	put /sys/fs/cgroup/outer/memory.max 1073741824
+	put /sys/fs/cgroup/outer/memory.current "$1"
+}
+case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 1073000000
+case_of cgroup.memory INFO "512 MiB of 1 GiB are used in /sys/fs/cgroup/outer" parent_full 536870912
+case_of cgroup.memory UNKNOWN "what is used is not known" parent_full ""
+first_version() # GROUP LIMIT
+{
+	put /proc/self/cgroup "12:cpuset:/
+9:memory:/outer/pod
+0::/"
+	put /sys/fs/cgroup/memory/memory.limit_in_bytes 9223372036854771712
+	put /sys/fs/cgroup/memory/outer/memory.limit_in_bytes 9223372036854771712
+	put /sys/fs/cgroup/memory/outer/pod/memory.limit_in_bytes 9223372036854771712
+	put "/sys/fs/cgroup/memory/$1/memory.limit_in_bytes" "$2"
+	put "/sys/fs/cgroup/memory/$1/memory.usage_in_bytes" 1073000000
+}
+case_of cgroup.memory PASS "no limit" first_version outer 9223372036854771712
+case_of cgroup.memory WARN "1023 MiB of 1 GiB are used in /sys/fs/cgroup/memory/outer/pod" first_version \
+	outer/pod 1073741824
+case_of cgroup.memory WARN "are used in /sys/fs/cgroup/memory/outer" first_version outer 1073741824
+# A container sees its own group as the topmost one.
+contained()
+{
+	first_version . 1073741824
+	remove /sys/fs/cgroup/memory/outer
+}
+case_of cgroup.memory WARN "are used in /sys/fs/cgroup/memory" contained
+case_of cgroup.memory PASS "no limit" put /proc/self/cgroup 0::/
 case_of cgroup.cpus WARN "one CPU (3)" put /sys/fs/cgroup/pod/cpuset.cpus.effective 3
 case_of cgroup.cpus UNKNOWN "version 2" put /proc/self/cgroup 12:cpuset:/
 case_of cgroup.rdma WARN "hca_object=100" put /sys/fs/cgroup/pod/rdma.max \
 	"mlx5_0 hca_handle=2 hca_object=100"
+parent_objects()
+{
+	put /proc/self/cgroup 0::/outer/pod
+	put /sys/fs/cgroup/outer/pod/rdma.max "mlx5_0 hca_handle=max hca_object=max"
+	put /sys/fs/cgroup/outer/rdma.max "mlx5_0 hca_handle=2 hca_object=100"
+}
+case_of cgroup.rdma WARN "/sys/fs/cgroup/outer/rdma.max" parent_objects
 case_of cgroup.rdma UNKNOWN "Too many levels" spoil /sys/fs/cgroup/pod/rdma.max
 
 case_of lib.crypto FAIL "neither listen nor connect: no OpenSSL" put /crypto.txt \
@@ -552,6 +673,31 @@ SECONDS=0
 doctor --json
 [ $status = 0 ] && [ $SECONDS -le 9 ] && grep -q '"driver.nvml"' out
 verdict "a driver that hangs" $?
+
+# Neither does a check that never ends; the others say what they say.
+fresh
+cat >hang.c <<'CODE'
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <string.h>
+#include <unistd.h>
+DIR *opendir(const char *path)
+{
+	DIR *(*next)(const char *) = (DIR * (*)(const char *)) dlsym(RTLD_NEXT, "opendir");
+
+	while (strstr(path, "/hugepages"))
+		sleep(60);
+	return next(path);
+}
+CODE
+cc -shared -fPIC -o hang.so hang.c || failed=1
+sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
+SECONDS=0
+FAKE_NVML=$PWD/tree/nvml.txt LD_PRELOAD=${sanitizer:+$sanitizer:}$PWD/hang.so timeout 30 "$wherry" doctor --root tree \
+	>out 2>err && [ $SECONDS -le 5 ] && grep -q '^UNKNOWN mem.huge *no answer within 3 s$' out &&
+	[ "$(grep -c '^PASS ' out)" = $(($(wc -w <<<"$checks") - 1)) ]
+verdict "a check that hangs" $?
 
 # What was recorded is the same again.
 fresh

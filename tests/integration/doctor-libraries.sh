@@ -75,6 +75,84 @@ verdict "a NIC without a GPU" $?
 doctor && [ ! -s record/verbs.txt ]
 verdict "no NIC" $?
 
+# ---- libraries that do not answer ----------------------------------------------------------------
+
+# The whole run keeps to ten seconds, whatever hangs; what was answered stays.
+in_time() # WHAT-HANGS ARGUMENTS...
+{
+	local hangs=$1 took=$SECONDS
+
+	shift
+	FAKE_VERBS_HANG=$hangs FAKE_VERBS=one,two doctor "$@" && tr -s ' \n' ' ' <out >line &&
+		took=$((SECONDS - took)) && echo "$hangs: $took s" && [ "$took" -lt 10 ]
+}
+late="exported=-1 registered=-1 peermem=14 moved=-1 late=1"
+in_time list && grep -q 'UNKNOWN lib.verbs libibverbs did not answer' line && grep -q 'PASS driver.nvml' line
+verdict "a libibverbs that hangs" $?
+in_time open:two && holds record/verbs.txt \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
+	"nic two dma_buf=-1 mtu=-1 mtu_most=-1 late=1" && grep -q 'PASS lib.verbs .* 2 NICs' line
+verdict "a NIC that hangs: the other is asked" $?
+in_time register:two && holds record/verbs.txt \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 $well" "gpu 0000:2b:00.0 $well" \
+	"nic two dma_buf=9 mtu=1024 mtu_most=4096" "gpu 0000:1b:00.0 ${late/registered=-1 peermem=14/registered=-1 peermem=-1}" \
+	"gpu 0000:2b:00.0 ${late/peermem=14/peermem=-1}"
+verdict "a pair that hangs: the others are tried" $?
+in_time move:two && grep -A 2 '^nic two' record/verbs.txt | tail -n 2 >pairs && cat pairs &&
+	[ "$(grep -c '^gpu .* exported=0 registered=0 peermem=14 moved=-1 why=' pairs)" = 2 ] &&
+	[ "$(grep -c " $well\$" record/verbs.txt)" = 2 ]
+verdict "a NIC that moves nothing, and does not say so" $?
+FAKE_CUDA_START=60 in_time none --skip nic.port && holds record/verbs.txt "cuda late=1" \
+	"nic one dma_buf=9 mtu=1024 mtu_most=4096" "nic two dma_buf=9 mtu=1024 mtu_most=4096" &&
+	grep -q 'gpu.direct the CUDA driver did not answer in time' line
+verdict "CUDA hangs: the NICs answer" $?
+# After a pair that failed the next one goes by engines of its own.
+FAKE_VERBS=one FAKE_CUDA_ATTRIBUTES=118=0 FAKE_CUDA_FAIL=cuFlushGPUDirectRDMAWrites:1:999 doctor &&
+	grep -q '^gpu 0000:1b:00.0 .* moved=5 why=' record/verbs.txt &&
+	grep -q "^gpu 0000:2b:00.0 $well\$" record/verbs.txt
+verdict "a pair that fails says nothing of the next" $?
+
+# As many pairs as a machine has with eight GPUs and eight NICs.
+eight=a,b,c,d,e,f,g,h
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight doctor && [ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 64 ] &&
+	took=$((SECONDS - start)) && echo "64 pairs: $took s" && [ "$took" -lt 10 ]
+verdict "eight GPUs and eight NICs: 64 pairs" $?
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=register:c doctor &&
+	[ "$(grep -c "^gpu .* $well\$" record/verbs.txt)" = 56 ] && [ "$(grep -c '^gpu .* late=1$' record/verbs.txt)" = 8 ] &&
+	took=$((SECONDS - start)) && echo "a NIC that hangs: $took s" && [ "$took" -lt 10 ]
+verdict "eight GPUs and eight NICs, of which one hangs" $?
+# The worst: each pair fails, and says so as late as it can.
+start=$SECONDS
+FAKE_CUDA_DEVICES=8 FAKE_VERBS=$eight FAKE_VERBS_HANG=move doctor && took=$((SECONDS - start)) &&
+	echo "NICs that move nothing: $took s" && [ "$took" -lt 10 ] && [ "$(grep -c "moved=-1 why=" record/verbs.txt)" = 64 ]
+verdict "eight GPUs and eight NICs that move nothing" $?
+
+# ---- only what is needed -------------------------------------------------------------------------
+
+# Which libraries a run opens.
+opens() # NAMES ARGUMENTS...
+{
+	local names=$1
+
+	shift
+	rm -f opened.*
+	LD_DEBUG=files LD_DEBUG_OUTPUT=opened FAKE_VERBS=one doctor "$@" || return
+	[ "$(cat opened.* | grep -o -E 'file=lib(cuda|nvidia-ml|ibverbs)\.so[.1]* \[0\];  dynamically loaded' |
+		grep -o -E 'cuda|nvidia-ml|ibverbs' | sort -u | tr '\n' ' ')" = "$names" ]
+}
+opens "" --only mem.huge,cgroup,lib.crypto
+verdict "--only mem.huge asks neither GPUs nor NICs" $?
+opens "ibverbs " --only lib.verbs,nic.dmabuf,nic.mtu
+verdict "--only lib.verbs wakes no GPU" $?
+opens "nvidia-ml " --only gpu.health
+verdict "--only gpu.health does not start CUDA" $?
+opens "cuda ibverbs nvidia-ml "
+verdict "all checks ask all" $?
+opens "nvidia-ml " --skip gpu.direct,gpu.fabric,gpu.imex,window,nic,lib.verbs
+verdict "--skip leaves out what only those need" $?
+
 FAKE_CUDA_DEVICES=1 FAKE_CUDA_ATTRIBUTES=124=0,38=1048576 doctor --only gpu.direct
 holds record/cuda.txt "version 13000" \
 	"gpu 0000:1b:00.0 rdma=1 dma_buf=0 rdma_vmm=1 fabric=1 l2=1048576" &&
@@ -87,6 +165,21 @@ doctor --only driver.nvml,gpu.health
 [ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
 verdict "a GPU that is lost" $?
 
+# Windows are opened for real, and say why where they are not.
+sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)
+windows=${sanitizer:+$sanitizer:}$TEST_BUILD/tests/fake/libfake-nvidia.so
+FAKE_NVML=$TEST_SOURCE/tests/fake/nvml/broken.txt FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows \
+	doctor --only window.ways && tr -s ' \n' ' ' <out | grep -q '^PASS window.ways driver: .*/dev/gdrdrv.* dmabuf: .*; rm: opens' &&
+	grep -q '^window rm error=0 why=$' record/windows.txt
+verdict "a window opens" $?
+FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 FAKE_NVIDIA_CUDA=$TEST_CUDA LD_PRELOAD=$windows doctor --only window.ways
+[ $status = 1 ] && tr -s ' \n' ' ' <out | grep -q 'WARN window.ways .*rm: .*999.1, not seen working before, failed a trial'
+verdict "no window opens, and why" $?
+
+FAKE_CUDA_DEVICES=1 "$wherry" topo --color never >out && grep -q 'L2 -' out &&
+	grep -A 9 '^Missing' out | grep -q 'CUDA: not asked: the sizes of L2 caches; with --cuda it is started' &&
+	! "$wherry" topo --cuda | grep -q 'L2 caches'
+verdict "L2 is missing, and why" $?
 "$wherry" topo --cuda --record record --json >live && mkdir -p record/lib &&
 	ln -s "$TEST_NVML" record/lib/libnvidia-ml.so.1 &&
 	FAKE_NVML=record/nvml.txt "$wherry" topo --root record --json >replayed &&

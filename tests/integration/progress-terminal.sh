@@ -8,6 +8,7 @@ export wherry
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
+cuda=$TEST_CUDA
 unset "${!WHERRY_@}" NO_COLOR TEST_CUDA
 export TERM=xterm LC_ALL=C.UTF-8
 
@@ -136,6 +137,31 @@ verdict "bench: it does not go back" $?
 "$wherry" bench -t shm --processes 2 -s 8 --seconds 0.6 >out 2>err && [ ! -s err ]
 verdict "bench: no terminal" $?
 
+cat >late.c <<'CODE'
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <unistd.h>
+int listen(int fd, int backlog)
+{
+	int (*next)(int, int) = (int (*)(int, int))dlsym(RTLD_NEXT, "listen");
+
+	usleep(1800000);
+	return next(fd, backlog);
+}
+CODE
+cc -shared -fPIC -o late.so late.c || failed=1
+preload=${sanitizer:+$sanitizer:}$PWD/late.so shows "bench --footprint" \
+	'^weighing an engine and its peers \[=*>? *\] +0%  0 of 5' 80 bench --footprint
+grep -q '^an idle engine, its whole process' out
+verdict "bench --footprint: and then its sums" $?
+shows "bench --handshake" '^connecting, one peer after the other  1 s' 80 bench --handshake --seconds 1.8
+grep -q '^connecting to a peer (key)' out
+verdict "bench --handshake: and then its result" $?
+"$wherry" bench --footprint --handshake --seconds 1 >out 2>err
+[ ! -s err ]
+verdict "bench --footprint, --handshake: no terminal" $?
+
 # ---- calls that take long ---------------------------------------------------------------------
 
 "$TEST_SOURCE/tests/machines/make-hgx" hgx && mkdir hgx/lib &&
@@ -174,6 +200,46 @@ shows "explain: a peer that does not answer" '^connecting to wherry://127.0.0.1:
 	explain "$(cat silent)"
 [ "$status" = 69 ] && grep -q '^wherry explain: ' left
 verdict "explain: and then the reason" $?
+
+FAKE_CUDA_START=2 shows "explain: CUDA starts slowly" '^taking memory  1 s' 80 explain --config cuda="$cuda" \
+	host cuda:0
+[ "$status" = 0 ] && grep -q '^route    cuda' out
+verdict "explain: and then the route" $?
+
+# ---- registry ---------------------------------------------------------------------------------
+
+# A long log: one key again and again.
+python3 - <<'PYTHON'
+import struct, zlib
+with open("long.log", "wb") as log:
+    log.write(b"wherry registry 1\n")
+    for i in range(150):
+        value = b"%06d" % i * 100000
+        payload = struct.pack("<5I", 1, 1, 0, len(value), 0) + b"k" + value
+        log.write(struct.pack("<II", len(payload), zlib.crc32(payload)) + payload)
+PYTHON
+cat >ended <<'SHELL'
+#!/usr/bin/env bash
+"$ended" "$@" &
+for ((i = 0; i < 500; i++)); do
+	[ -s out ] && break
+	sleep 0.1
+done
+kill $! && wait $!
+SHELL
+chmod +x ended
+export ended=$wherry
+wherry=$PWD/ended shows "registry: a long log" \
+	'^reading the log \[=*>? *\] +[0-9]+%  [0-9.]+ GB/s  [0-9]:[0-9]+ left' 80 registry --file long.log -l 127.0.0.1:0
+grep -q '^http://127.0.0.1:[0-9]*$' out && [ ! -s left ]
+verdict "registry: and then its address" $?
+"$wherry" registry --file long.log -l 127.0.0.1:0 >ready 2>err &
+for ((i = 0; i < 100; i++)); do
+	[ -s ready ] && break
+	sleep 0.1
+done
+kill $! && [ -s ready ] && [ ! -s err ]
+verdict "registry: no terminal" $?
 
 # ---- window -----------------------------------------------------------------------------------
 

@@ -115,8 +115,95 @@ verdict "its distances, routes and NICs" $?
 topo hgx --color never >hgx.out && [ "$(grep -c '^NVSwitch' hgx.out)" = 4 ] &&
 	grep -q -F '─[2.5 GT/s x16 of 32 GT/s x16]─ 0000:12:00.0' hgx.out &&
 	grep -q 'served by mlx5_7 (PIX)' hgx.out && grep -q 'RDMA by mlx5_7 (PIX)' hgx.out &&
-	grep -A 1 '^MEM1 ' hgx.out | grep -q 'RDMA by mlx5_'
+	awk '/^Routes/ { on = 1; getline } /^Expected/ { on = 0 } on && /^GPU3 / { print $2, $4, $5, $13, $18, $19 }' \
+		hgx.out | grep -qx 'nvl nvl mem gdr tcp\* copy' && grep -q 'nvl: NVLink; gdr: GPUDirect RDMA' hgx.out &&
+	! awk 'length > 190' hgx.out | grep -q . && grep -A 1 '^MEM1 ' hgx.out | grep -q 'RDMA by mlx5_'
 verdict "its links, hop by hop" $?
+
+# The fastest of three: what else the machine does is not its.
+within() # MILLISECONDS ARGUMENT...
+{
+	local most=$1 start took best=999999
+
+	shift
+	for _ in 1 2 3; do
+		start=$(date +%s%N)
+		FAKE_NVML=hgx/nvml.txt "$wherry" "$@" --root hgx --json >out 2>err
+		took=$((($(date +%s%N) - start) / 1000000))
+		[ $took -ge $best ] || best=$took
+	done
+	echo "$*: $best ms"
+	[ -s out ] && [ $best -lt "$most" ]
+}
+within 1000 topo
+verdict "eight GPUs: topo within a second" $?
+within 10000 doctor && grep -q '"evidence": "mlx5_0: 4096 bytes; .*mlx5_7: 4096 bytes"' out
+verdict "eight GPUs: doctor within ten seconds" $?
+# A driver that takes as long as it may costs its time and no more.
+{ echo "delay : 0 60000"; cat hgx/nvml.txt; } >slow.txt
+start=$SECONDS
+FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
+[ $((SECONDS - start)) -lt 10 ] && grep -q 'NVML did not answer in time' out && grep -q 'mlx5_7: active' out
+verdict "eight GPUs and a driver that hangs: doctor within ten seconds" $?
+
+# What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody says.
+cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt && topo staged --json >staged.json &&
+	topo staged --color never >staged.out
+grep -q '"RDMA, staged"' staged.json && ! grep -q '"GPUDirect' staged.json &&
+	grep -q 'a port of 400 Gbit/s, 95 % of it, by host memory' staged.json && grep -q 'rdma\*: RDMA, staged' staged.out
+verdict "NICs without dma-bufs: staged" $?
+mkdir -p staged/sys/module/nvidia_peermem && topo staged --json >staged.json
+grep -q '"GPUDirect RDMA"' staged.json && ! grep -q '"RDMA, staged"' staged.json
+verdict "nvidia-peermem: not staged" $?
+cp -a hgx silent && rm silent/verbs.txt && topo silent --json >silent.json && topo silent --color never >silent.out
+grep -q '"GPUDirect RDMA or staged"' silent.json && ! grep -q '"GPUDirect RDMA"' silent.json &&
+	grep -q 'gdr?: GPUDirect RDMA or staged' silent.out && grep -q 'whether NICs take dma-bufs: ' silent.out
+verdict "nobody says whether NICs take dma-bufs" $?
+sed -i 's/Open //' hgx/proc/driver/nvidia/version && topo hgx --json | grep -q '"RDMA, staged"' &&
+	sed -i 's/UNIX Kernel/UNIX Open Kernel/' hgx/proc/driver/nvidia/version
+verdict "closed kernel modules: staged" $?
+
+# ---- a terminal ---------------------------------------------------------------------------------
+
+cat >terminal.py <<'PYTHON'
+"""terminal.py COLUMNS ARGUMENT...: what wherry writes to a terminal of so many columns; 0: it does not say."""
+import fcntl, os, pty, struct, subprocess, sys, termios
+ours, theirs = pty.openpty()
+fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, int(sys.argv[1]), 0, 0))
+process = subprocess.Popen([os.environ["TEST_COMMAND"]] + sys.argv[2:], stdout=theirs, stderr=subprocess.DEVNULL)
+os.close(theirs)
+said = b""
+while True:
+    try:
+        said += (got := os.read(ours, 65536))
+    except OSError:
+        break
+    if not got:
+        break
+text = said.decode().replace("\r\n", "\n")
+open("screen", "w").write(text)
+print(max(len(line) for line in text.splitlines()))
+sys.exit(process.wait() > 2)
+PYTHON
+wide() # MOST COLUMNS ARGUMENT...: its longest line has no more, and not much less, columns
+{
+	local most=$1 got
+
+	shift
+	got=$(FAKE_NVML=hgx/nvml.txt TERM=xterm python3 terminal.py "$@" --root hgx --color never) &&
+		echo "$*: $got of $most" && [ "$got" -le "$most" ] && [ "$got" -ge $((most - 12)) ]
+}
+for columns in 20 40 79 80 132; do
+	wide $columns $columns topo && tr -s ' \n' ' ' <screen | grep -q 'Expected GB/s one way, large transfers' &&
+		[ "$(grep -c '^ens1 ' screen)" -ge 4 ]
+	verdict "topo on $columns columns" $?
+	wide $columns $columns doctor && tr -s ' \n' ' ' <screen | grep -q 'UNKNOWN lib.crypto the recorded tree has no crypto.txt'
+	verdict "doctor on $columns columns" $?
+done
+COLUMNS=50 wide 50 0 topo && wide 80 0 doctor
+verdict "a terminal that does not say, and COLUMNS" $?
+[ "$(topo hgx --color never | awk 'length > most { most = length } END { print most }')" -gt 150 ]
+verdict "a file has room for every line" $?
 
 # ---- saved and shown again --------------------------------------------------------------------
 
@@ -148,7 +235,7 @@ import xml.dom.minidom
 svg = xml.dom.minidom.parse("hgx.svg").documentElement
 _, _, width, height = map(float, svg.getAttribute("viewBox").split())
 words = {t.firstChild.data for t in svg.getElementsByTagName("text")}
-assert {"GPU7", "mlx5_0", "MEM1", "NV18 397", "hgx"} <= words, words
+assert {"GPU7", "mlx5_0", "MEM1", "NV18 397", "hgx", "nvl", "gdr", "tcp*"} <= words, words
 for box in svg.getElementsByTagName("rect")[1:]:
     x, y, w, h = (float(box.getAttribute(a)) for a in ("x", "y", "width", "height"))
     assert 0 <= x and x + w <= width and 0 <= y and y + h <= height
@@ -165,10 +252,18 @@ edges = [m.groups() for m in (re.match(r'\t"([^"]*)" -- "([^"]*)" \[label="([^"]
                               for line in lines) if m]
 assert {f"GPU{i}" for i in range(8)} | {"mlx5_0", "MEM1", "nvme0n1"} <= nodes
 assert ("GPU3", "NVSwitch", "NV18") in edges and ("0000:13:00.0", "GPU0", "") in edges
-assert ("0000:12:00.0", "0000:13:00.0", "32 GT/s x16") in edges
+assert ("0000:12:00.0", "0000:13:00.0", "2.5 GT/s x16 of 32 GT/s x16") in edges
+assert ("0000:12:01.0", "0000:14:00.0", "32 GT/s x16") in edges
+assert ("0000:11:00.0", "0000:12:00.0", "") in edges # within a switch is no link
+assert ("0000:10:01.0", "0000:11:00.0", "32 GT/s x16") in edges
 assert len(lines) == 5 + len(nodes) + len(edges)
 PYTHON
 verdict "DOT" $?
+# What is near no NUMA node that is known is drawn near none.
+cp -a hgx lost && find lost/sys/devices/pci0000:10 -name numa_node -exec sed -i 's/.*/-1/' {} + && topo lost --dot >lost.dot &&
+	topo lost --svg >lost.svg && ! grep -q '"MEM[01]" -- "pci0000:10"' lost.dot &&
+	grep -q '"MEM0" -- "pci0000:20"' lost.dot && grep -q 'NUMA node: -' lost.svg && ! grep -q 'NUMA node: -' hgx.svg
+verdict "a device of no NUMA node that is known" $?
 topo hgx --ascii --color never | LC_ALL=C grep -q -v -P '^[\x20-\x7e]*$'
 [ $? = 1 ]
 verdict "--ascii has nothing else" $?

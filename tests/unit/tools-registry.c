@@ -21,7 +21,7 @@ static void open_it(uint64_t lost_wanted)
 {
 	uint64_t lost = 99;
 
-	assert_int_equal(store_open(&store, path, LIMIT, &lost), 0);
+	assert_int_equal(store_open(&store, path, LIMIT, NULL, &lost), 0);
 	assert_int_equal(lost, lost_wanted);
 }
 
@@ -227,7 +227,7 @@ static void log__a_bit_turned(void **state)
 	byte ^= 4;
 	assert_int_equal(pwrite(fd, &byte, 1, size + 20), 1);
 	close(fd);
-	assert_int_equal(store_open(&store, path, LIMIT, &lost), 0);
+	assert_int_equal(store_open(&store, path, LIMIT, NULL, &lost), 0);
 	assert_true(lost > 0);
 	assert_value("a", "1");
 	assert_value("b", NULL);
@@ -245,10 +245,10 @@ static void log__not_ours(void **state)
 	(void)state;
 	assert_int_equal(write(fd, other, sizeof(other)), sizeof(other));
 	close(fd);
-	assert_int_equal(store_open(&store, path, LIMIT, &lost), -EINVAL);
+	assert_int_equal(store_open(&store, path, LIMIT, NULL, &lost), -EINVAL);
 	assert_int_equal(file_size(), sizeof(other));
-	assert_int_equal(store_open(&store, directory, LIMIT, &lost), -EISDIR);
-	assert_int_equal(store_open(&store, "/nowhere/at/all", LIMIT, &lost), -ENOENT);
+	assert_int_equal(store_open(&store, directory, LIMIT, NULL, &lost), -EISDIR);
+	assert_int_equal(store_open(&store, "/nowhere/at/all", LIMIT, NULL, &lost), -ENOENT);
 }
 
 static void log__one_owner_at_a_time(void **state)
@@ -258,7 +258,7 @@ static void log__one_owner_at_a_time(void **state)
 
 	(void)state;
 	open_it(0);
-	assert_int_equal(store_open(&other, path, LIMIT, &lost), -EWOULDBLOCK);
+	assert_int_equal(store_open(&other, path, LIMIT, NULL, &lost), -EWOULDBLOCK);
 	store_close(&store);
 	open_it(0);
 	store_close(&store);
@@ -280,7 +280,7 @@ static void log__is_made_smaller(void **state)
 		assert_int_equal(store_put(&store, "k", "", 0, value, sizeof(value), &holder), 0);
 	}
 	assert_true(file_size() < 3 << 20);
-	assert_int_equal(store_open(&other, path, LIMIT, &lost), -EWOULDBLOCK);
+	assert_int_equal(store_open(&other, path, LIMIT, NULL, &lost), -EWOULDBLOCK);
 	store_close(&store);
 	open_it(0);
 	assert_int_equal(store.count, 2);
@@ -321,7 +321,7 @@ static void each__by_prefix(void **state)
 	uint64_t lost;
 
 	(void)state;
-	assert_int_equal(store_open(&store, NULL, LIMIT, &lost), 0);
+	assert_int_equal(store_open(&store, NULL, LIMIT, NULL, &lost), 0);
 	assert_int_equal(put("a/1", "", 0, ""), 0);
 	assert_int_equal(put("a/2", "x", 60000, ""), 0);
 	assert_int_equal(put("b/1", "", 0, ""), 0);

@@ -304,6 +304,36 @@ static double expected(const struct wh_topology *t, enum wh_end_kind kind, size_
 	return out.speed;
 }
 
+/* Whether a NIC reaches a GPU's memory: what is not known is neither route. */
+static void expect__direct(void **state)
+{
+	struct wh_topology *t = machine();
+
+	(void)state;
+	assert_int_equal(wh_topology_direct(t, 0, 0), WH_UNSAID);
+	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 0, "GPUDirect RDMA or staged"), 47.5);
+	t->gpus[0].dma_buf = WH_YES;
+	assert_int_equal(wh_topology_direct(t, 0, 0), WH_UNSAID);
+	t->nics[0].dma_buf = WH_YES;
+	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 0, "GPUDirect RDMA"), 47.5);
+	/* Of this pair, and of no other. */
+	assert_int_equal(wh_topology_direct(t, 1, 0), WH_UNSAID);
+	assert_int_equal(wh_topology_direct(t, 0, 1), WH_UNSAID);
+	/* There is still the other way, of which nothing is known. */
+	t->nics[0].dma_buf = WH_NO;
+	assert_int_equal(wh_topology_direct(t, 0, 0), WH_UNSAID);
+	t->peermem = WH_NO;
+	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 0, "RDMA, staged"), 47.5);
+	t->gpus[1].dma_buf = WH_NO;
+	near(expected(t, WH_END_GPU, 1, WH_END_NIC, 0, "RDMA, staged"), 47.5);
+	t->peermem = WH_YES;
+	near(expected(t, WH_END_GPU, 1, WH_END_NIC, 0, "GPUDirect RDMA"), 47.5);
+	/* Of a NIC that is not known to do RDMA it is not assumed. */
+	t->nics[0].rdma = -1;
+	near(expected(t, WH_END_GPU, 1, WH_END_NIC, 0, "TCP, staged"), 47);
+	wh_topology_free(t);
+}
+
 /* Against what was measured on H200s: 396 GB/s by 18 NVLinks, 54.5 by PCIe 5.0 x16. */
 static void expect__routes(void **state)
 {
@@ -322,6 +352,7 @@ static void expect__routes(void **state)
 		*pair = (struct wh_gpu_pair){ .from = i ? 3 : 2, .to = i ? 2 : 3, .ancestor = 50 };
 	}
 	near(expected(t, WH_END_GPU, 2, WH_END_GPU, 3, "PCIe peer"), 27.1);
+	t->peermem = WH_YES;
 	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 0, "GPUDirect RDMA"), 47.5);
 	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 1, "GPUDirect RDMA"), 23.75);
 	near(expected(t, WH_END_GPU, 0, WH_END_NIC, 2, "TCP, staged"), 2.94);
@@ -437,7 +468,8 @@ int main(void)
 		cmocka_unit_test(distance__nvlink), cmocka_unit_test(distance__circle),
 		cmocka_unit_test(nic__of_gpu),	    cmocka_unit_test(nic__rdma_by),
 		cmocka_unit_test(pcie__raw),
-		cmocka_unit_test(expect__routes),   cmocka_unit_test(json__round_trip),
+		cmocka_unit_test(expect__routes),   cmocka_unit_test(expect__direct),
+		   cmocka_unit_test(json__round_trip),
 		cmocka_unit_test(json__refused),    cmocka_unit_test(size__text),
 	};
 

@@ -17,6 +17,8 @@
  *   FAKE_VERBS_DMABUF    errno of ibv_reg_dmabuf_mr() with fd -1 (by default EBADF: the NIC can, else
  *                        it cannot with any)
  *   FAKE_VERBS_REGISTER  errno of one with a file descriptor (0: it succeeds)
+ *   FAKE_VERBS_HANG      "CALL" or "CALL:NIC": what never comes back, of list, open and register (of
+ *                        a file descriptor); or move: work requests that never complete
  *   FAKE_VERBS_PEERMEM   1: addresses of the fake CUDA driver's memory can be registered
  *
  * A GPU's memory is the fake CUDA driver's, of whose memfds a dma-buf is one: what is registered so is read

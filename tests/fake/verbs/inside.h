@@ -105,6 +105,7 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 
 struct nic *nic_of(unsigned index);
 void count_open(int by);
+bool hangs(const char *call, const struct nic *nic);
 int setting(const char *name, int fallback);
 void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out);
 bool infiniband(void);

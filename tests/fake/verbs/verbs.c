@@ -31,6 +31,22 @@ int setting(const char *name, int fallback)
 	return text ? (int)strtol(text, NULL, 10) : fallback;
 }
 
+/* FAKE_VERBS_HANG: "CALL", or "CALL:NIC". */
+bool hangs(const char *call, const struct nic *nic)
+{
+	const char *text = getenv("FAKE_VERBS_HANG");
+	size_t length = strlen(call);
+
+	return text && !strncmp(text, call, length) &&
+	       (!text[length] || (text[length] == ':' && nic && !strcmp(text + length + 1, nic->name)));
+}
+
+static void may_hang(const char *call, const struct nic *nic)
+{
+	while (hangs(call, nic))
+		pause();
+}
+
 void count_open(int by)
 {
 	atomic_fetch_add(&open_count, by);
@@ -71,6 +87,7 @@ static void begin(void)
 		snprintf(nics[found].name, sizeof(nics[found].name), "%.*s", (int)length, names);
 		nics[found].index = found;
 		atomic_store(&nics[found].up, true);
+		atomic_store(&nics[found].held, hangs("move", &nics[found]));
 		list[found] = &nics[found];
 		found++;
 		names += length + (names[length] == ',');
@@ -122,6 +139,7 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 
 EXPORT struct nic **ibv_get_device_list(int *count)
 {
+	may_hang("list", NULL);
 	world_get();
 	for (*count = 0; list[*count];)
 		++*count;
@@ -144,6 +162,7 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	struct context *context = calloc(1, sizeof(*context));
 	int pipes[2];
 
+	may_hang("open", nic);
 	if (!context || pipe2(pipes, O_CLOEXEC))
 		abort();
 	context->nic = nic;
@@ -495,6 +514,8 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 	int can = takes_none(pd) ? EOPNOTSUPP : setting("FAKE_VERBS_DMABUF", EBADF);
 	off_t start, size;
 
+	if (fd >= 0)
+		may_hang("register", ((struct context *)pd->context)->nic);
 	errno = can != EBADF || fd < 0 ? can : fcntl(fd, F_GETFD) < 0 ? EINVAL :
 						setting("FAKE_VERBS_REGISTER", 0);
 	if (!errno)
