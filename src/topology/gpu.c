@@ -130,8 +130,12 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 		return -ENOMEM;
 	gpu->index = (int)device;
 	memcpy(gpu->problem, problem, sizeof(gpu->problem));
-	if (!*problem)
-		ask_gpu(nvml, device, gpu);
+	if (*problem)
+		return 0;
+	ask_gpu(nvml, device, gpu);
+	/* It may be what it answers that tells. */
+	if (wh_nvml_device(nvml, device))
+		copy_text(gpu->problem, sizeof(gpu->problem), wh_fail_text());
 	return 0;
 }
 
