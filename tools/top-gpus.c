@@ -263,34 +263,61 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 	}
 }
 
+static void lose_gpu(struct top_gpu *gpu)
+{
+	forget_gpu(gpu);
+	snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
+}
+
+/* Is it one that was lost, and may be asked again? */
+static bool comes_back(struct wh_nvml *nvml, struct top_gpu *gpu)
+{
+	bool lost = *gpu->problem;
+	char text[WH_NVML_TEXT];
+
+	if (wh_nvml_retry(nvml, (unsigned)gpu->index)) {
+		lose_gpu(gpu);
+		return false;
+	}
+	*gpu->problem = '\0';
+	/* If it was lost from the start. */
+	if (lost && !*gpu->name && !wh_nvml_text(nvml, WH_NVML_NAME, (unsigned)gpu->index, text))
+		snprintf(gpu->name, sizeof(gpu->name), "%.*s", WH_NAME - 1, text);
+	if (lost && !*gpu->uuid && !wh_nvml_text(nvml, WH_NVML_UUID, (unsigned)gpu->index, text))
+		snprintf(gpu->uuid, sizeof(gpu->uuid), "%.*s", WH_NAME - 1, text);
+	return lost;
+}
+
 void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct wh_nvml *nvml,
 		  double time, double interval, struct top_sample *out)
 {
 	double scale = (interval < 1 ? interval : 1) * (asking->stretch ? asking->stretch : 1);
+	bool back[TOP_GPUS];
 
-	for (size_t i = 0; i < out->gpu_count; i++) {
-		struct top_gpu *gpu = &out->gpus[i];
-
-		if (!wh_nvml_device(nvml, (unsigned)gpu->index))
-			continue;
-		forget_gpu(gpu);
-		snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
-	}
+	for (size_t i = 0; i < out->gpu_count; i++)
+		back[i] = comes_back(nvml, &out->gpus[i]);
 	for (unsigned q = 0; q < TOP_QUESTIONS; q++) {
 		double seconds = time - asking->asked[q];
 		/* Those of each sample stay so; half an interval is for threads that wake late. */
 		double period = questions[q].period > 1 ? questions[q].period * scale : 0;
 
-		if (!(asking->needs & 1U << q) ||
-		    (asking->asked[q] > 0 && seconds < period - interval / 2))
+		bool due = !(asking->asked[q] > 0) || seconds >= period - interval / 2;
+
+		if (!(asking->needs & 1U << q))
 			continue;
-		asking->asked[q] = time;
-		if (!questions[q].ask)
+		if (due)
+			asking->asked[q] = time;
+		if (due && !questions[q].ask)
 			ask_processes(tree, nvml, out);
+		/* One that comes back has forgotten everything. */
 		for (size_t i = 0; i < out->gpu_count && questions[q].ask; i++)
-			if (!*out->gpus[i].problem)
+			if ((due || back[i]) && !*out->gpus[i].problem)
 				questions[q].ask(nvml, &out->gpus[i], seconds);
 	}
+	/* Lost since: what was answered before is not kept. */
+	for (size_t i = 0; i < out->gpu_count; i++)
+		if (!*out->gpus[i].problem && wh_nvml_device(nvml, (unsigned)out->gpus[i].index))
+			lose_gpu(&out->gpus[i]);
 }
 
 void top_asked_for(struct top_asking *asking, double seconds, double interval)

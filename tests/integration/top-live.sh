@@ -120,6 +120,50 @@ assert abs(moved - 1) < 0.05, moved
 PYTHON
 verdict "a rate" $?
 
+# A GPU that falls off the bus and comes back, while it is looked at. Of the fake's file the first line that
+# fits counts; it is never seen half written.
+edit() # SED-SCRIPT
+{
+	sed "$1" hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
+}
+for result in 15 16; do
+	top --json -i 0.2 -n 40 >out &
+	lines() # FIRST: so many samples are there
+	{
+		local i
+
+		for ((i = 0; i < 200 && $(wc -l <out) < $1; i++)); do
+			sleep 0.05
+		done
+	}
+	lines 3
+	edit "1i nvmlDeviceGetUtilizationRates 3 : $result\\nnvmlDeviceGetPowerUsage 3 : $result"
+	lines 14
+	edit '1,2d'
+	wait $!
+	python3 - $result <<'PYTHON'
+import itertools, json, sys
+with open("out") as lines:
+    samples = [json.loads(line) for line in lines]
+says = {"15": "GPU is lost (NVML 15)", "16": "reset required (NVML 16)"}[sys.argv[1]]
+gpus = [sample["gpus"][3] for sample in samples]
+# Well, lost, well: nothing in between, and nothing of the one when it is the other.
+turns = [lost for lost, _ in itertools.groupby(gpu["problem"] is not None for gpu in gpus)]
+assert turns == [False, True, False], turns
+for gpu in gpus:
+    numbers = [v for k, v in gpu.items() if k not in
+               ("index", "name", "uuid", "pci_address", "problem", "pcie_most_gb_per_s",
+                "nvlink_most_gb_per_s")]
+    if gpu["problem"]:
+        assert says in gpu["problem"] and not any(v is not None for v in numbers), gpu
+    else:
+        assert gpu["gpu_busy_percent"] == 73 and gpu["power_limit_watts"] == 700, gpu
+    assert gpu["uuid"] and gpu["pcie_most_gb_per_s"]
+assert all(s["gpus"][i]["problem"] is None for s in samples for i in (0, 7))
+PYTHON
+	verdict "a GPU that says $result while it is looked at, and comes back" $?
+done
+
 # ---- engines ----------------------------------------------------------------------------------
 
 top --once -i 0.1 >out && grep -q 'no engine of this user' out
