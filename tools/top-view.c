@@ -112,7 +112,7 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 
 static void nic_line(struct writer *writer, const struct top_nic *nic, bool ascii)
 {
-	bool down = strcmp(nic->state, "ACTIVE") != 0 && strcmp(nic->state, "up") != 0;
+	bool down = top_nic_up(nic) != 1;
 	char rates[2][24], errors[16], again[16], shown[3 * BAR + 1];
 	double most = fmax(isnan(nic->sent) ? 0 : nic->sent,
 			   isnan(nic->received) ? 0 : nic->received);

@@ -4,6 +4,7 @@
 #ifndef TOOLS_TOP_H
 #define TOOLS_TOP_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -49,6 +50,17 @@ struct top_nic {
 	double errors, retransmits; /* a second */
 	uint64_t sent_bytes, received_bytes, error_count, retransmit_count;
 };
+
+/* What a counter has grown by, for each second; NAN: not known, or it was set back. */
+static inline double top_rate(uint64_t before, uint64_t after, double seconds)
+{
+	return before == WH_UNKNOWN || after == WH_UNKNOWN || after < before || !(seconds > 0) ?
+		       (double)NAN :
+		       (double)(after - before) / seconds;
+}
+
+/* Does it carry anything? 1, 0; -1: that is not known. */
+int top_nic_up(const struct top_nic *nic);
 
 struct top_process {
 	int pid;

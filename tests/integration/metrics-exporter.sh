@@ -167,6 +167,20 @@ verdict "a GPU falls off the bus" $?
 sed 1d hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
 told '^wherry_gpu_info{gpu="3",.*} 1$' && grep -q '^wherry_gpu_power_watts{gpu="3"' out
 verdict "and comes back" $?
+ports=hgx/sys/class/infiniband/mlx5_0/ports/1
+told '^wherry_nic_up{nic="mlx5_0",.*} 1$' && echo '1: DOWN' >$ports/state &&
+	echo '100 Gb/sec (4X EDR)' >$ports/rate && told '^wherry_nic_up{nic="mlx5_0",.*} 0$' &&
+	told '^wherry_nic_capacity_bytes_per_second{nic="mlx5_0",.*} 12500000000$' &&
+	grep -q '^wherry_nic_up{nic="mlx5_1",.*} 1$' out
+verdict "a port goes down" $?
+: >$ports/state && mkdir -p hgx/sys/class/infiniband/late/ports/1 &&
+	echo '4: ACTIVE' >hgx/sys/class/infiniband/late/ports/1/state &&
+	told '^wherry_nic_up{nic="late",.*} 1$' && told '^wherry_nic_bytes_total{nic="mlx5_0"' &&
+	! grep -q '^wherry_nic_up{nic="mlx5_0"' out
+verdict "a NIC comes, and a state that is not known is not told" $?
+rm -r hgx/sys/class/infiniband/late && echo '4: ACTIVE' >$ports/state &&
+	told '^wherry_nic_up{nic="mlx5_0",.*} 1$' && ! grep -q 'nic="late"' out
+verdict "a NIC goes" $?
 stop "$changing"
 
 # ---- engines that work -------------------------------------------------------------------------

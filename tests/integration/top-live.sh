@@ -49,6 +49,9 @@ put $counters/port_xmit_data 1000
 put $counters/port_rcv_data 1000
 put $counters/port_rcv_errors 0
 put $counters/port_xmit_discards 0
+hw_counters=${counters%counters}hw_counters
+put $hw_counters/packet_seq_err 0
+put $hw_counters/local_ack_timeout_err 0
 put /sys/class/net/ens1/statistics/tx_bytes 5
 put /sys/class/net/ens1/statistics/rx_bytes 5
 
@@ -106,7 +109,9 @@ verdict "JSON" $?
 (
 	sleep 2
 	put $counters/port_xmit_data 250001000
-	sed -i 's/ 138 4294967295 : 0 1000000/ 138 4294967295 : 0 2000000/' hgx/nvml.txt
+	put $counters/port_xmit_discards 30
+	put $hw_counters/packet_seq_err 70
+	sed -i 's/ 138 4294967295 : 0 1000000/ 138 4294967295 : 0 200000000/' hgx/nvml.txt
 ) &
 top --json -i 1 -n 4 >out
 wait
@@ -117,6 +122,12 @@ with open("out") as lines:
 # One of the intervals has it, whichever.
 moved = max(s["nics"][0]["sent_gb_per_s"] * s["interval_seconds"] for s in samples)
 assert abs(moved - 1) < 0.05, moved
+for key, count in ("errors_per_s", 30), ("retransmits_per_s", 70):
+    seen = max(s["nics"][0][key] * s["interval_seconds"] for s in samples)
+    assert abs(seen - count) < count / 20, (key, seen)
+# 199 million KiB, by the GPUs' own thread.
+moved = max(s["gpus"][3]["nvlink_sent_gb_per_s"] * s["interval_seconds"] for s in samples)
+assert abs(moved - 203.776) < 12, moved
 PYTHON
 verdict "a rate" $?
 
