@@ -122,6 +122,9 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 	case 'e':
 		terminal->view.all_peers = !terminal->view.all_peers;
 		break;
+	case 'w':
+		terminal->view.why = !terminal->view.why;
+		break;
 	case '/':
 		terminal->typing = true;
 		break;
@@ -165,7 +168,7 @@ static void set_colors(struct terminal *terminal, const struct screen *screen)
 		init_pair((short)(i + 1), colors[i], -1);
 }
 
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval)
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why)
 {
 	struct terminal *terminal = calloc(1, sizeof(*terminal));
 	SCREEN *opened;
@@ -182,6 +185,7 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 	}
 	terminal->interval = interval;
 	terminal->view.ascii = screen->ascii;
+	terminal->view.why = why;
 	cbreak();
 	noecho();
 	keypad(stdscr, TRUE);

@@ -69,7 +69,17 @@ static void rate_text(char out[24], double value, double most)
 		snprintf(out, 24, "%.2f %3.0f%%", value, value / most * 100);
 }
 
-static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool ascii)
+/* Why there is a '-'. */
+static void why_line(struct writer *writer, const struct top_gpu *gpu)
+{
+	char text[380];
+
+	top_why(gpu, text, sizeof(text));
+	if (*text)
+		line(writer, TINT_FAINT, "      -: %s", text);
+}
+
+static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, const struct top_view *view)
 {
 	char busy[16], power[16], limit[16], heat[16], clock[16], used[32], total[32], bar1[32],
 		reasons[64], errors[24], rates[4][24], shown[3 * BAR + 1];
@@ -97,7 +107,7 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 	rate_text(rates[1], gpu->pcie_received, gpu->pcie_most);
 	rate_text(rates[2], gpu->link_sent, gpu->link_most);
 	rate_text(rates[3], gpu->link_received, gpu->link_most);
-	bar(gpu->busy < 0 ? 0 : gpu->busy / 100.0, ascii, shown);
+	bar(gpu->busy < 0 ? 0 : gpu->busy / 100.0, view->ascii, shown);
 	line(writer,
 	     broken ? TINT_BAD :
 	     hot    ? TINT_POOR :
@@ -108,6 +118,8 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 	     rates[1], rates[2], rates[3]);
 	line(writer, broken ? TINT_BAD : -1,
 	     "      BAR1 %s in use, ECC uncorrected %s, clocks held by %s", bar1, errors, reasons);
+	if (view->why)
+		why_line(writer, gpu);
 }
 
 static void nic_line(struct writer *writer, const struct top_nic *nic, bool ascii)
@@ -328,6 +340,7 @@ static size_t help_lines(struct writer *writer)
 		"r            reverse the order",
 		"/            show only processes with a text in their name; Enter, Esc: all",
 		"e            all peers of engines, and only the busiest",
+		"w            why numbers of GPUs are not known: the line \"-:\"",
 		"+ -          longer, shorter intervals",
 		"space        hold the picture, and go on",
 		"arrows       scroll; Home: to the top",
@@ -335,7 +348,7 @@ static size_t help_lines(struct writer *writer)
 		"Rates are over the last interval; % is of what the link carries.",
 		"Of engines: batches a second and how long they took, half of them and 99 %;",
 		"after a transport's name, what is read and written by it in GB/s.",
-		"'-': the driver does not say. Clocks held by 'power' or 'heat' are slowed down.",
+		"'-': not known; the key w says why. Clocks held by 'power' or 'heat' are slowed down.",
 	};
 
 	for (size_t i = 0; i < sizeof(text) / sizeof(text[0]); i++)
@@ -356,7 +369,7 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 	if (view->help)
 		return help_lines(&writer);
 	for (size_t i = 0; i < sample->gpu_count; i++)
-		gpu_lines(&writer, &sample->gpus[i], view->ascii);
+		gpu_lines(&writer, &sample->gpus[i], view);
 	if (!sample->gpu_count)
 		line(&writer, TINT_FAINT, "no GPU%s%s", *sample->note ? ": " : "", sample->note);
 	for (size_t i = 0; i < sample->nic_count; i++)

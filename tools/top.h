@@ -25,6 +25,13 @@
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
+/* Of each number that GPUs are asked for, the errno by which NVML has none; 0: it has, or was not asked. */
+struct top_why {
+	uint8_t busy, memory_busy, memory_used, memory_total, bar1_used, bar1_total, power, power_limit,
+		temperature, clock, clock_most, memory_clock, memory_clock_most, pcie_sent, pcie_received,
+		link_sent, link_received, ecc_corrected, ecc_uncorrected, pcie_replays, reasons;
+};
+
 /* What is not known is -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
 struct top_gpu {
 	int index;
@@ -41,6 +48,7 @@ struct top_gpu {
 	uint64_t reasons; /* enum wh_nvml_reason */
 	/* What the next rates are made from. */
 	uint64_t link_sent_kib, link_received_kib;
+	struct top_why why;
 };
 
 struct top_nic {
@@ -192,6 +200,7 @@ struct top_view {
 	bool help;
 	bool paused;
 	bool all_peers; /* not only the busiest */
+	bool why; /* also why numbers are not known */
 };
 
 /* The sample as lines; how many there are, of room for `most`. */
@@ -214,19 +223,22 @@ unsigned top_needs(const struct top_table *table, const char *fields);
 void top_all_fields(const struct top_table *table, char *out, size_t size);
 void top_describe_fields(const struct top_table *table);
 
-/* A line of names with units, and a line for each row. */
+/* A line of names with units, and a line for each row; with reasons in the place of what is not known. */
 void top_print_header(const struct top_table *table, const char *fields);
 void top_print_rows(const struct top_table *table, const struct top_sample *sample,
-		    const char *fields);
+		    const char *fields, bool why);
+
+/* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "". */
+void top_why(const struct top_gpu *gpu, char *out, size_t size);
 
 /* "power+heat"; "-" if not known, "none". */
 void top_reasons(uint64_t reasons, char *out, size_t size);
 
-json_t *top_to_json(const struct top_sample *sample);
+json_t *top_to_json(const struct top_sample *sample, bool why);
 
 /* ---- the terminal ---------------------------------------------------------------------------- */
 
 /* Show until the user quits. An exit code. */
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval);
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why);
 
 #endif

@@ -105,6 +105,31 @@ for sample in samples:
 PYTHON
 verdict "JSON" $?
 
+# Why there is no number: NVML's word for it, where it is asked for.
+sed -i '1i nvmlDeviceGetPowerUsage 7 : 4\nnvmlDeviceGetTemperature 7 0 : 999' hgx/nvml.txt
+top --once -i 0.1 >out && ! grep -q -- ' -: ' out && top --once -i 0.1 --why >out &&
+	sed -n '/^GPU7/,/^[^ ]*mlx/p' out | grep -q -- "^      -: utilization.gpu, utilization.memory, .*: not$(
+	) supported; power.draw: no permission; temperature.gpu: an error of the driver$" &&
+	! sed -n '/^GPU6/,/^GPU7/p' out | grep -q -- '-:.*power.draw'
+verdict "--why, as text" $?
+top --query index,power.draw,utilization.gpu,temperature.gpu,nvlink.max --why -i 0.1 >out &&
+	grep -q '^7, \[no permission\], \[not supported\], \[an error of the driver\], 478.116$' out &&
+	grep -q '^6, 412.345, 73, 61, 478.116$' out
+verdict "--why, in CSV" $?
+top --json -i 0.1 --why >out && python3 - <<'PYTHON'
+import json
+with open("out") as line:
+    gpus = json.loads(line.readline())["gpus"]
+missing = gpus[7]["missing"]
+assert missing["power_watts"] == "no permission" and missing["gpu_busy_percent"] == "not supported"
+assert missing["temperature_celsius"] == "an error of the driver"
+# A reason for each number that is not known, and for no other.
+for gpu in gpus:
+    assert set(gpu["missing"]) == {k for k, v in gpu.items() if v is None and k != "problem"}, gpu
+PYTHON
+verdict "--why, in JSON" $?
+sed -i 1,2d hgx/nvml.txt
+
 # Counters that grow, between two samples.
 (
 	sleep 2
@@ -362,6 +387,9 @@ verdict "live, without" $?
 live 60 120 q --ascii && grep -q -a '#######' words &&
 	! LC_ALL=C grep -q -a '[^[:print:][:cntrl:]]' words
 verdict "live, in ASCII" $?
+live 60 120 wq && grep -q -a -- '-: utilization.gpu, utilization.memory' words && live 60 120 q &&
+	! grep -q -a -- '-: utilization.gpu' words
+verdict "why, on a key" $?
 live 60 120 hq && grep -q -a 'sort processes by the next column' words
 verdict "help" $?
 made 3-made 20 answer
