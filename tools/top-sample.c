@@ -351,6 +351,16 @@ bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struc
 	return taken;
 }
 
+uint64_t top_turns(struct top_sampler *sampler)
+{
+	uint64_t turns;
+
+	pthread_mutex_lock(&sampler->lock);
+	turns = sampler->host.turns + sampler->gpus.turns + sampler->engines.turns;
+	pthread_mutex_unlock(&sampler->lock);
+	return turns;
+}
+
 void top_interval(struct top_sampler *sampler, double interval)
 {
 	pthread_mutex_lock(&sampler->lock);

@@ -60,7 +60,7 @@ static void draw(struct terminal *terminal)
 	if (rows > 0) {
 		attron(A_REVERSE);
 		if (terminal->typing)
-			mvprintw(rows - 1, 0, "only processes named: %s", terminal->view.filter);
+			mvprintw(rows - 1, 0, "only those named: %s", terminal->view.filter);
 		else
 			mvaddnstr(rows - 1, 0, "q quit  h help  s sort  r reverse  / filter",
 				  columns);
@@ -115,6 +115,9 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 		break;
 	case 's':
 		terminal->view.order = (terminal->view.order + 1) % TOP_ORDERS;
+		break;
+	case 'p':
+		terminal->view.peer_order = (terminal->view.peer_order + 1) % TOP_PEER_ORDERS;
 		break;
 	case 'r':
 		terminal->view.reverse = !terminal->view.reverse;
@@ -172,7 +175,8 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 {
 	struct terminal *terminal = calloc(1, sizeof(*terminal));
 	SCREEN *opened;
-	bool go_on = true;
+	bool go_on = true, changed = true;
+	uint64_t shown = 0;
 
 	if (!terminal)
 		return fail(ENOMEM, "out of memory");
@@ -194,12 +198,18 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 	set_colors(terminal, screen);
 	timeout(KEY_WAIT);
 	while (go_on) {
+		uint64_t turns = top_turns(sampler);
 		int key;
 
-		if (!terminal->view.paused)
+		if (!terminal->view.paused && turns != shown) {
 			top_take(sampler, 0, 0, &terminal->sample);
-		draw(terminal);
+			shown = turns;
+			changed = true;
+		}
+		if (changed)
+			draw(terminal);
 		key = getch();
+		changed = key != ERR;
 		if (key != ERR && key != KEY_RESIZE)
 			go_on = press(terminal, sampler, key);
 	}

@@ -150,17 +150,50 @@ static double traffic(const struct top_peer *peer)
 	return isnan(rate) ? 0 : rate;
 }
 
-/* By what moves now, then by what has been moved. */
-static int by_traffic(const void *a, const void *b)
+static double slowest(const struct top_peer *peer)
+{
+	double small = isnan(peer->small_p99) ? -1 : peer->small_p99,
+	       large = isnan(peer->large_p99) ? -1 : peer->large_p99;
+
+	return fmax(small, large);
+}
+
+/* qsort() has no argument for these. */
+static _Thread_local const struct top_view *sorting;
+
+static int more(double one, double other)
+{
+	return (one < other) - (one > other);
+}
+
+/* The last two decide where nothing else does: what has been moved in all, and the order they came in. */
+static int compare_peers(const void *a, const void *b)
 {
 	const struct top_peer *one = *(struct top_peer *const *)a, *other = *(struct top_peer *const *)b;
-	uint64_t first = one->read_bytes + one->written_bytes,
-		 second = other->read_bytes + other->written_bytes;
-	int order = (traffic(one) < traffic(other)) - (traffic(one) > traffic(other));
+	int order = 0;
 
+	switch (sorting->peer_order) {
+	case TOP_PEERS_BY_ERRORS:
+		order = more((double)(one->errors + one->failed + one->lost),
+			     (double)(other->errors + other->failed + other->lost));
+		break;
+	case TOP_PEERS_BY_LATENCY:
+		order = more(slowest(one), slowest(other));
+		break;
+	case TOP_PEERS_BY_NAME:
+		order = strcmp(one->name, other->name);
+		break;
+	default:
+		break;
+	}
+	if (!order && sorting->peer_order != TOP_PEERS_BY_NAME)
+		order = more(traffic(one), traffic(other));
+	if (!order && sorting->peer_order != TOP_PEERS_BY_NAME)
+		order = more((double)(one->read_bytes + one->written_bytes),
+			     (double)(other->read_bytes + other->written_bytes));
 	if (!order)
-		order = (first < second) - (first > second);
-	return order ? order : (one > other) - (one < other);
+		order = (one > other) - (one < other);
+	return sorting->reverse ? -order : order;
 }
 
 /* "  tcp 0.00/1.20  shm 3.00/0.00": what is read and written by each. */
@@ -192,28 +225,38 @@ static void peer_line(struct writer *writer, const struct top_engines *all, cons
 	number(batches, "%.0f", peer->batch_rate);
 	number(half, "%.0f", isnan(peer->large_p50) ? peer->small_p50 : peer->large_p50);
 	number(most, "%.0f", isnan(peer->large_p99) ? peer->small_p99 : peer->large_p99);
-	line(writer, !up ? TINT_BAD : peer->failed ? TINT_POOR : -1,
-	     "  %-20.20s %-21.21s %-9s%s, %s batches/s, %s us, 99%% %s us, failed %" PRIu64
-	     ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->state,
-	     *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost, peer->reroutes);
+	line(writer, !up ? TINT_BAD : peer->failed || peer->errors ? TINT_POOR : -1,
+	     "  %-20.20s %-21.21s errors %-4" PRIu64 " %-9s%s, %s batches/s, %s us, 99%% %s us, failed %"
+	     PRIu64 ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->errors,
+	     peer->state, *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost,
+	     peer->reroutes);
+}
+
+static bool passes(const struct top_view *view, const char *name)
+{
+	return !*view->filter || strcasestr(name, view->filter);
 }
 
 static void peer_lines(struct writer *writer, const struct top_engines *all, size_t engine,
 		       const struct top_view *view)
 {
+	static const char *const orders[] = { "traffic", "errors", "latency", "name" };
 	const struct top_peer **list = calloc(all->peer_count + 1, sizeof(struct top_peer *));
+	bool whole = passes(view, all->engines[engine].name);
 	size_t count = 0, shown;
 
 	for (size_t i = 0; list && i < all->peer_count; i++)
-		if (all->peers[i].engine_at == engine)
+		if (all->peers[i].engine_at == engine && (whole || passes(view, all->peers[i].name)))
 			list[count++] = &all->peers[i];
+	sorting = view;
 	if (count)
-		qsort(list, count, sizeof(struct top_peer *), by_traffic);
+		qsort(list, count, sizeof(struct top_peer *), compare_peers);
 	shown = view->all_peers || count <= BUSIEST ? count : BUSIEST;
 	for (size_t i = 0; i < shown; i++)
 		peer_line(writer, all, list[i]);
 	if (shown < count)
-		line(writer, TINT_FAINT, "  and %zu more peers (key e)", count - shown);
+		line(writer, TINT_FAINT, "  and %zu more peers (key e), by %s%s (key p)", count - shown,
+		     orders[view->peer_order], view->reverse ? ", reversed" : "");
 	free(list);
 }
 
@@ -233,10 +276,10 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	number(times[2], "%.0f", engine->large_p50);
 	number(times[3], "%.0f", engine->large_p99);
 	topo_size(size, sizeof(size), engine->region_bytes);
-	line(writer, engine->failed || engine->peers_lost ? TINT_POOR : TINT_STRONG,
+	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
 	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
-	     PRIu64, engine->name, engine->pid, read, written, served[0], served[1], batches,
-	     engine->failed);
+	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
+	     batches, engine->failed, engine->errors);
 	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
 			 " regions, %" PRIu64 " sessions, lost %" PRIu64, times[0], times[1], times[2],
 	     times[3], size, engine->regions, engine->sessions, engine->peers_lost);
@@ -259,9 +302,6 @@ static void all_engines(struct writer *writer, const struct top_engines *all,
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
-
-/* qsort() has no argument for these. */
-static _Thread_local const struct top_view *sorting;
 
 static int compare(const void *a, const void *b)
 {
@@ -306,7 +346,7 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 	size_t used = 0;
 
 	for (size_t i = 0; list && i < sample->process_count; i++)
-		if (!*view->filter || strcasestr(sample->processes[i].name, view->filter))
+		if (passes(view, sample->processes[i].name))
 			list[used++] = &sample->processes[i];
 	sorting = view;
 	if (used)
@@ -337,8 +377,9 @@ static size_t help_lines(struct writer *writer)
 		"q            quit",
 		"h ?          this help, and back",
 		"s            sort processes by the next column",
-		"r            reverse the order",
-		"/            show only processes with a text in their name; Enter, Esc: all",
+		"p            sort peers: the busiest first, by errors, by latency, by name",
+		"r            reverse the order of both",
+		"/            only processes and peers with a text in their name; Enter, Esc: all",
 		"e            all peers of engines, and only the busiest",
 		"w            why numbers of GPUs are not known: the line \"-:\"",
 		"+ -          longer, shorter intervals",

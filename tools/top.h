@@ -170,6 +170,9 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval,
  * `seconds`. The first turn has no rates. False: there is none yet. */
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out);
 
+/* Grows with each part of a sample: as long as it does not, there is nothing new to take. */
+uint64_t top_turns(struct top_sampler *sampler);
+
 void top_interval(struct top_sampler *sampler, double interval);
 
 /* False: a thread hangs in a driver; then the process can only end by _exit(). */
@@ -192,10 +195,19 @@ enum top_order {
 	TOP_ORDERS
 };
 
+enum top_peer_order {
+	TOP_PEERS_BY_TRAFFIC,
+	TOP_PEERS_BY_ERRORS,
+	TOP_PEERS_BY_LATENCY,
+	TOP_PEERS_BY_NAME,
+	TOP_PEER_ORDERS
+};
+
 struct top_view {
-	enum top_order order;
-	bool reverse;
-	char filter[WH_NAME]; /* processes whose name has this in it; "": all */
+	enum top_order order; /* of processes */
+	enum top_peer_order peer_order;
+	bool reverse; /* both */
+	char filter[WH_NAME]; /* processes and peers whose name has this in it; "": all */
 	bool ascii;
 	bool help;
 	bool paused;
