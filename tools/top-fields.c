@@ -113,6 +113,8 @@ static const struct field engine_fields[] = {
 	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
 	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
 	      "parts that took another transport after all"),
+	FIELD("unfinished", "", "unfinished", COUNT, unfinished,
+	      "batches in flight, each once for every local region that it uses"),
 	FIELD("peers", "", "peers_open", COUNT, peers, "open now"),
 	FIELD("peers.lost", "", "peers_lost", COUNT, peers_lost, "connections that broke"),
 	FIELD("sessions", "", "sessions", COUNT, sessions, "engines that are connected to it"),

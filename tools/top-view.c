@@ -281,8 +281,9 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
 	     batches, engine->failed, engine->errors);
 	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
-			 " regions, %" PRIu64 " sessions, lost %" PRIu64, times[0], times[1], times[2],
-	     times[3], size, engine->regions, engine->sessions, engine->peers_lost);
+			 " regions, %" PRIu64 " in flight, %" PRIu64 " sessions, lost %" PRIu64,
+	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished,
+	     engine->sessions, engine->peers_lost);
 	peer_lines(writer, all, at, view);
 }
 

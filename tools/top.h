@@ -89,7 +89,7 @@ struct top_engine {
 	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
-	uint64_t batches, failed, cancelled, errors, reroutes;
+	uint64_t batches, failed, cancelled, errors, reroutes, unfinished;
 	uint64_t peers, sessions, peers_lost, connections, regions, region_bytes, windows, left_out;
 };
 

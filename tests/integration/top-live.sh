@@ -230,6 +230,7 @@ for sample in samples:
     (engine,) = sample["engines"]
     assert engine["name"] == "made" and engine["epoch"] == "0000000000001234"
     assert engine["uptime_seconds"] == 1e-9 and engine["region_bytes"] == 9, engine
+    assert engine["unfinished"] == 18 and engine["errors"] == 12, engine
     assert abs(engine["small_p50_us"] - 6.144) < 1e-3 and abs(engine["small_p99_us"] - 8.151) < 1e-3
     assert engine["large_p50_us"] is None and engine["served_read_gb_per_s"] == 0
     peers = engine["peers"]
