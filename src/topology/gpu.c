@@ -160,6 +160,10 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 	struct wh_nvml_pci pci;
 	struct wh_gpu *gpu;
 
+	/* One that was lost after it had been added has no address any more. */
+	for (size_t i = 0; i < topology->gpu_count; i++)
+		if (topology->gpus[i].index == (int)device)
+			return 0;
 	if (!wh_nvml_pci(nvml, device, &pci))
 		write_address(&pci, address);
 	if (!*address == named)

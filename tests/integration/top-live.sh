@@ -49,7 +49,7 @@ put $counters/port_xmit_data 1000
 put $counters/port_rcv_data 1000
 put $counters/port_rcv_errors 0
 put $counters/port_xmit_discards 0
-hw_counters=${counters%counters}hw_counters
+hw_counters=/sys/class/infiniband/mlx5_0/ports/1/hw_counters
 put $hw_counters/packet_seq_err 0
 put $hw_counters/local_ack_timeout_err 0
 put /sys/class/net/ens1/statistics/tx_bytes 5
