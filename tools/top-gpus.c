@@ -27,7 +27,7 @@ typedef void question_function(struct wh_nvml *nvml, struct top_gpu *gpu, double
 /* For struct top_why. */
 static uint8_t why(int error)
 {
-	return (uint8_t)(error < -UINT8_MAX ? EIO : -error);
+	return error < -255 ? EIO : (uint8_t)-error;
 }
 
 static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, const struct top_gpu *gpu,

@@ -151,17 +151,26 @@ static int look_up(char *values, const char *question)
 	return result;
 }
 
-/* NULL: forget it. */
+static void forget_file(void)
+{
+	pthread_mutex_lock(&text_lock);
+	free(text);
+	free(text_path);
+	text = text_path = NULL;
+	pthread_mutex_unlock(&text_lock);
+}
+
 static bool take_file(const char *path)
 {
 	bool taken;
 
+	forget_file();
+	if (!path)
+		return false;
 	pthread_mutex_lock(&text_lock);
-	free(text);
-	free(text_path);
 	text = read_file(path);
-	text_path = text ? strdup(path) : NULL;
-	taken = text_path && !stat(path, &text_file);
+	text_path = strdup(path);
+	taken = text && text_path && !stat(path, &text_file);
 	pthread_mutex_unlock(&text_lock);
 	return taken;
 }
@@ -258,7 +267,7 @@ EXPORT int nvmlInit(void)
 
 EXPORT int nvmlShutdown(void)
 {
-	take_file(NULL);
+	forget_file();
 	return SUCCESS;
 }
 
