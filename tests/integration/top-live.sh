@@ -350,7 +350,7 @@ def listen(seconds):
 
 # Where it has room for them, the first picture is complete once there are GPUs.
 end = time.monotonic() + 20
-while rows > 20 and columns > 60 and b"GPU0" not in said and time.monotonic() < end and not ended:
+while rows > 10 and columns > 60 and b"GPU0" not in said and time.monotonic() < end and not ended:
     listen(0.1)
 listen(0.8)
 for key in keys:
