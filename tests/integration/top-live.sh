@@ -330,7 +330,8 @@ if pid == 0:
     time.sleep(0.1)
     os.environ["TERM"] = os.environ.get("TEST_TERM", "xterm-256color")
     wherry = os.environ["TEST_COMMAND"]
-    os.execv(wherry, [wherry, "top", "--root", "hgx", "--interval", "0.1"] + sys.argv[4:])
+    os.execv(wherry, [wherry, "top", "--root", "hgx", "--interval", os.environ.get("TEST_INTERVAL", "0.1")] +
+             sys.argv[4:])
 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 said = b""
 ended = False
@@ -457,18 +458,19 @@ for turn in itertools.count(1):
 PYTHON
 python3 grow.py &
 growing=$!
-live 60 140 Wq && python3 - <<'PYTHON'
+# Of a second, in which they have grown on a machine that is busy, too.
+TEST_INTERVAL=1 live 60 150 WWWWWWWWWWWWq && python3 - <<'PYTHON'
 import re
 with open("last", errors="replace") as text:
     last = text.read()
-# 20 times a second 2,000,000 KiB, of 478 GB/s; the machine may be busy.
+# Up to 20 times a second 2,000,000 KiB, of 478 GB/s.
 links = re.findall(r"NVLink +([0-9.]+) +([0-9]+)% out +([0-9.]+) +([0-9]+)% in", last)
 assert len(links) == 8, last
 for out, share, into, also in links:
-    assert 4 < float(out) < 90 and 1 <= int(share) < 20 and 1 <= int(also) < 20, links
+    assert 4 < float(out) < 50 and 1 <= int(share) < 11 and 1 <= int(also) < 11, links
     assert abs(float(out) / 4.78116 - int(share)) < 0.6, links
 errors, again = map(float, re.search(r"mlx5_0 .* errors/s ([0-9]+), retransmits/s ([0-9]+)", last).groups())
-assert 100 < errors < 2200 and abs(again / errors - 10) < 4, (errors, again)
+assert 100 <= errors <= 1100 and 1000 <= again <= 11000, (errors, again)
 PYTHON
 verdict "counters that grow, on the screen" $?
 kill $growing
