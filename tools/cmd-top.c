@@ -27,9 +27,19 @@ static enum form form_of(const struct arguments *arguments)
 		       LIVE;
 }
 
-static void print_text(const struct top_sample *sample, const struct screen *screen)
+/* What is printed of each sample. */
+struct output {
+	enum form form;
+	const struct top_table *table; /* of CSV */
+	const char *fields;
+	const struct screen *screen;
+	bool why;
+};
+
+static void print_text(const struct top_sample *sample, const struct output *output)
 {
-	struct top_view view = { .ascii = screen->ascii };
+	const struct screen *screen = output->screen;
+	struct top_view view = { .ascii = screen->ascii, .why = output->why };
 	struct top_line *lines = calloc(TOP_LINES, sizeof(*lines));
 	size_t count = lines ? top_render(sample, &view, lines, TOP_LINES) : 0;
 
@@ -39,17 +49,15 @@ static void print_text(const struct top_sample *sample, const struct screen *scr
 	free(lines);
 }
 
-static int print_sample(const struct top_sample *sample, enum form form,
-			const struct top_table *table, const char *fields, bool first,
-			const struct screen *screen)
+static int print_sample(const struct top_sample *sample, const struct output *output, bool first)
 {
 	json_t *object;
 	int error;
 
-	switch (form) {
+	switch (output->form) {
 	case JSON_FORM:
 		/* A line for each sample, so that a program can read them as they come. */
-		object = top_to_json(sample);
+		object = top_to_json(sample, output->why);
 		error = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
 		json_decref(object);
 		putchar('\n');
@@ -57,12 +65,12 @@ static int print_sample(const struct top_sample *sample, enum form form,
 	case CSV_FORM:
 		error = 0;
 		if (first)
-			top_print_header(table, fields);
-		top_print_rows(table, sample, fields);
+			top_print_header(output->table, output->fields);
+		top_print_rows(output->table, sample, output->fields, output->why);
 		break;
 	default:
 		error = 0;
-		print_text(sample, screen);
+		print_text(sample, output);
 	}
 	if (fflush(stdout) || error)
 		return fail(EIO, "cannot write to standard output: %s", strerror(errno));
@@ -70,9 +78,8 @@ static int print_sample(const struct top_sample *sample, enum form form,
 }
 
 /* Rates need two samples. */
-static int print_samples(struct top_sampler *sampler, enum form form,
-			 const struct top_table *table, const char *fields, uint64_t count,
-			 double interval, const struct screen *screen)
+static int print_samples(struct top_sampler *sampler, const struct output *output, uint64_t count,
+			 double interval)
 {
 	struct top_sample *sample = calloc(1, sizeof(*sample));
 	int code = sample ? 0 : fail(ENOMEM, "out of memory");
@@ -89,7 +96,7 @@ static int print_samples(struct top_sampler *sampler, enum form form,
 		if (!taken)
 			code = fail(ETIMEDOUT, "this machine's files did not answer in time");
 		else
-			code = print_sample(sample, form, table, fields, i == 0, screen);
+			code = print_sample(sample, output, i == 0);
 	}
 	free(sample);
 	return code;
@@ -112,14 +119,13 @@ static int run(const struct arguments *arguments)
 	const char *query = argument(arguments, "query"), *of = argument(arguments, "of"),
 		   *count_text = argument(arguments, "count");
 	const struct top_table *table = top_table(of ? of : "gpus");
+	struct output output = { .table = table, .why = argument(arguments, "why") };
 	struct top_sampler *sampler;
-	const char *fields;
 	char all[1024], word[WH_NAME] = "";
 	struct screen screen;
 	struct wh_tree tree;
 	uint64_t count = 1;
 	double interval = 1;
-	enum form form;
 	int code;
 
 	if (!table)
@@ -144,14 +150,15 @@ static int run(const struct arguments *arguments)
 	if (code)
 		return code;
 	top_all_fields(table, all, sizeof(all));
-	fields = query ? query : all;
-	form = form_of(arguments);
+	output.fields = query ? query : all;
+	output.form = form_of(arguments);
+	output.screen = &screen;
 	sampler = top_start(&tree, interval, observe_directory(arguments),
-			    form == CSV_FORM ? top_needs(table, fields) : TOP_EVERYTHING);
+			    output.form == CSV_FORM ? top_needs(table, output.fields) : TOP_EVERYTHING);
 	if (!sampler)
 		return fail(ENOMEM, "out of memory");
-	code = form == LIVE ? top_interactive(sampler, &screen, interval) :
-			      print_samples(sampler, form, table, fields, count, interval, &screen);
+	code = output.form == LIVE ? top_interactive(sampler, &screen, interval, output.why) :
+				     print_samples(sampler, &output, count, interval);
 	if (!top_stop(sampler)) {
 		/* A thread that hangs in a driver would keep the process from ending. */
 		fflush(stdout);
@@ -171,9 +178,11 @@ static const struct command_option options[] = {
 	{ .name = "fields", .help = "list the fields" },
 	{ .name = "of", .argument = "TABLE", .complete = "gpus engines peers routes",
 	  .help = "gpus, engines, peers or routes as CSV" },
+	{ .name = "why", .letter = 'w',
+	  .help = "also why numbers of GPUs are not known" },
 	OBSERVE_OPTION,
 	{ .name = "root", .argument = "DIR", .complete = "file",
-	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
+	  .help = "look at DIR/sys and DIR/proc, not this machine's" },
 	SCREEN_OPTIONS,
 	{ 0 },
 };

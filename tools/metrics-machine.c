@@ -136,8 +136,8 @@ static void nics(struct metrics *metrics, const struct top_sample *sample)
 		metrics_escape(nic->name, name, sizeof(name));
 		metrics_escape(nic->netdev, netdev, sizeof(netdev));
 		snprintf(labels[i], sizeof(labels[i]), "nic=\"%s\",netdev=\"%s\"", name, netdev);
-		metrics_put(metrics, "wherry_nic_up{%s} %d\n", labels[i],
-			    strcmp(nic->state, "ACTIVE") == 0 || strcmp(nic->state, "up") == 0);
+		if (top_nic_up(nic) >= 0)
+			metrics_put(metrics, "wherry_nic_up{%s} %d\n", labels[i], top_nic_up(nic));
 	}
 	for (size_t k = 0; k < sizeof(nic_numbers) / sizeof(nic_numbers[0]); k++)
 		put_number(metrics, &nic_numbers[k], sample->nics, sizeof(sample->nics[0]),

@@ -113,6 +113,8 @@ static const struct number {
 	NUMBER("wherry_engine_windows", "gauge", windows, 0, "CPU windows on GPU memory."),
 	NUMBER("wherry_engine_windows_opened_total", "counter", windows_opened, 0,
 	       "CPU windows that have been opened."),
+	NUMBER("wherry_inflight_batches", "gauge", unfinished, 0,
+	       "Unfinished batches, each once for every local region that it uses."),
 	NUMBER("wherry_staging_bytes_total", "counter", staged_bytes, 0,
 	       "Bytes of GPUs that went through pinned memory."),
 	NUMBER("wherry_engine_served_requests_total", "counter", served_requests, 0,

@@ -192,6 +192,7 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 		.cancelled = total->cancelled,
 		.errors = sum.errors,
 		.reroutes = sum.reroutes,
+		.unfinished = counters->unfinished,
 		.peers = counters->peers,
 		.sessions = counters->sessions,
 		.peers_lost = counters->peers_lost,

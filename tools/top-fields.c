@@ -21,14 +21,15 @@ struct field {
 	unsigned needs; /* what GPUs are asked for it */
 	size_t offset;
 	const char *help;
+	size_t why; /* where in the row the errno is by which it has no value; 0: none is kept */
 };
 
 static const struct field gpu_fields[] = {
 #define NAME(name, unit, key, type, member, help) \
-	{ name, unit, key, type, TOP_NAMES, offsetof(struct top_gpu, member), help }
+	{ name, unit, key, type, TOP_NAMES, offsetof(struct top_gpu, member), help, 0 }
 #define FIELD(name, unit, key, type, member, question, help) \
 	{ name, unit, key, type, TOP_NAMES | 1U << (question), \
-	  offsetof(struct top_gpu, member), help }
+	  offsetof(struct top_gpu, member), help, offsetof(struct top_gpu, why.member) }
 	NAME("index", "", "index", INT, index, "as NVML counts"),
 	NAME("name", "", "name", TEXT, name, "of the product"),
 	NAME("uuid", "", "uuid", TEXT, uuid, "of the card"),
@@ -80,7 +81,7 @@ static const struct field gpu_fields[] = {
 
 static const struct field engine_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_engine, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_engine, member), help, 0 }
 	FIELD("engine", "", "name", TEXT, name, "its name"),
 	FIELD("epoch", "", "epoch", TEXT, epoch, "new at each start"),
 	FIELD("pid", "", "pid", INT, pid, "of its process"),
@@ -112,6 +113,8 @@ static const struct field engine_fields[] = {
 	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
 	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
 	      "parts that took another transport after all"),
+	FIELD("unfinished", "", "unfinished", COUNT, unfinished,
+	      "batches in flight, each once for every local region that it uses"),
 	FIELD("peers", "", "peers_open", COUNT, peers, "open now"),
 	FIELD("peers.lost", "", "peers_lost", COUNT, peers_lost, "connections that broke"),
 	FIELD("sessions", "", "sessions", COUNT, sessions, "engines that are connected to it"),
@@ -127,7 +130,7 @@ static const struct field engine_fields[] = {
 
 static const struct field peer_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_peer, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_peer, member), help, 0 }
 	FIELD("engine", "", NULL, TEXT, engine, "whose peer it is"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", "name", TEXT, name, "its name"),
@@ -156,7 +159,7 @@ static const struct field peer_fields[] = {
 
 static const struct field route_fields[] = {
 #define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_route, member), help }
+	{ name, unit, key, type, 0, offsetof(struct top_route, member), help, 0 }
 	FIELD("engine", "", NULL, TEXT, engine, "who moves"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", NULL, TEXT, peer, "from or to whom"),
@@ -253,6 +256,39 @@ void top_describe_fields(const struct top_table *table)
 		       table->fields[i].help);
 }
 
+/* NULL: it has a value, or nobody has said why not. */
+static const char *reason_of(const char *row, const struct field *field)
+{
+	uint8_t error = field->why ? *(const uint8_t *)(row + field->why) : 0;
+
+	return error ? wh_nvml_meaning(-error) : NULL;
+}
+
+void top_why(const struct top_gpu *gpu, char *out, size_t size)
+{
+	const struct top_table *table = &tables[GPUS];
+	size_t used = 0;
+
+	*out = '\0';
+	for (size_t i = 0; i < table->field_count; i++) {
+		const char *reason = reason_of((const char *)gpu, &table->fields[i]);
+		bool first = reason;
+
+		/* Each reason once, with all that it is of. */
+		for (size_t k = 0; k < i && first; k++)
+			first = reason_of((const char *)gpu, &table->fields[k]) != reason;
+		for (size_t k = i; k < table->field_count && first && used < size; k++)
+			if (reason_of((const char *)gpu, &table->fields[k]) == reason)
+				used += (size_t)snprintf(out + used, size - used, "%s%s",
+							 k > i	? ", " :
+							 used	? "; " :
+								  "",
+							 table->fields[k].name);
+		if (first && used < size)
+			used += (size_t)snprintf(out + used, size - used, ": %s", reason);
+	}
+}
+
 void top_reasons(uint64_t reasons, char *out, size_t size)
 {
 	static const struct {
@@ -293,13 +329,18 @@ static void put_csv(const char *text)
 	putchar('"');
 }
 
-static void put_field(const char *row, const struct field *field)
+static void put_field(const char *row, const struct field *field, bool why)
 {
+	const char *reason = why ? reason_of(row, field) : NULL;
 	const void *at = row + field->offset;
 	uint64_t number;
 	char text[128];
 	double value;
 
+	if (reason) {
+		printf("[%s]", reason);
+		return;
+	}
 	switch (field->type) {
 	case TEXT:
 		put_csv(at);
@@ -344,7 +385,8 @@ static const char *row_of(const struct top_table *table, const struct top_sample
 	return (const char *)sample + table->rows + at * table->step;
 }
 
-void top_print_rows(const struct top_table *table, const struct top_sample *sample, const char *list)
+void top_print_rows(const struct top_table *table, const struct top_sample *sample, const char *list,
+		    bool why)
 {
 	size_t count;
 
@@ -356,7 +398,7 @@ void top_print_rows(const struct top_table *table, const struct top_sample *samp
 			if (at != list)
 				fputs(", ", stdout);
 			if (field)
-				put_field(row_of(table, sample, i), field);
+				put_field(row_of(table, sample, i), field, why);
 		}
 		putchar('\n');
 	}
@@ -406,6 +448,21 @@ static json_t *row_to_json(const struct top_table *table, const struct top_sampl
 	return object;
 }
 
+/* Names as in JSON, and why they are null. */
+static json_t *reasons_to_json(const struct top_gpu *gpu)
+{
+	json_t *object = json_object();
+
+	for (size_t i = 0; i < tables[GPUS].field_count; i++) {
+		const struct field *field = &tables[GPUS].fields[i];
+		const char *reason = reason_of((const char *)gpu, field);
+
+		if (reason)
+			json_object_set_new(object, field->key, json_string(reason));
+	}
+	return object;
+}
+
 /* Peers in their engines, routes in their peers. */
 static json_t *engines_to_json(const struct top_sample *sample)
 {
@@ -452,13 +509,18 @@ static json_t *process_to_json(const struct top_process *process)
 			 "cpu_percent", real(process->cpu));
 }
 
-json_t *top_to_json(const struct top_sample *sample)
+json_t *top_to_json(const struct top_sample *sample, bool why)
 {
 	json_t *object = output_new(), *gpus = json_array(), *nics = json_array(),
 	       *processes = json_array();
 
-	for (size_t i = 0; i < sample->gpu_count; i++)
-		json_array_append_new(gpus, row_to_json(&tables[GPUS], sample, i));
+	for (size_t i = 0; i < sample->gpu_count; i++) {
+		json_t *gpu = row_to_json(&tables[GPUS], sample, i);
+
+		if (why)
+			json_object_set_new(gpu, "missing", reasons_to_json(&sample->gpus[i]));
+		json_array_append_new(gpus, gpu);
+	}
 	for (size_t i = 0; i < sample->nic_count; i++)
 		json_array_append_new(nics, nic_to_json(&sample->nics[i]));
 	for (size_t i = 0; i < sample->process_count; i++)

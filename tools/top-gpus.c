@@ -5,6 +5,7 @@
  * where even that is much, because GPUs are many or their driver slow, all but the first few are asked
  * still less often.
  */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,45 +24,54 @@ typedef void question_function(struct wh_nvml *nvml, struct top_gpu *gpu, double
 
 /* ---- questions ------------------------------------------------------------------------------- */
 
-static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, const struct top_gpu *gpu,
-		       unsigned at)
+/* For struct top_why. */
+static uint8_t why(int error)
 {
-	uint32_t value;
-
-	if (wh_nvml_indexed(nvml, which, (unsigned)gpu->index, at, &value) || value > INT32_MAX)
-		return -1;
-	return (int)value;
+	return error < -255 ? EIO : (uint8_t)-error;
 }
 
-static double ask_watts(struct wh_nvml *nvml, enum wh_nvml_number which, const struct top_gpu *gpu)
+static int ask_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, const struct top_gpu *gpu,
+		       unsigned at, uint8_t *reason)
+{
+	uint32_t value;
+	int error = wh_nvml_indexed(nvml, which, (unsigned)gpu->index, at, &value);
+
+	if (!error && value > INT32_MAX)
+		error = -ENODATA;
+	*reason = why(error);
+	return error ? -1 : (int)value;
+}
+
+static double ask_watts(struct wh_nvml *nvml, enum wh_nvml_number which, const struct top_gpu *gpu,
+			uint8_t *reason)
 {
 	uint32_t value;
 
-	return wh_nvml_number(nvml, which, (unsigned)gpu->index, &value) ? NAN : value / 1e3;
+	*reason = why(wh_nvml_number(nvml, which, (unsigned)gpu->index, &value));
+	return *reason ? NAN : value / 1e3;
 }
 
 static void ask_busy(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	uint32_t busy, memory_busy;
-	bool known = !wh_nvml_utilisation(nvml, (unsigned)gpu->index, &busy, &memory_busy);
 
 	(void)seconds;
-	gpu->busy = known ? (int)busy : -1;
-	gpu->memory_busy = known ? (int)memory_busy : -1;
+	gpu->why.busy = gpu->why.memory_busy =
+		why(wh_nvml_utilisation(nvml, (unsigned)gpu->index, &busy, &memory_busy));
+	gpu->busy = gpu->why.busy ? -1 : (int)busy;
+	gpu->memory_busy = gpu->why.busy ? -1 : (int)memory_busy;
 }
 
 static void ask_power(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->power = ask_watts(nvml, WH_NVML_POWER, gpu);
+	gpu->power = ask_watts(nvml, WH_NVML_POWER, gpu, &gpu->why.power);
 }
 
-/* GB/s that a counter of KiB has grown by; NAN: not known, or it was set back. */
+/* GB/s that a counter of KiB has grown by. */
 static double link_rate(uint64_t before, uint64_t after, double seconds)
 {
-	if (before == WH_UNKNOWN || after == WH_UNKNOWN || after < before || !(seconds > 0))
-		return NAN;
-	return (double)(after - before) / seconds * 1024 / 1e9;
+	return top_rate(before, after, seconds) * 1024 / 1e9;
 }
 
 static void ask_links(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
@@ -72,6 +82,8 @@ static void ask_links(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 	};
 
 	wh_nvml_fields(nvml, (unsigned)gpu->index, fields, 2);
+	gpu->why.link_sent = why(fields[0].error);
+	gpu->why.link_received = why(fields[1].error);
 	gpu->link_sent = link_rate(gpu->link_sent_kib, fields[0].value, seconds);
 	gpu->link_received = link_rate(gpu->link_received_kib, fields[1].value, seconds);
 	gpu->link_sent_kib = fields[0].value;
@@ -83,14 +95,16 @@ static void ask_memory(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds
 	struct wh_nvml_memory memory = { WH_UNKNOWN, WH_UNKNOWN };
 
 	(void)seconds;
-	wh_nvml_memory(nvml, (unsigned)gpu->index, &memory);
+	gpu->why.memory_used = gpu->why.memory_total =
+		why(wh_nvml_memory(nvml, (unsigned)gpu->index, &memory));
 	gpu->memory_used = memory.used;
 	gpu->memory_total = memory.total;
 }
 
-static double ask_pcie_rate(struct wh_nvml *nvml, const struct top_gpu *gpu, unsigned direction)
+static double ask_pcie_rate(struct wh_nvml *nvml, const struct top_gpu *gpu, unsigned direction,
+			    uint8_t *reason)
 {
-	int value = ask_indexed(nvml, WH_NVML_PCIE_RATE, gpu, direction);
+	int value = ask_indexed(nvml, WH_NVML_PCIE_RATE, gpu, direction, reason);
 
 	return value < 0 ? NAN : value / 1e6;
 }
@@ -98,27 +112,27 @@ static double ask_pcie_rate(struct wh_nvml *nvml, const struct top_gpu *gpu, uns
 static void ask_pcie(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->pcie_sent = ask_pcie_rate(nvml, gpu, 0);
-	gpu->pcie_received = ask_pcie_rate(nvml, gpu, 1);
+	gpu->pcie_sent = ask_pcie_rate(nvml, gpu, 0, &gpu->why.pcie_sent);
+	gpu->pcie_received = ask_pcie_rate(nvml, gpu, 1, &gpu->why.pcie_received);
 }
 
 static void ask_clock(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->clock = ask_indexed(nvml, WH_NVML_CLOCK, gpu, 1);
+	gpu->clock = ask_indexed(nvml, WH_NVML_CLOCK, gpu, 1, &gpu->why.clock);
 }
 
 static void ask_heat(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->temperature = ask_indexed(nvml, WH_NVML_TEMPERATURE, gpu, 0);
+	gpu->temperature = ask_indexed(nvml, WH_NVML_TEMPERATURE, gpu, 0, &gpu->why.temperature);
 }
 
 static void ask_reasons(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
 	gpu->reasons = WH_UNKNOWN;
-	wh_nvml_reasons(nvml, (unsigned)gpu->index, &gpu->reasons);
+	gpu->why.reasons = why(wh_nvml_reasons(nvml, (unsigned)gpu->index, &gpu->reasons));
 }
 
 static void ask_bar1(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
@@ -126,7 +140,8 @@ static void ask_bar1(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 	struct wh_nvml_memory memory = { WH_UNKNOWN, WH_UNKNOWN };
 
 	(void)seconds;
-	wh_nvml_bar1(nvml, (unsigned)gpu->index, &memory);
+	gpu->why.bar1_used = gpu->why.bar1_total =
+		why(wh_nvml_bar1(nvml, (unsigned)gpu->index, &memory));
 	gpu->bar1_used = memory.used;
 	gpu->bar1_total = memory.total;
 }
@@ -134,28 +149,30 @@ static void ask_bar1(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 static void ask_memory_clock(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->memory_clock = ask_indexed(nvml, WH_NVML_CLOCK, gpu, 2);
+	gpu->memory_clock = ask_indexed(nvml, WH_NVML_CLOCK, gpu, 2, &gpu->why.memory_clock);
 }
 
 static void ask_errors(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
+	unsigned index = (unsigned)gpu->index;
 	uint32_t replays;
 
 	(void)seconds;
-	gpu->ecc_corrected = gpu->ecc_uncorrected = gpu->pcie_replays = WH_UNKNOWN;
-	wh_nvml_ecc(nvml, (unsigned)gpu->index, false, &gpu->ecc_corrected);
-	wh_nvml_ecc(nvml, (unsigned)gpu->index, true, &gpu->ecc_uncorrected);
-	if (!wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, (unsigned)gpu->index, &replays))
-		gpu->pcie_replays = replays;
+	gpu->ecc_corrected = gpu->ecc_uncorrected = WH_UNKNOWN;
+	gpu->why.ecc_corrected = why(wh_nvml_ecc(nvml, index, false, &gpu->ecc_corrected));
+	gpu->why.ecc_uncorrected = why(wh_nvml_ecc(nvml, index, true, &gpu->ecc_uncorrected));
+	gpu->why.pcie_replays = why(wh_nvml_number(nvml, WH_NVML_PCIE_REPLAYS, index, &replays));
+	gpu->pcie_replays = gpu->why.pcie_replays ? WH_UNKNOWN : replays;
 }
 
 /* They change when an administrator changes them. */
 static void ask_limits(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds)
 {
 	(void)seconds;
-	gpu->power_limit = ask_watts(nvml, WH_NVML_POWER_LIMIT, gpu);
-	gpu->clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 1);
-	gpu->memory_clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 2);
+	gpu->power_limit = ask_watts(nvml, WH_NVML_POWER_LIMIT, gpu, &gpu->why.power_limit);
+	gpu->clock_most = ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 1, &gpu->why.clock_most);
+	gpu->memory_clock_most =
+		ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 2, &gpu->why.memory_clock_most);
 }
 
 /* Of intervals of up to a second it is so many intervals, else so many seconds, from one time that a question is
@@ -263,34 +280,61 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 	}
 }
 
+static void lose_gpu(struct top_gpu *gpu)
+{
+	forget_gpu(gpu);
+	snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
+}
+
+/* Is it one that was lost, and may be asked again? */
+static bool comes_back(struct wh_nvml *nvml, struct top_gpu *gpu)
+{
+	bool lost = *gpu->problem;
+	char text[WH_NVML_TEXT];
+
+	if (wh_nvml_retry(nvml, (unsigned)gpu->index)) {
+		lose_gpu(gpu);
+		return false;
+	}
+	*gpu->problem = '\0';
+	/* If it was lost from the start. */
+	if (lost && !*gpu->name && !wh_nvml_text(nvml, WH_NVML_NAME, (unsigned)gpu->index, text))
+		snprintf(gpu->name, sizeof(gpu->name), "%.*s", WH_NAME - 1, text);
+	if (lost && !*gpu->uuid && !wh_nvml_text(nvml, WH_NVML_UUID, (unsigned)gpu->index, text))
+		snprintf(gpu->uuid, sizeof(gpu->uuid), "%.*s", WH_NAME - 1, text);
+	return lost;
+}
+
 void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct wh_nvml *nvml,
 		  double time, double interval, struct top_sample *out)
 {
 	double scale = (interval < 1 ? interval : 1) * (asking->stretch ? asking->stretch : 1);
+	bool back[TOP_GPUS];
 
-	for (size_t i = 0; i < out->gpu_count; i++) {
-		struct top_gpu *gpu = &out->gpus[i];
-
-		if (!wh_nvml_device(nvml, (unsigned)gpu->index))
-			continue;
-		forget_gpu(gpu);
-		snprintf(gpu->problem, sizeof(gpu->problem), "%s", wh_fail_text());
-	}
+	for (size_t i = 0; i < out->gpu_count; i++)
+		back[i] = comes_back(nvml, &out->gpus[i]);
 	for (unsigned q = 0; q < TOP_QUESTIONS; q++) {
 		double seconds = time - asking->asked[q];
 		/* Those of each sample stay so; half an interval is for threads that wake late. */
 		double period = questions[q].period > 1 ? questions[q].period * scale : 0;
 
-		if (!(asking->needs & 1U << q) ||
-		    (asking->asked[q] > 0 && seconds < period - interval / 2))
+		bool due = !(asking->asked[q] > 0) || seconds >= period - interval / 2;
+
+		if (!(asking->needs & 1U << q))
 			continue;
-		asking->asked[q] = time;
-		if (!questions[q].ask)
+		if (due)
+			asking->asked[q] = time;
+		if (due && !questions[q].ask)
 			ask_processes(tree, nvml, out);
+		/* One that comes back has forgotten everything. */
 		for (size_t i = 0; i < out->gpu_count && questions[q].ask; i++)
-			if (!*out->gpus[i].problem)
+			if ((due || back[i]) && !*out->gpus[i].problem)
 				questions[q].ask(nvml, &out->gpus[i], seconds);
 	}
+	/* Lost since: what was answered before is not kept. */
+	for (size_t i = 0; i < out->gpu_count; i++)
+		if (!*out->gpus[i].problem && wh_nvml_device(nvml, (unsigned)out->gpus[i].index))
+			lose_gpu(&out->gpus[i]);
 }
 
 void top_asked_for(struct top_asking *asking, double seconds, double interval)

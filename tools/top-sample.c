@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "top-gpus.h"
+#include "top-nics.h"
 #include "top.h"
 #include "topo.h"
 
@@ -50,14 +51,6 @@ static double now(void)
 	return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* What a counter has grown by, for each second; NAN: not known, or it was set back. */
-static double rate(uint64_t before, uint64_t after, double seconds)
-{
-	if (before == WH_UNKNOWN || after == WH_UNKNOWN || after < before || !(seconds > 0))
-		return NAN;
-	return (double)(after - before) / seconds;
-}
-
 /* ---- GPUs ------------------------------------------------------------------------------------ */
 
 /* Of this thread, s. */
@@ -78,107 +71,6 @@ static void sample_gpus(struct top_sampler *sampler, struct wh_nvml *nvml, doubl
 	pthread_mutex_unlock(&sampler->lock);
 	top_ask_gpus(&sampler->asking, &sampler->tree, nvml, time, interval, &sampler->gpu_work);
 	top_asked_for(&sampler->asking, cpu_time() - before, interval);
-}
-
-/* ---- NICs ------------------------------------------------------------------------------------ */
-
-static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name)
-{
-	int64_t value;
-
-	return wh_tree_number(tree, folder, name, &value) || value < 0 ? WH_UNKNOWN :
-									 (uint64_t)value;
-}
-
-static uint64_t sum(uint64_t one, uint64_t other)
-{
-	return one == WH_UNKNOWN || other == WH_UNKNOWN ? WH_UNKNOWN : one + other;
-}
-
-static void read_nic(const struct wh_tree *tree, struct top_nic *nic)
-{
-	char folder[WH_TREE_PATH];
-
-	if (nic->rdma) {
-		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/counters",
-			 nic->name);
-		/* In words of four bytes. */
-		nic->sent_bytes = counter(tree, folder, "port_xmit_data");
-		nic->received_bytes = counter(tree, folder, "port_rcv_data");
-		if (nic->sent_bytes != WH_UNKNOWN)
-			nic->sent_bytes *= 4;
-		if (nic->received_bytes != WH_UNKNOWN)
-			nic->received_bytes *= 4;
-		nic->error_count = sum(counter(tree, folder, "port_rcv_errors"),
-				       counter(tree, folder, "port_xmit_discards"));
-		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/hw_counters",
-			 nic->name);
-		nic->retransmit_count = sum(counter(tree, folder, "packet_seq_err"),
-					    counter(tree, folder, "local_ack_timeout_err"));
-		return;
-	}
-	snprintf(folder, sizeof(folder), "/sys/class/net/%s/statistics", nic->name);
-	nic->sent_bytes = counter(tree, folder, "tx_bytes");
-	nic->received_bytes = counter(tree, folder, "rx_bytes");
-	nic->error_count = sum(sum(counter(tree, folder, "rx_errors"),
-				   counter(tree, folder, "tx_errors")),
-			       sum(counter(tree, folder, "rx_dropped"),
-				   counter(tree, folder, "tx_dropped")));
-	nic->retransmit_count = WH_UNKNOWN; /* TCP counts them for all NICs together */
-}
-
-static void name_nics(const struct wh_topology *topology, struct top_sample *work)
-{
-	work->nic_count = 0;
-	snprintf(work->host, sizeof(work->host), "%s", topology->host);
-	for (size_t i = 0; i < topology->nic_count && work->nic_count < TOP_NICS; i++) {
-		const struct wh_nic *from = &topology->nics[i];
-		struct top_nic *nic = &work->nics[work->nic_count++];
-
-		*nic = (struct top_nic){ .rdma = from->rdma == 1, .most = from->rate / 8 };
-		memcpy(nic->name, from->name, sizeof(nic->name));
-		memcpy(nic->netdev, from->netdev, sizeof(nic->netdev));
-		memcpy(nic->state, from->state, sizeof(nic->state));
-		nic->sent_bytes = nic->received_bytes = nic->error_count = nic->retransmit_count =
-			WH_UNKNOWN;
-	}
-}
-
-/* TCP's RetransSegs in /proc/net/snmp: a line of names, and a line of numbers. */
-static uint64_t tcp_retransmits(const struct wh_tree *tree)
-{
-	char text[8192], *names, *values, *name, *value;
-
-	if (wh_tree_read(tree, "/proc/net/snmp", text, sizeof(text)) < 0)
-		return WH_UNKNOWN;
-	names = strstr(text, "\nTcp: ");
-	values = names ? strstr(names + 1, "\nTcp: ") : NULL;
-	if (!values)
-		return WH_UNKNOWN;
-	names++;
-	*values++ = '\0';
-	values[strcspn(values, "\n")] = '\0';
-	while ((name = strsep(&names, " ")) && (value = strsep(&values, " ")))
-		if (strcmp(name, "RetransSegs") == 0)
-			return strtoull(value, NULL, 10);
-	return WH_UNKNOWN;
-}
-
-static void sample_nics(const struct wh_tree *tree, struct top_sample *work, double seconds)
-{
-	uint64_t retransmits = tcp_retransmits(tree);
-
-	work->tcp_retransmits = rate(work->tcp_retransmit_count, retransmits, seconds);
-	work->tcp_retransmit_count = retransmits;
-	for (size_t i = 0; i < work->nic_count; i++) {
-		struct top_nic *nic = &work->nics[i], before = *nic;
-
-		read_nic(tree, nic);
-		nic->sent = rate(before.sent_bytes, nic->sent_bytes, seconds) / 1e9;
-		nic->received = rate(before.received_bytes, nic->received_bytes, seconds) / 1e9;
-		nic->errors = rate(before.error_count, nic->error_count, seconds);
-		nic->retransmits = rate(before.retransmit_count, nic->retransmit_count, seconds);
-	}
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
@@ -232,7 +124,7 @@ static void sample_processes(struct top_sampler *sampler, struct top_sample *wor
 		if (list[i].pid <= 0 || !read_process(&sampler->tree, list[i].pid, &list[i]))
 			continue;
 		if (before)
-			list[i].cpu = rate(before->ticks, list[i].ticks, seconds) / ticks * 100;
+			list[i].cpu = top_rate(before->ticks, list[i].ticks, seconds) / ticks * 100;
 	}
 	memcpy(work->processes, list, named->process_count * sizeof(*list));
 	work->process_count = named->process_count;
@@ -373,19 +265,14 @@ static void *host_thread(void *arg)
 {
 	struct top_sampler *sampler = arg;
 	struct top_sample *work = &sampler->host_work, *named = malloc(sizeof(*named));
-	struct wh_topology *topology;
+	struct top_nics nics = { 0 };
 	double started;
 
-	work->tcp_retransmit_count = WH_UNKNOWN;
-	if (!wh_topology_read(&sampler->tree, &topology)) {
-		name_nics(topology, work);
-		wh_topology_free(topology);
-	}
 	wait_for_gpus(sampler);
 	do {
 		started = now();
 		work->interval = work->time > 0 ? started - work->time : 0;
-		sample_nics(&sampler->tree, work, work->interval);
+		top_read_nics(&nics, &sampler->tree, work->interval, work);
 		pthread_mutex_lock(&sampler->lock);
 		if (named) {
 			named->process_count = sampler->named_count;
@@ -462,6 +349,16 @@ bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struc
 		snprintf(out->note, sizeof(out->note), "NVML has not answered yet");
 	pthread_mutex_unlock(&sampler->lock);
 	return taken;
+}
+
+uint64_t top_turns(struct top_sampler *sampler)
+{
+	uint64_t turns;
+
+	pthread_mutex_lock(&sampler->lock);
+	turns = sampler->host.turns + sampler->gpus.turns + sampler->engines.turns;
+	pthread_mutex_unlock(&sampler->lock);
+	return turns;
 }
 
 void top_interval(struct top_sampler *sampler, double interval)

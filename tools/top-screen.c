@@ -60,7 +60,7 @@ static void draw(struct terminal *terminal)
 	if (rows > 0) {
 		attron(A_REVERSE);
 		if (terminal->typing)
-			mvprintw(rows - 1, 0, "only processes named: %s", terminal->view.filter);
+			mvprintw(rows - 1, 0, "only those named: %s", terminal->view.filter);
 		else
 			mvaddnstr(rows - 1, 0, "q quit  h help  s sort  r reverse  / filter",
 				  columns);
@@ -116,11 +116,17 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 	case 's':
 		terminal->view.order = (terminal->view.order + 1) % TOP_ORDERS;
 		break;
+	case 'p':
+		terminal->view.peer_order = (terminal->view.peer_order + 1) % TOP_PEER_ORDERS;
+		break;
 	case 'r':
 		terminal->view.reverse = !terminal->view.reverse;
 		break;
 	case 'e':
 		terminal->view.all_peers = !terminal->view.all_peers;
+		break;
+	case 'w':
+		terminal->view.why = !terminal->view.why;
 		break;
 	case '/':
 		terminal->typing = true;
@@ -165,11 +171,12 @@ static void set_colors(struct terminal *terminal, const struct screen *screen)
 		init_pair((short)(i + 1), colors[i], -1);
 }
 
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval)
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why)
 {
 	struct terminal *terminal = calloc(1, sizeof(*terminal));
 	SCREEN *opened;
-	bool go_on = true;
+	bool go_on = true, changed = true;
+	uint64_t shown = 0;
 
 	if (!terminal)
 		return fail(ENOMEM, "out of memory");
@@ -182,6 +189,7 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 	}
 	terminal->interval = interval;
 	terminal->view.ascii = screen->ascii;
+	terminal->view.why = why;
 	cbreak();
 	noecho();
 	keypad(stdscr, TRUE);
@@ -190,12 +198,18 @@ int top_interactive(struct top_sampler *sampler, const struct screen *screen, do
 	set_colors(terminal, screen);
 	timeout(KEY_WAIT);
 	while (go_on) {
+		uint64_t turns = top_turns(sampler);
 		int key;
 
-		if (!terminal->view.paused)
+		if (!terminal->view.paused && turns != shown) {
 			top_take(sampler, 0, 0, &terminal->sample);
-		draw(terminal);
+			shown = turns;
+			changed = true;
+		}
+		if (changed)
+			draw(terminal);
 		key = getch();
+		changed = key != ERR;
 		if (key != ERR && key != KEY_RESIZE)
 			go_on = press(terminal, sampler, key);
 	}

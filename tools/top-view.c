@@ -69,7 +69,17 @@ static void rate_text(char out[24], double value, double most)
 		snprintf(out, 24, "%.2f %3.0f%%", value, value / most * 100);
 }
 
-static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool ascii)
+/* Why there is a '-'. */
+static void why_line(struct writer *writer, const struct top_gpu *gpu)
+{
+	char text[380];
+
+	top_why(gpu, text, sizeof(text));
+	if (*text)
+		line(writer, TINT_FAINT, "      -: %s", text);
+}
+
+static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, const struct top_view *view)
 {
 	char busy[16], power[16], limit[16], heat[16], clock[16], used[32], total[32], bar1[32],
 		reasons[64], errors[24], rates[4][24], shown[3 * BAR + 1];
@@ -97,7 +107,7 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 	rate_text(rates[1], gpu->pcie_received, gpu->pcie_most);
 	rate_text(rates[2], gpu->link_sent, gpu->link_most);
 	rate_text(rates[3], gpu->link_received, gpu->link_most);
-	bar(gpu->busy < 0 ? 0 : gpu->busy / 100.0, ascii, shown);
+	bar(gpu->busy < 0 ? 0 : gpu->busy / 100.0, view->ascii, shown);
 	line(writer,
 	     broken ? TINT_BAD :
 	     hot    ? TINT_POOR :
@@ -108,11 +118,13 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, bool asc
 	     rates[1], rates[2], rates[3]);
 	line(writer, broken ? TINT_BAD : -1,
 	     "      BAR1 %s in use, ECC uncorrected %s, clocks held by %s", bar1, errors, reasons);
+	if (view->why)
+		why_line(writer, gpu);
 }
 
 static void nic_line(struct writer *writer, const struct top_nic *nic, bool ascii)
 {
-	bool down = strcmp(nic->state, "ACTIVE") != 0 && strcmp(nic->state, "up") != 0;
+	bool down = top_nic_up(nic) != 1;
 	char rates[2][24], errors[16], again[16], shown[3 * BAR + 1];
 	double most = fmax(isnan(nic->sent) ? 0 : nic->sent,
 			   isnan(nic->received) ? 0 : nic->received);
@@ -138,17 +150,50 @@ static double traffic(const struct top_peer *peer)
 	return isnan(rate) ? 0 : rate;
 }
 
-/* By what moves now, then by what has been moved. */
-static int by_traffic(const void *a, const void *b)
+static double slowest(const struct top_peer *peer)
+{
+	double small = isnan(peer->small_p99) ? -1 : peer->small_p99,
+	       large = isnan(peer->large_p99) ? -1 : peer->large_p99;
+
+	return fmax(small, large);
+}
+
+/* qsort() has no argument for these. */
+static _Thread_local const struct top_view *sorting;
+
+static int more(double one, double other)
+{
+	return (one < other) - (one > other);
+}
+
+/* The last two decide where nothing else does: what has been moved in all, and the order they came in. */
+static int compare_peers(const void *a, const void *b)
 {
 	const struct top_peer *one = *(struct top_peer *const *)a, *other = *(struct top_peer *const *)b;
-	uint64_t first = one->read_bytes + one->written_bytes,
-		 second = other->read_bytes + other->written_bytes;
-	int order = (traffic(one) < traffic(other)) - (traffic(one) > traffic(other));
+	int order = 0;
 
+	switch (sorting->peer_order) {
+	case TOP_PEERS_BY_ERRORS:
+		order = more((double)(one->errors + one->failed + one->lost),
+			     (double)(other->errors + other->failed + other->lost));
+		break;
+	case TOP_PEERS_BY_LATENCY:
+		order = more(slowest(one), slowest(other));
+		break;
+	case TOP_PEERS_BY_NAME:
+		order = strcmp(one->name, other->name);
+		break;
+	default:
+		break;
+	}
+	if (!order && sorting->peer_order != TOP_PEERS_BY_NAME)
+		order = more(traffic(one), traffic(other));
+	if (!order && sorting->peer_order != TOP_PEERS_BY_NAME)
+		order = more((double)(one->read_bytes + one->written_bytes),
+			     (double)(other->read_bytes + other->written_bytes));
 	if (!order)
-		order = (first < second) - (first > second);
-	return order ? order : (one > other) - (one < other);
+		order = (one > other) - (one < other);
+	return sorting->reverse ? -order : order;
 }
 
 /* "  tcp 0.00/1.20  shm 3.00/0.00": what is read and written by each. */
@@ -180,28 +225,38 @@ static void peer_line(struct writer *writer, const struct top_engines *all, cons
 	number(batches, "%.0f", peer->batch_rate);
 	number(half, "%.0f", isnan(peer->large_p50) ? peer->small_p50 : peer->large_p50);
 	number(most, "%.0f", isnan(peer->large_p99) ? peer->small_p99 : peer->large_p99);
-	line(writer, !up ? TINT_BAD : peer->failed ? TINT_POOR : -1,
-	     "  %-20.20s %-21.21s %-9s%s, %s batches/s, %s us, 99%% %s us, failed %" PRIu64
-	     ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->state,
-	     *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost, peer->reroutes);
+	line(writer, !up ? TINT_BAD : peer->failed || peer->errors ? TINT_POOR : -1,
+	     "  %-20.20s %-21.21s errors %-4" PRIu64 " %-9s%s, %s batches/s, %s us, 99%% %s us, failed %"
+	     PRIu64 ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->errors,
+	     peer->state, *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost,
+	     peer->reroutes);
+}
+
+static bool passes(const struct top_view *view, const char *name)
+{
+	return !*view->filter || strcasestr(name, view->filter);
 }
 
 static void peer_lines(struct writer *writer, const struct top_engines *all, size_t engine,
 		       const struct top_view *view)
 {
+	static const char *const orders[] = { "traffic", "errors", "latency", "name" };
 	const struct top_peer **list = calloc(all->peer_count + 1, sizeof(struct top_peer *));
+	bool whole = passes(view, all->engines[engine].name);
 	size_t count = 0, shown;
 
 	for (size_t i = 0; list && i < all->peer_count; i++)
-		if (all->peers[i].engine_at == engine)
+		if (all->peers[i].engine_at == engine && (whole || passes(view, all->peers[i].name)))
 			list[count++] = &all->peers[i];
+	sorting = view;
 	if (count)
-		qsort(list, count, sizeof(struct top_peer *), by_traffic);
+		qsort(list, count, sizeof(struct top_peer *), compare_peers);
 	shown = view->all_peers || count <= BUSIEST ? count : BUSIEST;
 	for (size_t i = 0; i < shown; i++)
 		peer_line(writer, all, list[i]);
 	if (shown < count)
-		line(writer, TINT_FAINT, "  and %zu more peers (key e)", count - shown);
+		line(writer, TINT_FAINT, "  and %zu more peers (key e), by %s%s (key p)", count - shown,
+		     orders[view->peer_order], view->reverse ? ", reversed" : "");
 	free(list);
 }
 
@@ -221,13 +276,14 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	number(times[2], "%.0f", engine->large_p50);
 	number(times[3], "%.0f", engine->large_p99);
 	topo_size(size, sizeof(size), engine->region_bytes);
-	line(writer, engine->failed || engine->peers_lost ? TINT_POOR : TINT_STRONG,
+	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
 	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
-	     PRIu64, engine->name, engine->pid, read, written, served[0], served[1], batches,
-	     engine->failed);
+	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
+	     batches, engine->failed, engine->errors);
 	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
-			 " regions, %" PRIu64 " sessions, lost %" PRIu64, times[0], times[1], times[2],
-	     times[3], size, engine->regions, engine->sessions, engine->peers_lost);
+			 " regions, %" PRIu64 " in flight, %" PRIu64 " sessions, lost %" PRIu64,
+	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished,
+	     engine->sessions, engine->peers_lost);
 	peer_lines(writer, all, at, view);
 }
 
@@ -247,9 +303,6 @@ static void all_engines(struct writer *writer, const struct top_engines *all,
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
-
-/* qsort() has no argument for these. */
-static _Thread_local const struct top_view *sorting;
 
 static int compare(const void *a, const void *b)
 {
@@ -294,7 +347,7 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 	size_t used = 0;
 
 	for (size_t i = 0; list && i < sample->process_count; i++)
-		if (!*view->filter || strcasestr(sample->processes[i].name, view->filter))
+		if (passes(view, sample->processes[i].name))
 			list[used++] = &sample->processes[i];
 	sorting = view;
 	if (used)
@@ -325,9 +378,11 @@ static size_t help_lines(struct writer *writer)
 		"q            quit",
 		"h ?          this help, and back",
 		"s            sort processes by the next column",
-		"r            reverse the order",
-		"/            show only processes with a text in their name; Enter, Esc: all",
+		"p            sort peers: the busiest first, by errors, by latency, by name",
+		"r            reverse the order of both",
+		"/            only processes and peers with a text in their name; Enter, Esc: all",
 		"e            all peers of engines, and only the busiest",
+		"w            why numbers of GPUs are not known: the line \"-:\"",
 		"+ -          longer, shorter intervals",
 		"space        hold the picture, and go on",
 		"arrows       scroll; Home: to the top",
@@ -335,7 +390,7 @@ static size_t help_lines(struct writer *writer)
 		"Rates are over the last interval; % is of what the link carries.",
 		"Of engines: batches a second and how long they took, half of them and 99 %;",
 		"after a transport's name, what is read and written by it in GB/s.",
-		"'-': the driver does not say. Clocks held by 'power' or 'heat' are slowed down.",
+		"'-': not known; the key w says why. Clocks held by 'power' or 'heat' are slowed down.",
 	};
 
 	for (size_t i = 0; i < sizeof(text) / sizeof(text[0]); i++)
@@ -356,7 +411,7 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 	if (view->help)
 		return help_lines(&writer);
 	for (size_t i = 0; i < sample->gpu_count; i++)
-		gpu_lines(&writer, &sample->gpus[i], view->ascii);
+		gpu_lines(&writer, &sample->gpus[i], view);
 	if (!sample->gpu_count)
 		line(&writer, TINT_FAINT, "no GPU%s%s", *sample->note ? ": " : "", sample->note);
 	for (size_t i = 0; i < sample->nic_count; i++)

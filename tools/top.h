@@ -4,6 +4,7 @@
 #ifndef TOOLS_TOP_H
 #define TOOLS_TOP_H
 
+#include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,13 @@
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
+/* Of each number that GPUs are asked for, the errno by which NVML has none; 0: it has, or was not asked. */
+struct top_why {
+	uint8_t busy, memory_busy, memory_used, memory_total, bar1_used, bar1_total, power, power_limit,
+		temperature, clock, clock_most, memory_clock, memory_clock_most, pcie_sent, pcie_received,
+		link_sent, link_received, ecc_corrected, ecc_uncorrected, pcie_replays, reasons;
+};
+
 /* What is not known is -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
 struct top_gpu {
 	int index;
@@ -40,6 +48,7 @@ struct top_gpu {
 	uint64_t reasons; /* enum wh_nvml_reason */
 	/* What the next rates are made from. */
 	uint64_t link_sent_kib, link_received_kib;
+	struct top_why why;
 };
 
 struct top_nic {
@@ -49,6 +58,17 @@ struct top_nic {
 	double errors, retransmits; /* a second */
 	uint64_t sent_bytes, received_bytes, error_count, retransmit_count;
 };
+
+/* What a counter has grown by, for each second; NAN: not known, or it was set back. */
+static inline double top_rate(uint64_t before, uint64_t after, double seconds)
+{
+	return before == WH_UNKNOWN || after == WH_UNKNOWN || after < before || !(seconds > 0) ?
+		       (double)NAN :
+		       (double)(after - before) / seconds;
+}
+
+/* Does it carry anything? 1, 0; -1: that is not known. */
+int top_nic_up(const struct top_nic *nic);
 
 struct top_process {
 	int pid;
@@ -69,7 +89,7 @@ struct top_engine {
 	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
-	uint64_t batches, failed, cancelled, errors, reroutes;
+	uint64_t batches, failed, cancelled, errors, reroutes, unfinished;
 	uint64_t peers, sessions, peers_lost, connections, regions, region_bytes, windows, left_out;
 };
 
@@ -150,6 +170,9 @@ struct top_sampler *top_start(const struct wh_tree *tree, double interval,
  * `seconds`. The first turn has no rates. False: there is none yet. */
 bool top_take(struct top_sampler *sampler, uint64_t turns, double seconds, struct top_sample *out);
 
+/* Grows with each part of a sample: as long as it does not, there is nothing new to take. */
+uint64_t top_turns(struct top_sampler *sampler);
+
 void top_interval(struct top_sampler *sampler, double interval);
 
 /* False: a thread hangs in a driver; then the process can only end by _exit(). */
@@ -172,14 +195,24 @@ enum top_order {
 	TOP_ORDERS
 };
 
+enum top_peer_order {
+	TOP_PEERS_BY_TRAFFIC,
+	TOP_PEERS_BY_ERRORS,
+	TOP_PEERS_BY_LATENCY,
+	TOP_PEERS_BY_NAME,
+	TOP_PEER_ORDERS
+};
+
 struct top_view {
-	enum top_order order;
-	bool reverse;
-	char filter[WH_NAME]; /* processes whose name has this in it; "": all */
+	enum top_order order; /* of processes */
+	enum top_peer_order peer_order;
+	bool reverse; /* both */
+	char filter[WH_NAME]; /* processes and peers whose name has this in it; "": all */
 	bool ascii;
 	bool help;
 	bool paused;
 	bool all_peers; /* not only the busiest */
+	bool why; /* also why numbers are not known */
 };
 
 /* The sample as lines; how many there are, of room for `most`. */
@@ -202,19 +235,22 @@ unsigned top_needs(const struct top_table *table, const char *fields);
 void top_all_fields(const struct top_table *table, char *out, size_t size);
 void top_describe_fields(const struct top_table *table);
 
-/* A line of names with units, and a line for each row. */
+/* A line of names with units, and a line for each row; with reasons in the place of what is not known. */
 void top_print_header(const struct top_table *table, const char *fields);
 void top_print_rows(const struct top_table *table, const struct top_sample *sample,
-		    const char *fields);
+		    const char *fields, bool why);
+
+/* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "". */
+void top_why(const struct top_gpu *gpu, char *out, size_t size);
 
 /* "power+heat"; "-" if not known, "none". */
 void top_reasons(uint64_t reasons, char *out, size_t size);
 
-json_t *top_to_json(const struct top_sample *sample);
+json_t *top_to_json(const struct top_sample *sample, bool why);
 
 /* ---- the terminal ---------------------------------------------------------------------------- */
 
 /* Show until the user quits. An exit code. */
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval);
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why);
 
 #endif

@@ -80,6 +80,7 @@ struct wh_engine_counters {
 	uint64_t served_read_bytes;
 	uint64_t served_written_bytes;
 	uint64_t served_requests;
+	uint64_t unfinished; /* batches in flight now, each once for every local region that it uses */
 };
 
 /* What the engine as a whole has counted, and, if `total` is not NULL, what it did with all of its

@@ -239,6 +239,22 @@ int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 	return wh_options_return(out, &full, sizeof(full), "wh_peer_counters");
 }
 
+/* A submission holds its regions anyway: who looks adds up, and nobody counts. */
+static uint64_t unfinished(struct wh_engine *engine)
+{
+	struct wh_places *places = &engine->regions;
+	uint64_t sum = 0;
+	uint32_t high;
+
+	pthread_mutex_lock(&places->lock);
+	high = places->high;
+	pthread_mutex_unlock(&places->lock);
+	for (uint32_t i = 0; i < high; i++)
+		sum += atomic_load_explicit(&((struct wh_region *)wh_places_at(places, i))->batches,
+					    memory_order_relaxed);
+	return sum;
+}
+
 /* Under engine.lock. */
 static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out)
 {
@@ -261,6 +277,7 @@ static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out
 		.served_read_bytes = tally->served_bytes[0],
 		.served_written_bytes = tally->served_bytes[1],
 		.served_requests = tally->served_requests,
+		.unfinished = unfinished(engine),
 	};
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		out->peers++;

@@ -8,7 +8,9 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -99,8 +101,8 @@ struct wh_nvml {
 	void *library;
 	FILE *record;
 	unsigned count;
-	nvml_device handles[WH_NVML_DEVICES];
-	int lost[WH_NVML_DEVICES]; /* NVML's result for the handle */
+	_Atomic nvml_device handles[WH_NVML_DEVICES]; /* before `lost` is cleared */
+	atomic_int lost[WH_NVML_DEVICES]; /* NVML's result for the handle, or what a question found since */
 };
 
 static const char *const system_texts[WH_NVML_SYSTEM_TEXTS] = {
@@ -172,10 +174,11 @@ static const struct meaning {
 	{ NVML_GPU_NOT_FOUND, ENODEV, "GPU not found", NULL },
 };
 
+static const struct meaning unknown = { 0, EIO, "an error of the driver",
+					"see dmesg for NVRM and Xid" };
+
 static int refuse(int result, const char *question)
 {
-	static const struct meaning unknown = { 0, EIO, "an error of the driver",
-						"see dmesg for NVRM and Xid" };
 	const struct meaning *meaning = &unknown;
 
 	for (size_t i = 0; i < sizeof(meanings) / sizeof(meanings[0]); i++)
@@ -185,12 +188,24 @@ static int refuse(int result, const char *question)
 		       meaning->hint ? "; " : "", meaning->hint ? meaning->hint : "");
 }
 
+const char *wh_nvml_meaning(int error)
+{
+	/* What is not known is of the same errno as what has to be reset. */
+	if (error == -unknown.error)
+		return unknown.name;
+	for (size_t i = 0; i < sizeof(meanings) / sizeof(meanings[0]); i++)
+		if (meanings[i].error == -error)
+			return meanings[i].name;
+	return strerror(-error);
+}
+
 /* ---- questions ------------------------------------------------------------------------------- */
 
 struct question {
 	char text[96]; /* "nvmlDeviceGetNvLinkState 0 17" */
 	void *function;
 	nvml_device device;
+	unsigned index; /* of the device; UINT_MAX: of two, either of which an answer may be about */
 	int result;
 };
 
@@ -220,15 +235,14 @@ static bool ask(struct wh_nvml *nvml, struct question *q, const char *name, int 
 	if (third >= 0)
 		snprintf(q->text + used, sizeof(q->text) - (size_t)used, " %" PRId64, third);
 	q->function = find(nvml, name, version);
-	q->result = NVML_SUCCESS;
-	if (device >= nvml->count)
-		q->result = NVML_GPU_NOT_FOUND;
-	else if (nvml->lost[device])
-		q->result = nvml->lost[device];
-	else if (!q->function)
+	q->result = device < nvml->count ? atomic_load(&nvml->lost[device]) : NVML_GPU_NOT_FOUND;
+	q->index = device;
+	if (q->result)
+		return false;
+	if (!q->function)
 		q->result = NVML_FUNCTION_NOT_FOUND;
 	else
-		q->device = nvml->handles[device];
+		q->device = atomic_load(&nvml->handles[device]);
 	return q->result == NVML_SUCCESS;
 }
 
@@ -239,6 +253,10 @@ static int done(struct wh_nvml *nvml, const struct question *q, const char *form
 	char values[512] = "";
 	va_list list;
 
+	/* One that falls off the bus says so to the next question, whichever. */
+	if ((q->result == NVML_GPU_IS_LOST || q->result == NVML_RESET_REQUIRED) && q->device &&
+	    q->index < nvml->count)
+		atomic_store(&nvml->lost[q->index], q->result);
 	if (nvml->record) {
 		va_start(list, format);
 		if (!q->result)
@@ -257,18 +275,34 @@ void wh_nvml_record(struct wh_nvml *nvml, FILE *file)
 		return;
 	fprintf(file, "nvmlDeviceGetCount : 0 %u\n", nvml->count);
 	for (unsigned i = 0; i < nvml->count; i++)
-		fprintf(file, "nvmlDeviceGetHandleByIndex %u : %d\n", i, nvml->lost[i]);
+		fprintf(file, "nvmlDeviceGetHandleByIndex %u : %d\n", i, atomic_load(&nvml->lost[i]));
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
+
+typedef int handle_function(unsigned index, nvml_device *out);
+
+static handle_function *find_handle(const struct wh_nvml *nvml)
+{
+	return (handle_function *)find(nvml, "nvmlDeviceGetHandleByIndex", 2);
+}
+
+static void take_handle(struct wh_nvml *nvml, handle_function *handle, unsigned device)
+{
+	nvml_device taken = NULL;
+	int result = handle(device, &taken);
+
+	if (!result)
+		atomic_store(&nvml->handles[device], taken);
+	atomic_store(&nvml->lost[device], result);
+}
 
 static int initialise(struct wh_nvml *nvml)
 {
 	struct question q = { .text = "nvmlInit" };
 	int (*start)(void) = (int (*)(void))find(nvml, "nvmlInit", 2);
 	int (*count)(unsigned *) = (int (*)(unsigned *))find(nvml, "nvmlDeviceGetCount", 2);
-	int (*handle)(unsigned, nvml_device *) =
-		(int (*)(unsigned, nvml_device *))find(nvml, "nvmlDeviceGetHandleByIndex", 2);
+	handle_function *handle = find_handle(nvml);
 
 	if (!start || !count || !handle)
 		return wh_fail(ELIBBAD, "%s has not even nvmlInit: it is not NVML",
@@ -282,7 +316,7 @@ static int initialise(struct wh_nvml *nvml)
 	if (nvml->count > WH_NVML_DEVICES)
 		nvml->count = WH_NVML_DEVICES;
 	for (unsigned i = 0; i < nvml->count; i++)
-		nvml->lost[i] = handle(i, &nvml->handles[i]);
+		take_handle(nvml, handle, i);
 	return 0;
 }
 
@@ -335,8 +369,15 @@ int wh_nvml_device(struct wh_nvml *nvml, unsigned device)
 
 	snprintf(q.text, sizeof(q.text), "nvmlDeviceGetHandleByIndex %u", device);
 	if (device < nvml->count)
-		q.result = nvml->lost[device];
+		q.result = atomic_load(&nvml->lost[device]);
 	return q.result ? refuse(q.result, q.text) : 0;
+}
+
+int wh_nvml_retry(struct wh_nvml *nvml, unsigned device)
+{
+	if (device < nvml->count && atomic_load(&nvml->lost[device]))
+		take_handle(nvml, find_handle(nvml), device);
+	return wh_nvml_device(nvml, device);
 }
 
 /* ---- texts and numbers ----------------------------------------------------------------------- */
@@ -671,10 +712,11 @@ static bool ask_pair(struct wh_nvml *nvml, struct question *q, const char *name,
 {
 	if (!ask(nvml, q, name, 1, one, other, third))
 		return false;
+	q->index = UINT_MAX;
 	if (other >= nvml->count)
 		q->result = NVML_GPU_NOT_FOUND;
 	else
-		q->result = nvml->lost[other];
+		q->result = atomic_load(&nvml->lost[other]);
 	return !q->result;
 }
 
@@ -685,7 +727,7 @@ int wh_nvml_ancestor(struct wh_nvml *nvml, unsigned one, unsigned other, uint32_
 
 	if (ask_pair(nvml, &q, "nvmlDeviceGetTopologyCommonAncestor", one, other, -1))
 		q.result = ((int (*)(nvml_device, nvml_device, unsigned *))q.function)(
-			q.device, nvml->handles[other], &value);
+			q.device, atomic_load(&nvml->handles[other]), &value);
 	if (!q.result)
 		*out = value;
 	return done(nvml, &q, "%u", value);
@@ -699,7 +741,7 @@ int wh_nvml_p2p(struct wh_nvml *nvml, unsigned one, unsigned other, enum wh_nvml
 
 	if (ask_pair(nvml, &q, "nvmlDeviceGetP2PStatus", one, other, what))
 		q.result = ((int (*)(nvml_device, nvml_device, unsigned, unsigned *))q.function)(
-			q.device, nvml->handles[other], what, &value);
+			q.device, atomic_load(&nvml->handles[other]), what, &value);
 	if (!q.result)
 		*out = value;
 	return done(nvml, &q, "%u", value);

@@ -39,8 +39,16 @@ void wh_nvml_record(struct wh_nvml *nvml, FILE *file);
 /* How many GPUs there are. Their index runs from 0, in the order of nvidia-smi. */
 unsigned wh_nvml_count(const struct wh_nvml *nvml);
 
-/* 0 if the GPU can be asked at all, else why not. */
+/* 0 if the GPU can be asked at all, else why not: it could not when NVML was opened, or an answer since was
+ * that it is lost, or has to be reset. Such a GPU is not asked anything more. */
 int wh_nvml_device(struct wh_nvml *nvml, unsigned device);
+
+/* As wh_nvml_device(), but ask NVML for such a GPU anew. 0 is no more than that there are questions again: the
+ * answers say whether it is back. */
+int wh_nvml_retry(struct wh_nvml *nvml, unsigned device);
+
+/* What an error of a question stands for, in NVML's words: "not supported", "no permission". */
+const char *wh_nvml_meaning(int error);
 
 /* ---- texts and numbers ----------------------------------------------------------------------- */
 

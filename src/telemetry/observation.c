@@ -73,7 +73,7 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 	DO(uptime) DO(peers) DO(peers_opened) DO(peers_lost) DO(sessions) DO(sessions_opened) \
 	DO(connections) DO(regions) DO(region_bytes) DO(registrations) DO(registration_time) \
 	DO(windows) DO(windows_opened) DO(staged_bytes) DO(served_read_bytes) \
-	DO(served_written_bytes) DO(served_requests)
+	DO(served_written_bytes) DO(served_requests) DO(unfinished)
 
 static uint8_t *put_engine(uint8_t *at, const struct wh_observed_engine *engine)
 {

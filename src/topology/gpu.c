@@ -38,11 +38,48 @@ static void write_list(const uint64_t *words, unsigned count, char *out, size_t 
 	}
 }
 
-static int number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device)
+/* What is not known of a GPU, and NVML's word for why: "BAR1: no permission, CPUs: not supported". */
+struct missing {
+	char text[sizeof(((struct wh_note *)0)->why)];
+	size_t used;
+};
+
+/* Returns whether there is an answer. */
+static bool known(struct missing *missing, const char *what, int error)
+{
+	if (error && missing->used < sizeof(missing->text))
+		missing->used += (size_t)snprintf(missing->text + missing->used,
+						  sizeof(missing->text) - missing->used, "%s%s: %s",
+						  missing->used ? ", " : "", what,
+						  wh_nvml_meaning(error));
+	return !error;
+}
+
+/* Of GPUs that miss the same one after the other it is one note. */
+static int note_missing(struct wh_topology *topology, const struct missing *missing, unsigned device)
+{
+	struct wh_note *last =
+		topology->note_count ? &topology->notes[topology->note_count - 1] : NULL;
+	char what[WH_NAME];
+
+	if (!missing->used)
+		return 0;
+	if (!last || strncmp(last->what, "GPU", 3) != 0 || strcmp(last->why, missing->text) != 0) {
+		snprintf(what, sizeof(what), "GPU%u", device);
+		return wh_topology_note(topology, what, "%s", missing->text);
+	}
+	snprintf(what, sizeof(what), "%.*s to GPU%u", (int)strcspn(last->what, " "), last->what, device);
+	memcpy(last->what, what, sizeof(what));
+	return 0;
+}
+
+static int number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device, const char *what,
+		  struct missing *missing)
 {
 	uint32_t value;
+	int error = wh_nvml_number(nvml, which, device, &value);
 
-	return wh_nvml_number(nvml, which, device, &value) || value > INT32_MAX ? -1 : (int)value;
+	return known(missing, what, error) && value <= INT32_MAX ? (int)value : -1;
 }
 
 static void copy_text(char *out, size_t size, const char *text)
@@ -50,17 +87,18 @@ static void copy_text(char *out, size_t size, const char *text)
 	snprintf(out, size, "%.*s", (int)size - 1, text);
 }
 
-static void ask_affinity(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
+static void ask_affinity(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
+			 struct missing *missing)
 {
 	uint64_t words[CPU_WORDS];
 
-	if (!wh_nvml_cpus(nvml, device, words, CPU_WORDS))
+	if (known(missing, "CPUs", wh_nvml_cpus(nvml, device, words, CPU_WORDS)))
 		write_list(words, CPU_WORDS, gpu->cpus, sizeof(gpu->cpus));
-	if (!wh_nvml_nodes(nvml, device, words, NODE_WORDS))
+	if (known(missing, "NUMA nodes", wh_nvml_nodes(nvml, device, words, NODE_WORDS)))
 		write_list(words, NODE_WORDS, gpu->nodes, sizeof(gpu->nodes));
 }
 
-static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
+static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu, struct missing *missing)
 {
 	struct wh_nvml_memory memory;
 	struct wh_nvml_fabric fabric;
@@ -69,20 +107,22 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
 	int major, minor;
 	bool mig;
 
-	if (!wh_nvml_text(nvml, WH_NVML_NAME, device, text))
+	if (known(missing, "name", wh_nvml_text(nvml, WH_NVML_NAME, device, text)))
 		copy_text(gpu->name, sizeof(gpu->name), text);
-	if (!wh_nvml_text(nvml, WH_NVML_UUID, device, text))
+	if (known(missing, "UUID", wh_nvml_text(nvml, WH_NVML_UUID, device, text)))
 		copy_text(gpu->uuid, sizeof(gpu->uuid), text);
-	if (!wh_nvml_memory(nvml, device, &memory))
+	if (known(missing, "memory", wh_nvml_memory(nvml, device, &memory)))
 		gpu->memory_bytes = memory.total;
-	if (!wh_nvml_bar1(nvml, device, &memory))
+	if (known(missing, "BAR1", wh_nvml_bar1(nvml, device, &memory)))
 		gpu->bar1_bytes = memory.total;
 	if (!wh_nvml_capability(nvml, device, &major, &minor))
 		gpu->capability = major * 10 + minor;
-	gpu->pcie_generation = number(nvml, WH_NVML_PCIE_GENERATION, device);
-	gpu->pcie_generation_most = number(nvml, WH_NVML_PCIE_GENERATION_MOST, device);
-	gpu->pcie_width = number(nvml, WH_NVML_PCIE_WIDTH, device);
-	gpu->pcie_width_most = number(nvml, WH_NVML_PCIE_WIDTH_MOST, device);
+	gpu->pcie_generation = number(nvml, WH_NVML_PCIE_GENERATION, device, "PCIe", missing);
+	gpu->pcie_generation_most =
+		number(nvml, WH_NVML_PCIE_GENERATION_MOST, device, "PCIe at most", missing);
+	gpu->pcie_width = number(nvml, WH_NVML_PCIE_WIDTH, device, "lanes", missing);
+	gpu->pcie_width_most =
+		number(nvml, WH_NVML_PCIE_WIDTH_MOST, device, "lanes at most", missing);
 	if (!wh_nvml_fabric(nvml, device, &fabric) && fabric.state <= INT32_MAX)
 		gpu->fabric = (int)fabric.state;
 	if (!wh_nvml_mig(nvml, device, &mig))
@@ -90,7 +130,7 @@ static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu)
 	if (!wh_nvml_field(nvml, device, WH_NVML_FIELD_RECOVERY, UINT32_MAX, &recovery) &&
 	    recovery <= INT32_MAX)
 		gpu->recovery = (int)recovery;
-	ask_affinity(nvml, device, gpu);
+	ask_affinity(nvml, device, gpu, missing);
 }
 
 /* The GPU of the topology with this address; "": the next one in PCI's order, which is NVML's as
@@ -116,9 +156,14 @@ static struct wh_gpu *place_gpu(struct wh_topology *topology, const char *addres
 static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned device, bool named)
 {
 	char address[WH_ADDRESS] = "", problem[sizeof(((struct wh_gpu *)0)->problem)] = "";
+	struct missing missing = { .used = 0 };
 	struct wh_nvml_pci pci;
 	struct wh_gpu *gpu;
 
+	/* One that was lost after it had been added has no address any more. */
+	for (size_t i = 0; i < topology->gpu_count; i++)
+		if (topology->gpus[i].index == (int)device)
+			return 0;
 	if (!wh_nvml_pci(nvml, device, &pci))
 		write_address(&pci, address);
 	if (!*address == named)
@@ -130,8 +175,13 @@ static int add_gpu(struct wh_topology *topology, struct wh_nvml *nvml, unsigned 
 		return -ENOMEM;
 	gpu->index = (int)device;
 	memcpy(gpu->problem, problem, sizeof(gpu->problem));
-	if (!*problem)
-		ask_gpu(nvml, device, gpu);
+	if (*problem)
+		return 0;
+	ask_gpu(nvml, device, gpu, &missing);
+	if (!wh_nvml_device(nvml, device))
+		return note_missing(topology, &missing, device);
+	/* It is what it answers that tells. */
+	copy_text(gpu->problem, sizeof(gpu->problem), wh_fail_text());
 	return 0;
 }
 

@@ -337,6 +337,28 @@ static void read_port(const struct wh_tree *tree, struct wh_nic *nic)
 		nic->rate = NAN;
 }
 
+static void read_interface(const struct wh_tree *tree, struct wh_nic *nic)
+{
+	char folder[WH_TREE_PATH];
+	int rate;
+
+	snprintf(nic->layer, sizeof(nic->layer), "Ethernet");
+	snprintf(folder, sizeof(folder), "/sys/class/net/%s", nic->name);
+	wh_tree_line(tree, folder, "operstate", nic->state, sizeof(nic->state));
+	rate = number_or(tree, folder, "speed", -1); /* Mbit/s; virtual ones say -1 */
+	nic->rate = rate > 0 ? rate / 1e3 : NAN;
+}
+
+void wh_nic_read(const struct wh_tree *tree, struct wh_nic *nic)
+{
+	*nic->layer = *nic->state = '\0';
+	nic->rate = NAN;
+	if (nic->rdma == 1)
+		read_port(tree, nic);
+	else
+		read_interface(tree, nic);
+}
+
 static int add_rdma(const struct wh_tree *tree, struct wh_topology *topology)
 {
 	struct wh_tree_names names, interfaces;
@@ -358,10 +380,9 @@ static int add_rdma(const struct wh_tree *tree, struct wh_topology *topology)
 		}
 		snprintf(nic->name, sizeof(nic->name), "%.63s", names.name[i]);
 		nic->rdma = 1;
-		nic->rate = NAN;
 		nic->pci = device_of(tree, topology, "/sys/class/infiniband", nic->name);
 		nic->node = node_of(topology, nic->pci);
-		read_port(tree, nic);
+		wh_nic_read(tree, nic);
 		snprintf(path, sizeof(path), "/sys/class/infiniband/%s/device/net", nic->name);
 		if (!wh_tree_list(tree, path, &interfaces) && interfaces.count)
 			snprintf(nic->netdev, sizeof(nic->netdev), "%.63s", interfaces.name[0]);
@@ -390,8 +411,7 @@ static int add_ethernet(const struct wh_tree *tree, struct wh_topology *topology
 		return wh_topology_note(topology, "network", "/sys/class/net: %s",
 					strerror(-error));
 	for (size_t i = 0; i < names.count; i++) {
-		int pci = device_of(tree, topology, "/sys/class/net", names.name[i]), rate;
-		char folder[WH_TREE_PATH];
+		int pci = device_of(tree, topology, "/sys/class/net", names.name[i]);
 		struct wh_nic *nic;
 
 		if (pci < 0 || is_known(topology, names.name[i]))
@@ -403,13 +423,9 @@ static int add_ethernet(const struct wh_tree *tree, struct wh_topology *topology
 		}
 		snprintf(nic->name, sizeof(nic->name), "%.63s", names.name[i]);
 		memcpy(nic->netdev, nic->name, sizeof(nic->netdev));
-		snprintf(nic->layer, sizeof(nic->layer), "Ethernet");
 		nic->pci = pci;
 		nic->node = node_of(topology, pci);
-		snprintf(folder, sizeof(folder), "/sys/class/net/%s", nic->name);
-		wh_tree_line(tree, folder, "operstate", nic->state, sizeof(nic->state));
-		rate = number_or(tree, folder, "speed", -1); /* Mbit/s; virtual ones say -1 */
-		nic->rate = rate > 0 ? rate / 1e3 : NAN;
+		wh_nic_read(tree, nic);
 	}
 	wh_tree_names_free(&names);
 	return error;

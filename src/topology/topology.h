@@ -150,6 +150,10 @@ int wh_topology_add_nvml(struct wh_topology *topology, struct wh_nvml *nvml, con
 
 void wh_topology_free(struct wh_topology *topology);
 
+/* Read what changes of a NIC, of which `name` and `rdma` say which it is: layer, state and rate. What is not
+ * said is not known any more. */
+void wh_nic_read(const struct wh_tree *tree, struct wh_nic *nic);
+
 /* One more, all zero, at the end of an array of the topology; NULL without memory. The array may
  * move. */
 #define WH_TOPOLOGY_ADD(topology, array, count)                                                    \

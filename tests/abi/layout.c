@@ -190,7 +190,7 @@ static const struct row structs[] = {
 	FIELD(wh_counters, transport, 40),
 	FIELD(wh_counters, small, 552),
 	FIELD(wh_counters, large, 792),
-	SIZE(wh_engine_counters, 144),
+	SIZE(wh_engine_counters, 152),
 	FIELD(wh_engine_counters, size, 0),
 	FIELD(wh_engine_counters, uptime, 8),
 	FIELD(wh_engine_counters, peers, 16),
@@ -209,6 +209,7 @@ static const struct row structs[] = {
 	FIELD(wh_engine_counters, served_read_bytes, 120),
 	FIELD(wh_engine_counters, served_written_bytes, 128),
 	FIELD(wh_engine_counters, served_requests, 136),
+	FIELD(wh_engine_counters, unfinished, 144),
 	/* As Mooncake's header has them. */
 	SIZE(transfer_request, 40),
 	FIELD(transfer_request, opcode, 0),

@@ -194,7 +194,9 @@ static void failure__is_counted_once(void **state)
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	child_stop(f.child);
+	want(0, engine_counters(f.engine, NULL).unfinished);
 	want(0, wh_batch_submit(batch));
+	want(1, engine_counters(f.engine, NULL).unfinished);
 	want_true(wh_batch_wait(batch, PATIENCE) < 0, "the peer cannot have answered");
 	counters = counters_of(f.peer);
 	want(1, counters.batches);
@@ -205,6 +207,7 @@ static void failure__is_counted_once(void **state)
 	want(1, engine.peers_lost);
 	want(1, engine.connections);
 	want(0, wh_batch_free(batch));
+	want(0, engine_counters(f.engine, NULL).unfinished);
 	fixture_close_initiator(&f);
 	child_kill(f.child);
 }

@@ -125,18 +125,7 @@ exporter --metrics 192.0.2.1:9411|Cannot assign
 serve --memory host:64KiB --listen 127.0.0.1:0 --metrics 127.0.0.1:|is not ADDR:PORT
 LINES
 
-# ---- engines that work -------------------------------------------------------------------------
-
-start exporter "$wherry" exporter --metrics 127.0.0.1:0 --interval 1 || exit 1
-exporter=$process all=$line
-start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics '[::1]:0' \
-	--name "ä \"b\\" ||
-	exit 1
-server=$process url=$line
-own=$(sed -n 's/^wherry serve: metrics at //p' serve.err)
-! "$wherry" exporter --metrics "$(sed 's,^http://,,; s,/metrics$,,' <<<"$all")" 2>err &&
-	grep -q 'in use; choose another port' err
-verdict "a port that is taken" $?
+# ---- a machine that changes -------------------------------------------------------------------
 
 cat >fetch.py <<'PYTHON'
 """fetch.py URL FILE: the answer to GET, or the status."""
@@ -153,6 +142,59 @@ fetch() # URL FILE
 {
 	python3 fetch.py "$1" "$2"
 }
+
+# Scrape until it says so, for up to 10 s.
+told() # PATTERN
+{
+	local i
+
+	for ((i = 0; i < 100; i++)); do
+		fetch "$machine" out && lint out && grep -q -- "$1" out && return
+		sleep 0.1
+	done
+	return 1
+}
+
+start machine env FAKE_NVML=hgx/nvml.txt "$wherry" exporter --root hgx --observe off --interval 0.2 \
+	--metrics 127.0.0.1:0 || exit 1
+changing=$process machine=$line
+told '^wherry_gpu_info{gpu="3",.*} 1$'
+verdict "a machine that is well" $?
+sed '1i nvmlDeviceGetUtilizationRates 3 : 15' hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
+told '^wherry_gpu_info{gpu="3",.*} 0$' && ! grep -q '^wherry_gpu_power_watts{gpu="3"' out &&
+	grep -q '^wherry_gpu_info{gpu="2",.*} 1$' out
+verdict "a GPU falls off the bus" $?
+sed 1d hgx/nvml.txt >hgx/nvml.new && mv hgx/nvml.new hgx/nvml.txt
+told '^wherry_gpu_info{gpu="3",.*} 1$' && grep -q '^wherry_gpu_power_watts{gpu="3"' out
+verdict "and comes back" $?
+ports=hgx/sys/class/infiniband/mlx5_0/ports/1
+told '^wherry_nic_up{nic="mlx5_0",.*} 1$' && echo '1: DOWN' >$ports/state &&
+	echo '100 Gb/sec (4X EDR)' >$ports/rate && told '^wherry_nic_up{nic="mlx5_0",.*} 0$' &&
+	told '^wherry_nic_capacity_bytes_per_second{nic="mlx5_0",.*} 12500000000$' &&
+	grep -q '^wherry_nic_up{nic="mlx5_1",.*} 1$' out
+verdict "a port goes down" $?
+: >$ports/state && mkdir -p hgx/sys/class/infiniband/late/ports/1 &&
+	echo '4: ACTIVE' >hgx/sys/class/infiniband/late/ports/1/state &&
+	told '^wherry_nic_up{nic="late",.*} 1$' && told '^wherry_nic_bytes_total{nic="mlx5_0"' &&
+	! grep -q '^wherry_nic_up{nic="mlx5_0"' out
+verdict "a NIC comes, and a state that is not known is not told" $?
+rm -r hgx/sys/class/infiniband/late && echo '4: ACTIVE' >$ports/state &&
+	told '^wherry_nic_up{nic="mlx5_0",.*} 1$' && ! grep -q 'nic="late"' out
+verdict "a NIC goes" $?
+stop "$changing"
+
+# ---- engines that work -------------------------------------------------------------------------
+
+start exporter "$wherry" exporter --metrics 127.0.0.1:0 --interval 1 || exit 1
+exporter=$process all=$line
+start serve "$wherry" serve --memory host:1MiB --listen 127.0.0.1:0 --metrics '[::1]:0' \
+	--name "ä \"b\\" ||
+	exit 1
+server=$process url=$line
+own=$(sed -n 's/^wherry serve: metrics at //p' serve.err)
+! "$wherry" exporter --metrics "$(sed 's,^http://,,; s,/metrics$,,' <<<"$all")" 2>err &&
+	grep -q 'in use; choose another port' err
+verdict "a port that is taken" $?
 
 head -c 300000 /dev/urandom >file
 WHERRY_TRANSPORTS=tcp "$wherry" copy file "$url/host" && fetch "$own" out && lint out &&
@@ -235,6 +277,7 @@ fetch "$all" out && lint out &&
 	[ "$(value out 'wherry_peer_transfer_bytes_total.*op="write"')" = \
 		"$(python3 -c 'print("%.9g" % (4 * sum(2000000 + i for i in range(1000))))')" ] &&
 	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' out &&
+	grep -q '^wherry_inflight_batches{engine="made",.*} 18$' out &&
 	grep -q '^wherry_session_served_bytes_total{engine="made",.*session="client",op="read"} 5$' out
 verdict "what it told, from the layout in docs/metrics.md" $?
 stop "$made"

@@ -186,6 +186,78 @@ static void ask__load(void **state)
 	wh_nvml_close(nvml);
 }
 
+/* Put a file in the place of what the fake reads. */
+static void say(const char *path, const char *text)
+{
+	char other[64];
+	FILE *file;
+
+	snprintf(other, sizeof(other), "%s.new", path);
+	file = fopen(other, "w");
+	assert_non_null(file);
+	fprintf(file, "nvmlDeviceGetCount : 0 2\nnvmlDeviceGetHandleByIndex 0 : 0\n"
+		      "nvmlDeviceGetHandleByIndex 1 : 0\nnvmlDeviceGetName * : 0 GPU\n%s", text);
+	fclose(file);
+	assert_int_equal(rename(other, path), 0);
+}
+
+/* One that is lost, or has to be reset, while NVML is open. */
+static void ask__lost_on_the_way(void **state)
+{
+	static const struct {
+		const char *answer, *says;
+		int error;
+	} ways[] = {
+		{ "nvmlDeviceGetPowerUsage 1 : 15\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n", "Xid 79", -ENODEV },
+		{ "nvmlDeviceGetPowerUsage 1 : 16\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n", "gpu-reset", -EIO },
+	};
+	char path[] = "/tmp/wherry-nvml-XXXXXX", text[WH_NVML_TEXT];
+	int fd = mkstemp(path);
+
+	(void)state;
+	assert_true(fd >= 0);
+	close(fd);
+	for (size_t i = 0; i < 2; i++) {
+		static const char well[] = "nvmlDeviceGetPowerUsage * : 0 5\n";
+		struct wh_nvml *nvml;
+		uint32_t value;
+
+		say(path, well);
+		nvml = machine(path);
+		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), 0);
+		say(path, ways[i].answer);
+		/* Of two, it is not known which. */
+		assert_int_equal(wh_nvml_ancestor(nvml, 0, 1, &value), -ENODEV);
+		assert_int_equal(wh_nvml_device(nvml, 1), 0);
+		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), ways[i].error);
+		assert_int_equal(wh_nvml_device(nvml, 1), ways[i].error);
+		assert_non_null(strstr(wh_error_text(), ways[i].says));
+		assert_int_equal(wh_nvml_device(nvml, 0), 0);
+		/* It is not asked what it might still answer. */
+		assert_int_equal(wh_nvml_text(nvml, WH_NVML_NAME, 1, text), ways[i].error);
+		/* A handle is not yet an answer. */
+		assert_int_equal(wh_nvml_retry(nvml, 1), 0);
+		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), ways[i].error);
+		assert_int_equal(wh_nvml_device(nvml, 1), ways[i].error);
+		say(path, well);
+		assert_int_equal(wh_nvml_retry(nvml, 1), 0);
+		assert_int_equal(wh_nvml_number(nvml, WH_NVML_POWER, 1, &value), 0);
+		assert_int_equal(wh_nvml_device(nvml, 1), 0);
+		wh_nvml_close(nvml);
+	}
+	assert_int_equal(unlink(path), 0);
+}
+
+static void meaning__of_errors(void **state)
+{
+	(void)state;
+	assert_string_equal(wh_nvml_meaning(-EOPNOTSUPP), "not supported");
+	assert_string_equal(wh_nvml_meaning(-EACCES), "no permission");
+	assert_string_equal(wh_nvml_meaning(-ENOSYS), "function not found");
+	assert_string_equal(wh_nvml_meaning(-EIO), "an error of the driver");
+	assert_string_equal(wh_nvml_meaning(-ENAMETOOLONG), strerror(ENAMETOOLONG));
+}
+
 /* A driver that has none of the newer functions, and old versions of the others. */
 static void ask__old(void **state)
 {
@@ -293,7 +365,8 @@ int main(void)
 		cmocka_unit_test(open__no_library), cmocka_unit_test(open__no_driver),
 		cmocka_unit_test(ask__pcie),	    cmocka_unit_test(ask__broken),
 		cmocka_unit_test(ask__old),	    cmocka_unit_test(record__replays),
-		cmocka_unit_test(ask__load),
+		cmocka_unit_test(ask__load),	    cmocka_unit_test(ask__lost_on_the_way),
+		cmocka_unit_test(meaning__of_errors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

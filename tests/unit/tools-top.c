@@ -251,6 +251,31 @@ static void values__are_kept_until_they_are_asked(void **state)
 	machine_close(&m);
 }
 
+/* Every number that is not known has a reason, and no other has one. */
+static void why__as_the_numbers(void **state)
+{
+	const struct top_table *gpus = top_table("gpus");
+	struct machine m;
+
+	(void)state;
+	machine_open(&m, TOP_EVERYTHING);
+	take(&m, 3, 1);
+	for (size_t i = 0; i < 2; i++) {
+		for (size_t k = 0; k < gpus->field_count; k++) {
+			const struct field *field = &gpus->fields[k];
+			const char *row = (const char *)&m.sample->gpus[i];
+			json_t *value = field_to_json(row, field);
+
+			if (field->why)
+				assert_int_equal(json_is_null(value), reason_of(row, field) != NULL);
+			json_decref(value);
+		}
+	}
+	assert_int_equal(m.sample->gpus[0].why.busy, 0);
+	assert_int_equal(m.sample->gpus[1].why.busy, EOPNOTSUPP);
+	machine_close(&m);
+}
+
 static void links__rate_of_a_second(void **state)
 {
 	struct machine m;
@@ -276,6 +301,7 @@ int main(void)
 		cmocka_unit_test(calls__of_what_is_shown),
 		cmocka_unit_test(cost__too_much_is_asked_less_often),
 		cmocka_unit_test(values__are_kept_until_they_are_asked),
+		cmocka_unit_test(why__as_the_numbers),
 		cmocka_unit_test(links__rate_of_a_second),
 	};
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names, read at
- * nvmlInit. Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them,
+ * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names at nvmlInit, read
+ * then and again whenever it has changed (put another in its place by rename: a half is a file, too).
+ * Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them,
  * with FUNCTION without its version; an argument "*" stands for any, and the first line that fits
  * is taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are
  * passed over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
@@ -18,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -54,6 +56,9 @@ struct fabric {
 /* ---- the file -------------------------------------------------------------------------------- */
 
 static char *text; /* of the whole file; NULL: not initialised */
+static char *text_path;
+static struct stat text_file; /* when it was read */
+static pthread_mutex_t text_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static char *read_file(const char *path)
 {
@@ -92,8 +97,27 @@ static bool fits(const char *pattern, size_t length, const char *question)
 	}
 }
 
-/* The result that the file has for a question, and its values: up to the end of the line. */
-static int look_up(char *values, const char *question)
+/* Under the lock. One that has gone is kept. */
+static void read_again(void)
+{
+	struct stat now;
+	char *bytes;
+
+	if (!text || stat(text_path, &now) ||
+	    (now.st_ino == text_file.st_ino && now.st_size == text_file.st_size &&
+	     now.st_mtim.tv_sec == text_file.st_mtim.tv_sec &&
+	     now.st_mtim.tv_nsec == text_file.st_mtim.tv_nsec))
+		return;
+	bytes = read_file(text_path);
+	if (!bytes)
+		return;
+	free(text);
+	text = bytes;
+	text_file = now;
+}
+
+/* The result that the text has for a question, and its values: up to the end of the line. */
+static int find_line(char *values, const char *question)
 {
 	const char *line = text;
 
@@ -114,6 +138,41 @@ static int look_up(char *values, const char *question)
 		line += length + (line[length] == '\n');
 	}
 	return NOT_SUPPORTED;
+}
+
+static int look_up(char *values, const char *question)
+{
+	int result;
+
+	pthread_mutex_lock(&text_lock);
+	read_again();
+	result = find_line(values, question);
+	pthread_mutex_unlock(&text_lock);
+	return result;
+}
+
+static void forget_file(void)
+{
+	pthread_mutex_lock(&text_lock);
+	free(text);
+	free(text_path);
+	text = text_path = NULL;
+	pthread_mutex_unlock(&text_lock);
+}
+
+static bool take_file(const char *path)
+{
+	bool taken;
+
+	forget_file();
+	if (!path)
+		return false;
+	pthread_mutex_lock(&text_lock);
+	text = read_file(path);
+	text_path = strdup(path);
+	taken = text && text_path && !stat(path, &text_file);
+	pthread_mutex_unlock(&text_lock);
+	return taken;
 }
 
 /* ---- what has been asked --------------------------------------------------------------------- */
@@ -195,9 +254,7 @@ EXPORT int nvmlInit(void)
 	char values[512];
 	int result;
 
-	free(text);
-	text = read_file(getenv("FAKE_NVML"));
-	if (!text)
+	if (!take_file(getenv("FAKE_NVML")))
 		return DRIVER_NOT_LOADED;
 	if (!look_up(values, "delay")) {
 		long ms = strtol(values, NULL, 10);
@@ -210,8 +267,7 @@ EXPORT int nvmlInit(void)
 
 EXPORT int nvmlShutdown(void)
 {
-	free(text);
-	text = NULL;
+	forget_file();
 	return SUCCESS;
 }
 
