@@ -249,9 +249,13 @@ static uint64_t unfinished(struct wh_engine *engine)
 	pthread_mutex_lock(&places->lock);
 	high = places->high;
 	pthread_mutex_unlock(&places->lock);
-	for (uint32_t i = 0; i < high; i++)
-		sum += atomic_load_explicit(&((struct wh_region *)wh_places_at(places, i))->batches,
-					    memory_order_relaxed);
+	for (uint32_t i = 0; i < high; i++) {
+		struct wh_place *place = wh_places_at(places, i);
+
+		if (place)
+			sum += atomic_load_explicit(&wh_container(place, struct wh_region, place)->batches,
+						    memory_order_relaxed);
+	}
 	return sum;
 }
 
