@@ -59,6 +59,13 @@ says() # NAME STATUS TEXT ARGUMENTS...
 ulimit -S -n 2048 2>/dev/null
 second=host:1MiB:b
 "$wherry" explain cuda:0 >/dev/null 2>&1 && second=cuda:0:1MiB:b
+# Half a minute, mostly of waiting, behind all the others.
+start 2 "$wherry" serve -m host:8MiB:a --mooncake
+trickled=$started
+control=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
+python3 "$peer" client "$control" trickle >trickle.out 2>&1 &
+trickling=$!
+
 start 3 "$wherry" serve -m host:8MiB:a -m "$second" --mooncake --notifications -v
 verdict "a server" $?
 url=$(sed -n '2s/ .*//p' ready)
@@ -70,9 +77,9 @@ verdict "it says where, and who may" $?
 cases=(the_segment both_versions the_whole in_small_pieces requests_ahead many_at_once outside
 	refused_with_its_bytes operations cut_off questions wrong_questions the_other_memory)
 if [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 2048 ]; then
-	cases+=(silent)
+	cases+=(silent a_crowd a_crowd_of_questions big_questions)
 else
-	echo "[  SKIPPED ] silent: more than $(ulimit -n) files may not be open here"
+	echo "[  SKIPPED ] silent, a_crowd, a_crowd_of_questions, big_questions: more than $(ulimit -n) files may not be open here"
 fi
 python3 "$peer" client "$control" "${cases[@]}" || failed=1
 grep -q -F 'decoder?7 9 block 9 \x07' ready
@@ -217,4 +224,9 @@ says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-m
 says "a store for nothing" 64 "is for mooncake://" copy wherry://127.0.0.1:1/a back \
 	--mooncake-metadata http://127.0.0.1:1
 
+wait "$trickling" || failed=1
+cat trickle.out
+kill "$trickled"
+wait "$trickled"
+verdict "the server of those who were slow ends with status 0" $?
 exit $failed

@@ -12,8 +12,10 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 ADDRESS, SIZE = 0x700000000000, 4 << 20
+ELSEWHERE = ("127.0.0.2", 0)
 OK, REJECTED = 0x4D43545600000000, 0x4D43545600000001
 
 
@@ -124,8 +126,9 @@ def ask(where, kind, body):
 class Data:
     """A data connection."""
 
-    def __init__(self, where):
-        self.connection = socket.create_connection(where)
+    def __init__(self, where, source=None):
+        self.connection = socket.create_connection(where, timeout=10 if source else 60,
+                                                   source_address=source)
 
     def send(self, size, address, op, payload=b"", padding=b"\x5a" * 7):
         self.connection.sendall(struct.pack("<QQB", size, address, op) + padding + payload)
@@ -159,8 +162,8 @@ class Client:
         self.buffer = self.segment["buffers"][0]
         self.address, self.length = self.buffer["addr"], self.buffer["length"]
 
-    def data(self):
-        return Data(self.where)
+    def data(self, source=None):
+        return Data(self.where, source)
 
     def the_segment(self):
         segment = self.segment
@@ -284,6 +287,88 @@ class Client:
         assert quiet[0].recv(1) == b""
         idle = [self.data() for _ in range(1100)]
         assert idle[-1].read(self.address, 1) and idle[0].ended()
+
+    def a_crowd(self):
+        """One address that begins requests on all the connections it can have, and does not end them."""
+        kept = self.data(ELSEWHERE)
+        kept.send(4096, self.address, 0x81, b"k" * 95)
+        header = struct.pack("<QQB", 4096, self.address + 4096, 0x81) + b"\0" * 7
+        crowd = []
+        for i in range(1100):
+            crowd.append(self.data())
+            crowd[-1].connection.sendall(header[:1 + i % 24] if i % 2 else header + b"x")
+        time.sleep(0.5) # until all of it has been heard
+        # Who is from elsewhere is not concerned, old or new.
+        assert self.data(ELSEWHERE).read(self.address, 1)
+        kept.connection.sendall(b"k" * 4001)
+        assert kept.status() == OK
+        # And here one of them goes, when it has had a second.
+        time.sleep(1.5)
+        assert self.data().read(self.address, 4096) == b"k" * 4096
+        for data in crowd:
+            data.connection.close()
+
+    def a_crowd_of_questions(self):
+        """The same of the control port."""
+        kept = socket.create_connection(self.control, source_address=ELSEWHERE)
+        kept.sendall(struct.pack("<Q", 3))
+        # Before the crowd comes, it has been heard.
+        time.sleep(0.2)
+        crowd = [socket.create_connection(self.control) for _ in range(600)]
+        for connection in crowd:
+            try:
+                connection.sendall(struct.pack("<QB", 1 << 20, 1) + b"{" * 4000)
+            except ConnectionError:
+                pass
+        assert ask(self.control, 3, b"{}")
+        kept.sendall(b"\x03{}")
+        assert receive(kept, 8) is not None
+        for connection in crowd:
+            connection.close()
+
+    def big_questions(self):
+        """One address does not get more memory than its share: the oldest questions go."""
+        crowd = [socket.create_connection(self.control) for _ in range(100)]
+        gone = 0
+        for connection in crowd:
+            try:
+                connection.sendall(struct.pack("<QB", 1 << 20, 1) + b" " * ((1 << 20) - 2))
+            except ConnectionError:
+                gone += 1
+        time.sleep(0.2)
+        for connection in crowd:
+            connection.setblocking(False)
+            try:
+                gone += connection.recv(1) == b""
+            except BlockingIOError:
+                pass
+            except ConnectionError:
+                gone += 1
+            connection.close()
+        assert 60 <= gone <= 80, gone
+        assert ask(self.control, 3, b"{}")
+
+    def trickle(self):
+        """Who moves hardly anything has half a minute for it, and who is merely slow has more."""
+        slow, kept = self.data(), self.data()
+        slow.send(1 << 20, self.address, 0x81)
+        kept.send(self.length, self.address, 0x81)
+        header = self.data()
+        start = time.monotonic()
+        gone = {}
+        for turn in range(20):
+            for name, data, part in (("slow", slow, b"s"), ("header", header, b"\0"), ("kept", kept, b"k" * 200000)):
+                try:
+                    data.connection.sendall(part)
+                    data.connection.setblocking(False)
+                    assert data.connection.recv(1) == b""
+                    gone.setdefault(name, time.monotonic() - start)
+                except BlockingIOError:
+                    data.connection.setblocking(True)
+                except ConnectionError:
+                    gone.setdefault(name, time.monotonic() - start)
+            time.sleep(2)
+        assert set(gone) == {"slow", "header"} and all(29 < at < 38 for at in gone.values()), gone
 
     def read_only(self):
         data = self.data()
