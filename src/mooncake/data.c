@@ -6,8 +6,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -191,7 +189,7 @@ static ssize_t receive(struct data *data)
 		return refuse(data);
 	data->done += (uint64_t)bytes;
 	if (data->done < data->request.length)
-		return bytes;
+		return (size_t)bytes < length ? 0 : bytes; /* that was all there is */
 	if (data->request.status)
 		answer(data, WH_MOONCAKE_OK);
 	else
@@ -338,7 +336,6 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const 
 {
 	struct wh_mooncake_guest *last = NULL;
 	struct data *data;
-	int one = 1;
 
 	if (!wh_mooncake_crowd_room(&server->moving, from, &last)) {
 		if (!last) {
@@ -354,7 +351,7 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const 
 		close(fd);
 		return;
 	}
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	wh_mooncake_socket_tune(fd, from);
 	data->source = (struct wh_source){ .fd = fd, .ready = ready };
 	data->server = server;
 	data->events = EPOLLIN;
