@@ -4,8 +4,13 @@
 mooncake_peer.py server VERSION MANNER FILE   an engine with 4 MiB at 0x700000000000, which are FILE's to
                                               begin with; after each request they are written there. Prints
                                               its HOST:PORT.
+mooncake_peer.py store USER PASSWORD          a web server that keeps what is PUT, for who knows these; prints its
+                                              HOST:PORT
+mooncake_peer.py lock HOST:PORT USER PASSWORD   etcd there asks for a user from now on
 mooncake_peer.py client HOST:PORT             what an engine asks `wherry serve --mooncake`, right and wrong
 """
+import base64
+import http.server
 import json
 import os
 import socket
@@ -13,6 +18,8 @@ import struct
 import sys
 import threading
 import time
+import urllib.parse
+import urllib.request
 
 ADDRESS, SIZE = 0x700000000000, 4 << 20
 ELSEWHERE = ("127.0.0.2", 0)
@@ -108,6 +115,53 @@ class Engine:
         else:
             connection.sendall(status + self.memory[offset:offset + size // (2 if self.manner == "short" else 1)])
         return self.manner != "short"
+
+
+# ---- stores of metadata ----------------------------------------------------------------------------------
+
+class Store(http.server.BaseHTTPRequestHandler):
+    secret, values = "", {}
+
+    def answer(self, status, body=b""):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def serve(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = urllib.parse.urlsplit(self.path)
+        key = urllib.parse.parse_qs(url.query).get("key", [""])[0]
+        if self.headers.get("Authorization") != self.secret:
+            self.answer(401)
+        elif self.command == "PUT":
+            self.values[key] = body
+            self.answer(200)
+        elif key not in self.values:
+            self.answer(404)
+        else:
+            self.answer(200, self.values[key] if self.command == "GET" else b"")
+            if self.command == "DELETE":
+                del self.values[key]
+
+    do_GET = do_PUT = do_DELETE = serve
+
+    def log_message(self, *_):
+        pass
+
+
+def store(user, password):
+    Store.secret = "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode()).decode()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    print("127.0.0.1:%d" % server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+def lock(where, user, password):
+    for path, body in (("user/add", {"name": user, "password": password}), ("role/add", {"name": "root"}),
+                       ("user/grant", {"user": user, "role": "root"}), ("enable", {})):
+        request = urllib.request.Request("http://%s/v3/auth/%s" % (where, path), json.dumps(body).encode())
+        urllib.request.urlopen(request, timeout=10).read()
 
 
 # ---- what is asked of wherry serve ------------------------------------------------------------------------
@@ -389,6 +443,11 @@ class Client:
 def main():
     if sys.argv[1] == "server":
         Engine(int(sys.argv[2]), sys.argv[3], sys.argv[4]).serve()
+    if sys.argv[1] == "store":
+        store(*sys.argv[2:])
+    if sys.argv[1] == "lock":
+        lock(*sys.argv[2:])
+        return
     client = Client(sys.argv[2])
     failed = False
     for name in sys.argv[3:]:
