@@ -8,8 +8,9 @@
 #include "rendezvous/rendezvous.h"
 
 /* On loopback. Mooncake's engines send and take 64 KiB at a time; the system's buffers grow to megabytes, and what
- * waits there has left the CPU's caches before it is copied out again. */
-#define NEAR_BUFFER (128 << 10)
+ * waits there has left the CPU's caches before it is copied out again. In half of this the window has at times no room
+ * for the next 64 KiB. */
+#define NEAR_BUFFER (256 << 10)
 
 void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer)
 {
