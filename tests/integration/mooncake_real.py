@@ -7,8 +7,6 @@ mooncake_real.py server FILE [METADATA]  publishes FILE's bytes, prints HOST:POR
                                          on standard input, writes them back to FILE; if that is "notes", prints
                                          the notifications that have come instead
 mooncake_real.py named NAME ADDRESS METADATA   writes and reads 1 MiB of the engine of that name
-mooncake_real.py self SECONDS            GB/s of writes and reads of 1 MiB, engine to engine of its own
-mooncake_real.py speed HOST:PORT SECONDS the same with what `wherry serve --mooncake` has
 """
 import ctypes
 import importlib.metadata
@@ -16,9 +14,7 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
-import time
 
 os.environ.setdefault("MC_FORCE_TCP", "1")
 from mooncake.engine import TransferEngine  # noqa: E402
@@ -141,18 +137,6 @@ def named(name, address, metadata):
     assert made.transfer_sync_read(name, local, int(address, 0), 1 << 20) == 0 and buffer.raw == payload
 
 
-def speed(name, seconds):
-    made = Client(name)
-    for verb in ("write", "read"):
-        move = getattr(made.engine, "transfer_sync_" + verb)
-        assert move(name, made.local, made.remote[0], 1 << 20) == 0
-        count, start = 0, time.monotonic()
-        while time.monotonic() - start < seconds:
-            assert move(name, made.local, made.remote[0], 1 << 20) == 0
-            count += 1
-        print("%s %.3f GB/s" % (verb, count * (1 << 20) / (time.monotonic() - start) / 1e9), flush=True)
-
-
 def main():
     verb, rest = sys.argv[1], sys.argv[2:]
     if verb == "check":
@@ -163,16 +147,6 @@ def main():
         server(*rest)
     elif verb == "named":
         named(*rest)
-    elif verb == "speed":
-        speed(rest[0], float(rest[1]))
-    elif verb == "self":
-        with open("self.bytes", "wb") as file:
-            file.truncate(8 << 20)
-        other = subprocess.Popen([sys.executable, __file__, "server", "self.bytes"], stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, text=True)
-        speed(other.stdout.readline().split()[0], float(rest[0]))
-        other.stdin.close()
-        other.wait()
 
 
 main()
