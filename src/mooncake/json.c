@@ -65,6 +65,34 @@ static char *widen(const char *json, size_t *length)
 	return out;
 }
 
+/* The same back: a number, which may be wide. */
+static json_t *put_number(uint64_t number)
+{
+	char digits[24];
+
+	if (number <= INT64_MAX)
+		return json_integer((json_int_t)number);
+	snprintf(digits, sizeof(digits), "%" PRIu64, number);
+	return json_pack("{s:s}", WIDE, digits);
+}
+
+static void narrow(char *text)
+{
+	char *at = text, *to = text;
+
+	while (*at) {
+		if (strncmp(at, WIDE_OPEN, strlen(WIDE_OPEN)) != 0) {
+			*to++ = *at++;
+			continue;
+		}
+		at += strlen(WIDE_OPEN);
+		while (*at >= '0' && *at <= '9')
+			*to++ = *at++;
+		at += strlen(WIDE_CLOSE);
+	}
+	*to = '\0';
+}
+
 /* One object, with nothing behind it but white space. NULL: not so, and the text says why. */
 static json_t *load(const char *json, size_t length)
 {
@@ -269,10 +297,10 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	char *text;
 
 	for (size_t i = 0; i < segment->count; i++)
-		json_array_append_new(buffers, json_pack("{s:s, s:I, s:I}",
+		json_array_append_new(buffers, json_pack("{s:s, s:o, s:o}",
 			"name", segment->buffers[i].name,
-			"addr", (json_int_t)segment->buffers[i].address,
-			"length", (json_int_t)segment->buffers[i].length));
+			"addr", put_number(segment->buffers[i].address),
+			"length", put_number(segment->buffers[i].length)));
 	object = json_pack("{s:s, s:s, s:i, s:i, s:o, s:o}", "name", segment->name,
 			   "protocol", "tcp", "tcp_data_port", segment->port,
 			   "tcp_proto_version", (int)segment->version, "timestamp", timestamp(),
@@ -288,6 +316,8 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	}
 	text = json_array_size(buffers) == segment->count ? json_dumps(object, JSON_COMPACT) : NULL;
 	json_decref(object);
+	if (text)
+		narrow(text);
 	return text;
 }
 

@@ -85,7 +85,8 @@ static void segment__others(void **state)
 /* Addresses and lengths have 64 bits, each of which counts. */
 static void segment__wide(void **state)
 {
-	struct wh_mooncake_segment segment;
+	struct wh_mooncake_segment segment, again;
+	char *text;
 
 	(void)state;
 	assert_int_equal(parse("{\"name\":\"18446744073709551615 \\\"9223372036854775809\",\"protocol\":\"tcp\","
@@ -100,6 +101,13 @@ static void segment__wide(void **state)
 	assert_true(segment.buffers[1].address == UINT64_C(9223372036854775809));
 	assert_true(segment.buffers[2].length == UINT64_C(9223372036854775808));
 	assert_true(segment.buffers[3].length == UINT64_MAX);
+	text = wh_mooncake_segment_format(&segment);
+	assert_non_null(text);
+	assert_non_null(strstr(text, "\"addr\":18446744073709551615,"));
+	assert_int_equal(parse(text, &again), 0);
+	assert_memory_equal(again.buffers, segment.buffers, 4 * sizeof(*again.buffers));
+	free(text);
+	wh_mooncake_segment_free(&again);
 	wh_mooncake_segment_free(&segment);
 }
 
