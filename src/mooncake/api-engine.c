@@ -184,6 +184,7 @@ static int open_store(struct te_engine *engine, const char *metadata)
 		error = te_fail(TE_METADATA, "createTransferEngine: %s", engine->store_ops->text());
 		engine->store_ops = NULL;
 	}
+	explicit_bzero(url, sizeof(url));
 	return error;
 }
 

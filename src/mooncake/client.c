@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -100,13 +99,13 @@ static int connect_one(struct wire *wire, const struct sockaddr_storage *address
 {
 	socklen_t length = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) :
 							   sizeof(struct sockaddr_in6);
-	int one = 1, result = 0, error = 0;
+	int result = 0, error = 0;
 	socklen_t size = sizeof(result);
 
 	wire->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
 	if (wire->fd < 0)
 		return wh_fail(errno, "mooncake: socket: %s", strerror(errno));
-	setsockopt(wire->fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	wh_mooncake_socket_tune(wire->fd, address);
 	if (connect(wire->fd, (const struct sockaddr *)address, length))
 		error = errno == EINPROGRESS ? wait_for(wire, POLLOUT, "connect to it") :
 					       broken(wire, "connect to it", errno);

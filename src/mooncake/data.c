@@ -6,8 +6,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -16,7 +14,11 @@
 #include "mooncake/internal.h"
 
 #define MOST 1024                   /* connections */
-#define STALL (30 * WH_SECOND)      /* in the middle of a request */
+#define MOST_PLACE 512              /* from one place */
+/* In the middle of a request so many bytes have to move in that time, or it is over; where there is no room for
+ * another connection, as many a second as that makes, after the first. */
+#define WINDOW (30 * WH_SECOND)
+#define LEAST (UINT64_C(1) << 20)
 #define TURN (UINT64_C(4) << 20)    /* bytes, before others have theirs */
 #define DRAINED (UINT64_C(64) << 20) /* bytes of a refused request that are read and forgotten */
 
@@ -24,7 +26,7 @@ enum stage { HEADER, RECEIVE, ANSWER, SEND, DRAIN };
 
 struct data {
 	struct wh_source source;
-	struct wh_list link;
+	struct wh_mooncake_guest guest;
 	struct wh_mooncake_server *server;
 	enum stage stage;
 	uint32_t events;
@@ -33,7 +35,8 @@ struct data {
 	struct wh_mooncake_request request;
 	const struct wh_mooncake_memory *memory; /* NULL: refused */
 	uint64_t done;
-	int64_t moved; /* when a byte last did */
+	int64_t since;    /* when its request began, or the window in which it is looked at */
+	uint64_t already; /* `done` then */
 };
 
 static void drop(struct data *data)
@@ -41,8 +44,7 @@ static void drop(struct data *data)
 	struct wh_mooncake_server *server = data->server;
 
 	wh_loop_remove(&server->loop, &data->source);
-	wh_list_remove(&data->link);
-	server->moving_count--;
+	wh_mooncake_crowd_leave(&server->moving, &data->guest);
 	close(data->source.fd);
 	free(data);
 }
@@ -53,6 +55,13 @@ static ssize_t outcome(ssize_t bytes)
 	if (bytes > 0)
 		return bytes;
 	return bytes < 0 && (errno == EAGAIN || errno == EINTR) ? 0 : -1;
+}
+
+/* From here on it has to move. */
+static void look(struct data *data, uint64_t done)
+{
+	data->since = wh_now();
+	data->done = data->already = done;
 }
 
 /* ---- requests ------------------------------------------------------------------------------ */
@@ -98,7 +107,7 @@ static ssize_t begin(struct data *data)
 	struct wh_mooncake_request *request = &data->request;
 	const char *why;
 
-	data->done = 0;
+	data->done = data->already = 0;
 	if (wh_mooncake_request_parse(data->bytes, request)) {
 		wh_mooncake_log(data->server, "refused: %s", wh_fail_text());
 		return refuse(data);
@@ -133,6 +142,8 @@ static ssize_t take_header(struct data *data)
 
 	if (bytes <= 0)
 		return bytes;
+	if (!data->got)
+		look(data, 0);
 	data->got += (size_t)bytes;
 	return data->got == WH_MOONCAKE_HEADER ? begin(data) : bytes;
 }
@@ -178,7 +189,7 @@ static ssize_t receive(struct data *data)
 		return refuse(data);
 	data->done += (uint64_t)bytes;
 	if (data->done < data->request.length)
-		return bytes;
+		return (size_t)bytes < length ? 0 : bytes; /* that was all there is */
 	if (data->request.status)
 		answer(data, WH_MOONCAKE_OK);
 	else
@@ -201,7 +212,7 @@ static ssize_t send_status(struct data *data)
 		/* Closed with bytes unread, the connection would be reset, and the status lost. */
 		shutdown(data->source.fd, SHUT_WR);
 		data->stage = DRAIN;
-		data->done = 0;
+		data->done = data->already = 0;
 	} else if (more) {
 		data->stage = SEND;
 	} else {
@@ -274,9 +285,8 @@ static void ready(struct wh_source *source, uint32_t events)
 		return;
 	}
 	if (moved) {
-		data->moved = wh_now();
-		wh_list_remove(&data->link);
-		wh_list_append(&server->moving, &data->link);
+		wh_list_remove(&data->guest.link);
+		wh_list_append(&server->moving.guests, &data->guest.link);
 	}
 	wanted = data->stage == ANSWER || data->stage == SEND ? EPOLLOUT : EPOLLIN;
 	if (wanted != data->events)
@@ -289,47 +299,68 @@ static bool is_idle(const struct data *data)
 	return data->stage == HEADER && !data->got;
 }
 
-/* The one that has been idle for longest makes room. */
-static bool make_room(struct wh_mooncake_server *server)
+/* Since a time ago, of more than nothing, it has moved less than it should. */
+static bool is_lazy(const struct data *data, int64_t ago)
 {
-	for (struct wh_list *link = server->moving.next; link != &server->moving; link = link->next) {
-		struct data *data = wh_container(link, struct data, link);
-
-		if (is_idle(data)) {
-			drop(data);
-			return true;
-		}
-	}
-	return false;
+	if (ago > WINDOW)
+		ago = WINDOW;
+	return !is_idle(data) && data->done - data->already < LEAST * (uint64_t)ago / (uint64_t)WINDOW;
 }
 
-void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd)
+static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
 {
-	struct data *data;
-	int one = 1;
+	const struct data *data = wh_container(guest, struct data, guest);
+	int64_t ago = wh_now() - data->since;
 
-	if (server->moving_count == MOST && !make_room(server)) {
-		wh_mooncake_log(server, "a data connection is closed: %d others are at work", MOST);
-		close(fd);
-		return;
+	if (is_idle(data))
+		return WH_MOONCAKE_DONE;
+	return ago >= WH_SECOND && is_lazy(data, ago) ? WH_MOONCAKE_LAZY : WH_MOONCAKE_STAYS;
+}
+
+void wh_mooncake_data_open(struct wh_mooncake_server *server)
+{
+	server->moving = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
+	wh_list_init(&server->moving.guests);
+}
+
+bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
+{
+	struct wh_mooncake_guest *last = wh_mooncake_crowd_least(&server->moving);
+
+	if (last)
+		drop(wh_container(last, struct data, guest));
+	return last != NULL;
+}
+
+void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from)
+{
+	struct wh_mooncake_guest *last = NULL;
+	struct data *data;
+
+	if (!wh_mooncake_crowd_room(&server->moving, from, &last)) {
+		if (!last) {
+			wh_mooncake_log(server, "a data connection is closed: %d others, %d of one address, are at work",
+					MOST, MOST_PLACE);
+			close(fd);
+			return;
+		}
+		drop(wh_container(last, struct data, guest));
 	}
 	data = calloc(1, sizeof(*data));
 	if (!data) {
 		close(fd);
 		return;
 	}
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	wh_mooncake_socket_tune(fd, from);
 	data->source = (struct wh_source){ .fd = fd, .ready = ready };
 	data->server = server;
 	data->events = EPOLLIN;
-	data->moved = wh_now();
 	if (wh_loop_add(&server->loop, &data->source, EPOLLIN)) {
 		close(fd);
 		free(data);
 		return;
 	}
-	wh_list_append(&server->moving, &data->link);
-	server->moving_count++;
+	wh_mooncake_crowd_enter(&server->moving, &data->guest, from);
 }
 
 /* The same memory among those that are published now, else NULL. */
@@ -349,8 +380,8 @@ void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh
 {
 	struct wh_list *next;
 
-	for (struct wh_list *link = server->moving.next; link != &server->moving; link = next) {
-		struct data *data = wh_container(link, struct data, link);
+	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests; link = next) {
+		struct data *data = wh_container(link, struct data, guest.link);
 
 		next = link->next;
 		if (data->stage == HEADER || !data->memory)
@@ -366,14 +397,15 @@ void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all)
 	int64_t now = wh_now();
 	struct wh_list *next;
 
-	for (struct wh_list *link = server->moving.next; link != &server->moving; link = next) {
-		struct data *data = wh_container(link, struct data, link);
+	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests; link = next) {
+		struct data *data = wh_container(link, struct data, guest.link);
 
 		next = link->next;
-		/* They are in the order of when they moved. */
-		if (!all && now - data->moved < STALL)
-			return;
-		if (all || !is_idle(data))
+		if (!all && now - data->since < WINDOW)
+			continue;
+		if (all || is_lazy(data, WINDOW))
 			drop(data);
+		else if (!is_idle(data))
+			look(data, data->done);
 	}
 }

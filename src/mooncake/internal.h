@@ -3,6 +3,7 @@
 #ifndef WH_MOONCAKE_INTERNAL_H
 #define WH_MOONCAKE_INTERNAL_H
 
+#include "mooncake/crowd.h"
 #include "mooncake/mooncake.h"
 #include "util/clock.h"
 #include "util/list.h"
@@ -11,7 +12,7 @@
 struct wh_mooncake_listener {
 	struct wh_source source;
 	struct wh_mooncake_server *server;
-	void (*accepted)(struct wh_mooncake_server *server, int fd);
+	void (*accepted)(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from);
 	char address[64];
 };
 
@@ -23,21 +24,22 @@ struct wh_mooncake_server {
 	struct wh_mooncake_listener control, data;
 	struct wh_timer sweep;
 	/* The loop's thread only. */
-	struct wh_list asking; /* control connections, the oldest first */
-	size_t asking_count;
-	struct wh_list moving; /* data connections, the one that has been still for longest first */
-	size_t moving_count;
+	struct wh_mooncake_crowd asking; /* control connections, the oldest first */
+	struct wh_mooncake_crowd moving; /* data connections, the one that has been still for longest first */
 };
 
 void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
 	__attribute__((format(printf, 2, 3)));
 
+void wh_mooncake_data_open(struct wh_mooncake_server *server);
 /* A data connection has come. */
-void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd);
+void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from);
+/* Close one that can go; false: there is none. */
+bool wh_mooncake_data_yield(struct wh_mooncake_server *server);
 /* Others are published than before: who is in the middle of what is gone is cut off. */
 void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
 			      size_t count);
-/* Close those that have been still in the middle of something for too long; all: every one. */
+/* Close those that are too slow in the middle of something; all: every one. */
 void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all);
 
 #endif

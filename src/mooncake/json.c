@@ -11,6 +11,88 @@
 
 #include "mooncake/wire.h"
 
+/* Jansson has no integers over 2^63 - 1, and Mooncake has up to 2^64: they become objects with this key, and their
+ * digits. */
+#define WIDE "\001"
+#define WIDE_OPEN "{\"\\u0001\":\""
+#define WIDE_CLOSE "\"}"
+
+/* Is this a number of more than 63 bits, and of 64 at most? *end is behind all digits. */
+static bool is_wide(const char *at, const char *limit, const char **end)
+{
+	uint64_t number = 0;
+	bool fits = true;
+
+	for (*end = at; *end < limit && **end >= '0' && **end <= '9'; ++*end) {
+		uint64_t digit = (uint64_t)(**end - '0');
+
+		fits = fits && number <= (UINT64_MAX - digit) / 10;
+		number = number * 10 + digit;
+	}
+	return fits && number > INT64_MAX && *at != '0' && (*end == limit || !strchr(".eE", **end));
+}
+
+/* The text with its wide numbers so; malloc()ed, *length is its own then. NULL: no memory. */
+static char *widen(const char *json, size_t *length)
+{
+	const char *limit = json + *length, *digits = json, *at = json;
+	size_t extra = strlen(WIDE_OPEN WIDE_CLOSE);
+	/* The shortest that is wide has 19 digits. */
+	char *out = malloc(*length + (*length / 19 + 1) * extra), *to = out;
+	bool quoted = false;
+
+	while (out && at < limit) {
+		bool begins = !quoted && *at >= '0' && *at <= '9' && (at == json || !strchr("-+.eE", at[-1]));
+		bool wide = begins && is_wide(at, limit, &digits);
+
+		if (wide)
+			to = stpcpy(to, WIDE_OPEN);
+		if (begins) {
+			to = mempcpy(to, at, (size_t)(digits - at));
+			at = digits;
+		}
+		if (wide)
+			to = stpcpy(to, WIDE_CLOSE);
+		if (begins)
+			continue;
+		if (quoted && *at == '\\' && at + 1 < limit)
+			*to++ = *at++;
+		else if (*at == '"')
+			quoted = !quoted;
+		*to++ = *at++;
+	}
+	*length = (size_t)(to - out);
+	return out;
+}
+
+/* The same back: a number, which may be wide. */
+static json_t *put_number(uint64_t number)
+{
+	char digits[24];
+
+	if (number <= INT64_MAX)
+		return json_integer((json_int_t)number);
+	snprintf(digits, sizeof(digits), "%" PRIu64, number);
+	return json_pack("{s:s}", WIDE, digits);
+}
+
+static void narrow(char *text)
+{
+	char *at = text, *to = text;
+
+	while (*at) {
+		if (strncmp(at, WIDE_OPEN, strlen(WIDE_OPEN)) != 0) {
+			*to++ = *at++;
+			continue;
+		}
+		at += strlen(WIDE_OPEN);
+		while (*at >= '0' && *at <= '9')
+			*to++ = *at++;
+		at += strlen(WIDE_CLOSE);
+	}
+	*to = '\0';
+}
+
 /* One object, with nothing behind it but white space. NULL: not so, and the text says why. */
 static json_t *load(const char *json, size_t length)
 {
@@ -21,6 +103,12 @@ static json_t *load(const char *json, size_t length)
 	while (length && !json[length - 1])
 		length--;
 	object = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
+	if (!object && json_error_code(&error) == json_error_numeric_overflow) {
+		char *text = widen(json, &length);
+
+		object = text ? json_loadb(text, length, JSON_REJECT_DUPLICATES, &error) : NULL;
+		free(text);
+	}
 	if (!object)
 		wh_fail(EPROTO, "mooncake: no JSON: %.100s at byte %d", error.text, error.position);
 	else if (!json_is_object(object))
@@ -45,8 +133,13 @@ int wh_mooncake_object_check(const char *json, size_t length)
 static bool get_number(const json_t *object, const char *key, uint64_t most, uint64_t *out)
 {
 	const json_t *value = json_object_get(object, key);
+	const char *wide = json_string_value(json_object_get(value, WIDE));
 	json_int_t number = json_integer_value(value);
 
+	if (wide) {
+		*out = strtoull(wide, NULL, 10);
+		return *out > INT64_MAX && *out <= most;
+	}
 	if (!json_is_integer(value) || number < 0 || (uint64_t)number > most)
 		return false;
 	*out = (uint64_t)number;
@@ -93,11 +186,11 @@ static int get_buffer(const json_t *object, struct wh_mooncake_buffer *out)
 {
 	const json_t *name = json_object_get(object, "name");
 
-	if (!get_number(object, "addr", INT64_MAX, &out->address) || !out->address)
+	if (!get_number(object, "addr", UINT64_MAX, &out->address) || !out->address)
 		return wh_fail(EPROTO, "mooncake: a buffer whose addr is missing, or no address");
-	if (!get_number(object, "length", INT64_MAX, &out->length) || !out->length)
+	if (!get_number(object, "length", UINT64_MAX, &out->length) || !out->length)
 		return wh_fail(EPROTO, "mooncake: a buffer whose length is missing, or 0");
-	if (out->length > UINT64_MAX - out->address)
+	if (out->length - 1 > UINT64_MAX - out->address)
 		return wh_fail(EPROTO, "mooncake: a buffer that ends behind all addresses");
 	if (!json_is_string(name))
 		return wh_fail(EPROTO, "mooncake: a buffer without its name");
@@ -204,10 +297,10 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	char *text;
 
 	for (size_t i = 0; i < segment->count; i++)
-		json_array_append_new(buffers, json_pack("{s:s, s:I, s:I}",
+		json_array_append_new(buffers, json_pack("{s:s, s:o, s:o}",
 			"name", segment->buffers[i].name,
-			"addr", (json_int_t)segment->buffers[i].address,
-			"length", (json_int_t)segment->buffers[i].length));
+			"addr", put_number(segment->buffers[i].address),
+			"length", put_number(segment->buffers[i].length)));
 	object = json_pack("{s:s, s:s, s:i, s:i, s:o, s:o}", "name", segment->name,
 			   "protocol", "tcp", "tcp_data_port", segment->port,
 			   "tcp_proto_version", (int)segment->version, "timestamp", timestamp(),
@@ -223,6 +316,8 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	}
 	text = json_array_size(buffers) == segment->count ? json_dumps(object, JSON_COMPACT) : NULL;
 	json_decref(object);
+	if (text)
+		narrow(text);
 	return text;
 }
 

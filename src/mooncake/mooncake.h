@@ -10,6 +10,7 @@
 #define WH_MOONCAKE_MOONCAKE_H
 
 #include <pthread.h>
+#include <sys/socket.h>
 
 #include "mooncake/wire.h"
 
@@ -67,6 +68,11 @@ const char *wh_mooncake_data(const struct wh_mooncake_server *server);
 
 /* What a peer that has connected to `host` is told; malloc()ed, NULL: no memory. */
 char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *host);
+
+/* ---- sockets ------------------------------------------------------------------------------- */
+
+/* For a connection with that peer, before bytes move or after. */
+void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer);
 
 /* ---- the client ---------------------------------------------------------------------------- */
 

@@ -12,15 +12,17 @@
 #include "mooncake/internal.h"
 #include "rendezvous/rendezvous.h"
 
-#define MOST 64                  /* control connections */
+#define MOST 512                  /* control connections */
+#define MOST_PLACE 256            /* from one place */
+#define HELD_PLACE (32 << 20)     /* bytes of their questions and answers */
 #define PATIENCE (10 * WH_SECOND) /* for all of a question and its answer */
-#define FIRST_ROOM 4096          /* bytes; more as they come */
+#define FIRST_ROOM 4096           /* bytes; more as they come */
 
 enum stage { HEAD, BODY, REPLY, GOODBYE };
 
 struct control {
 	struct wh_source source;
-	struct wh_list link;
+	struct wh_mooncake_guest guest;
 	struct wh_mooncake_server *server;
 	enum stage stage;
 	uint32_t events;
@@ -49,11 +51,39 @@ static void drop(struct control *control)
 	struct wh_mooncake_server *server = control->server;
 
 	wh_loop_remove(&server->loop, &control->source);
-	wh_list_remove(&control->link);
-	server->asking_count--;
+	wh_mooncake_crowd_leave(&server->asking, &control->guest);
 	close(control->source.fd);
 	free(control->bytes);
 	free(control);
+}
+
+/* Who has its answer loses nothing; who means it asks at once. */
+static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
+{
+	const struct control *control = wh_container(guest, struct control, guest);
+
+	if (control->stage == GOODBYE)
+		return WH_MOONCAKE_DONE;
+	return control->stage == HEAD ? WH_MOONCAKE_LAZY : WH_MOONCAKE_WORKING;
+}
+
+/* Before there are so many bytes more from its place: the oldest others that have some go. */
+static void make_room(const struct control *control, size_t bytes)
+{
+	const struct wh_list *all = &control->server->asking.guests;
+	struct wh_list *next;
+	size_t held = bytes;
+
+	for (struct wh_list *link = all->prev; link != all; link = next) {
+		struct control *other = wh_container(link, struct control, guest.link);
+
+		next = link->prev;
+		if (other->guest.place != control->guest.place || !other->room)
+			continue;
+		held += other->room;
+		if (held > HELD_PLACE && other != control)
+			drop(other);
+	}
 }
 
 /* ---- answers ------------------------------------------------------------------------------- */
@@ -166,13 +196,14 @@ static int turn_round(struct control *control)
 		free(json);
 		return -1;
 	}
+	make_room(control, WH_MOONCAKE_FRAME_HEAD + length);
 	wh_mooncake_frame_head(reply, length);
 	reply[WH_MOONCAKE_FRAME_HEAD] = control->bytes[0];
 	memcpy(reply + WH_MOONCAKE_FRAME_HEAD + 1, json, length - 1);
 	free(json);
 	free(control->bytes);
 	control->bytes = reply;
-	control->length = WH_MOONCAKE_FRAME_HEAD + length;
+	control->length = control->room = WH_MOONCAKE_FRAME_HEAD + length;
 	control->got = 0;
 	control->stage = REPLY;
 	return 1;
@@ -217,6 +248,7 @@ static int take_body(struct control *control)
 
 		if (room > control->length)
 			room = (size_t)control->length;
+		make_room(control, room - control->room);
 		more = realloc(control->bytes, room);
 		if (!more)
 			return -1;
@@ -282,17 +314,17 @@ static void ready(struct wh_source *source, uint32_t events)
 	control->events = wanted;
 }
 
-static void control_accepted(struct wh_mooncake_server *server, int fd)
+static void control_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from)
 {
 	struct control *control = calloc(1, sizeof(*control));
+	struct wh_mooncake_guest *last = NULL;
 
 	if (!control) {
 		close(fd);
 		return;
 	}
-	/* The oldest has had its time. */
-	if (server->asking_count == MOST)
-		drop(wh_container(server->asking.next, struct control, link));
+	if (!wh_mooncake_crowd_room(&server->asking, from, &last))
+		drop(wh_container(last, struct control, guest));
 	control->source = (struct wh_source){ .fd = fd, .ready = ready };
 	control->server = server;
 	control->events = EPOLLIN;
@@ -302,28 +334,43 @@ static void control_accepted(struct wh_mooncake_server *server, int fd)
 		free(control);
 		return;
 	}
-	wh_list_append(&server->asking, &control->link);
-	server->asking_count++;
+	wh_mooncake_crowd_enter(&server->asking, &control->guest, from);
+	/* Where many come, its question has been waiting: the sooner it is heard, the less it is taken for one of
+	 * those that never ask. */
+	ready(&control->source, EPOLLIN);
 }
 
 /* ---- listeners ----------------------------------------------------------------------------- */
+
+static void cannot_accept(struct wh_mooncake_listener *listener, int error)
+{
+	bool files = error == EMFILE || error == ENFILE;
+
+	if ((!files && error != ENOMEM && error != ENOBUFS) ||
+	    (files && wh_mooncake_data_yield(listener->server)))
+		return;
+	/* It stays in the backlog until the next sweep; do not spin on it. */
+	wh_mooncake_log(listener->server, "a connection has to wait: %s", strerror(error));
+	wh_loop_modify(&listener->server->loop, &listener->source, 0);
+}
 
 static void accept_ready(struct wh_source *source, uint32_t events)
 {
 	struct wh_mooncake_listener *listener = wh_container(source, struct wh_mooncake_listener, source);
 	struct wh_mooncake_server *server = listener->server;
-	/* A few in each turn; the rest is still there in the next one. */
-	int left = 16, fd;
 
 	(void)events;
-	while (left-- && (fd = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0)
-		listener->accepted(server, fd);
-	if (left < 0 || fd >= 0)
-		return;
-	if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-		/* It stays in the backlog until the next sweep; do not spin on it. */
-		wh_mooncake_log(server, "a connection has to wait: %s", strerror(errno));
-		wh_loop_modify(&server->loop, source, 0);
+	/* A few in each turn; the rest is still there in the next one. */
+	for (int turn = 0; turn < 16; turn++) {
+		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
+		socklen_t length = sizeof(from);
+		int fd = accept4(source->fd, (struct sockaddr *)&from, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (fd < 0) {
+			cannot_accept(listener, errno);
+			break;
+		}
+		listener->accepted(server, fd, &from);
 	}
 }
 
@@ -375,8 +422,8 @@ static void sweep(struct wh_timer *timer)
 	struct wh_mooncake_server *server = wh_container(timer, struct wh_mooncake_server, sweep);
 	int64_t now = wh_now();
 
-	while (!wh_list_empty(&server->asking)) {
-		struct control *oldest = wh_container(server->asking.next, struct control, link);
+	while (!wh_list_empty(&server->asking.guests)) {
+		struct control *oldest = wh_container(server->asking.guests.next, struct control, guest.link);
 
 		if (oldest->deadline > now)
 			break;
@@ -419,8 +466,8 @@ static void stop(void *argument)
 	wh_loop_remove(&server->loop, &server->control.source);
 	wh_loop_remove(&server->loop, &server->data.source);
 	wh_mooncake_data_sweep(server, true);
-	while (!wh_list_empty(&server->asking))
-		drop(wh_container(server->asking.next, struct control, link));
+	while (!wh_list_empty(&server->asking.guests))
+		drop(wh_container(server->asking.guests.next, struct control, guest.link));
 }
 
 static void close_listeners(struct wh_mooncake_server *server)
@@ -455,8 +502,9 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct w
 	server->data = server->control;
 	server->data.accepted = wh_mooncake_data_accepted;
 	server->sweep.fire = sweep;
-	wh_list_init(&server->asking);
-	wh_list_init(&server->moving);
+	server->asking = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
+	wh_list_init(&server->asking.guests);
+	wh_mooncake_data_open(server);
 	error = listen_both(server, options->listen);
 	if (!error)
 		error = wh_loop_start(&server->loop, "wherry-mooncake", false);

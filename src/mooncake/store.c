@@ -17,6 +17,7 @@ struct store {
 	struct wh_registry_url url;
 	atomic_bool stop; /* never set: a call ends when its time has run out */
 	bool etcd;
+	bool known; /* etcd has given a token for the user */
 	void *redis; /* NULL: by curl */
 	char cluster[256]; /* "": none */
 };
@@ -29,8 +30,8 @@ static int refuse(const struct wh_registry_url *url)
 		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given", url->count);
 	if (etcd && *url->path)
 		return wh_fail(EINVAL, "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
-	if (!redis && (*url->user || *url->password))
-		return wh_fail(EINVAL, "mooncake: of the stores of metadata only redis has user and password");
+	if (etcd && *url->password && !*url->user)
+		return wh_fail(EINVAL, "mooncake: etcd:// has no password without a user: etcd://USER:PASSWORD@HOST:PORT");
 	return 0;
 }
 
@@ -65,6 +66,26 @@ static int open_redis(struct store *store, const struct wh_registry_setup *setup
 #endif
 }
 
+static int open_curl(struct store *store, const struct wh_registry_setup *setup)
+{
+	int error = wh_curl_open(&store->curl, setup);
+
+	/* Of etcd they are for a token. */
+	if (!error && !store->etcd && (*store->url.user || *store->url.password)) {
+		curl_easy_setopt(store->curl.easy, CURLOPT_HTTPAUTH, CURLAUTH_BASIC);
+		curl_easy_setopt(store->curl.easy, CURLOPT_USERNAME, store->url.user);
+		curl_easy_setopt(store->curl.easy, CURLOPT_PASSWORD, store->url.password);
+	}
+	return error;
+}
+
+static void forget(struct store *store)
+{
+	/* The password was in it. */
+	explicit_bzero(&store->url, sizeof(store->url));
+	free(store);
+}
+
 static int store_open(const struct wh_mooncake_store_setup *given, void **out)
 {
 	struct store *store = calloc(1, sizeof(*store));
@@ -82,10 +103,10 @@ static int store_open(const struct wh_mooncake_store_setup *given, void **out)
 	setup.url = &store->url;
 	setup.stop = &store->stop;
 	if (!error)
-		error = strcmp(store->url.scheme, "redis") != 0 ? wh_curl_open(&store->curl, &setup) :
+		error = strcmp(store->url.scheme, "redis") != 0 ? open_curl(store, &setup) :
 								 open_redis(store, &setup, given);
 	if (error)
-		free(store);
+		forget(store);
 	else
 		*out = store;
 	return error;
@@ -101,7 +122,7 @@ static void store_close(void *argument)
 #endif
 	if (!store->redis)
 		wh_curl_close(&store->curl);
-	free(store);
+	forget(store);
 }
 
 /* mooncake/KEY, or mooncake/CLUSTER/KEY. */
@@ -139,6 +160,80 @@ static int ask_http(struct store *store, const char *verb, const char *key, cons
 
 /* ---- etcd ---------------------------------------------------------------------------------- */
 
+/* With this token from now on; "": with none. */
+static int set_token(struct store *store, const char *token)
+{
+	struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json"), *more = headers;
+	char line[512];
+
+	if (headers && *token) {
+		snprintf(line, sizeof(line), "Authorization: %s", token);
+		more = curl_slist_append(headers, line);
+		explicit_bzero(line, sizeof(line));
+		if (!more)
+			curl_slist_free_all(headers);
+	}
+	if (!more)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	curl_slist_free_all(store->curl.headers);
+	store->curl.headers = more;
+	store->known = *token;
+	return 0;
+}
+
+/* What etcd has answered to a user and a password. */
+static int take_token(struct store *store)
+{
+	json_t *answer = json_loadb(store->curl.body, store->curl.length, 0, NULL);
+	const char *token = json_string_value(json_object_get(answer, "token"));
+	const char *said = json_string_value(json_object_get(answer, "error"));
+	int error;
+
+	/* Who has no users asks for none. */
+	if (said && strstr(said, "authentication is not enabled"))
+		error = 0;
+	else if (store->curl.status != 200)
+		error = wh_fail(EACCES, "mooncake: etcd at %.80s does not take the user or the password (HTTP status %ld)",
+				store->url.endpoint[store->curl.endpoint], store->curl.status);
+	else if (!token || strlen(token) > 400)
+		error = wh_fail(EPROTO, "mooncake: etcd has answered with no token");
+	else
+		error = set_token(store, token);
+	json_decref(answer);
+	return error;
+}
+
+static int log_in(struct store *store)
+{
+	json_t *object = json_pack("{s:s, s:s}", "name", store->url.user, "password", store->url.password);
+	char *body = object ? json_dumps(object, JSON_COMPACT) : NULL;
+	int error = body ? set_token(store, "") : wh_fail(EINVAL, "mooncake: user and password are UTF-8");
+
+	if (!error)
+		error = wh_curl_request(&store->curl, "POST", "v3/auth/authenticate", body, strlen(body));
+	if (!error)
+		error = take_token(store);
+	json_decref(object);
+	if (body)
+		explicit_bzero(body, strlen(body));
+	free(body);
+	return error;
+}
+
+/* A token is one server's, and ends some time: then there is another one. */
+static int ask_known(struct store *store, const char *path, const char *body, size_t length)
+{
+	bool fresh = *store->url.user && !store->known;
+	int error = fresh ? log_in(store) : 0;
+
+	if (!error)
+		error = wh_curl_request(&store->curl, "POST", path, body, length);
+	if (error || store->curl.status != 401 || fresh || !*store->url.user)
+		return error;
+	error = log_in(store);
+	return error ? error : wh_curl_request(&store->curl, "POST", path, body, length);
+}
+
 static int ask_etcd(struct store *store, const char *path, const char *key, const char *value)
 {
 	size_t key_length = strlen(key), length = value ? strlen(value) : 0;
@@ -156,7 +251,7 @@ static int ask_etcd(struct store *store, const char *path, const char *key, cons
 		at += strlen(at);
 	}
 	at = stpcpy(at, "\"}");
-	error = wh_curl_request(&store->curl, "POST", path, body, (size_t)(at - body));
+	error = ask_known(store, path, body, (size_t)(at - body));
 	free(body);
 	if (!error && store->curl.status != 200)
 		error = wh_curl_unexpected(&store->curl);

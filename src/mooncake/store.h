@@ -15,7 +15,7 @@
 struct wh_mooncake_store_setup {
 	const char *url; /* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT, as registries are written */
 	int64_t timeout; /* ms, for each call */
-	/* Where the URL says nothing of it; NULL or "": nothing. Of redis alone. */
+	/* Where redis' URL says nothing of it; NULL or "": nothing. */
 	const char *user, *password, *database;
 	const char *cluster; /* keys are mooncake/CLUSTER/...; NULL or "": not */
 };

@@ -30,7 +30,7 @@ static void try_segment(const char *json, size_t size)
 	for (size_t i = 0; i < segment.count; i++) {
 		const struct wh_mooncake_buffer *buffer = &segment.buffers[i];
 
-		check(buffer->address && buffer->length && buffer->address + buffer->length > buffer->address);
+		check(buffer->address && buffer->length && buffer->length - 1 <= UINT64_MAX - buffer->address);
 		check(strnlen(buffer->name, sizeof(buffer->name)) < sizeof(buffer->name));
 		check(wh_mooncake_segment_find(&segment, buffer->address, buffer->length));
 	}

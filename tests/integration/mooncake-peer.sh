@@ -59,6 +59,13 @@ says() # NAME STATUS TEXT ARGUMENTS...
 ulimit -S -n 2048 2>/dev/null
 second=host:1MiB:b
 "$wherry" explain cuda:0 >/dev/null 2>&1 && second=cuda:0:1MiB:b
+# Half a minute, mostly of waiting, behind all the others.
+start 2 "$wherry" serve -m host:8MiB:a --mooncake
+trickled=$started
+control=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
+python3 "$peer" client "$control" trickle >trickle.out 2>&1 &
+trickling=$!
+
 start 3 "$wherry" serve -m host:8MiB:a -m "$second" --mooncake --notifications -v
 verdict "a server" $?
 url=$(sed -n '2s/ .*//p' ready)
@@ -70,9 +77,9 @@ verdict "it says where, and who may" $?
 cases=(the_segment both_versions the_whole in_small_pieces requests_ahead many_at_once outside
 	refused_with_its_bytes operations cut_off questions wrong_questions the_other_memory)
 if [ "$(ulimit -n)" = unlimited ] || [ "$(ulimit -n)" -ge 2048 ]; then
-	cases+=(silent)
+	cases+=(silent a_crowd a_crowd_of_questions big_questions)
 else
-	echo "[  SKIPPED ] silent: more than $(ulimit -n) files may not be open here"
+	echo "[  SKIPPED ] silent, a_crowd, a_crowd_of_questions, big_questions: more than $(ulimit -n) files may not be open here"
 fi
 python3 "$peer" client "$control" "${cases[@]}" || failed=1
 grep -q -F 'decoder?7 9 block 9 \x07' ready
@@ -191,12 +198,43 @@ in_a_store() # KIND URL
 		--mooncake-metadata "$2"
 }
 
+free_port()
+{
+	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
+}
+
+# Who has not the password is told so, and the password to nobody.
+refused() # KIND TEXT URL
+{
+	says "$1: another password" 2 "$2" copy mooncake://a/1 back --mooncake-metadata "$3"
+	! grep -q opensesame out err
+	verdict "$1: which is not told" $?
+}
+
 start 1 "$wherry" registry --listen 127.0.0.1:0
 registry=$started
 in_a_store http "$(cat ready)/metadata"
 kill "$registry"
+start 1 python3 "$peer" store root 'ses@me'
+store=$(cat ready)
+registry=$started
+in_a_store http-with-password "http://root:ses%40me@$store/metadata"
+refused http-with-password "is not taken" "http://root:opensesame@$store/metadata"
+kill "$registry"
+if command -v redis-server >/dev/null; then
+	port=$(free_port)
+	redis-server --bind 127.0.0.1 --port "$port" --requirepass 'ses@me' --save '' --dir . >redis.log 2>&1 &
+	for _ in $(seq 600); do
+		grep -q 'Ready to accept' redis.log && break
+		sleep 0.05
+	done
+	in_a_store redis "redis://:ses%40me@127.0.0.1:$port"
+	refused redis "is not taken" "redis://:opensesame@127.0.0.1:$port"
+else
+	echo "[  SKIPPED ] redis: there is no redis-server here"
+fi
 if command -v etcd >/dev/null; then
-	port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+	port=$(free_port)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
 		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	for _ in $(seq 600); do
@@ -205,16 +243,30 @@ if command -v etcd >/dev/null; then
 		sleep 0.1
 	done
 	in_a_store etcd "etcd://127.0.0.1:$port"
+	says "etcd: a user, and it asks for none" 2 "no engine has the name" copy mooncake://a/1 back \
+		--mooncake-metadata "etcd://root:ses%40me@127.0.0.1:$port"
+	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'
+	verdict "etcd: has users now" $?
+	in_a_store etcd-with-password "etcd://root:ses%40me@127.0.0.1:$port"
+	refused etcd-with-password "does not take the user or the password" \
+		"etcd://root:opensesame@127.0.0.1:$port"
+	says "etcd: without a user" 69 "user name is empty" copy mooncake://a/1 back --mooncake-metadata "etcd://127.0.0.1:$port"
+	says "etcd: a password alone" 64 "no password without a user" copy mooncake://a/1 back \
+		--mooncake-metadata "etcd://:opensesame@127.0.0.1:$port"
 else
 	echo "[  SKIPPED ] etcd: there is no etcd here"
 fi
 says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
 says "a store of another kind" 64 "known are" serve -m host:4KiB --mooncake-metadata ftp://127.0.0.1:1
-says "a store with a password" 64 "only redis has user and password" serve -m host:4KiB --mooncake-metadata http://a:b@127.0.0.1:1
 says "a name without a store" 64 "--mooncake-name is for" serve -m host:4KiB --mooncake-name a
 says "all addresses in a store" 64 "not 0.0.0.0" serve -m host:4KiB --mooncake-metadata http://127.0.0.1:1 \
 	--mooncake-listen 0.0.0.0:0
 says "a store for nothing" 64 "is for mooncake://" copy wherry://127.0.0.1:1/a back \
 	--mooncake-metadata http://127.0.0.1:1
 
+wait "$trickling" || failed=1
+cat trickle.out
+kill "$trickled"
+wait "$trickled"
+verdict "the server of those who were slow ends with status 0" $?
 exit $failed

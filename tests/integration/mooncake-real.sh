@@ -43,7 +43,7 @@ copies() # NAME TEXT ARGUMENTS...
 memories=(-m host:8MiB)
 "$wherry" explain cuda:0 >/dev/null 2>&1 && memories+=(-m cuda:0:8MiB)
 : >ready
-"$wherry" serve "${memories[@]}" --mooncake -v >ready 2>said &
+"$wherry" serve "${memories[@]}" --mooncake --notifications -v >ready 2>said &
 server=$!
 for _ in $(seq 1200); do
 	[ "$(wc -l <ready)" -gt 1 ] && break
@@ -56,6 +56,9 @@ name=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
 }
 grep -q 'refused: a write of 16 bytes' said
 verdict "what was refused is told" $?
+[ "$(tail -n 2 ready)" = "prefill 6 page 9
+prefill 11 page \\xc3\\xa9 \\xe6\\xb8\\xa1" ]
+verdict "its notifications are printed" $?
 kill "$server"
 wait "$server"
 verdict "the server ends with status 0" $?

@@ -4,16 +4,25 @@
 mooncake_peer.py server VERSION MANNER FILE   an engine with 4 MiB at 0x700000000000, which are FILE's to
                                               begin with; after each request they are written there. Prints
                                               its HOST:PORT.
+mooncake_peer.py store USER PASSWORD          a web server that keeps what is PUT, for who knows these; prints its
+                                              HOST:PORT
+mooncake_peer.py lock HOST:PORT USER PASSWORD   etcd there asks for a user from now on
 mooncake_peer.py client HOST:PORT             what an engine asks `wherry serve --mooncake`, right and wrong
 """
+import base64
+import http.server
 import json
 import os
 import socket
 import struct
 import sys
 import threading
+import time
+import urllib.parse
+import urllib.request
 
 ADDRESS, SIZE = 0x700000000000, 4 << 20
+ELSEWHERE = ("127.0.0.2", 0)
 OK, REJECTED = 0x4D43545600000000, 0x4D43545600000001
 
 
@@ -108,6 +117,53 @@ class Engine:
         return self.manner != "short"
 
 
+# ---- stores of metadata ----------------------------------------------------------------------------------
+
+class Store(http.server.BaseHTTPRequestHandler):
+    secret, values = "", {}
+
+    def answer(self, status, body=b""):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def serve(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        url = urllib.parse.urlsplit(self.path)
+        key = urllib.parse.parse_qs(url.query).get("key", [""])[0]
+        if self.headers.get("Authorization") != self.secret:
+            self.answer(401)
+        elif self.command == "PUT":
+            self.values[key] = body
+            self.answer(200)
+        elif key not in self.values:
+            self.answer(404)
+        else:
+            self.answer(200, self.values[key] if self.command == "GET" else b"")
+            if self.command == "DELETE":
+                del self.values[key]
+
+    do_GET = do_PUT = do_DELETE = serve
+
+    def log_message(self, *_):
+        pass
+
+
+def store(user, password):
+    Store.secret = "Basic " + base64.b64encode(("%s:%s" % (user, password)).encode()).decode()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
+    print("127.0.0.1:%d" % server.server_address[1], flush=True)
+    server.serve_forever()
+
+
+def lock(where, user, password):
+    for path, body in (("user/add", {"name": user, "password": password}), ("role/add", {"name": "root"}),
+                       ("user/grant", {"user": user, "role": "root"}), ("enable", {})):
+        request = urllib.request.Request("http://%s/v3/auth/%s" % (where, path), json.dumps(body).encode())
+        urllib.request.urlopen(request, timeout=10).read()
+
+
 # ---- what is asked of wherry serve ------------------------------------------------------------------------
 
 def ask(where, kind, body):
@@ -124,8 +180,9 @@ def ask(where, kind, body):
 class Data:
     """A data connection."""
 
-    def __init__(self, where):
-        self.connection = socket.create_connection(where)
+    def __init__(self, where, source=None):
+        self.connection = socket.create_connection(where, timeout=10 if source else 60,
+                                                   source_address=source)
 
     def send(self, size, address, op, payload=b"", padding=b"\x5a" * 7):
         self.connection.sendall(struct.pack("<QQB", size, address, op) + padding + payload)
@@ -159,8 +216,8 @@ class Client:
         self.buffer = self.segment["buffers"][0]
         self.address, self.length = self.buffer["addr"], self.buffer["length"]
 
-    def data(self):
-        return Data(self.where)
+    def data(self, source=None):
+        return Data(self.where, source)
 
     def the_segment(self):
         segment = self.segment
@@ -285,6 +342,92 @@ class Client:
         idle = [self.data() for _ in range(1100)]
         assert idle[-1].read(self.address, 1) and idle[0].ended()
 
+    def a_crowd(self):
+        """One address that begins requests on all the connections it can have, and does not end them."""
+        kept = self.data(ELSEWHERE)
+        kept.send(4096, self.address, 0x81, b"k" * 95)
+        header = struct.pack("<QQB", 4096, self.address + 4096, 0x81) + b"\0" * 7
+        crowd = []
+        for i in range(1100):
+            crowd.append(self.data())
+            crowd[-1].connection.sendall(header[:1 + i % 24] if i % 2 else header + b"x")
+        time.sleep(0.5) # until all of it has been heard
+        # Who is from elsewhere is not concerned, old or new.
+        assert self.data(ELSEWHERE).read(self.address, 1)
+        kept.connection.sendall(b"k" * 4001)
+        assert kept.status() == OK
+        # And here one of them goes, when it has had a second.
+        time.sleep(1.5)
+        assert self.data().read(self.address, 4096) == b"k" * 4096
+        for data in crowd:
+            data.connection.close()
+
+    def a_crowd_of_questions(self):
+        """The same of the control port."""
+        kept = socket.create_connection(self.control, source_address=ELSEWHERE)
+        kept.sendall(struct.pack("<Q", 3))
+        # Before the crowd comes, it has been heard.
+        time.sleep(0.2)
+        crowd = [socket.create_connection(self.control) for _ in range(600)]
+        for connection in crowd:
+            try:
+                connection.sendall(struct.pack("<QB", 1 << 20, 1) + b"{" * 4000)
+            except ConnectionError:
+                pass
+        assert ask(self.control, 3, b"{}")
+        kept.sendall(b"\x03{}")
+        assert receive(kept, 8) is not None
+        for connection in crowd:
+            connection.close()
+
+    def big_questions(self):
+        """One address does not get more memory than its share: the oldest questions go."""
+        crowd = [socket.create_connection(self.control) for _ in range(100)]
+        for connection in crowd:
+            try:
+                connection.sendall(struct.pack("<QB", 1 << 20, 1) + b" " * ((1 << 20) - 2))
+            except ConnectionError:
+                pass
+            connection.setblocking(False)
+        gone, until = set(), time.monotonic() + 20
+        while len(gone) < 60 and time.monotonic() < until:
+            time.sleep(0.2)
+            for connection in crowd:
+                try:
+                    if connection.recv(1) == b"":
+                        gone.add(connection)
+                except BlockingIOError:
+                    pass
+                except ConnectionError:
+                    gone.add(connection)
+        gone = len(gone)
+        for connection in crowd:
+            connection.close()
+        assert 60 <= gone <= 80, gone
+        assert ask(self.control, 3, b"{}")
+
+    def trickle(self):
+        """Who moves hardly anything has half a minute for it, and who is merely slow has more."""
+        slow, kept = self.data(), self.data()
+        slow.send(1 << 20, self.address, 0x81)
+        kept.send(self.length, self.address, 0x81)
+        header = self.data()
+        start = time.monotonic()
+        gone = {}
+        for turn in range(20):
+            for name, data, part in (("slow", slow, b"s"), ("header", header, b"\0"), ("kept", kept, b"k" * 200000)):
+                try:
+                    data.connection.sendall(part)
+                    data.connection.setblocking(False)
+                    assert data.connection.recv(1) == b""
+                    gone.setdefault(name, time.monotonic() - start)
+                except BlockingIOError:
+                    data.connection.setblocking(True)
+                except ConnectionError:
+                    gone.setdefault(name, time.monotonic() - start)
+            time.sleep(2)
+        assert set(gone) == {"slow", "header"} and all(29 < at < 38 for at in gone.values()), gone
+
     def read_only(self):
         data = self.data()
         assert data.read(self.address, 10)
@@ -304,6 +447,11 @@ class Client:
 def main():
     if sys.argv[1] == "server":
         Engine(int(sys.argv[2]), sys.argv[3], sys.argv[4]).serve()
+    if sys.argv[1] == "store":
+        store(*sys.argv[2:])
+    if sys.argv[1] == "lock":
+        lock(*sys.argv[2:])
+        return
     client = Client(sys.argv[2])
     failed = False
     for name in sys.argv[3:]:

@@ -2,12 +2,11 @@
 """Mooncake's own transfer engine on the other side of wherry.
 
 mooncake_real.py check                   can it be loaded, and which version is it
-mooncake_real.py client HOST:PORT        reads and writes what `wherry serve --mooncake` has
+mooncake_real.py client HOST:PORT [CASE...]   reads and writes what `wherry serve --mooncake` has
 mooncake_real.py server FILE [METADATA]  publishes FILE's bytes, prints HOST:PORT ADDRESS; when a line comes
-                                         on standard input, writes them back to FILE
+                                         on standard input, writes them back to FILE; if that is "notes", prints
+                                         the notifications that have come instead
 mooncake_real.py named NAME ADDRESS METADATA   writes and reads 1 MiB of the engine of that name
-mooncake_real.py self SECONDS            GB/s of writes and reads of 1 MiB, engine to engine of its own
-mooncake_real.py speed HOST:PORT SECONDS the same with what `wherry serve --mooncake` has
 """
 import ctypes
 import importlib.metadata
@@ -15,9 +14,7 @@ import json
 import os
 import socket
 import struct
-import subprocess
 import sys
-import time
 
 os.environ.setdefault("MC_FORCE_TCP", "1")
 from mooncake.engine import TransferEngine  # noqa: E402
@@ -93,10 +90,16 @@ class Client:
     def a_probe(self):
         assert self.engine.send_probe(self.name) == 0
 
+    def a_notification(self):
+        from mooncake.engine import TransferNotify, TransferOpcode
+        for text in ("page 9", "page \u00e9 \u6e21"):
+            assert self.engine.transfer_sync(self.name, self.local, self.remote[0], 4096, TransferOpcode.Write,
+                                             TransferNotify("prefill", text)) == 0
 
-def client(name):
+
+def client(name, *cases):
     made, failed = Client(name), False
-    for case in ("to_and_back", "in_batches", "outside", "a_probe"):
+    for case in cases or ("to_and_back", "in_batches", "outside", "a_probe", "a_notification"):
         try:
             getattr(made, case)()
             print("[       OK ] " + case, flush=True)
@@ -114,7 +117,10 @@ def server(path, metadata="P2PHANDSHAKE"):
     buffer, address = memory(made, len(payload))
     buffer.raw = payload
     print(host if ":" in host else "127.0.0.1:%d" % made.get_rpc_port(), address, flush=True)
-    for _ in sys.stdin:
+    for line in sys.stdin:
+        if line == "notes\n":
+            print(sorted((note.name, note.msg) for note in made.get_notifies()), flush=True)
+            continue
         with open(path + ".new", "wb") as file:
             file.write(buffer.raw)
         os.rename(path + ".new", path)
@@ -131,38 +137,16 @@ def named(name, address, metadata):
     assert made.transfer_sync_read(name, local, int(address, 0), 1 << 20) == 0 and buffer.raw == payload
 
 
-def speed(name, seconds):
-    made = Client(name)
-    for verb in ("write", "read"):
-        move = getattr(made.engine, "transfer_sync_" + verb)
-        assert move(name, made.local, made.remote[0], 1 << 20) == 0
-        count, start = 0, time.monotonic()
-        while time.monotonic() - start < seconds:
-            assert move(name, made.local, made.remote[0], 1 << 20) == 0
-            count += 1
-        print("%s %.3f GB/s" % (verb, count * (1 << 20) / (time.monotonic() - start) / 1e9), flush=True)
-
-
 def main():
     verb, rest = sys.argv[1], sys.argv[2:]
     if verb == "check":
         print("mooncake-transfer-engine", importlib.metadata.version("mooncake-transfer-engine"))
     elif verb == "client":
-        client(rest[0])
+        client(*rest)
     elif verb == "server":
         server(*rest)
     elif verb == "named":
         named(*rest)
-    elif verb == "speed":
-        speed(rest[0], float(rest[1]))
-    elif verb == "self":
-        with open("self.bytes", "wb") as file:
-            file.truncate(8 << 20)
-        other = subprocess.Popen([sys.executable, __file__, "server", "self.bytes"], stdin=subprocess.PIPE,
-                                 stdout=subprocess.PIPE, text=True)
-        speed(other.stdout.readline().split()[0], float(rest[0]))
-        other.stdin.close()
-        other.wait()
 
 
 main()

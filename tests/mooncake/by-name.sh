@@ -76,6 +76,15 @@ free_port()
 	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
+# What stands before the @ is in no error.
+for url in 'etcd://root:opensesame@' 'etcd://root:opensesame@127.0.0.1' 'etcd://root:open/opensesame@127.0.0.1:1' \
+	'root:open://opensesame@127.0.0.1:1' 'http://root:opensesame%zz@127.0.0.1:1' 'redis://u:opensesame@127.0.0.1:x' \
+	'root:opensesame@127.0.0.1:1' 'http://root:opensesame@127.0.0.1:1/m' 'redis://u:opensesame@127.0.0.1:1/5x' \
+	'etcd:root:opensesame@127.0.0.1:1' "http://root:$(printf 'opensesame%.0s' {1..60})@127.0.0.1:1"; do
+	! "$peer" serve "$url" a host >out 2>&1 && grep -q 'createTransferEngine' out && ! grep -q opensesame out
+	verdict "not told: ${url:0:40}" $?
+done
+
 # Redis, with a password and a prefix of the keys, as Mooncake's engines are told of them.
 if command -v redis-server >/dev/null; then
 	port=$(free_port)
@@ -115,6 +124,15 @@ if command -v etcd >/dev/null; then
 	done
 	# Without a scheme it is etcd.
 	with etcd "127.0.0.1:$port"
+	# With users from now on.
+	python3 "$TEST_SOURCE/tests/integration/mooncake_peer.py" lock "127.0.0.1:$port" root 'ses@me'
+	verdict "etcd: has users now" $?
+	serve "etcd://root:ses%40me@127.0.0.1:$port" c host
+	same "etcd: user and password in the URL" "root:ses%40me@127.0.0.1:$port" c
+	finish "etcd: with users"
+	! "$peer" serve "root:opensesame@127.0.0.1:$port" a host >out 2>&1 && grep -q 'does not take' out &&
+		! grep -q opensesame out
+	verdict "etcd: with another password, which is not told" $?
 else
 	echo "[  SKIPPED ] etcd: there is no etcd here"
 fi

@@ -41,6 +41,13 @@ ours_to() # NAME METADATA OWN-NAME PLACE
 	cat err
 	sed "s/\] /&$1, $4: /" out
 	verdict "$1, $4: our client" $status
+	echo notes >&8
+	for _ in $(seq 1200); do
+		[ "$(wc -l <ready)" -ge 2 ] && break
+		sleep 0.05
+	done
+	[ "$(tail -n 1 ready)" = "[('client', 'alone'), ('client', 'two \"blocks\"')]" ]
+	verdict "$1, $4: our notifications" $?
 	exec 8>&-
 }
 

@@ -82,6 +82,35 @@ static void segment__others(void **state)
 	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":[\"rdma\"]}", &segment), -EPROTONOSUPPORT);
 }
 
+/* Addresses and lengths have 64 bits, each of which counts. */
+static void segment__wide(void **state)
+{
+	struct wh_mooncake_segment segment, again;
+	char *text;
+
+	(void)state;
+	assert_int_equal(parse("{\"name\":\"18446744073709551615 \\\"9223372036854775809\",\"protocol\":\"tcp\","
+			       "\"timestamp\":[9223372036854775808,-1,0.5],\"tcp_data_port\":7,\"buffers\":["
+			       "{\"addr\":18446744073709551615,\"length\":1,\"name\":\"top\"},"
+			       "{\"addr\":9223372036854775809,\"length\":9223372036854775807,\"name\":\"9\"},"
+			       "{\"addr\":9223372036854775807,\"length\": 9223372036854775808 ,\"name\":\"8\"},"
+			       "{\"addr\":1,\"length\":18446744073709551615,\"name\":\"all\"}]}", &segment), 0);
+	assert_string_equal(segment.name, "18446744073709551615 \"9223372036854775809");
+	assert_int_equal(segment.count, 4);
+	assert_true(segment.buffers[0].address == UINT64_MAX && segment.buffers[0].length == 1);
+	assert_true(segment.buffers[1].address == UINT64_C(9223372036854775809));
+	assert_true(segment.buffers[2].length == UINT64_C(9223372036854775808));
+	assert_true(segment.buffers[3].length == UINT64_MAX);
+	text = wh_mooncake_segment_format(&segment);
+	assert_non_null(text);
+	assert_non_null(strstr(text, "\"addr\":18446744073709551615,"));
+	assert_int_equal(parse(text, &again), 0);
+	assert_memory_equal(again.buffers, segment.buffers, 4 * sizeof(*again.buffers));
+	free(text);
+	wh_mooncake_segment_free(&again);
+	wh_mooncake_segment_free(&segment);
+}
+
 static void segment__wrong(void **state)
 {
 	static const char *const rows[][2] = {
@@ -106,8 +135,15 @@ static void segment__wrong(void **state)
 		  "addr" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1.5,\"length\":1,\"name\":\"\"}]}",
 		  "addr" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":18446744073709551615,"
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":18446744073709551616,"
 		  "\"length\":1,\"name\":\"\"}]}", "too big" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":18446744073709551615,"
+		  "\"length\":2,\"name\":\"\"}]}", "behind all addresses" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":-9223372036854775809,"
+		  "\"length\":2,\"name\":\"\"}]}", "too big" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":18446744073709551615,\"buffers\":[]}", "tcp_data_port" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":\"9223372036854775808\","
+		  "\"length\":18446744073709551615,\"name\":\"\"}]}", "addr" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":0,\"name\":\"\"}]}",
 		  "length" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":1}]}", "name" },
@@ -272,6 +308,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(segment__recorded), cmocka_unit_test(segment__others),
+		cmocka_unit_test(segment__wide),
 		cmocka_unit_test(segment__wrong),    cmocka_unit_test(segment__find),
 		cmocka_unit_test(request__recorded), cmocka_unit_test(request__operations),
 		cmocka_unit_test(status__recorded),  cmocka_unit_test(frame__lengths),
