@@ -69,11 +69,16 @@ void wh_curl_prepare(const struct wh_curl *curl, CURL *easy)
 	if (*url->cert) {
 		curl_easy_setopt(easy, CURLOPT_SSLCERT, url->cert);
 		curl_easy_setopt(easy, CURLOPT_SSLKEY, url->key);
+		curl_easy_setopt(easy, CURLOPT_KEYPASSWD, ""); /* else OpenSSL asks for one */
 	}
 }
 
 int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 {
+	int error = wh_registry_key_check(setup->url);
+
+	if (error)
+		return error;
 	*curl = (struct wh_curl){ .url = setup->url, .timeout = setup->timeout, .stop = setup->stop };
 	if (curl_global_init(CURL_GLOBAL_DEFAULT))
 		return wh_fail(ENOMEM, "registry: libcurl cannot start");

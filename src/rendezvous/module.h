@@ -13,6 +13,10 @@
 
 extern const struct wh_registry_ops wh_registry_http, wh_registry_etcd, wh_registry_redis;
 
+/* Can the file of key= be read, and without a password? OpenSSL would ask for one on the terminal. 0, -EINVAL or
+ * an errno of the file. */
+int wh_registry_key_check(const struct wh_registry_url *url);
+
 /* ---- redis --------------------------------------------------------------------------------- */
 
 /* A string for each key, for Mooncake's metadata; `setup` as for a registry. */

@@ -419,6 +419,45 @@ static void tls__both_sides_prove_themselves(void **state)
 	server_stop(&server);
 }
 
+/* Nobody is asked for it: not the terminal, not what the program's input is. */
+static void tls__key_with_a_password(void **state)
+{
+	static const char *const schemes[] = { "https", "etcds" };
+	static const char *const forms[] = { "locked", "older" };
+	struct server at = { .directory = "/tmp/wherry-server-XXXXXX" };
+	int ends[2], input = dup(STDIN_FILENO);
+	struct wh_engine *none;
+	char line[512];
+
+	(void)state;
+	want_true(mkdtemp(at.directory) != NULL, "no directory");
+	snprintf(line, sizeof(line), "cd %s && exec >out 2>&1 && "
+		 "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem "
+		 "-out cert.pem -days 2 -subj /CN=node && "
+		 "openssl pkey -in key.pem -aes128 -passout pass:sesame -out locked.pem && "
+		 "openssl ec -in key.pem -aes128 -passout pass:sesame -out older.pem", at.directory);
+	want(0, system(line));
+	for (size_t i = 0; i < 2 * sizeof(schemes) / sizeof(schemes[0]); i++) {
+		char left[16] = "";
+
+		want(0, pipe(ends));
+		want(7, write(ends[1], "sesame\n", 7));
+		close(ends[1]);
+		want(STDIN_FILENO, dup2(ends[0], STDIN_FILENO));
+		close(ends[0]);
+		snprintf(at.url, sizeof(at.url), "%s://127.0.0.1:1?cert=%s/cert.pem&key=%s/%s.pem",
+			 schemes[i / 2], at.directory, at.directory, forms[i % 2]);
+		want_text(-EINVAL, forms[i % 2], open_engine(&at, "node7", &none));
+		want_true(strstr(wh_error_text(), "is encrypted with a password") &&
+			  !strchr(wh_error_text(), '\n'), "it says: %s", wh_error_text());
+		want(7, read(STDIN_FILENO, left, sizeof(left)));
+		dup2(input, STDIN_FILENO);
+	}
+	close(input);
+	snprintf(line, sizeof(line), "rm -r %s", at.directory);
+	want(0, system(line));
+}
+
 /* One endpoint that is not there changes nothing. */
 static void etcd__several_endpoints(void **state)
 {
@@ -452,6 +491,7 @@ int main(int argc, char **argv)
 		TEST_ON(password__asked_for_and_not_told, etcd),
 		TEST_ON(tls__both_sides_prove_themselves, redis_tls),
 		TEST_ON(tls__both_sides_prove_themselves, etcd_tls),
+		TEST(tls__key_with_a_password),
 		TEST_ON(etcd__several_endpoints, etcd),
 	};
 
