@@ -422,7 +422,7 @@ static void tls__both_sides_prove_themselves(void **state)
 /* Nobody is asked for it: not the terminal, not what the program's input is. */
 static void tls__key_with_a_password(void **state)
 {
-	static const char *const schemes[] = { "https", "etcds" };
+	static const char *const schemes[] = { "https", "etcds", "rediss" };
 	static const char *const forms[] = { "locked", "older" };
 	struct server at = { .directory = "/tmp/wherry-server-XXXXXX" };
 	int ends[2], input = dup(STDIN_FILENO);
