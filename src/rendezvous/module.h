@@ -63,7 +63,7 @@ struct wh_curl {
 	unsigned endpoint;
 	struct curl_slist *headers; /* for every request; owned */
 	bool wherry; /* the answer was wherry registry's */
-	long status;
+	long status; /* 0: there is no answer */
 	char *body; /* of the answer, and a NUL behind it */
 	size_t length, room;
 	bool too_long;
@@ -78,7 +78,7 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 		    size_t length);
 /* Certificates, user and limits, for one more handle of the same registry. */
 void wh_curl_prepare(const struct wh_curl *curl, CURL *easy);
-/* -EPROTO, or -EACCES, for an answer that was not expected; the text has what it says. */
+/* -EPROTO, or -EACCES, for an answer that was not expected; the text has what it says, if there is no password. */
 int wh_curl_unexpected(const struct wh_curl *curl);
 
 #endif
