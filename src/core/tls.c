@@ -401,9 +401,10 @@ void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size)
 
 	/* A route's detail has little room: what all of them have in common is left out. */
 	name += strncmp(name, "TLS_", 4) ? 0 : 4;
-	end = strstr(name, "_SHA256");
-	snprintf(out, size, "TLS 1.3, %.*s%s", (int)(end ? (size_t)(end - name) : strlen(name)), name,
-		 tls->kernel_sends ? ", by the kernel" : "");
+	end = strstr(name, "_POLY1305");
+	end = end ? end : strstr(name, "_SHA256");
+	snprintf(out, size, "%s TLS 1.3, %.*s", tls->kernel_sends ? "kernel" : "encrypted:",
+		 (int)(end ? (size_t)(end - name) : strlen(name)), name);
 }
 
 int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,
