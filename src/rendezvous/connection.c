@@ -94,7 +94,7 @@ static ssize_t get(const struct wh_connection *connection, char *bytes, size_t r
 	}
 }
 
-/* 0, -EAGAIN and *errno_of: the next address may do, or another error. */
+/* 0, -EAGAIN with *why as an errno: the next address may do, or another error. */
 static int connect_to(struct wh_connection *connection, const struct addrinfo *address, int64_t deadline, int *why)
 {
 	struct pollfd fd;

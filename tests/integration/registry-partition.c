@@ -136,7 +136,8 @@ static void partition__shorter_than_the_timeout(void **state)
 /* Packets come late, in another order, twice, or not at all: it takes longer, and nothing else. */
 static void network__bad(void **state)
 {
-	static const char *const ways[] = { "delay 10ms 5ms", "loss 2%", "delay 5ms 4ms loss 1% duplicate 1% reorder 10%" };
+	static const char *const ways[] = { "delay 10ms 5ms", "loss 2%",
+					    "delay 5ms 4ms loss 1% duplicate 1% reorder 10%" };
 	struct network_pair pair;
 	struct fixture f;
 
