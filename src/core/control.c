@@ -18,7 +18,11 @@
 #define OUT_MAX (256u << 20)
 #define OWED_MAX (4u << 20) /* of that, answers to what the other side asked */
 #define IN_FIRST 4096
+/* So much for sending, and for receiving, does everybody have, whatever others from his address hold. */
+#define FREE (16u << 10)
 #define NEAR_BUFFER (512 << 10)
+
+#define NO_ROOM "does not read, and what may wait for its address (the knob held) is used up"
 
 static void received(struct wh_source *source, uint32_t events);
 
@@ -131,6 +135,7 @@ int wh_control_start(struct wh_control *control, int fd, struct wh_tls *tls)
 	control->source.fd = fd;
 	control->tls = tls;
 	control->in_length = 0;
+	control->full = NULL;
 	control->out_start = control->out_length = control->owed = 0;
 	control->open = true;
 	pthread_mutex_unlock(&control->lock);
@@ -162,9 +167,20 @@ void wh_control_close(struct wh_control *control)
 		wh_socket_close(fd);
 }
 
+/* Memory for sending or receiving is to have another size. What is not above FREE is bounded by the number of
+ * sessions. */
+static bool account(struct wh_control *control, size_t before, size_t after)
+{
+	int64_t old = before > FREE ? (int64_t)before : 0, wanted = after > FREE ? (int64_t)after : 0;
+
+	return !control->guest || wh_guest_queue(control->guest, wanted - old);
+}
+
 void wh_control_destroy(struct wh_control *control)
 {
 	wh_control_close(control);
+	account(control, control->in_room, 0);
+	account(control, control->out_room, 0);
 	pthread_mutex_destroy(&control->lock);
 	free(control->in);
 	free(control->out);
@@ -208,14 +224,22 @@ static int keep(struct wh_control *control, const void *bytes, size_t length)
 		memmove(control->out, control->out + control->out_start, control->out_length);
 		control->out_start = 0;
 	}
-	if (control->out_length + length > OUT_MAX)
+	if (control->out_length + length > OUT_MAX) {
+		control->full = "does not read what it is sent";
 		return -ENOBUFS;
+	}
 	while (room < control->out_length + length)
 		room *= 2;
 	if (room != control->out_room) {
+		if (!account(control, control->out_room, room)) {
+			control->full = NO_ROOM;
+			return -ENOBUFS;
+		}
 		grown = realloc(control->out, room);
-		if (!grown)
+		if (!grown) {
+			account(control, room, control->out_room);
 			return -ENOMEM;
+		}
 		control->out = grown;
 		control->out_room = room;
 	}
@@ -254,8 +278,10 @@ int wh_control_send(struct wh_control *control, enum wh_frame_type type, uint16_
 			     sizeof(header) + length - sent);
 	if (!is_news(type) && control->out_length) {
 		control->owed += sizeof(header) + length;
-		if (control->owed > OWED_MAX)
+		if (control->owed > OWED_MAX) {
+			control->full = "does not read what it has asked for";
 			error = -ENOBUFS;
+		}
 	}
 	if (control->out_length || wh_stream_unsent(control->tls))
 		wait_for(control);
@@ -284,6 +310,7 @@ static void flush(struct wh_control *control)
 	if (control->open && !control->out_length) {
 		control->out_start = control->owed = 0;
 		if (control->out_room > WH_FRAME_MAX) { /* a long list of regions has gone out */
+			account(control, control->out_room, 0);
 			free(control->out);
 			control->out = NULL;
 			control->out_room = 0;
@@ -296,12 +323,46 @@ static void flush(struct wh_control *control)
 
 /* ---- receiving ---------------------------------------------------------------------------- */
 
+/* Why it was broken off while something was sent; else what the receiving side has found. */
+static const char *why(struct wh_control *control, const char *text)
+{
+	pthread_mutex_lock(&control->lock);
+	if (control->full)
+		text = control->full;
+	pthread_mutex_unlock(&control->lock);
+	return text;
+}
+
+/* Room for the next frame, and no more of what a long one took. */
+static int make_room(struct wh_control *control, size_t need)
+{
+	uint8_t *grown;
+
+	if (need <= control->in_room && !(need == IN_FIRST && control->in_room > 4 * IN_FIRST &&
+					  control->in_length < IN_FIRST))
+		return 0;
+	if (!account(control, control->in_room, need)) {
+		broken(control, -ENOBUFS,
+		       "sends a frame for which there is no room: what may wait for its address (the knob held) "
+		       "is used up");
+		return 1;
+	}
+	grown = realloc(control->in, need);
+	if (!grown) {
+		account(control, need, control->in_room);
+		broken(control, -ENOMEM, "sent a frame for which there is no memory");
+		return 1;
+	}
+	control->in = grown;
+	control->in_room = need;
+	return 0;
+}
+
 /* Handle the whole frames that have come. 1 when the connection has gone, or been closed. */
 static int parse(struct wh_control *control)
 {
 	size_t at = 0, need = IN_FIRST;
 	struct wh_frame frame;
-	uint8_t *grown;
 	int error;
 
 	while (control->in_length - at >= WH_FRAME_HEADER) {
@@ -317,7 +378,7 @@ static int parse(struct wh_control *control)
 		if (!control->open)
 			return 1;
 		if (error) {
-			broken(control, error, "broke the protocol");
+			broken(control, error, why(control, "broke the protocol"));
 			return 1;
 		}
 		at += need;
@@ -327,18 +388,7 @@ static int parse(struct wh_control *control)
 		control->in_length -= at;
 		memmove(control->in, control->in + at, control->in_length);
 	}
-	/* Room for the next frame, and no more of what a long list of regions took. */
-	if (need > control->in_room || (need == IN_FIRST && control->in_room > 4 * IN_FIRST &&
-					control->in_length < IN_FIRST)) {
-		grown = realloc(control->in, need);
-		if (!grown) {
-			broken(control, -ENOMEM, "sent a frame for which there is no memory");
-			return 1;
-		}
-		control->in = grown;
-		control->in_room = need;
-	}
-	return 0;
+	return make_room(control, need);
 }
 
 /* The handshake of a connection that was opened here. True: it is done, now or before. */
@@ -391,6 +441,7 @@ static void received(struct wh_source *source, uint32_t events)
 	char text[WH_TEXT_MAX] = "";
 	bool pending = false;
 	ssize_t got;
+	int error;
 
 	if (!shaken(control))
 		return;
@@ -406,11 +457,12 @@ static void received(struct wh_source *source, uint32_t events)
 		if (got < 0 && (errno == EAGAIN || errno == EINTR))
 			break;
 		if (got < 0) {
-			broken(control, -errno, *text ? text : strerror(errno));
+			error = errno;
+			broken(control, -error, why(control, *text ? text : strerror(error)));
 			return;
 		}
 		if (!got) {
-			broken(control, -ECONNRESET, "closed the connection");
+			broken(control, -ECONNRESET, why(control, "closed the connection"));
 			return;
 		}
 		control->in_length += (size_t)got;

@@ -155,6 +155,8 @@ struct wh_control {
 	uint8_t *out;
 	size_t out_start, out_length, out_room;
 	size_t owed; /* of what waits: answers; it goes down when all has gone out */
+	struct wh_guest *guest; /* on whose account the memory is; NULL: ours */
+	const char *full;       /* why no more is kept for it; NULL: it is */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
 	int (*frame)(struct wh_control *control, const struct wh_frame *frame,
@@ -310,8 +312,9 @@ struct wh_guest {
 	struct wh_list link; /* engine.guests */
 	uint64_t place;
 	unsigned sessions;
-	int64_t most;         /* the knob `held` */
-	_Atomic int64_t held; /* bytes of memory that are there on their account */
+	int64_t most;           /* the knob `held` */
+	_Atomic int64_t held;   /* bytes of memory that are there on their account: data connections, requests */
+	_Atomic int64_t queued; /* the same of control connections, and of notifications that wait */
 };
 
 uint64_t wh_place_of(const struct sockaddr_storage *address);
@@ -328,6 +331,17 @@ static inline void wh_guest_hold(struct wh_guest *guest, int64_t bytes)
 static inline bool wh_guest_full(const struct wh_guest *guest)
 {
 	return atomic_load_explicit(&guest->held, memory_order_relaxed) >= guest->most;
+}
+
+/* So many bytes more; fewer always fit. False: `most` would be passed, and nothing has changed. */
+static inline bool wh_guest_queue(struct wh_guest *guest, int64_t bytes)
+{
+	int64_t before = atomic_fetch_add_explicit(&guest->queued, bytes, memory_order_relaxed);
+
+	if (bytes <= 0 || before + bytes <= guest->most)
+		return true;
+	atomic_fetch_sub_explicit(&guest->queued, bytes, memory_order_relaxed);
+	return false;
 }
 
 /* One engine connected to this one. On loop 0, save `control` for sending and the atomics. */

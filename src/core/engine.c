@@ -395,7 +395,6 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	struct wh_engine_options options;
 	struct wh_engine *engine;
 	const char *listen;
-	uint32_t seed;
 	int error;
 
 	if (!out)
@@ -432,8 +431,6 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 		error = wh_gpus_open(engine, engine->cuda, &engine->gpus);
 	if (!error)
 		error = learn_identity(engine, options.name);
-	if (!error)
-		error = random_bytes(&seed, sizeof(seed));
 	if (error)
 		goto err_free;
 	error = check_registry(engine, options.registry);
@@ -447,10 +444,9 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	}
 	madvise((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE), MADV_WIPEONFORK);
 	*engine->ours = 1;
-	error = wh_places_init(&engine->regions, sizeof(struct wh_region), seed);
+	error = wh_places_init(&engine->regions, sizeof(struct wh_region));
 	if (error)
 		goto err_unmap;
-	engine->regions.random = true;
 	error = start_loops(engine);
 	if (error)
 		goto err_loops;

@@ -28,6 +28,7 @@ struct note {
 	struct wh_list session_link; /* session.notes, while it waits */
 	struct wh_session *session;
 	uint64_t sequence;
+	int64_t charged; /* bytes, to the guest whose it is, while it waits */
 	uint64_t epoch;
 	char sender[WH_NAME_MAX];
 	size_t length;
@@ -177,6 +178,14 @@ int wh_session_notified(struct wh_session *session, const uint8_t *payload, size
 	/* Behind those who wait already. */
 	if (wh_list_empty(&inbox->waiting) && push(inbox, note))
 		return confirm(session, wh_get64(payload));
+	/* One may wait in any case. */
+	if (session->note_count)
+		note->charged = (int64_t)(sizeof(*note) + note->length);
+	if (!wh_guest_queue(session->guest, note->charged)) {
+		free(note);
+		session->control.full = "notifies more than may wait for its address (the knob held)";
+		return -ENOBUFS;
+	}
 	wh_list_append(&inbox->waiting, &note->link);
 	wh_list_append(&session->notes, &note->session_link);
 	session->note_count++;
@@ -191,6 +200,7 @@ void wh_session_notes_drop(struct wh_session *session)
 		struct note *note = wh_container(link, struct note, session_link);
 
 		wh_list_remove(&note->link);
+		wh_guest_queue(session->guest, -note->charged);
 		free(note);
 	}
 	session->note_count = 0;
@@ -203,12 +213,14 @@ static bool deliver_theirs(struct wh_inbox *inbox)
 	struct wh_session *session;
 	struct note *note;
 	uint64_t sequence;
+	int64_t charged;
 
 	if (!link)
 		return false;
 	note = wh_container(link, struct note, link);
 	session = note->session;
 	sequence = note->sequence;
+	charged = note->charged;
 	wh_list_remove(&note->session_link);
 	if (!push(inbox, note)) {
 		wh_list_append(&session->notes, &note->session_link);
@@ -217,6 +229,7 @@ static bool deliver_theirs(struct wh_inbox *inbox)
 	}
 	/* From here the note belongs to whoever takes it. */
 	session->note_count--;
+	wh_guest_queue(session->guest, -charged);
 	confirm(session, sequence);
 	return true;
 }

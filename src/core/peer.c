@@ -415,7 +415,7 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 		error = wh_remote_add(peer, &record);
 		if (error)
 			return error;
-		place = wh_places_at(&peer->regions, (uint32_t)record.id);
+		place = wh_places_at(&peer->regions, wh_places_index(record.id));
 		((struct wh_remote_region *)place)->round = peer->list_round;
 	}
 	if (got < 0)
@@ -640,7 +640,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	wh_list_init(&peer->notes_sent);
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
-	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region), 1);
+	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region));
 	if (error) {
 		peer_free(peer);
 		return error;

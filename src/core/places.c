@@ -16,6 +16,7 @@
 
 #include <wherry/memory.h>
 
+#include "core/token.h"
 #include "util/clock.h"
 
 /* The users of two entries are counted by different threads: not in one cache line. */
@@ -25,8 +26,6 @@
 #define TAIL_LEAST 64
 
 #define SORTED_FIRST 64
-
-#define RANDOM_STEP 65536u
 
 /* wh_place.used */
 enum {
@@ -41,11 +40,15 @@ struct wh_sorted {
 	uint64_t id;
 };
 
-int wh_places_init(struct wh_places *places, size_t entry, uint32_t seed)
+_Static_assert(WH_PLACES_CHUNK * WH_PLACES_CHUNKS == 1u << WH_PLACES_INDEX_BITS, "an id has room for all");
+_Static_assert(WH_TOKEN_BITS + WH_PLACES_INDEX_BITS == 64, "and for nothing else");
+
+int wh_places_init(struct wh_places *places, size_t entry)
 {
 	memset(places, 0, sizeof(*places));
 	places->entry = (entry + ENTRY_ALIGN - 1) & ~(size_t)(ENTRY_ALIGN - 1);
-	places->seed = seed ? seed : 1;
+	if (getrandom(places->key, sizeof(places->key), 0) != sizeof(places->key))
+		return -EIO;
 	return -pthread_mutex_init(&places->lock, NULL);
 }
 
@@ -90,51 +93,20 @@ static struct wh_place *entry_at(struct wh_places *places, uint32_t index)
 	return wh_places_at(places, index);
 }
 
-static uint32_t next_generation(uint32_t generation)
-{
-	return generation + 1 ? generation + 1 : 1;
-}
-
-/* Random generations begin in the lower half and go up by random steps, so that they never recur. 0: there
- * are no random numbers. */
-static uint32_t random_generation(uint32_t generation)
-{
-	uint32_t number;
-
-	if (getrandom(&number, sizeof(number), 0) != sizeof(number))
-		return 0;
-	return generation ? generation + 1 + number % RANDOM_STEP : 1 + number / 2;
-}
-
-/* Has the entry no generation left? */
-static bool is_spent(const struct wh_places *places, const struct wh_place *place)
-{
-	return places->random ? place->generation >= UINT32_MAX - RANDOM_STEP :
-				next_generation(place->generation) == places->seed;
-}
-
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 {
 	struct wh_place *place;
-	uint32_t generation;
 
 	pthread_mutex_lock(&places->lock);
 	place = places->free ? wh_places_at(places, places->free - 1) : entry_at(places, places->high);
-	if (place && places->random)
-		generation = random_generation(place->generation);
-	else
-		generation = places->free ? next_generation(place ? place->generation : 0) :
-					    places->seed;
-	if (!generation)
-		place = NULL;
 	if (place) {
 		if (places->free)
 			places->free = (uint32_t)place->address;
 		else
 			place->index = places->high++;
-		place->generation = generation;
-	}
-	if (place) {
+		do
+			place->generation = wh_token(places->key, place->index, place->uses++);
+		while (!place->generation);
 		place->used = USED;
 		places->count++;
 		*id = wh_place_id(place);
@@ -145,16 +117,16 @@ struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 
 struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id)
 {
-	uint32_t index = (uint32_t)id, generation = (uint32_t)(id >> 32);
+	uint32_t index = wh_places_index(id);
+	uint64_t generation = id >> WH_PLACES_INDEX_BITS;
 	struct wh_place *place = NULL;
 
 	if (!generation)
 		return NULL;
 	pthread_mutex_lock(&places->lock);
 	place = entry_at(places, index);
-	/* Generations go up: an id does not come again. */
-	if (place &&
-	    (place->used || (place->generation && (int32_t)(generation - place->generation) <= 0)))
+	/* That no id at all comes again is the peer's to see to. */
+	if (place && (place->used || place->generation == generation))
 		place = NULL;
 	if (place) {
 		place->index = index;
@@ -179,8 +151,7 @@ static void release(struct wh_places *places, struct wh_place *place)
 		places->sorted_gone++;
 	place->used = 0;
 	places->count--;
-	/* An entry that has had every generation is left alone, for ids must not recur. */
-	if (claimed || is_spent(places, place))
+	if (claimed)
 		return;
 	place->address = places->free;
 	places->free = place->index + 1;
@@ -294,7 +265,7 @@ static uint32_t drop_gone(struct wh_places *places, uint32_t into, uint32_t from
 	struct wh_sorted *sorted = places->sorted;
 
 	for (; from < to; from++) {
-		struct wh_place *place = wh_places_at(places, (uint32_t)sorted[from].id);
+		struct wh_place *place = wh_places_at(places, wh_places_index(sorted[from].id));
 
 		/* A closed one stays: it may be opened again. */
 		if ((place->used & LISTED) && wh_place_id(place) == sorted[from].id)
@@ -461,7 +432,7 @@ static void consider(struct wh_places *places, const struct wh_sorted *entry, st
 
 	if (entry->start > search->start || entry->end < search->end)
 		return;
-	place = wh_places_at(places, (uint32_t)entry->id);
+	place = wh_places_at(places, wh_places_index(entry->id));
 	if (atomic_load(&place->id) != entry->id || !(place->access & search->access))
 		return;
 	if (!search->best || place->length < search->best->length)

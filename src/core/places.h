@@ -3,8 +3,8 @@
  * Places: published ranges of memory, ours and a peer's, found by id, by name and by address.
  *
  * The entries live in a table that only grows while its owner lives, so that an id can be looked
- * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 32 bits)
- * and an index (low 32 bits). Whoever touches the memory enters the place first and leaves it
+ * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits),
+ * which nobody can guess, and an index (low 22 bits). Whoever touches the memory enters the place first and leaves it
  * after; closing a place keeps new ones out and then waits for those inside.
  */
 #ifndef WH_CORE_PLACES_H
@@ -20,7 +20,8 @@ struct wh_place {
 	_Atomic uint64_t id; /* 0: free, or being closed */
 	_Atomic uint32_t users;
 	uint32_t index;
-	uint32_t generation;
+	uint64_t generation; /* not 0 once it has been used */
+	uint64_t uses;       /* ours: how often it has had one */
 	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
 	uint8_t used; /* bits in places.c: taken and how; 0: free */
 	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
@@ -29,11 +30,11 @@ struct wh_place {
 
 #define WH_PLACES_CHUNK 4096u
 #define WH_PLACES_CHUNKS 1024u
+#define WH_PLACES_INDEX_BITS 22 /* so many entries at most */
 
 struct wh_places {
 	size_t entry; /* bytes from one entry to the next; each starts with a wh_place */
-	uint32_t seed; /* the first generation */
-	bool random; /* or each entry's is random, so that one id does not tell another */
+	uint64_t key[2]; /* of the generations, so that no id tells another */
 	pthread_mutex_t lock; /* all below */
 	_Atomic(char *) chunks[WH_PLACES_CHUNKS];
 	uint32_t high;  /* entries ever used */
@@ -47,14 +48,15 @@ struct wh_places {
 	uint32_t sorted_count, sorted_used, sorted_room, sorted_gone;
 };
 
-int wh_places_init(struct wh_places *places, size_t entry, uint32_t seed);
+/* 0, -EIO (no random numbers) or another errno. */
+int wh_places_init(struct wh_places *places, size_t entry);
 void wh_places_destroy(struct wh_places *places);
 
 /* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until wh_places_publish(),
  * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory. */
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id);
-/* A peer's: the entry for an id chosen by the peer. NULL: an index out of bounds, one in use, or no
- * memory. */
+/* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more; an entry in
+ * use; or no memory. */
 struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id);
 /* Make it findable. -EEXIST if an open place has the name, -ENOMEM; the entry is then free again,
  * and its name freed. */
@@ -83,7 +85,12 @@ uint32_t wh_places_count(struct wh_places *places);
 /* The id of an entry in use, be it open, closed or not yet published. */
 static inline uint64_t wh_place_id(const struct wh_place *place)
 {
-	return (uint64_t)place->generation << 32 | place->index;
+	return place->generation << WH_PLACES_INDEX_BITS | place->index;
+}
+
+static inline uint32_t wh_places_index(uint64_t id)
+{
+	return (uint32_t)id & ((1u << WH_PLACES_INDEX_BITS) - 1);
 }
 
 /* How many are in use. */
@@ -108,7 +115,7 @@ static inline void wh_place_leave(struct wh_place *place)
 /* Enter the place with this id, or NULL: there is none, or it is being closed. */
 static inline struct wh_place *wh_place_enter(struct wh_places *places, uint64_t id)
 {
-	struct wh_place *place = wh_places_at(places, (uint32_t)id);
+	struct wh_place *place = wh_places_at(places, wh_places_index(id));
 
 	if (!place || !id)
 		return NULL;

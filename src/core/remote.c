@@ -15,7 +15,7 @@
 
 static struct wh_remote_region *at(struct wh_peer *peer, uint64_t id)
 {
-	return (struct wh_remote_region *)wh_places_at(&peer->regions, (uint32_t)id);
+	return (struct wh_remote_region *)wh_places_at(&peer->regions, wh_places_index(id));
 }
 
 static bool is_same(const struct wh_place *place, const struct wh_region_record *record)

@@ -150,6 +150,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
+	session->control.guest = guest;
 	error = wh_control_start(&session->control, fd, tls);
 	if (error) {
 		wh_tls_free(tls);
@@ -167,7 +168,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	error = send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
-		wh_session_end(session, error, "cannot be sent the list of regions");
+		wh_session_end(session, error, session->control.full ?
+			       session->control.full : "cannot be sent the list of regions");
 		return error;
 	}
 	wh_timer_set(&engine->loops[0], &session->watchdog,

@@ -159,11 +159,22 @@ static int check_key_file(const char *path)
 	return 0;
 }
 
-static int refuse_file(const struct wh_ssl *ssl, const char *knob, const char *path, const char *wants)
+/* OpenSSL's own asks the terminal, or reads what the program was to read. */
+static int give_no_password(char *into, int room, int writing, void *argument)
 {
+	struct wh_tls_context *context = argument;
+
+	(void)into, (void)room, (void)writing;
+	context->encrypted = true;
+	return -1;
+}
+
+static int refuse_file(struct wh_tls_context *context, const char *knob, const char *path, const char *wants)
+{
+	const struct wh_ssl *ssl = &context->ssl;
 	char why[128];
 
-	snprintf(why, sizeof(why), "%s", reason(ssl));
+	snprintf(why, sizeof(why), "%s", context->encrypted ? "it is encrypted with a password" : reason(ssl));
 	ssl->ERR_clear_error();
 	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", knob, path,
 		       access(path, R_OK) ? strerror(errno) : why, wants);
@@ -184,15 +195,17 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 	error = check_key_file(key);
 	if (error)
 		return error;
+	ssl->SSL_CTX_set_default_passwd_cb(context->handle, give_no_password);
+	ssl->SSL_CTX_set_default_passwd_cb_userdata(context->handle, context);
 	if (ssl->SSL_CTX_use_certificate_chain_file(context->handle, certificate) != 1)
-		return refuse_file(ssl, "tls_cert", certificate,
+		return refuse_file(context, "tls_cert", certificate,
 				   "a PEM file with this engine's certificate and those above it");
 	if (ssl->SSL_CTX_use_PrivateKey_file(context->handle, key, WH_SSL_FILETYPE_PEM) != 1 ||
 	    ssl->SSL_CTX_check_private_key(context->handle) != 1)
-		return refuse_file(ssl, "tls_key", key, "a PEM file with the private key of tls_cert, "
+		return refuse_file(context, "tls_key", key, "a PEM file with the private key of tls_cert, "
 							"without a password");
 	if (ssl->SSL_CTX_load_verify_locations(context->handle, ca, NULL) != 1)
-		return refuse_file(ssl, "tls_ca", ca,
+		return refuse_file(context, "tls_ca", ca,
 				   "a PEM file with the certificates that sign those of all engines");
 	ssl->SSL_CTX_set_verify(context->handle, WH_SSL_VERIFY_BOTH, looked_at);
 	snprintf(context->certificate, sizeof(context->certificate), "%s", certificate);
@@ -388,9 +401,10 @@ void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size)
 
 	/* A route's detail has little room: what all of them have in common is left out. */
 	name += strncmp(name, "TLS_", 4) ? 0 : 4;
-	end = strstr(name, "_SHA256");
-	snprintf(out, size, "TLS 1.3, %.*s%s", (int)(end ? (size_t)(end - name) : strlen(name)), name,
-		 tls->kernel_sends ? ", by the kernel" : "");
+	end = strstr(name, "_POLY1305");
+	end = end ? end : strstr(name, "_SHA256");
+	snprintf(out, size, "%s TLS 1.3, %.*s", tls->kernel_sends ? "kernel" : "encrypted:",
+		 (int)(end ? (size_t)(end - name) : strlen(name)), name);
 }
 
 int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,

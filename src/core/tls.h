@@ -95,6 +95,7 @@ struct wh_tls_context {
 	struct ssl_ctx_st *handle;
 	struct bio_method_st *memory; /* of what OpenSSL reads and writes */
 	bool kernel; /* it may do the encryption */
+	bool encrypted; /* a file wanted a password */
 	char certificate[WH_CONFIG_TEXT]; /* the file; "": pre-shared keys */
 	unsigned count;
 	struct {

@@ -21,6 +21,7 @@ struct X509_name_st;
 struct evp_md_st;
 
 typedef int (*wh_ssl_verify)(int good, struct x509_store_ctx_st *store);
+typedef int (*wh_ssl_password)(char *into, int room, int writing, void *argument);
 typedef int (*wh_ssl_psk_use)(struct ssl_st *ssl, const struct evp_md_st *digest,
 			      const unsigned char **identity, size_t *identity_length,
 			      struct ssl_session_st **session);
@@ -39,6 +40,8 @@ typedef long (*wh_bio_ctrl)(struct bio_st *bio, int command, long number, void *
 	X(uint64_t, SSL_CTX_set_options, (struct ssl_ctx_st *context, uint64_t options)) \
 	X(int, SSL_CTX_set_ciphersuites, (struct ssl_ctx_st *context, const char *names)) \
 	X(int, SSL_CTX_set_num_tickets, (struct ssl_ctx_st *context, size_t count)) \
+	X(void, SSL_CTX_set_default_passwd_cb, (struct ssl_ctx_st *context, wh_ssl_password callback)) \
+	X(void, SSL_CTX_set_default_passwd_cb_userdata, (struct ssl_ctx_st *context, void *argument)) \
 	X(int, SSL_CTX_use_certificate_chain_file, (struct ssl_ctx_st *context, const char *path)) \
 	X(int, SSL_CTX_use_PrivateKey_file, (struct ssl_ctx_st *context, const char *path, int type)) \
 	X(int, SSL_CTX_check_private_key, (const struct ssl_ctx_st *context)) \

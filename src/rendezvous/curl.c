@@ -69,11 +69,16 @@ void wh_curl_prepare(const struct wh_curl *curl, CURL *easy)
 	if (*url->cert) {
 		curl_easy_setopt(easy, CURLOPT_SSLCERT, url->cert);
 		curl_easy_setopt(easy, CURLOPT_SSLKEY, url->key);
+		curl_easy_setopt(easy, CURLOPT_KEYPASSWD, ""); /* else OpenSSL asks for one */
 	}
 }
 
 int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 {
+	int error = wh_registry_key_check(setup->url);
+
+	if (error)
+		return error;
 	*curl = (struct wh_curl){ .url = setup->url, .timeout = setup->timeout, .stop = setup->stop };
 	if (curl_global_init(CURL_GLOBAL_DEFAULT))
 		return wh_fail(ENOMEM, "registry: libcurl cannot start");
@@ -137,6 +142,7 @@ static int request_one(struct wh_curl *curl, const char *method, const char *pat
 	char address[1024];
 	CURLcode code;
 
+	curl->status = 0;
 	curl->length = 0;
 	if (curl->body)
 		curl->body[0] = '\0';
@@ -187,9 +193,11 @@ int wh_curl_unexpected(const struct wh_curl *curl)
 {
 	const char *host = curl->url->endpoint[curl->endpoint];
 	int error = curl->status == 401 || curl->status == 403 ? EACCES : EPROTO;
+	/* Some say what they were asked, and who asked. */
+	bool secret = *curl->url->user || *curl->url->password;
 
-	return wh_fail(error, "registry %.80s: %s (HTTP status %ld): %.100s", host,
+	return wh_fail(error, "registry %.80s: %s (HTTP status %ld)%s%.100s", host,
 		       error == EACCES ? "the user or the password is not taken" :
 					 "an answer that was not expected",
-		       curl->status, curl->body);
+		       curl->status, secret ? "" : ": ", secret ? "" : curl->body);
 }

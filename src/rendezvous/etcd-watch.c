@@ -146,6 +146,7 @@ static bool begin_stream(struct wh_etcd_watch *watch, int64_t revision,
 	}
 	snprintf(address, sizeof(address), "http%s://%s/v3/watch", url->tls ? "s" : "",
 		 url->endpoint[watch->curl->endpoint]);
+	watch->endpoint = watch->curl->endpoint;
 	wh_curl_prepare(watch->curl, watch->easy);
 	curl_easy_setopt(watch->easy, CURLOPT_URL, address);
 	curl_easy_setopt(watch->easy, CURLOPT_HTTPHEADER, watch->headers);
@@ -206,6 +207,12 @@ int wh_etcd_watch_wait(struct wh_etcd_watch *watch, int wake, int64_t timeout, i
 		       const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
 		       void (*key)(const void *arg, const char *name, char *out), const void *arg)
 {
+	/* A server that hangs says nothing, and does not end what it has begun either; requests have gone to
+	 * another one, and what has changed meanwhile is looked at. */
+	if (watch->easy && watch->endpoint != watch->curl->endpoint) {
+		end_stream(watch);
+		return 1;
+	}
 	if (watch->easy && !same_names(watch, names, count))
 		end_stream(watch);
 	/* Without memory for a watch, names are looked at now and then. */

@@ -118,7 +118,7 @@ static int log_in(struct etcd *etcd)
 	const struct wh_registry_url *url = etcd->curl.url;
 	char user[6 * sizeof(url->user)], password[6 * sizeof(url->password)];
 	char body[sizeof(user) + sizeof(password) + 64];
-	struct wh_etcd_answer answer;
+	struct wh_etcd_answer answer = { .code = 0 };
 	int error;
 
 	error = set_token(etcd, "");
@@ -133,6 +133,10 @@ static int log_in(struct etcd *etcd)
 	/* The user is given, but this etcd does not ask for one. */
 	if (error == -EPROTO && strstr(answer.error, "authentication is not enabled"))
 		return 0;
+	/* The answer is not told: it may be what was asked, or half a token. */
+	if (error && etcd->curl.status)
+		error = wh_fail(-error, "registry %.80s: etcd does not take the user or the password, or it is no "
+				"etcd (HTTP status %ld)", url->endpoint[etcd->curl.endpoint], etcd->curl.status);
 	if (!error)
 		error = *answer.token ? set_token(etcd, answer.token) :
 					wh_fail(EPROTO, "registry: etcd has answered with no token");

@@ -41,6 +41,7 @@ struct wh_etcd_watch {
 	struct wh_curl *curl; /* whose endpoint, headers and options are taken */
 	CURLM *multi;
 	CURL *easy; /* NULL: no stream */
+	unsigned endpoint; /* where it is from */
 	char *names; /* that are watched: each and a NUL */
 	size_t names_length;
 	char *ask; /* the body of the request */

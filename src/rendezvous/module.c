@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libwherry-registry.so: the registries that need other libraries. */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
 #include "rendezvous/module.h"
+
+#define KEY_FILE_MAX (64 << 10)
 
 static const struct wh_registry_ops *const known[] = {
 	&wh_registry_http,
@@ -16,6 +23,32 @@ static const struct wh_registry_module module = {
 	.ops = known,
 	.text = wh_fail_text,
 };
+
+int wh_registry_key_check(const struct wh_registry_url *url)
+{
+	static const char word[] = "ENCRYPTED"; /* in the first line of PKCS #8, in the second of what was before */
+	char bytes[KEY_FILE_MAX];
+	bool encrypted;
+	ssize_t got;
+	int fd;
+
+	if (!*url->key)
+		return 0;
+	fd = open(url->key, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+	got = fd < 0 ? -1 : read(fd, bytes, sizeof(bytes));
+	if (got < 0) {
+		int error = wh_fail(errno, "registry: key=%.150s: %s", url->key, strerror(errno));
+
+		if (fd >= 0)
+			close(fd);
+		return error;
+	}
+	close(fd);
+	encrypted = memmem(bytes, (size_t)got, word, sizeof(word) - 1);
+	explicit_bzero(bytes, (size_t)got);
+	return encrypted ? wh_fail(EINVAL, "registry: key=%.150s: it is encrypted with a password; it must be "
+				   "a PEM file with the private key of cert=, without one", url->key) : 0;
+}
 
 wh_registry_module_fn wh_registry_module;
 

@@ -4,6 +4,7 @@
 #define WH_RENDEZVOUS_MODULE_H
 
 #include <curl/curl.h>
+#include <sys/types.h>
 
 #include "rendezvous/registry.h"
 
@@ -12,6 +13,32 @@
 #define WH_REGISTRY_KEY_MAX 256
 
 extern const struct wh_registry_ops wh_registry_http, wh_registry_etcd, wh_registry_redis;
+
+/* Can the file of key= be read, and without a password? OpenSSL would ask for one on the terminal. 0, -EINVAL or
+ * an errno of the file. */
+int wh_registry_key_check(const struct wh_registry_url *url);
+
+/* ---- what is not HTTP ---------------------------------------------------------------------- */
+
+/* To the first endpoint of a URL. */
+struct wh_connection {
+	const struct wh_registry_url *url;
+	const atomic_bool *stop;
+	int fd; /* -1: there is none now */
+	struct ssl_ctx_st *context; /* NULL: plain */
+	struct ssl_st *tls;
+	char host[272], port[8];
+};
+
+/* Reads the certificates. Both are good as long as the connection. 0; -EINVAL or an errno of a file, naming it. */
+int wh_connection_init(struct wh_connection *connection, const struct wh_registry_setup *setup);
+void wh_connection_destroy(struct wh_connection *connection);
+/* These return a backend's error; after one there is nothing to do but wh_connection_end(). */
+int wh_connection_begin(struct wh_connection *connection, int64_t deadline);
+int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline);
+/* At least one byte. */
+ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room, int64_t deadline);
+void wh_connection_end(struct wh_connection *connection);
 
 /* ---- redis --------------------------------------------------------------------------------- */
 
@@ -36,7 +63,7 @@ struct wh_curl {
 	unsigned endpoint;
 	struct curl_slist *headers; /* for every request; owned */
 	bool wherry; /* the answer was wherry registry's */
-	long status;
+	long status; /* 0: there is no answer */
 	char *body; /* of the answer, and a NUL behind it */
 	size_t length, room;
 	bool too_long;
@@ -51,7 +78,7 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 		    size_t length);
 /* Certificates, user and limits, for one more handle of the same registry. */
 void wh_curl_prepare(const struct wh_curl *curl, CURL *easy);
-/* -EPROTO, or -EACCES, for an answer that was not expected; the text has what it says. */
+/* -EPROTO, or -EACCES, for an answer that was not expected; the text has what it says, if there is no password. */
 int wh_curl_unexpected(const struct wh_curl *curl);
 
 #endif

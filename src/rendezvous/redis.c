@@ -1,29 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Registries in redis: a string that expires for each engine. What must not be torn apart, looking at who
- * has a name and taking it, is a script, which the server runs as a whole. The connection does not
- * block, so that a call can end when the engine closes.
+ * has a name and taking it, is a script, which the server runs as a whole. hiredis writes commands and
+ * reads replies, and the connection is ours: hiredis 0.14 has no TLS.
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <hiredis/hiredis.h>
-#ifdef HAVE_HIREDIS_SSL
-#include <hiredis/hiredis_ssl.h>
-#include <openssl/ssl.h>
-#include <openssl/x509v3.h>
-#endif
 
 #include "rendezvous/module.h"
 #include "util/clock.h"
 
 #define REPLY_MAX (64 << 10) /* bytes; a record has 1 KiB */
 #define VALUE_MAX (2 << 20)  /* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
-#define SLICE (50 * WH_MS)   /* between two looks at whether to stop */
+#define PIECE (16 << 10)     /* bytes of it at a time */
 
 /* Nobody or we ourselves have it: it is ours now. Else who has. */
 #define CLAIM \
@@ -40,17 +34,12 @@
 
 struct redis {
 	const struct wh_registry_url *url;
-	const atomic_bool *stop;
+	struct wh_connection connection;
 	int64_t timeout; /* ns */
-	char host[272];
-	int port;
 	char database[128];
 	size_t most; /* bytes of a reply */
-	redisContext *context; /* NULL: not connected */
+	redisReader *reader; /* NULL: not connected */
 	redisReplyObjectFunctions functions;
-#ifdef HAVE_HIREDIS_SSL
-	SSL_CTX *tls;
-#endif
 };
 
 /* ---- replies --------------------------------------------------------------------------------- */
@@ -77,9 +66,10 @@ static void take_no_lists(struct redis *redis, redisReader *reader)
 
 static void disconnect(struct redis *redis)
 {
-	if (redis->context)
-		redisFree(redis->context);
-	redis->context = NULL;
+	if (redis->reader)
+		redisReaderFree(redis->reader);
+	redis->reader = NULL;
+	wh_connection_end(&redis->connection);
 }
 
 static int broken(struct redis *redis, int error, const char *why)
@@ -87,24 +77,6 @@ static int broken(struct redis *redis, int error, const char *why)
 	error = wh_fail(error, "registry %.80s: %.140s", redis->url->endpoint[0], why);
 	disconnect(redis);
 	return error;
-}
-
-/* What hiredis says; for some of it errno is the more exact word. */
-static int context_failed(struct redis *redis, int saved)
-{
-	const redisContext *context = redis->context;
-	bool io = context->err == REDIS_ERR_IO;
-	int error = ECONNRESET;
-
-	/* A name that is not known has no code but OTHER. */
-	if ((io && (saved == EHOSTUNREACH || saved == ENETUNREACH)) ||
-	    (context->err == REDIS_ERR_OTHER && !(context->flags & REDIS_CONNECTED)))
-		error = EHOSTUNREACH;
-	else if (context->err == REDIS_ERR_PROTOCOL || context->err == REDIS_ERR_OOM)
-		error = EPROTO;
-	else if (io && saved == ECONNREFUSED)
-		error = ECONNREFUSED;
-	return broken(redis, error, redis->context->errstr);
 }
 
 /* An error that redis replied with. What comes behind its first word may quote what it was asked,
@@ -121,55 +93,42 @@ static int refused(const struct redis *redis, const redisReply *reply, bool secr
 	return wh_fail(EPROTO, "registry %.80s: redis says: %.120s", redis->url->endpoint[0], reply->str);
 }
 
-/* Let the connection go on, at most until the deadline. 0: there may be more to read or to write. */
-static int turn(struct redis *redis, short events, int64_t deadline)
-{
-	struct pollfd fd = { .fd = redis->context->fd, .events = events };
-	int64_t left = deadline - wh_now();
-
-	if (atomic_load(redis->stop))
-		return broken(redis, ECANCELED, "the engine closes");
-	if (left <= 0)
-		return broken(redis, ETIMEDOUT, "no answer in time");
-	poll(&fd, 1, (int)((left < SLICE ? left : SLICE) / WH_MS + 1));
-	return 0;
-}
-
-/* Send what has been appended, and wait for one reply. */
-static int exchange(struct redis *redis, redisReply **out)
+/* Send a command, and wait for its reply. */
+static int exchange(struct redis *redis, const char *bytes, size_t length, redisReply **out)
 {
 	int64_t deadline = wh_now() + redis->timeout;
+	char piece[PIECE];
 	void *reply = NULL;
-	int sent = 0, error;
+	ssize_t got = wh_connection_send(&redis->connection, bytes, length, deadline);
 
-	for (;;) {
-		if (!sent && redisBufferWrite(redis->context, &sent) != REDIS_OK)
-			return context_failed(redis, errno);
-		if (sent && redisBufferRead(redis->context) != REDIS_OK)
-			return context_failed(redis, errno);
-		if (redis->context->reader->len > redis->most)
+	while (got >= 0) {
+		if (redis->reader->len > redis->most)
 			return broken(redis, EPROTO, "its answer is too long");
-		if (redisGetReplyFromReader(redis->context, &reply) != REDIS_OK)
-			return context_failed(redis, errno);
+		if (redisReaderGetReply(redis->reader, &reply) != REDIS_OK)
+			return broken(redis, EPROTO, redis->reader->errstr);
 		if (reply) {
 			*out = reply;
 			return 0;
 		}
-		error = turn(redis, sent ? POLLIN : POLLIN | POLLOUT, deadline);
-		if (error)
-			return error;
+		got = wh_connection_receive(&redis->connection, piece, sizeof(piece), deadline);
+		if (got > 0 && redisReaderFeed(redis->reader, piece, (size_t)got) != REDIS_OK)
+			return broken(redis, ENOMEM, "no memory");
 	}
+	disconnect(redis);
+	return (int)got;
 }
 
 /* One command; *out is to be freed. An error that redis replies with is one. */
 static int command(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
 	redisReply *reply = NULL;
-	int error;
+	char *bytes;
+	int length = redisFormatCommandArgv(&bytes, count, (const char **)words, NULL), error;
 
-	if (redisAppendCommandArgv(redis->context, count, (const char **)words, NULL) != REDIS_OK)
+	if (length < 0)
 		return broken(redis, ENOMEM, "no memory");
-	error = exchange(redis, &reply);
+	error = exchange(redis, bytes, (size_t)length, &reply);
+	redisFreeCommand(bytes);
 	if (error)
 		return error;
 	if (reply->type == REDIS_REPLY_ERROR) {
@@ -182,29 +141,6 @@ static int command(struct redis *redis, int count, const char *const *words, red
 }
 
 /* ---- connecting ------------------------------------------------------------------------------ */
-
-/* hiredis has a context of its own for this, but that does not look at the name in the certificate. */
-static int start_tls(struct redis *redis)
-{
-#ifdef HAVE_HIREDIS_SSL
-	SSL *tls = SSL_new(redis->tls);
-	bool named = tls && X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls), redis->host);
-
-	/* No address, so a name. */
-	if (tls && !named)
-		named = SSL_set1_host(tls, redis->host) && SSL_set_tlsext_host_name(tls, redis->host);
-	if (!named) {
-		SSL_free(tls);
-		return broken(redis, ENOMEM, "TLS cannot start");
-	}
-	if (redisInitiateSSL(redis->context, tls) != REDIS_OK) {
-		SSL_free(tls);
-		return broken(redis, EACCES, redis->context->errstr);
-	}
-#endif
-	(void)redis;
-	return 0;
-}
 
 /* A command whose reply says no more than that it was done. */
 static int introduce(struct redis *redis, int count, const char *const *words)
@@ -224,19 +160,18 @@ static int connect_it(struct redis *redis)
 	const struct wh_registry_url *url = redis->url;
 	int error = 0;
 
-	if (redis->context)
+	if (redis->reader)
 		return 0;
-	redis->context = redisConnectNonBlock(redis->host, redis->port);
-	if (!redis->context)
-		return wh_fail(ENOMEM, "registry: no memory");
-	if (redis->context->err)
-		return context_failed(redis, errno);
-	take_no_lists(redis, redis->context->reader);
-	if (url->tls)
-		error = start_tls(redis);
-	if (!error && *url->user)
+	error = wh_connection_begin(&redis->connection, wh_now() + redis->timeout);
+	if (error)
+		return error;
+	redis->reader = redisReaderCreate();
+	if (!redis->reader)
+		return broken(redis, ENOMEM, "no memory");
+	take_no_lists(redis, redis->reader);
+	if (*url->user)
 		error = introduce(redis, 3, (const char *[]){ "AUTH", url->user, url->password });
-	else if (!error && *url->password)
+	else if (*url->password)
 		error = introduce(redis, 2, (const char *[]){ "AUTH", url->password });
 	if (!error && strcmp(redis->database, "0") != 0)
 		error = introduce(redis, 2, (const char *[]){ "SELECT", redis->database });
@@ -247,7 +182,7 @@ static int connect_it(struct redis *redis)
  * is asked here may be done twice. */
 static int ask(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
-	bool kept = redis->context != NULL;
+	bool kept = redis->reader != NULL;
 	int error = connect_it(redis);
 
 	if (!error)
@@ -267,44 +202,14 @@ static void redis_close(void *backend)
 	struct redis *redis = backend;
 
 	disconnect(redis);
-#ifdef HAVE_HIREDIS_SSL
-	SSL_CTX_free(redis->tls);
-#endif
+	wh_connection_destroy(&redis->connection);
 	free(redis);
-}
-
-static int open_tls(struct redis *redis)
-{
-#ifdef HAVE_HIREDIS_SSL
-	const struct wh_registry_url *url = redis->url;
-	redis->tls = SSL_CTX_new(TLS_client_method());
-	if (!redis->tls)
-		return wh_fail(ENOMEM, "registry: TLS cannot start");
-	SSL_CTX_set_min_proto_version(redis->tls, TLS1_2_VERSION);
-	SSL_CTX_set_verify(redis->tls, SSL_VERIFY_PEER, NULL);
-	if (!(*url->cacert ? SSL_CTX_load_verify_locations(redis->tls, url->cacert, NULL) :
-			     SSL_CTX_set_default_verify_paths(redis->tls)))
-		return wh_fail(EINVAL, "registry: cacert=%.120s: no certificates can be read from it",
-			       url->cacert);
-	if (*url->cert && SSL_CTX_use_certificate_chain_file(redis->tls, url->cert) != 1)
-		return wh_fail(EINVAL, "registry: cert=%.120s: no certificate can be read from it",
-			       url->cert);
-	if (*url->cert && SSL_CTX_use_PrivateKey_file(redis->tls, url->key, SSL_FILETYPE_PEM) != 1)
-		return wh_fail(EINVAL, "registry: key=%.120s: no key of that certificate can be read "
-			       "from it", url->key);
-	return 0;
-#else
-	(void)redis;
-	return wh_fail(EINVAL, "registry: rediss:// wants hiredis 1.0 with its TLS, and this was built "
-		       "with %d.%d without it", HIREDIS_MAJOR, HIREDIS_MINOR);
-#endif
 }
 
 static int redis_open(const struct wh_registry_setup *setup, void **out)
 {
 	const struct wh_registry_url *url = setup->url;
-	const char *host = url->endpoint[0], *port = strrchr(host, ':');
-	size_t digits = strspn(url->path, "0123456789"), length = (size_t)(port - host);
+	size_t digits = strspn(url->path, "0123456789");
 	struct redis *redis;
 	int error;
 
@@ -317,17 +222,10 @@ static int redis_open(const struct wh_registry_setup *setup, void **out)
 	if (!redis)
 		return wh_fail(ENOMEM, "registry: no memory");
 	redis->url = url;
-	redis->stop = setup->stop;
 	redis->timeout = setup->timeout * WH_MS;
 	redis->most = REPLY_MAX;
 	snprintf(redis->database, sizeof(redis->database), "%s", digits ? url->path : "0");
-	/* An IPv6 address without its brackets. */
-	if (*host == '[')
-		snprintf(redis->host, sizeof(redis->host), "%.*s", (int)length - 2, host + 1);
-	else
-		snprintf(redis->host, sizeof(redis->host), "%.*s", (int)length, host);
-	redis->port = (int)strtol(port + 1, NULL, 10);
-	error = url->tls ? open_tls(redis) : 0;
+	error = wh_connection_init(&redis->connection, setup);
 	if (error)
 		redis_close(redis);
 	else

@@ -31,17 +31,42 @@ static const char *secret_end(const char *authority)
 	return strrchr(authority, '@');
 }
 
+/* How much of what has no @ is HOST:PORT,HOST:PORT... Where something else begins there may be a password whose
+ * host was forgotten. */
+static size_t plain_length(const char *authority)
+{
+	size_t at = 0;
+
+	for (;;) {
+		size_t length = strcspn(authority + at, ",/?"), end = at + length;
+		const char *port = memrchr(authority + at, ':', length);
+		size_t digits = port ? strspn(port + 1, "0123456789") : 0;
+
+		if (!port && !at && *authority != '[' && !authority[end]) /* a host alone */
+			return end;
+		if (!digits || digits > 5 || port + 1 + digits != authority + end ||
+		    (authority[at] != '[' && memchr(authority + at, ':', length) != port))
+			return at + (at ? 0 : strcspn(authority, ":,/?["));
+		at = end + strspn(authority + end, GOOD "/"); /* behind the path */
+		if (authority[end] != ',')
+			return authority[at] && authority[at] != '?' ? end : at + strlen(authority + at);
+		at = end + 1;
+	}
+}
+
 void wh_registry_url_show(const char *text, char *out, size_t size)
 {
 	const char *authority = authority_of(text), *end;
+	size_t plain;
 
 	if (!authority)
 		authority = text;
 	end = secret_end(authority);
-	if (end)
-		snprintf(out, size, "%.*s***%s", (int)(authority - text), text, end);
-	else
-		snprintf(out, size, "%s", text);
+	plain = end ? 0 : plain_length(authority);
+	if (!end && authority[plain])
+		end = "";
+	snprintf(out, size, "%.*s%s%s", (int)((size_t)(authority - text) + plain), text, end ? "***" : "",
+		 end ? end : "");
 }
 
 /* ---- parts --------------------------------------------------------------------------------- */
@@ -115,37 +140,50 @@ static int parse_secret(const char *from, const char *end, struct wh_registry_ur
 	return 0;
 }
 
+/* What stands behind a colon, or a comma, may be of a password whose host was forgotten. */
+static void name_host(const struct wh_registry_url *url, const char *text, size_t length, char out[64])
+{
+	const char *colon = memchr(text, ':', length);
+	size_t shown = colon ? (size_t)(colon - text) : length;
+
+	if (url->count || !shown || *text == '[')
+		snprintf(out, 64, "host %u", url->count + 1);
+	else
+		snprintf(out, 64, "\"%.*s\"", shown < 40 ? (int)shown : 40, text);
+}
+
 static int parse_endpoint(const char *text, size_t length, struct wh_registry_url *url)
 {
 	const char *port = memrchr(text, ':', length);
 	size_t host = port ? (size_t)(port - text) : length, digits;
 	unsigned value = 0;
+	char shown[64];
 
 	if (!length)
 		return wh_fail(EINVAL, "registry: the host is missing; write SCHEME://HOST:PORT");
 	if (url->count == WH_REGISTRY_ENDPOINTS)
 		return wh_fail(EINVAL, "registry: more than %d hosts", WH_REGISTRY_ENDPOINTS);
+	name_host(url, text, length, shown);
 	if (length >= sizeof(url->endpoint[0]))
-		return wh_fail(EINVAL, "registry: the host %.40s... is too long", text);
+		return wh_fail(EINVAL, "registry: %s is too long", shown);
 	if (!port || (text[0] == '[' && text[host - (host > 0)] != ']'))
-		return wh_fail(EINVAL, "registry: \"%.*s\" has no port; write HOST:PORT",
-			       (int)length, text);
+		return wh_fail(EINVAL, "registry: %s has no port; write HOST:PORT", shown);
 	if (!host)
-		return wh_fail(EINVAL, "registry: \"%.*s\" has no host", (int)length, text);
+		return wh_fail(EINVAL, "registry: before the colon is no host; write HOST:PORT, and a password "
+			       "as :PASSWORD@HOST:PORT");
 	if (text[0] != '[' && memchr(text, ':', host))
-		return wh_fail(EINVAL, "registry: put the IPv6 address of \"%.*s\" into brackets",
-			       (int)length, text);
+		return wh_fail(EINVAL, "registry: %s has several colons: put an IPv6 address into brackets, and "
+			       "write a user and a password as USER:PASSWORD@HOST:PORT", shown);
 	for (size_t i = 0; i < host; i++)
 		if (!strchr(GOOD "[]:%", text[i]) || ((text[i] == '[') != (i == 0 && text[0] == '[')) ||
 		    (text[i] == ']' && i + 1 != host))
-			return wh_fail(EINVAL, "registry: the host of \"%.*s\" contains '%c'",
-				       (int)length, text, text[i]);
+			return wh_fail(EINVAL, "registry: %s contains '%c'", shown, text[i]);
 	digits = strspn(port + 1, "0123456789");
 	for (size_t i = 0; i < digits && value <= UINT16_MAX; i++)
 		value = value * 10 + (unsigned)(port[1 + i] - '0');
 	if (!digits || port + 1 + digits != text + length || value < 1 || value > UINT16_MAX)
-		return wh_fail(EINVAL, "registry: the port of \"%.*s\" is not a number from 1 to 65535",
-			       (int)length, text);
+		return wh_fail(EINVAL, "registry: the port of %s is not a number from 1 to 65535; write a user "
+			       "and a password as USER:PASSWORD@HOST:PORT", shown);
 	snprintf(url->endpoint[url->count++], sizeof(url->endpoint[0]), "%.*s:%u", (int)host, text,
 		 value);
 	return 0;
@@ -230,9 +268,10 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 	if ((size_t)(question - at) >= sizeof(url.path))
 		return wh_fail(EINVAL, "registry: the path has more than %zu bytes",
 			       sizeof(url.path) - 1);
-	if (strspn(at, GOOD "/") < (size_t)(question - at))
-		return wh_fail(EINVAL, "registry: the path \"%.*s\" has other characters than A-Z a-z "
-			       "0-9 . _ - /", (int)(question - at), at);
+	end = at + strspn(at, GOOD "/");
+	if (end < question)
+		return wh_fail(EINVAL, "registry: the path contains '%c', which is none of A-Z a-z 0-9 . _ - /",
+			       *end);
 	memcpy(url.path, at, (size_t)(question - at));
 	error = *question ? parse_query(question + 1, &url) : 0;
 	if (!error)

@@ -53,7 +53,7 @@ void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_vi
 	struct sides sides = sides_of(op->piece, index);
 
 	*local = atomic_load_explicit(&sides.local->view, memory_order_acquire);
-	*remote = remote_view(op, wh_places_at(places_of(op), (uint32_t)sides.remote));
+	*remote = remote_view(op, wh_places_at(places_of(op), wh_places_index(sides.remote)));
 }
 
 /* ---- ending ------------------------------------------------------------------------------------ */

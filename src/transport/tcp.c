@@ -531,14 +531,14 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	}
 	used = tell_gpu(peer, tcp, batch, out, size);
 	if (!*secure && peer->engine->trust.tls)
-		snprintf(secure, sizeof(secure), "TLS 1.3");
+		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
 	if (open)
 		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
 	else /* they are opened when they are first needed */
 		used += (size_t)snprintf(out + used, size - used, "up to %u connections", tcp->count);
 	if (*secure && used < size)
-		snprintf(out + used, size - used, ", encrypted: %s", secure);
+		snprintf(out + used, size - used, ", %s", secure);
 }
 
 /* What is planned may be unregistered meanwhile, unlike what has been submitted. */

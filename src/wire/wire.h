@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WH_WIRE_VERSION 2
+#define WH_WIRE_VERSION 3
 #define WH_WIRE_MAGIC 0x59524857u /* "WHRY" */
 
 /* ---- frames ------------------------------------------------------------------------------- */

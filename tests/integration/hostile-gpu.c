@@ -159,6 +159,94 @@ static void owner__asked_for_nonsense(void **state)
 	}
 }
 
+/* A session that has been given the memory and does not confirm that it has let go cannot keep its owner for
+ * ever, nor is the memory taken from under it. */
+static void owner__not_let_go(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
+	static const struct child_options hasty = { .config = { "timeout=1000" } };
+
+	(void)state;
+	harness_limit(60);
+	for (unsigned int k = 0; k < 2; k++) {
+		struct wh_exported exported;
+		struct wh_hello welcome;
+		struct gpu_pair p;
+		int control, fd, region;
+		int64_t begun;
+		uint64_t id;
+
+		gpu_pair_open_with(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[k], "cuda:0", LENGTH,
+				   child_start(&hasty));
+		region = child_region(p.child, p.memory, 0, LENGTH, "kept", 0, &id);
+		control = raw_control(p.child->url, &welcome);
+		want(2, raw_skip_regions(control));
+		fd = greet_shm(&welcome);
+		want(0, ask(fd, id, 0));
+		want(0, answer_of(fd, &exported));
+		begun = now();
+		want(-EBUSY, child_unregister(p.child, region));
+		want_true(now() - begun > 500 * MS && now() - begun < SCALE(5, 20) * SECOND, "it took %lld ms",
+			  (long long)((now() - begun) / MS));
+		want(0, ask(fd, id, 0));
+		want(-ENOENT, answer_of(fd, &exported));
+		close(fd);
+		close(control);
+		for (begun = now(); child_unregister(p.child, region) && now() - begun < PATIENCE;)
+			sleep_ms(20);
+		want(-EINVAL, child_unregister(p.child, region)); /* it has gone */
+		want_well(&p);
+		gpu_pair_close(&p);
+	}
+}
+
+static int answer_to(struct wh_engine *owner, uint64_t id, const char *name, int published)
+{
+	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL), welcome;
+	int control = raw_connect(wh_engine_url(owner)), fd, error;
+	struct wh_exported exported;
+
+	strcpy(hello.name, name);
+	want(0, raw_greet(control, &hello, &welcome));
+	want(published, raw_skip_regions(control));
+	fd = greet_shm(&welcome);
+	want(0, ask(fd, id, 0));
+	error = answer_of(fd, &exported);
+	close(fd);
+	close(control);
+	return error;
+}
+
+/* A handle cannot tell peers apart: who has fewer rights than somebody else gets none. */
+static void owner__rights_by_name(void **state)
+{
+	static const struct wh_grant grants[] = { { "alice", WH_ACCESS_READ | WH_ACCESS_WRITE, 0 },
+						  { "bob", WH_ACCESS_READ, 0 },
+						  { "dave", WH_ACCESS_WRITE, 0 } };
+	struct wh_memory_options kind = { .size = sizeof(kind), .kind = WH_MEMORY_DEVICE, .location = "cuda:0" };
+	struct wh_region_options named = { .size = sizeof(named), .name = "target", .grants = grants,
+					   .grant_count = 3 };
+	struct wh_engine *owner;
+	struct wh_region *region;
+	void *memory;
+	uint64_t id;
+
+	(void)state;
+	want(0, wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
+							    .listen = "127.0.0.1:0" }, &owner));
+	want(0, wh_memory_alloc(owner, LENGTH, &kind, &memory));
+	want(0, wh_region_register(owner, memory, LENGTH, &named, &region));
+	id = wh_region_id(region);
+	want(0, answer_to(owner, id, "alice", 1));
+	want(-EOPNOTSUPP, answer_to(owner, id, "bob", 1));
+	want(-EOPNOTSUPP, answer_to(owner, id, "dave", 1));
+	want(-ENOENT, answer_to(owner, id, "carol", 0));
+	for (int64_t begun = now(); wh_region_unregister(region) && now() - begun < PATIENCE;)
+		sleep_ms(20);
+	want(0, wh_memory_free(owner, memory));
+	want(0, wh_engine_close(owner));
+}
+
 /* ---- to the initiator ---------------------------------------------------------------------------- */
 
 enum lie {
@@ -493,6 +581,8 @@ static void initiator__told_lies(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(owner__asked_for_nonsense, needs_fake),
+	TEST_NEEDS(owner__not_let_go, needs_fake),
+	TEST_NEEDS(owner__rights_by_name, needs_fake),
 	TEST_NEEDS(initiator__told_lies, needs_fake),
 };
 

@@ -6,6 +6,7 @@
 #include "harness.h"
 
 extern const struct route needs_network; /* not a route: a test that makes namespaces */
+extern const struct route needs_netem;   /* one that disturbs what goes between them; where it can, a cut is netem's */
 
 /* A network with nothing but its loopback, which this thread, and what it starts from now on, is in. Its
  * descriptor. */
@@ -24,6 +25,8 @@ struct network_pair {
 
 void network_pair_open(struct network_pair *pair); /* this thread is in `left` then */
 void network_pair_cut(const struct network_pair *pair, bool cut);
+/* What netem is told to do to packets in both directions: "delay 10ms loss 1%". */
+void network_pair_disturb(const struct network_pair *pair, const char *how);
 void network_pair_close(struct network_pair *pair);
 
 #endif

@@ -417,9 +417,9 @@ static void want_gone(struct fixture *f, const char *name)
 
 static void regions__come_and_go(void **state)
 {
+	uint64_t id, before[SCALE(30, 10)];
 	struct wh_remote remote;
 	struct fixture f;
-	uint64_t id, before = 0;
 	char name[32];
 
 	fixture_open(&f, *state, MIB);
@@ -432,8 +432,9 @@ static void regions__come_and_go(void **state)
 
 		snprintf(name, sizeof(name), "coming.%d", i % 2);
 		region = child_region(f.child, f.memory, f.guard + 8192, 4096, name, 0, &id);
-		want_true(id > before, "the id %llu was used before", (unsigned long long)id);
-		before = id;
+		before[i] = id;
+		for (int j = 0; j < i; j++)
+			want_true(id != before[j], "the id %llu was used before", (unsigned long long)id);
 		want(0, wh_peer_find(f.peer, name, PATIENCE, &remote));
 		want(id, remote.id);
 		want(4096, remote.length);

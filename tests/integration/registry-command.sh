@@ -206,6 +206,84 @@ verdict "no registry there" $?
 	! grep sesame out && ! "$wherry" config -c registry=http://me:sesame@h:1 2>&1 | grep sesame &&
 	"$wherry" config -c registry=http://me:sesame@h:1 | grep -q -F 'http://***@h:1'
 verdict "passwords are not shown" $?
+
+# What explains itself, with a registry that takes the password and with one that does not answer.
+start --auth auth
+for registry in "${url/:\/\//://me:sesame@}" http://me:sesame@127.0.0.1:1 redis://:sesame@127.0.0.1:1; do
+	for line in "explain wherry://node7" "explain --json wherry://node7" "explain wherry://127.0.0.1:1" \
+		"copy wherry://node7/host out" "config" "config --json"; do
+		# shellcheck disable=SC2086 # words
+		WHERRY_REGISTRY=$registry "$wherry" $line
+	done
+done >out 2>&1
+"$wherry" serve -m host:4KiB -n node7 -c registry="${url/:\/\//://me:sesame@}" >name 2>&1 &
+other=$!
+for _ in $(seq 200); do
+	grep -q wherry:// name && break
+	sleep 0.05
+done
+WHERRY_REGISTRY=${url/:\/\//://me:sesame@} "$wherry" explain wherry://node7 >found 2>&1 &&
+	cat name found >>out && [ -s found ] && grep -q registry out && ! grep -i -e sesame -e bWU6c2VzYW1l out
+verdict "nor explained" $?
+kill "$other"
+wait "$other" 2>/dev/null
+stop TERM
+
+# Servers that say what they were asked: what is there with a password may be it.
+cat >echo.py <<'PYTHON'
+"""echo.py STATUS FORM: answers each request with its headers and its body, in one of three forms."""
+import http.server
+import json
+import sys
+
+status, form = int(sys.argv[1]), sys.argv[2]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def any(self):
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode().replace('"', "")
+        # The newest first, for only some of it is shown.
+        said = f"{body} {self.headers['Authorization']}"
+        said = {"text": said, "error": json.dumps({"error": said, "message": said, "code": 2}),
+                "token": json.dumps({"token": "a\n" + said}), "cut": '{"token": "' + said}[form].encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said)
+
+    do_GET = do_PUT = do_POST = do_DELETE = any
+
+    def log_message(self, *arguments):
+        pass
+
+
+server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+print(server.server_port, flush=True)
+server.serve_forever()
+PYTHON
+told=0
+for status in 200 400 401 500; do
+	for form in text error token cut; do
+		python3 echo.py "$status" "$form" >port &
+		server=$!
+		for _ in $(seq 200); do
+			[ -s port ] && break
+			sleep 0.05
+		done
+		for kind in etcd http; do
+			[ "$kind $status" = "http 200" ] && continue # that says that it is done
+			timeout 20 "$wherry" serve -m host:4KiB -n node7 -c timeout=1000 \
+				-c "registry=$kind://me:sesame@127.0.0.1:$(cat port)" >out 2>&1
+			if ! grep -q registry out || grep -e sesame -e bWU6c2VzYW1l out; then
+				echo "$kind, status $status, $form: $(cat out)"
+				told=1
+			fi
+		done
+		stop KILL
+		rm port
+	done
+done
+verdict "nor what servers answer to them" "$told"
 refused 64 "\"ftp\"" serve -m host:4KiB -n node7 -c registry=ftp://127.0.0.1:1
 verdict "a kind that there is not" $?
 refused 64 "has no port" serve -m host:4KiB -n node7 -c registry=http://127.0.0.1

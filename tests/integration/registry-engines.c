@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 
 #include "fixture.h"
+#include "proxy.h"
 #include "server.h"
 
 #define LEASE "lease=800"
@@ -51,9 +52,10 @@ static bool was_logged(const char *text)
 	return found;
 }
 
-static int open_engine(const struct server *server, const char *name, struct wh_engine **out)
+static int open_engine_for(const struct server *server, const char *name, const char *lease,
+			   struct wh_engine **out)
 {
-	const char *const config[] = { LEASE, "timeout=2000", NULL };
+	const char *const config[] = { lease, "timeout=2000", NULL };
 	struct wh_engine_options options = {
 		.size = sizeof(options),
 		.name = name,
@@ -64,6 +66,11 @@ static int open_engine(const struct server *server, const char *name, struct wh_
 	};
 
 	return wh_engine_open(&options, out);
+}
+
+static int open_engine(const struct server *server, const char *name, struct wh_engine **out)
+{
+	return open_engine_for(server, name, LEASE, out);
 }
 
 static struct child *start_node(const struct server *server, const char *name)
@@ -419,6 +426,45 @@ static void tls__both_sides_prove_themselves(void **state)
 	server_stop(&server);
 }
 
+/* Nobody is asked for it: not the terminal, not what the program's input is. */
+static void tls__key_with_a_password(void **state)
+{
+	static const char *const schemes[] = { "https", "etcds", "rediss" };
+	static const char *const forms[] = { "locked", "older" };
+	struct server at = { .directory = "/tmp/wherry-server-XXXXXX" };
+	int ends[2], input = dup(STDIN_FILENO);
+	struct wh_engine *none;
+	char line[512];
+
+	(void)state;
+	want_true(mkdtemp(at.directory) != NULL, "no directory");
+	snprintf(line, sizeof(line), "cd %s && exec >out 2>&1 && "
+		 "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem "
+		 "-out cert.pem -days 2 -subj /CN=node && "
+		 "openssl pkey -in key.pem -aes128 -passout pass:sesame -out locked.pem && "
+		 "openssl ec -in key.pem -aes128 -passout pass:sesame -out older.pem", at.directory);
+	want(0, system(line));
+	for (size_t i = 0; i < 2 * sizeof(schemes) / sizeof(schemes[0]); i++) {
+		char left[16] = "";
+
+		want(0, pipe(ends));
+		want(7, write(ends[1], "sesame\n", 7));
+		close(ends[1]);
+		want(STDIN_FILENO, dup2(ends[0], STDIN_FILENO));
+		close(ends[0]);
+		snprintf(at.url, sizeof(at.url), "%s://127.0.0.1:1?cert=%s/cert.pem&key=%s/%s.pem",
+			 schemes[i / 2], at.directory, at.directory, forms[i % 2]);
+		want_text(-EINVAL, forms[i % 2], open_engine(&at, "node7", &none));
+		want_true(strstr(wh_error_text(), "is encrypted with a password") &&
+			  !strchr(wh_error_text(), '\n'), "it says: %s", wh_error_text());
+		want(7, read(STDIN_FILENO, left, sizeof(left)));
+		dup2(input, STDIN_FILENO);
+	}
+	close(input);
+	snprintf(line, sizeof(line), "rm -r %s", at.directory);
+	want(0, system(line));
+}
+
 /* One endpoint that is not there changes nothing. */
 static void etcd__several_endpoints(void **state)
 {
@@ -437,6 +483,139 @@ static void etcd__several_endpoints(void **state)
 	server_stop(&server);
 }
 
+/* Another engine has the name now, and who watches it learns that at once: names are looked at every 20 s only,
+ * and the connection to the first engine stands. */
+static void learns_at_once(const struct server *server, struct wh_engine *engine, struct wh_peer *peer)
+{
+	struct child *child;
+	int64_t begun;
+
+	child = start_node(server, "node7");
+	begun = now();
+	while (state_of(peer) != WH_PEER_STALE && now() - begun < SCALE(2, 5) * SECOND)
+		sleep_ms(5);
+	want(WH_PEER_STALE, state_of(peer));
+	want(0, wh_peer_close(peer));
+	peer = open_peer(engine, "wherry://node7", 0);
+	want_true(epoch_of(peer) == child->epoch, "not the new one");
+	want(0, wh_peer_close(peer));
+	child_exit(child);
+}
+
+static void etcd__watched(void **state)
+{
+	struct server server;
+	struct wh_engine *engine;
+	struct child *child;
+	struct wh_peer *peer;
+
+	harness_limit(60);
+	server_start(&server, *state, NULL);
+	child = start_node(&server, "node7");
+	want(0, open_engine_for(&server, NULL, "lease=60s", &engine));
+	peer = open_peer(engine, "wherry://node7", 0);
+	child_exit(child);
+	sleep_ms(300);
+	learns_at_once(&server, engine, peer);
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
+/* Two ways to one server, as if it were two. */
+struct ways {
+	struct server server, both;
+	struct proxy *first, *second;
+};
+
+static void ways_open(struct ways *w, const struct route *kind)
+{
+	char url[64];
+
+	server_start(&w->server, kind, NULL);
+	snprintf(url, sizeof(url), "wherry://127.0.0.1:%d", w->server.port);
+	w->first = proxy_start(url);
+	w->second = proxy_start(url);
+	want_true(w->first && w->second, "no proxy");
+	w->both = w->server;
+	snprintf(w->both.url, sizeof(w->both.url), "etcd://%s,%s", strstr(proxy_url(w->first), "127"),
+		 strstr(proxy_url(w->second), "127"));
+	snprintf(w->both.knob, sizeof(w->both.knob), "registry=%s", w->both.url);
+}
+
+static void ways_close(struct ways *w)
+{
+	if (w->first)
+		proxy_stop(w->first);
+	proxy_stop(w->second);
+	server_stop(&w->server);
+}
+
+/* An engine keeps its name, finds others and learns of changes, whatever becomes of the endpoint that it used. */
+static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
+{
+	struct wh_engine *named, *engine, *direct;
+	struct child *child;
+	struct wh_peer *peer, *other;
+	unsigned int before;
+	int64_t begun;
+
+	child = start_node(&w->server, "node7");
+	want(0, open_engine_for(&w->both, "node8", "lease=4s", &named));
+	want(0, open_engine_for(&w->both, NULL, "lease=60s", &engine));
+	want(0, open_engine(&w->server, NULL, &direct));
+	peer = open_peer(engine, "wherry://node7", 0);
+	child_exit(child); /* from now on the name is watched */
+	sleep_ms(300);
+	want_true(proxy_connections(w->first, 0) >= 3, "nobody uses the first endpoint");
+	before = proxy_accepted(w->second);
+	upset(w);
+	/* Until more than its lease has passed the name is never gone. */
+	for (begun = now(); now() - begun < 6 * SECOND; sleep_ms(200)) {
+		want(0, wh_peer_open(direct, "wherry://node8", NULL, &other));
+		want(0, wh_peer_close(other));
+	}
+	want_true(proxy_accepted(w->second) > before, "nobody uses the second endpoint");
+	begun = now();
+	other = open_peer(engine, "wherry://node8", 0);
+	want(0, wh_peer_close(other));
+	want_true(now() - begun < 2 * SECOND, "it took %lld ms", (long long)((now() - begun) / MS));
+	learns_at_once(&w->server, engine, peer);
+	want(0, wh_engine_close(named));
+	want(0, wh_engine_close(engine));
+	want(0, wh_engine_close(direct));
+}
+
+static void end_first(struct ways *w)
+{
+	proxy_stop(w->first);
+	w->first = NULL;
+}
+
+static void freeze_first(struct ways *w)
+{
+	proxy_freeze(w->first, true);
+}
+
+static void etcd__endpoint_lost(void **state)
+{
+	struct ways w;
+
+	harness_limit(90);
+	ways_open(&w, *state);
+	endpoint_fails(&w, end_first);
+	ways_close(&w);
+}
+
+static void etcd__endpoint_hangs(void **state)
+{
+	struct ways w;
+
+	harness_limit(90);
+	ways_open(&w, *state);
+	endpoint_fails(&w, freeze_first);
+	ways_close(&w);
+}
+
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
@@ -452,7 +631,11 @@ int main(int argc, char **argv)
 		TEST_ON(password__asked_for_and_not_told, etcd),
 		TEST_ON(tls__both_sides_prove_themselves, redis_tls),
 		TEST_ON(tls__both_sides_prove_themselves, etcd_tls),
+		TEST(tls__key_with_a_password),
 		TEST_ON(etcd__several_endpoints, etcd),
+		TEST_ON(etcd__watched, etcd),
+		TEST_ON(etcd__endpoint_lost, etcd),
+		TEST_ON(etcd__endpoint_hangs, etcd),
 	};
 
 	return harness_main(argc, argv, "registry-engines", tests, sizeof(tests) / sizeof(*tests));

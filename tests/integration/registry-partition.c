@@ -133,6 +133,27 @@ static void partition__shorter_than_the_timeout(void **state)
 	close_pair(&pair, &f);
 }
 
+/* Packets come late, in another order, twice, or not at all: it takes longer, and nothing else. */
+static void network__bad(void **state)
+{
+	static const char *const ways[] = { "delay 10ms 5ms", "loss 2%",
+					    "delay 5ms 4ms loss 1% duplicate 1% reorder 10%" };
+	struct network_pair pair;
+	struct fixture f;
+
+	(void)state;
+	harness_limit(100);
+	open_pair(&pair, &f, "timeout=20000");
+	for (unsigned i = 0; i < sizeof(ways) / sizeof(ways[0]); i++) {
+		network_pair_disturb(&pair, ways[i]);
+		round_trip(&f, 64, 64, MIB, 10 + i);
+		for (uint64_t j = 0; j < 8; j++)
+			round_trip(&f, 64, 64, 1 + 1111 * j, 20 + 8 * i + j);
+		want(WH_PEER_CONNECTED, state_of(f.peer));
+	}
+	close_pair(&pair, &f);
+}
+
 /* ---- the registry is on the other side ----------------------------------------------------------- */
 
 static pid_t start_registry(void)
@@ -180,12 +201,12 @@ static struct wh_peer *reach(struct wh_engine *engine, const char *url)
 	return peer;
 }
 
-/* For longer than leases last: it answers nobody, and does not refuse either. Peers on this side go on; who
- * asks for a name is told so in time; all names are there again afterwards. TEST_SECONDS makes it longer. */
+/* For thirty seconds, far longer than leases last: it answers nobody, and does not refuse either. Peers on this side go on; who
+ * asks for a name is told so in time; all names are there again afterwards. TEST_SECONDS has another length. */
 static void registry__cut_off(void **state)
 {
 	const char *seconds = getenv("TEST_SECONDS");
-	int64_t length = (seconds ? atoi(seconds) : 4) * SECOND, begun, asked;
+	int64_t length = (seconds ? atoi(seconds) : SCALE(30, 4)) * SECOND, begun, asked;
 	struct wh_engine *east, *west, *other;
 	struct wh_peer *peer, *none, *again;
 	struct network_pair pair;
@@ -232,6 +253,7 @@ static void registry__cut_off(void **state)
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(partition__longer_than_the_timeout, needs_network),
 	TEST_NEEDS(partition__shorter_than_the_timeout, needs_network),
+	TEST_NEEDS(network__bad, needs_netem),
 	TEST_NEEDS(registry__cut_off, needs_network),
 };
 

@@ -11,7 +11,6 @@
 #include "core/places.h"
 #include "util/clock.h"
 
-#define SEED 0xfffffffeu
 #define ANY UINT8_MAX
 
 /* An entry as its owners have them: more than the place, and not a round number of bytes. */
@@ -25,7 +24,7 @@ static struct wh_places places;
 static int setup(void **state)
 {
 	(void)state;
-	return wh_places_init(&places, sizeof(struct entry), SEED);
+	return wh_places_init(&places, sizeof(struct entry));
 }
 
 static int teardown(void **state)
@@ -91,9 +90,10 @@ static void new__id_is_generation_and_index(void **state)
 	struct wh_place *a = wh_places_new(&places, &first), *b = wh_places_new(&places, &second);
 
 	(void)state;
-	assert_int_equal(first >> 32, SEED);
-	assert_int_equal((uint32_t)first, 0);
-	assert_int_equal((uint32_t)second, 1);
+	assert_int_equal(wh_places_index(first), 0);
+	assert_int_equal(wh_places_index(second), 1);
+	assert_int_equal(first >> 22, a->generation);
+	assert_int_not_equal(a->generation, 0);
 	assert_int_equal(wh_place_id(b), second);
 	assert_int_equal(id_of(a), 0); /* not yet published */
 	assert_null(wh_place_enter(&places, first));
@@ -102,78 +102,73 @@ static void new__id_is_generation_and_index(void **state)
 	assert_int_equal(places.count, 0);
 }
 
-static void new__seed_zero_is_one(void **state)
+static int by_value(const void *a, const void *b)
 {
+	uint64_t one = *(const uint64_t *)a, other = *(const uint64_t *)b;
+
+	return one < other ? -1 : one > other;
+}
+
+/* Each bit above the index is set in about half of them, and none comes twice. */
+static void want_random(uint64_t *ids, size_t count)
+{
+	for (unsigned bit = 22; bit < 64; bit++) {
+		size_t set = 0;
+
+		for (size_t i = 0; i < count; i++)
+			set += ids[i] >> bit & 1;
+		assert_in_range(set, count / 2 - count / 8, count / 2 + count / 8);
+	}
+	qsort(ids, count, sizeof(*ids), by_value);
+	for (size_t i = 1; i < count; i++)
+		assert_true(ids[i] != ids[i - 1]);
+}
+
+/* Who has had the memory knows all the ids that an entry had, and has all bits of the next one to guess. */
+static void new__ids_do_not_tell_the_next(void **state)
+{
+	enum { COUNT = 4096 };
+	static uint64_t ids[COUNT], steps[COUNT];
+	struct wh_place *first = must_add(0x1000, 16, NULL), *place;
+
+	(void)state;
+	ids[0] = id_of(first);
+	drop(first);
+	for (size_t i = 1; i < COUNT; i++) {
+		place = must_add(0x1000, 16, NULL);
+		assert_ptr_equal(place, first);
+		ids[i] = id_of(place);
+		steps[i] = ids[i] - ids[i - 1];
+		assert_null(wh_place_enter(&places, ids[i - 1]));
+		drop(place);
+	}
+	want_random(steps + 1, COUNT - 1);
+	want_random(ids, COUNT);
+}
+
+/* Nor does another entry's, or another engine's. */
+static void new__entries_and_engines_differ(void **state)
+{
+	enum { COUNT = 1024 };
+	static uint64_t ids[COUNT];
+	static struct wh_place *many[COUNT];
 	struct wh_places other;
 	struct wh_place *place;
 	uint64_t id;
 
 	(void)state;
-	assert_int_equal(wh_places_init(&other, sizeof(struct entry), 0), 0);
+	for (size_t i = 0; i < COUNT; i++) {
+		many[i] = must_add(0x1000, 16, NULL);
+		ids[i] = id_of(many[i]);
+	}
+	assert_int_equal(wh_places_init(&other, sizeof(struct entry)), 0);
 	place = wh_places_new(&other, &id);
-	assert_int_equal(id, 1ull << 32);
+	assert_true(id != ids[0]);
 	wh_places_free(&other, place);
 	wh_places_destroy(&other);
-}
-
-static void new__generation_grows_and_skips_zero(void **state)
-{
-	static const uint32_t want[] = { 0xfffffffe, 0xffffffff, 1, 2 };
-
-	(void)state;
-	for (size_t i = 0; i < 4; i++) {
-		struct wh_place *place = must_add(0x1000, 16, NULL);
-
-		assert_int_equal(id_of(place), (uint64_t)want[i] << 32);
-		drop(place);
-	}
-}
-
-static void new__an_entry_with_no_generation_left_is_retired(void **state)
-{
-	struct wh_place *place = must_add(0x1000, 16, NULL), *next;
-
-	(void)state;
-	place->generation = SEED - 1;
-	assert_false(wh_places_close(&places, place, wh_place_id(place)));
-	assert_true(wh_places_close(&places, place, id_of(place)));
-	wh_places_free(&places, place);
-	next = must_add(0x1000, 16, NULL);
-	assert_int_equal(next->index, 1);
-	drop(next);
-}
-
-/* They go up, differ from entry to entry, and the last of them ends the entry. */
-static void new__random_generations(void **state)
-{
-	uint32_t first = 0, equal = 0, last;
-	struct wh_place *many[64], *place, *next;
-
-	(void)state;
-	places.random = true;
-	for (size_t i = 0; i < 64; i++) {
-		many[i] = must_add(0x1000, 16, NULL);
-		assert_in_range(many[i]->generation, 1, UINT32_MAX / 2 + 1);
-		equal += i && many[i]->generation - first <= 64;
-		first = i ? first : many[i]->generation;
-	}
-	assert_true(equal < 2);
-	for (size_t i = 1; i < 64; i++)
+	want_random(ids, COUNT);
+	for (size_t i = 0; i < COUNT; i++)
 		drop(many[i]);
-	place = many[0];
-	for (int i = 0; i < 100; i++) {
-		last = place->generation;
-		drop(place);
-		next = must_add(0x1000, 16, NULL);
-		assert_ptr_equal(next, place);
-		assert_in_range(place->generation, last + 1, last + 65536);
-	}
-	place->generation = UINT32_MAX - 65536;
-	atomic_store(&place->id, wh_place_id(place));
-	drop(place);
-	next = must_add(0x1000, 16, NULL);
-	assert_ptr_not_equal(next, place);
-	drop(next);
 }
 
 static void new__ends_at_the_tables_bound(void **state)
@@ -200,7 +195,7 @@ static void at__never_used_is_null(void **state)
 	assert_null(wh_place_enter(&places, 0));
 	/* Not used, but in a chunk that is there: its id is 0. */
 	assert_null(wh_place_enter(&places, 5));
-	assert_null(wh_place_enter(&places, 5ull | 1ull << 32));
+	assert_null(wh_place_enter(&places, 5ull | 1ull << 22));
 	drop(place);
 }
 
@@ -214,8 +209,8 @@ static void close__keeps_out_and_waits(void **state)
 	(void)state;
 	assert_ptr_equal(wh_place_enter(&places, id), place);
 	assert_null(wh_place_enter(&places, id + 1));
-	assert_null(wh_place_enter(&places, id + (1ull << 32)));
-	assert_false(wh_places_close(&places, place, id + (1ull << 32)));
+	assert_null(wh_place_enter(&places, id + (1ull << 22)));
+	assert_false(wh_places_close(&places, place, id + (1ull << 22)));
 	assert_true(wh_places_close(&places, place, id));
 	assert_false(wh_places_close(&places, place, id));
 	assert_null(wh_place_enter(&places, id));
@@ -500,15 +495,14 @@ static void address__equals_brute_force(void **state)
 
 static void claim__bounds(void **state)
 {
-	const uint64_t generation = 7ull << 32;
+	const uint64_t generation = 7ull << 22;
 	const uint32_t last = WH_PLACES_CHUNK * WH_PLACES_CHUNKS - 1;
 	struct wh_place *place;
 
 	(void)state;
 	assert_null(wh_places_claim(&places, 0));
 	assert_null(wh_places_claim(&places, 3)); /* no generation */
-	assert_null(wh_places_claim(&places, generation | (last + 1)));
-	assert_null(wh_places_claim(&places, generation | UINT32_MAX));
+	assert_null(wh_places_claim(&places, last));
 	assert_int_equal(places.count, 0);
 	place = wh_places_claim(&places, generation | last);
 	assert_non_null(place);
@@ -517,25 +511,32 @@ static void claim__bounds(void **state)
 	assert_ptr_equal(wh_place_enter(&places, generation | last), place);
 	wh_place_leave(place);
 	drop(place);
+	place = wh_places_claim(&places, UINT64_MAX);
+	assert_non_null(place);
+	assert_int_equal(place->index, last);
+	assert_int_equal(wh_place_id(place), UINT64_MAX);
+	wh_places_free(&places, place);
 }
 
 static void claim__taken_or_old(void **state)
 {
-	const uint64_t id = 7ull << 32 | 5;
+	const uint64_t id = 7ull << 22 | 5;
 	struct wh_place *place = wh_places_claim(&places, id);
 
 	(void)state;
 	assert_non_null(place);
 	assert_null(wh_places_claim(&places, id));
-	assert_null(wh_places_claim(&places, id + (1ull << 32)));
+	assert_null(wh_places_claim(&places, id + (1ull << 22)));
 	place->length = 1;
 	assert_int_equal(wh_places_publish(&places, place, id), 0);
-	assert_null(wh_places_claim(&places, id + (1ull << 32)));
+	assert_null(wh_places_claim(&places, id + (1ull << 22)));
 	drop(place);
-	/* An id does not come again, nor does an older one. */
+	/* An id does not come again; another one, be it larger or smaller, is another region. */
 	assert_null(wh_places_claim(&places, id));
-	assert_null(wh_places_claim(&places, id - (1ull << 32)));
-	place = wh_places_claim(&places, id + (1ull << 32));
+	place = wh_places_claim(&places, id - (1ull << 22));
+	assert_non_null(place);
+	wh_places_free(&places, place);
+	place = wh_places_claim(&places, id + (1ull << 22));
 	assert_non_null(place);
 	wh_places_free(&places, place);
 }
@@ -564,7 +565,7 @@ static void next__open_ones_only(void **state)
 	assert_false(wh_places_next(&places, &cursor, &copy, name));
 	assert_false(wh_places_next(&places, &cursor, &copy, name));
 	/* Over chunks that are not there. */
-	id = 1ull << 32 | (WH_PLACES_CHUNK * 40 + 3);
+	id = 1ull << 22 | (WH_PLACES_CHUNK * 40 + 3);
 	place[0] = wh_places_claim(&places, id);
 	place[0]->address = 0x9000;
 	place[0]->length = 1;
@@ -618,10 +619,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		TEST(new__id_is_generation_and_index),
-		TEST(new__seed_zero_is_one),
-		TEST(new__generation_grows_and_skips_zero),
-		TEST(new__an_entry_with_no_generation_left_is_retired),
-		TEST(new__random_generations),
+		TEST(new__ids_do_not_tell_the_next),
+		TEST(new__entries_and_engines_differ),
 		TEST(new__ends_at_the_tables_bound),
 		TEST(at__never_used_is_null),
 		TEST(close__keeps_out_and_waits),

@@ -55,6 +55,8 @@ static void functions__as_in_the_headers(void **state)
 	ssl.SSL_CTX_ctrl = SSL_CTX_ctrl;
 	ssl.SSL_CTX_set_ciphersuites = SSL_CTX_set_ciphersuites;
 	ssl.SSL_CTX_set_verify = SSL_CTX_set_verify;
+	ssl.SSL_CTX_set_default_passwd_cb = SSL_CTX_set_default_passwd_cb;
+	ssl.SSL_CTX_set_default_passwd_cb_userdata = SSL_CTX_set_default_passwd_cb_userdata;
 	ssl.SSL_CTX_set_psk_use_session_callback = SSL_CTX_set_psk_use_session_callback;
 	ssl.SSL_CTX_set_psk_find_session_callback = SSL_CTX_set_psk_find_session_callback;
 	ssl.SSL_SESSION_set1_master_key = SSL_SESSION_set1_master_key;

@@ -67,7 +67,7 @@ static void reply__no_lists(void **state)
 {
 	static const char list[] = "*2147483647\r\n$1\r\na\r\n";
 	redisReader *reader = redisReaderCreate();
-	struct redis redis = { .port = 0 };
+	struct redis redis = { .url = NULL };
 	void *reply = NULL;
 
 	(void)state;

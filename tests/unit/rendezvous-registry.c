@@ -102,6 +102,17 @@ static void url__secrets_are_not_told(void **state)
 		"http://u:secret/secret@h:1", "http://u:secret@secret@h", "http://u:secret@[::1:1",
 		"http://u:secret@h/secret@h:1", "u:secret@h://h:1", "secret:secret@http://h:1",
 		"http://u:secret?secret@h:1", "etcd://u:secret@h:1,h", "http://u:secret@h:1?key=x",
+		/* The host is forgotten, and the @ with it. */
+		"redis://:secret", "http://u:secret", "u:secret", ":secret", "redis://:secret:1",
+		"http://u:secret:1", "http://u:1secret", "http://u:secret/1", "http://u:secret?1",
+		"http://u:1,secret", "http://u:1,2secret:3x", "http://u:1,secret:x", "http://u:[secret",
+		"http://[secret", "http://[::1]:secret", "http://u:#secret", "http://u:se:secret",
+		"http://u:secret,h:1", "etcd://h:1,u:secret", "u:secret,h:1", "http://u:secret://h",
+		"http://:secret/1", "http://u:1,:secret", "http://u:1,[secret]", "http://u:1/secret!secret",
+	};
+	static const char *const whole[] = {
+		"http://h:1", "http://h", "http://127.0.0.1:7077/metadata", "etcds://[::1]:2379,b:80,1.2.3.4:65535/x?"
+		"cacert=/a.pem", "127.0.0.1:7077", "p2p", "",
 	};
 	char shown[200];
 
@@ -116,8 +127,12 @@ static void url__secrets_are_not_told(void **state)
 	}
 	wh_registry_url_show("redis://:a@h:1/2", shown, sizeof(shown));
 	assert_string_equal(shown, "redis://***@h:1/2");
-	wh_registry_url_show("http://h:1", shown, sizeof(shown));
-	assert_string_equal(shown, "http://h:1");
+	for (size_t i = 0; i < sizeof(whole) / sizeof(whole[0]); i++) {
+		wh_registry_url_show(whole[i], shown, sizeof(shown));
+		assert_string_equal(shown, whole[i]);
+	}
+	wh_registry_url_show("http://u:sesame", shown, sizeof(shown));
+	assert_string_equal(shown, "http://u***");
 }
 
 static void url__too_long(void **state)

@@ -136,7 +136,7 @@ static int setup(void **state)
 
 	assert_non_null(test);
 	wh_copier_init(&test->copier);
-	assert_int_equal(wh_places_init(&test->places, sizeof(struct wh_region), 7), 0);
+	assert_int_equal(wh_places_init(&test->places, sizeof(struct wh_region)), 0);
 	test->local = malloc(REGIONS * REGION_SIZE);
 	assert_non_null(test->local);
 	fill(test->local, REGIONS * REGION_SIZE, 1);
@@ -251,7 +251,7 @@ static void check_items(const struct test *test, size_t count)
 	for (size_t i = 0; i < count; i++) {
 		const struct wh_item *item = &test->items[i];
 
-		assert_memory_equal(item->address, test->remote[(uint32_t)item->remote] + item->offset,
+		assert_memory_equal(item->address, test->remote[wh_places_index(item->remote)] + item->offset,
 				    item->length);
 	}
 	for (unsigned i = 0; i < REGIONS; i++) { /* nothing else has been written */
@@ -451,7 +451,7 @@ static void fail__region_gone(void **state)
 		for (size_t i = 0; i < counts[c]; i++)
 			if (test->items[i].remote != test->id[1])
 				assert_memory_equal(test->items[i].address,
-						    test->remote[(uint32_t)test->items[i].remote] +
+						    test->remote[wh_places_index(test->items[i].remote)] +
 							    test->items[i].offset,
 						    test->items[i].length);
 	}

@@ -17,8 +17,8 @@ enum {
 static struct wh_hello sample(void)
 {
 	struct wh_hello hello = {
-		.version_min = 2,
-		.version_max = 2,
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
 		.role = WH_ROLE_DATA,
 		.capabilities = 0x01020304,
 		.connection = 0x05060708,
@@ -68,7 +68,7 @@ static void encode__layout(void **state)
 
 	(void)state;
 	assert_int_equal(length, AT_NAME + 1 + 7 + 1 + 11 + 3);
-	assert_memory_equal(bytes, "WHRY\2\0\2\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
+	assert_memory_equal(bytes, "WHRY\3\0\3\0\2\0\3\0\4\3\2\1\10\7\6\5", 20);
 	assert_memory_equal(bytes + 20, "\x88\x77\x66\x55\x44\x33\x22\x11", 8);
 	assert_memory_equal(bytes + AT_NAME, "\7node.42\13wherry-1122\11\10\7", 23);
 }
@@ -89,7 +89,7 @@ static void decode__round_trip(void **state)
 	assert_int_equal(decode(bytes, wh_hello_encode(bytes, &hello), &got), 0);
 	assert_hello_equal(&hello, &got);
 	memset(&hello, 0, sizeof(hello));
-	hello.version_min = hello.version_max = 2;
+	hello.version_min = hello.version_max = WH_WIRE_VERSION;
 	hello.role = WH_ROLE_SHM;
 	assert_int_equal(decode(bytes, wh_hello_encode(bytes, &hello), &got), 0);
 	assert_hello_equal(&hello, &got);
@@ -133,15 +133,16 @@ static void decode__versions(void **state)
 		uint16_t min, max;
 		int rc;
 	} cases[] = {
-		{ 2, 2, 0 },
-		{ 2, 3, 0 },
-		{ 2, UINT16_MAX, 0 },
+		{ 3, 3, 0 },
+		{ 3, 4, 0 },
+		{ 3, UINT16_MAX, 0 },
 		{ 0, 0, -EPROTONOSUPPORT },
 		{ 1, 1, -EPROTONOSUPPORT },
-		{ 0, 2, 0 },
-		{ 1, 2, 0 },
-		{ 3, 2, -EPROTO },
-		{ 3, 3, -EPROTONOSUPPORT },
+		{ 2, 2, -EPROTONOSUPPORT },
+		{ 0, 3, 0 },
+		{ 1, 3, 0 },
+		{ 4, 3, -EPROTO },
+		{ 4, 4, -EPROTONOSUPPORT },
 		{ 7, UINT16_MAX, -EPROTONOSUPPORT },
 	};
 	struct wh_hello hello = sample(), got;
@@ -164,8 +165,8 @@ static void decode__versions(void **state)
 			assert_int_equal(decode(bytes, 8, &got), -EPROTONOSUPPORT);
 	}
 	/* Who speaks a newer version too may say more. */
-	hello.version_min = 2;
-	hello.version_max = 3;
+	hello.version_min = WH_WIRE_VERSION;
+	hello.version_max = WH_WIRE_VERSION + 1;
 	length = wh_hello_encode(bytes, &hello);
 	bytes[length] = 0x55;
 	assert_int_equal(decode(bytes, length + 1, &got), 0);
