@@ -177,7 +177,8 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * callback). */
 int wh_region_unregister(struct wh_region *region);
 
-/* The region's id, unique within the engine's epoch, never used again. 42 bits of it are random: other ids do
+/* The region's id, unique among the engine's regions. 42 bits of it are random, so that an old one names no other (but by
+ * a chance of 1 in 2^42): other ids do
  * not tell it. */
 uint64_t wh_region_id(const struct wh_region *region);
 

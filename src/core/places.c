@@ -16,7 +16,6 @@
 
 #include <wherry/memory.h>
 
-#include "core/token.h"
 #include "util/clock.h"
 
 /* The users of two entries are counted by different threads: not in one cache line. */
@@ -41,14 +40,11 @@ struct wh_sorted {
 };
 
 _Static_assert(WH_PLACES_CHUNK * WH_PLACES_CHUNKS == 1u << WH_PLACES_INDEX_BITS, "an id has room for all");
-_Static_assert(WH_TOKEN_BITS + WH_PLACES_INDEX_BITS == 64, "and for nothing else");
 
 int wh_places_init(struct wh_places *places, size_t entry)
 {
 	memset(places, 0, sizeof(*places));
 	places->entry = (entry + ENTRY_ALIGN - 1) & ~(size_t)(ENTRY_ALIGN - 1);
-	if (getrandom(places->key, sizeof(places->key), 0) != sizeof(places->key))
-		return -EIO;
 	return -pthread_mutex_init(&places->lock, NULL);
 }
 
@@ -93,20 +89,35 @@ static struct wh_place *entry_at(struct wh_places *places, uint32_t index)
 	return wh_places_at(places, index);
 }
 
+/* A generation that nobody can guess, also who has had others. False: the kernel gives no random numbers. */
+static bool draw(struct wh_places *places, uint64_t *generation)
+{
+	uint64_t before = *generation;
+
+	do {
+		if (!places->drawn_left) {
+			if (getrandom(places->drawn, sizeof(places->drawn), 0) != sizeof(places->drawn))
+				return false;
+			places->drawn_left = sizeof(places->drawn) / sizeof(places->drawn[0]);
+		}
+		*generation = places->drawn[--places->drawn_left] >> WH_PLACES_INDEX_BITS;
+	} while (!*generation || *generation == before);
+	return true;
+}
+
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 {
 	struct wh_place *place;
 
 	pthread_mutex_lock(&places->lock);
 	place = places->free ? wh_places_at(places, places->free - 1) : entry_at(places, places->high);
+	if (place && !draw(places, &place->generation))
+		place = NULL;
 	if (place) {
 		if (places->free)
 			places->free = (uint32_t)place->address;
 		else
 			place->index = places->high++;
-		do
-			place->generation = wh_token(places->key, place->index, place->uses++);
-		while (!place->generation);
 		place->used = USED;
 		places->count++;
 		*id = wh_place_id(place);
@@ -125,7 +136,7 @@ struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id)
 		return NULL;
 	pthread_mutex_lock(&places->lock);
 	place = entry_at(places, index);
-	/* That no id at all comes again is the peer's to see to. */
+	/* Ids are random: the last one comes again only from a peer that does not draw them. */
 	if (place && (place->used || place->generation == generation))
 		place = NULL;
 	if (place) {

@@ -3,9 +3,9 @@
  * Places: published ranges of memory, ours and a peer's, found by id, by name and by address.
  *
  * The entries live in a table that only grows while its owner lives, so that an id can be looked
- * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits),
- * which nobody can guess, and an index (low 22 bits). Whoever touches the memory enters the place first and leaves it
- * after; closing a place keeps new ones out and then waits for those inside.
+ * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits, random: nobody
+ * can guess the next one) and an index (low 22 bits). Whoever touches the memory enters the place first and leaves
+ * it after; closing a place keeps new ones out and then waits for those inside.
  */
 #ifndef WH_CORE_PLACES_H
 #define WH_CORE_PLACES_H
@@ -21,7 +21,6 @@ struct wh_place {
 	_Atomic uint32_t users;
 	uint32_t index;
 	uint64_t generation; /* not 0 once it has been used */
-	uint64_t uses;       /* ours: how often it has had one */
 	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
 	uint8_t used; /* bits in places.c: taken and how; 0: free */
 	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
@@ -34,8 +33,9 @@ struct wh_place {
 
 struct wh_places {
 	size_t entry; /* bytes from one entry to the next; each starts with a wh_place */
-	uint64_t key[2]; /* of the generations, so that no id tells another */
 	pthread_mutex_t lock; /* all below */
+	uint64_t drawn[32]; /* random numbers; getrandom() is never interrupted for so few */
+	uint32_t drawn_left;
 	_Atomic(char *) chunks[WH_PLACES_CHUNKS];
 	uint32_t high;  /* entries ever used */
 	uint32_t count; /* entries in use */
@@ -48,12 +48,13 @@ struct wh_places {
 	uint32_t sorted_count, sorted_used, sorted_room, sorted_gone;
 };
 
-/* 0, -EIO (no random numbers) or another errno. */
+/* 0 or a negative errno. */
 int wh_places_init(struct wh_places *places, size_t entry);
 void wh_places_destroy(struct wh_places *places);
 
 /* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until wh_places_publish(),
- * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory. */
+ * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory, or no random
+ * numbers. */
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id);
 /* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more; an entry in
  * use; or no memory. */
