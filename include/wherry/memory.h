@@ -177,9 +177,8 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * callback). */
 int wh_region_unregister(struct wh_region *region);
 
-/* The region's id, unique among the engine's regions. 42 bits of it are random, so that an old one names no other (but by
- * a chance of 1 in 2^42): other ids do
- * not tell it. */
+/* The region's id, unique among the engine's regions. 42 bits of it are random: other ids do not tell it,
+ * and an old one names no other region but by a chance of 1 in 2^42. */
 uint64_t wh_region_id(const struct wh_region *region);
 
 /* Which region of this engine holds all of [address, address+length), and at which offset; the
