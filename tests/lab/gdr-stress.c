@@ -155,6 +155,9 @@ int stress(double seconds)
 	unsigned i;
 	pid_t pid;
 
+	/* A process that is killed leaves its child to us, which still has all that there was. */
+	if (prctl(PR_SET_CHILD_SUBREAPER, 1))
+		return 1;
 	while (now() < end) {
 		for (i = 0; i < PROCESSES; i++) {
 			if (children[i])
@@ -183,6 +186,8 @@ int stress(double seconds)
 			waitpid(children[i], &status, 0);
 		}
 	}
+	while (waitpid(-1, &status, 0) > 0)
+		;
 	printf("%d processes, %u calls of the driver, %u callbacks\n", rounds, gpu_state().calls,
 	       gpu_state().callbacks);
 	return failed || nothing_left(NULL);

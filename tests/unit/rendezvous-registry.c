@@ -111,8 +111,8 @@ static void url__secrets_are_not_told(void **state)
 		"http://:secret/1", "http://u:1,:secret", "http://u:1,[secret]", "http://u:1/secret!secret",
 	};
 	static const char *const whole[] = {
-		"http://h:1", "http://h", "http://127.0.0.1:7077/metadata", "etcds://[::1]:2379,b:80,1.2.3.4:65535/x?"
-		"cacert=/a.pem", "127.0.0.1:7077", "p2p", "",
+		"http://h:1", "http://h", "http://127.0.0.1:7077/metadata", "127.0.0.1:7077", "p2p", "",
+		"etcds://[::1]:2379,b:80,1.2.3.4:65535/x?cacert=/a.pem",
 	};
 	char shown[200];
 
