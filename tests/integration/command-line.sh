@@ -142,6 +142,18 @@ wrong_lines()
 		is no errno|explain --errno 99999
 		takes no operand|config now
 		no knob 'x'|config --config x=1
+		takes one of: read write both|bench --op sideways
+		'0' is not from 1 to 1 TiB|bench --size 0
+		'x' is not a size|bench --size 8,x
+		did you mean 'tcp'?|bench --transport tpc
+		--connections: 0 is not between|bench --connections 0
+		'many' is not a number|bench --blocks many
+		starts with no kind of memory|bench --memory hots
+		not a number from 0.01|bench --seconds 0
+		does not start with wherry://|bench --peer nowhere
+		takes no operand|bench extra
+		--list needs --blocks|bench --list
+		--json needs a value|bench --json
 	LINES
 	return $bad
 }
@@ -485,6 +497,46 @@ check "explain as JSON" 0 '"transport": "shm"' explain "$url" --json
 grep -q '"schema": 1' out
 verdict "explain's JSON has a schema" $?
 check "explain with a requirement" 0 "tcp" explain "$url" --require tcp
+
+# ---- bench ----------------------------------------------------------------------------------------
+
+# What was asked for is what the JSON has, with every key that docs and tools go by.
+measured()
+{
+	python3 - "$1" "$2" <<'END'
+import json, sys
+
+rows = json.load(open(sys.argv[1]))
+asked = json.loads(sys.argv[2])
+keys = {"op", "source", "target", "transport", "size_bytes", "blocks", "connections", "bandwidth_GBps",
+        "latency_us", "verified", "limit_name", "limit_GBps", "limit_us", "ratio"}
+assert rows["schema"] == 1 and rows["environment"] and rows["results"]
+for row in rows["results"]:
+    assert keys <= row.keys(), keys - row.keys()
+    assert {"p50", "p99", "p999"} == row["latency_us"].keys()
+    assert row["bandwidth_GBps"] > 0 and row["latency_us"]["p50"] > 0, row
+    for key, values in asked.items():
+        assert row[key] in values, (key, row[key])
+for key, values in asked.items():
+    assert {row[key] for row in rows["results"]} == set(values), key
+END
+}
+quick=(--seconds 0.02 --size 8,4KiB)
+check "bench both ways, over several connections" 0 "verified" bench "${quick[@]}" --transport tcp --op both \
+	--connections 1,2 --spin --pin --limits --verify --json bench.json
+measured bench.json '{"op": ["read", "write"], "size_bytes": [8, 4096], "connections": [1, 2],
+	"transport": ["tcp"], "blocks": [1], "verified": [true], "limit_name": ["send/recv"], "mode": ["spinning"]}'
+verdict "... and its JSON" $?
+check "bench of another process" 0 "tcp" bench "${quick[@]}" --peer "$url" --transport tcp --op write \
+	--blocks 16 --json bench.json
+measured bench.json '{"op": ["write"], "size_bytes": [8, 4096], "blocks": [16], "transport": ["tcp"]}'
+verdict "... and its JSON" $?
+check "bench of a process that is not there" 69 "refused" bench "${quick[@]}" --peer wherry://127.0.0.1:1
+if [ -e /dev/full ]; then
+	run bench "${quick[@]}" --transport self --json /dev/full
+	[ "$status" = 2 ] && [ "$(cat err)" = "wherry bench: cannot write /dev/full: No space left on device" ]
+	verdict "bench into a full disk" $?
+fi
 
 # ---- IPv6 -------------------------------------------------------------------------------------------
 
