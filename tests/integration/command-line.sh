@@ -521,7 +521,7 @@ for key, values in asked.items():
     assert {row[key] for row in rows["results"]} == set(values), key
 END
 }
-quick=(--seconds 0.02 --size 8,4KiB)
+quick=(--seconds 0.02 --size '8,4KiB')
 check "bench both ways, over several connections" 0 "verified" bench "${quick[@]}" --transport tcp --op both \
 	--connections 1,2 --spin --pin --limits --verify --json bench.json
 measured bench.json '{"op": ["read", "write"], "size_bytes": [8, 4096], "connections": [1, 2],
