@@ -598,9 +598,10 @@ static void ready(struct wh_source *source, uint32_t events)
 	pthread_mutex_lock(&client->lock);
 	client->armed = 0; /* EPOLLONESHOT */
 	release(client);
-	/* Its owner sees what has come, and arms it again. */
+	/* Its owner sees what has come, and arms it again. Where only room has come a look for bytes would be a
+	 * system call in vain; what TLS holds back no event tells of. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
-		pump(client, LOOP);
+		pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
 }
 
 /* As many as there are slots for, if all connections gather: slices that wait for a slot are kept from those

@@ -431,7 +431,7 @@ static void chunk_back(struct wh_task *task)
 		}
 	}
 	if (!dead)
-		tcp_server_turn(server);
+		tcp_server_turn(server, true);
 }
 
 void tcp_stage_stop(struct tcp_server *server)

@@ -603,9 +603,9 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
 	return got;
 }
 
-/* Take in, answer, until there is nothing more or the turn is over. 0, -EAGAIN, or the error that ends the
- * connection. */
-static int service(struct tcp_server *server)
+/* Take in, if something may have come, and answer, until there is nothing more or the turn is over. 0, -EAGAIN,
+ * or the error that ends the connection. */
+static int service(struct tcp_server *server, bool came)
 {
 	size_t turn = 0, little;
 	ssize_t got;
@@ -632,7 +632,7 @@ static int service(struct tcp_server *server)
 			}
 		}
 		/* What the socket does not tell of is not left behind. */
-		if (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls)))
+		if (!came || (turn > TURN_BYTES && !(server->tls && wh_tls_pending(server->tls))))
 			break;
 		got = receive(server, &little);
 		if (got == -EAGAIN)
@@ -709,9 +709,9 @@ void tcp_server_bury(struct tcp_server *server)
 	wh_loop_post(&server->engine->loops[0], &server->bury);
 }
 
-void tcp_server_turn(struct tcp_server *server)
+void tcp_server_turn(struct tcp_server *server, bool came)
 {
-	int error = server->dead ? 0 : service(server);
+	int error = server->dead ? 0 : service(server, came);
 	uint32_t events;
 
 	if (server->dead)
@@ -739,8 +739,10 @@ void tcp_server_turn(struct tcp_server *server)
 
 static void ready(struct wh_source *source, uint32_t events)
 {
-	(void)events;
-	tcp_server_turn(wh_container(source, struct tcp_server, source));
+	struct tcp_server *server = wh_container(source, struct tcp_server, source);
+
+	/* Where only room has come a look for bytes would be a system call in vain. */
+	tcp_server_turn(server, events != EPOLLOUT || server->tls);
 }
 
 static bool spin(struct wh_spinner *spinner)
@@ -750,7 +752,7 @@ static bool spin(struct wh_spinner *spinner)
 	bool progress;
 
 	server->chunk_count++; /* not to be buried while it is looked at */
-	tcp_server_turn(server);
+	tcp_server_turn(server, true);
 	progress = server->moved != moved;
 	if (!--server->chunk_count && server->dead)
 		tcp_server_bury(server);
@@ -773,7 +775,7 @@ static void begin(void *argument)
 		wh_list_append(&server->loop->spinners, &server->spinner.link);
 	/* What came along with the proof the socket does not tell of. */
 	if (server->tls)
-		tcp_server_turn(server);
+		tcp_server_turn(server, true);
 }
 
 static struct tcp_server *server_new(struct wh_session *session, int fd, struct wh_tls *tls,

@@ -92,8 +92,8 @@ struct tcp_server {
 
 /* ---- tcp-server.c ---------------------------------------------------------------------------------- */
 
-/* Something that it has waited for is there: go on. On its loop. */
-void tcp_server_turn(struct tcp_server *server);
+/* Something that it has waited for is there: go on. `came`: bytes may have come. On its loop. */
+void tcp_server_turn(struct tcp_server *server, bool came);
 /* Memory that is taken, or (negative) given back, on account of the peer. On its loop, before it stops. */
 void tcp_server_hold(struct tcp_server *server, int64_t bytes);
 /* The last chunk of a connection that has ended is gone. */
