@@ -307,7 +307,7 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 		line->since = wh_now();
 		rdma_measure(line, line->since);
 	}
-	return got > 0;
+	return got == POLL_AT_ONCE;
 }
 
 /* Somebody has to look at what nobody waits for. What completed before it was armed makes no event, hence

@@ -4,12 +4,13 @@
  * for one costs a system call where the kernel does the NIC's work, and a thread that is woken for nothing.
  * So what is small, and of a batch that says by itself to nobody that it is done, is taken to be watched:
  * its completion queue is not armed for it. It is no more once its waiter goes to sleep. And because nobody
- * is bound to come, a patrol passes every ms: where nobody has looked since, it has the events.
+ * is bound to come, a patrol passes from time to time: where nobody has looked since, it has the events.
  */
 #include "transport/rdma.h"
 #include "util/clock.h"
 
-#define ROUND WH_MS
+/* Bytes are where they belong meanwhile; a patrol takes a processor from those who poll. */
+#define ROUND (10 * WH_MS)
 
 static bool is_watched(const struct wh_piece *piece)
 {

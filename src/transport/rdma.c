@@ -89,7 +89,7 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
-	int64_t start = wh_now(), now;
+	int64_t start = 0, now;
 	bool stages = false;
 
 	(void)peer;
@@ -108,10 +108,12 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		}
 		if (stages)
 			wh_gpus_poll(rdma->rdma->engine->gpus);
+		if (!wh_batch_running(batch) || !deadline)
+			return;
 		now = wh_now();
-	} while (wh_batch_running(batch) && now < deadline && now - start < RDMA_SPIN);
-	if (deadline && wh_batch_running(batch) &&
-	    !rdma->rdma->engine->config.number[WH_KNOB_SPIN])
+		start = start ? start : now;
+	} while (now < deadline && now - start < RDMA_SPIN);
+	if (!rdma->rdma->engine->config.number[WH_KNOB_SPIN])
 		rdma_sleep(rdma, batch);
 }
 
