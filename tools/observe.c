@@ -277,7 +277,9 @@ static void add_peer(struct wh_observed_peer *into, const struct wh_observed_pee
 		t->writes += f->writes;
 		t->errors += f->errors;
 		t->reroutes += f->reroutes;
+		into->counters.attempts[i] += from->counters.attempts[i];
 	}
+	into->counters.large_in_flight += from->counters.large_in_flight;
 	add_latency(&into->counters.small, &from->counters.small);
 	add_latency(&into->counters.large, &from->counters.large);
 }

@@ -264,7 +264,7 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 			 const struct top_view *view)
 {
 	const struct top_engine *engine = &all->engines[at];
-	char read[16], written[16], served[2][16], batches[16], times[4][16], size[32];
+	char read[16], written[16], served[2][16], batches[16], times[4][16], size[32], flying[32];
 
 	number(read, "%.2f", engine->read);
 	number(written, "%.2f", engine->written);
@@ -276,13 +276,14 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	number(times[2], "%.0f", engine->large_p50);
 	number(times[3], "%.0f", engine->large_p99);
 	topo_size(size, sizeof(size), engine->region_bytes);
+	topo_size(flying, sizeof(flying), engine->in_flight);
 	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
 	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
 	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
 	     batches, engine->failed, engine->errors);
 	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
-			 " regions, %" PRIu64 " in flight, %" PRIu64 " sessions, lost %" PRIu64,
-	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished,
+			 " regions, %" PRIu64 " in flight, of larger ones %s, %" PRIu64 " sessions, lost %" PRIu64,
+	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished, flying,
 	     engine->sessions, engine->peers_lost);
 	peer_lines(writer, all, at, view);
 }

@@ -89,7 +89,7 @@ struct top_engine {
 	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
-	uint64_t batches, failed, cancelled, errors, reroutes, unfinished;
+	uint64_t batches, failed, cancelled, attempts, errors, reroutes, unfinished, in_flight;
 	uint64_t peers, sessions, peers_lost, connections, regions, region_bytes, windows, left_out;
 };
 
@@ -98,7 +98,8 @@ struct top_peer {
 	char engine[WH_NAME], epoch[20], name[WH_NAME], address[WH_NAME], state[12];
 	double read, written, batch_rate;
 	double small_p50, small_p99, large_p50, large_p99;
-	uint64_t read_bytes, written_bytes, batches, failed, cancelled, errors, reroutes, lost;
+	uint64_t read_bytes, written_bytes, batches, failed, cancelled, attempts, errors, reroutes, lost;
+	uint64_t in_flight;
 };
 
 /* A transport that a peer's batches took. */
@@ -106,7 +107,7 @@ struct top_route {
 	size_t peer_at;
 	char engine[WH_NAME], epoch[20], peer[WH_NAME], address[WH_NAME], transport[16];
 	double read, written;
-	uint64_t read_bytes, written_bytes, reads, writes, errors, reroutes;
+	uint64_t read_bytes, written_bytes, reads, writes, attempts, errors, reroutes;
 };
 
 /* Peers are in the order of their engines, routes in that of their peers. */

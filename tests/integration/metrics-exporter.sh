@@ -278,6 +278,9 @@ fetch "$all" out && lint out &&
 		"$(python3 -c 'print("%.9g" % (4 * sum(2000000 + i for i in range(1000))))')" ] &&
 	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' out &&
 	grep -q '^wherry_inflight_batches{engine="made",.*} 18$' out &&
+	grep -q '^wherry_inflight_bytes{engine="made",.*,size="large"} 7000$' out &&
+	grep -q '^wherry_peer_inflight_bytes{engine="made",.*peer="peer-7",.*,size="large"} 7007$' out &&
+	grep -q '^wherry_peer_attempts_total{engine="made",.*peer="peer-7",.*transport="shm"} 57$' out &&
 	grep -q '^wherry_session_served_bytes_total{engine="made",.*session="client",op="read"} 5$' out
 verdict "what it told, from the layout in docs/metrics.md" $?
 stop "$made"

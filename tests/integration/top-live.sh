@@ -230,6 +230,7 @@ for sample in samples:
     (engine,) = sample["engines"]
     assert engine["name"] == "made" and engine["epoch"] == "0000000000001234"
     assert engine["uptime_seconds"] == 1e-9 and engine["region_bytes"] == 9, engine
+    assert engine["inflight_bytes"] == 7000 and engine["attempts"] == 200
     assert engine["unfinished"] == 18 and engine["errors"] == 12, engine
     assert abs(engine["small_p50_us"] - 6.144) < 1e-3 and abs(engine["small_p99_us"] - 8.151) < 1e-3
     assert engine["large_p50_us"] is None and engine["served_read_gb_per_s"] == 0
@@ -245,6 +246,8 @@ for sample in samples:
         assert 0.05 < routes["tcp"]["written_gb_per_s"] <= 1.4, routes["tcp"]
         assert peer["written_gb_per_s"] == routes["tcp"]["written_gb_per_s"]
         assert peer["errors"] == 12 and peer["reroutes"] == 16
+        assert peer["attempts"] == 4 * (50 + i) and routes["shm"]["attempts"] == 50 + i
+        assert peer["inflight_bytes"] == 7000 + i
 PYTHON
 verdict "engines as JSON" $?
 for table in engines:1 peers:20 routes:80; do
