@@ -302,6 +302,22 @@ chmod 777 "$places" && "$wherry" exporter --once >out && grep -q '^wherry_engine
 verdict "a directory that others may write to is not looked into" $?
 chmod 700 "$places"
 
+# The benchmark of a scrape, with few peers: that it measures what it says. Its 50 ms are not what is tested.
+"$TEST_BUILD/bench/scrape" --wherry "$wherry" --peers 40 --json scrape.json >out 2>err
+python3 - <<'PYTHON'
+import json
+with open("scrape.json") as text:
+    result = json.load(text)
+assert result["schema"] == 1 and result["peers"] == 40 and result["answer_bytes"] > 40 * 1000, result
+assert result["environment"]["cores"] > 0
+idle, moving = result["rows"]
+assert not idle["while_moving"] and moving["while_moving"] and moving["batches_per_second"] > 0
+for row in idle, moving:
+    assert 0 < row["limit_ms"] < row["scrape_ms"] <= row["scrape_worst_set_ms"] <= row["scrape_most_ms"]
+    assert row["asked_ms"] == 50 and row["within"] == (row["scrape_ms"] < 50)
+PYTHON
+verdict "the benchmark of a scrape" $?
+
 # The usual places, where there may be others.
 export XDG_RUNTIME_DIR=$directory/run
 ln -s wherry run/around
