@@ -249,6 +249,9 @@ void top_engines_rows(const struct observed *now, const struct observed *before,
 {
 	out->engine_count = out->peer_count = out->route_count = out->left_out = 0;
 	out->silent = now->silent;
+	for (size_t i = 0; i < now->silent && i < TOP_SILENT; i++)
+		out->silents[i] = now->silents[i];
+	memcpy(out->why, now->why, sizeof(out->why));
 	out->asked = true;
 	for (size_t i = 0; i < now->count; i++) {
 		const struct wh_observation *engine = &now->engines[i],

@@ -287,7 +287,7 @@ stop "$made"
 [ -S "$places/1-made.observe" ] && "$wherry" exporter --once >out &&
 	[ ! -e "$places/1-made.observe" ] && grep -q '^wherry_engines{state="silent"} 0$' out
 verdict "the socket of a dead engine is swept" $?
-for how in silent cut garbage endless; do
+for how in silent cut garbage endless old; do
 	start "$how" python3 metrics_engine.py "$places/2-$how.observe" 3 "$how" || exit 1
 	SECONDS=0
 	fetch "$all" out && [ $SECONDS -le 3 ] && lint out &&

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless: something that observers take for
+"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless|old: something that observers take for
 an engine. It answers what docs/metrics.md says, written down from there and from nowhere else, or what
 no engine would. One that grows has written 250 MB more to each peer by tcp, and timed 100 more batches in
 bucket 5, at each answer. Prints a line when it listens."""
@@ -65,6 +65,8 @@ while True:
             client.sendall(said)
             answers += 1
             said = observation() if how == "grow" else said
+        elif how == "old":
+            client.sendall(said[:4] + struct.pack("<I", 1) + said[8:])
         elif how == "cut":
             client.sendall(said[:-3])
         elif how == "garbage":
