@@ -121,6 +121,8 @@ exporter --metrics 127.0.0.1|is not ADDR:PORT
 exporter --metrics :9411|is not ADDR:PORT
 exporter --metrics localhost:9411|not an address and a port
 exporter --metrics 127.0.0.1:http|not an address and a port
+exporter --metrics 127.0.0.1:65536|not an address and a port
+exporter --metrics 127.0.0.1:4294967296|not an address and a port
 exporter --metrics 192.0.2.1:9411|Cannot assign
 serve --memory host:64KiB --listen 127.0.0.1:0 --metrics 127.0.0.1:|is not ADDR:PORT
 LINES
