@@ -385,8 +385,8 @@ static int run(struct bench *bench, const char *directory)
 	if (fetch(bench, bench->port) < 0 || check(bench, &lines))
 		return 1;
 	plain.length = bench->length;
-	plain.bytes = memcpy(malloc(bench->length), bench->answer, bench->length);
-	if (plain.fd < 0 || bind(plain.fd, (struct sockaddr *)&address, size) || listen(plain.fd, 16) ||
+	plain.bytes = strndup(bench->answer, bench->length);
+	if (!plain.bytes || plain.fd < 0 || bind(plain.fd, (struct sockaddr *)&address, size) || listen(plain.fd, 16) ||
 	    getsockname(plain.fd, (struct sockaddr *)&address, &size) ||
 	    pthread_create(&thread, NULL, serve_plainly, &plain))
 		return complain("the limit's server", errno);

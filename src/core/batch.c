@@ -598,8 +598,8 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	batch->share[before].bytes -= piece->bytes;
 	batch->share[before].transfers -= piece->transfers;
 	memcpy(batch->share[before].refused, text, WH_REFUSAL);
+	batch->planned = 0; /* two parts may be given up at once */
 	pthread_mutex_unlock(&batch->text_lock);
-	batch->planned = 0;
 	to = wh_plan_again(piece);
 	if (to == WH_TRANSPORT_COUNT) {
 		wh_piece_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name, why);
