@@ -159,6 +159,22 @@ FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
 [ $((SECONDS - start)) -lt 10 ] && grep -q 'NVML did not answer in time' out && grep -q 'mlx5_7: active' out
 verdict "eight GPUs and a driver that hangs: doctor within ten seconds" $?
 
+# A '-' of a NIC has its reason.
+cp -a hgx mute && rm -r mute/sys/devices/*/*/*/*/*/infiniband/mlx5_3/ports/1/rate &&
+	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/net/ens1/speed &&
+	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/numa_node &&
+	topo mute --json >mute.json && topo mute --color never >mute.out && python3 - <<'PYTHON'
+import json
+with open("mute.json") as text:
+    missing = {m["what"]: m["why"] for m in json.load(text)["missing"]}
+assert missing["mlx5_3"] == "rate: No such file or directory", missing
+assert missing["ens1"] == "rate: the driver does not say; NUMA node: the firmware does not say", missing
+assert "mlx5_0" not in missing
+PYTHON
+verdict "a NIC's rate and node are missing, and why" $?
+grep -q '^  ens1: rate: the driver does not say' mute.out
+verdict "and in the text" $?
+
 # What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody says.
 cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt && topo staged --json >staged.json &&
 	topo staged --color never >staged.out
