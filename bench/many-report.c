@@ -1,17 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The figures, as JSON, with what they depend on. */
+/* The figures, as JSON. */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include <jansson.h>
 
+#include "environment.h"
 #include "many.h"
-#include "revision.h"
 
 static json_t *rounded(double value)
 {
@@ -27,62 +25,6 @@ static json_t *series(const struct many_series *series)
 {
 	return json_pack("{s:o, s:o, s:o, s:o}", "mean", rounded(series->mean), "p50", rounded(series->p50),
 			 "p99", rounded(series->p99), "max", rounded(series->most));
-}
-
-/* The value behind a word in a file of /proc; null if it is not there. */
-static json_t *behind(const char *path, const char *word)
-{
-	FILE *file = fopen(path, "re");
-	json_t *value = NULL;
-	char line[256], *at;
-
-	while (file && !value && fgets(line, sizeof(line), file))
-		if (!strncmp(line, word, strlen(word)) && (at = strchr(line, *word ? ':' : *line))) {
-			at += *word ? 1 + strspn(at + 1, " \t") : 0;
-			at[strcspn(at, "\n")] = '\0';
-			value = json_string(at);
-		}
-	if (file)
-		fclose(file);
-	return value ? value : json_null();
-}
-
-static json_t *environment(const struct many_options *options)
-{
-	json_t *object = json_object(), *knobs = json_array();
-	const char *scheme = strstr(options->registry, "://");
-	struct utsname name;
-	struct rlimit files;
-	time_t now = time(NULL);
-	struct tm utc;
-	char date[32];
-
-	gmtime_r(&now, &utc);
-	strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%SZ", &utc);
-	json_object_set_new(object, "date", json_string(date));
-	json_object_set_new(object, "wherry", json_string(wh_version()));
-	json_object_set_new(object, "revision", WHERRY_REVISION[0] ? json_string(WHERRY_REVISION) : json_null());
-	if (!uname(&name)) {
-		json_object_set_new(object, "kernel", json_string(name.release));
-		json_object_set_new(object, "architecture", json_string(name.machine));
-	}
-	json_object_set_new(object, "cpu", behind("/proc/cpuinfo", "model name"));
-	json_object_set_new(object, "cores", json_integer(sysconf(_SC_NPROCESSORS_ONLN)));
-	json_object_set_new(object, "memory_bytes",
-			    json_integer((json_int_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE)));
-	json_object_set_new(object, "congestion_control",
-			    behind("/proc/sys/net/ipv4/tcp_congestion_control", ""));
-	json_object_set_new(object, "load_average", behind("/proc/loadavg", ""));
-	if (!getrlimit(RLIMIT_NOFILE, &files))
-		json_object_set_new(object, "open_files_limit", json_integer((json_int_t)files.rlim_cur));
-	/* A password may be in it. */
-	json_object_set_new(object, "registry",
-			    json_stringn(options->registry, scheme ? (size_t)(scheme - options->registry) : 0));
-	for (size_t i = 0; options->config[i]; i++)
-		if (strncmp(options->config[i], "key=", 4) && strncmp(options->config[i], "registry=", 9))
-			json_array_append_new(knobs, json_string(options->config[i]));
-	json_object_set_new(object, "config", knobs);
-	return object;
 }
 
 static json_t *errors(struct many *many)
@@ -146,7 +88,7 @@ int many_report(struct many *many, const struct many_results *results)
 	put(transfers, "wrong", results->wrong);
 	json_object_set_new(transfers, "errors", errors(many));
 	json_object_set_new(all, "schema", json_integer(1));
-	json_object_set_new(all, "environment", environment(options));
+	json_object_set_new(all, "environment", bench_environment(options->registry, options->config));
 	json_object_set_new(all, "engines", json_integer(options->engines));
 	json_object_set_new(all, "processes", json_integer(options->processes));
 	json_object_set_new(all, "degree", json_integer(options->degree));

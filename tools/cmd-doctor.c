@@ -442,7 +442,7 @@ static int examine(const struct arguments *arguments, const struct wh_tree *tree
 	else
 		print(checks, findings, count, screen);
 	code = code ? code : exit_code(worst);
-	if (!ended) {
+	if (!ended || bounded_hangs()) {
 		/* Threads that hang in a driver would keep the process from ending. */
 		if (fflush(stdout))
 			code = EXIT_FAIL;

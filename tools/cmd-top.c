@@ -179,7 +179,7 @@ static const struct command_option options[] = {
 	{ .name = "of", .argument = "TABLE", .complete = "gpus engines peers routes",
 	  .help = "gpus, engines, peers or routes as CSV" },
 	{ .name = "why", .letter = 'w',
-	  .help = "also why numbers of GPUs are not known" },
+	  .help = "also why numbers are not known" },
 	OBSERVE_OPTION,
 	{ .name = "root", .argument = "DIR", .complete = "file",
 	  .help = "look at DIR/sys and DIR/proc, not this machine's" },

@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +36,13 @@ struct job {
 	bool done;
 	bool abandoned; /* whoever is last frees it */
 };
+
+static _Atomic bool hangs;
+
+bool bounded_hangs(void)
+{
+	return atomic_load(&hangs);
+}
 
 static void *run_job(void *arg)
 {
@@ -100,6 +108,7 @@ bool bounded(void (*probe)(void *arg), void *arg, double seconds)
 		pthread_join(thread, NULL);
 		free(job);
 	} else {
+		atomic_store(&hangs, true);
 		pthread_detach(thread);
 	}
 	return done;

@@ -59,56 +59,165 @@ static int read_config(const struct doctor *doctor, const struct wh_pci *pci, ui
 
 /* ---- links ----------------------------------------------------------------------------------- */
 
-static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop,
-		      const char *name, struct finding *finding)
+#define LINK_SECONDS 2.5 /* for all GPUs that are looked at under load */
+
+static const char reseat[] = "reseat the card or its riser; lspci -vv shows LnkSta; a slot may share its lanes";
+
+static const char look_again[] = "look while something is copied: wherry bench in one terminal, "
+				 "wherry doctor --only pci.link in another";
+
+static bool is_slow(const struct wh_hop *hop)
 {
-	char now[32], most[32];
+	return (hop->width > 0 && hop->width < hop->width_most) || hop->speed < hop->speed_most;
+}
+
+/* `load`: of the GPU that the link leads to, once it has been looked at again; else NULL. */
+static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop, const char *name,
+		      const struct link_fact *load, struct finding *finding)
+{
+	const char *address = topology->pci[hop->device].address;
+	struct wh_hop loaded = *hop;
+	char now[32], most[32], then[32];
 
 	topo_link(now, sizeof(now), hop->speed, hop->width);
 	topo_link(most, sizeof(most), hop->speed_most, hop->width_most);
-	if (strcmp(most, "-") == 0) {
-		found(finding, UNKNOWN, "%s: the link of %s is not known", name,
-		      topology->pci[hop->device].address);
-	} else if (hop->width > 0 && hop->width < hop->width_most) {
-		found(finding, WARN, "%s: the link of %s is %s, and could be %s", name,
-		      topology->pci[hop->device].address, now, most);
-		advise(finding, "reseat the card or its riser; lspci -vv shows LnkSta; a slot may "
-				"share its lanes");
-	} else if (hop->speed < hop->speed_most) {
-		/* GPUs slow their link down while they have nothing to do. */
-		found(finding, INFO, "%s: the link of %s is %s now, of %s: look again under load",
-		      name, topology->pci[hop->device].address, now, most);
-	} else {
-		found(finding, PASS, "%s: %s", name, now);
+	for (int i = 0; load && !load->error && i < load->count; i++) {
+		if (strcmp(load->links[i].address, address) != 0)
+			continue;
+		loaded.speed = load->links[i].speed;
+		loaded.width = load->links[i].width;
 	}
+	topo_link(then, sizeof(then), loaded.speed, loaded.width);
+	if (strcmp(most, "-") == 0) {
+		found(finding, UNKNOWN, "%s: the link of %s is not known", name, address);
+	} else if (!is_slow(hop)) {
+		found(finding, PASS, "%s: %s", name, now);
+	} else if (load && load->error && hop->width >= hop->width_most) {
+		found(finding, UNKNOWN,
+		      "%s: the link of %s is %s of %s; the GPU may be idle, and nothing could be copied: %s",
+		      name, address, now, most, load->why);
+		advise(finding, "%s", look_again);
+	} else if (is_slow(&loaded)) {
+		found(finding, WARN, "%s: the link of %s is %s%s, and could be %s", name, address, then,
+		      load && !load->error ? " while the GPU copies" : "", most);
+		advise(finding, "%s", reseat);
+	} else {
+		found(finding, PASS, "%s: %s while it copies, %s idle", name, then, now);
+	}
+}
+
+/* NVML knows a GPU's link where a virtual machine shows none. */
+static bool is_slow_by_nvml(const struct wh_gpu *gpu)
+{
+	return (gpu->pcie_width > 0 && gpu->pcie_width < gpu->pcie_width_most) ||
+	       (gpu->pcie_generation > 0 && gpu->pcie_generation < gpu->pcie_generation_most);
+}
+
+/* `load`: NULL if it is not slow. `shown`: sysfs has told of its link. */
+static void check_by_nvml(const struct wh_gpu *gpu, const char *name, const struct link_fact *load, bool shown,
+			  struct finding *finding)
+{
+	bool loaded = load && !load->error;
+	int generation = loaded && load->generation > 0 ? load->generation : gpu->pcie_generation,
+	    width = loaded && load->width > 0 ? load->width : gpu->pcie_width;
+
+	if (width < gpu->pcie_width_most) {
+		found(finding, WARN, "%s: NVML says x%d of x%d%s", name, width, gpu->pcie_width_most,
+		      loaded ? " while it copies" : "");
+		advise(finding, "%s", reseat);
+	} else if (shown) {
+		return;
+	} else if (generation >= gpu->pcie_generation_most) {
+		found(finding, PASS, "%s: PCIe %d x%d%s", name, generation, width,
+		      load ? " while it copies" : "");
+	} else if (!loaded) {
+		found(finding, UNKNOWN,
+		      "%s: NVML says PCIe %d of %d; it may be idle, and nothing could be copied: %s", name,
+		      generation, gpu->pcie_generation_most, load ? load->why : "-");
+		advise(finding, "%s", look_again);
+	} else {
+		found(finding, WARN, "%s: NVML says PCIe %d of %d while it copies", name, generation,
+		      gpu->pcie_generation_most);
+		advise(finding, "%s", reseat);
+	}
+}
+
+/* Fill in what the GPU's links are; false: they need not be looked at again. */
+static bool is_worth_a_load(const struct wh_topology *topology, const struct wh_gpu *gpu, struct link_fact *out)
+{
+	bool slow = is_slow_by_nvml(gpu);
+	struct wh_hop hop;
+	int up = gpu->pci;
+
+	*out = (struct link_fact){
+		.index = gpu->index,
+		.generation = gpu->pcie_generation, .generation_most = gpu->pcie_generation_most,
+		.width = gpu->pcie_width, .width_most = gpu->pcie_width_most,
+	};
+	snprintf(out->address, sizeof(out->address), "%s", gpu->address);
+	for (; out->count < WH_PCI_DEPTH && wh_pcie_hop(topology, &up, &hop); out->count++) {
+		memcpy(out->links[out->count].address, topology->pci[hop.device].address, WH_ADDRESS);
+		out->links[out->count].speed = hop.speed;
+		out->links[out->count].speed_most = hop.speed_most;
+		out->links[out->count].width = hop.width;
+		out->links[out->count].width_most = hop.width_most;
+		slow |= is_slow(&hop);
+	}
+	return slow && *gpu->address;
+}
+
+static const struct link_fact *load_of(const struct link_fact *facts, size_t count, const char *address)
+{
+	for (size_t i = 0; i < count; i++)
+		if (strcmp(facts[i].address, address) == 0)
+			return &facts[i];
+	return NULL;
+}
+
+static void check_links(const struct doctor *doctor, const struct link_fact *facts, size_t count,
+			struct finding *finding)
+{
+	const struct wh_topology *topology = doctor->topology;
+	size_t at = 0, looked = 0;
+	char name[WH_NAME];
+	int pci;
+
+	while ((pci = next_device(doctor, &at, name)) >= 0) {
+		const struct link_fact *load = load_of(facts, count, topology->pci[pci].address);
+		struct wh_hop hop;
+		int up = pci;
+
+		for (int i = 0; i < WH_PCI_DEPTH && wh_pcie_hop(topology, &up, &hop); i++)
+			check_hop(topology, &hop, name, load, finding);
+		looked++;
+	}
+	for (size_t i = 0; topology && i < topology->gpu_count; i++) {
+		const struct wh_gpu *gpu = &topology->gpus[i];
+		int up = gpu->pci;
+		struct wh_hop hop;
+
+		if (gpu->pcie_width <= 0)
+			continue;
+		topo_end_name(topology, (struct wh_end){ WH_END_GPU, i }, name);
+		check_by_nvml(gpu, name, load_of(facts, count, gpu->address),
+			      wh_pcie_hop(topology, &up, &hop) && !isnan(hop.speed_most), finding);
+		looked++;
+	}
+	if (!looked)
+		nothing(doctor, finding);
 }
 
 static void pci_link(const struct doctor *doctor, struct finding *finding)
 {
-	char name[WH_NAME];
-	size_t at = 0, looked = 0;
-	int pci;
+	struct link_fact *facts = calloc(FACTS_GPUS, sizeof(*facts));
+	size_t count = 0;
 
-	while ((pci = next_device(doctor, &at, name)) >= 0) {
-		struct wh_hop hop;
-		int up = pci;
-
-		for (int i = 0; i < WH_PCI_DEPTH && wh_pcie_hop(doctor->topology, &up, &hop); i++)
-			check_hop(doctor->topology, &hop, name, finding);
-		looked++;
-	}
-	/* NVML knows its link where a virtual machine shows none. */
-	for (size_t i = 0; doctor->topology && i < doctor->topology->gpu_count; i++) {
-		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
-
-		if (gpu->pcie_width <= 0 || gpu->pcie_width >= gpu->pcie_width_most)
-			continue;
-		found(finding, WARN, "GPU%d: NVML says x%d of x%d", gpu->index, gpu->pcie_width,
-		      gpu->pcie_width_most);
-		advise(finding, "reseat the card or its riser; a slot may share its lanes");
-	}
-	if (!looked)
-		nothing(doctor, finding);
+	for (size_t i = 0; facts && i < doctor_gpus(doctor) && count < FACTS_GPUS; i++)
+		count += is_worth_a_load(doctor->topology, &doctor->topology->gpus[i], &facts[count]);
+	if (count)
+		facts_links(&doctor->tree, LINK_SECONDS, facts, count);
+	check_links(doctor, facts, count, finding);
+	free(facts);
 }
 
 /* ---- ACS and relaxed ordering ---------------------------------------------------------------- */

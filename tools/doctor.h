@@ -97,6 +97,22 @@ struct window_facts {
 	} ways[4];
 };
 
+/* The links of a GPU while something is copied to it and back. */
+struct link_fact {
+	char address[WH_ADDRESS]; /* of the GPU */
+	int index;                /* as NVML counts; -1 */
+	int error;                /* positive: nothing was copied, and `why` */
+	char why[DOCTOR_WHY];
+	int generation, width; /* the best that NVML said; -1 */
+	int generation_most, width_most;
+	int count;
+	struct {
+		char address[WH_ADDRESS]; /* of its lower end */
+		double speed, speed_most; /* GT/s, the best that sysfs said; NAN */
+		int width, width_most;
+	} links[WH_PCI_DEPTH];
+};
+
 struct doctor {
 	struct wh_tree tree;
 	struct wh_topology *topology; /* NULL: could not be read in time */
@@ -123,6 +139,10 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 /* Open a window onto the memory of a GPU in each way, or what ROOT/windows.txt says of that. */
 void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
 
+/* Look at the links of GPUs while each copies, all of them side by side, or at what ROOT/links.txt says of
+ * that. In: whose they are, what they are now and at most. Takes up to `seconds`. */
+void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *facts, size_t count);
+
 /* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
  * line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is none; what
  * "error ERRNO TEXT" says, false if the line is none. */
@@ -142,6 +162,8 @@ double facts_now(void);
 /* Run probe(arg) on a thread of its own for up to `seconds`. False: it has not ended; it goes on,
  * so all that it touches must stay. */
 bool bounded(void (*probe)(void *arg), void *arg, double seconds);
+/* Has any of them been given up? It may hang in a driver, and keep the process from ending. */
+bool bounded_hangs(void);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 

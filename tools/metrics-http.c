@@ -96,7 +96,9 @@ static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *l
 	if (!colon || !size || size >= sizeof(host) || !colon[1])
 		return usage_error("--metrics: '%s' is not ADDR:PORT, such as 127.0.0.1:9411", where);
 	snprintf(host, sizeof(host), "%.*s", (int)size, where);
-	if (getaddrinfo(host, colon + 1, &hints, &found))
+	/* Of a port that is too large getaddrinfo() takes the lower bits. */
+	if (strlen(colon + 1) > 5 || strtoul(colon + 1, NULL, 10) > UINT16_MAX ||
+	    getaddrinfo(host, colon + 1, &hints, &found))
 		return usage_error("--metrics: '%s' is not an address and a port, such as "
 				   "127.0.0.1:9411", where);
 	memcpy(out, found->ai_addr, found->ai_addrlen);

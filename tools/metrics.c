@@ -196,7 +196,7 @@ static void put_two(struct metrics *metrics, const char *name, const struct row 
 		    transport, written);
 }
 
-enum by_transport { BYTES, TRANSFERS, ERRORS, REROUTES };
+enum by_transport { BYTES, TRANSFERS, ATTEMPTS, ERRORS, REROUTES };
 
 static void by_transport(struct metrics *metrics, const char *name, const char *help,
 			 const struct row *rows, size_t count, enum by_transport what)
@@ -208,7 +208,7 @@ static void by_transport(struct metrics *metrics, const char *name, const char *
 			char transport[2 * sizeof(t->transport) + 4];
 
 			/* What has never been used is not there, which keeps many peers short. */
-			if (!t->reads && !t->writes && !t->errors && !t->reroutes)
+			if (!rows[i].counters->attempts[k])
 				continue;
 			metrics_escape(t->transport, transport, sizeof(transport));
 			if (what == BYTES)
@@ -219,7 +219,9 @@ static void by_transport(struct metrics *metrics, const char *name, const char *
 			else
 				metrics_put(metrics, "%s{%s,transport=\"%s\"} %" PRIu64 "\n", name,
 					    rows[i].labels, transport,
-					    what == ERRORS ? t->errors : t->reroutes);
+					    what == ATTEMPTS ? rows[i].counters->attempts[k] :
+					    what == ERRORS   ? t->errors :
+							       t->reroutes);
 		}
 	}
 }
@@ -238,6 +240,15 @@ static void batches(struct metrics *metrics, const char *name, const char *help,
 		metrics_put(metrics, "%s{%s,result=\"cancelled\"} %" PRIu64 "\n", name,
 			    rows[i].labels, counters->cancelled);
 	}
+}
+
+static void in_flight(struct metrics *metrics, const char *name, const char *help, const struct row *rows,
+		      size_t count)
+{
+	metrics_family(metrics, name, "gauge", help);
+	for (size_t i = 0; i < count; i++)
+		metrics_put(metrics, "%s{%s,size=\"large\"} %" PRIu64 "\n", name, rows[i].labels,
+			    rows[i].counters->large_in_flight);
 }
 
 static void put_histogram(struct metrics *metrics, const char *name, const char *labels,
@@ -276,11 +287,16 @@ static void moved_by_engines(struct metrics *metrics, const struct row *rows, si
 		     count, BYTES);
 	by_transport(metrics, "wherry_transfers_total", "Transfers and blocks.", rows, count,
 		     TRANSFERS);
+	by_transport(metrics, "wherry_attempts_total",
+		     "Parts of batches that the transport was given and that have ended.", rows, count,
+		     ATTEMPTS);
 	by_transport(metrics, "wherry_transfer_errors_total", "Parts of batches that failed.", rows,
 		     count, ERRORS);
 	by_transport(metrics, "wherry_reroutes_total",
 		     "Parts of batches that a transport gave up and another one took over.", rows,
 		     count, REROUTES);
+	in_flight(metrics, "wherry_inflight_bytes", "Bytes of unfinished batches of more than 64 KiB.",
+		  rows, count);
 	batches(metrics, "wherry_batches_total", "Batches that ended.", rows, count);
 	metrics_family(metrics, "wherry_batch_duration_seconds", "histogram",
 		       "From submission to completion; small: to 64 KiB, of which one in 128 is timed.");
@@ -298,11 +314,16 @@ static void moved_by_peers(struct metrics *metrics, const struct row *rows, size
 		     "Bytes that transfers with the peer moved.", rows, count, BYTES);
 	by_transport(metrics, "wherry_peer_transfers_total", "Transfers and blocks with the peer.",
 		     rows, count, TRANSFERS);
+	by_transport(metrics, "wherry_peer_attempts_total",
+		     "Parts of batches with the peer that the transport was given and that have ended.",
+		     rows, count, ATTEMPTS);
 	by_transport(metrics, "wherry_peer_transfer_errors_total",
 		     "Parts of batches with the peer that failed.", rows, count, ERRORS);
 	by_transport(metrics, "wherry_peer_reroutes_total",
 		     "Parts of batches with the peer that took another transport.", rows, count,
 		     REROUTES);
+	in_flight(metrics, "wherry_peer_inflight_bytes",
+		  "Bytes of unfinished batches with the peer of more than 64 KiB.", rows, count);
 	batches(metrics, "wherry_peer_batches_total", "Batches with the peer that ended.", rows,
 		count);
 	metrics_family(metrics, "wherry_peer_batch_duration_seconds", "summary",

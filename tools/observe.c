@@ -20,10 +20,14 @@
 /* A question on its way. */
 struct question {
 	int fd;
+	int pid; /* as the socket's name says */
+	const char *why; /* it is done, and there is no answer */
+	int error;       /* its errno, if that says why */
 	size_t asked;
 	uint8_t header[WH_OBSERVED_HEADER];
 	uint8_t *bytes; /* once the header is there */
 	size_t length, got;
+	size_t version; /* of an answer that cannot be read; 0 */
 	bool done;
 };
 
@@ -35,9 +39,10 @@ struct questions {
 /* ---- asking ----------------------------------------------------------------------------------- */
 
 /* A socket that nobody listens on was left by an engine that is dead. */
-static void dial(struct questions *questions, const char *path)
+static void dial(struct questions *questions, const char *path, const char *name)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct question question = { .pid = *name >= '1' && *name <= '9' ? atoi(name) : -1 };
 	int fd;
 
 	if (questions->count == ENGINES_MOST ||
@@ -48,35 +53,42 @@ static void dial(struct questions *questions, const char *path)
 	if (fd < 0)
 		return;
 	if (connect(fd, (struct sockaddr *)&address, sizeof(address))) {
-		if (errno == ECONNREFUSED)
-			unlink(path);
-		/* EAGAIN: it lives, but is asked by too many. */
-		if (errno != EAGAIN) {
-			close(fd);
-			return;
-		}
+		question.error = errno;
 		close(fd);
 		fd = -1;
+		if (question.error == ECONNREFUSED)
+			unlink(path);
+		/* It has just ended. */
+		if (question.error == ECONNREFUSED || question.error == ENOENT)
+			return;
+		question.why = question.error == EAGAIN ? "too many others ask it" : NULL;
 	}
-	questions->list[questions->count++] = (struct question){ .fd = fd, .done = fd < 0 };
+	question.fd = fd;
+	question.done = fd < 0;
+	questions->list[questions->count++] = question;
 }
 
-static void dial_all(struct questions *questions, const char *directory)
+/* 0, or a negative errno: it cannot be looked into. */
+static int dial_all(struct questions *questions, const char *directory)
 {
-	DIR *folder = wh_observer_check(directory) ? NULL : opendir(directory);
+	int error = wh_observer_check(directory);
+	DIR *folder = error ? NULL : opendir(directory);
 	struct dirent *entry;
 	char path[512];
 
+	if (!error && !folder)
+		error = -errno;
 	while (folder && (entry = readdir(folder))) {
 		size_t length = strlen(entry->d_name), end = strlen(WH_OBSERVER_SUFFIX);
 
 		if (length <= end || strcmp(entry->d_name + length - end, WH_OBSERVER_SUFFIX) != 0)
 			continue;
 		snprintf(path, sizeof(path), "%s/%s", directory, entry->d_name);
-		dial(questions, path);
+		dial(questions, path, entry->d_name);
 	}
 	if (folder)
 		closedir(folder);
+	return error;
 }
 
 /* As far as it goes without waiting. */
@@ -104,15 +116,26 @@ static void go_on(struct question *question)
 			question->got += (size_t)moved;
 		if (moved <= 0 || question->got != WH_OBSERVED_HEADER || question->bytes)
 			continue;
-		if (wh_observation_length(question->header, &question->length) ||
-		    !(question->bytes = malloc(question->length))) {
+		question->error = -wh_observation_length(question->header, &question->length);
+		if (question->error == ENOTSUP)
+			question->version = question->length;
+		else if (question->error)
+			question->why = "what it answers makes no sense";
+		else if (!(question->bytes = malloc(question->length)))
+			question->error = ENOMEM;
+		if (question->error) {
 			question->done = true;
 			return;
 		}
 		memcpy(question->bytes, question->header, WH_OBSERVED_HEADER);
 	}
-	if (moved == 0 || (errno != EAGAIN && errno != EINTR))
-		question->done = true;
+	if (moved != 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	question->done = true;
+	if (moved == 0)
+		question->why = question->got ? "its answer ends too early" : "it hung up without an answer";
+	else
+		question->error = errno;
 }
 
 static void ask_all(struct questions *questions, int64_t deadline)
@@ -163,7 +186,23 @@ static void drop_doubles(struct observed *out)
 	out->count = used;
 }
 
-static void take_answers(struct questions *questions, struct observed *out)
+static void say_why(const struct question *question, double seconds, struct observe_silent *out)
+{
+	out->pid = question->pid;
+	if (question->version)
+		snprintf(out->why, sizeof(out->why), "it tells version %zu, this command reads %d",
+			 question->version, WH_OBSERVED_VERSION);
+	else if (question->why)
+		snprintf(out->why, sizeof(out->why), "%s", question->why);
+	else if (question->error)
+		snprintf(out->why, sizeof(out->why), "%s", strerror(question->error));
+	else if (question->done)
+		snprintf(out->why, sizeof(out->why), "what it answers makes no sense");
+	else
+		snprintf(out->why, sizeof(out->why), "no answer within %.1f s", seconds);
+}
+
+static void take_answers(struct questions *questions, double seconds, struct observed *out)
 {
 	for (size_t i = 0; i < questions->count; i++) {
 		struct question *question = &questions->list[i];
@@ -173,7 +212,7 @@ static void take_answers(struct questions *questions, struct observed *out)
 					  &out->engines[out->count]))
 			out->count++;
 		else
-			out->silent++;
+			say_why(question, seconds, &out->silents[out->silent++]);
 		if (question->fd >= 0)
 			close(question->fd);
 		free(question->bytes);
@@ -197,14 +236,20 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 	struct questions *questions = calloc(1, sizeof(*questions));
 	char place[256];
 
-	*out = (struct observed){ .engines = calloc(ENGINES_MOST, sizeof(*out->engines)) };
-	if (!questions || !out->engines) {
+	*out = (struct observed){ .engines = calloc(ENGINES_MOST, sizeof(*out->engines)),
+				  .silents = calloc(ENGINES_MOST, sizeof(*out->silents)) };
+	if (!questions || !out->engines || !out->silents) {
 		free(questions);
 		observe_free(out);
 		return -ENOMEM;
 	}
-	if (directory && strcmp(directory, "off") != 0)
-		dial_all(questions, directory);
+	if (directory && strcmp(directory, "off") != 0) {
+		int error = dial_all(questions, directory);
+
+		if (error)
+			snprintf(out->why, sizeof(out->why), "%.120s: %s", directory,
+				 error == -EPERM ? "it is not this user's alone" : strerror(-error));
+	}
 	for (unsigned i = 0; !directory && wh_observer_place(i, getenv("XDG_RUNTIME_DIR"), place,
 							     sizeof(place)); i++) {
 		char before[256] = "";
@@ -216,7 +261,7 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 			dial_all(questions, place);
 	}
 	ask_all(questions, wh_now() + (int64_t)(seconds * 1e9));
-	take_answers(questions, out);
+	take_answers(questions, seconds, out);
 	free(questions);
 	return 0;
 }
@@ -226,6 +271,7 @@ void observe_free(struct observed *observed)
 	for (size_t i = 0; i < observed->count; i++)
 		wh_observation_free(&observed->engines[i]);
 	free(observed->engines);
+	free(observed->silents);
 	*observed = (struct observed){ 0 };
 }
 
@@ -277,7 +323,9 @@ static void add_peer(struct wh_observed_peer *into, const struct wh_observed_pee
 		t->writes += f->writes;
 		t->errors += f->errors;
 		t->reroutes += f->reroutes;
+		into->counters.attempts[i] += from->counters.attempts[i];
 	}
+	into->counters.large_in_flight += from->counters.large_in_flight;
 	add_latency(&into->counters.small, &from->counters.small);
 	add_latency(&into->counters.large, &from->counters.large);
 }

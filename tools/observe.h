@@ -8,10 +8,20 @@
 #include "command.h"
 #include "telemetry/observation.h"
 
+#define OBSERVE_WHY 96
+
+/* One that lives but did not answer in time, or not as expected. */
+struct observe_silent {
+	int pid; /* as its socket's name says; -1: it does not */
+	char why[OBSERVE_WHY];
+};
+
 struct observed {
 	struct wh_observation *engines; /* by name, then epoch */
 	size_t count;
-	size_t silent; /* that live but did not answer in time, or not as expected */
+	struct observe_silent *silents;
+	size_t silent;
+	char why[2 * OBSERVE_WHY]; /* the directory that was named cannot be looked into; "" */
 };
 
 #define OBSERVE_OPTION \

@@ -305,6 +305,16 @@ static void draw(const struct panel *panel, enum measure measure, FILE *out)
 
 /* ---- beside the drawings ------------------------------------------------------------------ */
 
+/* Points through which no line goes. */
+static bool has_marks_beside(const struct panel *panel)
+{
+	for (size_t i = 0; i < panel->count; i++)
+		for (size_t k = 1; k < panel->series[i].count; k++)
+			if (panel->series[i].points[k]->size == panel->series[i].points[k - 1]->size)
+				return true;
+	return false;
+}
+
 static void write_key(const struct panel *panel, FILE *out)
 {
 	char route[160];
@@ -321,7 +331,10 @@ static void write_key(const struct panel *panel, FILE *out)
 		fputs("</li>", out);
 	}
 	fputs("<li><svg viewBox=\"0 0 28 12\" aria-hidden=true class=\"sample s0\">"
-	      "<path class=limit d=\"M0 6H28\"/></svg> dashed: its limit</li></ul>\n", out);
+	      "<path class=limit d=\"M0 6H28\"/></svg> dashed: its limit</li>", out);
+	if (has_marks_beside(panel))
+		fputs("<li>marks beside a line: smaller working sets</li>", out);
+	fputs("</ul>\n", out);
 }
 
 static void write_numbers(const struct panel *panel, FILE *out)

@@ -67,7 +67,7 @@ static struct latencies latencies(const struct wh_counters *before, const struct
 /* ---- totals of all transports ------------------------------------------------------------------- */
 
 struct totals {
-	uint64_t read, written, errors, reroutes;
+	uint64_t read, written, attempts, errors, reroutes;
 };
 
 static struct totals totals(const struct wh_counters *counters)
@@ -77,6 +77,7 @@ static struct totals totals(const struct wh_counters *counters)
 	for (unsigned i = 0; i < counters->transports; i++) {
 		sum.read += counters->transport[i].read_bytes;
 		sum.written += counters->transport[i].written_bytes;
+		sum.attempts += counters->attempts[i];
 		sum.errors += counters->transport[i].errors;
 		sum.reroutes += counters->transport[i].reroutes;
 	}
@@ -93,7 +94,7 @@ static void add_routes(const struct wh_observed_peer *now, const struct wh_obser
 						   *b = &before->counters.transport[i];
 		struct top_route *route = &out->routes[out->route_count];
 
-		if (!t->reads && !t->writes && !t->errors && !t->reroutes)
+		if (!now->counters.attempts[i])
 			continue;
 		if (out->route_count == TOP_ROUTES) {
 			out->left_out++;
@@ -107,6 +108,7 @@ static void add_routes(const struct wh_observed_peer *now, const struct wh_obser
 			.written_bytes = t->written_bytes,
 			.reads = t->reads,
 			.writes = t->writes,
+			.attempts = now->counters.attempts[i],
 			.errors = t->errors,
 			.reroutes = t->reroutes,
 		};
@@ -147,9 +149,11 @@ static void add_peer(const struct wh_observed_peer *now, const struct wh_observe
 		.batches = now->counters.batches,
 		.failed = now->counters.failed,
 		.cancelled = now->counters.cancelled,
+		.attempts = sum.attempts,
 		.errors = sum.errors,
 		.reroutes = sum.reroutes,
 		.lost = now->lost,
+		.in_flight = now->counters.large_in_flight,
 	};
 	memcpy(peer->engine, engine->name, sizeof(peer->engine));
 	memcpy(peer->epoch, engine->epoch, sizeof(peer->epoch));
@@ -190,9 +194,11 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 		.batches = total->batches,
 		.failed = total->failed,
 		.cancelled = total->cancelled,
+		.attempts = sum.attempts,
 		.errors = sum.errors,
 		.reroutes = sum.reroutes,
 		.unfinished = counters->unfinished,
+		.in_flight = total->large_in_flight,
 		.peers = counters->peers,
 		.sessions = counters->sessions,
 		.peers_lost = counters->peers_lost,
@@ -243,6 +249,9 @@ void top_engines_rows(const struct observed *now, const struct observed *before,
 {
 	out->engine_count = out->peer_count = out->route_count = out->left_out = 0;
 	out->silent = now->silent;
+	for (size_t i = 0; i < now->silent && i < TOP_SILENT; i++)
+		out->silents[i] = now->silents[i];
+	memcpy(out->why, now->why, sizeof(out->why));
 	out->asked = true;
 	for (size_t i = 0; i < now->count; i++) {
 		const struct wh_observation *engine = &now->engines[i],

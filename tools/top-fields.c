@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A sample as CSV and as JSON, by tables of fields. */
+#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -110,11 +111,14 @@ static const struct field engine_fields[] = {
 	FIELD("batches", "", "batches", COUNT, batches, "done"),
 	FIELD("failed", "", "failed", COUNT, failed, "batches that failed"),
 	FIELD("cancelled", "", "cancelled", COUNT, cancelled, "batches that were cancelled"),
+	FIELD("attempts", "", "attempts", COUNT, attempts,
+	      "parts of batches that transports were given and that have ended"),
 	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
 	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
 	      "parts that took another transport after all"),
 	FIELD("unfinished", "", "unfinished", COUNT, unfinished,
 	      "batches in flight, each once for every local region that it uses"),
+	FIELD("inflight", "B", "inflight_bytes", COUNT, in_flight, "of larger batches, now"),
 	FIELD("peers", "", "peers_open", COUNT, peers, "open now"),
 	FIELD("peers.lost", "", "peers_lost", COUNT, peers_lost, "connections that broke"),
 	FIELD("sessions", "", "sessions", COUNT, sessions, "engines that are connected to it"),
@@ -150,10 +154,13 @@ static const struct field peer_fields[] = {
 	FIELD("batches", "", "batches", COUNT, batches, "done"),
 	FIELD("failed", "", "failed", COUNT, failed, "batches that failed"),
 	FIELD("cancelled", "", "cancelled", COUNT, cancelled, "batches that were cancelled"),
+	FIELD("attempts", "", "attempts", COUNT, attempts,
+	      "parts of batches that transports were given and that have ended"),
 	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
 	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
 	      "parts that took another transport after all"),
 	FIELD("lost", "", "lost", COUNT, lost, "how often the connection broke"),
+	FIELD("inflight", "B", "inflight_bytes", COUNT, in_flight, "of larger batches, now"),
 #undef FIELD
 };
 
@@ -171,6 +178,8 @@ static const struct field route_fields[] = {
 	FIELD("written.total", "B", "written_bytes", COUNT, written_bytes, "likewise"),
 	FIELD("reads", "", "reads", COUNT, reads, "transfers and blocks"),
 	FIELD("writes", "", "writes", COUNT, writes, "likewise"),
+	FIELD("attempts", "", "attempts", COUNT, attempts,
+	      "parts of batches that transports were given and that have ended"),
 	FIELD("errors", "", "errors", COUNT, errors, "parts of batches that failed"),
 	FIELD("reroutes", "", "reroutes", COUNT, reroutes,
 	      "parts that it gave up and another transport took over"),
@@ -287,6 +296,79 @@ void top_why(const struct top_gpu *gpu, char *out, size_t size)
 		if (first && used < size)
 			used += (size_t)snprintf(out + used, size - used, ": %s", reason);
 	}
+}
+
+static const char *nic_meaning(int error)
+{
+	switch (error) {
+	case ENOENT:
+		return "the driver has no such file in sysfs";
+	case EINVAL:
+	case ENODATA:
+		return "the driver does not say";
+	case EACCES:
+	case EPERM:
+		return "no permission";
+	case EOPNOTSUPP:
+		return "TCP counts them for all interfaces together";
+	default:
+		return strerror(error);
+	}
+}
+
+/* The numbers of a NIC, their names in JSON, and where the errno is by which there is none. */
+static const struct {
+	const char *name, *key;
+	size_t why;
+} nic_values[] = {
+	{ "state", "state", offsetof(struct top_nic_why, state) },
+	{ "rate at most", "most_gb_per_s", offsetof(struct top_nic_why, most) },
+	{ "out", "sent_gb_per_s", offsetof(struct top_nic_why, sent) },
+	{ "in", "received_gb_per_s", offsetof(struct top_nic_why, received) },
+	{ "errors/s", "errors_per_s", offsetof(struct top_nic_why, errors) },
+	{ "retransmits/s", "retransmits_per_s", offsetof(struct top_nic_why, retransmits) },
+};
+#define NIC_VALUES (sizeof(nic_values) / sizeof(nic_values[0]))
+
+static int nic_error(const struct top_nic *nic, size_t at)
+{
+	return ((const uint8_t *)&nic->why)[nic_values[at].why];
+}
+
+void top_nic_why(const struct top_nic *nic, char *out, size_t size)
+{
+	size_t used = 0;
+
+	*out = '\0';
+	for (size_t i = 0; i < NIC_VALUES; i++) {
+		int error = nic_error(nic, i);
+		bool first = error;
+
+		/* Each reason once, with all that it is of. */
+		for (size_t k = 0; k < i && first; k++)
+			first = nic_error(nic, k) != error;
+		for (size_t k = i; k < NIC_VALUES && first && used < size; k++)
+			if (nic_error(nic, k) == error)
+				used += (size_t)snprintf(out + used, size - used, "%s%s",
+							 k > i ? ", " : used ? "; " : "", nic_values[k].name);
+		if (first && used < size)
+			used += (size_t)snprintf(out + used, size - used, ": %s", nic_meaning(error));
+	}
+}
+
+void top_process_why(const struct top_process *process, char *out, size_t size)
+{
+	bool gone = process->why == ENOENT || process->why == ESRCH;
+
+	*out = '\0';
+	if (process->elsewhere)
+		snprintf(out, size, "PID, name, memory, CPU: no process here has the PID that the driver tells; it is of "
+				    "another PID namespace, or /proc hides it");
+	else if (process->why)
+		snprintf(out, size, "name, memory, CPU: %s", gone ? "it has ended" : strerror(process->why));
+	if (process->gpu_memory == WH_UNKNOWN)
+		snprintf(out + strlen(out), size - strlen(out), "%sGPU memory: the driver does not tell",
+			 *out ? "; " : "");
 }
 
 void top_reasons(uint64_t reasons, char *out, size_t size)
@@ -500,6 +582,31 @@ static json_t *nic_to_json(const struct top_nic *nic)
 			 "retransmits_per_s", real(nic->retransmits));
 }
 
+static json_t *nic_reasons_to_json(const struct top_nic *nic)
+{
+	json_t *object = json_object();
+
+	for (size_t i = 0; i < NIC_VALUES; i++)
+		if (nic_error(nic, i))
+			json_object_set_new(object, nic_values[i].key, json_string(nic_meaning(nic_error(nic, i))));
+	return object;
+}
+
+/* Of engines that did not answer, and of all if none could be asked. */
+static json_t *silents_to_json(const struct top_engines *engines)
+{
+	json_t *array = json_array();
+
+	for (size_t i = 0; i < engines->silent && i < TOP_SILENT; i++)
+		json_array_append_new(array,
+				      json_pack("{s:o, s:o}", "pid", engines->silents[i].pid < 0 ?
+						json_null() : json_integer(engines->silents[i].pid), "why",
+						output_text(engines->silents[i].why)));
+	if (*engines->why)
+		json_array_append_new(array, json_pack("{s:n, s:o}", "pid", "why", output_text(engines->why)));
+	return array;
+}
+
 static json_t *process_to_json(const struct top_process *process)
 {
 	return json_pack("{s:o, s:o, s:i, s:o, s:o, s:o}", "pid",
@@ -521,10 +628,22 @@ json_t *top_to_json(const struct top_sample *sample, bool why)
 			json_object_set_new(gpu, "missing", reasons_to_json(&sample->gpus[i]));
 		json_array_append_new(gpus, gpu);
 	}
-	for (size_t i = 0; i < sample->nic_count; i++)
-		json_array_append_new(nics, nic_to_json(&sample->nics[i]));
-	for (size_t i = 0; i < sample->process_count; i++)
-		json_array_append_new(processes, process_to_json(&sample->processes[i]));
+	for (size_t i = 0; i < sample->nic_count; i++) {
+		json_t *nic = nic_to_json(&sample->nics[i]);
+
+		if (why)
+			json_object_set_new(nic, "missing", nic_reasons_to_json(&sample->nics[i]));
+		json_array_append_new(nics, nic);
+	}
+	for (size_t i = 0; i < sample->process_count; i++) {
+		json_t *process = process_to_json(&sample->processes[i]);
+		char text[256];
+
+		top_process_why(&sample->processes[i], text, sizeof(text));
+		if (why)
+			json_object_set_new(process, "missing", output_text(text));
+		json_array_append_new(processes, process);
+	}
 	json_object_set_new(object, "host", output_text(sample->host));
 	json_object_set_new(object, "nvidia_driver", output_text(sample->driver));
 	json_object_set_new(object, "interval_seconds", real(sample->interval));
@@ -535,6 +654,8 @@ json_t *top_to_json(const struct top_sample *sample, bool why)
 	json_object_set_new(object, "engines",
 			    sample->engines.asked ? engines_to_json(sample) : json_null());
 	json_object_set_new(object, "engines_silent", json_integer((json_int_t)sample->engines.silent));
+	if (why)
+		json_object_set_new(object, "engines_missing", silents_to_json(&sample->engines));
 	json_object_set_new(object, "left_out", json_integer((json_int_t)sample->engines.left_out));
 	json_object_set_new(object, "missing", output_text(sample->note));
 	return object;

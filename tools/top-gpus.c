@@ -270,8 +270,10 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 			struct top_process *process = &out->processes[out->process_count];
 
 			/* The driver may count in another PID namespace. */
+			bool here = is_process(tree, list[k].pid);
+
 			*process = (struct top_process){
-				.pid = is_process(tree, list[k].pid) ? (int)list[k].pid : -1,
+				.pid = here ? (int)list[k].pid : -1, .elsewhere = !here,
 				.gpu = out->gpus[i].index, .gpu_memory = list[k].memory,
 				.memory = WH_UNKNOWN, .cpu = NAN,
 			};

@@ -3,6 +3,7 @@
  * NICs, from sysfs. State, rate and counters are read for each sample. Which NICs there are takes a look at
  * the whole PCI tree: it is taken again when a name has come or gone where the kernel lists them.
  */
+#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,12 +48,22 @@ static const struct names retransmits[NAMES_MOST] = {
 	{ "hw_counters", { "ip4RetransSegs", "ip6RetransSegs" }, 1 },	     /* cxgb4, of iWARP */
 };
 
-static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name)
+static uint8_t why(int error)
+{
+	return error < -255 ? EIO : (uint8_t)-error;
+}
+
+/* *reason is 0 if there is one; else it stays if it is something already. */
+static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name, uint8_t *reason)
 {
 	int64_t value;
+	int error = wh_tree_number(tree, folder, name, &value);
 
-	return wh_tree_number(tree, folder, name, &value) || value < 0 ? WH_UNKNOWN :
-									 (uint64_t)value;
+	if (!error && value < 0)
+		error = -ENODATA;
+	if (error && !*reason)
+		*reason = why(error);
+	return error ? WH_UNKNOWN : (uint64_t)value;
 }
 
 static uint64_t sum(uint64_t one, uint64_t other)
@@ -60,42 +71,73 @@ static uint64_t sum(uint64_t one, uint64_t other)
 	return one == WH_UNKNOWN || other == WH_UNKNOWN ? WH_UNKNOWN : one + other;
 }
 
-static uint64_t port_counter(const struct wh_tree *tree, const char *nic, const struct names *names)
+static uint64_t port_counter(const struct wh_tree *tree, const char *nic, const struct names *names,
+			     uint8_t *reason)
 {
+	*reason = 0;
 	for (size_t i = 0; i < NAMES_MOST && names[i].folder; i++) {
 		char folder[WH_TREE_PATH];
+		uint8_t missing = 0;
 		uint64_t value;
 
 		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/ports/1/%s", nic,
 			 names[i].folder);
-		value = counter(tree, folder, names[i].file[0]);
+		value = counter(tree, folder, names[i].file[0], &missing);
 		if (names[i].file[1] && value != WH_UNKNOWN)
-			value = sum(value, counter(tree, folder, names[i].file[1]));
-		if (value != WH_UNKNOWN)
+			value = sum(value, counter(tree, folder, names[i].file[1], &missing));
+		if (value != WH_UNKNOWN) {
+			*reason = 0;
 			return value * names[i].unit;
+		}
+		/* That a file is not there says the least of all. */
+		if (!*reason || *reason == ENOENT)
+			*reason = missing;
 	}
 	return WH_UNKNOWN;
 }
 
 static void read_counters(const struct wh_tree *tree, struct top_nic *nic)
 {
+	struct top_nic_why *reasons = &nic->why;
 	char folder[WH_TREE_PATH];
 
 	if (nic->rdma) {
-		nic->sent_bytes = port_counter(tree, nic->name, sent);
-		nic->received_bytes = port_counter(tree, nic->name, received);
-		nic->error_count = port_counter(tree, nic->name, errors);
-		nic->retransmit_count = port_counter(tree, nic->name, retransmits);
+		nic->sent_bytes = port_counter(tree, nic->name, sent, &reasons->sent);
+		nic->received_bytes = port_counter(tree, nic->name, received, &reasons->received);
+		nic->error_count = port_counter(tree, nic->name, errors, &reasons->errors);
+		nic->retransmit_count = port_counter(tree, nic->name, retransmits, &reasons->retransmits);
 		return;
 	}
+	reasons->sent = reasons->received = reasons->errors = 0;
 	snprintf(folder, sizeof(folder), "/sys/class/net/%s/statistics", nic->name);
-	nic->sent_bytes = counter(tree, folder, "tx_bytes");
-	nic->received_bytes = counter(tree, folder, "rx_bytes");
-	nic->error_count = sum(sum(counter(tree, folder, "rx_errors"),
-				   counter(tree, folder, "tx_errors")),
-			       sum(counter(tree, folder, "rx_dropped"),
-				   counter(tree, folder, "tx_dropped")));
-	nic->retransmit_count = WH_UNKNOWN; /* TCP counts them for all NICs together */
+	nic->sent_bytes = counter(tree, folder, "tx_bytes", &reasons->sent);
+	nic->received_bytes = counter(tree, folder, "rx_bytes", &reasons->received);
+	nic->error_count = sum(sum(counter(tree, folder, "rx_errors", &reasons->errors),
+				   counter(tree, folder, "tx_errors", &reasons->errors)),
+			       sum(counter(tree, folder, "rx_dropped", &reasons->errors),
+				   counter(tree, folder, "tx_dropped", &reasons->errors)));
+	nic->retransmit_count = WH_UNKNOWN;
+	reasons->retransmits = EOPNOTSUPP;
+}
+
+/* Why its state, or its rate, is not known: by asking again. */
+static void ask_why(const struct wh_tree *tree, struct top_nic *nic)
+{
+	char folder[WH_TREE_PATH], line[64];
+	int error;
+
+	snprintf(folder, sizeof(folder), nic->rdma ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
+		 nic->name);
+	nic->why.state = nic->why.most = 0;
+	if (!*nic->state) {
+		error = wh_tree_line(tree, folder, nic->rdma ? "state" : "operstate", line, sizeof(line));
+		nic->why.state = error ? why(error) : ENODATA;
+	}
+	if (isnan(nic->most)) {
+		/* Of an interface that is down, or virtual, it is EINVAL, or -1. */
+		error = wh_tree_line(tree, folder, nic->rdma ? "rate" : "speed", line, sizeof(line));
+		nic->why.most = error ? why(error) : ENODATA;
+	}
 }
 
 /* TCP's RetransSegs in /proc/net/snmp: a line of names, and a line of numbers. */
@@ -193,6 +235,7 @@ static void read_nic(const struct wh_tree *tree, struct top_nic *nic, double sec
 	wh_nic_read(tree, &now);
 	memcpy(nic->state, now.state, sizeof(nic->state));
 	nic->most = now.rate / 8;
+	ask_why(tree, nic);
 	read_counters(tree, nic);
 	nic->sent = top_rate(before.sent_bytes, nic->sent_bytes, seconds) / 1e9;
 	nic->received = top_rate(before.received_bytes, nic->received_bytes, seconds) / 1e9;

@@ -81,10 +81,14 @@ static bool read_process(const struct wh_tree *tree, int pid, struct top_process
 	char path[64], text[1024], *open, *close;
 	unsigned long long user, kernel;
 	long long pages;
+	int length;
 
 	snprintf(path, sizeof(path), "/proc/%d/stat", pid);
-	if (wh_tree_read(tree, path, text, sizeof(text)) <= 0)
+	length = wh_tree_read(tree, path, text, sizeof(text));
+	out->why = length < 0 && length > -256 ? (uint8_t)-length : length <= 0 ? ENODATA : 0;
+	if (out->why)
 		return false;
+	out->why = ENODATA;
 	open = strchr(text, '(');
 	close = strrchr(text, ')');
 	if (!open || !close || close < open ||
@@ -95,6 +99,7 @@ static bool read_process(const struct wh_tree *tree, int pid, struct top_process
 	for (char *c = out->name; *c; c++)
 		if ((unsigned char)*c < 0x20 || *c == 0x7f)
 			*c = '?';
+	out->why = 0;
 	out->ticks = user + kernel;
 	out->memory = pages < 0 ? WH_UNKNOWN : (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);
 	return true;
@@ -140,6 +145,8 @@ static void copy_engines(const struct top_engines *from, struct top_engines *to)
 	to->peer_count = from->peer_count;
 	to->route_count = from->route_count;
 	to->silent = from->silent;
+	memcpy(to->silents, from->silents, sizeof(from->silents));
+	memcpy(to->why, from->why, sizeof(from->why));
 	to->left_out = from->left_out;
 	memcpy(to->engines, from->engines, from->engine_count * sizeof(from->engines[0]));
 	memcpy(to->peers, from->peers, from->peer_count * sizeof(from->peers[0]));

@@ -70,11 +70,8 @@ static void rate_text(char out[24], double value, double most)
 }
 
 /* Why there is a '-'. */
-static void why_line(struct writer *writer, const struct top_gpu *gpu)
+static void why_line(struct writer *writer, const char *text)
 {
-	char text[380];
-
-	top_why(gpu, text, sizeof(text));
 	if (*text)
 		line(writer, TINT_FAINT, "      -: %s", text);
 }
@@ -82,7 +79,7 @@ static void why_line(struct writer *writer, const struct top_gpu *gpu)
 static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, const struct top_view *view)
 {
 	char busy[16], power[16], limit[16], heat[16], clock[16], used[32], total[32], bar1[32],
-		reasons[64], errors[24], rates[4][24], shown[3 * BAR + 1];
+		reasons[64], errors[24], rates[4][24], shown[3 * BAR + 1], why[380];
 	bool hot = gpu->reasons != WH_UNKNOWN &&
 		   gpu->reasons & ~(uint64_t)(WH_NVML_IDLE | WH_NVML_CLOCKS_SET);
 	bool broken = gpu->ecc_uncorrected != WH_UNKNOWN && gpu->ecc_uncorrected;
@@ -118,14 +115,15 @@ static void gpu_lines(struct writer *writer, const struct top_gpu *gpu, const st
 	     rates[1], rates[2], rates[3]);
 	line(writer, broken ? TINT_BAD : -1,
 	     "      BAR1 %s in use, ECC uncorrected %s, clocks held by %s", bar1, errors, reasons);
+	top_why(gpu, why, sizeof(why));
 	if (view->why)
-		why_line(writer, gpu);
+		why_line(writer, why);
 }
 
-static void nic_line(struct writer *writer, const struct top_nic *nic, bool ascii)
+static void nic_lines(struct writer *writer, const struct top_nic *nic, const struct top_view *view)
 {
 	bool down = top_nic_up(nic) != 1;
-	char rates[2][24], errors[16], again[16], shown[3 * BAR + 1];
+	char rates[2][24], errors[16], again[16], shown[3 * BAR + 1], why[380];
 	double most = fmax(isnan(nic->sent) ? 0 : nic->sent,
 			   isnan(nic->received) ? 0 : nic->received);
 
@@ -133,10 +131,13 @@ static void nic_line(struct writer *writer, const struct top_nic *nic, bool asci
 	rate_text(rates[1], nic->received, nic->most);
 	number(errors, "%.0f", nic->errors);
 	number(again, "%.0f", nic->retransmits);
-	bar(isnan(nic->most) ? 0 : most / nic->most, ascii, shown);
+	bar(isnan(nic->most) ? 0 : most / nic->most, view->ascii, shown);
 	line(writer, down ? TINT_FAINT : nic->errors > 0 ? TINT_POOR : -1,
 	     "%-10s %-7s %12s out %12s in %s errors/s %s, retransmits/s %s", nic->name,
 	     *nic->state ? nic->state : "-", rates[0], rates[1], shown, errors, again);
+	top_nic_why(nic, why, sizeof(why));
+	if (view->why)
+		why_line(writer, why);
 }
 
 /* ---- engines --------------------------------------------------------------------------------- */
@@ -264,7 +265,7 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 			 const struct top_view *view)
 {
 	const struct top_engine *engine = &all->engines[at];
-	char read[16], written[16], served[2][16], batches[16], times[4][16], size[32];
+	char read[16], written[16], served[2][16], batches[16], times[4][16], size[32], flying[32];
 
 	number(read, "%.2f", engine->read);
 	number(written, "%.2f", engine->written);
@@ -276,13 +277,14 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	number(times[2], "%.0f", engine->large_p50);
 	number(times[3], "%.0f", engine->large_p99);
 	topo_size(size, sizeof(size), engine->region_bytes);
+	topo_size(flying, sizeof(flying), engine->in_flight);
 	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
 	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
 	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
 	     batches, engine->failed, engine->errors);
 	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
-			 " regions, %" PRIu64 " in flight, %" PRIu64 " sessions, lost %" PRIu64,
-	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished,
+			 " regions, %" PRIu64 " in flight, of larger ones %s, %" PRIu64 " sessions, lost %" PRIu64,
+	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished, flying,
 	     engine->sessions, engine->peers_lost);
 	peer_lines(writer, all, at, view);
 }
@@ -295,8 +297,16 @@ static void all_engines(struct writer *writer, const struct top_engines *all,
 	if (all->asked && !all->engine_count)
 		line(writer, TINT_FAINT, "no engine of this user");
 	if (all->silent)
-		line(writer, TINT_BAD, "%zu engine%s did not answer", all->silent,
-		     all->silent == 1 ? "" : "s");
+		line(writer, TINT_BAD, "%zu engine%s did not answer%s", all->silent, all->silent == 1 ? "" : "s",
+		     view->why ? "" : " (key w)");
+	for (size_t i = 0; view->why && i < all->silent && i < TOP_SILENT; i++) {
+		char pid[16];
+
+		number(pid, "%.0f", or_nan(all->silents[i].pid));
+		line(writer, TINT_FAINT, "      pid %s: %s", pid, all->silents[i].why);
+	}
+	if (view->why)
+		why_line(writer, all->why);
 	if (all->left_out)
 		line(writer, TINT_FAINT, "%zu engines, peers or routes are too many to show",
 		     all->left_out);
@@ -356,14 +366,17 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 	     "GPU MEM", "MEM", "CPU%", orders[view->order], view->reverse ? ", reversed" : "",
 	     *view->filter ? ", only " : "", view->filter);
 	for (size_t i = 0; i < used; i++) {
-		char pid[16], gpu_memory[32], memory[32], cpu[16];
+		char pid[16], gpu_memory[32], memory[32], cpu[16], why[256];
 
 		number(pid, "%.0f", list[i]->pid < 0 ? NAN : list[i]->pid);
 		topo_size(gpu_memory, sizeof(gpu_memory), list[i]->gpu_memory);
 		topo_size(memory, sizeof(memory), list[i]->memory);
 		number(cpu, "%.0f", list[i]->cpu);
 		line(writer, -1, "%8s %4d %10s %10s %6s  %s", pid, list[i]->gpu, gpu_memory, memory,
-		     cpu, *list[i]->name ? list[i]->name : "- (of another PID namespace)");
+		     cpu, *list[i]->name ? list[i]->name : list[i]->elsewhere ? "- (of another PID namespace)" : "-");
+		top_process_why(list[i], why, sizeof(why));
+		if (view->why)
+			why_line(writer, why);
 	}
 	if (!used)
 		line(writer, TINT_FAINT, "%8s %s", "", sample->process_count ?
@@ -382,7 +395,7 @@ static size_t help_lines(struct writer *writer)
 		"r            reverse the order of both",
 		"/            only processes and peers with a text in their name; Enter, Esc: all",
 		"e            all peers of engines, and only the busiest",
-		"w            why numbers of GPUs are not known: the line \"-:\"",
+		"w            why numbers are not known: the lines \"-:\"; why engines do not answer",
 		"+ -          longer, shorter intervals",
 		"space        hold the picture, and go on",
 		"arrows       scroll; Home: to the top",
@@ -415,7 +428,7 @@ size_t top_render(const struct top_sample *sample, const struct top_view *view,
 	if (!sample->gpu_count)
 		line(&writer, TINT_FAINT, "no GPU%s%s", *sample->note ? ": " : "", sample->note);
 	for (size_t i = 0; i < sample->nic_count; i++)
-		nic_line(&writer, &sample->nics[i], view->ascii);
+		nic_lines(&writer, &sample->nics[i], view);
 	if (!sample->nic_count)
 		line(&writer, TINT_FAINT, "no NIC");
 	all_engines(&writer, &sample->engines, view);

@@ -21,6 +21,7 @@
 #define TOP_ENGINES 64
 #define TOP_PEERS 2048
 #define TOP_ROUTES (4 * TOP_PEERS)
+#define TOP_SILENT 16
 #define TOP_LINES 4096
 
 /* ---- samples --------------------------------------------------------------------------------- */
@@ -51,12 +52,19 @@ struct top_gpu {
 	struct top_why why;
 };
 
+/* Of each number of a NIC the errno by which the kernel has none; EOPNOTSUPP: it counts
+ * for all interfaces together; 0: it has. */
+struct top_nic_why {
+	uint8_t state, most, sent, received, errors, retransmits;
+};
+
 struct top_nic {
 	char name[WH_NAME], netdev[WH_NAME], state[WH_NAME];
 	int rdma;
 	double sent, received, most;
 	double errors, retransmits; /* a second */
 	uint64_t sent_bytes, received_bytes, error_count, retransmit_count;
+	struct top_nic_why why;
 };
 
 /* What a counter has grown by, for each second; NAN: not known, or it was set back. */
@@ -77,7 +85,12 @@ struct top_process {
 	double cpu; /* % of one CPU */
 	char name[WH_NAME];
 	uint64_t ticks;
+	uint8_t why; /* the errno by which /proc does not tell of it; 0: it does */
+	bool elsewhere; /* what the driver calls it is no process here: `pid` is -1 */
 };
+
+/* "memory, CPU: no permission", "its PID is of another namespace"; "". */
+void top_process_why(const struct top_process *process, char *out, size_t size);
 
 /* What engines count: the totals, and rates over the last interval. */
 struct top_engine {
@@ -89,7 +102,7 @@ struct top_engine {
 	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
-	uint64_t batches, failed, cancelled, errors, reroutes, unfinished;
+	uint64_t batches, failed, cancelled, attempts, errors, reroutes, unfinished, in_flight;
 	uint64_t peers, sessions, peers_lost, connections, regions, region_bytes, windows, left_out;
 };
 
@@ -98,7 +111,8 @@ struct top_peer {
 	char engine[WH_NAME], epoch[20], name[WH_NAME], address[WH_NAME], state[12];
 	double read, written, batch_rate;
 	double small_p50, small_p99, large_p50, large_p99;
-	uint64_t read_bytes, written_bytes, batches, failed, cancelled, errors, reroutes, lost;
+	uint64_t read_bytes, written_bytes, batches, failed, cancelled, attempts, errors, reroutes, lost;
+	uint64_t in_flight;
 };
 
 /* A transport that a peer's batches took. */
@@ -106,7 +120,7 @@ struct top_route {
 	size_t peer_at;
 	char engine[WH_NAME], epoch[20], peer[WH_NAME], address[WH_NAME], transport[16];
 	double read, written;
-	uint64_t read_bytes, written_bytes, reads, writes, errors, reroutes;
+	uint64_t read_bytes, written_bytes, reads, writes, attempts, errors, reroutes;
 };
 
 /* Peers are in the order of their engines, routes in that of their peers. */
@@ -114,6 +128,8 @@ struct top_engines {
 	bool asked;
 	size_t engine_count, peer_count, route_count;
 	size_t silent;	 /* engines that did not answer */
+	struct observe_silent silents[TOP_SILENT]; /* the first of them */
+	char why[2 * OBSERVE_WHY]; /* none could be asked; "" */
 	size_t left_out; /* engines and peers for which there was no room */
 	struct top_engine engines[TOP_ENGINES];
 	struct top_peer peers[TOP_PEERS];
@@ -242,6 +258,7 @@ void top_print_rows(const struct top_table *table, const struct top_sample *samp
 
 /* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "". */
 void top_why(const struct top_gpu *gpu, char *out, size_t size);
+void top_nic_why(const struct top_nic *nic, char *out, size_t size);
 
 /* "power+heat"; "-" if not known, "none". */
 void top_reasons(uint64_t reasons, char *out, size_t size);

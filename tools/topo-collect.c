@@ -123,12 +123,17 @@ static int add_nvml(const struct wh_tree *tree, struct wh_topology *topology)
 int topo_tree(const struct arguments *arguments, struct wh_tree *out)
 {
 	const char *root = argument(arguments, "root"), *record = argument(arguments, "record");
+	struct stat status;
 
 	*out = (struct wh_tree){ .root = root ? root : "", .record = record };
 	if (root && (!*root || strlen(root) > WH_TREE_PATH / 2))
 		return usage_error("--root: '%s' is no folder", root);
 	if (record && (!*record || strlen(record) > WH_TREE_PATH / 2))
 		return usage_error("--record: '%s' is no folder", record);
+	if (root && stat(root, &status))
+		return fail(errno, "--root %s: %s", root, strerror(errno));
+	if (root && !S_ISDIR(status.st_mode))
+		return fail(ENOTDIR, "--root %s: %s", root, strerror(ENOTDIR));
 	if (root && access(root, R_OK | X_OK))
 		return fail(errno, "--root %s: %s", root, strerror(errno));
 	if (record && mkdir(record, 0777) && errno != EEXIST)

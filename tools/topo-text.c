@@ -442,17 +442,16 @@ static void print_pairs(const struct wh_topology *topology, const struct screen 
 	if (count) {
 		fputs("\nDistances, from row to column:\n", out);
 		print_matrix(topology, screen, ends, count, DISTANCE, out);
-		fputs("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several; PHB: a "
-		      "host\n"
-		      "  bridge; NODE: several of one NUMA node; SYS: from NUMA node to NUMA node\n",
+		/* A line each, which a terminal folds to its width. */
+		fputs("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several;\n"
+		      "  PHB: a host bridge; NODE: several of one NUMA node; SYS: from NUMA node to NUMA node\n",
 		      out);
 	}
 	if (topology->gpu_count + topology->nic_count) {
 		fputs("\nRoutes, from row to column:\n", out);
 		print_matrix(topology, screen, ends, count, ROUTE, out);
 		print_legend(topology, ends, count, out);
-		fputs("\nExpected GB/s one way, large transfers (docs/topology.md has the model; "
-		      "wherry bench\nmeasures):\n", out);
+		fputs("\nExpected GB/s one way, large transfers (docs/topology.md has the model):\n", out);
 		print_matrix(topology, screen, ends, count, SPEED, out);
 	}
 	free(ends);

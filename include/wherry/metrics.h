@@ -54,6 +54,11 @@ struct wh_counters {
 	 * each. Those that waited for a stream, and those that failed, are not. */
 	struct wh_latency small;
 	struct wh_latency large;
+	/* By the index of `transport`: parts of batches that it was given and that have ended there: done, failed,
+	 * cancelled, or taken over by another transport. A batch has one part at least for each transport and
+	 * direction that it takes. */
+	uint64_t attempts[WH_TRANSPORTS_MAX];
+	uint64_t large_in_flight; /* bytes of larger batches (as in `large`) that have not ended, now */
 };
 
 /* 0, or -EINVAL, -E2BIG. Does not block. */

@@ -598,14 +598,15 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	batch->share[before].bytes -= piece->bytes;
 	batch->share[before].transfers -= piece->transfers;
 	memcpy(batch->share[before].refused, text, WH_REFUSAL);
+	batch->planned = 0; /* two parts may be given up at once */
 	pthread_mutex_unlock(&batch->text_lock);
-	batch->planned = 0;
 	to = wh_plan_again(piece);
 	if (to == WH_TRANSPORT_COUNT) {
 		wh_piece_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name, why);
 		wh_piece_done(piece);
 		return;
 	}
+	wh_count_add(&wh_tally_way(&peer->tally, before, piece->op)->attempts, 1);
 	wh_count_add(&peer->tally.reroutes[before], 1);
 	pthread_mutex_lock(&batch->text_lock);
 	batch->share[to].bytes += piece->bytes;
@@ -628,10 +629,11 @@ static inline void count_round(struct wh_batch *batch)
 				      memory_order_relaxed);
 	} else if (!watch) {
 		const struct wh_piece *piece = batch->pieces;
-		struct wh_tally *tally = &batch->peer->tally;
+		struct wh_tally_way *way = wh_tally_way(&batch->peer->tally, piece->transport, piece->op);
 
-		wh_count_part(tally, piece->transport, piece->op, piece->bytes, piece->transfers);
-		wh_count_add(&tally->batches, 1);
+		wh_count_add(&way->bytes, piece->bytes);
+		wh_count_add(&way->transfers, piece->transfers);
+		wh_count_add(&way->alone, 1);
 		atomic_store_explicit(&batch->watch, WH_WATCH_AGAIN, memory_order_relaxed);
 	} else {
 		wh_count_finish(batch);

@@ -572,6 +572,7 @@ struct wh_batch {
 	wh_count rounds;           /* completed well while listed */
 	uint64_t told;             /* of those, in the peer's tally; under peer.count_lock */
 	int64_t begun;             /* WH_WATCH_TIMED: when */
+	uint64_t flying;           /* WH_WATCH_FLYING: its bytes */
 	struct wh_list count_link; /* peer.counted */
 };
 

@@ -28,8 +28,11 @@ static void add_latency(struct wh_tally_latency *latency, uint64_t ns)
 
 static void add_piece(struct wh_tally *tally, const struct wh_piece *piece, uint64_t rounds)
 {
-	wh_count_part(tally, piece->transport, piece->op, piece->bytes * rounds,
-		      piece->transfers * rounds);
+	struct wh_tally_way *way = wh_tally_way(tally, piece->transport, piece->op);
+
+	wh_count_add(&way->bytes, piece->bytes * rounds);
+	wh_count_add(&way->transfers, piece->transfers * rounds);
+	wh_count_add(&way->attempts, rounds);
 }
 
 static bool is_large(const struct wh_batch *batch)
@@ -60,7 +63,9 @@ static void add_failed(struct wh_tally *tally, struct wh_batch *batch)
 
 		if (!failed && !cancelled)
 			add_piece(tally, piece, 1);
-		else if (failed && failed != -ECANCELED)
+		else
+			wh_count_add(&wh_tally_way(tally, piece->transport, piece->op)->attempts, 1);
+		if (failed && failed != -ECANCELED)
 			wh_count_add(&tally->errors[piece->transport], 1);
 	}
 	wh_count_add(cancelled ? &tally->cancelled : &tally->failed, 1);
@@ -80,11 +85,18 @@ static void list(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
+/* Large ones come by here each time, so that what they have in flight costs the small ones nothing. */
 void wh_count_begin(struct wh_batch *batch)
 {
-	batch->timed_in = is_large(batch) ? 1 : WH_TIMED_EVERY;
+	bool large = is_large(batch);
+
+	batch->timed_in = large ? 1 : WH_TIMED_EVERY;
 	batch->begun = wh_now();
-	atomic_fetch_or(&batch->watch, WH_WATCH_TIMED);
+	batch->flying = 0;
+	for (size_t i = 0; large && i < batch->piece_count; i++)
+		batch->flying += batch->pieces[i].bytes;
+	wh_count_add(&batch->peer->tally.flying, batch->flying);
+	atomic_fetch_or(&batch->watch, WH_WATCH_TIMED | (large ? WH_WATCH_FLYING : 0));
 }
 
 void wh_count_finish(struct wh_batch *batch)
@@ -101,6 +113,8 @@ void wh_count_finish(struct wh_batch *batch)
 		wh_count_add(&batch->rounds, 1);
 	else
 		add_rounds(tally, batch, 1);
+	if (watch & WH_WATCH_FLYING)
+		wh_count_add(&tally->flying, -batch->flying);
 	if (watch & WH_WATCH_AGAIN)
 		list(batch);
 	else
@@ -136,8 +150,10 @@ static void add_tally(struct wh_tally *into, const struct wh_tally *from)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		for (unsigned way = 0; way < 2; way++) {
-			move_count(&into->bytes[id][way], &from->bytes[id][way]);
-			move_count(&into->transfers[id][way], &from->transfers[id][way]);
+			move_count(&into->way[id][way].bytes, &from->way[id][way].bytes);
+			move_count(&into->way[id][way].transfers, &from->way[id][way].transfers);
+			move_count(&into->way[id][way].alone, &from->way[id][way].alone);
+			move_count(&into->way[id][way].attempts, &from->way[id][way].attempts);
 		}
 		move_count(&into->errors[id], &from->errors[id]);
 		move_count(&into->reroutes[id], &from->reroutes[id]);
@@ -145,6 +161,7 @@ static void add_tally(struct wh_tally *into, const struct wh_tally *from)
 	move_count(&into->batches, &from->batches);
 	move_count(&into->failed, &from->failed);
 	move_count(&into->cancelled, &from->cancelled);
+	move_count(&into->flying, &from->flying);
 	for (unsigned i = 0; i < 2; i++) {
 		move_count(&into->latency[i].count, &from->latency[i].count);
 		move_count(&into->latency[i].sum, &from->latency[i].sum);
@@ -206,18 +223,25 @@ static void tell(struct wh_counters *out, const struct wh_tally *tally)
 		.failed = wh_count_get(&tally->failed),
 		.cancelled = wh_count_get(&tally->cancelled),
 		.transports = WH_TRANSPORT_COUNT,
+		.large_in_flight = wh_count_get(&tally->flying),
 	};
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		struct wh_transport_counters *transport = &out->transport[id];
 
 		snprintf(transport->transport, sizeof(transport->transport), "%s",
 			 wh_transport(id)->name);
-		transport->read_bytes = wh_count_get(&tally->bytes[id][0]);
-		transport->written_bytes = wh_count_get(&tally->bytes[id][1]);
-		transport->reads = wh_count_get(&tally->transfers[id][0]);
-		transport->writes = wh_count_get(&tally->transfers[id][1]);
+		transport->read_bytes = wh_count_get(&tally->way[id][0].bytes);
+		transport->written_bytes = wh_count_get(&tally->way[id][1].bytes);
+		transport->reads = wh_count_get(&tally->way[id][0].transfers);
+		transport->writes = wh_count_get(&tally->way[id][1].transfers);
 		transport->errors = wh_count_get(&tally->errors[id]);
 		transport->reroutes = wh_count_get(&tally->reroutes[id]);
+		for (unsigned way = 0; way < 2; way++) {
+			uint64_t alone = wh_count_get(&tally->way[id][way].alone);
+
+			out->batches += alone;
+			out->attempts[id] += alone + wh_count_get(&tally->way[id][way].attempts);
+		}
 	}
 	tell_latency(&out->small, &tally->latency[0]);
 	tell_latency(&out->large, &tally->latency[1]);

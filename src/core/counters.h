@@ -29,10 +29,18 @@ struct wh_tally_latency {
 	wh_count count, sum, bucket[WH_LATENCY_BUCKETS];
 };
 
+/* Side by side, for they are counted together. */
+struct wh_tally_way {
+	wh_count bytes, transfers;
+	wh_count alone; /* batches of one part that ended well, and are in no other number of batches or attempts */
+	wh_count attempts;
+};
+
 struct wh_tally {
-	wh_count bytes[WH_TRANSPORT_COUNT][2], transfers[WH_TRANSPORT_COUNT][2]; /* read, written */
+	struct wh_tally_way way[WH_TRANSPORT_COUNT][2]; /* read, written */
 	wh_count errors[WH_TRANSPORT_COUNT], reroutes[WH_TRANSPORT_COUNT];
 	wh_count batches, failed, cancelled;
+	wh_count flying; /* bytes of large batches that have not ended */
 	struct wh_tally_latency latency[2]; /* small, large */
 };
 
@@ -59,6 +67,7 @@ enum {
 	WH_WATCH_TIMED = 4,
 	WH_WATCH_FAILED = 8,
 	WH_WATCH_PIECES = 16, /* a fresh one may have several pieces, or none */
+	WH_WATCH_FLYING = 32, /* its bytes are in peer.tally.flying */
 };
 
 /* What a batch adds to wh_peer.batches when it is made: to how many there are, and to a number in the
@@ -76,11 +85,9 @@ static inline uint64_t wh_count_get(const wh_count *count)
 	return atomic_load_explicit(count, memory_order_relaxed);
 }
 
-static inline void wh_count_part(struct wh_tally *tally, size_t transport, size_t op, uint64_t bytes,
-				 uint64_t transfers)
+static inline struct wh_tally_way *wh_tally_way(struct wh_tally *tally, size_t transport, size_t op)
 {
-	wh_count_add(&tally->bytes[transport][op - WH_READ], bytes);
-	wh_count_add(&tally->transfers[transport][op - WH_READ], transfers);
+	return &tally->way[transport][op - WH_READ];
 }
 
 struct wh_batch;

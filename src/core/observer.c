@@ -74,7 +74,8 @@ static bool ask(struct client *client)
 		client->asked += (size_t)got;
 	if (got > 0 && client->asked < sizeof(client->question))
 		return true;
-	if (got <= 0 || memcmp(client->question, WH_OBSERVE_REQUEST, sizeof(client->question)) != 0 ||
+	/* Who asks in another version learns ours from the header. */
+	if (got <= 0 || memcmp(client->question, WH_OBSERVE_REQUEST, WH_OBSERVE_WORD_SIZE) != 0 ||
 	    wh_observation_make(client->observer->engine, &client->bytes, &client->length)) {
 		leave(client);
 		return false;

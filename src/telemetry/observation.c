@@ -13,7 +13,7 @@
 #define ENGINE_MOST 4096
 #define RECORD_MOST 2048
 /* Less than any record takes: a peer and a session with empty names. */
-#define PEER_LEAST 81
+#define PEER_LEAST 89
 #define SESSION_LEAST 33
 
 _Static_assert(sizeof(struct wh_counters) + 2 * WH_OBSERVED_NAME + 256 < RECORD_MOST &&
@@ -63,7 +63,9 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 		at = wh_put64(at, t->writes);
 		at = wh_put64(at, t->errors);
 		at = wh_put64(at, t->reroutes);
+		at = wh_put64(at, counters->attempts[i]);
 	}
+	at = wh_put64(at, counters->large_in_flight);
 	at = put_latency(at, &counters->small);
 	return put_latency(at, &counters->large);
 }
@@ -237,7 +239,9 @@ static void take_counters(struct wh_bytes *in, struct wh_counters *out)
 		t->writes = wh_take64(in);
 		t->errors = wh_take64(in);
 		t->reroutes = wh_take64(in);
+		out->attempts[i] = wh_take64(in);
 	}
+	out->large_in_flight = wh_take64(in);
 	take_latency(in, &out->small);
 	take_latency(in, &out->large);
 }
@@ -280,8 +284,13 @@ int wh_observation_length(const uint8_t header[WH_OBSERVED_HEADER], size_t *leng
 {
 	uint32_t whole = wh_get32(header + 8);
 
-	if (wh_get32(header) != MAGIC || wh_get32(header + 4) != WH_OBSERVED_VERSION ||
-	    whole < WH_OBSERVED_HEADER || whole > WH_OBSERVED_MAX)
+	if (wh_get32(header) != MAGIC)
+		return -EPROTO;
+	if (wh_get32(header + 4) != WH_OBSERVED_VERSION) {
+		*length = wh_get32(header + 4);
+		return -ENOTSUP;
+	}
+	if (whole < WH_OBSERVED_HEADER || whole > WH_OBSERVED_MAX)
 		return -EPROTO;
 	*length = whole;
 	return 0;

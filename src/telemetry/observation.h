@@ -13,9 +13,10 @@
 
 #include <wherry/metrics.h>
 
-#define WH_OBSERVE_REQUEST "wherry?\1" /* eight bytes, with its end; the last is the version */
+#define WH_OBSERVE_REQUEST "wherry?\2" /* eight bytes; the last is the version */
 #define WH_OBSERVE_REQUEST_SIZE 8
-#define WH_OBSERVED_VERSION 1
+#define WH_OBSERVE_WORD_SIZE 7 /* of these, the same in all versions: who asks otherwise is told ours */
+#define WH_OBSERVED_VERSION 2
 #define WH_OBSERVED_HEADER 24
 #define WH_OBSERVED_MAX (4u << 20) /* peers and sessions that do not fit are left out, and counted */
 #define WH_OBSERVED_NAME 64
@@ -69,9 +70,10 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 
 /* ---- reading one ---------------------------------------------------------------------------- */
 
-/* How long the whole is, from its header: 0, or -EPROTO (that is none, or of another version). */
+/* How long the whole is, from its header: 0, -EPROTO (it is none), or -ENOTSUP: it is of another version, which
+ * *length then is. */
 int wh_observation_length(const uint8_t header[WH_OBSERVED_HEADER], size_t *length);
-/* 0 with *out to be freed, or -EPROTO, -ENOMEM. */
+/* 0 with *out to be freed, or -EPROTO (also of another version), -ENOMEM. */
 int wh_observation_parse(const uint8_t *bytes, size_t length, struct wh_observation *out);
 void wh_observation_free(struct wh_observation *observation);
 

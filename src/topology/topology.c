@@ -466,10 +466,44 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
+/* Why a file of a NIC has not told what it is for; "" if it has. */
+static const char *silence(const struct wh_tree *tree, const struct wh_nic *nic, const char *file, bool known)
+{
+	char folder[WH_TREE_PATH], line[64];
+	int error;
+
+	if (known)
+		return "";
+	snprintf(folder, sizeof(folder), nic->rdma == 1 ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
+		 nic->name);
+	error = wh_tree_line(tree, folder, file, line, sizeof(line));
+	/* Of an interface that is down or virtual it is EINVAL, or -1. */
+	return !error || error == -EINVAL ? "the driver does not say" : strerror(-error);
+}
+
+static int note_nics(const struct wh_tree *tree, struct wh_topology *topology)
+{
+	int error = 0;
+
+	for (size_t i = 0; i < topology->nic_count && !error; i++) {
+		const struct wh_nic *nic = &topology->nics[i];
+		const char *state = silence(tree, nic, nic->rdma == 1 ? "state" : "operstate", *nic->state),
+			   *rate = silence(tree, nic, nic->rdma == 1 ? "rate" : "speed", !isnan(nic->rate)),
+			   *node = nic->node < 0 ? "the firmware does not say" : "";
+
+		if (*state || *rate || *node)
+			error = wh_topology_note(topology, nic->name, "%s%s%s%s%s%s%s%s", *state ? "state: " : "", state,
+						 *state && *rate ? "; " : "", *rate ? "rate: " : "", rate,
+						 (*state || *rate) && *node ? "; " : "", *node ? "NUMA node: " : "",
+						 node);
+	}
+	return error;
+}
+
 int wh_topology_read(const struct wh_tree *tree, struct wh_topology **out)
 {
 	static int (*const steps[])(const struct wh_tree *, struct wh_topology *) = {
-		read_nodes, read_pci, add_rdma, add_ethernet, add_disks,
+		read_nodes, read_pci, add_rdma, add_ethernet, note_nics, add_disks,
 	};
 	struct wh_topology *topology = calloc(1, sizeof(*topology));
 	int error = topology ? 0 : -ENOMEM;

@@ -2,6 +2,7 @@
 /* The text files of recorded machines that wherry doctor reads itself. */
 #include "../../tools/doctor-errno.c"
 #include "../../tools/doctor-facts.c"
+#include "../../tools/doctor-link.c"
 #include "../../tools/doctor-verbs.c"
 #include "../../tools/doctor-host.c"
 #include "../../tools/doctor-pci.c"
@@ -83,6 +84,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct verbs_facts *verbs = calloc(1, sizeof(*verbs));
 	struct finding finding = { .verdict = PASS };
 	struct crypto_facts crypto = { 0 };
+	struct link_fact links[2] = {
+		{ .address = "0000:11:00.0", .count = 1, .links = { { .address = "0000:11:00.0" } } },
+		{ .address = "0000:22:00.0" },
+	};
+	struct reading reading = { .facts = links, .count = 2 };
 	char *text = malloc(size + 1), *copy, *next, *line;
 
 	check(cuda && verbs && text);
@@ -93,6 +99,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		read_cuda_line(line, cuda);
 		read_verbs_line(line, verbs);
 		read_crypto_line(line, &crypto);
+		read_line(line, &reading);
 		check(cuda->count <= FACTS_GPUS && verbs->count <= FACTS_NICS);
 		count_cpus(line);
 		overlap(line, text);

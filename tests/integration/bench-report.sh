@@ -170,6 +170,15 @@ check "results of another program" 2 'no "op"' --report other.html \
 	--from "$TEST_SOURCE/bench/results/2026-11-20-h200x2-blocks-kernel.json"
 [ ! -e other.html ]
 verdict "leave no page" $?
+# Marks that no line goes through are said to be what they are, and only where there are some.
+check "several working sets" 0 "12 rows" --report sets.html \
+	--from "$TEST_SOURCE/bench/results/2026-11-21-h200-16cpu-tcp.json"
+holds sets.html 'marks beside a line: smaller working sets'
+verdict "are told from the line's" $?
+check "one working set" 0 "4 rows" --report set.html \
+	--from "$TEST_SOURCE/bench/results/2026-11-21-h200x2-32cpu-cuda.json"
+! holds set.html 'marks beside a line'
+verdict "has none beside it" $?
 printf '{"schema": 1, "results": []}' >empty.json
 check "no rows at all" 0 "0 rows" --from empty.json --report empty.html
 holds empty.html 'Nothing was measured' 'On a machine of which nothing is said'

@@ -343,7 +343,27 @@ nvmlDeviceGetName 1 : 0 NVIDIA L4"
 case_of cuda.order WARN "counts the fastest GPU first" two_kinds
 
 case_of pci.link WARN "x8, and could be" put "$gpu/current_link_width" 8
-case_of pci.link INFO "look again under load" put "$gpu/current_link_speed" "2.5 GT/s PCIe"
+# GPUs slow their links down while they are idle: only one that is slow under load is bad.
+idle() # LINES
+{
+	put "$gpu/current_link_speed" "2.5 GT/s PCIe"
+	[ -z "$1" ] || put /links.txt "$1"
+}
+loaded="gpu 0000:11:00.0 error=0 generation=-1 width=-1 why="
+case_of pci.link UNKNOWN "2.5 GT/s x16 of 32 GT/s x16; the GPU may be idle, and nothing could be copied: the recording" \
+	idle ""
+case_of pci.link UNKNOWN "nothing could be copied: no CUDA driver" idle \
+	"gpu 0000:11:00.0 error=19 generation=-1 width=-1 why=no CUDA driver"
+case_of pci.link PASS "GPU0: 32 GT/s x16 while it copies, 2.5 GT/s x16 idle" idle "$loaded
+link 0000:11:00.0 speed=32.0 width=16"
+case_of pci.link WARN "the link of 0000:11:00.0 is 8 GT/s x16 while the GPU copies, and could be 32 GT/s x16" idle \
+	"$loaded
+link 0000:11:00.0 speed=8.0 width=16"
+slow_nic()
+{
+	put "$nic/current_link_speed" "16.0 GT/s PCIe"
+}
+case_of pci.link WARN "mlx5_0: the link of 0000:12:00.0 is 16 GT/s x16, and could be 32 GT/s x16" slow_nic
 case_of pci.link WARN "NVML says x4 of x16" nvml 'nvmlDeviceGetCurrPcieLinkWidth 0' \
 	'nvmlDeviceGetCurrPcieLinkWidth 0 : 0 4'
 no_link()
@@ -649,7 +669,7 @@ doctor --only pci --skip pci.acs,pci.link
 [ "$(grep -c ' pci\.' out)" = 2 ]
 verdict "--only and --skip" $?
 for words in "--only pci.lnk|did you mean 'pci.link'" "--skip x|no check 'x'" \
-	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root=|is no folder" \
+	"--only ,|no check ''" "--root nowhere|nowhere: No such file" "--root base/crypto.txt|crypto.txt: Not a directory" "--root=|is no folder" \
 	"--errno 99999|is no errno"; do
 	read -r -a arguments <<<"${words%|*}"
 	! "$wherry" doctor "${arguments[@]}" >out 2>err && grep -q -F -e "${words#*|}" err &&

@@ -150,7 +150,7 @@ opens "nvidia-ml " --only gpu.health
 verdict "--only gpu.health does not start CUDA" $?
 opens "cuda ibverbs nvidia-ml "
 verdict "all checks ask all" $?
-opens "nvidia-ml " --skip gpu.direct,gpu.fabric,gpu.imex,window,nic,lib.verbs
+opens "nvidia-ml " --skip gpu.direct,gpu.fabric,gpu.imex,pci.link,window,nic,lib.verbs
 verdict "--skip leaves out what only those need" $?
 
 FAKE_CUDA_DEVICES=1 FAKE_CUDA_ATTRIBUTES=124=0,38=1048576 doctor --only gpu.direct
@@ -164,6 +164,36 @@ verdict "cuInit says 802" $?
 doctor --only driver.nvml,gpu.health
 [ $status = 2 ] && grep -q '^PASS *driver.nvml' out && tr -s ' \n' ' ' <out | grep -q 'GPU is lost'
 verdict "a GPU that is lost" $?
+
+# A GPU whose link is slow is looked at again while something is copied.
+link() # GENERATION-UNDER-LOAD VERDICT TEXT
+{
+	cat >link.txt <<-NVML
+	nvmlDeviceGetCount : 0 1
+	nvmlDeviceGetHandleByIndex 0 : 0
+	nvmlDeviceGetPciInfo 0 : 0 0x0 0x1b 0x0 0x233510de
+	nvmlDeviceGetCurrPcieLinkGeneration 0 : 0 1
+	busy nvmlDeviceGetCurrPcieLinkGeneration 0 : 0 $1
+	nvmlDeviceGetMaxPcieLinkGeneration 0 : 0 5
+	nvmlDeviceGetCurrPcieLinkWidth 0 : 0 16
+	nvmlDeviceGetMaxPcieLinkWidth 0 : 0 16
+	NVML
+	FAKE_NVML=$PWD/link.txt doctor --only pci.link && tr -s ' \n' ' ' <out | grep -q "^$2 pci.link $3"
+}
+link 5 PASS "GPU0: PCIe 5 x16 while it copies" && [ $status = 0 ] &&
+	grep -qx 'gpu 0000:1b:00.0 error=0 generation=5 width=16 why=' record/links.txt
+verdict "a link that is slow while the GPU is idle" $?
+link 3 WARN "GPU0: NVML says PCIe 3 of 5 while it copies" && [ $status = 1 ]
+verdict "a link that is slow while the GPU copies" $?
+FAKE_CUDA_FAIL=cuMemAlloc_v2:0:2 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; it may be idle, and nothing could be copied: .*OUT_OF_MEMORY" &&
+	[ $status = 0 ]
+verdict "a link that is slow, and nothing can be copied" $?
+took=$SECONDS
+FAKE_CUDA_START=60 link 5 UNKNOWN "GPU0: NVML says PCIe 1 of 5; .*: the CUDA driver did not answer in time" &&
+	[ $((SECONDS - took)) -lt 5 ]
+verdict "a link that is slow, and CUDA hangs" $?
+opens "cuda nvidia-ml " --only pci.link
+verdict "--only pci.link starts CUDA for a link that is slow" $?
 
 # Windows are opened for real, and say why where they are not.
 sanitizer=$(ldd "$wherry" | grep -o '/[^ ]*/lib[at]san[^ ]*' | head -n 1)

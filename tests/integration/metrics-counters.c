@@ -25,6 +25,12 @@ static const struct wh_transport_counters *by(const struct wh_counters *counters
 	return NULL;
 }
 
+/* Parts that the transport has been given. */
+static uint64_t attempts(const struct wh_counters *counters, const char *name)
+{
+	return counters->attempts[by(counters, name) - counters->transport];
+}
+
 static struct wh_engine_counters engine_counters(struct wh_engine *engine, struct wh_counters *total)
 {
 	struct wh_engine_counters counters = { .size = sizeof(counters) };
@@ -60,6 +66,7 @@ static void rounds__every_one_counts(void **state)
 		want(round * 2, t->writes);
 		want(round * 512, t->read_bytes);
 		want(round, t->reads);
+		want(2 * round, attempts(&counters, f.route->require));
 		want(0, t->errors + t->reroutes + counters.failed + counters.cancelled);
 	}
 	/* One in 128, the first among them. */
@@ -93,6 +100,8 @@ static void fresh__batches_and_large_ones(void **state)
 		want(0, move(&f, WH_READ, 0, 0, 128 * KIB));
 	counters = counters_of(f.peer);
 	want(207, counters.batches);
+	want(207, attempts(&counters, f.route->require));
+	want(0, counters.large_in_flight);
 	want(200 * 4096, by(&counters, f.route->require)->written_bytes);
 	want(7 * 128 * KIB, by(&counters, f.route->require)->read_bytes);
 	want(2, counters.small.count);
@@ -142,6 +151,7 @@ static void fresh__of_every_kind(void **state)
 		counters = counters_of(f.peer);
 		t = by(&counters, "self");
 		want(8 * round, counters.batches);
+		want(9 * round, attempts(&counters, "self"));
 		want(7 * 1000 * round, t->written_bytes);
 		want(7 * round, t->writes);
 		want(2 * 512 * round, t->read_bytes);
@@ -184,29 +194,43 @@ static void failure__is_counted_once(void **state)
 {
 	struct wh_engine_counters engine;
 	struct wh_counters counters;
-	struct wh_transfer transfer;
-	struct wh_batch *batch;
+	struct wh_transfer transfers[2];
+	struct wh_batch *batch, *large;
 	const char *const hurry[] = { "timeout=500", NULL };
 	struct fixture f;
 
-	fixture_open_with(&f, *state, 64 * KIB, hurry, NULL);
-	transfer = piece(&f, WH_WRITE, 0, 0, 4096);
-	batch = batch_of(&f, &transfer, 1);
+	fixture_open_with(&f, *state, 256 * KIB, hurry, NULL);
+	transfers[0] = piece(&f, WH_WRITE, 0, 0, 4096);
+	transfers[1] = piece(&f, WH_WRITE, 64 * KIB, 64 * KIB, 128 * KIB);
+	batch = batch_of(&f, &transfers[0], 1);
+	large = batch_of(&f, &transfers[1], 1);
 	want(0, batch_run(batch));
+	for (int round = 0; round < 3; round++)
+		want(0, batch_run(large));
+	want(0, counters_of(f.peer).large_in_flight);
 	child_stop(f.child);
 	want(0, engine_counters(f.engine, NULL).unfinished);
 	want(0, wh_batch_submit(batch));
 	want(1, engine_counters(f.engine, NULL).unfinished);
+	want(0, counters_of(f.peer).large_in_flight);
+	want(0, wh_batch_submit(large));
+	want(2, engine_counters(f.engine, &counters).unfinished);
+	want(128 * KIB, counters.large_in_flight);
+	want(128 * KIB, counters_of(f.peer).large_in_flight);
 	want_true(wh_batch_wait(batch, PATIENCE) < 0, "the peer cannot have answered");
+	want_true(wh_batch_wait(large, PATIENCE) < 0, "the peer cannot have answered");
 	counters = counters_of(f.peer);
-	want(1, counters.batches);
-	want(1, counters.failed);
-	want(1, by(&counters, f.route->require)->errors);
-	want(4096, by(&counters, f.route->require)->written_bytes);
+	want(4, counters.batches);
+	want(2, counters.failed);
+	want(6, attempts(&counters, f.route->require));
+	want(0, counters.large_in_flight);
+	want(2, by(&counters, f.route->require)->errors);
+	want(4096 + 3 * 128 * KIB, by(&counters, f.route->require)->written_bytes);
 	engine = engine_counters(f.engine, NULL);
 	want(1, engine.peers_lost);
 	want(1, engine.connections);
 	want(0, wh_batch_free(batch));
+	want(0, wh_batch_free(large));
 	want(0, engine_counters(f.engine, NULL).unfinished);
 	fixture_close_initiator(&f);
 	child_kill(f.child);
@@ -360,6 +384,7 @@ static void observer__that_hangs(void **state)
 	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
 	const char *const config[] = { knob, NULL };
 	struct wh_observation told;
+	uint8_t header[WH_OBSERVED_HEADER];
 	struct fixture f;
 	int silent[12];
 	int64_t start;
@@ -380,6 +405,12 @@ static void observer__that_hangs(void **state)
 	wh_observation_free(&told);
 	for (int i = 0; i < 12; i++)
 		close(silent[i]);
+	silent[0] = dial(wh_engine_observer_path(f.engine));
+	/* In another version: it is told ours. */
+	want(8, write(silent[0], "wherry?\377", 8));
+	want(WH_OBSERVED_HEADER, read_all(silent[0], header, sizeof(header)));
+	want(WH_OBSERVED_VERSION, header[4]);
+	close(silent[0]);
 	silent[0] = dial(wh_engine_observer_path(f.engine));
 	/* Something else than the question: it goes at once. */
 	want(8, write(silent[0], "GET / HT", 8));

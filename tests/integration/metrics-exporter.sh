@@ -121,6 +121,8 @@ exporter --metrics 127.0.0.1|is not ADDR:PORT
 exporter --metrics :9411|is not ADDR:PORT
 exporter --metrics localhost:9411|not an address and a port
 exporter --metrics 127.0.0.1:http|not an address and a port
+exporter --metrics 127.0.0.1:65536|not an address and a port
+exporter --metrics 127.0.0.1:4294967296|not an address and a port
 exporter --metrics 192.0.2.1:9411|Cannot assign
 serve --memory host:64KiB --listen 127.0.0.1:0 --metrics 127.0.0.1:|is not ADDR:PORT
 LINES
@@ -278,13 +280,16 @@ fetch "$all" out && lint out &&
 		"$(python3 -c 'print("%.9g" % (4 * sum(2000000 + i for i in range(1000))))')" ] &&
 	grep -q '^wherry_batch_duration_seconds_bucket{engine="made",.*size="small",le="+Inf"} 6$' out &&
 	grep -q '^wherry_inflight_batches{engine="made",.*} 18$' out &&
+	grep -q '^wherry_inflight_bytes{engine="made",.*,size="large"} 7000$' out &&
+	grep -q '^wherry_peer_inflight_bytes{engine="made",.*peer="peer-7",.*,size="large"} 7007$' out &&
+	grep -q '^wherry_peer_attempts_total{engine="made",.*peer="peer-7",.*transport="shm"} 57$' out &&
 	grep -q '^wherry_session_served_bytes_total{engine="made",.*session="client",op="read"} 5$' out
 verdict "what it told, from the layout in docs/metrics.md" $?
 stop "$made"
 [ -S "$places/1-made.observe" ] && "$wherry" exporter --once >out &&
 	[ ! -e "$places/1-made.observe" ] && grep -q '^wherry_engines{state="silent"} 0$' out
 verdict "the socket of a dead engine is swept" $?
-for how in silent cut garbage endless; do
+for how in silent cut garbage endless old; do
 	start "$how" python3 metrics_engine.py "$places/2-$how.observe" 3 "$how" || exit 1
 	SECONDS=0
 	fetch "$all" out && [ $SECONDS -le 3 ] && lint out &&
@@ -298,6 +303,22 @@ done
 chmod 777 "$places" && "$wherry" exporter --once >out && grep -q '^wherry_engines{state="answered"} 0$' out
 verdict "a directory that others may write to is not looked into" $?
 chmod 700 "$places"
+
+# The benchmark of a scrape, with few peers: that it measures what it says. Its 50 ms are not what is tested.
+"$TEST_BUILD/bench/scrape" --wherry "$wherry" --peers 40 --json scrape.json >out 2>err
+python3 - <<'PYTHON'
+import json
+with open("scrape.json") as text:
+    result = json.load(text)
+assert result["schema"] == 1 and result["peers"] == 40 and result["answer_bytes"] > 40 * 1000, result
+assert result["environment"]["cores"] > 0
+idle, moving = result["rows"]
+assert not idle["while_moving"] and moving["while_moving"] and moving["batches_per_second"] > 0
+for row in idle, moving:
+    assert 0 < row["limit_ms"] < row["scrape_ms"] <= row["scrape_worst_set_ms"] <= row["scrape_most_ms"]
+    assert row["asked_ms"] == 50 and row["within"] == (row["scrape_ms"] < 50)
+PYTHON
+verdict "the benchmark of a scrape" $?
 
 # The usual places, where there may be others.
 export XDG_RUNTIME_DIR=$directory/run

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless: something that observers take for
+"""metrics_engine.py SOCKET PEERS answer|grow|silent|cut|garbage|endless|old: something that observers take for
 an engine. It answers what docs/metrics.md says, written down from there and from nowhere else, or what
 no engine would. One that grows has written 250 MB more to each peer by tcp, and timed 100 more batches in
 bucket 5, at each answer. Prints a line when it listens."""
@@ -31,7 +31,8 @@ def counters(i):
     out = numbers(100 + i, 2, 1) + bytes([len(TRANSPORTS)])
     for name in TRANSPORTS:
         written = 2000000 + i + (250000000 * more if name == "tcp" else 0)
-        out += text(name) + numbers(1000000 + i, written, 10000 + i, 20000 + i, 3, 4)
+        out += text(name) + numbers(1000000 + i, written, 10000 + i, 20000 + i, 3, 4, 50 + i)
+    out += numbers(7000 + i)
     return out + latency({2: 1, 5: 2 + 100 * more, 27: 3}) + latency({k: k + 1 for k in range(28)})
 
 
@@ -42,7 +43,7 @@ def observation():
         body += text(f"peer-{i}") + text(f"192.0.2.{i % 250}:{10000 + i}") + struct.pack("<I", 1)
         body += numbers(i, 0) + counters(i)
     body += text("client") + numbers(9, 5, 6, 7)
-    return struct.pack("<IIIIII", 0x4F524857, 1, 24 + len(body), peers, 1, 0) + body
+    return struct.pack("<IIIIII", 0x4F524857, 2, 24 + len(body), peers, 1, 0) + body
 
 
 os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
@@ -58,12 +59,14 @@ while True:
         kept.append(client)
         continue
     question = client.recv(8, socket.MSG_WAITALL)
-    assert question == b"wherry?\x01", question
+    assert question == b"wherry?\x02", question
     try:
         if how in ("answer", "grow"):
             client.sendall(said)
             answers += 1
             said = observation() if how == "grow" else said
+        elif how == "old":
+            client.sendall(said[:4] + struct.pack("<I", 1) + said[8:])
         elif how == "cut":
             client.sendall(said[:-3])
         elif how == "garbage":

@@ -128,6 +128,36 @@ for gpu in gpus:
     assert set(gpu["missing"]) == {k for k, v in gpu.items() if v is None and k != "problem"}, gpu
 PYTHON
 verdict "--why, in JSON" $?
+
+# NICs, and processes.
+loop=/sys/class/infiniband/mlx5_2/ports/1/counters
+mkdir -p hgx$loop && ln -s port_xmit_data hgx$loop/port_xmit_data
+mv hgx/proc/4712/stat kept && ln -s stat hgx/proc/4712/stat
+top --once -i 0.1 --why >out && grep -A 1 '^mlx5_1 ' out |
+	grep -q '^      -: out, in, errors/s, retransmits/s: the driver has no such file in sysfs$' &&
+	grep -A 1 '^mlx5_2 ' out | grep -q '^      -: out: Too many levels of symbolic links; in, errors/s,' &&
+	! grep -A 1 '^mlx5_0 ' out | grep -q -- '-:' &&
+	grep -A 1 '^ens1 ' out | grep -q 'errors/s: the driver has no .*; retransmits/s: TCP counts them for all' &&
+	grep -A 1 '^ *4712 ' out | grep -q '^      -: name, memory, CPU: Too many levels of symbolic links$' &&
+	grep -A 1 'of another PID namespace)$' out | grep -q '^      -: PID, name, memory, CPU: no process here has' &&
+	! grep -A 1 '^ *4711 ' out | grep -q -- '-:'
+verdict "--why, of NICs and processes" $?
+top --json -i 0.1 --why >out && python3 - <<'PYTHON'
+import json
+with open("out") as line:
+    sample = json.loads(line.readline())
+nics = {n["name"]: n for n in sample["nics"]}
+assert nics["mlx5_0"]["missing"] == {}
+assert nics["mlx5_2"]["missing"]["sent_gb_per_s"] == "Too many levels of symbolic links"
+for nic in nics.values():
+    assert set(nic["missing"]) == {k for k in nic if nic[k] is None and k not in (
+        "netdev", "sent_bytes", "received_bytes")}, nic
+processes = {p["pid"]: p["missing"] for p in sample["processes"]}
+assert processes[4711] is None and "symbolic" in processes[4712] and "PID" in processes[None], processes
+assert sample["engines_missing"] == []
+PYTHON
+verdict "--why, of NICs and processes in JSON" $?
+rm hgx/proc/4712/stat && mv kept hgx/proc/4712/stat && rm -r hgx$loop
 sed -i 1,2d hgx/nvml.txt
 
 # Counters that grow, between two samples.
@@ -230,6 +260,7 @@ for sample in samples:
     (engine,) = sample["engines"]
     assert engine["name"] == "made" and engine["epoch"] == "0000000000001234"
     assert engine["uptime_seconds"] == 1e-9 and engine["region_bytes"] == 9, engine
+    assert engine["inflight_bytes"] == 7000 and engine["attempts"] == 200
     assert engine["unfinished"] == 18 and engine["errors"] == 12, engine
     assert abs(engine["small_p50_us"] - 6.144) < 1e-3 and abs(engine["small_p99_us"] - 8.151) < 1e-3
     assert engine["large_p50_us"] is None and engine["served_read_gb_per_s"] == 0
@@ -245,6 +276,8 @@ for sample in samples:
         assert 0.05 < routes["tcp"]["written_gb_per_s"] <= 1.4, routes["tcp"]
         assert peer["written_gb_per_s"] == routes["tcp"]["written_gb_per_s"]
         assert peer["errors"] == 12 and peer["reroutes"] == 16
+        assert peer["attempts"] == 4 * (50 + i) and routes["shm"]["attempts"] == 50 + i
+        assert peer["inflight_bytes"] == 7000 + i
 PYTHON
 verdict "engines as JSON" $?
 for table in engines:1 peers:20 routes:80; do
@@ -266,7 +299,27 @@ made 2-silent 1 silent
 SECONDS=0
 top --once -i 0.1 >out && [ $SECONDS -le 6 ] && grep -q '1 engine did not answer' out && grep -q '^made ' out
 verdict "an engine that does not answer" $?
+made 3-old 1 old
+made 4-cut 1 cut
+made 5-garbage 1 garbage
+top --once -i 0.1 --why >out && grep -A 4 '^4 engines did not answer$' out | tail -n 4 | sort >why && diff - why <<'TEXT'
+      pid 2: no answer within 0.5 s
+      pid 3: it tells version 1, this command reads 2
+      pid 4: its answer ends too early
+      pid 5: what it answers makes no sense
+TEXT
+verdict "--why, of engines" $?
+top --json -i 0.1 --why >out && python3 - <<'PYTHON'
+import json
+with open("out") as line:
+    sample = json.loads(line.readline())
+why = {e["pid"]: e["why"] for e in sample["engines_missing"]}
+assert sample["engines_silent"] == 4 and set(why) == {2, 3, 4, 5} and "version 1" in why[3], sample
+PYTHON
+verdict "--why, of engines in JSON" $?
 end_all KILL
+top --once -i 0.1 --why --observe "$directory/none" >out && grep -q "none: No such file or directory$" out
+verdict "--why, of a directory that is not there" $?
 top --once -i 0.1 >out && grep -q 'no engine of this user' out && ! ls engines/*.observe 2>/dev/null
 verdict "engines that are dead" $?
 "$wherry" bench -t tcp -o write -s 1MiB --seconds 8 >bench.out 2>&1 &

@@ -27,18 +27,26 @@ topo() # MACHINE ARGUMENTS...
 
 # ---- against nvidia-smi -----------------------------------------------------------------------
 
-# The cells of nvidia-smi topo -m, "GPU0 GPU1 NV18", and the affinities.
+# The cells of nvidia-smi topo -m, "GPU0 GPU1 NV18", "GPU0 mlx5_0 PIX", and the affinities of GPUs.
 nvidia_cells() # < TABLE
 {
 	awk -F '\t' '
-		NR == 1 { for (i = 2; i <= NF; i++) name[i] = $i }
-		NR > 1 {
+		/^#/ { next }
+		/^  NIC[0-9]+: / { split($0, legend, /[: ]+/); nic[legend[2]] = legend[3] }
+		!columns { for (i = columns = NF; i > 1; i--) name[i] = $i; next }
+		/^(GPU|NIC)[0-9]/ {
 			for (i = 2; i <= NF; i++) {
 				gsub(/ /, "", $i)
-				if (name[i] ~ /^GPU[0-9]/)
-					print $1, name[i], $i
-				else if (name[i] ~ /^(CPU|NUMA) Aff/)
-					print $1, substr(name[i], 1, 3), $i
+				if (name[i] ~ /^(GPU|NIC)[0-9]/)
+					cell[++count] = $1 " " name[i] " " $i
+				else if (name[i] ~ /^(CPU|NUMA) Aff/ && $1 ~ /^GPU/)
+					cell[++count] = $1 " " substr(name[i], 1, 3) " " $i
+			}
+		}
+		END {
+			for (i = 1; i <= count; i++) {
+				split(cell[i], part, " ")
+				print part[1] in nic ? nic[part[1]] : part[1], part[2] in nic ? nic[part[2]] : part[2], part[3]
 			}
 		}' | sort
 }
@@ -48,10 +56,12 @@ our_cells()
 {
 	awk '
 		/^Distances/ { getline; count = split($0, name) - 3; next_row = 1; next }
-		next_row && /^GPU/ {
+		next_row && /^(GPU|mlx5_)/ {
 			for (i = 1; i <= count; i++)
-				if (name[i] ~ /^GPU/)
+				if (name[i] ~ /^(GPU|mlx5_)/)
 					print $1, name[i], $(i + 1)
+		}
+		next_row && /^GPU/ {
 			print $1, "CPU", $(count + 2)
 			print $1, "NUM", $(count + 3)
 		}
@@ -79,6 +89,9 @@ verdict "h200x4: memory, caches, links, expectation" $?
 
 "$machines/make-hgx" hgx && equip hgx && topo hgx --json >hgx.json
 verdict "a machine with eight GPUs" $?
+topo hgx --color never | our_cells >ours && nvidia_cells <"$machines/hgx.nvidia-smi" >theirs
+[ "$(wc -l <theirs)" = $((16 * 16 + 16)) ] && diff theirs ours
+verdict "eight GPUs: cell by cell as the layout that was written down by hand" $?
 python3 - <<'PYTHON'
 import json
 with open("hgx.json") as text:
@@ -145,6 +158,22 @@ start=$SECONDS
 FAKE_NVML=slow.txt "$wherry" doctor --root hgx --json >out 2>err
 [ $((SECONDS - start)) -lt 10 ] && grep -q 'NVML did not answer in time' out && grep -q 'mlx5_7: active' out
 verdict "eight GPUs and a driver that hangs: doctor within ten seconds" $?
+
+# A '-' of a NIC has its reason.
+cp -a hgx mute && rm -r mute/sys/devices/*/*/*/*/*/infiniband/mlx5_3/ports/1/rate &&
+	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/net/ens1/speed &&
+	printf -- '-1\n' >mute/sys/devices/pci0000:50/0000:50:01.0/0000:51:00.0/numa_node &&
+	topo mute --json >mute.json && topo mute --color never >mute.out && python3 - <<'PYTHON'
+import json
+with open("mute.json") as text:
+    missing = {m["what"]: m["why"] for m in json.load(text)["missing"]}
+assert missing["mlx5_3"] == "rate: No such file or directory", missing
+assert missing["ens1"] == "rate: the driver does not say; NUMA node: the firmware does not say", missing
+assert "mlx5_0" not in missing
+PYTHON
+verdict "a NIC's rate and node are missing, and why" $?
+grep -q '^  ens1: rate: the driver does not say' mute.out
+verdict "and in the text" $?
 
 # What stands between a NIC and a GPU's memory: neither a dma-buf nor nvidia-peermem; or nobody says.
 cp -a hgx staged && sed -i 's/dma_buf=9/dma_buf=95/' staged/verbs.txt && topo staged --json >staged.json &&

@@ -6,10 +6,13 @@
  * with FUNCTION without its version; an argument "*" stands for any, and the first line that fits
  * is taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are
  * passed over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
+ * A line "busy FUNCTION ARGUMENTS : RESULT VALUES" is for a GPU that works: it comes before the others once the fake
+ * CUDA driver in this process has been asked to copy to it.
  *
  * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
  * that came later.
  */
+#include <dlfcn.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -140,13 +143,37 @@ static int find_line(char *values, const char *question)
 	return NOT_SUPPORTED;
 }
 
+/* Has anything been copied to a GPU? The fake of CUDA is there if somebody else has opened it. */
+static bool is_busy(void)
+{
+	void *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), *symbol;
+	uint64_t (*calls)(const char *function);
+	uint64_t copies = 0;
+
+	if (!cuda)
+		return false;
+	symbol = dlsym(cuda, "fake_cuda_calls");
+	if (symbol) {
+		memcpy(&calls, &symbol, sizeof(symbol));
+		copies = calls("cuMemcpyHtoDAsync_v2");
+	}
+	dlclose(cuda);
+	return copies;
+}
+
 static int look_up(char *values, const char *question)
 {
-	int result;
+	int result = NOT_SUPPORTED;
+	char busy[160];
 
 	pthread_mutex_lock(&text_lock);
 	read_again();
-	result = find_line(values, question);
+	if (text && strstr(text, "\nbusy ") && is_busy()) {
+		snprintf(busy, sizeof(busy), "busy %s", question);
+		result = find_line(values, busy);
+	}
+	if (result == NOT_SUPPORTED)
+		result = find_line(values, question);
 	pthread_mutex_unlock(&text_lock);
 	return result;
 }
