@@ -192,11 +192,11 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 int wh_curl_set_token(struct wh_curl *curl, const char *token)
 {
 	struct curl_slist *headers, *more;
-	char line[512];
+	char line[WH_TOKEN_MAX + 32];
 
 	/* It becomes a line of its own. */
 	for (const char *c = token; *c; c++)
-		if (*c <= ' ' || *c >= 0x7f || c - token > 400)
+		if (*c <= ' ' || *c >= 0x7f || c - token >= WH_TOKEN_MAX - 1)
 			return wh_fail(EPROTO, "registry: etcd's token is none");
 	headers = more = curl_slist_append(NULL, "Content-Type: application/json");
 	if (headers && *token) {

@@ -64,6 +64,7 @@ const struct route server_wherry = { .name = "wherry", .missing = missing_comman
 const struct route server_plain = { .name = "plain", .missing = missing_python };
 const struct route server_redis = { .name = "redis", .missing = missing_redis };
 const struct route server_etcd = { .name = "etcd", .missing = missing_etcd };
+const struct route server_etcd_jwt = { .name = "etcd-jwt", .missing = missing_etcd_tls };
 const struct route server_redis_tls = { .name = "redis-tls", .missing = missing_redis_tls };
 const struct route server_etcd_tls = { .name = "etcd-tls", .missing = missing_etcd_tls };
 
@@ -129,6 +130,8 @@ static void make_line(const struct server *server, char *line, size_t size)
 			 member_url[server->slot], members,
 			 has_tls(server) ? " --cert-file cert.pem --key-file key.pem --client-cert-auth "
 					   "--trusted-ca-file ca.pem" : "",
+			 server->kind == &server_etcd_jwt ?
+				 " --auth-token jwt,pub-key=jwt.pub,priv-key=jwt.key,sign-method=RS256" :
 			 strchr(members, ',') ? " --heartbeat-interval 50 --election-timeout 250" : "");
 }
 
@@ -144,6 +147,15 @@ static void make_certificates(const struct server *server)
 		 "printf 'subjectAltName=IP:127.0.0.1\n' >names && "
 		 "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial "
 		 "-out cert.pem -days 2 -extfile names", server->directory);
+	want(0, system(line));
+}
+
+static void make_token_keys(const struct server *server)
+{
+	char line[256];
+
+	snprintf(line, sizeof(line), "cd %s && openssl genrsa -out jwt.key 2048 2>certificates && "
+		 "openssl rsa -in jwt.key -pubout -out jwt.pub 2>>certificates", server->directory);
 	want(0, system(line));
 }
 
@@ -217,7 +229,7 @@ static const char *scheme_of(const struct server *server)
 {
 	if (is_redis(server))
 		return has_tls(server) ? "rediss" : "redis";
-	if (server->kind == &server_etcd || server->kind == &server_etcd_tls)
+	if (server->kind == &server_etcd || server->kind == &server_etcd_tls || server->kind == &server_etcd_jwt)
 		return has_tls(server) ? "etcds" : "etcd";
 	return "http";
 }
@@ -238,6 +250,8 @@ static void prepare(struct server *server, const struct route *kind, const char 
 	snprintf(member_url[slot], sizeof(member_url[slot]), "http://127.0.0.1:%d", free_port());
 	if (has_tls(server))
 		make_certificates(server);
+	if (kind == &server_etcd_jwt)
+		make_token_keys(server);
 	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s",
 		 scheme_of(server), is_redis(server) && secret ? strchr(secret, ':') : server->secret,
 		 secret ? "@" : "", server->port, has_tls(server) ? "?" : "");
@@ -256,7 +270,7 @@ void server_start(struct server *server, const struct route *kind, const char *s
 	snprintf(members, sizeof(members), "m0=%s", member_url[0]);
 	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
 	launch(server);
-	if (secret && kind == &server_etcd) {
+	if (secret && (kind == &server_etcd || kind == &server_etcd_jwt)) {
 		struct server open = *server;
 
 		strcpy(open.url, plain);

@@ -10,6 +10,7 @@ extern const struct route server_wherry; /* wherry registry */
 extern const struct route server_plain;  /* a server that knows three verbs and nothing else */
 extern const struct route server_redis;
 extern const struct route server_etcd;
+extern const struct route server_etcd_jwt; /* with tokens of some 500 bytes */
 extern const struct route server_redis_tls; /* these two ask for a certificate, and show one */
 extern const struct route server_etcd_tls;
 #define TEST_ON(function, kind) \
