@@ -101,6 +101,7 @@ static int area_pieces(const struct area *area, uint64_t most, struct iovec *pie
 	}
 	block = area->at / area->size;
 	within = area->at % area->size;
+	*piece = (struct iovec){ NULL, 0 };
 	for (; left && n < pieces; n++, block++, within = 0) {
 		uint64_t bytes = area->size - within < left ? area->size - within : left;
 

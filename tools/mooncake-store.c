@@ -1,20 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Stores of Mooncake's metadata, for the command. */
 #include <errno.h>
+#include <string.h>
 
 #include "mooncake.h"
 #include "mooncake/store.h"
+#include "util/config.h"
 
 #define TIMEOUT 5000 /* ms */
 
 int mooncake_store_open(const char *url, struct mooncake_store *store)
 {
-	const struct wh_mooncake_store_setup setup = { .url = url, .timeout = TIMEOUT };
+	struct wh_config_mooncake config;
+	const struct wh_mooncake_store_setup setup = {
+		.url = url, .timeout = TIMEOUT, .user = config.user, .password = config.password,
+		.database = config.database, .cluster = config.cluster,
+	};
 	const struct wh_mooncake_store_ops *ops;
+	int error;
 
 	if (wh_mooncake_store_load(&ops))
 		return fail(ENODEV, "--mooncake-metadata: %s", wh_fail_text());
-	if (ops->open(&setup, &store->store))
+	wh_config_mooncake(&config);
+	error = ops->open(&setup, &store->store);
+	explicit_bzero(&config, sizeof(config));
+	if (error)
 		return usage_error("--mooncake-metadata: %s", ops->text());
 	store->ops = ops;
 	return 0;

@@ -193,6 +193,7 @@ static void hear_hello(struct greeting *greeting)
 		snprintf(text, sizeof(text),
 			 "protocol versions %u to %u are asked for, this engine speaks %u",
 			 greeting->hello.version_min, greeting->hello.version_max, WH_WIRE_VERSION);
+		wh_engine_log(greeting->acceptor->engine, "a connection is refused: %s", text);
 		refuse(greeting, EPROTONOSUPPORT, text);
 	} else if (error) {
 		refuse(greeting, EPROTO, "a malformed hello");

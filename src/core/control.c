@@ -309,12 +309,10 @@ static void flush(struct wh_control *control)
 	}
 	if (control->open && !control->out_length) {
 		control->out_start = control->owed = 0;
-		if (control->out_room > WH_FRAME_MAX) { /* a long list of regions has gone out */
-			account(control, control->out_room, 0);
-			free(control->out);
-			control->out = NULL;
-			control->out_room = 0;
-		}
+		account(control, control->out_room, 0);
+		free(control->out);
+		control->out = NULL;
+		control->out_room = 0;
 	}
 	if (control->open)
 		wait_for(control);
@@ -391,6 +389,17 @@ static int parse(struct wh_control *control)
 	return make_room(control, need);
 }
 
+/* An idle connection keeps no memory for what may come. */
+static void rest(struct wh_control *control)
+{
+	if (control->in_length)
+		return;
+	account(control, control->in_room, 0);
+	free(control->in);
+	control->in = NULL;
+	control->in_room = 0;
+}
+
 /* The handshake of a connection that was opened here. True: it is done, now or before. */
 static bool shaken(struct wh_control *control)
 {
@@ -454,8 +463,10 @@ static void received(struct wh_source *source, uint32_t events)
 		if (control->in_length == control->in_room && parse(control))
 			return;
 		got = receive(control, &pending, text);
-		if (got < 0 && (errno == EAGAIN || errno == EINTR))
+		if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+			rest(control);
 			break;
+		}
 		if (got < 0) {
 			error = errno;
 			broken(control, -error, why(control, *text ? text : strerror(error)));

@@ -68,7 +68,7 @@ static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH
 int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
-	unsigned found;
+	unsigned found = 0;
 	size_t room;
 	int error = look(batch, "wh_batch_routes", routes, &found);
 

@@ -319,16 +319,28 @@ static void not_proved(struct wh_peer *peer, const char *name)
 	ended(peer, -EACCES, why);
 }
 
+static void other_version(struct wh_peer *peer, const struct wh_hello *welcome)
+{
+	char why[WH_TEXT_MAX];
+
+	snprintf(why, sizeof(why), "%s answers in protocol version %u, this engine speaks %u: one of them is newer",
+		 peer->address_text, welcome->version_min, WH_WIRE_VERSION);
+	ended(peer, -EPROTONOSUPPORT, why);
+}
+
 /* The first answer. A refusal or another epoch ends the connection here. */
 static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 {
 	struct wh_hello welcome;
 	bool first = !peer->welcome.epoch;
 	uint8_t proof[WH_PROVE_SIZE];
-	int error;
+	int error = wh_hello_decode(payload, length, &welcome);
 
-	if (wh_hello_decode(payload, length, &welcome) || welcome.role != WH_ROLE_CONTROL ||
-	    !welcome.epoch)
+	if (error == -EPROTONOSUPPORT) {
+		other_version(peer, &welcome);
+		return 0;
+	}
+	if (error || welcome.role != WH_ROLE_CONTROL || !welcome.epoch)
 		return -EPROTO;
 	error = wh_peer_prove(peer, WH_ROLE_CONTROL, peer->control.source.fd, peer->control.tls,
 			      &peer->hello, payload, length, proof);

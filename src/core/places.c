@@ -62,10 +62,12 @@ void wh_places_destroy(struct wh_places *places)
 		if (place)
 			free(place->name);
 		else
-			i |= WH_PLACES_CHUNK - 1; /* the chunk is not there */
+			i = wh_places_gap(i);
 	}
-	for (uint32_t i = 0; i < WH_PLACES_CHUNKS; i++)
-		free(atomic_load_explicit(&places->chunks[i], memory_order_relaxed));
+	for (uint32_t i = 0; places->chunks && i < WH_PLACES_CHUNKS; i++)
+		free(places->chunks[i]);
+	free(places->chunks);
+	free(places->few);
 	free(places->sorted);
 	pthread_mutex_destroy(&places->lock);
 }
@@ -76,15 +78,22 @@ void wh_places_destroy(struct wh_places *places)
 static struct wh_place *entry_at(struct wh_places *places, uint32_t index)
 {
 	struct wh_place *place = wh_places_at(places, index);
+	_Atomic(char *) *chunks = places->chunks;
 	char *chunk;
 
 	if (place || index >= WH_PLACES_CHUNK * WH_PLACES_CHUNKS)
 		return place;
-	/* So large that it comes straight from the kernel: what is not used is never touched. */
-	chunk = calloc(WH_PLACES_CHUNK, places->entry);
+	if (index >= WH_PLACES_FEW && !chunks) {
+		chunks = calloc(WH_PLACES_CHUNKS, sizeof(*chunks));
+		if (!chunks)
+			return NULL;
+		atomic_store_explicit(&places->chunks, chunks, memory_order_release);
+	}
+	/* A chunk is so large that it comes straight from the kernel: what is not used is never touched. */
+	chunk = calloc(index < WH_PLACES_FEW ? WH_PLACES_FEW : WH_PLACES_CHUNK, places->entry);
 	if (!chunk)
 		return NULL;
-	atomic_store_explicit(&places->chunks[index / WH_PLACES_CHUNK], chunk,
+	atomic_store_explicit(index < WH_PLACES_FEW ? &places->few : &chunks[index / WH_PLACES_CHUNK], chunk,
 			      memory_order_release);
 	return wh_places_at(places, index);
 }
@@ -490,7 +499,7 @@ bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place 
 		struct wh_place *place = wh_places_at(places, (uint32_t)*cursor);
 
 		if (!place) {
-			*cursor |= WH_PLACES_CHUNK - 1;
+			*cursor = wh_places_gap((uint32_t)*cursor);
 		} else if (atomic_load(&place->id)) {
 			copy_place(place, copy, name);
 			found = true;

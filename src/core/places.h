@@ -27,6 +27,7 @@ struct wh_place {
 	char *name; /* owned; NULL: none */
 };
 
+#define WH_PLACES_FEW 32u /* so many have a piece of their own: most peers have no more */
 #define WH_PLACES_CHUNK 4096u
 #define WH_PLACES_CHUNKS 1024u
 #define WH_PLACES_INDEX_BITS 22 /* so many entries at most */
@@ -36,7 +37,8 @@ struct wh_places {
 	pthread_mutex_t lock; /* all below */
 	uint64_t drawn[32]; /* random numbers; getrandom() is never interrupted for so few */
 	uint32_t drawn_left;
-	_Atomic(char *) chunks[WH_PLACES_CHUNKS];
+	_Atomic(char *) few;
+	_Atomic(_Atomic(char *) *) chunks; /* WH_PLACES_CHUNKS of them, once there is one; NULL */
 	uint32_t high;  /* entries ever used */
 	uint32_t count; /* entries in use */
 	uint32_t open;  /* those that can be entered and are published to peers */
@@ -100,12 +102,23 @@ uint32_t wh_places_count(struct wh_places *places);
 /* The entry with this index, or NULL if there never was one. */
 static inline struct wh_place *wh_places_at(struct wh_places *places, uint32_t index)
 {
-	char *chunk;
+	_Atomic(char *) *chunks;
+	char *chunk = NULL;
 
-	if (index >= WH_PLACES_CHUNK * WH_PLACES_CHUNKS)
-		return NULL;
-	chunk = atomic_load_explicit(&places->chunks[index / WH_PLACES_CHUNK], memory_order_acquire);
+	if (index < WH_PLACES_FEW) {
+		chunk = atomic_load_explicit(&places->few, memory_order_acquire);
+	} else if (index < WH_PLACES_CHUNK * WH_PLACES_CHUNKS) {
+		chunks = atomic_load_explicit(&places->chunks, memory_order_acquire);
+		if (chunks)
+			chunk = atomic_load_explicit(&chunks[index / WH_PLACES_CHUNK], memory_order_acquire);
+	}
 	return chunk ? (struct wh_place *)(chunk + (index % WH_PLACES_CHUNK) * places->entry) : NULL;
+}
+
+/* The last index that has no entry if this one has none. */
+static inline uint32_t wh_places_gap(uint32_t index)
+{
+	return index < WH_PLACES_FEW ? WH_PLACES_FEW - 1 : index | (WH_PLACES_CHUNK - 1);
 }
 
 static inline void wh_place_leave(struct wh_place *place)

@@ -87,7 +87,7 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 	if (batch->require != WH_TRANSPORT_COUNT) {
 		const char *why = engine->transport_off[batch->require];
 
-		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.170s", what,
+		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.190s", what,
 			       (unsigned long long)index, wh_transport(batch->require)->name,
 			       *why ? why : batch->share[batch->require].refused);
 	}
@@ -95,7 +95,7 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 		const char *why = batch->share[engine->order[i]].refused;
 
 		if (*why)
-			at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.160s",
+			at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.190s",
 					       at ? "; " : "", wh_transport(engine->order[i])->name,
 					       why);
 	}

@@ -119,7 +119,7 @@ void wh_remote_clear(struct wh_peer *peer)
 		struct wh_place *place = wh_places_at(&peer->regions, index);
 
 		if (!place)
-			index |= WH_PLACES_CHUNK - 1; /* nothing in all of this chunk */
+			index = wh_places_gap(index);
 		else if (place->used)
 			wh_remote_remove(peer, wh_place_id(place));
 	}

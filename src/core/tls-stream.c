@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a TLS connection. OpenSSL reads and writes memory, the socket's calls are made here: so
- * several records go in one call, none of them waits, and none sends a signal. */
+/* The bytes of a TLS connection. The socket's calls are made here, not by OpenSSL: so none waits and none sends
+ * a signal, a record is received by one call and not by two, and several that are sent go as one. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -13,83 +13,107 @@
 #include "util/error.h"
 
 #define RECORD 16384u /* the most bytes of ours in one */
-/* Of ours, encrypted before they are sent: few, so that the kernel finds them in the CPU's first cache. */
-#define BATCH (2 * RECORD)
 #define OUT_FIRST 1024u
-#define IN_FIRST (RECORD + 512) /* a record and what is around it */
-#define IN_MOST (8 * RECORD)
-#define MANY RECORD /* bytes at a time for which memory is kept */
-#define QUIET 16    /* until there have been fewer so many times */
+#define HEADER 5u     /* of a record */
+#define LENGTH_AT 3u  /* in it */
 
-/* ---- bytes on their way --------------------------------------------------------------------------- */
+/* ---- OpenSSL's side of the socket ----------------------------------------------------------------- */
 
-static size_t waiting(const struct wh_tls_buffer *buffer)
+static size_t waiting(const struct wh_tls_out *out)
 {
-	return buffer->end - buffer->start;
+	return out->end - out->start;
 }
 
-/* Nothing is left of what were `bytes`. */
-static void drained(struct wh_tls_buffer *buffer, size_t bytes)
+/* What the socket has not taken. */
+static bool keep(struct wh_tls_out *out, const char *bytes, size_t length)
 {
-	buffer->start = buffer->end = 0;
-	if (bytes >= MANY)
-		buffer->quiet = 0;
-	else if (bytes && buffer->quiet < QUIET)
-		buffer->quiet++;
-	if (buffer->quiet < QUIET)
-		return;
-	free(buffer->bytes);
-	buffer->bytes = NULL;
-	buffer->room = 0;
-}
-
-/* Room for so many bytes more. */
-static bool make_room(struct wh_tls_buffer *buffer, size_t length, size_t first)
-{
-	size_t room = buffer->room ? buffer->room : first;
+	size_t room = out->room ? out->room : OUT_FIRST;
 	uint8_t *grown;
 
-	if (buffer->room - buffer->end >= length)
-		return true;
-	while (room - buffer->end < length)
+	while (room - out->end < length)
 		room *= 2;
-	grown = realloc(buffer->bytes, room);
-	if (!grown)
-		return false;
-	buffer->bytes = grown;
-	buffer->room = room;
+	if (room != out->room) {
+		grown = realloc(out->bytes, room);
+		if (!grown)
+			return false;
+		out->bytes = grown;
+		out->room = room;
+	}
+	memcpy(out->bytes + out->end, bytes, length);
+	out->end += length;
 	return true;
 }
 
-/* OpenSSL reads; that there is nothing left its flags say. */
-static int memory_read(struct bio_st *bio, char *bytes, int length)
+/* OpenSSL has made a record. The socket takes it from where it is; what is wrong the next flush says. */
+static int socket_write(struct bio_st *bio, const char *bytes, int length)
 {
-	struct wh_tls_buffer *in = &wh_tls_entered()->in;
-	size_t got = waiting(in) < (size_t)length ? waiting(in) : (size_t)length;
+	struct wh_tls *tls = wh_tls_entered();
+	size_t sent = 0;
+	ssize_t got;
 
 	(void)bio;
-	if (!got)
-		return -1;
-	memcpy(bytes, in->bytes + in->start, got);
-	in->start += got;
-	return (int)got;
-}
-
-static int memory_write(struct bio_st *bio, const char *bytes, int length)
-{
-	struct wh_tls_buffer *out = &wh_tls_entered()->out;
-
-	(void)bio;
-	if (!make_room(out, (size_t)length, OUT_FIRST)) {
+	if (!waiting(&tls->out)) {
+		got = send(tls->fd, bytes, (size_t)length,
+			   MSG_DONTWAIT | MSG_NOSIGNAL | (tls->more ? MSG_MORE : 0));
+		sent = got > 0 ? (size_t)got : 0;
+	}
+	if (sent < (size_t)length && !keep(&tls->out, bytes + sent, (size_t)length - sent)) {
 		errno = ENOMEM;
 		return -1;
 	}
-	memcpy(out->bytes + out->end, bytes, (size_t)length);
-	out->end += (size_t)length;
 	return length;
 }
 
-static long memory_control(struct bio_st *bio, int command, long number, void *pointer)
+/* OpenSSL asks for a record's header, then for what it says that follows. A large record goes to where it
+ * is wanted, and the next one's header comes along with it: one call a record. Small ones come together. */
+static ssize_t fetch(struct wh_tls *tls, char *bytes, size_t length)
+{
+	struct wh_tls_in *in = &tls->in;
+	struct iovec parts[2] = { { bytes, length }, { in->bytes, HEADER } };
+	struct msghdr message = { .msg_iov = parts, .msg_iovlen = 2 };
+	bool small = length <= HEADER;
+	ssize_t got;
+
+	if (small) {
+		parts[1].iov_len = sizeof(in->bytes);
+		message.msg_iov++;
+		message.msg_iovlen--;
+	}
+	got = recvmsg(tls->fd, &message, MSG_DONTWAIT);
+	if (got <= 0) {
+		tls->ended = !got;
+		tls->error = got && errno != EINTR ? errno : EAGAIN;
+		return -1;
+	}
+	in->start = 0;
+	if (small) {
+		in->end = (uint16_t)got;
+		return 0;
+	}
+	in->end = (size_t)got > length ? (uint16_t)((size_t)got - length) : 0;
+	return in->end ? (ssize_t)length : got;
+}
+
+/* That there is nothing left the flags of OpenSSL's end say. */
+static int socket_read(struct bio_st *bio, char *bytes, int length)
+{
+	struct wh_tls *tls = wh_tls_entered();
+	struct wh_tls_in *in = &tls->in;
+	ssize_t got;
+
+	(void)bio;
+	if (in->start == in->end) {
+		got = fetch(tls, bytes, (size_t)length);
+		if (got)
+			return (int)got;
+	}
+	got = in->end - in->start < length ? in->end - in->start : length;
+	memcpy(bytes, in->bytes + in->start, (size_t)got);
+	in->start += (uint16_t)got;
+	return (int)got;
+}
+
+static long socket_control(struct bio_st *bio, int command, long number, void *pointer)
 {
 	(void)bio;
 	(void)number;
@@ -97,15 +121,15 @@ static long memory_control(struct bio_st *bio, int command, long number, void *p
 	return command == WH_BIO_CTRL_FLUSH;
 }
 
-struct bio_method_st *wh_tls_memory_new(const struct wh_ssl *ssl)
+struct bio_method_st *wh_tls_socket_new(const struct wh_ssl *ssl)
 {
 	struct bio_method_st *method = ssl->BIO_meth_new(WH_BIO_TYPE_SOURCE_SINK, "wherry");
 
 	if (!method)
 		return NULL;
-	ssl->BIO_meth_set_read(method, memory_read);
-	ssl->BIO_meth_set_write(method, memory_write);
-	ssl->BIO_meth_set_ctrl(method, memory_control);
+	ssl->BIO_meth_set_read(method, socket_read);
+	ssl->BIO_meth_set_write(method, socket_write);
+	ssl->BIO_meth_set_ctrl(method, socket_control);
 	return method;
 }
 
@@ -113,7 +137,7 @@ struct bio_method_st *wh_tls_memory_new(const struct wh_ssl *ssl)
 
 int wh_tls_flush(struct wh_tls *tls)
 {
-	struct wh_tls_buffer *out = &tls->out;
+	struct wh_tls_out *out = &tls->out;
 	ssize_t got;
 
 	while (waiting(out)) {
@@ -125,8 +149,8 @@ int wh_tls_flush(struct wh_tls *tls)
 		}
 		out->start += (size_t)got;
 	}
-	if (out->end)
-		drained(out, out->end);
+	free(out->bytes);
+	*out = (struct wh_tls_out){ NULL };
 	return 0;
 }
 
@@ -135,48 +159,35 @@ bool wh_tls_unsent(const struct wh_tls *tls)
 	return waiting(&tls->out);
 }
 
+/* OpenSSL reads on until there is not one record more, so what is in its hands is never half of one. */
 bool wh_tls_pending(const struct wh_tls *tls)
 {
+	const struct wh_tls_in *in = &tls->in;
+	const uint8_t *header = in->bytes + in->start;
+	size_t have = in->end - in->start;
+
 	return !tls->kernel_receives &&
-	       (waiting(&tls->in) || tls->context->ssl.SSL_pending(tls->ssl) > 0);
-}
-
-/* More bytes for OpenSSL, which has read all that there were. Returns what recv() returns. */
-static ssize_t fetch(struct wh_tls *tls)
-{
-	struct wh_tls_buffer *in = &tls->in;
-	bool full = in->end && in->end == in->room && in->room < IN_MOST;
-	ssize_t got;
-
-	in->start = in->end = 0;
-	if (!make_room(in, full ? 2 * in->room : IN_FIRST, IN_FIRST) && !in->room) {
-		errno = ENOMEM;
-		return -1;
-	}
-	got = recv(tls->fd, in->bytes, in->room, MSG_DONTWAIT);
-	if (got < 0 && errno == EINTR)
-		errno = EAGAIN;
-	if (got > 0)
-		in->end = (size_t)got;
-	return got;
+	       (tls->context->ssl.SSL_pending(tls->ssl) > 0 ||
+		(have >= HEADER &&
+		 have >= HEADER + (size_t)(header[LENGTH_AT] << 8 | header[LENGTH_AT + 1])));
 }
 
 /* ---- the connection's life ------------------------------------------------------------------------ */
 
-static int use_memory(struct wh_tls *tls, bool receiving, bool sending)
+static int use_socket(struct wh_tls *tls, bool receiving, bool sending)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	struct bio_st *in = NULL, *out = NULL;
 
 	if (receiving) {
-		in = ssl->BIO_new(tls->context->memory);
+		in = ssl->BIO_new(tls->context->socket);
 		if (!in)
 			return -1;
 		ssl->BIO_set_flags(in, WH_BIO_FLAGS_READ_AGAIN);
 		ssl->SSL_set0_rbio(tls->ssl, in);
 	}
 	if (sending) {
-		out = ssl->BIO_new(tls->context->memory);
+		out = ssl->BIO_new(tls->context->socket);
 		if (!out)
 			return -1;
 		ssl->SSL_set0_wbio(tls->ssl, out);
@@ -193,12 +204,11 @@ struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting
 		return NULL;
 	tls->context = context;
 	tls->fd = fd;
-	tls->in.quiet = tls->out.quiet = QUIET;
 	tls->ssl = ssl->SSL_new(context->handle);
 	if (!tls->ssl)
 		goto err_free;
 	/* The kernel takes over at the end of a handshake that went over OpenSSL's own way to the socket. */
-	if (context->kernel ? !ssl->SSL_set_fd(tls->ssl, fd) : use_memory(tls, true, true))
+	if (context->kernel ? !ssl->SSL_set_fd(tls->ssl, fd) : use_socket(tls, true, true))
 		goto err_free;
 	if (accepting)
 		ssl->SSL_set_accept_state(tls->ssl);
@@ -218,7 +228,6 @@ void wh_tls_free(struct wh_tls *tls)
 		return;
 	if (tls->ssl)
 		tls->context->ssl.SSL_free(tls->ssl);
-	free(tls->in.bytes);
 	free(tls->out.bytes);
 	free(tls);
 }
@@ -255,41 +264,32 @@ static int settle(struct wh_tls *tls)
 					  NULL) > 0;
 	tls->kernel_receives = ssl->BIO_ctrl(ssl->SSL_get_rbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_RECV,
 					     0, NULL) > 0;
-	return use_memory(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
+	return use_socket(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
 }
 
 int wh_tls_shake(struct wh_tls *tls)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
-	ssize_t got = 1;
 	int result, error;
 
-	while (!tls->shaken) {
-		ssl->ERR_clear_error();
-		result = tls->context->kernel ? shake_quietly(tls) : wh_tls_step(tls);
-		error = result == 1 ? 0 : wh_tls_failed(tls, result);
-		/* Also of one that has failed: the other side learns why. */
-		if (wh_tls_flush(tls) && errno != EAGAIN && !error)
-			return -errno;
-		if (!error)
-			error = wh_tls_identify(tls);
-		if (!error)
-			error = settle(tls);
-		tls->shaken = !error;
-		if (error && (error != -EAGAIN || tls->context->kernel))
-			return error;
-		if (error)
-			got = fetch(tls);
-		if (got < 0)
-			return -errno;
-		if (!got) {
-			snprintf(tls->text, sizeof(tls->text), "it closed the connection during the TLS handshake");
-			return -ECONNRESET;
-		}
+	if (tls->shaken)
+		return 0;
+	ssl->ERR_clear_error();
+	result = tls->context->kernel ? shake_quietly(tls) : wh_tls_step(tls);
+	error = result == 1 ? 0 : wh_tls_failed(tls, result);
+	/* Also of one that has failed: the other side learns why. */
+	if (wh_tls_flush(tls) && errno != EAGAIN && !error)
+		return -errno;
+	if (!error)
+		error = wh_tls_identify(tls);
+	if (!error)
+		error = settle(tls);
+	tls->shaken = !error;
+	if (error == -EAGAIN && tls->ended) {
+		snprintf(tls->text, sizeof(tls->text), "it closed the connection during the TLS handshake");
+		return -ECONNRESET;
 	}
-	if (tls->in.end && !waiting(&tls->in))
-		drained(&tls->in, tls->in.end);
-	return 0;
+	return error == -EAGAIN && tls->error ? -tls->error : error;
 }
 
 bool wh_tls_shaken(const struct wh_tls *tls)
@@ -299,48 +299,47 @@ bool wh_tls_shaken(const struct wh_tls *tls)
 
 /* ---- sending --------------------------------------------------------------------------------------- */
 
-/* Where in the parts. */
+/* Where in the parts: never at the end of one. */
 struct walk {
 	const struct iovec *part, *end;
 	size_t done; /* of the first */
 };
+
+static void step(struct walk *walk, size_t bytes)
+{
+	walk->done += bytes;
+	while (walk->part < walk->end && walk->done == walk->part->iov_len) {
+		walk->part++;
+		walk->done = 0;
+	}
+}
 
 /* The next bytes for a record: in place where they make up a whole one, else put together. */
 static const void *next_record(struct walk *walk, uint8_t together[RECORD], size_t *length)
 {
 	size_t used = 0;
 
-	while (walk->part < walk->end) {
+	while (walk->part < walk->end && used < RECORD) {
 		const char *at = (const char *)walk->part->iov_base + walk->done;
 		size_t left = walk->part->iov_len - walk->done;
 
 		if (!used && (left >= RECORD || walk->part + 1 == walk->end)) {
 			*length = left < RECORD ? left : RECORD;
-			walk->done += *length;
-			if (walk->done == walk->part->iov_len) {
-				walk->part++;
-				walk->done = 0;
-			}
+			step(walk, *length);
 			return at;
 		}
 		if (left > RECORD - used)
 			left = RECORD - used;
 		memcpy(together + used, at, left);
 		used += left;
-		walk->done += left;
-		if (walk->done == walk->part->iov_len) {
-			walk->part++;
-			walk->done = 0;
-		}
-		if (used == RECORD)
-			break;
+		step(walk, left);
 	}
 	*length = used;
 	return together;
 }
 
-/* One record into memory, which takes all of it, or something is wrong. */
-static int write_record(struct wh_tls *tls, const void *bytes, size_t length)
+/* One record, of which all is taken, or something is wrong. `more`: another one follows at once. */
+static int write_record(struct wh_tls *tls, const void *bytes, size_t length, bool more)
 {
 	const struct wh_ssl *ssl = &tls->context->ssl;
 	int result;
@@ -349,6 +348,7 @@ static int write_record(struct wh_tls *tls, const void *bytes, size_t length)
 		tls->records = 0;
 		ssl->SSL_key_update(tls->ssl, WH_SSL_KEY_UPDATE_NOT_REQUESTED);
 	}
+	tls->more = more;
 	ssl->ERR_clear_error();
 	wh_tls_enter(tls);
 	result = ssl->SSL_write(tls->ssl, bytes, (int)length);
@@ -369,15 +369,16 @@ ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 		return sendmsg(tls->fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
 	if (wh_tls_flush(tls))
 		return -1;
+	step(&walk, 0);
 	while ((bytes = next_record(&walk, together, &length)), length) {
-		error = write_record(tls, bytes, length);
+		error = write_record(tls, bytes, length, walk.part < walk.end);
 		if (error) {
 			errno = -error;
 			return -1;
 		}
 		total += length;
 		/* What the socket does not take waits, and is sent first the next time. */
-		if (total % BATCH == 0 && wh_tls_flush(tls))
+		if (wh_tls_unsent(tls))
 			break;
 	}
 	if (wh_tls_flush(tls) && errno != EAGAIN)
@@ -405,7 +406,6 @@ ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count)
 	struct msghdr message = { .msg_iov = (struct iovec *)parts, .msg_iovlen = (size_t)count };
 	size_t total = 0, done = 0;
 	int error = 0, got;
-	ssize_t more;
 
 	if (tls->kernel_receives)
 		return recvmsg(tls->fd, &message, MSG_DONTWAIT);
@@ -421,16 +421,10 @@ ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count)
 			total += (size_t)got;
 			continue;
 		}
-		error = got;
-		if (error != -EAGAIN)
-			break;
-		more = fetch(tls);
-		if (!more)
+		if (got == -EAGAIN && tls->ended)
 			return (ssize_t)total;
-		error = more < 0 ? -errno : 0;
+		error = got == -EAGAIN ? -tls->error : got;
 	}
-	if (!waiting(&tls->in))
-		drained(&tls->in, total);
 	if (total || !error)
 		return (ssize_t)total;
 	errno = -error;

@@ -318,8 +318,8 @@ static int set_up(struct wh_tls_context *context)
 	context->handle = ssl->SSL_CTX_new(ssl->TLS_method());
 	if (!context->handle)
 		return wh_fail(ENOMEM, "the knob tls: OpenSSL: %s", reason(ssl));
-	context->memory = wh_tls_memory_new(ssl);
-	if (!context->memory)
+	context->socket = wh_tls_socket_new(ssl);
+	if (!context->socket)
 		return wh_fail(ENOMEM, "the knob tls: no memory");
 	context->kernel = kernel_can();
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_MODE, modes, NULL);
@@ -364,8 +364,8 @@ void wh_tls_close(struct wh_tls_context *context)
 		return;
 	if (context->handle)
 		context->ssl.SSL_CTX_free(context->handle);
-	if (context->memory)
-		context->ssl.BIO_meth_free(context->memory);
+	if (context->socket)
+		context->ssl.BIO_meth_free(context->socket);
 	wh_ssl_close(&context->ssl);
 	explicit_bzero(context->shared, sizeof(context->shared));
 	free(context);

@@ -24,7 +24,7 @@ struct wh_tls_context;
 struct wh_tls; /* one connection */
 
 /* What a connection takes at most: what is on its way in and out, and OpenSSL's own. */
-#define WH_TLS_HELD (256u << 10)
+#define WH_TLS_HELD (96u << 10)
 
 /* With the certificate, key and authorities that the knobs name, else with keys[] as pre-shared keys: the
  * first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file, naming it. */
@@ -93,7 +93,7 @@ static inline bool wh_stream_unsent(const struct wh_tls *tls)
 struct wh_tls_context {
 	struct wh_ssl ssl;
 	struct ssl_ctx_st *handle;
-	struct bio_method_st *memory; /* of what OpenSSL reads and writes */
+	struct bio_method_st *socket; /* how OpenSSL reads and writes */
 	bool kernel; /* it may do the encryption */
 	bool encrypted; /* a file wanted a password */
 	char certificate[WH_CONFIG_TEXT]; /* the file; "": pre-shared keys */
@@ -108,11 +108,16 @@ struct wh_tls_context {
  * minutes, on a fast network. */
 #define WH_TLS_REKEY (1u << 22)
 
-/* Bytes on their way. There is no memory where there are none, but where there have just been many. */
-struct wh_tls_buffer {
+/* OpenSSL has made it, the socket has not taken it: a record and a bit at most, and no memory else. */
+struct wh_tls_out {
 	uint8_t *bytes;
 	size_t start, end, room;
-	unsigned quiet; /* how often there were few */
+};
+
+/* The socket has given it, OpenSSL has not read it. */
+struct wh_tls_in {
+	uint16_t start, end;
+	uint8_t bytes[508];
 };
 
 struct wh_tls {
@@ -120,9 +125,12 @@ struct wh_tls {
 	struct ssl_st *ssl;
 	int fd;
 	bool shaken, kernel_sends, kernel_receives;
-	struct wh_tls_buffer out; /* OpenSSL has made it, the socket has not taken it */
-	struct wh_tls_buffer in;  /* the socket has given it, OpenSSL has not read it */
-	uint32_t records;         /* sent with the present key */
+	bool more;       /* of what is sent comes at once */
+	bool ended;      /* the other side has closed */
+	int error;       /* of the last recvmsg() that gave nothing */
+	uint32_t records; /* sent with the present key */
+	struct wh_tls_out out;
+	struct wh_tls_in in;
 	char name[WH_NAME_MAX];
 	char text[WH_TEXT_MAX];
 };
@@ -133,8 +141,8 @@ int wh_tls_step(struct wh_tls *tls);
  * functions, which are not linked: around every call that may end in one. */
 void wh_tls_enter(struct wh_tls *tls);
 struct wh_tls *wh_tls_entered(void);
-/* How OpenSSL reads and writes our memory. NULL: it has none left. */
-struct bio_method_st *wh_tls_memory_new(const struct wh_ssl *ssl);
+/* How OpenSSL reads and writes. NULL: it has no memory left. */
+struct bio_method_st *wh_tls_socket_new(const struct wh_ssl *ssl);
 /* What an OpenSSL call that returned `result` wants, or what is wrong, as a negative errno. */
 int wh_tls_failed(struct wh_tls *tls, int result);
 /* The handshake is done: is the other side somebody? 0 or -EACCES. */

@@ -160,25 +160,13 @@ static int ask_http(struct store *store, const char *verb, const char *key, cons
 
 /* ---- etcd ---------------------------------------------------------------------------------- */
 
-/* With this token from now on; "": with none. */
 static int set_token(struct store *store, const char *token)
 {
-	struct curl_slist *headers = curl_slist_append(NULL, "Content-Type: application/json"), *more = headers;
-	char line[512];
+	int error = wh_curl_set_token(&store->curl, token);
 
-	if (headers && *token) {
-		snprintf(line, sizeof(line), "Authorization: %s", token);
-		more = curl_slist_append(headers, line);
-		explicit_bzero(line, sizeof(line));
-		if (!more)
-			curl_slist_free_all(headers);
-	}
-	if (!more)
-		return wh_fail(ENOMEM, "mooncake: no memory");
-	curl_slist_free_all(store->curl.headers);
-	store->curl.headers = more;
-	store->known = *token;
-	return 0;
+	if (!error)
+		store->known = *token;
+	return error;
 }
 
 /* What etcd has answered to a user and a password. */
@@ -195,7 +183,7 @@ static int take_token(struct store *store)
 	else if (store->curl.status != 200)
 		error = wh_fail(EACCES, "mooncake: etcd at %.80s does not take the user or the password (HTTP status %ld)",
 				store->url.endpoint[store->curl.endpoint], store->curl.status);
-	else if (!token || strlen(token) > 400)
+	else if (!token)
 		error = wh_fail(EPROTO, "mooncake: etcd has answered with no token");
 	else
 		error = set_token(store, token);

@@ -189,6 +189,30 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 	return error;
 }
 
+int wh_curl_set_token(struct wh_curl *curl, const char *token)
+{
+	struct curl_slist *headers, *more;
+	char line[WH_TOKEN_MAX + 32];
+
+	/* It becomes a line of its own. */
+	for (const char *c = token; *c; c++)
+		if (*c <= ' ' || *c >= 0x7f || c - token >= WH_TOKEN_MAX - 1)
+			return wh_fail(EPROTO, "registry: etcd's token is none");
+	headers = more = curl_slist_append(NULL, "Content-Type: application/json");
+	if (headers && *token) {
+		snprintf(line, sizeof(line), "Authorization: %s", token);
+		more = curl_slist_append(headers, line);
+		explicit_bzero(line, sizeof(line));
+		if (!more)
+			curl_slist_free_all(headers);
+	}
+	if (!more)
+		return wh_fail(ENOMEM, "registry: no memory");
+	curl_slist_free_all(curl->headers);
+	curl->headers = more;
+	return 0;
+}
+
 int wh_curl_unexpected(const struct wh_curl *curl)
 {
 	const char *host = curl->url->endpoint[curl->endpoint];
@@ -196,8 +220,10 @@ int wh_curl_unexpected(const struct wh_curl *curl)
 	/* Some say what they were asked, and who asked. */
 	bool secret = *curl->url->user || *curl->url->password;
 
-	return wh_fail(error, "registry %.80s: %s (HTTP status %ld)%s%.100s", host,
+	size_t line = strcspn(curl->body, "\r\n"); /* the first one */
+
+	return wh_fail(error, "registry %.80s: %s (HTTP status %ld)%s%.*s", host,
 		       error == EACCES ? "the user or the password is not taken" :
 					 "an answer that was not expected",
-		       curl->status, secret ? "" : ": ", secret ? "" : curl->body);
+		       curl->status, secret || !line ? "" : ": ", secret ? 0 : line < 100 ? (int)line : 100, curl->body);
 }

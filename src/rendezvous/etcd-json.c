@@ -83,6 +83,15 @@ static void copy(const json_t *object, const char *name, char *out, size_t size)
 	snprintf(out, size, "%s", text ? text : "");
 }
 
+/* Half a one is none. */
+static void take_token(const json_t *object, char out[WH_TOKEN_MAX])
+{
+	const char *text = json_string_value(json_object_get(object, "token"));
+
+	if (text && strlen(text) < WH_TOKEN_MAX)
+		memcpy(out, text, strlen(text) + 1);
+}
+
 static int take_record(const json_t *kv, struct wh_etcd_answer *out)
 {
 	const char *value = json_string_value(json_object_get(kv, "value"));
@@ -111,7 +120,7 @@ static int take(const json_t *root, struct wh_etcd_answer *out)
 	out->lease = number(from, "ID");
 	out->ttl = number(from, "TTL");
 	out->succeeded = json_is_true(json_object_get(from, "succeeded"));
-	copy(from, "token", out->token, sizeof(out->token));
+	take_token(from, out->token);
 	copy(root, "error", out->error, sizeof(out->error));
 	/* Of a stream it is an object. */
 	if (!*out->error)

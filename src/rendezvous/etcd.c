@@ -41,31 +41,13 @@ static void make_key(const void *arg, const char *name, char *out)
 	wh_base64_encode(key, (size_t)length, out);
 }
 
-/* Each request wants the token in a header. */
 static int set_token(struct etcd *etcd, const char *token)
 {
-	struct curl_slist *headers = NULL, *more;
-	char line[300];
+	int error = wh_curl_set_token(&etcd->curl, token);
 
-	/* It becomes a line of its own. */
-	for (const char *c = token; *c; c++)
-		if (*c <= ' ' || *c >= 0x7f)
-			return wh_fail(EPROTO, "registry: etcd's token is none");
-	headers = curl_slist_append(NULL, "Content-Type: application/json");
-	if (headers && *token) {
-		snprintf(line, sizeof(line), "Authorization: %s", token);
-		more = curl_slist_append(headers, line);
-		explicit_bzero(line, sizeof(line));
-		if (!more)
-			curl_slist_free_all(headers);
-		headers = more;
-	}
-	if (!headers)
-		return wh_fail(ENOMEM, "registry: no memory");
-	curl_slist_free_all(etcd->curl.headers);
-	etcd->curl.headers = headers;
-	etcd->known = *token != '\0';
-	return 0;
+	if (!error)
+		etcd->known = *token;
+	return error;
 }
 
 /* An answer that is an error. Not found is one that callers expect. */

@@ -22,7 +22,7 @@ struct wh_etcd_answer {
 	bool has_record;  /* there is a key, and its value follows */
 	int64_t record_lease, record_revision;
 	struct wh_registry_record record;
-	char token[256];  /* secret */
+	char token[WH_TOKEN_MAX]; /* secret; "": none, or a longer one */
 	char error[128];
 	int64_t code;     /* gRPC's, of an error */
 };

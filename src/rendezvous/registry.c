@@ -532,7 +532,7 @@ static int open_backend(struct wh_registry *registry, const struct wh_registry_o
 
 	if (!error && *options->self.name && !wh_registry_name_valid(options->self.name))
 		return wh_fail(EINVAL, "registry: the engine's name \"%s\" cannot be registered: wants "
-			       "1 to 63 of A-Z a-z 0-9 . _ -", options->self.name);
+			       "1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address", options->self.name);
 	if (!error)
 		error = open_module(registry->shown, &module);
 	if (error)

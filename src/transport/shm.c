@@ -441,7 +441,7 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 		return 0;
 	error = wh_shm_vm_probe(shm, vm);
 	if (error)
-		snprintf(why, WH_REFUSAL, "%.90s; %.95s",
+		snprintf(why, WH_REFUSAL, "%.64s; %.124s",
 			 region->map_refused ? region->map_refused : "cannot be mapped", vm);
 	return error;
 }

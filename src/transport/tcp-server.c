@@ -25,6 +25,7 @@
 /* What a connection takes as long as it is there. */
 #define BASE (int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX + \
 		       WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
+#define TELL_BYTES (256u << 10) /* written, and the peer is told at once: it has more by the time all is read */
 #define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
 
 /* The connections of one session. */
@@ -607,7 +608,7 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
  * or the error that ends the connection. */
 static int service(struct tcp_server *server, bool came)
 {
-	size_t turn = 0, little;
+	size_t turn = 0, told = 0, little;
 	ssize_t got;
 	int error, flushed;
 
@@ -620,8 +621,9 @@ static int service(struct tcp_server *server, bool came)
 		    (error == -ENOBUFS && !server->out_length && !server->job_count))
 			break;
 		if (server->out_length || server->job_count) {
-			/* Small answers go out when all that has come is dealt with, see below. */
-			if (error == -ENOBUFS || server->job_count) {
+			/* Answers to little go out when all that has come is dealt with, see below. */
+			if (error == -ENOBUFS || server->job_count || turn - told >= TELL_BYTES) {
+				told = turn;
 				flushed = flush(server);
 				if (flushed && flushed != -EAGAIN)
 					return flushed;

@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 
 #include "harness.h"
+#include "yama.h"
 
 #define MEMORIES 64
 #define PEERS 64
@@ -54,8 +55,12 @@ static int start(const struct child_command *command, struct child_answer *answe
 		.log = getenv("TESTS_LOG") ? log_line : NULL,
 	};
 	size_t n = 0;
-	int error = command->user ? become(command->user) : 0;
+	int error = 0;
 
+	if (command->yama)
+		error = yama_scope() ? prctl(PR_SET_PTRACER, 0) : yama_pretend();
+	if (!error && command->user)
+		error = become(command->user);
 	for (size_t i = 0; i < 6; i++)
 		if (command->config[i][0])
 			config[n++] = command->config[i];

@@ -426,6 +426,51 @@ for command in "copy data $gone/host" "explain $gone"; do
 done
 check "a name that does not exist" 69 "nowhere.invalid" explain wherry://nowhere.invalid:7000
 
+# An engine of another version: it says so, or answers in its own.
+other_version() # TEXT ANSWER
+{
+	local port command
+
+	: >port
+	python3 -c 'import socket, struct, sys
+s = socket.create_server(("127.0.0.1", 0))
+print(s.getsockname()[1], flush=True)
+while True:
+    c = s.accept()[0]
+    c.recv(4096)
+    body = struct.pack("<I", 93) + b"this engine speaks 9" if sys.argv[1] == "refused" else \
+        struct.pack("<IHH", 0x59524857, 9, 9) + b"more"
+    c.sendall(struct.pack("<IHH", len(body), 3 if sys.argv[1] == "refused" else 2, 0) + body)
+    c.close()' "$2" >port 2>/dev/null &
+	server=$!
+	for _ in $(seq 200); do
+		[ -s port ] && break
+		sleep 0.05
+	done
+	port=$(cat port)
+	for command in "copy data wherry://127.0.0.1:$port/host" "explain wherry://127.0.0.1:$port" \
+		"bench ${quick[*]} --peer wherry://127.0.0.1:$port"; do
+		read -r -a words <<<"$command"
+		expect 69 "$1" "${words[@]}" && [ "$(wc -l <err)" = 1 ]
+		verdict "another version ($2): ${words[0]}" $?
+	done
+	kill "$server"
+	wait "$server" 2>/dev/null
+}
+quick=(--size 8 --seconds 0.05 --working-set 64KiB)
+other_version "refuses: this engine speaks 9" refused
+other_version "answers in protocol version 9, this engine speaks 3: one of them is newer" welcome
+
+serve --memory host:1MiB --verbose
+python3 -c 'import socket, struct, sys
+c = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+body = struct.pack("<IHH", 0x59524857, 9, 9) + b"more"
+c.sendall(struct.pack("<IHH", len(body), 1, 0) + body)
+assert b"versions 9 to 9 are asked for" in c.recv(500)' "${url##*:}" &&
+	grep -q "a connection is refused: protocol versions 9 to 9 are asked for, this engine speaks" serve.err
+verdict "another version asks serve" $?
+stop TERM
+
 serve --memory host:32MiB --read-only
 check "a read-only region" 2 "may not be written" copy data "$url/host"
 expect 0 copied copy "$url/host" back

@@ -474,6 +474,7 @@ static void start_engine(struct child *child, const struct child_options *option
 
 	if (options) {
 		command.user = options->user;
+		command.yama = options->yama;
 		copy(command.text, sizeof(command.text), options->listen);
 		copy(command.other, sizeof(command.other), options->name);
 		for (size_t i = 0; i < 6; i++)

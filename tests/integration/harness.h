@@ -165,6 +165,9 @@ struct child_options {
 	const char *name;
 	const char *config[6]; /* "name=value" */
 	uid_t user;            /* to become before the engine is opened; 0: stay */
+	/* Yama keeps others of the same user from this one's memory, and this one from theirs: the machine's, or
+	 * where it has none what it looks like (root only). */
+	bool yama;
 };
 
 struct child {
@@ -287,7 +290,7 @@ struct child_command {
 	int32_t index, peer;
 	uint64_t offset, length, position, seed, remote_offset, count;
 	int64_t timeout;
-	uint32_t direction, go;
+	uint32_t direction, go, yama;
 	char text[96], other[96], require[16];
 	char config[6][128];
 };

@@ -9,7 +9,7 @@ peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/mooncake_peer.py
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../cases.sh" || exit
 cd "$directory" || exit 1
-unset "${!WHERRY_@}"
+unset "${!WHERRY_@}" "${!MC_@}"
 export PYTHONDONTWRITEBYTECODE=1
 [ -z "${TEST_CUDA-}" ] || export WHERRY_CUDA=$TEST_CUDA
 
@@ -198,6 +198,31 @@ in_a_store() # KIND URL
 		--mooncake-metadata "$2"
 }
 
+# Whose keys have a cluster's name is found in that cluster alone.
+in_a_cluster() # KIND METADATA
+{
+	export MC_METADATA_CLUSTER_ID=blue
+	start 2 "$wherry" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
+	verdict "$1: a server in a cluster" $?
+	url=$(sed -n '2s/ .*//p' ready)
+	says "$1: found in that cluster" 0 "verified" copy quarter "mooncake://decode+7/${url##*/}" \
+		--mooncake-metadata "$2" --verify
+	says "$1: where the name is taken" 2 "decode+7" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
+	MC_METADATA_CLUSTER_ID=green says "$1: not in another one" 2 "no engine has the name decode+7" \
+		copy quarter "mooncake://decode+7/${url##*/}" --mooncake-metadata "$2"
+	unset MC_METADATA_CLUSTER_ID
+	says "$1: nor in none" 2 "no engine has the name decode+7" \
+		copy quarter "mooncake://decode+7/${url##*/}" --mooncake-metadata "$2"
+	if [ "$1" = http ]; then
+		python3 -c 'import sys, urllib.parse as p, urllib.request as r
+for key in "ram", "rpc_meta":
+    r.urlopen(sys.argv[1] + "?key=" + p.quote("mooncake/blue/" + key + "/decode+7", safe=""), timeout=9)' "$2"
+		verdict "$1: by the keys of Mooncake's" $?
+	fi
+	stop
+	verdict "$1: the server in a cluster ends with status 0" $?
+}
+
 free_port()
 {
 	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
@@ -213,7 +238,9 @@ refused() # KIND TEXT URL
 
 start 1 "$wherry" registry --listen 127.0.0.1:0
 registry=$started
-in_a_store http "$(cat ready)/metadata"
+store=$(cat ready)/metadata
+in_a_store http "$store"
+in_a_cluster http "$store"
 kill "$registry"
 start 1 python3 "$peer" store root 'ses@me'
 store=$(cat ready)
@@ -230,6 +257,9 @@ if command -v redis-server >/dev/null; then
 	done
 	in_a_store redis "redis://:ses%40me@127.0.0.1:$port"
 	refused redis "is not taken" "redis://:opensesame@127.0.0.1:$port"
+	export MC_REDIS_PASSWORD='ses@me' MC_REDIS_DB_INDEX=3
+	in_a_cluster redis "redis://127.0.0.1:$port"
+	unset MC_REDIS_PASSWORD MC_REDIS_DB_INDEX
 else
 	echo "[  SKIPPED ] redis: there is no redis-server here"
 fi
@@ -243,6 +273,7 @@ if command -v etcd >/dev/null; then
 		sleep 0.1
 	done
 	in_a_store etcd "etcd://127.0.0.1:$port"
+	in_a_cluster etcd "etcd://127.0.0.1:$port"
 	says "etcd: a user, and it asks for none" 2 "no engine has the name" copy mooncake://a/1 back \
 		--mooncake-metadata "etcd://root:ses%40me@127.0.0.1:$port"
 	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'

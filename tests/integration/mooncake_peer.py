@@ -268,10 +268,19 @@ class Client:
             assert data.status() == OK
             assert data.read(self.address + 4096 * i, 4096) == bytes([i]) * 4096
 
+    def beside(self, way):
+        """Where what is published without a gap ends: other memory may lie beside it."""
+        parts = [(b["addr"], b["addr"] + b["length"]) for b in self.segment["buffers"]]
+        at = self.address if way < 0 else self.address + self.length
+        while any(at == (part[1] if way < 0 else part[0]) for part in parts):
+            at = next(part[0] if way < 0 else part[1] for part in parts if at == (part[1] if way < 0 else part[0]))
+        return at
+
     def outside(self):
         """Nothing of it moves a byte, over either version, and the connection ends."""
         end = self.address + self.length
-        rows = [(0, self.address), (1, self.address - 1), (1, end), (2, end - 1), (self.length + 1, self.address),
+        rows = [(0, self.address), (1, self.beside(-1) - 1), (1, self.beside(1)), (2, end - 1),
+                (self.length + 1, self.address),
                 (1, 0), (1, 1 << 63), ((1 << 64) - 1, self.address), (1 << 63, self.address), (16, (1 << 64) - 8),
                 ((1 << 64) - self.address, self.address), ((1 << 64) - 1, (1 << 64) - 1)]
         before = self.data().read(self.address, self.length)

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who may reach what on the same host: other users, read-only and unpublished memory. */
+#include <sys/wait.h>
+
 #include "fixture.h"
+#include "yama.h"
 
 #define LENGTH (64 * KIB)
 #define NOBODY 65534
@@ -50,11 +53,10 @@ static void want_written(const struct owner *owner)
 	want_true(bad == PATTERN_GOOD, "byte %zu is wrong", bad);
 }
 
-static struct child *initiator_start(uid_t user, const char *knob, const char *url,
-				     struct child_transfer *transfer)
+static struct child *initiator_as(const struct child_options *options, const char *url,
+				  struct child_transfer *transfer)
 {
-	struct child_options options = { .user = user, .config = { knob } };
-	struct child *child = child_start(&options);
+	struct child *child = child_start(options);
 	int memory = child_memory(child, CHILD_FOREIGN, LENGTH);
 	char text[256];
 
@@ -65,6 +67,12 @@ static struct child *initiator_start(uid_t user, const char *knob, const char *u
 	transfer->remote = "target";
 	transfer->length = LENGTH;
 	return child;
+}
+
+static struct child *initiator_start(uid_t user, const char *knob, const char *url,
+				     struct child_transfer *transfer)
+{
+	return initiator_as(&(struct child_options){ .user = user, .config = { knob } }, url, transfer);
 }
 
 /* Another user's process gets no shm, is told why, and tcp does it; where shm is required, that
@@ -139,6 +147,58 @@ static void nobody__tcp(void **state)
 	(void)state;
 	same_user(&route_tcp4);
 }
+
+/* What Yama refuses to processes of one user goes by tcp, and the reason is named with what it would take; where
+ * there is no Yama, by what the kernel says and shows then. Mappings work all the same. */
+static void yama__named(void **state)
+{
+	struct child_options options = { .user = NOBODY, .yama = true };
+	struct child *target = child_start(&options), *initiator;
+	struct child_transfer transfer = { .op = WH_WRITE };
+	struct child_result result;
+	int scope = yama_scope(), memory = child_memory(target, CHILD_FOREIGN, LENGTH);
+	int shared = child_memory(target, WH_MEMORY_SHARED, LENGTH);
+	char says[96];
+
+	(void)state;
+	snprintf(says, sizeof(says), "(Yama: kernel.yama.ptrace_scope is %d, it takes 0 or CAP_SYS_PTRACE)",
+		 scope ? scope : 1);
+	child_region(target, memory, 0, LENGTH, "target", 0, NULL);
+	child_region(target, shared, 0, LENGTH, "shared", 0, NULL);
+	initiator = initiator_as(&options, target->url, &transfer);
+	want_true(child_transfer(initiator, &transfer, &result) == 0, "%s", result.text);
+	assert_string_equal(result.transport, "tcp");
+	want_true(strstr(result.explain, "; process_vm on process ") && strstr(result.explain, says),
+		  "it says: %s", result.explain);
+	want_true(child_check(target, memory, 0, LENGTH, 0, 5) == PATTERN_GOOD, "wrong bytes");
+	transfer.require = "shm";
+	want(-EOPNOTSUPP, child_transfer(initiator, &transfer, &result));
+	want_true(strstr(result.text, says), "it says: %s", result.text);
+	transfer.remote = "shared";
+	want_true(child_transfer(initiator, &transfer, &result) == 0, "%s", result.text);
+	assert_string_equal(result.transport, "shm");
+	want_true(child_check(target, shared, 0, LENGTH, 0, 5) == PATTERN_GOOD, "wrong bytes");
+	child_exit(initiator);
+	child_exit(target);
+}
+
+static const char *missing_yama(void)
+{
+	int status = 0;
+	pid_t pid;
+
+	if (geteuid() != 0)
+		return "only root can become another user";
+	if (yama_scope())
+		return NULL;
+	pid = fork();
+	if (pid == 0)
+		_exit(yama_pretend() ? 1 : 0);
+	return pid > 0 && waitpid(pid, &status, 0) == pid && !status ?
+		       NULL : "there is no Yama, nor may it be made to look so";
+}
+
+static const struct route needs_yama = { .name = "yama", .missing = missing_yama };
 
 /* Without the right to reach the memory of processes (the knob cma says so) it is tcp, with the
  * reason; mappings work all the same. */
@@ -342,6 +402,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(user__process_vm, needs_root),
 	TEST_NEEDS(nobody__memfd, needs_root),
 	TEST_NEEDS(nobody__tcp, needs_root),
+	TEST_NEEDS(yama__named, needs_yama),
 	TEST_NEEDS(cma__switched_off, route_vm),
 	TEST_OVER(readonly__mapping, shm),
 	TEST_OVER(readonly__beside_writable, shm),

@@ -196,6 +196,8 @@ start --auth auth
 asks '401 *' GET '/?key=a' && asks '401 *' PUT '/?key=a' x me:open && asks '401 *' GET '/?key=a' '' me: &&
 	asks '404 *' GET '/?key=a' '' me:sesame
 verdict "a password" $?
+refused 2 "a user and a password" serve -m host:4KiB -n node7 -c "registry=$url" && ! grep -q -F '?' err
+verdict "an engine without it is told one line" $?
 stop TERM
 
 # ---- engines and registries that are not there -------------------------------------------------
@@ -290,6 +292,8 @@ refused 64 "has no port" serve -m host:4KiB -n node7 -c registry=http://127.0.0.
 verdict "a URL without its port" $?
 refused 64 "node 7" serve -m host:4KiB -n "node 7" -c registry=http://127.0.0.1:1
 verdict "a name that cannot be registered" $?
+refused 64 "not an IPv4 address" serve -m host:4KiB -n 10.0.0.1 -c registry=http://127.0.0.1:1
+verdict "nor an address" $?
 refused 2 "names want the knob registry" copy wherry://node7/host out
 verdict "a name and no registry" $?
 

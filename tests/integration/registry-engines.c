@@ -386,6 +386,22 @@ static void password__asked_for_and_not_told(void **state)
 	server_stop(&server);
 }
 
+/* An etcd whose tokens are signed, and long. */
+static void token__long(void **state)
+{
+	struct wh_engine *engine;
+	struct server server;
+	struct wh_peer *peer;
+
+	harness_limit(60);
+	server_start(&server, *state, "me:sesame");
+	want(0, open_engine(&server, "node8", &engine));
+	peer = open_peer(engine, "wherry://node8", 0);
+	want(0, wh_peer_close(peer));
+	want(0, wh_engine_close(engine));
+	server_stop(&server);
+}
+
 /* ---- TLS ------------------------------------------------------------------------------------- */
 
 static void tls__both_sides_prove_themselves(void **state)
@@ -629,6 +645,7 @@ int main(int argc, char **argv)
 		TEST_ON(password__asked_for_and_not_told, wherry),
 		TEST_ON(password__asked_for_and_not_told, redis),
 		TEST_ON(password__asked_for_and_not_told, etcd),
+		TEST_ON(token__long, etcd_jwt),
 		TEST_ON(tls__both_sides_prove_themselves, redis_tls),
 		TEST_ON(tls__both_sides_prove_themselves, etcd_tls),
 		TEST(tls__key_with_a_password),

@@ -31,6 +31,13 @@ assert eval("(" + sys.argv[1] + ")"), (sys.argv[1], r)
 PYTHON
 }
 
+small()
+{
+	[ -n "${TEST_SANITIZED:-}" ] ||
+		holds 'cost["idle_peer_initiator_bytes"] < cost["idle_peer_limit_bytes"] and
+			cost["idle_peer_owner_bytes"] < cost["idle_peer_limit_bytes"]'
+}
+
 # Over tcp, and as the engines of one host find each other: process_vm, for the memory is not Wherry's.
 for transport in tcp shm; do
 	timeout 120 "$many" --registry "$url" --engines 40 --processes 8 --degree 6 --peers 200 --idle 0 \
@@ -44,10 +51,17 @@ for transport in tcp shm; do
 	holds 't["completed"] > 1000 and 0 < t["failed"] and t["of_killed_engines"] <= 20 * 6 and
 		t["submitted"] == t["completed"] + t["failed"] + t["of_killed_engines"]'
 	verdict "$transport: every transfer has ended well, or was reported failed" $?
-	[ -n "${TEST_SANITIZED:-}" ] || holds 'cost["idle_peer_initiator_bytes"] < cost["idle_peer_limit_bytes"] and
-		cost["idle_peer_owner_bytes"] < cost["idle_peer_limit_bytes"]'
+	small
 	verdict "$transport: an idle peer takes less than 32 KiB on either side" $?
 done
+
+rm figures.json
+timeout 120 "$many" --registry "$url" --engines 8 --processes 2 --degree 2 --peers 200 --idle 0 --no-restart \
+	--config transports=tcp --config tls=1 --json figures.json >out 2>&1
+status=$?
+[ "$status" = 0 ] || cat out
+[ "$status" = 0 ] && small
+verdict "tls: an idle peer takes less than 32 KiB on either side" $?
 
 refused() # TEXT ARGUMENTS...
 {

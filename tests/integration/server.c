@@ -14,7 +14,10 @@
 static struct {
 	pid_t pid;
 	char directory[40];
-} running;
+} running[SERVER_MEMBERS];
+
+/* Where the members of an etcd talk to each other, and all of them. */
+static char member_url[SERVER_MEMBERS][40], members[160];
 
 static const char *missing_program(const char *name)
 {
@@ -61,6 +64,7 @@ const struct route server_wherry = { .name = "wherry", .missing = missing_comman
 const struct route server_plain = { .name = "plain", .missing = missing_python };
 const struct route server_redis = { .name = "redis", .missing = missing_redis };
 const struct route server_etcd = { .name = "etcd", .missing = missing_etcd };
+const struct route server_etcd_jwt = { .name = "etcd-jwt", .missing = missing_etcd_tls };
 const struct route server_redis_tls = { .name = "redis-tls", .missing = missing_redis_tls };
 const struct route server_etcd_tls = { .name = "etcd-tls", .missing = missing_etcd_tls };
 
@@ -104,7 +108,6 @@ static void make_line(const struct server *server, char *line, size_t size)
 {
 	const char *at = server->directory, *password = strchr(server->secret, ':');
 	const char *tls = has_tls(server) ? "s" : "";
-	char peer[80] = "";
 
 	if (server->kind == &server_wherry)
 		snprintf(line, size, "exec %s registry --listen 127.0.0.1:%d --file %s/log%s%s%s",
@@ -120,14 +123,16 @@ static void make_line(const struct server *server, char *line, size_t size)
 					   "--tls-ca-cert-file ca.pem --port 0 --tls-port" : "--port",
 			 server->port, password ? "--requirepass " : "", password ? password + 1 : "");
 	else
-		snprintf(peer, sizeof(peer), "http://127.0.0.1:%d", free_port());
-	if (*peer)
-		snprintf(line, size, "cd %s && exec etcd --data-dir data --listen-client-urls "
+		snprintf(line, size, "cd %s && exec etcd --name m%u --data-dir data --listen-client-urls "
 			 "http%s://127.0.0.1:%d --advertise-client-urls http%s://127.0.0.1:%d "
-			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster "
-			 "default=%s%s", at, tls, server->port, tls, server->port, peer, peer, peer,
+			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster %s%s%s", at,
+			 server->slot, tls, server->port, tls, server->port, member_url[server->slot],
+			 member_url[server->slot], members,
 			 has_tls(server) ? " --cert-file cert.pem --key-file key.pem --client-cert-auth "
-					   "--trusted-ca-file ca.pem" : "");
+					   "--trusted-ca-file ca.pem" : "",
+			 server->kind == &server_etcd_jwt ?
+				 " --auth-token jwt,pub-key=jwt.pub,priv-key=jwt.key,sign-method=RS256" :
+			 strchr(members, ',') ? " --heartbeat-interval 50 --election-timeout 250" : "");
 }
 
 /* An authority, and one certificate of it for 127.0.0.1, which both sides use. */
@@ -145,9 +150,18 @@ static void make_certificates(const struct server *server)
 	want(0, system(line));
 }
 
+static void make_token_keys(const struct server *server)
+{
+	char line[256];
+
+	snprintf(line, sizeof(line), "cd %s && openssl genrsa -out jwt.key 2048 2>certificates && "
+		 "openssl rsa -in jwt.key -pubout -out jwt.pub 2>>certificates", server->directory);
+	want(0, system(line));
+}
+
 static void launch(struct server *server)
 {
-	char line[768], log[80];
+	char line[1024], log[80];
 	pid_t parent = getpid();
 
 	make_line(server, line, sizeof(line));
@@ -164,7 +178,7 @@ static void launch(struct server *server)
 		_exit(1);
 	}
 	want_true(server->pid > 0, "cannot fork");
-	running.pid = server->pid;
+	running[server->slot].pid = server->pid;
 }
 
 /* It answers as a registry does. */
@@ -183,7 +197,7 @@ static void wait_ready(const struct server *server)
 		bool ended = waitpid(server->pid, NULL, WNOHANG) != 0;
 
 		if (ended)
-			running.pid = 0;
+			running[server->slot].pid = 0;
 		if (ended || now() > end)
 			fail_msg("the server does not come up: %s: %s", strerrorname_np(-error),
 				 wh_error_text());
@@ -215,26 +229,29 @@ static const char *scheme_of(const struct server *server)
 {
 	if (is_redis(server))
 		return has_tls(server) ? "rediss" : "redis";
-	if (server->kind == &server_etcd || server->kind == &server_etcd_tls)
+	if (server->kind == &server_etcd || server->kind == &server_etcd_tls || server->kind == &server_etcd_jwt)
 		return has_tls(server) ? "etcds" : "etcd";
 	return "http";
 }
 
-void server_start(struct server *server, const struct route *kind, const char *secret)
+/* Everything but its start. */
+static void prepare(struct server *server, const struct route *kind, const char *secret, unsigned slot)
 {
-	char plain[96];
-
 	memset(server, 0, sizeof(*server));
 	server->kind = kind;
+	server->slot = slot;
 	server->port = free_port();
 	strcpy(server->directory, "/tmp/wherry-server-XXXXXX");
 	want_true(mkdtemp(server->directory) != NULL, "no directory");
 	snprintf(server->secret, sizeof(server->secret), "%s", secret ? secret : "");
 	if (*server->secret)
 		write_file(server, "auth", server->secret);
-	memcpy(running.directory, server->directory, sizeof(running.directory));
+	memcpy(running[slot].directory, server->directory, sizeof(running[slot].directory));
+	snprintf(member_url[slot], sizeof(member_url[slot]), "http://127.0.0.1:%d", free_port());
 	if (has_tls(server))
 		make_certificates(server);
+	if (kind == &server_etcd_jwt)
+		make_token_keys(server);
 	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s",
 		 scheme_of(server), is_redis(server) && secret ? strchr(secret, ':') : server->secret,
 		 secret ? "@" : "", server->port, has_tls(server) ? "?" : "");
@@ -242,10 +259,18 @@ void server_start(struct server *server, const struct route *kind, const char *s
 		snprintf(server->url + strlen(server->url), sizeof(server->url) - strlen(server->url),
 			 "cacert=%s/ca.pem&cert=%s/cert.pem&key=%s/key.pem", server->directory,
 			 server->directory, server->directory);
-	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
 	snprintf(server->knob, sizeof(server->knob), "registry=%s", server->url);
+}
+
+void server_start(struct server *server, const struct route *kind, const char *secret)
+{
+	char plain[96];
+
+	prepare(server, kind, secret, 0);
+	snprintf(members, sizeof(members), "m0=%s", member_url[0]);
+	snprintf(plain, sizeof(plain), "etcd://127.0.0.1:%d", server->port);
 	launch(server);
-	if (secret && kind == &server_etcd) {
+	if (secret && (kind == &server_etcd || kind == &server_etcd_jwt)) {
 		struct server open = *server;
 
 		strcpy(open.url, plain);
@@ -253,6 +278,20 @@ void server_start(struct server *server, const struct route *kind, const char *s
 		protect_etcd(server);
 	}
 	wait_ready(server);
+}
+
+void server_start_cluster(struct server member[SERVER_MEMBERS])
+{
+	members[0] = '\0';
+	for (unsigned i = 0; i < SERVER_MEMBERS; i++) {
+		prepare(&member[i], &server_etcd, NULL, i);
+		snprintf(members + strlen(members), sizeof(members) - strlen(members), "%sm%u=%s", i ? "," : "",
+			 i, member_url[i]);
+	}
+	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
+		launch(&member[i]);
+	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
+		wait_ready(&member[i]);
 }
 
 /* ---- ending ---------------------------------------------------------------------------------- */
@@ -263,7 +302,7 @@ void server_kill(struct server *server)
 		kill(server->pid, SIGKILL);
 		waitpid(server->pid, NULL, 0);
 	}
-	server->pid = running.pid = 0;
+	server->pid = running[server->slot].pid = 0;
 }
 
 void server_again(struct server *server)
@@ -278,26 +317,28 @@ static int remove_one(const char *path, const struct stat *file, int kind, struc
 	return remove(path);
 }
 
-static void remove_files(void)
+static void remove_files(unsigned slot)
 {
-	if (*running.directory)
-		nftw(running.directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
-	*running.directory = '\0';
+	if (*running[slot].directory)
+		nftw(running[slot].directory, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+	running[slot].directory[0] = '\0';
 }
 
 void server_stop(struct server *server)
 {
 	server_kill(server);
-	remove_files();
+	remove_files(server->slot);
 }
 
 int server_end(void **state)
 {
-	if (running.pid > 0) {
-		kill(running.pid, SIGKILL);
-		waitpid(running.pid, NULL, 0);
-		running.pid = 0;
+	for (unsigned i = 0; i < SERVER_MEMBERS; i++) {
+		if (running[i].pid > 0) {
+			kill(running[i].pid, SIGKILL);
+			waitpid(running[i].pid, NULL, 0);
+			running[i].pid = 0;
+		}
+		remove_files(i);
 	}
-	remove_files();
 	return harness_end(state);
 }

@@ -10,6 +10,7 @@ extern const struct route server_wherry; /* wherry registry */
 extern const struct route server_plain;  /* a server that knows three verbs and nothing else */
 extern const struct route server_redis;
 extern const struct route server_etcd;
+extern const struct route server_etcd_jwt; /* with tokens of some 500 bytes */
 extern const struct route server_redis_tls; /* these two ask for a certificate, and show one */
 extern const struct route server_etcd_tls;
 #define TEST_ON(function, kind) \
@@ -21,6 +22,7 @@ extern const struct route server_etcd_tls;
 struct server {
 	const struct route *kind;
 	pid_t pid;
+	unsigned slot; /* in a cluster; else 0 */
 	int port;
 	char directory[40];
 	char secret[64];  /* USER:PASSWORD, or "" */
@@ -34,5 +36,9 @@ void server_kill(struct server *server); /* kill -9 */
 void server_again(struct server *server); /* on the same port, with the same files */
 void server_stop(struct server *server);  /* and take its files away */
 int server_end(void **state);             /* what a test that failed has left */
+
+#define SERVER_MEMBERS 3
+/* Members of one etcd, each of which answers. They notice within half a second that their leader is gone. */
+void server_start_cluster(struct server member[SERVER_MEMBERS]);
 
 #endif

@@ -575,6 +575,28 @@ static void next__open_ones_only(void **state)
 	assert_false(wh_places_next(&places, &cursor, &copy, name));
 }
 
+/* A peer may use the indices that it likes: nothing is left out where the first few are not there. */
+static void next__without_the_first_few(void **state)
+{
+	uint64_t id = 1ull << 22 | (WH_PLACES_FEW + 1), cursor = 0;
+	struct wh_place copy, *place;
+	char name[64];
+
+	(void)state;
+	assert_null(wh_places_at(&places, WH_PLACES_FEW - 1));
+	place = wh_places_claim(&places, id);
+	place->address = 0x9000;
+	place->length = 1;
+	place->name = strdup("far"); /* freed with the table: the leak sanitizer looks */
+	assert_int_equal(wh_places_publish(&places, place, id), 0);
+	assert_null(wh_places_at(&places, WH_PLACES_FEW - 1));
+	assert_non_null(wh_places_at(&places, WH_PLACES_FEW));
+	assert_true(wh_places_next(&places, &cursor, &copy, name));
+	assert_int_equal(copy.address, 0x9000);
+	assert_int_equal(cursor, WH_PLACES_FEW + 2);
+	assert_false(wh_places_next(&places, &cursor, &copy, name));
+}
+
 #define MANY 100000
 
 static void publish__a_hundred_thousand(void **state)
@@ -639,6 +661,7 @@ int main(void)
 		TEST(claim__bounds),
 		TEST(claim__taken_or_old),
 		TEST(next__open_ones_only),
+		TEST(next__without_the_first_few),
 		TEST(publish__a_hundred_thousand),
 	};
 

@@ -83,24 +83,122 @@ static void move(struct ends *ends, size_t length)
 	assert_false(wh_tls_pending(ends->tls[1]));
 }
 
-/* Who says little keeps nothing between two words. Who has said much keeps the memory for more of it, until
- * it has said little for a while. */
+/* How much has been kept because the socket does not take it. */
+static size_t kept(const struct ends *ends)
+{
+	return ends->tls[0]->out.end - ends->tls[0]->out.start;
+}
+
+/* Nothing is kept but what the socket does not take, which is a part of one record. */
 static void memory__of_the_idle(void **state)
 {
+	struct iovec part;
+	struct ends ends;
+	ssize_t got;
+
+	(void)state;
+	ends_open(&ends);
+	assert_null(ends.tls[0]->out.bytes);
+	assert_null(ends.tls[1]->out.bytes);
+	move(&ends, LENGTH);
+	assert_null(ends.tls[0]->out.bytes);
+	for (got = 1; !kept(&ends);) {
+		part = (struct iovec){ ends.out, LENGTH };
+		got = wh_tls_send(ends.tls[0], &part, 1);
+		assert_true(got > 0);
+	}
+	assert_true(wh_tls_unsent(ends.tls[0]));
+	assert_true(kept(&ends) <= 16384 + 32 && ends.tls[0]->out.room <= 2 * 16384);
+	assert_true(ends.tls[0]->out.room + sizeof(struct wh_tls) + 3 * 17000 <= WH_TLS_HELD);
+	assert_int_equal(wh_tls_send(ends.tls[0], &part, 1), -1);
+	assert_int_equal(errno, EAGAIN);
+	while (wh_tls_unsent(ends.tls[0])) {
+		part = (struct iovec){ ends.in, LENGTH };
+		assert_true(wh_tls_receive(ends.tls[1], &part, 1) > 0);
+		wh_tls_flush(ends.tls[0]);
+	}
+	assert_null(ends.tls[0]->out.bytes);
+	ends_close(&ends);
+}
+
+static size_t take(struct ends *ends, size_t at, size_t length)
+{
+	struct iovec part = { ends->in + at, length };
+	ssize_t got = wh_tls_receive(ends->tls[1], &part, 1);
+
+	assert_true(got >= 0 || errno == EAGAIN);
+	return got < 0 ? 0 : (size_t)got;
+}
+
+/* What the socket does not tell of is told, and half a record is not: who waits for the rest of that would
+ * never let others have their turn. */
+static void pending__whole_records(void **state)
+{
+	uint8_t wire[1024];
+	struct iovec part;
+	struct ends ends;
+	ssize_t got;
+
+	(void)state;
+	ends_open(&ends);
+	for (int i = 0; i < 2; i++) {
+		part = (struct iovec){ ends.out + 100 * i, 100 };
+		assert_int_equal(wh_tls_send(ends.tls[0], &part, 1), 100);
+	}
+	got = recv(ends.fd[1], wire, sizeof(wire), 0);
+	assert_int_equal(got, 2 * (100 + 22));
+	/* All of the first one, and of the second one all but a byte. */
+	assert_int_equal(send(ends.fd[0], wire, (size_t)got - 1, 0), got - 1);
+	assert_int_equal(take(&ends, 0, 60), 60);
+	assert_true(wh_tls_pending(ends.tls[1])); /* the rest of a record that has been opened */
+	assert_int_equal(take(&ends, 60, 40), 40);
+	assert_false(wh_tls_pending(ends.tls[1]));
+	assert_int_equal(take(&ends, 100, 100), 0);
+	assert_false(wh_tls_pending(ends.tls[1]));
+	assert_int_equal(send(ends.fd[0], wire + got - 1, 1, 0), 1);
+	assert_int_equal(take(&ends, 100, 100), 100);
+	/* Both at once. */
+	for (int i = 2; i < 4; i++) {
+		part = (struct iovec){ ends.out + 100 * i, 100 };
+		assert_int_equal(wh_tls_send(ends.tls[0], &part, 1), 100);
+	}
+	assert_int_equal(take(&ends, 200, 100), 100);
+	assert_true(wh_tls_pending(ends.tls[1]));
+	assert_int_equal(take(&ends, 300, 100), 100);
+	assert_false(wh_tls_pending(ends.tls[1]));
+	assert_memory_equal(ends.in, ends.out, 400);
+	ends_close(&ends);
+}
+
+/* Parts of any size, the last ones empty, are received as what they were, whatever the size of what they are
+ * received into. */
+static void move__parts(void **state)
+{
+	uint64_t seed = 3;
 	struct ends ends;
 
 	(void)state;
 	ends_open(&ends);
-	assert_true(!ends.tls[0]->in.room && !ends.tls[1]->in.room);
-	assert_true(!ends.tls[0]->out.room && !ends.tls[1]->out.room);
-	move(&ends, 100);
-	assert_true(!ends.tls[0]->out.room && !ends.tls[1]->in.room);
-	move(&ends, LENGTH);
-	assert_true(ends.tls[0]->out.room && ends.tls[1]->in.room);
-	assert_true(ends.tls[0]->out.room + ends.tls[1]->in.room <= WH_TLS_HELD - (48u << 10));
-	for (int i = 0; i < 20; i++)
-		move(&ends, 100);
-	assert_true(!ends.tls[0]->out.room && !ends.tls[1]->in.room);
+	for (int turn = 0; turn < 200; turn++) {
+		struct iovec part[6];
+		size_t at = 0, received = 0;
+
+		for (int i = 0; i < 6; i++) {
+			size_t length = next_random(&seed) % (turn % 2 ? 300 : 25000);
+
+			part[i] = (struct iovec){ ends.out + at, i == 5 || turn % 7 == i ? 0 : length };
+			at += part[i].iov_len;
+		}
+		assert_int_equal(wh_tls_send(ends.tls[0], part, 6), at);
+		while (received < at) {
+			size_t left = at - received, most = 1 + next_random(&seed) % 30000;
+
+			received += take(&ends, received, most < left ? most : left);
+			wh_tls_flush(ends.tls[0]);
+		}
+		assert_memory_equal(ends.in, ends.out, at);
+		assert_false(wh_tls_pending(ends.tls[1]));
+	}
 	ends_close(&ends);
 }
 
@@ -174,7 +272,9 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(memory__of_the_idle),
+		cmocka_unit_test(pending__whole_records),
 		cmocka_unit_test(move__lengths),
+		cmocka_unit_test(move__parts),
 		cmocka_unit_test(key__changed),
 		cmocka_unit_test(receive__changed),
 	};
