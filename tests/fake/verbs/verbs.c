@@ -174,9 +174,11 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	context->ibv.ops.poll_cq = rc_poll_cq;
 	context->ibv.ops.req_notify_cq = rc_arm;
 	context->ibv.ops.post_send = rc_post;
+	context->ibv.ops.post_recv = rc_receive;
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->work, NULL);
-	if (pthread_create(&context->thread, NULL, context_work, context))
+	if (pthread_create(&context->thread, NULL, context_work, context) ||
+	    pthread_create(&context->receiver, NULL, context_receive, context))
 		abort();
 	pthread_mutex_lock(&contexts_lock);
 	context->next = contexts;
@@ -199,7 +201,9 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
 	context->stop = true;
 	pthread_cond_broadcast(&context->work);
 	pthread_mutex_unlock(&context->lock);
+	arrive(world_get());
 	pthread_join(context->thread, NULL);
+	pthread_join(context->receiver, NULL);
 	if (context->qps)
 		abort();
 	if (context->opened >= 0)
