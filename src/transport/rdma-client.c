@@ -334,10 +334,11 @@ static void ready(struct wh_source *source, uint32_t events)
 	struct ibv_cq *cq;
 	void *context;
 
-	(void)events;
 	wh_list_init(&done);
 	wh_list_init(&away);
 	pthread_mutex_lock(&rdma->lock);
+	if (events & (EPOLLERR | EPOLLHUP)) /* it is ready for ever */
+		rdma_break(line, false, "%s has been removed", line->mine.name);
 	while (line->channel && !rdma->rdma->verbs->get_cq_event(line->channel, &cq, &context)) {
 		rdma->rdma->verbs->ack_cq_events(cq, 1);
 		line->armed = false;

@@ -249,7 +249,6 @@ static void events_ready(struct wh_source *source, uint32_t events)
 	struct ibv_async_event event;
 	char why[WH_REFUSAL];
 
-	(void)events;
 	while (!verbs->get_async_event(nic->context, &event)) {
 		int port = event.element.port_num, type = event.event_type;
 
@@ -269,6 +268,11 @@ static void events_ready(struct wh_source *source, uint32_t events)
 		default: /* a queue pair's errors are seen in its completions, or by the watchdog */
 			break;
 		}
+	}
+	/* One that has been removed is ready for ever. */
+	if (events & (EPOLLERR | EPOLLHUP)) {
+		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		source->fd = -1;
 	}
 }
 

@@ -162,13 +162,17 @@ void rdma_letters_ready(struct wh_source *source, uint32_t events)
 	struct ibv_cq *cq;
 	void *context;
 
-	(void)events;
 	for (unsigned turn = 0; turn < TURNS && !verbs->get_cq_event(nic->letters, &cq, &context); turn++) {
 		/* It is destroyed only once that is done. */
 		verbs->ack_cq_events(cq, 1);
 		/* Before it is looked at, so that what comes afterwards is told of. */
 		wh_verbs_arm(cq);
 		take_letters(context);
+	}
+	/* A device that has been removed is ready for ever. */
+	if (events & (EPOLLERR | EPOLLHUP)) {
+		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		source->fd = -1;
 	}
 }
 

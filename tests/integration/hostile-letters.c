@@ -353,6 +353,35 @@ static void mailbox__held(void **state)
 	side_close(&owner);
 }
 
+static int64_t worked(void)
+{
+	struct timespec at;
+
+	want(0, clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &at));
+	return at.tv_sec * SECOND + at.tv_nsec;
+}
+
+/* The owner's NIC goes while its queue pairs wait for letters: its descriptors are ready for ever, and nobody
+ * looks at them for ever. */
+static void mailbox__nic_removed(void **state)
+{
+	struct end end;
+	int64_t before;
+
+	(void)state;
+	owner_open(NULL);
+	session_with_mailbox(&end);
+	send_good(&end, 0, 1);
+	nic_remove(1);
+	sleep_ms(20);
+	before = worked();
+	sleep_ms(300);
+	want_true(worked() - before < 20 * MS, "it takes %lld ms of 300", (worked() - before) / MS);
+	want_alive(&end);
+	session_end(&end);
+	side_close(&owner);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(order__wrong, needs_nics),
 	TEST_NEEDS(letter__of_nonsense, needs_nics),
@@ -360,6 +389,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(mailbox__outside, needs_nics),
 	TEST_NEEDS(mailbox__afterwards, needs_nics),
 	TEST_NEEDS(mailbox__held, needs_nics),
+	TEST_NEEDS(mailbox__nic_removed, needs_nics),
 };
 
 HARNESS_MAIN("hostile-letters", tests)

@@ -72,6 +72,11 @@ void nic_port(unsigned int nic, bool up)
 	FAKE(port, (unsigned int, bool), nic, up);
 }
 
+void nic_remove(unsigned int nic)
+{
+	FAKE(remove, (unsigned int), nic);
+}
+
 void nic_speed(unsigned int nic, uint64_t speed)
 {
 	FAKE(speed, (unsigned int, uint64_t), nic, speed);

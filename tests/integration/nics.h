@@ -23,6 +23,8 @@ void nics_lose(int status, unsigned int after);
 uint64_t nics_underruns(void);
 /* Let so many registrations pass, and refuse the next with this errno. */
 void nics_refuse(int error, unsigned int after);
+/* Take it away. */
+void nic_remove(unsigned int nic);
 /* Take its port up or down. */
 void nic_port(unsigned int nic, bool up);
 /* Bytes a us; 0: as fast as it can. */

@@ -42,6 +42,8 @@
 /* Take a port of this process up or down, with its event. What is under way when it goes down never
  * completes. */
 void fake_verbs_port(unsigned nic, bool up);
+/* Take a NIC away, with its event: nothing comes from it any more, and its descriptors say so for ever. */
+void fake_verbs_remove(unsigned nic);
 /* Nothing is done any more, and nothing completes, until it is let go. */
 void fake_verbs_hold(bool hold);
 /* The same of one NIC. */

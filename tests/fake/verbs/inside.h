@@ -73,6 +73,7 @@ struct context {
 	pthread_cond_t work;
 	bool stop;
 	struct qp *qps;
+	struct channel *channels;
 	/* The file behind a memory region of another process, as it was last opened; its thread's. */
 	uint32_t opened_key;
 	int opened;
@@ -105,7 +106,8 @@ struct cq {
 
 struct channel {
 	struct ibv_comp_channel ibv; /* first */
-	int write;
+	struct channel *next;
+	int write; /* -1: the NIC has gone */
 	pthread_mutex_t lock; /* writing, and taking events of a queue that goes */
 };
 
@@ -127,6 +129,7 @@ void *context_receive(void *argument);
 void arrive(struct world *world);
 int rc_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *out);
 int rc_arm(struct ibv_cq *cq, int solicited);
+void rc_removed(struct context *context);
 int rc_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int rc_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 

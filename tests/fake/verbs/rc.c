@@ -97,7 +97,7 @@ static void push(struct cq *cq, const struct ibv_wc *wc)
 
 		cq->armed = false;
 		pthread_mutex_lock(&channel->lock);
-		if (write(channel->write, &self, sizeof(self)) != sizeof(self))
+		if (channel->write >= 0 && write(channel->write, &self, sizeof(self)) != sizeof(self))
 			abort();
 		pthread_mutex_unlock(&channel->lock);
 	}
@@ -139,6 +139,7 @@ int rc_arm(struct ibv_cq *ibv, int solicited)
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
 	struct channel *channel = calloc(1, sizeof(*channel));
+	struct context *of = (struct context *)context;
 	int pipes[2];
 
 	if (!channel || pipe2(pipes, O_CLOEXEC))
@@ -147,20 +148,44 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *cont
 	channel->ibv.fd = pipes[0];
 	channel->write = pipes[1];
 	pthread_mutex_init(&channel->lock, NULL);
+	pthread_mutex_lock(&of->lock);
+	channel->next = of->channels;
+	of->channels = channel;
+	pthread_mutex_unlock(&of->lock);
 	count_open(1);
 	return &channel->ibv;
 }
 
 EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 {
-	struct channel *channel = (struct channel *)ibv;
+	struct channel *channel = (struct channel *)ibv, **at;
+	struct context *context = (struct context *)ibv->context;
 
+	pthread_mutex_lock(&context->lock);
+	for (at = &context->channels; *at != channel; at = &(*at)->next)
+		;
+	*at = channel->next;
+	pthread_mutex_unlock(&context->lock);
 	close(channel->ibv.fd);
-	close(channel->write);
+	if (channel->write >= 0)
+		close(channel->write);
 	pthread_mutex_destroy(&channel->lock);
 	free(channel);
 	count_open(-1);
 	return 0;
+}
+
+void rc_removed(struct context *context)
+{
+	pthread_mutex_lock(&context->lock);
+	for (struct channel *channel = context->channels; channel; channel = channel->next) {
+		pthread_mutex_lock(&channel->lock);
+		if (channel->write >= 0)
+			close(channel->write);
+		channel->write = -1;
+		pthread_mutex_unlock(&channel->lock);
+	}
+	pthread_mutex_unlock(&context->lock);
 }
 
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *cq_context,
@@ -192,7 +217,7 @@ static void forget_events(struct channel *channel, const void *cq)
 	    (length && read(channel->ibv.fd, waiting, (size_t)length) != length))
 		abort();
 	for (size_t i = 0; i < (size_t)length / sizeof(waiting[0]); i++)
-		if (waiting[i] != cq && write(channel->write, &waiting[i], sizeof(cq)) != sizeof(cq))
+		if (waiting[i] != cq && channel->write >= 0 && write(channel->write, &waiting[i], sizeof(cq)) != sizeof(cq))
 			abort();
 	pthread_mutex_unlock(&channel->lock);
 }

@@ -209,7 +209,8 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
 	if (context->opened >= 0)
 		close(context->opened);
 	close(context->ibv.async_fd);
-	close(context->async_write);
+	if (context->async_write >= 0)
+		close(context->async_write);
 	pthread_mutex_destroy(&context->lock);
 	pthread_cond_destroy(&context->work);
 	free(context);
@@ -336,8 +337,27 @@ EXPORT void fake_verbs_port(unsigned nic, bool up)
 	atomic_store(&nics[nic].up, up);
 	pthread_mutex_lock(&contexts_lock);
 	for (struct context *c = contexts; c; c = c->next)
-		if (c->nic == &nics[nic] && write(c->async_write, &event, sizeof(event)) < 0)
+		if (c->nic == &nics[nic] && c->async_write >= 0 && write(c->async_write, &event, sizeof(event)) < 0)
 			abort();
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+EXPORT void fake_verbs_remove(unsigned nic)
+{
+	struct ibv_async_event event = { .event_type = IBV_EVENT_DEVICE_FATAL };
+
+	world_get();
+	atomic_store(&nics[nic].up, false);
+	pthread_mutex_lock(&contexts_lock);
+	for (struct context *c = contexts; c; c = c->next) {
+		if (c->nic != &nics[nic] || c->async_write < 0)
+			continue;
+		if (write(c->async_write, &event, sizeof(event)) < 0)
+			abort();
+		close(c->async_write);
+		c->async_write = -1;
+		rc_removed(c);
+	}
 	pthread_mutex_unlock(&contexts_lock);
 }
 
