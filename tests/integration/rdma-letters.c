@@ -4,6 +4,9 @@
  * whatever becomes of queue pairs, NICs and peers meanwhile; and where there is no mailbox, over the control
  * connection. On the fake library; those for __rdma also over real packets, in the lab.
  */
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "nics.h"
 #include "proxy.h"
 
@@ -209,6 +212,30 @@ static void after__a_read(void **state)
 	want_no_underrun();
 }
 
+/* What has to be flushed is, before anybody is told. */
+static void after__a_flush(void **state)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+
+	setenv("FAKE_CUDA_ATTRIBUTES", "118=0", 1); /* GPUs that do not order what NICs write */
+	fixture_open_with(&f, *state, LENGTH, ways, &same);
+	unsetenv("FAKE_CUDA_ATTRIBUTES");
+	until(&f, AFTER);
+	batch = numbered(&f, WH_WRITE, 64, 9);
+	for (uint64_t round = 1; round <= 10; round++) {
+		pattern_fill(f.local, 64, 0, round);
+		want(0, wh_batch_submit(batch));
+		want_number(&f, 9);
+		want_true(target_check(&f, 0, 64, 0, round) == PATTERN_GOOD, "it came before the bytes");
+		want(0, wh_batch_wait(batch, PATIENCE));
+		want_told(batch, "flushed");
+		want_told(batch, AFTER);
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
 /* ---- where there is no mailbox -------------------------------------------------------------------- */
 
 static void without(const char *memlock)
@@ -275,7 +302,7 @@ static void broken(bool told, unsigned passed)
 
 	open_with(&f, &same);
 	batch = numbered(&f, WH_WRITE, 64 * KIB, 0);
-	for (uint32_t round = 1; round <= 12; round++) {
+	for (uint32_t round = 1; round <= 4; round++) {
 		until(&f, BEHIND);
 		number(batch, round);
 		pattern_fill(f.local, 64 * KIB, 0, round);
@@ -395,7 +422,7 @@ static void cancelled__with_a_letter(void **state)
 	(void)state;
 	open_with(&f, &same);
 	batch = numbered(&f, WH_WRITE, 64, 1);
-	for (unsigned i = 0; i < 2 * WINDOW; i++) {
+	for (unsigned i = 0; i < WINDOW + 4; i++) {
 		bool cut = i % 8 == 0;
 
 		nics_hold(true);
@@ -488,11 +515,94 @@ static void lost__and_again(void **state)
 	want_no_underrun();
 }
 
+/* ---- several at work ----------------------------------------------------------------------------------- */
+
+enum { THREADS = 4, EACH = 3, ROUNDS = 40 };
+
+static _Atomic bool stopped;
+
+struct sender {
+	pthread_t thread;
+	struct fixture *f;
+	uint32_t first;
+};
+
+/* So many batches at once, of which each is numbered anew every time. */
+static void *send_many(void *argument)
+{
+	struct sender *sender = argument;
+	struct wh_batch *batches[EACH];
+
+	for (uint32_t i = 0; i < EACH; i++)
+		batches[i] = numbered(sender->f, i % 2 ? WH_READ : WH_WRITE, i == 2 ? 0 : 256, 0);
+	for (uint32_t round = 0; round < SCALE(ROUNDS, ROUNDS / 3); round++) {
+		for (uint32_t i = 0; i < EACH; i++) {
+			number(batches[i], sender->first + round * EACH + i);
+			want(0, wh_batch_submit(batches[i]));
+		}
+		for (uint32_t i = 0; i < EACH; i++)
+			want(0, wh_batch_wait(batches[i], 2 * PATIENCE));
+	}
+	for (uint32_t i = 0; i < EACH; i++)
+		want(0, wh_batch_free(batches[i]));
+	return NULL;
+}
+
+static void *break_often(void *argument)
+{
+	(void)argument;
+	for (unsigned i = 0; !atomic_load(&stopped); i++) {
+		if (i % 2)
+			nics_fail(12, i % 5);
+		else
+			nics_lose(12, i % 5);
+		sleep_ms(30);
+	}
+	nics_fail(0, 0);
+	return NULL;
+}
+
+/* Queue pairs break all the time: nothing is lost, and nothing comes twice. */
+static void stress__threads(void **state)
+{
+	uint32_t all = THREADS * EACH * SCALE(ROUNDS, ROUNDS / 3), which;
+	struct sender senders[THREADS];
+	bool *came = calloc(all, 1);
+	pthread_t breaker;
+	struct fixture f;
+
+	(void)state;
+	assert_non_null(came);
+	atomic_store(&stopped, false);
+	open_with(&f, &same);
+	want(0, pthread_create(&breaker, NULL, break_often, NULL));
+	for (uint32_t i = 0; i < THREADS; i++) {
+		senders[i] = (struct sender){ .f = &f, .first = i * all / THREADS };
+		want(0, pthread_create(&senders[i].thread, NULL, send_many, &senders[i]));
+	}
+	for (uint32_t i = 0; i < all; i++) {
+		want(0, child_notification(f.child, 2 * PATIENCE, &got));
+		memcpy(&which, got.data, sizeof(which));
+		want_true(which < all && !came[which], "number %u came again", which);
+		came[which] = true;
+	}
+	for (uint32_t i = 0; i < THREADS; i++)
+		want(0, pthread_join(senders[i].thread, NULL));
+	atomic_store(&stopped, true);
+	want(0, pthread_join(breaker, NULL));
+	want_none(&f);
+	until(&f, BEHIND);
+	fixture_close(&f);
+	free(came);
+	want_no_underrun();
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_OVER(many__at_once, rdma),
 	TEST_OVER(many__in_order, rdma),
 	TEST_NEEDS(costs__of_a_small_write, needs_nics),
 	TEST_NEEDS(after__a_read, needs_nics),
+	TEST_OVER(after__a_flush, gpu_rdma),
 	TEST_NEEDS(refused__by_the_owner, needs_nics),
 	TEST_NEEDS(refused__by_our_nic, needs_nics),
 	TEST_NEEDS(broken__before_the_bytes, needs_nics),
@@ -504,6 +614,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(cancelled__with_a_letter, needs_nics),
 	TEST_NEEDS(lost__owner_killed, needs_nics),
 	TEST_NEEDS(lost__and_again, needs_nics),
+	TEST_NEEDS(stress__threads, needs_nics),
 };
 
 HARNESS_MAIN("rdma-letters", tests)
