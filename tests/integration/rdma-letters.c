@@ -291,6 +291,44 @@ static void refused__by_our_nic(void **state)
 	fixture_close(&f);
 }
 
+/* No letter passes what is on its way over the control connection. */
+static void refused__in_order(void **state)
+{
+	static unsigned char most[WH_NOTIFICATION_MAX];
+	struct wh_batch *long_one, *short_one;
+	struct proxy *proxy;
+	struct fixture f;
+
+	(void)state;
+	fixture_open_with(&f, &needs_nics, LENGTH, ways, &same);
+	want(0, wh_peer_close(f.peer));
+	proxy = proxy_start(f.child->url);
+	assert_non_null(proxy);
+	fixture_connect(&f, proxy_url(proxy));
+	want(0, move(&f, WH_WRITE, 0, 0, 64)); /* its region is registered */
+	nics_refuse(ENOMEM, 0);
+	until(&f, BEHIND);
+	long_one = batch_of(&f, NULL, 0);
+	want(0, wh_batch_notify(long_one, most, sizeof(most)));
+	short_one = numbered(&f, WH_WRITE, 64, 5);
+	proxy_freeze(proxy, true);
+	want(0, wh_batch_submit(long_one));
+	want(0, wh_batch_submit(short_one));
+	want_none(&f);
+	proxy_freeze(proxy, false);
+	want(0, child_notification(f.child, PATIENCE, &got));
+	want(sizeof(most), got.length);
+	want_number(&f, 5);
+	want(0, wh_batch_wait(long_one, PATIENCE));
+	want(0, wh_batch_wait(short_one, PATIENCE));
+	want_told(long_one, CONTROL);
+	want_told(short_one, AFTER);
+	want(0, wh_batch_free(long_one));
+	want(0, wh_batch_free(short_one));
+	fixture_close(&f);
+	proxy_stop(proxy);
+}
+
 /* ---- what breaks ------------------------------------------------------------------------------------ */
 
 /* The queue pair breaks once `passed` of write and letter have been done; `told`: the other end has got what we
@@ -605,6 +643,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_OVER(after__a_flush, gpu_rdma),
 	TEST_NEEDS(refused__by_the_owner, needs_nics),
 	TEST_NEEDS(refused__by_our_nic, needs_nics),
+	TEST_NEEDS(refused__in_order, needs_nics),
 	TEST_NEEDS(broken__before_the_bytes, needs_nics),
 	TEST_NEEDS(broken__between, needs_nics),
 	TEST_NEEDS(broken__unacknowledged_bytes, needs_nics),
