@@ -571,8 +571,12 @@ static void *send_many(void *argument)
 	struct sender *sender = argument;
 	struct wh_batch *batches[EACH];
 
-	for (uint32_t i = 0; i < EACH; i++)
-		batches[i] = numbered(sender->f, i % 2 ? WH_READ : WH_WRITE, i == 2 ? 0 : 256, 0);
+	for (uint32_t i = 0; i < EACH; i++) {
+		uint64_t at = (sender->first * EACH + i) * 256; /* nobody else's bytes */
+		struct wh_transfer transfer = piece(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
+
+		batches[i] = batch_of(sender->f, &transfer, i != 2);
+	}
 	for (uint32_t round = 0; round < SCALE(ROUNDS, ROUNDS / 3); round++) {
 		for (uint32_t i = 0; i < EACH; i++) {
 			number(batches[i], sender->first + round * EACH + i);

@@ -108,8 +108,8 @@ static void complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
 {
 	const struct ibv_wc wc = { .wr_id = wr->wr_id, .status = status, .qp_num = qp->ibv.qp_num };
 
+	atomic_fetch_add(&completions, 1); /* before anybody sees it */
 	push((struct cq *)qp->ibv.send_cq, &wc);
-	atomic_fetch_add(&completions, 1);
 }
 
 int rc_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *out)
