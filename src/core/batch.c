@@ -381,6 +381,8 @@ static void pieces_ended(struct wh_batch *batch)
 		}
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 	}
+	if (batch->note_length)
+		wh_note_drop(batch);
 	wh_batch_finish(batch);
 }
 
@@ -465,6 +467,7 @@ static int prepare(struct wh_batch *batch)
 			atomic_store_explicit(&batch->railed[i], 0, memory_order_relaxed);
 	}
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
+	atomic_store_explicit(&batch->note_way, WH_NOTE_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
 	if (!--batch->timed_in)
 		wh_count_begin(batch);

@@ -259,7 +259,8 @@ struct wh_peer {
 
 	/* Notifications sent and not yet confirmed. */
 	pthread_mutex_t note_lock;
-	struct wh_list notes_waiting, notes_sent; /* of batches */
+	/* Of batches; `ahead`: sent behind bytes that are not known to have arrived. */
+	struct wh_list notes_waiting, notes_sent, notes_ahead;
 	unsigned note_count;
 	uint64_t note_sequence;
 
@@ -411,6 +412,12 @@ int wh_inbox_open(struct wh_engine *engine);
 void wh_inbox_close(struct wh_engine *engine);
 /* A session has sent one / is going. On loop 0. */
 int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
+/* One has come by connection `by` of a transport, which is not 0: `length` bytes, 1 to WH_NOTIFICATION_MAX,
+ * which may change while they are copied. */
+int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
+		      size_t length);
+/* Those that came so and have not been confirmed never came. */
+void wh_session_letters_forget(struct wh_session *session, uint32_t by);
 void wh_session_notes_drop(struct wh_session *session);
 
 /* Send a finished batch's notification; wh_batch_finish() follows once it is confirmed, and
@@ -419,6 +426,16 @@ void wh_note_send(struct wh_batch *batch);
 /* True: the batch waits no more for its notification, which has not been sent, or has been and may
  * still arrive; the caller finishes the batch. False: none was due, or it is being finished. */
 bool wh_note_cancel(struct wh_batch *batch);
+/* The batch ends without: it has failed, or been cancelled. */
+void wh_note_drop(struct wh_batch *batch);
+/* For a transport that sends one behind the batch's bytes. Both under peer.note_lock. May it be sent now, before
+ * any other? Then its sequence, as sent; wh_note_confirmed() or wh_note_astray() follows. */
+bool wh_note_may_go_ahead(const struct wh_batch *batch);
+uint64_t wh_note_ahead(struct wh_batch *batch);
+/* What a transport has sent has not arrived, and never will: it is sent over the control connection, or, if it
+ * was ahead of its batch's end, once that has come. Under peer.note_lock; wh_notes_go_on() follows, without. */
+void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length);
+void wh_notes_go_on(struct wh_peer *peer);
 /* The peer has confirmed one; or it is lost. On loop 0. */
 void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence);
 void wh_notes_lost(struct wh_peer *peer, int error, const char *text);
@@ -513,6 +530,21 @@ enum wh_batch_state {
 	WH_BATCH_DONE = 3,
 };
 
+/* A notification that was sent ahead of the end of its batch. */
+enum wh_note_state {
+	WH_NOTE_NONE = 0,  /* it was not */
+	WH_NOTE_AHEAD,     /* it was, and is in peer.notes_ahead */
+	WH_NOTE_CONFIRMED, /* and has been confirmed */
+	WH_NOTE_LOST,      /* and the peer was lost */
+};
+
+enum wh_note_way {
+	WH_NOTE_UNSENT = 0,
+	WH_NOTE_CONTROL,
+	WH_NOTE_LETTER, /* by its transport, after its bytes */
+	WH_NOTE_BEHIND, /* by its transport, behind its bytes, before they were known to have arrived */
+};
+
 #define WH_RAILS 16 /* connections to one peer, of the transport rdma */
 
 /* What one transport did for a batch. */
@@ -560,6 +592,8 @@ struct wh_batch {
 	struct wh_list callback_link; /* engine.callbacks */
 	struct wh_list note_link;     /* peer.notes_* */
 	uint64_t note_sequence;
+	uint8_t note_state; /* enum wh_note_state; under peer.note_lock */
+	_Atomic uint8_t note_way; /* enum wh_note_way: how it was sent the last time */
 	int note_error; /* why it could not be sent */
 	struct wh_batch *note_next; /* the next of those */
 	_Atomic bool finishing;      /* done, but not yet let go of */

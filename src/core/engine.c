@@ -55,7 +55,7 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 
 uint32_t wh_engine_capabilities(const struct wh_engine *engine)
 {
-	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 : WH_CAPABLE_RDMA;
+	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 : WH_CAPABLE_RDMA | WH_CAPABLE_LETTERS;
 }
 
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)

@@ -182,6 +182,21 @@ static bool tell_memory(struct wh_batch *batch, unsigned id, char *line, size_t 
 	return used && wh_transport(id)->tell(peer, peer->transport[id], batch, line, size);
 }
 
+static bool tell_notification(struct wh_batch *batch, char *line, size_t size)
+{
+	static const char *const ways[] = {
+		[WH_NOTE_CONTROL] = "over the control connection",
+		[WH_NOTE_LETTER] = "by rdma",
+		[WH_NOTE_BEHIND] = "by rdma, right behind the bytes",
+	};
+	unsigned way = atomic_load(&batch->note_way);
+
+	if (way == WH_NOTE_UNSENT)
+		return false;
+	snprintf(line, size, "notification: %s", ways[way]);
+	return true;
+}
+
 int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
@@ -223,6 +238,11 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 		if (id == WH_TRANSPORT_COUNT ? !tell_window(batch, line, sizeof(line)) :
 					       !tell_memory(batch, id, line, sizeof(line)))
 			continue;
+		if (at < length)
+			snprintf(text + at, length - at, "%s\n", line);
+		at += strlen(line) + 1;
+	}
+	if (tell_notification(batch, line, sizeof(line))) {
 		if (at < length)
 			snprintf(text + at, length - at, "%s\n", line);
 		at += strlen(line) + 1;

@@ -8,8 +8,12 @@
  * out of a wanted inbox has loop 0 deliver what waits. So as long as anything waits, the inbox is
  * wanted or loop 0 is about to look.
  *
- * Locks: engine.lock, wh_peer.note_lock, wh_inbox.lock, wh_control.lock. wh_batch_finish() is never
- * called under one of them.
+ * They go over the control connection, or by a transport's own way. In the latter case one may be sent behind
+ * the bytes of its batch, before these are known to have arrived, if they cannot be overtaken: then it may be
+ * confirmed before its batch's pieces have ended.
+ *
+ * Locks: engine.lock, wh_peer.note_lock, that of a transport, wh_inbox.lock, wh_control.lock.
+ * wh_batch_finish() is never called under one of them.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -23,11 +27,14 @@
 #define WINDOW 16
 #define SEQUENCE 8 /* bytes of it in front of the user's */
 
+_Static_assert(WINDOW == WH_RDMA_LETTERS, "there is a slot, and a receive, for each on its way");
+
 struct note {
 	struct wh_list link;         /* inbox.notes or inbox.waiting */
 	struct wh_list session_link; /* session.notes, while it waits */
 	struct wh_session *session;
 	uint64_t sequence;
+	uint32_t by; /* connection of a transport; 0: the control connection */
 	int64_t charged; /* bytes, to the guest whose it is, while it waits */
 	uint64_t epoch;
 	char sender[WH_NAME_MAX];
@@ -161,23 +168,22 @@ static int confirm(struct wh_session *session, uint64_t sequence)
 	return wh_control_send(&session->control, WH_FRAME_NOTIFIED, 0, bytes, sizeof(bytes));
 }
 
-int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length)
+static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data, size_t length)
 {
 	struct wh_inbox *inbox = session->engine->inbox;
 	struct note *note;
 
-	if (length <= SEQUENCE || length > SEQUENCE + WH_NOTIFICATION_MAX ||
-	    session->note_count >= WINDOW)
+	if (session->note_count >= WINDOW)
 		return -EPROTO;
-	note = note_new(session->hello.epoch, session->hello.name, payload + SEQUENCE,
-			length - SEQUENCE);
+	note = note_new(session->hello.epoch, session->hello.name, data, length);
 	if (!note)
 		return -ENOMEM;
 	note->session = session;
-	note->sequence = wh_get64(payload);
+	note->sequence = sequence;
+	note->by = by;
 	/* Behind those who wait already. */
 	if (wh_list_empty(&inbox->waiting) && push(inbox, note))
-		return confirm(session, wh_get64(payload));
+		return confirm(session, sequence);
 	/* One may wait in any case. */
 	if (session->note_count)
 		note->charged = (int64_t)(sizeof(*note) + note->length);
@@ -192,18 +198,44 @@ int wh_session_notified(struct wh_session *session, const uint8_t *payload, size
 	return 0;
 }
 
-void wh_session_notes_drop(struct wh_session *session)
+int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length)
 {
-	struct wh_list *link;
+	if (length <= SEQUENCE || length > SEQUENCE + WH_NOTIFICATION_MAX)
+		return -EPROTO;
+	return take_in(session, 0, wh_get64(payload), payload + SEQUENCE, length - SEQUENCE);
+}
 
-	while ((link = wh_list_take(&session->notes))) {
+int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data, size_t length)
+{
+	return take_in(session, by, sequence, data, length);
+}
+
+static void drop_waiting(struct wh_session *session, struct note *note)
+{
+	wh_list_remove(&note->session_link);
+	wh_list_remove(&note->link);
+	wh_guest_queue(session->guest, -note->charged);
+	session->note_count--;
+	free(note);
+}
+
+void wh_session_letters_forget(struct wh_session *session, uint32_t by)
+{
+	struct wh_list *link, *next;
+
+	for (link = session->notes.next; link != &session->notes; link = next) {
 		struct note *note = wh_container(link, struct note, session_link);
 
-		wh_list_remove(&note->link);
-		wh_guest_queue(session->guest, -note->charged);
-		free(note);
+		next = link->next;
+		if (note->by == by)
+			drop_waiting(session, note);
 	}
-	session->note_count = 0;
+}
+
+void wh_session_notes_drop(struct wh_session *session)
+{
+	while (!wh_list_empty(&session->notes))
+		drop_waiting(session, wh_container(session->notes.next, struct note, session_link));
 }
 
 /* The oldest of those that wait. False: there is none, or no room. On loop 0. */
@@ -336,24 +368,42 @@ static void deliver(struct wh_task *task)
 
 /* ---- to a peer ------------------------------------------------------------------------------ */
 
+static int by_control(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
+{
+	uint8_t bytes[SEQUENCE + WH_NOTIFICATION_MAX];
+
+	wh_put64(bytes, sequence);
+	memcpy(bytes + SEQUENCE, data, length);
+	return wh_control_send(&peer->control, WH_FRAME_NOTIFY, 0, bytes, SEQUENCE + length);
+}
+
+static int by_transport(struct wh_peer *peer, struct wh_batch *batch, uint64_t sequence)
+{
+	if (!peer->opened[WH_TRANSPORT_RDMA])
+		return -EOPNOTSUPP;
+	return wh_transport(WH_TRANSPORT_RDMA)->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
+}
+
 /* Under note_lock: a peer that is lost is not connected again before wh_notes_lost() has had this
  * lock, so that nothing gets to another epoch of it. */
 static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 {
-	uint8_t bytes[SEQUENCE + WH_NOTIFICATION_MAX];
+	uint64_t sequence = peer->note_sequence + 1;
 	int error;
 
 	if (atomic_load(&batch->cancelled))
 		return -ECANCELED;
 	if (atomic_load(&peer->state) != WH_PEER_CONNECTED)
 		return -ECONNRESET;
-	batch->note_sequence = ++peer->note_sequence;
-	wh_put64(bytes, batch->note_sequence);
-	memcpy(bytes + SEQUENCE, batch->note, batch->note_length);
-	error = wh_control_send(&peer->control, WH_FRAME_NOTIFY, 0, bytes,
-				SEQUENCE + batch->note_length);
+	error = by_transport(peer, batch, sequence);
+	if (error == -EAGAIN)
+		return error;
+	atomic_store(&batch->note_way, error ? WH_NOTE_CONTROL : WH_NOTE_LETTER);
+	if (error)
+		error = by_control(peer, sequence, batch->note, batch->note_length);
 	if (error)
 		return error == -ENOMEM ? error : -ECONNRESET;
+	batch->note_sequence = peer->note_sequence = sequence;
 	wh_list_append(&peer->notes_sent, &batch->note_link);
 	peer->note_count++;
 	return 0;
@@ -365,13 +415,15 @@ static void send_waiting(struct wh_peer *peer)
 {
 	struct wh_batch *batch, *failed = NULL;
 	struct wh_list *link;
-	int error;
+	int error = 0;
 
 	pthread_mutex_lock(&peer->note_lock);
-	while (peer->note_count < WINDOW && (link = wh_list_take(&peer->notes_waiting))) {
+	while (error != -EAGAIN && peer->note_count < WINDOW && (link = wh_list_take(&peer->notes_waiting))) {
 		batch = wh_container(link, struct wh_batch, note_link);
 		error = send_one(peer, batch);
-		if (!error)
+		if (error == -EAGAIN)
+			wh_list_push(&peer->notes_waiting, &batch->note_link);
+		if (!error || error == -EAGAIN)
 			continue;
 		batch->note_error = error;
 		batch->note_next = failed;
@@ -384,50 +436,142 @@ static void send_waiting(struct wh_peer *peer)
 	}
 }
 
+void wh_notes_go_on(struct wh_peer *peer)
+{
+	send_waiting(peer);
+}
+
 void wh_note_send(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
+	uint8_t state;
 
 	if (peer->self) {
 		send_own(peer, batch);
 		return;
 	}
 	pthread_mutex_lock(&peer->note_lock);
-	wh_list_append(&peer->notes_waiting, &batch->note_link);
+	state = batch->note_state;
+	batch->note_state = WH_NOTE_NONE;
+	if (state == WH_NOTE_AHEAD) { /* from here as any that has been sent */
+		wh_list_remove(&batch->note_link);
+		wh_list_append(&peer->notes_sent, &batch->note_link);
+	} else if (state == WH_NOTE_NONE) {
+		wh_list_append(&peer->notes_waiting, &batch->note_link);
+	}
 	pthread_mutex_unlock(&peer->note_lock);
-	send_waiting(peer);
+	if (state == WH_NOTE_NONE)
+		send_waiting(peer);
+	else if (state == WH_NOTE_CONFIRMED)
+		wh_batch_finish(batch);
+	else if (state == WH_NOTE_LOST)
+		end(batch, -ECONNRESET);
+}
+
+/* Under note_lock. What has been sent counts until the peer confirms it, but as nobody's. */
+static void leave_ahead(struct wh_batch *batch)
+{
+	if (batch->note_state == WH_NOTE_AHEAD)
+		wh_list_remove(&batch->note_link);
+	batch->note_state = WH_NOTE_NONE;
+}
+
+void wh_note_drop(struct wh_batch *batch)
+{
+	struct wh_peer *peer = batch->peer;
+
+	pthread_mutex_lock(&peer->note_lock);
+	leave_ahead(batch);
+	pthread_mutex_unlock(&peer->note_lock);
 }
 
 bool wh_note_cancel(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
-	bool waited;
+	bool waited = false;
 
 	pthread_mutex_lock(&peer->note_lock);
-	waited = batch->note_link.next;
-	/* If it has been sent it counts until the peer confirms it, but as nobody's. */
-	wh_list_remove(&batch->note_link);
+	if (batch->note_state != WH_NOTE_NONE) { /* its pieces have not ended */
+		leave_ahead(batch);
+	} else {
+		waited = batch->note_link.next;
+		/* If it has been sent it counts until the peer confirms it, but as nobody's. */
+		wh_list_remove(&batch->note_link);
+	}
 	pthread_mutex_unlock(&peer->note_lock);
 	return waited;
 }
 
-void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
+bool wh_note_may_go_ahead(const struct wh_batch *batch)
+{
+	const struct wh_peer *peer = batch->peer;
+
+	return peer->note_count < WINDOW && wh_list_empty(&peer->notes_waiting) &&
+	       atomic_load(&peer->state) == WH_PEER_CONNECTED && !atomic_load(&batch->cancelled) &&
+	       !atomic_load(&batch->status);
+}
+
+uint64_t wh_note_ahead(struct wh_batch *batch)
+{
+	struct wh_peer *peer = batch->peer;
+
+	batch->note_sequence = ++peer->note_sequence;
+	batch->note_state = WH_NOTE_AHEAD;
+	atomic_store(&batch->note_way, WH_NOTE_BEHIND);
+	wh_list_append(&peer->notes_ahead, &batch->note_link);
+	peer->note_count++;
+	return batch->note_sequence;
+}
+
+/* The batch in the list whose notification has this number; NULL. The list has *count more of them. */
+static struct wh_batch *find(const struct wh_list *list, uint64_t sequence, unsigned *count)
 {
 	struct wh_batch *found = NULL;
-	unsigned sent = 0;
 
-	pthread_mutex_lock(&peer->note_lock);
-	for (struct wh_list *l = peer->notes_sent.next; l != &peer->notes_sent; l = l->next) {
+	for (struct wh_list *l = list->next; l != list; l = l->next) {
 		struct wh_batch *batch = wh_container(l, struct wh_batch, note_link);
 
-		sent++;
+		++*count;
 		if (batch->note_sequence == sequence)
 			found = batch;
 	}
+	return found;
+}
+
+void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
+{
+	unsigned count = 0;
+	struct wh_batch *ahead = find(&peer->notes_ahead, sequence, &count);
+	struct wh_batch *sent = find(&peer->notes_sent, sequence, &count);
+
+	if (sent) { /* if that fails the connection is lost, and all with it */
+		atomic_store(&sent->note_way, WH_NOTE_CONTROL);
+		by_control(peer, sequence, data, length);
+		return;
+	}
+	if (ahead)
+		leave_ahead(ahead);
+	peer->note_count--;
+}
+
+void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
+{
+	struct wh_batch *found, *ahead;
+	unsigned sent = 0;
+
+	pthread_mutex_lock(&peer->note_lock);
+	if (peer->opened[WH_TRANSPORT_RDMA])
+		wh_transport(WH_TRANSPORT_RDMA)->notified(peer, peer->transport[WH_TRANSPORT_RDMA], sequence);
+	found = find(&peer->notes_sent, sequence, &sent);
+	ahead = find(&peer->notes_ahead, sequence, &sent);
 	if (found)
 		wh_list_remove(&found->note_link);
+	if (ahead) {
+		leave_ahead(ahead);
+		ahead->note_state = WH_NOTE_CONFIRMED;
+	}
 	/* Else of one that was cancelled, or made up. */
-	if (found || peer->note_count > sent)
+	if (found || ahead || peer->note_count > sent)
 		peer->note_count--;
 	pthread_mutex_unlock(&peer->note_lock);
 	if (found)
@@ -442,6 +586,13 @@ void wh_notes_lost(struct wh_peer *peer, int error, const char *text)
 	do {
 		pthread_mutex_lock(&peer->note_lock);
 		peer->note_count = 0;
+		while (!wh_list_empty(&peer->notes_ahead)) {
+			struct wh_batch *batch =
+				wh_container(peer->notes_ahead.next, struct wh_batch, note_link);
+
+			leave_ahead(batch);
+			batch->note_state = WH_NOTE_LOST;
+		}
 		link = wh_list_take(&peer->notes_sent);
 		if (!link)
 			link = wh_list_take(&peer->notes_waiting);

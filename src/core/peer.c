@@ -494,6 +494,7 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame, 
 	case WH_FRAME_RDMA_DESKED:
 	case WH_FRAME_RDMA_COPIED:
 	case WH_FRAME_RDMA_SPARE:
+	case WH_FRAME_RDMA_MAILED:
 		if (!peer->opened[WH_TRANSPORT_RDMA])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)
@@ -650,6 +651,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	pthread_condattr_destroy(&clock);
 	wh_list_init(&peer->notes_waiting);
 	wh_list_init(&peer->notes_sent);
+	wh_list_init(&peer->notes_ahead);
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
 	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region));

@@ -49,6 +49,7 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 	case WH_FRAME_RDMA_FLUSH:
 	case WH_FRAME_RDMA_DESK:
 	case WH_FRAME_RDMA_COPY:
+	case WH_FRAME_RDMA_MAIL:
 		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);

@@ -15,8 +15,8 @@ enum { IBV_PORT_ACTIVE = 4 };
 enum { IBV_LAYER_UNSPECIFIED = 0, IBV_LAYER_INFINIBAND = 1, IBV_LAYER_ETHERNET = 2 };
 enum { IBV_GID_IB = 0, IBV_GID_ROCE_V1 = 1, IBV_GID_ROCE_V2 = 2 };
 enum { IBV_QPT_RC = 2 };
-enum { IBV_QPS_INIT = 1, IBV_QPS_RTR = 2, IBV_QPS_RTS = 3 };
-enum { IBV_WR_RDMA_WRITE = 0, IBV_WR_RDMA_READ = 4 };
+enum { IBV_QPS_INIT = 1, IBV_QPS_RTR = 2, IBV_QPS_RTS = 3, IBV_QPS_ERR = 6 };
+enum { IBV_WR_RDMA_WRITE = 0, IBV_WR_RDMA_WRITE_WITH_IMM = 1, IBV_WR_RDMA_READ = 4 };
 enum { IBV_SEND_SIGNALED = 1 << 1, IBV_SEND_INLINE = 1 << 3 };
 enum {
 	IBV_ACCESS_LOCAL_WRITE = 1,
@@ -30,7 +30,11 @@ enum {
 	IBV_WC_WR_FLUSH_ERR = 5,
 	IBV_WC_REM_ACCESS_ERR = 10,
 	IBV_WC_RETRY_EXC_ERR = 12,
+	IBV_WC_RNR_RETRY_EXC_ERR = 13,
 };
+
+enum { IBV_WC_RECV_RDMA_WITH_IMM = 129 }; /* opcode of a completion */
+enum { IBV_WC_WITH_IMM = 1 << 1 };
 
 enum {
 	IBV_EVENT_QP_FATAL = 1,
@@ -188,7 +192,7 @@ struct ibv_send_wr {
 	struct ibv_sge *sg_list;
 	int num_sge, opcode;
 	unsigned int send_flags;
-	uint32_t imm_data;
+	uint32_t imm_data; /* in network byte order, as in a completion */
 	union {
 		struct {
 			uint64_t remote_addr;
@@ -201,6 +205,13 @@ struct ibv_send_wr {
 		uint64_t align;
 	} qp_type;
 	uint64_t bind[6]; /* memory windows, segmentation */
+};
+
+struct ibv_recv_wr {
+	uint64_t wr_id;
+	struct ibv_recv_wr *next;
+	struct ibv_sge *sg_list;
+	int num_sge;
 };
 
 struct ibv_wc {
@@ -227,7 +238,7 @@ struct ibv_context_ops {
 	int (*req_notify_cq)(struct ibv_cq *cq, int solicited_only);
 	void *before_post_send[12];
 	int (*post_send)(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
-	int (*post_recv)(struct ibv_qp *qp, void *wr, void **bad);
+	int (*post_recv)(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 	void *after_post_recv[5];
 };
 

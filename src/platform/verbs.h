@@ -95,4 +95,9 @@ static inline int wh_verbs_post(struct ibv_qp *qp, struct ibv_send_wr *first, st
 	return qp->context->ops.post_send(qp, first, bad);
 }
 
+static inline int wh_verbs_receive(struct ibv_qp *qp, struct ibv_recv_wr *first, struct ibv_recv_wr **bad)
+{
+	return qp->context->ops.post_recv(qp, first, bad);
+}
+
 #endif

@@ -104,6 +104,8 @@ static void destroy(void *argument)
 		if (work->place)
 			wh_place_leave(work->place);
 		work->place = NULL;
+		if (work->letter)
+			rdma_mail_done(line, work);
 	}
 	line->ahead = 0;
 	line->unsignalled = 0;
@@ -122,6 +124,7 @@ static void finish(struct wh_task *task)
 	bool news;
 
 	wh_list_init(&done);
+	rdma_mail_astray(line);
 	pthread_mutex_lock(&rdma->lock);
 	/* A port without a cable is tried for ever. */
 	news = line->proved || !line->tries || !rdma_ready(rdma);
@@ -140,6 +143,7 @@ static void finish(struct wh_task *task)
 		rdma_want(rdma);
 	memcpy(why, line->why, sizeof(why));
 	changed(rdma, &done);
+	wh_notes_go_on(rdma->peer);
 	if (!news)
 		return;
 	wh_engine_log(rdma->peer->engine, "rdma to %s: %s", rdma->peer->welcome.name, why);
@@ -247,6 +251,7 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text)
 		stop(rdma->lines[i]);
 	pthread_mutex_lock(&rdma->lock);
 	collect(rdma, &all);
+	rdma_mail_lost(rdma);
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
 	while ((link = wh_list_take(&all))) {
@@ -280,6 +285,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 		wh_loop_cancel(home(line), &line->ended);
 	}
 	collect(rdma, &none);
+	rdma_mail_close(rdma);
 	while (rdma->line_count)
 		free(rdma->lines[--rdma->line_count]);
 }
@@ -328,10 +334,11 @@ static void ready(struct wh_source *source, uint32_t events)
 	struct ibv_cq *cq;
 	void *context;
 
-	(void)events;
 	wh_list_init(&done);
 	wh_list_init(&away);
 	pthread_mutex_lock(&rdma->lock);
+	if (events & (EPOLLERR | EPOLLHUP)) /* it is ready for ever */
+		rdma_break(line, false, "%s has been removed", line->mine.name);
 	while (line->channel && !rdma->rdma->verbs->get_cq_event(line->channel, &cq, &context)) {
 		rdma->rdma->verbs->ack_cq_events(cq, 1);
 		line->armed = false;

@@ -134,7 +134,7 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	/* What is put into the request itself is read by the CPU. */
 	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
 		request->send_flags |= IBV_SEND_INLINE;
-	*work = (struct rdma_work){ piece, &region->place, start, length };
+	*work = (struct rdma_work){ .piece = piece, .place = &region->place, .start = start, .length = length };
 	piece->flying++;
 	line->ahead += length;
 	line->ring->head++;
@@ -172,6 +172,29 @@ static void post(struct rdma_line *line, struct chain *chain)
 		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
 }
 
+void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool idle)
+{
+	struct ibv_send_wr *bad;
+	int error;
+
+	if (idle) {
+		line->since = line->mark = wh_now();
+		line->marked = 0;
+	}
+	/* Before it can complete, for nobody looks afterwards. */
+	if (!line->armed && wh_verbs_arm(line->cq)) {
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+		return;
+	}
+	line->armed = true;
+	request->send_flags |= IBV_SEND_SIGNALED;
+	line->unsignalled = 0;
+	line->unsignalled_bytes = 0;
+	error = wh_verbs_post(line->qp, request, &bad);
+	if (error)
+		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
+}
+
 void rdma_probe(struct rdma_line *line)
 {
 	/* Of no bytes, which needs no key. */
@@ -184,6 +207,16 @@ void rdma_probe(struct rdma_line *line)
 		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
 	line->armed = true;
 	post(line, &chain);
+}
+
+/* Its notification, if that was the last of it. */
+static void follow(struct rdma_line *line, const struct wh_piece *piece, struct chain *chain)
+{
+	bool room = chain->count < RDMA_CHAIN;
+
+	if (rdma_mail_behind(line, piece, room ? &chain->requests[chain->count] : NULL,
+			     chain->segments[room ? chain->count : 0]))
+		chain->count++;
 }
 
 /* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
@@ -212,6 +245,8 @@ static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
 		rdma_taken(rdma, piece, work, length);
 		if (chain->count == before)
 			rdma_ended(rdma, piece, length, done);
+		if (piece == rdma->mail.ahead)
+			follow(line, piece, chain);
 	}
 }
 
@@ -246,6 +281,10 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 	struct rdma_peer *rdma = line->peer;
 	struct wh_piece *piece = work->piece;
 
+	if (work->letter) {
+		rdma_mail_done(line, work);
+		return;
+	}
 	if (!piece) { /* the probe: packets come through */
 		line->state = RDMA_READY;
 		line->proved = true;

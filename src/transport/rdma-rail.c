@@ -249,7 +249,6 @@ static void events_ready(struct wh_source *source, uint32_t events)
 	struct ibv_async_event event;
 	char why[WH_REFUSAL];
 
-	(void)events;
 	while (!verbs->get_async_event(nic->context, &event)) {
 		int port = event.element.port_num, type = event.event_type;
 
@@ -269,6 +268,11 @@ static void events_ready(struct wh_source *source, uint32_t events)
 		default: /* a queue pair's errors are seen in its completions, or by the watchdog */
 			break;
 		}
+	}
+	/* One that has been removed is ready for ever. */
+	if (events & (EPOLLERR | EPOLLHUP)) {
+		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		source->fd = -1;
 	}
 }
 
@@ -317,6 +321,8 @@ static void nic_close(struct rdma_nic *nic)
 {
 	const struct wh_verbs *verbs = nic->rdma->verbs;
 
+	if (nic->letters)
+		verbs->destroy_comp_channel(nic->letters);
 	if (nic->idle)
 		verbs->destroy_cq(nic->idle);
 	if (nic->pd)
@@ -349,7 +355,7 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	if (!nic)
 		return wh_fail(ENOMEM, "rdma: no memory");
 	nic->rdma = rdma;
-	nic->events.fd = -1;
+	nic->events.fd = nic->letters_source.fd = -1;
 	snprintf(nic->name, sizeof(nic->name), "%s", verbs->get_device_name(device));
 	nic->context = verbs->open_device(device);
 	if (!nic->context)
@@ -364,6 +370,9 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	nic->idle = verbs->create_cq(nic->context, 1, NULL, NULL, 0);
 	if (!nic->idle)
 		return nic_fail(nic, "ibv_create_cq");
+	nic->letters = verbs->create_comp_channel(nic->context);
+	if (!nic->letters)
+		return nic_fail(nic, "ibv_create_comp_channel");
 	nic->gather = nic->attributes.max_sge < 1		 ? 1 :
 		      nic->attributes.max_sge < (int)RDMA_GATHER ? (uint32_t)nic->attributes.max_sge :
 								   RDMA_GATHER;
@@ -475,6 +484,19 @@ static uint8_t ack_timeout(const struct wh_engine *engine)
 	return exponent;
 }
 
+static int listen_to(const struct rdma_nic *nic, struct wh_source *source, int fd)
+{
+	int error;
+
+	if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
+		return wh_fail(errno, "%s: its events: %s", nic->name, strerror(errno));
+	source->fd = fd;
+	error = wh_loop_add(&nic->rdma->engine->loops[0], source, EPOLLIN);
+	if (error)
+		source->fd = -1;
+	return error;
+}
+
 int rdma_rails_open(struct rdma *rdma)
 {
 	struct wh_engine *engine = rdma->engine;
@@ -506,14 +528,12 @@ int rdma_rails_open(struct rdma *rdma)
 		error = wh_fail(ENODEV, "rdma=%.60s: the device has no such port", knob);
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
 		struct rdma_nic *nic = rdma->nics[i];
-		int fd = nic->context->async_fd;
 
 		nic->events.ready = events_ready;
-		nic->events.fd = fd;
-		if (fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK))
-			error = wh_fail(errno, "%s: its events: %s", nic->name, strerror(errno));
-		else
-			error = wh_loop_add(&engine->loops[0], &nic->events, EPOLLIN);
+		nic->letters_source.ready = rdma_letters_ready;
+		error = listen_to(nic, &nic->events, nic->context->async_fd);
+		if (!error)
+			error = listen_to(nic, &nic->letters_source, nic->letters->fd);
 	}
 	return error;
 }
@@ -522,9 +542,14 @@ static void stop_events(void *argument)
 {
 	struct rdma *rdma = argument;
 
-	for (unsigned i = 0; i < rdma->nic_count; i++)
-		if (rdma->nics[i]->events.fd >= 0)
-			wh_loop_remove(&rdma->engine->loops[0], &rdma->nics[i]->events);
+	for (unsigned i = 0; i < rdma->nic_count; i++) {
+		struct rdma_nic *nic = rdma->nics[i];
+
+		if (nic->events.fd >= 0)
+			wh_loop_remove(&rdma->engine->loops[0], &nic->events);
+		if (nic->letters_source.fd >= 0)
+			wh_loop_remove(&rdma->engine->loops[0], &nic->letters_source);
+	}
 }
 
 void rdma_rails_close(struct rdma *rdma)
@@ -545,32 +570,22 @@ static int qp_fail(const struct rdma_rail *rail, const char *call, int error, ch
 	return -error;
 }
 
-int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth, struct ibv_qp **out,
-		uint32_t *inlined, char why[WH_REFUSAL])
+static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted, unsigned int access,
+		   struct ibv_qp **out, char why[WH_REFUSAL])
 {
 	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
-	struct ibv_qp_init_attr wanted = {
-		.send_cq = cq,
-		.recv_cq = cq,
-		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = depth, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 },
-	};
 	struct ibv_qp_attr first = {
 		.qp_state = IBV_QPS_INIT,
 		.pkey_index = rail->pkey_index,
 		.port_num = rail->port,
-		/* Only the owner's end answers. */
-		.qp_access_flags = depth > 1 ? 0 : IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ,
+		.qp_access_flags = access,
 	};
-	struct ibv_qp *qp;
+	struct ibv_qp *qp = verbs->create_qp(rail->nic->pd, wanted);
 	int error;
 
-	wanted.cap.max_inline_data = depth > 1 ? RDMA_INLINE : 0;
-	wanted.cap.max_send_sge = depth > 1 ? rail->nic->gather : 1;
-	qp = verbs->create_qp(rail->nic->pd, &wanted);
-	if (!qp && wanted.cap.max_inline_data) {
-		wanted.cap.max_inline_data = 0;
-		qp = verbs->create_qp(rail->nic->pd, &wanted);
+	if (!qp && wanted->cap.max_inline_data) {
+		wanted->cap.max_inline_data = 0;
+		qp = verbs->create_qp(rail->nic->pd, wanted);
 	}
 	if (!qp)
 		return qp_fail(rail, "ibv_create_qp", errno ? errno : EIO, why);
@@ -580,9 +595,38 @@ int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 		verbs->destroy_qp(qp);
 		return qp_fail(rail, "ibv_modify_qp to INIT", error, why);
 	}
-	*inlined = wanted.cap.max_inline_data;
 	*out = qp;
 	return 0;
+}
+
+int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth, struct ibv_qp **out,
+		uint32_t *inlined, char why[WH_REFUSAL])
+{
+	struct ibv_qp_init_attr wanted = {
+		.send_cq = cq,
+		.recv_cq = cq,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = depth, .max_recv_wr = 1, .max_send_sge = rail->nic->gather,
+			 .max_recv_sge = 1, .max_inline_data = RDMA_INLINE },
+	};
+	int error = qp_make(rail, &wanted, 0, out, why); /* only the owner's end answers */
+
+	*inlined = wanted.cap.max_inline_data;
+	return error;
+}
+
+int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives, struct ibv_qp **out,
+			  char why[WH_REFUSAL])
+{
+	struct ibv_qp_init_attr wanted = {
+		.send_cq = rail->nic->idle,
+		.recv_cq = receives,
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 1, .max_recv_wr = WH_RDMA_LETTERS, .max_send_sge = 1,
+			 .max_recv_sge = 1 },
+	};
+
+	return qp_make(rail, &wanted, IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ, out, why);
 }
 
 /* How packets find the other end. */

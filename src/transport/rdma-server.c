@@ -11,6 +11,7 @@
 
 #define QUEUE_PAIRS_MOST 64u /* of one session */
 #define ASKED_BACK 4u        /* for each that is refused */
+#define TURNS 64u            /* events at once, so that others have theirs */
 
 struct answering {
 	struct wh_list link;
@@ -18,6 +19,9 @@ struct answering {
 	struct wh_session *session;
 	struct rdma_nic *nic;
 	struct ibv_qp *qp;
+	struct ibv_cq *cq; /* of its receives */
+	struct wh_task more; /* letters have been left for another turn */
+	uint64_t last; /* sequence of a letter */
 	uint32_t number; /* the initiator's */
 };
 
@@ -25,12 +29,17 @@ struct rdma_session {
 	struct wh_list pairs;
 	unsigned count;
 	struct rdma_desk *desk; /* NULL: it has asked for none */
+	struct rdma_mailbox *box; /* the same */
 };
 
 static void drop(struct rdma_session *mine, struct answering *pair)
 {
-	/* When this returns the NIC answers to it no more. */
-	pair->nic->rdma->verbs->destroy_qp(pair->qp);
+	const struct wh_verbs *verbs = pair->nic->rdma->verbs;
+
+	/* When this returns the NIC answers to it no more. Letters that nobody has looked at yet go with it. */
+	verbs->destroy_qp(pair->qp);
+	verbs->destroy_cq(pair->cq);
+	wh_loop_cancel(&pair->nic->rdma->engine->loops[0], &pair->more);
 	wh_list_remove(&pair->link);
 	wh_list_remove(&pair->among);
 	pair->nic->rdma->answering_count--;
@@ -73,6 +82,102 @@ static int has_room(struct rdma *rdma, const struct rdma_session *mine, char why
 	return -EBUSY;
 }
 
+/* ---- letters --------------------------------------------------------------------------------------- */
+
+static int post_receive(struct answering *pair)
+{
+	struct ibv_recv_wr request = { 0 }, *bad; /* of no bytes: they are written elsewhere */
+
+	return wh_verbs_receive(pair->qp, &request, &bad);
+}
+
+/* A queue for what it receives, which tells of all that comes. */
+static int queue_new(struct answering *pair, const struct rdma_rail *rail, char why[WH_REFUSAL])
+{
+	const struct wh_verbs *verbs = pair->nic->rdma->verbs;
+	int error = 0;
+
+	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_LETTERS, pair, pair->nic->letters, 0);
+	if (!pair->cq)
+		error = errno ? errno : EIO;
+	else
+		error = wh_verbs_arm(pair->cq);
+	if (error)
+		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", rail->name, strerror(error));
+	return -error;
+}
+
+/* There is one for each letter that may be on its way, by whichever queue pair. */
+static int post_receives(struct answering *pair, const struct rdma_rail *rail, char why[WH_REFUSAL])
+{
+	int error = 0;
+
+	for (unsigned i = 0; i < WH_RDMA_LETTERS && !error; i++)
+		error = post_receive(pair);
+	if (error)
+		snprintf(why, WH_REFUSAL, "%s: ibv_post_recv: %s", rail->name, strerror(error));
+	return -error;
+}
+
+/* False: the pair has gone, for its session has. */
+static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
+{
+	struct wh_session *session = pair->session;
+	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
+	int error;
+
+	/* Of one that fails: so will all others be, and the initiator sees it. */
+	if (wc->status != IBV_WC_SUCCESS)
+		return true;
+	post_receive(pair); /* before it is confirmed; if that fails, the queue pair has */
+	error = rdma_mailbox_letter(session, mine->box, pair->number, wc, &pair->last);
+	if (error)
+		wh_session_end(session, error,
+			       session->control.full ? session->control.full : "broke the protocol of letters");
+	return !error;
+}
+
+/* Others have their turn before what comes next. */
+static void take_letters(struct answering *pair)
+{
+	struct ibv_wc wcs[WH_RDMA_LETTERS];
+	int got = wh_verbs_poll(pair->cq, WH_RDMA_LETTERS, wcs);
+
+	for (int i = 0; i < got; i++)
+		if (!take_letter(pair, &wcs[i]))
+			return;
+	if (got == (int)WH_RDMA_LETTERS)
+		wh_loop_post(&pair->nic->rdma->engine->loops[0], &pair->more);
+}
+
+static void take_more(struct wh_task *task)
+{
+	take_letters(wh_container(task, struct answering, more));
+}
+
+void rdma_letters_ready(struct wh_source *source, uint32_t events)
+{
+	struct rdma_nic *nic = wh_container(source, struct rdma_nic, letters_source);
+	const struct wh_verbs *verbs = nic->rdma->verbs;
+	struct ibv_cq *cq;
+	void *context;
+
+	for (unsigned turn = 0; turn < TURNS && !verbs->get_cq_event(nic->letters, &cq, &context); turn++) {
+		/* It is destroyed only once that is done. */
+		verbs->ack_cq_events(cq, 1);
+		/* Before it is looked at, so that what comes afterwards is told of. */
+		wh_verbs_arm(cq);
+		take_letters(context);
+	}
+	/* A device that has been removed is ready for ever. */
+	if (events & (EPOLLERR | EPOLLHUP)) {
+		wh_loop_remove(&nic->rdma->engine->loops[0], source);
+		source->fd = -1;
+	}
+}
+
+/* ---- queue pairs ------------------------------------------------------------------------------------- */
+
 static struct rdma_session *session_state(struct wh_session *session)
 {
 	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
@@ -95,7 +200,6 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 	struct rdma_session *mine = session_state(session);
 	struct answering *pair = calloc(1, sizeof(*pair));
 	struct rdma_rail rail;
-	uint32_t inlined;
 	int error = -ENOMEM;
 
 	snprintf(why, WH_REFUSAL, "no memory");
@@ -109,9 +213,16 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 		goto err_free;
 	pair->nic = rail.nic;
 	pair->number = wanted->number;
-	error = rdma_qp_new(&rail, rail.nic->idle, 1, &pair->qp, &inlined, why);
+	pair->more.run = take_more;
+	error = queue_new(pair, &rail, why);
 	if (error)
-		goto err_free;
+		goto err_queue;
+	error = rdma_qp_new_answering(&rail, pair->cq, &pair->qp, why);
+	if (error)
+		goto err_queue;
+	error = post_receives(pair, &rail, why);
+	if (error)
+		goto err_destroy;
 	answer->end = rail.end;
 	answer->end.qp = pair->qp->qp_num;
 	answer->nic = rail.nic->index;
@@ -130,6 +241,9 @@ static int connect_pair(struct wh_session *session, const struct wh_rdma_connect
 
 err_destroy:
 	rdma->verbs->destroy_qp(pair->qp);
+err_queue:
+	if (pair->cq)
+		rdma->verbs->destroy_cq(pair->cq);
 err_free:
 	free(pair);
 	return error;
@@ -165,6 +279,8 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_DESK)
 		return frame->length ? -EPROTO : rdma_desk_frame(session, &mine->desk);
+	if (frame->type == WH_FRAME_RDMA_MAIL)
+		return frame->length ? -EPROTO : rdma_mailbox_frame(session, &mine->box);
 	if (frame->type == WH_FRAME_RDMA_COPY)
 		return rdma_desk_copy(session, mine->desk, payload, frame->length);
 	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
@@ -184,8 +300,11 @@ void rdma_session_abort(struct wh_session *session, uint32_t number)
 		struct answering *pair = wh_container(link, struct answering, link);
 
 		next = link->next;
-		if (pair->number == number)
-			drop(mine, pair);
+		if (pair->number != number)
+			continue;
+		drop(mine, pair);
+		/* What came by it and has not been confirmed is sent again in another way. */
+		wh_session_letters_forget(session, number);
 	}
 }
 
@@ -195,6 +314,8 @@ void rdma_session_close(struct wh_session *session)
 
 	while (mine && !wh_list_empty(&mine->pairs))
 		drop(mine, wh_container(mine->pairs.next, struct answering, link));
+	if (mine)
+		rdma_mailbox_close(mine->box);
 	if (mine && mine->desk)
 		rdma_desk_close(mine->desk);
 	free(mine);

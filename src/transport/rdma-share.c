@@ -170,6 +170,12 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done)
 			continue;
 		atomic_fetch_or(&rdma_batch_of(piece)->rails_broken, 1u << line->index);
 		piece->flying--;
+		if (i < ring->arrived) {
+			work->piece = NULL;
+			atomic_fetch_add(&rdma_batch_of(piece)->railed[line->index], work->length);
+			rdma_ended(rdma, piece, work->length, done);
+			continue;
+		}
 		if (!atomic_load(&piece->cancelled)) {
 			rdma->queued += work->length;
 			continue;

@@ -13,8 +13,8 @@
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
-/* With the lock, which is let go. */
-static void take(struct rdma_peer *rdma, struct wh_piece *piece)
+/* With the lock, which is let go, as is peer.note_lock if it is `noted`. */
+static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
 {
 	struct wh_list done, away;
 	char why[WH_REFUSAL];
@@ -22,6 +22,8 @@ static void take(struct rdma_peer *rdma, struct wh_piece *piece)
 
 	wh_list_init(&done);
 	wh_list_init(&away);
+	if (noted)
+		rdma_mail_prepare(rdma, piece);
 	if (takes) {
 		/* What is small needs but one. */
 		if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
@@ -31,7 +33,10 @@ static void take(struct rdma_peer *rdma, struct wh_piece *piece)
 	} else {
 		memcpy(why, rdma->why, sizeof(why));
 	}
+	rdma->mail.ahead = NULL;
 	pthread_mutex_unlock(&rdma->lock);
+	if (noted)
+		pthread_mutex_unlock(&rdma->peer->note_lock);
 	rdma_pieces_done(&done);
 	rdma_pieces_away(rdma, &away);
 	if (takes)
@@ -47,7 +52,7 @@ static void take(struct rdma_peer *rdma, struct wh_piece *piece)
 void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	pthread_mutex_lock(&rdma->lock);
-	take(rdma, piece);
+	take(rdma, piece, false);
 }
 
 /* Is the memory of ours still what NICs know it as? A plan may be older than that. */
@@ -67,22 +72,26 @@ static int check_memory(const struct wh_piece *piece)
 static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct rdma_peer *rdma = state;
+	bool noted = rdma_mail_follows(rdma, piece);
 	int error = check_memory(piece);
 	unsigned sides;
 
-	(void)peer;
 	if (error) {
 		wh_piece_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
 		wh_piece_done(piece);
 		return;
 	}
+	if (noted)
+		pthread_mutex_lock(&peer->note_lock);
 	pthread_mutex_lock(&rdma->lock);
 	sides = rdma_stage_wanted(rdma, piece);
 	if (!sides) {
-		take(rdma, piece);
+		take(rdma, piece, noted);
 		return;
 	}
 	pthread_mutex_unlock(&rdma->lock);
+	if (noted)
+		pthread_mutex_unlock(&peer->note_lock);
 	rdma_stage(rdma, piece, sides);
 }
 
@@ -350,6 +359,7 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	struct wh_rdma_connected connected;
 	struct wh_rdma_flushed flushed;
 	struct wh_rdma_desked desked;
+	struct wh_rdma_mailed mailed;
 	struct rdma_peer *rdma = state;
 	int error;
 
@@ -370,6 +380,9 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 			rdma_desked(rdma, &desked);
 		return error;
 	}
+	if (frame->type == WH_FRAME_RDMA_MAILED)
+		return wh_rdma_mailed_decode(payload, frame->length, &mailed) ? -EPROTO :
+										rdma_mailed(rdma, &mailed);
 	if (frame->type == WH_FRAME_RDMA_SPARE) {
 		if (frame->length != 4)
 			return -EPROTO;
@@ -453,6 +466,8 @@ const struct wh_transport wh_transport_rdma = {
 	.help = help,
 	.cancel = cancel,
 	.cut = cut,
+	.notify = rdma_mail_notify,
+	.notified = rdma_mail_notified,
 	.detail = detail,
 	.story = story,
 	.tell = rdma_tell,

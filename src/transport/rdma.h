@@ -17,6 +17,8 @@
  * rdma-share.c   which connection takes how much of what
  * rdma-flow.c    work requests out, completions in
  * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; NICs do the rest
+ * rdma-mail.c    notifications that the initiator's NIC writes into the owner's mailbox: letters
+ * rdma-mailbox.c the owner's half: the mailbox, and what comes there
  *
  * A peer has one reliable connection, a line, for each of our rails; the owner chooses which of its
  * own is at the other end. They are made when they are first needed. Their ends, and the keys of
@@ -73,7 +75,9 @@ struct rdma_nic {
 	struct rdma *rdma;
 	struct ibv_context *context;
 	struct ibv_pd *pd;
-	struct ibv_cq *idle; /* of queue pairs that only answer: nothing ever completes */
+	struct ibv_cq *idle; /* of queue pairs that only answer: they send nothing */
+	struct ibv_comp_channel *letters; /* of what these receive */
+	struct wh_source letters_source;  /* on loop 0 */
 	struct ibv_device_attr attributes;
 	uint32_t index;
 	uint64_t chunk; /* bytes of one memory region */
@@ -113,6 +117,7 @@ struct rdma {
 	/* Those that we answer with, the ones to be asked back first at the front; on loop 0. */
 	struct wh_list answering;
 	unsigned answering_count;
+	unsigned mailboxes; /* that sessions have; on loop 0 */
 	struct wh_topology *topology; /* NULL: all NICs are as good */
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
@@ -148,10 +153,13 @@ bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_
 struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL]);
 
-/* A reliable queue pair on the rail, ready to be connected. `depth` work requests; *inlined is
- * what it takes inline. 0, or a negative errno with the reason. */
+/* A reliable queue pair on the rail, ready to be connected. Of an initiator: `depth` work requests; *inlined is
+ * what it takes inline. Of an owner: as many receives as there may be letters. 0, or a negative errno with
+ * the reason. */
 int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 		struct ibv_qp **out, uint32_t *inlined, char why[WH_REFUSAL]);
+int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives, struct ibv_qp **out,
+			  char why[WH_REFUSAL]);
 /* Connect it: `mine` and `other` are complete. 0, or a negative errno with the reason. */
 int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
 		    const struct wh_rdma_end *other, char why[WH_REFUSAL]);
@@ -389,6 +397,7 @@ struct rdma_work {
 	struct wh_place *place; /* the peer's region, entered while the line stands */
 	struct wh_cursor start; /* in the piece */
 	uint64_t length;
+	uint8_t letter; /* 1 + its slot: it is that; 0: it is none */
 };
 
 /* Those of a line in their order; once it has broken, what is to be sent again. Counted on and
@@ -396,6 +405,7 @@ struct rdma_work {
 struct rdma_ring {
 	struct wh_list link; /* rdma_peer.again */
 	uint64_t head, tail;
+	uint64_t arrived; /* those before this are known to have arrived: they are not sent again */
 	struct rdma_work works[RDMA_DEPTH];
 };
 
@@ -440,6 +450,34 @@ struct rdma_line {
 	uint64_t marked;
 };
 
+enum rdma_mail_state {
+	RDMA_MAIL_NONE = 0, /* not asked for */
+	RDMA_MAIL_ASKED,
+	RDMA_MAIL_OPEN,
+	RDMA_MAIL_REFUSED,
+};
+
+/* A slot of the owner's mailbox, and ours that its bytes are sent from. */
+struct rdma_letter {
+	struct rdma_line *line; /* it was sent by, and has not been confirmed; NULL: it is free */
+	uint64_t sequence, at;  /* at: in the line's ring */
+	uint32_t length;        /* of the user's bytes */
+	bool flying; /* our NIC is not done with it */
+};
+
+/* All under rdma_peer.lock; `slots` and `mrs` are only set while it is ASKED. */
+struct rdma_mail {
+	enum rdma_mail_state state;
+	struct wh_rdma_mailed theirs;
+	unsigned char *slots;
+	struct ibv_mr *mrs[RDMA_NICS]; /* of our NICs; NULL: it has refused */
+	unsigned out; /* letters that have not been confirmed; also under peer.note_lock */
+	struct rdma_letter letters[WH_RDMA_LETTERS];
+	/* While it is being posted: whose letter may follow; by which lines its bytes went. */
+	struct wh_piece *ahead;
+	uint32_t ahead_lines;
+};
+
 struct rdma_peer {
 	struct wh_list link; /* rdma.peers */
 	struct rdma *rdma;
@@ -468,6 +506,7 @@ struct rdma_peer {
 	uint32_t desk_free;        /* its slots, bits */
 	struct wh_list desk_waits; /* struct rdma_loan */
 	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
+	struct rdma_mail mail;
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
 	uint32_t watched, unwatched; /* pieces: see rdma-watch.c */
 	uint64_t looked, looked_before; /* so often for completions; as the patrol has seen it last */
@@ -587,7 +626,46 @@ void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
 void rdma_pieces_done(struct wh_list *done);
 void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away);
 
+/* Arm the line, post a letter, which is in its ring already. */
+void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool idle);
+
+/* ---- letters --------------------------------------------------------------------------------- */
+
+/* May a letter follow the piece's bytes at once? Without a lock. */
+bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piece);
+/* It is about to be posted; under peer.note_lock and rdma_peer.lock. mail.ahead: it is to be followed. */
+void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece);
+/* Some of mail.ahead has been put on the line; under the same locks. True: that was the last of it, and its letter
+ * is to follow in *request (NULL: there is no room). */
+bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece, struct ibv_send_wr *request,
+		      struct ibv_sge *segment);
+/* The transport's notify and notified. */
+int rdma_mail_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
+void rdma_mail_notified(struct wh_peer *peer, void *state, uint64_t sequence);
+/* Our NIC is done with a letter, or will never touch it. Under rdma_peer.lock. */
+void rdma_mail_done(struct rdma_line *line, struct rdma_work *work);
+/* The line is down at both ends: what of it has not been confirmed has not arrived. wh_notes_go_on() follows.
+ * Without a lock. */
+void rdma_mail_astray(struct rdma_line *line);
+/* The peer is lost, and its lines are gone. Under rdma_peer.lock. */
+void rdma_mail_lost(struct rdma_peer *rdma);
+/* MAILED has come; on loop 0. 0 or -EPROTO. */
+int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed);
+void rdma_mail_close(struct rdma_peer *rdma);
+
+/* The owner's half; on loop 0. MAIL has come. 0, or a negative errno: the session is to be ended. */
+struct rdma_mailbox;
+int rdma_mailbox_frame(struct wh_session *session, struct rdma_mailbox **mine);
+/* A receive of connection `by` has completed well. *last: the greatest sequence that has come by it. As above. */
+int rdma_mailbox_letter(struct wh_session *session, const struct rdma_mailbox *box, uint32_t by,
+			const struct ibv_wc *wc, uint64_t *last);
+/* The session's queue pairs have gone. */
+void rdma_mailbox_close(struct rdma_mailbox *box);
+
 /* ---- the owner ------------------------------------------------------------------------------- */
+
+/* A NIC's channel has an event. */
+void rdma_letters_ready(struct wh_source *source, uint32_t events);
 
 int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 		       const uint8_t *payload);

@@ -111,6 +111,22 @@ static void no_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	(void)piece;
 }
 
+static int no_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
+{
+	(void)peer;
+	(void)state;
+	(void)batch;
+	(void)sequence;
+	return -EOPNOTSUPP;
+}
+
+static void no_notified(struct wh_peer *peer, void *state, uint64_t sequence)
+{
+	(void)peer;
+	(void)state;
+	(void)sequence;
+}
+
 /* Without WH_CAN_CUT what is in flight always ends by itself, so that there is nothing to cut. */
 static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
@@ -196,6 +212,8 @@ static const struct wh_transport defaults = {
 	.help = no_help,
 	.cancel = no_cancel,
 	.cut = no_cut,
+	.notify = no_notify,
+	.notified = no_notified,
 	.detail = no_detail,
 	.story = no_story,
 	.tell = no_tell,
@@ -246,6 +264,8 @@ static void complete(void)
 		FILL(help);
 		FILL(cancel);
 		FILL(cut);
+		FILL(notify);
+		FILL(notified);
 		FILL(detail);
 		FILL(story);
 		FILL(tell);

@@ -96,6 +96,14 @@ struct wh_transport {
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
 	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`, by a way of
+	 * the transport's own. Under peer.note_lock. 0: wh_note_confirmed() or wh_note_astray() follows; -EAGAIN:
+	 * not before one of those that are on their way has been confirmed; or another negative errno: over
+	 * the control connection, then. */
+	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
+	/* One with this number has been confirmed, by whichever way it was sent. Under peer.note_lock, on the
+	 * first loop. */
+	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 	/* How it moves, or would move, the batch's pieces that are its own, for explain: "2
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include <wherry/engine.h>
 #include <wherry/transfer.h>
 
 #include "wire/bytes.h"
@@ -269,5 +270,75 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	got.extents = bytes.at;
 	got.length = (size_t)(bytes.end - bytes.at);
 	*copy = got;
+	return 0;
+}
+
+/* ---- letters ----------------------------------------------------------------------------------- */
+
+_Static_assert(WH_RDMA_LETTER_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
+_Static_assert(WH_RDMA_LETTERS <= 256, "a slot's number fits an immediate");
+
+size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed)
+{
+	uint8_t *at = wh_put32(out, (uint32_t)-mailed->error);
+
+	if (mailed->error)
+		return (size_t)(wh_put_bytes(at, mailed->text, strnlen(mailed->text, WH_REFUSAL_MAX - 1)) - out);
+	at = wh_put64(at, mailed->address);
+	for (uint32_t i = 0; i < mailed->count; i++)
+		at = wh_put32(wh_put32(at, mailed->keys[i].nic), mailed->keys[i].key);
+	return (size_t)(at - out);
+}
+
+int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_mailed *mailed)
+{
+	struct wh_bytes bytes = { .at = in, .end = in + length };
+	uint32_t error = wh_take32(&bytes);
+	struct wh_rdma_mailed got = { .error = 0 };
+
+	if (bytes.cut || error > ERRNO_MAX)
+		return -EPROTO;
+	got.error = -(int)error;
+	if (error) {
+		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+			return -EPROTO;
+		*mailed = got;
+		return 0;
+	}
+	got.address = wh_take64(&bytes);
+	for (; bytes.at != bytes.end && got.count < WH_RDMA_MAIL_KEYS; got.count++) {
+		got.keys[got.count].nic = wh_take32(&bytes);
+		got.keys[got.count].key = wh_take32(&bytes);
+	}
+	if (bytes.cut || bytes.at != bytes.end || !got.count || !got.address ||
+	    got.address > UINT64_MAX - (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT)
+		return -EPROTO;
+	*mailed = got;
+	return 0;
+}
+
+void wh_rdma_letter_encode(uint8_t out[WH_RDMA_LETTER_HEAD], const struct wh_rdma_letter *letter)
+{
+	wh_put32(wh_put32(wh_put64(out, letter->sequence), letter->length), 0);
+}
+
+uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence)
+{
+	return (uint32_t)(sequence & NUMBER_MAX) << 8 | slot;
+}
+
+int wh_rdma_imm_slot(uint32_t imm)
+{
+	return (imm & 0xff) < WH_RDMA_LETTERS ? (int)(imm & 0xff) : -EPROTO;
+}
+
+int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm, struct wh_rdma_letter *letter)
+{
+	struct wh_rdma_letter got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
+
+	if (!got.length || got.length > WH_RDMA_LETTER_MAX || wh_get32(in + 12) ||
+	    wh_rdma_imm_slot(imm) < 0 || wh_rdma_imm(imm & 0xff, got.sequence) != imm)
+		return -EPROTO;
+	*letter = got;
 	return 0;
 }

@@ -53,6 +53,9 @@ enum wh_frame_type {
 	WH_FRAME_RDMA_COPY,      /* move bytes between a slot of it and regions */
 	WH_FRAME_RDMA_COPIED,    /* the answer, as FLUSHED; its number is the slot */
 	WH_FRAME_RDMA_SPARE,     /* u32 number of a queue pair: give it back, if you do not use it */
+	/* Sent to engines alone that say WH_CAPABLE_LETTERS. */
+	WH_FRAME_RDMA_MAIL,   /* empty: memory of yours that I may write notifications to? */
+	WH_FRAME_RDMA_MAILED, /* the answer */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -77,7 +80,9 @@ enum wh_role {
 	WH_ROLE_SHM = 3, /* over the unix socket */
 };
 
-#define WH_CAPABLE_RDMA 1u /* of capabilities: the frames RDMA_* may be sent to it */
+/* Of capabilities: the frames RDMA_* may be sent to it; its queue pairs have receives, for letters */
+#define WH_CAPABLE_RDMA 1u
+#define WH_CAPABLE_LETTERS 2u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
@@ -263,6 +268,34 @@ struct wh_rdma_copy {
 #define WH_RDMA_COPY_HEAD 8
 #define WH_RDMA_COPY_RUNS 256u /* the most extents */
 
+/* A letter: a notification that a NIC writes into a slot of a mailbox, the owner's memory that is one session's
+ * alone, by a write with an immediate. In the slot: u64 sequence, as of NOTIFY, u32 length, u32 0, and so many
+ * bytes. The immediate: the number of the slot, and above the lowest 8 bits the lowest 24 of the sequence. */
+#define WH_RDMA_LETTERS 16u /* slots, and the most that are sent without being confirmed */
+#define WH_RDMA_LETTER_HEAD 16
+#define WH_RDMA_LETTER_MAX 4096 /* WH_NOTIFICATION_MAX */
+#define WH_RDMA_LETTER_SLOT (WH_RDMA_LETTER_HEAD + WH_RDMA_LETTER_MAX)
+
+struct wh_rdma_letter {
+	uint64_t sequence;
+	uint32_t length; /* 1 to WH_RDMA_LETTER_MAX */
+};
+
+/* Payload of MAILED: u32 errno, then, without an error, u64 address of the first of WH_RDMA_LETTERS slots, which
+ * lie one behind the other, and for 1 to WH_RDMA_MAIL_KEYS NICs of the owner u32 number, u32 key; with an error
+ * the reason. */
+#define WH_RDMA_MAIL_KEYS 16u
+struct wh_rdma_mailed {
+	int error; /* negative */
+	uint64_t address;
+	uint32_t count;
+	struct wh_rdma_mail_key {
+		uint32_t nic, key;
+	} keys[WH_RDMA_MAIL_KEYS];
+	char text[WH_REFUSAL_MAX];
+};
+#define WH_RDMA_MAILED_MAX (12 + 8 * WH_RDMA_MAIL_KEYS + WH_REFUSAL_MAX)
+
 #define WH_RDMA_KEYS_SIZE 12
 #define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
 #define WH_RDMA_CONNECT_MAX (8 + WH_RDMA_END_MAX)
@@ -278,6 +311,10 @@ size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *co
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
 size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed);
 size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked);
+size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed);
+void wh_rdma_letter_encode(uint8_t out[WH_RDMA_LETTER_HEAD], const struct wh_rdma_letter *letter);
+/* As it is in the host's order. */
+uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence);
 /* The head alone; the extents come behind it. */
 uint8_t *wh_rdma_copy_encode(uint8_t *out, uint32_t slot, uint32_t op);
 /* 0 or -EPROTO. */
@@ -287,6 +324,11 @@ int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed 
 int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed);
 int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_desked *desked);
 int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *copy);
+int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_mailed *mailed);
+/* The number of the slot that an immediate names, or -EPROTO. */
+int wh_rdma_imm_slot(uint32_t imm);
+/* What is in that slot. */
+int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm, struct wh_rdma_letter *letter);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 

@@ -107,10 +107,46 @@ static void try_copy(const uint8_t *data, size_t size)
 		check(extent.length && extent.offset + extent.length >= extent.length);
 }
 
+static void try_mailed(const uint8_t *data, size_t size)
+{
+	uint8_t bytes[WH_RDMA_MAILED_MAX];
+	struct wh_rdma_mailed mailed;
+
+	if (wh_rdma_mailed_decode(data, size, &mailed))
+		return;
+	check(mailed.error <= 0 && mailed.error >= -4095);
+	check(strnlen(mailed.text, sizeof(mailed.text)) < sizeof(mailed.text));
+	if (!mailed.error) {
+		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_MAIL_KEYS);
+		check(mailed.address + (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT > mailed.address);
+	}
+	check(wh_rdma_mailed_encode(bytes, &mailed) == size && !memcmp(bytes, data, size));
+}
+
+/* An immediate, and what is in the slot. */
+static void try_letter(const uint8_t *data, size_t size)
+{
+	uint8_t bytes[WH_RDMA_LETTER_HEAD];
+	struct wh_rdma_letter letter;
+	uint32_t imm;
+
+	if (size < 4 + sizeof(bytes))
+		return;
+	imm = wh_get32(data);
+	check(wh_rdma_imm_slot(imm) < (int)WH_RDMA_LETTERS);
+	if (wh_rdma_letter_decode(data + 4, imm, &letter))
+		return;
+	check(wh_rdma_imm_slot(imm) >= 0 && letter.length && letter.length <= WH_RDMA_LETTER_MAX);
+	check(wh_rdma_imm((uint32_t)wh_rdma_imm_slot(imm), letter.sequence) == imm);
+	wh_rdma_letter_encode(bytes, &letter);
+	check(!memcmp(bytes, data + 4, sizeof(bytes)));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	static void (*const tries[])(const uint8_t *, size_t) = { try_connect, try_connected, try_keyed,
-								  try_flushed, try_desked,    try_copy };
+								  try_flushed, try_desked,    try_copy,
+								  try_mailed,  try_letter };
 
 	if (size)
 		tries[data[0] % (sizeof(tries) / sizeof(tries[0]))](data + 1, size - 1);

@@ -52,6 +52,16 @@ void nic_fail(unsigned int nic, int status, unsigned int after)
 	FAKE(fail_nic, (unsigned int, int, unsigned int), nic, status, after);
 }
 
+void nics_lose(int status, unsigned int after)
+{
+	FAKE(lose, (int, unsigned int), status, after);
+}
+
+uint64_t nics_underruns(void)
+{
+	return ((uint64_t(*)(void))fake("fake_verbs_underruns"))();
+}
+
 void nics_refuse(int error, unsigned int after)
 {
 	FAKE(refuse, (int, unsigned int), error, after);
@@ -60,6 +70,11 @@ void nics_refuse(int error, unsigned int after)
 void nic_port(unsigned int nic, bool up)
 {
 	FAKE(port, (unsigned int, bool), nic, up);
+}
+
+void nic_remove(unsigned int nic)
+{
+	FAKE(remove, (unsigned int), nic);
 }
 
 void nic_speed(unsigned int nic, uint64_t speed)

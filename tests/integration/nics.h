@@ -17,8 +17,14 @@ void nic_hold(unsigned int nic, bool yes);
 /* Let so many work requests pass, and end the next with this status (0: no more than that). */
 void nics_fail(int status, unsigned int after);
 void nic_fail(unsigned int nic, int status, unsigned int after);
+/* The same, but the request that fails, and those behind it, never get to the other side. */
+void nics_lose(int status, unsigned int after);
+/* Writes with an immediate that found no receive. */
+uint64_t nics_underruns(void);
 /* Let so many registrations pass, and refuse the next with this errno. */
 void nics_refuse(int error, unsigned int after);
+/* Take it away. */
+void nic_remove(unsigned int nic);
 /* Take its port up or down. */
 void nic_port(unsigned int nic, bool up);
 /* Bytes a us; 0: as fast as it can. */

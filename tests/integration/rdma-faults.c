@@ -484,40 +484,6 @@ static void costs__of_many_blocks(void **state)
 	fixture_close(&f);
 }
 
-/* A notification is the control connection's affair: the NICs have no more to do, and it comes after the
- * bytes. */
-static void costs__of_a_notification(void **state)
-{
-	struct wh_notification *got = calloc(1, sizeof(*got));
-	struct nics_counts before, after;
-	struct wh_transfer transfer;
-	struct wh_batch *batch;
-	struct fixture f;
-
-	(void)state;
-	assert_non_null(got);
-	open_both(&f);
-	want_rdma_again(&f);
-	transfer = piece(&f, WH_WRITE, 0, 0, 64);
-	batch = batch_of(&f, &transfer, 1);
-	want(0, batch_run(batch));
-	pattern_fill(f.local, 64, 0, 12);
-	want(0, wh_batch_notify(batch, "there", 5));
-	before = nics_counts();
-	want(0, wh_batch_submit(batch));
-	want(0, child_notification(f.child, PATIENCE, got));
-	want_true(target_check(&f, 0, 64, 0, 12) == PATTERN_GOOD, "it came before the bytes");
-	want(0, wh_batch_wait(batch, PATIENCE));
-	after = nics_counts();
-	want_by(batch, "rdma", 64);
-	want(1, after.requests - before.requests);
-	want(1, after.doorbells - before.doorbells);
-	want(1, after.completions - before.completions);
-	want(0, wh_batch_free(batch));
-	fixture_close(&f);
-	free(got);
-}
-
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(broken__no_acknowledgement, needs_nics),
 	TEST_NEEDS(broken__first_request, needs_nics),
@@ -538,7 +504,6 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(address__version_2_first, needs_nics),
 	TEST_NEEDS(chunks__many, needs_nics),
 	TEST_NEEDS(costs__of_many_blocks, needs_nics),
-	TEST_NEEDS(costs__of_a_notification, needs_nics),
 };
 
 HARNESS_MAIN("rdma-faults", tests)

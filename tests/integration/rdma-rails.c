@@ -744,6 +744,64 @@ static void cable__pulled(void **state)
 	fixture_close(&f);
 }
 
+/* ---- notifications ------------------------------------------------------------------------------- */
+
+/* What several rails carry is told of over the control connection, what one does by a letter on that one; each
+ * once. */
+static void notified__large_and_small(void **state)
+{
+	enum { SMALL = 24, FEW = 64 };
+	struct wh_notification *got = calloc(1, sizeof(*got));
+	struct wh_batch *all, *batches[SMALL];
+	unsigned letters = 0, others = 0;
+	bool came[SMALL + 1];
+	struct fixture f;
+
+	(void)state;
+	assert_non_null(got);
+	open_rails(&f, "fake0,fake1", "fake4,fake5");
+	all = large(&f, WH_WRITE);
+	want_rails(all, 2);
+	want(0, wh_batch_notify(all, &(uint32_t){ SMALL }, 4));
+	for (uint32_t i = 0; i < SMALL; i++) {
+		struct wh_transfer transfer = piece(&f, WH_WRITE, 0, 0, FEW);
+
+		batches[i] = batch_of(&f, &transfer, 1);
+		want(0, wh_batch_notify(batches[i], &i, sizeof(i)));
+	}
+	for (unsigned round = 0; round < 30 && (round < 5 || !letters || !others); round++) {
+		memset(came, 0, sizeof(came));
+		want(0, wh_batch_submit(all));
+		for (uint32_t i = 0; i < SMALL; i++)
+			want(0, wh_batch_submit(batches[i]));
+		for (uint32_t i = 0; i <= SMALL; i++) {
+			uint32_t which = SMALL + 1;
+
+			want(0, child_notification(f.child, PATIENCE, got));
+			memcpy(&which, got->data, sizeof(which));
+			want_true(which <= SMALL && !came[which], "number %u came again", which);
+			came[which] = true;
+		}
+		want(0, wh_batch_wait(all, PATIENCE));
+		for (uint32_t i = 0; i < SMALL; i++) {
+			want(0, wh_batch_wait(batches[i], PATIENCE));
+			letters += strstr(explained(batches[i]), "right behind the bytes") != NULL;
+		}
+		if (strstr(explained(all), "2 rails")) {
+			want_told(all, "notification: over the control connection");
+			others++;
+		}
+	}
+	want_true(letters && others, "%u letters, %u large ones", letters, others);
+	want(-EAGAIN, child_notification(f.child, 30 * MS, got));
+	for (uint32_t i = 0; i < SMALL; i++)
+		want(0, wh_batch_free(batches[i]));
+	want(0, wh_batch_free(all));
+	fixture_close(&f);
+	want(0, nics_underruns());
+	free(got);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(share__two_write, needs_nics),
 	TEST_NEEDS(share__four_read, needs_nics),
@@ -769,6 +827,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(gather__device_of_one, needs_nics),
 	TEST_NEEDS(cable__speed, cables),
 	TEST_NEEDS(cable__pulled, cables),
+	TEST_NEEDS(notified__large_and_small, needs_nics),
 };
 
 HARNESS_MAIN("rdma-rails", tests)

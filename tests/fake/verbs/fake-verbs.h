@@ -25,7 +25,11 @@
  * and written as that file, for nobody else reaches the addresses. As with a real NIC it stays what it was
  * when its addresses are freed.
  *
- * What is left open when the process ends aborts.
+ * A write with an immediate takes a receive of the queue pair at the other end, in whichever process; without
+ * one it ends with status 13 ("receiver not ready"), at once.
+ *
+ * What is left open when the process ends aborts, as does a completion queue that overruns, or is destroyed
+ * with events that have not been acknowledged: a real one would wait for that.
  */
 #ifndef FAKE_VERBS_H
 #define FAKE_VERBS_H
@@ -38,6 +42,8 @@
 /* Take a port of this process up or down, with its event. What is under way when it goes down never
  * completes. */
 void fake_verbs_port(unsigned nic, bool up);
+/* Take a NIC away, with its event: nothing comes from it any more, and its descriptors say so for ever. */
+void fake_verbs_remove(unsigned nic);
 /* Nothing is done any more, and nothing completes, until it is let go. */
 void fake_verbs_hold(bool hold);
 /* The same of one NIC. */
@@ -46,6 +52,11 @@ void fake_verbs_hold_nic(unsigned nic, bool hold);
 void fake_verbs_fail(int status, unsigned after);
 /* The same of one NIC's. */
 void fake_verbs_fail_nic(unsigned nic, int status, unsigned after);
+/* Of the requests to come, let so many pass, and let the next and all behind it of that queue pair never get to
+ * the other side (the one above has moved its bytes). */
+void fake_verbs_lose(int status, unsigned after);
+/* Writes with an immediate that found no receive. */
+uint64_t fake_verbs_underruns(void);
 /* How many bytes it moves in a us; 0: as many as it can. */
 void fake_verbs_speed(unsigned nic, uint64_t speed);
 /* Bytes that a NIC of this process has moved. */

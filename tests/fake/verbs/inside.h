@@ -16,6 +16,7 @@
 #define WORLD_MRS 8192
 #define QP_ROOM 4096
 #define SGES 16
+#define RECEIVES 64u
 
 /* A queue pair as others see it. Number 0x100 + index. */
 struct world_qp {
@@ -26,6 +27,11 @@ struct world_qp {
 	uint32_t mtu;
 	uint8_t gid[16];
 	uint16_t lid;
+	/* Receives: how many have been posted, how many of them taken; what those that took them brought. */
+	_Atomic uint32_t posted, taken;
+	struct {
+		uint32_t imm, length;
+	} came[RECEIVES];
 };
 
 /* A memory region. Its key has the index below and a generation above. */
@@ -41,6 +47,7 @@ struct world_mr {
 
 struct world {
 	_Atomic pid_t lock;
+	_Atomic uint32_t arrivals; /* a futex: receives have been taken, or a queue pair has failed */
 	struct world_qp qps[WORLD_QPS];
 	struct world_mr mrs[WORLD_MRS];
 };
@@ -50,6 +57,7 @@ struct nic {
 	unsigned index;
 	_Atomic bool up, held;
 	_Atomic int fail_status;
+	_Atomic bool lose; /* it fails before, not after */
 	_Atomic unsigned fail_after;
 	_Atomic uint64_t moved;
 	_Atomic uint64_t speed; /* bytes a us; 0: as fast as it can */
@@ -60,11 +68,12 @@ struct context {
 	struct context *next;
 	struct nic *nic;
 	int async_write;
-	pthread_t thread;
+	pthread_t thread, receiver;
 	pthread_mutex_t lock; /* all below, and while a work request is done */
 	pthread_cond_t work;
 	bool stop;
 	struct qp *qps;
+	struct channel *channels;
 	/* The file behind a memory region of another process, as it was last opened; its thread's. */
 	uint32_t opened_key;
 	int opened;
@@ -76,6 +85,8 @@ struct qp {
 	struct world_qp *out;
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
+	uint64_t receives[RECEIVES]; /* their wr_id */
+	uint32_t received; /* so many have completed */
 	uint32_t head, tail; /* of the requests */
 	struct request {
 		struct ibv_send_wr wr;
@@ -89,12 +100,15 @@ struct cq {
 	pthread_mutex_t lock;
 	uint32_t head, tail, room;
 	bool armed;
+	uint32_t events, acked;
 	struct ibv_wc *wcs;
 };
 
 struct channel {
 	struct ibv_comp_channel ibv; /* first */
-	int write;
+	struct channel *next;
+	int write; /* -1: the NIC has gone */
+	pthread_mutex_t lock; /* writing, and taking events of a queue that goes */
 };
 
 struct world *world_get(void);
@@ -111,8 +125,12 @@ void nic_gid(const struct nic *nic, unsigned index, struct ibv_gid_entry *out);
 bool infiniband(void);
 
 void *context_work(void *argument);
+void *context_receive(void *argument);
+void arrive(struct world *world);
 int rc_poll_cq(struct ibv_cq *cq, int count, struct ibv_wc *out);
 int rc_arm(struct ibv_cq *cq, int solicited);
+void rc_removed(struct context *context);
+int rc_receive(struct ibv_qp *qp, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad);
 int rc_post(struct ibv_qp *qp, struct ibv_send_wr *wr, struct ibv_send_wr **bad);
 
 #endif

@@ -2,10 +2,14 @@
 /* Reliable queue pairs: work requests, their thread, and completions. See fake-verbs.h. */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -15,7 +19,9 @@
 #define PAUSE_LEAST 100000u /* ns: a shorter sleep takes longer than it is */
 #define FIRST_QP 0x100u
 
-static _Atomic uint64_t requests, doorbells, completions, events;
+#define NOT_READY 13
+
+static _Atomic uint64_t requests, doorbells, completions, events, underruns;
 static _Atomic unsigned pairs, pairs_most;
 
 EXPORT void fake_verbs_hold_nic(unsigned nic, bool hold)
@@ -31,6 +37,7 @@ EXPORT void fake_verbs_hold(bool hold)
 
 EXPORT void fake_verbs_fail_nic(unsigned nic, int status, unsigned after)
 {
+	atomic_store(&nic_of(nic)->lose, false);
 	atomic_store(&nic_of(nic)->fail_after, after);
 	atomic_store(&nic_of(nic)->fail_status, status);
 }
@@ -38,6 +45,17 @@ EXPORT void fake_verbs_fail_nic(unsigned nic, int status, unsigned after)
 EXPORT void fake_verbs_fail(int status, unsigned after)
 {
 	fake_verbs_fail_nic(0, status, after);
+}
+
+EXPORT void fake_verbs_lose(int status, unsigned after)
+{
+	fake_verbs_fail_nic(0, status, after);
+	atomic_store(&nic_of(0)->lose, true);
+}
+
+EXPORT uint64_t fake_verbs_underruns(void)
+{
+	return atomic_load(&underruns);
 }
 
 EXPORT void fake_verbs_speed(unsigned nic, uint64_t speed)
@@ -66,28 +84,32 @@ EXPORT void fake_verbs_counts(uint64_t counts[4])
 
 /* ---- completions ----------------------------------------------------------------------------------- */
 
-static void complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
+static void push(struct cq *cq, const struct ibv_wc *wc)
 {
-	struct cq *cq = (struct cq *)qp->ibv.send_cq;
 	struct channel *channel = (struct channel *)cq->ibv.channel;
 
 	pthread_mutex_lock(&cq->lock);
 	if (cq->head - cq->tail == cq->room)
 		abort(); /* an overrun, which loses completions */
-	cq->wcs[cq->head++ % cq->room] = (struct ibv_wc){
-		.wr_id = wr->wr_id,
-		.status = status,
-		.qp_num = qp->ibv.qp_num,
-	};
-	atomic_fetch_add(&completions, 1);
+	cq->wcs[cq->head++ % cq->room] = *wc;
 	if (cq->armed && channel) {
 		void *self = cq;
 
 		cq->armed = false;
-		if (write(channel->write, &self, sizeof(self)) != sizeof(self))
+		pthread_mutex_lock(&channel->lock);
+		if (channel->write >= 0 && write(channel->write, &self, sizeof(self)) != sizeof(self))
 			abort();
+		pthread_mutex_unlock(&channel->lock);
 	}
 	pthread_mutex_unlock(&cq->lock);
+}
+
+static void complete(struct qp *qp, const struct ibv_send_wr *wr, int status)
+{
+	const struct ibv_wc wc = { .wr_id = wr->wr_id, .status = status, .qp_num = qp->ibv.qp_num };
+
+	atomic_fetch_add(&completions, 1); /* before anybody sees it */
+	push((struct cq *)qp->ibv.send_cq, &wc);
 }
 
 int rc_poll_cq(struct ibv_cq *ibv, int count, struct ibv_wc *out)
@@ -117,6 +139,7 @@ int rc_arm(struct ibv_cq *ibv, int solicited)
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *context)
 {
 	struct channel *channel = calloc(1, sizeof(*channel));
+	struct context *of = (struct context *)context;
 	int pipes[2];
 
 	if (!channel || pipe2(pipes, O_CLOEXEC))
@@ -124,19 +147,45 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *cont
 	channel->ibv.context = context;
 	channel->ibv.fd = pipes[0];
 	channel->write = pipes[1];
+	pthread_mutex_init(&channel->lock, NULL);
+	pthread_mutex_lock(&of->lock);
+	channel->next = of->channels;
+	of->channels = channel;
+	pthread_mutex_unlock(&of->lock);
 	count_open(1);
 	return &channel->ibv;
 }
 
 EXPORT int ibv_destroy_comp_channel(struct ibv_comp_channel *ibv)
 {
-	struct channel *channel = (struct channel *)ibv;
+	struct channel *channel = (struct channel *)ibv, **at;
+	struct context *context = (struct context *)ibv->context;
 
+	pthread_mutex_lock(&context->lock);
+	for (at = &context->channels; *at != channel; at = &(*at)->next)
+		;
+	*at = channel->next;
+	pthread_mutex_unlock(&context->lock);
 	close(channel->ibv.fd);
-	close(channel->write);
+	if (channel->write >= 0)
+		close(channel->write);
+	pthread_mutex_destroy(&channel->lock);
 	free(channel);
 	count_open(-1);
 	return 0;
+}
+
+void rc_removed(struct context *context)
+{
+	pthread_mutex_lock(&context->lock);
+	for (struct channel *channel = context->channels; channel; channel = channel->next) {
+		pthread_mutex_lock(&channel->lock);
+		if (channel->write >= 0)
+			close(channel->write);
+		channel->write = -1;
+		pthread_mutex_unlock(&channel->lock);
+	}
+	pthread_mutex_unlock(&context->lock);
 }
 
 EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, void *cq_context,
@@ -157,10 +206,31 @@ EXPORT struct ibv_cq *ibv_create_cq(struct ibv_context *context, int entries, vo
 	return &cq->ibv;
 }
 
+/* Those of one that goes go with it. */
+static void forget_events(struct channel *channel, const void *cq)
+{
+	void *waiting[4096];
+	int length = 0;
+
+	pthread_mutex_lock(&channel->lock);
+	if (ioctl(channel->ibv.fd, FIONREAD, &length) || (size_t)length > sizeof(waiting) ||
+	    (length && read(channel->ibv.fd, waiting, (size_t)length) != length))
+		abort();
+	for (size_t i = 0; i < (size_t)length / sizeof(waiting[0]); i++)
+		if (waiting[i] != cq && channel->write >= 0 && write(channel->write, &waiting[i], sizeof(cq)) != sizeof(cq))
+			abort();
+	pthread_mutex_unlock(&channel->lock);
+}
+
 EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 {
 	struct cq *cq = (struct cq *)ibv;
+	struct channel *channel = (struct channel *)ibv->channel;
 
+	if (cq->events != cq->acked)
+		abort();
+	if (channel)
+		forget_events(channel, cq);
 	pthread_mutex_destroy(&cq->lock);
 	free(cq->wcs);
 	free(cq);
@@ -176,13 +246,13 @@ EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq
 		return -1;
 	*cq = got;
 	*cq_context = (*cq)->cq_context;
+	((struct cq *)got)->events++;
 	return 0;
 }
 
 EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
 {
-	(void)cq;
-	(void)count;
+	((struct cq *)cq)->acked += count;
 }
 
 /* ---- moving bytes ------------------------------------------------------------------------------------ */
@@ -274,11 +344,23 @@ static int carry(struct context *context, const struct world_mr *ours, uint64_t 
 	return error;
 }
 
+/* Under the world's lock, which orders those who take. */
+static void take_receive(struct world_qp *other, uint32_t imm, uint32_t length)
+{
+	uint32_t taken = atomic_load(&other->taken);
+
+	other->came[taken % RECEIVES].imm = imm;
+	other->came[taken % RECEIVES].length = length;
+	atomic_store(&other->taken, taken + 1);
+	arrive(world_get());
+}
+
 static int move(struct qp *qp, const struct request *request)
 {
 	static const struct world_mr inlined_mr = { .fd = -1 };
 	const struct ibv_send_wr *wr = &request->wr;
-	bool write = wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
+	bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	bool write = imm || wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
 	struct world_qp *other = other_end(qp);
 	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
 	uint64_t length = length_of(request), there = wr->wr.rdma.remote_addr;
@@ -298,11 +380,23 @@ static int move(struct qp *qp, const struct request *request)
 	if (!other)
 		return RETRY;
 	pid = atomic_load(&other->pid);
-	if (!wr->num_sge)
-		return kill(pid, 0) ? RETRY : 0;
+	if (imm && atomic_load(&other->posted) == atomic_load(&other->taken)) {
+		atomic_fetch_add(&underruns, 1);
+		return NOT_READY;
+	}
+	if (!wr->num_sge) {
+		if (kill(pid, 0))
+			return RETRY;
+		if (imm)
+			take_receive(other, wr->imm_data, 0);
+		return 0;
+	}
 	theirs = world_mr(pid, wr->wr.rdma.rkey, there, length, right);
-	if (!(other->access & right) || !theirs)
+	if (!(other->access & right) || !theirs) {
+		atomic_store(&other->state, IBV_QPS_ERR); /* both ends do */
+		arrive(world_get());
 		return 10;
+	}
 	for (unsigned n = 0; n < count && !error; n++) {
 		uint64_t at = inlined ? (uint64_t)(uintptr_t)request->inlined : request->sges[n].addr;
 		uint64_t part = inlined ? length : request->sges[n].length;
@@ -311,6 +405,8 @@ static int move(struct qp *qp, const struct request *request)
 			      write);
 		there += part;
 	}
+	if (!error && imm)
+		take_receive(other, wr->imm_data, (uint32_t)length);
 	return error == ESRCH ? RETRY : error ? 10 : 0;
 }
 
@@ -324,9 +420,12 @@ static uint64_t serve(struct qp *qp)
 	uint64_t length = length_of(request), speed = atomic_load(&nic->speed);
 
 	if (atomic_load(&qp->out->state) == IBV_QPS_RTS) {
+		bool lost = wanted && request->wr.num_sge && !atomic_load(&nic->fail_after) &&
+			    atomic_load(&nic->lose);
+
 		/* So that taking back a key waits for whoever uses it. */
 		world_lock(world);
-		status = move(qp, request);
+		status = lost ? 0 : move(qp, request);
 		world_unlock(world);
 		if (wanted && request->wr.num_sge && !atomic_load(&nic->fail_after)) {
 			status = wanted;
@@ -335,7 +434,7 @@ static uint64_t serve(struct qp *qp)
 			atomic_fetch_sub(&nic->fail_after, 1);
 		}
 		if (status)
-			atomic_store(&qp->out->state, 6); /* IBV_QPS_ERR */
+			atomic_store(&qp->out->state, IBV_QPS_ERR);
 		else
 			atomic_fetch_add(&nic->moved, length);
 	}
@@ -387,6 +486,86 @@ void *context_work(void *argument)
 	return NULL;
 }
 
+/* ---- receives ---------------------------------------------------------------------------------------- */
+
+void arrive(struct world *world)
+{
+	atomic_fetch_add(&world->arrivals, 1);
+	syscall(SYS_futex, &world->arrivals, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Those that have been taken complete; and all others once the queue pair has failed. */
+static void receive(struct qp *qp)
+{
+	struct cq *cq = (struct cq *)qp->ibv.recv_cq;
+	uint32_t taken = atomic_load(&qp->out->taken);
+	struct ibv_wc wc = { .qp_num = qp->ibv.qp_num };
+
+	for (; qp->received != taken; qp->received++) {
+		wc.wr_id = qp->receives[qp->received % RECEIVES];
+		wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+		wc.wc_flags = IBV_WC_WITH_IMM;
+		wc.imm_data = qp->out->came[qp->received % RECEIVES].imm;
+		wc.byte_len = qp->out->came[qp->received % RECEIVES].length;
+		push(cq, &wc);
+	}
+	if (atomic_load(&qp->out->state) != IBV_QPS_ERR || atomic_load(&qp->out->taken) != taken)
+		return;
+	for (; qp->received != atomic_load(&qp->out->posted); qp->received++) {
+		wc = (struct ibv_wc){ .wr_id = qp->receives[qp->received % RECEIVES],
+				      .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->ibv.qp_num };
+		push(cq, &wc);
+		atomic_fetch_add(&qp->out->taken, 1);
+	}
+}
+
+/* Those who take receives may be other processes. */
+void *context_receive(void *argument)
+{
+	const struct timespec often = { 0, 100000000 };
+	struct context *context = argument;
+	struct world *world = world_get();
+
+	pthread_mutex_lock(&context->lock);
+	while (!context->stop) {
+		uint32_t seen = atomic_load(&world->arrivals);
+
+		for (struct qp *qp = context->qps; qp; qp = qp->next)
+			receive(qp);
+		pthread_mutex_unlock(&context->lock);
+		syscall(SYS_futex, &world->arrivals, FUTEX_WAIT, seen, &often, NULL, 0);
+		pthread_mutex_lock(&context->lock);
+	}
+	pthread_mutex_unlock(&context->lock);
+	return NULL;
+}
+
+int rc_receive(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+{
+	struct context *context = (struct context *)ibv->context;
+	struct qp *qp = (struct qp *)ibv;
+	int error = 0;
+
+	pthread_mutex_lock(&context->lock);
+	for (; wr && !error; wr = wr->next) {
+		uint32_t posted = atomic_load(&qp->out->posted);
+
+		*bad = wr;
+		if (wr->num_sge || atomic_load(&qp->out->state) < IBV_QPS_INIT)
+			error = EINVAL;
+		else if (posted - atomic_load(&qp->out->taken) == qp->cap.max_recv_wr)
+			error = ENOMEM;
+		if (error)
+			break;
+		qp->receives[posted % RECEIVES] = wr->wr_id;
+		atomic_store(&qp->out->posted, posted + 1);
+	}
+	pthread_mutex_unlock(&context->lock);
+	return error;
+}
+
+/* ---- posting ------------------------------------------------------------------------------------------- */
+
 static uint64_t sges_length(const struct ibv_send_wr *wr)
 {
 	uint64_t length = 0;
@@ -422,7 +601,7 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 			error = ENOMEM;
 		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > (int)qp->cap.max_send_sge ||
 			 ((wr->send_flags & IBV_SEND_INLINE) &&
-			  (wr->opcode != IBV_WR_RDMA_WRITE ||
+			  (wr->opcode == IBV_WR_RDMA_READ ||
 			   sges_length(wr) > qp->cap.max_inline_data)))
 			error = EINVAL;
 		if (error)
@@ -453,6 +632,7 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 	if (attributes->qp_type != IBV_QPT_RC || !attributes->send_cq || !attributes->recv_cq ||
 	    !attributes->cap.max_send_wr || attributes->cap.max_send_wr > QP_ROOM ||
 	    attributes->cap.max_send_sge > (uint32_t)setting("FAKE_VERBS_SGE", SGES) ||
+	    attributes->cap.max_recv_wr > RECEIVES ||
 	    attributes->cap.max_inline_data > sizeof(qp->requests[0].inlined)) {
 		errno = EINVAL;
 		return NULL;
@@ -467,6 +647,8 @@ EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *
 			continue;
 		atomic_store(&entry->state, 0);
 		atomic_store(&entry->dest, 0);
+		atomic_store(&entry->posted, 0);
+		atomic_store(&entry->taken, 0);
 		entry->lid = infiniband() ? (uint16_t)(context->nic->index + 1) : 0;
 		qp->out = entry;
 		qp->ibv.qp_num = FIRST_QP + i;

@@ -174,9 +174,11 @@ EXPORT struct ibv_context *ibv_open_device(struct nic *nic)
 	context->ibv.ops.poll_cq = rc_poll_cq;
 	context->ibv.ops.req_notify_cq = rc_arm;
 	context->ibv.ops.post_send = rc_post;
+	context->ibv.ops.post_recv = rc_receive;
 	pthread_mutex_init(&context->lock, NULL);
 	pthread_cond_init(&context->work, NULL);
-	if (pthread_create(&context->thread, NULL, context_work, context))
+	if (pthread_create(&context->thread, NULL, context_work, context) ||
+	    pthread_create(&context->receiver, NULL, context_receive, context))
 		abort();
 	pthread_mutex_lock(&contexts_lock);
 	context->next = contexts;
@@ -199,13 +201,16 @@ EXPORT int ibv_close_device(struct ibv_context *ibv)
 	context->stop = true;
 	pthread_cond_broadcast(&context->work);
 	pthread_mutex_unlock(&context->lock);
+	arrive(world_get());
 	pthread_join(context->thread, NULL);
+	pthread_join(context->receiver, NULL);
 	if (context->qps)
 		abort();
 	if (context->opened >= 0)
 		close(context->opened);
 	close(context->ibv.async_fd);
-	close(context->async_write);
+	if (context->async_write >= 0)
+		close(context->async_write);
 	pthread_mutex_destroy(&context->lock);
 	pthread_cond_destroy(&context->work);
 	free(context);
@@ -332,8 +337,27 @@ EXPORT void fake_verbs_port(unsigned nic, bool up)
 	atomic_store(&nics[nic].up, up);
 	pthread_mutex_lock(&contexts_lock);
 	for (struct context *c = contexts; c; c = c->next)
-		if (c->nic == &nics[nic] && write(c->async_write, &event, sizeof(event)) < 0)
+		if (c->nic == &nics[nic] && c->async_write >= 0 && write(c->async_write, &event, sizeof(event)) < 0)
 			abort();
+	pthread_mutex_unlock(&contexts_lock);
+}
+
+EXPORT void fake_verbs_remove(unsigned nic)
+{
+	struct ibv_async_event event = { .event_type = IBV_EVENT_DEVICE_FATAL };
+
+	world_get();
+	atomic_store(&nics[nic].up, false);
+	pthread_mutex_lock(&contexts_lock);
+	for (struct context *c = contexts; c; c = c->next) {
+		if (c->nic != &nics[nic] || c->async_write < 0)
+			continue;
+		if (write(c->async_write, &event, sizeof(event)) < 0)
+			abort();
+		close(c->async_write);
+		c->async_write = -1;
+		rc_removed(c);
+	}
 	pthread_mutex_unlock(&contexts_lock);
 }
 
