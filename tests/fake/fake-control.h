@@ -55,6 +55,11 @@ void fake_cuda_delay(unsigned microseconds);
 /* cuStreamIsCapturing() says yes of this stream; NULL: of none. */
 void fake_cuda_capture(void *stream);
 
+/* What every device says of an attribute, by its number, to those who ask from now on, before the environment;
+ * until fake_cuda_heal(). 75 and 76 are the compute capability, which decides what machine code, and what PTX,
+ * a device takes. 0, or 2: too many. */
+int fake_cuda_attribute(int attribute, int value);
+
 /* The device's memory in bytes from now on. */
 void fake_cuda_memory(int device, size_t bytes);
 

@@ -205,6 +205,7 @@ FAKE_API void fake_cuda_heal(void)
 	fault_count = 0;
 	pthread_mutex_unlock(&lock);
 	delay = fake_settings()->delay;
+	fake_attributes_forget();
 	for (unsigned i = 0; i < fake_device_count(); i++) {
 		struct fake_device *d = fake_device((int)i);
 

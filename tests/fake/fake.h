@@ -33,6 +33,7 @@ enum fake_error {
 	FAKE_INVALID_DEVICE = 101,
 	FAKE_INVALID_IMAGE = 200,
 	FAKE_INVALID_CONTEXT = 201,
+	FAKE_NO_BINARY = 209,
 	FAKE_PEER_UNSUPPORTED = 217,
 	FAKE_INVALID_PTX = 218,
 	FAKE_UNSUPPORTED_PTX = 222,
@@ -175,6 +176,9 @@ int fake_health(const struct fake_context *context);
 /* The calling thread's context, or the error why it cannot be used. */
 int fake_current(struct fake_context **out);
 bool fake_peers(const struct fake_device *a, const struct fake_device *b);
+/* 90 for compute capability 9.0; of all devices. */
+int fake_capability(void);
+void fake_attributes_forget(void);
 /* Is it one of ours? Takes fake_lock. */
 bool fake_context_known(struct fake_context *context);
 extern struct wh_list fake_contexts; /* under fake_lock */
