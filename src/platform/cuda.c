@@ -444,7 +444,7 @@ int wh_cuda_missing(const struct wh_cuda *cuda, const char *name)
 
 /* While a stream of the application is being captured, calls such as an allocation would spoil the
  * capture unless the thread says that it means them. */
-static void relax_capture(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
+void wh_cuda_relax(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
 {
 	scope->cuda = cuda;
 	scope->context = NULL;
@@ -495,7 +495,7 @@ int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, C
 		return error;
 	if (*device->skipped)
 		return wh_fail(ENODEV, "%s", device->skipped);
-	relax_capture(cuda, scope);
+	wh_cuda_relax(cuda, scope);
 	if (!context)
 		error = primary(cuda, device, &context);
 	if (!error)
@@ -520,7 +520,7 @@ int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_s
 		return error;
 	result = cuda->cuPointerGetAttribute(&context, CUDA_POINTER_CONTEXT, address);
 	if (!result && context) {
-		relax_capture(cuda, scope);
+		wh_cuda_relax(cuda, scope);
 		error = push(cuda, context, "of the address's owner", scope);
 		if (error)
 			restore_capture(scope);

@@ -10,6 +10,7 @@
 #include "memory/memory.h"
 #include "transport/lane.h"
 #include "transport/pane.h"
+#include "transport/staging.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -597,7 +598,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 		return 0;
 	if (op == WH_READ) /* so that it can be explained before it is done */
 		open_window(peer->engine, local);
-	error = wh_slots_prepare(peer->engine->gpus, WH_SLOT_ASKS);
+	error = wh_staging_prepare_region(peer->engine, local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 	return error;

@@ -49,6 +49,7 @@ enum fake_error {
 	FAKE_LAUNCH_FAILED = 719,
 	FAKE_NOT_PERMITTED = 800,
 	FAKE_NOT_SUPPORTED = 801,
+	FAKE_CAPTURE_UNSUPPORTED = 900,
 	FAKE_UNKNOWN = 999,
 };
 
@@ -132,6 +133,8 @@ unsigned fake_delay(void);
 void fake_lose_from_environment(void);
 /* This thread is in a host function, which may not call CUDA. */
 extern _Thread_local bool fake_in_callback;
+/* What cuThreadExchangeStreamCaptureMode() has set: 0 global, 1 thread local, 2 relaxed. */
+extern _Thread_local int fake_capture_mode;
 
 /* ---- devices and contexts -------------------------------------------------------------------- */
 
