@@ -176,6 +176,7 @@ struct pair {
 	struct wh_region *theirs, *ours;
 	unsigned char *target, *local;
 	uint32_t here;
+	uint64_t length; /* of both */
 	struct wh_remote remote;
 };
 
@@ -194,8 +195,8 @@ static void publish(struct pair *p)
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:1" };
 
-	want(0, wh_memory_alloc(p->owner, LENGTH, &on, (void **)&p->target));
-	want(0, wh_region_register(p->owner, p->target, LENGTH, &named, &p->theirs));
+	want(0, wh_memory_alloc(p->owner, p->length, &on, (void **)&p->target));
+	want(0, wh_region_register(p->owner, p->target, p->length, &named, &p->theirs));
 }
 
 static void connect_to(struct pair *p)
@@ -209,8 +210,8 @@ static void have_local(struct pair *p, uint32_t kind)
 					.location = bytes_on_gpu(kind) ? "cuda:0" : NULL };
 
 	p->here = kind;
-	want(0, wh_memory_alloc(p->asker, LENGTH, &on, (void **)&p->local));
-	want(0, wh_region_register(p->asker, p->local, LENGTH, NULL, &p->ours));
+	want(0, wh_memory_alloc(p->asker, p->length, &on, (void **)&p->local));
+	want(0, wh_region_register(p->asker, p->local, p->length, NULL, &p->ours));
 }
 
 static void pair_close(struct pair *p)
@@ -226,7 +227,7 @@ static void pair_close(struct pair *p)
 
 static struct wh_batch *pair_batch(struct pair *p, uint32_t op)
 {
-	struct wh_transfer whole = { .local = p->ours, .remote = p->remote.id, .length = LENGTH, .op = op };
+	struct wh_transfer whole = { .local = p->ours, .remote = p->remote.id, .length = p->length, .op = op };
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(p->peer, NULL, &batch));
@@ -236,28 +237,28 @@ static struct wh_batch *pair_batch(struct pair *p, uint32_t op)
 
 static bool same(struct pair *p, uint64_t seed)
 {
-	unsigned char *image = malloc(LENGTH);
+	unsigned char *image = malloc(p->length);
 	bool good;
 
 	assert_non_null(image);
-	bytes_get(image, p->target, LENGTH, WH_MEMORY_DEVICE);
-	good = pattern_check(image, LENGTH, 0, seed) == PATTERN_GOOD;
-	bytes_get(image, p->local, LENGTH, p->here);
-	good = good && pattern_check(image, LENGTH, 0, seed) == PATTERN_GOOD;
+	bytes_get(image, p->target, p->length, WH_MEMORY_DEVICE);
+	good = pattern_check(image, p->length, 0, seed) == PATTERN_GOOD;
+	bytes_get(image, p->local, p->length, p->here);
+	good = good && pattern_check(image, p->length, 0, seed) == PATTERN_GOOD;
 	free(image);
 	return good;
 }
 
 static void put(struct pair *p, bool there, uint64_t seed)
 {
-	unsigned char *image = malloc(LENGTH);
+	unsigned char *image = malloc(p->length);
 
 	assert_non_null(image);
-	pattern_fill(image, LENGTH, 0, seed);
+	pattern_fill(image, p->length, 0, seed);
 	if (there)
-		bytes_put(p->target, image, LENGTH, WH_MEMORY_DEVICE);
+		bytes_put(p->target, image, p->length, WH_MEMORY_DEVICE);
 	else
-		bytes_put(p->local, image, LENGTH, p->here);
+		bytes_put(p->local, image, p->length, p->here);
 	free(image);
 }
 
@@ -287,7 +288,7 @@ static void first_request__makes_nothing(void **state)
 		struct wh_route routes[5];
 		struct wh_batch *batch;
 		size_t count = 5;
-		struct pair p;
+		struct pair p = { .length = LENGTH };
 
 		p.owner = engine("127.0.0.1:0", "transports=tcp");
 		p.asker = engine("none", "transports=tcp");
@@ -326,7 +327,7 @@ static void first_request__nothing_for_nobody(void **state)
 	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:0" };
 	struct wh_region *region;
 	struct wh_peer *far;
-	struct pair p;
+	struct pair p = { .length = LENGTH };
 	void *memory;
 
 	(void)state;
@@ -358,7 +359,7 @@ static void first_request__nothing_for_nobody(void **state)
 static void first_request__after_an_error(void **state)
 {
 	struct wh_batch *batch;
-	struct pair p;
+	struct pair p = { .length = LENGTH };
 
 	(void)state;
 	p.owner = engine("127.0.0.1:0", "transports=tcp");
@@ -384,7 +385,7 @@ static void first_request__closed_meanwhile(void **state)
 {
 	(void)state;
 	for (unsigned int i = 0; i < SCALE(20, 6); i++) {
-		struct pair p;
+		struct pair p = { .length = LENGTH };
 
 		p.owner = engine("127.0.0.1:0", "transports=tcp");
 		p.asker = engine("none", "transports=tcp");
@@ -401,15 +402,17 @@ static void first_request__closed_meanwhile(void **state)
 #define FOR_STAGING (64 * MIB)
 #define FOR_A_LANE (2 * MIB) /* its lists */
 
-/* Much more than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at either
- * engine, beside each lane's lists. */
+/* More than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at either engine,
+ * beside each lane's lists. No two batches have bytes in common. */
 static void pinned__bounded(void **state)
 {
-	enum { BATCHES = 12, TIMES = 20, LANES = 2 /* GPUs */ * 2 /* ways */ * 2 /* urgencies */ };
+	enum { BATCHES = 24, LANES = 2 /* GPUs */ * 2 /* ways */ * 2 /* urgencies */ };
 	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
 	struct wh_batch *batches[BATCHES];
+	const unsigned int count = SCALE(BATCHES, 10);
+	const uint64_t share = 4 * MIB;
 	uint64_t most, before = host_bytes();
-	struct pair p;
+	struct pair p = { .length = count * share };
 
 	(void)state;
 	harness_limit(60);
@@ -419,19 +422,19 @@ static void pinned__bounded(void **state)
 	publish(&p);
 	connect_to(&p);
 	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
-	for (unsigned int i = 0; i < BATCHES; i++) {
-		struct wh_transfer whole = { .local = p.ours, .remote = p.remote.id, .length = LENGTH,
-					     .op = i % 2 ? WH_READ : WH_WRITE };
+	for (unsigned int i = 0; i < count; i++) {
+		struct wh_transfer part = { .local = p.ours, .local_offset = i * share, .remote = p.remote.id,
+					    .remote_offset = i * share, .length = share,
+					    .op = i % 2 ? WH_READ : WH_WRITE };
 		struct wh_batch_options options = { .size = sizeof(options), .priority = i % 3 == 0 };
 
 		want(0, wh_batch_new(p.peer, &options, &batches[i]));
-		for (unsigned int k = 0; k < TIMES; k++)
-			want(0, wh_batch_add(batches[i], &whole, 1));
+		want(0, wh_batch_add(batches[i], &part, 1));
 	}
-	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(200);
-	for (unsigned int i = 0; i < BATCHES; i++)
+	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(2000);
+	for (unsigned int i = 0; i < count; i++)
 		want(0, wh_batch_submit(batches[i]));
-	for (unsigned int i = 0; i < BATCHES; i++) {
+	for (unsigned int i = 0; i < count; i++) {
 		want(0, wh_batch_wait(batches[i], PATIENCE));
 		want(0, wh_batch_free(batches[i]));
 	}
@@ -509,7 +512,7 @@ static void captures__are_left_alone(void **state)
 		struct wh_peer *self;
 		struct wh_remote remote;
 		struct wh_batch *batch;
-		struct pair p;
+		struct pair p = { .length = LENGTH };
 
 		capture(1);
 		p.owner = engine("127.0.0.1:0", NULL);
