@@ -69,6 +69,7 @@ struct wh_engine {
 	pthread_mutex_t registrations_lock;
 	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
 	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
+	struct wh_early *early; /* what peers may ask of it is made ready */
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
@@ -359,6 +360,7 @@ struct wh_session {
 	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a
 	 * courtesy. */
 	_Atomic bool keyed;
+	bool stages; /* it is going to ask for GPUs' memory by way of pinned memory; under engine.lock */
 	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
 	 * have come. */
 	uint64_t removes_before;
@@ -378,6 +380,9 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
+/* It is going to ask for GPUs' memory by way of pinned memory of ours: what that takes is made ready, by another
+ * thread, for all regions that it may use, now and later. Not under engine.lock. */
+void wh_session_stages(struct wh_session *session);
 /* Make the WELCOME that answers `said`, whose content is `hello`; `proofs` says what the
  * initiator has to prove in turn. 0, or -EPROTO (no nonce), -EIO. */
 int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said,

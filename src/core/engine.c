@@ -15,6 +15,7 @@
 #include "core/core.h"
 #include "rendezvous/rendezvous.h"
 #include "transport/lane.h"
+#include "transport/staging.h"
 #include "util/clock.h"
 #include "util/options.h"
 #include "window/window.h"
@@ -384,6 +385,7 @@ static void give_back(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
 	pthread_mutex_destroy(&engine->pane_lock);
+	wh_early_close(engine->early);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
@@ -429,6 +431,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 		error = open_cuda(engine);
 	if (!error)
 		error = wh_gpus_open(engine, engine->cuda, &engine->gpus);
+	if (!error)
+		error = wh_early_open(engine, &engine->early);
 	if (!error)
 		error = learn_identity(engine, options.name);
 	if (error)
@@ -517,6 +521,7 @@ int wh_engine_close(struct wh_engine *engine)
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
 	close_transports(engine);
 	wh_inbox_close(engine);
+	wh_early_stop(engine->early);
 	/* Before the loops: it may still be about to wake the one that it last handed something. */
 	wh_gpus_stop(engine->gpus);
 	stop_loops(engine);

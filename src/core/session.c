@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
+#include "transport/staging.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 
@@ -81,6 +82,46 @@ static void watch(struct wh_timer *timer)
 	else
 		wh_timer_set(&session->engine->loops[0], timer,
 			     session->heard + patience(session->engine) + WH_MS);
+}
+
+/* ---- memory of GPUs ------------------------------------------------------------------------ */
+
+/* Is it likely to? On this host GPUs reach each other's memory; otherwise what NICs do not reach, or TCP moves,
+ * goes through pinned memory. Whether the NICs of both reach it is seen when a piece is planned. */
+static bool likely_stages(const struct wh_session *session)
+{
+	const struct wh_engine *engine = session->engine;
+	bool near = !memcmp(session->hello.host, engine->host, sizeof(engine->host)) && *engine->socket_name &&
+		    !engine->transport_off[WH_TRANSPORT_CUDA][0];
+	bool nics = session->hello.capabilities & WH_CAPABLE_RDMA &&
+		    !engine->transport_off[WH_TRANSPORT_RDMA][0];
+
+	return !near && !nics && !engine->transport_off[WH_TRANSPORT_TCP][0];
+}
+
+/* Under engine.lock. */
+static void make_ready(const struct wh_session *session, const struct wh_region *region)
+{
+	if (session->stages && !wh_kind_on_host(region->place.kind) &&
+	    !(wh_session_access(session, &region->place) & WH_ACCESS_NONE))
+		wh_early_region(session->engine->early, wh_place_id(&region->place));
+}
+
+void wh_session_stages(struct wh_session *session)
+{
+	struct wh_engine *engine = session->engine;
+	struct wh_place copy;
+	uint64_t cursor = 0;
+	char name[WH_NAME_MAX];
+
+	pthread_mutex_lock(&engine->lock);
+	if (!session->stages) {
+		session->stages = true;
+		while (wh_places_next(&engine->regions, &cursor, &copy, name))
+			make_ready(session, wh_container(wh_places_at(&engine->regions, copy.index),
+							 struct wh_region, place));
+	}
+	pthread_mutex_unlock(&engine->lock);
 }
 
 /* ---- begin and end ------------------------------------------------------------------------ */
@@ -176,6 +217,8 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	wh_timer_set(&engine->loops[0], &session->watchdog,
 		     wh_now() + patience(engine));
 	wh_engine_log(engine, "%s has connected", session->hello.name);
+	if (likely_stages(session))
+		wh_session_stages(session);
 	wh_control_early(&session->control);
 	return 0;
 }
@@ -236,6 +279,7 @@ void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *regio
 		record.access = wh_session_access(session, &region->place);
 		if (record.access & WH_ACCESS_NONE)
 			continue;
+		make_ready(session, region);
 		length = wh_region_encode(bytes, &record);
 		wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
 	}

@@ -13,8 +13,8 @@ struct wh_cuda_image {
 	size_t length;
 };
 
-/* sm_80, sm_90, sm_100, ptx */
-#define WH_CUDA_IMAGES 4
+/* sm_75, sm_80, sm_90, sm_100, sm_110, sm_120, ptx */
+#define WH_CUDA_IMAGES 7
 
 extern const struct wh_cuda_image wh_cuda_images[WH_CUDA_IMAGES];
 

@@ -62,7 +62,7 @@ int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name
 	one_line(log);
 	/* What the compiler said is worth more than what the driver says of it, which comes
 	 * after. */
-	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.80s", name,
+	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.110s", name,
 			      *log ? ": " : "", log);
 	free(log);
 	return error;

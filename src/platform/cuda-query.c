@@ -86,22 +86,27 @@ static int find_extent(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_po
 static int find_vmm(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_pointer *p)
 {
 	struct wh_cuda_properties properties = { 0 };
+	struct wh_cuda_scope scope;
 	CUallocation memory;
 	int error, result;
 
 	if (p->pool || !cuda->cuMemRetainAllocationHandle ||
 	    !cuda->cuMemGetAllocationPropertiesFromHandle)
 		return 0;
+	wh_cuda_relax(cuda, &scope);
 	result = cuda->cuMemRetainAllocationHandle(&memory, (void *)(uintptr_t)address);
-	if (result == CUDA_INVALID_VALUE || result == CUDA_NOT_SUPPORTED)
+	if (result == CUDA_INVALID_VALUE || result == CUDA_NOT_SUPPORTED) {
+		wh_cuda_leave(&scope);
 		return 0;
+	}
 	error = wh_cuda_check(cuda, result, "cuMemRetainAllocationHandle", "0x%llx", (ull)address);
-	if (error)
-		return error;
-	error = wh_cuda_check(cuda,
-			      cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
-			      "cuMemGetAllocationPropertiesFromHandle", "0x%llx", (ull)address);
-	cuda->cuMemRelease(memory);
+	if (!error) {
+		error = wh_cuda_check(cuda,
+				      cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
+				      "cuMemGetAllocationPropertiesFromHandle", "0x%llx", (ull)address);
+		cuda->cuMemRelease(memory);
+	}
+	wh_cuda_leave(&scope);
 	if (error)
 		return error;
 	p->vmm = true;

@@ -357,6 +357,7 @@ static const struct meaning meanings[] = {
 	{ CUDA_NVLINK_UNCORRECTABLE, EIO, "see dmesg for Xid, reset the GPU" },
 	{ CUDA_JIT_COMPILER_NOT_FOUND, ENOEXEC, "libnvidia-ptxjitcompiler.so.1 is missing" },
 	{ CUDA_UNSUPPORTED_PTX_VERSION, ENOEXEC, "the driver is too old" },
+	{ CUDA_JIT_COMPILATION_DISABLED, ENOEXEC, "unset CUDA_DISABLE_PTX_JIT" },
 	{ CUDA_OPERATING_SYSTEM, EIO, "an operating system call failed inside the driver" },
 	{ CUDA_INVALID_HANDLE, EINVAL, NULL },
 	{ CUDA_NOT_FOUND, ENOENT, NULL },
@@ -443,7 +444,7 @@ int wh_cuda_missing(const struct wh_cuda *cuda, const char *name)
 
 /* While a stream of the application is being captured, calls such as an allocation would spoil the
  * capture unless the thread says that it means them. */
-static void relax_capture(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
+void wh_cuda_relax(struct wh_cuda *cuda, struct wh_cuda_scope *scope)
 {
 	scope->cuda = cuda;
 	scope->context = NULL;
@@ -494,7 +495,7 @@ int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, C
 		return error;
 	if (*device->skipped)
 		return wh_fail(ENODEV, "%s", device->skipped);
-	relax_capture(cuda, scope);
+	wh_cuda_relax(cuda, scope);
 	if (!context)
 		error = primary(cuda, device, &context);
 	if (!error)
@@ -519,7 +520,7 @@ int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_s
 		return error;
 	result = cuda->cuPointerGetAttribute(&context, CUDA_POINTER_CONTEXT, address);
 	if (!result && context) {
-		relax_capture(cuda, scope);
+		wh_cuda_relax(cuda, scope);
 		error = push(cuda, context, "of the address's owner", scope);
 		if (error)
 			restore_capture(scope);

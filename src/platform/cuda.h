@@ -163,6 +163,8 @@ int wh_cuda_enter_context(struct wh_cuda *cuda, struct wh_cuda_device *device, C
 /* The same with the context that owns the address, or, where none does (cuMemCreate, pools), the
  * primary one of its device. -EINVAL: not an address that CUDA knows. */
 int wh_cuda_enter_owner(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_scope *scope);
+/* Only allow those calls, for what needs no context. Ended as the others are. cuda is ready. */
+void wh_cuda_relax(struct wh_cuda *cuda, struct wh_cuda_scope *scope);
 /* Leave things as they were found. Call it once for each enter that succeeded, on the same thread,
  * innermost first. Keeps wh_error_text(). */
 void wh_cuda_leave(struct wh_cuda_scope *scope);

@@ -38,16 +38,19 @@ static int refuse_driver(struct wh_exported *e, int error)
 static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, struct wh_exported *e)
 {
 	CUallocation memory = 0;
+	struct wh_cuda_scope scope;
 	int error, fd = -1;
 
 	e->type = WH_HANDLE_FD;
+	wh_cuda_relax(cuda, &scope);
 	error = wh_cuda_call_on(cuda, segment->device, cuMemRetainAllocationHandle, &memory,
 				(void *)(uintptr_t)segment->start);
-	if (error)
-		return refuse_driver(e, error);
-	error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd, memory,
-				CUDA_HANDLE_FD, 0);
-	cuda->cuMemRelease(memory);
+	if (!error) {
+		error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd, memory,
+					CUDA_HANDLE_FD, 0);
+		cuda->cuMemRelease(memory);
+	}
+	wh_cuda_leave(&scope);
 	return error ? refuse_driver(e, error) : fd;
 }
 

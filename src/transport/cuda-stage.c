@@ -329,7 +329,7 @@ static double time_of(const struct side *side, double count, uint64_t length, bo
 		return by_memcpy() * count * (double)length;
 	*measured = *measured && atomic_load(&side->lane->cost)->measured;
 	wh_lane_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
-	return side->view->managed || copies < kernel ? copies : kernel;
+	return side->view->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
 }
 
 bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,

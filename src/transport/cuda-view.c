@@ -306,6 +306,7 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 		     char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
+	struct wh_cuda_scope scope;
 	int error;
 
 	if (fd < 0) {
@@ -321,9 +322,11 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 			return -ENOMEM;
 		}
 	}
+	wh_cuda_relax(cuda, &scope);
 	error = wh_cuda_call_on(cuda, import->device, cuMemImportFromShareableHandle,
 				&import->memory[import->count], (void *)(intptr_t)fd,
 				CUDA_HANDLE_FD);
+	wh_cuda_leave(&scope);
 	if (error)
 		return said(why, error);
 	import->sizes[import->count++] = e->size;
@@ -420,8 +423,12 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 		if (error)
 			said(why, error);
 	}
-	for (uint32_t i = 0; i < import->count; i++)
-		cuda->cuMemRelease(import->memory[i]);
+	if (import->count) {
+		wh_cuda_relax(cuda, &scope);
+		for (uint32_t i = 0; i < import->count; i++)
+			cuda->cuMemRelease(import->memory[i]);
+		wh_cuda_leave(&scope);
+	}
 	free(import->memory);
 	free(import->sizes);
 	return error;

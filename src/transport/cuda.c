@@ -318,6 +318,23 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	look_at(peer, state, batch, &look);
 }
 
+static bool tell_without(struct look *look, const struct wh_piece *piece,
+			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	(void)piece;
+	return !wh_gpus_tell(look->gpus, local->device, look->text, look->size) &&
+	       !wh_gpus_tell(look->gpus, remote->device, look->text, look->size);
+}
+
+/* Why there is no kernel, where one would be better. */
+static bool cuda_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		      size_t size)
+{
+	struct look look = { .each = tell_without, .text = line, .size = size };
+
+	return !look_at(peer, state, batch, &look);
+}
+
 static bool add_estimate(struct look *look, const struct wh_piece *piece,
 			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
 {
@@ -346,7 +363,7 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	ctas = wh_lane_ctas(lane, piece->transfers, length);
 	estimate->kernel += (uint64_t)kernel;
 	estimate->copies += (uint64_t)copies;
-	estimate->duration += (uint64_t)(kernel < copies ? kernel : copies);
+	estimate->duration += (uint64_t)(kernel > 0 && kernel < copies ? kernel : copies);
 	estimate->ctas = ctas > estimate->ctas ? ctas : estimate->ctas;
 	estimate->measured = estimate->measured && atomic_load(&lane->cost)->measured;
 	return true;
@@ -382,5 +399,6 @@ const struct wh_transport wh_transport_cuda = {
 	.help = cuda_help,
 	.cancel = cuda_cancel,
 	.detail = cuda_detail,
+	.tell = cuda_tell,
 	.estimate = cuda_estimate,
 };

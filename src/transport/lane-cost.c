@@ -33,11 +33,16 @@ static double by_copies(const struct wh_lane_cost *cost, uint64_t count, uint64_
 	return (double)count * (cost->copy + (double)length / cost->copy_rate);
 }
 
+const char *wh_lane_without(const struct wh_lane *lane)
+{
+	return *lane->gpu->without ? lane->gpu->without : NULL;
+}
+
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length)
 {
 	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
 
-	return by_kernel(cost, count, length) < by_copies(cost, count, length);
+	return !wh_lane_without(lane) && by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
 void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
@@ -45,7 +50,7 @@ void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, 
 {
 	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
 
-	*kernel = by_kernel(cost, count, length);
+	*kernel = wh_lane_without(lane) ? 0 : by_kernel(cost, count, length);
 	*copies = by_copies(cost, count, length);
 }
 
@@ -151,8 +156,13 @@ static void measure(struct probe *probe)
 
 	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
 	large = time_of(probe, 1, length);
-	kernel = time_of(probe, 0, PROBE_SHORT);
-	kernel_large = time_of(probe, 0, length);
+	if (!wh_lane_without(probe->lane)) {
+		kernel = time_of(probe, 0, PROBE_SHORT);
+		kernel_large = time_of(probe, 0, length);
+	} else { /* it is not asked for */
+		kernel = one;
+		kernel_large = large;
+	}
 	if (one <= 0 || many <= 0 || large <= 0 || kernel <= 0 || kernel_large <= 0)
 		return; /* whoever uses the lane will learn why */
 	if (length > PROBE_SHORT) {

@@ -194,8 +194,11 @@ uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t lengt
 {
 	enum wh_blocks_variant variant = wh_blocks_widest(length);
 	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };
-	uint32_t ctas = ctas_of(lane, (int)variant, length), grid = 0;
+	uint32_t ctas, grid = 0;
 
+	if (wh_lane_without(lane))
+		return 0;
+	ctas = ctas_of(lane, (int)variant, length);
 	/* More than one launch takes are several of as many CTAs. */
 	if (count > WH_BLOCKS_ITEMS)
 		count = WH_BLOCKS_ITEMS;

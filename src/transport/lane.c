@@ -363,6 +363,21 @@ err_free:
 
 /* ---- contexts and lanes; under gpus.lock ------------------------------------------------------- */
 
+/* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver may have no
+ * compiler for it: copies go all the same. */
+static int load_kernels(struct wh_gpu *gpu)
+{
+	struct wh_engine *engine = gpu->gpus->engine;
+	int error = wh_cuda_kernels_load(gpu->gpus->cuda, gpu->device, &gpu->kernels);
+
+	if (error != -ENOEXEC && error != -ENOENT)
+		return error ? wh_fail(-error, "%s: %s", gpu->device->text, wh_error_text()) : 0;
+	snprintf(gpu->without, sizeof(gpu->without), "%s", wh_error_text());
+	wh_engine_log(engine, "cuda:%d copies by its copy engines alone: %s", gpu->device->ordinal,
+		      gpu->without);
+	return 0;
+}
+
 static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
 		    struct wh_gpu **out)
 {
@@ -386,11 +401,9 @@ static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUconte
 	error = wh_cuda_enter_context(cuda, device, context, &scope);
 	if (error)
 		goto err_free;
-	error = wh_cuda_kernels_load(cuda, device, &gpu->kernels);
-	if (error) {
-		wh_fail(-error, "%s: %s", device->text, wh_error_text());
+	error = load_kernels(gpu);
+	if (error)
 		goto err_leave;
-	}
 	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &gpu->counters, WH_BLOCKS_WAYS * 2 * 4);
 	if (error)
 		goto err_unload;
@@ -514,6 +527,21 @@ int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext 
 		error = make_lane(gpu, way, urgent, out);
 	pthread_mutex_unlock(&gpus->lock);
 	return error;
+}
+
+bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line, size_t size)
+{
+	const struct wh_gpu *gpu;
+
+	pthread_mutex_lock(&gpus->lock);
+	for (gpu = gpus->first; gpu; gpu = gpu->next)
+		if (gpu->device == device && *gpu->without)
+			break;
+	pthread_mutex_unlock(&gpus->lock);
+	if (gpu)
+		snprintf(line, size, "cuda:%d: no kernels, its copy engines do everything: %s", device->ordinal,
+			 gpu->without);
+	return gpu;
 }
 
 /* ---- events and words -------------------------------------------------------------------------- */

@@ -44,6 +44,7 @@ struct wh_gpu {
 	struct wh_cuda_device *device;
 	CUcontext context; /* NULL: the primary one */
 	struct wh_cuda_kernels kernels;
+	char without[WH_TEXT_MAX]; /* why there are none, so that copy engines do everything; "": there are */
 	uint64_t counters; /* device memory: a 32-bit word that is 0, for each lane */
 	struct wh_lane *lane[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
@@ -144,11 +145,11 @@ void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline
 void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn);
 /* One contiguous copy, by the copy engine. */
 void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length);
-/* Copy pairs, each by the copy engine or the kernel, whichever is faster. Returns how many of the
+/* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how many of the
  * first were put on the lane: fewer than `count` if its ring is full; more can be had when a job of the
  * lane is done. The pairs may go afterwards. */
 uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, uint64_t count);
-/* Blocks [first, first + count) of all bases, by the kernel. Returns how many of them were put on the
+/* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how many of them were put on the
  * lane; as above. The lists may go afterwards. */
 uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks, uint64_t first,
 			uint64_t count);
@@ -171,12 +172,17 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job);
 /* The lane takes nothing any more, and what is on it has failed. Under lane.lock. */
 void wh_lane_give_up(struct wh_lane *lane, int error, const char *text);
 
+/* Why the lane's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
+const char *wh_lane_without(const struct wh_lane *lane);
+/* A line for the explanation that says so, of whichever of the device's contexts is in use. False: it has them,
+ * or nobody knows yet; or it is NULL. */
+bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line, size_t size);
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length);
-/* How long that would take by either, ns, on a lane that is busy already. */
+/* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none. */
 void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
 		   double *copies);
-/* With how many CTAs the kernel would run, if the addresses are aligned as the length is. */
+/* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there is none. */
 uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length);
 
 /* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs

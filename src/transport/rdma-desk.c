@@ -218,6 +218,7 @@ int rdma_desk_frame(struct wh_session *session, struct rdma_desk **mine)
 	if (!desk)
 		return answer(session, NULL, -EBUSY,
 			      "other peers have all pinned memory that there is for staging");
+	wh_session_stages(session);
 	desk->session = session->id;
 	desk->job.run = get_memory;
 	desk->ended.run = have_memory;

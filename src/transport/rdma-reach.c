@@ -224,13 +224,14 @@ unsigned rdma_sides_staged(const struct rdma_sides *sides)
 	return sides->stage_ours && sides->stage_theirs ? RDMA_STAGE_OURS | RDMA_STAGE_THEIRS : 0;
 }
 
-/* Have slots of pinned memory here. Under the lock, which is let go meanwhile. */
-static int prepare_ours(struct rdma_peer *rdma, char why[WH_REFUSAL])
+/* Have slots of pinned memory here, and the GPU's lanes. Under the lock, which is let go meanwhile. */
+static int prepare_ours(struct rdma_peer *rdma, const struct wh_region *local, uint32_t op,
+			char why[WH_REFUSAL])
 {
 	int error;
 
 	pthread_mutex_unlock(&rdma->lock);
-	error = wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS);
+	error = wh_staging_prepare_region(rdma->rdma->engine, local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "staging: %.180s", wh_error_text());
 	pthread_mutex_lock(&rdma->lock);
@@ -280,7 +281,7 @@ static int stage(struct rdma_peer *rdma, const struct wh_region *local,
 	wanted = rdma_sides_staged(&sides);
 	*staged = wanted != 0;
 	if (wanted & RDMA_STAGE_OURS)
-		error = prepare_ours(rdma, why);
+		error = prepare_ours(rdma, local, op, why);
 	if (!error && wanted & RDMA_STAGE_THEIRS)
 		error = prepare_theirs(rdma, why);
 	return error;

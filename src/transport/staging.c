@@ -76,8 +76,7 @@ static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run 
 	return true;
 }
 
-/* The context that owns a region's memory; NULL: the primary one of its device, or none. */
-static CUcontext context_of(const struct wh_registration *registration)
+CUcontext wh_staging_context(const struct wh_registration *registration)
 {
 	CUcontext context = registration->segments[0].context;
 
@@ -91,7 +90,7 @@ static int lane_of(const struct wh_staging *staging, const struct wh_registratio
 
 	if (error)
 		return error;
-	return wh_gpus_lane(staging->gpus, registration->device, context_of(registration),
+	return wh_gpus_lane(staging->gpus, registration->device, wh_staging_context(registration),
 			    staging->into ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST,
 			    staging->urgent, out);
 }
@@ -111,7 +110,7 @@ static uint64_t make_pairs(const struct wh_staging *staging, const struct wh_reg
 		    (wh_kind_on_host(run->region->place.kind) ||
 		     run->region->place.kind == WH_MEMORY_MANAGED ||
 		     run->region->registration->device != registration->device ||
-		     context_of(run->region->registration) != context_of(registration)))
+		     wh_staging_context(run->region->registration) != wh_staging_context(registration)))
 			break;
 		same = run->region;
 		pairs[n] = (struct wh_pair){ .from = staging->into ? run->address : slot,

@@ -15,7 +15,9 @@
 
 #include "transport/lane.h"
 
+struct wh_engine;
 struct wh_region;
+struct wh_registration;
 
 struct wh_staged_run {
 	const struct wh_region *region; /* held, or entered, by the caller until it is done */
@@ -54,5 +56,29 @@ void wh_staging_start(struct wh_staging *staging, bool into);
 /* Instead of starting it into the slot: read its few bytes here and now, through CPU windows. False: it is
  * too much for that, or there are none. `open`: open them, which wants no lock held. */
 bool wh_staging_gather_few(struct wh_staging *staging, bool open);
+
+/* ---- before it is asked for ---------------------------------------------------------------------- */
+
+/* The context that owns a region's memory; NULL: the primary one of its device, or none. */
+CUcontext wh_staging_context(const struct wh_registration *registration);
+
+/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the lanes into slots and out of them;
+ * `urgent`: also those of batches that are. Costs nothing the second time; the first may take seconds, and each
+ * lane takes WH_LANE_RING of pinned memory and as much of the GPU's. 0, or what the driver said. */
+int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
+		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
+
+/* The same while a batch is planned that moves bytes of a region of ours, which may be going. */
+int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op);
+
+struct wh_early;
+int wh_early_open(struct wh_engine *engine, struct wh_early **out);
+/* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make ready what
+ * that takes, soon and on another thread. Does not wait; any lock may be held. */
+void wh_early_region(struct wh_early *early, uint64_t region);
+/* Wait for what it is at, for seconds at most; nothing more is made ready. */
+void wh_early_stop(struct wh_early *early);
+/* NULL is allowed. */
+void wh_early_close(struct wh_early *early);
 
 #endif

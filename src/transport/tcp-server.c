@@ -842,6 +842,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		wh_socket_close(fd);
 		return -EBUSY;
 	}
+	wh_session_stages(session);
 	wh_socket_near(session->engine, fd);
 	wh_count_add(&session->engine->tally.connections, 1);
 	wh_list_append(&servers->list, &server->link);

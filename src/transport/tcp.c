@@ -10,6 +10,7 @@
 #include "memory/memory.h"
 #include "transport/lane.h"
 #include "transport/pane.h"
+#include "transport/staging.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 
@@ -514,6 +515,40 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const s
 	return used < size ? used : 0;
 }
 
+/* Of a region that may be going. */
+static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line, size_t size)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	bool told;
+
+	if (!place)
+		return false;
+	told = wh_gpus_tell(engine->gpus, region->registration->device, line, size);
+	wh_place_leave(place);
+	return told;
+}
+
+/* Why small pieces of our GPUs' memory go one by one into pinned memory, if they do. */
+static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size)
+{
+	const struct wh_region *local, *last = NULL;
+	bool told = false;
+
+	(void)state;
+	for (size_t i = 0; i < batch->piece_count && !told; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+
+		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP)
+			continue;
+		for (uint64_t k = piece->first; k < piece->first + piece->count && !told; k++) {
+			local = piece->blocks ? piece->blocks->bases[k].local : batch->items[k].local;
+			told = local != last && tell_region(peer->engine, local, line, size);
+			last = local;
+		}
+	}
+	return told;
+}
+
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		   char *out, size_t size)
 {
@@ -563,7 +598,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 		return 0;
 	if (op == WH_READ) /* so that it can be explained before it is done */
 		open_window(peer->engine, local);
-	error = wh_slots_prepare(peer->engine->gpus, WH_SLOT_ASKS);
+	error = wh_staging_prepare_region(peer->engine, local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 	return error;
@@ -583,6 +618,7 @@ const struct wh_transport wh_transport_tcp = {
 	.cancel = cancel,
 	.cut = cut,
 	.detail = detail,
+	.tell = tell_without,
 	.session_accept = tcp_session_accept,
 	.session_close = tcp_session_close,
 	.session_abort = tcp_session_abort,

@@ -65,15 +65,18 @@ static int import(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_cuda *cuda = windows->cuda;
 	CUallocation memory = 0;
+	struct wh_cuda_scope scope;
 	uint32_t object;
 	int fd = -1, error;
 
+	wh_cuda_relax(cuda, &scope);
 	error = wh_cuda_call(cuda, cuMemRetainAllocationHandle, &memory,
 			     (void *)(uintptr_t)span->pointer.base);
-	if (error)
-		return error;
-	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, memory, CUDA_HANDLE_FD, 0);
-	cuda->cuMemRelease(memory);
+	if (!error) {
+		error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, memory, CUDA_HANDLE_FD, 0);
+		cuda->cuMemRelease(memory);
+	}
+	wh_cuda_leave(&scope);
 	if (error)
 		return error;
 	error = wh_rm_import(windows->rm, span->rm.gpu, fd, &object);

@@ -55,8 +55,21 @@ void fake_cuda_delay(unsigned microseconds);
 /* cuStreamIsCapturing() says yes of this stream; NULL: of none. */
 void fake_cuda_capture(void *stream);
 
+/* Another thread captures a stream in the global mode, or has ended that: until then calls that might spoil it
+ * return 900 to every thread whose mode is not the relaxed one (2). Those are all but the ones that only look,
+ * and those that only put work in a stream. Returns how many have been refused since it began. */
+unsigned fake_cuda_capture_elsewhere(int on);
+
+/* What every device says of an attribute, by its number, to those who ask from now on, before the environment;
+ * until fake_cuda_heal(). 75 and 76 are the compute capability, which decides what machine code, and what PTX,
+ * a device takes. 0, or 2: too many. */
+int fake_cuda_attribute(int attribute, int value);
+
 /* The device's memory in bytes from now on. */
 void fake_cuda_memory(int device, size_t bytes);
+
+/* Bytes of page-locked host memory that this process has now by cuMemHostAlloc(). */
+uint64_t fake_cuda_host_bytes(void);
 
 /* How often the exported function was called since the process began, failures included. */
 uint64_t fake_cuda_calls(const char *function);

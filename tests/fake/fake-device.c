@@ -306,11 +306,45 @@ static const struct {
 	{ 134, 0 },    /* HOST_NUMA_ID */
 };
 
-/* FAKE_CUDA_ATTRIBUTES has it. */
+#define OVERRIDES 8
+
+/* fake_cuda_attribute()'s: the attribute above the value; 0: none. */
+static _Atomic uint64_t overrides[OVERRIDES];
+
+FAKE_API int fake_cuda_attribute(int attribute, int value)
+{
+	uint64_t both = (uint64_t)attribute << 32 | (uint32_t)value;
+
+	for (unsigned i = 0; i < OVERRIDES; i++) {
+		uint64_t before = overrides[i];
+
+		if (before && (int)(before >> 32) != attribute)
+			continue;
+		overrides[i] = both;
+		return FAKE_OK;
+	}
+	return FAKE_OUT_OF_MEMORY;
+}
+
+void fake_attributes_forget(void)
+{
+	for (unsigned i = 0; i < OVERRIDES; i++)
+		overrides[i] = 0;
+}
+
+/* fake_cuda_attribute() or FAKE_CUDA_ATTRIBUTES has it. */
 static bool overridden(int attribute, int *value)
 {
 	const char *at = fake_settings()->attributes;
 
+	for (unsigned i = 0; i < OVERRIDES; i++) {
+		uint64_t both = overrides[i];
+
+		if (both && (int)(both >> 32) == attribute) {
+			*value = (int)(uint32_t)both;
+			return true;
+		}
+	}
 	while (at && *at) {
 		char *end;
 		long number = strtol(at, &end, 0), is = *end == '=' ? strtol(end + 1, &end, 0) : 0;
@@ -324,6 +358,24 @@ static bool overridden(int attribute, int *value)
 	return false;
 }
 
+/* The same for all. */
+static int attribute_of_all(int attribute)
+{
+	int value;
+
+	if (overridden(attribute, &value))
+		return value;
+	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++)
+		if (attributes[i].attribute == attribute)
+			return attributes[i].value;
+	return 0;
+}
+
+int fake_capability(void)
+{
+	return 10 * attribute_of_all(75) + attribute_of_all(76);
+}
+
 FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
 	FAKE_ENTER();
@@ -331,12 +383,7 @@ FAKE_API int cuDeviceGetAttribute(int *value, int attribute, int device)
 		return FAKE_INVALID_VALUE;
 	if (!fake_device(device))
 		return FAKE_INVALID_DEVICE;
-	if (overridden(attribute, value))
-		return FAKE_OK;
-	*value = attribute == 33 ? bus(&devices[device]) : 0;
-	for (size_t i = 0; i < sizeof(attributes) / sizeof(attributes[0]); i++)
-		if (attributes[i].attribute == attribute)
-			*value = attributes[i].value;
+	*value = attribute == 33 ? bus(&devices[device]) : attribute_of_all(attribute);
 	return FAKE_OK;
 }
 

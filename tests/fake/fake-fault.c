@@ -24,6 +24,7 @@ static _Atomic unsigned delay;
 static _Atomic pid_t process;
 
 _Thread_local bool fake_in_callback;
+_Thread_local int fake_capture_mode;
 
 /* ---- the environment ------------------------------------------------------------------------- */
 
@@ -148,10 +149,48 @@ int fake_enter_uninitialised(struct fake_call *call, const char *name)
 	return fault_count ? strike(name) : FAKE_OK;
 }
 
+/* ---- a capture of another thread -------------------------------------------------------------- */
+
+enum { RELAXED = 2 };
+
+static _Atomic bool captured_elsewhere;
+static _Atomic unsigned refused;
+
+/* What neither waits nor allocates; by the start of the name. */
+static bool leaves_captures_alone(const char *name)
+{
+	static const char *const harmless[] = {
+		"cuCtxGet",	 "cuCtxPop",	    "cuCtxPush",	"cuCtxSet",
+		"cuDevice",	 "cuDriver",	    "cuEventRecord",	"cuFuncGet",
+		"cuGet",	 "cuInit",	    "cuLaunch",		"cuMemGet",
+		"cuMemHostGet",	 "cuModuleGet",	    "cuPointerGet",	"cuStreamGet",
+		"cuStreamIs",	 "cuStreamWait",    "cuStreamWrite",	"cuThreadExchange",
+	};
+
+	for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++)
+		if (!strncmp(name, harmless[i], strlen(harmless[i])))
+			return true;
+	return strstr(name, "Async"); /* copies and fills */
+}
+
+FAKE_API unsigned fake_cuda_capture_elsewhere(int on)
+{
+	unsigned count = refused;
+
+	if (on)
+		refused = 0;
+	captured_elsewhere = on;
+	return on ? 0 : count;
+}
+
 int fake_enter(struct fake_call *call, const char *name)
 {
 	int error = fake_enter_uninitialised(call, name);
 
+	if (!error && captured_elsewhere && fake_capture_mode != RELAXED && !leaves_captures_alone(name)) {
+		refused++;
+		error = FAKE_CAPTURE_UNSUPPORTED;
+	}
 	if (error)
 		return error;
 	if (!fake_initialised())
@@ -200,11 +239,13 @@ FAKE_API void fake_cuda_lose(int device, int error, unsigned after)
 
 FAKE_API void fake_cuda_heal(void)
 {
+	captured_elsewhere = false;
 	pthread_mutex_lock(&lock);
 	memset(faults, 0, sizeof(faults));
 	fault_count = 0;
 	pthread_mutex_unlock(&lock);
 	delay = fake_settings()->delay;
+	fake_attributes_forget();
 	for (unsigned i = 0; i < fake_device_count(); i++) {
 		struct fake_device *d = fake_device((int)i);
 

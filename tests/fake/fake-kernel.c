@@ -19,6 +19,8 @@ enum { JIT_ERROR_LOG = 5, JIT_ERROR_LOG_SIZE = 6, JIT_OPTIONS = 35 };
 enum { MISALIGNED_ADDRESS = 716, MAX_THREADS = 1024 };
 /* The newest PTX that the driver takes, times ten: that of CUDA 13.0. */
 #define PTX_VERSION 90
+/* The second byte of a cubin's e_flags, as nvcc 13.0 writes them: 90 for sm_90. */
+#define FLAGS_ARCHITECTURE 49
 
 struct fake_module {
 	struct wh_list link;
@@ -261,6 +263,7 @@ static int check_ptx(const char *at, char log[128])
 {
 	char *end;
 	long version;
+	int target;
 
 	at += strlen(".version");
 	version = strtol(at, &end, 10) * 10;
@@ -275,12 +278,28 @@ static int check_ptx(const char *at, char log[128])
 			 version % 10, PTX_VERSION / 10, PTX_VERSION % 10);
 		return FAKE_UNSUPPORTED_PTX;
 	}
-	if (strncmp(skip_comments(end), ".target", 7) != 0) {
+	at = skip_comments(end);
+	if (strncmp(at, ".target", 7) != 0) {
 		snprintf(log, 128, "ptxas application ptx input, line 2; fatal   : Missing .target "
 			 "directive");
 		return FAKE_INVALID_PTX;
 	}
+	at = skip_comments(at + 7);
+	/* NOLINTNEXTLINE(cert-err34-c) */
+	if (sscanf(at, "sm_%d", &target) == 1 && target > fake_capability()) {
+		snprintf(log, 128, "ptxas fatal   : SM version specified by .target is higher than "
+			 "default SM version assumed");
+		return FAKE_INVALID_PTX;
+	}
 	return FAKE_OK;
+}
+
+/* Machine code runs where it was made for, and on later ones of the same major version. */
+static int check_cubin(const unsigned char *elf)
+{
+	int made_for = elf[FLAGS_ARCHITECTURE], capability = fake_capability();
+
+	return made_for / 10 == capability / 10 && made_for <= capability ? FAKE_OK : FAKE_NO_BINARY;
 }
 
 /* What the driver says of the image; *ptx if it is text. */
@@ -292,7 +311,9 @@ static int check_image(const void *image, bool *ptx, char log[128])
 	const char *text;
 
 	*ptx = false;
-	if (!memcmp(image, elf, 4) || !memcmp(image, fatbin, 4) || !memcmp(image, wrapper, 4))
+	if (!memcmp(image, elf, 4))
+		return check_cubin(image);
+	if (!memcmp(image, fatbin, 4) || !memcmp(image, wrapper, 4))
 		return FAKE_OK;
 	text = skip_comments(image);
 	*ptx = strncmp(text, ".version", 8) == 0;
@@ -464,6 +485,18 @@ FAKE_API int cuFuncGetAttribute(int *out, int attribute, struct fake_function *f
 		return FAKE_INVALID_HANDLE;
 	*out = attribute < (int)(sizeof(values) / sizeof(values[0])) ? values[attribute] : 0;
 	return FAKE_OK;
+}
+
+/* Nothing is ever lazy here. */
+FAKE_API int cuFuncLoad(struct fake_function *function)
+{
+	bool found;
+
+	FAKE_ENTER();
+	pthread_mutex_lock(&fake_lock);
+	found = known_function(function);
+	pthread_mutex_unlock(&fake_lock);
+	return found ? FAKE_OK : FAKE_INVALID_HANDLE;
 }
 
 /* ---- launching ------------------------------------------------------------------------------- */

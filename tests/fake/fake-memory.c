@@ -210,6 +210,26 @@ static int allocate_host(void **out, size_t size, enum fake_kind kind, unsigned 
 	return error;
 }
 
+/* Adds to *arg and goes on. */
+static bool add_host_size(const struct fake_range *range, const void *arg)
+{
+	uint64_t *sum = (uint64_t *)(uintptr_t)arg;
+
+	if (range->kind == FAKE_HOST)
+		*sum += range->size;
+	return false;
+}
+
+FAKE_API uint64_t fake_cuda_host_bytes(void)
+{
+	uint64_t sum = 0;
+
+	pthread_rwlock_rdlock(&fake_map_lock);
+	fake_range_search(add_host_size, &sum);
+	pthread_rwlock_unlock(&fake_map_lock);
+	return sum;
+}
+
 FAKE_API int cuMemHostAlloc(void **out, size_t size, unsigned flags)
 {
 	FAKE_ENTER();

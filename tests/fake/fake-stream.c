@@ -218,6 +218,8 @@ static int start(struct fake_stream *stream)
 	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
 	stream->refs++;
 	error = pthread_create(&thread, &detached, serve, stream);
+	if (!error) /* not the name of whoever used the stream first */
+		pthread_setname_np(thread, "fake/stream");
 	pthread_attr_destroy(&detached);
 	stream->started = !error;
 	stream->refs -= error != 0;
@@ -483,13 +485,12 @@ FAKE_API int cuStreamIsCapturing(void *handle, int *out)
 
 FAKE_API int cuThreadExchangeStreamCaptureMode(int *mode)
 {
-	static _Thread_local int current;
-	int before = current;
+	int before = fake_capture_mode;
 
 	FAKE_ENTER();
 	if (!mode)
 		return FAKE_INVALID_VALUE;
-	current = *mode;
+	fake_capture_mode = *mode;
 	*mode = before;
 	return FAKE_OK;
 }

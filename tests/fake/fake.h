@@ -33,6 +33,7 @@ enum fake_error {
 	FAKE_INVALID_DEVICE = 101,
 	FAKE_INVALID_IMAGE = 200,
 	FAKE_INVALID_CONTEXT = 201,
+	FAKE_NO_BINARY = 209,
 	FAKE_PEER_UNSUPPORTED = 217,
 	FAKE_INVALID_PTX = 218,
 	FAKE_UNSUPPORTED_PTX = 222,
@@ -48,6 +49,7 @@ enum fake_error {
 	FAKE_LAUNCH_FAILED = 719,
 	FAKE_NOT_PERMITTED = 800,
 	FAKE_NOT_SUPPORTED = 801,
+	FAKE_CAPTURE_UNSUPPORTED = 900,
 	FAKE_UNKNOWN = 999,
 };
 
@@ -131,6 +133,8 @@ unsigned fake_delay(void);
 void fake_lose_from_environment(void);
 /* This thread is in a host function, which may not call CUDA. */
 extern _Thread_local bool fake_in_callback;
+/* What cuThreadExchangeStreamCaptureMode() has set: 0 global, 1 thread local, 2 relaxed. */
+extern _Thread_local int fake_capture_mode;
 
 /* ---- devices and contexts -------------------------------------------------------------------- */
 
@@ -175,6 +179,9 @@ int fake_health(const struct fake_context *context);
 /* The calling thread's context, or the error why it cannot be used. */
 int fake_current(struct fake_context **out);
 bool fake_peers(const struct fake_device *a, const struct fake_device *b);
+/* 90 for compute capability 9.0; of all devices. */
+int fake_capability(void);
+void fake_attributes_forget(void);
 /* Is it one of ours? Takes fake_lock. */
 bool fake_context_known(struct fake_context *context);
 extern struct wh_list fake_contexts; /* under fake_lock */

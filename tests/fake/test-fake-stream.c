@@ -315,7 +315,9 @@ static void *get_function(void **module, const char *name)
 
 static void modules__images(void **state)
 {
-	static const char newer[] = ".version 99.0\n.target sm_70\n", elf[] = "\177ELF and more";
+	static const char newer[] = ".version 99.0\n.target sm_70\n";
+	static const char higher[] = ".version 7.0\n.target sm_100\n.entry x";
+	char elf[64] = "\177ELF"; /* of which only the architecture is looked at */
 	int options[] = { 5, 6 }, value;
 	void *module, *function;
 	char log[200] = "";
@@ -326,6 +328,13 @@ static void modules__images(void **state)
 	assert_int_equal(cu.ModuleLoadDataEx(&module, newer, 2, options, values), 222);
 	assert_non_null(strstr(log, "Unsupported .version 99.0"));
 	assert_int_equal(cu.ModuleLoadData(&module, ".version 7.0\n.entry x"), 218);
+	assert_int_equal(cu.ModuleLoadDataEx(&module, higher, 2, options, values), 218);
+	assert_non_null(strstr(log, ".target is higher"));
+	elf[49] = 100;
+	assert_int_equal(cu.ModuleLoadData(&module, elf), 209);
+	elf[49] = 80;
+	assert_int_equal(cu.ModuleLoadData(&module, elf), 209);
+	elf[49] = 90;
 	ok(cu.ModuleLoadData(&module, elf));
 	ok(cu.ModuleGetFunction(&function, module, "wh_blocks_8"));
 	ok(cu.ModuleUnload(module));

@@ -216,6 +216,27 @@ static void capture__mode_is_exchanged(void **state)
 	ok(cu.FlushGPUDirectRDMAWrites(0, 100));
 }
 
+/* A thread that captures a stream in the global mode wants that nobody allocates, unless he says that he means
+ * it. */
+static void capture__elsewhere(void **state)
+{
+	int relaxed = 2, capability;
+	uint64_t address;
+	void *context;
+
+	(void)state;
+	fake.capture_elsewhere(1);
+	assert_int_equal(cu.MemAlloc(&address, 4096), 900);
+	ok(cu.CtxGetCurrent(&context));
+	ok(cu.DeviceGetAttribute(&capability, 75, 0));
+	ok(cu.ThreadExchangeStreamCaptureMode(&relaxed));
+	ok(cu.MemAlloc(&address, 4096));
+	ok(cu.ThreadExchangeStreamCaptureMode(&relaxed));
+	assert_int_equal(cu.MemFree(address), 900);
+	assert_int_equal(fake.capture_elsewhere(0), 2);
+	ok(cu.MemFree(address));
+}
+
 int test_devices(void)
 {
 	const struct CMUnitTest first[] = {
@@ -229,6 +250,7 @@ int test_devices(void)
 		cmocka_unit_test_setup(errors__have_names, test_setup),
 		cmocka_unit_test_setup(symbols__by_name, test_setup),
 		cmocka_unit_test_setup(capture__mode_is_exchanged, test_setup),
+		cmocka_unit_test_setup(capture__elsewhere, test_setup),
 	};
 	int failed = cmocka_run_group_tests_name("start", first, NULL, NULL);
 

@@ -150,6 +150,7 @@ struct ipc_handle {
 	X(ThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", int *)
 
 #define CONTROLS(X) \
+	X(unsigned, capture_elsewhere, int) \
 	X(int, fail, const char *, unsigned, int) \
 	X(void, lose, int, int, unsigned) \
 	X(void, heal, void) \

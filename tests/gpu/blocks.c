@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The gather-scatter kernel on a real GPU: that every byte goes where it should and no other is
- * touched; and how fast it is. blocks [--bench[=MIB]] [--driver=PATH] [--rounds=N]
+ * touched; and how fast it is. blocks [--bench[=MIB]] [--driver=PATH] [--rounds=N] [--fault=WHAT]
+ *
+ * WHAT is a fault of one launch that NVIDIA's compute-sanitizer has to find, to show that it looks:
+ * "beyond", a source that is no memory, or "unset", a source that nobody has written.
  */
 #include <stdatomic.h>
 #include <time.h>
@@ -387,6 +390,40 @@ static void from_peer(void)
 	between(&gpu->devices[1], &gpu->devices[0], &gpu->devices[0], random_rounds);
 }
 
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+/* One block of the target from the source, or from an address that nothing has. What becomes of it is the
+ * caller's affair. */
+static void fault(bool beyond)
+{
+	struct wh_cuda_scope scope;
+	uint64_t zero = 0;
+	struct plan plan = {
+		.job = { .block_length = 4096, .base_count = 1, .count = 1 },
+		.source_bases = &zero,
+		.target_bases = &zero,
+		.bits = 4096,
+	};
+	uint32_t grid;
+
+	runner = &gpu->devices[0];
+	if (arena_new(&source, runner, ARENA) && arena_new(&target, runner, ARENA) &&
+	    arena_new(&lists, NULL, MIB) && CALL(wh_cuda_enter(gpu, runner, &scope))) {
+		upload(&plan, true);
+		if (beyond)
+			plan.job.source_base[0] = MIB;
+		grid = wh_blocks_shape(&plan.job, WH_BLOCKS_16, 8);
+		CALL(wh_cuda_blocks_launch(gpu, &kernels[0], WH_BLOCKS_16, &plan.job, grid, NULL));
+		CU(cuCtxSynchronize);
+		wh_cuda_leave(&scope);
+	}
+	if (beyond && gpu_failures)
+		return; /* the context takes nothing any more */
+	arena_free(&source);
+	arena_free(&target);
+	arena_free(&lists);
+}
+
 static bool prepare(void)
 {
 	struct wh_cuda_scope scope;
@@ -414,7 +451,7 @@ static bool prepare(void)
 
 int main(int count, char **arguments)
 {
-	const char *driver = NULL;
+	const char *driver = NULL, *wrong = NULL;
 	struct wh_cuda_scope scope;
 	uint64_t measure = 0;
 
@@ -427,12 +464,19 @@ int main(int count, char **arguments)
 			driver = arguments[i] + 9;
 		else if (!strncmp(arguments[i], "--rounds=", 9))
 			rounds = (unsigned)strtoul(arguments[i] + 9, NULL, 10);
+		else if (!strcmp(arguments[i], "--fault=beyond") ||
+			 !strcmp(arguments[i], "--fault=unset"))
+			wrong = arguments[i] + 8;
 		else
 			return 64;
 	}
 	gpu_open(driver);
 	if (!prepare())
 		return 1;
+	if (wrong) {
+		fault(!strcmp(wrong, "beyond"));
+		return gpu_failures ? 1 : gpu_close();
+	}
 	if (measure) {
 		bench(measure);
 		return gpu_close() || gpu_failures ? 1 : 0;

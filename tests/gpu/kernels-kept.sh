@@ -19,7 +19,8 @@ if ! "$nvcc" --version | grep -q -F "$made_by"; then
 	exit 77
 fi
 status=0
-for name in blocks.ptx bounce.ptx blocks-sm_80.cubin blocks-sm_90.cubin blocks-sm_100.cubin; do
+for name in blocks.ptx bounce.ptx blocks-sm_75.cubin blocks-sm_80.cubin blocks-sm_90.cubin blocks-sm_100.cubin \
+	blocks-sm_110.cubin blocks-sm_120.cubin; do
 	if cmp "$out/$name" "$tree/kernels/$name"; then
 		echo "[       OK ] $name"
 	else

@@ -720,17 +720,6 @@ static void reach__compute_mode(void **state)
 	}
 }
 
-/* A GPU for which no kernel can be loaded. */
-static void reach__no_kernels(void **state)
-{
-	struct apart a;
-
-	(void)state;
-	apart_open(&a, "FAKE_CUDA_FAIL", "cuModuleLoadDataEx:0:222", "cuda:1", LENGTH);
-	want_refused(&a, "cuModuleLoadDataEx");
-	apart_close(&a);
-}
-
 /* A driver of CUDA 10.1 on one side: memory of cuMemCreate cannot come there, and is not to be had. */
 static void reach__old_driver(void **state)
 {
@@ -888,7 +877,6 @@ static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(reach__no_peer_access, needs_fake),
 	TEST_NEEDS(reach__device_not_visible, needs_fake),
 	TEST_NEEDS(reach__compute_mode, needs_fake),
-	TEST_NEEDS(reach__no_kernels, needs_fake),
 	TEST_NEEDS(reach__old_driver, needs_fake),
 	TEST_NEEDS(reach__pid_namespace, needs_fake),
 	TEST_NEEDS(reach__parts_of_an_allocation, needs_fake),

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "gpu.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <stdatomic.h>
 
@@ -47,6 +48,41 @@ void fake_heal(void)
 uint64_t fake_calls(const char *function)
 {
 	return ((uint64_t(*)(const char *))gpu_symbol("fake_cuda_calls"))(function);
+}
+
+/* Is there a thread of that name? */
+static bool is_running(pid_t process, const char *name)
+{
+	char path[320], comm[32];
+	struct dirent *entry;
+	bool found = false;
+	DIR *tasks;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", process);
+	tasks = opendir(path);
+	assert_non_null(tasks);
+	while (!found && (entry = readdir(tasks))) {
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/proc/%d/task/%.20s/comm", process, entry->d_name);
+		file = fopen(path, "re");
+		if (!file)
+			continue;
+		found = fgets(comm, sizeof(comm), file) && !strncmp(comm, name, strlen(name));
+		fclose(file);
+	}
+	closedir(tasks);
+	return found;
+}
+
+void gpu_settled(pid_t process)
+{
+	int64_t end = now() + PATIENCE;
+
+	while (is_running(process ? process : getpid(), "wherry/early")) {
+		want_true(now() < end, "it does not get ready");
+		sleep_ms(1);
+	}
 }
 
 void gpu_enter(int device)

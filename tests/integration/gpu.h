@@ -21,6 +21,10 @@ void fake_fail(const char *function, unsigned int nth, int error);
 void fake_heal(void);
 uint64_t fake_calls(const char *function);
 
+/* Wait until a process (0: this one) has made ready what its peers may ask its GPUs for, so that nothing of that
+ * falls into what comes next. */
+void gpu_settled(pid_t process);
+
 /* Make the device's primary context current for the application, and leave it. */
 void gpu_enter(int device);
 void gpu_leave(void);

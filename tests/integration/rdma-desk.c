@@ -214,6 +214,7 @@ static void copy__fails(void **state)
 		settle(&duo, "rdma", STAGED_THERE);
 		batch = whole(&duo, op);
 		duo_fill(&duo, op, 30 + op);
+		gpu_settled(0);
 		fake_fail("cuMemcpyAsync", 1, 1);
 		fake_fail("cuLaunchKernel", 1, 1);
 		want(0, batch_run(batch));

@@ -342,9 +342,12 @@ static double estimate(const struct wh_lane *lane, uint64_t count, uint64_t leng
 
 static void costs__choice(void **state)
 {
-	struct wh_lane lane = { .way = WH_BLOCKS_PUSH };
+	static struct wh_gpu gpu;
+	struct wh_lane lane = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
+	double kernel_takes, copies_take;
 
 	(void)state;
+	gpu.without[0] = 0;
 	wh_lane_guess(&lane);
 	/* One large piece by the copy engine, many small ones by the kernel. */
 	assert_false(wh_lane_prefers_kernel(&lane, 1, UINT64_C(1) << 30));
@@ -367,6 +370,12 @@ static void costs__choice(void **state)
 	assert_true(wh_lane_prefers_kernel(&lane, 1, 8));
 	/* No pieces and no bytes are nothing to divide by. */
 	assert_true(estimate(&lane, 0, 0) >= 0);
+	/* A kernel that is not there is never the better one. */
+	strcpy(gpu.without, "why");
+	assert_false(wh_lane_prefers_kernel(&lane, 1, 8));
+	wh_lane_times(&lane, 1000, 8, &kernel_takes, &copies_take);
+	assert_true(kernel_takes < 1e-9 && copies_take > 0);
+	assert_int_equal(wh_lane_ctas(&lane, 1000, 8), 0);
 }
 
 static void costs__probe(void **state)
