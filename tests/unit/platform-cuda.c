@@ -284,7 +284,7 @@ static void images__embedded(void **state)
 		assert_memory_equal(wh_cuda_images[i].bytes, "\177ELF", 4);
 	}
 	assert_string_equal(ptx->name, "ptx");
-	assert_int_equal(ptx->capability, 75);
+	assert_int_equal(ptx->capability, 80);
 	assert_int_equal(strlen(ptx->bytes), ptx->length);
 	assert_non_null(strstr(ptx->bytes, ".version 7.0\n"));
 	for (int i = 0; i < WH_BLOCKS_VARIANTS; i++) {
