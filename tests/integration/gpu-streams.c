@@ -352,6 +352,7 @@ static void faults__captured(void **state)
 struct worker {
 	pthread_t thread;
 	struct gpu_pair *pair;
+	struct gpu_block block, held;
 	unsigned int number, rounds;
 	const char *wrong;
 };
@@ -364,39 +365,33 @@ static void *work(void *arg)
 	uint64_t at = w->number * 8192;
 	struct wh_transfer part = { .local = p->region, .local_offset = at, .remote = p->remote.id,
 				    .remote_offset = at, .length = 8192, .op = WH_WRITE };
-	struct gpu_block block, held;
-	struct wh_stream first, second;
+	struct gpu_block *block = &w->block, *held = &w->held;
+	struct wh_stream first = stream_of(block), second = stream_of(held);
 	struct wh_batch *batch;
 
 	if (wh_batch_new(p->peer, NULL, &batch) || wh_batch_add(batch, &part, 1))
 		w->wrong = "a batch";
-	gpu_block(&block, 0);
-	gpu_block(&held, 0);
-	first = stream_of(&block);
-	second = stream_of(&held);
 	for (unsigned int i = 0; !w->wrong && i < w->rounds; i++) {
 		_Atomic int flag;
 		int status;
 
-		gpu_block_again(&block);
-		gpu_block_again(&held);
+		gpu_block_again(block);
+		gpu_block_again(held);
 		if (i % 8)
-			block.open = 1;
+			block->open = 1;
 		if (wh_batch_submit_after(batch, &first) || wh_batch_hold_stream(batch, &second))
 			w->wrong = "submitting";
-		held.open = 1;
-		gpu_flag(held.stream, &flag);
+		held->open = 1;
+		gpu_flag(held->stream, &flag);
 		if (i % 4 == 0 && wh_batch_cancel(batch))
 			w->wrong = "cancelling";
-		block.open = 1;
+		block->open = 1;
 		status = wh_batch_wait(batch, PATIENCE);
 		if (status && (i % 4 || status != -ECANCELED))
 			w->wrong = "its end";
 		if (!gpu_flagged(&flag, PATIENCE))
 			w->wrong = "a stream that is not let go of";
 	}
-	gpu_unblock(&block);
-	gpu_unblock(&held);
 	if (wh_batch_free(batch))
 		w->wrong = "freeing";
 	return NULL;
@@ -415,10 +410,20 @@ static void many__threads(void **state)
 		/* A real driver has the functions of all streams called by one thread, one after the other. */
 		workers[i] = (struct worker){ .pair = &p, .number = i,
 					      .rounds = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
-		want(0, pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+		/* None is made or destroyed while another stands: a real driver waits for that one's function then,
+		 * and has those wait who are to let it go on. */
+		gpu_block(&workers[i].block, 0);
+		workers[i].block.open = 1;
+		gpu_block(&workers[i].held, 0);
+		workers[i].held.open = 1;
 	}
-	for (unsigned int i = 0; i < 8; i++) {
+	for (unsigned int i = 0; i < 8; i++)
+		want(0, pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+	for (unsigned int i = 0; i < 8; i++)
 		pthread_join(workers[i].thread, NULL);
+	for (unsigned int i = 0; i < 8; i++) {
+		gpu_unblock(&workers[i].block);
+		gpu_unblock(&workers[i].held);
 		want_true(!workers[i].wrong, "%s", workers[i].wrong);
 	}
 	gpu_pair_close(&p);
