@@ -25,7 +25,7 @@
 /* What a connection takes as long as it is there. */
 #define BASE (int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX + \
 		       WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
-#define TELL_BYTES (256u << 10) /* written, and the peer is told at once: it has more by the time all is read */
+#define TELL_BYTES (1u << 20) /* written, and the peer is told at once: it has more by the time all is read */
 #define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
 
 /* The connections of one session. */
