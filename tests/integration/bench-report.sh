@@ -172,7 +172,7 @@ check "results of another program" 2 'no "op"' --report other.html \
 verdict "leave no page" $?
 # Marks that no line goes through are said to be what they are, and only where there are some.
 check "several working sets" 0 "12 rows" --report sets.html \
-	--from "$TEST_SOURCE/bench/results/2026-11-21-h200-16cpu-tcp.json"
+	--from "$TEST_SOURCE/bench/results/2026-11-22-h200-16cpu-tcp.json"
 holds sets.html 'marks beside a line: smaller working sets'
 verdict "are told from the line's" $?
 check "one working set" 0 "4 rows" --report set.html \

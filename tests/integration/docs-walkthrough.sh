@@ -63,11 +63,12 @@ in_south()
 
 # ---- one command -------------------------------------------------------------------------------
 
-# Numbers, hexadecimal and sizes are alike, and how much space is between words.
+# Numbers, hexadecimal and sizes are alike, one connection and several, and how much space is between words.
 plain() # VARIES
 {
 	sed -E ${1:+-e "s#$1##g"} -e "s/\<$(uname -n)\>/HOST/g" -e 's/\<[0-9a-f]{12,}\>/H/g' \
-		-e 's/\<GPU-[0-9a-f-]+/GPU-H/g' -e 's/[0-9]+([.:][0-9a-f]+)*/N/g' -e 's/[ \t]+/ /g' -e 's/ $//'
+		-e 's/\<GPU-[0-9a-f-]+/GPU-H/g' -e 's/[0-9]+([.:][0-9a-f]+)*/N/g' \
+		-e 's/\<connections\>/connection/g' -e 's/[ \t]+/ /g' -e 's/ $//'
 }
 
 # Are the lines of GOT those of EXPECTED? "..." there is any number of lines.
