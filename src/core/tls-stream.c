@@ -150,7 +150,7 @@ int wh_tls_flush(struct wh_tls *tls)
 		out->start += (size_t)got;
 	}
 	free(out->bytes);
-	*out = (struct wh_tls_out){ NULL };
+	*out = (struct wh_tls_out){ .bytes = NULL };
 	return 0;
 }
 

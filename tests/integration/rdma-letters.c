@@ -44,13 +44,18 @@ static void number(struct wh_batch *batch, uint32_t number)
 	want(0, wh_batch_notify(batch, &number, sizeof(number)));
 }
 
-static struct wh_batch *numbered(struct fixture *f, uint32_t op, uint64_t length, uint32_t which)
+static struct wh_batch *numbered_at(struct fixture *f, uint32_t op, uint64_t at, uint64_t length, uint32_t which)
 {
-	struct wh_transfer transfer = piece(f, op, 0, 0, length);
+	struct wh_transfer transfer = piece(f, op, at, at, length);
 	struct wh_batch *batch = batch_of(f, &transfer, length ? 1 : 0);
 
 	number(batch, which);
 	return batch;
+}
+
+static struct wh_batch *numbered(struct fixture *f, uint32_t op, uint64_t length, uint32_t which)
+{
+	return numbered_at(f, op, 0, length, which);
 }
 
 /* Run a small write with a notification until its way is this one. */
@@ -447,7 +452,7 @@ static void broken__by_its_port(void **state)
 	(void)state;
 	open_with(&f, &same);
 	for (uint32_t i = 0; i < WINDOW + 4; i++)
-		batches[i] = numbered(&f, WH_WRITE, 64, i);
+		batches[i] = numbered_at(&f, WH_WRITE, i * 64, 64, i); /* over several connections in the end */
 	nics_hold(true);
 	for (uint32_t i = 0; i < WINDOW + 4; i++)
 		want(0, wh_batch_submit(batches[i]));
