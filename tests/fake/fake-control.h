@@ -38,9 +38,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The nth call from now on of the function (its exported name, with suffix; 1: the next one; 0:
- * every one) returns `error` and does nothing. Error 0 forgets what was asked for that function. 0,
- * or 2: too many. */
+/* The nth call from now on of the function (its exported name, with suffix, or several with '|' between,
+ * which count together; 1: the next one; 0: every one) returns `error` and does nothing. Error 0 forgets
+ * what was asked for that name. 0, or 2: too many. */
 int fake_cuda_fail(const char *function, unsigned nth, int error);
 
 /* The device (its ordinal) is lost once it has begun `after` more operations in streams: work is

@@ -107,13 +107,24 @@ void fake_lose_from_environment(void)
 
 /* ---- entering a call ------------------------------------------------------------------------- */
 
+/* Whether the name is one of those, with '|' between. */
+static bool names(const char *those, const char *name)
+{
+	size_t length = strlen(name);
+
+	for (const char *at = those; (at = strstr(at, name)) != NULL; at += length)
+		if ((at == those || at[-1] == '|') && (!at[length] || at[length] == '|'))
+			return true;
+	return false;
+}
+
 static int strike(const char *name)
 {
 	int error = 0;
 
 	pthread_mutex_lock(&lock);
 	for (struct fault *f = faults; f < faults + FAULTS && !error; f++) {
-		if (strcmp(f->name, name) != 0)
+		if (!names(f->name, name))
 			continue;
 		if (f->nth > 1) {
 			f->nth--;
