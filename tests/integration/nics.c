@@ -62,6 +62,11 @@ uint64_t nics_underruns(void)
 	return ((uint64_t(*)(void))fake("fake_verbs_underruns"))();
 }
 
+unsigned int nics_receives(const struct ibv_qp *qp)
+{
+	return ((unsigned int (*)(const struct ibv_qp *))fake("fake_verbs_receives"))(qp);
+}
+
 void nics_refuse(int error, unsigned int after)
 {
 	FAKE(refuse, (int, unsigned int), error, after);

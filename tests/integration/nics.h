@@ -21,6 +21,9 @@ void nic_fail(unsigned int nic, int status, unsigned int after);
 void nics_lose(int status, unsigned int after);
 /* Writes with an immediate that found no receive. */
 uint64_t nics_underruns(void);
+struct ibv_qp;
+/* Receives that wait at the other end of a queue pair. */
+unsigned int nics_receives(const struct ibv_qp *qp);
 /* Let so many registrations pass, and refuse the next with this errno. */
 void nics_refuse(int error, unsigned int after);
 /* Take it away. */

@@ -57,6 +57,9 @@ void fake_verbs_fail_nic(unsigned nic, int status, unsigned after);
 void fake_verbs_lose(int status, unsigned after);
 /* Writes with an immediate that found no receive. */
 uint64_t fake_verbs_underruns(void);
+struct ibv_qp;
+/* Receives that wait at the other end of a queue pair; 0 if it is connected to none. */
+unsigned fake_verbs_receives(const struct ibv_qp *qp);
 /* How many bytes it moves in a us; 0: as many as it can. */
 void fake_verbs_speed(unsigned nic, uint64_t speed);
 /* Bytes that a NIC of this process has moved. */

@@ -410,6 +410,13 @@ static int move(struct qp *qp, const struct request *request)
 	return error == ESRCH ? RETRY : error ? 10 : 0;
 }
 
+EXPORT unsigned fake_verbs_receives(const struct ibv_qp *ibv)
+{
+	const struct world_qp *other = other_end((const struct qp *)ibv);
+
+	return other ? atomic_load(&other->posted) - atomic_load(&other->taken) : 0;
+}
+
 /* One work request. Under context.lock. How many ns it takes. */
 static uint64_t serve(struct qp *qp)
 {
