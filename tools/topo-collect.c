@@ -262,10 +262,11 @@ int topo_load(const char *path, struct wh_topology **out)
 {
 	json_error_t wrong;
 	char why[128];
-	json_t *object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) :
-						  json_load_file(path, 0, &wrong);
+	json_t *object;
 
-	if (!object && wrong.line < 0)
+	errno = 0;
+	object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) : json_load_file(path, 0, &wrong);
+	if (!object && (wrong.line < 0 || errno == EISDIR)) /* one that is opened, and not read */
 		return fail(EIO, "%s: %s", path, strerror(errno));
 	if (!object)
 		return fail(EINVAL, "%s:%d: no JSON: %s", path, wrong.line, wrong.text);

@@ -88,9 +88,11 @@ static int greeting_end(struct greeting *greeting, struct wh_tls **keep)
 
 static void refuse(struct greeting *greeting, int error, const char *text)
 {
+	struct wh_engine *engine = greeting->acceptor->engine;
 	struct wh_tls *tls;
 	int fd = greeting_end(greeting, &tls);
 
+	wh_engine_log(engine, "a connection is refused: %s", text);
 	wh_refuse(fd, tls, error, text);
 }
 
@@ -193,7 +195,6 @@ static void hear_hello(struct greeting *greeting)
 		snprintf(text, sizeof(text),
 			 "protocol versions %u to %u are asked for, this engine speaks %u",
 			 greeting->hello.version_min, greeting->hello.version_max, WH_WIRE_VERSION);
-		wh_engine_log(greeting->acceptor->engine, "a connection is refused: %s", text);
 		refuse(greeting, EPROTONOSUPPORT, text);
 	} else if (error) {
 		refuse(greeting, EPROTO, "a malformed hello");

@@ -254,6 +254,9 @@ sed 's/"parent": 0,/"parent": 4000,/' hgx.json >bad
 refused "pci: parent is 4000" "an index of nothing"
 rm bad
 refused "No such file" "no file"
+mkdir bad
+refused "Is a directory" "a folder"
+rmdir bad
 ln -s / bad
 refused "bad" "a folder"
 
