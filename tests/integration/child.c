@@ -193,15 +193,16 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 {
 	struct wh_remote remote;
 	struct wh_transfer *transfers;
+	int64_t end = now() + PATIENCE;
 	int error = 0;
 
 	if (command->length && (size_t)command->index >= region_count)
 		return -EINVAL;
 	if (command->length) {
-		error = wh_peer_find(peers[command->peer], command->text, 0, &remote);
-		/* It may be on its way; a peer that is lost is not waited for. */
-		if (error == -ENOENT)
-			error = wh_peer_find(peers[command->peer], command->text, PATIENCE, &remote);
+		/* It may be on its way; a peer that is lost, or about to be, is not waited for. */
+		while ((error = wh_peer_find(peers[command->peer], command->text, 0, &remote)) == -ENOENT &&
+		       now() < end)
+			sleep_ms(1);
 		transfers = calloc(command->count, sizeof(*transfers));
 		for (uint64_t i = 0; !error && i < command->count; i++)
 			transfers[i] = (struct wh_transfer){

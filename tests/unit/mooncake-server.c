@@ -70,6 +70,14 @@ static int stop(void **state)
 	return 0;
 }
 
+static bool bytes_are(const unsigned char *bytes, size_t length, unsigned char value)
+{
+	for (size_t i = 0; i < length; i++)
+		if (bytes[i] != value)
+			return false;
+	return true;
+}
+
 static int finish(struct wh_mooncake_lane *lane)
 {
 	bool ended;
@@ -131,6 +139,84 @@ static void lanes__refused(void **state)
 	wh_mooncake_lane_start(&lane, true, &byte, 4096, 1);
 	assert_int_equal(finish(&lane), 0);
 	wh_mooncake_lane_close(&lane);
+}
+
+/* Several reads that are asked for together: they are done up to the first that is not to be had. */
+static void lanes__several(void **state)
+{
+	const size_t part = 65536 - 17;
+	unsigned char *back = malloc(LENGTH);
+	struct wh_mooncake_read reads[WH_MOONCAKE_READS];
+	struct wh_mooncake_lane lane;
+	uint64_t random = 8;
+
+	(void)state;
+	assert_non_null(back);
+	for (size_t i = 0; i < LENGTH; i++)
+		direct[i] = hidden[i] = (unsigned char)next_random(&random);
+	for (segment.version = 1; segment.version <= 2; segment.version++) {
+		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
+		memset(back, 0, LENGTH);
+		for (size_t i = 0; i < WH_MOONCAKE_READS; i++)
+			reads[i] = (struct wh_mooncake_read){ back + i * part, served[i & 1].address + i * part,
+							      part };
+		assert_int_equal(wh_mooncake_lane_read(&lane, reads, WH_MOONCAKE_READS), WH_MOONCAKE_READS);
+		assert_memory_equal(back, direct, WH_MOONCAKE_READS * part);
+		memset(back, 0, LENGTH);
+		reads[3].remote = 4095;
+		assert_int_equal(wh_mooncake_lane_read(&lane, reads, WH_MOONCAKE_READS), 3);
+		assert_memory_equal(back, direct, 3 * part);
+		assert_true(bytes_are(back + 3 * part, LENGTH - 3 * part, 0));
+		/* By a connection of its own. */
+		assert_int_equal(wh_mooncake_lane_move(&lane, false, back, served[0].address, part), 0);
+		wh_mooncake_lane_cut(&lane);
+		assert_int_equal(wh_mooncake_lane_read(&lane, reads, 1), 0);
+		wh_mooncake_lane_close(&lane);
+	}
+	segment.version = 2;
+	free(back);
+}
+
+/* An engine that ends the connection after each answer. */
+static void *answer_once(void *listener)
+{
+	unsigned char bytes[WH_MOONCAKE_HEADER];
+	int fd = accept(*(int *)listener, NULL, NULL);
+
+	if (recv(fd, bytes, sizeof(bytes), MSG_WAITALL) == sizeof(bytes))
+		send(fd, "answer", 6, MSG_NOSIGNAL);
+	shutdown(fd, SHUT_WR);
+	while (recv(fd, bytes, sizeof(bytes), 0) > 0)
+		;
+	close(fd);
+	return NULL;
+}
+
+static void lanes__one_at_a_time(void **state)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct wh_mooncake_segment other = { .version = 1 };
+	unsigned char back[3][6] = { "" };
+	struct wh_mooncake_read reads[3];
+	socklen_t length = sizeof(at);
+	struct wh_mooncake_lane lane;
+	int listener = socket(AF_INET, SOCK_STREAM, 0);
+	pthread_t thread;
+
+	(void)state;
+	assert_int_equal(bind(listener, (struct sockaddr *)&at, sizeof(at)), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
+	other.port = ntohs(at.sin_port);
+	for (unsigned i = 0; i < 3; i++)
+		reads[i] = (struct wh_mooncake_read){ back[i], i, 6 };
+	assert_int_equal(wh_mooncake_lane_prepare(&lane, &other, "127.0.0.1", LONG), 0);
+	assert_int_equal(pthread_create(&thread, NULL, answer_once, &listener), 0);
+	assert_int_equal(wh_mooncake_lane_read(&lane, reads, 3), 1);
+	assert_memory_equal(back[0], "answer", 6);
+	wh_mooncake_lane_close(&lane);
+	pthread_join(thread, NULL);
+	close(listener);
 }
 
 /* Closed in the middle of something, and before anything. */
@@ -290,6 +376,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(lanes__both_ways),
 		cmocka_unit_test(lanes__refused),
+		cmocka_unit_test(lanes__several),
+		cmocka_unit_test(lanes__one_at_a_time),
 		cmocka_unit_test(lanes__close),
 		cmocka_unit_test(lanes__cut),
 		cmocka_unit_test(server__update),
