@@ -219,6 +219,7 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 	/* The rest may still be written to by a thread that was given up. */
 	if (done[2])
 		doctor->cuda = inquiry->cuda;
+	doctor->cuda_late = !done[2];
 	if (done[3])
 		doctor->verbs = inquiry->verbs;
 	return done[0] && done[1] && done[2] && done[3] &&

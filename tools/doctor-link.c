@@ -248,9 +248,11 @@ void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *f
 			    &(struct reading){ .facts = facts, .count = count });
 		return;
 	}
-	loads = count ? calloc(1, sizeof(*loads)) : NULL;
-	if (!loads)
+	loads = count && seconds > 0 ? calloc(1, sizeof(*loads)) : NULL;
+	if (!loads) {
+		record(tree, facts, count);
 		return;
+	}
 	loads->tree = *tree;
 	loads->count = count;
 	for (size_t i = 0; i < count; i++)

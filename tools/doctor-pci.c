@@ -215,7 +215,7 @@ static void pci_link(const struct doctor *doctor, struct finding *finding)
 	for (size_t i = 0; facts && i < doctor_gpus(doctor) && count < FACTS_GPUS; i++)
 		count += is_worth_a_load(doctor->topology, &doctor->topology->gpus[i], &facts[count]);
 	if (count)
-		facts_links(&doctor->tree, LINK_SECONDS, facts, count);
+		facts_links(&doctor->tree, doctor->cuda_late ? 0 : LINK_SECONDS, facts, count);
 	check_links(doctor, facts, count, finding);
 	free(facts);
 }

@@ -120,6 +120,7 @@ struct doctor {
 	const char *nvml_why;         /* no NVML: why */
 	int nvml_error;
 	bool late; /* NVML did not answer in time */
+	bool cuda_late; /* nor did CUDA, which was asked */
 	struct cuda_facts cuda;
 	struct verbs_facts verbs;
 };
@@ -140,7 +141,7 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
 
 /* Look at the links of GPUs while each copies, all of them side by side, or at what ROOT/links.txt says of
- * that. In: whose they are, what they are now and at most. Takes up to `seconds`. */
+ * that. In: whose they are, what they are now and at most. Takes up to `seconds`; 0: none is looked at. */
 void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *facts, size_t count);
 
 /* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
