@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/sysinfo.h>
 #include <unistd.h>
 
 #include "mooncake/api.h"
@@ -268,6 +269,7 @@ static int open_all(struct te_engine *engine, const char *metadata, const char *
 		return te_fail(TE_MEMORY, "createTransferEngine: no memory");
 	error = wh_config_load(config, NULL);
 	engine->timeout = config->number[WH_KNOB_TIMEOUT] * WH_MS;
+	engine->cpus = (unsigned)get_nprocs();
 	if (error)
 		error = te_fail_mooncake(error, "createTransferEngine");
 	else

@@ -7,6 +7,8 @@
 
 #include "mooncake/api.h"
 
+#define SMALL (128u << 10) /* bytes, of a request that is done together with others */
+
 /* ---- one request --------------------------------------------------------------------------- */
 
 /* Does the other side publish it, as far as is known? */
@@ -125,6 +127,49 @@ static void end(struct te_link *link, struct te_job *job, int error, const char 
 	te_round_less(round, error, text);
 }
 
+/* Worth doing together with others. Under the lock. */
+static bool is_small(const struct te_link *link, const struct te_job *job)
+{
+	const struct te_request *request = job->request;
+
+	return request && request->length <= SMALL && !request->memory->staged &&
+	       (!request->write || link->segment.version >= 2) &&
+	       wh_mooncake_segment_find(&link->segment, request->remote, request->length);
+}
+
+/* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under the lock. */
+static unsigned take(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
+{
+	unsigned count = 0;
+
+	while (!wh_list_empty(&link->jobs) && count < WH_MOONCAKE_MOVES) {
+		struct te_job *job = wh_container(link->jobs.next, struct te_job, at);
+		bool small = is_small(link, job);
+
+		if (count && (!small || job->request->write != jobs[0]->request->write))
+			break;
+		wh_list_remove(&job->at);
+		link->waiting--;
+		jobs[count++] = job;
+		if (!small)
+			break;
+	}
+	return count;
+}
+
+/* How many of them, from the first on, are done. */
+static unsigned move_together(struct te_worker *worker, struct te_job *const jobs[], unsigned count)
+{
+	struct wh_mooncake_move moves[WH_MOONCAKE_MOVES];
+
+	for (unsigned i = 0; i < count; i++)
+		moves[i] = (struct wh_mooncake_move){ (void *)(uintptr_t)jobs[i]->request->local,
+						      jobs[i]->request->remote, jobs[i]->request->length };
+	if (!worker->lane.ready && prepare(worker))
+		return 0;
+	return wh_mooncake_lane_several(&worker->lane, jobs[0]->request->write, moves, count);
+}
+
 static void *work(void *argument)
 {
 	struct te_worker *worker = argument;
@@ -132,24 +177,49 @@ static void *work(void *argument)
 	pthread_mutex_t *lock = &link->engine->lock;
 
 	pthread_mutex_lock(lock);
+	link->started--;
 	while (!link->stop) {
-		struct te_job *job;
-		int error;
+		struct te_job *jobs[WH_MOONCAKE_MOVES];
+		unsigned count = take(link, jobs), done = 0;
 
-		if (wh_list_empty(&link->jobs)) {
+		if (!count) {
 			link->idle++;
 			pthread_cond_wait(&link->more, lock);
 			link->idle--;
+			link->called -= link->called > 0;
 			continue;
 		}
-		job = wh_container(wh_list_take(&link->jobs), struct te_job, at);
-		pthread_mutex_unlock(lock);
-		error = job->request ? move_request(worker, job->request) : send_notification(link, job->round);
-		pthread_mutex_lock(lock);
-		end(link, job, error, error ? wh_fail_text() : "");
+		if (count > 1) {
+			link->moving++;
+			pthread_mutex_unlock(lock);
+			done = move_together(worker, jobs, count);
+			pthread_mutex_lock(lock);
+			link->moving--;
+		}
+		for (unsigned i = 0; i < count; i++) {
+			int error = 0;
+
+			if (i >= done) {
+				pthread_mutex_unlock(lock);
+				error = jobs[i]->request ? move_request(worker, jobs[i]->request) :
+							   send_notification(link, jobs[i]->round);
+				pthread_mutex_lock(lock);
+			}
+			end(link, jobs[i], error, error ? wh_fail_text() : "");
+		}
 	}
 	pthread_mutex_unlock(lock);
 	return NULL;
+}
+
+/* Does it take another thread than those that are at work? For what is small half of the CPUs are enough: the other
+ * side, or who asks, has the others. */
+static bool wants_thread(const struct te_link *link, const struct te_job *job)
+{
+	unsigned soon = link->called + link->started + link->moving;
+
+	return !soon || !is_small(link, job) ||
+	       (link->waiting > soon * WH_MOONCAKE_MOVES && soon < link->engine->cpus / 2);
 }
 
 void te_job_post(struct te_link *link, struct te_job *job)
@@ -162,17 +232,23 @@ void te_job_post(struct te_link *link, struct te_job *job)
 		return;
 	}
 	wh_list_append(&link->jobs, &job->at);
+	link->waiting++;
+	if (!wants_thread(link, job))
+		return;
 	if (!link->idle && link->workers < TE_LANES) {
 		worker->link = link;
 		worker->lane.fd = -1;
 		error = pthread_create(&worker->thread, NULL, work, worker);
 		link->workers += !error;
+		link->started += !error;
 	}
 	if (!link->workers) {
 		wh_list_remove(&job->at);
+		link->waiting--;
 		end(link, job, -error, "a thread cannot be started");
 		return;
 	}
+	link->called += link->called < link->idle;
 	pthread_cond_signal(&link->more);
 }
 
@@ -195,6 +271,7 @@ void te_link_stop(struct te_link *link)
 	}
 	pthread_mutex_lock(lock);
 	link->workers = 0;
+	link->waiting = 0;
 	while (!wh_list_empty(&link->jobs))
 		end(link, wh_container(wh_list_take(&link->jobs), struct te_job, at), -ECANCELED,
 		    "the engine is being destroyed");

@@ -71,6 +71,9 @@ struct te_link {
 	struct wh_list jobs;
 	pthread_cond_t more;
 	unsigned workers, idle;
+	unsigned called, started; /* of the idle ones and of the new ones, those that come for a job */
+	unsigned moving;          /* at small requests, several at once, and soon back for more */
+	unsigned waiting;         /* jobs */
 	bool stop;
 	struct te_worker {
 		struct te_link *link;
@@ -152,6 +155,7 @@ struct te_engine {
 	struct wh_engine *wherry;
 	struct wh_mooncake_server *server;
 	int64_t timeout; /* ns */
+	unsigned cpus;
 	char name[WH_MOONCAKE_NAME_MAX];
 	struct wh_mooncake_endpoint endpoint; /* of the control port */
 	const struct wh_mooncake_store_ops *store_ops; /* NULL: engines ask each other */

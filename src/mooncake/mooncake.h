@@ -115,6 +115,16 @@ int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_moon
 /* Move bytes on the calling thread. 0: they are at their target; -ECANCELED: the lane was cut. */
 int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
 			  uint64_t length);
+/* Several at once, on the calling thread, which spins for moments: all are asked for before the first is waited for.
+ * How many of them, from the first on, are done; what becomes of the others is for wh_mooncake_lane_move() to say.
+ * Writes over version 2 alone: nobody confirms others. */
+struct wh_mooncake_move {
+	void *buffer;
+	uint64_t remote, length;
+};
+#define WH_MOONCAKE_MOVES 8u /* at most */
+unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
+				  unsigned count);
 /* Whatever it moves ends soon, and nothing will be moved any more. From any thread. */
 void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane);
 

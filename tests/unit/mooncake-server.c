@@ -146,7 +146,7 @@ static void lanes__several(void **state)
 {
 	const size_t part = 65536 - 17;
 	unsigned char *back = malloc(LENGTH);
-	struct wh_mooncake_read reads[WH_MOONCAKE_READS];
+	struct wh_mooncake_move reads[WH_MOONCAKE_MOVES];
 	struct wh_mooncake_lane lane;
 	uint64_t random = 8;
 
@@ -157,20 +157,31 @@ static void lanes__several(void **state)
 	for (segment.version = 1; segment.version <= 2; segment.version++) {
 		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
 		memset(back, 0, LENGTH);
-		for (size_t i = 0; i < WH_MOONCAKE_READS; i++)
-			reads[i] = (struct wh_mooncake_read){ back + i * part, served[i & 1].address + i * part,
+		for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
+			reads[i] = (struct wh_mooncake_move){ back + i * part, served[i & 1].address + i * part,
 							      part };
-		assert_int_equal(wh_mooncake_lane_read(&lane, reads, WH_MOONCAKE_READS), WH_MOONCAKE_READS);
-		assert_memory_equal(back, direct, WH_MOONCAKE_READS * part);
+		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES), WH_MOONCAKE_MOVES);
+		assert_memory_equal(back, direct, WH_MOONCAKE_MOVES * part);
 		memset(back, 0, LENGTH);
 		reads[3].remote = 4095;
-		assert_int_equal(wh_mooncake_lane_read(&lane, reads, WH_MOONCAKE_READS), 3);
+		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES), 3);
 		assert_memory_equal(back, direct, 3 * part);
 		assert_true(bytes_are(back + 3 * part, LENGTH - 3 * part, 0));
-		/* By a connection of its own. */
+		/* By a connection of its own. Writes over version 1 are confirmed by nobody. */
 		assert_int_equal(wh_mooncake_lane_move(&lane, false, back, served[0].address, part), 0);
+		reads[3].remote = served[1].address + 3 * part;
+		for (size_t i = 0; segment.version == 2 && i < LENGTH; i++)
+			back[i] = (unsigned char)next_random(&random);
+		if (segment.version == 2) {
+			assert_int_equal(wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES),
+					 WH_MOONCAKE_MOVES);
+			for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
+				assert_memory_equal((i & 1 ? direct : hidden) + i * part, back + i * part, part);
+			reads[5].remote = 4095;
+			assert_int_equal(wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES), 5);
+		}
 		wh_mooncake_lane_cut(&lane);
-		assert_int_equal(wh_mooncake_lane_read(&lane, reads, 1), 0);
+		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, 1), 0);
 		wh_mooncake_lane_close(&lane);
 	}
 	segment.version = 2;
@@ -197,7 +208,7 @@ static void lanes__one_at_a_time(void **state)
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct wh_mooncake_segment other = { .version = 1 };
 	unsigned char back[3][6] = { "" };
-	struct wh_mooncake_read reads[3];
+	struct wh_mooncake_move reads[3];
 	socklen_t length = sizeof(at);
 	struct wh_mooncake_lane lane;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
@@ -209,10 +220,10 @@ static void lanes__one_at_a_time(void **state)
 	assert_int_equal(getsockname(listener, (struct sockaddr *)&at, &length), 0);
 	other.port = ntohs(at.sin_port);
 	for (unsigned i = 0; i < 3; i++)
-		reads[i] = (struct wh_mooncake_read){ back[i], i, 6 };
+		reads[i] = (struct wh_mooncake_move){ back[i], i, 6 };
 	assert_int_equal(wh_mooncake_lane_prepare(&lane, &other, "127.0.0.1", LONG), 0);
 	assert_int_equal(pthread_create(&thread, NULL, answer_once, &listener), 0);
-	assert_int_equal(wh_mooncake_lane_read(&lane, reads, 3), 1);
+	assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, 3), 1);
 	assert_memory_equal(back[0], "answer", 6);
 	wh_mooncake_lane_close(&lane);
 	pthread_join(thread, NULL);
