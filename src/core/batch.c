@@ -420,6 +420,19 @@ void wh_batch_start(struct wh_batch *batch, int error, const char *text)
 	let_go(batch);
 }
 
+/* What its last round has told of the transport rdma. */
+static void forget_rails(struct wh_batch *batch)
+{
+	uint32_t used = atomic_load_explicit(&batch->rails_used, memory_order_relaxed);
+
+	if (!used)
+		return;
+	atomic_store_explicit(&batch->rails_used, 0, memory_order_relaxed);
+	atomic_store_explicit(&batch->rails_broken, 0, memory_order_relaxed);
+	for (used &= ~WH_RAILS_TRIED; used; used &= used - 1)
+		atomic_store_explicit(&batch->railed[__builtin_ctz(used)], 0, memory_order_relaxed);
+}
+
 /* Everything but starting it. */
 static int prepare(struct wh_batch *batch)
 {
@@ -460,12 +473,7 @@ static int prepare(struct wh_batch *batch)
 		atomic_store_explicit(&piece->done, false, memory_order_relaxed);
 		piece->owner = NULL;
 	}
-	if (atomic_load_explicit(&batch->rails_used, memory_order_relaxed)) {
-		atomic_store(&batch->rails_used, 0);
-		atomic_store(&batch->rails_broken, 0);
-		for (unsigned i = 0; i < WH_RAILS; i++)
-			atomic_store_explicit(&batch->railed[i], 0, memory_order_relaxed);
-	}
+	forget_rails(batch);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
 	atomic_store_explicit(&batch->note_way, WH_NOTE_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);

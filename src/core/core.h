@@ -551,6 +551,7 @@ enum wh_note_way {
 };
 
 #define WH_RAILS 16 /* connections to one peer, of the transport rdma */
+#define WH_RAILS_TRIED (1u << 31)
 
 /* What one transport did for a batch. */
 struct wh_share {
@@ -581,7 +582,7 @@ struct wh_batch {
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* What rails have carried of it, in this submission, and which broke with some of it. */
 	_Atomic uint64_t railed[WH_RAILS];
-	_Atomic uint32_t rails_used, rails_broken;
+	_Atomic uint32_t rails_used, rails_broken; /* a bit each; WH_RAILS_TRIED: some of it came to them */
 
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
 	_Atomic uint32_t left;  /* pieces unfinished, and one for wh_batch_submit() itself */

@@ -58,41 +58,50 @@ static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key, con
 	return true;
 }
 
-/* Fill a request with up to `most` bytes from *at on, which lie in one run in the peer's region. How many
- * there are; *at is moved on. *by_cpu: the CPU can read all of them. */
-static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor *at,
-		     uint64_t most, uint64_t first_offset, uint64_t first_remote,
-		     struct ibv_send_wr *request, bool *by_cpu)
+/* Put *run, up to `most` bytes of it, into a request. False: there is no room, or no key. */
+static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint64_t most, struct wh_run *run,
+		struct ibv_send_wr *request, bool *by_cpu)
 {
-	uint64_t length = 0, remote;
+	const struct rdma_memory *memory;
+	const struct rdma_stretch *stretch;
+	const struct wh_region *local;
+	uint64_t into, remote;
 
-	while (length < most) {
-		struct wh_cursor next = *at;
-		const struct rdma_memory *memory;
-		const struct wh_region *local;
-		const struct rdma_stretch *stretch;
-		struct wh_run run;
-		uint64_t into;
+	local = rdma_local_of(piece, run->index, &remote);
+	memory = rdma_registered(local, line->here.nic);
+	if (!memory)
+		return false;
+	into = (uint64_t)(run->local - (char *)(uintptr_t)local->place.address);
+	stretch = rdma_stretch_at(memory->mrs->stretches, memory->mrs->count, into);
+	run->length = least(run->length, least(most, stretch->end - into));
+	*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
+	return gather(request, line->here.nic->gather, stretch->key, run);
+}
 
-		if (!wh_piece_next(piece, &next, most - length, &run) || run.remote != first_remote ||
-		    run.offset != first_offset + length)
+/* Fill a request with up to `most` bytes that lie in one run in the peer's region: *run, which goes from `start` to
+ * *at, and what touches on it. How many there are; *at is behind them. *by_cpu: the CPU can read all of them. */
+static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor start,
+		     struct wh_cursor *at, uint64_t most, struct wh_run *run, struct ibv_send_wr *request,
+		     bool *by_cpu)
+{
+	uint64_t length = 0, offset = run->offset, remote = run->remote;
+
+	while (run->remote == remote && run->offset == offset + length) {
+		uint64_t whole = run->length;
+
+		if (!put(line, piece, most - length, run, request, by_cpu))
 			break;
-		local = rdma_local_of(piece, run.index, &remote);
-		memory = rdma_registered(local, line->here.nic);
-		if (!memory)
-			break;
-		into = (uint64_t)(run.local - (char *)(uintptr_t)local->place.address);
-		stretch = rdma_stretch_at(memory->mrs->stretches, memory->mrs->count, into);
-		if (run.length > stretch->end - into) {
-			next = *at;
-			wh_piece_next(piece, &next, stretch->end - into, &run);
+		length += run->length;
+		if (run->length < whole) {
+			*at = start;
+			wh_piece_next(piece, at, run->length, run);
 		}
-		if (!gather(request, line->here.nic->gather, stretch->key, &run))
-			break;
-		*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
-		length += run.length;
-		*at = next;
+		if (length == most || !at->left)
+			return length;
+		start = *at;
+		wh_piece_next(piece, at, most - length, run);
 	}
+	*at = start;
 	return length;
 }
 
@@ -122,15 +131,16 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	keys = rdma_keys_of(region, line->nic);
 	theirs = rdma_stretch_at(keys->stretches, keys->count, run.offset);
 	most = least(most, theirs->end - run.offset);
-	*request = (struct ibv_send_wr){
-		.wr_id = line->ring->head,
-		.sg_list = chain->segments[chain->count],
-		.opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ,
-	};
-	*at = start;
-	length = fill(line, piece, at, most, run.offset, run.remote, request, &by_cpu);
+	/* What else is in one is for other operations. */
+	request->wr_id = line->ring->head;
+	request->next = NULL;
+	request->sg_list = chain->segments[chain->count];
+	request->num_sge = 0;
+	request->opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+	request->send_flags = 0;
 	request->wr.rdma.remote_addr = region->place.address + run.offset;
 	request->wr.rdma.rkey = theirs->key;
+	length = fill(line, piece, start, at, most, &run, request, &by_cpu);
 	/* What is put into the request itself is read by the CPU. */
 	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
 		request->send_flags |= IBV_SEND_INLINE;
@@ -164,6 +174,10 @@ static void post(struct rdma_line *line, struct chain *chain)
 	struct ibv_send_wr *bad;
 	int error;
 
+	if (line->ring->head - line->ring->tail == chain->count) { /* it was idle */
+		line->since = line->mark = wh_now();
+		line->marked = 0;
+	}
 	signal_some(line, chain);
 	for (unsigned i = 0; i + 1 < chain->count; i++)
 		chain->requests[i].next = &chain->requests[i + 1];
@@ -219,12 +233,17 @@ static void follow(struct rdma_line *line, const struct wh_piece *piece, struct 
 		chain->count++;
 }
 
+/* The most that one request has. */
+static uint64_t most_of(const struct rdma_line *line)
+{
+	return least((uint64_t)line->peer->peer->engine->config.number[WH_KNOB_SLICE], line->here.message);
+}
+
 /* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
 static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain, struct chain *chain,
 		 struct wh_list *done)
 {
-	uint64_t most = least((uint64_t)rdma->peer->engine->config.number[WH_KNOB_SLICE],
-			      line->here.message);
+	uint64_t most = most_of(line);
 	struct wh_piece *piece, *small = NULL;
 	struct rdma_work *work;
 	uint64_t taken = 0;
@@ -259,17 +278,10 @@ static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *a
 	if (rdma->sorted != rdma->version)
 		rdma_sort(rdma, away);
 	while ((line = rdma_choose(rdma, &grain))) {
-		bool idle = !rdma_line_busy(line);
-
 		chain.count = 0;
 		load(rdma, line, grain, &chain, done);
-		if (!chain.count)
-			continue;
-		if (idle) {
-			line->since = line->mark = wh_now();
-			line->marked = 0;
-		}
-		post(line, &chain);
+		if (chain.count)
+			post(line, &chain);
 	}
 }
 
@@ -297,8 +309,7 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 	wh_place_leave(work->place);
 	line->ahead -= work->length;
 	line->marked += work->length;
-	atomic_fetch_add_explicit(&rdma_batch_of(piece)->railed[line->index], work->length,
-				  memory_order_relaxed);
+	rdma_carried(line, piece, work->length);
 	if (!--piece->flying && !piece->rails)
 		rdma->version++; /* it has waited for this, to go elsewhere */
 	rdma_ended(rdma, piece, work->length, done);
@@ -342,7 +353,8 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 		while (rdma_line_busy(line) && line->ring->tail <= wcs[i].wr_id)
 			retire(line, done);
 	}
-	if (got > 0) {
+	/* One that is idle now has been at work for a moment only, and nobody asks how fast it was. */
+	if (got > 0 && (rdma_line_busy(line) || line->marked >= RDMA_SPLIT)) {
 		line->since = wh_now();
 		rdma_measure(line, line->since);
 	}
@@ -370,10 +382,32 @@ void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list 
 		for (unsigned i = 0; i < rdma->line_count; i++)
 			if (carries(rdma->lines[i]) && rdma_line_busy(rdma->lines[i]))
 				more |= poll_line(rdma->lines[i], done);
-		pump(rdma, done, away);
-		for (unsigned i = 0; i < rdma->line_count; i++)
+		if (rdma->queued || rdma->sorted != rdma->version)
+			pump(rdma, done, away);
+		for (unsigned i = 0; rdma->unwatched && i < rdma->line_count; i++)
 			more |= arm(rdma->lines[i]);
 	} while (more);
+}
+
+bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done, struct wh_list *away)
+{
+	struct rdma_line *line = rdma_only(rdma, piece);
+	struct chain chain;
+	uint64_t length;
+
+	if (!line)
+		return false;
+	chain.count = 0;
+	piece->flying = 0;
+	length = compose(line, piece, &piece->cursor, most_of(line), &chain);
+	rdma_take_in(rdma, piece);
+	if (chain.count)
+		post(line, &chain);
+	else
+		rdma_ended(rdma, piece, length, done);
+	if (rdma->queued || arm(line))
+		rdma_progress(rdma, done, away);
+	return true;
 }
 
 /* ---- without the lock ------------------------------------------------------------------------------ */

@@ -88,14 +88,16 @@ uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece)
 void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
+	_Atomic uint32_t *used;
 
-	wh_list_append(urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
+	wh_list_append(!piece->cursor.left ? &rdma->sent : urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
 	rdma_watch(rdma, piece);
-	rdma->queued += piece->bytes;
-	piece->flying = 0;
+	rdma->queued += piece->cursor.left;
 	if (!rdma_rails_of(rdma, piece)) /* is it to wait, or to go? */
 		rdma->version++;
-	atomic_store_explicit(&rdma_batch_of(piece)->rails_used, 1, memory_order_relaxed);
+	used = &rdma_batch_of(piece)->rails_used;
+	atomic_store_explicit(used, atomic_load_explicit(used, memory_order_relaxed) | WH_RAILS_TRIED,
+			      memory_order_relaxed);
 }
 
 void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
@@ -172,7 +174,7 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done)
 		piece->flying--;
 		if (i < ring->arrived) {
 			work->piece = NULL;
-			atomic_fetch_add(&rdma_batch_of(piece)->railed[line->index], work->length);
+			rdma_carried(line, piece, work->length);
 			rdma_ended(rdma, piece, work->length, done);
 			continue;
 		}
@@ -257,11 +259,6 @@ void rdma_measure(struct rdma_line *line, int64_t now)
 	line->marked = 0;
 }
 
-static bool has_room(const struct rdma_line *line)
-{
-	return line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD;
-}
-
 static uint64_t least(uint64_t a, uint64_t b)
 {
 	return a < b ? a : b;
@@ -330,6 +327,20 @@ static uint32_t with_work(struct rdma_peer *rdma)
 	return able;
 }
 
+struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	struct rdma_line *line;
+	uint32_t rails;
+
+	if (rdma->queued || rdma->sorted != rdma->version || piece->whole || piece->bytes > RDMA_SPLIT)
+		return NULL;
+	rails = rdma_rails_of(rdma, piece);
+	if (!rails || rails & (rails - 1))
+		return NULL;
+	line = rdma->lines[__builtin_ctz(rails)];
+	return rdma_line_has_room(line) ? line : NULL;
+}
+
 struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 {
 	/* The others do not count: nothing is left to a fast one that cannot carry it. */
@@ -342,13 +353,13 @@ struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 	if (!(able & (able - 1))) {
 		best = rdma->lines[__builtin_ctz(able)];
 		*grain = UINT64_MAX;
-		return has_room(best) ? best : NULL;
+		return rdma_line_has_room(best) ? best : NULL;
 	}
 	look(rdma, able, &seen);
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		struct rdma_line *line = rdma->lines[i];
 
-		if (!(able & 1u << i) || !has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
+		if (!(able & 1u << i) || !rdma_line_has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
 			continue;
 		if (line->ahead >= seen.most[i])
 			continue;

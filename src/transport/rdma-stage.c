@@ -80,12 +80,13 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
-	uint32_t lines = rdma_ready(rdma);
 	struct rdma_sides sides = { 0 };
+	uint32_t lines;
 	unsigned wanted;
 
-	if (piece->whole || (lines && rdma_rails_of(rdma, piece)))
+	if (piece->whole || rdma_rails_of(rdma, piece)) /* lines that are ready reach it */
 		return 0;
+	lines = rdma_ready(rdma);
 	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->line_count; i++)
 		lines |= (uint32_t)live(rdma->lines[i]) << i;
 	sides.ours = sides.theirs = lines;

@@ -13,26 +13,35 @@
 
 /* ---- pieces ----------------------------------------------------------------------------------------- */
 
+static void take_its_turn(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+			  struct wh_list *away)
+{
+	/* What is small needs but one. */
+	if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
+		rdma_want(rdma);
+	piece->flying = 0;
+	rdma_take_in(rdma, piece);
+	rdma_progress(rdma, done, away);
+}
+
 /* With the lock, which is let go, as is peer.note_lock if it is `noted`. */
 static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
 {
 	struct wh_list done, away;
 	char why[WH_REFUSAL];
-	bool takes = !atomic_load(&piece->cancelled) && !rdma_hopeless(rdma);
+	bool takes = !atomic_load(&piece->cancelled);
 
 	wh_list_init(&done);
 	wh_list_init(&away);
 	if (noted)
 		rdma_mail_prepare(rdma, piece);
-	if (takes) {
-		/* What is small needs but one. */
-		if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
-			rdma_want(rdma);
-		rdma_take_in(rdma, piece);
-		rdma_progress(rdma, &done, &away);
-	} else {
-		memcpy(why, rdma->why, sizeof(why));
+	if (takes && (noted || !rdma_alone(rdma, piece, &done, &away))) {
+		takes = !rdma_hopeless(rdma);
+		if (takes)
+			take_its_turn(rdma, piece, &done, &away);
 	}
+	if (!takes)
+		memcpy(why, rdma->why, sizeof(why));
 	rdma->mail.ahead = NULL;
 	pthread_mutex_unlock(&rdma->lock);
 	if (noted)

@@ -528,6 +528,11 @@ static inline bool rdma_line_busy(const struct rdma_line *line)
 	return line->ring && line->ring->head != line->ring->tail;
 }
 
+static inline bool rdma_line_has_room(const struct rdma_line *line)
+{
+	return line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD;
+}
+
 /* How many lines are ready / come or go, or are ready. Under rdma_peer.lock. */
 uint32_t rdma_ready(const struct rdma_peer *rdma);
 bool rdma_pending(const struct rdma_peer *rdma);
@@ -574,6 +579,20 @@ static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
 	return piece->whole ? piece->whole->batch : piece->batch;
 }
 
+/* A line has carried bytes of it. Nobody else adds at the same time: that takes rdma_peer.lock. */
+static inline void rdma_carried(const struct rdma_line *line, const struct wh_piece *piece, uint64_t bytes)
+{
+	struct wh_batch *batch = rdma_batch_of(piece);
+	_Atomic uint64_t *railed = &batch->railed[line->index];
+
+	atomic_store_explicit(railed, atomic_load_explicit(railed, memory_order_relaxed) + bytes,
+			      memory_order_relaxed);
+	atomic_store_explicit(&batch->rails_used,
+			      atomic_load_explicit(&batch->rails_used, memory_order_relaxed) |
+				      1u << line->index,
+			      memory_order_relaxed);
+}
+
 /* Take a piece in. */
 void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece);
 /* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
@@ -591,6 +610,8 @@ uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece);
 void rdma_recover(struct rdma_line *line, struct wh_list *done);
 /* After a change of what lines can carry: pieces that no line can carry go to `away`. */
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
+/* The one line that a small piece may go by if nothing waits in front of it; NULL: that is not so. */
+struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece);
 /* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
 struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
 /* What the line is to take next: a piece, where in it, and at most how many bytes. NULL:
@@ -618,6 +639,9 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 /* Under rdma_peer.lock: look at what has completed, and post what can be posted. Pieces that are
  * to go elsewhere are put on `away`, those that are done on `done`. */
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
+/* The same of a piece that comes, if it is small, one line alone reaches it and nothing waits in front of it:
+ * without looking at what else there is. False: nothing has been done. */
+bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done, struct wh_list *away);
 void rdma_probe(struct rdma_line *line);
 /* Bytes of the piece have ended. */
 void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,

@@ -3,7 +3,6 @@
 #include "transport/transport.h"
 
 #include <errno.h>
-#include <pthread.h>
 #include <string.h>
 
 #include "core/core.h"
@@ -234,9 +233,8 @@ static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
 	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
 };
 
-/* Written once, before anybody has read them. */
+/* Written once, when the library is loaded. */
 static struct wh_transport list[WH_TRANSPORT_COUNT];
-static pthread_once_t listed = PTHREAD_ONCE_INIT;
 
 #define FILL(field)                                \
 	do {                                       \
@@ -244,7 +242,7 @@ static pthread_once_t listed = PTHREAD_ONCE_INIT;
 			full->field = defaults.field; \
 	} while (0)
 
-static void complete(void)
+__attribute__((constructor)) static void complete(void)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		struct wh_transport *full = &list[id];
@@ -279,7 +277,6 @@ static void complete(void)
 
 const struct wh_transport *wh_transport(enum wh_transport_id id)
 {
-	pthread_once(&listed, complete);
 	return &list[id];
 }
 
