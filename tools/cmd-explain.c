@@ -183,9 +183,9 @@ static bool is_granted(const struct wh_remote *remote, uint32_t op)
 
 /* ---- as text --------------------------------------------------------------------------------- */
 
-static void print_peer(const struct explanation *e, const char *address)
+static void print_peer(const struct explanation *e)
 {
-	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, address, e->info.epoch);
+	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, e->info.address, e->info.epoch);
 	printf("regions  %u\n", e->info.regions);
 	for (size_t i = 0; i < e->remote_count; i++) {
 		const struct wh_remote *remote = &e->remotes[i];
@@ -347,7 +347,7 @@ static void json_pair(struct explanation *e, json_t *routes, const struct local 
 	}
 }
 
-static int print_json(struct explanation *e, const char *address)
+static int print_json(struct explanation *e)
 {
 	json_t *object = output_new(), *regions = json_array(), *routes = json_array();
 	char epoch[24];
@@ -366,7 +366,7 @@ static int print_json(struct explanation *e, const char *address)
 			json_pair(e, routes, &e->locals[k], remote);
 	}
 	json_object_set_new(object, "peer", json_pack("{s:s, s:s, s:s}", "name", e->info.name,
-						      "address", address, "epoch", epoch));
+						      "address", e->info.address, "epoch", epoch));
 	json_object_set_new(object, "region_count", json_integer(e->info.regions));
 	json_object_set_new(object, "regions", regions);
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)e->size));
@@ -378,7 +378,6 @@ static int print_json(struct explanation *e, const char *address)
 
 static int explain(struct explanation *e, const struct url *url, bool json)
 {
-	const char *address = url->engine + strlen("wherry://");
 	int code, error;
 
 	error = engine_connect(e->engine, url->engine, false, &e->peer);
@@ -394,8 +393,8 @@ static int explain(struct explanation *e, const struct url *url, bool json)
 	if (code)
 		return code;
 	if (json)
-		return print_json(e, address);
-	print_peer(e, address);
+		return print_json(e);
+	print_peer(e);
 	print_text(e);
 	return EXIT_PASS;
 }

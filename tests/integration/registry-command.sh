@@ -227,6 +227,8 @@ done
 WHERRY_REGISTRY=${url/:\/\//://me:sesame@} "$wherry" explain wherry://node7 >found 2>&1 &&
 	cat name found >>out && [ -s found ] && grep -q registry out && ! grep -i -e sesame -e bWU6c2VzYW1l out
 verdict "nor explained" $?
+grep -q "^peer *node7 at $(sed -n "s,^wherry://,,p" name), " found
+verdict "explain by name tells the address" $?
 kill "$other"
 wait "$other" 2>/dev/null
 stop TERM
