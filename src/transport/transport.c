@@ -3,6 +3,8 @@
 #include "transport/transport.h"
 
 #include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "core/core.h"
@@ -233,8 +235,10 @@ static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
 	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
 };
 
-/* Written once, when the library is loaded. */
+/* Written once, before anybody has read them. */
 static struct wh_transport list[WH_TRANSPORT_COUNT];
+static pthread_once_t listed = PTHREAD_ONCE_INIT;
+static atomic_bool complete;
 
 #define FILL(field)                                \
 	do {                                       \
@@ -242,7 +246,7 @@ static struct wh_transport list[WH_TRANSPORT_COUNT];
 			full->field = defaults.field; \
 	} while (0)
 
-__attribute__((constructor)) static void complete(void)
+static void make_list(void)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		struct wh_transport *full = &list[id];
@@ -273,10 +277,13 @@ __attribute__((constructor)) static void complete(void)
 		FILL(session_abort);
 		FILL(session_frame);
 	}
+	atomic_store_explicit(&complete, true, memory_order_release);
 }
 
 const struct wh_transport *wh_transport(enum wh_transport_id id)
 {
+	if (!atomic_load_explicit(&complete, memory_order_acquire))
+		pthread_once(&listed, make_list);
 	return &list[id];
 }
 
