@@ -654,14 +654,14 @@ static inline void count_round(struct wh_batch *batch)
 void wh_batch_finish(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
+	bool waited;
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
 	count_round(batch);
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);
-	if (atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED)
-		wh_futex_wake(&batch->state);
+	waited = atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED;
 	wh_gate_end(batch);
 	if (batch->queue)
 		wh_queue_put(batch->queue, batch);
@@ -671,8 +671,12 @@ void wh_batch_finish(struct wh_batch *batch)
 		pthread_mutex_unlock(&engine->callback_lock);
 		wh_loop_post(&engine->loops[0], &engine->callback_task);
 	}
-	/* From here the batch may be gone. */
+	/* From here the batch may be gone. The waiter is woken when nothing keeps it any more, for it may get this
+	 * thread's CPU at once; only the address of what may be gone is used, and whoever waits there by then looks
+	 * again. */
 	atomic_store_explicit(&batch->finishing, false, memory_order_release);
+	if (waited)
+		wh_futex_wake(&batch->state);
 }
 
 void wh_batch_call_back(struct wh_batch *batch)

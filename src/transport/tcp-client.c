@@ -290,6 +290,7 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 static void pump(struct tcp_client *client, enum who who)
 {
 	struct wh_list done;
+	uint64_t moved;
 
 	wh_list_init(&done);
 	atomic_fetch_add(&client->users, 1);
@@ -297,8 +298,11 @@ static void pump(struct tcp_client *client, enum who who)
 	/* Whoever holds the lock sees the note when it lets go. */
 	while (atomic_load(&client->again) && !pthread_mutex_trylock(&client->lock)) {
 		atomic_store(&client->again, false);
+		moved = client->moved;
 		turn(client, who, &done);
+		moved = client->moved - moved;
 		pthread_mutex_unlock(&client->lock);
+		wh_loop_moved(client->loop, moved);
 		tcp_pieces_done(&done);
 	}
 	atomic_fetch_sub(&client->users, 1);

@@ -234,6 +234,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		got = wh_stream_send(client->source.fd, client->tls, vector, count);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
+		client->moved += (uint64_t)got;
 		if ((size_t)got <= head) {
 			client->head_sent += (size_t)got;
 		} else {
@@ -415,6 +416,7 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 			return -ECONNRESET;
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
+		client->moved += (uint64_t)got;
 		/* Another thread may end the slice. */
 		if (client->receiving && client->receiving->piece->windowed)
 			wh_copy_issued();

@@ -713,11 +713,13 @@ void tcp_server_bury(struct tcp_server *server)
 
 void tcp_server_turn(struct tcp_server *server, bool came)
 {
+	uint64_t moved = server->moved;
 	int error = server->dead ? 0 : service(server, came);
 	uint32_t events;
 
 	if (server->dead)
 		return;
+	wh_loop_moved(server->loop, server->moved - moved);
 	if (server->failed)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {

@@ -116,6 +116,7 @@ struct tcp_client {
 	uint32_t armed; /* what its loop waits for, once */
 	int64_t trouble_since; /* connecting has failed since; 0: no trouble */
 	int64_t used; /* when it last moved something */
+	uint64_t moved; /* bytes sent and received, ever */
 	struct wh_task cleanup;
 	bool idle_close;
 	struct wh_abort abort;

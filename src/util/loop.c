@@ -20,6 +20,12 @@
 /* With no work for so long it lets other threads have the CPU if they want it. */
 #define SPIN_QUIET WH_MS
 
+/* How long a loop stays awake with nothing to do: half as long after each time in vain, twice as long when something
+ * has come. What is sent over loopback pauses for less than the most, as a rule; who has to wait longer for a sender
+ * without a CPU takes one from others. */
+#define STAY_LEAST (4 * WH_MS / 1000)
+#define STAY_MOST (WH_MS / 10)
+
 /* Whose thread this is. Read in every wait: not by a call of the dynamic linker's. */
 static _Thread_local const struct wh_loop *here __attribute__((tls_model("initial-exec")));
 
@@ -275,6 +281,41 @@ static void wait_for_events(struct wh_loop *loop, int64_t deadline)
 	deliver(loop, events, count);
 }
 
+/* ---- staying awake ------------------------------------------------------------------------ */
+
+void wh_loop_moved(struct wh_loop *loop, uint64_t bytes)
+{
+	if (!wh_loop_here(loop))
+		return;
+	loop->earned = bytes < (uint64_t)(STAY_MOST - loop->earned) ? loop->earned + (int64_t)bytes : STAY_MOST;
+}
+
+/* Look for work for as long as has been earned. False: there is none. */
+static bool stay(struct wh_loop *loop)
+{
+	int64_t start = wh_now(), now = start;
+	int64_t end = now + (loop->earned < loop->patience ? loop->earned : loop->patience);
+	struct epoll_event events[BATCH];
+	int count;
+
+	for (;;) {
+		count = epoll_wait(loop->epoll, events, BATCH, 0);
+		if (count || atomic_load(&loop->posted) || atomic_load(&loop->stop) || now >= end)
+			break;
+		sched_yield();
+		now = wh_now();
+	}
+	if (count || atomic_load(&loop->posted)) {
+		loop->patience = 2 * loop->patience < STAY_MOST ? 2 * loop->patience : STAY_MOST;
+		loop->earned -= now - start < loop->earned ? now - start : loop->earned;
+	} else {
+		loop->patience = loop->patience / 2 > STAY_LEAST ? loop->patience / 2 : STAY_LEAST;
+		loop->earned = 0;
+	}
+	deliver(loop, events, count);
+	return count || atomic_load(&loop->posted);
+}
+
 /* ---- turns -------------------------------------------------------------------------------- */
 
 /* Poll every spinner once. Whatever is added or removed meanwhile: the place is kept by a link of
@@ -302,7 +343,8 @@ static void sleep_turn(struct wh_loop *loop)
 	int64_t deadline = timer ? timer->at : INT64_MAX;
 
 	/* 0 stands for not sleeping at all. */
-	wait_for_events(loop, deadline > 0 ? deadline : 1);
+	if (!loop->earned || !stay(loop))
+		wait_for_events(loop, deadline > 0 ? deadline : 1);
 	run_tasks(loop);
 	fire_timers(loop);
 }
@@ -383,6 +425,7 @@ int wh_loop_start(struct wh_loop *loop, const char *name, bool spin)
 
 	memset(loop, 0, sizeof(*loop));
 	loop->spin = spin;
+	loop->patience = STAY_MOST;
 	wh_list_init(&loop->tasks);
 	for (unsigned i = 0; i < WH_TIMER_LISTS; i++)
 		wh_list_init(&loop->timers[i]);

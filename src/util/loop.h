@@ -47,6 +47,7 @@ struct wh_loop {
 	struct wh_source waker;
 	atomic_bool posted;   /* there are tasks */
 	atomic_bool sleeping; /* in epoll_wait, or about to be: it must be woken by `wake` */
+	int64_t earned, patience; /* ns: awake with nothing to do, and the most at a time; the loop's thread only */
 	struct epoll_event *batch; /* being delivered, `batch_left` of them; the loop's thread only */
 	int batch_left;
 };
@@ -81,6 +82,12 @@ struct wh_task {
 void wh_loop_post(struct wh_loop *loop, struct wh_task *task);
 /* Take a task back that has not run yet, so that it can be freed. On the loop's own thread only. */
 void wh_loop_cancel(struct wh_loop *loop, struct wh_task *task);
+
+/* So many bytes have been moved by what the loop runs; ignored on other threads. For each of them the loop does
+ * not sleep for a nanosecond, but looks again and again, and lets others have its CPU in between: the next bytes
+ * of a stream come sooner than a thread is woken, and one that is woken is often put on the CPU of who sends
+ * them. Where they come later it soon has no patience. */
+void wh_loop_moved(struct wh_loop *loop, uint64_t bytes);
 
 /* On the loop's thread only. */
 void wh_timer_set(struct wh_loop *loop, struct wh_timer *timer, int64_t at);

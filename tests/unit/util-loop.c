@@ -92,6 +92,7 @@ struct counter {
 	struct wh_task task;
 	atomic_int runs;
 	int again;
+	uint64_t moved; /* each time */
 };
 
 static void count(struct wh_task *task)
@@ -99,6 +100,7 @@ static void count(struct wh_task *task)
 	struct counter *counter = wh_container(task, struct counter, task);
 	bool again = counter->again-- > 0;
 
+	wh_loop_moved(&loop, counter->moved);
 	/* In front of the count: whoever sees that may free the task. */
 	if (again)
 		wh_loop_post(&loop, task);
@@ -212,7 +214,7 @@ static void *post_many(void *argument)
 	return NULL;
 }
 
-/* No wake-up is lost, however posting and falling asleep meet. */
+/* No wake-up is lost, however posting and falling asleep meet, be it at once or after staying awake. */
 static void post__from_many_threads(void **state)
 {
 	struct counter counters[POSTERS] = { 0 };
@@ -221,6 +223,7 @@ static void post__from_many_threads(void **state)
 	(void)state;
 	for (int i = 0; i < POSTERS; i++) {
 		counters[i].task.run = count;
+		counters[i].moved = (uint64_t)i * 4000;
 		pthread_create(&threads[i], NULL, post_many, &counters[i]);
 	}
 	for (int i = 0; i < POSTERS; i++)
@@ -627,6 +630,127 @@ static void timer__soon_among_many_later(void **state)
 	free(alarms);
 }
 
+/* ---- staying awake ------------------------------------------------------------------------- */
+
+/* What a loop thinks of waiting, between two of its turns. */
+struct mood {
+	int64_t earned, patience;
+};
+
+static void look_at_mood(void *argument)
+{
+	struct mood *mood = argument;
+
+	*mood = (struct mood){ loop.earned, loop.patience };
+}
+
+static struct mood mood_now(void)
+{
+	struct mood mood;
+
+	wh_loop_call(&loop, look_at_mood, &mood);
+	return mood;
+}
+
+struct mover {
+	struct wh_task task;
+	uint64_t bytes;
+	struct pipe_end *end; /* for which a byte comes meanwhile */
+	int64_t at; /* when it was moved */
+	atomic_int runs;
+};
+
+static void move(struct wh_task *task)
+{
+	struct mover *mover = wh_container(task, struct mover, task);
+
+	wh_loop_moved(&loop, mover->bytes);
+	if (mover->end)
+		assert_int_equal(write(mover->end->other, "x", 1), 1);
+	mover->at = wh_now();
+	atomic_fetch_add(&mover->runs, 1);
+}
+
+/* How long the loop stays awake with nothing to do after so many bytes, at least. */
+static int64_t awake_after(uint64_t bytes)
+{
+	struct mover mover = { .task.run = move, .bytes = bytes };
+	int64_t end = wh_now() + PATIENCE;
+
+	wh_loop_post(&loop, &mover.task);
+	await(&mover.runs, 1);
+	while (!atomic_load(&loop.sleeping))
+		assert_true(wh_now() < end);
+	return wh_now() - mover.at;
+}
+
+static void moved__stays_awake(void **state)
+{
+	(void)state;
+	assert_true(awake_after(UINT64_MAX) >= WH_MS / 10);
+	/* That was in vain. */
+	assert_true(awake_after(1 << 20) >= WH_MS / 20);
+	assert_int_equal(mood_now().earned, 0);
+	wh_loop_moved(&loop, 1 << 20); /* by another thread */
+	assert_int_equal(mood_now().earned, 0);
+}
+
+static int64_t patience_then;
+
+static void pipe_ready_in_time(struct wh_source *source, uint32_t events)
+{
+	patience_then = loop.patience;
+	pipe_ready(source, events);
+}
+
+static void moved__patience(void **state)
+{
+	struct mover mover = { .task.run = move, .bytes = 1 << 20 };
+	struct pipe_end end;
+	int64_t least;
+
+	(void)state;
+	assert_int_equal(mood_now().patience, WH_MS / 10);
+	for (int i = 0; i < 10; i++)
+		awake_after(1 << 20);
+	least = mood_now().patience;
+	assert_in_range(least, 1000, WH_MS / 100);
+	/* What comes in time gives it back. */
+	open_pipe(&end);
+	end.source.ready = pipe_ready_in_time;
+	assert_int_equal(wh_loop_add(&loop, &end.source, EPOLLIN), 0);
+	mover.end = &end;
+	wh_loop_post(&loop, &mover.task);
+	await(&end.calls, 1);
+	assert_int_equal(patience_then, 2 * least);
+	close_pipe(&end);
+}
+
+static void end_counter(void *argument)
+{
+	struct counter *counter = argument;
+
+	counter->again = 0;
+}
+
+/* A loop that is given tasks without end, and earns with each, still looks at its descriptors. */
+static void moved__looks_at_descriptors(void **state)
+{
+	struct counter counter = { .task.run = count, .again = INT32_MAX, .moved = 1 << 20 };
+	struct pipe_end end;
+
+	(void)state;
+	open_pipe(&end);
+	assert_int_equal(wh_loop_add(&loop, &end.source, EPOLLIN), 0);
+	wh_loop_post(&loop, &counter.task);
+	await(&counter.runs, 10);
+	assert_int_equal(write(end.other, "x", 1), 1);
+	await(&end.calls, 1);
+	wh_loop_call(&loop, end_counter, &counter);
+	wh_loop_call(&loop, called, &(struct called){ 0 });
+	close_pipe(&end);
+}
+
 /* ---- spinning ----------------------------------------------------------------------------- */
 
 struct spun {
@@ -752,6 +876,9 @@ int main(void)
 		cmocka_unit_test_setup_teardown(timer__set_and_cleared_by_another, start, stop),
 		cmocka_unit_test_setup_teardown(timer__always_due, start, stop),
 		cmocka_unit_test_setup_teardown(timer__soon_among_many_later, start, stop),
+		cmocka_unit_test_setup_teardown(moved__stays_awake, start, stop),
+		cmocka_unit_test_setup_teardown(moved__patience, start, stop),
+		cmocka_unit_test_setup_teardown(moved__looks_at_descriptors, start, stop),
 		cmocka_unit_test_setup_teardown(spin__polls_while_there_are_spinners,
 						start_spinning, stop),
 		cmocka_unit_test_setup_teardown(spin__sleeps_without_spinners, start_spinning,
