@@ -7,6 +7,7 @@
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
@@ -80,15 +81,23 @@ static bool has_tls(const struct server *server)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
+/* A port for a server that is started in a moment. Not one of those that the kernel gives to who connects: members
+ * of a cluster that are there already connect again and again to those that are not. */
 static int free_port(void)
 {
 	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
-	socklen_t length = sizeof(address);
-	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	static uint16_t next;
+	int fd, error;
 
-	want(0, bind(fd, (struct sockaddr *)&address, length));
-	want(0, getsockname(fd, (struct sockaddr *)&address, &length));
-	close(fd);
+	if (!next)
+		want(sizeof(next), getrandom(&next, sizeof(next), 0));
+	do {
+		address.sin_port = htons((uint16_t)(10000 + next++ % 20000));
+		fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		error = bind(fd, (struct sockaddr *)&address, sizeof(address)) ? errno : 0;
+		close(fd);
+	} while (error == EADDRINUSE);
+	want(0, error);
 	return ntohs(address.sin_port);
 }
 
@@ -181,6 +190,16 @@ static void launch(struct server *server)
 	running[server->slot].pid = server->pid;
 }
 
+/* What a server that has ended said last. */
+static void show_output(const struct server *server)
+{
+	char line[128];
+
+	snprintf(line, sizeof(line), "tail -n 5 %s/output >&2", server->directory);
+	if (system(line))
+		fprintf(stderr, "it said nothing\n");
+}
+
 /* It answers as a registry does. */
 static void wait_ready(const struct server *server)
 {
@@ -198,9 +217,11 @@ static void wait_ready(const struct server *server)
 
 		if (ended)
 			running[server->slot].pid = 0;
-		if (ended || now() > end)
+		if (ended || now() > end) {
+			show_output(server);
 			fail_msg("the server does not come up: %s: %s", strerrorname_np(-error),
 				 wh_error_text());
+		}
 		sleep_ms(50);
 	}
 	want(0, wh_engine_close(engine));
