@@ -342,8 +342,8 @@ static void sleep_turn(struct wh_loop *loop)
 	struct wh_timer *timer = first_timer(loop);
 	int64_t deadline = timer ? timer->at : INT64_MAX;
 
-	/* 0 stands for not sleeping at all. */
-	if (!loop->earned || !stay(loop))
+	/* 0 stands for not sleeping at all. What a few bytes have earned adds up: a look costs more. */
+	if (loop->earned < STAY_LEAST || !stay(loop))
 		wait_for_events(loop, deadline > 0 ? deadline : 1);
 	run_tasks(loop);
 	fire_timers(loop);

@@ -693,6 +693,11 @@ static void moved__stays_awake(void **state)
 	assert_int_equal(mood_now().earned, 0);
 	wh_loop_moved(&loop, 1 << 20); /* by another thread */
 	assert_int_equal(mood_now().earned, 0);
+	/* A few bytes are not worth a look by themselves. */
+	awake_after(100);
+	awake_after(100);
+	assert_int_equal(mood_now().earned, 200);
+	assert_int_equal(mood_now().patience, WH_MS / 40);
 }
 
 static int64_t patience_then;
