@@ -190,7 +190,7 @@ static void launch(struct server *server)
 	running[server->slot].pid = server->pid;
 }
 
-/* What a server that has ended said last. */
+/* What the server said last. */
 static void show_output(const struct server *server)
 {
 	char line[128];
