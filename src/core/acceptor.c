@@ -12,24 +12,24 @@
 #include "core/core.h"
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
+#include "util/listener.h"
 
 /* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those from one
  * place, which is an address, a network of IPv6, or the unix socket. */
 #define GREETINGS_MAX 512
 #define GREETINGS_PLACE 256
 
-struct listener {
-	struct wh_source source;
+struct acceptor_socket {
+	struct wh_listener listener;
 	struct wh_acceptor *acceptor;
 	bool local; /* the unix socket */
 };
 
 struct wh_acceptor {
 	struct wh_engine *engine;
-	struct listener network, local;
+	struct acceptor_socket network, local;
 	struct wh_list greetings;
 	unsigned greeting_count;
-	struct wh_timer pause; /* when the process has run out of descriptors */
 	struct wh_timer sweep; /* of greetings that take too long */
 };
 
@@ -415,41 +415,19 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t pla
 
 /* ---- listeners ---------------------------------------------------------------------------- */
 
-static void listen_again(struct wh_timer *timer)
+static void acceptor_accepted(struct wh_listener *listener, int fd, const struct sockaddr_storage *from)
 {
-	struct wh_acceptor *acceptor = wh_container(timer, struct wh_acceptor, pause);
-	struct wh_loop *loop = &acceptor->engine->loops[0];
+	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_loop_modify(loop, &acceptor->network.source, EPOLLIN);
-	if (acceptor->local.source.fd >= 0)
-		wh_loop_modify(loop, &acceptor->local.source, EPOLLIN);
+	wh_socket_tune(by->acceptor->engine, fd);
+	greet(by->acceptor, fd, by->local, wh_place_of(from));
 }
 
-static void incoming(struct wh_source *source, uint32_t events)
+static void acceptor_waits(struct wh_listener *listener, int error)
 {
-	struct listener *listener = wh_container(source, struct listener, source);
-	struct wh_acceptor *acceptor = listener->acceptor;
-	struct wh_loop *loop = &acceptor->engine->loops[0];
+	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	(void)events;
-	for (int turn = 0; turn < 64; turn++) {
-		struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
-		socklen_t length = sizeof(address);
-		int fd = accept4(source->fd, (struct sockaddr *)&address, &length, SOCK_CLOEXEC);
-
-		if (fd >= 0) {
-			wh_socket_tune(acceptor->engine, fd);
-			greet(acceptor, fd, listener->local, wh_place_of(&address));
-			continue;
-		}
-		if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-			/* The connection stays in the backlog; do not spin on it. */
-			wh_engine_log(acceptor->engine, "a connection has to wait: %s", strerror(errno));
-			wh_loop_modify(loop, source, 0);
-			wh_timer_set(loop, &acceptor->pause, wh_now() + 100 * WH_MS);
-		}
-		return;
-	}
+	wh_engine_log(by->acceptor->engine, "a connection has to wait: %s", strerror(error));
 }
 
 static int listen_network(struct wh_engine *engine, const char *where)
@@ -517,7 +495,7 @@ static int listen_local(struct wh_engine *engine)
 int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 {
 	struct wh_acceptor *acceptor;
-	int fd, error;
+	int fd, local, error;
 
 	if (!strcmp(listen, "none"))
 		return 0;
@@ -531,18 +509,17 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 	}
 	acceptor->engine = engine;
 	wh_list_init(&acceptor->greetings);
-	acceptor->pause.fire = listen_again;
 	acceptor->sweep.fire = sweep;
 	acceptor->network.acceptor = acceptor->local.acceptor = acceptor;
-	acceptor->network.source.ready = acceptor->local.source.ready = incoming;
+	acceptor->network.listener.accepted = acceptor->local.listener.accepted = acceptor_accepted;
+	acceptor->network.listener.waits = acceptor->local.listener.waits = acceptor_waits;
 	acceptor->local.local = true;
-	acceptor->network.source.fd = fd;
-	acceptor->local.source.fd = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 :
-										 listen_local(engine);
+	local = engine->transport_off[WH_TRANSPORT_SHM][0] ? -1 : listen_local(engine);
+	acceptor->local.listener.source.fd = local;
 	engine->acceptor = acceptor;
-	if (acceptor->local.source.fd >= 0)
-		wh_loop_add(&engine->loops[0], &acceptor->local.source, EPOLLIN);
-	error = wh_loop_add(&engine->loops[0], &acceptor->network.source, EPOLLIN);
+	if (local >= 0)
+		wh_listener_open(&acceptor->local.listener, &engine->loops[0], local);
+	error = wh_listener_open(&acceptor->network.listener, &engine->loops[0], fd);
 	if (error)
 		wh_acceptor_close(engine);
 	return error;
@@ -551,17 +528,16 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 static void stop_listening(void *argument)
 {
 	struct wh_acceptor *acceptor = argument;
-	struct listener *listeners[] = { &acceptor->network, &acceptor->local };
+	struct wh_listener *listeners[] = { &acceptor->network.listener, &acceptor->local.listener };
 
 	for (int i = 0; i < 2; i++) {
 		if (listeners[i]->source.fd < 0)
 			continue;
-		wh_loop_remove(&acceptor->engine->loops[0], &listeners[i]->source);
+		wh_listener_close(listeners[i]);
 		wh_socket_close(listeners[i]->source.fd);
 	}
 	while (!wh_list_empty(&acceptor->greetings))
 		greeting_end(wh_container(acceptor->greetings.next, struct greeting, link), NULL);
-	wh_timer_clear(&acceptor->pause);
 	wh_timer_clear(&acceptor->sweep);
 }
 
