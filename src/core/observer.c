@@ -17,6 +17,7 @@
 #include "telemetry/directory.h"
 #include "telemetry/observation.h"
 #include "util/clock.h"
+#include "util/listener.h"
 
 #define CLIENTS 8
 #define PATIENCE (2 * WH_SECOND)
@@ -33,9 +34,8 @@ struct client {
 
 struct wh_observer {
 	struct wh_engine *engine;
-	struct wh_source source;
+	struct wh_listener listener; /* held while all places are taken: the others wait in the backlog */
 	struct wh_timer timer;
-	bool paused; /* no more are accepted until one has gone */
 	struct client clients[CLIENTS];
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
 };
@@ -57,9 +57,7 @@ static void leave(struct client *client)
 	free(client->bytes);
 	client->bytes = NULL;
 	client->asked = client->length = client->sent = 0;
-	if (observer->paused)
-		wh_loop_modify(home(observer), &observer->source, EPOLLIN);
-	observer->paused = false;
+	wh_listener_hold(&observer->listener, false);
 }
 
 /* False: it has gone. */
@@ -147,22 +145,12 @@ static struct client *free_client(struct wh_observer *observer)
 	return NULL;
 }
 
-static void incoming(struct wh_source *source, uint32_t events)
+static void observer_accepted(struct wh_listener *listener, int fd, const struct sockaddr_storage *from)
 {
-	struct wh_observer *observer = wh_container(source, struct wh_observer, source);
+	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 	struct client *client = free_client(observer);
-	int fd;
 
-	(void)events;
-	if (!client) {
-		/* The others wait in the backlog. */
-		observer->paused = true;
-		wh_loop_modify(home(observer), source, 0);
-		return;
-	}
-	fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd < 0)
-		return;
+	(void)from;
 	if (!same_user(fd)) {
 		close(fd);
 		return;
@@ -175,6 +163,14 @@ static void incoming(struct wh_source *source, uint32_t events)
 		return;
 	}
 	sweep(&observer->timer);
+	wh_listener_hold(listener, !free_client(observer));
+}
+
+static void observer_waits(struct wh_listener *listener, int error)
+{
+	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
+
+	wh_engine_log(observer->engine, "an observer has to wait: %s", strerror(error));
 }
 
 /* ---- the socket --------------------------------------------------------------------------------- */
@@ -214,7 +210,7 @@ static int make_socket(struct wh_observer *observer, const char *directory)
 	if (error)
 		close(fd);
 	else
-		observer->source.fd = fd;
+		observer->listener.source.fd = fd;
 	return error;
 }
 
@@ -266,7 +262,9 @@ int wh_observer_open(struct wh_engine *engine)
 	if (!observer)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
 	observer->engine = engine;
-	observer->source.ready = incoming;
+	observer->listener.accepted = observer_accepted;
+	observer->listener.waits = observer_waits;
+	observer->listener.flags = SOCK_NONBLOCK;
 	observer->timer.fire = sweep;
 	for (unsigned i = 0; i < CLIENTS; i++) {
 		observer->clients[i].observer = observer;
@@ -278,10 +276,10 @@ int wh_observer_open(struct wh_engine *engine)
 		free(observer);
 		return *knob ? error : 0;
 	}
-	error = wh_loop_add(&engine->loops[0], &observer->source, EPOLLIN);
+	error = wh_listener_open(&observer->listener, &engine->loops[0], observer->listener.source.fd);
 	if (error) {
 		unlink(observer->path);
-		close(observer->source.fd);
+		close(observer->listener.source.fd);
 		free(observer);
 		return error;
 	}
@@ -297,8 +295,8 @@ static void stop(void *argument)
 		if (observer->clients[i].source.fd >= 0)
 			leave(&observer->clients[i]);
 	wh_timer_clear(&observer->timer);
-	wh_loop_remove(home(observer), &observer->source);
-	close(observer->source.fd);
+	wh_listener_close(&observer->listener);
+	close(observer->listener.source.fd);
 }
 
 void wh_observer_close(struct wh_engine *engine)

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What an engine has counted is what it was made to do; and what it tells observers is the same. */
 #include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -420,6 +421,50 @@ static void observer__that_hangs(void **state)
 	want(0, rmdir(directory));
 }
 
+static int64_t cpu_time(void)
+{
+	struct timespec used;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
+	return used.tv_sec * SECOND + used.tv_nsec;
+}
+
+/* One that comes when the process has no descriptors left costs no processor, and has its answer when there
+ * are some again. */
+static void observer__without_descriptors(void **state)
+{
+	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
+	const char *const config[] = { knob, NULL };
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	uint8_t header[WH_OBSERVED_HEADER];
+	struct rlimit limit, none;
+	struct fixture f;
+	int64_t used;
+	int fd;
+
+	(void)state;
+	want_true(mkdtemp(directory) != NULL, "mkdtemp");
+	snprintf(knob, sizeof(knob), "observe=%s", directory);
+	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s", wh_engine_observer_path(f.engine));
+	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	want(0, getrlimit(RLIMIT_NOFILE, &limit));
+	none = limit;
+	none.rlim_cur = 0;
+	want(0, setrlimit(RLIMIT_NOFILE, &none));
+	want(0, connect(fd, (struct sockaddr *)&address, sizeof(address)));
+	want(8, write(fd, WH_OBSERVE_REQUEST, 8));
+	used = cpu_time();
+	sleep_ms(500);
+	used = cpu_time() - used;
+	want(0, setrlimit(RLIMIT_NOFILE, &limit));
+	want_true(used < 100 * MS, "%lld ms of processor in half a second", (long long)(used / MS));
+	want(WH_OBSERVED_HEADER, read_all(fd, header, sizeof(header)));
+	close(fd);
+	fixture_close(&f);
+	want(0, rmdir(directory));
+}
+
 static void observer__knob(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options) };
@@ -506,6 +551,7 @@ static const struct CMUnitTest tests[] = {
 	TEST(arguments__nonsense),
 	TEST(observer__is_told_the_same),
 	TEST(observer__that_hangs),
+	TEST(observer__without_descriptors),
 	TEST(observer__knob),
 	TEST(threads__nothing_is_lost),
 };
