@@ -223,21 +223,33 @@ static int start_metrics(struct server *server, struct metrics_server **out)
 
 /* ---- serving --------------------------------------------------------------------------------- */
 
-/* One line a notification, whatever its bytes are. */
-static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
+/* Printable ASCII, and \xNN for everything else; in a word for spaces, too. */
+static void print_escaped(const char *bytes, uint64_t length, bool word)
 {
-	flockfile(stdout);
-	printf("%s %llu ", sender, (unsigned long long)length);
 	for (uint64_t i = 0; i < length; i++) {
-		unsigned char c = data[i];
+		unsigned char c = (unsigned char)bytes[i];
 
 		if (c == '\\')
 			fputs("\\\\", stdout);
-		else if (c >= ' ' && c < 0x7f)
+		else if (c < 0x7f && (word ? c > ' ' : c >= ' '))
 			putchar(c);
 		else
 			printf("\\x%02x", c);
 	}
+}
+
+/* One line a notification, whatever its bytes are and whoever sends it: SENDER is one word and no other's. */
+static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
+{
+	flockfile(stdout);
+	if (!*sender)
+		putchar('-');
+	else if (!strcmp(sender, "-"))
+		fputs("\\x2d", stdout);
+	else
+		print_escaped(sender, strlen(sender), true);
+	printf(" %llu ", (unsigned long long)length);
+	print_escaped((const char *)data, length, false);
 	putchar('\n');
 	fflush(stdout);
 	funlockfile(stdout);
@@ -258,15 +270,8 @@ static int take_notifications(struct server *server)
 
 static void print_mooncake(void *arg, const char *name, const char *message)
 {
-	char sender[64];
-
 	(void)arg;
-	/* One word, as the names of engines are. */
-	snprintf(sender, sizeof(sender), "%s", *name ? name : "mooncake");
-	for (char *c = sender; *c; c++)
-		if (*c <= ' ' || *c >= 0x7f)
-			*c = '?';
-	print_notification(sender, (const unsigned char *)message, strlen(message));
+	print_notification(*name ? name : "mooncake", (const unsigned char *)message, strlen(message));
 }
 
 static int start_mooncake(struct server *server)
@@ -447,6 +452,9 @@ const struct command command_serve = {
 		"Each --memory is one region. A region without a NAME is called by its memory: host, "
 		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
 		"and that of a GPU. Pages of host memory are taken when they are first touched.\n\n"
+		"With --notifications each that arrives is one line, SENDER LENGTH BYTES. What is not printable "
+		"ASCII is \\xNN there, and a backslash \\\\; SENDER is one word, its spaces are \\x20, and who has "
+		"no name is a single -.\n\n"
 		"With --mooncake a further line for each region says how programs made for Mooncake's "
 		"transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its bytes, its name. They "
 		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and ADDRESS as the "

@@ -10,6 +10,7 @@
 
 #include "program.h"
 #include "progress.h"
+#include "util/text.h"
 
 /* The command that runs, for messages: a process runs one. */
 static const struct command *current;
@@ -21,6 +22,7 @@ static void complain(const char *format, va_list list)
 	char line[1024];
 
 	vsnprintf(line, sizeof(line), format, list);
+	wh_text_clean(line);
 	fflush(stdout);
 	flockfile(stderr);
 	progress_wipe();

@@ -13,6 +13,7 @@
 #include <wherry/wherry.h>
 
 #include "doctor.h"
+#include "util/text.h"
 
 #define BYTES ((size_t)1 << 20)
 #define PAIR_LEAST 0.1 /* seconds for a pair: with less it is not begun */
@@ -141,14 +142,6 @@ static int there_and_back(struct proof *proof, uint32_t kind, const char *locati
 	return -error;
 }
 
-/* A line of a record has no second line. */
-static void one_line(char *text)
-{
-	for (; *text; text++)
-		if ((unsigned char)*text < ' ')
-			*text = ' ';
-}
-
 /* The engines with which host memory comes through. */
 static int prove_host(struct proof *proof, const char *nic, char why[DOCTOR_WHY])
 {
@@ -190,7 +183,7 @@ void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), 
 		gpu->late = false;
 		if (gpu->moved)
 			snprintf(gpu->why, sizeof(gpu->why), "%s", why);
-		one_line(gpu->why);
+		wh_text_clean(gpu->why); /* a line of a record has no second line */
 		each(arg);
 		if (gpu->moved > 0) {
 			proof_close(&proof);

@@ -29,9 +29,6 @@ static void try_ways(struct wh_engine *engine, const void *memory, struct window
 			snprintf(why, DOCTOR_WHY, "%s", wh_error_text());
 		else
 			wh_window_close(window);
-		for (; *why; why++)
-			if ((unsigned char)*why < ' ')
-				*why = ' ';
 		out->count++;
 	}
 }

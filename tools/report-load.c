@@ -266,10 +266,6 @@ static int read_file(struct report_set *set, const char *name)
 	json_t *root;
 
 	root = json_load_file(name, JSON_REJECT_DUPLICATES, &error);
-	/* It quotes the file, which may have what moves a terminal's cursor. */
-	for (char *c = error.text; !root && *c; c++)
-		if ((unsigned char)*c < ' ' || *c == 0x7f)
-			*c = '?';
 	if (!root && error.line < 0)
 		return fail(EIO, "%s: %s", name, strerror(errno));
 	if (!root)

@@ -11,6 +11,7 @@
 #include "bench.h"
 #include "command.h"
 #include "report.h"
+#include "util/text.h"
 
 static const char *const verdict_class[] = {
 	[REPORT_GOOD] = "good",	   [REPORT_FAIR] = "fair", [REPORT_POOR] = "poor",
@@ -25,48 +26,21 @@ static const char *const verdict_text[] = {
 
 /* ---- text --------------------------------------------------------------------------------- */
 
-/* How many bytes the letter at `text` takes, as UTF-8; 0: it is none. */
-static int letter_length(const unsigned char *text)
-{
-	int length = text[0] < 0x80 ? 1 : text[0] >= 0xf0 ? 4 : text[0] >= 0xe0 ? 3 :
-		     text[0] >= 0xc2 ? 2 : 0;
-
-	if (text[0] > 0xf4)
-		return 0;
-	for (int i = 1; i < length; i++)
-		if ((text[i] & 0xc0) != 0x80)
-			return 0;
-	return length;
-}
-
-/* Letters that are not seen but change how others are: control characters, directions of writing. */
-static bool is_hidden(const unsigned char *text, int length)
-{
-	if (length == 1)
-		return (text[0] < 0x20 && text[0] != '\n' && text[0] != '\t') || text[0] == 0x7f;
-	if (length == 2)
-		return text[0] == 0xc2 && text[1] < 0xa0;
-	if (length != 3 || text[0] != 0xe2)
-		return false;
-	return (text[1] == 0x80 && (text[2] == 0x8e || text[2] == 0x8f ||
-				    (text[2] >= 0xaa && text[2] <= 0xae))) ||
-	       (text[1] == 0x81 && text[2] >= 0xa6 && text[2] <= 0xa9);
-}
-
 void report_text(FILE *out, const char *text)
 {
-	const unsigned char *at = (const unsigned char *)text;
+	size_t left = strlen(text), length;
 
-	while (*at) {
-		int length = letter_length(at);
+	for (; left; text += length, left -= length) {
+		bool space = *text == '\n' || *text == '\t';
 
-		if (!length || is_hidden(at, length))
+		length = space ? 1 : wh_text_character(text, left);
+		if (!length)
 			fputs("&#xfffd;", out);
-		else if (strchr("&<>\"'`", *at))
-			fprintf(out, "&#%d;", *at);
+		else if (strchr("&<>\"'`", *text))
+			fprintf(out, "&#%d;", *text);
 		else
-			fwrite(at, 1, (size_t)length, out);
-		at += length ? length : 1;
+			fwrite(text, 1, length, out);
+		length = length ? length : 1;
 	}
 }
 

@@ -18,6 +18,7 @@
 #include "top-nics.h"
 #include "top.h"
 #include "topo.h"
+#include "util/text.h"
 
 #define ENGINE_SECONDS 0.5 /* that engines have to answer */
 
@@ -96,9 +97,7 @@ static bool read_process(const struct wh_tree *tree, int pid, struct top_process
 			      "%*d %*d %*d %*u %*u %lld", &user, &kernel, &pages) != 3)
 		return false;
 	snprintf(out->name, sizeof(out->name), "%.*s", (int)(close - open - 1), open + 1);
-	for (char *c = out->name; *c; c++)
-		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			*c = '?';
+	wh_text_clean(out->name);
 	out->why = 0;
 	out->ticks = user + kernel;
 	out->memory = pages < 0 ? WH_UNKNOWN : (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE);

@@ -10,6 +10,7 @@
 
 #include "output.h"
 #include "topo.h"
+#include "util/text.h"
 
 #define ROWS_MOST 4096 /* of one table: no machine has more */
 #define ENDS_MOST 512  /* of the matrix, which grows with their square */
@@ -302,9 +303,7 @@ static bool set_value(const struct column *column, const json_t *value, char *ro
 		if (!json_is_string(value) || json_string_length(value) >= column->size)
 			return false;
 		memcpy(at, json_string_value(value), json_string_length(value) + 1);
-		for (; *at; at++)
-			if ((unsigned char)*at < 0x20 || *at == 0x7f)
-				*at = '?'; /* it may end on a terminal */
+		wh_text_clean(at); /* it may end on a terminal */
 		return true;
 	case FLAG:
 		*(int *)at = null ? -1 : json_is_true(value);

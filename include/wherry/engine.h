@@ -36,7 +36,8 @@ const struct wh_config_row *wh_config_row(size_t index);
 
 struct wh_engine_options {
 	size_t size;
-	/* How other engines see this one, at most 63 bytes; NULL: "<host>.<pid>". */
+	/* How other engines see this one, at most 63 bytes of UTF-8 without control characters; NULL:
+	 * "<host>.<pid>". */
 	const char *name;
 	/* Where to listen: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000"; port 0 takes a free one.
 	 * An address that is not of this host alone takes a cluster key: the knob `keyfile`.

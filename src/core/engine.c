@@ -18,6 +18,7 @@
 #include "transport/staging.h"
 #include "util/clock.h"
 #include "util/options.h"
+#include "util/text.h"
 #include "window/window.h"
 
 /* ---- guards ------------------------------------------------------------------------------- */
@@ -51,6 +52,7 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 	va_start(list, format);
 	vsnprintf(line, sizeof(line), format, list);
 	va_end(list);
+	wh_text_clean(line); /* names and texts of peers are in it */
 	engine->log(engine->log_arg, line);
 }
 
@@ -134,9 +136,9 @@ static int learn_identity(struct wh_engine *engine, const char *name)
 	if (name && strlen(name) >= WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
 			       WH_NAME_MAX - 1);
-	for (const char *c = name; c && *c; c++)
-		if ((unsigned char)*c < ' ' || *c == 127)
-			return wh_fail(EINVAL, "wh_engine_open: options.name has control characters");
+	if (name && !wh_text_is_clean(name, strlen(name)))
+		return wh_fail(EINVAL,
+			       "wh_engine_open: options.name has control characters, or is not UTF-8");
 	gethostname(host, sizeof(host) - 1);
 	if (name && *name)
 		snprintf(engine->name, sizeof(engine->name), "%s", name);

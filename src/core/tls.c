@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "util/error.h"
+#include "util/text.h"
 
 /* Both with SHA-256, as the pre-shared keys are; the first is the faster one on all that has AES. */
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
@@ -96,9 +97,8 @@ static bool take_name(const struct wh_ssl *ssl, const struct x509_st *certificat
 
 	if (length < 1 || length >= WH_NAME_MAX || strlen(text) != (size_t)length)
 		return false;
-	for (int i = 0; i < length; i++)
-		if ((unsigned char)text[i] < ' ' || text[i] == 127)
-			return false;
+	if (!wh_text_is_clean(text, (size_t)length))
+		return false;
 	memset(name, 0, WH_NAME_MAX);
 	memcpy(name, text, (size_t)length);
 	return true;

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "util/clock.h"
+#include "util/text.h"
 
 #define MODULE "libwherry-registry.so.0"
 #define BACKOFF_FIRST (100 * WH_MS)
@@ -121,6 +122,7 @@ static void __attribute__((format(printf, 2, 3))) tell(struct wh_registry *regis
 	va_start(list, format);
 	vsnprintf(line + used, sizeof(line) - (size_t)used, format, list);
 	va_end(list);
+	wh_text_clean(line);
 	registry->log(registry->log_arg, line);
 }
 
@@ -133,6 +135,7 @@ static void tell_text(struct wh_registry *registry)
 		return;
 	snprintf(line, sizeof(line), "%s; it is tried again, connections are not concerned",
 		 registry->module_text());
+	wh_text_clean(line);
 	registry->log(registry->log_arg, line);
 }
 

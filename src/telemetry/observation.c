@@ -186,7 +186,6 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 
 /* ---- reading ---------------------------------------------------------------------------------- */
 
-/* It goes to people's terminals. */
 static void take_text(struct wh_bytes *in, char *out, size_t room)
 {
 	uint8_t length = wh_take8(in);
@@ -195,11 +194,7 @@ static void take_text(struct wh_bytes *in, char *out, size_t room)
 		in->cut = true;
 		length = 0;
 	}
-	wh_take_bytes(in, out, length);
-	out[length] = 0;
-	for (uint8_t i = 0; i < length; i++)
-		if ((unsigned char)out[i] < ' ' || out[i] == 127)
-			in->cut = true;
+	wh_take_text(in, out, length);
 }
 
 static void take_latency(struct wh_bytes *in, struct wh_latency *out)

@@ -11,6 +11,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include "util/text.h"
+
 /* ---- recording ------------------------------------------------------------------------------- */
 
 /* The folders above the last name of a path below the record. */
@@ -125,7 +127,8 @@ int wh_tree_line(const struct wh_tree *tree, const char *folder, const char *fil
 	out[strcspn(out, "\n")] = '\0';
 	for (char *c = out; *c; c++)
 		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			*c = ' '; /* it may end on a terminal */
+			*c = ' ';
+	wh_text_clean(out); /* it may end on a terminal */
 	for (size_t end = strlen(out); end && out[end - 1] == ' '; end--)
 		out[end - 1] = '\0';
 	return 0;

@@ -158,10 +158,9 @@ int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
 	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
 		return -EPROTO;
 	got.error = -(int)error;
-	wh_take_bytes(&bytes, got.text, text);
-	for (size_t i = 0; i < text; i++) /* it goes to people's terminals */
-		if ((unsigned char)got.text[i] < ' ' || got.text[i] == 127)
-			return -EPROTO;
+	wh_take_text(&bytes, got.text, text);
+	if (bytes.cut)
+		return -EPROTO;
 	*mapped = got;
 	return 0;
 }

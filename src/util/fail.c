@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "util/error.h"
+#include "util/text.h"
 
 static _Thread_local char text[WH_TEXT_MAX];
 
@@ -21,10 +22,7 @@ int wh_fail(int error, const char *format, ...)
 	vsnprintf(line, sizeof(line), format, arguments);
 	va_end(arguments);
 	/* Names and texts of others can be in it, and it must stay one line on a terminal. */
-	for (char *c = line; *c; c++) {
-		if ((unsigned char)*c < 0x20 || *c == 0x7f)
-			*c = '?';
-	}
+	wh_text_clean(line);
 	memcpy(text, line, sizeof(text));
 	errno = saved;
 	return -error;

@@ -9,6 +9,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "util/text.h"
+
 /* Each writes a value and returns where the next one goes. */
 static inline uint8_t *wh_put8(uint8_t *out, uint8_t value)
 {
@@ -75,6 +77,18 @@ static inline void wh_take_bytes(struct wh_bytes *in, void *out, size_t length)
 	}
 	memcpy(out, in->at, length);
 	in->at += length;
+}
+
+/* A text for people, of `length` bytes, into one more. No engine sends control characters, so they cut it; what
+ * else is not to be shown may be where the sender's text was cut. */
+static inline void wh_take_text(struct wh_bytes *in, char *out, size_t length)
+{
+	wh_take_bytes(in, out, length);
+	out[length] = '\0';
+	for (size_t i = 0; i < length; i++)
+		if ((unsigned char)out[i] < ' ' || out[i] == 0x7f)
+			in->cut = true;
+	wh_text_clean(out);
 }
 
 static inline uint8_t wh_take8(struct wh_bytes *in)

@@ -52,10 +52,9 @@ int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exp
 		text = (size_t)(bytes.end - bytes.at);
 		if (text >= WH_EXPORTED_TEXT)
 			return -EPROTO;
-		wh_take_bytes(&bytes, e.text, text);
-		for (size_t i = 0; i < text; i++) /* it goes to people's terminals */
-			if ((unsigned char)e.text[i] < ' ' || e.text[i] == 127)
-				return -EPROTO;
+		wh_take_text(&bytes, e.text, text);
+		if (bytes.cut)
+			return -EPROTO;
 	} else {
 		e.segments = wh_take32(&bytes);
 		e.index = wh_take32(&bytes);

@@ -19,12 +19,7 @@ static uint8_t *put_name(uint8_t *out, const char *name)
 	return wh_put_bytes(out, name, length);
 }
 
-/* Control characters have no place in a name or a text: both end up in logs and on terminals. */
-static bool is_control(unsigned char c)
-{
-	return c < 0x20 || c == 0x7f;
-}
-
+/* A name stands for its engine: it is refused rather than changed. */
 static void take_name(struct wh_bytes *in, char name[WH_NAME_MAX])
 {
 	size_t length = wh_take8(in);
@@ -35,10 +30,8 @@ static void take_name(struct wh_bytes *in, char name[WH_NAME_MAX])
 		return;
 	}
 	wh_take_bytes(in, name, length);
-	for (size_t i = 0; i < length; i++) {
-		if (is_control((unsigned char)name[i]))
-			in->cut = true;
-	}
+	if (!wh_text_is_clean(name, length))
+		in->cut = true;
 }
 
 size_t wh_hello_encode(uint8_t *out, const struct wh_hello *hello)
@@ -118,16 +111,14 @@ int wh_refusal_decode(const uint8_t *in, size_t length, int *error, char text[WH
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t number = wh_take32(&bytes);
-	size_t i;
+	size_t left = (size_t)(bytes.end - bytes.at);
 
 	if (bytes.cut || !number || number > ERRNO_MAX)
 		return -EPROTO;
-	for (i = 0; i < WH_REFUSAL_MAX - 1 && bytes.at < bytes.end && *bytes.at; i++) {
-		unsigned char c = *bytes.at++;
-
-		text[i] = is_control(c) ? '?' : (char)c;
-	}
-	text[i] = '\0';
+	left = left < WH_REFUSAL_MAX ? left : WH_REFUSAL_MAX - 1;
+	wh_take_bytes(&bytes, text, left);
+	text[left] = '\0';
+	wh_text_clean(text);
 	*error = (int)number;
 	return 0;
 }

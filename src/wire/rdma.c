@@ -42,17 +42,13 @@ static int take_text(struct wh_bytes *in, char *out, size_t room, size_t length)
 {
 	if (length >= room)
 		return -EPROTO;
-	wh_take_bytes(in, out, length);
-	out[length] = 0;
-	for (size_t i = 0; i < length; i++)
-		if ((unsigned char)out[i] < ' ' || out[i] == 127)
-			return -EPROTO;
+	wh_take_text(in, out, length);
 	return in->cut ? -EPROTO : 0;
 }
 
 static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 {
-	uint8_t zero;
+	uint8_t zero, length;
 
 	end->link = wh_take8(in);
 	end->gid_type = wh_take8(in);
@@ -65,7 +61,12 @@ static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 	end->qp = wh_take32(in);
 	end->psn = wh_take32(in);
 	wh_take_bytes(in, end->gid, sizeof(end->gid));
-	if (take_text(in, end->name, sizeof(end->name), wh_take8(in)))
+	length = wh_take8(in);
+	if (length >= sizeof(end->name))
+		return -EPROTO;
+	wh_take_bytes(in, end->name, length);
+	end->name[length] = 0;
+	if (!wh_text_is_clean(end->name, length))
 		return -EPROTO;
 	if (zero || end->link < WH_RDMA_INFINIBAND || end->link > WH_RDMA_ETHERNET ||
 	    end->gid_type > 2 || (end->link == WH_RDMA_INFINIBAND) != (end->gid_type == 0) ||

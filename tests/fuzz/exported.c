@@ -23,7 +23,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check(exported.address >= exported.base);
 		check(exported.address - exported.base + exported.length <= exported.size);
 	}
-	check(wh_exported_encode(bytes, &exported) == size);
-	check(!memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_exported_encode(bytes, &exported), exported.text, data, size);
 	return 0;
 }

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "util/text.h"
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 /* Like assert(), in every build. */
@@ -18,5 +20,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 			abort();                                                                   \
 		}                                                                                  \
 	} while (0)
+
+/* What was decoded and is encoded again is the same, but for the text at its end, which is cleaned. */
+static inline void check_reencoded(const uint8_t *again, size_t length, const char *text, const uint8_t *data,
+			       size_t size)
+{
+	size_t head = length - strlen(text);
+
+	check(wh_text_is_clean(text, strlen(text)));
+	check(head <= size && !memcmp(again, data, head));
+	if (wh_text_is_clean((const char *)data + head, size - head))
+		check(length == size && !memcmp(again, data, size));
+}
 
 #endif

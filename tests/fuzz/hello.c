@@ -4,6 +4,7 @@
 
 #include <errno.h>
 
+#include "util/text.h"
 #include "wire/wire.h"
 
 static void check_text(const char *text, size_t room)
@@ -13,6 +14,7 @@ static void check_text(const char *text, size_t room)
 	check(length < room);
 	for (size_t i = 0; i < length; i++)
 		check((unsigned char)text[i] >= 0x20 && text[i] != 0x7f);
+	check(wh_text_is_clean(text, length));
 }
 
 static void try_hello(const uint8_t *data, size_t size)

@@ -41,7 +41,7 @@ static void try_connected(const uint8_t *data, size_t size)
 	check(strnlen(connected.text, sizeof(connected.text)) < sizeof(connected.text));
 	if (!connected.error)
 		check_end(&connected.end);
-	check(wh_rdma_connected_encode(bytes, &connected) == size && !memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_rdma_connected_encode(bytes, &connected), connected.text, data, size);
 }
 
 static void try_keyed(const uint8_t *data, size_t size)
@@ -58,7 +58,7 @@ static void try_keyed(const uint8_t *data, size_t size)
 		for (uint32_t i = 0; i < keyed.count; i++)
 			check(wh_get64(keyed.keys + (size_t)i * WH_RDMA_KEY_SIZE));
 	}
-	check(wh_rdma_keyed_encode(bytes, &keyed) == size && !memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_rdma_keyed_encode(bytes, &keyed), keyed.text, data, size);
 }
 
 static void try_flushed(const uint8_t *data, size_t size)
@@ -70,7 +70,7 @@ static void try_flushed(const uint8_t *data, size_t size)
 		return;
 	check(flushed.error <= 0 && flushed.error >= -4095);
 	check(strnlen(flushed.text, sizeof(flushed.text)) < sizeof(flushed.text));
-	check(wh_rdma_flushed_encode(bytes, &flushed) == size && !memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_rdma_flushed_encode(bytes, &flushed), flushed.text, data, size);
 }
 
 static void try_desked(const uint8_t *data, size_t size)
@@ -86,7 +86,7 @@ static void try_desked(const uint8_t *data, size_t size)
 		check(desked.address && desked.slots && desked.slots <= WH_RDMA_DESK_SLOTS);
 		check(desked.address + desked.slots * (uint64_t)WH_RDMA_DESK_SLOT > desked.address);
 	}
-	check(wh_rdma_desked_encode(bytes, &desked) == size && !memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_rdma_desked_encode(bytes, &desked), desked.text, data, size);
 }
 
 static void try_copy(const uint8_t *data, size_t size)
@@ -120,7 +120,7 @@ static void try_mailed(const uint8_t *data, size_t size)
 		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_MAIL_KEYS);
 		check(mailed.address + (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT > mailed.address);
 	}
-	check(wh_rdma_mailed_encode(bytes, &mailed) == size && !memcmp(bytes, data, size));
+	check_reencoded(bytes, wh_rdma_mailed_encode(bytes, &mailed), mailed.text, data, size);
 }
 
 /* An immediate, and what is in the slot. */

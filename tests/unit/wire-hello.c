@@ -226,6 +226,29 @@ static void decode__name_too_long(void **state)
 	}
 }
 
+static void decode__name_not_to_be_shown(void **state)
+{
+	static const struct {
+		const char *name;
+		int result;
+	} names[] = {
+		{ "caf\303\251 (rack 3)", 0 },  { "a\33[2J", -EPROTO },	{ "a\nb", -EPROTO },
+		{ "a\302\2332J", -EPROTO },	    { "a\2332J", -EPROTO },	{ "cut\303", -EPROTO },
+		{ "a\342\200\256b", -EPROTO },
+	};
+	uint8_t bytes[WH_HELLO_MAX];
+	struct wh_hello hello, got;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+		hello = sample();
+		memset(hello.name, 0, sizeof(hello.name));
+		strcpy(hello.name, names[i].name);
+		assert_int_equal(wh_hello_decode(bytes, wh_hello_encode(bytes, &hello), &got),
+				 names[i].result);
+	}
+}
+
 static void refusal__round_trip(void **state)
 {
 	uint8_t bytes[4 + WH_REFUSAL_MAX];
@@ -272,6 +295,9 @@ static void refusal__hostile(void **state)
 	flood[6] = 0;
 	assert_int_equal(wh_refusal_decode(flood, WH_FRAME_MAX, &error, text), 0);
 	assert_string_equal(text, "?[");
+	/* U+009B is the same escape, as a character and as a byte. */
+	assert_int_equal(wh_refusal_decode((const uint8_t *)"\1\0\0\0a\302\2332J\2332J", 12, &error, text), 0);
+	assert_string_equal(text, "a?2J?2J");
 	free(flood);
 }
 
@@ -285,6 +311,7 @@ int main(void)
 		cmocka_unit_test(decode__versions),
 		cmocka_unit_test(decode__wrong_bytes),
 		cmocka_unit_test(decode__name_too_long),
+		cmocka_unit_test(decode__name_not_to_be_shown),
 		cmocka_unit_test(refusal__round_trip),
 		cmocka_unit_test(refusal__hostile),
 	};
