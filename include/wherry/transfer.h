@@ -62,7 +62,8 @@ struct wh_blocks_desc {
 /* Check a descriptor against both sides' regions and keep a copy of it, ready to be added to any
  * number of batches of that peer. The caller's arrays may go afterwards.
  * 0, or -EINVAL, -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no
- * such remote region), -EACCES (the remote region does not grant it), -ENOMEM. */
+ * such remote region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left
+ * or is lost), -ESTALE (it was restarted), -ENOMEM. */
 int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
 /* Let go of it; batches it was added to keep what they need. NULL is allowed. */
@@ -101,8 +102,8 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options, s
 /* Add `count` transfers; the array is copied. Each is checked against both regions now; if one
  * is wrong none is added. Transfers of a batch run in no particular order.
  * 0, or -EINVAL (the text names the transfer and the field), -ERANGE (outside the region), -ENOENT
- * (the peer publishes no such region), -EACCES (not granted), -EBUSY (the batch is running),
- * -ENOMEM. */
+ * (the peer publishes no such region), -ECONNRESET (nor does it, for the peer has left or is lost),
+ * -ESTALE (it was restarted), -EACCES (not granted), -EBUSY (the batch is running), -ENOMEM. */
 int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, size_t count);
 
 /* Add prepared blocks. 0, or -EINVAL (prepared for another peer), -EBUSY, -ENOMEM. */
@@ -149,8 +150,9 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
  * errno of its first failure. A batch never submitted is -EINVAL. Does not block. */
 int wh_batch_poll(struct wh_batch *batch);
 
-/* Wait up to `timeout` ns for it. As wh_batch_poll(), with -ETIMEDOUT for not yet (the batch goes
- * on), -EINVAL for a negative timeout, -EDEADLK in a callback. */
+/* Wait up to `timeout` ns for it; WH_FOREVER: without a limit. As wh_batch_poll(), with -ETIMEDOUT for
+ * not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state, -EDEADLK in a
+ * callback. */
 int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
 
 /* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and

@@ -152,20 +152,25 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 	struct wh_place *place = wh_place_enter(places, id);
 	int error = 0;
 
-	if (!place || (place->access & WH_ACCESS_NONE))
-		error = wh_fail(ENOENT, "%s %llu: %s publishes no region %#llx", what,
-				(unsigned long long)index, peer->welcome.name, (unsigned long long)id);
-	else if (!(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
+	if (!place || (place->access & WH_ACCESS_NONE)) {
+		/* A peer that leaves takes its regions back first: say that it has left. */
+		error = wh_peer_check(peer);
+		if (!error)
+			error = wh_fail(ENOENT, "%s %llu: %s publishes no region %#llx", what,
+					(unsigned long long)index, peer->welcome.name,
+					(unsigned long long)id);
+	} else if (!(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
 				(unsigned long long)index, (unsigned long long)id, peer->welcome.name,
 				op == WH_READ ? "read" : "written");
-	else if (!wh_place_holds(place, offset, length))
+	} else if (!wh_place_holds(place, offset, length)) {
 		error = wh_fail(ERANGE,
 				"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
 				"bytes",
 				what, (unsigned long long)index, (unsigned long long)offset,
 				(unsigned long long)length, (unsigned long long)id,
 				(unsigned long long)place->length);
+	}
 	if (place)
 		wh_place_leave(place);
 	return error;
@@ -762,14 +767,14 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
 
 	if (error)
 		return error;
+	if (timeout < 0)
+		return wh_fail(EINVAL, "wh_batch_wait: timeout is negative; WH_FOREVER waits for ever");
 	if (wh_engine_inside(batch->peer->engine))
 		return wh_fail(EDEADLK, "wh_batch_wait: a callback must not wait");
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
 		return status_of(batch);
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_wait: the batch was never submitted");
-	if (timeout < 0)
-		return wh_fail(EINVAL, "wh_batch_wait: timeout is negative; WH_FOREVER waits for ever");
 	if (!wait_done(batch, wh_deadline(timeout)))
 		return wh_fail(ETIMEDOUT, "wh_batch_wait: not done in %lld ns; it goes on",
 			       (long long)timeout);

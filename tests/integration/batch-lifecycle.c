@@ -26,6 +26,25 @@ static void new__not_submitted(void **state)
 	fixture_close(&f);
 }
 
+/* A timeout that makes no sense makes none in any state. */
+static void wait__negative(void **state)
+{
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, MIB);
+	transfer = piece(&f, WH_WRITE, 0, 0, 8);
+	batch = batch_of(&f, &transfer, 1);
+	want_text(-EINVAL, "negative", wh_batch_wait(batch, -1));
+	want(0, batch_run(batch));
+	want_text(-EINVAL, "negative", wh_batch_wait(batch, -1));
+	want_text(-EINVAL, "negative", wh_batch_wait(batch, INT64_MIN));
+	want(0, wh_batch_wait(batch, 0));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
 /* A stopped target holds the batch for as long as we like. */
 static void wait__times_out_and_goes_on(void **state)
 {
@@ -554,6 +573,7 @@ static void routes__before_and_after(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST_EVERY_ROUTE(new__not_submitted),
+	TEST_OVER(wait__negative, self),
 	TEST_OVER(wait__times_out_and_goes_on, tcp4),
 	TEST_EVERY_ROUTE(wait__forever),
 	TEST_EVERY_ROUTE(poll__alone),

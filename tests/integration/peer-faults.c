@@ -125,6 +125,33 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
+/* ---- the target leaves in order --------------------------------------------------------------- */
+
+/* It has taken its regions back before: that it has left is what the caller has to hear. */
+static void leave__then_add(void **state)
+{
+	struct wh_transfer transfer;
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct wh_base base;
+	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 8,
+				       .count = 4, .bases = &base, .base_count = 1 };
+	struct fixture f;
+
+	fixture_open(&f, *state, MIB);
+	want(0, move(&f, WH_WRITE, 0, 0, 8));
+	transfer = piece(&f, WH_WRITE, 0, 0, 8);
+	base = (struct wh_base){ transfer.local, 0, transfer.remote, 0 };
+	want(0, wh_batch_new(f.peer, NULL, &batch));
+	child_exit(f.child);
+	f.child = NULL;
+	want_state(f.peer, WH_PEER_LOST);
+	want_text(-ECONNRESET, "is lost", wh_batch_add(batch, &transfer, 1));
+	want_text(-ECONNRESET, "is lost", wh_blocks_prepare(f.peer, &desc, &blocks));
+	want(0, wh_batch_free(batch));
+	fixture_close_initiator(&f);
+}
+
 /* ---- the initiator dies --------------------------------------------------------------------- */
 
 struct owner {
@@ -610,6 +637,7 @@ static const struct CMUnitTest tests[] = {
 	TEST_REMOTE_ROUTES(kill__target_of_write),
 	TEST_REMOTE_ROUTES(kill__target_of_read),
 	TEST_REMOTE_ROUTES(kill__before_a_small_write),
+	TEST_REMOTE_ROUTES(leave__then_add),
 	TEST_REMOTE_ROUTES(kill__initiator),
 	TEST(kill__initiator_with_notifications),
 	TEST_REMOTE_ROUTES(restart__stale),
