@@ -109,7 +109,9 @@ const struct command command_config = {
 		"Every knob has an environment variable, read once, when an engine is opened. The "
 		"option --config NAME=VALUE, which all commands have that open an engine, goes "
 		"before the environment.\n\n"
-		"A value that the library would refuse is named instead of the table.",
+		"A value that the library would refuse is named instead of the table. So is, by every "
+		"command, a variable WHERRY_... that no setting reads; WHERRY_IGNORE_UNKNOWN=1 ignores "
+		"those, for launchers that set more and for variables of newer versions.",
 	.examples = "wherry config\n"
 		    "WHERRY_CONNECTIONS=8 wherry config      # what is in effect then\n"
 		    "wherry config --config slice=4MiB       # would that be taken?\n"

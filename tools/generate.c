@@ -174,7 +174,11 @@ static void page_program(const struct command *const *commands)
 		roff_text(row->help);
 		putchar('\n');
 	}
-	puts(".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, nothing has colours.\n"
+	puts(".TP\n\\fBWHERRY_IGNORE_UNKNOWN\\fR (bool, by default 0)\n"
+	     "If 1, variables that start with WHERRY_ and are none of these are ignored. Else the command\n"
+	     "refuses them (64), so that a misspelt one is seen, and the library logs them. It is for\n"
+	     "launchers that set more, and for variables of newer versions.\n"
+	     ".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, nothing has colours.\n"
 	     ".SH SEE ALSO");
 	for (size_t i = 0; commands[i]; i++)
 		printf(".BR wherry\\-%s (1)%s\n", commands[i]->name, commands[i + 1] ? "," : "");

@@ -7,6 +7,8 @@
 #include <wherry/wherry.h>
 
 #include "program.h"
+#include "util/config.h"
+#include "util/error.h"
 
 static const struct command *const commands[] = {
 	&command_serve, &command_copy, &command_bench, &command_explain, &command_registry,
@@ -69,6 +71,33 @@ static int help(const char *name)
 	return EXIT_PASS;
 }
 
+/* A misspelt variable would be as good as none: WHERRY_TSL=1 would mean plaintext. */
+static int check_environment(void)
+{
+	const size_t prefix = strlen("WHERRY_");
+	struct suggestion suggestion = { 0 };
+	const struct wh_config_row *row;
+	char name[WH_CONFIG_VARIABLE];
+	size_t cursor = 0;
+	int found = wh_config_unknown(&cursor, name);
+
+	if (found < 0)
+		return usage_error("%s", wh_fail_text());
+	if (!found)
+		return 0;
+	for (char *c = name; *c; c++)
+		if (*c < ' ' || *c > '~')
+			*c = '?';
+	suggestion.word = name + prefix;
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		suggest(&suggestion, row->environment + prefix);
+	if (suggestion.best)
+		return usage_error("no variable %s; did you mean WHERRY_%s? " WH_CONFIG_IGNORE
+				   "=1 ignores such", name, suggestion.best);
+	return usage_error("no variable %s; wherry config lists them, " WH_CONFIG_IGNORE
+			   "=1 ignores such", name);
+}
+
 static int run(const struct command *command, int argc, char **argv)
 {
 	struct arguments arguments;
@@ -77,8 +106,11 @@ static int run(const struct command *command, int argc, char **argv)
 	if (code == PARSED_HELP) {
 		help_print(command, stdout);
 		code = EXIT_PASS;
-	} else if (!code) {
-		code = command->run(&arguments);
+	} else {
+		if (!code)
+			code = check_environment();
+		if (!code)
+			code = command->run(&arguments);
 	}
 	arguments_free(&arguments);
 	return code;

@@ -273,6 +273,19 @@ static void close_transports(struct wh_engine *engine)
 			wh_transport(id)->engine_close(engine, engine->transport[id]);
 }
 
+/* Without it a misspelt WHERRY_TLS would mean plaintext, and nobody would know. */
+static int log_unknown_variables(struct wh_engine *engine)
+{
+	char name[WH_CONFIG_VARIABLE];
+	size_t cursor = 0;
+	int found;
+
+	while ((found = wh_config_unknown(&cursor, name)) > 0)
+		wh_engine_log(engine, "warning: %s is in the environment, but no setting of this version "
+			      "reads it; " WH_CONFIG_IGNORE "=1 silences this", name);
+	return found;
+}
+
 /* Nothing is loaded until a GPU is asked for. */
 static int open_cuda(struct wh_engine *engine)
 {
@@ -423,6 +436,8 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	engine->callback_task.run = run_callbacks;
 
 	error = wh_config_load(&engine->config, options.config);
+	if (!error)
+		error = log_unknown_variables(engine);
 	if (!error)
 		error = wh_trust_open(&engine->trust, &engine->config);
 	if (!error)

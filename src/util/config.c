@@ -8,6 +8,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/auxv.h>
+#include <unistd.h>
 
 #include <wherry/engine.h>
 
@@ -523,6 +525,57 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 	*config = got;
 	return 0;
 }
+
+/* ---- variables that are no setting's --------------------------------------------------------- */
+
+#define PREFIX "WHERRY_"
+
+/* Read elsewhere: by wh_config_unknown() itself, and by the project's own tests. */
+static const char *const other_variables[] = {
+	WH_CONFIG_IGNORE,
+	"WHERRY_TEST_WHEELS", /* tests/integration/mooncake-real.sh */
+};
+
+static bool variable_is_known(const char *name, size_t length)
+{
+	for (size_t i = 0; i < WH_KNOB_COUNT + sizeof(other_variables) / sizeof(*other_variables); i++) {
+		const char *known = i < WH_KNOB_COUNT ? knobs[i].row.environment :
+							other_variables[i - WH_KNOB_COUNT];
+
+		if (strlen(known) == length && !memcmp(known, name, length))
+			return true;
+	}
+	return false;
+}
+
+int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE])
+{
+	const char *ignore = secure_getenv(WH_CONFIG_IGNORE);
+	int64_t ignored = 0;
+
+	if (ignore && *ignore && !parse_bool(ignore, &ignored))
+		return wh_fail(EINVAL, WH_CONFIG_IGNORE "=%.64s: wants 0 or 1", ignore);
+	/* A set-user-id program reads none of them. */
+	if (ignored || getauxval(AT_SECURE))
+		return 0;
+	for (; environ && environ[*cursor]; ++*cursor) {
+		const char *variable = environ[*cursor];
+		size_t length = strcspn(variable, "=");
+
+		/* An empty one is as good as none. */
+		if (strncmp(variable, PREFIX, strlen(PREFIX)) != 0 || !variable[length] ||
+		    !variable[length + 1] || variable_is_known(variable, length))
+			continue;
+		/* The name alone: the value may be a secret. */
+		snprintf(out, WH_CONFIG_VARIABLE, "%.*s",
+			 length < WH_CONFIG_VARIABLE ? (int)length : WH_CONFIG_VARIABLE - 1, variable);
+		++*cursor;
+		return 1;
+	}
+	return 0;
+}
+
+/* ---- what others read ------------------------------------------------------------------------ */
 
 static void take_text(char out[WH_CONFIG_TEXT], const char *variable)
 {

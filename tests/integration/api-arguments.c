@@ -51,6 +51,44 @@ static void engine__options(void **state)
 	want(0, wh_engine_close(engine));
 }
 
+struct logged {
+	unsigned lines;
+	char last[512];
+};
+
+static void log_warning(void *arg, const char *line)
+{
+	struct logged *logged = arg;
+
+	if (strncmp(line, "warning: WHERRY_", 16) != 0)
+		return;
+	logged->lines++;
+	snprintf(logged->last, sizeof(logged->last), "%s", line);
+}
+
+/* The program may have been written before the variable was misspelt: it is logged, once an engine. */
+static void engine__unknown_variables(void **state)
+{
+	struct logged logged = { 0 };
+	struct wh_engine_options o = { .size = sizeof(o), .log = log_warning, .log_arg = &logged };
+	struct wh_engine *engine;
+
+	(void)state;
+	want(0, setenv("WHERRY_TSL", "sesame", 1));
+	want(0, wh_engine_open(&o, &engine));
+	want(0, wh_engine_close(engine));
+	want_true(logged.lines == 1 && strstr(logged.last, "WHERRY_TSL") && !strstr(logged.last, "sesame"),
+		  "%u lines, the last: %s", logged.lines, logged.last);
+	want(0, setenv("WHERRY_IGNORE_UNKNOWN", "1", 1));
+	want(0, wh_engine_open(&o, &engine));
+	want(0, wh_engine_close(engine));
+	want_true(logged.lines == 1, "%u lines, though they are to be ignored", logged.lines);
+	want(0, setenv("WHERRY_IGNORE_UNKNOWN", "perhaps", 1));
+	want_text(-EINVAL, "WHERRY_IGNORE_UNKNOWN=perhaps", wh_engine_open(&o, &engine));
+	unsetenv("WHERRY_IGNORE_UNKNOWN");
+	unsetenv("WHERRY_TSL");
+}
+
 static void engine__listen(void **state)
 {
 	static const char *const wrong[] = { "", "nonsense", "127.0.0.1", "127.0.0.1:", ":",
@@ -445,6 +483,7 @@ static void error__text(void **state)
 
 static const struct CMUnitTest tests[] = {
 	TEST(engine__options),
+	TEST(engine__unknown_variables),
 	TEST(engine__listen),
 	TEST(engine__config),
 	TEST(engine__environment),

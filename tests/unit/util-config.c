@@ -312,6 +312,75 @@ static void load__says_what_it_wants(void **state)
 	assert_string_equal(wh_error_text(), "cma=x: wants 0 or 1");
 }
 
+/* Also those that the tests of the suite themselves bring along. */
+static int clear_all(void **state)
+{
+	char name[WH_CONFIG_VARIABLE];
+	size_t cursor = 0;
+
+	clear(state);
+	unsetenv(WH_CONFIG_IGNORE);
+	while (wh_config_unknown(&cursor, name) > 0) {
+		unsetenv(name);
+		cursor = 0;
+	}
+	return 0;
+}
+
+static void unknown__variables(void **state)
+{
+	const struct wh_config_row *row;
+	char name[WH_CONFIG_VARIABLE], longest[80] = "WHERRY_";
+	size_t cursor = 0, found = 0;
+
+	(void)state;
+	for (size_t i = 0; (row = wh_config_row(i)); i++)
+		setenv(row->environment, "x", 1);
+	setenv("WHERRY_TEST_WHEELS", "/tmp", 1);
+	assert_int_equal(wh_config_unknown(&cursor, name), 0);
+	/* An empty one is as good as none; nor is another program's ours. */
+	setenv("WHERRY_TSL", "", 1);
+	setenv("WHERRYTLS", "1", 1);
+	setenv("AWHERRY_TSL", "1", 1);
+	cursor = 0;
+	assert_int_equal(wh_config_unknown(&cursor, name), 0);
+	/* Neither a part of a known name nor one that goes on behind it is known. */
+	memset(longest + 7, 'X', 70);
+	setenv("WHERRY_TSL", "secret", 1);
+	setenv("WHERRY_TL", "1", 1);
+	setenv("WHERRY_TLS_", "1", 1);
+	setenv(longest, "1", 1);
+	cursor = 0;
+	while (wh_config_unknown(&cursor, name) == 1) {
+		assert_null(strstr(name, "secret"));
+		assert_true(!strcmp(name, "WHERRY_TSL") || !strcmp(name, "WHERRY_TL") ||
+			    !strcmp(name, "WHERRY_TLS_") ||
+			    (strlen(name) == WH_CONFIG_VARIABLE - 1 && !strncmp(longest, name, strlen(name))));
+		found++;
+	}
+	assert_int_equal(found, 4);
+	unsetenv("WHERRYTLS");
+	unsetenv("AWHERRY_TSL");
+	unsetenv(longest);
+}
+
+static void unknown__ignored(void **state)
+{
+	char name[WH_CONFIG_VARIABLE];
+	size_t cursor = 0;
+
+	(void)state;
+	setenv("WHERRY_TSL", "1", 1);
+	setenv(WH_CONFIG_IGNORE, "yes", 1);
+	assert_int_equal(wh_config_unknown(&cursor, name), 0);
+	setenv(WH_CONFIG_IGNORE, "0", 1);
+	assert_int_equal(wh_config_unknown(&cursor, name), 1);
+	cursor = 0;
+	setenv(WH_CONFIG_IGNORE, "perhaps", 1);
+	assert_int_equal(wh_config_unknown(&cursor, name), -EINVAL);
+	assert_string_equal(wh_error_text(), "WHERRY_IGNORE_UNKNOWN=perhaps: wants 0 or 1");
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -327,6 +396,8 @@ int main(void)
 		cmocka_unit_test_setup_teardown(load__good_texts, clear, clear),
 		cmocka_unit_test_setup_teardown(load__bad_values, clear, clear),
 		cmocka_unit_test_setup_teardown(load__says_what_it_wants, clear, clear),
+		cmocka_unit_test_setup_teardown(unknown__variables, clear_all, clear_all),
+		cmocka_unit_test_setup_teardown(unknown__ignored, clear_all, clear_all),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
