@@ -10,6 +10,8 @@
  *   FAKE_CUDA_START=N            cuInit() takes so many seconds
  *   FAKE_CUDA_DELAY_US=N         every operation in a stream starts that much later
  *   FAKE_CUDA_REUSE=1            a freed address is what the next allocation of its size gets
+ *   FAKE_CUDA_SHARE=1            small allocations are cut from memory of 2 MiB, one behind the other, as a
+ *                                real driver's are; else each has memory of its own
  *   FAKE_CUDA_PEER=0             no device reaches another one's memory
  *   FAKE_CUDA_DRIVER=13000       what cuDriverGetVersion() says
  *   FAKE_CUDA_ATTRIBUTES=N=V,... device attributes that differ, by number, of all devices
@@ -26,7 +28,7 @@
  * - Destroying a context drops what its streams have not begun.
  * - A kernel that touches what its context does not reach makes the context answer 700 from then
  *   on.
- * - After fork() every call answers 3.
+ * - After fork() every call answers 3 if the parent had called cuInit().
  *
  * The dma-buf stand-in takes ranges within one mapping only (else 801; a real driver takes several).
  * It is a memfd of the whole allocation; the range that was asked for starts at the descriptor's

@@ -67,6 +67,7 @@ static void read_settings(void)
 	settings.start = (unsigned)number("FAKE_CUDA_START", 0);
 	settings.driver = (int)number("FAKE_CUDA_DRIVER", 13000);
 	settings.reuse = number("FAKE_CUDA_REUSE", 0) != 0;
+	settings.share = number("FAKE_CUDA_SHARE", 0) != 0;
 	settings.peer = number("FAKE_CUDA_PEER", 1) != 0;
 	settings.attributes = getenv("FAKE_CUDA_ATTRIBUTES");
 	settings.visible = getenv("CUDA_VISIBLE_DEVICES");
@@ -154,8 +155,11 @@ static void count(struct fake_call *call, const char *name)
 int fake_enter_uninitialised(struct fake_call *call, const char *name)
 {
 	fake_settings();
-	if (getpid() != process) /* after a fork; no lock can be trusted */
-		return FAKE_NOT_INITIALIZED;
+	if (getpid() != process) { /* after a fork */
+		if (fake_initialised()) /* no lock can be trusted */
+			return FAKE_NOT_INITIALIZED;
+		process = getpid();
+	}
 	count(call, name);
 	return fault_count ? strike(name) : FAKE_OK;
 }

@@ -29,6 +29,14 @@ static struct fake_reservation **reservations; /* by base */
 static size_t reservation_count, reservation_room;
 static struct fake_reservation freed[256]; /* FAKE_CUDA_REUSE: still mapped, the last one first */
 static size_t freed_count;
+/* FAKE_CUDA_SHARE: what the next small allocation is cut from; its first `used` bytes are given out. */
+static struct {
+	struct fake_memory *memory; /* NULL: none */
+	uint64_t base;
+	size_t used;
+	enum fake_kind kind;
+	const struct fake_context *context;
+} shared;
 static struct wh_list memories = { &memories, &memories };
 static uint64_t next_id = 1; /* BUFFER_IDs and memories' ids */
 
@@ -368,6 +376,8 @@ void fake_memory_drop(struct fake_memory *memory)
 {
 	if (memory->handles || memory->mappings)
 		return;
+	if (shared.memory == memory)
+		shared.memory = NULL;
 	wh_list_remove(&memory->link);
 	if (memory->charged)
 		memory->device->used -= memory->size;
@@ -391,6 +401,55 @@ struct fake_memory *fake_memory_known(uint64_t handle)
 
 /* ---- allocations ----------------------------------------------------------------------------- */
 
+static bool shared_fits(const struct fake_context *context, size_t size, enum fake_kind kind)
+{
+	return shared.memory && shared.kind == kind && shared.context == context &&
+	       size <= shared.memory->size - shared.used;
+}
+
+static int shared_new(struct fake_context *context, enum fake_kind kind)
+{
+	uint64_t base = fake_reserve(FAKE_GRANULARITY, FAKE_GRANULARITY, 0, false);
+	int error;
+
+	if (!base)
+		return FAKE_OUT_OF_MEMORY;
+	error = fake_memory_new(context->device, FAKE_GRANULARITY, 0, &shared.memory);
+	if (error) {
+		fake_unreserve(fake_reservation_find(base));
+		return error;
+	}
+	shared.base = base;
+	shared.used = 0;
+	shared.kind = kind;
+	shared.context = context;
+	return FAKE_OK;
+}
+
+static int shared_allocate(struct fake_context *context, size_t size, enum fake_kind kind,
+			   uint64_t *out)
+{
+	struct fake_range range = {
+		.size = size,
+		.kind = kind,
+		.context = kind == FAKE_POOL ? NULL : context,
+		.device = context->device,
+	};
+	int error = shared_fits(context, size, kind) ? FAKE_OK : shared_new(context, kind);
+
+	if (error)
+		return error;
+	range.memory = shared.memory;
+	range.offset = shared.used;
+	range.base = shared.base + shared.used;
+	if (!fake_range_add(&range))
+		return FAKE_OUT_OF_MEMORY;
+	range.memory->mappings++;
+	shared.used = round_up(shared.used + size, SMALL_START);
+	*out = range.base;
+	return FAKE_OK;
+}
+
 int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kind kind,
 			uint64_t *out)
 {
@@ -407,6 +466,8 @@ int fake_range_allocate(struct fake_context *context, size_t size, enum fake_kin
 
 	if (size > SIZE_MAX / 4)
 		return FAKE_OUT_OF_MEMORY;
+	if (fake_settings()->share && size < SMALL)
+		return shared_allocate(context, size, kind, out);
 	/* What others of the driver pin is whole pages of the GPU. */
 	total = round_up(range.offset + size, FAKE_BAR_PAGE);
 	base = fake_reserve(total, alignment, 0, false);
@@ -442,8 +503,8 @@ void fake_range_free(struct fake_range *range)
 	if (range->kind == FAKE_MANAGED)
 		range->device->used -= range->size;
 	if (range->memory) {
-		fake_unreserve(reservation);
-		range->memory->mappings--;
+		if (!--range->memory->mappings)
+			fake_unreserve(reservation);
 		fake_memory_drop(range->memory);
 	}
 	fake_range_remove(range);

@@ -123,7 +123,7 @@ struct fake_settings {
 	unsigned delay;
 	unsigned start; /* seconds */
 	int driver;
-	bool reuse, peer;
+	bool reuse, peer, share;
 	const char *attributes, *visible, *bar;
 };
 
