@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Views: checking a range, choosing a backend, laying its parts side by side. */
+/* Views: choosing a backend, laying the parts of a range side by side. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,8 +13,6 @@
 #include "window/window.h"
 
 typedef unsigned long long ull;
-
-#define SPANS_MAX 65536 /* more mappings than that are a mistake */
 
 static const struct wh_window_backend *const backends[] = {
 	&wh_window_driver,
@@ -97,112 +95,6 @@ bool wh_window_order_valid(const char *order)
 			return false;
 	} while (*order && *order != ',');
 	return !*order;
-}
-
-/* ---- what the range is ----------------------------------------------------------------------- */
-
-static int not_a_gpus(struct wh_cuda *cuda, uint64_t address)
-{
-	/* If there are no GPUs here, that is the reason. */
-	int error = wh_cuda_ready(cuda);
-
-	return error ? error :
-		       wh_fail(EFAULT,
-			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
-			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
-			       (ull)address);
-}
-
-struct finding {
-	struct wh_view *view;
-	bool foreign;
-};
-
-static int add_span(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
-{
-	const struct finding *finding = arg;
-	struct wh_view *view = finding->view;
-	struct wh_span *more;
-
-	if (p->memory == WH_CUDA_MANAGED)
-		return wh_fail(EOPNOTSUPP,
-			       "address 0x%llx is managed memory, which the CPU reaches by itself: "
-			       "it needs no window",
-			       (ull)start);
-	if (p->memory != WH_CUDA_DEVICE)
-		return not_a_gpus(view->windows->cuda, start);
-	if (view->span_count && p->device != view->spans[0].pointer.device)
-		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
-			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
-	if (p->imported && !finding->foreign)
-		return wh_fail(EOPNOTSUPP,
-			       "address 0x%llx is another process's memory (cuIpcOpenMemHandle): "
-			       "open the window there",
-			       (ull)start);
-	if (view->span_count == SPANS_MAX)
-		return wh_fail(EFBIG, "over %d mappings in one window", SPANS_MAX);
-	if (!(view->span_count & (view->span_count - 1))) { /* a power of two: full */
-		more = realloc(view->spans,
-			       (view->span_count ? 2 * view->span_count : 1) * sizeof(*more));
-		if (!more)
-			return wh_fail(ENOMEM, "no memory for a window");
-		view->spans = more;
-	}
-	view->spans[view->span_count++] =
-		(struct wh_span){ .address = start, .length = count, .pointer = *p,
-				  .foreign = finding->foreign };
-	return 0;
-}
-
-/* From the bytes asked for to the pages around them, which the first and the last span share with
- * what is beside. */
-static void widen(struct wh_view *view)
-{
-	const uint64_t mask = WH_WINDOW_PAGE - 1;
-	struct wh_span *first = &view->spans[0], *last = &view->spans[view->span_count - 1];
-	uint64_t end = view->wanted + view->wanted_length;
-
-	view->address = view->wanted & ~mask;
-	end = (end + mask) & ~mask;
-	view->length = end - view->address;
-	first->length += first->address - view->address;
-	first->address = view->address;
-	last->length = end - last->address;
-}
-
-/* What the owner has sent is told apart by the same parts as CUDA knows here. */
-static void hand(struct wh_view *view, const struct wh_view_request *request)
-{
-	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count; i++) {
-		struct wh_span *span = &view->spans[i];
-		uint64_t before = i ? 0 : view->wanted - span->address;
-
-		span->object = request->objects[i];
-		span->handed = span->object.offset >= before &&
-			       (span->object.offset - before) % WH_WINDOW_PAGE == 0;
-		span->object.offset -= before;
-	}
-}
-
-static int find_spans(struct wh_view *view, const struct wh_view_request *request)
-{
-	struct finding finding = { view, request->foreign };
-	uint64_t end;
-	int error;
-
-	if (!request->length ||
-	    __builtin_add_overflow(request->address, request->length, &end) ||
-	    end > UINT64_MAX - WH_WINDOW_PAGE)
-		return wh_fail(EINVAL, "a window on %llu bytes at 0x%llx: no range of memory",
-			       (ull)request->length, (ull)request->address);
-	error = wh_cuda_walk(view->windows->cuda, (const void *)(uintptr_t)request->address,
-			     request->length, add_span, &finding);
-	if (error)
-		return error;
-	view->device = view->spans[0].pointer.device;
-	widen(view);
-	hand(view, request);
-	return 0;
 }
 
 /* ---- pinning --------------------------------------------------------------------------------- */
@@ -342,13 +234,12 @@ bool wh_view_current(const struct wh_view *view)
 {
 	struct wh_cuda *cuda = view->windows->cuda;
 
-	for (unsigned i = 0; i < view->span_count; i++) {
-		const struct wh_span *span = &view->spans[i];
-		uint64_t at = span->pointer.base > view->wanted ? span->pointer.base : view->wanted;
+	for (unsigned i = 0; i < view->part_count; i++) {
+		const struct wh_view_part *part = &view->parts[i];
 		uint64_t id = 0;
 
-		if (cuda->cuPointerGetAttribute(&id, CUDA_POINTER_BUFFER_ID, at) ||
-		    id != span->pointer.buffer_id)
+		if (cuda->cuPointerGetAttribute(&id, CUDA_POINTER_BUFFER_ID, part->address) ||
+		    id != part->buffer_id)
 			return false;
 	}
 	return true;
@@ -383,6 +274,7 @@ static int check_owner(const struct wh_windows *windows)
 
 static void free_view(struct wh_view *view)
 {
+	free(view->parts);
 	free(view->spans);
 	free(view);
 }
@@ -410,7 +302,7 @@ int wh_view_open(struct wh_windows *windows, const struct wh_view_request *reque
 	view->wanted = request->address;
 	view->wanted_length = request->length;
 	view->references = 1;
-	error = find_spans(view, request);
+	error = wh_view_find(view, request);
 	if (!error)
 		error = open_any(view, request);
 	if (error)

@@ -4,8 +4,8 @@
  *
  * A struct wh_windows opens views. A view is one stretch of addresses of a GPU, whole GPU pages, that is
  * pinned by a backend and, once mapped, lies in one piece in this process's address space. Its spans
- * are the allocations it is made of: one for cuMemAlloc, as many as there are mappings for memory of
- * cuMemCreate.
+ * are what the driver knows as one object each: an allocation of cuMemAlloc, or several that share pages;
+ * for memory of cuMemCreate, a mapping.
  *
  * The order in which things are undone matters everywhere: first munmap(), then what the driver
  * holds, since no driver takes pages away from a mapping.
@@ -39,10 +39,12 @@ struct wh_engine;
 struct wh_windows;
 struct wh_rm;
 
-/* A part of a view that lies in one allocation, rounded out to whole GPU pages. */
+/* A part of a view, whole GPU pages: one allocation, or several that meet within pages, and so lie in one
+ * object of the driver's. It begins before its first allocation, and ends behind its last one, by less than a
+ * page, and there may be gaps between them, of less than a page each. */
 struct wh_span {
 	uint64_t address, length;
-	struct wh_cuda_pointer pointer; /* what CUDA says of it */
+	struct wh_cuda_pointer pointer; /* what CUDA says of the first allocation */
 	uint32_t flags;                 /* of the pin */
 	bool foreign;                   /* CUDA imported it */
 	bool handed;                    /* its owner has sent `object`, of the span's first byte */
@@ -98,8 +100,12 @@ struct wh_view {
 	struct wh_copy copy;
 	struct wh_cuda_device *device; /* of the first span */
 	char said[WH_WINDOW_SAID]; /* what each backend tried had to say */
-	unsigned span_count;
+	unsigned span_count, part_count;
 	struct wh_span *spans;
+	/* The allocations, by an address in each; the BUFFER_ID never recurs in this process. */
+	struct wh_view_part {
+		uint64_t address, buffer_id;
+	} *parts;
 };
 
 /* What writing costs, through windows onto a GPU and by its copy engine: so many ns, and for each byte. */
@@ -139,6 +145,9 @@ struct wh_view_request {
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
 	bool private;       /* not to be shared with others */
+	/* Each page of the range needs one byte of the range that is allocated, not all of them; else all of
+	 * the range has to be. */
+	bool pages;
 	bool foreign;       /* another process's, which keeps what it publishes until we let go */
 	/* Foreign memory, part by part, as its owner's wh_windows_export() gives it, if it has been asked:
 	 * where the first byte asked for, and the first of each part behind it, lies. */
@@ -153,11 +162,15 @@ int wh_windows_new(struct wh_cuda *cuda, struct wh_windows **out);
 /* All views must be closed. */
 void wh_windows_free(struct wh_windows *windows);
 
+/* Fill in the spans, the parts, the pages and the device of a view that is being opened (range.c). 0, or
+ * -EINVAL, -EFAULT, -EOPNOTSUPP as of wh_view_open(); CUDA's error. */
+int wh_view_find(struct wh_view *view, const struct wh_view_request *request);
+
 /* Is it a list of names that wh_view_open() takes? */
 bool wh_window_order_valid(const char *order);
 
 /* Pin memory of a GPU, and map it if asked to; or take part in a view that has it already. 0, or
- * -EINVAL (no range), -EFAULT (not all of it is one GPU's memory), -EOPNOTSUPP (managed memory, a
+ * -EINVAL (no range), -EFAULT (not all of it, or with `pages` not each page, is a GPU's memory), -EOPNOTSUPP (managed memory, a
  * mapping type that is not to be had), or what the last backend said; the text has it of all. */
 int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
 		 struct wh_view **out);

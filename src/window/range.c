@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Views: which allocations a range lies in, as spans of whole GPU pages.
+ *
+ * Allocations may share a page: CUDA cuts small ones from objects of 2 MiB, at multiples of 512 bytes. A
+ * page is the smallest thing that a driver maps, and it belongs to one object; so allocations that meet
+ * within a page are one span.
+ */
+#include <errno.h>
+#include <stdlib.h>
+
+#include <wherry/error.h>
+
+#include "window/window.h"
+
+typedef unsigned long long ull;
+
+#define SPANS_MAX 65536 /* more mappings than that are a mistake */
+#define PAGE_MASK (WH_WINDOW_PAGE - 1)
+/* CUDA promises it of all that it allocates. */
+#define ALIGNMENT 256
+
+static uint64_t page_of(uint64_t address)
+{
+	return address & ~PAGE_MASK;
+}
+
+/* The first page boundary at or behind `address`. */
+static uint64_t page_end(uint64_t address)
+{
+	return page_of(address + PAGE_MASK);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* ---- spans ----------------------------------------------------------------------------------- */
+
+struct finding {
+	struct wh_view *view;
+	bool foreign;
+};
+
+static int not_a_gpus(struct wh_cuda *cuda, uint64_t address)
+{
+	/* If there are no GPUs here, that is the reason. */
+	int error = wh_cuda_ready(cuda);
+
+	return error ? error :
+		       wh_fail(EFAULT,
+			       "address 0x%llx is no memory of a GPU: host memory, freed, or never "
+			       "mapped; a window needs what cuMemAlloc or cuMemMap gave",
+			       (ull)address);
+}
+
+static int range_check(const struct finding *finding, const struct wh_cuda_pointer *p, uint64_t start)
+{
+	const struct wh_view *view = finding->view;
+
+	if (p->memory == WH_CUDA_MANAGED)
+		return wh_fail(EOPNOTSUPP,
+			       "address 0x%llx is managed memory, which the CPU reaches by itself: "
+			       "it needs no window",
+			       (ull)start);
+	if (p->memory != WH_CUDA_DEVICE)
+		return not_a_gpus(view->windows->cuda, start);
+	if (view->span_count && p->device != view->spans[0].pointer.device)
+		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
+			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
+	if (p->imported && !finding->foreign)
+		return wh_fail(EOPNOTSUPP,
+			       "address 0x%llx is another process's memory (cuIpcOpenMemHandle): "
+			       "open the window there",
+			       (ull)start);
+	return 0;
+}
+
+/* Room for one more. */
+static int range_grow(void **array, unsigned count, size_t size)
+{
+	void *more;
+
+	if (count == SPANS_MAX)
+		return wh_fail(EFBIG, "over %d allocations in one window", SPANS_MAX);
+	if (count & (count - 1)) /* no power of two: not full */
+		return 0;
+	more = realloc(*array, (count ? 2 * (size_t)count : 1) * size);
+	if (!more)
+		return wh_fail(ENOMEM, "no memory for a window");
+	*array = more;
+	return 0;
+}
+
+static int range_add_part(struct wh_view *view, const struct wh_cuda_pointer *p, uint64_t start)
+{
+	void *parts = view->parts;
+	int error = range_grow(&parts, view->part_count, sizeof(*view->parts));
+
+	if (error)
+		return error;
+	view->parts = parts;
+	view->parts[view->part_count++] = (struct wh_view_part){ start, p->buffer_id };
+	return 0;
+}
+
+/* The pages of [start, end), which lies in one allocation. */
+static int range_add_span(struct wh_view *view, const struct wh_cuda_pointer *p, uint64_t start,
+			  uint64_t end, bool foreign)
+{
+	struct wh_span *last = view->span_count ? &view->spans[view->span_count - 1] : NULL;
+	void *spans = view->spans;
+	int error;
+
+	if (last && page_of(p->base) < last->address + last->length) {
+		last->length = page_end(end) - last->address;
+		return 0;
+	}
+	error = range_grow(&spans, view->span_count, sizeof(*view->spans));
+	if (error)
+		return error;
+	view->spans = spans;
+	view->spans[view->span_count++] =
+		(struct wh_span){ .address = page_of(start),
+				  .length = page_end(end) - page_of(start),
+				  .pointer = *p,
+				  .foreign = foreign };
+	return 0;
+}
+
+static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start, uint64_t count)
+{
+	const struct finding *finding = arg;
+	int error = range_check(finding, p, start);
+
+	if (!error)
+		error = range_add_part(finding->view, p, start);
+	return error ? error :
+		       range_add_span(finding->view, p, start, start + count, finding->foreign);
+}
+
+/* ---- pages that are allocated in part --------------------------------------------------------- */
+
+/* An address in [from, to), which lies in one page, that is a GPU's memory; *p is plain if there is none.
+ * Starts far apart, so that what is large is found at once. */
+static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_t *at,
+		       struct wh_cuda_pointer *p)
+{
+	int error = wh_cuda_query(cuda, (const void *)(uintptr_t)from, p);
+
+	*at = from;
+	for (uint64_t step = WH_WINDOW_PAGE / 2; step >= ALIGNMENT; step /= 2) {
+		/* What is a multiple of twice the step has been asked about, save for the page's start,
+		 * which is `from` or before it. */
+		for (uint64_t next = page_of(from) + step; next < to; next += 2 * step) {
+			if (error || p->memory != WH_CUDA_PLAIN)
+				return error;
+			if (next <= from)
+				continue;
+			error = wh_cuda_query(cuda, (const void *)(uintptr_t)next, p);
+			*at = next;
+		}
+	}
+	return error;
+}
+
+/* As wh_cuda_walk(), but each page of the range needs only one byte of the range that is allocated. */
+static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t end)
+{
+	struct wh_cuda *cuda = finding->view->windows->cuda;
+	struct wh_cuda_pointer p;
+	uint64_t found, allocated;
+
+	while (start < end) {
+		int error = range_probe(cuda, start, least(end, page_end(start + 1)), &found, &p);
+
+		if (error)
+			return error;
+		if (p.memory == WH_CUDA_PLAIN)
+			return not_a_gpus(cuda, start);
+		allocated = least(p.base + p.length, end);
+		error = range_add(finding, &p, found, allocated - found);
+		if (error)
+			return error;
+		start = page_end(allocated);
+	}
+	return 0;
+}
+
+/* ---- finding --------------------------------------------------------------------------------- */
+
+/* What the owner has sent is told apart by the same parts as CUDA knows here. */
+static void range_hand(struct wh_view *view, const struct wh_view_request *request)
+{
+	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count; i++) {
+		struct wh_span *span = &view->spans[i];
+		uint64_t before = i ? 0 : view->wanted - span->address;
+
+		span->object = request->objects[i];
+		span->handed = span->object.offset >= before &&
+			       (span->object.offset - before) % WH_WINDOW_PAGE == 0;
+		span->object.offset -= before;
+	}
+}
+
+int wh_view_find(struct wh_view *view, const struct wh_view_request *request)
+{
+	struct finding finding = { view, request->foreign };
+	uint64_t end;
+	int error;
+
+	if (!request->length ||
+	    __builtin_add_overflow(request->address, request->length, &end) ||
+	    end > UINT64_MAX - WH_WINDOW_PAGE)
+		return wh_fail(EINVAL, "a window on %llu bytes at 0x%llx: no range of memory",
+			       (ull)request->length, (ull)request->address);
+	if (request->pages)
+		error = range_walk_pages(&finding, request->address, end);
+	else
+		error = wh_cuda_walk(view->windows->cuda,
+				     (const void *)(uintptr_t)request->address, request->length,
+				     range_add, &finding);
+	if (error)
+		return error;
+	view->device = view->spans[0].pointer.device;
+	view->address = page_of(view->wanted);
+	view->length = page_end(end) - view->address;
+	range_hand(view, request);
+	return 0;
+}
