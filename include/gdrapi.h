@@ -11,14 +11,15 @@
  * caller's bug. What was opened belongs to the process that opened it: EACCES in a child of fork().
  *
  * The environment, read at the first gdr_open():
- *   GDRCOPY_ENABLE_LOGGING=1   say on stderr what went wrong, and why
+ *   GDRCOPY_ENABLE_LOGGING     set, to whatever: say on stderr what went wrong, and why
  *   GDRCOPY_LOG_LEVEL=N        from 1, everything, to 4, errors only (the default)
- *   GDRCOPY_USE_DMABUF_MMAP=1  try dma-bufs before the kernel module
- *   WHERRY_WINDOW=LIST         who is asked, in order, of driver, dmabuf and rm
+ *   GDRCOPY_USE_DMABUF_MMAP=1  map by dma-bufs and in no other way
+ *   WHERRY_WINDOW=LIST         else: who is asked, in order, of driver, dmabuf and rm
  */
 #ifndef GDRAPI_H
 #define GDRAPI_H
 
+#include <stdarg.h> /* not used here; programs made for GDRCopy rely on it */
 #include <stddef.h>
 #include <stdint.h>
 
@@ -47,7 +48,8 @@ extern "C" {
 struct gdr;
 typedef struct gdr *gdr_t;
 
-/* Begin. NULL: nobody here can map GPU memory (the log says why). */
+/* Begin. NULL: nobody here can map GPU memory (the log says why). Starts no CUDA, nor do the functions
+ * that only ask: a child forked after them can. */
 gdr_t gdr_open(void);
 
 /* End: everything pinned is unmapped and unpinned. EINVAL: NULL. */
@@ -58,14 +60,15 @@ typedef struct gdr_mh_s {
 	unsigned long h;
 } gdr_mh_t;
 
-enum gdr_pin_flags {
+typedef enum gdr_pin_flags {
 	GDR_PIN_FLAG_DEFAULT = 0,
 	GDR_PIN_FLAG_FORCE_PCIE = 1, /* never by a coherent link: GDR_ATTR_SUPPORT_... */
-};
+} gdr_pin_flags_t;
 
-/* Pin [addr, addr+size) of a GPU's memory, wherever it begins, rounded out to GPU pages. It is held
- * until it is unpinned, except with a kernel module that is set not to (gdr_get_callback_flag()).
- * EINVAL (no memory of a GPU, a range that wraps, size 0), ENOMEM (the GPU's BAR1 is full),
+/* Pin [addr, addr+size) of a GPU's memory, wherever it begins, rounded out to GPU pages. A page that is
+ * allocated in part is pinned whole, with what else CUDA keeps in it. It is held until it is unpinned,
+ * except with a kernel module that is set not to (gdr_get_callback_flag()).
+ * EINVAL (a page of which nothing that was asked for is memory of a GPU, a range that wraps, size 0), ENOMEM (the GPU's BAR1 is full),
  * EOPNOTSUPP (a flag, or a sort of memory). p2p_token and va_space are not used any more. */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);
@@ -82,10 +85,11 @@ typedef enum gdr_mapping_type {
 	GDR_MAPPING_TYPE_WC = 1,
 	GDR_MAPPING_TYPE_CACHING = 2,
 	GDR_MAPPING_TYPE_DEVICE = 3,
+	GDR_MAPPING_TYPE_MAX,
 } gdr_mapping_type_t;
 
-/* "None", "Write Combining", "Caching", "Device"; "Unknown" for any other. */
-const char *gdr_get_mapping_type_string(gdr_mapping_type_t type);
+/* *pstr: "None", "Write Combining", "Caching" or "Device", good for ever. EINVAL: any other type, NULL. */
+int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr);
 
 typedef struct gdr_info_v2 {
 	uint64_t va;          /* of the GPU: where the pinned range begins */
@@ -111,9 +115,9 @@ typedef enum gdr_map_flags {
 	GDR_MAP_FLAG_REQ_DEVICE_MAPPING = 3,
 } gdr_map_flags_t;
 
-/* Map pinned memory, all of it. *va is the CPU's address of info.va: that of the memory itself is
- * *va + (addr - info.va). EAGAIN: it is mapped already; EINVAL: no such handle, more than is pinned,
- * size 0; EOPNOTSUPP: not a mapping of that type. */
+/* Map pinned memory, all of it. *va is the CPU's address of info.va, which is what was pinned: only what
+ * was pinned from a multiple of 64 KiB on can be mapped. EAGAIN: it is mapped already; EINVAL: no such
+ * handle, an address that is no such multiple, more than is pinned, size 0; EOPNOTSUPP: not a mapping of that type. */
 int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size);
 int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags);
 

@@ -320,6 +320,19 @@ int wh_cuda_ready(struct wh_cuda *cuda)
 	return error;
 }
 
+int wh_cuda_driver_version(struct wh_cuda *cuda, int *out)
+{
+	int version = 0, error = bind_once(cuda, true);
+
+	if (!error && atomic_load_explicit(&cuda->state, memory_order_acquire) == FAILED)
+		error = kept_error(cuda);
+	if (!error)
+		error = wh_cuda_call(cuda, cuDriverGetVersion, &version);
+	if (!error)
+		*out = version;
+	return error;
+}
+
 void *wh_cuda_symbol(const struct wh_cuda *cuda, const char *symbol)
 {
 	return cuda->library ? dlsym(cuda->library, symbol) : NULL;

@@ -48,7 +48,7 @@ _Static_assert(offsetof(gdr_info_v2_t, mapping_type) == 40, "gdr_info_v2_t");
 _Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t of old");
 
 #define DEFAULT_ORDER "driver,dmabuf,rm"
-#define DMABUF_ORDER "dmabuf,driver,rm"
+#define DMABUF_ORDER "dmabuf"
 #define DMABUF_VERSION 13030 /* CUDA's, from which on dma-bufs can be mapped */
 
 struct gdr {
@@ -77,11 +77,13 @@ static void read_settings(void)
 		   *dmabuf = secure_getenv("GDRCOPY_USE_DMABUF_MMAP"),
 		   *order = secure_getenv("WHERRY_WINDOW");
 
-	settings.enabled = log && strcmp(log, "0") != 0;
+	settings.enabled = log;
 	settings.level = level && *level >= '1' && *level <= '4' ? *level - '0' : ERROR;
-	if (!order || !wh_window_order_valid(order) || strstr(order, "staged") ||
-	    strlen(order) >= sizeof(settings.order))
-		order = dmabuf && !strcmp(dmabuf, "1") ? DMABUF_ORDER : DEFAULT_ORDER;
+	if (dmabuf && !strcmp(dmabuf, "1"))
+		order = DMABUF_ORDER;
+	else if (!order || !wh_window_order_valid(order) || strstr(order, "staged") ||
+		 strlen(order) >= sizeof(settings.order))
+		order = DEFAULT_ORDER;
 	snprintf(settings.order, sizeof(settings.order), "%s", order);
 }
 
@@ -214,19 +216,25 @@ static void leave(gdr_t g)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Can anybody map anything? As little as possible is started for it; CUDA, only if nothing else is
- * left. */
+/* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then. */
+static bool maps_dmabuf(struct wh_windows *windows)
+{
+	int version;
+
+	return strstr(settings.order, "dmabuf") &&
+	       !wh_cuda_driver_version(windows->cuda, &version) && version >= DMABUF_VERSION;
+}
+
+/* Can anybody map anything? As little as possible is started for it. */
 static bool anybody(struct wh_windows *windows)
 {
-	bool dmabuf = strstr(settings.order, "dmabuf");
-
 	if (strstr(settings.order, "driver") && !wh_window_driver.start(windows))
 		return true;
 	say(DEBUG, "gdr_open", wh_error_text());
 	if (strstr(settings.order, "rm") && !wh_window_rm.start(windows))
 		return true;
 	say(DEBUG, "gdr_open", wh_error_text());
-	if (dmabuf && !wh_cuda_ready(windows->cuda) && windows->cuda->version >= DMABUF_VERSION)
+	if (maps_dmabuf(windows))
 		return true;
 	say(ERROR, "gdr_open",
 	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf (a "
@@ -293,7 +301,7 @@ int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, 
 	static const char call[] = "gdr_pin_buffer";
 	struct wh_view_request request = { .address = addr, .length = size,
 					   .order = settings.order, .pin_flags = flags,
-					   .private = true };
+					   .private = true, .pages = true };
 	struct wh_view *view;
 	struct pin *pin;
 	int error;
@@ -408,11 +416,16 @@ int gdr_get_info(gdr_t g, gdr_mh_t handle, struct info_v1 *out)
 	return error;
 }
 
-const char *gdr_get_mapping_type_string(gdr_mapping_type_t type)
+int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr)
 {
 	static const char *const names[] = { "None", "Write Combining", "Caching", "Device" };
 
-	return (unsigned)type < sizeof(names) / sizeof(names[0]) ? names[type] : "Unknown";
+	_Static_assert(sizeof(names) / sizeof(names[0]) == GDR_MAPPING_TYPE_MAX, "names");
+	if (!pstr || (unsigned)type >= GDR_MAPPING_TYPE_MAX)
+		return refuse("gdr_get_mapping_type_string", EINVAL,
+			      pstr ? "no such type" : "pstr is NULL");
+	*pstr = names[type];
+	return 0;
 }
 
 void gdr_runtime_get_version(int *major, int *minor)
@@ -443,8 +456,7 @@ static bool uses_dmabuf(struct gdr *g)
 		   *driver = strstr(settings.order, "driver"), *rm = strstr(settings.order, "rm");
 
 	return dmabuf && !(driver && driver < dmabuf && g->windows->driver_fd >= 0) &&
-	       !(rm && rm < dmabuf && g->windows->rm) && !wh_cuda_ready(g->windows->cuda) &&
-	       g->windows->cuda->version >= DMABUF_VERSION;
+	       !(rm && rm < dmabuf && g->windows->rm) && maps_dmabuf(g->windows);
 }
 
 int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
@@ -476,6 +488,12 @@ static int map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
 
 	if (!size || size > view->length)
 		return refuse(call, EINVAL, "the size is 0, or more than is pinned");
+	/* The original's mapping begins with the page that the pinned address lies in, and some of its
+	 * callers do not add the distance. */
+	if (view->wanted & GPU_PAGE_OFFSET)
+		return refuse(call, EINVAL,
+			      "the address that was pinned is no multiple of 64 KiB: pin from the start "
+			      "of its page");
 	error = wh_view_map(view, mapping);
 	if (error)
 		return failed(call, error);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions; it needs
-# nothing but libc, and is linked as it should be. gdrapi.sh LIBRARY
+# libgdrapi.so.2 exports what gdrapi.h declares and old programs want, without versions, and with the
+# types of the original; it needs nothing but libc, and is linked as it should be. gdrapi.sh LIBRARY
 set -u
 library=$1
 # shellcheck source=tests/cases.sh
@@ -27,6 +27,15 @@ nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library
 verdict "17 functions" $?
 same "header and symbol map" header map
 same "symbol map and library, without versions" map library
+
+for row in gcc:c:c11 clang:c:c11 g++:c++:c++17 clang++:c++:c++17; do
+	IFS=: read -r compiler language standard <<<"$row"
+	command -v "$compiler" >/dev/null || continue
+	"$compiler" -x "$language" "-std=$standard" -Wall -Wextra -Wshadow -Werror -I"$TEST_SOURCE/include" \
+		"$TEST_SOURCE/tests/abi/gdrapi-types.c" -x none "$library" -o "$directory/types" &&
+		LD_LIBRARY_PATH=${library%/*} "$directory/types"
+	verdict "types of the 17 functions and of what they take, $compiler $standard" $?
+done
 
 readelf -d "$library" >"$directory/dynamic"
 grep -F '(NEEDED)' "$directory/dynamic" | grep -v -E 'libc\.so|libpthread\.so|ld-linux' \

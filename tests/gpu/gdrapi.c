@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgdrapi.so.2 on a real driver: every kind of memory pinned, mapped, written and read; and how
- * long each call takes.
+ * libgdrapi.so.2 on a real driver: every kind of memory pinned, mapped, written and read, as the programs do
+ * that use it: whole pages around a buffer, which others may have a part of; and how long each call takes.
  *
  *   gdrapi [LIBRARY [DRIVER]]    libgdrapi.so.2 as the loader finds it, and the usual driver
  */
 #include <dlfcn.h>
+#include <errno.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "gdrapi.h"
 #include "gpu.h"
@@ -18,7 +21,7 @@
 static struct {
 	gdr_t (*open)(void);
 	int (*close)(gdr_t);
-	int (*pin)(gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *);
+	int (*pin)(gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *);
 	int (*unpin)(gdr_t, gdr_mh_t);
 	int (*info)(gdr_t, gdr_mh_t, gdr_info_v2_t *);
 	int (*map)(gdr_t, gdr_mh_t, void **, size_t);
@@ -53,7 +56,7 @@ static void load(const char *path)
 	}
 	look_up(library, "gdr_open", &api.open);
 	look_up(library, "gdr_close", &api.close);
-	look_up(library, "gdr_pin_buffer", &api.pin);
+	look_up(library, "gdr_pin_buffer_v2", &api.pin);
 	look_up(library, "gdr_unpin_buffer", &api.unpin);
 	look_up(library, "gdr_get_info_v2", &api.info);
 	look_up(library, "gdr_map", &api.map);
@@ -64,9 +67,69 @@ static void load(const char *path)
 	look_up(library, "gdr_get_attribute", &api.attribute);
 }
 
-/* [address, address+length) from both sides. */
+/* ---- before CUDA is there ---------------------------------------------------------------------- */
+
+/* What a child has to say, by its exit status. */
+static int in_child(int (*run)(const char *), const char *argument)
+{
+	int status = 0;
+	pid_t child = fork();
+
+	if (!child)
+		_exit(run(argument));
+	return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) ?
+		       WEXITSTATUS(status) :
+		       99;
+}
+
+static int start_cuda(const char *driver)
+{
+	void *library = dlopen(driver ? driver : WH_CUDA_LIBRARY, RTLD_NOW | RTLD_LOCAL);
+	int (*init)(unsigned), (*get_count)(int *), count = 0;
+
+	if (!library)
+		return 77;
+	look_up(library, "cuInit", &init);
+	look_up(library, "cuDeviceGetCount", &get_count);
+	return init(0) || get_count(&count) || !count;
+}
+
+/* Neither an open nor a question may start CUDA: a child could not use it any more. */
+static int ask_and_fork(const char *driver)
+{
+	int major, minor, value;
+
+	g = api.open();
+	if (g && api.driver_version(g, &major, &minor))
+		return 2;
+	for (int a = GDR_ATTR_USE_PERSISTENT_MAPPING; g && a < GDR_ATTR_MAX; a++) {
+		if (api.attribute(g, a, &value))
+			return 3;
+	}
+	return in_child(start_cuda, driver);
+}
+
+static int ask_and_fork_dmabuf(const char *driver)
+{
+	setenv("GDRCOPY_USE_DMABUF_MMAP", "1", 1);
+	return ask_and_fork(driver);
+}
+
+static int forked, forked_dmabuf;
+
+static void queries(void)
+{
+	CHECK(forked == 0);
+	CHECK(forked_dmabuf == 0);
+}
+
+/* ---- copies ------------------------------------------------------------------------------------ */
+
+/* [address, address+length) from both sides, by a mapping of the pages around it. */
 static void round_trip(uint64_t address, size_t length)
 {
+	uint64_t start = address & GPU_PAGE_MASK;
+	size_t pages = ((address + length + GPU_PAGE_OFFSET) & GPU_PAGE_MASK) - start;
 	unsigned char *sent = malloc(length), *got = calloc(1, length);
 	gdr_info_v2_t info = { 0 };
 	gdr_mh_t mh = { 0 };
@@ -74,10 +137,11 @@ static void round_trip(uint64_t address, size_t length)
 
 	for (size_t i = 0; i < length; i++)
 		sent[i] = (unsigned char)gpu_random();
-	if (!CHECK(api.pin(g, address, length, 0, 0, &mh) == 0))
+	if (!CHECK(api.pin(g, start, pages, GDR_PIN_FLAG_DEFAULT, &mh) == 0))
 		goto out;
 	CHECK(api.info(g, mh, &info) == 0);
-	if (CHECK(api.map(g, mh, (void **)&va, length) == 0)) {
+	CHECK(info.va == start && info.mapped_size == pages);
+	if (CHECK(api.map(g, mh, (void **)&va, pages) == 0)) {
 		va += address - info.va;
 		CHECK(api.copy_to(mh, va, sent, length) == 0);
 		CHECK(api.copy_from(mh, got, va, 1) == 0);
@@ -88,7 +152,7 @@ static void round_trip(uint64_t address, size_t length)
 		CHECK(api.copy_from(mh, got, va, length) == 0);
 		memset(sent, 0x5a, length);
 		CHECK(!memcmp(sent, got, length));
-		CHECK(api.unmap(g, mh, va - (address - info.va), length) == 0);
+		CHECK(api.unmap(g, mh, va - (address - info.va), pages) == 0);
 	}
 	CHECK(api.unpin(g, mh) == 0);
 out:
@@ -109,6 +173,53 @@ static void alloc(void)
 		round_trip(address + at, 1 + gpu_random() % (MIB - at));
 	}
 	CU(cuMemFree, address);
+}
+
+/* Buffers of these lengths, at whatever places CUDA gives them and amid them, with neighbours. */
+static void buffers(void)
+{
+	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, MIB };
+	enum { COUNT = 4, ROUND = 12 };
+	unsigned char got[300];
+	uint64_t buffer[ROUND], neighbour[ROUND];
+
+	for (int i = 0; i < ROUND; i++) {
+		if (!CU(cuMemAlloc, &buffer[i], lengths[i % COUNT] + 3333) ||
+		    !CU(cuMemAlloc, &neighbour[i], sizeof(got)))
+			return;
+		CU(cuMemsetD8, neighbour[i], (unsigned char)(i + 1), sizeof(got));
+	}
+	for (int i = 0; i < ROUND; i++) {
+		round_trip(buffer[i], lengths[i % COUNT]);
+		round_trip(buffer[i] + 1 + gpu_random() % 3333, lengths[i % COUNT]);
+	}
+	for (int i = 0; i < ROUND; i++) {
+		unsigned different = 0;
+
+		CU(cuMemcpyDtoH, got, neighbour[i], sizeof(got));
+		for (size_t n = 0; n < sizeof(got); n++)
+			different += got[n] != i + 1;
+		CHECK(different == 0);
+		CU(cuMemFree, neighbour[i]);
+		CU(cuMemFree, buffer[i]);
+	}
+}
+
+static void refusals(void)
+{
+	gdr_mh_t mh = { 0 };
+	uint64_t address, odd;
+	void *va = NULL;
+
+	if (!CU(cuMemAlloc, &address, MIB))
+		return;
+	odd = address & GPU_PAGE_OFFSET ? address : address + 4096;
+	CHECK(api.pin(g, odd, 8, GDR_PIN_FLAG_DEFAULT, &mh) == 0);
+	CHECK(api.map(g, mh, &va, 8) == EINVAL);
+	CHECK(!va && api.unpin(g, mh) == 0);
+	CHECK(api.pin(g, address, (size_t)1 << 40, GDR_PIN_FLAG_DEFAULT, &mh) == EINVAL);
+	CU(cuMemFree, address);
+	CHECK(api.pin(g, address, MIB, GDR_PIN_FLAG_DEFAULT, &mh) == EINVAL);
 }
 
 static void pool(void)
@@ -172,15 +283,17 @@ static void times(void)
 	double took[4][ROUNDS];
 	uint64_t address;
 	size_t length = 64 * KIB;
+	uint64_t start;
 
-	if (!CU(cuMemAlloc, &address, length))
+	if (!CU(cuMemAlloc, &address, 2 * length))
 		return;
+	start = (address + GPU_PAGE_OFFSET) & GPU_PAGE_MASK;
 	for (int i = 0; i < ROUNDS; i++) {
 		int64_t t[5] = { wh_now() };
 		gdr_mh_t mh = { 0 };
 		void *va = NULL;
 
-		CHECK(api.pin(g, address, length, 0, 0, &mh) == 0);
+		CHECK(api.pin(g, start, length, GDR_PIN_FLAG_DEFAULT, &mh) == 0);
 		t[1] = wh_now();
 		CHECK(api.map(g, mh, &va, length) == 0);
 		t[2] = wh_now();
@@ -203,8 +316,10 @@ int main(int argc, char **argv)
 	struct wh_cuda_scope scope;
 	int status;
 
-	gpu_open(argc > 2 ? argv[2] : NULL);
 	load(argc > 1 ? argv[1] : "libgdrapi.so.2");
+	forked = in_child(ask_and_fork, argc > 2 ? argv[2] : NULL);
+	forked_dmabuf = in_child(ask_and_fork_dmabuf, argc > 2 ? argv[2] : NULL);
+	gpu_open(argc > 2 ? argv[2] : NULL);
 	if (!CALL(wh_cuda_device_at(gpu, 0, &device)) || !CALL(wh_cuda_enter(gpu, device, &scope)))
 		return 1;
 	g = api.open();
@@ -212,8 +327,11 @@ int main(int argc, char **argv)
 		printf("skipped: gdr_open() finds nobody who maps GPU memory here\n");
 		return 77;
 	}
+	gpu_case("queries", queries);
 	gpu_case("told", told);
 	gpu_case("alloc", alloc);
+	gpu_case("buffers", buffers);
+	gpu_case("refusals", refusals);
 	gpu_case("pool", pool);
 	gpu_case("two_mappings", two_mappings);
 	gpu_case("times", times);

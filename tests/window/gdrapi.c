@@ -23,6 +23,7 @@
 #undef gdr_get_info
 
 #define SIZE ((size_t)1 << 20)
+#define PAGE ((uint64_t)65536)
 #define KIB ((size_t)1 << 10)
 
 struct info_v1 {
@@ -50,7 +51,7 @@ struct info_v1 {
 	X(void, gdr_runtime_get_version, (int *, int *)) \
 	X(int, gdr_driver_get_version, (gdr_t, int *, int *)) \
 	X(int, gdr_get_attribute, (gdr_t, int, int *)) \
-	X(const char *, gdr_get_mapping_type_string, (int))
+	X(int, gdr_get_mapping_type_string, (int, const char **))
 
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
 #define MEMBER(type, name, parameters) type(*name) parameters;
@@ -69,6 +70,7 @@ static struct {
 } cu;
 
 static const char *backend;
+static bool shares; /* small allocations lie in one piece of memory */
 static gdr_t g;
 static uint64_t memory;
 
@@ -205,21 +207,161 @@ static void pin__any_alignment(void **state)
 	for (size_t at = 0; at < 200 * KIB; at += 77777) {
 		gdr_mh_t mh = pin(memory + at, 100 * KIB);
 		gdr_info_v2_t i = info(mh);
-		char got[32] = "", *va = map(mh, 100 * KIB), *mine = va + (memory + at - i.va);
 
 		assert_int_equal(i.va % 65536, 0);
 		assert_int_equal(i.mapped_size % 65536, 0);
 		assert_int_equal(i.page_size, 65536);
 		assert_true(i.va <= memory + at && i.va + 65536 > memory + at);
 		assert_true(i.va + i.mapped_size >= memory + at + 100 * KIB);
-		assert_int_equal(api.gdr_copy_to_mapping(mh, mine + 3, "through the window", 19),
-				 0);
-		assert_string_equal(cu.alias(memory + at + 3), "through the window");
-		assert_int_equal(api.gdr_copy_from_mapping(mh, got, mine + 3, 19), 0);
-		assert_string_equal(got, "through the window");
-		mine[50] = 'b'; /* as a program does that stores by itself */
-		assert_int_equal(*cu.alias(memory + at + 50), 'b');
-		assert_int_equal(api.gdr_unmap(g, mh, va, 100 * KIB), 0);
+		assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	}
+}
+
+/* As UCX has its buffers: the whole pages around them, found in the mapping by their distance from info.va. The
+ * bytes beside the buffer, of whoever they are, stay. */
+static void use_pages_around(uint64_t buffer, size_t length)
+{
+	uint64_t start = buffer & ~(PAGE - 1), end = (buffer + length + PAGE - 1) & ~(PAGE - 1);
+	unsigned char *sent = malloc(length), *got = calloc(1, length), *va = NULL, *mine;
+	unsigned char before = 0, behind = 0, now;
+	gdr_info_v2_t i;
+	gdr_mh_t mh;
+
+	for (size_t n = 0; n < length; n++)
+		sent[n] = (unsigned char)(n * 13 + buffer / 512);
+	assert_int_equal(api.gdr_pin_buffer_v2(g, start, end - start, GDR_PIN_FLAG_DEFAULT, &mh), 0);
+	assert_int_equal(api.gdr_map(g, mh, (void **)&va, end - start), 0);
+	i = info(mh);
+	assert_int_equal(i.va, start);
+	assert_int_equal(i.mapped_size, end - start);
+	mine = va + (buffer - i.va);
+	if (buffer > start)
+		before = mine[-1];
+	if (buffer + length < end)
+		behind = mine[length];
+	assert_int_equal(api.gdr_copy_to_mapping(mh, mine, sent, length), 0);
+	assert_memory_equal(cu.alias(buffer), sent, length);
+	for (size_t n = 0; n < length; n++)
+		sent[n] ^= 0xff;
+	memcpy(cu.alias(buffer), sent, length);
+	assert_int_equal(api.gdr_copy_from_mapping(mh, got, mine, length), 0);
+	assert_memory_equal(got, sent, length);
+	now = buffer > start ? mine[-1] : before;
+	assert_int_equal(now, before);
+	now = buffer + length < end ? mine[length] : behind;
+	assert_int_equal(now, behind);
+	assert_int_equal(api.gdr_unmap(g, mh, va, end - start), 0);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	free(sent);
+	free(got);
+}
+
+static void pin__pages_around(void **state)
+{
+	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, SIZE }, shifts[] = { 0, 8, 1000, 70001 };
+
+	(void)state;
+	for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++) {
+		for (size_t s = 0; s < sizeof(shifts) / sizeof(shifts[0]); s++) {
+			uint64_t odd, neighbour, buffer;
+
+			assert_int_equal(cu.alloc(&odd, 300), 0);
+			assert_int_equal(cu.alloc(&buffer, shifts[s] + lengths[l]), 0);
+			assert_int_equal(cu.alloc(&neighbour, 300), 0);
+			memset(cu.alias(neighbour), 0x77, 300);
+			use_pages_around(buffer + shifts[s], lengths[l]);
+			use_pages_around(odd, 300);
+			use_pages_around(buffer, shifts[s] + lengths[l]);
+			for (size_t n = 0; n < 300; n++)
+				assert_int_equal((unsigned char)cu.alias(neighbour)[n], 0x77);
+			assert_int_equal(cu.free(neighbour), 0);
+			assert_int_equal(cu.free(buffer), 0);
+			assert_int_equal(cu.free(odd), 0);
+		}
+	}
+}
+
+/* A page is pinned for a byte of the range that is allocated in it, and for nothing else. */
+static void pin__pages_without_memory(void **state)
+{
+	gdr_mh_t mh = { 77 };
+	uint64_t small, page;
+
+	(void)state;
+	assert_int_equal(cu.alloc(&small, 8), 0);
+	page = small & ~(PAGE - 1);
+	assert_int_equal(api.gdr_pin_buffer(g, page, 2 * PAGE, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, page - PAGE, 2 * PAGE, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, small + 4096, 8, 0, 0, &mh), EINVAL);
+	assert_int_equal(api.gdr_pin_buffer(g, small + 8, PAGE - (small + 8) % PAGE, 0, 0, &mh),
+			 EINVAL);
+	assert_int_equal(mh.h, 77);
+	mh = pin(small, PAGE - small % PAGE); /* more than there is, of the same page */
+	assert_int_equal(info(mh).va, page);
+	assert_int_equal(info(mh).mapped_size, PAGE);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	assert_int_equal(cu.free(small), 0);
+	assert_int_equal(api.gdr_pin_buffer(g, page, PAGE, 0, 0, &mh), EINVAL);
+}
+
+/* Three allocations, one behind the other, and the middle one freed. */
+static void free_amid(size_t length, uint64_t *first, uint64_t *last, size_t *whole)
+{
+	uint64_t middle;
+
+	assert_int_equal(cu.alloc(first, 100 * KIB), 0);
+	assert_int_equal(cu.alloc(&middle, length), 0);
+	assert_int_equal(cu.alloc(last, 100 * KIB), 0);
+	assert_int_equal(middle - *first, 100 * KIB);
+	*whole = *last + 100 * KIB - *first;
+	assert_int_equal(*whole, 200 * KIB + length);
+	assert_int_equal(cu.free(middle), 0);
+}
+
+static void pin__gaps(void **state)
+{
+	uint64_t first, last;
+	size_t whole;
+	gdr_mh_t mh;
+
+	(void)state;
+	if (!shares)
+		return; /* addresses of their own */
+	free_amid(KIB, &first, &last, &whole);
+	mh = pin(first, whole);
+	assert_true(info(mh).va <= first && info(mh).va + info(mh).mapped_size >= last + 100 * KIB);
+	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	use_pages_around(first, 100 * KIB);
+	use_pages_around(last, 100 * KIB);
+	assert_int_equal(cu.free(first) + cu.free(last), 0);
+
+	free_amid(200 * KIB, &first, &last, &whole);
+	assert_int_equal(api.gdr_pin_buffer(g, first, whole, 0, 0, &mh), EINVAL);
+	use_pages_around(last, 100 * KIB);
+	assert_int_equal(cu.free(first) + cu.free(last), 0);
+}
+
+static void map__unaligned_is_refused(void **state)
+{
+	static const size_t shifts[] = { 1, 8, 512, 4096, 0x8000, 0xffff, 0x10001 };
+
+	(void)state;
+	for (size_t s = 0; s < sizeof(shifts) / sizeof(shifts[0]); s++) {
+		gdr_mh_t mh = pin(memory + shifts[s], 8);
+		void *va = &mh;
+
+		assert_int_equal(api.gdr_map(g, mh, &va, 8), EINVAL);
+		assert_int_equal(api.gdr_map_v2(g, mh, &va, 8, GDR_MAP_FLAG_REQ_WC_MAPPING), EINVAL);
+		assert_ptr_equal(va, &mh);
+		assert_int_equal(info(mh).mapped, 0);
+		assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
+	}
+	for (uint64_t at = 0; at < SIZE; at += PAGE) {
+		gdr_mh_t mh = pin(memory + at, 8);
+		char *va = map(mh, 8);
+
+		va[5] = 'b'; /* as a program does that stores by itself */
+		assert_int_equal(*cu.alias(memory + at + 5), 'b');
 		assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
 	}
 }
@@ -284,7 +426,7 @@ static void close__gives_all_back(void **state)
 {
 	(void)state;
 	for (int i = 0; i < 20; i++) {
-		gdr_mh_t mh = pin(memory + (unsigned)i * 64, 64);
+		gdr_mh_t mh = pin(memory + (unsigned)i % 16 * PAGE, 64);
 
 		if (i & 1)
 			map(mh, 64);
@@ -335,6 +477,23 @@ static void map__twice_and_not(void **state)
 	assert_int_equal(api.gdr_copy_to_mapping(mh, got, "again", 6), EINVAL);
 }
 
+static void types__names(void **state)
+{
+	static const char *const names[] = { "None", "Write Combining", "Caching", "Device" };
+	const char *name;
+
+	(void)state;
+	for (int type = 0; type < GDR_MAPPING_TYPE_MAX; type++) {
+		assert_int_equal(api.gdr_get_mapping_type_string(type, &name), 0);
+		assert_string_equal(name, names[type]);
+	}
+	name = "unchanged";
+	assert_int_equal(api.gdr_get_mapping_type_string(GDR_MAPPING_TYPE_MAX, &name), EINVAL);
+	assert_int_equal(api.gdr_get_mapping_type_string(-1, &name), EINVAL);
+	assert_int_equal(api.gdr_get_mapping_type_string(1, NULL), EINVAL);
+	assert_string_equal(name, "unchanged");
+}
+
 static void map__types(void **state)
 {
 	gdr_mh_t mh = pin(memory, SIZE);
@@ -355,12 +514,6 @@ static void map__types(void **state)
 	assert_int_equal(i.mapping_type, GDR_MAPPING_TYPE_WC);
 	assert_int_equal(i.tm_cycles, strncmp(backend, "driver", 6) ? 0 : 4711);
 	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
-	assert_string_equal(api.gdr_get_mapping_type_string(0), "None");
-	assert_string_equal(api.gdr_get_mapping_type_string(1), "Write Combining");
-	assert_string_equal(api.gdr_get_mapping_type_string(2), "Caching");
-	assert_string_equal(api.gdr_get_mapping_type_string(3), "Device");
-	assert_string_equal(api.gdr_get_mapping_type_string(4), "Unknown");
-	assert_string_equal(api.gdr_get_mapping_type_string(-1), "Unknown");
 }
 
 /* Programs compiled long ago have 40 bytes for it. */
@@ -370,14 +523,14 @@ static void info__of_old(void **state)
 		struct info_v1 info;
 		unsigned char guard[16];
 	} old;
-	gdr_mh_t mh = pin(memory + 70000, 64);
+	gdr_mh_t mh = pin(memory + PAGE, 64);
 
 	(void)state;
 	memset(&old, 0x5a, sizeof(old));
 	map(mh, 64);
 	assert_int_equal(api.gdr_get_info(g, mh, &old.info), 0);
 	assert_int_equal(sizeof(old.info), 40);
-	assert_int_equal(old.info.va, (memory + 70000) & ~UINT64_C(65535));
+	assert_int_equal(old.info.va, memory + PAGE);
 	assert_int_equal(old.info.mapped_size % 65536, 0);
 	assert_int_equal(old.info.mapped, 1);
 	assert_int_equal(old.info.wc_mapping, 1);
@@ -533,7 +686,7 @@ static void *pin_and_unpin(void *arg)
 	unsigned at = (unsigned)(uintptr_t)arg;
 
 	for (unsigned i = 0; i < 50; i++) {
-		uint64_t address = memory + at * 4096, value = (uint64_t)at << 32 | i, got = 0;
+		uint64_t address = memory + at * PAGE, value = (uint64_t)at << 32 | i, got = 0;
 		gdr_info_v2_t about;
 		gdr_mh_t mh;
 		void *va;
@@ -589,6 +742,39 @@ static void threads__beside_libwherry(void **state)
 	assert_int_equal(wh_engine_close(engine), 0);
 }
 
+/* Windows of Wherry's own: all of the range has to be allocated, and allocations may meet within a page. */
+static void window__of_neighbours(void **state)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+	char *backends = is("driver-old") ? "driver" : (char *)(uintptr_t)backend, got[8] = "";
+	struct wh_window_options with = { .size = sizeof(with), .backends = backends };
+	struct wh_window *window;
+	struct wh_engine *engine;
+	uint64_t first, second;
+	size_t whole;
+
+	(void)state;
+	if (!shares)
+		return;
+	assert_int_equal(wh_engine_open(&options, &engine), 0);
+	assert_int_equal(cu.alloc(&first, 100 * KIB), 0);
+	assert_int_equal(cu.alloc(&second, 100 * KIB), 0);
+	assert_int_equal(second - first, 100 * KIB);
+	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)first, 200 * KIB, &with, &window), 0);
+	assert_int_equal(wh_window_copy_to(window, 100 * KIB - 4, "12345678", 8), 0);
+	assert_memory_equal(cu.alias(first + 100 * KIB - 4), "1234", 4);
+	assert_memory_equal(cu.alias(second), "5678", 4);
+	assert_int_equal(wh_window_copy_from(window, 100 * KIB - 4, got, 8), 0);
+	assert_memory_equal(got, "12345678", 8);
+	assert_int_equal(wh_window_close(window), 0);
+	assert_int_equal(cu.free(first) + cu.free(second), 0);
+
+	free_amid(KIB, &first, &second, &whole);
+	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)first, whole, &with, &window), -EFAULT);
+	assert_int_equal(cu.free(first) + cu.free(second), 0);
+	assert_int_equal(wh_engine_close(engine), 0);
+}
+
 /* ---- all -------------------------------------------------------------------------------------- */
 
 static void load(void)
@@ -621,12 +807,17 @@ int main(int argc, char **argv)
 		TEST(open__descriptor_first),
 		TEST(open__nothing_there),
 		TEST(pin__any_alignment),
+		TEST(pin__pages_around),
+		TEST(pin__pages_without_memory),
+		TEST(pin__gaps),
 		TEST(pin__refusals),
 		TEST(handle__stale_and_foreign),
 		TEST(close__gives_all_back),
 		TEST(pin__thousands),
 		TEST(map__twice_and_not),
+		TEST(map__unaligned_is_refused),
 		TEST(map__types),
+		TEST(types__names),
 		TEST(info__of_old),
 		TEST(map__two_of_the_same),
 		TEST(copy__bounds),
@@ -636,9 +827,11 @@ int main(int argc, char **argv)
 		TEST(fork__child_has_none),
 		TEST(fork__child_closes),
 		TEST(threads__beside_libwherry),
+		TEST(window__of_neighbours),
 	};
 
 	backend = argc > 1 ? argv[1] : "rm";
+	shares = getenv("FAKE_CUDA_SHARE");
 	load();
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
