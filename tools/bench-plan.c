@@ -450,6 +450,42 @@ static int add_matrices(struct bench_plan *plan, const struct choices *choices)
 	return error;
 }
 
+/* What a row's host memory comes to, that of the limit beside it included. */
+static uint64_t row_bytes(const struct bench_row *row, bool peer, bool limits)
+{
+	uint64_t source = memory_on_gpu(row->source.kind) ? 0 : row->layout.source_length;
+	uint64_t target = memory_on_gpu(row->target.kind) ? 0 : row->layout.target_length;
+	uint64_t bytes = !peer ? source + target : row->op == WH_WRITE ? source : target;
+
+	/* At most 2^45 bytes each: bench_layout_plan(). */
+	return bytes * (row->both_ways ? 2 : 1) * (limits ? 2 : 1);
+}
+
+/* What is missing is told once, before the first row, and before any memory is touched. */
+static int check_machine(const struct arguments *arguments, const struct choices *choices,
+			 const struct bench_plan *plan)
+{
+	bool peer = choices->peer, limits = argument(arguments, "limits") && !peer;
+	uint64_t most = 0, bytes;
+	char text[MEMORY_TEXT];
+	bool locked = false;
+
+	if (plan->gpus && !plan->seen.count)
+		return fail(ENODEV, "no GPU: %s", plan->seen.text);
+	for (size_t i = 0; i < plan->count; i++) {
+		const struct bench_row *row = &plan->rows[i];
+
+		bytes = row_bytes(row, peer, limits);
+		if (bytes <= most)
+			continue;
+		most = bytes;
+		locked = memory_needs_gpu(row->source.kind) || memory_needs_gpu(row->target.kind);
+	}
+	if (memory_fits("", most, locked, text))
+		return 0;
+	return fail(ENOMEM, "--size, --blocks or --working-set is too large: %s", text);
+}
+
 int bench_plan_make(const struct arguments *arguments, struct bench_plan *out)
 {
 	struct choices choices = { 0 };
@@ -463,6 +499,8 @@ int bench_plan_make(const struct arguments *arguments, struct bench_plan *out)
 	if (!error && !out->count)
 		error = usage_error("nothing is left to measure: --transport and --processes do not "
 				    "go together");
+	if (!error)
+		error = check_machine(arguments, &choices, out);
 	if (error)
 		bench_plan_free(out);
 	return error;

@@ -107,6 +107,27 @@ static int name_memories(struct server *server)
 	return 0;
 }
 
+/* All of it together: pages are taken when they are touched, and by then it would be too late. */
+static int check_room(const struct server *server)
+{
+	uint64_t bytes = 0;
+	bool locked = false;
+	char text[MEMORY_TEXT];
+
+	for (size_t i = 0; i < server->count; i++) {
+		const struct served *served = &server->memories[i];
+
+		if (memory_on_gpu(served->memory.kind))
+			continue;
+		locked = locked || memory_needs_gpu(served->memory.kind);
+		if (__builtin_add_overflow(bytes, served->size, &bytes))
+			bytes = UINT64_MAX;
+	}
+	if (memory_fits("", bytes, locked, text))
+		return 0;
+	return fail(ENOMEM, "cannot serve so much: %s", text);
+}
+
 static int parse(struct server *server)
 {
 	const char *listen = argument(server->arguments, "listen"), *text;
@@ -129,7 +150,8 @@ static int parse(struct server *server)
 	}
 	if (!server->count)
 		return usage_error("nothing to serve; say --memory host:1GiB");
-	return name_memories(server);
+	error = name_memories(server);
+	return error ? error : check_room(server);
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */

@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How memories are named on the command line. */
+#include "../../tools/memory-room.c"
 #include "../../tools/memory.c"
+
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -117,6 +121,107 @@ static void kinds__on_gpu(void **state)
 	assert_string_equal(memory_kind_name(99), "other");
 }
 
+/* ---- how much there is ---------------------------------------------------------------------- */
+
+/* A machine made of files. */
+static char machine[64];
+
+static int machine_make(void **state)
+{
+	(void)state;
+	snprintf(machine, sizeof(machine), "/tmp/memory-room.XXXXXX");
+	return mkdtemp(machine) ? 0 : -1;
+}
+
+static int machine_remove(void **state)
+{
+	char line[128];
+
+	(void)state;
+	snprintf(line, sizeof(line), "rm -rf %s", machine);
+	return system(line);
+}
+
+/* Write a file of it, with the directories that it is in. */
+static void put(const char *path, const char *text)
+{
+	char name[256];
+	FILE *file;
+
+	snprintf(name, sizeof(name), "%s%s", machine, path);
+	for (char *slash = strchr(name + strlen(machine) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+		*slash = '\0';
+		mkdir(name, 0700);
+		*slash = '/';
+	}
+	file = fopen(name, "w");
+	assert_non_null(file);
+	assert_true(fputs(text, file) >= 0);
+	assert_int_equal(fclose(file), 0);
+}
+
+#define GIB (UINT64_C(1) << 30)
+
+static void room__of_the_machine(void **state)
+{
+	char text[MEMORY_TEXT] = "";
+
+	(void)state;
+	assert_true(memory_room(machine, false) == UINT64_MAX);
+	assert_true(memory_fits(machine, UINT64_MAX, false, text));
+	put("/proc/meminfo", "MemTotal: 25165824 kB\nMemAvailable: 20971520 kB\nSwapFree: 1048576 kB\n");
+	assert_int_equal(memory_room(machine, false), 21 * GIB);
+	assert_int_equal(memory_room(machine, true), 20 * GIB);
+	assert_true(memory_fits(machine, 21 * GIB, false, text));
+	assert_string_equal(text, "");
+	assert_false(memory_fits(machine, 21 * GIB, true, text));
+	assert_string_equal(text, "that takes 21.0 GiB of memory, and there are 20.0 GiB");
+	assert_false(memory_fits(machine, UINT64_C(1) << 40, false, text));
+	assert_string_equal(text, "that takes 1.0 TiB of memory, and there are 21.0 GiB");
+	put("/proc/meminfo", "MemAvailable: 20971520 kB\nHugePages_Free: 512\nHugepagesize: 2048 kB\n");
+	assert_int_equal(memory_room(machine, true), 21 * GIB);
+}
+
+static void room__of_groups(void **state)
+{
+	(void)state;
+	put("/proc/meminfo", "MemAvailable: 20971520 kB\n");
+	put("/proc/self/cgroup", "0::/a/b\n");
+	put("/sys/fs/cgroup/a/b/memory.max", "max\n");
+	put("/sys/fs/cgroup/a/b/memory.current", "1073741824\n");
+	assert_int_equal(memory_room(machine, false), 20 * GIB);
+	/* The limit is that of a group above; what files use can be had back. */
+	put("/sys/fs/cgroup/a/memory.max", "8589934592\n");
+	put("/sys/fs/cgroup/a/memory.current", "5368709120\n");
+	assert_int_equal(memory_room(machine, false), 3 * GIB);
+	put("/sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 1073741824\nactive_file 1073741824\n");
+	assert_int_equal(memory_room(machine, false), 5 * GIB);
+	put("/sys/fs/cgroup/a/b/memory.max", "536870912\n");
+	assert_int_equal(memory_room(machine, false), 0);
+	/* A container sees its own group as the first. */
+	put("/proc/self/cgroup", "0::/\n");
+	assert_int_equal(memory_room(machine, false), 20 * GIB);
+	put("/sys/fs/cgroup/memory.max", "4294967296\n");
+	put("/sys/fs/cgroup/memory.current", "0\n");
+	assert_int_equal(memory_room(machine, false), 4 * GIB);
+}
+
+static void room__of_groups_of_version_one(void **state)
+{
+	(void)state;
+	put("/proc/meminfo", "MemAvailable: 20971520 kB\n");
+	put("/proc/self/cgroup", "9:name=systemd:/\n4:cpu,memory:/c\n0::/\n");
+	put("/sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");
+	put("/sys/fs/cgroup/memory/c/memory.usage_in_bytes", "1073741824\n");
+	assert_int_equal(memory_room(machine, false), 20 * GIB);
+	put("/sys/fs/cgroup/memory/c/memory.limit_in_bytes", "3221225472\n");
+	assert_int_equal(memory_room(machine, false), 2 * GIB);
+	put("/sys/fs/cgroup/memory/c/memory.stat", "total_inactive_file 536870912\n");
+	assert_int_equal(memory_room(machine, false), 2 * GIB + GIB / 2);
+	put("/proc/self/cgroup", "nonsense\n:\n::\n4:memory\n");
+	assert_int_equal(memory_room(machine, false), 20 * GIB);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -124,6 +229,9 @@ int main(void)
 		cmocka_unit_test(parse__names),
 		cmocka_unit_test(parse__bad),
 		cmocka_unit_test(kinds__on_gpu),
+		cmocka_unit_test_setup_teardown(room__of_the_machine, machine_make, machine_remove),
+		cmocka_unit_test_setup_teardown(room__of_groups, machine_make, machine_remove),
+		cmocka_unit_test_setup_teardown(room__of_groups_of_version_one, machine_make, machine_remove),
 	};
 
 	return cmocka_run_group_tests_name("tools-memory", tests, NULL, NULL);
