@@ -54,11 +54,13 @@ static void near_serve(int fd, void *arg)
 
 	while (bench_next_order(fd, &order)) {
 		memset(&answer, 0, sizeof(answer));
-		if (order.what == BENCH_CONNECT)
-			/* What is wrong with an engine it has said itself. */
-			answer.error = engine_open(near->arguments, &setup, &engine) ?
-					       -ENODEV :
-					       connect_often(engine, order.text, near, &answer);
+		/* What is wrong with an engine it has said itself. */
+		if (order.what == BENCH_CONNECT) {
+			int code = engine_open(near->arguments, &setup, &engine);
+
+			answer.error = code ? bench_said_error(code) :
+					      connect_often(engine, order.text, near, &answer);
+		}
 		if (order.what == BENCH_QUIT && engine)
 			engine_close(engine, 0);
 		bench_reply(fd, &answer);

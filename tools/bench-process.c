@@ -151,6 +151,16 @@ void bench_process_end(struct bench_process *process)
 	process->pid = 0;
 }
 
+int bench_said_error(int code)
+{
+	return code == EXIT_USAGE ? -EINVAL : code == EXIT_UNAVAILABLE ? -ENODEV : -EIO;
+}
+
+int bench_said_code(int error)
+{
+	return error == -EINVAL ? EXIT_USAGE : exit_code_of(error);
+}
+
 void bench_process_stop(struct bench_process *process)
 {
 	int status;

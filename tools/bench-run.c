@@ -140,8 +140,7 @@ static int member_open(struct member *m, const struct bench_order *order,
 	code = engine_open(m->setup->arguments, &setup, &m->engine);
 	if (code) {
 		/* It has been said on stderr; the exit code is what is left to tell. */
-		answer->error = code == EXIT_USAGE ? -EINVAL : -ENODEV;
-		return answer->error;
+		return answer->error = bench_said_error(code);
 	}
 	snprintf(answer->text, sizeof(answer->text), "%s", wh_engine_url(m->engine));
 	return 0;
@@ -152,7 +151,7 @@ static int member_connect(struct member *m, const struct bench_order *order,
 {
 	bool self = !strcmp(order->text, "self");
 	struct wh_peer **slot = self ? &m->self : &m->peer;
-	int error = wh_peer_open(m->engine, order->text, NULL, slot);
+	int error = reach_error(wh_peer_open(m->engine, order->text, NULL, slot));
 
 	return error ? answer_library(answer, error) : 0;
 }

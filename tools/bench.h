@@ -325,6 +325,11 @@ int bench_ask(struct bench_process *process, const struct bench_order *order,
 void bench_process_stop(struct bench_process *process);
 void bench_process_continue(struct bench_process *process);
 
+/* What one of these processes has said on stderr itself reaches the command as an errno without a text:
+ * from an exit code, and back to it. */
+int bench_said_error(int code);
+int bench_said_code(int error);
+
 /* For serve(): the next order, false at the end; and an answer. */
 bool bench_next_order(int fd, struct bench_order *order);
 void bench_reply(int fd, const struct bench_answer *answer);

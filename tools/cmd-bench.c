@@ -254,6 +254,14 @@ static int start_processes(struct bench *bench)
 	return error ? fail(error, "fork: %s", strerror(-error)) : 0;
 }
 
+/* What has no text has been said. */
+static int not_measured(int error, const char *text)
+{
+	if (!text[0])
+		return bench_said_code(error);
+	return fail(error, "%s", text);
+}
+
 static int open_far(struct bench *bench)
 {
 	struct bench_order order = { .what = BENCH_OPEN };
@@ -263,10 +271,8 @@ static int open_far(struct bench *bench)
 	if (bench->session.peer)
 		return 0;
 	error = bench_ask(&bench->session.far, &order, &answer);
-	if (error && answer.text[0])
-		return fail(error, "%s", answer.text);
 	if (error)
-		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE; /* it has said why */
+		return not_measured(error, answer.text);
 	snprintf(bench->session.url, sizeof(bench->session.url), "%.127s", answer.text);
 	return 0;
 }
@@ -341,7 +347,7 @@ static int measure_rows(struct bench *bench)
 	/* A peer that does not answer is one error, not one a row. */
 	error = session->peer ? bench_connect(session, 0, false, text) : 0;
 	if (error)
-		return fail(error, "%s", text);
+		return not_measured(error, text);
 	if (session->limits && session->peer)
 		note("with --peer there is no other end for a raw limit: only memcpy is measured, "
 		     "for rows that take shared memory");
@@ -356,14 +362,6 @@ static int measure_rows(struct bench *bench)
 		bench_table_matrices(bench->table, bench->results, bench->result_count,
 				     session->limits);
 	return code;
-}
-
-/* What has no text has been said. */
-static int not_measured(int error, const char *text)
-{
-	if (!text[0])
-		return error == -EINVAL ? EXIT_USAGE : EXIT_UNAVAILABLE;
-	return fail(error, "%s", text);
 }
 
 static int measure_handshake(struct bench *bench)

@@ -33,12 +33,14 @@ static void complain(const char *format, va_list list)
 	funlockfile(stderr);
 }
 
-static int exit_code(int error)
+int exit_code_of(int error)
 {
 	switch (error < 0 ? -error : error) {
 	case 0:
 		return EXIT_PASS;
+	/* Nobody that speaks our protocol answers there, or not any more. */
 	case EADDRNOTAVAIL:
+	case EAFNOSUPPORT:
 	case ECONNABORTED:
 	case ECONNREFUSED:
 	case ECONNRESET:
@@ -46,16 +48,39 @@ static int exit_code(int error)
 	case EHOSTUNREACH:
 	case ENETDOWN:
 	case ENETUNREACH:
-	case ENODEV:
-	case EOPNOTSUPP:
 	case EPROTO:
 	case EPROTONOSUPPORT:
 	case ESTALE:
 	case ETIMEDOUT:
+	/* This machine lacks a device, a library, a route or memory. */
+	case ELIBACC:
+	case ENODEV:
+	case ENOMEM:
+	case ENXIO:
+	case EOPNOTSUPP:
 		return EXIT_UNAVAILABLE;
+	/* Who was reached has refused, or something went wrong. */
 	default:
 		return EXIT_FAIL;
 	}
+}
+
+const struct exit_meaning exit_meanings[] = {
+	{ EXIT_PASS, "Done." },
+	{ EXIT_WARNING, "Done, with a warning on standard error." },
+	{ EXIT_FAIL, "Failed: who was reached refuses (another key or password, a right that is not granted, no "
+		     "such region, a name that is taken), a file cannot be read or written, bytes are wrong." },
+	{ EXIT_USAGE, "The command line, a setting or a variable is wrong; nothing was done." },
+	{ EXIT_UNAVAILABLE, "Not available: nobody answers there (an unknown host or name, a refused connection, "
+			    "no answer in time), or not in this protocol (no Wherry, another version, TLS on one "
+			    "side only), or no more; or this machine has no such device, library (OpenSSL), route "
+			    "or not as much memory." },
+	{ 0, NULL },
+};
+
+int reach_error(int error)
+{
+	return error == -ENOENT ? -EHOSTUNREACH : error;
 }
 
 int fail(int error, const char *format, ...)
@@ -65,7 +90,7 @@ int fail(int error, const char *format, ...)
 	va_start(list, format);
 	complain(format, list);
 	va_end(list);
-	return exit_code(error);
+	return exit_code_of(error);
 }
 
 void note(const char *format, ...)

@@ -84,7 +84,7 @@ static int ask(struct end *end, const char *metadata, char *host, size_t size)
 	error = wh_mooncake_find(store.ops, store.store, engine, segment);
 	mooncake_store_close(&store);
 	snprintf(host, size, "%s", error ? "" : segment->host);
-	return error ? fail(error, "%s: %s", end->name, wh_fail_text()) : 0;
+	return error ? fail(reach_error(error), "%s: %s", end->name, wh_fail_text()) : 0;
 }
 
 int mooncake_open(struct end *end, const char *metadata, bool quiet)

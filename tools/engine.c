@@ -138,7 +138,7 @@ int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct
 	progress_watch(&progress);
 	error = wh_peer_open(engine, url, NULL, out);
 	progress_end(&progress);
-	return error;
+	return reach_error(error);
 }
 
 int engine_undo(int code, int error, const char *what)

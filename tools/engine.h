@@ -30,7 +30,8 @@ struct engine_setup {
 int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
 		struct wh_engine **out);
 
-/* Connect to the engine of `url`, and show on a terminal if that takes long. As wh_peer_open(). */
+/* Connect to the engine of `url`, and show on a terminal if that takes long. As wh_peer_open(), with
+ * reach_error(). */
 int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct wh_peer **out);
 
 /* For what is undone at the end, with the exit code so far: that code if it is not 0, because one

@@ -93,20 +93,9 @@ static void page_option(char letter, const char *name, const char *value, const 
 
 static void page_exit_status(void)
 {
-	static const struct {
-		int code;
-		const char *meaning;
-	} rows[] = {
-		{ EXIT_PASS, "Done." },
-		{ EXIT_WARNING, "Done, with a warning on standard error." },
-		{ EXIT_FAIL, "Failed; the reason is one line on standard error." },
-		{ EXIT_USAGE, "The command line is wrong; nothing was done." },
-		{ EXIT_UNAVAILABLE, "A peer, a device or a route is not there." },
-	};
-
 	puts(".SH EXIT STATUS");
-	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++)
-		printf(".TP\n%d\n%s\n", rows[i].code, rows[i].meaning);
+	for (const struct exit_meaning *row = exit_meanings; row->meaning; row++)
+		printf(".TP\n%d\n%s\n", row->code, row->meaning);
 }
 
 static void page_command(const struct command *command)

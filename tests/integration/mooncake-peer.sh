@@ -190,11 +190,11 @@ in_a_store() # KIND URL
 	verdict "$1: another name" $?
 	address=$(sed -n '2s| .*||; 2s|.*/||p' ready)
 	says "$1: by name, verified" 0 "verified" copy quarter "mooncake://decode+7/$address" --mooncake-metadata "$2" --verify
-	says "$1: no such name" 2 "no engine has the name decode+8" copy "mooncake://decode+8/1" back \
+	says "$1: no such name" 69 "no engine has the name decode+8" copy "mooncake://decode+8/1" back \
 		--mooncake-metadata "$2"
 	stop
 	verdict "$1: it ends with status 0" $?
-	says "$1: and is gone" 2 "no engine has the name decode+7" copy "mooncake://decode+7/1" back \
+	says "$1: and is gone" 69 "no engine has the name decode+7" copy "mooncake://decode+7/1" back \
 		--mooncake-metadata "$2"
 }
 
@@ -208,10 +208,10 @@ in_a_cluster() # KIND METADATA
 	says "$1: found in that cluster" 0 "verified" copy quarter "mooncake://decode+7/${url##*/}" \
 		--mooncake-metadata "$2" --verify
 	says "$1: where the name is taken" 2 "decode+7" serve -m host:4MiB --mooncake-metadata "$2" --mooncake-name "decode+7"
-	MC_METADATA_CLUSTER_ID=green says "$1: not in another one" 2 "no engine has the name decode+7" \
+	MC_METADATA_CLUSTER_ID=green says "$1: not in another one" 69 "no engine has the name decode+7" \
 		copy quarter "mooncake://decode+7/${url##*/}" --mooncake-metadata "$2"
 	unset MC_METADATA_CLUSTER_ID
-	says "$1: nor in none" 2 "no engine has the name decode+7" \
+	says "$1: nor in none" 69 "no engine has the name decode+7" \
 		copy quarter "mooncake://decode+7/${url##*/}" --mooncake-metadata "$2"
 	if [ "$1" = http ]; then
 		python3 -c 'import sys, urllib.parse as p, urllib.request as r
@@ -274,7 +274,7 @@ if command -v etcd >/dev/null; then
 	done
 	in_a_store etcd "etcd://127.0.0.1:$port"
 	in_a_cluster etcd "etcd://127.0.0.1:$port"
-	says "etcd: a user, and it asks for none" 2 "no engine has the name" copy mooncake://a/1 back \
+	says "etcd: a user, and it asks for none" 69 "no engine has the name" copy mooncake://a/1 back \
 		--mooncake-metadata "etcd://root:ses%40me@127.0.0.1:$port"
 	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'
 	verdict "etcd: has users now" $?

@@ -303,6 +303,29 @@ static void progress__steps(void **state)
 	assert_string_equal(line, "chec");
 }
 
+/* One function decides: what is not there is 69, what was reached and refuses is 2. */
+static void exit_code__of_errno(void **state)
+{
+	static const int absent[] = { ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT, EHOSTDOWN,
+				      ECONNRESET, ESTALE, EPROTO, EPROTONOSUPPORT, EADDRNOTAVAIL,
+				      ELIBACC, ENODEV, ENXIO, ENOMEM, EOPNOTSUPP };
+	static const int refused[] = { EACCES, EPERM, ENOENT, EEXIST, ERANGE, ENOSPC, EIO, EADDRINUSE,
+				       EFBIG, ECANCELED, EBADMSG, EBUSY };
+
+	(void)state;
+	assert_int_equal(exit_code_of(0), EXIT_PASS);
+	for (size_t i = 0; i < sizeof(absent) / sizeof(*absent); i++) {
+		assert_int_equal(exit_code_of(absent[i]), EXIT_UNAVAILABLE);
+		assert_int_equal(exit_code_of(-absent[i]), EXIT_UNAVAILABLE);
+	}
+	for (size_t i = 0; i < sizeof(refused) / sizeof(*refused); i++)
+		assert_int_equal(exit_code_of(-refused[i]), EXIT_FAIL);
+	/* An engine that no registry knows is not there; a file that is not is a failure. */
+	assert_int_equal(exit_code_of(reach_error(-ENOENT)), EXIT_UNAVAILABLE);
+	assert_int_equal(exit_code_of(reach_error(-EACCES)), EXIT_FAIL);
+	assert_int_equal(reach_error(0), 0);
+}
+
 static int free_said(void **state)
 {
 	(void)state;
@@ -325,6 +348,7 @@ int main(void)
 		cmocka_unit_test(help__fits_and_wraps),
 		cmocka_unit_test(progress__line),
 		cmocka_unit_test(progress__steps),
+		cmocka_unit_test(exit_code__of_errno),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, free_said);
