@@ -249,6 +249,13 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 	       EXPECTED_COLUMN, expected, way);
 	if (route && *answer->memory)
 		printf(" [%zu]", reason_number(e, route->transport, answer->memory));
+	if (explain_from_cache(estimate)) {
+		char note[128], size[32];
+
+		format_size(size, sizeof(size), estimate->working_set);
+		snprintf(note, sizeof(note), "from the cache: the region has %s; more of it takes longer", size);
+		printf(" [%zu]", reason_number(e, "expected", note));
+	}
 	printf("\n");
 }
 
@@ -319,7 +326,7 @@ static json_t *json_answer(const struct local *local, const struct wh_remote *re
 			json_array_append_new(refused, json_pack("{s:s, s:s}",
 				"transport", answer->routes[i].transport,
 				"reason", answer->routes[i].refused));
-	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
+	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
 			 "local", local->name, "remote", output_text(remote->name),
 			 "remote_id", json_id(remote->id), "op", op_name(op),
 			 "transport", output_text(route ? route->transport : NULL),
@@ -330,7 +337,10 @@ static json_t *json_answer(const struct local *local, const struct wh_remote *re
 			 "expected_us", known ? json_real(ns / 1e3) : json_null(),
 			 "expected_GBps",
 			 known ? json_real((double)answer->estimate.bytes / ns) : json_null(),
-			 "measured", known ? json_boolean(answer->estimate.measured) : json_null());
+			 "measured", known ? json_boolean(answer->estimate.measured) : json_null(),
+			 "working_set_bytes", answer->estimate.working_set ?
+			 json_integer((json_int_t)answer->estimate.working_set) : json_null(),
+			 "from_cache", explain_from_cache(&answer->estimate));
 }
 
 static void json_pair(struct explanation *e, json_t *routes, const struct local *local,
@@ -469,8 +479,9 @@ const struct command command_explain = {
 	.details =
 		"Connects and prints who the peer is, which regions it offers, and for each kind of "
 		"memory here and each region there the route that a transfer of --size would take, and "
-		"how long: to measure the way, up to 1 MiB is read some times from each region that may "
-		"be read and has 64 KiB; nothing is written.\n\n"
+		"how long: to measure the way, up to 64 MiB are read a few times from each region that "
+		"may be read and has 64 KiB; nothing is written. Where a region is so short that this "
+		"comes from the cache, it is said.\n\n"
 		"With two memories of this machine it says by which route and engine --size bytes, or "
 		"--blocks of them, would go from the first to the second in one process, and how long "
 		"that would take: the engine measures what a GPU's kernel and its copy engines, or the "

@@ -13,6 +13,9 @@
 
 #define ROUTES_MAX 8
 #define MOST (UINT64_C(1) << 33) /* bytes of either side */
+#define WALKED (UINT64_C(64) << 20) /* bytes of the target that an estimate reads, if there are as many */
+#define CACHE_USUAL (UINT64_C(32) << 20)
+#define CACHE_LEVELS 10
 
 enum { SOURCE, TARGET };
 
@@ -38,23 +41,46 @@ static uint64_t bytes_of(const struct question *q)
 	return q->size * (q->blocks ? q->blocks : 1);
 }
 
+/* The estimate reads the target's memory: there is enough of it to walk through as wherry bench does. */
+static uint64_t length_of(const struct question *q, int side)
+{
+	uint64_t bytes = bytes_of(q);
+
+	if (side == SOURCE || bytes >= WALKED || memory_on_gpu(q->memory[side].kind))
+		return bytes;
+	return WALKED;
+}
+
+static uint64_t host_bytes(const struct question *q)
+{
+	uint64_t bytes = WALKED; /* the estimate's own */
+
+	for (int side = SOURCE; side <= TARGET; side++)
+		if (!memory_on_gpu(q->memory[side].kind))
+			bytes += length_of(q, side);
+	return bytes;
+}
+
 static int prepare(struct question *q)
 {
 	struct wh_region_options options = { .size = sizeof(options), .name = "target" };
 	int error;
 
 	for (int side = SOURCE; side <= TARGET; side++) {
-		error = memory_alloc(q->engine, &q->memory[side], bytes_of(q), &q->address[side]);
+		error = memory_alloc(q->engine, &q->memory[side], length_of(q, side), &q->address[side]);
 		if (error)
 			return engine_fail(error, q->text[side]);
 		q->info[side].size = sizeof(q->info[side]);
 		error = wh_memory_query(q->engine, q->address[side], &q->info[side]);
 		if (!error)
-			error = wh_region_register(q->engine, q->address[side], bytes_of(q),
+			error = wh_region_register(q->engine, q->address[side], length_of(q, side),
 						   side == TARGET ? &options : NULL,
 						   &q->region[side]);
 		if (error)
 			return engine_fail(error, q->text[side]);
+		/* What was never written is the kernel's one page of zeros, which is always in the cache. */
+		if (side == TARGET && !memory_on_gpu(q->memory[side].kind))
+			memset(q->address[side], 0xa5, WALKED);
 	}
 	error = wh_peer_open(q->engine, "self", NULL, &q->self);
 	return error ? engine_fail(error, "cannot reach this process itself") : 0;
@@ -120,6 +146,32 @@ static int ask(struct question *q)
 		return engine_fail(error, "cannot tell what it would take");
 	explain_window(q->batch, q->window, sizeof(q->window));
 	return 0;
+}
+
+/* The last cache's bytes. sysconf(_SC_LEVEL3_CACHE_SIZE) adds up those of all cores' caches. */
+static uint64_t cache_bytes(void)
+{
+	uint64_t bytes = 0;
+	char path[80], text[32];
+
+	for (int level = CACHE_LEVELS - 1; !bytes && level >= 0; level--) {
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/size", level);
+		file = fopen(path, "re");
+		if (file && fgets(text, sizeof(text), file)) {
+			text[strcspn(text, "\n")] = '\0';
+			read_size(text, &bytes);
+		}
+		if (file)
+			fclose(file);
+	}
+	return bytes ? bytes : CACHE_USUAL;
+}
+
+bool explain_from_cache(const struct wh_estimate *estimate)
+{
+	return estimate->working_set && 2 * estimate->working_set <= cache_bytes();
 }
 
 static int undo(struct question *q, int code)
@@ -197,9 +249,10 @@ static void print_text(const struct question *q)
 	if (estimate->duration) {
 		bool kernel = estimate->kernel < estimate->copies;
 
-		printf("expected from what %s\n", estimate->measured ?
+		printf("expected from what %s%s\n", estimate->measured ?
 			       "was measured here just now" :
-			       "is usual: there was nothing to measure with");
+			       "is usual: there was nothing to measure with",
+		       explain_from_cache(estimate) ? ", from the cache" : "");
 		if (estimate->kernel) {
 			print_engine(q, "kernel", estimate->kernel, kernel);
 			print_engine(q, "copy engine", estimate->copies, !kernel);
@@ -267,6 +320,9 @@ static int print_json(const struct question *q)
 	json_object_set_new(object, "copy_engine_us", json_us(estimate->copies));
 	json_object_set_new(object, "measured", known ? json_boolean(estimate->measured) :
 							json_null());
+	json_object_set_new(object, "working_set_bytes", estimate->working_set ?
+			    json_integer((json_int_t)estimate->working_set) : json_null());
+	json_object_set_new(object, "from_cache", json_boolean(explain_from_cache(estimate)));
 	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
 	json_object_set_new(object, "refused", refused);
 	return output_print(object);
@@ -286,6 +342,7 @@ static int parse(const struct arguments *arguments, struct question *q)
 {
 	const char *size = argument(arguments, "size"), *blocks = argument(arguments, "blocks");
 	const char *rest, *wrong;
+	char text[MEMORY_TEXT];
 	uint64_t most;
 
 	for (int side = SOURCE; side <= TARGET; side++) {
@@ -303,6 +360,8 @@ static int parse(const struct arguments *arguments, struct question *q)
 	most = MOST / (q->blocks ? q->blocks : 1);
 	if (!q->size || q->size > most)
 		return usage_error("--size times --blocks is not between 1 and 8GiB");
+	if (!memory_fits("", host_bytes(q), false, text))
+		return fail(ENOMEM, "cannot try it: %s", text);
 	return 0;
 }
 

@@ -206,12 +206,17 @@ struct wh_estimate {
 	uint32_t ctas;   /* of the kernel, if all addresses are aligned as the lengths are */
 	/* 1: from what was measured here when such a way was first used; 0: from what is usual. */
 	uint32_t measured;
+	/* Bytes that were walked through to measure what the CPU or a network moves: 64 MiB, or as much as the
+	 * peer's region has. What fits into the CPU's caches came from there, several times as fast as from
+	 * memory. 0: nothing was measured in this way. */
+	uint64_t working_set;
 };
 
 /* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing of the
  * batch's. The first time that it is asked about a way that the CPU or a network is, it measures that one: up
- * to 1 MiB is read some times from a region of the peer's that may be read and is 64 KiB long at least, which
- * blocks for as long, and is counted as other transfers are; where there is none, the duration is not known.
+ * to 64 MiB are read a few times from a region of the peer's that may be read and is 64 KiB long at least, into
+ * memory that is taken for it, which blocks for half a second or less, and is counted as other transfers are;
+ * where there is none, the duration is not known.
  * Writes are taken to cost what reads do. In a callback nothing is measured. Thread-safe.
  * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and what
  * wh_batch_routes() says. */

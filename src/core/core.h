@@ -218,6 +218,7 @@ struct wh_probed {
 	uint8_t kind;
 	/* ns: of a batch, of each transfer but the first, of a byte */
 	double price, transfer, byte;
+	uint64_t set; /* bytes that were walked through to learn that */
 };
 
 struct wh_peer {

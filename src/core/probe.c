@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a batch takes where the CPU or a network moves it, from a probe of the way to that peer: the first
- * time that somebody asks for it, a few bytes, a long piece and the same in blocks are read from the peer.
- * Only reading destroys nothing there; writing is taken to cost as much.
+ * time that somebody asks for it, a few bytes are read from the peer, then its region is walked through, once
+ * in long pieces and once in blocks. What is read again and again comes from the cache, several times as fast
+ * as memory: so each piece is read once to touch its pages, and once more when all others have been read
+ * since. wherry bench walks through as much. Only reading destroys nothing there; writing is taken to cost as
+ * much.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,10 +17,14 @@
 
 #define SHORT ((uint64_t)8)
 #define LONG ((uint64_t)1 << 20)
+#define SET ((uint64_t)64 << 20)   /* walked through: the default working set of wherry bench */
 #define LEAST ((uint64_t)64 << 10) /* what is shorter shows no rate */
 #define BLOCK ((uint64_t)4 << 10)
-#define ROUNDS 5
-#define PATIENCE (2 * WH_SECOND) /* for one batch */
+#define PIECES (SET / LONG)
+#define ROUNDS 9                   /* at least so many times, unless that takes too long */
+#define TOUCHING (100 * WH_MS)     /* the most for the first walk, and for a timed one; each reads a */
+#define TIMING (50 * WH_MS)        /* piece at least */
+#define PATIENCE (2 * WH_SECOND)   /* for one batch */
 
 struct trial {
 	struct wh_peer *peer;
@@ -26,61 +33,110 @@ struct trial {
 	uint64_t remote, length; /* of the peer's region, and of what is read of it */
 };
 
-/* ---- one trial --------------------------------------------------------------------------------- */
+/* A walk: a batch for each piece. */
+struct walk {
+	const struct trial *trial;
+	uint64_t piece, block; /* bytes */
+	struct wh_batch *batches[PIECES];
+	uint64_t count, most;
+};
 
-static int fill(struct wh_batch *batch, const struct trial *trial, uint64_t length, uint64_t block)
+/* ---- one walk ---------------------------------------------------------------------------------- */
+
+static int fill(struct wh_batch *batch, const struct walk *walk, uint64_t start)
 {
-	struct wh_transfer transfer = { .local = trial->scratch, .remote = trial->remote, .op = WH_READ };
+	struct wh_transfer transfer = {
+		.local = walk->trial->scratch, .remote = walk->trial->remote, .op = WH_READ
+	};
 	int error = 0;
 
-	for (uint64_t at = 0; at < length && !error; at += block) {
-		transfer.local_offset = transfer.remote_offset = at;
-		transfer.length = length - at < block ? length - at : block;
+	for (uint64_t at = 0; at < walk->piece && !error; at += walk->block) {
+		transfer.local_offset = transfer.remote_offset = start + at;
+		transfer.length = walk->piece - at < walk->block ? walk->piece - at : walk->block;
 		error = wh_batch_add(batch, &transfer, 1);
 	}
 	return error;
 }
 
-/* ns of reading `length` bytes in pieces of `block`, the quickest of some rounds; negative: an error. */
-static double time_of(const struct trial *trial, uint64_t length, uint64_t block)
+/* ns of one submission, or a negative errno. */
+static int64_t time_one(struct wh_batch *batch)
 {
-	struct wh_batch_options options = { .size = sizeof(options), .require = trial->transport };
-	struct wh_batch *batch;
-	double best = 0;
-	int error = wh_batch_new(trial->peer, &options, &batch);
+	int64_t start = wh_now();
+	int error = wh_batch_submit(batch);
 
-	if (error)
-		return error;
-	error = fill(batch, trial, length, block);
-	for (int i = 0; i < ROUNDS && !error; i++) {
-		int64_t start = wh_now(), took;
+	if (!error)
+		error = wh_batch_wait(batch, PATIENCE);
+	if (error == -ETIMEDOUT)
+		wh_batch_cancel(batch);
+	return error ? error : wh_now() - start;
+}
 
-		error = wh_batch_submit(batch);
-		if (!error)
-			error = wh_batch_wait(batch, PATIENCE);
-		if (error == -ETIMEDOUT)
-			wh_batch_cancel(batch);
-		took = wh_now() - start;
-		if (!i || (double)took < best)
-			best = (double)took;
+/* Make the batches and submit each once: it is planned, its connections are open, its pages are there. */
+static int touch(struct walk *walk)
+{
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .require = walk->trial->transport };
+	int64_t until = wh_now() + TOUCHING, took = 0;
+
+	while (walk->count < walk->most && (!walk->count || wh_now() < until) && took >= 0) {
+		struct wh_batch **batch = &walk->batches[walk->count];
+		int error = wh_batch_new(walk->trial->peer, &options, batch);
+
+		if (error)
+			return error;
+		error = fill(*batch, walk, walk->count++ * walk->piece);
+		took = error ? error : time_one(*batch);
 	}
-	wh_batch_free(batch);
-	return error ? error : best;
+	return took < 0 ? (int)took : 0;
+}
+
+static int compare(const void *a, const void *b)
+{
+	const int64_t *one = a, *other = b;
+
+	return (*one > *other) - (*one < *other);
+}
+
+/* ns of reading `piece` bytes in parts of `block`, the median over the walk; negative: an error. */
+static double time_of(const struct trial *trial, uint64_t piece, uint64_t block)
+{
+	struct walk walk = { .trial = trial, .piece = piece, .block = block };
+	int64_t samples[PIECES + ROUNDS], until;
+	uint64_t wanted, done = 0;
+	int64_t took;
+
+	/* The bytes of the short one are the same each time: it is about the way there and back. */
+	walk.most = piece == SHORT ? 1 : trial->length / piece;
+	took = touch(&walk);
+	wanted = walk.count > ROUNDS ? walk.count : ROUNDS;
+	until = wh_now() + TIMING;
+	while (took >= 0 && done < wanted && (!done || wh_now() < until)) {
+		took = time_one(walk.batches[done % walk.count]);
+		samples[done++] = took;
+	}
+	for (uint64_t i = 0; i < walk.count; i++)
+		wh_batch_free(walk.batches[i]);
+	if (took < 0)
+		return (double)took;
+	qsort(samples, done, sizeof(*samples), compare);
+	return (double)samples[done / 2];
 }
 
 static bool measure(const struct trial *trial, struct wh_probed *out)
 {
+	uint64_t piece = trial->length < LONG ? trial->length : LONG;
 	double first = time_of(trial, SHORT, SHORT), whole, blocks;
-	uint64_t count = (trial->length + BLOCK - 1) / BLOCK;
+	uint64_t count = (piece + BLOCK - 1) / BLOCK;
 
-	whole = first < 0 ? first : time_of(trial, trial->length, trial->length);
-	blocks = whole < 0 ? whole : time_of(trial, trial->length, BLOCK);
+	whole = first < 0 ? first : time_of(trial, piece, piece);
+	blocks = whole < 0 ? whole : time_of(trial, piece, BLOCK);
 	if (blocks < 0)
 		return false;
 	/* What noise makes negative is too little to matter. */
 	out->price = first;
-	out->byte = whole > first ? (whole - first) / (double)(trial->length - SHORT) : 0;
+	out->byte = whole > first ? (whole - first) / (double)(piece - SHORT) : 0;
 	out->transfer = blocks > whole ? (blocks - whole) / (double)(count - 1) : 0;
+	out->set = trial->length;
 	return true;
 }
 
@@ -110,7 +166,8 @@ static bool find(struct wh_places *places, uint64_t wanted, struct trial *trial)
 			trial->remote = found.id;
 			trial->length = found.length;
 		}
-	trial->length = trial->length < LONG ? trial->length : LONG;
+	if (trial->length > LONG)
+		trial->length = trial->length < SET ? trial->length / LONG * LONG : SET;
 	return trial->length;
 }
 
@@ -146,6 +203,9 @@ static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh
 	if (!find(places, remote, &trial) ||
 	    make_scratch(peer->engine, local, trial.length, &address, &trial.scratch))
 		return false;
+	/* The first walk is to find its pages there: they are not what is measured. */
+	if (wh_kind_on_host(local->place.kind))
+		memset(address, 0, trial.length);
 	good = measure(&trial, out);
 	if (!wh_region_unregister(trial.scratch))
 		wh_memory_free(peer->engine, address);
@@ -198,6 +258,8 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 			return false;
 		/* Pieces are under way side by side: the way there and back is taken once. */
 		sum = sum > 0 ? sum : cost.price;
+		if (!out->working_set || cost.set < out->working_set)
+			out->working_set = cost.set;
 		sum += cost.byte * (double)piece->bytes +
 		       cost.transfer * (double)(piece->transfers - 1);
 	}
