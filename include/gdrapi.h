@@ -2,16 +2,16 @@
 /*
  * libgdrapi: CPU mappings of GPU memory, with the interface of GDRCopy 2.6, by Wherry.
  *
- * Programs made for GDRCopy run on this library as they are. It works with GDRCopy's kernel module or
- * with Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to ask
- * (docs/windows.md). New programs have more from <wherry/window.h>.
+ * Programs made for GDRCopy run on this library as they are; it is installed in a directory of its own,
+ * where they have to be told to look (docs/windows.md). It works with GDRCopy's kernel module or with
+ * Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to ask. New programs have more from <wherry/window.h>.
  *
  * Every function returns 0 or an errno, positive, unless its comment says otherwise. All may be
  * called from any thread, on any object; using a handle while another thread gives it back is the
  * caller's bug. What was opened belongs to the process that opened it: EACCES in a child of fork().
  *
  * The environment, read at the first gdr_open():
- *   GDRCOPY_ENABLE_LOGGING     set, to whatever: say on stderr what went wrong, and why
+ *   GDRCOPY_ENABLE_LOGGING     set, to any value: say on stderr what went wrong, and why
  *   GDRCOPY_LOG_LEVEL=N        from 1, everything, to 4, errors only (the default)
  *   GDRCOPY_USE_DMABUF_MMAP=1  map by dma-bufs and in no other way
  *   WHERRY_WINDOW=LIST         else: who is asked, in order, of driver, dmabuf and rm

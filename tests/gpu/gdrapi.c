@@ -178,8 +178,8 @@ static void alloc(void)
 /* Buffers of these lengths, at whatever places CUDA gives them and amid them, with neighbours. */
 static void buffers(void)
 {
-	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, MIB };
-	enum { COUNT = 4, ROUND = 12 };
+	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, MIB, 3 * MIB };
+	enum { COUNT = 5, ROUND = 15 };
 	unsigned char got[300];
 	uint64_t buffer[ROUND], neighbour[ROUND];
 

@@ -7,7 +7,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <stdbool.h>
+#include <stdio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -55,11 +55,17 @@ static void look_up(void *library, const char *name, void *out)
 static int in_child(int (*run)(void))
 {
 	int status;
-	pid_t child = fork();
+	pid_t child;
+
+	fflush(stdout);
+	child = fork();
 
 	assert_true(child >= 0);
-	if (!child)
-		_exit(run());
+	if (!child) {
+		status = run();
+		fflush(stdout);
+		_exit(status);
+	}
 	assert_int_equal(waitpid(child, &status, 0), child);
 	return WIFEXITED(status) ? WEXITSTATUS(status) : FAILED;
 }
