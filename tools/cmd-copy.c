@@ -387,7 +387,8 @@ static const struct command_option options[] = {
 	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },
 	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
 	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT" },
+		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
+		  "of mode 0600" },
 	{ .name = "verify", .help = "read the copy back, compare, print its SHA-256" },
 	{ .name = "quiet", .letter = 'q', .help = "print errors only" },
 	{ .name = "json", .letter = 'j', .help = "print the result as JSON" },

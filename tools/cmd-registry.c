@@ -24,6 +24,7 @@
 #include "progress.h"
 #include "registry.h"
 #include "rendezvous/rendezvous.h"
+#include "secret.h"
 #include "util/error.h"
 
 #define LISTEN "127.0.0.1:7077"
@@ -296,27 +297,12 @@ static void request_done(void *argument, struct MHD_Connection *connection, void
 /* One line, USER:PASSWORD, that nobody else may read. */
 static int read_secret(struct server *server, const char *path)
 {
-	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-	struct stat file;
-	ssize_t got;
+	int code = secret_read("--auth", path, server->secret, sizeof(server->secret) - 2);
 
-	if (fd < 0)
-		return fail(errno, "--auth %s: %s", path, strerror(errno));
-	if (fstat(fd, &file) || !S_ISREG(file.st_mode) || file.st_mode & 077 || file.st_uid != geteuid()) {
-		close(fd);
-		return fail(EPERM, "--auth %s: wants a file of your own with the mode 0600", path);
-	}
-	got = read(fd, server->secret, sizeof(server->secret) - 1);
-	close(fd);
-	if (got < 0)
-		return fail(errno, "--auth %s: %s", path, strerror(errno));
-	server->secret[got] = '\0';
-	server->secret_length = strcspn(server->secret, "\r\n");
-	server->secret[server->secret_length] = '\0';
-	if (server->secret_length < 3 || !strchr(server->secret, ':') ||
-	    server->secret_length + 2 >= sizeof(server->secret))
-		return fail(EINVAL, "--auth %s: wants one line, USER:PASSWORD", path);
-	return 0;
+	server->secret_length = code ? 0 : strlen(server->secret);
+	if (!code && (server->secret_length < 3 || !strchr(server->secret, ':')))
+		code = fail(EINVAL, "--auth %s: wants one line, USER:PASSWORD", path);
+	return code;
 }
 
 /* The descriptor and the address that it has got, or an exit code below 0. */

@@ -453,7 +453,8 @@ static const struct command_option options[] = {
 		  "reaches it has what is served" },
 	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
 	  .help = "where Mooncake's engines look for each other, if they do not by address: http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT" },
+		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
+		  "of mode 0600" },
 	{ .name = "mooncake-name", .argument = "NAME", .rare = true,
 	  .help = "the segment's name there; by default the address ADDR:PORT" },
 	ENGINE_OPTIONS,

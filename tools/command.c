@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <wherry/engine.h>
+
 #include "program.h"
 #include "progress.h"
 #include "util/text.h"
@@ -213,11 +215,39 @@ static int unknown_option(const struct command *command, const char *word)
 	return usage_error("no option --%s", name);
 }
 
+/* Everybody who lists processes reads a command line: no secret is taken from there. */
+static int refuse_secret(const char *option, const char *value)
+{
+	size_t length = strcspn(value, "=");
+	const struct wh_config_row *setting;
+
+	if (strcmp(option, "mooncake-metadata") == 0 && value[0] != '@' && strchr(value, '@'))
+		return usage_error("--mooncake-metadata: a user and a password in a URL are for all to see who "
+				   "list processes; write the URL into a file of mode 0600 and say "
+				   "--mooncake-metadata @FILE");
+	if (strcmp(option, "config") != 0 || !value[length])
+		return 0;
+	for (size_t i = 0; (setting = wh_config_row(i)); i++)
+		if (strlen(setting->name) == length && memcmp(setting->name, value, length) == 0)
+			break;
+	if (setting && strcmp(setting->type, "secret") == 0 && value[length + 1])
+		return usage_error("--config %s: a command line is for all to see who list processes; write the "
+				   "key into a file of mode 0600 and say --config keyfile=FILE, or set %s",
+				   setting->name, setting->environment);
+	if (setting && strcmp(setting->name, "registry") == 0 && strchr(value, '@'))
+		return usage_error("--config registry: a user and a password in a URL are for all to see who list "
+				   "processes; set %s instead", setting->environment);
+	return 0;
+}
+
 static int keep(struct parser *parser, int row, const char *value)
 {
 	const struct command_option *option = &parser->out->command->options[row];
 	struct arguments *out = parser->out;
+	int error = refuse_secret(option->name, value);
 
+	if (error)
+		return error;
 	if (!option->many && option->argument && out->value[row])
 		return usage_error("--%s is given twice: %s and %s", option->name, out->value[row],
 				   value);

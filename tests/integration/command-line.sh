@@ -163,6 +163,38 @@ run
 [ "$status" = 64 ] && [ -s err ] && [ ! -s out ]
 verdict "no command at all" $?
 
+# A secret on a command line is refused before anything else is done with it, and is not repeated.
+secrets()
+{
+	local key line text words bad=0
+
+	key=$(printf 'beef%.0s' {1..16})
+	while IFS='|' read -r text line; do
+		read -r -a words <<<"$line"
+		expect 64 "$text" "${words[@]}" || bad=1
+		! grep -e beef -e sesame err || bad=1
+	done <<-LINES
+		say --config keyfile=FILE, or set WHERRY_KEY|serve -m host:4KiB -c key=$key
+		say --config keyfile=FILE|serve -m host:4KiB -ckey=$key
+		say --config keyfile=FILE|copy a wherry://127.0.0.1:1/host --config=key=$key
+		say --config keyfile=FILE|bench --config key=sesame
+		say --config keyfile=FILE|explain wherry://127.0.0.1:1 -c spin=1 -c key=$key
+		say --config keyfile=FILE|window check -c key=$key
+		say --config keyfile=FILE|config -c key=$key
+		set WHERRY_REGISTRY instead|config -c registry=http://me:sesame@127.0.0.1:1
+		set WHERRY_REGISTRY instead|serve -m host:4KiB -n a -c registry=redis://:sesame@127.0.0.1:1
+		set WHERRY_REGISTRY instead|copy a wherry://a/b -c registry=etcd://me:ses/sesame@127.0.0.1:1
+		set WHERRY_REGISTRY instead|explain wherry://a -c registry=me:sesame@127.0.0.1
+		--mooncake-metadata @FILE|serve -m host:4KiB --mooncake-metadata http://me:sesame@127.0.0.1:1/m
+		--mooncake-metadata @FILE|copy a mooncake://b/1 --mooncake-metadata redis://:sesame@127.0.0.1:1
+	LINES
+	return $bad
+}
+secrets
+verdict "no secret is taken from a command line" $?
+expect 0 WHERRY_KEY config -c key= -c registry=http://127.0.0.1:1 -c keyfile=
+verdict "what is no secret is taken" $?
+
 # ---- help, man pages, completion ------------------------------------------------------------------
 
 mapfile -t commands < <("$wherry" --help | sed -n '/^Commands:/,/^$/ s/^  \([a-z]*\) .*/\1/p')

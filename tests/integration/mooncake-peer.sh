@@ -82,7 +82,7 @@ else
 	echo "[  SKIPPED ] silent, a_crowd, a_crowd_of_questions, big_questions: more than $(ulimit -n) files may not be open here"
 fi
 python3 "$peer" client "$control" "${cases[@]}" || failed=1
-grep -q -F 'decoder?7 9 block 9 \x07' ready
+grep -q -F 'decoder\x207 9 block 9 \x07' ready
 verdict "a notification is printed" $?
 grep -q 'refused: a write of 1048576 bytes at 0x1000 is not in what is published' said
 verdict "what was refused is told" $?
@@ -228,10 +228,20 @@ free_port()
 	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
+# A URL with a password, which no command line is given: prints @FILE.
+secret() # URL
+{
+	local file
+
+	file=$(mktemp "$PWD/secret.XXXXXX")
+	echo "$1" >"$file"
+	echo "@$file"
+}
+
 # Who has not the password is told so, and the password to nobody.
 refused() # KIND TEXT URL
 {
-	says "$1: another password" 2 "$2" copy mooncake://a/1 back --mooncake-metadata "$3"
+	says "$1: another password" 2 "$2" copy mooncake://a/1 back --mooncake-metadata "$(secret "$3")"
 	! grep -q opensesame out err
 	verdict "$1: which is not told" $?
 }
@@ -245,7 +255,7 @@ kill "$registry"
 start 1 python3 "$peer" store root 'ses@me'
 store=$(cat ready)
 registry=$started
-in_a_store http-with-password "http://root:ses%40me@$store/metadata"
+in_a_store http-with-password "$(secret "http://root:ses%40me@$store/metadata")"
 refused http-with-password "is not taken" "http://root:opensesame@$store/metadata"
 kill "$registry"
 if command -v redis-server >/dev/null; then
@@ -255,7 +265,7 @@ if command -v redis-server >/dev/null; then
 		grep -q 'Ready to accept' redis.log && break
 		sleep 0.05
 	done
-	in_a_store redis "redis://:ses%40me@127.0.0.1:$port"
+	in_a_store redis "$(secret "redis://:ses%40me@127.0.0.1:$port")"
 	refused redis "is not taken" "redis://:opensesame@127.0.0.1:$port"
 	export MC_REDIS_PASSWORD='ses@me' MC_REDIS_DB_INDEX=3
 	in_a_cluster redis "redis://127.0.0.1:$port"
@@ -275,18 +285,20 @@ if command -v etcd >/dev/null; then
 	in_a_store etcd "etcd://127.0.0.1:$port"
 	in_a_cluster etcd "etcd://127.0.0.1:$port"
 	says "etcd: a user, and it asks for none" 69 "no engine has the name" copy mooncake://a/1 back \
-		--mooncake-metadata "etcd://root:ses%40me@127.0.0.1:$port"
+		--mooncake-metadata "$(secret "etcd://root:ses%40me@127.0.0.1:$port")"
 	python3 "$peer" lock "127.0.0.1:$port" root 'ses@me'
 	verdict "etcd: has users now" $?
-	in_a_store etcd-with-password "etcd://root:ses%40me@127.0.0.1:$port"
+	in_a_store etcd-with-password "$(secret "etcd://root:ses%40me@127.0.0.1:$port")"
 	refused etcd-with-password "does not take the user or the password" \
 		"etcd://root:opensesame@127.0.0.1:$port"
 	says "etcd: without a user" 69 "user name is empty" copy mooncake://a/1 back --mooncake-metadata "etcd://127.0.0.1:$port"
 	says "etcd: a password alone" 64 "no password without a user" copy mooncake://a/1 back \
-		--mooncake-metadata "etcd://:opensesame@127.0.0.1:$port"
+		--mooncake-metadata "$(secret "etcd://:opensesame@127.0.0.1:$port")"
 else
 	echo "[  SKIPPED ] etcd: there is no etcd here"
 fi
+chmod 644 "$(secret http://root:opensesame@127.0.0.1:1 | tee open | cut -c 2-)"
+says "a URL that others may read" 2 "mode 0600" copy mooncake://a/1 back --mooncake-metadata "$(cat open)"
 says "nobody at the store" 69 "connect to 127.0.0.1 port 1" copy mooncake://a/1 back --mooncake-metadata http://127.0.0.1:1
 says "a store of another kind" 64 "known are" serve -m host:4KiB --mooncake-metadata ftp://127.0.0.1:1
 says "a name without a store" 64 "--mooncake-name is for" serve -m host:4KiB --mooncake-name a

@@ -204,9 +204,9 @@ stop TERM
 
 refused 69 "connect to 127.0.0.1 port 1" serve -m host:4KiB -n node7 -c registry=http://127.0.0.1:1
 verdict "no registry there" $?
-! "$wherry" serve -m host:4KiB -n node7 -c registry=redis://:sesame@127.0.0.1:1 >out 2>&1 &&
-	! grep sesame out && ! "$wherry" config -c registry=http://me:sesame@h:1 2>&1 | grep sesame &&
-	"$wherry" config -c registry=http://me:sesame@h:1 | grep -q -F 'http://***@h:1'
+! WHERRY_REGISTRY=redis://:sesame@127.0.0.1:1 "$wherry" serve -m host:4KiB -n node7 >out 2>&1 &&
+	! grep sesame out && ! WHERRY_REGISTRY=http://me:sesame@h:1 "$wherry" config 2>&1 | grep sesame &&
+	WHERRY_REGISTRY=http://me:sesame@h:1 "$wherry" config | grep -q -F 'http://***@h:1'
 verdict "passwords are not shown" $?
 
 # What explains itself, with a registry that takes the password and with one that does not answer.
@@ -218,7 +218,7 @@ for registry in "${url/:\/\//://me:sesame@}" http://me:sesame@127.0.0.1:1 redis:
 		WHERRY_REGISTRY=$registry "$wherry" $line
 	done
 done >out 2>&1
-"$wherry" serve -m host:4KiB -n node7 -c registry="${url/:\/\//://me:sesame@}" >name 2>&1 &
+WHERRY_REGISTRY=${url/:\/\//://me:sesame@} "$wherry" serve -m host:4KiB -n node7 >name 2>&1 &
 other=$!
 for _ in $(seq 200); do
 	grep -q wherry:// name && break

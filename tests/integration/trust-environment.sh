@@ -139,7 +139,6 @@ serve && reach
 	"$wherry" config
 	"$wherry" config --json
 	"$wherry" config -c key="$key"
-	"$wherry" config -c key="${key}0"
 	WHERRY_KEY=${key:1} "$wherry" config
 } >>"$directory/out" 2>>"$directory/err"
 says "what was given is not shown" && ! says "${key:4:20}"
