@@ -3,23 +3,24 @@
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <microhttpd.h>
-
 #include "command.h"
+#include "http.h"
 #include "metrics.h"
+#include "util/clock.h"
 
 #define CONNECTIONS 32
-#define PATIENCE 10u /* s */
+#define CONNECTIONS_ADDRESS 8
+#define CONNECTION_MEMORY (32 << 10)
+#define PATIENCE (10 * WH_SECOND)
 
 struct metrics_server {
-	struct MHD_Daemon *daemon;
+	struct http_server *http;
 	void (*make)(void *arg, struct metrics *metrics);
 	void *arg;
 };
@@ -139,11 +140,18 @@ static void tell_address(int fd, char *out, size_t size)
 int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *metrics), void *arg,
 		  char *address, size_t size, struct metrics_server **out)
 {
+	struct http_options options = {
+		.handle = request,
+		.connections = CONNECTIONS,
+		.of_address = CONNECTIONS_ADDRESS,
+		.memory = CONNECTION_MEMORY,
+		.head = PATIENCE,
+		.rest = PATIENCE,
+	};
 	struct sockaddr_storage wanted = { 0 };
 	struct metrics_server *server;
 	socklen_t length = 0;
-	sigset_t all, before;
-	int fd, code = resolve(where, &wanted, &length);
+	int fd, error, code = resolve(where, &wanted, &length);
 
 	if (code)
 		return code;
@@ -159,18 +167,11 @@ int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *met
 	server->make = make;
 	server->arg = arg;
 	tell_address(fd, address, size);
-	/* Signals are for the other threads. */
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, &before);
-	server->daemon = MHD_start_daemon(MHD_USE_AUTO_INTERNAL_THREAD, 0, NULL, NULL, request,
-					  server, MHD_OPTION_LISTEN_SOCKET, fd,
-					  MHD_OPTION_CONNECTION_LIMIT, CONNECTIONS,
-					  MHD_OPTION_CONNECTION_TIMEOUT, PATIENCE, MHD_OPTION_END);
-	pthread_sigmask(SIG_SETMASK, &before, NULL);
-	if (!server->daemon) {
-		close(fd);
+	options.arg = server;
+	error = http_start(&options, fd, &server->http);
+	if (error) {
 		free(server);
-		return fail(EIO, "cannot tell metrics at %s: libmicrohttpd does not start", where);
+		return fail(-error, "cannot tell metrics at %s: %s", where, strerror(-error));
 	}
 	*out = server;
 	return 0;
@@ -180,6 +181,6 @@ void metrics_stop(struct metrics_server *server)
 {
 	if (!server)
 		return;
-	MHD_stop_daemon(server->daemon);
+	http_stop(server->http);
 	free(server);
 }
