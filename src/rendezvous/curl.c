@@ -216,7 +216,7 @@ int wh_curl_set_token(struct wh_curl *curl, const char *token)
 int wh_curl_unexpected(const struct wh_curl *curl)
 {
 	const char *host = curl->url->endpoint[curl->endpoint];
-	int error = curl->status == 401 || curl->status == 403 ? EACCES : EPROTO;
+	int error = curl->status == 401 || curl->status == 403 ? EACCES : curl->status == 503 ? ETIMEDOUT : EPROTO;
 	/* Some say what they were asked, and who asked. */
 	bool secret = *curl->url->user || *curl->url->password;
 
@@ -224,6 +224,7 @@ int wh_curl_unexpected(const struct wh_curl *curl)
 
 	return wh_fail(error, "registry %.80s: %s (HTTP status %ld)%s%.*s", host,
 		       error == EACCES ? "the user or the password is not taken" :
-					 "an answer that was not expected",
+		       error == EPROTO ? "an answer that was not expected" :
+					 "busy",
 		       curl->status, secret || !line ? "" : ": ", secret ? 0 : line < 100 ? (int)line : 100, curl->body);
 }

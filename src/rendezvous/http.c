@@ -9,9 +9,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <time.h>
 
 #include "rendezvous/module.h"
 #include "util/clock.h"
+
+/* For how long a server that is busy, and does not say for how long, is left alone. */
+#define BUSY (200 * WH_MS)
 
 struct http {
 	struct wh_curl curl;
@@ -59,13 +64,47 @@ static void make_path(const struct http *http, const char *name, char *out, size
 	snprintf(out, size, "%s?key=wherry%%2Fengine%%2F%s", http->curl.url->path, name);
 }
 
+/* For how long a busy server wants to be left alone, give or take a quarter: not all come back at once. */
+static int64_t busy_for(const struct http *http)
+{
+	uint32_t number = 1u << 31;
+	curl_off_t seconds = 0;
+	int64_t wait;
+
+	curl_easy_getinfo(http->curl.easy, CURLINFO_RETRY_AFTER, &seconds);
+	wait = seconds > 0 && seconds < 3600 ? seconds * WH_SECOND : seconds ? 3600 * WH_SECOND : BUSY;
+	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) < 0)
+		number = 1u << 31;
+	return wait - wait / 4 + (int64_t)((double)wait / 2 * number / UINT32_MAX);
+}
+
+/* A server that is busy (status 503) is asked again, as long as a call may take. */
+static int http_request(struct http *http, const char *method, const char *path, const char *body, size_t length)
+{
+	int64_t end = wh_deadline(http->curl.timeout * WH_MS), again;
+	int error;
+
+	for (;;) {
+		error = wh_curl_request(&http->curl, method, path, body, length);
+		if (http->curl.status != 503)
+			return error;
+		again = wh_now() + busy_for(http);
+		if (again >= end)
+			return error;
+		while (wh_now() < again && !atomic_load(http->curl.stop))
+			nanosleep(&(struct timespec){ 0, 20 * WH_MS }, NULL);
+		if (atomic_load(http->curl.stop))
+			return wh_fail(ECANCELED, "registry: the engine is closed");
+	}
+}
+
 static int find(struct http *http, const char *name, struct wh_registry_record *out)
 {
 	char path[WH_REGISTRY_KEY_MAX + 128];
 	int error;
 
 	make_path(http, name, path, sizeof(path));
-	error = wh_curl_request(&http->curl, "GET", path, NULL, 0);
+	error = http_request(http, "GET", path, NULL, 0);
 	if (error)
 		return error;
 	if (http->curl.status == 404)
@@ -90,7 +129,7 @@ static int put(struct http *http, const struct wh_registry_record *record, const
 	make_path(http, record->name, path, sizeof(path));
 	used = strlen(path);
 	snprintf(path + used, sizeof(path) - used, "%s", more);
-	return wh_curl_request(&http->curl, "PUT", path, json, length);
+	return http_request(http, "PUT", path, json, length);
 }
 
 /* The server keeps the lease. The beat would only make its log longer. */
@@ -179,7 +218,7 @@ static int http_release(void *backend, const struct wh_registry_record *record)
 	used = strlen(path);
 	if (http->curl.wherry)
 		snprintf(path + used, sizeof(path) - used, "&owner=%016" PRIx64, record->epoch);
-	return wh_curl_request(&http->curl, "DELETE", path, NULL, 0);
+	return http_request(http, "DELETE", path, NULL, 0);
 }
 
 const struct wh_registry_ops wh_registry_http = {
