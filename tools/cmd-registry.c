@@ -4,8 +4,6 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,40 +14,47 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <jansson.h>
-#include <microhttpd.h>
 #include <openssl/crypto.h>
 
 #include "command.h"
+#include "http.h"
 #include "progress.h"
 #include "registry.h"
 #include "rendezvous/rendezvous.h"
 #include "secret.h"
+#include "util/clock.h"
 #include "util/error.h"
 
 #define LISTEN "127.0.0.1:7077"
 #define LIMIT (256ULL << 20)
 #define CONNECTIONS 4096
 #define CONNECTION_MEMORY (16 << 10)
-#define IDLE 300 /* seconds */
-#define BODIES_MOST (64 << 20) /* of all requests that are being received */
-#define LIST_MOST 10000
-#define SWEEP 200 /* ms */
+#define IDLE (300 * WH_SECOND)
+#define PATIENCE (60 * WH_SECOND) /* for a body to come, and for an answer to be read */
+/* What engines ask and are told is small, and is always taken and answered: connections are counted. The rest
+ * together is bounded, or clients that stall would keep an engine from renewing its lease. */
+#define SMALL (4 << 10)
+#define BODIES_MOST (64 << 20)  /* of all requests that are being received */
+#define ANSWERS_MOST (64 << 20) /* of all answers that have not been read */
+#define LISTS_MOST 64           /* that are being read */
+#define LIST_PIECE (4 << 10)
+#define SWEEP (200 * WH_MS)
 #define SECRET_MAX 256
 
+/* All of it is the HTTP server's thread's. */
 struct server {
-	pthread_mutex_t lock; /* store */
 	struct store store;
-	struct MHD_Daemon *daemon;
-	size_t bodies; /* on the daemon's thread */
+	size_t bodies, answers; /* bytes */
+	unsigned lists;
 	char secret[SECRET_MAX]; /* "USER:PASSWORD"; "": anybody may */
 	size_t secret_length;
 };
 
-/* A request whose body is being received. */
+/* A request, from its head to the end of its answer. */
 struct request {
 	char *body;
 	size_t length;
+	size_t answer; /* bytes of it that count */
 	bool too_long, crowded;
 };
 
@@ -66,6 +71,8 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 		return MHD_NO;
 	MHD_add_response_header(response, "Wherry-Registry", "1");
 	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	if (status == MHD_HTTP_SERVICE_UNAVAILABLE)
+		MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
 	if (status == MHD_HTTP_UNAUTHORIZED)
 		result = MHD_queue_basic_auth_fail_response(connection, "wherry registry", response);
 	else
@@ -107,53 +114,82 @@ static const char *parameter(struct MHD_Connection *connection, const char *name
 	return value;
 }
 
+/* A value, which may be large. */
+static enum MHD_Result answer_value(struct server *server, struct MHD_Connection *connection,
+				    struct request *request, unsigned status, const struct store_record *record)
+{
+	if (record->value_length > SMALL) {
+		if (record->value_length > ANSWERS_MOST - server->answers)
+			return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many answers are not being read");
+		request->answer = record->value_length;
+		server->answers += request->answer;
+	}
+	return answer(connection, status, "application/json", record->value, record->value_length);
+}
+
 /* ---- the verbs ------------------------------------------------------------------------------- */
 
 struct listing {
-	json_t *keys;
-	bool more;
+	struct server *server;
+	struct registry_list *list;
 };
 
-static void list_one(void *arg, const struct store_record *record)
+static ssize_t list_read(void *arg, uint64_t position, char *out, size_t most)
+{
+	struct listing *listing = arg;
+	ssize_t length = registry_list_read(listing->list, out, most);
+
+	(void)position;
+	return length > 0 ? length : length ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+}
+
+static void list_done(void *arg)
 {
 	struct listing *listing = arg;
 
-	if (json_array_size(listing->keys) == LIST_MOST)
-		listing->more = true;
-	else /* a key that is not UTF-8 is left out */
-		json_array_append_new(listing->keys, json_pack("{s:s, s:s, s:I, s:I}", "key", record->key,
-			"owner", record->owner, "lease_ms", (json_int_t)record->lease, "bytes",
-			(json_int_t)record->value_length));
+	listing->server->lists--;
+	registry_list_free(listing->list);
+	free(listing);
 }
 
 static enum MHD_Result list(struct server *server, struct MHD_Connection *connection, const char *prefix)
 {
-	struct listing listing = { .keys = json_array() };
+	struct listing *listing;
+	struct MHD_Response *response;
 	enum MHD_Result result;
-	json_t *root;
-	char *text;
 
-	store_each(&server->store, prefix, list_one, &listing);
-	root = json_pack("{s:i, s:o, s:b}", "schema", 1, "keys", listing.keys, "more", listing.more);
-	text = root ? json_dumps(root, 0) : NULL;
-	result = text ? answer(connection, MHD_HTTP_OK, "application/json", text, strlen(text)) :
-			say_error(connection, -ENOMEM);
-	free(text);
-	json_decref(root);
+	if (server->lists == LISTS_MOST)
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many lists are being read");
+	listing = calloc(1, sizeof(*listing));
+	if (!listing)
+		return say_error(connection, -ENOMEM);
+	*listing = (struct listing){ server, registry_list_new(&server->store, prefix) };
+	server->lists++;
+	response = !listing->list ? NULL : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE,
+									      list_read, listing, list_done);
+	if (!response) {
+		list_done(listing);
+		return say_error(connection, -ENOMEM);
+	}
+	MHD_add_response_header(response, "Wherry-Registry", "1");
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
+	result = MHD_queue_response(connection, MHD_HTTP_OK, response);
+	MHD_destroy_response(response);
 	return result;
 }
 
-static enum MHD_Result get(struct server *server, struct MHD_Connection *connection, const char *key)
+static enum MHD_Result get(struct server *server, struct MHD_Connection *connection, const char *key,
+			   struct request *request)
 {
 	const struct store_record *record = store_get(&server->store, key);
 
 	if (!record)
 		return say_error(connection, -ENOENT);
-	return answer(connection, MHD_HTTP_OK, "application/json", record->value, record->value_length);
+	return answer_value(server, connection, request, MHD_HTTP_OK, record);
 }
 
 static enum MHD_Result put(struct server *server, struct MHD_Connection *connection, const char *key,
-			   const char *owner, const struct request *request)
+			   const char *owner, struct request *request)
 {
 	const struct store_record *holder;
 	bool wrong = false;
@@ -168,13 +204,12 @@ static enum MHD_Result put(struct server *server, struct MHD_Connection *connect
 	error = store_put(&server->store, key, owner ? owner : "", (uint32_t)ms,
 			  request->body ? request->body : "", request->length, &holder);
 	if (error == -EEXIST)
-		return answer(connection, MHD_HTTP_CONFLICT, "application/json", holder->value,
-			      holder->value_length);
+		return answer_value(server, connection, request, MHD_HTTP_CONFLICT, holder);
 	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
 }
 
 static enum MHD_Result serve(struct server *server, struct MHD_Connection *connection, const char *method,
-			     const struct request *request)
+			     struct request *request)
 {
 	bool wrong = false;
 	const char *key = parameter(connection, "key", REGISTRY_KEY_MAX, &wrong);
@@ -191,7 +226,7 @@ static enum MHD_Result serve(struct server *server, struct MHD_Connection *conne
 		return say(connection, MHD_HTTP_BAD_REQUEST, "the key is missing: write ?key=KEY, or for "
 			   "a list ?prefix=PREFIX");
 	if (!strcmp(method, "GET"))
-		return get(server, connection, key);
+		return get(server, connection, key, request);
 	if (!strcmp(method, "PUT"))
 		return put(server, connection, key, owner, request);
 	error = store_delete(&server->store, key, owner);
@@ -236,7 +271,8 @@ static void receive(struct server *server, struct request *request, const char *
 	char *more;
 
 	request->too_long |= length > REGISTRY_VALUE_MAX - request->length;
-	request->crowded |= length > BODIES_MOST - server->bodies;
+	request->crowded |= request->length + length > SMALL &&
+			    (server->bodies > BODIES_MOST || length > BODIES_MOST - server->bodies);
 	/* What is refused is still received, or the answer would not be read. */
 	if (request->too_long || request->crowded)
 		return;
@@ -257,7 +293,6 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
 {
 	struct server *server = argument;
 	struct request *request = *state;
-	enum MHD_Result result;
 
 	(void)version;
 	if (!request)
@@ -271,10 +306,7 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
 		return say(connection, MHD_HTTP_CONTENT_TOO_LARGE, "a value has at most 1 MiB");
 	if (request->crowded)
 		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many large requests at once");
-	pthread_mutex_lock(&server->lock);
-	result = serve(server, connection, method, request);
-	pthread_mutex_unlock(&server->lock);
-	return result;
+	return serve(server, connection, method, request);
 }
 
 static void request_done(void *argument, struct MHD_Connection *connection, void **state,
@@ -287,6 +319,7 @@ static void request_done(void *argument, struct MHD_Connection *connection, void
 	if (!request)
 		return;
 	server->bodies -= request->length;
+	server->answers -= request->answer;
 	free(request->body);
 	free(request);
 	*state = NULL;
@@ -343,52 +376,64 @@ static unsigned connections(void)
 	setrlimit(RLIMIT_NOFILE, &files);
 	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur < 256)
 		return 64;
-	return files.rlim_cur - 64 < CONNECTIONS ? (unsigned)files.rlim_cur - 64 : CONNECTIONS;
+	/* The others are for the log, and for connections that are being closed. */
+	return files.rlim_cur - 128 < CONNECTIONS ? (unsigned)files.rlim_cur - 128 : CONNECTIONS;
 }
 
-static int wait_for_end(struct server *server, int signals, const char *url)
+static void expire(void *arg)
 {
-	struct pollfd fds = { .fd = signals, .events = POLLIN };
+	struct server *server = arg;
+
+	store_expire(&server->store);
+}
+
+static int wait_for_end(int signals, const char *url)
+{
+	struct signalfd_siginfo signal;
 
 	printf("%s\n", url);
 	if (fflush(stdout))
 		return fail(errno, "cannot write to standard output: %s", strerror(errno));
-	while (poll(&fds, 1, SWEEP) <= 0) {
-		pthread_mutex_lock(&server->lock);
-		store_expire(&server->store);
-		pthread_mutex_unlock(&server->lock);
-	}
+	if (read(signals, &signal, sizeof(signal)) != sizeof(signal))
+		return fail(errno, "signalfd: %s", strerror(errno));
 	return EXIT_PASS;
 }
 
 static int run_server(struct server *server, int listener, const char *url)
 {
-	unsigned most = connections();
+	struct http_options http_options = {
+		.handle = handle,
+		.done = request_done,
+		.tick = expire,
+		.every = SWEEP,
+		.arg = server,
+		.connections = connections(),
+		.memory = CONNECTION_MEMORY,
+		.head = IDLE,
+		.rest = PATIENCE,
+	};
+	struct http_server *http;
 	sigset_t stop;
 	int signals, code;
 
+	http_options.of_address = http_options.connections / 2;
 	/* Blocked before there is a thread, so that none takes the signal. */
 	sigemptyset(&stop);
 	sigaddset(&stop, SIGINT);
 	sigaddset(&stop, SIGTERM);
 	sigprocmask(SIG_BLOCK, &stop, NULL);
 	signals = signalfd(-1, &stop, SFD_CLOEXEC);
-	if (signals < 0)
-		return fail(errno, "signalfd: %s", strerror(errno));
-	server->daemon = MHD_start_daemon(MHD_USE_EPOLL_INTERNAL_THREAD, 0, NULL, NULL, handle, server,
-					  MHD_OPTION_LISTEN_SOCKET, listener,
-					  MHD_OPTION_NOTIFY_COMPLETED, request_done, server,
-					  MHD_OPTION_CONNECTION_LIMIT, most,
-					  MHD_OPTION_PER_IP_CONNECTION_LIMIT, most / 2,
-					  MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY,
-					  MHD_OPTION_CONNECTION_TIMEOUT, (unsigned)IDLE, MHD_OPTION_END);
-	if (!server->daemon) {
-		close(signals);
+	if (signals < 0) {
 		close(listener);
-		return fail(EIO, "libmicrohttpd cannot start");
+		return fail(errno, "signalfd: %s", strerror(errno));
 	}
-	code = wait_for_end(server, signals, url);
-	MHD_stop_daemon(server->daemon);
+	code = http_start(&http_options, listener, &http);
+	if (code) {
+		close(signals);
+		return fail(-code, "cannot serve at %s: %s", url, strerror(-code));
+	}
+	code = wait_for_end(signals, url);
+	http_stop(http);
 	close(signals);
 	return code;
 }
@@ -427,7 +472,7 @@ static int run(const struct arguments *arguments)
 {
 	const char *where = argument(arguments, "listen"), *limit = argument(arguments, "limit");
 	const char *auth = argument(arguments, "auth");
-	struct server server = { .lock = PTHREAD_MUTEX_INITIALIZER };
+	struct server server = { .lists = 0 };
 	uint64_t most = LIMIT;
 	char url[96];
 	int listener, code = 0;

@@ -53,6 +53,14 @@ static uint64_t size_of(const struct store_record *record)
 	return strlen(record->key) + strlen(record->owner) + record->value_length + sizeof(*record);
 }
 
+static void record_free(struct store_record *record)
+{
+	free(record->key);
+	free(record->owner);
+	free(record->value);
+	free(record);
+}
+
 static struct store_record *record_new(const char *key, size_t key_length, const char *owner,
 				       size_t owner_length, const char *value, size_t length, uint32_t lease)
 {
@@ -73,10 +81,7 @@ static struct store_record *record_new(const char *key, size_t key_length, const
 	record->ends = lease ? wh_now() + lease * WH_MS : INT64_MAX;
 	if (record->key && record->owner && record->value)
 		return record;
-	free(record->key);
-	free(record->owner);
-	free(record->value);
-	free(record);
+	record_free(record);
 	return NULL;
 }
 
@@ -84,14 +89,18 @@ static void drop(struct store *store, struct store_record *record)
 {
 	const struct log_entry entry = entry_of(record);
 
+	for (struct wh_list *l = store->walks.next; l != &store->walks; l = l->next) {
+		struct store_walk *walk = wh_container(l, struct store_walk, link);
+
+		if (walk->at == &record->order)
+			walk->at = record->order.next;
+	}
 	store->bytes -= size_of(record);
 	store->log_bytes -= log_entry_size(&entry);
 	store->count--;
 	wh_list_remove(&record->link);
-	free(record->key);
-	free(record->owner);
-	free(record->value);
-	free(record);
+	wh_list_remove(&record->order);
+	record_free(record);
 }
 
 /* Twice the buckets. Without memory for them they stay, and looking takes longer. */
@@ -120,11 +129,33 @@ static void add(struct store *store, struct store_record *record)
 	if (store->count >= 2 * store->bucket_count)
 		grow(store);
 	wh_list_append(&store->buckets[bucket_of(store, record->key)], &record->link);
+	wh_list_append(&store->order, &record->order);
+	record->number = ++store->numbers;
 	store->bytes += size_of(record);
 	store->log_bytes += log_entry_size(&entry);
 	store->count++;
 	if (record->ends < store->next_end)
 		store->next_end = record->ends;
+}
+
+/* What the key has from now on; `fresh` goes with what it had. */
+static void replace(struct store *store, struct store_record *record, struct store_record *fresh)
+{
+	const struct log_entry old_entry = entry_of(record), entry = entry_of(fresh);
+	char *owner = record->owner, *value = record->value;
+
+	store->bytes += size_of(fresh) - size_of(record);
+	store->log_bytes += log_entry_size(&entry) - log_entry_size(&old_entry);
+	record->owner = fresh->owner;
+	record->value = fresh->value;
+	record->value_length = fresh->value_length;
+	record->lease = fresh->lease;
+	record->ends = fresh->ends;
+	if (record->ends < store->next_end)
+		store->next_end = record->ends;
+	fresh->owner = owner;
+	fresh->value = value;
+	record_free(fresh);
 }
 
 /* ---- the log --------------------------------------------------------------------------------- */
@@ -156,24 +187,20 @@ static void loaded(void *arg, const struct log_entry *entry)
 		loading->failed = true;
 }
 
-struct walk {
+struct log_walk {
 	struct store *store;
-	size_t bucket;
 	struct wh_list *at;
 	struct log_entry entry;
 };
 
 static const struct log_entry *walk_next(void *arg)
 {
-	struct walk *walk = arg;
+	struct log_walk *walk = arg;
 
-	walk->at = walk->at ? walk->at->next : walk->store->buckets[0].next;
-	while (walk->at == &walk->store->buckets[walk->bucket]) {
-		if (++walk->bucket == walk->store->bucket_count)
-			return NULL;
-		walk->at = walk->store->buckets[walk->bucket].next;
-	}
-	walk->entry = entry_of(wh_container(walk->at, struct store_record, link));
+	walk->at = walk->at->next;
+	if (walk->at == &walk->store->order)
+		return NULL;
+	walk->entry = entry_of(wh_container(walk->at, struct store_record, order));
 	return &walk->entry;
 }
 
@@ -181,7 +208,7 @@ static const struct log_entry *walk_next(void *arg)
  * made with the next change. */
 static void tidy_log(struct store *store)
 {
-	struct walk walk = { .store = store };
+	struct log_walk walk = { .store = store, .at = &store->order };
 
 	if (store->log.fd < 0)
 		return;
@@ -212,6 +239,8 @@ int store_open(struct store *store, const char *path, uint64_t most, const struc
 		return -ENOMEM;
 	for (size_t i = 0; i < FIRST_BUCKETS; i++)
 		wh_list_init(&store->buckets[i]);
+	wh_list_init(&store->order);
+	wh_list_init(&store->walks);
 	*lost = 0;
 	if (path)
 		error = log_open(&store->log, path, loaded, &loading, watch, lost);
@@ -224,9 +253,8 @@ int store_open(struct store *store, const char *path, uint64_t most, const struc
 
 void store_close(struct store *store)
 {
-	for (size_t i = 0; i < store->bucket_count; i++)
-		while (!wh_list_empty(&store->buckets[i]))
-			drop(store, wh_container(store->buckets[i].next, struct store_record, link));
+	while (store->bucket_count && !wh_list_empty(&store->order))
+		drop(store, wh_container(store->order.next, struct store_record, order));
 	free(store->buckets);
 	store->buckets = NULL;
 	store->bucket_count = 0;
@@ -281,17 +309,13 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 		tidy_log(store);
 		error = log_append(&store->log, &entry, true);
 	}
-	if (error) {
-		free(record->key);
-		free(record->owner);
-		free(record->value);
-		free(record);
-		return error;
-	}
-	if (old)
-		drop(store, old);
-	add(store, record);
-	return 0;
+	if (error)
+		record_free(record);
+	else if (old)
+		replace(store, old, record);
+	else
+		add(store, record);
+	return error;
 }
 
 int store_delete(struct store *store, const char *key, const char *owner)
@@ -310,19 +334,26 @@ int store_delete(struct store *store, const char *key, const char *owner)
 	return error;
 }
 
-void store_each(struct store *store, const char *prefix,
-		void (*each)(void *arg, const struct store_record *record), void *arg)
+void store_walk_begin(struct store *store, struct store_walk *walk)
 {
-	size_t length = strlen(prefix);
-	int64_t now = wh_now();
+	walk->at = store->order.next;
+	walk->last = store->numbers;
+	wh_list_append(&store->walks, &walk->link);
+}
 
-	for (size_t i = 0; i < store->bucket_count; i++)
-		for (struct wh_list *l = store->buckets[i].next; l != &store->buckets[i]; l = l->next) {
-			const struct store_record *record = wh_container(l, struct store_record, link);
+const struct store_record *store_walk_next(struct store *store, struct store_walk *walk)
+{
+	const struct store_record *record = wh_container(walk->at, struct store_record, order);
 
-			if (record->ends > now && !strncmp(record->key, prefix, length))
-				each(arg, record);
-		}
+	if (walk->at == &store->order || record->number > walk->last)
+		return NULL;
+	walk->at = walk->at->next;
+	return record;
+}
+
+void store_walk_end(struct store_walk *walk)
+{
+	wh_list_remove(&walk->link);
 }
 
 void store_expire(struct store *store)
@@ -332,18 +363,17 @@ void store_expire(struct store *store)
 
 	if (now < store->next_end)
 		return;
-	for (size_t i = 0; i < store->bucket_count; i++)
-		for (struct wh_list *l = store->buckets[i].next; l != &store->buckets[i]; l = next) {
-			struct store_record *record = wh_container(l, struct store_record, link);
+	for (struct wh_list *l = store->order.next; l != &store->order; l = next) {
+		struct store_record *record = wh_container(l, struct store_record, order);
 
-			next = l->next;
-			if (record->ends <= now) {
-				log_delete(store, record, false);
-				drop(store, record);
-			} else if (record->ends < next_end) {
-				next_end = record->ends;
-			}
+		next = l->next;
+		if (record->ends <= now) {
+			log_delete(store, record, false);
+			drop(store, record);
+		} else if (record->ends < next_end) {
+			next_end = record->ends;
 		}
+	}
 	store->next_end = next_end;
 	tidy_log(store);
 }

@@ -6,6 +6,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "util/list.h"
 
@@ -65,7 +66,9 @@ int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), voi
 /* ---- the store ------------------------------------------------------------------------------- */
 
 struct store_record {
-	struct wh_list link; /* in a bucket */
+	struct wh_list link;  /* in a bucket */
+	struct wh_list order; /* in store.order */
+	uint64_t number;      /* of all keys that there have been */
 	char *key, *owner, *value; /* ended by a NUL; owner "": nobody's */
 	size_t value_length;
 	uint32_t lease; /* ms; 0: none */
@@ -76,6 +79,9 @@ struct store {
 	struct log log;
 	struct wh_list *buckets;
 	size_t bucket_count, count;
+	struct wh_list order; /* records, by their numbers: a key that gets another value stays where it is */
+	uint64_t numbers;     /* given so far */
+	struct wh_list walks; /* that have begun and not ended */
 	uint64_t bytes, most; /* of keys and values; and the limit of that */
 	uint64_t log_bytes;   /* that a log of only what there is would take */
 	int64_t next_end;     /* not before then a lease runs out */
@@ -95,10 +101,33 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 /* `owner` NULL: whoever it belongs to; but what has an owner and a running lease is only its owner's.
  * 0, -ENOENT, -EEXIST. */
 int store_delete(struct store *store, const char *key, const char *owner);
-/* Those whose key begins with the prefix, in no order. */
-void store_each(struct store *store, const char *prefix,
-		void (*each)(void *arg, const struct store_record *record), void *arg);
+/* A look at all records, in pieces, between which the store may change: a key that is there all the while
+ * comes once, with the value that it has then; one that comes later does not come. */
+struct store_walk {
+	struct wh_list link; /* in store.walks; zero: it has ended, or never begun */
+	struct wh_list *at;  /* the next one, in store.order */
+	uint64_t last;       /* number */
+};
+void store_walk_begin(struct store *store, struct store_walk *walk);
+/* NULL: there are no more. Good until the store is next asked for anything. One whose lease has run out may
+ * still be among them. */
+const struct store_record *store_walk_next(struct store *store, struct store_walk *walk);
+void store_walk_end(struct store_walk *walk);
 /* Let go of what has ended. To be called now and then. */
 void store_expire(struct store *store);
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+#define REGISTRY_LIST_MOST 10000 /* keys in a list */
+
+/* A list of keys as JSON, which is made while it is read. */
+struct registry_list;
+
+/* Of the keys that begin with the prefix. NULL: no memory. */
+struct registry_list *registry_list_new(struct store *store, const char *prefix);
+/* The next bytes, at least one and at the most so many; 0: that was all; -ENOMEM. However large the store
+ * is, it is not looked at for long. */
+ssize_t registry_list_read(struct registry_list *list, char *out, size_t most);
+void registry_list_free(struct registry_list *list);
 
 #endif

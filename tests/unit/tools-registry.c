@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry registry keeps, and that its log brings it back. */
+#include "../../tools/registry-list.c"
 #include "../../tools/registry-log.c"
 #include "../../tools/registry-store.c"
 
@@ -309,27 +310,203 @@ static void put__is_bounded(void **state)
 	store_close(&store);
 }
 
-static void count_one(void *arg, const struct store_record *record)
-{
-	(void)record;
-	++*(int *)arg;
-}
+/* ---- walks ----------------------------------------------------------------------------------- */
 
-static void each__by_prefix(void **state)
+static void open_in_memory(void)
 {
-	int count = 0;
 	uint64_t lost;
 
-	(void)state;
 	assert_int_equal(store_open(&store, NULL, LIMIT, NULL, &lost), 0);
-	assert_int_equal(put("a/1", "", 0, ""), 0);
-	assert_int_equal(put("a/2", "x", 60000, ""), 0);
+}
+
+static void put_number(int i, const char *value)
+{
+	char key[32];
+
+	snprintf(key, sizeof(key), "key/%d", i);
+	assert_int_equal(put(key, "", 0, value), 0);
+}
+
+static void delete_number(int i)
+{
+	char key[32];
+
+	snprintf(key, sizeof(key), "key/%d", i);
+	assert_int_equal(store_delete(&store, key, NULL), 0);
+}
+
+/* Of 1,000 keys the first 10 have been seen. */
+static void change_everything(void)
+{
+	for (int i = 1; i < 1000; i += 3)
+		put_number(i, "another one, which is longer");
+	for (int i = 2; i < 1000; i += 3)
+		delete_number(i);
+	for (int i = 1000; i < 3000; i++)
+		put_number(i, "late");
+}
+
+/* Keys go, come and change between two steps: those that stay come once, and those that come later do not. */
+static void walk__store_changes(void **state)
+{
+	const struct store_record *record;
+	int seen[3000] = { 0 }, number, step;
+	struct store_walk walk, other;
+
+	(void)state;
+	open_in_memory();
+	for (int i = 0; i < 1000; i++)
+		put_number(i, "old");
+	store_walk_begin(&store, &walk);
+	store_walk_begin(&store, &other);
+	for (step = 0; (record = store_walk_next(&store, &walk)); step++) {
+		number = atoi(record->key + 4);
+		seen[number]++;
+		assert_string_equal(record->value, step < 10 || number % 3 != 1 ? "old" : "another one, which is longer");
+		if (step == 9)
+			change_everything();
+		/* Of those that are left this is the next. */
+		if (step > 9 && number % 30 == 28 && number + 2 < 1000)
+			delete_number(number + 2);
+	}
+	for (int i = 0; i < 3000; i++)
+		assert_int_equal(seen[i], i < 10 || (i < 1000 && i % 3 != 2 && i % 30 != 0));
+	assert_null(store_walk_next(&store, &walk));
+	store_walk_end(&walk);
+	/* What a walk has not seen may all go. */
+	store.next_end = 0;
+	for (struct wh_list *l = store.order.next; l != &store.order; l = l->next)
+		wh_container(l, struct store_record, order)->ends = 0;
+	store_expire(&store);
+	assert_int_equal(store.count, 0);
+	assert_null(store_walk_next(&store, &other));
+	store_walk_end(&other);
+	store_close(&store);
+}
+
+/* ---- lists ----------------------------------------------------------------------------------- */
+
+/* All of a list, read in pieces of so many bytes. */
+static json_t *read_list(const char *prefix, size_t piece)
+{
+	struct registry_list *list = registry_list_new(&store, prefix);
+	size_t length = 0, room = 4 << 20;
+	char *text = malloc(room);
+	json_error_t error;
+	ssize_t got;
+	json_t *root;
+
+	assert_non_null(list);
+	assert_non_null(text);
+	while ((got = registry_list_read(list, text + length, piece)) > 0) {
+		assert_true((size_t)got <= piece);
+		length += (size_t)got;
+		assert_true(length + piece < room);
+	}
+	assert_int_equal(got, 0);
+	assert_int_equal(registry_list_read(list, text + length, piece), 0);
+	registry_list_free(list);
+	root = json_loadb(text, length, 0, &error);
+	if (!root)
+		fail_msg("%s at byte %d", error.text, error.position);
+	free(text);
+	assert_int_equal(json_integer_value(json_object_get(root, "schema")), 1);
+	return root;
+}
+
+static size_t list_count(json_t *root, bool more)
+{
+	size_t count = json_array_size(json_object_get(root, "keys"));
+
+	assert_true(json_is_boolean(json_object_get(root, "more")));
+	assert_int_equal(json_is_true(json_object_get(root, "more")), more);
+	json_decref(root);
+	return count;
+}
+
+static void list__by_prefix(void **state)
+{
+	const size_t pieces[] = { 1, 7, 100, 4096, 1 << 20 };
+	json_t *root, *key;
+
+	(void)state;
+	open_in_memory();
+	assert_int_equal(list_count(read_list("", 4096), false), 0);
+	assert_int_equal(put("a/\"1\\\n", "", 0, "12345"), 0);
 	assert_int_equal(put("b/1", "", 0, ""), 0);
-	store_each(&store, "a/", count_one, &count);
-	assert_int_equal(count, 2);
+	assert_int_equal(put("a/2", "x", 60000, ""), 0);
+	assert_int_equal(put("a/\xff", "", 0, "no UTF-8"), 0);
+	for (size_t i = 0; i < sizeof(pieces) / sizeof(*pieces); i++) {
+		root = read_list("a/", pieces[i]);
+		key = json_array_get(json_object_get(root, "keys"), 0);
+		assert_string_equal(json_string_value(json_object_get(key, "key")), "a/\"1\\\n");
+		assert_int_equal(json_integer_value(json_object_get(key, "bytes")), 5);
+		key = json_array_get(json_object_get(root, "keys"), 1);
+		assert_string_equal(json_string_value(json_object_get(key, "owner")), "x");
+		assert_int_equal(json_integer_value(json_object_get(key, "lease_ms")), 60000);
+		assert_int_equal(list_count(root, false), 2);
+	}
+	assert_int_equal(list_count(read_list("", 64), false), 3);
 	ends_in("a/2", 0);
-	store_each(&store, "", count_one, &count);
-	assert_int_equal(count, 4);
+	assert_int_equal(list_count(read_list("a/", 64), false), 1);
+	assert_int_equal(list_count(read_list("c", 64), false), 0);
+	store_close(&store);
+}
+
+static void list__has_an_end(void **state)
+{
+	(void)state;
+	open_in_memory();
+	for (int i = 0; i < REGISTRY_LIST_MOST; i++)
+		put_number(i, "");
+	assert_int_equal(list_count(read_list("key/", 4096), false), REGISTRY_LIST_MOST);
+	put_number(REGISTRY_LIST_MOST, "");
+	assert_int_equal(list_count(read_list("key/", 4096), true), REGISTRY_LIST_MOST);
+	store_close(&store);
+}
+
+/* However many keys there are that it is not about, a piece comes soon. */
+static void list__of_few_among_many(void **state)
+{
+	struct registry_list *list;
+	char piece[4096];
+	int pieces = 0;
+	ssize_t got;
+
+	(void)state;
+	open_in_memory();
+	for (int i = 0; i < 20000; i++)
+		put_number(i, "");
+	assert_int_equal(put("other", "", 0, ""), 0);
+	list = registry_list_new(&store, "other");
+	assert_non_null(list);
+	while ((got = registry_list_read(list, piece, sizeof(piece))) > 0)
+		pieces++;
+	assert_int_equal(got, 0);
+	assert_in_range(pieces, 20, 40);
+	registry_list_free(list);
+	assert_int_equal(list_count(read_list("other", 4096), false), 1);
+	store_close(&store);
+}
+
+/* One that nobody reads to its end does not keep what it has not come to. */
+static void list__given_up(void **state)
+{
+	struct registry_list *list;
+	char piece[64];
+
+	(void)state;
+	open_in_memory();
+	for (int i = 0; i < 100; i++)
+		put_number(i, "");
+	list = registry_list_new(&store, "");
+	assert_non_null(list);
+	assert_int_equal(registry_list_read(list, piece, sizeof(piece)), sizeof(piece));
+	for (int i = 0; i < 100; i++)
+		delete_number(i);
+	assert_int_equal(store.count, 0);
+	assert_int_equal(store.bytes, 0);
+	registry_list_free(list);
 	store_close(&store);
 }
 
@@ -346,7 +523,11 @@ int main(void)
 		cmocka_unit_test_setup_teardown(log__one_owner_at_a_time, begin, begin),
 		cmocka_unit_test_setup_teardown(log__is_made_smaller, begin, begin),
 		cmocka_unit_test_setup_teardown(put__is_bounded, begin, begin),
-		cmocka_unit_test_setup_teardown(each__by_prefix, begin, begin),
+		cmocka_unit_test_setup_teardown(walk__store_changes, begin, begin),
+		cmocka_unit_test_setup_teardown(list__by_prefix, begin, begin),
+		cmocka_unit_test_setup_teardown(list__has_an_end, begin, begin),
+		cmocka_unit_test_setup_teardown(list__of_few_among_many, begin, begin),
+		cmocka_unit_test_setup_teardown(list__given_up, begin, begin),
 	};
 	int failed;
 
