@@ -3,6 +3,17 @@
  * Data connections of the server. Requests come one after the other on each; all connections are
  * served by one thread, which never waits for a peer: what a peer does not send or take, the sweep
  * ends after a while.
+ *
+ * A read is begun after all writes that came before it, whatever their connections, and writes are begun in the order in
+ * which they came. epoll keeps it: edge-triggered, it hands out descriptors in the order in which they became ready.
+ * (Level-triggered it puts one that it has handed out back into its list at once, ahead of those where something comes
+ * before the next look.) For that each visit to a connection takes all that its socket has, or TURN, which is more; a
+ * new connection is visited when it is accepted; and a read that may have come later than its connection became ready,
+ * because that is new or because an unconfirmed write stands before it, is begun when all others that were ready have
+ * been visited. What is not known of two writes that came before the server looked is which is the older one, if one
+ * is on a new connection and the other is not, or stands behind another write.
+ *
+ * A request for bytes of an older write that has not come in full may have to wait: order.h.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -19,17 +30,26 @@
  * another connection, as many a second as that makes, after the first. */
 #define WINDOW (30 * WH_SECOND)
 #define LEAST (UINT64_C(1) << 20)
-#define TURN (UINT64_C(4) << 20)    /* bytes, before others have theirs */
+/* Bytes, before others have theirs: more than a socket's buffer holds, of 6 MiB where the system's limit is as usual. */
+#define TURN (UINT64_C(8) << 20)
+#define IMPATIENCE (WH_SECOND / 4)  /* how often it is seen whether a request has waited for too long */
+/* After the end of the peer's bytes no event comes any more: EPOLLRDHUP says that it is there to be read. */
+#define INPUT (EPOLLIN | EPOLLRDHUP | EPOLLET)
+#define OUTPUT (EPOLLOUT | EPOLLRDHUP | EPOLLET)
 #define DRAINED (UINT64_C(64) << 20) /* bytes of a refused request that are read and forgotten */
 
-enum stage { HEADER, RECEIVE, ANSWER, SEND, DRAIN };
+enum stage { HEADER, DEFERRED, WAIT, RECEIVE, ANSWER, SEND, DRAIN };
 
 struct data {
 	struct wh_source source;
 	struct wh_mooncake_guest guest;
 	struct wh_mooncake_server *server;
+	struct wh_mooncake_turn turn;
 	enum stage stage;
 	uint32_t events;
+	/* In this visit: what is less than was asked for may not be all there is; reads may have come later than what
+	 * other connections have. */
+	bool to_the_end, defer_reads;
 	unsigned char bytes[WH_MOONCAKE_HEADER]; /* of a header that comes or a status that goes */
 	size_t got;
 	struct wh_mooncake_request request;
@@ -45,6 +65,9 @@ static void drop(struct data *data)
 
 	wh_loop_remove(&server->loop, &data->source);
 	wh_mooncake_crowd_leave(&server->moving, &data->guest);
+	wh_mooncake_turn_close(&server->order, &data->turn);
+	if (!wh_list_empty(&server->order.due))
+		wh_loop_post(&server->loop, &server->resume);
 	close(data->source.fd);
 	free(data);
 }
@@ -102,6 +125,44 @@ static ssize_t refuse(struct data *data)
 	return 1;
 }
 
+/* A write of which the client does not learn when it is over. */
+static bool data_is_unconfirmed(const struct data *data)
+{
+	return data->request.write && !data->request.status;
+}
+
+static void data_start(struct data *data)
+{
+	if (data->request.write)
+		data->stage = RECEIVE;
+	else if (data->request.status)
+		answer(data, WH_MOONCAKE_OK);
+	else
+		data->stage = SEND;
+}
+
+static ssize_t data_wait(struct data *data)
+{
+	struct wh_mooncake_server *server = data->server;
+
+	data->stage = WAIT;
+	if (!server->patience.link.next)
+		wh_timer_set(&server->loop, &server->patience, wh_now() + IMPATIENCE);
+	return 0;
+}
+
+/* In its turn among the requests of its address. */
+static ssize_t data_begin(struct data *data)
+{
+	const struct wh_mooncake_request *request = &data->request;
+
+	if (!wh_mooncake_turn_begin(&data->server->order, &data->turn, request->address, request->length,
+				    data_is_unconfirmed(data), data->since))
+		return data_wait(data);
+	data_start(data);
+	return 1;
+}
+
 static ssize_t begin(struct data *data)
 {
 	struct wh_mooncake_request *request = &data->request;
@@ -118,13 +179,11 @@ static ssize_t begin(struct data *data)
 				request->write ? "write" : "read", request->length, request->address, why);
 		return refuse(data);
 	}
-	if (request->write)
-		data->stage = RECEIVE;
-	else if (request->status)
-		answer(data, WH_MOONCAKE_OK);
-	else
-		data->stage = SEND;
-	return 1;
+	if (data->defer_reads && !request->write) {
+		data->stage = DEFERRED;
+		return 0;
+	}
+	return data_begin(data);
 }
 
 static void end(struct data *data)
@@ -188,12 +247,17 @@ static ssize_t receive(struct data *data)
 	if (copy(data, (size_t)bytes))
 		return refuse(data);
 	data->done += (uint64_t)bytes;
+	if (data_is_unconfirmed(data))
+		wh_mooncake_turn_moved(&data->turn, wh_now());
 	if (data->done < data->request.length)
-		return (size_t)bytes < length ? 0 : bytes; /* that was all there is */
-	if (data->request.status)
+		return (size_t)bytes < length && !data->to_the_end ? 0 : bytes; /* that was all there is */
+	if (data->request.status) {
 		answer(data, WH_MOONCAKE_OK);
-	else
+	} else {
+		wh_mooncake_turn_end(&data->server->order, &data->turn);
+		data->defer_reads = true;
 		end(data);
+	}
 	return bytes;
 }
 
@@ -255,6 +319,10 @@ static ssize_t step(struct data *data)
 	switch (data->stage) {
 	case HEADER:
 		return take_header(data);
+	case DEFERRED:
+		return data_begin(data);
+	case WAIT:
+		return 0;
 	case RECEIVE:
 		return receive(data);
 	case ANSWER:
@@ -269,29 +337,76 @@ static ssize_t step(struct data *data)
 
 /* ---- connections --------------------------------------------------------------------------- */
 
-static void ready(struct wh_source *source, uint32_t events)
+/* Do what can be done now. `events`: what epoll said; EPOLLRDHUP: there may be anything; 0: it is new, and there may be
+ * anything. False: the connection is gone. */
+static bool data_visit(struct data *data, uint32_t events)
 {
-	struct data *data = wh_container(source, struct data, source);
 	struct wh_mooncake_server *server = data->server;
 	uint64_t moved = 0;
 	uint32_t wanted;
 	ssize_t bytes;
 
-	(void)events;
+	data->to_the_end = !events || events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR);
+	data->defer_reads = !events;
 	while ((bytes = step(data)) > 0 && moved < TURN)
 		moved += (uint64_t)bytes;
+	server->moved += moved;
 	if (bytes < 0) {
 		drop(data);
-		return;
+		return false;
 	}
 	if (moved) {
 		wh_list_remove(&data->guest.link);
 		wh_list_append(&server->moving.guests, &data->guest.link);
 	}
-	wanted = data->stage == ANSWER || data->stage == SEND ? EPOLLOUT : EPOLLIN;
-	if (wanted != data->events)
+	/* Room to send in, which there is, puts a deferred one behind all that are ready. */
+	wanted = data->stage == DEFERRED || data->stage == ANSWER || data->stage == SEND ? OUTPUT : INPUT;
+	/* Neither what is still there after TURN nor room that was there before causes an event of its own. */
+	if (wanted != data->events || bytes > 0 || data->stage == DEFERRED)
 		wh_loop_modify(&server->loop, &data->source, wanted);
 	data->events = wanted;
+	return true;
+}
+
+/* Go on with requests that need not wait any longer, before newer ones are begun. */
+static void data_resume(struct wh_mooncake_server *server)
+{
+	struct wh_mooncake_turn *turn;
+
+	while ((turn = wh_mooncake_order_next(&server->order))) {
+		struct data *data = wh_container(turn, struct data, turn);
+
+		look(data, 0);
+		wh_mooncake_turn_moved(turn, data->since);
+		data_start(data);
+		data_visit(data, EPOLLRDHUP);
+	}
+}
+
+static void resume(struct wh_task *task)
+{
+	data_resume(wh_container(task, struct wh_mooncake_server, resume));
+}
+
+static void patience(struct wh_timer *timer)
+{
+	struct wh_mooncake_server *server = wh_container(timer, struct wh_mooncake_server, patience);
+	int64_t now = wh_now();
+
+	if (wh_mooncake_order_expire(&server->order, now))
+		wh_mooncake_log(server, "an unfinished write is not waited for any longer by requests of the same address");
+	data_resume(server);
+	if (!wh_list_empty(&server->order.waiting))
+		wh_timer_set(&server->loop, timer, now + IMPATIENCE);
+}
+
+static void ready(struct wh_source *source, uint32_t events)
+{
+	struct data *data = wh_container(source, struct data, source);
+	struct wh_mooncake_server *server = data->server;
+
+	data_visit(data, events);
+	data_resume(server);
 }
 
 static bool is_idle(const struct data *data)
@@ -321,6 +436,9 @@ void wh_mooncake_data_open(struct wh_mooncake_server *server)
 {
 	server->moving = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
 	wh_list_init(&server->moving.guests);
+	wh_mooncake_order_open(&server->order);
+	server->resume.run = resume;
+	server->patience.fire = patience;
 }
 
 bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
@@ -354,13 +472,13 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const 
 	wh_mooncake_socket_tune(fd, from);
 	data->source = (struct wh_source){ .fd = fd, .ready = ready };
 	data->server = server;
-	data->events = EPOLLIN;
-	if (wh_loop_add(&server->loop, &data->source, EPOLLIN)) {
-		close(fd);
-		free(data);
-		return;
-	}
+	data->events = INPUT;
 	wh_mooncake_crowd_enter(&server->moving, &data->guest, from);
+	wh_mooncake_turn_open(&data->turn, data->guest.place);
+	/* What it has brought is older than what older connections are going to have. */
+	if (data_visit(data, 0) && wh_loop_add(&server->loop, &data->source, data->events))
+		drop(data);
+	data_resume(server);
 }
 
 /* The same memory among those that are published now, else NULL. */

@@ -5,6 +5,7 @@
 
 #include "mooncake/crowd.h"
 #include "mooncake/mooncake.h"
+#include "mooncake/order.h"
 #include "util/clock.h"
 #include "util/list.h"
 #include "util/loop.h"
@@ -12,6 +13,8 @@
 struct wh_mooncake_listener {
 	struct wh_source source;
 	struct wh_mooncake_server *server;
+	uint32_t events;    /* what `source` waits for */
+	unsigned at_a_time; /* connections that are accepted before others have their turn */
 	void (*accepted)(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from);
 	char address[64];
 };
@@ -26,6 +29,10 @@ struct wh_mooncake_server {
 	/* The loop's thread only. */
 	struct wh_mooncake_crowd asking; /* control connections, the oldest first */
 	struct wh_mooncake_crowd moving; /* data connections, the one that has been still for longest first */
+	struct wh_mooncake_order order;  /* of their requests */
+	struct wh_task resume;           /* requests that need not wait any longer */
+	struct wh_timer patience;        /* while requests wait */
+	uint64_t moved;                  /* bytes of data connections */
 };
 
 void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)

@@ -17,6 +17,10 @@
 #define HELD_PLACE (32 << 20)     /* bytes of their questions and answers */
 #define PATIENCE (10 * WH_SECOND) /* for all of a question and its answer */
 #define FIRST_ROOM 4096           /* bytes; more as they come */
+/* Connections that are accepted before others have their turn, and the bytes that these may bring with them. */
+#define CONTROL_AT_A_TIME 16
+#define DATA_AT_A_TIME 1024
+#define AT_A_TIME_BYTES (UINT64_C(64) << 20)
 
 enum stage { HEAD, BODY, REPLY, GOODBYE };
 
@@ -342,36 +346,41 @@ static void control_accepted(struct wh_mooncake_server *server, int fd, const st
 
 /* ---- listeners ----------------------------------------------------------------------------- */
 
-static void cannot_accept(struct wh_mooncake_listener *listener, int error)
+/* True: try again, the next one may do. */
+static bool cannot_accept(struct wh_mooncake_listener *listener, int error)
 {
 	bool files = error == EMFILE || error == ENFILE;
 
+	if (error == EAGAIN)
+		return false;
 	if ((!files && error != ENOMEM && error != ENOBUFS) ||
 	    (files && wh_mooncake_data_yield(listener->server)))
-		return;
+		return true;
 	/* It stays in the backlog until the next sweep; do not spin on it. */
 	wh_mooncake_log(listener->server, "a connection has to wait: %s", strerror(error));
 	wh_loop_modify(&listener->server->loop, &listener->source, 0);
+	return false;
 }
 
 static void accept_ready(struct wh_source *source, uint32_t events)
 {
 	struct wh_mooncake_listener *listener = wh_container(source, struct wh_mooncake_listener, source);
 	struct wh_mooncake_server *server = listener->server;
+	uint64_t before = server->moved;
 
 	(void)events;
-	/* A few in each turn; the rest is still there in the next one. */
-	for (int turn = 0; turn < 16; turn++) {
+	for (unsigned i = 0; i < listener->at_a_time && server->moved - before < AT_A_TIME_BYTES; i++) {
 		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
 		socklen_t length = sizeof(from);
 		int fd = accept4(source->fd, (struct sockaddr *)&from, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
-		if (fd < 0) {
-			cannot_accept(listener, errno);
-			break;
-		}
-		listener->accepted(server, fd, &from);
+		if (fd >= 0)
+			listener->accepted(server, fd, &from);
+		else if (!cannot_accept(listener, errno))
+			return;
 	}
+	/* The rest is still there in the next turn. */
+	wh_loop_modify(&server->loop, source, listener->events);
 }
 
 static int listen_at(struct wh_mooncake_listener *listener, const char *where)
@@ -430,8 +439,8 @@ static void sweep(struct wh_timer *timer)
 		drop(oldest);
 	}
 	wh_mooncake_data_sweep(server, false);
-	wh_loop_modify(&server->loop, &server->control.source, EPOLLIN);
-	wh_loop_modify(&server->loop, &server->data.source, EPOLLIN);
+	wh_loop_modify(&server->loop, &server->control.source, server->control.events);
+	wh_loop_modify(&server->loop, &server->data.source, server->data.events);
 	wh_timer_set(&server->loop, timer, now + WH_SECOND);
 }
 
@@ -446,9 +455,9 @@ static void start(void *argument)
 	struct start *start = argument;
 	struct wh_mooncake_server *server = start->server;
 
-	start->error = wh_loop_add(&server->loop, &server->control.source, EPOLLIN);
+	start->error = wh_loop_add(&server->loop, &server->control.source, server->control.events);
 	if (!start->error) {
-		start->error = wh_loop_add(&server->loop, &server->data.source, EPOLLIN);
+		start->error = wh_loop_add(&server->loop, &server->data.source, server->data.events);
 		if (start->error)
 			wh_loop_remove(&server->loop, &server->control.source);
 	}
@@ -463,6 +472,7 @@ static void stop(void *argument)
 	struct wh_mooncake_server *server = argument;
 
 	wh_timer_clear(&server->sweep);
+	wh_timer_clear(&server->patience);
 	wh_loop_remove(&server->loop, &server->control.source);
 	wh_loop_remove(&server->loop, &server->data.source);
 	wh_mooncake_data_sweep(server, true);
@@ -497,9 +507,15 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct w
 	server->control = (struct wh_mooncake_listener){
 		.source = { .fd = -1, .ready = accept_ready },
 		.server = server,
+		.events = EPOLLIN,
+		.at_a_time = CONTROL_AT_A_TIME,
 		.accepted = control_accepted,
 	};
 	server->data = server->control;
+	/* Requests are looked at in the order in which they have come (data.c), those on new connections, too: all that
+	 * are there are accepted before older connections are looked at again. */
+	server->data.events = EPOLLIN | EPOLLET;
+	server->data.at_a_time = DATA_AT_A_TIME;
 	server->data.accepted = wh_mooncake_data_accepted;
 	server->sweep.fire = sweep;
 	server->asking = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
