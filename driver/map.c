@@ -192,8 +192,11 @@ int map_window(struct file *file, struct vm_area_struct *area)
 	if (!region)
 		return -EINVAL;
 
+	/* A window begins with a GPU page. Whoever pinned from within one and took the window's first
+	 * byte for the first of what was asked for would write over what is before it. */
 	mutex_lock(&region->lock);
-	if (!region->table || region->windows || area->vm_end - area->vm_start > region->size)
+	if (!region->aligned || !region->table || region->windows ||
+	    area->vm_end - area->vm_start > region->size)
 		goto err_unlock;
 	region->mapped_as = region->requested ? region->requested : map_default(region);
 	if (region->mapped_as == GDRDRV_MAPPING_WC)

@@ -155,6 +155,7 @@ static int region_round(struct region *region, u64 address, u64 size)
 	if (!address || !size || check_add_overflow(address, size, &end) ||
 	    check_add_overflow(end, GPU_PAGE_SIZE - 1, &end) || size > LARGEST_PIN)
 		return -EINVAL;
+	region->aligned = IS_ALIGNED(address, GPU_PAGE_SIZE);
 	region->address = address & ~(GPU_PAGE_SIZE - 1);
 	region->size = (end & ~(GPU_PAGE_SIZE - 1)) - region->address;
 	return 0;

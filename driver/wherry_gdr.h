@@ -29,6 +29,7 @@ struct region {
 	struct kref references;
 	u64 handle; /* the page offset of its window */
 	u64 address, size;
+	bool aligned; /* what was asked for begins where the first GPU page does */
 	u64 token;
 	u32 va_space;
 	bool persistent;

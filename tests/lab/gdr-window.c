@@ -85,21 +85,38 @@ static void window__large(void **state)
 	window_close(&window);
 }
 
-/* An address within a page: the window begins at info.va, which is rounded down. */
+/* A pin from within a GPU page: its window would begin with the page, before what was asked for. */
 static void window__of_an_unaligned_address(void **state)
 {
+	static const struct { uint64_t offset, size; } pins[] = {
+		{ PAGE + 256, PAGE }, { PAGE / 2, 8 }, { 1, 1 }, { 4096, PAGE - 4096 },
+		{ PAGE - 1, 2 }, { 2 * PAGE + 1, 2 * PAGE - 1 },
+	};
+	struct info_v2 info;
 	struct memory memory;
 	unsigned char *bytes;
 	uint64_t handle;
 	int fd = gdr_open();
+	size_t i;
 
 	(void)state;
-	gpu_alloc(&memory, 3 * PAGE, 0);
-	ok(gdr_pin(fd, memory.address + PAGE + 256, PAGE, &handle));
-	ok(gdr_map(fd, handle, 2 * PAGE, &bytes));
-	fill(bytes + 256, 4096, 5);
-	assert_true(is_filled(gpu_page(&memory, 1) + 256, 4096, 5));
-	munmap(bytes, 2 * PAGE);
+	gpu_alloc(&memory, 4 * PAGE, 0);
+	fill(memory.bytes, memory.size, 5);
+	for (i = 0; i < sizeof(pins) / sizeof(*pins); i++) {
+		ok(gdr_pin(fd, memory.address + pins[i].offset, pins[i].size, &handle));
+		info = (struct info_v2) { .handle = handle };
+		ok(gdr_ioctl(fd, IOC_INFO_V2, &info));
+		refused(EINVAL, gdr_map(fd, handle, 4096, &bytes));
+		refused(EINVAL, gdr_map(fd, handle, info.mapped_size, &bytes));
+		assert_int_equal(gdr_type(fd, handle), NONE);
+		ok(gdr_unpin(fd, handle));
+	}
+	/* What begins with a page may end anywhere. */
+	ok(gdr_pin(fd, memory.address + PAGE, 8, &handle));
+	ok(gdr_map(fd, handle, PAGE, &bytes));
+	assert_true(!memcmp(bytes, gpu_page(&memory, 1), PAGE));
+	munmap(bytes, PAGE);
+	assert_true(is_filled(memory.bytes, memory.size, 5));
 	ok(close(fd));
 	ok(gpu_free(&memory));
 }
