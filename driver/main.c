@@ -6,6 +6,7 @@
 #include <linux/module.h>
 #include <linux/namei.h>
 #include <linux/proc_fs.h>
+#include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
 #include <linux/seq_file.h>
 #include <linux/slab.h>
@@ -44,7 +45,7 @@ MODULE_PARM_DESC(use_persistent_mapping,
 
 bool is_owner(const struct client *client)
 {
-	return client->owner == task_tgid(current);
+	return client->space == current->mm && client->owner == task_tgid(current);
 }
 
 static int do_pin(struct file *file, void *arguments)
@@ -233,10 +234,15 @@ static long device_ioctl(struct file *file, unsigned int number, unsigned long a
 
 static int device_open(struct inode *inode, struct file *file)
 {
-	struct client *client = kzalloc(sizeof(*client), GFP_KERNEL);
+	struct client *client;
 
+	if (!current->mm)
+		return -EACCES; /* a thread of the kernel's has no memory to pin */
+	client = kzalloc(sizeof(*client), GFP_KERNEL);
 	if (!client)
 		return -ENOMEM;
+	client->space = current->mm;
+	mmgrab(client->space);
 	client->owner = get_pid(task_tgid(current));
 	xa_init(&client->regions);
 	file->private_data = client;
@@ -250,6 +256,7 @@ static int device_release(struct inode *inode, struct file *file)
 
 	region_release_all(client);
 	put_pid(client->owner);
+	mmdrop(client->space);
 	kfree(client);
 	return 0;
 }

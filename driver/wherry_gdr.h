@@ -19,7 +19,10 @@
 
 /* One open file. */
 struct client {
-	struct pid *owner; /* a reference, since a process id comes back */
+	/* The process that opened it, with references, since addresses and numbers come again. The
+	 * address space tells a process from itself after exec(), the id from a child of vfork(). */
+	struct mm_struct *space;
+	struct pid *owner;
 	struct xarray regions; /* by handle; holds a reference to each */
 };
 

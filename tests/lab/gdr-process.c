@@ -271,20 +271,39 @@ static void die__with_pins(void **state)
 	}
 }
 
-/* The same process, another program: the descriptor stays its own if it is kept. */
-static void exec__keeps_the_owner(void **state)
+/* The second program of the test below. */
+int after_exec(int fd, uint64_t handle)
 {
-	int status, fd;
-	char number[16];
+	struct pinned pinned = { .fd = fd, .handle = handle };
+	long left = gdr_is_persistent(); /* other pages went with the memory */
+
+	be_refused(&pinned);
+	child_check(gdr_refcount() == left);
+	child_check(!close(fd));
+	child_check(gdr_refcount() == 0);
+	return 0;
+}
+
+/* The same process, another program: what was pinned before is none of its business, though it got
+ * the descriptor and so is the last to close it. */
+static void exec__ends_ownership(void **state)
+{
+	char number[16], handle[24];
+	struct pinned pinned;
+	int status;
 	pid_t child;
 
 	(void)state;
 	child = fork();
 	assert_true(child >= 0);
 	if (!child) {
-		fd = open("/dev/gdrdrv", O_RDWR);
-		snprintf(number, sizeof(number), "%d", fd);
-		execl("/proc/self/exe", "lab-gdr", "after-exec", number, NULL);
+		pinned.fd = open("/dev/gdrdrv", O_RDWR);
+		gpu_alloc(&pinned.memory, PAGE, 0);
+		child_check(!gdr_pin(pinned.fd, pinned.memory.address, PAGE, &pinned.handle));
+		child_check(!gdr_map(pinned.fd, pinned.handle, PAGE, &pinned.bytes));
+		snprintf(number, sizeof(number), "%d", pinned.fd);
+		snprintf(handle, sizeof(handle), "%llu", (unsigned long long)pinned.handle);
+		execl("/proc/self/exe", "lab-gdr", "after-exec", number, handle, NULL);
 		_exit(1);
 	}
 	assert_int_equal(waitpid(child, &status, 0), child);
@@ -321,7 +340,7 @@ int test_processes(void)
 		gdr_test(pass__from_a_child),
 		gdr_test(pass__process_id_again),
 		gdr_test(die__with_pins),
-		gdr_test(exec__keeps_the_owner),
+		gdr_test(exec__ends_ownership),
 		gdr_test(clone__shares_memory),
 	};
 

@@ -324,6 +324,16 @@ static int lost(void)
 	return gpu_free(&memory) || nothing_left(NULL);
 }
 
+static int version(void)
+{
+	struct version version;
+
+	if (gdr_ioctl(gdr_open(), IOC_VERSION, &version))
+		return 1;
+	printf("%u.%u\n", version.driver >> 16, version.driver & 0xffff);
+	return 0;
+}
+
 /* The memory at the start of the BAR, whose bytes the machine outside has written, and reads when
  * the lab is gone. */
 static int host(void)
@@ -390,11 +400,13 @@ int main(int argc, char **argv)
 		return host();
 	if (!strcmp(what, "lost"))
 		return lost();
+	if (!strcmp(what, "version"))
+		return version();
 	if (!strcmp(what, "after-exec")) /* a test's second program */
-		return argc < 3 || gdr_ioctl(atoi(argv[2]), IOC_VERSION, &(struct version) { 0 });
+		return argc > 3 ? after_exec(atoi(argv[2]), strtoull(argv[3], NULL, 10)) : 64;
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|measure|cuda LIBCUDA|\n"
+	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|version|measure|cuda LIBCUDA|\n"
 	      "       stress SECONDS|fuzz SECONDS|outside-before FILE|outside-after FILE\n", stderr);
 	return 64;
 }

@@ -162,5 +162,6 @@ int test_cuda(const char *path);
 int stress(double seconds);
 int fuzz(double seconds);
 int measure(void);
+int after_exec(int fd, uint64_t handle);
 
 #endif
