@@ -298,8 +298,10 @@ static int show_refcount(struct seq_file *file, void *data)
 	return 0;
 }
 
-/* Another driver of that name. The kernel would warn with a stack, and might go on with the other's
- * file. */
+/* Another driver of that interface: NVIDIA's gdrdrv has the directory. Making it a second time, the
+ * kernel warns with a stack, which panic_on_warn turns into a panic; and it has no way to ask but by
+ * path. Looked for is only what the kernel itself makes. Where proc or sysfs is mounted elsewhere the
+ * kernel's own refusal is what remains. */
 static int __init check_free(const char *name)
 {
 	struct path path;
@@ -307,7 +309,7 @@ static int __init check_free(const char *name)
 	if (kern_path(name, 0, &path))
 		return 0;
 	path_put(&path);
-	pr_err("%s is there already: unload NVIDIA's gdrdrv, or remove what it left\n", name);
+	pr_err("%s is there already: unload the other driver of that name (NVIDIA's gdrdrv?)\n", name);
 	return -EEXIST;
 }
 
@@ -329,7 +331,7 @@ static struct proc_dir_entry *proc;
 
 static int __init wherry_gdr_init(void)
 {
-	static const char *const names[] __initconst = { "/proc/driver/gdrdrv", "/dev/gdrdrv",
+	static const char *const names[] __initconst = { "/proc/driver/gdrdrv",
 							 "/sys/class/misc/gdrdrv" };
 	int error = 0;
 
