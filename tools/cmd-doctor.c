@@ -23,6 +23,12 @@
 static const struct check *const lists[] = { doctor_gpu_checks, doctor_pci_checks,
 					     doctor_nic_checks, doctor_host_checks };
 
+static const char *const absences[] = {
+	[ABSENT_GPU] = "no NVIDIA GPU here",
+	[ABSENT_NIC] = "no RDMA NIC here",
+	[ABSENT_PCI] = "no GPU and no RDMA NIC in PCI",
+};
+
 static const char *const words[] = { [PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN",
 				     [WARN] = "WARN", [FAIL] = "FAIL" };
 
@@ -47,6 +53,12 @@ void found(struct finding *finding, enum verdict verdict, const char *format, ..
 	va_start(list, format);
 	vsnprintf(finding->evidence + used, sizeof(finding->evidence) - used, format, list);
 	va_end(list);
+}
+
+void found_absent(struct finding *finding, enum absent what)
+{
+	finding->absent = what;
+	found(finding, INFO, "%s", absences[what]);
 }
 
 void advise(struct finding *finding, const char *format, ...)
@@ -364,18 +376,79 @@ static const char *tint(const struct screen *screen, enum verdict verdict)
 #define NARROW 60
 
 /* What stands before the evidence: on a narrow screen a line of its own. */
-static void print_name(const struct check *check, enum verdict verdict, const struct screen *screen,
-		       int columns)
+static void print_name(const char *name, enum verdict verdict, const struct screen *screen, int columns)
 {
 	const char *word = words[verdict];
 
 	if (columns >= NARROW) {
-		printf("%s%-7s%s %-14s ", tint(screen, verdict), word, screen_plain(screen), check->id);
+		printf("%s%-7s%s %-14s ", tint(screen, verdict), word, screen_plain(screen), name);
 		return;
 	}
 	printf("%s%s%s", tint(screen, verdict), word, screen_plain(screen));
-	text_fold(stdout, check->id, 2, (int)strlen(word), columns);
+	text_fold(stdout, name, 2, (int)strlen(word), columns);
 	fputs("  ", stdout);
+}
+
+/* Nothing but that the machine does not have what it looks at. */
+static bool is_absent(const struct finding *finding)
+{
+	return finding->absent && !*finding->fix && strcmp(finding->evidence, absences[finding->absent]) == 0;
+}
+
+/* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been named. */
+static void absent_name(const struct check *const *checks, const struct finding *findings, size_t count, size_t at,
+			char *out, size_t size)
+{
+	size_t length = strcspn(checks[at]->id, ".");
+
+	snprintf(out, size, "%.*s", (int)length, checks[at]->id);
+	for (size_t i = 0; i < count; i++) {
+		if (!covers(out, length, checks[i]->id))
+			continue;
+		if (!is_absent(&findings[i])) {
+			snprintf(out, size, "%s", checks[at]->id);
+			return;
+		}
+	}
+	for (size_t i = 0; i < at; i++)
+		if (covers(out, length, checks[i]->id)) {
+			*out = '\0';
+			return;
+		}
+}
+
+/* All that have nothing to look at, in one line. */
+static void print_absent(const struct check *const *checks, const struct finding *findings, size_t count,
+			 const struct screen *screen, int columns, int indent)
+{
+	bool seen[ABSENT_PCI + 1] = { false };
+	char text[1024] = "", name[64];
+	size_t used = 0, absent = 0;
+
+	for (size_t i = 0; i < count; i++)
+		if (is_absent(&findings[i])) {
+			seen[findings[i].absent] = true;
+			absent++;
+		}
+	/* The two say it. */
+	seen[ABSENT_PCI] &= !seen[ABSENT_GPU] || !seen[ABSENT_NIC];
+	for (int what = ABSENT_GPU; what <= ABSENT_PCI; what++)
+		if (seen[what])
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? "; " : "",
+						 absences[what]);
+	used += (size_t)snprintf(text + used, sizeof(text) - used, " (");
+	for (size_t i = 0, named = 0; i < count; i++) {
+		if (!is_absent(&findings[i]))
+			continue;
+		absent_name(checks, findings, count, i, name, sizeof(name));
+		if (*name && used < sizeof(text))
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", named++ ? ", " : "", name);
+	}
+	if (used < sizeof(text))
+		snprintf(text + used, sizeof(text) - used, ")");
+	snprintf(name, sizeof(name), "%zu checks", absent);
+	print_name(name, INFO, screen, columns);
+	text_fold(stdout, text, indent, indent, columns);
 }
 
 static void print(const struct check *const *checks, const struct finding *findings, size_t count,
@@ -383,22 +456,28 @@ static void print(const struct check *const *checks, const struct finding *findi
 {
 	int columns = screen->columns ? screen->columns : SCREEN_COLUMNS,
 	    indent = columns < NARROW ? 2 : 23;
-	size_t totals[FAIL + 1] = { 0 };
+	size_t totals[FAIL + 1] = { 0 }, absent = 0;
 	char sums[128];
 
+	for (size_t i = 0; i < count; i++)
+		absent += is_absent(&findings[i]);
 	for (size_t i = 0; i < count; i++) {
 		const struct finding *finding = &findings[i];
 
 		totals[finding->verdict]++;
-		print_name(checks[i], finding->verdict, screen, columns);
+		if (absent > 1 && is_absent(finding))
+			continue;
+		print_name(checks[i]->id, finding->verdict, screen, columns);
 		text_fold(stdout, finding->evidence, indent, indent, columns);
 		if (*finding->fix) {
 			printf("%*s%s", indent, "", screen->ascii ? "-> " : "\u2192 ");
 			text_fold(stdout, finding->fix, indent + 3, indent + 3, columns);
 		}
 	}
+	if (absent > 1)
+		print_absent(checks, findings, count, screen, columns, indent);
 	snprintf(sums, sizeof(sums),
-		 "%zu passed, %zu to know, %zu warnings, %zu failed, %zu could not be told",
+		 "%zu passed, %zu informational, %zu warnings, %zu failed, %zu unknown",
 		 totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);
 	putchar('\n');
 	text_fold(stdout, sums, 0, 0, columns);

@@ -11,11 +11,6 @@ static const char open_modules[] =
 	"install the open kernel modules (nvidia-open, or the .run file with -M=open): the closed "
 	"ones export no dma-buf";
 
-static void no_gpu(struct finding *finding)
-{
-	found(finding, INFO, "no NVIDIA GPU here");
-}
-
 /* ---- the driver ------------------------------------------------------------------------------ */
 
 static void driver_flavour(const struct doctor *doctor, struct finding *finding)
@@ -25,7 +20,7 @@ static void driver_flavour(const struct doctor *doctor, struct finding *finding)
 	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
 
 	if (length == -ENOENT && !doctor_gpus(doctor)) {
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 	} else if (length == -ENOENT) {
 		found(finding, FAIL, "a GPU, but no %s: no driver is loaded", path);
 		advise(finding, "modprobe nvidia; dmesg says why it does not load");
@@ -54,7 +49,7 @@ static void driver_nvml(const struct doctor *doctor, struct finding *finding)
 	} else if (doctor->nvml) {
 		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
 	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 	} else if (doctor->nvml_error == -EACCES || doctor->nvml_error == -EPERM) {
 		found(finding, UNKNOWN, "%s", doctor->nvml_why);
 	} else {
@@ -74,7 +69,7 @@ static bool without_nvml(const struct doctor *doctor, struct finding *finding)
 	if (doctor->nvml && doctor_gpus(doctor))
 		return false;
 	if (!doctor_gpus(doctor) && !doctor->late)
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 	else
 		found(finding, UNKNOWN, "NVML cannot be asked");
 	return true;
@@ -205,7 +200,7 @@ static bool without_cuda(const struct doctor *doctor, struct finding *finding)
 						      "the CUDA driver did not answer in time" :
 						      "the recorded tree has no cuda.txt");
 	else if (!doctor_gpus(doctor))
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 	else
 		found(finding, FAIL, "%s", doctor->cuda.why);
 	if (finding->verdict == FAIL)
@@ -329,7 +324,7 @@ static void gpu_imex(const struct doctor *doctor, struct finding *finding)
 	} else if (error && error != -ENOENT) {
 		found(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
 	} else if (!doctor_gpus(doctor)) {
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 	} else {
 		found(finding, INFO,
 		      "no IMEX channel: memory cannot be shared with other hosts over "
@@ -365,7 +360,7 @@ static void gpu_files(const struct doctor *doctor, struct finding *finding)
 	size_t count = 0;
 
 	if (!doctor_gpus(doctor) && wh_tree_exists(&doctor->tree, "/dev/nvidiactl")) {
-		no_gpu(finding);
+		found_absent(finding, ABSENT_GPU);
 		return;
 	}
 	check_file(doctor, "/dev/nvidiactl", finding);

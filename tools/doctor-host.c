@@ -86,7 +86,7 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 	bool opens = false;
 
 	if (!doctor_gpus(doctor)) {
-		found(finding, INFO, "no NVIDIA GPU here");
+		found_absent(finding, ABSENT_GPU);
 		return;
 	}
 	if (!wh_tree_is_live(&doctor->tree) || doctor->cuda.count)
@@ -174,31 +174,57 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
+/* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
+static void chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out, size_t size)
+{
+	char line[128] = "", *word;
+
+	wh_tree_line(&doctor->tree, folder, file, line, sizeof(line));
+	word = strchr(line, '[');
+	snprintf(out, size, "%.*s", word ? (int)strcspn(word + 1, "]") : 0, word ? word + 1 : "");
+}
+
+/* Memory of the kind 'huge' is of pages of 2 MiB from the pool, if it has enough. Else it is of small pages that
+ * the kernel is asked to make transparent huge ones. */
 static void mem_huge(const struct doctor *doctor, struct finding *finding)
 {
-	static const char folder[] = "/sys/kernel/mm/hugepages";
-	struct wh_tree_names names;
-	int64_t reserved, all = 0;
-	int error = wh_tree_list(&doctor->tree, folder, &names);
+	static const char folder[] = "/sys/kernel/mm/hugepages", size[] = "/sys/kernel/mm/hugepages/hugepages-2048kB",
+			  transparent[] = "/sys/kernel/mm/transparent_hugepage";
+	int64_t pool = 0, left = 0, more = 0;
+	struct wh_tree_names sizes;
+	int error = wh_tree_list(&doctor->tree, folder, &sizes);
+	char word[32];
 
-	for (size_t i = 0; i < names.count; i++) {
-		char path[WH_TREE_PATH];
-
-		snprintf(path, sizeof(path), "%s/%.64s", folder, names.name[i]);
-		if (wh_tree_number(&doctor->tree, path, "nr_hugepages", &reserved))
-			continue;
-		all += reserved;
-		if (reserved > 0)
-			found(finding, PASS, "%lld of %s", (long long)reserved, names.name[i]);
-	}
-	if (error || !names.count) {
+	if (error || !sizes.count)
 		found(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
-	} else if (!all) {
-		found(finding, INFO,
-		      "none is reserved: memory of the kind 'huge' is not to be had");
-		advise(finding, "sysctl vm.nr_hugepages=N, of 2 MiB each");
+	wh_tree_names_free(&sizes);
+	if (finding->verdict == UNKNOWN)
+		return;
+	/* Where there are other sizes alone it has none. */
+	error = wh_tree_number(&doctor->tree, size, "nr_hugepages", &pool);
+	if (error && error != -ENOENT) {
+		found(finding, UNKNOWN, "%s: %s", size, strerror(-error));
+		return;
 	}
-	wh_tree_names_free(&names);
+	if (wh_tree_number(&doctor->tree, size, "free_hugepages", &left))
+		left = pool;
+	wh_tree_number(&doctor->tree, size, "nr_overcommit_hugepages", &more);
+	if (left > 0 || more > 0) {
+		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free", (long long)pool,
+		      (long long)left);
+		if (more > 0)
+			found(finding, PASS, "up to %lld more are made when they are wanted", (long long)more);
+		return;
+	}
+	chosen_word(doctor, transparent, "enabled", word, sizeof(word));
+	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
+		found(finding, INFO, "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
+		      "pages where the kernel finds any (transparent_hugepage is %s)",
+		      pool ? "free" : "reserved", word);
+	else
+		found(finding, INFO, "no page of 2 MiB is %s, and transparent huge pages are off: memory of the kind "
+		      "'huge' is of small pages", pool ? "free" : "reserved");
+	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them, which are certain");
 }
 
 static void mem_maps(const struct doctor *doctor, struct finding *finding)
@@ -427,7 +453,7 @@ static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
 	bool limited = false;
 
 	if (!doctor_rdma(doctor)) {
-		found(finding, INFO, "no RDMA NIC here");
+		found_absent(finding, ABSENT_NIC);
 		return;
 	}
 	if (!cgroup_folder(doctor, "rdma", &group, finding))

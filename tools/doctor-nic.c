@@ -8,18 +8,13 @@
 
 #define GIDS 256
 
-static void no_rdma(struct finding *finding)
-{
-	found(finding, INFO, "no RDMA NIC here");
-}
-
 /* True: there is nothing to look at. */
 static bool without_rdma(const struct doctor *doctor, struct finding *finding)
 {
 	if (doctor_rdma(doctor))
 		return false;
 	if (doctor->topology)
-		no_rdma(finding);
+		found_absent(finding, ABSENT_NIC);
 	else
 		found(finding, UNKNOWN, "sysfs could not be read in time");
 	return true;
@@ -484,7 +479,7 @@ static void nic_gpu(const struct doctor *doctor, struct finding *finding)
 	if (without_rdma(doctor, finding))
 		return;
 	if (!doctor_gpus(doctor)) {
-		found(finding, INFO, "no NVIDIA GPU here");
+		found_absent(finding, ABSENT_GPU);
 		return;
 	}
 	for (int i = 0; i < doctor->verbs.count; i++) {
@@ -512,7 +507,7 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 	if (without_rdma(doctor, finding))
 		return;
 	if (!doctor_gpus(doctor)) {
-		found(finding, INFO, "no NVIDIA GPU here");
+		found_absent(finding, ABSENT_GPU);
 		return;
 	}
 	for (int i = 0; i < doctor->verbs.count; i++) {

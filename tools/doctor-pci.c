@@ -43,7 +43,7 @@ void doctor_pci_folder(const struct wh_pci *pci, char *out, size_t size)
 static void nothing(const struct doctor *doctor, struct finding *finding)
 {
 	if (doctor->topology)
-		found(finding, INFO, "no GPU and no RDMA NIC in PCI");
+		found_absent(finding, ABSENT_PCI);
 	else
 		found(finding, UNKNOWN, "sysfs could not be read in time");
 }

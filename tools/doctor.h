@@ -14,8 +14,12 @@
 /* From good to bad: the worst that a check finds is its verdict. */
 enum verdict { PASS, INFO, UNKNOWN, WARN, FAIL };
 
+/* What a check would have looked at. */
+enum absent { NOTHING_ABSENT, ABSENT_GPU, ABSENT_NIC, ABSENT_PCI };
+
 struct finding {
 	enum verdict verdict;
+	enum absent absent;
 	char evidence[1024];
 	char fix[512];
 	double seconds;
@@ -24,6 +28,9 @@ struct finding {
 /* One more thing that was seen; the verdict becomes the worst of all. */
 void found(struct finding *finding, enum verdict verdict, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
+
+/* INFO: the machine does not have it. Of several checks that is said in one line. */
+void found_absent(struct finding *finding, enum absent what);
 
 /* What to do about it. The first one stays. */
 void advise(struct finding *finding, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -21,6 +21,12 @@ void found(struct finding *finding, enum verdict verdict, const char *format, ..
 	va_end(list);
 }
 
+void found_absent(struct finding *finding, enum absent what)
+{
+	finding->absent = what;
+	found(finding, INFO, "absent");
+}
+
 void advise(struct finding *finding, const char *format, ...)
 {
 	va_list list;

@@ -264,9 +264,30 @@ case_of nic.port INFO "no RDMA NIC" no_nic
 case_of pci.link INFO "no GPU and no RDMA NIC" no_devices
 fresh
 no_devices
-doctor
+put /cuda.txt "error 100 no GPU that CUDA can use"
+doctor --color never
 [ $status = 0 ]
 verdict "a machine without GPU and NIC" $?
+# What is not there is said once, and of which checks; those of another kind speak for themselves.
+absent=$(grep -c -E '^(driver|gpu|pci|numa|nic|window)\.|^cgroup.rdma$' <<<"$checks")
+tr -s ' \n' ' ' <out | grep -q -F "INFO $absent checks no NVIDIA GPU here; no RDMA NIC here (driver, gpu, pci, numa, nic, window, cgroup.rdma)" &&
+	! grep -q -E '^INFO +(driver|gpu|pci|numa|nic|window)\.' out && grep -q '^PASS *cgroup.memory' out &&
+	grep -q -E '^[0-9]+ passed, [0-9]+ informational, 0 warnings, 0 failed, [0-9]+ unknown$' out
+verdict "says in one line what it does not have" $?
+doctor --json
+python3 - "$checks" <<'PYTHON'
+import json, sys
+with open("out") as text:
+    checks = json.load(text)["checks"]
+assert [check["id"] for check in checks] == sys.argv[1].split(), checks
+assert all(check["evidence"] for check in checks)
+PYTHON
+verdict "and as JSON in each check" $?
+fresh
+no_nic
+doctor --color never
+tr -s ' \n' ' ' <out | grep -q -F ' checks no RDMA NIC here (nic, cgroup.rdma)' && grep -q '^PASS *gpu.bar1' out
+verdict "a machine without a NIC" $?
 
 # Below: ID, VERDICT, TEXT, and what makes the tree so.
 nvml()
@@ -559,8 +580,31 @@ case_of limit.memlock PASS "CAP_IPC_LOCK" capable
 case_of limit.memlock UNKNOWN "limits: No such file" remove /proc/self/limits
 case_of host.ptrace WARN "is 2" put /proc/sys/kernel/yama/ptrace_scope 2
 case_of host.ptrace UNKNOWN "Invalid argument" put /proc/sys/kernel/yama/ptrace_scope x
-case_of mem.huge INFO "none is reserved" put \
-	/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages 0
+pool() # RESERVED FREE OVERCOMMIT TRANSPARENT
+{
+	local folder=/sys/kernel/mm/hugepages/hugepages-2048kB
+
+	put $folder/nr_hugepages "$1"
+	put $folder/free_hugepages "$2"
+	put $folder/nr_overcommit_hugepages "$3"
+	put /sys/kernel/mm/transparent_hugepage/enabled "$4"
+}
+# The pool is not all: there is always memory of this kind.
+case_of mem.huge INFO "no page of 2 MiB is reserved: memory of the kind 'huge' gets transparent huge pages" \
+	pool 0 0 0 "always [madvise] never"
+case_of mem.huge INFO "no page of 2 MiB is free: memory of the kind 'huge' gets transparent huge pages" \
+	pool 8 0 0 "[always] madvise never"
+case_of mem.huge INFO "is of small pages" pool 0 0 0 "always madvise [never]"
+case_of mem.huge PASS "512 pages of 2 MiB are reserved, 3 of them free" pool 512 3 0 "always madvise [never]"
+case_of mem.huge PASS "up to 7 more are made" pool 0 0 7 "always madvise [never]"
+# Pages of 1 GiB are not what the kind is of.
+other_sizes()
+{
+	remove /sys/kernel/mm/hugepages/hugepages-2048kB
+	put /sys/kernel/mm/hugepages/hugepages-1048576kB/nr_hugepages 4
+	put /sys/kernel/mm/transparent_hugepage/enabled "always [madvise] never"
+}
+case_of mem.huge INFO "no page of 2 MiB is reserved" other_sizes
 case_of mem.huge UNKNOWN "No such file" remove /sys/kernel/mm/hugepages
 case_of mem.maps WARN "is 1000" put /proc/sys/vm/max_map_count 1000
 case_of mem.maps UNKNOWN "No such file" remove /proc/sys/vm
