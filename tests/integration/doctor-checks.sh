@@ -582,11 +582,9 @@ case_of host.ptrace WARN "is 2" put /proc/sys/kernel/yama/ptrace_scope 2
 case_of host.ptrace UNKNOWN "Invalid argument" put /proc/sys/kernel/yama/ptrace_scope x
 pool() # RESERVED FREE OVERCOMMIT TRANSPARENT
 {
-	local folder=/sys/kernel/mm/hugepages/hugepages-2048kB
-
-	put $folder/nr_hugepages "$1"
-	put $folder/free_hugepages "$2"
-	put $folder/nr_overcommit_hugepages "$3"
+	put /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages "$1"
+	put /sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages "$2"
+	put /sys/kernel/mm/hugepages/hugepages-2048kB/nr_overcommit_hugepages "$3"
 	put /sys/kernel/mm/transparent_hugepage/enabled "$4"
 }
 # The pool is not all: there is always memory of this kind.
