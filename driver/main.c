@@ -80,7 +80,7 @@ static int do_callback_flag(struct file *file, void *arguments)
 
 	if (!region)
 		return -EINVAL;
-	callback->flag = READ_ONCE(region->revoked);
+	callback->flag = region_is_revoked(region);
 	region_put(region);
 	return 0;
 }
@@ -102,8 +102,8 @@ static int do_info_v2(struct file *file, void *arguments)
 #endif
 	info->tm_cycles = region->cycles;
 	mutex_lock(&region->lock);
-	info->mapping_type = region->table && region->windows ? region->mapped_as :
-								  GDRDRV_MAPPING_NONE;
+	info->mapping_type = region->mapping && region->windows ? region->mapped_as :
+								    GDRDRV_MAPPING_NONE;
 	mutex_unlock(&region->lock);
 	region_put(region);
 	return 0;

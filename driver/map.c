@@ -75,49 +75,45 @@ static pgprot_t map_protection(pgprot_t protection, enum gdrdrv_mapping type)
 
 static u64 map_physical(const struct region *region, u64 offset)
 {
-	return region->table->pages[offset >> GPU_PAGE_SHIFT]->physical_address +
-	       (offset & (GPU_PAGE_SIZE - 1));
+	return region->physical[offset >> GPU_PAGE_SHIFT] + (offset & (GPU_PAGE_SIZE - 1));
 }
 
 /* How many GPU pages from the first on lie behind each other. */
 static u32 map_run(const struct region *region, u32 first, u32 end)
 {
-	u64 start = region->table->pages[first]->physical_address;
+	u64 start = region->physical[first];
 	u32 i = first + 1;
 
-	while (i < end && region->table->pages[i]->physical_address ==
-				  start + ((u64)(i - first) << GPU_PAGE_SHIFT))
+	while (i < end && region->physical[i] == start + ((u64)(i - first) << GPU_PAGE_SHIFT))
 		i++;
 	return i - first;
 }
 
 /* On x86 the kernel keeps a type for every physical range, and inserting a page asks for it: what
- * nobody has set is uncached, whatever the page's protection says. */
-static void map_reserve(struct region *region)
+ * nobody has set is uncached, whatever the page's protection says. Allocates. Returns how many GPU
+ * pages from the first on have their type. */
+static u32 map_reserve(const struct region *region)
 {
-	u32 end = region->size >> GPU_PAGE_SHIFT, run;
-	u64 start;
+	u32 end = region->size >> GPU_PAGE_SHIFT, done = 0, run;
 
-	while (region->reserved < end) {
-		run = map_run(region, region->reserved, end);
-		start = region->table->pages[region->reserved]->physical_address;
+	while (done < end) {
+		run = map_run(region, done, end);
 		/* If somebody uses the range in another way, that holds: slower, but not wrong. */
-		if (arch_io_reserve_memtype_wc(start, (u64)run << GPU_PAGE_SHIFT))
+		if (arch_io_reserve_memtype_wc(region->physical[done], (u64)run << GPU_PAGE_SHIFT))
 			break;
-		region->reserved += run;
+		done += run;
 	}
+	return done;
 }
 
-static void map_unreserve(struct region *region)
+static void map_unreserve(const struct region *region, u32 pages)
 {
 	u32 i, run;
 
-	for (i = 0; i < region->reserved; i += run) {
-		run = map_run(region, i, region->reserved);
-		arch_io_free_memtype_wc(region->table->pages[i]->physical_address,
-					(u64)run << GPU_PAGE_SHIFT);
+	for (i = 0; i < pages; i += run) {
+		run = map_run(region, i, pages);
+		arch_io_free_memtype_wc(region->physical[i], (u64)run << GPU_PAGE_SHIFT);
 	}
-	region->reserved = 0;
 }
 
 /* ---- areas ----------------------------------------------------------------------------------- */
@@ -142,6 +138,17 @@ static void area_close(struct vm_area_struct *area)
 	region_put(region);
 }
 
+static int area_nothing(pte_t *entry, unsigned long address, void *data)
+{
+	return 0;
+}
+
+/* Have the page table allocated that the stretch around an address needs. */
+static int area_prepare(struct vm_area_struct *area, unsigned long address)
+{
+	return apply_to_page_range(area->vm_mm, address, PAGE_SIZE, area_nothing, NULL);
+}
+
 static vm_fault_t area_insert(struct vm_area_struct *area, const struct region *region,
 			      unsigned long address)
 {
@@ -158,8 +165,10 @@ static vm_fault_t area_fault(struct vm_fault *fault)
 	unsigned long end = min((fault->address & ~(STRETCH - 1)) + STRETCH, area->vm_end);
 	vm_fault_t result = VM_FAULT_SIGBUS;
 
+	if (area_prepare(area, fault->address & PAGE_MASK))
+		return VM_FAULT_OOM;
 	mutex_lock(&region->lock);
-	if (region->table)
+	if (region->mapping)
 		result = area_insert(area, region, fault->address & PAGE_MASK);
 	if (result == VM_FAULT_NOPAGE) {
 		while (address < end && area_insert(area, region, address) == VM_FAULT_NOPAGE)
@@ -176,6 +185,44 @@ static const struct vm_operations_struct area_operations = {
 };
 
 /* ---- windows --------------------------------------------------------------------------------- */
+
+/* Claim the region's one window: 0, or -EINVAL. */
+static int window_claim(struct region *region, u64 size)
+{
+	int error = -EINVAL;
+
+	mutex_lock(&region->lock);
+	if (region->mapping && !region->windows && size <= region->size) {
+		region->mapped_as = region->requested ? region->requested : map_default(region);
+		region->windows = 1;
+		error = 0;
+	}
+	mutex_unlock(&region->lock);
+	return error;
+}
+
+/* Set the memory's type, once for each region. Only who has claimed the window comes here, so
+ * nobody else does it meanwhile; but the pages may be taken away while it is done. */
+static int window_reserve(struct region *region)
+{
+	u32 pages;
+	int error = 0;
+
+	if (region->mapped_as != GDRDRV_MAPPING_WC || READ_ONCE(region->reserved))
+		return 0;
+	pages = map_reserve(region);
+	mutex_lock(&region->lock);
+	if (region->mapping) {
+		WRITE_ONCE(region->reserved, pages);
+		pages = 0;
+	} else {
+		region->windows = 0;
+		error = -EINVAL;
+	}
+	mutex_unlock(&region->lock);
+	map_unreserve(region, pages);
+	return error;
+}
 
 int map_window(struct file *file, struct vm_area_struct *area)
 {
@@ -194,15 +241,14 @@ int map_window(struct file *file, struct vm_area_struct *area)
 
 	/* A window begins with a GPU page. Whoever pinned from within one and took the window's first
 	 * byte for the first of what was asked for would write over what is before it. */
-	mutex_lock(&region->lock);
-	if (!region->aligned || !region->table || region->windows ||
-	    area->vm_end - area->vm_start > region->size)
-		goto err_unlock;
-	region->mapped_as = region->requested ? region->requested : map_default(region);
-	if (region->mapped_as == GDRDRV_MAPPING_WC)
-		map_reserve(region);
-	region->windows = 1;
-	mutex_unlock(&region->lock);
+	if (region->aligned)
+		error = window_claim(region, area->vm_end - area->vm_start);
+	if (!error)
+		error = window_reserve(region);
+	if (error) {
+		region_put(region);
+		return error;
+	}
 
 	/* Not for children: the memory is this process's. VM_IO keeps madvise(MADV_DOFORK) off. */
 	vm_flags_set(area, VM_IO | VM_PFNMAP | VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
@@ -210,11 +256,6 @@ int map_window(struct file *file, struct vm_area_struct *area)
 	area->vm_ops = &area_operations;
 	area->vm_private_data = region;
 	return 0;
-
-err_unlock:
-	mutex_unlock(&region->lock);
-	region_put(region);
-	return error;
 }
 
 void map_end(struct region *region)
@@ -224,6 +265,6 @@ void map_end(struct region *region)
 		return;
 	unmap_mapping_range(region->mapping, (loff_t)region->handle << PAGE_SHIFT, region->size, 1);
 	region->mapping = NULL;
-	if (region->table)
-		map_unreserve(region);
+	map_unreserve(region, region->reserved);
+	WRITE_ONCE(region->reserved, 0);
 }

@@ -2,16 +2,18 @@
 /* Pins: GPU pages got from the NVIDIA driver, until they are given back or taken away.
  *
  * The driver takes them away by a callback, which comes at any time, as early as before the
- * function that got them has returned, and with the driver's own locks held. Hence the rules: the
- * driver is never called with a region's lock held, and the table of pages is only looked at with
- * the lock held, which keeps the callback, and so the driver's freeing of the table, waiting. */
+ * function that got them has returned, and with the driver's own locks held. Hence the rules: with a
+ * region's lock held the driver is never called and nothing is allocated; and the driver's table of
+ * pages is only looked at with the lock held, which keeps the callback, and so the driver's freeing
+ * of the table, waiting. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
-#include <linux/delay.h>
 #include <linux/module.h>
 #include <linux/overflow.h>
+#include <linux/rcupdate.h>
 #include <linux/slab.h>
 #include <linux/timex.h>
+#include <linux/wait_bit.h>
 
 #include "wherry_gdr.h"
 
@@ -27,7 +29,9 @@ static bool use_persistent;
 
 /* Held over get and put of pages that can be taken away, outside of everything else. The driver may
  * take them away just before a put, which then does nothing, since it does not know the table;
- * unless a get has meanwhile been given a table at the same address. */
+ * unless a get has meanwhile been given a table at the same address. That get may be anybody's, so a
+ * lock for each region or client would not do. It costs little: the NVIDIA driver serializes these
+ * calls itself, by its own global lock. Persistent pages, the default, need none. */
 static DEFINE_MUTEX(revocable_lock);
 
 static void region_free(struct kref *references)
@@ -35,13 +39,25 @@ static void region_free(struct kref *references)
 	struct region *region = container_of(references, struct region, references);
 
 	mutex_destroy(&region->lock);
+	kvfree(region->physical);
 	kfree(region);
-	atomic_dec(&regions);
+	if (atomic_dec_and_test(&regions))
+		wake_up_var(&regions);
 }
 
 void region_put(struct region *region)
 {
 	kref_put(&region->references, region_free);
+}
+
+bool region_is_revoked(struct region *region)
+{
+	bool revoked;
+
+	mutex_lock(&region->lock);
+	revoked = region->revoked;
+	mutex_unlock(&region->lock);
+	return revoked;
 }
 
 /* ---- the driver's side ----------------------------------------------------------------------- */
@@ -51,19 +67,53 @@ static void region_revoked(void *data)
 {
 	struct region *region = data;
 	struct nvidia_p2p_page_table *table;
+	bool lost;
 
 	mutex_lock(&region->lock);
 	map_end(region);
 	region->revoked = true;
 	table = region->table;
 	region->table = NULL;
+	lost = region->lost;
 	mutex_unlock(&region->lock);
 	gdr_info("handle %llu: the memory was freed\n", region->handle);
 
+	/* Before get has returned the table is not known; the driver frees it all the same. */
 	if (table && p2p.free)
 		p2p.free(table);
 	atomic64_dec(&tables_held);
 	region_put(region);
+	/* region_exit() waits for the rest of this. */
+	if (lost)
+		module_put(THIS_MODULE);
+}
+
+/* The callback's reference and its account of the pages, if it has not come and never will. */
+static void callback_forget(struct region *region)
+{
+	if (region_is_revoked(region))
+		return;
+	atomic64_dec(&tables_held);
+	region_put(region);
+}
+
+static int pages_get_revocable(struct region *region, struct nvidia_p2p_page_table **table)
+{
+	int error;
+
+	/* Others' calls of the driver may take long; who waits for them can be killed. */
+	if (mutex_lock_killable(&revocable_lock)) {
+		atomic64_dec(&tables_held);
+		return -EINTR;
+	}
+	kref_get(&region->references); /* the callback's */
+	error = p2p.get(region->token, region->va_space, region->address, region->size, table,
+			region_revoked, region);
+	mutex_unlock(&revocable_lock);
+	/* A driver that fails has called nobody; if it has, that is dealt with. */
+	if (error)
+		callback_forget(region);
+	return error;
 }
 
 static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_table **table)
@@ -74,19 +124,32 @@ static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_ta
 	atomic64_inc(&tables_held);
 	if (region->persistent) {
 		error = p2p.get_persistent(region->address, region->size, table, how);
-	} else {
-		kref_get(&region->references); /* the callback's */
-		mutex_lock(&revocable_lock);
-		error = p2p.get(region->token, region->va_space, region->address, region->size,
-				table, region_revoked, region);
-		mutex_unlock(&revocable_lock);
 		if (error)
-			region_put(region);
+			atomic64_dec(&tables_held);
+	} else {
+		error = pages_get_revocable(region, table);
 	}
-	if (error)
-		atomic64_dec(&tables_held);
 	/* ENOTSUPP is the kernel's own and has no name in user space. */
 	return error == -ENOTSUPP ? -EOPNOTSUPP : error;
+}
+
+/* The driver refuses to take pages back. Persistent ones are lost until the driver goes. For others
+ * the callback comes when the memory is freed, at the latest when its process ends: until then the
+ * region and the module stay. */
+static void pages_lost(struct region *region, int error)
+{
+	bool revoked;
+
+	mutex_lock(&region->lock);
+	revoked = region->revoked;
+	if (!region->persistent && !revoked) {
+		region->lost = true;
+		__module_get(THIS_MODULE);
+	}
+	mutex_unlock(&region->lock);
+	if (!revoked)
+		pr_err("the NVIDIA driver does not take pages back (error %d): %s\n", error,
+		       region->persistent ? "they are lost" : "they stay until the memory is freed");
 }
 
 static void pages_put(struct region *region, struct nvidia_p2p_page_table *table)
@@ -97,25 +160,16 @@ static void pages_put(struct region *region, struct nvidia_p2p_page_table *table
 		error = p2p.put_persistent(region->address, table, 0);
 	else
 		error = p2p.put(region->token, region->va_space, region->address, table);
-	if (error) {
-		/* The callback may still come, so the module cannot go; the region stays, too. */
-		pr_err("the NVIDIA driver does not take pages back (error %d): they are lost\n",
-		       error);
-		if (!region->persistent)
-			__module_get(THIS_MODULE);
-		return;
-	}
-	/* The callback has come by now, or it never will. */
-	if (region->persistent) {
+	if (error)
+		pages_lost(region, error);
+	else if (region->persistent)
 		atomic64_dec(&tables_held);
-	} else if (!region->revoked) {
-		atomic64_dec(&tables_held);
-		region_put(region);
-	}
+	else
+		callback_forget(region); /* it has come by now, or it never will */
 }
 
-/* Is the table one that we understand? With the region's lock held. */
-static int table_check(struct region *region, const struct nvidia_p2p_page_table *table)
+/* Take over what the table says, if it is one that we understand. With the region's lock held. */
+static int table_read(struct region *region, const struct nvidia_p2p_page_table *table)
 {
 	u32 major = P2P_VERSION_MAJOR(table->version), i;
 
@@ -133,12 +187,13 @@ static int table_check(struct region *region, const struct nvidia_p2p_page_table
 		return -EIO;
 	region->cacheable = major >= 2 && table->flags & P2P_TABLE_CPU_CACHEABLE;
 	for (i = 0; i < region->size >> GPU_PAGE_SHIFT; i++) {
-		if (!IS_ALIGNED(table->pages[i]->physical_address, PAGE_SIZE))
+		region->physical[i] = table->pages[i]->physical_address;
+		if (!IS_ALIGNED(region->physical[i], PAGE_SIZE))
 			return -EIO;
 #ifdef CONFIG_ARM64
 		/* Version 1 does not say it. On a coherent link GPU memory is memory like any
 		 * other, and must not be mapped in another way than the kernel's. */
-		if (major < 2 && pfn_valid(PHYS_PFN(table->pages[i]->physical_address)))
+		if (major < 2 && pfn_valid(PHYS_PFN(region->physical[i])))
 			region->cacheable = true;
 #endif
 	}
@@ -192,20 +247,20 @@ static void region_release(struct region *region)
 	mutex_lock(&region->lock);
 	map_end(region);
 	table = region->table;
-	region->table = NULL;
 	mutex_unlock(&region->lock);
+	/* If they are taken away here, the table is not touched, only named. */
 	if (table)
 		pages_put(region, table);
 	if (!region->persistent)
 		mutex_unlock(&revocable_lock);
 }
 
-/* Give it a handle, by which its client finds it. With the region's lock held.
+/* Choose a handle, by which the client will find it, and make room for it.
  *
  * Each gets a range of page offsets, so that ending its windows leaves others alone. When the
  * numbers begin anew, after years, ranges may overlap: then a window loses pages to another's end,
  * and page faults bring them back. */
-static int region_publish(struct region *region, struct client *client)
+static int region_number(struct region *region, struct client *client)
 {
 	u64 pages = region->size >> PAGE_SHIFT;
 	int error = -EBUSY;
@@ -213,19 +268,68 @@ static int region_publish(struct region *region, struct client *client)
 	while (error == -EBUSY) {
 		region->handle = atomic64_fetch_add(pages, &next_handle) % HANDLES;
 		if (region->handle)
-			error = xa_insert(&client->regions, region->handle, region, GFP_KERNEL);
+			error = xa_insert(&client->regions, region->handle, NULL, GFP_KERNEL);
 	}
+	return error;
+}
+
+/* Nobody had the handle until now. Memory was set aside for it, but whoever guesses the handle can
+ * have taken that back. */
+static int region_publish(struct region *region, struct client *client)
+{
+	int error;
+
+	kref_get(&region->references); /* the client's */
+	error = xa_err(xa_store(&client->regions, region->handle, region, GFP_KERNEL));
+	if (error)
+		region_put(region);
+	return error;
+}
+
+/* Take the pages over, unless they have been taken away since they were got. */
+static int region_adopt(struct region *region, struct nvidia_p2p_page_table *table,
+			struct address_space *mapping)
+{
+	int error = -ENOMEM;
+
+	region->physical = kvmalloc_array(region->size >> GPU_PAGE_SHIFT,
+					  sizeof(*region->physical), GFP_KERNEL);
+	mutex_lock(&region->lock);
+	if (region->revoked) {
+		error = -EINVAL; /* freed meanwhile, and the table with it */
+	} else {
+		region->table = table;
+		if (region->physical)
+			error = table_read(region, table);
+		if (!error)
+			region->mapping = mapping;
+	}
+	mutex_unlock(&region->lock);
+	return error;
+}
+
+static int region_fill(struct region *region, struct client *client, struct address_space *mapping,
+		       u32 flags)
+{
+	struct nvidia_p2p_page_table *table = NULL;
+	cycles_t before = get_cycles();
+	int error = pages_get(region, flags, &table);
+
+	if (error)
+		return error;
+	region->cycles = get_cycles() - before;
+	error = region_adopt(region, table, mapping);
 	if (!error)
-		kref_get(&region->references); /* the client's */
+		error = region_publish(region, client);
+	if (error)
+		region_release(region);
 	return error;
 }
 
 int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
 	       u32 flags)
 {
-	struct nvidia_p2p_page_table *table = NULL;
 	struct region *region;
-	cycles_t before;
 	int error;
 
 	if (use_persistent ? pin->p2p_token || pin->va_space : flags)
@@ -233,29 +337,13 @@ int region_pin(struct client *client, struct address_space *mapping, struct gdrd
 	region = region_new(pin);
 	if (IS_ERR(region))
 		return PTR_ERR(region);
-
-	before = get_cycles();
-	error = pages_get(region, flags, &table);
-	if (error)
-		goto out;
-	region->cycles = get_cycles() - before;
-
-	mutex_lock(&region->lock);
-	if (region->revoked) {
-		error = -EINVAL; /* freed meanwhile, and the table with it */
-	} else {
-		region->table = table;
-		region->mapping = mapping;
-		error = table_check(region, table);
-		if (!error)
-			error = region_publish(region, client);
+	error = region_number(region, client);
+	if (!error) {
+		error = region_fill(region, client, mapping, flags);
+		if (error)
+			xa_release(&client->regions, region->handle);
 	}
-	mutex_unlock(&region->lock);
 	pin->handle = region->handle;
-	if (error)
-		region_release(region);
-
-out:
 	if (error)
 		gdr_info("pinning %#llx, %llu bytes: error %d\n", pin->addr, pin->size, error);
 	region_put(region);
@@ -340,8 +428,11 @@ int __init region_init(bool want_persistent)
 
 void region_exit(void)
 {
-	/* No file is open, but a callback that began before the last was closed may still run. */
-	while (atomic_read(&regions))
-		msleep(1);
+	/* No file is open, but a callback that began before the last was closed may still run: until
+	 * it has put its region, and then for some instructions, in which it never sleeps. When every
+	 * task has slept or been in user space, it has left this module's text. */
+	wait_var_event(&regions, !atomic_read(&regions));
+	if (!use_persistent)
+		synchronize_rcu_tasks();
 	p2p_forget();
 }

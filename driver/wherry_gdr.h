@@ -37,14 +37,18 @@ struct region {
 	u32 va_space;
 	bool persistent;
 	u64 cycles;
+	/* Of each GPU page: a copy of the driver's table, which may go at any time. */
+	u64 *physical;
+	bool cacheable;
 
 	/* Taken by page faults, under mmap_lock, and by the driver's callback, under the driver's
-	 * locks. So while it is held, nobody may touch user memory or call the driver. */
+	 * locks, which memory reclaim may want. So while it is held, nobody may allocate, touch user
+	 * memory or call the driver. */
 	struct mutex lock;
-	struct nvidia_p2p_page_table *table; /* NULL: no pages, or no longer */
+	struct nvidia_p2p_page_table *table; /* NULL: not got yet, or taken away */
 	struct address_space *mapping; /* where its windows are; NULL: no more windows */
 	bool revoked;
-	bool cacheable;
+	bool lost; /* the driver did not take the pages back */
 	enum gdrdrv_mapping requested, mapped_as;
 	unsigned int windows; /* memory areas; more than one if a part was unmapped */
 	u32 reserved; /* GPU pages whose memory type is set */
@@ -75,10 +79,11 @@ extern atomic64_t tables_held;
 
 /* Find the NVIDIA driver, which then stays loaded, and how its pages are to be got. 0 or -ENODEV. */
 int region_init(bool want_persistent);
-/* Waits until no callback runs any more. */
+/* Waits until no callback runs any more, not even its last instruction. */
 void region_exit(void);
 bool region_persistent(void);
 
+/* 0 and a handle in `pin`, or -errno. */
 int region_pin(struct client *client, struct address_space *mapping, struct gdrdrv_pin *pin,
 	       u32 flags);
 /* Give the pages back; windows onto them fault from now on. 0 or -EINVAL. */
@@ -87,6 +92,8 @@ int region_unpin(struct client *client, u64 handle);
 struct region *region_find(struct client *client, u64 handle);
 void region_put(struct region *region);
 void region_release_all(struct client *client);
+/* Has the driver taken the pages away? If so, no window shows them any more. */
+bool region_is_revoked(struct region *region);
 
 /* ---- map.c: windows */
 

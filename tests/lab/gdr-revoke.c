@@ -5,7 +5,9 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -227,6 +229,118 @@ static void callback__before_get_returns(void **state)
 	ok(close(meeting.fd));
 }
 
+/* The same on the driver's side: the callback runs within get, which then tells of success, or fails. */
+static void callback__within_get(void **state)
+{
+	static const int errors[] = { 0, EIO, ENOMEM, 0, EINVAL };
+	struct memory memory;
+	uint64_t handle;
+	int fd = gdr_open();
+	size_t i;
+
+	(void)state;
+	gpu_alloc(&memory, 2 * PAGE, 0);
+	for (i = 0; i < sizeof(errors) / sizeof(*errors); i++) {
+		gpu_order("early_errno", errors[i]);
+		gpu_order("early", 1);
+		refused(errors[i] ? errors[i] : EINVAL, gdr_pin(fd, memory.address, 2 * PAGE, &handle));
+		assert_int_equal(gdr_refcount(), 0);
+		assert_int_equal(gpu_state().tables, 0);
+		ok(gdr_pin(fd, memory.address, 2 * PAGE, &handle));
+		assert_int_equal(gdr_refcount(), 1);
+		ok(gdr_unpin(fd, handle));
+	}
+	ok(close(fd));
+	ok(gpu_free(&memory));
+}
+
+/* Once the flag says that the memory was freed no window shows it, and the driver has its pages. */
+static void callback__meets_flag(void **state)
+{
+	struct meeting meeting;
+	void *trouble;
+	int i;
+
+	(void)state;
+	for (i = 0; i < 100; i++) {
+		meeting.fd = gdr_open();
+		gpu_alloc(&meeting.memory, 2 * PAGE, 0);
+		ok(gdr_pin(meeting.fd, meeting.memory.address, 2 * PAGE, &meeting.handle));
+		ok(gdr_map(meeting.fd, meeting.handle, 2 * PAGE, &meeting.bytes));
+		assert_int_equal(try_write(meeting.bytes), 0);
+		ok(pthread_create(&meeting.thread, NULL, free_it, &meeting.memory));
+		while (!gdr_flag(meeting.fd, meeting.handle))
+			;
+		assert_int_equal(gdr_type(meeting.fd, meeting.handle), NONE);
+		assert_int_equal(try_write(meeting.bytes), SIGBUS);
+		ok(pthread_join(meeting.thread, &trouble));
+		assert_ptr_equal(trouble, NULL);
+		assert_int_equal(gdr_refcount(), 0);
+		munmap(meeting.bytes, 2 * PAGE);
+		ok(close(meeting.fd));
+	}
+}
+
+static void *pin_slowly(void *argument)
+{
+	struct meeting *meeting = argument;
+
+	return gdr_pin(meeting->fd, meeting->memory.address, PAGE, &meeting->handle) ? "cannot pin" : NULL;
+}
+
+/* D: asleep in the kernel, where only SIGKILL ends it, if that. */
+static bool is_in_state(pid_t pid, char wanted)
+{
+	char path[40], state = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "/proc/%d/stat", (int)pid);
+	file = fopen(path, "r");
+	if (!file)
+		return false;
+	if (fscanf(file, "%*d %*s %c", &state) != 1)
+		state = 0;
+	fclose(file);
+	return state == wanted;
+}
+
+/* Pins of pages that can be taken away wait for each other; whoever waits can be killed. */
+static void pin__waits_killable(void **state)
+{
+	struct meeting meeting;
+	struct memory memory;
+	uint64_t handle;
+	void *trouble;
+	double begun;
+	pid_t child;
+
+	(void)state;
+	meeting.fd = gdr_open();
+	gpu_alloc(&meeting.memory, PAGE, 0);
+	gpu_order("late_ms", 60000); /* ended below */
+	ok(pthread_create(&meeting.thread, NULL, pin_slowly, &meeting));
+	while (!gdr_refcount())
+		usleep(1000);
+	begun = now();
+	child = fork();
+	assert_true(child >= 0);
+	if (!child) {
+		gpu_alloc(&memory, PAGE, 0);
+		gdr_pin(gdr_open(), memory.address, PAGE, &handle);
+		_exit(0);
+	}
+	while (!is_in_state(child, 'D') && now() - begun < 30)
+		usleep(1000);
+	ok(kill(child, SIGKILL));
+	assert_int_equal(waitpid(child, NULL, 0), child);
+	assert_true(now() - begun < 50); /* it did not wait for the other's pages */
+	gpu_order("late_ms", 0);
+	ok(pthread_join(meeting.thread, &trouble));
+	assert_ptr_equal(trouble, NULL);
+	ok(close(meeting.fd));
+	ok(gpu_free(&meeting.memory));
+}
+
 /* Closing one descriptor while the pages of another are taken away, again and again. */
 static void callback__meets_everything(void **state)
 {
@@ -266,6 +380,9 @@ int test_revoked(void)
 		gdr_test(callback__meets_use),
 		gdr_test(callback__meets_mmap),
 		gdr_test(callback__before_get_returns),
+		gdr_test(callback__within_get),
+		gdr_test(callback__meets_flag),
+		gdr_test(pin__waits_killable),
 		gdr_test(callback__meets_everything),
 	};
 

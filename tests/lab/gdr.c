@@ -3,6 +3,7 @@
 #include "gdr.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -281,7 +282,8 @@ void child_failed(const char *file, int line, const char *condition)
 int quiet(void **state)
 {
 	static const char *const orders[] = { "cacheable", "missing", "skew", "aperture", "fail_get",
-					      "fail_put", "refuse_flags", "delay_ms", "late_ms" };
+					      "fail_put", "refuse_flags", "delay_ms", "late_ms", "free_ms",
+					      "early", "early_errno" };
 	size_t i;
 
 	(void)state;
@@ -305,7 +307,16 @@ int nothing_left(void **state)
 	return count || gpu_now.tables || gpu_now.allocations ? -1 : 0;
 }
 
-/* A driver that does not take pages back: they stay counted, and the callback may still come. */
+/* For the script that called: go on when it says so. */
+static int tell_and_wait(const char *text)
+{
+	char line[16];
+
+	puts(text);
+	return !fgets(line, sizeof(line), stdin);
+}
+
+/* A driver that does not take pages back: they stay counted until the memory is freed. */
 static int lost(void)
 {
 	struct memory memory;
@@ -321,7 +332,34 @@ static int lost(void)
 	if (gdr_unpin(fd, handle) || try_read(bytes) != SIGBUS || gdr_refcount() != 1 || close(fd))
 		return 1;
 	munmap(bytes, PAGE);
-	return gpu_free(&memory) || nothing_left(NULL);
+	return tell_and_wait("lost") || gpu_free(&memory) || nothing_left(NULL);
+}
+
+static void *free_in_thread(void *memory)
+{
+	return gpu_free(memory) ? "cannot free" : NULL;
+}
+
+/* A callback that still runs when the last descriptor is closed: it sleeps in its call of the driver. */
+static int late(void)
+{
+	struct memory memory;
+	pthread_t thread;
+	uint64_t handle;
+	void *trouble;
+	int fd = gdr_open();
+
+	gpu_alloc(&memory, PAGE, 0);
+	gpu_order("free_ms", 2000);
+	if (gdr_pin(fd, memory.address, PAGE, &handle) ||
+	    pthread_create(&thread, NULL, free_in_thread, &memory))
+		return 1;
+	while (!gdr_flag(fd, handle))
+		usleep(1000);
+	if (close(fd))
+		return 1;
+	puts("closed");
+	return pthread_join(thread, &trouble) || trouble;
 }
 
 static int version(void)
@@ -400,13 +438,15 @@ int main(int argc, char **argv)
 		return host();
 	if (!strcmp(what, "lost"))
 		return lost();
+	if (!strcmp(what, "late"))
+		return late();
 	if (!strcmp(what, "version"))
 		return version();
 	if (!strcmp(what, "after-exec")) /* a test's second program */
 		return argc > 3 ? after_exec(atoi(argv[2]), strtoull(argv[3], NULL, 10)) : 64;
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|version|measure|cuda LIBCUDA|\n"
-	      "       stress SECONDS|fuzz SECONDS|outside-before FILE|outside-after FILE\n", stderr);
+	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|late|version|measure|\n"
+	      "       cuda LIBCUDA|stress SECONDS|fuzz SECONDS|outside-before FILE|outside-after FILE\n", stderr);
 	return 64;
 }

@@ -15,6 +15,7 @@
 #include <linux/mutex.h>
 #include <linux/pci.h>
 #include <linux/sched.h>
+#include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/uaccess.h>
 
@@ -50,6 +51,18 @@ ORDER(fail_errno, 12, "with this");
 ORDER(refuse_flags, 0, "get_pages_persistent takes no flags");
 ORDER(delay_ms, 0, "sleep before a callback, with the lock held");
 ORDER(late_ms, 0, "sleep before pages are returned, without the lock");
+ORDER(free_ms, 0, "sleep in nvidia_p2p_free_page_table, which callbacks call");
+ORDER(early, 0, "the n-th get from now has its pages taken away before it returns, once");
+ORDER(early_errno, 0, "with this; 0: as if it had succeeded");
+
+/* Less if the order is taken back meanwhile. */
+static void sleep_ms(const int *order)
+{
+	int slept;
+
+	for (slept = 0; slept < READ_ONCE(*order); slept += 10)
+		msleep(10);
+}
 
 struct allocation {
 	struct list_head link;
@@ -151,19 +164,33 @@ static void release_allocation(struct allocation *allocation)
 	kfree(allocation);
 }
 
-static void free_grant(struct grant *grant)
+static void forget_grant(struct grant *grant)
 {
-	struct allocation *allocation = grant->allocation;
 	u32 i;
 
-	list_del(&grant->link);
-	pages_got -= grant->table.entries;
 	for (i = 0; i < grant->table.entries; i++)
 		kfree(grant->table.pages[i]);
 	kvfree(grant->table.pages);
 	kfree(grant);
+}
+
+static void free_grant(struct grant *grant)
+{
+	struct allocation *allocation = grant->allocation;
+
+	list_del(&grant->link);
+	pages_got -= grant->table.entries;
+	forget_grant(grant);
 	allocation->tables--;
 	release_allocation(allocation);
+}
+
+static void take_away(struct grant *grant)
+{
+	sleep_ms(&delay_ms);
+	callbacks++;
+	grant->revoked(grant->data);
+	free_grant(grant);
 }
 
 static void free_allocation(struct allocation *allocation)
@@ -173,13 +200,8 @@ static void free_allocation(struct allocation *allocation)
 	allocation->freed = true;
 	allocation->tables++; /* so that it stays for the length of this */
 	list_for_each_entry_safe(grant, next, &grants, link) {
-		if (grant->allocation != allocation || !grant->revoked)
-			continue;
-		if (delay_ms)
-			msleep(delay_ms);
-		callbacks++;
-		grant->revoked(grant->data);
-		free_grant(grant);
+		if (grant->allocation == allocation && grant->revoked)
+			take_away(grant);
 	}
 	allocation->tables--;
 	release_allocation(allocation);
@@ -187,9 +209,10 @@ static void free_allocation(struct allocation *allocation)
 
 /* ---- what is exported ------------------------------------------------------------------------ */
 
-static struct grant *new_grant(const struct allocation *allocation, u64 address, u64 length)
+/* All that a grant needs, without the lock, which memory reclaim may want. */
+static struct grant *new_grant(u64 length)
 {
-	u32 count = length / LAB_GPU_PAGE, pages = allocation->size / LAB_GPU_PAGE, page;
+	u32 count = length / LAB_GPU_PAGE;
 	struct grant *grant = kzalloc(sizeof(*grant), GFP_KERNEL);
 
 	if (!grant)
@@ -204,59 +227,77 @@ static struct grant *new_grant(const struct allocation *allocation, u64 address,
 
 		if (!entry)
 			break;
-		page = (address - allocation->address) / LAB_GPU_PAGE + grant->table.entries;
-		if (allocation->scattered)
-			page = pages - 1 - page;
-		entry->physical_address = bar + (allocation->first + page) * LAB_GPU_PAGE + skew;
 		grant->table.pages[grant->table.entries++] = entry;
 	}
 	if (grant->table.pages && grant->table.entries == count)
 		return grant;
-	while (grant->table.entries)
-		kfree(grant->table.pages[--grant->table.entries]);
-	kvfree(grant->table.pages);
-	kfree(grant);
+	forget_grant(grant);
 	return NULL;
+}
+
+static void fill_grant(struct grant *grant, struct allocation *allocation, u64 address)
+{
+	u32 pages = allocation->size / LAB_GPU_PAGE, page, i;
+
+	for (i = 0; i < grant->table.entries; i++) {
+		page = (address - allocation->address) / LAB_GPU_PAGE + i;
+		if (allocation->scattered)
+			page = pages - 1 - page;
+		grant->table.pages[i]->physical_address =
+			bar + (allocation->first + page) * LAB_GPU_PAGE + skew;
+	}
+	for (i = 0; i < missing && grant->table.entries; i++)
+		kfree(grant->table.pages[--grant->table.entries]);
+	pages_got += grant->table.entries;
+	grant->allocation = allocation;
+	allocation->tables++;
+	list_add_tail(&grant->link, &grants);
+}
+
+/* With the lock held. */
+static int give_pages(struct grant *grant, u64 address, u64 length)
+{
+	struct allocation *allocation;
+
+	calls++;
+	if (due(&fail_get))
+		return -fail_errno;
+	allocation = find(current->tgid, address);
+	if (!allocation || length > allocation->size - (address - allocation->address))
+		return -EINVAL;
+	if (aperture && pages_got + length / LAB_GPU_PAGE > aperture)
+		return -ENOMEM;
+	fill_grant(grant, allocation, address);
+	return 0;
 }
 
 static int get_pages(u64 address, u64 length, struct nvidia_p2p_page_table **table,
 		     void (*revoked)(void *data), void *data)
 {
-	struct allocation *allocation;
 	struct grant *grant;
-	int error = -EINVAL, i;
+	int error;
 
-	if (!length || (address | length) % LAB_GPU_PAGE)
+	if (!length || (address | length) % LAB_GPU_PAGE || length / LAB_GPU_PAGE > bar_pages)
 		return -EINVAL;
-	mutex_lock(&gpu_lock);
-	calls++;
-	if (due(&fail_get)) {
-		error = -fail_errno;
-		goto out;
-	}
-	allocation = find(current->tgid, address);
-	if (!allocation || length > allocation->size - (address - allocation->address))
-		goto out;
-	error = -ENOMEM;
-	if (aperture && pages_got + length / LAB_GPU_PAGE > aperture)
-		goto out;
-	grant = new_grant(allocation, address, length);
+	grant = new_grant(length);
 	if (!grant)
-		goto out;
-	for (i = 0; i < missing && grant->table.entries; i++)
-		kfree(grant->table.pages[--grant->table.entries]);
-	pages_got += grant->table.entries;
-	grant->allocation = allocation;
+		return -ENOMEM;
 	grant->revoked = revoked;
 	grant->data = data;
-	allocation->tables++;
-	list_add_tail(&grant->link, &grants);
-	*table = &grant->table;
-	error = 0;
-out:
+	mutex_lock(&gpu_lock);
+	error = give_pages(grant, address, length);
+	if (error) {
+		forget_grant(grant);
+	} else {
+		*table = &grant->table;
+		if (revoked && due(&early)) {
+			take_away(grant);
+			error = -early_errno;
+		}
+	}
 	mutex_unlock(&gpu_lock);
-	if (!error && late_ms)
-		msleep(late_ms);
+	if (!error)
+		sleep_ms(&late_ms);
 	return error;
 }
 
@@ -304,6 +345,7 @@ EXPORT(nvidia_p2p_put_pages);
 
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *table)
 {
+	sleep_ms(&free_ms);
 	return 0; /* the table is freed after the callback */
 }
 EXPORT(nvidia_p2p_free_page_table);
@@ -500,10 +542,20 @@ static struct miscdevice device = {
 	.fops = &gpu_operations,
 };
 
+/* Memory reclaim may come into a GPU's driver, by an MMU notifier or a shrinker, and wait for its lock.
+ * Lockdep is told so: it then finds allocations in callbacks, and under locks that callbacks take. */
+static void __init tell_lockdep(void)
+{
+	fs_reclaim_acquire(GFP_KERNEL);
+	might_lock(&gpu_lock);
+	fs_reclaim_release(GFP_KERNEL);
+}
+
 static int __init lab_gpu_init(void)
 {
 	int error;
 
+	tell_lockdep();
 	gpu = pci_get_device(0x1af4, 0x1110, NULL);
 	if (!gpu) {
 		pr_err("no ivshmem device: tests/lab/run --bar SIZE\n");
