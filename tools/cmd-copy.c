@@ -286,7 +286,8 @@ static double rate(const struct copy *copy)
 	return copy->seconds > 0 ? (double)copy->copied / copy->seconds / 1e9 : 0;
 }
 
-static void print_routes(FILE *out, const struct end *end, const char *verb)
+/* Refusals that surprise nobody are for --verbose. */
+static void print_routes(FILE *out, const struct end *end, const char *verb, bool verbose)
 {
 	for (size_t i = 0; i < end->route_count; i++) {
 		const struct wh_route *route = &end->routes[i];
@@ -298,7 +299,7 @@ static void print_routes(FILE *out, const struct end *end, const char *verb)
 				(unsigned long long)route->transfers);
 	}
 	for (size_t i = 0; i < end->route_count; i++)
-		if (*end->routes[i].refused)
+		if (*end->routes[i].refused && (verbose || !end->routes[i].inapplicable))
 			fprintf(out, "not by %s: %s\n", end->routes[i].transport,
 				end->routes[i].refused);
 }
@@ -307,13 +308,14 @@ static void print_text(const struct copy *copy)
 {
 	/* Behind the bytes themselves nothing else may come. */
 	FILE *out = strcmp(copy->target.text, "-") == 0 ? stderr : stdout;
+	bool verbose = argument(copy->arguments, "verbose");
 
 	fprintf(out, "copied %llu bytes", (unsigned long long)copy->copied);
 	if (copy->copied >= 1 << 20)
 		fprintf(out, " (%.1f MiB)", (double)copy->copied / 0x1p20);
 	fprintf(out, " in %.3f s, %.2f GB/s\n", copy->seconds, rate(copy));
-	print_routes(out, &copy->source, "read");
-	print_routes(out, &copy->target, "written");
+	print_routes(out, &copy->source, "read", verbose);
+	print_routes(out, &copy->target, "written", verbose);
 	if (copy->verify)
 		fprintf(out, "verified: read back, sha256 %s\n", copy->digest);
 }
@@ -323,11 +325,12 @@ static void add_routes(json_t *list, const struct end *end, const char *op)
 	for (size_t i = 0; i < end->route_count; i++) {
 		const struct wh_route *route = &end->routes[i];
 
-		json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I, s:I, s:o}",
+		json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:b}",
 			"op", op, "transport", route->transport,
 			"detail", output_text(route->detail), "bytes", (json_int_t)route->bytes,
 			"transfers", (json_int_t)route->transfers,
-			"refused", output_text(route->refused)));
+			"refused", output_text(route->refused),
+			"inapplicable", route->inapplicable));
 	}
 }
 
@@ -406,7 +409,8 @@ const struct command command_copy = {
 		"Mooncake's, mooncake://HOST:PORT/ADDRESS[+OFFSET]: without the address it is said what "
 		"there is. That one is reached by Mooncake's TCP, without proof of who it is.\n\n"
 		"At the end it prints the rate, the route that the bytes took and why better routes "
-		"were refused. From region to region the bytes go by way of this process.\n\n"
+		"were refused; with --verbose also of routes that are for other peers, other settings or devices "
+		"that are not here. From region to region the bytes go by way of this process.\n\n"
 		"A file is written under another name and gets its own when it is complete, so it "
 		"is never there half-written. With --offset the bytes around the copied ones are "
 		"kept.\n\n"

@@ -98,7 +98,9 @@ void remote_count(struct end *end, struct wh_batch *batch)
 			memcpy(sum->detail, routes[i].detail, sizeof(sum->detail));
 		sum->bytes += routes[i].bytes;
 		sum->transfers += routes[i].transfers;
-		if (routes[i].refused[0])
+		if (routes[i].refused[0]) {
 			memcpy(sum->refused, routes[i].refused, sizeof(sum->refused));
+			sum->inapplicable = routes[i].inapplicable;
+		}
 	}
 }

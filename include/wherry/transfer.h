@@ -184,6 +184,11 @@ struct wh_route {
 	uint64_t transfers; /* transfers and blocks that took it */
 	char refused[192];  /* why it was not taken where it would have been better; "": it was not
 			       refused */
+	/* 1: the refusal follows from what was asked for (another transport is required, a setting), from what
+	 * the peer is (`self` for another engine, `shm` for another host), or there is no such device here. It
+	 * surprises nobody: wherry copy leaves it out, wherry explain does not. */
+	uint32_t inapplicable;
+	uint32_t reserved; /* 0 */
 };
 
 /* The routes of the last submission, best first. *count is the room in `out` on entry and the

@@ -614,6 +614,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	batch->share[before].bytes -= piece->bytes;
 	batch->share[before].transfers -= piece->transfers;
 	memcpy(batch->share[before].refused, text, WH_REFUSAL);
+	batch->share[before].inapplicable = false;
 	batch->planned = 0; /* two parts may be given up at once */
 	pthread_mutex_unlock(&batch->text_lock);
 	to = wh_plan_again(piece);

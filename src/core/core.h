@@ -76,6 +76,7 @@ struct wh_engine {
 	/* place in the knob's list, be it on or off; else the count */
 	uint8_t rank[WH_TRANSPORT_COUNT];
 	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
+	bool not_here[WH_TRANSPORT_COUNT]; /* that is its setting, or there is no such device */
 
 	struct wh_acceptor *acceptor;
 	struct wh_registry *registry; /* NULL: none */
@@ -243,6 +244,7 @@ struct wh_peer {
 	bool opened[WH_TRANSPORT_COUNT];
 	void *transport[WH_TRANSPORT_COUNT];
 	char refused[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why not usable; under lock */
+	bool not_for[WH_TRANSPORT_COUNT]; /* that is what the peer is; under lock */
 
 	/* Connecting; on loop 0. */
 	struct sockaddr_storage address[WH_PEER_ADDRESSES];
@@ -558,6 +560,7 @@ enum wh_note_way {
 struct wh_share {
 	uint64_t bytes, transfers;
 	char refused[WH_REFUSAL];
+	bool inapplicable; /* as in struct wh_route */
 };
 
 struct wh_batch {

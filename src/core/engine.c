@@ -241,16 +241,22 @@ static void open_transports(struct wh_engine *engine)
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		const struct wh_transport *transport = wh_transport(id);
 		char *off = engine->transport_off[id];
+		int error = 0;
 
 		engine->rank[id] = WH_TRANSPORT_COUNT;
 
-		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name))
+		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name)) {
 			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
 				 engine->config.text[WH_KNOB_TRANSPORTS]);
-		else if (id == WH_TRANSPORT_RDMA && engine->trust.tls)
+			error = -ENODEV;
+		} else if (id == WH_TRANSPORT_RDMA && engine->trust.tls) {
 			snprintf(off, WH_REFUSAL, "the knob tls is on, and what NICs move is not encrypted");
-		else if (transport->engine_open(engine, &engine->transport[id]))
-			snprintf(off, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+		} else {
+			error = transport->engine_open(engine, &engine->transport[id]);
+			if (error)
+				snprintf(off, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+		}
+		engine->not_here[id] = error == -ENODEV;
 		if (*off)
 			wh_engine_log(engine, "%s is not used: %s", transport->name, off);
 	}

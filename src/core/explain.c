@@ -34,6 +34,7 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 		route->bytes = share->bytes;
 		route->transfers = share->transfers;
 		memcpy(route->refused, share->refused, sizeof(route->refused));
+		route->inapplicable = share->refused[0] && share->inapplicable;
 		if (share->bytes && peer->opened[id])
 			wh_transport(id)->detail(peer, peer->transport[id], batch, route->detail,
 						 sizeof(route->detail));

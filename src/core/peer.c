@@ -50,6 +50,7 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 {
 	pthread_mutex_lock(&peer->lock);
 	snprintf(peer->refused[id], WH_REFUSAL, "%s", why);
+	peer->not_for[id] = false;
 	atomic_store(&peer->usable[id], false);
 	pthread_mutex_unlock(&peer->lock);
 	atomic_fetch_add(&peer->plan_version, 1);
@@ -119,7 +120,7 @@ static void open_transports(struct wh_peer *peer)
 		int error = 0;
 
 		if (engine->transport_off[id][0]) {
-			error = -EOPNOTSUPP;
+			error = engine->not_here[id] ? -ENXIO : -EOPNOTSUPP;
 			memcpy(why, engine->transport_off[id], sizeof(why));
 		} else if (peer->opened[id]) {
 			error = transport->peer_again(peer, peer->transport[id], why);
@@ -129,6 +130,7 @@ static void open_transports(struct wh_peer *peer)
 		}
 		pthread_mutex_lock(&peer->lock);
 		memcpy(peer->refused[id], why, sizeof(why));
+		peer->not_for[id] = error == -ENXIO;
 		atomic_store(&peer->usable[id], !error);
 		pthread_mutex_unlock(&peer->lock);
 	}

@@ -15,9 +15,9 @@ struct choice {
 };
 
 /* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well if a
- * region, or the memory that it was made of, is there no more. */
+ * region, or the memory that it was made of, is there no more; *inapplicable: it is for no such peer. */
 static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
-		   uint64_t remote, uint32_t op, char why[WH_REFUSAL],
+		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
 		   char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
@@ -27,6 +27,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 	if (!atomic_load(&peer->usable[id])) {
 		pthread_mutex_lock(&peer->lock);
 		memcpy(why, peer->refused[id], WH_REFUSAL);
+		*inapplicable = peer->not_for[id];
 		pthread_mutex_unlock(&peer->lock);
 		return false;
 	}
@@ -37,7 +38,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 	}
 	error = wh_transport(id)->reach(peer, peer->transport[id], local, place, op, why);
 	wh_place_leave(place);
-	/* What has nothing to do with these memories is told only to those who insist on it. */
+	/* Report "does not apply to such memory" only if this transport was required. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
 	if (error == -ESTALE)
@@ -46,10 +47,14 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 }
 
 /* Keep the first reason why a transport was not taken. */
-static void refuse(struct wh_batch *batch, uint32_t id, const char *why)
+static void refuse(struct wh_batch *batch, uint32_t id, const char *why, bool inapplicable)
 {
-	if (!batch->share[id].refused[0])
-		snprintf(batch->share[id].refused, WH_REFUSAL, "%s", why);
+	struct wh_share *share = &batch->share[id];
+
+	if (share->refused[0])
+		return;
+	snprintf(share->refused, WH_REFUSAL, "%s", why);
+	share->inapplicable = inapplicable;
 }
 
 /* The best transport for two regions, after those up to and including `after`. */
@@ -57,7 +62,7 @@ static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, ui
 		       uint32_t op, uint32_t after, char gone[WH_REFUSAL])
 {
 	struct wh_engine *engine = batch->peer->engine;
-	bool past = after == WH_TRANSPORT_COUNT;
+	bool past = after == WH_TRANSPORT_COUNT, inapplicable;
 	char why[WH_REFUSAL];
 
 	for (unsigned i = 0; i < engine->order_count; i++) {
@@ -68,12 +73,13 @@ static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, ui
 			continue;
 		}
 		why[0] = 0;
+		inapplicable = false;
 		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
-			refuse(batch, id, "another transport is required");
-		else if (serves(batch, id, local, remote, op, why, gone))
+			refuse(batch, id, "another transport is required", true);
+		else if (serves(batch, id, local, remote, op, why, &inapplicable, gone))
 			return id;
 		else if (*why)
-			refuse(batch, id, why);
+			refuse(batch, id, why, inapplicable);
 	}
 	return WH_TRANSPORT_COUNT;
 }
@@ -91,13 +97,16 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 			       (unsigned long long)index, wh_transport(batch->require)->name,
 			       *why ? why : batch->share[batch->require].refused);
 	}
-	for (unsigned i = 0; i < engine->order_count && at < sizeof(all); i++) {
-		const char *why = batch->share[engine->order[i]].refused;
+	/* Those that are for no such peer are named only if there is nothing else to say. */
+	for (unsigned i = 0; i < 2 * engine->order_count && at < sizeof(all); i++) {
+		uint32_t id = engine->order[i % engine->order_count];
+		const char *why = batch->share[id].refused;
 
-		if (*why)
+		if (i == engine->order_count && at)
+			break;
+		if (*why && batch->share[id].inapplicable == (i >= engine->order_count))
 			at += (size_t)snprintf(all + at, sizeof(all) - at, "%s%s: %.190s",
-					       at ? "; " : "", wh_transport(engine->order[i])->name,
-					       why);
+					       at ? "; " : "", wh_transport(id)->name, why);
 	}
 	return wh_fail(EOPNOTSUPP, "%s %llu: no transport reaches %s: %s", what,
 		       (unsigned long long)index, batch->peer->welcome.name, all);
@@ -251,8 +260,10 @@ int wh_plan(struct wh_batch *batch)
 	batch->planned = 0;
 	batch->piece_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
-	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		memcpy(batch->share[id].refused, engine->transport_off[id], WH_REFUSAL);
+		batch->share[id].inapplicable = engine->not_here[id];
+	}
 	error = plan_items(batch);
 	for (size_t i = 0; !error && i < batch->blocks_count; i++)
 		error = plan_blocks(batch, batch->blocks[i]);

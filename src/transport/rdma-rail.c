@@ -515,7 +515,8 @@ int rdma_rails_open(struct rdma *rdma)
 	rdma->ack_timeout = ack_timeout(engine);
 	list = rdma->verbs->get_device_list(&count);
 	if (!list || !count) {
-		error = wh_fail(ENODEV, "libibverbs finds no RDMA device; ibv_devices lists them");
+		/* The kernel has some, or somebody has named the library: a surprise. */
+		error = wh_fail(ENOENT, "libibverbs finds no RDMA device; ibv_devices lists them");
 		if (list)
 			rdma->verbs->free_device_list(list);
 		return error;
@@ -525,7 +526,7 @@ int rdma_rails_open(struct rdma *rdma)
 	if (!error)
 		rdma_near_open(rdma);
 	if (!error && !rdma->rail_count)
-		error = wh_fail(ENODEV, "rdma=%.60s: the device has no such port", knob);
+		error = wh_fail(ENXIO, "rdma=%.60s: the device has no such port", knob);
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
 		struct rdma_nic *nic = rdma->nics[i];
 

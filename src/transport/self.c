@@ -46,7 +46,7 @@ static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 	if (!peer->self) {
 		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", peer->welcome.name,
 			 engine->name);
-		return -EOPNOTSUPP;
+		return -ENXIO;
 	}
 	copy = calloc(1, sizeof(*copy));
 	if (!copy) {

@@ -591,7 +591,7 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	if (peer->self) {
 		snprintf(why, WH_REFUSAL, "%.63s is this engine itself, not another process",
 			 engine->name);
-		return -EOPNOTSUPP;
+		return -ENXIO;
 	}
 	if (memcmp(peer->welcome.host, engine->host, sizeof(engine->host))) {
 		host_text(here, engine->host);
@@ -599,7 +599,9 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 		snprintf(why, WH_REFUSAL,
 			 "another host or network namespace: this engine is on %s, %.63s on %s",
 			 here, peer->welcome.name, there);
-		return -EOPNOTSUPP;
+		/* The second half is the boot's alone. Another host is no surprise, another network
+		 * namespace of this one may be. */
+		return memcmp(peer->welcome.host + 8, engine->host + 8, 8) ? -ENXIO : -EOPNOTSUPP;
 	}
 	if (!peer->welcome.socket[0]) {
 		snprintf(why, WH_REFUSAL, "%.63s has no unix socket: its shm is off",

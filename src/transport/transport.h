@@ -54,13 +54,14 @@ struct wh_transport {
 	uint16_t role; /* enum wh_role of the connections that session_accept takes; 0: none */
 
 	/* Engine-wide state. */
+	/* ... -ENODEV: there is no such device here, or it is switched off. */
 	int (*engine_open)(struct wh_engine *engine, void **state);
 	void (*engine_close)(struct wh_engine *engine, void *state);
 	/* A region of ours goes; no batch uses it, and no peer. */
 	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);
 
 	/* A peer has been reached (or reached again). 0, or a negative errno with the reason in
-	 * `why`: the transport is then not used for this peer. Runs on the engine's first loop; must
+	 * `why`: the transport is then not used for this peer; -ENXIO: it is for no such peer. Runs on the engine's first loop; must
 	 * not wait for anyone but that loop's own sockets; may not take longer than some ms. */
 	int (*peer_open)(struct wh_peer *peer, void **state, char why[WH_REFUSAL]);
 	/* The peer's handle goes, no batch is left. Called on the first loop. */
@@ -78,8 +79,8 @@ struct wh_transport {
 	int (*peer_frame)(struct wh_peer *peer, void *state, const struct wh_frame *frame,
 			  const uint8_t *payload);
 
-	/* Can it move bytes between these regions? -ENXIO: they are nothing that it is for, which is not
-	 * worth telling. `remote` is entered; it is the place of a struct
+	/* Can it move bytes between these regions? -ENXIO: does not apply to these kinds of memory;
+	 * left out of explanations. `remote` is entered; it is the place of a struct
 	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or a
 	 * negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */

@@ -352,6 +352,18 @@ for region in plain huge; do
 	round_trip $region --transport tcp && round_trip $region
 	verdict "round trip through $region memory" $?
 done
+# What surprises nobody is told to who asks for it.
+plain_routes()
+{
+	expect 0 "by shm" copy data "$host" && ! grep -q '^not by' out &&
+		expect 0 "by tcp" copy data "$host" -t tcp && ! grep -q '^not by' out &&
+		expect 0 "not by self: " copy data "$host" -v && grep -q 'is another engine' out &&
+		expect 0 "not by shm: another transport is required" copy data "$host" -t tcp -v &&
+		expect 0 '"inapplicable": true' copy data "$host" --json &&
+		expect 0 "is another engine" explain "$host"
+}
+plain_routes
+verdict "refusals that surprise nobody are for --verbose" $?
 check "a route that cannot be" 69 "self" copy data "$host" --transport self
 "$wherry" copy - "$host" --verify <data >out 2>err && grep -q "$data" out
 verdict "from standard input" $?
