@@ -93,16 +93,18 @@ static int collect(const struct arguments *arguments, const struct engine_setup 
 	return 0;
 }
 
+/* `arg`: NULL: warnings only, which nobody has to ask for. */
 static void print_log(void *arg, const char *line)
 {
-	(void)arg;
-	note("%s", line);
+	if (arg || strncmp(line, "warning: ", strlen("warning: ")) == 0)
+		note("%s", line);
 }
 
 int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
 		struct wh_engine **out)
 {
 	static const struct engine_setup nothing;
+	static char everything;
 	struct settings settings = { 0 };
 	struct wh_engine_options options = { .size = sizeof(options) };
 	int error;
@@ -115,7 +117,8 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 	options.name = setup->name;
 	options.listen = setup->listen;
 	options.config = settings.list;
-	options.log = argument(arguments, "verbose") ? print_log : NULL;
+	options.log = print_log;
+	options.log_arg = argument(arguments, "verbose") ? &everything : NULL;
 	error = wh_engine_open(&options, out);
 	/* Every value came from the command line or the environment. */
 	if (error == -EINVAL)

@@ -48,7 +48,8 @@ struct wh_engine_options {
 	 * the environment. Read during wh_engine_open() only. */
 	const char *const *config;
 	/* Called with one line for each thing worth telling (a peer lost, a route refused); NULL:
-	 * silence. Called from any thread, also the engine's own; must not call into Wherry. */
+	 * silence. What a user should see in any case starts with "warning: " (a variable WHERRY_...
+	 * that no setting reads, the lease of an earlier engine of this name that is waited for). Called from any thread, also the engine's own; must not call into Wherry. */
 	void (*log)(void *arg, const char *line);
 	void *log_arg;
 	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,

@@ -27,6 +27,7 @@
 #define CONTEND_MOST (500 * WH_MS)
 /* Registries round leases up. */
 #define CONTEND_SLACK (WH_SECOND)
+#define CONTEND_TOLD (10 * WH_SECOND) /* how often it is told that it is waited for */
 #define WATCHED_MOST 64   /* names looked at in one turn */
 
 struct wh_registry {
@@ -61,6 +62,7 @@ struct wh_registry {
 	int64_t renew_at, down_until, look_at, backoff;
 	int64_t contend_until;   /* 0: nobody else has the name */
 	uint64_t contend_holder; /* the epoch of who has */
+	int64_t contend_told;    /* when that was told last */
 	char names[WATCHED_MOST][WH_REGISTRY_NAME_MAX];
 };
 
@@ -189,6 +191,21 @@ static void settle(struct wh_registry *registry, int error, const char *text)
 	pthread_mutex_unlock(&registry->lock);
 }
 
+/* Whoever opens the engine waits as well, and cannot know what for. */
+static void tell_waiting(struct wh_registry *registry, const struct wh_registry_record *holder, int64_t now)
+{
+	int64_t left = (registry->contend_until - now + WH_SECOND - 1) / WH_SECOND;
+	char line[512];
+
+	if (!registry->log || (registry->contend_told && now < registry->contend_told + CONTEND_TOLD))
+		return;
+	registry->contend_told = now;
+	snprintf(line, sizeof(line), "warning: registry %s: %s is registered for an earlier engine, at %s: "
+		 "waiting for its lease to end, at most %" PRId64 " s more", registry->shown,
+		 registry->self.name, holder->address, left);
+	registry->log(registry->log_arg, line);
+}
+
 /* Somebody else has the name. At first that may be a dead engine, whose lease is still running: only
  * who renews it, or takes it anew, is alive. */
 static void contend(struct wh_registry *registry, const struct wh_registry_record *holder)
@@ -201,10 +218,9 @@ static void contend(struct wh_registry *registry, const struct wh_registry_recor
 		if (!registry->contend_until) {
 			registry->contend_holder = holder->epoch;
 			registry->contend_until = now + holder->lease * WH_MS + CONTEND_SLACK;
-			tell(registry, "%s is registered for another engine, at %s; waiting for its lease "
-			     "to end", registry->self.name, holder->address);
 		}
 		if (now < registry->contend_until) {
+			tell_waiting(registry, holder, now);
 			step = holder->lease * WH_MS / 10;
 			step = step < CONTEND_FIRST ? CONTEND_FIRST : step;
 			registry->renew_at = now + (step > CONTEND_MOST ? CONTEND_MOST : step);

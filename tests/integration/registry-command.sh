@@ -185,6 +185,35 @@ refused 2 "another registry has it" registry --listen 127.0.0.1:0 --file log
 verdict "one log, one registry" $?
 stop TERM
 
+# ---- a name whose engine has died ----------------------------------------------------------------
+
+started() # FILE
+{
+	for _ in $(seq 400); do
+		grep -q wherry:// "$1" && return
+		sleep 0.05
+	done
+	return 1
+}
+
+# Its successor waits for the lease, and says so, without having been asked to.
+start
+"$wherry" serve -m host:4KiB -n node7 -c "registry=$url" -c lease=3s >first 2>first.err &
+first=$!
+started first && kill -KILL $first
+wait $first 2>/dev/null
+"$wherry" serve -m host:4KiB -n node7 -c "registry=$url" >second 2>second.err &
+second=$!
+started second && grep -q -E "^wherry serve: warning: registry $url: node7 is registered for an earlier engine, at $(
+	)$(sed -n 's,^wherry://,,p' first): waiting for its lease to end, at most [1-4] s more$" second.err &&
+	[ "$(wc -l <second.err)" = 1 ]
+code=$?
+[ $code = 0 ] || cat second second.err
+verdict "a server that waits for an earlier one's lease says so, with the seconds left" $code
+kill $second
+wait $second 2>/dev/null
+stop TERM
+
 # ---- passwords ---------------------------------------------------------------------------------
 
 echo me:sesame >auth
