@@ -390,13 +390,13 @@ static void print_name(const char *name, enum verdict verdict, const struct scre
 }
 
 /* Nothing but that the machine does not have what it looks at. */
-static bool is_absent(const struct finding *finding)
+static bool doctor_is_absent(const struct finding *finding)
 {
 	return finding->absent && !*finding->fix && strcmp(finding->evidence, absences[finding->absent]) == 0;
 }
 
 /* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been named. */
-static void absent_name(const struct check *const *checks, const struct finding *findings, size_t count, size_t at,
+static void doctor_absent_name(const struct check *const *checks, const struct finding *findings, size_t count, size_t at,
 			char *out, size_t size)
 {
 	size_t length = strcspn(checks[at]->id, ".");
@@ -405,7 +405,7 @@ static void absent_name(const struct check *const *checks, const struct finding 
 	for (size_t i = 0; i < count; i++) {
 		if (!covers(out, length, checks[i]->id))
 			continue;
-		if (!is_absent(&findings[i])) {
+		if (!doctor_is_absent(&findings[i])) {
 			snprintf(out, size, "%s", checks[at]->id);
 			return;
 		}
@@ -418,7 +418,7 @@ static void absent_name(const struct check *const *checks, const struct finding 
 }
 
 /* All that have nothing to look at, in one line. */
-static void print_absent(const struct check *const *checks, const struct finding *findings, size_t count,
+static void doctor_print_absent(const struct check *const *checks, const struct finding *findings, size_t count,
 			 const struct screen *screen, int columns, int indent)
 {
 	bool seen[ABSENT_PCI + 1] = { false };
@@ -426,7 +426,7 @@ static void print_absent(const struct check *const *checks, const struct finding
 	size_t used = 0, absent = 0;
 
 	for (size_t i = 0; i < count; i++)
-		if (is_absent(&findings[i])) {
+		if (doctor_is_absent(&findings[i])) {
 			seen[findings[i].absent] = true;
 			absent++;
 		}
@@ -438,9 +438,9 @@ static void print_absent(const struct check *const *checks, const struct finding
 						 absences[what]);
 	used += (size_t)snprintf(text + used, sizeof(text) - used, " (");
 	for (size_t i = 0, named = 0; i < count; i++) {
-		if (!is_absent(&findings[i]))
+		if (!doctor_is_absent(&findings[i]))
 			continue;
-		absent_name(checks, findings, count, i, name, sizeof(name));
+		doctor_absent_name(checks, findings, count, i, name, sizeof(name));
 		if (*name && used < sizeof(text))
 			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", named++ ? ", " : "", name);
 	}
@@ -460,12 +460,12 @@ static void print(const struct check *const *checks, const struct finding *findi
 	char sums[128];
 
 	for (size_t i = 0; i < count; i++)
-		absent += is_absent(&findings[i]);
+		absent += doctor_is_absent(&findings[i]);
 	for (size_t i = 0; i < count; i++) {
 		const struct finding *finding = &findings[i];
 
 		totals[finding->verdict]++;
-		if (absent > 1 && is_absent(finding))
+		if (absent > 1 && doctor_is_absent(finding))
 			continue;
 		print_name(checks[i]->id, finding->verdict, screen, columns);
 		text_fold(stdout, finding->evidence, indent, indent, columns);
@@ -475,7 +475,7 @@ static void print(const struct check *const *checks, const struct finding *findi
 		}
 	}
 	if (absent > 1)
-		print_absent(checks, findings, count, screen, columns, indent);
+		doctor_print_absent(checks, findings, count, screen, columns, indent);
 	snprintf(sums, sizeof(sums),
 		 "%zu passed, %zu informational, %zu warnings, %zu failed, %zu unknown",
 		 totals[PASS], totals[INFO], totals[WARN], totals[FAIL], totals[UNKNOWN]);

@@ -115,7 +115,7 @@ static const char *parameter(struct MHD_Connection *connection, const char *name
 }
 
 /* A value, which may be large. */
-static enum MHD_Result answer_value(struct server *server, struct MHD_Connection *connection,
+static enum MHD_Result registry_answer_value(struct server *server, struct MHD_Connection *connection,
 				    struct request *request, unsigned status, const struct store_record *record)
 {
 	if (record->value_length > SMALL) {
@@ -134,7 +134,7 @@ struct listing {
 	struct registry_list *list;
 };
 
-static ssize_t list_read(void *arg, uint64_t position, char *out, size_t most)
+static ssize_t registry_read_piece(void *arg, uint64_t position, char *out, size_t most)
 {
 	struct listing *listing = arg;
 	ssize_t length = registry_list_read(listing->list, out, most);
@@ -143,7 +143,7 @@ static ssize_t list_read(void *arg, uint64_t position, char *out, size_t most)
 	return length > 0 ? length : length ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
 }
 
-static void list_done(void *arg)
+static void registry_end_list(void *arg)
 {
 	struct listing *listing = arg;
 
@@ -165,10 +165,11 @@ static enum MHD_Result list(struct server *server, struct MHD_Connection *connec
 		return say_error(connection, -ENOMEM);
 	*listing = (struct listing){ server, registry_list_new(&server->store, prefix) };
 	server->lists++;
-	response = !listing->list ? NULL : MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE,
-									      list_read, listing, list_done);
+	response = !listing->list ? NULL :
+		   MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE, registry_read_piece, listing,
+						     registry_end_list);
 	if (!response) {
-		list_done(listing);
+		registry_end_list(listing);
 		return say_error(connection, -ENOMEM);
 	}
 	MHD_add_response_header(response, "Wherry-Registry", "1");
@@ -185,7 +186,7 @@ static enum MHD_Result get(struct server *server, struct MHD_Connection *connect
 
 	if (!record)
 		return say_error(connection, -ENOENT);
-	return answer_value(server, connection, request, MHD_HTTP_OK, record);
+	return registry_answer_value(server, connection, request, MHD_HTTP_OK, record);
 }
 
 static enum MHD_Result put(struct server *server, struct MHD_Connection *connection, const char *key,
@@ -204,7 +205,7 @@ static enum MHD_Result put(struct server *server, struct MHD_Connection *connect
 	error = store_put(&server->store, key, owner ? owner : "", (uint32_t)ms,
 			  request->body ? request->body : "", request->length, &holder);
 	if (error == -EEXIST)
-		return answer_value(server, connection, request, MHD_HTTP_CONFLICT, holder);
+		return registry_answer_value(server, connection, request, MHD_HTTP_CONFLICT, holder);
 	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
 }
 
@@ -380,7 +381,7 @@ static unsigned connections(void)
 	return files.rlim_cur - 128 < CONNECTIONS ? (unsigned)files.rlim_cur - 128 : CONNECTIONS;
 }
 
-static void expire(void *arg)
+static void registry_expire(void *arg)
 {
 	struct server *server = arg;
 
@@ -404,7 +405,7 @@ static int run_server(struct server *server, int listener, const char *url)
 	struct http_options http_options = {
 		.handle = handle,
 		.done = request_done,
-		.tick = expire,
+		.tick = registry_expire,
 		.every = SWEEP,
 		.arg = server,
 		.connections = connections(),

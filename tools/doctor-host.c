@@ -175,7 +175,7 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
-static void chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out, size_t size)
+static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out, size_t size)
 {
 	char line[128] = "", *word;
 
@@ -216,7 +216,7 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 			found(finding, PASS, "up to %lld more are made when they are wanted", (long long)more);
 		return;
 	}
-	chosen_word(doctor, transparent, "enabled", word, sizeof(word));
+	doctor_chosen_word(doctor, transparent, "enabled", word, sizeof(word));
 	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
 		found(finding, INFO, "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
 		      "pages where the kernel finds any (transparent_hugepage is %s)",

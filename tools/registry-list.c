@@ -58,29 +58,22 @@ static int list_add(struct registry_list *list, const struct store_record *recor
 	json_t *key = json_pack("{s:s, s:s, s:I, s:I}", "key", record->key, "owner", record->owner,
 				"lease_ms", (json_int_t)record->lease, "bytes",
 				(json_int_t)record->value_length);
-	char *line;
+	char *text;
+	int length;
 
 	if (!key)
 		return 0;
-	line = json_dumps(key, 0);
+	text = json_dumps(key, 0);
 	json_decref(key);
-	if (!line)
-		return -ENOMEM;
 	/* What stands between two keys comes before the second. */
-	if (list->count++) {
-		size_t length = strlen(line);
-		char *longer = realloc(line, length + 3);
-
-		if (!longer) {
-			free(line);
-			return -ENOMEM;
-		}
-		memmove(longer + 2, longer, length + 1);
-		memcpy(longer, ", ", 2);
-		line = longer;
+	length = text ? asprintf(&list->line, "%s%s", list->count ? ", " : "", text) : -1;
+	free(text);
+	if (length < 0) {
+		list->line = NULL;
+		return -ENOMEM;
 	}
-	list->line = line;
-	list->text = line;
+	list->text = list->line;
+	list->count++;
 	return 0;
 }
 

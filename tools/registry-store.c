@@ -53,7 +53,7 @@ static uint64_t size_of(const struct store_record *record)
 	return strlen(record->key) + strlen(record->owner) + record->value_length + sizeof(*record);
 }
 
-static void record_free(struct store_record *record)
+static void store_record_free(struct store_record *record)
 {
 	free(record->key);
 	free(record->owner);
@@ -81,7 +81,7 @@ static struct store_record *record_new(const char *key, size_t key_length, const
 	record->ends = lease ? wh_now() + lease * WH_MS : INT64_MAX;
 	if (record->key && record->owner && record->value)
 		return record;
-	record_free(record);
+	store_record_free(record);
 	return NULL;
 }
 
@@ -100,7 +100,7 @@ static void drop(struct store *store, struct store_record *record)
 	store->count--;
 	wh_list_remove(&record->link);
 	wh_list_remove(&record->order);
-	record_free(record);
+	store_record_free(record);
 }
 
 /* Twice the buckets. Without memory for them they stay, and looking takes longer. */
@@ -139,7 +139,7 @@ static void add(struct store *store, struct store_record *record)
 }
 
 /* What the key has from now on; `fresh` goes with what it had. */
-static void replace(struct store *store, struct store_record *record, struct store_record *fresh)
+static void store_replace(struct store *store, struct store_record *record, struct store_record *fresh)
 {
 	const struct log_entry old_entry = entry_of(record), entry = entry_of(fresh);
 	char *owner = record->owner, *value = record->value;
@@ -155,7 +155,7 @@ static void replace(struct store *store, struct store_record *record, struct sto
 		store->next_end = record->ends;
 	fresh->owner = owner;
 	fresh->value = value;
-	record_free(fresh);
+	store_record_free(fresh);
 }
 
 /* ---- the log --------------------------------------------------------------------------------- */
@@ -310,9 +310,9 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 		error = log_append(&store->log, &entry, true);
 	}
 	if (error)
-		record_free(record);
+		store_record_free(record);
 	else if (old)
-		replace(store, old, record);
+		store_replace(store, old, record);
 	else
 		add(store, record);
 	return error;

@@ -65,7 +65,7 @@ static void make_path(const struct http *http, const char *name, char *out, size
 }
 
 /* For how long a busy server wants to be left alone, give or take a quarter: not all come back at once. */
-static int64_t busy_for(const struct http *http)
+static int64_t http_busy_for(const struct http *http)
 {
 	uint32_t number = 1u << 31;
 	curl_off_t seconds = 0;
@@ -88,7 +88,7 @@ static int http_request(struct http *http, const char *method, const char *path,
 		error = wh_curl_request(&http->curl, method, path, body, length);
 		if (http->curl.status != 503)
 			return error;
-		again = wh_now() + busy_for(http);
+		again = wh_now() + http_busy_for(http);
 		if (again >= end)
 			return error;
 		while (wh_now() < again && !atomic_load(http->curl.stop))
