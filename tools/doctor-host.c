@@ -175,7 +175,8 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
-static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out, size_t size)
+static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out,
+			       size_t size)
 {
 	char line[128] = "", *word;
 

@@ -62,6 +62,7 @@ print(f"the longest scrape took {worst * 1000:.0f} ms")
 PYTHON
 
 "$wherry" serve -m host:64KiB -l 127.0.0.1:0 -n node7 --metrics 127.0.0.1:0 >serve.out 2>serve.err &
+server=$!
 own=$(first_line serve.err 'http://.*/metrics') || exit 1
 # An answer of 3 MB, more than the kernel takes for somebody who does not read it.
 cp "$TEST_SOURCE/tests/integration/metrics_engine.py" . || exit 1
@@ -79,4 +80,30 @@ for addresses in 1 40; do
 	python3 crowd.py "$all" ask 40 $addresses
 	verdict "exporter, and 40 clients from $addresses addresses that do not read" $?
 done
+
+# Without a descriptor for it a scrape waits, and costs no processor.
+cat >short.py <<'PYTHON'
+import os, resource, sys, time, urllib.parse, socket
+
+place, process = urllib.parse.urlsplit(sys.argv[1]), int(sys.argv[2])
+limit = resource.prlimit(process, resource.RLIMIT_NOFILE)
+resource.prlimit(process, resource.RLIMIT_NOFILE, (0, limit[1]))
+
+
+def used():
+    with open(f"/proc/{process}/stat") as stat:
+        return sum(map(int, stat.read().rsplit(")", 1)[1].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+s = socket.create_connection((place.hostname, place.port), 20)
+s.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+before = used()
+time.sleep(1)
+spent = used() - before
+resource.prlimit(process, resource.RLIMIT_NOFILE, limit)
+assert spent < 0.2, f"{spent:.2f} s of processor in a second"
+assert s.makefile("rb").readline().split()[1] == b"200"
+PYTHON
+python3 short.py "$own" "$server"
+verdict "serve --metrics without descriptors" $?
 exit "$failed"
