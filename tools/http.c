@@ -127,18 +127,19 @@ static void http_make_room(struct http_server *server, uint64_t place)
 
 static void http_connected(struct http_server *server, struct MHD_Connection *connection, void **context)
 {
-	const union MHD_ConnectionInfo *fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD),
-		*from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS);
+	/* Newer libmicrohttpds give the same place for each answer. */
+	int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
+	const void *from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
 	struct http_connection *one = calloc(1, sizeof(*one));
 
 	*context = one;
 	if (!one) {
 		/* Without a deadline it has no business here. */
-		shutdown(fd->connect_fd, SHUT_RDWR);
+		shutdown(fd, SHUT_RDWR);
 		return;
 	}
-	one->fd = fd->connect_fd;
-	one->place = wh_place_of((const struct sockaddr_storage *)(const void *)from->client_addr);
+	one->fd = fd;
+	one->place = wh_place_of(from);
 	http_make_room(server, one->place);
 	wh_list_append(&server->waiting, &one->link);
 	server->count++;
