@@ -35,16 +35,19 @@ struct wh_window_options {
 	/* Who may open it, first choice first, comma between; NULL: the knob `window`.
 	 *   driver  the kernel module behind /dev/gdrdrv
 	 *   dmabuf  mmap() of a dma-buf; needs a driver of CUDA 13.3
-	 *   rm      the NVIDIA driver's own user interface
+	 *   rm      the NVIDIA driver's own user interface: memory of cuMemAlloc, and of cuMemCreate for
+	 *           POSIX file descriptors
+	 *   rm-watch  the same for any memory, by redirecting libcuda's ioctl() for the length of one call
 	 *   staged  no mapping: wh_window_copy_to() and _from() go by copy engine
-	 * Only the last one is never tried unless it is named. */
+	 * The last two are never tried unless they are named. */
 	const char *backends;
 	uint32_t mapping; /* enum wh_window_mapping that it has to be; 0: any */
 	uint32_t reserved;
 };
 
 /* Open a window onto [address, address+length) of a GPU's memory: what cuMemAlloc, cuMemAllocAsync
- * or cuMemMap of this process gave, any address in it, and as many mappings in a row as there are.
+ * or cuMemMap of this process gave (as far as a backend takes it), any address in it, and as many mappings in
+ * a row as there are.
  * The window holds on to the memory (driver: if the module is set so): until it is closed the GPU has
  * less free, even after cuMemFree. Several windows onto the same memory share what they can. A child
  * of fork() has none of it: its accesses fault. options may be NULL. Takes about 130 us; when a

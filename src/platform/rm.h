@@ -56,23 +56,23 @@ int wh_rm_map(struct wh_rm *rm, unsigned gpu, uint32_t object, uint64_t offset, 
 
 /* ---- which objects CUDA has ------------------------------------------------------------------ */
 
-#define WH_RM_PARTS 128
+#define WH_RM_HANDLE 64 /* bytes of an IPC handle */
 
-/* Memory of a range, as CUDA's own client knows it. */
-struct wh_rm_parts {
-	uint32_t client;
-	unsigned count;
-	struct wh_rm_part {
-		uint32_t object;
-		uint64_t offset, length; /* in it */
-	} part[WH_RM_PARTS];
+/* Where an allocation of this process lies: in an object of CUDA's own client. */
+struct wh_rm_place {
+	uint32_t client, object;
+	uint64_t offset, length;  /* of the allocation, in the object */
+	uint64_t object_length;   /* a multiple of 4 KiB; small allocations share an object */
 };
 
-/* Learn which objects make up [address, address+length), whole pages of one allocation: CUDA is
- * asked to export them as a dma-buf (dropped at once; an export that fails will do as well), and its
- * request to the kernel is read on the way. For the time of this call, on this thread, libcuda's
- * ioctl is redirected. Inside a scope of the memory's owner.
- * 0, or -EOPNOTSUPP (the driver has no such export, or it looks different), or CUDA's error. */
-int wh_rm_learn(struct wh_cuda *cuda, uint64_t address, uint64_t length, struct wh_rm_parts *out);
+/* Read an IPC handle that CUDA has made in the process `pid`, for the allocation at `base`, `length` bytes long.
+ * Never one that somebody else has sent: its numbers would be the sender's choice.
+ * 0, or -EOPNOTSUPP: it is not as it is on the drivers that are known; the text says in what. */
+int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base, uint64_t length,
+		     struct wh_rm_place *out);
+/* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of its owner.
+ * Does not wait for a GPU. Trust what comes of it on a driver on which a trial has agreed.
+ * 0, or what wh_rm_place_read() says, or CUDA's error. */
+int wh_rm_place(struct wh_cuda *cuda, uint64_t base, uint64_t length, struct wh_rm_place *out);
 
 #endif

@@ -70,7 +70,7 @@ int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, i
 	struct wh_windows *windows;
 	int error;
 
-	if (!strstr(order, "rm"))
+	if (!wh_window_order_has(order, "rm"))
 		return wh_fail(EOPNOTSUPP, "its knob window is %s", order);
 	error = wh_windows_of(engine, &windows);
 	if (!error)

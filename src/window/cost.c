@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What writing to a GPU costs, through a window and by the copy engine: measured once for each device, on
- * scratch memory from its pool, which is had and given back without waiting for anything that the
- * application has under way.
+ * scratch memory, which is had and given back without waiting for anything that the application has under way.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -118,16 +117,14 @@ static void try_measure(struct trial *t, const char *order, struct wh_window_cos
 {
 	struct wh_cuda *cuda = t->windows->cuda;
 	struct wh_cuda_scope scope;
-	CUstream stream;
+	struct wh_scratch scratch;
 
-	if (!t->pinned || !cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !t->device->pools ||
-	    wh_cuda_enter(cuda, t->device, &scope))
+	if (!t->pinned || wh_cuda_enter(cuda, t->device, &scope))
 		return;
-	if (!wh_windows_stream(t->windows, t->device, &stream) &&
-	    !cuda->cuMemAllocAsync(&t->scratch, WH_WINDOW_PROBE, stream)) {
-		if (!cuda->cuStreamSynchronize(stream))
-			try_scratch(t, order, cost);
-		cuda->cuMemFreeAsync(t->scratch, stream);
+	if (!wh_scratch_new(cuda, t->device, WH_WINDOW_PROBE, false, &scratch)) {
+		t->scratch = scratch.address;
+		try_scratch(t, order, cost);
+		wh_scratch_free(cuda, &scratch);
 	}
 	wh_cuda_leave(&scope);
 }

@@ -2,13 +2,18 @@
 /*
  * Windows through the NVIDIA driver's own user interface, with no kernel module besides.
  *
- * The memory becomes an object of a client of our own: duplicated from CUDA's client, or, where that
- * fails and the memory was created to be exported (cuMemCreate for POSIX file descriptors), imported,
- * which takes ten times as long (1.1 ms: the export does). Such an object holds the memory: a window
- * outlives cuMemFree().
+ * The memory becomes an object of a client of our own:
+ *
+ *   cuMemCreate, exportable       imported by the descriptor that CUDA exports
+ *   cuMemAlloc                    duplicated from CUDA's client, which the IPC handle names
+ *   another process's             imported by the descriptor that its owner has sent
+ *   the rest (backend rm-watch)   duplicated, as CUDA's own request to export it as a dma-buf says
+ *
+ * An IPC handle that a peer has sent is never read: it could name an object of ours, or of a third process's. Such
+ * an object holds the memory: a window outlives cuMemFree().
  *
  * The interface is no promised ABI. On a driver with which it was not seen working, a window onto
- * scratch memory is first written through and read with CUDA, and the reverse.
+ * scratch memory is first read and written through, with CUDA at the other end.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,13 +24,16 @@
 #include <wherry/error.h>
 
 #include "platform/rm-abi.h"
+#include "platform/rm-watch.h"
 #include "platform/rm.h"
+#include "util/clock.h"
 #include "window/window.h"
 
 #define SCRATCH ((size_t)64 << 10)
 
-/* FOREIGN: duplicated, but CUDA has imported it. HANDED: imported by what its owner has sent. */
-enum way { IMPORTED, DUPLICATED, FOREIGN, HANDED, WAYS };
+/* How an object is come by. WATCHED_FOREIGN: CUDA has imported what is duplicated. HANDED: imported by what its
+ * owner has sent; proven as IMPORTED is. */
+enum way { IMPORTED, DUPLICATED, WATCHED, WATCHED_FOREIGN, HANDED };
 
 /* ---- pinning --------------------------------------------------------------------------------- */
 
@@ -95,6 +103,38 @@ static int import_handed(struct wh_windows *windows, struct wh_span *span)
 	return error ? error : adopt(windows, span, object, span->object.offset, span->length);
 }
 
+/* Whole pages around the allocation, as far as its object has them: small allocations share one, those that meet
+ * within a page do. */
+static int duplicate(struct wh_windows *windows, struct wh_span *span)
+{
+	const struct wh_cuda_pointer *p = &span->pointer;
+	struct wh_cuda_scope scope;
+	struct wh_rm_place place;
+	uint64_t start, offset, length;
+	uint32_t object;
+	int error = wh_cuda_enter_owner(windows->cuda, p->base, &scope);
+
+	if (error)
+		return error;
+	error = wh_rm_place(windows->cuda, p->base, p->length, &place);
+	wh_cuda_leave(&scope);
+	if (error)
+		return error;
+	start = p->base - place.offset;
+	offset = span->address - start;
+	if (span->address < start || offset >= place.object_length ||
+	    span->length >= place.object_length - offset + WH_WINDOW_PAGE)
+		return wh_fail(EIO, "%llu bytes at 0x%llx lie outside of the object of %llu bytes at 0x%llx that "
+				    "CUDA names",
+			       (unsigned long long)span->length, (unsigned long long)span->address,
+			       (unsigned long long)place.object_length, (unsigned long long)start);
+	length = place.object_length - offset;
+	error = wh_rm_duplicate(windows->rm, span->rm.gpu, place.client, place.object, &object);
+	return error ? error :
+		       adopt(windows, span, object, offset,
+			     length < span->length ? length : span->length);
+}
+
 static int learn(struct wh_windows *windows, const struct wh_span *span, struct wh_rm_parts *parts)
 {
 	struct wh_cuda_scope scope;
@@ -103,12 +143,12 @@ static int learn(struct wh_windows *windows, const struct wh_span *span, struct 
 
 	if (error)
 		return error;
-	error = wh_rm_learn(windows->cuda, span->address, span->length, parts);
+	error = wh_rm_watch(windows->rm_watch, windows->cuda, span->address, span->length, parts);
 	wh_cuda_leave(&scope);
 	return error;
 }
 
-static int duplicate(struct wh_windows *windows, struct wh_span *span)
+static int duplicate_watched(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_rm_parts parts = { 0 };
 	uint64_t left = span->length;
@@ -142,9 +182,16 @@ static int pin_by(struct wh_windows *windows, struct wh_span *span, enum way way
 
 	if (error)
 		return error;
-	if (way == HANDED)
+	switch (way) {
+	case IMPORTED:
+		return import(windows, span);
+	case DUPLICATED:
+		return duplicate(windows, span);
+	case HANDED:
 		return import_handed(windows, span);
-	return way == IMPORTED ? import(windows, span) : duplicate(windows, span);
+	default:
+		return duplicate_watched(windows, span);
+	}
 }
 
 /* ---- mapping --------------------------------------------------------------------------------- */
@@ -189,31 +236,34 @@ static void fill(unsigned char *bytes, unsigned seed)
 		bytes[i] = (unsigned char)(seed + i * 31 + i / 253);
 }
 
-/* Through the window and with CUDA, in both directions. */
+/* With CUDA and through the window, in both directions: read first, since a window onto other memory must not be
+ * written through. What an earlier trial has left there is something else. */
 static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned char *at,
 		      enum wh_mapping mapping)
 {
 	struct wh_copy copy = wh_copy_choose(windows->cpu, mapping);
 	unsigned char *sent = malloc(2 * SCRATCH), *got;
 	struct wh_cuda_device *device = span->pointer.device;
+	unsigned seed = (unsigned)(wh_now() / 1000);
 	int error;
 
 	if (!sent)
 		return wh_fail(ENOMEM, "no memory to try a window with");
 	got = sent + SCRATCH;
-	fill(sent, 1);
-	wh_copy_to(copy, at, sent, SCRATCH);
-	wh_copy_from(copy, got, at, 8); /* so that it has arrived */
-	error = wh_windows_get(windows, device, got, span->address, SCRATCH);
-	if (!error && memcmp(sent, got, SCRATCH) != 0)
-		error = wh_fail(EOPNOTSUPP, "what was written through a window, CUDA does not see");
-	fill(sent, 2);
-	if (!error)
-		error = wh_windows_put(windows, device, span->address, sent, SCRATCH);
+	fill(sent, seed);
+	error = wh_windows_put(windows, device, span->address, sent, SCRATCH);
 	if (!error)
 		wh_copy_from(copy, got, at, SCRATCH);
 	if (!error && memcmp(sent, got, SCRATCH) != 0)
 		error = wh_fail(EOPNOTSUPP, "what CUDA wrote, a window does not show");
+	fill(sent, seed + 1);
+	if (!error) {
+		wh_copy_to(copy, at, sent, SCRATCH);
+		wh_copy_from(copy, got, at, 8); /* so that it has arrived */
+		error = wh_windows_get(windows, device, got, span->address, SCRATCH);
+	}
+	if (!error && memcmp(sent, got, SCRATCH) != 0)
+		error = wh_fail(EOPNOTSUPP, "what was written through a window, CUDA does not see");
 	free(sent);
 	return error;
 }
@@ -243,96 +293,90 @@ static int try_window(struct wh_windows *windows, uint64_t address, enum way way
 	return error;
 }
 
-/* The memory as another process would know it. */
-static int import_again(struct wh_cuda *cuda, CUallocation *memory)
+static int prove_created(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
 {
-	CUallocation imported;
-	int fd = -1, error;
+	struct wh_scratch scratch;
+	int error = wh_scratch_new(windows->cuda, device, SCRATCH, way != IMPORTED, &scratch);
 
-	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, *memory, CUDA_HANDLE_FD, 0);
 	if (error)
 		return error;
-	error = wh_cuda_call(cuda, cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)fd,
-			     CUDA_HANDLE_FD);
-	close(fd);
-	if (error)
-		return error;
-	cuda->cuMemRelease(*memory);
-	*memory = imported;
-	return 0;
-}
-
-/* Scratch memory of the kind that the way is for. */
-static int prove_vmm(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
-{
-	struct wh_cuda *cuda = windows->cuda;
-	struct wh_cuda_properties properties = {
-		.type = CUDA_ALLOCATION_PINNED,
-		.handle_types = CUDA_HANDLE_FD,
-		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
-	};
-	struct wh_cuda_access access = { properties.location, 3 };
-	CUallocation memory = 0;
-	CUdeviceptr address = 0;
-	size_t size = 0;
-	int error;
-
-	error = wh_cuda_call(cuda, cuMemGetAllocationGranularity, &size, &properties,
-			     CUDA_GRANULARITY_MINIMUM);
-	if (!error)
-		error = wh_cuda_call(cuda, cuMemCreate, &memory, size, &properties, 0);
-	if (error)
-		return error;
-	if (way == FOREIGN)
-		error = import_again(cuda, &memory);
-	if (!error)
-		error = wh_cuda_call(cuda, cuMemAddressReserve, &address, size, 0, 0, 0);
-	if (error)
-		goto release;
-	error = wh_cuda_call(cuda, cuMemMap, address, size, 0, memory, 0);
-	if (error)
-		goto unreserve;
-	error = wh_cuda_call(cuda, cuMemSetAccess, address, size, &access, 1);
-	if (!error)
-		error = try_window(windows, address, way);
-	cuda->cuMemUnmap(address, size);
-unreserve:
-	cuda->cuMemAddressFree(address, size);
-release:
-	cuda->cuMemRelease(memory);
+	error = try_window(windows, scratch.address, way);
+	wh_scratch_free(windows->cuda, &scratch);
 	return error;
 }
 
-static int prove_duplicated(struct wh_windows *windows)
-{
-	CUdeviceptr address;
-	int error = wh_cuda_call(windows->cuda, cuMemAlloc, &address, 2 * SCRATCH);
+/* Small allocations, most of which do not begin an object. */
+#define TRIALS 4
+#define TRIAL (2 * SCRATCH)
 
-	if (error)
-		return error;
-	error = try_window(windows, (address + SCRATCH - 1) / SCRATCH * SCRATCH, DUPLICATED);
-	windows->cuda->cuMemFree(address);
+/* Choose one that does not begin its object, or a wrong offset would not be noticed; those that share an object lie
+ * as far apart in it as their addresses do. */
+static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsigned *out)
+{
+	struct wh_rm_place place[TRIALS];
+	int error = 0;
+
+	*out = TRIALS;
+	for (unsigned i = 0; i < TRIALS && !error; i++) {
+		error = wh_rm_place(windows->cuda, at[i], TRIAL, &place[i]);
+		for (unsigned j = 0; j < i && !error; j++) {
+			if (place[i].client == place[j].client &&
+			    place[i].object == place[j].object &&
+			    at[i] - at[j] != place[i].offset - place[j].offset)
+				error = wh_fail(EOPNOTSUPP,
+						"two allocations do not lie in their object as their "
+						"addresses do");
+		}
+		if (!error && place[i].offset)
+			*out = i;
+	}
+	if (!error && *out == TRIALS)
+		error = wh_fail(EOPNOTSUPP, "no allocation with an offset in its object to try");
 	return error;
+}
+
+static int prove_allocated(struct wh_windows *windows, enum way way)
+{
+	CUdeviceptr at[TRIALS];
+	unsigned count = 0, chosen = 0;
+	int error = 0;
+
+	while (count < TRIALS && !error) {
+		error = wh_cuda_call(windows->cuda, cuMemAlloc, &at[count], TRIAL);
+		count += !error;
+	}
+	if (!error && way == DUPLICATED)
+		error = choose_trial(windows, at, &chosen);
+	if (!error)
+		error = try_window(windows, (at[chosen] + SCRATCH - 1) / SCRATCH * SCRATCH, way);
+	while (count)
+		windows->cuda->cuMemFree(at[--count]);
+	return error;
+}
+
+static bool is_proven(const struct wh_windows *windows, const struct wh_cuda_device *device,
+		      enum way way)
+{
+	return wh_rm_known(windows->rm) || windows->rm_proven[device->ordinal] >> way & 1;
 }
 
 /* Once for each device and way, unless the driver is known to work. */
 static int prove(struct wh_windows *windows, struct wh_cuda_device *device, enum way way)
 {
-	unsigned bit = (unsigned)device->ordinal * WAYS + way;
 	struct wh_cuda_scope scope;
 	char why[WH_TEXT_MAX];
 	int error;
 
-	if (wh_rm_known(windows->rm) || (bit < 64 && windows->rm_proven >> bit & 1))
+	if (is_proven(windows, device, way))
 		return 0;
 	error = wh_cuda_enter(windows->cuda, device, &scope);
 	if (error)
 		return error;
-	error = way == DUPLICATED ? prove_duplicated(windows) : prove_vmm(windows, device, way);
+	error = way == DUPLICATED || way == WATCHED ? prove_allocated(windows, way) :
+						      prove_created(windows, device, way);
 	wh_cuda_leave(&scope);
 	if (!error) {
-		if (bit < 64)
-			windows->rm_proven |= UINT64_C(1) << bit;
+		windows->rm_proven[device->ordinal] |= (uint8_t)(1u << way);
 		return 0;
 	}
 	memcpy(why, wh_error_text(), sizeof(why));
@@ -360,20 +404,46 @@ static int pin_proven(struct wh_windows *windows, struct wh_span *span, enum way
 	return error ? error : pin_by(windows, span, way);
 }
 
+/* Memory for which CUDA has neither a descriptor nor an IPC handle: what could be done about it. */
+static int no_handle(const struct wh_cuda_pointer *p)
+{
+	return wh_fail(EOPNOTSUPP,
+		       "%s: CUDA has no handle of it; %s, or name rm-watch in the setting window "
+		       "(WHERRY_WINDOW)",
+		       p->pool ? "memory of a pool (cuMemAllocAsync)" :
+		       p->vmm  ? "memory of cuMemCreate without a handle type" :
+				 "memory of this sort",
+		       p->pool ? "take cuMemAlloc (PyTorch: no backend:cudaMallocAsync)" :
+		       p->vmm  ? "create it for POSIX descriptors (PyTorch: no expandable_segments)" :
+				 "take cuMemAlloc");
+}
+
 static int pin(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
 	bool exportable = p->vmm && p->exports & WH_CUDA_EXPORT_FD;
-	int error = pin_proven(windows, span, span->foreign ? FOREIGN : DUPLICATED);
-	char why[WH_TEXT_MAX];
 
-	if (!error || !(exportable || span->handed))
-		return error;
-	memcpy(why, wh_error_text(), sizeof(why));
-	if ((span->handed && !pin_proven(windows, span, HANDED)) ||
-	    (exportable && !pin_proven(windows, span, IMPORTED)))
-		return 0;
-	return wh_fail(-error, "%s", why); /* the first is the one to do something about */
+	if (span->foreign)
+		return span->handed ? pin_proven(windows, span, HANDED) :
+				      wh_fail(EOPNOTSUPP, "another process's memory, whose objects only its "
+							  "owner knows");
+	if (exportable)
+		return pin_proven(windows, span, IMPORTED);
+	return p->exports & WH_CUDA_EXPORT_IPC ? pin_proven(windows, span, DUPLICATED) : no_handle(p);
+}
+
+/* ---- the backend that watches ---------------------------------------------------------------- */
+
+static int start_watching(struct wh_windows *windows)
+{
+	int error = windows->rm_watch ? 0 : wh_rm_watch_open(&windows->rm_watch);
+
+	return error ? error : start(windows);
+}
+
+static int pin_watched(struct wh_windows *windows, struct wh_span *span)
+{
+	return pin_proven(windows, span, span->foreign ? WATCHED_FOREIGN : WATCHED);
 }
 
 /* ---- for another process --------------------------------------------------------------------- */
@@ -381,15 +451,13 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 /* Under the lock. Not tried on scratch memory: giving that back could wait for what the GPU does. */
 static int export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
 {
-	unsigned bit;
 	int error = start(windows);
 
 	if (error)
 		return error;
 	if (span->pointer.memory != WH_CUDA_DEVICE || span->pointer.imported)
 		return wh_fail(EOPNOTSUPP, "it is not this process's memory");
-	bit = (unsigned)span->pointer.device->ordinal * WAYS + DUPLICATED;
-	if (!wh_rm_known(windows->rm) && !(bit < 64 && windows->rm_proven >> bit & 1))
+	if (!is_proven(windows, span->pointer.device, DUPLICATED))
 		return wh_fail(EOPNOTSUPP, "NVIDIA driver %.32s has not been seen working with windows",
 			       wh_rm_version(windows->rm));
 	error = pin_by(windows, span, DUPLICATED);
@@ -433,7 +501,7 @@ bool wh_windows_imports(struct wh_windows *windows, const char *order)
 	pthread_mutex_lock(&windows->lock);
 	started = windows->rm;
 	pthread_mutex_unlock(&windows->lock);
-	return started && strstr(order, wh_window_rm.name);
+	return started && wh_window_order_has(order, wh_window_rm.name);
 }
 
 const struct wh_window_backend wh_window_rm = {
@@ -441,6 +509,21 @@ const struct wh_window_backend wh_window_rm = {
 	.start = start,
 	.stop = stop,
 	.pin = pin,
+	.unpin = unpin,
+	.map = map,
+};
+
+/* Its client is rm's, which also closes it. */
+static void stop_watching(struct wh_windows *windows)
+{
+	(void)windows;
+}
+
+const struct wh_window_backend wh_window_rm_watch = {
+	.name = "rm-watch",
+	.start = start_watching,
+	.stop = stop_watching,
+	.pin = pin_watched,
 	.unpin = unpin,
 	.map = map,
 };

@@ -18,6 +18,7 @@ static const struct wh_window_backend *const backends[] = {
 	&wh_window_driver,
 	&wh_window_dmabuf,
 	&wh_window_rm,
+	&wh_window_rm_watch,
 };
 
 #define BACKENDS (sizeof(backends) / sizeof(backends[0]))
@@ -95,6 +96,17 @@ bool wh_window_order_valid(const char *order)
 			return false;
 	} while (*order && *order != ',');
 	return !*order;
+}
+
+bool wh_window_order_has(const char *order, const char *name)
+{
+	char next[16];
+
+	while (next_name(&order, next, sizeof(next))) {
+		if (!strcmp(next, name))
+			return true;
+	}
+	return false;
 }
 
 /* ---- pinning --------------------------------------------------------------------------------- */
@@ -256,7 +268,8 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 		    r->address - view->wanted <= view->wanted_length - r->length &&
 		    (!r->mapping || r->mapping == view->mapping) &&
 		    (!r->holds || holds(view->backend, windows)) &&
-		    strstr(r->order, view->backend->name) && wh_view_current(view))
+		    wh_window_order_has(r->order, view->backend->name) &&
+		    wh_view_current(view))
 			return view;
 	}
 	return NULL;

@@ -72,8 +72,8 @@ static int check(const void *address, size_t length, const struct wh_window_opti
 			       call);
 	if (!wh_window_order_valid(order))
 		return wh_fail(EINVAL,
-			       "%s: backends \"%.64s\": wants driver, dmabuf, rm or staged, or "
-			       "several with commas between",
+			       "%s: backends \"%.64s\": wants driver, dmabuf, rm, rm-watch or "
+			       "staged, or several with commas between",
 			       call, order);
 	return 0;
 }

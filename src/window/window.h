@@ -38,6 +38,7 @@
 struct wh_engine;
 struct wh_windows;
 struct wh_rm;
+struct wh_rm_watch_module;
 
 /* A part of a view, whole GPU pages: one allocation, or several that meet within pages, and so lie in one
  * object of the driver's. It begins before its first allocation, and ends behind its last one, by less than a
@@ -86,7 +87,8 @@ struct wh_window_backend {
 	bool (*holds)(struct wh_windows *windows);
 };
 
-extern const struct wh_window_backend wh_window_driver, wh_window_dmabuf, wh_window_rm;
+extern const struct wh_window_backend wh_window_driver, wh_window_dmabuf, wh_window_rm,
+	wh_window_rm_watch;
 
 struct wh_view {
 	struct wh_list link;
@@ -132,7 +134,8 @@ struct wh_windows {
 	struct wh_window_gpu *gpus;  /* by the devices' ordinals; under stream_lock, and then kept */
 	/* The backends' own, under the lock. */
 	struct wh_rm *rm;
-	uint64_t rm_proven; /* a bit for each device and way */
+	const struct wh_rm_watch_module *rm_watch; /* NULL: not opened */
+	uint8_t rm_proven[WH_CUDA_DEVICES]; /* by the devices' ordinals, a bit for each way */
 	int driver_fd; /* -1: not open */
 	uint32_t driver_version;
 	bool driver_v1; /* it knows no flags and no mapping types */
@@ -168,6 +171,8 @@ int wh_view_find(struct wh_view *view, const struct wh_view_request *request);
 
 /* Is it a list of names that wh_view_open() takes? */
 bool wh_window_order_valid(const char *order);
+/* Is this name in it? */
+bool wh_window_order_has(const char *order, const char *name);
 
 /* Pin memory of a GPU, and map it if asked to; or take part in a view that has it already. 0, or
  * -EINVAL (no range), -EFAULT (not all of it, or with `pages` not each page, is a GPU's memory), -EOPNOTSUPP (managed memory, a
@@ -209,6 +214,20 @@ size_t wh_windows_threshold(struct wh_view *view);
 void wh_windows_streams_free(struct wh_windows *windows);
 /* The device's own stream, made when first asked for. The device's primary context is entered. */
 int wh_windows_stream(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out);
+
+/* ---- scratch memory (scratch.c) ---------------------------------------------------------------- */
+
+struct wh_scratch {
+	uint64_t address;
+	size_t length;
+	CUallocation memory;
+};
+
+/* At least `length` bytes, for windows; `imported`: as CUDA has imported them. Inside a scope of the device.
+ * Does not wait for a GPU, nor does giving it back. 0, or -EOPNOTSUPP, or CUDA's error. */
+int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
+		   struct wh_scratch *out);
+void wh_scratch_free(struct wh_cuda *cuda, struct wh_scratch *scratch);
 
 /* ---- which way to write (cost.c) ---------------------------------------------------------------- */
 

@@ -122,7 +122,9 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 		*value = 1;
 		return FAKE_OK;
 	case ALLOWED_HANDLE_TYPES:
-		*value = range->kind == FAKE_MAPPED ? range->memory->handle_types : 0;
+		*value = range->kind == FAKE_MAPPED ? range->memory->handle_types :
+			 range->kind == FAKE_POOL   ? range->flags :
+						      0;
 		return FAKE_OK;
 	case IS_GPU_DIRECT_RDMA_CAPABLE:
 		*value = range->kind == FAKE_DEVICE;

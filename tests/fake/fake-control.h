@@ -79,6 +79,17 @@ uint64_t fake_cuda_calls(const char *function);
 /* The client of the NVIDIA kernel driver that the fake says it is. */
 #define FAKE_CLIENT 0xc1d0ffffu
 
+/* What IPC handles say from now on, whose numbers are laid out as driver 580 does it. */
+enum fake_ipc_layout {
+	FAKE_IPC_TRUE,
+	FAKE_IPC_OTHER_OFFSET,  /* one GPU page further than the memory is */
+	FAKE_IPC_OTHER_PROCESS,
+	FAKE_IPC_OTHER_OBJECT,  /* one that there is not */
+	FAKE_IPC_SHORT_OBJECT,  /* that the memory does not fit into */
+};
+
+void fake_cuda_ipc_layout(int layout);
+
 /* The descriptor of the memory at an address, which stays the driver's, and where in it the address
  * is; -1: there is none, or not so much in one piece. */
 int fake_cuda_memory_fd(uint64_t address, size_t size, size_t *offset);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Memory that other processes reach: legacy IPC handles and the dma-buf stand-in. */
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -9,14 +10,53 @@
 #include "fake.h"
 #include "platform/rm-abi.h"
 
-/* What a handle holds; the rest of the 64 bytes is 0. */
+/* What a handle holds: where a real driver (580) has the process, the length, the object's size and the offset in
+ * it, its client and its object, so has the fake. The rest is its own. */
 struct handle {
 	char magic[8];
 	uint32_t pid, fd;
-	uint64_t inode, size, offset, id;
+	uint64_t size;
+	uint32_t pages, offset; /* of 4 KiB; bytes */
+	uint64_t inode, id;
+	uint32_t client, object;
+	uint64_t pad;
 };
 
+_Static_assert(sizeof(struct handle) == sizeof(struct fake_ipc_handle), "CUipcMemHandle");
+_Static_assert(offsetof(struct handle, size) == 16 && offsetof(struct handle, pages) == 24 &&
+		       offsetof(struct handle, client) == 48,
+	       "as driver 580");
+
 static const char magic[8] = "fakeIPC1";
+
+static _Atomic int layout;
+
+FAKE_API void fake_cuda_ipc_layout(int which)
+{
+	layout = which;
+}
+
+/* As no driver that is known does. */
+static void disguise(struct handle *handle)
+{
+	switch (layout) {
+	case FAKE_IPC_OTHER_OFFSET:
+		handle->offset += FAKE_BAR_PAGE;
+		handle->pages += FAKE_BAR_PAGE / 4096;
+		break;
+	case FAKE_IPC_OTHER_PROCESS:
+		handle->pid++;
+		break;
+	case FAKE_IPC_OTHER_OBJECT:
+		handle->object++;
+		break;
+	case FAKE_IPC_SHORT_OBJECT:
+		handle->pages = 1;
+		break;
+	default:
+		break;
+	}
+}
 
 FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 {
@@ -37,9 +77,12 @@ FAKE_API int cuIpcGetMemHandle(struct fake_ipc_handle *out, uint64_t address)
 		handle.fd = (uint32_t)range->memory->fd;
 		handle.inode = is.st_ino;
 		handle.size = range->size;
-		handle.offset = range->offset;
+		handle.pages = (uint32_t)(range->memory->size / 4096);
+		handle.offset = (uint32_t)range->offset;
 		handle.id = range->buffer_id;
-		memset(out, 0, sizeof(*out));
+		handle.client = FAKE_CLIENT;
+		handle.object = fake_object(range->memory);
+		disguise(&handle);
 		memcpy(out, &handle, sizeof(handle));
 		error = FAKE_OK;
 	}
@@ -201,7 +244,7 @@ static void request_export(const struct fake_memory *memory, size_t offset, size
 		.total_objects = 1,
 		.objects = 1,
 		.total_size = size,
-		.handles = { (uint32_t)memory->id },
+		.handles = { fake_object(memory) },
 		.offsets = { offset },
 		.sizes = { size },
 	};

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "fake.h"
+#include "nvidia-control.h"
 
 #define PAGE ((size_t)4096)
 /* Allocations below this size start amid a page, as a driver's do that cuts them from larger
@@ -372,12 +373,29 @@ int fake_memory_to_bar(struct fake_memory *memory, uint64_t base)
 	return FAKE_OK;
 }
 
+/* Of the stand-in for the kernel driver. */
+#pragma weak fake_nvidia_object
+
+static uint32_t object_name(const struct fake_memory *memory)
+{
+	return 0x5c000000u + (uint32_t)memory->id;
+}
+
+uint32_t fake_object(const struct fake_memory *memory)
+{
+	if (fake_nvidia_object)
+		fake_nvidia_object(FAKE_CLIENT, object_name(memory), memory->fd);
+	return object_name(memory);
+}
+
 void fake_memory_drop(struct fake_memory *memory)
 {
 	if (memory->handles || memory->mappings)
 		return;
 	if (shared.memory == memory)
 		shared.memory = NULL;
+	if (fake_nvidia_object)
+		fake_nvidia_object(FAKE_CLIENT, object_name(memory), -1);
 	wh_list_remove(&memory->link);
 	if (memory->charged)
 		memory->device->used -= memory->size;

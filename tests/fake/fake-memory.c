@@ -105,6 +105,39 @@ FAKE_API int cuMemGetInfo_v2(size_t *available, size_t *total)
 
 /* ---- stream-ordered -------------------------------------------------------------------------- */
 
+/* A pool that the application has made. What it gives is known to be of the device's pool and of its handle type;
+ * the device has one of its own as well. */
+struct pool {
+	int device;
+	unsigned handle_types;
+};
+
+FAKE_API int cuMemPoolCreate(void **out, const struct fake_pool_properties *properties)
+{
+	struct pool *pool;
+
+	FAKE_ENTER();
+	if (!out || !properties || properties->type != FAKE_ALLOCATION_PINNED ||
+	    properties->location.type != FAKE_LOCATION_DEVICE ||
+	    properties->handle_types & ~FAKE_HANDLE_FD)
+		return FAKE_INVALID_VALUE;
+	if (!fake_device(properties->location.id))
+		return FAKE_INVALID_DEVICE;
+	pool = malloc(sizeof(*pool));
+	if (!pool)
+		return FAKE_OUT_OF_MEMORY;
+	*pool = (struct pool){ properties->location.id, (unsigned)properties->handle_types };
+	*out = pool;
+	return FAKE_OK;
+}
+
+FAKE_API int cuMemPoolDestroy(void *pool)
+{
+	FAKE_ENTER();
+	free(pool);
+	return pool ? FAKE_OK : FAKE_INVALID_VALUE;
+}
+
 struct free_op {
 	struct fake_op op;
 	uint64_t address;
@@ -132,6 +165,28 @@ FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 	FAKE_ENTER();
 	error = fake_stream_context(stream, &context);
 	return error ? error : allocate(out, size, FAKE_POOL);
+}
+
+FAKE_API int cuMemAllocFromPoolAsync(uint64_t *out, size_t size, const struct pool *pool, void *stream)
+{
+	struct fake_context *context;
+	struct fake_range *range;
+	int error;
+
+	FAKE_ENTER();
+	error = pool ? fake_stream_context(stream, &context) : FAKE_INVALID_VALUE;
+	if (!error && context->device->ordinal != pool->device)
+		error = FAKE_INVALID_VALUE;
+	if (!error)
+		error = allocate(out, size, FAKE_POOL);
+	if (error)
+		return error;
+	pthread_rwlock_wrlock(&fake_map_lock);
+	range = fake_range_find(*out);
+	if (range)
+		range->flags = pool->handle_types;
+	pthread_rwlock_unlock(&fake_map_lock);
+	return FAKE_OK;
 }
 
 FAKE_API int cuMemFreeAsync(uint64_t address, void *stream)

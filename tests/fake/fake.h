@@ -79,6 +79,14 @@ struct fake_properties {
 	} flags;
 };
 
+struct fake_pool_properties {
+	int type;
+	int handle_types;
+	struct fake_location location;
+	void *win32;
+	unsigned char reserved[64];
+};
+
 struct fake_access {
 	struct fake_location location;
 	int flags; /* 0 none, 1 read, 3 read and write */
@@ -224,7 +232,7 @@ struct fake_range {
 	struct fake_device *device;
 	bool sync; /* SYNC_MEMOPS */
 	bool freeing; /* by cuMemFreeAsync(), when its turn comes */
-	unsigned flags;
+	unsigned flags; /* FAKE_POOL: its pool's handle types */
 	unsigned char access[FAKE_DEVICES]; /* FAKE_MAPPED */
 	uint64_t inode; /* FAKE_IMPORTED: of the memory, with `opens` */
 	unsigned opens;
@@ -263,6 +271,10 @@ int fake_memory_import(int fd, struct fake_memory **out);
 struct fake_memory *fake_memory_known(uint64_t handle);
 /* Frees it if neither handles nor mappings are left. */
 void fake_memory_drop(struct fake_memory *memory);
+
+/* What the kernel driver knows the memory as, in the client FAKE_CLIENT; the stand-in for that driver is told, if there
+ * is one. */
+uint32_t fake_object(const struct fake_memory *memory);
 
 /* Move what was made by cuMemCreate() to the BAR, where it is first mapped. */
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);

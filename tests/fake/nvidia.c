@@ -228,6 +228,20 @@ static void drop_object(struct object *o)
 	free(o);
 }
 
+/* CUDA's objects' descriptors stay CUDA's. */
+FAKE_API void fake_nvidia_object(uint32_t client, uint32_t handle, int fd)
+{
+	struct object *known;
+
+	pthread_mutex_lock(&nvidia_lock);
+	known = find_object(client, handle);
+	if (known)
+		known->fd = fd;
+	else if (fd >= 0)
+		add_object(client, client, handle, fd);
+	pthread_mutex_unlock(&nvidia_lock);
+}
+
 /* The client of this descriptor, of this process. */
 static bool owns(const struct node *node, uint32_t client)
 {
@@ -364,6 +378,7 @@ static uint32_t duplicate(struct node *node, const struct rm_dup_object *d)
 	const struct object *source = find_object(d->source_client, d->source_object);
 	int fd;
 
+	nvidia_state.asked++;
 	if (!owns(node, d->client))
 		return RM_INVALID_CLIENT;
 	if (!find_object(d->client, d->parent))
@@ -372,7 +387,6 @@ static uint32_t duplicate(struct node *node, const struct rm_dup_object *d)
 		return RM_INVALID_OBJECT_HANDLE;
 	if (find_object(d->client, d->object))
 		return RM_INVALID_OBJECT;
-	/* Nobody says when CUDA's memory is freed. */
 	fd = memory_of(source->fd);
 	if (fd < 0)
 		return RM_INVALID_OBJECT_HANDLE;
@@ -407,16 +421,12 @@ static uint32_t map_memory(struct node *node, const struct rm_map_memory *m)
 	return RM_OK;
 }
 
-/* The driver's own list of a range that is exported: CUDA's objects, whose descriptors stay CUDA's. */
+/* The driver's own list of a range that is exported: of CUDA's objects. */
 static uint32_t export(const struct rm_export_dma_buf *e)
 {
 	for (unsigned i = 0; i < e->objects; i++) {
-		struct object *known = find_object(FAKE_CLIENT, e->handles[i]);
-
-		if (known) /* the memory may be another one by now */
-			known->fd = e->fd;
-		else
-			add_object(FAKE_CLIENT, FAKE_CLIENT, e->handles[i], e->fd);
+		if (!find_object(e->client, e->handles[i]))
+			return RM_INVALID_OBJECT_HANDLE;
 	}
 	return RM_OK;
 }

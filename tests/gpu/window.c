@@ -24,10 +24,22 @@ static const char *order;
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-enum kind { ALLOC, POOL, VMM, VMM_EXPORTABLE, VMM_TWO, KINDS };
+enum kind { ALLOC, POOL, POOL_PRIVATE, POOL_EXPORTABLE, VMM, VMM_EXPORTABLE, VMM_TWO, KINDS };
 
-static const char *const kinds[] = { "cuMemAlloc", "cuMemAllocAsync", "cuMemCreate",
-				     "cuMemCreate exportable", "two mappings" };
+/* rm: by itself, without anything watched. */
+static const struct {
+	const char *name;
+	bool rm;
+	const char *remedy; /* in what it says where it cannot */
+} kinds[] = {
+	[ALLOC] = { "cuMemAlloc", .rm = true },
+	[POOL] = { "cuMemAllocAsync", .remedy = "take cuMemAlloc" },
+	[POOL_PRIVATE] = { "a pool without a handle type", .remedy = "take cuMemAlloc" },
+	[POOL_EXPORTABLE] = { "a pool with a handle type", .remedy = "take cuMemAlloc" },
+	[VMM] = { "cuMemCreate", .remedy = "create it for POSIX descriptors" },
+	[VMM_EXPORTABLE] = { "cuMemCreate exportable", .rm = true },
+	[VMM_TWO] = { "two mappings", .rm = true },
+};
 
 struct memory {
 	enum kind kind;
@@ -35,7 +47,45 @@ struct memory {
 	size_t size;
 	CUallocation parts[2];
 	unsigned part_count;
+	void *pool;
 };
+
+/* ---- pools, which the library has no use for ---- */
+
+struct pool_properties { /* CUmemPoolProps */
+	int type, handle_types;
+	struct wh_cuda_location location;
+	void *win32;
+	unsigned char reserved[64];
+};
+
+static struct {
+	int (*create)(void **out, const struct pool_properties *properties);
+	int (*destroy)(void *pool);
+	int (*allocate)(uint64_t *out, size_t size, void *pool, CUstream stream);
+} pools;
+
+static void find_pools(void)
+{
+	*(void **)&pools.create = wh_cuda_symbol(gpu, "cuMemPoolCreate");
+	*(void **)&pools.destroy = wh_cuda_symbol(gpu, "cuMemPoolDestroy");
+	*(void **)&pools.allocate = wh_cuda_symbol(gpu, "cuMemAllocFromPoolAsync");
+}
+
+static bool allocate_from_pool(struct memory *m)
+{
+	struct pool_properties properties = {
+		.type = CUDA_ALLOCATION_PINNED,
+		.handle_types = m->kind == POOL_EXPORTABLE ? CUDA_HANDLE_FD : CUDA_HANDLE_NONE,
+		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
+	};
+	CUstream stream = NULL;
+
+	return CHECK(pools.create && pools.destroy && pools.allocate) &&
+	       CHECK(!pools.create(&m->pool, &properties)) &&
+	       CHECK(!pools.allocate(&m->address, m->size, m->pool, stream)) &&
+	       CU(cuStreamSynchronize, stream);
+}
 
 /* All inside a scope of the device. */
 static bool map_part(struct memory *m, uint64_t at)
@@ -66,6 +116,8 @@ static bool allocate(struct memory *m, enum kind kind, size_t size)
 	if (kind == POOL)
 		return CU(cuMemAllocAsync, &m->address, size, stream) &&
 		       CU(cuStreamSynchronize, stream);
+	if (kind == POOL_PRIVATE || kind == POOL_EXPORTABLE)
+		return allocate_from_pool(m);
 	m->size = kind == VMM_TWO ? 2 * VMM_SIZE : VMM_SIZE;
 	return CU(cuMemAddressReserve, &m->address, m->size, 0, 0, 0) && map_part(m, m->address) &&
 	       (kind != VMM_TWO || map_part(m, m->address + VMM_SIZE));
@@ -75,7 +127,7 @@ static void give_back(struct memory *m)
 {
 	if (m->kind == ALLOC)
 		CU(cuMemFree, m->address);
-	else if (m->kind == POOL)
+	else if (m->kind <= POOL_EXPORTABLE)
 		CU(cuMemFreeAsync, m->address, NULL);
 	else
 		CU(cuMemUnmap, m->address, m->size);
@@ -83,6 +135,8 @@ static void give_back(struct memory *m)
 		CU(cuMemRelease, m->parts[i]);
 	if (m->part_count)
 		CU(cuMemAddressFree, m->address, m->size);
+	if (m->pool)
+		CHECK(CU(cuCtxSynchronize) && !pools.destroy(m->pool));
 }
 
 #define WITH_MEMORY(m, kind, size, ...) \
@@ -143,15 +197,45 @@ static void round_trip(struct wh_view *view, uint64_t address, size_t length)
 	free(got);
 }
 
+static void refused(uint64_t address, size_t length, int errno_, const char *what)
+{
+	struct wh_view_request request = { .address = address, .length = length,
+					   .order = order, .map = true };
+	struct wh_view *view = NULL;
+	int error = wh_view_open(windows, &request, &view);
+
+	printf("  %s: %d: %s\n", what, error, error ? wh_error_text() : "");
+	CHECK(error == -errno_);
+	CHECK(view == NULL);
+}
+
 /* ---- cases ----------------------------------------------------------------------------------- */
+
+/* What CUDA has no handle of, and what is nobody's to have. */
+static void want_remedy(uint64_t address, size_t length, const char *remedy)
+{
+	struct wh_view_request request = { .address = address, .length = length, .order = order,
+					   .map = true };
+	struct wh_view *view = NULL;
+	int error = wh_view_open(windows, &request, &view);
+
+	printf("    %d: %s\n", error, error ? wh_error_text() : "");
+	CHECK(error == -EOPNOTSUPP && !view);
+	CHECK(strstr(wh_error_text(), "rm-watch in the setting window"));
+	CHECK(strstr(wh_error_text(), remedy));
+}
 
 static void each_kind(void)
 {
 	for (int kind = 0; kind < KINDS; kind++) {
-		printf("  %s\n", kinds[kind]);
-		WITH_MEMORY(m, (enum kind)kind, MIB, {
-			struct wh_view *view = open_view(m.address, m.size, false);
+		bool refused = !strcmp(order, "rm") && !kinds[kind].rm;
 
+		printf("  %s\n", kinds[kind].name);
+		WITH_MEMORY(m, (enum kind)kind, MIB, {
+			struct wh_view *view = refused ? NULL : open_view(m.address, m.size, false);
+
+			if (refused)
+				want_remedy(m.address, m.size, kinds[kind].remedy);
 			if (view) {
 				printf("    %s, mapping %d, %s/%s\n", view->backend->name,
 				       view->mapping, view->copy.put->name, view->copy.get->name);
@@ -161,6 +245,22 @@ static void each_kind(void)
 			}
 		});
 	}
+}
+
+/* The CPU reaches it by itself. */
+static void managed(void)
+{
+	struct wh_cuda_scope scope;
+	uint64_t address = 0;
+
+	if (!CALL(wh_cuda_enter(gpu, device, &scope)))
+		return;
+	if (CU(cuMemAllocManaged, &address, MIB, CUDA_MANAGED_GLOBAL)) {
+		refused(address, MIB, EOPNOTSUPP, "managed memory");
+		CHECK(strstr(wh_error_text(), "managed memory"));
+		CU(cuMemFree, address);
+	}
+	wh_cuda_leave(&scope);
 }
 
 static void across_mappings(void)
@@ -286,18 +386,6 @@ static void forked(void)
 	});
 }
 
-static void refused(uint64_t address, size_t length, int errno_, const char *what)
-{
-	struct wh_view_request request = { .address = address, .length = length,
-					   .order = order, .map = true };
-	struct wh_view *view = NULL;
-	int error = wh_view_open(windows, &request, &view);
-
-	printf("  %s: %d: %s\n", what, error, error ? wh_error_text() : "");
-	CHECK(error == -errno_);
-	CHECK(view == NULL);
-}
-
 static void bad(void)
 {
 	struct wh_cuda_scope scope;
@@ -395,6 +483,86 @@ static void threshold(void)
 	});
 }
 
+static int by_time(const void *a, const void *b)
+{
+	int64_t first = *(const int64_t *)a, second = *(const int64_t *)b;
+
+	return (first > second) - (first < second);
+}
+
+/* What it takes to open and map 64 KiB: asked for are 100 us, of a real driver. */
+static void opening(void)
+{
+	enum { ROUNDS = 101 };
+	bool real = !wh_cuda_symbol(gpu, "fake_cuda_fail");
+	int64_t took[ROUNDS];
+
+	WITH_MEMORY(m, ALLOC, MIB, {
+		struct wh_view_request request = { .address = m.address, .length = 64 * KIB,
+						   .order = order, .private = true, .map = true };
+
+		for (int i = 0; i < ROUNDS; i++) {
+			struct wh_view *view = NULL;
+			int64_t start = wh_now();
+
+			if (!CALL(wh_view_open(windows, &request, &view)))
+				break;
+			took[i] = wh_now() - start;
+			wh_view_close(view);
+		}
+		qsort(took, ROUNDS, sizeof(took[0]), by_time);
+		printf("  open and map 64 KiB: median %lld us, best %lld, worst %lld\n",
+		       (long long)took[ROUNDS / 2] / 1000, (long long)took[0] / 1000,
+		       (long long)took[ROUNDS - 1] / 1000);
+		CHECK(!real || took[ROUNDS / 2] <= 100000);
+	});
+}
+
+static void open_while_busy(uint64_t address, unsigned char *pinned)
+{
+	struct wh_view *view = open_view(address, 64 * KIB, true);
+	struct wh_window_cost cost;
+
+	wh_windows_cost(windows, device, order, pinned, &cost);
+	if (view)
+		wh_view_close(view);
+}
+
+/* While the GPU waits for us: nothing here waits for it. */
+static void busy(void)
+{
+	unsigned char *pinned = NULL;
+	uint32_t *flag = NULL;
+	CUstream stream = NULL;
+	struct memory v;
+
+	if (!gpu->cuStreamWaitValue32)
+		return;
+	WITH_MEMORY(m, ALLOC, MIB, {
+		bool both = allocate(&v, VMM_EXPORTABLE, MIB);
+		int64_t start;
+
+		CU(cuMemHostAlloc, (void **)&pinned, WH_WINDOW_PROBE, 0);
+		CU(cuMemHostAlloc, (void **)&flag, 4096, CUDA_HOST_DEVICE_MAP);
+		*flag = 0;
+		CU(cuStreamCreate, &stream, CUDA_STREAM_NON_BLOCKING);
+		CU(cuStreamWaitValue32, stream, (uintptr_t)flag, 1, CUDA_STREAM_WAIT_EQ);
+		start = wh_now();
+		open_while_busy(m.address, pinned);
+		if (both)
+			open_while_busy(v.address, pinned);
+		CHECK(gpu->cuStreamQuery(stream) == CUDA_NOT_READY);
+		printf("  while the GPU waited: %lld us\n", (long long)(wh_now() - start) / 1000);
+		__atomic_store_n(flag, 1, __ATOMIC_RELEASE);
+		CU(cuStreamSynchronize, stream);
+		CU(cuStreamDestroy, stream);
+		CU(cuMemFreeHost, flag);
+		CU(cuMemFreeHost, pinned);
+		if (both)
+			give_back(&v);
+	});
+}
+
 static void run(const char *backends)
 {
 	static const struct {
@@ -402,6 +570,7 @@ static void run(const char *backends)
 		void (*run)(void);
 	} cases[] = {
 		{ "each_kind", each_kind },
+		{ "managed", managed },
 		{ "across_mappings", across_mappings },
 		{ "small", small },
 		{ "unaligned", unaligned },
@@ -412,6 +581,8 @@ static void run(const char *backends)
 		{ "threads", threads },
 		{ "staged", staged },
 		{ "threshold", threshold },
+		{ "opening", opening },
+		{ "busy", busy },
 	};
 	char name[64];
 
@@ -432,9 +603,12 @@ int main(int argc, char **argv)
 	if (!CALL(wh_cuda_device_at(gpu, 0, &device)))
 		return 1;
 	printf("%s, driver %d\n", device->text, gpu->version);
+	find_pools();
 	for (int i = 2; i < argc; i++)
 		run(argv[i]);
-	if (argc <= 2)
+	if (argc <= 2) {
 		run("rm");
+		run("rm-watch");
+	}
 	return gpu_close();
 }

@@ -84,7 +84,7 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, size_t l
  * may be anything. Until fake_heal(). */
 static void measure_nothing(void)
 {
-	fake_fail("cuMemAllocAsync", 0, 2);
+	fake_fail("cuMemCreate", 0, 2); /* what is measured on is of that */
 }
 
 /* `window`: the knob of both, "window=rm"; over TCP. */
@@ -454,11 +454,11 @@ static void processes__on_off_refused(void **state)
 	char fault[64];
 
 	(void)state;
-	apart(NULL, "window=rm", 3);
+	apart(NULL, "window=rm,rm-watch", 3); /* watched: pools */
 	apart(NULL, "window=off", SCALE(3, 1));
 	for (unsigned int nth = 1; nth < 3; nth++) {
 		snprintf(fault, sizeof(fault), "%u:%u:%d", RM_ESCAPE_MAP_MEMORY, nth, 0x1a);
-		apart(fault, "window=rm", SCALE(3, 1));
+		apart(fault, "window=rm,rm-watch", SCALE(3, 1));
 	}
 }
 
@@ -690,7 +690,7 @@ struct few {
 
 static void few_open(struct few *f, uint32_t here, uint32_t there)
 {
-	setenv("WHERRY_WINDOW", "rm", 1);
+	setenv("WHERRY_WINDOW", "rm,rm-watch", 1); /* watched: pools */
 	gpu_pair_open(&f->p, here, NULL, there, NULL, FEW, false);
 	unsetenv("WHERRY_WINDOW");
 	f->ours = malloc(FEW);
@@ -731,7 +731,7 @@ static void few_move(struct few *f, uint32_t op, uint64_t local, uint64_t remote
 	want(0, wh_batch_wait(batch, PATIENCE));
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
 	if (look)
-		want_true(strstr(text, "cuda: ") && strstr(text, "CPU window (rm)"), "%s", text);
+		want_true(strstr(text, "cuda: ") && strstr(text, "CPU window (rm"), "%s", text);
 	want(0, wh_batch_free(batch));
 	if (op == WH_WRITE)
 		memcpy(f->theirs + remote, f->ours + local, length);

@@ -18,6 +18,7 @@
 
 #include <wherry/wherry.h>
 
+#include "fake-control.h"
 #include "nvidia-control.h"
 #include "platform/cuda-abi.h"
 #include "platform/rm-abi.h"
@@ -40,6 +41,8 @@ static struct {
 	int (*access)(uint64_t, size_t, const struct wh_cuda_access *, size_t);
 	void *(*alias)(uint64_t);
 	int (*fail_call)(const char *, unsigned, int);
+	void (*ipc_layout)(int);
+	uint64_t (*calls)(const char *);
 } cu;
 
 static struct wh_engine *engine;
@@ -73,6 +76,8 @@ static void open_cuda(void)
 	look_up("cuMemSetAccess", &cu.access);
 	look_up("fake_cuda_alias", &cu.alias);
 	look_up("fake_cuda_fail", &cu.fail_call);
+	look_up("fake_cuda_ipc_layout", &cu.ipc_layout);
+	look_up("fake_cuda_calls", &cu.calls);
 	assert_int_equal(cu.init(0), 0);
 	assert_int_equal(cu.retain(&context, 0), 0);
 	assert_int_equal(cu.set_current(context), 0);
@@ -327,7 +332,7 @@ static void open__arguments(void **state)
 	options = (struct wh_window_options){ .size = sizeof(options), .mapping = 4 };
 	assert_int_equal(wh_window_open(engine, at, 1, &options, &window), -EINVAL);
 	for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]); i++)
-		refused_by(memory, 1, orders[i], EINVAL, "driver, dmabuf, rm or staged");
+		refused_by(memory, 1, orders[i], EINVAL, "driver, dmabuf, rm, rm-watch or staged");
 	strcpy(knob, "window=rm,shm");
 	assert_int_equal(wh_engine_open(&engine_options, &other), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "window=rm,shm"));
@@ -499,10 +504,92 @@ static void rm__each_step_fails(void **state)
 static void rm__cuda_fails(void **state)
 {
 	(void)state;
+	assert_int_equal(cu.fail_call("cuIpcGetMemHandle", 1, CUDA_NOT_SUPPORTED), 0);
+	refused_by(memory, SIZE, "rm", EOPNOTSUPP, "cuIpcGetMemHandle");
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+}
+
+/* Nothing is duplicated by numbers that cannot be right. */
+static void rm__handle_of_another_layout(void **state)
+{
+	static const struct {
+		int layout;
+		const char *says;
+	} rows[] = {
+		{ FAKE_IPC_OTHER_PROCESS, "not laid out as on the drivers that are known (process" },
+		{ FAKE_IPC_SHORT_OBJECT, "not laid out as on the drivers that are known (end" },
+	};
+	struct fake_nvidia before = state_now();
+
+	(void)state;
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		cu.ipc_layout(rows[i].layout);
+		refused_by(memory, SIZE, "rm", EOPNOTSUPP, rows[i].says);
+		assert_int_equal(state_now().asked, before.asked);
+	}
+	cu.ipc_layout(FAKE_IPC_OTHER_OBJECT);
+	refused_by(memory, SIZE, "rm", EINVAL, "RM_DUP_OBJECT: NV_ERR_INVALID_OBJECT_HANDLE");
+	cu.ipc_layout(FAKE_IPC_TRUE);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+}
+
+/* Another offset than that of known drivers: the trial finds out, and writes to nobody's memory before. */
+static void rm__unknown_version_of_another_layout(void **state)
+{
+	static const int layouts[] = { FAKE_IPC_OTHER_OFFSET, FAKE_IPC_OTHER_PROCESS, FAKE_IPC_OTHER_OBJECT,
+				       FAKE_IPC_SHORT_OBJECT };
+
+	(void)state;
+	fake_nvidia_version("999.42");
+	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
+		cu.ipc_layout(layouts[i]);
+		refused_by(memory, SIZE, "rm", layouts[i] == FAKE_IPC_OTHER_OBJECT ? EINVAL : EOPNOTSUPP,
+			   "999.42, not seen working before, failed a trial");
+		assert_int_equal(state_now().objects, 0);
+	}
+	cu.ipc_layout(FAKE_IPC_TRUE);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+}
+
+/* No table of libcuda's is changed unless somebody asks for that by name: the code for it is not even loaded, and
+ * CUDA is asked for nothing that would have to be watched. */
+static void rm__watches_nothing(void **state)
+{
+	uint64_t exports = cu.calls("cuMemGetHandleForAddressRange");
+
+	(void)state;
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, NULL)), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
+	refused_by(memory, SIZE, "driver,dmabuf,rm", EOPNOTSUPP, "RM_DUP_OBJECT");
+	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
+	assert_int_equal(cu.calls("cuMemGetHandleForAddressRange"), exports);
+	assert_null(dlopen("libwherry-rm-watch.so.0", RTLD_NOW | RTLD_NOLOAD));
+}
+
+static void watch__cuda_fails(void **state)
+{
+	(void)state;
 	/* Before its request: nothing was learnt. */
 	assert_int_equal(cu.fail_call("cuMemGetHandleForAddressRange", 1, CUDA_NOT_SUPPORTED), 0);
-	refused_by(memory, SIZE, "rm", EOPNOTSUPP, "cuMemGetHandleForAddressRange");
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	refused_by(memory, SIZE, "rm-watch", EOPNOTSUPP, "cuMemGetHandleForAddressRange");
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
+}
+
+/* A view is shared with those who name its backend, and not a part of its name. */
+static void watch__is_not_rm(void **state)
+{
+	struct wh_window *watched = open_window(memory, SIZE, "rm-watch");
+	struct wh_window *other = open_window(memory, SIZE, "rm");
+	struct wh_window_info info = { .size = sizeof(info) };
+
+	(void)state;
+	assert_int_equal(wh_window_info(other, &info), 0);
+	assert_string_equal(info.backend, "rm");
+	assert_int_equal(wh_window_info(watched, &info), 0);
+	assert_string_equal(info.backend, "rm-watch");
+	assert_int_equal(wh_window_close(watched), 0);
+	assert_int_equal(wh_window_close(other), 0);
 }
 
 static void rm__unknown_version_is_tried(void **state)
@@ -533,38 +620,52 @@ static void rm__unknown_version_that_lies(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-static void rm__import_where_duplicating_fails(void **state)
+/* Memory that CUDA exports as a descriptor. */
+static uint64_t map_exportable(size_t size)
 {
 	const struct wh_cuda_properties properties = { .type = CUDA_ALLOCATION_PINNED,
 						       .handle_types = CUDA_HANDLE_FD,
 						       .location = { CUDA_LOCATION_DEVICE, 0 } };
 	const struct wh_cuda_access access = { { CUDA_LOCATION_DEVICE, 0 }, 3 };
-	const size_t size = 2 << 20;
-	struct fake_nvidia before = state_now();
-	struct wh_window *window;
 	uint64_t address, part;
 
-	(void)state;
 	assert_int_equal(cu.reserve(&address, size, 0, 0, 0), 0);
 	assert_int_equal(cu.create(&part, size, &properties, 0), 0);
 	assert_int_equal(cu.map(address, size, 0, part, 0), 0);
 	assert_int_equal(cu.access(address, size, &access, 1), 0);
-	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
-	window = open_window(address + 99999, 99999, "rm");
+	return address;
+}
+
+static void rm__import(void **state)
+{
+	const size_t size = 2 << 20;
+	uint64_t address = map_exportable(size);
+	struct fake_nvidia before = state_now();
+	struct wh_window *window = open_window(address + 99999, 99999, "rm");
+
+	(void)state;
 	assert_int_equal(state_now().imported - before.imported, 1);
+	assert_int_equal(state_now().asked, before.asked);
 	use(window, address + 99999);
 	assert_int_equal(wh_window_close(window), 0);
 	fake_nvidia_fail(FAKE_NVIDIA_CONTROL(RM_CONTROL_IMPORT_OBJECT), 0, RM_NO_MEMORY);
-	refused_by(address, size, "rm", EOPNOTSUPP, "RM_DUP_OBJECT: NV_ERR_NOT_SUPPORTED");
+	refused_by(address, size, "rm", ENOMEM, "IMPORT_OBJECT_FROM_FD: NV_ERR_NO_MEMORY");
 	fake_nvidia_fail(FAKE_NVIDIA_CONTROL(RM_CONTROL_IMPORT_OBJECT), 0, 0);
-	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
-	/* An unknown version is tried by this way, too. */
+}
+
+static void rm__import_of_an_unknown_version(void **state)
+{
+	const size_t size = 2 << 20;
+	uint64_t address = map_exportable(size);
+	struct fake_nvidia before = state_now();
+	struct wh_window *window;
+
+	(void)state;
 	fake_nvidia_version("999.42");
-	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
 	window = open_window(address, size, "rm");
+	assert_int_equal(state_now().imported - before.imported, 2); /* tried once */
 	use(window, address);
 	assert_int_equal(wh_window_close(window), 0);
-	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
 }
 
 /* ---- libcuda's slot --------------------------------------------------------------------------- */
@@ -606,12 +707,12 @@ static void slot__is_put_back(void **state)
 	uintptr_t *at = slot(), before;
 
 	(void)state;
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 	before = *at;
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 	assert_int_equal(*at, before);
 	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, RM_NOT_SUPPORTED);
-	refused_by(memory, SIZE, "rm", EOPNOTSUPP, "RM_DUP_OBJECT");
+	refused_by(memory, SIZE, "rm-watch", EOPNOTSUPP, "RM_DUP_OBJECT");
 	fake_nvidia_fail(RM_ESCAPE_DUP_OBJECT, 0, 0);
 	assert_int_equal(*at, before);
 }
@@ -623,14 +724,14 @@ static void slot__of_a_tool_is_respected(void **state)
 
 	(void)state;
 	*at = (uintptr_t)tool;
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 	calls = tool_calls;
 	assert_true(calls > 0);
 	assert_int_equal(*at, (uintptr_t)tool);
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 	assert_true(tool_calls > calls);
 	*at = before;
-	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm-watch")), 0);
 }
 
 static _Atomic bool stop;
@@ -665,7 +766,7 @@ static void slot__other_threads_go_on(void **state)
 	for (int i = 0; i < 2; i++)
 		assert_int_equal(pthread_create(&threads[i], NULL, noise, NULL), 0);
 	for (int i = 0; i < 100; i++) {
-		struct wh_window *window = open_window(memory, SIZE, "rm");
+		struct wh_window *window = open_window(memory, SIZE, "rm-watch");
 
 		use(window, memory);
 		assert_int_equal(wh_window_close(window), 0);
@@ -681,6 +782,7 @@ int main(void)
 {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
 	const struct CMUnitTest tests[] = {
+		TEST(rm__watches_nothing), /* before what opens the module, which stays */
 		TEST(open__by_default),
 		TEST(open__driver),
 		TEST(open__several_in_any_order),
@@ -698,7 +800,12 @@ int main(void)
 		TEST(rm__cuda_fails),
 		TEST(rm__unknown_version_is_tried),
 		TEST(rm__unknown_version_that_lies),
-		TEST(rm__import_where_duplicating_fails),
+		TEST(rm__handle_of_another_layout),
+		TEST(rm__unknown_version_of_another_layout),
+		TEST(rm__import),
+		TEST(rm__import_of_an_unknown_version),
+		TEST(watch__cuda_fails),
+		TEST(watch__is_not_rm),
 		TEST(slot__is_put_back),
 		TEST(slot__of_a_tool_is_respected),
 		TEST(slot__other_threads_go_on),

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Learning which objects of the resource manager CUDA's memory is made of.
+ * The module libwherry-rm-watch.so: reading which objects libcuda's memory is made of from its own request to
+ * the kernel.
  *
- * CUDA tells nobody. But when it exports memory as a dma-buf it hands the kernel the very list, in
- * an ioctl. libcuda calls ioctl() through a slot of its global offset table, as any library calls
- * what another one defines; the slot is pointed at watch() for the length of one call. Rules:
+ * When CUDA exports memory as a dma-buf it hands the kernel the very list, in an ioctl. libcuda calls ioctl()
+ * through a slot of its global offset table, as any library calls what another one defines; the slot is pointed
+ * at watch() for the length of one call. Rules:
  *
  * - watch() always forwards, and looks only on the thread that asked, while it asks. Other threads
  *   that pass by in the meantime notice nothing but one more jump.
- * - libwherry.so and libgdrapi.so may both be loaded, each with a copy of this file. Whoever changes a
- *   slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by another
+ * - Two copies of this module may be loaded (libwherry.so and libgdrapi.so of different places). Whoever
+ *   changes a slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by another
  *   waits: two that forwarded to each other would never end. One that stays changed belongs to a
  *   tool, which is forwarded to.
  * - A slot is put back only if it is still ours. If someone else has redirected it since, they
@@ -20,17 +21,16 @@
 #include <errno.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include <wherry/error.h>
-
-#include "platform/cuda.h"
 #include "platform/rm-abi.h"
-#include "platform/rm.h"
-#include "util/error.h"
+#include "platform/rm-watch.h"
 
 #if defined(__x86_64__)
 #define SLOT_LAZY R_X86_64_JUMP_SLOT
@@ -292,67 +292,66 @@ static void redirect_all(struct slots *slots)
 	}
 }
 
-/* ---- learning -------------------------------------------------------------------------------- */
+/* ---- the module's function ------------------------------------------------------------------- */
 
-/* Ask CUDA for a dma-buf; what it answers does not matter if its request was seen. */
-static int export_range(struct wh_cuda *cuda, uint64_t address, uint64_t length, struct seen *seen)
+__attribute__((format(printf, 4, 5)))
+static int refuse(char *why, size_t size, int error, const char *format, ...)
 {
-	int fd = -1, result;
+	va_list arguments;
 
-	watching = seen;
-	result = cuda->cuMemGetHandleForAddressRange(&fd, address, length, CUDA_RANGE_DMA_BUF, 0);
-	watching = NULL;
-	if (!result && fd >= 0)
-		close(fd);
-	return result;
+	va_start(arguments, format);
+	vsnprintf(why, size, format, arguments);
+	va_end(arguments);
+	return error;
 }
 
-static int judge(struct wh_cuda *cuda, const struct slots *slots, const struct seen *seen,
-		 int result, uint64_t address, uint64_t length)
+static int judge(const struct slots *slots, const struct seen *seen, char *why, size_t size)
 {
 	if (slots->error)
-		return wh_fail(slots->error, "mprotect of libcuda's table of functions: %s",
-			       strerror(slots->error));
+		return refuse(why, size, slots->error, "mprotect of libcuda's table of functions: %s",
+			      strerror(slots->error));
 	if (!slots->count)
-		return wh_fail(EOPNOTSUPP, "libcuda calls no ioctl() that could be watched; use "
-					   "another backend");
+		return refuse(why, size, EOPNOTSUPP,
+			      "libcuda calls no ioctl() that could be watched; use another backend");
 	if (seen->unlike)
-		return wh_fail(EOPNOTSUPP,
-			       "libcuda's request to export memory (ioctl 0x%lx) is not one that "
-			       "is known; use another backend",
-			       seen->unlike);
+		return refuse(why, size, EOPNOTSUPP,
+			      "libcuda's request to export memory (ioctl 0x%lx) is not one that is "
+			      "known; use another backend",
+			      seen->unlike);
 	if (seen->too_many)
-		return wh_fail(EFBIG,
-			       "0x%llx bytes at 0x%llx are made of %u pieces, of which %d fit; "
-			       "open several windows",
-			       (unsigned long long)length, (unsigned long long)address,
-			       seen->too_many, WH_RM_PARTS);
-	if (seen->parts->count)
-		return 0;
-	if (result)
-		return wh_cuda_check(cuda, result, "cuMemGetHandleForAddressRange",
-				     "0x%llx bytes at 0x%llx", (unsigned long long)length,
-				     (unsigned long long)address);
-	return wh_fail(EOPNOTSUPP,
-		       "libcuda exported memory without a request that could be seen; use another "
-		       "backend");
+		return refuse(why, size, EFBIG,
+			      "made of %u pieces, of which %d fit; open several windows",
+			      seen->too_many, WH_RM_PARTS);
+	return 0;
 }
 
-int wh_rm_learn(struct wh_cuda *cuda, uint64_t address, uint64_t length, struct wh_rm_parts *out)
+static int watch_export(void *libcuda, void (*export)(void *arg), void *arg, struct wh_rm_parts *out,
+			char *why, size_t size)
 {
 	struct seen seen = { .parts = out };
 	struct slots slots = { 0 };
-	int result;
 
-	if (!cuda->cuMemGetHandleForAddressRange)
-		return wh_cuda_missing(cuda, "cuMemGetHandleForAddressRange");
-	if (dlinfo(cuda->library, RTLD_DI_LINKMAP, &slots.map))
-		return wh_fail(EOPNOTSUPP, "dlinfo: %s", dlerror());
-	memset(out, 0, sizeof(*out));
+	if (dlinfo(libcuda, RTLD_DI_LINKMAP, &slots.map))
+		return refuse(why, size, EOPNOTSUPP, "dlinfo: %s", dlerror());
 	pthread_mutex_lock(&one_at_a_time);
 	redirect_all(&slots);
-	result = export_range(cuda, address, length, &seen);
+	watching = &seen;
+	export(arg);
+	watching = NULL;
 	dl_iterate_phdr(restore, &slots);
 	pthread_mutex_unlock(&one_at_a_time);
-	return judge(cuda, &slots, &seen, result, address, length);
+	return judge(&slots, &seen, why, size);
+}
+
+static const struct wh_rm_watch_module module = {
+	.version = WH_RM_WATCH_MODULE,
+	.watch = watch_export,
+};
+
+__attribute__((visibility("default")))
+const struct wh_rm_watch_module *wh_rm_watch_module(void);
+
+const struct wh_rm_watch_module *wh_rm_watch_module(void)
+{
+	return &module;
 }

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The library's side of libwherry-rm-watch.so: opening it, and what CUDA is asked meanwhile. */
+#include "platform/rm-watch.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <wherry/error.h>
+
+#include "platform/cuda.h"
+#include "platform/rm.h"
+#include "util/error.h"
+
+#define MODULE "libwherry-rm-watch.so.0"
+
+/* Beside this library, or, for one that lies in a directory of its own, above; else the loader's choice. */
+static void watch_path(char *path, size_t size)
+{
+	static const char *const where[] = { "", "../../../" };
+	const char *slash;
+	Dl_info here;
+
+	if (dladdr((const void *)wh_rm_watch_open, &here) &&
+	    (slash = strrchr(here.dli_fname, '/'))) {
+		for (size_t i = 0; i < sizeof(where) / sizeof(where[0]); i++) {
+			snprintf(path, size, "%.*s/%s" MODULE, (int)(slash - here.dli_fname),
+				 here.dli_fname, where[i]);
+			if (!access(path, F_OK))
+				return;
+		}
+	}
+	snprintf(path, size, MODULE);
+}
+
+int wh_rm_watch_open(const struct wh_rm_watch_module **out)
+{
+	const struct wh_rm_watch_module *module;
+	wh_rm_watch_module_fn *entry;
+	char path[512];
+	void *handle;
+
+	watch_path(path, sizeof(path));
+	handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+	if (!handle)
+		return wh_fail(ELIBACC, "cannot open " MODULE ", which the backend rm-watch is: %.120s",
+			       dlerror());
+	/* ISO C has no way from a data pointer to a function's. */
+	*(void **)&entry = dlsym(handle, "wh_rm_watch_module");
+	module = entry ? entry() : NULL;
+	if (!module || module->version != WH_RM_WATCH_MODULE)
+		return wh_fail(ELIBACC, MODULE " is of another version of Wherry");
+	*out = module;
+	return 0;
+}
+
+/* ---- learning -------------------------------------------------------------------------------- */
+
+struct asked {
+	struct wh_cuda *cuda;
+	uint64_t address, length;
+	int result;
+};
+
+/* What CUDA answers does not matter if its request was seen. */
+static void watch_export(void *arg)
+{
+	struct asked *asked = arg;
+	int fd = -1;
+
+	asked->result = asked->cuda->cuMemGetHandleForAddressRange(&fd, asked->address, asked->length,
+								   CUDA_RANGE_DMA_BUF, 0);
+	if (!asked->result && fd >= 0)
+		close(fd);
+}
+
+int wh_rm_watch(const struct wh_rm_watch_module *module, struct wh_cuda *cuda, uint64_t address,
+		uint64_t length, struct wh_rm_parts *out)
+{
+	struct asked asked = { .cuda = cuda, .address = address, .length = length };
+	char why[200] = "";
+	int error;
+
+	if (!cuda->cuMemGetHandleForAddressRange)
+		return wh_cuda_missing(cuda, "cuMemGetHandleForAddressRange");
+	memset(out, 0, sizeof(*out));
+	error = module->watch(cuda->library, watch_export, &asked, out, why, sizeof(why));
+	if (error)
+		return wh_fail(error, "0x%llx bytes at 0x%llx: %s", (unsigned long long)length,
+			       (unsigned long long)address, why);
+	if (out->count)
+		return 0;
+	if (asked.result)
+		return wh_cuda_check(cuda, asked.result, "cuMemGetHandleForAddressRange",
+				     "0x%llx bytes at 0x%llx", (unsigned long long)length,
+				     (unsigned long long)address);
+	return wh_fail(EOPNOTSUPP, "libcuda exported memory without a request that could be seen; use "
+				   "another backend");
+}

@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Scratch memory of a GPU: of cuMemCreate, since every backend opens windows onto that, and since it is given
+ * back without waiting for what the application has under way, as cuMemFree would.
+ */
+#include <errno.h>
+#include <unistd.h>
+
+#include <wherry/error.h>
+
+#include "window/window.h"
+
+static int scratch_map(struct wh_cuda *cuda, const struct wh_cuda_location *location,
+		       struct wh_scratch *scratch)
+{
+	const struct wh_cuda_access access = { *location, 3 };
+	int error = wh_cuda_call(cuda, cuMemAddressReserve, &scratch->address, scratch->length, 0, 0, 0);
+
+	if (error)
+		return error;
+	error = wh_cuda_call(cuda, cuMemMap, scratch->address, scratch->length, 0, scratch->memory, 0);
+	if (error)
+		goto err_addresses;
+	error = wh_cuda_call(cuda, cuMemSetAccess, scratch->address, scratch->length, &access, 1);
+	if (error)
+		goto err_unmap;
+	return 0;
+
+err_unmap:
+	cuda->cuMemUnmap(scratch->address, scratch->length);
+err_addresses:
+	cuda->cuMemAddressFree(scratch->address, scratch->length);
+	return error;
+}
+
+/* The memory as another process would know it. */
+static int scratch_import(struct wh_cuda *cuda, struct wh_scratch *scratch)
+{
+	CUallocation imported;
+	int fd = -1, error;
+
+	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, scratch->memory, CUDA_HANDLE_FD, 0);
+	if (error)
+		return error;
+	error = wh_cuda_call(cuda, cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)fd,
+			     CUDA_HANDLE_FD);
+	close(fd);
+	if (error)
+		return error;
+	cuda->cuMemRelease(scratch->memory);
+	scratch->memory = imported;
+	return 0;
+}
+
+int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
+		   struct wh_scratch *out)
+{
+	struct wh_cuda_properties properties = {
+		.type = CUDA_ALLOCATION_PINNED,
+		.handle_types = CUDA_HANDLE_FD,
+		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
+	};
+	struct wh_scratch scratch = { .length = length };
+	size_t page = 0;
+	int error;
+
+	if (!device->vmm || !device->posix_fd)
+		return wh_fail(EOPNOTSUPP, "%s has no memory of cuMemCreate that can be exported",
+			       device->text);
+	/* Where a driver has to be asked for memory that devices may reach. */
+	properties.flags.rdma = device->rdma_vmm;
+	error = wh_cuda_call(cuda, cuMemGetAllocationGranularity, &page, &properties,
+			     CUDA_GRANULARITY_MINIMUM);
+	if (error)
+		return error;
+	scratch.length = (length + page - 1) / page * page;
+	error = wh_cuda_call(cuda, cuMemCreate, &scratch.memory, scratch.length, &properties, 0);
+	if (error)
+		return error;
+	if (imported)
+		error = scratch_import(cuda, &scratch);
+	if (!error)
+		error = scratch_map(cuda, &properties.location, &scratch);
+	if (error)
+		cuda->cuMemRelease(scratch.memory);
+	else
+		*out = scratch;
+	return error;
+}
+
+void wh_scratch_free(struct wh_cuda *cuda, struct wh_scratch *scratch)
+{
+	cuda->cuMemUnmap(scratch->address, scratch->length);
+	cuda->cuMemAddressFree(scratch->address, scratch->length);
+	cuda->cuMemRelease(scratch->memory);
+}
