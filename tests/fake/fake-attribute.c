@@ -147,6 +147,23 @@ static int of_range(const struct fake_range *range, int attribute, uint64_t addr
 	}
 }
 
+struct tokens { /* CUDA_POINTER_ATTRIBUTE_P2P_TOKENS */
+	uint64_t token;
+	uint32_t va_space, pad;
+};
+
+/* What kernel drivers were given before they went by addresses alone: for memory of cuMemAlloc, the context's. */
+static int get_tokens(void *data, const struct fake_range *range)
+{
+	struct tokens tokens = { .token = 0x1000u + (unsigned)range->device->ordinal,
+				 .va_space = 1u + (unsigned)range->device->ordinal };
+
+	if (range->kind != FAKE_DEVICE)
+		return FAKE_INVALID_VALUE;
+	memcpy(data, &tokens, sizeof(tokens));
+	return FAKE_OK;
+}
+
 /* Under fake_map_lock. */
 static int get(void *data, int attribute, uint64_t address)
 {
@@ -154,10 +171,13 @@ static int get(void *data, int attribute, uint64_t address)
 	uint64_t value = 0;
 	int error;
 
+	_Static_assert(sizeof(struct tokens) == 16, "CUDA_POINTER_ATTRIBUTE_P2P_TOKENS");
 	if (!range) /* pageable memory of the host, reserved addresses, or nothing */
 		return FAKE_INVALID_VALUE;
 	if (range->device->lost)
 		return range->device->lost;
+	if (attribute == P2P_TOKENS)
+		return get_tokens(data, range);
 	error = of_range(range, attribute, address, &value);
 	if (!error)
 		memcpy(data, &value, widths[attribute]);
@@ -169,7 +189,7 @@ FAKE_API int cuPointerGetAttribute(void *data, int attribute, uint64_t address)
 	int error;
 
 	FAKE_ENTER();
-	if (!data || attribute <= 0 || attribute >= ATTRIBUTES || attribute == P2P_TOKENS)
+	if (!data || attribute <= 0 || attribute >= ATTRIBUTES)
 		return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	error = get(data, attribute, address);
@@ -187,8 +207,7 @@ FAKE_API int cuPointerGetAttributes(unsigned count, const int *attributes, void 
 	if (!count || !attributes || !data)
 		return FAKE_INVALID_VALUE;
 	for (unsigned i = 0; i < count; i++)
-		if (attributes[i] <= 0 || attributes[i] >= ATTRIBUTES || attributes[i] == P2P_TOKENS ||
-		    !data[i])
+		if (attributes[i] <= 0 || attributes[i] >= ATTRIBUTES || !data[i])
 			return FAKE_INVALID_VALUE;
 	pthread_rwlock_rdlock(&fake_map_lock);
 	for (unsigned i = 0; i < count && !error; i++) {

@@ -48,24 +48,26 @@ static struct fake_range *freeable(uint64_t address, unsigned kinds)
 
 #define KIND(kind) (1U << (kind))
 
-/* Free memory, when all that was submitted to its context, or to the current one, is done. */
-static int free_range(uint64_t address, unsigned kinds)
+/* Free memory, when all that was submitted to its context, or to the current one, is done. A real driver takes
+ * `unbound` ones from a thread that has no context, too. */
+static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 {
-	struct fake_context *context, *owner;
-	int error = fake_current(&context);
+	struct fake_context *context = NULL, *owner;
+	int error = fake_current(&context), none = error == FAKE_INVALID_CONTEXT ? error : 0;
 	struct fake_range *range;
 
-	if (error)
+	if (error && !none)
 		return error;
 	pthread_rwlock_rdlock(&fake_map_lock);
-	range = freeable(address, kinds);
+	range = freeable(address, none ? kinds & unbound : kinds);
 	owner = range && range->context ? range->context : context;
-	error = !range ? FAKE_INVALID_VALUE : range->device ? range->device->lost : 0;
+	error = range ? (range->device ? range->device->lost : 0) : none ? none : FAKE_INVALID_VALUE;
 	pthread_rwlock_unlock(&fake_map_lock);
 	if (error)
 		return error;
-	fake_context_wait(owner);
-	if (owner != context)
+	if (owner)
+		fake_context_wait(owner);
+	if (context && owner != context)
 		fake_context_wait(context);
 	pthread_rwlock_wrlock(&fake_map_lock);
 	range = freeable(address, kinds);
@@ -80,7 +82,8 @@ FAKE_API int cuMemFree_v2(uint64_t address)
 	FAKE_ENTER();
 	if (!address)
 		return FAKE_OK;
-	return free_range(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL) | KIND(FAKE_MANAGED));
+	return free_range(address, KIND(FAKE_DEVICE) | KIND(FAKE_POOL) | KIND(FAKE_MANAGED),
+			  KIND(FAKE_DEVICE));
 }
 
 FAKE_API int cuMemGetInfo_v2(size_t *available, size_t *total)
@@ -308,7 +311,7 @@ FAKE_API int cuMemAllocHost(void **out, size_t size)
 FAKE_API int cuMemFreeHost(void *address)
 {
 	FAKE_ENTER();
-	return free_range((uintptr_t)address, KIND(FAKE_HOST));
+	return free_range((uintptr_t)address, KIND(FAKE_HOST), 0);
 }
 
 /* Is there memory at all of these pages? */
@@ -368,7 +371,7 @@ FAKE_API int cuMemHostUnregister(void *address)
 	pthread_rwlock_unlock(&fake_map_lock);
 	if (!known)
 		return FAKE_HOST_NOT_REGISTERED;
-	return free_range((uintptr_t)address, KIND(FAKE_REGISTERED));
+	return free_range((uintptr_t)address, KIND(FAKE_REGISTERED), 0);
 }
 
 static struct fake_range *host_range(uint64_t address)

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum {
-	CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, SYNC_MEMOPS = 6, BUFFER_ID, IS_MANAGED,
+	CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID, IS_MANAGED,
 	DEVICE_ORDINAL, LEGACY_IPC, RANGE_START, RANGE_SIZE, MAPPED, HANDLE_TYPES, ACCESS_FLAGS = 16,
 	MEMPOOL, MAPPING_SIZE, MAPPING_BASE,
 };
@@ -163,6 +163,38 @@ static void attributes__device(void **state)
 	/* A handle opens in other processes only. */
 	ok(cu.IpcGetMemHandle(&handle, address + 10));
 	assert_int_equal(cu.IpcOpenMemHandle(&id, handle, 1), 201);
+	ok(cu.MemFree(address));
+}
+
+/* Two numbers in 16 bytes, for memory of cuMemAlloc. */
+static void attributes__p2p_tokens(void **state)
+{
+	struct {
+		unsigned long long token;
+		unsigned space;
+		unsigned char behind[4], beyond[8];
+	} tokens, again;
+	const int which = P2P_TOKENS;
+	void *data = &again;
+	uint64_t address, pool;
+	void *host;
+
+	(void)state;
+	memset(&tokens, 0xa5, sizeof(tokens));
+	ok(cu.MemAlloc(&address, 5000));
+	ok(cu.PointerGetAttribute(&tokens, P2P_TOKENS, address + 4999));
+	assert_true(tokens.token && tokens.space);
+	assert_int_equal(tokens.beyond[0], 0xa5);
+	ok(cu.PointerGetAttributes(1, &which, &data, address));
+	assert_true(again.token == tokens.token && again.space == tokens.space);
+	ok(cu.MemHostAlloc(&host, 64, 0));
+	assert_int_equal(cu.PointerGetAttribute(&tokens, P2P_TOKENS, (uintptr_t)host), 1);
+	ok(cu.MemAllocAsync(&pool, 64, NULL));
+	assert_int_equal(cu.PointerGetAttribute(&tokens, P2P_TOKENS, pool), 1);
+	ok(cu.PointerGetAttributes(1, &which, &data, pool));
+	assert_true(!again.token && !again.space);
+	ok(cu.MemFreeAsync(pool, NULL));
+	ok(cu.MemFreeHost(host));
 	ok(cu.MemFree(address));
 }
 
@@ -407,6 +439,7 @@ int test_memory(void)
 		cmocka_unit_test_setup(alloc__out_of_memory, test_setup),
 		cmocka_unit_test_setup(alloc__async, test_setup),
 		cmocka_unit_test_setup(attributes__device, test_setup),
+		cmocka_unit_test_setup(attributes__p2p_tokens, test_setup),
 		cmocka_unit_test_setup(attributes__buffer_ids_never_recur, test_setup),
 		cmocka_unit_test_setup(attributes__host, test_setup),
 		cmocka_unit_test_setup(host__register, test_setup),

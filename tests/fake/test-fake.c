@@ -150,6 +150,37 @@ static void contexts__none_current(void **state)
 	assert_int_equal(cu.CtxSynchronize(), 201);
 }
 
+static void *free_there(void *arg)
+{
+	uint64_t *address = arg;
+	void *current = &address;
+
+	if (cu.CtxGetCurrent(&current) || current)
+		return "there is a context";
+	if (cu.MemFree(address[0]))
+		return "cuMemFree";
+	return cu.MemFree(address[0]) ? NULL : "freed twice";
+}
+
+/* A thread that has no context may free what belongs to one, after that one's work; host memory it may not. */
+static void contexts__free_without(void **state)
+{
+	uint64_t address;
+	pthread_t thread;
+	void *why, *host;
+
+	(void)state;
+	ok(cu.MemAlloc(&address, 64));
+	ok(cu.MemHostAlloc(&host, 64, 0));
+	assert_int_equal(pthread_create(&thread, NULL, free_there, &address), 0);
+	pthread_join(thread, &why);
+	assert_null(why);
+	ok(cu.CtxSetCurrent(NULL));
+	assert_int_equal(cu.MemFreeHost(host), 201);
+	ok(cu.CtxSetCurrent(contexts[0]));
+	ok(cu.MemFreeHost(host));
+}
+
 static void contexts__destroyed_elsewhere(void **state)
 {
 	uint64_t address;
@@ -246,6 +277,7 @@ int test_devices(void)
 		cmocka_unit_test_setup(devices__what_they_say, test_setup),
 		cmocka_unit_test_setup(contexts__stack, test_setup),
 		cmocka_unit_test_setup(contexts__none_current, test_setup),
+		cmocka_unit_test_setup(contexts__free_without, test_setup),
 		cmocka_unit_test_setup(contexts__destroyed_elsewhere, test_setup),
 		cmocka_unit_test_setup(errors__have_names, test_setup),
 		cmocka_unit_test_setup(symbols__by_name, test_setup),
