@@ -34,3 +34,10 @@ verdict() # NAME STATUS
 		failed=1
 	fi
 }
+
+# What a library can write to, of the names in its symbol table: without what the compiler's own start file has.
+writable() # LIBRARY
+{
+	objdump -t "$1" | awk 'NF > 2 && $(NF - 2) ~ /^\.(data|bss)$/ { print $NF }' |
+		grep -v -E '^(\.data|\.bss|__dso_handle|__TMC_END__|completed\.[0-9]+)$' | sort
+}

@@ -38,6 +38,11 @@ grep -q -E 'SONAME.*\[libwherry\.so\.0\]' "$directory/dynamic"
 verdict "soname libwherry.so.0" $?
 grep -q -E 'BIND_NOW|FLAGS.*NOW' "$directory/dynamic"
 verdict "bound when loaded (-z now)" $?
+grep -q NODELETE "$directory/dynamic"
+verdict "can be unloaded" $((!$?))
+writable "$TEST_LIBRARY" >"$directory/globals"
+printf 'complete\nlist\nlisted\n' >"$directory/allowed"
+same "no globals that change, but the list of transports" allowed globals
 readelf -lW "$TEST_LIBRARY" | grep -q GNU_RELRO
 verdict "read-only relocations (-z relro)" $?
 # The compiler's own start file has one.

@@ -7,7 +7,9 @@
 #include "raw.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
+#include "../fake/nvidia-control.h"
 
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -269,6 +271,7 @@ enum lie {
 	LIE_SILENCE,
 	LIE_SIZE, /* a good handle of less memory */
 	LIES,
+	LIE_FORGED, /* a good handle but for what a driver knows the memory as */
 };
 
 struct impostor {
@@ -369,6 +372,12 @@ static void lie(struct impostor *me, int fd, uint64_t id)
 		e.size = UINT64_MAX - ADDRESS - 5;
 		e.type = WH_HANDLE_FD;
 		sent = file;
+		break;
+	case LIE_FORGED:
+		e = me->honest;
+		e.id = id;
+		e.address = ADDRESS;
+		e.base = ADDRESS - (me->honest.address - me->honest.base);
 		break;
 	case LIE_SIZE:
 		e = me->honest;
@@ -579,11 +588,137 @@ static void initiator__told_lies(void **state)
 	gpu_pair_close(&p);
 }
 
+/* ---- handles that name somebody else's objects --------------------------------------------------- */
+
+#pragma weak fake_nvidia_state
+
+static const char *missing_stand_in(void)
+{
+	return fake_nvidia_state ? NULL : "it takes the stand-in for the NVIDIA kernel driver";
+}
+
+static const struct route needs_stand_in = { .name = "stand-in", .missing = missing_stand_in };
+
+static struct fake_nvidia nvidia_now(void)
+{
+	struct fake_nvidia state = { 0 };
+
+	fake_nvidia_state(&state);
+	return state;
+}
+
+/* Where a handle has the client and the object. */
+#define HANDLE_CLIENT 48
+#define HANDLE_OBJECT 52
+
+/* Of this process's own memory. */
+static void handle_of(const void *memory, unsigned char handle[64])
+{
+	void *library = dlopen(getenv("TEST_CUDA"), RTLD_NOW | RTLD_NOLOAD);
+	int (*get)(void *out, uint64_t address);
+
+	assert_non_null(library);
+	*(void **)&get = dlsym(library, "cuIpcGetMemHandle");
+	want(0, get(handle, (uintptr_t)memory));
+	dlclose(library);
+}
+
+/* A few bytes to a peer whose handle opens its memory, but names the object of `client` and `object`: they get there,
+ * by CUDA, and nobody has that object duplicated. */
+static void want_unread(struct impostor *me, uint32_t client, uint32_t object, struct child *honest, int memory)
+{
+	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
+	struct wh_batch_options by = { .size = sizeof(by), .require = "cuda" };
+	struct wh_transfer one = { .length = 8, .op = WH_WRITE, .remote = REGION, .remote_offset = 16 };
+	unsigned char seen[8], sent[8] = { 1, 2, 3, 4, 5, 6, 7, (unsigned char)object };
+	unsigned before = nvidia_now().asked;
+	struct wh_engine *engine;
+	struct wh_batch *batch;
+	struct wh_peer *peer;
+	char text[1024] = "";
+
+	atomic_store(&me->stop, false);
+	memcpy(me->honest.handle + HANDLE_CLIENT, &client, sizeof(client));
+	memcpy(me->honest.handle + HANDLE_OBJECT, &object, sizeof(object));
+	impostor_start(me);
+	want(0, wh_engine_open(&options, &engine));
+	want(0, wh_region_register(engine, sent, sizeof(sent), NULL, &one.local));
+	want(0, wh_peer_open(engine, me->url, NULL, &peer));
+	want(0, wh_batch_new(peer, &by, &batch));
+	want(0, wh_batch_add(batch, &one, 1));
+	want(0, gpu_run(batch));
+	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
+	want_true(strstr(text, "no CPU window: "), "%s", text);
+	want_true(strstr(text, "another process's memory"), "%s", text);
+	want(before, nvidia_now().asked);
+	want(0, nvidia_now().mapped);
+	child_fetch(honest, memory, 16, sizeof(seen), seen);
+	want_true(!memcmp(seen, sent, sizeof(seen)), "the bytes are not there");
+	want(0, wh_batch_free(batch));
+	want(0, wh_peer_close(peer));
+	want(0, wh_region_unregister(one.local));
+	want(0, wh_engine_close(engine));
+	impostor_stop(me);
+}
+
+static void initiator__forged_handles(void **state)
+{
+	unsigned char own[64], third[64];
+	struct wh_exported honest, other;
+	struct impostor me = { .lie = LIE_FORGED };
+	struct wh_hello welcome;
+	struct gpu_pair p, q;
+	uint32_t client, object;
+	int control, fd;
+
+	(void)state;
+	harness_limit(100);
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
+	gpu_pair_open(&q, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
+	control = raw_control(q.child->url, &welcome);
+	want(1, raw_skip_regions(control));
+	fd = greet_shm(&welcome);
+	want(0, ask(fd, q.remote.id, 0));
+	want(0, answer_of(fd, &other));
+	memcpy(third, other.handle, sizeof(third));
+	close(fd);
+	close(control);
+	control = raw_control(p.child->url, &welcome);
+	want(1, raw_skip_regions(control));
+	fd = greet_shm(&welcome);
+	want(0, ask(fd, p.remote.id, 0));
+	want(0, answer_of(fd, &honest));
+	want(WH_HANDLE_LEGACY, honest.type);
+	me.honest = honest;
+	me.length = honest.length;
+	/* Our own memory. */
+	handle_of(p.local, own);
+	memcpy(&client, own + HANDLE_CLIENT, sizeof(client));
+	memcpy(&object, own + HANDLE_OBJECT, sizeof(object));
+	want_unread(&me, client, object, p.child, p.memory);
+	/* A third process's. */
+	memcpy(&client, third + HANDLE_CLIENT, sizeof(client));
+	memcpy(&object, third + HANDLE_OBJECT, sizeof(object));
+	want_unread(&me, client, object, p.child, p.memory);
+	/* Anything. */
+	for (uint32_t n = 1; n <= 3; n++)
+		want_unread(&me, 0xc1d00000u + n * 7, 0x9e3779b9u * n, p.child, p.memory);
+	/* The owner's own: even they are not read. */
+	memcpy(&client, honest.handle + HANDLE_CLIENT, sizeof(client));
+	memcpy(&object, honest.handle + HANDLE_OBJECT, sizeof(object));
+	want_unread(&me, client, object, p.child, p.memory);
+	close(fd);
+	close(control);
+	gpu_pair_close(&q);
+	gpu_pair_close(&p);
+}
+
 static const struct CMUnitTest tests[] = {
 	TEST_NEEDS(owner__asked_for_nonsense, needs_fake),
 	TEST_NEEDS(owner__not_let_go, needs_fake),
 	TEST_NEEDS(owner__rights_by_name, needs_fake),
 	TEST_NEEDS(initiator__told_lies, needs_fake),
+	TEST_NEEDS(initiator__forged_handles, needs_stand_in),
 };
 
 HARNESS_MAIN("hostile-gpu", tests)

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* An IPC handle of CUDA's, and what is known of the memory otherwise: process, address, length. */
+#include "fuzz.h"
+
+#include <errno.h>
+
+#include "platform/rm.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	struct wh_rm_place place = { .client = 7 };
+	uint64_t base, length;
+	int32_t pid;
+	int rc;
+
+	if (size != WH_RM_HANDLE + sizeof(pid) + sizeof(base) + sizeof(length))
+		return 0;
+	memcpy(&pid, data + WH_RM_HANDLE, sizeof(pid));
+	memcpy(&base, data + WH_RM_HANDLE + sizeof(pid), sizeof(base));
+	memcpy(&length, data + WH_RM_HANDLE + sizeof(pid) + sizeof(base), sizeof(length));
+	rc = wh_rm_place_read(data, pid, base, length, &place);
+	if (rc) {
+		check(rc == -EOPNOTSUPP && place.client == 7);
+		return 0;
+	}
+	check(place.client && place.object && place.length == length && length);
+	check(place.object_length % 4096 == 0 && place.offset <= place.object_length);
+	check(length <= place.object_length - place.offset);
+	check(base >= place.offset && (base - place.offset) % 65536 == 0);
+	return 0;
+}
