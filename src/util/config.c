@@ -335,7 +335,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_WINDOW] = {
 		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",
-			 "who opens windows onto GPU memory: driver, dmabuf, rm, staged; best first; or off" },
+			 "who opens windows onto GPU memory: driver, dmabuf, rm, rm-watch, staged; best first; or off" },
 		.text = check_words,
 		.wants = "names with commas between, such as rm,staged",
 	},
