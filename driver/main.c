@@ -5,6 +5,7 @@
 #include <linux/miscdevice.h>
 #include <linux/module.h>
 #include <linux/namei.h>
+#include <linux/pci.h>
 #include <linux/proc_fs.h>
 #include <linux/sched/mm.h>
 #include <linux/sched/signal.h>
@@ -40,6 +41,11 @@ static int use_persistent_mapping = 1;
 module_param(use_persistent_mapping, int, 0444);
 MODULE_PARM_DESC(use_persistent_mapping,
 		 "1: pins outlive the memory's being freed, if the NVIDIA driver can (default)");
+
+static unsigned long max_pinned_per_user;
+module_param(max_pinned_per_user, ulong, 0444);
+MODULE_PARM_DESC(max_pinned_per_user,
+		 "MiB that each user may have pinned, 0: three quarters of the GPUs' BAR 1 (default)");
 
 /* ---- ioctls ---------------------------------------------------------------------------------- */
 
@@ -238,13 +244,18 @@ static int device_open(struct inode *inode, struct file *file)
 
 	if (!current->mm)
 		return -EACCES; /* a thread of the kernel's has no memory to pin */
-	client = kzalloc(sizeof(*client), GFP_KERNEL);
+	client = kzalloc(sizeof(*client), GFP_KERNEL_ACCOUNT);
 	if (!client)
 		return -ENOMEM;
+	client->user = user_get(file->f_cred->uid);
+	if (!client->user) {
+		kfree(client);
+		return -ENOMEM;
+	}
 	client->space = current->mm;
 	mmgrab(client->space);
 	client->owner = get_pid(task_tgid(current));
-	xa_init(&client->regions);
+	xa_init_flags(&client->regions, XA_FLAGS_ACCOUNT);
 	file->private_data = client;
 	return 0;
 }
@@ -257,6 +268,7 @@ static int device_release(struct inode *inode, struct file *file)
 	region_release_all(client);
 	put_pid(client->owner);
 	mmdrop(client->space);
+	user_put(client->user);
 	kfree(client);
 	return 0;
 }
@@ -329,6 +341,32 @@ static int __init make_proc(struct proc_dir_entry **directory)
 
 static struct proc_dir_entry *proc;
 
+/* Bytes of all GPUs' BAR 1, which is a GPU's largest; its number is another where BAR 0 takes two. */
+static u64 __init bar_sizes(void)
+{
+	struct pci_dev *gpu = NULL;
+	u64 sum = 0, largest;
+
+	while ((gpu = pci_get_device(PCI_VENDOR_ID_NVIDIA, PCI_ANY_ID, gpu))) {
+		if (gpu->class >> 16 != PCI_BASE_CLASS_DISPLAY)
+			continue;
+		largest = 0;
+		for (int i = 0; i < PCI_STD_NUM_BARS; i++)
+			largest = max_t(u64, largest, pci_resource_len(gpu, i));
+		sum += largest;
+	}
+	return sum;
+}
+
+/* Whoever reads the parameter then sees what holds. */
+static void __init set_limit(void)
+{
+	if (!max_pinned_per_user)
+		max_pinned_per_user = bar_sizes() / 4 * 3 >> 20;
+	max_pinned_per_user = min(max_pinned_per_user, ULONG_MAX >> 20);
+	user_init((u64)max_pinned_per_user << 20);
+}
+
 static int __init wherry_gdr_init(void)
 {
 	static const char *const names[] __initconst = { "/proc/driver/gdrdrv",
@@ -341,6 +379,7 @@ static int __init wherry_gdr_init(void)
 		error = region_init(use_persistent_mapping);
 	if (error)
 		return error;
+	set_limit();
 	error = make_proc(&proc);
 	if (error)
 		goto err_region;

@@ -39,6 +39,7 @@ static void region_free(struct kref *references)
 	struct region *region = container_of(references, struct region, references);
 
 	mutex_destroy(&region->lock);
+	user_put(region->user);
 	kvfree(region->physical);
 	kfree(region);
 	if (atomic_dec_and_test(&regions))
@@ -62,6 +63,13 @@ bool region_is_revoked(struct region *region)
 
 /* ---- the driver's side ----------------------------------------------------------------------- */
 
+/* The pages are the driver's again. */
+static void pages_gone(struct region *region)
+{
+	user_uncharge(region->user, region->size);
+	atomic64_dec(&tables_held);
+}
+
 /* The memory is being freed. Once this returns it belongs to somebody else. */
 static void region_revoked(void *data)
 {
@@ -81,7 +89,7 @@ static void region_revoked(void *data)
 	/* Before get has returned the table is not known; the driver frees it all the same. */
 	if (table && p2p.free)
 		p2p.free(table);
-	atomic64_dec(&tables_held);
+	pages_gone(region);
 	region_put(region);
 	/* region_exit() waits for the rest of this. */
 	if (lost)
@@ -93,7 +101,7 @@ static void callback_forget(struct region *region)
 {
 	if (region_is_revoked(region))
 		return;
-	atomic64_dec(&tables_held);
+	pages_gone(region);
 	region_put(region);
 }
 
@@ -103,7 +111,7 @@ static int pages_get_revocable(struct region *region, struct nvidia_p2p_page_tab
 
 	/* Others' calls of the driver may take long; who waits for them can be killed. */
 	if (mutex_lock_killable(&revocable_lock)) {
-		atomic64_dec(&tables_held);
+		pages_gone(region);
 		return -EINTR;
 	}
 	kref_get(&region->references); /* the callback's */
@@ -119,13 +127,15 @@ static int pages_get_revocable(struct region *region, struct nvidia_p2p_page_tab
 static int pages_get(struct region *region, u32 flags, struct nvidia_p2p_page_table **table)
 {
 	u32 how = flags & GDRDRV_PIN_FLAG_FORCE_PCIE ? P2P_GET_FORCE_PCIE : 0;
-	int error;
+	int error = user_charge(region->user, region->size);
 
+	if (error)
+		return error;
 	atomic64_inc(&tables_held);
 	if (region->persistent) {
 		error = p2p.get_persistent(region->address, region->size, table, how);
 		if (error)
-			atomic64_dec(&tables_held);
+			pages_gone(region);
 	} else {
 		error = pages_get_revocable(region, table);
 	}
@@ -163,7 +173,7 @@ static void pages_put(struct region *region, struct nvidia_p2p_page_table *table
 	if (error)
 		pages_lost(region, error);
 	else if (region->persistent)
-		atomic64_dec(&tables_held);
+		pages_gone(region);
 	else
 		callback_forget(region); /* it has come by now, or it never will */
 }
@@ -216,9 +226,9 @@ static int region_round(struct region *region, u64 address, u64 size)
 	return 0;
 }
 
-static struct region *region_new(const struct gdrdrv_pin *pin)
+static struct region *region_new(struct client *client, const struct gdrdrv_pin *pin)
 {
-	struct region *region = kzalloc(sizeof(*region), GFP_KERNEL);
+	struct region *region = kzalloc(sizeof(*region), GFP_KERNEL_ACCOUNT);
 	int error;
 
 	if (!region)
@@ -233,6 +243,7 @@ static struct region *region_new(const struct gdrdrv_pin *pin)
 	region->token = pin->p2p_token;
 	region->va_space = pin->va_space;
 	region->persistent = use_persistent;
+	region->user = user_ref(client->user);
 	atomic_inc(&regions);
 	return region;
 }
@@ -293,7 +304,7 @@ static int region_adopt(struct region *region, struct nvidia_p2p_page_table *tab
 	int error = -ENOMEM;
 
 	region->physical = kvmalloc_array(region->size >> GPU_PAGE_SHIFT,
-					  sizeof(*region->physical), GFP_KERNEL);
+					  sizeof(*region->physical), GFP_KERNEL_ACCOUNT);
 	mutex_lock(&region->lock);
 	if (region->revoked) {
 		error = -EINVAL; /* freed meanwhile, and the table with it */
@@ -334,7 +345,7 @@ int region_pin(struct client *client, struct address_space *mapping, struct gdrd
 
 	if (use_persistent ? pin->p2p_token || pin->va_space : flags)
 		return -EINVAL;
-	region = region_new(pin);
+	region = region_new(client, pin);
 	if (IS_ERR(region))
 		return PTR_ERR(region);
 	error = region_number(region, client);

@@ -17,12 +17,15 @@
 #define GPU_PAGE_SHIFT 16
 #define GPU_PAGE_SIZE (1ull << GPU_PAGE_SHIFT)
 
+struct user;
+
 /* One open file. */
 struct client {
 	/* The process that opened it, with references, since addresses and numbers come again. The
 	 * address space tells a process from itself after exec(), the id from a child of vfork(). */
 	struct mm_struct *space;
 	struct pid *owner;
+	struct user *user;
 	struct xarray regions; /* by handle; holds a reference to each */
 };
 
@@ -37,6 +40,7 @@ struct region {
 	u32 va_space;
 	bool persistent;
 	u64 cycles;
+	struct user *user; /* who is charged, until the pages are back */
 	/* Of each GPU page: a copy of the driver's table, which may go at any time. */
 	u64 *physical;
 	bool cacheable;
@@ -94,6 +98,18 @@ void region_put(struct region *region);
 void region_release_all(struct client *client);
 /* Has the driver taken the pages away? If so, no window shows them any more. */
 bool region_is_revoked(struct region *region);
+
+/* ---- user.c: how much each user has pinned */
+
+/* The limit in bytes for each; 0: none. */
+void user_init(u64 limit);
+/* Find or make the account of a user, with a reference; NULL: no memory. */
+struct user *user_get(kuid_t uid);
+struct user *user_ref(struct user *user);
+void user_put(struct user *user);
+/* 0, or -EDQUOT: the limit would be passed, and nothing is charged. */
+int user_charge(struct user *user, u64 bytes);
+void user_uncharge(struct user *user, u64 bytes);
 
 /* ---- map.c: windows */
 

@@ -442,11 +442,14 @@ int main(int argc, char **argv)
 		return late();
 	if (!strcmp(what, "version"))
 		return version();
+	if (!strcmp(what, "limits"))
+		return test_limits();
 	if (!strcmp(what, "after-exec")) /* a test's second program */
 		return argc > 3 ? after_exec(atoi(argv[2]), strtoull(argv[3], NULL, 10)) : 64;
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|allocations|host|lost|late|version|measure|\n"
-	      "       cuda LIBCUDA|stress SECONDS|fuzz SECONDS|outside-before FILE|outside-after FILE\n", stderr);
+	fputs("usage: lab-gdr revocable|persistent|allocations|limits|host|lost|late|version|measure|\n"
+	      "       cuda LIBCUDA|stress SECONDS|fuzz SECONDS|outside-before FILE|\n"
+	      "       outside-after FILE\n", stderr);
 	return 64;
 }

@@ -158,6 +158,7 @@ int test_processes(void);
 int test_faults(void);
 int test_cacheable(void);
 int test_allocations(void);
+int test_limits(void);
 int test_cuda(const char *path);
 int stress(double seconds);
 int fuzz(double seconds);
