@@ -64,6 +64,9 @@ static const char *pin_hint(int error)
 	switch (error) {
 	case ENOMEM:
 		return "the GPU's BAR1 may be full: close windows, or enable resizable BAR";
+	case EDQUOT:
+		return "this user has as much pinned as the module lets him: close windows, or raise "
+		       "max_pinned_per_user of wherry_gdr";
 	case EINVAL:
 		return "is it memory that may be shared with devices (VMM: gpuDirectRDMACapable)?";
 	default:

@@ -22,6 +22,7 @@
 #include "nvidia-control.h"
 #include "platform/cuda-abi.h"
 #include "platform/rm-abi.h"
+#include "window/driver-abi.h"
 
 #define SIZE ((size_t)1 << 20)
 
@@ -205,6 +206,28 @@ static void open__driver(void **state)
 	assert_int_equal(state_now().pins, 1);
 	use(window, memory + 4097);
 	assert_int_equal(wh_window_close(window), 0);
+}
+
+static void driver__pin_fails(void **state)
+{
+	static const struct {
+		int error;
+		const char *says;
+	} rows[] = {
+		{ ENOMEM, "BAR1 may be full" },
+		{ EDQUOT, "max_pinned_per_user" },
+		{ EINVAL, "gpuDirectRDMACapable" },
+	};
+
+	(void)state;
+	fake_nvidia_gdrdrv(1);
+	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+		fake_nvidia_fail((uint32_t)GDRDRV_PIN_V2, 0, -rows[i].error);
+		refused_by(memory, SIZE, "driver", rows[i].error, rows[i].says);
+		fake_nvidia_fail((uint32_t)GDRDRV_PIN_V2, 0, 0);
+		assert_int_equal(state_now().pins, 0);
+	}
+	assert_int_equal(wh_window_close(open_window(memory, SIZE, "driver")), 0);
 }
 
 static void open__several_in_any_order(void **state)
@@ -785,6 +808,7 @@ int main(void)
 		TEST(rm__watches_nothing), /* before what opens the module, which stays */
 		TEST(open__by_default),
 		TEST(open__driver),
+		TEST(driver__pin_fails),
 		TEST(open__several_in_any_order),
 		TEST(copy__long_reads_by_engine),
 		TEST(copy__memory_freed_and_address_reused),
