@@ -217,7 +217,7 @@ static void leave(gdr_t g)
 /* ---- opening --------------------------------------------------------------------------------- */
 
 /* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then. */
-static bool maps_dmabuf(struct wh_windows *windows)
+static bool gdrapi_maps_dmabuf(struct wh_windows *windows)
 {
 	int version;
 
@@ -234,7 +234,7 @@ static bool anybody(struct wh_windows *windows)
 	if (strstr(settings.order, "rm") && !wh_window_rm.start(windows))
 		return true;
 	say(DEBUG, "gdr_open", wh_error_text());
-	if (maps_dmabuf(windows))
+	if (gdrapi_maps_dmabuf(windows))
 		return true;
 	say(ERROR, "gdr_open",
 	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf (a "
@@ -456,7 +456,7 @@ static bool uses_dmabuf(struct gdr *g)
 		   *driver = strstr(settings.order, "driver"), *rm = strstr(settings.order, "rm");
 
 	return dmabuf && !(driver && driver < dmabuf && g->windows->driver_fd >= 0) &&
-	       !(rm && rm < dmabuf && g->windows->rm) && maps_dmabuf(g->windows);
+	       !(rm && rm < dmabuf && g->windows->rm) && gdrapi_maps_dmabuf(g->windows);
 }
 
 int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)

@@ -19,6 +19,7 @@ typedef unsigned long long ull;
 #define PAGE_MASK (WH_WINDOW_PAGE - 1)
 /* CUDA promises it of all that it allocates. */
 #define ALIGNMENT 256
+#define ATTEMPTS 8
 
 static uint64_t page_of(uint64_t address)
 {
@@ -43,7 +44,7 @@ struct finding {
 	bool foreign;
 };
 
-static int not_a_gpus(struct wh_cuda *cuda, uint64_t address)
+static int range_not_a_gpus(struct wh_cuda *cuda, uint64_t address)
 {
 	/* If there are no GPUs here, that is the reason. */
 	int error = wh_cuda_ready(cuda);
@@ -65,7 +66,7 @@ static int range_check(const struct finding *finding, const struct wh_cuda_point
 			       "it needs no window",
 			       (ull)start);
 	if (p->memory != WH_CUDA_DEVICE)
-		return not_a_gpus(view->windows->cuda, start);
+		return range_not_a_gpus(view->windows->cuda, start);
 	if (view->span_count && p->device != view->spans[0].pointer.device)
 		return wh_fail(EOPNOTSUPP, "address 0x%llx lies on %s, what is before it on %s",
 			       (ull)start, p->device->text, view->spans[0].pointer.device->text);
@@ -142,12 +143,29 @@ static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start,
 
 /* ---- pages that are allocated in part --------------------------------------------------------- */
 
+/* wh_cuda_query(), which asks several questions, of memory that may be freed between two of them: that of others,
+ * with which the caller's shares a page. */
+static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer *p)
+{
+	for (int attempt = 1;; attempt++) {
+		uint64_t id = 0;
+		int error;
+
+		*p = (struct wh_cuda_pointer){ .memory = WH_CUDA_PLAIN };
+		error = wh_cuda_query(cuda, (const void *)(uintptr_t)at, p);
+		if (attempt == ATTEMPTS || (!error && p->memory != WH_CUDA_DEVICE) ||
+		    (!error && !cuda->cuPointerGetAttribute(&id, CUDA_POINTER_BUFFER_ID, at) &&
+		     id == p->buffer_id))
+			return error;
+	}
+}
+
 /* An address in [from, to), which lies in one page, that is a GPU's memory; *p is plain if there is none.
  * Starts far apart, so that what is large is found at once. */
 static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_t *at,
 		       struct wh_cuda_pointer *p)
 {
-	int error = wh_cuda_query(cuda, (const void *)(uintptr_t)from, p);
+	int error = range_query(cuda, from, p);
 
 	*at = from;
 	for (uint64_t step = WH_WINDOW_PAGE / 2; step >= ALIGNMENT; step /= 2) {
@@ -158,7 +176,7 @@ static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_
 				return error;
 			if (next <= from)
 				continue;
-			error = wh_cuda_query(cuda, (const void *)(uintptr_t)next, p);
+			error = range_query(cuda, next, p);
 			*at = next;
 		}
 	}
@@ -178,7 +196,7 @@ static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t en
 		if (error)
 			return error;
 		if (p.memory == WH_CUDA_PLAIN)
-			return not_a_gpus(cuda, start);
+			return range_not_a_gpus(cuda, start);
 		allocated = least(p.base + p.length, end);
 		error = range_add(finding, &p, found, allocated - found);
 		if (error)

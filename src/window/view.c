@@ -23,6 +23,7 @@ static const struct wh_window_backend *const backends[] = {
 
 #define BACKENDS (sizeof(backends) / sizeof(backends[0]))
 #define STAGED "staged"
+#define ATTEMPTS 8
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
@@ -275,6 +276,23 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 	return NULL;
 }
 
+/* Of a page that is allocated in part, the memory that it begins with may be somebody else's, who frees it
+ * before it is pinned: then there is something else to name the page by. */
+static int view_fill(struct wh_view *view, const struct wh_view_request *request)
+{
+	for (int attempt = 1;; attempt++) {
+		int error = wh_view_find(view, request);
+
+		if (!error)
+			error = open_any(view, request);
+		if (!error || !request->pages || attempt == ATTEMPTS || wh_view_current(view))
+			return error;
+		view->span_count = 0;
+		view->part_count = 0;
+		view->said[0] = 0;
+	}
+}
+
 /* ---- views ----------------------------------------------------------------------------------- */
 
 static int check_owner(const struct wh_windows *windows)
@@ -315,9 +333,7 @@ int wh_view_open(struct wh_windows *windows, const struct wh_view_request *reque
 	view->wanted = request->address;
 	view->wanted_length = request->length;
 	view->references = 1;
-	error = wh_view_find(view, request);
-	if (!error)
-		error = open_any(view, request);
+	error = view_fill(view, request);
 	if (error)
 		goto err_free;
 	wh_list_append(&windows->views, &view->link);

@@ -742,6 +742,56 @@ static void threads__beside_libwherry(void **state)
 	assert_int_equal(wh_engine_close(engine), 0);
 }
 
+static _Atomic bool stop;
+
+static void *come_and_go(void *arg)
+{
+	void *context;
+
+	(void)arg;
+	if (cu.retain(&context, 0) || cu.set_current(context))
+		return "no context";
+	while (!stop) {
+		uint64_t neighbours[8];
+
+		for (int i = 0; i < 8; i++) {
+			if (cu.alloc(&neighbours[i], 300))
+				return "alloc";
+		}
+		for (int i = 0; i < 8; i++) {
+			if (cu.free(neighbours[i]))
+				return "free";
+		}
+	}
+	return NULL;
+}
+
+/* Whose memory a page begins with may be freed while the page is being pinned for somebody else. */
+static void threads__neighbours_come_and_go(void **state)
+{
+	pthread_t thread;
+	void *why;
+
+	(void)state;
+	stop = false;
+	assert_int_equal(pthread_create(&thread, NULL, come_and_go, NULL), 0);
+	for (int i = 0; i < 300; i++) {
+		uint64_t before, buffer;
+
+		assert_int_equal(cu.alloc(&before, 700), 0);
+		assert_int_equal(cu.alloc(&buffer, 8), 0);
+		assert_int_equal(cu.free(before), 0);
+		for (int n = 0; n < 5; n++)
+			use_pages_around(buffer, 8);
+		assert_int_equal(cu.free(buffer), 0);
+	}
+	stop = true;
+	pthread_join(thread, &why);
+	if (why)
+		print_message("%s\n", (char *)why);
+	assert_null(why);
+}
+
 /* Windows of Wherry's own: all of the range has to be allocated, and allocations may meet within a page. */
 static void window__of_neighbours(void **state)
 {
@@ -827,6 +877,7 @@ int main(int argc, char **argv)
 		TEST(fork__child_has_none),
 		TEST(fork__child_closes),
 		TEST(threads__beside_libwherry),
+		TEST(threads__neighbours_come_and_go),
 		TEST(window__of_neighbours),
 	};
 
