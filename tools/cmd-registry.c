@@ -29,6 +29,7 @@
 #define LIMIT (256ULL << 20)
 #define CONNECTIONS 4096
 #define CONNECTION_MEMORY (16 << 10)
+#define UNREAD (128 << 10) /* of each of so many connections */
 #define IDLE (300 * WH_SECOND)
 #define PATIENCE (60 * WH_SECOND) /* for a body to come, and for an answer to be read */
 /* What engines ask and are told is small, and is always taken and answered: connections are counted. The rest
@@ -410,6 +411,7 @@ static int run_server(struct server *server, int listener, const char *url)
 		.arg = server,
 		.connections = connections(),
 		.memory = CONNECTION_MEMORY,
+		.unread = UNREAD,
 		.head = IDLE,
 		.rest = PATIENCE,
 	};

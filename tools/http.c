@@ -12,8 +12,6 @@
 
 /* Connections that have been cut off, and that libmicrohttpd has not closed yet. */
 #define ENDING 64
-/* What the kernel keeps of an answer that is not read; it takes twice as much. */
-#define SEND_BUFFER (128 << 10)
 
 struct http_connection {
 	struct wh_list link; /* in one of the two lists; in none: it has been cut off */
@@ -268,7 +266,6 @@ static struct MHD_Daemon *http_daemon(struct http_server *server)
 
 int http_start(const struct http_options *options, int listener, struct http_server **out)
 {
-	const int send_buffer = SEND_BUFFER;
 	struct http_server *server = calloc(1, sizeof(*server));
 	int error = -ENOMEM;
 
@@ -283,7 +280,9 @@ int http_start(const struct http_options *options, int listener, struct http_ser
 	server->tick.fire = http_tick;
 	server->listener.accepted = http_accepted;
 	server->listener.flags = SOCK_NONBLOCK;
-	setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &send_buffer, sizeof(send_buffer)); /* of what is accepted */
+	/* Of what is accepted; the kernel takes twice as much. */
+	if (options->unread)
+		setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &options->unread, sizeof(options->unread));
 	server->daemon = http_daemon(server);
 	if (!server->daemon)
 		goto err_free;
