@@ -25,6 +25,17 @@ clean_up()
 }
 trap clean_up EXIT
 
+# Seconds of a clock that stands while anything on this machine waits for a processor, where the kernel counts that:
+# for what must not take long, which beside load takes as long as the load likes.
+quiet_seconds()
+{
+	local up waited=0
+
+	read -r up _ </proc/uptime
+	[ ! -r /proc/pressure/cpu ] || waited=$(sed -n 's/^some .*total=//p' /proc/pressure/cpu)
+	echo $((${up%.*} - waited / 1000000))
+}
+
 verdict() # NAME STATUS
 {
 	if [ "$2" = 0 ]; then

@@ -542,7 +542,7 @@ verdict "an interrupted copy leaves nothing" $?
 
 killed()
 {
-	local copy pipe=feed
+	local copy begun pipe=feed
 
 	kill -CONT "$server"
 	stop TERM
@@ -554,12 +554,12 @@ killed()
 	head -c 16M /dev/zero >&9
 	kill -KILL "$server"
 	wait "$server"
-	SECONDS=0
+	begun=$(quiet_seconds)
 	head -c 40M /dev/zero 2>/dev/null >&9
 	exec 9>&-
 	wait $copy
 	status=$?
-	if [ $status != 69 ] || [ $SECONDS -ge 10 ] || [ "$(wc -l <err)" != 1 ]; then
+	if [ $status != 69 ] || [ $(($(quiet_seconds) - begun)) -ge 10 ] || [ "$(wc -l <err)" != 1 ]; then
 		explain_failure "a killed server"
 	fi
 }

@@ -31,6 +31,24 @@ int64_t now(void)
 	return t.tv_sec * SECOND + t.tv_nsec;
 }
 
+/* Also called by a signal handler. */
+int64_t quiet_now(void)
+{
+	int fd = open("/proc/pressure/cpu", O_RDONLY | O_CLOEXEC);
+	char text[200] = "", *at;
+	int64_t us = 0;
+
+	if (fd >= 0) {
+		if (read(fd, text, sizeof(text) - 1) < 0)
+			*text = '\0';
+		close(fd);
+	}
+	at = strstr(text, "total="); /* of "some", which comes first */
+	for (at = at ? at + 6 : text + sizeof(text) - 1; *at >= '0' && *at <= '9'; at++)
+		us = 10 * us + *at - '0';
+	return now() - us * 1000;
+}
+
 void sleep_ms(unsigned int ms)
 {
 	struct timespec t = { .tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000L };
@@ -268,11 +286,17 @@ const struct route needs_root = { .name = "root", .missing = missing_root };
 
 /* ---- the main program ----------------------------------------------------------------------- */
 
+static int64_t limit_quiet, limit; /* when the test has to be over */
+
 static void too_long(int signal)
 {
 	static const char text[] = "\nthe test above ran into its time limit\n";
 
 	(void)signal;
+	if (quiet_now() < limit_quiet && now() < limit) {
+		alarm(1);
+		return;
+	}
 	if (write(STDERR_FILENO, text, sizeof(text) - 1) < 0)
 		_exit(2);
 	_exit(1);
@@ -281,7 +305,10 @@ static void too_long(int signal)
 void harness_limit(unsigned int seconds)
 {
 	/* Real devices to test with are those of the lab, whose processors are emulated. */
-	alarm(seconds * SCALE(1, 4) * (getenv("TEST_RDMA") ? 4 : 1));
+	seconds *= SCALE(1, 4) * (getenv("TEST_RDMA") ? 4 : 1);
+	limit_quiet = quiet_now() + seconds * SECOND;
+	limit = now() + 4 * seconds * SECOND;
+	alarm(seconds);
 }
 
 /* Only tests over rdma see the devices: others would open them in vain. */

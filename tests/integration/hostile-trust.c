@@ -408,16 +408,17 @@ static void engines__bad_key_file(void **state)
 	want_text(-EINVAL, "/dev/zero", wh_engine_open(&options, &engine));
 }
 
-/* Connecting and proving, both sides, over loopback: the best of many, for others use the machine, too. */
+/* Connecting and proving, both sides, over loopback: the best of many, and of more where others use the machine, too. */
 static void engines__soon(void **state)
 {
 	struct child *child = child_start(NULL);
 	struct wh_engine *engine = engine_open(NULL, "none", NULL);
-	int64_t best = INT64_MAX, all = 0;
+	int64_t best = INT64_MAX, all = 0, begun = quiet_now();
 	struct wh_peer *peer;
+	int count;
 
 	(void)state;
-	for (int i = 0; i < 100; i++) {
+	for (count = 0; count < 100 || (best >= SCALE(1, 50) * MS && quiet_now() - begun < SECOND); count++) {
 		int64_t before = now(), took;
 
 		want(0, wh_peer_open(engine, child->url, NULL, &peer));
@@ -427,7 +428,7 @@ static void engines__soon(void **state)
 		want(0, wh_peer_close(peer));
 	}
 	fprintf(stderr, "a peer is opened in %.2f ms at best, %.2f on average\n", (double)best / MS,
-		(double)all / 100 / MS);
+		(double)all / count / MS);
 	want_true(best < SCALE(1, 50) * MS, "%lld us", (long long)(best / 1000));
 	want(0, wh_engine_close(engine));
 	child_exit(child);

@@ -129,6 +129,10 @@ def read(name):
             key, _, value = line.partition("=")
             if key in ("fl", "fi", "fe"):
                 file = os.path.normpath(os.path.join(os.environ["TEST_BUILD"], value))
+                # A cache of objects may have those of another directory.
+                tail = file.rpartition("/src/")[2]
+                if tail and not file.startswith(ROOT) and os.path.exists(ROOT + tail):
+                    file = ROOT + tail
             elif key == "calls":
                 skip = True
             elif re.match(r"^\d+ \d+$", line):

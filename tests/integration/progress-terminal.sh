@@ -25,7 +25,7 @@ with open("out", "wb") as out:
     process = subprocess.Popen([os.environ["wherry"]] + sys.argv[2:], stdout=out, stderr=theirs,
                                env={**os.environ, **more})
 os.close(theirs)
-said, end = b"", time.monotonic() + 60
+said, end = b"", time.monotonic() + 300
 while time.monotonic() < end:
     if not select.select([ours], [], [], 0.1)[0]:
         continue

@@ -331,16 +331,16 @@ static void registry__stopped(void **state)
 	want(0, open_engine(&server, "node7", &engine));
 	kill(server.pid, SIGSTOP);
 	want(server.pid, waitpid(server.pid, NULL, WUNTRACED));
-	begun = now();
+	begun = quiet_now();
 	want(-ETIMEDOUT, wh_peer_open(engine, "wherry://node8",
 				      &(struct wh_peer_options){ .size = sizeof(struct wh_peer_options),
 								 .timeout = 300 * MS }, &peer));
-	want_true(now() - begun < SCALE(1, 4) * SECOND, "it took %lld ms",
-		  (long long)((now() - begun) / MS));
-	begun = now();
+	want_true(quiet_now() - begun < SCALE(1, 4) * SECOND, "it took %lld ms",
+		  (long long)((quiet_now() - begun) / MS));
+	begun = quiet_now();
 	want(0, wh_engine_close(engine));
-	want_true(now() - begun < SCALE(3, 6) * SECOND, "it took %lld ms",
-		  (long long)((now() - begun) / MS));
+	want_true(quiet_now() - begun < SCALE(3, 6) * SECOND, "it took %lld ms",
+		  (long long)((quiet_now() - begun) / MS));
 	kill(server.pid, SIGCONT);
 	server_stop(&server);
 }
@@ -507,8 +507,8 @@ static void learns_at_once(const struct server *server, struct wh_engine *engine
 	int64_t begun;
 
 	child = start_node(server, "node7");
-	begun = now();
-	while (state_of(peer) != WH_PEER_STALE && now() - begun < SCALE(2, 5) * SECOND)
+	begun = quiet_now();
+	while (state_of(peer) != WH_PEER_STALE && quiet_now() - begun < SCALE(2, 5) * SECOND)
 		sleep_ms(5);
 	want(WH_PEER_STALE, state_of(peer));
 	want(0, wh_peer_close(peer));
@@ -591,10 +591,10 @@ static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 		want(0, wh_peer_close(other));
 	}
 	want_true(proxy_accepted(w->second) > before, "nobody uses the second endpoint");
-	begun = now();
+	begun = quiet_now();
 	other = open_peer(engine, "wherry://node8", 0);
 	want(0, wh_peer_close(other));
-	want_true(now() - begun < 2 * SECOND, "it took %lld ms", (long long)((now() - begun) / MS));
+	want_true(quiet_now() - begun < 2 * SECOND, "it took %lld ms", (long long)((quiet_now() - begun) / MS));
 	learns_at_once(&w->server, engine, peer);
 	want(0, wh_engine_close(named));
 	want(0, wh_engine_close(engine));

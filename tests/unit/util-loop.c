@@ -621,12 +621,12 @@ static void set_many(void *argument)
 static void timer__soon_among_many_later(void **state)
 {
 	struct alarm *alarms = calloc(FAR + 1, sizeof(*alarms));
-	int64_t begun = wh_now();
+	int64_t begun = cpu_time();
 
 	(void)state;
 	assert_non_null(alarms);
 	wh_loop_call(&loop, set_many, alarms);
-	assert_true(wh_now() - begun < 3 * WH_SECOND);
+	assert_true(cpu_time() - begun < 3 * WH_SECOND);
 	free(alarms);
 }
 
