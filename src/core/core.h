@@ -60,6 +60,7 @@ struct wh_engine {
 	struct wh_list sessions;
 	struct wh_list guests; /* on loop 0 */
 	struct wh_list memory; /* struct wh_allocation */
+	uint64_t memory_number; /* the last one given to an allocation, or to a state of one; under lock */
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
@@ -121,6 +122,7 @@ struct wh_region {
 	struct wh_place place;
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
+	struct wh_list member; /* memory->members, as long as it is published; under engine.lock */
 	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
 	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
 	_Atomic uint32_t batches;     /* unfinished ones that use it */
@@ -133,11 +135,14 @@ struct wh_region {
 /* A region of a peer. The `map` fields are the shm transport's. */
 struct wh_remote_region {
 	struct wh_place place;
-	_Atomic uint32_t map_state; /* enum in shm.c; 0: not asked for yet */
+	_Atomic uint32_t map_state; /* enum in shm-map.c; 0: not asked for yet */
+	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
 	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
-	void *map_base;
-	size_t map_length;
-	char *map_refused; /* why not; owned */
+	_Atomic bool map_writable;
+	uint64_t map_number; /* of the allocation that it lies in, as the owner has told; 0: not known */
+	struct wh_shm_memory *map_memory; /* the same, once it has been mapped */
+	struct wh_list map_link; /* map_memory->regions */
+	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	struct wh_pane *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
 	struct rdma_keys *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */

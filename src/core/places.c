@@ -197,11 +197,23 @@ bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t 
 	return open;
 }
 
-bool wh_place_left(const struct wh_place *place, int64_t deadline)
+/* Whoever is in the mapping may stay inside without it, but not the other way round. */
+static bool is_entered(const struct wh_place *place)
+{
+	return atomic_load(&place->pins) || atomic_load(&place->users);
+}
+
+static bool is_pinned(const struct wh_place *place)
+{
+	return atomic_load(&place->pins);
+}
+
+static bool wait_while(bool (*holds)(const struct wh_place *place), const struct wh_place *place,
+		       int64_t deadline)
 {
 	struct timespec pause = { 0, 2000 };
 
-	for (unsigned turn = 0; atomic_load(&place->users); turn++) {
+	for (unsigned turn = 0; holds(place); turn++) {
 		if (turn < 64) {
 			sched_yield();
 			continue;
@@ -213,6 +225,16 @@ bool wh_place_left(const struct wh_place *place, int64_t deadline)
 			pause.tv_nsec *= 2;
 	}
 	return true;
+}
+
+bool wh_place_left(const struct wh_place *place, int64_t deadline)
+{
+	return wait_while(is_entered, place, deadline);
+}
+
+bool wh_place_unpinned(const struct wh_place *place, int64_t deadline)
+{
+	return wait_while(is_pinned, place, deadline);
 }
 
 void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id)

@@ -6,6 +6,9 @@
  * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits, random: nobody
  * can guess the next one) and an index (low 22 bits). Whoever touches the memory enters the place first and leaves
  * it after; closing a place keeps new ones out and then waits for those inside.
+ *
+ * Who touches the memory by way of a mapping that may end before the place does *pins* the place instead:
+ * that is entering it, counted apart, so that whoever ends the mapping waits for those alone.
  */
 #ifndef WH_CORE_PLACES_H
 #define WH_CORE_PLACES_H
@@ -23,6 +26,7 @@ struct wh_place {
 	uint64_t generation; /* not 0 once it has been used */
 	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
 	uint8_t used; /* bits in places.c: taken and how; 0: free */
+	_Atomic uint32_t pins; /* users who are in its mapping */
 	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
 	char *name; /* owned; NULL: none */
 };
@@ -68,6 +72,9 @@ int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t
 bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t id);
 /* Wait until nobody is inside a closed place. False when `deadline` comes first. */
 bool wh_place_left(const struct wh_place *place, int64_t deadline);
+/* Wait until nobody is in the place's mapping, which newcomers do not find any more; the place may be
+ * open. False when `deadline` comes first. */
+bool wh_place_unpinned(const struct wh_place *place, int64_t deadline);
 /* Undo a close. Nothing may have been published in between. */
 void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id);
 /* Give a closed entry back for another use. Nobody may be inside. */
@@ -140,6 +147,34 @@ static inline struct wh_place *wh_place_enter(struct wh_places *places, uint64_t
 		return place;
 	wh_place_leave(place);
 	return NULL;
+}
+
+static inline void wh_place_unpin(struct wh_place *place)
+{
+	atomic_fetch_sub_explicit(&place->pins, 1, memory_order_release);
+}
+
+/* As wh_place_enter(). The mapping is looked for afterwards, by a sequentially consistent load, as is the
+ * store of who takes it away before he looks at `pins`. */
+static inline struct wh_place *wh_place_pin(struct wh_places *places, uint64_t id)
+{
+	struct wh_place *place = wh_places_at(places, wh_places_index(id));
+
+	if (!place || !id)
+		return NULL;
+	atomic_fetch_add(&place->pins, 1);
+	if (atomic_load(&place->id) == id)
+		return place;
+	wh_place_unpin(place);
+	return NULL;
+}
+
+/* There is no mapping: stay inside without. */
+static inline void wh_place_unpin_enter(struct wh_place *place)
+{
+	/* In this order: wh_place_left() looks at the pins first. */
+	atomic_fetch_add(&place->users, 1);
+	wh_place_unpin(place);
 }
 
 /* Does [offset, offset+length) lie inside? Never wraps. */

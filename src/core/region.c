@@ -186,17 +186,35 @@ static void fill(struct wh_region *region, struct wh_allocation *memory,
 	place->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
 	/* CUDA cannot tell SHARED memory from any other. */
 	place->kind = (uint8_t)(memory ? memory->kind : registration->kind);
-	place->flags = 0;
-	/* Mapping works by whole allocations, and must not show more than is published. */
-	if (memory && memory->fd >= 0 && place->address == (uintptr_t)memory->base &&
-	    place->length == memory->asked)
-		place->flags |= WH_REGION_MAPPABLE;
+	/* Whether a peer may map it depends on what else of the allocation he sees: it is decided when he asks. */
+	place->flags = memory && memory->fd >= 0 ? WH_REGION_MAPPABLE : 0;
 }
 
-static void publish(struct wh_engine *engine, const struct wh_region *region)
+/* The allocation shows more, or less, than before: what peers may map of it has to be decided anew. Under
+ * engine.lock. */
+static void change_memory(struct wh_region *region, bool joins)
+{
+	struct wh_allocation *memory = region->memory;
+	uint64_t length = joins ? region->place.length : -region->place.length;
+
+	if (!memory)
+		return;
+	memory->version = ++region->engine->memory_number;
+	if (region->place.access & WH_ACCESS_READ)
+		memory->readable += length;
+	if (region->place.access & WH_ACCESS_WRITE)
+		memory->writable += length;
+	if (joins)
+		wh_list_append(&memory->members, &region->member);
+	else
+		wh_list_remove(&region->member);
+}
+
+static void publish(struct wh_engine *engine, struct wh_region *region)
 {
 	if (region->place.access & WH_ACCESS_NONE)
 		return;
+	change_memory(region, true);
 	wh_sessions_publish(engine, region);
 	wh_remote_wake(engine);
 }
@@ -315,8 +333,11 @@ static int withdraw(struct wh_engine *engine, struct wh_region *region)
 		wh_places_reopen(&engine->regions, place, id);
 		return busy(region);
 	}
-	if (!(place->access & WH_ACCESS_NONE))
+	if (!(place->access & WH_ACCESS_NONE)) {
+		/* Before anybody is told: who asks from now on is not given what shows it. */
+		change_memory(region, false);
 		wh_sessions_remove(engine, id);
+	}
 	return 0;
 }
 

@@ -83,26 +83,39 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	region->place.name = name;
 	atomic_store_explicit(&region->map_state, 0, memory_order_relaxed);
 	atomic_store_explicit(&region->map, NULL, memory_order_relaxed);
-	region->map_base = NULL;
-	region->map_length = 0;
+	atomic_store_explicit(&region->map_writable, false, memory_order_relaxed);
+	region->map_number = 0;
+	region->map_memory = NULL;
 	region->map_refused = NULL;
 	atomic_store_explicit(&region->view, NULL, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, NULL, memory_order_relaxed);
 	region->round = peer->list_round;
 	error = wh_places_publish(&peer->regions, &region->place, record->id);
-	return error == -EEXIST ? -EPROTO : error;
+	if (error)
+		return error == -EEXIST ? -EPROTO : error;
+	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
+		if (peer->opened[i])
+			wh_transport(i)->region_came(peer, peer->transport[i], region);
+	}
+	return 0;
 }
 
 int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 {
 	int64_t patience = peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / 2;
+	int64_t deadline = wh_deadline(patience);
 	struct wh_remote_region *region = at(peer, id);
 
 	if (!region || !region->place.used || wh_place_id(&region->place) != id)
 		return 0;
 	wh_places_close(&peer->regions, &region->place, id);
-	if (!wh_place_left(&region->place, wh_deadline(patience)))
+	if (!wh_place_left(&region->place, deadline))
 		return -EBUSY;
+	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
+		if (peer->opened[i] &&
+		    wh_transport(i)->region_going(peer, peer->transport[i], region, deadline))
+			return -EBUSY;
+	}
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
 		if (peer->opened[i])
 			wh_transport(i)->region_gone(peer, peer->transport[i], region);

@@ -272,7 +272,9 @@ int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_mem
 		free(memory);
 		return error;
 	}
+	wh_list_init(&memory->members);
 	pthread_mutex_lock(&engine->lock);
+	memory->number = memory->version = ++engine->memory_number;
 	wh_list_append(&engine->memory, &memory->link);
 	pthread_mutex_unlock(&engine->lock);
 	*out = memory->base;

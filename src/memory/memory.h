@@ -27,6 +27,11 @@ struct wh_allocation {
 	int node; /* NUMA node that was asked for; -1: any */
 	struct wh_cuda_device *device; /* in whose primary context it was made; NULL: no GPU's */
 	unsigned regions; /* how many lie in it; under engine.lock */
+	/* What peers may see of it, for those that want to map it. Under engine.lock. */
+	uint64_t number;  /* of the allocation in this engine; never given again */
+	struct wh_list members; /* wh_region.member: the published ones that lie in it */
+	uint64_t version; /* changes when one of those comes or goes; no other allocation has it */
+	uint64_t readable, writable; /* the sum of the lengths of those that any peer may read, write */
 };
 
 /* The allocation that holds the address, or NULL. Under engine.lock. */

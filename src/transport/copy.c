@@ -96,11 +96,14 @@ struct spot {
 	uint64_t id; /* 0: none */
 	struct wh_place *place; /* entered; NULL: cannot be used, which has been said */
 	char *map;
+	bool pinned; /* entered by pinning it */
 };
 
 static void spot_leave(struct spot *spot)
 {
-	if (spot->place)
+	if (spot->pinned)
+		wh_place_unpin(spot->place);
+	else if (spot->place)
 		wh_place_leave(spot->place);
 	*spot = (struct spot){ 0 };
 }
@@ -129,6 +132,7 @@ static void spot_fail(struct wh_piece *piece, const struct wh_run *run,
 static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struct wh_run *run,
 		       struct spot *spot)
 {
+	bool pins = copy->ops->pins;
 	struct wh_place *place;
 
 	if (spot->id == run->remote) {
@@ -137,16 +141,22 @@ static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struc
 		return spot->place != NULL;
 	}
 	spot_leave(spot);
-	place = wh_place_enter(copy->places, run->remote);
+	place = pins ? wh_place_pin(copy->places, run->remote) :
+		       wh_place_enter(copy->places, run->remote);
 	spot->id = run->remote;
+	spot->place = place;
+	spot->pinned = pins && place;
 	if (place && (place->access & (piece->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
-		spot->place = place;
-		spot->map = copy->ops->map(place);
+		spot->map = copy->ops->map(place, piece->op);
+		if (spot->pinned && !spot->map) {
+			wh_place_unpin_enter(place);
+			spot->pinned = false;
+		}
 		return true;
 	}
 	spot_fail(piece, run, place);
-	if (place)
-		wh_place_leave(place);
+	spot_leave(spot);
+	spot->id = run->remote;
 	return false;
 }
 

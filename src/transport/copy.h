@@ -49,8 +49,8 @@ struct wh_copy;
 
 /* What the transports do differently. Only `map` may be all there is. */
 struct wh_copy_ops {
-	/* Where the first byte of a place is in this process; NULL: not mapped. */
-	char *(*map)(const struct wh_place *place);
+	/* Where the first byte of a place is in this process, for that op; NULL: not mapped. */
+	char *(*map)(const struct wh_place *place, uint32_t op);
 	/* Move the runs of memory that is not mapped; may change far->local and far->remote.
 	 * Failures of runs and of the piece through wh_piece_fail(). Negative: it cannot be done
 	 * this way at all; `refusal` says why. */
@@ -60,6 +60,8 @@ struct wh_copy_ops {
 	void (*verify)(struct wh_copy *copy, struct wh_piece *piece);
 	/* Both sides are in this process and may overlap. */
 	bool overlaps;
+	/* The mapping may end before the place does: who is in it pins the place. */
+	bool pins;
 };
 
 /* One peer's part. */

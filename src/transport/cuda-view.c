@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "core/core.h"
@@ -448,15 +449,17 @@ static int make_remote(struct wh_views *views, struct wh_shm_peer *shm,
 		       struct wh_remote_region *region, char why[WH_REFUSAL])
 {
 	struct wh_gpu_view *view = view_new(why);
+	struct wh_shm_own own;
 	int error = -ENOMEM;
 
 	if (!view)
 		return error;
 	if (wh_kind_on_host(region->place.kind)) {
-		error = wh_shm_map(shm, region, why);
+		error = wh_shm_map(shm, region, &own, why);
 		if (!error) {
-			view->host = atomic_load(&region->map);
-			pin(views, view, region->map_base, region->map_length,
+			view->host = view->mapped = own.base;
+			view->mapped_length = own.length;
+			pin(views, view, own.base, own.length,
 			    region->place.access & WH_ACCESS_WRITE);
 		}
 	} else {
@@ -487,7 +490,7 @@ static int view_remote(struct wh_views *views, struct wh_shm_peer *shm,
 			error = make_remote(views, shm, region, why);
 		else if (!wh_shm_asked(shm, region))
 			error = wh_kind_on_host(region->place.kind) ?
-					wh_shm_map(shm, region, why) :
+					wh_shm_map(shm, region, NULL, why) :
 					wh_shm_exports(shm, region, false, forget_segment, NULL, why);
 		pthread_mutex_unlock(&views->lock);
 		if (error)
@@ -577,6 +580,8 @@ void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
 		cuda->cuMemAddressFree(view->reserved, view->reserved_length);
 		wh_cuda_leave(&scope);
 	}
+	if (view->mapped)
+		munmap(view->mapped, view->mapped_length);
 	free(view);
 }
 

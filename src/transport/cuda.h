@@ -50,6 +50,8 @@ struct wh_gpu_view {
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
 	uint64_t size;           /* of it that is mapped */
 	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
+	void *mapped;             /* host memory of a peer, mapped for this view alone */
+	size_t mapped_length;
 };
 
 /* Legacy handles are opened for one device at a time, by each that uses the memory. */

@@ -9,8 +9,9 @@
 #include "memory/memory.h"
 #include "transport/copy.h"
 
-static char *self_map(const struct wh_place *place)
+static char *self_map(const struct wh_place *place, uint32_t op)
 {
+	(void)op;
 	return (char *)(uintptr_t)place->address;
 }
 

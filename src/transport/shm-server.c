@@ -137,8 +137,11 @@ size_t wh_mapped_encode(uint8_t *out, const struct wh_mapped *mapped)
 	uint8_t *at = wh_put64(out, mapped->id);
 
 	at = wh_put32(at, (uint32_t)-mapped->error);
+	at = wh_put64(at, mapped->memory);
+	at = wh_put32(at, mapped->rights);
 	at = wh_put64(at, mapped->offset);
 	at = wh_put64(at, mapped->length);
+	at = wh_put64(at, mapped->whole);
 	at = wh_put_bytes(at, mapped->text, text);
 	return (size_t)(at - out);
 }
@@ -152,12 +155,18 @@ int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
 
 	got.id = wh_take64(&bytes);
 	error = wh_take32(&bytes);
+	got.memory = wh_take64(&bytes);
+	got.rights = wh_take32(&bytes);
 	got.offset = wh_take64(&bytes);
 	got.length = wh_take64(&bytes);
+	got.whole = wh_take64(&bytes);
 	text = (size_t)(bytes.end - bytes.at);
 	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
 		return -EPROTO;
 	got.error = -(int)error;
+	if (!error && (!got.memory || !got.length ||
+		       (got.rights != WH_ACCESS_READ && got.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
+		return -EPROTO;
 	wh_take_text(&bytes, got.text, text);
 	if (bytes.cut)
 		return -EPROTO;
@@ -200,100 +209,62 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 struct connection {
 	struct wh_source source;
 	struct wh_session *session;
+	struct wh_shm_verdicts verdicts;
 	size_t length;
 	uint8_t request[REQUEST_SIZE];
 };
 
-static int refuse(struct wh_mapped *answer, int error, const char *why)
+/* The region is entered, or there is none. Under engine.lock, so that no region goes between the decision and
+ * its being sent: who confirms that he has let go of one is not sent what shows it. */
+static int answer_host(struct connection *connection, uint64_t id, const struct wh_place *place,
+		       uint8_t access)
 {
-	answer->error = -error;
-	if (error == EOPNOTSUPP || error == ENOENT)
-		snprintf(answer->text, sizeof(answer->text), "%s", why);
-	else
-		snprintf(answer->text, sizeof(answer->text), "%s: %s", why, strerror(error));
-	return -1;
-}
+	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
+	struct wh_mapped mapped = { .id = id };
+	int fd = -1, error;
+	size_t length;
 
-/*
- * A descriptor for the region's memory, that the caller closes; -1: refused. Only all of an
- * allocation can be mapped, for a descriptor opens the whole file.
- *
- * Whoever holds a descriptor, even a read-only one, can open the file again through /proc, and for
- * writing if it is the same user's. What keeps a region that grants no writing from being written
- * is the seal, which also keeps everybody else from mapping it writable: the first region that is
- * mapped decides for the allocation's life.
- */
-static int grant(const struct wh_region *region, struct wh_mapped *answer)
-{
-	const struct wh_allocation *memory = region->memory;
-	bool writable = region->place.access & WH_ACCESS_WRITE;
-	char path[32];
-	int seals, fd;
-
-	if (!memory || memory->fd < 0)
-		return refuse(answer, EOPNOTSUPP,
-			      "not shared memory from wh_memory_alloc(), so it cannot be mapped");
-	if (region->place.address != (uint64_t)(uintptr_t)memory->base ||
-	    region->place.length < memory->asked)
-		return refuse(answer, EOPNOTSUPP,
-			      "covers only a part of its allocation, so it cannot be mapped");
-	seals = fcntl(memory->fd, F_GET_SEALS);
-	if (seals >= 0 && !(seals & F_SEAL_SEAL)) {
-		if (fcntl(memory->fd, F_ADD_SEALS,
-			  writable ? F_SEAL_SEAL : F_SEAL_SEAL | F_SEAL_FUTURE_WRITE))
-			return refuse(answer, errno, "its memory cannot be sealed");
-		seals = fcntl(memory->fd, F_GET_SEALS);
+	if (access & WH_ACCESS_NONE) {
+		mapped.error = -ENOENT;
+		snprintf(mapped.text, sizeof(mapped.text), "not published any more");
+	} else {
+		fd = wh_shm_grant(connection->session, &connection->verdicts,
+				  wh_container(place, struct wh_region, place), access, &mapped);
 	}
-	if (seals < 0 || !(seals & F_SEAL_SHRINK))
-		return refuse(answer, EOPNOTSUPP, "its memory is not sealed, it cannot be mapped");
-	if (writable == ((seals & F_SEAL_FUTURE_WRITE) != 0))
-		return refuse(answer, EOPNOTSUPP,
-			      writable ? "its memory has been mapped for reading only" :
-					 "its memory has been mapped for writing before");
-	/* A descriptor of its own for each: nobody shares a file offset or flags with us. */
-	snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);
-	fd = open(path, (writable ? O_RDWR : O_RDONLY) | O_CLOEXEC);
-	if (fd < 0)
-		return refuse(answer, errno, "its memfd cannot be opened through /proc");
-	answer->length = region->place.length;
-	return fd;
+	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
+	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
+	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);
+	if (fd >= 0)
+		close(fd);
+	return error;
 }
 
+/* Sent from inside: whoever closes the region waits for this, and then for the peer to confirm that it has
+ * let go, which has to come after. */
 static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;
-	struct wh_place *place = wh_place_enter(&engine->regions, id);
-	uint8_t access = place ? wh_session_access(connection->session, place) : WH_ACCESS_NONE;
-	struct wh_mapped mapped = { .id = id };
-	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
-	size_t length;
-	int fd, error;
+	uint8_t access = WH_ACCESS_NONE;
+	struct wh_place *place;
+	bool host = true;
+	int error = 0;
 
-	if (place && access == place->access && !(access & WH_ACCESS_NONE) &&
-	    !wh_kind_on_host(place->kind)) {
+	pthread_mutex_lock(&engine->lock);
+	place = wh_place_enter(&engine->regions, id);
+	if (place) {
+		access = wh_session_access(connection->session, place);
+		/* What is refused is answered as host memory is. */
+		host = wh_kind_on_host(place->kind) || access != place->access ||
+		       access & WH_ACCESS_NONE;
+	}
+	if (host)
+		error = answer_host(connection, id, place, access);
+	pthread_mutex_unlock(&engine->lock);
+	if (!host)
 		error = wh_cuda_export(wh_container(place, struct wh_region, place), segment,
 				       connection->source.fd);
-		wh_place_leave(place);
-		return error;
-	}
-	if (!place || (access & WH_ACCESS_NONE))
-		fd = refuse(&mapped, ENOENT, "not published any more");
-	else if (access != place->access)
-		/* What a peer can open for reading, it can open again for writing if others may write. */
-		fd = refuse(&mapped, EOPNOTSUPP,
-			    "other peers have more rights to it, so it cannot be mapped");
-	else
-		fd = grant(wh_container(place, struct wh_region, place), &mapped);
-	/* Sent from inside: whoever closes the region waits for this, and then for the peer to
-	 * confirm that it has let go, which has to come after. */
-	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
-	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
-	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd,
-			    MSG_DONTWAIT);
 	if (place)
 		wh_place_leave(place);
-	if (fd >= 0)
-		close(fd);
 	return error;
 }
 

@@ -177,9 +177,14 @@ int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 	bool read = far->piece->op == WH_READ;
+	char why[WH_REFUSAL];
 	unsigned at = 0, count;
 	ssize_t moved;
 	int error;
+
+	/* It was mapped when the batch was planned, and is not any more. */
+	if (atomic_load(&shm->vm) != WH_VM_WORKS && wh_shm_vm_probe(shm, why))
+		return -EOPNOTSUPP;
 
 	while (at < far->count) {
 		if (!still_there(shm)) {

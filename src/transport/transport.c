@@ -61,6 +61,16 @@ static int no_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL]
 	return 0;
 }
 
+static int no_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+			   int64_t deadline)
+{
+	(void)peer;
+	(void)state;
+	(void)region;
+	(void)deadline;
+	return 0;
+}
+
 static void no_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
 	(void)peer;
@@ -206,6 +216,8 @@ static const struct wh_transport defaults = {
 	.peer_close = no_peer_close,
 	.peer_lost = no_peer_lost,
 	.peer_again = no_peer_again,
+	.region_came = no_region_gone,
+	.region_going = no_region_going,
 	.region_gone = no_region_gone,
 	.peer_frame = no_peer_frame,
 	.reach = no_reach,
@@ -259,6 +271,8 @@ static void make_list(void)
 		FILL(peer_close);
 		FILL(peer_lost);
 		FILL(peer_again);
+		FILL(region_came);
+		FILL(region_going);
 		FILL(region_gone);
 		FILL(peer_frame);
 		FILL(reach);

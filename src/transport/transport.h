@@ -71,7 +71,13 @@ struct wh_transport {
 	 * reached again, peer_again is called. */
 	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
-	/* A region of the peer is going: it is closed (nobody is inside any more); unmap it. */
+	/* A region of the peer has come. On the first loop. */
+	void (*region_came)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
+	/* A region of the peer is going: it is closed, and nobody is inside any more. End what shows its bytes
+	 * on account of other regions. 0, or -EBUSY: not by `deadline`; it is called again. On the first loop. */
+	int (*region_going)(struct wh_peer *peer, void *state, struct wh_remote_region *region,
+			    int64_t deadline);
+	/* After that: unmap it. */
 	void (*region_gone)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 
 	/* The owner has sent a frame of the transport's own, over the control connection. 0, or a

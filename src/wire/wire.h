@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define WH_WIRE_VERSION 3
+#define WH_WIRE_VERSION 4
 #define WH_WIRE_MAGIC 0x59524857u /* "WHRY" */
 
 /* ---- frames ------------------------------------------------------------------------------- */
@@ -119,7 +119,7 @@ int wh_refusal_decode(const uint8_t *in, size_t length, int *error, char text[WH
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-#define WH_REGION_MAPPABLE 1 /* flag: a memfd can be had for it */
+#define WH_REGION_MAPPABLE 1 /* flag: it lies in a memfd, which a peer that sees all of it can map */
 
 /* On the wire: u64 id, u64 address, u64 length, u8 access, u8 kind, u8 flags, u8 name length,
  * name: 28 bytes and the name. */

@@ -89,7 +89,7 @@ static void region__every_kind(void **state)
 		assert_int_equal(record.flags, mappable ? WH_REGION_MAPPABLE : 0);
 		wh_region_record(part, &record);
 		assert_int_equal(record.kind, kind);
-		assert_int_equal(record.flags, 0);
+		assert_int_equal(record.flags, mappable ? WH_REGION_MAPPABLE : 0);
 		assert_ptr_equal(region->registration->device,
 				 gpu ? &engine->cuda->devices[0] : NULL);
 		assert_int_equal(region->registration->segment_count, 1);

@@ -77,8 +77,9 @@ static _Atomic int far_error; /* what move_far() returns from the call number fa
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
 
-static char *map(const struct wh_place *place)
+static char *map(const struct wh_place *place, uint32_t op)
 {
+	(void)op;
 	return far_regions[place->index] ? NULL : (char *)(uintptr_t)place->address;
 }
 

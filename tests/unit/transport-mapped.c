@@ -5,11 +5,14 @@
 #include <errno.h>
 #include <stdio.h>
 
+#include <wherry/memory.h>
+
 #include "transport/shm.h"
 
 static void mapped__there_and_back(void **state)
 {
-	struct wh_mapped in = { .id = 0x1234567890abcdef, .offset = 4096, .length = 1ull << 40 }, out;
+	struct wh_mapped in = { .id = 0x1234567890abcdef, .memory = 12, .rights = WH_ACCESS_READ,
+				.offset = 4096, .length = 1ull << 40, .whole = 1ull << 41 }, out;
 	uint8_t bytes[WH_MAPPED_MAX];
 	size_t length;
 
@@ -22,6 +25,9 @@ static void mapped__there_and_back(void **state)
 	assert_int_equal(out.error, 0);
 	assert_int_equal(out.offset, in.offset);
 	assert_int_equal(out.length, in.length);
+	assert_int_equal(out.memory, in.memory);
+	assert_int_equal(out.rights, in.rights);
+	assert_int_equal(out.whole, in.whole);
 	assert_string_equal(out.text, "");
 
 	in.error = -EOPNOTSUPP;
@@ -31,6 +37,26 @@ static void mapped__there_and_back(void **state)
 	assert_int_equal(wh_mapped_decode(bytes, length, &out), 0);
 	assert_int_equal(out.error, -EOPNOTSUPP);
 	assert_string_equal(out.text, in.text);
+}
+
+/* What comes with a descriptor has to make sense as such; the rest is held against the region. */
+static void mapped__granted(void **state)
+{
+	const struct wh_mapped good = { .id = 7, .memory = 1, .rights = WH_ACCESS_READ | WH_ACCESS_WRITE,
+					.length = 1, .whole = 1, .text = "a reason for less" };
+	struct wh_mapped wrong[] = { good, good, good, good, good }, out;
+	uint8_t bytes[WH_MAPPED_MAX];
+
+	(void)state;
+	assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &good), &out), 0);
+	assert_string_equal(out.text, good.text);
+	wrong[0].memory = 0;
+	wrong[1].rights = 0;
+	wrong[2].rights = WH_ACCESS_WRITE;
+	wrong[3].rights = WH_ACCESS_READ | WH_ACCESS_NONE;
+	wrong[4].length = 0;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++)
+		assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &wrong[i]), &out), -EPROTO);
 }
 
 static void mapped__malformed(void **state)
@@ -67,6 +93,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(mapped__there_and_back),
+		cmocka_unit_test(mapped__granted),
 		cmocka_unit_test(mapped__malformed),
 	};
 
