@@ -6,13 +6,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "command.h"
 #include "copy.h"
 
-/* ---- the temporary file goes, whatever happens ----------------------------------------------- */
+/* ---- a temporary file with a name goes at a signal that can be caught ------------------------- */
 
 static char doomed[PATH_MAX];
 static const int deadly[] = { SIGHUP, SIGINT, SIGPIPE, SIGTERM };
@@ -95,31 +96,83 @@ static char *name_temporary(const char *path)
 	return out;
 }
 
+/* All that `from` has, from where it stands, to `to`. 0, or -1 with errno; *reading: `from` has failed. */
+static int copy_content(int from, int to, bool *reading)
+{
+	static char buffer[1 << 16];
+	ssize_t got, put;
+
+	while ((got = copy_file_range(from, NULL, to, NULL, 1 << 30, 0)) > 0)
+		;
+	/* Not every file system can, and both descriptors stand where it stopped. */
+	while (got) {
+		*reading = true;
+		got = read(from, buffer, sizeof(buffer));
+		if (got < 0)
+			return -1;
+		*reading = false;
+		errno = ENOSPC; /* a short write sets none */
+		put = got ? write(to, buffer, (size_t)got) : 0;
+		if (put != got)
+			return -1;
+	}
+	return 0;
+}
+
 /* What is in the file already, for a copy that starts at an offset. */
 static int keep_content(struct end *end)
 {
 	int old = open(end->path, O_RDONLY | O_CLOEXEC), code = 0;
-	static char buffer[1 << 16];
-	ssize_t got;
+	bool reading;
 
 	if (old < 0)
 		return errno == ENOENT ? 0 : refuse("read", end->path);
-	while ((got = copy_file_range(old, NULL, end->fd, NULL, 1 << 30, 0)) > 0)
-		;
-	/* Not every file system can, and both descriptors stand where it stopped. */
-	while (got < 0 && !code) {
-		ssize_t bytes = read(old, buffer, sizeof(buffer));
-
-		if (bytes < 0)
-			code = refuse("read", end->path);
-		else if (bytes == 0)
-			break;
-		errno = ENOSPC; /* a short write sets none */
-		if (bytes > 0 && write(end->fd, buffer, (size_t)bytes) != bytes)
-			code = refuse("write", end->name);
-	}
+	if (copy_content(old, end->fd, &reading))
+		code = reading ? refuse("read", end->path) : refuse("write", end->name);
 	close(old);
 	return code;
+}
+
+static void link_of(int fd, char out[32])
+{
+	snprintf(out, 32, "/proc/self/fd/%d", fd);
+}
+
+/* A file without a name in the directory of `path`, which is gone when this process is, whatever ends it. -1: the
+ * file system has none, or there is no way to name it later. */
+static int open_unnamed(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	char *directory = slash ? strndup(path, (size_t)(slash - path) + 1) : strdup(".");
+	int fd = directory ? open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1;
+	char name[32];
+
+	free(directory);
+	link_of(fd, name);
+	if (fd < 0 || !access(name, F_OK))
+		return fd;
+	close(fd);
+	return -1;
+}
+
+/* A file of another name beside the target, which goes if a signal comes that can be caught. -1 with errno. */
+static int open_temporary(struct end *end)
+{
+	int fd;
+
+	end->temporary = name_temporary(end->path);
+	if (!end->temporary) {
+		errno = ENOMEM;
+		return -1;
+	}
+	fd = mkostemp(end->temporary, O_CLOEXEC);
+	if (fd >= 0) {
+		guard(end->temporary);
+		return fd;
+	}
+	free(end->temporary);
+	end->temporary = NULL;
+	return -1;
 }
 
 static int make_temporary(struct end *end, bool keep)
@@ -136,18 +189,13 @@ static int make_temporary(struct end *end, bool keep)
 		mode = status.st_mode & 0777;
 	else
 		end->path = strdup(end->text);
-	end->temporary = end->path ? name_temporary(end->path) : NULL;
-	if (!end->temporary)
+	if (!end->path)
 		return fail(ENOMEM, "out of memory");
-	end->fd = mkostemp(end->temporary, O_CLOEXEC);
-	if (end->fd < 0) {
-		int code = refuse("create", end->name);
-
-		free(end->temporary);
-		end->temporary = NULL;
-		return code;
-	}
-	guard(end->temporary);
+	end->fd = open_unnamed(end->path);
+	if (end->fd < 0)
+		end->fd = open_temporary(end);
+	if (end->fd < 0)
+		return refuse("create", end->name);
 	if (fchmod(end->fd, mode))
 		return refuse("set the mode of", end->name);
 	end->kind = END_FILE;
@@ -178,8 +226,12 @@ int file_open_target(struct end *end, uint64_t offset, bool keep)
 
 int file_reserve(struct end *end, uint64_t length)
 {
-	if (end->kind != END_FILE || !length || length > INT64_MAX - end->offset)
+	if (end->kind != END_FILE || !length)
 		return 0;
+	if (length > INT64_MAX - end->offset) {
+		errno = EFBIG;
+		return refuse("write", end->name);
+	}
 	if (!fallocate(end->fd, 0, (off_t)end->offset, (off_t)length))
 		return 0;
 	if (errno == ENOSPC || errno == EDQUOT || errno == EFBIG)
@@ -187,16 +239,82 @@ int file_reserve(struct end *end, uint64_t length)
 	return 0; /* a file system that cannot: writing will tell */
 }
 
+/* Give a file without a name the one of a temporary file. 0, or -1 with errno; EEXIST: once more. */
+static int link_temporary(struct end *end, const char *unnamed)
+{
+	static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
+	char *digits;
+	uint8_t random[6];
+
+	end->temporary = name_temporary(end->path);
+	if (!end->temporary || getrandom(random, sizeof(random), 0) != sizeof(random)) {
+		free(end->temporary);
+		end->temporary = NULL;
+		errno = ENOMEM;
+		return -1;
+	}
+	digits = end->temporary + strlen(end->temporary) - sizeof(random);
+	for (size_t i = 0; i < sizeof(random); i++)
+		digits[i] = letters[random[i] % (sizeof(letters) - 1)];
+	guard(end->temporary);
+	if (!linkat(AT_FDCWD, unnamed, AT_FDCWD, end->temporary, AT_SYMLINK_FOLLOW))
+		return 0;
+	unguard();
+	free(end->temporary);
+	end->temporary = NULL;
+	return -1;
+}
+
+/* A file system that has files without a name, and does not let them have one: a copy of it. */
+static int copy_temporary(struct end *end)
+{
+	struct stat status;
+	int fd = open_temporary(end);
+	bool reading;
+
+	if (fd < 0 || fstat(end->fd, &status) || fchmod(fd, status.st_mode & 0777) ||
+	    lseek(end->fd, 0, SEEK_SET) < 0 || copy_content(end->fd, fd, &reading)) {
+		if (fd >= 0)
+			close(fd);
+		return refuse("write", end->name);
+	}
+	close(end->fd);
+	end->fd = fd;
+	return 0;
+}
+
+/* No call puts a file without a name in the place of another: where there is one, it has another name for as long as
+ * it takes to rename it. */
+static int commit_unnamed(struct end *end)
+{
+	char unnamed[32];
+	int error;
+
+	link_of(end->fd, unnamed);
+	error = linkat(AT_FDCWD, unnamed, AT_FDCWD, end->path, AT_SYMLINK_FOLLOW);
+	if (!error)
+		return 0;
+	while (error && errno == EEXIST)
+		error = link_temporary(end, unnamed);
+	return error ? copy_temporary(end) : 0;
+}
+
 int file_commit(struct end *end)
 {
-	int closed;
+	int again, code;
 
-	if (!end->temporary)
+	if (!end->path)
 		return 0;
-	/* Some file systems tell only now that a write has failed. */
-	closed = close(end->fd);
+	/* Some file systems tell only at a close that a write has failed. */
+	again = dup(end->fd);
+	if (again < 0 || close(again))
+		return refuse("write", end->name);
+	code = end->temporary ? 0 : commit_unnamed(end);
+	if (code || !end->temporary)
+		return code;
+	again = end->fd;
 	end->fd = -1;
-	if (closed)
+	if (close(again)) /* of a copy of the file, it may be */
 		return refuse("write", end->name);
 	if (rename(end->temporary, end->path))
 		return refuse("rename the finished copy to", end->name);

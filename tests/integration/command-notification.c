@@ -1,57 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What `wherry serve --notifications` prints of engines whose names are meant to deceive: each line is
  * SENDER LENGTH BYTES, whatever the sender calls itself and sends. */
-#include <sys/prctl.h>
-#include <sys/wait.h>
+#include <signal.h>
 
-#include "harness.h"
-
-struct command {
-	pid_t pid;
-	FILE *out;
-	char url[128];
-};
-
-static void command_line(struct command *command, char *line, int size)
-{
-	want_true(fgets(line, size, command->out) != NULL, "the command has ended");
-	line[strcspn(line, "\n")] = '\0';
-}
-
-static void command_start(struct command *command)
-{
-	const char *program = getenv("TEST_COMMAND");
-	pid_t parent = getpid();
-	int out[2];
-
-	want_true(program != NULL, "TEST_COMMAND is not set");
-	want(0, pipe(out));
-	command->pid = fork();
-	if (command->pid == 0) {
-		prctl(PR_SET_PDEATHSIG, SIGKILL);
-		unsetenv("LD_PRELOAD");
-		dup2(out[1], STDOUT_FILENO);
-		close(out[0]);
-		close(out[1]);
-		if (getppid() == parent)
-			execl(program, "wherry", "serve", "-m", "host:64KiB", "--notifications", (char *)NULL);
-		_exit(1);
-	}
-	want_true(command->pid > 0, "cannot fork");
-	close(out[1]);
-	command->out = fdopen(out[0], "r");
-	command_line(command, command->url, sizeof(command->url));
-}
-
-static void command_stop(struct command *command)
-{
-	int status;
-
-	want(0, kill(command->pid, SIGTERM));
-	want(command->pid, waitpid(command->pid, &status, 0));
-	want_true(WIFEXITED(status) && !WEXITSTATUS(status), "it ends with %#x", (unsigned)status);
-	fclose(command->out);
-}
+#include "command.h"
 
 static void notify(const char *url, const char *name, const char *text)
 {
@@ -85,16 +37,18 @@ static void notification__of_deceivers(void **state)
 		{ "a\302\240b", "\200", "a\\xc2\\xa0b 1 \\x80" },
 	};
 	struct command command;
-	char line[256];
+	char url[128], line[256];
 
 	(void)state;
-	command_start(&command);
+	command_start(&command, NULL, NULL, WORDS("serve", "-m", "host:64KiB", "--notifications"));
+	command_line(&command, url, sizeof(url));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
-		notify(command.url, cases[i].name, cases[i].text);
+		notify(url, cases[i].name, cases[i].text);
 		command_line(&command, line, sizeof(line));
 		want_true(!strcmp(line, cases[i].line), "it prints \"%s\", not \"%s\"", line, cases[i].line);
 	}
-	command_stop(&command);
+	want(0, kill(command.pid, SIGTERM));
+	want(0, command_wait(&command));
 }
 
 /* A name that moves a terminal's cursor is none. */
@@ -115,7 +69,7 @@ static void name__not_to_be_shown(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(notification__of_deceivers),
+	TEST_NEEDS(notification__of_deceivers, needs_command),
 	TEST(name__not_to_be_shown),
 };
 
