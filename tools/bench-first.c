@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "bench.h"
+#include "engine.h"
 
 #define UNSEEN INT64_C(1000000000) /* ns */
 #define ALONE INT64_C(1000000)     /* ns in which the byte comes without our help, or not */
@@ -25,6 +26,6 @@ int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint6
 			wh_batch_poll(batch);
 	} while (!seen && now - start < UNSEEN);
 	*ns = (uint64_t)(now - start);
-	error = wh_batch_wait(batch, WH_FOREVER);
+	error = engine_wait(batch);
 	return error ? error : seen ? 0 : -ETIMEDOUT;
 }

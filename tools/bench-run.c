@@ -289,11 +289,11 @@ static int batches_make(struct member *m, struct maker maker[2])
 
 static int wait_for(struct member *m, struct wh_batch *batch, struct bench_answer *answer)
 {
-	int error = wh_batch_wait(batch, WH_FOREVER);
+	int error = engine_wait(batch);
 
 	if (error) {
 		m->failed = true;
-		return answer_error(answer, error, "%s", wh_batch_error_text(batch));
+		return answer_error(answer, error, "%s", engine_wait_text(batch));
 	}
 	return 0;
 }
@@ -337,7 +337,9 @@ static int run_batches(struct member *m, uint64_t most, struct bench_pace *pace,
 
 drain:
 	for (; completed < submitted; completed++) {
-		late = wh_batch_wait(m->batches[tail], WH_FOREVER);
+		if (error == -ETIMEDOUT)
+			wh_batch_cancel(m->batches[tail]);
+		late = engine_wait(m->batches[tail]);
 		(void)late; /* the first failure is the one to tell */
 		step(m, &tail);
 	}
@@ -607,9 +609,9 @@ static int copy_whole(struct wh_peer *peer, uint32_t op, struct wh_region *local
 	if (error) {
 		answer_library(answer, error);
 	} else {
-		error = wh_batch_wait(batch, WH_FOREVER);
+		error = engine_wait(batch);
 		if (error)
-			answer_error(answer, error, "%s", wh_batch_error_text(batch));
+			answer_error(answer, error, "%s", engine_wait_text(batch));
 	}
 	wh_batch_free(batch);
 	return error;

@@ -68,6 +68,8 @@ static int parse(struct bench *bench)
 	const char *setting;
 	int cursor = 0, error = parse_peer(bench);
 
+	if (!error)
+		error = engine_parse_stall(arguments);
 	if (error)
 		return error;
 	while ((setting = argument_next(arguments, "config", &cursor)))
@@ -506,6 +508,7 @@ static const struct command_option options[] = {
 	  .help = "measure nothing: a --report of what --json has written", .rare = true },
 	{ .name = "baseline", .argument = "FILES", .complete = "file",
 	  .help = "hold the --report against what --json has written earlier", .rare = true },
+	STALL_OPTION,
 	{ 0 },
 };
 

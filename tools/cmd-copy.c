@@ -117,6 +117,8 @@ static int parse(struct copy *copy)
 	if (!code)
 		code = parse_sizes(copy);
 	if (!code)
+		code = engine_parse_stall(arguments);
+	if (!code)
 		code = check_choice(arguments, "transport");
 	if (code)
 		return code;
@@ -392,6 +394,7 @@ static const struct command_option options[] = {
 	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: http://HOST:PORT/PATH "
 		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
 		  "of mode 0600" },
+	STALL_OPTION,
 	{ .name = "verify", .help = "read the copy back, compare, print its SHA-256" },
 	{ .name = "quiet", .letter = 'q', .help = "print errors only" },
 	{ .name = "json", .letter = 'j', .help = "print the result as JSON" },
@@ -411,9 +414,11 @@ const struct command command_copy = {
 		"At the end it prints the rate, the route that the bytes took and why better routes "
 		"were refused; with --verbose also of routes that are for other peers, other settings or devices "
 		"that are not here. From region to region the bytes go by way of this process.\n\n"
-		"A file is written under another name and gets its own when it is complete, so it "
-		"is never there half-written. With --offset the bytes around the copied ones are "
+		"A file gets its name when it is complete, so it is never there half-written, and nothing of it "
+		"stays if the copy fails or is killed (on file systems that know files without a name; on "
+		"others kill -9 leaves .NAME.XXXXXX). With --offset the bytes around the copied ones are "
 		"kept.\n\n"
+		"An engine that answers and moves nothing for --stall-timeout ends the copy with status 69.\n\n"
 		"With --verify the copy is read back and compared with the source; standard input "
 		"cannot be read twice, so there the SHA-256 of what was sent is compared.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"

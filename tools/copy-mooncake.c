@@ -8,6 +8,7 @@
 
 #include "command.h"
 #include "copy.h"
+#include "engine.h"
 #include "mooncake.h"
 #include "mooncake/mooncake.h"
 #include "mooncake/store.h"
@@ -15,7 +16,6 @@
 #include "util/clock.h"
 
 #define CONNECT (5 * WH_SECOND)
-#define STILL (30 * WH_SECOND) /* as long as an engine may not move a byte */
 
 struct mooncake_end {
 	struct wh_mooncake_segment segment;
@@ -107,7 +107,7 @@ int mooncake_open(struct end *end, const char *metadata, bool quiet)
 	if (code)
 		return code;
 	for (size_t i = 0; !error && i < COPY_SLOTS; i++)
-		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host, STILL);
+		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host, engine_stall());
 	if (error)
 		return fail(error, "%s", wh_fail_text());
 	end->route_count = 1;

@@ -11,6 +11,7 @@
 #include "copy.h"
 #include "engine.h"
 #include "memory.h"
+#include "util/clock.h"
 
 #define REDRAW 100000000 /* ns */
 
@@ -103,7 +104,29 @@ static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32
 		error = wh_batch_add(batch, &transfer, 1);
 	if (!error)
 		error = wh_batch_submit(batch);
+	slot->started[side] = !error;
 	return error ? batch_fail(end, error, wh_error_text()) : 0;
+}
+
+/* When something of one side has last been seen to move. */
+struct motion {
+	uint64_t moved;
+	int64_t since;
+};
+
+/* Does nothing move on this side, in whatever slot? */
+static bool is_stalled(const struct pipeline *pipeline, int side, struct motion *motion)
+{
+	uint64_t sum = 0, moved;
+	int64_t now = wh_now();
+
+	for (size_t i = 0; i < COPY_SLOTS; i++)
+		if (pipeline->slots[i].started[side] &&
+		    !wh_batch_progress(pipeline->slots[i].batch[side], &moved))
+			sum += moved;
+	if (sum != motion->moved)
+		*motion = (struct motion){ sum, now };
+	return now - motion->since >= engine_stall();
 }
 
 static int finish(struct pipeline *pipeline, struct slot *slot, int side,
@@ -111,6 +134,7 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side,
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
+	struct motion motion = { .since = wh_now() };
 	bool ended = false;
 	int error = 0;
 
@@ -125,8 +149,11 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side,
 		return 0;
 	/* A batch that has timed out itself ends with the same errno as a wait that has. */
 	while ((error = wh_batch_wait(batch, REDRAW)) == -ETIMEDOUT &&
-	       (error = wh_batch_poll(batch)) == -EINPROGRESS)
+	       (error = wh_batch_poll(batch)) == -EINPROGRESS) {
 		progress_move(progress, done);
+		if (is_stalled(pipeline, side, &motion))
+			return fail(ETIMEDOUT, "%s: " STALL_TEXT, end->name, (double)engine_stall() / 1e9);
+	}
 	if (error)
 		return batch_fail(end, error, wh_batch_error_text(batch));
 	if (!pipeline->verifying)

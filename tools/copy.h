@@ -34,7 +34,8 @@ struct end {
 	uint64_t length; /* bytes from there on; a source: to read; a target: room */
 
 	int fd; /* -1: none */
-	/* A target file: its own path, and the file that is renamed to it when it is complete. */
+	/* A target file: its own path, and the file that is renamed to it when it is complete; NULL: it has no name
+	 * until then. */
 	char *path, *temporary;
 
 	struct url url;
@@ -62,7 +63,8 @@ int file_open_source(struct end *end, uint64_t offset);
  * the copied ones are kept; without one the file is made anew. */
 int file_open_target(struct end *end, uint64_t offset, bool keep);
 
-/* Take the space for so many bytes, so that a full disk shows before anything is copied. */
+/* Take the space for so many bytes, so that a full disk, or more than a file can have, shows before anything is
+ * copied. */
 int file_reserve(struct end *end, uint64_t length);
 
 /* Everything is written: give the target file its name. */
@@ -100,6 +102,7 @@ struct slot {
 	uint64_t offset; /* in the staging region */
 	uint64_t length; /* bytes in it */
 	struct wh_batch *batch[2]; /* for the source's peer and the target's; NULL: not remote */
+	bool started[2];           /* the batch has been submitted */
 };
 
 struct pipeline {

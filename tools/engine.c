@@ -8,6 +8,7 @@
 
 #include "program.h"
 #include "progress.h"
+#include "util/clock.h"
 
 /* The "name=value" strings for wh_engine_options.config: the command line's, then what the command
  * itself wants where the command line does not say otherwise. */
@@ -128,6 +129,58 @@ int engine_open(const struct arguments *arguments, const struct engine_setup *se
 end:
 	free(settings.list);
 	return error;
+}
+
+/* ---- waiting --------------------------------------------------------------------------------- */
+
+/* A process runs one command. */
+static int64_t stall = 30 * WH_SECOND;
+static _Thread_local bool stalled;
+
+int engine_parse_stall(const struct arguments *arguments)
+{
+	const char *text = argument(arguments, "stall-timeout");
+	uint64_t seconds;
+
+	if (!text)
+		return 0;
+	if (parse_count(text, "--stall-timeout", 0, 86400, &seconds))
+		return EXIT_USAGE;
+	stall = seconds ? (int64_t)seconds * WH_SECOND : INT64_MAX;
+	return 0;
+}
+
+int64_t engine_stall(void)
+{
+	return stall;
+}
+
+int engine_wait(struct wh_batch *batch)
+{
+	uint64_t before, moved = 0;
+	int error;
+
+	stalled = false;
+	do {
+		before = moved;
+		error = wh_batch_wait(batch, stall);
+		/* A batch that has timed out itself ends with the same errno as a wait that has. */
+		if (error != -ETIMEDOUT || (error = wh_batch_poll(batch)) != -EINPROGRESS)
+			return error;
+	} while (!wh_batch_progress(batch, &moved) && moved != before);
+	stalled = true;
+	wh_batch_cancel(batch);
+	return -ETIMEDOUT;
+}
+
+const char *engine_wait_text(const struct wh_batch *batch)
+{
+	static _Thread_local char text[160];
+
+	if (!stalled)
+		return wh_batch_error_text(batch);
+	snprintf(text, sizeof(text), STALL_TEXT, (double)stall / 1e9);
+	return text;
 }
 
 int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct wh_peer **out)

@@ -150,6 +150,13 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
  * errno of its first failure. A batch never submitted is -EINVAL. Does not block. */
 int wh_batch_poll(struct wh_batch *batch);
 
+/* How many bytes of its last submission are not awaited any more: they have been moved, or given up. A peer that
+ * answers pings and moves nothing is not lost: who wants a deadline waits with a timeout, looks here whether the
+ * number has changed, and cancels. It grows by parts, which are up to the knob `slice` over a network and up to the
+ * whole batch where GPUs move it, and goes back where a part is moved again by another transport. Does not block;
+ * thread-safe as wh_batch_poll(). 0, or -EINVAL (NULL, or a batch that was never submitted). */
+int wh_batch_progress(struct wh_batch *batch, uint64_t *bytes);
+
 /* Wait up to `timeout` ns for it; WH_FOREVER: without a limit. As wh_batch_poll(), with -ETIMEDOUT for
  * not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state, -EDEADLK in a
  * callback. */

@@ -86,6 +86,30 @@ int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 	return 0;
 }
 
+int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
+{
+	uint64_t bytes = 0;
+	int error;
+
+	if (!batch || !out)
+		return wh_fail(EINVAL, "wh_batch_progress: %s is NULL", batch ? "out" : "batch");
+	error = wh_engine_guard(batch->peer->engine, "wh_batch_progress");
+	if (error)
+		return error;
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_progress: the batch was never submitted");
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+		/* Some transports know of the whole piece only. */
+		uint64_t left = atomic_load_explicit(&piece->done, memory_order_acquire) ?
+				0 : atomic_load_explicit(&piece->left, memory_order_relaxed);
+
+		bytes += left < piece->bytes ? piece->bytes - left : 0;
+	}
+	*out = bytes;
+	return 0;
+}
+
 int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];

@@ -176,6 +176,9 @@ static void batch__arguments(void **state)
 	want_text(-EINVAL, "batch", wh_batch_submit(NULL));
 	want_text(-EINVAL, "empty", wh_batch_submit(batch));
 	want_text(-EINVAL, "batch", wh_batch_poll(NULL));
+	want_text(-EINVAL, "batch", wh_batch_progress(NULL, &(uint64_t){ 0 }));
+	want_text(-EINVAL, "out", wh_batch_progress(batch, NULL));
+	want_text(-EINVAL, "never submitted", wh_batch_progress(batch, &(uint64_t){ 0 }));
 	want_text(-EINVAL, "batch", wh_batch_wait(NULL, 0));
 	want_text(-EINVAL, "batch", wh_batch_cancel(NULL));
 	want_text(-EINVAL, "batch", wh_batch_result(NULL, 0));

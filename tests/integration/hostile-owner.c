@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The other way round: an engine connects to something that answers wrongly. It must give up
  * with an errno that says so, and nothing outside of what it asked for may change. */
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/socket.h>
 
+#include "command.h"
 #include "fixture.h"
 #include "raw.h"
 #include "wire/bytes.h"
@@ -50,6 +53,7 @@ struct impostor {
 	/* After the WELCOME, instead of the list of regions. */
 	const void *list;
 	size_t list_length;
+	uint64_t length;      /* of its region; 0: LENGTH */
 	unsigned int refusal; /* an errno to send instead of WELCOME; 0: none */
 	bool echoes_epoch; /* claims to be the engine that asks */
 	struct pollfd fds[1 + CONNECTIONS];
@@ -78,6 +82,8 @@ static void send_list(struct impostor *me, int fd)
 					   .kind = WH_MEMORY_PAGEABLE, .name = "target" };
 	uint8_t bytes[WH_REGION_RECORD_MAX];
 
+	if (me->length)
+		record.length = me->length;
 	if (me->list)
 		raw_send(fd, me->list, me->list_length);
 	else
@@ -499,6 +505,7 @@ static void try_answer(enum answer kind, uint32_t op)
 	struct impostor me = { .answer = kind };
 	struct fixture f = { .route = &route_tcp4, .length = LENGTH };
 	struct wh_transfer transfer;
+	uint64_t moved = 77;
 	struct wh_batch *batch;
 	int status;
 
@@ -512,9 +519,13 @@ static void try_answer(enum answer kind, uint32_t op)
 	pattern_fill(f.base, 3 * LENGTH, 0, 1);
 	transfer = piece(&f, op, LENGTH, 100, 5000);
 	batch = batch_of(&f, &transfer, 1);
+	want(-EINVAL, wh_batch_progress(batch, &moved));
 	want(0, wh_batch_submit(batch));
 	status = wh_batch_wait(batch, kind == ANSWER_NEVER ? 300 * MS : PATIENCE);
 	want_true((status == -ETIMEDOUT) == (kind == ANSWER_NEVER), "answer %d: %d", kind, status);
+	want(0, wh_batch_progress(batch, &moved));
+	want_true(moved == (kind == ANSWER_NEVER ? 0 : 5000), "answer %d: %llu bytes", kind,
+		  (unsigned long long)moved);
 	want(0, wh_batch_cancel(batch));
 	want_true(pattern_check(f.base, LENGTH, 0, 1) == PATTERN_GOOD &&
 			  pattern_check(f.local + 5000, 2 * LENGTH - 5000, LENGTH + 5000, 1) ==
@@ -553,7 +564,127 @@ static void response__to_writes(void **state)
 		try_answer(kind, WH_WRITE);
 }
 
+/* ---- the command ----------------------------------------------------------------------------- */
+
+/* It answers pings and moves nothing: the command gives up, says so, and leaves nothing behind. */
+static void want_stall(struct impostor *me, const char *directory, int status, const char *text,
+		       const char *const *words)
+{
+	int64_t before = now();
+	struct command command;
+	int got = command_run(&command, directory, NULL, words);
+
+	want_true(got == status && strstr(command.text, text), "%s ends with %d: %s", words[0], got, command.text);
+	want_true(now() - before < SCALE(20, 60) * SECOND, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(!me->stop, "the owner has ended");
+}
+
+static void command__nothing_moves(void **state)
+{
+	struct impostor me = { .answer = ANSWER_NEVER };
+	char directory[64], region[80], file[96];
+	FILE *bytes;
+
+	(void)state;
+	harness_limit(SCALE(90, 300));
+	impostor_start(&me);
+	directory_make(directory);
+	snprintf(region, sizeof(region), "%s/target", me.url);
+	snprintf(file, sizeof(file), "%s/bytes", directory);
+	bytes = fopen(file, "w");
+	want_true(bytes && fputs("bytes", bytes) >= 0 && !fclose(bytes), "%s: %s", file, strerror(errno));
+	want_stall(&me, directory, 69, "nothing has moved for 1 s, although the engine answers",
+		   WORDS("copy", region, "file", "--stall-timeout", "1"));
+	want_stall(&me, directory, 69, "nothing has moved for 1 s", WORDS("copy", "bytes", region, "--stall-timeout=1"));
+	want_stall(&me, directory, 69, "nothing has moved for 1 s",
+		   WORDS("copy", region, region, "--stall-timeout", "1", "--chunk", "4KiB"));
+	want_stall(&me, directory, 2, "nothing has moved for 1 s",
+		   WORDS("bench", "--peer", region, "--size", "4KiB", "--working-set", "16KiB", "--seconds", "0.1",
+			 "--stall-timeout", "1"));
+	want_stall(&me, directory, 0, "target", WORDS("explain", region));
+	want(1, directory_count(directory));
+	directory_remove(directory);
+	impostor_stop(&me);
+}
+
+/* A region that no file can hold is refused before a byte is written. */
+static void command__region_too_large(void **state)
+{
+	struct impostor me = { .length = UINT64_C(1) << 63 };
+	char directory[64], region[80];
+	struct command command;
+
+	(void)state;
+	impostor_start(&me);
+	directory_make(directory);
+	snprintf(region, sizeof(region), "%s/target", me.url);
+	for (unsigned i = 0; i < 2; i++) {
+		int status = command_run(&command, directory, NULL,
+					 i ? WORDS("copy", region, "file", "--offset", "1") :
+					     WORDS("copy", region, "file"));
+
+		want_true(status == 2 && strstr(command.text, "cannot write file: File too large"),
+			  "it ends with %d: %s", status, command.text);
+		want(0, directory_count(directory));
+	}
+	directory_remove(directory);
+	impostor_stop(&me);
+}
+
+/* Whatever ends a copy that waits, no part of a file stays. */
+static void command__ended_by(int number, void (*before)(void))
+{
+	struct impostor me = { .answer = ANSWER_NEVER };
+	char directory[64], region[80];
+	struct command command;
+
+	impostor_start(&me);
+	directory_make(directory);
+	snprintf(region, sizeof(region), "%s/target", me.url);
+	command_start(&command, directory, before, WORDS("copy", region, "file"));
+	command_opens(&command, directory);
+	want(0, kill(command.pid, number));
+	want(-number, command_wait(&command));
+	want(0, directory_count(directory));
+	directory_remove(directory);
+	impostor_stop(&me);
+}
+
+static void command__interrupted(void **state)
+{
+	(void)state;
+	command__ended_by(SIGTERM, NULL);
+	command_refused = (struct command_refused){ .unnamed = EOPNOTSUPP };
+	command__ended_by(SIGTERM, command_refuse);
+}
+
+static void command__killed(void **state)
+{
+	(void)state;
+	command__ended_by(SIGKILL, NULL);
+}
+
+static const char *unnamed_missing(void)
+{
+	char path[64];
+	int fd;
+
+	directory_make(path);
+	fd = open(path, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	directory_remove(path);
+	if (fd < 0)
+		return "the file system of temporary files has none without a name";
+	close(fd);
+	return needs_command.missing();
+}
+
+static const struct route needs_unnamed = { .name = "unnamed", .missing = unnamed_missing };
+
 static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(command__nothing_moves, needs_command),
+	TEST_NEEDS(command__region_too_large, needs_command),
+	TEST_NEEDS(command__interrupted, needs_command),
+	TEST_NEEDS(command__killed, needs_unnamed),
 	TEST(handshake__not_wherry),
 	TEST(handshake__silence),
 	TEST(handshake__refused),
