@@ -581,6 +581,9 @@ static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 	want(0, open_engine(&w->server, NULL, &direct));
 	peer = open_peer(engine, "wherry://node7", 0);
 	child_exit(child); /* from now on the name is watched */
+	begun = now();
+	while (proxy_connections(w->first, 0) < 3 && now() - begun < PATIENCE)
+		sleep_ms(20);
 	sleep_ms(300);
 	want_true(proxy_connections(w->first, 0) >= 3, "nobody uses the first endpoint");
 	before = proxy_accepted(w->second);

@@ -160,9 +160,13 @@ verdict "--why, of NICs and processes in JSON" $?
 rm hgx/proc/4712/stat && mv kept hgx/proc/4712/stat && rm -r hgx$loop
 sed -i 1,2d hgx/nvml.txt
 
-# Counters that grow, between two samples.
+# Counters that grow, between two samples, of which the first has been made.
+: >out
 (
-	sleep 2
+	for _ in $(seq 1200); do
+		[ -s out ] && break
+		sleep 0.05
+	done
 	put $counters/port_xmit_data 250001000
 	put $counters/port_xmit_discards 30
 	put $hw_counters/packet_seq_err 70

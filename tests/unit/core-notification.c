@@ -211,6 +211,26 @@ static void full__own_ones_wait_too(void **state)
 		finish(batches[i]);
 }
 
+static void count_waiting(void *arg)
+{
+	unsigned *count = arg;
+
+	*count = 0;
+	for (struct wh_list *link = here->sessions.next; link != &here->sessions; link = link->next)
+		*count += wh_container(link, struct wh_session, link)->note_count;
+}
+
+static void await_waiting(unsigned want)
+{
+	int64_t end = wh_now() + PATIENCE;
+	unsigned count;
+
+	do {
+		assert_true(wh_now() < end);
+		wh_loop_call(&here->loops[0], count_waiting, &count);
+	} while (count != want);
+}
+
 static void full__own_and_others_take_turns(void **state)
 {
 	struct wh_batch *mine[6], *theirs[6];
@@ -224,7 +244,7 @@ static void full__own_and_others_take_turns(void **state)
 		mine[i] = submit(self, i);
 		theirs[i] = submit(peer, i);
 	}
-	usleep(50000); /* so that theirs wait too */
+	await_waiting(6);
 	for (int i = 0; i < 14; i++) {
 		assert_int_equal(wh_engine_notification(here, &note, PATIENCE), 0);
 		if (i >= 2 && i < 10)
