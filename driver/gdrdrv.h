@@ -3,7 +3,7 @@
  *
  * A process opens the device, pins a range of GPU memory of its own (PIN or PIN_V2) and gets a
  * handle; mmap() at the offset `handle << PAGE_SHIFT` then gives it a window onto that memory. Only
- * the process that opened the device may use the descriptor.
+ * the process that opened the device may use the descriptor, until it calls exec().
  *
  * Most numbers carry the size of a pointer instead of the structure's; they are what they are. */
 #ifndef WHERRY_GDRDRV_H
@@ -33,7 +33,9 @@ enum gdrdrv_attribute {
 #define GDRDRV_PIN_FLAG_FORCE_PCIE 1u
 
 struct gdrdrv_pin {
-	__u64 addr; /* any alignment; what is pinned is whole GPU pages of 64 KiB */
+	/* Any alignment: what is pinned is whole GPU pages of 64 KiB. Only where it is a multiple of
+	 * that can the pin be mapped. */
+	__u64 addr;
 	__u64 size;
 	__u64 p2p_token; /* both 0 where pages are persistent */
 	__u32 va_space;
