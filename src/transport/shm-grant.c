@@ -94,7 +94,7 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 		  struct wh_shm_verdict *out)
 {
 	const struct wh_list *members = &memory->members;
-	size_t count = 0, room = 0;
+	size_t count = 0, room = 1; /* never none */
 	struct part *parts;
 	bool whole = false;
 
