@@ -456,7 +456,8 @@ static int prepare(struct wh_batch *batch)
 	if (batch->queue)
 		wh_queue_forget(batch->queue, batch);
 	if (batch->planned != atomic_load(&peer->plan_version)) {
-		error = wh_plan(batch);
+		wh_fail_begin();
+		error = wh_fail_end(wh_plan(batch));
 		if (error)
 			return error;
 	}
@@ -694,16 +695,11 @@ void wh_batch_call_back(struct wh_batch *batch)
 
 /* ---- polling and waiting ---------------------------------------------------------------------- */
 
-/* Let the transports use the caller's time. */
-static void help(struct wh_batch *batch, int64_t deadline)
+static void help_pieces(struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_peer *peer = batch->peer;
 	unsigned helped = 0;
 
-	if (atomic_load_explicit(&batch->gated, memory_order_acquire)) {
-		wh_gpus_help(peer->engine->gpus, batch, deadline);
-		return;
-	}
 	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
 		struct wh_piece *piece = &batch->pieces[i];
 		uint32_t id = piece->transport;
@@ -714,6 +710,17 @@ static void help(struct wh_batch *batch, int64_t deadline)
 		helped |= 1u << id;
 		wh_transport(id)->help(peer, peer->transport[id], batch, deadline);
 	}
+}
+
+/* Let the transports use the caller's time. What fails there belongs to the batch. */
+static void help(struct wh_batch *batch, int64_t deadline)
+{
+	wh_fail_begin();
+	if (atomic_load_explicit(&batch->gated, memory_order_acquire))
+		wh_gpus_help(batch->peer->engine->gpus, batch, deadline);
+	else
+		help_pieces(batch, deadline);
+	wh_fail_end(0);
 }
 
 static int status_of(struct wh_batch *batch)

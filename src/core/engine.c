@@ -413,7 +413,7 @@ static void give_back(struct wh_engine *engine)
 	free(engine);
 }
 
-int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
+static int engine_try_open(const struct wh_engine_options *given, struct wh_engine **out)
 {
 	struct wh_engine_options options;
 	struct wh_engine *engine;
@@ -513,9 +513,15 @@ err_free:
 	return error;
 }
 
+int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(engine_try_open(given, out));
+}
+
 /* ---- close -------------------------------------------------------------------------------- */
 
-int wh_engine_close(struct wh_engine *engine)
+static int engine_try_close(struct wh_engine *engine)
 {
 	unsigned memory = 0, peers = 0;
 	int error = wh_engine_guard(engine, "wh_engine_close");
@@ -553,6 +559,12 @@ int wh_engine_close(struct wh_engine *engine)
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 	give_back(engine);
 	return 0;
+}
+
+int wh_engine_close(struct wh_engine *engine)
+{
+	wh_fail_begin();
+	return wh_fail_end(engine_try_close(engine));
 }
 
 const char *wh_engine_url(const struct wh_engine *engine)

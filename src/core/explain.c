@@ -66,7 +66,7 @@ static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH
 	return 0;
 }
 
-int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
+static int explain_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned found = 0;
@@ -84,6 +84,12 @@ int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 	if (found)
 		memcpy(out, routes, found * sizeof(*out));
 	return 0;
+}
+
+int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
+{
+	wh_fail_begin();
+	return wh_fail_end(explain_routes(batch, out, count));
 }
 
 int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
@@ -110,7 +116,7 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 	return 0;
 }
 
-int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
+static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	struct wh_estimate estimate = { .measured = 1 };
@@ -142,6 +148,12 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 		estimate.measured = 0;
 	}
 	return wh_options_return(out, &estimate, sizeof(estimate), "wh_batch_estimate");
+}
+
+int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
+{
+	wh_fail_begin();
+	return wh_fail_end(explain_estimate(batch, out));
 }
 
 /* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock. */
@@ -222,7 +234,7 @@ static bool tell_notification(struct wh_batch *batch, char *line, size_t size)
 	return true;
 }
 
-int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
+static int explain_text(struct wh_batch *batch, char *text, size_t length)
 {
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned count;
@@ -273,4 +285,10 @@ int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
 		at += strlen(line) + 1;
 	}
 	return (int)at;
+}
+
+int wh_batch_explain(struct wh_batch *batch, char *text, size_t length)
+{
+	wh_fail_begin();
+	return wh_fail_end(explain_text(batch, text, length));
 }

@@ -734,8 +734,8 @@ static int resolve(struct wh_peer *peer, const char *url, int64_t deadline)
 	return wh_fail(-error, "cannot reach \"%.80s\": %.150s", url, why);
 }
 
-int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *given,
-		 struct wh_peer **out)
+static int peer_try_open(struct wh_engine *engine, const char *url,
+			 const struct wh_peer_options *given, struct wh_peer **out)
 {
 	struct wh_peer_options options;
 	struct wh_peer *peer = NULL;
@@ -779,7 +779,14 @@ int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer
 	return 0;
 }
 
-int wh_peer_close(struct wh_peer *peer)
+int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *given,
+		 struct wh_peer **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(peer_try_open(engine, url, given, out));
+}
+
+static int peer_try_close(struct wh_peer *peer)
 {
 	struct wh_engine *engine;
 	uint32_t batches;
@@ -805,6 +812,12 @@ int wh_peer_close(struct wh_peer *peer)
 	wh_blocks_leave(peer);
 	peer_free(peer);
 	return 0;
+}
+
+int wh_peer_close(struct wh_peer *peer)
+{
+	wh_fail_begin();
+	return wh_fail_end(peer_try_close(peer));
 }
 
 int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)

@@ -255,8 +255,8 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 	return 0;
 }
 
-int wh_region_register(struct wh_engine *engine, void *address, size_t length,
-		       const struct wh_region_options *given, struct wh_region **out)
+static int region_try_register(struct wh_engine *engine, void *address, size_t length,
+			       const struct wh_region_options *given, struct wh_region **out)
 {
 	struct wh_registration *registration;
 	struct wh_region_options options;
@@ -305,6 +305,13 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 	return 0;
 }
 
+int wh_region_register(struct wh_engine *engine, void *address, size_t length,
+		       const struct wh_region_options *given, struct wh_region **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(region_try_register(engine, address, length, given, out));
+}
+
 /* ---- unregister --------------------------------------------------------------------------- */
 
 static int busy(const struct wh_region *region)
@@ -341,7 +348,7 @@ static int withdraw(struct wh_engine *engine, struct wh_region *region)
 	return 0;
 }
 
-int wh_region_unregister(struct wh_region *region)
+static int region_try_unregister(struct wh_region *region)
 {
 	int error = guard(region, "wh_region_unregister");
 	struct wh_registration *registration;
@@ -389,6 +396,12 @@ int wh_region_unregister(struct wh_region *region)
 	pthread_mutex_unlock(&engine->lock);
 	wh_registration_put(registration);
 	return 0;
+}
+
+int wh_region_unregister(struct wh_region *region)
+{
+	wh_fail_begin();
+	return wh_fail_end(region_try_unregister(region));
 }
 
 /* ---- looking at them ---------------------------------------------------------------------- */

@@ -170,7 +170,7 @@ static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct insid
 	return error;
 }
 
-int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream)
+static int stream_submit_after(struct wh_batch *batch, const struct wh_stream *stream)
 {
 	struct inside at;
 	int error = enter(batch, true, stream, "wh_batch_submit_after", &at);
@@ -189,6 +189,12 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
 	if (error)
 		drop_event(batch->gate);
 	return error;
+}
+
+int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream)
+{
+	wh_fail_begin();
+	return wh_fail_end(stream_submit_after(batch, stream));
 }
 
 /* ---- a stream that follows a batch ------------------------------------------------------------- */
@@ -225,7 +231,7 @@ static int wait_word(struct wh_batch *batch, const struct inside *at)
 			       CUDA_STREAM_WAIT_GEQ);
 }
 
-int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
+static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 {
 	struct inside at;
 	int error = enter(batch, false, stream, "wh_batch_hold_stream", &at);
@@ -238,6 +244,12 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 		error = wait_word(batch, &at);
 	wh_cuda_leave(&at.scope);
 	return error;
+}
+
+int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
+{
+	wh_fail_begin();
+	return wh_fail_end(stream_hold(batch, stream));
 }
 
 /* ---- for batch.c ------------------------------------------------------------------------------- */

@@ -240,8 +240,8 @@ static int check(const struct wh_memory_options *options)
 	return 0;
 }
 
-int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *given,
-		    void **out)
+static int memory_try_alloc(struct wh_engine *engine, size_t length,
+			    const struct wh_memory_options *given, void **out)
 {
 	struct wh_memory_options options;
 	struct wh_allocation *memory;
@@ -281,6 +281,13 @@ int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_mem
 	return 0;
 }
 
+int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *given,
+		    void **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(memory_try_alloc(engine, length, given, out));
+}
+
 struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address)
 {
 	uintptr_t at = (uintptr_t)address;
@@ -310,7 +317,7 @@ int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t le
 	return 0;
 }
 
-int wh_memory_free(struct wh_engine *engine, void *address)
+static int memory_try_free(struct wh_engine *engine, void *address)
 {
 	int error = wh_engine_guard(engine, "wh_memory_free");
 	struct wh_allocation *memory;
@@ -341,4 +348,10 @@ int wh_memory_free(struct wh_engine *engine, void *address)
 	error = free_kind(engine, memory);
 	free(memory);
 	return error;
+}
+
+int wh_memory_free(struct wh_engine *engine, void *address)
+{
+	wh_fail_begin();
+	return wh_fail_end(memory_try_free(engine, address));
 }

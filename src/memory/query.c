@@ -174,7 +174,8 @@ static bool describe_own(struct wh_engine *engine, const void *address, struct w
 	return memory != NULL;
 }
 
-int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+static int memory_try_query(struct wh_engine *engine, const void *address,
+			    struct wh_memory_info *info)
 {
 	struct wh_memory_info full = {
 		.size = sizeof(full), .device = -1, .numa_node = -1, .mappings = 1
@@ -196,4 +197,10 @@ int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_mem
 	else
 		describe(engine, &p, address, ours, &full);
 	return error ? error : wh_options_return(info, &full, sizeof(full), "wh_memory_query");
+}
+
+int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+{
+	wh_fail_begin();
+	return wh_fail_end(memory_try_query(engine, address, info));
 }

@@ -190,8 +190,10 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	(void)peer;
+	wh_fail_begin(); /* what fails belongs to the batch */
 	if (!wh_cuda_few(state, piece))
 		wh_cuda_move(state, piece);
+	wh_fail_end(0);
 }
 
 static void cuda_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)

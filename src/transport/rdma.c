@@ -78,7 +78,7 @@ static int check_memory(const struct wh_piece *piece)
 	return error;
 }
 
-static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct rdma_peer *rdma = state;
 	bool noted = rdma_mail_follows(rdma, piece);
@@ -102,6 +102,14 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	if (noted)
 		pthread_mutex_unlock(&peer->note_lock);
 	rdma_stage(rdma, piece, sides);
+}
+
+/* What fails belongs to the batch, and not to the call that submits it. */
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	wh_fail_begin();
+	submit_piece(peer, state, piece);
+	wh_fail_end(0);
 }
 
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)

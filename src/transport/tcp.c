@@ -289,7 +289,7 @@ static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
 	}
 }
 
-static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
 	struct tcp_peer *tcp = state;
 	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
@@ -325,6 +325,14 @@ static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 		start(client, small, watched, false);
 	else
 		tell(tcp, slices, small); /* a waiter owns one connection, and not several */
+}
+
+/* What fails belongs to the batch, and not to the call that submits it. */
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	wh_fail_begin();
+	submit_piece(peer, state, piece);
+	wh_fail_end(0);
 }
 
 static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)

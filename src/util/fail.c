@@ -3,6 +3,7 @@
  * insides: wh_error_text() is the library's. */
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +11,9 @@
 #include "util/text.h"
 
 static _Thread_local char text[WH_TEXT_MAX];
+static _Thread_local char kept[WH_TEXT_MAX]; /* what it was when the outermost pair began */
+static _Thread_local unsigned depth;
+static _Thread_local bool changed; /* since then */
 
 int wh_fail(int error, const char *format, ...)
 {
@@ -23,9 +27,26 @@ int wh_fail(int error, const char *format, ...)
 	va_end(arguments);
 	/* Names and texts of others can be in it, and it must stay one line on a terminal. */
 	wh_text_clean(line);
+	if (depth && !changed) {
+		memcpy(kept, text, sizeof(kept));
+		changed = true;
+	}
 	memcpy(text, line, sizeof(text));
 	errno = saved;
 	return -error;
+}
+
+void wh_fail_begin(void)
+{
+	if (!depth++)
+		changed = false;
+}
+
+int wh_fail_end(int result)
+{
+	if (!--depth && changed && result >= 0)
+		memcpy(text, kept, sizeof(text));
+	return result;
 }
 
 const char *wh_fail_text(void)

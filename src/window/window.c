@@ -78,8 +78,8 @@ static int check(const void *address, size_t length, const struct wh_window_opti
 	return 0;
 }
 
-int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
-		   const struct wh_window_options *given, struct wh_window **out)
+static int window_try_open(struct wh_engine *engine, const void *address, size_t length,
+			   const struct wh_window_options *given, struct wh_window **out)
 {
 	struct wh_window_options options;
 	struct wh_view_request request = { .address = (uintptr_t)address, .length = length,
@@ -119,6 +119,13 @@ int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
 		window->pointer = wh_view_at(window->view, window->address);
 	*out = window;
 	return 0;
+}
+
+int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
+		   const struct wh_window_options *given, struct wh_window **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(window_try_open(engine, address, length, given, out));
 }
 
 static int guard(const struct wh_window *window, const char *call)

@@ -52,6 +52,30 @@ static void fail__may_quote_the_last_text(void **state)
 	assert_string_equal(wh_error_text(), "peer a: the disk is full: the disk is full");
 }
 
+/* What succeeds leaves no sentence of what it got over; what fails leaves its own. */
+static void fail__within_a_call(void **state)
+{
+	(void)state;
+	wh_fail(EIO, "before");
+	wh_fail_begin();
+	wh_fail(ENOENT, "no library");
+	wh_fail_begin();
+	wh_fail(EPERM, "%s, and no device", wh_error_text());
+	assert_int_equal(wh_fail_end(-EPERM), -EPERM);
+	assert_string_equal(wh_error_text(), "no library, and no device");
+	assert_int_equal(wh_fail_end(3), 3);
+	assert_string_equal(wh_error_text(), "before");
+	wh_fail_begin();
+	wh_fail(ENOMEM, "no memory");
+	wh_fail_begin();
+	assert_int_equal(wh_fail_end(0), 0);
+	assert_int_equal(wh_fail_end(-ENOMEM), -ENOMEM);
+	assert_string_equal(wh_error_text(), "no memory");
+	wh_fail_begin();
+	assert_int_equal(wh_fail_end(0), 0);
+	assert_string_equal(wh_error_text(), "no memory");
+}
+
 static void fail__keeps_errno(void **state)
 {
 	(void)state;
@@ -77,6 +101,7 @@ int main(void)
 		cmocka_unit_test(text__is_of_its_thread),
 		cmocka_unit_test(fail__is_cut_and_one_line),
 		cmocka_unit_test(fail__may_quote_the_last_text),
+		cmocka_unit_test(fail__within_a_call),
 		cmocka_unit_test(fail__keeps_errno),
 		cmocka_unit_test(version__is_the_header_s),
 	};
