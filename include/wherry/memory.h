@@ -158,8 +158,9 @@ struct wh_region_options {
 };
 
 /* Register [address, address+length) for transfers. The caller keeps it mapped, readable and (for
- * access WRITE, or as the target of a read) writable until wh_region_unregister(). Regions may
- * overlap. A region with access READ or WRITE is published: connected peers learn of it in a
+ * access WRITE, or as the target of a read) writable until wh_region_unregister(). Where it is not, transfers
+ * fail with -EFAULT if a system call moves the bytes (tcp without tls, process_vm); where the CPU does (self, a
+ * mapping, tls) it faults. Regions may overlap. A region with access READ or WRITE is published: connected peers learn of it in a
  * moment. options may be NULL. Does not touch the memory and does not block on peers.
  *
  * The memory may be a GPU's: all of one GPU, in one allocation or in several mappings of

@@ -132,6 +132,13 @@ struct wh_region {
 	struct rdma_memory *_Atomic rdma;
 };
 
+/* Can its memory be unmapped while it is registered, by whom it belongs to? What transports copy themselves, without
+ * a system call that would tell, they look at before. */
+static inline bool wh_region_may_vanish(const struct wh_region *region)
+{
+	return !region->memory && wh_kind_on_host(region->place.kind);
+}
+
 /* A region of a peer. The `map` fields are the shm transport's. */
 struct wh_remote_region {
 	struct wh_place place;

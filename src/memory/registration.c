@@ -137,19 +137,21 @@ static int explain_mixed(const struct look *look)
 		(ull)registration->address, (ull)registration->length);
 }
 
-/* Of what the engine did not allocate itself. Without a driver in the process there is no memory
- * that could be mistaken for the host's. */
+/* Of what the engine did not allocate itself. Only where a driver is in the process there may be addresses that
+ * are mapped and a GPU's, which takes a longer look. */
 static int check_plain(const struct wh_registration *registration)
 {
+	bool driver = wh_cuda_present(registration->engine->cuda), there;
 	uint64_t bad;
 
-	if (!wh_cuda_present(registration->engine->cuda))
-		return 0;
 	for (size_t i = 0; i < registration->segment_count; i++) {
 		const struct wh_segment *segment = &registration->segments[i];
 
-		if (segment->memory == WH_CUDA_PLAIN &&
-		    wh_stretches_readable(segment->start, segment->length, &bad))
+		if (segment->memory != WH_CUDA_PLAIN)
+			continue;
+		there = driver ? !wh_stretches_readable(segment->start, segment->length, &bad) :
+				 wh_stretches_mapped(segment->start, segment->length, &bad);
+		if (!there)
 			return no_memory(registration, bad);
 	}
 	return 0;

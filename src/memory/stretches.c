@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "memory/memory.h"
@@ -106,6 +107,33 @@ int wh_stretches_walk(uint64_t start, uint64_t end,
 	close(fd);
 	/* An older kernel says so at the first question. */
 	return rc == -ENOSYS ? wh_stretches_walk_text(start, end, each, arg) : rc;
+}
+
+/* MS_ASYNC does nothing, for pages are written back anyway, but looks whether all of them are mapped. */
+bool wh_memory_mapped(uint64_t start, uint64_t length)
+{
+	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start / page * page;
+
+	return !msync((void *)(uintptr_t)first, start - first + length, MS_ASYNC) || errno != ENOMEM;
+}
+
+static int cover_any(void *arg, const struct wh_stretch *stretch)
+{
+	uint64_t *reached = arg;
+
+	if (stretch->start > *reached)
+		return 1;
+	*reached = stretch->end;
+	return 0;
+}
+
+bool wh_stretches_mapped(uint64_t start, uint64_t length, uint64_t *bad)
+{
+	if (wh_memory_mapped(start, length))
+		return true;
+	*bad = start;
+	wh_stretches_walk(start, start + length, cover_any, bad);
+	return false;
 }
 
 static int cover(void *arg, const struct wh_stretch *stretch)

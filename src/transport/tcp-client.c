@@ -421,9 +421,16 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 		}
 		if (error) {
 			wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+		} else if (slice->fault) {
+			wh_piece_fail(slice->piece, slice->piece->blocks ? UINT64_MAX : slice->fault_index,
+				      -EFAULT,
+				      "the memory at %p here cannot be %s: %s; was it unmapped since it was "
+				      "registered?",
+				      slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
+				      strerror(EFAULT));
 		} else if (atomic_load(&slice->piece->cancelled)) {
 			wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
-		} else if (++slice->attempts >= TCP_ATTEMPTS) {
+		} else if (client->error != -EFAULT && ++slice->attempts >= TCP_ATTEMPTS) {
 			wh_piece_fail(slice->piece, UINT64_MAX, -ECONNRESET,
 				      "data connections to %s break again and again: %s",
 				      client->tcp->peer->welcome.name, strerror(-client->error));

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "memory/memory.h"
 #include "transport/tcp.h"
 #include "util/clock.h"
 #include "window/copy.h"
@@ -80,6 +81,51 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 	}
 }
 
+/* ---- memory of ours that is not there ----------------------------------------------------------- */
+
+static const struct wh_region *local_of(const struct wh_piece *piece, const struct wh_run *run)
+{
+	return piece->blocks ? piece->blocks->bases[run->index].local :
+			       piece->batch->items[run->index].local;
+}
+
+/* The kernel could not send from, or receive into, some of the slice's memory from the walk's place on. The stream
+ * is cut, so that the connection has to go; this slice fails, and no other. */
+static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
+{
+	struct tcp_walk walk = *from;
+
+	slice->fault = true;
+	slice->fault_index = walk.run.index;
+	slice->fault_at = walk.run.local;
+	do {
+		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.run.local, walk.run.length))
+			continue;
+		slice->fault_index = walk.run.index;
+		slice->fault_at = walk.run.local;
+		break;
+	} while (walk_step(&walk, slice->piece));
+	return -EFAULT;
+}
+
+/* Before bytes are copied into a run here, without the kernel. *seen is the last region that is there. */
+static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
+		     const struct wh_region **seen)
+{
+	const struct wh_region *region;
+
+	if (piece->staged)
+		return true;
+	region = local_of(piece, run);
+	if (region == *seen || !wh_region_may_vanish(region))
+		return true;
+	if (wh_memory_mapped(region->place.address, region->place.length)) {
+		*seen = region;
+		return true;
+	}
+	return wh_memory_mapped((uint64_t)(uintptr_t)run->local, run->length);
+}
+
 /* ---- slices ----------------------------------------------------------------------------------- */
 
 void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done)
@@ -154,7 +200,7 @@ static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 			return -EAGAIN;
 		atomic_fetch_add(&client->outstanding, 1);
 		slice->attempts = 0;
-		slice->sent = false;
+		slice->sent = slice->fault = false;
 		slice->stage = NULL;
 		if (slice->piece->op == WH_READ)
 			client->read_bytes += slice->start.left;
@@ -232,6 +278,8 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 			bytes += walk_vector(client, &client->out, client->sending, false, vector,
 					     &count);
 		got = wh_stream_send(client->source.fd, client->tls, vector, count);
+		if (got < 0 && errno == EFAULT)
+			return fault(client->sending, &client->out);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
@@ -341,9 +389,10 @@ static int take_head(struct tcp_client *client)
 	return client->into_left == client->response.bytes ? 0 : -EPROTO;
 }
 
-/* Copy payload that came along with a head. */
-static void take_early(struct tcp_client *client)
+/* Copy payload that came along with a head. 0 or -EFAULT. */
+static int take_early(struct tcp_client *client)
 {
+	const struct wh_region *seen = NULL;
 	struct tcp_in *in = &client->in;
 	bool errors = client->response.errors;
 
@@ -357,6 +406,8 @@ static void take_early(struct tcp_client *client)
 		}
 		if (length > in->length)
 			length = in->length;
+		if (!is_there(client->receiving->piece, &walk->run, &seen))
+			return fault(client->receiving, walk);
 		if (client->receiving->piece->windowed)
 			tcp_window_put(client->receiving->piece, &walk->run,
 				       walk_at(walk, client->receiving), in->bytes + in->start,
@@ -370,6 +421,7 @@ static void take_early(struct tcp_client *client)
 	}
 	if (client->receiving->piece->windowed)
 		wh_copy_issued();
+	return 0;
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. */
@@ -383,7 +435,9 @@ static int consume(struct tcp_client *client, struct wh_list *done)
 			if (error)
 				return error;
 		}
-		take_early(client);
+		error = take_early(client);
+		if (error)
+			return error;
 		if (client->into_left)
 			return -EAGAIN;
 		if (client->receiving->stage && client->receiving->piece->op == WH_READ)
@@ -414,6 +468,8 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 				  client->receiving ? TCP_TAIL : TCP_IN);
 		if (!got)
 			return -ECONNRESET;
+		if (got < 0 && errno == EFAULT && client->receiving)
+			return fault(client->receiving, &client->into);
 		if (got < 0)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;

@@ -93,8 +93,17 @@ struct checked {
 	struct wh_place *place; /* entered; NULL: there is none */
 	uint64_t id;            /* of the last region asked for */
 	bool asked;
+	bool holes; /* some of its memory is not there any more */
 	uint8_t access;
 };
+
+/* Some of what is written is copied here, where memory that is not there would be a signal; and what is read is
+ * promised in full before it is sent. */
+static bool has_holes(const struct wh_place *place)
+{
+	return wh_region_may_vanish(wh_container(place, struct wh_region, place)) &&
+	       !wh_memory_mapped(place->address, place->length);
+}
 
 /* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
  * is enough; whether it is still there is asked again at each touch. */
@@ -108,15 +117,21 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 		last->id = extent->region;
 		last->asked = true;
 		/* The session stays until this connection has stopped. */
-		if (last->place)
+		if (last->place) {
 			last->access = wh_session_access(server->session, last->place);
+			last->holes = has_holes(last->place);
+		}
 	}
 	if (!last->place)
 		return ESTALE;
 	if (last->access & WH_ACCESS_NONE ||
 	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
 		return EACCES;
-	return wh_place_holds(last->place, extent->offset, extent->length) ? 0 : ERANGE;
+	if (!wh_place_holds(last->place, extent->offset, extent->length))
+		return ERANGE;
+	return last->holes && !wh_memory_mapped(last->place->address + extent->offset, extent->length) ?
+		       EFAULT :
+		       0;
 }
 
 void tcp_server_hold(struct tcp_server *server, int64_t bytes)
@@ -418,6 +433,7 @@ static int take_request(struct tcp_server *server)
 	if (server->request.op == WH_READ)
 		return answer_read(server);
 	server->receiving = true;
+	server->singly = false;
 	server->at = 0;
 	server->skip = 0;
 	server->left = server->request.bytes;
@@ -458,8 +474,19 @@ static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, memory + skip, length))
 			break;
 		bytes += length;
+		if (server->singly)
+			break;
 	}
 	return bytes;
+}
+
+/* The kernel could not store what has come. One extent at a time tells which is to blame; its bytes, and they
+ * alone, are thrown away. */
+static void blame(struct tcp_server *server)
+{
+	if (server->singly)
+		server->extents[server->at].error = EFAULT;
+	server->singly = !server->singly;
 }
 
 /* The same where it goes through slots. */
@@ -591,6 +618,10 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
 	got = tcp_receive(server->source.fd, server->tls, vector, count, want, &server->in, tail);
 	error = errno;
 	leave_all(&entered);
+	if (got < 0 && error == EFAULT && want && !server->write) {
+		blame(server);
+		return receive(server, little);
+	}
 	if (got <= 0)
 		return got ? (error == EINTR ? -EAGAIN : -error) : -ECONNRESET;
 	server->moved += (uint64_t)got;

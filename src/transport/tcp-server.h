@@ -66,6 +66,7 @@ struct tcp_server {
 	struct wh_request request;
 	bool receiving; /* the payload of `request` */
 	bool windowed;  /* ... through CPU windows */
+	bool singly;    /* ... one extent at a time, for one of them cannot be stored */
 	struct tcp_extent *extents; /* of `request`; write: in that, else in `own` */
 	struct tcp_extent *own;     /* WH_REQUEST_EXTENTS of them */
 	uint32_t at;

@@ -82,6 +82,9 @@ struct tcp_slice {
 	uint32_t count; /* extents */
 	uint8_t attempts;
 	bool sent;
+	bool fault; /* the kernel could not get at our memory: of the run `fault_index`, at `fault_at` */
+	uint64_t fault_index;
+	const void *fault_at;
 	struct tcp_stage *stage; /* its bytes go through a slot; NULL: straight */
 };
 
