@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "bench.h"
+#include "report.h"
 
 const char *bench_op_name(uint32_t op)
 {
@@ -37,6 +38,27 @@ static void route_text(const struct bench_result *result, char *out, size_t size
 		 result->detail);
 }
 
+/* The medians of the rounds' own shares. Batches below BENCH_LARGE are about latency: "1.05x" is so many
+ * times the limit's p50. */
+static const char *share_text(const struct bench_result *result, char *out, size_t size)
+{
+	if (bench_layout_bytes(&result->row.layout) >= BENCH_LARGE)
+		return format_percent(out, size, result->ratio);
+	if (isnan(result->latency_ratio))
+		snprintf(out, size, "-");
+	else
+		snprintf(out, size, "%.*fx", result->latency_ratio < 100 ? 2 : 0, result->latency_ratio);
+	return out;
+}
+
+/* What the words above the columns cannot say. */
+static void print_legend(FILE *out)
+{
+	fputs("of it: %: the median of the rounds' own GB/s over limit, each taken in the same moment, which "
+	      "need not be\n       that of the two columns; x: below 1 MiB, so many times the limit's p50\n",
+	      out);
+}
+
 void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 {
 	const struct bench_row *row = &result->row;
@@ -52,7 +74,7 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 	fprintf(out, "  %7s", format_number(number, sizeof(number), result->bandwidth));
 	if (limits) {
 		fprintf(out, "  %7s", format_number(number, sizeof(number), result->limit_bandwidth));
-		fprintf(out, "  %6s", format_percent(number, sizeof(number), result->ratio));
+		fprintf(out, "  %6s", share_text(result, number, sizeof(number)));
 	}
 	fprintf(out, "  %8s", format_number(number, sizeof(number), result->p50));
 	if (limits)
@@ -81,7 +103,7 @@ static char letter(const struct bench_result *result)
 
 static void cell(FILE *out, const struct bench_result *result, bool limits)
 {
-	char number[16], share[16];
+	char number[16], share[40];
 
 	if (result->text[0] && result->verified != 0) {
 		fprintf(out, "  %*s", limits ? 16 : 9, "-");
@@ -90,7 +112,7 @@ static void cell(FILE *out, const struct bench_result *result, bool limits)
 	fprintf(out, "  %7s %c", format_number(number, sizeof(number), result->bandwidth),
 		result->verified ? letter(result) : '!');
 	if (limits)
-		fprintf(out, " %6s", format_percent(share, sizeof(share), result->ratio));
+		fprintf(out, " %6s", share_text(result, share, sizeof(share)));
 }
 
 static void matrix(FILE *out, const struct bench_result *results, size_t count, bool limits)
@@ -132,7 +154,7 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 	}
 	fprintf(out, "c copy engine, k kernel, s staged through pinned memory, m the CPU, n network, "
 		     "- not to be had%s, ! WRONG BYTES\n",
-		limits ? "; %: of the limit" : "");
+		limits ? "; %: of the limit, x: below 1 MiB, times its p50" : "");
 	fflush(out);
 }
 
@@ -185,19 +207,14 @@ static void print_slowest(FILE *out, const struct bench_result *slowest)
 		slowest->limit_name);
 }
 
-/* Small rows are about latency: their bandwidth is not compared. */
-static bool compared(const struct bench_result *result)
-{
-	return !isnan(result->ratio) && bench_layout_bytes(&result->row.layout) >= BENCH_LARGE;
-}
-
-int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count)
+int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count, bool matrix)
 {
 	size_t done = 0, good = 0, with_limit = 0, verified = 0, wrong = 0, failed = 0, skipped = 0;
 	const struct bench_result *slowest = NULL;
 
 	for (size_t i = 0; i < count; i++) {
 		const struct bench_result *result = &results[i];
+		enum report_verdict grade;
 
 		wrong += result->verified == 0;
 		if (result->text[0]) {
@@ -207,25 +224,26 @@ int bench_table_verdict(FILE *out, const struct bench_result *results, size_t co
 		}
 		done++;
 		verified += result->verified == 1;
-		if (!compared(result))
-			continue;
-		with_limit++;
-		good += result->ratio >= BENCH_GOOD;
-		if (!slowest || result->ratio < slowest->ratio)
+		grade = report_grade((double)bench_layout_bytes(&result->row.layout), result->ratio,
+				     result->latency_ratio, result->p50);
+		with_limit += grade != REPORT_UNKNOWN;
+		good += grade == REPORT_GOOD;
+		if (grade != REPORT_UNKNOWN &&
+		    bench_layout_bytes(&result->row.layout) >= BENCH_LARGE &&
+		    (!slowest || result->ratio < slowest->ratio))
 			slowest = result;
 	}
-	fprintf(out, "%zu row%s", done, done == 1 ? "" : "s");
+	if (with_limit && !matrix)
+		print_legend(out);
+	report_rows(out, done, with_limit, good);
 	if (verified || wrong)
 		fprintf(out, ", %zu verified", verified);
 	if (skipped)
 		fprintf(out, ", %zu not to be had here", skipped);
 	if (failed)
 		fprintf(out, ", %zu FAILED", failed);
-	if (with_limit) {
-		fprintf(out, "; of %zu of 1 MiB and more %zu reach %.0f %% of the raw limit",
-			with_limit, good, BENCH_GOOD * 100);
+	if (slowest)
 		print_slowest(out, slowest);
-	}
 	fprintf(out, "\n");
 	fflush(out);
 	return failed || wrong ? EXIT_FAIL : EXIT_PASS;

@@ -556,8 +556,9 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 void bench_table_footprint(FILE *out, const struct bench_footprint *footprint);
 void bench_table_handshake(FILE *out, const struct bench_handshake *handshake);
 bool bench_handshake_good(const struct bench_handshake *handshake);
-/* One line. Returns the exit code that fits. */
-int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count);
+/* One line, behind what a table's columns mean, unless it was a `matrix`, which says so itself. Returns the
+ * exit code that fits. */
+int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count, bool matrix);
 
 json_t *bench_json_result(const struct bench_result *result);
 json_t *bench_json_skipped(const struct bench_result *result);

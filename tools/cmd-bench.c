@@ -420,7 +420,7 @@ static int measure(struct bench *bench)
 		bench_process_end(&bench->session.far);
 		if (!rows)
 			rows = bench_table_verdict(bench->table, bench->results,
-						   bench->result_count);
+						   bench->result_count, bench->plan.matrix);
 		if (!rows && bench->unavailable)
 			rows = EXIT_UNAVAILABLE;
 	}
@@ -536,7 +536,10 @@ const struct command command_bench = {
 		"calls where the route takes them, blocking send and recv on as many TCP "
 		"connections otherwise (SSL_write and SSL_read where the knob tls is on); for latency a ping-pong of as many bytes one way and one "
 		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the bare "
-		"kernel. The share of the limit is the median of the rounds' own shares.\n\n"
+		"kernel. The share of the limit (\"of it\") is the median of the rounds' own shares, each "
+		"of two halves that meet the same state of the machine: it need not be GB/s over limit. Batches below "
+		"1 MiB are graded by latency, \"1.05x\" of the limit's p50. At the limit is 95 % of its bandwidth, or "
+		"at most 1.3 times its p50, or 0.5 us.\n\n"
 		"--verify fills the source with a pattern that differs at every position and in "
 		"every round, moves everything, and lets the process that owns the target compare "
 		"it, with guard bytes around every block. It does so before and after the "

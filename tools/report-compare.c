@@ -15,23 +15,38 @@ bool report_is_latency(const struct report_row *row)
 	return (double)row->size * (double)row->blocks < BENCH_LARGE;
 }
 
+enum report_verdict report_grade(double bytes, double ratio, double latency_ratio, double p50)
+{
+	if (bytes >= BENCH_LARGE) {
+		if (isnan(ratio))
+			return REPORT_UNKNOWN;
+		return ratio >= BENCH_GOOD ? REPORT_GOOD : ratio >= FAIR ? REPORT_FAIR : REPORT_POOR;
+	}
+	if (isnan(latency_ratio))
+		return REPORT_UNKNOWN;
+	if (latency_ratio <= REPORT_LATENCY || p50 <= REPORT_INSTANT)
+		return REPORT_GOOD;
+	return latency_ratio <= FAIR_LATENCY ? REPORT_FAIR : REPORT_POOR;
+}
+
 enum report_verdict report_judge(const struct report_row *row)
 {
 	if (row->verified == 0)
 		return REPORT_WRONG;
 	if (row->error[0] || isnan(row->bandwidth))
 		return REPORT_FAILED;
-	if (!report_is_latency(row)) {
-		if (isnan(row->ratio))
-			return REPORT_UNKNOWN;
-		return row->ratio >= BENCH_GOOD ? REPORT_GOOD :
-		       row->ratio >= FAIR ? REPORT_FAIR : REPORT_POOR;
-	}
-	if (isnan(row->latency_ratio))
-		return REPORT_UNKNOWN;
-	if (row->latency_ratio <= REPORT_LATENCY || row->p50 <= REPORT_INSTANT)
-		return REPORT_GOOD;
-	return row->latency_ratio <= FAIR_LATENCY ? REPORT_FAIR : REPORT_POOR;
+	return report_grade((double)row->size * (double)row->blocks, row->ratio, row->latency_ratio,
+			    row->p50);
+}
+
+void report_rows(FILE *out, size_t rows, size_t judged, size_t good)
+{
+	if (judged && judged == rows)
+		fprintf(out, "%zu of %zu row%s reached the limit", good, rows, rows == 1 ? "" : "s");
+	else
+		fprintf(out, "%zu row%s", rows, rows == 1 ? "" : "s");
+	if (judged && judged != rows)
+		fprintf(out, "; %zu of %zu with a limit reached it", good, judged);
 }
 
 static bool is_good(const struct report_row *row)

@@ -457,10 +457,7 @@ int report_verdict_line(const struct report *report, FILE *out)
 		rows += counts.verdict[i];
 	judged = counts.verdict[REPORT_GOOD] + counts.verdict[REPORT_FAIR] +
 		 counts.verdict[REPORT_POOR];
-	fprintf(out, "%zu row%s", rows, rows == 1 ? "" : "s");
-	if (judged)
-		fprintf(out, "; of %zu with a limit %zu at it", judged,
-			counts.verdict[REPORT_GOOD]);
+	report_rows(out, rows, judged, counts.verdict[REPORT_GOOD]);
 	if (counts.verdict[REPORT_FAILED])
 		fprintf(out, "; %zu FAILED", counts.verdict[REPORT_FAILED]);
 	if (counts.verdict[REPORT_WRONG])
