@@ -6,7 +6,12 @@
 
 #include "engine.h"
 #include "output.h"
+#include "program.h"
 #include "rendezvous/registry.h"
+
+#define NAME_COLUMN 16
+#define ENVIRONMENT_COLUMN 23
+#define TYPE_COLUMN 6
 
 struct value {
 	const char *text;
@@ -39,21 +44,38 @@ static const char *shown(const struct wh_config_row *row, const char *value, cha
 	return room;
 }
 
+/* A value that does not fit behind the other columns has a line of its own. */
+static void print_row(const struct wh_config_row *row, const struct value *value)
+{
+	bool fallback = strcmp(value->source, "default") == 0;
+	char shown_value[WH_REGISTRY_URL_MAX + 32], help[320];
+	int used;
+
+	snprintf(shown_value, sizeof(shown_value), "%s%s%s%s", *value->text ? value->text : "-",
+		 fallback ? "" : " (", fallback ? "" : value->source, fallback ? "" : ")");
+	used = printf("%-*s %-*s %-*s", NAME_COLUMN, row->name, ENVIRONMENT_COLUMN, row->environment,
+		      TYPE_COLUMN, row->type);
+	if (used + 1 + strlen(shown_value) <= SCREEN_COLUMNS)
+		printf(" %s\n", shown_value);
+	else
+		printf("\n    %s\n", shown_value);
+	snprintf(help, sizeof(help), "%s%s%s", row->help, fallback ? "" : "; by default ",
+		 fallback ? "" : *row->fallback ? row->fallback : "empty");
+	text_wrap(stdout, help, 4, 0);
+}
+
 static void print_table(const struct arguments *arguments)
 {
 	const struct wh_config_row *row;
 
-	printf("%-14s %-22s %-6s %-13s %s\n", "KNOB", "ENVIRONMENT", "TYPE", "DEFAULT", "VALUE");
+	printf("%-*s %-*s %-*s VALUE\n", NAME_COLUMN, "KNOB", ENVIRONMENT_COLUMN, "ENVIRONMENT",
+	       TYPE_COLUMN, "TYPE");
 	for (size_t i = 0; (row = wh_config_row(i)); i++) {
 		char room[WH_REGISTRY_URL_MAX];
 		struct value value = read_value(arguments, row);
-		bool fallback = strcmp(value.source, "default") == 0;
 
 		value.text = shown(row, value.text, room, sizeof(room));
-		printf("%-14s %-22s %-6s %-13s %s%s%s%s\n", row->name, row->environment, row->type,
-		       *row->fallback ? row->fallback : "-", *value.text ? value.text : "-",
-		       fallback ? "" : " (", fallback ? "" : value.source, fallback ? "" : ")");
-		printf("    %s\n", row->help);
+		print_row(row, &value);
 	}
 }
 

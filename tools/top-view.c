@@ -278,14 +278,16 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	number(times[3], "%.0f", engine->large_p99);
 	topo_size(size, sizeof(size), engine->region_bytes);
 	topo_size(flying, sizeof(flying), engine->in_flight);
+	/* Each line fits into 80 columns. */
 	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
-	     "%-24.24s pid %-7d read %s written %s GB/s, served %s/%s over TCP, %s batches/s, failed %"
-	     PRIu64 ", errors %" PRIu64, engine->name, engine->pid, read, written, served[0], served[1],
-	     batches, engine->failed, engine->errors);
-	line(writer, -1, "      to 64 KiB %s us, 99%% %s us; larger %s us, 99%% %s us; %s in %" PRIu64
-			 " regions, %" PRIu64 " in flight, of larger ones %s, %" PRIu64 " sessions, lost %" PRIu64,
-	     times[0], times[1], times[2], times[3], size, engine->regions, engine->unfinished, flying,
-	     engine->sessions, engine->peers_lost);
+	     "%-24.24s pid %-7d  read %s, written %s GB/s", engine->name, engine->pid, read, written);
+	line(writer, -1, "      served over TCP %s/%s GB/s; %s batches/s; failed %" PRIu64 "; errors %"
+			 PRIu64, served[0], served[1], batches, engine->failed, engine->errors);
+	line(writer, -1, "      <=64 KiB: p50 %s, p99 %s us; larger: p50 %s, p99 %s us", times[0],
+	     times[1], times[2], times[3]);
+	line(writer, -1, "      in flight %" PRIu64 ", %s; sessions %" PRIu64 "; lost %" PRIu64
+			 "; regions %" PRIu64 ", %s", engine->unfinished, flying, engine->sessions,
+	     engine->peers_lost, engine->regions, size);
 	peer_lines(writer, all, at, view);
 }
 

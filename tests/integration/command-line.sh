@@ -277,6 +277,16 @@ verdict "completion" $?
 check "config shows the knobs" 0 WHERRY_CONNECTIONS config
 WHERRY_CONNECTIONS=7 check "config shows the environment" 0 "7 (environment)" config
 check "config shows the command line" 0 "9 (command line)" config --config connections=9
+narrow()
+{
+	WHERRY_REGISTRY=http://a-host-with-a-long-name.example:12345 expect 0 "(environment)" config \
+		--config transports=self,cuda,shm,rdma,tcp && [ "$(wc -L <out)" -le 80 ] &&
+		grep -q '^KNOB  *ENVIRONMENT  *TYPE  *VALUE$' out &&
+		grep -q '^connections  *WHERRY_CONNECTIONS  *count  *4$' out &&
+		grep -q '^    self,cuda,shm,rdma,tcp (command line)$' out && grep -q 'by default p2p$' out
+}
+narrow
+verdict "config can be read at 80 columns" $?
 check "config as JSON" 0 '"schema": 1' config --json
 refused_value()
 {

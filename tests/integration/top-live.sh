@@ -294,8 +294,10 @@ top --query peer,transport,reads,read.total --of routes -i 0.1 >out &&
 	grep -q '^peer-7, shm, 10007, 1000007$' out &&
 	[ "$(head -n 1 out)" = "peer, transport, reads, read.total [B]" ]
 verdict "chosen fields of routes" $?
-top --once -i 0.2 >out && grep -q '^made  *pid [0-9]* *read 0.00 written [0-9.]* GB/s' out &&
-	grep -q 'to 64 KiB 6.1 us, 99% 8.2 us; larger - us' out &&
+top --once -i 0.2 >out && grep -q '^made  *pid [0-9]* *read 0.00, written [0-9.]* GB/s$' out &&
+	grep -q '^      <=64 KiB: p50 6.1, p99 8.2 us; larger: p50 -, p99 - us$' out &&
+	grep -q '^      in flight 18, [^;]*; sessions [0-9]*; lost [0-9]*; regions [0-9]*, [^;]*$' out &&
+	[ "$(grep -A 3 '^made ' out | wc -L)" -le 80 ] &&
 	[ "$(grep -c '^  peer-[0-9]* .* connected  self 0.00/0.00 .* tcp 0.00/[0-9.]*, 0 batches/s, 6 us' out)" \
 		= 8 ] && grep -q 'and 12 more peers' out
 verdict "engines as text" $?
@@ -470,7 +472,7 @@ live 60 140 '/peer-1\rWq' && grep -q -a 'peer-19' last && grep -q -a 'and 3 more
 	! grep -q -a 'peer-2' last
 verdict "peers of a name" $?
 [ "$(grep -o -a 'errors 12 *connected' last | wc -l)" = 8 ] && top --once -i 0.1 >out &&
-	grep -q '^made .*, failed 2, errors 12$' out
+	grep -A 1 '^made ' out | grep -q '; failed 2; errors 12$'
 verdict "errors of peers" $?
 end_all KILL
 live 60 120 srWq && grep -q -a 'by CPU, reversed' words
