@@ -513,7 +513,7 @@ while True:
 }
 quick=(--size 8 --seconds 0.05 --working-set 64KiB)
 other_version "refuses: this engine speaks 9" refused
-other_version "answers in protocol version 9, this engine speaks 3: one of them is newer" welcome
+other_version "answers in protocol version 9, this engine speaks 4: one of them is newer" welcome
 
 serve --memory host:1MiB --verbose
 python3 -c 'import socket, struct, sys

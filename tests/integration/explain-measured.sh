@@ -79,11 +79,11 @@ cache=0
 for file in /sys/devices/system/cpu/cpu0/cache/index*/size; do
 	[ -r "$file" ] && cache=$(sed 's/K$/*1024/; s/M$/*1048576/' "$file") && cache=$((cache))
 done
-[ $cache -gt 0 ] || cache=$((32 << 20))
-"$wherry" explain "$url/small" --json >small && python3 cache.py small 1048576 $cache &&
-	"$wherry" explain "$url/large" --json >large && python3 cache.py large 67108864 $cache
+[ "$cache" -gt 0 ] || cache=$((32 << 20))
+"$wherry" explain "$url/small" --json >small && python3 cache.py small 1048576 "$cache" &&
+	"$wherry" explain "$url/large" --json >large && python3 cache.py large 67108864 "$cache"
 verdict "what is from the cache" $?
-if [ $cache -ge 2097152 ]; then
+if [ "$cache" -ge 2097152 ]; then
 	"$wherry" explain "$url/small" >out && grep -q '^\[[0-9]*\] expected: from the cache: the region has 1 MiB' out
 	verdict "... is called so" $?
 fi
