@@ -69,6 +69,16 @@ static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t obje
 	return error;
 }
 
+/* The first descriptor that the driver exports of a GPU's memory takes it a ms, and so does closing the last one.
+ * While one is kept, others take 30 us. */
+static void hold_anchor(struct wh_windows *windows, const struct wh_cuda_device *device)
+{
+	int *anchor = &windows->rm_anchors[device->ordinal];
+
+	if (!*anchor && wh_scratch_descriptor(windows->cuda, device, anchor))
+		*anchor = -1;
+}
+
 static int import(struct wh_windows *windows, struct wh_span *span)
 {
 	struct wh_cuda *cuda = windows->cuda;
@@ -78,6 +88,7 @@ static int import(struct wh_windows *windows, struct wh_span *span)
 	int fd = -1, error;
 
 	wh_cuda_relax(cuda, &scope);
+	hold_anchor(windows, span->pointer.device);
 	error = wh_cuda_call(cuda, cuMemRetainAllocationHandle, &memory,
 			     (void *)(uintptr_t)span->pointer.base);
 	if (!error) {
@@ -337,7 +348,7 @@ static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsig
 
 static int prove_allocated(struct wh_windows *windows, enum way way)
 {
-	CUdeviceptr at[TRIALS];
+	CUdeviceptr at[TRIALS] = { 0 };
 	unsigned count = 0, chosen = 0;
 	int error = 0;
 
@@ -393,6 +404,11 @@ static int start(struct wh_windows *windows)
 
 static void stop(struct wh_windows *windows)
 {
+	for (size_t i = 0; i < WH_CUDA_DEVICES; i++) {
+		if (windows->rm_anchors[i] > 0)
+			close(windows->rm_anchors[i]);
+		windows->rm_anchors[i] = 0;
+	}
 	wh_rm_close(windows->rm);
 	windows->rm = NULL;
 }

@@ -52,15 +52,14 @@ static int scratch_import(struct wh_cuda *cuda, struct wh_scratch *scratch)
 	return 0;
 }
 
-int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
-		   struct wh_scratch *out)
+static int scratch_create(struct wh_cuda *cuda, const struct wh_cuda_device *device, size_t length,
+			  struct wh_scratch *out)
 {
 	struct wh_cuda_properties properties = {
 		.type = CUDA_ALLOCATION_PINNED,
 		.handle_types = CUDA_HANDLE_FD,
 		.location = { CUDA_LOCATION_DEVICE, device->ordinal },
 	};
-	struct wh_scratch scratch = { .length = length };
 	size_t page = 0;
 	int error;
 
@@ -73,18 +72,39 @@ int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t l
 			     CUDA_GRANULARITY_MINIMUM);
 	if (error)
 		return error;
-	scratch.length = (length + page - 1) / page * page;
-	error = wh_cuda_call(cuda, cuMemCreate, &scratch.memory, scratch.length, &properties, 0);
+	*out = (struct wh_scratch){ .length = (length + page - 1) / page * page };
+	return wh_cuda_call(cuda, cuMemCreate, &out->memory, out->length, &properties, 0);
+}
+
+int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
+		   struct wh_scratch *out)
+{
+	const struct wh_cuda_location location = { CUDA_LOCATION_DEVICE, device->ordinal };
+	struct wh_scratch scratch = { 0 };
+	int error = scratch_create(cuda, device, length, &scratch);
+
 	if (error)
 		return error;
 	if (imported)
 		error = scratch_import(cuda, &scratch);
 	if (!error)
-		error = scratch_map(cuda, &properties.location, &scratch);
+		error = scratch_map(cuda, &location, &scratch);
 	if (error)
 		cuda->cuMemRelease(scratch.memory);
 	else
 		*out = scratch;
+	return error;
+}
+
+int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *device, int *fd)
+{
+	struct wh_scratch scratch = { 0 };
+	int error = scratch_create(cuda, device, 1, &scratch);
+
+	if (error)
+		return error;
+	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, fd, scratch.memory, CUDA_HANDLE_FD, 0);
+	cuda->cuMemRelease(scratch.memory);
 	return error;
 }
 

@@ -136,6 +136,7 @@ struct wh_windows {
 	struct wh_rm *rm;
 	const struct wh_rm_watch_module *rm_watch; /* NULL: not opened */
 	uint8_t rm_proven[WH_CUDA_DEVICES]; /* by the devices' ordinals, a bit for each way */
+	int rm_anchors[WH_CUDA_DEVICES];    /* by the devices' ordinals, descriptors; 0: none, -1: not to be had */
 	int driver_fd; /* -1: not open */
 	uint32_t driver_version;
 	bool driver_v1; /* it knows no flags and no mapping types */
@@ -228,6 +229,8 @@ struct wh_scratch {
 int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
 		   struct wh_scratch *out);
 void wh_scratch_free(struct wh_cuda *cuda, struct wh_scratch *scratch);
+/* A descriptor, to be closed by the caller, of a piece of such memory (2 MiB) that nothing else has. */
+int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *device, int *fd);
 
 /* ---- which way to write (cost.c) ---------------------------------------------------------------- */
 

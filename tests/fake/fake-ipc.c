@@ -39,7 +39,7 @@ FAKE_API void fake_cuda_ipc_layout(int which)
 /* As no driver that is known does. */
 static void disguise(struct handle *handle)
 {
-	switch (layout) {
+	switch (atomic_load(&layout)) {
 	case FAKE_IPC_OTHER_OFFSET:
 		handle->offset += FAKE_BAR_PAGE;
 		handle->pages += FAKE_BAR_PAGE / 4096;

@@ -662,7 +662,7 @@ static uint64_t map_exportable(size_t size)
 static void rm__import(void **state)
 {
 	const size_t size = 2 << 20;
-	uint64_t address = map_exportable(size);
+	uint64_t address = map_exportable(size), created = cu.calls("cuMemCreate");
 	struct fake_nvidia before = state_now();
 	struct wh_window *window = open_window(address + 99999, 99999, "rm");
 
@@ -671,6 +671,9 @@ static void rm__import(void **state)
 	assert_int_equal(state_now().asked, before.asked);
 	use(window, address + 99999);
 	assert_int_equal(wh_window_close(window), 0);
+	/* What is kept exported so that exports are quick is made once. */
+	assert_int_equal(wh_window_close(open_window(address, size, "rm")), 0);
+	assert_int_equal(cu.calls("cuMemCreate"), created + 1);
 	fake_nvidia_fail(FAKE_NVIDIA_CONTROL(RM_CONTROL_IMPORT_OBJECT), 0, RM_NO_MEMORY);
 	refused_by(address, size, "rm", ENOMEM, "IMPORT_OBJECT_FROM_FD: NV_ERR_NO_MEMORY");
 	fake_nvidia_fail(FAKE_NVIDIA_CONTROL(RM_CONTROL_IMPORT_OBJECT), 0, 0);
