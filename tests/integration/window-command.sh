@@ -120,7 +120,7 @@ grep -v waived out >but.out && mv but.out out
 but "the tests that say so" FAILED after-close leakage
 FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=6:0:1 check "pins of everybody" 2 "gets what it has pinned" \
 	check -m cuda:0 -b driver --test fd-passing
-FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 2 "Cannot allocate memory" \
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "a backend that fails" 69 "Cannot allocate memory" \
 	check -b driver
 FAKE_NVIDIA_VERSION=999.1 FAKE_NVIDIA_FAIL=3:0:1 check "a backend that refuses itself" 69 \
 	"failed a trial" check -b rm
@@ -176,8 +176,8 @@ FAKE_CUDA_FAIL=cuMemAddressReserve:0:801 check "one kind is skipped" 0 "vmm:cuda
 FAKE_CUDA_FAIL=cuLaunchKernel:0:719 check "a kernel that cannot be launched" 2 "cuLaunchKernel" pingpong \
 	-m cuda:0
 FAKE_CUDA_FAIL=cuMemcpy:0:700 check "a copy that fails" 2 "cuMemcpy" bandwidth "${fast[@]}" -m cuda:0
-FAKE_CUDA_MEMORY=4194304 check "a GPU that is full" 2 "cuMemAlloc" api -m cuda:0
-FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "no window to measure" 2 "Cannot allocate memory" \
+FAKE_CUDA_MEMORY=4194304 check "a GPU that is full" 69 "cuMemAlloc" api -m cuda:0
+FAKE_NVIDIA_GDRDRV=1 FAKE_NVIDIA_FAIL=2:0:-12 check "no window to measure" 69 "Cannot allocate memory" \
 	latency -b driver
 
 # ---- wrong command lines -----------------------------------------------------------------------------
