@@ -206,6 +206,39 @@ static int open_target(struct copy *copy)
 		    (unsigned long long)copy->length);
 }
 
+/* Are both ends memory of one engine, so that their addresses can be compared? */
+static bool is_of_one_owner(const struct end *a, const struct end *b)
+{
+	struct wh_peer_info one = { .size = sizeof(one) }, other = { .size = sizeof(other) };
+
+	if (a->kind != b->kind || !end_is_remote(a))
+		return false;
+	if (a->kind == END_MOONCAKE)
+		return strcmp(a->mooncake_url.engine, b->mooncake_url.engine) == 0;
+	return !wh_peer_info(a->peer, &one) && !wh_peer_info(b->peer, &other) && one.epoch == other.epoch;
+}
+
+/* Memory that overlaps its copy is copied in the direction in which nothing is overwritten before it is read. */
+static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
+{
+	const struct end *source = &copy->source, *target = &copy->target;
+	uint64_t distance;
+
+	if (!is_of_one_owner(source, target))
+		return 0;
+	/* Of Mooncake's memory the offset is the address. */
+	distance = target->offset - source->offset;
+	if (source->kind == END_REMOTE)
+		distance += target->remote.address - source->remote.address;
+	if (!distance || (distance >= copy->length && -distance >= copy->length))
+		return 0;
+	if (copy->verify)
+		return fail(EINVAL, "%s overlaps %s: the copy overwrites its source, and --verify would have nothing "
+				    "to compare it with", target->name, source->name);
+	pipeline->backwards = distance < copy->length;
+	return 0;
+}
+
 static double now(void)
 {
 	struct timespec t;
@@ -274,6 +307,8 @@ static int transfer(struct copy *copy)
 		return fail(ENOMEM, "SHA-256 is not to be had");
 	}
 	code = pipeline_open(&pipeline, copy->engine, &copy->source, &copy->target, copy->chunk);
+	if (!code)
+		code = choose_direction(copy, &pipeline);
 	if (!code)
 		code = copy_and_verify(copy, &pipeline, context);
 	code = pipeline_close(&pipeline, code);

@@ -210,7 +210,8 @@ static int fetch_next(struct pipeline *pipeline, struct course *course, uint64_t
 	struct slot *slot = slot_of(pipeline, course->fetched);
 	uint64_t left = length - course->read;
 	uint64_t want = left < pipeline->chunk ? left : pipeline->chunk;
-	int code = want ? fetch(pipeline, slot, SOURCE, course->read, want) : 0;
+	uint64_t position = pipeline->backwards ? left - want : course->read;
+	int code = want ? fetch(pipeline, slot, SOURCE, position, want) : 0;
 
 	if (code)
 		return code;
@@ -222,14 +223,15 @@ static int fetch_next(struct pipeline *pipeline, struct course *course, uint64_t
 	return 0;
 }
 
-static int store_next(struct pipeline *pipeline, struct course *course, void *digest,
+static int store_next(struct pipeline *pipeline, struct course *course, uint64_t length, void *digest,
 		      struct progress *progress)
 {
 	struct slot *slot = slot_of(pipeline, course->stored);
 	int code = finish(pipeline, slot, SOURCE, progress, course->done);
 
 	if (!code)
-		code = store(pipeline, slot, course->written);
+		code = store(pipeline, slot, pipeline->backwards ? length - course->written - slot->length :
+								   course->written);
 	if (code)
 		return code;
 	if (digest && !EVP_DigestUpdate(digest, pipeline->staging + slot->offset, slot->length))
@@ -269,7 +271,7 @@ int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
 			code = fetch_next(pipeline, &course, length);
 		else if (course.stored < course.fetched && (course.ended ||
 			 course.fetched - course.stored == ahead))
-			code = store_next(pipeline, &course, digest, progress);
+			code = store_next(pipeline, &course, length, digest, progress);
 		else
 			code = finish_next(pipeline, &course, progress);
 	}

@@ -112,6 +112,7 @@ struct pipeline {
 	unsigned char *staging;
 	struct wh_region *region;
 	struct slot slots[COPY_SLOTS];
+	bool backwards; /* chunks go from the end to the start: the target covers what is to be read */
 	bool verifying; /* the routes are those of the copy, not of its verification */
 };
 

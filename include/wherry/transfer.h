@@ -20,7 +20,17 @@ enum wh_op {
 	WH_WRITE = 2, /* from our region into the peer's */
 };
 
-/* One transfer of `length` bytes between a region of ours and a region of the peer. */
+/* One transfer of `length` bytes between a region of ours and a region of the peer.
+ *
+ * Source and target that share bytes, in one region or in several over the same memory, can only be where both
+ * sides are of one process, or of memory that two processes share:
+ *  - The peer is this engine itself ("self") and the memory is the host's: the target has in the end what the
+ *    source had before, as by memmove().
+ *  - The same with a GPU's or managed memory: -EINVAL, unless source and target are the very same bytes, which stay.
+ *  - Another engine (shm, cuda, rdma, tcp): nobody notices. The bytes that both have are undefined in the target,
+ *    and in what was the source; the others are as they should be.
+ * Of several transfers of a batch, or of batches that run at the same time, none may write what another one reads or
+ * writes: they run in any order and in parts, so such bytes are undefined. */
 struct wh_transfer {
 	struct wh_region *local;
 	uint64_t local_offset;
@@ -61,9 +71,10 @@ struct wh_blocks_desc {
 
 /* Check a descriptor against both sides' regions and keep a copy of it, ready to be added to any
  * number of batches of that peer. The caller's arrays may go afterwards.
- * 0, or -EINVAL, -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no
- * such remote region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left
- * or is lost), -ESTALE (it was restarted), -ENOMEM. */
+ * 0, or -EINVAL (also: a block of a GPU's memory overlaps its own target, see struct wh_transfer), -E2BIG,
+ * -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote region), -EACCES (the
+ * remote region does not grant it), -ECONNRESET (the peer has left or is lost), -ESTALE (it was restarted),
+ * -ENOMEM. */
 int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
 /* Let go of it; batches it was added to keep what they need. NULL is allowed. */

@@ -193,6 +193,29 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 	return 0;
 }
 
+int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
+			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
+			   uint64_t remote_offset, uint64_t length)
+{
+	struct wh_place *place;
+	uint64_t distance = 0;
+
+	if (!peer->self || wh_kind_on_host(region->place.kind))
+		return 0;
+	place = wh_place_enter(&peer->engine->regions, remote);
+	if (place) {
+		distance = place->address + remote_offset - (region->place.address + local_offset);
+		wh_place_leave(place);
+	}
+	/* The same bytes on both sides stay what they are. */
+	if (!distance || (distance >= length && -distance >= length))
+		return 0;
+	return wh_fail(EINVAL, "%s %llu: source and target overlap: %llu bytes of a GPU's memory, of which each is "
+			       "%llu bytes from its target", what, (unsigned long long)index,
+		       (unsigned long long)length,
+		       (unsigned long long)(distance < length ? distance : -distance));
+}
+
 static int check_transfer(struct wh_peer *peer, const struct wh_transfer *transfer, size_t index)
 {
 	int error;
@@ -208,8 +231,12 @@ static int check_transfer(struct wh_peer *peer, const struct wh_transfer *transf
 				     transfer->local_offset, transfer->length);
 	if (error)
 		return error;
-	return wh_batch_check_remote(peer, "transfer", index, transfer->op, transfer->remote,
-				     transfer->remote_offset, transfer->length);
+	error = wh_batch_check_remote(peer, "transfer", index, transfer->op, transfer->remote,
+				      transfer->remote_offset, transfer->length);
+	if (error)
+		return error;
+	return wh_batch_check_overlap(peer, "transfer", index, transfer->local, transfer->local_offset,
+				      transfer->remote, transfer->remote_offset, transfer->length);
 }
 
 /* Room for `more` elements behind `count` of them. */

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/core.h"
+#include "memory/memory.h"
 #include "transport/lane.h"
 #include "util/options.h"
 
@@ -52,6 +53,22 @@ static uint64_t first_outside(const uint64_t *offsets, uint64_t stride, const st
 	return i;
 }
 
+static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *base)
+{
+	const uint64_t *local = blocks->local_offsets, *remote = blocks->remote_offsets;
+	int error = 0;
+
+	if (!blocks->peer->self || wh_kind_on_host(base->local->place.kind))
+		return 0;
+	for (uint64_t i = 0; i < blocks->count && !error; i++)
+		error = wh_batch_check_overlap(blocks->peer, "block", i, base->local,
+					       base->local_offset + (local ? local[i] : i * blocks->local_stride),
+					       base->remote,
+					       base->remote_offset + (remote ? remote[i] : i * blocks->remote_stride),
+					       blocks->block_length);
+	return error;
+}
+
 static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
 		      uint64_t local_span, uint64_t remote_span)
 {
@@ -87,7 +104,7 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 			       (unsigned long long)first_outside(blocks->remote_offsets,
 								 blocks->remote_stride, blocks, room),
 			       (unsigned long long)base->remote);
-	return 0;
+	return check_overlap(blocks, base);
 }
 
 static int copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)

@@ -673,6 +673,11 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 			  uint64_t id, uint64_t offset, uint64_t length);
 int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 			 const struct wh_region *region, uint64_t offset, uint64_t length);
+/* Do the two sides share bytes of a GPU's, some of which would be overwritten before they are read? Seen where
+ * both are of this engine; host memory is moved in the right direction there. */
+int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
+			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
+			   uint64_t remote_offset, uint64_t length);
 
 /* Choose a transport for everything in the batch; fills pieces and shares. */
 int wh_plan(struct wh_batch *batch);

@@ -382,6 +382,27 @@ verdict "to standard output" $?
 expect 0 "copied" copy "$host" "$url/host1" && expect 0 copied copy "$url/host1" back &&
 	[ "$(head -c 20000003 back | sha256sum)" = "$(sha256sum <data)" ]
 verdict "from region to region" $?
+
+# Onto a range of the same memory that overlaps: as if the source had been copied aside first.
+overlaps() # FROM TO OPTIONS...
+{
+	local from=$1 to=$2 length=9000001
+
+	shift 2
+	expect 0 copied copy data "$host" && expect 0 copied copy "$host+$from" "$host+$to" --length $length "$@" &&
+		expect 0 copied copy "$host" back --length 20000003 || return
+	cp data wanted
+	tail -c "+$((from + 1))" data | head -c $length | dd of=wanted bs=64K seek="$to" oflag=seek_bytes conv=notrunc status=none
+	cmp back wanted
+}
+for transport in shm tcp; do
+	overlaps 0 1000 --transport $transport && overlaps 1000 0 --transport $transport &&
+		overlaps 5 4500000 --transport $transport --chunk 64KiB &&
+		overlaps 4500000 5 --transport $transport --chunk 64KiB &&
+		overlaps 7 7 --transport $transport --verify && overlaps 0 9000001 --transport $transport --verify
+	verdict "from a region onto itself by $transport" $?
+done
+check "... with nothing to compare" 2 "overwrites its source" copy "$host" "$host+1" --length 10 --verify
 : >empty
 check "an empty file" 0 "copied 0 bytes" copy empty "$host"
 check "as JSON" 0 '"verified": true' copy data "$host" --verify --json

@@ -693,7 +693,57 @@ static void many__withdrawn(void **state)
 	many(true);
 }
 
+/* ---- both sides the same memory ------------------------------------------------------------------ */
+
+/* Neither a copy engine nor a kernel has a direction: what overlaps its own target is refused, and what is its own
+ * target, or beside it, is not. */
+static void self__overlap(void **state)
+{
+	static const struct {
+		uint64_t local, remote, length;
+		int error;
+	} cases[] = {
+		{ 0, 4096, 4096, 0 },	  { 4096, 0, 4096, 0 },	   { 0, 0, LENGTH, 0 },
+		{ 0, 1, 2, -EINVAL },	  { 1, 0, 2, -EINVAL },	   { 0, 4095, 4096, -EINVAL },
+		{ 4095, 0, 4096, -EINVAL }, { 0, LENGTH / 2 - 1, LENGTH / 2, -EINVAL },
+	};
+	struct wh_transfer transfer = { .op = WH_WRITE };
+	const uint64_t offsets[] = { 0, 8192 }, shifted[] = { 64, 8192 };
+	struct wh_base base = { 0 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 128, .count = 2,
+				       .bases = &base, .base_count = 1, .local_offsets = offsets,
+				       .remote_offsets = shifted };
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, false);
+	base.local = transfer.local = p.target_region;
+	base.remote = transfer.remote = p.remote.id;
+	want(0, wh_batch_new(p.peer, NULL, &batch));
+	for (size_t i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
+		transfer.local_offset = cases[i].local;
+		transfer.remote_offset = cases[i].remote;
+		transfer.length = cases[i].length;
+		want(cases[i].error, wh_batch_add(batch, &transfer, 1));
+		want_true(!cases[i].error || strstr(wh_error_text(), "overlap"), "%s", wh_error_text());
+	}
+	want_text(-EINVAL, "block 0: source and target overlap", wh_blocks_prepare(p.peer, &desc, &blocks));
+	base.remote_offset = 256;
+	want(0, wh_blocks_prepare(p.peer, &desc, &blocks));
+	wh_blocks_free(blocks);
+	/* Of other memory, whose addresses are others. */
+	base.local = p.region;
+	base.remote_offset = 0;
+	want(0, wh_blocks_prepare(p.peer, &desc, &blocks));
+	wh_blocks_free(blocks);
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
 static const struct CMUnitTest tests[] = {
+	TEST(self__overlap),
 	TEST(apart__from_host),
 	TEST_NEEDS(apart__from_our_gpu, needs_time),
 	TEST_NEEDS(apart__between_gpus_memories, needs_time),

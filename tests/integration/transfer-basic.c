@@ -135,25 +135,30 @@ static void kinds__initiator(void **state)
 	fixture_close(&f);
 }
 
-/* A transfer to ourselves whose source and target overlap leaves what it likes in the target, but
- * changes nothing outside of it. */
+/* A transfer to ourselves whose source and target overlap is as memmove(), in either direction, and changes nothing
+ * outside of the target. */
 static void self__overlap(void **state)
 {
-	enum { LENGTH = 300000, SHIFT = 5000 };
+	static const uint64_t lengths[] = { 100, 300000, 7 * MIB };
+	enum { SHIFT = 5000 };
 	struct fixture f;
 
-	fixture_open(&f, *state, MIB);
+	fixture_open(&f, *state, 8 * MIB);
 	/* Both sides in the one region that is published. */
 	f.remote.id = wh_region_id(f.region);
-	for (uint64_t i = 0; i < 2; i++) {
-		uint64_t from = i ? SHIFT : 0, to = i ? 0 : SHIFT;
+	for (uint64_t i = 0; i < 12; i++) {
+		uint64_t shift = i & 2 ? SHIFT : 3, length = lengths[i / 4];
+		uint64_t from = i & 1 ? shift : 0, to = i & 1 ? 0 : shift;
 
 		pattern_fill(f.local, f.length, 0, i);
-		want(0, move(&f, WH_WRITE, from, to, LENGTH));
+		want(0, move(&f, i & 2 ? WH_READ : WH_WRITE, i & 2 ? to : from, i & 2 ? from : to, length));
 		want_true(pattern_check(f.local, to, 0, i) == PATTERN_GOOD &&
-				  pattern_check(f.local + to + LENGTH, f.length - to - LENGTH,
-						to + LENGTH, i) == PATTERN_GOOD,
+				  pattern_check(f.local + to + length, f.length - to - length,
+						to + length, i) == PATTERN_GOOD,
 			  "bytes outside of the target changed");
+		want_true(pattern_check(f.local + to, length, from, i) == PATTERN_GOOD,
+			  "the target has other bytes, of %llu from %llu to %llu", (unsigned long long)length,
+			  (unsigned long long)from, (unsigned long long)to);
 	}
 	fixture_close(&f);
 }
