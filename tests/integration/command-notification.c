@@ -55,7 +55,7 @@ static void notification__of_deceivers(void **state)
 static void name__not_to_be_shown(void **state)
 {
 	static const char *const names[] = { "a\33[2J", "a\nb", "a\302\2332J", "a\2332J", "cut\303",
-					     "a\342\200\256b" };
+					     "a\342\200\250b" };
 	struct wh_engine *engine;
 
 	(void)state;

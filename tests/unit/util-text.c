@@ -22,8 +22,8 @@ static const struct {
 	/* cut */
 	{ "a\342\202", "a??" },
 	{ "\342\202a", "??a" },
-	/* right to left, and a line of its own */
-	{ "a\342\200\256b\342\201\246c\342\200\250d\342\200\217", "a?b?c?d?" },
+	/* a line of its own, and what decides on the direction of its neighbours */
+	{ "a\342\200\250b\342\200\217c\330\234", "a?b?c?" },
 };
 
 static void clean__shows_what_may_be_shown(void **state)
@@ -37,6 +37,22 @@ static void clean__shows_what_may_be_shown(void **state)
 		assert_string_equal(text, texts[i].shown);
 		assert_int_equal(wh_text_is_clean(texts[i].given, strlen(texts[i].given)),
 				 !strcmp(texts[i].given, texts[i].shown));
+	}
+}
+
+/* U+202A to U+202E, U+2066 to U+2069, none of which a string literal should have. */
+static void clean__turns_nothing_round(void **state)
+{
+	char text[] = { 'a', '\342', '\200', 0, 'b', 0 };
+
+	(void)state;
+	for (unsigned i = 0; i < 9; i++) {
+		strcpy(text + 1, "\342\200xb");
+		text[2] = i < 5 ? '\200' : '\201';
+		text[3] = (char)(i < 5 ? 0xaa + i : 0xa6 + i - 5);
+		assert_false(wh_text_is_clean(text, 5));
+		wh_text_clean(text);
+		assert_string_equal(text, "a?b");
 	}
 }
 
@@ -55,6 +71,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(clean__shows_what_may_be_shown),
+		cmocka_unit_test(clean__turns_nothing_round),
 		cmocka_unit_test(is_clean__of_so_many_bytes),
 	};
 

@@ -235,7 +235,7 @@ static void decode__name_not_to_be_shown(void **state)
 	} names[] = {
 		{ "caf\303\251 (rack 3)", 0 },  { "a\33[2J", -EPROTO },	{ "a\nb", -EPROTO },
 		{ "a\302\2332J", -EPROTO },	    { "a\2332J", -EPROTO },	{ "cut\303", -EPROTO },
-		{ "a\342\200\256b", -EPROTO },
+		{ "a\342\200\250b", -EPROTO },
 	};
 	uint8_t bytes[WH_HELLO_MAX];
 	struct wh_hello hello, got;
