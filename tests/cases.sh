@@ -36,6 +36,23 @@ quiet_seconds()
 	echo $((${up%.*} - waited / 1000000))
 }
 
+# A port for the Nth server that this script is going to start (0 to 15). None of those that the kernel gives to others
+# meanwhile, or Mooncake's engines take (15000 to 17000), and no other script's that runs now.
+free_port() # N
+{
+	python3 - $(($$ * 16 + $1)) <<'PYTHON'
+import socket, sys
+for i in range(0, 12000, 16):
+    with socket.socket() as s:
+        try:
+            s.bind(("0.0.0.0", 18000 + (int(sys.argv[1]) + i) % 12000))
+        except OSError:
+            continue
+        print(s.getsockname()[1])
+        break
+PYTHON
+}
+
 verdict() # NAME STATUS
 {
 	if [ "$2" = 0 ]; then

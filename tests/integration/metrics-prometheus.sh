@@ -78,7 +78,7 @@ scrape_configs:
   - job_name: engine
     static_configs: [{targets: ["$(target "$own")"]}]
 YAML
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+port=$(free_port 0)
 prometheus --config.file prometheus.yml --storage.tsdb.path data --web.listen-address "127.0.0.1:$port" \
 	--log.level warn >prometheus.out 2>&1 &
 head -c 300000 /dev/urandom >file

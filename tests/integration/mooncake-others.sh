@@ -114,11 +114,6 @@ in_a_store() # NAME METADATA
 	to_and_from "$1" 2 --mooncake-metadata "$2"
 }
 
-free_port()
-{
-	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
 # Until something listens there.
 listens() # PORT
 {
@@ -130,7 +125,7 @@ listens() # PORT
 }
 
 if web=$("$here/../../scripts/mooncake" store 2>why); then
-	port=$(free_port)
+	port=$(free_port 0)
 	read -r python script <<<"$web"
 	"$python" "$script" --host 127.0.0.1 --port "$port" >store.log 2>&1 &
 	listens "$port"
@@ -140,7 +135,7 @@ else
 	echo "[  SKIPPED ] its own web server: $(tail -n 1 why)"
 fi
 if command -v etcd >/dev/null; then
-	port=$(free_port)
+	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
 		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	listens "$port"

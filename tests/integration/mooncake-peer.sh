@@ -223,11 +223,6 @@ for key in "ram", "rpc_meta":
 	verdict "$1: the server in a cluster ends with status 0" $?
 }
 
-free_port()
-{
-	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
 # A URL with a password, which no command line is given: prints @FILE.
 secret() # URL
 {
@@ -259,7 +254,7 @@ in_a_store http-with-password "$(secret "http://root:ses%40me@$store/metadata")"
 refused http-with-password "is not taken" "http://root:opensesame@$store/metadata"
 kill "$registry"
 if command -v redis-server >/dev/null; then
-	port=$(free_port)
+	port=$(free_port 0)
 	redis-server --bind 127.0.0.1 --port "$port" --requirepass 'ses@me' --save '' --dir . >redis.log 2>&1 &
 	for _ in $(seq 600); do
 		grep -q 'Ready to accept' redis.log && break
@@ -274,7 +269,7 @@ else
 	echo "[  SKIPPED ] redis: there is no redis-server here"
 fi
 if command -v etcd >/dev/null; then
-	port=$(free_port)
+	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
 		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	for _ in $(seq 600); do

@@ -70,12 +70,6 @@ for _ in $(seq 1200); do
 done
 with http "$(head -n 1 store)/metadata"
 
-# A port that is free now.
-free_port()
-{
-	python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
-}
-
 # What stands before the @ is in no error.
 for url in 'etcd://root:opensesame@' 'etcd://root:opensesame@127.0.0.1' 'etcd://root:open/opensesame@127.0.0.1:1' \
 	'root:open://opensesame@127.0.0.1:1' 'http://root:opensesame%zz@127.0.0.1:1' 'redis://u:opensesame@127.0.0.1:x' \
@@ -87,7 +81,7 @@ done
 
 # Redis, with a password and a prefix of the keys, as Mooncake's engines are told of them.
 if command -v redis-server >/dev/null; then
-	port=$(free_port)
+	port=$(free_port 0)
 	redis-server --bind 127.0.0.1 --port "$port" --requirepass sesame --save '' --dir "$directory" >redis.log 2>&1 &
 	for _ in $(seq 600); do
 		grep -q 'Ready to accept' redis.log && break
@@ -114,7 +108,7 @@ else
 fi
 
 if command -v etcd >/dev/null; then
-	port=$(free_port)
+	port=$(free_port 1)
 	etcd --data-dir etcd.data --listen-client-urls "http://127.0.0.1:$port" --log-level error \
 		--advertise-client-urls "http://127.0.0.1:$port" --listen-peer-urls http://127.0.0.1:0 >etcd.log 2>&1 &
 	for _ in $(seq 600); do
