@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,6 +192,55 @@ int stress(double seconds)
 	printf("%d processes, %u calls of the driver, %u callbacks\n", rounds, gpu_state().calls,
 	       gpu_state().callbacks);
 	return failed || nothing_left(NULL);
+}
+
+/* ---- callbacks against who asks for them ------------------------------------------------------- */
+
+struct freeing {
+	sem_t begin;
+	struct memory memory;
+	volatile bool over;
+};
+
+static void *free_each(void *argument)
+{
+	struct freeing *freeing = argument;
+
+	while (!sem_wait(&freeing->begin) && !freeing->over) {
+		if (gpu_free(&freeing->memory))
+			abort();
+	}
+	return NULL;
+}
+
+/* A thread frees memory while another asks whether it has: for a kernel that looks for data races. */
+int flags(double seconds)
+{
+	static struct freeing freeing;
+	double end = now() + seconds;
+	int fd = gdr_open(), rounds = 0;
+	pthread_t thread;
+	uint64_t handle;
+
+	if (fd < 0 || sem_init(&freeing.begin, 0, 0) ||
+	    pthread_create(&thread, NULL, free_each, &freeing))
+		return 1;
+	for (; now() < end; rounds++) {
+		gpu_alloc(&freeing.memory, PAGE, 0);
+		if (gdr_pin(fd, freeing.memory.address, PAGE, &handle))
+			return 1;
+		sem_post(&freeing.begin);
+		while (!gdr_flag(fd, handle))
+			;
+		if (gdr_unpin(fd, handle))
+			return 1;
+	}
+	freeing.over = true;
+	sem_post(&freeing.begin);
+	pthread_join(thread, NULL);
+	close(fd);
+	printf("%d rounds\n", rounds);
+	return nothing_left(NULL);
 }
 
 /* ---- ioctls at random ------------------------------------------------------------------------ */

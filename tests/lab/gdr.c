@@ -430,6 +430,8 @@ int main(int argc, char **argv)
 		return argc > 2 ? test_cuda(argv[2]) : 64;
 	if (!strcmp(what, "stress"))
 		return stress(seconds);
+	if (!strcmp(what, "flags"))
+		return flags(seconds);
 	if (!strcmp(what, "fuzz"))
 		return fuzz(seconds);
 	if (!strcmp(what, "measure"))
@@ -449,7 +451,7 @@ int main(int argc, char **argv)
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
 	fputs("usage: lab-gdr revocable|persistent|allocations|limits|host|lost|late|version|measure|\n"
-	      "       cuda LIBCUDA|stress SECONDS|fuzz SECONDS|outside-before FILE|\n"
+	      "       cuda LIBCUDA|stress SECONDS|flags SECONDS|fuzz SECONDS|outside-before FILE|\n"
 	      "       outside-after FILE\n", stderr);
 	return 64;
 }

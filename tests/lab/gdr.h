@@ -161,6 +161,7 @@ int test_allocations(void);
 int test_limits(void);
 int test_cuda(const char *path);
 int stress(double seconds);
+int flags(double seconds);
 int fuzz(double seconds);
 int measure(void);
 int after_exec(int fd, uint64_t handle);
