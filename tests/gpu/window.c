@@ -514,7 +514,8 @@ static void open_kind(enum kind kind)
 		printf("  %s: open and map 64 KiB: median %lld us, best %lld, worst %lld\n",
 		       kinds[kind].name, (long long)took[ROUNDS / 2] / 1000, (long long)took[0] / 1000,
 		       (long long)took[ROUNDS - 1] / 1000);
-		CHECK(!real || took[ROUNDS / 2] <= 100000);
+		/* What watches libcuda is for those who name it, at whatever it costs. */
+		CHECK(!real || !strcmp(order, "rm-watch") || took[ROUNDS / 2] <= 100000);
 	});
 }
 

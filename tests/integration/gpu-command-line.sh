@@ -121,7 +121,7 @@ check "GPUs switched off" 69 "switched off" serve -m cuda:0:1MiB -c cuda=off
 # ---- bench ---------------------------------------------------------------------------------------------
 
 fast=(--seconds 0.02 --working-set 2MiB --verify)
-check "two GPUs, two processes and one" 0 "8 rows, 8 verified" bench "${fast[@]}" --limits -t cuda \
+check "two GPUs, two processes and one" 0 "of 8 rows reached the limit, 8 verified" bench "${fast[@]}" --limits -t cuda \
 	--source cuda:0 --target "$other" -s 8,256KiB --json j.json
 json "names, processes and limits" 'len(rows) == 8 and
 	{r["processes"] for r in rows} == {1, 2} and
@@ -129,7 +129,7 @@ json "names, processes and limits" 'len(rows) == 8 and
 	    r["limit_name"] == "cuMemcpy" and r["ratio"] > 0 and r["limit_us"] > 0 for r in rows)'
 json "which GPUs" 'j["environment"]["gpus"][0]["uuid"].startswith("GPU-") and
 	j["environment"]["gpus"][0]["pci"].count(":") == 2'
-check "blocks against the bare kernel" 0 "4 rows, 4 verified" bench "${fast[@]}" --limits -t cuda \
+check "blocks against the bare kernel" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t cuda \
 	--source "cuda:0,vmm:cuda:0" --target pinned -s 4KiB -b 256 --processes 2 --json j.json
 json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "blocks" and
 	r["ratio"] > 0 and r["route_detail"].split(" of ")[0] in ("kernel", "copy engine")
@@ -137,13 +137,13 @@ json "the bare kernel" 'all(r["limit_name"] == "bare kernel" and r["form"] == "b
 json "the first byte" 'all((r["first_byte_us"]["new"] > 0 and
 	0 < r["first_byte_us"]["prepared"] < r["latency_us"]["p999"] * (10 if slow else 1)) if r["op"] == "read" else
 	r["first_byte_us"] is None for r in rows)'
-check "over TCP" 0 "4 rows, 4 verified" bench "${fast[@]}" --limits -t tcp --source cuda:0 \
+check "over TCP" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t tcp --source cuda:0 \
 	--target "$other" -s 64KiB -n 1,2 --json j.json
 json "the limit is that of host memory" 'all(r["limit_name"] == "send/recv" and r["ratio"] > 0 and
 	r["connections"] in (1, 2) and r["transport"] == "tcp" for r in rows)'
 check "blocks over TCP" 0 "2 rows, 2 verified" bench "${fast[@]}" -t tcp --source pinned \
 	--target cuda:0 -s 4KiB -b 64
-check "both ways, verified" 0 "4 rows, 4 verified" bench "${fast[@]}" --limits -t cuda --both-ways \
+check "both ways, verified" 0 "of 4 rows reached the limit, 4 verified" bench "${fast[@]}" --limits -t cuda --both-ways \
 	--source cuda:0 --target "$other" -s 64KiB --json j.json
 json "both ways" 'all(r["ways"] == 2 and r["ratio"] > 0 for r in rows)'
 check "odd lengths" 0 "4 rows, 4 verified" bench "${fast[@]}" -t cuda --source cuda:0 \
