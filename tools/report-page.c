@@ -35,12 +35,13 @@ void report_text(FILE *out, const char *text)
 
 		length = space ? 1 : wh_text_character(text, left);
 		if (!length)
-			fputs("&#xfffd;", out);
+			fputs("&#xfffd;", out); /* one for each, whatever its bytes */
 		else if (strchr("&<>\"'`", *text))
 			fprintf(out, "&#%d;", *text);
 		else
 			fwrite(text, 1, length, out);
-		length = length ? length : 1;
+		if (!length)
+			length = wh_text_hidden(text, left);
 	}
 }
 

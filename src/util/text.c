@@ -39,6 +39,14 @@ size_t wh_text_character(const char *text, size_t length)
 	return text_hides(code) ? 0 : bytes;
 }
 
+size_t wh_text_hidden(const char *text, size_t length)
+{
+	uint32_t code;
+	size_t bytes = text_decode((const unsigned char *)text, length, &code);
+
+	return bytes ? bytes : 1;
+}
+
 bool wh_text_is_clean(const char *text, size_t length)
 {
 	for (size_t at = 0, bytes; at < length; at += bytes) {
@@ -57,16 +65,15 @@ void wh_text_clean(char *text)
 	while (in < length) {
 		const char *at = text + in;
 		size_t bytes = wh_text_character(at, length - in);
-		uint32_t code;
 
 		if (bytes) {
 			memmove(out, at, bytes);
 			out += bytes;
 		} else {
-			bytes = text_decode((const unsigned char *)at, length - in, &code);
+			bytes = wh_text_hidden(at, length - in);
 			*out++ = '?';
 		}
-		in += bytes ? bytes : 1;
+		in += bytes;
 	}
 	*out = '\0';
 }

@@ -12,6 +12,10 @@
  * direction of writing, and of bytes that are not UTF-8. */
 size_t wh_text_character(const char *text, size_t length);
 
+/* The same where that is 0, for what stands in its place: how many bytes one character that is not shown takes, or 1,
+ * a byte that is not UTF-8. `length` is not 0. */
+size_t wh_text_hidden(const char *text, size_t length);
+
 /* Whether all of it may be shown. A text in a message is: what has a cut character at its end is not. */
 bool wh_text_is_clean(const char *text, size_t length);
 
