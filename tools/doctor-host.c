@@ -14,35 +14,42 @@
 
 /* ---- windows --------------------------------------------------------------------------------- */
 
-/* The major number of a driver in /proc/devices; -1: it has none. */
-static int major_of(const struct doctor *doctor, const char *name)
+#define MISC 10 /* the major number of all in /proc/misc */
+
+/* The number before a name in /proc/devices, a major one, or in /proc/misc, a minor one; -1: it is not there. */
+static int device_number(const struct doctor *doctor, const char *file, const char *name)
 {
 	char text[8192], *next = text, *line;
 
-	if (wh_tree_read(&doctor->tree, "/proc/devices", text, sizeof(text)) < 0)
+	if (wh_tree_read(&doctor->tree, file, text, sizeof(text)) < 0)
 		return -1;
 	while ((line = strsep(&next, "\n"))) {
 		char *end;
-		long major = strtol(line, &end, 10);
+		long number = strtol(line, &end, 10);
 
 		if (end > line && *end == ' ' && strcmp(end + 1, name) == 0)
-			return (int)major;
+			return (int)number;
 	}
 	return -1;
 }
 
 static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 {
-	int major, node, error = wh_tree_device(&doctor->tree, "/dev/gdrdrv", &node);
+	int major, minor = 0, node, error = wh_tree_device(&doctor->tree, "/dev/gdrdrv", &node);
 
-	major = major_of(doctor, "gdrdrv");
+	/* GDRCopy's module has a major number of its own, Wherry's is a miscellaneous device. */
+	major = device_number(doctor, "/proc/devices", "gdrdrv");
+	if (major < 0) {
+		minor = device_number(doctor, "/proc/misc", "gdrdrv");
+		major = minor < 0 ? -1 : MISC;
+	}
 	if (error == -ENOENT && major < 0) {
 		found(finding, INFO,
 		      "the gdrdrv module is not loaded; Wherry has windows without it");
 	} else if (error == -ENOENT) {
 		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv",
 		      major);
-		advise(finding, "mknod -m 666 /dev/gdrdrv c %d 0", major);
+		advise(finding, "mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
 	} else if (error) {
 		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
 	} else if (major < 0) {
@@ -50,7 +57,7 @@ static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
 		advise(finding, "modprobe gdrdrv, or remove the file");
 	} else if (node != major) {
 		found(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
-		advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d 0", major);
+		advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
 	} else {
 		error = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true);
 		found(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",

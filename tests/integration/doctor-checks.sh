@@ -565,6 +565,20 @@ case_of window.ways WARN "rm: NVIDIA driver 999.1 has not been seen" windows \
 case_of gdrdrv.node FAIL "has major 999, the module 240" put /dev/gdrdrv "char 999"
 case_of gdrdrv.node WARN "there is no /dev/gdrdrv" remove /dev/gdrdrv
 case_of gdrdrv.node WARN "no module gdrdrv" put /proc/devices "195 nvidia"
+wherry_gdr()
+{
+	put /proc/devices "195 nvidia"
+	put /proc/misc " 60 gdrdrv
+242 rfkill"
+	put /dev/gdrdrv "char 10"
+}
+case_of gdrdrv.node PASS "opens" wherry_gdr
+other_misc()
+{
+	wherry_gdr
+	put /dev/gdrdrv "char 240"
+}
+case_of gdrdrv.node FAIL "has major 240, the module 10" other_misc
 case_of gdrdrv.node UNKNOWN "Too many levels" spoil /dev/gdrdrv
 little_memlock()
 {
