@@ -7,7 +7,7 @@
 #include <setjmp.h>
 #include <stdarg.h>
 #include <string.h>
-#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -23,6 +23,22 @@ static struct sockaddr_in address;
 static atomic_uint accepted, waits;
 static atomic_int told;
 static atomic_uint hold_at; /* it holds itself when so many have been accepted */
+
+/* The process has no descriptors left, as far as accept4() is concerned, and how often that was said. */
+static atomic_bool short_of;
+static atomic_uint refused;
+
+/* In front of the C library's. Not by RLIMIT_NOFILE, which valgrind does not hold a program to;
+ * tests/integration/metrics-counters.c does it by that. */
+int accept4(int fd, __SOCKADDR_ARG from, socklen_t *restrict length, int flags)
+{
+	if (atomic_load(&short_of)) {
+		atomic_fetch_add(&refused, 1);
+		errno = EMFILE;
+		return -1;
+	}
+	return (int)syscall(SYS_accept4, fd, from.__sockaddr__, length, flags);
+}
 
 static void count_accepted(struct wh_listener *of, int fd, const struct sockaddr_storage *from)
 {
@@ -88,7 +104,7 @@ static void reaches(atomic_uint *count, unsigned wanted)
 
 	while (atomic_load(count) < wanted && wh_now() < until)
 		nap();
-	assert_int_equal(atomic_load(count), wanted);
+	assert_true(atomic_load(count) >= wanted);
 }
 
 static int open_client(void)
@@ -147,46 +163,40 @@ static void hold__until_let_go(void **state)
 		close(clients[i]);
 }
 
-static int64_t cpu_time(void)
+/* How often it has tried since `from`, which may not be more often than every 100 ms. */
+static void tries_slowly(int64_t from, unsigned before)
 {
-	struct timespec used;
-
-	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
-	return used.tv_sec * WH_SECOND + used.tv_nsec;
+	assert_in_range(atomic_load(&refused) - before, 0, (uint64_t)((wh_now() - from) / (100 * WH_MS)) + 1);
 }
 
 /* Out of descriptors it does not spin, tells so once, and accepts what has waited as soon as there are some. */
 static void accept__without_descriptors(void **state)
 {
-	struct rlimit limit, none;
 	int clients[2] = { open_client(), open_client() };
-	int64_t used, until;
+	int64_t from;
+	unsigned before;
 
 	(void)state;
-	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-	none = limit;
-	none.rlim_cur = 0;
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	atomic_store(&short_of, true);
 	connect_client(clients[0]);
 	reaches(&waits, 1);
 	assert_int_equal(atomic_load(&told), EMFILE);
 	connect_client(clients[1]);
-	used = cpu_time();
-	for (until = wh_now() + WH_SECOND / 2; wh_now() < until;)
-		nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
-	used = cpu_time() - used;
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
-	assert_in_range(used, 0, 100 * WH_MS);
+	from = wh_now();
+	before = atomic_load(&refused);
+	reaches(&refused, before + 3);
+	tries_slowly(from, before);
 	assert_int_equal(atomic_load(&accepted), 0);
+	atomic_store(&short_of, false);
 	reaches(&accepted, 2);
 	assert_int_equal(atomic_load(&waits), 1);
 	/* Another shortage is told again. */
 	close(clients[0]);
 	clients[0] = open_client();
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	atomic_store(&short_of, true);
 	connect_client(clients[0]);
 	reaches(&waits, 2);
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	atomic_store(&short_of, false);
 	reaches(&accepted, 3);
 	for (int i = 0; i < 2; i++)
 		close(clients[i]);
@@ -195,24 +205,20 @@ static void accept__without_descriptors(void **state)
 /* Let go of while it waits for descriptors, it goes on waiting. */
 static void hold__without_descriptors(void **state)
 {
-	struct rlimit limit, none;
 	int client = open_client();
-	int64_t used, until;
+	unsigned before;
+	int64_t from;
 
 	(void)state;
-	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
-	none = limit;
-	none.rlim_cur = 0;
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+	atomic_store(&short_of, true);
 	connect_client(client);
 	reaches(&waits, 1);
-	used = cpu_time();
-	for (until = wh_now() + WH_SECOND / 4; wh_now() < until;) {
+	from = wh_now();
+	before = atomic_load(&refused);
+	for (int i = 0; i < 100; i++)
 		wh_loop_call(&loop, let_go, &listener);
-		nanosleep(&(struct timespec){ 0, 50000000 }, NULL);
-	}
-	assert_in_range(cpu_time() - used, 0, 50 * WH_MS);
-	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	tries_slowly(from, before);
+	atomic_store(&short_of, false);
 	reaches(&accepted, 1);
 	close(client);
 }
