@@ -119,7 +119,8 @@ static double time_of(const struct trial *trial, uint64_t piece, uint64_t block)
 	if (took < 0)
 		return (double)took;
 	qsort(samples, done, sizeof(*samples), compare);
-	return (double)samples[done / 2];
+	done /= 2;
+	return (double)samples[done];
 }
 
 static bool measure(const struct trial *trial, struct wh_probed *out)
