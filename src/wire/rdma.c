@@ -66,7 +66,7 @@ static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 		return -EPROTO;
 	wh_take_bytes(in, end->name, length);
 	end->name[length] = 0;
-	if (!wh_text_is_clean(end->name, length))
+	if (in->cut || !wh_text_is_clean(end->name, length))
 		return -EPROTO;
 	if (zero || end->link < WH_RDMA_INFINIBAND || end->link > WH_RDMA_ETHERNET ||
 	    end->gid_type > 2 || (end->link == WH_RDMA_INFINIBAND) != (end->gid_type == 0) ||
