@@ -50,8 +50,9 @@ static void memory(struct wh_engine *engine)
 static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t remote, struct wh_queue *queue)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .queue = queue };
-	struct wh_transfer one = { .local = region, .remote = remote, .length = LENGTH, .op = WH_WRITE };
-	struct wh_base base = { region, 0, remote, 0 };
+	struct wh_transfer one = { .local = region, .remote = remote, .length = LENGTH / 2, .op = WH_WRITE };
+	/* The other half: transfers of a batch run in no particular order. */
+	struct wh_base base = { region, LENGTH / 2, remote, LENGTH / 2 };
 	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 512, .count = 32,
 				       .bases = &base, .base_count = 1 };
 	struct wh_estimate estimate = { .size = sizeof(estimate) };

@@ -491,7 +491,8 @@ struct copier {
 	unsigned char *local;
 	struct wh_region *region;
 	atomic_bool *stop;
-	unsigned int rounds, failures;
+	unsigned int rounds;
+	atomic_uint failures; /* looked at while the thread runs */
 	char text[256];
 };
 
