@@ -4,7 +4,8 @@
  *
  * Programs made for GDRCopy run on this library as they are; it is installed in a directory of its own,
  * where they have to be told to look (docs/windows.md). It works with GDRCopy's kernel module or with
- * Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to ask. New programs have more from <wherry/window.h>.
+ * Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to ask. New
+ * programs have more from <wherry/window.h>.
  *
  * Every function returns 0 or an errno, positive, unless its comment says otherwise. All may be
  * called from any thread, on any object; using a handle while another thread gives it back is the
@@ -68,8 +69,9 @@ typedef enum gdr_pin_flags {
 /* Pin [addr, addr+size) of a GPU's memory, wherever it begins, rounded out to GPU pages. A page that is
  * allocated in part is pinned whole, with what else CUDA keeps in it. It is held until it is unpinned,
  * except with a kernel module that is set not to (gdr_get_callback_flag()).
- * EINVAL (a page of which nothing that was asked for is memory of a GPU, a range that wraps, size 0), ENOMEM (the GPU's BAR1 is full),
- * EOPNOTSUPP (a flag, or a sort of memory). p2p_token and va_space are not used any more. */
+ * EINVAL (a page of which nothing that was asked for is memory of a GPU, a range that wraps, size
+ * 0), ENOMEM (the GPU's BAR1 is full), EOPNOTSUPP (a flag, or a sort of memory). p2p_token and
+ * va_space are not used any more. */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle);
@@ -88,7 +90,8 @@ typedef enum gdr_mapping_type {
 	GDR_MAPPING_TYPE_MAX,
 } gdr_mapping_type_t;
 
-/* *pstr: "None", "Write Combining", "Caching" or "Device", good for ever. EINVAL: any other type, NULL. */
+/* *pstr: "None", "Write Combining", "Caching" or "Device", good for ever. EINVAL: any other type,
+ * NULL. */
 int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr);
 
 typedef struct gdr_info_v2 {
@@ -115,9 +118,10 @@ typedef enum gdr_map_flags {
 	GDR_MAP_FLAG_REQ_DEVICE_MAPPING = 3,
 } gdr_map_flags_t;
 
-/* Map pinned memory, all of it. *va is the CPU's address of info.va, which is what was pinned: only what
- * was pinned from a multiple of 64 KiB on can be mapped. EAGAIN: it is mapped already; EINVAL: no such
- * handle, an address that is no such multiple, more than is pinned, size 0; EOPNOTSUPP: not a mapping of that type. */
+/* Map pinned memory, all of it. *va is the CPU's address of info.va, which is what was pinned: only
+ * what was pinned from a multiple of 64 KiB on can be mapped. EAGAIN: it is mapped already; EINVAL:
+ * no such handle, an address that is no such multiple, more than is pinned, size 0; EOPNOTSUPP: not
+ * a mapping of that type. */
 int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size);
 int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags);
 

@@ -49,7 +49,8 @@ struct wh_engine_options {
 	const char *const *config;
 	/* Called with one line for each thing worth telling (a peer lost, a route refused); NULL:
 	 * silence. What a user should see in any case starts with "warning: " (a variable WHERRY_...
-	 * that no setting reads, the lease of an earlier engine of this name that is waited for). Called from any thread, also the engine's own; must not call into Wherry. */
+	 * that no setting reads, the lease of an earlier engine of this name that is waited for).
+	 * Called from any thread, also the engine's own; must not call into Wherry. */
 	void (*log)(void *arg, const char *line);
 	void *log_arg;
 	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,
@@ -62,13 +63,14 @@ struct wh_engine_options {
 
 /* Open an engine: its listener, its progress threads, its transports. A process needs one as a
  * rule. options may be NULL. Does not block on the network, unless it is registered: then until
- * the registry has answered, at most the knob `timeout`, and where the name belongs to another engine until
- * that one's lease must have run out.
- * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM, -EACCES (a
- * key file that others can read; more than loopback without a cluster key), -ELIBACC (no OpenSSL to prove
- * the key with). With a registry also -EEXIST (a live engine has the name), -ELIBACC (a library for it is
- * not there), -ECONNREFUSED, -EHOSTUNREACH, -ETIMEDOUT, -ECONNRESET, -EACCES (user, password,
- * certificate), -EPROTO. A registry that goes away later disturbs nothing: it is tried again. */
+ * the registry has answered, at most the knob `timeout`, and where the name belongs to another
+ * engine until that one's lease must have run out.
+ * 0, or -EINVAL (an option or a knob), -E2BIG, -EADDRINUSE, -EADDRNOTAVAIL, -EMFILE, -ENOMEM,
+ * -EACCES (a key file that others can read; more than loopback without a cluster key), -ELIBACC (no
+ * OpenSSL to prove the key with). With a registry also -EEXIST (a live engine has the name),
+ * -ELIBACC (a library for it is not there), -ECONNREFUSED, -EHOSTUNREACH, -ETIMEDOUT, -ECONNRESET,
+ * -EACCES (user, password, certificate), -EPROTO. A registry that goes away later disturbs nothing:
+ * it is tried again. */
 int wh_engine_open(const struct wh_engine_options *options, struct wh_engine **out);
 
 /* Close the engine. Everything opened from it must be gone before: peers closed, batches and

@@ -15,8 +15,9 @@ const char *wh_version(void);
 
 /* What the last failed call on this thread said: the call, the argument or address, the real
  * errno and what to try. One line, no newline; "" if nothing has failed on this thread yet. A call
- * that succeeds leaves it as it was, whatever it had to get over. The string belongs to the library and is good until this thread's next failing call. An error that
- * comes later, while a batch runs, belongs to the batch: wh_batch_error_text(). */
+ * that succeeds leaves it as it was, whatever it had to get over. The string belongs to the library
+ * and is good until this thread's next failing call. An error that comes later, while a batch runs,
+ * belongs to the batch: wh_batch_error_text(). */
 const char *wh_error_text(void);
 
 #ifdef __cplusplus

@@ -151,17 +151,18 @@ struct wh_region_options {
 	const char *name;
 	/* What every peer may do: enum wh_access, or-ed; 0: READ | WRITE, or, with grants, NONE. */
 	uint32_t access;
-	/* What the peers named here may do in place of that. Others do not see the region if `access` is
-	 * NONE. Copied; each peer once. */
+	/* What the peers named here may do in place of that. Others do not see the region if
+	 * `access` is NONE. Copied; each peer once. */
 	uint32_t grant_count;
 	const struct wh_grant *grants;
 };
 
 /* Register [address, address+length) for transfers. The caller keeps it mapped, readable and (for
- * access WRITE, or as the target of a read) writable until wh_region_unregister(). Where it is not, transfers
- * fail with -EFAULT if a system call moves the bytes (tcp without tls, process_vm); where the CPU does (self, a
- * mapping, tls) it faults. Regions may overlap. A region with access READ or WRITE is published: connected peers learn of it in a
- * moment. options may be NULL. Does not touch the memory and does not block on peers.
+ * access WRITE, or as the target of a read) writable until wh_region_unregister(). Where it is not,
+ * transfers fail with -EFAULT if a system call moves the bytes (tcp without tls, process_vm); where
+ * the CPU does (self, a mapping, tls) it faults. Regions may overlap. A region with access READ or
+ * WRITE is published: connected peers learn of it in a moment. options may be NULL. Does not touch
+ * the memory and does not block on peers.
  *
  * The memory may be a GPU's: all of one GPU, in one allocation or in several mappings of
  * cuMemCreate that lie one after the other. Synchronous copies that the application does to it wait
@@ -179,8 +180,8 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
  * callback). */
 int wh_region_unregister(struct wh_region *region);
 
-/* The region's id, unique among the engine's regions. 42 bits of it are random: other ids do not tell it,
- * and an old one names no other region but by a chance of 1 in 2^42. */
+/* The region's id, unique among the engine's regions. 42 bits of it are random: other ids do not
+ * tell it, and an old one names no other region but by a chance of 1 in 2^42. */
 uint64_t wh_region_id(const struct wh_region *region);
 
 /* Which region of this engine holds all of [address, address+length), and at which offset; the

@@ -22,15 +22,16 @@ enum wh_op {
 
 /* One transfer of `length` bytes between a region of ours and a region of the peer.
  *
- * Source and target that share bytes, in one region or in several over the same memory, can only be where both
- * sides are of one process, or of memory that two processes share:
- *  - The peer is this engine itself ("self") and the memory is the host's: the target has in the end what the
- *    source had before, as by memmove().
- *  - The same with a GPU's or managed memory: -EINVAL, unless source and target are the very same bytes, which stay.
- *  - Another engine (shm, cuda, rdma, tcp): nobody notices. The bytes that both have are undefined in the target,
- *    and in what was the source; the others are as they should be.
- * Of several transfers of a batch, or of batches that run at the same time, none may write what another one reads or
- * writes: they run in any order and in parts, so such bytes are undefined. */
+ * Source and target that share bytes, in one region or in several over the same memory, can only be
+ * where both sides are of one process, or of memory that two processes share:
+ *  - The peer is this engine itself ("self") and the memory is the host's: the target has in the end
+ *    what the source had before, as by memmove().
+ *  - The same with a GPU's or managed memory: -EINVAL, unless source and target are the very same
+ *    bytes, which stay.
+ *  - Another engine (shm, cuda, rdma, tcp): nobody notices. The bytes that both have are undefined in
+ *    the target, and in what was the source; the others are as they should be.
+ * Of several transfers of a batch, or of batches that run at the same time, none may write what
+ * another one reads or writes: they run in any order and in parts, so such bytes are undefined. */
 struct wh_transfer {
 	struct wh_region *local;
 	uint64_t local_offset;
@@ -71,10 +72,10 @@ struct wh_blocks_desc {
 
 /* Check a descriptor against both sides' regions and keep a copy of it, ready to be added to any
  * number of batches of that peer. The caller's arrays may go afterwards.
- * 0, or -EINVAL (also: a block of a GPU's memory overlaps its own target, see struct wh_transfer), -E2BIG,
- * -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote region), -EACCES (the
- * remote region does not grant it), -ECONNRESET (the peer has left or is lost), -ESTALE (it was restarted),
- * -ENOMEM. */
+ * 0, or -EINVAL (also: a block of a GPU's memory overlaps its own target, see struct wh_transfer),
+ * -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote
+ * region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left or is
+ * lost), -ESTALE (it was restarted), -ENOMEM. */
 int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
 
 /* Let go of it; batches it was added to keep what they need. NULL is allowed. */
@@ -161,16 +162,17 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
  * errno of its first failure. A batch never submitted is -EINVAL. Does not block. */
 int wh_batch_poll(struct wh_batch *batch);
 
-/* How many bytes of its last submission are not awaited any more: they have been moved, or given up. A peer that
- * answers pings and moves nothing is not lost: who wants a deadline waits with a timeout, looks here whether the
- * number has changed, and cancels. It grows by parts, which are up to the knob `slice` over a network and up to the
- * whole batch where GPUs move it, and goes back where a part is moved again by another transport. Does not block;
- * thread-safe as wh_batch_poll(). 0, or -EINVAL (NULL, or a batch that was never submitted). */
+/* How many bytes of its last submission are not awaited any more: they have been moved, or given
+ * up. A peer that answers pings and moves nothing is not lost: who wants a deadline waits with a
+ * timeout, looks here whether the number has changed, and cancels. It grows by parts, which are up
+ * to the knob `slice` over a network and up to the whole batch where GPUs move it, and goes back
+ * where a part is moved again by another transport. Does not block; thread-safe as wh_batch_poll().
+ * 0, or -EINVAL (NULL, or a batch that was never submitted). */
 int wh_batch_progress(struct wh_batch *batch, uint64_t *bytes);
 
 /* Wait up to `timeout` ns for it; WH_FOREVER: without a limit. As wh_batch_poll(), with -ETIMEDOUT for
- * not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state, -EDEADLK in a
- * callback. */
+ * not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state, -EDEADLK
+ * in a callback. */
 int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
 
 /* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and
@@ -202,9 +204,10 @@ struct wh_route {
 	uint64_t transfers; /* transfers and blocks that took it */
 	char refused[192];  /* why it was not taken where it would have been better; "": it was not
 			       refused */
-	/* 1: the refusal follows from what was asked for (another transport is required, a setting), from what
-	 * the peer is (`self` for another engine, `shm` for another host), or there is no such device here. It
-	 * surprises nobody: wherry copy leaves it out, wherry explain does not. */
+	/* 1: the refusal follows from what was asked for (another transport is required, a
+	 * setting), from what the peer is (`self` for another engine, `shm` for another host), or
+	 * there is no such device here. It surprises nobody: wherry copy leaves it out, wherry
+	 * explain does not. */
 	uint32_t inapplicable;
 	uint32_t reserved; /* 0 */
 };
@@ -220,29 +223,30 @@ struct wh_estimate {
 	uint64_t bytes;     /* of the batch */
 	uint64_t transfers; /* and blocks */
 	/* ns, parts one after the other. What GPUs move, by the better of their engines, where batches
-	 * follow each other: one that is alone takes the way to the GPU and back besides, some us. What is
-	 * staged through pinned memory, by the slower of the two sides. What the CPU or a network moves, of
-	 * a batch that is alone, from its submission to its completion. 0: not known. */
+	 * follow each other: one that is alone takes the way to the GPU and back besides, some us.
+	 * What is staged through pinned memory, by the slower of the two sides. What the CPU or a
+	 * network moves, of a batch that is alone, from its submission to its completion. 0: not
+	 * known. */
 	uint64_t duration;
 	uint64_t kernel; /* ns, if it all went by the gather-scatter kernel; 0: none of it can */
 	uint64_t copies; /* ns, if it all went by the copy engines; 0: none of it can */
 	uint32_t ctas;   /* of the kernel, if all addresses are aligned as the lengths are */
 	/* 1: from what was measured here when such a way was first used; 0: from what is usual. */
 	uint32_t measured;
-	/* Bytes that were walked through to measure what the CPU or a network moves: 64 MiB, or as much as the
-	 * peer's region has. What fits into the CPU's caches came from there, several times as fast as from
-	 * memory. 0: nothing was measured in this way. */
+	/* Bytes that were walked through to measure what the CPU or a network moves: 64 MiB, or as
+	 * much as the peer's region has. What fits into the CPU's caches came from there, several
+	 * times as fast as from memory. 0: nothing was measured in this way. */
 	uint64_t working_set;
 };
 
 /* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing of the
- * batch's. The first time that it is asked about a way that the CPU or a network is, it measures that one: up
- * to 64 MiB are read a few times from a region of the peer's that may be read and is 64 KiB long at least, into
- * memory that is taken for it, which blocks for half a second or less, and is counted as other transfers are;
- * where there is none, the duration is not known.
- * Writes are taken to cost what reads do. In a callback nothing is measured. Thread-safe.
- * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and what
- * wh_batch_routes() says. */
+ * batch's. The first time that it is asked about a way that the CPU or a network is, it measures
+ * that one: up to 64 MiB are read a few times from a region of the peer's that may be read and is
+ * 64 KiB long at least, into memory that is taken for it, which blocks for half a second or less,
+ * and is counted as other transfers are; where there is none, the duration is not known. Writes are
+ * taken to cost what reads do. In a callback nothing is measured. Thread-safe.
+ * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and
+ * what wh_batch_routes() says. */
 int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);
 
 /* wh_batch_routes() as text for a person, one route a line, NUL-terminated, cut to `length` bytes.
