@@ -33,8 +33,8 @@ enum gdrdrv_attribute {
 #define GDRDRV_PIN_FLAG_FORCE_PCIE 1u
 
 struct gdrdrv_pin {
-	/* Any alignment: what is pinned is whole GPU pages of 64 KiB. Only where it is a multiple of
-	 * that can the pin be mapped. */
+	/* Any alignment: what is pinned is whole GPU pages of 64 KiB. Only where it is a multiple
+	 * of that can the pin be mapped. */
 	__u64 addr;
 	__u64 size;
 	__u64 p2p_token; /* both 0 where pages are persistent */

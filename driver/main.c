@@ -311,9 +311,9 @@ static int show_refcount(struct seq_file *file, void *data)
 }
 
 /* Another driver of that interface: NVIDIA's gdrdrv has the directory. Making it a second time, the
- * kernel warns with a stack, which panic_on_warn turns into a panic; and it has no way to ask but by
- * path. Looked for is only what the kernel itself makes. Where proc or sysfs is mounted elsewhere the
- * kernel's own refusal is what remains. */
+ * kernel warns with a stack, which panic_on_warn turns into a panic; and it has no way to ask but
+ * by path. Looked for is only what the kernel itself makes. Where proc or sysfs is mounted
+ * elsewhere the kernel's own refusal is what remains. */
 static int __init check_free(const char *name)
 {
 	struct path path;

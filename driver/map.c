@@ -239,8 +239,8 @@ int map_window(struct file *file, struct vm_area_struct *area)
 	if (!region)
 		return -EINVAL;
 
-	/* A window begins with a GPU page. Whoever pinned from within one and took the window's first
-	 * byte for the first of what was asked for would write over what is before it. */
+	/* A window begins with a GPU page. Whoever pinned from within one and took the window's
+	 * first byte for the first of what was asked for would write over what is before it. */
 	if (region->aligned)
 		error = window_claim(region, area->vm_end - area->vm_start);
 	if (!error)

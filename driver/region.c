@@ -2,10 +2,10 @@
 /* Pins: GPU pages got from the NVIDIA driver, until they are given back or taken away.
  *
  * The driver takes them away by a callback, which comes at any time, as early as before the
- * function that got them has returned, and with the driver's own locks held. Hence the rules: with a
- * region's lock held the driver is never called and nothing is allocated; and the driver's table of
- * pages is only looked at with the lock held, which keeps the callback, and so the driver's freeing
- * of the table, waiting. */
+ * function that got them has returned, and with the driver's own locks held. Hence the rules: with
+ * a region's lock held the driver is never called and nothing is allocated; and the driver's table
+ * of pages is only looked at with the lock held, which keeps the callback, and so the driver's
+ * freeing of the table, waiting. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/module.h>
@@ -29,9 +29,9 @@ static bool use_persistent;
 
 /* Held over get and put of pages that can be taken away, outside of everything else. The driver may
  * take them away just before a put, which then does nothing, since it does not know the table;
- * unless a get has meanwhile been given a table at the same address. That get may be anybody's, so a
- * lock for each region or client would not do. It costs little: the NVIDIA driver serializes these
- * calls itself, by its own global lock. Persistent pages, the default, need none. */
+ * unless a get has meanwhile been given a table at the same address. That get may be anybody's, so
+ * a lock for each region or client would not do. It costs little: the NVIDIA driver serializes
+ * these calls itself, by its own global lock. Persistent pages, the default, need none. */
 static DEFINE_MUTEX(revocable_lock);
 
 static void region_free(struct kref *references)
@@ -439,9 +439,9 @@ int __init region_init(bool want_persistent)
 
 void region_exit(void)
 {
-	/* No file is open, but a callback that began before the last was closed may still run: until
-	 * it has put its region, and then for some instructions, in which it never sleeps. When every
-	 * task has slept or been in user space, it has left this module's text. */
+	/* No file is open, but a callback that began before the last was closed may still run:
+	 * until it has put its region, and then for some instructions, in which it never sleeps.
+	 * When every task has slept or been in user space, it has left this module's text. */
 	wait_var_event(&regions, !atomic_read(&regions));
 	if (!use_persistent)
 		synchronize_rcu_tasks();

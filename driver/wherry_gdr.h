@@ -46,8 +46,8 @@ struct region {
 	bool cacheable;
 
 	/* Taken by page faults, under mmap_lock, and by the driver's callback, under the driver's
-	 * locks, which memory reclaim may want. So while it is held, nobody may allocate, touch user
-	 * memory or call the driver. */
+	 * locks, which memory reclaim may want. So while it is held, nobody may allocate, touch
+	 * user memory or call the driver. */
 	struct mutex lock;
 	struct nvidia_p2p_page_table *table; /* NULL: not got yet, or taken away */
 	struct address_space *mapping; /* where its windows are; NULL: no more windows */

@@ -2,10 +2,10 @@
 /*
  * libgdrapi: CPU mappings of GPU memory, with the interface of GDRCopy 2.6, by Wherry.
  *
- * Programs made for GDRCopy run on this library as they are; it is installed in a directory of its own,
- * where they have to be told to look (docs/windows.md). It works with GDRCopy's kernel module or with
- * Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to ask. New
- * programs have more from <wherry/window.h>.
+ * Programs made for GDRCopy run on this library as they are; it is installed in a directory of its
+ * own, where they have to be told to look (docs/windows.md). It works with GDRCopy's kernel module
+ * or with Wherry's, and, unlike GDRCopy, without any on the NVIDIA drivers that it knows how to
+ * ask. New programs have more from <wherry/window.h>.
  *
  * Every function returns 0 or an errno, positive, unless its comment says otherwise. All may be
  * called from any thread, on any object; using a handle while another thread gives it back is the
@@ -49,8 +49,8 @@ extern "C" {
 struct gdr;
 typedef struct gdr *gdr_t;
 
-/* Begin. NULL: nobody here can map GPU memory (the log says why). Starts no CUDA, nor do the functions
- * that only ask: a child forked after them can. */
+/* Begin. NULL: nobody here can map GPU memory (the log says why). Starts no CUDA, nor do the
+ * functions that only ask: a child forked after them can. */
 gdr_t gdr_open(void);
 
 /* End: everything pinned is unmapped and unpinned. EINVAL: NULL. */
@@ -66,12 +66,12 @@ typedef enum gdr_pin_flags {
 	GDR_PIN_FLAG_FORCE_PCIE = 1, /* never by a coherent link: GDR_ATTR_SUPPORT_... */
 } gdr_pin_flags_t;
 
-/* Pin [addr, addr+size) of a GPU's memory, wherever it begins, rounded out to GPU pages. A page that is
- * allocated in part is pinned whole, with what else CUDA keeps in it. It is held until it is unpinned,
- * except with a kernel module that is set not to (gdr_get_callback_flag()).
- * EINVAL (a page of which nothing that was asked for is memory of a GPU, a range that wraps, size
- * 0), ENOMEM (the GPU's BAR1 is full), EOPNOTSUPP (a flag, or a sort of memory). p2p_token and
- * va_space are not used any more. */
+/* Pin [addr, addr+size) of a GPU's memory, wherever it begins, rounded out to GPU pages. A page
+ * that is allocated in part is pinned whole, with what else CUDA keeps in it. It is held until it
+ * is unpinned, except with a kernel module that is set not to (gdr_get_callback_flag()). EINVAL (a
+ * page of which nothing that was asked for is memory of a GPU, a range that wraps, size 0), ENOMEM
+ * (the GPU's BAR1 is full), EOPNOTSUPP (a flag, or a sort of memory). p2p_token and va_space are
+ * not used any more. */
 int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
 		   gdr_mh_t *handle);
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle);

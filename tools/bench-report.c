@@ -38,8 +38,8 @@ static void route_text(const struct bench_result *result, char *out, size_t size
 		 result->detail);
 }
 
-/* The medians of the rounds' own shares. Batches below BENCH_LARGE are about latency: "1.05x" is so many
- * times the limit's p50. */
+/* The medians of the rounds' own shares. Batches below BENCH_LARGE are about latency: "1.05x" is so
+ * many times the limit's p50. */
 static const char *share_text(const struct bench_result *result, char *out, size_t size)
 {
 	if (bench_layout_bytes(&result->row.layout) >= BENCH_LARGE)

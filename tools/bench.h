@@ -325,8 +325,8 @@ int bench_ask(struct bench_process *process, const struct bench_order *order,
 void bench_process_stop(struct bench_process *process);
 void bench_process_continue(struct bench_process *process);
 
-/* What one of these processes has said on stderr itself reaches the command as an errno without a text:
- * from an exit code, and back to it. */
+/* What one of these processes has said on stderr itself reaches the command as an errno without a
+ * text: from an exit code, and back to it. */
 int bench_said_error(int code);
 int bench_said_code(int error);
 
@@ -556,8 +556,8 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 void bench_table_footprint(FILE *out, const struct bench_footprint *footprint);
 void bench_table_handshake(FILE *out, const struct bench_handshake *handshake);
 bool bench_handshake_good(const struct bench_handshake *handshake);
-/* One line, behind what a table's columns mean, unless it was a `matrix`, which says so itself. Returns the
- * exit code that fits. */
+/* One line, behind what a table's columns mean, unless it was a `matrix`, which says so itself.
+ * Returns the exit code that fits. */
 int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count, bool matrix);
 
 json_t *bench_json_result(const struct bench_result *result);

@@ -218,7 +218,8 @@ static bool is_of_one_owner(const struct end *a, const struct end *b)
 	return !wh_peer_info(a->peer, &one) && !wh_peer_info(b->peer, &other) && one.epoch == other.epoch;
 }
 
-/* Memory that overlaps its copy is copied in the direction in which nothing is overwritten before it is read. */
+/* Memory that overlaps its copy is copied in the direction in which nothing is overwritten before
+ * it is read. */
 static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
 {
 	const struct end *source = &copy->source, *target = &copy->target;

@@ -395,7 +395,8 @@ static bool doctor_is_absent(const struct finding *finding)
 	return finding->absent && !*finding->fix && strcmp(finding->evidence, absences[finding->absent]) == 0;
 }
 
-/* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been named. */
+/* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been
+ * named. */
 static void doctor_absent_name(const struct check *const *checks, const struct finding *findings, size_t count,
 			       size_t at, char *out, size_t size)
 {

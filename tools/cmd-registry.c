@@ -32,8 +32,9 @@
 #define UNREAD (128 << 10) /* of each of so many connections */
 #define IDLE (300 * WH_SECOND)
 #define PATIENCE (60 * WH_SECOND) /* for a body to come, and for an answer to be read */
-/* What engines ask and are told is small, and is always taken and answered: connections are counted. The rest
- * together is bounded, or clients that stall would keep an engine from renewing its lease. */
+/* What engines ask and are told is small, and is always taken and answered: connections are
+ * counted. The rest together is bounded, or clients that stall would keep an engine from renewing
+ * its lease. */
 #define SMALL (4 << 10)
 #define BODIES_MOST (64 << 20)  /* of all requests that are being received */
 #define ANSWERS_MOST (64 << 20) /* of all answers that have not been read */

@@ -260,7 +260,8 @@ static void print_escaped(const char *bytes, uint64_t length, bool word)
 	}
 }
 
-/* One line a notification, whatever its bytes are and whoever sends it: SENDER is one word and no other's. */
+/* One line a notification, whatever its bytes are and whoever sends it: SENDER is one word and no
+ * other's. */
 static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
 {
 	flockfile(stdout);

@@ -8,8 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Exit codes. exit_meanings in command.c says what they mean, for man pages; exit_code_of() alone decides
- * which one an error gets. The README has the same table. */
+/* Exit codes. exit_meanings in command.c says what they mean, for man pages; exit_code_of() alone
+ * decides which one an error gets. The README has the same table. */
 enum {
 	EXIT_PASS = 0,
 	EXIT_WARNING = 1,
@@ -27,8 +27,8 @@ extern const struct exit_meaning exit_meanings[];
 /* The exit code for an errno of either sign. */
 int exit_code_of(int error);
 
-/* What an engine was not reached with, a negative errno: a name that nobody knows (-ENOENT) is no more there
- * than a host that is unknown, and gets the same exit code. */
+/* What an engine was not reached with, a negative errno: a name that nobody knows (-ENOENT) is no
+ * more there than a host that is unknown, and gets the same exit code. */
 int reach_error(int error);
 
 #define COMMAND_OPTIONS_MAX 32

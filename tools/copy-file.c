@@ -96,7 +96,8 @@ static char *name_temporary(const char *path)
 	return out;
 }
 
-/* All that `from` has, from where it stands, to `to`. 0, or -1 with errno; *reading: `from` has failed. */
+/* All that `from` has, from where it stands, to `to`. 0, or -1 with errno; *reading: `from` has
+ * failed. */
 static int copy_content(int from, int to, bool *reading)
 {
 	static char buffer[1 << 16];
@@ -138,8 +139,8 @@ static void link_of(int fd, char out[32])
 	snprintf(out, 32, "/proc/self/fd/%d", fd);
 }
 
-/* A file without a name in the directory of `path`, which is gone when this process is, whatever ends it. -1: the
- * file system has none, or there is no way to name it later. */
+/* A file without a name in the directory of `path`, which is gone when this process is, whatever
+ * ends it. -1: the file system has none, or there is no way to name it later. */
 static int open_unnamed(const char *path)
 {
 	const char *slash = strrchr(path, '/');
@@ -155,7 +156,8 @@ static int open_unnamed(const char *path)
 	return -1;
 }
 
-/* A file of another name beside the target, which goes if a signal comes that can be caught. -1 with errno. */
+/* A file of another name beside the target, which goes if a signal comes that can be caught. -1
+ * with errno. */
 static int open_temporary(struct end *end)
 {
 	int fd;
@@ -283,8 +285,8 @@ static int copy_temporary(struct end *end)
 	return 0;
 }
 
-/* No call puts a file without a name in the place of another: where there is one, it has another name for as long as
- * it takes to rename it. */
+/* No call puts a file without a name in the place of another: where there is one, it has another
+ * name for as long as it takes to rename it. */
 static int commit_unnamed(struct end *end)
 {
 	char unnamed[32];

@@ -34,8 +34,8 @@ struct end {
 	uint64_t length; /* bytes from there on; a source: to read; a target: room */
 
 	int fd; /* -1: none */
-	/* A target file: its own path, and the file that is renamed to it when it is complete; NULL: it has no name
-	 * until then. */
+	/* A target file: its own path, and the file that is renamed to it when it is complete;
+	 * NULL: it has no name until then. */
 	char *path, *temporary;
 
 	struct url url;
@@ -63,8 +63,8 @@ int file_open_source(struct end *end, uint64_t offset);
  * the copied ones are kept; without one the file is made anew. */
 int file_open_target(struct end *end, uint64_t offset, bool keep);
 
-/* Take the space for so many bytes, so that a full disk, or more than a file can have, shows before anything is
- * copied. */
+/* Take the space for so many bytes, so that a full disk, or more than a file can have, shows before
+ * anything is copied. */
 int file_reserve(struct end *end, uint64_t length);
 
 /* Everything is written: give the target file its name. */

@@ -16,7 +16,8 @@
 
 #define MISC 10 /* the major number of all in /proc/misc */
 
-/* The number before a name in /proc/devices, a major one, or in /proc/misc, a minor one; -1: it is not there. */
+/* The number before a name in /proc/devices, a major one, or in /proc/misc, a minor one; -1: it is
+ * not there. */
 static int device_number(const struct doctor *doctor, const char *file, const char *name)
 {
 	char text[8192], *next = text, *line;
@@ -192,8 +193,8 @@ static void doctor_chosen_word(const struct doctor *doctor, const char *folder, 
 	snprintf(out, size, "%.*s", word ? (int)strcspn(word + 1, "]") : 0, word ? word + 1 : "");
 }
 
-/* Memory of the kind 'huge' is of pages of 2 MiB from the pool, if it has enough. Else it is of small pages that
- * the kernel is asked to make transparent huge ones. */
+/* Memory of the kind 'huge' is of pages of 2 MiB from the pool, if it has enough. Else it is of
+ * small pages that the kernel is asked to make transparent huge ones. */
 static void mem_huge(const struct doctor *doctor, struct finding *finding)
 {
 	static const char folder[] = "/sys/kernel/mm/hugepages", size[] = "/sys/kernel/mm/hugepages/hugepages-2048kB",

@@ -27,8 +27,8 @@ int engine_parse_stall(const struct arguments *arguments);
 /* It, in ns; INT64_MAX: never. */
 int64_t engine_stall(void);
 
-/* Wait until the batch has ended. If nothing of it moves for so long it is cancelled: -ETIMEDOUT. Else as
- * wh_batch_wait(). */
+/* Wait until the batch has ended. If nothing of it moves for so long it is cancelled: -ETIMEDOUT.
+ * Else as wh_batch_wait(). */
 int engine_wait(struct wh_batch *batch);
 /* Why a batch of which engine_wait() has just returned an error failed; good until the next call. */
 const char *engine_wait_text(const struct wh_batch *batch);
@@ -50,8 +50,8 @@ struct engine_setup {
 int engine_open(const struct arguments *arguments, const struct engine_setup *setup,
 		struct wh_engine **out);
 
-/* Connect to the engine of `url`, and show on a terminal if that takes long. As wh_peer_open(), with
- * reach_error(). */
+/* Connect to the engine of `url`, and show on a terminal if that takes long. As wh_peer_open(),
+ * with reach_error(). */
 int engine_connect(struct wh_engine *engine, const char *url, bool quiet, struct wh_peer **out);
 
 /* For what is undone at the end, with the exit code so far: that code if it is not 0, because one

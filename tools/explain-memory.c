@@ -41,7 +41,8 @@ static uint64_t bytes_of(const struct question *q)
 	return q->size * (q->blocks ? q->blocks : 1);
 }
 
-/* The estimate reads the target's memory: there is enough of it to walk through as wherry bench does. */
+/* The estimate reads the target's memory: there is enough of it to walk through as wherry bench
+ * does. */
 static uint64_t length_of(const struct question *q, int side)
 {
 	uint64_t bytes = bytes_of(q);
@@ -78,7 +79,8 @@ static int prepare(struct question *q)
 						   &q->region[side]);
 		if (error)
 			return engine_fail(error, q->text[side]);
-		/* What was never written is the kernel's one page of zeros, which is always in the cache. */
+		/* What was never written is the kernel's one page of zeros, which is always in the
+		 * cache. */
 		if (side == TARGET && !memory_on_gpu(q->memory[side].kind))
 			memset(q->address[side], 0xa5, WALKED);
 	}

@@ -18,8 +18,8 @@ bool explain_is_memory(const char *text);
 /* What is told of the CPU window onto the batch's memory; "": nothing. */
 void explain_window(struct wh_batch *batch, char *line, size_t size);
 
-/* Was so little memory walked through to measure it that the CPU's last cache has all of it, on both sides?
- * Then larger memory is slower. */
+/* Was so little memory walked through to measure it that the CPU's last cache has all of it, on
+ * both sides? Then larger memory is slower. */
 bool explain_from_cache(const struct wh_estimate *estimate);
 
 /* How bytes would get from one memory to another: the two operands. An exit code. */

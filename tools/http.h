@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An HTTP server: libmicrohttpd on a thread of its own, with limits that it does not have.
  *
- * Who sends a request byte by byte, or does not read the answer, is cut off by a deadline for each part of it,
- * not for silence alone. Nor do such connections keep others out: where there would be too many, of all or of
- * one address (an IPv4 address, or an IPv6 network), the one that has asked nothing for the longest time is
- * closed, else the one whose answer has taken the longest. */
+ * Who sends a request byte by byte, or does not read the answer, is cut off by a deadline for each
+ * part of it, not for silence alone. Nor do such connections keep others out: where there would be
+ * too many, of all or of one address (an IPv4 address, or an IPv6 network), the one that has asked
+ * nothing for the longest time is closed, else the one whose answer has taken the longest. */
 #ifndef TOOLS_HTTP_H
 #define TOOLS_HTTP_H
 
@@ -29,8 +29,8 @@ struct http_options {
 
 struct http_server;
 
-/* Serve what connects to `listener`, a listening socket that does not block. It belongs to the server
- * afterwards, on failure as well. 0, or a negative errno. */
+/* Serve what connects to `listener`, a listening socket that does not block. It belongs to the
+ * server afterwards, on failure as well. 0, or a negative errno. */
 int http_start(const struct http_options *options, int listener, struct http_server **out);
 /* Ends the thread and closes all connections. */
 void http_stop(struct http_server *server);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How much memory there still is: of the machine, and of the control groups that this process is in. */
+/* How much memory there still is: of the machine, and of the control groups that this process is
+ * in. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +8,8 @@
 
 #include "memory.h"
 
-/* The number behind `field` in a file, or, for "", its first word. False: no such file, field or number. */
+/* The number behind `field` in a file, or, for "", its first word. False: no such file, field or
+ * number. */
 static bool room_read(const char *root, const char *path, const char *field, uint64_t *out)
 {
 	size_t length = strlen(field);
@@ -34,7 +36,8 @@ struct room_names {
 	const char *base, *limit, *used, *inactive, *active;
 };
 
-/* What one group leaves: the pages of files that it has read can be had back. UINT64_MAX: it has no limit. */
+/* What one group leaves: the pages of files that it has read can be had back. UINT64_MAX: it has no
+ * limit. */
 static uint64_t room_of_group(const char *root, const struct room_names *names, const char *group)
 {
 	uint64_t limit, used, inactive = 0, active = 0, free;

@@ -42,13 +42,14 @@ bool memory_on_gpu(uint32_t kind);
 /* Does it take a GPU's driver? */
 bool memory_needs_gpu(uint32_t kind);
 
-/* Bytes of memory that this process may still take, by MemAvailable and by the limits of its control groups
- * (of either version); with what is left of swap unless it is `locked`, and free huge pages. Files are read
- * below `root`, by default "". UINT64_MAX: not known. (memory-room.c) */
+/* Bytes of memory that this process may still take, by MemAvailable and by the limits of its
+ * control groups (of either version); with what is left of swap unless it is `locked`, and free
+ * huge pages. Files are read below `root`, by default "". UINT64_MAX: not known. (memory-room.c) */
 uint64_t memory_room(const char *root, bool locked);
 
-/* Is there room for so many bytes? False with a text: "that takes 1.0 TiB of memory, and there are 22.4
- * GiB". To be asked before anything is touched: the kernel gives addresses freely, and then ends a process. */
+/* Is there room for so many bytes? False with a text: "that takes 1.0 TiB of memory, and there are
+ * 22.4 GiB". To be asked before anything is touched: the kernel gives addresses freely, and then
+ * ends a process. */
 #define MEMORY_TEXT 128
 bool memory_fits(const char *root, uint64_t bytes, bool locked, char text[MEMORY_TEXT]);
 

@@ -46,7 +46,8 @@ struct mooncake_store {
 	void *store;
 };
 
-/* `url`, or "@FILE": in a file that nobody else may read. 0, or an exit code after a line on stderr. */
+/* `url`, or "@FILE": in a file that nobody else may read. 0, or an exit code after a line on
+ * stderr. */
 int mooncake_store_open(const char *url, struct mooncake_store *store);
 /* One that is not open is left alone. */
 void mooncake_store_close(struct mooncake_store *store);

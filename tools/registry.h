@@ -101,16 +101,16 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 /* `owner` NULL: whoever it belongs to; but what has an owner and a running lease is only its owner's.
  * 0, -ENOENT, -EEXIST. */
 int store_delete(struct store *store, const char *key, const char *owner);
-/* A look at all records, in pieces, between which the store may change: a key that is there all the while
- * comes once, with the value that it has then; one that comes later does not come. */
+/* A look at all records, in pieces, between which the store may change: a key that is there all the
+ * while comes once, with the value that it has then; one that comes later does not come. */
 struct store_walk {
 	struct wh_list link; /* in store.walks; zero: it has ended, or never begun */
 	struct wh_list *at;  /* the next one, in store.order */
 	uint64_t last;       /* number */
 };
 void store_walk_begin(struct store *store, struct store_walk *walk);
-/* NULL: there are no more. Good until the store is next asked for anything. One whose lease has run out may
- * still be among them. */
+/* NULL: there are no more. Good until the store is next asked for anything. One whose lease has run
+ * out may still be among them. */
 const struct store_record *store_walk_next(struct store *store, struct store_walk *walk);
 void store_walk_end(struct store_walk *walk);
 /* Let go of what has ended. To be called now and then. */
@@ -125,8 +125,8 @@ struct registry_list;
 
 /* Of the keys that begin with the prefix. NULL: no memory. */
 struct registry_list *registry_list_new(struct store *store, const char *prefix);
-/* The next bytes, at least one and at the most so many; 0: that was all; -ENOMEM. However large the store
- * is, it is not looked at for long. */
+/* The next bytes, at least one and at the most so many; 0: that was all; -ENOMEM. However large the
+ * store is, it is not looked at for long. */
 ssize_t registry_list_read(struct registry_list *list, char *out, size_t most);
 void registry_list_free(struct registry_list *list);
 

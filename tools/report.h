@@ -68,8 +68,8 @@ enum report_verdict {
 bool report_is_latency(const struct report_row *row);
 enum report_verdict report_judge(const struct report_row *row);
 
-/* The same from the numbers themselves: UNKNOWN, GOOD, FAIR or POOR. `bytes` of a batch; `ratio` of the
- * bandwidths, `latency_ratio` of the times, p50 in us; NAN: not known. */
+/* The same from the numbers themselves: UNKNOWN, GOOD, FAIR or POOR. `bytes` of a batch; `ratio` of
+ * the bandwidths, `latency_ratio` of the times, p50 in us; NAN: not known. */
 enum report_verdict report_grade(double bytes, double ratio, double latency_ratio, double p50);
 
 /* "18 of 24 rows reached the limit", or what can be said of those that have none. */

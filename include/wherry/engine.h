@@ -36,8 +36,8 @@ const struct wh_config_row *wh_config_row(size_t index);
 
 struct wh_engine_options {
 	size_t size;
-	/* How other engines see this one, at most 63 bytes of UTF-8 without control characters; NULL:
-	 * "<host>.<pid>". */
+	/* How other engines see this one, at most 63 bytes of UTF-8 without control characters;
+	 * NULL: "<host>.<pid>". */
 	const char *name;
 	/* Where to listen: "127.0.0.1:0", "[::1]:7000", "0.0.0.0:7000"; port 0 takes a free one.
 	 * An address that is not of this host alone takes a cluster key: the knob `keyfile`.
@@ -48,9 +48,9 @@ struct wh_engine_options {
 	 * the environment. Read during wh_engine_open() only. */
 	const char *const *config;
 	/* Called with one line for each thing worth telling (a peer lost, a route refused); NULL:
-	 * silence. What a user should see in any case starts with "warning: " (a variable WHERRY_...
-	 * that no setting reads, the lease of an earlier engine of this name that is waited for).
-	 * Called from any thread, also the engine's own; must not call into Wherry. */
+	 * silence. What a user should see in any case starts with "warning: " (a variable
+	 * WHERRY_... that no setting reads, the lease of an earlier engine of this name that is
+	 * waited for). Called from any thread, also the engine's own; must not call into Wherry. */
 	void (*log)(void *arg, const char *line);
 	void *log_arg;
 	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,

@@ -49,8 +49,9 @@ struct wh_memory_options {
 
 /* Allocate `length` bytes, zeroed, of which the engine knows the kind. Choose WH_MEMORY_SHARED (the
  * default) for memory that engines on this host should reach by plain loads and stores, and
- * WH_MEMORY_PINNED for what goes to and from a GPU. A peer maps such an allocation, whole, for as long
- * as every byte of it is published to that peer, by one region or by many. options may be NULL.
+ * WH_MEMORY_PINNED for what goes to and from a GPU. A peer maps such an allocation, whole, for as
+ * long as every byte of it is published to that peer, by one region or by many. options may be
+ * NULL.
  *
  * Host memory is page-aligned; its pages are taken on first touch, those of PINNED and MAPPED at
  * once. Memory of a GPU starts at a multiple of 256 bytes at least, and takes whole blocks of

@@ -170,9 +170,9 @@ int wh_batch_poll(struct wh_batch *batch);
  * 0, or -EINVAL (NULL, or a batch that was never submitted). */
 int wh_batch_progress(struct wh_batch *batch, uint64_t *bytes);
 
-/* Wait up to `timeout` ns for it; WH_FOREVER: without a limit. As wh_batch_poll(), with -ETIMEDOUT for
- * not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state, -EDEADLK
- * in a callback. */
+/* Wait up to `timeout` ns for it; WH_FOREVER: without a limit. As wh_batch_poll(), with -ETIMEDOUT
+ * for not yet (the batch goes on), -EINVAL for a negative timeout, whatever the batch's state,
+ * -EDEADLK in a callback. */
 int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
 
 /* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and

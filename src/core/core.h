@@ -132,8 +132,8 @@ struct wh_region {
 	struct rdma_memory *_Atomic rdma;
 };
 
-/* Can its memory be unmapped while it is registered, by whom it belongs to? What transports copy themselves, without
- * a system call that would tell, they look at before. */
+/* Can its memory be unmapped while it is registered, by whom it belongs to? What transports copy
+ * themselves, without a system call that would tell, they look at before. */
 static inline bool wh_region_may_vanish(const struct wh_region *region)
 {
 	return !region->memory && wh_kind_on_host(region->place.kind);
@@ -673,8 +673,8 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 			  uint64_t id, uint64_t offset, uint64_t length);
 int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 			 const struct wh_region *region, uint64_t offset, uint64_t length);
-/* Do the two sides share bytes of a GPU's, some of which would be overwritten before they are read? Seen where
- * both are of this engine; host memory is moved in the right direction there. */
+/* Do the two sides share bytes of a GPU's, some of which would be overwritten before they are read?
+ * Seen where both are of this engine; host memory is moved in the right direction there. */
 int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length);

@@ -7,8 +7,9 @@
  * can guess the next one) and an index (low 22 bits). Whoever touches the memory enters the place first and leaves
  * it after; closing a place keeps new ones out and then waits for those inside.
  *
- * Who touches the memory by way of a mapping that may end before the place does *pins* the place instead:
- * that is entering it, counted apart, so that whoever ends the mapping waits for those alone.
+ * Who touches the memory by way of a mapping that may end before the place does *pins* the place
+ * instead: that is entering it, counted apart, so that whoever ends the mapping waits for those
+ * alone.
  */
 #ifndef WH_CORE_PLACES_H
 #define WH_CORE_PLACES_H
@@ -72,8 +73,8 @@ int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t
 bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t id);
 /* Wait until nobody is inside a closed place. False when `deadline` comes first. */
 bool wh_place_left(const struct wh_place *place, int64_t deadline);
-/* Wait until nobody is in the place's mapping, which newcomers do not find any more; the place may be
- * open. False when `deadline` comes first. */
+/* Wait until nobody is in the place's mapping, which newcomers do not find any more; the place may
+ * be open. False when `deadline` comes first. */
 bool wh_place_unpinned(const struct wh_place *place, int64_t deadline);
 /* Undo a close. Nothing may have been published in between. */
 void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id);
@@ -154,8 +155,8 @@ static inline void wh_place_unpin(struct wh_place *place)
 	atomic_fetch_sub_explicit(&place->pins, 1, memory_order_release);
 }
 
-/* As wh_place_enter(). The mapping is looked for afterwards, by a sequentially consistent load, as is the
- * store of who takes it away before he looks at `pins`. */
+/* As wh_place_enter(). The mapping is looked for afterwards, by a sequentially consistent load, as
+ * is the store of who takes it away before he looks at `pins`. */
 static inline struct wh_place *wh_place_pin(struct wh_places *places, uint64_t id)
 {
 	struct wh_place *place = wh_places_at(places, wh_places_index(id));

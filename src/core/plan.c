@@ -15,7 +15,8 @@ struct choice {
 };
 
 /* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well if a
- * region, or the memory that it was made of, is there no more; *inapplicable: it is for no such peer. */
+ * region, or the memory that it was made of, is there no more; *inapplicable: it is for no such
+ * peer. */
 static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
 		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
 		   char gone[WH_REFUSAL])

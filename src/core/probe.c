@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a batch takes where the CPU or a network moves it, from a probe of the way to that peer: the first
- * time that somebody asks for it, a few bytes are read from the peer, then its region is walked through, once
- * in long pieces and once in blocks. What is read again and again comes from the cache, several times as fast
- * as memory: so each piece is read once to touch its pages, and once more when all others have been read
- * since. wherry bench walks through as much. Only reading destroys nothing there; writing is taken to cost as
- * much.
+ * time that somebody asks for it, a few bytes are read from the peer, then its region is walked
+ * through, once in long pieces and once in blocks. What is read again and again comes from the
+ * cache, several times as fast as memory: so each piece is read once to touch its pages, and once
+ * more when all others have been read since. wherry bench walks through as much. Only reading
+ * destroys nothing there; writing is taken to cost as much.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -71,7 +71,8 @@ static int64_t time_one(struct wh_batch *batch)
 	return error ? error : wh_now() - start;
 }
 
-/* Make the batches and submit each once: it is planned, its connections are open, its pages are there. */
+/* Make the batches and submit each once: it is planned, its connections are open, its pages are
+ * there. */
 static int touch(struct walk *walk)
 {
 	struct wh_batch_options options = { .size = sizeof(options),

@@ -186,12 +186,13 @@ static void fill(struct wh_region *region, struct wh_allocation *memory,
 	place->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
 	/* CUDA cannot tell SHARED memory from any other. */
 	place->kind = (uint8_t)(memory ? memory->kind : registration->kind);
-	/* Whether a peer may map it depends on what else of the allocation he sees: it is decided when he asks. */
+	/* Whether a peer may map it depends on what else of the allocation he sees: it is decided
+	 * when he asks. */
 	place->flags = memory && memory->fd >= 0 ? WH_REGION_MAPPABLE : 0;
 }
 
-/* The allocation shows more, or less, than before: what peers may map of it has to be decided anew. Under
- * engine.lock. */
+/* The allocation shows more, or less, than before: what peers may map of it has to be decided anew.
+ * Under engine.lock. */
 static void change_memory(struct wh_region *region, bool joins)
 {
 	struct wh_allocation *memory = region->memory;

@@ -79,7 +79,8 @@ int wh_stretches_walk(uint64_t start, uint64_t end,
 /* The same from the text of /proc/self/maps, for kernels before 6.11. */
 int wh_stretches_walk_text(uint64_t start, uint64_t end,
 			   int (*each)(void *arg, const struct wh_stretch *stretch), void *arg);
-/* Is something mapped in all of the range? One system call, which touches nothing; where it cannot tell: yes. */
+/* Is something mapped in all of the range? One system call, which touches nothing; where it cannot
+ * tell: yes. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
 /* The same; false: not at *bad, which takes longer to find. */
 bool wh_stretches_mapped(uint64_t start, uint64_t length, uint64_t *bad);

@@ -137,8 +137,8 @@ static int explain_mixed(const struct look *look)
 		(ull)registration->address, (ull)registration->length);
 }
 
-/* Of what the engine did not allocate itself. Only where a driver is in the process there may be addresses that
- * are mapped and a GPU's, which takes a longer look. */
+/* Of what the engine did not allocate itself. Only where a driver is in the process there may be
+ * addresses that are mapped and a GPU's, which takes a longer look. */
 static int check_plain(const struct wh_registration *registration)
 {
 	bool driver = wh_cuda_present(registration->engine->cuda), there;

@@ -109,7 +109,8 @@ int wh_stretches_walk(uint64_t start, uint64_t end,
 	return rc == -ENOSYS ? wh_stretches_walk_text(start, end, each, arg) : rc;
 }
 
-/* MS_ASYNC does nothing, for pages are written back anyway, but looks whether all of them are mapped. */
+/* MS_ASYNC does nothing, for pages are written back anyway, but looks whether all of them are
+ * mapped. */
 bool wh_memory_mapped(uint64_t start, uint64_t length)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start / page * page;

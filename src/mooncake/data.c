@@ -4,14 +4,16 @@
  * served by one thread, which never waits for a peer: what a peer does not send or take, the sweep
  * ends after a while.
  *
- * A read is begun after all writes that came before it, whatever their connections, and writes are begun in the order in
- * which they came. epoll keeps it: edge-triggered, it hands out descriptors in the order in which they became ready.
- * (Level-triggered it puts one that it has handed out back into its list at once, ahead of those where something comes
- * before the next look.) For that each visit to a connection takes all that its socket has, or TURN, which is more; a
- * new connection is visited when it is accepted; and a read that may have come later than its connection became ready,
- * because that is new or because an unconfirmed write stands before it, is begun when all others that were ready have
- * been visited. What is not known of two writes that came before the server looked is which is the older one, if one
- * is on a new connection and the other is not, or stands behind another write.
+ * A read is begun after all writes that came before it, whatever their connections, and writes are
+ * begun in the order in which they came. epoll keeps it: edge-triggered, it hands out descriptors
+ * in the order in which they became ready. (Level-triggered it puts one that it has handed out back
+ * into its list at once, ahead of those where something comes before the next look.) For that each
+ * visit to a connection takes all that its socket has, or TURN, which is more; a new connection is
+ * visited when it is accepted; and a read that may have come later than its connection became
+ * ready, because that is new or because an unconfirmed write stands before it, is begun when all
+ * others that were ready have been visited. What is not known of two writes that came before the
+ * server looked is which is the older one, if one is on a new connection and the other is not, or
+ * stands behind another write.
  *
  * A request for bytes of an older write that has not come in full may have to wait: order.h.
  */
@@ -30,10 +32,12 @@
  * another connection, as many a second as that makes, after the first. */
 #define WINDOW (30 * WH_SECOND)
 #define LEAST (UINT64_C(1) << 20)
-/* Bytes, before others have theirs: more than a socket's buffer holds, of 6 MiB where the system's limit is as usual. */
+/* Bytes, before others have theirs: more than a socket's buffer holds, of 6 MiB where the system's
+ * limit is as usual. */
 #define TURN (UINT64_C(8) << 20)
 #define IMPATIENCE (WH_SECOND / 4)  /* how often it is seen whether a request has waited for too long */
-/* After the end of the peer's bytes no event comes any more: EPOLLRDHUP says that it is there to be read. */
+/* After the end of the peer's bytes no event comes any more: EPOLLRDHUP says that it is there to be
+ * read. */
 #define INPUT (EPOLLIN | EPOLLRDHUP | EPOLLET)
 #define OUTPUT (EPOLLOUT | EPOLLRDHUP | EPOLLET)
 #define DRAINED (UINT64_C(64) << 20) /* bytes of a refused request that are read and forgotten */
@@ -47,8 +51,8 @@ struct data {
 	struct wh_mooncake_turn turn;
 	enum stage stage;
 	uint32_t events;
-	/* In this visit: what is less than was asked for may not be all there is; reads may have come later than what
-	 * other connections have. */
+	/* In this visit: what is less than was asked for may not be all there is; reads may have
+	 * come later than what other connections have. */
 	bool to_the_end, defer_reads;
 	unsigned char bytes[WH_MOONCAKE_HEADER]; /* of a header that comes or a status that goes */
 	size_t got;
@@ -337,8 +341,8 @@ static ssize_t step(struct data *data)
 
 /* ---- connections --------------------------------------------------------------------------- */
 
-/* Do what can be done now. `events`: what epoll said; EPOLLRDHUP: there may be anything; 0: it is new, and there may be
- * anything. False: the connection is gone. */
+/* Do what can be done now. `events`: what epoll said; EPOLLRDHUP: there may be anything; 0: it is
+ * new, and there may be anything. False: the connection is gone. */
 static bool data_visit(struct data *data, uint32_t events)
 {
 	struct wh_mooncake_server *server = data->server;
@@ -361,7 +365,8 @@ static bool data_visit(struct data *data, uint32_t events)
 	}
 	/* Room to send in, which there is, puts a deferred one behind all that are ready. */
 	wanted = data->stage == DEFERRED || data->stage == ANSWER || data->stage == SEND ? OUTPUT : INPUT;
-	/* Neither what is still there after TURN nor room that was there before causes an event of its own. */
+	/* Neither what is still there after TURN nor room that was there before causes an event of
+	 * its own. */
 	if (wanted != data->events || bytes > 0 || data->stage == DEFERRED)
 		wh_loop_modify(&server->loop, &data->source, wanted);
 	data->events = wanted;

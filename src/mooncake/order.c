@@ -47,8 +47,8 @@ static bool turn_overlaps(const struct wh_mooncake_turn *turn, const struct wh_m
 	return turn->address < other->address + other->length && other->address < turn->address + turn->length;
 }
 
-/* The write that it has to wait for; NULL: none. The newest of several: when that is over, the older ones are so, too,
- * as a rule. */
+/* The write that it has to wait for; NULL: none. The newest of several: when that is over, the
+ * older ones are so, too, as a rule. */
 static struct wh_mooncake_turn *turn_blocker(const struct wh_mooncake_order *order,
 					     const struct wh_mooncake_turn *turn)
 {

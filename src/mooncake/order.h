@@ -2,14 +2,15 @@
 /*
  * The order of what one client asks for over several connections.
  *
- * Version 1 of the data protocol does not confirm writes: the client's write is over when its kernel has the bytes,
- * and what it asks for next comes over another connection, often before the last of them have arrived here. So a
- * request waits for the unconfirmed writes of the same address that began before it, are not over and touch the same
- * bytes. It waits for older requests only: requests cannot wait for each other in a circle.
+ * Version 1 of the data protocol does not confirm writes: the client's write is over when its
+ * kernel has the bytes, and what it asks for next comes over another connection, often before the
+ * last of them have arrived here. So a request waits for the unconfirmed writes of the same address
+ * that began before it, are not over and touch the same bytes. It waits for older requests only:
+ * requests cannot wait for each other in a circle.
  *
- * The wait is bounded, because the rest of a write may never come: a write that is still for WH_MOONCAKE_STILL is not
- * waited for any longer, and no request waits for more than WH_MOONCAKE_WAIT in all. A client delays requests of its
- * own address alone.
+ * The wait is bounded, because the rest of a write may never come: a write that is still for
+ * WH_MOONCAKE_STILL is not waited for any longer, and no request waits for more than
+ * WH_MOONCAKE_WAIT in all. A client delays requests of its own address alone.
  *
  * Nothing here knows sockets or clocks. One thread.
  */
@@ -53,9 +54,9 @@ void wh_mooncake_turn_open(struct wh_mooncake_turn *turn, uint64_t client);
 /* The connection ends, whatever it was doing: nobody waits for it any longer. */
 void wh_mooncake_turn_close(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn);
 
-/* A request for these bytes has come. `unconfirmed`: it is a write of which the client does not learn when it is over;
- * wh_mooncake_turn_end() has to be called then. True: do it now. False: it waits, until wh_mooncake_order_next()
- * returns it. */
+/* A request for these bytes has come. `unconfirmed`: it is a write of which the client does not
+ * learn when it is over; wh_mooncake_turn_end() has to be called then. True: do it now. False: it
+ * waits, until wh_mooncake_order_next() returns it. */
 bool wh_mooncake_turn_begin(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn, uint64_t address,
 			    uint64_t length, bool unconfirmed, int64_t now);
 /* Bytes of it have come. */
@@ -65,8 +66,8 @@ void wh_mooncake_turn_end(struct wh_mooncake_order *order, struct wh_mooncake_tu
 
 /* The next request that has waited and is to be done now; NULL: none. */
 struct wh_mooncake_turn *wh_mooncake_order_next(struct wh_mooncake_order *order);
-/* Give up writes that are still, and let requests go that have waited for too long: to be called several times a
- * second for as long as requests wait. How many bounds were reached. */
+/* Give up writes that are still, and let requests go that have waited for too long: to be called
+ * several times a second for as long as requests wait. How many bounds were reached. */
 unsigned wh_mooncake_order_expire(struct wh_mooncake_order *order, int64_t now);
 
 #endif

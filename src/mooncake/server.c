@@ -17,7 +17,8 @@
 #define HELD_PLACE (32 << 20)     /* bytes of their questions and answers */
 #define PATIENCE (10 * WH_SECOND) /* for all of a question and its answer */
 #define FIRST_ROOM 4096           /* bytes; more as they come */
-/* Connections that are accepted before others have their turn, and the bytes that these may bring with them. */
+/* Connections that are accepted before others have their turn, and the bytes that these may bring
+ * with them. */
 #define CONTROL_AT_A_TIME 16
 #define DATA_AT_A_TIME 1024
 #define AT_A_TIME_BYTES (UINT64_C(64) << 20)
@@ -512,8 +513,9 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct w
 		.accepted = control_accepted,
 	};
 	server->data = server->control;
-	/* Requests are looked at in the order in which they have come (data.c), those on new connections, too: all that
-	 * are there are accepted before older connections are looked at again. */
+	/* Requests are looked at in the order in which they have come (data.c), those on new
+	 * connections, too: all that are there are accepted before older connections are looked at
+	 * again. */
 	server->data.events = EPOLLIN | EPOLLET;
 	server->data.at_a_time = DATA_AT_A_TIME;
 	server->data.accepted = wh_mooncake_data_accepted;

@@ -106,9 +106,9 @@ void wh_cuda_close(struct wh_cuda *cuda);
  * what cuInit said. */
 int wh_cuda_ready(struct wh_cuda *cuda);
 
-/* The version of CUDA that the driver has, 13030 for 13.3. Loads the library and initialises nothing, so
- * that a child forked later can use CUDA. 0, or -ENODEV and others: the library cannot be used, or does not
- * say. */
+/* The version of CUDA that the driver has, 13030 for 13.3. Loads the library and initialises
+ * nothing, so that a child forked later can use CUDA. 0, or -ENODEV and others: the library cannot
+ * be used, or does not say. */
 int wh_cuda_driver_version(struct wh_cuda *cuda, int *out);
 
 /* The device that `name` means: "cuda:0", "cuda:GPU-<uuid>" (or "MIG-"; the start will do if it is

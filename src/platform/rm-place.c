@@ -2,9 +2,10 @@
 /*
  * Where CUDA's memory lies, as its own IPC handles say.
  *
- * cuIpcGetMemHandle() is a documented call; the 64 bytes that it answers with are not. On the drivers with which
- * windows were seen working they carry the client of the resource manager that the process's CUDA uses, the
- * memory object and the allocation's offset in it. What is read is compared with all that is known otherwise.
+ * cuIpcGetMemHandle() is a documented call; the 64 bytes that it answers with are not. On the
+ * drivers with which windows were seen working they carry the client of the resource manager that
+ * the process's CUDA uses, the memory object and the allocation's offset in it. What is read is
+ * compared with all that is known otherwise.
  */
 #include <errno.h>
 #include <string.h>

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The module libwherry-rm-watch.so: reading which objects libcuda's memory is made of from its own request to
- * the kernel.
+ * The module libwherry-rm-watch.so: reading which objects libcuda's memory is made of from its own
+ * request to the kernel.
  *
- * When CUDA exports memory as a dma-buf it hands the kernel the very list, in an ioctl. libcuda calls ioctl()
- * through a slot of its global offset table, as any library calls what another one defines; the slot is pointed
- * at watch() for the length of one call. Rules:
+ * When CUDA exports memory as a dma-buf it hands the kernel the very list, in an ioctl. libcuda
+ * calls ioctl() through a slot of its global offset table, as any library calls what another one
+ * defines; the slot is pointed at watch() for the length of one call. Rules:
  *
  * - watch() always forwards, and looks only on the thread that asked, while it asks. Other threads
  *   that pass by in the meantime notice nothing but one more jump.
- * - Two copies of this module may be loaded (libwherry.so and libgdrapi.so of different places). Whoever
+ * - Two copies of this module may be loaded (libwherry.so and libgdrapi.so of different places).
+ * Whoever
  *   changes a slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by another
  *   waits: two that forwarded to each other would never end. One that stays changed belongs to a
  *   tool, which is forwarded to.

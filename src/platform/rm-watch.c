@@ -16,7 +16,8 @@
 
 #define MODULE "libwherry-rm-watch.so.0"
 
-/* Beside this library, or, for one that lies in a directory of its own, above; else the loader's choice. */
+/* Beside this library, or, for one that lies in a directory of its own, above; else the loader's
+ * choice. */
 static void watch_path(char *path, size_t size)
 {
 	static const char *const where[] = { "", "../../../" };

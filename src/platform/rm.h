@@ -65,13 +65,15 @@ struct wh_rm_place {
 	uint64_t object_length;   /* a multiple of 4 KiB; small allocations share an object */
 };
 
-/* Read an IPC handle that CUDA has made in the process `pid`, for the allocation at `base`, `length` bytes long.
- * Never one that somebody else has sent: its numbers would be the sender's choice.
+/* Read an IPC handle that CUDA has made in the process `pid`, for the allocation at `base`,
+ * `length` bytes long. Never one that somebody else has sent: its numbers would be the sender's
+ * choice.
  * 0, or -EOPNOTSUPP: it is not as it is on the drivers that are known; the text says in what. */
 int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base, uint64_t length,
 		     struct wh_rm_place *out);
-/* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of its owner.
- * Does not wait for a GPU. Trust what comes of it on a driver on which a trial has agreed.
+/* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of
+ * its owner. Does not wait for a GPU. Trust what comes of it on a driver on which a trial has
+ * agreed.
  * 0, or what wh_rm_place_read() says, or CUDA's error. */
 int wh_rm_place(struct wh_cuda *cuda, uint64_t base, uint64_t length, struct wh_rm_place *out);
 

@@ -64,7 +64,8 @@ static void make_path(const struct http *http, const char *name, char *out, size
 	snprintf(out, size, "%s?key=wherry%%2Fengine%%2F%s", http->curl.url->path, name);
 }
 
-/* For how long a busy server wants to be left alone, give or take a quarter: not all come back at once. */
+/* For how long a busy server wants to be left alone, give or take a quarter: not all come back at
+ * once. */
 static int64_t http_busy_for(const struct http *http)
 {
 	uint32_t number = 1u << 31;

@@ -81,8 +81,8 @@ void wh_curl_prepare(const struct wh_curl *curl, CURL *easy);
 #define WH_TOKEN_MAX 2048 /* with the NUL; etcd's that are signed have some 500 bytes */
 /* Requests to etcd have this token in a header from now on; "": none. 0, -EPROTO (it is none), -ENOMEM. */
 int wh_curl_set_token(struct wh_curl *curl, const char *token);
-/* -EPROTO, -EACCES, or -ETIMEDOUT (status 503: busy) for an answer that was not expected; the text has what it
- * says, if there is no password. */
+/* -EPROTO, -EACCES, or -ETIMEDOUT (status 503: busy) for an answer that was not expected; the text
+ * has what it says, if there is no password. */
 int wh_curl_unexpected(const struct wh_curl *curl);
 
 #endif

@@ -2,16 +2,16 @@
 /*
  * shm, the owner: may a peer map the allocation that a region of ours lies in?
  *
- * A descriptor opens the whole file, so what counts is the whole allocation: each of its bytes has to lie
- * in a region that this peer may read, or write. An arena that is published in pieces without gaps can so
- * be mapped as well as one that is published at once. What has been granted holds until one of those
- * regions goes: then the peer is asked to let go of it before wh_region_unregister() returns. A region
- * that comes takes nothing from anybody.
+ * A descriptor opens the whole file, so what counts is the whole allocation: each of its bytes has
+ * to lie in a region that this peer may read, or write. An arena that is published in pieces
+ * without gaps can so be mapped as well as one that is published at once. What has been granted
+ * holds until one of those regions goes: then the peer is asked to let go of it before
+ * wh_region_unregister() returns. A region that comes takes nothing from anybody.
  *
  * Whoever holds a descriptor, even a read-only one, can open the file again through /proc, and for
- * writing if it is the same user's. What keeps memory that grants no writing from being written is the
- * seal, which also keeps everybody else from mapping it writable: the first peer that maps decides for the
- * allocation's life.
+ * writing if it is the same user's. What keeps memory that grants no writing from being written is
+ * the seal, which also keeps everybody else from mapping it writable: the first peer that maps
+ * decides for the allocation's life.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -55,8 +55,8 @@ static int by_start(const void *a, const void *b)
 	return (x->start > y->start) - (x->start < y->start);
 }
 
-/* How far the parts with this right reach from the start of the allocation on without a gap. They are in
- * order, unless the first of them all reaches to the end. */
+/* How far the parts with this right reach from the start of the allocation on without a gap. They
+ * are in order, unless the first of them all reaches to the end. */
 static uint64_t covered(const struct part *parts, size_t count, uint8_t own, uint8_t any)
 {
 	uint64_t reached = 0;
@@ -75,8 +75,8 @@ static void look_at(const struct wh_allocation *memory, const struct part *parts
 	uint64_t write = covered(parts, count, WH_ACCESS_WRITE, 0);
 	bool others = covered(parts, count, 0, WH_ACCESS_WRITE) >= all;
 
-	/* Memory that grants only writing is mapped readable all the same, for the processor knows no other
-	 * way: only if nobody may read any of it. */
+	/* Memory that grants only writing is mapped readable all the same, for the processor knows
+	 * no other way: only if nobody may read any of it. */
 	if (write >= all && (read >= all || !memory->readable)) {
 		out->rights = BOTH;
 		return;
@@ -99,7 +99,8 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 	bool whole = false;
 
 	*out = (struct wh_shm_verdict){ .version = memory->version, .gap = UINT64_MAX };
-	/* As a rule an arena's regions do not overlap: until the last one is there, this says it all. */
+	/* As a rule an arena's regions do not overlap: until the last one is there, this says it
+	 * all. */
 	if (memory->readable < memory->asked && memory->writable < memory->asked)
 		return true;
 	for (const struct wh_list *l = members->next; l != members; l = l->next)
@@ -116,7 +117,8 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 		part->end = part->start + place->length;
 		part->any = place->access & BOTH;
 		part->own = wh_region_access(region, session->hello.name) & BOTH;
-		/* One that is all of it and all that can be had of it: there is no need to look further. */
+		/* One that is all of it and all that can be had of it: there is no need to look
+		 * further. */
 		whole = !part->start && part->end >= memory->asked && part->own == BOTH;
 		if (whole)
 			parts[0] = *part;

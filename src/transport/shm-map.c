@@ -2,15 +2,16 @@
 /*
  * shm, the initiator: asking the owner for memory, mapping it, and letting go of it.
  *
- * An allocation of the owner's is mapped once, for all of its regions; who copies pins the region (see
- * core/places.h). The owner gives a descriptor only while all of the allocation is published to us. When
- * one of its regions goes the mapping ends, for all of them, before the owner is told that we have let
- * go: none of them finds it any more, those who are in it are waited for, and it is unmapped. The others
- * are copied another way from then on, until the owner, asked once more, gives a descriptor again.
+ * An allocation of the owner's is mapped once, for all of its regions; who copies pins the region
+ * (see core/places.h). The owner gives a descriptor only while all of the allocation is published
+ * to us. When one of its regions goes the mapping ends, for all of them, before the owner is told
+ * that we have let go: none of them finds it any more, those who are in it are waited for, and it
+ * is unmapped. The others are copied another way from then on, until the owner, asked once more,
+ * gives a descriptor again.
  *
- * The descriptor comes by another socket than the news of a region that goes, and may have been sent
- * before it and be received after it. So regions that go are counted: one that went between the question
- * and the answer makes the answer worthless, and the owner is asked again.
+ * The descriptor comes by another socket than the news of a region that goes, and may have been
+ * sent before it and be received after it. So regions that go are counted: one that went between
+ * the question and the answer makes the answer worthless, and the owner is asked again.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -213,8 +214,8 @@ static void refuse(struct wh_remote_region *region, const char *why)
 	region->map_refused = *why ? strdup(why) : NULL;
 }
 
-/* The owner has given a descriptor. MAPPED, or another state with the reason in `why`; UNKNOWN: a region has
- * gone meanwhile. */
+/* The owner has given a descriptor. MAPPED, or another state with the reason in `why`; UNKNOWN: a
+ * region has gone meanwhile. */
 static uint32_t take_map(struct wh_shm_peer *shm, struct wh_remote_region *region,
 			 const struct wh_mapped *mapped, int fd, uint64_t removals, char why[WH_REFUSAL])
 {
@@ -272,8 +273,8 @@ static bool take_answer(struct wh_shm_peer *shm, struct wh_remote_region *region
 	return known == UNKNOWN;
 }
 
-/* It was refused before another region came, and another one of its allocation has been refused since: then there
- * is nothing new to hear. */
+/* It was refused before another region came, and another one of its allocation has been refused
+ * since: then there is nothing new to hear. */
 static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *region)
 {
 	uint32_t arrivals = atomic_load(&shm->arrivals);
@@ -292,10 +293,10 @@ static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *r
 
 /*
  * Ask the owner for the region. It is asked even if there is nothing to map, for one reason: its
- * answer proves that it knew of the region and of this connection at the same time, and so it will not
- * let go of the memory before we have. 0: the region's map_state is known now, unless the peer's regions
- * go all the time; *fd is the caller's, and -1 if none has come. Under shm.lock, connected, inside the
- * region.
+ * answer proves that it knew of the region and of this connection at the same time, and so it will
+ * not let go of the memory before we have. 0: the region's map_state is known now, unless the
+ * peer's regions go all the time; *fd is the caller's, and -1 if none has come. Under shm.lock,
+ * connected, inside the region.
  */
 static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, struct wh_mapped *mapped,
 		      int *fd, char why[WH_REFUSAL])
@@ -602,8 +603,8 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 	pthread_mutex_lock(&shm->maps_lock);
 	shm->removals++;
 	hide_all(shm, region);
-	/* Others may add regions while it is unlocked, but none that finds the mapping; this thread alone takes
-	 * them out. */
+	/* Others may add regions while it is unlocked, but none that finds the mapping; this thread
+	 * alone takes them out. */
 	while (left && (memory = next_ending(shm))) {
 		pinned = next_pinned(memory);
 		if (pinned) {

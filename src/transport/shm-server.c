@@ -214,8 +214,8 @@ struct connection {
 	uint8_t request[REQUEST_SIZE];
 };
 
-/* The region is entered, or there is none. Under engine.lock, so that no region goes between the decision and
- * its being sent: who confirms that he has let go of one is not sent what shows it. */
+/* The region is entered, or there is none. Under engine.lock, so that no region goes between the
+ * decision and its being sent: who confirms that he has let go of one is not sent what shows it. */
 static int answer_host(struct connection *connection, uint64_t id, const struct wh_place *place,
 		       uint8_t access)
 {
@@ -239,8 +239,8 @@ static int answer_host(struct connection *connection, uint64_t id, const struct 
 	return error;
 }
 
-/* Sent from inside: whoever closes the region waits for this, and then for the peer to confirm that it has
- * let go, which has to come after. */
+/* Sent from inside: whoever closes the region waits for this, and then for the peer to confirm that
+ * it has let go, which has to come after. */
 static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport shm, between processes of one host. shm.c: the initiator's connection; shm-map.c: its
- * mappings. shm-vm.c: memory that cannot be mapped. shm-server.c: the side whose memory it is;
+ * The transport shm, between processes of one host. shm.c: the initiator's connection; shm-map.c:
+ * its mappings. shm-vm.c: memory that cannot be mapped. shm-server.c: the side whose memory it is;
  * shm-grant.c: what of it may be mapped.
  *
  * Over the owner's unix socket: the handshake, which proves the key of the control connection's session;
@@ -21,8 +21,8 @@
 
 /* ---- both sides ---------------------------------------------------------------------------- */
 
-/* Payload of MAPPED: u64 id, u32 errno (positive), u64 number of the allocation, u32 rights, u64 offset,
- * u64 length, u64 length of the allocation, then the reason. */
+/* Payload of MAPPED: u64 id, u32 errno (positive), u64 number of the allocation, u32 rights, u64
+ * offset, u64 length, u64 length of the allocation, then the reason. */
 struct wh_mapped {
 	uint64_t id;
 	int error; /* negative; -EAGAIN: another region may change it; 0: the descriptor has come along */
@@ -70,8 +70,8 @@ struct wh_shm_verdicts {
 	unsigned next;
 };
 
-/* A descriptor for the allocation that the region lies in, which the caller closes; -1: refused, with the
- * reason in the answer. `access`: of the session to the region. Under engine.lock. */
+/* A descriptor for the allocation that the region lies in, which the caller closes; -1: refused,
+ * with the reason in the answer. `access`: of the session to the region. Under engine.lock. */
 int wh_shm_grant(const struct wh_session *session, struct wh_shm_verdicts *kept,
 		 const struct wh_region *region, uint8_t access, struct wh_mapped *answer);
 
@@ -123,18 +123,20 @@ int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t r
 /* Can it be mapped without fear? A file that shrinks would be a SIGBUS for us. 0 or -EPROTO. */
 int wh_shm_check_file(int fd, uint64_t least);
 
-/* These under shm.lock. Have a connection, a new one if the control connection has broken since the last;
+/* These under shm.lock. Have a connection, a new one if the control connection has broken since the
+ * last;
  * 0, or a negative errno with the reason in shm.why. */
 int wh_shm_connect(struct wh_shm_peer *shm);
 void wh_shm_hang_up(struct wh_shm_peer *shm);
-/* Keep what went wrong in shm.why; `error`. The second hangs up, and leaves the owner alone for a while. */
+/* Keep what went wrong in shm.why; `error`. The second hangs up, and leaves the owner alone for a
+ * while. */
 int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what);
 int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what);
 
 /* ---- the initiator's mappings: shm-map.c ------------------------------------------------------- */
 
-/* An allocation of the peer's, of which regions have been asked for: one mapping for all of them. Under
- * shm.maps_lock; taken out, and unmapped, on the first loop alone. */
+/* An allocation of the peer's, of which regions have been asked for: one mapping for all of them.
+ * Under shm.maps_lock; taken out, and unmapped, on the first loop alone. */
 struct wh_shm_memory {
 	struct wh_list link;    /* shm.memories */
 	struct wh_list regions; /* wh_remote_region.map_link */
@@ -159,14 +161,14 @@ void wh_shm_region_gone(struct wh_peer *peer, void *state, struct wh_remote_regi
 void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *region, uint32_t op,
 		    char why[WH_REFUSAL]);
 
-/* A mapping of a region of host memory that is the caller's own: of its bytes alone, for as long as the region
- * is there. */
+/* A mapping of a region of host memory that is the caller's own: of its bytes alone, for as long as
+ * the region is there. */
 struct wh_shm_own {
 	void *base;
 	size_t length;
 };
-/* With `own` NULL: only ask the owner, who has not been asked on this connection yet. 0, or a negative errno
- * with the reason. */
+/* With `own` NULL: only ask the owner, who has not been asked on this connection yet. 0, or a
+ * negative errno with the reason. */
 int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct wh_shm_own *own,
 	       char why[WH_REFUSAL]);
 /* Has the owner been asked for this region since the control connection was made? */

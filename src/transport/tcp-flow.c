@@ -89,8 +89,8 @@ static const struct wh_region *local_of(const struct wh_piece *piece, const stru
 			       piece->batch->items[run->index].local;
 }
 
-/* The kernel could not send from, or receive into, some of the slice's memory from the walk's place on. The stream
- * is cut, so that the connection has to go; this slice fails, and no other. */
+/* The kernel could not send from, or receive into, some of the slice's memory from the walk's place
+ * on. The stream is cut, so that the connection has to go; this slice fails, and no other. */
 static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
 {
 	struct tcp_walk walk = *from;
@@ -108,7 +108,8 @@ static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
 	return -EFAULT;
 }
 
-/* Before bytes are copied into a run here, without the kernel. *seen is the last region that is there. */
+/* Before bytes are copied into a run here, without the kernel. *seen is the last region that is
+ * there. */
 static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
 		     const struct wh_region **seen)
 {

@@ -97,8 +97,8 @@ struct checked {
 	uint8_t access;
 };
 
-/* Some of what is written is copied here, where memory that is not there would be a signal; and what is read is
- * promised in full before it is sent. */
+/* Some of what is written is copied here, where memory that is not there would be a signal; and
+ * what is read is promised in full before it is sent. */
 static bool has_holes(const struct wh_place *place)
 {
 	return wh_region_may_vanish(wh_container(place, struct wh_region, place)) &&
@@ -480,8 +480,8 @@ static size_t payload_vector(struct tcp_server *server, struct entered *entered,
 	return bytes;
 }
 
-/* The kernel could not store what has come. One extent at a time tells which is to blame; its bytes, and they
- * alone, are thrown away. */
+/* The kernel could not store what has come. One extent at a time tells which is to blame; its
+ * bytes, and they alone, are thrown away. */
 static void blame(struct tcp_server *server)
 {
 	if (server->singly)

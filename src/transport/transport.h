@@ -61,8 +61,9 @@ struct wh_transport {
 	void (*region_closed)(struct wh_engine *engine, void *state, struct wh_region *region);
 
 	/* A peer has been reached (or reached again). 0, or a negative errno with the reason in
-	 * `why`: the transport is then not used for this peer; -ENXIO: it is for no such peer. Runs on the engine's first loop; must
-	 * not wait for anyone but that loop's own sockets; may not take longer than some ms. */
+	 * `why`: the transport is then not used for this peer; -ENXIO: it is for no such peer. Runs
+	 * on the engine's first loop; must not wait for anyone but that loop's own sockets; may not
+	 * take longer than some ms. */
 	int (*peer_open)(struct wh_peer *peer, void **state, char why[WH_REFUSAL]);
 	/* The peer's handle goes, no batch is left. Called on the first loop. */
 	void (*peer_close)(struct wh_peer *peer, void *state);
@@ -73,8 +74,9 @@ struct wh_transport {
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
 	/* A region of the peer has come. On the first loop. */
 	void (*region_came)(struct wh_peer *peer, void *state, struct wh_remote_region *region);
-	/* A region of the peer is going: it is closed, and nobody is inside any more. End what shows its bytes
-	 * on account of other regions. 0, or -EBUSY: not by `deadline`; it is called again. On the first loop. */
+	/* A region of the peer is going: it is closed, and nobody is inside any more. End what
+	 * shows its bytes on account of other regions. 0, or -EBUSY: not by `deadline`; it is
+	 * called again. On the first loop. */
 	int (*region_going)(struct wh_peer *peer, void *state, struct wh_remote_region *region,
 			    int64_t deadline);
 	/* After that: unmap it. */

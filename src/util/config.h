@@ -56,10 +56,10 @@ struct wh_config {
  * 0 or -EINVAL naming the knob and the value. */
 int wh_config_load(struct wh_config *config, const char *const *overrides);
 
-/* A variable WHERRY_... that no setting reads is a misspelt one, or one of a newer version. The command
- * refuses it, the library logs it; with WHERRY_IGNORE_UNKNOWN=1 neither does.
- * 1: the name of the next one is in `out`, with control characters as they are, cut if it is longer;
- * *cursor starts at 0. 0: there are no more. -EINVAL: WHERRY_IGNORE_UNKNOWN is neither 0 nor 1. */
+/* A variable WHERRY_... that no setting reads is a misspelt one, or one of a newer version. The
+ * command refuses it, the library logs it; with WHERRY_IGNORE_UNKNOWN=1 neither does. 1: the name
+ * of the next one is in `out`, with control characters as they are, cut if it is longer; *cursor
+ * starts at 0. 0: there are no more. -EINVAL: WHERRY_IGNORE_UNKNOWN is neither 0 nor 1. */
 #define WH_CONFIG_IGNORE "WHERRY_IGNORE_UNKNOWN"
 #define WH_CONFIG_VARIABLE 64
 int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE]);

@@ -9,9 +9,10 @@
  * failed, on what, and what to try; no newline. */
 int wh_fail(int error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* Around what may fail inside and go on all the same: if the result is no error, the thread's text is what it was
- * before. Everything that a program calls and that can get over a failure does so between these two; they nest,
- * and the outermost pair counts. wh_fail_end() returns what it is given. */
+/* Around what may fail inside and go on all the same: if the result is no error, the thread's text
+ * is what it was before. Everything that a program calls and that can get over a failure does so
+ * between these two; they nest, and the outermost pair counts. wh_fail_end() returns what it is
+ * given. */
 void wh_fail_begin(void);
 int wh_fail_end(int result);
 

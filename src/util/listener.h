@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* A listening socket on a loop.
  *
- * epoll reports a connection for as long as it waits, so a loop that cannot accept one, because the process
- * or the system has no descriptors or memory left, would spin on it. A listener stops asking then, and tries
- * again by a timer; the connection waits in the backlog. */
+ * epoll reports a connection for as long as it waits, so a loop that cannot accept one, because the
+ * process or the system has no descriptors or memory left, would spin on it. A listener stops
+ * asking then, and tries again by a timer; the connection waits in the backlog. */
 #ifndef WH_UTIL_LISTENER_H
 #define WH_UTIL_LISTENER_H
 
@@ -17,19 +17,20 @@ struct wh_listener {
 	struct wh_timer pause;
 	bool held;  /* by wh_listener_hold() */
 	bool short_of; /* of descriptors or memory, since the last connection that was accepted */
-	/* A connection, whose descriptor (close-on-exec, with `flags` of accept4()) now belongs to the callee.
-	 * On the loop's thread, where it may hold the listener. */
+	/* A connection, whose descriptor (close-on-exec, with `flags` of accept4()) now belongs to
+	 * the callee. On the loop's thread, where it may hold the listener. */
 	void (*accepted)(struct wh_listener *listener, int fd, const struct sockaddr_storage *from);
 	int flags; /* SOCK_NONBLOCK, or 0 */
-	/* Connections have to wait for this errno; told once, until one is accepted again. NULL: nobody is
-	 * told. */
+	/* Connections have to wait for this errno; told once, until one is accepted again. NULL:
+	 * nobody is told. */
 	void (*waits)(struct wh_listener *listener, int error);
 };
 
-/* Accept what comes to `fd`, which listens and does not block. `accepted`, `flags` and `waits` are set by the
- * caller, and all else is zero. From any thread; 0, or a negative errno of epoll_ctl(). */
+/* Accept what comes to `fd`, which listens and does not block. `accepted`, `flags` and `waits` are
+ * set by the caller, and all else is zero. From any thread; 0, or a negative errno of epoll_ctl(). */
 int wh_listener_open(struct wh_listener *listener, struct wh_loop *loop, int fd);
-/* Accept nothing more until it is let go of: connections wait in the backlog. On the loop's thread only. */
+/* Accept nothing more until it is let go of: connections wait in the backlog. On the loop's thread
+ * only. */
 void wh_listener_hold(struct wh_listener *listener, bool held);
 /* No connection is accepted any more. On the loop's thread only; the caller closes the descriptor. */
 void wh_listener_close(struct wh_listener *listener);

@@ -4,7 +4,8 @@
 #include <stdint.h>
 #include <string.h>
 
-/* The least code point that takes so many bytes: one of fewer bytes would be another spelling of it. */
+/* The least code point that takes so many bytes: one of fewer bytes would be another spelling of
+ * it. */
 static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
 
 /* The UTF-8 character at `at`: its bytes and its code point. 0: it is none. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What writing to a GPU costs, through a window and by the copy engine: measured once for each device, on
- * scratch memory, which is had and given back without waiting for anything that the application has under way.
+ * scratch memory, which is had and given back without waiting for anything that the application has
+ * under way.
  */
 #include <errno.h>
 #include <stdlib.h>

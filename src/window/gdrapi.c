@@ -488,8 +488,8 @@ static int map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
 
 	if (!size || size > view->length)
 		return refuse(call, EINVAL, "the size is 0, or more than is pinned");
-	/* The original's mapping begins with the page that the pinned address lies in, and some of its
-	 * callers do not add the distance. */
+	/* The original's mapping begins with the page that the pinned address lies in, and some of
+	 * its callers do not add the distance. */
 	if (view->wanted & GPU_PAGE_OFFSET)
 		return refuse(call, EINVAL,
 			      "the address that was pinned is no multiple of 64 KiB: pin from the start "

@@ -2,9 +2,9 @@
 /*
  * Views: which allocations a range lies in, as spans of whole GPU pages.
  *
- * Allocations may share a page: CUDA cuts small ones from objects of 2 MiB, at multiples of 512 bytes. A
- * page is the smallest thing that a driver maps, and it belongs to one object; so allocations that meet
- * within a page are one span.
+ * Allocations may share a page: CUDA cuts small ones from objects of 2 MiB, at multiples of 512
+ * bytes. A page is the smallest thing that a driver maps, and it belongs to one object; so
+ * allocations that meet within a page are one span.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -143,8 +143,8 @@ static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start,
 
 /* ---- pages that are allocated in part --------------------------------------------------------- */
 
-/* wh_cuda_query(), which asks several questions, of memory that may be freed between two of them: that of others,
- * with which the caller's shares a page. */
+/* wh_cuda_query(), which asks several questions, of memory that may be freed between two of them:
+ * that of others, with which the caller's shares a page. */
 static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer *p)
 {
 	for (int attempt = 1;; attempt++) {
@@ -160,8 +160,8 @@ static int range_query(struct wh_cuda *cuda, uint64_t at, struct wh_cuda_pointer
 	}
 }
 
-/* An address in [from, to), which lies in one page, that is a GPU's memory; *p is plain if there is none.
- * Starts far apart, so that what is large is found at once. */
+/* An address in [from, to), which lies in one page, that is a GPU's memory; *p is plain if there is
+ * none. Starts far apart, so that what is large is found at once. */
 static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_t *at,
 		       struct wh_cuda_pointer *p)
 {
@@ -169,8 +169,8 @@ static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_
 
 	*at = from;
 	for (uint64_t step = WH_WINDOW_PAGE / 2; step >= ALIGNMENT; step /= 2) {
-		/* What is a multiple of twice the step has been asked about, save for the page's start,
-		 * which is `from` or before it. */
+		/* What is a multiple of twice the step has been asked about, save for the page's
+		 * start, which is `from` or before it. */
 		for (uint64_t next = page_of(from) + step; next < to; next += 2 * step) {
 			if (error || p->memory != WH_CUDA_PLAIN)
 				return error;

@@ -9,8 +9,8 @@
  *   another process's             imported by the descriptor that its owner has sent
  *   the rest (backend rm-watch)   duplicated, as CUDA's own request to export it as a dma-buf says
  *
- * An IPC handle that a peer has sent is never read: it could name an object of ours, or of a third process's. Such
- * an object holds the memory: a window outlives cuMemFree().
+ * An IPC handle that a peer has sent is never read: it could name an object of ours, or of a third
+ * process's. Such an object holds the memory: a window outlives cuMemFree().
  *
  * The interface is no promised ABI. On a driver with which it was not seen working, a window onto
  * scratch memory is first read and written through, with CUDA at the other end.
@@ -31,8 +31,8 @@
 
 #define SCRATCH ((size_t)64 << 10)
 
-/* How an object is come by. WATCHED_FOREIGN: CUDA has imported what is duplicated. HANDED: imported by what its
- * owner has sent; proven as IMPORTED is. */
+/* How an object is come by. WATCHED_FOREIGN: CUDA has imported what is duplicated. HANDED: imported
+ * by what its owner has sent; proven as IMPORTED is. */
 enum way { IMPORTED, DUPLICATED, WATCHED, WATCHED_FOREIGN, HANDED };
 
 /* ---- pinning --------------------------------------------------------------------------------- */
@@ -69,8 +69,8 @@ static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t obje
 	return error;
 }
 
-/* The first descriptor that the driver exports of a GPU's memory takes it a ms, and so does closing the last one.
- * While one is kept, others take 30 us. */
+/* The first descriptor that the driver exports of a GPU's memory takes it a ms, and so does closing
+ * the last one. While one is kept, others take 30 us. */
 static void hold_anchor(struct wh_windows *windows, const struct wh_cuda_device *device)
 {
 	int *anchor = &windows->rm_anchors[device->ordinal];
@@ -114,8 +114,8 @@ static int import_handed(struct wh_windows *windows, struct wh_span *span)
 	return error ? error : adopt(windows, span, object, span->object.offset, span->length);
 }
 
-/* Whole pages around the allocation, as far as its object has them: small allocations share one, those that meet
- * within a page do. */
+/* Whole pages around the allocation, as far as its object has them: small allocations share one,
+ * those that meet within a page do. */
 static int duplicate(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
@@ -247,8 +247,8 @@ static void fill(unsigned char *bytes, unsigned seed)
 		bytes[i] = (unsigned char)(seed + i * 31 + i / 253);
 }
 
-/* With CUDA and through the window, in both directions: read first, since a window onto other memory must not be
- * written through. What an earlier trial has left there is something else. */
+/* With CUDA and through the window, in both directions: read first, since a window onto other
+ * memory must not be written through. What an earlier trial has left there is something else. */
 static int round_trip(struct wh_windows *windows, struct wh_span *span, unsigned char *at,
 		      enum wh_mapping mapping)
 {
@@ -320,8 +320,8 @@ static int prove_created(struct wh_windows *windows, struct wh_cuda_device *devi
 #define TRIALS 4
 #define TRIAL (2 * SCRATCH)
 
-/* Choose one that does not begin its object, or a wrong offset would not be noticed; those that share an object lie
- * as far apart in it as their addresses do. */
+/* Choose one that does not begin its object, or a wrong offset would not be noticed; those that
+ * share an object lie as far apart in it as their addresses do. */
 static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsigned *out)
 {
 	struct wh_rm_place place[TRIALS];

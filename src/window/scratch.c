@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Scratch memory of a GPU: of cuMemCreate, since every backend opens windows onto that, and since it is given
- * back without waiting for what the application has under way, as cuMemFree would.
+ * Scratch memory of a GPU: of cuMemCreate, since every backend opens windows onto that, and since
+ * it is given back without waiting for what the application has under way, as cuMemFree would.
  */
 #include <errno.h>
 #include <unistd.h>

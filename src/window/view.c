@@ -276,8 +276,8 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 	return NULL;
 }
 
-/* Of a page that is allocated in part, the memory that it begins with may be somebody else's, who frees it
- * before it is pinned: then there is something else to name the page by. */
+/* Of a page that is allocated in part, the memory that it begins with may be somebody else's, who
+ * frees it before it is pinned: then there is something else to name the page by. */
 static int view_fill(struct wh_view *view, const struct wh_view_request *request)
 {
 	for (int attempt = 1;; attempt++) {

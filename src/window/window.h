@@ -4,8 +4,8 @@
  *
  * A struct wh_windows opens views. A view is one stretch of addresses of a GPU, whole GPU pages, that is
  * pinned by a backend and, once mapped, lies in one piece in this process's address space. Its spans
- * are what the driver knows as one object each: an allocation of cuMemAlloc, or several that share pages;
- * for memory of cuMemCreate, a mapping.
+ * are what the driver knows as one object each: an allocation of cuMemAlloc, or several that share
+ * pages; for memory of cuMemCreate, a mapping.
  *
  * The order in which things are undone matters everywhere: first munmap(), then what the driver
  * holds, since no driver takes pages away from a mapping.
@@ -40,9 +40,9 @@ struct wh_windows;
 struct wh_rm;
 struct wh_rm_watch_module;
 
-/* A part of a view, whole GPU pages: one allocation, or several that meet within pages, and so lie in one
- * object of the driver's. It begins before its first allocation, and ends behind its last one, by less than a
- * page, and there may be gaps between them, of less than a page each. */
+/* A part of a view, whole GPU pages: one allocation, or several that meet within pages, and so lie
+ * in one object of the driver's. It begins before its first allocation, and ends behind its last
+ * one, by less than a page, and there may be gaps between them, of less than a page each. */
 struct wh_span {
 	uint64_t address, length;
 	struct wh_cuda_pointer pointer; /* what CUDA says of the first allocation */
@@ -149,8 +149,8 @@ struct wh_view_request {
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
 	bool private;       /* not to be shared with others */
-	/* Each page of the range needs one byte of the range that is allocated, not all of them; else all of
-	 * the range has to be. */
+	/* Each page of the range needs one byte of the range that is allocated, not all of them;
+	 * else all of the range has to be. */
 	bool pages;
 	bool foreign;       /* another process's, which keeps what it publishes until we let go */
 	/* Foreign memory, part by part, as its owner's wh_windows_export() gives it, if it has been asked:
@@ -166,8 +166,8 @@ int wh_windows_new(struct wh_cuda *cuda, struct wh_windows **out);
 /* All views must be closed. */
 void wh_windows_free(struct wh_windows *windows);
 
-/* Fill in the spans, the parts, the pages and the device of a view that is being opened (range.c). 0, or
- * -EINVAL, -EFAULT, -EOPNOTSUPP as of wh_view_open(); CUDA's error. */
+/* Fill in the spans, the parts, the pages and the device of a view that is being opened (range.c).
+ * 0, or -EINVAL, -EFAULT, -EOPNOTSUPP as of wh_view_open(); CUDA's error. */
 int wh_view_find(struct wh_view *view, const struct wh_view_request *request);
 
 /* Is it a list of names that wh_view_open() takes? */
@@ -176,8 +176,9 @@ bool wh_window_order_valid(const char *order);
 bool wh_window_order_has(const char *order, const char *name);
 
 /* Pin memory of a GPU, and map it if asked to; or take part in a view that has it already. 0, or
- * -EINVAL (no range), -EFAULT (not all of it, or with `pages` not each page, is a GPU's memory), -EOPNOTSUPP (managed memory, a
- * mapping type that is not to be had), or what the last backend said; the text has it of all. */
+ * -EINVAL (no range), -EFAULT (not all of it, or with `pages` not each page, is a GPU's memory),
+ * -EOPNOTSUPP (managed memory, a mapping type that is not to be had), or what the last backend
+ * said; the text has it of all. */
 int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
 		 struct wh_view **out);
 /* For a foreign view of somebody who has imported [address, address+length), which lies in one allocation: a
@@ -224,12 +225,13 @@ struct wh_scratch {
 	CUallocation memory;
 };
 
-/* At least `length` bytes, for windows; `imported`: as CUDA has imported them. Inside a scope of the device.
- * Does not wait for a GPU, nor does giving it back. 0, or -EOPNOTSUPP, or CUDA's error. */
+/* At least `length` bytes, for windows; `imported`: as CUDA has imported them. Inside a scope of
+ * the device. Does not wait for a GPU, nor does giving it back. 0, or -EOPNOTSUPP, or CUDA's error. */
 int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
 		   struct wh_scratch *out);
 void wh_scratch_free(struct wh_cuda *cuda, struct wh_scratch *scratch);
-/* A descriptor, to be closed by the caller, of a piece of such memory (2 MiB) that nothing else has. */
+/* A descriptor, to be closed by the caller, of a piece of such memory (2 MiB) that nothing else
+ * has. */
 int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *device, int *fd);
 
 /* ---- which way to write (cost.c) ---------------------------------------------------------------- */

@@ -79,8 +79,8 @@ static inline void wh_take_bytes(struct wh_bytes *in, void *out, size_t length)
 	in->at += length;
 }
 
-/* A text for people, of `length` bytes, into one more. No engine sends control characters, so they cut it; what
- * else is not to be shown may be where the sender's text was cut. */
+/* A text for people, of `length` bytes, into one more. No engine sends control characters, so they
+ * cut it; what else is not to be shown may be where the sender's text was cut. */
 static inline void wh_take_text(struct wh_bytes *in, char *out, size_t length)
 {
 	wh_take_bytes(in, out, length);

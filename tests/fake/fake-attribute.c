@@ -152,7 +152,8 @@ struct tokens { /* CUDA_POINTER_ATTRIBUTE_P2P_TOKENS */
 	uint32_t va_space, pad;
 };
 
-/* What kernel drivers were given before they went by addresses alone: for memory of cuMemAlloc, the context's. */
+/* What kernel drivers were given before they went by addresses alone: for memory of cuMemAlloc, the
+ * context's. */
 static int get_tokens(void *data, const struct fake_range *range)
 {
 	struct tokens tokens = { .token = 0x1000u + (unsigned)range->device->ordinal,

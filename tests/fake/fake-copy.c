@@ -14,9 +14,9 @@
 
 /* ---- pageable memory of the host ------------------------------------------------------------- */
 
-/* Through the kernel, which answers where a load or a store would be a fault. By syscall(), into which the thread
- * sanitizer does not look: programs copy so what another process has told them is there, and of that order it cannot
- * know. */
+/* Through the kernel, which answers where a load or a store would be a fault. By syscall(), into
+ * which the thread sanitizer does not look: programs copy so what another process has told them is
+ * there, and of that order it cannot know. */
 static bool pageable_copy(void *inside, uint64_t outside, size_t length, bool write)
 {
 	while (length) {

@@ -10,8 +10,8 @@
 #include "fake.h"
 #include "platform/rm-abi.h"
 
-/* What a handle holds: where a real driver (580) has the process, the length, the object's size and the offset in
- * it, its client and its object, so has the fake. The rest is its own. */
+/* What a handle holds: where a real driver (580) has the process, the length, the object's size and
+ * the offset in it, its client and its object, so has the fake. The rest is its own. */
 struct handle {
 	char magic[8];
 	uint32_t pid, fd;

@@ -30,7 +30,8 @@ static struct fake_reservation **reservations; /* by base */
 static size_t reservation_count, reservation_room;
 static struct fake_reservation freed[256]; /* FAKE_CUDA_REUSE: still mapped, the last one first */
 static size_t freed_count;
-/* FAKE_CUDA_SHARE: what the next small allocation is cut from; its first `used` bytes are given out. */
+/* FAKE_CUDA_SHARE: what the next small allocation is cut from; its first `used` bytes are given
+ * out. */
 static struct {
 	struct fake_memory *memory; /* NULL: none */
 	uint64_t base;

@@ -48,8 +48,8 @@ static struct fake_range *freeable(uint64_t address, unsigned kinds)
 
 #define KIND(kind) (1U << (kind))
 
-/* Free memory, when all that was submitted to its context, or to the current one, is done. A real driver takes
- * `unbound` ones from a thread that has no context, too. */
+/* Free memory, when all that was submitted to its context, or to the current one, is done. A real
+ * driver takes `unbound` ones from a thread that has no context, too. */
 static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 {
 	struct fake_context *context = NULL, *owner;
@@ -108,8 +108,8 @@ FAKE_API int cuMemGetInfo_v2(size_t *available, size_t *total)
 
 /* ---- stream-ordered -------------------------------------------------------------------------- */
 
-/* A pool that the application has made. What it gives is known to be of the device's pool and of its handle type;
- * the device has one of its own as well. */
+/* A pool that the application has made. What it gives is known to be of the device's pool and of
+ * its handle type; the device has one of its own as well. */
 struct pool {
 	int device;
 	unsigned handle_types;

@@ -272,8 +272,8 @@ struct fake_memory *fake_memory_known(uint64_t handle);
 /* Frees it if neither handles nor mappings are left. */
 void fake_memory_drop(struct fake_memory *memory);
 
-/* What the kernel driver knows the memory as, in the client FAKE_CLIENT; the stand-in for that driver is told, if there
- * is one. */
+/* What the kernel driver knows the memory as, in the client FAKE_CLIENT; the stand-in for that
+ * driver is told, if there is one. */
 uint32_t fake_object(const struct fake_memory *memory);
 
 /* Move what was made by cuMemCreate() to the BAR, where it is first mapped. */

@@ -49,7 +49,8 @@ void fake_nvidia_state(struct fake_nvidia *out);
 /* The memory behind a pin of /dev/gdrdrv is freed: the module's callback. */
 void fake_nvidia_revoke(uint64_t handle);
 
-/* Told by the CUDA driver: an object of its client's stands for the memory behind its descriptor; -1: it is gone. */
+/* Told by the CUDA driver: an object of its client's stands for the memory behind its descriptor;
+ * -1: it is gone. */
 void fake_nvidia_object(uint32_t client, uint32_t handle, int fd);
 
 void fake_nvidia_version(const char *version);

@@ -162,7 +162,8 @@ static void *free_there(void *arg)
 	return cu.MemFree(address[0]) ? NULL : "freed twice";
 }
 
-/* A thread that has no context may free what belongs to one, after that one's work; host memory it may not. */
+/* A thread that has no context may free what belongs to one, after that one's work; host memory it
+ * may not. */
 static void contexts__free_without(void **state)
 {
 	uint64_t address;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgdrapi.so.2 on a real driver: every kind of memory pinned, mapped, written and read, as the programs do
- * that use it: whole pages around a buffer, which others may have a part of; and how long each call takes.
+ * libgdrapi.so.2 on a real driver: every kind of memory pinned, mapped, written and read, as the
+ * programs do that use it: whole pages around a buffer, which others may have a part of; and how
+ * long each call takes.
  *
  *   gdrapi [LIBRARY [DRIVER]]    libgdrapi.so.2 as the loader finds it, and the usual driver
  */

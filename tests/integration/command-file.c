@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The file that `wherry copy` makes, on file systems with files that have no name, and where those are refused: it is
- * complete, has the mode that it should, and nothing else is left beside it. */
+/* The file that `wherry copy` makes, on file systems with files that have no name, and where those
+ * are refused: it is complete, has the mode that it should, and nothing else is left beside it. */
 #include <signal.h>
 #include <sys/stat.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What `wherry serve --notifications` prints of engines whose names are meant to deceive: each line is
- * SENDER LENGTH BYTES, whatever the sender calls itself and sends. */
+/* What `wherry serve --notifications` prints of engines whose names are meant to deceive: each line
+ * is SENDER LENGTH BYTES, whatever the sender calls itself and sends. */
 #include <signal.h>
 
 #include "command.h"

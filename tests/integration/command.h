@@ -14,14 +14,15 @@ struct command {
 	char text[4096];
 };
 
-/* Start it with these words, which a NULL ends, in a directory (NULL: this one). `before` runs in its process
- * before it does; NULL: nothing. */
+/* Start it with these words, which a NULL ends, in a directory (NULL: this one). `before` runs in
+ * its process before it does; NULL: nothing. */
 void command_start(struct command *command, const char *directory, void (*before)(void), const char *const *words);
 
 /* The next line that it prints, without the end of the line. */
 void command_line(struct command *command, char *line, int size);
 
-/* Wait for its end. What is left of what it printed is in `text`. Its status, or minus the signal that ended it. */
+/* Wait for its end. What is left of what it printed is in `text`. Its status, or minus the signal
+ * that ended it. */
 int command_wait(struct command *command);
 
 /* Both. */
@@ -29,8 +30,8 @@ int command_run(struct command *command, const char *directory, void (*before)(v
 		const char *const *words);
 #define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
-/* For `before`: from there on the kernel refuses to make files without a name, or to give one a name, with these errnos
- * (0: it does not), as file systems do that cannot. */
+/* For `before`: from there on the kernel refuses to make files without a name, or to give one a
+ * name, with these errnos (0: it does not), as file systems do that cannot. */
 struct command_refused {
 	unsigned unnamed, linked;
 };

@@ -474,8 +474,8 @@ static void refused__each_step(void **state)
 	}
 }
 
-/* CUDA's import cannot be had as an object here, and a handle of the owner's is not read: the owner sends a
- * descriptor, of whatever memory. */
+/* CUDA's import cannot be had as an object here, and a handle of the owner's is not read: the owner
+ * sends a descriptor, of whatever memory. */
 static void refused__asks_the_owner(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
@@ -525,7 +525,8 @@ static void refused__by_the_owner(void **state)
 	}
 }
 
-/* On a driver that is not known, importing what an owner sends is tried first, on memory of this process's. */
+/* On a driver that is not known, importing what an owner sends is tried first, on memory of this
+ * process's. */
 static void refused__unknown_driver(void **state)
 {
 	struct small s;
@@ -693,10 +694,11 @@ static void many__withdrawn(void **state)
 	many(true);
 }
 
-/* ---- both sides the same memory ------------------------------------------------------------------ */
+/* ---- both sides the same memory
+ * ------------------------------------------------------------------ */
 
-/* Neither a copy engine nor a kernel has a direction: what overlaps its own target is refused, and what is its own
- * target, or beside it, is not. */
+/* Neither a copy engine nor a kernel has a direction: what overlaps its own target is refused, and
+ * what is its own target, or beside it, is not. */
 static void self__overlap(void **state)
 {
 	static const struct {

@@ -142,8 +142,9 @@ void want_text_at(long long value, const char *word, long long got, const char *
 	} while (0)
 
 int64_t now(void);
-/* The same without the time in which anything on this machine waited for a processor, where the kernel counts that
- * (/proc/pressure/cpu): for what must not take long, which beside load takes as long as the load likes. */
+/* The same without the time in which anything on this machine waited for a processor, where the
+ * kernel counts that (/proc/pressure/cpu): for what must not take long, which beside load takes as
+ * long as the load likes. */
 int64_t quiet_now(void);
 void sleep_ms(unsigned int ms);
 

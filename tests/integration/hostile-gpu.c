@@ -589,7 +589,8 @@ static void initiator__told_lies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- handles that name somebody else's objects --------------------------------------------------- */
+/* ---- handles that name somebody else's objects
+ * --------------------------------------------------- */
 
 #pragma weak fake_nvidia_state
 
@@ -624,8 +625,8 @@ static void handle_of(const void *memory, unsigned char handle[64])
 	dlclose(library);
 }
 
-/* A few bytes to a peer whose handle opens its memory, but names the object of `client` and `object`: they get there,
- * by CUDA, and nobody has that object duplicated. */
+/* A few bytes to a peer whose handle opens its memory, but names the object of `client` and
+ * `object`: they get there, by CUDA, and nobody has that object duplicated. */
 static void want_unread(struct impostor *me, uint32_t client, uint32_t object, struct child *honest, int memory)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };

@@ -408,7 +408,8 @@ static void engines__bad_key_file(void **state)
 	want_text(-EINVAL, "/dev/zero", wh_engine_open(&options, &engine));
 }
 
-/* Connecting and proving, both sides, over loopback: the best of many, and of more where others use the machine, too. */
+/* Connecting and proving, both sides, over loopback: the best of many, and of more where others use
+ * the machine, too. */
 static void engines__soon(void **state)
 {
 	struct child *child = child_start(NULL);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is registered and is not there: an errno that says so, on either side, and never a signal. */
+/* Memory that is registered and is not there: an errno that says so, on either side, and never a
+ * signal. */
 #include "fixture.h"
 
 #include <sys/mman.h>
@@ -30,9 +31,11 @@ static void register__never_mapped(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- gone here ------------------------------------------------------------------------------------ */
+/* ---- gone here
+ * ------------------------------------------------------------------------------------ */
 
-/* Transfers of the fixture's region: the one at `bad` pages is of memory that is not there, the others are good. */
+/* Transfers of the fixture's region: the one at `bad` pages is of memory that is not there, the
+ * others are good. */
 static void want_fault(struct fixture *f, uint32_t op, uint64_t length)
 {
 	struct wh_transfer transfers[3];
@@ -72,7 +75,8 @@ static void gone__here(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gone there: this process is the owner, the initiator is a child ------------------------------- */
+/* ---- gone there: this process is the owner, the initiator is a child
+ * ------------------------------- */
 
 struct owner {
 	struct wh_engine *engine;

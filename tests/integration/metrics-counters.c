@@ -429,8 +429,8 @@ static int64_t cpu_time(void)
 	return used.tv_sec * SECOND + used.tv_nsec;
 }
 
-/* One that comes when the process has no descriptors left costs no processor, and has its answer when there
- * are some again. */
+/* One that comes when the process has no descriptors left costs no processor, and has its answer
+ * when there are some again. */
 static void observer__without_descriptors(void **state)
 {
 	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One shared allocation with many regions: when it is mapped, when it is not and why, and what ends it. */
+/* One shared allocation with many regions: when it is mapped, when it is not and why, and what ends
+ * it. */
 #include "fixture.h"
 
 #include <pthread.h>
@@ -90,7 +91,8 @@ static struct wh_batch *part_batch(struct arena *arena, unsigned int part, uint3
 	return batch;
 }
 
-/* Its way must have been `transport` by `detail`, and the explanation must have this word ("": any). */
+/* Its way must have been `transport` by `detail`, and the explanation must have this word ("":
+ * any). */
 static void want_way(struct wh_batch *batch, const char *way, const char *word)
 {
 	char text[2048];
@@ -337,8 +339,8 @@ static void end__unregistered(void **state)
 		want(0, batch_run(batch));
 		want_way(batch, "mapped memfd", "");
 		want(1, mapped(NULL));
-		/* It returns when this process shows none of it, and not before. The first has never been asked
-		 * for here. */
+		/* It returns when this process shows none of it, and not before. The first has
+		 * never been asked for here. */
 		want(0, child_unregister(arena.child, arena.parts[gone]));
 		want(0, mapped(NULL));
 		part_move(&arena, 0, WH_READ, 40 + i, "process_vm", "covers only a part");
@@ -352,8 +354,8 @@ static void end__unregistered(void **state)
 	arena_close(&arena);
 }
 
-/* The same bytes again with fewer rights: nothing of the old mapping is left, and none is made that would give
- * more. */
+/* The same bytes again with fewer rights: nothing of the old mapping is left, and none is made that
+ * would give more. */
 static void end__narrowed(void **state)
 {
 	struct wh_remote remote;
@@ -395,7 +397,8 @@ static void end__not_by_one_that_comes(void **state)
 	arena_close(&arena);
 }
 
-/* ---- grants --------------------------------------------------------------------------------------- */
+/* ---- grants
+ * --------------------------------------------------------------------------------------- */
 
 /* This process is the owner; alice and bob are children. */
 struct granted {
@@ -482,7 +485,8 @@ static void grants__anew(void **state)
 	want(0, wh_engine_close(owner.engine));
 }
 
-/* ---- all at once ------------------------------------------------------------------------------------ */
+/* ---- all at once
+ * ------------------------------------------------------------------------------------ */
 
 struct copier {
 	pthread_t thread;
@@ -537,8 +541,8 @@ static void *copier_run(void *argument)
 	return NULL;
 }
 
-/* Two parts are copied to all the time, while another one comes and goes: nothing of that fails, and
- * whenever the owner has taken the part back nothing is mapped. */
+/* Two parts are copied to all the time, while another one comes and goes: nothing of that fails,
+ * and whenever the owner has taken the part back nothing is mapped. */
 static void race(const char *const *config)
 {
 	struct copier copiers[2];

@@ -119,7 +119,8 @@ static void map__whole_allocation(void **state)
 	shm_end(&shm);
 }
 
-/* Whoever maps a part of a memfd could map the rest as well: not before that is published, too (shm-arena.c). */
+/* Whoever maps a part of a memfd could map the rest as well: not before that is published, too
+ * (shm-arena.c). */
 static void map__never_a_part(void **state)
 {
 	static const char *const no_cma[] = { "cma=0", NULL };
@@ -203,8 +204,8 @@ static void rights__read_only(void **state)
 	shm_end(&shm);
 }
 
-/* Two regions with all bytes of one allocation: who may write them by one of them has nothing to hide from
- * himself, whichever is asked for first. */
+/* Two regions with all bytes of one allocation: who may write them by one of them has nothing to
+ * hide from himself, whichever is asked for first. */
 static void rights__two_regions(void **state)
 {
 	char detail[48] = "";

@@ -135,8 +135,8 @@ static void kinds__initiator(void **state)
 	fixture_close(&f);
 }
 
-/* A transfer to ourselves whose source and target overlap is as memmove(), in either direction, and changes nothing
- * outside of the target. */
+/* A transfer to ourselves whose source and target overlap is as memmove(), in either direction, and
+ * changes nothing outside of the target. */
 static void self__overlap(void **state)
 {
 	static const uint64_t lengths[] = { 100, 300000, 7 * MIB };

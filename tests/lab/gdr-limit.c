@@ -145,8 +145,8 @@ static void limit__for_each_user(void **state)
 	assert_int_equal(status, 0);
 }
 
-/* Pages count until the driver has them back: with the memory's being freed, or with the last of the
- * pin where they persist. A window that was unpinned does not count, though it is still mapped. */
+/* Pages count until the driver has them back: with the memory's being freed, or with the last of
+ * the pin where they persist. A window that was unpinned does not count, though it is still mapped. */
 static void give_back(void *argument)
 {
 	bool persistent = *(const bool *)argument;

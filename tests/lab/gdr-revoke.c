@@ -229,7 +229,8 @@ static void callback__before_get_returns(void **state)
 	ok(close(meeting.fd));
 }
 
-/* The same on the driver's side: the callback runs within get, which then tells of success, or fails. */
+/* The same on the driver's side: the callback runs within get, which then tells of success, or
+ * fails. */
 static void callback__within_get(void **state)
 {
 	static const int errors[] = { 0, EIO, ENOMEM, 0, EINVAL };

@@ -340,7 +340,8 @@ static void *free_in_thread(void *memory)
 	return gpu_free(memory) ? "cannot free" : NULL;
 }
 
-/* A callback that still runs when the last descriptor is closed: it sleeps in its call of the driver. */
+/* A callback that still runs when the last descriptor is closed: it sleeps in its call of the
+ * driver. */
 static int late(void)
 {
 	struct memory memory;

@@ -100,8 +100,8 @@ static int dial(void)
 	return dial_from("127.0.0.1");
 }
 
-/* When it returns the bytes are in the server's socket, be they read or not: a busy kernel may take what is sent later
- * over another connection there sooner. */
+/* When it returns the bytes are in the server's socket, be they read or not: a busy kernel may take
+ * what is sent later over another connection there sooner. */
 static void put(int fd, const void *what, size_t length)
 {
 	int left;
@@ -170,7 +170,8 @@ static void do_nothing(void *argument)
 	(void)argument;
 }
 
-/* After what the server has done so far, which clients know of by their sockets and the thread sanitizer does not. */
+/* After what the server has done so far, which clients know of by their sockets and the thread
+ * sanitizer does not. */
 static void clear_memory(void)
 {
 	wh_loop_call(&server->loop, do_nothing, NULL);
@@ -360,10 +361,10 @@ static void half__gone(void **state)
 #define ROUNDS 24
 #define HALVES (SMALL / 2)
 
-/* Writes and reads of a few bytes over connections old and new, one after the other, all of them before the server looks
- * at the first. A read has to see each write that came before it, and may see newer ones. Of two writes the newer one has
- * to be seen in the end, but if nobody can know which that is: a connection writes once, and old and new ones write
- * different bytes. */
+/* Writes and reads of a few bytes over connections old and new, one after the other, all of them
+ * before the server looks at the first. A read has to see each write that came before it, and may
+ * see newer ones. Of two writes the newer one has to be seen in the end, but if nobody can know
+ * which that is: a connection writes once, and old and new ones write different bytes. */
 static void order__of_arrival(void **state)
 {
 	unsigned char now[SMALL], wanted[ALL][SMALL], got[SMALL];
@@ -493,8 +494,8 @@ static void turns__bounds(void **state)
 #define TURNS 12
 #define STEPS 20000
 
-/* Any order of events: who is begun has no older unconfirmed write of its client's bytes before it that is not over,
- * and when all writes are over nobody waits. */
+/* Any order of events: who is begun has no older unconfirmed write of its client's bytes before it
+ * that is not over, and when all writes are over nobody waits. */
 static void turns__any_order(void **state)
 {
 	struct wh_mooncake_turn turns[TURNS];

@@ -346,7 +346,8 @@ static void change_everything(void)
 		put_number(i, "late");
 }
 
-/* Keys go, come and change between two steps: those that stay come once, and those that come later do not. */
+/* Keys go, come and change between two steps: those that stay come once, and those that come later
+ * do not. */
 static void walk__store_changes(void **state)
 {
 	const struct store_record *record;

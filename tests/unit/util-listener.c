@@ -24,7 +24,8 @@ static atomic_uint accepted, waits;
 static atomic_int told;
 static atomic_uint hold_at; /* it holds itself when so many have been accepted */
 
-/* The process has no descriptors left, as far as accept4() is concerned, and how often that was said. */
+/* The process has no descriptors left, as far as accept4() is concerned, and how often that was
+ * said. */
 static atomic_bool short_of;
 static atomic_uint refused;
 
@@ -169,7 +170,8 @@ static void tries_slowly(int64_t from, unsigned before)
 	assert_in_range(atomic_load(&refused) - before, 0, (uint64_t)((wh_now() - from) / (100 * WH_MS)) + 1);
 }
 
-/* Out of descriptors it does not spin, tells so once, and accepts what has waited as soon as there are some. */
+/* Out of descriptors it does not spin, tells so once, and accepts what has waited as soon as there
+ * are some. */
 static void accept__without_descriptors(void **state)
 {
 	int clients[2] = { open_client(), open_client() };

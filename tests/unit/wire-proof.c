@@ -64,7 +64,8 @@ static int make(const struct talk *talk, struct wh_proofs *proofs)
 	return rc;
 }
 
-/* Computed for version 4 from the formulas in docs/wire-protocol.md by another program (Python's hmac). */
+/* Computed for version 4 from the formulas in docs/wire-protocol.md by another program (Python's
+ * hmac). */
 static void make__as_documented(void **state)
 {
 	static const uint8_t owner[] = {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What libgdrapi.so.2 does before anything is pinned: what it reads of the environment, and what it leaves alone.
- * Each test has a process of its own, in which nothing was opened before.
+ * What libgdrapi.so.2 does before anything is pinned: what it reads of the environment, and what it
+ * leaves alone. Each test has a process of its own, in which nothing was opened before.
  */
 #include "../unit/unit.h"
 
@@ -42,7 +42,8 @@ static void look_up(void *library, const char *name, void *out)
 	memcpy(out, &found, sizeof(found));
 }
 
-/* What runs in a child ends with 0, or with what its comment says; with FAILED if this does not hold. */
+/* What runs in a child ends with 0, or with what its comment says; with FAILED if this does not
+ * hold. */
 #define FAILED 99
 #define EXPECT(condition) \
 	do { \

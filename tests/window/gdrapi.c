@@ -217,8 +217,8 @@ static void pin__any_alignment(void **state)
 	}
 }
 
-/* As UCX has its buffers: the whole pages around them, found in the mapping by their distance from info.va. The
- * bytes beside the buffer, of whoever they are, stay. */
+/* As UCX has its buffers: the whole pages around them, found in the mapping by their distance from
+ * info.va. The bytes beside the buffer, of whoever they are, stay. */
 static void use_pages_around(uint64_t buffer, size_t length)
 {
 	uint64_t start = buffer & ~(PAGE - 1), end = (buffer + length + PAGE - 1) & ~(PAGE - 1);
@@ -792,7 +792,8 @@ static void threads__neighbours_come_and_go(void **state)
 	assert_null(why);
 }
 
-/* Windows of Wherry's own: all of the range has to be allocated, and allocations may meet within a page. */
+/* Windows of Wherry's own: all of the range has to be allocated, and allocations may meet within a
+ * page. */
 static void window__of_neighbours(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };

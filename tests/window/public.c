@@ -556,7 +556,8 @@ static void rm__handle_of_another_layout(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-/* Another offset than that of known drivers: the trial finds out, and writes to nobody's memory before. */
+/* Another offset than that of known drivers: the trial finds out, and writes to nobody's memory
+ * before. */
 static void rm__unknown_version_of_another_layout(void **state)
 {
 	static const int layouts[] = { FAKE_IPC_OTHER_OFFSET, FAKE_IPC_OTHER_PROCESS, FAKE_IPC_OTHER_OBJECT,
@@ -574,8 +575,8 @@ static void rm__unknown_version_of_another_layout(void **state)
 	assert_int_equal(wh_window_close(open_window(memory, SIZE, "rm")), 0);
 }
 
-/* No table of libcuda's is changed unless somebody asks for that by name: the code for it is not even loaded, and
- * CUDA is asked for nothing that would have to be watched. */
+/* No table of libcuda's is changed unless somebody asks for that by name: the code for it is not
+ * even loaded, and CUDA is asked for nothing that would have to be watched. */
 static void rm__watches_nothing(void **state)
 {
 	uint64_t exports = cu.calls("cuMemGetHandleForAddressRange");

@@ -542,8 +542,9 @@ static struct miscdevice device = {
 	.fops = &gpu_operations,
 };
 
-/* Memory reclaim may come into a GPU's driver, by an MMU notifier or a shrinker, and wait for its lock.
- * Lockdep is told so: it then finds allocations in callbacks, and under locks that callbacks take. */
+/* Memory reclaim may come into a GPU's driver, by an MMU notifier or a shrinker, and wait for its
+ * lock. Lockdep is told so: it then finds allocations in callbacks, and under locks that callbacks
+ * take. */
 static void __init tell_lockdep(void)
 {
 	fs_reclaim_acquire(GFP_KERNEL);
