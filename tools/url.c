@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "command.h"
-#include "mooncake/wire.h"
+#include "compat/mooncake/wire.h"
 #include "rendezvous/registry.h"
 
 #define SCHEME "wherry://"

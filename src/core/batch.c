@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "transport/lane.h"
+#include "gpu/stream.h"
 #include "util/clock.h"
 #include "util/futex.h"
 #include "util/options.h"

@@ -6,7 +6,7 @@
 
 #include "core/core.h"
 #include "memory/memory.h"
-#include "transport/lane.h"
+#include "gpu/stream.h"
 #include "util/options.h"
 
 /* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */

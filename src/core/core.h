@@ -24,9 +24,9 @@
 #include <wherry/wherry.h>
 
 #include "core/counters.h"
-#include "core/places.h"
-#include "core/tls.h"
-#include "core/trust.h"
+#include "memory/region-table.h"
+#include "net/tls.h"
+#include "net/trust.h"
 #include "memory/memory.h"
 #include "rendezvous/registry.h"
 #include "transport/transport.h"

@@ -14,12 +14,12 @@
 
 #include "core/core.h"
 #include "rendezvous/rendezvous.h"
-#include "transport/lane.h"
-#include "transport/staging.h"
+#include "gpu/stream.h"
+#include "gpu/staging.h"
 #include "util/clock.h"
 #include "util/options.h"
 #include "util/text.h"
-#include "window/window.h"
+#include "window/view.h"
 
 /* ---- guards ------------------------------------------------------------------------------- */
 

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "transport/pane.h"
+#include "gpu/region-window.h"
 #include "util/options.h"
 
 static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])

@@ -12,7 +12,7 @@
 
 #include "core/core.h"
 #include "core/remote.h"
-#include "transport/pane.h"
+#include "gpu/region-window.h"
 #include "util/clock.h"
 #include "util/options.h"
 

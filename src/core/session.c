@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "core/core.h"
-#include "transport/staging.h"
+#include "gpu/staging.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 

@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "transport/lane.h"
+#include "gpu/stream.h"
 #include "util/options.h"
 
 struct wh_gate {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* OpenSSL's libssl, opened at run time. No policy: core/tls.h has that. */
+/* OpenSSL's libssl, opened at run time. No policy: net/tls.h has that. */
 #ifndef WH_PLATFORM_SSL_H
 #define WH_PLATFORM_SSL_H
 

@@ -533,7 +533,7 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 /* Read elsewhere: by wh_config_unknown() itself, and by the project's own tests. */
 static const char *const other_variables[] = {
 	WH_CONFIG_IGNORE,
-	"WHERRY_TEST_WHEELS", /* tests/integration/mooncake-real.sh */
+	"WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
 };
 
 static bool variable_is_known(const char *name, size_t length)

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "util/clock.h"
-#include "window/window.h"
+#include "window/view.h"
 
 #define ROUNDS 5
 #define SHORT ((size_t)4096)

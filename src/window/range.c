@@ -11,7 +11,7 @@
 
 #include <wherry/error.h>
 
-#include "window/window.h"
+#include "window/view.h"
 
 typedef unsigned long long ull;
 

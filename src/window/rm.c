@@ -27,7 +27,7 @@
 #include "platform/rm-watch.h"
 #include "platform/rm.h"
 #include "util/clock.h"
-#include "window/window.h"
+#include "window/view.h"
 
 #define SCRATCH ((size_t)64 << 10)
 

@@ -8,7 +8,7 @@
 
 #include <wherry/error.h>
 
-#include "window/window.h"
+#include "window/view.h"
 
 static int scratch_map(struct wh_cuda *cuda, const struct wh_cuda_location *location,
 		       struct wh_scratch *scratch)

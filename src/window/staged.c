@@ -5,7 +5,7 @@
 #include <stdlib.h>
 
 #include "util/clock.h"
-#include "window/window.h"
+#include "window/view.h"
 
 #define PROBE ((size_t)4096)
 #define PROBE_ROUNDS 3

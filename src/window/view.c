@@ -10,7 +10,7 @@
 
 #include <wherry/error.h>
 
-#include "window/window.h"
+#include "window/view.h"
 
 typedef unsigned long long ull;
 

@@ -15,11 +15,11 @@ same() # NAME FILE FILE
 
 # The header's macro hides the old gdr_get_info().
 {
-	"${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/include/gdrapi.h" |
+	"${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/compat/gdrapi/gdrapi.h" |
 		grep -v '^#' | grep -o '\bgdr_[a-z0-9_]*(' | tr -d '('
 	echo gdr_get_info
 } | sort -u >"$directory/header"
-grep -o '\bgdr_[a-z0-9_]*;' "$TEST_SOURCE/src/libgdrapi.map" | tr -d ';' | sort >"$directory/map"
+grep -o '\bgdr_[a-z0-9_]*;' "$TEST_SOURCE/compat/gdrapi/libgdrapi.map" | tr -d ';' | sort >"$directory/map"
 nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library"
 : >"$directory/none"
 
@@ -31,7 +31,7 @@ same "symbol map and library, without versions" map library
 for row in gcc:c:c11 clang:c:c11 g++:c++:c++17 clang++:c++:c++17; do
 	IFS=: read -r compiler language standard <<<"$row"
 	command -v "$compiler" >/dev/null || continue
-	"$compiler" -x "$language" "-std=$standard" -Wall -Wextra -Wshadow -Werror -I"$TEST_SOURCE/include" \
+	"$compiler" -x "$language" "-std=$standard" -Wall -Wextra -Wshadow -Werror -I"$TEST_SOURCE/compat/gdrapi" \
 		"$TEST_SOURCE/tests/abi/gdrapi-types.c" -x none "$library" -o "$directory/types" &&
 		LD_LIBRARY_PATH=${library%/*} "$directory/types"
 	verdict "types of the 17 functions and of what they take, $compiler $standard" $?

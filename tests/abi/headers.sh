@@ -13,7 +13,7 @@ compiles() # NAME LANGUAGE STANDARD COMPILER HEADER
 
 	# shellcheck disable=SC2059 # the format is ours
 	if output=$(printf "$line" "$5" "$5" | "$4" -x "$2" "-std=$3" -Wall -Wextra \
-		-Wpedantic -Werror -fsyntax-only "-I$include" - 2>&1); then
+		-Wpedantic -Werror -fsyntax-only "-I$include" "-I$TEST_SOURCE/compat/gdrapi" "-I$TEST_SOURCE/compat/mooncake" - 2>&1); then
 		echo "[       OK ] $1"
 	else
 		printf '%s\n' "$output"

@@ -15,7 +15,7 @@ same() # NAME FILE FILE
 
 "${CC:-cc}" -fpreprocessed -dD -E -P "$TEST_SOURCE/include/wherry/mooncake.h" | grep -v '^#' |
 	tr '\n' ' ' | grep -o '\b[a-z][A-Za-z]*(' | tr -d '(' | sort -u >"$directory/header"
-"${CC:-cc}" -fpreprocessed -E -P -x c "$TEST_SOURCE/src/libtransfer_engine.map" |
+"${CC:-cc}" -fpreprocessed -E -P -x c "$TEST_SOURCE/compat/mooncake/libtransfer_engine.map" |
 	grep -o '\b[a-z][A-Za-z]*;' | tr -d ';' | sort >"$directory/map"
 nm -D --defined-only "$library" | awk '{ print $3 }' | sort >"$directory/library"
 # Of transfer_engine_c.h and transfer_engine_c.cpp, of all versions that have them.

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The text files of recorded machines that wherry doctor reads itself. */
-#include "../../tools/doctor-errno.c"
-#include "../../tools/doctor-facts.c"
-#include "../../tools/doctor-link.c"
-#include "../../tools/doctor-verbs.c"
-#include "../../tools/doctor-host.c"
-#include "../../tools/doctor-pci.c"
+#include "../../tools/doctor/errno.c"
+#include "../../tools/doctor/facts.c"
+#include "../../tools/doctor/link.c"
+#include "../../tools/doctor/verbs.c"
+#include "../../tools/doctor/host.c"
+#include "../../tools/doctor/pci.c"
 #include "../../tools/output.c"
-#include "../../tools/topo-text.c"
+#include "../../tools/topo/text.c"
 
 #include "fuzz.h"
 

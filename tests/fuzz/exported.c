@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "transport/cuda.h"
+#include "transport/cuda/cuda.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

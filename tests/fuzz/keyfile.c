@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "core/keyfile.h"
+#include "net/keyfile.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

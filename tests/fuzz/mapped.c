@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "transport/shm.h"
+#include "transport/shm/shm.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

@@ -6,7 +6,7 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/store.h"
+#include "compat/mooncake/store.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {

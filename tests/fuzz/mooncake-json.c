@@ -6,7 +6,7 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/wire.h"
+#include "compat/mooncake/wire.h"
 
 static void check_refusal(int error)
 {

@@ -6,7 +6,7 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/wire.h"
+#include "compat/mooncake/wire.h"
 
 static void try_frame(const unsigned char *bytes)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The log of wherry registry: what is taken is written again as it stands there. */
-#include "../../tools/registry-log.c"
+#include "../../tools/registry/log.c"
 
 #include "fuzz.h"
 

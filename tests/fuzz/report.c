@@ -3,7 +3,7 @@
  * are, and none of its rows has changed when it is held against itself. */
 #include <jansson.h>
 
-#include "../../tools/report.h"
+#include "../../tools/bench/report.h"
 #include "fuzz.h"
 
 #define ROWS 200 /* the work grows with the square of this */

@@ -2,8 +2,8 @@
 /* A saved topology: what is taken is worked through in every way, and is the same when it is saved
  * again. */
 #include "../../tools/output.c"
-#include "../../tools/topo-json.c"
-#include "../../tools/topo-text.c"
+#include "../../tools/topo/json.c"
+#include "../../tools/topo/text.c"
 
 #include "fuzz.h"
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 #include "gpu.h"
-#include "platform/cuda-images.h"
+#include "gpu/kernel-images.h"
 
 #define MIB ((size_t)1 << 20)
 

@@ -12,7 +12,7 @@
 
 #include "gpu.h"
 #include "util/clock.h"
-#include "window/window.h"
+#include "window/view.h"
 
 #define KIB ((size_t)1 << 10)
 #define MIB ((size_t)1 << 20)

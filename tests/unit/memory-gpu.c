@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Allocating and querying memory that takes a GPU, on the fake driver. */
-#include "gpu.h"
+#include "fake-cuda.h"
 
 #include <dirent.h>
 #include <errno.h>

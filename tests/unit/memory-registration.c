@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Registering memory of GPUs, on the fake driver, which gives freed addresses out again. */
-#include "gpu.h"
+#include "fake-cuda.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -7,8 +7,8 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/mooncake.h"
-#include "mooncake/store.h"
+#include "compat/mooncake/mooncake.h"
+#include "compat/mooncake/store.h"
 
 static struct {
 	char key[300], value[300];

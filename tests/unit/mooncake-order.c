@@ -15,9 +15,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "mooncake/internal.h"
-#include "mooncake/mooncake.h"
-#include "mooncake/order.h"
+#include "compat/mooncake/internal.h"
+#include "compat/mooncake/mooncake.h"
+#include "compat/mooncake/order.h"
 
 #define LENGTH (4 << 20)
 #define HALF (LENGTH / 2)

@@ -11,7 +11,7 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/mooncake.h"
+#include "compat/mooncake/mooncake.h"
 #include "util/clock.h"
 
 #define LENGTH (1 << 20)

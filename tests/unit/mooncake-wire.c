@@ -6,7 +6,7 @@
 
 #include <wherry/error.h>
 
-#include "mooncake/wire.h"
+#include "compat/mooncake/wire.h"
 
 /* The answer to a question for metadata: length, type, JSON. */
 static const char recorded[] =

@@ -10,8 +10,8 @@
 
 #include <wherry/error.h>
 
-#include "../../kernels/blocks.h"
-#include "platform/cuda-images.h"
+#include "kernels/blocks.h"
+#include "gpu/kernel-images.h"
 #include "platform/cuda.h"
 
 #define NOWHERE "/nonexistent/libcuda.so.1"

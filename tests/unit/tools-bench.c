@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The benchmark's arithmetic: percentiles, medians, ratios of pairs; where its blocks lie; whether
  * its check sees what it should. The command is no library, so its sources are included. */
-#include "../../tools/bench-layout.c"
-#include "../../tools/bench-statistics.c"
+#include "../../tools/bench/layout.c"
+#include "../../tools/bench/statistics.c"
 #include "../../tools/pattern.c"
 
 /* Last: cmocka has a macro with the name of one of the command's functions. */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry registry keeps, and that its log brings it back. */
-#include "../../tools/registry-list.c"
-#include "../../tools/registry-log.c"
-#include "../../tools/registry-store.c"
+#include "../../tools/registry/list.c"
+#include "../../tools/registry/log.c"
+#include "../../tools/registry/store.c"
 
 #include <setjmp.h>
 #include <stdarg.h>

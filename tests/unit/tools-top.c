@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry top asks NVML, and how often: the time is the test's, and the fake counts the calls. */
 #include "../../tools/output.c"
-#include "../../tools/top-fields.c"
-#include "../../tools/top-gpus.c"
+#include "../../tools/top/fields.c"
+#include "../../tools/top/gpus.c"
 
 /* What the rest of the command does is not of interest here. Before cmocka's fail(). */
 int fail(int error, const char *format, ...)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Distances and expectations on machines made here, and topologies as JSON. */
 #include "../../tools/output.c"
-#include "../../tools/topo-json.c"
-#include "../../tools/topo-text.c"
+#include "../../tools/topo/json.c"
+#include "../../tools/topo/text.c"
 
 /* What the rest of the command does is not of interest here. Before cmocka's fail(). */
 int fail(int error, const char *format, ...)

@@ -4,7 +4,7 @@
 
 #include <errno.h>
 
-#include "transport/rdma.h"
+#include "transport/rdma/rdma.h"
 
 #define LINES 3
 

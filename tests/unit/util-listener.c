@@ -30,7 +30,7 @@ static atomic_bool short_of;
 static atomic_uint refused;
 
 /* In front of the C library's. Not by RLIMIT_NOFILE, which valgrind does not hold a program to;
- * tests/integration/metrics-counters.c does it by that. */
+ * tests/integration/metrics/metrics-counters.c does it by that. */
 int accept4(int fd, __SOCKADDR_ARG from, socklen_t *restrict length, int flags)
 {
 	if (atomic_load(&short_of)) {

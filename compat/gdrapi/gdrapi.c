@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libgdrapi.so.2: the interface of GDRCopy over Wherry's views. A library of its own; what it has in
+ * common with libwherry.so is linked into both.
+ *
+ * A handle is a number: an entry of a table that only grows, and how often it was given out. So a
+ * handle that was given back is told from the one that came after it, also by the copies, which take
+ * no lock.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <wherry/error.h>
+
+#include "gdrapi.h"
+#include "window/driver-abi.h"
+#include "window/view.h"
+
+/* The symbol of programs compiled long ago. */
+#undef gdr_get_info
+
+/* What they know: all but the mapping's type. */
+struct info_v1 {
+	uint64_t va, mapped_size;
+	uint32_t page_size;
+	uint64_t tm_cycles;
+	uint32_t cycles_per_ms;
+	unsigned mapped : 1;
+	unsigned wc_mapping : 1;
+};
+
+int gdr_get_info(gdr_t g, gdr_mh_t handle, struct info_v1 *out);
+
+_Static_assert(sizeof(gdr_mh_t) == 8, "gdr_mh_t");
+_Static_assert(sizeof(gdr_info_v2_t) == 48, "gdr_info_v2_t");
+_Static_assert(offsetof(gdr_info_v2_t, page_size) == 16, "gdr_info_v2_t");
+_Static_assert(offsetof(gdr_info_v2_t, tm_cycles) == 24, "gdr_info_v2_t");
+_Static_assert(offsetof(gdr_info_v2_t, cycles_per_ms) == 32, "gdr_info_v2_t");
+_Static_assert(offsetof(gdr_info_v2_t, mapping_type) == 40, "gdr_info_v2_t");
+_Static_assert(sizeof(struct info_v1) == 40, "gdr_info_t of old");
+
+#define DEFAULT_ORDER "driver,dmabuf,rm"
+#define DMABUF_ORDER "dmabuf"
+#define DMABUF_VERSION 13030 /* CUDA's, from which on dma-bufs can be mapped */
+
+struct gdr {
+	int fd; /* first: there are programs that look. The module's, or one that stands for it */
+	int own_fd;
+	pthread_mutex_t lock; /* its pins */
+	struct wh_windows *windows;
+	struct wh_list pins;
+};
+
+/* ---- the log --------------------------------------------------------------------------------- */
+
+enum level { DEBUG = 1, ERROR = 4 };
+
+static struct {
+	bool enabled;
+	int level;
+	char order[64];
+} settings;
+static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
+
+static void read_settings(void)
+{
+	const char *log = secure_getenv("GDRCOPY_ENABLE_LOGGING"),
+		   *level = secure_getenv("GDRCOPY_LOG_LEVEL"),
+		   *dmabuf = secure_getenv("GDRCOPY_USE_DMABUF_MMAP"),
+		   *order = secure_getenv("WHERRY_WINDOW");
+
+	settings.enabled = log;
+	settings.level = level && *level >= '1' && *level <= '4' ? *level - '0' : ERROR;
+	if (dmabuf && !strcmp(dmabuf, "1"))
+		order = DMABUF_ORDER;
+	else if (!order || !wh_window_order_valid(order) || strstr(order, "staged") ||
+		 strlen(order) >= sizeof(settings.order))
+		order = DEFAULT_ORDER;
+	snprintf(settings.order, sizeof(settings.order), "%s", order);
+}
+
+static void say(enum level level, const char *call, const char *text)
+{
+	if (settings.enabled && (int)level >= settings.level)
+		fprintf(stderr, "gdrapi: %s: %s\n", call, text);
+}
+
+/* The errno that callers know, of a call that failed; with its text in the log. */
+static int failed(const char *call, int error)
+{
+	say(ERROR, call, wh_error_text());
+	switch (-error) {
+	case EFAULT: /* no GPU's memory */
+		return EINVAL;
+	case EBUSY: /* mapped */
+		return EAGAIN;
+	case EPERM: /* another process's */
+		return EACCES;
+	default:
+		return -error;
+	}
+}
+
+/* The same for what is refused here. */
+static int refuse(const char *call, int error, const char *text)
+{
+	say(ERROR, call, text);
+	return error;
+}
+
+/* ---- handles --------------------------------------------------------------------------------- */
+
+#define CHUNK 1024
+#define CHUNKS 4096
+
+struct pin {
+	_Atomic uint64_t handle; /* 0: not given out */
+	uint64_t next;           /* to be given out with */
+	struct wh_list link;     /* of the gdr, or of the free ones */
+	struct gdr *g;
+	struct wh_view *view;
+	_Atomic(unsigned char *) base; /* NULL: not mapped */
+	uint64_t length;
+	struct wh_copy copy;
+};
+
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic(struct pin *) chunks[CHUNKS];
+static struct wh_list free_pins = { &free_pins, &free_pins };
+static unsigned chunk_count;
+
+/* A handle is 1 + an index, and in the upper half a count. */
+static struct pin *look_up(gdr_mh_t mh)
+{
+	uint64_t index = (mh.h & UINT32_MAX) - 1;
+	struct pin *chunk, *pin;
+
+	if (index >= (uint64_t)CHUNK * CHUNKS)
+		return NULL;
+	chunk = atomic_load_explicit(&chunks[index / CHUNK], memory_order_acquire);
+	pin = chunk ? &chunk[index % CHUNK] : NULL;
+	return pin && atomic_load_explicit(&pin->handle, memory_order_acquire) == mh.h ? pin : NULL;
+}
+
+/* Under table_lock. */
+static bool add_chunk(void)
+{
+	struct pin *chunk = chunk_count < CHUNKS ? calloc(CHUNK, sizeof(*chunk)) : NULL;
+
+	if (!chunk)
+		return false;
+	for (unsigned i = 0; i < CHUNK; i++) {
+		chunk[i].next = (uint64_t)chunk_count * CHUNK + i + 1 + (UINT64_C(1) << 32);
+		wh_list_append(&free_pins, &chunk[i].link);
+	}
+	atomic_store_explicit(&chunks[chunk_count++], chunk, memory_order_release);
+	return true;
+}
+
+static struct pin *new_pin(struct gdr *g, struct wh_view *view)
+{
+	struct pin *pin = NULL;
+
+	pthread_mutex_lock(&table_lock);
+	if (!wh_list_empty(&free_pins) || add_chunk()) {
+		pin = wh_container(wh_list_take(&free_pins), struct pin, link);
+		pin->g = g;
+		pin->view = view;
+	}
+	pthread_mutex_unlock(&table_lock);
+	return pin;
+}
+
+/* Unmap and unpin it. Under g->lock. */
+static void drop(struct pin *pin)
+{
+	atomic_store_explicit(&pin->handle, 0, memory_order_release);
+	pin->base = NULL;
+	wh_list_remove(&pin->link);
+	wh_view_close(pin->view);
+	pthread_mutex_lock(&table_lock);
+	pin->g = NULL;
+	pin->view = NULL;
+	pin->next += UINT64_C(1) << 32;
+	wh_list_append(&free_pins, &pin->link);
+	pthread_mutex_unlock(&table_lock);
+}
+
+/* The pin of a handle, with g locked. Not 0: what to return, and nothing is locked. */
+static int enter(const char *call, gdr_t g, gdr_mh_t mh, struct pin **out)
+{
+	if (!g)
+		return refuse(call, EINVAL, "the gdr is NULL");
+	if (g->windows->owner != getpid()) /* whose threads hold locks that nobody will let go of */
+		return refuse(call, EACCES, "the gdr belongs to the parent of this process");
+	pthread_mutex_lock(&g->lock);
+	*out = look_up(mh);
+	if (*out && (*out)->g == g)
+		return 0;
+	pthread_mutex_unlock(&g->lock);
+	return refuse(call, EINVAL, "no such handle: given back already, or of another gdr_open()");
+}
+
+static void leave(gdr_t g)
+{
+	pthread_mutex_unlock(&g->lock);
+}
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+/* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then. */
+static bool gdrapi_maps_dmabuf(struct wh_windows *windows)
+{
+	int version;
+
+	return strstr(settings.order, "dmabuf") &&
+	       !wh_cuda_driver_version(windows->cuda, &version) && version >= DMABUF_VERSION;
+}
+
+/* Can anybody map anything? As little as possible is started for it. */
+static bool anybody(struct wh_windows *windows)
+{
+	if (strstr(settings.order, "driver") && !wh_window_driver.start(windows))
+		return true;
+	say(DEBUG, "gdr_open", wh_error_text());
+	if (strstr(settings.order, "rm") && !wh_window_rm.start(windows))
+		return true;
+	say(DEBUG, "gdr_open", wh_error_text());
+	if (gdrapi_maps_dmabuf(windows))
+		return true;
+	say(ERROR, "gdr_open",
+	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf (a "
+	    "driver of CUDA 13.3), these may be used:");
+	say(ERROR, "gdr_open", settings.order);
+	return false;
+}
+
+gdr_t gdr_open(void)
+{
+	struct wh_cuda *cuda = NULL;
+	struct gdr *g = calloc(1, sizeof(*g));
+
+	pthread_once(&settings_once, read_settings);
+	if (!g || wh_cuda_open(NULL, &cuda))
+		goto err_free;
+	if (wh_windows_new(cuda, &g->windows))
+		goto err_close;
+	wh_cuda_close(cuda); /* the windows hold it */
+	cuda = NULL;
+	if (!anybody(g->windows))
+		goto err_windows;
+	g->own_fd = g->windows->driver_fd >= 0 ? -1 : eventfd(0, EFD_CLOEXEC);
+	g->fd = g->own_fd >= 0 ? g->own_fd : g->windows->driver_fd;
+	if (g->fd < 0) {
+		say(ERROR, "gdr_open", strerror(errno));
+		goto err_windows;
+	}
+	pthread_mutex_init(&g->lock, NULL);
+	wh_list_init(&g->pins);
+	return g;
+
+err_windows:
+	wh_windows_free(g->windows);
+err_close:
+	wh_cuda_close(cuda);
+err_free:
+	free(g);
+	return NULL;
+}
+
+int gdr_close(gdr_t g)
+{
+	if (!g)
+		return refuse("gdr_close", EINVAL, "it is NULL");
+	if (g->windows->owner == getpid()) { /* else nothing of it is ours */
+		pthread_mutex_lock(&g->lock);
+		while (!wh_list_empty(&g->pins))
+			drop(wh_container(g->pins.next, struct pin, link));
+		pthread_mutex_unlock(&g->lock);
+	}
+	wh_windows_free(g->windows);
+	if (g->own_fd >= 0)
+		close(g->own_fd);
+	pthread_mutex_destroy(&g->lock);
+	free(g);
+	return 0;
+}
+
+/* ---- pinning --------------------------------------------------------------------------------- */
+
+int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle)
+{
+	static const char call[] = "gdr_pin_buffer";
+	struct wh_view_request request = { .address = addr, .length = size,
+					   .order = settings.order, .pin_flags = flags,
+					   .private = true, .pages = true };
+	struct wh_view *view;
+	struct pin *pin;
+	int error;
+
+	if (!g || !handle)
+		return refuse(call, EINVAL, "the gdr or the handle is NULL");
+	if (flags & ~(uint32_t)GDR_PIN_FLAG_FORCE_PCIE)
+		return refuse(call, EINVAL, "an unknown flag");
+	error = wh_view_open(g->windows, &request, &view);
+	if (error)
+		return failed(call, error);
+	say(DEBUG, call, view->said);
+	pin = new_pin(g, view);
+	if (!pin) {
+		wh_view_close(view);
+		return refuse(call, ENOMEM, "no memory for another handle");
+	}
+	pthread_mutex_lock(&g->lock);
+	wh_list_append(&g->pins, &pin->link);
+	atomic_store_explicit(&pin->handle, pin->next, memory_order_release);
+	handle->h = pin->next;
+	pthread_mutex_unlock(&g->lock);
+	return 0;
+}
+
+int gdr_pin_buffer(gdr_t g, unsigned long addr, size_t size, uint64_t p2p_token, uint32_t va_space,
+		   gdr_mh_t *handle)
+{
+	(void)p2p_token;
+	(void)va_space;
+	return gdr_pin_buffer_v2(g, addr, size, GDR_PIN_FLAG_DEFAULT, handle);
+}
+
+int gdr_unpin_buffer(gdr_t g, gdr_mh_t handle)
+{
+	struct pin *pin;
+	int error = enter("gdr_unpin_buffer", g, handle, &pin);
+
+	if (error)
+		return error;
+	drop(pin);
+	leave(g);
+	return 0;
+}
+
+/* Ask the module about a pin. The first of its ranges stands for all: they are one call's. */
+static bool ask_module(const struct pin *pin, unsigned long request, void *arg)
+{
+	const struct wh_view *view = pin->view;
+
+	memcpy(arg, &view->spans[0].driver.handle, sizeof(uint64_t));
+	return view->backend == &wh_window_driver && !ioctl(pin->g->windows->driver_fd, request, arg);
+}
+
+int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
+{
+	struct gdrdrv_callback_flag module = { 0 };
+	static const char call[] = "gdr_get_callback_flag";
+	struct pin *pin;
+	int error = flag ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "flag is NULL");
+
+	if (error)
+		return error;
+	/* Without the module nothing is taken away. */
+	*flag = ask_module(pin, GDRDRV_CALLBACK_FLAG, &module) && module.flag;
+	leave(g);
+	return 0;
+}
+
+/* ---- telling --------------------------------------------------------------------------------- */
+
+int gdr_get_info_v2(gdr_t g, gdr_mh_t handle, gdr_info_v2_t *info)
+{
+	struct gdrdrv_info module = { 0 };
+	static const char call[] = "gdr_get_info";
+	struct pin *pin;
+	int error = info ? enter(call, g, handle, &pin) : refuse(call, EINVAL, "info is NULL");
+
+	if (error)
+		return error;
+	if (!ask_module(pin, GDRDRV_INFO, &module))
+		module = (struct gdrdrv_info){ 0 };
+	*info = (gdr_info_v2_t){
+		.va = pin->view->address,
+		.mapped_size = pin->view->length,
+		.page_size = GPU_PAGE_SIZE,
+		.tm_cycles = module.tm_cycles,
+		.cycles_per_ms = module.tsc_khz,
+		.mapped = pin->view->base != NULL,
+		.wc_mapping = pin->view->mapping == WH_MAPPING_WC,
+		.mapping_type = (gdr_mapping_type_t)pin->view->mapping,
+	};
+	leave(g);
+	return 0;
+}
+
+int gdr_get_info(gdr_t g, gdr_mh_t handle, struct info_v1 *out)
+{
+	gdr_info_v2_t info;
+	int error = gdr_get_info_v2(g, handle, out ? &info : NULL);
+
+	if (!error)
+		*out = (struct info_v1){
+			.va = info.va,
+			.mapped_size = info.mapped_size,
+			.page_size = info.page_size,
+			.tm_cycles = info.tm_cycles,
+			.cycles_per_ms = info.cycles_per_ms,
+			.mapped = info.mapped,
+			.wc_mapping = info.wc_mapping,
+		};
+	return error;
+}
+
+int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr)
+{
+	static const char *const names[] = { "None", "Write Combining", "Caching", "Device" };
+
+	_Static_assert(sizeof(names) / sizeof(names[0]) == GDR_MAPPING_TYPE_MAX, "names");
+	if (!pstr || (unsigned)type >= GDR_MAPPING_TYPE_MAX)
+		return refuse("gdr_get_mapping_type_string", EINVAL,
+			      pstr ? "no such type" : "pstr is NULL");
+	*pstr = names[type];
+	return 0;
+}
+
+void gdr_runtime_get_version(int *major, int *minor)
+{
+	if (major)
+		*major = GDR_API_MAJOR_VERSION;
+	if (minor)
+		*minor = GDR_API_MINOR_VERSION;
+}
+
+int gdr_driver_get_version(gdr_t g, int *major, int *minor)
+{
+	uint32_t version;
+
+	if (!g || !major || !minor)
+		return refuse("gdr_driver_get_version", EINVAL, "an argument is NULL");
+	/* Callers compare it with the least that they need, which is here in any case. */
+	version = g->windows->driver_fd >= 0 ? g->windows->driver_version : GDR_API_VERSION;
+	*major = (int)(version >> MAJOR_VERSION_SHIFT);
+	*minor = (int)(version & MINOR_VERSION_MASK);
+	return 0;
+}
+
+/* Would a dma-buf be what is pinned next? Whoever stands before it in the order is asked first. */
+static bool uses_dmabuf(struct gdr *g)
+{
+	const char *dmabuf = strstr(settings.order, "dmabuf"),
+		   *driver = strstr(settings.order, "driver"), *rm = strstr(settings.order, "rm");
+
+	return dmabuf && !(driver && driver < dmabuf && g->windows->driver_fd >= 0) &&
+	       !(rm && rm < dmabuf && g->windows->rm) && gdrapi_maps_dmabuf(g->windows);
+}
+
+int gdr_get_attribute(gdr_t g, gdr_attr_t attr, int *v)
+{
+	struct gdrdrv_attribute module = { .attribute = (uint32_t)attr };
+	bool dmabuf, asked;
+
+	if (!g || !v || attr < GDR_ATTR_USE_PERSISTENT_MAPPING || attr >= GDR_ATTR_MAX)
+		return refuse("gdr_get_attribute", EINVAL,
+			      g && v ? "no such attribute" : "an argument is NULL");
+	dmabuf = uses_dmabuf(g);
+	asked = attr != GDR_ATTR_USING_DMA_BUF_MMAP && !dmabuf && g->windows->driver_fd >= 0;
+	if (attr == GDR_ATTR_USING_DMA_BUF_MMAP)
+		*v = dmabuf;
+	else if (asked) /* a module that does not know the question is too old for either */
+		*v = !ioctl(g->windows->driver_fd, GDRDRV_ATTRIBUTE, &module) && module.value;
+	else /* what is pinned without the module is held always */
+		*v = attr == GDR_ATTR_USE_PERSISTENT_MAPPING || WH_WINDOW_ALWAYS_PCIE;
+	return 0;
+}
+
+/* ---- mapping --------------------------------------------------------------------------------- */
+
+static int map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
+{
+	static const char call[] = "gdr_map";
+	struct wh_view *view = pin->view;
+	int error;
+
+	if (!size || size > view->length)
+		return refuse(call, EINVAL, "the size is 0, or more than is pinned");
+	/* The original's mapping begins with the page that the pinned address lies in, and some of
+	 * its callers do not add the distance. */
+	if (view->wanted & GPU_PAGE_OFFSET)
+		return refuse(call, EINVAL,
+			      "the address that was pinned is no multiple of 64 KiB: pin from the start "
+			      "of its page");
+	error = wh_view_map(view, mapping);
+	if (error)
+		return failed(call, error);
+	pin->length = view->length;
+	pin->copy = view->copy;
+	atomic_store_explicit(&pin->base, view->base, memory_order_release);
+	*va = view->base;
+	return 0;
+}
+
+int gdr_map_v2(gdr_t g, gdr_mh_t handle, void **va, size_t size, int flags)
+{
+	static const char call[] = "gdr_map";
+	struct pin *pin;
+	int error;
+
+	if (!va || flags < GDR_MAP_FLAG_DEFAULT || flags > GDR_MAP_FLAG_REQ_DEVICE_MAPPING)
+		return refuse(call, EINVAL, va ? "an unknown flag" : "va is NULL");
+	error = enter(call, g, handle, &pin);
+	if (error)
+		return error;
+	error = map(pin, (enum wh_mapping)flags, va, size);
+	leave(g);
+	return error;
+}
+
+int gdr_map(gdr_t g, gdr_mh_t handle, void **va, size_t size)
+{
+	return gdr_map_v2(g, handle, va, size, GDR_MAP_FLAG_DEFAULT);
+}
+
+int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
+{
+	static const char call[] = "gdr_unmap";
+	struct pin *pin;
+	int error = enter(call, g, handle, &pin);
+
+	(void)size; /* all of it */
+	if (error)
+		return error;
+	if (!pin->base || pin->base != va) {
+		error = refuse(call, EINVAL, pin->base ? "va is not what gdr_map() gave" :
+							 "it is not mapped");
+	} else {
+		atomic_store_explicit(&pin->base, NULL, memory_order_release);
+		wh_view_unmap(pin->view);
+	}
+	leave(g);
+	return error;
+}
+
+/* ---- copying --------------------------------------------------------------------------------- */
+
+/* The pin, if all of [at, at+size) lies in its mapping. */
+static struct pin *mapped_at(gdr_mh_t handle, const void *at, size_t size)
+{
+	struct pin *pin = look_up(handle);
+	unsigned char *base = pin ? atomic_load_explicit(&pin->base, memory_order_acquire) : NULL;
+	uintptr_t offset = (uintptr_t)at - (uintptr_t)base;
+
+	return base && offset <= pin->length && size <= pin->length - offset ? pin : NULL;
+}
+
+#define NOT_MAPPED "not mapped, or not all of it in the mapping"
+
+int gdr_copy_to_mapping(gdr_mh_t handle, void *map_d_ptr, const void *h_ptr, size_t size)
+{
+	const struct pin *pin;
+
+	if (!size)
+		return 0;
+	pin = mapped_at(handle, map_d_ptr, size);
+	if (!pin)
+		return refuse("gdr_copy_to_mapping", EINVAL, NOT_MAPPED);
+	wh_copy_to(pin->copy, map_d_ptr, h_ptr, size);
+	return 0;
+}
+
+int gdr_copy_from_mapping(gdr_mh_t handle, void *h_ptr, const void *map_d_ptr, size_t size)
+{
+	const struct pin *pin;
+
+	if (!size)
+		return 0;
+	pin = mapped_at(handle, map_d_ptr, size);
+	if (!pin)
+		return refuse("gdr_copy_from_mapping", EINVAL, NOT_MAPPED);
+	wh_copy_from(pin->copy, h_ptr, map_d_ptr, size);
+	return 0;
+}

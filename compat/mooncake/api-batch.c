@@ -1,0 +1,622 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Batches. Each submission is a round, which has a part for each segment: a batch of Wherry's, or requests that
+ * the link's threads move one by one by Mooncake's TCP. A batch's number has a generation, so that one that
+ * has been freed is not taken for another.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compat/mooncake/api.h"
+
+#define BATCHES_MOST (1 << 24)
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+/* With a reference more. Under the lock; NULL: there is none. */
+static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
+{
+	struct te_slot *slot = (uint32_t)id < engine->slot_count ? &engine->slots[(uint32_t)id] : NULL;
+
+	if (!slot || !slot->batch || slot->generation != id >> 32)
+		return NULL;
+	slot->batch->references++;
+	return slot->batch;
+}
+
+static int no_batch(const char *call, batch_id_t id)
+{
+	return -te_fail(TE_ARGUMENT, "%s: there is no batch 0x%" PRIx64 ", or not any more", call, id);
+}
+
+/* Under the lock: its number, or INVALID_BATCH. */
+static batch_id_t enter(struct te_engine *engine, struct te_batch *batch)
+{
+	struct te_slot *more;
+	size_t i;
+
+	for (i = 0; i < engine->slot_count && engine->slots[i].batch; i++)
+		;
+	if (i == engine->slot_count) {
+		size_t count = i ? 2 * i : 16;
+
+		more = count <= BATCHES_MOST ? realloc(engine->slots, count * sizeof(*more)) : NULL;
+		if (!more)
+			return INVALID_BATCH;
+		memset(more + i, 0, (count - i) * sizeof(*more));
+		engine->slots = more;
+		engine->slot_count = count;
+	}
+	/* Neither 0 nor INVALID_BATCH, however often it is used. */
+	if (++engine->slots[i].generation == UINT32_MAX || !engine->slots[i].generation)
+		engine->slots[i].generation = 1;
+	engine->slots[i].batch = batch;
+	return (uint64_t)engine->slots[i].generation << 32 | i;
+}
+
+batch_id_t allocateBatchID(transfer_engine_t handle, size_t batch_size)
+{
+	struct te_engine *engine = handle;
+	struct te_batch *batch;
+	batch_id_t id;
+
+	if (!engine) {
+		te_fail(TE_ARGUMENT, "allocateBatchID: engine is NULL");
+		return INVALID_BATCH;
+	}
+	batch = calloc(1, sizeof(*batch));
+	if (!batch) {
+		te_fail(TE_MEMORY, "allocateBatchID: no memory");
+		return INVALID_BATCH;
+	}
+	batch->capacity = batch_size;
+	batch->references = 1;
+	pthread_mutex_lock(&engine->lock);
+	id = enter(engine, batch);
+	pthread_mutex_unlock(&engine->lock);
+	if (id == INVALID_BATCH) {
+		free(batch);
+		te_fail(TE_MEMORY, "allocateBatchID: no memory, or %d batches have not been freed", BATCHES_MOST);
+	}
+	return id;
+}
+
+/* ---- rounds -------------------------------------------------------------------------------- */
+
+void te_round_less(struct te_round *round, int error, const char *text)
+{
+	if (error && !round->error) {
+		round->error = error;
+		snprintf(round->text, sizeof(round->text), "%s", text);
+	}
+	if (--round->left || !round->message)
+		return;
+	if (round->error)
+		round->told = -ECANCELED;
+	else
+		te_job_post(round->parts[0].link, &round->job);
+}
+
+/* A batch of Wherry's in a round with a notification has completed. */
+static void part_done(struct wh_batch *batch, int status, void *argument)
+{
+	struct te_part *part = argument;
+	pthread_mutex_t *lock = &part->link->engine->lock;
+
+	pthread_mutex_lock(lock);
+	te_round_less(part->round, status, status ? wh_batch_error_text(batch) : "");
+	pthread_mutex_unlock(lock);
+}
+
+static void free_round(struct te_round *round)
+{
+	for (size_t i = 0; i < round->part_count; i++) {
+		wh_batch_free(round->parts[i].batch);
+		te_link_put(round->parts[i].link);
+	}
+	free(round->parts);
+	free(round->requests);
+	free(round->name);
+	free(round->message);
+	free(round);
+}
+
+static void free_batch(struct te_batch *batch)
+{
+	for (size_t i = 0; i < batch->round_count; i++)
+		free_round(batch->rounds[i]);
+	free(batch->rounds);
+	free(batch->requests);
+	free(batch);
+}
+
+/* ---- submitting ---------------------------------------------------------------------------- */
+
+/* The request never starts. */
+static void fail_request(struct te_engine *engine, struct te_request *request, int error, const char *text)
+{
+	pthread_mutex_lock(&engine->lock);
+	request->result = error;
+	request->memory->uses--;
+	request->part->round->left++;
+	te_round_less(request->part->round, error, text);
+	pthread_mutex_unlock(&engine->lock);
+}
+
+/* Of those of the part that have not ended. */
+static void fail_part(struct te_engine *engine, struct te_part *part, int error, const char *text)
+{
+	for (size_t i = 0; i < part->round->count; i++) {
+		struct te_request *request = &part->round->requests[i];
+
+		if (request->part == part && request->result == TE_RUNNING)
+			fail_request(engine, request, error, text);
+	}
+}
+
+/* Which region of the peer's it is. What has been registered there a moment ago may not be known here yet: the
+ * peer says whether it has it, once for each submission, and then it will come. */
+static int find_remote(struct te_link *link, const struct te_request *request, bool *asked, struct wh_remote *remote,
+		       uint64_t *offset)
+{
+	const struct wh_mooncake_buffer *buffer;
+	char name[32];
+
+	if (!wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
+		return 0;
+	if (!*asked && strcmp(link->name, link->engine->name) != 0)
+		te_link_ask(link);
+	*asked = true;
+	pthread_mutex_lock(&link->engine->lock);
+	buffer = wh_mooncake_segment_find(&link->segment, request->remote, request->length);
+	if (buffer)
+		te_region_name(buffer->address, name);
+	pthread_mutex_unlock(&link->engine->lock);
+	if (buffer && !wh_peer_find(link->peer, name, link->engine->timeout, remote) &&
+	    !wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
+		return 0;
+	return wh_fail(ERANGE, "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is registered there",
+		       link->name, request->remote, request->length);
+}
+
+static int add_request(struct te_part *part, struct wh_batch *batch, struct te_request *request, bool *asked)
+{
+	struct wh_transfer transfer = {
+		.local = request->memory->region,
+		.local_offset = request->local - request->memory->address,
+		.length = request->length,
+		.op = request->write ? WH_WRITE : WH_READ,
+	};
+	struct wh_remote remote;
+	int error = find_remote(part->link, request, asked, &remote, &transfer.remote_offset);
+
+	if (error)
+		return error;
+	transfer.remote = remote.id;
+	error = wh_batch_add(batch, &transfer, 1);
+	return error ? wh_fail(-error, "%s", wh_error_text()) : 0;
+}
+
+static void submit_by_wherry(struct te_engine *engine, struct te_part *part)
+{
+	struct te_round *round = part->round;
+	struct wh_batch_options options = {
+		.size = sizeof(options),
+		.callback = round->message ? part_done : NULL,
+		.callback_arg = part,
+	};
+	struct wh_batch *batch;
+	bool asked = false;
+	size_t added = 0;
+	int error = wh_batch_new(part->link->peer, &options, &batch);
+
+	if (error) {
+		fail_part(engine, part, error, wh_error_text());
+		return;
+	}
+	for (size_t i = 0; i < round->count; i++) {
+		struct te_request *request = &round->requests[i];
+
+		if (request->part != part)
+			continue;
+		error = add_request(part, batch, request, &asked);
+		if (error)
+			fail_request(engine, request, error, wh_fail_text());
+		else
+			request->index = added++;
+	}
+	pthread_mutex_lock(&engine->lock);
+	round->left += round->message != NULL;
+	pthread_mutex_unlock(&engine->lock);
+	error = added ? wh_batch_submit(batch) : -ENOENT;
+	if (error)
+		wh_fail(-error, "%s", added ? wh_error_text() : wh_fail_text());
+	pthread_mutex_lock(&engine->lock);
+	for (size_t i = 0; !error && i < round->count; i++)
+		if (round->requests[i].part == part && round->requests[i].result == TE_RUNNING)
+			round->requests[i].memory->uses--;
+	if (!error)
+		part->batch = batch;
+	else if (round->message)
+		te_round_less(round, error, wh_fail_text());
+	pthread_mutex_unlock(&engine->lock);
+	if (error) {
+		wh_batch_free(batch);
+		fail_part(engine, part, error, wh_fail_text());
+	}
+}
+
+static void submit_by_lanes(struct te_engine *engine, struct te_part *part)
+{
+	struct te_round *round = part->round;
+
+	pthread_mutex_lock(&engine->lock);
+	for (size_t i = 0; i < round->count; i++) {
+		struct te_request *request = &round->requests[i];
+
+		if (request->part != part)
+			continue;
+		request->job = (struct te_job){ .request = request, .round = round };
+		round->left++;
+		te_job_post(part->link, &request->job);
+	}
+	pthread_mutex_unlock(&engine->lock);
+}
+
+/* Is it right, as far as can be known here? Under the lock; the memory is in use from here on. */
+static int take_request(struct te_engine *engine, const struct transfer_request *entry, size_t index,
+			struct te_request *request)
+{
+	uint64_t address = (uintptr_t)entry->source;
+
+	if (entry->opcode != OPCODE_READ && entry->opcode != OPCODE_WRITE)
+		return te_fail(TE_ARGUMENT, "request %zu: opcode is %d; there are 0, read, and 1, write", index,
+			       entry->opcode);
+	if (!entry->length || entry->length > UINT64_MAX - entry->target_offset)
+		return te_fail(TE_ARGUMENT, "request %zu: length is %" PRIu64 ", target_offset 0x%" PRIx64, index,
+			       entry->length, entry->target_offset);
+	if (!te_segment_known(engine, entry->target_id))
+		return te_fail(TE_ARGUMENT, "request %zu: target_id is %d, and no such segment has been opened",
+			       index, entry->target_id);
+	request->memory = te_memory_find(engine, address, entry->length);
+	if (!request->memory)
+		return te_fail(TE_NOT_REGISTERED, "request %zu: source 0x%" PRIx64 " of %" PRIu64 " bytes is not in "
+			       "memory that is registered", index, address, entry->length);
+	request->memory->uses++;
+	request->local = address;
+	request->remote = entry->target_offset;
+	request->length = entry->length;
+	request->write = entry->opcode == OPCODE_WRITE;
+	request->result = TE_RUNNING;
+	return 0;
+}
+
+/* The part of the segment, a new one if there is none. */
+static struct te_part *part_of(struct te_round *round, segment_id_t *targets, segment_id_t target)
+{
+	size_t i;
+
+	for (i = 0; i < round->part_count && targets[i] != target; i++)
+		;
+	if (i == round->part_count) {
+		targets[i] = target;
+		round->parts[i].round = round;
+		round->part_count++;
+	}
+	round->parts[i].count++;
+	return &round->parts[i];
+}
+
+/* Room for a round more. Under the lock. */
+static int make_room(struct te_batch *batch, size_t count)
+{
+	struct te_round **rounds = realloc(batch->rounds, (batch->round_count + 1) * sizeof(struct te_round *));
+	size_t room = batch->room;
+	struct te_request **requests;
+
+	if (rounds)
+		batch->rounds = rounds;
+	while (room < batch->count + count)
+		room = room ? 2 * room : 16;
+	requests = rounds ? realloc(batch->requests, room * sizeof(struct te_request *)) : NULL;
+	if (!requests)
+		return te_fail(TE_MEMORY, "no memory");
+	batch->requests = requests;
+	batch->room = room;
+	return 0;
+}
+
+/* All requests or none. Under the lock. */
+static int take_round(struct te_engine *engine, struct te_round *round, segment_id_t *targets,
+		      const struct transfer_request *entries)
+{
+	struct te_batch *batch = round->batch;
+	size_t taken = 0;
+	int error = 0;
+
+	if (round->count > batch->capacity - batch->count)
+		return te_fail(TE_TOO_MANY, "%zu requests are too many: the batch has room for %zu and has %zu",
+			       round->count, batch->capacity, batch->count);
+	error = make_room(batch, round->count);
+	for (; !error && taken < round->count; taken += !error)
+		error = take_request(engine, &entries[taken], taken, &round->requests[taken]);
+	while (error && taken--)
+		round->requests[taken].memory->uses--;
+	if (error)
+		return error;
+	for (size_t i = 0; i < round->count; i++) {
+		round->requests[i].part = part_of(round, targets, entries[i].target_id);
+		batch->requests[batch->count++] = &round->requests[i];
+	}
+	batch->rounds[batch->round_count++] = round;
+	return 0;
+}
+
+static struct te_round *new_round(size_t count, const notify_msg_t *notify)
+{
+	struct te_round *round = calloc(1, sizeof(*round));
+
+	if (!round)
+		return NULL;
+	round->count = count;
+	round->left = 1;
+	round->requests = calloc(count, sizeof(*round->requests));
+	round->parts = calloc(count, sizeof(*round->parts));
+	round->job.round = round;
+	if (notify) {
+		round->name = strdup(notify->name);
+		round->message = strdup(notify->msg);
+		round->told = TE_RUNNING;
+	}
+	if (!round->requests || !round->parts || (notify && (!round->name || !round->message))) {
+		free_round(round);
+		return NULL;
+	}
+	return round;
+}
+
+static void start_round(struct te_engine *engine, struct te_round *round, const segment_id_t *targets)
+{
+	for (size_t i = 0; i < round->part_count; i++) {
+		struct te_part *part = &round->parts[i];
+		struct te_link *link;
+
+		if (te_link_get(engine, targets[i], &link)) {
+			fail_part(engine, part, -EHOSTUNREACH, wh_fail_text());
+			continue;
+		}
+		part->link = link;
+		if (link->peer)
+			submit_by_wherry(engine, part);
+		else
+			submit_by_lanes(engine, part);
+	}
+	pthread_mutex_lock(&engine->lock);
+	te_round_less(round, 0, "");
+	pthread_mutex_unlock(&engine->lock);
+}
+
+/* Let go of a batch. Under the lock. */
+static void batch_put(struct te_batch *batch)
+{
+	batch->references--;
+}
+
+static int submit(struct te_engine *engine, batch_id_t id, const struct transfer_request *entries, size_t count,
+		  const notify_msg_t *notify, const char *call)
+{
+	segment_id_t *targets = count ? calloc(count, sizeof(*targets)) : NULL;
+	struct te_round *round = targets ? new_round(count, notify) : NULL;
+	struct te_batch *batch;
+	int error = 0;
+
+	if (!round) {
+		free(targets);
+		return -te_fail(TE_MEMORY, "%s: no memory for %zu requests", call, count);
+	}
+	pthread_mutex_lock(&engine->lock);
+	batch = batch_get(engine, id);
+	if (batch) {
+		round->batch = batch;
+		error = take_round(engine, round, targets, entries);
+		if (error)
+			batch_put(batch);
+	}
+	pthread_mutex_unlock(&engine->lock);
+	if (!batch || error) {
+		round->part_count = 0;
+		free_round(round);
+		free(targets);
+		return batch ? -te_fail(error, "%s: %s", call, wh_fail_text()) : no_batch(call, id);
+	}
+	start_round(engine, round, targets);
+	pthread_mutex_lock(&engine->lock);
+	batch_put(batch);
+	pthread_mutex_unlock(&engine->lock);
+	free(targets);
+	return 0;
+}
+
+int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries, size_t count)
+{
+	if (!engine || (!entries && count))
+		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL", engine ? "entries" : "engine");
+	return count ? submit(engine, batch_id, entries, count, NULL, "submitTransfer") : 0;
+}
+
+int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
+			     size_t count, notify_msg_t notify_msg)
+{
+	if (!engine || !entries || !count || !notify_msg.name || !notify_msg.msg)
+		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s", !engine ? "engine is NULL" :
+				!entries || !count ? "no requests" : "a notification without text");
+	return submit(engine, batch_id, entries, count, &notify_msg, "submitTransferWithNotify");
+}
+
+/* ---- what has become of it ----------------------------------------------------------------- */
+
+/* How it has ended, the notification with it. Under the lock. */
+static int outcome(const struct te_request *request)
+{
+	const struct te_round *round = request->part->round;
+
+	if (request->result || !round->message || round->told == -ECANCELED)
+		return request->result;
+	return round->told;
+}
+
+/* What the part's batch says, if it has one. */
+static int ask_wherry(struct te_part *part, size_t index, char text[WH_TEXT_MAX])
+{
+	int error;
+
+	if (wh_batch_poll(part->batch) == -EINPROGRESS)
+		return TE_RUNNING;
+	error = wh_batch_result(part->batch, index);
+	if (error)
+		snprintf(text, WH_TEXT_MAX, "%s", wh_batch_error_text(part->batch));
+	return error;
+}
+
+static int status_of(int result)
+{
+	switch (result) {
+	case TE_RUNNING:
+		return STATUS_WAITING;
+	case 0:
+		return STATUS_COMPLETED;
+	case -ECANCELED:
+		return STATUS_CANCELED;
+	case -ETIMEDOUT:
+		return STATUS_TIMEOUT;
+	default:
+		return STATUS_FAILED;
+	}
+}
+
+int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task_id, struct transfer_status *status)
+{
+	struct te_engine *engine = handle;
+	struct te_request *request;
+	char text[WH_TEXT_MAX];
+	struct te_batch *batch;
+	struct te_part *part;
+	int result = TE_RUNNING;
+	size_t count;
+	bool by_lanes;
+
+	if (!engine || !status)
+		return -te_fail(TE_ARGUMENT, "getTransferStatus: %s is NULL", engine ? "status" : "engine");
+	pthread_mutex_lock(&engine->lock);
+	batch = batch_get(engine, batch_id);
+	count = batch ? batch->count : 0;
+	if (task_id >= count) {
+		if (batch)
+			batch_put(batch);
+		pthread_mutex_unlock(&engine->lock);
+		return batch ? -te_fail(TE_ARGUMENT, "getTransferStatus: task_id is %zu, of %zu requests", task_id,
+					count) : no_batch("getTransferStatus", batch_id);
+	}
+	request = batch->requests[task_id];
+	part = request->part;
+	if (request->result == TE_RUNNING && part->batch) {
+		*text = '\0';
+		pthread_mutex_unlock(&engine->lock);
+		result = ask_wherry(part, request->index, text);
+		pthread_mutex_lock(&engine->lock);
+		request->result = result;
+		if (*text && !*part->round->text)
+			memcpy(part->round->text, text, sizeof(text));
+	}
+	result = outcome(request);
+	by_lanes = !part->batch;
+	snprintf(text, sizeof(text), "%s", part->round->text);
+	status->transferred_bytes = result ? 0 : request->length;
+	batch_put(batch);
+	pthread_mutex_unlock(&engine->lock);
+	status->status = status_of(result);
+	/* Programs ask in a loop, since Mooncake's interface has nothing to wait by. The threads that move want the
+	 * CPU, and the lock. */
+	if (result == TE_RUNNING && by_lanes)
+		sched_yield();
+	if (result && result != TE_RUNNING)
+		te_fail(TE_PEER, "getTransferStatus: request %zu: %s", task_id, text);
+	return 0;
+}
+
+/* ---- freeing ------------------------------------------------------------------------------- */
+
+/* Do its batches of Wherry's still move? */
+static bool is_moving(const struct te_batch *batch)
+{
+	for (size_t i = 0; i < batch->round_count; i++)
+		for (size_t j = 0; j < batch->rounds[i]->part_count; j++) {
+			struct wh_batch *each = batch->rounds[i]->parts[j].batch;
+
+			if (each && wh_batch_poll(each) == -EINPROGRESS)
+				return true;
+		}
+	return false;
+}
+
+/* Under the lock. */
+static bool has_ended(const struct te_batch *batch)
+{
+	for (size_t i = 0; i < batch->round_count; i++)
+		if (batch->rounds[i]->left || batch->rounds[i]->told == TE_RUNNING)
+			return false;
+	return true;
+}
+
+int freeBatchID(transfer_engine_t handle, batch_id_t batch_id)
+{
+	struct te_engine *engine = handle;
+	struct te_batch *batch;
+	bool ended;
+
+	if (!engine)
+		return -te_fail(TE_ARGUMENT, "freeBatchID: engine is NULL");
+	pthread_mutex_lock(&engine->lock);
+	batch = batch_get(engine, batch_id);
+	/* While another call is in the middle of it, what it has may change. */
+	ended = batch && batch->references == 2 && has_ended(batch);
+	pthread_mutex_unlock(&engine->lock);
+	if (!batch)
+		return no_batch("freeBatchID", batch_id);
+	ended = ended && !is_moving(batch);
+	pthread_mutex_lock(&engine->lock);
+	ended = ended && batch->references == 2 && has_ended(batch);
+	batch_put(batch);
+	if (ended)
+		engine->slots[(uint32_t)batch_id].batch = NULL;
+	pthread_mutex_unlock(&engine->lock);
+	if (!ended)
+		return -te_fail(TE_BUSY, "freeBatchID: the batch has requests that have not ended");
+	free_batch(batch);
+	return 0;
+}
+
+void te_batches_free(struct te_engine *engine)
+{
+	for (size_t i = 0; i < engine->slot_count; i++) {
+		struct te_batch *batch = engine->slots[i].batch;
+
+		if (!batch)
+			continue;
+		for (size_t j = 0; j < batch->round_count; j++)
+			for (size_t k = 0; k < batch->rounds[j]->part_count; k++) {
+				const struct te_part *part = &batch->rounds[j]->parts[k];
+
+				if (part->link)
+					te_link_stop(part->link);
+				if (part->batch)
+					wh_batch_cancel(part->batch);
+			}
+		free_batch(batch);
+	}
+	free(engine->slots);
+}

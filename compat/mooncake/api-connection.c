@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A link's threads: they move by Mooncake's TCP, each by a connection of its own, and send notifications. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "compat/mooncake/api.h"
+
+#define SMALL (128u << 10) /* bytes, of a request that is done together with others */
+
+/* ---- one request --------------------------------------------------------------------------- */
+
+/* Does the other side publish it, as far as is known? */
+static bool is_published(struct te_link *link, uint64_t address, uint64_t length)
+{
+	bool found;
+
+	pthread_mutex_lock(&link->engine->lock);
+	found = wh_mooncake_segment_find(&link->segment, address, length);
+	pthread_mutex_unlock(&link->engine->lock);
+	return found;
+}
+
+/* A lane to where the segment says that it is now. */
+static int prepare(struct te_worker *worker)
+{
+	struct te_link *link = worker->link;
+	int error;
+
+	/* Whoever stops the link cuts its lanes. */
+	pthread_mutex_lock(&link->engine->lock);
+	wh_mooncake_lane_close(&worker->lane);
+	error = link->stop ? wh_fail(ECANCELED, "%.100s: given up", link->name) :
+			     wh_mooncake_lane_prepare(&worker->lane, &link->segment, link->host,
+						      link->engine->timeout);
+	pthread_mutex_unlock(&link->engine->lock);
+	return error;
+}
+
+/* A GPU's memory goes by way of the host's, as much at a time as that has room for. */
+static int move_staged(struct te_worker *worker, const struct te_request *request)
+{
+	struct wh_region *region = request->memory->region;
+	struct wh_mooncake_staging *staging = &worker->staging;
+	uint64_t offset = request->local - request->memory->address;
+	int error = 0;
+
+	if (!staging->memory)
+		error = wh_mooncake_staging_open(worker->link->engine->wherry, TE_STAGING, staging);
+	for (uint64_t done = 0; !error && done < request->length;) {
+		uint64_t left = request->length - done;
+		size_t length = left < TE_STAGING ? (size_t)left : TE_STAGING;
+
+		if (request->write)
+			error = wh_mooncake_staging_copy(staging, region, offset + done, length, false);
+		if (!error)
+			error = wh_mooncake_lane_move(&worker->lane, request->write, staging->memory,
+						      request->remote + done, length);
+		if (!error && !request->write)
+			error = wh_mooncake_staging_copy(staging, region, offset + done, length, true);
+		done += length;
+	}
+	return error;
+}
+
+static int move(struct te_worker *worker, const struct te_request *request)
+{
+	if (request->memory->staged)
+		return move_staged(worker, request);
+	return wh_mooncake_lane_move(&worker->lane, request->write, (void *)(uintptr_t)request->local,
+				     request->remote, request->length);
+}
+
+static int move_request(struct te_worker *worker, const struct te_request *request)
+{
+	struct te_link *link = worker->link;
+	int error = 0;
+
+	/* It may have been registered there after it was asked. */
+	if (!is_published(link, request->remote, request->length) && !te_link_ask(link))
+		error = prepare(worker);
+	if (!error && !is_published(link, request->remote, request->length))
+		return wh_fail(ERANGE, "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is "
+			       "registered there", link->name, request->remote, request->length);
+	if (!error && !worker->lane.ready)
+		error = prepare(worker);
+	if (!error)
+		error = move(worker, request);
+	/* Restarted it listens at another port. */
+	if (error == -ECONNREFUSED && !te_link_ask(link)) {
+		error = prepare(worker);
+		if (!error)
+			error = move(worker, request);
+	}
+	return error;
+}
+
+static int send_notification(struct te_link *link, const struct te_round *round)
+{
+	char control[sizeof(link->control)];
+
+	pthread_mutex_lock(&link->engine->lock);
+	memcpy(control, link->control, sizeof(control));
+	pthread_mutex_unlock(&link->engine->lock);
+	return wh_mooncake_notify(control, round->name, round->message, link->engine->timeout);
+}
+
+/* ---- threads ------------------------------------------------------------------------------- */
+
+/* Under the lock; nothing of the round is touched any more when it returns. */
+static void end(struct te_link *link, struct te_job *job, int error, const char *text)
+{
+	struct te_request *request = job->request;
+	struct te_round *round = job->round;
+
+	if (!request) {
+		if (error && !*round->text)
+			snprintf(round->text, sizeof(round->text), "%s", text);
+		round->told = error;
+		return;
+	}
+	if (!error)
+		*(request->write ? &link->written : &link->read) += request->length;
+	request->result = error;
+	request->memory->uses--;
+	te_round_less(round, error, text);
+}
+
+/* Worth doing together with others. Under the lock. */
+static bool is_small(const struct te_link *link, const struct te_job *job)
+{
+	const struct te_request *request = job->request;
+
+	return request && request->length <= SMALL && !request->memory->staged &&
+	       (!request->write || link->segment.version >= 2) &&
+	       wh_mooncake_segment_find(&link->segment, request->remote, request->length);
+}
+
+/* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under the lock. */
+static unsigned take(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
+{
+	unsigned count = 0;
+
+	while (!wh_list_empty(&link->jobs) && count < WH_MOONCAKE_MOVES) {
+		struct te_job *job = wh_container(link->jobs.next, struct te_job, at);
+		bool small = is_small(link, job);
+
+		if (count && (!small || job->request->write != jobs[0]->request->write))
+			break;
+		wh_list_remove(&job->at);
+		link->waiting--;
+		jobs[count++] = job;
+		if (!small)
+			break;
+	}
+	return count;
+}
+
+/* How many of them, from the first on, are done. */
+static unsigned move_together(struct te_worker *worker, struct te_job *const jobs[], unsigned count)
+{
+	struct wh_mooncake_move moves[WH_MOONCAKE_MOVES];
+
+	for (unsigned i = 0; i < count; i++)
+		moves[i] = (struct wh_mooncake_move){ (void *)(uintptr_t)jobs[i]->request->local,
+						      jobs[i]->request->remote, jobs[i]->request->length };
+	if (!worker->lane.ready && prepare(worker))
+		return 0;
+	return wh_mooncake_lane_several(&worker->lane, jobs[0]->request->write, moves, count);
+}
+
+static void *work(void *argument)
+{
+	struct te_worker *worker = argument;
+	struct te_link *link = worker->link;
+	pthread_mutex_t *lock = &link->engine->lock;
+
+	pthread_mutex_lock(lock);
+	link->started--;
+	while (!link->stop) {
+		struct te_job *jobs[WH_MOONCAKE_MOVES];
+		unsigned count = take(link, jobs), done = 0;
+
+		if (!count) {
+			link->idle++;
+			pthread_cond_wait(&link->more, lock);
+			link->idle--;
+			link->called -= link->called > 0;
+			continue;
+		}
+		if (count > 1) {
+			link->moving++;
+			pthread_mutex_unlock(lock);
+			done = move_together(worker, jobs, count);
+			pthread_mutex_lock(lock);
+			link->moving--;
+		}
+		for (unsigned i = 0; i < count; i++) {
+			int error = 0;
+
+			if (i >= done) {
+				pthread_mutex_unlock(lock);
+				error = jobs[i]->request ? move_request(worker, jobs[i]->request) :
+							   send_notification(link, jobs[i]->round);
+				pthread_mutex_lock(lock);
+			}
+			end(link, jobs[i], error, error ? wh_fail_text() : "");
+		}
+	}
+	pthread_mutex_unlock(lock);
+	return NULL;
+}
+
+/* Does it take another thread than those that are at work? For what is small half of the CPUs are enough: the other
+ * side, or who asks, has the others. */
+static bool wants_thread(const struct te_link *link, const struct te_job *job)
+{
+	unsigned soon = link->called + link->started + link->moving;
+
+	return !soon || !is_small(link, job) ||
+	       (link->waiting > soon * WH_MOONCAKE_MOVES && soon < link->engine->cpus / 2);
+}
+
+void te_job_post(struct te_link *link, struct te_job *job)
+{
+	struct te_worker *worker = &link->worker[link->workers];
+	int error = 0;
+
+	if (link->stop) {
+		end(link, job, -ECANCELED, "the engine is being destroyed");
+		return;
+	}
+	wh_list_append(&link->jobs, &job->at);
+	link->waiting++;
+	if (!wants_thread(link, job))
+		return;
+	if (!link->idle && link->workers < TE_LANES) {
+		worker->link = link;
+		worker->lane.fd = -1;
+		error = pthread_create(&worker->thread, NULL, work, worker);
+		link->workers += !error;
+		link->started += !error;
+	}
+	if (!link->workers) {
+		wh_list_remove(&job->at);
+		link->waiting--;
+		end(link, job, -error, "a thread cannot be started");
+		return;
+	}
+	link->called += link->called < link->idle;
+	pthread_cond_signal(&link->more);
+}
+
+void te_link_stop(struct te_link *link)
+{
+	pthread_mutex_t *lock = &link->engine->lock;
+	unsigned count;
+
+	pthread_mutex_lock(lock);
+	link->stop = true;
+	count = link->workers;
+	for (unsigned i = 0; i < count; i++)
+		wh_mooncake_lane_cut(&link->worker[i].lane);
+	pthread_cond_broadcast(&link->more);
+	pthread_mutex_unlock(lock);
+	for (unsigned i = 0; i < count; i++) {
+		pthread_join(link->worker[i].thread, NULL);
+		wh_mooncake_lane_close(&link->worker[i].lane);
+		wh_mooncake_staging_close(&link->worker[i].staging);
+	}
+	pthread_mutex_lock(lock);
+	link->workers = 0;
+	link->waiting = 0;
+	while (!wh_list_empty(&link->jobs))
+		end(link, wh_container(wh_list_take(&link->jobs), struct te_job, at), -ECANCELED,
+		    "the engine is being destroyed");
+	pthread_mutex_unlock(lock);
+}

@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Memory that is registered: a region of Wherry's, and a buffer of the segment that Mooncake's engines see. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compat/mooncake/api.h"
+
+/* ---- the table ----------------------------------------------------------------------------- */
+
+/* How many of them start at `address` or below. */
+static size_t place_of(const struct te_engine *engine, uint64_t address)
+{
+	size_t low = 0, high = engine->memory_count;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if (engine->memories[middle]->address <= address)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uint64_t length)
+{
+	size_t place = place_of(engine, address);
+	struct te_memory *memory = place ? engine->memories[place - 1] : NULL;
+
+	if (!memory || memory->leaving || length > memory->length ||
+	    address - memory->address > memory->length - length)
+		return NULL;
+	return memory;
+}
+
+/* Take it into the table. Under the lock. */
+static int insert(struct te_engine *engine, struct te_memory *memory, const char *call)
+{
+	size_t place = place_of(engine, memory->address);
+	const struct te_memory *before = place ? engine->memories[place - 1] : NULL;
+	const struct te_memory *behind = place < engine->memory_count ? engine->memories[place] : NULL;
+	struct te_memory **more;
+
+	if (before && memory->address - before->address >= before->length)
+		before = NULL;
+	if (behind && behind->address - memory->address >= memory->length)
+		behind = NULL;
+	if (before || behind)
+		return te_fail(TE_OVERLAP, "%s: 0x%" PRIx64 " of %" PRIu64 " bytes overlaps with 0x%" PRIx64
+			       " of %" PRIu64 " bytes, which is registered", call, memory->address, memory->length,
+			       (before ? before : behind)->address, (before ? before : behind)->length);
+	more = realloc(engine->memories, (engine->memory_count + 1) * sizeof(struct te_memory *));
+	if (!more)
+		return te_fail(TE_MEMORY, "%s: no memory", call);
+	engine->memories = more;
+	memmove(more + place + 1, more + place, (engine->memory_count - place) * sizeof(*more));
+	more[place] = memory;
+	engine->memory_count++;
+	return 0;
+}
+
+/* Under the lock. */
+static void take_out(struct te_engine *engine, const struct te_memory *memory)
+{
+	size_t place = place_of(engine, memory->address) - 1;
+
+	engine->memory_count--;
+	memmove(engine->memories + place, engine->memories + place + 1,
+		(engine->memory_count - place) * sizeof(*engine->memories));
+}
+
+/* ---- what others see ----------------------------------------------------------------------- */
+
+int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
+		   bool to_memory)
+{
+	struct te_engine *engine = arg;
+
+	return wh_mooncake_staging_copy(&engine->staging, memory->arg, offset, length, to_memory);
+}
+
+static int publish_in_store(struct te_engine *engine)
+{
+	char *segment = wh_mooncake_describe(engine->server, engine->endpoint.host);
+	int error;
+
+	if (!segment)
+		return te_fail(TE_MEMORY, "no memory");
+	pthread_mutex_lock(&engine->store_lock);
+	error = wh_mooncake_publish(engine->store_ops, engine->store, engine->name, segment, &engine->endpoint);
+	pthread_mutex_unlock(&engine->store_lock);
+	free(segment);
+	return error ? te_fail(TE_METADATA, "%s", wh_fail_text()) : 0;
+}
+
+/* What is in the table becomes what Mooncake's engines see. With `publishing` held. */
+static int publish(struct te_engine *engine, bool store)
+{
+	struct wh_mooncake_memory *served;
+	size_t count = 0;
+
+	pthread_mutex_lock(&engine->lock);
+	served = calloc(engine->memory_count + 1, sizeof(*served));
+	for (size_t i = 0; served && i < engine->memory_count; i++) {
+		const struct te_memory *memory = engine->memories[i];
+
+		if (!memory->published || memory->leaving)
+			continue;
+		served[count] = (struct wh_mooncake_memory){
+			.address = memory->address, .length = memory->length, .writable = true,
+			.staged = memory->staged, .arg = memory->region,
+		};
+		memcpy(served[count++].name, memory->name, sizeof(memory->name));
+	}
+	pthread_mutex_unlock(&engine->lock);
+	if (!served)
+		return te_fail(TE_MEMORY, "no memory");
+	wh_mooncake_update(engine->server, served, count, engine->staging.memory);
+	free(engine->served);
+	engine->served = served;
+	return store && engine->in_store ? publish_in_store(engine) : 0;
+}
+
+/* ---- registering --------------------------------------------------------------------------- */
+
+void te_region_name(uint64_t address, char out[32])
+{
+	snprintf(out, 32, "mooncake-%" PRIx64, address);
+}
+
+/* Can the CPU reach it where it lies? */
+static int learn_place(struct te_engine *engine, struct te_memory *memory, const char *call)
+{
+	struct wh_memory_info info = { .size = sizeof(info) };
+	int error = wh_memory_query(engine->wherry, (void *)(uintptr_t)memory->address, &info);
+
+	if (error)
+		return te_fail_wherry(error, call);
+	memory->staged = info.host_address != memory->address;
+	if (!memory->staged || engine->staging.memory)
+		return 0;
+	error = wh_mooncake_staging_open(engine->wherry, TE_STAGING, &engine->staging);
+	return error ? te_fail_mooncake(error, call) : 0;
+}
+
+static int enter(struct te_engine *engine, void *address, size_t length, bool published, const char *call)
+{
+	struct wh_region_options options = {
+		.size = sizeof(options),
+		.access = published ? WH_ACCESS_READ | WH_ACCESS_WRITE : WH_ACCESS_NONE,
+	};
+	struct te_memory *memory = calloc(1, sizeof(*memory));
+	int error;
+
+	if (!memory)
+		return te_fail(TE_MEMORY, "%s: no memory", call);
+	*memory = (struct te_memory){
+		.address = (uintptr_t)address, .length = length, .published = published, .leaving = true,
+	};
+	/* Nobody uses it until it is all there. */
+	pthread_mutex_lock(&engine->lock);
+	error = insert(engine, memory, call);
+	pthread_mutex_unlock(&engine->lock);
+	if (error) {
+		free(memory);
+		return error;
+	}
+	te_region_name(memory->address, memory->name);
+	options.name = memory->name;
+	error = learn_place(engine, memory, call);
+	if (!error) {
+		error = wh_region_register(engine->wherry, address, length, &options, &memory->region);
+		if (error)
+			error = te_fail_wherry(error, call);
+	}
+	pthread_mutex_lock(&engine->lock);
+	memory->leaving = false;
+	if (error)
+		take_out(engine, memory);
+	pthread_mutex_unlock(&engine->lock);
+	if (error)
+		free(memory);
+	return error;
+}
+
+static int check(const void *address, size_t length, const char *call)
+{
+	if (!address)
+		return te_fail(TE_ARGUMENT, "%s: the address is NULL", call);
+	if (!length)
+		return te_fail(TE_ARGUMENT, "%s: %p has a length of 0", call, address);
+	if (length > UINTPTR_MAX - (uintptr_t)address)
+		return te_fail(TE_ARGUMENT, "%s: %p and %zu bytes go past the end of all addresses", call, address,
+			       length);
+	return 0;
+}
+
+/* Take it back, when nothing of ours uses it. With `publishing` held. */
+static int leave(struct te_engine *engine, uint64_t address, const char *call)
+{
+	struct te_memory *memory;
+	size_t place;
+	bool used;
+	int error;
+
+	pthread_mutex_lock(&engine->lock);
+	place = place_of(engine, address);
+	memory = place ? engine->memories[place - 1] : NULL;
+	if (!memory || memory->address != address) {
+		pthread_mutex_unlock(&engine->lock);
+		return te_fail(TE_NOT_REGISTERED, "%s: no memory is registered that starts at 0x%" PRIx64, call,
+			       address);
+	}
+	memory->leaving = true;
+	used = memory->uses;
+	pthread_mutex_unlock(&engine->lock);
+	error = publish(engine, false);
+	if (error)
+		return error;
+	if (used)
+		return te_fail(TE_BUSY, "%s: requests of this engine use 0x%" PRIx64 "; wait for them and call again",
+			       call, address);
+	error = wh_region_unregister(memory->region);
+	if (error)
+		return te_fail_wherry(error, call);
+	pthread_mutex_lock(&engine->lock);
+	take_out(engine, memory);
+	pthread_mutex_unlock(&engine->lock);
+	free(memory);
+	return 0;
+}
+
+static int register_all(struct te_engine *engine, const struct buffer_entry *entries, size_t count, bool published,
+			const char *call)
+{
+	size_t done = 0;
+	int error = 0;
+
+	for (size_t i = 0; !error && i < count; i++)
+		error = check(entries[i].addr, entries[i].length, call);
+	if (error)
+		return error;
+	pthread_mutex_lock(&engine->publishing);
+	for (; !error && done < count; done += !error)
+		error = enter(engine, entries[done].addr, entries[done].length, published, call);
+	if (!error)
+		error = publish(engine, true);
+	if (error) {
+		char text[WH_TEXT_MAX];
+
+		snprintf(text, sizeof(text), "%s", wh_fail_text());
+		while (done--)
+			leave(engine, (uintptr_t)entries[done].addr, call);
+		te_fail(error, "%s", text);
+	}
+	pthread_mutex_unlock(&engine->publishing);
+	return error;
+}
+
+static int unregister_all(struct te_engine *engine, void *const *addresses, size_t count, const char *call)
+{
+	char text[WH_TEXT_MAX] = "";
+	int error = 0;
+
+	pthread_mutex_lock(&engine->publishing);
+	for (size_t i = 0; i < count; i++) {
+		int each = leave(engine, (uintptr_t)addresses[i], call);
+
+		if (each && !error) {
+			error = each;
+			snprintf(text, sizeof(text), "%s", wh_fail_text());
+		}
+	}
+	if (!error) {
+		error = publish(engine, true);
+	} else {
+		publish(engine, true);
+		te_fail(error, "%s", text);
+	}
+	pthread_mutex_unlock(&engine->publishing);
+	return error;
+}
+
+int registerLocalMemory(transfer_engine_t engine, void *addr, size_t length, const char *location,
+			int remote_accessible)
+{
+	struct buffer_entry entry = { .addr = addr, .length = length };
+
+	(void)location;
+	if (!engine)
+		return te_fail(TE_ARGUMENT, "registerLocalMemory: engine is NULL");
+	return register_all(engine, &entry, 1, remote_accessible, "registerLocalMemory");
+}
+
+int unregisterLocalMemory(transfer_engine_t engine, void *addr)
+{
+	if (!engine)
+		return te_fail(TE_ARGUMENT, "unregisterLocalMemory: engine is NULL");
+	return unregister_all(engine, &addr, 1, "unregisterLocalMemory");
+}
+
+int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list, size_t buffer_len,
+			     const char *location)
+{
+	(void)location;
+	if (!engine || (!buffer_list && buffer_len))
+		return te_fail(TE_ARGUMENT, "registerLocalMemoryBatch: %s is NULL",
+			       engine ? "buffer_list" : "engine");
+	return register_all(engine, buffer_list, buffer_len, true, "registerLocalMemoryBatch");
+}
+
+int unregisterLocalMemoryBatch(transfer_engine_t engine, void **addr_list, size_t addr_len)
+{
+	if (!engine || (!addr_list && addr_len))
+		return te_fail(TE_ARGUMENT, "unregisterLocalMemoryBatch: %s is NULL",
+			       engine ? "addr_list" : "engine");
+	return unregister_all(engine, addr_list, addr_len, "unregisterLocalMemoryBatch");
+}
+
+void te_memory_free(struct te_engine *engine)
+{
+	for (size_t i = 0; i < engine->memory_count; i++) {
+		wh_region_unregister(engine->memories[i]->region);
+		free(engine->memories[i]);
+	}
+	free(engine->memories);
+	free(engine->served);
+	wh_mooncake_staging_close(&engine->staging);
+}

@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * libtransfer_engine.so's parts: api-engine.c makes engines, api-memory.c registers, api-segment.c finds the
+ * other side, api-batch.c moves, api-lane.c moves by Mooncake's TCP and notifies, api-links.c tells.
+ *
+ * Nothing of Wherry's is called under an engine's lock, save what neither blocks nor calls back.
+ */
+#ifndef WH_MOONCAKE_API_H
+#define WH_MOONCAKE_API_H
+
+#include <pthread.h>
+
+#include <wherry/mooncake.h>
+#include <wherry/wherry.h>
+
+#include "compat/mooncake/mooncake.h"
+#include "compat/mooncake/staging.h"
+#include "compat/mooncake/store.h"
+#include "util/clock.h"
+#include "util/list.h"
+
+/* Of what sets something up; of batches the same without the sign. */
+enum te_error {
+	TE_ARGUMENT = -1,
+	TE_TOO_MANY = -2,
+	TE_NOT_REGISTERED = -3,
+	TE_BUSY = -4,
+	TE_DEVICE = -6,
+	TE_OVERLAP = -7,
+	TE_HOST = -101,
+	TE_SOCKET = -102,
+	TE_METADATA = -200,
+	TE_PEER = -201,
+	TE_MEMORY = -302,
+};
+
+/* Keep the sentence and return the error. */
+int te_fail(enum te_error error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Of a call of Wherry's that returned `error`: what it said becomes ours. */
+int te_fail_wherry(int error, const char *what);
+/* Of one of src/mooncake. */
+int te_fail_mooncake(int error, const char *what);
+
+#define TE_STAGING (512 << 10) /* bytes between a socket and a GPU */
+#define TE_LANES 4             /* connections to an engine of Mooncake's */
+#define TE_RUNNING 1           /* of what has not ended; else 0 or a negative errno */
+
+/* Memory that is registered. */
+struct te_memory {
+	uint64_t address, length;
+	struct wh_region *region;
+	char name[32];
+	bool published, staged;
+	bool leaving;  /* is being unregistered: nothing new may use it */
+	unsigned uses; /* requests that are being made, or move by a lane */
+};
+
+/* The way to a segment. It stays as long as somebody has a reference. */
+struct te_link {
+	struct te_engine *engine;
+	unsigned references;
+	char name[WH_MOONCAKE_NAME_MAX];
+	char control[WH_MOONCAKE_NAME_MAX + 10]; /* "": not known */
+	char host[WH_MOONCAKE_NAME_MAX];
+	struct wh_peer *peer; /* NULL: by Mooncake's TCP */
+	char why[WH_TEXT_MAX]; /* if so */
+	struct wh_mooncake_segment segment; /* what it publishes; as it was last asked */
+	uint64_t read, written; /* bytes, by lanes */
+
+	/* Threads for lanes and notifications. */
+	struct wh_list jobs;
+	pthread_cond_t more;
+	unsigned workers, idle;
+	unsigned called, started; /* of the idle ones and of the new ones, those that come for a job */
+	unsigned moving;          /* at small requests, several at once, and soon back for more */
+	unsigned waiting;         /* jobs */
+	bool stop;
+	struct te_worker {
+		struct te_link *link;
+		pthread_t thread;
+		struct wh_mooncake_lane lane;
+		struct wh_mooncake_staging staging;
+	} worker[TE_LANES];
+};
+
+struct te_segment {
+	char name[WH_MOONCAKE_NAME_MAX];
+	struct te_link *link; /* NULL: closed */
+};
+
+/* What one submission has for one segment. */
+struct te_part {
+	struct te_round *round;
+	struct te_link *link;
+	struct wh_batch *batch; /* NULL: by lanes, or none of its requests has come so far */
+	size_t count;
+};
+
+struct te_job {
+	struct wh_list at;
+	struct te_request *request; /* NULL: the round's notification */
+	struct te_round *round;
+};
+
+struct te_request {
+	struct te_part *part;
+	size_t index; /* in its part's batch */
+	struct te_memory *memory;
+	struct te_job job;
+	uint64_t local, remote, length;
+	bool write;
+	int result; /* TE_RUNNING: if the part has a batch, what that says */
+};
+
+/* One submission. */
+struct te_round {
+	struct te_batch *batch;
+	struct te_request *requests;
+	size_t count;
+	struct te_part *parts;
+	size_t part_count;
+	size_t left; /* that have not ended, and one while it is being submitted */
+	char text[WH_TEXT_MAX]; /* of the first request that failed by itself */
+	int error;              /* of the first one that failed */
+	/* The notification; NULL: none. */
+	char *name, *message;
+	struct te_job job;
+	int told; /* TE_RUNNING until it is confirmed; -ECANCELED: not sent, for a request has failed */
+};
+
+struct te_batch {
+	size_t capacity, count;
+	unsigned references; /* calls that are in the middle of it, and the table's */
+	struct te_request **requests;
+	size_t room;
+	struct te_round **rounds;
+	size_t round_count;
+};
+
+struct te_slot {
+	struct te_batch *batch; /* NULL: free */
+	uint32_t generation;
+};
+
+struct te_note {
+	struct wh_list at;
+	size_t size;
+	char *name, *message;
+};
+
+struct te_engine {
+	pthread_mutex_t lock;
+	pthread_mutex_t publishing; /* outside of it: one changes what is published at a time */
+	pthread_mutex_t store_lock; /* inside: one asks the store at a time */
+	struct wh_engine *wherry;
+	struct wh_mooncake_server *server;
+	int64_t timeout; /* ns */
+	unsigned cpus;
+	char name[WH_MOONCAKE_NAME_MAX];
+	struct wh_mooncake_endpoint endpoint; /* of the control port */
+	const struct wh_mooncake_store_ops *store_ops; /* NULL: engines ask each other */
+	void *store;
+	bool in_store;
+
+	struct te_memory **memories; /* by address */
+	size_t memory_count;
+	struct wh_mooncake_memory *served;
+	struct wh_mooncake_staging staging; /* the server's */
+
+	struct te_segment **segments;
+	size_t segment_count;
+
+	struct te_slot *slots;
+	size_t slot_count;
+
+	struct wh_list notes;
+	size_t note_count, note_bytes;
+};
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* Which memory has all of it? Under the lock. NULL: none. */
+struct te_memory *te_memory_find(struct te_engine *engine, uint64_t address, uint64_t length);
+/* All of it, when the engine goes. */
+void te_memory_free(struct te_engine *engine);
+/* The name under which memory that starts there is a region of Wherry's. */
+void te_region_name(uint64_t address, char out[32]);
+/* Between a socket of the server's and a GPU: its callback. */
+int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
+		   bool to_memory);
+
+/* ---- segments ----------------------------------------------------------------------------- */
+
+/* The way to segment `id`, with a reference more; connects where there is none. 0 or an error. */
+int te_link_get(struct te_engine *engine, segment_id_t id, struct te_link **out);
+/* May block. NULL is fine. */
+void te_link_put(struct te_link *link);
+/* Ask again what it publishes. 0 or an error. */
+int te_link_ask(struct te_link *link);
+/* The number of segments with LOCAL_SEGMENT. Under the lock. */
+bool te_segment_known(const struct te_engine *engine, int64_t id);
+void te_segments_free(struct te_engine *engine);
+
+/* ---- lanes -------------------------------------------------------------------------------- */
+
+/* Hand a job to the link's threads, under the lock. */
+void te_job_post(struct te_link *link, struct te_job *job);
+/* End the link's threads; what they have not done is cancelled. */
+void te_link_stop(struct te_link *link);
+
+/* ---- batches ------------------------------------------------------------------------------ */
+
+/* One of what the round waits for has ended. Under the lock. */
+void te_round_less(struct te_round *round, int error, const char *text);
+/* Cancel and free all, when the engine goes. */
+void te_batches_free(struct te_engine *engine);
+
+/* ---- notifications ------------------------------------------------------------------------ */
+
+int te_notified(void *arg, const char *name, const char *message);
+void te_notes_free(struct te_engine *engine);
+
+#endif

@@ -1,0 +1,569 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A client of Mooncake's engines: what they publish, and lanes that move bytes. */
+#include <errno.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "compat/mooncake/mooncake.h"
+#include "rendezvous/rendezvous.h"
+#include "util/clock.h"
+
+/* Bytes read back to see whether a write over version 1, which nobody confirms, has been done. */
+#define PROOF 64
+
+/* While bytes follow each other, who sleeps each time that they are late, and who sends them, wake each other on one
+ * CPU, and leave the next one idle. */
+#define SPIN (50 * WH_MS / 1000)
+
+/* ---- sockets ------------------------------------------------------------------------------- */
+
+/* What moves bytes, in one way: when nothing has moved until `deadline`, or for `still` ns, it ends. */
+struct wire {
+	int fd;
+	const char *address; /* for texts */
+	int64_t deadline, still;
+	int64_t spin; /* before who waits sleeps */
+};
+
+static int broken(const struct wire *wire, const char *verb, int error)
+{
+	return wh_fail(error, "mooncake: %.120s: cannot %s: %s", wire->address, verb, strerror(error));
+}
+
+static int wait_for(const struct wire *wire, short events, const char *verb)
+{
+	int64_t until = wh_deadline(wire->still), now = wh_now(), awake = now + wire->spin;
+	struct pollfd fd = { .fd = wire->fd, .events = events };
+	int rc;
+
+	if (until > wire->deadline)
+		until = wire->deadline;
+	do {
+		int64_t left = now < awake ? 0 : (until - now + WH_MS - 1) / WH_MS;
+
+		rc = poll(&fd, 1, left > INT32_MAX ? -1 : left > 0 ? (int)left : 0);
+		now = wh_now();
+	} while ((rc < 0 && errno == EINTR) || (!rc && now < until));
+	return rc > 0 ? 0 : rc ? broken(wire, verb, errno) : broken(wire, verb, ETIMEDOUT);
+}
+
+static int send_all(const struct wire *wire, const void *from, uint64_t length, int flags)
+{
+	const char *at = from;
+
+	while (length) {
+		ssize_t bytes = send(wire->fd, at, length, MSG_NOSIGNAL | flags);
+		int error = 0;
+
+		if (bytes > 0) {
+			at += bytes;
+			length -= (uint64_t)bytes;
+		} else if (errno == EAGAIN) {
+			error = wait_for(wire, POLLOUT, "send to it");
+		} else if (errno != EINTR) {
+			error = broken(wire, "send to it", errno);
+		}
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+static int receive_all(const struct wire *wire, void *to, uint64_t length)
+{
+	char *at = to;
+
+	while (length) {
+		ssize_t bytes = recv(wire->fd, at, length, 0);
+		int error = 0;
+
+		if (bytes > 0) {
+			at += bytes;
+			length -= (uint64_t)bytes;
+		} else if (!bytes) {
+			error = wh_fail(ECONNRESET, "mooncake: %.120s has closed the connection",
+					wire->address);
+		} else if (errno == EAGAIN) {
+			error = wait_for(wire, POLLIN, "receive from it");
+		} else if (errno != EINTR) {
+			error = broken(wire, "receive from it", errno);
+		}
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+static int connect_one(struct wire *wire, const struct sockaddr_storage *address)
+{
+	socklen_t length = address->ss_family == AF_INET ? sizeof(struct sockaddr_in) :
+							   sizeof(struct sockaddr_in6);
+	int result = 0, error = 0;
+	socklen_t size = sizeof(result);
+
+	wire->fd = socket(address->ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+	if (wire->fd < 0)
+		return wh_fail(errno, "mooncake: socket: %s", strerror(errno));
+	wh_mooncake_socket_tune(wire->fd, address);
+	if (connect(wire->fd, (const struct sockaddr *)address, length))
+		error = errno == EINPROGRESS ? wait_for(wire, POLLOUT, "connect to it") :
+					       broken(wire, "connect to it", errno);
+	if (!error && (getsockopt(wire->fd, SOL_SOCKET, SO_ERROR, &result, &size) || result))
+		error = broken(wire, "connect to it", result ? result : errno);
+	if (error) {
+		close(wire->fd);
+		wire->fd = -1;
+	}
+	return error;
+}
+
+static int connect_to(struct wire *wire)
+{
+	struct sockaddr_storage address[WH_RENDEZVOUS_MOST];
+	unsigned count;
+	int error = wh_rendezvous_resolve(wire->address, false, address, &count);
+
+	for (unsigned i = 0; !error && i < count; i++) {
+		error = connect_one(wire, &address[i]);
+		if (!error)
+			return 0;
+		if (i + 1 < count)
+			error = 0;
+	}
+	return error;
+}
+
+/* ---- questions ----------------------------------------------------------------------------- */
+
+static int exchange(const struct wire *wire, unsigned char type, const char *json, char **reply,
+		    uint64_t *length)
+{
+	unsigned char head[WH_MOONCAKE_FRAME_HEAD + 1];
+	uint64_t bytes;
+	char *body;
+	int error;
+
+	wh_mooncake_frame_head(head, strlen(json) + 1);
+	head[WH_MOONCAKE_FRAME_HEAD] = type;
+	error = send_all(wire, head, sizeof(head), MSG_MORE);
+	if (!error)
+		error = send_all(wire, json, strlen(json), 0);
+	if (!error)
+		error = receive_all(wire, head, WH_MOONCAKE_FRAME_HEAD);
+	if (!error)
+		error = wh_mooncake_frame_length(head, &bytes);
+	if (error)
+		return error;
+	body = malloc(bytes);
+	if (!body)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	error = receive_all(wire, body, bytes);
+	if (!error && (unsigned char)body[0] != type)
+		error = wh_fail(EPROTO, "mooncake: %.120s answers a question of type %u with type %u",
+				wire->address, type, (unsigned char)body[0]);
+	if (error) {
+		free(body);
+		return error;
+	}
+	/* Without its type. */
+	memmove(body, body + 1, bytes - 1);
+	*reply = body;
+	*length = bytes - 1;
+	return 0;
+}
+
+/* What we publish ourselves, for the peer learns of us as we do of it: nothing. */
+static char *own_segment(const struct wire *wire)
+{
+	struct wh_mooncake_segment segment = { .version = 2 };
+	struct sockaddr_storage address;
+	socklen_t length = sizeof(address);
+
+	if (getsockname(wire->fd, (struct sockaddr *)&address, &length))
+		return NULL;
+	wh_address_format(segment.name, sizeof(segment.name), &address);
+	return wh_mooncake_segment_format(&segment);
+}
+
+int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_segment *out)
+{
+	struct wire wire = {
+		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
+	};
+	char *own = NULL, *reply = NULL;
+	uint64_t length = 0;
+	int error = connect_to(&wire);
+
+	if (error)
+		return error;
+	own = own_segment(&wire);
+	error = own ? exchange(&wire, WH_MOONCAKE_METADATA, own, &reply, &length) :
+		      wh_fail(ENOMEM, "mooncake: no memory");
+	close(wire.fd);
+	if (!error)
+		error = wh_mooncake_segment_parse(reply, length, out);
+	free(own);
+	free(reply);
+	return error;
+}
+
+/* A question that is answered with an object in which there is nothing to know. */
+static int ask_control(const char *address, unsigned char type, const char *json, int64_t timeout)
+{
+	struct wire wire = {
+		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
+	};
+	char *reply = NULL;
+	uint64_t length = 0;
+	int error = connect_to(&wire);
+
+	if (error)
+		return error;
+	error = exchange(&wire, type, json, &reply, &length);
+	close(wire.fd);
+	if (!error)
+		error = wh_mooncake_object_check(reply, length);
+	free(reply);
+	return error;
+}
+
+int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout)
+{
+	char *json = wh_mooncake_notify_format(name, message);
+	int error;
+
+	if (!json)
+		return wh_fail(EINVAL, "mooncake: a notification is UTF-8");
+	if (strlen(json) >= WH_MOONCAKE_FRAME_MAX)
+		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d", strlen(json),
+				WH_MOONCAKE_FRAME_MAX - 1);
+	else
+		error = ask_control(address, WH_MOONCAKE_NOTIFY, json, timeout);
+	free(json);
+	return error;
+}
+
+int wh_mooncake_probe(const char *address, int64_t timeout)
+{
+	return ask_control(address, WH_MOONCAKE_PROBE, "{}", timeout);
+}
+
+/* ---- one request --------------------------------------------------------------------------- */
+
+static struct wire wire_of(const struct wh_mooncake_lane *lane)
+{
+	return (struct wire){ .fd = lane->fd, .address = lane->address, .deadline = INT64_MAX,
+			      .still = lane->timeout };
+}
+
+static int take_status(const struct wire *wire, const struct wh_mooncake_request *request)
+{
+	unsigned char bytes[WH_MOONCAKE_STATUS];
+	int code, error = receive_all(wire, bytes, sizeof(bytes));
+
+	if (error)
+		return error;
+	code = wh_mooncake_status_parse(bytes);
+	if (code <= 0)
+		return code;
+	return wh_fail(EACCES, "mooncake: %.100s refuses the %s of %" PRIu64 " bytes at 0x%" PRIx64
+		       " (status %d): it is not published", wire->address,
+		       request->write ? "write" : "read", request->length, request->address, code);
+}
+
+/* One request and its answer; nothing is said of whether a write over version 1 was done. */
+static int ask(const struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t address,
+	       uint64_t length)
+{
+	struct wire wire = wire_of(lane);
+	struct wh_mooncake_request request = {
+		.address = address, .length = length, .write = write, .status = lane->version >= 2,
+	};
+	unsigned char header[WH_MOONCAKE_HEADER];
+	int error;
+
+	wh_mooncake_request_format(&request, header);
+	error = send_all(&wire, header, sizeof(header), write ? MSG_MORE : 0);
+	if (!error && write) {
+		error = send_all(&wire, buffer, length, 0);
+		/* Refused before all was sent: the status is there, and says more than the socket. */
+		if (error && request.status && take_status(&wire, &request) == -EACCES)
+			return -EACCES;
+	}
+	if (!error && request.status)
+		error = take_status(&wire, &request);
+	if (!error && !write)
+		error = receive_all(&wire, buffer, length);
+	return error;
+}
+
+static int given_up(const struct wh_mooncake_lane *lane)
+{
+	return wh_fail(ECANCELED, "mooncake: %.120s: given up", lane->address);
+}
+
+/* Under the lock, for whoever closes the lane wakes us by shutting the connection down. */
+static int disconnect(struct wh_mooncake_lane *lane)
+{
+	bool stop;
+
+	pthread_mutex_lock(&lane->lock);
+	if (lane->fd >= 0)
+		close(lane->fd);
+	lane->fd = -1;
+	stop = lane->stop;
+	pthread_mutex_unlock(&lane->lock);
+	return stop ? given_up(lane) : 0;
+}
+
+static int reconnect(struct wh_mooncake_lane *lane)
+{
+	struct wire wire = wire_of(lane);
+	int error = disconnect(lane);
+
+	wire.deadline = wh_deadline(lane->timeout);
+	if (!error)
+		error = connect_to(&wire);
+	if (error)
+		return error;
+	pthread_mutex_lock(&lane->lock);
+	if (lane->stop)
+		close(wire.fd);
+	else
+		lane->fd = wire.fd;
+	pthread_mutex_unlock(&lane->lock);
+	return lane->fd < 0 ? given_up(lane) : 0;
+}
+
+/* Over version 1 nothing comes back from a write. Requests of one connection are done one after the
+ * other, so when a read behind it is answered, it has been done. An engine that serves one request per
+ * connection closes this one instead: then another one shows what there is. */
+static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t address, uint64_t length)
+{
+	uint64_t size = length < PROOF ? length : PROOF, from = length - size;
+	unsigned char found[PROOF];
+	int error = ask(lane, false, found, address + from, size);
+
+	/* Answered; others may have written there since, so what it says does not matter. */
+	if (error != -ECONNRESET && error != -EPIPE)
+		return error;
+	error = reconnect(lane);
+	if (!error)
+		error = ask(lane, false, found, address + from, size);
+	if (error == -ECONNRESET)
+		return wh_fail(EACCES, "mooncake: %.100s closes the connection: what is at 0x%" PRIx64
+			       " is not published", lane->address, address);
+	if (!error && memcmp(found, (const char *)buffer + from, size) != 0)
+		return wh_fail(EIO, "mooncake: %.100s has not done a write of %" PRIu64 " bytes at 0x%"
+			       PRIx64, lane->address, length, address);
+	return error;
+}
+
+static int move_once(struct wh_mooncake_lane *lane)
+{
+	int error = ask(lane, lane->write, lane->buffer, lane->remote, lane->length);
+
+	if (!error && lane->write && lane->version < 2)
+		error = prove(lane, lane->buffer, lane->remote, lane->length);
+	return error;
+}
+
+static int move(struct wh_mooncake_lane *lane)
+{
+	bool fresh = lane->fd < 0;
+	int error = fresh ? reconnect(lane) : 0;
+
+	if (error)
+		return error;
+	error = move_once(lane);
+	/* One that was kept may have been closed by the peer meanwhile. Doing it again does no harm. */
+	if ((error == -ECONNRESET || error == -EPIPE) && !fresh) {
+		error = reconnect(lane);
+		if (!error)
+			error = move_once(lane);
+	}
+	/* Cut by another thread it looks as if the peer had closed the connection. */
+	if (error && disconnect(lane))
+		error = -ECANCELED;
+	return error;
+}
+
+/* An engine does the requests of a connection in their order. One that closes it after each answers the first. */
+static unsigned do_all(const struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
+		       unsigned count)
+{
+	struct wh_mooncake_request request = { .write = write, .status = lane->version >= 2 };
+	struct wire wire = wire_of(lane);
+	unsigned sent = 0, done = 0;
+	int error = 0;
+
+	wire.spin = SPIN;
+	for (; sent < count && !error; sent += !error) {
+		unsigned char header[WH_MOONCAKE_HEADER];
+
+		request.address = moves[sent].remote;
+		request.length = moves[sent].length;
+		wh_mooncake_request_format(&request, header);
+		error = send_all(&wire, header, sizeof(header), write || sent + 1 < count ? MSG_MORE : 0);
+		if (!error && write)
+			error = send_all(&wire, moves[sent].buffer, moves[sent].length, 0);
+	}
+	/* What was refused in the middle of it has ended the connection behind what was done. */
+	for (; done < count && error != -ETIMEDOUT; done++) {
+		request.address = moves[done].remote;
+		request.length = moves[done].length;
+		if (request.status && take_status(&wire, &request))
+			break;
+		if (!write && receive_all(&wire, moves[done].buffer, moves[done].length))
+			break;
+	}
+	return done;
+}
+
+/* ---- lanes --------------------------------------------------------------------------------- */
+
+static void *run(void *argument)
+{
+	struct wh_mooncake_lane *lane = argument;
+
+	pthread_mutex_lock(&lane->lock);
+	while (!lane->stop) {
+		int error;
+
+		if (!lane->asked) {
+			pthread_cond_wait(&lane->changed, &lane->lock);
+			continue;
+		}
+		lane->asked = false;
+		pthread_mutex_unlock(&lane->lock);
+		error = move(lane);
+		pthread_mutex_lock(&lane->lock);
+		lane->error = error;
+		snprintf(lane->text, sizeof(lane->text), "%s", error ? wh_fail_text() : "");
+		lane->done = true;
+		pthread_cond_broadcast(&lane->changed);
+	}
+	pthread_mutex_unlock(&lane->lock);
+	return NULL;
+}
+
+int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
+			     const char *host, int64_t timeout)
+{
+	struct wh_mooncake_endpoint endpoint = { .port = segment->port };
+	pthread_condattr_t monotonic;
+
+	*lane = (struct wh_mooncake_lane){ .fd = -1, .version = segment->version, .timeout = timeout };
+	if (!segment->port)
+		return wh_fail(EPROTO, "mooncake: %.100s has no data port: nothing is published by tcp",
+			       host);
+	snprintf(endpoint.host, sizeof(endpoint.host), "%s", *segment->host ? segment->host : host);
+	wh_mooncake_endpoint_text(&endpoint, lane->address, sizeof(lane->address));
+	pthread_mutex_init(&lane->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&lane->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	lane->ready = true;
+	return 0;
+}
+
+int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
+			  uint64_t length)
+{
+	lane->write = write;
+	lane->buffer = buffer;
+	lane->remote = remote;
+	lane->length = length;
+	return move(lane);
+}
+
+unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
+				  unsigned count)
+{
+	unsigned done = 0;
+
+	if (lane->fd >= 0 || !reconnect(lane))
+		done = do_all(lane, write, moves, count);
+	/* Answers to the others may still come by it. */
+	if (done < count)
+		disconnect(lane);
+	return done;
+}
+
+int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
+			  const char *host, int64_t timeout)
+{
+	int error = wh_mooncake_lane_prepare(lane, segment, host, timeout);
+
+	if (error)
+		return error;
+	error = pthread_create(&lane->thread, NULL, run, lane);
+	if (error) {
+		wh_mooncake_lane_close(lane);
+		return wh_fail(error, "mooncake: cannot start a thread: %s", strerror(error));
+	}
+	lane->started = true;
+	return 0;
+}
+
+void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
+			    uint64_t length)
+{
+	pthread_mutex_lock(&lane->lock);
+	lane->write = write;
+	lane->buffer = buffer;
+	lane->remote = remote;
+	lane->length = length;
+	lane->done = false;
+	lane->asked = true;
+	pthread_cond_broadcast(&lane->changed);
+	pthread_mutex_unlock(&lane->lock);
+}
+
+int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *ended)
+{
+	int64_t until = wh_deadline(timeout);
+	struct timespec at = { .tv_sec = until / WH_SECOND, .tv_nsec = until % WH_SECOND };
+	int error = 0;
+
+	pthread_mutex_lock(&lane->lock);
+	while (!lane->done && !error)
+		error = pthread_cond_timedwait(&lane->changed, &lane->lock, &at);
+	*ended = lane->done;
+	error = lane->done ? lane->error : -ETIMEDOUT;
+	pthread_mutex_unlock(&lane->lock);
+	return error;
+}
+
+void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane)
+{
+	if (!lane->ready)
+		return;
+	pthread_mutex_lock(&lane->lock);
+	lane->stop = true;
+	if (lane->fd >= 0)
+		shutdown(lane->fd, SHUT_RDWR);
+	pthread_cond_broadcast(&lane->changed);
+	pthread_mutex_unlock(&lane->lock);
+}
+
+void wh_mooncake_lane_close(struct wh_mooncake_lane *lane)
+{
+	if (!lane->ready)
+		return;
+	wh_mooncake_lane_cut(lane);
+	if (lane->started)
+		pthread_join(lane->thread, NULL);
+	if (lane->fd >= 0)
+		close(lane->fd);
+	pthread_cond_destroy(&lane->changed);
+	pthread_mutex_destroy(&lane->lock);
+	lane->ready = lane->started = false;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Who of a crowd of connections has to go. */
+#include "core/core.h"
+#include "compat/mooncake/connection-limit.h"
+
+void wh_mooncake_crowd_enter(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest,
+			     const struct sockaddr_storage *from)
+{
+	guest->place = wh_place_of(from);
+	wh_list_append(&crowd->guests, &guest->link);
+	crowd->count++;
+}
+
+void wh_mooncake_crowd_leave(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest)
+{
+	wh_list_remove(&guest->link);
+	crowd->count--;
+}
+
+/* Of those from this place, or, without one, of all. */
+static struct wh_mooncake_guest *least(const struct wh_mooncake_crowd *crowd, const uint64_t *place,
+				       unsigned *count)
+{
+	enum wh_mooncake_worth lowest = WH_MOONCAKE_STAYS;
+	struct wh_mooncake_guest *found = NULL;
+
+	*count = 0;
+	for (struct wh_list *link = crowd->guests.next; link != &crowd->guests; link = link->next) {
+		struct wh_mooncake_guest *guest = wh_container(link, struct wh_mooncake_guest, link);
+		enum wh_mooncake_worth worth;
+
+		if (place && guest->place != *place)
+			continue;
+		++*count;
+		worth = crowd->worth(guest);
+		if (worth >= lowest)
+			continue;
+		lowest = worth;
+		found = guest;
+	}
+	return found;
+}
+
+bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd, const struct sockaddr_storage *from,
+			    struct wh_mooncake_guest **out)
+{
+	uint64_t place = wh_place_of(from);
+	unsigned count;
+
+	if (crowd->count < crowd->most_place)
+		return true;
+	*out = least(crowd, &place, &count);
+	if (count >= crowd->most_place)
+		return false;
+	if (crowd->count < crowd->most)
+		return true;
+	*out = least(crowd, NULL, &count);
+	return false;
+}
+
+struct wh_mooncake_guest *wh_mooncake_crowd_least(const struct wh_mooncake_crowd *crowd)
+{
+	unsigned count;
+
+	return least(crowd, NULL, &count);
+}

@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Engines in a store of metadata: two keys each. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "compat/mooncake/mooncake.h"
+#include "compat/mooncake/store.h"
+#include "util/clock.h"
+
+#define KEY_MAX (WH_MOONCAKE_NAME_MAX + 32)
+#define PATIENCE (2 * WH_SECOND) /* with the engine that has a name already */
+
+static void segment_key(const char *name, char out[KEY_MAX])
+{
+	/* One with a slash is a path already. */
+	snprintf(out, KEY_MAX, "mooncake/%s%s", strchr(name, '/') ? "" : "ram/", name);
+}
+
+static void endpoint_key(const char *name, char out[KEY_MAX])
+{
+	snprintf(out, KEY_MAX, "mooncake/rpc_meta/%s", name);
+}
+
+/* The store's text becomes ours: the module has its own. */
+static int failed(const struct wh_mooncake_store_ops *ops, int error)
+{
+	return error ? wh_fail(-error, "%s", ops->text()) : 0;
+}
+
+int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+		       struct wh_mooncake_endpoint *out)
+{
+	char key[KEY_MAX], *value;
+	size_t length;
+	int error;
+
+	endpoint_key(name, key);
+	error = failed(ops, ops->get(store, key, &value, &length));
+	if (error)
+		return error;
+	error = wh_mooncake_endpoint_parse(value, length, out);
+	free(value);
+	return error;
+}
+
+/* Nobody else's? */
+static int check_free(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+		      const struct wh_mooncake_endpoint *endpoint, bool *ours)
+{
+	struct wh_mooncake_endpoint found;
+	char address[WH_MOONCAKE_NAME_MAX + 10];
+	int error = wh_mooncake_locate(ops, store, name, &found);
+
+	*ours = !error && !strcmp(found.host, endpoint->host) && found.port == endpoint->port;
+	if (error == -ENOENT || *ours)
+		return 0;
+	if (error)
+		return error;
+	/* Its host answers, and says that nobody listens there: the engine has died. */
+	wh_mooncake_endpoint_text(&found, address, sizeof(address));
+	if (wh_mooncake_probe(address, PATIENCE) == -ECONNREFUSED)
+		return wh_mooncake_withdraw(ops, store, name);
+	return wh_fail(EEXIST, "mooncake: the name %.60s is that of the engine at %.60s:%u; if it is gone, "
+		       "delete the key mooncake/rpc_meta/%.60s", name, found.host, found.port, name);
+}
+
+int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+			const char *segment, const struct wh_mooncake_endpoint *endpoint)
+{
+	char key[KEY_MAX], *text;
+	bool ours;
+	int error = check_free(ops, store, name, endpoint, &ours);
+
+	if (error)
+		return error;
+	text = wh_mooncake_endpoint_format(endpoint);
+	if (!text)
+		return wh_fail(ENOMEM, "mooncake: no memory");
+	/* Mooncake's own server does not let this key be written twice. */
+	endpoint_key(name, key);
+	if (!ours)
+		error = failed(ops, ops->put(store, key, text));
+	free(text);
+	if (error)
+		return error;
+	segment_key(name, key);
+	return failed(ops, ops->put(store, key, segment));
+}
+
+int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, const char *name)
+{
+	char key[KEY_MAX];
+	int error, second;
+
+	segment_key(name, key);
+	error = failed(ops, ops->remove(store, key));
+	endpoint_key(name, key);
+	second = failed(ops, ops->remove(store, key));
+	return error ? error : second;
+}
+
+int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
+		     struct wh_mooncake_segment *segment)
+{
+	struct wh_mooncake_endpoint endpoint;
+	char key[KEY_MAX], *value;
+	size_t length;
+	int error;
+
+	segment_key(name, key);
+	error = failed(ops, ops->get(store, key, &value, &length));
+	if (error == -ENOENT)
+		return wh_fail(ENOENT, "mooncake: no engine has the name %.100s", name);
+	if (error)
+		return error;
+	error = wh_mooncake_segment_parse(value, length, segment);
+	free(value);
+	if (error || *segment->host)
+		return error;
+	/* It does not say where its data port is: where its control port is. */
+	error = wh_mooncake_locate(ops, store, name, &endpoint);
+	if (error)
+		wh_mooncake_segment_free(segment);
+	else
+		memcpy(segment->host, endpoint.host, sizeof(segment->host));
+	return error;
+}

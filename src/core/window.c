@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The public windows: views, with their bounds checked, and copies by the better of two ways. */
+#include <wherry/window.h>
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "util/options.h"
+#include "window/view.h"
+
+typedef unsigned long long ull;
+
+/* No copy engine is worth it below; above it is asked how many bytes that takes here. */
+#define ENGINE_LEAST 2048
+
+struct wh_window {
+	struct wh_engine *engine;
+	struct wh_view *view;
+	uint64_t address, length;
+	unsigned char *pointer;       /* NULL: staged */
+	_Atomic uint64_t engine_from; /* 0: not known yet */
+};
+
+_Static_assert((int)WH_WINDOW_WC == (int)WH_MAPPING_WC &&
+		       (int)WH_WINDOW_CACHED == (int)WH_MAPPING_CACHED &&
+		       (int)WH_WINDOW_DEVICE == (int)WH_MAPPING_DEVICE,
+	       "the same numbers");
+_Static_assert(sizeof(((struct wh_window_info *)0)->said) == WH_WINDOW_SAID, "as much room");
+
+/* ---- opening --------------------------------------------------------------------------------- */
+
+int wh_windows_of(struct wh_engine *engine, struct wh_windows **out)
+{
+	int error = 0;
+
+	pthread_mutex_lock(&engine->lock);
+	if (!engine->windows)
+		error = wh_windows_new(engine->cuda, &engine->windows);
+	if (!error)
+		*out = engine->windows;
+	pthread_mutex_unlock(&engine->lock);
+	return error;
+}
+
+/* An engine with open windows does not close. */
+static void count(struct wh_engine *engine, int by)
+{
+	pthread_mutex_lock(&engine->lock);
+	engine->window_count += (unsigned)by;
+	pthread_mutex_unlock(&engine->lock);
+}
+
+static int check(const void *address, size_t length, const struct wh_window_options *options,
+		 const char *order)
+{
+	static const char call[] = "wh_window_open";
+
+	if (!address || !length)
+		return wh_fail(EINVAL, "%s: %s", call, address ? "length is 0" : "address is NULL");
+	if (options->reserved)
+		return wh_fail(EINVAL, "%s: options.reserved is not 0", call);
+	if (options->mapping > WH_WINDOW_DEVICE)
+		return wh_fail(EINVAL, "%s: options.mapping is %u; at most 3, device", call,
+			       options->mapping);
+	if (!strcmp(order, WH_WINDOW_OFF))
+		return wh_fail(EOPNOTSUPP,
+			       "%s: windows are switched off by the knob window (WHERRY_WINDOW)",
+			       call);
+	if (!wh_window_order_valid(order))
+		return wh_fail(EINVAL,
+			       "%s: backends \"%.64s\": wants driver, dmabuf, rm, rm-watch or "
+			       "staged, or several with commas between",
+			       call, order);
+	return 0;
+}
+
+static int window_try_open(struct wh_engine *engine, const void *address, size_t length,
+			   const struct wh_window_options *given, struct wh_window **out)
+{
+	struct wh_window_options options;
+	struct wh_view_request request = { .address = (uintptr_t)address, .length = length,
+					   .map = true };
+	struct wh_windows *windows = NULL;
+	struct wh_window *window;
+	int error = wh_engine_guard(engine, "wh_window_open");
+
+	if (!error)
+		error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
+					"wh_window_open");
+	if (error)
+		return error;
+	if (!out)
+		return wh_fail(EINVAL, "wh_window_open: out is NULL");
+	request.order = options.backends ? options.backends : engine->config.text[WH_KNOB_WINDOW];
+	request.mapping = (enum wh_mapping)options.mapping;
+	error = check(address, length, &options, request.order);
+	if (error)
+		return error;
+	window = calloc(1, sizeof(*window));
+	if (!window)
+		return wh_fail(ENOMEM, "wh_window_open: no memory");
+	*window = (struct wh_window){ .engine = engine, .address = request.address,
+				      .length = length };
+	count(engine, 1);
+	error = wh_windows_of(engine, &windows);
+	if (!error)
+		error = wh_view_open(windows, &request, &window->view);
+	if (error) {
+		count(engine, -1);
+		free(window);
+		return error;
+	}
+	wh_count_add(&engine->tally.windows_opened, 1);
+	if (window->view->base)
+		window->pointer = wh_view_at(window->view, window->address);
+	*out = window;
+	return 0;
+}
+
+int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
+		   const struct wh_window_options *given, struct wh_window **out)
+{
+	wh_fail_begin();
+	return wh_fail_end(window_try_open(engine, address, length, given, out));
+}
+
+static int guard(const struct wh_window *window, const char *call)
+{
+	if (!window)
+		return wh_fail(EINVAL, "%s: window is NULL", call);
+	return wh_engine_guard(window->engine, call);
+}
+
+int wh_window_close(struct wh_window *window)
+{
+	int error = guard(window, "wh_window_close");
+
+	if (error)
+		return error;
+	wh_view_close(window->view);
+	count(window->engine, -1);
+	free(window);
+	return 0;
+}
+
+/* ---- copying --------------------------------------------------------------------------------- */
+
+static int check_range(const struct wh_window *window, uint64_t offset, const void *host,
+		       size_t length, const char *call)
+{
+	int error = guard(window, call);
+
+	if (error)
+		return error;
+	if (offset > window->length || length > window->length - offset)
+		return wh_fail(EINVAL, "%s: %zu bytes at offset %llu end behind the window's %llu",
+			       call, length, (ull)offset, (ull)window->length);
+	if (!host && length)
+		return wh_fail(EINVAL, "%s: %zu bytes at NULL", call, length);
+	return 0;
+}
+
+/* The copy engine goes by addresses, at which there may be something else by now. */
+static int check_there(const struct wh_window *window, const char *call)
+{
+	return wh_view_current(window->view) ?
+		       0 :
+		       wh_fail(EFAULT,
+			       "%s: the memory at 0x%llx was freed since the window was opened",
+			       call, (ull)window->address);
+}
+
+int wh_window_copy_to(struct wh_window *window, uint64_t offset, const void *from, size_t length)
+{
+	static const char call[] = "wh_window_copy_to";
+	int error = check_range(window, offset, from, length, call);
+
+	if (error || !length)
+		return error;
+	if (window->pointer) {
+		wh_copy_to(window->view->copy, window->pointer + offset, from, length);
+		return 0;
+	}
+	error = check_there(window, call);
+	return error ? error :
+		       wh_windows_put(window->view->windows, window->view->device,
+				      window->address + offset, from, length);
+}
+
+static bool by_engine(struct wh_window *window, size_t length)
+{
+	if (length < ENGINE_LEAST || window->view->mapping == WH_MAPPING_CACHED)
+		return false;
+	if (!window->engine_from)
+		window->engine_from = wh_windows_threshold(window->view);
+	return length >= window->engine_from && wh_view_current(window->view);
+}
+
+int wh_window_copy_from(struct wh_window *window, uint64_t offset, void *to, size_t length)
+{
+	static const char call[] = "wh_window_copy_from";
+	int error = check_range(window, offset, to, length, call);
+	struct wh_view *view;
+
+	if (error || !length)
+		return error;
+	view = window->view;
+	if (!window->pointer) {
+		error = check_there(window, call);
+		return error ? error :
+			       wh_windows_get(view->windows, view->device, to,
+					      window->address + offset, length);
+	}
+	if (by_engine(window, length)) {
+		wh_window_flush(window); /* it reads the memory, not what is on its way there */
+		if (!wh_windows_get(view->windows, view->device, to, window->address + offset,
+				    length))
+			return 0;
+	}
+	wh_copy_from(view->copy, to, window->pointer + offset, length);
+	return 0;
+}
+
+int wh_window_flush(struct wh_window *window)
+{
+	int error = guard(window, "wh_window_flush");
+	unsigned char byte;
+
+	/* On PCIe a read does not overtake writes. */
+	if (!error && window->pointer)
+		wh_copy_from(window->view->copy, &byte, window->pointer, 1);
+	return error;
+}
+
+/* ---- telling --------------------------------------------------------------------------------- */
+
+int wh_window_info(struct wh_window *window, struct wh_window_info *info)
+{
+	static const char call[] = "wh_window_info";
+	struct wh_window_info out = { .size = sizeof(out) };
+	int error = guard(window, call);
+
+	if (error)
+		return error;
+	if (!info)
+		return wh_fail(EINVAL, "%s: info is NULL", call);
+	out.pointer = window->pointer;
+	out.address = window->address;
+	out.length = window->length;
+	out.engine_from = window->engine_from;
+	out.mapping = (uint32_t)window->view->mapping;
+	snprintf(out.backend, sizeof(out.backend), "%s",
+		 window->pointer ? window->view->backend->name : "staged");
+	snprintf(out.writes, sizeof(out.writes), "%s",
+		 window->pointer ? window->view->copy.put->name : "copy engine");
+	snprintf(out.reads, sizeof(out.reads), "%s",
+		 window->pointer ? window->view->copy.get->name : "copy engine");
+	memcpy(out.said, window->view->said, sizeof(out.said));
+	return wh_options_return(info, &out, sizeof(out), call);
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What work on a lane costs: the copy engine or the kernel, for so many pieces of such a length? */
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "core/core.h"
+#include "gpu/stream.h"
+#include "util/clock.h"
+
+void wh_lane_guess(struct wh_lane *lane)
+{
+	/* An H200 and its NVLinks on PCIe 5: bench/results/2026-11-20-h200x2-blocks-kernel.json. */
+	static const struct wh_lane_cost typical[WH_BLOCKS_WAYS] = {
+		[WH_BLOCKS_PUSH] = { 6000, 2500, 350, 390, false },
+		[WH_BLOCKS_PULL] = { 6000, 2500, 360, 390, false },
+		[WH_BLOCKS_TO_HOST] = { 6000, 2500, 52, 55, false },
+		[WH_BLOCKS_FROM_HOST] = { 6000, 2500, 51, 55, false },
+		[WH_BLOCKS_WITHIN] = { 6000, 2500, 1500, 2000, false },
+	};
+
+	lane->guessed = typical[lane->way];
+	atomic_store(&lane->cost, &lane->guessed);
+}
+
+static double by_kernel(const struct wh_lane_cost *cost, uint64_t count, uint64_t length)
+{
+	/* Two addresses a piece have to get to the GPU. */
+	return cost->launch + (double)count * ((double)length / cost->kernel_rate + 16 / 25.0);
+}
+
+static double by_copies(const struct wh_lane_cost *cost, uint64_t count, uint64_t length)
+{
+	return (double)count * (cost->copy + (double)length / cost->copy_rate);
+}
+
+const char *wh_lane_without(const struct wh_lane *lane)
+{
+	return *lane->gpu->without ? lane->gpu->without : NULL;
+}
+
+bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length)
+{
+	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+
+	return !wh_lane_without(lane) && by_kernel(cost, count, length) < by_copies(cost, count, length);
+}
+
+void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
+		   double *copies)
+{
+	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+
+	*kernel = wh_lane_without(lane) ? 0 : by_kernel(cost, count, length);
+	*copies = by_copies(cost, count, length);
+}
+
+/* ---- measuring --------------------------------------------------------------------------------- */
+
+#define PROBE_SHORT ((uint64_t)64 << 10)
+#define PROBE_LONG ((uint64_t)32 << 20) /* long enough that a GPU's own memory shows its rate */
+#define PROBE_BLOCK ((uint64_t)4 << 10)
+#define PROBE_COPIES 8
+#define PROBE_TIMES 4 /* the best of them counts */
+
+struct probe {
+	struct wh_lane_job job;
+	struct wh_lane *lane;
+	uint64_t from, to;
+	uint64_t length; /* of the long piece; at most PROBE_LONG */
+	uint64_t ring;   /* bytes of the ring that it takes, from which the two in it count */
+	bool from_ring, to_ring;
+	_Atomic int state; /* 0: runs, 1: done, negative: failed */
+};
+
+static void probe_done(struct wh_lane_job *job, int error, const char *text)
+{
+	struct probe *probe = wh_container(job, struct probe, job);
+
+	(void)text;
+	atomic_store(&probe->state, error ? error : 1);
+}
+
+static void probe_kernel(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length)
+{
+	struct wh_lane_blocks blocks = {
+		.job = { .block_length = PROBE_BLOCK,
+			 .base_count = 1,
+			 .source_stride = PROBE_BLOCK,
+			 .target_stride = PROBE_BLOCK },
+		.bits = from | to | PROBE_BLOCK,
+	};
+
+	blocks.job.source_base[0] = from;
+	blocks.job.target_base[0] = to;
+	wh_lane_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
+}
+
+/* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part of
+ * the ring is taken anew for each. False: there is no room. */
+static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
+{
+	struct wh_lane_turn turn;
+	uint64_t from, to, at = 0;
+	bool room;
+
+	wh_lane_begin(probe->lane, &turn);
+	room = !probe->ring || wh_lane_borrow(&turn, probe->ring, &at);
+	from = probe->from + (probe->from_ring ? at : 0);
+	to = probe->to + (probe->to_ring ? at : 0);
+	for (unsigned c = 0; room && c < copies; c++)
+		wh_lane_copy(&turn, to, from, length);
+	if (room && !copies)
+		probe_kernel(&turn, to, from, length);
+	wh_lane_end(&turn, &probe->job);
+	return room;
+}
+
+/* The shortest time of a job of `copies` copies of the length, or, for 0, of a kernel; ns. 0: it
+ * failed. */
+static double time_of(struct probe *probe, unsigned copies, uint64_t length)
+{
+	double best = 0;
+
+	for (int i = 0; i < PROBE_TIMES; i++) {
+		int64_t start = wh_now();
+		bool put;
+
+		atomic_store(&probe->state, 0);
+		probe->job = (struct wh_lane_job){ .done = probe_done };
+		put = put_probe(probe, copies, length);
+		while (!atomic_load(&probe->state)) {
+			if (!wh_gpus_poll(probe->lane->gpu->gpus))
+				sched_yield();
+		}
+		if (!put || atomic_load(&probe->state) < 0)
+			return 0;
+		start = wh_now() - start;
+		if (!i || (double)start < best)
+			best = (double)start;
+	}
+	return best;
+}
+
+/* From the times of a short and a long piece. Where they do not differ by more than noise the rate
+ * stays what it is. */
+static double rate_of(double before, double at_short, double at_long, uint64_t bytes)
+{
+	return at_long - at_short > 200 ? (double)bytes / (at_long - at_short) : before;
+}
+
+static void measure(struct probe *probe)
+{
+	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
+	struct wh_lane_cost cost = probe->lane->guessed;
+	uint64_t length = probe->length;
+
+	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
+	large = time_of(probe, 1, length);
+	if (!wh_lane_without(probe->lane)) {
+		kernel = time_of(probe, 0, PROBE_SHORT);
+		kernel_large = time_of(probe, 0, length);
+	} else { /* it is not asked for */
+		kernel = one;
+		kernel_large = large;
+	}
+	if (one <= 0 || many <= 0 || large <= 0 || kernel <= 0 || kernel_large <= 0)
+		return; /* whoever uses the lane will learn why */
+	if (length > PROBE_SHORT) {
+		cost.copy_rate = rate_of(cost.copy_rate, one, large, length - PROBE_SHORT);
+		cost.kernel_rate = rate_of(cost.kernel_rate, kernel, kernel_large,
+					   length - PROBE_SHORT);
+	}
+	/* What a copy more takes; and what the kernel takes more than a copy, for both of them have the
+	 * way to the GPU and back in their times. */
+	cost.copy = (many - one) / PROBE_COPIES - (double)PROBE_SHORT / cost.copy_rate;
+	cost.copy = cost.copy > 200 ? cost.copy : 200;
+	cost.launch = kernel - one + cost.copy + (double)PROBE_SHORT / cost.copy_rate -
+		      (double)PROBE_SHORT / cost.kernel_rate;
+	cost.launch = cost.launch > 200 ? cost.launch : 200;
+	cost.measured = true;
+	probe->lane->measured = cost;
+	atomic_store(&probe->lane->cost, &probe->lane->measured);
+}
+
+/* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
+ * 0: there is none. */
+static uint64_t borrow(struct wh_lane *lane, uint64_t bytes)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda_scope scope;
+	uint64_t address = 0;
+
+	if (!cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !lane->gpu->device->pools ||
+	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+		return 0;
+	if (cuda->cuMemAllocAsync(&address, bytes, lane->stream))
+		address = 0;
+	wh_cuda_leave(&scope);
+	return address;
+}
+
+static void give_back(struct wh_lane *lane, uint64_t address)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda_scope scope;
+
+	if (!address ||
+	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+		return;
+	cuda->cuMemFreeAsync(address, lane->stream);
+	wh_cuda_leave(&scope);
+}
+
+/* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
+static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64_t length)
+{
+	struct wh_lane *lane = probe->lane;
+
+	probe->length = WH_LANE_RING / 2;
+	switch (lane->way) {
+	case WH_BLOCKS_TO_HOST:
+		probe->from = lane->ring_device;
+		probe->to = lane->ring_host;
+		probe->from_ring = probe->to_ring = true;
+		break;
+	case WH_BLOCKS_FROM_HOST:
+		probe->from = lane->ring_host;
+		probe->to = lane->ring_device;
+		probe->from_ring = probe->to_ring = true;
+		break;
+	case WH_BLOCKS_WITHIN:
+		probe->from = borrowed ? borrowed : lane->ring_device;
+		probe->length = borrowed ? PROBE_LONG : WH_LANE_RING / 4;
+		probe->to = probe->from + probe->length;
+		probe->from_ring = probe->to_ring = !borrowed;
+		break;
+	default:
+		/* Between GPUs, reading from the other: to write there would be to destroy. */
+		probe->from = from;
+		probe->to = borrowed ? borrowed : lane->ring_device;
+		probe->length = borrowed ? PROBE_LONG : probe->length;
+		probe->to_ring = !borrowed;
+		if (length < probe->length)
+			probe->length = length / PROBE_BLOCK * PROBE_BLOCK;
+		break;
+	}
+	if (probe->from_ring || probe->to_ring)
+		probe->ring = lane->way == WH_BLOCKS_WITHIN ? 2 * probe->length : probe->length;
+}
+
+void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
+{
+	bool between = lane->way == WH_BLOCKS_PUSH || lane->way == WH_BLOCKS_PULL;
+	struct probe probe = { .lane = lane };
+	uint64_t borrowed = 0;
+	bool mine;
+
+	if (between && (!from || length < PROBE_SHORT))
+		return;
+	/* Where others use the lane already the times would be theirs as well. */
+	pthread_mutex_lock(&lane->lock);
+	mine = !lane->probed && !lane->head;
+	lane->probed = true;
+	pthread_mutex_unlock(&lane->lock);
+	if (!mine)
+		return;
+	if (between || lane->way == WH_BLOCKS_WITHIN)
+		borrowed = borrow(lane, 2 * PROBE_LONG);
+	choose(&probe, borrowed, from, length);
+	measure(&probe);
+	give_back(lane, borrowed);
+}

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The kernels, which are part of this library: machine code for some architectures, and PTX, which
+ * the driver compiles for all others and for drivers that refuse the machine code of a newer
+ * toolkit.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels/blocks.h"
+#include "gpu/kernel-images.h"
+#include "platform/cuda.h"
+#include "util/error.h"
+
+#define LOG_SIZE 8192
+
+_Static_assert(WH_BLOCKS_VARIANTS <=
+		       sizeof(((struct wh_cuda_kernels *)0)->blocks) / sizeof(CUfunction),
+	       "room for the kernels");
+
+/* The newest machine code that the device runs: of its own major version, and not newer than it.
+ * Index into wh_cuda_images, whose last row is the PTX. */
+static size_t choose(const struct wh_cuda_device *device)
+{
+	size_t best = WH_CUDA_IMAGES - 1;
+
+	for (size_t i = 0; i < WH_CUDA_IMAGES - 1; i++) {
+		int made_for = wh_cuda_images[i].capability;
+
+		if (made_for / 10 == device->capability / 10 && made_for <= device->capability &&
+		    (best == WH_CUDA_IMAGES - 1 || made_for > wh_cuda_images[best].capability))
+			best = i;
+	}
+	return best;
+}
+
+/* The words of the compiler's log, on one line. */
+static void one_line(char *log)
+{
+	char *to = log;
+
+	for (const char *from = log; *from; from++) {
+		if ((unsigned char)*from > ' ')
+			*to++ = *from;
+		else if (to != log && to[-1] != ' ')
+			*to++ = ' ';
+	}
+	*to = 0;
+}
+
+int wh_cuda_image_load(struct wh_cuda *cuda, const void *image, const char *name, CUmodule *out)
+{
+	int options[] = { CUDA_JIT_ERROR_LOG, CUDA_JIT_ERROR_LOG_SIZE }, error;
+	char *log = calloc(1, LOG_SIZE);
+	void *values[] = { log, (void *)(uintptr_t)(LOG_SIZE - 1) };
+
+	if (!log)
+		return wh_fail(ENOMEM, "no memory to load the kernels");
+	error = cuda->cuModuleLoadDataEx(out, image, 2, options, values);
+	one_line(log);
+	/* What the compiler said is worth more than what the driver says of it, which comes
+	 * after. */
+	error = wh_cuda_check(cuda, error, "cuModuleLoadDataEx", "the kernels as %s%s%.110s", name,
+			      *log ? ": " : "", log);
+	free(log);
+	return error;
+}
+
+/* Find the functions and have them on the device now: with lazy loading, the default since CUDA 12,
+ * they would come with the first launch, which then waits for everything that runs. */
+static int find_functions(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
+{
+	static const char *const names[] = WH_BLOCKS_NAMES;
+	int error, version;
+
+	for (int i = 0; i < WH_BLOCKS_VARIANTS; i++) {
+		error = wh_cuda_check(
+			cuda,
+			cuda->cuModuleGetFunction(&kernels->blocks[i], kernels->module, names[i]),
+			"cuModuleGetFunction", "%s", names[i]);
+		if (error)
+			return error;
+		error = cuda->cuFuncLoad ?
+				wh_cuda_check(cuda, cuda->cuFuncLoad(kernels->blocks[i]),
+					      "cuFuncLoad", "%s", names[i]) :
+				wh_cuda_check(cuda,
+					      cuda->cuFuncGetAttribute(&version,
+								       CUDA_FUNCTION_BINARY_VERSION,
+								       kernels->blocks[i]),
+					      "cuFuncGetAttribute", "%s", names[i]);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
+			 struct wh_cuda_kernels *out)
+{
+	struct wh_cuda_kernels kernels = { 0 };
+	size_t image = choose(device);
+	int error;
+
+	error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes, wh_cuda_images[image].name,
+				   &kernels.module);
+	/* A driver of an older major version refuses a newer toolkit's machine code, with various
+	 * errors. */
+	if (error && image != WH_CUDA_IMAGES - 1) {
+		image = WH_CUDA_IMAGES - 1;
+		error = wh_cuda_image_load(cuda, wh_cuda_images[image].bytes,
+					   wh_cuda_images[image].name, &kernels.module);
+	}
+	if (!error) {
+		kernels.image = wh_cuda_images[image].name;
+		error = find_functions(cuda, &kernels);
+		if (error)
+			cuda->cuModuleUnload(kernels.module);
+	}
+	if (!error)
+		*out = kernels;
+	return error;
+}
+
+void wh_cuda_kernels_unload(struct wh_cuda *cuda, struct wh_cuda_kernels *kernels)
+{
+	if (kernels->module)
+		cuda->cuModuleUnload(kernels->module);
+	memset(kernels, 0, sizeof(*kernels));
+}
+
+int wh_cuda_blocks_launch(struct wh_cuda *cuda, const struct wh_cuda_kernels *kernels, int variant,
+			  const struct wh_blocks_job *job, uint32_t ctas, CUstream stream)
+{
+	void *parameters[] = { (void *)(uintptr_t)job };
+
+	return wh_cuda_check(cuda,
+			     cuda->cuLaunchKernel(kernels->blocks[variant], ctas, 1, 1,
+						  WH_BLOCKS_THREADS, 1, 1, 0, stream, parameters,
+						  NULL),
+			     "cuLaunchKernel", "%u blocks of %llu bytes, %u CTAs", job->count,
+			     (unsigned long long)job->block_length, ctas);
+}

@@ -1,0 +1,416 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Putting work on a lane: copies, lists of pairs, blocks.
+ *
+ * Pairs of one length are blocks of that length whose offsets are addresses. Pairs of different lengths
+ * are cut into pieces of a few lengths, a launch for each: any list of small pairs takes at most
+ * CLASSES launches.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "gpu/stream.h"
+#include "util/clock.h"
+
+/* Lists that short are read by the kernel where the CPU wrote them: taking them to the GPU first would
+ * cost more than it saves. */
+#define READ_IN_PLACE 4096u
+
+#define CLASSES 5
+static const uint64_t class_length[CLASSES] = { 65536, 4096, 256, 16, 1 };
+
+/* ---- turns ------------------------------------------------------------------------------------- */
+
+static void turn_fail(struct wh_lane_turn *turn, int error)
+{
+	if (turn->error || !error)
+		return;
+	turn->error = error;
+	snprintf(turn->text, sizeof(turn->text), "%s", wh_error_text());
+}
+
+void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+
+	turn->lane = lane;
+	turn->error = 0;
+	turn->grid = 0;
+	turn->text[0] = 0;
+	turn->scope = (struct wh_cuda_scope){ .cuda = cuda };
+	pthread_mutex_lock(&lane->lock);
+	if (lane->error) {
+		turn->error = lane->error;
+		memcpy(turn->text, lane->text, sizeof(turn->text));
+		return;
+	}
+	turn_fail(turn, wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context,
+					      &turn->scope));
+}
+
+/* Launch what was put off; `flagged`: it is the last of the turn. */
+static void launch(struct wh_lane_turn *turn, bool flagged)
+{
+	struct wh_lane *lane = turn->lane;
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	int error;
+
+	if (!turn->grid || turn->error)
+		return;
+	if (flagged) {
+		turn->job.flag = lane->word->address;
+		turn->job.flag_value = lane->number + 1;
+		turn->job.counter = lane->counter;
+	}
+	error = wh_cuda_blocks_launch(cuda, &lane->gpu->kernels, turn->variant, &turn->job,
+				      turn->grid, lane->stream);
+	if (error)
+		wh_fail(-error, "%s: %s", lane->gpu->device->text, wh_error_text());
+	turn_fail(turn, error);
+	turn->grid = 0;
+}
+
+void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length)
+{
+	struct wh_cuda *cuda = wh_gpus_cuda(turn->lane->gpu->gpus);
+
+	launch(turn, false);
+	if (turn->error)
+		return;
+	turn_fail(turn, wh_cuda_check(cuda,
+				      cuda->cuMemcpyAsync(to, from, length, turn->lane->stream),
+				      "cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
+				      (unsigned long long)length, (unsigned long long)from,
+				      (unsigned long long)to, turn->lane->gpu->device->text));
+}
+
+void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
+{
+	struct wh_lane *lane = turn->lane;
+	struct wh_gpus *gpus = lane->gpu->gpus;
+	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
+	bool flagged = turn->grid && !turn->error;
+
+	launch(turn, true);
+	lane->number++;
+	job->error = turn->error;
+	memcpy(job->text, turn->text, sizeof(job->text));
+	/* After a failure, too: what had been put on the stream before it has to end first. */
+	if (!lane->error && (!flagged || turn->error)) {
+		int error = turn->scope.context ?
+				    wh_cuda_call_on(cuda, lane->gpu->device, cuStreamWriteValue32,
+						    lane->stream, lane->word->address,
+						    lane->number, 0) :
+				    turn->error;
+
+		/* A stream that does not even take that will never do anything again. */
+		if (error) {
+			wh_lane_give_up(lane, error, wh_error_text());
+			if (turn->scope.context)
+				cuda->cuStreamSynchronize(lane->stream);
+		}
+	}
+	wh_cuda_leave(&turn->scope);
+	job->number = lane->number;
+	job->ring = lane->head;
+	if (wh_list_empty(&lane->jobs))
+		lane->looked = wh_now();
+	wh_list_append(&lane->jobs, &job->link);
+	atomic_fetch_add_explicit(&lane->waiting, 1, memory_order_relaxed);
+	/* Before the lock is given back: then it cannot be done yet. */
+	wh_gpus_more(gpus);
+	pthread_mutex_unlock(&lane->lock);
+}
+
+/* ---- the ring ---------------------------------------------------------------------------------- */
+
+/* Bytes that can be had in one stretch. */
+static uint64_t ring_room(const struct wh_lane *lane)
+{
+	uint64_t at = lane->head % WH_LANE_RING, used = lane->head - lane->tail;
+	uint64_t free = WH_LANE_RING - used, to_end = WH_LANE_RING - at;
+
+	if (!used)
+		return WH_LANE_RING;
+	return free <= to_end ? free : to_end > free - to_end ? to_end : free - to_end;
+}
+
+/* At most ring_room() bytes. */
+static uint64_t ring_take(struct wh_lane *lane, uint64_t bytes)
+{
+	uint64_t at = lane->head % WH_LANE_RING;
+
+	bool empty = lane->head == lane->tail;
+
+	bytes = (bytes + 15) & ~(uint64_t)15;
+	if (bytes > WH_LANE_RING - at) { /* not in one stretch: from the start */
+		lane->head += WH_LANE_RING - at;
+		at = 0;
+		if (empty)
+			lane->tail = lane->head;
+	}
+	lane->head += bytes;
+	return at;
+}
+
+bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at)
+{
+	if (turn->error || ring_room(turn->lane) < bytes)
+		return false;
+	*at = ring_take(turn->lane, bytes);
+	return true;
+}
+
+/* Where the kernel reads what has been written at `at`. */
+static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t bytes)
+{
+	struct wh_lane *lane = turn->lane;
+	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+
+	if (bytes <= READ_IN_PLACE)
+		return lane->ring_host + at;
+	launch(turn, false);
+	if (!turn->error)
+		turn_fail(turn, wh_cuda_call_on(cuda, lane->gpu->device, cuMemcpyHtoDAsync,
+						lane->ring_device + at, lane->ring + at, bytes,
+						lane->stream));
+	return lane->ring_device + at;
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_length)
+{
+	int64_t wanted = wh_gpus_ctas(lane->gpu->gpus);
+
+	return wanted ? (uint32_t)wanted :
+			wh_blocks_ctas((enum wh_blocks_variant)variant, lane->way, block_length,
+				       (uint32_t)lane->gpu->device->processors);
+}
+
+uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length)
+{
+	enum wh_blocks_variant variant = wh_blocks_widest(length);
+	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };
+	uint32_t ctas, grid = 0;
+
+	if (wh_lane_without(lane))
+		return 0;
+	ctas = ctas_of(lane, (int)variant, length);
+	/* More than one launch takes are several of as many CTAs. */
+	if (count > WH_BLOCKS_ITEMS)
+		count = WH_BLOCKS_ITEMS;
+	for (; !grid && count; count /= 2) {
+		job.count = (uint32_t)count;
+		grid = wh_blocks_shape(&job, variant, ctas);
+	}
+	return grid;
+}
+
+/* A list's place on the GPU: kept there, or to be written to the ring. */
+static uint64_t take_list(struct wh_lane_turn *turn, const uint64_t *list, uint64_t kept,
+			  uint64_t first, uint64_t count)
+{
+	uint64_t at;
+
+	if (kept)
+		return kept + 8 * first;
+	if (!list)
+		return 0;
+	at = ring_take(turn->lane, 8 * count);
+	memcpy(turn->lane->ring + at, list + first, 8 * count);
+	return ring_ready(turn, at, 8 * count);
+}
+
+uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks, uint64_t first,
+			uint64_t count)
+{
+	unsigned lists = (blocks->source_list && !blocks->source_kept) +
+			 (blocks->target_list && !blocks->target_kept);
+	int variant = wh_blocks_widest(blocks->bits);
+	struct wh_lane *lane = turn->lane;
+	struct wh_blocks_job job = blocks->job;
+	/* Half of it for each list, whatever way they come to lie. */
+	uint64_t room = lists ? ring_room(lane) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
+	uint64_t most = WH_BLOCKS_ITEMS / job.base_count;
+	uint32_t grid;
+
+	if (turn->error)
+		return count;
+	if (lists == 2) /* the second may not fit behind the first */
+		room /= 2;
+	count = count < room ? count : room;
+	count = count < most ? count : most;
+	if (!count)
+		return 0;
+	launch(turn, false);
+	for (;;) {
+		job.count = (uint32_t)count;
+		grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
+				       ctas_of(lane, variant, job.block_length));
+		if (grid || count == 1)
+			break;
+		count /= 2;
+	}
+	if (!grid) {
+		turn_fail(turn, wh_fail(E2BIG, "a block of %llu bytes and %u bases are too much for "
+					       "one launch",
+					(unsigned long long)job.block_length, job.base_count));
+		return count;
+	}
+	if (first) {
+		/* A list is read from `first` on; where there is none the bases move. */
+		for (uint32_t b = 0; b < job.base_count; b++) {
+			if (!blocks->source_list && !blocks->source_kept)
+				job.source_base[b] += first * job.source_stride;
+			if (!blocks->target_list && !blocks->target_kept)
+				job.target_base[b] += first * job.target_stride;
+		}
+	}
+	job.source_offsets = take_list(turn, blocks->source_list, blocks->source_kept, first, count);
+	job.target_offsets = take_list(turn, blocks->target_list, blocks->target_kept, first, count);
+	turn->job = job;
+	turn->variant = variant;
+	turn->grid = grid;
+	return count;
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------- */
+
+/* How many pieces of that class the pair has; class CLASSES: it is one piece. */
+static inline uint64_t pieces_of(uint64_t length, unsigned class)
+{
+	if (class == CLASSES)
+		return 1;
+	return class ? length % class_length[class - 1] / class_length[class] :
+		       length / class_length[0];
+}
+
+struct small {
+	const struct wh_pair *pairs;
+	uint64_t count;  /* of pairs, long ones among them */
+	uint64_t longer; /* what is as long as that goes by the copy engine; UINT64_MAX: nothing */
+};
+
+/* The pieces of one class of the small pairs, as lists of addresses. */
+static void launch_class(struct wh_lane_turn *turn, const struct small *small, unsigned class,
+			 uint64_t length, uint64_t pieces)
+{
+	struct wh_lane *lane = turn->lane;
+	struct wh_blocks_job job = { .block_length = length, .count = (uint32_t)pieces, .base_count = 1 };
+	uint64_t at = ring_take(lane, 16 * pieces), bits = length, n = 0, list;
+	uint64_t *from = (uint64_t *)(void *)(lane->ring + at), *to = from + pieces;
+	int variant;
+
+	for (uint64_t i = 0; i < small->count; i++) {
+		const struct wh_pair *pair = &small->pairs[i];
+		uint64_t more, skip;
+
+		if (pair->length >= small->longer)
+			continue;
+		more = pieces_of(pair->length, class);
+		skip = !class || class == CLASSES ?
+			       0 :
+			       pair->length - pair->length % class_length[class - 1];
+		for (; more; more--, skip += length, n++) {
+			from[n] = pair->from + skip;
+			to[n] = pair->to + skip;
+			bits |= from[n] | to[n];
+		}
+	}
+	launch(turn, false);
+	variant = wh_blocks_widest(bits);
+	list = ring_ready(turn, at, 16 * pieces);
+	job.source_offsets = list;
+	job.target_offsets = list + 8 * pieces;
+	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
+				     ctas_of(lane, variant, length));
+	turn->job = job;
+	turn->variant = variant;
+}
+
+/* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
+ * are; *equal: their length if all have the same, else 0. */
+static uint64_t fit(const struct wh_lane *lane, const struct small *small, uint64_t pieces[CLASSES + 1],
+		    uint64_t *equal)
+{
+	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
+	uint64_t room = ring_room(lane) / 32, length = 0, i;
+	uint64_t most_equal = ring_room(lane) / 16;
+	uint64_t all = 0;
+
+	memset(pieces, 0, (CLASSES + 1) * sizeof(*pieces));
+	for (i = 0; i < small->count; i++) {
+		uint64_t each = small->pairs[i].length, more[CLASSES], sum = 0;
+
+		if (each >= small->longer)
+			continue;
+		if (!pieces[CLASSES])
+			length = each;
+		for (unsigned class = 0; class < CLASSES; class++)
+			sum += more[class] = pieces_of(each, class);
+		/* As long as all have one length it is one piece each. */
+		if (each == length && pieces[CLASSES] < most_equal) {
+			all += sum;
+		} else if (length == UINT64_MAX || each != length) {
+			if (all + sum > room)
+				break;
+			all += sum;
+			length = UINT64_MAX;
+		} else {
+			break;
+		}
+		for (unsigned class = 0; class < CLASSES; class++)
+			pieces[class] += more[class];
+		pieces[CLASSES]++;
+	}
+	*equal = length == UINT64_MAX ? 0 : length;
+	return i;
+}
+
+static void launch_small(struct wh_lane_turn *turn, const struct small *small,
+			 const uint64_t pieces[CLASSES + 1], uint64_t equal)
+{
+	if (equal) {
+		launch_class(turn, small, CLASSES, equal, pieces[CLASSES]);
+		return;
+	}
+	for (unsigned class = 0; class < CLASSES; class++) {
+		if (pieces[class])
+			launch_class(turn, small, class, class_length[class], pieces[class]);
+	}
+}
+
+uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, uint64_t count)
+{
+	struct small small = { pairs, count, UINT64_MAX };
+	uint64_t pieces[CLASSES + 1], equal, few = 0, bytes = 0;
+	const struct wh_lane_cost *cost = atomic_load(&turn->lane->cost);
+	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
+	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
+	double longer = gain > 0 ? cost->copy / gain : 1e18;
+
+	if (turn->error)
+		return count;
+	small.longer = longer < 1e18 ? (uint64_t)longer + 1 : UINT64_MAX;
+	for (uint64_t i = 0; i < count; i++) {
+		if (pairs[i].length >= small.longer)
+			continue;
+		few++;
+		bytes += pairs[i].length;
+	}
+	if (few && !wh_lane_prefers_kernel(turn->lane, few, bytes / few))
+		small.longer = 0;
+	if (small.longer && few) {
+		small.count = fit(turn->lane, &small, pieces, &equal);
+		if (pieces[CLASSES])
+			launch_small(turn, &small, pieces, equal);
+	}
+	for (uint64_t i = 0; i < small.count; i++) {
+		if (pairs[i].length >= small.longer)
+			wh_lane_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
+	}
+	return small.count;
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Panes: the CPU windows that an engine keeps for its regions of GPU memory, and by which transports
+ * receive straight into that memory and move a few bytes without asking the GPU.
+ *
+ * A pane is opened when something first profits from it, or refused then, once, with the reason. It lives
+ * as long as its region and no longer, since it keeps the memory allocated: whoever uses one is inside
+ * the region, or has a batch that uses it.
+ *
+ * A region of another process of this host has one as well, onto its memory as CUDA has imported it here.
+ * It goes before that does, and so before the owner is told that the region has been let go.
+ *
+ * What is written through a pane has to be fenced by the thread that wrote it (wh_pane_fence()) before it
+ * leaves the region or lets go of a lock that guards it, and flushed before anybody is told that it is
+ * there.
+ */
+#ifndef WH_TRANSPORT_PANE_H
+#define WH_TRANSPORT_PANE_H
+
+#include "core/core.h"
+#include "window/view.h"
+
+#define WH_PANE_FEW ((uint64_t)16 << 10) /* more than that no read, and no small write, is */
+#define WH_PANE_RUN ((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
+
+struct wh_pane {
+	struct wh_view *view; /* NULL: there is no window */
+	unsigned char *base;  /* of the region's first byte */
+	uint64_t address;     /* the same as the region's owner calls it */
+	uint64_t receive_most; /* up to so many bytes are received faster through it than by way of slots */
+	uint64_t put_most;     /* ... written by the CPU sooner than by a copy engine */
+	uint64_t get_most;     /* ... read */
+	struct wh_window_cost cost; /* by which that was decided */
+	bool measured;         /* on this GPU; else of what is usual */
+	char refused[WH_REFUSAL]; /* why there is no window */
+};
+
+/* The region's pane, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The region is
+ * a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
+const struct wh_pane *wh_pane_get(struct wh_region *region);
+/* The same if it has been opened already. Who is neither inside the region nor has a batch under way holds
+ * engine.pane_lock. */
+const struct wh_pane *wh_pane_peek(const struct wh_region *region);
+/* What it is used for, or why there is none. False: nobody has asked for it. */
+bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
+/* The region goes: nobody is inside any more. */
+void wh_pane_close(struct wh_region *region);
+
+struct wh_cuda_objects;
+/* The same for a GPU's memory of another process, which CUDA knows in this one as memory at `address`. `ask`s
+ * its owner where no window opens without: 0, or a negative errno with its text. */
+const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
+					 uint64_t address,
+					 int (*ask)(void *arg, struct wh_cuda_objects *out), void *arg);
+const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region);
+bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size);
+void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
+
+/* Where an address of the region is. */
+static inline char *wh_pane_at(const struct wh_pane *pane, uint64_t address)
+{
+	return (char *)pane->base + (address - pane->address);
+}
+
+/* Write, and read: the window's side first given by where it is mapped. */
+static inline void wh_pane_put(const struct wh_pane *pane, void *at, const void *from, size_t length)
+{
+	pane->view->copy.put->put(at, from, length);
+}
+
+static inline void wh_pane_read(const struct wh_pane *pane, void *to, const void *at, size_t length)
+{
+	wh_copy_from(pane->view->copy, to, at, length);
+}
+
+static inline void wh_pane_fence(void)
+{
+	wh_copy_issued();
+}
+
+/* What has been fenced has arrived when this returns, and so has all that was before it, on the whole
+ * device. */
+static inline void wh_pane_flush(const struct wh_pane *pane)
+{
+	unsigned char byte;
+
+	wh_copy_from(pane->view->copy, &byte, pane->base, 1);
+}
+
+/* The same, once for each device. */
+struct wh_pane_flushed {
+	uint64_t devices; /* a bit each */
+};
+
+static inline void wh_pane_flush_once(struct wh_pane_flushed *flushed, const struct wh_pane *pane)
+{
+	uint64_t bit = UINT64_C(1) << pane->view->device->ordinal % 64;
+
+	if (!(flushed->devices & bit))
+		wh_pane_flush(pane);
+	flushed->devices |= bit;
+}
+
+/* A run's part of the least costs by which put_most and get_most are compared. */
+static inline uint64_t wh_pane_run(uint64_t length)
+{
+	return length > WH_PANE_RUN ? length : WH_PANE_RUN;
+}
+
+#endif

@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "gpu/staging.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "gpu/region-window.h"
+
+#define PAIRS 256 /* made at a time */
+
+void wh_staging_clear(struct wh_staging *staging)
+{
+	staging->count = staging->next = 0;
+	staging->bytes = 0;
+	staging->error = 0;
+	staging->text[0] = 0;
+}
+
+void wh_staging_destroy(struct wh_staging *staging)
+{
+	free(staging->runs);
+	staging->runs = NULL;
+	staging->room = 0;
+}
+
+uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length)
+{
+	if (length > WH_SLOT - staging->bytes)
+		length = WH_SLOT - staging->bytes;
+	staging->bytes += length;
+	return length;
+}
+
+uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region, uint64_t address,
+			uint64_t length)
+{
+	struct wh_staged_run *last = staging->count ? &staging->runs[staging->count - 1] : NULL, *grown;
+	uint32_t room = staging->room ? 2 * staging->room : 16;
+
+	if (length > WH_SLOT - staging->bytes)
+		length = WH_SLOT - staging->bytes;
+	if (!length)
+		return 0;
+	if (last && last->region == region && last->address + last->length == address &&
+	    last->offset + last->length == staging->bytes) {
+		last->length += length;
+		staging->bytes += length;
+		return length;
+	}
+	if (staging->count == staging->room) {
+		grown = realloc(staging->runs, room * sizeof(*grown));
+		if (!grown)
+			return 0;
+		staging->runs = grown;
+		staging->room = room;
+	}
+	staging->runs[staging->count++] =
+		(struct wh_staged_run){ region, address, length, staging->bytes };
+	staging->bytes += length;
+	return length;
+}
+
+/* ---- moving ------------------------------------------------------------------------------------ */
+
+static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run *run)
+{
+	char *there = (char *)(uintptr_t)run->address, *slot = staging->slot->host + run->offset;
+
+	if (!wh_kind_on_host(run->region->place.kind))
+		return false;
+	memcpy(staging->into ? slot : there, staging->into ? there : slot, run->length);
+	return true;
+}
+
+CUcontext wh_staging_context(const struct wh_registration *registration)
+{
+	CUcontext context = registration->segments[0].context;
+
+	return context == registration->device->context ? NULL : context;
+}
+
+static int lane_of(const struct wh_staging *staging, const struct wh_registration *registration,
+		   struct wh_lane **out)
+{
+	int error = wh_registration_check(registration);
+
+	if (error)
+		return error;
+	return wh_gpus_lane(staging->gpus, registration->device, wh_staging_context(registration),
+			    staging->into ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST,
+			    staging->urgent, out);
+}
+
+/* The pairs of the next runs of this region's GPU. */
+static uint64_t make_pairs(const struct wh_staging *staging, const struct wh_registration *registration,
+			   struct wh_pair *pairs)
+{
+	const struct wh_region *same = NULL;
+	uint64_t n = 0;
+
+	for (uint32_t i = staging->next; i < staging->count && n < PAIRS; i++, n++) {
+		const struct wh_staged_run *run = &staging->runs[i];
+		uint64_t slot = staging->slot->address + run->offset;
+
+		if (run->region != same && run->region->registration != registration &&
+		    (wh_kind_on_host(run->region->place.kind) ||
+		     run->region->place.kind == WH_MEMORY_MANAGED ||
+		     run->region->registration->device != registration->device ||
+		     wh_staging_context(run->region->registration) != wh_staging_context(registration)))
+			break;
+		same = run->region;
+		pairs[n] = (struct wh_pair){ .from = staging->into ? run->address : slot,
+					     .to = staging->into ? slot : run->address,
+					     .length = run->length };
+	}
+	return n;
+}
+
+/* Put as many of the next runs on their lane as go there together. */
+static int by_gpu(struct wh_staging *staging)
+{
+	const struct wh_region *region = staging->runs[staging->next].region;
+	struct wh_pair pairs[PAIRS];
+	struct wh_lane_turn turn;
+	uint64_t count, put = 0;
+	struct wh_lane *lane;
+	int error = lane_of(staging, region->registration, &lane);
+
+	if (error)
+		return error;
+	wh_lane_begin(lane, &turn);
+	do {
+		count = make_pairs(staging, region->registration, pairs);
+		if (region->place.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
+			for (put = 0; put < count; put++)
+				wh_lane_copy(&turn, pairs[put].to, pairs[put].from,
+					     pairs[put].length);
+		} else {
+			put = wh_lane_pairs(&turn, pairs, count);
+		}
+		staging->next += (uint32_t)put;
+	} while (count == PAIRS && put == count);
+	wh_lane_end(&turn, &staging->job);
+	return 0;
+}
+
+static void go_on(struct wh_staging *staging)
+{
+	int error;
+
+	while (!staging->error && staging->next < staging->count) {
+		if (by_cpu(staging, &staging->runs[staging->next])) {
+			staging->next++;
+			continue;
+		}
+		error = by_gpu(staging);
+		if (!error)
+			return; /* job_done() comes, or has come: it may be gone */
+		staging->error = error;
+		snprintf(staging->text, sizeof(staging->text), "%s", wh_error_text());
+	}
+	staging->done(staging, staging->error, staging->text);
+}
+
+static void job_done(struct wh_lane_job *job, int error, const char *text)
+{
+	struct wh_staging *staging = wh_container(job, struct wh_staging, job);
+
+	if (error) {
+		staging->error = error;
+		snprintf(staging->text, sizeof(staging->text), "%s", text);
+	}
+	go_on(staging);
+}
+
+/* ---- a few bytes ------------------------------------------------------------------------------- */
+
+/* The run's window; NULL: it is host memory's. */
+static const struct wh_pane *pane_of(const struct wh_staged_run *run)
+{
+	return wh_kind_on_host(run->region->place.kind) ? NULL : wh_pane_peek(run->region);
+}
+
+/* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
+static bool is_small(const struct wh_staging *staging, bool open)
+{
+	uint64_t sum = 0, most = WH_PANE_FEW;
+	const struct wh_pane *pane;
+
+	for (uint32_t i = 0; i < staging->count && sum <= most; i++) {
+		const struct wh_staged_run *run = &staging->runs[i];
+
+		if (wh_kind_on_host(run->region->place.kind))
+			continue;
+		pane = open ? wh_pane_get((struct wh_region *)(uintptr_t)run->region) :
+			      pane_of(run);
+		if (!pane || wh_registration_check(run->region->registration))
+			return false;
+		sum += wh_pane_run(run->length);
+		most = pane->get_most < most ? pane->get_most : most;
+	}
+	return sum <= most;
+}
+
+bool wh_staging_gather_few(struct wh_staging *staging, bool open)
+{
+	if (staging->bytes > WH_PANE_FEW || !is_small(staging, open))
+		return false;
+	staging->into = true;
+	for (uint32_t i = 0; i < staging->count; i++) {
+		const struct wh_staged_run *run = &staging->runs[i];
+		const struct wh_pane *pane = pane_of(run);
+
+		if (pane)
+			wh_pane_read(pane, staging->slot->host + run->offset,
+				     wh_pane_at(pane, run->address), run->length);
+		else
+			by_cpu(staging, run);
+	}
+	return true;
+}
+
+void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urgent)
+{
+	staging->gpus = gpus;
+	staging->urgent = urgent;
+	staging->job.done = job_done;
+}
+
+void wh_staging_start(struct wh_staging *staging, bool into)
+{
+	staging->into = into;
+	staging->next = 0;
+	staging->error = 0;
+	staging->text[0] = 0;
+	go_on(staging);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Making ready what staging takes before somebody asks for it: the kernels of a GPU, which may take seconds,
+ * the lanes to the host and back with what they cost, and the first slots.
+ *
+ * Who plans does so itself. For what peers are going to ask for it is done by a thread of its own, which ends
+ * when there is nothing more: those who publish and those who accept connections wait for nothing.
+ */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "gpu/staging.h"
+
+struct wh_early {
+	struct wh_engine *engine;
+	pthread_mutex_t lock; /* all below */
+	uint64_t *regions;    /* ids of those that are wanted */
+	uint32_t count, room;
+	bool running, stop;
+	bool started; /* the thread is to be joined */
+	pthread_t thread;
+};
+
+int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
+		       enum wh_slot_use use, bool into, bool out_of, bool urgent)
+{
+	struct wh_lane *lane;
+	int error = wh_slots_prepare(gpus, use);
+
+	for (int i = 0; i < 4 && !error; i++) {
+		if (!(i & 1 ? out_of : into) || (i & 2 && !urgent))
+			continue;
+		error = wh_gpus_lane(gpus, registration->device, wh_staging_context(registration),
+				     i & 1 ? WH_BLOCKS_FROM_HOST : WH_BLOCKS_TO_HOST, i & 2, &lane);
+		if (!error)
+			wh_lane_probe(lane, 0, 0);
+	}
+	return error;
+}
+
+int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	int error = 0;
+
+	if (!place)
+		return 0;
+	if (wh_kind_on_host(place->kind))
+		error = wh_slots_prepare(engine->gpus, WH_SLOT_ASKS);
+	/* Of memory that is gone the piece says so. */
+	else if (!wh_registration_check(region->registration))
+		error = wh_staging_prepare(engine->gpus, region->registration, WH_SLOT_ASKS,
+					   op == WH_WRITE, op == WH_READ, true);
+	wh_place_leave(place);
+	return error;
+}
+
+/* ---- the thread -------------------------------------------------------------------------------- */
+
+/* Inside the region, so that its memory's context stays for as long as that takes. */
+static void prepare(struct wh_engine *engine, uint64_t id)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, id);
+	const struct wh_registration *registration;
+	int error;
+
+	if (!place)
+		return;
+	registration = wh_container(place, struct wh_region, place)->registration;
+	error = wh_registration_check(registration);
+	if (!error)
+		error = wh_staging_prepare(engine->gpus, registration, WH_SLOT_SERVES, true, true, false);
+	/* Who asks for the memory tries again, and is told. */
+	if (error)
+		wh_engine_log(engine, "cuda:%d is not ready yet for what peers may ask of it: %s",
+			      registration->device->ordinal, wh_error_text());
+	wh_place_leave(place);
+}
+
+static void *run(void *argument)
+{
+	struct wh_early *early = argument;
+	uint64_t id;
+
+	pthread_mutex_lock(&early->lock);
+	while (early->count && !early->stop) {
+		id = early->regions[--early->count];
+		pthread_mutex_unlock(&early->lock);
+		prepare(early->engine, id);
+		pthread_mutex_lock(&early->lock);
+	}
+	early->running = false;
+	pthread_mutex_unlock(&early->lock);
+	return NULL;
+}
+
+/* Under the lock. Without a thread it is made ready when it is asked for. */
+static void start(struct wh_early *early)
+{
+	sigset_t all, before;
+
+	if (early->started) /* it has ended, or is about to */
+		pthread_join(early->thread, NULL);
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	sigdelset(&all, SIGABRT);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	early->started = early->running = !pthread_create(&early->thread, NULL, run, early);
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	if (early->started)
+		pthread_setname_np(early->thread, "wherry/early");
+	else
+		early->count = 0;
+}
+
+void wh_early_region(struct wh_early *early, uint64_t region)
+{
+	uint32_t room = early->room ? 2 * early->room : 16;
+	uint64_t *grown;
+
+	pthread_mutex_lock(&early->lock);
+	if (early->count == early->room && !early->stop) {
+		grown = realloc(early->regions, room * sizeof(*grown));
+		if (grown) {
+			early->regions = grown;
+			early->room = room;
+		}
+	}
+	if (early->count < early->room && !early->stop) {
+		early->regions[early->count++] = region;
+		if (!early->running)
+			start(early);
+	}
+	pthread_mutex_unlock(&early->lock);
+}
+
+/* ---- opening and closing ----------------------------------------------------------------------- */
+
+int wh_early_open(struct wh_engine *engine, struct wh_early **out)
+{
+	struct wh_early *early = calloc(1, sizeof(*early));
+
+	if (!early)
+		return wh_fail(ENOMEM, "no memory");
+	early->engine = engine;
+	pthread_mutex_init(&early->lock, NULL);
+	*out = early;
+	return 0;
+}
+
+void wh_early_stop(struct wh_early *early)
+{
+	bool started;
+
+	pthread_mutex_lock(&early->lock);
+	early->stop = true;
+	started = early->started;
+	early->started = false;
+	pthread_mutex_unlock(&early->lock);
+	if (started)
+		pthread_join(early->thread, NULL);
+}
+
+void wh_early_close(struct wh_early *early)
+{
+	if (!early)
+		return;
+	wh_early_stop(early);
+	pthread_mutex_destroy(&early->lock);
+	free(early->regions);
+	free(early);
+}

@@ -1,0 +1,621 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "transport/copier.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+#include "core/core.h"
+#include "util/clock.h"
+#include "util/futex.h"
+
+/* From this size on a piece goes past the caches: its source and its target together are more than
+ * they hold, and an ordinary store would fetch each line of the target before it is overwritten.
+ * Below, what is copied is found in a cache by whoever needs it next. */
+#define STREAM_BYTES (48u << 20)
+/* Runs shorter than that gain nothing from it. */
+#define STREAM_RUN (32u << 10)
+
+/* Short runs are known a few in advance, and their first lines asked for: the processor sees a
+ * stream of addresses inside a page, but not where the next run is going to be. */
+#define AHEAD 16u
+#define AHEAD_BYTES 256u
+
+/* How long a waiter looks for the end of chunks that others are copying before it goes to sleep:
+ * about as long as a chunk takes. */
+#define LINGER (30 * WH_MS / 1000)
+
+/* ---- bytes -------------------------------------------------------------------------------- */
+
+#ifdef __SSE2__
+#define STREAM_PAGE 4096u
+#define STREAM_PAGES 4u
+
+static inline void stream_line(char *to, const char *from)
+{
+	__m128i a, b, c, d;
+
+	_mm_prefetch(from + 1024, _MM_HINT_T0);
+	a = _mm_loadu_si128((const __m128i *)from);
+	b = _mm_loadu_si128((const __m128i *)(from + 16));
+	c = _mm_loadu_si128((const __m128i *)(from + 32));
+	d = _mm_loadu_si128((const __m128i *)(from + 48));
+	_mm_stream_si128((__m128i *)to, a);
+	_mm_stream_si128((__m128i *)(to + 16), b);
+	_mm_stream_si128((__m128i *)(to + 32), c);
+	_mm_stream_si128((__m128i *)(to + 48), d);
+}
+
+/* Several pages in step keep more of the memory's banks busy than one after the other. */
+static void stream(char *to, const char *from, size_t length)
+{
+	size_t head = -(uintptr_t)to & 63;
+
+	memcpy(to, from, head);
+	to += head;
+	from += head;
+	length -= head;
+	for (; length >= STREAM_PAGES * STREAM_PAGE; length -= STREAM_PAGES * STREAM_PAGE) {
+		for (size_t at = 0; at < STREAM_PAGE; at += 64)
+			for (size_t page = 0; page < STREAM_PAGES; page++)
+				stream_line(to + page * STREAM_PAGE + at,
+					    from + page * STREAM_PAGE + at);
+		to += STREAM_PAGES * STREAM_PAGE;
+		from += STREAM_PAGES * STREAM_PAGE;
+	}
+	memcpy(to, from, length);
+	/* Such stores are not ordered with others: without this a flag that says "done" could be
+	 * seen before them. */
+	_mm_sfence();
+}
+#endif
+
+void wh_copy_bytes(char *to, const char *from, size_t length, bool past)
+{
+#ifdef __SSE2__
+	uintptr_t distance = (uintptr_t)to - (uintptr_t)from;
+
+	if (past && length >= STREAM_RUN && distance >= length && -distance >= length) {
+		stream(to, from, length);
+		return;
+	}
+#endif
+	(void)past;
+	memmove(to, from, length);
+}
+
+/* ---- runs --------------------------------------------------------------------------------- */
+
+/* The place that the run before was in; the next one is there too as a rule. */
+struct spot {
+	uint64_t id; /* 0: none */
+	struct wh_place *place; /* entered; NULL: cannot be used, which has been said */
+	char *map;
+	bool pinned; /* entered by pinning it */
+};
+
+static void spot_leave(struct spot *spot)
+{
+	if (spot->pinned)
+		wh_place_unpin(spot->place);
+	else if (spot->place)
+		wh_place_leave(spot->place);
+	*spot = (struct spot){ 0 };
+}
+
+static uint64_t index_of(const struct wh_piece *piece, const struct wh_run *run)
+{
+	/* Of blocks only all of them can fail. */
+	return piece->blocks ? UINT64_MAX : run->index;
+}
+
+static void spot_fail(struct wh_piece *piece, const struct wh_run *run,
+		      const struct wh_place *place)
+{
+	if (!place)
+		wh_piece_fail(piece, index_of(piece, run), -ESTALE,
+			      "region %#llx of the peer is gone", (unsigned long long)run->remote);
+	else
+		wh_piece_fail(piece, index_of(piece, run), -EACCES,
+			      "region %#llx of the peer does not grant %s",
+			      (unsigned long long)run->remote,
+			      piece->op == WH_READ ? "reading" : "writing");
+}
+
+/* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
+ * region may go at any time, and nothing may be touched that is not published now. */
+static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struct wh_run *run,
+		       struct spot *spot)
+{
+	bool pins = copy->ops->pins;
+	struct wh_place *place;
+
+	if (spot->id == run->remote) {
+		if (!spot->place && !piece->blocks)
+			spot_fail(piece, run, NULL);
+		return spot->place != NULL;
+	}
+	spot_leave(spot);
+	place = pins ? wh_place_pin(copy->places, run->remote) :
+		       wh_place_enter(copy->places, run->remote);
+	spot->id = run->remote;
+	spot->place = place;
+	spot->pinned = pins && place;
+	if (place && (place->access & (piece->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
+		spot->map = copy->ops->map(place, piece->op);
+		if (spot->pinned && !spot->map) {
+			wh_place_unpin_enter(place);
+			spot->pinned = false;
+		}
+		return true;
+	}
+	spot_fail(piece, run, place);
+	spot_leave(spot);
+	spot->id = run->remote;
+	return false;
+}
+
+static bool run_fits(struct wh_piece *piece, const struct wh_run *run, const struct wh_place *place)
+{
+	if (wh_place_holds(place, run->offset, run->length))
+		return true;
+	wh_piece_fail(piece, index_of(piece, run), -ERANGE,
+		      "%llu bytes at offset %llu lie outside region %#llx (%llu bytes)",
+		      (unsigned long long)run->length, (unsigned long long)run->offset,
+		      (unsigned long long)run->remote, (unsigned long long)place->length);
+	return false;
+}
+
+/* ---- runs that are not mapped -------------------------------------------------------------- */
+
+static int far_flush(struct wh_copy *copy, struct wh_far *far)
+{
+	int error = far->count ? copy->ops->move_far(copy, far) : 0;
+
+	for (unsigned i = 0; i < far->count; i++)
+		wh_place_leave(far->place[i]);
+	far->count = 0;
+	return error;
+}
+
+/* Move `run` and those after it for as long as they are not mapped; *more says whether *run is one
+ * that is still to be moved. In a function of its own because of its large frame. */
+static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_piece *piece,
+					      struct wh_cursor *at, struct wh_run *run,
+					      struct spot *spot, bool *more)
+{
+	struct wh_far far;
+	int error = 0;
+
+	far.piece = piece;
+	far.count = 0;
+	for (; *more && !error; *more = wh_piece_next(piece, at, at->left, run)) {
+		if (!spot_enter(copy, piece, run, spot))
+			continue;
+		if (spot->map)
+			break;
+		if (!run_fits(piece, run, spot->place))
+			continue;
+		/* Entered already by the spot, so that it cannot fail. */
+		atomic_fetch_add_explicit(&spot->place->users, 1, memory_order_relaxed);
+		far.place[far.count] = spot->place;
+		far.local[far.count] = (struct iovec){ run->local, run->length };
+		far.remote[far.count] = (struct iovec){
+			(void *)(uintptr_t)(spot->place->address + run->offset), run->length };
+		far.index[far.count] = index_of(piece, run);
+		if (++far.count == WH_FAR_RUNS)
+			error = far_flush(copy, &far);
+	}
+	return error ? error : far_flush(copy, &far);
+}
+
+/* ---- a stretch of a piece ------------------------------------------------------------------ */
+
+struct near_run {
+	char *to;
+	const char *from;
+	uint64_t length;
+};
+
+static void prefetch(const struct near_run *run)
+{
+	uint64_t length = run->length < AHEAD_BYTES ? run->length : AHEAD_BYTES;
+
+	for (uint64_t at = 0; at < length; at += 64) {
+		__builtin_prefetch(run->from + at, 0);
+		__builtin_prefetch(run->to + at, 1);
+	}
+}
+
+/* How many runs of that length to know in advance. */
+static unsigned ahead_of(uint64_t length)
+{
+	return length >= 16384 ? 1 : length >= 2048 ? 4 : length >= 256 ? 8 : AHEAD;
+}
+
+/* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
+ * way. Nothing is left entered. */
+static int move(struct wh_copy *copy, struct wh_piece *piece, struct wh_cursor *at)
+{
+	const bool past = piece->bytes >= STREAM_BYTES;
+	struct near_run ring[AHEAD];
+	struct spot spot = { 0 };
+	unsigned in = 0, out = 0;
+	struct wh_run run;
+	bool more = wh_piece_next(piece, at, at->left, &run);
+	int error = 0;
+
+	while (more || in != out) {
+		while (more && in - out < ahead_of(run.length)) {
+			struct near_run *near = &ring[in % AHEAD];
+
+			/* A place is left once all that is in it has been copied. */
+			if (run.remote != spot.id && in != out)
+				break;
+			if (spot_enter(copy, piece, &run, &spot) && !spot.map) {
+				error = move_far(copy, piece, at, &run, &spot, &more);
+				if (error)
+					goto out;
+				continue;
+			}
+			if (spot.place && run_fits(piece, &run, spot.place)) {
+				char *remote = spot.map + run.offset;
+
+				near->length = run.length;
+				near->to = piece->op == WH_READ ? run.local : remote;
+				near->from = piece->op == WH_READ ? remote : run.local;
+				if (at->left || in != out)
+					prefetch(near);
+				in++;
+			}
+			more = wh_piece_next(piece, at, at->left, &run);
+		}
+		if (in != out) {
+			const struct near_run *near = &ring[out++ % AHEAD];
+
+			wh_copy_bytes(near->to, near->from, near->length, past);
+		}
+	}
+out:
+	spot_leave(&spot);
+	return error;
+}
+
+/* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
+ * at. */
+static void finish(struct wh_copy *copy, struct wh_piece *piece, int given_up)
+{
+	char why[WH_REFUSAL] = "";
+
+	if (given_up) {
+		copy->ops->refusal(copy, why);
+		wh_piece_reroute(piece, given_up, why);
+		return;
+	}
+	if (copy->ops->verify)
+		copy->ops->verify(copy, piece);
+	wh_piece_done(piece);
+}
+
+/* ---- the queue; all under the copier's lock ------------------------------------------------ */
+
+struct chunk {
+	struct wh_cursor at;
+	uint64_t bytes;
+};
+
+/* Bytes that overlap have to be moved in one go, in the right direction. */
+static bool must_be_whole(struct wh_copy *copy, const struct wh_run *run)
+{
+	struct wh_place *place;
+	uint64_t distance = 0;
+
+	if (!copy->ops->overlaps)
+		return false;
+	place = wh_place_enter(copy->places, run->remote);
+	if (!place)
+		return false;
+	distance = place->address + run->offset - (uint64_t)(uintptr_t)run->local;
+	wh_place_leave(place);
+	return distance < run->length || -distance < run->length;
+}
+
+/* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
+ * chunk; one that never will is cut. */
+static void take_chunk(struct wh_copy *copy, struct wh_piece *piece, struct chunk *chunk)
+{
+	struct wh_cursor next = piece->cursor;
+	struct wh_run run;
+
+	chunk->at = next;
+	chunk->bytes = 0;
+	for (unsigned runs = 0; runs < WH_CHUNK_RUNS && next.left; runs++) {
+		wh_piece_next(piece, &next, UINT64_MAX, &run);
+		if (chunk->bytes + run.length > WH_CHUNK_BYTES) {
+			if (chunk->bytes)
+				break;
+			if (!must_be_whole(copy, &run)) {
+				next = piece->cursor;
+				wh_piece_next(piece, &next, WH_CHUNK_BYTES, &run);
+			}
+			runs = WH_CHUNK_RUNS;
+		}
+		piece->cursor = next;
+		chunk->bytes += run.length;
+	}
+	chunk->at.left = chunk->bytes;
+	if (!piece->cursor.left)
+		wh_list_remove(&piece->link);
+}
+
+/* Hand out nothing more of a piece that is queued. True: nothing is in flight either, so that the
+ * caller has to finish it. `given_up` is kept where given_up_of() finds it. */
+static bool stop_piece(struct wh_piece *piece, int given_up)
+{
+	uint64_t rest = piece->cursor.left;
+
+	wh_list_remove(&piece->link);
+	piece->cursor = (struct wh_cursor){ .skip = (uint64_t)-given_up };
+	return atomic_fetch_sub_explicit(&piece->left, rest, memory_order_relaxed) == rest;
+}
+
+/* What stop_piece() was told. The cursor of a piece that came to its end by itself is not inside a
+ * run. */
+static int given_up_of(const struct wh_piece *piece)
+{
+	return piece->cursor.left ? 0 : -(int)piece->cursor.skip;
+}
+
+/* Copy one chunk of a piece that has something to hand out; the lock is let go for that time.
+ * False: there is no more to take from it, and it may be gone. */
+static bool copy_chunk(struct wh_copier *copier, struct wh_piece *piece)
+{
+	struct wh_copy *copy = piece->owner;
+	struct chunk chunk;
+	uint64_t left;
+	int error;
+
+	take_chunk(copy, piece, &chunk);
+	if (copier->idle && (!wh_list_empty(&copier->latency) || !wh_list_empty(&copier->bulk)))
+		pthread_cond_signal(&copier->work);
+	pthread_mutex_unlock(&copier->lock);
+	error = move(copy, piece, &chunk.at);
+	pthread_mutex_lock(&copier->lock);
+	if (error) /* also if all has been handed out: it keeps the error */
+		stop_piece(piece, error);
+	left = atomic_fetch_sub_explicit(&piece->left, chunk.bytes, memory_order_relaxed);
+	if (left != chunk.bytes)
+		return piece->cursor.left > 0;
+	error = given_up_of(piece);
+	pthread_mutex_unlock(&copier->lock);
+	finish(copy, piece, error);
+	pthread_mutex_lock(&copier->lock);
+	return false;
+}
+
+/* ---- threads ------------------------------------------------------------------------------ */
+
+static void *copier_main(void *argument)
+{
+	struct wh_copier *copier = argument;
+
+	pthread_mutex_lock(&copier->lock);
+	while (!copier->stop) {
+		struct wh_list *queue = wh_list_empty(&copier->latency) ? &copier->bulk :
+									  &copier->latency;
+
+		if (wh_list_empty(queue)) {
+			copier->idle++;
+			pthread_cond_wait(&copier->work, &copier->lock);
+			copier->idle--;
+			continue;
+		}
+		/* Look again after every chunk, so that a latency piece need not wait for a bulk
+		 * one. */
+		copy_chunk(copier, wh_container(queue->next, struct wh_piece, link));
+	}
+	pthread_mutex_unlock(&copier->lock);
+	return NULL;
+}
+
+/* One thread has most of a small machine's memory bandwidth, together with the waiter; a second one
+ * would only take CPUs away from those who have something to compute. */
+static void start_threads(struct wh_copier *copier)
+{
+	unsigned wanted = WH_COPIER_THREADS;
+	sigset_t all, before;
+	cpu_set_t cpus;
+
+	if (!sched_getaffinity(0, sizeof(cpus), &cpus) && CPU_COUNT(&cpus) <= 4)
+		wanted = 1;
+	/* Signals are for the program's threads, but for those that a fault brings. */
+	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
+	sigdelset(&all, SIGSEGV);
+	sigdelset(&all, SIGABRT);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	while (copier->threads < wanted &&
+	       !pthread_create(&copier->thread[copier->threads], NULL, copier_main, copier)) {
+		pthread_setname_np(copier->thread[copier->threads], "wherry/copy");
+		copier->threads++;
+	}
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+void wh_copier_init(struct wh_copier *copier)
+{
+	*copier = (struct wh_copier){ 0 };
+	pthread_mutex_init(&copier->lock, NULL);
+	pthread_cond_init(&copier->work, NULL);
+	wh_list_init(&copier->latency);
+	wh_list_init(&copier->bulk);
+}
+
+void wh_copier_destroy(struct wh_copier *copier)
+{
+	pthread_mutex_lock(&copier->lock);
+	copier->stop = true;
+	pthread_cond_broadcast(&copier->work);
+	pthread_mutex_unlock(&copier->lock);
+	for (unsigned i = 0; i < copier->threads; i++)
+		pthread_join(copier->thread[i], NULL);
+	pthread_cond_destroy(&copier->work);
+	pthread_mutex_destroy(&copier->lock);
+}
+
+/* ---- what the transports offer ------------------------------------------------------------- */
+
+/* Under the lock. False: there is no thread to do it. */
+static bool enqueue(struct wh_copier *copier, struct wh_piece *piece)
+{
+	bool latency = piece->batch->priority == WH_PRIORITY_LATENCY;
+
+	if (!copier->threads)
+		start_threads(copier);
+	if (!copier->threads)
+		return false;
+	wh_list_append(latency ? &copier->latency : &copier->bulk, &piece->link);
+	if (copier->idle)
+		pthread_cond_signal(&copier->work);
+	return true;
+}
+
+/* False: it has to be copied here and now. */
+static bool submit_large(struct wh_copy *copy, struct wh_piece *piece)
+{
+	struct wh_copier *copier = copy->copier;
+	bool ended = false, taken = true;
+
+	piece->owner = copy;
+	wh_piece_start(piece, &piece->cursor);
+	atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
+	pthread_mutex_lock(&copier->lock);
+	if (copy->lost) {
+		wh_piece_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		ended = true;
+	} else if (atomic_load(&piece->cancelled)) {
+		/* Cancelled on its way from another transport to this one. */
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		ended = true;
+	} else {
+		taken = enqueue(copier, piece);
+	}
+	pthread_mutex_unlock(&copier->lock);
+	if (ended)
+		wh_piece_done(piece);
+	return taken;
+}
+
+void wh_copy_submit(struct wh_copy *copy, struct wh_piece *piece)
+{
+	struct wh_cursor at;
+
+	if (piece->bytes > copy->at_once && submit_large(copy, piece))
+		return;
+	wh_piece_start(piece, &at);
+	finish(copy, piece, move(copy, piece, &at));
+}
+
+/* A queued piece of this batch. */
+static struct wh_piece *find_piece(struct wh_copier *copier, const struct wh_batch *batch)
+{
+	struct wh_list *queue = batch->priority == WH_PRIORITY_LATENCY ? &copier->latency :
+									&copier->bulk;
+
+	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
+		struct wh_piece *piece = wh_container(l, struct wh_piece, link);
+
+		if (piece->batch == batch)
+			return piece;
+	}
+	return NULL;
+}
+
+void wh_copy_help(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
+{
+	struct wh_copier *copier = copy->copier;
+	struct wh_piece *piece;
+	bool helped = false;
+	int64_t now = 0;
+
+	pthread_mutex_lock(&copier->lock);
+	while (now < deadline || !helped) {
+		piece = find_piece(copier, batch);
+		if (!piece)
+			break;
+		helped = true;
+		do
+			now = deadline == INT64_MAX ? 0 : wh_now();
+		while (copy_chunk(copier, piece) && now < deadline);
+	}
+	pthread_mutex_unlock(&copier->lock);
+	if (!helped || !deadline)
+		return;
+	/* What is left is being copied by others, and about to be finished. */
+	now = wh_now();
+	if (deadline > now + LINGER)
+		deadline = now + LINGER;
+	while (wh_batch_running(batch) && wh_now() < deadline)
+		wh_cpu_relax();
+}
+
+void wh_copy_cancel(struct wh_copy *copy, struct wh_piece *piece)
+{
+	struct wh_copier *copier = copy->copier;
+	bool ended = false;
+
+	pthread_mutex_lock(&copier->lock);
+	/* Otherwise all of it has been handed out, and what has not ended is about to. */
+	if (piece->link.next) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		ended = stop_piece(piece, 0);
+	}
+	pthread_mutex_unlock(&copier->lock);
+	if (ended)
+		wh_piece_done(piece);
+}
+
+/* Stop the pieces of this peer; those that are finished with it go to `ended`. */
+static void stop_pieces(struct wh_copy *copy, struct wh_list *queue, struct wh_list *ended)
+{
+	struct wh_list *next;
+
+	for (struct wh_list *l = queue->next; l != queue; l = next) {
+		struct wh_piece *piece = wh_container(l, struct wh_piece, link);
+
+		next = l->next;
+		if (piece->owner != copy)
+			continue;
+		wh_piece_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		if (stop_piece(piece, 0))
+			wh_list_append(ended, &piece->link);
+	}
+}
+
+void wh_copy_lost(struct wh_copy *copy, int error, const char *text)
+{
+	struct wh_copier *copier = copy->copier;
+	struct wh_list ended, *link;
+
+	wh_list_init(&ended);
+	pthread_mutex_lock(&copier->lock);
+	copy->lost = error;
+	snprintf(copy->lost_text, sizeof(copy->lost_text), "%s", text);
+	stop_pieces(copy, &copier->latency, &ended);
+	stop_pieces(copy, &copier->bulk, &ended);
+	pthread_mutex_unlock(&copier->lock);
+	while ((link = wh_list_take(&ended)))
+		wh_piece_done(wh_container(link, struct wh_piece, link));
+}
+
+void wh_copy_again(struct wh_copy *copy)
+{
+	pthread_mutex_lock(&copy->copier->lock);
+	copy->lost = 0;
+	pthread_mutex_unlock(&copy->copier->lock);
+}

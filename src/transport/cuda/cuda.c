@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport cuda: its functions. */
+#include "transport/cuda/cuda.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "gpu/region-window.h"
+
+/* ---- engine ------------------------------------------------------------------------------------ */
+
+static int cuda_engine_open(struct wh_engine *engine, void **state)
+{
+	struct wh_views *views = calloc(1, sizeof(*views));
+
+	if (!views)
+		return wh_fail(ENOMEM, "cuda: no memory");
+	views->engine = engine;
+	views->gpus = engine->gpus;
+	pthread_mutex_init(&views->lock, NULL);
+	*state = views;
+	return 0;
+}
+
+static void cuda_engine_close(struct wh_engine *engine, void *state)
+{
+	struct wh_views *views = state;
+
+	(void)engine;
+	pthread_mutex_destroy(&views->lock);
+	free(views);
+}
+
+/* No batch uses the region, and no peer. */
+static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
+{
+	struct wh_views *views = state;
+	struct wh_gpu_view *view;
+
+	(void)engine;
+	if (!atomic_load(&region->view) && !atomic_load(&views->pins))
+		return;
+	pthread_mutex_lock(&views->lock);
+	view = atomic_exchange(&region->view, NULL);
+	if (view) {
+		wh_pin_leave(views, view);
+		wh_view_free(views, view);
+	}
+	wh_pins_release(views);
+	pthread_mutex_unlock(&views->lock);
+}
+
+/* ---- peers ------------------------------------------------------------------------------------- */
+
+static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	struct wh_cuda_peer *cuda;
+
+	cuda = calloc(1, sizeof(*cuda));
+	if (!cuda) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	cuda->views = peer->engine->transport[WH_TRANSPORT_CUDA];
+	cuda->peer = peer;
+	pthread_mutex_init(&cuda->lock, NULL);
+	*state = cuda;
+	return 0;
+}
+
+static void cuda_peer_close(struct wh_peer *peer, void *state)
+{
+	struct wh_cuda_peer *cuda = state;
+
+	(void)peer;
+	pthread_mutex_destroy(&cuda->lock);
+	free(cuda);
+}
+
+/* What is under way ends by itself, and soon: GPUs wait for nobody. It then fails. */
+static void cuda_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	struct wh_cuda_peer *cuda = state;
+
+	(void)peer;
+	pthread_mutex_lock(&cuda->lock);
+	cuda->lost = error;
+	snprintf(cuda->lost_text, sizeof(cuda->lost_text), "%s", text);
+	pthread_mutex_unlock(&cuda->lock);
+}
+
+static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	struct wh_cuda_peer *cuda = state;
+
+	(void)peer;
+	(void)why;
+	pthread_mutex_lock(&cuda->lock);
+	cuda->lost = 0;
+	pthread_mutex_unlock(&cuda->lock);
+	return 0;
+}
+
+/* Nobody is inside, so that no GPU uses the mapping. Must work without the transport's state for the
+ * peer. */
+static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
+{
+	struct wh_views *views = peer->engine->transport[WH_TRANSPORT_CUDA];
+	struct wh_gpu_view *view;
+
+	(void)state;
+	wh_pane_close_remote(peer->engine, region);
+	view = atomic_exchange(&region->view, NULL);
+	if (!view)
+		return;
+	pthread_mutex_lock(&views->lock);
+	wh_view_free(views, view);
+	pthread_mutex_unlock(&views->lock);
+}
+
+/* ---- planning ---------------------------------------------------------------------------------- */
+
+/* Can each side be moved to or from pinned memory by this process? */
+static bool stageable(const struct wh_gpu_view *view)
+{
+	return view->host || (view->device && (view->managed || view->context ||
+					       atomic_load(&view->reached) >> view->device->ordinal & 1));
+}
+
+/* Make what work between the two needs, and measure it, before the first piece comes. */
+static int prepare(struct wh_views *views, const struct wh_gpu_path *path,
+		   const struct wh_gpu_view *local, const struct wh_place *remote_place,
+		   const struct wh_gpu_view *remote, char why[WH_REFUSAL])
+{
+	struct wh_lane *lane;
+	bool readable = remote_place->access & WH_ACCESS_READ;
+	int error;
+
+	(void)local;
+	for (int urgent = 0; urgent < 2; urgent++) {
+		error = wh_gpus_lane(views->gpus, path->device, path->context, path->way, urgent, &lane);
+		if (error) {
+			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+			return error;
+		}
+		wh_lane_probe(lane, path->device != remote->device && readable ?
+					    wh_view_address(remote, path->device) :
+					    0,
+			      remote_place->length);
+	}
+	return 0;
+}
+
+static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region *local_region,
+		      struct wh_place *place, uint32_t op, char why[WH_REFUSAL])
+{
+	struct wh_region *region = (struct wh_region *)(uintptr_t)local_region;
+	struct wh_cuda_peer *cuda = state;
+	struct wh_gpu_view *local, *remote;
+	struct wh_gpu_path path;
+	int error;
+
+	(void)peer;
+	if (wh_kind_on_host(local_region->place.kind) && wh_kind_on_host(place->kind)) {
+		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
+		return -ENXIO;
+	}
+	/* A GPU's side first: it says by which GPU's context host memory is pinned. */
+	error = wh_kind_on_host(place->kind) ? 0 : wh_cuda_remote(cuda, place, &remote, why);
+	if (!error)
+		error = wh_view_local(cuda->views, region, &local, why);
+	if (!error)
+		error = wh_cuda_remote(cuda, place, &remote, why);
+	if (error)
+		return error;
+	if (wh_path_make(cuda->views, local, remote, op, &path, why))
+		return prepare(cuda->views, &path, local, place, remote, why);
+	if (!stageable(local) || !stageable(remote))
+		return -EOPNOTSUPP;
+	wh_cuda_stage_prepare(cuda->views->gpus, local, remote, op);
+	return 0;
+}
+
+/* ---- moving ------------------------------------------------------------------------------------ */
+
+static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	wh_fail_begin(); /* what fails belongs to the batch */
+	if (!wh_cuda_few(state, piece))
+		wh_cuda_move(state, piece);
+	wh_fail_end(0);
+}
+
+static void cuda_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	(void)state;
+	wh_gpus_help(peer->engine->gpus, batch, deadline);
+}
+
+/* The piece says that it is cancelled; what has not been put on a lane is not going to be. */
+static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	(void)state;
+	(void)piece;
+}
+
+/* ---- explaining -------------------------------------------------------------------------------- */
+
+/* The lane of a piece. NULL: it is staged, or the driver gives none. */
+static struct wh_lane *lane_of(const struct wh_piece *piece, const struct wh_gpu_view *local,
+			       const struct wh_gpu_view *remote, struct wh_gpus *gpus, bool *staged)
+{
+	struct wh_gpu_path path;
+	struct wh_lane *lane;
+
+	wh_path_choose(local, remote, piece->op, &path);
+	*staged = !path.device;
+	if (*staged || wh_gpus_lane(gpus, path.device, path.context, path.way, false, &lane))
+		return NULL;
+	return lane;
+}
+
+static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
+		 const struct wh_gpu_view *remote, struct wh_gpus *gpus, char *out, size_t size)
+{
+	static const char *const ways[WH_BLOCKS_WAYS] = { "push", "pull", "to host", "from host",
+							  "within" };
+	bool staged, kernel;
+	struct wh_lane *lane = lane_of(piece, local, remote, gpus, &staged);
+
+	if (staged) {
+		snprintf(out, size, "staged: %.*s", (int)size - 9,
+			 *local->why			     ? local->why :
+			 *remote->why			     ? remote->why :
+			 local->context || remote->context ? "two contexts of the application" :
+							       "no peer access");
+		return;
+	}
+	if (!lane)
+		return;
+	kernel = wh_lane_prefers_kernel(lane, piece->transfers,
+					piece->transfers ? piece->bytes / piece->transfers : 0);
+	snprintf(out, size, "%s of cuda:%d, %s", kernel ? "kernel" : "copy engine",
+		 lane->gpu->device->ordinal, ways[lane->way]);
+}
+
+/* Somebody who looks at pieces by the views of their first transfer or base. */
+struct look {
+	bool (*each)(struct look *look, const struct wh_piece *piece, const struct wh_gpu_view *local,
+		     const struct wh_gpu_view *remote); /* false: that is enough */
+	struct wh_cuda_peer *cuda;
+	struct wh_gpus *gpus;
+	char *text;
+	size_t size;
+	struct wh_estimate *estimate;
+};
+
+/* True: all pieces of ours have been seen. */
+static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch, struct look *look)
+{
+	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_cuda_peer *cuda = state;
+	bool more = true;
+
+	look->cuda = cuda;
+	look->gpus = peer->engine->gpus;
+	/* A region of ours that goes meanwhile takes its view along under this lock. */
+	pthread_mutex_lock(&cuda->views->lock);
+	for (size_t i = 0; i < batch->piece_count && more; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+		struct wh_cuda_op op = { .cuda = cuda, .piece = (struct wh_piece *)(uintptr_t)piece };
+		struct wh_gpu_view *local, *remote;
+		struct wh_place *place;
+
+		if (piece->transport != WH_TRANSPORT_CUDA)
+			continue;
+		place = wh_place_enter(places, piece->blocks ? piece->blocks->bases[piece->first].remote :
+							       batch->items[piece->first].remote);
+		if (!place)
+			continue;
+		wh_cuda_views(&op, piece->first, &local, &remote);
+		if (local && remote)
+			more = look->each(look, piece, local, remote);
+		wh_place_leave(place);
+	}
+	pthread_mutex_unlock(&cuda->views->lock);
+	return more;
+}
+
+static bool tell_first(struct look *look, const struct wh_piece *piece,
+		       const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	tell(piece, local, remote, look->gpus, look->text, look->size);
+	return !*look->text;
+}
+
+static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+			size_t size)
+{
+	struct look look = { .each = tell_first, .text = out, .size = size };
+
+	if (!size)
+		return;
+	*out = 0;
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		const char *backend;
+
+		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
+		    wh_cuda_few_told(state, &batch->pieces[i], true, &backend, NULL)) {
+			snprintf(out, size, "CPU window (%s)", backend);
+			return;
+		}
+	}
+	look_at(peer, state, batch, &look);
+}
+
+static bool tell_without(struct look *look, const struct wh_piece *piece,
+			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	(void)piece;
+	return !wh_gpus_tell(look->gpus, local->device, look->text, look->size) &&
+	       !wh_gpus_tell(look->gpus, remote->device, look->text, look->size);
+}
+
+/* Why there is no kernel, where one would be better. */
+static bool cuda_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		      size_t size)
+{
+	struct look look = { .each = tell_without, .text = line, .size = size };
+
+	return !look_at(peer, state, batch, &look);
+}
+
+static bool add_estimate(struct look *look, const struct wh_piece *piece,
+			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+{
+	uint64_t length = piece->transfers ? piece->bytes / piece->transfers : 0;
+	bool staged;
+	struct wh_lane *lane = lane_of(piece, local, remote, look->gpus, &staged);
+	struct wh_estimate *estimate = look->estimate;
+	struct wh_cuda_time ns;
+	double kernel, copies;
+	const char *backend;
+	uint32_t ctas;
+
+	if (wh_cuda_few_told(look->cuda, piece, false, &backend, &ns)) {
+		estimate->duration += (uint64_t)ns.ns;
+		estimate->measured = estimate->measured && ns.measured;
+		return true;
+	}
+	if (staged && length && wh_cuda_stage_time(piece, local, remote, look->gpus, &ns)) {
+		estimate->duration += (uint64_t)ns.ns;
+		estimate->measured = estimate->measured && ns.measured;
+		return true;
+	}
+	if (!lane || !length)
+		return false;
+	wh_lane_times(lane, piece->transfers, length, &kernel, &copies);
+	ctas = wh_lane_ctas(lane, piece->transfers, length);
+	estimate->kernel += (uint64_t)kernel;
+	estimate->copies += (uint64_t)copies;
+	estimate->duration += (uint64_t)(kernel > 0 && kernel < copies ? kernel : copies);
+	estimate->ctas = ctas > estimate->ctas ? ctas : estimate->ctas;
+	estimate->measured = estimate->measured && atomic_load(&lane->cost)->measured;
+	return true;
+}
+
+static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
+			  struct wh_estimate *out)
+{
+	struct look look = { .each = add_estimate, .estimate = out };
+	const char *backend;
+
+	/* What few bytes go through, and what that takes, is known once it has been opened. */
+	for (size_t i = 0; i < batch->piece_count && !wh_engine_inside(peer->engine); i++) {
+		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA)
+			wh_cuda_few_told(peer->transport[id], &batch->pieces[i], true, &backend, NULL);
+	}
+	return look_at(peer, peer->transport[id], batch, &look);
+}
+
+const struct wh_transport wh_transport_cuda = {
+	.name = "cuda",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP,
+	.engine_open = cuda_engine_open,
+	.engine_close = cuda_engine_close,
+	.region_closed = cuda_region_closed,
+	.peer_open = cuda_peer_open,
+	.peer_close = cuda_peer_close,
+	.peer_lost = cuda_peer_lost,
+	.peer_again = cuda_peer_again,
+	.region_gone = cuda_region_gone,
+	.reach = cuda_reach,
+	.submit = cuda_submit,
+	.help = cuda_help,
+	.cancel = cuda_cancel,
+	.detail = cuda_detail,
+	.tell = cuda_tell,
+	.estimate = cuda_estimate,
+};

@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport cuda, the side whose memory it is: handles of published GPU memory for a peer that has
+ * shaken hands on the unix socket. On loop 0.
+ *
+ * A handle opens the whole allocation (of cuMemCreate: the whole mapping) that a region lies in; CUDA has
+ * nothing smaller. The other side runs as the same user, and maps it for the region only.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "transport/cuda/cuda.h"
+#include "transport/shm/shm.h"
+#include "wire/bytes.h"
+
+_Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
+
+/* ---- exporting --------------------------------------------------------------------------------- */
+
+static int refuse(struct wh_exported *e, int error, const char *why)
+{
+	e->error = -error;
+	snprintf(e->text, sizeof(e->text), "%s", why);
+	return -1;
+}
+
+/* What the driver said. */
+static int refuse_driver(struct wh_exported *e, int error)
+{
+	return refuse(e, -error, wh_error_text());
+}
+
+static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, struct wh_exported *e)
+{
+	CUallocation memory = 0;
+	struct wh_cuda_scope scope;
+	int error, fd = -1;
+
+	e->type = WH_HANDLE_FD;
+	wh_cuda_relax(cuda, &scope);
+	error = wh_cuda_call_on(cuda, segment->device, cuMemRetainAllocationHandle, &memory,
+				(void *)(uintptr_t)segment->start);
+	if (!error) {
+		error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd, memory,
+					CUDA_HANDLE_FD, 0);
+		cuda->cuMemRelease(memory);
+	}
+	wh_cuda_leave(&scope);
+	return error ? refuse_driver(e, error) : fd;
+}
+
+/* What is no descriptor of CUDA's, as the kernel driver knows it. */
+static int export_object(const struct wh_region *region, const struct wh_segment *segment,
+			 struct wh_exported *e)
+{
+	uint64_t offset;
+	int error, fd;
+
+	e->type = WH_HANDLE_OBJECT;
+	error = wh_cuda_object(region->engine, segment, &fd, &offset);
+	if (error)
+		return refuse_driver(e, error);
+	if (offset > segment->start) {
+		close(fd);
+		return refuse(e, EOPNOTSUPP, "its object is longer than the address space before it");
+	}
+	e->base = segment->start - offset;
+	e->size = offset + segment->length;
+	return fd;
+}
+
+static int export_legacy(struct wh_cuda *cuda, const struct wh_segment *segment,
+			 struct wh_exported *e)
+{
+	struct wh_cuda_ipc_handle handle;
+	struct wh_cuda_scope scope;
+	int error;
+
+	e->type = WH_HANDLE_LEGACY;
+	error = wh_cuda_enter_owner(cuda, segment->start, &scope);
+	if (error)
+		return refuse_driver(e, error);
+	error = wh_cuda_call_on(cuda, segment->device, cuIpcGetMemHandle, &handle, segment->base);
+	wh_cuda_leave(&scope);
+	if (error)
+		return refuse_driver(e, error);
+	memcpy(e->handle, handle.bytes, sizeof(e->handle));
+	return -1;
+}
+
+/* Returns a descriptor to be sent and closed, or -1. */
+static int export_segment(const struct wh_region *region, uint32_t index, bool objects,
+			  struct wh_exported *e)
+{
+	const struct wh_registration *registration = region->registration;
+	const struct wh_segment *segment = &registration->segments[index];
+	struct wh_cuda *cuda = region->engine->cuda;
+	struct wh_cuda_uuid uuid;
+	int error;
+
+	e->segments = (uint32_t)registration->segment_count;
+	e->index = index;
+	e->address = segment->start;
+	e->length = segment->length;
+	e->base = segment->base;
+	e->size = segment->size;
+	if (segment->memory == WH_CUDA_MANAGED)
+		return refuse(e, EOPNOTSUPP, "managed memory, which cannot be mapped by another process");
+	if (segment->imported)
+		return refuse(e, EOPNOTSUPP, "its memory belongs to a third process, which alone can "
+					     "hand it on");
+	error = wh_cuda_call(cuda, cuDeviceGetUuid, &uuid, segment->device->handle);
+	if (error)
+		return refuse_driver(e, error);
+	memcpy(e->device, uuid.bytes, sizeof(e->device));
+	if (segment->exports & WH_CUDA_EXPORT_FD)
+		return export_fd(cuda, segment, e);
+	if (objects)
+		return export_object(region, segment, e);
+	if (segment->exports & WH_CUDA_EXPORT_IPC)
+		return export_legacy(cuda, segment, e);
+	return refuse(e, EOPNOTSUPP,
+		      segment->pool ? "memory of a pool (cuMemAllocAsync), which is not shared" :
+		      segment->vmm  ? "memory of cuMemCreate that was not made exportable as a file "
+				      "descriptor" :
+				      "the driver has no handle for its memory");
+}
+
+int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
+{
+	uint8_t bytes[WH_FRAME_HEADER + WH_EXPORTED_MAX];
+	bool objects = index & WH_MAP_OBJECTS;
+	struct wh_exported e;
+	int fd, sent = 0;
+
+	index &= ~WH_MAP_OBJECTS;
+	for (uint32_t n = 0; !sent && n < WH_EXPORTS; n++, index++) {
+		size_t length;
+
+		memset(&e, 0, sizeof(e));
+		e.id = wh_place_id(&region->place);
+		if (n && index == region->registration->segment_count)
+			break;
+		if (index >= region->registration->segment_count)
+			fd = refuse(&e, ERANGE, "it has not so many segments");
+		else if (wh_registration_check(region->registration))
+			fd = refuse(&e, ESTALE, wh_error_text());
+		else
+			fd = export_segment(region, index, objects, &e);
+		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);
+		wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });
+		sent = wh_shm_send(socket, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);
+		if (fd >= 0)
+			close(fd);
+		if (e.error)
+			break;
+	}
+	return sent;
+}

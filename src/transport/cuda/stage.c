@@ -1,0 +1,353 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport cuda: parts that no GPU reaches both sides of. Their bytes go through slots of pinned
+ * memory, into a slot and out of it again, a few slots at a time: by a GPU where the side is a GPU's,
+ * by the CPU where it is host memory.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "transport/copier.h"
+#include "transport/cuda/cuda.h"
+#include "util/clock.h"
+
+#define SLOTS 4    /* of one part at a time */
+#define RUNS 256u  /* of one slot */
+
+struct side {
+	const struct wh_gpu_view *view;
+	struct wh_lane *lane; /* NULL: the CPU */
+	uint64_t base;        /* added to a run's own number for it: see run_at() */
+};
+
+struct stage {
+	struct wh_cuda_part *part;
+	struct side source, target;
+	bool write;
+	pthread_mutex_t lock; /* part->at */
+	_Atomic uint32_t works;
+};
+
+enum step { IDLE, INTO, OUT_OF };
+
+/* A slot on its way. */
+struct work {
+	struct wh_lane_job job;
+	struct wh_slot_wait wait;
+	struct stage *stage;
+	struct wh_slot *slot;
+	enum step step;
+	struct wh_cursor start, at; /* of what is in the slot; what of it this step has not taken yet */
+	uint64_t filled;            /* bytes that this step has taken */
+};
+
+/* ---- runs -------------------------------------------------------------------------------------- */
+
+/* Where the run is on that side, as the one who copies it calls it. */
+static uint64_t run_at(const struct stage *stage, const struct side *side, const struct wh_run *run)
+{
+	bool local = (side == &stage->source) == stage->write;
+
+	return side->base + (local ? (uint64_t)(uintptr_t)run->local : run->offset);
+}
+
+/* What is added to a run's local address, or to its offset in the remote region. */
+static uint64_t base_of(const struct wh_gpu_view *view, const struct wh_region *local)
+{
+	uint64_t first = view->host && !view->device ? (uint64_t)(uintptr_t)view->host :
+						       wh_view_address(view, view->device);
+
+	return local ? first - local->place.address : first;
+}
+
+/* ---- steps ------------------------------------------------------------------------------------- */
+
+/* The next bytes of the part, for a slot. False: there are no more. */
+static bool take(struct work *work)
+{
+	struct wh_cuda_part *part = work->stage->part;
+	const struct wh_piece *piece = part->op->piece;
+	uint64_t bytes = 0;
+	struct wh_run run;
+	bool any;
+
+	pthread_mutex_lock(&work->stage->lock);
+	if (atomic_load(&piece->cancelled) && part->at.left)
+		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
+	any = part->at.left && !atomic_load(&part->error);
+	work->start = part->at;
+	for (unsigned i = 0; any && i < RUNS && bytes < WH_SLOT && part->at.left; i++) {
+		wh_piece_next(piece, &part->at, WH_SLOT - bytes, &run);
+		bytes += run.length;
+	}
+	pthread_mutex_unlock(&work->stage->lock);
+	wh_count_add(&part->op->cuda->views->engine->tally.staged_bytes, bytes);
+	work->start.left = bytes;
+	return any;
+}
+
+static void by_cpu(struct work *work, const struct side *side)
+{
+	struct stage *stage = work->stage;
+	const struct wh_piece *piece = stage->part->op->piece;
+	char *slot = work->slot->host;
+	struct wh_run run;
+
+	while (wh_piece_next(piece, &work->at, work->at.left, &run)) {
+		char *there = (char *)(uintptr_t)run_at(stage, side, &run);
+
+		if (side == &stage->source)
+			memcpy(slot, there, run.length);
+		else
+			memcpy(there, slot, run.length);
+		slot += run.length;
+	}
+}
+
+/* Put as much of the step as there is room for on the side's lane. */
+static void by_gpu(struct work *work, const struct side *side)
+{
+	struct stage *stage = work->stage;
+	const struct wh_piece *piece = stage->part->op->piece;
+	struct wh_pair pairs[RUNS];
+	uint64_t slot = work->slot->address + work->filled, put, n = 0;
+	struct wh_cursor at = work->at;
+	struct wh_lane_turn turn;
+	struct wh_run run;
+
+	while (wh_piece_next(piece, &at, at.left, &run)) {
+		uint64_t there = run_at(stage, side, &run);
+
+		pairs[n].from = side == &stage->source ? there : slot;
+		pairs[n].to = side == &stage->source ? slot : there;
+		pairs[n++].length = run.length;
+		slot += run.length;
+	}
+	wh_lane_begin(side->lane, &turn);
+	if (side->view->managed) {
+		for (put = 0; put < n; put++)
+			wh_lane_copy(&turn, pairs[put].to, pairs[put].from, pairs[put].length);
+	} else {
+		put = wh_lane_pairs(&turn, pairs, n);
+	}
+	while (put-- && wh_piece_next(piece, &work->at, work->at.left, &run))
+		work->filled += run.length;
+	wh_lane_end(&turn, &work->job);
+}
+
+static void work_end(struct work *work)
+{
+	struct stage *stage = work->stage;
+	struct wh_cuda_part *part = stage->part;
+
+	if (work->slot)
+		wh_slot_give(part->op->cuda->views->gpus, work->slot);
+	free(work);
+	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
+		return;
+	pthread_mutex_destroy(&stage->lock);
+	free(stage);
+	wh_cuda_part_done(part);
+}
+
+static void begin(struct work *work, enum step step)
+{
+	work->step = step;
+	work->at = work->start;
+	work->filled = 0;
+}
+
+/* Go on until a GPU has something to do, or there is nothing more. */
+static void work_on(struct work *work)
+{
+	struct stage *stage = work->stage;
+
+	for (;;) {
+		const struct side *side = work->step == INTO ? &stage->source : &stage->target;
+
+		if (work->step == IDLE) {
+			if (!take(work)) {
+				work_end(work);
+				return;
+			}
+			begin(work, INTO);
+			continue;
+		}
+		if (work->at.left && side->lane) {
+			by_gpu(work, side);
+			return;
+		}
+		if (work->at.left)
+			by_cpu(work, side);
+		if (work->step == INTO)
+			begin(work, OUT_OF);
+		else
+			work->step = IDLE;
+	}
+}
+
+static void work_done(struct wh_lane_job *job, int error, const char *text)
+{
+	struct work *work = wh_container(job, struct work, job);
+
+	if (error) {
+		wh_cuda_part_fail(work->stage->part, error, text);
+		work->step = IDLE; /* and there is nothing more */
+	}
+	work_on(work);
+}
+
+/* ---- starting ---------------------------------------------------------------------------------- */
+
+static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+{
+	struct work *work = wh_container(wait, struct work, wait);
+
+	work->slot = slot;
+	work_on(work);
+}
+
+static void start_work(struct stage *stage)
+{
+	struct work *work = calloc(1, sizeof(*work));
+
+	if (!work)
+		return;
+	work->stage = stage;
+	work->job.done = work_done;
+	work->wait.ready = slot_ready;
+	atomic_fetch_add(&stage->works, 1);
+	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, WH_SLOT_ASKS,
+				  &work->wait);
+	if (work->slot)
+		work_on(work);
+}
+
+static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
+{
+	if (side->view->host && !side->view->device)
+		return 0;
+	return wh_gpus_lane(gpus, side->view->device, side->view->context, way, urgent, &side->lane);
+}
+
+void wh_cuda_stage(struct wh_cuda_part *part)
+{
+	const struct wh_piece *piece = part->op->piece;
+	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
+	struct wh_gpus *gpus = part->op->cuda->views->gpus;
+	struct stage *stage = calloc(1, sizeof(*stage));
+	struct wh_gpu_view *local, *remote;
+	const struct wh_region *region;
+	uint64_t slots;
+	int error;
+
+	if (!stage) {
+		wh_cuda_part_fail(part, -ENOMEM, "no memory");
+		wh_cuda_part_done(part);
+		return;
+	}
+	wh_cuda_views(part->op, part->first, &local, &remote);
+	region = piece->blocks ? piece->blocks->bases[part->first].local :
+				 piece->batch->items[part->first].local;
+	stage->part = part;
+	stage->write = piece->op == WH_WRITE;
+	stage->source.view = stage->write ? local : remote;
+	stage->target.view = stage->write ? remote : local;
+	stage->source.base = base_of(stage->source.view, stage->write ? region : NULL);
+	stage->target.base = base_of(stage->target.view, stage->write ? NULL : region);
+	pthread_mutex_init(&stage->lock, NULL);
+	error = open_side(gpus, &stage->source, WH_BLOCKS_TO_HOST, urgent);
+	if (!error)
+		error = open_side(gpus, &stage->target, WH_BLOCKS_FROM_HOST, urgent);
+	if (!error)
+		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
+	if (error)
+		wh_cuda_part_fail(part, error, wh_error_text());
+	/* One more than there are works, so that none ends it while they are started. */
+	atomic_store(&stage->works, 1);
+	slots = part->at.left / WH_SLOT + 1;
+	for (uint64_t i = 0; !error && i < slots && i < SLOTS; i++)
+		start_work(stage);
+	if (!error && atomic_load(&stage->works) == 1 && part->at.left)
+		wh_cuda_part_fail(part, -ENOMEM, "no memory");
+	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
+		return;
+	pthread_mutex_destroy(&stage->lock);
+	free(stage);
+	wh_cuda_part_done(part);
+}
+
+/* ---- what it takes ------------------------------------------------------------------------------- */
+
+/* The side's lane, for GPUs. False: the driver gives none. */
+static bool side_of(struct wh_gpus *gpus, const struct wh_gpu_view *view, enum wh_blocks_way way,
+		    struct side *out)
+{
+	*out = (struct side){ .view = view };
+	return !open_side(gpus, out, way, false);
+}
+
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local, struct wh_gpu_view *remote,
+			   uint32_t op)
+{
+	struct side source, target;
+
+	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) && source.lane)
+		wh_lane_probe(source.lane, 0, 0);
+	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) && target.lane)
+		wh_lane_probe(target.lane, 0, 0);
+}
+
+/* ns a byte of the CPU's copies into slots and out of them. */
+static double by_memcpy(void)
+{
+	size_t length = WH_SLOT / 4;
+	unsigned char *from = malloc(length), *to = malloc(length);
+	int64_t best = INT64_MAX;
+
+	for (int i = 0; from && to && i < 3; i++) {
+		int64_t start = wh_now();
+
+		memset(from, i, length); /* its pages are there, and the copy is not left out */
+		memcpy(to, from, length);
+		start = wh_now() - start + to[length / 2] % 2;
+		best = start < best ? start : best;
+	}
+	free(from);
+	free(to);
+	return best == INT64_MAX ? 0 : (double)best / 2 / (double)length;
+}
+
+/* One side's step with `count` pieces of `length` bytes. */
+static double time_of(const struct side *side, double count, uint64_t length, bool *measured)
+{
+	double kernel, copies;
+
+	if (!side->lane)
+		return by_memcpy() * count * (double)length;
+	*measured = *measured && atomic_load(&side->lane->cost)->measured;
+	wh_lane_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
+	return side->view->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
+}
+
+bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
+			const struct wh_gpu_view *remote, struct wh_gpus *gpus, struct wh_cuda_time *out)
+{
+	uint64_t length = piece->bytes / piece->transfers;
+	double slots = (double)piece->bytes / (double)WH_SLOT, into, out_of, lesser;
+	bool write = piece->op == WH_WRITE;
+	struct side source, target;
+
+	if (!side_of(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
+	    !side_of(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
+		return false;
+	out->measured = true;
+	into = time_of(&source, (double)piece->transfers, length, &out->measured);
+	out_of = time_of(&target, (double)piece->transfers, length, &out->measured);
+	/* While one slot goes out the next one comes in: but for one slot, only the slower side counts. */
+	lesser = into < out_of ? into : out_of;
+	out->ns = into + out_of - (slots > 1 ? lesser * (1 - 1 / slots) : 0);
+	return true;
+}

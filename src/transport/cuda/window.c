@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on this host.
+ * The CPU moves them itself, through the GPU region's window, before a copy engine would have begun: the
+ * piece is done when it has been submitted. So it sets flags, too: an aligned 8 bytes are one store, and
+ * what an earlier batch has moved is there before them.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "transport/cuda/cuda.h"
+#include "gpu/region-window.h"
+
+#define RUNS (WH_PANE_FEW / WH_PANE_RUN)
+
+/* One side of a run, its region entered. */
+struct end {
+	struct wh_place *place;
+	const struct wh_pane *pane; /* NULL: host memory */
+	char *at;                   /* for the CPU */
+};
+
+struct crossing {
+	struct end from, to;
+	uint64_t length;
+};
+
+struct crossings {
+	unsigned count;
+	struct crossing of[RUNS];
+};
+
+static void leave(struct crossings *crossings)
+{
+	while (crossings->count--) {
+		wh_place_leave(crossings->of[crossings->count].from.place);
+		wh_place_leave(crossings->of[crossings->count].to.place);
+	}
+}
+
+/* ---- where the CPU reaches both sides ------------------------------------------------------------ */
+
+static uint64_t local_id(const struct wh_piece *piece, uint64_t index)
+{
+	return piece->blocks ? piece->blocks->bases[index].local_id :
+			       piece->batch->items[index].local_id;
+}
+
+/* A region of this engine; `address` lies in it. */
+static bool find_ours(struct end *end, uint64_t address, bool open)
+{
+	struct wh_region *region = wh_container(end->place, struct wh_region, place);
+
+	end->at = (char *)(uintptr_t)address;
+	if (wh_kind_on_host(end->place->kind))
+		return true;
+	end->pane = open ? wh_pane_get(region) : wh_pane_peek(region);
+	if (!end->pane || wh_registration_check(region->registration))
+		return false;
+	end->at = wh_pane_at(end->pane, address);
+	return true;
+}
+
+int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd, uint64_t *offset)
+{
+	const char *order = engine->config.text[WH_KNOB_WINDOW];
+	struct wh_view_object object;
+	struct wh_windows *windows;
+	int error;
+
+	if (!wh_window_order_has(order, "rm"))
+		return wh_fail(EOPNOTSUPP, "its knob window is %s", order);
+	error = wh_windows_of(engine, &windows);
+	if (!error)
+		error = wh_windows_export(windows, segment->start, segment->length, &object);
+	if (error)
+		return error;
+	*fd = object.fd;
+	*offset = object.offset;
+	return 0;
+}
+
+/* Where CUDA's import is not enough for a window, its owner may help. */
+struct question {
+	struct wh_cuda_peer *cuda;
+	struct wh_place *place;
+};
+
+static int ask_owner(void *arg, struct wh_cuda_objects *out)
+{
+	const struct question *question = arg;
+
+	return wh_cuda_objects(question->cuda, question->place, out);
+}
+
+/* A region of another process, as far as it is mapped here. */
+static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+{
+	struct wh_remote_region *region = wh_container(end->place, struct wh_remote_region, place);
+	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct question question = { cuda, end->place };
+	char why[WH_REFUSAL];
+	uint64_t address;
+
+	/* Its owner has to know, in this session, that it is used. */
+	if (open && wh_cuda_remote(cuda, end->place, &view, why))
+		return false;
+	if (!view)
+		return false;
+	if (view->host) {
+		end->at = view->host + offset;
+		return true;
+	}
+	end->pane = wh_pane_peek_remote(region);
+	if (!end->pane && open) {
+		address = wh_view_own(cuda->views, view);
+		if (address)
+			end->pane = wh_pane_get_remote(cuda->peer->engine, region, address, ask_owner,
+						      &question);
+	}
+	if (end->pane)
+		end->at = wh_pane_at(end->pane, end->place->address + offset);
+	return end->pane;
+}
+
+static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
+{
+	return cuda->peer->self ? find_ours(end, end->place->address + offset, open) :
+				  find_theirs(cuda, end, offset, open);
+}
+
+/* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
+static bool enter(struct wh_cuda_peer *cuda, const struct wh_piece *piece, const struct wh_run *run,
+		  bool open, struct crossings *crossings)
+{
+	struct wh_peer *peer = cuda->peer;
+	struct end local = { .place = wh_place_enter(&peer->engine->regions,
+						     local_id(piece, run->index)) };
+	struct end remote = { .place = wh_place_enter(peer->self ? &peer->engine->regions :
+								   &peer->regions,
+						      run->remote) };
+	bool write = piece->op == WH_WRITE;
+
+	if (!local.place || !remote.place ||
+	    !find_ours(&local, (uint64_t)(uintptr_t)run->local, open) ||
+	    !find_remote(cuda, &remote, run->offset, open)) {
+		if (local.place)
+			wh_place_leave(local.place);
+		if (remote.place)
+			wh_place_leave(remote.place);
+		return false;
+	}
+	crossings->of[crossings->count++] = (struct crossing){ .from = write ? local : remote,
+							       .to = write ? remote : local,
+							       .length = run->length };
+	return true;
+}
+
+/* ---- which way ----------------------------------------------------------------------------------- */
+
+/* ns a byte of loads, which are as quick as the copy engine at get_most. */
+static double read_byte(const struct wh_pane *pane)
+{
+	const struct wh_window_cost *cost = &pane->cost;
+
+	return pane->get_most ? cost->engine / (double)pane->get_most + cost->engine_byte : 0;
+}
+
+/* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes. */
+static uint64_t most_of(const struct crossing *crossing)
+{
+	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
+	double least;
+
+	if (!from && !to)
+		return 0;
+	if (!from)
+		return to->put_most;
+	if (!to)
+		return from->get_most;
+	if (!from->get_most || to->cost.engine <= to->cost.window)
+		return 0;
+	least = (to->cost.engine - to->cost.window) / (read_byte(from) + to->cost.window_byte);
+	return least < (double)from->get_most ? (uint64_t)least : from->get_most;
+}
+
+static void add_time(const struct crossing *crossing, struct wh_cuda_time *total)
+{
+	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
+	double bytes = (double)wh_pane_run(crossing->length);
+
+	if (from) {
+		total->ns += read_byte(from) * bytes;
+		total->measured = total->measured && from->measured;
+	}
+	if (to) {
+		/* Once, until the first one has been shown to have arrived. */
+		total->ns += (total->ns > 0 ? 0 : to->cost.window) + to->cost.window_byte * bytes;
+		total->measured = total->measured && to->measured;
+	}
+}
+
+/* True, with all runs entered, if all of the piece goes that way. */
+static bool decide(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+		   struct crossings *crossings)
+{
+	const struct wh_engine *engine = cuda->peer->engine;
+	uint64_t sum = 0, most = WH_PANE_FEW, limit;
+	struct wh_cursor at;
+	struct wh_run run;
+	bool good = true;
+
+	crossings->count = 0;
+	if (piece->transfers > RUNS || piece->bytes > WH_PANE_FEW ||
+	    piece->bytes > (uint64_t)engine->config.number[WH_KNOB_INLINE])
+		return false;
+	wh_piece_start(piece, &at);
+	while (good && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+		good = enter(cuda, piece, &run, open, crossings);
+		if (!good)
+			break;
+		limit = most_of(&crossings->of[crossings->count - 1]);
+		most = limit < most ? limit : most;
+		sum += wh_pane_run(run.length);
+		good = sum <= most;
+	}
+	if (!good)
+		leave(crossings);
+	return good;
+}
+
+bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+		      const char **backend, struct wh_cuda_time *time)
+{
+	struct crossings crossings;
+	const struct crossing *first = &crossings.of[0];
+
+	if (!decide(cuda, piece, open, &crossings))
+		return false;
+	*backend = (first->to.pane ? first->to.pane : first->from.pane)->view->backend->name;
+	if (time) {
+		*time = (struct wh_cuda_time){ .measured = true };
+		for (unsigned i = 0; i < crossings.count; i++)
+			add_time(&crossings.of[i], time);
+	}
+	leave(&crossings);
+	return true;
+}
+
+/* ---- moving -------------------------------------------------------------------------------------- */
+
+static void move(const struct crossing *c)
+{
+	char bytes[WH_PANE_FEW];
+
+	if (!c->from.pane) {
+		wh_pane_put(c->to.pane, c->to.at, c->from.at, c->length);
+	} else if (!c->to.pane) {
+		wh_pane_read(c->from.pane, c->to.at, c->from.at, c->length);
+	} else {
+		wh_pane_read(c->from.pane, bytes, c->from.at, c->length);
+		wh_pane_put(c->to.pane, c->to.at, bytes, c->length);
+	}
+}
+
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece)
+{
+	struct wh_pane_flushed flushed = { 0 };
+	struct crossings crossings;
+
+	if (atomic_load(&piece->cancelled) || wh_cuda_lost(cuda) ||
+	    !decide(cuda, piece, true, &crossings))
+		return false;
+	for (unsigned i = 0; i < crossings.count; i++)
+		move(&crossings.of[i]);
+	wh_pane_fence();
+	for (unsigned i = 0; i < crossings.count; i++) {
+		if (crossings.of[i].to.pane)
+			wh_pane_flush_once(&flushed, crossings.of[i].to.pane);
+	}
+	wh_cuda_verify(cuda, piece);
+	leave(&crossings);
+	wh_piece_done(piece);
+	return true;
+}

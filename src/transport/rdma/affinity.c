@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma: which NIC is near to which memory, by sysfs. Of those that reach a peer the nearest carry it, all
+ * that are as near; the others when these have failed. Whoever names NICs with the knob `rdma` has chosen,
+ * and they are all as good.
+ */
+#include <string.h>
+
+#include "platform/cuda.h"
+#include "topology/topology.h"
+#include "transport/rdma/rdma.h"
+
+void rdma_near_open(struct rdma *rdma)
+{
+	const struct wh_tree live = { .root = "" };
+
+	if (rdma->nic_count < 2 || *rdma->engine->config.text[WH_KNOB_RDMA])
+		return;
+	/* Without memory for it all are as good, too. */
+	if (wh_topology_read(&live, &rdma->topology))
+		rdma->topology = NULL;
+}
+
+void rdma_near_close(struct rdma *rdma)
+{
+	wh_topology_free(rdma->topology);
+	rdma->topology = NULL;
+}
+
+/* The end that a GPU is, or a NUMA node. */
+static bool end_of(const struct rdma *rdma, const struct wh_region *region, struct wh_end *out)
+{
+	const struct wh_topology *topology = rdma->topology;
+	const struct wh_cuda_device *device =
+		region->registration ? region->registration->device : NULL; /* NULL: a slot */
+	int node;
+
+	if (device) {
+		for (size_t i = 0; i < topology->gpu_count; i++)
+			if (!strcmp(topology->gpus[i].address, device->pci)) {
+				*out = (struct wh_end){ WH_END_GPU, i };
+				return true;
+			}
+		return false;
+	}
+	node = wh_numa_node((const void *)(uintptr_t)region->place.address);
+	for (size_t i = 0; i < topology->node_count; i++)
+		if (topology->nodes[i].id == node) {
+			*out = (struct wh_end){ WH_END_NODE, i };
+			return true;
+		}
+	return false;
+}
+
+uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region)
+{
+	const struct wh_topology *topology = nic->rdma->topology;
+	struct wh_end memory;
+	int links;
+
+	if (!topology || !end_of(nic->rdma, region, &memory))
+		return 0;
+	for (size_t i = 0; i < topology->nic_count; i++)
+		if (!strcmp(topology->nics[i].name, nic->name))
+			return (uint8_t)wh_topology_distance(topology, memory,
+							     (struct wh_end){ WH_END_NIC, i }, &links);
+	return WH_FAR;
+}

@@ -1,0 +1,470 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdma: work requests out, completions in. All of it under rdma_peer.lock, unless it says otherwise. */
+#include <errno.h>
+#include <string.h>
+
+#include "transport/rdma/rdma.h"
+#include "gpu/staging.h"
+#include "util/clock.h"
+
+#define POLL_AT_ONCE 16
+
+void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done)
+{
+	if (atomic_fetch_sub(&piece->left, length) != length)
+		return;
+	rdma_take_out(rdma, piece);
+	wh_list_append(done, &piece->link);
+}
+
+/* ---- composing --------------------------------------------------------------------------------- */
+
+/* Requests that go with one doorbell. */
+struct chain {
+	unsigned count;
+	struct ibv_send_wr requests[RDMA_CHAIN];
+	struct ibv_sge segments[RDMA_CHAIN][RDMA_GATHER];
+};
+
+const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote)
+{
+	if (piece->blocks) {
+		*remote = piece->blocks->bases[index].remote;
+		return piece->blocks->bases[index].local;
+	}
+	*remote = piece->batch->items[index].remote;
+	return piece->batch->items[index].local;
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+/* Put a run of ours behind what the request has. False: it does not fit. */
+static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key, const struct wh_run *run)
+{
+	uint64_t address = (uint64_t)(uintptr_t)run->local;
+	struct ibv_sge *last = request->sg_list + request->num_sge - 1;
+
+	if (request->num_sge && last->lkey == key && last->addr + last->length == address) {
+		last->length += (uint32_t)run->length;
+		return true;
+	}
+	if ((uint32_t)request->num_sge == most)
+		return false;
+	request->sg_list[request->num_sge++] =
+		(struct ibv_sge){ .addr = address, .length = (uint32_t)run->length, .lkey = key };
+	return true;
+}
+
+/* Put *run, up to `most` bytes of it, into a request. False: there is no room, or no key. */
+static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint64_t most, struct wh_run *run,
+		struct ibv_send_wr *request, bool *by_cpu)
+{
+	const struct rdma_memory *memory;
+	const struct rdma_stretch *stretch;
+	const struct wh_region *local;
+	uint64_t into, remote;
+
+	local = rdma_local_of(piece, run->index, &remote);
+	memory = rdma_registered(local, line->here.nic);
+	if (!memory)
+		return false;
+	into = (uint64_t)(run->local - (char *)(uintptr_t)local->place.address);
+	stretch = rdma_stretch_at(memory->mrs->stretches, memory->mrs->count, into);
+	run->length = least(run->length, least(most, stretch->end - into));
+	*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
+	return gather(request, line->here.nic->gather, stretch->key, run);
+}
+
+/* Fill a request with up to `most` bytes that lie in one run in the peer's region: *run, which goes from `start` to
+ * *at, and what touches on it. How many there are; *at is behind them. *by_cpu: the CPU can read all of them. */
+static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor start,
+		     struct wh_cursor *at, uint64_t most, struct wh_run *run, struct ibv_send_wr *request,
+		     bool *by_cpu)
+{
+	uint64_t length = 0, offset = run->offset, remote = run->remote;
+
+	while (run->remote == remote && run->offset == offset + length) {
+		uint64_t whole = run->length;
+
+		if (!put(line, piece, most - length, run, request, by_cpu))
+			break;
+		length += run->length;
+		if (run->length < whole) {
+			*at = start;
+			wh_piece_next(piece, at, run->length, run);
+		}
+		if (length == most || !at->left)
+			return length;
+		start = *at;
+		wh_piece_next(piece, at, most - length, run);
+	}
+	*at = start;
+	return length;
+}
+
+/* The next work request of a piece, of up to `most` bytes from *at on. How many have been taken; if their
+ * region has gone they have ended instead. */
+static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct wh_cursor *at,
+			uint64_t most, struct chain *chain)
+{
+	struct ibv_send_wr *request = &chain->requests[chain->count];
+	struct rdma_work *work = &line->ring->works[line->ring->head % RDMA_DEPTH];
+	struct rdma_peer *rdma = line->peer;
+	const struct rdma_stretch *theirs;
+	const struct rdma_keys *keys;
+	struct wh_cursor start = *at;
+	struct wh_remote_region *region;
+	struct wh_run run = { 0 };
+	bool by_cpu = true;
+	uint64_t length;
+
+	wh_piece_next(piece, at, most, &run);
+	region = rdma_enter(rdma, run.remote);
+	if (!region) {
+		wh_piece_fail(piece, run.index, -ESTALE, "region %#llx of %s is no longer published",
+			      (unsigned long long)run.remote, rdma->peer->welcome.name);
+		return run.length;
+	}
+	keys = rdma_keys_of(region, line->nic);
+	theirs = rdma_stretch_at(keys->stretches, keys->count, run.offset);
+	most = least(most, theirs->end - run.offset);
+	/* What else is in one is for other operations. */
+	request->wr_id = line->ring->head;
+	request->next = NULL;
+	request->sg_list = chain->segments[chain->count];
+	request->num_sge = 0;
+	request->opcode = piece->op == WH_WRITE ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+	request->send_flags = 0;
+	request->wr.rdma.remote_addr = region->place.address + run.offset;
+	request->wr.rdma.rkey = theirs->key;
+	length = fill(line, piece, start, at, most, &run, request, &by_cpu);
+	/* What is put into the request itself is read by the CPU. */
+	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
+		request->send_flags |= IBV_SEND_INLINE;
+	*work = (struct rdma_work){ .piece = piece, .place = &region->place, .start = start, .length = length };
+	piece->flying++;
+	line->ahead += length;
+	line->ring->head++;
+	chain->count++;
+	return length;
+}
+
+/* Which requests of a chain ask for a completion: some, and the last. */
+static void signal_some(struct rdma_line *line, struct chain *chain)
+{
+	for (unsigned i = 0; i < chain->count; i++) {
+		struct ibv_send_wr *request = &chain->requests[i];
+
+		for (int n = 0; n < request->num_sge; n++)
+			line->unsignalled_bytes += request->sg_list[n].length;
+		if (++line->unsignalled < RDMA_SIGNAL && line->unsignalled_bytes < RDMA_SIGNAL_BYTES &&
+		    i + 1 < chain->count)
+			continue;
+		request->send_flags |= IBV_SEND_SIGNALED;
+		line->unsignalled = 0;
+		line->unsignalled_bytes = 0;
+	}
+}
+
+static void post(struct rdma_line *line, struct chain *chain)
+{
+	struct ibv_send_wr *bad;
+	int error;
+
+	if (line->ring->head - line->ring->tail == chain->count) { /* it was idle */
+		line->since = line->mark = wh_now();
+		line->marked = 0;
+	}
+	signal_some(line, chain);
+	for (unsigned i = 0; i + 1 < chain->count; i++)
+		chain->requests[i].next = &chain->requests[i + 1];
+	error = wh_verbs_post(line->qp, chain->requests, &bad);
+	if (error)
+		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
+}
+
+void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool idle)
+{
+	struct ibv_send_wr *bad;
+	int error;
+
+	if (idle) {
+		line->since = line->mark = wh_now();
+		line->marked = 0;
+	}
+	/* Before it can complete, for nobody looks afterwards. */
+	if (!line->armed && wh_verbs_arm(line->cq)) {
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+		return;
+	}
+	line->armed = true;
+	request->send_flags |= IBV_SEND_SIGNALED;
+	line->unsignalled = 0;
+	line->unsignalled_bytes = 0;
+	error = wh_verbs_post(line->qp, request, &bad);
+	if (error)
+		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
+}
+
+void rdma_probe(struct rdma_line *line)
+{
+	/* Of no bytes, which needs no key. */
+	struct chain chain = { .count = 1 };
+
+	chain.requests[0] = (struct ibv_send_wr){ .wr_id = line->ring->head, .opcode = IBV_WR_RDMA_WRITE };
+	line->ring->works[line->ring->head % RDMA_DEPTH] = (struct rdma_work){ 0 };
+	line->ring->head++;
+	if (wh_verbs_arm(line->cq))
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+	line->armed = true;
+	post(line, &chain);
+}
+
+/* Its notification, if that was the last of it. */
+static void follow(struct rdma_line *line, const struct wh_piece *piece, struct chain *chain)
+{
+	bool room = chain->count < RDMA_CHAIN;
+
+	if (rdma_mail_behind(line, piece, room ? &chain->requests[chain->count] : NULL,
+			     chain->segments[room ? chain->count : 0]))
+		chain->count++;
+}
+
+/* The most that one request has. */
+static uint64_t most_of(const struct rdma_line *line)
+{
+	return least((uint64_t)line->peer->peer->engine->config.number[WH_KNOB_SLICE], line->here.message);
+}
+
+/* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
+static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain, struct chain *chain,
+		 struct wh_list *done)
+{
+	uint64_t most = most_of(line);
+	struct wh_piece *piece, *small = NULL;
+	struct rdma_work *work;
+	uint64_t taken = 0;
+
+	while (rdma->queued && chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
+	       line->ahead < RDMA_AHEAD) {
+		unsigned before = chain->count;
+		uint64_t length, slice;
+
+		piece = rdma_next(rdma, line, &work);
+		if (!piece || (taken >= grain && piece != small))
+			return;
+		small = piece->bytes <= RDMA_SPLIT ? piece : NULL;
+		slice = small ? most : least(most, grain);
+		length = compose(line, piece, work ? &work->start : &piece->cursor,
+				 work ? least(slice, work->length) : slice, chain);
+		taken += length;
+		rdma_taken(rdma, piece, work, length);
+		if (chain->count == before)
+			rdma_ended(rdma, piece, length, done);
+		if (piece == rdma->mail.ahead)
+			follow(line, piece, chain);
+	}
+}
+
+static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
+{
+	struct rdma_line *line;
+	struct chain chain;
+	uint64_t grain;
+
+	if (rdma->sorted != rdma->version)
+		rdma_sort(rdma, away);
+	while ((line = rdma_choose(rdma, &grain))) {
+		chain.count = 0;
+		load(rdma, line, grain, &chain, done);
+		if (chain.count)
+			post(line, &chain);
+	}
+}
+
+/* ---- completions --------------------------------------------------------------------------------- */
+
+static void retire(struct rdma_line *line, struct wh_list *done)
+{
+	struct rdma_work *work = &line->ring->works[line->ring->tail++ % RDMA_DEPTH];
+	struct rdma_peer *rdma = line->peer;
+	struct wh_piece *piece = work->piece;
+
+	if (work->letter) {
+		rdma_mail_done(line, work);
+		return;
+	}
+	if (!piece) { /* the probe: packets come through */
+		line->state = RDMA_READY;
+		line->proved = true;
+		line->backoff = RDMA_BACKOFF_FIRST;
+		rdma->version++;
+		pthread_cond_broadcast(&rdma->changed);
+		atomic_fetch_add(&rdma->peer->plan_version, 1);
+		return;
+	}
+	wh_place_leave(work->place);
+	line->ahead -= work->length;
+	line->marked += work->length;
+	rdma_carried(line, piece, work->length);
+	if (!--piece->flying && !piece->rails)
+		rdma->version++; /* it has waited for this, to go elsewhere */
+	rdma_ended(rdma, piece, work->length, done);
+}
+
+static void failed(struct rdma_line *line, const struct ibv_wc *wc)
+{
+	struct rdma_work *work = &line->ring->works[wc->wr_id % RDMA_DEPTH];
+
+	/* A region whose keys were taken back: that is its own piece's affair. The others are sent again
+	 * over another connection. */
+	if (wc->status == IBV_WC_REM_ACCESS_ERR && work->piece) {
+		work->piece->owner = line;
+		rdma_break(line, true,
+			   "the peer's NIC refuses the key of region %#llx: it is being taken back",
+			   (unsigned long long)wh_place_id(work->place));
+		return;
+	}
+	rdma_break(line, false, "from %s to %s: %s (status %d, vendor %#x)", line->mine.name,
+		   line->theirs.name, wh_verbs_status(wc->status), wc->status, wc->vendor_err);
+}
+
+static bool carries(const struct rdma_line *line)
+{
+	return line->state == RDMA_PROBING || line->state == RDMA_READY;
+}
+
+/* True: there may be more. */
+static bool poll_line(struct rdma_line *line, struct wh_list *done)
+{
+	struct ibv_wc wcs[POLL_AT_ONCE];
+	int got = wh_verbs_poll(line->cq, POLL_AT_ONCE, wcs);
+
+	if (got < 0)
+		rdma_break(line, false, "%s: ibv_poll_cq failed", line->mine.name);
+	for (int i = 0; i < got; i++) {
+		if (wcs[i].status != IBV_WC_SUCCESS) {
+			failed(line, &wcs[i]);
+			return false; /* all that follows is flushed */
+		}
+		while (rdma_line_busy(line) && line->ring->tail <= wcs[i].wr_id)
+			retire(line, done);
+	}
+	/* One that is idle now has been at work for a moment only, and nobody asks how fast it was. */
+	if (got > 0 && (rdma_line_busy(line) || line->marked >= RDMA_SPLIT)) {
+		line->since = wh_now();
+		rdma_measure(line, line->since);
+	}
+	return got == POLL_AT_ONCE;
+}
+
+/* Somebody has to look at what nobody waits for. What completed before it was armed makes no event, hence
+ * true: look again. */
+static bool arm(struct rdma_line *line)
+{
+	if (line->state != RDMA_READY || !line->peer->unwatched || line->armed || !rdma_line_busy(line))
+		return false;
+	line->armed = !wh_verbs_arm(line->cq);
+	if (!line->armed)
+		rdma_break(line, false, "%s: ibv_req_notify_cq failed", line->mine.name);
+	return line->armed;
+}
+
+void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
+{
+	bool more;
+
+	do {
+		more = false;
+		for (unsigned i = 0; i < rdma->line_count; i++)
+			if (carries(rdma->lines[i]) && rdma_line_busy(rdma->lines[i]))
+				more |= poll_line(rdma->lines[i], done);
+		if (rdma->queued || rdma->sorted != rdma->version)
+			pump(rdma, done, away);
+		for (unsigned i = 0; rdma->unwatched && i < rdma->line_count; i++)
+			more |= arm(rdma->lines[i]);
+	} while (more);
+}
+
+bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done, struct wh_list *away)
+{
+	struct rdma_line *line = rdma_only(rdma, piece);
+	struct chain chain;
+	uint64_t length;
+
+	if (!line)
+		return false;
+	chain.count = 0;
+	piece->flying = 0;
+	length = compose(line, piece, &piece->cursor, most_of(line), &chain);
+	rdma_take_in(rdma, piece);
+	if (chain.count)
+		post(line, &chain);
+	else
+		rdma_ended(rdma, piece, length, done);
+	if (rdma->queued || arm(line))
+		rdma_progress(rdma, done, away);
+	return true;
+}
+
+/* ---- without the lock ------------------------------------------------------------------------------ */
+
+void rdma_pieces_done(struct wh_list *done)
+{
+	struct wh_list *link;
+
+	while ((link = wh_list_take(done)))
+		rdma_piece_moved(wh_container(link, struct wh_piece, link));
+}
+
+/* The lines that are left may be good for staging it. From its start: nothing of it is on its way. */
+static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	unsigned sides = 0;
+	bool again;
+
+	if (piece->whole || piece->owner || atomic_load(&piece->cancelled))
+		return false;
+	pthread_mutex_lock(&rdma->lock);
+	sides = rdma_stage_wanted(rdma, piece);
+	pthread_mutex_unlock(&rdma->lock);
+	if (!sides || (sides & RDMA_STAGE_OURS &&
+		       wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
+		return false;
+	pthread_mutex_lock(&rdma->lock); /* for whoever cancels */
+	again = !atomic_load(&piece->cancelled);
+	if (again) {
+		wh_piece_start(piece, &piece->cursor);
+		atomic_store(&piece->left, piece->bytes);
+	}
+	pthread_mutex_unlock(&rdma->lock);
+	if (again)
+		rdma_stage(rdma, piece, sides);
+	return again;
+}
+
+void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
+{
+	char why[WH_REFUSAL];
+	struct wh_list *link;
+	bool broken;
+
+	if (wh_list_empty(away))
+		return;
+	pthread_mutex_lock(&rdma->lock);
+	broken = !rdma_ready(rdma);
+	memcpy(why, rdma->why, sizeof(why));
+	pthread_mutex_unlock(&rdma->lock);
+	while ((link = wh_list_take(away))) {
+		struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+
+		if (!stage_instead(rdma, piece))
+			wh_piece_reroute(piece, -EIO,
+					 broken || piece->owner ?
+						 why :
+						 "no NIC in use now reaches a region of it");
+	}
+}

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Regions of ours as NICs know them, and the keys of a peer's.
+ *
+ * A region is registered with a NIC when it is first used with it, by us or for a peer, and stays so until
+ * it is unregistered. All of a peer's connections reach it by the same keys, which only those are told
+ * that have a session; taking the region back takes the keys back.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "transport/rdma/rdma.h"
+#include "util/clock.h"
+#include "wire/bytes.h"
+
+#define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
+
+/* ---- memory regions of a NIC ------------------------------------------------------------------- */
+
+void rdma_mrs_clear(struct rdma_mrs *mrs)
+{
+	while (mrs->count)
+		mrs->nic->rdma->verbs->dereg_mr(mrs->stretches[--mrs->count].mr);
+}
+
+int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
+{
+	uint32_t room = mrs->room ? 2 * mrs->room : 1;
+	int error = mr ? 0 : errno ? errno : EIO;
+	struct rdma_stretch *grown;
+
+	if (mr && mrs->count == WH_RDMA_KEYS_MAX) {
+		error = EFBIG;
+	} else if (mr && mrs->count == mrs->room) {
+		grown = realloc(mrs->stretches, room * sizeof(*grown));
+		if (grown) {
+			mrs->stretches = grown;
+			mrs->room = room;
+		} else {
+			error = ENOMEM;
+		}
+	}
+	if (error) {
+		if (mr)
+			mrs->nic->rdma->verbs->dereg_mr(mr);
+		rdma_mrs_clear(mrs);
+		return error;
+	}
+	mrs->stretches[mrs->count] = (struct rdma_stretch){
+		.end = (mrs->count ? mrs->stretches[mrs->count - 1].end : 0) + length,
+		.key = mr->lkey,
+		.mr = mr,
+	};
+	mrs->count++;
+	return 0;
+}
+
+/* ---- registering ------------------------------------------------------------------------------- */
+
+struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic)
+{
+	struct rdma_memory *memory = atomic_load_explicit(&region->rdma, memory_order_acquire);
+
+	while (memory && memory->nic != nic)
+		memory = memory->next;
+	return memory;
+}
+
+struct rdma_memory *rdma_registered(const struct wh_region *region, const struct rdma_nic *nic)
+{
+	struct rdma_memory *memory = rdma_memory_of(region, nic);
+
+	return memory && memory->mrs ? memory : NULL;
+}
+
+static int refuse(const struct rdma_nic *nic, const struct wh_region *region, int error,
+		  char why[WH_REFUSAL])
+{
+	const char *hint = error == ENOMEM ? "; raise ulimit -l (memlock)" :
+			   error == EFAULT ? "; it is not, or not all, mapped" :
+					     "";
+
+	snprintf(why, WH_REFUSAL, "%.40s cannot register region %#llx (%llu bytes at %#llx): %s%s",
+		 nic->name, (unsigned long long)wh_place_id(&region->place),
+		 (unsigned long long)region->place.length, (unsigned long long)region->place.address,
+		 strerror(error), hint);
+	return -error;
+}
+
+static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
+{
+	int rights = IBV_ACCESS_LOCAL_WRITE;
+
+	if (region->place.access & WH_ACCESS_READ)
+		rights |= IBV_ACCESS_REMOTE_READ;
+	if (region->place.access & WH_ACCESS_WRITE)
+		rights |= IBV_ACCESS_REMOTE_WRITE;
+	/* Nobody looks at what has been received before its completion, or what follows it over the
+	 * network, which NICs write in order. */
+	if (nic->rdma->engine->config.number[WH_KNOB_RDMA_RELAXED])
+		rights |= IBV_ACCESS_RELAXED_ORDERING;
+	return rights;
+}
+
+/* Register all chunks. 0 or an errno. */
+static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights)
+{
+	const struct rdma_nic *nic = mrs->nic;
+	uint64_t left = region->place.length, length;
+	char *at = (char *)(uintptr_t)region->place.address;
+	int error = 0;
+
+	for (; left && !error; at += length, left -= length) {
+		length = left < nic->chunk ? left : nic->chunk;
+		errno = 0;
+		error = rdma_mrs_add(mrs, wh_verbs_register(nic->rdma->verbs, nic->pd, at, length, rights),
+				     length);
+	}
+	return error;
+}
+
+static int register_host(struct rdma_memory *memory, const struct wh_region *region, int rights)
+{
+	struct rdma_mrs *mrs = calloc(1, sizeof(*mrs));
+	int error;
+
+	if (!mrs)
+		return ENOMEM;
+	mrs->nic = memory->nic;
+	mrs->users = 1;
+	mrs->rights = rights;
+	mrs->way = WH_RDMA_HOST;
+	error = fill(mrs, region, rights);
+	if (error && error != ENOMEM && !(rights & IBV_ACCESS_REMOTE_WRITE)) {
+		/* Memory that can only be read is good for that. */
+		memory->writable = false;
+		error = fill(mrs, region, rights & ~IBV_ACCESS_LOCAL_WRITE);
+	}
+	if (!error) {
+		memory->mrs = mrs;
+		return 0;
+	}
+	free(mrs->stretches);
+	free(mrs);
+	return error;
+}
+
+/* Under rdma.register_lock. */
+static int register_now(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
+			char why[WH_REFUSAL])
+{
+	struct rdma_memory *memory = calloc(1, sizeof(*memory));
+	int rights = rights_of(nic, region), error;
+
+	if (!memory)
+		return refuse(nic, region, ENOMEM, why);
+	memory->nic = nic;
+	memory->writable = true;
+	if (wh_kind_on_host(region->place.kind)) {
+		error = register_host(memory, region, rights);
+		if (error)
+			error = refuse(nic, region, error, why);
+	} else {
+		error = rdma_gpu_get(nic, region, rights, &memory->mrs, memory->why);
+		if (error)
+			memcpy(why, memory->why, WH_REFUSAL);
+	}
+	if (error) {
+		free(memory);
+		return error;
+	}
+	memory->distance = rdma_distance(nic, region); /* its pages are there now */
+	memory->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
+	atomic_store_explicit(&region->rdma, memory, memory_order_release);
+	*out = memory;
+	return 0;
+}
+
+int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_memory **out,
+		  char why[WH_REFUSAL])
+{
+	struct rdma_memory *memory = rdma_memory_of(region, nic);
+	int error = 0;
+
+	/* What it was registered as may have been freed, and be somebody else's by now. */
+	if (!wh_kind_on_host(region->place.kind))
+		error = wh_registration_check(region->registration);
+	if (error) {
+		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
+		return error;
+	}
+	if (!memory) {
+		pthread_mutex_lock(&nic->rdma->register_lock);
+		memory = rdma_memory_of(region, nic);
+		if (!memory)
+			error = register_now(nic, region, &memory, why);
+		pthread_mutex_unlock(&nic->rdma->register_lock);
+	}
+	if (!error)
+		*out = memory;
+	return error;
+}
+
+/* No batch uses it, and nobody registers it: it has been closed. */
+void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
+{
+	struct rdma_memory *memory = atomic_exchange(&region->rdma, NULL), *next;
+	struct rdma *rdma = state;
+
+	(void)engine;
+	if (memory)
+		pthread_mutex_lock(&rdma->register_lock);
+	for (struct rdma_memory *at = memory; at; at = next) {
+		next = at->next;
+		if (at->mrs && at->mrs->way != WH_RDMA_HOST) {
+			rdma_gpu_put(region->registration, at->mrs);
+		} else if (at->mrs) {
+			rdma_mrs_clear(at->mrs);
+			free(at->mrs->stretches);
+			free(at->mrs);
+		}
+		free(at);
+	}
+	if (memory)
+		pthread_mutex_unlock(&rdma->register_lock);
+}
+
+/* ---- keys of a peer's regions -------------------------------------------------------------------- */
+
+struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t nic)
+{
+	struct rdma_keys *keys = atomic_load_explicit(&region->rdma, memory_order_acquire);
+
+	while (keys && keys->nic != nic)
+		keys = keys->next;
+	return keys;
+}
+
+/* Nobody is inside. Must work without the transport's state for the peer. */
+void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
+{
+	struct rdma_keys *keys = atomic_exchange(&region->rdma, NULL), *next;
+
+	(void)peer;
+	(void)state;
+	for (; keys; keys = next) {
+		next = keys->next;
+		free(keys);
+	}
+}
+
+/* Inside the region. Answers are kept until the region goes, for others may be reading them; a later one
+ * stands before them. */
+static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
+{
+	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->stretches[0]));
+	uint64_t end = 0;
+
+	if (!keys)
+		return -ENOMEM;
+	keys->nic = keyed->nic;
+	keys->error = keyed->error;
+	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
+	/* What is staged stays so. */
+	keys->until = keyed->error == -WH_RDMA_STAGED_THERE ? INT64_MAX : wh_now() + ASK_AGAIN;
+	keys->way = keyed->way;
+	keys->flush = keyed->flush;
+	keys->distance = keyed->distance;
+	keys->count = keyed->count;
+	for (uint32_t i = 0; i < keyed->count; i++) {
+		const uint8_t *key = keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE;
+
+		end += wh_get64(key);
+		keys->stretches[i] = (struct rdma_stretch){ .end = end, .key = wh_get32(key + 8) };
+	}
+	keys->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
+	atomic_store_explicit(&region->rdma, keys, memory_order_release);
+	return 0;
+}
+
+/* How many bytes the keys are for. */
+static uint64_t length_of(const struct wh_rdma_keyed *keyed)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t i = 0; i < keyed->count; i++)
+		sum += wh_get64(keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE);
+	return sum;
+}
+
+int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
+{
+	struct wh_remote_region *region = rdma_enter(peer->transport[WH_TRANSPORT_RDMA], keyed->id);
+	struct rdma_keys *known;
+	int error = 0;
+
+	if (!region)
+		return 0; /* it has gone meanwhile */
+	known = rdma_keys_of(region, keyed->nic);
+	if (!keyed->error && length_of(keyed) != region->place.length)
+		error = -EPROTO;
+	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
+		error = keep(region, keyed);
+	wh_place_leave(&region->place);
+	return error;
+}
+

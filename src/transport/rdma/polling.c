@@ -1,0 +1,129 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rdma: who looks for completions. Whoever waits for a batch, or polls it, sees them without an event; to ask
+ * for one costs a system call where the kernel does the NIC's work, and a thread that is woken for nothing.
+ * So what is small, and of a batch that says by itself to nobody that it is done, is taken to be watched:
+ * its completion queue is not armed for it. It is no more once its waiter goes to sleep. And because nobody
+ * is bound to come, a patrol passes from time to time: where nobody has looked since, it has the events.
+ */
+#include "transport/rdma/rdma.h"
+#include "util/clock.h"
+
+/* Bytes are where they belong meanwhile; a patrol takes a processor from those who poll. */
+#define ROUND (10 * WH_MS)
+
+static bool is_watched(const struct wh_piece *piece)
+{
+	struct wh_batch *batch = piece->batch;
+
+	if (batch->callback || batch->queue || batch->gate)
+		return false;
+	/* With the knob, whoever waits never sleeps. */
+	return batch->peer->engine->config.number[WH_KNOB_SPIN] ||
+	       (piece->bytes <= RDMA_SPLIT && !batch->note && !piece->whole);
+}
+
+void rdma_watch(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	piece->watched = is_watched(piece);
+	if (!piece->watched) {
+		rdma->unwatched++;
+		return;
+	}
+	rdma->watched++;
+	if (!rdma->patrolled)
+		wh_loop_post(&rdma->rdma->loop, &rdma->patrol_due);
+	rdma->patrolled = true;
+}
+
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	if (piece->watched)
+		rdma->watched--;
+	else
+		rdma->unwatched--;
+	piece->watched = false;
+}
+
+/* Its completion is to make an event. */
+static void give_up(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	if (!piece->watched)
+		return;
+	rdma_unwatch(rdma, piece);
+	rdma->unwatched++;
+}
+
+void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
+{
+	struct wh_list done, away;
+
+	wh_list_init(&done);
+	wh_list_init(&away);
+	pthread_mutex_lock(&rdma->lock);
+	for (size_t i = 0; i < batch->piece_count; i++)
+		give_up(rdma, &batch->pieces[i]);
+	rdma_progress(rdma, &done, &away);
+	pthread_mutex_unlock(&rdma->lock);
+	rdma_pieces_done(&done);
+	rdma_pieces_away(rdma, &away);
+}
+
+/* ---- the patrol; on the transport's own loop --------------------------------------------------------- */
+
+static void give_up_all(struct rdma_peer *rdma)
+{
+	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk, &rdma->sent };
+
+	for (unsigned i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
+		for (struct wh_list *l = lists[i]->next; l != lists[i]; l = l->next)
+			give_up(rdma, wh_container(l, struct wh_piece, link));
+}
+
+static void patrol(struct wh_timer *timer)
+{
+	struct rdma_peer *rdma = wh_container(timer, struct rdma_peer, patrol);
+	struct wh_list done, away;
+
+	wh_list_init(&done);
+	wh_list_init(&away);
+	pthread_mutex_lock(&rdma->lock);
+	if (rdma->looked != rdma->looked_before || !rdma->watched) {
+		rdma->patrolled = rdma->looked != rdma->looked_before;
+		rdma->looked_before = rdma->looked;
+	} else {
+		give_up_all(rdma);
+		rdma_progress(rdma, &done, &away);
+	}
+	if (rdma->patrolled)
+		wh_timer_set(&rdma->rdma->loop, timer, wh_now() + ROUND);
+	pthread_mutex_unlock(&rdma->lock);
+	rdma_pieces_done(&done);
+	rdma_pieces_away(rdma, &away);
+}
+
+static void begin_patrol(struct wh_task *task)
+{
+	struct rdma_peer *rdma = wh_container(task, struct rdma_peer, patrol_due);
+
+	wh_timer_set(&rdma->rdma->loop, &rdma->patrol, wh_now() + ROUND);
+}
+
+static void end_patrol(void *argument)
+{
+	struct rdma_peer *rdma = argument;
+
+	wh_loop_cancel(&rdma->rdma->loop, &rdma->patrol_due);
+	wh_timer_clear(&rdma->patrol);
+}
+
+void rdma_watch_open(struct rdma_peer *rdma)
+{
+	rdma->patrol_due.run = begin_patrol;
+	rdma->patrol.fire = patrol;
+}
+
+void rdma_watch_close(struct rdma_peer *rdma)
+{
+	wh_loop_call(&rdma->rdma->loop, end_patrol, rdma);
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* rdma: the transport's table, pieces that come in, what is told of them. */
+#include "transport/rdma/rdma.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu/stream.h"
+#include "util/clock.h"
+#include "wire/bytes.h"
+
+/* ---- pieces ----------------------------------------------------------------------------------------- */
+
+static void take_its_turn(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+			  struct wh_list *away)
+{
+	/* What is small needs but one. */
+	if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
+		rdma_want(rdma);
+	piece->flying = 0;
+	rdma_take_in(rdma, piece);
+	rdma_progress(rdma, done, away);
+}
+
+/* With the lock, which is let go, as is peer.note_lock if it is `noted`. */
+static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
+{
+	struct wh_list done, away;
+	char why[WH_REFUSAL];
+	bool takes = !atomic_load(&piece->cancelled);
+
+	wh_list_init(&done);
+	wh_list_init(&away);
+	if (noted)
+		rdma_mail_prepare(rdma, piece);
+	if (takes && (noted || !rdma_alone(rdma, piece, &done, &away))) {
+		takes = !rdma_hopeless(rdma);
+		if (takes)
+			take_its_turn(rdma, piece, &done, &away);
+	}
+	if (!takes)
+		memcpy(why, rdma->why, sizeof(why));
+	rdma->mail.ahead = NULL;
+	pthread_mutex_unlock(&rdma->lock);
+	if (noted)
+		pthread_mutex_unlock(&rdma->peer->note_lock);
+	rdma_pieces_done(&done);
+	rdma_pieces_away(rdma, &away);
+	if (takes)
+		return;
+	if (wh_peer_check(rdma->peer)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
+		wh_piece_done(piece);
+	} else {
+		wh_piece_reroute(piece, -EIO, why);
+	}
+}
+
+void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	pthread_mutex_lock(&rdma->lock);
+	take(rdma, piece, false);
+}
+
+/* Is the memory of ours still what NICs know it as? A plan may be older than that. */
+static int check_memory(const struct wh_piece *piece)
+{
+	const struct wh_region *local, *before = NULL;
+	int error = 0;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count && !error; i++, before = local) {
+		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+		if (local != before && !wh_kind_on_host(local->place.kind))
+			error = wh_registration_check(local->registration);
+	}
+	return error;
+}
+
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct rdma_peer *rdma = state;
+	bool noted = rdma_mail_follows(rdma, piece);
+	int error = check_memory(piece);
+	unsigned sides;
+
+	if (error) {
+		wh_piece_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
+		wh_piece_done(piece);
+		return;
+	}
+	if (noted)
+		pthread_mutex_lock(&peer->note_lock);
+	pthread_mutex_lock(&rdma->lock);
+	sides = rdma_stage_wanted(rdma, piece);
+	if (!sides) {
+		take(rdma, piece, noted);
+		return;
+	}
+	pthread_mutex_unlock(&rdma->lock);
+	if (noted)
+		pthread_mutex_unlock(&peer->note_lock);
+	rdma_stage(rdma, piece, sides);
+}
+
+/* What fails belongs to the batch, and not to the call that submits it. */
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	wh_fail_begin();
+	submit_piece(peer, state, piece);
+	wh_fail_end(0);
+}
+
+static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct rdma_peer *rdma = state;
+	int64_t start = 0, now;
+	bool stages = false;
+
+	(void)peer;
+	do {
+		struct wh_list done, away;
+
+		wh_list_init(&done);
+		wh_list_init(&away);
+		if (!pthread_mutex_trylock(&rdma->lock)) {
+			stages = !wh_list_empty(&rdma->stages);
+			rdma->looked++;
+			rdma_progress(rdma, &done, &away);
+			pthread_mutex_unlock(&rdma->lock);
+			rdma_pieces_done(&done);
+			rdma_pieces_away(rdma, &away);
+		}
+		if (stages)
+			wh_gpus_poll(rdma->rdma->engine->gpus);
+		if (!wh_batch_running(batch) || !deadline)
+			return;
+		now = wh_now();
+		start = start ? start : now;
+	} while (now < deadline && now - start < RDMA_SPIN);
+	if (!rdma->rdma->engine->config.number[WH_KNOB_SPIN])
+		rdma_sleep(rdma, batch);
+}
+
+void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done)
+{
+	uint64_t rest = piece->cursor.left + rdma_forget(rdma, piece);
+
+	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way may be in
+	 * the list of somebody who is about to say that it has ended. */
+	if (!rest || !piece->link.next)
+		return;
+	rdma->queued -= rest;
+	wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	piece->cursor.left = 0;
+	if (atomic_fetch_sub(&piece->left, rest) == rest) {
+		rdma_take_out(rdma, piece);
+		wh_list_append(done, &piece->link);
+	} else {
+		wh_list_remove(&piece->link);
+		wh_list_append(&rdma->sent, &piece->link);
+	}
+}
+
+static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct rdma_peer *rdma = state;
+	struct wh_list done;
+
+	(void)peer;
+	wh_list_init(&done);
+	pthread_mutex_lock(&rdma->lock);
+	if (!rdma_stage_cancel(rdma, piece, &done))
+		rdma_cancel(rdma, piece, &done);
+	pthread_mutex_unlock(&rdma->lock);
+	rdma_pieces_done(&done);
+}
+
+static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
+{
+	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head; i++) {
+		const struct wh_piece *piece = line->ring->works[i % RDMA_DEPTH].piece;
+
+		if (piece && rdma_batch_of(piece) == batch)
+			return true;
+	}
+	return false;
+}
+
+static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct rdma_peer *rdma = state;
+
+	(void)peer;
+	(void)deadline;
+	rdma_flushes_end(rdma, batch, -ECANCELED, "cancelled");
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (carries(rdma->lines[i], batch))
+			rdma_break(rdma->lines[i], true, "cut off to cancel a batch");
+	pthread_mutex_unlock(&rdma->lock);
+	return 0;
+}
+
+/* ---- telling ---------------------------------------------------------------------------------------- */
+
+static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		   size_t size)
+{
+	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
+	const struct rdma_line *line = NULL;
+	struct rdma_peer *rdma = state;
+	unsigned rails = 0;
+	char memory[32];
+
+	(void)peer;
+	rdma_tell_ways(rdma, batch, memory, sizeof(memory));
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (atomic_load(&batch->railed[i]) || (!line && rdma->lines[i]->way[0])) {
+			rails += atomic_load(&batch->railed[i]) > 0;
+			line = rdma->lines[i];
+		}
+	if (rails > 1)
+		snprintf(out, size, "%u rails, %s%s", rails, layers[line->mine.gid_type], memory);
+	else if (line)
+		snprintf(out, size, "%s, %s%s", line->way, layers[line->mine.gid_type], memory);
+	else
+		*out = 0;
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+/* Lines of the explanation, by rail, where there are several or one broke. */
+static void story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out, size_t size)
+{
+	struct rdma_peer *rdma = state;
+	uint32_t broken = atomic_load(&batch->rails_broken);
+	size_t at = 0;
+
+	(void)peer;
+	*out = 0;
+	if (!atomic_load(&batch->rails_used))
+		return;
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count && (rdma->line_count > 1 || broken); i++) {
+		const struct rdma_line *line = rdma->lines[i];
+		bool broke = broken & 1u << i;
+		bool down = line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0];
+
+		if (at >= size)
+			break;
+		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
+				       line->way[0] ? line->way : line->rail->name,
+				       (unsigned long long)atomic_load(&batch->railed[i]),
+				       broke ? "; it broke: " : "", broke ? line->broke : "",
+				       down ? "; it is down: " : "", down ? line->why : "");
+	}
+	pthread_mutex_unlock(&rdma->lock);
+}
+
+/* ---- peers ------------------------------------------------------------------------------------------ */
+
+static void peer_free(struct rdma_peer *rdma)
+{
+	rdma_watch_close(rdma);
+	rdma_client_close(rdma);
+	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
+	pthread_cond_destroy(&rdma->changed);
+	pthread_mutex_destroy(&rdma->lock);
+	free(rdma);
+}
+
+static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	struct wh_engine *engine = peer->engine;
+	pthread_condattr_t clock;
+	struct rdma_peer *rdma;
+
+	if (peer->self) {
+		snprintf(why, WH_REFUSAL, "%.63s is this engine itself", engine->name);
+		return -EOPNOTSUPP;
+	}
+	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
+		snprintf(why, WH_REFUSAL, "%.63s has no rdma: it is switched off there, or there is no NIC",
+			 peer->welcome.name);
+		return -EOPNOTSUPP;
+	}
+	rdma = calloc(1, sizeof(*rdma));
+	if (!rdma) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	rdma->rdma = engine->transport[WH_TRANSPORT_RDMA];
+	rdma->peer = peer;
+	pthread_mutex_init(&rdma->lock, NULL);
+	pthread_condattr_init(&clock);
+	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
+	pthread_cond_init(&rdma->changed, &clock);
+	pthread_condattr_destroy(&clock);
+	wh_list_init(&rdma->urgent);
+	wh_list_init(&rdma->bulk);
+	wh_list_init(&rdma->sent);
+	wh_list_init(&rdma->again);
+	wh_list_init(&rdma->stages);
+	wh_list_init(&rdma->flushes);
+	wh_list_init(&rdma->desk_waits);
+	rdma_watch_open(rdma);
+	if (rdma_client_open(rdma)) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		peer_free(rdma);
+		return -ENOMEM;
+	}
+	wh_list_append(&rdma->rdma->peers, &rdma->link);
+	*state = rdma;
+	return 0;
+}
+
+static void peer_close(struct wh_peer *peer, void *state)
+{
+	struct rdma_peer *rdma = state;
+
+	(void)peer;
+	wh_list_remove(&rdma->link);
+	peer_free(rdma);
+}
+
+static void peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	(void)peer;
+	rdma_client_lost(state, error, text);
+	rdma_desk_lost(state);
+	rdma_flushes_end(state, NULL, error, text);
+}
+
+static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	struct rdma_peer *rdma = state;
+
+	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
+		snprintf(why, WH_REFUSAL, "%.63s has no rdma any more", peer->welcome.name);
+		return -EOPNOTSUPP;
+	}
+	rdma_client_again(rdma);
+	return 0;
+}
+
+static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, const uint8_t *payload)
+{
+	struct wh_peer *peer = rdma->peer;
+	struct wh_rdma_keyed keyed;
+	bool current = false;
+	int error;
+
+	if (wh_rdma_keyed_decode(payload, frame->length, &keyed))
+		return -EPROTO;
+	if (!keyed.error && keyed.flush) /* before anybody uses them */
+		atomic_store(&rdma->flushing, true);
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		current |= rdma->lines[i]->way[0] && keyed.nic == rdma->lines[i]->nic;
+	pthread_mutex_unlock(&rdma->lock);
+	error = current ? rdma_keyed(peer, &keyed) : 0;
+	/* Whoever did not wait so long plans anew. */
+	atomic_fetch_add(&peer->plan_version, 1);
+	pthread_mutex_lock(&rdma->lock);
+	rdma->version++;
+	pthread_cond_broadcast(&rdma->changed);
+	pthread_mutex_unlock(&rdma->lock);
+	return error;
+}
+
+static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *frame,
+		      const uint8_t *payload)
+{
+	struct wh_rdma_connected connected;
+	struct wh_rdma_flushed flushed;
+	struct wh_rdma_desked desked;
+	struct wh_rdma_mailed mailed;
+	struct rdma_peer *rdma = state;
+	int error;
+
+	(void)peer;
+	if (frame->type == WH_FRAME_RDMA_CONNECTED)
+		return wh_rdma_connected_decode(payload, frame->length, &connected) ?
+			       -EPROTO :
+			       rdma_connected(rdma, &connected);
+	if (frame->type == WH_FRAME_RDMA_FLUSHED || frame->type == WH_FRAME_RDMA_COPIED) {
+		error = wh_rdma_flushed_decode(payload, frame->length, &flushed);
+		return error				     ? error :
+		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flushed(rdma, &flushed) :
+							       rdma_copied(rdma, &flushed);
+	}
+	if (frame->type == WH_FRAME_RDMA_DESKED) {
+		error = wh_rdma_desked_decode(payload, frame->length, &desked);
+		if (!error)
+			rdma_desked(rdma, &desked);
+		return error;
+	}
+	if (frame->type == WH_FRAME_RDMA_MAILED)
+		return wh_rdma_mailed_decode(payload, frame->length, &mailed) ? -EPROTO :
+										rdma_mailed(rdma, &mailed);
+	if (frame->type == WH_FRAME_RDMA_SPARE) {
+		if (frame->length != 4)
+			return -EPROTO;
+		rdma_spare(rdma, wh_get32(payload));
+		return 0;
+	}
+	return keyed_frame(rdma, frame, payload);
+}
+
+/* ---- engine ----------------------------------------------------------------------------------------- */
+
+static void state_free(struct rdma *rdma)
+{
+	if (rdma->looping)
+		wh_loop_stop(&rdma->loop);
+	rdma_rails_close(rdma);
+	pthread_mutex_destroy(&rdma->lock);
+	pthread_mutex_destroy(&rdma->register_lock);
+	pthread_mutex_destroy(&rdma->jobs_lock);
+	pthread_cond_destroy(&rdma->jobs_come);
+	free(rdma);
+}
+
+static int engine_open(struct wh_engine *engine, void **state)
+{
+	struct rdma *rdma = calloc(1, sizeof(*rdma));
+	char text[WH_TEXT_MAX];
+	int error;
+
+	if (!rdma)
+		return wh_fail(ENOMEM, "rdma: no memory");
+	rdma->engine = engine;
+	pthread_mutex_init(&rdma->lock, NULL);
+	pthread_mutex_init(&rdma->register_lock, NULL);
+	pthread_mutex_init(&rdma->jobs_lock, NULL);
+	pthread_cond_init(&rdma->jobs_come, NULL);
+	wh_list_init(&rdma->peers);
+	wh_list_init(&rdma->jobs);
+	wh_list_init(&rdma->desks_free);
+	wh_list_init(&rdma->answering);
+	error = rdma_ways_parse(rdma);
+	if (!error)
+		error = rdma_rails_open(rdma);
+	if (!error) {
+		error = wh_loop_start(&rdma->loop, "wherry/rdma",
+				      engine->config.number[WH_KNOB_SPIN] != 0);
+		rdma->looping = !error;
+	}
+	if (error) {
+		snprintf(text, sizeof(text), "%s", wh_error_text());
+		state_free(rdma);
+		return wh_fail(-error, "%s", text);
+	}
+	*state = rdma;
+	return 0;
+}
+
+static void engine_close(struct wh_engine *engine, void *state)
+{
+	(void)engine;
+	rdma_desks_close(state);
+	rdma_worker_stop(state);
+	rdma_slots_close(state);
+	state_free(state);
+}
+
+const struct wh_transport wh_transport_rdma = {
+	.name = "rdma",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP | WH_CAN_CUT,
+	.engine_open = engine_open,
+	.engine_close = engine_close,
+	.region_closed = rdma_region_closed,
+	.peer_open = peer_open,
+	.peer_close = peer_close,
+	.peer_lost = peer_lost,
+	.peer_again = peer_again,
+	.region_gone = rdma_region_gone,
+	.peer_frame = peer_frame,
+	.reach = rdma_reach,
+	.submit = submit,
+	.help = help,
+	.cancel = cancel,
+	.cut = cut,
+	.notify = rdma_mail_notify,
+	.notified = rdma_mail_notified,
+	.detail = detail,
+	.story = story,
+	.tell = rdma_tell,
+	.session_frame = rdma_session_frame,
+	.session_close = rdma_session_close,
+	.session_abort = rdma_session_abort,
+};

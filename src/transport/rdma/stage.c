@@ -1,0 +1,576 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A GPU's memory that the NIC of no line reaches: its bytes go through slots of pinned memory, a few at a
+ * time, so that GPU and NICs work at once. For memory of ours these are slots of our own, which are
+ * registered with the NICs of all lines; for the peer's they are slots of its desk, lent to us (rdma-loan.c).
+ *
+ * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the other side's
+ * memory or slot: connections and completions know no difference. A write's slots here are filled before
+ * their parts are submitted, and those there are emptied when these have ended; a read's the other way round.
+ * What is kept here is under rdma_peer.lock.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "transport/rdma/rdma.h"
+#include "gpu/staging.h"
+
+#define SLICES 4u  /* of one piece at a time */
+#define RUNS WH_RDMA_COPY_RUNS /* of one slot */
+#define RUN_BYTES 64u          /* an extent takes no more */
+
+_Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
+
+/* A piece. */
+struct stage {
+	struct wh_list link; /* rdma_peer.stages */
+	struct wh_list slices;
+	struct rdma_peer *rdma;
+	struct wh_piece *piece;
+	bool ours, theirs; /* which is staged */
+	unsigned works; /* slices, and one while they are started */
+	bool stop;      /* no more of it, */
+	bool failed;    /* for all of it has, */
+	int error;      /* or it has to go by another transport: */
+	char why[WH_REFUSAL];
+};
+
+/* A slot on its way. */
+struct slice {
+	struct wh_list link; /* stage.slices */
+	struct stage *stage;
+	struct wh_staging staging; /* into, and out of, a slot of ours */
+	struct wh_slot_wait wait;
+	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
+	struct rdma_loan loan; /* of theirs */
+	struct wh_task task;   /* on rdma.loop: */
+	void (*then)(struct slice *slice);
+	struct wh_region *slot;
+	uint64_t bytes; /* in its slots */
+	bool by_gpu; /* some of it is */
+	struct wh_piece part;
+	struct wh_batch batch; /* of it: its items, and what the whole's says otherwise */
+	struct wh_item items[RUNS];
+	uint8_t copy[WH_RDMA_COPY_HEAD + RUNS * RUN_BYTES]; /* what theirs is asked for */
+	size_t copy_length;
+};
+
+static struct wh_gpus *gpus_of(const struct stage *stage)
+{
+	return stage->rdma->rdma->engine->gpus;
+}
+
+static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
+{
+	uint64_t remote;
+
+	return rdma_local_of(piece, index, &remote);
+}
+
+/* A line that bytes may go by, now or as soon as it is connected. */
+static bool live(const struct rdma_line *line)
+{
+	return line->state != RDMA_FAILED && line->state != RDMA_LOST;
+}
+
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
+{
+	const struct wh_region *local, *local_before = NULL;
+	uint64_t remote, remote_before = 0;
+	struct rdma_sides sides = { 0 };
+	uint32_t lines;
+	unsigned wanted;
+
+	if (piece->whole || rdma_rails_of(rdma, piece)) /* lines that are ready reach it */
+		return 0;
+	lines = rdma_ready(rdma);
+	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->line_count; i++)
+		lines |= (uint32_t)live(rdma->lines[i]) << i;
+	sides.ours = sides.theirs = lines;
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		struct wh_remote_region *region;
+
+		local = rdma_local_of(piece, i, &remote);
+		if (local == local_before && remote == remote_before)
+			continue;
+		local_before = local;
+		remote_before = remote;
+		region = rdma_enter(rdma, remote);
+		if (!region)
+			continue;
+		rdma_sides_add(rdma, lines, local, region, piece->op, &sides);
+		wh_place_leave(&region->place);
+	}
+	wanted = rdma_sides_staged(&sides);
+	return wanted & RDMA_STAGE_THEIRS && !rdma_desk_reached(rdma) ? 0 : wanted;
+}
+
+/* ---- slots as regions ---------------------------------------------------------------------------- */
+
+/* NULL: no memory. */
+static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *slot)
+{
+	struct wh_region *found = NULL;
+	unsigned count;
+
+	pthread_mutex_lock(&rdma->register_lock);
+	count = atomic_load(&rdma->slot_count);
+	for (unsigned i = 0; i < count && !found; i++)
+		if (rdma->slots[i]->place.address == (uintptr_t)slot->host)
+			found = rdma->slots[i];
+	if (!found && count < WH_SLOTS)
+		found = calloc(1, sizeof(*found));
+	if (found && !found->engine) {
+		found->engine = rdma->engine;
+		found->place.address = (uintptr_t)slot->host;
+		found->place.length = WH_SLOT;
+		found->place.kind = WH_MEMORY_PINNED;
+		found->place.access = WH_ACCESS_NONE;
+		rdma->slots[count] = found;
+		atomic_store(&rdma->slot_count, count + 1);
+	}
+	pthread_mutex_unlock(&rdma->register_lock);
+	return found;
+}
+
+void rdma_slots_close(struct rdma *rdma)
+{
+	unsigned count = atomic_exchange(&rdma->slot_count, 0);
+
+	while (count--) {
+		rdma_region_closed(rdma->engine, rdma, rdma->slots[count]);
+		free(rdma->slots[count]);
+	}
+}
+
+/* ---- the whole ------------------------------------------------------------------------------------- */
+
+static void finish(struct stage *stage)
+{
+	struct wh_piece *piece = stage->piece;
+	bool failed = stage->failed;
+	char why[WH_REFUSAL];
+	int error = stage->error;
+
+	memcpy(why, stage->why, sizeof(why));
+	free(stage);
+	if (error && !failed) {
+		wh_piece_reroute(piece, error, why);
+		return;
+	}
+	/* What has not been begun has failed, whatever else has. */
+	if (piece->cursor.left && atomic_load(&piece->cancelled))
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	else if (piece->cursor.left && !failed)
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+	rdma_piece_moved(piece);
+}
+
+static void put(struct stage *stage, struct slice *slice)
+{
+	struct rdma_peer *rdma = stage->rdma;
+	bool last;
+
+	if (slice && slice->staging.slot)
+		wh_slot_give(gpus_of(stage), slice->staging.slot);
+	pthread_mutex_lock(&rdma->lock);
+	if (slice) {
+		rdma_loan_give(rdma, &slice->loan);
+		wh_list_remove(&slice->link);
+	}
+	last = !--stage->works;
+	if (last)
+		wh_list_remove(&stage->link);
+	pthread_mutex_unlock(&rdma->lock);
+	if (slice) {
+		wh_staging_destroy(&slice->staging);
+		free(slice);
+	}
+	if (last)
+		finish(stage);
+}
+
+/* It goes by another transport; the first reason counts. */
+static void give_up(struct stage *stage, int error, const char *why)
+{
+	pthread_mutex_lock(&stage->rdma->lock);
+	stage->stop = true;
+	if (!stage->error) {
+		stage->error = error;
+		snprintf(stage->why, sizeof(stage->why), "%s", why);
+	}
+	pthread_mutex_unlock(&stage->rdma->lock);
+}
+
+static void fail(struct stage *stage, int error, const char *text)
+{
+	wh_piece_fail(stage->piece, UINT64_MAX, error, "%s", text);
+	pthread_mutex_lock(&stage->rdma->lock);
+	stage->stop = stage->failed = true;
+	pthread_mutex_unlock(&stage->rdma->lock);
+}
+
+/* ---- a slice ------------------------------------------------------------------------------------- */
+
+/* Later, on rdma.loop. */
+static void resume(struct slice *slice, void (*then)(struct slice *slice))
+{
+	slice->then = then;
+	wh_loop_post(&slice->stage->rdma->rdma->loop, &slice->task);
+}
+
+static void back(struct wh_task *task)
+{
+	struct slice *slice = wh_container(task, struct slice, task);
+
+	slice->then(slice);
+}
+
+/* The next bytes for the slots. False: there are no more, or none are to be moved. Under the lock. */
+static bool plan(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct wh_piece *piece = stage->piece;
+	uint64_t desk = (uint64_t)slice->loan.slot * WH_RDMA_DESK_SLOT;
+	struct wh_extent_writer writer;
+	uint32_t n = 0;
+	struct wh_run run;
+
+	wh_staging_clear(&slice->staging);
+	slice->by_gpu = false;
+	slice->bytes = 0;
+	if (stage->stop || rdma_lost(stage->rdma) || slice->loan.lost || atomic_load(&piece->cancelled))
+		return false;
+	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->loan.slot, piece->op),
+			 sizeof(slice->copy) - WH_RDMA_COPY_HEAD);
+	while (n < RUNS && slice->bytes < WH_SLOT &&
+	       wh_piece_next(piece, &piece->cursor, WH_SLOT - slice->bytes, &run)) {
+		const struct wh_region *local = local_of(piece, run.index);
+
+		if (stage->ours &&
+		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local, run.length) <
+			    run.length) {
+			stage->stop = stage->failed = true;
+			wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+			return false;
+		}
+		wh_extents_put(&writer, &(struct wh_extent){ run.remote, run.offset, run.length });
+		slice->by_gpu |= stage->ours && !wh_kind_on_host(local->place.kind);
+		slice->items[n++] = (struct wh_item){
+			.address = stage->ours ? slice->staging.slot->host + slice->bytes : run.local,
+			.local = stage->ours ? slice->slot : (struct wh_region *)(uintptr_t)local,
+			.local_id = run.index,
+			.remote = stage->theirs ? 0 : run.remote,
+			.offset = stage->theirs ? desk + slice->bytes : run.offset,
+			.length = run.length,
+			.op = piece->op,
+		};
+		slice->bytes += run.length;
+	}
+	slice->copy_length = WH_RDMA_COPY_HEAD + wh_extents_end(&writer);
+	slice->batch.item_count = n;
+	return n != 0;
+}
+
+static void next(struct slice *slice);
+
+static void ask_copy(struct slice *slice)
+{
+	rdma_loan_copy(slice->stage->rdma, &slice->loan, slice->copy, slice->copy_length);
+}
+
+/* Of a read that is staged here: what has not been received is not what its slot has in it. */
+static void leave_out_failed(struct slice *slice)
+{
+	const struct wh_piece *piece = slice->stage->piece;
+
+	wh_staging_clear(&slice->staging);
+	for (size_t i = 0; i < slice->batch.item_count; i++) {
+		const struct wh_item *item = &slice->items[i];
+		const struct wh_item *whole = &piece->batch->items[item->local_id];
+		uint64_t at = (uint64_t)(uintptr_t)whole->address + (item->offset - whole->offset);
+
+		if (atomic_load(&whole->status))
+			wh_staging_skip(&slice->staging, item->length);
+		else
+			wh_staging_add(&slice->staging, whole->local, at, item->length);
+	}
+}
+
+/* The part has ended; on any thread, with no lock held. */
+static void part_ended(struct wh_piece *part, int error, const char *why)
+{
+	struct slice *slice = wh_container(part, struct slice, part);
+	struct stage *stage = slice->stage;
+	struct wh_piece *piece = stage->piece;
+	int failed = atomic_load(&part->failed);
+
+	if (error) {
+		give_up(stage, error, why);
+		put(stage, slice);
+	} else if (failed && stage->theirs) {
+		/* What did arrive is on the desk alone. */
+		fail(stage, failed, "what is staged at the owner's end has not all been moved");
+		put(stage, slice);
+	} else if (piece->op == WH_WRITE && stage->theirs) {
+		ask_copy(slice);
+	} else if (piece->op == WH_WRITE || !stage->ours || (failed && piece->blocks)) {
+		next(slice);
+	} else {
+		if (failed)
+			leave_out_failed(slice);
+		wh_staging_start(&slice->staging, false);
+	}
+}
+
+static void submit_part(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct wh_piece *piece = stage->piece, *part = &slice->part;
+
+	pthread_mutex_lock(&stage->rdma->lock); /* for whoever cancels */
+	memset(part, 0, sizeof(*part));
+	part->batch = &slice->batch;
+	part->op = piece->op;
+	part->transport = WH_TRANSPORT_RDMA;
+	part->count = part->transfers = slice->batch.item_count;
+	part->bytes = slice->bytes;
+	part->whole = piece;
+	part->ended = part_ended;
+	wh_piece_start(part, &part->cursor);
+	atomic_store(&part->left, part->bytes);
+	/* The slot of a peer that was lost is not one of the same peer that has come back. */
+	atomic_store(&part->cancelled, atomic_load(&piece->cancelled) || slice->loan.lost);
+	pthread_mutex_unlock(&stage->rdma->lock);
+	rdma_submit(stage->rdma, part);
+}
+
+/* The owner has filled the slot, or emptied it, or has not. */
+static void copied(struct rdma_loan *loan, int error, const char *why)
+{
+	struct slice *slice = wh_container(loan, struct slice, loan);
+	struct stage *stage = slice->stage;
+
+	if (error == -ECONNRESET) {
+		fail(stage, error, why);
+		put(stage, slice);
+	} else if (error) {
+		/* The next transport finds out, and tells, of which transfer that is true. */
+		give_up(stage, error, why);
+		put(stage, slice);
+	} else if (stage->piece->op == WH_WRITE) {
+		next(slice);
+	} else {
+		submit_part(slice);
+	}
+}
+
+/* The GPU has moved a slot's bytes. */
+static void moved(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+
+	if (slice->staging.error) {
+		fail(stage, slice->staging.error, slice->staging.text);
+		put(stage, slice);
+	} else if (stage->piece->op == WH_WRITE) {
+		submit_part(slice);
+	} else {
+		next(slice);
+	}
+}
+
+static void staged(struct wh_staging *staging, int error, const char *text)
+{
+	struct slice *slice = wh_container(staging, struct slice, staging);
+
+	(void)error; /* it is in the staging */
+	(void)text;
+	/* What was done at once does not go on from here: slot after slot would be stacked up. */
+	if (slice->by_gpu)
+		moved(slice);
+	else
+		resume(slice, moved);
+}
+
+/* With the NICs of all lines that its part may go by; one is enough. */
+static int register_slot(struct stage *stage, struct wh_region *slot, char why[WH_REFUSAL])
+{
+	struct rdma_nic *nics[RDMA_LINES];
+	struct rdma_peer *rdma = stage->rdma;
+	struct rdma_memory *memory;
+	int error = -EIO, failed;
+	unsigned count = 0;
+
+	pthread_mutex_lock(&rdma->lock);
+	for (unsigned i = 0; i < rdma->line_count; i++)
+		if (live(rdma->lines[i]))
+			nics[count++] = rdma->lines[i]->rail->nic;
+	snprintf(why, WH_REFUSAL, "%s", rdma->why);
+	pthread_mutex_unlock(&rdma->lock);
+	for (unsigned i = 0; i < count; i++) {
+		failed = rdma_register(nics[i], slot, &memory, why);
+		if (error)
+			error = failed;
+	}
+	return error;
+}
+
+/* Fill the slots anew. */
+static void next(struct slice *slice)
+{
+	struct stage *stage = slice->stage;
+	struct rdma_peer *rdma = stage->rdma;
+	char why[WH_REFUSAL];
+	bool more, passed;
+	int error;
+
+	pthread_mutex_lock(&rdma->lock);
+	/* Not with a slot of ours in hand, which the others may be waiting for. */
+	passed = stage->theirs && !stage->ours && rdma_loan_pass(rdma, &slice->loan);
+	more = !passed && plan(slice);
+	pthread_mutex_unlock(&rdma->lock);
+	if (passed)
+		return;
+	if (!more) {
+		put(stage, slice);
+		return;
+	}
+	error = stage->ours ? register_slot(stage, slice->slot, why) : 0;
+	if (error) {
+		give_up(stage, error, why);
+		put(stage, slice);
+		return;
+	}
+	wh_count_add(&rdma->rdma->engine->tally.staged_bytes, slice->bytes);
+	if (stage->piece->op == WH_WRITE && stage->ours)
+		wh_staging_start(&slice->staging, true);
+	else if (stage->piece->op == WH_READ && stage->theirs)
+		ask_copy(slice);
+	else
+		submit_part(slice);
+}
+
+static void have_slot(struct slice *slice, struct wh_slot *slot)
+{
+	slice->staging.slot = slot;
+	slice->slot = slot_region(slice->stage->rdma->rdma, slot);
+	if (slice->slot) {
+		next(slice);
+		return;
+	}
+	fail(slice->stage, -ENOMEM, "no memory for staging");
+	put(slice->stage, slice);
+}
+
+static void given(struct slice *slice)
+{
+	struct wh_slot *slot = slice->given;
+
+	slice->given = NULL;
+	have_slot(slice, slot);
+}
+
+/* On any thread, which may hold locks of its own. */
+static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+{
+	struct slice *slice = wh_container(wait, struct slice, wait);
+
+	slice->given = slot;
+	resume(slice, given);
+}
+
+/* It has a slot of theirs, if it needs one: one of ours, then. */
+static void lent(struct slice *slice)
+{
+	struct wh_slot *slot;
+
+	if (!slice->stage->ours || slice->staging.slot) {
+		next(slice);
+		return;
+	}
+	slot = wh_slot_take(gpus_of(slice->stage), WH_SLOT_ASKS, &slice->wait);
+	if (slot)
+		have_slot(slice, slot);
+}
+
+static void loan_ready(struct rdma_loan *loan)
+{
+	resume(wh_container(loan, struct slice, loan), lent);
+}
+
+static void start(struct stage *stage)
+{
+	struct slice *slice = calloc(1, sizeof(*slice));
+	const struct wh_batch *batch = stage->piece->batch;
+	bool has;
+
+	if (!slice) {
+		fail(stage, -ENOMEM, "no memory for staging");
+		return;
+	}
+	slice->stage = stage;
+	slice->task.run = back;
+	slice->wait.ready = slot_ready;
+	slice->loan.have = loan_ready;
+	slice->loan.copied = copied;
+	slice->batch.peer = batch->peer;
+	slice->batch.priority = batch->priority;
+	slice->batch.callback = batch->callback;
+	slice->batch.queue = batch->queue;
+	slice->batch.items = slice->items;
+	wh_staging_init(&slice->staging, gpus_of(stage), batch->priority == WH_PRIORITY_LATENCY);
+	slice->staging.done = staged;
+	pthread_mutex_lock(&stage->rdma->lock);
+	wh_list_append(&stage->slices, &slice->link);
+	stage->works++;
+	has = !stage->theirs || rdma_loan_take(stage->rdma, &slice->loan);
+	pthread_mutex_unlock(&stage->rdma->lock);
+	if (has)
+		lent(slice);
+}
+
+void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides)
+{
+	struct stage *stage = calloc(1, sizeof(*stage));
+	uint64_t slices = (piece->bytes - 1) / WH_SLOT + 1;
+
+	if (!stage) {
+		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+		wh_piece_done(piece);
+		return;
+	}
+	stage->rdma = rdma;
+	stage->piece = piece;
+	stage->ours = sides & RDMA_STAGE_OURS;
+	stage->theirs = sides & RDMA_STAGE_THEIRS;
+	stage->works = 1;
+	wh_list_init(&stage->slices);
+	pthread_mutex_lock(&rdma->lock);
+	wh_list_append(&rdma->stages, &stage->link);
+	pthread_mutex_unlock(&rdma->lock);
+	for (uint64_t i = 0; i < slices && i < SLICES; i++)
+		start(stage);
+	put(stage, NULL);
+}
+
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done)
+{
+	for (struct wh_list *l = rdma->stages.next; l != &rdma->stages; l = l->next) {
+		struct stage *stage = wh_container(l, struct stage, link);
+
+		if (stage->piece != piece)
+			continue;
+		for (struct wh_list *s = stage->slices.next; s != &stage->slices; s = s->next) {
+			struct slice *slice = wh_container(s, struct slice, link);
+
+			atomic_store(&slice->part.cancelled, true);
+			rdma_cancel(rdma, &slice->part, done);
+		}
+		return true;
+	}
+	return false;
+}

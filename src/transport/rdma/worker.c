@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The owner's side of rdma, what takes longer than loop 0 has: registering regions that peers ask for, and
+ * flushing what they have written to a GPU. A thread of its own; loop 0 sends the answers. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "transport/rdma/rdma.h"
+#include "wire/bytes.h"
+
+#define JOBS_MOST 4096u
+
+/* One region to be registered, or flushed, for a peer. */
+struct request {
+	struct rdma_job job;
+	struct wh_task answer;
+	struct rdma *rdma;
+	uint64_t session, id;
+	struct rdma_desk *desk; /* it is about this instead of a region, and holds it */
+	char peer[WH_NAME_MAX]; /* the session's */
+	bool flush;
+	uint32_t nic;
+	struct wh_rdma_keyed keyed;
+	uint8_t *keys; /* keyed.count of them, as they go */
+	struct wh_rdma_flushed flushed;
+};
+
+static struct request *request_of(struct rdma_job *job)
+{
+	return wh_container(job, struct request, job);
+}
+
+static void send_keyed(const struct request *job, struct wh_session *session)
+{
+	size_t room = WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + (size_t)job->keyed.count * WH_RDMA_KEY_SIZE;
+	uint8_t *bytes = malloc(room);
+
+	if (bytes)
+		wh_control_send(&session->control, WH_FRAME_RDMA_KEYED, 0, bytes,
+				wh_rdma_keyed_encode(bytes, &job->keyed));
+	free(bytes);
+}
+
+static void send_flushed(const struct request *job, struct wh_session *session)
+{
+	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
+
+	wh_control_send(&session->control, WH_FRAME_RDMA_FLUSHED, 0, bytes,
+			wh_rdma_flushed_encode(bytes, &job->flushed));
+}
+
+/* On loop 0. */
+static void answer(struct wh_task *task)
+{
+	struct request *job = wh_container(task, struct request, answer);
+	struct wh_session *session = wh_session_find(job->rdma->engine, job->session);
+
+	if (session && job->flush)
+		send_flushed(job, session);
+	else if (session)
+		send_keyed(job, session);
+	if (job->desk)
+		rdma_desk_put(job->desk);
+	free(job->keys);
+	free(job);
+}
+
+/* The keys, as they are told. */
+static int tell(struct request *job, const struct wh_region *region, const struct rdma_memory *memory,
+		char why[WH_REFUSAL])
+{
+	const struct rdma_mrs *mrs = memory->mrs;
+	uint64_t before = 0;
+	uint8_t *at;
+
+	snprintf(why, WH_REFUSAL, "%s", memory->why);
+	if (!mrs) {
+		if (!*why)
+			snprintf(why, WH_REFUSAL, "the knob rdma_gpu leaves no other way");
+		return -WH_RDMA_STAGED_THERE;
+	}
+	at = job->keys = malloc((size_t)mrs->count * WH_RDMA_KEY_SIZE);
+	if (!at) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < mrs->count; before = mrs->stretches[i++].end)
+		at = wh_put32(wh_put64(at, mrs->stretches[i].end - before), mrs->stretches[i].mr->rkey);
+	job->keyed.keys = job->keys;
+	job->keyed.count = mrs->count;
+	job->keyed.way = (uint8_t)mrs->way;
+	job->keyed.distance = memory->distance;
+	job->keyed.flush = mrs->way != WH_RDMA_HOST &&
+			   rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
+	return 0;
+}
+
+/* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
+static int serve(struct request *job, char why[WH_REFUSAL])
+{
+	struct wh_place *place = job->desk ? NULL : wh_place_enter(&job->rdma->engine->regions, job->id);
+	struct wh_region *region = wh_container(place, struct wh_region, place);
+	struct rdma_memory *memory = NULL;
+	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
+	int error;
+
+	if (job->desk) {
+		region = rdma_desk_region(job->desk);
+		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
+		if (!error)
+			error = tell(job, region, memory, why);
+	} else if (!place || (access & WH_ACCESS_NONE)) {
+		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
+			 (unsigned long long)job->id);
+		error = -ESTALE;
+	} else if (access != place->access && !job->flush) {
+		/* There is one key for all. */
+		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
+		error = -EOPNOTSUPP;
+	} else if (!job->flush) {
+		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
+		if (!error)
+			error = tell(job, region, memory, why);
+	} else if (wh_kind_on_host(place->kind) || !region->registration->device ||
+		   rdma_flush_policy(region->engine->cuda, region->registration->device) <= 0) {
+		error = 0; /* there is nothing to flush */
+	} else {
+		error = rdma_flush(region);
+		if (error)
+			snprintf(why, WH_REFUSAL, "%s", wh_error_text());
+	}
+	if (place)
+		wh_place_leave(place);
+	return error;
+}
+
+static void served(struct request *job, int error, const char *why)
+{
+	job->keyed.error = job->flushed.error = error;
+	snprintf(job->keyed.text, sizeof(job->keyed.text), "%s", why);
+	snprintf(job->flushed.text, sizeof(job->flushed.text), "%s", why);
+	wh_loop_post(&job->rdma->engine->loops[0], &job->answer);
+}
+
+static void run(struct rdma_job *job, bool stop)
+{
+	char why[WH_REFUSAL] = "";
+	int error = stop ? -ESHUTDOWN : serve(request_of(job), why);
+
+	served(request_of(job), error, why);
+}
+
+/* ---- the thread ---------------------------------------------------------------------------------- */
+
+static void *work(void *argument)
+{
+	struct rdma *rdma = argument;
+
+	pthread_mutex_lock(&rdma->jobs_lock);
+	while (!rdma->stop || !wh_list_empty(&rdma->jobs)) {
+		struct rdma_job *job;
+		bool stop = rdma->stop;
+
+		if (wh_list_empty(&rdma->jobs)) {
+			pthread_cond_wait(&rdma->jobs_come, &rdma->jobs_lock);
+			continue;
+		}
+		job = wh_container(wh_list_take(&rdma->jobs), struct rdma_job, link);
+		rdma->job_count--;
+		pthread_mutex_unlock(&rdma->jobs_lock);
+		job->run(job, stop);
+		pthread_mutex_lock(&rdma->jobs_lock);
+	}
+	pthread_mutex_unlock(&rdma->jobs_lock);
+	return NULL;
+}
+
+bool rdma_work(struct rdma *rdma, struct rdma_job *job)
+{
+	bool takes;
+
+	pthread_mutex_lock(&rdma->jobs_lock);
+	if (!rdma->working)
+		rdma->working = !pthread_create(&rdma->worker, NULL, work, rdma);
+	takes = rdma->working && rdma->job_count < JOBS_MOST;
+	if (takes) {
+		rdma->job_count++;
+		wh_list_append(&rdma->jobs, &job->link);
+		pthread_cond_signal(&rdma->jobs_come);
+	}
+	pthread_mutex_unlock(&rdma->jobs_lock);
+	return takes;
+}
+
+static int add(struct wh_session *session, struct request *job)
+{
+	job->rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	job->session = session->id;
+	memcpy(job->peer, session->hello.name, sizeof(job->peer));
+	job->answer.run = answer;
+	job->job.run = run;
+	if (!rdma_work(job->rdma, &job->job))
+		served(job, -EBUSY, "it is asked for too much at once");
+	return 0;
+}
+
+int rdma_serve_keys(struct wh_session *session, struct rdma_desk *desk, uint32_t nic, uint64_t id)
+{
+	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
+	struct request *job;
+
+	if (nic >= rdma->nic_count || (!id && !rdma_desk_open(desk)))
+		return -EPROTO;
+	job = calloc(1, sizeof(*job));
+	if (!job)
+		return -ENOMEM;
+	if (!id)
+		rdma_desk_get(desk);
+	job->id = job->keyed.id = id;
+	job->nic = job->keyed.nic = nic;
+	job->desk = id ? NULL : desk;
+	return add(session, job);
+}
+
+int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id)
+{
+	struct request *job = calloc(1, sizeof(*job));
+
+	if (!job)
+		return -ENOMEM;
+	job->id = id;
+	job->flush = true;
+	job->flushed.number = number;
+	return add(session, job);
+}
+
+static void flushed(void *argument)
+{
+	(void)argument;
+}
+
+void rdma_worker_stop(struct rdma *rdma)
+{
+	pthread_mutex_lock(&rdma->jobs_lock);
+	rdma->stop = true;
+	pthread_cond_signal(&rdma->jobs_come);
+	pthread_mutex_unlock(&rdma->jobs_lock);
+	if (rdma->working)
+		pthread_join(rdma->worker, NULL);
+	/* Answers that have been handed to loop 0 are before this. */
+	wh_loop_call(&rdma->engine->loops[0], flushed, NULL);
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The transport self: both regions are of this engine. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "transport/copier.h"
+
+static char *self_map(const struct wh_place *place, uint32_t op)
+{
+	(void)op;
+	return (char *)(uintptr_t)place->address;
+}
+
+static const struct wh_copy_ops self_copy = {
+	.map = self_map,
+	.overlaps = true,
+};
+
+static int self_engine_open(struct wh_engine *engine, void **state)
+{
+	struct wh_copier *copier = malloc(sizeof(*copier));
+
+	(void)engine;
+	if (!copier)
+		return wh_fail(ENOMEM, "self: no memory");
+	wh_copier_init(copier);
+	*state = copier;
+	return 0;
+}
+
+static void self_engine_close(struct wh_engine *engine, void *state)
+{
+	(void)engine;
+	wh_copier_destroy(state);
+	free(state);
+}
+
+static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	struct wh_engine *engine = peer->engine;
+	struct wh_copy *copy;
+
+	if (!peer->self) {
+		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", peer->welcome.name,
+			 engine->name);
+		return -ENXIO;
+	}
+	copy = calloc(1, sizeof(*copy));
+	if (!copy) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	copy->copier = engine->transport[WH_TRANSPORT_SELF];
+	copy->places = &engine->regions;
+	copy->ops = &self_copy;
+	copy->at_once = (uint64_t)engine->config.number[WH_KNOB_INLINE];
+	*state = copy;
+	return 0;
+}
+
+static void self_peer_close(struct wh_peer *peer, void *state)
+{
+	(void)peer;
+	free(state);
+}
+
+static void self_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	(void)peer;
+	wh_copy_lost(state, error, text);
+}
+
+static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)why;
+	wh_copy_again(state);
+	return 0;
+}
+
+static int self_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		      struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+{
+	(void)peer;
+	(void)state;
+	(void)op;
+	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
+		return 0;
+	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
+	return -ENXIO;
+}
+
+static void self_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	wh_copy_submit(state, piece);
+}
+
+static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	(void)peer;
+	wh_copy_help(state, batch, deadline);
+}
+
+static void self_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	wh_copy_cancel(state, piece);
+}
+
+static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			char *out, size_t size)
+{
+	(void)peer;
+	(void)batch;
+	(void)state;
+	snprintf(out, size, "memory copy");
+}
+
+const struct wh_transport wh_transport_self = {
+	.name = "self",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP,
+	.engine_open = self_engine_open,
+	.engine_close = self_engine_close,
+	.peer_open = self_peer_open,
+	.peer_close = self_peer_close,
+	.peer_lost = self_peer_lost,
+	.peer_again = self_peer_again,
+	.reach = self_reach,
+	.submit = self_submit,
+	.help = self_help,
+	.cancel = self_cancel,
+	.detail = self_detail,
+};

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* shm, the side that moves the bytes: connecting to the owner, mapping its regions, copying. */
+#include "transport/shm/shm.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "memory/memory.h"
+#include "transport/cuda/cuda.h"
+#include "util/clock.h"
+#include "wire/bytes.h"
+
+/* The owner answers at once or is not well. */
+#define ANSWER_TIMEOUT WH_SECOND
+/* After a connection that failed, how long to leave it alone. */
+#define RETRY_AFTER (5 * WH_SECOND)
+
+bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
+{
+	return atomic_load(shm->alive) == shm->owner;
+}
+
+/* The copies before this have been ordered before it by leaving the place. */
+static void shm_verify(struct wh_copy *copy, struct wh_piece *piece)
+{
+	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
+
+	if (!wh_shm_owner_lives(shm))
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s has %s", shm->peer->welcome.name,
+			      atomic_load(shm->alive) ? "died" : "closed its engine");
+}
+
+static const struct wh_copy_ops shm_copy = {
+	.map = wh_shm_mapped_at,
+	.move_far = wh_shm_vm_move,
+	.refusal = wh_shm_vm_refusal,
+	.verify = shm_verify,
+	.pins = true,
+};
+
+/* ---- receiving ----------------------------------------------------------------------------- */
+
+/* Exactly `length` bytes by the deadline, and a descriptor if one comes along and *fd is -1. */
+static int receive(int socket, void *out, size_t length, int *fd, int64_t deadline)
+{
+	union {
+		struct cmsghdr header;
+		char room[CMSG_SPACE(sizeof(int))];
+	} control;
+	char *at = out;
+
+	while (length) {
+		struct iovec part = { at, length };
+		struct msghdr message = {
+			.msg_iov = &part,
+			.msg_iovlen = 1,
+			.msg_control = &control,
+			.msg_controllen = sizeof(control),
+		};
+		struct cmsghdr *header;
+		ssize_t got = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+		int came;
+
+		header = got >= 0 ? CMSG_FIRSTHDR(&message) : NULL;
+		/* There is room for one; more are cut off and closed by the kernel. */
+		if (header && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_RIGHTS &&
+		    header->cmsg_len == CMSG_LEN(sizeof(int))) {
+			memcpy(&came, CMSG_DATA(header), sizeof(int));
+			if (*fd < 0)
+				*fd = came;
+			else
+				close(came);
+		}
+		if (got < 0 && errno != EINTR)
+			return errno == EAGAIN ? -ETIMEDOUT : -errno;
+		if (!got)
+			return -ECONNRESET;
+		if (got > 0) {
+			at += got;
+			length -= (size_t)got;
+		}
+		if (length && wh_now() > deadline)
+			return -ETIMEDOUT;
+	}
+	return 0;
+}
+
+/* The next frame, its payload to `out`. */
+int wh_shm_receive_frame(int socket, struct wh_frame *frame, void *out, size_t room, int *fd)
+{
+	int64_t deadline = wh_deadline(ANSWER_TIMEOUT);
+	uint8_t header[WH_FRAME_HEADER];
+	int error = receive(socket, header, sizeof(header), fd, deadline);
+
+	if (!error)
+		error = wh_frame_decode(header, frame);
+	if (!error && frame->length > room)
+		error = -EPROTO;
+	return error ? error : receive(socket, out, frame->length, fd, deadline);
+}
+
+/* ---- shaking hands; under shm.lock --------------------------------------------------------- */
+
+void wh_shm_hang_up(struct wh_shm_peer *shm)
+{
+	if (shm->fd >= 0)
+		close(shm->fd);
+	shm->fd = -1;
+}
+
+int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what)
+{
+	snprintf(shm->why, sizeof(shm->why), "%s: %s", what,
+		 error == -ETIMEDOUT ? "no answer within 1 s" : strerror(-error));
+	return error;
+}
+
+int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what)
+{
+	wh_shm_hang_up(shm);
+	shm->retry_at = wh_now() + RETRY_AFTER;
+	return wh_shm_trouble(shm, error, what);
+}
+
+static int dial(struct wh_shm_peer *shm, const char *name)
+{
+	struct timeval patience = { .tv_sec = ANSWER_TIMEOUT / WH_SECOND };
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	struct ucred user;
+	socklen_t length = sizeof(user);
+
+	shm->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (shm->fd < 0)
+		return wh_shm_trouble(shm, -errno, "socket");
+	setsockopt(shm->fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+	setsockopt(shm->fd, SOL_SOCKET, SO_SNDTIMEO, &patience, sizeof(patience));
+	/* The first byte is 0: an abstract name. */
+	memcpy(address.sun_path + 1, name, strlen(name));
+	if (connect(shm->fd, (struct sockaddr *)&address,
+		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
+		return wh_shm_trouble(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
+			       "connecting to the peer's unix socket");
+	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length))
+		return wh_shm_trouble(shm, -errno, "SO_PEERCRED");
+	if (user.uid != geteuid() && user.uid != 0) {
+		snprintf(shm->why, sizeof(shm->why),
+			 "the peer's unix socket belongs to user %u, this process to user %u",
+			 (unsigned)user.uid, (unsigned)geteuid());
+		return -EACCES;
+	}
+	if (shm->pidfd < 0 && atomic_load(&shm->vm) == WH_VM_UNKNOWN)
+		wh_shm_vm_meet(shm, user.uid);
+	return 0;
+}
+
+/* Can it be mapped without fear? A file that shrinks would be a SIGBUS for us. */
+int wh_shm_check_file(int fd, uint64_t least)
+{
+	struct stat file;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &file) || file.st_size < 0 ||
+	    (uint64_t)file.st_size < least)
+		return -EPROTO;
+	return 0;
+}
+
+static int map_alive(struct wh_shm_peer *shm, int fd)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	uint32_t owner;
+	void *map;
+
+	if (fd < 0 || wh_shm_check_file(fd, page))
+		return wh_shm_trouble(shm, -EPROTO, "the peer's alive page");
+	map = mmap(NULL, page, PROT_READ, MAP_SHARED, fd, 0);
+	if (map == MAP_FAILED)
+		return wh_shm_trouble(shm, -errno, "mapping the peer's alive page");
+	owner = atomic_load((const _Atomic uint32_t *)map);
+	if (!owner || owner & 0xc0000000u) { /* FUTEX_OWNER_DIED, FUTEX_WAITERS */
+		munmap(map, page);
+		return wh_shm_trouble(shm, -ECONNRESET, "the peer's alive page says that it has ended");
+	}
+	madvise(map, page, MADV_DONTFORK);
+	shm->alive = map;
+	shm->owner = owner;
+	return 0;
+}
+
+/* The frame of this type, and the descriptor that comes along; what else may come is a refusal. */
+static int hear(struct wh_shm_peer *shm, enum wh_frame_type type, struct wh_greeting *out, int *fd)
+{
+	char text[WH_REFUSAL_MAX];
+	struct wh_frame frame;
+	int error, refused;
+
+	error = wh_shm_receive_frame(shm->fd, &frame, out->bytes, sizeof(out->bytes), fd);
+	if (!error && frame.type == WH_FRAME_REFUSED &&
+	    !wh_refusal_decode(out->bytes, frame.length, &refused, text)) {
+		snprintf(shm->why, sizeof(shm->why), "the peer refuses: %.150s", text);
+		return -EACCES;
+	}
+	if (!error && frame.type != type)
+		error = -EPROTO;
+	out->length = frame.length;
+	return error ? wh_shm_trouble(shm, error, "the handshake on the peer's unix socket") : 0;
+}
+
+static int shake_hands(struct wh_shm_peer *shm)
+{
+	struct wh_greeting hello, welcome;
+	uint8_t proof[WH_PROVE_SIZE];
+	int fd = -1, error = wh_peer_hello(shm->peer, WH_ROLE_SHM, 0, &hello);
+
+	if (!error)
+		error = wh_shm_send(shm->fd, hello.bytes, hello.length, -1, 0);
+	if (error)
+		return wh_shm_trouble(shm, error, "greeting the peer");
+	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
+	if (error)
+		goto out;
+	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, NULL, &hello, welcome.bytes, welcome.length,
+			      proof);
+	if (!error)
+		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);
+	if (error) {
+		wh_shm_trouble(shm, error, "who has the peer's unix socket does not prove to be the peer");
+		goto out;
+	}
+	error = hear(shm, WH_FRAME_ALIVE, &welcome, &fd);
+	/* The same epoch means the same page: once is enough. */
+	if (!error && !shm->alive)
+		error = map_alive(shm, fd);
+out:
+	if (fd >= 0)
+		close(fd);
+	return error;
+}
+
+/* Have a connection, a new one if the control connection has broken since the last. */
+int wh_shm_connect(struct wh_shm_peer *shm)
+{
+	unsigned current = atomic_load(&shm->current);
+	int error;
+
+	if (shm->fd >= 0 && shm->generation == current)
+		return 0;
+	wh_shm_hang_up(shm);
+	if (shm->retry_at && shm->generation == current && wh_now() < shm->retry_at)
+		return -EAGAIN;
+	shm->generation = current;
+	error = dial(shm, shm->peer->welcome.socket);
+	if (!error)
+		error = shake_hands(shm);
+	if (!error) {
+		shm->retry_at = 0;
+		return 0;
+	}
+	wh_shm_hang_up(shm);
+	shm->retry_at = wh_now() + RETRY_AFTER;
+	return error;
+}
+
+/* ---- peers --------------------------------------------------------------------------------- */
+
+static void host_text(char out[33], const uint8_t host[16])
+{
+	for (int i = 0; i < 16; i++)
+		snprintf(out + 2 * i, 3, "%02x", host[i]);
+}
+
+static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	struct wh_engine *engine = peer->engine;
+	char here[33], there[33];
+	struct wh_shm_peer *shm;
+
+	if (peer->self) {
+		snprintf(why, WH_REFUSAL, "%.63s is this engine itself, not another process",
+			 engine->name);
+		return -ENXIO;
+	}
+	if (memcmp(peer->welcome.host, engine->host, sizeof(engine->host))) {
+		host_text(here, engine->host);
+		host_text(there, peer->welcome.host);
+		snprintf(why, WH_REFUSAL,
+			 "another host or network namespace: this engine is on %s, %.63s on %s",
+			 here, peer->welcome.name, there);
+		/* The second half is the boot's alone. Another host is no surprise, another network
+		 * namespace of this one may be. */
+		return memcmp(peer->welcome.host + 8, engine->host + 8, 8) ? -ENXIO : -EOPNOTSUPP;
+	}
+	if (!peer->welcome.socket[0]) {
+		snprintf(why, WH_REFUSAL, "%.63s has no unix socket: its shm is off",
+			 peer->welcome.name);
+		return -EOPNOTSUPP;
+	}
+	shm = calloc(1, sizeof(*shm));
+	if (!shm) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	shm->shm = engine->transport[WH_TRANSPORT_SHM];
+	shm->peer = peer;
+	shm->copy.copier = &shm->shm->copier;
+	shm->copy.places = &peer->regions;
+	shm->copy.ops = &shm_copy;
+	shm->copy.at_once = (uint64_t)engine->config.number[WH_KNOB_INLINE];
+	pthread_mutex_init(&shm->lock, NULL);
+	pthread_mutex_init(&shm->vm_lock, NULL);
+	pthread_mutex_init(&shm->maps_lock, NULL);
+	wh_list_init(&shm->memories);
+	shm->fd = shm->pidfd = -1;
+	*state = shm;
+	return 0;
+}
+
+static void shm_peer_close(struct wh_peer *peer, void *state)
+{
+	struct wh_shm_peer *shm = state;
+
+	(void)peer;
+	wh_shm_hang_up(shm);
+	if (shm->pidfd >= 0)
+		close(shm->pidfd);
+	if (shm->alive)
+		munmap((void *)shm->alive, (size_t)sysconf(_SC_PAGESIZE));
+	pthread_mutex_destroy(&shm->lock);
+	pthread_mutex_destroy(&shm->vm_lock);
+	pthread_mutex_destroy(&shm->maps_lock);
+	free(shm);
+}
+
+static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	(void)peer;
+	wh_copy_lost(state, error, text);
+}
+
+/* The same engine, over a new control connection: its session there is another. What is mapped
+ * stays so. The old connection is dropped by the next who needs one: here would be no place to wait
+ * for the lock. */
+static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	struct wh_shm_peer *shm = state;
+
+	(void)peer;
+	(void)why;
+	atomic_fetch_add(&shm->current, 1);
+	wh_copy_again(&shm->copy);
+	return 0;
+}
+
+static void shm_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	wh_copy_submit(state, piece);
+}
+
+static void shm_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	(void)peer;
+	wh_copy_help(state, batch, deadline);
+}
+
+static void shm_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	(void)peer;
+	wh_copy_cancel(state, piece);
+}
+
+/* How a piece's regions are reached. */
+struct ways {
+	bool maps, vms;
+	char refused[WH_REFUSAL]; /* why the first that is not mapped is not */
+};
+
+/* A region that has gone since says nothing. */
+static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct wh_batch *batch,
+		    const struct wh_piece *piece, struct ways *ways)
+{
+	uint64_t last = 0;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		uint64_t id = piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
+		struct wh_place *place = id == last ? NULL : wh_place_enter(&peer->regions, id);
+
+		last = id;
+		if (!place)
+			continue;
+		if (wh_shm_mapped_at(place, piece->op)) {
+			ways->maps = true;
+		} else {
+			ways->vms = true;
+			if (!*ways->refused)
+				wh_shm_refused(shm, wh_container(place, struct wh_remote_region, place),
+					       piece->op, ways->refused);
+		}
+		wh_place_leave(place);
+	}
+}
+
+static struct ways ways_of(struct wh_peer *peer, void *state, const struct wh_batch *batch)
+{
+	struct ways ways = { .maps = false };
+
+	for (size_t i = 0; i < batch->piece_count; i++)
+		if (batch->pieces[i].transport == WH_TRANSPORT_SHM)
+			look_at(peer, state, batch, &batch->pieces[i], &ways);
+	return ways;
+}
+
+static void shm_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		       size_t size)
+{
+	struct ways ways = ways_of(peer, state, batch);
+
+	snprintf(out, size, "%s%s%s", ways.maps ? "mapped memfd" : "",
+		 ways.maps && ways.vms ? " and " : "", ways.vms ? "process_vm" : "");
+}
+
+/* What is copied by the kernel could be mapped, if it were other memory, or published otherwise. */
+static bool shm_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		     size_t size)
+{
+	struct ways ways = ways_of(peer, state, batch);
+
+	if (!*ways.refused)
+		return false;
+	snprintf(line, size, "shm: a region of %s is copied by process_vm and not mapped: %s",
+		 peer->welcome.name, ways.refused);
+	return true;
+}
+
+/* ---- engine -------------------------------------------------------------------------------- */
+
+static int shm_engine_open(struct wh_engine *engine, void **state)
+{
+	struct wh_shm *shm = calloc(1, sizeof(*shm));
+	int error;
+
+	if (!shm)
+		return wh_fail(ENOMEM, "shm: no memory");
+	shm->engine = engine;
+	wh_copier_init(&shm->copier);
+	error = wh_shm_alive_open(shm);
+	if (error) {
+		wh_copier_destroy(&shm->copier);
+		free(shm);
+		return error;
+	}
+	*state = shm;
+	return 0;
+}
+
+static void shm_engine_close(struct wh_engine *engine, void *state)
+{
+	struct wh_shm *shm = state;
+
+	(void)engine;
+	wh_copier_destroy(&shm->copier);
+	wh_shm_alive_close(shm);
+	free(shm);
+}
+
+const struct wh_transport wh_transport_shm = {
+	.name = "shm",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP,
+	.role = WH_ROLE_SHM,
+	.engine_open = shm_engine_open,
+	.engine_close = shm_engine_close,
+	.peer_open = shm_peer_open,
+	.peer_close = shm_peer_close,
+	.peer_lost = shm_peer_lost,
+	.peer_again = shm_peer_again,
+	.region_came = wh_shm_region_came,
+	.region_going = wh_shm_region_going,
+	.region_gone = wh_shm_region_gone,
+	.reach = wh_shm_reach,
+	.submit = shm_submit,
+	.help = shm_help,
+	.cancel = shm_cancel,
+	.detail = shm_detail,
+	.tell = shm_tell,
+	.session_accept = wh_shm_session_accept,
+	.session_close = wh_shm_session_close,
+};

@@ -1,0 +1,672 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The initiator's connections.
+ *
+ * Whoever has something to do takes the lock and moves what can be moved: the submitter, the waiter
+ * that owns the connection, or the connection's loop. One that finds it locked leaves a note
+ * (`again`), and the holder looks once more. Only the loop takes the descriptor out of its epoll set
+ * and closes it.
+ *
+ * A connection that breaks may have left requests in the peer's receive buffer, which would still be
+ * carried out after they had been sent again and completed by another. So nothing is sent again
+ * before the peer has confirmed that the broken connection is dropped (ABORT on the control
+ * connection), or is lost as a whole.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "gpu/stream.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+
+#define RETRY_PAUSE (50 * WH_MS)
+/* A waiter looks up that often, for what does not come through its socket. */
+#define LOOK_UP (50 * WH_MS)
+
+/* Who does a turn of work. */
+enum who {
+	LOOP,
+	SUBMITTER, /* sends, but leaves it to others to receive */
+	SPINNER,   /* the same, and will be there itself for the answer */
+	OWNER,
+};
+
+/* ---- one turn of work, under the lock ---------------------------------------------------------- */
+
+/* Is something left to go out? */
+static bool leaving(const struct tcp_client *client)
+{
+	return client->sending || wh_stream_unsent(client->tls);
+}
+
+static void arm(struct tcp_client *client, enum who who)
+{
+	bool owned = atomic_load(&client->owned);
+	uint32_t events = 0;
+
+	if (client->source.fd < 0 || who == OWNER)
+		return;
+	if (client->state == TCP_CONNECTING)
+		events = EPOLLOUT;
+	else if (client->state == TCP_GREETING || client->state == TCP_SHAKING)
+		events = EPOLLIN | (wh_stream_unsent(client->tls) ? EPOLLOUT : 0);
+	else if (client->state == TCP_OPEN)
+		/* An owner, asleep, waits for what comes in, but may not know that something is
+		 * left to go out. */
+		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
+			 (leaving(client) ? EPOLLOUT : 0);
+	/* It is about to own the connection, or looks from time to time: no need to ask the loop. */
+	if (events == client->armed ||
+	    (who == SPINNER && client->state == TCP_OPEN && !leaving(client)))
+		return;
+	client->armed = events;
+	wh_loop_modify(client->loop, &client->source, events ? events | EPOLLONESHOT : 0);
+}
+
+/* Let go of the lock, and do what somebody wanted done who found it taken. */
+static void release(struct tcp_client *client)
+{
+	pthread_mutex_unlock(&client->lock);
+	if (atomic_load(&client->again))
+		tcp_client_pump(client);
+}
+
+/* Out of use; the loop cleans up. */
+static void broke(struct tcp_client *client, int error)
+{
+	if (client->state == TCP_CLOSED || client->state >= TCP_BROKEN)
+		return;
+	client->error = error;
+	client->state = TCP_BROKEN;
+	/* Also for those who sleep on it, and so that nothing more goes out or comes in. */
+	shutdown(client->source.fd, SHUT_RDWR);
+	wh_loop_post(client->loop, &client->cleanup);
+}
+
+_Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META, "where a request is made there is room");
+
+/* What we have said, which the answer is proved over: kept where requests are made later. */
+static struct wh_greeting *hello_of(struct tcp_client *client)
+{
+	return (struct wh_greeting *)client->head;
+}
+
+/* So little fits into an empty socket buffer. */
+static int say(struct tcp_client *client, const void *bytes, size_t length)
+{
+	struct iovec part = { (void *)bytes, length };
+
+	return wh_stream_send(client->source.fd, client->tls, &part, 1) == (ssize_t)length ?
+		       0 :
+		       -ECONNRESET;
+}
+
+static int say_hello(struct tcp_client *client)
+{
+	struct wh_greeting *hello = hello_of(client);
+	int error = wh_peer_hello(client->tcp->peer, WH_ROLE_DATA, client->number, hello);
+
+	return error ? error : say(client, hello->bytes, hello->length);
+}
+
+static int connecting(struct tcp_client *client)
+{
+	struct pollfd look = { client->source.fd, POLLOUT, 0 };
+	socklen_t length = sizeof(int);
+	int error = 0;
+
+	if (poll(&look, 1, 0) != 1)
+		return -EAGAIN;
+	if (getsockopt(client->source.fd, SOL_SOCKET, SO_ERROR, &error, &length))
+		error = errno;
+	if (error)
+		return -error;
+	wh_socket_near(client->tcp->peer->engine, client->source.fd);
+	if (!client->tcp->peer->engine->trust.tls) {
+		error = say_hello(client);
+		client->state = TCP_GREETING;
+		return error;
+	}
+	client->tls = wh_tls_new(client->tcp->peer->engine->trust.tls, client->source.fd, false);
+	client->state = TCP_SHAKING;
+	return client->tls ? 0 : -ENOMEM;
+}
+
+static int shaking(struct tcp_client *client)
+{
+	int error = wh_tls_shake(client->tls);
+
+	if (error && error != -EAGAIN)
+		wh_engine_log(client->tcp->peer->engine, "a data connection to %s: %s",
+			      client->tcp->peer->welcome.name, wh_tls_text(client->tls));
+	if (!error)
+		error = say_hello(client);
+	if (!error)
+		client->state = TCP_GREETING;
+	return error;
+}
+
+static int greeting(struct tcp_client *client)
+{
+	struct tcp_in *in = &client->in;
+	uint8_t proof[WH_PROVE_SIZE];
+	struct wh_frame frame;
+	ssize_t got;
+	int error;
+
+	got = tcp_receive(client->source.fd, client->tls, NULL, 0, 0, in, TCP_IN);
+	if (got <= 0)
+		return !got ? -ECONNRESET : errno == EINTR ? -EAGAIN : -errno;
+	if (in->length < WH_FRAME_HEADER)
+		return -EAGAIN;
+	error = wh_frame_decode(in->bytes + in->start, &frame);
+	if (error || frame.length > WH_HELLO_MAX)
+		return -EPROTO;
+	if (in->length < WH_FRAME_HEADER + frame.length)
+		return -EAGAIN;
+	if (frame.type == WH_FRAME_REFUSED) {
+		char text[WH_REFUSAL_MAX];
+
+		error = EPROTO;
+		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error, text);
+		wh_engine_log(client->tcp->peer->engine, "a data connection to %s is refused: %s",
+			      client->tcp->peer->welcome.name, text);
+		return -error;
+	}
+	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
+		return -EPROTO;
+	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->tls,
+			      hello_of(client), in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
+	if (!error)
+		error = say(client, proof, sizeof(proof));
+	if (error)
+		return error;
+	in->start = in->length = 0;
+	client->state = TCP_OPEN;
+	wh_count_add(&client->tcp->peer->engine->tally.connections, 1);
+	client->trouble_since = 0;
+	return 0;
+}
+
+static int open_now(struct tcp_client *client)
+{
+	struct tcp_peer *tcp = client->tcp;
+	int fd, error;
+
+	if (!client->head) {
+		client->head = malloc(WH_REQUEST_SIZE + WH_REQUEST_META);
+		client->in.bytes = malloc(TCP_IN);
+		client->in.room = TCP_IN;
+		if (!client->head || !client->in.bytes) {
+			free(client->head);
+			free(client->in.bytes);
+			client->head = client->in.bytes = NULL;
+			return -ENOMEM;
+		}
+	}
+	client->number = atomic_fetch_add(&tcp->numbers, 1);
+	client->in.start = client->in.length = 0;
+	fd = tcp_connect(tcp->peer->engine, &tcp->address);
+	if (fd < 0)
+		return fd;
+	client->source.fd = fd;
+	error = wh_loop_add(client->loop, &client->source, 0);
+	if (error) {
+		close(fd);
+		client->source.fd = -1;
+		return error;
+	}
+	client->armed = 0;
+	client->state = TCP_CONNECTING;
+	return 0;
+}
+
+/* Is there anything to open it for? */
+static bool wanted(struct tcp_client *client)
+{
+	struct tcp_peer *tcp = client->tcp;
+	bool more;
+
+	if (atomic_load(&tcp->lost))
+		return false;
+	if (atomic_load(&client->outstanding))
+		return true;
+	pthread_mutex_lock(&tcp->lock);
+	more = !wh_list_empty(&client->mine) || (!client->lane && !wh_list_empty(&tcp->shared));
+	pthread_mutex_unlock(&tcp->lock);
+	return more;
+}
+
+/* Cannot connect: try again in a while. */
+static void trouble(struct tcp_client *client, int error)
+{
+	client->error = error;
+	if (!client->trouble_since)
+		client->trouble_since = wh_now();
+	wh_loop_post(client->loop, &client->cleanup);
+}
+
+/* Do what can be done without waiting. Under the lock. */
+static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
+{
+	int error = 0;
+
+	if (client->state == TCP_CLOSED) {
+		if (!wanted(client) || client->trouble_since)
+			return;
+		error = open_now(client);
+		if (error) {
+			trouble(client, error);
+			return;
+		}
+	}
+	if (client->state == TCP_CONNECTING)
+		error = connecting(client);
+	if (!error && client->state == TCP_SHAKING)
+		error = shaking(client);
+	if (!error && client->state == TCP_GREETING)
+		error = greeting(client);
+	if (!error && client->state == TCP_OPEN) {
+		/* An owner that sleeps on the socket would not see that others have received what it
+		 * waits for. */
+		error = who == OWNER || (who == LOOP && !atomic_load(&client->owned)) ?
+				tcp_flow_receive(client, done) :
+				-EAGAIN;
+		if (error == -EAGAIN)
+			error = tcp_flow_send(client, who == OWNER);
+	}
+	if (error && error != -EAGAIN)
+		broke(client, error);
+	else
+		arm(client, who);
+}
+
+static void pump(struct tcp_client *client, enum who who)
+{
+	struct wh_list done;
+	uint64_t moved;
+
+	wh_list_init(&done);
+	atomic_fetch_add(&client->users, 1);
+	atomic_store(&client->again, true);
+	/* Whoever holds the lock sees the note when it lets go. */
+	while (atomic_load(&client->again) && !pthread_mutex_trylock(&client->lock)) {
+		atomic_store(&client->again, false);
+		moved = client->moved;
+		turn(client, who, &done);
+		moved = client->moved - moved;
+		pthread_mutex_unlock(&client->lock);
+		wh_loop_moved(client->loop, moved);
+		tcp_pieces_done(&done);
+	}
+	atomic_fetch_sub(&client->users, 1);
+}
+
+void tcp_client_pump(struct tcp_client *client)
+{
+	pump(client, LOOP);
+}
+
+void tcp_client_push(struct tcp_client *client, bool watched)
+{
+	pump(client, watched ? SPINNER : SUBMITTER);
+}
+
+void tcp_client_kick(struct tcp_client *client, bool now)
+{
+	atomic_store(&client->again, true);
+	if (pthread_mutex_trylock(&client->lock))
+		return;
+	if (client->state == TCP_OPEN && !atomic_load(&client->owned)) {
+		atomic_store(&client->again, false);
+		/* Waking a thread costs as much as sending a slice, and takes a CPU from those who move
+		 * bytes: not for what it does anyway when the answer comes that it waits for. */
+		if (now || !client->armed || !atomic_load(&client->outstanding)) {
+			client->armed = EPOLLIN | EPOLLOUT;
+			wh_loop_modify(client->loop, &client->source,
+				       EPOLLIN | EPOLLOUT | EPOLLONESHOT);
+		}
+	}
+	release(client);
+}
+
+/* ---- a waiter ----------------------------------------------------------------------------------- */
+
+/* Is anything of the batch unfinished? If not, it is done, or the thread that finished the last of it is
+ * about to say so. */
+static bool unfinished(const struct wh_batch *batch)
+{
+	bool left = false;
+
+	for (size_t i = 0; i < batch->piece_count && !left; i++)
+		left = batch->pieces[i].transport == WH_TRANSPORT_TCP &&
+		       atomic_load(&batch->pieces[i].left);
+	return left;
+}
+
+void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline)
+{
+	bool spin = client->tcp->peer->engine->config.number[WH_KNOB_SPIN], sending;
+	struct pollfd look = { .fd = -1 };
+	int64_t now, pause;
+
+	if (!deadline) {
+		tcp_client_pump(client);
+		return;
+	}
+	if (atomic_exchange(&client->owned, true))
+		return;
+	atomic_fetch_add(&client->users, 1);
+	atomic_store(&client->claimed, true);
+	pthread_mutex_lock(&client->lock);
+	atomic_store(&client->claimed, false);
+	if (client->source.fd >= 0 && client->armed)
+		wh_loop_modify(client->loop, &client->source, 0);
+	client->armed = 0;
+	release(client);
+	for (;;) {
+		/* First this: the submission may have left it to us to send. */
+		pump(client, OWNER);
+		if (!unfinished(batch))
+			break;
+		pthread_mutex_lock(&client->lock);
+		/* While it is broken, its loop has the next word. */
+		look.fd = client->state == TCP_OPEN ? client->source.fd : -1;
+		sending = leaving(client);
+		release(client);
+		if (look.fd < 0)
+			break;
+		now = deadline == INT64_MAX && spin ? 0 : wh_now();
+		if (now >= deadline)
+			break;
+		if (!spin) {
+			pause = deadline - now < LOOK_UP ? deadline - now : LOOK_UP;
+			look.events = (short)(POLLIN | (sending ? POLLOUT : 0));
+			ppoll(&look, 1, &(struct timespec){ 0, pause }, NULL);
+		}
+	}
+	atomic_store(&client->owned, false);
+	pthread_mutex_lock(&client->lock);
+	arm(client, LOOP);
+	release(client);
+	atomic_fetch_sub(&client->users, 1);
+}
+
+/* ---- breaking and mending ------------------------------------------------------------------------ */
+
+/* End every slice that is held: with an error, or, if `error` is 0, those alone whose piece is
+ * cancelled or that have been tried too often; the others are queued to be sent again. */
+static void end_slices(struct tcp_client *client, int error, const char *text, struct wh_list *done)
+{
+	tcp_flow_reset(client);
+	client->queue_start = 0;
+	for (unsigned i = 0; i < TCP_WINDOW; i++) {
+		struct tcp_slice *slice = &client->slices[i];
+
+		if (!slice->piece)
+			continue;
+		/* It is ended, or queued, when the GPU has let go of it. */
+		if (tcp_stage_busy(slice, error || atomic_load(&slice->piece->cancelled))) {
+			if (error)
+				wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+			else if (atomic_load(&slice->piece->cancelled))
+				wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+			continue;
+		}
+		if (error) {
+			wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+		} else if (slice->fault) {
+			wh_piece_fail(slice->piece, slice->piece->blocks ? UINT64_MAX : slice->fault_index,
+				      -EFAULT,
+				      "the memory at %p here cannot be %s: %s; was it unmapped since it was "
+				      "registered?",
+				      slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
+				      strerror(EFAULT));
+		} else if (atomic_load(&slice->piece->cancelled)) {
+			wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+		} else if (client->error != -EFAULT && ++slice->attempts >= TCP_ATTEMPTS) {
+			wh_piece_fail(slice->piece, UINT64_MAX, -ECONNRESET,
+				      "data connections to %s break again and again: %s",
+				      client->tcp->peer->welcome.name, strerror(-client->error));
+		} else {
+			client->queue[client->queue_count++] = (uint8_t)i;
+			continue;
+		}
+		tcp_slice_end(client, slice, done);
+	}
+}
+
+/* On its loop. */
+static void disconnect(struct tcp_client *client)
+{
+	wh_loop_remove(client->loop, &client->source);
+	wh_tls_free(client->tls);
+	client->tls = NULL;
+	wh_socket_close(client->source.fd);
+	client->source.fd = -1;
+}
+
+/* The peer has dropped its side, or cannot any more. On loop 0. */
+static void abort_done(struct wh_abort *abort, int error)
+{
+	struct tcp_client *client = wh_container(abort, struct tcp_client, abort);
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&client->lock);
+	client->state = TCP_CLOSED;
+	if (error)
+		end_slices(client, -ECONNRESET, "the peer was lost", &done);
+	else
+		end_slices(client, 0, NULL, &done);
+	pthread_mutex_unlock(&client->lock);
+	tcp_pieces_done(&done);
+	tcp_client_pump(client);
+}
+
+static void give_up(struct tcp_client *client, struct wh_list *done)
+{
+	char text[WH_TEXT_MAX];
+
+	snprintf(text, sizeof(text), "no data connection to %s can be opened: %s",
+		 client->tcp->peer->welcome.name, strerror(-client->error));
+	end_slices(client, -EHOSTUNREACH, text, done);
+	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
+	client->trouble_since = 0;
+}
+
+/* On the loop: what broke is closed; what could not be opened is tried again later. */
+static void cleanup(struct wh_task *task)
+{
+	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
+	struct wh_peer *peer = client->tcp->peer;
+	int64_t timeout = peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+	bool ask = false, given_up = false;
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&client->lock);
+	if (client->source.fd >= 0 && client->state == TCP_BROKEN) {
+		disconnect(client);
+		/* The requests that it holds may be in the peer's hands. */
+		ask = !client->idle_close && atomic_load(&client->outstanding);
+		client->state = ask ? TCP_ABORTING : TCP_CLOSED;
+		if (!ask && !client->idle_close && !client->trouble_since)
+			client->trouble_since = wh_now();
+		client->idle_close = false;
+		client->abort.number = client->number;
+		client->abort.done = abort_done;
+	}
+	if (client->state == TCP_CLOSED && client->trouble_since) {
+		given_up = wh_now() - client->trouble_since > timeout;
+		if (given_up)
+			give_up(client, &done);
+		else
+			wh_timer_set(client->loop, &client->retry, wh_now() + RETRY_PAUSE);
+	}
+	release(client);
+	tcp_pieces_done(&done);
+	if (ask)
+		wh_peer_abort(peer, &client->abort);
+}
+
+static void retry(struct wh_timer *timer)
+{
+	struct tcp_client *client = wh_container(timer, struct tcp_client, retry);
+	int error = 0;
+
+	pthread_mutex_lock(&client->lock);
+	if (client->state == TCP_CLOSED) {
+		if (!wanted(client))
+			client->trouble_since = 0;
+		else
+			error = open_now(client);
+		if (error)
+			trouble(client, error);
+		else
+			arm(client, LOOP);
+	}
+	release(client);
+}
+
+void tcp_client_break(struct tcp_client *client, int error)
+{
+	pthread_mutex_lock(&client->lock);
+	broke(client, error);
+	release(client);
+}
+
+void tcp_client_lose(struct tcp_client *client, int error, const char *text)
+{
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&client->lock);
+	broke(client, error);
+	end_slices(client, error, text, &done);
+	client->trouble_since = 0;
+	release(client);
+	tcp_pieces_done(&done);
+}
+
+bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch)
+{
+	bool carries = false;
+
+	pthread_mutex_lock(&client->lock);
+	for (unsigned i = 0; i < TCP_WINDOW && !carries; i++)
+		carries = client->slices[i].piece && client->slices[i].piece->batch == batch;
+	release(client);
+	return carries;
+}
+
+bool tcp_client_is_open(struct tcp_client *client)
+{
+	bool open;
+
+	pthread_mutex_lock(&client->lock);
+	open = client->state == TCP_OPEN;
+	release(client);
+	return open;
+}
+
+void tcp_client_describe(struct tcp_client *client, char *out, size_t size)
+{
+	pthread_mutex_lock(&client->lock);
+	if (client->state == TCP_OPEN && client->tls)
+		wh_tls_describe(client->tls, out, size);
+	release(client);
+}
+
+void tcp_client_retire(struct tcp_client *client, int64_t before)
+{
+	if (atomic_load(&client->outstanding) || pthread_mutex_trylock(&client->lock))
+		return;
+	if (client->state == TCP_OPEN && !atomic_load(&client->outstanding) && client->used < before) {
+		client->idle_close = true;
+		broke(client, -ETIMEDOUT);
+	}
+	if (client->state == TCP_CLOSED && client->head) {
+		free(client->head);
+		free(client->in.bytes);
+		client->head = client->in.bytes = NULL;
+	}
+	release(client);
+}
+
+/* ---- new and free --------------------------------------------------------------------------------- */
+
+static void ready(struct wh_source *source, uint32_t events)
+{
+	struct tcp_client *client = wh_container(source, struct tcp_client, source);
+
+	pthread_mutex_lock(&client->lock);
+	client->armed = 0; /* EPOLLONESHOT */
+	release(client);
+	/* Its owner sees what has come, and arms it again. Where only room has come a look for bytes would be a
+	 * system call in vain; what TLS holds back no event tells of. */
+	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
+		pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
+}
+
+/* As many as there are slots for, if all connections gather: slices that wait for a slot are kept from those
+ * that have one. */
+static uint32_t gather_most(const struct tcp_peer *tcp)
+{
+	uint32_t share = WH_SLOTS / tcp->count;
+
+	return share < 1 ? 1 : share < TCP_GATHER_AHEAD ? share : TCP_GATHER_AHEAD;
+}
+
+struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane)
+{
+	struct tcp_client *client = calloc(1, sizeof(*client));
+
+	if (!client)
+		return NULL;
+	client->tcp = tcp;
+	client->lane = lane;
+	client->gather_most = gather_most(tcp);
+	wh_list_init(&client->mine);
+	client->loop = wh_engine_loop(tcp->peer->engine);
+	client->source.fd = -1;
+	client->source.ready = ready;
+	client->cleanup.run = cleanup;
+	client->retry.fire = retry;
+	pthread_mutex_init(&client->lock, NULL);
+	return client;
+}
+
+/* On the connection's own loop. */
+static void shut(void *argument)
+{
+	struct tcp_client *client = argument;
+
+	wh_timer_clear(&client->retry);
+	wh_loop_cancel(client->loop, &client->cleanup);
+	pthread_mutex_lock(&client->lock);
+	if (client->source.fd >= 0)
+		disconnect(client);
+	client->state = TCP_CLOSED;
+	client->trouble_since = 0;
+	pthread_mutex_unlock(&client->lock);
+}
+
+void tcp_client_free(struct tcp_client *client)
+{
+	wh_loop_call(client->loop, shut, client);
+	while (atomic_load(&client->users))
+		sched_yield();
+	/* One of those may have handed in a cleanup. */
+	wh_loop_call(client->loop, shut, client);
+	pthread_mutex_destroy(&client->lock);
+	free(client->head);
+	free(client->in.bytes);
+	free(client);
+}

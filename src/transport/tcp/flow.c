@@ -1,0 +1,506 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The initiator's bytes: requests out, responses in. Under the connection's lock, never waiting. */
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "memory/memory.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+#include "window/copy.h"
+#include "wire/bytes.h"
+
+/* ---- walking through a slice ------------------------------------------------------------------ */
+
+static void walk_start(struct tcp_walk *walk, const struct tcp_slice *slice)
+{
+	*walk = (struct tcp_walk){ .next = slice->start };
+	wh_piece_next(slice->piece, &walk->next, slice->start.left, &walk->run);
+}
+
+/* On to the next run; false at the end of the slice. */
+static bool walk_step(struct tcp_walk *walk, const struct wh_piece *piece)
+{
+	walk->before += walk->run.length;
+	walk->done = 0;
+	walk->extent++;
+	return wh_piece_next(piece, &walk->next, walk->next.left, &walk->run);
+}
+
+static bool is_bad(const struct tcp_client *client, uint32_t extent)
+{
+	return client->bad[extent / 64] >> (extent % 64) & 1;
+}
+
+/* Where the socket finds the walk's next bytes. */
+static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
+{
+	char *staged = tcp_stage_bytes(slice);
+
+	if (slice->piece->windowed)
+		return tcp_window_at(slice->piece, &walk->run) + walk->done;
+	return (staged ? staged + walk->before : walk->run.local) + walk->done;
+}
+
+/* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents that
+ * the owner refused. Returns the bytes. */
+static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
+			  const struct tcp_slice *slice, bool skip_bad, struct iovec *vector, int *count)
+{
+	struct tcp_walk walk = *from;
+	size_t bytes = 0, length;
+
+	do {
+		length = walk.run.length - walk.done;
+		if (skip_bad && is_bad(client, walk.extent))
+			continue;
+		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk_at(&walk, slice), length))
+			break;
+		bytes += length;
+	} while (walk_step(&walk, slice->piece));
+	return bytes;
+}
+
+/* Move the walk on by bytes that have been moved. */
+static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
+			 const struct wh_piece *piece, bool skip_bad, uint64_t bytes)
+{
+	while (bytes) {
+		uint64_t length = walk->run.length - walk->done;
+
+		if (skip_bad && is_bad(client, walk->extent)) {
+			walk_step(walk, piece);
+			continue;
+		}
+		if (bytes < length) {
+			walk->done += bytes;
+			return;
+		}
+		bytes -= length;
+		walk_step(walk, piece);
+	}
+}
+
+/* ---- memory of ours that is not there ----------------------------------------------------------- */
+
+static const struct wh_region *local_of(const struct wh_piece *piece, const struct wh_run *run)
+{
+	return piece->blocks ? piece->blocks->bases[run->index].local :
+			       piece->batch->items[run->index].local;
+}
+
+/* The kernel could not send from, or receive into, some of the slice's memory from the walk's place
+ * on. The stream is cut, so that the connection has to go; this slice fails, and no other. */
+static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
+{
+	struct tcp_walk walk = *from;
+
+	slice->fault = true;
+	slice->fault_index = walk.run.index;
+	slice->fault_at = walk.run.local;
+	do {
+		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.run.local, walk.run.length))
+			continue;
+		slice->fault_index = walk.run.index;
+		slice->fault_at = walk.run.local;
+		break;
+	} while (walk_step(&walk, slice->piece));
+	return -EFAULT;
+}
+
+/* Before bytes are copied into a run here, without the kernel. *seen is the last region that is
+ * there. */
+static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
+		     const struct wh_region **seen)
+{
+	const struct wh_region *region;
+
+	if (piece->staged)
+		return true;
+	region = local_of(piece, run);
+	if (region == *seen || !wh_region_may_vanish(region))
+		return true;
+	if (wh_memory_mapped(region->place.address, region->place.length)) {
+		*seen = region;
+		return true;
+	}
+	return wh_memory_mapped((uint64_t)(uintptr_t)run->local, run->length);
+}
+
+/* ---- slices ----------------------------------------------------------------------------------- */
+
+void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done)
+{
+	struct wh_piece *piece = slice->piece;
+	uint64_t bytes = slice->start.left;
+
+	if (piece->op == WH_READ)
+		client->read_bytes -= bytes;
+	/* Also of one that has failed: nothing of it is to arrive afterwards. */
+	if (piece->windowed)
+		tcp_window_slice_end(slice);
+	tcp_stage_free(client, slice);
+	slice->piece = NULL;
+	atomic_fetch_sub(&client->outstanding, 1);
+	if (atomic_fetch_sub(&piece->left, bytes) == bytes)
+		wh_list_append(done, &piece->link);
+}
+
+void tcp_pieces_done(struct wh_list *done)
+{
+	struct wh_list *link;
+
+	while ((link = wh_list_take(done)))
+		wh_piece_done(wh_container(link, struct wh_piece, link));
+}
+
+/* ---- sending ---------------------------------------------------------------------------------- */
+
+static int encode(struct tcp_client *client, struct tcp_slice *slice)
+{
+	struct wh_extent_writer writer;
+	struct wh_request request = {
+		.op = (uint8_t)slice->piece->op,
+		.count = slice->count,
+		.id = slice->id,
+		.bytes = slice->start.left,
+	};
+	struct tcp_walk walk;
+
+	wh_extents_start(&writer, client->head + WH_REQUEST_SIZE, WH_REQUEST_META);
+	walk_start(&walk, slice);
+	do {
+		struct wh_extent extent = { walk.run.remote, walk.run.offset, walk.run.length };
+		int error = wh_extents_put(&writer, &extent);
+
+		/* 1,024 extents of 31 bytes fit. */
+		if (error)
+			return error;
+	} while (walk_step(&walk, slice->piece));
+	request.meta = (uint32_t)wh_extents_end(&writer);
+	wh_request_encode(client->head, &request);
+	client->head_length = WH_REQUEST_SIZE + request.meta;
+	client->head_sent = 0;
+	return 0;
+}
+
+/* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or their
+ * room, are there. */
+static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
+{
+	struct tcp_slice *slice;
+	int ready;
+
+	do {
+		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >= TCP_WINDOW ||
+		    client->gathering >= client->gather_most)
+			return -EAGAIN;
+		for (slice = client->slices; slice->piece;)
+			slice++;
+		if (!tcp_pull(client, slice))
+			return -EAGAIN;
+		atomic_fetch_add(&client->outstanding, 1);
+		slice->attempts = 0;
+		slice->sent = slice->fault = false;
+		slice->stage = NULL;
+		if (slice->piece->op == WH_READ)
+			client->read_bytes += slice->start.left;
+		ready = slice->piece->staged ? tcp_stage_begin(client, slice) : 1;
+	} while (!ready);
+	*out = slice;
+	return ready < 0 ? ready : 0;
+}
+
+/* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once more,
+ * and it comes later. */
+static int take_queued(struct tcp_client *client, struct tcp_slice **out)
+{
+	struct tcp_slice *slice;
+	int ready;
+
+	do {
+		if (!client->queue_count)
+			return pull_slice(client, out);
+		slice = &client->slices[client->queue[client->queue_start]];
+		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
+		client->queue_count--;
+		ready = slice->piece->staged && !slice->stage ? tcp_stage_begin(client, slice) : 1;
+	} while (!ready);
+	*out = slice;
+	return ready < 0 ? ready : 0;
+}
+
+/* Take the next slice to send. */
+static int next_slice(struct tcp_client *client)
+{
+	struct tcp_slice *slice = NULL;
+	int error = take_queued(client, &slice);
+
+	if (error)
+		return error;
+	slice->id = client->sequence++ * TCP_WINDOW + (uint64_t)(slice - client->slices);
+	slice->sent = false;
+	error = encode(client, slice);
+	if (error)
+		return error;
+	client->sending = slice;
+	client->used = wh_now();
+	client->out_left = slice->piece->op == WH_WRITE ? slice->start.left : 0;
+	walk_start(&client->out, slice);
+	return 0;
+}
+
+int tcp_flow_send(struct tcp_client *client, bool owner)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct wh_piece *piece;
+	size_t bytes, head;
+	int count, error;
+	ssize_t got;
+
+	if (client->tls && wh_tls_flush(client->tls))
+		return -errno;
+	for (;;) {
+		if (!client->sending) {
+			error = next_slice(client);
+			if (error)
+				return error;
+		}
+		/* A waiter wants the lock: it goes on from here, without a thread's hand-over. */
+		if (!owner && atomic_load_explicit(&client->claimed, memory_order_relaxed))
+			return -EAGAIN;
+		piece = client->sending->piece;
+		count = 0;
+		head = client->head_length - client->head_sent;
+		bytes = head;
+		if (head)
+			vector[count++] = (struct iovec){ client->head + client->head_sent, head };
+		if (client->out_left)
+			bytes += walk_vector(client, &client->out, client->sending, false, vector,
+					     &count);
+		got = wh_stream_send(client->source.fd, client->tls, vector, count);
+		if (got < 0 && errno == EFAULT)
+			return fault(client->sending, &client->out);
+		if (got < 0)
+			return errno == EINTR ? -EAGAIN : -errno;
+		client->moved += (uint64_t)got;
+		if ((size_t)got <= head) {
+			client->head_sent += (size_t)got;
+		} else {
+			client->head_sent = client->head_length;
+			client->out_left -= (uint64_t)got - head;
+			if (client->out_left)
+				walk_advance(client, &client->out, piece, false,
+					     (uint64_t)got - head);
+		}
+		if (client->head_sent == client->head_length && !client->out_left) {
+			client->sending->sent = true;
+			/* The socket has its bytes: others may have the slot. */
+			if (piece->op == WH_WRITE)
+				tcp_stage_free(client, client->sending);
+			client->sending = NULL;
+		} else if ((size_t)got < bytes) {
+			return -EAGAIN;
+		}
+	}
+}
+
+/* ---- receiving -------------------------------------------------------------------------------- */
+
+/* The owner refused some extents: record it, so that their bytes are not waited for. */
+static int refused(struct tcp_client *client, const uint8_t *errors)
+{
+	struct tcp_slice *slice = client->receiving;
+	struct tcp_walk walk;
+
+	memset(client->bad, 0, sizeof(client->bad));
+	walk_start(&walk, slice);
+	for (uint32_t i = 0; i < client->response.errors; i++, errors += WH_RESPONSE_ERROR_SIZE) {
+		uint32_t extent = wh_get32(errors);
+		int error = (int)wh_get32(errors + 4);
+
+		/* They come in the order of the extents. */
+		if (extent >= slice->count || extent < walk.extent || error <= 0 || error > 4095)
+			return -EPROTO;
+		while (walk.extent < extent && walk_step(&walk, slice->piece))
+			;
+		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
+		wh_piece_fail(slice->piece, walk.run.index, -error,
+			      "%s refuses region %#llx offset %llu length %llu: %s",
+			      slice->piece->batch->peer->welcome.name,
+			      (unsigned long long)walk.run.remote, (unsigned long long)walk.run.offset,
+			      (unsigned long long)walk.run.length, strerror(error));
+	}
+	return 0;
+}
+
+/* How many payload bytes must come, given what was refused. */
+static uint64_t expected(struct tcp_client *client)
+{
+	struct tcp_slice *slice = client->receiving;
+	uint64_t bytes = 0;
+	struct tcp_walk walk;
+
+	if (slice->piece->op == WH_WRITE)
+		return 0;
+	if (!client->response.errors)
+		return slice->start.left;
+	walk_start(&walk, slice);
+	do {
+		bytes += is_bad(client, walk.extent) ? 0 : walk.run.length;
+	} while (walk_step(&walk, slice->piece));
+	return bytes;
+}
+
+/* A response's head is complete in the buffer, or not yet: -EAGAIN. */
+static int take_head(struct tcp_client *client)
+{
+	struct tcp_in *in = &client->in;
+	const uint8_t *at = in->bytes + in->start;
+	struct tcp_slice *slice;
+	uint32_t length;
+	int error;
+
+	if (in->length < WH_RESPONSE_SIZE)
+		return -EAGAIN;
+	error = wh_response_decode(at, &client->response);
+	if (error)
+		return error;
+	length = WH_RESPONSE_SIZE + client->response.errors * WH_RESPONSE_ERROR_SIZE;
+	if (client->response.errors > WH_REQUEST_EXTENTS)
+		return -EPROTO;
+	if (in->length < length)
+		return -EAGAIN;
+	slice = &client->slices[client->response.id % TCP_WINDOW];
+	/* A write may be answered before all of it is sent only to say that it is refused; the owner
+	 * never does that, so an answer to what has not been sent is an error. */
+	if (!slice->piece || slice->id != client->response.id || !slice->sent ||
+	    slice->piece->op != client->response.op)
+		return -EPROTO;
+	client->receiving = slice;
+	walk_start(&client->into, slice);
+	if (client->response.errors) {
+		error = refused(client, at + WH_RESPONSE_SIZE);
+		if (error)
+			return error;
+	}
+	in->start += length;
+	in->length -= length;
+	client->into_left = expected(client);
+	return client->into_left == client->response.bytes ? 0 : -EPROTO;
+}
+
+/* Copy payload that came along with a head. 0 or -EFAULT. */
+static int take_early(struct tcp_client *client)
+{
+	const struct wh_region *seen = NULL;
+	struct tcp_in *in = &client->in;
+	bool errors = client->response.errors;
+
+	while (in->length && client->into_left) {
+		struct tcp_walk *walk = &client->into;
+		uint64_t length = walk->run.length - walk->done;
+
+		if (errors && is_bad(client, walk->extent)) {
+			walk_step(walk, client->receiving->piece);
+			continue;
+		}
+		if (length > in->length)
+			length = in->length;
+		if (!is_there(client->receiving->piece, &walk->run, &seen))
+			return fault(client->receiving, walk);
+		if (client->receiving->piece->windowed)
+			tcp_window_put(client->receiving->piece, &walk->run,
+				       walk_at(walk, client->receiving), in->bytes + in->start,
+				       length);
+		else
+			memcpy(walk_at(walk, client->receiving), in->bytes + in->start, length);
+		in->start += (uint32_t)length;
+		in->length -= (uint32_t)length;
+		client->into_left -= length;
+		walk_advance(client, walk, client->receiving->piece, errors, length);
+	}
+	if (client->receiving->piece->windowed)
+		wh_copy_issued();
+	return 0;
+}
+
+/* Use what is in the buffer. -EAGAIN: more is needed. */
+static int consume(struct tcp_client *client, struct wh_list *done)
+{
+	int error;
+
+	for (;;) {
+		if (!client->receiving) {
+			error = take_head(client);
+			if (error)
+				return error;
+		}
+		error = take_early(client);
+		if (error)
+			return error;
+		if (client->into_left)
+			return -EAGAIN;
+		if (client->receiving->stage && client->receiving->piece->op == WH_READ)
+			tcp_stage_scatter(client, client->receiving);
+		else
+			tcp_slice_end(client, client->receiving, done);
+		client->receiving = NULL;
+	}
+}
+
+int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
+{
+	struct iovec vector[TCP_VECTOR];
+	struct tcp_in *in = &client->in;
+	size_t want, moved;
+	int count, error;
+	ssize_t got;
+
+	while (atomic_load_explicit(&client->outstanding, memory_order_relaxed)) {
+		count = 0;
+		want = 0;
+		if (client->receiving) /* the buffer is empty, see consume() */
+			want = walk_vector(client, &client->into, client->receiving,
+					   client->response.errors, vector, &count);
+		if (want > client->into_left)
+			return -EPROTO;
+		got = tcp_receive(client->source.fd, client->tls, vector, count, want, in,
+				  client->receiving ? TCP_TAIL : TCP_IN);
+		if (!got)
+			return -ECONNRESET;
+		if (got < 0 && errno == EFAULT && client->receiving)
+			return fault(client->receiving, &client->into);
+		if (got < 0)
+			return errno == EINTR ? -EAGAIN : -errno;
+		client->moved += (uint64_t)got;
+		/* Another thread may end the slice. */
+		if (client->receiving && client->receiving->piece->windowed)
+			wh_copy_issued();
+		moved = (size_t)got < want ? (size_t)got : want;
+		if (moved) {
+			client->into_left -= moved;
+			if (client->into_left)
+				walk_advance(client, &client->into, client->receiving->piece,
+					     client->response.errors, moved);
+		}
+		error = consume(client, done);
+		if (error != -EAGAIN)
+			return error;
+		/* A short read: the socket is empty. */
+		if ((size_t)got < want)
+			return -EAGAIN;
+		if (!want && (size_t)got < TCP_IN)
+			return -EAGAIN;
+	}
+	return -EAGAIN;
+}
+
+void tcp_flow_reset(struct tcp_client *client)
+{
+	client->sending = client->receiving = NULL;
+	client->in.start = client->in.length = 0;
+	client->out_left = client->into_left = 0;
+	client->head_length = client->head_sent = 0;
+	client->queue_count = 0;
+}

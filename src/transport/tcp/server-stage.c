@@ -1,0 +1,456 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The owner's side of tcp, memory of a GPU: its bytes are received into slots of pinned memory and
+ * scattered from there, and gathered into slots and sent from there, a few slots at a time, so that
+ * the GPU and the socket work at once. On the connection's loop, but for chunk_moved().
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "transport/tcp/server.h"
+
+/* A slot full of bytes on their way. */
+struct tcp_chunk {
+	struct wh_staging staging;
+	struct wh_slot_wait wait;
+	struct wh_list link; /* job.chunks */
+	struct wh_task task; /* back to the loop */
+	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
+	struct tcp_server *server;
+	struct tcp_write *write; /* it belongs to; NULL: to a read */
+	struct tcp_job *job;     /* the read; NULL: it is gone, or a write */
+	uint32_t first, end;     /* write: extents that have bytes in it */
+	bool moved;              /* by the GPU */
+	uint64_t sent;           /* read: of its bytes */
+	struct wh_place **places; /* entered while the GPU moves */
+	uint32_t place_count, place_room;
+};
+
+/* ---- chunks ------------------------------------------------------------------------------------ */
+
+static void leave_places(struct tcp_chunk *chunk)
+{
+	while (chunk->place_count)
+		wh_place_leave(chunk->places[--chunk->place_count]);
+}
+
+static void chunk_free(struct tcp_chunk *chunk)
+{
+	struct tcp_server *server = chunk->server;
+
+	leave_places(chunk);
+	if (chunk->staging.slot)
+		wh_slot_give(server->engine->gpus, chunk->staging.slot);
+	wh_staging_destroy(&chunk->staging);
+	free(chunk->places);
+	free(chunk);
+	if (!--server->chunk_count && server->dead)
+		tcp_server_bury(server);
+}
+
+/* On any thread: the bytes are where they belong, or nothing moves any more. */
+static void chunk_moved(struct wh_staging *staging, int error, const char *text)
+{
+	struct tcp_chunk *chunk = wh_container(staging, struct tcp_chunk, staging);
+	struct tcp_server *server = chunk->server;
+
+	(void)error; /* it is in the staging */
+	(void)text;
+	wh_loop_post(server->loop, &chunk->task);
+	atomic_fetch_sub(&server->flying, 1);
+}
+
+static void chunk_back(struct wh_task *task);
+
+/* On any thread: a slot has become free. */
+static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
+{
+	struct tcp_chunk *chunk = wh_container(wait, struct tcp_chunk, wait);
+
+	chunk->given = slot;
+	wh_loop_post(chunk->server->loop, &chunk->task);
+}
+
+/* A chunk with a slot; or one that waits for it, which then comes by chunk_back(). NULL: no memory. */
+static struct tcp_chunk *chunk_new(struct tcp_server *server)
+{
+	struct tcp_chunk *chunk;
+
+	if (wh_slots_prepare(server->engine->gpus, WH_SLOT_SERVES))
+		return NULL;
+	chunk = calloc(1, sizeof(*chunk));
+	if (!chunk)
+		return NULL;
+	chunk->server = server;
+	chunk->task.run = chunk_back;
+	chunk->wait.ready = slot_ready;
+	wh_staging_init(&chunk->staging, server->engine->gpus, false);
+	chunk->staging.done = chunk_moved;
+	server->chunk_count++;
+	chunk->staging.slot = wh_slot_take(server->engine->gpus, WH_SLOT_SERVES, &chunk->wait);
+	return chunk;
+}
+
+/* The region of an extent, entered until the chunk has been moved. */
+static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
+{
+	struct wh_place *place, **grown;
+	uint32_t room = chunk->place_room ? 2 * chunk->place_room : 4;
+
+	if (chunk->place_count && wh_place_id(chunk->places[chunk->place_count - 1]) == id)
+		return wh_container(chunk->places[chunk->place_count - 1], struct wh_region, place);
+	if (chunk->place_count == chunk->place_room) {
+		grown = realloc(chunk->places, room * sizeof(*grown));
+		if (!grown)
+			return NULL;
+		chunk->places = grown;
+		chunk->place_room = room;
+	}
+	place = wh_place_enter(&chunk->server->engine->regions, id);
+	if (!place)
+		return NULL;
+	chunk->places[chunk->place_count++] = place;
+	return wh_container(place, struct wh_region, place);
+}
+
+static void fly(struct tcp_chunk *chunk, bool into)
+{
+	atomic_fetch_add(&chunk->server->flying, 1);
+	wh_count_add(&chunk->server->engine->tally.staged_bytes, chunk->staging.bytes);
+	wh_staging_start(&chunk->staging, into);
+}
+
+void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,
+			 uint64_t bytes)
+{
+	while (bytes) {
+		uint64_t length = extents[*at].length - *skip;
+
+		if (bytes < length) {
+			*skip += bytes;
+			return;
+		}
+		bytes -= length;
+		*skip = 0;
+		++*at;
+	}
+}
+
+bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *extents, uint32_t count)
+{
+	uint64_t last = 0;
+	bool gpu = false;
+
+	for (uint32_t i = 0; i < count && !gpu; i++) {
+		struct wh_place *place;
+
+		if (extents[i].error || extents[i].region == last)
+			continue;
+		last = extents[i].region;
+		place = wh_place_enter(&server->engine->regions, last);
+		if (!place)
+			continue;
+		gpu = !wh_kind_on_host(place->kind);
+		wh_place_leave(place);
+	}
+	return gpu;
+}
+
+/* ---- writes ------------------------------------------------------------------------------------ */
+
+int tcp_stage_write(struct tcp_server *server)
+{
+	size_t list = server->request.count * sizeof(struct tcp_extent);
+	struct tcp_write *write = malloc(sizeof(*write) + list);
+
+	if (!write)
+		return -ENOMEM;
+	memset(write, 0, sizeof(*write));
+	memcpy(write->extents, server->extents, list);
+	write->request = server->request;
+	write->chunks = 1;
+	server->write = write;
+	server->extents = write->extents;
+	server->write_count++;
+	tcp_server_hold(server, tcp_write_size(&write->request));
+	return 0;
+}
+
+static void write_part_done(struct tcp_server *server, struct tcp_write *write)
+{
+	if (!--write->chunks)
+		wh_list_append(&server->answers, &write->link);
+}
+
+size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
+{
+	struct tcp_chunk *chunk = server->chunk;
+	uint64_t room;
+
+	if (!chunk) {
+		chunk = server->chunk = chunk_new(server);
+		server->wants_slot = chunk && !chunk->staging.slot;
+		if (!chunk) {
+			/* Nothing can be received any more: as if the connection had broken. */
+			server->failed = true;
+			return 0;
+		}
+		chunk->write = server->write;
+	}
+	if (!chunk->staging.slot)
+		return 0;
+	room = WH_SLOT - chunk->sent;
+	*vector = (struct iovec){ chunk->staging.slot->host + chunk->sent,
+				  room < server->left ? room : server->left };
+	return vector->iov_len;
+}
+
+/* Tell the staging which bytes of the slot belong where, and move on along the extents. */
+static void place_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
+{
+	uint64_t left = chunk->sent;
+
+	chunk->first = server->at;
+	while (left) {
+		struct tcp_extent *extent = &server->extents[server->at];
+		uint64_t length = extent->length - server->skip, taken = 0;
+		const struct wh_region *region = extent->error ? NULL : enter(chunk, extent->region);
+
+		length = length < left ? length : left;
+		if (!extent->error && !region)
+			extent->error = ESTALE;
+		if (region)
+			taken = wh_staging_add(&chunk->staging, region,
+					       region->place.address + extent->offset + server->skip,
+					       length);
+		if (region && taken < length)
+			extent->error = ENOMEM;
+		wh_staging_skip(&chunk->staging, length - taken);
+		chunk->end = server->at + 1;
+		left -= length;
+		tcp_extents_advance(server->extents, &server->at, &server->skip, length);
+	}
+}
+
+void tcp_stage_received(struct tcp_server *server, size_t bytes)
+{
+	struct tcp_chunk *chunk = server->chunk;
+
+	chunk->sent += bytes; /* received, that is */
+	server->left -= bytes;
+	if (server->left && chunk->sent < WH_SLOT)
+		return;
+	server->chunk = NULL;
+	place_bytes(server, chunk);
+	server->write->chunks++;
+	fly(chunk, false);
+}
+
+void tcp_stage_end_write(struct tcp_server *server)
+{
+	struct tcp_write *write = server->write;
+
+	server->write = NULL;
+	server->extents = server->own;
+	write_part_done(server, write);
+}
+
+static void written(struct tcp_chunk *chunk)
+{
+	struct tcp_server *server = chunk->server;
+	struct tcp_write *write = chunk->write;
+
+	for (uint32_t i = chunk->first; i < chunk->end && chunk->staging.error; i++) {
+		if (!write->extents[i].error)
+			write->extents[i].error = -chunk->staging.error;
+	}
+	if (chunk->staging.error)
+		wh_engine_log(server->engine, "bytes from a peer do not reach a GPU: %s",
+			      chunk->staging.text);
+	write_part_done(server, write);
+	chunk_free(chunk);
+}
+
+/* ---- reads ------------------------------------------------------------------------------------- */
+
+/* Fill the chunk with the next bytes of the read. */
+static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
+{
+	while (job->ungathered && chunk->staging.bytes < WH_SLOT) {
+		const struct tcp_extent *extent = &job->extents[job->at];
+		const struct wh_region *region = enter(chunk, extent->region);
+		uint64_t taken;
+
+		/* Promised, and taken back since: there is no honest way to go on. */
+		if (!region)
+			return -ESTALE;
+		taken = wh_staging_add(&chunk->staging, region,
+				       region->place.address + extent->offset + job->skip,
+				       extent->length - job->skip);
+		if (!taken)
+			return -ENOMEM;
+		job->ungathered -= taken;
+		tcp_extents_advance(job->extents, &job->at, &job->skip, taken);
+	}
+	if (wh_staging_gather_few(&chunk->staging, true)) {
+		leave_places(chunk);
+		chunk->moved = true;
+	} else {
+		fly(chunk, true);
+	}
+	return 0;
+}
+
+/* Gather the next bytes of one read. 1: no more can be gathered on this connection for now. */
+static int gather_job(struct tcp_server *server, struct tcp_job *job)
+{
+	struct tcp_chunk *last = NULL;
+	int error = 0;
+
+	if (!wh_list_empty(&job->chunks)) {
+		last = wh_container(job->chunks.next, struct tcp_chunk, link);
+		if (last->moved && last->staging.error)
+			return last->staging.error;
+		last = wh_container(job->chunks.prev, struct tcp_chunk, link);
+	}
+	/* One that waits for a slot is the last, and goes first when it has one. */
+	while (job->ungathered && server->read_chunks < TCP_CHUNKS && !error &&
+	       !(last && !last->staging.slot)) {
+		last = chunk_new(server);
+		if (!last)
+			return -ENOMEM;
+		wh_list_append(&job->chunks, &last->link);
+		last->job = job;
+		server->read_chunks++;
+		if (last->staging.slot)
+			error = gather(job, last);
+	}
+	return error ? error : job->ungathered || (last && !last->staging.slot);
+}
+
+/* Reads are sent one after the other; so that the GPU is not idle meanwhile, the next ones are gathered
+ * as well. None has a slot while an earlier one waits for it, or they would wait for each other. */
+int tcp_stage_read(struct tcp_server *server)
+{
+	struct wh_list *link;
+	int error = 0;
+
+	for (link = server->jobs.next; link != &server->jobs && !error; link = link->next) {
+		struct tcp_job *job = wh_container(link, struct tcp_job, link);
+
+		if (job->staged)
+			error = gather_job(server, job);
+	}
+	return error < 0 ? error : 0;
+}
+
+size_t tcp_stage_out_of(struct tcp_job *job, struct iovec *vector)
+{
+	struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
+
+	if (wh_list_empty(&job->chunks) || !chunk->moved)
+		return 0;
+	*vector = (struct iovec){ chunk->staging.slot->host + chunk->sent,
+				  chunk->staging.bytes - chunk->sent };
+	return vector->iov_len;
+}
+
+static void forget(struct tcp_server *server, struct tcp_chunk *chunk)
+{
+	wh_list_remove(&chunk->link);
+	server->read_chunks--;
+}
+
+void tcp_stage_sent(struct tcp_server *server, struct tcp_job *job, size_t bytes)
+{
+	struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
+
+	chunk->sent += bytes;
+	if (chunk->sent < chunk->staging.bytes)
+		return;
+	forget(server, chunk);
+	chunk_free(chunk);
+}
+
+void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
+{
+	while (!wh_list_empty(&job->chunks)) {
+		struct tcp_chunk *chunk = wh_container(job->chunks.next, struct tcp_chunk, link);
+
+		forget(server, chunk);
+		chunk->job = NULL;
+		/* Else its task is going to come, and finds that nobody wants it. */
+		if (chunk->moved || wh_slot_unwait(chunk->server->engine->gpus, &chunk->wait))
+			chunk_free(chunk);
+	}
+}
+
+/* ---- back on the loop -------------------------------------------------------------------------- */
+
+/* It has waited for a slot, and has one now. */
+static void chunk_begin(struct tcp_chunk *chunk)
+{
+	struct tcp_server *server = chunk->server;
+
+	chunk->staging.slot = chunk->given;
+	chunk->given = NULL;
+	if (chunk == server->chunk)
+		server->wants_slot = false;
+	else if (chunk->job && gather(chunk->job, chunk))
+		server->failed = true;
+	else if (!chunk->job)
+		chunk_free(chunk);
+}
+
+static void drop_write(struct tcp_write *write)
+{
+	if (!--write->chunks)
+		free(write);
+}
+
+static void chunk_back(struct wh_task *task)
+{
+	struct tcp_chunk *chunk = wh_container(task, struct tcp_chunk, task);
+	struct tcp_server *server = chunk->server;
+	bool dead = server->dead;
+
+	if (chunk->given) {
+		chunk_begin(chunk);
+	} else {
+		leave_places(chunk);
+		chunk->moved = true;
+		if (chunk->write && !dead) {
+			written(chunk);
+		} else if (dead || !chunk->job) {
+			if (chunk->write)
+				drop_write(chunk->write);
+			chunk_free(chunk);
+		}
+	}
+	if (!dead)
+		tcp_server_turn(server, true);
+}
+
+void tcp_stage_stop(struct tcp_server *server)
+{
+	struct wh_gpus *gpus = server->engine->gpus;
+	struct tcp_chunk *chunk = server->chunk;
+
+	/* GPUs wait for nobody: soon. */
+	while (atomic_load(&server->flying)) {
+		if (!wh_gpus_poll(gpus))
+			sched_yield();
+	}
+	if (server->write)
+		drop_write(server->write);
+	server->write = NULL;
+	server->chunk = NULL;
+	if (!chunk)
+		return;
+	chunk->write = NULL;
+	if (chunk->staging.slot || wh_slot_unwait(gpus, &chunk->wait))
+		chunk_free(chunk);
+}

@@ -1,0 +1,633 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The tcp transport's table, a peer's state, and the pieces that wait for a connection. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "memory/memory.h"
+#include "gpu/stream.h"
+#include "gpu/region-window.h"
+#include "gpu/staging.h"
+#include "transport/tcp/tcp.h"
+#include "util/clock.h"
+
+/* A piece that more than one connection has slices of. */
+#define SEVERAL ((void *)1)
+
+/* ---- sockets ----------------------------------------------------------------------------------- */
+
+ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
+		    struct tcp_in *in, size_t tail)
+{
+	struct iovec alone;
+	size_t room;
+	ssize_t got;
+
+	if (in->start) {
+		memmove(in->bytes, in->bytes + in->start, in->length);
+		in->start = 0;
+	}
+	room = in->room - in->length;
+	if (room > tail)
+		room = tail;
+	if (!vector)
+		vector = &alone;
+	vector[count] = (struct iovec){ in->bytes + in->length, room };
+	got = wh_stream_receive(fd, tls, vector, count + 1);
+	if (got > 0 && (size_t)got > want)
+		in->length += (uint32_t)((size_t)got - want);
+	return got;
+}
+
+int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address)
+{
+	int fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), error;
+
+	if (fd < 0)
+		return -errno;
+	wh_socket_tune(engine, fd);
+	wh_socket_unpace(fd, address);
+	if (connect(fd, (const struct sockaddr *)address,
+		    address->ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+						     sizeof(struct sockaddr_in)) &&
+	    errno != EINPROGRESS) {
+		error = errno;
+		close(fd);
+		return -error;
+	}
+	return fd;
+}
+
+/* ---- pieces ------------------------------------------------------------------------------------ */
+
+/* Out of the list that it waits in. Under tcp.lock. */
+static void take_out(struct wh_piece *piece)
+{
+	if (piece->alone && piece->link.next)
+		atomic_fetch_sub(&((struct tcp_client *)piece->owner)->waiting, 1);
+	wh_list_remove(&piece->link);
+}
+
+/* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
+static bool drop_rest(struct wh_piece *piece)
+{
+	uint64_t rest = piece->cursor.left;
+
+	take_out(piece);
+	piece->cursor.left = 0;
+	return rest && atomic_fetch_sub(&piece->left, rest) == rest;
+}
+
+static void fail_list(struct wh_list *list, int error, const char *text, struct wh_list *done)
+{
+	while (!wh_list_empty(list)) {
+		struct wh_piece *piece = wh_container(list->next, struct wh_piece, link);
+
+		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
+		if (drop_rest(piece))
+			wh_list_append(done, &piece->link);
+	}
+}
+
+void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text)
+{
+	struct wh_list done;
+
+	wh_list_init(&done);
+	pthread_mutex_lock(&tcp->lock);
+	if (client)
+		fail_list(&client->mine, error, text, &done);
+	if (!client || !client->lane)
+		fail_list(&tcp->shared, error, text, &done);
+	pthread_mutex_unlock(&tcp->lock);
+	tcp_pieces_done(&done);
+}
+
+/* The bytes of a slice of so many. What several connections share is cut smaller, so that they end
+ * together, unless there is one for each anyway: large ones are faster. */
+static uint64_t slice_of(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
+{
+	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE];
+
+	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
+}
+
+/* Has it so much more to do than another that what is for all is better left to that one? A socket takes
+ * far more than it has moved, so that one connection could take everything. This one is going to be
+ * answered, and looks again then. */
+static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
+{
+	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
+
+	for (unsigned i = 0; i < tcp->count; i++) {
+		struct tcp_client *other = atomic_load(&tcp->clients[i]);
+
+		if (other && held > TCP_AHEAD + atomic_load_explicit(&other->outstanding,
+								     memory_order_relaxed))
+			return true;
+	}
+	return false;
+}
+
+bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
+{
+	struct tcp_peer *tcp = client->tcp;
+	uint64_t most, bytes = 0;
+	struct wh_list *list;
+	struct wh_piece *piece;
+	struct wh_cursor cursor;
+	struct wh_run run;
+	bool found = false;
+
+	pthread_mutex_lock(&tcp->lock);
+	list = wh_list_empty(&client->mine) && !client->lane ? &tcp->shared : &client->mine;
+	if (wh_list_empty(list))
+		goto out;
+	piece = wh_container(list->next, struct wh_piece, link);
+	most = slice_of(tcp, piece->bytes, piece->alone);
+	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
+		goto out;
+	if (piece->staged && most > WH_SLOT)
+		most = WH_SLOT;
+	if (list == &tcp->shared && ahead(tcp, client))
+		goto out;
+	cursor = piece->cursor;
+	slice->count = 0;
+	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
+	       wh_piece_next(piece, &cursor, most - bytes, &run)) {
+		bytes += run.length;
+		slice->count++;
+	}
+	slice->piece = piece;
+	slice->start = piece->cursor;
+	slice->start.left = bytes;
+	piece->cursor = cursor;
+	if (!cursor.left)
+		take_out(piece);
+	piece->owner = !piece->owner || piece->owner == client ? (void *)client : SEVERAL;
+	found = true;
+out:
+	pthread_mutex_unlock(&tcp->lock);
+	return found;
+}
+
+/* ---- choosing connections ------------------------------------------------------------------------ */
+
+/* Connection number `index`, made when it is first needed. */
+static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
+{
+	struct tcp_client *client = atomic_load(&tcp->clients[index]);
+
+	if (client)
+		return client;
+	pthread_mutex_lock(&tcp->lock);
+	client = atomic_load(&tcp->clients[index]);
+	if (!client) {
+		client = tcp_client_new(tcp, index == tcp->count);
+		atomic_store(&tcp->clients[index], client);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	return client;
+}
+
+/* The one with the least to do; the first of them, so that few are opened. */
+static struct tcp_client *idlest(struct tcp_peer *tcp)
+{
+	uint32_t least = UINT32_MAX, held;
+	unsigned best = 0;
+
+	for (unsigned i = 0; i < tcp->count && least; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) +
+					atomic_load_explicit(&client->waiting, memory_order_relaxed) :
+				0;
+		if (held < least) {
+			least = held;
+			best = i;
+		}
+	}
+	return client_at(tcp, best);
+}
+
+/* Put a piece where its connections find it. False: it has ended instead. */
+static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_client *only)
+{
+	bool dropped = false, waiting = false;
+
+	pthread_mutex_lock(&tcp->lock);
+	piece->owner = only;
+	piece->alone = only;
+	if (atomic_load(&tcp->lost)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+		dropped = drop_rest(piece);
+	} else if (atomic_load(&piece->cancelled)) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		dropped = drop_rest(piece);
+	} else {
+		wh_list_append(only ? &only->mine : &tcp->shared, &piece->link);
+		if (only)
+			atomic_fetch_add(&only->waiting, 1);
+		waiting = true;
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (dropped)
+		wh_piece_done(piece);
+	return waiting;
+}
+
+/* Does some of our side lie in a GPU's memory? */
+static bool on_gpu(const struct wh_piece *piece)
+{
+	const struct wh_region *last = NULL, *local;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+		if (local != last && !wh_kind_on_host(local->place.kind))
+			return true;
+		last = local;
+	}
+	return false;
+}
+
+static void start(struct tcp_client *client, bool send, bool watched, bool now)
+{
+	if (send)
+		tcp_client_push(client, watched);
+	else
+		tcp_client_kick(client, now);
+}
+
+static bool is_idle(struct tcp_peer *tcp, unsigned index)
+{
+	struct tcp_client *client = atomic_load(&tcp->clients[index]);
+
+	return !client || !atomic_load_explicit(&client->outstanding, memory_order_relaxed);
+}
+
+/* Tell as many connections of a shared piece as it has slices: first those that have nothing to do. They
+ * take turns, so that small pieces, one behind the other, use all. */
+static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
+{
+	bool all = slices >= tcp->count;
+	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)slices);
+	unsigned turns = all ? tcp->count : 2 * tcp->count;
+
+	for (unsigned i = 0; i < turns && slices; i++) {
+		unsigned index = (first + i) % tcp->count;
+		struct tcp_client *client;
+
+		if (!all && is_idle(tcp, index) != (i < tcp->count))
+			continue;
+		client = client_at(tcp, index);
+		if (client)
+			start(client, small, false, true);
+		slices--;
+	}
+}
+
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct tcp_peer *tcp = state;
+	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
+	uint64_t slice = slice_of(tcp, piece->bytes, lane);
+	uint64_t slices = (piece->bytes + slice - 1) / slice;
+	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
+	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
+	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
+		       !piece->batch->queue;
+	struct tcp_client *client;
+
+	piece->staged = on_gpu(piece);
+	piece->windowed = false;
+	if (piece->staged && (piece->op == WH_READ || piece->bytes <= WH_PANE_FEW))
+		tcp_window_open(piece);
+	if (piece->staged && tcp_window_of(piece, slice) && tcp_window_current(piece)) {
+		piece->windowed = true;
+		piece->staged = false;
+	}
+	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
+		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
+	alone = lane || slices < 2 || tcp->count == 1;
+	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
+	if (!client) {
+		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
+		wh_piece_done(piece);
+		return;
+	}
+	if (!enqueue(tcp, piece, alone ? client : NULL))
+		return;
+	/* The piece may be done, and gone, from here on. */
+	if (alone)
+		start(client, small, watched, false);
+	else
+		tell(tcp, slices, small); /* a waiter owns one connection, and not several */
+}
+
+/* What fails belongs to the batch, and not to the call that submits it. */
+static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	wh_fail_begin();
+	submit_piece(peer, state, piece);
+	wh_fail_end(0);
+}
+
+static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+{
+	struct tcp_peer *tcp = state;
+	bool done = false;
+
+	(void)peer;
+	pthread_mutex_lock(&tcp->lock);
+	/* One that is not in the list has been handed out whole, or is not yet submitted. */
+	if (piece->cursor.left && piece->link.next) {
+		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		done = drop_rest(piece);
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	if (done)
+		wh_piece_done(piece);
+}
+
+static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct tcp_peer *tcp = state;
+	struct tcp_client *owner = NULL;
+	bool spin = peer->engine->config.number[WH_KNOB_SPIN], several = false, large = false;
+
+	pthread_mutex_lock(&tcp->lock);
+	for (size_t i = 0; i < batch->piece_count; i++) {
+		struct wh_piece *piece = &batch->pieces[i];
+
+		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) || !piece->owner)
+			continue;
+		/* A GPU ends them, not what comes through a socket. */
+		several |= piece->staged || piece->owner == SEVERAL || (owner && owner != piece->owner);
+		large |= piece->bytes > TCP_INLINE && !spin;
+		owner = piece->owner;
+	}
+	pthread_mutex_unlock(&tcp->lock);
+	/* What is large its loop is sending already. Waiters would come and go, and the stream would change between
+	 * their threads and the loop's, and between CPUs. Of what is spun for the loop may know nothing. */
+	if (owner && !several && !(large && deadline))
+		tcp_client_own(owner, batch, deadline);
+	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client && atomic_load(&client->outstanding))
+			tcp_client_pump(client);
+	}
+}
+
+static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	(void)deadline;
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client && tcp_client_carries(client, batch))
+			tcp_client_break(client, -ECANCELED);
+	}
+	return 0;
+}
+
+/* ---- peers --------------------------------------------------------------------------------------- */
+
+static void look_for_idle(struct wh_timer *timer)
+{
+	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
+	struct wh_engine *engine = tcp->peer->engine;
+	int64_t idle = engine->config.number[WH_KNOB_IDLE] * WH_MS, now = wh_now();
+
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_retire(client, now - idle);
+	}
+	wh_timer_set(&engine->loops[0], timer, now + idle / 2 + WH_MS);
+}
+
+/* Data goes where the control connection went. On loop 0. */
+static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
+{
+	struct wh_peer *peer = tcp->peer;
+
+	if (!peer->address_next) {
+		snprintf(why, WH_REFUSAL, "the peer is this engine itself, opened as \"self\"");
+		return -EOPNOTSUPP;
+	}
+	tcp->address = peer->address[peer->address_next - 1];
+	return 0;
+}
+
+static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
+{
+	unsigned count = (unsigned)peer->engine->config.number[WH_KNOB_CONNECTIONS];
+	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
+	int error;
+
+	if (!tcp) {
+		snprintf(why, WH_REFUSAL, "no memory");
+		return -ENOMEM;
+	}
+	tcp->peer = peer;
+	tcp->count = count;
+	error = learn_address(tcp, why);
+	if (error) {
+		free(tcp);
+		return error;
+	}
+	pthread_mutex_init(&tcp->lock, NULL);
+	wh_list_init(&tcp->shared);
+	atomic_store(&tcp->numbers, 1);
+	tcp->idle.fire = look_for_idle;
+	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
+		     wh_now() + peer->engine->config.number[WH_KNOB_IDLE] * WH_MS);
+	*state = tcp;
+	return 0;
+}
+
+static void peer_close(struct wh_peer *peer, void *state)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	wh_timer_clear(&tcp->idle);
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (client)
+			tcp_client_free(client);
+	}
+	pthread_mutex_destroy(&tcp->lock);
+	free(tcp);
+}
+
+static void peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	pthread_mutex_lock(&tcp->lock);
+	atomic_store(&tcp->lost, true);
+	pthread_mutex_unlock(&tcp->lock);
+	tcp_fail_waiting(tcp, NULL, error, text);
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		if (!client)
+			continue;
+		tcp_fail_waiting(tcp, client, error, text);
+		tcp_client_lose(client, error, text);
+	}
+}
+
+static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
+{
+	struct tcp_peer *tcp = state;
+
+	(void)peer;
+	atomic_store(&tcp->lost, false);
+	return learn_address(tcp, why);
+}
+
+/* By which way memory of our GPUs is moved. Returns the length of the text, which is "" without GPUs. */
+static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const struct wh_batch *batch,
+		       char *out, size_t size)
+{
+	bool lane = batch->priority == WH_PRIORITY_LATENCY;
+	size_t used = 0;
+
+	/* A region may be going meanwhile. */
+	pthread_mutex_lock(&peer->engine->pane_lock);
+	for (size_t i = 0; i < batch->piece_count && !used; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_pane *pane;
+
+		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
+			continue;
+		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, UINT64_MAX, lane)) :
+					      tcp_window_few(piece);
+		used = (size_t)(pane ? snprintf(out, size, "CPU window (%s), ",
+						pane->view->backend->name) :
+				       snprintf(out, size, "pinned memory, "));
+	}
+	pthread_mutex_unlock(&peer->engine->pane_lock);
+	return used < size ? used : 0;
+}
+
+/* Of a region that may be going. */
+static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line, size_t size)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	bool told;
+
+	if (!place)
+		return false;
+	told = wh_gpus_tell(engine->gpus, region->registration->device, line, size);
+	wh_place_leave(place);
+	return told;
+}
+
+/* Why small pieces of our GPUs' memory go one by one into pinned memory, if they do. */
+static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size)
+{
+	const struct wh_region *local, *last = NULL;
+	bool told = false;
+
+	(void)state;
+	for (size_t i = 0; i < batch->piece_count && !told; i++) {
+		const struct wh_piece *piece = &batch->pieces[i];
+
+		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP)
+			continue;
+		for (uint64_t k = piece->first; k < piece->first + piece->count && !told; k++) {
+			local = piece->blocks ? piece->blocks->bases[k].local : batch->items[k].local;
+			told = local != last && tell_region(peer->engine, local, line, size);
+			last = local;
+		}
+	}
+	return told;
+}
+
+static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		   char *out, size_t size)
+{
+	struct tcp_peer *tcp = state;
+	char secure[96] = "";
+	unsigned open = 0;
+	size_t used;
+
+	for (unsigned i = 0; i <= tcp->count; i++) {
+		struct tcp_client *client = atomic_load(&tcp->clients[i]);
+
+		open += client && tcp_client_is_open(client);
+		if (client && !*secure)
+			tcp_client_describe(client, secure, sizeof(secure));
+	}
+	used = tell_gpu(peer, tcp, batch, out, size);
+	if (!*secure && peer->engine->trust.tls)
+		snprintf(secure, sizeof(secure), "encrypted: TLS 1.3");
+	if (open)
+		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
+					 open == 1 ? "" : "s");
+	else /* they are opened when they are first needed */
+		used += (size_t)snprintf(out + used, size - used, "up to %u connections", tcp->count);
+	if (*secure && used < size)
+		snprintf(out + used, size - used, ", %s", secure);
+}
+
+/* What is planned may be unregistered meanwhile, unlike what has been submitted. */
+static void open_window(struct wh_engine *engine, const struct wh_region *region)
+{
+	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+
+	if (!place)
+		return;
+	wh_pane_get(wh_container(place, struct wh_region, place));
+	wh_place_leave(place);
+}
+
+static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
+		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+{
+	int error;
+
+	(void)state;
+	(void)remote; /* a GPU's there is its owner's affair */
+	if (wh_kind_on_host(local->place.kind))
+		return 0;
+	if (op == WH_READ) /* so that it can be explained before it is done */
+		open_window(peer->engine, local);
+	error = wh_staging_prepare_region(peer->engine, local, op);
+	if (error)
+		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
+	return error;
+}
+
+const struct wh_transport wh_transport_tcp = {
+	.name = "tcp",
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP | WH_CAN_CUT,
+	.role = WH_ROLE_DATA,
+	.peer_open = peer_open,
+	.peer_close = peer_close,
+	.peer_lost = peer_lost,
+	.peer_again = peer_again,
+	.reach = reach,
+	.submit = submit,
+	.help = help,
+	.cancel = cancel,
+	.cut = cut,
+	.detail = detail,
+	.tell = tell_without,
+	.session_accept = tcp_session_accept,
+	.session_close = tcp_session_close,
+	.session_abort = tcp_session_abort,
+};

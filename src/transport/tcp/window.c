@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tcp and memory of a GPU that has a CPU window: the bytes of a write that is served, and of a read that is
+ * asked for, go straight from the socket into it, if the request is not so long that slots and a copy
+ * engine are faster. Both sides of it.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "memory/memory.h"
+#include "gpu/region-window.h"
+#include "transport/tcp/server.h"
+
+/* ---- the owner's side -------------------------------------------------------------------------- */
+
+bool tcp_window_takes(struct tcp_server *server)
+{
+	const struct wh_request *request = &server->request;
+	uint64_t last = 0;
+	bool takes = true;
+
+	for (uint32_t i = 0; i < request->count && takes; i++) {
+		const struct tcp_extent *extent = &server->extents[i];
+		const struct wh_pane *pane;
+		struct wh_region *region;
+		struct wh_place *place;
+
+		if (extent->error || extent->region == last)
+			continue;
+		last = extent->region;
+		place = wh_place_enter(&server->engine->regions, last);
+		if (!place) /* its bytes are thrown away, and the answer says so */
+			continue;
+		region = wh_container(place, struct wh_region, place);
+		if (!wh_kind_on_host(place->kind)) {
+			pane = wh_pane_get(region);
+			takes = pane && request->bytes <= pane->receive_most &&
+				!wh_registration_check(region->registration);
+		}
+		wh_place_leave(place);
+	}
+	return takes;
+}
+
+/* What has come for a region is in place when this returns. 0, or what is wrong, as a positive errno. */
+static int end_region(struct tcp_server *server, uint64_t id, struct wh_pane_flushed *flushed)
+{
+	struct wh_place *place = wh_place_enter(&server->engine->regions, id);
+	const struct wh_region *region;
+	const struct wh_pane *pane;
+	int error = 0;
+
+	/* Taken back since: nobody looks whether the bytes are there. */
+	if (!place)
+		return ESTALE;
+	region = wh_container(place, struct wh_region, place);
+	if (!wh_kind_on_host(place->kind)) {
+		pane = wh_pane_peek(region);
+		if (pane)
+			wh_pane_flush_once(flushed, pane);
+		error = pane ? -wh_registration_check(region->registration) : ESTALE;
+	}
+	wh_place_leave(place);
+	return error;
+}
+
+void tcp_window_end(struct tcp_server *server)
+{
+	struct wh_pane_flushed flushed = { 0 };
+	uint64_t last = 0;
+	int error = 0;
+
+	server->windowed = false;
+	for (uint32_t i = 0; i < server->request.count; i++) {
+		struct tcp_extent *extent = &server->extents[i];
+
+		if (extent->error)
+			continue;
+		if (extent->region != last) {
+			last = extent->region;
+			error = end_region(server, last, &flushed);
+		}
+		extent->error = error;
+	}
+}
+
+/* ---- the initiator ----------------------------------------------------------------------------- */
+
+static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
+{
+	return piece->blocks ? piece->blocks->bases[index].local : piece->batch->items[index].local;
+}
+
+void tcp_window_open(const struct wh_piece *piece)
+{
+	const struct wh_region *last = NULL, *local;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		local = local_of(piece, i);
+		if (local != last && !wh_kind_on_host(local->place.kind) &&
+		    !wh_pane_get((struct wh_region *)(uintptr_t)local))
+			return;
+		last = local;
+	}
+}
+
+const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice)
+{
+	const struct wh_region *last = NULL, *local;
+	const struct wh_pane *pane = NULL;
+
+	if (piece->op != WH_READ)
+		return NULL;
+	slice = piece->bytes < slice ? piece->bytes : slice;
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		local = local_of(piece, i);
+		if (local == last || wh_kind_on_host(local->place.kind))
+			continue;
+		last = local;
+		pane = wh_pane_peek(local);
+		if (!pane || slice > pane->receive_most)
+			return NULL;
+	}
+	return pane;
+}
+
+const struct wh_pane *tcp_window_few(const struct wh_piece *piece)
+{
+	const struct wh_pane *pane, *found = NULL;
+	uint64_t sum = 0, most = WH_PANE_FEW;
+	struct wh_cursor at;
+	struct wh_run run;
+
+	wh_piece_start(piece, &at);
+	while (sum <= most && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+		const struct wh_region *local = local_of(piece, run.index);
+
+		if (wh_kind_on_host(local->place.kind))
+			continue;
+		pane = wh_pane_peek(local);
+		if (!pane)
+			return NULL;
+		found = pane;
+		sum += wh_pane_run(run.length);
+		most = pane->get_most < most ? pane->get_most : most;
+	}
+	return sum <= most && piece->bytes <= WH_PANE_FEW ? found : NULL;
+}
+
+bool tcp_window_current(const struct wh_piece *piece)
+{
+	const struct wh_region *last = NULL, *local;
+
+	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+		local = local_of(piece, i);
+		if (local != last && wh_registration_check(local->registration))
+			return false;
+		last = local;
+	}
+	return true;
+}
+
+static const struct wh_pane *pane_of(const struct wh_piece *piece, const struct wh_run *run)
+{
+	const struct wh_region *local = local_of(piece, run->index);
+
+	return wh_kind_on_host(local->place.kind) ? NULL : wh_pane_peek(local);
+}
+
+char *tcp_window_at(const struct wh_piece *piece, const struct wh_run *run)
+{
+	const struct wh_pane *pane = pane_of(piece, run);
+
+	return pane ? wh_pane_at(pane, (uint64_t)(uintptr_t)run->local) : run->local;
+}
+
+void tcp_window_put(const struct wh_piece *piece, const struct wh_run *run, char *at,
+		    const uint8_t *from, size_t length)
+{
+	const struct wh_pane *pane = pane_of(piece, run);
+
+	if (pane)
+		wh_pane_put(pane, at, from, length);
+	else
+		memcpy(at, from, length);
+}
+
+void tcp_window_slice_end(const struct tcp_slice *slice)
+{
+	struct wh_piece *piece = slice->piece;
+	struct wh_cursor at = slice->start;
+	struct wh_pane_flushed flushed = { 0 };
+	const struct wh_region *last = NULL;
+	int error = 0;
+	struct wh_run run;
+
+	while (wh_piece_next(piece, &at, at.left, &run)) {
+		const struct wh_region *local = local_of(piece, run.index);
+
+		if (local != last) {
+			last = local;
+			error = 0;
+			if (pane_of(piece, &run)) {
+				wh_pane_flush_once(&flushed, pane_of(piece, &run));
+				error = wh_registration_check(local->registration);
+			}
+		}
+		if (error)
+			wh_piece_fail(piece, run.index, -ESTALE, "%s", wh_error_text());
+	}
+}

@@ -1,0 +1,580 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What moving a GPU's memory takes: kernels, which there may be none for, lanes and pinned memory, made before
+ * the first request and bounded. */
+#include "lib/gpu.h"
+
+#define LENGTH (2 * MIB)
+
+/* ---- without kernels ----------------------------------------------------------------------------- */
+
+enum { COUNT = 300, BLOCK = 999 };
+
+/* Random blocks, and the same on images of both sides. */
+static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *options, uint32_t op,
+			unsigned char *ours, unsigned char *theirs)
+{
+	uint64_t from[COUNT], to[COUNT];
+	struct wh_base base = { .local = p->region, .remote = p->remote.id };
+	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = op, .block_length = BLOCK,
+				       .count = COUNT, .bases = &base, .base_count = 1,
+				       .local_offsets = from, .remote_offsets = to };
+	struct wh_blocks *blocks;
+	struct wh_batch *batch;
+
+	pattern_shuffle(from, COUNT, BLOCK, 1);
+	pattern_shuffle(to, COUNT, BLOCK, 2);
+	for (unsigned int i = 0; i < COUNT; i++) {
+		if (op == WH_WRITE)
+			memcpy(theirs + to[i], ours + from[i], BLOCK);
+		else
+			memcpy(ours + from[i], theirs + to[i], BLOCK);
+	}
+	want(0, wh_blocks_prepare(p->peer, &desc, &blocks));
+	want(0, wh_batch_new(p->peer, options, &batch));
+	want(0, wh_batch_add_blocks(batch, blocks));
+	/* More than once: lists that are used again would be kept on the GPU. */
+	for (unsigned int i = 0; i < 3; i++)
+		want(0, gpu_run(batch));
+	want(0, wh_batch_free(batch));
+	wh_blocks_free(blocks);
+}
+
+/* Blocks and one long piece, both ways, by `transport`; the explanation of the last goes to `text`. */
+static void move_all(struct gpu_pair *p, const char *transport, char text[2048])
+{
+	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
+	unsigned char *ours = malloc(p->length), *theirs = malloc(p->length), *seen = malloc(p->length);
+	struct wh_transfer long_one = { .local = p->region, .local_offset = 3, .remote = p->remote.id,
+					.remote_offset = 5, .length = p->length - 5, .op = WH_WRITE };
+
+	assert_true(ours && theirs && seen);
+	gpu_pair_fill(p, 1);
+	pattern_fill(ours, p->length, 0, 1);
+	pattern_fill(theirs, p->length, 0, 1001);
+	for (unsigned int i = 0; i < 3; i++) {
+		struct wh_batch *batch;
+
+		if (i < 2) {
+			move_blocks(p, &options, i ? WH_READ : WH_WRITE, ours, theirs);
+			continue;
+		}
+		memcpy(theirs + 5, ours + 3, p->length - 5);
+		want(0, wh_batch_new(p->peer, &options, &batch));
+		want(0, wh_batch_add(batch, &long_one, 1));
+		want(0, gpu_run(batch));
+		want_true(wh_batch_explain(batch, text, 2048) > 0, "it explains nothing");
+		want(0, wh_batch_free(batch));
+	}
+	if (p->child)
+		child_fetch(p->child, p->memory, 0, p->length, seen);
+	else
+		bytes_get(seen, p->target, p->length, p->there);
+	want_true(!memcmp(seen, theirs, p->length), "the target is wrong");
+	bytes_get(seen, p->local, p->length, p->here);
+	want_true(!memcmp(seen, ours, p->length), "our side is wrong");
+	free(ours);
+	free(theirs);
+	free(seen);
+}
+
+static void want_word(const char *text, const char *word)
+{
+	want_true(strstr(text, word), "\"%s\" in %s", word, text);
+}
+
+/* A GPU that there is no image for, and whose driver compiles none: copy engines do all of it, between GPUs, to
+ * the host and back, through pinned memory and over TCP, and the explanation says why in the compiler's words. */
+static void kernels__none_here(void **state)
+{
+	static const struct {
+		uint32_t here, there;
+		const char *where, *transport, *way;
+		bool apart;
+	} cases[] = {
+		{ WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", "cuda", "copy engine of cuda:0, push", false },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_VMM, "cuda:1", "cuda", "copy engine of cuda:0, push", true },
+		{ WH_MEMORY_PINNED, WH_MEMORY_DEVICE, "cuda:0", "cuda", "copy engine of cuda:0, from host", false },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_SHARED, NULL, "cuda", "copy engine of cuda:0, to host", true },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_MANAGED, "cuda:0", "cuda", "staged", false },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", "tcp", "pinned memory", true },
+	};
+	char text[2048];
+
+	(void)state;
+	for (unsigned int i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+		int (*set)(int, int) = (int (*)(int, int))gpu_symbol("fake_cuda_attribute");
+		uint64_t launches = fake_calls("cuLaunchKernel");
+		struct wh_estimate estimate = { .size = sizeof(estimate) };
+		struct wh_batch *batch;
+		struct gpu_pair p;
+
+		/* As one of compute capability 7.0. */
+		want(0, set(75, 7));
+		want(0, set(76, 0));
+		gpu_pair_open(&p, cases[i].here, bytes_on_gpu(cases[i].here) ? "cuda:0" : NULL, cases[i].there,
+			      cases[i].where, LENGTH, cases[i].apart);
+		move_all(&p, cases[i].transport, text);
+		want_word(text, cases[i].way);
+		want_word(text, "no kernels, its copy engines do everything");
+		want_word(text, ".target is higher");
+		want_true(fake_calls("cuLaunchKernel") == launches, "something was launched");
+		batch = gpu_pair_batch(&p, WH_WRITE);
+		want(0, wh_batch_estimate(batch, &estimate));
+		want_true(estimate.duration && !estimate.kernel && !estimate.ctas, "%llu, %llu",
+			  (unsigned long long)estimate.duration, (unsigned long long)estimate.kernel);
+		want(0, wh_batch_free(batch));
+		gpu_pair_close(&p);
+		fake_heal();
+	}
+}
+
+/* The same of the owner of what is written and read over TCP. */
+static void kernels__none_there(void **state)
+{
+	struct child *owner;
+	struct gpu_pair p;
+	char text[2048];
+
+	(void)state;
+	setenv("FAKE_CUDA_FAIL", "cuModuleLoadDataEx:0:222", 1);
+	owner = child_start(NULL);
+	unsetenv("FAKE_CUDA_FAIL");
+	gpu_pair_open_with(&p, WH_MEMORY_SHARED, NULL, WH_MEMORY_DEVICE, "cuda:1", LENGTH, owner);
+	move_all(&p, "tcp", text);
+	gpu_pair_close(&p);
+}
+
+/* Only an image that is no good is one to do without: other errors are what they were. */
+static void kernels__other_errors(void **state)
+{
+	struct wh_batch_options options = { .size = sizeof(options), .require = "cuda" };
+	struct wh_transfer one = { .length = 100, .op = WH_WRITE };
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:1", LENGTH, false);
+	one.local = p.region;
+	one.remote = p.remote.id;
+	want(0, wh_batch_new(p.peer, &options, &batch));
+	want(0, wh_batch_add(batch, &one, 1));
+	fake_fail("cuModuleLoadDataEx", 0, 2);
+	want_text(-EOPNOTSUPP, "OUT_OF_MEMORY", wh_batch_submit(batch));
+	fake_heal();
+	want(0, gpu_run(batch));
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* ---- before it is asked for ---------------------------------------------------------------------- */
+
+/* Two engines of this process, whose calls of the driver are counted together, and nothing but TCP between
+ * them. */
+struct pair {
+	struct wh_engine *owner, *asker;
+	struct wh_peer *peer;
+	struct wh_region *theirs, *ours;
+	unsigned char *target, *local;
+	uint32_t here;
+	uint64_t length; /* of both */
+	struct wh_remote remote;
+};
+
+static struct wh_engine *engine(const char *listen, const char *transports)
+{
+	const char *config[] = { transports, NULL };
+	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
+	struct wh_engine *out;
+
+	want(0, wh_engine_open(&options, &out));
+	return out;
+}
+
+static void publish(struct pair *p)
+{
+	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:1" };
+
+	want(0, wh_memory_alloc(p->owner, p->length, &on, (void **)&p->target));
+	want(0, wh_region_register(p->owner, p->target, p->length, &named, &p->theirs));
+}
+
+static void connect_to(struct pair *p)
+{
+	want(0, wh_peer_open(p->asker, wh_engine_url(p->owner), NULL, &p->peer));
+}
+
+static void have_local(struct pair *p, uint32_t kind)
+{
+	struct wh_memory_options on = { .size = sizeof(on), .kind = kind,
+					.location = bytes_on_gpu(kind) ? "cuda:0" : NULL };
+
+	p->here = kind;
+	want(0, wh_memory_alloc(p->asker, p->length, &on, (void **)&p->local));
+	want(0, wh_region_register(p->asker, p->local, p->length, NULL, &p->ours));
+}
+
+static void pair_close(struct pair *p)
+{
+	want(0, wh_peer_close(p->peer));
+	want(0, wh_region_unregister(p->ours));
+	want(0, wh_memory_free(p->asker, p->local));
+	want(0, wh_region_unregister(p->theirs));
+	want(0, wh_memory_free(p->owner, p->target));
+	want(0, wh_engine_close(p->asker));
+	want(0, wh_engine_close(p->owner));
+}
+
+static struct wh_batch *pair_batch(struct pair *p, uint32_t op)
+{
+	struct wh_transfer whole = { .local = p->ours, .remote = p->remote.id, .length = p->length, .op = op };
+	struct wh_batch *batch;
+
+	want(0, wh_batch_new(p->peer, NULL, &batch));
+	want(0, wh_batch_add(batch, &whole, 1));
+	return batch;
+}
+
+static bool same(struct pair *p, uint64_t seed)
+{
+	unsigned char *image = malloc(p->length);
+	bool good;
+
+	assert_non_null(image);
+	bytes_get(image, p->target, p->length, WH_MEMORY_DEVICE);
+	good = pattern_check(image, p->length, 0, seed) == PATTERN_GOOD;
+	bytes_get(image, p->local, p->length, p->here);
+	good = good && pattern_check(image, p->length, 0, seed) == PATTERN_GOOD;
+	free(image);
+	return good;
+}
+
+static void put(struct pair *p, bool there, uint64_t seed)
+{
+	unsigned char *image = malloc(p->length);
+
+	assert_non_null(image);
+	pattern_fill(image, p->length, 0, seed);
+	if (there)
+		bytes_put(p->target, image, p->length, WH_MEMORY_DEVICE);
+	else
+		bytes_put(p->local, image, p->length, p->here);
+	free(image);
+}
+
+/* What is slow, or waits for the device. */
+static const char *const makers[] = { "cuModuleLoadDataEx", "cuModuleLoadData", "cuFuncLoad", "cuStreamCreate",
+				      "cuStreamCreateWithPriority", "cuMemHostAlloc", "cuMemAlloc_v2",
+				      "cuDevicePrimaryCtxRetain" };
+enum { MAKERS = sizeof(makers) / sizeof(makers[0]) };
+
+static void count_all(uint64_t counts[MAKERS])
+{
+	for (unsigned int i = 0; i < MAKERS; i++)
+		counts[i] = fake_calls(makers[i]);
+}
+
+/* The first write and the first read of an owner's GPU: neither it nor the one that asks loads a module, makes a
+ * stream or allocates, once the peer is connected and the batch is planned. The region is there before the peer, or
+ * comes after it. */
+static void first_request__makes_nothing(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_SHARED, WH_MEMORY_DEVICE };
+
+	(void)state;
+	for (unsigned int i = 0; i < 8; i++) {
+		uint32_t op = i & 1 ? WH_READ : WH_WRITE;
+		uint64_t before[MAKERS], after[MAKERS];
+		struct wh_route routes[5];
+		struct wh_batch *batch;
+		size_t count = 5;
+		struct pair p = { .length = LENGTH };
+
+		p.owner = engine("127.0.0.1:0", "transports=tcp");
+		p.asker = engine("none", "transports=tcp");
+		have_local(&p, kinds[i / 2 & 1]);
+		if (i & 4) {
+			connect_to(&p);
+			publish(&p);
+		} else {
+			publish(&p);
+			connect_to(&p);
+		}
+		want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+		put(&p, op == WH_READ, i);
+		batch = pair_batch(&p, op);
+		want(0, wh_batch_routes(batch, routes, &count)); /* it is planned */
+		gpu_settled(0);
+		count_all(before);
+		want(0, gpu_run(batch));
+		count_all(after);
+		for (unsigned int k = 0; k < MAKERS; k++)
+			want_true(before[k] == after[k], "case %u: %s is called %llu times", i, makers[k],
+				  (unsigned long long)(after[k] - before[k]));
+		want_true(same(&p, i), "case %u: the bytes are wrong", i);
+		want(0, wh_batch_free(batch));
+		pair_close(&p);
+	}
+}
+
+/* A GPU's region takes no kernels and no pinned memory as long as no peer needs them: none is there, or one of
+ * this host, whose GPUs reach it; a region that peers may not use takes none at all. */
+static void first_request__nothing_for_nobody(void **state)
+{
+	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
+	uint64_t loads = fake_calls("cuModuleLoadDataEx"), pinned = host_bytes();
+	struct wh_region_options alone = { .size = sizeof(alone), .access = WH_ACCESS_NONE };
+	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:0" };
+	struct wh_region *region;
+	struct wh_peer *far;
+	struct pair p = { .length = LENGTH };
+	void *memory;
+
+	(void)state;
+	p.owner = engine("127.0.0.1:0", NULL);
+	p.asker = engine("none", NULL);
+	publish(&p);
+	have_local(&p, WH_MEMORY_SHARED);
+	connect_to(&p);
+	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+	gpu_settled(0);
+	want_true(fake_calls("cuModuleLoadDataEx") == loads, "for a peer of this host");
+	pair_close(&p);
+	p.owner = engine("127.0.0.1:0", "transports=tcp");
+	p.asker = engine("none", "transports=tcp");
+	want(0, wh_memory_alloc(p.owner, LENGTH, &on, &memory));
+	want(0, wh_region_register(p.owner, memory, LENGTH, &alone, &region));
+	want(0, wh_peer_open(p.asker, wh_engine_url(p.owner), NULL, &far));
+	gpu_settled(0);
+	want_true(fake_calls("cuModuleLoadDataEx") == loads, "for a region that is nobody's");
+	want_true(host_bytes() == pinned, "pinned: %llu", (unsigned long long)(host_bytes() - pinned));
+	want(0, wh_peer_close(far));
+	want(0, wh_region_unregister(region));
+	want(0, wh_memory_free(p.owner, memory));
+	want(0, wh_engine_close(p.asker));
+	want(0, wh_engine_close(p.owner));
+}
+
+/* What cannot be made ready is said by the request, and made by a later one. */
+static void first_request__after_an_error(void **state)
+{
+	struct wh_batch *batch;
+	struct pair p = { .length = LENGTH };
+
+	(void)state;
+	p.owner = engine("127.0.0.1:0", "transports=tcp");
+	p.asker = engine("none", "transports=tcp");
+	have_local(&p, WH_MEMORY_SHARED);
+	publish(&p);
+	fake_fail("cuModuleLoadDataEx", 0, 2);
+	connect_to(&p);
+	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+	put(&p, false, 7);
+	batch = pair_batch(&p, WH_WRITE);
+	want(-ENOMEM, gpu_run(batch));
+	gpu_settled(0);
+	fake_heal();
+	want(0, gpu_run(batch));
+	want_true(same(&p, 7), "the bytes are wrong");
+	want(0, wh_batch_free(batch));
+	pair_close(&p);
+}
+
+/* The engine closes, and the region goes, while it is at it. */
+static void first_request__closed_meanwhile(void **state)
+{
+	(void)state;
+	for (unsigned int i = 0; i < SCALE(20, 6); i++) {
+		struct pair p = { .length = LENGTH };
+
+		p.owner = engine("127.0.0.1:0", "transports=tcp");
+		p.asker = engine("none", "transports=tcp");
+		have_local(&p, WH_MEMORY_SHARED);
+		publish(&p);
+		connect_to(&p);
+		sleep_ms(i % 4);
+		pair_close(&p);
+	}
+}
+
+/* ---- bounds ---------------------------------------------------------------------------------------- */
+
+#define FOR_STAGING (64 * MIB)
+#define FOR_A_LANE (2 * MIB) /* its lists */
+
+/* More than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at either engine,
+ * beside each lane's lists. No two batches have bytes in common. */
+static void pinned__bounded(void **state)
+{
+	enum { BATCHES = 24, LANES = 2 /* GPUs */ * 2 /* ways */ * 2 /* urgencies */ };
+	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
+	struct wh_batch *batches[BATCHES];
+	const unsigned int count = SCALE(BATCHES, 10);
+	const uint64_t share = 4 * MIB;
+	uint64_t most, before = host_bytes();
+	struct pair p = { .length = count * share };
+
+	(void)state;
+	harness_limit(60);
+	p.owner = engine("127.0.0.1:0", "transports=tcp");
+	p.asker = engine("none", "transports=tcp");
+	have_local(&p, WH_MEMORY_DEVICE);
+	publish(&p);
+	connect_to(&p);
+	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+	for (unsigned int i = 0; i < count; i++) {
+		struct wh_transfer part = { .local = p.ours, .local_offset = i * share, .remote = p.remote.id,
+					    .remote_offset = i * share, .length = share,
+					    .op = i % 2 ? WH_READ : WH_WRITE };
+		struct wh_batch_options options = { .size = sizeof(options), .priority = i % 3 == 0 };
+
+		want(0, wh_batch_new(p.peer, &options, &batches[i]));
+		want(0, wh_batch_add(batches[i], &part, 1));
+	}
+	((void (*)(unsigned int))gpu_symbol("fake_cuda_delay"))(2000);
+	for (unsigned int i = 0; i < count; i++)
+		want(0, wh_batch_submit(batches[i]));
+	for (unsigned int i = 0; i < count; i++) {
+		want(0, wh_batch_wait(batches[i], PATIENCE));
+		want(0, wh_batch_free(batches[i]));
+	}
+	fake_heal();
+	/* Slots that have been made stay, so that this is the most there was. Each engine asks or serves here. */
+	most = host_bytes() - before;
+	want_true(most <= FOR_STAGING + LANES * FOR_A_LANE + MIB, "%llu MiB",
+		  (unsigned long long)(most / MIB));
+	want_true(most > 16 * MIB, "only %llu MiB: it was not put to use", (unsigned long long)(most / MIB));
+	pair_close(&p);
+	want_true(host_bytes() == before, "%llu bytes stay", (unsigned long long)(host_bytes() - before));
+}
+
+/* ---- captures ---------------------------------------------------------------------------------------- */
+
+static int gpu_run_once(struct gpu_pair *p, uint32_t op)
+{
+	struct wh_batch *batch = gpu_pair_batch(p, op);
+	int error = gpu_run(batch);
+
+	want(0, wh_batch_free(batch));
+	return error;
+}
+
+/* Memory of another process, whose descriptors and handles come here; and ours goes there, for which it asks
+ * our engine. */
+static void captured_apart(unsigned (*capture)(int))
+{
+	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
+
+	for (unsigned int i = 0; i < 2; i++) {
+		struct child_transfer back = { .length = LENGTH, .op = WH_READ, .remote = "ours" };
+		struct wh_region_options named = { .size = sizeof(named), .name = "ours" };
+		struct wh_engine *owner;
+		struct wh_region *region;
+		struct gpu_pair p;
+		void *memory;
+
+		capture(1);
+		gpu_pair_open(&p, kinds[i], "cuda:0", kinds[i], "cuda:1", LENGTH, true);
+		want(0, gpu_run_once(&p, WH_WRITE));
+		want(0, gpu_run_once(&p, WH_READ));
+		owner = engine("127.0.0.1:0", NULL);
+		want(0, wh_memory_alloc(owner, LENGTH, &(struct wh_memory_options){
+			.size = sizeof(struct wh_memory_options), .kind = kinds[i], .location = "cuda:0" },
+			&memory));
+		want(0, wh_region_register(owner, memory, LENGTH, &named, &region));
+		back.peer = child_peer(p.child, wh_engine_url(owner), NULL);
+		back.region = p.child_region;
+		want(0, child_transfer(p.child, &back, NULL));
+		want(0, child_peer_close(p.child, back.peer));
+		want(0, wh_region_unregister(region));
+		want(0, wh_memory_free(owner, memory));
+		want(0, wh_engine_close(owner));
+		gpu_pair_close(&p);
+		want_true(!capture(0), "kind %u of another process: a call was refused", kinds[i]);
+	}
+}
+
+/* Another thread of the application captures a stream in the global mode, in which CUDA refuses what might spoil it
+ * to every thread. Engines come and go meanwhile, regions, windows, lanes, batches of every way; none of their
+ * calls is refused, and the caller's own mode stays what it was. */
+static void captures__are_left_alone(void **state)
+{
+	unsigned (*capture)(int) = (unsigned (*)(int))gpu_symbol("fake_cuda_capture_elsewhere");
+	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM, WH_MEMORY_PINNED, WH_MEMORY_MANAGED,
+					  WH_MEMORY_PAGEABLE, WH_MEMORY_POOL };
+	int mode;
+
+	(void)state;
+	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct wh_memory_options on = { .size = sizeof(on), .kind = kinds[i],
+						.location = bytes_on_gpu(kinds[i]) ? "cuda:0" : NULL };
+		struct wh_estimate estimate = { .size = sizeof(estimate) };
+		struct wh_peer *self;
+		struct wh_remote remote;
+		struct wh_batch *batch;
+		struct pair p = { .length = LENGTH };
+
+		capture(1);
+		p.owner = engine("127.0.0.1:0", NULL);
+		p.asker = engine("none", "transports=tcp");
+		publish(&p);
+		want(0, wh_memory_alloc(p.asker, LENGTH, &on, (void **)&p.local));
+		want(0, wh_region_register(p.asker, p.local, LENGTH, NULL, &p.ours));
+		connect_to(&p);
+		want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
+		for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
+			batch = pair_batch(&p, op);
+			want(0, wh_batch_estimate(batch, &estimate));
+			want(0, gpu_run(batch));
+			want(0, wh_batch_free(batch));
+		}
+		want(0, wh_peer_close(p.peer));
+		want(0, wh_region_unregister(p.ours));
+		want(0, wh_memory_free(p.asker, p.local));
+		/* And by GPUs alone. */
+		want(0, wh_memory_alloc(p.owner, LENGTH, &on, (void **)&p.local));
+		want(0, wh_region_register(p.owner, p.local, LENGTH, NULL, &p.ours));
+		want(0, wh_peer_open(p.owner, "self", NULL, &self));
+		want(0, wh_peer_find(self, "target", PATIENCE, &remote));
+		p.peer = self;
+		p.remote = remote;
+		for (unsigned int op = WH_READ; op <= WH_WRITE; op++) {
+			batch = pair_batch(&p, op);
+			want(0, wh_batch_estimate(batch, &estimate));
+			want(0, gpu_run(batch));
+			want(0, wh_batch_free(batch));
+		}
+		want(0, wh_peer_close(self));
+		want(0, wh_region_unregister(p.ours));
+		want(0, wh_memory_free(p.owner, p.local));
+		want(0, wh_region_unregister(p.theirs));
+		want(0, wh_memory_free(p.owner, p.target));
+		want(0, wh_engine_close(p.asker));
+		want(0, wh_engine_close(p.owner));
+		want_true(!capture(0), "kind %u: a call was refused", kinds[i]);
+	}
+	captured_apart(capture);
+	/* The same of a call without that: it shows that this would have been seen. */
+	gpu_enter(0);
+	capture(1);
+	want(900, CU(cuMemAlloc_v2, (uint64_t *, size_t), &(uint64_t){ 0 }, 4096));
+	want(1, capture(0));
+	mode = 0;
+	want(0, CU(cuThreadExchangeStreamCaptureMode, (int *), &mode));
+	want_true(mode == 0, "the mode is %d", mode);
+	gpu_leave();
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(kernels__none_here, needs_fake),
+	TEST_NEEDS(kernels__none_there, needs_fake),
+	TEST_NEEDS(kernels__other_errors, needs_fake),
+	TEST_NEEDS(first_request__makes_nothing, needs_fake),
+	TEST_NEEDS(first_request__nothing_for_nobody, needs_fake),
+	TEST_NEEDS(first_request__after_an_error, needs_fake),
+	TEST_NEEDS(first_request__closed_meanwhile, needs_two_gpus),
+	TEST_NEEDS(pinned__bounded, needs_fake),
+	TEST_NEEDS(captures__are_left_alone, needs_fake),
+};
+
+HARNESS_MAIN("gpu-staging", tests)

@@ -1,0 +1,445 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Batches that follow a stream of the application's, and streams that follow a batch. */
+#include "lib/gpu.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define LENGTH (256 * KIB + 3)
+#define A_WHILE (SCALE(30, 60) * MS)
+
+static struct wh_stream stream_of(const struct gpu_block *block)
+{
+	return (struct wh_stream){ .size = sizeof(struct wh_stream), .stream = block->stream };
+}
+
+static void open_device(struct gpu_pair *p)
+{
+	gpu_pair_open(p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, LENGTH, false);
+}
+
+/* ---- a batch behind a stream --------------------------------------------------------------------- */
+
+static void after__order_holds(void **state)
+{
+	static const bool apart[] = { false, true };
+
+	(void)state;
+	for (unsigned int i = 0; i < 2; i++) {
+		struct wh_stream stream;
+		struct gpu_block block;
+		struct wh_batch *batch;
+		struct gpu_pair p;
+
+		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH,
+			      apart[i]);
+		batch = gpu_pair_batch(&p, WH_WRITE);
+		for (uint64_t seed = 1; seed < 4; seed++) {
+			gpu_pair_fill(&p, seed);
+			gpu_block(&block, 0);
+			stream = stream_of(&block);
+			want(0, wh_batch_submit_after(batch, &stream));
+			want(-EBUSY, wh_batch_submit_after(batch, &stream));
+			want(-ETIMEDOUT, wh_batch_wait(batch, A_WHILE));
+			want(-EINPROGRESS, wh_batch_poll(batch));
+			want(-EBUSY, wh_batch_free(batch));
+			want(-EBUSY, wh_region_unregister(p.region));
+			want_true(gpu_pair_untouched(&p, seed), "it did not wait");
+			atomic_store(&block.open, 1);
+			want(0, wh_batch_wait(batch, PATIENCE));
+			gpu_unblock(&block);
+			want_true(gpu_pair_copied(&p, seed), "it is wrong");
+		}
+		/* And as ever, without a stream. */
+		gpu_pair_fill(&p, 9);
+		want(0, gpu_run(batch));
+		want_true(gpu_pair_copied(&p, 9), "it is wrong");
+		want(0, wh_batch_free(batch));
+		gpu_pair_close(&p);
+	}
+}
+
+static void after__cancelled_before_it_started(void **state)
+{
+	struct wh_stream stream;
+	struct gpu_block block;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+	int64_t before;
+
+	(void)state;
+	open_device(&p);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	gpu_pair_fill(&p, 1);
+	for (unsigned int i = 0; i < 3; i++) {
+		gpu_block(&block, 0);
+		stream = stream_of(&block);
+		want(0, wh_batch_submit_after(batch, &stream));
+		before = quiet_now();
+		want(0, wh_batch_cancel(batch));
+		want_true(quiet_now() - before < SECOND, "it took %lld ms",
+			  (long long)((quiet_now() - before) / MS));
+		want(-ECANCELED, wh_batch_poll(batch));
+		want(-ECANCELED, wh_batch_result(batch, 0));
+		gpu_unblock(&block);
+	}
+	sleep_ms(20);
+	want_true(gpu_pair_untouched(&p, 1), "it was cancelled, and started all the same");
+	want(0, gpu_run(batch));
+	want_true(gpu_pair_copied(&p, 1), "it is wrong");
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* Memory that no GPU has to do with, to another process. */
+static void after__other_transports(void **state)
+{
+	static const char *const ways[] = { "shm", "tcp" };
+
+	(void)state;
+	for (unsigned int i = 0; i < 2; i++) {
+		struct wh_batch_options options = { .size = sizeof(options), .require = ways[i] };
+		struct wh_transfer whole = { .length = LENGTH, .op = WH_WRITE };
+		struct wh_stream stream;
+		struct gpu_block block;
+		struct wh_batch *batch;
+		struct gpu_pair p;
+
+		gpu_pair_open(&p, WH_MEMORY_PAGEABLE, NULL, WH_MEMORY_SHARED, NULL, LENGTH, true);
+		whole.local = p.region;
+		whole.remote = p.remote.id;
+		want(0, wh_batch_new(p.peer, &options, &batch));
+		want(0, wh_batch_add(batch, &whole, 1));
+		want(0, wh_batch_notify(batch, "there", 5));
+		gpu_pair_fill(&p, 5);
+		gpu_block(&block, 0);
+		stream = stream_of(&block);
+		want(0, wh_batch_submit_after(batch, &stream));
+		want(-ETIMEDOUT, wh_batch_wait(batch, A_WHILE));
+		want_true(gpu_pair_untouched(&p, 5), "it did not wait");
+		atomic_store(&block.open, 1);
+		want(0, wh_batch_wait(batch, PATIENCE));
+		gpu_unblock(&block);
+		want_true(gpu_pair_copied(&p, 5), "it is wrong");
+		want(0, wh_batch_free(batch));
+		gpu_pair_close(&p);
+	}
+}
+
+static void after__default_streams(void **state)
+{
+	struct wh_stream stream = { .size = sizeof(stream) };
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	open_device(&p);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	want_text(-EINVAL, "stream.device", wh_batch_submit_after(batch, &stream));
+	want_text(-EINVAL, "stream is NULL", wh_batch_submit_after(batch, NULL));
+	stream.device = "cuda:77";
+	want_text(-ENODEV, "cuda:77", wh_batch_submit_after(batch, &stream));
+	stream.device = "nothing";
+	want(-EINVAL, wh_batch_submit_after(batch, &stream));
+	for (uintptr_t number = 0; number < 3; number++) {
+		stream.stream = (void *)number;
+		stream.device = number == 1 && bytes_gpus() > 1 ? "cuda:1" : "cuda:0";
+		gpu_pair_fill(&p, number);
+		want(0, wh_batch_submit_after(batch, &stream));
+		want(0, wh_batch_wait(batch, PATIENCE));
+		want_true(gpu_pair_copied(&p, number), "it is wrong");
+		/* The current one's. */
+		stream.device = NULL;
+		gpu_enter(0);
+		want(0, wh_batch_submit_after(batch, &stream));
+		want(0, wh_batch_hold_stream(batch, &stream));
+		want(0, wh_batch_wait(batch, PATIENCE));
+		gpu_leave();
+	}
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* ---- a stream behind a batch --------------------------------------------------------------------- */
+
+enum end { END_WELL, END_CANCELLED, END_FAILED, ENDS };
+
+/* The batch ends one way or the other; the stream that waits for it goes on. */
+static void hold_once(struct gpu_pair *p, struct wh_batch *batch, enum end end)
+{
+	struct wh_stream first, second;
+	struct gpu_block block, held;
+	_Atomic int flag;
+
+	gpu_block(&block, 0);
+	gpu_block(&held, bytes_gpus() > 1);
+	first = stream_of(&block);
+	second = stream_of(&held);
+	gpu_pair_fill(p, end);
+	want(0, wh_batch_submit_after(batch, &first));
+	want(0, wh_batch_hold_stream(batch, &second));
+	want(0, wh_batch_hold_stream(batch, &second));
+	gpu_flag(held.stream, &flag);
+	atomic_store(&held.open, 1);
+	want_true(!gpu_flagged(&flag, A_WHILE), "the stream did not wait");
+	if (end == END_CANCELLED)
+		want(0, wh_batch_cancel(batch));
+	if (end == END_FAILED)
+		fake_fail("cuEventQuery", 1, 719);
+	if (end == END_FAILED)
+		want(-EIO, wh_batch_wait(batch, PATIENCE));
+	atomic_store(&block.open, 1);
+	want_true(gpu_flagged(&flag, PATIENCE), "the stream is not let go of");
+	/* It was set after the batch's end, and never before. */
+	want(end == END_WELL ? 0 : end == END_CANCELLED ? -ECANCELED : -EIO, wh_batch_poll(batch));
+	if (end == END_WELL)
+		want_true(gpu_pair_copied(p, end), "it is wrong");
+	if (end == END_FAILED)
+		want_true(strstr(wh_batch_error_text(batch), "cuEventQuery"), "%s",
+			  wh_batch_error_text(batch));
+	gpu_unblock(&block);
+	gpu_unblock(&held);
+}
+
+static void hold__always_released(void **state)
+{
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	open_device(&p);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	for (unsigned int i = 0; i < 2 * ENDS; i++)
+		hold_once(&p, batch, i % ENDS);
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+static void hold__nothing_runs(void **state)
+{
+	struct wh_stream stream;
+	struct gpu_block block;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+	_Atomic int flag;
+
+	(void)state;
+	open_device(&p);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	gpu_block(&block, 0);
+	stream = stream_of(&block);
+	want(0, wh_batch_hold_stream(batch, &stream));
+	want(0, gpu_run(batch));
+	want(0, wh_batch_hold_stream(batch, &stream));
+	gpu_flag(block.stream, &flag);
+	atomic_store(&block.open, 1);
+	want_true(gpu_flagged(&flag, PATIENCE), "it waits for a batch that is done");
+	/* A cancel that finds nothing to cancel. */
+	want(0, wh_batch_cancel(batch));
+	gpu_unblock(&block);
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* The batch's peer dies while the batch stands behind a stream; another stream stands behind it. */
+static void hold__peer_dies(void **state)
+{
+	struct wh_stream first, second;
+	struct gpu_block block, held;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+	_Atomic int flag;
+
+	(void)state;
+	gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:0", LENGTH, true);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	want(0, gpu_run(batch));
+	gpu_block(&block, 0);
+	gpu_block(&held, 0);
+	first = stream_of(&block);
+	second = stream_of(&held);
+	want(0, wh_batch_submit_after(batch, &first));
+	want(0, wh_batch_hold_stream(batch, &second));
+	gpu_flag(held.stream, &flag);
+	atomic_store(&held.open, 1);
+	child_kill(p.child);
+	p.child = NULL;
+	atomic_store(&block.open, 1);
+	want(-ECONNRESET, wh_batch_wait(batch, PATIENCE));
+	want_true(gpu_flagged(&flag, PATIENCE), "the stream is not let go of");
+	gpu_unblock(&block);
+	gpu_unblock(&held);
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* ---- what the driver refuses --------------------------------------------------------------------- */
+
+static void faults__every_call(void **state)
+{
+	static const char *const calls[] = { "cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuEventCreate",
+					     "cuEventRecord" };
+	static const char *const holds[] = { "cuStreamGetCtx", "cuMemHostAlloc",
+					     "cuMemHostGetDevicePointer_v2",
+					     "cuStreamWaitValue32_v2" };
+	struct wh_stream stream, other;
+	struct gpu_block block, held;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	open_device(&p);
+	gpu_block(&block, 0);
+	gpu_block(&held, 0);
+	stream = stream_of(&block);
+	other = stream_of(&held);
+	for (unsigned int i = 0; i < 4; i++) {
+		batch = gpu_pair_batch(&p, WH_WRITE);
+		fake_fail(calls[i], 1, 999);
+		want_true(wh_batch_submit_after(batch, &stream) < 0, "%s failed unseen", calls[i]);
+		want_true(!strncmp(wh_error_text(), calls[i], 10) ||
+				  strstr(wh_error_text(), "cuCtx"),
+			  "%s: %s", calls[i], wh_error_text());
+		want(-EINVAL, wh_batch_poll(batch));
+		want(0, wh_batch_free(batch));
+	}
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	want(0, wh_batch_submit_after(batch, &stream));
+	for (unsigned int i = 0; i < 4; i++) {
+		fake_fail(holds[i], 1, 999);
+		want_true(wh_batch_hold_stream(batch, &other) < 0 || i == 1 || i == 2,
+			  "%s failed unseen", holds[i]);
+		fake_heal();
+	}
+	want(0, wh_batch_hold_stream(batch, &other));
+	atomic_store(&block.open, 1);
+	want(0, wh_batch_wait(batch, PATIENCE));
+	gpu_unblock(&block);
+	gpu_unblock(&held);
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+static void faults__captured(void **state)
+{
+	void (*capture)(void *) = (void (*)(void *))gpu_symbol("fake_cuda_capture");
+	struct wh_stream stream;
+	struct gpu_block block;
+	struct wh_batch *batch;
+	struct gpu_pair p;
+
+	(void)state;
+	open_device(&p);
+	batch = gpu_pair_batch(&p, WH_WRITE);
+	gpu_block(&block, 0);
+	stream = stream_of(&block);
+	capture(block.stream);
+	want_text(-EBUSY, "captured", wh_batch_submit_after(batch, &stream));
+	want_text(-EBUSY, "captured", wh_batch_hold_stream(batch, &stream));
+	capture(NULL);
+	/* A capture of the whole process, of which only the call itself tells. */
+	fake_fail("cuEventRecord", 1, 906);
+	want(-EBUSY, wh_batch_submit_after(batch, &stream));
+	gpu_unblock(&block);
+	stream.stream = (void *)0x1234;
+	want_true(wh_batch_submit_after(batch, &stream) < 0, "there is no such stream");
+	want(0, wh_batch_free(batch));
+	gpu_pair_close(&p);
+}
+
+/* ---- many ---------------------------------------------------------------------------------------- */
+
+struct worker {
+	pthread_t thread;
+	struct gpu_pair *pair;
+	struct gpu_block block, held;
+	unsigned int number, rounds;
+	const char *wrong;
+};
+
+/* Each has its own streams, and cancels one batch in four. */
+static void *work(void *arg)
+{
+	struct worker *w = arg;
+	struct gpu_pair *p = w->pair;
+	uint64_t at = w->number * 8192;
+	struct wh_transfer part = { .local = p->region, .local_offset = at, .remote = p->remote.id,
+				    .remote_offset = at, .length = 8192, .op = WH_WRITE };
+	struct gpu_block *block = &w->block, *held = &w->held;
+	struct wh_stream first = stream_of(block), second = stream_of(held);
+	struct wh_batch *batch;
+
+	if (wh_batch_new(p->peer, NULL, &batch) || wh_batch_add(batch, &part, 1))
+		w->wrong = "a batch";
+	for (unsigned int i = 0; !w->wrong && i < w->rounds; i++) {
+		_Atomic int flag;
+		int status;
+
+		gpu_block_again(block);
+		gpu_block_again(held);
+		if (i % 8)
+			block->open = 1;
+		if (wh_batch_submit_after(batch, &first) || wh_batch_hold_stream(batch, &second))
+			w->wrong = "submitting";
+		held->open = 1;
+		gpu_flag(held->stream, &flag);
+		if (i % 4 == 0 && wh_batch_cancel(batch))
+			w->wrong = "cancelling";
+		block->open = 1;
+		status = wh_batch_wait(batch, PATIENCE);
+		if (status && (i % 4 || status != -ECANCELED))
+			w->wrong = "its end";
+		if (!gpu_flagged(&flag, PATIENCE))
+			w->wrong = "a stream that is not let go of";
+	}
+	if (wh_batch_free(batch))
+		w->wrong = "freeing";
+	return NULL;
+}
+
+static void many__threads(void **state)
+{
+	struct worker workers[8] = { 0 };
+	struct gpu_pair p;
+
+	(void)state;
+	harness_limit(60);
+	open_device(&p);
+	gpu_pair_fill(&p, 1);
+	for (unsigned int i = 0; i < 8; i++) {
+		/* A real driver has the functions of all streams called by one thread, one after the other. */
+		workers[i] = (struct worker){ .pair = &p, .number = i,
+					      .rounds = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
+		/* None is made or destroyed while another stands: a real driver waits for that one's function then,
+		 * and has those wait who are to let it go on. */
+		gpu_block(&workers[i].block, 0);
+		workers[i].block.open = 1;
+		gpu_block(&workers[i].held, 0);
+		workers[i].held.open = 1;
+	}
+	for (unsigned int i = 0; i < 8; i++)
+		want(0, pthread_create(&workers[i].thread, NULL, work, &workers[i]));
+	for (unsigned int i = 0; i < 8; i++)
+		pthread_join(workers[i].thread, NULL);
+	for (unsigned int i = 0; i < 8; i++) {
+		gpu_unblock(&workers[i].block);
+		gpu_unblock(&workers[i].held);
+		want_true(!workers[i].wrong, "%s", workers[i].wrong);
+	}
+	gpu_pair_close(&p);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST(after__order_holds),
+	TEST(after__cancelled_before_it_started),
+	TEST(after__other_transports),
+	TEST(after__default_streams),
+	TEST_NEEDS(hold__always_released, needs_fake),
+	TEST(hold__nothing_runs),
+	TEST(hold__peer_dies),
+	TEST_NEEDS(faults__every_call, needs_fake),
+	TEST_NEEDS(faults__captured, needs_fake),
+	TEST(many__threads),
+};
+
+HARNESS_MAIN("gpu-streams", tests)

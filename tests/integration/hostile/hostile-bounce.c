@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An owner that stages its GPU's memory for NICs, and a peer that asks for it by hand: what it must not have
+ * it does not get, what was another's is not left for it, and there is no end of memory for nobody.
+ */
+#include "lib/duo.h"
+#include "lib/raw.h"
+#include "wire/bytes.h"
+
+#define SOON 5000
+#define DESKS 16
+
+static struct side owner;
+
+/* As a NIC reads, of which the thread sanitizer does not know. */
+__attribute__((no_sanitize("thread"), noinline)) static void
+nic_read(unsigned char *to, const volatile unsigned char *from, size_t length)
+{
+	for (size_t i = 0; i < length; i++)
+		to[i] = from[i];
+}
+
+static void owner_open(void)
+{
+	side_open(&owner, WH_MEMORY_DEVICE, "target", "127.0.0.1:0",
+		  (const char *[]){ "rdma=fake1", "rdma_gpu=staged", PATIENT, NULL });
+	fill(&owner, 1);
+}
+
+static int session(void)
+{
+	struct wh_hello welcome;
+	int fd = raw_control(wh_engine_url(owner.engine), &welcome);
+
+	want_true(fd >= 0, "no session");
+	want_true(raw_skip_regions(fd) >= 1, "no regions");
+	return fd;
+}
+
+static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
+{
+	struct wh_frame frame;
+	int length = raw_receive_frame(fd, &frame, bytes, room);
+
+	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type, length,
+		  type);
+	return length;
+}
+
+/* A queue pair, without which nothing is told. */
+static void connect_pair(int fd)
+{
+	struct wh_rdma_connect wanted = { .number = 0x80000001,
+					  .end = { .link = WH_RDMA_ETHERNET, .gid_type = 2, .mtu = 3,
+						   .answers = 1, .asks = 1, .qp = 0x100,
+						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
+						   .name = "fake0:1" } };
+	uint8_t bytes[WH_RDMA_CONNECT_MAX], answer[WH_RDMA_CONNECTED_MAX];
+	struct wh_rdma_connected connected;
+	int length;
+
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_CONNECT, 0, bytes, wh_rdma_connect_encode(bytes, &wanted)));
+	length = receive(fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
+	want(0, wh_rdma_connected_decode(answer, (size_t)length, &connected));
+	want_true(!connected.error, "%s", connected.text);
+}
+
+/* The error, or 0 and where it is. */
+static int desk_of(int fd, unsigned char **memory)
+{
+	uint8_t bytes[WH_RDMA_DESKED_MAX];
+	struct wh_rdma_desked desked;
+	int length;
+
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
+	length = receive(fd, WH_FRAME_RDMA_DESKED, bytes, sizeof(bytes));
+	want(0, wh_rdma_desked_decode(bytes, (size_t)length, &desked));
+	*memory = (unsigned char *)(uintptr_t)desked.address;
+	return desked.error;
+}
+
+static int session_with_desk(unsigned char **memory)
+{
+	int fd = session();
+
+	connect_pair(fd);
+	want(0, desk_of(fd, memory));
+	return fd;
+}
+
+static void send_copy(int fd, uint32_t slot, uint32_t op, const struct wh_extent *extents, unsigned count)
+{
+	static uint8_t bytes[65536];
+	struct wh_extent_writer writer;
+
+	wh_extents_start(&writer, wh_rdma_copy_encode(bytes, slot, op), sizeof(bytes) - WH_RDMA_COPY_HEAD);
+	for (unsigned i = 0; i < count; i++)
+		want(0, wh_extents_put(&writer, &extents[i]));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_COPY, 0, bytes,
+			       WH_RDMA_COPY_HEAD + wh_extents_end(&writer)));
+}
+
+static int copy(int fd, uint32_t slot, uint32_t op, struct wh_extent extent)
+{
+	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
+	struct wh_rdma_flushed copied;
+	int length;
+
+	send_copy(fd, slot, op, &extent, 1);
+	length = receive(fd, WH_FRAME_RDMA_COPIED, bytes, sizeof(bytes));
+	want(0, wh_rdma_flushed_decode(bytes, (size_t)length, &copied));
+	want(slot, copied.number);
+	return copied.error;
+}
+
+static void want_closed(int fd)
+{
+	want_true(raw_closes(fd, SOON), "it is still open");
+	close(fd);
+}
+
+/* ---- order ----------------------------------------------------------------------------------------- */
+
+static void order__wrong(void **state)
+{
+	struct wh_extent extent = { .length = 64 };
+	uint8_t keys[WH_RDMA_KEYS_SIZE] = { 0 };
+	unsigned char *memory;
+	int fd;
+
+	(void)state;
+	owner_open();
+	extent.region = wh_region_id(owner.region);
+	fd = session(); /* it has no queue pair */
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
+	want_closed(fd);
+	fd = session(); /* no desk */
+	connect_pair(fd);
+	send_copy(fd, 0, WH_WRITE, &extent, 1);
+	want_closed(fd);
+	fd = session(); /* nor keys of one */
+	connect_pair(fd);
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_KEYS, 0, keys, sizeof(keys)));
+	want_closed(fd);
+	fd = session_with_desk(&memory); /* two */
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
+	want_closed(fd);
+	want_true(holds(&owner, 1), "its memory was touched");
+	side_close(&owner);
+}
+
+/* ---- copies ---------------------------------------------------------------------------------------- */
+
+static void copy__of_nonsense(void **state)
+{
+	static struct wh_extent many[WH_RDMA_COPY_RUNS + 1];
+	struct wh_extent good, bad;
+	unsigned char *memory;
+	int fd;
+
+	(void)state;
+	owner_open();
+	good = (struct wh_extent){ wh_region_id(owner.region), 0, 64 };
+	for (unsigned i = 0; i <= WH_RDMA_COPY_RUNS; i++)
+		many[i] = (struct wh_extent){ good.region, 128 * i, 64 };
+	for (unsigned i = 0; i < 7; i++) {
+		fd = session_with_desk(&memory);
+		bad = good;
+		if (i == 3)
+			bad.offset = LENGTH - 63; /* reaches past the region */
+		if (i == 4)
+			bad.length = MIB + 1; /* and the slot */
+		if (i == 5)
+			bad.offset = UINT64_MAX - 32;
+		if (i == 6)
+			send_copy(fd, 0, WH_WRITE, many, WH_RDMA_COPY_RUNS + 1);
+		else if (i < 5)
+			send_copy(fd, i == 0 ? WH_RDMA_DESK_SLOTS : 0, i == 1 ? 3 : WH_WRITE, &bad, i != 2);
+		else
+			raw_send_frame(fd, WH_FRAME_RDMA_COPY, 0, "\0\0\0\0\2\0\0\0\2", 9);
+		want_closed(fd);
+	}
+	want_true(holds(&owner, 1), "its memory was touched");
+	side_close(&owner);
+}
+
+static void copy__without_the_right(void **state)
+{
+	struct wh_region_options options = { .size = sizeof(options), .access = WH_ACCESS_READ };
+	struct wh_extent extent = { .length = 4096 };
+	struct wh_region *readable;
+	unsigned char *memory, bytes[4096];
+	int fd;
+
+	(void)state;
+	owner_open();
+	want(0, wh_region_register(owner.engine, owner.start, LENGTH, &options, &readable));
+	extent.region = wh_region_id(readable);
+	fd = session_with_desk(&memory);
+	want(-EACCES, copy(fd, 0, WH_WRITE, extent));
+	want(0, copy(fd, 1, WH_READ, extent));
+	nic_read(bytes, memory + MIB, sizeof(bytes));
+	want_true(pattern_check(bytes, sizeof(bytes), 0, 1) == PATTERN_GOOD, "it is not what was read");
+	extent.region += UINT64_C(1) << 32;
+	want(-ESTALE, copy(fd, 0, WH_READ, extent));
+	close(fd);
+	want(0, wh_region_unregister(readable));
+	want_true(holds(&owner, 1), "its memory was touched");
+	side_close(&owner);
+}
+
+/* ---- what is left ---------------------------------------------------------------------------------- */
+
+/* The next session has the same memory, and nothing of what was in it. */
+static void memory__is_cleared(void **state)
+{
+	static unsigned char bytes[WH_RDMA_DESK_SLOTS * MIB];
+	unsigned char *first, *second, seen = 0;
+	struct wh_extent extent = { .length = MIB };
+	int fd, other;
+
+	(void)state;
+	owner_open();
+	extent.region = wh_region_id(owner.region);
+	fd = session_with_desk(&first);
+	for (uint32_t slot = 0; slot < WH_RDMA_DESK_SLOTS; slot++)
+		want(0, copy(fd, slot, WH_READ, extent));
+	close(fd);
+	do {
+		other = session_with_desk(&second);
+		nic_read(bytes, second, second == first ? sizeof(bytes) : 0);
+		close(other);
+	} while (second != first);
+	for (size_t i = 0; i < sizeof(bytes); i++)
+		seen |= bytes[i];
+	want_true(!seen, "bytes of another peer are there still");
+	side_close(&owner);
+}
+
+static void memory__is_bounded(void **state)
+{
+	unsigned char *memory;
+	int fds[DESKS], fd, error;
+	int64_t end = now() + PATIENCE;
+
+	(void)state;
+	owner_open();
+	for (unsigned i = 0; i < DESKS; i++)
+		fds[i] = session_with_desk(&memory);
+	fd = session();
+	connect_pair(fd);
+	want(-EBUSY, desk_of(fd, &memory));
+	close(fds[3]);
+	do {
+		error = desk_of(fd, &memory);
+		want_true(now() < end, "none is given back");
+		sleep_ms(10);
+	} while (error == -EBUSY);
+	want(0, error);
+	close(fd);
+	for (unsigned i = 0; i < DESKS; i++)
+		if (i != 3)
+			close(fds[i]);
+	side_close(&owner);
+}
+
+static const struct CMUnitTest tests[] = {
+	ON_FAKES(order__wrong),
+	ON_FAKES(copy__of_nonsense),
+	ON_FAKES(copy__without_the_right),
+	ON_FAKES(memory__is_cleared),
+	ON_FAKES(memory__is_bounded),
+};
+
+HARNESS_MAIN("hostile-desk", tests)

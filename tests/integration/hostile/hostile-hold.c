@@ -1,0 +1,315 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Peers that have the key, and ask for more than they take: what an engine holds for one address is
+ * bounded, and others are served. */
+#include <pthread.h>
+
+#include "lib/fixture.h"
+#include "lib/raw.h"
+
+#define LENGTH (256 * KIB)
+#define EXTENTS 1024u
+#define REQUESTS 200
+#define REGIONS 30000 /* whose list has some MiB */
+#define SESSIONS 12
+
+struct target {
+	struct wh_engine *engine;
+	struct wh_region *region;
+	unsigned char *pages;
+	int control;
+	struct wh_hello welcome;
+};
+
+static pthread_mutex_t log_lock = PTHREAD_MUTEX_INITIALIZER;
+static char logged[1 << 16];
+
+static void keep_line(void *arg, const char *line)
+{
+	size_t used;
+
+	(void)arg;
+	if (getenv("TESTS_LOG"))
+		fprintf(stderr, "%s\n", line);
+	pthread_mutex_lock(&log_lock);
+	used = strlen(logged);
+	snprintf(logged + used, sizeof(logged) - used, "%s\n", line);
+	pthread_mutex_unlock(&log_lock);
+}
+
+/* How often has it been said? */
+static unsigned times_logged(const char *text)
+{
+	unsigned count = 0;
+
+	pthread_mutex_lock(&log_lock);
+	for (const char *at = logged; (at = strstr(at, text)); at++)
+		count++;
+	pthread_mutex_unlock(&log_lock);
+	return count;
+}
+
+static void target_open(struct target *t, const char *knob)
+{
+	/* Little stays in sockets. */
+	const char *const config[] = { knob, "buffer=64KiB", "notifications=1", NULL };
+	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
+	struct wh_engine_options options = { .size = sizeof(options), .config = config, .log = keep_line };
+
+	logged[0] = '\0';
+	want(0, wh_engine_open(&options, &t->engine));
+	t->pages = pages_new(LENGTH);
+	pattern_fill(t->pages, LENGTH, 0, 4);
+	want(0, wh_region_register(t->engine, t->pages, LENGTH, &named, &t->region));
+	t->control = raw_control(wh_engine_url(t->engine), &t->welcome);
+	want_true(t->control >= 0, "no session");
+	want(1, raw_skip_regions(t->control));
+}
+
+static void target_close(struct target *t)
+{
+	close(t->control);
+	want(0, wh_region_unregister(t->region));
+	pages_free(t->pages, LENGTH);
+	want(0, wh_engine_close(t->engine));
+}
+
+/* Does it answer on this connection? Else it has dropped it. */
+static bool answers(struct target *t, int fd)
+{
+	struct wh_extent extent = { wh_region_id(t->region), 0, 64 };
+	unsigned char bytes[64];
+	struct wh_response response;
+
+	return !raw_request(fd, WH_READ, 1, &extent, 1, NULL, 0) &&
+	       !raw_response(fd, &response, NULL, 0, bytes, sizeof(bytes));
+}
+
+/* Connections are dropped when the address has its share, and taken again when others have gone. */
+static void hold__connections(void **state)
+{
+	int fds[16], open = 0, again = -1;
+	struct target t;
+
+	(void)state;
+	target_open(&t, "held=1MiB");
+	for (int i = 0; i < 16; i++) {
+		fds[i] = raw_data(wh_engine_url(t.engine), &t.welcome);
+		want_true(fds[i] >= 0, "no connection");
+		open += answers(&t, fds[i]);
+	}
+	want_true(open >= 2 && open < 16, "%d connections are open", open);
+	for (int i = 0; i < 16; i++)
+		close(fds[i]);
+	/* They end on the other side in their own time. */
+	for (int64_t until = now() + PATIENCE; again < 0 && now() < until;) {
+		again = raw_data(wh_engine_url(t.engine), &t.welcome);
+		want_true(again >= 0, "no connection");
+		if (!answers(&t, again)) {
+			close(again);
+			again = -1;
+		}
+	}
+	want_true(again >= 0, "nothing is taken any more");
+	close(again);
+	target_close(&t);
+}
+
+struct sender {
+	struct target *t;
+	int fd, error;
+};
+
+static void *send_requests(void *argument)
+{
+	static struct wh_extent extents[EXTENTS];
+	struct sender *sender = argument;
+	const struct target *t = sender->t;
+
+	for (unsigned i = 0; i < EXTENTS; i++)
+		extents[i] = (struct wh_extent){ wh_region_id(t->region), i % 97 * 64 + i, 128 };
+	for (int i = 0; i < REQUESTS && !sender->error; i++)
+		sender->error = raw_request(sender->fd, WH_READ, (uint64_t)i, extents, EXTENTS, NULL, 0);
+	return NULL;
+}
+
+/* Requests that it has looked at. */
+static uint64_t taken_in(const struct target *t)
+{
+	struct wh_engine_counters counters = { .size = sizeof(counters) };
+
+	want(0, wh_engine_counters(t->engine, &counters, NULL));
+	return counters.served_requests;
+}
+
+/* Many reads are asked for before the first is taken: the owner takes in no more of them than it may hold,
+ * and answers all of them in the end. */
+static void hold__reads_not_taken(void **state)
+{
+	static unsigned char bytes[EXTENTS * 128];
+	struct wh_response response;
+	struct sender sender = { 0 };
+	uint64_t before = UINT64_MAX;
+	pthread_t thread;
+	struct target t;
+	int fd;
+
+	(void)state;
+	target_open(&t, "held=1MiB");
+	fd = raw_data(wh_engine_url(t.engine), &t.welcome);
+	want_true(fd >= 0, "no connection");
+	/* The requests do not fit into the sockets: somebody else has to send them. */
+	sender.t = &t;
+	sender.fd = fd;
+	want(0, pthread_create(&thread, NULL, send_requests, &sender));
+	/* Until nothing is taken in any more. */
+	while (before != taken_in(&t)) {
+		before = taken_in(&t);
+		sleep_ms(SCALE(200, 1000));
+	}
+	/* Some 24 have room, and a few answers in the sockets; else a connection would go up to 64. */
+	want_true(before >= 8 && before < 48, "%llu requests are taken in", (unsigned long long)before);
+	for (int i = 0; i < REQUESTS; i++) {
+		want(0, raw_response(fd, &response, NULL, 0, bytes, sizeof(bytes)));
+		want(i, response.id);
+		want(sizeof(bytes), response.bytes);
+		want_true(pattern_check(bytes, 128, 0, 4) == PATTERN_GOOD, "other bytes");
+	}
+	want(0, pthread_join(thread, NULL));
+	want(0, sender.error);
+	close(fd);
+	target_close(&t);
+}
+
+/* Pings without end, whose answers are not taken: the session ends. */
+static void hold__answers_not_taken(void **state)
+{
+	static unsigned char pings[4096 * 16];
+	struct target t;
+	uint64_t sent = 0;
+
+	(void)state;
+	target_open(&t, "held=64MiB");
+	for (size_t i = 0; i < sizeof(pings); i += 16)
+		wh_frame_encode(pings + i, &(struct wh_frame){ 8, WH_FRAME_PING, 0 });
+	while (sent < 256 * MIB && !raw_send(t.control, pings, sizeof(pings)))
+		sent += sizeof(pings);
+	want_true(sent < 256 * MIB, "it takes them all");
+	for (int64_t until = now() + PATIENCE; now() < until && !times_logged("has left");)
+		sleep_ms(5);
+	want_true(times_logged("does not read what it has asked for") == 1, "it logs: %s", logged);
+	close(t.control);
+	t.control = raw_control(wh_engine_url(t.engine), &t.welcome);
+	want_true(t.control >= 0, "it serves nobody any more");
+	target_close(&t);
+}
+
+/* Sessions that take nothing of a long list of regions: all of one address together hold no more than one knob
+ * says, and when they have gone others are told the whole list. */
+static void hold__lists_not_taken(void **state)
+{
+	static struct wh_region *regions[REGIONS];
+	struct wh_region_options named = { .size = sizeof(named) };
+	int fds[SESSIONS], whole = 0;
+	struct target t;
+	char name[32];
+
+	(void)state;
+	target_open(&t, "held=8MiB");
+	for (unsigned i = 0; i < REGIONS; i++) {
+		snprintf(name, sizeof(name), "a-region-with-a-name-%u", i);
+		named.name = name;
+		want(0, wh_region_register(t.engine, t.pages + i % LENGTH, 1, &named, &regions[i]));
+	}
+	for (int i = 0; i < SESSIONS; i++) {
+		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
+		want_true(fds[i] >= 0, "no session");
+	}
+	for (int64_t until = now() + PATIENCE; !times_logged("knob held") && now() < until;)
+		sleep_ms(10);
+	want_true(times_logged("(the knob held) is used up") > 0, "it logs: %s", logged);
+	/* Most are closed, and the others still get what they were promised. */
+	for (int i = 0; i < SESSIONS; i++) {
+		whole += raw_skip_regions(fds[i]) == REGIONS + 1;
+		close(fds[i]);
+	}
+	want_true(whole >= 2 && whole <= 5, "%d of %d have got the list", whole, SESSIONS);
+	/* They end on the other side in their own time. */
+	whole = 0;
+	for (int64_t until = now() + PATIENCE; !whole && now() < until;) {
+		int fd = raw_control(wh_engine_url(t.engine), &t.welcome);
+
+		want_true(fd >= 0, "no session");
+		whole = raw_skip_regions(fd) == REGIONS + 1;
+		close(fd);
+	}
+	want_true(whole, "nobody is told the list any more");
+	for (unsigned i = 0; i < REGIONS; i++)
+		want(0, wh_region_unregister(regions[i]));
+	target_close(&t);
+}
+
+/* Frames of which all but the last byte comes. */
+static void hold__frames_not_finished(void **state)
+{
+	static unsigned char bytes[WH_FRAME_MAX];
+	int fds[SESSIONS], closed = 0;
+	struct target t;
+
+	(void)state;
+	target_open(&t, "held=1MiB");
+	wh_frame_encode(bytes, &(struct wh_frame){ 256 * KIB - 8, WH_FRAME_REMOVED, 0 });
+	for (int i = 0; i < SESSIONS; i++) {
+		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
+		want_true(fds[i] >= 0, "no session");
+		want(1, raw_skip_regions(fds[i]));
+		raw_send(fds[i], bytes, 200 * KIB);
+	}
+	for (int i = 0; i < SESSIONS; i++)
+		closed += raw_closes(fds[i], 300);
+	want_true(closed >= SESSIONS - 4 && closed < SESSIONS, "%d are closed", closed);
+	want((long long)closed, times_logged("(the knob held) is used up"));
+	for (int i = 0; i < SESSIONS; i++)
+		close(fds[i]);
+	target_close(&t);
+}
+
+/* Notifications that nobody takes. */
+static void hold__notifications(void **state)
+{
+	enum { MANY = 40 };
+	static unsigned char note[8 + WH_NOTIFICATION_MAX];
+	int fds[MANY], closed = 0;
+	struct target t;
+
+	(void)state;
+	target_open(&t, "held=1MiB");
+	for (int i = 0; i < MANY; i++) {
+		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
+		want_true(fds[i] >= 0, "no session");
+		want(1, raw_skip_regions(fds[i]));
+		for (int j = 0; j < 16; j++)
+			raw_send_frame(fds[i], WH_FRAME_NOTIFY, 0, note, sizeof(note));
+	}
+	/* 15 of each are on the account, which has room for some 250. */
+	for (int64_t until = now() + PATIENCE; now() < until && times_logged("notifies more than") < MANY - 17;)
+		sleep_ms(10);
+	closed = (int)times_logged("notifies more than may wait for its address (the knob held)");
+	want_true(closed >= MANY - 17 && closed <= MANY - 15, "%d are closed: %s", closed, logged);
+	for (int i = 0; i < MANY; i++)
+		close(fds[i]);
+	target_close(&t);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(hold__connections),
+		TEST(hold__reads_not_taken),
+		TEST(hold__answers_not_taken),
+		TEST(hold__lists_not_taken),
+		TEST(hold__frames_not_finished),
+		TEST(hold__notifications),
+	};
+
+	return harness_main(argc, argv, "hostile-hold", tests, sizeof(tests) / sizeof(*tests));
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An owner with a mailbox, and a peer that writes to it by hand: whatever is in there, and whatever its
+ * immediates say, costs it its own session and nobody else anything.
+ */
+#include <arpa/inet.h>
+#include <dlfcn.h>
+
+#include "lib/duo.h"
+#include "platform/verbs-abi.h"
+#include "lib/raw.h"
+#include "wire/bytes.h"
+
+#define SOON 5000
+#define NUMBER 0x80000001u
+
+static struct side owner;
+static struct wh_notification got;
+
+/* Our end: a NIC's queue pair, and the memory that letters are composed in. */
+struct end {
+	int fd;
+	struct ibv_context *context;
+	struct ibv_pd *pd;
+	struct ibv_cq *cq;
+	struct ibv_qp *qp;
+	struct ibv_mr *mr;
+	uint8_t bytes[WH_RDMA_LETTER_SLOT];
+	struct wh_rdma_mailed mailbox;
+	uint32_t nic; /* the owner's */
+};
+
+static void *verbs(const char *name)
+{
+	static void *library;
+
+	if (!library)
+		library = dlopen(getenv("TEST_VERBS"), RTLD_NOW | RTLD_NODELETE);
+	return library ? dlsym(library, name) : NULL;
+}
+
+#define VERBS(result, name, types, ...) (((result(*) types)verbs("ibv_" #name))(__VA_ARGS__))
+
+static void owner_open(const char *more)
+{
+	side_open(&owner, WH_MEMORY_PAGEABLE, "target", "127.0.0.1:0",
+		  (const char *[]){ "rdma=fake1", PATIENT, more, NULL });
+}
+
+static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
+{
+	struct wh_frame frame;
+	int length = raw_receive_frame(fd, &frame, bytes, room);
+
+	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type, length,
+		  type);
+	return length;
+}
+
+/* A queue pair of the first NIC, ready for an owner's. */
+static void make(struct end *end)
+{
+	struct ibv_qp_init_attr wanted = { .qp_type = IBV_QPT_RC,
+					   .cap = { .max_send_wr = 64, .max_recv_wr = 1, .max_send_sge = 1,
+						    .max_recv_sge = 1 } };
+	struct ibv_qp_attr first = { .qp_state = IBV_QPS_INIT, .pkey_index = 1, .port_num = 1 };
+	struct ibv_device **list;
+	int count;
+
+	list = VERBS(struct ibv_device **, get_device_list, (int *), &count);
+	end->context = VERBS(struct ibv_context *, open_device, (struct ibv_device *), list[0]);
+	VERBS(void, free_device_list, (struct ibv_device **), list);
+	end->pd = VERBS(struct ibv_pd *, alloc_pd, (struct ibv_context *), end->context);
+	end->cq = VERBS(struct ibv_cq *, create_cq, (struct ibv_context *, int, void *, void *, int),
+			end->context, 128, NULL, NULL, 0);
+	end->mr = VERBS(struct ibv_mr *, reg_mr, (struct ibv_pd *, void *, size_t, int), end->pd, end->bytes,
+			sizeof(end->bytes), 0);
+	wanted.send_cq = wanted.recv_cq = end->cq;
+	end->qp = VERBS(struct ibv_qp *, create_qp, (struct ibv_pd *, struct ibv_qp_init_attr *), end->pd,
+			&wanted);
+	assert_non_null(end->qp);
+	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &first,
+		      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
+}
+
+static void connect_to(struct end *end, const struct wh_rdma_end *theirs)
+{
+	struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_RTR, .path_mtu = 3, .dest_qp_num = theirs->qp,
+					  .ah_attr = { .is_global = 1, .port_num = 1 } };
+
+	memcpy(attributes.ah_attr.grh.dgid.raw, theirs->gid, 16);
+	attributes.ah_attr.grh.sgid_index = 1;
+	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &attributes,
+		      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+			      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
+	attributes.qp_state = IBV_QPS_RTS;
+	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &attributes,
+		      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+			      IBV_QP_MAX_QP_RD_ATOMIC));
+}
+
+static void session(struct end *end)
+{
+	struct wh_rdma_connect wanted = { .number = NUMBER,
+					  .end = { .link = WH_RDMA_ETHERNET, .gid_type = 2, .mtu = 3,
+						   .answers = 1, .asks = 1,
+						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
+						   .name = "fake0:1" } };
+	uint8_t bytes[WH_RDMA_CONNECT_MAX], answer[WH_RDMA_CONNECTED_MAX];
+	struct wh_rdma_connected connected;
+	struct wh_hello welcome;
+	int length;
+
+	memset(end, 0, sizeof(*end));
+	end->fd = raw_control(wh_engine_url(owner.engine), &welcome);
+	want_true(end->fd >= 0, "no session");
+	want_true(welcome.capabilities & WH_CAPABLE_LETTERS, "it knows no letters");
+	want_true(raw_skip_regions(end->fd) >= 1, "no regions");
+	make(end);
+	wanted.end.qp = end->qp->qp_num;
+	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_CONNECT, 0, bytes,
+			       wh_rdma_connect_encode(bytes, &wanted)));
+	length = receive(end->fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
+	want(0, wh_rdma_connected_decode(answer, (size_t)length, &connected));
+	want_true(!connected.error, "%s", connected.text);
+	end->nic = connected.nic;
+	connect_to(end, &connected.end);
+}
+
+static int mailbox(struct end *end)
+{
+	uint8_t bytes[WH_RDMA_MAILED_MAX];
+	int length;
+
+	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
+	length = receive(end->fd, WH_FRAME_RDMA_MAILED, bytes, sizeof(bytes));
+	want(0, wh_rdma_mailed_decode(bytes, (size_t)length, &end->mailbox));
+	return end->mailbox.error;
+}
+
+static void session_with_mailbox(struct end *end)
+{
+	session(end);
+	want(0, mailbox(end));
+	want(1, end->mailbox.count);
+	want(end->nic, end->mailbox.keys[0].nic);
+}
+
+static void session_end(struct end *end)
+{
+	want(0, VERBS(int, destroy_qp, (struct ibv_qp *), end->qp));
+	want(0, VERBS(int, dereg_mr, (struct ibv_mr *), end->mr));
+	want(0, VERBS(int, destroy_cq, (struct ibv_cq *), end->cq));
+	want(0, VERBS(int, dealloc_pd, (struct ibv_pd *), end->pd));
+	want(0, VERBS(int, close_device, (struct ibv_context *), end->context));
+	close(end->fd);
+}
+
+/* Write so many of our bytes to the mailbox, at an offset, and say so by an immediate. Its status. */
+static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
+{
+	struct ibv_sge segment = { (uintptr_t)end->bytes, length, end->mr->lkey };
+	struct ibv_send_wr request = { .sg_list = &segment, .num_sge = length ? 1 : 0,
+				       .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
+				       .imm_data = htonl(imm) }, *bad;
+	int64_t until = now() + PATIENCE;
+	struct ibv_wc wc;
+
+	request.wr.rdma.remote_addr = end->mailbox.address + offset;
+	request.wr.rdma.rkey = end->mailbox.keys[0].key;
+	want(0, end->context->ops.post_send(end->qp, &request, &bad));
+	while (!end->context->ops.poll_cq(end->cq, 1, &wc))
+		want_true(now() < until, "it does not complete");
+	return wc.status;
+}
+
+static void compose(struct end *end, uint64_t sequence, uint32_t length)
+{
+	wh_rdma_letter_encode(end->bytes, &(struct wh_rdma_letter){ sequence, length });
+	memset(end->bytes + WH_RDMA_LETTER_HEAD, 'x', 64);
+}
+
+/* A good one, which is confirmed. */
+static void send_good(struct end *end, uint32_t slot, uint64_t sequence)
+{
+	uint8_t confirmed[8];
+
+	compose(end, sequence, 64);
+	want(0, post(end, slot * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD + 64,
+		     wh_rdma_imm(slot, sequence)));
+	want(8, receive(end->fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
+	want(sequence, wh_get64(confirmed));
+	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
+	want(64, got.length);
+}
+
+static void want_closed(struct end *end)
+{
+	want_true(raw_closes(end->fd, SOON), "it is still open");
+	session_end(end);
+}
+
+static void want_alive(const struct end *end)
+{
+	uint8_t token[8] = { 1 };
+
+	want(0, raw_send_frame(end->fd, WH_FRAME_PING, 0, token, sizeof(token)));
+	want(8, receive(end->fd, WH_FRAME_PONG, token, sizeof(token)));
+}
+
+/* ---- tests ------------------------------------------------------------------------------------------- */
+
+static void order__wrong(void **state)
+{
+	struct wh_hello welcome;
+	struct end end;
+	int fd;
+
+	(void)state;
+	owner_open(NULL);
+	fd = raw_control(wh_engine_url(owner.engine), &welcome); /* without a queue pair */
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
+	want_true(raw_closes(fd, SOON), "it is still open");
+	close(fd);
+	session(&end); /* with something in it */
+	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_MAIL, 0, "1234", 4));
+	want_closed(&end);
+	session_with_mailbox(&end); /* two */
+	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
+	want_closed(&end);
+	session(&end); /* a letter, and no mailbox */
+	want(0, post(&end, 0, 0, wh_rdma_imm(0, 1)));
+	want_closed(&end);
+	side_close(&owner);
+}
+
+static void letter__of_nonsense(void **state)
+{
+	static const struct {
+		uint32_t slot, length;
+		uint64_t sequence, said;
+	} wrong[] = {
+		{ WH_RDMA_LETTERS, 64, 8, 8 }, { 255, 64, 8, 8 }, { 0, 0, 8, 8 },
+		{ 15, WH_RDMA_LETTER_MAX + 1, 8, 8 }, { 0, UINT32_MAX, 8, 8 }, { 0, 64, 8, 9 },
+		{ 0, 64, 7, 7 }, { 0, 64, 0, 0 },
+	};
+	struct end end, other;
+
+	(void)state;
+	owner_open(NULL);
+	session_with_mailbox(&other);
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		session_with_mailbox(&end);
+		send_good(&end, i, 7);
+		compose(&end, wrong[i].sequence, wrong[i].length);
+		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD,
+			     wh_rdma_imm(wrong[i].slot, wrong[i].said)));
+		want_closed(&end);
+		send_good(&other, i, 100 + i);
+	}
+	session_with_mailbox(&end); /* the same once more, which is in its slot still */
+	send_good(&end, 3, 7);
+	want(0, post(&end, 0, 0, wh_rdma_imm(3, 7)));
+	want_closed(&end);
+	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0));
+	want_alive(&other);
+	session_end(&other);
+	side_close(&owner);
+}
+
+/* More than may be unconfirmed. Another one's has its place. */
+static void letter__too_many(void **state)
+{
+	struct end end, other;
+	uint8_t confirmed[8];
+
+	(void)state;
+	owner_open("notifications=1");
+	session_with_mailbox(&other);
+	session_with_mailbox(&end);
+	for (uint64_t i = 1; i <= 2 + WH_RDMA_LETTERS; i++) {
+		uint32_t slot = i % WH_RDMA_LETTERS;
+
+		while (nics_receives(end.qp) != WH_RDMA_LETTERS) /* no faster than the owner takes them */
+			sleep_ms(1);
+		compose(&end, i, 64);
+		if (post(&end, slot * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD + 64,
+			 wh_rdma_imm(slot, i)))
+			fail_msg("letter %llu is refused", (unsigned long long)i);
+		if (i == 1)
+			want(8, receive(end.fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
+	}
+	want_closed(&end);
+	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
+	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0)); /* the others went with it */
+	send_good(&other, 0, 1);
+	session_end(&other);
+	side_close(&owner);
+	want(0, nics_underruns());
+}
+
+/* Past the mailbox there is nothing to write to; the queue pair fails, and its receives with it. */
+static void mailbox__outside(void **state)
+{
+	uint8_t number[8], bytes[8];
+	struct end end;
+
+	(void)state;
+	owner_open(NULL);
+	session_with_mailbox(&end);
+	send_good(&end, 15, 1);
+	want(10, post(&end, WH_RDMA_LETTERS * (uint64_t)WH_RDMA_LETTER_SLOT - 8, 16, wh_rdma_imm(0, 2)));
+	want_alive(&end);
+	sleep_ms(20);
+	wh_put64(number, NUMBER);
+	want(0, raw_send_frame(end.fd, WH_FRAME_ABORT, 0, number, sizeof(number)));
+	want(8, receive(end.fd, WH_FRAME_ABORTED, bytes, sizeof(bytes)));
+	want_alive(&end);
+	session_end(&end);
+	side_close(&owner);
+}
+
+/* After the session its keys are none any more. */
+static void mailbox__afterwards(void **state)
+{
+	int64_t until = now() + PATIENCE;
+	struct end end, late;
+	unsigned int pairs;
+
+	(void)state;
+	owner_open(NULL);
+	session_with_mailbox(&end);
+	session(&late);
+	late.mailbox = end.mailbox;
+	pairs = nics_pairs();
+	session_end(&end);
+	while (nics_pairs() > pairs - 2 && now() < until) /* the owner's as well */
+		sleep_ms(5);
+	want_alive(&late); /* and what goes with it */
+	want(10, post(&late, 0, 16, wh_rdma_imm(0, 1)));
+	want_alive(&late);
+	session_end(&late);
+	side_close(&owner);
+}
+
+/* Memory for mailboxes is on the account of the address that they are of. */
+static void mailbox__held(void **state)
+{
+	enum { MOST = 15 }; /* in 1 MiB */
+	int64_t until = now() + PATIENCE;
+	struct end ends[MOST + 1];
+	int error;
+
+	(void)state;
+	owner_open("held=1MiB");
+	for (unsigned i = 0; i < MOST; i++)
+		session_with_mailbox(&ends[i]);
+	session(&ends[MOST]);
+	want(-EBUSY, mailbox(&ends[MOST]));
+	session_end(&ends[0]);
+	while ((error = mailbox(&ends[MOST])) == -EBUSY && now() < until) /* who has been refused may ask again */
+		sleep_ms(5);
+	want(0, error);
+	for (unsigned i = 1; i <= MOST; i++)
+		session_end(&ends[i]);
+	side_close(&owner);
+}
+
+static int64_t worked(void)
+{
+	struct timespec at;
+
+	want(0, clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &at));
+	return at.tv_sec * SECOND + at.tv_nsec;
+}
+
+/* The owner's NIC goes while its queue pairs wait for letters: its descriptors are ready for ever, and nobody
+ * looks at them for ever. */
+static void mailbox__nic_removed(void **state)
+{
+	struct end end;
+	int64_t before;
+
+	(void)state;
+	owner_open(NULL);
+	session_with_mailbox(&end);
+	send_good(&end, 0, 1);
+	nic_remove(1);
+	sleep_ms(20);
+	before = worked();
+	sleep_ms(300);
+	want_true(worked() - before < 20 * MS, "it takes %lld ms of 300", (worked() - before) / MS);
+	want_alive(&end);
+	session_end(&end);
+	side_close(&owner);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_NEEDS(order__wrong, needs_nics),
+	TEST_NEEDS(letter__of_nonsense, needs_nics),
+	TEST_NEEDS(letter__too_many, needs_nics),
+	TEST_NEEDS(mailbox__outside, needs_nics),
+	TEST_NEEDS(mailbox__afterwards, needs_nics),
+	TEST_NEEDS(mailbox__held, needs_nics),
+	TEST_NEEDS(mailbox__nic_removed, needs_nics),
+};
+
+HARNESS_MAIN("hostile-letters", tests)

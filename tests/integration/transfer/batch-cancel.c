@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Giving batches up in the middle, and batches that overtake others. */
+
+#include "lib/fixture.h"
+
+#define LENGTH (SCALE(32, 16) * MIB)
+#define CHUNK MIB
+
+/* A batch of chunks that goes over the region `times` times. */
+static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, unsigned int times,
+				 const struct wh_batch_options *options)
+{
+	size_t chunks = f->length / CHUNK, count = HARNESS_TURNS ? chunks : chunks * times;
+	struct wh_transfer *transfers = calloc(count, sizeof(*transfers));
+	struct wh_batch *batch;
+
+	assert_non_null(transfers);
+	for (size_t i = 0; i < count; i++) {
+		uint64_t at = i % chunks * CHUNK;
+
+		transfers[i] = piece(f, op, at, at, CHUNK);
+	}
+	want(0, wh_batch_new(f->peer, options, &batch));
+	want(0, wh_batch_add(batch, transfers, count));
+	free(transfers);
+	return batch;
+}
+
+static void pause_us(unsigned int us)
+{
+	struct timespec t = { .tv_nsec = us * 1000L };
+
+	nanosleep(&t, NULL);
+}
+
+/* After the cancel both sides take other bytes, and nothing may change those. */
+static void want_untouched(struct fixture *f, int round)
+{
+	size_t ours, theirs;
+	uint64_t seed = 1000 + (uint64_t)round;
+
+	pattern_fill(f->local, f->length, 0, seed);
+	target_fill(f, 0, f->length, 0, seed + 1);
+	sleep_ms(50);
+	ours = pattern_check(f->local, f->length, 0, seed);
+	theirs = target_check(f, 0, f->length, 0, seed + 1);
+	want_true(ours == PATTERN_GOOD, "round %d: byte %zu on our side changed", round, ours);
+	want_true(theirs == PATTERN_GOOD, "round %d: byte %zu of the peer changed", round, theirs);
+}
+
+static void cancel_in_mid_transfer(const struct route *route, uint32_t op)
+{
+	struct wh_batch *batch;
+	struct fixture f;
+	int canceled = 0;
+
+	harness_limit(40);
+	fixture_open(&f, route, LENGTH);
+	batch = bulk_new(&f, op, 16, NULL);
+	for (int round = 0; round < SCALE(10, 4); round++) {
+		int status;
+
+		want(0, wh_batch_submit(batch));
+		pause_us(200 + 700 * (unsigned int)round);
+		want(0, wh_batch_cancel(batch));
+		status = wh_batch_poll(batch);
+		want_true(status == 0 || status == -ECANCELED, "the status is %d", status);
+		canceled += status == -ECANCELED;
+		want_untouched(&f, round);
+	}
+	want_true(canceled > 0, "every one had completed before");
+	/* And the same batch once more, to its end. */
+	if (op == WH_WRITE)
+		pattern_fill(f.local, f.length, 0, 7);
+	else
+		target_fill(&f, 0, f.length, 0, 7);
+	want(0, batch_run(batch));
+	want_true((op == WH_WRITE ? target_check(&f, 0, f.length, 0, 7) :
+				    pattern_check(f.local, f.length, 0, 7)) == PATTERN_GOOD,
+		  "wrong bytes when submitted again");
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+static void cancel__write(void **state)
+{
+	cancel_in_mid_transfer(*state, WH_WRITE);
+}
+
+static void cancel__read(void **state)
+{
+	cancel_in_mid_transfer(*state, WH_READ);
+}
+
+static void cancel__completed(void **state)
+{
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, MIB);
+	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	batch = batch_of(&f, &transfer, 1);
+	want(0, batch_run(batch));
+	want(0, wh_batch_cancel(batch));
+	want(0, wh_batch_poll(batch));
+	want(0, wh_batch_cancel(batch));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* It reaches the queue and whoever waits, once. */
+static void cancel__reported_once(void **state)
+{
+	struct wh_batch_options options = { .size = sizeof(options), .user = 9 };
+	struct wh_completion done[2];
+	struct wh_batch *batch;
+	struct fixture f;
+	int status;
+
+	fixture_open(&f, *state, LENGTH);
+	want(0, wh_queue_new(f.engine, &options.queue));
+	batch = bulk_new(&f, WH_WRITE, 16, &options);
+	for (int i = 0; i < 5; i++) {
+		want(0, wh_batch_submit(batch));
+		want(0, wh_batch_cancel(batch));
+		status = wh_batch_poll(batch);
+		want(1, wh_queue_take(options.queue, done, 2, SECOND));
+		want(status, done[0].status);
+		want(9, done[0].user);
+		want(0, wh_queue_take(options.queue, done, 2, 20 * MS));
+		want(status, wh_batch_wait(batch, 0));
+	}
+	want(0, wh_batch_free(batch));
+	want(0, wh_queue_free(options.queue));
+	fixture_close(&f);
+}
+
+/* A thread that waits for it learns of it. */
+static void cancel__while_another_waits(void **state)
+{
+	struct waiting waiting;
+	struct wh_batch *batch;
+	struct fixture f;
+	int status;
+
+	fixture_open(&f, *state, LENGTH);
+	batch = bulk_new(&f, WH_READ, 64, NULL);
+	for (int i = 0; i < 5; i++) {
+		want(0, wh_batch_submit(batch));
+		wait_begin(&waiting, batch);
+		pause_us(1500);
+		want(0, wh_batch_cancel(batch));
+		status = wait_end(&waiting);
+		want(wh_batch_poll(batch), status);
+		want_true(status == 0 || status == -ECANCELED, "it is %d", status);
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* Other batches of the same peer go on as if nothing had happened. */
+static void cancel__others_go_on(void **state)
+{
+	enum { OTHERS = 8 };
+	struct wh_batch *bulk, *others[OTHERS];
+	uint64_t length, half = LENGTH / 2;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	length = half / OTHERS;
+	f.length = half; /* the bulk keeps to the first half */
+	bulk = bulk_new(&f, WH_WRITE, 32, NULL);
+	f.length = LENGTH;
+	for (uint64_t i = 0; i < OTHERS; i++) {
+		struct wh_transfer transfer = piece(&f, i % 2 ? WH_READ : WH_WRITE,
+						    LENGTH + half + i * length, half + i * length,
+						    length);
+
+		others[i] = batch_of(&f, &transfer, 1);
+	}
+	for (uint64_t round = 0; round < SCALE(5, 2); round++) {
+		pattern_fill(f.local + LENGTH + half, half, 0, 2 * round);
+		target_fill(&f, (int64_t)half, half, 0, 2 * round + 1);
+		want(0, wh_batch_submit(bulk));
+		for (int i = 0; i < OTHERS; i++)
+			want(0, wh_batch_submit(others[i]));
+		pause_us(1000);
+		want(0, wh_batch_cancel(bulk));
+		for (uint64_t i = 0; i < OTHERS; i++) {
+			uint64_t seed = 2 * round + i % 2, at = half + i * length;
+
+			want(0, wh_batch_wait(others[i], PATIENCE));
+			want_true(target_check(&f, (int64_t)at, length, i * length, seed) ==
+					  PATTERN_GOOD &&
+				  pattern_check(f.local + LENGTH + at, length, i * length, seed) ==
+					  PATTERN_GOOD,
+				  "batch %d has wrong bytes", (int)i);
+		}
+	}
+	want(0, wh_batch_free(bulk));
+	for (int i = 0; i < OTHERS; i++)
+		want(0, wh_batch_free(others[i]));
+	fixture_close(&f);
+}
+
+/* Cancel from the first moment on, very often: every stage of a submission gets its turn. */
+static void cancel__at_once_and_often(void **state)
+{
+	struct wh_transfer transfers[64];
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, MIB);
+	for (uint64_t i = 0; i < 64; i++)
+		transfers[i] = piece(&f, i % 2 ? WH_READ : WH_WRITE, i * 4096, i * 4096, 4096);
+	batch = batch_of(&f, transfers, 64);
+	for (int i = 0; i < SCALE(300, 40); i++) {
+		int status;
+
+		want(0, wh_batch_submit(batch));
+		pause_us((unsigned int)i % 50);
+		want(0, wh_batch_cancel(batch));
+		status = wh_batch_poll(batch);
+		want_true(status == 0 || status == -ECANCELED, "time %d: %d", i, status);
+	}
+	want(0, batch_run(batch));
+	want(0, wh_batch_free(batch));
+	want(0, move(&f, WH_WRITE, 0, 0, 1000));
+	fixture_close(&f);
+}
+
+/* Eight bytes do not wait for the gigabytes before them. */
+static void priority__overtakes_bulk(void **state)
+{
+	struct wh_batch_options urgent = { .size = sizeof(urgent),
+					   .priority = WH_PRIORITY_LATENCY };
+	struct wh_transfer transfer;
+	struct wh_batch *bulk, *small;
+	struct fixture f, less;
+	int overtaken = 0;
+
+	harness_limit(40);
+	/* Where it can be moved only once it has to be larger, to take some time. */
+	fixture_open(&f, *state, HARNESS_TURNS ? 128 * MIB : LENGTH);
+	less = f; /* what is read meanwhile is not written */
+	less.length -= CHUNK;
+	bulk = bulk_new(&less, WH_WRITE, 64, NULL);
+	transfer = piece(&f, WH_READ, f.length, less.length, 8);
+	want(0, wh_batch_new(f.peer, &urgent, &small));
+	want(0, wh_batch_add(small, &transfer, 1));
+	want(0, batch_run(small));
+	want(0, wh_batch_submit(bulk));
+	for (int i = 0; i < 5; i++) {
+		pause_us(2000);
+		want(0, wh_batch_submit(small));
+		want(0, wh_batch_wait(small, PATIENCE));
+		overtaken += wh_batch_poll(bulk) == -EINPROGRESS;
+	}
+	want(0, wh_batch_wait(bulk, 3 * PATIENCE));
+	want_true(overtaken >= (HARNESS_TURNS ? 1 : 5), "the bulk was overtaken %d times of 5",
+		  overtaken);
+	want(0, wh_batch_free(bulk));
+	want(0, wh_batch_free(small));
+	fixture_close(&f);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_EVERY_ROUTE(cancel__write),
+	TEST_EVERY_ROUTE(cancel__read),
+	TEST_EVERY_ROUTE(cancel__completed),
+	TEST_EVERY_ROUTE(cancel__reported_once),
+	TEST_EVERY_ROUTE(cancel__while_another_waits),
+	TEST_EVERY_ROUTE(cancel__others_go_on),
+	TEST_EVERY_ROUTE(cancel__at_once_and_often),
+	TEST_EVERY_ROUTE(priority__overtakes_bulk),
+};
+
+HARNESS_MAIN("batch-cancel", tests)

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* User bytes that arrive after, and only after, the bytes of their batch. */
+#include <poll.h>
+
+#include "lib/fixture.h"
+
+#define LENGTH MIB
+
+static struct wh_notification *notification_new(void)
+{
+	struct wh_notification *notification = calloc(1, sizeof(*notification));
+
+	assert_non_null(notification);
+	return notification;
+}
+
+/* Take the target's next notification, or tell why there is none. */
+static int take(struct fixture *f, int64_t timeout, struct wh_notification *out)
+{
+	return f->child ? child_notification(f->child, timeout, out) :
+			  wh_engine_notification(f->engine, out, timeout);
+}
+
+static void notify(struct fixture *f, struct wh_batch *batch, const void *data, size_t length)
+{
+	(void)f;
+	want(0, wh_batch_notify(batch, data, length));
+	want(0, batch_run(batch));
+}
+
+/* When it is there the bytes are there, every time. The batch is not waited for before. */
+static void order__bytes_come_first(void **state)
+{
+	struct wh_notification *got = notification_new();
+	struct wh_transfer transfers[4];
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	for (uint64_t i = 0; i < 4; i++)
+		transfers[i] = piece(&f, WH_WRITE, i * LENGTH / 4, i * LENGTH / 4, LENGTH / 4);
+	batch = batch_of(&f, transfers, 4);
+	for (uint64_t round = 1; round <= SCALE(60, 10); round++) {
+		size_t bad;
+
+		pattern_fill(f.local, LENGTH, 0, round);
+		want(0, wh_batch_notify(batch, &round, sizeof(round)));
+		want(0, wh_batch_submit(batch));
+		want(0, take(&f, PATIENCE, got));
+		bad = target_check(&f, 0, LENGTH, 0, round);
+		want_true(bad == PATTERN_GOOD, "round %d: byte %zu came later", (int)round, bad);
+		want(sizeof(round), got->length);
+		assert_memory_equal(got->data, &round, sizeof(round));
+		want(0, wh_batch_wait(batch, PATIENCE));
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	free(got);
+}
+
+/* On a read it says that the reader has got what it wanted. */
+static void order__after_a_read(void **state)
+{
+	struct wh_notification *got = notification_new();
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	batch = batch_of(&f, &transfer, 1);
+	for (uint64_t round = 1; round <= 10; round++) {
+		target_fill(&f, 0, LENGTH, 0, round);
+		want(0, wh_batch_notify(batch, "taken", 5));
+		want(0, wh_batch_submit(batch));
+		want(0, take(&f, PATIENCE, got));
+		/* The owner reuses its memory at once. */
+		target_fill(&f, 0, LENGTH, 0, 0);
+		want(0, wh_batch_wait(batch, PATIENCE));
+		want_true(pattern_check(f.local, LENGTH, 0, round) == PATTERN_GOOD, "round %d",
+			  (int)round);
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	free(got);
+}
+
+static void data__sizes(void **state)
+{
+	static const size_t sizes[] = { 1, 2, 7, 8, 63, 64, 1000, 4095, WH_NOTIFICATION_MAX };
+	unsigned char bytes[WH_NOTIFICATION_MAX + 1];
+	struct wh_notification *got = notification_new();
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	batch = batch_of(&f, NULL, 0);
+	for (size_t i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
+		pattern_fill(bytes, sizeof(bytes), 0, i);
+		notify(&f, batch, bytes, sizes[i]);
+		want(0, take(&f, PATIENCE, got));
+		want(sizes[i], got->length);
+		assert_memory_equal(got->data, bytes, sizes[i]);
+		want(wh_engine_epoch(f.engine), got->epoch);
+		assert_string_equal(got->sender, wh_engine_name(f.engine));
+	}
+	want(-EAGAIN, take(&f, 0, got));
+	want(-EAGAIN, take(&f, 10 * MS, got));
+	want(-EINVAL, wh_batch_notify(batch, bytes, 0));
+	want(-EINVAL, wh_batch_notify(batch, bytes, WH_NOTIFICATION_MAX + 1));
+	want(-EINVAL, wh_batch_notify(batch, NULL, 1));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	free(got);
+}
+
+static void data__copied_and_replaced(void **state)
+{
+	struct wh_notification *got = notification_new();
+	char text[] = "second";
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	batch = batch_of(&f, NULL, 0);
+	want(0, wh_batch_notify(batch, "first, and longer", 17));
+	want(0, wh_batch_notify(batch, text, 6));
+	memset(text, 'x', 6);
+	want(0, batch_run(batch));
+	want(0, take(&f, PATIENCE, got));
+	want(6, got->length);
+	assert_memory_equal(got->data, "second", 6);
+	/* Submitted again, it is sent again. */
+	want(0, batch_run(batch));
+	want(0, take(&f, PATIENCE, got));
+	assert_memory_equal(got->data, "second", 6);
+	want(-EAGAIN, take(&f, 10 * MS, got));
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	free(got);
+}
+
+/* One batch after the other: in that order. */
+static void order__of_batches(void **state)
+{
+	struct wh_notification *got = notification_new();
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, LENGTH);
+	batch = batch_of(&f, NULL, 0);
+	for (uint32_t i = 0; i < SCALE(100, 30); i++)
+		notify(&f, batch, &i, sizeof(i));
+	for (uint32_t i = 0; i < SCALE(100, 30); i++) {
+		want(0, take(&f, PATIENCE, got));
+		assert_memory_equal(got->data, &i, sizeof(i));
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+	free(got);
+}
+
+static bool readable(int fd, int ms)
+{
+	struct pollfd polled = { .fd = fd, .events = POLLIN };
+
+	return poll(&polled, 1, ms) == 1;
+}
+
+/* Four processes notify this one; each message arrives once, in its sender's order. */
+static void senders__many(void **state)
+{
+	enum { SENDERS = 4, EACH = 50 };
+	const struct route *route = *state;
+	struct wh_engine *engine = engine_open(NULL, route->listen, NULL);
+	struct wh_notification *got = notification_new();
+	struct child *senders[SENDERS];
+	int next[SENDERS] = { 0 }, fd = wh_engine_notification_fd(engine);
+	char text[16];
+
+	want_true(!readable(fd, 0), "nobody has sent anything yet");
+	for (int s = 0; s < SENDERS; s++) {
+		senders[s] = child_start(NULL);
+		want(0, child_peer(senders[s], wh_engine_url(engine), NULL));
+	}
+	for (int i = 0; i < EACH; i++) {
+		struct child_transfer transfer = { .notify = text, .require = route->require };
+
+		snprintf(text, sizeof(text), "%d", i);
+		for (int s = 0; s < SENDERS; s++)
+			child_transfer_send(senders[s], &transfer);
+		for (int s = 0; s < SENDERS; s++)
+			want(0, child_transfer_receive(senders[s], NULL));
+	}
+	for (int i = 0; i < SENDERS * EACH; i++) {
+		int s = 0;
+
+		want_true(readable(fd, 5000), "%d came", i);
+		want(0, wh_engine_notification(engine, got, 0));
+		while (s < SENDERS && senders[s]->epoch != got->epoch)
+			s++;
+		want_true(s < SENDERS, "it comes from nobody we know");
+		assert_string_equal(got->sender, senders[s]->name);
+		snprintf(text, sizeof(text), "%d", next[s]++);
+		want(strlen(text), got->length);
+		assert_memory_equal(got->data, text, got->length);
+	}
+	want_true(!readable(fd, 20), "more than were sent");
+	for (int s = 0; s < SENDERS; s++)
+		child_exit(senders[s]);
+	want(0, wh_engine_close(engine));
+	free(got);
+}
+
+/* A full queue makes the sender wait, and loses nothing. */
+static void full__sender_waits(void **state)
+{
+	enum { ROOM = 4, SENT = 10 };
+	struct child_options options = { .config = { "notifications=4" } };
+	static const char *const config[] = { "notifications=4", NULL };
+	struct wh_notification *got = notification_new();
+	struct wh_batch *batches[SENT];
+	struct fixture f;
+	int done = 0;
+
+	fixture_open_with(&f, *state, LENGTH, config, &options);
+	for (uint32_t i = 0; i < SENT; i++) {
+		batches[i] = batch_of(&f, NULL, 0);
+		want(0, wh_batch_notify(batches[i], &i, sizeof(i)));
+		want(0, wh_batch_submit(batches[i]));
+		wh_batch_wait(batches[i], i < ROOM ? PATIENCE : 20 * MS);
+	}
+	for (int i = 0; i < SENT; i++)
+		done += wh_batch_poll(batches[i]) == 0;
+	want_true(done >= 1 && done <= ROOM, "%d of %d were kept, there is room for %d", done,
+		  SENT, ROOM);
+	for (uint32_t i = 0; i < SENT; i++) {
+		want(0, take(&f, PATIENCE, got));
+		assert_memory_equal(got->data, &i, sizeof(i));
+	}
+	for (int i = 0; i < SENT; i++) {
+		want(0, wh_batch_wait(batches[i], PATIENCE));
+		want(0, wh_batch_free(batches[i]));
+	}
+	want(-EAGAIN, take(&f, 20 * MS, got));
+	fixture_close(&f);
+	free(got);
+}
+
+/* A sender that waits for its turn can give up; and memory can be moved meanwhile. */
+static void full__cancel(void **state)
+{
+	struct child_options options = { .config = { "notifications=1" } };
+	static const char *const config[] = { "notifications=1", NULL };
+	struct wh_notification *got = notification_new();
+	struct wh_batch *first, *second;
+	struct fixture f;
+	int status;
+
+	fixture_open_with(&f, *state, LENGTH, config, &options);
+	first = batch_of(&f, NULL, 0);
+	second = batch_of(&f, NULL, 0);
+	notify(&f, first, "first", 5);
+	want(0, wh_batch_notify(second, "second", 6));
+	want(0, wh_batch_submit(second));
+	want(-ETIMEDOUT, wh_batch_wait(second, 50 * MS));
+	want(0, move(&f, WH_WRITE, 0, 0, 1000));
+	want(0, wh_batch_cancel(second));
+	status = wh_batch_poll(second);
+	want_true(status == 0 || status == -ECANCELED, "it is %d", status);
+	want(0, take(&f, PATIENCE, got));
+	assert_memory_equal(got->data, "first", 5);
+	want(0, wh_batch_free(second));
+	want(0, wh_batch_free(first));
+	fixture_close(&f);
+	free(got);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_EVERY_ROUTE(order__bytes_come_first),
+	TEST_EVERY_ROUTE(order__after_a_read),
+	TEST_EVERY_ROUTE(data__sizes),
+	TEST_EVERY_ROUTE(data__copied_and_replaced),
+	TEST_EVERY_ROUTE(order__of_batches),
+	TEST_REMOTE_ROUTES(senders__many),
+	TEST_EVERY_ROUTE(full__sender_waits),
+	TEST_EVERY_ROUTE(full__cancel),
+};
+
+HARNESS_MAIN("notification-delivery", tests)

@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Single transfers over every transport, of every small size and some large ones. */
+#include "lib/fixture.h"
+
+#define SMALL 4097
+#define LARGE (SCALE(64, 16) * MIB)
+
+/* Every odd size, each at another place on both sides. */
+static void small__odd_sizes(void **state)
+{
+	struct fixture f;
+	uint64_t step = SCALE(2, 18);
+
+	harness_limit(40);
+	fixture_open(&f, *state, 64 * KIB);
+	for (uint64_t size = 1; size <= SMALL; size += step)
+		round_trip(&f, 64 + size * 61 % 4096, 128 + size * 37 % 8192, size, size);
+	fixture_close(&f);
+}
+
+static void small__powers_of_two(void **state)
+{
+	struct fixture f;
+
+	fixture_open(&f, *state, 64 * KIB);
+	for (uint64_t size = 1; size <= 32 * KIB; size *= 2)
+		round_trip(&f, 4096, 8192 - f.guard, size, size + 7);
+	fixture_close(&f);
+}
+
+static void large__a_mebibyte_and_three(void **state)
+{
+	struct fixture f;
+
+	fixture_open(&f, *state, 2 * MIB);
+	round_trip(&f, 65, 8191, MIB + 3, 11);
+	round_trip(&f, 4096, 0, MIB + 3, 12);
+	fixture_close(&f);
+}
+
+/* The whole region, so that the margins of round_trip() are the bytes outside of it. */
+static void large__whole_region(void **state)
+{
+	struct fixture f;
+
+	harness_limit(40);
+	fixture_open(&f, *state, LARGE);
+	round_trip(&f, 0, 0, LARGE, 21);
+	fixture_close(&f);
+}
+
+static void edges__first_and_last_byte(void **state)
+{
+	struct fixture f;
+
+	fixture_open(&f, *state, 64 * KIB);
+	round_trip(&f, 0, 0, 1, 31);
+	round_trip(&f, f.length - 1, f.length - 1, 1, 32);
+	round_trip(&f, 0, f.length - 4096, 4096, 33);
+	fixture_close(&f);
+}
+
+/* Many transfers in one batch, on pieces that share cache lines and pages. */
+static void list__neighbours(void **state)
+{
+	enum { COUNT = 1024, EACH = 33 };
+	struct wh_transfer transfers[COUNT];
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, 64 * KIB);
+	target_fill(&f, -(int64_t)f.guard, f.length + 2 * f.guard, 0, 1);
+	pattern_fill(f.local, COUNT * EACH, 0, 2);
+	for (uint64_t i = 0; i < COUNT; i++)
+		transfers[i] = piece(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+	batch = batch_of(&f, transfers, COUNT);
+	want(0, batch_run(batch));
+	want_route(&f, batch, COUNT * EACH);
+	want(0, wh_batch_free(batch));
+	want_true(target_check(&f, 0, COUNT * EACH, 0, 2) == PATTERN_GOOD, "wrong bytes");
+	want_true(target_check(&f, -(int64_t)f.guard, f.guard, 0, 1) == PATTERN_GOOD,
+		  "bytes before it");
+	want_true(target_check(&f, COUNT * EACH, f.length + f.guard - COUNT * EACH,
+			       f.guard + COUNT * EACH, 1) == PATTERN_GOOD,
+		  "bytes behind it");
+	fixture_close(&f);
+}
+
+/* The same batch over and over: each time the bytes of that time arrive. */
+static void again__new_bytes_each_time(void **state)
+{
+	enum { EACH = 3001 };
+	struct wh_transfer transfer;
+	struct wh_batch *batch;
+	struct fixture f;
+
+	fixture_open(&f, *state, 64 * KIB);
+	transfer = piece(&f, WH_WRITE, 5, 77, EACH);
+	batch = batch_of(&f, &transfer, 1);
+	for (uint64_t i = 0; i < SCALE(500, 50); i++) {
+		pattern_fill(f.local + 5, EACH, 0, i);
+		want(0, batch_run(batch));
+		want_true(target_check(&f, 77, EACH, 0, i) == PATTERN_GOOD, "time %d", (int)i);
+	}
+	want(0, wh_batch_free(batch));
+	fixture_close(&f);
+}
+
+/* The initiator's memory may be of any kind too. */
+static void kinds__initiator(void **state)
+{
+	static const uint32_t kinds[] = { WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE, WH_MEMORY_SHARED };
+	struct fixture f;
+
+	fixture_open(&f, *state, MIB);
+	for (size_t i = 0; i < 3; i++) {
+		struct wh_memory_options options = { .size = sizeof(options), .kind = kinds[i] };
+		struct wh_memory_info info = { .size = sizeof(info) };
+		struct wh_region *usual = f.region;
+		void *memory;
+
+		want(0, wh_memory_alloc(f.engine, 2 * MIB + 2 * GUARD, &options, &memory));
+		want(0, wh_memory_query(f.engine, (char *)memory + 5000, &info));
+		want(kinds[i], info.kind);
+		want_true(info.base == memory, "it starts at %p", info.base);
+		want(0, wh_region_register(f.engine, (char *)memory + GUARD, 2 * MIB, NULL,
+					   &f.region));
+		f.local = (unsigned char *)memory + GUARD;
+		round_trip(&f, 4095, 5, MIB - 4095 - 64, i);
+		want(0, wh_region_unregister(f.region));
+		want(0, wh_memory_free(f.engine, memory));
+		f.region = usual;
+		f.local = f.base + GUARD;
+	}
+	fixture_close(&f);
+}
+
+/* A transfer to ourselves whose source and target overlap is as memmove(), in either direction, and
+ * changes nothing outside of the target. */
+static void self__overlap(void **state)
+{
+	static const uint64_t lengths[] = { 100, 300000, 7 * MIB };
+	enum { SHIFT = 5000 };
+	struct fixture f;
+
+	fixture_open(&f, *state, 8 * MIB);
+	/* Both sides in the one region that is published. */
+	f.remote.id = wh_region_id(f.region);
+	for (uint64_t i = 0; i < 12; i++) {
+		uint64_t shift = i & 2 ? SHIFT : 3, length = lengths[i / 4];
+		uint64_t from = i & 1 ? shift : 0, to = i & 1 ? 0 : shift;
+
+		pattern_fill(f.local, f.length, 0, i);
+		want(0, move(&f, i & 2 ? WH_READ : WH_WRITE, i & 2 ? to : from, i & 2 ? from : to, length));
+		want_true(pattern_check(f.local, to, 0, i) == PATTERN_GOOD &&
+				  pattern_check(f.local + to + length, f.length - to - length,
+						to + length, i) == PATTERN_GOOD,
+			  "bytes outside of the target changed");
+		want_true(pattern_check(f.local + to, length, from, i) == PATTERN_GOOD,
+			  "the target has other bytes, of %llu from %llu to %llu", (unsigned long long)length,
+			  (unsigned long long)from, (unsigned long long)to);
+	}
+	fixture_close(&f);
+}
+
+static const struct CMUnitTest tests[] = {
+	TEST_EVERY_ROUTE(small__odd_sizes),
+	TEST_EVERY_ROUTE(small__powers_of_two),
+	TEST_EVERY_ROUTE(large__a_mebibyte_and_three),
+	TEST_EVERY_ROUTE(large__whole_region),
+	TEST_EVERY_ROUTE(edges__first_and_last_byte),
+	TEST_EVERY_ROUTE(list__neighbours),
+	TEST_EVERY_ROUTE(again__new_bytes_each_time),
+	TEST_EVERY_ROUTE(kinds__initiator),
+	TEST_OVER(self__overlap, self),
+};
+
+HARNESS_MAIN("transfer-basic", tests)

@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What lanes do to bytes, against a model: lists of pairs and of blocks of any shape, more than a ring
+ * holds, and which way is chosen for them. */
+#include "fake-cuda.h"
+
+#include "gpu/stream.h"
+
+/* Bytes on each side. The thread sanitizer looks at all that the stand-in for a GPU moves, 16 at a time. */
+#ifdef __SANITIZE_THREAD__
+#define ROOM ((uint64_t)10 << 20)
+#else
+#define ROOM ((uint64_t)24 << 20)
+#endif
+#define PAIRS 4096
+
+struct bench {
+	struct wh_engine *engine;
+	struct wh_lane *lane;
+	void *from, *to;
+	uint8_t *source, *expected; /* what is at `from`, and should be at `to` */
+	uint8_t *seen;              /* what is */
+	struct wh_pair pairs[PAIRS];
+};
+
+static void set_up(struct bench *b, enum wh_blocks_way way)
+{
+	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_DEVICE,
+					     .location = "cuda:0" };
+	uint64_t state = 7;
+
+	memset(b, 0, sizeof(*b));
+	b->engine = engine_with(getenv("TEST_CUDA"));
+	assert_int_equal(wh_memory_alloc(b->engine, ROOM, &options, &b->from), 0);
+	assert_int_equal(wh_memory_alloc(b->engine, ROOM, &options, &b->to), 0);
+	b->source = malloc(ROOM);
+	b->expected = calloc(1, ROOM);
+	b->seen = calloc(1, ROOM); /* what a GPU writes valgrind does not see */
+	assert_true(b->source && b->expected && b->seen);
+	for (uint64_t i = 0; i < ROOM; i += 8)
+		memcpy(b->source + i, &(uint64_t){ next_random(&state) }, 8);
+	AS_APPLICATION(b->engine, 0,
+		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->from, b->source, ROOM);
+		       CU(b->engine, cuCtxSynchronize));
+	assert_int_equal(wh_gpus_lane(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way, false,
+				      &b->lane),
+			 0);
+}
+
+static void tear_down(struct bench *b)
+{
+	assert_int_equal(wh_memory_free(b->engine, b->from), 0);
+	assert_int_equal(wh_memory_free(b->engine, b->to), 0);
+	assert_int_equal(wh_engine_close(b->engine), 0);
+	free(b->source);
+	free(b->expected);
+	free(b->seen);
+}
+
+static void compare(struct bench *b)
+{
+	AS_APPLICATION(b->engine, 0,
+		       CU(b->engine, cuMemcpyDtoH, b->seen, (uintptr_t)b->to, ROOM));
+	assert_true(!memcmp(b->seen, b->expected, ROOM));
+}
+
+struct turn {
+	struct wh_lane_job job;
+	_Atomic int done;
+	int error;
+};
+
+static void ended(struct wh_lane_job *job, int error, const char *text)
+{
+	struct turn *turn = wh_container(job, struct turn, job);
+
+	(void)text;
+	turn->error = error;
+	atomic_store(&turn->done, 1);
+}
+
+static void wait_for(struct bench *b, struct turn *turn)
+{
+	while (!atomic_load(&turn->done))
+		wh_gpus_poll(b->engine->gpus);
+	assert_int_equal(turn->error, 0);
+}
+
+/* Costs with which everything, or nothing, or what is shorter goes by the kernel. */
+enum costs { ALL_KERNEL, ALL_COPIES, MIXED, COSTS };
+
+static void set_costs(struct wh_lane *lane, enum costs costs)
+{
+	static const struct wh_lane_cost all[COSTS] = {
+		[ALL_KERNEL] = { 1, 1e6, 100, 100, true },
+		[ALL_COPIES] = { 1e12, 1, 100, 100, true },
+		[MIXED] = { 10, 1000, 50, 100, true }, /* copies from 100,000 bytes on */
+	};
+
+	lane->measured = all[costs];
+	atomic_store(&lane->cost, &lane->measured);
+}
+
+/* ---- pairs ------------------------------------------------------------------------------------- */
+
+static uint64_t random_length(uint64_t *state, int shape)
+{
+	static const uint64_t odd[] = { 1,   2,	   15,	 16,   17,   255,   256,   257,	  4095,
+					4096, 4097, 65535, 65536, 65537, 70001, 131073, 99999, 100001 };
+
+	switch (shape) {
+	case 0:
+		return 4096; /* all the same */
+	case 1:
+		return 1 + next_random(state) % 64;
+	case 2:
+		return odd[next_random(state) % (sizeof(odd) / sizeof(odd[0]))];
+	case 3:
+		return 16 * (1 + next_random(state) % 300);
+	default: /* the same for a while, then another */
+		return next_random(state) % 100 ? 1000 : 1 + next_random(state) % 5000;
+	}
+}
+
+/* Targets follow each other, with gaps; sources lie anywhere. */
+static uint64_t make_pairs(struct bench *b, uint64_t *state, int shape)
+{
+	uint64_t at = next_random(state) % 64, n = 0;
+	bool even = shape == 0 || shape == 3;
+
+	for (; n < PAIRS; n++) {
+		uint64_t length = random_length(state, shape), from;
+
+		if (at + length > ROOM)
+			break;
+		from = next_random(state) % (ROOM - length);
+		if (even) {
+			from &= ~UINT64_C(15);
+			at = (at + 15) & ~UINT64_C(15);
+		}
+		if (at + length > ROOM)
+			break;
+		b->pairs[n] = (struct wh_pair){ (uintptr_t)b->from + from, (uintptr_t)b->to + at,
+						length };
+		memcpy(b->expected + at, b->source + from, length);
+		at += length + (even ? 0 : next_random(state) % 9);
+	}
+	return n;
+}
+
+/* In as many turns as it takes, several under way at once. */
+static unsigned put_all(struct bench *b, uint64_t count)
+{
+	struct turn turns[4] = { 0 };
+	unsigned n = 0;
+	uint64_t put = 0;
+
+	while (put < count) {
+		struct turn *turn = &turns[n++ % 4];
+		struct wh_lane_turn doing;
+		uint64_t now;
+
+		if (turn->job.done)
+			wait_for(b, turn);
+		*turn = (struct turn){ .job.done = ended };
+		wh_lane_begin(b->lane, &doing);
+		now = wh_lane_pairs(&doing, b->pairs + put, count - put);
+		wh_lane_end(&doing, &turn->job);
+		assert_true(now <= count - put);
+		put += now;
+		assert_true(n < 100000); /* it does not get on */
+	}
+	for (unsigned i = 0; i < 4; i++) {
+		if (turns[i].job.done)
+			wait_for(b, &turns[i]);
+	}
+	return n;
+}
+
+static void pairs__against_a_model(void **state)
+{
+	uint64_t random = 4711;
+	struct bench *b = malloc(sizeof(*b));
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	for (int shape = 0; shape < 5; shape++) {
+		for (enum costs costs = 0; costs < COSTS; costs++) {
+			set_costs(b->lane, costs);
+			put_all(b, make_pairs(b, &random, shape));
+			compare(b);
+		}
+	}
+	tear_down(b);
+	free(b);
+}
+
+/* A hundred thousand pairs of one byte are more than the ring holds. */
+static void pairs__more_than_the_ring(void **state)
+{
+	enum { COUNT = 200000 };
+	struct wh_pair *pairs = malloc(COUNT * sizeof(*pairs));
+	struct bench *b = malloc(sizeof(*b));
+	struct turn turn = { .job.done = ended };
+	struct wh_lane_turn doing;
+	uint64_t put = 0, now, rounds = 0;
+
+	(void)state;
+	assert_true(pairs && b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	set_costs(b->lane, ALL_KERNEL);
+	for (uint64_t i = 0; i < COUNT; i++) {
+		uint64_t from = (i * 7919 * 64) % ROOM;
+
+		pairs[i] = (struct wh_pair){ (uintptr_t)b->from + from, (uintptr_t)b->to + 3 * i, 1 + i % 2 };
+		memcpy(b->expected + 3 * i, b->source + from, 1 + i % 2);
+	}
+	while (put < COUNT) {
+		turn = (struct turn){ .job.done = ended };
+		wh_lane_begin(b->lane, &doing);
+		now = wh_lane_pairs(&doing, pairs + put, COUNT - put);
+		assert_true(now > 0);
+		/* What does not fit now does not fit a second time in the same turn. */
+		if (now < COUNT - put)
+			now += wh_lane_pairs(&doing, pairs + put + now, COUNT - put - now);
+		wh_lane_end(&doing, &turn.job);
+		put += now;
+		rounds++;
+		wait_for(b, &turn);
+	}
+	assert_true(rounds > 1);
+	compare(b);
+	tear_down(b);
+	free(pairs);
+	free(b);
+}
+
+/* One long pair, that a list of all classes would not hold; longer than one launch is cut into. */
+static void pairs__long_ones(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_WITHIN);
+	set_costs(b->lane, ALL_KERNEL);
+	b->pairs[0] = (struct wh_pair){ (uintptr_t)b->from + 1, (uintptr_t)b->to, ROOM - 7000 };
+	b->pairs[1] = (struct wh_pair){ (uintptr_t)b->from, (uintptr_t)b->to + ROOM - 7000, 6999 };
+	memcpy(b->expected, b->source + 1, ROOM - 7000);
+	memcpy(b->expected + ROOM - 7000, b->source, 6999);
+	put_all(b, 2);
+	compare(b);
+	tear_down(b);
+	free(b);
+}
+
+/* ---- blocks ------------------------------------------------------------------------------------ */
+
+/* Blocks of all bases, with lists on both sides, on one, or on none. */
+static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint64_t count,
+			unsigned bases, unsigned lists)
+{
+	uint64_t *source = malloc(8 * count), *target = malloc(8 * count), put = 0, now;
+	struct wh_lane_blocks work = { .job = { .block_length = length, .base_count = bases,
+						.source_stride = length, .target_stride = length } };
+	uint64_t all = count * length;
+
+	assert_true(source && target && bases * all <= ROOM);
+	for (uint64_t i = 0; i < count; i++)
+		source[i] = target[i] = i * length;
+	for (uint64_t i = count - 1; i; i--) {
+		uint64_t j = next_random(state) % (i + 1), kept = target[i];
+
+		target[i] = target[j];
+		target[j] = kept;
+		source[i] = next_random(state) % count * length;
+	}
+	work.source_list = lists & 1 ? source : NULL;
+	work.target_list = lists & 2 ? target : NULL;
+	work.bits = length;
+	for (unsigned k = 0; k < bases; k++) {
+		work.job.source_base[k] = (uintptr_t)b->from + k * all;
+		work.job.target_base[k] = (uintptr_t)b->to + k * all;
+		work.bits |= work.job.source_base[k] | work.job.target_base[k];
+		for (uint64_t i = 0; i < count; i++)
+			memcpy(b->expected + k * all + (lists & 2 ? target[i] : i * length),
+			       b->source + k * all + (lists & 1 ? source[i] : i * length), length);
+	}
+	while (put < count) {
+		struct turn turn = { .job.done = ended };
+		struct wh_lane_turn doing;
+
+		wh_lane_begin(b->lane, &doing);
+		now = wh_lane_blocks(&doing, &work, put, count - put);
+		/* As much as there is room for, then as much again, which may be nothing. */
+		if (now && now < count - put)
+			now += wh_lane_blocks(&doing, &work, put + now, count - put - now);
+		wh_lane_end(&doing, &turn.job);
+		wait_for(b, &turn);
+		assert_true(now);
+		put += now;
+	}
+	compare(b);
+	free(source);
+	free(target);
+}
+
+static void blocks__against_a_model(void **state)
+{
+	static const uint64_t lengths[] = { 1, 3, 4, 8, 12, 16, 48, 1000, 4096, 4100, 70000 };
+	struct bench *b = malloc(sizeof(*b));
+	uint64_t random = 99;
+
+	(void)state;
+	assert_non_null(b);
+	set_up(b, WH_BLOCKS_PUSH);
+	for (unsigned i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		for (unsigned lists = 0; lists < 4; lists++) {
+			unsigned bases = 1 + (unsigned)(next_random(&random) % WH_BLOCKS_INLINE);
+			uint64_t most = ROOM / lengths[i] / bases;
+
+			blocks_once(b, &random, lengths[i], most < 3000 ? most : 3000, bases, lists);
+		}
+	}
+	/* More than the ring holds. */
+	blocks_once(b, &random, 16, 300000, 2, 3);
+	blocks_once(b, &random, 4, 300000, 1, 2);
+	tear_down(b);
+	free(b);
+}
+
+/* ---- what it costs ------------------------------------------------------------------------------- */
+
+/* By the better way. */
+static double estimate(const struct wh_lane *lane, uint64_t count, uint64_t length)
+{
+	double kernel, copies;
+
+	wh_lane_times(lane, count, length, &kernel, &copies);
+	return kernel < copies ? kernel : copies;
+}
+
+static void costs__choice(void **state)
+{
+	static struct wh_gpu gpu;
+	struct wh_lane lane = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
+	double kernel_takes, copies_take;
+
+	(void)state;
+	gpu.without[0] = 0;
+	wh_lane_guess(&lane);
+	/* One large piece by the copy engine, many small ones by the kernel. */
+	assert_false(wh_lane_prefers_kernel(&lane, 1, UINT64_C(1) << 30));
+	assert_true(wh_lane_prefers_kernel(&lane, 16384, 4096));
+	/* More pieces of the same length never turn it back to copies. */
+	for (uint64_t length = 1; length <= 1 << 20; length *= 4) {
+		bool kernel = false;
+
+		for (uint64_t count = 1; count <= 1 << 20; count *= 2) {
+			assert_true(!kernel || wh_lane_prefers_kernel(&lane, count, length));
+			kernel = wh_lane_prefers_kernel(&lane, count, length);
+			assert_true(estimate(&lane, count, length) > 0);
+			assert_true(estimate(&lane, 2 * count, length) >=
+				    estimate(&lane, count, length));
+		}
+	}
+	set_costs(&lane, ALL_COPIES);
+	assert_false(wh_lane_prefers_kernel(&lane, 1000, 8));
+	set_costs(&lane, ALL_KERNEL);
+	assert_true(wh_lane_prefers_kernel(&lane, 1, 8));
+	/* No pieces and no bytes are nothing to divide by. */
+	assert_true(estimate(&lane, 0, 0) >= 0);
+	/* A kernel that is not there is never the better one. */
+	strcpy(gpu.without, "why");
+	assert_false(wh_lane_prefers_kernel(&lane, 1, 8));
+	wh_lane_times(&lane, 1000, 8, &kernel_takes, &copies_take);
+	assert_true(kernel_takes < 1e-9 && copies_take > 0);
+	assert_int_equal(wh_lane_ctas(&lane, 1000, 8), 0);
+}
+
+static void costs__probe(void **state)
+{
+	struct bench *b = malloc(sizeof(*b));
+
+	(void)state;
+	assert_non_null(b);
+	for (enum wh_blocks_way way = 0; way < WH_BLOCKS_WAYS; way++) {
+		const struct wh_lane_cost *cost;
+
+		set_up(b, way);
+		assert_false(atomic_load(&b->lane->cost)->measured);
+		wh_lane_probe(b->lane, (uintptr_t)b->from, ROOM);
+		cost = atomic_load(&b->lane->cost);
+		assert_true(cost->measured && cost->launch > 0 && cost->copy > 0);
+		assert_true(cost->kernel_rate > 0 && cost->copy_rate > 0);
+		memset(b->expected, 0, ROOM);
+		compare(b); /* it writes nowhere but into what is its own */
+		tear_down(b);
+	}
+	free(b);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(pairs__against_a_model),
+		cmocka_unit_test(pairs__more_than_the_ring),
+		cmocka_unit_test(pairs__long_ones),
+		cmocka_unit_test(blocks__against_a_model),
+		cmocka_unit_test(costs__choice),
+		cmocka_unit_test(costs__probe),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,782 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Moving pieces by the CPU. What is above (batches) is played by this file. */
+#include "unit.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+
+#include "core/core.h"
+#include "transport/copier.h"
+#include "util/clock.h"
+
+#define PATIENCE (20 * WH_SECOND)
+
+/* ---- what the core does -------------------------------------------------------------------- */
+
+/* A batch with what became of it. */
+struct job {
+	struct wh_batch batch;
+	struct wh_piece piece;
+	_Atomic int done, rerouted, failures, error;
+	uint64_t failed_index;
+	char why[WH_REFUSAL];
+};
+
+static struct job *job_of(struct wh_piece *piece)
+{
+	return wh_container(piece, struct job, piece);
+}
+
+void wh_piece_done(struct wh_piece *piece)
+{
+	struct job *job = job_of(piece);
+
+	atomic_fetch_add(&job->done, 1);
+	atomic_store(&job->batch.state, WH_BATCH_DONE);
+}
+
+void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+{
+	struct job *job = job_of(piece);
+
+	(void)format;
+	if (!atomic_fetch_add(&job->failures, 1)) {
+		job->failed_index = index;
+		atomic_store(&job->error, error);
+	}
+}
+
+void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+{
+	struct job *job = job_of(piece);
+
+	atomic_store(&job->error, error);
+	snprintf(job->why, sizeof(job->why), "%s", why);
+	atomic_fetch_add(&job->rerouted, 1);
+	atomic_store(&job->batch.state, WH_BATCH_DONE);
+}
+
+/* ---- two memories -------------------------------------------------------------------------- */
+
+#define REGIONS 4
+#define REGION_SIZE (8u << 20)
+#define GUARD 4096u
+
+struct test {
+	struct wh_copier copier;
+	struct wh_places places;
+	struct wh_copy copy;
+	uint64_t id[REGIONS];
+	char *remote[REGIONS], *local; /* local: as large as all regions */
+	struct wh_item *items;
+};
+
+static bool far_regions[REGIONS];
+static _Atomic int far_error; /* what move_far() returns from the call number far_after on */
+static _Atomic int far_after, far_calls;
+static _Atomic int verified;
+
+static char *map(const struct wh_place *place, uint32_t op)
+{
+	(void)op;
+	return far_regions[place->index] ? NULL : (char *)(uintptr_t)place->address;
+}
+
+static int move_far(struct wh_copy *copy, struct wh_far *far)
+{
+	int call = atomic_fetch_add(&far_calls, 1);
+
+	(void)copy;
+	if (atomic_load(&far_error) && call >= atomic_load(&far_after))
+		return atomic_load(&far_error);
+	for (unsigned i = 0; i < far->count; i++) {
+		bool read = far->piece->op == WH_READ;
+
+		assert_int_equal(far->local[i].iov_len, far->remote[i].iov_len);
+		assert_true(atomic_load(&far->place[i]->users) > 0);
+		memcpy(read ? far->local[i].iov_base : far->remote[i].iov_base,
+		       read ? far->remote[i].iov_base : far->local[i].iov_base, far->local[i].iov_len);
+	}
+	return 0;
+}
+
+static void refusal(struct wh_copy *copy, char why[WH_REFUSAL])
+{
+	(void)copy;
+	snprintf(why, WH_REFUSAL, "a good reason");
+}
+
+static void verify(struct wh_copy *copy, struct wh_piece *piece)
+{
+	(void)copy;
+	(void)piece;
+	atomic_fetch_add(&verified, 1);
+}
+
+static const struct wh_copy_ops ops = {
+	.map = map,
+	.move_far = move_far,
+	.refusal = refusal,
+	.verify = verify,
+};
+static const struct wh_copy_ops overlapping = { .map = map, .overlaps = true };
+
+static void fill(char *at, size_t length, uint64_t seed)
+{
+	for (size_t i = 0; i + 8 <= length; i += 8) {
+		uint64_t value = next_random(&seed);
+
+		memcpy(at + i, &value, 8);
+	}
+}
+
+static int setup(void **state)
+{
+	struct test *test = calloc(1, sizeof(*test));
+
+	assert_non_null(test);
+	wh_copier_init(&test->copier);
+	assert_int_equal(wh_places_init(&test->places, sizeof(struct wh_region)), 0);
+	test->local = malloc(REGIONS * REGION_SIZE);
+	assert_non_null(test->local);
+	fill(test->local, REGIONS * REGION_SIZE, 1);
+	for (unsigned i = 0; i < REGIONS; i++) {
+		struct wh_place *place = wh_places_new(&test->places, &test->id[i]);
+
+		assert_non_null(place);
+		test->remote[i] = malloc(REGION_SIZE);
+		assert_non_null(test->remote[i]);
+		fill(test->remote[i], REGION_SIZE, 100 + i);
+		place->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
+		place->address = (uint64_t)(uintptr_t)test->remote[i];
+		place->length = REGION_SIZE;
+		assert_int_equal(wh_places_publish(&test->places, place, test->id[i]), 0);
+	}
+	test->copy.copier = &test->copier;
+	test->copy.places = &test->places;
+	test->copy.ops = &ops;
+	test->copy.at_once = 1u << 20;
+	memset(far_regions, 0, sizeof(far_regions));
+	far_error = far_after = far_calls = verified = 0;
+	*state = test;
+	return 0;
+}
+
+static int teardown(void **state)
+{
+	struct test *test = *state;
+
+	wh_copier_destroy(&test->copier);
+	for (unsigned i = 0; i < REGIONS; i++) {
+		/* Nobody has been left inside. */
+		assert_int_equal(atomic_load(&wh_places_at(&test->places, i)->users), 0);
+		free(test->remote[i]);
+	}
+	wh_places_destroy(&test->places);
+	free(test->local);
+	free(test->items);
+	free(test);
+	return 0;
+}
+
+static void job_items(struct job *job, struct wh_item *items, size_t count, uint32_t op)
+{
+	memset(job, 0, sizeof(*job));
+	job->batch.items = items;
+	job->batch.item_count = count;
+	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
+	job->piece.batch = &job->batch;
+	job->piece.op = op;
+	job->piece.count = job->piece.transfers = count;
+	for (size_t i = 0; i < count; i++)
+		job->piece.bytes += items[i].length;
+}
+
+static void job_blocks(struct job *job, struct wh_blocks *blocks)
+{
+	memset(job, 0, sizeof(*job));
+	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
+	job->piece.batch = &job->batch;
+	job->piece.blocks = blocks;
+	job->piece.op = blocks->op;
+	job->piece.count = blocks->base_count;
+	job->piece.transfers = blocks->base_count * blocks->count;
+	job->piece.bytes = job->piece.transfers * blocks->block_length;
+}
+
+static void await(struct job *job)
+{
+	int64_t end = wh_now() + PATIENCE;
+
+	while (!atomic_load(&job->done) && !atomic_load(&job->rerouted)) {
+		assert_true(wh_now() < end);
+		usleep(100);
+	}
+}
+
+static void go(struct test *test, struct job *job)
+{
+	wh_copy_submit(&test->copy, &job->piece);
+	wh_copy_help(&test->copy, &job->batch, INT64_MAX);
+	await(job);
+	assert_int_equal(atomic_load(&job->done), 1);
+}
+
+/* ---- transfers ----------------------------------------------------------------------------- */
+
+/* `count` transfers of about `length` bytes, anywhere, that do not overlap. */
+static void make_items(struct test *test, size_t count, size_t length, uint32_t op)
+{
+	uint64_t seed = count * 31 + length;
+
+	free(test->items);
+	test->items = calloc(count, sizeof(*test->items));
+	assert_non_null(test->items);
+	assert_true((count - 1) / ((REGION_SIZE - 2 * GUARD) / length) < REGIONS);
+	for (size_t i = 0; i < count; i++) {
+		size_t place = (i * 7919) % count; /* prime: each place once */
+		size_t per_region = (REGION_SIZE - 2 * GUARD) / length;
+		struct wh_item *item = &test->items[i];
+
+		item->length = length - next_random(&seed) % (length / 2 + 1);
+		item->address = test->local + i * length;
+		item->remote = test->id[place / per_region];
+		item->offset = GUARD + (place % per_region) * length;
+		item->op = op;
+	}
+}
+
+static void check_items(const struct test *test, size_t count)
+{
+	for (size_t i = 0; i < count; i++) {
+		const struct wh_item *item = &test->items[i];
+
+		assert_memory_equal(item->address, test->remote[wh_places_index(item->remote)] + item->offset,
+				    item->length);
+	}
+	for (unsigned i = 0; i < REGIONS; i++) { /* nothing else has been written */
+		char *guard = malloc(REGION_SIZE);
+
+		fill(guard, REGION_SIZE, 100 + i);
+		assert_memory_equal(guard, test->remote[i], GUARD);
+		assert_memory_equal(guard + REGION_SIZE - GUARD, test->remote[i] + REGION_SIZE - GUARD,
+				    GUARD);
+		free(guard);
+	}
+}
+
+static void move_all(struct test *test, size_t count, size_t length, uint32_t op)
+{
+	struct job job;
+
+	make_items(test, count, length, op);
+	job_items(&job, test->items, count, op);
+	go(test, &job);
+	assert_int_equal(job.error, 0);
+	check_items(test, count);
+}
+
+static void copy__at_once(void **state)
+{
+	move_all(*state, 1, 8, WH_WRITE);
+	move_all(*state, 1, 8, WH_READ);
+	move_all(*state, 1, 1u << 20, WH_WRITE);
+	move_all(*state, 100, 100, WH_READ);
+	move_all(*state, 37, 20000, WH_WRITE);
+	assert_int_equal(((struct test *)*state)->copier.threads, 0);
+	assert_int_equal(verified, 5);
+}
+
+static void copy__queued(void **state)
+{
+	move_all(*state, 3, 3u << 20, WH_WRITE);
+	move_all(*state, 3, 4000000, WH_READ);
+	move_all(*state, 1024, 4096, WH_WRITE);
+	move_all(*state, 5000, 5000, WH_READ);
+	move_all(*state, 100000, 64, WH_WRITE);
+	assert_true(((struct test *)*state)->copier.threads > 0);
+	assert_int_equal(verified, 5);
+}
+
+static void copy__queued_without_a_waiter(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	make_items(test, 100, 100000, WH_WRITE);
+	job_items(&job, test->items, 100, WH_WRITE);
+	wh_copy_submit(&test->copy, &job.piece);
+	await(&job);
+	check_items(test, 100);
+}
+
+static void copy__part_of_a_batch(void **state)
+{
+	struct test *test = *state;
+	char before[64];
+	struct job job;
+
+	make_items(test, 4, 64, WH_READ);
+	memcpy(before, test->items[0].address, 32);
+	job_items(&job, test->items, 4, WH_READ);
+	job.piece.first = 1;
+	job.piece.count = 2;
+	job.piece.bytes = test->items[1].length + test->items[2].length;
+	go(test, &job);
+	assert_memory_equal(before, test->items[0].address, 32);
+	assert_memory_equal(test->items[2].address,
+			    test->remote[0] + test->items[2].offset, test->items[2].length);
+}
+
+/* ---- blocks -------------------------------------------------------------------------------- */
+
+static void blocks_move(struct test *test, uint32_t op, uint64_t length, uint64_t count, bool lists)
+{
+	struct wh_block_base bases[2];
+	struct wh_blocks blocks = {
+		.op = op,
+		.block_length = length,
+		.count = count,
+		.base_count = 2,
+		.bases = bases,
+		.local_stride = length,
+		.remote_stride = length + 16,
+	};
+	uint64_t *local = malloc(count * sizeof(*local)), *remote = malloc(count * sizeof(*remote));
+	struct job job;
+
+	for (uint64_t i = 0; i < count; i++) {
+		local[i] = (count - 1 - i) * length;
+		remote[i] = (i * 7919 % count) * (length + 16);
+	}
+	for (unsigned b = 0; b < 2; b++) {
+		bases[b].address = test->local + b * REGION_SIZE;
+		bases[b].remote = test->id[b + 1];
+		bases[b].offset = GUARD;
+	}
+	if (lists) {
+		blocks.local_offsets = local;
+		blocks.remote_offsets = remote;
+	}
+	job_blocks(&job, &blocks);
+	go(test, &job);
+	assert_int_equal(job.error, 0);
+	for (unsigned b = 0; b < 2; b++)
+		for (uint64_t i = 0; i < count; i++)
+			assert_memory_equal(bases[b].address + (lists ? local[i] : i * length),
+					    test->remote[b + 1] + GUARD +
+						    (lists ? remote[i] : i * (length + 16)),
+					    length);
+	free(local);
+	free(remote);
+}
+
+static void blocks__lists_and_strides(void **state)
+{
+	static const uint64_t lengths[] = { 1, 8, 64, 300, 4096, 40000 };
+
+	for (unsigned i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++) {
+		uint64_t most = (REGION_SIZE - 2 * GUARD) / (lengths[i] + 16);
+
+		blocks_move(*state, WH_WRITE, lengths[i], most < 3 ? most : 3, true);
+		blocks_move(*state, WH_READ, lengths[i], most < 20000 ? most : 20000, true);
+		blocks_move(*state, WH_WRITE, lengths[i], most < 20000 ? most : 20000, false);
+	}
+}
+
+/* ---- overlaps ------------------------------------------------------------------------------ */
+
+static void overlap(struct test *test, int64_t distance, uint64_t length)
+{
+	char *expected = malloc(REGION_SIZE);
+	struct wh_item item = {
+		.address = test->remote[0] + (2u << 20),
+		.remote = test->id[0],
+		.offset = (uint64_t)((2 << 20) + distance),
+		.length = length,
+	};
+	struct job job;
+
+	test->copy.ops = &overlapping;
+	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
+		char *here = expected + (2u << 20), *there = expected + item.offset;
+
+		memcpy(expected, test->remote[0], REGION_SIZE);
+		memmove(op == WH_READ ? here : there, op == WH_READ ? there : here, length);
+		job_items(&job, &item, 1, op);
+		go(test, &job);
+		assert_memory_equal(expected, test->remote[0], REGION_SIZE);
+	}
+	free(expected);
+}
+
+static void copy__overlapping(void **state)
+{
+	overlap(*state, 100, 1000);
+	overlap(*state, -100, 1000);
+	overlap(*state, 4096, 3u << 20);
+	overlap(*state, -4096, 3u << 20);
+	overlap(*state, -(1 << 20), 5u << 20);
+	overlap(*state, 0, 2u << 20);
+	overlap(*state, 2 << 20, 2u << 20); /* just not */
+}
+
+/* ---- failures ------------------------------------------------------------------------------ */
+
+static void close_region(struct test *test, unsigned i)
+{
+	assert_true(wh_places_close(&test->places, wh_places_at(&test->places, i), test->id[i]));
+}
+
+static void fail__region_gone(void **state)
+{
+	struct test *test = *state;
+	size_t gone = 0, counts[] = { 100, 4000 };
+	struct job job;
+
+	for (unsigned c = 0; c < 2; c++) {
+		make_items(test, counts[c], 4000, WH_WRITE);
+		if (!c)
+			close_region(test, 1);
+		gone = 0;
+		for (size_t i = 0; i < counts[c]; i++) {
+			if (i % 10 == 3)
+				test->items[i].remote = test->id[1];
+			gone += test->items[i].remote == test->id[1];
+		}
+		job_items(&job, test->items, counts[c], WH_WRITE);
+		go(test, &job);
+		assert_int_equal(job.error, -ESTALE);
+		assert_int_equal(job.failures, gone);
+		for (size_t i = 0; i < counts[c]; i++)
+			if (test->items[i].remote != test->id[1])
+				assert_memory_equal(test->items[i].address,
+						    test->remote[wh_places_index(test->items[i].remote)] +
+							    test->items[i].offset,
+						    test->items[i].length);
+	}
+}
+
+static void fail__not_granted(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	wh_places_at(&test->places, 0)->access = WH_ACCESS_READ;
+	make_items(test, 2, 4000, WH_WRITE);
+	job_items(&job, test->items, 2, WH_WRITE);
+	job.piece.op = WH_WRITE;
+	go(test, &job);
+	assert_int_equal(job.error, -EACCES);
+	assert_int_equal(job.failures, 2);
+	job_items(&job, test->items, 2, WH_READ);
+	go(test, &job);
+	assert_int_equal(job.error, 0);
+}
+
+static void fail__outside(void **state)
+{
+	static const struct {
+		uint64_t offset, length;
+	} wrong[] = {
+		{ REGION_SIZE, 1 },
+		{ REGION_SIZE - 7, 8 },
+		{ UINT64_MAX - 3, 8 },
+		{ UINT64_MAX, 1 },
+	};
+	struct test *test = *state;
+	struct wh_item items[3];
+	struct job job;
+
+	for (unsigned i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+		memset(items, 0, sizeof(items));
+		for (int k = 0; k < 3; k++) {
+			items[k].address = test->local + 64 * k;
+			items[k].remote = test->id[0];
+			items[k].length = 8;
+		}
+		items[1].offset = wrong[i].offset;
+		items[1].length = wrong[i].length;
+		job_items(&job, items, 3, WH_READ);
+		go(test, &job);
+		assert_int_equal(job.error, -ERANGE);
+		assert_int_equal(job.failures, 1);
+		assert_int_equal(job.failed_index, 1);
+		assert_memory_equal(items[2].address, test->remote[0], 8);
+	}
+}
+
+/* ---- memory that is not mapped ------------------------------------------------------------- */
+
+static void far__mixed(void **state)
+{
+	far_regions[1] = far_regions[3] = true;
+	move_all(*state, 1000, 1000, WH_WRITE);
+	move_all(*state, 1000, 30000, WH_READ);
+	move_all(*state, 8, 3u << 20, WH_WRITE);
+	move_all(*state, 100000, 200, WH_WRITE);
+	assert_true(far_calls > 0);
+}
+
+static void far__many_in_one_call(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	far_regions[0] = true;
+	make_items(test, 1000, 100, WH_WRITE);
+	job_items(&job, test->items, 1000, WH_WRITE);
+	go(test, &job);
+	assert_int_equal(far_calls, (1000 + WH_FAR_RUNS - 1) / WH_FAR_RUNS);
+	check_items(test, 1000);
+}
+
+static void far__given_up(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	far_regions[2] = true;
+	far_error = -EPERM;
+	for (int after = 0; after < 4; after++) {
+		for (int large = 0; large < 2; large++) {
+			far_after = after;
+			far_calls = 0;
+			make_items(test, large ? 1000 : 30, 30000, WH_WRITE);
+			for (int i = 0; i < (large ? 1000 : 30); i++)
+				test->items[i].remote = test->id[i % 4];
+			job_items(&job, test->items, large ? 1000 : 30, WH_WRITE);
+			wh_copy_submit(&test->copy, &job.piece);
+			wh_copy_help(&test->copy, &job.batch, INT64_MAX);
+			await(&job);
+			assert_int_equal(job.rerouted, 1);
+			assert_int_equal(job.done, 0);
+			assert_int_equal(job.error, -EPERM);
+			assert_string_equal(job.why, "a good reason");
+			for (unsigned i = 0; i < REGIONS; i++)
+				assert_int_equal(atomic_load(&wh_places_at(&test->places, i)->users), 0);
+		}
+	}
+	assert_int_equal(verified, 0);
+}
+
+/* ---- ends ---------------------------------------------------------------------------------- */
+
+static void cancel__queued(void **state)
+{
+	struct test *test = *state;
+	struct job jobs[8];
+	int cut = 0;
+
+	make_items(test, 8, 4000000, WH_WRITE);
+	for (int round = 0; round < 20; round++) {
+		for (int i = 0; i < 8; i++) {
+			job_items(&jobs[i], &test->items[0], 8, WH_WRITE);
+			wh_copy_submit(&test->copy, &jobs[i].piece);
+		}
+		for (int i = 7; i >= 0; i--) {
+			atomic_store(&jobs[i].piece.cancelled, true);
+			wh_copy_cancel(&test->copy, &jobs[i].piece);
+		}
+		for (int i = 0; i < 8; i++) {
+			await(&jobs[i]);
+			assert_int_equal(jobs[i].done, 1);
+			assert_true(!jobs[i].error || jobs[i].error == -ECANCELED);
+			cut += jobs[i].error == -ECANCELED;
+		}
+	}
+	assert_true(cut > 20);
+	/* After the end it does nothing. */
+	wh_copy_cancel(&test->copy, &jobs[0].piece);
+	assert_int_equal(jobs[0].done, 1);
+}
+
+static void cancel__before_it_is_queued(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	make_items(test, 2, 4000000, WH_WRITE);
+	job_items(&job, test->items, 2, WH_WRITE);
+	atomic_store(&job.piece.cancelled, true);
+	go(test, &job);
+	assert_int_equal(job.error, -ECANCELED);
+}
+
+static void lost__and_again(void **state)
+{
+	struct test *test = *state;
+	struct wh_copy other = test->copy; /* another peer */
+	struct job jobs[4], others, late;
+
+	make_items(test, 8, 4000000, WH_WRITE);
+	for (int i = 0; i < 4; i++) {
+		job_items(&jobs[i], test->items, 8, WH_WRITE);
+		wh_copy_submit(&test->copy, &jobs[i].piece);
+	}
+	job_items(&others, test->items, 8, WH_WRITE);
+	others.batch.priority = WH_PRIORITY_LATENCY;
+	wh_copy_submit(&other, &others.piece);
+	wh_copy_lost(&test->copy, -ECONNRESET, "it is gone");
+	for (int i = 0; i < 4; i++) {
+		await(&jobs[i]);
+		assert_int_equal(jobs[i].done, 1);
+	}
+	assert_int_equal(jobs[3].error, -ECONNRESET);
+	await(&others);
+	assert_int_equal(others.error, 0);
+	job_items(&late, test->items, 8, WH_WRITE);
+	go(test, &late);
+	assert_int_equal(late.error, -ECONNRESET);
+	wh_copy_again(&test->copy);
+	job_items(&late, test->items, 8, WH_WRITE);
+	go(test, &late);
+	assert_int_equal(late.error, 0);
+}
+
+static void help__only_its_own(void **state)
+{
+	struct test *test = *state;
+	struct job job;
+
+	/* Nothing to help with; nothing to wait for. */
+	job_items(&job, NULL, 0, WH_WRITE);
+	wh_copy_help(&test->copy, &job.batch, INT64_MAX);
+	wh_copy_help(&test->copy, &job.batch, 0);
+	/* One look moves one chunk at most, and returns. */
+	make_items(test, 8, 4000000, WH_WRITE);
+	job_items(&job, test->items, 8, WH_WRITE);
+	wh_copy_submit(&test->copy, &job.piece);
+	while (!atomic_load(&job.done))
+		wh_copy_help(&test->copy, &job.batch, 0);
+	assert_int_equal(job.done, 1);
+	check_items(test, 8);
+}
+
+struct crowd {
+	struct test *test;
+	unsigned number;
+};
+
+static void *crowd_main(void *argument)
+{
+	const struct crowd *crowd = argument;
+	struct test *test = crowd->test;
+	struct job job;
+
+	for (int round = 0; round < 30; round++) {
+		struct wh_item item = {
+			.address = test->local + crowd->number * (4u << 20),
+			.remote = test->id[crowd->number / 2],
+			.offset = (crowd->number % 2) * (4u << 20),
+			.length = round % 3 ? (3u << 20) + 17 : 1000,
+		};
+
+		job_items(&job, &item, 1, round % 2 ? WH_READ : WH_WRITE);
+		job.batch.priority = crowd->number % 2 ? WH_PRIORITY_LATENCY : WH_PRIORITY_BULK;
+		go(test, &job);
+		assert_int_equal(job.error, 0);
+		assert_memory_equal(item.address, test->remote[crowd->number / 2] + item.offset,
+				    item.length);
+	}
+	return NULL;
+}
+
+static void copy__from_eight_threads(void **state)
+{
+	pthread_t threads[8];
+	struct crowd crowd[8];
+
+	for (unsigned i = 0; i < 8; i++) {
+		crowd[i] = (struct crowd){ *state, i };
+		assert_int_equal(pthread_create(&threads[i], NULL, crowd_main, &crowd[i]), 0);
+	}
+	for (unsigned i = 0; i < 8; i++)
+		pthread_join(threads[i], NULL);
+}
+
+/* ---- bytes --------------------------------------------------------------------------------- */
+
+static void bytes__past_the_caches(void **state)
+{
+	size_t room = 1u << 20;
+	char *from = malloc(room), *to = malloc(room), *expected = malloc(room);
+	uint64_t seed = 5;
+
+	(void)state;
+	fill(from, room, 9);
+	for (int i = 0; i < 60; i++) {
+		size_t a = next_random(&seed) % 5000, b = next_random(&seed) % 5000;
+		size_t length = next_random(&seed) % (room - 5000);
+
+		if (i % 4 == 0)
+			length = (32u << 10) + (size_t)i % 3 - 1;
+		memset(to, 0x55, room);
+		memset(expected, 0x55, room);
+		memcpy(expected + a, from + b, length);
+		wh_copy_bytes(to + a, from + b, length, true);
+		assert_memory_equal(expected, to, room);
+	}
+	/* Overlapping, both ways. */
+	for (int i = 0; i < 2; i++) {
+		memcpy(to, from, room);
+		memcpy(expected, from, room);
+		memmove(expected + (i ? 100 : 0), expected + (i ? 0 : 100), 500000);
+		wh_copy_bytes(to + (i ? 100 : 0), to + (i ? 0 : 100), 500000, true);
+		assert_memory_equal(expected, to, room);
+	}
+	free(from);
+	free(to);
+	free(expected);
+}
+
+/* A piece so large that it goes past the caches. */
+static void copy__very_large(void **state)
+{
+	struct test *test = *state;
+	struct wh_item items[12];
+	struct job job;
+
+	memset(items, 0, sizeof(items));
+	for (unsigned i = 0; i < 12; i++) { /* the same bytes several times */
+		items[i].address = test->local + (i % 4) * REGION_SIZE + 5;
+		items[i].remote = test->id[i % 4];
+		items[i].offset = 77;
+		items[i].length = REGION_SIZE - 100;
+	}
+	job_items(&job, items, 12, WH_WRITE);
+	go(test, &job);
+	assert_int_equal(job.error, 0);
+	for (unsigned i = 0; i < 4; i++)
+		assert_memory_equal(items[i].address, test->remote[i] + 77, items[i].length);
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		TEST(copy__at_once),
+		TEST(copy__queued),
+		TEST(copy__queued_without_a_waiter),
+		TEST(copy__part_of_a_batch),
+		TEST(blocks__lists_and_strides),
+		TEST(copy__overlapping),
+		TEST(fail__region_gone),
+		TEST(fail__not_granted),
+		TEST(fail__outside),
+		TEST(far__mixed),
+		TEST(far__many_in_one_call),
+		TEST(far__given_up),
+		TEST(cancel__queued),
+		TEST(cancel__before_it_is_queued),
+		TEST(lost__and_again),
+		TEST(help__only_its_own),
+		TEST(copy__from_eight_threads),
+		cmocka_unit_test(bytes__past_the_caches),
+		TEST(copy__very_large),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

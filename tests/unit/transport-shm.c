@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The answer to MAP. */
+#include "unit.h"
+
+#include <errno.h>
+#include <stdio.h>
+
+#include <wherry/memory.h>
+
+#include "transport/shm/shm.h"
+
+static void mapped__there_and_back(void **state)
+{
+	struct wh_mapped in = { .id = 0x1234567890abcdef, .memory = 12, .rights = WH_ACCESS_READ,
+				.offset = 4096, .length = 1ull << 40, .whole = 1ull << 41 }, out;
+	uint8_t bytes[WH_MAPPED_MAX];
+	size_t length;
+
+	(void)state;
+	length = wh_mapped_encode(bytes, &in);
+	assert_int_equal(length, WH_MAPPED_HEAD);
+	assert_int_equal(bytes[0], 0xef);
+	assert_int_equal(wh_mapped_decode(bytes, length, &out), 0);
+	assert_int_equal(out.id, in.id);
+	assert_int_equal(out.error, 0);
+	assert_int_equal(out.offset, in.offset);
+	assert_int_equal(out.length, in.length);
+	assert_int_equal(out.memory, in.memory);
+	assert_int_equal(out.rights, in.rights);
+	assert_int_equal(out.whole, in.whole);
+	assert_string_equal(out.text, "");
+
+	in.error = -EOPNOTSUPP;
+	memset(in.text, 'x', sizeof(in.text) - 1);
+	length = wh_mapped_encode(bytes, &in);
+	assert_true(length <= WH_MAPPED_MAX);
+	assert_int_equal(wh_mapped_decode(bytes, length, &out), 0);
+	assert_int_equal(out.error, -EOPNOTSUPP);
+	assert_string_equal(out.text, in.text);
+}
+
+/* What comes with a descriptor has to make sense as such; the rest is held against the region. */
+static void mapped__granted(void **state)
+{
+	const struct wh_mapped good = { .id = 7, .memory = 1, .rights = WH_ACCESS_READ | WH_ACCESS_WRITE,
+					.length = 1, .whole = 1, .text = "a reason for less" };
+	struct wh_mapped wrong[] = { good, good, good, good, good }, out;
+	uint8_t bytes[WH_MAPPED_MAX];
+
+	(void)state;
+	assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &good), &out), 0);
+	assert_string_equal(out.text, good.text);
+	wrong[0].memory = 0;
+	wrong[1].rights = 0;
+	wrong[2].rights = WH_ACCESS_WRITE;
+	wrong[3].rights = WH_ACCESS_READ | WH_ACCESS_NONE;
+	wrong[4].length = 0;
+	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++)
+		assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &wrong[i]), &out), -EPROTO);
+}
+
+static void mapped__malformed(void **state)
+{
+	struct wh_mapped in = { .id = 7, .error = -ENOENT, .text = "gone" }, out = { .id = 99 };
+	uint8_t bytes[WH_MAPPED_MAX + 1] = { 0 };
+	size_t length = wh_mapped_encode(bytes, &in);
+
+	(void)state;
+	for (size_t i = 0; i < WH_MAPPED_HEAD; i++) {
+		uint8_t *cut = exact_copy(bytes, i);
+
+		assert_int_equal(wh_mapped_decode(cut, i, &out), -EPROTO);
+		free(cut);
+	}
+	/* No room for the text and its NUL. */
+	memset(bytes + WH_MAPPED_HEAD, 'x', WH_REFUSAL + 1);
+	assert_int_equal(wh_mapped_decode(bytes, WH_MAPPED_HEAD + WH_REFUSAL, &out), -EPROTO);
+	assert_int_equal(wh_mapped_decode(bytes, WH_MAPPED_HEAD + WH_REFUSAL - 1, &out), 0);
+	out.id = 99;
+	bytes[WH_MAPPED_HEAD + 2] = 27; /* an escape sequence */
+	assert_int_equal(wh_mapped_decode(bytes, length, &out), -EPROTO);
+	/* U+009B is one as well, and a text may have been cut in a character. */
+	memcpy(bytes + WH_MAPPED_HEAD, "\302\233J\303", length - WH_MAPPED_HEAD);
+	assert_int_equal(wh_mapped_decode(bytes, length, &out), 0);
+	assert_string_equal(out.text, "?J?");
+	out.id = 99;
+	bytes[11] = 0x80; /* no errno */
+	assert_int_equal(wh_mapped_decode(bytes, length, &out), -EPROTO);
+	assert_int_equal(out.id, 99);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(mapped__there_and_back),
+		cmocka_unit_test(mapped__granted),
+		cmocka_unit_test(mapped__malformed),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

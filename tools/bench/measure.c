@@ -1,0 +1,514 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Measuring a row: Wherry's processes and the raw limit in turns, round by round. */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "bench/bench.h"
+
+#define ROUNDS_LEAST 3
+#define SLICE_STOPPED 500000000 /* ns; the most of a slice for which engines are stopped */
+
+enum { NEAR, FAR };
+
+/* Where the two sides of a row are. */
+struct places {
+	struct bench_process *source, *target; /* NULL: at the peer */
+};
+
+static struct places places_of(struct bench_session *session, const struct bench_row *row)
+{
+	struct bench_process *other = row->one_process ? &session->near :
+				      session->peer    ? NULL :
+							 &session->far;
+
+	if (row->op == WH_WRITE)
+		return (struct places){ &session->near, other };
+	return (struct places){ other, &session->near };
+}
+
+/* Give an order; its text is the row's if it fails. */
+static int ask(struct bench_process *process, const struct bench_order *order,
+	       struct bench_answer *answer, char text[BENCH_TEXT])
+{
+	int error = bench_ask(process, order, answer);
+
+	if (error)
+		memcpy(text, answer->text, BENCH_TEXT);
+	return error;
+}
+
+/* ---- engine and peers --------------------------------------------------------------------- */
+
+static int near_open(struct bench_session *session, uint32_t connections, char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_CLOSE };
+	struct bench_answer answer;
+	int error = 0;
+
+	if (session->connections) {
+		error = ask(&session->near, &order, &answer, text);
+		session->connections = 0;
+		session->self = session->connected = false;
+		memset(session->memory[NEAR], 0, sizeof(session->memory[NEAR]));
+	}
+	if (error)
+		return error;
+	order.what = BENCH_OPEN;
+	order.connections = connections ? connections : 1;
+	error = ask(&session->near, &order, &answer, text);
+	if (!error)
+		session->connections = order.connections;
+	return error;
+}
+
+static int find_region(struct bench_session *session, char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_REGION };
+	struct bench_answer answer;
+	int error;
+
+	snprintf(order.text, sizeof(order.text), "%s", session->remote_name);
+	error = ask(&session->near, &order, &answer, text);
+	if (error)
+		return error;
+	session->remote_length = answer.bytes;
+	session->remote_access = answer.access;
+	session->remote_kind = answer.kind;
+	return 0;
+}
+
+int bench_connect(struct bench_session *session, uint32_t connections, bool self,
+		  char text[BENCH_TEXT])
+{
+	struct bench_order order = { .what = BENCH_CONNECT };
+	struct bench_answer answer;
+	bool *there = self ? &session->self : &session->connected;
+	int error = 0;
+
+	if (!session->connections || (connections && connections != session->connections))
+		error = near_open(session, connections, text);
+	if (error || *there)
+		return error;
+	snprintf(order.text, sizeof(order.text), "%s", self ? "self" : session->url);
+	error = ask(&session->near, &order, &answer, text);
+	if (error)
+		return error;
+	*there = true;
+	return session->peer && !self ? find_region(session, text) : 0;
+}
+
+/* ---- memory ------------------------------------------------------------------------------- */
+
+/* See that a process has such memory on that side. */
+static int provide(struct bench_session *session, struct bench_process *process, uint32_t side,
+		   const struct memory *memory, uint64_t length, char text[BENCH_TEXT])
+{
+	int which = process == &session->near ? NEAR : FAR;
+	struct bench_order *has = &session->memory[which][side];
+	struct bench_order order = {
+		.what = BENCH_MEMORY, .side = side, .memory = *memory, .length = length
+	};
+	struct bench_answer answer;
+	char *name = session->memory_name[which][side];
+	int error;
+
+	if (!memcmp(&has->memory, memory, sizeof(*memory)) && has->length >= length)
+		return 0;
+	has->memory.kind = 0;
+	error = ask(process, &order, &answer, text);
+	if (error)
+		return error;
+	*has = order;
+	has->address = answer.address;
+	snprintf(name, sizeof(session->memory_name[which][side]), "%.63s", answer.text);
+	return 0;
+}
+
+static int provide_all(struct bench_session *session, const struct bench_row *row,
+		       char text[BENCH_TEXT])
+{
+	static const struct memory scratch = { .kind = WH_MEMORY_SHARED };
+	struct places at = places_of(session, row);
+	uint64_t source = row->layout.source_length, target = row->layout.target_length;
+	int error = 0;
+
+	if (at.source)
+		error = provide(session, at.source, BENCH_SOURCE, &row->source, source, text);
+	if (!error && at.target)
+		error = provide(session, at.target, BENCH_TARGET, &row->target, target, text);
+	if (!error && row->both_ways)
+		error = provide(session, at.target, BENCH_BACK_SOURCE, &row->target, source, text);
+	if (!error && row->both_ways)
+		error = provide(session, at.source, BENCH_BACK_TARGET, &row->source, target, text);
+	if (!error && session->verify && !(at.source && at.target))
+		error = provide(session, &session->near, BENCH_SCRATCH, &scratch,
+				at.source ? target : source, text);
+	return error;
+}
+
+/* ---- verification ------------------------------------------------------------------------- */
+
+/* One order about one side's pattern; a side at the peer stands in near's scratch memory. */
+static int pattern(struct bench_session *session, struct bench_process *process, uint32_t what,
+		   uint32_t side, const struct bench_row *row, uint64_t iteration,
+		   char text[BENCH_TEXT])
+{
+	struct bench_order order = {
+		.what = what,
+		.side = process ? side : BENCH_SCRATCH,
+		.iteration = iteration,
+		.length = side == BENCH_SOURCE || side == BENCH_BACK_SOURCE ?
+				  row->layout.source_length :
+				  row->layout.target_length,
+		.row = *row,
+	};
+	struct bench_answer answer;
+	int error = 0;
+
+	if (!process && what == BENCH_CHECK) {
+		order.what = BENCH_GET;
+		error = ask(&session->near, &order, &answer, text);
+		order.what = what;
+	}
+	if (!error)
+		error = ask(process ? process : &session->near, &order, &answer, text);
+	if (!error && !process && what != BENCH_CHECK) {
+		order.what = BENCH_PUT;
+		error = ask(&session->near, &order, &answer, text);
+	}
+	return error;
+}
+
+/* Fill, move everything once, look. */
+static int verify(struct bench_session *session, const struct bench_row *row, uint64_t iteration,
+		  struct bench_result *result)
+{
+	const uint32_t both = WH_ACCESS_READ | WH_ACCESS_WRITE;
+	struct places at = places_of(session, row);
+	struct bench_order order = { .what = BENCH_WALK };
+	struct bench_answer answer;
+	int error = 0;
+
+	if (!(at.source && at.target) && (session->remote_access & both) != both)
+		return 0; /* a peer that cannot be read back, or not be filled, cannot be checked */
+	for (int back = 0; !error && back <= row->both_ways; back++) {
+		error = pattern(session, back ? at.target : at.source, BENCH_FILL,
+				back ? BENCH_BACK_SOURCE : BENCH_SOURCE, row, 2 * iteration + back,
+				result->text);
+		if (!error)
+			error = pattern(session, back ? at.source : at.target, BENCH_GUARD,
+					back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 0,
+					result->text);
+	}
+	if (!error)
+		error = ask(&session->near, &order, &answer, result->text);
+	for (int back = 0; !error && back <= row->both_ways; back++)
+		error = pattern(session, back ? at.source : at.target, BENCH_CHECK,
+				back ? BENCH_BACK_TARGET : BENCH_TARGET, row, 2 * iteration + back,
+				result->text);
+	if (!error && result->verified)
+		result->verified = 1;
+	if (error == -EBADMSG)
+		result->verified = 0;
+	return error;
+}
+
+/* ---- rounds ------------------------------------------------------------------------------- */
+
+struct rounds {
+	struct bench_session *session;
+	struct bench_result *result;
+	int64_t slice; /* ns */
+	struct bench_pairs bandwidth, latency;
+	double submit[BENCH_ROUNDS];
+	size_t samples; /* collected in session->samples */
+	double test, limit; /* of the present pair */
+};
+
+static double median_ns(uint64_t *samples, size_t count)
+{
+	if (!count)
+		return NAN;
+	bench_sort(samples, count);
+	return (double)bench_percentile(samples, count, 0.5);
+}
+
+static int test_slice(struct rounds *rounds, size_t round, bool latency)
+{
+	struct bench_session *session = rounds->session;
+	struct bench_order order = { .what = latency ? BENCH_LATENCY : BENCH_BANDWIDTH,
+				     .duration = rounds->slice };
+	struct bench_answer answer;
+	uint64_t *samples = session->samples + rounds->samples;
+	int error = ask(&session->near, &order, &answer, rounds->result->text);
+
+	if (error)
+		return error;
+	if (!latency) {
+		rounds->test = (double)answer.bytes / (double)answer.ns;
+		return 0;
+	}
+	memcpy(samples, session->shared, answer.count * sizeof(*samples));
+	rounds->samples += answer.count;
+	rounds->test = median_ns(samples, answer.count);
+	rounds->submit[round] = answer.submit;
+	return 0;
+}
+
+static int limit_slice(struct rounds *rounds, bool latency)
+{
+	struct bench_session *session = rounds->session;
+	uint64_t *samples = session->samples + BENCH_ROUNDS * BENCH_SAMPLES;
+	cpu_set_t before;
+	size_t count = 0;
+	int error;
+
+	rounds->limit = NAN;
+	if (!session->limits || session->limit.kind == BENCH_LIMIT_NONE)
+		return 0;
+	if (session->spinning) {
+		if (!bench_limit_by_near(&session->limit))
+			bench_process_stop(&session->near);
+		bench_process_stop(&session->far);
+	}
+	if (session->pinned)
+		bench_pin(BENCH_NEAR_CPUS, &before);
+	if (latency)
+		error = bench_limit_latency(&session->limit, rounds->slice, samples, &count);
+	else
+		error = bench_limit_bandwidth(&session->limit, rounds->slice, &rounds->limit);
+	if (session->pinned)
+		bench_unpin(&before);
+	bench_process_continue(&session->near);
+	bench_process_continue(&session->far);
+	if (error)
+		snprintf(rounds->result->text, BENCH_TEXT, "the raw limit (%s): %s",
+			 session->limit.name, strerror(-error));
+	else if (latency)
+		rounds->limit = median_ns(samples, count);
+	return error;
+}
+
+/* The limit and the test, now the one first and now the other. */
+static int run_pair(struct rounds *rounds, size_t round, bool latency)
+{
+	int error = round % 2 ? test_slice(rounds, round, latency) : limit_slice(rounds, latency);
+
+	if (!error)
+		error = round % 2 ? limit_slice(rounds, latency) :
+				    test_slice(rounds, round, latency);
+	if (!error)
+		bench_pairs_add(latency ? &rounds->latency : &rounds->bandwidth, rounds->test,
+				rounds->limit);
+	return error;
+}
+
+static void say_progress(struct bench_session *session, const struct bench_row *row, size_t round,
+			 double bandwidth)
+{
+	char size[32], number[32];
+	int used;
+
+	format_size(size, sizeof(size), row->layout.size);
+	used = snprintf(session->label, sizeof(session->label), "%.48s -> %.48s %s %s",
+			row->source.name, row->target.name, bench_op_name(row->op), size);
+	if (round)
+		snprintf(session->label + used, sizeof(session->label) - (size_t)used, "  %s GB/s",
+			 format_number(number, sizeof(number), bandwidth));
+	progress_move(&session->progress, session->rounds + round);
+}
+
+static int first_byte(struct bench_session *session, struct bench_result *result)
+{
+	struct bench_order order = { .what = BENCH_FIRST };
+	struct bench_answer answer;
+	int error;
+
+	if (strcmp(result->transport, "cuda"))
+		return 0;
+	error = ask(&session->near, &order, &answer, result->text);
+	for (int i = 0; !error && i < 2; i++)
+		result->first[i] = answer.first[i] / 1e3;
+	return error;
+}
+
+static int run_rounds(struct bench_session *session, const struct bench_row *row,
+		      struct bench_result *result)
+{
+	struct rounds rounds = {
+		.session = session,
+		.result = result,
+		.slice = session->duration / BENCH_ROUNDS / (session->limits ? 4 : 2),
+	};
+	int64_t start = bench_now();
+	size_t round = 0;
+	int error = 0;
+
+	/* An engine that is stopped for seconds would be taken for lost. */
+	if (session->spinning && rounds.slice > SLICE_STOPPED)
+		rounds.slice = SLICE_STOPPED;
+	while (!error && round < BENCH_ROUNDS) {
+		say_progress(session, row, round, bench_pairs_test(&rounds.bandwidth));
+		error = run_pair(&rounds, round, false);
+		if (!error)
+			error = run_pair(&rounds, round, true);
+		round++;
+		/* Single batches that take longer than a slice: fewer rounds, an odd number. */
+		if (round >= ROUNDS_LEAST && round % 2 &&
+		    bench_now() - start > 2 * session->duration)
+			break;
+	}
+	if (error)
+		return error;
+	result->rounds = round;
+	bench_sort(session->samples, rounds.samples);
+	result->samples = rounds.samples;
+	result->p50 = (double)bench_percentile(session->samples, rounds.samples, 0.5) / 1e3;
+	result->p99 = (double)bench_percentile(session->samples, rounds.samples, 0.99) / 1e3;
+	result->p999 = (double)bench_percentile(session->samples, rounds.samples, 0.999) / 1e3;
+	result->submit = bench_median(rounds.submit, round);
+	result->bandwidth = bench_pairs_test(&rounds.bandwidth);
+	result->limit_bandwidth = bench_pairs_limit(&rounds.bandwidth);
+	result->ratio = bench_pairs_ratio(&rounds.bandwidth);
+	result->limit_latency = bench_pairs_limit(&rounds.latency) / 1e3;
+	result->latency_ratio = bench_pairs_ratio(&rounds.latency);
+	return 0;
+}
+
+/* ---- a row -------------------------------------------------------------------------------- */
+
+/* The peer's region is as long as it is. */
+static int fit_peer(struct bench_session *session, struct bench_row *row, char text[BENCH_TEXT])
+{
+	struct places at = places_of(session, row);
+	struct memory *remote;
+
+	if (at.source && at.target)
+		return 0;
+	remote = at.source ? &row->target : &row->source;
+	*remote = (struct memory){ .kind = session->remote_kind };
+	snprintf(remote->name, sizeof(remote->name), "%s", memory_kind_name(remote->kind));
+	if (!bench_layout_shrink(&row->layout, at.source != NULL, session->remote_length))
+		return 0;
+	snprintf(text, BENCH_TEXT, "the peer's region has %" PRIu64 " bytes, which is too little",
+		 session->remote_length);
+	return -EOPNOTSUPP;
+}
+
+static void take_route(struct bench_result *result, const struct bench_answer *answer)
+{
+	memcpy(result->transport, answer->transport, sizeof(result->transport));
+	memcpy(result->detail, answer->detail, sizeof(result->detail));
+}
+
+static int row_start(struct bench_session *session, struct bench_result *result)
+{
+	struct bench_row *row = &result->row;
+	struct bench_order order = { .what = BENCH_ROW };
+	struct bench_answer answer;
+	struct places at;
+	int error;
+
+	error = bench_connect(session, row->connections, row->one_process, result->text);
+	if (!error)
+		error = fit_peer(session, row, result->text);
+	if (!error)
+		error = provide_all(session, row, result->text);
+	if (error)
+		return error;
+	at = places_of(session, row);
+	if (at.source && at.target) {
+		bool write = row->op == WH_WRITE;
+		const char(*names)[64] = session->memory_name[row->one_process ? NEAR : FAR];
+
+		snprintf(order.text, sizeof(order.text), "%s",
+			 names[write ? BENCH_TARGET : BENCH_SOURCE]);
+		if (row->both_ways)
+			snprintf(order.back, sizeof(order.back), "%s",
+				 names[write ? BENCH_BACK_SOURCE : BENCH_BACK_TARGET]);
+	}
+	order.row = *row;
+	error = ask(&session->near, &order, &answer, result->text);
+	if (!error)
+		take_route(result, &answer);
+	return error;
+}
+
+static void probe_cache_line(struct bench_session *session, struct bench_result *result)
+{
+	if (session->spinning) {
+		bench_process_stop(&session->near);
+		bench_process_stop(&session->far);
+	}
+	result->cache_line = bench_cache_line(1000000);
+	bench_process_continue(&session->near);
+	bench_process_continue(&session->far);
+}
+
+/* Tell the limit of far's memory. */
+static void lend_far(struct bench_session *session, const struct bench_row *row)
+{
+	uint32_t side = row->op == WH_WRITE ? BENCH_TARGET : BENCH_SOURCE;
+
+	session->limit.other = session->peer ? 0 : session->far.pid;
+	session->limit.other_address = session->memory[FAR][side].address;
+}
+
+static int measure(struct bench_session *session, struct bench_result *result)
+{
+	const struct bench_row *row = &result->row;
+	uint64_t iteration = 0;
+	int error = row_start(session, result);
+
+	while (!error && session->verify && iteration < 2)
+		error = verify(session, row, ++iteration, result);
+	if (!error && session->limits) {
+		lend_far(session, row);
+		error = bench_limit_row(&session->limit, row, result->transport, result->detail,
+					result->text);
+		snprintf(result->limit_name, sizeof(result->limit_name), "%s", session->limit.name);
+		if (session->limit.kind == BENCH_LIMIT_STREAM)
+			result->limit_call = session->limit.call;
+	}
+	if (error)
+		return error;
+	probe_cache_line(session, result);
+	error = run_rounds(session, row, result);
+	if (!error)
+		error = first_byte(session, result);
+	if (!error && session->verify)
+		error = verify(session, row, ++iteration, result);
+	return error;
+}
+
+int bench_measure(struct bench_session *session, const struct bench_row *row,
+		  struct bench_result *result)
+{
+	struct bench_order order = { .what = BENCH_ROW_END };
+	struct bench_answer answer;
+	int error, end;
+
+	*result = (struct bench_result){
+		.row = *row,
+		.spinning = session->spinning,
+		.pinned = session->pinned,
+		.verified = -1,
+		.bandwidth = NAN, .p50 = NAN, .p99 = NAN, .p999 = NAN, .submit = NAN,
+		.limit_bandwidth = NAN, .limit_latency = NAN, .ratio = NAN, .latency_ratio = NAN,
+		.cache_line = NAN, .first = { NAN, NAN },
+	};
+	say_progress(session, row, 0, NAN);
+	error = measure(session, result);
+	if (error && result->verified)
+		result->verified = -1; /* what was right until then says nothing about the row */
+	end = bench_ask(&session->near, &order, &answer);
+	if (!error && !end && answer.transport[0])
+		take_route(result, &answer);
+	if (end && !result->text[0])
+		memcpy(result->text, answer.text, BENCH_TEXT);
+	if (session->near.pid <= 0 || (!session->peer && session->far.pid <= 0))
+		return -EPIPE;
+	/* A transfer's own EPIPE is that row's alone. */
+	return error == -EPIPE ? -EIO : error;
+}

@@ -1,0 +1,371 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Chunks go from the source into staging buffers and from there to the target. A remote end works
+ * on by itself while a file is read or written, so both go on at the same time. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <openssl/evp.h>
+
+#include "copy/copy.h"
+#include "engine.h"
+#include "memory.h"
+#include "util/clock.h"
+
+#define REDRAW 100000000 /* ns */
+
+enum { SOURCE, TARGET };
+
+/* Pinned where a GPU is on the other side, or it would have to be pinned for each of them. If that is
+ * not to be had here, the GPU is another machine's. */
+static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
+{
+	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
+
+	for (int side = SOURCE; side <= TARGET; side++) {
+		const struct end *end = pipeline->end[side];
+
+		if (end->peer && memory_on_gpu(end->remote.kind) &&
+		    !wh_memory_alloc(pipeline->engine, length, &pinned, out))
+			return 0;
+	}
+	return wh_memory_alloc(pipeline->engine, length, NULL, out);
+}
+
+int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct end *source,
+		  struct end *target, uint64_t chunk)
+{
+	struct wh_region_options options = { .size = sizeof(options), .access = WH_ACCESS_NONE };
+	void *staging;
+	int error;
+
+	*pipeline = (struct pipeline){
+		.engine = engine, .end = { source, target }, .chunk = chunk,
+	};
+	error = get_staging(pipeline, COPY_SLOTS * chunk, &staging);
+	if (error)
+		return engine_fail(error, "cannot get memory for the copy");
+	pipeline->staging = staging;
+	error = wh_region_register(engine, staging, COPY_SLOTS * chunk, &options,
+				   &pipeline->region);
+	if (error)
+		return engine_fail(error, "cannot register memory for the copy");
+	for (size_t i = 0; i < COPY_SLOTS; i++) {
+		struct slot *slot = &pipeline->slots[i];
+
+		slot->offset = i * chunk;
+		for (int side = SOURCE; side <= TARGET; side++) {
+			struct wh_peer *peer = pipeline->end[side]->peer;
+
+			error = peer ? wh_batch_new(peer, NULL, &slot->batch[side]) : 0;
+			if (error)
+				return engine_fail(error, "cannot make a batch");
+		}
+	}
+	return 0;
+}
+
+/* ---- one chunk, one side --------------------------------------------------------------------- */
+
+static int batch_fail(struct end *end, int error, const char *text)
+{
+	return fail(error, "%s: %s", end->name, *text ? text : strerror(-error));
+}
+
+static size_t number_of(const struct pipeline *pipeline, const struct slot *slot)
+{
+	return (size_t)(slot - pipeline->slots);
+}
+
+/* Start moving a slot's bytes between it and the remote end. */
+static int submit(struct pipeline *pipeline, struct slot *slot, int side, uint32_t op,
+		  uint64_t position)
+{
+	struct end *end = pipeline->end[side];
+	struct wh_batch *batch = slot->batch[side];
+	struct wh_transfer transfer = {
+		.local = pipeline->region,
+		.local_offset = slot->offset,
+		.remote = end->remote.id,
+		.remote_offset = end->offset + position,
+		.length = slot->length,
+		.op = op,
+	};
+	int error;
+
+	if (end->kind == END_MOONCAKE) {
+		mooncake_submit(end, number_of(pipeline, slot), op == WH_WRITE,
+				pipeline->staging + slot->offset, position, slot->length);
+		return 0;
+	}
+	error = wh_batch_clear(batch);
+	if (!error)
+		error = wh_batch_add(batch, &transfer, 1);
+	if (!error)
+		error = wh_batch_submit(batch);
+	slot->started[side] = !error;
+	return error ? batch_fail(end, error, wh_error_text()) : 0;
+}
+
+/* When something of one side has last been seen to move. */
+struct motion {
+	uint64_t moved;
+	int64_t since;
+};
+
+/* Does nothing move on this side, in whatever slot? */
+static bool is_stalled(const struct pipeline *pipeline, int side, struct motion *motion)
+{
+	uint64_t sum = 0, moved;
+	int64_t now = wh_now();
+
+	for (size_t i = 0; i < COPY_SLOTS; i++)
+		if (pipeline->slots[i].started[side] &&
+		    !wh_batch_progress(pipeline->slots[i].batch[side], &moved))
+			sum += moved;
+	if (sum != motion->moved)
+		*motion = (struct motion){ sum, now };
+	return now - motion->since >= engine_stall();
+}
+
+static int finish(struct pipeline *pipeline, struct slot *slot, int side,
+		  struct progress *progress, uint64_t done)
+{
+	struct end *end = pipeline->end[side];
+	struct wh_batch *batch = slot->batch[side];
+	struct motion motion = { .since = wh_now() };
+	bool ended = false;
+	int error = 0;
+
+	while (end->kind == END_MOONCAKE && !ended && !error) {
+		error = mooncake_wait(end, number_of(pipeline, slot), REDRAW, !pipeline->verifying, &ended);
+		if (!ended)
+			progress_move(progress, done);
+	}
+	if (error)
+		return error;
+	if (!batch)
+		return 0;
+	/* A batch that has timed out itself ends with the same errno as a wait that has. */
+	while ((error = wh_batch_wait(batch, REDRAW)) == -ETIMEDOUT &&
+	       (error = wh_batch_poll(batch)) == -EINPROGRESS) {
+		progress_move(progress, done);
+		if (is_stalled(pipeline, side, &motion))
+			return fail(ETIMEDOUT, "%s: " STALL_TEXT, end->name, (double)engine_stall() / 1e9);
+	}
+	if (error)
+		return batch_fail(end, error, wh_batch_error_text(batch));
+	if (!pipeline->verifying)
+		remote_count(end, batch);
+	return 0;
+}
+
+/* Start to fill a slot from one side with `length` bytes; fewer only where a stream ends. */
+static int fetch(struct pipeline *pipeline, struct slot *slot, int side, uint64_t position,
+		 uint64_t length)
+{
+	struct end *end = pipeline->end[side];
+	int code;
+
+	slot->length = length;
+	if (end_is_remote(end))
+		return submit(pipeline, slot, side, WH_READ, position);
+	code = file_read(end, pipeline->staging + slot->offset, length, position, &slot->length);
+	if (!code && end->kind == END_FILE && slot->length < length)
+		code = fail(EIO, "%s has become shorter while it was read", end->name);
+	return code;
+}
+
+/* Start to bring a slot's bytes to the target. */
+static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position)
+{
+	struct end *end = pipeline->end[TARGET];
+
+	if (slot->length > end->length - position)
+		return fail(ENOSPC, "%s is full: there is room for %llu bytes", end->name,
+			    (unsigned long long)end->length);
+	if (end_is_remote(end))
+		return submit(pipeline, slot, TARGET, WH_WRITE, position);
+	return file_write(end, pipeline->staging + slot->offset, slot->length, position);
+}
+
+/* ---- the copy -------------------------------------------------------------------------------- */
+
+/* Chunks are fetched, stored and finished in order, each of them in the slot of its number. */
+struct course {
+	uint64_t fetched, stored, finished; /* chunks */
+	uint64_t read, written;             /* bytes; written: started */
+	uint64_t done;                      /* bytes that have arrived */
+	bool ended;                         /* nothing left to fetch */
+};
+
+static struct slot *slot_of(struct pipeline *pipeline, uint64_t chunk)
+{
+	return &pipeline->slots[chunk % COPY_SLOTS];
+}
+
+static int fetch_next(struct pipeline *pipeline, struct course *course, uint64_t length)
+{
+	struct slot *slot = slot_of(pipeline, course->fetched);
+	uint64_t left = length - course->read;
+	uint64_t want = left < pipeline->chunk ? left : pipeline->chunk;
+	uint64_t position = pipeline->backwards ? left - want : course->read;
+	int code = want ? fetch(pipeline, slot, SOURCE, position, want) : 0;
+
+	if (code)
+		return code;
+	if (want && slot->length) {
+		course->read += slot->length;
+		course->fetched++;
+	}
+	course->ended = course->read == length || !want || slot->length < want;
+	return 0;
+}
+
+static int store_next(struct pipeline *pipeline, struct course *course, uint64_t length, void *digest,
+		      struct progress *progress)
+{
+	struct slot *slot = slot_of(pipeline, course->stored);
+	int code = finish(pipeline, slot, SOURCE, progress, course->done);
+
+	if (!code)
+		code = store(pipeline, slot, pipeline->backwards ? length - course->written - slot->length :
+								   course->written);
+	if (code)
+		return code;
+	if (digest && !EVP_DigestUpdate(digest, pipeline->staging + slot->offset, slot->length))
+		return fail(EIO, "SHA-256 failed");
+	course->written += slot->length;
+	course->stored++;
+	return 0;
+}
+
+static int finish_next(struct pipeline *pipeline, struct course *course,
+		       struct progress *progress)
+{
+	struct slot *slot = slot_of(pipeline, course->finished);
+	int code = finish(pipeline, slot, TARGET, progress, course->done);
+
+	if (code)
+		return code;
+	course->done += slot->length;
+	course->finished++;
+	progress_move(progress, course->done);
+	return 0;
+}
+
+int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
+		  struct progress *progress, uint64_t *copied)
+{
+	/* A remote source has several chunks on their way; a file is read one ahead at a time, and
+	 * the other slots are for what is on its way to the target. */
+	uint64_t ahead = !end_is_remote(pipeline->end[SOURCE]) ? 1 :
+			 !end_is_remote(pipeline->end[TARGET]) ? COPY_SLOTS - 1 : COPY_SLOTS / 2;
+	struct course course = { .ended = !length };
+	int code = 0;
+
+	while (!code && !(course.ended && course.finished == course.fetched)) {
+		if (!course.ended && course.fetched - course.stored < ahead &&
+		    course.fetched - course.finished < COPY_SLOTS)
+			code = fetch_next(pipeline, &course, length);
+		else if (course.stored < course.fetched && (course.ended ||
+			 course.fetched - course.stored == ahead))
+			code = store_next(pipeline, &course, length, digest, progress);
+		else
+			code = finish_next(pipeline, &course, progress);
+	}
+	*copied = course.done;
+	return code;
+}
+
+/* ---- verification ---------------------------------------------------------------------------- */
+
+/* The first of the two slots that a chunk takes. */
+static struct slot *pair_of(struct pipeline *pipeline, uint64_t number)
+{
+	return &pipeline->slots[number % 2 ? COPY_SLOTS / 2 : 0];
+}
+
+/* Chunk number `number`: the target's bytes into one slot, the source's into the next. */
+static int fetch_pair(struct pipeline *pipeline, uint64_t number, uint64_t length, bool both)
+{
+	struct slot *slot = pair_of(pipeline, number);
+	uint64_t position = number * pipeline->chunk, left;
+	int code;
+
+	if (position >= length)
+		return 0;
+	left = length - position;
+	if (left > pipeline->chunk)
+		left = pipeline->chunk;
+	code = fetch(pipeline, slot, TARGET, position, left);
+	if (!code && both)
+		code = fetch(pipeline, slot + 1, SOURCE, position, left);
+	return code;
+}
+
+static int compare_pair(struct pipeline *pipeline, uint64_t number, bool both, void *digest)
+{
+	struct slot *slot = pair_of(pipeline, number);
+	const unsigned char *copy = pipeline->staging + slot[0].offset;
+	const unsigned char *original = pipeline->staging + slot[1].offset;
+	uint64_t wrong = 0;
+
+	if (both && memcmp(copy, original, slot->length) != 0) {
+		while (copy[wrong] == original[wrong])
+			wrong++;
+		return fail(EIO,
+			    "the copy is wrong: byte %" PRIu64 " is 0x%02x in %s and 0x%02x in %s",
+			    number * pipeline->chunk + wrong, original[wrong],
+			    pipeline->end[SOURCE]->name, copy[wrong], pipeline->end[TARGET]->name);
+	}
+	if (!EVP_DigestUpdate(digest, copy, slot->length))
+		return fail(EIO, "SHA-256 failed");
+	return 0;
+}
+
+int pipeline_verify(struct pipeline *pipeline, uint64_t length, bool both, void *digest,
+		    struct progress *progress)
+{
+	uint64_t chunks = length / pipeline->chunk + (length % pipeline->chunk != 0);
+	int code;
+
+	pipeline->verifying = true;
+	code = fetch_pair(pipeline, 0, length, both);
+
+	for (uint64_t number = 0; number < chunks && !code; number++) {
+		struct slot *slot = pair_of(pipeline, number);
+		uint64_t done = number * pipeline->chunk;
+
+		code = finish(pipeline, slot, TARGET, progress, done);
+		if (!code && both)
+			code = finish(pipeline, slot + 1, SOURCE, progress, done);
+		if (!code)
+			code = fetch_pair(pipeline, number + 1, length, both);
+		if (!code)
+			code = compare_pair(pipeline, number, both, digest);
+		progress_move(progress, done);
+	}
+	return code;
+}
+
+int pipeline_close(struct pipeline *pipeline, int code)
+{
+	int error;
+
+	/* Nothing may move in the memory that goes. */
+	mooncake_close(pipeline->end[SOURCE]);
+	mooncake_close(pipeline->end[TARGET]);
+	for (size_t i = 0; i < (size_t)2 * COPY_SLOTS; i++) {
+		struct wh_batch *batch = pipeline->slots[i / 2].batch[i % 2];
+
+		if (batch && wh_batch_poll(batch) == -EINPROGRESS)
+			wh_batch_cancel(batch);
+		code = engine_undo(code, wh_batch_free(batch), "cannot free a batch");
+	}
+	error = pipeline->region ? wh_region_unregister(pipeline->region) : 0;
+	if (!error && pipeline->staging)
+		error = wh_memory_free(pipeline->engine, pipeline->staging);
+	return engine_undo(code, error, "cannot free the copy's memory");
+}

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the errno of a failed memory registration with a NIC tells. */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "doctor/doctor.h"
+#include "output.h"
+
+static const struct registration registrations[] = {
+	{ EFAULT, "GPU memory went to plain ibv_reg_mr() while no module resolves its addresses",
+	  "load nvidia-peermem (modprobe nvidia-peermem), or register by dma-buf: open NVIDIA "
+	  "kernel modules and a NIC driver with ibv_reg_dmabuf_mr()" },
+	{ EPROTONOSUPPORT, "the NIC's driver or the kernel has no dma-buf registration",
+	  "Linux 5.12 and rdma-core 34 or later, with a NIC driver that has it (mlx5, efa, irdma); "
+	  "or nvidia-peermem" },
+	{ EOPNOTSUPP, "the NIC's driver or the kernel has no dma-buf registration",
+	  "Linux 5.12 and rdma-core 34 or later, with a NIC driver that has it (mlx5, efa, irdma); "
+	  "or nvidia-peermem" },
+	{ ENOMEM, "a limit is reached: locked memory of the process, or the GPU's BAR1",
+	  "ulimit -l unlimited (LimitMEMLOCK=infinity, docker --ulimit memlock=-1); for BAR1 see "
+	  "nvidia-smi -q -d MEMORY, and register less at once" },
+	{ EINVAL,
+	  "the range is not one piece for the exporter: memory of cuMemCreate() that was "
+	  "mapped from several allocations",
+	  "register each mapping on its own, page-aligned" },
+	{ EAGAIN, "the NIC has no memory keys left; with 'CREATE_MKEY' in dmesg they leaked",
+	  "end the processes that hold registrations; reset the NIC's function if it stays so" },
+	{ EIO, "the range is larger than the NIC's max_mr_size, or the device is in trouble",
+	  "register in pieces of at most 4 GiB; look at dmesg for the NIC's driver" },
+	{ EPERM, "this process may not lock so much memory or use the device",
+	  "raise the limit of locked memory, and see that /dev/infiniband/uverbs* is allowed in "
+	  "this "
+	  "container" },
+	{ EBADF,
+	  "the file descriptor is none: as an answer to a probe with -1 it says that dma-buf "
+	  "registration is there",
+	  "nothing for a probe; else pass the descriptor that the export returned" },
+};
+
+const struct registration *doctor_registration(int error)
+{
+	for (size_t i = 0; i < sizeof(registrations) / sizeof(registrations[0]); i++)
+		if (registrations[i].error == error)
+			return &registrations[i];
+	return NULL;
+}
+
+/* "14", "-14", "EFAULT". */
+static int parse(const char *text)
+{
+	char *end;
+	long number = strtol(text, &end, 10);
+
+	if (end > text && !*end)
+		return labs(number) <= 4095 ? (int)labs(number) : 0;
+	for (int error = 1; error <= 4095; error++) {
+		const char *name = strerrorname_np(error);
+
+		if (name && strcasecmp(name, text) == 0)
+			return error;
+	}
+	return 0;
+}
+
+int doctor_explain(const char *text, bool json)
+{
+	int error = parse(text);
+	const char *name = error ? strerrorname_np(error) : NULL;
+	const struct registration *registration = doctor_registration(error);
+
+	if (!name)
+		return usage_error("--errno: '%s' is no errno; write 14, -14 or EFAULT", text);
+	if (json) {
+		json_t *object = output_new();
+
+		json_object_set_new(object, "errno", json_integer(error));
+		json_object_set_new(object, "name", json_string(name));
+		json_object_set_new(object, "means",
+				    output_text(registration ? registration->means : NULL));
+		json_object_set_new(object, "fix",
+				    output_text(registration ? registration->fix : NULL));
+		return output_print(object);
+	}
+	printf("%s (%d): %s\n", name, error, strerror(error));
+	if (registration)
+		printf("From a registration: %s.\nTry: %s.\n", registration->means,
+		       registration->fix);
+	else
+		printf("From a registration nothing more is known of it; wherry explain --errno "
+		       "%s\n"
+		       "says what it means elsewhere in Wherry.\n",
+		       name);
+	return EXIT_PASS;
+}

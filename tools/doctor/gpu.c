@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of the NVIDIA driver and of GPUs. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "doctor/doctor.h"
+#include "platform/nvml.h"
+
+static const char open_modules[] =
+	"install the open kernel modules (nvidia-open, or the .run file with -M=open): the closed "
+	"ones export no dma-buf";
+
+/* ---- the driver ------------------------------------------------------------------------------ */
+
+static void driver_flavour(const struct doctor *doctor, struct finding *finding)
+{
+	static const char path[] = "/proc/driver/nvidia/version";
+	char text[1024];
+	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+
+	if (length == -ENOENT && !doctor_gpus(doctor)) {
+		found_absent(finding, ABSENT_GPU);
+	} else if (length == -ENOENT) {
+		found(finding, FAIL, "a GPU, but no %s: no driver is loaded", path);
+		advise(finding, "modprobe nvidia; dmesg says why it does not load");
+	} else if (length < 0) {
+		found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+	} else if (!strstr(text, "Kernel Module")) {
+		found(finding, UNKNOWN, "%s does not name its kernel module", path);
+	} else {
+		bool is_open = strstr(text, "Open Kernel Module");
+
+		text[strcspn(text, "\n")] = '\0';
+		found(finding, is_open ? PASS : WARN, "%.200s", text);
+		if (!is_open)
+			advise(finding, "%s", open_modules);
+	}
+}
+
+static void driver_nvml(const struct doctor *doctor, struct finding *finding)
+{
+	const char *version = doctor->topology ? doctor->topology->driver : "";
+
+	if (doctor->late) {
+		found(finding, UNKNOWN, "NVML did not answer in time");
+		advise(finding,
+		       "see dmesg for NVRM and Xid; nvidia-smi -pm 1 keeps the driver awake");
+	} else if (doctor->nvml) {
+		found(finding, PASS, "NVML answers, driver %s", *version ? version : "-");
+	} else if (!doctor_gpus(doctor) && doctor->nvml_error != -ELIBBAD) {
+		found_absent(finding, ABSENT_GPU);
+	} else if (doctor->nvml_error == -EACCES || doctor->nvml_error == -EPERM) {
+		found(finding, UNKNOWN, "%s", doctor->nvml_why);
+	} else {
+		found(finding, FAIL, "%s", doctor->nvml_why);
+		advise(finding,
+		       doctor->nvml_error == -ELIBBAD ?
+			       "reload the NVIDIA modules or reboot: library and modules "
+			       "are of different versions" :
+			       "install the driver's user libraries of the version that is "
+			       "loaded (in a container: nvidia-container-toolkit)");
+	}
+}
+
+/* True: there is nothing to look at, and it has been said why. */
+static bool without_nvml(const struct doctor *doctor, struct finding *finding)
+{
+	if (doctor->nvml && doctor_gpus(doctor))
+		return false;
+	if (!doctor_gpus(doctor) && !doctor->late)
+		found_absent(finding, ABSENT_GPU);
+	else
+		found(finding, UNKNOWN, "NVML cannot be asked");
+	return true;
+}
+
+static void gpu_health(const struct doctor *doctor, struct finding *finding)
+{
+	if (without_nvml(doctor, finding))
+		return;
+	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
+		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
+		char name[WH_NAME];
+
+		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
+		if (*gpu->problem) {
+			found(finding, FAIL, "%s (%s): %s", name,
+			      *gpu->address ? gpu->address : "its address is not known",
+			      gpu->problem);
+			advise(finding,
+			       "see dmesg for Xid; reset or reboot; in a container, see that "
+			       "it has all of /dev/nvidia*");
+		} else if (gpu->recovery > 0) {
+			found(finding, FAIL, "%s (%s) asks for recovery action %d", name,
+			      gpu->address, gpu->recovery);
+			advise(finding,
+			       "1: nvidia-smi --gpu-reset; 2: reboot; 3 and 4: end what uses "
+			       "it, then reset");
+		} else {
+			found(finding, PASS, "%s well", name);
+		}
+	}
+}
+
+static void gpu_fabric(const struct doctor *doctor, struct finding *finding)
+{
+	if (doctor->cuda.known && strstr(doctor->cuda.why, "802")) {
+		found(finding, FAIL, "%s", doctor->cuda.why);
+		advise(finding, "systemctl start nvidia-fabricmanager, of the driver's version");
+		return;
+	}
+	if (without_nvml(doctor, finding))
+		return;
+	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
+		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
+		char name[WH_NAME];
+
+		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
+		if (*gpu->problem) {
+			found(finding, UNKNOWN, "%s cannot be asked", name);
+		} else if (gpu->fabric == WH_NVML_FABRIC_COMPLETED) {
+			found(finding, PASS, "%s has joined its fabric", name);
+		} else if (gpu->fabric == WH_NVML_FABRIC_NOT_STARTED ||
+			   gpu->fabric == WH_NVML_FABRIC_IN_PROGRESS) {
+			found(finding, FAIL, "%s has not joined its fabric (state %d)", name,
+			      gpu->fabric);
+			advise(finding,
+			       "systemctl start nvidia-fabricmanager, of the driver's version");
+		} else {
+			found(finding, INFO, "%s belongs to no NVSwitch fabric", name);
+		}
+	}
+}
+
+static void gpu_nvlink(const struct doctor *doctor, struct finding *finding)
+{
+	size_t total = 0;
+
+	if (without_nvml(doctor, finding))
+		return;
+	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
+		size_t active = 0, down = 0;
+		char name[WH_NAME];
+
+		for (size_t k = 0; k < doctor->topology->link_count; k++) {
+			const struct wh_nvlink *link = &doctor->topology->links[k];
+
+			active += link->gpu == (int)i && link->active == 1;
+			down += link->gpu == (int)i && link->active != 1;
+		}
+		total += active + down;
+		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
+		if (*doctor->topology->gpus[i].problem) {
+			found(finding, UNKNOWN, "%s cannot be asked", name);
+		} else if (down) {
+			found(finding, WARN, "%s: %zu of %zu NVLinks are down", name, down,
+			      active + down);
+			advise(finding,
+			       "nvidia-smi nvlink -s and dmesg; the fabric manager's log on "
+			       "NVSwitch machines");
+		} else if (active) {
+			found(finding, PASS, "%s: %zu NVLinks", name, active);
+		}
+	}
+	if (!total && finding->verdict == PASS)
+		found(finding, INFO, "no NVLinks");
+}
+
+static void gpu_bar1(const struct doctor *doctor, struct finding *finding)
+{
+	if (without_nvml(doctor, finding))
+		return;
+	for (size_t i = 0; i < doctor->topology->gpu_count; i++) {
+		const struct wh_gpu *gpu = &doctor->topology->gpus[i];
+		char name[WH_NAME], bar1[32], memory[32];
+		bool known = gpu->bar1_bytes != WH_UNKNOWN && gpu->memory_bytes != WH_UNKNOWN;
+
+		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
+		topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
+		topo_size(memory, sizeof(memory), gpu->memory_bytes);
+		found(finding, !known ? UNKNOWN : gpu->bar1_bytes < gpu->memory_bytes ? WARN : PASS,
+		      "%s: BAR1 %s, memory %s", name, bar1, memory);
+		if (known && gpu->bar1_bytes < gpu->memory_bytes)
+			advise(finding,
+			       "only so much can be registered with NICs or seen by the CPU "
+			       "at once; Resizable BAR and Above 4G Decoding in the BIOS");
+	}
+}
+
+/* ---- CUDA ------------------------------------------------------------------------------------ */
+
+/* True: there is nothing to look at. */
+static bool without_cuda(const struct doctor *doctor, struct finding *finding)
+{
+	if (doctor->cuda.known && doctor->cuda.count)
+		return false;
+	if (!doctor->cuda.known)
+		found(finding, UNKNOWN, "%s", wh_tree_is_live(&doctor->tree) ?
+						      "the CUDA driver did not answer in time" :
+						      "the recorded tree has no cuda.txt");
+	else if (!doctor_gpus(doctor))
+		found_absent(finding, ABSENT_GPU);
+	else
+		found(finding, FAIL, "%s", doctor->cuda.why);
+	if (finding->verdict == FAIL)
+		advise(finding, "what is above names it; try nvidia-smi and dmesg");
+	return true;
+}
+
+static void gpu_direct(const struct doctor *doctor, struct finding *finding)
+{
+	if (without_cuda(doctor, finding))
+		return;
+	for (int i = 0; i < doctor->cuda.count; i++) {
+		const struct cuda_fact *gpu = &doctor->cuda.gpus[i];
+		bool unknown = gpu->rdma < 0 || gpu->dma_buf < 0,
+		     good = gpu->rdma == 1 && gpu->dma_buf == 1;
+
+		found(finding, unknown ? UNKNOWN : good ? PASS : WARN,
+		      "%s: GPUDirect RDMA %d, of cuMemCreate() memory %d, dma-buf %d, fabric "
+		      "handles %d", gpu->address, gpu->rdma, gpu->rdma_vmm, gpu->dma_buf,
+		      gpu->fabric);
+		if (gpu->dma_buf == 0)
+			advise(finding, "%s", open_modules);
+		else if (gpu->rdma == 0)
+			advise(finding,
+			       "this GPU's memory cannot be reached by NICs; transfers are "
+			       "staged through host memory");
+	}
+}
+
+/* A value of the environment: the process's, or a line of ROOT/environment. False: it is not
+ * set. */
+static bool environment(const struct doctor *doctor, const char *name, char *out, size_t size)
+{
+	char text[4096], *next = text, *line;
+	const char *value;
+	size_t length = strlen(name);
+
+	if (wh_tree_is_live(&doctor->tree)) {
+		value = getenv(name);
+		snprintf(out, size, "%s", value ? value : "");
+		return value;
+	}
+	if (wh_tree_read(&doctor->tree, "/environment", text, sizeof(text)) < 0)
+		return false;
+	while ((line = strsep(&next, "\n"))) {
+		if (strncmp(line, name, length) != 0 || line[length] != '=')
+			continue;
+		snprintf(out, size, "%s", line + length + 1);
+		return true;
+	}
+	return false;
+}
+
+/* The worst that the list "0,GPU-8f6d,7" holds. */
+static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
+			  struct finding *finding)
+{
+	size_t gpus = doctor->topology->gpu_count;
+	bool alike = true;
+	char *item;
+
+	for (size_t i = 1; i < gpus; i++)
+		alike &=
+			strcmp(doctor->topology->gpus[i].name, doctor->topology->gpus[0].name) == 0;
+	while ((item = strsep(&list, ","))) {
+		char *end;
+		long index = strtol(item, &end, 10);
+
+		if (strncmp(item, "GPU-", 4) == 0 || strncmp(item, "MIG-", 4) == 0)
+			continue;
+		if (end == item || *end || index < 0 || (size_t)index >= gpus) {
+			found(finding, WARN, "'%.32s' is none of the %zu GPUs: CUDA ignores it and "
+					     "all behind it", item, gpus);
+			advise(finding, "write UUIDs, which nvidia-smi -L lists");
+		} else if (!alike && !by_bus) {
+			found(finding, WARN, "'%.32s' counts the fastest GPU first, nvidia-smi the "
+					     "lowest bus", item);
+			advise(finding, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or write UUIDs");
+		}
+	}
+}
+
+static void cuda_order(const struct doctor *doctor, struct finding *finding)
+{
+	char visible[512], order[64] = "";
+	bool by_bus = environment(doctor, "CUDA_DEVICE_ORDER", order, sizeof(order)) &&
+		      strcmp(order, "PCI_BUS_ID") == 0;
+
+	if (!environment(doctor, "CUDA_VISIBLE_DEVICES", visible, sizeof(visible))) {
+		found(finding, PASS, "CUDA_VISIBLE_DEVICES is not set");
+	} else if (!*visible) {
+		found(finding, WARN, "CUDA_VISIBLE_DEVICES is empty: CUDA sees no GPU");
+		advise(finding, "unset CUDA_VISIBLE_DEVICES");
+	} else if (!doctor->nvml) {
+		found(finding, UNKNOWN, "CUDA_VISIBLE_DEVICES=%.100s, and NVML cannot be asked",
+		      visible);
+	} else {
+		found(finding, PASS, "CUDA_VISIBLE_DEVICES=%.100s", visible);
+		check_visible(doctor, visible, by_bus, finding);
+	}
+}
+
+static void gpu_imex(const struct doctor *doctor, struct finding *finding)
+{
+	static const char folder[] = "/dev/nvidia-caps-imex-channels";
+	struct wh_tree_names names;
+	bool fabric = false;
+	int error = wh_tree_list(&doctor->tree, folder, &names);
+
+	for (int i = 0; i < doctor->cuda.count; i++)
+		fabric |= doctor->cuda.gpus[i].fabric == 1;
+	if (!error && names.count) {
+		char path[WH_TREE_PATH];
+
+		snprintf(path, sizeof(path), "%s/%.64s", folder, names.name[0]);
+		error = wh_tree_open(&doctor->tree, path, true);
+		found(finding, error ? WARN : PASS, "%s: %s", path,
+		      error ? strerror(-error) : "opens");
+		if (error)
+			advise(finding, "allow it in the container's devices");
+	} else if (error && error != -ENOENT) {
+		found(finding, UNKNOWN, "%s: %s", folder, strerror(-error));
+	} else if (!doctor_gpus(doctor)) {
+		found_absent(finding, ABSENT_GPU);
+	} else {
+		found(finding, INFO,
+		      "no IMEX channel: memory cannot be shared with other hosts over "
+		      "NVLink%s",
+		      fabric ? ", which this GPU could" : "");
+		if (fabric)
+			advise(finding, "nvidia-modprobe -c 0 and the nvidia-imex service, if the "
+					"machine is one of a multi-node NVLink domain");
+	}
+	wh_tree_names_free(&names);
+}
+
+/* ---- device files ---------------------------------------------------------------------------- */
+
+static void check_file(const struct doctor *doctor, const char *path, struct finding *finding)
+{
+	int error = wh_tree_open(&doctor->tree, path, true);
+	bool refused = error == -EACCES || error == -EPERM || error == -ENOENT || error == -ENXIO;
+
+	found(finding, !error ? PASS : refused ? FAIL : UNKNOWN, "%s: %s", path,
+	      error ? strerror(-error) : "opens");
+	if (error == -ENOENT || error == -ENXIO)
+		advise(finding,
+		       "nvidia-modprobe -u -c 0 creates them; in a container run it with the "
+		       "NVIDIA runtime (--gpus all)");
+	else if (error)
+		advise(finding, "allow it in the container's devices, or in its cgroup");
+}
+
+static void gpu_files(const struct doctor *doctor, struct finding *finding)
+{
+	struct wh_tree_names names;
+	size_t count = 0;
+
+	if (!doctor_gpus(doctor) && wh_tree_exists(&doctor->tree, "/dev/nvidiactl")) {
+		found_absent(finding, ABSENT_GPU);
+		return;
+	}
+	check_file(doctor, "/dev/nvidiactl", finding);
+	check_file(doctor, "/dev/nvidia-uvm", finding);
+	if (wh_tree_list(&doctor->tree, "/dev", &names))
+		return;
+	for (size_t i = 0; i < names.count; i++) {
+		char path[WH_TREE_PATH];
+
+		if (strncmp(names.name[i], "nvidia", 6) != 0 || names.name[i][6] < '0' ||
+		    names.name[i][6] > '9')
+			continue;
+		count++;
+		snprintf(path, sizeof(path), "/dev/%.64s", names.name[i]);
+		check_file(doctor, path, finding);
+	}
+	wh_tree_names_free(&names);
+	if (!count) {
+		found(finding, FAIL, "no /dev/nvidia0, and none of its kind");
+		advise(finding, "nvidia-modprobe -c 0, or give the container its GPUs");
+	}
+}
+
+const struct check doctor_gpu_checks[] = {
+	{ "driver.flavour", "the NVIDIA driver's kernel modules", driver_flavour, NEEDS_NVML },
+	{ "driver.nvml", "NVML, and whether library and modules fit", driver_nvml, NEEDS_NVML },
+	{ "gpu.health", "GPUs that are lost or ask for a reset", gpu_health, NEEDS_NVML },
+	{ "gpu.files", "device files of the GPUs", gpu_files, NEEDS_NVML },
+	{ "gpu.direct", "GPUDirect RDMA and dma-buf", gpu_direct, NEEDS_NVML | NEEDS_CUDA },
+	{ "gpu.bar1", "BAR1 against the GPU's memory", gpu_bar1, NEEDS_NVML },
+	{ "gpu.nvlink", "NVLinks that are down", gpu_nvlink, NEEDS_NVML },
+	{ "gpu.fabric", "NVSwitch fabric and its manager", gpu_fabric, NEEDS_NVML | NEEDS_CUDA },
+	{ "gpu.imex", "IMEX channel, for NVLink between hosts", gpu_imex, NEEDS_NVML | NEEDS_CUDA },
+	{ "cuda.order", "CUDA_VISIBLE_DEVICES against NVML's order", cuda_order, NEEDS_NVML },
+	{ 0 },
+};

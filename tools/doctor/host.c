@@ -1,0 +1,544 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Checks of the host: limits, memory, control groups, windows. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "doctor/doctor.h"
+
+#define CAP_IPC_LOCK 14
+#define CAP_SYS_PTRACE 19
+#define MEMLOCK_LEAST (UINT64_C(64) << 20)
+#define CPUS_MOST 65535
+#define MAPS_LEAST 65530 /* the kernel's default */
+
+/* ---- windows --------------------------------------------------------------------------------- */
+
+#define MISC 10 /* the major number of all in /proc/misc */
+
+/* The number before a name in /proc/devices, a major one, or in /proc/misc, a minor one; -1: it is
+ * not there. */
+static int device_number(const struct doctor *doctor, const char *file, const char *name)
+{
+	char text[8192], *next = text, *line;
+
+	if (wh_tree_read(&doctor->tree, file, text, sizeof(text)) < 0)
+		return -1;
+	while ((line = strsep(&next, "\n"))) {
+		char *end;
+		long number = strtol(line, &end, 10);
+
+		if (end > line && *end == ' ' && strcmp(end + 1, name) == 0)
+			return (int)number;
+	}
+	return -1;
+}
+
+static void gdrdrv_node(const struct doctor *doctor, struct finding *finding)
+{
+	int major, minor = 0, node, error = wh_tree_device(&doctor->tree, "/dev/gdrdrv", &node);
+
+	/* GDRCopy's module has a major number of its own, Wherry's is a miscellaneous device. */
+	major = device_number(doctor, "/proc/devices", "gdrdrv");
+	if (major < 0) {
+		minor = device_number(doctor, "/proc/misc", "gdrdrv");
+		major = minor < 0 ? -1 : MISC;
+	}
+	if (error == -ENOENT && major < 0) {
+		found(finding, INFO,
+		      "the gdrdrv module is not loaded; Wherry has windows without it");
+	} else if (error == -ENOENT) {
+		found(finding, WARN, "gdrdrv is loaded (major %d), but there is no /dev/gdrdrv",
+		      major);
+		advise(finding, "mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
+	} else if (error) {
+		found(finding, UNKNOWN, "/dev/gdrdrv: %s", strerror(-error));
+	} else if (major < 0) {
+		found(finding, WARN, "/dev/gdrdrv is there, but no module gdrdrv");
+		advise(finding, "modprobe gdrdrv, or remove the file");
+	} else if (node != major) {
+		found(finding, FAIL, "/dev/gdrdrv has major %d, the module %d", node, major);
+		advise(finding, "rm /dev/gdrdrv && mknod -m 666 /dev/gdrdrv c %d %d", major, minor);
+	} else {
+		error = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true);
+		found(finding, error ? WARN : PASS, "/dev/gdrdrv: %s",
+		      error ? strerror(-error) : "opens");
+		if (error)
+			advise(finding, "chmod 666 /dev/gdrdrv; allow it in the container");
+	}
+}
+
+/* By the files that each way needs, where no window can be tried. */
+static void window_files(const struct doctor *doctor, struct finding *finding)
+{
+	int module = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true),
+	    control = wh_tree_open(&doctor->tree, "/dev/nvidiactl", true);
+	const char *mapping = !doctor->cuda.known || doctor->cuda.error ? "CUDA cannot be asked" :
+			      doctor->cuda.version < 13030 ? "came with CUDA 13.3" :
+							     NULL;
+
+	found(finding, !module || !control || !mapping ? PASS :
+		       !doctor->cuda.known	       ? UNKNOWN :
+							 WARN,
+	      "gdrdrv: %s; the NVIDIA driver's own interface: %s; mmap of a dma-buf: %s",
+	      module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
+	      mapping ? mapping : "yes");
+	if (finding->verdict == WARN)
+		advise(finding,
+		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+}
+
+static void window_ways(const struct doctor *doctor, struct finding *finding)
+{
+	struct window_facts facts = { 0 };
+	bool opens = false;
+
+	if (!doctor_gpus(doctor)) {
+		found_absent(finding, ABSENT_GPU);
+		return;
+	}
+	if (!wh_tree_is_live(&doctor->tree) || doctor->cuda.count)
+		facts_windows(&doctor->tree, doctor->cuda.gpus[0].address, &facts);
+	if (!facts.count) {
+		window_files(doctor, finding);
+		return;
+	}
+	for (int i = 0; i < facts.count; i++)
+		opens |= !facts.ways[i].error;
+	for (int i = 0; i < facts.count; i++)
+		found(finding, opens ? PASS : WARN, "%s: %s", facts.ways[i].name,
+		      facts.ways[i].error ? facts.ways[i].why : "opens");
+	if (!opens)
+		advise(finding, "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+}
+
+/* ---- limits ---------------------------------------------------------------------------------- */
+
+/* A capability of this process: 1, 0, or -1 if it is not known. */
+static int capability(const struct doctor *doctor, unsigned bit)
+{
+	char text[8192], *at;
+
+	if (wh_tree_read(&doctor->tree, "/proc/self/status", text, sizeof(text)) < 0)
+		return -1;
+	at = strstr(text, "CapEff:");
+	return at ? (int)(strtoull(at + strlen("CapEff:"), NULL, 16) >> bit & 1) : -1;
+}
+
+static void limit_memlock(const struct doctor *doctor, struct finding *finding)
+{
+	static const char path[] = "/proc/self/limits";
+	char text[8192], *at;
+	uint64_t soft;
+	int length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+
+	if (capability(doctor, CAP_IPC_LOCK) == 1) {
+		found(finding, PASS, "CAP_IPC_LOCK: no limit");
+		return;
+	}
+	at = length < 0 ? NULL : strstr(text, "Max locked memory");
+	if (!at) {
+		found(finding, UNKNOWN, "%s: %s", path,
+		      length < 0 ? strerror(-length) : "it does not name locked memory");
+		return;
+	}
+	at += strlen("Max locked memory");
+	at += strspn(at, " ");
+	soft = strncmp(at, "unlimited", 9) == 0 ? UINT64_MAX : strtoull(at, NULL, 10);
+	if (soft == UINT64_MAX) {
+		found(finding, PASS, "unlimited");
+		return;
+	}
+	found(finding, soft >= MEMLOCK_LEAST ? INFO : doctor_rdma(doctor) ? WARN : INFO,
+	      "%llu bytes may be locked%s", (unsigned long long)soft,
+	      doctor_rdma(doctor) ? ": registering more with a NIC fails with ENOMEM" :
+				    ", which matters to RDMA only");
+	if (doctor_rdma(doctor))
+		advise(finding, "ulimit -l unlimited; LimitMEMLOCK=infinity in systemd; docker run "
+				"--ulimit memlock=-1");
+}
+
+static void host_ptrace(const struct doctor *doctor, struct finding *finding)
+{
+	int64_t scope = 0;
+	int error = wh_tree_number(&doctor->tree, "/proc/sys/kernel/yama", "ptrace_scope", &scope),
+	    capable = capability(doctor, CAP_SYS_PTRACE);
+
+	if (error == -ENOENT) {
+		found(finding, PASS, "Yama is not in this kernel");
+	} else if (error) {
+		found(finding, UNKNOWN, "kernel.yama.ptrace_scope: %s", strerror(-error));
+	} else if (!scope || (capable == 1 && scope < 3)) {
+		found(finding, PASS, "kernel.yama.ptrace_scope is %lld", (long long)scope);
+	} else {
+		found(finding, WARN,
+		      "kernel.yama.ptrace_scope is %lld: memory of other processes that "
+		      "is not shared is reached by TCP",
+		      (long long)scope);
+		advise(finding, "sysctl kernel.yama.ptrace_scope=0, or use shared memory "
+				"(wherry serve --memory host:SIZE)");
+	}
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
+static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out,
+			       size_t size)
+{
+	char line[128] = "", *word;
+
+	wh_tree_line(&doctor->tree, folder, file, line, sizeof(line));
+	word = strchr(line, '[');
+	snprintf(out, size, "%.*s", word ? (int)strcspn(word + 1, "]") : 0, word ? word + 1 : "");
+}
+
+/* Memory of the kind 'huge' is of pages of 2 MiB from the pool, if it has enough. Else it is of
+ * small pages that the kernel is asked to make transparent huge ones. */
+static void mem_huge(const struct doctor *doctor, struct finding *finding)
+{
+	static const char folder[] = "/sys/kernel/mm/hugepages", size[] = "/sys/kernel/mm/hugepages/hugepages-2048kB",
+			  transparent[] = "/sys/kernel/mm/transparent_hugepage";
+	int64_t pool = 0, left = 0, more = 0;
+	struct wh_tree_names sizes;
+	int error = wh_tree_list(&doctor->tree, folder, &sizes);
+	char word[32];
+
+	if (error || !sizes.count)
+		found(finding, UNKNOWN, "%s: %s", folder, error ? strerror(-error) : "empty");
+	wh_tree_names_free(&sizes);
+	if (finding->verdict == UNKNOWN)
+		return;
+	/* Where there are other sizes alone it has none. */
+	error = wh_tree_number(&doctor->tree, size, "nr_hugepages", &pool);
+	if (error && error != -ENOENT) {
+		found(finding, UNKNOWN, "%s: %s", size, strerror(-error));
+		return;
+	}
+	if (wh_tree_number(&doctor->tree, size, "free_hugepages", &left))
+		left = pool;
+	wh_tree_number(&doctor->tree, size, "nr_overcommit_hugepages", &more);
+	if (left > 0 || more > 0) {
+		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free", (long long)pool,
+		      (long long)left);
+		if (more > 0)
+			found(finding, PASS, "up to %lld more are made when they are wanted", (long long)more);
+		return;
+	}
+	doctor_chosen_word(doctor, transparent, "enabled", word, sizeof(word));
+	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
+		found(finding, INFO, "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
+		      "pages where the kernel finds any (transparent_hugepage is %s)",
+		      pool ? "free" : "reserved", word);
+	else
+		found(finding, INFO, "no page of 2 MiB is %s, and transparent huge pages are off: memory of the kind "
+		      "'huge' is of small pages", pool ? "free" : "reserved");
+	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them, which are certain");
+}
+
+static void mem_maps(const struct doctor *doctor, struct finding *finding)
+{
+	int64_t most;
+	int error = wh_tree_number(&doctor->tree, "/proc/sys/vm", "max_map_count", &most);
+
+	if (error) {
+		found(finding, UNKNOWN, "vm.max_map_count: %s", strerror(-error));
+		return;
+	}
+	found(finding, most < MAPS_LEAST ? WARN : PASS, "vm.max_map_count is %lld",
+	      (long long)most);
+	if (most < MAPS_LEAST)
+		advise(finding, "sysctl vm.max_map_count=262144: each region of its own needs one");
+}
+
+/* ---- control groups -------------------------------------------------------------------------- */
+
+/* This process's group. */
+struct cgroup {
+	char folder[WH_TREE_PATH / 2];
+	size_t top; /* so much of the folder's name is that of the topmost group seen here */
+	bool first; /* of version 1 */
+};
+
+/* "9:memory:/pod", "4:cpu,cpuacct:/pod", "0::/pod": the path of a controller's group, NULL: not this line. */
+static const char *cgroup_path(const char *line, const char *controller)
+{
+	const char *word = strchr(line, ':'), *path = word ? strchr(word + 1, ':') : NULL;
+	size_t length = strlen(controller);
+
+	if (!path)
+		return NULL;
+	for (word++; word <= path; word += strcspn(word, ",:") + 1)
+		if (strcspn(word, ",:") == length && strncmp(word, controller, length) == 0)
+			return path + 1;
+	return NULL;
+}
+
+/* Of a controller of version 1; "": of version 2. */
+static bool find_cgroup(const struct doctor *doctor, const char *controller, const char *text,
+			struct cgroup *out)
+{
+	for (const char *line = text; line; line = strchr(line, '\n')) {
+		const char *path;
+
+		line += *line == '\n';
+		path = cgroup_path(line, controller);
+		if (!path)
+			continue;
+		snprintf(out->folder, sizeof(out->folder), "/sys/fs/cgroup%s%s", *controller ? "/" : "",
+			 controller);
+		out->top = strlen(out->folder);
+		out->first = *controller;
+		snprintf(out->folder + out->top, sizeof(out->folder) - out->top, "%.*s",
+			 (int)strcspn(path, "\n"), path);
+		/* A container may see its own group as the topmost one, under the name that its host has
+		 * for it; ".." is a group outside of what it sees. */
+		if (strstr(out->folder, "/..") ||
+		    (out->first && wh_tree_exists(&doctor->tree, out->folder)))
+			out->folder[out->top] = '\0';
+		if (out->folder[strlen(out->folder) - 1] == '/')
+			out->folder[strlen(out->folder) - 1] = '\0';
+		return true;
+	}
+	return false;
+}
+
+/* The controller's group: of version 1, if that is where the controller is. An error is said. */
+static bool cgroup_folder(const struct doctor *doctor, const char *controller, struct cgroup *out,
+			  struct finding *finding)
+{
+	char text[4096];
+	int length = wh_tree_read(&doctor->tree, "/proc/self/cgroup", text, sizeof(text));
+
+	if (length < 0) {
+		found(finding, UNKNOWN, "/proc/self/cgroup: %s", strerror(-length));
+		return false;
+	}
+	if (*controller && find_cgroup(doctor, controller, text, out))
+		return true;
+	if (find_cgroup(doctor, "", text, out))
+		return true;
+	found(finding, UNKNOWN, "no control groups of version 2");
+	return false;
+}
+
+/* The group above. False: it was the topmost one. */
+static bool cgroup_up(struct cgroup *group)
+{
+	if (strlen(group->folder) <= group->top)
+		return false;
+	*strrchr(group->folder, '/') = '\0';
+	return true;
+}
+
+#define NO_LIMIT (INT64_C(1) << 60) /* version 1 says "none" with all pages there could be */
+
+/* One group's limit; true: it has none. *shown: it has the file. */
+static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own, bool *shown,
+			 struct finding *finding)
+{
+	const char *file = group->first ? "memory.limit_in_bytes" : "memory.max";
+	char text[64], most[32], now[32];
+	int64_t limit, used;
+	int error = wh_tree_line(&doctor->tree, group->folder, file, text, sizeof(text));
+	bool near;
+
+	/* The topmost group has no limits, and no file for them. Others have one if those in them do: it was
+	 * not recorded. */
+	*shown = error != -ENOENT || strlen(group->folder) == group->top;
+	if (error == -ENOENT && (!own || *shown))
+		return true;
+	if (!error && strcmp(text, "max") == 0)
+		return true;
+	if (!error)
+		error = wh_tree_number(&doctor->tree, group->folder, file, &limit);
+	if (error) {
+		found(finding, UNKNOWN, "%s/%s: %s", group->folder, file, strerror(-error));
+		return false;
+	}
+	if (limit >= NO_LIMIT)
+		return true;
+	topo_size(most, sizeof(most), (uint64_t)limit);
+	if (wh_tree_number(&doctor->tree, group->folder,
+			   group->first ? "memory.usage_in_bytes" : "memory.current", &used)) {
+		found(finding, UNKNOWN, "a limit of %s in %s, and what is used is not known", most,
+		      group->folder);
+		return false;
+	}
+	topo_size(now, sizeof(now), (uint64_t)used);
+	near = used > limit / 10 * 9;
+	found(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most, group->folder);
+	if (near)
+		advise(finding, "raise the limit of memory of the container, or of what it is in: pinned "
+				"memory cannot be swapped out");
+	return false;
+}
+
+static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
+{
+	struct cgroup group;
+	bool none = true, all = true, own = true, shown;
+
+	if (!cgroup_folder(doctor, "memory", &group, finding))
+		return;
+	/* A group may use no more than those that it is in. */
+	do {
+		none &= is_unlimited(doctor, &group, own, &shown, finding);
+		all &= shown;
+		own = false;
+	} while (cgroup_up(&group));
+	if (none)
+		found(finding, PASS, all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
+}
+
+/* How many CPUs a list "0-3,8" has. */
+static long count_cpus(const char *list)
+{
+	long count = 0;
+
+	while (*list) {
+		char *end;
+		long first = strtol(list, &end, 10), last = first;
+
+		if (end == list)
+			return -1;
+		if (*end == '-')
+			last = strtol(end + 1, &end, 10);
+		if (first < 0 || last < first || last > CPUS_MOST)
+			return -1;
+		count += last - first + 1;
+		list = end + (*end == ',');
+	}
+	return count;
+}
+
+static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
+{
+	struct cgroup group;
+	char text[512];
+	int threads = doctor->topology ? doctor->topology->cpu.threads : -1, error;
+	long count;
+
+	if (!cgroup_folder(doctor, "", &group, finding))
+		return;
+	error = wh_tree_line(&doctor->tree, group.folder, "cpuset.cpus.effective", text, sizeof(text));
+	count = error ? -1 : count_cpus(text);
+	if (error == -ENOENT) {
+		found(finding, PASS, "no cpuset");
+	} else if (error || count <= 0) {
+		found(finding, UNKNOWN, "%s/cpuset.cpus.effective: %s", group.folder,
+		      error ? strerror(-error) : "no list of CPUs");
+	} else if (count == 1) {
+		found(finding, WARN, "one CPU (%s): Wherry's threads get in each other's way",
+		      text);
+		advise(finding, "give the container two CPUs or more, near its GPUs");
+	} else {
+		found(finding, threads > 0 && count < threads ? INFO : PASS, "%ld CPUs: %s", count,
+		      text);
+	}
+}
+
+/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. True: there is a limit. */
+static bool check_rdma(char *text, const char *path, struct finding *finding)
+{
+	bool limited = false;
+	char *line;
+
+	while ((line = strsep(&text, "\n"))) {
+		const char *objects = strstr(line, "hca_object=");
+
+		if (!objects || objects[strlen("hca_object=")] == 'm')
+			continue;
+		limited = true;
+		found(finding, WARN, "%.200s: registrations count as objects", line);
+		advise(finding, "echo 'DEVICE hca_object=max hca_handle=max' > %s", path);
+	}
+	return limited;
+}
+
+static void cgroup_rdma(const struct doctor *doctor, struct finding *finding)
+{
+	struct cgroup group;
+	bool limited = false;
+
+	if (!doctor_rdma(doctor)) {
+		found_absent(finding, ABSENT_NIC);
+		return;
+	}
+	if (!cgroup_folder(doctor, "rdma", &group, finding))
+		return;
+	do {
+		char path[WH_TREE_PATH], text[4096];
+		int length;
+
+		snprintf(path, sizeof(path), "%s/rdma.max", group.folder);
+		length = wh_tree_read(&doctor->tree, path, text, sizeof(text));
+		if (length >= 0)
+			limited |= check_rdma(text, path, finding);
+		else if (length != -ENOENT)
+			found(finding, UNKNOWN, "%s: %s", path, strerror(-length));
+	} while (cgroup_up(&group));
+	if (!limited)
+		found(finding, PASS, "no limit");
+}
+
+/* ---- libraries that are opened at run time --------------------------------------------------- */
+
+static void lib_crypto(const struct doctor *doctor, struct finding *finding)
+{
+	struct crypto_facts facts;
+
+	facts_crypto(&doctor->tree, &facts);
+	if (!facts.known) {
+		found(finding, UNKNOWN, "the recorded tree has no crypto.txt");
+	} else if (facts.error) {
+		found(finding, FAIL, "engines can neither listen nor connect: %s", facts.why);
+		advise(finding, facts.error == EIO ?
+					"allow SHA-256 and keys of any length in OpenSSL's policy" :
+					"install libssl3 (Debian, Ubuntu) or openssl-libs");
+	} else {
+		found(finding, PASS, "OpenSSL's libcrypto computes HMAC-SHA-256");
+	}
+}
+
+/* Without an RDMA NIC nobody misses it. */
+static void lib_verbs(const struct doctor *doctor, struct finding *finding)
+{
+	const struct verbs_facts *verbs = &doctor->verbs;
+
+	if (!verbs->known) {
+		found(finding, UNKNOWN, "%s", wh_tree_is_live(&doctor->tree) ?
+						      "libibverbs did not answer" :
+						      "the recorded tree has no verbs.txt");
+	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
+		/* It is there: whatever keeps it from NICs is the kernel's. */
+		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
+		if (doctor_rdma(doctor))
+			advise(finding,
+			       "modprobe ib_uverbs; in a container --device=/dev/infiniband");
+	} else if (verbs->error) {
+		found(finding, doctor_rdma(doctor) ? WARN : INFO, "no RDMA: %s", verbs->why);
+		if (doctor_rdma(doctor))
+			advise(finding,
+			       "install libibverbs1 and ibverbs-providers (Debian, Ubuntu) or "
+			       "rdma-core, 34 or later");
+	} else {
+		found(finding, PASS, "libibverbs answers; it has %d NIC%s", verbs->count,
+		      verbs->count == 1 ? "" : "s");
+	}
+}
+
+const struct check doctor_host_checks[] = {
+	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto, 0 },
+	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs, NEEDS_SYSFS | NEEDS_VERBS },
+	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways, NEEDS_NVML | NEEDS_CUDA },
+	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node, 0 },
+	{ "limit.memlock", "memory that this process may lock", limit_memlock, NEEDS_SYSFS },
+	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace, 0 },
+	{ "mem.huge", "huge pages", mem_huge, 0 },
+	{ "mem.maps", "vm.max_map_count", mem_maps, 0 },
+	{ "cgroup.memory", "limit of memory of the control group", cgroup_memory, 0 },
+	{ "cgroup.cpus", "CPUs of the control group", cgroup_cpus, NEEDS_SYSFS },
+	{ "cgroup.rdma", "limit of RDMA objects of the control group", cgroup_rdma, NEEDS_SYSFS },
+	{ 0 },
+};

@@ -1,0 +1,497 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry explain: who a peer is, what it offers, and which routes lead there. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "explain/explain.h"
+#include "memory.h"
+#include "output.h"
+#include "progress.h"
+#include "url.h"
+
+#define REGIONS_SHOWN 8
+#define ROUTES_MAX 8
+#define REASONS_MAX 16
+#define REFUSED_COLUMN 14 /* "self[1] shm[2]" */
+#define EXPECTED_COLUMN 24
+#define SIZE_USUAL (UINT64_C(1) << 20)
+
+/* Memory of one kind on this side. */
+struct local {
+	const char *name;
+	uint32_t kind;
+	void *address;
+	struct wh_region *region;
+};
+
+/* What would be done with a transfer between two places. */
+struct answer {
+	struct wh_route routes[ROUTES_MAX];
+	size_t count;
+	struct wh_estimate estimate; /* duration 0: not known */
+	int error; /* no routes: why */
+	char text[256];
+	char memory[1200]; /* a GPU's: how NICs, or the CPU, reach it, and why not better; "": neither */
+};
+
+struct explanation {
+	struct wh_engine *engine;
+	struct wh_peer *peer;
+	struct wh_peer_info info;
+	struct wh_remote remotes[REGIONS_SHOWN];
+	size_t remote_count;
+	struct local locals[3];
+	uint64_t size;
+	/* Refusals already told, for the notes below the table. */
+	char reasons[REASONS_MAX][sizeof(((struct answer *)0)->memory) + 24];
+	size_t reason_count;
+};
+
+static const char *op_name(uint32_t op)
+{
+	return op == WH_READ ? "read" : "write";
+}
+
+static void remote_name(const struct wh_remote *remote, char *out, size_t size)
+{
+	if (remote->name[0])
+		snprintf(out, size, "%s", remote->name);
+	else
+		snprintf(out, size, "0x%" PRIx64, remote->id);
+}
+
+/* Ids use all of their 64 bits, which a JSON number may not keep. */
+static json_t *json_id(uint64_t id)
+{
+	char text[24];
+
+	snprintf(text, sizeof(text), "0x%" PRIx64, id);
+	return json_string(text);
+}
+
+/* ---- asking ---------------------------------------------------------------------------------- */
+
+static int find_regions(struct explanation *e, const struct url *url)
+{
+	uint64_t cursor = 0;
+	int error;
+
+	if (url->region[0]) {
+		error = wh_peer_find(e->peer, url->region, 0, &e->remotes[0]);
+		if (error == -ENOENT)
+			return fail(ENOENT, "%s: no region '%s'; without a region all are shown",
+				    url->engine, url->region);
+		if (error)
+			return engine_fail(error, url->engine);
+		e->remote_count = 1;
+		return 0;
+	}
+	while (e->remote_count < REGIONS_SHOWN &&
+	       !wh_peer_next(e->peer, &cursor, &e->remotes[e->remote_count]))
+		e->remote_count++;
+	return 0;
+}
+
+static int make_locals(struct explanation *e)
+{
+	struct wh_region_options region = { .size = sizeof(region), .access = WH_ACCESS_NONE };
+	static const uint32_t kinds[] = { WH_MEMORY_SHARED, WH_MEMORY_PAGEABLE, WH_MEMORY_HUGE };
+
+	for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+		struct wh_memory_options options = { .size = sizeof(options), .kind = kinds[i] };
+		struct local *local = &e->locals[i];
+		int error;
+
+		local->name = memory_kind_name(kinds[i]);
+		local->kind = kinds[i];
+		error = wh_memory_alloc(e->engine, e->size, &options, &local->address);
+		if (!error)
+			error = wh_region_register(e->engine, local->address, e->size, &region,
+						   &local->region);
+		if (error)
+			return engine_fail(error, "cannot get memory to try");
+	}
+	return 0;
+}
+
+/* The line of the explanation that is about a GPU's memory, if there is one. */
+static void find_memory(struct wh_batch *batch, struct answer *out)
+{
+	char text[2048], *line, *rest = text;
+
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		return;
+	while ((line = strsep(&rest, "\n")))
+		if (strncmp(line, "rdma, ", strlen("rdma, ")) == 0)
+			snprintf(out->memory, sizeof(out->memory), "%s", line + strlen("rdma, "));
+	if (!*out->memory)
+		explain_window(batch, out->memory, sizeof(out->memory));
+}
+
+static void ask(struct explanation *e, const struct local *local, const struct wh_remote *remote,
+		uint32_t op, struct answer *out)
+{
+	struct wh_transfer transfer = {
+		.local = local->region,
+		.remote = remote->id,
+		.length = e->size < remote->length ? e->size : remote->length,
+		.op = op,
+	};
+	struct wh_batch *batch = NULL;
+	struct progress progress;
+
+	*out = (struct answer){ .count = ROUTES_MAX };
+	out->error = wh_batch_new(e->peer, NULL, &batch);
+	if (!out->error)
+		out->error = wh_batch_add(batch, &transfer, 1);
+	if (!out->error)
+		out->estimate.size = sizeof(out->estimate);
+	progress_start_steps(&progress, "measuring", 0, false);
+	progress_watch(&progress);
+	/* First, for it may open the connections that the routes then tell of. What it fails with, they tell. */
+	if (!out->error && wh_batch_estimate(batch, &out->estimate))
+		out->estimate.duration = 0;
+	progress_end(&progress);
+	if (!out->error)
+		out->error = wh_batch_routes(batch, out->routes, &out->count);
+	if (out->error) {
+		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
+		out->count = 0;
+	}
+	else
+		find_memory(batch, out);
+	wh_batch_free(batch);
+}
+
+/* The route that would be taken: the first that is not refused. NULL: none. */
+static const struct wh_route *taken(const struct answer *answer)
+{
+	for (size_t i = 0; i < answer->count; i++)
+		if (!answer->routes[i].refused[0])
+			return &answer->routes[i];
+	return NULL;
+}
+
+static bool is_granted(const struct wh_remote *remote, uint32_t op)
+{
+	return remote->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE);
+}
+
+/* ---- as text --------------------------------------------------------------------------------- */
+
+static void print_peer(const struct explanation *e)
+{
+	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, e->info.address, e->info.epoch);
+	printf("regions  %u\n", e->info.regions);
+	for (size_t i = 0; i < e->remote_count; i++) {
+		const struct wh_remote *remote = &e->remotes[i];
+		char name[64], size[32];
+
+		remote_name(remote, name, sizeof(name));
+		format_size(size, sizeof(size), remote->length);
+		printf("  %-12s %-14s %-9s%s%s\n", name, size, memory_kind_name(remote->kind),
+		       is_granted(remote, WH_READ) ? " read" : "",
+		       is_granted(remote, WH_WRITE) ? " write" : "");
+	}
+	if (e->remote_count == REGIONS_SHOWN && e->info.regions > REGIONS_SHOWN)
+		printf("  ... and %u more: ask for one by wherry://HOST:PORT/REGION\n",
+		       e->info.regions - REGIONS_SHOWN);
+}
+
+/* The number of a refusal in the notes; 0: no room. */
+static size_t reason_number(struct explanation *e, const char *transport, const char *reason)
+{
+	char text[sizeof(e->reasons[0])];
+
+	snprintf(text, sizeof(text), "%.15s: %.399s", transport, reason);
+	for (size_t i = 0; i < e->reason_count; i++)
+		if (strcmp(e->reasons[i], text) == 0)
+			return i + 1;
+	if (e->reason_count == REASONS_MAX)
+		return 0;
+	memcpy(e->reasons[e->reason_count], text, sizeof(text));
+	return ++e->reason_count;
+}
+
+static void print_answer(struct explanation *e, const char *local, const char *remote,
+			 const char *op, const struct answer *answer)
+{
+	const struct wh_estimate *estimate = &answer->estimate;
+	const struct wh_route *route = taken(answer);
+	char way[80] = "none", expected[48] = "-";
+	int used = 0;
+
+	if (route && *route->detail)
+		snprintf(way, sizeof(way), "%s (%s)", route->transport, route->detail);
+	else if (route)
+		snprintf(way, sizeof(way), "%s", route->transport);
+	printf("  %-9s %-12s %-11s ", local, remote, op);
+	for (size_t i = 0; i < answer->count; i++) {
+		const struct wh_route *other = &answer->routes[i];
+
+		if (!other->refused[0])
+			continue;
+		used += printf("%s%s[%zu]", used ? " " : "", other->transport,
+			       reason_number(e, other->transport, other->refused));
+	}
+	if (answer->error)
+		used += printf("[%zu]", reason_number(e, "error", answer->text));
+	if (estimate->duration)
+		snprintf(expected, sizeof(expected), "%.1f us, %.2f GB/s",
+			 (double)estimate->duration / 1e3,
+			 (double)estimate->bytes / (double)estimate->duration);
+	/* The route comes last, because it may be long. */
+	printf("%*s %-*s %s", used < REFUSED_COLUMN ? REFUSED_COLUMN - used : 0, "",
+	       EXPECTED_COLUMN, expected, way);
+	if (route && *answer->memory)
+		printf(" [%zu]", reason_number(e, route->transport, answer->memory));
+	if (explain_from_cache(estimate)) {
+		char note[128], size[32];
+
+		format_size(size, sizeof(size), estimate->working_set);
+		snprintf(note, sizeof(note), "from the cache: the region has %s; more of it takes longer", size);
+		printf(" [%zu]", reason_number(e, "expected", note));
+	}
+	printf("\n");
+}
+
+static bool same(const struct answer *a, const struct answer *b)
+{
+	if (a->error != b->error || a->count != b->count || strcmp(a->text, b->text) != 0 ||
+	    a->estimate.duration != b->estimate.duration)
+		return false;
+	for (size_t i = 0; i < a->count; i++)
+		if (strcmp(a->routes[i].transport, b->routes[i].transport) != 0 ||
+		    strcmp(a->routes[i].detail, b->routes[i].detail) != 0 ||
+		    strcmp(a->routes[i].refused, b->routes[i].refused) != 0)
+			return false;
+	return true;
+}
+
+static void print_pair(struct explanation *e, const struct local *local,
+		       const struct wh_remote *remote)
+{
+	bool may_read = is_granted(remote, WH_READ), may_write = is_granted(remote, WH_WRITE);
+	struct answer reading, writing;
+	char name[64];
+
+	remote_name(remote, name, sizeof(name));
+	if (may_read)
+		ask(e, local, remote, WH_READ, &reading);
+	if (may_write)
+		ask(e, local, remote, WH_WRITE, &writing);
+	if (may_read && may_write && same(&reading, &writing)) {
+		print_answer(e, local->name, name, "read, write", &reading);
+		return;
+	}
+	if (may_read)
+		print_answer(e, local->name, name, "read", &reading);
+	if (may_write)
+		print_answer(e, local->name, name, "write", &writing);
+}
+
+static void print_text(struct explanation *e)
+{
+	char size[32];
+
+	if (!e->remote_count)
+		return;
+	format_size(size, sizeof(size), e->size);
+	printf("routes   for %s at a time\n", size);
+	printf("  %-9s %-12s %-11s %-*s %-*s %s\n", "HERE", "THERE", "OP", REFUSED_COLUMN,
+	       "REFUSED", EXPECTED_COLUMN, "EXPECTED", "ROUTE");
+	for (size_t i = 0; i < e->remote_count; i++)
+		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)
+			print_pair(e, &e->locals[k], &e->remotes[i]);
+	for (size_t i = 0; i < e->reason_count; i++)
+		printf("[%zu] %s\n", i + 1, e->reasons[i]);
+}
+
+/* ---- as JSON --------------------------------------------------------------------------------- */
+
+static json_t *json_answer(const struct local *local, const struct wh_remote *remote, uint32_t op,
+			   const struct answer *answer)
+{
+	const struct wh_route *route = taken(answer);
+	double ns = (double)answer->estimate.duration;
+	json_t *refused = json_array();
+	bool known = ns > 0;
+
+	for (size_t i = 0; i < answer->count; i++)
+		if (answer->routes[i].refused[0])
+			json_array_append_new(refused, json_pack("{s:s, s:s}",
+				"transport", answer->routes[i].transport,
+				"reason", answer->routes[i].refused));
+	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
+			 "local", local->name, "remote", output_text(remote->name),
+			 "remote_id", json_id(remote->id), "op", op_name(op),
+			 "transport", output_text(route ? route->transport : NULL),
+			 "detail", output_text(route ? route->detail : NULL),
+			 "error", output_text(answer->error ? answer->text : NULL),
+			 "memory", output_text(*answer->memory ? answer->memory : NULL),
+			 "refused", refused,
+			 "expected_us", known ? json_real(ns / 1e3) : json_null(),
+			 "expected_GBps",
+			 known ? json_real((double)answer->estimate.bytes / ns) : json_null(),
+			 "measured", known ? json_boolean(answer->estimate.measured) : json_null(),
+			 "working_set_bytes", answer->estimate.working_set ?
+			 json_integer((json_int_t)answer->estimate.working_set) : json_null(),
+			 "from_cache", explain_from_cache(&answer->estimate));
+}
+
+static void json_pair(struct explanation *e, json_t *routes, const struct local *local,
+		      const struct wh_remote *remote)
+{
+	static const uint32_t ops[] = { WH_READ, WH_WRITE };
+	struct answer answer;
+
+	for (size_t i = 0; i < 2; i++) {
+		if (!is_granted(remote, ops[i]))
+			continue;
+		ask(e, local, remote, ops[i], &answer);
+		json_array_append_new(routes, json_answer(local, remote, ops[i], &answer));
+	}
+}
+
+static int print_json(struct explanation *e)
+{
+	json_t *object = output_new(), *regions = json_array(), *routes = json_array();
+	char epoch[24];
+
+	snprintf(epoch, sizeof(epoch), "%016" PRIx64, e->info.epoch);
+	for (size_t i = 0; i < e->remote_count; i++) {
+		const struct wh_remote *remote = &e->remotes[i];
+
+		json_array_append_new(regions, json_pack("{s:o, s:o, s:I, s:s, s:b, s:b}",
+			"id", json_id(remote->id), "name", output_text(remote->name),
+			"size_bytes", (json_int_t)remote->length,
+			"kind", memory_kind_name(remote->kind),
+			"read", is_granted(remote, WH_READ), "write",
+			is_granted(remote, WH_WRITE)));
+		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)
+			json_pair(e, routes, &e->locals[k], remote);
+	}
+	json_object_set_new(object, "peer", json_pack("{s:s, s:s, s:s}", "name", e->info.name,
+						      "address", e->info.address, "epoch", epoch));
+	json_object_set_new(object, "region_count", json_integer(e->info.regions));
+	json_object_set_new(object, "regions", regions);
+	json_object_set_new(object, "size_bytes", json_integer((json_int_t)e->size));
+	json_object_set_new(object, "routes", routes);
+	return output_print(object);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+static int explain(struct explanation *e, const struct url *url, bool json)
+{
+	int code, error;
+
+	error = engine_connect(e->engine, url->engine, false, &e->peer);
+	if (error)
+		return fail(error, "%s", wh_error_text());
+	e->info.size = sizeof(e->info);
+	error = wh_peer_info(e->peer, &e->info);
+	if (error)
+		return engine_fail(error, url->engine);
+	code = find_regions(e, url);
+	if (!code)
+		code = make_locals(e);
+	if (code)
+		return code;
+	if (json)
+		return print_json(e);
+	print_peer(e);
+	print_text(e);
+	return EXIT_PASS;
+}
+
+static int undo(struct explanation *e, int code)
+{
+	for (size_t i = 0; i < sizeof(e->locals) / sizeof(e->locals[0]); i++) {
+		struct local *local = &e->locals[i];
+		int error = local->region ? wh_region_unregister(local->region) : 0;
+
+		if (!error && local->address)
+			error = wh_memory_free(e->engine, local->address);
+		code = engine_undo(code, error, "cannot free memory");
+	}
+	if (e->peer)
+		code = engine_undo(code, wh_peer_close(e->peer), "cannot close the connection");
+	return engine_close(e->engine, code);
+}
+
+static int run(const struct arguments *arguments)
+{
+	static const struct engine_setup setup = { .listen = "none" };
+	const char *number = argument(arguments, "errno"), *size = argument(arguments, "size");
+	bool json = argument(arguments, "json");
+	struct explanation e = { .size = SIZE_USUAL };
+	const char *wrong;
+	struct url url;
+	int code;
+
+	if (number && arguments->operand_count)
+		return usage_error("either --errno or an address");
+	if (number)
+		return explain_errno(number, json);
+	if (!arguments->operand_count)
+		return usage_error("needs the address of a peer, two memories, or --errno N");
+	if (arguments->operand_count == 2)
+		return explain_memory(arguments);
+	if (argument(arguments, "blocks"))
+		return usage_error("--blocks is for two memories: wherry explain cuda:0 cuda:1");
+	if (explain_is_memory(arguments->operands[0]))
+		return usage_error("'%s' is a memory: name the one that the bytes go to as well",
+				   arguments->operands[0]);
+	wrong = url_parse(arguments->operands[0], &url);
+	if (wrong)
+		return usage_error("'%s' %s", arguments->operands[0], wrong);
+	if (url.offset)
+		return usage_error("'%s': routes do not depend on the offset; leave it out",
+				   arguments->operands[0]);
+	if (size && parse_size(size, "--size", &e.size))
+		return EXIT_USAGE;
+	if (!e.size || e.size > UINT64_C(1) << 30)
+		return usage_error("--size: %s is not between 1 and 1GiB", size);
+	code = engine_open(arguments, &setup, &e.engine);
+	if (code)
+		return code;
+	return undo(&e, explain(&e, &url, json));
+}
+
+static const struct command_option options[] = {
+	{ .name = "size", .argument = "SIZE", .help = "how much at a time; by default 1MiB" },
+	{ .name = "blocks", .argument = "N", .help = "N blocks of that size; two memories only" },
+	{ .name = "errno", .argument = "N", .help = "say what an errno means in Wherry" },
+	{ .name = "json", .letter = 'j', .help = "as JSON" },
+	ENGINE_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_explain = {
+	.name = "explain",
+	.usage = "[wherry://HOST:PORT[/REGION] | MEM MEM]",
+	.summary = "Say which routes lead to a peer, and why not better ones",
+	.details =
+		"Connects and prints who the peer is, which regions it offers, and for each kind of "
+		"memory here and each region there the route that a transfer of --size would take, and "
+		"how long: to measure the way, up to 64 MiB are read a few times from each region that "
+		"may be read and has 64 KiB; nothing is written. Where a region is so short that this "
+		"comes from the cache, it is said.\n\n"
+		"With two memories of this machine it says by which route and engine --size bytes, or "
+		"--blocks of them, would go from the first to the second in one process, and how long "
+		"that would take: the engine measures what a GPU's kernel and its copy engines, or the "
+		"CPU's copies, take when a way is first used.\n\n" MEMORY_HELP,
+	.examples = "wherry explain wherry://127.0.0.1:7000\n"
+		    "wherry explain wherry://node7:7000/host --json | jq '.routes[].transport'\n"
+		    "wherry explain cuda:0 cuda:1 --size 4KiB --blocks 16384\n"
+		    "wherry explain --errno ESTALE\n",
+	.options = options,
+	.least = 0,
+	.most = 2,
+	.run = run,
+};

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry explain MEM MEM: how bytes would get from one memory of this machine to another. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine.h"
+#include "explain/explain.h"
+#include "memory.h"
+#include "output.h"
+#include "progress.h"
+
+#define ROUTES_MAX 8
+#define MOST (UINT64_C(1) << 33) /* bytes of either side */
+#define WALKED (UINT64_C(64) << 20) /* bytes of the target that an estimate reads, if there are as many */
+#define CACHE_USUAL (UINT64_C(32) << 20)
+#define CACHE_LEVELS 10
+
+enum { SOURCE, TARGET };
+
+struct question {
+	const char *text[2]; /* as on the command line */
+	struct memory memory[2];
+	uint64_t size, blocks; /* blocks 0: one transfer */
+	struct wh_engine *engine;
+	struct wh_peer *self;
+	void *address[2];
+	struct wh_region *region[2];
+	struct wh_memory_info info[2];
+	struct wh_batch *batch;
+	/* What came of it. */
+	struct wh_route routes[ROUTES_MAX];
+	size_t count;
+	struct wh_estimate estimate; /* bytes 0: no route */
+	char window[320];
+};
+
+static uint64_t bytes_of(const struct question *q)
+{
+	return q->size * (q->blocks ? q->blocks : 1);
+}
+
+/* The estimate reads the target's memory: there is enough of it to walk through as wherry bench
+ * does. */
+static uint64_t length_of(const struct question *q, int side)
+{
+	uint64_t bytes = bytes_of(q);
+
+	if (side == SOURCE || bytes >= WALKED || memory_on_gpu(q->memory[side].kind))
+		return bytes;
+	return WALKED;
+}
+
+static uint64_t host_bytes(const struct question *q)
+{
+	uint64_t bytes = WALKED; /* the estimate's own */
+
+	for (int side = SOURCE; side <= TARGET; side++)
+		if (!memory_on_gpu(q->memory[side].kind))
+			bytes += length_of(q, side);
+	return bytes;
+}
+
+static int prepare(struct question *q)
+{
+	struct wh_region_options options = { .size = sizeof(options), .name = "target" };
+	int error;
+
+	for (int side = SOURCE; side <= TARGET; side++) {
+		error = memory_alloc(q->engine, &q->memory[side], length_of(q, side), &q->address[side]);
+		if (error)
+			return engine_fail(error, q->text[side]);
+		q->info[side].size = sizeof(q->info[side]);
+		error = wh_memory_query(q->engine, q->address[side], &q->info[side]);
+		if (!error)
+			error = wh_region_register(q->engine, q->address[side], length_of(q, side),
+						   side == TARGET ? &options : NULL,
+						   &q->region[side]);
+		if (error)
+			return engine_fail(error, q->text[side]);
+		/* What was never written is the kernel's one page of zeros, which is always in the
+		 * cache. */
+		if (side == TARGET && !memory_on_gpu(q->memory[side].kind))
+			memset(q->address[side], 0xa5, WALKED);
+	}
+	error = wh_peer_open(q->engine, "self", NULL, &q->self);
+	return error ? engine_fail(error, "cannot reach this process itself") : 0;
+}
+
+/* The blocks lie one behind the other: where they lie makes no difference to the route. */
+static int fill(struct question *q, const struct wh_remote *remote)
+{
+	struct wh_base base = { .local = q->region[SOURCE], .remote = remote->id };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc), .op = WH_WRITE, .block_length = q->size,
+		.count = q->blocks, .bases = &base, .base_count = 1,
+	};
+	struct wh_transfer whole = {
+		.local = q->region[SOURCE], .remote = remote->id, .length = q->size,
+		.op = WH_WRITE,
+	};
+	struct wh_blocks *blocks;
+	int error;
+
+	if (!q->blocks)
+		return wh_batch_add(q->batch, &whole, 1);
+	error = wh_blocks_prepare(q->self, &desc, &blocks);
+	if (error)
+		return error;
+	error = wh_batch_add_blocks(q->batch, blocks);
+	wh_blocks_free(blocks);
+	return error;
+}
+
+void explain_window(struct wh_batch *batch, char *line, size_t size)
+{
+	static const char *const begins[] = { "CPU window (", "no CPU window" };
+	char text[4096], *rest = text, *at;
+
+	*line = 0;
+	if (wh_batch_explain(batch, text, sizeof(text)) < 0)
+		return;
+	while ((at = strsep(&rest, "\n"))) {
+		for (size_t i = 0; i < 2; i++)
+			if (!strncmp(at, begins[i], strlen(begins[i])))
+				snprintf(line, size, "%s", at);
+	}
+}
+
+static int ask(struct question *q)
+{
+	struct wh_remote remote;
+	int error = wh_peer_find(q->self, "target", 0, &remote);
+
+	if (!error)
+		error = wh_batch_new(q->self, NULL, &q->batch);
+	if (!error)
+		error = fill(q, &remote);
+	q->count = ROUTES_MAX;
+	if (!error)
+		error = wh_batch_routes(q->batch, q->routes, &q->count);
+	if (error)
+		return engine_fail(error, "cannot plan the transfer");
+	q->estimate.size = sizeof(q->estimate);
+	error = wh_batch_estimate(q->batch, &q->estimate);
+	if (error && error != -EOPNOTSUPP)
+		return engine_fail(error, "cannot tell what it would take");
+	explain_window(q->batch, q->window, sizeof(q->window));
+	return 0;
+}
+
+/* The last cache's bytes. sysconf(_SC_LEVEL3_CACHE_SIZE) adds up those of all cores' caches. */
+static uint64_t cache_bytes(void)
+{
+	uint64_t bytes = 0;
+	char path[80], text[32];
+
+	for (int level = CACHE_LEVELS - 1; !bytes && level >= 0; level--) {
+		FILE *file;
+
+		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/size", level);
+		file = fopen(path, "re");
+		if (file && fgets(text, sizeof(text), file)) {
+			text[strcspn(text, "\n")] = '\0';
+			read_size(text, &bytes);
+		}
+		if (file)
+			fclose(file);
+	}
+	return bytes ? bytes : CACHE_USUAL;
+}
+
+bool explain_from_cache(const struct wh_estimate *estimate)
+{
+	return estimate->working_set && 2 * estimate->working_set <= cache_bytes();
+}
+
+static int undo(struct question *q, int code)
+{
+	int error = wh_batch_free(q->batch);
+
+	for (int side = SOURCE; side <= TARGET; side++) {
+		if (!error && q->region[side])
+			error = wh_region_unregister(q->region[side]);
+		if (!error && q->address[side])
+			error = wh_memory_free(q->engine, q->address[side]);
+	}
+	code = engine_undo(code, error, "cannot free the memory");
+	if (q->self)
+		code = engine_undo(code, wh_peer_close(q->self), "cannot close the peer");
+	return engine_close(q->engine, code);
+}
+
+/* ---- telling --------------------------------------------------------------------------------- */
+
+static const struct wh_route *taken(const struct question *q)
+{
+	for (size_t i = 0; i < q->count; i++)
+		if (q->routes[i].bytes)
+			return &q->routes[i];
+	return NULL;
+}
+
+static void print_memory(const struct question *q, int side)
+{
+	const struct wh_memory_info *info = &q->info[side];
+	bool gpu = memory_on_gpu(info->kind);
+
+	printf("%-8s %s", side == SOURCE ? "from" : "to", q->memory[side].name);
+	if (gpu && info->uuid[0])
+		printf(": %s memory of cuda:%d, %s at %s", memory_kind_name(info->kind),
+		       info->device, info->uuid, info->pci);
+	else if (info->numa_node >= 0)
+		printf(": on NUMA node %d", info->numa_node);
+	printf("\n");
+}
+
+static double us(uint64_t ns)
+{
+	return (double)ns / 1e3;
+}
+
+static void print_engine(const struct question *q, const char *name, uint64_t ns, bool chosen)
+{
+	char with[40] = "";
+
+	if (chosen && ns == q->estimate.kernel)
+		snprintf(with, sizeof(with), ", %u CTAs", q->estimate.ctas);
+	printf("  %-12s %10.1f us  %8.2f GB/s%s%s\n", name, us(ns),
+	       (double)q->estimate.bytes / (double)ns, with, chosen ? "  <- taken" : "");
+}
+
+static void print_text(const struct question *q)
+{
+	const struct wh_estimate *estimate = &q->estimate;
+	const struct wh_route *route = taken(q);
+	char size[32];
+
+	format_size(size, sizeof(size), q->size);
+	for (int side = SOURCE; side <= TARGET; side++)
+		print_memory(q, side);
+	if (q->blocks)
+		printf("what     %" PRIu64 " blocks of %s in a batch, in one process\n", q->blocks,
+		       size);
+	else
+		printf("what     %s in one piece, in one process\n", size);
+	printf("route    %s%s%s%s\n", route ? route->transport : "none",
+	       route && *route->detail ? " (" : "", route ? route->detail : "",
+	       route && *route->detail ? ")" : "");
+	if (estimate->duration) {
+		bool kernel = estimate->kernel < estimate->copies;
+
+		printf("expected from what %s%s\n", estimate->measured ?
+			       "was measured here just now" :
+			       "is usual: there was nothing to measure with",
+		       explain_from_cache(estimate) ? ", from the cache" : "");
+		if (estimate->kernel) {
+			print_engine(q, "kernel", estimate->kernel, kernel);
+			print_engine(q, "copy engine", estimate->copies, !kernel);
+		} else {
+			print_engine(q, "all of it", estimate->duration, false);
+		}
+	} else if (route) {
+		printf("expected not known: it could not be measured; wherry bench does it\n");
+	}
+	if (*q->window)
+		printf("window   %s\n", q->window);
+	for (size_t i = 0; i < q->count; i++)
+		if (q->routes[i].refused[0])
+			printf("not by %s: %s\n", q->routes[i].transport, q->routes[i].refused);
+}
+
+static json_t *json_memory(const struct question *q, int side)
+{
+	const struct wh_memory_info *info = &q->info[side];
+	json_t *json = json_object();
+
+	json_object_set_new(json, "memory", json_string(q->memory[side].name));
+	json_object_set_new(json, "kind", json_string(memory_kind_name(info->kind)));
+	json_object_set_new(json, "gpu_uuid", output_text(info->uuid));
+	json_object_set_new(json, "gpu_pci", output_text(info->pci));
+	json_object_set_new(json, "numa_node",
+			    info->numa_node < 0 ? json_null() : json_integer(info->numa_node));
+	return json;
+}
+
+/* 0 is not known. */
+static json_t *json_us(uint64_t ns)
+{
+	return ns ? json_real(us(ns)) : json_null();
+}
+
+static int print_json(const struct question *q)
+{
+	const struct wh_estimate *estimate = &q->estimate;
+	const struct wh_route *route = taken(q);
+	json_t *object = output_new(), *refused = json_array();
+	bool known = estimate->duration, gpu = known && estimate->kernel,
+	     kernel = gpu && estimate->kernel < estimate->copies;
+
+	for (size_t i = 0; i < q->count; i++)
+		if (q->routes[i].refused[0])
+			json_array_append_new(refused, json_pack("{s:s, s:s}", "transport",
+				q->routes[i].transport, "reason", q->routes[i].refused));
+	json_object_set_new(object, "source", json_memory(q, SOURCE));
+	json_object_set_new(object, "target", json_memory(q, TARGET));
+	json_object_set_new(object, "size_bytes", json_integer((json_int_t)q->size));
+	json_object_set_new(object, "blocks", q->blocks ? json_integer((json_int_t)q->blocks) :
+							 json_null());
+	json_object_set_new(object, "transport", output_text(route ? route->transport : NULL));
+	json_object_set_new(object, "detail", output_text(route ? route->detail : NULL));
+	json_object_set_new(object, "engine", output_text(!gpu ? NULL : kernel ? "kernel" :
+									       "copy engine"));
+	json_object_set_new(object, "ctas", kernel ? json_integer(estimate->ctas) :
+							      json_null());
+	json_object_set_new(object, "expected_us", json_us(estimate->duration));
+	json_object_set_new(object, "expected_GBps", known ?
+			    json_real((double)estimate->bytes / (double)estimate->duration) :
+			    json_null());
+	json_object_set_new(object, "kernel_us", json_us(estimate->kernel));
+	json_object_set_new(object, "copy_engine_us", json_us(estimate->copies));
+	json_object_set_new(object, "measured", known ? json_boolean(estimate->measured) :
+							json_null());
+	json_object_set_new(object, "working_set_bytes", estimate->working_set ?
+			    json_integer((json_int_t)estimate->working_set) : json_null());
+	json_object_set_new(object, "from_cache", json_boolean(explain_from_cache(estimate)));
+	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
+	json_object_set_new(object, "refused", refused);
+	return output_print(object);
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
+bool explain_is_memory(const char *text)
+{
+	struct memory memory;
+	const char *rest;
+
+	return !memory_parse(text, &memory, &rest) && !*rest;
+}
+
+static int parse(const struct arguments *arguments, struct question *q)
+{
+	const char *size = argument(arguments, "size"), *blocks = argument(arguments, "blocks");
+	const char *rest, *wrong;
+	char text[MEMORY_TEXT];
+	uint64_t most;
+
+	for (int side = SOURCE; side <= TARGET; side++) {
+		q->text[side] = arguments->operands[side];
+		wrong = memory_parse(q->text[side], &q->memory[side], &rest);
+		if (!wrong && *rest)
+			wrong = "goes on behind the place: how much is for --size to say";
+		if (wrong)
+			return usage_error("'%s' %s", q->text[side], wrong);
+	}
+	if (size && parse_size(size, "--size", &q->size))
+		return EXIT_USAGE;
+	if (blocks && parse_count(blocks, "--blocks", 1, 10000000, &q->blocks))
+		return EXIT_USAGE;
+	most = MOST / (q->blocks ? q->blocks : 1);
+	if (!q->size || q->size > most)
+		return usage_error("--size times --blocks is not between 1 and 8GiB");
+	if (!memory_fits("", host_bytes(q), false, text))
+		return fail(ENOMEM, "cannot try it: %s", text);
+	return 0;
+}
+
+/* The CUDA driver takes seconds to start, and measuring takes what it takes. */
+static int take_step(struct question *q, int (*step)(struct question *q), const char *label)
+{
+	struct progress progress;
+	int code;
+
+	progress_start_steps(&progress, label, 0, false);
+	progress_watch(&progress);
+	code = step(q);
+	progress_end(&progress);
+	return code;
+}
+
+int explain_memory(const struct arguments *arguments)
+{
+	static const struct engine_setup setup = { .listen = "none" };
+	struct question q = { .size = UINT64_C(1) << 20 };
+	int code = parse(arguments, &q);
+
+	if (!code)
+		code = engine_open(arguments, &setup, &q.engine);
+	if (code)
+		return code;
+	code = take_step(&q, prepare, "taking memory");
+	if (!code)
+		code = take_step(&q, ask, "measuring");
+	if (!code && argument(arguments, "json"))
+		code = print_json(&q);
+	else if (!code)
+		print_text(&q);
+	return undo(&q, code ? code : taken(&q) ? EXIT_PASS : EXIT_UNAVAILABLE);
+}

@@ -1,0 +1,155 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry exporter: GPUs, NICs and all engines of this user, for Prometheus. */
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "command.h"
+#include "exporter/metrics.h"
+#include "topo/topo.h"
+
+#define USUAL "127.0.0.1:9411"
+#define FIRST_SECONDS 3.0 /* for the first sample; a driver that wakes its GPUs comes later */
+#define ENGINE_SECONDS 0.5
+
+struct exporter {
+	const char *directory;
+	struct top_sampler *sampler;
+	struct top_sample sample; /* of the thread that answers */
+};
+
+static void make(void *arg, struct metrics *metrics)
+{
+	struct exporter *exporter = arg;
+	struct observed observed;
+
+	if (observe_all(exporter->directory, ENGINE_SECONDS, &observed)) {
+		metrics->failed = true;
+		return;
+	}
+	for (size_t i = 0; i < observed.count; i++)
+		observe_merge(&observed.engines[i]);
+	metrics_observed(metrics, &observed);
+	metrics_engines(metrics, observed.engines, observed.count);
+	observe_free(&observed);
+	if (top_take(exporter->sampler, 0, 0, &exporter->sample))
+		metrics_machine(metrics, &exporter->sample);
+}
+
+static int print_once(struct exporter *exporter)
+{
+	struct metrics metrics = { 0 };
+
+	make(exporter, &metrics);
+	if (metrics.failed || !metrics.text) {
+		free(metrics.text);
+		return fail(ENOMEM, "out of memory");
+	}
+	fputs(metrics.text, stdout);
+	free(metrics.text);
+	return fflush(stdout) ? fail(errno, "cannot write to standard output: %s", strerror(errno)) :
+				EXIT_PASS;
+}
+
+static int serve(struct exporter *exporter, const char *where, int signals)
+{
+	struct signalfd_siginfo signal;
+	struct metrics_server *server;
+	char address[160];
+	int code = metrics_serve(where, make, exporter, address, sizeof(address), &server);
+
+	if (code)
+		return code;
+	printf("%s\n", address);
+	if (fflush(stdout))
+		code = fail(errno, "cannot write to standard output: %s", strerror(errno));
+	else if (read(signals, &signal, sizeof(signal)) != sizeof(signal))
+		code = fail(errno, "signalfd: %s", strerror(errno));
+	metrics_stop(server);
+	return code;
+}
+
+static int run(const struct arguments *arguments)
+{
+	const char *where = argument(arguments, "metrics"),
+		   *seconds = argument(arguments, "interval");
+	struct exporter *exporter;
+	struct wh_tree tree;
+	double interval = 5;
+	char *end;
+	sigset_t stop;
+	int signals, code = topo_tree(arguments, &tree);
+
+	if (!code && seconds) {
+		interval = strtod(seconds, &end);
+		if (end == seconds || *end || !(interval >= 0.1 && interval <= 3600))
+			code = usage_error("--interval: '%s' is not between 0.1 and 3600 seconds",
+					   seconds);
+	}
+	if (code)
+		return code;
+	/* Blocked before there are threads, so that none of them takes the signal. */
+	sigemptyset(&stop);
+	sigaddset(&stop, SIGINT);
+	sigaddset(&stop, SIGTERM);
+	sigprocmask(SIG_BLOCK, &stop, NULL);
+	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	exporter = calloc(1, sizeof(*exporter));
+	if (signals < 0 || !exporter) {
+		free(exporter);
+		return fail(errno, "signalfd: %s", strerror(errno));
+	}
+	exporter->directory = observe_directory(arguments);
+	exporter->sampler = top_start(&tree, interval, "off", /* these are asked for each scrape */
+				      TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
+	if (!exporter->sampler) {
+		close(signals);
+		free(exporter);
+		return fail(ENOMEM, "out of memory");
+	}
+	top_take(exporter->sampler, 1, FIRST_SECONDS, &exporter->sample);
+	code = argument(arguments, "once") ? print_once(exporter) :
+					     serve(exporter, where ? where : USUAL, signals);
+	sigprocmask(SIG_UNBLOCK, &stop, NULL);
+	close(signals);
+	if (!top_stop(exporter->sampler)) {
+		/* A thread that hangs in a driver would keep the process from ending. */
+		fflush(stdout);
+		_exit(code);
+	}
+	free(exporter);
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "metrics", .letter = 'm', .argument = "ADDR:PORT",
+	  .help = "where to listen; by default 127.0.0.1:9411" },
+	{ .name = "interval", .letter = 'i', .argument = "SECONDS",
+	  .help = "between two looks at GPUs and NICs; by default 5" },
+	{ .name = "once", .help = "print the metrics instead of listening" },
+	OBSERVE_OPTION,
+	{ .name = "root", .argument = "DIR", .complete = "file",
+	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
+	{ 0 },
+};
+
+const struct command command_exporter = {
+	.name = "exporter",
+	.usage = "",
+	.summary = "Tell Prometheus of GPUs, NICs and engines",
+	.details = "Prints one line, http://ADDR:PORT/metrics, when it is ready, and runs until SIGINT "
+		   "or SIGTERM. Engines are those of this user on this machine; they are asked anew for "
+		   "each scrape. Whoever reaches the address can read the metrics: it should not be "
+		   "open to others than Prometheus.",
+	.examples = "wherry exporter\n"
+		    "wherry exporter --metrics 0.0.0.0:9411\n"
+		    "wherry exporter --once | promtool check metrics\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

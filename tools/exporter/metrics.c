@@ -1,0 +1,419 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What engines have counted, in Prometheus' text format. */
+#include "exporter/metrics.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jansson.h>
+#include <wherry/wherry.h>
+
+#define FIRST_ROOM 65536
+#define LINE_MOST 1024
+#define LABELS 640 /* an engine's and a peer's, with everything in them escaped */
+
+/* ---- text -------------------------------------------------------------------------------------- */
+
+void metrics_put(struct metrics *metrics, const char *format, ...)
+{
+	va_list list;
+	char *grown;
+	int length;
+
+	if (metrics->failed)
+		return;
+	if (metrics->length + LINE_MOST > metrics->room) {
+		metrics->room = metrics->room * 2 + FIRST_ROOM;
+		grown = realloc(metrics->text, metrics->room);
+		if (!grown) {
+			metrics->failed = true;
+			return;
+		}
+		metrics->text = grown;
+	}
+	va_start(list, format);
+	length = vsnprintf(metrics->text + metrics->length, LINE_MOST, format, list);
+	va_end(list);
+	if (length >= LINE_MOST) /* none is that long; half a line would spoil all of it */
+		metrics->failed = true;
+	else
+		metrics->length += (size_t)length;
+}
+
+void metrics_family(struct metrics *metrics, const char *name, const char *type, const char *help)
+{
+	metrics_put(metrics, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
+}
+
+void metrics_escape(const char *text, char *out, size_t size)
+{
+	/* What is not UTF-8 would spoil the whole answer. */
+	json_t *valid = json_string(text);
+	size_t used = 0;
+
+	for (; *text && used + 3 < size; text++) {
+		if (*text == '"' || *text == '\\')
+			out[used++] = '\\';
+		out[used++] = (char)(!valid && (unsigned char)*text >= 0x80 ? '?' : *text);
+	}
+	out[used] = '\0';
+	json_decref(valid);
+}
+
+/* ---- engines ---------------------------------------------------------------------------------- */
+
+static void engine_labels(const struct wh_observed_engine *engine, char out[LABELS])
+{
+	char name[2 * WH_OBSERVED_NAME + 4];
+
+	metrics_escape(engine->name, name, sizeof(name));
+	snprintf(out, LABELS, "engine=\"%s\",epoch=\"%016" PRIx64 "\"", name, engine->epoch);
+}
+
+static void peer_labels(const struct wh_observed_engine *engine, const char *kind, const char *name,
+			const char *address, char out[LABELS])
+{
+	char text[2 * WH_OBSERVED_NAME + 4], where[2 * WH_OBSERVED_NAME + 4], own[LABELS];
+
+	engine_labels(engine, own);
+	metrics_escape(name, text, sizeof(text));
+	metrics_escape(address ? address : "", where, sizeof(where));
+	snprintf(out, LABELS, "%.300s,%s=\"%s\"%s%s%s", own, kind, text,
+		 address ? ",address=\"" : "", where, address ? "\"" : "");
+}
+
+static const struct number {
+	const char *name, *type, *help;
+	size_t offset;
+	double unit; /* 0: a plain number */
+} numbers[] = {
+#define NUMBER(name, type, member, unit, help) \
+	{ name, type, help, offsetof(struct wh_engine_counters, member), unit }
+	NUMBER("wherry_engine_uptime_seconds", "gauge", uptime, 1e9, "Since the engine was opened."),
+	NUMBER("wherry_engine_peers", "gauge", peers, 0, "Peers that are open."),
+	NUMBER("wherry_engine_peers_opened_total", "counter", peers_opened, 0,
+	       "Peers that have been opened."),
+	NUMBER("wherry_engine_peers_lost_total", "counter", peers_lost, 0,
+	       "Connections to peers that broke."),
+	NUMBER("wherry_engine_sessions", "gauge", sessions, 0,
+	       "Engines that are connected to this one."),
+	NUMBER("wherry_engine_sessions_opened_total", "counter", sessions_opened, 0,
+	       "Engines that have connected to this one."),
+	NUMBER("wherry_engine_connections_opened_total", "counter", connections, 0,
+	       "Data connections that have been opened."),
+	NUMBER("wherry_engine_regions", "gauge", regions, 0, "Registered regions."),
+	NUMBER("wherry_engine_registered_bytes", "gauge", region_bytes, 0, "Bytes in regions."),
+	NUMBER("wherry_engine_registrations_total", "counter", registrations, 0,
+	       "Regions that have been registered."),
+	NUMBER("wherry_engine_registration_seconds_total", "counter", registration_time, 1e9,
+	       "Time that registering took."),
+	NUMBER("wherry_engine_windows", "gauge", windows, 0, "CPU windows on GPU memory."),
+	NUMBER("wherry_engine_windows_opened_total", "counter", windows_opened, 0,
+	       "CPU windows that have been opened."),
+	NUMBER("wherry_inflight_batches", "gauge", unfinished, 0,
+	       "Unfinished batches, each once for every local region that it uses."),
+	NUMBER("wherry_staging_bytes_total", "counter", staged_bytes, 0,
+	       "Bytes of GPUs that went through pinned memory."),
+	NUMBER("wherry_engine_served_requests_total", "counter", served_requests, 0,
+	       "Requests of peers over TCP."),
+#undef NUMBER
+};
+
+static void engine_numbers(struct metrics *metrics, const struct wh_observation *engines,
+			   size_t count)
+{
+	char labels[LABELS];
+
+	for (size_t k = 0; k < sizeof(numbers) / sizeof(numbers[0]); k++) {
+		const struct number *number = &numbers[k];
+
+		metrics_family(metrics, number->name, number->type, number->help);
+		for (size_t i = 0; i < count; i++) {
+			const char *base = (const char *)&engines[i].engine.counters;
+			uint64_t value;
+
+			memcpy(&value, base + number->offset, sizeof(value));
+			engine_labels(&engines[i].engine, labels);
+			if (number->unit > 0)
+				metrics_put(metrics, "%s{%s} %.9g\n", number->name, labels,
+					    (double)value / number->unit);
+			else
+				metrics_put(metrics, "%s{%s} %" PRIu64 "\n", number->name, labels,
+					    value);
+		}
+	}
+	metrics_family(metrics, "wherry_engine_served_bytes_total", "counter",
+		       "Bytes that peers moved over TCP in memory of this engine.");
+	for (size_t i = 0; i < count; i++) {
+		const struct wh_engine_counters *counters = &engines[i].engine.counters;
+
+		engine_labels(&engines[i].engine, labels);
+		metrics_put(metrics, "wherry_engine_served_bytes_total{%s,op=\"read\"} %" PRIu64 "\n",
+			    labels, counters->served_read_bytes);
+		metrics_put(metrics, "wherry_engine_served_bytes_total{%s,op=\"write\"} %" PRIu64 "\n",
+			    labels, counters->served_written_bytes);
+	}
+}
+
+static void engine_info(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+{
+	char labels[LABELS], url[2 * WH_OBSERVED_URL + 4];
+
+	metrics_family(metrics, "wherry_build_info", "gauge", "The version of what tells this.");
+	metrics_put(metrics, "wherry_build_info{version=\"%s\"} 1\n", wh_version());
+	metrics_family(metrics, "wherry_engine_info", "gauge", "An engine of this machine.");
+	for (size_t i = 0; i < count; i++) {
+		engine_labels(&engines[i].engine, labels);
+		metrics_escape(engines[i].engine.url, url, sizeof(url));
+		metrics_put(metrics, "wherry_engine_info{%s,pid=\"%u\",url=\"%s\"} 1\n", labels,
+			    engines[i].engine.pid, url);
+	}
+	metrics_family(metrics, "wherry_engine_left_out", "gauge",
+		       "Peers and sessions for which there was no room in what the engine told.");
+	for (size_t i = 0; i < count; i++) {
+		engine_labels(&engines[i].engine, labels);
+		metrics_put(metrics, "wherry_engine_left_out{%s} %u\n", labels, engines[i].left_out);
+	}
+}
+
+/* ---- what was moved ---------------------------------------------------------------------------- */
+
+/* A set of counters with the labels that say whose they are. */
+struct row {
+	char labels[LABELS];
+	const struct wh_counters *counters;
+};
+
+static void put_two(struct metrics *metrics, const char *name, const struct row *row,
+		    const char *transport, uint64_t read, uint64_t written)
+{
+	metrics_put(metrics, "%s{%s,transport=\"%s\",op=\"read\"} %" PRIu64 "\n", name, row->labels,
+		    transport, read);
+	metrics_put(metrics, "%s{%s,transport=\"%s\",op=\"write\"} %" PRIu64 "\n", name, row->labels,
+		    transport, written);
+}
+
+enum by_transport { BYTES, TRANSFERS, ATTEMPTS, ERRORS, REROUTES };
+
+static void by_transport(struct metrics *metrics, const char *name, const char *help,
+			 const struct row *rows, size_t count, enum by_transport what)
+{
+	metrics_family(metrics, name, "counter", help);
+	for (size_t i = 0; i < count; i++) {
+		for (unsigned k = 0; k < rows[i].counters->transports; k++) {
+			const struct wh_transport_counters *t = &rows[i].counters->transport[k];
+			char transport[2 * sizeof(t->transport) + 4];
+
+			/* What has never been used is not there, which keeps many peers short. */
+			if (!rows[i].counters->attempts[k])
+				continue;
+			metrics_escape(t->transport, transport, sizeof(transport));
+			if (what == BYTES)
+				put_two(metrics, name, &rows[i], transport, t->read_bytes,
+					t->written_bytes);
+			else if (what == TRANSFERS)
+				put_two(metrics, name, &rows[i], transport, t->reads, t->writes);
+			else
+				metrics_put(metrics, "%s{%s,transport=\"%s\"} %" PRIu64 "\n", name,
+					    rows[i].labels, transport,
+					    what == ATTEMPTS ? rows[i].counters->attempts[k] :
+					    what == ERRORS   ? t->errors :
+							       t->reroutes);
+		}
+	}
+}
+
+static void batches(struct metrics *metrics, const char *name, const char *help,
+		    const struct row *rows, size_t count)
+{
+	metrics_family(metrics, name, "counter", help);
+	for (size_t i = 0; i < count; i++) {
+		const struct wh_counters *counters = rows[i].counters;
+
+		metrics_put(metrics, "%s{%s,result=\"done\"} %" PRIu64 "\n", name, rows[i].labels,
+			    counters->batches);
+		metrics_put(metrics, "%s{%s,result=\"failed\"} %" PRIu64 "\n", name, rows[i].labels,
+			    counters->failed);
+		metrics_put(metrics, "%s{%s,result=\"cancelled\"} %" PRIu64 "\n", name,
+			    rows[i].labels, counters->cancelled);
+	}
+}
+
+static void in_flight(struct metrics *metrics, const char *name, const char *help, const struct row *rows,
+		      size_t count)
+{
+	metrics_family(metrics, name, "gauge", help);
+	for (size_t i = 0; i < count; i++)
+		metrics_put(metrics, "%s{%s,size=\"large\"} %" PRIu64 "\n", name, rows[i].labels,
+			    rows[i].counters->large_in_flight);
+}
+
+static void put_histogram(struct metrics *metrics, const char *name, const char *labels,
+			  const char *size, const struct wh_latency *latency)
+{
+	uint64_t sum = 0;
+
+	for (unsigned i = 0; i < WH_LATENCY_BUCKETS; i++) {
+		sum += latency->bucket[i];
+		if (i + 1 < WH_LATENCY_BUCKETS)
+			metrics_put(metrics, "%s_bucket{%s,size=\"%s\",le=\"%.9g\"} %" PRIu64 "\n",
+				    name, labels, size, (double)WH_LATENCY_BOUND(i) / 1e9, sum);
+	}
+	/* The sum of the buckets, for what was counted may have grown in between. */
+	metrics_put(metrics, "%s_bucket{%s,size=\"%s\",le=\"+Inf\"} %" PRIu64 "\n", name, labels,
+		    size, sum);
+	metrics_put(metrics, "%s_sum{%s,size=\"%s\"} %.9g\n", name, labels, size,
+		    (double)latency->sum / 1e9);
+	metrics_put(metrics, "%s_count{%s,size=\"%s\"} %" PRIu64 "\n", name, labels, size, sum);
+}
+
+static void put_summary(struct metrics *metrics, const char *name, const char *labels,
+			const char *size, const struct wh_latency *latency)
+{
+	if (!latency->count)
+		return;
+	metrics_put(metrics, "%s_sum{%s,size=\"%s\"} %.9g\n", name, labels, size,
+		    (double)latency->sum / 1e9);
+	metrics_put(metrics, "%s_count{%s,size=\"%s\"} %" PRIu64 "\n", name, labels, size,
+		    latency->count);
+}
+
+static void moved_by_engines(struct metrics *metrics, const struct row *rows, size_t count)
+{
+	by_transport(metrics, "wherry_transfer_bytes_total", "Bytes that transfers moved.", rows,
+		     count, BYTES);
+	by_transport(metrics, "wherry_transfers_total", "Transfers and blocks.", rows, count,
+		     TRANSFERS);
+	by_transport(metrics, "wherry_attempts_total",
+		     "Parts of batches that the transport was given and that have ended.", rows, count,
+		     ATTEMPTS);
+	by_transport(metrics, "wherry_transfer_errors_total", "Parts of batches that failed.", rows,
+		     count, ERRORS);
+	by_transport(metrics, "wherry_reroutes_total",
+		     "Parts of batches that a transport gave up and another one took over.", rows,
+		     count, REROUTES);
+	in_flight(metrics, "wherry_inflight_bytes", "Bytes of unfinished batches of more than 64 KiB.",
+		  rows, count);
+	batches(metrics, "wherry_batches_total", "Batches that ended.", rows, count);
+	metrics_family(metrics, "wherry_batch_duration_seconds", "histogram",
+		       "From submission to completion; small: to 64 KiB, of which one in 128 is timed.");
+	for (size_t i = 0; i < count; i++) {
+		put_histogram(metrics, "wherry_batch_duration_seconds", rows[i].labels, "small",
+			      &rows[i].counters->small);
+		put_histogram(metrics, "wherry_batch_duration_seconds", rows[i].labels, "large",
+			      &rows[i].counters->large);
+	}
+}
+
+static void moved_by_peers(struct metrics *metrics, const struct row *rows, size_t count)
+{
+	by_transport(metrics, "wherry_peer_transfer_bytes_total",
+		     "Bytes that transfers with the peer moved.", rows, count, BYTES);
+	by_transport(metrics, "wherry_peer_transfers_total", "Transfers and blocks with the peer.",
+		     rows, count, TRANSFERS);
+	by_transport(metrics, "wherry_peer_attempts_total",
+		     "Parts of batches with the peer that the transport was given and that have ended.",
+		     rows, count, ATTEMPTS);
+	by_transport(metrics, "wherry_peer_transfer_errors_total",
+		     "Parts of batches with the peer that failed.", rows, count, ERRORS);
+	by_transport(metrics, "wherry_peer_reroutes_total",
+		     "Parts of batches with the peer that took another transport.", rows, count,
+		     REROUTES);
+	in_flight(metrics, "wherry_peer_inflight_bytes",
+		  "Bytes of unfinished batches with the peer of more than 64 KiB.", rows, count);
+	batches(metrics, "wherry_peer_batches_total", "Batches with the peer that ended.", rows,
+		count);
+	metrics_family(metrics, "wherry_peer_batch_duration_seconds", "summary",
+		       "From submission to completion, with the peer.");
+	for (size_t i = 0; i < count; i++) {
+		put_summary(metrics, "wherry_peer_batch_duration_seconds", rows[i].labels, "small",
+			    &rows[i].counters->small);
+		put_summary(metrics, "wherry_peer_batch_duration_seconds", rows[i].labels, "large",
+			    &rows[i].counters->large);
+	}
+}
+
+static void peers(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+{
+	size_t all = 0, used = 0;
+	struct row *rows;
+
+	for (size_t i = 0; i < count; i++)
+		all += engines[i].peer_count;
+	rows = calloc(all + 1, sizeof(*rows));
+	if (!rows) {
+		metrics->failed = true;
+		return;
+	}
+	metrics_family(metrics, "wherry_peer_connected", "gauge", "1: it is; 0: it is lost, or stale.");
+	for (size_t i = 0; i < count; i++) {
+		for (size_t k = 0; k < engines[i].peer_count; k++, used++) {
+			const struct wh_observed_peer *peer = &engines[i].peers[k];
+
+			peer_labels(&engines[i].engine, "peer", peer->name, peer->address,
+				    rows[used].labels);
+			rows[used].counters = &peer->counters;
+			metrics_put(metrics, "wherry_peer_connected{%s} %d\n", rows[used].labels,
+				    peer->state == WH_PEER_CONNECTED);
+		}
+	}
+	metrics_family(metrics, "wherry_peer_lost_total", "counter", "How often it was lost.");
+	used = 0;
+	for (size_t i = 0; i < count; i++)
+		for (size_t k = 0; k < engines[i].peer_count; k++)
+			metrics_put(metrics, "wherry_peer_lost_total{%s} %" PRIu64 "\n",
+				    rows[used++].labels, engines[i].peers[k].lost);
+	moved_by_peers(metrics, rows, used);
+	free(rows);
+}
+
+static void sessions(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+{
+	char labels[LABELS];
+
+	metrics_family(metrics, "wherry_session_served_bytes_total", "counter",
+		       "Bytes that an engine which is connected moved over TCP in memory of this one.");
+	for (size_t i = 0; i < count; i++) {
+		for (size_t k = 0; k < engines[i].session_count; k++) {
+			const struct wh_observed_session *session = &engines[i].sessions[k];
+
+			peer_labels(&engines[i].engine, "session", session->name, NULL, labels);
+			metrics_put(metrics,
+				    "wherry_session_served_bytes_total{%s,op=\"read\"} %" PRIu64
+				    "\n", labels, session->read_bytes);
+			metrics_put(metrics,
+				    "wherry_session_served_bytes_total{%s,op=\"write\"} %" PRIu64
+				    "\n", labels, session->written_bytes);
+		}
+	}
+}
+
+void metrics_engines(struct metrics *metrics, const struct wh_observation *engines, size_t count)
+{
+	struct row *rows = calloc(count + 1, sizeof(*rows));
+
+	if (!rows) {
+		metrics->failed = true;
+		return;
+	}
+	for (size_t i = 0; i < count; i++) {
+		engine_labels(&engines[i].engine, rows[i].labels);
+		rows[i].counters = &engines[i].engine.total;
+	}
+	engine_info(metrics, engines, count);
+	engine_numbers(metrics, engines, count);
+	moved_by_engines(metrics, rows, count);
+	peers(metrics, engines, count);
+	sessions(metrics, engines, count);
+	free(rows);
+}
+
+void metrics_observed(struct metrics *metrics, const struct observed *observed)
+{
+	metrics_family(metrics, "wherry_engines", "gauge", "Engines of this user on this machine.");
+	metrics_put(metrics, "wherry_engines{state=\"answered\"} %zu\n", observed->count);
+	metrics_put(metrics, "wherry_engines{state=\"silent\"} %zu\n", observed->silent);
+}

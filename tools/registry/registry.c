@@ -1,0 +1,542 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry registry: where engines find each other, over HTTP. */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <openssl/crypto.h>
+
+#include "command.h"
+#include "http.h"
+#include "progress.h"
+#include "registry/registry.h"
+#include "rendezvous/rendezvous.h"
+#include "secret.h"
+#include "util/clock.h"
+#include "util/error.h"
+
+#define LISTEN "127.0.0.1:7077"
+#define LIMIT (256ULL << 20)
+#define CONNECTIONS 4096
+#define CONNECTION_MEMORY (16 << 10)
+#define UNREAD (128 << 10) /* of each of so many connections */
+#define IDLE (300 * WH_SECOND)
+#define PATIENCE (60 * WH_SECOND) /* for a body to come, and for an answer to be read */
+/* What engines ask and are told is small, and is always taken and answered: connections are
+ * counted. The rest together is bounded, or clients that stall would keep an engine from renewing
+ * its lease. */
+#define SMALL (4 << 10)
+#define BODIES_MOST (64 << 20)  /* of all requests that are being received */
+#define ANSWERS_MOST (64 << 20) /* of all answers that have not been read */
+#define LISTS_MOST 64           /* that are being read */
+#define LIST_PIECE (4 << 10)
+#define SWEEP (200 * WH_MS)
+#define SECRET_MAX 256
+
+/* All of it is the HTTP server's thread's. */
+struct server {
+	struct store store;
+	size_t bodies, answers; /* bytes */
+	unsigned lists;
+	char secret[SECRET_MAX]; /* "USER:PASSWORD"; "": anybody may */
+	size_t secret_length;
+};
+
+/* A request, from its head to the end of its answer. */
+struct request {
+	char *body;
+	size_t length;
+	size_t answer; /* bytes of it that count */
+	bool too_long, crowded;
+};
+
+/* ---- answers --------------------------------------------------------------------------------- */
+
+static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status, const char *type,
+			      const void *body, size_t length)
+{
+	struct MHD_Response *response =
+		MHD_create_response_from_buffer(length, (void *)body, MHD_RESPMEM_MUST_COPY);
+	enum MHD_Result result = MHD_NO;
+
+	if (!response)
+		return MHD_NO;
+	MHD_add_response_header(response, "Wherry-Registry", "1");
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, type);
+	if (status == MHD_HTTP_SERVICE_UNAVAILABLE)
+		MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
+	if (status == MHD_HTTP_UNAUTHORIZED)
+		result = MHD_queue_basic_auth_fail_response(connection, "wherry registry", response);
+	else
+		result = MHD_queue_response(connection, status, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+static enum MHD_Result say(struct MHD_Connection *connection, unsigned status, const char *line)
+{
+	char text[256];
+	int length = snprintf(text, sizeof(text), "%s\n", line);
+
+	return answer(connection, status, "text/plain", text, (size_t)length);
+}
+
+static enum MHD_Result say_error(struct MHD_Connection *connection, int error)
+{
+	if (error == -ENOENT)
+		return say(connection, MHD_HTTP_NOT_FOUND, "there is no such key");
+	if (error == -EEXIST)
+		return say(connection, MHD_HTTP_CONFLICT, "the key belongs to another owner");
+	if (error == -ENOSPC)
+		return say(connection, MHD_HTTP_INSUFFICIENT_STORAGE, "the registry is full");
+	return say(connection, MHD_HTTP_INTERNAL_SERVER_ERROR, strerror(-error));
+}
+
+/* A parameter of the query. NULL: it is not there; *wrong: it cannot be taken. */
+static const char *parameter(struct MHD_Connection *connection, const char *name, size_t most, bool *wrong)
+{
+	const char *value = NULL;
+	size_t length = 0;
+
+	if (!MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, name, strlen(name), &value,
+					   &length) || !value)
+		return NULL;
+	if (length > most || strlen(value) != length)
+		*wrong = true;
+	return value;
+}
+
+/* A value, which may be large. */
+static enum MHD_Result registry_answer_value(struct server *server, struct MHD_Connection *connection,
+				    struct request *request, unsigned status, const struct store_record *record)
+{
+	if (record->value_length > SMALL) {
+		if (record->value_length > ANSWERS_MOST - server->answers)
+			return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many answers are not being read");
+		request->answer = record->value_length;
+		server->answers += request->answer;
+	}
+	return answer(connection, status, "application/json", record->value, record->value_length);
+}
+
+/* ---- the verbs ------------------------------------------------------------------------------- */
+
+struct listing {
+	struct server *server;
+	struct registry_list *list;
+};
+
+static ssize_t registry_read_piece(void *arg, uint64_t position, char *out, size_t most)
+{
+	struct listing *listing = arg;
+	ssize_t length = registry_list_read(listing->list, out, most);
+
+	(void)position;
+	return length > 0 ? length : length ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+}
+
+static void registry_end_list(void *arg)
+{
+	struct listing *listing = arg;
+
+	listing->server->lists--;
+	registry_list_free(listing->list);
+	free(listing);
+}
+
+static enum MHD_Result list(struct server *server, struct MHD_Connection *connection, const char *prefix)
+{
+	struct listing *listing;
+	struct MHD_Response *response;
+	enum MHD_Result result;
+
+	if (server->lists == LISTS_MOST)
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many lists are being read");
+	listing = calloc(1, sizeof(*listing));
+	if (!listing)
+		return say_error(connection, -ENOMEM);
+	*listing = (struct listing){ server, registry_list_new(&server->store, prefix) };
+	server->lists++;
+	response = !listing->list ? NULL :
+		   MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE, registry_read_piece, listing,
+						     registry_end_list);
+	if (!response) {
+		registry_end_list(listing);
+		return say_error(connection, -ENOMEM);
+	}
+	MHD_add_response_header(response, "Wherry-Registry", "1");
+	MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, "application/json");
+	result = MHD_queue_response(connection, MHD_HTTP_OK, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+static enum MHD_Result get(struct server *server, struct MHD_Connection *connection, const char *key,
+			   struct request *request)
+{
+	const struct store_record *record = store_get(&server->store, key);
+
+	if (!record)
+		return say_error(connection, -ENOENT);
+	return registry_answer_value(server, connection, request, MHD_HTTP_OK, record);
+}
+
+static enum MHD_Result put(struct server *server, struct MHD_Connection *connection, const char *key,
+			   const char *owner, struct request *request)
+{
+	const struct store_record *holder;
+	bool wrong = false;
+	const char *lease = parameter(connection, "lease", 7, &wrong);
+	size_t digits = lease ? strspn(lease, "0123456789") : 0;
+	unsigned long ms = lease && !wrong ? strtoul(lease, NULL, 10) : 0;
+	int error;
+
+	if (lease && (wrong || !digits || lease[digits] || !ms || ms > REGISTRY_LEASE_MOST))
+		return say(connection, MHD_HTTP_BAD_REQUEST,
+			   "lease= wants milliseconds from 1 to 3600000");
+	error = store_put(&server->store, key, owner ? owner : "", (uint32_t)ms,
+			  request->body ? request->body : "", request->length, &holder);
+	if (error == -EEXIST)
+		return registry_answer_value(server, connection, request, MHD_HTTP_CONFLICT, holder);
+	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
+}
+
+static enum MHD_Result serve(struct server *server, struct MHD_Connection *connection, const char *method,
+			     struct request *request)
+{
+	bool wrong = false;
+	const char *key = parameter(connection, "key", REGISTRY_KEY_MAX, &wrong);
+	const char *prefix = parameter(connection, "prefix", REGISTRY_KEY_MAX, &wrong);
+	const char *owner = parameter(connection, "owner", REGISTRY_OWNER_MAX, &wrong);
+	int error;
+
+	if (wrong)
+		return say(connection, MHD_HTTP_BAD_REQUEST, "a key or prefix of more than 512 bytes, an "
+			   "owner of more than 64, or a NUL in one");
+	if (!strcmp(method, "GET") && prefix && !key)
+		return list(server, connection, prefix);
+	if (!key || !*key)
+		return say(connection, MHD_HTTP_BAD_REQUEST, "the key is missing: write ?key=KEY, or for "
+			   "a list ?prefix=PREFIX");
+	if (!strcmp(method, "GET"))
+		return get(server, connection, key, request);
+	if (!strcmp(method, "PUT"))
+		return put(server, connection, key, owner, request);
+	error = store_delete(&server->store, key, owner);
+	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
+}
+
+/* ---- requests -------------------------------------------------------------------------------- */
+
+static bool may(const struct server *server, struct MHD_Connection *connection)
+{
+	char *password = NULL, *user, given[2 * SECRET_MAX];
+	size_t length;
+	bool same;
+
+	if (!server->secret_length)
+		return true;
+	user = MHD_basic_auth_get_username_password(connection, &password);
+	length = (size_t)snprintf(given, sizeof(given), "%s:%s", user ? user : "", password ? password : "");
+	same = user && password && length == server->secret_length &&
+	       !CRYPTO_memcmp(given, server->secret, length);
+	OPENSSL_cleanse(given, sizeof(given));
+	MHD_free(user);
+	MHD_free(password);
+	return same;
+}
+
+static enum MHD_Result begin(struct server *server, struct MHD_Connection *connection, const char *path,
+			     const char *method, void **state)
+{
+	if (!may(server, connection))
+		return say(connection, MHD_HTTP_UNAUTHORIZED, "this registry wants a user and a password");
+	if (strcmp(path, "/") && strcmp(path, "/metadata"))
+		return say(connection, MHD_HTTP_NOT_FOUND, "there is nothing here: the path is / or /metadata");
+	if (strcmp(method, "GET") && strcmp(method, "PUT") && strcmp(method, "DELETE"))
+		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "the verbs are GET, PUT and DELETE");
+	*state = calloc(1, sizeof(struct request));
+	return *state ? MHD_YES : MHD_NO;
+}
+
+static void receive(struct server *server, struct request *request, const char *data, size_t length)
+{
+	char *more;
+
+	request->too_long |= length > REGISTRY_VALUE_MAX - request->length;
+	request->crowded |= request->length + length > SMALL &&
+			    (server->bodies > BODIES_MOST || length > BODIES_MOST - server->bodies);
+	/* What is refused is still received, or the answer would not be read. */
+	if (request->too_long || request->crowded)
+		return;
+	more = realloc(request->body, request->length + length);
+	if (!more) {
+		request->crowded = true;
+		return;
+	}
+	memcpy(more + request->length, data, length);
+	request->body = more;
+	request->length += length;
+	server->bodies += length;
+}
+
+static enum MHD_Result handle(void *argument, struct MHD_Connection *connection, const char *path,
+			      const char *method, const char *version, const char *data, size_t *length,
+			      void **state)
+{
+	struct server *server = argument;
+	struct request *request = *state;
+
+	(void)version;
+	if (!request)
+		return begin(server, connection, path, method, state);
+	if (*length) {
+		receive(server, request, data, *length);
+		*length = 0;
+		return MHD_YES;
+	}
+	if (request->too_long)
+		return say(connection, MHD_HTTP_CONTENT_TOO_LARGE, "a value has at most 1 MiB");
+	if (request->crowded)
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many large requests at once");
+	return serve(server, connection, method, request);
+}
+
+static void request_done(void *argument, struct MHD_Connection *connection, void **state,
+			 enum MHD_RequestTerminationCode code)
+{
+	struct server *server = argument;
+	struct request *request = *state;
+
+	(void)connection, (void)code;
+	if (!request)
+		return;
+	server->bodies -= request->length;
+	server->answers -= request->answer;
+	free(request->body);
+	free(request);
+	*state = NULL;
+}
+
+/* ---- starting -------------------------------------------------------------------------------- */
+
+/* One line, USER:PASSWORD, that nobody else may read. */
+static int read_secret(struct server *server, const char *path)
+{
+	int code = secret_read("--auth", path, server->secret, sizeof(server->secret) - 2);
+
+	server->secret_length = code ? 0 : strlen(server->secret);
+	if (!code && (server->secret_length < 3 || !strchr(server->secret, ':')))
+		code = fail(EINVAL, "--auth %s: wants one line, USER:PASSWORD", path);
+	return code;
+}
+
+/* The descriptor and the address that it has got, or an exit code below 0. */
+static int open_listener(const char *where, char *url, size_t size)
+{
+	struct sockaddr_storage address[WH_RENDEZVOUS_MOST], bound;
+	unsigned count = WH_RENDEZVOUS_MOST;
+	socklen_t length = sizeof(bound);
+	int fd, one = 1, error = wh_rendezvous_resolve(where, true, address, &count);
+	char text[64];
+
+	if (error)
+		return -usage_error("--listen: %s", wh_fail_text());
+	fd = socket(address[0].ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd >= 0)
+		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+	if (fd < 0 || bind(fd, (struct sockaddr *)&address[0],
+			   address[0].ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+							      sizeof(struct sockaddr_in)) ||
+	    listen(fd, 1024) || getsockname(fd, (struct sockaddr *)&bound, &length)) {
+		error = errno;
+		if (fd >= 0)
+			close(fd);
+		return -fail(error, "cannot listen on %s: %s", where, strerror(error));
+	}
+	wh_address_format(text, sizeof(text), &bound);
+	snprintf(url, size, "http://%s", text);
+	return fd;
+}
+
+static unsigned connections(void)
+{
+	struct rlimit files;
+
+	if (getrlimit(RLIMIT_NOFILE, &files))
+		return 64;
+	files.rlim_cur = files.rlim_max;
+	setrlimit(RLIMIT_NOFILE, &files);
+	if (getrlimit(RLIMIT_NOFILE, &files) || files.rlim_cur < 256)
+		return 64;
+	/* The others are for the log, and for connections that are being closed. */
+	return files.rlim_cur - 128 < CONNECTIONS ? (unsigned)files.rlim_cur - 128 : CONNECTIONS;
+}
+
+static void registry_expire(void *arg)
+{
+	struct server *server = arg;
+
+	store_expire(&server->store);
+}
+
+static int wait_for_end(int signals, const char *url)
+{
+	struct signalfd_siginfo signal;
+
+	printf("%s\n", url);
+	if (fflush(stdout))
+		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	if (read(signals, &signal, sizeof(signal)) != sizeof(signal))
+		return fail(errno, "signalfd: %s", strerror(errno));
+	return EXIT_PASS;
+}
+
+static int run_server(struct server *server, int listener, const char *url)
+{
+	struct http_options http_options = {
+		.handle = handle,
+		.done = request_done,
+		.tick = registry_expire,
+		.every = SWEEP,
+		.arg = server,
+		.connections = connections(),
+		.memory = CONNECTION_MEMORY,
+		.unread = UNREAD,
+		.head = IDLE,
+		.rest = PATIENCE,
+	};
+	struct http_server *http;
+	sigset_t stop;
+	int signals, code;
+
+	http_options.of_address = http_options.connections / 2;
+	/* Blocked before there is a thread, so that none takes the signal. */
+	sigemptyset(&stop);
+	sigaddset(&stop, SIGINT);
+	sigaddset(&stop, SIGTERM);
+	sigprocmask(SIG_BLOCK, &stop, NULL);
+	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	if (signals < 0) {
+		close(listener);
+		return fail(errno, "signalfd: %s", strerror(errno));
+	}
+	code = http_start(&http_options, listener, &http);
+	if (code) {
+		close(signals);
+		return fail(-code, "cannot serve at %s: %s", url, strerror(-code));
+	}
+	code = wait_for_end(signals, url);
+	http_stop(http);
+	close(signals);
+	return code;
+}
+
+static void log_moved(void *arg, uint64_t bytes, uint64_t all)
+{
+	struct progress *progress = arg;
+
+	progress->total = all;
+	progress_move(progress, bytes);
+}
+
+static int open_store(struct server *server, const char *path, uint64_t limit)
+{
+	struct progress progress;
+	struct log_watch watch = { log_moved, &progress };
+	uint64_t lost;
+	int error;
+
+	progress_start(&progress, "reading the log", 0, false);
+	error = store_open(&server->store, path, limit, &watch, &lost);
+	progress_end(&progress);
+	if (error == -EWOULDBLOCK)
+		return fail(EBUSY, "--file %s: another registry has it", path);
+	if (error == -EINVAL)
+		return fail(EINVAL, "--file %s: this is not the log of a registry", path);
+	if (error)
+		return fail(error, "--file %s: %s", path ? path : "", strerror(-error));
+	if (lost)
+		note("warning: %s was damaged at its end, as after a power cut: %" PRIu64 " bytes are in "
+		     "%s.damaged now", path, lost, path);
+	return 0;
+}
+
+static int run(const struct arguments *arguments)
+{
+	const char *where = argument(arguments, "listen"), *limit = argument(arguments, "limit");
+	const char *auth = argument(arguments, "auth");
+	struct server server = { .lists = 0 };
+	uint64_t most = LIMIT;
+	char url[96];
+	int listener, code = 0;
+
+	if (limit && parse_size(limit, "--limit", &most))
+		return EXIT_USAGE;
+	if (most < 4096)
+		return usage_error("--limit: %s is less than 4 KiB", limit);
+	if (auth)
+		code = read_secret(&server, auth);
+	if (!code)
+		code = open_store(&server, argument(arguments, "file"), most);
+	if (code)
+		goto end;
+	listener = open_listener(where ? where : LISTEN, url, sizeof(url));
+	if (listener < 0) {
+		code = -listener;
+	} else {
+		if (!auth && strncmp(url, "http://127.", 11) != 0 && strncmp(url, "http://[::1]", 12) != 0)
+			note("warning: whoever can reach %s can change what is registered; --auth wants "
+			     "a password", url);
+		code = run_server(&server, listener, url);
+	}
+	store_close(&server.store);
+end:
+	OPENSSL_cleanse(server.secret, sizeof(server.secret));
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
+	  .help = "where to listen; by default " LISTEN },
+	{ .name = "file", .letter = 'f', .argument = "FILE", .complete = "file",
+	  .help = "keep what is registered in this log; else in memory only" },
+	{ .name = "limit", .argument = "SIZE",
+	  .help = "how much keys and values may take; by default 256 MiB" },
+	{ .name = "auth", .argument = "FILE", .complete = "file",
+	  .help = "USER:PASSWORD, which clients must know; a file of mode 0600" },
+	{ 0 },
+};
+
+const struct command command_registry = {
+	.name = "registry",
+	.usage = "",
+	.summary = "Be the place where engines find each other by name",
+	.details =
+		"Prints one line, http://ADDR:PORT, when it is ready, and runs until SIGINT or SIGTERM. "
+		"Engines that are given this URL (the knob registry, or WHERRY_REGISTRY) register their "
+		"names here, and reach each other as wherry://NAME.\n\n"
+		"A name is kept as long as its engine renews its lease. With --file everything is on the "
+		"disk before it is confirmed, and survives a crash; the file is made smaller by itself.\n\n"
+		"The verbs are GET, PUT and DELETE of /?key=KEY, or /metadata?key=KEY; PUT takes "
+		"&lease=MS and &owner=NAME, so that another owner's PUT is refused with 409 as long as "
+		"the lease runs. GET /?prefix=PREFIX lists keys as JSON. A key has at most 512 bytes, a "
+		"value 1 MiB.",
+	.examples = "wherry registry --file /var/lib/wherry/registry.log\n"
+		    "wherry serve -m host:1GiB -n node7 -c registry=http://127.0.0.1:7077\n"
+		    "wherry copy FILE wherry://node7/host -c registry=http://127.0.0.1:7077\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

@@ -1,0 +1,495 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry serve: memory for others to read and write, until a signal comes. */
+#include <ctype.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "engine.h"
+#include "memory.h"
+#include "exporter/metrics.h"
+#include "serve/mooncake.h"
+#include "progress.h"
+
+/* One --memory MEM:SIZE[:NAME]. */
+struct served {
+	struct memory memory;
+	uint64_t size;
+	char name[64];
+	void *address;
+	struct wh_region *region;
+};
+
+struct server {
+	const struct arguments *arguments;
+	struct wh_engine *engine;
+	struct served *memories;
+	size_t count;
+	struct mooncake_offer *offers; /* the same, for Mooncake's */
+	struct mooncake *mooncake;
+};
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static int parse_memory(const char *text, struct served *out)
+{
+	const char *size, *name, *wrong = memory_parse(text, &out->memory, &size);
+	char number[32];
+
+	if (wrong)
+		return usage_error("--memory: '%s' %s", text, wrong);
+	if (!*size)
+		return usage_error("--memory: '%s' has no size; write MEM:SIZE, such as host:1GiB or "
+				   "cuda:0:1GiB", text);
+	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size, ":"), size);
+	if (parse_size(number, "--memory", &out->size))
+		return EXIT_USAGE;
+	if (!out->size)
+		return usage_error("--memory: '%s' has a size of 0", text);
+	name = strchr(size, ':');
+	if (!name)
+		return 0;
+	name++;
+	if (!*name || strlen(name) >= sizeof(out->name))
+		return usage_error("--memory: '%s': a name has 1 to 63 bytes", text);
+	for (const char *c = name; *c; c++)
+		if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
+			return usage_error("--memory: the name '%s' has other characters than "
+					   "A-Z a-z 0-9 . _ -", name);
+	snprintf(out->name, sizeof(out->name), "%s", name);
+	return 0;
+}
+
+static bool is_taken(const struct server *server, const char *name, const struct served *except)
+{
+	for (size_t i = 0; i < server->count; i++)
+		if (&server->memories[i] != except && strcmp(server->memories[i].name, name) == 0)
+			return true;
+	return false;
+}
+
+/* What a region without a name is called: its memory, where a name cannot have a colon. */
+static void usual_name(const struct served *served, char *out, size_t size)
+{
+	snprintf(out, size, "%.*s", (int)size - 1, served->memory.name);
+	for (char *c = out; *c; c++)
+		if (*c == ':')
+			*c = '-';
+}
+
+/* Names for those that were given none: the memory, then the memory with a number. */
+static int name_memories(struct server *server)
+{
+	for (size_t i = 0; i < server->count; i++) {
+		struct served *memory = &server->memories[i];
+
+		if (memory->name[0] && is_taken(server, memory->name, memory))
+			return usage_error("--memory: two regions are named '%s'", memory->name);
+	}
+	for (size_t i = 0; i < server->count; i++) {
+		struct served *memory = &server->memories[i];
+
+		char usual[48];
+
+		if (memory->name[0])
+			continue;
+		usual_name(memory, usual, sizeof(usual));
+		snprintf(memory->name, sizeof(memory->name), "%s", usual);
+		for (unsigned n = 1; is_taken(server, memory->name, memory); n++)
+			snprintf(memory->name, sizeof(memory->name), "%s%s%u", usual,
+				 isdigit((unsigned char)usual[strlen(usual) - 1]) ? "." : "", n);
+	}
+	return 0;
+}
+
+/* All of it together: pages are taken when they are touched, and by then it would be too late. */
+static int check_room(const struct server *server)
+{
+	uint64_t bytes = 0;
+	bool locked = false;
+	char text[MEMORY_TEXT];
+
+	for (size_t i = 0; i < server->count; i++) {
+		const struct served *served = &server->memories[i];
+
+		if (memory_on_gpu(served->memory.kind))
+			continue;
+		locked = locked || memory_needs_gpu(served->memory.kind);
+		if (__builtin_add_overflow(bytes, served->size, &bytes))
+			bytes = UINT64_MAX;
+	}
+	if (memory_fits("", bytes, locked, text))
+		return 0;
+	return fail(ENOMEM, "cannot serve so much: %s", text);
+}
+
+static int parse(struct server *server)
+{
+	const char *listen = argument(server->arguments, "listen"), *text;
+	int cursor = 0, error;
+
+	error = mooncake_check(server->arguments);
+	if (error)
+		return error;
+	if (listen && (!*listen || strcmp(listen, "none") == 0))
+		return usage_error("--listen: a server must listen; write ADDR:PORT");
+	server->memories = calloc((size_t)server->arguments->all_count + 1,
+				  sizeof(*server->memories));
+	if (!server->memories)
+		return fail(ENOMEM, "out of memory");
+	while ((text = argument_next(server->arguments, "memory", &cursor))) {
+		error = parse_memory(text, &server->memories[server->count]);
+		if (error)
+			return error;
+		server->count++;
+	}
+	if (!server->count)
+		return usage_error("nothing to serve; say --memory host:1GiB");
+	error = name_memories(server);
+	return error ? error : check_room(server);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+static int publish_one(struct server *server, struct served *memory)
+{
+	bool read_only = argument(server->arguments, "read-only");
+
+	struct wh_region_options region = {
+		.size = sizeof(region),
+		.name = memory->name,
+		.access = WH_ACCESS_READ | (read_only ? 0 : WH_ACCESS_WRITE),
+	};
+	char what[160], size[32];
+	int error;
+
+	format_size(size, sizeof(size), memory->size);
+	snprintf(what, sizeof(what), "cannot serve %s of %s memory", size, memory->memory.name);
+	error = memory_alloc(server->engine, &memory->memory, memory->size, &memory->address);
+	if (!error)
+		error = wh_region_register(server->engine, memory->address, memory->size, &region,
+					   &memory->region);
+	return error ? engine_fail(error, what) : 0;
+}
+
+/* Pinning takes a while, and so does the first call of a GPU's driver. */
+static int publish(struct server *server)
+{
+	struct progress progress;
+	int code = 0;
+
+	progress_start_steps(&progress, "taking memory", server->count, false);
+	progress_watch(&progress);
+	for (size_t i = 0; !code && i < server->count; i++) {
+		code = publish_one(server, &server->memories[i]);
+		progress_move(&progress, i + 1);
+	}
+	progress_end(&progress);
+	return code;
+}
+
+static int withdraw(struct server *server, int code)
+{
+	int error;
+
+	for (size_t i = 0; i < server->count; i++) {
+		struct served *memory = &server->memories[i];
+
+		error = memory->region ? wh_region_unregister(memory->region) : 0;
+		if (!error && memory->address)
+			error = wh_memory_free(server->engine, memory->address);
+		code = engine_undo(code, error, "cannot take the memory back");
+	}
+	return code;
+}
+
+/* ---- metrics --------------------------------------------------------------------------------- */
+
+/* Of this engine alone; on the thread that answers. */
+static void make_metrics(void *arg, struct metrics *metrics)
+{
+	struct server *server = arg;
+	struct wh_observation observation;
+	size_t length = WH_OBSERVED_MAX;
+	uint8_t *bytes = malloc(length);
+
+	if (!bytes || wh_engine_observe(server->engine, bytes, &length) ||
+	    wh_observation_parse(bytes, length, &observation)) {
+		metrics->failed = true;
+	} else {
+		observe_merge(&observation);
+		metrics_engines(metrics, &observation, 1);
+		wh_observation_free(&observation);
+	}
+	free(bytes);
+}
+
+static int start_metrics(struct server *server, struct metrics_server **out)
+{
+	const char *where = argument(server->arguments, "metrics");
+	char address[160];
+	int code;
+
+	if (!where)
+		return 0;
+	code = metrics_serve(where, make_metrics, server, address, sizeof(address), out);
+	if (!code)
+		note("metrics at %s", address);
+	return code;
+}
+
+/* ---- serving --------------------------------------------------------------------------------- */
+
+/* Printable ASCII, and \xNN for everything else; in a word for spaces, too. */
+static void print_escaped(const char *bytes, uint64_t length, bool word)
+{
+	for (uint64_t i = 0; i < length; i++) {
+		unsigned char c = (unsigned char)bytes[i];
+
+		if (c == '\\')
+			fputs("\\\\", stdout);
+		else if (c < 0x7f && (word ? c > ' ' : c >= ' '))
+			putchar(c);
+		else
+			printf("\\x%02x", c);
+	}
+}
+
+/* One line a notification, whatever its bytes are and whoever sends it: SENDER is one word and no
+ * other's. */
+static void print_notification(const char *sender, const unsigned char *data, uint64_t length)
+{
+	flockfile(stdout);
+	if (!*sender)
+		putchar('-');
+	else if (!strcmp(sender, "-"))
+		fputs("\\x2d", stdout);
+	else
+		print_escaped(sender, strlen(sender), true);
+	printf(" %llu ", (unsigned long long)length);
+	print_escaped((const char *)data, length, false);
+	putchar('\n');
+	fflush(stdout);
+	funlockfile(stdout);
+}
+
+/* They are taken whether they are shown or not, or their senders would wait for ever. */
+static int take_notifications(struct server *server)
+{
+	bool show = argument(server->arguments, "notifications");
+	struct wh_notification notification;
+	int error;
+
+	while (!(error = wh_engine_notification(server->engine, &notification, 0)))
+		if (show)
+			print_notification(notification.sender, notification.data, notification.length);
+	return error == -EAGAIN ? 0 : engine_fail(error, "cannot take notifications");
+}
+
+static void print_mooncake(void *arg, const char *name, const char *message)
+{
+	(void)arg;
+	print_notification(*name ? name : "mooncake", (const unsigned char *)message, strlen(message));
+}
+
+static int start_mooncake(struct server *server)
+{
+	struct mooncake_setup setup = {
+		.arguments = server->arguments,
+		.engine = server->engine,
+		.count = server->count,
+		.writable = !argument(server->arguments, "read-only"),
+		.notified = argument(server->arguments, "notifications") ? print_mooncake : NULL,
+	};
+
+	if (!mooncake_wanted(server->arguments))
+		return 0;
+	server->offers = calloc(server->count, sizeof(*server->offers));
+	if (!server->offers)
+		return fail(ENOMEM, "out of memory");
+	for (size_t i = 0; i < server->count; i++) {
+		const struct served *memory = &server->memories[i];
+
+		server->offers[i] = (struct mooncake_offer){
+			.name = memory->name,
+			.address = memory->address,
+			.size = memory->size,
+			.region = memory->region,
+			.on_gpu = memory_on_gpu(memory->memory.kind),
+		};
+	}
+	setup.offers = server->offers;
+	return mooncake_start(&setup, &server->mooncake);
+}
+
+static int serve(struct server *server, int signals)
+{
+	struct pollfd fds[] = {
+		{ .fd = signals, .events = POLLIN },
+		{ .fd = wh_engine_notification_fd(server->engine), .events = POLLIN },
+	};
+	struct signalfd_siginfo signal;
+	int code;
+
+	printf("%s\n", wh_engine_url(server->engine));
+	if (fflush(stdout))
+		return fail(errno, "cannot write to standard output: %s", strerror(errno));
+	code = start_mooncake(server);
+	if (code)
+		return code;
+	for (;;) {
+		if (poll(fds, 2, -1) < 0 && errno != EINTR)
+			return fail(errno, "poll: %s", strerror(errno));
+		if (fds[0].revents)
+			return read(signals, &signal, sizeof(signal)) > 0 ? EXIT_PASS : EXIT_FAIL;
+		if (fds[1].revents) {
+			code = take_notifications(server);
+			if (code)
+				return code;
+		}
+	}
+}
+
+/* A knob as the engine has read it, which has taken its value. */
+static const char *knob(const struct arguments *arguments, const char *variable, const char *name)
+{
+	const char *value = secure_getenv(variable), *setting;
+	size_t length = strlen(name);
+	int cursor = 0;
+
+	while ((setting = argument_next(arguments, "config", &cursor)))
+		if (strncmp(setting, name, length) == 0 && setting[length] == '=')
+			value = setting + length + 1;
+	return value ? value : "";
+}
+
+static bool is_encrypted(const struct arguments *arguments)
+{
+	const char *value = knob(arguments, "WHERRY_TLS", "tls");
+
+	return strcmp(value, "1") == 0 || strcmp(value, "yes") == 0 || strcmp(value, "on") == 0 ||
+	       strcmp(value, "true") == 0;
+}
+
+static void warn_if_open(const struct wh_engine *engine, const struct arguments *arguments)
+{
+	const char *host = wh_engine_url(engine) + strlen("wherry://");
+	bool encrypted = is_encrypted(arguments);
+
+	if (strncmp(host, "127.", 4) != 0 && strncmp(host, "[::1]", 5) != 0)
+		note("%s is reached by all who have %s; what moves is %sencrypted", host,
+		     encrypted && *knob(arguments, "WHERRY_TLS_CERT", "tls_cert") ?
+			     "a certificate of tls_ca" :
+			     "the key",
+		     encrypted ? "" : "not ");
+}
+
+static int run(const struct arguments *arguments)
+{
+	struct server server = { .arguments = arguments };
+	struct engine_setup setup = { 0 };
+	struct metrics_server *metrics = NULL;
+	sigset_t stop;
+	int signals, code = parse(&server);
+
+	if (code)
+		goto end;
+	/* Blocked before the engine has threads, so that none of them takes the signal. */
+	sigemptyset(&stop);
+	sigaddset(&stop, SIGINT);
+	sigaddset(&stop, SIGTERM);
+	sigprocmask(SIG_BLOCK, &stop, NULL);
+	signals = signalfd(-1, &stop, SFD_CLOEXEC);
+	if (signals < 0) {
+		code = fail(errno, "signalfd: %s", strerror(errno));
+		goto end;
+	}
+	setup.listen = argument(arguments, "listen");
+	setup.name = argument(arguments, "name");
+	code = engine_open(arguments, &setup, &server.engine);
+	if (code)
+		goto end_signals;
+	if (*wh_engine_url(server.engine))
+		code = publish(&server);
+	else
+		code = usage_error("the knob listen is none: say --listen ADDR:PORT");
+	if (!code)
+		code = start_metrics(&server, &metrics);
+	if (!code) {
+		warn_if_open(server.engine, arguments);
+		code = serve(&server, signals);
+	}
+	/* Taking the memory back may wait for peers: a second signal ends the process at once. */
+	sigprocmask(SIG_UNBLOCK, &stop, NULL);
+	metrics_stop(metrics);
+	code = mooncake_stop(server.mooncake, code);
+	code = withdraw(&server, code);
+	code = engine_close(server.engine, code);
+end_signals:
+	close(signals);
+end:
+	free(server.memories);
+	free(server.offers);
+	return code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "memory", .letter = 'm', .argument = "MEM:SIZE[:NAME]", .many = true,
+	  .help = "host, pinned, pageable, huge, cuda:0, vmm:cuda:0 ..." },
+	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
+	  .help = "where; by default 127.0.0.1:0, a free port" },
+	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
+	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
+	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
+	{ .name = "metrics", .argument = "ADDR:PORT",
+	  .help = "what it counts, for Prometheus, at /metrics" },
+	{ .name = "mooncake", .help = "offer it to Mooncake's engines on this host, too" },
+	{ .name = "mooncake-listen", .argument = "ADDR:PORT", .rare = true,
+	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. Anybody who "
+		  "reaches it has what is served" },
+	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
+	  .help = "where Mooncake's engines look for each other, if they do not by address: http://HOST:PORT/PATH "
+		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
+		  "of mode 0600" },
+	{ .name = "mooncake-name", .argument = "NAME", .rare = true,
+	  .help = "the segment's name there; by default the address ADDR:PORT" },
+	ENGINE_OPTIONS,
+	{ 0 },
+};
+
+const struct command command_serve = {
+	.name = "serve",
+	.usage = "",
+	.summary = "Offer memory for others to read and write",
+	.details =
+		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
+		"SIGTERM.\n\n"
+		"Who connects has to prove a key: on this host one that Wherry makes for each user, on "
+		"others that of a file, which the knob keyfile names on both sides; a listener on another "
+		"address than loopback takes one.\n\n"
+		MEMORY_HELP "\n\n"
+		"Each --memory is one region. A region without a NAME is called by its memory: host, "
+		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
+		"and that of a GPU. Pages of host memory are taken when they are first touched.\n\n"
+		"With --notifications each that arrives is one line, SENDER LENGTH BYTES. What is not printable "
+		"ASCII is \\xNN there, and a backslash \\\\; SENDER is one word, its spaces are \\x20, and who has "
+		"no name is a single -.\n\n"
+		"With --mooncake a further line for each region says how programs made for Mooncake's "
+		"transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its bytes, its name. They "
+		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and ADDRESS as the "
+		"target's offset. Every request is checked, but Mooncake's protocol has no keys: anybody "
+		"who reaches the port can do what the regions allow.",
+	.examples = "wherry serve --memory host:1GiB\n"
+		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"
+		    "wherry serve -m host:1GiB -l 0.0.0.0:7000 -c keyfile=/etc/wherry.key\n"
+		    "wherry serve -m host:1GiB --mooncake\n",
+	.options = options,
+	.least = 0,
+	.most = 0,
+	.run = run,
+};

@@ -1,0 +1,280 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wherry window: what CPU windows onto GPU memory do here, and how fast. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "bench/bench.h"
+#include "engine.h"
+#include "output.h"
+#include "program.h"
+#include "window/window.h"
+
+#define SIZE_MOST (UINT64_C(1) << 34)
+#define ROUNDS_MOST 100000
+
+static const struct subcommand {
+	const char *name;
+	int (*run)(struct window_choices *choices);
+	uint64_t least; /* bytes of --size, which is the first row's; 0: it takes none */
+} subcommands[] = {
+	{ "check", window_check, 0 },	 { "bandwidth", window_bandwidth, 64 },
+	{ "latency", window_latency, 4 }, { "api", window_api, 65536 },
+	{ "pingpong", window_pingpong, 0 },
+};
+
+#define SUBCOMMANDS (sizeof(subcommands) / sizeof(subcommands[0]))
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static const struct subcommand *find(const char *name)
+{
+	struct suggestion suggestion = { .word = name };
+
+	for (size_t i = 0; i < SUBCOMMANDS; i++) {
+		if (!strcmp(subcommands[i].name, name))
+			return &subcommands[i];
+		suggest(&suggestion, subcommands[i].name);
+	}
+	if (suggestion.best)
+		usage_error("no '%s'; did you mean '%s'?", name, suggestion.best);
+	else
+		usage_error("no '%s'", name);
+	return NULL;
+}
+
+static int add_memory(struct window_choices *choices, const char *text)
+{
+	struct memory *memory = &choices->memories[choices->memory_count];
+	const char *rest, *wrong;
+
+	if (choices->memory_count == WINDOW_MEMORIES)
+		return usage_error("--memory: at most %d", WINDOW_MEMORIES);
+	wrong = memory_parse(text, memory, &rest);
+	if (wrong)
+		return usage_error("--memory: '%s' %s", text, wrong);
+	if (*rest)
+		return usage_error("--memory: '%s' has ':%s' behind the GPU; --size takes a size",
+				   text, rest);
+	if (!memory_on_gpu(memory->kind))
+		return usage_error("--memory: '%s' is no GPU's memory, as windows need it", text);
+	if (memory->kind == WH_MEMORY_MANAGED)
+		return usage_error("--memory: '%s': the CPU reaches managed memory by itself",
+				   text);
+	for (size_t i = 0; i < choices->memory_count; i++)
+		if (!strcmp(choices->memories[i].name, memory->name))
+			return usage_error("--memory: %s is given twice", memory->name);
+	choices->memory_count++;
+	return 0;
+}
+
+static int parse_memories(struct window_choices *choices)
+{
+	const char *text;
+	int cursor = 0, error = 0;
+
+	while (!error && (text = argument_next(choices->arguments, "memory", &cursor)))
+		error = add_memory(choices, text);
+	choices->memories_given = choices->memory_count;
+	if (!error && !choices->memories_given)
+		error = add_memory(choices, "cuda:0");
+	if (!error && !choices->memories_given)
+		error = add_memory(choices, "vmm:cuda:0");
+	return error;
+}
+
+static int parse_numbers(struct window_choices *choices)
+{
+	const char *size = argument(choices->arguments, "size");
+	const char *rounds = argument(choices->arguments, "rounds");
+	const char *threads = argument(choices->arguments, "threads");
+	uint64_t value;
+
+	if (size) {
+		if (parse_size(size, "--size", &choices->size))
+			return EXIT_USAGE;
+	}
+	if (rounds) {
+		if (parse_count(rounds, "--rounds", 1, ROUNDS_MOST, &value))
+			return EXIT_USAGE;
+		choices->rounds = (unsigned)value;
+	}
+	if (threads) {
+		if (parse_count(threads, "--threads", 1, WINDOW_THREADS, &value))
+			return EXIT_USAGE;
+		choices->threads = (unsigned)value;
+	}
+	return 0;
+}
+
+/* What is of some subcommands only. */
+static int check_options(const struct window_choices *choices, const struct subcommand *subcommand)
+{
+	const char *name = subcommand->name, *size = argument(choices->arguments, "size");
+	bool check = !strcmp(name, "check");
+	char least[32];
+
+	if (choices->only && !check)
+		return usage_error("--test is for wherry window check");
+	if (size && !subcommand->least)
+		return usage_error("--size is not for wherry window %s", name);
+	if (size && (choices->size < subcommand->least || choices->size > SIZE_MOST)) {
+		format_size(least, sizeof(least), subcommand->least);
+		return usage_error("--size: %s is not between %s and 16 GiB", size, least);
+	}
+	if (choices->rounds && check)
+		return usage_error("--rounds is not for wherry window check");
+	if (argument(choices->arguments, "ways") && strcmp(name, "bandwidth") != 0)
+		return usage_error("--ways is for wherry window bandwidth");
+	if (choices->threads && strcmp(name, "bandwidth") != 0)
+		return usage_error("--threads is for wherry window bandwidth");
+	return 0;
+}
+
+/* The engine's settings, by opening one: in another process, for this one may have no threads. */
+static int check_settings(const struct arguments *arguments)
+{
+	static const struct engine_setup setup = { .listen = "none" };
+	struct wh_engine *engine;
+	int status = 0, code;
+	pid_t child;
+
+	fflush(NULL);
+	child = fork();
+	if (!child) {
+		code = engine_open(arguments, &setup, &engine);
+		exit(code ? code : engine_close(engine, 0));
+	}
+	if (child < 0 || waitpid(child, &status, 0) != child)
+		return fail(ECHILD, "fork: %s", strerror(errno));
+	return WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_FAIL;
+}
+
+static int parse(struct window_choices *choices, const struct subcommand *subcommand)
+{
+	int error = parse_memories(choices);
+
+	choices->backend = argument(choices->arguments, "backend");
+	choices->only = argument(choices->arguments, "test");
+	if (!error)
+		error = check_choice(choices->arguments, "backend");
+	if (!error)
+		error = parse_numbers(choices);
+	if (!error)
+		error = check_options(choices, subcommand);
+	return error ? error : check_settings(choices->arguments);
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+static json_t *document(const struct window_choices *choices, const char *name,
+			const struct bench_gpus *gpus)
+{
+	json_t *json = output_new();
+	char text[64];
+
+	snprintf(text, sizeof(text), "window %s", name);
+	json_object_set_new(json, "command", json_string(text));
+	json_object_set_new(json, "environment", bench_environment(gpus, NAN, NAN));
+	json_object_set_new(json, "backend", output_text(choices->backend));
+	json_object_set(json, "results", choices->results);
+	json_object_set(json, "skipped", choices->skipped);
+	return json;
+}
+
+static int run(const struct arguments *arguments)
+{
+	struct window_choices choices = { .arguments = arguments };
+	struct output_file file = { .fd = -1 };
+	const struct subcommand *subcommand = find(arguments->operands[0]);
+	struct bench_gpus gpus = { .count = 0 };
+	int code, written = 0;
+
+	if (!subcommand)
+		return EXIT_USAGE;
+	choices.results = json_array();
+	choices.skipped = json_array();
+	code = parse(&choices, subcommand);
+	if (!code)
+		code = output_open(&file, argument(arguments, "json"));
+	choices.table = file.table;
+	/* By a child, which must not come after this process has begun with CUDA. */
+	if (!code && file.path)
+		bench_gpus_look(bench_knob(arguments, "cuda"), &gpus);
+	if (!code)
+		code = subcommand->run(&choices);
+	/* Also when tests have failed: which ones is what the file is for. */
+	if (file.path && file.table && json_array_size(choices.results))
+		written = output_write(&file, document(&choices, subcommand->name, &gpus));
+	output_close(&file);
+	json_decref(choices.results);
+	json_decref(choices.skipped);
+	return written ? written : code;
+}
+
+static const struct command_option options[] = {
+	{ .name = "memory", .letter = 'm', .argument = "MEM",
+	  .help = "which; default cuda:0 and vmm:cuda:0", .many = true },
+	{ .name = "backend", .letter = 'b', .argument = "NAME",
+	  .complete = "driver dmabuf rm rm-watch staged",
+	  .help = "driver, dmabuf, rm, rm-watch, staged; default: as the setting window has it" },
+	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: this test alone" },
+	{ .name = "size", .letter = 's', .argument = "SIZE",
+	  .help = "bandwidth, latency, api: of the longest window" },
+	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "how often; not for check" },
+	{ .name = "threads", .letter = 'n', .argument = "N",
+	  .help = "bandwidth: with up to so many threads; default 8" },
+	{ .name = "ways", .help = "bandwidth: also by each instruction set that the CPU has",
+	  .rare = true },
+	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
+	  .help = "write everything to FILE; - is stdout" },
+	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
+	  .help = "set a knob; wherry config lists them", .many = true, .rare = true },
+	{ 0 },
+};
+
+const struct command command_window = {
+	.name = "window",
+	.usage = "WHAT",
+	.complete = "check bandwidth latency api pingpong",
+	.summary = "Check and measure CPU windows onto GPU memory",
+	.details =
+		"WHAT is check (is what a window shows the GPU's memory, whatever is done to "
+		"it?), bandwidth, latency, api (making a window and closing it) or pingpong (CPU "
+		"and GPU answer each other).\n\n"
+		"MEM is [KIND:]cuda:GPU, KIND device (cuMemAlloc, the default), vmm "
+		"(cuMemCreate) or pool (cuMemAllocAsync), GPU a number, GPU-UUID (its start will "
+		"do) or a PCI address. The option may be given several times.\n\n"
+		"check runs each test in a process of its own, so that one that crashes is one "
+		"that has failed. A test that cannot be done, such as passing a descriptor where "
+		"a backend has none, is waived, named with the reason and counted. The exit code "
+		"is 2 if one has failed, and 69 if there is no GPU, no such backend, or nothing "
+		"that could be tested.\n\n"
+		"bandwidth, in GB/s (10^9 bytes a second): writes and reads through the window, "
+		"which are of the library's choosing (long reads go by the GPU's copy engine), "
+		"the same by memcpy of the C library, and the driver's own copy between pinned "
+		"memory and the same place, in turns; then by several threads at once, where "
+		"reads are loads, and recv() from TCP connections over loopback straight into "
+		"the window, beside recv() into pinned memory. --size is how long the window is, "
+		"64MiB unless said otherwise; --rounds how many turns, 9 at most.\n\n"
+		"latency: of one access, in microseconds, without what the clock costs. write is "
+		"issued when it ends, write+flush has arrived. Cold: the host's bytes are in "
+		"none of the CPU's caches when it begins. Beside it the driver's copy.\n\n"
+		"api: how long it takes to open a window (pin and map), to open one onto what is "
+		"open, to ask what it is, and to close it (unmap and unpin), with how often it "
+		"took how long. --size is how long the longest is: 64MiB, of up to 1GiB.\n\n"
+		"pingpong: the CPU writes a number, a kernel on the GPU waits for it and answers "
+		"by another one, for which the CPU waits. Each of the two lies in the GPU's "
+		"memory (window) or in the host's (pinned). bare is the same with plain loads "
+		"and stores at the same two places. --rounds is how many round trips a game has; "
+		"of nine games the median is given.",
+	.examples = "wherry window check --backend driver    # through /dev/gdrdrv\n"
+		    "wherry window bandwidth -m cuda:0 -j window.json\n",
+	.options = options,
+	.least = 1,
+	.most = 1,
+	.run = run,
+};
