@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * libtransfer_engine.so's parts: api-engine.c makes engines, api-memory.c registers, api-segment.c finds the
- * other side, api-batch.c moves, api-lane.c moves by Mooncake's TCP and notifies, api-links.c tells.
+ * other side, api-batch.c moves, api-connection.c moves by Mooncake's TCP and notifies, api-links.c tells.
  *
  * Nothing of Wherry's is called under an engine's lock, save what neither blocks nor calls back.
  */
-#ifndef WH_MOONCAKE_API_H
-#define WH_MOONCAKE_API_H
+#ifndef WH_COMPAT_MOONCAKE_API_H
+#define WH_COMPAT_MOONCAKE_API_H
 
 #include <pthread.h>
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Connections of strangers: how many there may be, of all and from one place, and who has to go. A place is
  * what wh_place_of() says: an IPv4 address, or a network of IPv6. */
-#ifndef WH_MOONCAKE_CROWD_H
-#define WH_MOONCAKE_CROWD_H
+#ifndef WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
+#define WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The server's parts: server.c listens and answers questions, data.c moves bytes. */
-#ifndef WH_MOONCAKE_INTERNAL_H
-#define WH_MOONCAKE_INTERNAL_H
+#ifndef WH_COMPAT_MOONCAKE_INTERNAL_H
+#define WH_COMPAT_MOONCAKE_INTERNAL_H
 
 #include "compat/mooncake/connection-limit.h"
 #include "compat/mooncake/mooncake.h"

@@ -6,8 +6,8 @@
  * Mooncake's protocol knows no keys and no rights. What the server takes from a peer is checked against
  * what was published before a byte moves, and whoever reaches its ports has that.
  */
-#ifndef WH_MOONCAKE_MOONCAKE_H
-#define WH_MOONCAKE_MOONCAKE_H
+#ifndef WH_COMPAT_MOONCAKE_MOONCAKE_H
+#define WH_COMPAT_MOONCAKE_MOONCAKE_H
 
 #include <pthread.h>
 #include <sys/socket.h>

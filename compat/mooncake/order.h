@@ -14,8 +14,8 @@
  *
  * Nothing here knows sockets or clocks. One thread.
  */
-#ifndef WH_MOONCAKE_ORDER_H
-#define WH_MOONCAKE_ORDER_H
+#ifndef WH_COMPAT_MOONCAKE_ORDER_H
+#define WH_COMPAT_MOONCAKE_ORDER_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What Mooncake's sockets cannot receive into and send from where it lies goes by way of host memory, which an
  * engine of Wherry's copies to and from it. One at a time. */
-#ifndef WH_MOONCAKE_STAGING_H
-#define WH_MOONCAKE_STAGING_H
+#ifndef WH_COMPAT_MOONCAKE_STAGING_H
+#define WH_COMPAT_MOONCAKE_STAGING_H
 
 #include <stdbool.h>
 

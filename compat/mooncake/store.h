@@ -5,8 +5,8 @@
  *
  * The stores need libcurl, or hiredis, and are in the module of the registries, libwherry-registry.so.
  */
-#ifndef WH_MOONCAKE_STORE_H
-#define WH_MOONCAKE_STORE_H
+#ifndef WH_COMPAT_MOONCAKE_STORE_H
+#define WH_COMPAT_MOONCAKE_STORE_H
 
 #include "compat/mooncake/wire.h"
 

@@ -4,8 +4,8 @@
  * data connections, and the JSON in both and in metadata stores. Bytes to structures and back: no
  * sockets. docs/mooncake.md has the formats.
  */
-#ifndef WH_MOONCAKE_WIRE_H
-#define WH_MOONCAKE_WIRE_H
+#ifndef WH_COMPAT_MOONCAKE_WIRE_H
+#define WH_COMPAT_MOONCAKE_WIRE_H
 
 #include <stdbool.h>
 #include <stddef.h>

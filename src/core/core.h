@@ -142,7 +142,7 @@ static inline bool wh_region_may_vanish(const struct wh_region *region)
 /* A region of a peer. The `map` fields are the shm transport's. */
 struct wh_remote_region {
 	struct wh_place place;
-	_Atomic uint32_t map_state; /* enum in shm-map.c; 0: not asked for yet */
+	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not asked for yet */
 	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
 	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
 	_Atomic bool map_writable;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The kernels as the driver takes them. The table is made by kernels/embed when the library is
  * built. */
-#ifndef WH_PLATFORM_CUDA_IMAGES_H
-#define WH_PLATFORM_CUDA_IMAGES_H
+#ifndef WH_GPU_KERNEL_IMAGES_H
+#define WH_GPU_KERNEL_IMAGES_H
 
 #include <stddef.h>
 

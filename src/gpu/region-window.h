@@ -14,8 +14,8 @@
  * leaves the region or lets go of a lock that guards it, and flushed before anybody is told that it is
  * there.
  */
-#ifndef WH_TRANSPORT_PANE_H
-#define WH_TRANSPORT_PANE_H
+#ifndef WH_GPU_REGION_WINDOW_H
+#define WH_GPU_REGION_WINDOW_H
 
 #include "core/core.h"
 #include "window/view.h"

@@ -7,8 +7,8 @@
  * the slot (before it is sent) or out of it (after it has been received). Runs of a GPU's memory are
  * gathered or scattered by its copy engine or kernel, those of host memory are copied at once.
  */
-#ifndef WH_TRANSPORT_STAGING_H
-#define WH_TRANSPORT_STAGING_H
+#ifndef WH_GPU_STAGING_H
+#define WH_GPU_STAGING_H
 
 #include <stdbool.h>
 #include <stdint.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs of an engine: contexts, lanes, and who looks at what is done. lane-work.c puts work on them. */
+/* The GPUs of an engine: contexts, lanes, and who looks at what is done. launch.c puts work on them. */
 #include "gpu/stream.h"
 
 #include <errno.h>

@@ -12,8 +12,8 @@
  * in pinned memory. Whoever waits for a batch looks at the words; without a waiter the engine's GPU
  * thread does, which starts with the first job.
  */
-#ifndef WH_TRANSPORT_LANE_H
-#define WH_TRANSPORT_LANE_H
+#ifndef WH_GPU_STREAM_H
+#define WH_GPU_STREAM_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -259,7 +259,7 @@ int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
 /* May call a waiter's `ready`. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
-/* ---- between lane.c and lane-work.c ------------------------------------------------------------ */
+/* ---- between stream.c and launch.c ------------------------------------------------------------ */
 
 /* There is one more job: somebody has to look. */
 void wh_gpus_more(struct wh_gpus *gpus);

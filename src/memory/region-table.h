@@ -11,8 +11,8 @@
  * instead: that is entering it, counted apart, so that whoever ends the mapping waits for those
  * alone.
  */
-#ifndef WH_CORE_PLACES_H
-#define WH_CORE_PLACES_H
+#ifndef WH_MEMORY_REGION_TABLE_H
+#define WH_MEMORY_REGION_TABLE_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -26,7 +26,7 @@ struct wh_place {
 	uint32_t index;
 	uint64_t generation; /* not 0 once it has been used */
 	uint8_t access, kind, flags; /* enum wh_access, enum wh_memory_kind, WH_REGION_* */
-	uint8_t used; /* bits in places.c: taken and how; 0: free */
+	uint8_t used; /* bits in region-table.c: taken and how; 0: free */
 	_Atomic uint32_t pins; /* users who are in its mapping */
 	uint64_t address, length; /* a free one's address: 1 + the index of the next free one */
 	char *name; /* owned; NULL: none */

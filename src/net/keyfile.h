@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Files with cluster keys: docs/security.md. */
-#ifndef WH_CORE_KEYFILE_H
-#define WH_CORE_KEYFILE_H
+#ifndef WH_NET_KEYFILE_H
+#define WH_NET_KEYFILE_H
 
 #include <stddef.h>
 

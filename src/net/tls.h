@@ -6,8 +6,8 @@
  * A connection is one thread's at a time. Where the kernel does the encryption (kernel TLS), what is sent
  * goes by sendmsg() as on a plain connection.
  */
-#ifndef WH_CORE_TLS_H
-#define WH_CORE_TLS_H
+#ifndef WH_NET_TLS_H
+#define WH_NET_TLS_H
 
 #include <stdbool.h>
 #include <sys/socket.h>

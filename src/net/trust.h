@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The key that an engine proves, and demands of others: where it comes from. docs/security.md. */
-#ifndef WH_CORE_TRUST_H
-#define WH_CORE_TRUST_H
+#ifndef WH_NET_TRUST_H
+#define WH_NET_TRUST_H
 
 #include <stdbool.h>
 

@@ -6,8 +6,8 @@
  * copier's threads, and whoever waits for its batch copies along with them: each takes a chunk,
  * copies it, and takes the next. Who finishes the last chunk finishes the piece.
  */
-#ifndef WH_TRANSPORT_COPY_H
-#define WH_TRANSPORT_COPY_H
+#ifndef WH_TRANSPORT_COPIER_H
+#define WH_TRANSPORT_COPIER_H
 
 #include <pthread.h>
 #include <stdbool.h>

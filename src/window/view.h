@@ -10,8 +10,8 @@
  * The order in which things are undone matters everywhere: first munmap(), then what the driver
  * holds, since no driver takes pages away from a mapping.
  */
-#ifndef WH_WINDOW_WINDOW_H
-#define WH_WINDOW_WINDOW_H
+#ifndef WH_WINDOW_VIEW_H
+#define WH_WINDOW_VIEW_H
 
 #include <pthread.h>
 #include <stdatomic.h>

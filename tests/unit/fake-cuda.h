@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* For unit tests on the fake CUDA driver, whose path is in TEST_CUDA. */
-#ifndef TESTS_UNIT_GPU_H
-#define TESTS_UNIT_GPU_H
+#ifndef TESTS_UNIT_FAKE_CUDA_H
+#define TESTS_UNIT_FAKE_CUDA_H
 
 #include "unit.h"
 

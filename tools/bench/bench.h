@@ -12,8 +12,8 @@
  * The engines live apart from the limits so that they can be stopped while a limit is measured: a
  * spinning engine would take the CPU that the limit needs.
  */
-#ifndef TOOLS_BENCH_H
-#define TOOLS_BENCH_H
+#ifndef TOOLS_BENCH_BENCH_H
+#define TOOLS_BENCH_BENCH_H
 
 #include <jansson.h>
 #include <math.h>
@@ -73,7 +73,7 @@ static inline bool bench_pace_over(struct bench_pace *pace)
 	return now >= pace->deadline;
 }
 
-/* ---- statistics (bench-statistics.c) ------------------------------------------------------ */
+/* ---- statistics (statistics.c) ------------------------------------------------------ */
 
 void bench_sort(uint64_t *samples, size_t count);
 
@@ -98,7 +98,7 @@ double bench_pairs_test(const struct bench_pairs *pairs);
 double bench_pairs_limit(const struct bench_pairs *pairs);
 double bench_pairs_ratio(const struct bench_pairs *pairs);
 
-/* ---- where the bytes lie (bench-layout.c) ------------------------------------------------- */
+/* ---- where the bytes lie (layout.c) ------------------------------------------------- */
 
 /* Source and target are divided into slots of a block each. A walk goes over all slots, batch by
  * batch, and starts over. The limit and the test, and both sides of a check, take the same walk. */
@@ -208,7 +208,7 @@ void bench_gpus_look(const char *path, struct bench_gpus *out);
 /* The value of a knob as the engines will have it. */
 const char *bench_knob(const struct arguments *arguments, const char *name);
 
-/* ---- what the command line asks for (bench-plan.c) ---------------------------------------- */
+/* ---- what the command line asks for (plan.c) ---------------------------------------- */
 
 struct bench_plan {
 	struct bench_row *rows;
@@ -226,11 +226,11 @@ void bench_plan_free(struct bench_plan *plan);
 /* "0.5", "2": seconds as ns. 0, or EXIT_USAGE after a usage error. */
 int bench_parse_seconds(const char *text, int64_t *ns);
 
-/* ---- the other processes (bench-process.c) ------------------------------------------------ */
+/* ---- the other processes (process.c) ------------------------------------------------ */
 
 enum bench_what {
 	BENCH_QUIT = 1,
-	/* Of near and far (bench-run.c). */
+	/* Of near and far (run.c). */
 	BENCH_OPEN,      /* connections: an engine; answers its URL in text */
 	BENCH_CLOSE,
 	BENCH_CONNECT,   /* text: a URL, or "self" */
@@ -253,7 +253,7 @@ enum bench_what {
 			  * address: of the other process's memory, if there is one */
 	BENCH_LIMIT_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy or the driver */
 	BENCH_LIMIT_LATENCY,
-	/* Of raw (bench-raw.c). */
+	/* Of raw (raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
 	BENCH_RAW_WALK,   /* row */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
@@ -334,7 +334,7 @@ int bench_said_code(int error);
 bool bench_next_order(int fd, struct bench_order *order);
 void bench_reply(int fd, const struct bench_answer *answer);
 
-/* ---- Wherry's processes (bench-run.c, bench-first.c) -------------------------------------- */
+/* ---- Wherry's processes (run.c, first.c) -------------------------------------- */
 
 struct bench_member_setup {
 	const struct arguments *arguments;
@@ -349,7 +349,7 @@ int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint6
 /* `arg` is a struct bench_member_setup. */
 void bench_member_serve(int fd, void *arg);
 
-/* ---- the limits of GPUs (bench-gpu.c), by near -------------------------------------------- */
+/* ---- the limits of GPUs (gpu.c), by near -------------------------------------------- */
 
 struct bench_gpu_limit;
 
@@ -369,7 +369,7 @@ int bench_gpu_latency(struct bench_gpu_limit *limit, int64_t duration, uint64_t 
 		      size_t *count);
 void bench_gpu_close(struct bench_gpu_limit *limit);
 
-/* ---- raw limits (bench-limit.c, bench-raw.c, bench-tls.c) ---------------------------------- */
+/* ---- raw limits (limit.c, raw.c, tls.c) ---------------------------------- */
 
 /* Memory as the kind says, touched. NULL with errno set. */
 void *bench_map(uint32_t kind, uint64_t length);
@@ -387,7 +387,7 @@ struct bench_pipe {
 
 enum bench_tls { BENCH_TLS_NONE, BENCH_TLS_AES128, BENCH_TLS_CHACHA20 };
 
-/* (bench-tls.c) Shake hands, waiting for the other end. 0 or -errno. */
+/* (tls.c) Shake hands, waiting for the other end. 0 or -errno. */
 int bench_tls_start(struct bench_pipe *pipe, uint32_t cipher, bool accepting);
 void bench_tls_end(struct bench_pipe *pipe);
 /* As send() and recv(); `spin`: with MSG_DONTWAIT. */
@@ -480,10 +480,10 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 void bench_limit_close(struct bench_limit *limit);
 
 /* Where `length` bytes at `address` of process `pid` are mapped here, readable and writable, as the
- * same pages of the same file. NULL: nowhere. (bench-mapping.c) */
+ * same pages of the same file. NULL: nowhere. (mapping.c) */
 void *bench_find_mapping(pid_t pid, uint64_t address, uint64_t length);
 
-/* ---- measuring (bench-measure.c) ---------------------------------------------------------- */
+/* ---- measuring (measure.c) ---------------------------------------------------------- */
 
 struct bench_session {
 	struct bench_process near, far, raw;
@@ -535,7 +535,7 @@ struct bench_handshake {
 };
 #define BENCH_HANDSHAKE_LIMIT 1000 /* us, half of those with a key and without TLS */
 
-/* The same, for `duration` ns. (bench-handshake.c) */
+/* The same, for `duration` ns. (handshake.c) */
 int bench_handshake(const struct arguments *arguments, int64_t duration, struct bench_handshake *out,
 		    char text[BENCH_TEXT]);
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Results of wherry bench as one HTML page: what its parts share. */
-#ifndef TOOLS_REPORT_H
-#define TOOLS_REPORT_H
+#ifndef TOOLS_BENCH_REPORT_H
+#define TOOLS_BENCH_REPORT_H
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry copy, in parts: its ends (copy-file.c, copy-remote.c, copy-mooncake.c) and what runs between them
- * (copy-pipeline.c). */
-#ifndef TOOLS_COPY_H
-#define TOOLS_COPY_H
+/* wherry copy, in parts: its ends (file.c, remote.c, mooncake.c) and what runs between them
+ * (pipeline.c). */
+#ifndef TOOLS_COPY_COPY_H
+#define TOOLS_COPY_COPY_H
 
 #include <stdbool.h>
 #include <stdint.h>

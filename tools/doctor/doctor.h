@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of wherry doctor share. */
-#ifndef TOOLS_DOCTOR_H
-#define TOOLS_DOCTOR_H
+#ifndef TOOLS_DOCTOR_DOCTOR_H
+#define TOOLS_DOCTOR_DOCTOR_H
 
 #include <stdbool.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#ifndef TOOLS_EXPLAIN_H
-#define TOOLS_EXPLAIN_H
+#ifndef TOOLS_EXPLAIN_EXPLAIN_H
+#define TOOLS_EXPLAIN_EXPLAIN_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Numbers in Prometheus' text format, and telling them over HTTP. */
-#ifndef TOOLS_METRICS_H
-#define TOOLS_METRICS_H
+#ifndef TOOLS_EXPORTER_METRICS_H
+#define TOOLS_EXPORTER_METRICS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry registry keeps: values under keys, with leases, in memory and in a log on disk. */
-#ifndef TOOLS_REGISTRY_H
-#define TOOLS_REGISTRY_H
+#ifndef TOOLS_REGISTRY_REGISTRY_H
+#define TOOLS_REGISTRY_REGISTRY_H
 
 #include <stdbool.h>
 #include <stddef.h>

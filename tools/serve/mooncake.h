@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What wherry serve offers to programs made for Mooncake's transfer engine; and stores of their metadata. */
-#ifndef TOOLS_MOONCAKE_H
-#define TOOLS_MOONCAKE_H
+#ifndef TOOLS_SERVE_MOONCAKE_H
+#define TOOLS_SERVE_MOONCAKE_H
 
 #include <wherry/wherry.h>
 

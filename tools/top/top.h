@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of wherry top share: samples, taken on threads; views of them, as lines of text;
  * and the terminal. */
-#ifndef TOOLS_TOP_H
-#define TOOLS_TOP_H
+#ifndef TOOLS_TOP_TOP_H
+#define TOOLS_TOP_TOP_H
 
 #include <math.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the parts of wherry topo share; wherry doctor uses what reads a machine. */
-#ifndef TOOLS_TOPO_H
-#define TOOLS_TOPO_H
+#ifndef TOOLS_TOPO_TOPO_H
+#define TOOLS_TOPO_TOPO_H
 
 #include <stdio.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The parts of wherry window: what is checked and measured, and on what. */
-#ifndef TOOLS_WINDOW_H
-#define TOOLS_WINDOW_H
+#ifndef TOOLS_WINDOW_WINDOW_H
+#define TOOLS_WINDOW_WINDOW_H
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -33,7 +33,7 @@ struct window_choices {
 	json_t *results, *skipped;
 };
 
-/* ---- where it happens (window-place.c) ------------------------------------------------------- */
+/* ---- where it happens (memory.c) ------------------------------------------------------- */
 
 /* An engine, memory of a GPU that it gave, and the driver to look at it by another way. */
 struct window_place {
@@ -63,7 +63,7 @@ const char *window_mapping_name(uint32_t mapping);
 /* The exit code for what could not be opened: it is not there, or it failed. */
 int window_fail(const struct memory *memory, int error, const char *text);
 
-/* ---- check (window-check.c) ------------------------------------------------------------------ */
+/* ---- check (check.c) ------------------------------------------------------------------ */
 
 enum window_outcome { WINDOW_PASSED, WINDOW_FAILED, WINDOW_WAIVED };
 
@@ -89,7 +89,7 @@ struct window_case {
 	void (*run)(struct window_try *try);
 };
 
-/* Tables, ended by a zero row (window-cases.c, window-process.c). */
+/* Tables, ended by a zero row (cases.c, process.c). */
 extern const struct window_case window_cases[], window_process_cases[];
 
 /* What more than one test does. */
@@ -106,7 +106,7 @@ bool window_reachable(const void *address);
 /* A number that no call before has given, for patterns. */
 uint64_t window_fresh(void);
 
-/* ---- measuring (window-measure.c) ------------------------------------------------------------ */
+/* ---- measuring (measure.c) ------------------------------------------------------------ */
 
 /* A place with a window onto all of it and pinned memory of the host, in the GPU's context. */
 struct window_scene {
@@ -139,7 +139,7 @@ void window_number(json_t *row, const char *key, double value);
 /* A column of the table; "-" if it is not a number. */
 void window_cell(FILE *table, double value, int width, int digits);
 #define WINDOW_SHAPES 4
-/* recv() into the window, beside recv() into the host's memory (window-receive.c). */
+/* recv() into the window, beside recv() into the host's memory (receive.c). */
 int window_receive(struct window_scene *scene);
 
 /* ---- subcommands: exit codes ----------------------------------------------------------------- */

@@ -2,13 +2,13 @@
 /*
  * The transport cuda: a GPU's memory on one side or on both, on one host.
  *
- * cuda.c: the transport's functions. cuda-view.c: how GPUs see a region, ours or a peer's; pinning and
- * mapping. cuda-export.c: the side whose memory is mapped by others. cuda-move.c: pieces to lanes.
- * cuda-stage.c: pieces that no GPU reaches both sides of, through pinned memory. cuda-window.c: those of a
+ * cuda.c: the transport's functions. mapping.c: how GPUs see a region, ours or a peer's; pinning and
+ * mapping. export.c: the side whose memory is mapped by others. move.c: pieces to lanes.
+ * stage.c: pieces that no GPU reaches both sides of, through pinned memory. window.c: those of a
  * few bytes, by the CPU.
  */
-#ifndef WH_TRANSPORT_CUDA_H
-#define WH_TRANSPORT_CUDA_H
+#ifndef WH_TRANSPORT_CUDA_CUDA_H
+#define WH_TRANSPORT_CUDA_CUDA_H
 
 #include <pthread.h>
 #include <stdatomic.h>

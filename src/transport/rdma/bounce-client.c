@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the initiator's half of a desk (rdma-desk.c): pinned memory of the owner's, which NICs read and write
+ * rdma, the initiator's half of a desk (bounce-server.c): pinned memory of the owner's, which NICs read and write
  * as if it were a region of the peer's, with the number 0. Its slots are lent to whatever stages; what waits
  * for one has it in its turn. All of it under rdma_peer.lock, unless it says otherwise.
  */

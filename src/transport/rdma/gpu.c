@@ -6,7 +6,7 @@
  * dmabuf   the driver of the GPU exports the range as a file descriptor, the kernel's driver of the NIC
  *          takes it. One descriptor does for all NICs: each export would take as much of the GPU's BAR again.
  * peermem  the NIC is given the GPU's own address, which a module of the kernel (nvidia-peermem) translates.
- * staged   not at all: bytes go through pinned memory (rdma-stage.c), or, if they are a peer's to reach, by
+ * staged   not at all: bytes go through pinned memory (stage.c), or, if they are a peer's to reach, by
  *          another transport.
  *
  * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping.

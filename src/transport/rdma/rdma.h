@@ -3,22 +3,22 @@
  * The transport rdma: one-sided writes and reads by the NICs, over InfiniBand and RoCE.
  *
  * rdma.c         the table, pieces coming in
- * rdma-reach.c   can it move bytes between two regions? waiting for connections and keys
- * rdma-rail.c    devices, their ports (the rails) and addresses, what happens to them; queue pairs
- * rdma-near.c    which NIC is near to which memory
- * rdma-memory.c  registering regions with NICs, and the keys of a peer's
- * rdma-client.c  the initiator's queue pairs: connecting, breaking, trying again, giving back
- * rdma-gpu.c     ways for NICs to a GPU's memory: dma-buf, peermem, and why not
- * rdma-worker.c  the owner's thread that registers, and flushes, what peers ask for
- * rdma-visible.c what NICs have written to a GPU's memory becomes visible to it
- * rdma-stage.c   a GPU's memory that no NIC reaches, by way of pinned memory
- * rdma-loan.c    the initiator's half of that memory where it is the peer's
- * rdma-desk.c    the owner's half: pinned memory for a peer, and copies between it and regions
- * rdma-share.c   which connection takes how much of what
- * rdma-flow.c    work requests out, completions in
- * rdma-server.c  the owner's side: it connects queue pairs and hands out keys; NICs do the rest
- * rdma-mail.c    notifications that the initiator's NIC writes into the owner's mailbox: letters
- * rdma-mailbox.c the owner's half: the mailbox, and what comes there
+ * reach.c   can it move bytes between two regions? waiting for connections and keys
+ * rail.c    devices, their ports (the rails) and addresses, what happens to them; queue pairs
+ * affinity.c    which NIC is near to which memory
+ * memory.c  registering regions with NICs, and the keys of a peer's
+ * client.c  the initiator's queue pairs: connecting, breaking, trying again, giving back
+ * gpu.c     ways for NICs to a GPU's memory: dma-buf, peermem, and why not
+ * worker.c  the owner's thread that registers, and flushes, what peers ask for
+ * flush.c what NICs have written to a GPU's memory becomes visible to it
+ * stage.c   a GPU's memory that no NIC reaches, by way of pinned memory
+ * bounce-client.c    the initiator's half of that memory where it is the peer's
+ * bounce-server.c    the owner's half: pinned memory for a peer, and copies between it and regions
+ * striping.c   which connection takes how much of what
+ * flow.c    work requests out, completions in
+ * server.c  the owner's side: it connects queue pairs and hands out keys; NICs do the rest
+ * notify.c    notifications that the initiator's NIC writes into the owner's mailbox: letters
+ * receive-ring.c the owner's half: the mailbox, and what comes there
  *
  * A peer has one reliable connection, a line, for each of our rails; the owner chooses which of its
  * own is at the other end. They are made when they are first needed. Their ends, and the keys of
@@ -30,8 +30,8 @@
  * owner has destroyed its queue pair and said so: a packet that was held up somewhere cannot arrive
  * after them.
  */
-#ifndef WH_TRANSPORT_RDMA_H
-#define WH_TRANSPORT_RDMA_H
+#ifndef WH_TRANSPORT_RDMA_RDMA_H
+#define WH_TRANSPORT_RDMA_RDMA_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -57,7 +57,7 @@
 #define RDMA_READS 16                /* reads that a NIC has under way */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* the most that one memory region of a NIC holds */
 #define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before what failed is tried again, at first */
-#define RDMA_SLOTS 32 /* WH_SLOTS of lane.h, whose names are not for all who include this */
+#define RDMA_SLOTS 32 /* WH_SLOTS of gpu/stream.h, whose names are not for all who include this */
 #define RDMA_SPIN (50 * 1000)        /* ns that a waiter polls before it sleeps */
 /* ns that a submission waits to reach a peer or region */
 #define RDMA_PATIENCE (2 * INT64_C(1000000000))
@@ -508,7 +508,7 @@ struct rdma_peer {
 	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
 	struct rdma_mail mail;
 	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
-	uint32_t watched, unwatched; /* pieces: see rdma-watch.c */
+	uint32_t watched, unwatched; /* pieces: see polling.c */
 	uint64_t looked, looked_before; /* so often for completions; as the patrol has seen it last */
 	bool patrolled;
 	struct wh_task patrol_due; /* on rdma.loop */

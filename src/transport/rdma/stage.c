@@ -2,7 +2,7 @@
 /*
  * A GPU's memory that the NIC of no line reaches: its bytes go through slots of pinned memory, a few at a
  * time, so that GPU and NICs work at once. For memory of ours these are slots of our own, which are
- * registered with the NICs of all lines; for the peer's they are slots of its desk, lent to us (rdma-loan.c).
+ * registered with the NICs of all lines; for the peer's they are slots of its desk, lent to us (bounce-client.c).
  *
  * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the other side's
  * memory or slot: connections and completions know no difference. A write's slots here are filled before

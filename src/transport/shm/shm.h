@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport shm, between processes of one host. shm.c: the initiator's connection; shm-map.c:
- * its mappings. shm-vm.c: memory that cannot be mapped. shm-server.c: the side whose memory it is;
- * shm-grant.c: what of it may be mapped.
+ * The transport shm, between processes of one host. shm.c: the initiator's connection; map.c:
+ * its mappings. vm.c: memory that cannot be mapped. server.c: the side whose memory it is;
+ * grant.c: what of it may be mapped.
  *
  * Over the owner's unix socket: the handshake, which proves the key of the control connection's session;
  * ALIVE, with the descriptor of the alive page; then MAP for each region, answered by MAPPED with the
  * descriptor of its memory, or with the reason why there is none.
  */
-#ifndef WH_TRANSPORT_SHM_H
-#define WH_TRANSPORT_SHM_H
+#ifndef WH_TRANSPORT_SHM_SHM_H
+#define WH_TRANSPORT_SHM_SHM_H
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -46,7 +46,7 @@ int wh_shm_send(int socket, const void *bytes, size_t length, int fd, int flags)
 struct wh_shm {
 	struct wh_engine *engine;
 	struct wh_copier copier;
-	struct wh_alive *alive; /* shm-server.c */
+	struct wh_alive *alive; /* server.c */
 };
 
 /* ---- the owner ----------------------------------------------------------------------------- */
@@ -133,7 +133,7 @@ void wh_shm_hang_up(struct wh_shm_peer *shm);
 int wh_shm_trouble(struct wh_shm_peer *shm, int error, const char *what);
 int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what);
 
-/* ---- the initiator's mappings: shm-map.c ------------------------------------------------------- */
+/* ---- the initiator's mappings: map.c ------------------------------------------------------- */
 
 /* An allocation of the peer's, of which regions have been asked for: one mapping for all of them.
  * Under shm.maps_lock; taken out, and unmapped, on the first loop alone. */

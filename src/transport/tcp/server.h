@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of a data connection. tcp-server.c: the connection, requests and answers.
- * tcp-server-stage.c: requests for a GPU's memory, whose bytes go through slots of pinned memory.
+ * The owner's side of a data connection. server.c: the connection, requests and answers.
+ * server-stage.c: requests for a GPU's memory, whose bytes go through slots of pinned memory.
  */
 #ifndef WH_TRANSPORT_TCP_SERVER_H
 #define WH_TRANSPORT_TCP_SERVER_H
@@ -91,7 +91,7 @@ struct tcp_server {
 	_Atomic uint32_t flying; /* chunks that a GPU is moving */
 };
 
-/* ---- tcp-server.c ---------------------------------------------------------------------------------- */
+/* ---- server.c ---------------------------------------------------------------------------------- */
 
 /* Something that it has waited for is there: go on. `came`: bytes may have come. On its loop. */
 void tcp_server_turn(struct tcp_server *server, bool came);
@@ -100,14 +100,14 @@ void tcp_server_hold(struct tcp_server *server, int64_t bytes);
 /* The last chunk of a connection that has ended is gone. */
 void tcp_server_bury(struct tcp_server *server);
 
-/* ---- tcp-window.c --------------------------------------------------------------------------------- */
+/* ---- window.c --------------------------------------------------------------------------------- */
 
 /* Is the payload of the write at hand received through CPU windows? Opens them. */
 bool tcp_window_takes(struct tcp_server *server);
 /* No more of it comes: what has is in place when this returns. */
 void tcp_window_end(struct tcp_server *server);
 
-/* ---- tcp-server-stage.c ------------------------------------------------------------------------------ */
+/* ---- server-stage.c ------------------------------------------------------------------------------ */
 
 /* Move along a list of extents by bytes that have been moved. */
 void tcp_extents_advance(const struct tcp_extent *extents, uint32_t *at, uint64_t *skip,

@@ -3,19 +3,19 @@
  * The tcp transport: data connections beside the control connection.
  *
  * tcp.c         the table, a peer's state, pieces waiting to be sent
- * tcp-client.c  the initiator's connections: opening, owning, breaking, trying again
- * tcp-flow.c    the bytes on them: requests out, responses in
- * tcp-client-stage.c  the same for a GPU's memory, through slots of pinned memory
- * tcp-server.c  the owner's side: requests in, checked, answered; tcp-server-stage.c likewise
- * tcp-window.c  a GPU's memory that bytes are received into without slots, on both sides
+ * client.c  the initiator's connections: opening, owning, breaking, trying again
+ * flow.c    the bytes on them: requests out, responses in
+ * client-stage.c  the same for a GPU's memory, through slots of pinned memory
+ * server.c  the owner's side: requests in, checked, answered; server-stage.c likewise
+ * window.c  a GPU's memory that bytes are received into without slots, on both sides
  *
  * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
  * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
  * ones are pulled by all connections as they have nothing left to send, so that the faster take more, but
  * none takes much more than another has in hand. Requests are pipelined and answered by id.
  */
-#ifndef WH_TRANSPORT_TCP_H
-#define WH_TRANSPORT_TCP_H
+#ifndef WH_TRANSPORT_TCP_TCP_H
+#define WH_TRANSPORT_TCP_TCP_H
 
 #include <sys/uio.h>
 
@@ -190,7 +190,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice);
 /* Fail what has not been taken yet: what is meant for this connection, and what is for all. */
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
 
-/* In tcp-flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
+/* In flow.c; under client.lock. Each returns 0, -EAGAIN, or the error that breaks the connection.
  * Pieces that are done go to `done`. */
 int tcp_flow_send(struct tcp_client *client, bool owner);
 int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
@@ -199,7 +199,7 @@ void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh
 void tcp_flow_reset(struct tcp_client *client);
 void tcp_pieces_done(struct wh_list *done);
 
-/* In tcp-client-stage.c; under client.lock. */
+/* In client-stage.c; under client.lock. */
 
 /* A slice of a GPU's memory has been pulled. 1: it can be sent now; 0: it is queued later, by the
  * connection's loop; or a negative errno. */
@@ -215,7 +215,7 @@ bool tcp_stage_busy(struct tcp_slice *slice, bool fail);
 /* The slice has ended. */
 void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice);
 
-/* In tcp-window.c. */
+/* In window.c. */
 
 struct wh_pane;
 /* Open windows onto those of our regions that are a GPU's. No lock is held. */

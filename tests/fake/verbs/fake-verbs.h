@@ -31,8 +31,8 @@
  * What is left open when the process ends aborts, as does a completion queue that overruns, or is destroyed
  * with events that have not been acknowledged: a real one would wait for that.
  */
-#ifndef FAKE_VERBS_H
-#define FAKE_VERBS_H
+#ifndef TESTS_FAKE_VERBS_FAKE_VERBS_H
+#define TESTS_FAKE_VERBS_FAKE_VERBS_H
 
 #include <stdbool.h>
 #include <stdint.h>

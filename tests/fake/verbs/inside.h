@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What verbs.c and rc.c share. */
-#ifndef FAKE_VERBS_INSIDE_H
-#define FAKE_VERBS_INSIDE_H
+#ifndef TESTS_FAKE_VERBS_INSIDE_H
+#define TESTS_FAKE_VERBS_INSIDE_H
 
 #include <pthread.h>
 #include <stdatomic.h>

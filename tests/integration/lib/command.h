@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The wherry command as a process beside the test, which dies with it. */
-#ifndef TESTS_COMMAND_H
-#define TESTS_COMMAND_H
+#ifndef TESTS_INTEGRATION_LIB_COMMAND_H
+#define TESTS_INTEGRATION_LIB_COMMAND_H
 
 #include "harness.h"
 

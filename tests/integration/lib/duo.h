@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Two engines of this process with a GPU's memory, or other, on the fake CUDA driver and the fake NICs. */
-#ifndef TESTS_DUO_H
-#define TESTS_DUO_H
+#ifndef TESTS_INTEGRATION_LIB_DUO_H
+#define TESTS_INTEGRATION_LIB_DUO_H
 
 #include "gpu.h"
 #include "nics.h"

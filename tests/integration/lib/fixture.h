@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* An engine of this process, a target over one of the routes, and memory on both sides. */
-#ifndef TESTS_FIXTURE_H
-#define TESTS_FIXTURE_H
+#ifndef TESTS_INTEGRATION_LIB_FIXTURE_H
+#define TESTS_INTEGRATION_LIB_FIXTURE_H
 
 #include <pthread.h>
 

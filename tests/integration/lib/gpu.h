@@ -3,8 +3,8 @@
  * What the GPU tests share: the CUDA driver as an application has it, the fake driver's controls, and an
  * engine with memory on both sides.
  */
-#ifndef TESTS_GPU_H
-#define TESTS_GPU_H
+#ifndef TESTS_INTEGRATION_LIB_GPU_H
+#define TESTS_INTEGRATION_LIB_GPU_H
 
 #include "harness.h"
 

@@ -7,8 +7,8 @@
  * thread sanitizer forbids it). It cannot outlive the test: it dies with its parent, and an alarm
  * ends it at the latest.
  */
-#ifndef TESTS_HARNESS_H
-#define TESTS_HARNESS_H
+#ifndef TESTS_INTEGRATION_LIB_HARNESS_H
+#define TESTS_INTEGRATION_LIB_HARNESS_H
 
 #include <errno.h>
 #include <setjmp.h>

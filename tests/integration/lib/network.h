@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Networks of the test's own: hosts that are network namespaces, and a router between two of them. */
-#ifndef TESTS_NETWORK_H
-#define TESTS_NETWORK_H
+#ifndef TESTS_INTEGRATION_LIB_NETWORK_H
+#define TESTS_INTEGRATION_LIB_NETWORK_H
 
 #include "harness.h"
 

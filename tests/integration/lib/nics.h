@@ -3,8 +3,8 @@
  * The NICs of the fake libibverbs, as tests make them slow, silent and wrong: what fake-verbs.h declares,
  * found in the library that the engine opens. NICs count from 0, over both sides of this process.
  */
-#ifndef TESTS_NICS_H
-#define TESTS_NICS_H
+#ifndef TESTS_INTEGRATION_LIB_NICS_H
+#define TESTS_INTEGRATION_LIB_NICS_H
 
 #include "fixture.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Bytes that say where they belong: each depends on its position and on a seed (the iteration). */
-#ifndef TESTS_PATTERN_H
-#define TESTS_PATTERN_H
+#ifndef TESTS_INTEGRATION_LIB_PATTERN_H
+#define TESTS_INTEGRATION_LIB_PATTERN_H
 
 #include <stddef.h>
 #include <stdint.h>

@@ -3,8 +3,8 @@
  * A TCP proxy in a thread of the test, to stand between two engines: it counts what passes, stops
  * passing it on (as a network that has gone away does), slows it down, and cuts connections.
  */
-#ifndef TESTS_PROXY_H
-#define TESTS_PROXY_H
+#ifndef TESTS_INTEGRATION_LIB_PROXY_H
+#define TESTS_INTEGRATION_LIB_PROXY_H
 
 #include <stdbool.h>
 #include <stdint.h>

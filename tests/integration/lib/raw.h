@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Speaking the protocol by hand, so that it can be spoken wrongly. */
-#ifndef TESTS_RAW_H
-#define TESTS_RAW_H
+#ifndef TESTS_INTEGRATION_LIB_RAW_H
+#define TESTS_INTEGRATION_LIB_RAW_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Servers of registries, real ones, each on a free port of the loopback and with files of its own. */
-#ifndef TESTS_SERVER_H
-#define TESTS_SERVER_H
+#ifndef TESTS_INTEGRATION_LIB_SERVER_H
+#define TESTS_INTEGRATION_LIB_SERVER_H
 
 #include "harness.h"
 

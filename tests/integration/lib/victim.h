@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The engine that hostile-*.c attack, and a good peer that it has to serve all the while. */
-#ifndef TESTS_VICTIM_H
-#define TESTS_VICTIM_H
+#ifndef TESTS_INTEGRATION_LIB_VICTIM_H
+#define TESTS_INTEGRATION_LIB_VICTIM_H
 
 #include "fixture.h"
 #include "raw.h"

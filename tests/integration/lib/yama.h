@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Yama, which keeps processes of one user from each other's memory (kernel.yama.ptrace_scope). */
-#ifndef TESTS_YAMA_H
-#define TESTS_YAMA_H
+#ifndef TESTS_INTEGRATION_LIB_YAMA_H
+#define TESTS_INTEGRATION_LIB_YAMA_H
 
 /* This machine's ptrace_scope, 0 where it has no Yama. */
 int yama_scope(void);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT OR GPL-2.0-only */
 /* /dev/lab-gpu: GPU memory for tests, which is a PCI device's BAR. What a program allocates here,
  * kernel modules can ask for by the NVIDIA driver's functions. */
-#ifndef LAB_GPU_H
-#define LAB_GPU_H
+#ifndef TESTS_LAB_PROVIDER_LAB_GPU_H
+#define TESTS_LAB_PROVIDER_LAB_GPU_H
 
 #include <linux/ioctl.h>
 #include <linux/types.h>
