@@ -37,32 +37,38 @@ bool many_is(const unsigned char *at, uint32_t bytes, uint64_t word)
 	return true;
 }
 
-/* One side's life, one link: each word in its slot is of a write that was submitted, and of none before
- * the last that was reported complete. */
-static bool audit_slot(struct many *many, uint32_t engine, uint32_t k, uint32_t life, uint32_t target_life)
+/* One side's life, one link: each word in its slot is of a write that was submitted, and of none
+ * before the last that was reported complete. */
+static bool audit_slot(struct many *many, uint32_t engine, uint32_t k, uint32_t life,
+		       uint32_t target_life)
 {
 	struct many_link *link = many_link(many, engine, k);
 	uint32_t completed = atomic_load(&link->ledger[life][target_life].completed);
 	uint32_t submitted = atomic_load(&link->ledger[life][target_life].submitted);
-	const unsigned char *slot = many_badge(many, link->target, target_life) + many_slot(many, k, life);
+	const unsigned char *slot =
+		many_badge(many, link->target, target_life) + many_slot(many, k, life);
 	uint64_t word;
 
 	for (uint32_t i = 0; i < many->options.bytes; i += sizeof(word)) {
 		memcpy(&word, slot + i, sizeof(word));
-		if (word ? word < many_word(engine, k, completed) || word > many_word(engine, k, submitted) ||
-				   (uint32_t)word != (uint32_t)many_word(engine, k, 0) :
+		if (word ? word < many_word(engine, k, completed) ||
+				    word > many_word(engine, k, submitted) ||
+				    (uint32_t)word != (uint32_t)many_word(engine, k, 0) :
 			   completed != 0) {
 			many_wrong(many, many_life(many, engine, life),
-				   "n%u (life %u) wrote %u times to n%u (life %u), of which %u were reported "
-				   "complete: its memory holds %#llx at %u", engine, life, submitted,
-				   link->target, target_life, completed, (unsigned long long)word, i);
+				   "n%u (life %u) wrote %u times to n%u (life %u), of which %u "
+				   "were reported "
+				   "complete: its memory holds %#llx at %u",
+				   engine, life, submitted, link->target, target_life, completed,
+				   (unsigned long long)word, i);
 			return false;
 		}
 	}
 	return true;
 }
 
-/* Of an engine that was killed what was in flight is nobody's any more; of the others nothing is. */
+/* Of an engine that was killed what was in flight is nobody's any more; of the others nothing is.
+ */
 static bool audit_life(struct many *many, uint32_t engine, uint32_t life)
 {
 	struct many_life *at = many_life(many, engine, life);
@@ -72,8 +78,8 @@ static bool audit_life(struct many *many, uint32_t engine, uint32_t life)
 	if (ended == submitted || (atomic_load(&at->killed) && ended < submitted &&
 				   submitted - ended <= many->options.degree))
 		return true;
-	many_wrong(many, at, "n%u (life %u) submitted %llu transfers, of which %llu have ended", engine,
-		   life, (unsigned long long)submitted, (unsigned long long)ended);
+	many_wrong(many, at, "n%u (life %u) submitted %llu transfers, of which %llu have ended",
+		   engine, life, (unsigned long long)submitted, (unsigned long long)ended);
 	return false;
 }
 

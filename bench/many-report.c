@@ -23,8 +23,9 @@ static void put(json_t *object, const char *name, double value)
 
 static json_t *series(const struct many_series *series)
 {
-	return json_pack("{s:o, s:o, s:o, s:o}", "mean", rounded(series->mean), "p50", rounded(series->p50),
-			 "p99", rounded(series->p99), "max", rounded(series->most));
+	return json_pack("{s:o, s:o, s:o, s:o}", "mean", rounded(series->mean), "p50",
+			 rounded(series->p50), "p99", rounded(series->p99), "max",
+			 rounded(series->most));
 }
 
 static json_t *errors(struct many *many)
@@ -33,8 +34,9 @@ static json_t *errors(struct many *many)
 
 	for (int i = 0; i < MANY_ERRNO; i++)
 		if (atomic_load(&many->errors[i]))
-			json_object_set_new(object, i ? strerrorname_np(i) : "other",
-					    json_integer((json_int_t)atomic_load(&many->errors[i])));
+			json_object_set_new(
+				object, i ? strerrorname_np(i) : "other",
+				json_integer((json_int_t)atomic_load(&many->errors[i])));
 	return object;
 }
 
@@ -88,15 +90,17 @@ int many_report(struct many *many, const struct many_results *results)
 	put(transfers, "wrong", results->wrong);
 	json_object_set_new(transfers, "errors", errors(many));
 	json_object_set_new(all, "schema", json_integer(1));
-	json_object_set_new(all, "environment", bench_environment(options->registry, options->config));
+	json_object_set_new(all, "environment",
+			    bench_environment(options->registry, options->config));
 	json_object_set_new(all, "engines", json_integer(options->engines));
 	json_object_set_new(all, "processes", json_integer(options->processes));
 	json_object_set_new(all, "degree", json_integer(options->degree));
 	json_object_set_new(all, "transfer_bytes", json_integer(options->bytes));
 	json_object_set_new(all, "cost", cost(results, options));
-	json_object_set_new(all, "data", json_pack("{s:o, s:o, s:o}", "seconds", rounded(results->move_seconds),
-						   "transfers", rounded(results->moved_transfers), "bytes",
-						   rounded(results->moved_bytes)));
+	json_object_set_new(all, "data",
+			    json_pack("{s:o, s:o, s:o}", "seconds", rounded(results->move_seconds),
+				      "transfers", rounded(results->moved_transfers), "bytes",
+				      rounded(results->moved_bytes)));
 	if (options->restart)
 		json_object_set_new(all, "restart", restart(many, results));
 	json_object_set_new(all, "transfers", transfers);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A process with some of the engines: it opens them, connects them and moves bytes, as it is told. */
+/* A process with some of the engines: it opens them, connects them and moves bytes, as it is told.
+ */
 #include <assert.h>
 #include <errno.h>
 #include <poll.h>
@@ -13,8 +14,8 @@
 
 #include "many.h"
 
-#define PAUSE (2 * MANY_MS)          /* when there is nothing to do */
-#define RETRY (100 * MANY_MS)        /* after a peer could not be reached */
+#define PAUSE (2 * MANY_MS) /* when there is nothing to do */
+#define RETRY (100 * MANY_MS) /* after a peer could not be reached */
 #define OPEN_TIMEOUT (20 * MANY_SECOND)
 #define OPEN_AGAIN_TIMEOUT MANY_SECOND
 
@@ -58,14 +59,17 @@ static void log_line(void *arg, const char *line)
 /* The text of the error that a call of Wherry has just returned. */
 static int failed(struct many_answer *answer, int error, const char *what, uint32_t engine)
 {
-	snprintf(answer->text, sizeof(answer->text), "%s of n%u: %.200s", what, engine, wh_error_text());
+	snprintf(answer->text, sizeof(answer->text), "%s of n%u: %.200s", what, engine,
+		 wh_error_text());
 	answer->error = error;
 	return error;
 }
 
-/* ---- opening and closing ------------------------------------------------------------------------ */
+/* ---- opening and closing ------------------------------------------------------------------------
+ */
 
-static int open_node(struct worker *worker, struct node *node, uint32_t number, struct many_answer *answer)
+static int open_node(struct worker *worker, struct node *node, uint32_t number,
+		     struct many_answer *answer)
 {
 	struct many *many = worker->many;
 	const struct many_options *options = &many->options;
@@ -90,7 +94,8 @@ static int open_node(struct worker *worker, struct node *node, uint32_t number, 
 	node->number = number;
 	node->life = many_life(many, number, life);
 	snprintf(name, sizeof(name), "n%u", number);
-	/* As whoever starts a service does, on a machine that is so busy that a registry is late. */
+	/* As whoever starts a service does, on a machine that is so busy that a registry is late.
+	 */
 	while ((error = wh_engine_open(&engine, &node->engine)) == -ETIMEDOUT &&
 	       many_now() - begun < MANY_PATIENCE)
 		;
@@ -166,9 +171,11 @@ static void close_nodes(struct worker *worker, struct many_answer *answer)
 	}
 }
 
-/* ---- links -------------------------------------------------------------------------------------- */
+/* ---- links --------------------------------------------------------------------------------------
+ */
 
-/* In which life the engine is that has this epoch; MANY_LIVES: that has not been written down yet. */
+/* In which life the engine is that has this epoch; MANY_LIVES: that has not been written down yet.
+ */
 static uint32_t life_of(struct many *many, uint32_t engine, uint64_t epoch)
 {
 	uint32_t life = 0;
@@ -222,8 +229,9 @@ static int connect_link(struct worker *worker, struct node *node, uint32_t k, in
 	link->epoch = info.epoch;
 	link->target_life = error ? MANY_LIVES : life_of(worker->many, target, info.epoch);
 	if (!error)
-		error = link->target_life == MANY_LIVES ? -EAGAIN :
-							  wh_peer_find(link->peer, "box", timeout, &box);
+		error = link->target_life == MANY_LIVES ?
+				-EAGAIN :
+				wh_peer_find(link->peer, "box", timeout, &box);
 	if (!error)
 		error = make_batches(worker, node, k, box.id);
 	if (error) {
@@ -248,7 +256,8 @@ static void connect_all(struct worker *worker, struct many_answer *answer)
 		}
 }
 
-/* ---- transfers ----------------------------------------------------------------------------------- */
+/* ---- transfers
+ * ----------------------------------------------------------------------------------- */
 
 /* The write, or the read after it. 0, or why it could not be submitted. */
 static int submit(struct worker *worker, struct node *node, uint32_t k)
@@ -289,9 +298,10 @@ static void verify(struct worker *worker, struct node *node, uint32_t k)
 				   node->number, target);
 	} else {
 		if (!many_is(many_badge(many, target, link->target_life) +
-			     many_slot(many, k, worker->self->life), bytes,
-			     many_word(node->number, k, number)))
-			many_wrong(many, node->life, "n%u: write %u to n%u is complete, and is not there",
+				     many_slot(many, k, worker->self->life),
+			     bytes, many_word(node->number, k, number)))
+			many_wrong(many, node->life,
+				   "n%u: write %u to n%u is complete, and is not there",
 				   node->number, number, target);
 		atomic_store(&link->ledger->completed, number);
 	}
@@ -343,8 +353,8 @@ static bool turn(struct worker *worker, struct node *node, uint32_t k, bool begi
 	count_error(worker->many, error);
 	link->next = now + RETRY;
 	if (error == -ESTALE && disconnect(link))
-		many_wrong(worker->many, node->life, "n%u cannot close a peer: %.150s", node->number,
-			   wh_error_text());
+		many_wrong(worker->many, node->life, "n%u cannot close a peer: %.150s",
+			   node->number, wh_error_text());
 	return true;
 }
 
@@ -374,7 +384,8 @@ static void move(struct worker *worker, uint32_t rounds, struct many_answer *ans
 
 	worker->pace = 0;
 	for (uint32_t round = 0; round < 2 * rounds && !answer->error; round++)
-		for (uint32_t i = 0; i < worker->self->count * options->degree && !answer->error; i++) {
+		for (uint32_t i = 0; i < worker->self->count * options->degree && !answer->error;
+		     i++) {
 			struct node *node = &worker->nodes[i / options->degree];
 			int error;
 
@@ -415,7 +426,8 @@ static void run(struct worker *worker)
 			doze();
 }
 
-/* ---- what a peer costs ---------------------------------------------------------------------------- */
+/* ---- what a peer costs
+ * ---------------------------------------------------------------------------- */
 
 static int by_size(const void *a, const void *b)
 {
@@ -424,17 +436,19 @@ static int by_size(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-static void open_several(struct worker *worker, const struct many_order *order, struct many_answer *answer)
+static void open_several(struct worker *worker, const struct many_order *order,
+			 struct many_answer *answer)
 {
 	uint64_t *us = calloc(order->count, sizeof(*us)), sum = 0;
 	char name[32];
 
 	worker->several = calloc(order->count, sizeof(struct wh_peer *));
 	snprintf(name, sizeof(name), "wherry://n%u", order->to);
-	for (; us && worker->several && worker->several_count < order->count; worker->several_count++) {
+	for (; us && worker->several && worker->several_count < order->count;
+	     worker->several_count++) {
 		int64_t begun = many_now();
-		int error = wh_peer_open(worker->nodes[order->from - worker->self->first].engine, name,
-					 NULL, &worker->several[worker->several_count]);
+		int error = wh_peer_open(worker->nodes[order->from - worker->self->first].engine,
+					 name, NULL, &worker->several[worker->several_count]);
 
 		if (error) {
 			failed(answer, error, "connecting", order->from);
@@ -461,7 +475,8 @@ static void close_several(struct worker *worker)
 	worker->several = NULL;
 }
 
-/* ---- orders --------------------------------------------------------------------------------------- */
+/* ---- orders
+ * --------------------------------------------------------------------------------------- */
 
 /* False: it was the last. */
 static bool obey(struct worker *worker, const struct many_order *order)

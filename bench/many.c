@@ -20,15 +20,18 @@ struct watch {
 	struct many_results results;
 };
 
-/* ---- the command line ---------------------------------------------------------------------------- */
+/* ---- the command line
+ * ---------------------------------------------------------------------------- */
 
 static void usage(FILE *out)
 {
 	fprintf(out,
 		"usage: many --registry URL [OPTION...]\n"
 		"\n"
-		"Opens many engines that find each other in a registry, connects each to others at random, moves\n"
-		"bytes and verifies them, and restarts all of them one process after the other, of which every\n"
+		"Opens many engines that find each other in a registry, connects each to others at "
+		"random, moves\n"
+		"bytes and verifies them, and restarts all of them one process after the other, of "
+		"which every\n"
 		"second is killed, while all others go on. Says what an engine and a peer cost.\n"
 		"\n"
 		"  --engines N     engines (1000)\n"
@@ -37,16 +40,20 @@ static void usage(FILE *out)
 		"  --bytes N       of a transfer (1024)\n"
 		"  --rounds N      writes and reads of each peer before the restart (4)\n"
 		"  --rate N        transfers a second of all together during the restart (5000)\n"
-		"  --peers N       that one engine opens of another to see what a peer costs (1000); 0: that\n"
+		"  --peers N       that one engine opens of another to see what a peer costs "
+		"(1000); 0: that\n"
 		"                  is left out\n"
-		"  --idle S        for how long nothing is moved, to see what that costs (5); 0: left out\n"
+		"  --idle S        for how long nothing is moved, to see what that costs (5); 0: "
+		"left out\n"
 		"  --no-restart    leave out the restart\n"
-		"  --config K=V    a knob of the engines; transports, connections, threads and lease are set to\n"
+		"  --config K=V    a knob of the engines; transports, connections, threads and "
+		"lease are set to\n"
 		"                  tcp, 1, 1 and 2 s unless said otherwise\n"
 		"  --json FILE     all figures\n"
 		"  --verbose       what the engines log\n"
 		"\n"
-		"Exits 0; 1 if a transfer was not what it was said to be, or anything failed; 64 for a wrong\n"
+		"Exits 0; 1 if a transfer was not what it was said to be, or anything failed; 64 "
+		"for a wrong\n"
 		"command line.\n");
 }
 
@@ -104,18 +111,28 @@ static bool set(struct many_options *options, int which, const char *value)
 static bool parse(int argc, char **argv, struct many_options *options)
 {
 	static const struct option table[] = {
-		{ "engines", 1, NULL, 'e' }, { "processes", 1, NULL, 'p' }, { "degree", 1, NULL, 'd' },
-		{ "bytes", 1, NULL, 'b' },   { "rounds", 1, NULL, 'r' },    { "rate", 1, NULL, 'R' },
-		{ "peers", 1, NULL, 'P' },   { "idle", 1, NULL, 'i' },	    { "config", 1, NULL, 'c' },
-		{ "registry", 1, NULL, 'g' }, { "json", 1, NULL, 'j' },	    { "no-restart", 0, NULL, 'n' },
-		{ "verbose", 0, NULL, 'v' }, { "help", 0, NULL, 'h' },	    { NULL, 0, NULL, 0 },
+		{ "engines", 1, NULL, 'e' }, { "processes", 1, NULL, 'p' },
+		{ "degree", 1, NULL, 'd' },  { "bytes", 1, NULL, 'b' },
+		{ "rounds", 1, NULL, 'r' },  { "rate", 1, NULL, 'R' },
+		{ "peers", 1, NULL, 'P' },   { "idle", 1, NULL, 'i' },
+		{ "config", 1, NULL, 'c' },  { "registry", 1, NULL, 'g' },
+		{ "json", 1, NULL, 'j' },    { "no-restart", 0, NULL, 'n' },
+		{ "verbose", 0, NULL, 'v' }, { "help", 0, NULL, 'h' },
+		{ NULL, 0, NULL, 0 },
 	};
 	int which, at = 0;
 
 	/* What is said on the command line comes later, and counts. */
 	*options = (struct many_options){
-		.engines = 1000, .processes = 40, .degree = 16, .bytes = 1024, .rounds = 4, .rate = 5000,
-		.peers = 1000, .idle = 5, .restart = true,
+		.engines = 1000,
+		.processes = 40,
+		.degree = 16,
+		.bytes = 1024,
+		.rounds = 4,
+		.rate = 5000,
+		.peers = 1000,
+		.idle = 5,
+		.restart = true,
 		.config = { "transports=tcp", "connections=1", "threads=1", "lease=2s" },
 	};
 	while ((which = getopt_long(argc, argv, "h", table, &at)) >= 0) {
@@ -137,7 +154,7 @@ static bool parse(int argc, char **argv, struct many_options *options)
 	if (optind < argc || !options->registry || options->processes > options->engines ||
 	    options->degree >= options->engines) {
 		fprintf(stderr, "many: %s\n",
-			optind < argc	   ? "it takes options only" :
+			optind < argc      ? "it takes options only" :
 			!options->registry ? "--registry is missing" :
 					     "more processes, or peers of each, than engines");
 		return false;
@@ -145,7 +162,8 @@ static bool parse(int argc, char **argv, struct many_options *options)
 	return true;
 }
 
-/* ---- what is shared ------------------------------------------------------------------------------ */
+/* ---- what is shared
+ * ------------------------------------------------------------------------------ */
 
 /* So that a run can be repeated. */
 static uint32_t random_below(uint64_t *state, uint32_t bound)
@@ -181,7 +199,8 @@ static bool draw_mesh(struct many *many)
 
 static void *share(size_t length)
 {
-	void *memory = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	void *memory =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 
 	return memory == MAP_FAILED ? NULL : memory;
 }
@@ -202,7 +221,8 @@ static bool prepare(struct watch *watch)
 	       (many->text = (char *)(all + 1)) && draw_mesh(many);
 }
 
-/* ---- workers ------------------------------------------------------------------------------------- */
+/* ---- workers
+ * ------------------------------------------------------------------------------------- */
 
 static bool start(struct watch *watch, uint32_t number, uint32_t life)
 {
@@ -271,7 +291,8 @@ static void end(struct many_worker *worker)
 	worker->pid = 0;
 }
 
-/* ---- what the kernel says of them ------------------------------------------------------------------ */
+/* ---- what the kernel says of them
+ * ------------------------------------------------------------------ */
 
 /* The number behind a word in a file of /proc. */
 static double look(const char *path, const char *word)
@@ -324,7 +345,8 @@ static double cpu_seconds(const struct watch *watch)
 		snprintf(path, sizeof(path), "/proc/%d/stat", (int)watch->workers[i].pid);
 		file = fopen(path, "re");
 		if (file && fgets(text, sizeof(text), file) && (at = strrchr(text, ')')) &&
-		    sscanf(at + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user, &system) == 2)
+		    sscanf(at + 2, "%*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lu %lu", &user,
+			   &system) == 2)
 			ticks += (double)(user + system);
 		if (file)
 			fclose(file);
@@ -337,7 +359,8 @@ static double seconds_since(int64_t begun)
 	return (double)(many_now() - begun) / MANY_SECOND;
 }
 
-/* ---- the steps ------------------------------------------------------------------------------------- */
+/* ---- the steps
+ * ------------------------------------------------------------------------------------- */
 
 static bool open_engines(struct watch *watch)
 {
@@ -351,13 +374,15 @@ static bool open_engines(struct watch *watch)
 	if (!all(watch, MANY_OPEN, 0))
 		return false;
 	results->open_seconds = seconds_since(begun);
-	/* Its page of a badge and its memory for transfers are the benchmark's own, but nobody has touched the
-	 * latter. */
+	/* Its page of a badge and its memory for transfers are the benchmark's own, but nobody has
+	 * touched the latter. */
 	results->engine_bytes = (resident_all(watch) - before) / options->engines;
 	snprintf(path, sizeof(path), "/proc/%d/status", (int)watch->workers[0].pid);
 	results->engine_threads = (look(path, "Threads:") - 1) / watch->workers[0].count;
-	printf("engines       %u in %u processes, opened and registered in %.1f s: %.0f KiB and %.0f threads "
-	       "each\n", options->engines, options->processes, results->open_seconds,
+	printf("engines       %u in %u processes, opened and registered in %.1f s: %.0f KiB and "
+	       "%.0f threads "
+	       "each\n",
+	       options->engines, options->processes, results->open_seconds,
 	       results->engine_bytes / 1024, results->engine_threads);
 	return true;
 }
@@ -374,16 +399,20 @@ static bool peers(struct watch *watch)
 
 	if (!count)
 		return true;
-	if (send(near->fd, &order, sizeof(order), MSG_NOSIGNAL) != sizeof(order) || !hear(near, &answer))
+	if (send(near->fd, &order, sizeof(order), MSG_NOSIGNAL) != sizeof(order) ||
+	    !hear(near, &answer))
 		return false;
 	results->initiator_bytes = (resident(near) - near_before) / count;
 	results->owner_bytes = (resident(far) - far_before) / count;
 	results->kernel_bytes = (kernel_bytes() - kernel) / count;
-	results->alone_us = (struct many_series){ (double)answer.value[0], (double)answer.value[1],
-						  (double)answer.value[2], (double)answer.value[3] };
-	printf("a peer        connected in %.2f ms (half of them less than %.2f, 99 %% than %.2f); %.1f KiB "
-	       "here, %.1f KiB there, %.1f KiB in the kernel\n", results->alone_us.mean / 1e3,
-	       results->alone_us.p50 / 1e3, results->alone_us.p99 / 1e3, results->initiator_bytes / 1024,
+	results->alone_us =
+		(struct many_series){ (double)answer.value[0], (double)answer.value[1],
+				      (double)answer.value[2], (double)answer.value[3] };
+	printf("a peer        connected in %.2f ms (half of them less than %.2f, 99 %% than %.2f); "
+	       "%.1f KiB "
+	       "here, %.1f KiB there, %.1f KiB in the kernel\n",
+	       results->alone_us.mean / 1e3, results->alone_us.p50 / 1e3,
+	       results->alone_us.p99 / 1e3, results->initiator_bytes / 1024,
 	       results->owner_bytes / 1024, results->kernel_bytes / 1024);
 	return ask(near, MANY_FEWER, 0) && hear(near, &answer);
 }
@@ -412,11 +441,13 @@ static bool connect_mesh(struct watch *watch)
 	for (size_t i = 0; i < links; i++)
 		sum += us[i] = atomic_load(&watch->many.links[i].connect_us);
 	qsort(us, links, sizeof(*us), by_size);
-	results->mesh_us = (struct many_series){ sum / (double)links, us[links / 2], us[links * 99 / 100],
-						 us[links - 1] };
+	results->mesh_us = (struct many_series){ sum / (double)links, us[links / 2],
+						 us[links * 99 / 100], us[links - 1] };
 	free(us);
-	printf("mesh          %zu peers in %.1f s, %u at a time: %.2f ms of the machine each; %.1f KiB on both "
-	       "sides together\n", links, results->mesh_seconds, options->processes,
+	printf("mesh          %zu peers in %.1f s, %u at a time: %.2f ms of the machine each; %.1f "
+	       "KiB on both "
+	       "sides together\n",
+	       links, results->mesh_seconds, options->processes,
 	       results->mesh_seconds * 1e3 / (double)links, results->mesh_peer_bytes / 1024);
 	return true;
 }
@@ -446,13 +477,16 @@ static bool move(struct watch *watch)
 	results->moved_transfers = 2 * links * options->rounds;
 	results->moved_bytes = results->moved_transfers * options->bytes;
 	results->active_peer_bytes = (resident_all(watch) - before) / links;
-	printf("data          %.0f transfers of %u bytes in %.1f s, verified; a peer with a data connection takes "
-	       "%.1f KiB more on both sides\n", results->moved_transfers, options->bytes,
-	       results->move_seconds, results->active_peer_bytes / 1024);
+	printf("data          %.0f transfers of %u bytes in %.1f s, verified; a peer with a data "
+	       "connection takes "
+	       "%.1f KiB more on both sides\n",
+	       results->moved_transfers, options->bytes, results->move_seconds,
+	       results->active_peer_bytes / 1024);
 	return true;
 }
 
-/* ---- the restart ------------------------------------------------------------------------------------- */
+/* ---- the restart
+ * ------------------------------------------------------------------------------------- */
 
 static uint32_t life_now(const struct watch *watch, uint32_t engine)
 {
@@ -474,7 +508,9 @@ static bool recovered(struct watch *watch, const struct many_worker *worker)
 
 			if ((e - worker->first < worker->count ||
 			     link->target - worker->first < worker->count) &&
-			    !atomic_load(&link->ledger[life_now(watch, e)][life_now(watch, link->target)].completed))
+			    !atomic_load(
+				    &link->ledger[life_now(watch, e)][life_now(watch, link->target)]
+					     .completed))
 				return false;
 		}
 	return true;
@@ -490,8 +526,8 @@ static bool restart_one(struct watch *watch, struct many_worker *worker, bool ki
 		for (uint32_t e = worker->first; e < worker->first + worker->count; e++)
 			atomic_store(&many_life(&watch->many, e, worker->life)->killed, true);
 		kill(worker->pid, SIGKILL);
-	} else if (!ask(worker, MANY_STOP, 0) || !hear(worker, &answer) || !ask(worker, MANY_CLOSE, 0) ||
-		   !hear(worker, &answer)) {
+	} else if (!ask(worker, MANY_STOP, 0) || !hear(worker, &answer) ||
+		   !ask(worker, MANY_CLOSE, 0) || !hear(worker, &answer)) {
 		return false;
 	}
 	end(worker);
@@ -501,8 +537,11 @@ static bool restart_one(struct watch *watch, struct many_worker *worker, bool ki
 	begun = many_now();
 	while (!recovered(watch, worker)) {
 		if (many_now() - begun > 2 * MANY_PATIENCE) {
-			fprintf(stderr, "many: process %u was restarted, and not all of its engines' peers have "
-				"found each other again\n", worker->number);
+			fprintf(stderr,
+				"many: process %u was restarted, and not all of its engines' peers "
+				"have "
+				"found each other again\n",
+				worker->number);
 			return false;
 		}
 		nanosleep(&(struct timespec){ 0, 20 * MANY_MS }, NULL);
@@ -548,17 +587,22 @@ static void sum_up(struct watch *watch, bool good)
 		}
 	results->unreported = results->submitted - results->completed - results->failed;
 	if (results->restarted > 0)
-		printf("restart       %.0f engines in %.1f s, every second process by kill -9; all peers were "
-		       "together again %.1f s after the last was open, at most\n", results->restarted,
-		       results->restart_seconds, results->recover_most_ms / 1e3);
-	printf("transfers     %.0f submitted: %.0f complete, %.0f failed and said so, %.0f of killed engines; "
-	       "%.0f without an end, %.0f not what they said\n", results->submitted, results->completed,
-	       results->failed, results->unreported, results->hung, results->wrong);
+		printf("restart       %.0f engines in %.1f s, every second process by kill -9; all "
+		       "peers were "
+		       "together again %.1f s after the last was open, at most\n",
+		       results->restarted, results->restart_seconds,
+		       results->recover_most_ms / 1e3);
+	printf("transfers     %.0f submitted: %.0f complete, %.0f failed and said so, %.0f of "
+	       "killed engines; "
+	       "%.0f without an end, %.0f not what they said\n",
+	       results->submitted, results->completed, results->failed, results->unreported,
+	       results->hung, results->wrong);
 	if (results->wrong > 0)
 		printf("first wrong   %s\n", many->text);
 	for (int i = 0; i < MANY_ERRNO; i++)
 		if (atomic_load(&many->errors[i]))
-			printf("failed        %llu with %s\n", (unsigned long long)atomic_load(&many->errors[i]),
+			printf("failed        %llu with %s\n",
+			       (unsigned long long)atomic_load(&many->errors[i]),
 			       i ? strerrorname_np(i) : "another error");
 }
 
@@ -573,7 +617,8 @@ static bool all_steps(struct watch *watch)
 		idle(watch);
 	good = good && move(watch) && (!watch->many.options.restart || restart_all(watch));
 	sum_up(watch, good);
-	return (good && all(watch, MANY_CLOSE, 0)) && watch->results.hung <= 0 && watch->results.wrong <= 0;
+	return (good && all(watch, MANY_CLOSE, 0)) && watch->results.hung <= 0 &&
+	       watch->results.wrong <= 0;
 }
 
 int main(int argc, char **argv)

@@ -8,9 +8,10 @@
  * many-check.c   what a transfer has to have done, looked at from outside
  * many-report.c  the figures, on the screen and as JSON
  *
- * Engine e opens one peer by its name for each of `degree` permutations of all engines, so that it is
- * opened by as many. What others write to is memory that all processes share, one part for each of an
- * engine's two lives: it outlives the engine, whose last state can be looked at when it has been killed.
+ * Engine e opens one peer by its name for each of `degree` permutations of all engines, so that it
+ * is opened by as many. What others write to is memory that all processes share, one part for each
+ * of an engine's two lives: it outlives the engine, whose last state can be looked at when it has
+ * been killed.
  */
 #ifndef BENCH_MANY_H
 #define BENCH_MANY_H
@@ -35,11 +36,11 @@
 
 struct many_options {
 	uint32_t engines, processes, degree;
-	uint32_t bytes;  /* of a transfer */
+	uint32_t bytes; /* of a transfer */
 	uint32_t rounds; /* each link writes and reads so often, before the restart */
-	uint32_t rate;   /* transfers a second, all together, during the restart */
-	uint32_t peers;  /* that one engine opens of another, to see what a peer costs */
-	uint32_t idle;   /* seconds */
+	uint32_t rate; /* transfers a second, all together, during the restart */
+	uint32_t peers; /* that one engine opens of another, to see what a peer costs */
+	uint32_t idle; /* seconds */
 	bool restart, verbose;
 	const char *registry, *json;
 	const char *config[MANY_CONFIG + 1];
@@ -71,20 +72,22 @@ struct many {
 	struct many_life *lives; /* [engine][life] */
 	struct many_link *links; /* [engine][degree] */
 	_Atomic uint64_t *errors; /* [errno]: how transfers failed */
-	unsigned char *bytes;    /* [engine][life]: the badge, then [degree][life of the writer] */
-	char *text;              /* the first thing that was wrong */
+	/* [engine][life]: the badge, then [degree][life of the writer] */
+	unsigned char *bytes;
+	char *text; /* the first thing that was wrong */
 	_Atomic bool told;
 };
 
 enum many_what {
 	MANY_OPEN = 1, /* the engines */
-	MANY_CONNECT,  /* every link */
-	MANY_MOVE,     /* `count` rounds on each link, verified */
-	MANY_SEVERAL,  /* engine `from` opens `count` peers of engine `to`; MANY_FEWER closes them */
+	MANY_CONNECT, /* every link */
+	MANY_MOVE, /* `count` rounds on each link, verified */
+	/* engine `from` opens `count` peers of engine `to`; MANY_FEWER closes them */
+	MANY_SEVERAL,
 	MANY_FEWER,
-	MANY_RUN,      /* move without end */
-	MANY_STOP,     /* and end, with nothing in flight */
-	MANY_CLOSE,    /* everything; the process ends */
+	MANY_RUN, /* move without end */
+	MANY_STOP, /* and end, with nothing in flight */
+	MANY_CLOSE, /* everything; the process ends */
 };
 
 struct many_order {
@@ -144,7 +147,8 @@ static inline size_t many_slot(const struct many *many, uint32_t k, uint32_t wri
 void many_wrong(struct many *many, struct many_life *life, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-/* ---- many-check.c: all words of a transfer are the same ---------------------------------------- */
+/* ---- many-check.c: all words of a transfer are the same ----------------------------------------
+ */
 
 /* A write's number, and whose it is. */
 uint64_t many_word(uint32_t engine, uint32_t k, uint32_t number);
@@ -154,12 +158,14 @@ bool many_is(const unsigned char *at, uint32_t bytes, uint64_t word);
  * submitted? Is every transfer of those that were not killed accounted for? How many are not. */
 uint64_t many_audit(struct many *many);
 
-/* ---- many-worker.c ------------------------------------------------------------------------------ */
+/* ---- many-worker.c ------------------------------------------------------------------------------
+ */
 
 /* Obey orders that come over the socket, to the end; the exit status. */
 int many_worker(struct many *many, const struct many_worker *self);
 
-/* ---- many-report.c ------------------------------------------------------------------------------ */
+/* ---- many-report.c ------------------------------------------------------------------------------
+ */
 
 struct many_series {
 	double mean, p50, p99, most;
@@ -168,16 +174,16 @@ struct many_series {
 struct many_results {
 	double process_before_bytes; /* of one worker before it had engines */
 	double engine_bytes, engine_threads;
-	double open_seconds;         /* all engines, side by side */
+	double open_seconds; /* all engines, side by side */
 	struct many_series alone_us; /* connecting while nothing else happens */
 	double initiator_bytes, owner_bytes; /* a peer, on each side */
-	double kernel_bytes;         /* of a peer, both sides together */
+	double kernel_bytes; /* of a peer, both sides together */
 	double mesh_seconds;
 	struct many_series mesh_us;
 	double mesh_peer_bytes; /* both sides together */
 	double move_seconds, moved_transfers, moved_bytes;
 	double active_peer_bytes; /* both sides, after data */
-	double idle_cpus;       /* that all engines keep busy when nobody moves anything */
+	double idle_cpus; /* that all engines keep busy when nobody moves anything */
 	double restart_seconds, restarted, recover_most_ms;
 	double submitted, completed, failed, unreported, hung, wrong;
 };

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * For bench/mooncake: a program as those that are written for Mooncake's C interface, on libtransfer_engine.
+ * For bench/mooncake: a program as those that are written for Mooncake's C interface, on
+ * libtransfer_engine.
  *
- *   mooncake-engine serve LENGTH                      registers memory and prints its name and address; ends with
- *                                                     its standard input
- *   mooncake-engine client SEGMENT ADDRESS LENGTH     does what lines on its standard input say:
- *       write|read SIZE COUNT SECONDS                 COUNT blocks in each batch; prints the bytes and the seconds
- *       verify                                        writes all of it, reads it back, prints "good" or "bad"
+ *   mooncake-engine serve LENGTH                      registers memory and prints its name and
+ * address; ends with its standard input mooncake-engine client SEGMENT ADDRESS LENGTH     does what
+ * lines on its standard input say: write|read SIZE COUNT SECONDS                 COUNT blocks in
+ * each batch; prints the bytes and the seconds verify                                        writes
+ * all of it, reads it back, prints "good" or "bad"
  */
 #include <inttypes.h>
 #include <stdint.h>
@@ -67,8 +68,8 @@ static void wait_all(const struct client *client, batch_id_t batch, size_t count
 		} while (status.status != STATUS_COMPLETED);
 }
 
-static void move(const struct client *client, int opcode, struct transfer_request *requests, size_t size, size_t count,
-		 size_t first)
+static void move(const struct client *client, int opcode, struct transfer_request *requests,
+		 size_t size, size_t count, size_t first)
 {
 	batch_id_t batch = allocateBatchID(client->engine, count);
 
@@ -76,8 +77,11 @@ static void move(const struct client *client, int opcode, struct transfer_reques
 		size_t at = (first + i) % (client->length / size) * size;
 
 		requests[i] = (struct transfer_request){
-			.opcode = opcode, .source = client->memory + at, .target_id = client->segment,
-			.target_offset = client->remote + at, .length = size,
+			.opcode = opcode,
+			.source = client->memory + at,
+			.target_id = client->segment,
+			.target_offset = client->remote + at,
+			.length = size,
 		};
 	}
 	if (batch == INVALID_BATCH || submitTransfer(client->engine, batch, requests, count))
@@ -87,7 +91,8 @@ static void move(const struct client *client, int opcode, struct transfer_reques
 		die("freeBatchID");
 }
 
-static void measure(const struct client *client, int opcode, size_t size, size_t count, double seconds)
+static void measure(const struct client *client, int opcode, size_t size, size_t count,
+		    double seconds)
 {
 	struct transfer_request *requests = calloc(count, sizeof(*requests));
 	double begun = now(), passed;
@@ -130,9 +135,10 @@ static void obey(const struct client *client)
 	size_t size, count;
 
 	while (fgets(line, sizeof(line), stdin)) {
-		if (sscanf(line, "%15s %zu %zu %lf", verb, &size, &count, &seconds) == 4 && size && count &&
-		    size <= client->length)
-			measure(client, strcmp(verb, "read") ? OPCODE_WRITE : OPCODE_READ, size, count, seconds);
+		if (sscanf(line, "%15s %zu %zu %lf", verb, &size, &count, &seconds) == 4 && size &&
+		    count && size <= client->length)
+			measure(client, strcmp(verb, "read") ? OPCODE_WRITE : OPCODE_READ, size,
+				count, seconds);
 		else
 			verify(client);
 		fflush(stdout);
@@ -146,7 +152,9 @@ int main(int argc, char **argv)
 	char name[256];
 
 	if (!serve && (argc != 5 || strcmp(argv[1], "client") != 0))
-		return fprintf(stderr, "usage: mooncake-engine serve LENGTH | client SEGMENT ADDRESS LENGTH\n"), 64;
+		return fprintf(stderr, "usage: mooncake-engine serve LENGTH | client SEGMENT "
+				       "ADDRESS LENGTH\n"),
+		       64;
 	client.length = strtoull(argv[argc - 1], NULL, 0);
 	client.engine = open_engine(client.length, &client.memory);
 	if (serve) {

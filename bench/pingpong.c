@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * One way of 8 bytes, as perftest's ib_write_lat measures it: two processes write to each other's memory in
- * turns, and each looks for the other's bytes in its own. Half of a round is one way.
+ * One way of 8 bytes, as perftest's ib_write_lat measures it: two processes write to each other's
+ * memory in turns, and each looks for the other's bytes in its own. Half of a round is one way.
  *
  *   pingpong OURS THEIRS ROUNDS    the knob `rdma` of either side
  *
  * Prints the median and the 99th percentile in us, and the route.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
-#include <signal.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -21,7 +21,7 @@
 
 #define SECOND INT64_C(1000000000)
 #define PATIENCE (60 * SECOND)
-#define WARM 200u   /* rounds before it counts */
+#define WARM 200u /* rounds before it counts */
 #define PAGE 4096u
 #define APART 1024u /* of what is sent from what is received */
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the transport rdma asks of a NIC: work requests, doorbells, completions and events, counted by the fake
- * libibverbs of the tests. Two engines of this process; under callgrind also the instructions that each
- * takes (docs/rdma.md, On paper).
+ * What the transport rdma asks of a NIC: work requests, doorbells, completions and events, counted
+ * by the fake libibverbs of the tests. Two engines of this process; under callgrind also the
+ * instructions that each takes (docs/rdma.md, On paper).
  *
  *   requests LIBIBVERBS SIZE BLOCKS TIMES [write|read [touching|polled]]
  *
- * SIZE bytes a block; BLOCKS of them in a batch, which touch on neither side, or on the peer's; TIMES
- * batches, one after the other, each waited for, or polled. Prints batches, bytes, work requests, doorbells,
- * completions and how often an event was asked for.
+ * SIZE bytes a block; BLOCKS of them in a batch, which touch on neither side, or on the peer's;
+ * TIMES batches, one after the other, each waited for, or polled. Prints batches, bytes, work
+ * requests, doorbells, completions and how often an event was asked for.
  */
 #include <dlfcn.h>
 #include <errno.h>
@@ -43,7 +43,9 @@ static struct wh_engine *engine(const char *verbs, const char *rail, const char 
 {
 	char library[4096], nic[64];
 	const char *const config[] = { library, nic, "transports=rdma", "timeout=60000", NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = listen,
+					     .config = config };
 	struct wh_engine *opened;
 
 	snprintf(library, sizeof(library), "verbs=%s", verbs);
@@ -95,8 +97,8 @@ static struct wh_batch *make(const struct ends *ends, uint32_t op, uint64_t size
 	struct wh_blocks *prepared;
 	struct wh_batch *batch;
 
-	if (wh_blocks_prepare(ends->peer, &desc, &prepared) || wh_batch_new(ends->peer, NULL, &batch) ||
-	    wh_batch_add_blocks(batch, prepared))
+	if (wh_blocks_prepare(ends->peer, &desc, &prepared) ||
+	    wh_batch_new(ends->peer, NULL, &batch) || wh_batch_add_blocks(batch, prepared))
 		die("blocks", wh_error_text());
 	wh_blocks_free(prepared);
 	return batch;
@@ -128,7 +130,7 @@ int main(int argc, char **argv)
 	if (argc < 5 || argc > 7 || (polled && strcmp(argv[6], "polled") != 0) || !size ||
 	    !blocks || !times || size > UINT64_MAX / 4 / blocks) {
 		fprintf(stderr, "usage: requests LIBIBVERBS SIZE BLOCKS TIMES [write|read "
-			"[touching|polled]]\n");
+				"[touching|polled]]\n");
 		return 64;
 	}
 	setenv("FAKE_VERBS", "fake0,fake1", 1);
@@ -147,10 +149,13 @@ int main(int argc, char **argv)
 	for (uint64_t i = 0; i < times; i++)
 		move(batch, polled);
 	take_counts(after);
-	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions, %llu events\n",
+	printf("%llu batches, %llu bytes, %llu requests, %llu doorbells, %llu completions, %llu "
+	       "events\n",
 	       (unsigned long long)times, (unsigned long long)bytes,
-	       (unsigned long long)(after[0] - before[0]), (unsigned long long)(after[1] - before[1]),
-	       (unsigned long long)(after[2] - before[2]), (unsigned long long)(after[3] - before[3]));
+	       (unsigned long long)(after[0] - before[0]),
+	       (unsigned long long)(after[1] - before[1]),
+	       (unsigned long long)(after[2] - before[2]),
+	       (unsigned long long)(after[3] - before[3]));
 	if (wh_batch_free(batch))
 		die("close", wh_error_text());
 	close_ends(&ends);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How long a scrape of wherry exporter takes where an engine has many peers: engines in processes of their own, each of
- * which it has written to and read from. Beside it, in turns, the limit: as many bytes served by plain write().
+ * How long a scrape of wherry exporter takes where an engine has many peers: engines in processes
+ * of their own, each of which it has written to and read from. Beside it, in turns, the limit: as
+ * many bytes served by plain write().
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -26,9 +27,9 @@
 
 #define PEERS_MOST 8000
 #define PROCESSES 20
-#define SETS 5	     /* of which the best counts: others may be at work on this machine */
-#define SCRAPES 11   /* in a set, whose median counts */
-#define BYTES 4096   /* of a transfer */
+#define SETS 5 /* of which the best counts: others may be at work on this machine */
+#define SCRAPES 11 /* in a set, whose median counts */
+#define BYTES 4096 /* of a transfer */
 #define ASKED_MS 50.0
 #define ANSWER_MOST ((size_t)64 << 20)
 
@@ -58,7 +59,7 @@ struct bench {
 	uint32_t transports; /* that each peer was used by */
 	pid_t exporter;
 	uint16_t port; /* the exporter's */
-	char *answer;  /* the last one */
+	char *answer; /* the last one */
 	size_t length;
 	_Atomic bool stop;
 	_Atomic uint64_t rounds; /* of the thread that moves */
@@ -66,7 +67,8 @@ struct bench {
 
 static int complain(const char *what, int error)
 {
-	fprintf(stderr, "scrape: %s: %s\n", what, error < 0 && *wh_error_text() ? wh_error_text() : strerror(abs(error)));
+	fprintf(stderr, "scrape: %s: %s\n", what,
+		error < 0 && *wh_error_text() ? wh_error_text() : strerror(abs(error)));
 	return 1;
 }
 
@@ -78,7 +80,8 @@ static double now_ms(void)
 	return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
-/* ---- the other side ------------------------------------------------------------------------------ */
+/* ---- the other side
+ * ------------------------------------------------------------------------------ */
 
 static int open_engine(struct shared *shared, uint32_t number)
 {
@@ -126,18 +129,22 @@ static int start_processes(struct bench *bench)
 		if (bench->processes[i] < 0)
 			return complain("fork", errno);
 		if (!bench->processes[i]) {
-			serve(bench->shared, bench->peers * i / PROCESSES, bench->peers * (i + 1) / PROCESSES);
+			serve(bench->shared, bench->peers * i / PROCESSES,
+			      bench->peers * (i + 1) / PROCESSES);
 			_exit(1);
 		}
 	}
-	while (atomic_load(&bench->shared->ready) < bench->peers && !atomic_load(&bench->shared->failed))
+	while (atomic_load(&bench->shared->ready) < bench->peers &&
+	       !atomic_load(&bench->shared->failed))
 		usleep(10000);
 	return atomic_load(&bench->shared->failed);
 }
 
-/* ---- this side ------------------------------------------------------------------------------------ */
+/* ---- this side
+ * ------------------------------------------------------------------------------------ */
 
-static int prepare(struct bench *bench, struct link *link, const char *transport, uint32_t op, struct wh_batch **out)
+static int prepare(struct bench *bench, struct link *link, const char *transport, uint32_t op,
+		   struct wh_batch **out)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
 	struct wh_transfer transfer = { .local = bench->region, .length = BYTES, .op = op };
@@ -166,7 +173,8 @@ static int connect_one(struct bench *bench, uint32_t number)
 	int error = wh_peer_open(bench->engine, bench->shared->url[number], NULL, &link->peer);
 
 	for (uint32_t i = 0; i < 4 && !error; i++) {
-		error = prepare(bench, link, transports[i / 2], i % 2 ? WH_READ : WH_WRITE, &link->batch[i]);
+		error = prepare(bench, link, transports[i / 2], i % 2 ? WH_READ : WH_WRITE,
+				&link->batch[i]);
 		for (uint32_t k = 0; k < 3 && !error; k++)
 			error = move(link->batch[i]);
 	}
@@ -175,7 +183,9 @@ static int connect_one(struct bench *bench, uint32_t number)
 
 static int connect_all(struct bench *bench, const char *directory)
 {
-	struct wh_engine_options options = { .size = sizeof(options), .name = "scraped", .listen = "none" };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .name = "scraped",
+					     .listen = "none" };
 	const char *config[8] = { knobs[0], knobs[1], knobs[2] };
 	char observe[128];
 	int error;
@@ -189,7 +199,8 @@ static int connect_all(struct bench *bench, const char *directory)
 		return complain("memory", ENOMEM);
 	error = wh_engine_open(&options, &bench->engine);
 	if (!error)
-		error = wh_region_register(bench->engine, bench->memory, BYTES, NULL, &bench->region);
+		error = wh_region_register(bench->engine, bench->memory, BYTES, NULL,
+					   &bench->region);
 	for (uint32_t i = 0; i < bench->peers && !error; i++)
 		error = connect_one(bench, i);
 	return error ? complain("a peer", error) : 0;
@@ -210,7 +221,8 @@ static void *keep_moving(void *arg)
 	return NULL;
 }
 
-/* ---- scraping ------------------------------------------------------------------------------------- */
+/* ---- scraping
+ * ------------------------------------------------------------------------------------- */
 
 static int start_exporter(struct bench *bench, const char *directory)
 {
@@ -227,13 +239,15 @@ static int start_exporter(struct bench *bench, const char *directory)
 		dup2(out[1], STDOUT_FILENO);
 		close(out[0]);
 		close(out[1]);
-		execl(bench->wherry, bench->wherry, "exporter", "--metrics", "127.0.0.1:0", "--observe", directory, NULL);
+		execl(bench->wherry, bench->wherry, "exporter", "--metrics", "127.0.0.1:0",
+		      "--observe", directory, NULL);
 		_exit(127);
 	}
 	close(out[1]);
 	said = fdopen(out[0], "r");
 	if (!said || !fgets(line, sizeof(line), said) || !(colon = strrchr(line, ':'))) {
-		fprintf(stderr, "scrape: %s exporter did not say where it listens\n", bench->wherry);
+		fprintf(stderr, "scrape: %s exporter did not say where it listens\n",
+			bench->wherry);
 		return 1;
 	}
 	bench->port = (uint16_t)strtoul(colon + 1, NULL, 10);
@@ -244,8 +258,10 @@ static int start_exporter(struct bench *bench, const char *directory)
 /* Ask, and read to the end: ms; negative: an error. */
 static double fetch(struct bench *bench, uint16_t port)
 {
-	static const char question[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(port),
+	static const char question[] =
+		"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_port = htons(port),
 				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	double begun = now_ms();
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -254,7 +270,8 @@ static double fetch(struct bench *bench, uint16_t port)
 	bench->length = 0;
 	if (fd >= 0 && !connect(fd, (struct sockaddr *)&address, sizeof(address)) &&
 	    write(fd, question, sizeof(question) - 1) == (ssize_t)sizeof(question) - 1)
-		while ((got = read(fd, bench->answer + bench->length, ANSWER_MOST - bench->length)) > 0)
+		while ((got = read(fd, bench->answer + bench->length,
+				   ANSWER_MOST - bench->length)) > 0)
 			bench->length += (size_t)got;
 	close(fd);
 	return got ? -1 : now_ms() - begun;
@@ -301,7 +318,7 @@ static double median(double *values, size_t count)
 
 struct figures {
 	double scrape[SETS], limit[SETS]; /* medians, ms */
-	double worst;			  /* of all scrapes */
+	double worst; /* of all scrapes */
 };
 
 static int measure(struct bench *bench, uint16_t plain, struct figures *out)
@@ -336,35 +353,44 @@ static int check(const struct bench *bench, uint32_t *lines)
 		connected += !strncmp(at, "wherry_peer_connected{", 22) && end[-1] == '1';
 		ways += !strncmp(at, "wherry_peer_attempts_total{", 27);
 	}
-	if (strncmp(bench->answer, "HTTP/1.1 200", 12) == 0 && connected == bench->peers && ways == 2 * bench->peers)
+	if (strncmp(bench->answer, "HTTP/1.1 200", 12) == 0 && connected == bench->peers &&
+	    ways == 2 * bench->peers)
 		return 0;
-	fprintf(stderr, "scrape: the answer has %u peers and %u transports of them\n", connected, ways);
+	fprintf(stderr, "scrape: the answer has %u peers and %u transports of them\n", connected,
+		ways);
 	return 1;
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------ */
+/* ---- the whole
+ * ------------------------------------------------------------------------------------ */
 
-static json_t *figures_to_json(const struct figures *figures, bool moving, double seconds, uint64_t moved)
+static json_t *figures_to_json(const struct figures *figures, bool moving, double seconds,
+			       uint64_t moved)
 {
-	json_t *object = json_pack("{s:b, s:f, s:f, s:f, s:f, s:f, s:b}", "while_moving", moving, "scrape_ms",
-				   figures->scrape[0], "scrape_worst_set_ms", figures->scrape[SETS - 1], "scrape_most_ms",
-				   figures->worst, "limit_ms", figures->limit[0], "asked_ms", ASKED_MS, "within",
+	json_t *object = json_pack("{s:b, s:f, s:f, s:f, s:f, s:f, s:b}", "while_moving", moving,
+				   "scrape_ms", figures->scrape[0], "scrape_worst_set_ms",
+				   figures->scrape[SETS - 1], "scrape_most_ms", figures->worst,
+				   "limit_ms", figures->limit[0], "asked_ms", ASKED_MS, "within",
 				   figures->scrape[0] < ASKED_MS);
 
 	if (moving)
-		json_object_set_new(object, "batches_per_second", json_real((double)moved / seconds));
+		json_object_set_new(object, "batches_per_second",
+				    json_real((double)moved / seconds));
 	return object;
 }
 
 static int report(const struct bench *bench, json_t *rows, uint32_t lines, size_t bytes)
 {
-	json_t *all = json_pack("{s:i, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:o}", "schema", 1, "environment",
-				bench_environment(NULL, knobs), "peers", (int)bench->peers, "peer_processes", PROCESSES,
-				"answer_bytes", (int)bytes, "answer_lines", (int)lines, "what",
-				"wherry exporter, from connect() to the last byte", "limit_name",
-				"the same bytes by write() of a thread", "sets", SETS, "scrapes_in_a_set", SCRAPES, "rows",
-				rows);
-	int error = bench->json ? json_dump_file(all, bench->json, JSON_INDENT(2) | JSON_REAL_PRECISION(6)) : 0;
+	json_t *all =
+		json_pack("{s:i, s:o, s:i, s:i, s:i, s:i, s:s, s:s, s:i, s:i, s:o}", "schema", 1,
+			  "environment", bench_environment(NULL, knobs), "peers", (int)bench->peers,
+			  "peer_processes", PROCESSES, "answer_bytes", (int)bytes, "answer_lines",
+			  (int)lines, "what", "wherry exporter, from connect() to the last byte",
+			  "limit_name", "the same bytes by write() of a thread", "sets", SETS,
+			  "scrapes_in_a_set", SCRAPES, "rows", rows);
+	int error = bench->json ? json_dump_file(all, bench->json,
+						 JSON_INDENT(2) | JSON_REAL_PRECISION(6)) :
+				  0;
 
 	json_decref(all);
 	return error ? complain(bench->json, errno) : 0;
@@ -372,7 +398,8 @@ static int report(const struct bench *bench, json_t *rows, uint32_t lines, size_
 
 static int run(struct bench *bench, const char *directory)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	socklen_t size = sizeof(address);
 	struct plain plain = { .fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0) };
 	json_t *rows = json_array();
@@ -386,8 +413,8 @@ static int run(struct bench *bench, const char *directory)
 		return 1;
 	plain.length = bench->length;
 	plain.bytes = strndup(bench->answer, bench->length);
-	if (!plain.bytes || plain.fd < 0 || bind(plain.fd, (struct sockaddr *)&address, size) || listen(plain.fd, 16) ||
-	    getsockname(plain.fd, (struct sockaddr *)&address, &size) ||
+	if (!plain.bytes || plain.fd < 0 || bind(plain.fd, (struct sockaddr *)&address, size) ||
+	    listen(plain.fd, 16) || getsockname(plain.fd, (struct sockaddr *)&address, &size) ||
 	    pthread_create(&thread, NULL, serve_plainly, &plain))
 		return complain("the limit's server", errno);
 	for (int moving = 0; moving < 2 && !code; moving++) {
@@ -403,11 +430,14 @@ static int run(struct bench *bench, const char *directory)
 			pthread_join(mover, NULL);
 		atomic_store(&bench->stop, false);
 		code = code || check(bench, &lines);
-		printf("%s %u peers, %zu bytes: %.1f ms (%.1f in the worst of %d sets, at most %.1f), limit %.1f ms, "
-		       "asked are %.0f\n", moving ? "moving" : "idle  ", bench->peers, plain.length, figures.scrape[0],
+		printf("%s %u peers, %zu bytes: %.1f ms (%.1f in the worst of %d sets, at most "
+		       "%.1f), limit %.1f ms, "
+		       "asked are %.0f\n",
+		       moving ? "moving" : "idle  ", bench->peers, plain.length, figures.scrape[0],
 		       figures.scrape[SETS - 1], SETS, figures.worst, figures.limit[0], ASKED_MS);
 		code = code || figures.scrape[0] >= ASKED_MS ? 1 : 0;
-		json_array_append_new(rows, figures_to_json(&figures, moving, seconds, atomic_load(&bench->rounds)));
+		json_array_append_new(rows, figures_to_json(&figures, moving, seconds,
+							    atomic_load(&bench->rounds)));
 	}
 	return report(bench, rows, lines, plain.length) || code;
 }
@@ -427,7 +457,10 @@ static void end_processes(const struct bench *bench)
 static bool parse(int argc, char **argv, struct bench *bench)
 {
 	static const struct option table[] = {
-		{ "peers", 1, NULL, 'p' }, { "wherry", 1, NULL, 'w' }, { "json", 1, NULL, 'j' }, { NULL, 0, NULL, 0 },
+		{ "peers", 1, NULL, 'p' },
+		{ "wherry", 1, NULL, 'w' },
+		{ "json", 1, NULL, 'j' },
+		{ NULL, 0, NULL, 0 },
 	};
 	int which;
 
@@ -455,8 +488,10 @@ int main(int argc, char **argv)
 	if (!parse(argc, argv, &bench)) {
 		fprintf(stderr, "usage: scrape --wherry FILE [--peers N] [--json FILE]\n"
 				"\n"
-				"How long a scrape takes of an engine with N (1000) peers, beside its limit. Exits 0; 1 if it "
-				"took longer than\n50 ms, or anything failed; 64 for a wrong command line.\n");
+				"How long a scrape takes of an engine with N (1000) peers, beside "
+				"its limit. Exits 0; 1 if it "
+				"took longer than\n50 ms, or anything failed; 64 for a wrong "
+				"command line.\n");
 		return 64;
 	}
 	signal(SIGPIPE, SIG_IGN);
@@ -464,7 +499,8 @@ int main(int argc, char **argv)
 		files.rlim_cur = files.rlim_max;
 		setrlimit(RLIMIT_NOFILE, &files);
 	}
-	bench.shared = mmap(NULL, sizeof(*bench.shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	bench.shared = mmap(NULL, sizeof(*bench.shared), PROT_READ | PROT_WRITE,
+			    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	bench.answer = malloc(ANSWER_MOST + 1);
 	if (bench.shared == MAP_FAILED || !bench.answer || !mkdtemp(directory))
 		return complain("memory", ENOMEM);

@@ -44,8 +44,9 @@ MODULE_PARM_DESC(use_persistent_mapping,
 
 static unsigned long max_pinned_per_user;
 module_param(max_pinned_per_user, ulong, 0444);
-MODULE_PARM_DESC(max_pinned_per_user,
-		 "MiB that each user may have pinned, 0: three quarters of the GPUs' BAR 1 (default)");
+MODULE_PARM_DESC(
+	max_pinned_per_user,
+	"MiB that each user may have pinned, 0: three quarters of the GPUs' BAR 1 (default)");
 
 /* ---- ioctls ---------------------------------------------------------------------------------- */
 
@@ -108,8 +109,8 @@ static int do_info_v2(struct file *file, void *arguments)
 #endif
 	info->tm_cycles = region->cycles;
 	mutex_lock(&region->lock);
-	info->mapping_type = region->mapping && region->windows ? region->mapped_as :
-								    GDRDRV_MAPPING_NONE;
+	info->mapping_type =
+		region->mapping && region->windows ? region->mapped_as : GDRDRV_MAPPING_NONE;
 	mutex_unlock(&region->lock);
 	region_put(region);
 	return 0;
@@ -122,7 +123,7 @@ static int do_info(struct file *file, void *arguments)
 
 	if (error)
 		return error;
-	*(struct gdrdrv_info *)arguments = (struct gdrdrv_info) {
+	*(struct gdrdrv_info *)arguments = (struct gdrdrv_info){
 		.handle = info.handle,
 		.va = info.va,
 		.mapped_size = info.mapped_size,
@@ -173,7 +174,7 @@ static int do_req_mapping_type(struct file *file, void *arguments)
 
 static int do_version(struct file *file, void *arguments)
 {
-	*(struct gdrdrv_version *)arguments = (struct gdrdrv_version) {
+	*(struct gdrdrv_version *)arguments = (struct gdrdrv_version){
 		.driver = GDRDRV_VERSION_MAJOR << 16 | GDRDRV_VERSION_MINOR,
 		.minimum_library = GDRDRV_MINIMUM_LIBRARY,
 	};
@@ -208,7 +209,7 @@ static u64 pinned_handle(const struct operation *operation, const void *argument
 static long device_ioctl(struct file *file, unsigned int number, unsigned long argument)
 {
 	/* As large as the largest, and aligned as such. */
-	struct gdrdrv_info arguments = { };
+	struct gdrdrv_info arguments = {};
 	const struct operation *operation = operations;
 	void __user *user = (void __user *)argument;
 	int error;
@@ -321,7 +322,8 @@ static int __init check_free(const char *name)
 	if (kern_path(name, 0, &path))
 		return 0;
 	path_put(&path);
-	pr_err("%s is there already: unload the other driver of that name (NVIDIA's gdrdrv?)\n", name);
+	pr_err("%s is there already: unload the other driver of that name (NVIDIA's gdrdrv?)\n",
+	       name);
 	return -EEXIST;
 }
 
@@ -341,7 +343,8 @@ static int __init make_proc(struct proc_dir_entry **directory)
 
 static struct proc_dir_entry *proc;
 
-/* Bytes of all GPUs' BAR 1, which is a GPU's largest; its number is another where BAR 0 takes two. */
+/* Bytes of all GPUs' BAR 1, which is a GPU's largest; its number is another where BAR 0 takes two.
+ */
 static u64 __init bar_sizes(void)
 {
 	struct pci_dev *gpu = NULL;

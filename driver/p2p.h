@@ -45,15 +45,13 @@ static_assert(sizeof(struct nvidia_p2p_page_table) == 40);
 int nvidia_p2p_get_pages(u64 token, u32 va_space, u64 address, u64 length,
 			 struct nvidia_p2p_page_table **table, void (*revoked)(void *data),
 			 void *data);
-int nvidia_p2p_put_pages(u64 token, u32 va_space, u64 address,
-			 struct nvidia_p2p_page_table *table);
+int nvidia_p2p_put_pages(u64 token, u32 va_space, u64 address, struct nvidia_p2p_page_table *table);
 /* For the callback, which says with it that it has done with the table. */
 int nvidia_p2p_free_page_table(struct nvidia_p2p_page_table *table);
 
 /* Pages that outlive the memory's being freed: nobody is called. */
 int nvidia_p2p_get_pages_persistent(u64 address, u64 length, struct nvidia_p2p_page_table **table,
 				    u32 flags);
-int nvidia_p2p_put_pages_persistent(u64 address, struct nvidia_p2p_page_table *table,
-				    u32 flags);
+int nvidia_p2p_put_pages_persistent(u64 address, struct nvidia_p2p_page_table *table, u32 flags);
 
 #endif

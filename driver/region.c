@@ -159,7 +159,8 @@ static void pages_lost(struct region *region, int error)
 	mutex_unlock(&region->lock);
 	if (!revoked)
 		pr_err("the NVIDIA driver does not take pages back (error %d): %s\n", error,
-		       region->persistent ? "they are lost" : "they stay until the memory is freed");
+		       region->persistent ? "they are lost" :
+					    "they stay until the memory is freed");
 }
 
 static void pages_put(struct region *region, struct nvidia_p2p_page_table *table)
@@ -303,8 +304,8 @@ static int region_adopt(struct region *region, struct nvidia_p2p_page_table *tab
 {
 	int error = -ENOMEM;
 
-	region->physical = kvmalloc_array(region->size >> GPU_PAGE_SHIFT,
-					  sizeof(*region->physical), GFP_KERNEL_ACCOUNT);
+	region->physical = kvmalloc_array(region->size >> GPU_PAGE_SHIFT, sizeof(*region->physical),
+					  GFP_KERNEL_ACCOUNT);
 	mutex_lock(&region->lock);
 	if (region->revoked) {
 		error = -EINVAL; /* freed meanwhile, and the table with it */
@@ -389,8 +390,7 @@ void region_release_all(struct client *client)
 	struct region *region;
 	unsigned long handle;
 
-	xa_for_each(&client->regions, handle, region)
-		region_unpin(client, handle);
+	xa_for_each(&client->regions, handle, region) region_unpin(client, handle);
 	xa_destroy(&client->regions);
 }
 
@@ -427,7 +427,8 @@ int __init region_init(bool want_persistent)
 	revocable = p2p.get && p2p.put;
 	persistent = p2p.get_persistent && p2p.put_persistent;
 	if (!revocable && !persistent) {
-		pr_err("no NVIDIA driver to get pages from: load nvidia.ko, version 550 or later\n");
+		pr_err("no NVIDIA driver to get pages from: load nvidia.ko, version 550 or "
+		       "later\n");
 		p2p_forget();
 		return -ENODEV;
 	}

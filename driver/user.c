@@ -2,7 +2,8 @@
 /* How much each user has pinned.
  *
  * Everybody may open the device, and what is pinned takes room in the GPU's BAR 1, which all share.
- * So pins are charged to the user who opened the descriptor, until the driver has the pages back. */
+ * So pins are charged to the user who opened the descriptor, until the driver has the pages back.
+ */
 #include <linux/capability.h>
 #include <linux/list.h>
 #include <linux/slab.h>
@@ -33,7 +34,8 @@ static struct user *user_find(kuid_t uid)
 	struct user *user;
 
 	lockdep_assert_held(&users_lock);
-	list_for_each_entry(user, &users, link) {
+	list_for_each_entry(user, &users, link)
+	{
 		if (uid_eq(user->uid, uid))
 			return user;
 	}

@@ -22,7 +22,8 @@ struct user;
 /* One open file. */
 struct client {
 	/* The process that opened it, with references, since addresses and numbers come again. The
-	 * address space tells a process from itself after exec(), the id from a child of vfork(). */
+	 * address space tells a process from itself after exec(), the id from a child of vfork().
+	 */
 	struct mm_struct *space;
 	struct pid *owner;
 	struct user *user;
@@ -62,8 +63,16 @@ struct region {
 
 extern int dbg_enabled, info_enabled;
 
-#define gdr_debug(...) do { if (dbg_enabled) pr_info(__VA_ARGS__); } while (0)
-#define gdr_info(...) do { if (dbg_enabled || info_enabled) pr_info(__VA_ARGS__); } while (0)
+#define gdr_debug(...)                                                                             \
+	do {                                                                                       \
+		if (dbg_enabled)                                                                   \
+			pr_info(__VA_ARGS__);                                                      \
+	} while (0)
+#define gdr_info(...)                                                                              \
+	do {                                                                                       \
+		if (dbg_enabled || info_enabled)                                                   \
+			pr_info(__VA_ARGS__);                                                      \
+	} while (0)
 
 bool is_owner(const struct client *client);
 
@@ -81,7 +90,8 @@ struct p2p {
 /* Page tables that the NVIDIA driver has given and not got back. */
 extern atomic64_t tables_held;
 
-/* Find the NVIDIA driver, which then stays loaded, and how its pages are to be got. 0 or -ENODEV. */
+/* Find the NVIDIA driver, which then stays loaded, and how its pages are to be got. 0 or -ENODEV.
+ */
 int region_init(bool want_persistent);
 /* Waits until no callback runs any more, not even its last instruction. */
 void region_exit(void);

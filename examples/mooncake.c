@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program for Mooncake's transfer engine, which is linked with libtransfer_engine.so, Wherry's or Mooncake's: one
- * process offers memory, another one writes into it and says so.
+ * A program for Mooncake's transfer engine, which is linked with libtransfer_engine.so, Wherry's or
+ * Mooncake's: one process offers memory, another one writes into it and says so.
  *
  *   $ mooncake offer
  *   127.0.0.1:40123 0x7f5c0a000010
@@ -50,10 +50,13 @@ static void offer(transfer_engine_t engine)
 	freeNotifsMsgBuf(notes, count);
 }
 
-static void deliver(transfer_engine_t engine, const char *name, const char *address, const char *text)
+static void deliver(transfer_engine_t engine, const char *name, const char *address,
+		    const char *text)
 {
 	static char who[] = "the writer", what[] = "it is there";
-	struct transfer_request request = { .opcode = OPCODE_WRITE, .source = memory, .length = LENGTH };
+	struct transfer_request request = { .opcode = OPCODE_WRITE,
+					    .source = memory,
+					    .length = LENGTH };
 	struct transfer_status status = { .status = STATUS_WAITING };
 	notify_msg_t note = { .name = who, .msg = what };
 	batch_id_t batch = allocateBatchID(engine, 1);

@@ -59,9 +59,9 @@ static void receive(void)
 
 static void deliver(const char *url)
 {
-	struct wh_engine_options options = {
-		.size = sizeof(options), .name = "sender", .listen = "none"
-	};
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .name = "sender",
+					     .listen = "none" };
 	struct wh_transfer transfer = { .op = WH_WRITE, .length = LENGTH };
 	static const char message[] = "8 MiB for you";
 	struct wh_remote remote;

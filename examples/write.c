@@ -21,8 +21,8 @@ static _Noreturn void die(const char *what, const char *text)
 }
 
 /* Move `length` bytes between our region and the remote one, and wait until they are there. */
-static void move(struct wh_batch *batch, uint32_t op, struct wh_region *local, uint64_t local_offset,
-		 const struct wh_remote *remote, uint64_t length)
+static void move(struct wh_batch *batch, uint32_t op, struct wh_region *local,
+		 uint64_t local_offset, const struct wh_remote *remote, uint64_t length)
 {
 	struct wh_transfer transfer = {
 		.local = local,

@@ -32,8 +32,10 @@ enum wh_blocks_variant {
 	WH_BLOCKS_VARIANTS,
 };
 
-#define WH_BLOCKS_NAMES \
-	{ "wh_blocks_16", "wh_blocks_8", "wh_blocks_4", "wh_blocks_1" }
+#define WH_BLOCKS_NAMES                                                                            \
+	{                                                                                          \
+		"wh_blocks_16", "wh_blocks_8", "wh_blocks_4", "wh_blocks_1"                        \
+	}
 
 /* Between which memories, as the GPU that runs the kernel sees it. */
 enum wh_blocks_way {
@@ -55,8 +57,8 @@ struct wh_blocks_job {
 	uint64_t source_offsets, target_offsets;
 	uint64_t source_stride, target_stride;
 	uint64_t block_length; /* bytes; at least 1 */
-	uint32_t count;        /* blocks of each base; at least 1 */
-	uint32_t base_count;   /* at least 1 */
+	uint32_t count; /* blocks of each base; at least 1 */
+	uint32_t base_count; /* at least 1 */
 	/* When all bytes are visible to everybody (this GPU, its peers, the host), `flag_value`
 	 * is stored at `flag`, 4-byte aligned, as a rule in mapped host memory; 0: not wanted.
 	 * `counter` is then a 32-bit word in this GPU's memory that is 0 before and after each
@@ -67,8 +69,8 @@ struct wh_blocks_job {
 	/* By wh_blocks_shape(). */
 	uint32_t group_shift;
 	uint32_t chunk_length; /* bytes; the last chunk of a block may be shorter */
-	uint32_t chunks;       /* of a block */
-	uint32_t items;        /* chunks in all; at most WH_BLOCKS_ITEMS */
+	uint32_t chunks; /* of a block */
+	uint32_t items; /* chunks in all; at most WH_BLOCKS_ITEMS */
 	uint32_t reserved;
 
 	uint64_t source_base[WH_BLOCKS_INLINE];
@@ -79,8 +81,10 @@ struct wh_blocks_job {
  * length, or-ed. */
 static inline enum wh_blocks_variant wh_blocks_widest(uint64_t bits)
 {
-	return !(bits & 15) ? WH_BLOCKS_16 : !(bits & 7) ? WH_BLOCKS_8 :
-	       !(bits & 3) ? WH_BLOCKS_4 : WH_BLOCKS_1;
+	return !(bits & 15) ? WH_BLOCKS_16 :
+	       !(bits & 7)  ? WH_BLOCKS_8 :
+	       !(bits & 3)  ? WH_BLOCKS_4 :
+			      WH_BLOCKS_1;
 }
 
 /* Bytes that a thread has in flight. */
@@ -111,9 +115,9 @@ static inline uint32_t wh_blocks_ctas(enum wh_blocks_variant variant, enum wh_bl
 	static const uint32_t best[WH_BLOCKS_WAYS] = {
 		32, /* PUSH */
 		16, /* PULL */
-		8,  /* TO_HOST */
-		8,  /* FROM_HOST */
-		0,  /* WITHIN */
+		8, /* TO_HOST */
+		8, /* FROM_HOST */
+		0, /* WITHIN */
 	};
 	uint32_t ctas = variant == WH_BLOCKS_16 ? best[way] : 0;
 

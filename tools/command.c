@@ -70,13 +70,16 @@ int exit_code_of(int error)
 const struct exit_meaning exit_meanings[] = {
 	{ EXIT_PASS, "Done." },
 	{ EXIT_WARNING, "Done, with a warning on standard error." },
-	{ EXIT_FAIL, "Failed: who was reached refuses (another key or password, a right that is not granted, no "
-		     "such region, a name that is taken), a file cannot be read or written, bytes are wrong." },
+	{ EXIT_FAIL, "Failed: who was reached refuses (another key or password, a right that is "
+		     "not granted, no "
+		     "such region, a name that is taken), a file cannot be read or written, bytes "
+		     "are wrong." },
 	{ EXIT_USAGE, "The command line, a setting or a variable is wrong; nothing was done." },
-	{ EXIT_UNAVAILABLE, "Not available: nobody answers there (an unknown host or name, a refused connection, "
-			    "no answer in time), or not in this protocol (no Wherry, another version, TLS on one "
-			    "side only), or no more; or this machine has no such device, library (OpenSSL), route "
-			    "or not as much memory." },
+	{ EXIT_UNAVAILABLE,
+	  "Not available: nobody answers there (an unknown host or name, a refused connection, "
+	  "no answer in time), or not in this protocol (no Wherry, another version, TLS on one "
+	  "side only), or no more; or this machine has no such device, library (OpenSSL), route "
+	  "or not as much memory." },
 	{ 0, NULL },
 };
 
@@ -222,7 +225,8 @@ static int refuse_secret(const char *option, const char *value)
 	const struct wh_config_row *setting;
 
 	if (strcmp(option, "mooncake-metadata") == 0 && value[0] != '@' && strchr(value, '@'))
-		return usage_error("--mooncake-metadata: a user and a password in a URL are for all to see who "
+		return usage_error("--mooncake-metadata: a user and a password in a URL are for "
+				   "all to see who "
 				   "list processes; write the URL into a file of mode 0600 and say "
 				   "--mooncake-metadata @FILE");
 	if (strcmp(option, "config") != 0 || !value[length])
@@ -231,12 +235,16 @@ static int refuse_secret(const char *option, const char *value)
 		if (strlen(setting->name) == length && memcmp(setting->name, value, length) == 0)
 			break;
 	if (setting && strcmp(setting->type, "secret") == 0 && value[length + 1])
-		return usage_error("--config %s: a command line is for all to see who list processes; write the "
-				   "key into a file of mode 0600 and say --config keyfile=FILE, or set %s",
-				   setting->name, setting->environment);
+		return usage_error(
+			"--config %s: a command line is for all to see who list processes; write "
+			"the "
+			"key into a file of mode 0600 and say --config keyfile=FILE, or set %s",
+			setting->name, setting->environment);
 	if (setting && strcmp(setting->name, "registry") == 0 && strchr(value, '@'))
-		return usage_error("--config registry: a user and a password in a URL are for all to see who list "
-				   "processes; set %s instead", setting->environment);
+		return usage_error("--config registry: a user and a password in a URL are for all "
+				   "to see who list "
+				   "processes; set %s instead",
+				   setting->environment);
 	return 0;
 }
 
@@ -460,8 +468,9 @@ int parse_size(const char *text, const char *what, uint64_t *out)
 {
 	if (read_size(text, out))
 		return 0;
-	usage_error("%s: '%s' is not a size; write bytes, or a number with K, M, G, T (KiB, MiB ...)",
-		    what, text);
+	usage_error(
+		"%s: '%s' is not a size; write bytes, or a number with K, M, G, T (KiB, MiB ...)",
+		what, text);
 	return -1;
 }
 
@@ -494,7 +503,8 @@ void format_size(char *out, size_t size, uint64_t bytes)
 		unit++;
 	}
 	if (unit < 0)
-		snprintf(out, size, "%llu byte%s", (unsigned long long)bytes, bytes == 1 ? "" : "s");
+		snprintf(out, size, "%llu byte%s", (unsigned long long)bytes,
+			 bytes == 1 ? "" : "s");
 	else
 		snprintf(out, size, "%llu %s", (unsigned long long)value, units[unit]);
 }
@@ -505,8 +515,13 @@ const char *format_number(char *out, size_t size, double value)
 		snprintf(out, size, "-");
 	else
 		snprintf(out, size, "%.*f",
-			 value < 0.01 ? 5 : value < 0.1 ? 4 : value < 10 ? 3 : value < 100 ? 2 :
-			 value < 1000 ? 1 : 0, value);
+			 value < 0.01 ? 5 :
+			 value < 0.1  ? 4 :
+			 value < 10   ? 3 :
+			 value < 100  ? 2 :
+			 value < 1000 ? 1 :
+					0,
+			 value);
 	return out;
 }
 

@@ -34,33 +34,34 @@ int reach_error(int error);
 #define COMMAND_OPTIONS_MAX 32
 
 struct command_option {
-	const char *name;     /* "listen": --listen */
-	char letter;          /* 'l': -l; 0: none */
+	const char *name; /* "listen": --listen */
+	char letter; /* 'l': -l; 0: none */
 	const char *argument; /* "ADDR:PORT" in help; NULL: a flag */
-	const char *help;     /* one line, without a period */
+	const char *help; /* one line, without a period */
 	const char *complete; /* what completion offers: "file", "knob" or words "read write";
 				 NULL: nothing */
-	bool many;            /* may be given several times */
-	bool rare;            /* help has its name only; the man page has it all */
+	bool many; /* may be given several times */
+	bool rare; /* help has its name only; the man page has it all */
 };
 
 struct arguments;
 
 struct command {
 	const char *name;
-	const char *usage;    /* its operands: "SRC DST"; "" if none */
+	const char *usage; /* its operands: "SRC DST"; "" if none */
 	const char *complete; /* what completion offers for them: words; NULL: files */
-	const char *summary;  /* one line */
-	const char *details;  /* paragraphs for help and man page */
+	const char *summary; /* one line */
+	const char *details; /* paragraphs for help and man page */
 	const char *examples; /* lines of "command  # what it does" */
 	const struct command_option *options; /* ended by a zero row */
-	int least, most;      /* how many operands */
+	int least, most; /* how many operands */
 	int (*run)(const struct arguments *arguments);
 };
 
 struct arguments {
 	const struct command *command;
-	const char *value[COMMAND_OPTIONS_MAX]; /* by row; flags: "" when given; NULL: not given */
+	/* by row; flags: "" when given; NULL: not given */
+	const char *value[COMMAND_OPTIONS_MAX];
 	const char **operands;
 	int operand_count;
 	const char **all; /* many-options: (row, value) pairs in order, see arguments_next() */

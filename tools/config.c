@@ -34,7 +34,8 @@ static struct value read_value(const struct arguments *arguments, const struct w
 }
 
 /* A registry's URL can have a password in it, and the key is nobody's business. */
-static const char *shown(const struct wh_config_row *row, const char *value, char *room, size_t size)
+static const char *shown(const struct wh_config_row *row, const char *value, char *room,
+			 size_t size)
 {
 	if (strcmp(row->type, "secret") == 0)
 		return *value ? "set" : value;
@@ -53,14 +54,16 @@ static void print_row(const struct wh_config_row *row, const struct value *value
 
 	snprintf(shown_value, sizeof(shown_value), "%s%s%s%s", *value->text ? value->text : "-",
 		 fallback ? "" : " (", fallback ? "" : value->source, fallback ? "" : ")");
-	used = printf("%-*s %-*s %-*s", NAME_COLUMN, row->name, ENVIRONMENT_COLUMN, row->environment,
-		      TYPE_COLUMN, row->type);
+	used = printf("%-*s %-*s %-*s", NAME_COLUMN, row->name, ENVIRONMENT_COLUMN,
+		      row->environment, TYPE_COLUMN, row->type);
 	if (used + 1 + strlen(shown_value) <= SCREEN_COLUMNS)
 		printf(" %s\n", shown_value);
 	else
 		printf("\n    %s\n", shown_value);
 	snprintf(help, sizeof(help), "%s%s%s", row->help, fallback ? "" : "; by default ",
-		 fallback ? "" : *row->fallback ? row->fallback : "empty");
+		 fallback       ? "" :
+		 *row->fallback ? row->fallback :
+				  "empty");
 	text_wrap(stdout, help, 4, 0);
 }
 
@@ -89,10 +92,11 @@ static int print_json(const struct arguments *arguments)
 		struct value value = read_value(arguments, row);
 
 		value.text = shown(row, value.text, room, sizeof(room));
-		json_array_append_new(knobs, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}",
-			"name", row->name, "environment", row->environment, "type", row->type,
-			"default", row->fallback, "value", value.text, "source", value.source,
-			"help", row->help));
+		json_array_append_new(
+			knobs, json_pack("{s:s, s:s, s:s, s:s, s:s, s:s, s:s}", "name", row->name,
+					 "environment", row->environment, "type", row->type,
+					 "default", row->fallback, "value", value.text, "source",
+					 value.source, "help", row->help));
 	}
 	json_object_set_new(object, "knobs", knobs);
 	return output_print(object);
@@ -118,8 +122,12 @@ static int run(const struct arguments *arguments)
 
 static const struct command_option options[] = {
 	{ .name = "json", .letter = 'j', .help = "as JSON" },
-	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
-	  .help = "what if this were set", .many = true },
+	{ .name = "config",
+	  .letter = 'c',
+	  .argument = "NAME=VALUE",
+	  .complete = "knob",
+	  .help = "what if this were set",
+	  .many = true },
 	{ 0 },
 };
 
@@ -131,8 +139,10 @@ const struct command command_config = {
 		"Every knob has an environment variable, read once, when an engine is opened. The "
 		"option --config NAME=VALUE, which all commands have that open an engine, goes "
 		"before the environment.\n\n"
-		"A value that the library would refuse is named instead of the table. So is, by every "
-		"command, a variable WHERRY_... that no setting reads; WHERRY_IGNORE_UNKNOWN=1 ignores "
+		"A value that the library would refuse is named instead of the table. So is, by "
+		"every "
+		"command, a variable WHERRY_... that no setting reads; WHERRY_IGNORE_UNKNOWN=1 "
+		"ignores "
 		"those, for launchers that set more and for variables of newer versions.",
 	.examples = "wherry config\n"
 		    "WHERRY_CONNECTIONS=8 wherry config      # what is in effect then\n"

@@ -8,19 +8,31 @@
 #include "command.h"
 
 /* The rows that every command which opens an engine has in its table. */
-#define ENGINE_OPTIONS                                                                    \
-	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",  \
-	  .help = "set a knob; wherry config lists them", .many = true },                 \
-	{ .name = "require", .argument = "TRANSPORT", .complete = "self cuda shm rdma tcp",        \
-	  .help = "fail rather than take another route" },                                \
-	{ .name = "spin", .help = "spin instead of sleeping: lower latency, busy CPUs" }, \
-	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engine does meanwhile" }
+#define ENGINE_OPTIONS                                                                             \
+	{ .name = "config",                                                                        \
+	  .letter = 'c',                                                                           \
+	  .argument = "NAME=VALUE",                                                                \
+	  .complete = "knob",                                                                      \
+	  .help = "set a knob; wherry config lists them",                                          \
+	  .many = true },                                                                          \
+		{ .name = "require",                                                               \
+		  .argument = "TRANSPORT",                                                         \
+		  .complete = "self cuda shm rdma tcp",                                            \
+		  .help = "fail rather than take another route" },                                 \
+		{ .name = "spin", .help = "spin instead of sleeping: lower latency, busy CPUs" },  \
+	{                                                                                          \
+		.name = "verbose", .letter = 'v',                                                  \
+		.help = "on stderr, what the engine does meanwhile"                                \
+	}
 
 /* The row of those that wait for peers to move bytes. */
-#define STALL_OPTION                                                                              \
-	{ .name = "stall-timeout", .argument = "SECONDS", .rare = true,                           \
-	  .help = "give up when nothing has moved for so long, although the other side lives; by "    \
-		  "default 30; 0: never" }
+#define STALL_OPTION                                                                               \
+	{                                                                                          \
+		.name = "stall-timeout", .argument = "SECONDS", .rare = true,                      \
+		.help = "give up when nothing has moved for so long, although the other side "     \
+			"lives; by "                                                               \
+			"default 30; 0: never"                                                     \
+	}
 
 /* Take --stall-timeout. 0, or EXIT_USAGE after a line on stderr. */
 int engine_parse_stall(const struct arguments *arguments);
@@ -30,17 +42,21 @@ int64_t engine_stall(void);
 /* Wait until the batch has ended. If nothing of it moves for so long it is cancelled: -ETIMEDOUT.
  * Else as wh_batch_wait(). */
 int engine_wait(struct wh_batch *batch);
-/* Why a batch of which engine_wait() has just returned an error failed; good until the next call. */
+/* Why a batch of which engine_wait() has just returned an error failed; good until the next call.
+ */
 const char *engine_wait_text(const struct wh_batch *batch);
 
 /* Where a command itself decides that nothing moves: the sentence, without the end's name. */
-#define STALL_TEXT "nothing has moved for %g s, although the engine answers; --stall-timeout says how long to wait"
+#define STALL_TEXT                                                                                 \
+	"nothing has moved for %g s, although the engine answers; --stall-timeout says how long "  \
+	"to wait"
 
 /* What a command itself decides about its engine. */
 struct engine_setup {
-	const char *listen;  /* as in wh_engine_options */
-	const char *name;    /* likewise */
-	const char *require; /* the only transport allowed, if --require does not say; NULL: any */
+	const char *listen; /* as in wh_engine_options */
+	const char *name; /* likewise */
+	/* the only transport allowed, if --require does not say; NULL: any */
+	const char *require;
 	const char *const *config; /* further "name=value", ended by NULL; --config goes before
 				      them; NULL: none */
 };

@@ -142,7 +142,8 @@ static void page_program(const struct command *const *commands)
 	     "path there is, and tells you which path that was.\n"
 	     ".PP\n"
 	     "Memory of another process is named by an address,\n"
-	     "\\fBwherry://\\fIHOST\\fB:\\fIPORT\\fB/\\fIREGION\\fR[\\fB+\\fIOFFSET\\fR]: the engine\n"
+	     "\\fBwherry://\\fIHOST\\fB:\\fIPORT\\fB/\\fIREGION\\fR[\\fB+\\fIOFFSET\\fR]: the "
+	     "engine\n"
 	     "that owns it, a region that the engine publishes, and where in the region to start.\n"
 	     "An IPv6 address stands in brackets.\n"
 	     ".SH COMMANDS");
@@ -164,8 +165,10 @@ static void page_program(const struct command *const *commands)
 		putchar('\n');
 	}
 	puts(".TP\n\\fBWHERRY_IGNORE_UNKNOWN\\fR (bool, by default 0)\n"
-	     "If 1, variables that start with WHERRY_ and are none of these are ignored. Else the command\n"
-	     "refuses them (64), so that a misspelt one is seen, and the library logs them. It is for\n"
+	     "If 1, variables that start with WHERRY_ and are none of these are ignored. Else the "
+	     "command\n"
+	     "refuses them (64), so that a misspelt one is seen, and the library logs them. It is "
+	     "for\n"
 	     "launchers that set more, and for variables of newer versions.\n"
 	     ".TP\n\\fBNO_COLOR\\fR\nIf set and not empty, nothing has colours.\n"
 	     ".SH SEE ALSO");

@@ -18,12 +18,12 @@ static int resolve(struct gpu *gpu, void *library, char text[GPU_TEXT])
 {
 	void *symbol;
 
-#define RESOLVE(name, parameters, from)                                                   \
-	symbol = dlsym(library, from);                                                    \
-	if (!symbol) {                                                                    \
-		snprintf(text, GPU_TEXT, "this CUDA driver has no %s: it is too old", from); \
-		return -1;                                                                \
-	}                                                                                 \
+#define RESOLVE(name, parameters, from)                                                            \
+	symbol = dlsym(library, from);                                                             \
+	if (!symbol) {                                                                             \
+		snprintf(text, GPU_TEXT, "this CUDA driver has no %s: it is too old", from);       \
+		return -1;                                                                         \
+	}                                                                                          \
 	memcpy(&gpu->name, &symbol, sizeof(symbol));
 	GPU_FUNCTIONS(RESOLVE)
 #undef RESOLVE
@@ -71,8 +71,8 @@ int gpu_check(struct gpu *gpu, int result, const char *call)
 	if (!result)
 		return 0;
 	gpu->cuGetErrorName(result, &name);
-	snprintf(gpu->text, sizeof(gpu->text), "%s: %s (%d)", call, name ? name : "an unknown error",
-		 result);
+	snprintf(gpu->text, sizeof(gpu->text), "%s: %s (%d)", call,
+		 name ? name : "an unknown error", result);
 	return -EIO;
 }
 

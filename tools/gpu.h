@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The CUDA driver as the benchmark uses it: to look at GPUs' memory without the library that is being
- * measured, and for the limits that it is measured against. Opened at run time, with declarations of
- * our own. Not thread-safe.
+ * The CUDA driver as the benchmark uses it: to look at GPUs' memory without the library that is
+ * being measured, and for the limits that it is measured against. Opened at run time, with
+ * declarations of our own. Not thread-safe.
  */
 #ifndef TOOLS_GPU_H
 #define TOOLS_GPU_H
@@ -14,44 +14,43 @@
 #define GPU_TEXT 160
 
 /* Addresses are uint64_t, handles are void *. */
-#define GPU_FUNCTIONS(X)                                                                       \
-	X(cuInit, (unsigned flags), "cuInit")                                                  \
-	X(cuGetErrorName, (int result, const char **out), "cuGetErrorName")                    \
-	X(cuDriverGetVersion, (int *version), "cuDriverGetVersion")                            \
-	X(cuDeviceGetCount, (int *count), "cuDeviceGetCount")                                  \
-	X(cuDeviceGet, (int *device, int ordinal), "cuDeviceGet")                              \
-	X(cuDeviceGetName, (char *out, int length, int device), "cuDeviceGetName")             \
-	X(cuDeviceGetUuid, (void *out, int device), "cuDeviceGetUuid")                         \
-	X(cuDeviceGetPCIBusId, (char *out, int length, int device), "cuDeviceGetPCIBusId")     \
-	X(cuDeviceGetAttribute, (int *value, int attribute, int device),                       \
-	  "cuDeviceGetAttribute")                                                              \
-	X(cuDevicePrimaryCtxRetain, (void **out, int device), "cuDevicePrimaryCtxRetain")      \
-	X(cuDevicePrimaryCtxRelease, (int device), "cuDevicePrimaryCtxRelease_v2")             \
-	X(cuCtxPushCurrent, (void *context), "cuCtxPushCurrent_v2")                            \
-	X(cuCtxPopCurrent, (void **out), "cuCtxPopCurrent_v2")                                 \
-	X(cuCtxEnablePeerAccess, (void *peer, unsigned flags), "cuCtxEnablePeerAccess")        \
-	X(cuPointerGetAttribute, (void *out, int attribute, uint64_t address),                 \
-	  "cuPointerGetAttribute")                                                             \
-	X(cuMemAlloc, (uint64_t *out, size_t length), "cuMemAlloc_v2")                         \
-	X(cuMemFree, (uint64_t address), "cuMemFree_v2")                                       \
-	X(cuMemcpy, (uint64_t to, uint64_t from, size_t length), "cuMemcpy")                   \
-	X(cuMemcpyAsync, (uint64_t to, uint64_t from, size_t length, void *stream),            \
-	  "cuMemcpyAsync")                                                                     \
-	X(cuStreamCreate, (void **out, unsigned flags), "cuStreamCreate")                      \
-	X(cuStreamSynchronize, (void *stream), "cuStreamSynchronize")                          \
-	X(cuStreamDestroy, (void *stream), "cuStreamDestroy_v2")                               \
-	X(cuEventCreate, (void **out, unsigned flags), "cuEventCreate")                        \
-	X(cuEventRecord, (void *event, void *stream), "cuEventRecord")                         \
-	X(cuEventSynchronize, (void *event), "cuEventSynchronize")                             \
-	X(cuEventDestroy, (void *event), "cuEventDestroy_v2")                                  \
-	X(cuModuleLoadData, (void **out, const void *image), "cuModuleLoadData")               \
-	X(cuModuleGetFunction, (void **out, void *module, const char *name),                   \
-	  "cuModuleGetFunction")                                                               \
-	X(cuModuleUnload, (void *module), "cuModuleUnload")                                    \
-	X(cuLaunchKernel,                                                                      \
-	  (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x,             \
-	   unsigned threads_y, unsigned threads_z, unsigned shared, void *stream,              \
-	   void **parameters, void **extra),                                                   \
+#define GPU_FUNCTIONS(X)                                                                           \
+	X(cuInit, (unsigned flags), "cuInit")                                                      \
+	X(cuGetErrorName, (int result, const char **out), "cuGetErrorName")                        \
+	X(cuDriverGetVersion, (int *version), "cuDriverGetVersion")                                \
+	X(cuDeviceGetCount, (int *count), "cuDeviceGetCount")                                      \
+	X(cuDeviceGet, (int *device, int ordinal), "cuDeviceGet")                                  \
+	X(cuDeviceGetName, (char *out, int length, int device), "cuDeviceGetName")                 \
+	X(cuDeviceGetUuid, (void *out, int device), "cuDeviceGetUuid")                             \
+	X(cuDeviceGetPCIBusId, (char *out, int length, int device), "cuDeviceGetPCIBusId")         \
+	X(cuDeviceGetAttribute, (int *value, int attribute, int device), "cuDeviceGetAttribute")   \
+	X(cuDevicePrimaryCtxRetain, (void **out, int device), "cuDevicePrimaryCtxRetain")          \
+	X(cuDevicePrimaryCtxRelease, (int device), "cuDevicePrimaryCtxRelease_v2")                 \
+	X(cuCtxPushCurrent, (void *context), "cuCtxPushCurrent_v2")                                \
+	X(cuCtxPopCurrent, (void **out), "cuCtxPopCurrent_v2")                                     \
+	X(cuCtxEnablePeerAccess, (void *peer, unsigned flags), "cuCtxEnablePeerAccess")            \
+	X(cuPointerGetAttribute, (void *out, int attribute, uint64_t address),                     \
+	  "cuPointerGetAttribute")                                                                 \
+	X(cuMemAlloc, (uint64_t * out, size_t length), "cuMemAlloc_v2")                            \
+	X(cuMemFree, (uint64_t address), "cuMemFree_v2")                                           \
+	X(cuMemcpy, (uint64_t to, uint64_t from, size_t length), "cuMemcpy")                       \
+	X(cuMemcpyAsync, (uint64_t to, uint64_t from, size_t length, void *stream),                \
+	  "cuMemcpyAsync")                                                                         \
+	X(cuStreamCreate, (void **out, unsigned flags), "cuStreamCreate")                          \
+	X(cuStreamSynchronize, (void *stream), "cuStreamSynchronize")                              \
+	X(cuStreamDestroy, (void *stream), "cuStreamDestroy_v2")                                   \
+	X(cuEventCreate, (void **out, unsigned flags), "cuEventCreate")                            \
+	X(cuEventRecord, (void *event, void *stream), "cuEventRecord")                             \
+	X(cuEventSynchronize, (void *event), "cuEventSynchronize")                                 \
+	X(cuEventDestroy, (void *event), "cuEventDestroy_v2")                                      \
+	X(cuModuleLoadData, (void **out, const void *image), "cuModuleLoadData")                   \
+	X(cuModuleGetFunction, (void **out, void *module, const char *name),                       \
+	  "cuModuleGetFunction")                                                                   \
+	X(cuModuleUnload, (void *module), "cuModuleUnload")                                        \
+	X(cuLaunchKernel,                                                                          \
+	  (void *function, unsigned x, unsigned y, unsigned z, unsigned threads_x,                 \
+	   unsigned threads_y, unsigned threads_z, unsigned shared, void *stream,                  \
+	   void **parameters, void **extra),                                                       \
 	  "cuLaunchKernel")
 
 #define GPU_MEMBER(name, parameters, symbol) int(*name) parameters;
@@ -59,7 +58,7 @@
 struct gpu {
 	GPU_FUNCTIONS(GPU_MEMBER)
 	void *context[GPU_MOST]; /* primary ones, once retained */
-	char text[GPU_TEXT];     /* of the last failure */
+	char text[GPU_TEXT]; /* of the last failure */
 };
 
 /* The driver at `path` (NULL or "": libcuda.so.1), initialised. NULL with a text: there is none. */
@@ -78,8 +77,8 @@ void gpu_leave(struct gpu *gpu);
 /* The number of the GPU that the memory lies on. 0 or -EIO. */
 int gpu_of(struct gpu *gpu, const void *address, int *ordinal);
 
-/* Copy between a GPU's memory, on either side or both, and the host's. Done when it returns. 0 or -EIO
- * with a text. */
+/* Copy between a GPU's memory, on either side or both, and the host's. Done when it returns. 0 or
+ * -EIO with a text. */
 int gpu_copy(struct gpu *gpu, void *to, const void *from, size_t length);
 
 /* What a GPU is called. */
@@ -87,7 +86,7 @@ struct gpu_name {
 	int ordinal;
 	char name[64]; /* "NVIDIA H200" */
 	char uuid[48]; /* "GPU-..." */
-	char pci[24];  /* "0000:65:00.0" */
+	char pci[24]; /* "0000:65:00.0" */
 };
 
 /* All that this process sees, at most GPU_MOST; *driver is the CUDA version, 13000. */

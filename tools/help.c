@@ -70,8 +70,9 @@ static void print_rare(FILE *out, const struct command *command)
 	used = strlen(strncat(text, command->name, 64));
 	for (const struct command_option *option = command->options; option->name; option++)
 		if (option->rare && used < sizeof(text))
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s --%s",
-						 strchr(text, ':') ? "" : " has also:", option->name);
+			used += (size_t)snprintf(
+				text + used, sizeof(text) - used, "%s --%s",
+				strchr(text, ':') ? "" : " has also:", option->name);
 	if (!strchr(text, ':'))
 		return;
 	fputs("  ", out);

@@ -26,8 +26,8 @@ struct http_server {
 	struct MHD_Daemon *daemon;
 	struct wh_loop loop;
 	struct wh_listener listener;
-	struct wh_source ready;    /* of libmicrohttpd */
-	struct wh_timer soon;      /* libmicrohttpd wants its turn without an event */
+	struct wh_source ready; /* of libmicrohttpd */
+	struct wh_timer soon; /* libmicrohttpd wants its turn without an event */
 	struct wh_timer deadlines;
 	struct wh_timer tick;
 	struct wh_list waiting, asking; /* connections, the first deadline first */
@@ -99,7 +99,8 @@ static struct http_connection *http_least_wanted(struct http_server *server, con
 	*count = 0;
 	for (int i = 0; i < 2; i++)
 		for (struct wh_list *l = lists[i]->next; l != lists[i]; l = l->next) {
-			struct http_connection *connection = wh_container(l, struct http_connection, link);
+			struct http_connection *connection =
+				wh_container(l, struct http_connection, link);
 
 			if (place && connection->place != *place)
 				continue;
@@ -117,17 +118,20 @@ static void http_make_room(struct http_server *server, uint64_t place)
 	struct http_connection *last = http_least_wanted(server, &place, &count);
 
 	if (count < server->options.of_address)
-		last = server->count < server->options.connections ? NULL :
-			http_least_wanted(server, NULL, &count);
+		last = server->count < server->options.connections ?
+			       NULL :
+			       http_least_wanted(server, NULL, &count);
 	if (last)
 		http_cut(server, last);
 }
 
-static void http_connected(struct http_server *server, struct MHD_Connection *connection, void **context)
+static void http_connected(struct http_server *server, struct MHD_Connection *connection,
+			   void **context)
 {
 	/* Newer libmicrohttpds give the same place for each answer. */
 	int fd = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CONNECTION_FD)->connect_fd;
-	const void *from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)->client_addr;
+	const void *from = MHD_get_connection_info(connection, MHD_CONNECTION_INFO_CLIENT_ADDRESS)
+				   ->client_addr;
 	struct http_connection *one = calloc(1, sizeof(*one));
 
 	*context = one;
@@ -163,14 +167,15 @@ static void http_notify(void *arg, struct MHD_Connection *connection, void **con
 
 static struct http_connection *http_of(struct MHD_Connection *connection)
 {
-	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)->socket_context;
+	return MHD_get_connection_info(connection, MHD_CONNECTION_INFO_SOCKET_CONTEXT)
+		->socket_context;
 }
 
 /* ---- requests -------------------------------------------------------------------------------- */
 
 static enum MHD_Result http_handle(void *arg, struct MHD_Connection *connection, const char *path,
-				   const char *method, const char *version, const char *data, size_t *length,
-				   void **state)
+				   const char *method, const char *version, const char *data,
+				   size_t *length, void **state)
 {
 	struct http_server *server = arg;
 	struct http_connection *one = http_of(connection);
@@ -183,8 +188,8 @@ static enum MHD_Result http_handle(void *arg, struct MHD_Connection *connection,
 	last = !first && !*length;
 	if (first)
 		http_await(server, one, true);
-	result = server->options.handle(server->options.arg, connection, path, method, version, data, length,
-					state);
+	result = server->options.handle(server->options.arg, connection, path, method, version,
+					data, length, state);
 	/* What it took to make the answer is not the client's. */
 	if (last)
 		http_await(server, one, true);
@@ -257,11 +262,12 @@ static void http_end(void *arg)
 
 static struct MHD_Daemon *http_daemon(struct http_server *server)
 {
-	return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL, http_handle, server,
-				MHD_OPTION_NOTIFY_COMPLETED, http_done, server,
+	return MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, NULL, NULL,
+				http_handle, server, MHD_OPTION_NOTIFY_COMPLETED, http_done, server,
 				MHD_OPTION_NOTIFY_CONNECTION, http_notify, server,
 				MHD_OPTION_CONNECTION_LIMIT, server->options.connections + ENDING,
-				MHD_OPTION_CONNECTION_MEMORY_LIMIT, server->options.memory, MHD_OPTION_END);
+				MHD_OPTION_CONNECTION_MEMORY_LIMIT, server->options.memory,
+				MHD_OPTION_END);
 }
 
 int http_start(const struct http_options *options, int listener, struct http_server **out)
@@ -282,7 +288,8 @@ int http_start(const struct http_options *options, int listener, struct http_ser
 	server->listener.flags = SOCK_NONBLOCK;
 	/* Of what is accepted; the kernel takes twice as much. */
 	if (options->unread)
-		setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &options->unread, sizeof(options->unread));
+		setsockopt(listener, SOL_SOCKET, SO_SNDBUF, &options->unread,
+			   sizeof(options->unread));
 	server->daemon = http_daemon(server);
 	if (!server->daemon)
 		goto err_free;

@@ -22,9 +22,12 @@ struct http_options {
 	void *arg; /* of these */
 	unsigned connections, of_address; /* at the most */
 	size_t memory; /* bytes for the heads of a connection's request and answer */
-	int unread; /* bytes of an answer that the kernel keeps until they are read, about; 0: as many as it likes */
-	int64_t head;  /* ns from the connection, or the last answer, until the head of a request has come */
-	int64_t rest;  /* ns after that for its body, and then for the answer to be read */
+	/* bytes of an answer that the kernel keeps until they are read, about; 0: as many as it
+	 * likes */
+	int unread;
+	/* ns from the connection, or the last answer, until the head of a request has come */
+	int64_t head;
+	int64_t rest; /* ns after that for its body, and then for the answer to be read */
 };
 
 struct http_server;

@@ -31,7 +31,8 @@ static int check(const char *path, const struct arguments *arguments)
 	explicit_bzero(&keys.key, sizeof(keys.key));
 	if (error)
 		return library_failed(error);
-	printf("%s: %u %s, for this user alone\n", path, keys.count, keys.count == 1 ? "key" : "keys");
+	printf("%s: %u %s, for this user alone\n", path, keys.count,
+	       keys.count == 1 ? "key" : "keys");
 	return EXIT_PASS;
 }
 
@@ -48,8 +49,8 @@ static int print(const char *path, char (*names)[WH_FINGERPRINT], unsigned count
 	object = output_new();
 	list = json_array();
 	for (unsigned i = 0; i < count; i++)
-		json_array_append_new(list, json_pack("{s:s, s:b}", "fingerprint", names[i], "proved",
-						      i == 0));
+		json_array_append_new(
+			list, json_pack("{s:s, s:b}", "fingerprint", names[i], "proved", i == 0));
 	json_object_set_new(object, "file", json_string(path));
 	json_object_set_new(object, "keys", list);
 	return output_print(object);
@@ -105,14 +106,18 @@ const struct command command_key = {
 	.name = "key",
 	.usage = "make|show|check FILE",
 	.summary = "Make, show and check files with cluster keys",
-	.details =
-		"make writes a new key to a file that does not exist yet, for this user alone (mode "
-		"0600). The same file goes to every host, and its name into WHERRY_KEYFILE. show prints "
-		"fingerprints, which tell keys apart and nothing of what they are. check says whether an "
-		"engine would take the file.\n\n"
-		"Of several keys, one a line, the first is proved and all are accepted. To change a key "
-		"add the new one below the old one on every host, then move it above, then take the old "
-		"one out; each time restart the engines one after the other.",
+	.details = "make writes a new key to a file that does not exist yet, for this user alone "
+		   "(mode "
+		   "0600). The same file goes to every host, and its name into WHERRY_KEYFILE. "
+		   "show prints "
+		   "fingerprints, which tell keys apart and nothing of what they are. check says "
+		   "whether an "
+		   "engine would take the file.\n\n"
+		   "Of several keys, one a line, the first is proved and all are accepted. To "
+		   "change a key "
+		   "add the new one below the old one on every host, then move it above, then take "
+		   "the old "
+		   "one out; each time restart the engines one after the other.",
 	.examples = "wherry key make wherry.key\n"
 		    "wherry key show wherry.key    # the same on every host?\n"
 		    "wherry key make new.key && cat new.key >>wherry.key    # accepts both\n",

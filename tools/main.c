@@ -11,9 +11,9 @@
 #include "util/error.h"
 
 static const struct command *const commands[] = {
-	&command_serve, &command_copy, &command_bench, &command_explain, &command_registry,
-	&command_topo, &command_doctor, &command_top, &command_exporter, &command_window,
-	&command_key, &command_config, NULL,
+	&command_serve, &command_copy,   &command_bench, &command_explain,  &command_registry,
+	&command_topo,  &command_doctor, &command_top,   &command_exporter, &command_window,
+	&command_key,   &command_config, NULL,
 };
 
 static void print_program(FILE *out)
@@ -93,9 +93,11 @@ static int check_environment(void)
 		suggest(&suggestion, row->environment + prefix);
 	if (suggestion.best)
 		return usage_error("no variable %s; did you mean WHERRY_%s? " WH_CONFIG_IGNORE
-				   "=1 ignores such", name, suggestion.best);
+				   "=1 ignores such",
+				   name, suggestion.best);
 	return usage_error("no variable %s; wherry config lists them, " WH_CONFIG_IGNORE
-			   "=1 ignores such", name);
+			   "=1 ignores such",
+			   name);
 }
 
 static int run(const struct command *command, int argc, char **argv)

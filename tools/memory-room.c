@@ -108,7 +108,8 @@ uint64_t memory_room(const char *root, bool locked)
 		fclose(file);
 	if (room == UINT64_MAX)
 		return room;
-	/* What is swapped out, and what has been put aside for huge pages, is not in MemAvailable. */
+	/* What is swapped out, and what has been put aside for huge pages, is not in MemAvailable.
+	 */
 	if (!locked && room_read(root, "/proc/meminfo", "SwapFree:", &kib))
 		room += kib << 10;
 	if (room_read(root, "/proc/meminfo", "HugePages_Free:", &pages) &&

@@ -10,10 +10,10 @@ static const struct {
 	uint32_t kind;
 } kinds[] = {
 	/* The first name of a kind is the one that is shown. */
-	{ "host", WH_MEMORY_SHARED },	  { "shared", WH_MEMORY_SHARED },
-	{ "pinned", WH_MEMORY_PINNED },	  { "pageable", WH_MEMORY_PAGEABLE },
-	{ "huge", WH_MEMORY_HUGE },	  { "mapped", WH_MEMORY_MAPPED },
-	{ "device", WH_MEMORY_DEVICE },	  { "vmm", WH_MEMORY_VMM },
+	{ "host", WH_MEMORY_SHARED },     { "shared", WH_MEMORY_SHARED },
+	{ "pinned", WH_MEMORY_PINNED },   { "pageable", WH_MEMORY_PAGEABLE },
+	{ "huge", WH_MEMORY_HUGE },       { "mapped", WH_MEMORY_MAPPED },
+	{ "device", WH_MEMORY_DEVICE },   { "vmm", WH_MEMORY_VMM },
 	{ "managed", WH_MEMORY_MANAGED }, { "pool", WH_MEMORY_POOL },
 };
 

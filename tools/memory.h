@@ -3,8 +3,8 @@
  * What kind of memory and where, as all commands take it: [KIND][:PLACE], "host", "pinned",
  * "pinned:numa:1", "cuda:0", "vmm:cuda:GPU-8d2f", "managed:cuda:0000:65:00.0".
  *
- * PLACE is cuda:GPU or numa:N. A GPU is a number, a UUID or its start, or a PCI address, which is told
- * from a number by its form: four to eight hexadecimal digits, two, two, a dot and one. So a
+ * PLACE is cuda:GPU or numa:N. A GPU is a number, a UUID or its start, or a PCI address, which is
+ * told from a number by its form: four to eight hexadecimal digits, two, two, a dot and one. So a
  * size behind it ("cuda:0000:65:00.0:8GiB") is never mistaken for a part of it.
  */
 #ifndef TOOLS_MEMORY_H
@@ -16,18 +16,18 @@
 #include <wherry/wherry.h>
 
 struct memory {
-	uint32_t kind;     /* enum wh_memory_kind */
+	uint32_t kind; /* enum wh_memory_kind */
 	char location[64]; /* as wh_memory_options has it; "": anywhere */
-	char name[80];     /* as it is written, in one way only: "cuda:0", not "device:cuda:0" */
+	char name[80]; /* as it is written, in one way only: "cuda:0", not "device:cuda:0" */
 };
 
 /* What the help and the man pages say of it. */
-#define MEMORY_HELP                                                                             \
-	"MEM is [KIND:][PLACE]. KIND: host (a memfd that other engines on the host can map, the " \
-	"same as shared), pinned (the same, page-locked for GPUs), pageable, huge, mapped (the " \
-	"driver's, page-locked), device, vmm, pool, managed. PLACE: cuda:GPU, where GPU is a "    \
-	"number, GPU-UUID (its start will do) or a PCI address; or numa:N. cuda:0 alone is "      \
-	"device:cuda:0; vmm:cuda:1 is GPU memory that other processes can map in any container; " \
+#define MEMORY_HELP                                                                                \
+	"MEM is [KIND:][PLACE]. KIND: host (a memfd that other engines on the host can map, the "  \
+	"same as shared), pinned (the same, page-locked for GPUs), pageable, huge, mapped (the "   \
+	"driver's, page-locked), device, vmm, pool, managed. PLACE: cuda:GPU, where GPU is a "     \
+	"number, GPU-UUID (its start will do) or a PCI address; or numa:N. cuda:0 alone is "       \
+	"device:cuda:0; vmm:cuda:1 is GPU memory that other processes can map in any container; "  \
 	"pinned:cuda:0 is host memory near that GPU."
 
 /* Read one from the start of `text`. *rest is what follows: "" or behind a colon. NULL, or what is
@@ -54,6 +54,7 @@ uint64_t memory_room(const char *root, bool locked);
 bool memory_fits(const char *root, uint64_t bytes, bool locked, char text[MEMORY_TEXT]);
 
 /* wh_memory_alloc() of it. */
-int memory_alloc(struct wh_engine *engine, const struct memory *memory, uint64_t length, void **out);
+int memory_alloc(struct wh_engine *engine, const struct memory *memory, uint64_t length,
+		 void **out);
 
 #endif

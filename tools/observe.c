@@ -22,7 +22,7 @@ struct question {
 	int fd;
 	int pid; /* as the socket's name says */
 	const char *why; /* it is done, and there is no answer */
-	int error;       /* its errno, if that says why */
+	int error; /* its errno, if that says why */
 	size_t asked;
 	uint8_t header[WH_OBSERVED_HEADER];
 	uint8_t *bytes; /* once the header is there */
@@ -36,7 +36,8 @@ struct questions {
 	size_t count;
 };
 
-/* ---- asking ----------------------------------------------------------------------------------- */
+/* ---- asking -----------------------------------------------------------------------------------
+ */
 
 /* A socket that nobody listens on was left by an engine that is dead. */
 static void dial(struct questions *questions, const char *path, const char *name)
@@ -98,7 +99,8 @@ static void go_on(struct question *question)
 
 	while (moved > 0 && question->asked < WH_OBSERVE_REQUEST_SIZE) {
 		moved = send(question->fd, WH_OBSERVE_REQUEST + question->asked,
-			     WH_OBSERVE_REQUEST_SIZE - question->asked, MSG_DONTWAIT | MSG_NOSIGNAL);
+			     WH_OBSERVE_REQUEST_SIZE - question->asked,
+			     MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (moved > 0)
 			question->asked += (size_t)moved;
 	}
@@ -133,7 +135,8 @@ static void go_on(struct question *question)
 		return;
 	question->done = true;
 	if (moved == 0)
-		question->why = question->got ? "its answer ends too early" : "it hung up without an answer";
+		question->why = question->got ? "its answer ends too early" :
+						"it hung up without an answer";
 	else
 		question->error = errno;
 }
@@ -161,7 +164,8 @@ static void ask_all(struct questions *questions, int64_t deadline)
 	}
 }
 
-/* ---- answers ---------------------------------------------------------------------------------- */
+/* ---- answers ----------------------------------------------------------------------------------
+ */
 
 static int by_name(const void *a, const void *b)
 {
@@ -248,10 +252,12 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 
 		if (error)
 			snprintf(out->why, sizeof(out->why), "%.120s: %s", directory,
-				 error == -EPERM ? "it is not this user's alone" : strerror(-error));
+				 error == -EPERM ? "it is not this user's alone" :
+						   strerror(-error));
 	}
-	for (unsigned i = 0; !directory && wh_observer_place(i, getenv("XDG_RUNTIME_DIR"), place,
-							     sizeof(place)); i++) {
+	for (unsigned i = 0;
+	     !directory && wh_observer_place(i, getenv("XDG_RUNTIME_DIR"), place, sizeof(place));
+	     i++) {
 		char before[256] = "";
 
 		/* XDG_RUNTIME_DIR mostly is the second place. */
@@ -275,7 +281,8 @@ void observe_free(struct observed *observed)
 	*observed = (struct observed){ 0 };
 }
 
-/* ---- merging ---------------------------------------------------------------------------------- */
+/* ---- merging ----------------------------------------------------------------------------------
+ */
 
 int observe_order(const struct wh_observed_peer *one, const struct wh_observed_peer *other)
 {

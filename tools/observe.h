@@ -24,21 +24,23 @@ struct observed {
 	char why[2 * OBSERVE_WHY]; /* the directory that was named cannot be looked into; "" */
 };
 
-#define OBSERVE_OPTION \
-	{ .name = "observe", .argument = "DIR", .complete = "file", \
-	  .help = "engines that have their sockets in DIR; off: none" }
+#define OBSERVE_OPTION                                                                             \
+	{                                                                                          \
+		.name = "observe", .argument = "DIR", .complete = "file",                          \
+		.help = "engines that have their sockets in DIR; off: none"                        \
+	}
 
 /* What the option, else the knob's variable, says; NULL: the usual places. */
 const char *observe_directory(const struct arguments *arguments);
 
-/* Ask all of them at once and wait at most `seconds`. `directory` is one place to look in, or "off"; NULL:
- * all that engines choose from. Sockets that dead engines left are removed. 0, or a negative errno (no
- * memory, no descriptors); that there is no engine is no error. */
+/* Ask all of them at once and wait at most `seconds`. `directory` is one place to look in, or
+ * "off"; NULL: all that engines choose from. Sockets that dead engines left are removed. 0, or a
+ * negative errno (no memory, no descriptors); that there is no engine is no error. */
 int observe_all(const char *directory, double seconds, struct observed *out);
 void observe_free(struct observed *observed);
 
-/* Peers of the same name and address, of which an engine may have several, become one; so do sessions
- * of the same name. */
+/* Peers of the same name and address, of which an engine may have several, become one; so do
+ * sessions of the same name. */
 void observe_merge(struct wh_observation *observation);
 /* Its order of peers, as strcmp() would tell it. */
 int observe_order(const struct wh_observed_peer *one, const struct wh_observed_peer *other);

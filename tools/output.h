@@ -16,7 +16,7 @@ int output_print(json_t *object);
 /* A file for a document that takes long to be made: opened before, or all might be in vain. */
 struct output_file {
 	const char *path; /* "-": stdout; NULL: none is wanted */
-	FILE *table;      /* for what people read meanwhile: stdout, or stderr if that is taken */
+	FILE *table; /* for what people read meanwhile: stdout, or stderr if that is taken */
 	int fd;
 	bool fresh; /* made just now, so nothing is lost by removing it */
 };

@@ -33,7 +33,7 @@ void text_fold(FILE *out, const char *text, int indent, int column, int columns)
 struct suggestion {
 	const char *word;
 	const char *best; /* NULL: none is like it */
-	size_t distance;  /* of best */
+	size_t distance; /* of best */
 };
 void suggest(struct suggestion *suggestion, const char *candidate);
 

@@ -156,7 +156,8 @@ static void *watch(void *arg)
 
 	pthread_mutex_lock(&progress->lock);
 	while (!progress->ended) {
-		struct timespec until = { .tv_sec = next / 1000000000, .tv_nsec = next % 1000000000 };
+		struct timespec until = { .tv_sec = next / 1000000000,
+					  .tv_nsec = next % 1000000000 };
 
 		pthread_cond_timedwait(&progress->end, &progress->lock, &until);
 		if (progress->ended || now() < next)

@@ -8,10 +8,14 @@
 #include "command.h"
 
 /* The rows of commands that draw. */
-#define SCREEN_OPTIONS                                                                      \
-	{ .name = "color", .argument = "WHEN", .complete = "auto always never",             \
-	  .help = "auto (on a terminal, unless NO_COLOR is set), always or never" },        \
-	{ .name = "ascii", .help = "no letters beyond ASCII" }
+#define SCREEN_OPTIONS                                                                             \
+	{ .name = "color",                                                                         \
+	  .argument = "WHEN",                                                                      \
+	  .complete = "auto always never",                                                         \
+	  .help = "auto (on a terminal, unless NO_COLOR is set), always or never" },               \
+	{                                                                                          \
+		.name = "ascii", .help = "no letters beyond ASCII"                                 \
+	}
 
 struct screen {
 	bool color, ascii;

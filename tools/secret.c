@@ -17,16 +17,19 @@ int secret_read(const char *what, const char *path, char *out, size_t size)
 
 	if (fd < 0)
 		return fail(errno, "%s %s: %s", what, path, strerror(errno));
-	if (fstat(fd, &file) || !S_ISREG(file.st_mode) || file.st_mode & 077 || file.st_uid != geteuid()) {
+	if (fstat(fd, &file) || !S_ISREG(file.st_mode) || file.st_mode & 077 ||
+	    file.st_uid != geteuid()) {
 		close(fd);
-		return fail(EPERM, "%s %s: wants a file of your own with the mode 0600", what, path);
+		return fail(EPERM, "%s %s: wants a file of your own with the mode 0600", what,
+			    path);
 	}
 	got = read(fd, out, size);
 	close(fd);
 	if (got < 0)
 		return fail(errno, "%s %s: %s", what, path, strerror(errno));
 	if ((size_t)got == size)
-		return fail(EINVAL, "%s %s: wants one line of at most %zu bytes", what, path, size - 1);
+		return fail(EINVAL, "%s %s: wants one line of at most %zu bytes", what, path,
+			    size - 1);
 	out[got] = '\0';
 	out[strcspn(out, "\r\n")] = '\0';
 	return 0;

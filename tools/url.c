@@ -52,7 +52,8 @@ static const char *check_authority(const char *text, size_t length)
 		if (!port)
 			port = text + length;
 		else if (memchr(port + 1, ':', length - (size_t)(port + 1 - text)))
-			return "has an IPv6 address without brackets: write wherry://[ADDRESS]:PORT";
+			return "has an IPv6 address without brackets: write "
+			       "wherry://[ADDRESS]:PORT";
 		host_length = (size_t)(port - text);
 	}
 	if (!host_length)
@@ -129,7 +130,8 @@ static const char *parse_address(const char *text, uint64_t *out)
 	errno = 0;
 	address = strtoull(digits, NULL, hex ? 16 : 10);
 	if (!length || errno || !address || (digits[length] && digits[length] != '+'))
-		return "has an address that is none: write /0x7f2a40000000 or /0x7f2a40000000+OFFSET";
+		return "has an address that is none: write /0x7f2a40000000 or "
+		       "/0x7f2a40000000+OFFSET";
 	if (digits[length] && !read_size(digits + length + 1, &offset))
 		return "has an offset that is not a size: write +65536 or +64KiB";
 	if (__builtin_add_overflow(address, offset, out))
@@ -150,7 +152,8 @@ const char *mooncake_url_parse(const char *text, bool named, struct mooncake_url
 	if (named ? !length : wh_mooncake_endpoint_read(url.engine, &endpoint))
 		return "names no engine: write mooncake://HOST:PORT/ADDRESS";
 	wrong = authority[length] && authority[length + 1] ?
-		parse_address(authority + length + 1, &url.address) : NULL;
+			parse_address(authority + length + 1, &url.address) :
+			NULL;
 	if (!wrong)
 		*out = url;
 	return wrong;

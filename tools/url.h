@@ -8,9 +8,10 @@
 #include <stdint.h>
 
 struct url {
-	char engine[288];  /* "wherry://HOST:PORT" or "wherry://NAME", as wh_peer_open() takes it */
-	char region[64];   /* "": none */
-	uint64_t offset;   /* 0: none */
+	/* "wherry://HOST:PORT" or "wherry://NAME", as wh_peer_open() takes it */
+	char engine[288];
+	char region[64]; /* "": none */
+	uint64_t offset; /* 0: none */
 };
 
 /* Does it start with "wherry://"? Else it is the name of a file. */

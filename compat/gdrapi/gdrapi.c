@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libgdrapi.so.2: the interface of GDRCopy over Wherry's views. A library of its own; what it has in
- * common with libwherry.so is linked into both.
+ * libgdrapi.so.2: the interface of GDRCopy over Wherry's views. A library of its own; what it has
+ * in common with libwherry.so is linked into both.
  *
  * A handle is a number: an entry of a table that only grows, and how often it was given out. So a
- * handle that was given back is told from the one that came after it, also by the copies, which take
- * no lock.
+ * handle that was given back is told from the one that came after it, also by the copies, which
+ * take no lock.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -123,8 +123,8 @@ static int refuse(const char *call, int error, const char *text)
 
 struct pin {
 	_Atomic uint64_t handle; /* 0: not given out */
-	uint64_t next;           /* to be given out with */
-	struct wh_list link;     /* of the gdr, or of the free ones */
+	uint64_t next; /* to be given out with */
+	struct wh_list link; /* of the gdr, or of the free ones */
 	struct gdr *g;
 	struct wh_view *view;
 	_Atomic(unsigned char *) base; /* NULL: not mapped */
@@ -216,7 +216,8 @@ static void leave(gdr_t g)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-/* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then. */
+/* Are dma-bufs mapped here? CUDA is not started for it: a child forked later could not use it then.
+ */
 static bool gdrapi_maps_dmabuf(struct wh_windows *windows)
 {
 	int version;
@@ -237,7 +238,8 @@ static bool anybody(struct wh_windows *windows)
 	if (gdrapi_maps_dmabuf(windows))
 		return true;
 	say(ERROR, "gdr_open",
-	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf (a "
+	    "nobody here maps GPU memory; of driver (/dev/gdrdrv), rm (/dev/nvidiactl) and dmabuf "
+	    "(a "
 	    "driver of CUDA 13.3), these may be used:");
 	say(ERROR, "gdr_open", settings.order);
 	return false;
@@ -299,9 +301,12 @@ int gdr_close(gdr_t g)
 int gdr_pin_buffer_v2(gdr_t g, unsigned long addr, size_t size, uint32_t flags, gdr_mh_t *handle)
 {
 	static const char call[] = "gdr_pin_buffer";
-	struct wh_view_request request = { .address = addr, .length = size,
-					   .order = settings.order, .pin_flags = flags,
-					   .private = true, .pages = true };
+	struct wh_view_request request = { .address = addr,
+					   .length = size,
+					   .order = settings.order,
+					   .pin_flags = flags,
+					   .private = true,
+					   .pages = true };
 	struct wh_view *view;
 	struct pin *pin;
 	int error;
@@ -353,7 +358,8 @@ static bool ask_module(const struct pin *pin, unsigned long request, void *arg)
 	const struct wh_view *view = pin->view;
 
 	memcpy(arg, &view->spans[0].driver.handle, sizeof(uint64_t));
-	return view->backend == &wh_window_driver && !ioctl(pin->g->windows->driver_fd, request, arg);
+	return view->backend == &wh_window_driver &&
+	       !ioctl(pin->g->windows->driver_fd, request, arg);
 }
 
 int gdr_get_callback_flag(gdr_t g, gdr_mh_t handle, int *flag)
@@ -491,9 +497,10 @@ static int map(struct pin *pin, enum wh_mapping mapping, void **va, size_t size)
 	/* The original's mapping begins with the page that the pinned address lies in, and some of
 	 * its callers do not add the distance. */
 	if (view->wanted & GPU_PAGE_OFFSET)
-		return refuse(call, EINVAL,
-			      "the address that was pinned is no multiple of 64 KiB: pin from the start "
-			      "of its page");
+		return refuse(
+			call, EINVAL,
+			"the address that was pinned is no multiple of 64 KiB: pin from the start "
+			"of its page");
 	error = wh_view_map(view, mapping);
 	if (error)
 		return failed(call, error);
@@ -535,8 +542,8 @@ int gdr_unmap(gdr_t g, gdr_mh_t handle, void *va, size_t size)
 	if (error)
 		return error;
 	if (!pin->base || pin->base != va) {
-		error = refuse(call, EINVAL, pin->base ? "va is not what gdr_map() gave" :
-							 "it is not mapped");
+		error = refuse(call, EINVAL,
+			       pin->base ? "va is not what gdr_map() gave" : "it is not mapped");
 	} else {
 		atomic_store_explicit(&pin->base, NULL, memory_order_release);
 		wh_view_unmap(pin->view);

@@ -33,7 +33,7 @@
 
 #define MINIMUM_GDRDRV_MAJOR_VERSION 2
 #define MINIMUM_GDRDRV_MINOR_VERSION 0
-#define MINIMUM_GDRDRV_VERSION \
+#define MINIMUM_GDRDRV_VERSION                                                                     \
 	((MINIMUM_GDRDRV_MAJOR_VERSION << MAJOR_VERSION_SHIFT) | MINIMUM_GDRDRV_MINOR_VERSION)
 
 /* Pinned ranges are multiples of this. */
@@ -95,10 +95,10 @@ typedef enum gdr_mapping_type {
 int gdr_get_mapping_type_string(gdr_mapping_type_t type, const char **pstr);
 
 typedef struct gdr_info_v2 {
-	uint64_t va;          /* of the GPU: where the pinned range begins */
+	uint64_t va; /* of the GPU: where the pinned range begins */
 	uint64_t mapped_size; /* of the pinned range */
 	uint32_t page_size;
-	uint64_t tm_cycles;   /* of the kernel module; 0: there is none */
+	uint64_t tm_cycles; /* of the kernel module; 0: there is none */
 	uint32_t cycles_per_ms;
 	unsigned mapped : 1;
 	unsigned wc_mapping : 1;

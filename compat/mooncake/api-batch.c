@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches. Each submission is a round, which has a part for each segment: a batch of Wherry's, or requests that
- * the link's threads move one by one by Mooncake's TCP. A batch's number has a generation, so that one that
- * has been freed is not taken for another.
+ * Batches. Each submission is a round, which has a part for each segment: a batch of Wherry's, or
+ * requests that the link's threads move one by one by Mooncake's TCP. A batch's number has a
+ * generation, so that one that has been freed is not taken for another.
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,8 @@
 /* With a reference more. Under the lock; NULL: there is none. */
 static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
 {
-	struct te_slot *slot = (uint32_t)id < engine->slot_count ? &engine->slots[(uint32_t)id] : NULL;
+	struct te_slot *slot =
+		(uint32_t)id < engine->slot_count ? &engine->slots[(uint32_t)id] : NULL;
 
 	if (!slot || !slot->batch || slot->generation != id >> 32)
 		return NULL;
@@ -30,7 +31,8 @@ static struct te_batch *batch_get(struct te_engine *engine, batch_id_t id)
 
 static int no_batch(const char *call, batch_id_t id)
 {
-	return -te_fail(TE_ARGUMENT, "%s: there is no batch 0x%" PRIx64 ", or not any more", call, id);
+	return -te_fail(TE_ARGUMENT, "%s: there is no batch 0x%" PRIx64 ", or not any more", call,
+			id);
 }
 
 /* Under the lock: its number, or INVALID_BATCH. */
@@ -80,7 +82,8 @@ batch_id_t allocateBatchID(transfer_engine_t handle, size_t batch_size)
 	pthread_mutex_unlock(&engine->lock);
 	if (id == INVALID_BATCH) {
 		free(batch);
-		te_fail(TE_MEMORY, "allocateBatchID: no memory, or %d batches have not been freed", BATCHES_MOST);
+		te_fail(TE_MEMORY, "allocateBatchID: no memory, or %d batches have not been freed",
+			BATCHES_MOST);
 	}
 	return id;
 }
@@ -137,7 +140,8 @@ static void free_batch(struct te_batch *batch)
 /* ---- submitting ---------------------------------------------------------------------------- */
 
 /* The request never starts. */
-static void fail_request(struct te_engine *engine, struct te_request *request, int error, const char *text)
+static void fail_request(struct te_engine *engine, struct te_request *request, int error,
+			 const char *text)
 {
 	pthread_mutex_lock(&engine->lock);
 	request->result = error;
@@ -158,10 +162,10 @@ static void fail_part(struct te_engine *engine, struct te_part *part, int error,
 	}
 }
 
-/* Which region of the peer's it is. What has been registered there a moment ago may not be known here yet: the
- * peer says whether it has it, once for each submission, and then it will come. */
-static int find_remote(struct te_link *link, const struct te_request *request, bool *asked, struct wh_remote *remote,
-		       uint64_t *offset)
+/* Which region of the peer's it is. What has been registered there a moment ago may not be known
+ * here yet: the peer says whether it has it, once for each submission, and then it will come. */
+static int find_remote(struct te_link *link, const struct te_request *request, bool *asked,
+		       struct wh_remote *remote, uint64_t *offset)
 {
 	const struct wh_mooncake_buffer *buffer;
 	char name[32];
@@ -179,11 +183,14 @@ static int find_remote(struct te_link *link, const struct te_request *request, b
 	if (buffer && !wh_peer_find(link->peer, name, link->engine->timeout, remote) &&
 	    !wh_peer_lookup(link->peer, request->remote, request->length, remote, offset))
 		return 0;
-	return wh_fail(ERANGE, "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is registered there",
+	return wh_fail(ERANGE,
+		       "%.60s: 0x%" PRIx64 " of %" PRIu64
+		       " bytes is not in memory that is registered there",
 		       link->name, request->remote, request->length);
 }
 
-static int add_request(struct te_part *part, struct wh_batch *batch, struct te_request *request, bool *asked)
+static int add_request(struct te_part *part, struct wh_batch *batch, struct te_request *request,
+		       bool *asked)
 {
 	struct wh_transfer transfer = {
 		.local = request->memory->region,
@@ -268,24 +275,29 @@ static void submit_by_lanes(struct te_engine *engine, struct te_part *part)
 }
 
 /* Is it right, as far as can be known here? Under the lock; the memory is in use from here on. */
-static int take_request(struct te_engine *engine, const struct transfer_request *entry, size_t index,
-			struct te_request *request)
+static int take_request(struct te_engine *engine, const struct transfer_request *entry,
+			size_t index, struct te_request *request)
 {
 	uint64_t address = (uintptr_t)entry->source;
 
 	if (entry->opcode != OPCODE_READ && entry->opcode != OPCODE_WRITE)
-		return te_fail(TE_ARGUMENT, "request %zu: opcode is %d; there are 0, read, and 1, write", index,
+		return te_fail(TE_ARGUMENT,
+			       "request %zu: opcode is %d; there are 0, read, and 1, write", index,
 			       entry->opcode);
 	if (!entry->length || entry->length > UINT64_MAX - entry->target_offset)
-		return te_fail(TE_ARGUMENT, "request %zu: length is %" PRIu64 ", target_offset 0x%" PRIx64, index,
-			       entry->length, entry->target_offset);
+		return te_fail(TE_ARGUMENT,
+			       "request %zu: length is %" PRIu64 ", target_offset 0x%" PRIx64,
+			       index, entry->length, entry->target_offset);
 	if (!te_segment_known(engine, entry->target_id))
-		return te_fail(TE_ARGUMENT, "request %zu: target_id is %d, and no such segment has been opened",
+		return te_fail(TE_ARGUMENT,
+			       "request %zu: target_id is %d, and no such segment has been opened",
 			       index, entry->target_id);
 	request->memory = te_memory_find(engine, address, entry->length);
 	if (!request->memory)
-		return te_fail(TE_NOT_REGISTERED, "request %zu: source 0x%" PRIx64 " of %" PRIu64 " bytes is not in "
-			       "memory that is registered", index, address, entry->length);
+		return te_fail(TE_NOT_REGISTERED,
+			       "request %zu: source 0x%" PRIx64 " of %" PRIu64 " bytes is not in "
+			       "memory that is registered",
+			       index, address, entry->length);
 	request->memory->uses++;
 	request->local = address;
 	request->remote = entry->target_offset;
@@ -314,7 +326,8 @@ static struct te_part *part_of(struct te_round *round, segment_id_t *targets, se
 /* Room for a round more. Under the lock. */
 static int make_room(struct te_batch *batch, size_t count)
 {
-	struct te_round **rounds = realloc(batch->rounds, (batch->round_count + 1) * sizeof(struct te_round *));
+	struct te_round **rounds =
+		realloc(batch->rounds, (batch->round_count + 1) * sizeof(struct te_round *));
 	size_t room = batch->room;
 	struct te_request **requests;
 
@@ -339,7 +352,8 @@ static int take_round(struct te_engine *engine, struct te_round *round, segment_
 	int error = 0;
 
 	if (round->count > batch->capacity - batch->count)
-		return te_fail(TE_TOO_MANY, "%zu requests are too many: the batch has room for %zu and has %zu",
+		return te_fail(TE_TOO_MANY,
+			       "%zu requests are too many: the batch has room for %zu and has %zu",
 			       round->count, batch->capacity, batch->count);
 	error = make_room(batch, round->count);
 	for (; !error && taken < round->count; taken += !error)
@@ -379,7 +393,8 @@ static struct te_round *new_round(size_t count, const notify_msg_t *notify)
 	return round;
 }
 
-static void start_round(struct te_engine *engine, struct te_round *round, const segment_id_t *targets)
+static void start_round(struct te_engine *engine, struct te_round *round,
+			const segment_id_t *targets)
 {
 	for (size_t i = 0; i < round->part_count; i++) {
 		struct te_part *part = &round->parts[i];
@@ -406,8 +421,8 @@ static void batch_put(struct te_batch *batch)
 	batch->references--;
 }
 
-static int submit(struct te_engine *engine, batch_id_t id, const struct transfer_request *entries, size_t count,
-		  const notify_msg_t *notify, const char *call)
+static int submit(struct te_engine *engine, batch_id_t id, const struct transfer_request *entries,
+		  size_t count, const notify_msg_t *notify, const char *call)
 {
 	segment_id_t *targets = count ? calloc(count, sizeof(*targets)) : NULL;
 	struct te_round *round = targets ? new_round(count, notify) : NULL;
@@ -441,19 +456,24 @@ static int submit(struct te_engine *engine, batch_id_t id, const struct transfer
 	return 0;
 }
 
-int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries, size_t count)
+int submitTransfer(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
+		   size_t count)
 {
 	if (!engine || (!entries && count))
-		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL", engine ? "entries" : "engine");
+		return -te_fail(TE_ARGUMENT, "submitTransfer: %s is NULL",
+				engine ? "entries" : "engine");
 	return count ? submit(engine, batch_id, entries, count, NULL, "submitTransfer") : 0;
 }
 
-int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id, struct transfer_request *entries,
-			     size_t count, notify_msg_t notify_msg)
+int submitTransferWithNotify(transfer_engine_t engine, batch_id_t batch_id,
+			     struct transfer_request *entries, size_t count,
+			     notify_msg_t notify_msg)
 {
 	if (!engine || !entries || !count || !notify_msg.name || !notify_msg.msg)
-		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s", !engine ? "engine is NULL" :
-				!entries || !count ? "no requests" : "a notification without text");
+		return -te_fail(TE_ARGUMENT, "submitTransferWithNotify: %s",
+				!engine            ? "engine is NULL" :
+				!entries || !count ? "no requests" :
+						     "a notification without text");
 	return submit(engine, batch_id, entries, count, &notify_msg, "submitTransferWithNotify");
 }
 
@@ -498,7 +518,8 @@ static int status_of(int result)
 	}
 }
 
-int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task_id, struct transfer_status *status)
+int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task_id,
+		      struct transfer_status *status)
 {
 	struct te_engine *engine = handle;
 	struct te_request *request;
@@ -510,7 +531,8 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	bool by_lanes;
 
 	if (!engine || !status)
-		return -te_fail(TE_ARGUMENT, "getTransferStatus: %s is NULL", engine ? "status" : "engine");
+		return -te_fail(TE_ARGUMENT, "getTransferStatus: %s is NULL",
+				engine ? "status" : "engine");
 	pthread_mutex_lock(&engine->lock);
 	batch = batch_get(engine, batch_id);
 	count = batch ? batch->count : 0;
@@ -518,8 +540,10 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 		if (batch)
 			batch_put(batch);
 		pthread_mutex_unlock(&engine->lock);
-		return batch ? -te_fail(TE_ARGUMENT, "getTransferStatus: task_id is %zu, of %zu requests", task_id,
-					count) : no_batch("getTransferStatus", batch_id);
+		return batch ? -te_fail(TE_ARGUMENT,
+					"getTransferStatus: task_id is %zu, of %zu requests",
+					task_id, count) :
+			       no_batch("getTransferStatus", batch_id);
 	}
 	request = batch->requests[task_id];
 	part = request->part;
@@ -539,8 +563,8 @@ int getTransferStatus(transfer_engine_t handle, batch_id_t batch_id, size_t task
 	batch_put(batch);
 	pthread_mutex_unlock(&engine->lock);
 	status->status = status_of(result);
-	/* Programs ask in a loop, since Mooncake's interface has nothing to wait by. The threads that move want the
-	 * CPU, and the lock. */
+	/* Programs ask in a loop, since Mooncake's interface has nothing to wait by. The threads
+	 * that move want the CPU, and the lock. */
 	if (result == TE_RUNNING && by_lanes)
 		sched_yield();
 	if (result && result != TE_RUNNING)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A link's threads: they move by Mooncake's TCP, each by a connection of its own, and send notifications. */
+/* A link's threads: they move by Mooncake's TCP, each by a connection of its own, and send
+ * notifications. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -53,12 +54,15 @@ static int move_staged(struct te_worker *worker, const struct te_request *reques
 		size_t length = left < TE_STAGING ? (size_t)left : TE_STAGING;
 
 		if (request->write)
-			error = wh_mooncake_staging_copy(staging, region, offset + done, length, false);
+			error = wh_mooncake_staging_copy(staging, region, offset + done, length,
+							 false);
 		if (!error)
-			error = wh_mooncake_lane_move(&worker->lane, request->write, staging->memory,
-						      request->remote + done, length);
+			error = wh_mooncake_lane_move(&worker->lane, request->write,
+						      staging->memory, request->remote + done,
+						      length);
 		if (!error && !request->write)
-			error = wh_mooncake_staging_copy(staging, region, offset + done, length, true);
+			error = wh_mooncake_staging_copy(staging, region, offset + done, length,
+							 true);
 		done += length;
 	}
 	return error;
@@ -68,8 +72,9 @@ static int move(struct te_worker *worker, const struct te_request *request)
 {
 	if (request->memory->staged)
 		return move_staged(worker, request);
-	return wh_mooncake_lane_move(&worker->lane, request->write, (void *)(uintptr_t)request->local,
-				     request->remote, request->length);
+	return wh_mooncake_lane_move(&worker->lane, request->write,
+				     (void *)(uintptr_t)request->local, request->remote,
+				     request->length);
 }
 
 static int move_request(struct te_worker *worker, const struct te_request *request)
@@ -81,8 +86,10 @@ static int move_request(struct te_worker *worker, const struct te_request *reque
 	if (!is_published(link, request->remote, request->length) && !te_link_ask(link))
 		error = prepare(worker);
 	if (!error && !is_published(link, request->remote, request->length))
-		return wh_fail(ERANGE, "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is "
-			       "registered there", link->name, request->remote, request->length);
+		return wh_fail(ERANGE,
+			       "%.60s: 0x%" PRIx64 " of %" PRIu64 " bytes is not in memory that is "
+			       "registered there",
+			       link->name, request->remote, request->length);
 	if (!error && !worker->lane.ready)
 		error = prepare(worker);
 	if (!error)
@@ -137,7 +144,8 @@ static bool is_small(const struct te_link *link, const struct te_job *job)
 	       wh_mooncake_segment_find(&link->segment, request->remote, request->length);
 }
 
-/* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under the lock. */
+/* The first jobs that wait, if they are small and of one kind, else the first one. How many. Under
+ * the lock. */
 static unsigned take(struct te_link *link, struct te_job *jobs[WH_MOONCAKE_MOVES])
 {
 	unsigned count = 0;
@@ -164,7 +172,8 @@ static unsigned move_together(struct te_worker *worker, struct te_job *const job
 
 	for (unsigned i = 0; i < count; i++)
 		moves[i] = (struct wh_mooncake_move){ (void *)(uintptr_t)jobs[i]->request->local,
-						      jobs[i]->request->remote, jobs[i]->request->length };
+						      jobs[i]->request->remote,
+						      jobs[i]->request->length };
 	if (!worker->lane.ready && prepare(worker))
 		return 0;
 	return wh_mooncake_lane_several(&worker->lane, jobs[0]->request->write, moves, count);
@@ -212,8 +221,8 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Does it take another thread than those that are at work? For what is small half of the CPUs are enough: the other
- * side, or who asks, has the others. */
+/* Does it take another thread than those that are at work? For what is small half of the CPUs are
+ * enough: the other side, or who asks, has the others. */
 static bool wants_thread(const struct te_link *link, const struct te_job *job)
 {
 	unsigned soon = link->called + link->started + link->moving;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Engines of libtransfer_engine.so: made, named and destroyed; and notifications, which are an engine's. */
+/* Engines of libtransfer_engine.so: made, named and destroyed; and notifications, which are an
+ * engine's. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <stdarg.h>
@@ -88,7 +89,8 @@ static int host_of(const char *name, char out[WH_MOONCAKE_NAME_MAX])
 	char other[WH_MOONCAKE_NAME_MAX];
 	size_t length = strlen(name);
 
-	if (length && length < WH_MOONCAKE_NAME_MAX && (!colon || (*name != '[' && strchr(colon + 1, ':')))) {
+	if (length && length < WH_MOONCAKE_NAME_MAX &&
+	    (!colon || (*name != '[' && strchr(colon + 1, ':')))) {
 		memcpy(out, name, length + 1);
 		return 0;
 	}
@@ -122,8 +124,9 @@ static bool is_loopback(const char *where)
 
 /* ---- making one ---------------------------------------------------------------------------- */
 
-/* Engines of Wherry's listen on more than loopback only with a cluster key. Without one this engine is reached
- * by Wherry's routes from its host alone, and from others by Mooncake's TCP. Who has set the knob has chosen. */
+/* Engines of Wherry's listen on more than loopback only with a cluster key. Without one this engine
+ * is reached by Wherry's routes from its host alone, and from others by Mooncake's TCP. Who has set
+ * the knob has chosen. */
 static int open_wherry(struct te_engine *engine, const struct wh_config *config, const char *where)
 {
 	struct wh_engine_options options = { .size = sizeof(options) };
@@ -131,7 +134,8 @@ static int open_wherry(struct te_engine *engine, const struct wh_config *config,
 
 	for (size_t i = 0; wh_config_row(i); i++)
 		if (!strcmp(wh_config_row(i)->name, "listen") &&
-		    !strcmp(wh_config_row(i)->fallback, config->text[WH_KNOB_LISTEN]) && !is_loopback(where))
+		    !strcmp(wh_config_row(i)->fallback, config->text[WH_KNOB_LISTEN]) &&
+		    !is_loopback(where))
 			options.listen = where;
 	if (options.listen)
 		error = wh_engine_open(&options, &engine->wherry);
@@ -142,7 +146,8 @@ static int open_wherry(struct te_engine *engine, const struct wh_config *config,
 }
 
 /* What others find us at: where Wherry listens on all addresses, the one that they know. */
-static void wherry_url(const struct te_engine *engine, const char *host, char out[WH_MOONCAKE_URL_MAX])
+static void wherry_url(const struct te_engine *engine, const char *host,
+		       char out[WH_MOONCAKE_URL_MAX])
 {
 	static const char scheme[] = "wherry://";
 	const char *url = wh_engine_url(engine->wherry);
@@ -165,16 +170,21 @@ static int open_store(struct te_engine *engine, const char *metadata)
 	struct wh_config_mooncake config;
 	char url[512];
 	const struct wh_mooncake_store_setup setup = {
-		.url = url, .timeout = engine->timeout / WH_MS, .user = config.user, .password = config.password,
-		.database = config.database, .cluster = config.cluster,
+		.url = url,
+		.timeout = engine->timeout / WH_MS,
+		.user = config.user,
+		.password = config.password,
+		.database = config.database,
+		.cluster = config.cluster,
 	};
 	int error;
 
 	if (!strcmp(metadata, "P2PHANDSHAKE"))
 		return 0;
-	if ((size_t)snprintf(url, sizeof(url), "%s%s", strstr(metadata, "://") ? "" : "etcd://", metadata) >=
-	    sizeof(url))
-		return te_fail(TE_ARGUMENT, "createTransferEngine: metadata_conn_string has more than %zu bytes",
+	if ((size_t)snprintf(url, sizeof(url), "%s%s", strstr(metadata, "://") ? "" : "etcd://",
+			     metadata) >= sizeof(url))
+		return te_fail(TE_ARGUMENT,
+			       "createTransferEngine: metadata_conn_string has more than %zu bytes",
 			       sizeof(url) - 1);
 	wh_config_mooncake(&config);
 	error = wh_mooncake_store_load(&engine->store_ops);
@@ -207,7 +217,9 @@ static int open_server(struct te_engine *engine, const char *host, const char *w
 	wherry_url(engine, host, url);
 	error = wh_mooncake_serve(&options, &engine->server);
 	if (error)
-		return te_fail_mooncake(error, "createTransferEngine: the host has to be an address of this machine");
+		return te_fail_mooncake(
+			error,
+			"createTransferEngine: the host has to be an address of this machine");
 	/* It was formatted by the server. */
 	wh_mooncake_endpoint_read(wh_mooncake_control(engine->server), &engine->endpoint);
 	snprintf(engine->endpoint.host, sizeof(engine->endpoint.host), "%s", host);
@@ -251,14 +263,17 @@ static int publish_name(struct te_engine *engine)
 		return 0;
 	segment = wh_mooncake_describe(engine->server, engine->endpoint.host);
 	if (!segment)
-		return te_fail(TE_ARGUMENT, "createTransferEngine: no memory, or a name that is not UTF-8");
-	error = wh_mooncake_publish(engine->store_ops, engine->store, engine->name, segment, &engine->endpoint);
+		return te_fail(TE_ARGUMENT,
+			       "createTransferEngine: no memory, or a name that is not UTF-8");
+	error = wh_mooncake_publish(engine->store_ops, engine->store, engine->name, segment,
+				    &engine->endpoint);
 	free(segment);
 	engine->in_store = !error;
 	return error ? te_fail(TE_METADATA, "createTransferEngine: %s", wh_fail_text()) : 0;
 }
 
-static int open_all(struct te_engine *engine, const char *metadata, const char *name, const char *ip)
+static int open_all(struct te_engine *engine, const char *metadata, const char *name,
+		    const char *ip)
 {
 	char host[WH_MOONCAKE_NAME_MAX], where[WH_MOONCAKE_NAME_MAX + 10];
 	struct wh_config *config = calloc(1, sizeof(*config));
@@ -276,7 +291,8 @@ static int open_all(struct te_engine *engine, const char *metadata, const char *
 		error = open_store(engine, metadata);
 	by_ip = !error && engine->store_ops && ip && *ip;
 	if (!error && host_of(by_ip ? ip : name, host))
-		error = te_fail(TE_ARGUMENT, "createTransferEngine: %s \"%.80s\" is not HOST or HOST:PORT",
+		error = te_fail(TE_ARGUMENT,
+				"createTransferEngine: %s \"%.80s\" is not HOST or HOST:PORT",
 				by_ip ? "ip_or_host_name" : "local_server_name", by_ip ? ip : name);
 	if (!error) {
 		snprintf(engine->name, sizeof(engine->name), "%s", name);
@@ -293,17 +309,19 @@ static int open_all(struct te_engine *engine, const char *metadata, const char *
 	return error;
 }
 
-transfer_engine_t createTransferEngine(const char *metadata_conn_string, const char *local_server_name,
-				       const char *ip_or_host_name, uint64_t rpc_port, int auto_discover)
+transfer_engine_t createTransferEngine(const char *metadata_conn_string,
+				       const char *local_server_name, const char *ip_or_host_name,
+				       uint64_t rpc_port, int auto_discover)
 {
 	struct te_engine *engine;
 
 	(void)rpc_port, (void)auto_discover;
-	if (!metadata_conn_string || !*metadata_conn_string || !local_server_name || !*local_server_name ||
-	    strlen(local_server_name) >= WH_MOONCAKE_NAME_MAX) {
-		te_fail(TE_ARGUMENT, "createTransferEngine: %s is NULL, empty or of more than %d bytes",
+	if (!metadata_conn_string || !*metadata_conn_string || !local_server_name ||
+	    !*local_server_name || strlen(local_server_name) >= WH_MOONCAKE_NAME_MAX) {
+		te_fail(TE_ARGUMENT,
+			"createTransferEngine: %s is NULL, empty or of more than %d bytes",
 			!metadata_conn_string || !*metadata_conn_string ? "metadata_conn_string" :
-									 "local_server_name",
+									  "local_server_name",
 			WH_MOONCAKE_NAME_MAX - 1);
 		return NULL;
 	}
@@ -358,7 +376,9 @@ int getLocalIpAndPort(transfer_engine_t handle, char *buf_out, size_t buf_len)
 
 	if (!engine || !buf_out || !buf_len)
 		return te_fail(TE_ARGUMENT, "getLocalIpAndPort: %s",
-			       !engine ? "engine is NULL" : !buf_out ? "buf_out is NULL" : "buf_len is 0");
+			       !engine  ? "engine is NULL" :
+			       !buf_out ? "buf_out is NULL" :
+					  "buf_len is 0");
 	wh_mooncake_endpoint_text(&engine->endpoint, buf_out, buf_len);
 	return 0;
 }
@@ -381,8 +401,11 @@ transport_t installTransport(transfer_engine_t engine, const char *proto, void *
 	for (size_t i = 0; engine && proto && i < sizeof(transports) / sizeof(transports[0]); i++)
 		if (!strcmp(proto, transports[i]))
 			return (void *)(uintptr_t)transports[i];
-	te_fail(TE_ARGUMENT, "installTransport: %s%.40s", !engine ? "engine is NULL" : !proto ? "proto is NULL" :
-		"there are tcp, rdma, shm, nvlink, nvlink_intra and local, not ", engine && proto ? proto : "");
+	te_fail(TE_ARGUMENT, "installTransport: %s%.40s",
+		!engine ? "engine is NULL" :
+		!proto  ? "proto is NULL" :
+			  "there are tcp, rdma, shm, nvlink, nvlink_intra and local, not ",
+		engine && proto ? proto : "");
 	return NULL;
 }
 
@@ -449,7 +472,8 @@ notify_msg_t *getNotifsFromEngine(transfer_engine_t handle, int *size)
 	if (engine->note_count)
 		messages = calloc(engine->note_count, sizeof(*messages));
 	while (messages && !wh_list_empty(&engine->notes)) {
-		struct te_note *note = wh_container(wh_list_take(&engine->notes), struct te_note, at);
+		struct te_note *note =
+			wh_container(wh_list_take(&engine->notes), struct te_note, at);
 
 		messages[count++] = (notify_msg_t){ .name = note->name, .msg = note->message };
 		free(note);
@@ -479,8 +503,10 @@ int genNotifyInEngine(transfer_engine_t handle, uint64_t target_id, notify_msg_t
 	int error;
 
 	if (!engine || !notify_msg.name || !notify_msg.msg || target_id > INT32_MAX)
-		return te_fail(TE_ARGUMENT, "genNotifyInEngine: %s", !engine ? "engine is NULL" :
-			       target_id > INT32_MAX ? "target_id is no segment" : "a notification without text");
+		return te_fail(TE_ARGUMENT, "genNotifyInEngine: %s",
+			       !engine               ? "engine is NULL" :
+			       target_id > INT32_MAX ? "target_id is no segment" :
+						       "a notification without text");
 	error = te_link_get(engine, (segment_id_t)target_id, &link);
 	if (error)
 		return error;

@@ -12,8 +12,9 @@
 static void put_route(json_t *routes, const char *name, uint64_t read, uint64_t written)
 {
 	if (read || written)
-		json_array_append_new(routes, json_pack("{s:s, s:I, s:I}", "transport", name, "read_bytes",
-							(json_int_t)read, "written_bytes", (json_int_t)written));
+		json_array_append_new(routes, json_pack("{s:s, s:I, s:I}", "transport", name,
+							"read_bytes", (json_int_t)read,
+							"written_bytes", (json_int_t)written));
 }
 
 /* The link, as JSON; both forms are made of it. */
@@ -32,7 +33,8 @@ static json_t *describe(struct te_link *link, size_t id)
 	put_route(routes, "mooncake", read, written);
 	if (link->peer && !wh_peer_counters(link->peer, &counters))
 		for (uint32_t i = 0; i < counters.transports; i++)
-			put_route(routes, counters.transport[i].transport, counters.transport[i].read_bytes,
+			put_route(routes, counters.transport[i].transport,
+				  counters.transport[i].read_bytes,
 				  counters.transport[i].written_bytes);
 	object = json_pack("{s:s, s:I, s:s, s:o}", "name", link->name, "id", (json_int_t)id, "by",
 			   link->peer ? "wherry" : "mooncake", "routes", routes);
@@ -78,7 +80,8 @@ static json_int_t number_of(const json_t *object, const char *key)
 
 static void put_text(FILE *stream, const json_t *route, bool first)
 {
-	fprintf(stream, "%s %s: %" JSON_INTEGER_FORMAT " bytes read, %" JSON_INTEGER_FORMAT " written",
+	fprintf(stream,
+		"%s %s: %" JSON_INTEGER_FORMAT " bytes read, %" JSON_INTEGER_FORMAT " written",
 		first ? ";" : ",", text_of(route, "transport"), number_of(route, "read_bytes"),
 		number_of(route, "written_bytes"));
 }
@@ -93,9 +96,12 @@ static char *to_text(const json_t *links)
 
 	if (!stream)
 		return NULL;
-	json_array_foreach(links, i, link) {
-		fprintf(stream, "%" JSON_INTEGER_FORMAT " %s by %s", number_of(link, "id"), text_of(link, "name"),
-			!strcmp(text_of(link, "by"), "wherry") ? "Wherry's routes" : "Mooncake's TCP");
+	json_array_foreach(links, i, link)
+	{
+		fprintf(stream, "%" JSON_INTEGER_FORMAT " %s by %s", number_of(link, "id"),
+			text_of(link, "name"),
+			!strcmp(text_of(link, "by"), "wherry") ? "Wherry's routes" :
+								 "Mooncake's TCP");
 		routes = json_object_get(link, "routes");
 		for (size_t j = 0; j < json_array_size(routes); j++)
 			put_text(stream, json_array_get(routes, j), j == 0);
@@ -113,10 +119,13 @@ int showLinks(transfer_engine_t handle, char *buf_out, size_t buf_len, int json)
 
 	if (!engine || !buf_out || !buf_len)
 		return te_fail(TE_ARGUMENT, "showLinks: %s",
-			       !engine ? "engine is NULL" : !buf_out ? "buf_out is NULL" : "buf_len is 0");
+			       !engine  ? "engine is NULL" :
+			       !buf_out ? "buf_out is NULL" :
+					  "buf_len is 0");
 	links = describe_all(engine);
 	if (json) {
-		object = json_pack("{s:i, s:s, s:O}", "schema", 1, "name", engine->name, "segments", links);
+		object = json_pack("{s:i, s:s, s:O}", "schema", 1, "name", engine->name, "segments",
+				   links);
 		text = json_dumps(object, JSON_COMPACT);
 		json_decref(object);
 	} else {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Memory that is registered: a region of Wherry's, and a buffer of the segment that Mooncake's engines see. */
+/* Memory that is registered: a region of Wherry's, and a buffer of the segment that Mooncake's
+ * engines see. */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -42,7 +43,8 @@ static int insert(struct te_engine *engine, struct te_memory *memory, const char
 {
 	size_t place = place_of(engine, memory->address);
 	const struct te_memory *before = place ? engine->memories[place - 1] : NULL;
-	const struct te_memory *behind = place < engine->memory_count ? engine->memories[place] : NULL;
+	const struct te_memory *behind =
+		place < engine->memory_count ? engine->memories[place] : NULL;
 	struct te_memory **more;
 
 	if (before && memory->address - before->address >= before->length)
@@ -50,9 +52,12 @@ static int insert(struct te_engine *engine, struct te_memory *memory, const char
 	if (behind && behind->address - memory->address >= memory->length)
 		behind = NULL;
 	if (before || behind)
-		return te_fail(TE_OVERLAP, "%s: 0x%" PRIx64 " of %" PRIu64 " bytes overlaps with 0x%" PRIx64
-			       " of %" PRIu64 " bytes, which is registered", call, memory->address, memory->length,
-			       (before ? before : behind)->address, (before ? before : behind)->length);
+		return te_fail(TE_OVERLAP,
+			       "%s: 0x%" PRIx64 " of %" PRIu64 " bytes overlaps with 0x%" PRIx64
+			       " of %" PRIu64 " bytes, which is registered",
+			       call, memory->address, memory->length,
+			       (before ? before : behind)->address,
+			       (before ? before : behind)->length);
 	more = realloc(engine->memories, (engine->memory_count + 1) * sizeof(struct te_memory *));
 	if (!more)
 		return te_fail(TE_MEMORY, "%s: no memory", call);
@@ -75,8 +80,8 @@ static void take_out(struct te_engine *engine, const struct te_memory *memory)
 
 /* ---- what others see ----------------------------------------------------------------------- */
 
-int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
-		   bool to_memory)
+int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
+		   size_t length, bool to_memory)
 {
 	struct te_engine *engine = arg;
 
@@ -91,7 +96,8 @@ static int publish_in_store(struct te_engine *engine)
 	if (!segment)
 		return te_fail(TE_MEMORY, "no memory");
 	pthread_mutex_lock(&engine->store_lock);
-	error = wh_mooncake_publish(engine->store_ops, engine->store, engine->name, segment, &engine->endpoint);
+	error = wh_mooncake_publish(engine->store_ops, engine->store, engine->name, segment,
+				    &engine->endpoint);
 	pthread_mutex_unlock(&engine->store_lock);
 	free(segment);
 	return error ? te_fail(TE_METADATA, "%s", wh_fail_text()) : 0;
@@ -111,8 +117,11 @@ static int publish(struct te_engine *engine, bool store)
 		if (!memory->published || memory->leaving)
 			continue;
 		served[count] = (struct wh_mooncake_memory){
-			.address = memory->address, .length = memory->length, .writable = true,
-			.staged = memory->staged, .arg = memory->region,
+			.address = memory->address,
+			.length = memory->length,
+			.writable = true,
+			.staged = memory->staged,
+			.arg = memory->region,
 		};
 		memcpy(served[count++].name, memory->name, sizeof(memory->name));
 	}
@@ -147,7 +156,8 @@ static int learn_place(struct te_engine *engine, struct te_memory *memory, const
 	return error ? te_fail_mooncake(error, call) : 0;
 }
 
-static int enter(struct te_engine *engine, void *address, size_t length, bool published, const char *call)
+static int enter(struct te_engine *engine, void *address, size_t length, bool published,
+		 const char *call)
 {
 	struct wh_region_options options = {
 		.size = sizeof(options),
@@ -159,7 +169,10 @@ static int enter(struct te_engine *engine, void *address, size_t length, bool pu
 	if (!memory)
 		return te_fail(TE_MEMORY, "%s: no memory", call);
 	*memory = (struct te_memory){
-		.address = (uintptr_t)address, .length = length, .published = published, .leaving = true,
+		.address = (uintptr_t)address,
+		.length = length,
+		.published = published,
+		.leaving = true,
 	};
 	/* Nobody uses it until it is all there. */
 	pthread_mutex_lock(&engine->lock);
@@ -173,7 +186,8 @@ static int enter(struct te_engine *engine, void *address, size_t length, bool pu
 	options.name = memory->name;
 	error = learn_place(engine, memory, call);
 	if (!error) {
-		error = wh_region_register(engine->wherry, address, length, &options, &memory->region);
+		error = wh_region_register(engine->wherry, address, length, &options,
+					   &memory->region);
 		if (error)
 			error = te_fail_wherry(error, call);
 	}
@@ -194,8 +208,8 @@ static int check(const void *address, size_t length, const char *call)
 	if (!length)
 		return te_fail(TE_ARGUMENT, "%s: %p has a length of 0", call, address);
 	if (length > UINTPTR_MAX - (uintptr_t)address)
-		return te_fail(TE_ARGUMENT, "%s: %p and %zu bytes go past the end of all addresses", call, address,
-			       length);
+		return te_fail(TE_ARGUMENT, "%s: %p and %zu bytes go past the end of all addresses",
+			       call, address, length);
 	return 0;
 }
 
@@ -212,7 +226,8 @@ static int leave(struct te_engine *engine, uint64_t address, const char *call)
 	memory = place ? engine->memories[place - 1] : NULL;
 	if (!memory || memory->address != address) {
 		pthread_mutex_unlock(&engine->lock);
-		return te_fail(TE_NOT_REGISTERED, "%s: no memory is registered that starts at 0x%" PRIx64, call,
+		return te_fail(TE_NOT_REGISTERED,
+			       "%s: no memory is registered that starts at 0x%" PRIx64, call,
 			       address);
 	}
 	memory->leaving = true;
@@ -222,7 +237,9 @@ static int leave(struct te_engine *engine, uint64_t address, const char *call)
 	if (error)
 		return error;
 	if (used)
-		return te_fail(TE_BUSY, "%s: requests of this engine use 0x%" PRIx64 "; wait for them and call again",
+		return te_fail(TE_BUSY,
+			       "%s: requests of this engine use 0x%" PRIx64
+			       "; wait for them and call again",
 			       call, address);
 	error = wh_region_unregister(memory->region);
 	if (error)
@@ -234,8 +251,8 @@ static int leave(struct te_engine *engine, uint64_t address, const char *call)
 	return 0;
 }
 
-static int register_all(struct te_engine *engine, const struct buffer_entry *entries, size_t count, bool published,
-			const char *call)
+static int register_all(struct te_engine *engine, const struct buffer_entry *entries, size_t count,
+			bool published, const char *call)
 {
 	size_t done = 0;
 	int error = 0;
@@ -261,7 +278,8 @@ static int register_all(struct te_engine *engine, const struct buffer_entry *ent
 	return error;
 }
 
-static int unregister_all(struct te_engine *engine, void *const *addresses, size_t count, const char *call)
+static int unregister_all(struct te_engine *engine, void *const *addresses, size_t count,
+			  const char *call)
 {
 	char text[WH_TEXT_MAX] = "";
 	int error = 0;
@@ -303,8 +321,8 @@ int unregisterLocalMemory(transfer_engine_t engine, void *addr)
 	return unregister_all(engine, &addr, 1, "unregisterLocalMemory");
 }
 
-int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list, size_t buffer_len,
-			     const char *location)
+int registerLocalMemoryBatch(transfer_engine_t engine, buffer_entry_t *buffer_list,
+			     size_t buffer_len, const char *location)
 {
 	(void)location;
 	if (!engine || (!buffer_list && buffer_len))

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Segments, which are other engines. What an engine publishes is asked of itself or of the store. If it says
- * that it is one of Wherry's as well, where that is and in which epoch, and the engine there is of that epoch
- * and proves the key, it is reached by Wherry's routes; else by Mooncake's TCP.
+ * Segments, which are other engines. What an engine publishes is asked of itself or of the store.
+ * If it says that it is one of Wherry's as well, where that is and in which epoch, and the engine
+ * there is of that epoch and proves the key, it is reached by Wherry's routes; else by Mooncake's
+ * TCP.
  */
 #include <errno.h>
 #include <netinet/in.h>
@@ -28,7 +29,8 @@ static int ask_store(struct te_link *link, struct wh_mooncake_segment *segment)
 	pthread_mutex_lock(&engine->store_lock);
 	error = wh_mooncake_find(engine->store_ops, engine->store, link->name, segment);
 	/* Only notifications want it: Mooncake's own do without it otherwise. */
-	if (!error && !wh_mooncake_locate(engine->store_ops, engine->store, link->name, &endpoint)) {
+	if (!error &&
+	    !wh_mooncake_locate(engine->store_ops, engine->store, link->name, &endpoint)) {
 		pthread_mutex_lock(&engine->lock);
 		wh_mooncake_endpoint_text(&endpoint, link->control, sizeof(link->control));
 		pthread_mutex_unlock(&engine->lock);
@@ -72,9 +74,10 @@ static bool is_here(const char *host)
 	for (unsigned i = 0; !here && i < count; i++) {
 		int fd = socket(address[i].ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 
-		here = fd >= 0 && !bind(fd, (struct sockaddr *)&address[i],
-					address[i].ss_family == AF_INET ? sizeof(struct sockaddr_in) :
-									  sizeof(struct sockaddr_in6));
+		here = fd >= 0 &&
+		       !bind(fd, (struct sockaddr *)&address[i],
+			     address[i].ss_family == AF_INET ? sizeof(struct sockaddr_in) :
+							       sizeof(struct sockaddr_in6));
 		if (fd >= 0)
 			close(fd);
 	}
@@ -93,7 +96,8 @@ static bool is_loopback_url(const char *url)
 /* By Wherry, if it goes; else link->why. */
 static void connect_wherry(struct te_link *link)
 {
-	struct wh_peer_options options = { .size = sizeof(options), .timeout = link->engine->timeout };
+	struct wh_peer_options options = { .size = sizeof(options),
+					   .timeout = link->engine->timeout };
 	struct wh_peer_info info = { .size = sizeof(info) };
 	const char *url = link->segment.wherry;
 	struct wh_peer *peer;
@@ -104,7 +108,8 @@ static void connect_wherry(struct te_link *link)
 	}
 	/* On another machine that would be somebody else. */
 	if (is_loopback_url(url) && !is_here(link->host)) {
-		snprintf(link->why, sizeof(link->why), "its Wherry listens on its own host alone; give both hosts a "
+		snprintf(link->why, sizeof(link->why),
+			 "its Wherry listens on its own host alone; give both hosts a "
 			 "cluster key (WHERRY_KEYFILE)");
 		return;
 	}
@@ -241,7 +246,8 @@ static int find_or_add(struct te_engine *engine, const char *name, segment_id_t 
 	more = segment ? realloc(engine->segments, (i + 1) * sizeof(struct te_segment *)) : NULL;
 	if (!more) {
 		free(segment);
-		error = te_fail(TE_MEMORY, "openSegment: no memory, or %d segments are open", SEGMENTS_MOST);
+		error = te_fail(TE_MEMORY, "openSegment: no memory, or %d segments are open",
+				SEGMENTS_MOST);
 		goto out;
 	}
 	engine->segments = more;
@@ -253,7 +259,8 @@ out:
 	return error;
 }
 
-static segment_id_t open_it(struct te_engine *engine, const char *name, bool fresh, const char *call)
+static segment_id_t open_it(struct te_engine *engine, const char *name, bool fresh,
+			    const char *call)
 {
 	struct te_link *link = NULL;
 	segment_id_t id;
@@ -262,8 +269,9 @@ static segment_id_t open_it(struct te_engine *engine, const char *name, bool fre
 	while (name && *name == '/')
 		name++;
 	if (!engine || !name || !*name || strlen(name) >= WH_MOONCAKE_NAME_MAX)
-		return te_fail(TE_ARGUMENT, "%s: %s", call, !engine ? "engine is NULL" :
-			       "segment_name is NULL, empty or too long");
+		return te_fail(TE_ARGUMENT, "%s: %s", call,
+			       !engine ? "engine is NULL" :
+					 "segment_name is NULL, empty or too long");
 	error = find_or_add(engine, name, &id);
 	if (error)
 		return error;
@@ -354,8 +362,9 @@ int syncSegmentCache(transfer_engine_t handle)
 
 int warmupEfaSegment(transfer_engine_t engine, const char *segment_name)
 {
-	return engine && segment_name ? 0 : te_fail(TE_ARGUMENT, "warmupEfaSegment: %s is NULL",
-						    engine ? "segment_name" : "engine");
+	return engine && segment_name ? 0 :
+					te_fail(TE_ARGUMENT, "warmupEfaSegment: %s is NULL",
+						engine ? "segment_name" : "engine");
 }
 
 void te_segments_free(struct te_engine *engine)

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libtransfer_engine.so's parts: api-engine.c makes engines, api-memory.c registers, api-segment.c finds the
- * other side, api-batch.c moves, api-connection.c moves by Mooncake's TCP and notifies, api-links.c tells.
+ * libtransfer_engine.so's parts: api-engine.c makes engines, api-memory.c registers, api-segment.c
+ * finds the other side, api-batch.c moves, api-connection.c moves by Mooncake's TCP and notifies,
+ * api-links.c tells.
  *
  * Nothing of Wherry's is called under an engine's lock, save what neither blocks nor calls back.
  */
@@ -42,8 +43,8 @@ int te_fail_wherry(int error, const char *what);
 int te_fail_mooncake(int error, const char *what);
 
 #define TE_STAGING (512 << 10) /* bytes between a socket and a GPU */
-#define TE_LANES 4             /* connections to an engine of Mooncake's */
-#define TE_RUNNING 1           /* of what has not ended; else 0 or a negative errno */
+#define TE_LANES 4 /* connections to an engine of Mooncake's */
+#define TE_RUNNING 1 /* of what has not ended; else 0 or a negative errno */
 
 /* Memory that is registered. */
 struct te_memory {
@@ -51,7 +52,7 @@ struct te_memory {
 	struct wh_region *region;
 	char name[32];
 	bool published, staged;
-	bool leaving;  /* is being unregistered: nothing new may use it */
+	bool leaving; /* is being unregistered: nothing new may use it */
 	unsigned uses; /* requests that are being made, or move by a lane */
 };
 
@@ -71,9 +72,10 @@ struct te_link {
 	struct wh_list jobs;
 	pthread_cond_t more;
 	unsigned workers, idle;
-	unsigned called, started; /* of the idle ones and of the new ones, those that come for a job */
-	unsigned moving;          /* at small requests, several at once, and soon back for more */
-	unsigned waiting;         /* jobs */
+	/* of the idle ones and of the new ones, those that come for a job */
+	unsigned called, started;
+	unsigned moving; /* at small requests, several at once, and soon back for more */
+	unsigned waiting; /* jobs */
 	bool stop;
 	struct te_worker {
 		struct te_link *link;
@@ -121,11 +123,12 @@ struct te_round {
 	size_t part_count;
 	size_t left; /* that have not ended, and one while it is being submitted */
 	char text[WH_TEXT_MAX]; /* of the first request that failed by itself */
-	int error;              /* of the first one that failed */
+	int error; /* of the first one that failed */
 	/* The notification; NULL: none. */
 	char *name, *message;
 	struct te_job job;
-	int told; /* TE_RUNNING until it is confirmed; -ECANCELED: not sent, for a request has failed */
+	/* TE_RUNNING until it is confirmed; -ECANCELED: not sent, for a request has failed */
+	int told;
 };
 
 struct te_batch {
@@ -186,8 +189,8 @@ void te_memory_free(struct te_engine *engine);
 /* The name under which memory that starts there is a region of Wherry's. */
 void te_region_name(uint64_t address, char out[32]);
 /* Between a socket of the server's and a GPU: its callback. */
-int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset, size_t length,
-		   bool to_memory);
+int te_memory_copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
+		   size_t length, bool to_memory);
 
 /* ---- segments ----------------------------------------------------------------------------- */
 

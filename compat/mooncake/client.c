@@ -17,13 +17,14 @@
 /* Bytes read back to see whether a write over version 1, which nobody confirms, has been done. */
 #define PROOF 64
 
-/* While bytes follow each other, who sleeps each time that they are late, and who sends them, wake each other on one
- * CPU, and leave the next one idle. */
+/* While bytes follow each other, who sleeps each time that they are late, and who sends them, wake
+ * each other on one CPU, and leave the next one idle. */
 #define SPIN (50 * WH_MS / 1000)
 
 /* ---- sockets ------------------------------------------------------------------------------- */
 
-/* What moves bytes, in one way: when nothing has moved until `deadline`, or for `still` ns, it ends. */
+/* What moves bytes, in one way: when nothing has moved until `deadline`, or for `still` ns, it
+ * ends. */
 struct wire {
 	int fd;
 	const char *address; /* for texts */
@@ -33,7 +34,8 @@ struct wire {
 
 static int broken(const struct wire *wire, const char *verb, int error)
 {
-	return wh_fail(error, "mooncake: %.120s: cannot %s: %s", wire->address, verb, strerror(error));
+	return wh_fail(error, "mooncake: %.120s: cannot %s: %s", wire->address, verb,
+		       strerror(error));
 }
 
 static int wait_for(const struct wire *wire, short events, const char *verb)
@@ -165,7 +167,8 @@ static int exchange(const struct wire *wire, unsigned char type, const char *jso
 		return wh_fail(ENOMEM, "mooncake: no memory");
 	error = receive_all(wire, body, bytes);
 	if (!error && (unsigned char)body[0] != type)
-		error = wh_fail(EPROTO, "mooncake: %.120s answers a question of type %u with type %u",
+		error = wh_fail(EPROTO,
+				"mooncake: %.120s answers a question of type %u with type %u",
 				wire->address, type, (unsigned char)body[0]);
 	if (error) {
 		free(body);
@@ -194,7 +197,10 @@ static char *own_segment(const struct wire *wire)
 int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_segment *out)
 {
 	struct wire wire = {
-		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
+		.fd = -1,
+		.address = address,
+		.deadline = wh_deadline(timeout),
+		.still = timeout,
 	};
 	char *own = NULL, *reply = NULL;
 	uint64_t length = 0;
@@ -217,7 +223,10 @@ int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_s
 static int ask_control(const char *address, unsigned char type, const char *json, int64_t timeout)
 {
 	struct wire wire = {
-		.fd = -1, .address = address, .deadline = wh_deadline(timeout), .still = timeout,
+		.fd = -1,
+		.address = address,
+		.deadline = wh_deadline(timeout),
+		.still = timeout,
 	};
 	char *reply = NULL;
 	uint64_t length = 0;
@@ -241,8 +250,8 @@ int wh_mooncake_notify(const char *address, const char *name, const char *messag
 	if (!json)
 		return wh_fail(EINVAL, "mooncake: a notification is UTF-8");
 	if (strlen(json) >= WH_MOONCAKE_FRAME_MAX)
-		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d", strlen(json),
-				WH_MOONCAKE_FRAME_MAX - 1);
+		error = wh_fail(EMSGSIZE, "mooncake: a notification of %zu bytes; the most are %d",
+				strlen(json), WH_MOONCAKE_FRAME_MAX - 1);
 	else
 		error = ask_control(address, WH_MOONCAKE_NOTIFY, json, timeout);
 	free(json);
@@ -258,7 +267,9 @@ int wh_mooncake_probe(const char *address, int64_t timeout)
 
 static struct wire wire_of(const struct wh_mooncake_lane *lane)
 {
-	return (struct wire){ .fd = lane->fd, .address = lane->address, .deadline = INT64_MAX,
+	return (struct wire){ .fd = lane->fd,
+			      .address = lane->address,
+			      .deadline = INT64_MAX,
 			      .still = lane->timeout };
 }
 
@@ -272,9 +283,11 @@ static int take_status(const struct wire *wire, const struct wh_mooncake_request
 	code = wh_mooncake_status_parse(bytes);
 	if (code <= 0)
 		return code;
-	return wh_fail(EACCES, "mooncake: %.100s refuses the %s of %" PRIu64 " bytes at 0x%" PRIx64
-		       " (status %d): it is not published", wire->address,
-		       request->write ? "write" : "read", request->length, request->address, code);
+	return wh_fail(EACCES,
+		       "mooncake: %.100s refuses the %s of %" PRIu64 " bytes at 0x%" PRIx64
+		       " (status %d): it is not published",
+		       wire->address, request->write ? "write" : "read", request->length,
+		       request->address, code);
 }
 
 /* One request and its answer; nothing is said of whether a write over version 1 was done. */
@@ -283,7 +296,10 @@ static int ask(const struct wh_mooncake_lane *lane, bool write, void *buffer, ui
 {
 	struct wire wire = wire_of(lane);
 	struct wh_mooncake_request request = {
-		.address = address, .length = length, .write = write, .status = lane->version >= 2,
+		.address = address,
+		.length = length,
+		.write = write,
+		.status = lane->version >= 2,
 	};
 	unsigned char header[WH_MOONCAKE_HEADER];
 	int error;
@@ -292,7 +308,8 @@ static int ask(const struct wh_mooncake_lane *lane, bool write, void *buffer, ui
 	error = send_all(&wire, header, sizeof(header), write ? MSG_MORE : 0);
 	if (!error && write) {
 		error = send_all(&wire, buffer, length, 0);
-		/* Refused before all was sent: the status is there, and says more than the socket. */
+		/* Refused before all was sent: the status is there, and says more than the socket.
+		 */
 		if (error && request.status && take_status(&wire, &request) == -EACCES)
 			return -EACCES;
 	}
@@ -342,9 +359,10 @@ static int reconnect(struct wh_mooncake_lane *lane)
 }
 
 /* Over version 1 nothing comes back from a write. Requests of one connection are done one after the
- * other, so when a read behind it is answered, it has been done. An engine that serves one request per
- * connection closes this one instead: then another one shows what there is. */
-static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t address, uint64_t length)
+ * other, so when a read behind it is answered, it has been done. An engine that serves one request
+ * per connection closes this one instead: then another one shows what there is. */
+static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t address,
+		 uint64_t length)
 {
 	uint64_t size = length < PROOF ? length : PROOF, from = length - size;
 	unsigned char found[PROOF];
@@ -357,11 +375,15 @@ static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t add
 	if (!error)
 		error = ask(lane, false, found, address + from, size);
 	if (error == -ECONNRESET)
-		return wh_fail(EACCES, "mooncake: %.100s closes the connection: what is at 0x%" PRIx64
-			       " is not published", lane->address, address);
+		return wh_fail(EACCES,
+			       "mooncake: %.100s closes the connection: what is at 0x%" PRIx64
+			       " is not published",
+			       lane->address, address);
 	if (!error && memcmp(found, (const char *)buffer + from, size) != 0)
-		return wh_fail(EIO, "mooncake: %.100s has not done a write of %" PRIu64 " bytes at 0x%"
-			       PRIx64, lane->address, length, address);
+		return wh_fail(EIO,
+			       "mooncake: %.100s has not done a write of %" PRIu64
+			       " bytes at 0x%" PRIx64,
+			       lane->address, length, address);
 	return error;
 }
 
@@ -382,7 +404,8 @@ static int move(struct wh_mooncake_lane *lane)
 	if (error)
 		return error;
 	error = move_once(lane);
-	/* One that was kept may have been closed by the peer meanwhile. Doing it again does no harm. */
+	/* One that was kept may have been closed by the peer meanwhile. Doing it again does no
+	 * harm. */
 	if ((error == -ECONNRESET || error == -EPIPE) && !fresh) {
 		error = reconnect(lane);
 		if (!error)
@@ -394,9 +417,10 @@ static int move(struct wh_mooncake_lane *lane)
 	return error;
 }
 
-/* An engine does the requests of a connection in their order. One that closes it after each answers the first. */
-static unsigned do_all(const struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
-		       unsigned count)
+/* An engine does the requests of a connection in their order. One that closes it after each answers
+ * the first. */
+static unsigned do_all(const struct wh_mooncake_lane *lane, bool write,
+		       const struct wh_mooncake_move *moves, unsigned count)
 {
 	struct wh_mooncake_request request = { .write = write, .status = lane->version >= 2 };
 	struct wire wire = wire_of(lane);
@@ -410,7 +434,8 @@ static unsigned do_all(const struct wh_mooncake_lane *lane, bool write, const st
 		request.address = moves[sent].remote;
 		request.length = moves[sent].length;
 		wh_mooncake_request_format(&request, header);
-		error = send_all(&wire, header, sizeof(header), write || sent + 1 < count ? MSG_MORE : 0);
+		error = send_all(&wire, header, sizeof(header),
+				 write || sent + 1 < count ? MSG_MORE : 0);
 		if (!error && write)
 			error = send_all(&wire, moves[sent].buffer, moves[sent].length, 0);
 	}
@@ -453,15 +478,19 @@ static void *run(void *argument)
 	return NULL;
 }
 
-int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
-			     const char *host, int64_t timeout)
+int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane,
+			     const struct wh_mooncake_segment *segment, const char *host,
+			     int64_t timeout)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = segment->port };
 	pthread_condattr_t monotonic;
 
-	*lane = (struct wh_mooncake_lane){ .fd = -1, .version = segment->version, .timeout = timeout };
+	*lane = (struct wh_mooncake_lane){ .fd = -1,
+					   .version = segment->version,
+					   .timeout = timeout };
 	if (!segment->port)
-		return wh_fail(EPROTO, "mooncake: %.100s has no data port: nothing is published by tcp",
+		return wh_fail(EPROTO,
+			       "mooncake: %.100s has no data port: nothing is published by tcp",
 			       host);
 	snprintf(endpoint.host, sizeof(endpoint.host), "%s", *segment->host ? segment->host : host);
 	wh_mooncake_endpoint_text(&endpoint, lane->address, sizeof(lane->address));
@@ -484,8 +513,8 @@ int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffe
 	return move(lane);
 }
 
-unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
-				  unsigned count)
+unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write,
+				  const struct wh_mooncake_move *moves, unsigned count)
 {
 	unsigned done = 0;
 
@@ -513,8 +542,8 @@ int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncak
 	return 0;
 }
 
-void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
-			    uint64_t length)
+void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer,
+			    uint64_t remote, uint64_t length)
 {
 	pthread_mutex_lock(&lane->lock);
 	lane->write = write;

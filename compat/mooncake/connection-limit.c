@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who of a crowd of connections has to go. */
-#include "core/core.h"
 #include "compat/mooncake/connection-limit.h"
+#include "core/core.h"
 
 void wh_mooncake_crowd_enter(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest,
 			     const struct sockaddr_storage *from)
@@ -26,7 +26,8 @@ static struct wh_mooncake_guest *least(const struct wh_mooncake_crowd *crowd, co
 
 	*count = 0;
 	for (struct wh_list *link = crowd->guests.next; link != &crowd->guests; link = link->next) {
-		struct wh_mooncake_guest *guest = wh_container(link, struct wh_mooncake_guest, link);
+		struct wh_mooncake_guest *guest =
+			wh_container(link, struct wh_mooncake_guest, link);
 		enum wh_mooncake_worth worth;
 
 		if (place && guest->place != *place)
@@ -41,8 +42,8 @@ static struct wh_mooncake_guest *least(const struct wh_mooncake_crowd *crowd, co
 	return found;
 }
 
-bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd, const struct sockaddr_storage *from,
-			    struct wh_mooncake_guest **out)
+bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd,
+			    const struct sockaddr_storage *from, struct wh_mooncake_guest **out)
 {
 	uint64_t place = wh_place_of(from);
 	unsigned count;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Connections of strangers: how many there may be, of all and from one place, and who has to go. A place is
- * what wh_place_of() says: an IPv4 address, or a network of IPv6. */
+/* Connections of strangers: how many there may be, of all and from one place, and who has to go. A
+ * place is what wh_place_of() says: an IPv4 address, or a network of IPv6. */
 #ifndef WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 #define WH_COMPAT_MOONCAKE_CONNECTION_LIMIT_H
 
@@ -17,8 +17,8 @@ struct wh_mooncake_guest {
 };
 
 enum wh_mooncake_worth {
-	WH_MOONCAKE_DONE,    /* it wants nothing any more, or nothing now */
-	WH_MOONCAKE_LAZY,    /* it should have moved more than it has */
+	WH_MOONCAKE_DONE, /* it wants nothing any more, or nothing now */
+	WH_MOONCAKE_LAZY, /* it should have moved more than it has */
 	WH_MOONCAKE_WORKING, /* goes only where one has to */
 	WH_MOONCAKE_STAYS,
 };
@@ -34,10 +34,11 @@ void wh_mooncake_crowd_enter(struct wh_mooncake_crowd *crowd, struct wh_mooncake
 			     const struct sockaddr_storage *from);
 void wh_mooncake_crowd_leave(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest);
 
-/* Is there room for one more from there? If not, *out is who has to go before it: the least worth, of those from
- * its place if they are too many, else of all, and of equals the first in the list; NULL: nobody may go. */
-bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd, const struct sockaddr_storage *from,
-			    struct wh_mooncake_guest **out);
+/* Is there room for one more from there? If not, *out is who has to go before it: the least worth,
+ * of those from its place if they are too many, else of all, and of equals the first in the list;
+ * NULL: nobody may go. */
+bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd,
+			    const struct sockaddr_storage *from, struct wh_mooncake_guest **out);
 
 /* Who goes first of all; NULL: nobody may. */
 struct wh_mooncake_guest *wh_mooncake_crowd_least(const struct wh_mooncake_crowd *crowd);

@@ -26,16 +26,17 @@
 
 #include "compat/mooncake/internal.h"
 
-#define MOST 1024                   /* connections */
-#define MOST_PLACE 512              /* from one place */
-/* In the middle of a request so many bytes have to move in that time, or it is over; where there is no room for
- * another connection, as many a second as that makes, after the first. */
+#define MOST 1024 /* connections */
+#define MOST_PLACE 512 /* from one place */
+/* In the middle of a request so many bytes have to move in that time, or it is over; where there is
+ * no room for another connection, as many a second as that makes, after the first. */
 #define WINDOW (30 * WH_SECOND)
 #define LEAST (UINT64_C(1) << 20)
 /* Bytes, before others have theirs: more than a socket's buffer holds, of 6 MiB where the system's
  * limit is as usual. */
 #define TURN (UINT64_C(8) << 20)
-#define IMPATIENCE (WH_SECOND / 4)  /* how often it is seen whether a request has waited for too long */
+/* how often it is seen whether a request has waited for too long */
+#define IMPATIENCE (WH_SECOND / 4)
 /* After the end of the peer's bytes no event comes any more: EPOLLRDHUP says that it is there to be
  * read. */
 #define INPUT (EPOLLIN | EPOLLRDHUP | EPOLLET)
@@ -54,12 +55,13 @@ struct data {
 	/* In this visit: what is less than was asked for may not be all there is; reads may have
 	 * come later than what other connections have. */
 	bool to_the_end, defer_reads;
-	unsigned char bytes[WH_MOONCAKE_HEADER]; /* of a header that comes or a status that goes */
+	/* of a header that comes or a status that goes */
+	unsigned char bytes[WH_MOONCAKE_HEADER];
 	size_t got;
 	struct wh_mooncake_request request;
 	const struct wh_mooncake_memory *memory; /* NULL: refused */
 	uint64_t done;
-	int64_t since;    /* when its request began, or the window in which it is looked at */
+	int64_t since; /* when its request began, or the window in which it is looked at */
 	uint64_t already; /* `done` then */
 };
 
@@ -95,7 +97,8 @@ static void look(struct data *data, uint64_t done)
 
 /* All of it in one memory, and its owner allows it? Else NULL, and *why. */
 static const struct wh_mooncake_memory *check(const struct wh_mooncake_server *server,
-					      const struct wh_mooncake_request *request, const char **why)
+					      const struct wh_mooncake_request *request,
+					      const char **why)
 {
 	*why = "is not in what is published";
 	if (!request->length)
@@ -160,8 +163,8 @@ static ssize_t data_begin(struct data *data)
 {
 	const struct wh_mooncake_request *request = &data->request;
 
-	if (!wh_mooncake_turn_begin(&data->server->order, &data->turn, request->address, request->length,
-				    data_is_unconfirmed(data), data->since))
+	if (!wh_mooncake_turn_begin(&data->server->order, &data->turn, request->address,
+				    request->length, data_is_unconfirmed(data), data->since))
 		return data_wait(data);
 	data_start(data);
 	return 1;
@@ -179,8 +182,9 @@ static ssize_t begin(struct data *data)
 	}
 	data->memory = check(data->server, request, &why);
 	if (!data->memory) {
-		wh_mooncake_log(data->server, "refused: a %s of %" PRIu64 " bytes at 0x%" PRIx64 " %s",
-				request->write ? "write" : "read", request->length, request->address, why);
+		wh_mooncake_log(
+			data->server, "refused: a %s of %" PRIu64 " bytes at 0x%" PRIx64 " %s",
+			request->write ? "write" : "read", request->length, request->address, why);
 		return refuse(data);
 	}
 	if (data->defer_reads && !request->write) {
@@ -200,8 +204,8 @@ static void end(struct data *data)
 
 static ssize_t take_header(struct data *data)
 {
-	ssize_t bytes = outcome(recv(data->source.fd, data->bytes + data->got,
-				     WH_MOONCAKE_HEADER - data->got, 0));
+	ssize_t bytes = outcome(
+		recv(data->source.fd, data->bytes + data->got, WH_MOONCAKE_HEADER - data->got, 0));
 
 	if (bytes <= 0)
 		return bytes;
@@ -236,7 +240,8 @@ static int copy(const struct data *data, size_t length)
 			      data->request.write);
 	if (error)
 		wh_mooncake_log(data->server, "cannot copy %zu bytes %s %s: %s", length,
-				data->request.write ? "to" : "from", data->memory->name, strerror(-error));
+				data->request.write ? "to" : "from", data->memory->name,
+				strerror(-error));
 	return error;
 }
 
@@ -254,7 +259,8 @@ static ssize_t receive(struct data *data)
 	if (data_is_unconfirmed(data))
 		wh_mooncake_turn_moved(&data->turn, wh_now());
 	if (data->done < data->request.length)
-		return (size_t)bytes < length && !data->to_the_end ? 0 : bytes; /* that was all there is */
+		/* that was all there is */
+		return (size_t)bytes < length && !data->to_the_end ? 0 : bytes;
 	if (data->request.status) {
 		answer(data, WH_MOONCAKE_OK);
 	} else {
@@ -268,8 +274,9 @@ static ssize_t receive(struct data *data)
 static ssize_t send_status(struct data *data)
 {
 	bool more = data->memory && !data->request.write;
-	ssize_t bytes = outcome(send(data->source.fd, data->bytes + data->got, WH_MOONCAKE_STATUS - data->got,
-				     MSG_NOSIGNAL | (more ? MSG_MORE : 0)));
+	ssize_t bytes =
+		outcome(send(data->source.fd, data->bytes + data->got,
+			     WH_MOONCAKE_STATUS - data->got, MSG_NOSIGNAL | (more ? MSG_MORE : 0)));
 
 	if (bytes <= 0)
 		return bytes;
@@ -364,7 +371,8 @@ static bool data_visit(struct data *data, uint32_t events)
 		wh_list_append(&server->moving.guests, &data->guest.link);
 	}
 	/* Room to send in, which there is, puts a deferred one behind all that are ready. */
-	wanted = data->stage == DEFERRED || data->stage == ANSWER || data->stage == SEND ? OUTPUT : INPUT;
+	wanted = data->stage == DEFERRED || data->stage == ANSWER || data->stage == SEND ? OUTPUT :
+											   INPUT;
 	/* Neither what is still there after TURN nor room that was there before causes an event of
 	 * its own. */
 	if (wanted != data->events || bytes > 0 || data->stage == DEFERRED)
@@ -395,11 +403,13 @@ static void resume(struct wh_task *task)
 
 static void patience(struct wh_timer *timer)
 {
-	struct wh_mooncake_server *server = wh_container(timer, struct wh_mooncake_server, patience);
+	struct wh_mooncake_server *server =
+		wh_container(timer, struct wh_mooncake_server, patience);
 	int64_t now = wh_now();
 
 	if (wh_mooncake_order_expire(&server->order, now))
-		wh_mooncake_log(server, "an unfinished write is not waited for any longer by requests of the same address");
+		wh_mooncake_log(server, "an unfinished write is not waited for any longer by "
+					"requests of the same address");
 	data_resume(server);
 	if (!wh_list_empty(&server->order.waiting))
 		wh_timer_set(&server->loop, timer, now + IMPATIENCE);
@@ -424,7 +434,8 @@ static bool is_lazy(const struct data *data, int64_t ago)
 {
 	if (ago > WINDOW)
 		ago = WINDOW;
-	return !is_idle(data) && data->done - data->already < LEAST * (uint64_t)ago / (uint64_t)WINDOW;
+	return !is_idle(data) &&
+	       data->done - data->already < LEAST * (uint64_t)ago / (uint64_t)WINDOW;
 }
 
 static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
@@ -439,7 +450,9 @@ static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
 
 void wh_mooncake_data_open(struct wh_mooncake_server *server)
 {
-	server->moving = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
+	server->moving = (struct wh_mooncake_crowd){ .most = MOST,
+						     .most_place = MOST_PLACE,
+						     .worth = worth };
 	wh_list_init(&server->moving.guests);
 	wh_mooncake_order_open(&server->order);
 	server->resume.run = resume;
@@ -455,14 +468,17 @@ bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
 	return last != NULL;
 }
 
-void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from)
+void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
+			       const struct sockaddr_storage *from)
 {
 	struct wh_mooncake_guest *last = NULL;
 	struct data *data;
 
 	if (!wh_mooncake_crowd_room(&server->moving, from, &last)) {
 		if (!last) {
-			wh_mooncake_log(server, "a data connection is closed: %d others, %d of one address, are at work",
+			wh_mooncake_log(server,
+					"a data connection is closed: %d others, %d of one "
+					"address, are at work",
 					MOST, MOST_PLACE);
 			close(fd);
 			return;
@@ -488,22 +504,25 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const 
 
 /* The same memory among those that are published now, else NULL. */
 static const struct wh_mooncake_memory *same(const struct wh_mooncake_memory *memory,
-					     const struct wh_mooncake_memory *memories, size_t count)
+					     const struct wh_mooncake_memory *memories,
+					     size_t count)
 {
 	for (size_t i = 0; i < count; i++)
-		if (memories[i].address == memory->address && memories[i].length == memory->length &&
-		    memories[i].arg == memory->arg && memories[i].writable == memory->writable &&
+		if (memories[i].address == memory->address &&
+		    memories[i].length == memory->length && memories[i].arg == memory->arg &&
+		    memories[i].writable == memory->writable &&
 		    memories[i].staged == memory->staged)
 			return &memories[i];
 	return NULL;
 }
 
-void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
-			      size_t count)
+void wh_mooncake_data_publish(struct wh_mooncake_server *server,
+			      const struct wh_mooncake_memory *memories, size_t count)
 {
 	struct wh_list *next;
 
-	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests; link = next) {
+	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests;
+	     link = next) {
 		struct data *data = wh_container(link, struct data, guest.link);
 
 		next = link->next;
@@ -520,7 +539,8 @@ void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all)
 	int64_t now = wh_now();
 	struct wh_list *next;
 
-	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests; link = next) {
+	for (struct wh_list *link = server->moving.guests.next; link != &server->moving.guests;
+	     link = next) {
 		struct data *data = wh_container(link, struct data, guest.link);
 
 		next = link->next;

@@ -13,9 +13,10 @@
 struct wh_mooncake_listener {
 	struct wh_source source;
 	struct wh_mooncake_server *server;
-	uint32_t events;    /* what `source` waits for */
+	uint32_t events; /* what `source` waits for */
 	unsigned at_a_time; /* connections that are accepted before others have their turn */
-	void (*accepted)(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from);
+	void (*accepted)(struct wh_mooncake_server *server, int fd,
+			 const struct sockaddr_storage *from);
 	char address[64];
 };
 
@@ -28,11 +29,12 @@ struct wh_mooncake_server {
 	struct wh_timer sweep;
 	/* The loop's thread only. */
 	struct wh_mooncake_crowd asking; /* control connections, the oldest first */
-	struct wh_mooncake_crowd moving; /* data connections, the one that has been still for longest first */
-	struct wh_mooncake_order order;  /* of their requests */
-	struct wh_task resume;           /* requests that need not wait any longer */
-	struct wh_timer patience;        /* while requests wait */
-	uint64_t moved;                  /* bytes of data connections */
+	/* data connections, the one that has been still for longest first */
+	struct wh_mooncake_crowd moving;
+	struct wh_mooncake_order order; /* of their requests */
+	struct wh_task resume; /* requests that need not wait any longer */
+	struct wh_timer patience; /* while requests wait */
+	uint64_t moved; /* bytes of data connections */
 };
 
 void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format, ...)
@@ -40,12 +42,13 @@ void wh_mooncake_log(const struct wh_mooncake_server *server, const char *format
 
 void wh_mooncake_data_open(struct wh_mooncake_server *server);
 /* A data connection has come. */
-void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from);
+void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
+			       const struct sockaddr_storage *from);
 /* Close one that can go; false: there is none. */
 bool wh_mooncake_data_yield(struct wh_mooncake_server *server);
 /* Others are published than before: who is in the middle of what is gone is cut off. */
-void wh_mooncake_data_publish(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
-			      size_t count);
+void wh_mooncake_data_publish(struct wh_mooncake_server *server,
+			      const struct wh_mooncake_memory *memories, size_t count);
 /* Close those that are too slow in the middle of something; all: every one. */
 void wh_mooncake_data_sweep(struct wh_mooncake_server *server, bool all);
 

@@ -11,8 +11,8 @@
 
 #include "compat/mooncake/wire.h"
 
-/* Jansson has no integers over 2^63 - 1, and Mooncake has up to 2^64: they become objects with this key, and their
- * digits. */
+/* Jansson has no integers over 2^63 - 1, and Mooncake has up to 2^64: they become objects with this
+ * key, and their digits. */
 #define WIDE "\001"
 #define WIDE_OPEN "{\"\\u0001\":\""
 #define WIDE_CLOSE "\"}"
@@ -42,7 +42,8 @@ static char *widen(const char *json, size_t *length)
 	bool quoted = false;
 
 	while (out && at < limit) {
-		bool begins = !quoted && *at >= '0' && *at <= '9' && (at == json || !strchr("-+.eE", at[-1]));
+		bool begins = !quoted && *at >= '0' && *at <= '9' &&
+			      (at == json || !strchr("-+.eE", at[-1]));
 		bool wide = begins && is_wide(at, limit, &digits);
 
 		if (wide)
@@ -169,15 +170,15 @@ static int check_protocol(const json_t *object, bool *listed)
 	size_t i;
 
 	*listed = json_is_array(protocol);
-	json_array_foreach(protocol, i, each)
-		if (json_is_string(each) && !strcmp(json_string_value(each), "tcp"))
-			return 0;
+	json_array_foreach(protocol, i, each) if (json_is_string(each) &&
+						  !strcmp(json_string_value(each), "tcp")) return 0;
 	if (*listed)
 		return wh_fail(EPROTONOSUPPORT, "mooncake: the segment is not reached by TCP");
 	if (!json_is_string(protocol))
 		return wh_fail(EPROTO, "mooncake: a segment without its protocol");
 	if (strcmp(json_string_value(protocol), "tcp") != 0)
-		return wh_fail(EPROTONOSUPPORT, "mooncake: the segment speaks \"%.40s\"; only tcp is spoken here",
+		return wh_fail(EPROTONOSUPPORT,
+			       "mooncake: the segment speaks \"%.40s\"; only tcp is spoken here",
 			       json_string_value(protocol));
 	return 0;
 }
@@ -208,7 +209,8 @@ static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_seg
 	out->buffers = calloc(json_array_size(buffers) + 1, sizeof(*out->buffers));
 	if (!out->buffers)
 		return wh_fail(ENOMEM, "mooncake: no memory");
-	json_array_foreach(buffers, i, each) {
+	json_array_foreach(buffers, i, each)
+	{
 		const char *protocol = json_string_value(json_object_get(each, "protocol"));
 		int error;
 
@@ -222,8 +224,8 @@ static int get_buffers(const json_t *object, bool listed, struct wh_mooncake_seg
 	return 0;
 }
 
-/* Of Wherry's engines alone. What is not as it is written here is of another version, or another's: the
- * segment is reached by TCP then. */
+/* Of Wherry's engines alone. What is not as it is written here is of another version, or another's:
+ * the segment is reached by TCP then. */
 static void get_wherry(const json_t *object, struct wh_mooncake_segment *out)
 {
 	const json_t *wherry = json_object_get(object, "wherry");
@@ -297,22 +299,22 @@ char *wh_mooncake_segment_format(const struct wh_mooncake_segment *segment)
 	char *text;
 
 	for (size_t i = 0; i < segment->count; i++)
-		json_array_append_new(buffers, json_pack("{s:s, s:o, s:o}",
-			"name", segment->buffers[i].name,
-			"addr", put_number(segment->buffers[i].address),
-			"length", put_number(segment->buffers[i].length)));
-	object = json_pack("{s:s, s:s, s:i, s:i, s:o, s:o}", "name", segment->name,
-			   "protocol", "tcp", "tcp_data_port", segment->port,
-			   "tcp_proto_version", (int)segment->version, "timestamp", timestamp(),
-			   "buffers", buffers);
+		json_array_append_new(buffers,
+				      json_pack("{s:s, s:o, s:o}", "name", segment->buffers[i].name,
+						"addr", put_number(segment->buffers[i].address),
+						"length", put_number(segment->buffers[i].length)));
+	object = json_pack("{s:s, s:s, s:i, s:i, s:o, s:o}", "name", segment->name, "protocol",
+			   "tcp", "tcp_data_port", segment->port, "tcp_proto_version",
+			   (int)segment->version, "timestamp", timestamp(), "buffers", buffers);
 	if (*segment->host)
 		json_object_set_new(object, "tcp_data_host", json_string(segment->host));
 	if (*segment->wherry) {
 		char epoch[17];
 
 		snprintf(epoch, sizeof(epoch), "%016" PRIx64, segment->epoch);
-		json_object_set_new(object, "wherry", json_pack("{s:s, s:s}", "url", segment->wherry,
-							       "epoch", epoch));
+		json_object_set_new(
+			object, "wherry",
+			json_pack("{s:s, s:s}", "url", segment->wherry, "epoch", epoch));
 	}
 	text = json_array_size(buffers) == segment->count ? json_dumps(object, JSON_COMPACT) : NULL;
 	json_decref(object);

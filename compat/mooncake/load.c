@@ -21,7 +21,8 @@ int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out)
 	Dl_info library;
 	void *handle;
 
-	if (dladdr((const void *)wh_engine_open, &library) && (slash = strrchr(library.dli_fname, '/'))) {
+	if (dladdr((const void *)wh_engine_open, &library) &&
+	    (slash = strrchr(library.dli_fname, '/'))) {
 		snprintf(path, sizeof(path), "%.*s/" MODULE, (int)(slash - library.dli_fname),
 			 library.dli_fname);
 		if (access(path, F_OK))
@@ -29,8 +30,10 @@ int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out)
 	}
 	handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!handle)
-		return wh_fail(ELIBACC, "cannot open " MODULE ": %.100s; it needs the packages libcurl4, "
-			       "libjansson4 and libhiredis0.14", dlerror());
+		return wh_fail(ELIBACC,
+			       "cannot open " MODULE ": %.100s; it needs the packages libcurl4, "
+			       "libjansson4 and libhiredis0.14",
+			       dlerror());
 	/* ISO C has no way from a data pointer to a function's. */
 	*(void **)&entry = dlsym(handle, "wh_mooncake_store");
 	ops = entry ? entry() : NULL;

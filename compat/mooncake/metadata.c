@@ -62,8 +62,10 @@ static int check_free(const struct wh_mooncake_store_ops *ops, void *store, cons
 	wh_mooncake_endpoint_text(&found, address, sizeof(address));
 	if (wh_mooncake_probe(address, PATIENCE) == -ECONNREFUSED)
 		return wh_mooncake_withdraw(ops, store, name);
-	return wh_fail(EEXIST, "mooncake: the name %.60s is that of the engine at %.60s:%u; if it is gone, "
-		       "delete the key mooncake/rpc_meta/%.60s", name, found.host, found.port, name);
+	return wh_fail(EEXIST,
+		       "mooncake: the name %.60s is that of the engine at %.60s:%u; if it is gone, "
+		       "delete the key mooncake/rpc_meta/%.60s",
+		       name, found.host, found.port, name);
 }
 
 int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,

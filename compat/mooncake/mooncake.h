@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Mooncake's transfer engine on the other side: a server that programs made for it read from and write
- * to, and a client of theirs. Not in libwherry.so: it needs Jansson.
+ * Mooncake's transfer engine on the other side: a server that programs made for it read from and
+ * write to, and a client of theirs. Not in libwherry.so: it needs Jansson.
  *
- * Mooncake's protocol knows no keys and no rights. What the server takes from a peer is checked against
- * what was published before a byte moves, and whoever reaches its ports has that.
+ * Mooncake's protocol knows no keys and no rights. What the server takes from a peer is checked
+ * against what was published before a byte moves, and whoever reaches its ports has that.
  */
 #ifndef WH_COMPAT_MOONCAKE_MOONCAKE_H
 #define WH_COMPAT_MOONCAKE_MOONCAKE_H
@@ -27,17 +27,19 @@ struct wh_mooncake_memory {
 
 struct wh_mooncake_server_options {
 	const char *listen; /* the control port: "127.0.0.1:0" */
-	const char *name;   /* the segment's; NULL: the address that a peer has connected to */
-	const struct wh_mooncake_memory *memories; /* good as long as the server, or until an update */
+	const char *name; /* the segment's; NULL: the address that a peer has connected to */
+	/* good as long as the server, or until an update */
+	const struct wh_mooncake_memory *memories;
 	size_t count;
-	/* Under which URL the same memory is reached by Wherry's engines, and the epoch; NULL: not. */
+	/* Under which URL the same memory is reached by Wherry's engines, and the epoch; NULL: not.
+	 */
 	const char *wherry;
 	uint64_t epoch;
 
 	/* The callbacks are called on the server's thread. */
 
-	/* What is staged goes by way of `staging`, `staging_size` bytes: copy `length` of them to, or
-	 * from, `offset` in the memory. 0 or a negative errno. */
+	/* What is staged goes by way of `staging`, `staging_size` bytes: copy `length` of them to,
+	 * or from, `offset` in the memory. 0 or a negative errno. */
 	void *staging;
 	size_t staging_size;
 	int (*copy)(void *arg, const struct wh_mooncake_memory *memory, uint64_t offset,
@@ -50,14 +52,15 @@ struct wh_mooncake_server_options {
 
 struct wh_mooncake_server;
 
-/* Listen and serve, on a thread of its own. 0, -EINVAL, -EADDRINUSE, -EADDRNOTAVAIL, -EACCES, -EMFILE,
- * -ENOMEM. */
-int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct wh_mooncake_server **out);
+/* Listen and serve, on a thread of its own. 0, -EINVAL, -EADDRINUSE, -EADDRNOTAVAIL, -EACCES,
+ * -EMFILE, -ENOMEM. */
+int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
+		      struct wh_mooncake_server **out);
 
-/* Publish these memories from now on, with this memory to stage in. After it returns what was published
- * before and is not any more is not touched: who was in the middle of it is cut off. */
-void wh_mooncake_update(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
-			size_t count, void *staging);
+/* Publish these memories from now on, with this memory to stage in. After it returns what was
+ * published before and is not any more is not touched: who was in the middle of it is cut off. */
+void wh_mooncake_update(struct wh_mooncake_server *server,
+			const struct wh_mooncake_memory *memories, size_t count, void *staging);
 
 /* After it returns no memory is touched. NULL is fine. */
 void wh_mooncake_stop(struct wh_mooncake_server *server);
@@ -81,11 +84,12 @@ void wh_mooncake_socket_tune(int fd, const struct sockaddr_storage *peer);
  * -ENOMEM. */
 int wh_mooncake_fetch(const char *address, int64_t timeout, struct wh_mooncake_segment *out);
 
-/* Send a notification to the engine at `address`, and wait until it is confirmed. 0, -EINVAL (not UTF-8), or
- * as above. */
+/* Send a notification to the engine at `address`, and wait until it is confirmed. 0, -EINVAL (not
+ * UTF-8), or as above. */
 int wh_mooncake_notify(const char *address, const char *name, const char *message, int64_t timeout);
 
-/* Does an engine answer at `address`? 0, or as above; -ECONNREFUSED: the host does, and there is none. */
+/* Does an engine answer at `address`? 0, or as above; -ECONNREFUSED: the host does, and there is
+ * none. */
 int wh_mooncake_probe(const char *address, int64_t timeout);
 
 /* One data connection, which does one thing at a time. */
@@ -93,7 +97,7 @@ struct wh_mooncake_lane {
 	char address[WH_MOONCAKE_NAME_MAX + 10];
 	unsigned version;
 	int64_t timeout; /* ns without a byte that moves */
-	int fd;          /* -1: not connected */
+	int fd; /* -1: not connected */
 
 	/* The thread that does it. */
 	pthread_t thread;
@@ -108,23 +112,24 @@ struct wh_mooncake_lane {
 	char text[WH_TEXT_MAX];
 };
 
-/* A lane without a thread, for wh_mooncake_lane_move(). `host`: where the segment itself says none. Connects
- * when it is first used. 0 or -errno. */
-int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
-			     const char *host, int64_t timeout);
+/* A lane without a thread, for wh_mooncake_lane_move(). `host`: where the segment itself says none.
+ * Connects when it is first used. 0 or -errno. */
+int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane,
+			     const struct wh_mooncake_segment *segment, const char *host,
+			     int64_t timeout);
 /* Move bytes on the calling thread. 0: they are at their target; -ECANCELED: the lane was cut. */
 int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
 			  uint64_t length);
-/* Several at once, on the calling thread, which spins for moments: all are asked for before the first is waited for.
- * How many of them, from the first on, are done; what becomes of the others is for wh_mooncake_lane_move() to say.
- * Writes over version 2 alone: nobody confirms others. */
+/* Several at once, on the calling thread, which spins for moments: all are asked for before the
+ * first is waited for. How many of them, from the first on, are done; what becomes of the others is
+ * for wh_mooncake_lane_move() to say. Writes over version 2 alone: nobody confirms others. */
 struct wh_mooncake_move {
 	void *buffer;
 	uint64_t remote, length;
 };
 #define WH_MOONCAKE_MOVES 8u /* at most */
-unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write, const struct wh_mooncake_move *moves,
-				  unsigned count);
+unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write,
+				  const struct wh_mooncake_move *moves, unsigned count);
 /* Whatever it moves ends soon, and nothing will be moved any more. From any thread. */
 void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane);
 
@@ -134,11 +139,11 @@ int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncak
 
 /* Start to move `length` bytes between the buffer and the remote address. The buffer is left alone
  * again when wh_mooncake_lane_wait() has said how it ended. One at a time. */
-void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
-			    uint64_t length);
+void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer,
+			    uint64_t remote, uint64_t length);
 
-/* 0: done, the bytes are at their target; -ETIMEDOUT and *ended false: not yet; else why it failed, in
- * lane.text. */
+/* 0: done, the bytes are at their target; -ETIMEDOUT and *ended false: not yet; else why it failed,
+ * in lane.text. */
 int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *ended);
 
 /* Cuts what is still moving. A lane that was not opened, all zero, is left alone. */

@@ -44,7 +44,8 @@ void wh_mooncake_turn_close(struct wh_mooncake_order *order, struct wh_mooncake_
 static bool turn_overlaps(const struct wh_mooncake_turn *turn, const struct wh_mooncake_turn *other)
 {
 	/* Lengths were checked against what is published: no sum passes 64 bits. */
-	return turn->address < other->address + other->length && other->address < turn->address + turn->length;
+	return turn->address < other->address + other->length &&
+	       other->address < turn->address + turn->length;
 }
 
 /* The write that it has to wait for; NULL: none. The newest of several: when that is over, the
@@ -55,14 +56,15 @@ static struct wh_mooncake_turn *turn_blocker(const struct wh_mooncake_order *ord
 	for (struct wh_list *link = order->writes.prev; link != &order->writes; link = link->prev) {
 		struct wh_mooncake_turn *write = wh_container(link, struct wh_mooncake_turn, write);
 
-		if (write->number < turn->number && write->client == turn->client && turn_overlaps(write, turn))
+		if (write->number < turn->number && write->client == turn->client &&
+		    turn_overlaps(write, turn))
 			return write;
 	}
 	return NULL;
 }
 
-bool wh_mooncake_turn_begin(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn, uint64_t address,
-			    uint64_t length, bool unconfirmed, int64_t now)
+bool wh_mooncake_turn_begin(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn,
+			    uint64_t address, uint64_t length, bool unconfirmed, int64_t now)
 {
 	struct wh_mooncake_turn *blocker;
 
@@ -96,9 +98,11 @@ struct wh_mooncake_turn *wh_mooncake_order_next(struct wh_mooncake_order *order)
 	struct wh_list *link;
 
 	while ((link = wh_list_take(&order->due))) {
-		struct wh_mooncake_turn *turn = wh_container(link, struct wh_mooncake_turn, blocked);
+		struct wh_mooncake_turn *turn =
+			wh_container(link, struct wh_mooncake_turn, blocked);
 		/* Who has waited for too long is no longer among those that wait. */
-		struct wh_mooncake_turn *blocker = turn->waiting.next ? turn_blocker(order, turn) : NULL;
+		struct wh_mooncake_turn *blocker =
+			turn->waiting.next ? turn_blocker(order, turn) : NULL;
 
 		if (!blocker) {
 			turn_stop_waiting(turn);
@@ -126,7 +130,8 @@ unsigned wh_mooncake_order_expire(struct wh_mooncake_order *order, int64_t now)
 		expired++;
 	}
 	while (!wh_list_empty(&order->waiting)) {
-		struct wh_mooncake_turn *turn = wh_container(order->waiting.next, struct wh_mooncake_turn, waiting);
+		struct wh_mooncake_turn *turn =
+			wh_container(order->waiting.next, struct wh_mooncake_turn, waiting);
 
 		if (now - turn->since < WH_MOONCAKE_WAIT)
 			break;

@@ -28,23 +28,25 @@
 
 /* Of a server. */
 struct wh_mooncake_order {
-	struct wh_list writes;  /* unconfirmed ones that others wait for, the oldest first */
+	struct wh_list writes; /* unconfirmed ones that others wait for, the oldest first */
 	struct wh_list waiting; /* requests, the oldest first */
-	struct wh_list due;     /* requests that waited for a write that is over: see wh_mooncake_order_next() */
-	uint64_t requests;      /* so far */
+	/* requests that waited for a write that is over: see wh_mooncake_order_next() */
+	struct wh_list due;
+	uint64_t requests; /* so far */
 };
 
 /* The current request of a connection. */
 struct wh_mooncake_turn {
-	struct wh_list write;   /* in order.writes; zero: not there */
+	struct wh_list write; /* in order.writes; zero: not there */
 	struct wh_list waiting; /* in order.waiting; zero: it does not wait */
-	struct wh_list blocked; /* in `waiters` of another, or in order.due; zero: it does not wait */
+	/* in `waiters` of another, or in order.due; zero: it does not wait */
+	struct wh_list blocked;
 	struct wh_list waiters; /* those that wait for this one, by `blocked` */
-	uint64_t client;        /* its address: wh_place_of() */
-	uint64_t number;        /* of the request: an older one has a lower number */
+	uint64_t client; /* its address: wh_place_of() */
+	uint64_t number; /* of the request: an older one has a lower number */
 	uint64_t address, length;
-	int64_t since;          /* when it began to wait */
-	int64_t moved;          /* when bytes of the write came last */
+	int64_t since; /* when it began to wait */
+	int64_t moved; /* when bytes of the write came last */
 };
 
 void wh_mooncake_order_open(struct wh_mooncake_order *order);
@@ -57,8 +59,8 @@ void wh_mooncake_turn_close(struct wh_mooncake_order *order, struct wh_mooncake_
 /* A request for these bytes has come. `unconfirmed`: it is a write of which the client does not
  * learn when it is over; wh_mooncake_turn_end() has to be called then. True: do it now. False: it
  * waits, until wh_mooncake_order_next() returns it. */
-bool wh_mooncake_turn_begin(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn, uint64_t address,
-			    uint64_t length, bool unconfirmed, int64_t now);
+bool wh_mooncake_turn_begin(struct wh_mooncake_order *order, struct wh_mooncake_turn *turn,
+			    uint64_t address, uint64_t length, bool unconfirmed, int64_t now);
 /* Bytes of it have come. */
 void wh_mooncake_turn_moved(struct wh_mooncake_turn *turn, int64_t now);
 /* It is over. */

@@ -12,11 +12,11 @@
 #include "compat/mooncake/internal.h"
 #include "rendezvous/rendezvous.h"
 
-#define MOST 512                  /* control connections */
-#define MOST_PLACE 256            /* from one place */
-#define HELD_PLACE (32 << 20)     /* bytes of their questions and answers */
+#define MOST 512 /* control connections */
+#define MOST_PLACE 256 /* from one place */
+#define HELD_PLACE (32 << 20) /* bytes of their questions and answers */
 #define PATIENCE (10 * WH_SECOND) /* for all of a question and its answer */
-#define FIRST_ROOM 4096           /* bytes; more as they come */
+#define FIRST_ROOM 4096 /* bytes; more as they come */
 /* Connections that are accepted before others have their turn, and the bytes that these may bring
  * with them. */
 #define CONTROL_AT_A_TIME 16
@@ -124,7 +124,8 @@ char *wh_mooncake_describe(const struct wh_mooncake_server *server, const char *
 	for (size_t i = 0; i < options->count; i++) {
 		segment.buffers[i].address = options->memories[i].address;
 		segment.buffers[i].length = options->memories[i].length;
-		memcpy(segment.buffers[i].name, options->memories[i].name, sizeof(segment.buffers[i].name));
+		memcpy(segment.buffers[i].name, options->memories[i].name,
+		       sizeof(segment.buffers[i].name));
 	}
 	text = wh_mooncake_segment_format(&segment);
 	free(segment.buffers);
@@ -183,7 +184,8 @@ static char *answer_to(const struct control *control)
 			      "\"peer_nic_path\":\"\",\"qp_num\":[],\"payload\":\"\","
 			      "\"reply_msg\":\"RDMA is not served here: use tcp\"}");
 	default:
-		wh_fail(EPROTO, "mooncake: a question of type %u, which is not known", control->bytes[0]);
+		wh_fail(EPROTO, "mooncake: a question of type %u, which is not known",
+			control->bytes[0]);
 		return NULL;
 	}
 }
@@ -260,7 +262,8 @@ static int take_body(struct control *control)
 		control->bytes = more;
 		control->room = room;
 	}
-	bytes = recv(control->source.fd, control->bytes + control->got, control->room - control->got, 0);
+	bytes = recv(control->source.fd, control->bytes + control->got,
+		     control->room - control->got, 0);
 	if (bytes <= 0)
 		return outcome(bytes);
 	control->got += (size_t)bytes;
@@ -319,7 +322,8 @@ static void ready(struct wh_source *source, uint32_t events)
 	control->events = wanted;
 }
 
-static void control_accepted(struct wh_mooncake_server *server, int fd, const struct sockaddr_storage *from)
+static void control_accepted(struct wh_mooncake_server *server, int fd,
+			     const struct sockaddr_storage *from)
 {
 	struct control *control = calloc(1, sizeof(*control));
 	struct wh_mooncake_guest *last = NULL;
@@ -340,8 +344,8 @@ static void control_accepted(struct wh_mooncake_server *server, int fd, const st
 		return;
 	}
 	wh_mooncake_crowd_enter(&server->asking, &control->guest, from);
-	/* Where many come, its question has been waiting: the sooner it is heard, the less it is taken for one of
-	 * those that never ask. */
+	/* Where many come, its question has been waiting: the sooner it is heard, the less it is
+	 * taken for one of those that never ask. */
 	ready(&control->source, EPOLLIN);
 }
 
@@ -365,15 +369,18 @@ static bool cannot_accept(struct wh_mooncake_listener *listener, int error)
 
 static void accept_ready(struct wh_source *source, uint32_t events)
 {
-	struct wh_mooncake_listener *listener = wh_container(source, struct wh_mooncake_listener, source);
+	struct wh_mooncake_listener *listener =
+		wh_container(source, struct wh_mooncake_listener, source);
 	struct wh_mooncake_server *server = listener->server;
 	uint64_t before = server->moved;
 
 	(void)events;
-	for (unsigned i = 0; i < listener->at_a_time && server->moved - before < AT_A_TIME_BYTES; i++) {
+	for (unsigned i = 0; i < listener->at_a_time && server->moved - before < AT_A_TIME_BYTES;
+	     i++) {
 		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
 		socklen_t length = sizeof(from);
-		int fd = accept4(source->fd, (struct sockaddr *)&from, &length, SOCK_NONBLOCK | SOCK_CLOEXEC);
+		int fd = accept4(source->fd, (struct sockaddr *)&from, &length,
+				 SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 		if (fd >= 0)
 			listener->accepted(server, fd, &from);
@@ -399,9 +406,10 @@ static int listen_at(struct wh_mooncake_listener *listener, const char *where)
 	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
 	if (address[0].ss_family == AF_INET)
 		length = sizeof(struct sockaddr_in);
-	if (bind(fd, (struct sockaddr *)&address[0], length) ||
-	    listen(fd, SOMAXCONN) || getsockname(fd, (struct sockaddr *)&bound, &bound_length)) {
-		error = wh_fail(errno, "mooncake: cannot listen at %.80s: %s", where, strerror(errno));
+	if (bind(fd, (struct sockaddr *)&address[0], length) || listen(fd, SOMAXCONN) ||
+	    getsockname(fd, (struct sockaddr *)&bound, &bound_length)) {
+		error = wh_fail(errno, "mooncake: cannot listen at %.80s: %s", where,
+				strerror(errno));
 		close(fd);
 		return error;
 	}
@@ -433,7 +441,8 @@ static void sweep(struct wh_timer *timer)
 	int64_t now = wh_now();
 
 	while (!wh_list_empty(&server->asking.guests)) {
-		struct control *oldest = wh_container(server->asking.guests.next, struct control, guest.link);
+		struct control *oldest =
+			wh_container(server->asking.guests.next, struct control, guest.link);
 
 		if (oldest->deadline > now)
 			break;
@@ -458,7 +467,8 @@ static void start(void *argument)
 
 	start->error = wh_loop_add(&server->loop, &server->control.source, server->control.events);
 	if (!start->error) {
-		start->error = wh_loop_add(&server->loop, &server->data.source, server->data.events);
+		start->error =
+			wh_loop_add(&server->loop, &server->data.source, server->data.events);
 		if (start->error)
 			wh_loop_remove(&server->loop, &server->control.source);
 	}
@@ -489,7 +499,8 @@ static void close_listeners(struct wh_mooncake_server *server)
 		close(server->data.source.fd);
 }
 
-int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct wh_mooncake_server **out)
+int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
+		      struct wh_mooncake_server **out)
 {
 	struct wh_mooncake_server *server = calloc(1, sizeof(*server));
 	struct start begin = { .server = server };
@@ -520,7 +531,9 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options, struct w
 	server->data.at_a_time = DATA_AT_A_TIME;
 	server->data.accepted = wh_mooncake_data_accepted;
 	server->sweep.fire = sweep;
-	server->asking = (struct wh_mooncake_crowd){ .most = MOST, .most_place = MOST_PLACE, .worth = worth };
+	server->asking = (struct wh_mooncake_crowd){ .most = MOST,
+						     .most_place = MOST_PLACE,
+						     .worth = worth };
 	wh_list_init(&server->asking.guests);
 	wh_mooncake_data_open(server);
 	error = listen_both(server, options->listen);
@@ -560,10 +573,12 @@ static void update(void *argument)
 	server->options.staging = update->staging;
 }
 
-void wh_mooncake_update(struct wh_mooncake_server *server, const struct wh_mooncake_memory *memories,
-			size_t count, void *staging)
+void wh_mooncake_update(struct wh_mooncake_server *server,
+			const struct wh_mooncake_memory *memories, size_t count, void *staging)
 {
-	struct update next = { .server = server, .memories = memories, .count = count, .staging = staging };
+	struct update next = {
+		.server = server, .memories = memories, .count = count, .staging = staging
+	};
 
 	wh_loop_call(&server->loop, update, &next);
 }

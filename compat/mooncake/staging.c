@@ -13,7 +13,10 @@ int wh_mooncake_staging_open(struct wh_engine *engine, size_t size, struct wh_mo
 	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
 	struct wh_grant nobody = { .peer = NOBODY, .access = WH_ACCESS_READ | WH_ACCESS_WRITE };
 	struct wh_region_options options = {
-		.size = sizeof(options), .access = WH_ACCESS_NONE, .grants = &nobody, .grant_count = 1,
+		.size = sizeof(options),
+		.access = WH_ACCESS_NONE,
+		.grants = &nobody,
+		.grant_count = 1,
 	};
 	struct wh_mooncake_staging staging = { .engine = engine };
 	int error = wh_memory_alloc(engine, size, &pinned, &staging.memory);
@@ -35,8 +38,8 @@ int wh_mooncake_staging_open(struct wh_engine *engine, size_t size, struct wh_mo
 	return 0;
 }
 
-int wh_mooncake_staging_copy(struct wh_mooncake_staging *staging, struct wh_region *region, uint64_t offset,
-			     size_t length, bool to_region)
+int wh_mooncake_staging_copy(struct wh_mooncake_staging *staging, struct wh_region *region,
+			     uint64_t offset, size_t length, bool to_region)
 {
 	struct wh_transfer transfer = {
 		.local = region,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Stores of metadata, by libcurl or hiredis: the keys of Mooncake's engines as they write them themselves. */
+/* Stores of metadata, by libcurl or hiredis: the keys of Mooncake's engines as they write them
+ * themselves. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,11 +28,14 @@ static int refuse(const struct wh_registry_url *url)
 	bool etcd = !strcmp(url->scheme, "etcd"), redis = !strcmp(url->scheme, "redis");
 
 	if (!etcd && !redis && url->count > 1)
-		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given", url->count);
+		return wh_fail(EINVAL, "mooncake: http:// takes one host, %u are given",
+			       url->count);
 	if (etcd && *url->path)
-		return wh_fail(EINVAL, "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
+		return wh_fail(EINVAL,
+			       "mooncake: etcd:// takes no path: Mooncake's keys are mooncake/...");
 	if (etcd && *url->password && !*url->user)
-		return wh_fail(EINVAL, "mooncake: etcd:// has no password without a user: etcd://USER:PASSWORD@HOST:PORT");
+		return wh_fail(EINVAL, "mooncake: etcd:// has no password without a user: "
+				       "etcd://USER:PASSWORD@HOST:PORT");
 	return 0;
 }
 
@@ -41,7 +45,8 @@ static int take(char *out, size_t size, const char *text, const char *what)
 	if (*out || !text)
 		return 0;
 	if (strlen(text) >= size)
-		return wh_fail(EINVAL, "mooncake: the %s of the store has more than %zu bytes", what, size - 1);
+		return wh_fail(EINVAL, "mooncake: the %s of the store has more than %zu bytes",
+			       what, size - 1);
 	memcpy(out, text, strlen(text) + 1);
 	return 0;
 }
@@ -53,7 +58,8 @@ static int open_redis(struct store *store, const struct wh_registry_setup *setup
 	int error = take(store->url.user, sizeof(store->url.user), given->user, "user");
 
 	if (!error)
-		error = take(store->url.password, sizeof(store->url.password), given->password, "password");
+		error = take(store->url.password, sizeof(store->url.password), given->password,
+			     "password");
 	/* A user without a password is nobody. */
 	if (!*store->url.password)
 		store->url.user[0] = '\0';
@@ -98,13 +104,14 @@ static int store_open(const struct wh_mooncake_store_setup *given, void **out)
 	if (!error)
 		error = refuse(&store->url);
 	if (!error)
-		error = take(store->cluster, sizeof(store->cluster), given->cluster, "cluster's name");
+		error = take(store->cluster, sizeof(store->cluster), given->cluster,
+			     "cluster's name");
 	store->etcd = !strcmp(store->url.scheme, "etcd");
 	setup.url = &store->url;
 	setup.stop = &store->stop;
 	if (!error)
 		error = strcmp(store->url.scheme, "redis") != 0 ? open_curl(store, &setup) :
-								 open_redis(store, &setup, given);
+								  open_redis(store, &setup, given);
 	if (error)
 		forget(store);
 	else
@@ -181,7 +188,9 @@ static int take_token(struct store *store)
 	if (said && strstr(said, "authentication is not enabled"))
 		error = 0;
 	else if (store->curl.status != 200)
-		error = wh_fail(EACCES, "mooncake: etcd at %.80s does not take the user or the password (HTTP status %ld)",
+		error = wh_fail(EACCES,
+				"mooncake: etcd at %.80s does not take the user or the password "
+				"(HTTP status %ld)",
 				store->url.endpoint[store->curl.endpoint], store->curl.status);
 	else if (!token)
 		error = wh_fail(EPROTO, "mooncake: etcd has answered with no token");
@@ -193,12 +202,15 @@ static int take_token(struct store *store)
 
 static int log_in(struct store *store)
 {
-	json_t *object = json_pack("{s:s, s:s}", "name", store->url.user, "password", store->url.password);
+	json_t *object =
+		json_pack("{s:s, s:s}", "name", store->url.user, "password", store->url.password);
 	char *body = object ? json_dumps(object, JSON_COMPACT) : NULL;
-	int error = body ? set_token(store, "") : wh_fail(EINVAL, "mooncake: user and password are UTF-8");
+	int error = body ? set_token(store, "") :
+			   wh_fail(EINVAL, "mooncake: user and password are UTF-8");
 
 	if (!error)
-		error = wh_curl_request(&store->curl, "POST", "v3/auth/authenticate", body, strlen(body));
+		error = wh_curl_request(&store->curl, "POST", "v3/auth/authenticate", body,
+					strlen(body));
 	if (!error)
 		error = take_token(store);
 	json_decref(object);
@@ -321,7 +333,8 @@ static int store_get(void *argument, const char *name, char **value, size_t *len
 	if (!store->etcd)
 		return get_http(store, key, value, length);
 	error = ask_etcd(store, "v3/kv/range", key, NULL);
-	return error ? error : wh_mooncake_etcd_value(store->curl.body, store->curl.length, value, length);
+	return error ? error :
+		       wh_mooncake_etcd_value(store->curl.body, store->curl.length, value, length);
 }
 
 static int store_put(void *argument, const char *name, const char *value)

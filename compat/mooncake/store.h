@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Where Mooncake's engines keep what they publish, when they do not ask each other: a web server with three
- * verbs, etcd or redis. Under `mooncake/ram/NAME` is the segment, under `mooncake/rpc_meta/NAME` its control port.
+ * Where Mooncake's engines keep what they publish, when they do not ask each other: a web server
+ * with three verbs, etcd or redis. Under `mooncake/ram/NAME` is the segment, under
+ * `mooncake/rpc_meta/NAME` its control port.
  *
- * The stores need libcurl, or hiredis, and are in the module of the registries, libwherry-registry.so.
+ * The stores need libcurl, or hiredis, and are in the module of the registries,
+ * libwherry-registry.so.
  */
 #ifndef WH_COMPAT_MOONCAKE_STORE_H
 #define WH_COMPAT_MOONCAKE_STORE_H
@@ -13,15 +15,17 @@
 #define WH_MOONCAKE_STORE 2
 
 struct wh_mooncake_store_setup {
-	const char *url; /* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT, as registries are written */
+	/* http://HOST:PORT/PATH, etcd://HOST:PORT or redis://HOST:PORT, as registries are written
+	 */
+	const char *url;
 	int64_t timeout; /* ms, for each call */
 	/* Where redis' URL says nothing of it; NULL or "": nothing. */
 	const char *user, *password, *database;
 	const char *cluster; /* keys are mooncake/CLUSTER/...; NULL or "": not */
 };
 
-/* Calls block, on any thread, one at a time. Errors are negative, with a text: -ECONNREFUSED, -EHOSTUNREACH,
- * -ETIMEDOUT, -ECONNRESET, -EACCES (a certificate, a user), -EPROTO, -ENOMEM. */
+/* Calls block, on any thread, one at a time. Errors are negative, with a text: -ECONNREFUSED,
+ * -EHOSTUNREACH, -ETIMEDOUT, -ECONNRESET, -EACCES (a certificate, a user), -EPROTO, -ENOMEM. */
 struct wh_mooncake_store_ops {
 	uint32_t version; /* WH_MOONCAKE_STORE */
 	/* -EINVAL. Does not touch the network. */
@@ -42,13 +46,15 @@ wh_mooncake_store_fn wh_mooncake_store;
 /* Open the module, from beside libwherry.so. 0 or -ELIBACC. */
 int wh_mooncake_store_load(const struct wh_mooncake_store_ops **out);
 
-/* The value in etcd's answer to a range, as get() has it. 0, -ENOENT, -EPROTO, -ENOMEM. In the module. */
+/* The value in etcd's answer to a range, as get() has it. 0, -ENOENT, -EPROTO, -ENOMEM. In the
+ * module. */
 int wh_mooncake_etcd_value(const char *json, size_t length, char **value, size_t *value_length);
 
 /* ---- engines in a store -------------------------------------------------------------------- */
 
-/* Write a segment and where it is asked. One that has the name and listens no more, as its host says, has died,
- * and loses it. 0, -EEXIST (another one has the name), or an error of the store's. */
+/* Write a segment and where it is asked. One that has the name and listens no more, as its host
+ * says, has died, and loses it. 0, -EEXIST (another one has the name), or an error of the store's.
+ */
 int wh_mooncake_publish(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 			const char *segment, const struct wh_mooncake_endpoint *endpoint);
 /* Take both away. 0, or an error of the store's. */
@@ -58,8 +64,8 @@ int wh_mooncake_withdraw(const struct wh_mooncake_store_ops *ops, void *store, c
 int wh_mooncake_locate(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 		       struct wh_mooncake_endpoint *out);
 
-/* Read a segment; `segment->host` is set in any case. 0, -ENOENT, -EPROTO, -EPROTONOSUPPORT, -ENOMEM, or an
- * error of the store's. */
+/* Read a segment; `segment->host` is set in any case. 0, -ENOENT, -EPROTO, -EPROTONOSUPPORT,
+ * -ENOMEM, or an error of the store's. */
 int wh_mooncake_find(const struct wh_mooncake_store_ops *ops, void *store, const char *name,
 		     struct wh_mooncake_segment *segment);
 

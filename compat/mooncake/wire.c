@@ -33,8 +33,8 @@ int wh_mooncake_frame_length(const unsigned char head[WH_MOONCAKE_FRAME_HEAD], u
 	if (!length)
 		return wh_fail(EPROTO, "mooncake: a frame without its type");
 	if (length > WH_MOONCAKE_FRAME_MAX)
-		return wh_fail(EPROTO, "mooncake: a frame of %" PRIu64 " bytes; the most are %d", length,
-			       WH_MOONCAKE_FRAME_MAX);
+		return wh_fail(EPROTO, "mooncake: a frame of %" PRIu64 " bytes; the most are %d",
+			       length, WH_MOONCAKE_FRAME_MAX);
 	*out = length;
 	return 0;
 }
@@ -52,7 +52,8 @@ int wh_mooncake_request_parse(const unsigned char header[WH_MOONCAKE_HEADER],
 	out->status = header[16] & OP_VERSION_2;
 	/* The seven bytes behind it are what the sender's struct had there. */
 	if (op > 1)
-		return wh_fail(EPROTO, "mooncake: operation %u; there are 0, read, and 1, write", op);
+		return wh_fail(EPROTO, "mooncake: operation %u; there are 0, read, and 1, write",
+			       op);
 	out->length = load(header);
 	out->address = load(header + 8);
 	out->write = op;
@@ -127,7 +128,8 @@ int wh_mooncake_endpoint_read(const char *text, struct wh_mooncake_endpoint *out
 		return wh_fail(EINVAL, "mooncake: \"%.100s\" is not HOST:PORT", text);
 	for (size_t i = 0; i < length; i++)
 		if (!isgraph((unsigned char)host[i]) || strchr("/[]", host[i]))
-			return wh_fail(EINVAL, "mooncake: the host in \"%.100s\" contains '%c'", text, host[i]);
+			return wh_fail(EINVAL, "mooncake: the host in \"%.100s\" contains '%c'",
+				       text, host[i]);
 	memcpy(out->host, host, length);
 	out->host[length] = '\0';
 	out->port = (uint16_t)port;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What Mooncake's transfer engine sends over its sockets: frames of the control connection, headers of
- * data connections, and the JSON in both and in metadata stores. Bytes to structures and back: no
- * sockets. docs/mooncake.md has the formats.
+ * What Mooncake's transfer engine sends over its sockets: frames of the control connection, headers
+ * of data connections, and the JSON in both and in metadata stores. Bytes to structures and back:
+ * no sockets. docs/mooncake.md has the formats.
  */
 #ifndef WH_COMPAT_MOONCAKE_WIRE_H
 #define WH_COMPAT_MOONCAKE_WIRE_H
@@ -35,8 +35,8 @@ void wh_mooncake_frame_head(unsigned char head[WH_MOONCAKE_FRAME_HEAD], uint64_t
 #define WH_MOONCAKE_HEADER 24
 #define WH_MOONCAKE_STATUS 8
 
-/* A request on a data connection. Version 2 answers with a status, before what is read and behind what
- * was written; version 1 answers a write with nothing, and closes where it refuses. */
+/* A request on a data connection. Version 2 answers with a status, before what is read and behind
+ * what was written; version 1 answers a write with nothing, and closes where it refuses. */
 struct wh_mooncake_request {
 	uint64_t address, length;
 	bool write;
@@ -58,7 +58,7 @@ void wh_mooncake_status_format(int code, unsigned char bytes[WH_MOONCAKE_STATUS]
 
 /* ---- segments ------------------------------------------------------------------------------ */
 
-#define WH_MOONCAKE_NAME_MAX 256  /* with the NUL */
+#define WH_MOONCAKE_NAME_MAX 256 /* with the NUL */
 #define WH_MOONCAKE_URL_MAX 128
 #define WH_MOONCAKE_BUFFERS 16384 /* more do not fit into a frame */
 
@@ -73,7 +73,8 @@ struct wh_mooncake_segment {
 	char host[WH_MOONCAKE_NAME_MAX]; /* of the data port; "": the one that was asked */
 	uint16_t port;
 	unsigned version; /* of what is spoken there: 1, or 2 and later */
-	/* Where it can be reached as one of Wherry's engines, and the epoch of that one; "": it cannot. */
+	/* Where it can be reached as one of Wherry's engines, and the epoch of that one; "": it
+	 * cannot. */
 	char wherry[WH_MOONCAKE_URL_MAX];
 	uint64_t epoch;
 	struct wh_mooncake_buffer *buffers; /* owned */
@@ -118,7 +119,8 @@ char *wh_mooncake_endpoint_format(const struct wh_mooncake_endpoint *endpoint);
 
 /* "HOST:PORT", with brackets around an IPv6 address. */
 void wh_mooncake_endpoint_text(const struct wh_mooncake_endpoint *endpoint, char *out, size_t size);
-/* The same read: 0 or -EINVAL. Brackets may be missing, as Mooncake writes IPv6 addresses of data ports. */
+/* The same read: 0 or -EINVAL. Brackets may be missing, as Mooncake writes IPv6 addresses of data
+ * ports. */
 int wh_mooncake_endpoint_read(const char *text, struct wh_mooncake_endpoint *out);
 
 #endif

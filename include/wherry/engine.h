@@ -22,11 +22,12 @@ struct wh_batch;
 /* One knob. Every knob has an environment variable, read once, when an engine is opened;
  * wh_engine_options.config overrides it. */
 struct wh_config_row {
-	const char *name;        /* "connections" */
+	const char *name; /* "connections" */
 	const char *environment; /* "WHERRY_CONNECTIONS" */
-	const char *fallback;    /* its default, as text */
-	const char *type;        /* "count", "bytes", "ms", "bool", "text", "secret": not to be printed */
-	const char *help;        /* one line */
+	const char *fallback; /* its default, as text */
+	/* "count", "bytes", "ms", "bool", "text", "secret": not to be printed */
+	const char *type;
+	const char *help; /* one line */
 };
 
 /* Row number `index` of the table of knobs, or NULL past the end. Constant; never fails. */
@@ -53,11 +54,11 @@ struct wh_engine_options {
 	 * waited for). Called from any thread, also the engine's own; must not call into Wherry. */
 	void (*log)(void *arg, const char *line);
 	void *log_arg;
-	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry registry,
-	 * or a server with the same three verbs), "etcd://...", "redis://...", as docs/registries.md
-	 * says; NULL: the knob `registry`, by default "p2p", which is none. An engine that listens
-	 * and was given a name is registered under it as long as it lives, and for the knob `lease`
-	 * after it has died. */
+	/* The registry that engines find each other in by name: "http://HOST:PORT" (wherry
+	 * registry, or a server with the same three verbs), "etcd://...", "redis://...", as
+	 * docs/registries.md says; NULL: the knob `registry`, by default "p2p", which is none. An
+	 * engine that listens and was given a name is registered under it as long as it lives, and
+	 * for the knob `lease` after it has died. */
 	const char *registry;
 };
 
@@ -98,13 +99,13 @@ struct wh_peer_options {
 
 /* Connect to another engine and learn its published regions. `url` is "wherry://HOST:PORT" or
  * "HOST:PORT" (names, IPv4, [IPv6]) or "self" for this engine itself; where this engine has a
- * registry also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Safe to call
- * from several threads; each call gives a peer of its own, with connections of its own.
- * 0, or -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -EPROTO (something
- * that is not Wherry answers), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK
- * (called from a callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine
- * answers at its address), -EHOSTDOWN (the registry did not answer a moment ago) and what a registry
- * may say, as for wh_engine_open(). */
+ * registry also "wherry://NAME" or "NAME". options may be NULL. Blocks until connected. Safe to
+ * call from several threads; each call gives a peer of its own, with connections of its own. 0, or
+ * -EINVAL (a malformed URL), -ECONNREFUSED, -ETIMEDOUT, -EHOSTUNREACH, -EPROTO (something that is
+ * not Wherry answers), -EPROTONOSUPPORT (another version of the protocol), -EDEADLK (called from a
+ * callback); with a name also -ENOENT (no engine has it), -ESTALE (another engine answers at its
+ * address), -EHOSTDOWN (the registry did not answer a moment ago) and what a registry may say, as
+ * for wh_engine_open(). */
 int wh_peer_open(struct wh_engine *engine, const char *url, const struct wh_peer_options *options,
 		 struct wh_peer **out);
 
@@ -113,12 +114,12 @@ int wh_peer_close(struct wh_peer *peer);
 
 enum wh_peer_state {
 	WH_PEER_CONNECTED = 1,
-	WH_PEER_LOST = 2,  /* the connection broke; the engine tries to reach it again */
+	WH_PEER_LOST = 2, /* the connection broke; the engine tries to reach it again */
 	WH_PEER_STALE = 3, /* it came back as another engine (a new epoch): open a new peer */
 };
 
 struct wh_peer_info {
-	size_t size;   /* set by the caller */
+	size_t size; /* set by the caller */
 	uint64_t epoch;
 	uint32_t state; /* enum wh_peer_state */
 	uint32_t regions; /* how many regions it publishes now */
@@ -160,7 +161,7 @@ int wh_queue_fd(const struct wh_queue *queue);
 #define WH_NOTIFICATION_MAX 4096
 
 struct wh_notification {
-	uint64_t epoch;  /* the sender's */
+	uint64_t epoch; /* the sender's */
 	uint64_t length; /* bytes used in data */
 	char sender[64]; /* its name */
 	unsigned char data[WH_NOTIFICATION_MAX];

@@ -17,16 +17,17 @@ struct wh_region;
 
 enum wh_memory_kind {
 	WH_MEMORY_PAGEABLE = 1, /* private anonymous pages */
-	WH_MEMORY_HUGE = 2,     /* private; hugetlb pages if reserved, else transparent huge pages */
-	WH_MEMORY_SHARED = 3,   /* a sealed memfd that engines on the same host can map */
+	/* private; hugetlb pages if reserved, else transparent huge pages */
+	WH_MEMORY_HUGE = 2,
+	WH_MEMORY_SHARED = 3, /* a sealed memfd that engines on the same host can map */
 	/* These take a GPU and its driver (CUDA). */
-	WH_MEMORY_PINNED = 4,  /* a sealed memfd as well; page-locked, and mapped for all GPUs */
-	WH_MEMORY_MAPPED = 5,  /* host memory of the driver (cuMemHostAlloc), page-locked, mapped
-				* for all GPUs; other processes cannot map it */
-	WH_MEMORY_DEVICE = 6,  /* of a GPU (cuMemAlloc) */
-	WH_MEMORY_VMM = 7,     /* of a GPU (cuMemCreate); can be handed on as a file descriptor */
+	WH_MEMORY_PINNED = 4, /* a sealed memfd as well; page-locked, and mapped for all GPUs */
+	WH_MEMORY_MAPPED = 5, /* host memory of the driver (cuMemHostAlloc), page-locked, mapped
+			       * for all GPUs; other processes cannot map it */
+	WH_MEMORY_DEVICE = 6, /* of a GPU (cuMemAlloc) */
+	WH_MEMORY_VMM = 7, /* of a GPU (cuMemCreate); can be handed on as a file descriptor */
 	WH_MEMORY_MANAGED = 8, /* moves between host and GPU as it is used (cuMemAllocManaged) */
-	WH_MEMORY_POOL = 9,    /* of a GPU, from its pool (cuMemAllocAsync) */
+	WH_MEMORY_POOL = 9, /* of a GPU, from its pool (cuMemAllocAsync) */
 };
 
 enum wh_memory_flag {
@@ -37,7 +38,7 @@ enum wh_memory_flag {
 
 struct wh_memory_options {
 	size_t size;
-	uint32_t kind;  /* enum wh_memory_kind; 0: WH_MEMORY_SHARED */
+	uint32_t kind; /* enum wh_memory_kind; 0: WH_MEMORY_SHARED */
 	uint32_t flags; /* enum wh_memory_flag, or-ed */
 	/* Where it shall lie. NULL: anywhere; what lies on a GPU, on the first one.
 	 * "cuda:0", "cuda:GPU-<uuid>" (its start will do) or "cuda:0000:65:00.0": on this GPU; host
@@ -63,8 +64,8 @@ struct wh_memory_options {
  * -ENOMEM (also: the GPU is full), -EMFILE, -ENODEV (no such NUMA node or GPU; or the kind takes a
  * GPU and there is none: the text says what is missing), -EOPNOTSUPP (this GPU or driver lacks it),
  * -EPERM (the process may not bind to NUMA nodes), -EIO (the GPU failed). */
-int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *options,
-		    void **out);
+int wh_memory_alloc(struct wh_engine *engine, size_t length,
+		    const struct wh_memory_options *options, void **out);
 
 /* Free what wh_memory_alloc() gave, of any kind. -EINVAL (not such an address), -EBUSY (a region
  * lies in it). Other errors are what a broken GPU says; the memory is given up all the same. */
@@ -73,50 +74,52 @@ int wh_memory_free(struct wh_engine *engine, void *address);
 /* How host and GPU share memory, as the field counts. */
 enum wh_memory_stage {
 	WH_STAGE_SEPARATE = 1, /* each its own; bytes are copied, if need be by pinned memory */
-	WH_STAGE_MAPPED = 2,   /* host memory that GPUs reach in place, by the same address (UVA) */
-	WH_STAGE_UNIFIED = 3,  /* one memory for both, moved or reached as it is used */
+	/* host memory that GPUs reach in place, by the same address (UVA) */
+	WH_STAGE_MAPPED = 2,
+	WH_STAGE_UNIFIED = 3, /* one memory for both, moved or reached as it is used */
 };
 
 /* What another process can be given of the memory. */
 enum wh_memory_export {
-	WH_EXPORT_IPC = 1,     /* a legacy IPC handle (cuIpcGetMemHandle) */
-	WH_EXPORT_FD = 2,      /* a file descriptor (cuMemExportToShareableHandle) */
+	WH_EXPORT_IPC = 1, /* a legacy IPC handle (cuIpcGetMemHandle) */
+	WH_EXPORT_FD = 2, /* a file descriptor (cuMemExportToShareableHandle) */
 	WH_EXPORT_POOL_FD = 4, /* a file descriptor of the pool that it is from */
 	WH_EXPORT_DMA_BUF = 8, /* a dma-buf, for network cards and other devices */
 	WH_EXPORT_FABRIC = 16, /* a fabric handle, for other machines on the same NVLink */
-	WH_EXPORT_MEMFD = 32,  /* a memfd: host memory of the kinds SHARED and PINNED */
+	WH_EXPORT_MEMFD = 32, /* a memfd: host memory of the kinds SHARED and PINNED */
 };
 
 /* Who has locked host memory for GPUs. */
 enum wh_memory_pinned {
 	WH_PINNED_NOT = 0,
-	WH_PINNED_WHERRY = 1,      /* wh_memory_alloc() */
+	WH_PINNED_WHERRY = 1, /* wh_memory_alloc() */
 	WH_PINNED_APPLICATION = 2, /* cuMemHostAlloc or cuMemHostRegister of somebody else */
 };
 
 struct wh_memory_info {
-	size_t size;        /* set by the caller */
-	uint32_t kind;      /* enum wh_memory_kind */
+	size_t size; /* set by the caller */
+	uint32_t kind; /* enum wh_memory_kind */
 	uint32_t page_size; /* bytes; WH_MEMORY_HUGE: what was really got; 0: not known */
 	/* Of the allocation. Of memory that the engine did not allocate: as CUDA knows it (VMM: the
 	 * one mapping that the address lies in), else the address asked for, and length 0. */
 	void *base;
 	uint64_t length;
 
-	uint32_t stage;    /* enum wh_memory_stage */
-	uint32_t pinned;   /* enum wh_memory_pinned */
-	uint32_t exports;  /* enum wh_memory_export, or-ed */
+	uint32_t stage; /* enum wh_memory_stage */
+	uint32_t pinned; /* enum wh_memory_pinned */
+	uint32_t exports; /* enum wh_memory_export, or-ed */
 	uint32_t mappings; /* VMM: how many lie one after the other here, on one GPU; else 1 */
-	int32_t device;    /* the GPU that it lies on, or (MANAGED) belongs to: n of "cuda:n"; -1 */
+	/* the GPU that it lies on, or (MANAGED) belongs to: n of "cuda:n"; -1 */
+	int32_t device;
 	int32_t numa_node; /* of the page, or of the host memory nearest the GPU; -1: not known */
 	uint32_t imported; /* 1: another process's memory, opened by legacy IPC */
 	uint32_t reserved;
-	uint64_t buffer_id;      /* CUDA's number for the allocation, never used again; 0: none */
+	uint64_t buffer_id; /* CUDA's number for the allocation, never used again; 0: none */
 	uint64_t device_address; /* of the address asked for, as GPUs call it; 0: they do not */
-	uint64_t host_address;   /* and as the CPU does; 0: it cannot touch it */
-	char uuid[48];           /* of the GPU, "GPU-..."; "": none */
-	char pci[24];            /* "0000:65:00.0" */
-	char refusal[128];       /* why it is not used in place but copied first; "": it is */
+	uint64_t host_address; /* and as the CPU does; 0: it cannot touch it */
+	char uuid[48]; /* of the GPU, "GPU-..."; "": none */
+	char pci[24]; /* "0000:65:00.0" */
+	char refusal[128]; /* why it is not used in place but copied first; "": it is */
 };
 
 /* What an address is, no matter who allocated it. Nothing is guessed: memory of a GPU is never
@@ -137,8 +140,9 @@ enum wh_access {
 
 /* What one peer may do with a region. */
 struct wh_grant {
-	const char *peer; /* the name that it has proved, at most 63 bytes: docs/security.md says what that is */
-	uint32_t access;  /* enum wh_access, or-ed, or NONE */
+	/* the name that it has proved, at most 63 bytes: docs/security.md says what that is */
+	const char *peer;
+	uint32_t access; /* enum wh_access, or-ed, or NONE */
 	uint32_t reserved;
 };
 
@@ -169,8 +173,8 @@ struct wh_region_options {
  * cuMemCreate that lie one after the other. Synchronous copies that the application does to it wait
  * for their end from then on (CU_POINTER_ATTRIBUTE_SYNC_MEMOPS).
  * 0, or -EINVAL (length 0, a range that wraps or that reaches past its allocation, a bad name or
- * grant), -EEXIST (the name), -ENOMEM, -EXDEV (the range lies on two GPUs, or on a GPU and the host),
- * -EFAULT (no memory in a part of it: freed, or never mapped), or what the driver says. */
+ * grant), -EEXIST (the name), -ENOMEM, -EXDEV (the range lies on two GPUs, or on a GPU and the
+ * host), -EFAULT (no memory in a part of it: freed, or never mapped), or what the driver says. */
 int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 		       const struct wh_region_options *options, struct wh_region **out);
 
@@ -198,13 +202,13 @@ struct wh_remote {
 	uint64_t address; /* where it lies in the peer's address space */
 	uint64_t length;
 	uint32_t access; /* enum wh_access */
-	uint32_t kind;   /* enum wh_memory_kind */
-	char name[64];   /* "": none */
+	uint32_t kind; /* enum wh_memory_kind */
+	char name[64]; /* "": none */
 };
 
-/* Find a published region of the peer by name. Waits up to `timeout` ns (0: does not wait) for it to
- * be published, and for a peer that is lost to be reached again. 0, or -ENOENT, -ECONNRESET (the peer
- * is still lost), -ESTALE (it was restarted), -EDEADLK (in a callback). */
+/* Find a published region of the peer by name. Waits up to `timeout` ns (0: does not wait) for it
+ * to be published, and for a peer that is lost to be reached again. 0, or -ENOENT, -ECONNRESET (the
+ * peer is still lost), -ESTALE (it was restarted), -EDEADLK (in a callback). */
 int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out);
 
 /* The peer's regions one after the other: *cursor starts at 0 and is moved on. 0, or -ENOENT at

@@ -16,7 +16,7 @@ struct wh_queue;
 struct wh_region;
 
 enum wh_op {
-	WH_READ = 1,  /* from the peer's region into ours */
+	WH_READ = 1, /* from the peer's region into ours */
 	WH_WRITE = 2, /* from our region into the peer's */
 };
 
@@ -24,21 +24,21 @@ enum wh_op {
  *
  * Source and target that share bytes, in one region or in several over the same memory, can only be
  * where both sides are of one process, or of memory that two processes share:
- *  - The peer is this engine itself ("self") and the memory is the host's: the target has in the end
- *    what the source had before, as by memmove().
+ *  - The peer is this engine itself ("self") and the memory is the host's: the target has in the
+ * end what the source had before, as by memmove().
  *  - The same with a GPU's or managed memory: -EINVAL, unless source and target are the very same
  *    bytes, which stay.
- *  - Another engine (shm, cuda, rdma, tcp): nobody notices. The bytes that both have are undefined in
- *    the target, and in what was the source; the others are as they should be.
- * Of several transfers of a batch, or of batches that run at the same time, none may write what
- * another one reads or writes: they run in any order and in parts, so such bytes are undefined. */
+ *  - Another engine (shm, cuda, rdma, tcp): nobody notices. The bytes that both have are undefined
+ * in the target, and in what was the source; the others are as they should be. Of several transfers
+ * of a batch, or of batches that run at the same time, none may write what another one reads or
+ * writes: they run in any order and in parts, so such bytes are undefined. */
 struct wh_transfer {
 	struct wh_region *local;
 	uint64_t local_offset;
 	uint64_t remote; /* wh_remote.id */
 	uint64_t remote_offset;
 	uint64_t length; /* at least 1 */
-	uint32_t op;     /* enum wh_op */
+	uint32_t op; /* enum wh_op */
 	uint32_t reserved;
 };
 
@@ -58,10 +58,10 @@ struct wh_base {
  * offset i is i * stride (a stride of 0 means block_length: one block behind the other). */
 struct wh_blocks_desc {
 	size_t size;
-	uint32_t op;       /* enum wh_op */
+	uint32_t op; /* enum wh_op */
 	uint32_t reserved;
 	uint64_t block_length; /* at least 1 */
-	uint64_t count;        /* blocks for each base, at least 1 */
+	uint64_t count; /* blocks for each base, at least 1 */
 	const struct wh_base *bases;
 	uint64_t base_count; /* at least 1 */
 	const uint64_t *local_offsets;
@@ -76,7 +76,8 @@ struct wh_blocks_desc {
  * -E2BIG, -ERANGE (a block lies outside its region; the text names it), -ENOENT (no such remote
  * region), -EACCES (the remote region does not grant it), -ECONNRESET (the peer has left or is
  * lost), -ESTALE (it was restarted), -ENOMEM. */
-int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc, struct wh_blocks **out);
+int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *desc,
+		      struct wh_blocks **out);
 
 /* Let go of it; batches it was added to keep what they need. NULL is allowed. */
 void wh_blocks_free(struct wh_blocks *blocks);
@@ -98,7 +99,7 @@ struct wh_batch_options {
 	 * free. */
 	void (*callback)(struct wh_batch *batch, int status, void *arg);
 	void *callback_arg;
-	uint64_t user;     /* handed back in completions */
+	uint64_t user; /* handed back in completions */
 	uint32_t priority; /* enum wh_priority */
 	uint32_t reserved;
 	/* The only transport that this batch may take ("shm"): if it cannot, wh_batch_submit()
@@ -109,7 +110,8 @@ struct wh_batch_options {
 /* A batch for one peer: empty, to be filled, submitted, waited for, and submitted again as often
  * as wanted. Not thread-safe: one thread at a time fills, submits and frees it; polling, waiting
  * and cancelling are safe from several. options may be NULL. 0, -EINVAL, -E2BIG, -ENOMEM. */
-int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options, struct wh_batch **out);
+int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *options,
+		 struct wh_batch **out);
 
 /* Add `count` transfers; the array is copied. Each is checked against both regions now; if one
  * is wrong none is added. Transfers of a batch run in no particular order.
@@ -132,8 +134,8 @@ int wh_batch_clear(struct wh_batch *batch);
 /* Start it. The source bytes must stay unchanged, and the target is undefined, until it completes.
  * May copy or send some of the bytes before it returns (up to the knob `inline`), but never waits
  * for the peer, save to reach it the first time.
- * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted, or
- * a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
+ * 0, or -EINVAL (empty), -EBUSY (running), -ECONNRESET (the peer is lost), -ESTALE (it restarted,
+ * or a region is gone), -EOPNOTSUPP (no transport, or not the required one; the text says why). */
 int wh_batch_submit(struct wh_batch *batch);
 
 /* A CUDA stream of the application's. */
@@ -147,15 +149,16 @@ struct wh_stream {
 
 /* Start the batch when everything has been done that is on the stream now, such as the kernel that
  * makes its source bytes; by whatever transports it goes. Does not wait for that: returns as
- * wh_batch_submit() does, and the batch can be waited for, polled and cancelled meanwhile. If the work
- * on the stream fails, so does the batch. The stream's context has to live until the batch has started.
- * As wh_batch_submit(), or -ENODEV and others of the driver, -EBUSY (the stream is being captured). */
+ * wh_batch_submit() does, and the batch can be waited for, polled and cancelled meanwhile. If the
+ * work on the stream fails, so does the batch. The stream's context has to live until the batch has
+ * started. As wh_batch_submit(), or -ENODEV and others of the driver, -EBUSY (the stream is being
+ * captured). */
 int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream);
 
-/* Make the stream wait for the submission of the batch that is running: what is put on the stream after
- * this call starts when the batch has completed, well or with an error or cancelled. Nothing to wait
- * for if it is not running. Does not block.
- * 0, or -EINVAL, -ENODEV, -EOPNOTSUPP (the driver), -EBUSY (the stream is being captured). */
+/* Make the stream wait for the submission of the batch that is running: what is put on the stream
+ * after this call starts when the batch has completed, well or with an error or cancelled. Nothing
+ * to wait for if it is not running. Does not block. 0, or -EINVAL, -ENODEV, -EOPNOTSUPP (the
+ * driver), -EBUSY (the stream is being captured). */
 int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream);
 
 /* Has it completed? 0: completed well, every byte visible at its target; -EINPROGRESS; else the
@@ -177,8 +180,8 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout);
 
 /* Give it up. When this returns 0, neither side's memory is touched by the batch any more, and
  * the buffers may be used again; its status is then -ECANCELED, or what it was if it had completed.
- * What has been moved already stays. Blocks for a round trip at most as a rule; if the peer does not
- * answer within the knob `timeout`, the connection is cut: -ETIMEDOUT, our memory is free, the
+ * What has been moved already stays. Blocks for a round trip at most as a rule; if the peer does
+ * not answer within the knob `timeout`, the connection is cut: -ETIMEDOUT, our memory is free, the
  * peer's may see bytes that were on their way. -EINVAL if it was never submitted, -EDEADLK from a
  * callback. */
 int wh_batch_cancel(struct wh_batch *batch);
@@ -199,11 +202,11 @@ const char *wh_batch_error_text(const struct wh_batch *batch);
 /* One transport's part in a batch. */
 struct wh_route {
 	char transport[16]; /* "self", "cuda", "shm", "rdma", "tcp" */
-	char detail[48];    /* how: "mapped memfd", "kernel of cuda:0, push" */
-	uint64_t bytes;     /* moved by it; 0: refused or not needed */
+	char detail[48]; /* how: "mapped memfd", "kernel of cuda:0, push" */
+	uint64_t bytes; /* moved by it; 0: refused or not needed */
 	uint64_t transfers; /* transfers and blocks that took it */
-	char refused[192];  /* why it was not taken where it would have been better; "": it was not
-			       refused */
+	char refused[192]; /* why it was not taken where it would have been better; "": it was not
+			      refused */
 	/* 1: the refusal follows from what was asked for (another transport is required, a
 	 * setting), from what the peer is (`self` for another engine, `shm` for another host), or
 	 * there is no such device here. It surprises nobody: wherry copy leaves it out, wherry
@@ -219,18 +222,18 @@ int wh_batch_routes(struct wh_batch *batch, struct wh_route *out, size_t *count)
 
 /* How long a batch takes of what moves it. */
 struct wh_estimate {
-	size_t size;        /* set by the caller */
-	uint64_t bytes;     /* of the batch */
+	size_t size; /* set by the caller */
+	uint64_t bytes; /* of the batch */
 	uint64_t transfers; /* and blocks */
-	/* ns, parts one after the other. What GPUs move, by the better of their engines, where batches
-	 * follow each other: one that is alone takes the way to the GPU and back besides, some us.
-	 * What is staged through pinned memory, by the slower of the two sides. What the CPU or a
-	 * network moves, of a batch that is alone, from its submission to its completion. 0: not
-	 * known. */
+	/* ns, parts one after the other. What GPUs move, by the better of their engines, where
+	 * batches follow each other: one that is alone takes the way to the GPU and back besides,
+	 * some us. What is staged through pinned memory, by the slower of the two sides. What the
+	 * CPU or a network moves, of a batch that is alone, from its submission to its completion.
+	 * 0: not known. */
 	uint64_t duration;
 	uint64_t kernel; /* ns, if it all went by the gather-scatter kernel; 0: none of it can */
 	uint64_t copies; /* ns, if it all went by the copy engines; 0: none of it can */
-	uint32_t ctas;   /* of the kernel, if all addresses are aligned as the lengths are */
+	uint32_t ctas; /* of the kernel, if all addresses are aligned as the lengths are */
 	/* 1: from what was measured here when such a way was first used; 0: from what is usual. */
 	uint32_t measured;
 	/* Bytes that were walked through to measure what the CPU or a network moves: 64 MiB, or as
@@ -239,14 +242,14 @@ struct wh_estimate {
 	uint64_t working_set;
 };
 
-/* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing of the
- * batch's. The first time that it is asked about a way that the CPU or a network is, it measures
- * that one: up to 64 MiB are read a few times from a region of the peer's that may be read and is
- * 64 KiB long at least, into memory that is taken for it, which blocks for half a second or less,
- * and is counted as other transfers are; where there is none, the duration is not known. Writes are
- * taken to cost what reads do. In a callback nothing is measured. Thread-safe.
- * 0, or -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and
- * what wh_batch_routes() says. */
+/* What is to be expected of the batch, by the routes that it takes or would take. Moves nothing of
+ * the batch's. The first time that it is asked about a way that the CPU or a network is, it
+ * measures that one: up to 64 MiB are read a few times from a region of the peer's that may be read
+ * and is 64 KiB long at least, into memory that is taken for it, which blocks for half a second or
+ * less, and is counted as other transfers are; where there is none, the duration is not known.
+ * Writes are taken to cost what reads do. In a callback nothing is measured. Thread-safe. 0, or
+ * -EINVAL, -E2BIG, -EOPNOTSUPP (no transport takes it, or it is a notification alone), and what
+ * wh_batch_routes() says. */
 int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out);
 
 /* wh_batch_routes() as text for a person, one route a line, NUL-terminated, cut to `length` bytes.

@@ -13,9 +13,10 @@ struct wh_engine;
 struct wh_window;
 
 /* A window is a place in this process's addresses through which the CPU reads and writes memory of
- * a GPU, by plain loads and stores over PCIe. It is the fastest way for a few bytes (a write of up to
- * 64 bytes takes 0.13 us, a read 1 us, where a copy by the CUDA driver takes 6), and system calls work
- * on it: recv() or read() into it. Many bytes go in at some 20 GB/s, but come out at 1 GB/s.
+ * a GPU, by plain loads and stores over PCIe. It is the fastest way for a few bytes (a write of up
+ * to 64 bytes takes 0.13 us, a read 1 us, where a copy by the CUDA driver takes 6), and system
+ * calls work on it: recv() or read() into it. Many bytes go in at some 20 GB/s, but come out at 1
+ * GB/s.
  *
  * Stores into a window are posted: wh_window_copy_to() returns when they are issued, in order
  * before whatever this thread stores afterwards, and wh_window_flush() when they have arrived. What
@@ -25,7 +26,7 @@ struct wh_window;
 /* How the CPU sees the memory behind a window. */
 enum wh_window_mapping {
 	WH_WINDOW_STAGED = 0, /* not at all: copies go by the GPU's copy engine */
-	WH_WINDOW_WC = 1,     /* write-combining */
+	WH_WINDOW_WC = 1, /* write-combining */
 	WH_WINDOW_CACHED = 2, /* coherent with the GPU */
 	WH_WINDOW_DEVICE = 3, /* device memory (Arm): aligned accesses only */
 };
@@ -35,11 +36,10 @@ struct wh_window_options {
 	/* Who may open it, first choice first, comma between; NULL: the knob `window`.
 	 *   driver  the kernel module behind /dev/gdrdrv
 	 *   dmabuf  mmap() of a dma-buf; needs a driver of CUDA 13.3
-	 *   rm      the NVIDIA driver's own user interface: memory of cuMemAlloc, and of cuMemCreate for
-	 *           POSIX file descriptors
-	 *   rm-watch  the same for any memory, by redirecting libcuda's ioctl() for the length of one call
-	 *   staged  no mapping: wh_window_copy_to() and _from() go by copy engine
-	 * The last two are never tried unless they are named. */
+	 *   rm      the NVIDIA driver's own user interface: memory of cuMemAlloc, and of
+	 * cuMemCreate for POSIX file descriptors rm-watch  the same for any memory, by redirecting
+	 * libcuda's ioctl() for the length of one call staged  no mapping: wh_window_copy_to() and
+	 * _from() go by copy engine The last two are never tried unless they are named. */
 	const char *backends;
 	uint32_t mapping; /* enum wh_window_mapping that it has to be; 0: any */
 	uint32_t reserved;
@@ -79,18 +79,18 @@ int wh_window_copy_from(struct wh_window *window, uint64_t offset, void *to, siz
 int wh_window_flush(struct wh_window *window);
 
 struct wh_window_info {
-	size_t size;          /* set by the caller */
-	void *pointer;        /* the CPU's address of the window's first byte; NULL: staged */
-	uint64_t address;     /* the GPU's */
+	size_t size; /* set by the caller */
+	void *pointer; /* the CPU's address of the window's first byte; NULL: staged */
+	uint64_t address; /* the GPU's */
 	uint64_t length;
 	uint64_t engine_from; /* reads of so many bytes go by copy engine; UINT64_MAX: none, and 0:
 				 not measured yet */
-	uint32_t mapping;     /* enum wh_window_mapping */
+	uint32_t mapping; /* enum wh_window_mapping */
 	uint32_t reserved;
-	char backend[16];     /* "rm" */
-	char writes[16];      /* how copies are done: "avx512" */
+	char backend[16]; /* "rm" */
+	char writes[16]; /* how copies are done: "avx512" */
 	char reads[16];
-	char said[640];       /* what each backend tried had to say, "driver: ...; rm: chosen" */
+	char said[640]; /* what each backend tried had to say, "driver: ...; rm: chosen" */
 };
 
 /* What is known of the window. 0, -EINVAL, -E2BIG. */

@@ -28,7 +28,8 @@ static int guard_idle(struct wh_batch *batch, const char *call)
 	int error = guard(batch, call);
 
 	if (!error && wh_batch_running(batch))
-		error = wh_fail(EBUSY, "%s: the batch is running; wait for it or cancel it first", call);
+		error = wh_fail(EBUSY, "%s: the batch is running; wait for it or cancel it first",
+				call);
 	return error;
 }
 
@@ -63,9 +64,10 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 			       options.reserved ? options.reserved : options.priority);
 	require = options.require ? options.require : peer->engine->config.text[WH_KNOB_REQUIRE];
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL,
-			       "wh_batch_new: options.require is \"%s\"; known are " WH_TRANSPORT_NAMES,
-			       require);
+		return wh_fail(
+			EINVAL,
+			"wh_batch_new: options.require is \"%s\"; known are " WH_TRANSPORT_NAMES,
+			require);
 	if (options.queue && wh_queue_engine(options.queue) != peer->engine)
 		return wh_fail(EINVAL, "wh_batch_new: options.queue belongs to another engine");
 	batch = calloc(1, sizeof(*batch));
@@ -161,15 +163,16 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 					(unsigned long long)id);
 	} else if (!(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
-				(unsigned long long)index, (unsigned long long)id, peer->welcome.name,
-				op == WH_READ ? "read" : "written");
+				(unsigned long long)index, (unsigned long long)id,
+				peer->welcome.name, op == WH_READ ? "read" : "written");
 	} else if (!wh_place_holds(place, offset, length)) {
-		error = wh_fail(ERANGE,
-				"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
-				"bytes",
-				what, (unsigned long long)index, (unsigned long long)offset,
-				(unsigned long long)length, (unsigned long long)id,
-				(unsigned long long)place->length);
+		error = wh_fail(
+			ERANGE,
+			"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
+			"bytes",
+			what, (unsigned long long)index, (unsigned long long)offset,
+			(unsigned long long)length, (unsigned long long)id,
+			(unsigned long long)place->length);
 	}
 	if (place)
 		wh_place_leave(place);
@@ -187,9 +190,11 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 			       (unsigned long long)index);
 	if (!wh_place_holds(&region->place, offset, length))
 		return wh_fail(ERANGE,
-			       "%s %llu: local offset %llu + length %llu is outside the region of %llu bytes",
+			       "%s %llu: local offset %llu + length %llu is outside the region of "
+			       "%llu bytes",
 			       what, (unsigned long long)index, (unsigned long long)offset,
-			       (unsigned long long)length, (unsigned long long)region->place.length);
+			       (unsigned long long)length,
+			       (unsigned long long)region->place.length);
 	return 0;
 }
 
@@ -210,9 +215,11 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 	/* The same bytes on both sides stay what they are. */
 	if (!distance || (distance >= length && -distance >= length))
 		return 0;
-	return wh_fail(EINVAL, "%s %llu: source and target overlap: %llu bytes of a GPU's memory, of which each is "
-			       "%llu bytes from its target", what, (unsigned long long)index,
-		       (unsigned long long)length,
+	return wh_fail(EINVAL,
+		       "%s %llu: source and target overlap: %llu bytes of a GPU's memory, of which "
+		       "each is "
+		       "%llu bytes from its target",
+		       what, (unsigned long long)index, (unsigned long long)length,
 		       (unsigned long long)(distance < length ? distance : -distance));
 }
 
@@ -221,8 +228,8 @@ static int check_transfer(struct wh_peer *peer, const struct wh_transfer *transf
 	int error;
 
 	if (transfer->op != WH_READ && transfer->op != WH_WRITE)
-		return wh_fail(EINVAL, "transfer %zu: op is %u, neither WH_READ nor WH_WRITE", index,
-			       transfer->op);
+		return wh_fail(EINVAL, "transfer %zu: op is %u, neither WH_READ nor WH_WRITE",
+			       index, transfer->op);
 	if (transfer->reserved)
 		return wh_fail(EINVAL, "transfer %zu: reserved is not 0", index);
 	if (!transfer->length)
@@ -235,8 +242,9 @@ static int check_transfer(struct wh_peer *peer, const struct wh_transfer *transf
 				      transfer->remote_offset, transfer->length);
 	if (error)
 		return error;
-	return wh_batch_check_overlap(peer, "transfer", index, transfer->local, transfer->local_offset,
-				      transfer->remote, transfer->remote_offset, transfer->length);
+	return wh_batch_check_overlap(peer, "transfer", index, transfer->local,
+				      transfer->local_offset, transfer->remote,
+				      transfer->remote_offset, transfer->length);
 }
 
 /* Room for `more` elements behind `count` of them. */
@@ -267,7 +275,8 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 	if (error)
 		return error;
 	if (!transfers || !count)
-		return wh_fail(EINVAL, "wh_batch_add: %s", transfers ? "count is 0" : "transfers is NULL");
+		return wh_fail(EINVAL, "wh_batch_add: %s",
+			       transfers ? "count is 0" : "transfers is NULL");
 	settle(batch);
 	error = reserve((void **)&batch->items, &batch->item_room, batch->item_count, count,
 			sizeof(*batch->items));
@@ -281,8 +290,10 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 		if (error)
 			return error;
 		item->local = transfer->local;
-		item->local_id = atomic_load_explicit(&transfer->local->place.id, memory_order_relaxed);
-		item->address = (char *)(uintptr_t)transfer->local->place.address + transfer->local_offset;
+		item->local_id =
+			atomic_load_explicit(&transfer->local->place.id, memory_order_relaxed);
+		item->address =
+			(char *)(uintptr_t)transfer->local->place.address + transfer->local_offset;
 		item->remote = transfer->remote;
 		item->offset = transfer->remote_offset;
 		item->length = transfer->length;
@@ -335,7 +346,8 @@ int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
 	return 0;
 }
 
-/* ---- holding the local regions ---------------------------------------------------------------- */
+/* ---- holding the local regions ----------------------------------------------------------------
+ */
 
 static void release_items(const struct wh_batch *batch, size_t count)
 {
@@ -377,9 +389,11 @@ static int hold_regions(const struct wh_batch *batch)
 		if (i && item->local == batch->items[i - 1].local &&
 		    item->local_id == batch->items[i - 1].local_id)
 			continue;
-		if ((i && item->local == batch->items[i - 1].local) || !hold(item->local, item->local_id)) {
+		if ((i && item->local == batch->items[i - 1].local) ||
+		    !hold(item->local, item->local_id)) {
 			release_items(batch, i);
-			return wh_fail(ESTALE, "transfer %zu: its local region has been unregistered", i);
+			return wh_fail(ESTALE,
+				       "transfer %zu: its local region has been unregistered", i);
 		}
 	}
 	for (; b < batch->blocks_count; b++) {
@@ -431,7 +445,8 @@ static void start(struct wh_batch *batch)
 	for (size_t i = 0; i < batch->piece_count; i++) {
 		struct wh_piece *piece = &batch->pieces[i];
 
-		wh_transport(piece->transport)->submit(peer, peer->transport[piece->transport], piece);
+		wh_transport(piece->transport)
+			->submit(peer, peer->transport[piece->transport], piece);
 	}
 	let_go(batch);
 }
@@ -603,7 +618,8 @@ static void give_up(struct wh_piece *piece)
 	wh_piece_done(piece);
 }
 
-/* Hand it to another transport, of which a cancel knows from here on. False: it was cancelled before. */
+/* Hand it to another transport, of which a cancel knows from here on. False: it was cancelled
+ * before. */
 static bool change_over(struct wh_piece *piece, uint32_t to)
 {
 	struct wh_batch *batch = piece->batch;
@@ -634,7 +650,8 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	}
 	snprintf(text, sizeof(text), "%s", why);
 	wh_count_settle(batch);
-	if (atomic_load(&piece->cancelled)) { /* maybe by this thread, which holds the lock then */
+	/* maybe by this thread, which holds the lock then */
+	if (atomic_load(&piece->cancelled)) {
 		give_up(piece);
 		return;
 	}
@@ -674,7 +691,8 @@ static inline void count_round(struct wh_batch *batch)
 				      memory_order_relaxed);
 	} else if (!watch) {
 		const struct wh_piece *piece = batch->pieces;
-		struct wh_tally_way *way = wh_tally_way(&batch->peer->tally, piece->transport, piece->op);
+		struct wh_tally_way *way =
+			wh_tally_way(&batch->peer->tally, piece->transport, piece->op);
 
 		wh_count_add(&way->bytes, piece->bytes);
 		wh_count_add(&way->transfers, piece->transfers);
@@ -705,9 +723,9 @@ void wh_batch_finish(struct wh_batch *batch)
 		pthread_mutex_unlock(&engine->callback_lock);
 		wh_loop_post(&engine->loops[0], &engine->callback_task);
 	}
-	/* From here the batch may be gone. The waiter is woken when nothing keeps it any more, for it may get this
-	 * thread's CPU at once; only the address of what may be gone is used, and whoever waits there by then looks
-	 * again. */
+	/* From here the batch may be gone. The waiter is woken when nothing keeps it any more, for
+	 * it may get this thread's CPU at once; only the address of what may be gone is used, and
+	 * whoever waits there by then looks again. */
 	atomic_store_explicit(&batch->finishing, false, memory_order_release);
 	if (waited)
 		wh_futex_wake(&batch->state);
@@ -720,7 +738,8 @@ void wh_batch_call_back(struct wh_batch *batch)
 	atomic_fetch_sub(&batch->delivering, 1);
 }
 
-/* ---- polling and waiting ---------------------------------------------------------------------- */
+/* ---- polling and waiting ----------------------------------------------------------------------
+ */
 
 static void help_pieces(struct wh_batch *batch, int64_t deadline)
 {
@@ -731,7 +750,8 @@ static void help_pieces(struct wh_batch *batch, int64_t deadline)
 		struct wh_piece *piece = &batch->pieces[i];
 		uint32_t id = piece->transport;
 
-		if (helped & (1u << id) || atomic_load_explicit(&piece->done, memory_order_acquire) ||
+		if (helped & (1u << id) ||
+		    atomic_load_explicit(&piece->done, memory_order_acquire) ||
 		    !(wh_transport(id)->capabilities & WH_CAN_HELP))
 			continue;
 		helped |= 1u << id;
@@ -803,7 +823,8 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
 	if (error)
 		return error;
 	if (timeout < 0)
-		return wh_fail(EINVAL, "wh_batch_wait: timeout is negative; WH_FOREVER waits for ever");
+		return wh_fail(EINVAL,
+			       "wh_batch_wait: timeout is negative; WH_FOREVER waits for ever");
 	if (wh_engine_inside(batch->peer->engine))
 		return wh_fail(EDEADLK, "wh_batch_wait: a callback must not wait");
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
@@ -866,7 +887,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 	settle(batch);
 	if (error)
 		return wh_fail(ETIMEDOUT,
-			       "wh_batch_cancel: %s does not answer; bytes on their way may still reach it",
+			       "wh_batch_cancel: %s does not answer; bytes on their way may still "
+			       "reach it",
 			       peer->welcome.name);
 	return 0;
 }
@@ -880,8 +902,8 @@ int wh_batch_result(struct wh_batch *batch, size_t index)
 	if (error)
 		return error;
 	if (index >= batch->item_count)
-		return wh_fail(EINVAL, "wh_batch_result: index %zu, the batch has %zu transfers", index,
-			       batch->item_count);
+		return wh_fail(EINVAL, "wh_batch_result: index %zu, the batch has %zu transfers",
+			       index, batch->item_count);
 	if (atomic_load(&batch->state) != WH_BATCH_DONE)
 		return -EINPROGRESS;
 	return atomic_load(&batch->items[index].status);

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "memory/memory.h"
 #include "gpu/stream.h"
+#include "memory/memory.h"
 #include "util/options.h"
 
 /* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */
@@ -37,8 +37,8 @@ static bool span_of(const uint64_t *offsets, uint64_t stride, const struct wh_bl
 }
 
 /* Which block is the first outside of `room` bytes from the base. */
-static uint64_t first_outside(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
-			      uint64_t room)
+static uint64_t first_outside(const uint64_t *offsets, uint64_t stride,
+			      const struct wh_blocks *blocks, uint64_t room)
 {
 	uint64_t i, offset;
 
@@ -61,25 +61,27 @@ static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *b
 	if (!blocks->peer->self || wh_kind_on_host(base->local->place.kind))
 		return 0;
 	for (uint64_t i = 0; i < blocks->count && !error; i++)
-		error = wh_batch_check_overlap(blocks->peer, "block", i, base->local,
-					       base->local_offset + (local ? local[i] : i * blocks->local_stride),
-					       base->remote,
-					       base->remote_offset + (remote ? remote[i] : i * blocks->remote_stride),
-					       blocks->block_length);
+		error = wh_batch_check_overlap(
+			blocks->peer, "block", i, base->local,
+			base->local_offset + (local ? local[i] : i * blocks->local_stride),
+			base->remote,
+			base->remote_offset + (remote ? remote[i] : i * blocks->remote_stride),
+			blocks->block_length);
 	return error;
 }
 
 static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
 		      uint64_t local_span, uint64_t remote_span)
 {
-	struct wh_places *places = blocks->peer->self ? &blocks->peer->engine->regions :
-							&blocks->peer->regions;
+	struct wh_places *places =
+		blocks->peer->self ? &blocks->peer->engine->regions : &blocks->peer->regions;
 	struct wh_place *place;
 	uint64_t room = 0;
 	int error;
 
 	/* The base itself first: one byte, which names every trouble but the blocks'. */
-	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset, 1);
+	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset,
+				     1);
 	if (error)
 		return error;
 	error = wh_batch_check_remote(blocks->peer, "base", index, blocks->op, base->remote,
@@ -88,21 +90,23 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 		return error;
 	room = base->local->place.length - base->local_offset;
 	if (local_span > room)
-		return wh_fail(ERANGE, "base %llu: block %llu is outside the local region of %llu bytes",
+		return wh_fail(ERANGE,
+			       "base %llu: block %llu is outside the local region of %llu bytes",
 			       (unsigned long long)index,
-			       (unsigned long long)first_outside(blocks->local_offsets,
-								 blocks->local_stride, blocks, room),
+			       (unsigned long long)first_outside(
+				       blocks->local_offsets, blocks->local_stride, blocks, room),
 			       (unsigned long long)base->local->place.length);
 	place = wh_place_enter(places, base->remote);
 	if (place) {
-		room = place->length > base->remote_offset ? place->length - base->remote_offset : 0;
+		room = place->length > base->remote_offset ? place->length - base->remote_offset :
+							     0;
 		wh_place_leave(place);
 	}
 	if (remote_span > room)
 		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
 			       (unsigned long long)index,
-			       (unsigned long long)first_outside(blocks->remote_offsets,
-								 blocks->remote_stride, blocks, room),
+			       (unsigned long long)first_outside(
+				       blocks->remote_offsets, blocks->remote_stride, blocks, room),
 			       (unsigned long long)base->remote);
 	return check_overlap(blocks, base);
 }
@@ -137,12 +141,14 @@ static int check_desc(const struct wh_blocks_desc *desc)
 	else if (desc->count > SIZE_MAX / 64 || desc->base_count > SIZE_MAX / 64 ||
 		 __builtin_mul_overflow(desc->count, desc->block_length, &total) ||
 		 __builtin_mul_overflow(total, desc->base_count, &total))
-		return wh_fail(ERANGE, "wh_blocks_prepare: desc: block_length, count and base_count "
-				       "together make more than 2^64 bytes");
+		return wh_fail(ERANGE,
+			       "wh_blocks_prepare: desc: block_length, count and base_count "
+			       "together make more than 2^64 bytes");
 	return wrong ? wh_fail(EINVAL, "wh_blocks_prepare: desc: %s", wrong) : 0;
 }
 
-int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, struct wh_blocks **out)
+int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
+		      struct wh_blocks **out)
 {
 	struct wh_blocks_desc desc;
 	struct wh_blocks *blocks;
@@ -151,7 +157,9 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 
 	if (!peer || !given || !out)
 		return wh_fail(EINVAL, "wh_blocks_prepare: %s is NULL",
-			       !peer ? "peer" : !given ? "desc" : "out");
+			       !peer  ? "peer" :
+			       !given ? "desc" :
+					"out");
 	error = wh_engine_guard(peer->engine, "wh_blocks_prepare");
 	if (error)
 		return error;
@@ -182,10 +190,10 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 				(unsigned long long)desc.base_count);
 	/* What does not fit into 64 bits is outside of everything. */
 	if (!error && !span_of(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
-				&blocks->local_bits))
+			       &blocks->local_bits))
 		local_span = UINT64_MAX;
 	if (!error && !span_of(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span,
-				&blocks->remote_bits))
+			       &blocks->remote_bits))
 		remote_span = UINT64_MAX;
 	for (uint64_t i = 0; !error && i < desc.base_count; i++) {
 		const struct wh_base *base = &desc.bases[i];
@@ -194,7 +202,8 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given, 
 		if (error)
 			break;
 		blocks->bases[i] = (struct wh_block_base){
-			.address = (char *)(uintptr_t)base->local->place.address + base->local_offset,
+			.address =
+				(char *)(uintptr_t)base->local->place.address + base->local_offset,
 			.local = base->local,
 			.local_id = atomic_load(&base->local->place.id),
 			.remote = base->remote,

@@ -24,10 +24,10 @@
 #include <wherry/wherry.h>
 
 #include "core/counters.h"
+#include "memory/memory.h"
 #include "memory/region-table.h"
 #include "net/tls.h"
 #include "net/trust.h"
-#include "memory/memory.h"
 #include "rendezvous/registry.h"
 #include "transport/transport.h"
 #include "util/config.h"
@@ -60,7 +60,8 @@ struct wh_engine {
 	struct wh_list sessions;
 	struct wh_list guests; /* on loop 0 */
 	struct wh_list memory; /* struct wh_allocation */
-	uint64_t memory_number; /* the last one given to an allocation, or to a state of one; under lock */
+	/* the last one given to an allocation, or to a state of one; under lock */
+	uint64_t memory_number;
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
@@ -83,8 +84,8 @@ struct wh_engine {
 	struct wh_registry *registry; /* NULL: none */
 	struct wh_inbox *inbox;
 	struct wh_windows *windows; /* once one was opened; under lock, then kept */
-	unsigned window_count;      /* under lock */
-	pthread_mutex_t pane_lock;  /* opening a region's window; comes before `lock` */
+	unsigned window_count; /* under lock */
+	pthread_mutex_t pane_lock; /* opening a region's window; comes before `lock` */
 
 	struct wh_engine_tally tally;
 	struct wh_tally past; /* of peers that have been closed; under lock */
@@ -122,12 +123,15 @@ struct wh_region {
 	struct wh_place place;
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
-	struct wh_list member; /* memory->members, as long as it is published; under engine.lock */
-	struct wh_registration *registration; /* what its memory is; never NULL while it is used */
+	/* memory->members, as long as it is published; under engine.lock */
+	struct wh_list member;
+	/* what its memory is; never NULL while it is used */
+	struct wh_registration *registration;
 	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
-	_Atomic uint32_t batches;     /* unfinished ones that use it */
+	_Atomic uint32_t batches; /* unfinished ones that use it */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
-	struct wh_pane *_Atomic pane; /* the CPU window that is kept for it; NULL: not tried yet */
+	/* the CPU window that is kept for it; NULL: not tried yet */
+	struct wh_pane *_Atomic pane;
 	/* the transport rdma's, one for each NIC; NULL: none yet */
 	struct rdma_memory *_Atomic rdma;
 };
@@ -146,13 +150,15 @@ struct wh_remote_region {
 	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
 	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
 	_Atomic bool map_writable;
-	uint64_t map_number; /* of the allocation that it lies in, as the owner has told; 0: not known */
+	/* of the allocation that it lies in, as the owner has told; 0: not known */
+	uint64_t map_number;
 	struct wh_shm_memory *map_memory; /* the same, once it has been mapped */
 	struct wh_list map_link; /* map_memory->regions */
 	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
 	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
 	struct wh_pane *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
-	struct rdma_keys *_Atomic rdma; /* the transport rdma's, one for each NIC; NULL: none yet */
+	/* the transport rdma's, one for each NIC; NULL: none yet */
+	struct rdma_keys *_Atomic rdma;
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };
 
@@ -170,7 +176,7 @@ struct wh_control {
 	size_t out_start, out_length, out_room;
 	size_t owed; /* of what waits: answers; it goes down when all has gone out */
 	struct wh_guest *guest; /* on whose account the memory is; NULL: ours */
-	const char *full;       /* why no more is kept for it; NULL: it is */
+	const char *full; /* why no more is kept for it; NULL: it is */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
 	int (*frame)(struct wh_control *control, const struct wh_frame *frame,
@@ -329,9 +335,11 @@ struct wh_guest {
 	struct wh_list link; /* engine.guests */
 	uint64_t place;
 	unsigned sessions;
-	int64_t most;           /* the knob `held` */
-	_Atomic int64_t held;   /* bytes of memory that are there on their account: data connections, requests */
-	_Atomic int64_t queued; /* the same of control connections, and of notifications that wait */
+	int64_t most; /* the knob `held` */
+	/* bytes of memory that are there on their account: data connections, requests */
+	_Atomic int64_t held;
+	/* the same of control connections, and of notifications that wait */
+	_Atomic int64_t queued;
 };
 
 uint64_t wh_place_of(const struct sockaddr_storage *address);
@@ -375,7 +383,8 @@ struct wh_session {
 	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a
 	 * courtesy. */
 	_Atomic bool keyed;
-	bool stages; /* it is going to ask for GPUs' memory by way of pinned memory; under engine.lock */
+	/* it is going to ask for GPUs' memory by way of pinned memory; under engine.lock */
+	bool stages;
 	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
 	 * have come. */
 	uint64_t removes_before;
@@ -395,15 +404,15 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
-/* It is going to ask for GPUs' memory by way of pinned memory of ours: what that takes is made ready, by another
- * thread, for all regions that it may use, now and later. Not under engine.lock. */
+/* It is going to ask for GPUs' memory by way of pinned memory of ours: what that takes is made
+ * ready, by another thread, for all regions that it may use, now and later. Not under engine.lock.
+ */
 void wh_session_stages(struct wh_session *session);
 /* Make the WELCOME that answers `said`, whose content is `hello`; `proofs` says what the
  * initiator has to prove in turn. 0, or -EPROTO (no nonce), -EIO. */
 int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said,
 	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
-	       struct wh_greeting *out,
-	       struct wh_proofs *proofs);
+	       struct wh_greeting *out, struct wh_proofs *proofs);
 /* Send REFUSED on a fresh connection, as far as its empty buffer takes it, and close it. */
 void wh_refuse(int fd, struct wh_tls *tls, int error, const char *text);
 /* Tell the sessions that may use it of a region that came, and all of one that goes. Under
@@ -432,8 +441,8 @@ int wh_inbox_open(struct wh_engine *engine);
 void wh_inbox_close(struct wh_engine *engine);
 /* A session has sent one / is going. On loop 0. */
 int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
-/* One has come by connection `by` of a transport, which is not 0: `length` bytes, 1 to WH_NOTIFICATION_MAX,
- * which may change while they are copied. */
+/* One has come by connection `by` of a transport, which is not 0: `length` bytes, 1 to
+ * WH_NOTIFICATION_MAX, which may change while they are copied. */
 int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
 		      size_t length);
 /* Those that came so and have not been confirmed never came. */
@@ -448,12 +457,14 @@ void wh_note_send(struct wh_batch *batch);
 bool wh_note_cancel(struct wh_batch *batch);
 /* The batch ends without: it has failed, or been cancelled. */
 void wh_note_drop(struct wh_batch *batch);
-/* For a transport that sends one behind the batch's bytes. Both under peer.note_lock. May it be sent now, before
- * any other? Then its sequence, as sent; wh_note_confirmed() or wh_note_astray() follows. */
+/* For a transport that sends one behind the batch's bytes. Both under peer.note_lock. May it be
+ * sent now, before any other? Then its sequence, as sent; wh_note_confirmed() or wh_note_astray()
+ * follows. */
 bool wh_note_may_go_ahead(const struct wh_batch *batch);
 uint64_t wh_note_ahead(struct wh_batch *batch);
-/* What a transport has sent has not arrived, and never will: it is sent over the control connection, or, if it
- * was ahead of its batch's end, once that has come. Under peer.note_lock; wh_notes_go_on() follows, without. */
+/* What a transport has sent has not arrived, and never will: it is sent over the control
+ * connection, or, if it was ahead of its batch's end, once that has come. Under peer.note_lock;
+ * wh_notes_go_on() follows, without. */
 void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length);
 void wh_notes_go_on(struct wh_peer *peer);
 /* The peer has confirmed one; or it is lost. On loop 0. */
@@ -491,16 +502,16 @@ struct wh_blocks {
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
 	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
-	_Atomic bool used;                /* by the transport cuda, at least once */
-	struct wh_kept *_Atomic kept;     /* its lists on a GPU; NULL: they are not there */
+	_Atomic bool used; /* by the transport cuda, at least once */
+	struct wh_kept *_Atomic kept; /* its lists on a GPU; NULL: they are not there */
 };
 
 /* How far into a piece. */
 struct wh_cursor {
 	uint64_t outer; /* transfer, or base */
 	uint64_t inner; /* block */
-	uint64_t skip;  /* bytes into it */
-	uint64_t left;  /* bytes to the end of the piece */
+	uint64_t skip; /* bytes into it */
+	uint64_t left; /* bytes to the end of the piece */
 };
 
 /* A stretch of bytes that lies in one place on both sides. */
@@ -522,13 +533,14 @@ struct wh_piece {
 	/* The transport's own. */
 	struct wh_list link;
 	struct wh_cursor cursor; /* what has been handed out */
-	_Atomic uint64_t left;   /* what has not been finished */
+	_Atomic uint64_t left; /* what has not been finished */
 	_Atomic bool cancelled;
 	void *owner;
-	uint32_t rails;  /* the transport rdma's lines that can carry it */
-	uint32_t rails_of; /* the version of what lines can carry that this was found for; 0: none */
+	uint32_t rails; /* the transport rdma's lines that can carry it */
+	/* the version of what lines can carry that this was found for; 0: none */
+	uint32_t rails_of;
 	uint32_t flying; /* its work requests that are not done */
-	bool watched;    /* whoever is at work with its batch looks for their completions */
+	bool watched; /* whoever is at work with its batch looks for their completions */
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
@@ -544,25 +556,26 @@ struct wh_piece {
 };
 
 enum wh_batch_state {
-	WH_BATCH_NEW = 0,     /* never submitted */
+	WH_BATCH_NEW = 0, /* never submitted */
 	WH_BATCH_RUNNING = 1,
-	WH_BATCH_WAITED = 2,  /* running, and somebody sleeps on the word */
+	WH_BATCH_WAITED = 2, /* running, and somebody sleeps on the word */
 	WH_BATCH_DONE = 3,
 };
 
 /* A notification that was sent ahead of the end of its batch. */
 enum wh_note_state {
-	WH_NOTE_NONE = 0,  /* it was not */
-	WH_NOTE_AHEAD,     /* it was, and is in peer.notes_ahead */
+	WH_NOTE_NONE = 0, /* it was not */
+	WH_NOTE_AHEAD, /* it was, and is in peer.notes_ahead */
 	WH_NOTE_CONFIRMED, /* and has been confirmed */
-	WH_NOTE_LOST,      /* and the peer was lost */
+	WH_NOTE_LOST, /* and the peer was lost */
 };
 
 enum wh_note_way {
 	WH_NOTE_UNSENT = 0,
 	WH_NOTE_CONTROL,
 	WH_NOTE_LETTER, /* by its transport, after its bytes */
-	WH_NOTE_BEHIND, /* by its transport, behind its bytes, before they were known to have arrived */
+	/* by its transport, behind its bytes, before they were known to have arrived */
+	WH_NOTE_BEHIND,
 };
 
 #define WH_RAILS 16 /* connections to one peer, of the transport rdma */
@@ -582,7 +595,8 @@ struct wh_batch {
 	void *callback_arg;
 	uint64_t user;
 	uint32_t priority;
-	struct wh_gate *_Atomic gate; /* stream.c: what it has to do with streams; NULL: nothing */
+	/* stream.c: what it has to do with streams; NULL: nothing */
+	struct wh_gate *_Atomic gate;
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
 
 	struct wh_item *items;
@@ -598,37 +612,38 @@ struct wh_batch {
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* What rails have carried of it, in this submission, and which broke with some of it. */
 	_Atomic uint64_t railed[WH_RAILS];
-	_Atomic uint32_t rails_used, rails_broken; /* a bit each; WH_RAILS_TRIED: some of it came to them */
+	/* a bit each; WH_RAILS_TRIED: some of it came to them */
+	_Atomic uint32_t rails_used, rails_broken;
 
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
-	_Atomic uint32_t left;  /* pieces unfinished, and one for wh_batch_submit() itself */
+	_Atomic uint32_t left; /* pieces unfinished, and one for wh_batch_submit() itself */
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
 	_Atomic bool gated; /* it has not been started: it waits for a stream */
-	/* A piece that is being cancelled does not change its transport meanwhile. Taken before those of the
-	 * transports and text_lock. */
+	/* A piece that is being cancelled does not change its transport meanwhile. Taken before
+	 * those of the transports and text_lock. */
 	pthread_mutex_t route_lock;
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
-	struct wh_list queue_link;    /* queue.done */
+	struct wh_list queue_link; /* queue.done */
 	struct wh_list callback_link; /* engine.callbacks */
-	struct wh_list note_link;     /* peer.notes_* */
+	struct wh_list note_link; /* peer.notes_* */
 	uint64_t note_sequence;
 	uint8_t note_state; /* enum wh_note_state; under peer.note_lock */
 	_Atomic uint8_t note_way; /* enum wh_note_way: how it was sent the last time */
 	int note_error; /* why it could not be sent */
 	struct wh_batch *note_next; /* the next of those */
-	_Atomic bool finishing;      /* done, but not yet let go of */
+	_Atomic bool finishing; /* done, but not yet let go of */
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
 
-	_Atomic uint32_t watch;    /* WH_WATCH_... */
-	uint32_t timed_in;         /* so many submissions: the last of them is timed */
+	_Atomic uint32_t watch; /* WH_WATCH_... */
+	uint32_t timed_in; /* so many submissions: the last of them is timed */
 	/* as in `watch`, for whom nobody else is at work; under peer.count_lock */
 	bool listed;
-	wh_count rounds;           /* completed well while listed */
-	uint64_t told;             /* of those, in the peer's tally; under peer.count_lock */
-	int64_t begun;             /* WH_WATCH_TIMED: when */
-	uint64_t flying;           /* WH_WATCH_FLYING: its bytes */
+	wh_count rounds; /* completed well while listed */
+	uint64_t told; /* of those, in the peer's tally; under peer.count_lock */
+	int64_t begun; /* WH_WATCH_TIMED: when */
+	uint64_t flying; /* WH_WATCH_FLYING: its bytes */
 	struct wh_list count_link; /* peer.counted */
 };
 

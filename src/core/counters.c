@@ -13,11 +13,13 @@
 
 _Static_assert((int)WH_TRANSPORT_COUNT <= WH_TRANSPORTS_MAX, "room for every transport");
 
-/* ---- counting --------------------------------------------------------------------------------- */
+/* ---- counting ---------------------------------------------------------------------------------
+ */
 
 static void add_latency(struct wh_tally_latency *latency, uint64_t ns)
 {
-	unsigned bucket = ns <= WH_LATENCY_BOUND(0) ? 0 : 64 - 8 - (unsigned)__builtin_clzll(ns - 1);
+	unsigned bucket =
+		ns <= WH_LATENCY_BOUND(0) ? 0 : 64 - 8 - (unsigned)__builtin_clzll(ns - 1);
 
 	if (bucket >= WH_LATENCY_BUCKETS)
 		bucket = WH_LATENCY_BUCKETS - 1;
@@ -64,7 +66,8 @@ static void add_failed(struct wh_tally *tally, struct wh_batch *batch)
 		if (!failed && !cancelled)
 			add_piece(tally, piece, 1);
 		else
-			wh_count_add(&wh_tally_way(tally, piece->transport, piece->op)->attempts, 1);
+			wh_count_add(&wh_tally_way(tally, piece->transport, piece->op)->attempts,
+				     1);
 		if (failed && failed != -ECANCELED)
 			wh_count_add(&tally->errors[piece->transport], 1);
 	}
@@ -85,7 +88,8 @@ static void list(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
-/* Large ones come by here each time, so that what they have in flight costs the small ones nothing. */
+/* Large ones come by here each time, so that what they have in flight costs the small ones nothing.
+ */
 void wh_count_begin(struct wh_batch *batch)
 {
 	bool large = is_large(batch);
@@ -138,7 +142,8 @@ void wh_count_settle(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
-/* ---- adding up -------------------------------------------------------------------------------- */
+/* ---- adding up --------------------------------------------------------------------------------
+ */
 
 static void move_count(wh_count *into, const wh_count *from)
 {
@@ -205,7 +210,8 @@ void wh_count_session_left(struct wh_session *session)
 	tell_once(&served->requests, &served->told_requests, &tally->served_requests);
 }
 
-/* ---- telling ---------------------------------------------------------------------------------- */
+/* ---- telling ----------------------------------------------------------------------------------
+ */
 
 static void tell_latency(struct wh_latency *out, const struct wh_tally_latency *from)
 {
@@ -277,8 +283,9 @@ static uint64_t unfinished(struct wh_engine *engine)
 		struct wh_place *place = wh_places_at(places, i);
 
 		if (place)
-			sum += atomic_load_explicit(&wh_container(place, struct wh_region, place)->batches,
-						    memory_order_relaxed);
+			sum += atomic_load_explicit(
+				&wh_container(place, struct wh_region, place)->batches,
+				memory_order_relaxed);
 	}
 	return sum;
 }
@@ -338,13 +345,16 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 		add_peer(&tally, wh_container(l, struct wh_peer, link));
 	pthread_mutex_unlock(&engine->lock);
 	tell(&all, &tally);
-	error = total ? wh_options_return(total, &all, sizeof(all), "wh_engine_counters: total") : 0;
+	error = total ? wh_options_return(total, &all, sizeof(all), "wh_engine_counters: total") :
+			0;
 	return error ? error : wh_options_return(out, &full, sizeof(full), "wh_engine_counters");
 }
 
-/* ---- for observers ------------------------------------------------------------------------------ */
+/* ---- for observers ------------------------------------------------------------------------------
+ */
 
-static void observe_peer(struct wh_peer *peer, struct wh_tally *total, struct wh_observed_writer *out)
+static void observe_peer(struct wh_peer *peer, struct wh_tally *total,
+			 struct wh_observed_writer *out)
 {
 	struct wh_observed_peer row = { .lost = wh_count_get(&peer->lost) };
 	struct wh_tally tally = { 0 };
@@ -404,13 +414,14 @@ int wh_engine_observe(struct wh_engine *engine, void *buffer, size_t *length)
 	if (error)
 		return error;
 	if (!length || (!buffer && *length))
-		return wh_fail(EINVAL, "wh_engine_observe: %s is NULL", length ? "buffer" : "length");
+		return wh_fail(EINVAL, "wh_engine_observe: %s is NULL",
+			       length ? "buffer" : "length");
 	error = wh_observation_make(engine, &bytes, &used);
 	if (error)
 		return wh_fail(-error, "wh_engine_observe: no memory");
 	if (used > *length)
-		error = wh_fail(ENOSPC, "wh_engine_observe: room for %zu bytes, there are %zu", *length,
-				used);
+		error = wh_fail(ENOSPC, "wh_engine_observe: room for %zu bytes, there are %zu",
+				*length, used);
 	else
 		memcpy(buffer, bytes, used);
 	*length = used;

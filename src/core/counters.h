@@ -2,11 +2,11 @@
 /*
  * What an engine counts.
  *
- * The path of a batch that is submitted over and over, which is what has to be cheap, adds 1 to a word of
- * the batch itself, for what a round moves is known from its plan: no shared cache line is touched and
- * no instruction is locked. Who wants the numbers multiplies. The first round of a batch adds to the peer's
- * tally; if it has one piece, as most have that are made anew each time, at once. Everything else, such as
- * failures and batches that are timed, goes by wh_count_finish().
+ * The path of a batch that is submitted over and over, which is what has to be cheap, adds 1 to a
+ * word of the batch itself, for what a round moves is known from its plan: no shared cache line is
+ * touched and no instruction is locked. Who wants the numbers multiplies. The first round of a
+ * batch adds to the peer's tally; if it has one piece, as most have that are made anew each time,
+ * at once. Everything else, such as failures and batches that are timed, goes by wh_count_finish().
  */
 #ifndef WH_CORE_COUNTERS_H
 #define WH_CORE_COUNTERS_H
@@ -21,7 +21,7 @@
 #include "transport/transport.h"
 
 #define WH_SMALL_BATCH 65536 /* bytes; larger ones are all timed */
-#define WH_TIMED_EVERY 128   /* of small ones; WH_BATCH_MADE counts to it */
+#define WH_TIMED_EVERY 128 /* of small ones; WH_BATCH_MADE counts to it */
 
 typedef _Atomic uint64_t wh_count;
 
@@ -32,7 +32,8 @@ struct wh_tally_latency {
 /* Side by side, for they are counted together. */
 struct wh_tally_way {
 	wh_count bytes, transfers;
-	wh_count alone; /* batches of one part that ended well, and are in no other number of batches or attempts */
+	/* batches of one part that ended well, and are in no other number of batches or attempts */
+	wh_count alone;
 	wh_count attempts;
 };
 
@@ -46,8 +47,8 @@ struct wh_tally {
 
 struct wh_engine_tally {
 	int64_t opened; /* when the engine was */
-	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes, registrations,
-		registration_time, windows_opened, staged_bytes;
+	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes,
+		registrations, registration_time, windows_opened, staged_bytes;
 	wh_count panes; /* windows that are kept for regions now */
 	/* Of sessions that have left; under engine.lock. */
 	uint64_t served_bytes[2], served_requests;
@@ -56,22 +57,25 @@ struct wh_engine_tally {
 /* What a peer did over TCP in our memory. */
 struct wh_served {
 	wh_count bytes[2], requests;
-	uint64_t told_bytes[2], told_requests; /* of these, in the engine's tally; under engine.lock */
+	/* of these, in the engine's tally; under engine.lock */
+	uint64_t told_bytes[2], told_requests;
 };
 
-/* wh_batch.watch. Nothing: the first round of a fresh batch, of one piece; LISTED alone: one more round of a
- * batch whose rounds are multiplied. These two are quick, everything else goes by wh_count_finish(). */
+/* wh_batch.watch. Nothing: the first round of a fresh batch, of one piece; LISTED alone: one more
+ * round of a batch whose rounds are multiplied. These two are quick, everything else goes by
+ * wh_count_finish(). */
 enum {
 	WH_WATCH_LISTED = 1, /* the batch is in peer.counted */
-	WH_WATCH_AGAIN = 2,  /* it is not, but has had a round: the next one is worth listing */
+	WH_WATCH_AGAIN = 2, /* it is not, but has had a round: the next one is worth listing */
 	WH_WATCH_TIMED = 4,
 	WH_WATCH_FAILED = 8,
 	WH_WATCH_PIECES = 16, /* a fresh one may have several pieces, or none */
 	WH_WATCH_FLYING = 32, /* its bytes are in peer.tally.flying */
 };
 
-/* What a batch adds to wh_peer.batches when it is made: to how many there are, and to a number in the
- * uppermost 7 bits, by which one in WH_TIMED_EVERY is found. When it is freed it takes 1 away. */
+/* What a batch adds to wh_peer.batches when it is made: to how many there are, and to a number in
+ * the uppermost 7 bits, by which one in WH_TIMED_EVERY is found. When it is freed it takes 1 away.
+ */
 #define WH_BATCH_MADE ((UINT64_C(1) << 57) + 1)
 #define WH_BATCHES(batches) ((uint32_t)(batches))
 
@@ -102,8 +106,8 @@ void wh_count_settle(struct wh_batch *batch);
 /* A peer is closed: its numbers become the engine's. Under engine.lock. */
 struct wh_peer;
 void wh_count_peer_closed(struct wh_peer *peer);
-/* A session is no longer in the engine's list: so are its. Once when it leaves, so that nothing goes back,
- * and again when nobody serves it any more. Under engine.lock. */
+/* A session is no longer in the engine's list: so are its. Once when it leaves, so that nothing
+ * goes back, and again when nobody serves it any more. Under engine.lock. */
 struct wh_session;
 void wh_count_session_left(struct wh_session *session);
 

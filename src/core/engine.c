@@ -13,9 +13,9 @@
 #include <unistd.h>
 
 #include "core/core.h"
-#include "rendezvous/rendezvous.h"
-#include "gpu/stream.h"
 #include "gpu/staging.h"
+#include "gpu/stream.h"
+#include "rendezvous/rendezvous.h"
 #include "util/clock.h"
 #include "util/options.h"
 #include "util/text.h"
@@ -28,10 +28,11 @@ int wh_engine_guard(const struct wh_engine *engine, const char *call)
 	if (!engine)
 		return wh_fail(EINVAL, "%s: engine is NULL", call);
 	if (*engine->ours != 1)
-		return wh_fail(EPERM,
-			       "%s: the engine belongs to the process that opened it, this is a fork; "
-			       "open an engine of its own here",
-			       call);
+		return wh_fail(
+			EPERM,
+			"%s: the engine belongs to the process that opened it, this is a fork; "
+			"open an engine of its own here",
+			call);
 	return 0;
 }
 
@@ -58,7 +59,8 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 
 uint32_t wh_engine_capabilities(const struct wh_engine *engine)
 {
-	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 : WH_CAPABLE_RDMA | WH_CAPABLE_LETTERS;
+	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 :
+							     WH_CAPABLE_RDMA | WH_CAPABLE_LETTERS;
 }
 
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
@@ -137,8 +139,9 @@ static int learn_identity(struct wh_engine *engine, const char *name)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
 			       WH_NAME_MAX - 1);
 	if (name && !wh_text_is_clean(name, strlen(name)))
-		return wh_fail(EINVAL,
-			       "wh_engine_open: options.name has control characters, or is not UTF-8");
+		return wh_fail(
+			EINVAL,
+			"wh_engine_open: options.name has control characters, or is not UTF-8");
 	gethostname(host, sizeof(host) - 1);
 	if (name && *name)
 		snprintf(engine->name, sizeof(engine->name), "%s", name);
@@ -161,8 +164,8 @@ static int start_loops(struct wh_engine *engine)
 	/* Of those that this process may use. */
 	if (!sched_getaffinity(0, sizeof(may), &may))
 		cpus = CPU_COUNT(&may);
-	/* One could not take in what several connections bring, even where there are but two CPUs, nor
-	 * four what 16 bring. Those that spin take their CPUs from others. */
+	/* One could not take in what several connections bring, even where there are but two CPUs,
+	 * nor four what 16 bring. Those that spin take their CPUs from others. */
 	if (!wanted)
 		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 || spin ? 4 : 8;
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
@@ -212,13 +215,16 @@ static int check_transport_names(const struct wh_config *config)
 		snprintf(name, sizeof(name), "%.*s", (int)span, list);
 		if (wh_transport_by_name(name) == WH_TRANSPORT_COUNT)
 			return wh_fail(EINVAL,
-				       "transports: there is no transport \"%s\"; known are "
-				       WH_TRANSPORT_NAMES, name);
+				       "transports: there is no transport \"%s\"; known "
+				       "are " WH_TRANSPORT_NAMES,
+				       name);
 		list += span + (list[span] == ',');
 	}
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
-		return wh_fail(EINVAL, "require: there is no transport \"%s\"; known are "
-			       WH_TRANSPORT_NAMES, require);
+		return wh_fail(
+			EINVAL,
+			"require: there is no transport \"%s\"; known are " WH_TRANSPORT_NAMES,
+			require);
 	return 0;
 }
 
@@ -250,7 +256,8 @@ static void open_transports(struct wh_engine *engine)
 				 engine->config.text[WH_KNOB_TRANSPORTS]);
 			error = -ENODEV;
 		} else if (id == WH_TRANSPORT_RDMA && engine->trust.tls) {
-			snprintf(off, WH_REFUSAL, "the knob tls is on, and what NICs move is not encrypted");
+			snprintf(off, WH_REFUSAL,
+				 "the knob tls is on, and what NICs move is not encrypted");
 		} else {
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)
@@ -287,8 +294,10 @@ static int log_unknown_variables(struct wh_engine *engine)
 	int found;
 
 	while ((found = wh_config_unknown(&cursor, name)) > 0)
-		wh_engine_log(engine, "warning: %s is in the environment, but no setting of this version "
-			      "reads it; " WH_CONFIG_IGNORE "=1 silences this", name);
+		wh_engine_log(engine,
+			      "warning: %s is in the environment, but no setting of this version "
+			      "reads it; " WH_CONFIG_IGNORE "=1 silences this",
+			      name);
 	return found;
 }
 
@@ -348,7 +357,8 @@ static int reachable_address(struct wh_engine *engine, const char *url, char *ou
 	for (i = 0; i < count && v4 && there[i].ss_family != AF_INET; i++)
 		;
 	if (i == count)
-		return wh_fail(EADDRNOTAVAIL, "registry: it has no IPv4 address, so that of this host is "
+		return wh_fail(EADDRNOTAVAIL,
+			       "registry: it has no IPv4 address, so that of this host is "
 			       "not known; listen on it instead of 0.0.0.0");
 	/* Nothing is sent: connecting such a socket is choosing a route. */
 	fd = socket(there[i].ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -529,18 +539,20 @@ static int engine_try_close(struct wh_engine *engine)
 	if (error)
 		return error;
 	if (wh_engine_inside(engine))
-		return wh_fail(EDEADLK, "wh_engine_close: called from one of the engine's own threads");
+		return wh_fail(EDEADLK,
+			       "wh_engine_close: called from one of the engine's own threads");
 	pthread_mutex_lock(&engine->lock);
 	for (struct wh_list *l = engine->memory.next; l != &engine->memory; l = l->next)
 		memory++;
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		peers++;
 	if (memory || peers || engine->queue_count || engine->regions.count || engine->window_count)
-		error = wh_fail(EBUSY,
-				"wh_engine_close: still open are %u peers, %u queues, %u regions, %u "
-				"windows and %u allocations of memory; close them first",
-				peers, engine->queue_count, engine->regions.count,
-				engine->window_count, memory);
+		error = wh_fail(
+			EBUSY,
+			"wh_engine_close: still open are %u peers, %u queues, %u regions, %u "
+			"windows and %u allocations of memory; close them first",
+			peers, engine->queue_count, engine->regions.count, engine->window_count,
+			memory);
 	pthread_mutex_unlock(&engine->lock);
 	if (error)
 		return error;

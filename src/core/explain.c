@@ -80,7 +80,8 @@ static int explain_routes(struct wh_batch *batch, struct wh_route *out, size_t *
 	room = *count;
 	*count = found;
 	if (room < found)
-		return wh_fail(ENOSPC, "wh_batch_routes: room for %zu routes, there are %u", room, found);
+		return wh_fail(ENOSPC, "wh_batch_routes: room for %zu routes, there are %u", room,
+			       found);
 	if (found)
 		memcpy(out, routes, found * sizeof(*out));
 	return 0;
@@ -108,7 +109,8 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 		const struct wh_piece *piece = &batch->pieces[i];
 		/* Some transports know of the whole piece only. */
 		uint64_t left = atomic_load_explicit(&piece->done, memory_order_acquire) ?
-				0 : atomic_load_explicit(&piece->left, memory_order_relaxed);
+					0 :
+					atomic_load_explicit(&piece->left, memory_order_relaxed);
 
 		bytes += left < piece->bytes ? piece->bytes - left : 0;
 	}
@@ -156,9 +158,10 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	return wh_fail_end(explain_estimate(batch, out));
 }
 
-/* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock. */
-static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint64_t remote, char *line,
-		      size_t size)
+/* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock.
+ */
+static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
+		      char *line, size_t size)
 {
 	struct wh_place *place;
 	bool told = wh_pane_tell(local, line, size);
@@ -168,10 +171,9 @@ static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint6
 	place = wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!place)
 		return false;
-	told = peer->self ?
-		       wh_pane_tell(wh_container(place, struct wh_region, place), line, size) :
-		       wh_pane_tell_remote(wh_container(place, struct wh_remote_region, place), line,
-					   size);
+	told = peer->self ? wh_pane_tell(wh_container(place, struct wh_region, place), line, size) :
+			    wh_pane_tell_remote(wh_container(place, struct wh_remote_region, place),
+						line, size);
 	wh_place_leave(place);
 	return told;
 }
@@ -199,7 +201,8 @@ static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 }
 
 /* What the transport itself has to tell of it. */
-static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, char *out, size_t size)
+static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, char *out,
+		       size_t size)
 {
 	struct wh_peer *peer = batch->peer;
 
@@ -254,11 +257,11 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 
 		used += (size_t)snprintf(line, sizeof(line), "%s:", route->transport);
 		if (route->bytes)
-			used += (size_t)snprintf(line + used, sizeof(line) - used,
-						 " %" PRIu64 " bytes in %" PRIu64 " transfers%s%s%s",
-						 route->bytes, route->transfers,
-						 route->detail[0] ? " (" : "", route->detail,
-						 route->detail[0] ? ")" : "");
+			used += (size_t)snprintf(
+				line + used, sizeof(line) - used,
+				" %" PRIu64 " bytes in %" PRIu64 " transfers%s%s%s", route->bytes,
+				route->transfers, route->detail[0] ? " (" : "", route->detail,
+				route->detail[0] ? ")" : "");
 		if (route->refused[0])
 			used += (size_t)snprintf(line + used, sizeof(line) - used, "%s refused: %s",
 						 route->bytes ? ", partly" : "", route->refused);

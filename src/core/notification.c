@@ -3,14 +3,14 @@
  * Notifications: the inbox of an engine, and the way there.
  *
  * The inbox is bounded. What does not fit waits at its sender's session (at most WINDOW of them,
- * which is also the most that a peer sends without having them confirmed) or, when an engine notifies
- * itself, with the batch. Whoever is turned away marks the inbox as `wanted`; whoever takes something
- * out of a wanted inbox has loop 0 deliver what waits. So as long as anything waits, the inbox is
- * wanted or loop 0 is about to look.
+ * which is also the most that a peer sends without having them confirmed) or, when an engine
+ * notifies itself, with the batch. Whoever is turned away marks the inbox as `wanted`; whoever
+ * takes something out of a wanted inbox has loop 0 deliver what waits. So as long as anything
+ * waits, the inbox is wanted or loop 0 is about to look.
  *
- * They go over the control connection, or by a transport's own way. In the latter case one may be sent behind
- * the bytes of its batch, before these are known to have arrived, if they cannot be overtaken: then it may be
- * confirmed before its batch's pieces have ended.
+ * They go over the control connection, or by a transport's own way. In the latter case one may be
+ * sent behind the bytes of its batch, before these are known to have arrived, if they cannot be
+ * overtaken: then it may be confirmed before its batch's pieces have ended.
  *
  * Locks: engine.lock, wh_peer.note_lock, that of a transport, wh_inbox.lock, wh_control.lock.
  * wh_batch_finish() is never called under one of them.
@@ -30,7 +30,7 @@
 _Static_assert(WINDOW == WH_RDMA_LETTERS, "there is a slot, and a receive, for each on its way");
 
 struct note {
-	struct wh_list link;         /* inbox.notes or inbox.waiting */
+	struct wh_list link; /* inbox.notes or inbox.waiting */
 	struct wh_list session_link; /* session.notes, while it waits */
 	struct wh_session *session;
 	uint64_t sequence;
@@ -49,10 +49,10 @@ struct wh_inbox {
 	_Atomic uint32_t count; /* of them; changed under the lock */
 	uint32_t room;
 	bool wanted; /* somebody has been turned away */
-	int fd;      /* readable while count is not 0 */
+	int fd; /* readable while count is not 0 */
 	struct wh_task deliver;
 	struct wh_list waiting; /* of all sessions, the oldest first; on loop 0 */
-	bool own_first;         /* whose turn it is, our own or the sessions'; on loop 0 */
+	bool own_first; /* whose turn it is, our own or the sessions'; on loop 0 */
 };
 
 /* ---- the inbox ---------------------------------------------------------------------------- */
@@ -168,7 +168,8 @@ static int confirm(struct wh_session *session, uint64_t sequence)
 	return wh_control_send(&session->control, WH_FRAME_NOTIFIED, 0, bytes, sizeof(bytes));
 }
 
-static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data, size_t length)
+static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
+		   size_t length)
 {
 	struct wh_inbox *inbox = session->engine->inbox;
 	struct note *note;
@@ -189,7 +190,8 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 		note->charged = (int64_t)(sizeof(*note) + note->length);
 	if (!wh_guest_queue(session->guest, note->charged)) {
 		free(note);
-		session->control.full = "notifies more than may wait for its address (the knob held)";
+		session->control.full =
+			"notifies more than may wait for its address (the knob held)";
 		return -ENOBUFS;
 	}
 	wh_list_append(&inbox->waiting, &note->link);
@@ -205,7 +207,8 @@ int wh_session_notified(struct wh_session *session, const uint8_t *payload, size
 	return take_in(session, 0, wh_get64(payload), payload + SEQUENCE, length - SEQUENCE);
 }
 
-int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data, size_t length)
+int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
+		      size_t length)
 {
 	return take_in(session, by, sequence, data, length);
 }
@@ -381,7 +384,8 @@ static int by_transport(struct wh_peer *peer, struct wh_batch *batch, uint64_t s
 {
 	if (!peer->opened[WH_TRANSPORT_RDMA])
 		return -EOPNOTSUPP;
-	return wh_transport(WH_TRANSPORT_RDMA)->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
+	return wh_transport(WH_TRANSPORT_RDMA)
+		->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
 }
 
 /* Under note_lock: a peer that is lost is not connected again before wh_notes_lost() has had this
@@ -409,8 +413,9 @@ static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 	return 0;
 }
 
-/* Send what the window takes. As soon as the lock is given back, what was sent may be confirmed, its batch
- * freed and the peer closed, by others; so it is taken once, and the peer not touched afterwards. */
+/* Send what the window takes. As soon as the lock is given back, what was sent may be confirmed,
+ * its batch freed and the peer closed, by others; so it is taken once, and the peer not touched
+ * afterwards. */
 static void send_waiting(struct wh_peer *peer)
 {
 	struct wh_batch *batch, *failed = NULL;
@@ -418,7 +423,8 @@ static void send_waiting(struct wh_peer *peer)
 	int error = 0;
 
 	pthread_mutex_lock(&peer->note_lock);
-	while (error != -EAGAIN && peer->note_count < WINDOW && (link = wh_list_take(&peer->notes_waiting))) {
+	while (error != -EAGAIN && peer->note_count < WINDOW &&
+	       (link = wh_list_take(&peer->notes_waiting))) {
 		batch = wh_container(link, struct wh_batch, note_link);
 		error = send_one(peer, batch);
 		if (error == -EAGAIN)
@@ -523,7 +529,8 @@ uint64_t wh_note_ahead(struct wh_batch *batch)
 	return batch->note_sequence;
 }
 
-/* The batch in the list whose notification has this number; NULL. The list has *count more of them. */
+/* The batch in the list whose notification has this number; NULL. The list has *count more of them.
+ */
 static struct wh_batch *find(const struct wh_list *list, uint64_t sequence, unsigned *count)
 {
 	struct wh_batch *found = NULL;
@@ -561,7 +568,8 @@ void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
 
 	pthread_mutex_lock(&peer->note_lock);
 	if (peer->opened[WH_TRANSPORT_RDMA])
-		wh_transport(WH_TRANSPORT_RDMA)->notified(peer, peer->transport[WH_TRANSPORT_RDMA], sequence);
+		wh_transport(WH_TRANSPORT_RDMA)
+			->notified(peer, peer->transport[WH_TRANSPORT_RDMA], sequence);
 	found = find(&peer->notes_sent, sequence, &sent);
 	ahead = find(&peer->notes_ahead, sequence, &sent);
 	if (found)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The unix socket that observers of the same user ask. One question of eight bytes, one answer, and the
- * connection is closed. All of it on loop 0 and without waiting: who does not ask, or does not read, is
- * dropped after a moment, and only so many are served at a time.
+ * The unix socket that observers of the same user ask. One question of eight bytes, one answer, and
+ * the connection is closed. All of it on loop 0 and without waiting: who does not ask, or does not
+ * read, is dropped after a moment, and only so many are served at a time.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +34,8 @@ struct client {
 
 struct wh_observer {
 	struct wh_engine *engine;
-	struct wh_listener listener; /* held while all places are taken: the others wait in the backlog */
+	/* held while all places are taken: the others wait in the backlog */
+	struct wh_listener listener;
 	struct wh_timer timer;
 	struct client clients[CLIENTS];
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
@@ -45,7 +46,8 @@ static struct wh_loop *home(struct wh_observer *observer)
 	return &observer->engine->loops[0];
 }
 
-/* ---- one of them ------------------------------------------------------------------------------ */
+/* ---- one of them ------------------------------------------------------------------------------
+ */
 
 static void leave(struct client *client)
 {
@@ -145,7 +147,8 @@ static struct client *free_client(struct wh_observer *observer)
 	return NULL;
 }
 
-static void observer_accepted(struct wh_listener *listener, int fd, const struct sockaddr_storage *from)
+static void observer_accepted(struct wh_listener *listener, int fd,
+			      const struct sockaddr_storage *from)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 	struct client *client = free_client(observer);
@@ -173,9 +176,11 @@ static void observer_waits(struct wh_listener *listener, int error)
 	wh_engine_log(observer->engine, "an observer has to wait: %s", strerror(error));
 }
 
-/* ---- the socket --------------------------------------------------------------------------------- */
+/* ---- the socket ---------------------------------------------------------------------------------
+ */
 
-/* Under its name only once it listens: a socket that refuses is one of a dead engine to those who look. */
+/* Under its name only once it listens: a socket that refuses is one of a dead engine to those who
+ * look. */
 static int listen_as(int fd, const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -196,10 +201,10 @@ static int listen_as(int fd, const char *path)
 
 static int make_socket(struct wh_observer *observer, const char *directory)
 {
-	int fd, error, length = snprintf(observer->path, sizeof(observer->path), "%s/%d-%016llx%s",
-					 directory, (int)getpid(),
-					 (unsigned long long)observer->engine->epoch,
-					 WH_OBSERVER_SUFFIX);
+	int fd, error,
+		length = snprintf(observer->path, sizeof(observer->path), "%s/%d-%016llx%s",
+				  directory, (int)getpid(),
+				  (unsigned long long)observer->engine->epoch, WH_OBSERVER_SUFFIX);
 
 	if (length >= (int)sizeof(observer->path))
 		return -ENAMETOOLONG;
@@ -221,7 +226,8 @@ static int try_places(struct wh_observer *observer)
 	int error = -ENOENT;
 
 	wh_config_places(&places);
-	for (unsigned i = 0; wh_observer_place(i, places.runtime, directory, sizeof(directory)); i++) {
+	for (unsigned i = 0; wh_observer_place(i, places.runtime, directory, sizeof(directory));
+	     i++) {
 		if (!*directory)
 			continue;
 		error = wh_observer_make(directory);
@@ -241,9 +247,11 @@ static int choose(struct wh_observer *observer)
 	if (!error && *directory)
 		error = make_socket(observer, directory);
 	if (error && *directory)
-		return wh_fail(-error,
-			       "observe=%.120s: %s; name a directory of this user that others cannot "
-			       "write in, or off", directory, strerror(-error));
+		return wh_fail(
+			-error,
+			"observe=%.120s: %s; name a directory of this user that others cannot "
+			"write in, or off",
+			directory, strerror(-error));
 	/* One that was not asked for is not worth failing for. */
 	if (error)
 		wh_engine_log(observer->engine, "no socket for observers: %s", strerror(-error));
@@ -276,7 +284,8 @@ int wh_observer_open(struct wh_engine *engine)
 		free(observer);
 		return *knob ? error : 0;
 	}
-	error = wh_listener_open(&observer->listener, &engine->loops[0], observer->listener.source.fd);
+	error = wh_listener_open(&observer->listener, &engine->loops[0],
+				 observer->listener.source.fd);
 	if (error) {
 		unlink(observer->path);
 		close(observer->listener.source.fd);

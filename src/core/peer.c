@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers: connecting to another engine, staying connected, and noticing that it is another one now. */
+/* Peers: connecting to another engine, staying connected, and noticing that it is another one now.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,8 +38,10 @@ int wh_peer_check(struct wh_peer *peer)
 	if (state == WH_PEER_CONNECTED)
 		return 0;
 	if (state == WH_PEER_STALE)
-		return wh_fail(ESTALE, "peer %s was restarted (a new epoch); close this peer and open it again",
-			       peer->welcome.name);
+		return wh_fail(
+			ESTALE,
+			"peer %s was restarted (a new epoch); close this peer and open it again",
+			peer->welcome.name);
 	pthread_mutex_lock(&peer->lock);
 	memcpy(text, peer->text, sizeof(text));
 	pthread_mutex_unlock(&peer->lock);
@@ -54,7 +57,8 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 	atomic_store(&peer->usable[id], false);
 	pthread_mutex_unlock(&peer->lock);
 	atomic_fetch_add(&peer->plan_version, 1);
-	wh_engine_log(peer->engine, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name, why);
+	wh_engine_log(peer->engine, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name,
+		      why);
 }
 
 /* ---- aborting data connections --------------------------------------------------------------- */
@@ -165,7 +169,8 @@ static void set_state(struct wh_peer *peer, uint32_t state, int error, const cha
 
 /* ---- the registry ---------------------------------------------------------------------------- */
 
-/* While a peer is lost: has another engine its name now? Then there is no need to wait for the old one. */
+/* While a peer is lost: has another engine its name now? Then there is no need to wait for the old
+ * one. */
 static void watch(struct wh_peer *peer)
 {
 	peer->watch.unlike = peer->welcome.epoch;
@@ -216,7 +221,8 @@ static void moved(struct wh_task *task)
 	set_state(peer, WH_PEER_STALE, -ESTALE, text);
 }
 
-/* ---- trying again ----------------------------------------------------------------------------- */
+/* ---- trying again -----------------------------------------------------------------------------
+ */
 
 static void retry(struct wh_timer *timer)
 {
@@ -258,7 +264,8 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	wh_timer_clear(&peer->heartbeat);
 	if (!peer->listed || !state) { /* while shaking hands */
 		if (error == -ECONNRESET)
-			snprintf(why, sizeof(why), "%s: it closed the connection during the handshake",
+			snprintf(why, sizeof(why),
+				 "%s: it closed the connection during the handshake",
 				 peer->address_text);
 		else
 			snprintf(why, sizeof(why), "%s: %s", peer->address_text, text);
@@ -317,7 +324,8 @@ static void not_proved(struct wh_peer *peer, const char *name)
 {
 	char why[WH_TEXT_MAX];
 
-	snprintf(why, sizeof(why), "%.40s (%.24s): %.180s", peer->address_text, name, wh_error_text());
+	snprintf(why, sizeof(why), "%.40s (%.24s): %.180s", peer->address_text, name,
+		 wh_error_text());
 	ended(peer, -EACCES, why);
 }
 
@@ -325,7 +333,8 @@ static void other_version(struct wh_peer *peer, const struct wh_hello *welcome)
 {
 	char why[WH_TEXT_MAX];
 
-	snprintf(why, sizeof(why), "%s answers in protocol version %u, this engine speaks %u: one of them is newer",
+	snprintf(why, sizeof(why),
+		 "%s answers in protocol version %u, this engine speaks %u: one of them is newer",
 		 peer->address_text, welcome->version_min, WH_WIRE_VERSION);
 	ended(peer, -EPROTONOSUPPORT, why);
 }
@@ -355,7 +364,8 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 		memcpy(welcome.name, wh_tls_name(peer->control.tls), sizeof(welcome.name));
 	/* The registry knew another engine at this address. */
 	if (first && peer->wanted && welcome.epoch != peer->wanted) {
-		ended(peer, -ESTALE, "another engine answers there than the registry has; try again "
+		ended(peer, -ESTALE,
+		      "another engine answers there than the registry has; try again "
 		      "when the lease of the former has ended");
 		return 0;
 	}
@@ -374,8 +384,8 @@ static int welcomed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 			       WH_PROOF_SIZE);
 }
 
-/* This engine itself, under its own address; or somebody between it and itself, who must not be taken for
- * that: what is meant for him would go into our own regions. */
+/* This engine itself, under its own address; or somebody between it and itself, who must not be
+ * taken for that: what is meant for him would go into our own regions. */
 static bool is_self(struct wh_peer *peer)
 {
 	struct wh_session *session = wh_session_find(peer->engine, peer->welcome.session);
@@ -466,7 +476,8 @@ static int removed(struct wh_peer *peer, const uint8_t *payload, size_t length)
 	return wh_control_send(&peer->control, WH_FRAME_REMOVED, 0, payload, length);
 }
 
-static int peer_frame(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload)
+static int peer_frame(struct wh_control *control, const struct wh_frame *frame,
+		      const uint8_t *payload)
 {
 	struct wh_peer *peer = wh_container(control, struct wh_peer, control);
 
@@ -608,7 +619,8 @@ static void stop(void *argument)
 			wh_transport(id)->peer_close(peer, peer->transport[id]);
 }
 
-/* ---- the public functions ---------------------------------------------------------------------- */
+/* ---- the public functions ----------------------------------------------------------------------
+ */
 
 static void peer_free(struct wh_peer *peer)
 {
@@ -688,8 +700,9 @@ static int wait_connected(struct wh_peer *peer, const char *url, int64_t deadlin
 
 	pthread_mutex_lock(&peer->lock);
 	while (atomic_load(&peer->state) != WH_PEER_CONNECTED && !peer->connect_error && !late)
-		late = deadline == INT64_MAX ? pthread_cond_wait(&peer->changed, &peer->lock) :
-					       pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
+		late = deadline == INT64_MAX ?
+			       pthread_cond_wait(&peer->changed, &peer->lock) :
+			       pthread_cond_timedwait(&peer->changed, &peer->lock, &until);
 	if (atomic_load(&peer->state) == WH_PEER_CONNECTED)
 		error = 0;
 	else if (peer->connect_error)
@@ -751,7 +764,8 @@ static int peer_try_open(struct wh_engine *engine, const char *url,
 	if (options.timeout < 0)
 		return wh_fail(EINVAL, "wh_peer_open: options.timeout is negative");
 	if (wh_engine_inside(engine))
-		return wh_fail(EDEADLK, "wh_peer_open: called from one of the engine's own threads");
+		return wh_fail(EDEADLK,
+			       "wh_peer_open: called from one of the engine's own threads");
 	error = peer_new(engine, &peer);
 	if (error)
 		return error;
@@ -799,11 +813,12 @@ static int peer_try_close(struct wh_peer *peer)
 		return error;
 	engine = peer->engine;
 	if (wh_engine_inside(engine))
-		return wh_fail(EDEADLK, "wh_peer_close: called from one of the engine's own threads");
+		return wh_fail(EDEADLK,
+			       "wh_peer_close: called from one of the engine's own threads");
 	batches = WH_BATCHES(atomic_load(&peer->batches));
 	if (batches)
-		return wh_fail(EBUSY, "wh_peer_close: %u batches of %s have not been freed", batches,
-			       peer->welcome.name);
+		return wh_fail(EBUSY, "wh_peer_close: %u batches of %s have not been freed",
+			       batches, peer->welcome.name);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&peer->link);
 	wh_count_peer_closed(peer);

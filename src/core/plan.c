@@ -14,9 +14,9 @@ struct choice {
 	uint32_t op, transport;
 };
 
-/* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well if a
- * region, or the memory that it was made of, is there no more; *inapplicable: it is for no such
- * peer. */
+/* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well
+ * if a region, or the memory that it was made of, is there no more; *inapplicable: it is for no
+ * such peer. */
 static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
 		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
 		   char gone[WH_REFUSAL])
@@ -94,8 +94,8 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 	if (batch->require != WH_TRANSPORT_COUNT) {
 		const char *why = engine->transport_off[batch->require];
 
-		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.190s", what,
-			       (unsigned long long)index, wh_transport(batch->require)->name,
+		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.190s",
+			       what, (unsigned long long)index, wh_transport(batch->require)->name,
 			       *why ? why : batch->share[batch->require].refused);
 	}
 	/* Those that are for no such peer are named only if there is nothing else to say. */
@@ -156,7 +156,8 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 }
 
 static int decide(struct wh_batch *batch, const char *what, uint64_t index,
-		  const struct wh_region *local, uint64_t remote, uint32_t op, struct choice *choice)
+		  const struct wh_region *local, uint64_t remote, uint32_t op,
+		  struct choice *choice)
 {
 	char gone[WH_REFUSAL] = "";
 	int error;
@@ -189,8 +190,7 @@ static int plan_items(struct wh_batch *batch)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
-		error = decide(batch, "transfer", i, item->local, item->remote, item->op,
-			       &choice);
+		error = decide(batch, "transfer", i, item->local, item->remote, item->op, &choice);
 		if (error)
 			return error;
 		if (!piece || piece->op != item->op || piece->transport != choice.transport) {

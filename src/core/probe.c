@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a batch takes where the CPU or a network moves it, from a probe of the way to that peer: the first
- * time that somebody asks for it, a few bytes are read from the peer, then its region is walked
- * through, once in long pieces and once in blocks. What is read again and again comes from the
- * cache, several times as fast as memory: so each piece is read once to touch its pages, and once
- * more when all others have been read since. wherry bench walks through as much. Only reading
+ * What a batch takes where the CPU or a network moves it, from a probe of the way to that peer: the
+ * first time that somebody asks for it, a few bytes are read from the peer, then its region is
+ * walked through, once in long pieces and once in blocks. What is read again and again comes from
+ * the cache, several times as fast as memory: so each piece is read once to touch its pages, and
+ * once more when all others have been read since. wherry bench walks through as much. Only reading
  * destroys nothing there; writing is taken to cost as much.
  */
 #include <errno.h>
@@ -17,14 +17,15 @@
 
 #define SHORT ((uint64_t)8)
 #define LONG ((uint64_t)1 << 20)
-#define SET ((uint64_t)64 << 20)   /* walked through: the default working set of wherry bench */
+#define SET ((uint64_t)64 << 20) /* walked through: the default working set of wherry bench */
 #define LEAST ((uint64_t)64 << 10) /* what is shorter shows no rate */
 #define BLOCK ((uint64_t)4 << 10)
 #define PIECES (SET / LONG)
-#define ROUNDS 9                   /* at least so many times, unless that takes too long */
-#define TOUCHING (100 * WH_MS)     /* the most for the first walk, and for a timed one; each reads a */
-#define TIMING (50 * WH_MS)        /* piece at least */
-#define PATIENCE (2 * WH_SECOND)   /* for one batch */
+#define ROUNDS 9 /* at least so many times, unless that takes too long */
+/* the most for the first walk, and for a timed one; each reads a */
+#define TOUCHING (100 * WH_MS)
+#define TIMING (50 * WH_MS) /* piece at least */
+#define PATIENCE (2 * WH_SECOND) /* for one batch */
 
 struct trial {
 	struct wh_peer *peer;
@@ -41,13 +42,14 @@ struct walk {
 	uint64_t count, most;
 };
 
-/* ---- one walk ---------------------------------------------------------------------------------- */
+/* ---- one walk ----------------------------------------------------------------------------------
+ */
 
 static int fill(struct wh_batch *batch, const struct walk *walk, uint64_t start)
 {
-	struct wh_transfer transfer = {
-		.local = walk->trial->scratch, .remote = walk->trial->remote, .op = WH_READ
-	};
+	struct wh_transfer transfer = { .local = walk->trial->scratch,
+					.remote = walk->trial->remote,
+					.op = WH_READ };
 	int error = 0;
 
 	for (uint64_t at = 0; at < walk->piece && !error; at += walk->block) {
@@ -142,14 +144,16 @@ static bool measure(const struct trial *trial, struct wh_probed *out)
 	return true;
 }
 
-/* ---- what it is tried with --------------------------------------------------------------------- */
+/* ---- what it is tried with ---------------------------------------------------------------------
+ */
 
 static bool long_enough(const struct wh_place *place)
 {
 	return (place->access & WH_ACCESS_READ) && place->length >= LEAST;
 }
 
-/* The peer's region that the probe reads: this one, or the longest of the same kind that may be read. */
+/* The peer's region that the probe reads: this one, or the longest of the same kind that may be
+ * read. */
 static bool find(struct wh_places *places, uint64_t wanted, struct trial *trial)
 {
 	struct wh_place *place = wh_place_enter(places, wanted), found;
@@ -177,7 +181,8 @@ static bool find(struct wh_places *places, uint64_t wanted, struct trial *trial)
 static int make_scratch(struct wh_engine *engine, const struct wh_region *like, uint64_t length,
 			void **address, struct wh_region **out)
 {
-	struct wh_region_options published = { .size = sizeof(published), .access = WH_ACCESS_NONE };
+	struct wh_region_options published = { .size = sizeof(published),
+					       .access = WH_ACCESS_NONE };
 	struct wh_memory_options options = { .size = sizeof(options), .kind = like->place.kind };
 	struct wh_memory_info info = { .size = sizeof(info) };
 	int error = wh_memory_query(engine, (void *)(uintptr_t)like->place.address, &info);
@@ -214,7 +219,8 @@ static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh
 	return good;
 }
 
-/* ---- estimating -------------------------------------------------------------------------------- */
+/* ---- estimating --------------------------------------------------------------------------------
+ */
 
 /* What is known of the way between two regions, measured now if it is not. */
 static bool known(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
@@ -224,11 +230,10 @@ static bool known(struct wh_peer *peer, enum wh_transport_id id, const struct wh
 	uint64_t epoch = peer->self ? peer->engine->epoch : peer->welcome.epoch;
 	bool good;
 
-	/* It lets others wait: whoever asks for an estimate has time, and two probes at once would be in
-	 * each other's way. */
+	/* It lets others wait: whoever asks for an estimate has time, and two probes at once would
+	 * be in each other's way. */
 	pthread_mutex_lock(&peer->probe_lock);
-	good = kept->epoch == epoch && kept->remote == remote &&
-	       kept->kind == local->place.kind;
+	good = kept->epoch == epoch && kept->remote == remote && kept->kind == local->place.kind;
 	/* The engine's own threads are needed for the answer. */
 	if (!good && !wh_engine_inside(peer->engine)) {
 		good = probe(peer, id, local, remote, kept);
@@ -249,14 +254,14 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 
 	for (size_t i = 0; i < batch->piece_count; i++) {
 		const struct wh_piece *piece = &batch->pieces[i];
-		const struct wh_block_base *base = piece->blocks ? &piece->blocks->bases[piece->first] :
-								   NULL;
+		const struct wh_block_base *base =
+			piece->blocks ? &piece->blocks->bases[piece->first] : NULL;
 		const struct wh_item *item = base ? NULL : &batch->items[piece->first];
 
 		if (piece->transport != id)
 			continue;
-		if (!known(peer, id, base ? base->local : item->local, base ? base->remote : item->remote,
-			   &cost))
+		if (!known(peer, id, base ? base->local : item->local,
+			   base ? base->remote : item->remote, &cost))
 			return false;
 		/* Pieces are under way side by side: the way there and back is taken once. */
 		sum = sum > 0 ? sum : cost.price;

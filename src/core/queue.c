@@ -11,10 +11,10 @@
 struct wh_queue {
 	struct wh_engine *engine;
 	pthread_mutex_t lock;
-	struct wh_list done;    /* batches, by queue_link */
+	struct wh_list done; /* batches, by queue_link */
 	_Atomic uint32_t count; /* of them; changed under the lock */
-	_Atomic uint32_t held;  /* batches that report here */
-	int fd;                 /* readable while count is not 0 */
+	_Atomic uint32_t held; /* batches that report here */
+	int fd; /* readable while count is not 0 */
 };
 
 static int guard(const struct wh_queue *queue, const char *call)

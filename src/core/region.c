@@ -74,10 +74,12 @@ static int take_grant(const struct wh_grant *grant, uint32_t index, struct right
 	if (!length || length == WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_region_register: options.grants[%u].peer %s", index,
 			       !grant->peer ? "is NULL" :
-			       length ? "has more than 63 bytes" : "is empty");
+			       length       ? "has more than 63 bytes" :
+					      "is empty");
 	if (!is_access(grant->access) || grant->reserved)
 		return wh_fail(EINVAL,
-			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, reserved "
+			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, "
+			       "reserved "
 			       "%#x; READ, WRITE, both, or NONE alone, and 0",
 			       index, grant->peer, grant->access, grant->reserved);
 	memcpy(right->name, grant->peer, length);
@@ -96,9 +98,10 @@ static int take_grants(const struct wh_region_options *options, struct wh_rights
 	if (!count && !options->grants)
 		return 0;
 	if (!count || !options->grants || count > WH_GRANTS_MAX)
-		return wh_fail(EINVAL, "wh_region_register: options.grant_count is %u, of 1 to %d, and "
-			       "options.grants is %s", count, WH_GRANTS_MAX,
-			       options->grants ? "not NULL" : "NULL");
+		return wh_fail(EINVAL,
+			       "wh_region_register: options.grant_count is %u, of 1 to %d, and "
+			       "options.grants is %s",
+			       count, WH_GRANTS_MAX, options->grants ? "not NULL" : "NULL");
 	rights = calloc(1, sizeof(*rights) + count * sizeof(rights->of[0]));
 	if (!rights)
 		return wh_fail(ENOMEM, "wh_region_register: no memory for %u grants", count);
@@ -110,7 +113,8 @@ static int take_grants(const struct wh_region_options *options, struct wh_rights
 		qsort(rights->of, count, sizeof(rights->of[0]), by_name);
 	for (uint32_t i = 1; !error && i < count; i++)
 		if (!by_name(&rights->of[i - 1], &rights->of[i]))
-			error = wh_fail(EINVAL, "wh_region_register: options.grants names \"%s\" twice",
+			error = wh_fail(EINVAL,
+					"wh_region_register: options.grants names \"%s\" twice",
 					rights->of[i].name);
 	if (error)
 		free(rights);

@@ -362,8 +362,8 @@ int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t
 			       peer->welcome.name, (unsigned long long)record.id);
 	if (error)
 		return error;
-	/* What the peer says counts; a key that says otherwise has been tampered with. It grants what any
-	 * peer may do, of which this one may have a part. */
+	/* What the peer says counts; a key that says otherwise has been tampered with. It grants
+	 * what any peer may do, of which this one may have a part. */
 	if (found.address != record.address || found.length != record.length ||
 	    (found.access & ~record.access) || found.kind != record.kind ||
 	    strcmp(found.name, record.name))

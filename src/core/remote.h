@@ -17,8 +17,8 @@ struct wh_region_record;
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record);
 
 /* The peer takes a region back; on loop 0. An id that is not known is fine. When it returns 0
- * nothing touches the region any more and it is unmapped. -EBUSY: a copy has not let go of it within
- * half of the knob `timeout`; it is closed, but REMOVED must not be said. */
+ * nothing touches the region any more and it is unmapped. -EBUSY: a copy has not let go of it
+ * within half of the knob `timeout`; it is closed, but REMOVED must not be said. */
 int wh_remote_remove(struct wh_peer *peer, uint64_t id);
 
 /* Take out all of them: the peer goes, no batch is left, and nothing of it runs on loop 0. Its

@@ -86,13 +86,14 @@ static void watch(struct wh_timer *timer)
 
 /* ---- memory of GPUs ------------------------------------------------------------------------ */
 
-/* Is it likely to? On this host GPUs reach each other's memory; otherwise what NICs do not reach, or TCP moves,
- * goes through pinned memory. Whether the NICs of both reach it is seen when a piece is planned. */
+/* Is it likely to? On this host GPUs reach each other's memory; otherwise what NICs do not reach,
+ * or TCP moves, goes through pinned memory. Whether the NICs of both reach it is seen when a piece
+ * is planned. */
 static bool likely_stages(const struct wh_session *session)
 {
 	const struct wh_engine *engine = session->engine;
-	bool near = !memcmp(session->hello.host, engine->host, sizeof(engine->host)) && *engine->socket_name &&
-		    !engine->transport_off[WH_TRANSPORT_CUDA][0];
+	bool near = !memcmp(session->hello.host, engine->host, sizeof(engine->host)) &&
+		    *engine->socket_name && !engine->transport_off[WH_TRANSPORT_CUDA][0];
 	bool nics = session->hello.capabilities & WH_CAPABLE_RDMA &&
 		    !engine->transport_off[WH_TRANSPORT_RDMA][0];
 
@@ -142,7 +143,8 @@ static int send_regions(struct wh_session *session)
 			.id = atomic_load(&copy.id),
 			.address = copy.address,
 			.length = copy.length,
-			.access = wh_session_access(session, wh_places_at(&engine->regions, copy.index)),
+			.access = wh_session_access(session,
+						    wh_places_at(&engine->regions, copy.index)),
 			.kind = copy.kind,
 			.flags = copy.flags,
 		};
@@ -152,7 +154,8 @@ static int send_regions(struct wh_session *session)
 		memcpy(record.name, name, sizeof(record.name));
 		length += wh_region_encode(bytes + length, &record);
 		if (length + WH_REGION_RECORD_MAX > room) {
-			error = wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
+			error = wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes,
+						length);
 			length = 0;
 		}
 	}
@@ -210,12 +213,12 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	error = send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
-		wh_session_end(session, error, session->control.full ?
-			       session->control.full : "cannot be sent the list of regions");
+		wh_session_end(session, error,
+			       session->control.full ? session->control.full :
+						       "cannot be sent the list of regions");
 		return error;
 	}
-	wh_timer_set(&engine->loops[0], &session->watchdog,
-		     wh_now() + patience(engine));
+	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + patience(engine));
 	wh_engine_log(engine, "%s has connected", session->hello.name);
 	if (likely_stages(session))
 		wh_session_stages(session);
@@ -297,12 +300,14 @@ void wh_sessions_remove(struct wh_engine *engine, uint64_t id)
 }
 
 /* Answers come in the order of the questions, so that counting them is enough. */
-static bool all_removed(struct wh_engine *engine, uint64_t removes, bool keyed, char name[WH_NAME_MAX])
+static bool all_removed(struct wh_engine *engine, uint64_t removes, bool keyed,
+			char name[WH_NAME_MAX])
 {
 	bool all = true;
 
 	pthread_mutex_lock(&engine->lock);
-	for (struct wh_list *l = engine->sessions.next; all && l != &engine->sessions; l = l->next) {
+	for (struct wh_list *l = engine->sessions.next; all && l != &engine->sessions;
+	     l = l->next) {
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
 		if (!(atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) ||
@@ -327,10 +332,11 @@ int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline
 	pthread_mutex_unlock(&engine->lock);
 	while (!all_removed(engine, removes, wh_now() < courtesy, name)) {
 		if (wh_now() > deadline)
-			return wh_fail(EBUSY,
-				       "region %#llx: %s on this host has it mapped and does not let go; "
-				       "it is unpublished, try again",
-				       (unsigned long long)id, name);
+			return wh_fail(
+				EBUSY,
+				"region %#llx: %s on this host has it mapped and does not let go; "
+				"it is unpublished, try again",
+				(unsigned long long)id, name);
 		nanosleep(&pause, NULL);
 		if (pause.tv_nsec < 1000000)
 			pause.tv_nsec *= 2;

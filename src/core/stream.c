@@ -2,9 +2,9 @@
 /*
  * Batches and streams of the application.
  *
- * A batch that follows a stream waits, on the CPU's side, for an event on it: a lane of ours that waited
- * itself would keep other batches from going past, and could not be cancelled. A stream that follows a
- * batch waits for a word in pinned memory, which the batch's end sets, however it ends.
+ * A batch that follows a stream waits, on the CPU's side, for an event on it: a lane of ours that
+ * waited itself would keep other batches from going past, and could not be cancelled. A stream that
+ * follows a batch waits for a word in pinned memory, which the batch's end sets, however it ends.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -21,7 +21,8 @@ struct wh_gate {
 	_Atomic uint32_t ends; /* what the word is set to when the batch ends */
 };
 
-/* ---- the stream's context ---------------------------------------------------------------------- */
+/* ---- the stream's context ----------------------------------------------------------------------
+ */
 
 /* Streams that stand for themselves: NULL and the two named default streams. */
 static bool is_default(const void *stream)
@@ -123,10 +124,11 @@ static int have_gate(struct wh_batch *batch)
 	return 0;
 }
 
-/* ---- a batch that follows a stream ------------------------------------------------------------- */
+/* ---- a batch that follows a stream -------------------------------------------------------------
+ */
 
-/* The event is the context's, which is the application's to destroy once the batch has started: it is
- * not kept any longer than that. */
+/* The event is the context's, which is the application's to destroy once the batch has started: it
+ * is not kept any longer than that. */
 static void drop_event(struct wh_gate *gate)
 {
 	struct wh_cuda *cuda = gate->batch->peer->engine->cuda;
@@ -197,7 +199,8 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
 	return wh_fail_end(stream_submit_after(batch, stream));
 }
 
-/* ---- a stream that follows a batch ------------------------------------------------------------- */
+/* ---- a stream that follows a batch -------------------------------------------------------------
+ */
 
 static int have_word(struct wh_batch *batch)
 {
@@ -216,9 +219,9 @@ static int have_word(struct wh_batch *batch)
 	return 0;
 }
 
-/* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes after the
- * batch's end the other way round. All of them are sequentially consistent: either that sees the word,
- * or it is seen here that the batch has ended. */
+/* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes
+ * after the batch's end the other way round. All of them are sequentially consistent: either that
+ * sees the word, or it is seen here that the batch has ended. */
 static int wait_word(struct wh_batch *batch, const struct inside *at)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
@@ -252,7 +255,8 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 	return wh_fail_end(stream_hold(batch, stream));
 }
 
-/* ---- for batch.c ------------------------------------------------------------------------------- */
+/* ---- for batch.c -------------------------------------------------------------------------------
+ */
 
 void wh_gate_end(struct wh_batch *batch)
 {

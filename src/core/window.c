@@ -21,7 +21,7 @@ struct wh_window {
 	struct wh_engine *engine;
 	struct wh_view *view;
 	uint64_t address, length;
-	unsigned char *pointer;       /* NULL: staged */
+	unsigned char *pointer; /* NULL: staged */
 	_Atomic uint64_t engine_from; /* 0: not known yet */
 };
 
@@ -82,7 +82,8 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 			   const struct wh_window_options *given, struct wh_window **out)
 {
 	struct wh_window_options options;
-	struct wh_view_request request = { .address = (uintptr_t)address, .length = length,
+	struct wh_view_request request = { .address = (uintptr_t)address,
+					   .length = length,
 					   .map = true };
 	struct wh_windows *windows = NULL;
 	struct wh_window *window;
@@ -103,7 +104,8 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 	window = calloc(1, sizeof(*window));
 	if (!window)
 		return wh_fail(ENOMEM, "wh_window_open: no memory");
-	*window = (struct wh_window){ .engine = engine, .address = request.address,
+	*window = (struct wh_window){ .engine = engine,
+				      .address = request.address,
 				      .length = length };
 	count(engine, 1);
 	error = wh_windows_of(engine, &windows);

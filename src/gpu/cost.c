@@ -42,7 +42,8 @@ bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t
 {
 	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
 
-	return !wh_lane_without(lane) && by_kernel(cost, count, length) < by_copies(cost, count, length);
+	return !wh_lane_without(lane) &&
+	       by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
 void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
@@ -54,7 +55,8 @@ void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, 
 	*copies = by_copies(cost, count, length);
 }
 
-/* ---- measuring --------------------------------------------------------------------------------- */
+/* ---- measuring ---------------------------------------------------------------------------------
+ */
 
 #define PROBE_SHORT ((uint64_t)64 << 10)
 #define PROBE_LONG ((uint64_t)32 << 20) /* long enough that a GPU's own memory shows its rate */
@@ -67,7 +69,7 @@ struct probe {
 	struct wh_lane *lane;
 	uint64_t from, to;
 	uint64_t length; /* of the long piece; at most PROBE_LONG */
-	uint64_t ring;   /* bytes of the ring that it takes, from which the two in it count */
+	uint64_t ring; /* bytes of the ring that it takes, from which the two in it count */
 	bool from_ring, to_ring;
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 };
@@ -95,8 +97,8 @@ static void probe_kernel(struct wh_lane_turn *turn, uint64_t to, uint64_t from, 
 	wh_lane_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
 }
 
-/* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part of
- * the ring is taken anew for each. False: there is no room. */
+/* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part
+ * of the ring is taken anew for each. False: there is no room. */
 static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
 {
 	struct wh_lane_turn turn;
@@ -167,11 +169,11 @@ static void measure(struct probe *probe)
 		return; /* whoever uses the lane will learn why */
 	if (length > PROBE_SHORT) {
 		cost.copy_rate = rate_of(cost.copy_rate, one, large, length - PROBE_SHORT);
-		cost.kernel_rate = rate_of(cost.kernel_rate, kernel, kernel_large,
-					   length - PROBE_SHORT);
+		cost.kernel_rate =
+			rate_of(cost.kernel_rate, kernel, kernel_large, length - PROBE_SHORT);
 	}
-	/* What a copy more takes; and what the kernel takes more than a copy, for both of them have the
-	 * way to the GPU and back in their times. */
+	/* What a copy more takes; and what the kernel takes more than a copy, for both of them have
+	 * the way to the GPU and back in their times. */
 	cost.copy = (many - one) / PROBE_COPIES - (double)PROBE_SHORT / cost.copy_rate;
 	cost.copy = cost.copy > 200 ? cost.copy : 200;
 	cost.launch = kernel - one + cost.copy + (double)PROBE_SHORT / cost.copy_rate -
@@ -204,8 +206,7 @@ static void give_back(struct wh_lane *lane, uint64_t address)
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 	struct wh_cuda_scope scope;
 
-	if (!address ||
-	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+	if (!address || wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
 		return;
 	cuda->cuMemFreeAsync(address, lane->stream);
 	wh_cuda_leave(&scope);

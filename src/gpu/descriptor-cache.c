@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Lists of offsets that stay on a GPU: those of a prepared descriptor that is submitted again, so that
- * its next submissions have nothing to upload.
+ * Lists of offsets that stay on a GPU: those of a prepared descriptor that is submitted again, so
+ * that its next submissions have nothing to upload.
  *
  * The memory comes from the device's pool, by calls that are ordered with the lane's stream: an
  * ordinary free would wait for everything that runs on the device.
@@ -20,7 +20,7 @@ struct wh_kept {
 	struct wh_lane *lane; /* whose stream the memory was made on */
 	uint64_t address;
 	uint64_t source, target; /* 0: the side has no list */
-	_Atomic bool ready;      /* the upload has been done: other lanes may use it */
+	_Atomic bool ready; /* the upload has been done: other lanes may use it */
 };
 
 static uint64_t upload(struct wh_cuda *cuda, const struct wh_kept *kept, uint64_t at,
@@ -54,8 +54,8 @@ struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
 		return NULL; /* the ring does as well */
 	}
 	kept->source = upload(cuda, kept, kept->address, source, count, &error);
-	kept->target = upload(cuda, kept, kept->address + (source ? 8 * count : 0), target, count,
-			      &error);
+	kept->target =
+		upload(cuda, kept, kept->address + (source ? 8 * count : 0), target, count, &error);
 	if (!error)
 		return kept;
 	cuda->cuMemFreeAsync(kept->address, turn->lane->stream);

@@ -8,7 +8,7 @@
 
 struct wh_cuda_image {
 	const char *name; /* "sm_90"; the last one: "ptx" */
-	int capability;   /* 90; the PTX: the least it runs on */
+	int capability; /* 90; the PTX: the least it runs on */
 	const void *bytes; /* the PTX ends with a 0 */
 	size_t length;
 };

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/blocks.h"
 #include "gpu/kernel-images.h"
+#include "kernels/blocks.h"
 #include "platform/cuda.h"
 #include "util/error.h"
 

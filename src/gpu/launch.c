@@ -2,9 +2,9 @@
 /*
  * Putting work on a lane: copies, lists of pairs, blocks.
  *
- * Pairs of one length are blocks of that length whose offsets are addresses. Pairs of different lengths
- * are cut into pieces of a few lengths, a launch for each: any list of small pairs takes at most
- * CLASSES launches.
+ * Pairs of one length are blocks of that length whose offsets are addresses. Pairs of different
+ * lengths are cut into pieces of a few lengths, a launch for each: any list of small pairs takes at
+ * most CLASSES launches.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -14,14 +14,15 @@
 #include "gpu/stream.h"
 #include "util/clock.h"
 
-/* Lists that short are read by the kernel where the CPU wrote them: taking them to the GPU first would
- * cost more than it saves. */
+/* Lists that short are read by the kernel where the CPU wrote them: taking them to the GPU first
+ * would cost more than it saves. */
 #define READ_IN_PLACE 4096u
 
 #define CLASSES 5
 static const uint64_t class_length[CLASSES] = { 65536, 4096, 256, 16, 1 };
 
-/* ---- turns ------------------------------------------------------------------------------------- */
+/* ---- turns -------------------------------------------------------------------------------------
+ */
 
 static void turn_fail(struct wh_lane_turn *turn, int error)
 {
@@ -46,8 +47,8 @@ void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn)
 		memcpy(turn->text, lane->text, sizeof(turn->text));
 		return;
 	}
-	turn_fail(turn, wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context,
-					      &turn->scope));
+	turn_fail(turn,
+		  wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &turn->scope));
 }
 
 /* Launch what was put off; `flagged`: it is the last of the turn. */
@@ -79,11 +80,11 @@ void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_
 	launch(turn, false);
 	if (turn->error)
 		return;
-	turn_fail(turn, wh_cuda_check(cuda,
-				      cuda->cuMemcpyAsync(to, from, length, turn->lane->stream),
-				      "cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
-				      (unsigned long long)length, (unsigned long long)from,
-				      (unsigned long long)to, turn->lane->gpu->device->text));
+	turn_fail(turn,
+		  wh_cuda_check(cuda, cuda->cuMemcpyAsync(to, from, length, turn->lane->stream),
+				"cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
+				(unsigned long long)length, (unsigned long long)from,
+				(unsigned long long)to, turn->lane->gpu->device->text));
 }
 
 void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
@@ -101,8 +102,8 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 	if (!lane->error && (!flagged || turn->error)) {
 		int error = turn->scope.context ?
 				    wh_cuda_call_on(cuda, lane->gpu->device, cuStreamWriteValue32,
-						    lane->stream, lane->word->address,
-						    lane->number, 0) :
+						    lane->stream, lane->word->address, lane->number,
+						    0) :
 				    turn->error;
 
 		/* A stream that does not even take that will never do anything again. */
@@ -124,7 +125,8 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 	pthread_mutex_unlock(&lane->lock);
 }
 
-/* ---- the ring ---------------------------------------------------------------------------------- */
+/* ---- the ring ----------------------------------------------------------------------------------
+ */
 
 /* Bytes that can be had in one stretch. */
 static uint64_t ring_room(const struct wh_lane *lane)
@@ -179,7 +181,8 @@ static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t byte
 	return lane->ring_device + at;
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------ */
+/* ---- blocks ------------------------------------------------------------------------------------
+ */
 
 static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_length)
 {
@@ -224,8 +227,8 @@ static uint64_t take_list(struct wh_lane_turn *turn, const uint64_t *list, uint6
 	return ring_ready(turn, at, 8 * count);
 }
 
-uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks, uint64_t first,
-			uint64_t count)
+uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks,
+			uint64_t first, uint64_t count)
 {
 	unsigned lists = (blocks->source_list && !blocks->source_kept) +
 			 (blocks->target_list && !blocks->target_kept);
@@ -255,8 +258,9 @@ uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *
 		count /= 2;
 	}
 	if (!grid) {
-		turn_fail(turn, wh_fail(E2BIG, "a block of %llu bytes and %u bases are too much for "
-					       "one launch",
+		turn_fail(turn, wh_fail(E2BIG,
+					"a block of %llu bytes and %u bases are too much for "
+					"one launch",
 					(unsigned long long)job.block_length, job.base_count));
 		return count;
 	}
@@ -269,15 +273,18 @@ uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *
 				job.target_base[b] += first * job.target_stride;
 		}
 	}
-	job.source_offsets = take_list(turn, blocks->source_list, blocks->source_kept, first, count);
-	job.target_offsets = take_list(turn, blocks->target_list, blocks->target_kept, first, count);
+	job.source_offsets =
+		take_list(turn, blocks->source_list, blocks->source_kept, first, count);
+	job.target_offsets =
+		take_list(turn, blocks->target_list, blocks->target_kept, first, count);
 	turn->job = job;
 	turn->variant = variant;
 	turn->grid = grid;
 	return count;
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------- */
+/* ---- pairs -------------------------------------------------------------------------------------
+ */
 
 /* How many pieces of that class the pair has; class CLASSES: it is one piece. */
 static inline uint64_t pieces_of(uint64_t length, unsigned class)
@@ -290,8 +297,9 @@ static inline uint64_t pieces_of(uint64_t length, unsigned class)
 
 struct small {
 	const struct wh_pair *pairs;
-	uint64_t count;  /* of pairs, long ones among them */
-	uint64_t longer; /* what is as long as that goes by the copy engine; UINT64_MAX: nothing */
+	uint64_t count; /* of pairs, long ones among them */
+	/* what is as long as that goes by the copy engine; UINT64_MAX: nothing */
+	uint64_t longer;
 };
 
 /* The pieces of one class of the small pairs, as lists of addresses. */
@@ -299,7 +307,9 @@ static void launch_class(struct wh_lane_turn *turn, const struct small *small, u
 			 uint64_t length, uint64_t pieces)
 {
 	struct wh_lane *lane = turn->lane;
-	struct wh_blocks_job job = { .block_length = length, .count = (uint32_t)pieces, .base_count = 1 };
+	struct wh_blocks_job job = { .block_length = length,
+				     .count = (uint32_t)pieces,
+				     .base_count = 1 };
 	uint64_t at = ring_take(lane, 16 * pieces), bits = length, n = 0, list;
 	uint64_t *from = (uint64_t *)(void *)(lane->ring + at), *to = from + pieces;
 	int variant;
@@ -333,8 +343,8 @@ static void launch_class(struct wh_lane_turn *turn, const struct small *small, u
 
 /* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
  * are; *equal: their length if all have the same, else 0. */
-static uint64_t fit(const struct wh_lane *lane, const struct small *small, uint64_t pieces[CLASSES + 1],
-		    uint64_t *equal)
+static uint64_t fit(const struct wh_lane *lane, const struct small *small,
+		    uint64_t pieces[CLASSES + 1], uint64_t *equal)
 {
 	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
 	uint64_t room = ring_room(lane) / 32, length = 0, i;
@@ -349,7 +359,7 @@ static uint64_t fit(const struct wh_lane *lane, const struct small *small, uint6
 			continue;
 		if (!pieces[CLASSES])
 			length = each;
-		for (unsigned class = 0; class < CLASSES; class++)
+		for (unsigned class = 0; class < CLASSES; class ++)
 			sum += more[class] = pieces_of(each, class);
 		/* As long as all have one length it is one piece each. */
 		if (each == length && pieces[CLASSES] < most_equal) {
@@ -362,7 +372,7 @@ static uint64_t fit(const struct wh_lane *lane, const struct small *small, uint6
 		} else {
 			break;
 		}
-		for (unsigned class = 0; class < CLASSES; class++)
+		for (unsigned class = 0; class < CLASSES; class ++)
 			pieces[class] += more[class];
 		pieces[CLASSES]++;
 	}
@@ -377,7 +387,7 @@ static void launch_small(struct wh_lane_turn *turn, const struct small *small,
 		launch_class(turn, small, CLASSES, equal, pieces[CLASSES]);
 		return;
 	}
-	for (unsigned class = 0; class < CLASSES; class++) {
+	for (unsigned class = 0; class < CLASSES; class ++) {
 		if (pieces[class])
 			launch_class(turn, small, class, class_length[class], pieces[class]);
 	}

@@ -9,17 +9,18 @@
 
 #include <wherry/error.h>
 
+#include "gpu/stream.h"
 #include "memory/memory.h"
 #include "transport/cuda/cuda.h"
-#include "gpu/stream.h"
 
-/* What has gone through a slot is in place when the GPU's word has been seen, and the receiving thread has
- * been woken: at least so many ns. */
+/* What has gone through a slot is in place when the GPU's word has been seen, and the receiving
+ * thread has been woken: at least so many ns. */
 #define HAND_OVER 5000
 
 _Static_assert(WH_SLOT >= WH_WINDOW_PROBE, "a slot is room for the probe");
 
-/* ---- which way --------------------------------------------------------------------------------- */
+/* ---- which way ---------------------------------------------------------------------------------
+ */
 
 /* Up to how many bytes is the first way the faster one? Both cost a price and so much a byte. */
 static uint64_t meet(double price, double byte, double price2, double byte2)
@@ -39,13 +40,13 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 	size_t engine = wh_windows_threshold(pane->view);
 	double ring = cost->engine + HAND_OVER;
 
-	pane->receive_most = meet(cost->window, cost->window_byte, ring,
-				  cost->engine_byte + cost->host_byte);
+	pane->receive_most =
+		meet(cost->window, cost->window_byte, ring, cost->engine_byte + cost->host_byte);
 	/* While one slot is copied by the engine, the next one is received. */
 	if (pane->receive_most > WH_SLOT)
-		pane->receive_most = meet(cost->window, cost->window_byte,
-					  ring + cost->engine_byte * (double)WH_SLOT,
-					  cost->host_byte);
+		pane->receive_most =
+			meet(cost->window, cost->window_byte,
+			     ring + cost->engine_byte * (double)WH_SLOT, cost->host_byte);
 	pane->cost = *cost;
 	pane->measured = cost->measured;
 	pane->put_most = meet(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
@@ -53,14 +54,15 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 	pane->get_most = engine < WH_PANE_FEW ? engine : WH_PANE_FEW;
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------- */
+/* ---- opening and closing -----------------------------------------------------------------------
+ */
 
 /* Whose memory it is that a pane is wanted for. */
 struct wanted {
 	struct wh_engine *engine;
 	const struct wh_place *place;
 	uint64_t address; /* as CUDA calls it in this process */
-	bool foreign;     /* another process's */
+	bool foreign; /* another process's */
 	int (*ask)(void *arg, struct wh_cuda_objects *out);
 	void *arg;
 };
@@ -68,20 +70,24 @@ struct wanted {
 /* What the owner of foreign memory says when it is asked. */
 struct answer {
 	char why[WH_REFUSAL]; /* no window opens without */
-	int error;            /* 0: it has sent `objects` */
+	int error; /* 0: it has sent `objects` */
 	char text[WH_REFUSAL];
 	struct wh_cuda_objects sent;
 	struct wh_view_object objects[WH_CUDA_OBJECTS];
 };
 
 /* `answer`: NULL if nobody has been asked. */
-static int open_window(const struct wanted *wanted, const struct answer *answer, struct wh_pane *pane)
+static int open_window(const struct wanted *wanted, const struct answer *answer,
+		       struct wh_pane *pane)
 {
 	struct wh_engine *engine = wanted->engine;
 	const char *order = engine->config.text[WH_KNOB_WINDOW];
 	struct wh_view_request request = { .address = wanted->address,
-					   .length = wanted->place->length, .order = order,
-					   .foreign = wanted->foreign, .holds = true, .map = true };
+					   .length = wanted->place->length,
+					   .order = order,
+					   .foreign = wanted->foreign,
+					   .holds = true,
+					   .map = true };
 	struct wh_windows *windows;
 	struct wh_window_cost cost;
 	struct wh_slot *slot;
@@ -90,7 +96,8 @@ static int open_window(const struct wanted *wanted, const struct answer *answer,
 	if (!strcmp(order, WH_WINDOW_OFF))
 		return wh_fail(EOPNOTSUPP, "windows are switched off by the knob window");
 	if (answer && answer->error)
-		return wh_fail(-answer->error, "%.90s; its owner: %.90s", answer->why, answer->text);
+		return wh_fail(-answer->error, "%.90s; its owner: %.90s", answer->why,
+			       answer->text);
 	if (answer) {
 		request.objects = answer->objects;
 		request.object_count = answer->sent.count;
@@ -168,7 +175,8 @@ static bool is_to_ask(const struct wanted *wanted, const struct wh_pane *pane)
 	       wh_windows_imports(windows, wanted->engine->config.text[WH_KNOB_WINDOW]);
 }
 
-/* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the owner. */
+/* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the
+ * owner. */
 static struct wh_pane *install(struct wh_pane *_Atomic *kept, const struct wanted *wanted,
 			       const struct answer *answer, struct answer *ask)
 {
@@ -249,7 +257,8 @@ static void close_pane(struct wh_engine *engine, struct wh_pane *_Atomic *kept)
 	free(pane);
 }
 
-/* ---- a region of ours -------------------------------------------------------------------------- */
+/* ---- a region of ours --------------------------------------------------------------------------
+ */
 
 const struct wh_pane *wh_pane_get(struct wh_region *region)
 {
@@ -275,15 +284,20 @@ void wh_pane_close(struct wh_region *region)
 	close_pane(region->engine, &region->pane);
 }
 
-/* ---- a peer's ---------------------------------------------------------------------------------- */
+/* ---- a peer's ----------------------------------------------------------------------------------
+ */
 
 const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
 					 uint64_t address,
-					 int (*ask)(void *arg, struct wh_cuda_objects *out), void *arg)
+					 int (*ask)(void *arg, struct wh_cuda_objects *out),
+					 void *arg)
 {
-	return get(&region->pane, &(struct wanted){ .engine = engine, .place = &region->place,
-						    .address = address, .foreign = true,
-						    .ask = ask, .arg = arg });
+	return get(&region->pane, &(struct wanted){ .engine = engine,
+						    .place = &region->place,
+						    .address = address,
+						    .foreign = true,
+						    .ask = ask,
+						    .arg = arg });
 }
 
 const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region)

@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Panes: the CPU windows that an engine keeps for its regions of GPU memory, and by which transports
- * receive straight into that memory and move a few bytes without asking the GPU.
+ * Panes: the CPU windows that an engine keeps for its regions of GPU memory, and by which
+ * transports receive straight into that memory and move a few bytes without asking the GPU.
  *
- * A pane is opened when something first profits from it, or refused then, once, with the reason. It lives
- * as long as its region and no longer, since it keeps the memory allocated: whoever uses one is inside
- * the region, or has a batch that uses it.
+ * A pane is opened when something first profits from it, or refused then, once, with the reason. It
+ * lives as long as its region and no longer, since it keeps the memory allocated: whoever uses one
+ * is inside the region, or has a batch that uses it.
  *
- * A region of another process of this host has one as well, onto its memory as CUDA has imported it here.
- * It goes before that does, and so before the owner is told that the region has been let go.
+ * A region of another process of this host has one as well, onto its memory as CUDA has imported it
+ * here. It goes before that does, and so before the owner is told that the region has been let go.
  *
- * What is written through a pane has to be fenced by the thread that wrote it (wh_pane_fence()) before it
- * leaves the region or lets go of a lock that guards it, and flushed before anybody is told that it is
- * there.
+ * What is written through a pane has to be fenced by the thread that wrote it (wh_pane_fence())
+ * before it leaves the region or lets go of a lock that guards it, and flushed before anybody is
+ * told that it is there.
  */
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
@@ -25,21 +25,22 @@
 
 struct wh_pane {
 	struct wh_view *view; /* NULL: there is no window */
-	unsigned char *base;  /* of the region's first byte */
-	uint64_t address;     /* the same as the region's owner calls it */
-	uint64_t receive_most; /* up to so many bytes are received faster through it than by way of slots */
-	uint64_t put_most;     /* ... written by the CPU sooner than by a copy engine */
-	uint64_t get_most;     /* ... read */
+	unsigned char *base; /* of the region's first byte */
+	uint64_t address; /* the same as the region's owner calls it */
+	/* up to so many bytes are received faster through it than by way of slots */
+	uint64_t receive_most;
+	uint64_t put_most; /* ... written by the CPU sooner than by a copy engine */
+	uint64_t get_most; /* ... read */
 	struct wh_window_cost cost; /* by which that was decided */
-	bool measured;         /* on this GPU; else of what is usual */
+	bool measured; /* on this GPU; else of what is usual */
 	char refused[WH_REFUSAL]; /* why there is no window */
 };
 
-/* The region's pane, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The region is
- * a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
+/* The region's pane, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The
+ * region is a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
 const struct wh_pane *wh_pane_get(struct wh_region *region);
-/* The same if it has been opened already. Who is neither inside the region nor has a batch under way holds
- * engine.pane_lock. */
+/* The same if it has been opened already. Who is neither inside the region nor has a batch under
+ * way holds engine.pane_lock. */
 const struct wh_pane *wh_pane_peek(const struct wh_region *region);
 /* What it is used for, or why there is none. False: nobody has asked for it. */
 bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
@@ -47,11 +48,13 @@ bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
 void wh_pane_close(struct wh_region *region);
 
 struct wh_cuda_objects;
-/* The same for a GPU's memory of another process, which CUDA knows in this one as memory at `address`. `ask`s
- * its owner where no window opens without: 0, or a negative errno with its text. */
+/* The same for a GPU's memory of another process, which CUDA knows in this one as memory at
+ * `address`. `ask`s its owner where no window opens without: 0, or a negative errno with its text.
+ */
 const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
 					 uint64_t address,
-					 int (*ask)(void *arg, struct wh_cuda_objects *out), void *arg);
+					 int (*ask)(void *arg, struct wh_cuda_objects *out),
+					 void *arg);
 const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region);
 bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size);
 void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
@@ -63,7 +66,8 @@ static inline char *wh_pane_at(const struct wh_pane *pane, uint64_t address)
 }
 
 /* Write, and read: the window's side first given by where it is mapped. */
-static inline void wh_pane_put(const struct wh_pane *pane, void *at, const void *from, size_t length)
+static inline void wh_pane_put(const struct wh_pane *pane, void *at, const void *from,
+			       size_t length)
 {
 	pane->view->copy.put->put(at, from, length);
 }
@@ -78,8 +82,8 @@ static inline void wh_pane_fence(void)
 	wh_copy_issued();
 }
 
-/* What has been fenced has arrived when this returns, and so has all that was before it, on the whole
- * device. */
+/* What has been fenced has arrived when this returns, and so has all that was before it, on the
+ * whole device. */
 static inline void wh_pane_flush(const struct wh_pane *pane)
 {
 	unsigned char byte;

@@ -7,8 +7,8 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "memory/memory.h"
 #include "gpu/region-window.h"
+#include "memory/memory.h"
 
 #define PAIRS 256 /* made at a time */
 
@@ -35,10 +35,11 @@ uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length)
 	return length;
 }
 
-uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region, uint64_t address,
-			uint64_t length)
+uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region,
+			uint64_t address, uint64_t length)
 {
-	struct wh_staged_run *last = staging->count ? &staging->runs[staging->count - 1] : NULL, *grown;
+	struct wh_staged_run *last = staging->count ? &staging->runs[staging->count - 1] : NULL,
+			     *grown;
 	uint32_t room = staging->room ? 2 * staging->room : 16;
 
 	if (length > WH_SLOT - staging->bytes)
@@ -64,7 +65,8 @@ uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *regi
 	return length;
 }
 
-/* ---- moving ------------------------------------------------------------------------------------ */
+/* ---- moving ------------------------------------------------------------------------------------
+ */
 
 static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run *run)
 {
@@ -96,8 +98,8 @@ static int lane_of(const struct wh_staging *staging, const struct wh_registratio
 }
 
 /* The pairs of the next runs of this region's GPU. */
-static uint64_t make_pairs(const struct wh_staging *staging, const struct wh_registration *registration,
-			   struct wh_pair *pairs)
+static uint64_t make_pairs(const struct wh_staging *staging,
+			   const struct wh_registration *registration, struct wh_pair *pairs)
 {
 	const struct wh_region *same = NULL;
 	uint64_t n = 0;
@@ -110,7 +112,8 @@ static uint64_t make_pairs(const struct wh_staging *staging, const struct wh_reg
 		    (wh_kind_on_host(run->region->place.kind) ||
 		     run->region->place.kind == WH_MEMORY_MANAGED ||
 		     run->region->registration->device != registration->device ||
-		     wh_staging_context(run->region->registration) != wh_staging_context(registration)))
+		     wh_staging_context(run->region->registration) !=
+			     wh_staging_context(registration)))
 			break;
 		same = run->region;
 		pairs[n] = (struct wh_pair){ .from = staging->into ? run->address : slot,
@@ -177,7 +180,8 @@ static void job_done(struct wh_lane_job *job, int error, const char *text)
 	go_on(staging);
 }
 
-/* ---- a few bytes ------------------------------------------------------------------------------- */
+/* ---- a few bytes -------------------------------------------------------------------------------
+ */
 
 /* The run's window; NULL: it is host memory's. */
 static const struct wh_pane *pane_of(const struct wh_staged_run *run)

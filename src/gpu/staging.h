@@ -3,9 +3,10 @@
  * Moving bytes between a slot of pinned memory and regions of ours, whatever memory they are: for
  * transports that can only send from, and receive into, host memory.
  *
- * A staging is filled with runs, which lie one behind the other in the slot, and started one way: into
- * the slot (before it is sent) or out of it (after it has been received). Runs of a GPU's memory are
- * gathered or scattered by its copy engine or kernel, those of host memory are copied at once.
+ * A staging is filled with runs, which lie one behind the other in the slot, and started one way:
+ * into the slot (before it is sent) or out of it (after it has been received). Runs of a GPU's
+ * memory are gathered or scattered by its copy engine or kernel, those of host memory are copied at
+ * once.
  */
 #ifndef WH_GPU_STAGING_H
 #define WH_GPU_STAGING_H
@@ -21,9 +22,9 @@ struct wh_registration;
 
 struct wh_staged_run {
 	const struct wh_region *region; /* held, or entered, by the caller until it is done */
-	uint64_t address;               /* in it, as this process calls it */
+	uint64_t address; /* in it, as this process calls it */
 	uint64_t length;
-	uint64_t offset;                /* in the slot */
+	uint64_t offset; /* in the slot */
 };
 
 struct wh_staging {
@@ -36,8 +37,9 @@ struct wh_staging {
 	bool into, urgent;
 	int error;
 	char text[WH_TEXT_MAX];
-	/* All of it has been moved, or nothing of it moves any more. Called once for each start, on any
-	 * thread, with no lock held; from inside wh_staging_start() if there was nothing for a GPU. */
+	/* All of it has been moved, or nothing of it moves any more. Called once for each start, on
+	 * any thread, with no lock held; from inside wh_staging_start() if there was nothing for a
+	 * GPU. */
 	void (*done)(struct wh_staging *staging, int error, const char *text);
 };
 
@@ -46,35 +48,39 @@ void wh_staging_init(struct wh_staging *staging, struct wh_gpus *gpus, bool urge
 void wh_staging_destroy(struct wh_staging *staging);
 /* Forget its runs, for another use. */
 void wh_staging_clear(struct wh_staging *staging);
-/* Add a run behind the last one: at most `length` bytes of it, as many as there is room for; how many.
- * 0: the slot is full, or there is no memory. */
-uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region, uint64_t address,
-			uint64_t length);
+/* Add a run behind the last one: at most `length` bytes of it, as many as there is room for; how
+ * many. 0: the slot is full, or there is no memory. */
+uint64_t wh_staging_add(struct wh_staging *staging, const struct wh_region *region,
+			uint64_t address, uint64_t length);
 /* Leave out bytes of the slot: a run that is not wanted. */
 uint64_t wh_staging_skip(struct wh_staging *staging, uint64_t length);
 void wh_staging_start(struct wh_staging *staging, bool into);
-/* Instead of starting it into the slot: read its few bytes here and now, through CPU windows. False: it is
- * too much for that, or there are none. `open`: open them, which wants no lock held. */
+/* Instead of starting it into the slot: read its few bytes here and now, through CPU windows.
+ * False: it is too much for that, or there are none. `open`: open them, which wants no lock held.
+ */
 bool wh_staging_gather_few(struct wh_staging *staging, bool open);
 
-/* ---- before it is asked for ---------------------------------------------------------------------- */
+/* ---- before it is asked for
+ * ---------------------------------------------------------------------- */
 
 /* The context that owns a region's memory; NULL: the primary one of its device, or none. */
 CUcontext wh_staging_context(const struct wh_registration *registration);
 
-/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the lanes into slots and out of them;
- * `urgent`: also those of batches that are. Costs nothing the second time; the first may take seconds, and each
- * lane takes WH_LANE_RING of pinned memory and as much of the GPU's. 0, or what the driver said. */
+/* Have what staging memory of a GPU takes, and measure it: slots, kernels, the lanes into slots and
+ * out of them; `urgent`: also those of batches that are. Costs nothing the second time; the first
+ * may take seconds, and each lane takes WH_LANE_RING of pinned memory and as much of the GPU's. 0,
+ * or what the driver said. */
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 
 /* The same while a batch is planned that moves bytes of a region of ours, which may be going. */
-int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op);
+int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region,
+			      uint32_t op);
 
 struct wh_early;
 int wh_early_open(struct wh_engine *engine, struct wh_early **out);
-/* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make ready what
- * that takes, soon and on another thread. Does not wait; any lock may be held. */
+/* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make
+ * ready what that takes, soon and on another thread. Does not wait; any lock may be held. */
 void wh_early_region(struct wh_early *early, uint64_t region);
 /* Wait for what it is at, for seconds at most; nothing more is made ready. */
 void wh_early_stop(struct wh_early *early);

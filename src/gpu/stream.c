@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The GPUs of an engine: contexts, lanes, and who looks at what is done. launch.c puts work on them. */
+/* The GPUs of an engine: contexts, lanes, and who looks at what is done. launch.c puts work on
+ * them. */
 #include "gpu/stream.h"
 
 #include <errno.h>
@@ -14,12 +15,12 @@
 #include "util/clock.h"
 #include "util/futex.h"
 
-/* How often the thread looks while something is under way, and how long it goes on looking after the
- * last job before it sleeps for good. */
+/* How often the thread looks while something is under way, and how long it goes on looking after
+ * the last job before it sleeps for good. */
 #define LOOK_EVERY 20000
 #define LOOK_AFTER (2 * WH_MS)
-/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is time that
- * the next slot waits. */
+/* With CPUs to spare it does not sleep between jobs that come one behind the other: each nap is
+ * time that the next slot waits. */
 #define LOOK_HARD (100 * WH_MS / 1000)
 /* A word that has not moved for so long: is the GPU still there? */
 #define ASK_AFTER (20 * WH_MS)
@@ -36,14 +37,14 @@ struct wh_pinned {
 	struct wh_pinned *next;
 	char *memory;
 	uint64_t address; /* for GPUs */
-	void *entries;    /* what it is cut into */
+	void *entries; /* what it is cut into */
 };
 
 struct pool {
-	struct wh_list slots;   /* free ones */
+	struct wh_list slots; /* free ones */
 	struct wh_list waiters; /* struct wh_slot_wait */
-	unsigned count;         /* slots that have been made */
-	bool giving;            /* a thread hands slots out */
+	unsigned count; /* slots that have been made */
+	bool giving; /* a thread hands slots out */
 };
 
 struct wh_gpus {
@@ -60,7 +61,7 @@ struct wh_gpus {
 	pthread_t thread;
 
 	pthread_mutex_t list_lock; /* below */
-	struct wh_list events;  /* struct wh_event_wait */
+	struct wh_list events; /* struct wh_event_wait */
 	struct pool pools[WH_SLOT_USES];
 	struct wh_list words_free;
 	struct wh_pinned *pinned; /* all there is; given back at the end */
@@ -81,10 +82,11 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 	return (uint32_t)gpus->engine->config.number[WH_KNOB_CTAS];
 }
 
-/* ---- what is done ------------------------------------------------------------------------------ */
+/* ---- what is done ------------------------------------------------------------------------------
+ */
 
-/* Everything that is under way has ended, or never will. A context that has failed takes no work any more,
- * and the driver makes no other in its place for as long as the process lives. */
+/* Everything that is under way has ended, or never will. A context that has failed takes no work
+ * any more, and the driver makes no other in its place for as long as the process lives. */
 void wh_lane_give_up(struct wh_lane *lane, int error, const char *text)
 {
 	lane->error = error;
@@ -126,8 +128,7 @@ static void collect(struct wh_lane *lane, struct wh_list *ended)
 		return;
 	word = atomic_load_explicit(lane->word->value, memory_order_acquire);
 	while (!wh_list_empty(&lane->jobs)) {
-		struct wh_lane_job *job =
-			wh_container(lane->jobs.next, struct wh_lane_job, link);
+		struct wh_lane_job *job = wh_container(lane->jobs.next, struct wh_lane_job, link);
 
 		if (!lane->error && (int32_t)(word - job->number) < 0)
 			break;
@@ -232,7 +233,8 @@ void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline
 	} while (wh_batch_running(batch) && wh_now() < deadline);
 }
 
-/* ---- the thread -------------------------------------------------------------------------------- */
+/* ---- the thread --------------------------------------------------------------------------------
+ */
 
 static void sleep_until_work(struct wh_gpus *gpus)
 {
@@ -302,7 +304,8 @@ void wh_gpus_more(struct wh_gpus *gpus)
 	wh_futex_wake(&gpus->asleep);
 }
 
-/* ---- pinned memory ----------------------------------------------------------------------------- */
+/* ---- pinned memory -----------------------------------------------------------------------------
+ */
 
 int wh_gpus_home(struct wh_gpus *gpus, struct wh_cuda_device *device, struct wh_cuda_device **out)
 {
@@ -361,10 +364,11 @@ err_free:
 	return error;
 }
 
-/* ---- contexts and lanes; under gpus.lock ------------------------------------------------------- */
+/* ---- contexts and lanes; under gpus.lock -------------------------------------------------------
+ */
 
-/* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver may have no
- * compiler for it: copies go all the same. */
+/* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
+ * may have no compiler for it: copies go all the same. */
 static int load_kernels(struct wh_gpu *gpu)
 {
 	struct wh_engine *engine = gpu->gpus->engine;
@@ -529,7 +533,8 @@ int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext 
 	return error;
 }
 
-bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line, size_t size)
+bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
+		  size_t size)
 {
 	const struct wh_gpu *gpu;
 
@@ -539,12 +544,13 @@ bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, cha
 			break;
 	pthread_mutex_unlock(&gpus->lock);
 	if (gpu)
-		snprintf(line, size, "cuda:%d: no kernels, its copy engines do everything: %s", device->ordinal,
-			 gpu->without);
+		snprintf(line, size, "cuda:%d: no kernels, its copy engines do everything: %s",
+			 device->ordinal, gpu->without);
 	return gpu;
 }
 
-/* ---- events and words -------------------------------------------------------------------------- */
+/* ---- events and words --------------------------------------------------------------------------
+ */
 
 int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
@@ -627,7 +633,8 @@ void wh_word_give(struct wh_gpus *gpus, struct wh_word *word)
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
-/* ---- slots ------------------------------------------------------------------------------------- */
+/* ---- slots -------------------------------------------------------------------------------------
+ */
 
 static void lay_out(struct wh_slot *slots, unsigned count, const struct wh_pinned *block)
 {
@@ -654,8 +661,8 @@ int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out)
 static int make_slots(struct wh_gpus *gpus, enum wh_slot_use use)
 {
 	struct wh_pinned *block;
-	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT, SLOTS_AT_ONCE * sizeof(struct wh_slot),
-			       &block);
+	int error = pinned_new(gpus, SLOTS_AT_ONCE * WH_SLOT,
+			       SLOTS_AT_ONCE * sizeof(struct wh_slot), &block);
 	struct wh_slot *slots;
 
 	if (error)
@@ -707,9 +714,9 @@ bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait)
 	return waits;
 }
 
-/* A waiter may give its slot back at once, from inside `ready`; if that called the next one, thousands
- * of them would be stacked up. So one thread at a time hands slots out, and goes on until there is
- * nobody left to give one to. */
+/* A waiter may give its slot back at once, from inside `ready`; if that called the next one,
+ * thousands of them would be stacked up. So one thread at a time hands slots out, and goes on until
+ * there is nobody left to give one to. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 {
 	struct pool *pool = &gpus->pools[slot->use];
@@ -734,7 +741,8 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------- */
+/* ---- opening and closing -----------------------------------------------------------------------
+ */
 
 int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus **out)
 {

@@ -3,14 +3,14 @@
  * What the GPUs do for an engine: copies by their copy engines and the gather-scatter kernel, on
  * streams of the engine's own. Used by the transports that move GPU memory.
  *
- * A lane is one stream and what its work needs: a ring for lists, a word that says how far it is. There
- * is one for each context, way and urgency, so that ways overlap. Work is put on a lane in turns; a
- * turn ends with a job, and the job's `done` is called when all bytes of the turn are visible to
- * everybody, or with an error when nothing of it moves any more.
+ * A lane is one stream and what its work needs: a ring for lists, a word that says how far it is.
+ * There is one for each context, way and urgency, so that ways overlap. Work is put on a lane in
+ * turns; a turn ends with a job, and the job's `done` is called when all bytes of the turn are
+ * visible to everybody, or with an error when nothing of it moves any more.
  *
- * Nobody sleeps in the driver: the GPU stores the number of the last finished job into the lane's word
- * in pinned memory. Whoever waits for a batch looks at the words; without a waiter the engine's GPU
- * thread does, which starts with the first job.
+ * Nobody sleeps in the driver: the GPU stores the number of the last finished job into the lane's
+ * word in pinned memory. Whoever waits for a batch looks at the words; without a waiter the
+ * engine's GPU thread does, which starts with the first job.
  */
 #ifndef WH_GPU_STREAM_H
 #define WH_GPU_STREAM_H
@@ -32,7 +32,7 @@ struct wh_word;
 /* What work on a lane costs: measured with the lane's first use, by wh_lane_probe(). */
 struct wh_lane_cost {
 	double launch; /* ns that a kernel takes besides its bytes */
-	double copy;   /* ns that each copy of a copy engine takes besides its bytes */
+	double copy; /* ns that each copy of a copy engine takes besides its bytes */
 	double kernel_rate, copy_rate; /* bytes/ns, GB/s */
 	bool measured;
 };
@@ -44,7 +44,8 @@ struct wh_gpu {
 	struct wh_cuda_device *device;
 	CUcontext context; /* NULL: the primary one */
 	struct wh_cuda_kernels kernels;
-	char without[WH_TEXT_MAX]; /* why there are none, so that copy engines do everything; "": there are */
+	/* why there are none, so that copy engines do everything; "": there are */
+	char without[WH_TEXT_MAX];
 	uint64_t counters; /* device memory: a 32-bit word that is 0, for each lane */
 	struct wh_lane *lane[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
@@ -59,16 +60,17 @@ struct wh_lane {
 	CUstream stream;
 	uint64_t counter;
 	struct wh_word *word; /* the number of the last job that is done */
-	char *ring; /* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
+	/* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
+	char *ring;
 	uint64_t ring_host, ring_device;
 
 	pthread_mutex_t lock; /* below, and putting work on the stream */
-	uint32_t number;      /* of the last job */
-	uint64_t head, tail;  /* of the ring; counted on and on */
-	struct wh_list jobs;  /* not done, oldest first */
+	uint32_t number; /* of the last job */
+	uint64_t head, tail; /* of the ring; counted on and on */
+	struct wh_list jobs; /* not done, oldest first */
 	_Atomic uint32_t waiting; /* how many those are; read without the lock */
-	int64_t looked;       /* when the stream itself was last asked, or a job ended */
-	int error;            /* not 0: the context is lost, with its text */
+	int64_t looked; /* when the stream itself was last asked, or a job ended */
+	int error; /* not 0: the context is lost, with its text */
 	char text[WH_TEXT_MAX];
 	/* The one it is chosen by, which readers take without the lock: the guess, then what was
 	 * measured. */
@@ -96,7 +98,8 @@ struct wh_pair {
 /* Many blocks, as kernels/blocks.h has them. */
 struct wh_lane_blocks {
 	struct wh_blocks_job job; /* strides, block_length, base_count and the bases */
-	const uint64_t *source_list, *target_list; /* offsets, to be taken to the GPU; NULL: none */
+	/* offsets, to be taken to the GPU; NULL: none */
+	const uint64_t *source_list, *target_list;
 	uint64_t source_kept, target_kept; /* the same if it has them already; 0: it has not */
 	uint64_t bits; /* all addresses, offsets and strides in use and the block length, or-ed */
 };
@@ -112,19 +115,20 @@ struct wh_lane_turn {
 	uint32_t grid; /* 0: none */
 };
 
-/* ---- an engine's GPUs ------------------------------------------------------------------------- */
+/* ---- an engine's GPUs -------------------------------------------------------------------------
+ */
 
 /* Loads nothing and starts nothing. 0 or -ENOMEM. */
 int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus **out);
-/* End the GPU thread: from here on nobody but the caller's threads ends jobs. No job may be left. NULL
- * is allowed. */
+/* End the GPU thread: from here on nobody but the caller's threads ends jobs. No job may be left.
+ * NULL is allowed. */
 void wh_gpus_stop(struct wh_gpus *gpus);
 /* No job may be left. NULL is allowed. */
 void wh_gpus_close(struct wh_gpus *gpus);
 struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
 
-/* The device in whose primary context host memory is pinned: the first that is used, so that no other
- * one gets a context for that. `device`: it is used (NULL: only asked for). */
+/* The device in whose primary context host memory is pinned: the first that is used, so that no
+ * other one gets a context for that. `device`: it is used (NULL: only asked for). */
 int wh_gpus_home(struct wh_gpus *gpus, struct wh_cuda_device *device, struct wh_cuda_device **out);
 
 /* The lane of a context (NULL: the device's primary one). The first time in a context it may take
@@ -145,17 +149,17 @@ void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline
 void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn);
 /* One contiguous copy, by the copy engine. */
 void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length);
-/* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how many of the
- * first were put on the lane: fewer than `count` if its ring is full; more can be had when a job of the
- * lane is done. The pairs may go afterwards. */
+/* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how
+ * many of the first were put on the lane: fewer than `count` if its ring is full; more can be had
+ * when a job of the lane is done. The pairs may go afterwards. */
 uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, uint64_t count);
-/* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how many of them were put on the
- * lane; as above. The lists may go afterwards. */
-uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks, uint64_t first,
-			uint64_t count);
-/* Lists that stay on the GPU until wh_kept_free(). Uploads them in this turn; NULL: not worth it, or not
- * possible. `wh_kept_ready()` when the turn's job is done: from then on other lanes of the GPU can use
- * them, too. */
+/* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how
+ * many of them were put on the lane; as above. The lists may go afterwards. */
+uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks,
+			uint64_t first, uint64_t count);
+/* Lists that stay on the GPU until wh_kept_free(). Uploads them in this turn; NULL: not worth it,
+ * or not possible. `wh_kept_ready()` when the turn's job is done: from then on other lanes of the
+ * GPU can use them, too. */
 struct wh_kept;
 struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
 			     const uint64_t *target, uint64_t count);
@@ -174,23 +178,27 @@ void wh_lane_give_up(struct wh_lane *lane, int error, const char *text);
 
 /* Why the lane's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
 const char *wh_lane_without(const struct wh_lane *lane);
-/* A line for the explanation that says so, of whichever of the device's contexts is in use. False: it has them,
- * or nobody knows yet; or it is NULL. */
-bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line, size_t size);
+/* A line for the explanation that says so, of whichever of the device's contexts is in use. False:
+ * it has them, or nobody knows yet; or it is NULL. */
+bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
+		  size_t size);
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
 bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length);
-/* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none. */
+/* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none.
+ */
 void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
 		   double *copies);
-/* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there is none. */
+/* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there
+ * is none. */
 uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length);
 
 /* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
- * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none, so
- * that a guess has to do. */
+ * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
+ * so that a guess has to do. */
 void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length);
 
-/* ---- events and words --------------------------------------------------------------------------- */
+/* ---- events and words ---------------------------------------------------------------------------
+ */
 
 /* Who waits for an event of the application's streams. Zeroed by the caller. */
 struct wh_event_wait {
@@ -205,12 +213,12 @@ struct wh_event_wait {
 
 /* 0, or why the thread that looks cannot be started, or -ECANCELED: it is unwanted. */
 int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait);
-/* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and then
- * wh_gpus_when() will say so. */
+/* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and
+ * then wh_gpus_when() will say so. */
 bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait);
 
-/* A word in pinned memory that streams can wait for, until it is at least some number. It never goes
- * back, so that it can have another owner afterwards. */
+/* A word in pinned memory that streams can wait for, until it is at least some number. It never
+ * goes back, so that it can have another owner afterwards. */
 struct wh_word {
 	struct wh_list link;
 	_Atomic uint32_t *value;
@@ -220,13 +228,15 @@ struct wh_word {
 int wh_word_take(struct wh_gpus *gpus, struct wh_word **out);
 void wh_word_give(struct wh_gpus *gpus, struct wh_word *word);
 
-/* ---- slots of pinned memory ---------------------------------------------------------------------- */
+/* ---- slots of pinned memory
+ * ---------------------------------------------------------------------- */
 
 #define WH_SLOT ((uint64_t)1 << 20) /* bytes of one */
-#define WH_SLOTS 32                 /* of an engine, for each use */
+#define WH_SLOTS 32 /* of an engine, for each use */
 
-/* Two uses, so that transfers that ask something of a peer, and may hold slots until it answers, never keep
- * those from being served that peers ask for: all of them together might wait for each other. */
+/* Two uses, so that transfers that ask something of a peer, and may hold slots until it answers,
+ * never keep those from being served that peers ask for: all of them together might wait for each
+ * other. */
 enum wh_slot_use {
 	WH_SLOT_ASKS,
 	WH_SLOT_SERVES,
@@ -248,18 +258,19 @@ struct wh_slot_wait {
 
 /* Have some, if there are none yet. 0, or what the driver said. */
 int wh_slots_prepare(struct wh_gpus *gpus, enum wh_slot_use use);
-/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. Without `wait`
- * nobody waits. */
+/* A slot; or NULL, and `wait->ready` is called with one when somebody gives one back. Without
+ * `wait` nobody waits. */
 struct wh_slot *wh_slot_take(struct wh_gpus *gpus, enum wh_slot_use use, struct wh_slot_wait *wait);
 /* Wait no longer. False: it does not wait: `ready` has been called, or is about to be. */
 bool wh_slot_unwait(struct wh_gpus *gpus, struct wh_slot_wait *wait);
-/* So many slots one behind the other, apart from those, in out[]: never given back, their memory stays
- * until the engine is closed. 0, or what the driver said. */
+/* So many slots one behind the other, apart from those, in out[]: never given back, their memory
+ * stays until the engine is closed. 0, or what the driver said. */
 int wh_slots_row(struct wh_gpus *gpus, unsigned count, struct wh_slot *out);
 /* May call a waiter's `ready`. */
 void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
-/* ---- between stream.c and launch.c ------------------------------------------------------------ */
+/* ---- between stream.c and launch.c ------------------------------------------------------------
+ */
 
 /* There is one more job: somebody has to look. */
 void wh_gpus_more(struct wh_gpus *gpus);
@@ -267,8 +278,8 @@ void wh_gpus_more(struct wh_gpus *gpus);
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* What a lane's work costs as long as nobody has measured it. */
 void wh_lane_guess(struct wh_lane *lane);
-/* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is done.
- * False: there is no room. */
+/* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
+ * done. False: there is no room. */
 bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at);
 
 #endif

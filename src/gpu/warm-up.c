@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Making ready what staging takes before somebody asks for it: the kernels of a GPU, which may take seconds,
- * the lanes to the host and back with what they cost, and the first slots.
+ * Making ready what staging takes before somebody asks for it: the kernels of a GPU, which may take
+ * seconds, the lanes to the host and back with what they cost, and the first slots.
  *
- * Who plans does so itself. For what peers are going to ask for it is done by a thread of its own, which ends
- * when there is nothing more: those who publish and those who accept connections wait for nothing.
+ * Who plans does so itself. For what peers are going to ask for it is done by a thread of its own,
+ * which ends when there is nothing more: those who publish and those who accept connections wait
+ * for nothing.
  */
 #include <errno.h>
 #include <signal.h>
@@ -12,13 +13,13 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "memory/memory.h"
 #include "gpu/staging.h"
+#include "memory/memory.h"
 
 struct wh_early {
 	struct wh_engine *engine;
 	pthread_mutex_t lock; /* all below */
-	uint64_t *regions;    /* ids of those that are wanted */
+	uint64_t *regions; /* ids of those that are wanted */
 	uint32_t count, room;
 	bool running, stop;
 	bool started; /* the thread is to be joined */
@@ -59,7 +60,8 @@ int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *
 	return error;
 }
 
-/* ---- the thread -------------------------------------------------------------------------------- */
+/* ---- the thread --------------------------------------------------------------------------------
+ */
 
 /* Inside the region, so that its memory's context stays for as long as that takes. */
 static void prepare(struct wh_engine *engine, uint64_t id)
@@ -73,7 +75,8 @@ static void prepare(struct wh_engine *engine, uint64_t id)
 	registration = wh_container(place, struct wh_region, place)->registration;
 	error = wh_registration_check(registration);
 	if (!error)
-		error = wh_staging_prepare(engine->gpus, registration, WH_SLOT_SERVES, true, true, false);
+		error = wh_staging_prepare(engine->gpus, registration, WH_SLOT_SERVES, true, true,
+					   false);
 	/* Who asks for the memory tries again, and is told. */
 	if (error)
 		wh_engine_log(engine, "cuda:%d is not ready yet for what peers may ask of it: %s",
@@ -139,7 +142,8 @@ void wh_early_region(struct wh_early *early, uint64_t region)
 	pthread_mutex_unlock(&early->lock);
 }
 
-/* ---- opening and closing ----------------------------------------------------------------------- */
+/* ---- opening and closing -----------------------------------------------------------------------
+ */
 
 int wh_early_open(struct wh_engine *engine, struct wh_early **out)
 {

@@ -115,7 +115,8 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 {
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), first = start / page * page;
 
-	return !msync((void *)(uintptr_t)first, start - first + length, MS_ASYNC) || errno != ENOMEM;
+	return !msync((void *)(uintptr_t)first, start - first + length, MS_ASYNC) ||
+	       errno != ENOMEM;
 }
 
 static int cover_any(void *arg, const struct wh_stretch *stretch)

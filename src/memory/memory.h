@@ -23,15 +23,17 @@ struct wh_allocation {
 	size_t asked;
 	uint32_t kind, page_size;
 	uint32_t flags; /* enum wh_memory_flag */
-	int fd;   /* WH_MEMORY_SHARED, WH_MEMORY_PINNED: the memfd; else -1 */
+	int fd; /* WH_MEMORY_SHARED, WH_MEMORY_PINNED: the memfd; else -1 */
 	int node; /* NUMA node that was asked for; -1: any */
 	struct wh_cuda_device *device; /* in whose primary context it was made; NULL: no GPU's */
 	unsigned regions; /* how many lie in it; under engine.lock */
 	/* What peers may see of it, for those that want to map it. Under engine.lock. */
-	uint64_t number;  /* of the allocation in this engine; never given again */
+	uint64_t number; /* of the allocation in this engine; never given again */
 	struct wh_list members; /* wh_region.member: the published ones that lie in it */
-	uint64_t version; /* changes when one of those comes or goes; no other allocation has it */
-	uint64_t readable, writable; /* the sum of the lengths of those that any peer may read, write */
+	/* changes when one of those comes or goes; no other allocation has it */
+	uint64_t version;
+	/* the sum of the lengths of those that any peer may read, write */
+	uint64_t readable, writable;
 };
 
 /* The allocation that holds the address, or NULL. Under engine.lock. */
@@ -69,7 +71,7 @@ struct wh_stretch {
 	uint64_t start, end;
 	bool readable;
 	uint64_t page_size; /* 0: not known */
-	bool huge;          /* hugetlb pages */
+	bool huge; /* hugetlb pages */
 };
 
 /* Calls `each` with the stretches that overlap [start, end), in order; not 0 from it ends that. 0,
@@ -92,18 +94,19 @@ int wh_stretches_readable(uint64_t start, uint64_t length, uint64_t *bad);
 
 /* A part of a registered range that lies in one allocation, or in one mapping of cuMemCreate. */
 struct wh_segment {
-	uint64_t start, length;   /* of the range */
+	uint64_t start, length; /* of the range */
 	enum wh_cuda_memory memory;
 	struct wh_cuda_device *device; /* where it lies; NULL: host memory */
-	CUcontext context;        /* that owns it; NULL: none */
-	uint64_t base, size;      /* of the allocation; PLAIN: 0 */
-	uint64_t device_address;  /* of `start`, for kernels; 0: GPUs do not reach it */
-	uint64_t host_address;    /* of `start`, for the CPU; 0: it does not reach it */
-	uint64_t buffer_id;       /* 0: PLAIN */
+	CUcontext context; /* that owns it; NULL: none */
+	uint64_t base, size; /* of the allocation; PLAIN: 0 */
+	uint64_t device_address; /* of `start`, for kernels; 0: GPUs do not reach it */
+	uint64_t host_address; /* of `start`, for the CPU; 0: it does not reach it */
+	uint64_t buffer_id; /* 0: PLAIN */
 	uint64_t memory_id;
-	uint32_t exports;         /* enum wh_cuda_export */
+	uint32_t exports; /* enum wh_cuda_export */
 	bool vmm, pool, imported, rdma;
-	bool sync_memops; /* set; where it is not (vmm), a NIC may see memory before a copy ends */
+	/* set; where it is not (vmm), a NIC may see memory before a copy ends */
+	bool sync_memops;
 };
 
 /*
@@ -119,7 +122,7 @@ struct wh_registration {
 	struct wh_segment *segments; /* in order; they cover the range */
 	size_t segment_count;
 	uint32_t references; /* under engine.registrations_lock, as is `known` */
-	bool known;          /* in engine.registrations */
+	bool known; /* in engine.registrations */
 	struct rdma_gpu *rdma; /* the transport rdma's, under its register_lock; NULL: none yet */
 };
 

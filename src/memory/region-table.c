@@ -30,7 +30,7 @@
 enum {
 	USED = 1,
 	CLAIMED = 2, /* its index was chosen by a peer: it is not ours to give out again */
-	LISTED = 4,  /* it has been published: it is in `sorted` */
+	LISTED = 4, /* it has been published: it is in `sorted` */
 };
 
 struct wh_sorted {
@@ -39,7 +39,8 @@ struct wh_sorted {
 	uint64_t id;
 };
 
-_Static_assert(WH_PLACES_CHUNK * WH_PLACES_CHUNKS == 1u << WH_PLACES_INDEX_BITS, "an id has room for all");
+_Static_assert(WH_PLACES_CHUNK *WH_PLACES_CHUNKS == 1u << WH_PLACES_INDEX_BITS,
+	       "an id has room for all");
 
 int wh_places_init(struct wh_places *places, size_t entry)
 {
@@ -89,23 +90,27 @@ static struct wh_place *entry_at(struct wh_places *places, uint32_t index)
 			return NULL;
 		atomic_store_explicit(&places->chunks, chunks, memory_order_release);
 	}
-	/* A chunk is so large that it comes straight from the kernel: what is not used is never touched. */
+	/* A chunk is so large that it comes straight from the kernel: what is not used is never
+	 * touched. */
 	chunk = calloc(index < WH_PLACES_FEW ? WH_PLACES_FEW : WH_PLACES_CHUNK, places->entry);
 	if (!chunk)
 		return NULL;
-	atomic_store_explicit(index < WH_PLACES_FEW ? &places->few : &chunks[index / WH_PLACES_CHUNK], chunk,
-			      memory_order_release);
+	atomic_store_explicit(index < WH_PLACES_FEW ? &places->few :
+						      &chunks[index / WH_PLACES_CHUNK],
+			      chunk, memory_order_release);
 	return wh_places_at(places, index);
 }
 
-/* A generation that nobody can guess, also who has had others. False: the kernel gives no random numbers. */
+/* A generation that nobody can guess, also who has had others. False: the kernel gives no random
+ * numbers. */
 static bool draw(struct wh_places *places, uint64_t *generation)
 {
 	uint64_t before = *generation;
 
 	do {
 		if (!places->drawn_left) {
-			if (getrandom(places->drawn, sizeof(places->drawn), 0) != sizeof(places->drawn))
+			if (getrandom(places->drawn, sizeof(places->drawn), 0) !=
+			    sizeof(places->drawn))
 				return false;
 			places->drawn_left = sizeof(places->drawn) / sizeof(places->drawn[0]);
 		}
@@ -119,7 +124,8 @@ struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 	struct wh_place *place;
 
 	pthread_mutex_lock(&places->lock);
-	place = places->free ? wh_places_at(places, places->free - 1) : entry_at(places, places->high);
+	place = places->free ? wh_places_at(places, places->free - 1) :
+			       entry_at(places, places->high);
 	if (place && !draw(places, &place->generation))
 		place = NULL;
 	if (place) {

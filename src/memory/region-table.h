@@ -3,9 +3,10 @@
  * Places: published ranges of memory, ours and a peer's, found by id, by name and by address.
  *
  * The entries live in a table that only grows while its owner lives, so that an id can be looked
- * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits, random: nobody
- * can guess the next one) and an index (low 22 bits). Whoever touches the memory enters the place first and leaves
- * it after; closing a place keeps new ones out and then waits for those inside.
+ * up without a lock, and a pointer to an entry never dangles. An id is a generation (high 42 bits,
+ * random: nobody can guess the next one) and an index (low 22 bits). Whoever touches the memory
+ * enters the place first and leaves it after; closing a place keeps new ones out and then waits for
+ * those inside.
  *
  * Who touches the memory by way of a mapping that may end before the place does *pins* the place
  * instead: that is entering it, counted apart, so that whoever ends the mapping waits for those
@@ -44,10 +45,10 @@ struct wh_places {
 	uint32_t drawn_left;
 	_Atomic(char *) few;
 	_Atomic(_Atomic(char *) *) chunks; /* WH_PLACES_CHUNKS of them, once there is one; NULL */
-	uint32_t high;  /* entries ever used */
+	uint32_t high; /* entries ever used */
 	uint32_t count; /* entries in use */
-	uint32_t open;  /* those that can be entered and are published to peers */
-	uint32_t free;  /* 1 + the index of one to use again, a chain; 0: none */
+	uint32_t open; /* those that can be entered and are published to peers */
+	uint32_t free; /* 1 + the index of one to use again, a chain; 0: none */
 	void *names; /* tsearch() tree of named entries */
 	/* What has been published, by address: a sorted part, behind it a tail of late-comers, and
 	 * in both some that are gone by now. */
@@ -60,11 +61,11 @@ int wh_places_init(struct wh_places *places, size_t entry);
 void wh_places_destroy(struct wh_places *places);
 
 /* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until wh_places_publish(),
- * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory, or no random
- * numbers. */
+ * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory, or no
+ * random numbers. */
 struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id);
-/* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more; an entry in
- * use; or no memory. */
+/* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more;
+ * an entry in use; or no memory. */
 struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id);
 /* Make it findable. -EEXIST if an open place has the name, -ENOMEM; the entry is then free again,
  * and its name freed. */
@@ -88,7 +89,8 @@ bool wh_places_by_name(struct wh_places *places, const char *text, struct wh_pla
 bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t length,
 			  uint8_t access, struct wh_place *copy, char name[64]);
 /* The next one at or after *cursor, which is moved on. */
-bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy, char name[64]);
+bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy,
+		    char name[64]);
 
 /* How many a peer can see: open ones whose access is not WH_ACCESS_NONE. */
 uint32_t wh_places_count(struct wh_places *places);
@@ -118,9 +120,11 @@ static inline struct wh_place *wh_places_at(struct wh_places *places, uint32_t i
 	} else if (index < WH_PLACES_CHUNK * WH_PLACES_CHUNKS) {
 		chunks = atomic_load_explicit(&places->chunks, memory_order_acquire);
 		if (chunks)
-			chunk = atomic_load_explicit(&chunks[index / WH_PLACES_CHUNK], memory_order_acquire);
+			chunk = atomic_load_explicit(&chunks[index / WH_PLACES_CHUNK],
+						     memory_order_acquire);
 	}
-	return chunk ? (struct wh_place *)(chunk + (index % WH_PLACES_CHUNK) * places->entry) : NULL;
+	return chunk ? (struct wh_place *)(chunk + (index % WH_PLACES_CHUNK) * places->entry) :
+		       NULL;
 }
 
 /* The last index that has no entry if this one has none. */

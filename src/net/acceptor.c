@@ -14,8 +14,8 @@
 #include "util/clock.h"
 #include "util/listener.h"
 
-/* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those from one
- * place, which is an address, a network of IPv6, or the unix socket. */
+/* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those
+ * from one place, which is an address, a network of IPv6, or the unix socket. */
 #define GREETINGS_MAX 512
 #define GREETINGS_PLACE 256
 
@@ -145,8 +145,10 @@ static const uint8_t *key_of(struct greeting *greeting)
 		greeting->session = ++engine->next_session;
 		return engine->trust.keys.key[0];
 	}
-	if (!transport_of_role(engine, hello->role) || greeting->local != (hello->role == WH_ROLE_SHM)) {
-		refuse(greeting, EOPNOTSUPP, "no such role on this socket, or its transport is off");
+	if (!transport_of_role(engine, hello->role) ||
+	    greeting->local != (hello->role == WH_ROLE_SHM)) {
+		refuse(greeting, EOPNOTSUPP,
+		       "no such role on this socket, or its transport is off");
 		return NULL;
 	}
 	session = wh_session_find(engine, hello->session);
@@ -177,7 +179,8 @@ static void answer(struct greeting *greeting)
 	/* It fits into an empty socket buffer. */
 	explicit_bzero(key, sizeof(key));
 	part = (struct iovec){ welcome.bytes, welcome.length };
-	if (wh_stream_send(greeting->source.fd, greeting->tls, &part, 1) != (ssize_t)welcome.length) {
+	if (wh_stream_send(greeting->source.fd, greeting->tls, &part, 1) !=
+	    (ssize_t)welcome.length) {
 		greeting_end(greeting, NULL);
 		return;
 	}
@@ -248,8 +251,8 @@ static bool is_due(const struct greeting *greeting, struct wh_frame *frame)
 
 #define TLS_HANDSHAKE 22 /* the first byte of a record with one */
 
-/* What comes first tells who it is: nothing is set up for who says nothing. False: not yet, or it has been
- * refused. */
+/* What comes first tells who it is: nothing is set up for who says nothing. False: not yet, or it
+ * has been refused. */
 static bool is_secure(struct greeting *greeting)
 {
 	struct wh_engine *engine = greeting->acceptor->engine;
@@ -263,7 +266,9 @@ static bool is_secure(struct greeting *greeting)
 		return false;
 	}
 	if (first != TLS_HANDSHAKE) {
-		refuse(greeting, EPROTO, "this engine speaks TLS alone: set the knob tls on both sides (WHERRY_TLS=1)");
+		refuse(greeting, EPROTO,
+		       "this engine speaks TLS alone: set the knob tls on both sides "
+		       "(WHERRY_TLS=1)");
 		return false;
 	}
 	greeting->tls = wh_tls_new(engine->trust.tls, greeting->source.fd, true);
@@ -351,9 +356,11 @@ static void sweep(struct wh_timer *timer)
 	}
 }
 
-/* The first to go of those from this place, or, without one, of all: the oldest that has said nothing, for
- * who means it says hello at once; else the oldest. The list is in the order of arrival. */
-static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *place, unsigned *count)
+/* The first to go of those from this place, or, without one, of all: the oldest that has said
+ * nothing, for who means it says hello at once; else the oldest. The list is in the order of
+ * arrival. */
+static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *place,
+				     unsigned *count)
 {
 	struct greeting *oldest = NULL, *silent = NULL;
 
@@ -378,7 +385,9 @@ static void make_room(struct wh_acceptor *acceptor, uint64_t place)
 	struct greeting *last = least_wanted(acceptor, &place, &count);
 
 	if (count < GREETINGS_PLACE)
-		last = acceptor->greeting_count >= GREETINGS_MAX ? least_wanted(acceptor, NULL, &count) : NULL;
+		last = acceptor->greeting_count >= GREETINGS_MAX ?
+			       least_wanted(acceptor, NULL, &count) :
+			       NULL;
 	if (last)
 		greeting_end(last, NULL);
 }
@@ -408,14 +417,15 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t pla
 		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
 	wh_list_append(&acceptor->greetings, &greeting->link);
 	acceptor->greeting_count++;
-	/* Where many come, its hello has been waiting: the sooner it is heard, the less it is taken for one of
-	 * those that never say a word. */
+	/* Where many come, its hello has been waiting: the sooner it is heard, the less it is taken
+	 * for one of those that never say a word. */
 	greeting_ready(&greeting->source, EPOLLIN);
 }
 
 /* ---- listeners ---------------------------------------------------------------------------- */
 
-static void acceptor_accepted(struct wh_listener *listener, int fd, const struct sockaddr_storage *from)
+static void acceptor_accepted(struct wh_listener *listener, int fd,
+			      const struct sockaddr_storage *from)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
@@ -442,7 +452,8 @@ static int listen_network(struct wh_engine *engine, const char *where)
 	error = wh_rendezvous_resolve(where, true, address, &count);
 	if (error) {
 		snprintf(why, sizeof(why), "%s", wh_error_text());
-		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s", where, why);
+		return wh_fail(error == -EHOSTUNREACH ? EINVAL : -error, "listen \"%.80s\": %.150s",
+			       where, why);
 	}
 	error = wh_trust_allows(&engine->trust, &address[0], true);
 	if (error)
@@ -459,15 +470,16 @@ static int listen_network(struct wh_engine *engine, const char *where)
 		error = errno;
 		close(fd);
 		return wh_fail(error, "cannot listen on %s: %s%s", where, strerror(error),
-			       error == EADDRINUSE ? "; choose another port, or 0 for a free one" : "");
+			       error == EADDRINUSE ? "; choose another port, or 0 for a free one" :
+						     "");
 	}
 	wh_address_format(text, sizeof(text), &bound);
 	snprintf(engine->url, sizeof(engine->url), "wherry://%s", text);
 	return fd;
 }
 
-/* The abstract socket's name is random and told only to those who shook hands. Without it there is no
- * shm, which is not worth failing for. */
+/* The abstract socket's name is random and told only to those who shook hands. Without it there is
+ * no shm, which is not worth failing for. */
 static int listen_local(struct wh_engine *engine)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -480,12 +492,14 @@ static int listen_local(struct wh_engine *engine)
 		 (unsigned long long)number[0], (unsigned long long)number[1]);
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	memcpy(address.sun_path + 1, engine->socket_name, strlen(engine->socket_name));
-	if (fd >= 0 && !bind(fd, (struct sockaddr *)&address,
-			     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
-					 strlen(engine->socket_name))) &&
+	if (fd >= 0 &&
+	    !bind(fd, (struct sockaddr *)&address,
+		  (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 +
+			      strlen(engine->socket_name))) &&
 	    !listen(fd, 64))
 		return fd;
-	wh_engine_log(engine, "no unix socket, so no shm from other processes: %s", strerror(errno));
+	wh_engine_log(engine, "no unix socket, so no shm from other processes: %s",
+		      strerror(errno));
 	engine->socket_name[0] = 0;
 	if (fd >= 0)
 		close(fd);
@@ -528,7 +542,8 @@ int wh_acceptor_open(struct wh_engine *engine, const char *listen)
 static void stop_listening(void *argument)
 {
 	struct wh_acceptor *acceptor = argument;
-	struct wh_listener *listeners[] = { &acceptor->network.listener, &acceptor->local.listener };
+	struct wh_listener *listeners[] = { &acceptor->network.listener,
+					    &acceptor->local.listener };
 
 	for (int i = 0; i < 2; i++) {
 		if (listeners[i]->source.fd < 0)

@@ -18,7 +18,8 @@
 #define OUT_MAX (256u << 20)
 #define OWED_MAX (4u << 20) /* of that, answers to what the other side asked */
 #define IN_FIRST 4096
-/* So much for sending, and for receiving, does everybody have, whatever others from his address hold. */
+/* So much for sending, and for receiving, does everybody have, whatever others from his address
+ * hold. */
 #define FREE (16u << 10)
 #define NEAR_BUFFER (512 << 10)
 
@@ -51,7 +52,8 @@ void wh_socket_tune(struct wh_engine *engine, int fd)
 
 void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 {
-	static const char plain[] = "reno"; /* every kernel has it, and lets everybody choose it */
+	/* every kernel has it, and lets everybody choose it */
+	static const char plain[] = "reno";
 	char name[16] = "";
 	socklen_t length = sizeof(name) - 1;
 
@@ -60,8 +62,8 @@ void wh_socket_unpace(int fd, const struct sockaddr_storage *address)
 		setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, plain, sizeof(plain) - 1);
 }
 
-/* What waits there is in the CPU's caches or not any more, and no distance asks for much. The system's buffers
- * grow to megabytes. */
+/* What waits there is in the CPU's caches or not any more, and no distance asks for much. The
+ * system's buffers grow to megabytes. */
 void wh_socket_near(struct wh_engine *engine, int fd)
 {
 	struct sockaddr_storage address = { .ss_family = AF_UNSPEC };
@@ -69,7 +71,8 @@ void wh_socket_near(struct wh_engine *engine, int fd)
 	int bytes = NEAR_BUFFER;
 
 	if (engine->config.number[WH_KNOB_BUFFER] ||
-	    getpeername(fd, (struct sockaddr *)&address, &length) || !wh_address_is_loopback(&address))
+	    getpeername(fd, (struct sockaddr *)&address, &length) ||
+	    !wh_address_is_loopback(&address))
 		return;
 	setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof(bytes));
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes));
@@ -167,11 +170,12 @@ void wh_control_close(struct wh_control *control)
 		wh_socket_close(fd);
 }
 
-/* Memory for sending or receiving is to have another size. What is not above FREE is bounded by the number of
- * sessions. */
+/* Memory for sending or receiving is to have another size. What is not above FREE is bounded by the
+ * number of sessions. */
 static bool account(struct wh_control *control, size_t before, size_t after)
 {
-	int64_t old = before > FREE ? (int64_t)before : 0, wanted = after > FREE ? (int64_t)after : 0;
+	int64_t old = before > FREE ? (int64_t)before : 0,
+		wanted = after > FREE ? (int64_t)after : 0;
 
 	return !control->guest || wh_guest_queue(control->guest, wanted - old);
 }
@@ -203,7 +207,8 @@ static bool ready_to_send(const struct wh_control *control)
 /* Under the lock. */
 static void wait_for(struct wh_control *control)
 {
-	bool out = (control->out_length && ready_to_send(control)) || wh_stream_unsent(control->tls);
+	bool out =
+		(control->out_length && ready_to_send(control)) || wh_stream_unsent(control->tls);
 
 	wh_loop_modify(control->loop, &control->source, out ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
@@ -336,12 +341,13 @@ static int make_room(struct wh_control *control, size_t need)
 {
 	uint8_t *grown;
 
-	if (need <= control->in_room && !(need == IN_FIRST && control->in_room > 4 * IN_FIRST &&
-					  control->in_length < IN_FIRST))
+	if (need <= control->in_room &&
+	    !(need == IN_FIRST && control->in_room > 4 * IN_FIRST && control->in_length < IN_FIRST))
 		return 0;
 	if (!account(control, control->in_room, need)) {
 		broken(control, -ENOBUFS,
-		       "sends a frame for which there is no room: what may wait for its address (the knob held) "
+		       "sends a frame for which there is no room: what may wait for its address "
+		       "(the knob held) "
 		       "is used up");
 		return 1;
 	}

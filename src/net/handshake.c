@@ -21,7 +21,8 @@ static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello 
 	return getrandom(hello->auth, WH_NONCE_SIZE, 0) == WH_NONCE_SIZE ? 0 : -EIO;
 }
 
-static size_t end(const struct wh_hello *hello, enum wh_frame_type type, uint8_t out[WH_GREETING_MAX])
+static size_t end(const struct wh_hello *hello, enum wh_frame_type type,
+		  uint8_t out[WH_GREETING_MAX])
 {
 	size_t length = wh_hello_encode(out + WH_FRAME_HEADER, hello);
 
@@ -49,7 +50,8 @@ int wh_peer_hello(struct wh_peer *peer, uint16_t role, uint32_t connection, stru
 }
 
 int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_tls *tls,
-		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length, uint8_t out[WH_PROVE_SIZE])
+		  const struct wh_greeting *hello, const uint8_t *welcome, size_t length,
+		  uint8_t out[WH_PROVE_SIZE])
 {
 	const struct wh_trust *trust = &peer->engine->trust;
 	struct wh_keys keys = { .count = 1 };
@@ -68,16 +70,18 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 	for (unsigned i = 0; !error && !proved && i < keys.count; i++) {
 		error = wh_tls_bind(tls, &trust->crypto, keys.key[i], keys.key[i]);
 		if (!error)
-			error = wh_proofs_make(&trust->crypto, keys.key[i],
-					       hello->bytes + WH_FRAME_HEADER,
-					       hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
+			error = wh_proofs_make(
+				&trust->crypto, keys.key[i], hello->bytes + WH_FRAME_HEADER,
+				hello->length - WH_FRAME_HEADER, welcome, length, &proofs);
 		proved = !error && wh_proof_equal(&trust->crypto, proofs.owner,
 						  welcome + length - WH_PROOF_SIZE);
 	}
 	if (!error && !proved)
-		error = wh_fail(EACCES,
-				"it does not prove the key of this engine, %.100s: name one key on both "
-				"sides by the knob keyfile", trust->source);
+		error = wh_fail(
+			EACCES,
+			"it does not prove the key of this engine, %.100s: name one key on both "
+			"sides by the knob keyfile",
+			trust->source);
 	/* The other side had not accepted the connection for certain before. */
 	if (!error && role != WH_ROLE_SHM)
 		error = wh_trust_knows(trust, fd);
@@ -97,9 +101,9 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 
 /* ---- the owner ----------------------------------------------------------------------------- */
 
-int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said, const struct wh_hello *hello,
-	       uint64_t session, const uint8_t key[WH_KEY_SIZE], struct wh_greeting *out,
-	       struct wh_proofs *proofs)
+int wh_welcome(struct wh_engine *engine, const struct wh_greeting *said,
+	       const struct wh_hello *hello, uint64_t session, const uint8_t key[WH_KEY_SIZE],
+	       struct wh_greeting *out, struct wh_proofs *proofs)
 {
 	struct wh_hello welcome;
 	int error = begin(engine, hello->role, &welcome);

@@ -49,18 +49,22 @@ int wh_keys_parse(char *text, const char *path, struct wh_keys *keys)
 		if (*line == '#' || !line[strspn(line, SPACE)])
 			continue;
 		if (keys->count == WH_KEYS_MAX)
-			return wh_fail(EINVAL, "the key file %.100s: line %u is one key too many: at most %d",
-				       path, number, WH_KEYS_MAX);
+			return wh_fail(
+				EINVAL,
+				"the key file %.100s: line %u is one key too many: at most %d",
+				path, number, WH_KEYS_MAX);
 		if (!wh_key_parse(line, keys->key[keys->count]))
 			return wh_fail(EINVAL,
-				       "the key file %.100s: line %u is no key, which is 64 hex digits: "
-				       WH_KEY_HOW_TO, path, number);
+				       "the key file %.100s: line %u is no key, which is 64 hex "
+				       "digits: " WH_KEY_HOW_TO,
+				       path, number);
 		keys->count++;
 	}
 	return keys->count ? 0 :
 			     wh_fail(EINVAL,
-				     "the key file %.100s holds no key, which is 64 hex digits: "
-				     WH_KEY_HOW_TO, path);
+				     "the key file %.100s holds no key, which is 64 hex "
+				     "digits: " WH_KEY_HOW_TO,
+				     path);
 }
 
 /* ---- reading ------------------------------------------------------------------------------- */
@@ -74,13 +78,17 @@ static int check_file(int fd, const char *path)
 	if (!S_ISREG(file.st_mode))
 		return wh_fail(EINVAL, "the key file %.150s is not a regular file", path);
 	if (file.st_uid != geteuid())
-		return wh_fail(EACCES,
-			       "the key file %.120s belongs to user %u, this process to user %u, who "
-			       "must be its owner", path, (unsigned)file.st_uid, (unsigned)geteuid());
+		return wh_fail(
+			EACCES,
+			"the key file %.120s belongs to user %u, this process to user %u, who "
+			"must be its owner",
+			path, (unsigned)file.st_uid, (unsigned)geteuid());
 	if (file.st_mode & 077)
-		return wh_fail(EACCES,
-			       "the key file %.90s is open to others (mode %03o): chmod 600 it, and make "
-			       "a new key if they may have read it", path, file.st_mode & 0777u);
+		return wh_fail(
+			EACCES,
+			"the key file %.90s is open to others (mode %03o): chmod 600 it, and make "
+			"a new key if they may have read it",
+			path, file.st_mode & 0777u);
 	return 0;
 }
 
@@ -97,8 +105,10 @@ int wh_keys_read(int fd, const char *path, struct wh_keys *keys)
 		return wh_fail(errno, "the key file %.150s: read: %s", path, strerror(errno));
 	if (got == (ssize_t)sizeof(text) - 1 || strlen(text) != (size_t)got)
 		error = wh_fail(EINVAL,
-				"the key file %.100s holds no key, which is 64 hex digits: it is longer than "
-				"%d bytes, or not text", path, FILE_MAX - 2);
+				"the key file %.100s holds no key, which is 64 hex digits: it is "
+				"longer than "
+				"%d bytes, or not text",
+				path, FILE_MAX - 2);
 	else
 		error = wh_keys_parse(text, path, keys);
 	explicit_bzero(text, sizeof(text));
@@ -109,12 +119,13 @@ int wh_keys_read(int fd, const char *path, struct wh_keys *keys)
 
 int wh_keys_load(const char *path, struct wh_keys *keys)
 {
-	/* A fifo must not hold us up. A link may lead to it, as those of secrets in containers do. */
+	/* A fifo must not hold us up. A link may lead to it, as those of secrets in containers do.
+	 */
 	int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY), error;
 
 	if (fd < 0)
-		return wh_fail(errno, "the key file %.100s: %s; one is made by " WH_KEY_HOW_TO, path,
-			       strerror(errno));
+		return wh_fail(errno, "the key file %.100s: %s; one is made by " WH_KEY_HOW_TO,
+			       path, strerror(errno));
 	error = wh_keys_read(fd, path, keys);
 	close(fd);
 	return error;

@@ -22,15 +22,16 @@ bool wh_key_parse(const char *text, uint8_t key[WH_KEY_SIZE]);
 
 /* The keys in the text of a file that is `path` in texts; the text is cut up. 0 or -EINVAL. */
 int wh_keys_parse(char *text, const char *path, struct wh_keys *keys);
-/* The keys in an open file that is `path` in texts: one on each line, empty lines and those that begin with
- * # aside. 0; -EACCES: it is not this user's alone; -EINVAL: no regular file, or what is in it; or an errno
- * of the file. */
+/* The keys in an open file that is `path` in texts: one on each line, empty lines and those that
+ * begin with # aside. 0; -EACCES: it is not this user's alone; -EINVAL: no regular file, or what is
+ * in it; or an errno of the file. */
 int wh_keys_read(int fd, const char *path, struct wh_keys *keys);
 int wh_keys_load(const char *path, struct wh_keys *keys);
 
 /* Write a new key to an open file. 0 or a negative errno. */
 int wh_key_write(int fd);
-/* Make a file with a new key, of mode 0600. 0; -EEXIST: there is one; or another errno, with a text. */
+/* Make a file with a new key, of mode 0600. 0; -EEXIST: there is one; or another errno, with a
+ * text. */
 int wh_key_make(const char *path);
 
 /* What a key is called: it tells nothing of the key. 0 or -EIO. */

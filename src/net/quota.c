@@ -9,7 +9,8 @@
 /* Engines of one address that are connected at a time. */
 #define SESSIONS_PLACE 4096
 
-/* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its disposal. */
+/* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its
+ * disposal. */
 uint64_t wh_place_of(const struct sockaddr_storage *address)
 {
 	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;

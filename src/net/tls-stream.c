@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The bytes of a TLS connection. The socket's calls are made here, not by OpenSSL: so none waits and none sends
- * a signal, a record is received by one call and not by two, and several that are sent go as one. */
+/* The bytes of a TLS connection. The socket's calls are made here, not by OpenSSL: so none waits
+ * and none sends a signal, a record is received by one call and not by two, and several that are
+ * sent go as one. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -14,10 +15,11 @@
 
 #define RECORD 16384u /* the most bytes of ours in one */
 #define OUT_FIRST 1024u
-#define HEADER 5u     /* of a record */
-#define LENGTH_AT 3u  /* in it */
+#define HEADER 5u /* of a record */
+#define LENGTH_AT 3u /* in it */
 
-/* ---- OpenSSL's side of the socket ----------------------------------------------------------------- */
+/* ---- OpenSSL's side of the socket
+ * ----------------------------------------------------------------- */
 
 static size_t waiting(const struct wh_tls_out *out)
 {
@@ -44,7 +46,8 @@ static bool keep(struct wh_tls_out *out, const char *bytes, size_t length)
 	return true;
 }
 
-/* OpenSSL has made a record. The socket takes it from where it is; what is wrong the next flush says. */
+/* OpenSSL has made a record. The socket takes it from where it is; what is wrong the next flush
+ * says. */
 static int socket_write(struct bio_st *bio, const char *bytes, int length)
 {
 	struct wh_tls *tls = wh_tls_entered();
@@ -64,8 +67,9 @@ static int socket_write(struct bio_st *bio, const char *bytes, int length)
 	return length;
 }
 
-/* OpenSSL asks for a record's header, then for what it says that follows. A large record goes to where it
- * is wanted, and the next one's header comes along with it: one call a record. Small ones come together. */
+/* OpenSSL asks for a record's header, then for what it says that follows. A large record goes to
+ * where it is wanted, and the next one's header comes along with it: one call a record. Small ones
+ * come together. */
 static ssize_t fetch(struct wh_tls *tls, char *bytes, size_t length)
 {
 	struct wh_tls_in *in = &tls->in;
@@ -133,7 +137,8 @@ struct bio_method_st *wh_tls_socket_new(const struct wh_ssl *ssl)
 	return method;
 }
 
-/* ---- the socket ---------------------------------------------------------------------------------- */
+/* ---- the socket
+ * ---------------------------------------------------------------------------------- */
 
 int wh_tls_flush(struct wh_tls *tls)
 {
@@ -141,7 +146,8 @@ int wh_tls_flush(struct wh_tls *tls)
 	ssize_t got;
 
 	while (waiting(out)) {
-		got = send(tls->fd, out->bytes + out->start, waiting(out), MSG_DONTWAIT | MSG_NOSIGNAL);
+		got = send(tls->fd, out->bytes + out->start, waiting(out),
+			   MSG_DONTWAIT | MSG_NOSIGNAL);
 		if (got < 0) {
 			if (errno == EINTR)
 				errno = EAGAIN;
@@ -159,7 +165,8 @@ bool wh_tls_unsent(const struct wh_tls *tls)
 	return waiting(&tls->out);
 }
 
-/* OpenSSL reads on until there is not one record more, so what is in its hands is never half of one. */
+/* OpenSSL reads on until there is not one record more, so what is in its hands is never half of
+ * one. */
 bool wh_tls_pending(const struct wh_tls *tls)
 {
 	const struct wh_tls_in *in = &tls->in;
@@ -172,7 +179,8 @@ bool wh_tls_pending(const struct wh_tls *tls)
 		 have >= HEADER + (size_t)(header[LENGTH_AT] << 8 | header[LENGTH_AT + 1])));
 }
 
-/* ---- the connection's life ------------------------------------------------------------------------ */
+/* ---- the connection's life
+ * ------------------------------------------------------------------------ */
 
 static int use_socket(struct wh_tls *tls, bool receiving, bool sending)
 {
@@ -207,7 +215,8 @@ struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting
 	tls->ssl = ssl->SSL_new(context->handle);
 	if (!tls->ssl)
 		goto err_free;
-	/* The kernel takes over at the end of a handshake that went over OpenSSL's own way to the socket. */
+	/* The kernel takes over at the end of a handshake that went over OpenSSL's own way to the
+	 * socket. */
 	if (context->kernel ? !ssl->SSL_set_fd(tls->ssl, fd) : use_socket(tls, true, true))
 		goto err_free;
 	if (accepting)
@@ -260,10 +269,10 @@ static int settle(struct wh_tls *tls)
 
 	if (!tls->context->kernel)
 		return 0;
-	tls->kernel_sends = ssl->BIO_ctrl(ssl->SSL_get_wbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_SEND, 0,
-					  NULL) > 0;
-	tls->kernel_receives = ssl->BIO_ctrl(ssl->SSL_get_rbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_RECV,
-					     0, NULL) > 0;
+	tls->kernel_sends =
+		ssl->BIO_ctrl(ssl->SSL_get_wbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_SEND, 0, NULL) > 0;
+	tls->kernel_receives =
+		ssl->BIO_ctrl(ssl->SSL_get_rbio(tls->ssl), WH_BIO_CTRL_GET_KTLS_RECV, 0, NULL) > 0;
 	return use_socket(tls, !tls->kernel_receives, !tls->kernel_sends) ? -ENOMEM : 0;
 }
 
@@ -286,7 +295,8 @@ int wh_tls_shake(struct wh_tls *tls)
 		error = settle(tls);
 	tls->shaken = !error;
 	if (error == -EAGAIN && tls->ended) {
-		snprintf(tls->text, sizeof(tls->text), "it closed the connection during the TLS handshake");
+		snprintf(tls->text, sizeof(tls->text),
+			 "it closed the connection during the TLS handshake");
 		return -ECONNRESET;
 	}
 	return error == -EAGAIN && tls->error ? -tls->error : error;
@@ -297,7 +307,8 @@ bool wh_tls_shaken(const struct wh_tls *tls)
 	return tls->shaken;
 }
 
-/* ---- sending --------------------------------------------------------------------------------------- */
+/* ---- sending
+ * --------------------------------------------------------------------------------------- */
 
 /* Where in the parts: never at the end of one. */
 struct walk {
@@ -386,7 +397,8 @@ ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count)
 	return (ssize_t)total;
 }
 
-/* ---- receiving -------------------------------------------------------------------------------------- */
+/* ---- receiving
+ * -------------------------------------------------------------------------------------- */
 
 /* The bytes of a record, or what is left of it: how many, or a negative errno. */
 static int read_record(struct wh_tls *tls, void *bytes, size_t length)

@@ -13,7 +13,8 @@
 #include "util/error.h"
 #include "util/text.h"
 
-/* Both with SHA-256, as the pre-shared keys are; the first is the faster one on all that has AES. */
+/* Both with SHA-256, as the pre-shared keys are; the first is the faster one on all that has AES.
+ */
 #define CIPHERS "TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256"
 #define EXPORTED "EXPORTER-wherry"
 
@@ -29,7 +30,8 @@ struct wh_tls *wh_tls_entered(void)
 	return entered;
 }
 
-/* ---- what OpenSSL says ----------------------------------------------------------------------------- */
+/* ---- what OpenSSL says
+ * ----------------------------------------------------------------------------- */
 
 static const char *reason(const struct wh_ssl *ssl)
 {
@@ -54,8 +56,10 @@ static void explain_alert(struct wh_tls *tls, const char *text)
 			 "it refuses this engine's certificate, %.120s: %.80s", certificate, text);
 	else
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not know this engine's key: name one key on both sides by the knob keyfile "
-			 "(TLS: %.80s)", text);
+			 "it does not know this engine's key: name one key on both sides by the "
+			 "knob keyfile "
+			 "(TLS: %.80s)",
+			 text);
 }
 
 int wh_tls_failed(struct wh_tls *tls, int result)
@@ -85,15 +89,18 @@ int wh_tls_failed(struct wh_tls *tls, int result)
 	return is_alert(text) || strstr(text, "certificate") ? -EACCES : -EPROTO;
 }
 
-/* ---- certificates ---------------------------------------------------------------------------------- */
+/* ---- certificates
+ * ---------------------------------------------------------------------------------- */
 
 /* Names come from outside, and go to terminals. */
-static bool take_name(const struct wh_ssl *ssl, const struct x509_st *certificate, char name[WH_NAME_MAX])
+static bool take_name(const struct wh_ssl *ssl, const struct x509_st *certificate,
+		      char name[WH_NAME_MAX])
 {
 	const struct X509_name_st *subject = ssl->X509_get_subject_name(certificate);
 	char text[WH_NAME_MAX + 1] = "";
 	int length = subject ? ssl->X509_NAME_get_text_by_NID(subject, WH_NID_COMMON_NAME, text,
-							      sizeof(text)) : -1;
+							      sizeof(text)) :
+			       -1;
 
 	if (length < 1 || length >= WH_NAME_MAX || strlen(text) != (size_t)length)
 		return false;
@@ -111,9 +118,11 @@ int wh_tls_identify(struct wh_tls *tls)
 	bool named;
 
 	if (!*tls->context->certificate) {
-		if (ssl->SSL_session_reused(tls->ssl)) /* as a handshake by a shared key is called */
+		if (ssl->SSL_session_reused(
+			    tls->ssl)) /* as a handshake by a shared key is called */
 			return 0;
-		snprintf(tls->text, sizeof(tls->text), "it does not use the cluster key for TLS: the knobs "
+		snprintf(tls->text, sizeof(tls->text),
+			 "it does not use the cluster key for TLS: the knobs "
 			 "tls_cert, tls_key and tls_ca are set there, and not here");
 		return -EACCES;
 	}
@@ -124,11 +133,13 @@ int wh_tls_identify(struct wh_tls *tls)
 	if (named)
 		return 0;
 	snprintf(tls->text, sizeof(tls->text),
-		 "its certificate has no common name (CN) of 1 to %d printable bytes", WH_NAME_MAX - 1);
+		 "its certificate has no common name (CN) of 1 to %d printable bytes",
+		 WH_NAME_MAX - 1);
 	return -EACCES;
 }
 
-/* OpenSSL has looked at one certificate of the other side's. What it says is kept for wh_tls_failed(). */
+/* OpenSSL has looked at one certificate of the other side's. What it says is kept for
+ * wh_tls_failed(). */
 static int looked_at(int good, struct x509_store_ctx_st *store)
 {
 	const struct wh_ssl *ssl = &entered->context->ssl;
@@ -139,7 +150,8 @@ static int looked_at(int good, struct x509_store_ctx_st *store)
 		return good;
 	if (certificate)
 		take_name(ssl, certificate, name);
-	snprintf(entered->text, sizeof(entered->text), "its certificate, \"%s\", is refused: %.120s", name,
+	snprintf(entered->text, sizeof(entered->text),
+		 "its certificate, \"%s\", is refused: %.120s", name,
 		 ssl->X509_verify_cert_error_string(ssl->X509_STORE_CTX_get_error(store)));
 	return 0;
 }
@@ -153,9 +165,11 @@ static int check_key_file(const char *path)
 		return wh_fail(errno, "tls_key=%.150s: %s", path, strerror(errno));
 	if (file.st_mode & 077 || (file.st_uid != geteuid() && file.st_uid != 0))
 		return wh_fail(EACCES,
-			       "tls_key=%.120s belongs to user %u and has mode %03o: it must be this user's "
-			       "(%u) or root's alone, chmod 600 it", path, (unsigned)file.st_uid,
-			       file.st_mode & 0777u, (unsigned)geteuid());
+			       "tls_key=%.120s belongs to user %u and has mode %03o: it must be "
+			       "this user's "
+			       "(%u) or root's alone, chmod 600 it",
+			       path, (unsigned)file.st_uid, file.st_mode & 0777u,
+			       (unsigned)geteuid());
 	return 0;
 }
 
@@ -169,15 +183,17 @@ static int give_no_password(char *into, int room, int writing, void *argument)
 	return -1;
 }
 
-static int refuse_file(struct wh_tls_context *context, const char *knob, const char *path, const char *wants)
+static int refuse_file(struct wh_tls_context *context, const char *knob, const char *path,
+		       const char *wants)
 {
 	const struct wh_ssl *ssl = &context->ssl;
 	char why[128];
 
-	snprintf(why, sizeof(why), "%s", context->encrypted ? "it is encrypted with a password" : reason(ssl));
+	snprintf(why, sizeof(why), "%s",
+		 context->encrypted ? "it is encrypted with a password" : reason(ssl));
 	ssl->ERR_clear_error();
-	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", knob, path,
-		       access(path, R_OK) ? strerror(errno) : why, wants);
+	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", knob,
+		       path, access(path, R_OK) ? strerror(errno) : why, wants);
 }
 
 static int use_certificates(struct wh_tls_context *context, const struct wh_config *config)
@@ -188,9 +204,10 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 	int error;
 
 	if (!*certificate || !*key || !*ca)
-		return wh_fail(EINVAL, "the knobs tls_cert, tls_key and tls_ca go together: %s is not set",
+		return wh_fail(EINVAL,
+			       "the knobs tls_cert, tls_key and tls_ca go together: %s is not set",
 			       !*certificate ? "tls_cert" :
-			       !*key	     ? "tls_key" :
+			       !*key         ? "tls_key" :
 					       "tls_ca");
 	error = check_key_file(key);
 	if (error)
@@ -202,17 +219,20 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 				   "a PEM file with this engine's certificate and those above it");
 	if (ssl->SSL_CTX_use_PrivateKey_file(context->handle, key, WH_SSL_FILETYPE_PEM) != 1 ||
 	    ssl->SSL_CTX_check_private_key(context->handle) != 1)
-		return refuse_file(context, "tls_key", key, "a PEM file with the private key of tls_cert, "
-							"without a password");
+		return refuse_file(context, "tls_key", key,
+				   "a PEM file with the private key of tls_cert, "
+				   "without a password");
 	if (ssl->SSL_CTX_load_verify_locations(context->handle, ca, NULL) != 1)
-		return refuse_file(context, "tls_ca", ca,
-				   "a PEM file with the certificates that sign those of all engines");
+		return refuse_file(
+			context, "tls_ca", ca,
+			"a PEM file with the certificates that sign those of all engines");
 	ssl->SSL_CTX_set_verify(context->handle, WH_SSL_VERIFY_BOTH, looked_at);
 	snprintf(context->certificate, sizeof(context->certificate), "%s", certificate);
 	return 0;
 }
 
-/* ---- pre-shared keys ------------------------------------------------------------------------------- */
+/* ---- pre-shared keys
+ * ------------------------------------------------------------------------------- */
 
 static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
 {
@@ -232,8 +252,9 @@ static struct ssl_session_st *session_of(struct ssl_st *handle, unsigned index)
 }
 
 /* The initiator offers its first key. */
-static int offer(struct ssl_st *handle, const struct evp_md_st *digest, const unsigned char **identity,
-		 size_t *identity_length, struct ssl_session_st **session)
+static int offer(struct ssl_st *handle, const struct evp_md_st *digest,
+		 const unsigned char **identity, size_t *identity_length,
+		 struct ssl_session_st **session)
 {
 	const char *name = entered->context->shared[0].name;
 
@@ -261,7 +282,8 @@ static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t 
 	}
 	if (!*session)
 		snprintf(entered->text, sizeof(entered->text),
-			 "it offers a key that this engine does not know: name one key on both sides by the "
+			 "it offers a key that this engine does not know: name one key on both "
+			 "sides by the "
 			 "knob keyfile");
 	return 1;
 }
@@ -286,7 +308,8 @@ static int use_keys(struct wh_tls_context *context, const struct wh_crypto *cryp
 	return error;
 }
 
-/* ---- open ------------------------------------------------------------------------------------------ */
+/* ---- open
+ * ------------------------------------------------------------------------------------------ */
 
 bool wh_tls_by_certificate(const struct wh_config *config)
 {
@@ -323,16 +346,20 @@ static int set_up(struct wh_tls_context *context)
 		return wh_fail(ENOMEM, "the knob tls: no memory");
 	context->kernel = kernel_can();
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_MODE, modes, NULL);
-	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_SESS_CACHE_MODE, WH_SSL_SESS_CACHE_OFF, NULL);
-	ssl->SSL_CTX_set_options(context->handle, WH_SSL_OP_NO_TICKET |
-				 (context->kernel ? WH_SSL_OP_ENABLE_KTLS : 0));
+	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_SESS_CACHE_MODE, WH_SSL_SESS_CACHE_OFF,
+			  NULL);
+	ssl->SSL_CTX_set_options(context->handle,
+				 WH_SSL_OP_NO_TICKET |
+					 (context->kernel ? WH_SSL_OP_ENABLE_KTLS : 0));
 	/* Nothing comes after the handshake but our bytes. */
-	if (!ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_MIN_PROTO_VERSION, WH_TLS1_3_VERSION,
-			       NULL) ||
+	if (!ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_MIN_PROTO_VERSION,
+			       WH_TLS1_3_VERSION, NULL) ||
 	    !ssl->SSL_CTX_set_num_tickets(context->handle, 0) ||
 	    !ssl->SSL_CTX_set_ciphersuites(context->handle, CIPHERS))
-		return wh_fail(EOPNOTSUPP, "the knob tls: this OpenSSL has no TLS 1.3, or its policy "
-			       "forbids " CIPHERS ": %s", reason(ssl));
+		return wh_fail(EOPNOTSUPP,
+			       "the knob tls: this OpenSSL has no TLS 1.3, or its policy "
+			       "forbids " CIPHERS ": %s",
+			       reason(ssl));
 	return 0;
 }
 
@@ -371,7 +398,8 @@ void wh_tls_close(struct wh_tls_context *context)
 	free(context);
 }
 
-/* ---- what is told ---------------------------------------------------------------------------------- */
+/* ---- what is told
+ * ---------------------------------------------------------------------------------- */
 
 int wh_tls_step(struct wh_tls *tls)
 {

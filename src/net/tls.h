@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TLS 1.3 for control and data connections, where the knob `tls` is on: who is let in (tls.c), and bytes in
- * and out without waiting (tls-stream.c). docs/security.md.
+ * TLS 1.3 for control and data connections, where the knob `tls` is on: who is let in (tls.c), and
+ * bytes in and out without waiting (tls-stream.c). docs/security.md.
  *
- * A connection is one thread's at a time. Where the kernel does the encryption (kernel TLS), what is sent
- * goes by sendmsg() as on a plain connection.
+ * A connection is one thread's at a time. Where the kernel does the encryption (kernel TLS), what
+ * is sent goes by sendmsg() as on a plain connection.
  */
 #ifndef WH_NET_TLS_H
 #define WH_NET_TLS_H
@@ -26,8 +26,9 @@ struct wh_tls; /* one connection */
 /* What a connection takes at most: what is on its way in and out, and OpenSSL's own. */
 #define WH_TLS_HELD (96u << 10)
 
-/* With the certificate, key and authorities that the knobs name, else with keys[] as pre-shared keys: the
- * first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file, naming it. */
+/* With the certificate, key and authorities that the knobs name, else with keys[] as pre-shared
+ * keys: the first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file,
+ * naming it. */
 int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 		const struct wh_keys *keys, struct wh_tls_context **out);
 void wh_tls_close(struct wh_tls_context *context);
@@ -38,14 +39,14 @@ bool wh_tls_by_certificate(const struct wh_config *config);
 struct wh_tls *wh_tls_new(struct wh_tls_context *context, int fd, bool accepting);
 void wh_tls_free(struct wh_tls *tls);
 
-/* Go on with the handshake. 0: it is done, now or before; -EAGAIN; or -EACCES, -EPROTO, -ECONNRESET and
- * others with wh_tls_text(). */
+/* Go on with the handshake. 0: it is done, now or before; -EAGAIN; or -EACCES, -EPROTO, -ECONNRESET
+ * and others with wh_tls_text(). */
 int wh_tls_shake(struct wh_tls *tls);
 bool wh_tls_shaken(const struct wh_tls *tls);
 
-/* As sendmsg() and recvmsg() on a socket that does not wait: bytes, or -1 and errno. What has been taken
- * by wh_tls_send() may in part wait for room in the socket, see below. A short wh_tls_receive() says that
- * there is nothing more. */
+/* As sendmsg() and recvmsg() on a socket that does not wait: bytes, or -1 and errno. What has been
+ * taken by wh_tls_send() may in part wait for room in the socket, see below. A short
+ * wh_tls_receive() says that there is nothing more. */
 ssize_t wh_tls_send(struct wh_tls *tls, const struct iovec *parts, int count);
 ssize_t wh_tls_receive(struct wh_tls *tls, const struct iovec *parts, int count);
 /* Send what waits. 0, or -1 and errno. */
@@ -62,8 +63,8 @@ const char *wh_tls_name(const struct wh_tls *tls);
 /* "TLS 1.3, AES_128_GCM". */
 void wh_tls_describe(const struct wh_tls *tls, char *out, size_t size);
 
-/* The key that is proved on this connection: `key`, tied to it, so that who is between two connections
- * cannot hand on what is said. `tls` NULL: `key`. 0 or -EIO. */
+/* The key that is proved on this connection: `key`, tied to it, so that who is between two
+ * connections cannot hand on what is said. `tls` NULL: `key`. 0 or -EIO. */
 int wh_tls_bind(const struct wh_tls *tls, const struct wh_crypto *crypto,
 		const uint8_t key[WH_KEY_SIZE], uint8_t out[WH_KEY_SIZE]);
 
@@ -88,7 +89,8 @@ static inline bool wh_stream_unsent(const struct wh_tls *tls)
 	return tls && wh_tls_unsent(tls);
 }
 
-/* ---- between tls.c and tls-stream.c ------------------------------------------------------------ */
+/* ---- between tls.c and tls-stream.c ------------------------------------------------------------
+ */
 
 struct wh_tls_context {
 	struct wh_ssl ssl;
@@ -104,11 +106,12 @@ struct wh_tls_context {
 	} shared[WH_KEYS_MAX];
 };
 
-/* Records that are sent with one key. AES-GCM is good for 2^24.5 of them (RFC 8446, 5.5), which are 380 GB:
- * minutes, on a fast network. */
+/* Records that are sent with one key. AES-GCM is good for 2^24.5 of them (RFC 8446, 5.5), which are
+ * 380 GB: minutes, on a fast network. */
 #define WH_TLS_REKEY (1u << 22)
 
-/* OpenSSL has made it, the socket has not taken it: a record and a bit at most, and no memory else. */
+/* OpenSSL has made it, the socket has not taken it: a record and a bit at most, and no memory else.
+ */
 struct wh_tls_out {
 	uint8_t *bytes;
 	size_t start, end, room;
@@ -125,9 +128,9 @@ struct wh_tls {
 	struct ssl_st *ssl;
 	int fd;
 	bool shaken, kernel_sends, kernel_receives;
-	bool more;       /* of what is sent comes at once */
-	bool ended;      /* the other side has closed */
-	int error;       /* of the last recvmsg() that gave nothing */
+	bool more; /* of what is sent comes at once */
+	bool ended; /* the other side has closed */
+	int error; /* of the last recvmsg() that gave nothing */
 	uint32_t records; /* sent with the present key */
 	struct wh_tls_out out;
 	struct wh_tls_in in;
@@ -137,8 +140,8 @@ struct wh_tls {
 
 /* One step of a handshake; what SSL_do_handshake() returns. */
 int wh_tls_step(struct wh_tls *tls);
-/* Whose turn it is on this thread. OpenSSL's callbacks are told nothing that leads to us without OpenSSL's
- * functions, which are not linked: around every call that may end in one. */
+/* Whose turn it is on this thread. OpenSSL's callbacks are told nothing that leads to us without
+ * OpenSSL's functions, which are not linked: around every call that may end in one. */
 void wh_tls_enter(struct wh_tls *tls);
 struct wh_tls *wh_tls_entered(void);
 /* How OpenSSL reads and writes. NULL: it has no memory left. */

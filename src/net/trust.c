@@ -37,8 +37,8 @@ static int open_own(const char *path)
 	return -1;
 }
 
-/* Of several processes that make it at once one wins, and nobody ever sees a part of it: it is written
- * under another name, and gets its own by link(), which replaces nothing. */
+/* Of several processes that make it at once one wins, and nobody ever sees a part of it: it is
+ * written under another name, and gets its own by link(), which replaces nothing. */
 static int make_key(int directory)
 {
 	char name[64];
@@ -59,8 +59,8 @@ static int make_key(int directory)
 	return error;
 }
 
-/* 0; 1: there is none here, and none was made; or a negative errno: there is, and something is wrong
- * with it. */
+/* 0; 1: there is none here, and none was made; or a negative errno: there is, and something is
+ * wrong with it. */
 static int own_key_in(struct wh_trust *trust, const char *path, bool make)
 {
 	int directory = *path ? open_own(path) : -1, fd, error = 1;
@@ -75,7 +75,8 @@ static int own_key_in(struct wh_trust *trust, const char *path, bool make)
 		error = wh_keys_read(fd, trust->source, &trust->keys);
 		close(fd);
 	} else if (errno != ENOENT && !make) {
-		error = wh_fail(errno, "the key file %.140s/" KEY_NAME ": %s", path, strerror(errno));
+		error = wh_fail(errno, "the key file %.140s/" KEY_NAME ": %s", path,
+				strerror(errno));
 	}
 	close(directory);
 	return error;
@@ -131,17 +132,18 @@ static int own_key(struct wh_trust *trust)
 			mkdir(path[i], 0700);
 		error = own_key_in(trust, path[i], true);
 	}
-	return error <= 0 ? error :
-			    wh_fail(EACCES,
-				    "no directory for this user's key ($XDG_RUNTIME_DIR, $HOME/.cache, "
-				    "%s: its own, and not writable to others): set the knob keyfile",
-				    path[LAST]);
+	return error <= 0 ?
+		       error :
+		       wh_fail(EACCES,
+			       "no directory for this user's key ($XDG_RUNTIME_DIR, $HOME/.cache, "
+			       "%s: its own, and not writable to others): set the knob keyfile",
+			       path[LAST]);
 }
 
 /* ---- open ----------------------------------------------------------------------------------- */
 
-/* The certificates prove who is who. The key that is proved then is nothing but what ties the proofs to
- * the connection: wh_tls_bind(). */
+/* The certificates prove who is who. The key that is proved then is nothing but what ties the
+ * proofs to the connection: wh_tls_bind(). */
 static int no_key(struct wh_trust *trust, const struct wh_config *config)
 {
 	trust->keys.count = 1;
@@ -160,7 +162,9 @@ static int have_key(struct wh_trust *trust, struct wh_config *config)
 	if (*key && *path)
 		error = wh_fail(EINVAL, "both knobs key and keyfile are set: one key is enough");
 	else if (*key)
-		error = wh_key_parse(key, trust->keys.key[0]) ? 0 : wh_fail(EINVAL, "the knob key holds no key");
+		error = wh_key_parse(key, trust->keys.key[0]) ?
+				0 :
+				wh_fail(EINVAL, "the knob key holds no key");
 	else if (!*path && trust->configured)
 		error = no_key(trust, config);
 	else
@@ -216,10 +220,11 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 	if (trust->configured || wh_address_is_loopback(address) || (!listening && is_any(address)))
 		return 0;
 	wh_address_format(text, sizeof(text), address);
-	return wh_fail(EACCES,
-		       "%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
-		       ", the same FILE on all hosts, and its name in the knob keyfile (WHERRY_KEYFILE)",
-		       listening ? "listening on" : "connecting to", text);
+	return wh_fail(
+		EACCES,
+		"%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
+		", the same FILE on all hosts, and its name in the knob keyfile (WHERRY_KEYFILE)",
+		listening ? "listening on" : "connecting to", text);
 }
 
 int wh_trust_knows(const struct wh_trust *trust, int fd)
@@ -228,8 +233,9 @@ int wh_trust_knows(const struct wh_trust *trust, int fd)
 
 	if (trust->configured || wh_socket_owner(fd, &user) || user == geteuid() || user == 0)
 		return 0;
-	return wh_fail(EACCES,
-		       "the other end is user %u's, and without a cluster key engines of user %u talk "
-		       "to each other alone: the knob keyfile names one for both",
-		       (unsigned)user, (unsigned)geteuid());
+	return wh_fail(
+		EACCES,
+		"the other end is user %u's, and without a cluster key engines of user %u talk "
+		"to each other alone: the knob keyfile names one for both",
+		(unsigned)user, (unsigned)geteuid());
 }

@@ -7,8 +7,9 @@
 
 #include "util/error.h"
 
-/* OPENSSL_INIT_NO_ATEXIT: our threads may still be shaking hands while the process ends, and what they
- * use must not be cleaned up beforehand. No effect where the program has started OpenSSL before. */
+/* OPENSSL_INIT_NO_ATEXIT: our threads may still be shaking hands while the process ends, and what
+ * they use must not be cleaned up beforehand. No effect where the program has started OpenSSL
+ * before. */
 #define NO_ATEXIT UINT64_C(0x00080000)
 
 static int missing(struct wh_crypto *crypto, const char *what)

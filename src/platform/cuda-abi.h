@@ -128,15 +128,15 @@ enum wh_cuda_flag {
 	CUDA_HOST_PORTABLE = 1, /* cuMemHostAlloc and cuMemHostRegister alike */
 	CUDA_HOST_DEVICE_MAP = 2,
 	CUDA_HOST_WRITE_COMBINED = 4, /* cuMemHostAlloc */
-	CUDA_HOST_IO_MEMORY = 4,      /* cuMemHostRegister */
-	CUDA_HOST_READ_ONLY = 8,      /* cuMemHostRegister */
+	CUDA_HOST_IO_MEMORY = 4, /* cuMemHostRegister */
+	CUDA_HOST_READ_ONLY = 8, /* cuMemHostRegister */
 	CUDA_MANAGED_GLOBAL = 1,
 	CUDA_IPC_LAZY_PEER = 1,
 	CUDA_CAPTURE_GLOBAL = 0,
 	CUDA_CAPTURE_THREAD = 1,
 	CUDA_CAPTURE_RELAXED = 2,
-	CUDA_RANGE_DMA_BUF = 1,      /* cuMemGetHandleForAddressRange: what kind of handle */
-	CUDA_RANGE_FLAG_PCIE = 1,    /* and by which way it is reached */
+	CUDA_RANGE_DMA_BUF = 1, /* cuMemGetHandleForAddressRange: what kind of handle */
+	CUDA_RANGE_FLAG_PCIE = 1, /* and by which way it is reached */
 	CUDA_FLUSH_TARGET_CONTEXT = 0, /* cuFlushGPUDirectRDMAWrites */
 	CUDA_FLUSH_OWNER = 100,
 	CUDA_FLUSH_ALL_DEVICES = 200,
@@ -212,191 +212,190 @@ enum { CUDA_FUNCTION_BINARY_VERSION = 6 };
  * X(NEEDED or OPTIONAL, the CUDA version that first had it, name, (parameters), "symbols"): the
  * symbols, newest first, all have these parameters.
  */
-#define WH_CUDA_FUNCTIONS(X) \
-	X(NEEDED, 2000, cuInit, (unsigned flags), "cuInit") \
-	X(NEEDED, 2020, cuDriverGetVersion, (int *version), "cuDriverGetVersion") \
-	X(NEEDED, 6000, cuGetErrorName, (int result, const char **out), "cuGetErrorName") \
-	X(NEEDED, 6000, cuGetErrorString, (int result, const char **out), "cuGetErrorString") \
-	X(NEEDED, 2000, cuDeviceGetCount, (int *count), "cuDeviceGetCount") \
-	X(NEEDED, 2000, cuDeviceGet, (int *device, int ordinal), "cuDeviceGet") \
-	X(NEEDED, 2000, cuDeviceGetName, (char *out, int length, int device), "cuDeviceGetName") \
-	X(NEEDED, 9020, cuDeviceGetUuid, (struct wh_cuda_uuid *out, int device), \
-	  "cuDeviceGetUuid_v2 cuDeviceGetUuid") \
-	X(NEEDED, 2000, cuDeviceGetAttribute, (int *value, int attribute, int device), \
-	  "cuDeviceGetAttribute") \
-	X(NEEDED, 3020, cuDeviceTotalMem, (size_t *bytes, int device), "cuDeviceTotalMem_v2") \
-	X(NEEDED, 4000, cuDeviceCanAccessPeer, (int *can, int device, int peer), \
-	  "cuDeviceCanAccessPeer") \
-	X(OPTIONAL, 8000, cuDeviceGetP2PAttribute, (int *value, int attribute, int from, int to), \
-	  "cuDeviceGetP2PAttribute") \
-	X(NEEDED, 7000, cuDevicePrimaryCtxRetain, (CUcontext *out, int device), \
-	  "cuDevicePrimaryCtxRetain") \
-	X(NEEDED, 7000, cuDevicePrimaryCtxRelease, (int device), \
-	  "cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRelease") \
-	X(NEEDED, 7000, cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active), \
-	  "cuDevicePrimaryCtxGetState") \
-	X(NEEDED, 4000, cuCtxGetCurrent, (CUcontext *out), "cuCtxGetCurrent") \
-	X(NEEDED, 4000, cuCtxSetCurrent, (CUcontext context), "cuCtxSetCurrent") \
-	X(NEEDED, 4000, cuCtxPushCurrent, (CUcontext context), "cuCtxPushCurrent_v2") \
-	X(NEEDED, 4000, cuCtxPopCurrent, (CUcontext *out), "cuCtxPopCurrent_v2") \
-	X(NEEDED, 2000, cuCtxGetDevice, (int *device), "cuCtxGetDevice") \
-	X(NEEDED, 2000, cuCtxSynchronize, (void), "cuCtxSynchronize") \
-	X(NEEDED, 4000, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags), \
-	  "cuCtxEnablePeerAccess") \
-	X(OPTIONAL, 4000, cuCtxDisablePeerAccess, (CUcontext peer), "cuCtxDisablePeerAccess") \
-	X(OPTIONAL, 3020, cuCtxCreate, (CUcontext *out, unsigned flags, int device), \
-	  "cuCtxCreate_v2") \
-	X(OPTIONAL, 4000, cuCtxDestroy, (CUcontext context), "cuCtxDestroy_v2") \
-	X(OPTIONAL, 5050, cuCtxGetStreamPriorityRange, (int *least, int *greatest), \
-	  "cuCtxGetStreamPriorityRange") \
-	X(OPTIONAL, 10010, cuThreadExchangeStreamCaptureMode, (int *mode), \
-	  "cuThreadExchangeStreamCaptureMode") \
-	X(NEEDED, 3020, cuMemGetInfo, (size_t *free, size_t *total), "cuMemGetInfo_v2") \
-	X(NEEDED, 3020, cuMemAlloc, (CUdeviceptr *out, size_t bytes), "cuMemAlloc_v2") \
-	X(NEEDED, 3020, cuMemFree, (CUdeviceptr address), "cuMemFree_v2") \
-	X(NEEDED, 3020, cuMemGetAddressRange, \
-	  (CUdeviceptr *base, size_t *size, CUdeviceptr address), \
-	  "cuMemGetAddressRange_v2") \
-	X(NEEDED, 2020, cuMemHostAlloc, (void **out, size_t bytes, unsigned flags), \
-	  "cuMemHostAlloc") \
-	X(NEEDED, 2000, cuMemFreeHost, (void *address), "cuMemFreeHost") \
-	X(NEEDED, 4000, cuMemHostRegister, (void *address, size_t bytes, unsigned flags), \
-	  "cuMemHostRegister_v2 cuMemHostRegister") \
-	X(NEEDED, 4000, cuMemHostUnregister, (void *address), "cuMemHostUnregister") \
-	X(NEEDED, 3020, cuMemHostGetDevicePointer, \
-	  (CUdeviceptr *out, void *address, unsigned flags), \
-	  "cuMemHostGetDevicePointer_v2") \
-	X(OPTIONAL, 2030, cuMemHostGetFlags, (unsigned *flags, void *address), \
-	  "cuMemHostGetFlags") \
-	X(OPTIONAL, 6000, cuMemAllocManaged, (CUdeviceptr *out, size_t bytes, unsigned flags), \
-	  "cuMemAllocManaged") \
-	X(OPTIONAL, 11020, cuMemAllocAsync, (CUdeviceptr *out, size_t bytes, CUstream stream), \
-	  "cuMemAllocAsync") \
-	X(OPTIONAL, 11020, cuMemFreeAsync, (CUdeviceptr address, CUstream stream), \
-	  "cuMemFreeAsync") \
-	X(OPTIONAL, 4010, cuIpcGetMemHandle, \
-	  (struct wh_cuda_ipc_handle *out, CUdeviceptr address), \
-	  "cuIpcGetMemHandle") \
-	X(OPTIONAL, 4010, cuIpcOpenMemHandle, \
-	  (CUdeviceptr *out, struct wh_cuda_ipc_handle handle, unsigned flags), \
-	  "cuIpcOpenMemHandle_v2 cuIpcOpenMemHandle") \
-	X(OPTIONAL, 4010, cuIpcCloseMemHandle, (CUdeviceptr address), "cuIpcCloseMemHandle") \
-	X(OPTIONAL, 4010, cuIpcGetEventHandle, (struct wh_cuda_ipc_handle *out, CUevent event), \
-	  "cuIpcGetEventHandle") \
-	X(OPTIONAL, 4010, cuIpcOpenEventHandle, (CUevent *out, struct wh_cuda_ipc_handle handle), \
-	  "cuIpcOpenEventHandle") \
-	X(OPTIONAL, 10020, cuMemAddressReserve, \
-	  (CUdeviceptr *out, size_t size, size_t alignment, CUdeviceptr hint, \
-	   unsigned long long flags), "cuMemAddressReserve") \
-	X(OPTIONAL, 10020, cuMemAddressFree, (CUdeviceptr address, size_t size), \
-	  "cuMemAddressFree") \
-	X(OPTIONAL, 10020, cuMemCreate, \
-	  (CUallocation *out, size_t size, const struct wh_cuda_properties *properties, \
-	   unsigned long long flags), "cuMemCreate") \
-	X(OPTIONAL, 10020, cuMemRelease, (CUallocation memory), "cuMemRelease") \
-	X(OPTIONAL, 10020, cuMemMap, \
-	  (CUdeviceptr address, size_t size, size_t offset, CUallocation memory, \
-	   unsigned long long flags), "cuMemMap") \
-	X(OPTIONAL, 10020, cuMemUnmap, (CUdeviceptr address, size_t size), "cuMemUnmap") \
-	X(OPTIONAL, 10020, cuMemSetAccess, \
-	  (CUdeviceptr address, size_t size, const struct wh_cuda_access *access, size_t count), \
-	  "cuMemSetAccess") \
-	X(OPTIONAL, 10020, cuMemGetAccess, \
-	  (unsigned long long *flags, const struct wh_cuda_location *location, \
-	   CUdeviceptr address), \
-	  "cuMemGetAccess") \
-	X(OPTIONAL, 10020, cuMemExportToShareableHandle, \
-	  (void *out, CUallocation memory, int type, unsigned long long flags), \
-	  "cuMemExportToShareableHandle") \
-	X(OPTIONAL, 10020, cuMemImportFromShareableHandle, \
-	  (CUallocation *out, void *handle, int type), \
-	  "cuMemImportFromShareableHandle") \
-	X(OPTIONAL, 10020, cuMemGetAllocationGranularity, \
-	  (size_t *out, const struct wh_cuda_properties *properties, int option), \
-	  "cuMemGetAllocationGranularity") \
-	X(OPTIONAL, 10020, cuMemGetAllocationPropertiesFromHandle, \
-	  (struct wh_cuda_properties *out, CUallocation memory), \
-	  "cuMemGetAllocationPropertiesFromHandle") \
-	X(OPTIONAL, 11000, cuMemRetainAllocationHandle, (CUallocation *out, void *address), \
-	  "cuMemRetainAllocationHandle") \
-	X(OPTIONAL, 11070, cuMemGetHandleForAddressRange, \
-	  (void *out, CUdeviceptr address, size_t size, int type, unsigned long long flags), \
-	  "cuMemGetHandleForAddressRange") \
-	X(NEEDED, 4000, cuPointerGetAttribute, (void *out, int attribute, CUdeviceptr address), \
-	  "cuPointerGetAttribute") \
-	X(OPTIONAL, 6000, cuPointerSetAttribute, \
-	  (const void *value, int attribute, CUdeviceptr address), "cuPointerSetAttribute") \
-	X(OPTIONAL, 11030, cuFlushGPUDirectRDMAWrites, (int target, int scope), \
-	  "cuFlushGPUDirectRDMAWrites") \
-	X(NEEDED, 4000, cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), "cuMemcpy") \
-	X(NEEDED, 4000, cuMemcpyAsync, \
-	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyAsync") \
-	X(NEEDED, 3020, cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes), \
-	  "cuMemcpyHtoD_v2") \
-	X(NEEDED, 3020, cuMemcpyDtoH, (void *to, CUdeviceptr from, size_t bytes), \
-	  "cuMemcpyDtoH_v2") \
-	X(NEEDED, 3020, cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, size_t bytes), \
-	  "cuMemcpyDtoD_v2") \
-	X(NEEDED, 3020, cuMemcpyHtoDAsync, \
-	  (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), \
-	  "cuMemcpyHtoDAsync_v2") \
-	X(NEEDED, 3020, cuMemcpyDtoHAsync, \
-	  (void *to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyDtoHAsync_v2") \
-	X(NEEDED, 3020, cuMemcpyDtoDAsync, \
-	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), \
-	  "cuMemcpyDtoDAsync_v2") \
-	X(OPTIONAL, 4000, cuMemcpyPeerAsync, \
-	  (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, \
-	   size_t bytes, CUstream stream), "cuMemcpyPeerAsync") \
-	X(OPTIONAL, 13000, cuMemcpyBatchAsync, \
-	  (CUdeviceptr *to, CUdeviceptr *from, size_t *bytes, size_t count, \
-	   struct wh_cuda_copy_attributes *attributes, size_t *first, size_t attribute_count, \
-	   CUstream stream), "cuMemcpyBatchAsync_v2") \
-	X(NEEDED, 3020, cuMemsetD8, (CUdeviceptr to, unsigned char value, size_t count), \
-	  "cuMemsetD8_v2") \
-	X(NEEDED, 3020, cuMemsetD8Async, \
+#define WH_CUDA_FUNCTIONS(X)                                                                       \
+	X(NEEDED, 2000, cuInit, (unsigned flags), "cuInit")                                        \
+	X(NEEDED, 2020, cuDriverGetVersion, (int *version), "cuDriverGetVersion")                  \
+	X(NEEDED, 6000, cuGetErrorName, (int result, const char **out), "cuGetErrorName")          \
+	X(NEEDED, 6000, cuGetErrorString, (int result, const char **out), "cuGetErrorString")      \
+	X(NEEDED, 2000, cuDeviceGetCount, (int *count), "cuDeviceGetCount")                        \
+	X(NEEDED, 2000, cuDeviceGet, (int *device, int ordinal), "cuDeviceGet")                    \
+	X(NEEDED, 2000, cuDeviceGetName, (char *out, int length, int device), "cuDeviceGetName")   \
+	X(NEEDED, 9020, cuDeviceGetUuid, (struct wh_cuda_uuid * out, int device),                  \
+	  "cuDeviceGetUuid_v2 cuDeviceGetUuid")                                                    \
+	X(NEEDED, 2000, cuDeviceGetAttribute, (int *value, int attribute, int device),             \
+	  "cuDeviceGetAttribute")                                                                  \
+	X(NEEDED, 3020, cuDeviceTotalMem, (size_t * bytes, int device), "cuDeviceTotalMem_v2")     \
+	X(NEEDED, 4000, cuDeviceCanAccessPeer, (int *can, int device, int peer),                   \
+	  "cuDeviceCanAccessPeer")                                                                 \
+	X(OPTIONAL, 8000, cuDeviceGetP2PAttribute, (int *value, int attribute, int from, int to),  \
+	  "cuDeviceGetP2PAttribute")                                                               \
+	X(NEEDED, 7000, cuDevicePrimaryCtxRetain, (CUcontext * out, int device),                   \
+	  "cuDevicePrimaryCtxRetain")                                                              \
+	X(NEEDED, 7000, cuDevicePrimaryCtxRelease, (int device),                                   \
+	  "cuDevicePrimaryCtxRelease_v2 cuDevicePrimaryCtxRelease")                                \
+	X(NEEDED, 7000, cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active),    \
+	  "cuDevicePrimaryCtxGetState")                                                            \
+	X(NEEDED, 4000, cuCtxGetCurrent, (CUcontext * out), "cuCtxGetCurrent")                     \
+	X(NEEDED, 4000, cuCtxSetCurrent, (CUcontext context), "cuCtxSetCurrent")                   \
+	X(NEEDED, 4000, cuCtxPushCurrent, (CUcontext context), "cuCtxPushCurrent_v2")              \
+	X(NEEDED, 4000, cuCtxPopCurrent, (CUcontext * out), "cuCtxPopCurrent_v2")                  \
+	X(NEEDED, 2000, cuCtxGetDevice, (int *device), "cuCtxGetDevice")                           \
+	X(NEEDED, 2000, cuCtxSynchronize, (void), "cuCtxSynchronize")                              \
+	X(NEEDED, 4000, cuCtxEnablePeerAccess, (CUcontext peer, unsigned flags),                   \
+	  "cuCtxEnablePeerAccess")                                                                 \
+	X(OPTIONAL, 4000, cuCtxDisablePeerAccess, (CUcontext peer), "cuCtxDisablePeerAccess")      \
+	X(OPTIONAL, 3020, cuCtxCreate, (CUcontext * out, unsigned flags, int device),              \
+	  "cuCtxCreate_v2")                                                                        \
+	X(OPTIONAL, 4000, cuCtxDestroy, (CUcontext context), "cuCtxDestroy_v2")                    \
+	X(OPTIONAL, 5050, cuCtxGetStreamPriorityRange, (int *least, int *greatest),                \
+	  "cuCtxGetStreamPriorityRange")                                                           \
+	X(OPTIONAL, 10010, cuThreadExchangeStreamCaptureMode, (int *mode),                         \
+	  "cuThreadExchangeStreamCaptureMode")                                                     \
+	X(NEEDED, 3020, cuMemGetInfo, (size_t * free, size_t * total), "cuMemGetInfo_v2")          \
+	X(NEEDED, 3020, cuMemAlloc, (CUdeviceptr * out, size_t bytes), "cuMemAlloc_v2")            \
+	X(NEEDED, 3020, cuMemFree, (CUdeviceptr address), "cuMemFree_v2")                          \
+	X(NEEDED, 3020, cuMemGetAddressRange,                                                      \
+	  (CUdeviceptr * base, size_t * size, CUdeviceptr address), "cuMemGetAddressRange_v2")     \
+	X(NEEDED, 2020, cuMemHostAlloc, (void **out, size_t bytes, unsigned flags),                \
+	  "cuMemHostAlloc")                                                                        \
+	X(NEEDED, 2000, cuMemFreeHost, (void *address), "cuMemFreeHost")                           \
+	X(NEEDED, 4000, cuMemHostRegister, (void *address, size_t bytes, unsigned flags),          \
+	  "cuMemHostRegister_v2 cuMemHostRegister")                                                \
+	X(NEEDED, 4000, cuMemHostUnregister, (void *address), "cuMemHostUnregister")               \
+	X(NEEDED, 3020, cuMemHostGetDevicePointer,                                                 \
+	  (CUdeviceptr * out, void *address, unsigned flags), "cuMemHostGetDevicePointer_v2")      \
+	X(OPTIONAL, 2030, cuMemHostGetFlags, (unsigned *flags, void *address),                     \
+	  "cuMemHostGetFlags")                                                                     \
+	X(OPTIONAL, 6000, cuMemAllocManaged, (CUdeviceptr * out, size_t bytes, unsigned flags),    \
+	  "cuMemAllocManaged")                                                                     \
+	X(OPTIONAL, 11020, cuMemAllocAsync, (CUdeviceptr * out, size_t bytes, CUstream stream),    \
+	  "cuMemAllocAsync")                                                                       \
+	X(OPTIONAL, 11020, cuMemFreeAsync, (CUdeviceptr address, CUstream stream),                 \
+	  "cuMemFreeAsync")                                                                        \
+	X(OPTIONAL, 4010, cuIpcGetMemHandle,                                                       \
+	  (struct wh_cuda_ipc_handle * out, CUdeviceptr address), "cuIpcGetMemHandle")             \
+	X(OPTIONAL, 4010, cuIpcOpenMemHandle,                                                      \
+	  (CUdeviceptr * out, struct wh_cuda_ipc_handle handle, unsigned flags),                   \
+	  "cuIpcOpenMemHandle_v2 cuIpcOpenMemHandle")                                              \
+	X(OPTIONAL, 4010, cuIpcCloseMemHandle, (CUdeviceptr address), "cuIpcCloseMemHandle")       \
+	X(OPTIONAL, 4010, cuIpcGetEventHandle, (struct wh_cuda_ipc_handle * out, CUevent event),   \
+	  "cuIpcGetEventHandle")                                                                   \
+	X(OPTIONAL, 4010, cuIpcOpenEventHandle, (CUevent * out, struct wh_cuda_ipc_handle handle), \
+	  "cuIpcOpenEventHandle")                                                                  \
+	X(OPTIONAL, 10020, cuMemAddressReserve,                                                    \
+	  (CUdeviceptr * out, size_t size, size_t alignment, CUdeviceptr hint,                     \
+	   unsigned long long flags),                                                              \
+	  "cuMemAddressReserve")                                                                   \
+	X(OPTIONAL, 10020, cuMemAddressFree, (CUdeviceptr address, size_t size),                   \
+	  "cuMemAddressFree")                                                                      \
+	X(OPTIONAL, 10020, cuMemCreate,                                                            \
+	  (CUallocation * out, size_t size, const struct wh_cuda_properties *properties,           \
+	   unsigned long long flags),                                                              \
+	  "cuMemCreate")                                                                           \
+	X(OPTIONAL, 10020, cuMemRelease, (CUallocation memory), "cuMemRelease")                    \
+	X(OPTIONAL, 10020, cuMemMap,                                                               \
+	  (CUdeviceptr address, size_t size, size_t offset, CUallocation memory,                   \
+	   unsigned long long flags),                                                              \
+	  "cuMemMap")                                                                              \
+	X(OPTIONAL, 10020, cuMemUnmap, (CUdeviceptr address, size_t size), "cuMemUnmap")           \
+	X(OPTIONAL, 10020, cuMemSetAccess,                                                         \
+	  (CUdeviceptr address, size_t size, const struct wh_cuda_access *access, size_t count),   \
+	  "cuMemSetAccess")                                                                        \
+	X(OPTIONAL, 10020, cuMemGetAccess,                                                         \
+	  (unsigned long long *flags, const struct wh_cuda_location *location,                     \
+	   CUdeviceptr address),                                                                   \
+	  "cuMemGetAccess")                                                                        \
+	X(OPTIONAL, 10020, cuMemExportToShareableHandle,                                           \
+	  (void *out, CUallocation memory, int type, unsigned long long flags),                    \
+	  "cuMemExportToShareableHandle")                                                          \
+	X(OPTIONAL, 10020, cuMemImportFromShareableHandle,                                         \
+	  (CUallocation * out, void *handle, int type), "cuMemImportFromShareableHandle")          \
+	X(OPTIONAL, 10020, cuMemGetAllocationGranularity,                                          \
+	  (size_t * out, const struct wh_cuda_properties *properties, int option),                 \
+	  "cuMemGetAllocationGranularity")                                                         \
+	X(OPTIONAL, 10020, cuMemGetAllocationPropertiesFromHandle,                                 \
+	  (struct wh_cuda_properties * out, CUallocation memory),                                  \
+	  "cuMemGetAllocationPropertiesFromHandle")                                                \
+	X(OPTIONAL, 11000, cuMemRetainAllocationHandle, (CUallocation * out, void *address),       \
+	  "cuMemRetainAllocationHandle")                                                           \
+	X(OPTIONAL, 11070, cuMemGetHandleForAddressRange,                                          \
+	  (void *out, CUdeviceptr address, size_t size, int type, unsigned long long flags),       \
+	  "cuMemGetHandleForAddressRange")                                                         \
+	X(NEEDED, 4000, cuPointerGetAttribute, (void *out, int attribute, CUdeviceptr address),    \
+	  "cuPointerGetAttribute")                                                                 \
+	X(OPTIONAL, 6000, cuPointerSetAttribute,                                                   \
+	  (const void *value, int attribute, CUdeviceptr address), "cuPointerSetAttribute")        \
+	X(OPTIONAL, 11030, cuFlushGPUDirectRDMAWrites, (int target, int scope),                    \
+	  "cuFlushGPUDirectRDMAWrites")                                                            \
+	X(NEEDED, 4000, cuMemcpy, (CUdeviceptr to, CUdeviceptr from, size_t bytes), "cuMemcpy")    \
+	X(NEEDED, 4000, cuMemcpyAsync,                                                             \
+	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyAsync")      \
+	X(NEEDED, 3020, cuMemcpyHtoD, (CUdeviceptr to, const void *from, size_t bytes),            \
+	  "cuMemcpyHtoD_v2")                                                                       \
+	X(NEEDED, 3020, cuMemcpyDtoH, (void *to, CUdeviceptr from, size_t bytes),                  \
+	  "cuMemcpyDtoH_v2")                                                                       \
+	X(NEEDED, 3020, cuMemcpyDtoD, (CUdeviceptr to, CUdeviceptr from, size_t bytes),            \
+	  "cuMemcpyDtoD_v2")                                                                       \
+	X(NEEDED, 3020, cuMemcpyHtoDAsync,                                                         \
+	  (CUdeviceptr to, const void *from, size_t bytes, CUstream stream),                       \
+	  "cuMemcpyHtoDAsync_v2")                                                                  \
+	X(NEEDED, 3020, cuMemcpyDtoHAsync,                                                         \
+	  (void *to, CUdeviceptr from, size_t bytes, CUstream stream), "cuMemcpyDtoHAsync_v2")     \
+	X(NEEDED, 3020, cuMemcpyDtoDAsync,                                                         \
+	  (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream),                       \
+	  "cuMemcpyDtoDAsync_v2")                                                                  \
+	X(OPTIONAL, 4000, cuMemcpyPeerAsync,                                                       \
+	  (CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,         \
+	   size_t bytes, CUstream stream),                                                         \
+	  "cuMemcpyPeerAsync")                                                                     \
+	X(OPTIONAL, 13000, cuMemcpyBatchAsync,                                                     \
+	  (CUdeviceptr * to, CUdeviceptr * from, size_t * bytes, size_t count,                     \
+	   struct wh_cuda_copy_attributes * attributes, size_t * first, size_t attribute_count,    \
+	   CUstream stream),                                                                       \
+	  "cuMemcpyBatchAsync_v2")                                                                 \
+	X(NEEDED, 3020, cuMemsetD8, (CUdeviceptr to, unsigned char value, size_t count),           \
+	  "cuMemsetD8_v2")                                                                         \
+	X(NEEDED, 3020, cuMemsetD8Async,                                                           \
 	  (CUdeviceptr to, unsigned char value, size_t count, CUstream stream), "cuMemsetD8Async") \
-	X(NEEDED, 2000, cuStreamCreate, (CUstream *out, unsigned flags), "cuStreamCreate") \
-	X(OPTIONAL, 5050, cuStreamCreateWithPriority, \
-	  (CUstream *out, unsigned flags, int priority), \
-	  "cuStreamCreateWithPriority") \
-	X(NEEDED, 4000, cuStreamDestroy, (CUstream stream), "cuStreamDestroy_v2") \
-	X(NEEDED, 2000, cuStreamQuery, (CUstream stream), "cuStreamQuery") \
-	X(NEEDED, 2000, cuStreamSynchronize, (CUstream stream), "cuStreamSynchronize") \
-	X(NEEDED, 3020, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags), \
-	  "cuStreamWaitEvent") \
-	X(OPTIONAL, 9020, cuStreamGetCtx, (CUstream stream, CUcontext *out), "cuStreamGetCtx") \
-	X(OPTIONAL, 10000, cuStreamIsCapturing, (CUstream stream, int *status), \
-	  "cuStreamIsCapturing") \
-	X(OPTIONAL, 8000, cuStreamWriteValue32, \
-	  (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags), \
-	  "cuStreamWriteValue32_v2 cuStreamWriteValue32") \
-	X(OPTIONAL, 8000, cuStreamWaitValue32, \
-	  (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags), \
-	  "cuStreamWaitValue32_v2 cuStreamWaitValue32") \
-	X(OPTIONAL, 10000, cuLaunchHostFunc, \
-	  (CUstream stream, void (*function)(void *), void *arg), \
-	  "cuLaunchHostFunc") \
-	X(NEEDED, 2000, cuEventCreate, (CUevent *out, unsigned flags), "cuEventCreate") \
-	X(NEEDED, 2000, cuEventRecord, (CUevent event, CUstream stream), "cuEventRecord") \
-	X(NEEDED, 2000, cuEventQuery, (CUevent event), "cuEventQuery") \
-	X(NEEDED, 2000, cuEventSynchronize, (CUevent event), "cuEventSynchronize") \
-	X(NEEDED, 4000, cuEventDestroy, (CUevent event), "cuEventDestroy_v2") \
-	X(OPTIONAL, 2000, cuEventElapsedTime, (float *ms, CUevent start, CUevent end), \
-	  "cuEventElapsedTime_v2 cuEventElapsedTime") \
-	X(NEEDED, 2010, cuModuleLoadDataEx, \
-	  (CUmodule *out, const void *image, unsigned count, int *options, void **values), \
-	  "cuModuleLoadDataEx") \
-	X(NEEDED, 2000, cuModuleUnload, (CUmodule module), "cuModuleUnload") \
-	X(NEEDED, 2000, cuModuleGetFunction, (CUfunction *out, CUmodule module, const char *name), \
-	  "cuModuleGetFunction") \
-	X(OPTIONAL, 12040, cuFuncLoad, (CUfunction function), "cuFuncLoad") \
-	X(NEEDED, 2020, cuFuncGetAttribute, (int *value, int attribute, CUfunction function), \
-	  "cuFuncGetAttribute") \
-	X(NEEDED, 4000, cuLaunchKernel, \
-	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
-	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, \
-	   CUstream stream, void **parameters, \
-	   void **extra), "cuLaunchKernel")
+	X(NEEDED, 2000, cuStreamCreate, (CUstream * out, unsigned flags), "cuStreamCreate")        \
+	X(OPTIONAL, 5050, cuStreamCreateWithPriority,                                              \
+	  (CUstream * out, unsigned flags, int priority), "cuStreamCreateWithPriority")            \
+	X(NEEDED, 4000, cuStreamDestroy, (CUstream stream), "cuStreamDestroy_v2")                  \
+	X(NEEDED, 2000, cuStreamQuery, (CUstream stream), "cuStreamQuery")                         \
+	X(NEEDED, 2000, cuStreamSynchronize, (CUstream stream), "cuStreamSynchronize")             \
+	X(NEEDED, 3020, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned flags),       \
+	  "cuStreamWaitEvent")                                                                     \
+	X(OPTIONAL, 9020, cuStreamGetCtx, (CUstream stream, CUcontext * out), "cuStreamGetCtx")    \
+	X(OPTIONAL, 10000, cuStreamIsCapturing, (CUstream stream, int *status),                    \
+	  "cuStreamIsCapturing")                                                                   \
+	X(OPTIONAL, 8000, cuStreamWriteValue32,                                                    \
+	  (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags),                  \
+	  "cuStreamWriteValue32_v2 cuStreamWriteValue32")                                          \
+	X(OPTIONAL, 8000, cuStreamWaitValue32,                                                     \
+	  (CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags),                  \
+	  "cuStreamWaitValue32_v2 cuStreamWaitValue32")                                            \
+	X(OPTIONAL, 10000, cuLaunchHostFunc,                                                       \
+	  (CUstream stream, void (*function)(void *), void *arg), "cuLaunchHostFunc")              \
+	X(NEEDED, 2000, cuEventCreate, (CUevent * out, unsigned flags), "cuEventCreate")           \
+	X(NEEDED, 2000, cuEventRecord, (CUevent event, CUstream stream), "cuEventRecord")          \
+	X(NEEDED, 2000, cuEventQuery, (CUevent event), "cuEventQuery")                             \
+	X(NEEDED, 2000, cuEventSynchronize, (CUevent event), "cuEventSynchronize")                 \
+	X(NEEDED, 4000, cuEventDestroy, (CUevent event), "cuEventDestroy_v2")                      \
+	X(OPTIONAL, 2000, cuEventElapsedTime, (float *ms, CUevent start, CUevent end),             \
+	  "cuEventElapsedTime_v2 cuEventElapsedTime")                                              \
+	X(NEEDED, 2010, cuModuleLoadDataEx,                                                        \
+	  (CUmodule * out, const void *image, unsigned count, int *options, void **values),        \
+	  "cuModuleLoadDataEx")                                                                    \
+	X(NEEDED, 2000, cuModuleUnload, (CUmodule module), "cuModuleUnload")                       \
+	X(NEEDED, 2000, cuModuleGetFunction,                                                       \
+	  (CUfunction * out, CUmodule module, const char *name), "cuModuleGetFunction")            \
+	X(OPTIONAL, 12040, cuFuncLoad, (CUfunction function), "cuFuncLoad")                        \
+	X(NEEDED, 2020, cuFuncGetAttribute, (int *value, int attribute, CUfunction function),      \
+	  "cuFuncGetAttribute")                                                                    \
+	X(NEEDED, 4000, cuLaunchKernel,                                                            \
+	  (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,                 \
+	   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, \
+	   void **parameters, void **extra),                                                       \
+	  "cuLaunchKernel")
 
 #endif

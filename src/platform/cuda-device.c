@@ -178,8 +178,9 @@ static bool parse_hex(const char **text, unsigned *out)
 	unsigned value = 0;
 
 	for (; isxdigit((unsigned char)*at) && at - *text < 8; at++)
-		value = value * 16 + (unsigned)(isdigit((unsigned char)*at) ? *at - '0' :
-						(*at | 0x20) - 'a' + 10);
+		value = value * 16 + (unsigned)(isdigit((unsigned char)*at) ?
+							*at - '0' :
+							(*at | 0x20) - 'a' + 10);
 	if (at == *text)
 		return false;
 	*text = at;
@@ -243,8 +244,8 @@ static int no_such_device(const struct wh_cuda *cuda, const char *name, bool sev
 	for (unsigned i = 0; i < cuda->device_count && at < sizeof(list); i++)
 		at += (size_t)snprintf(list + at, sizeof(list) - at, "%s%s", i ? ", " : "",
 				       cuda->devices[i].text);
-	return wh_fail(ENODEV, "%s '%s'; there are: %s", several ? "several CUDA devices are" :
-		       "no CUDA device is", name, list);
+	return wh_fail(ENODEV, "%s '%s'; there are: %s",
+		       several ? "several CUDA devices are" : "no CUDA device is", name, list);
 }
 
 int wh_cuda_device_find(struct wh_cuda *cuda, const char *name, struct wh_cuda_device **out)

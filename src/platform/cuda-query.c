@@ -101,9 +101,9 @@ static int find_vmm(struct wh_cuda *cuda, uint64_t address, struct wh_cuda_point
 	}
 	error = wh_cuda_check(cuda, result, "cuMemRetainAllocationHandle", "0x%llx", (ull)address);
 	if (!error) {
-		error = wh_cuda_check(cuda,
-				      cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
-				      "cuMemGetAllocationPropertiesFromHandle", "0x%llx", (ull)address);
+		error = wh_cuda_check(
+			cuda, cuda->cuMemGetAllocationPropertiesFromHandle(&properties, memory),
+			"cuMemGetAllocationPropertiesFromHandle", "0x%llx", (ull)address);
 		cuda->cuMemRelease(memory);
 	}
 	wh_cuda_leave(&scope);

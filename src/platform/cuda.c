@@ -19,8 +19,8 @@
 
 enum state {
 	UNBOUND, /* nothing tried */
-	BOUND,   /* the library is open and its functions are known */
-	READY,   /* initialised, devices listed */
+	BOUND, /* the library is open and its functions are known */
+	READY, /* initialised, devices listed */
 	FAILED,
 };
 
@@ -33,7 +33,7 @@ struct function {
 	enum need need;
 };
 
-#define ROW(need, since, name, parameters, symbols) \
+#define ROW(need, since, name, parameters, symbols)                                                \
 	{ #name, symbols, offsetof(struct wh_cuda, name), since, need },
 
 static const struct function functions[] = { WH_CUDA_FUNCTIONS(ROW) };
@@ -91,8 +91,8 @@ void wh_cuda_close(struct wh_cuda *cuda)
 /* ---- loading --------------------------------------------------------------------------------- */
 
 /* The reason is kept for all calls to come. Returns the negative errno. */
-__attribute__((format(printf, 3, 4)))
-static int give_up(struct wh_cuda *cuda, int error, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int give_up(struct wh_cuda *cuda, int error,
+							 const char *format, ...)
 {
 	va_list arguments;
 
@@ -156,8 +156,9 @@ static int take_loads(struct dl_phdr_info *info, size_t size, void *loads)
 	return 1;
 }
 
-/* To look for a library that is not open costs the loader an open() in each of its directories: once the
- * process has none, it still has none while it opens no other. Returns the number to remember then. */
+/* To look for a library that is not open costs the loader an open() in each of its directories:
+ * once the process has none, it still has none while it opens no other. Returns the number to
+ * remember then. */
 static bool still_none(struct wh_cuda *cuda, unsigned long long *loads)
 {
 	dl_iterate_phdr(take_loads, loads);
@@ -375,16 +376,20 @@ static const struct meaning meanings[] = {
 	{ CUDA_INVALID_HANDLE, EINVAL, NULL },
 	{ CUDA_NOT_FOUND, ENOENT, NULL },
 	{ CUDA_NOT_READY, EAGAIN, NULL },
-	{ CUDA_ILLEGAL_ADDRESS, EFAULT, "its context is unusable until the process is started anew" },
+	{ CUDA_ILLEGAL_ADDRESS, EFAULT,
+	  "its context is unusable until the process is started anew" },
 	{ CUDA_LAUNCH_OUT_OF_RESOURCES, ENOSPC, NULL },
-	{ CUDA_LAUNCH_TIMEOUT, ETIMEDOUT, "its context is unusable until the process is started anew" },
+	{ CUDA_LAUNCH_TIMEOUT, ETIMEDOUT,
+	  "its context is unusable until the process is started anew" },
 	{ CUDA_PEER_ACCESS_ALREADY_ENABLED, EEXIST, NULL },
 	{ CUDA_CONTEXT_IS_DESTROYED, EINVAL, NULL },
 	{ CUDA_TOO_MANY_PEERS, ENOSPC, NULL },
 	{ CUDA_HOST_MEMORY_ALREADY_REGISTERED, EEXIST, NULL },
 	{ CUDA_HOST_MEMORY_NOT_REGISTERED, ENOENT, NULL },
-	{ CUDA_MISALIGNED_ADDRESS, EFAULT, "its context is unusable until the process is started anew" },
-	{ CUDA_LAUNCH_FAILED, EIO, "its context is unusable until the process is started anew; see dmesg for Xid" },
+	{ CUDA_MISALIGNED_ADDRESS, EFAULT,
+	  "its context is unusable until the process is started anew" },
+	{ CUDA_LAUNCH_FAILED, EIO,
+	  "its context is unusable until the process is started anew; see dmesg for Xid" },
 	{ CUDA_NOT_PERMITTED, EPERM, NULL },
 	{ CUDA_NOT_SUPPORTED, EOPNOTSUPP, NULL },
 	{ CUDA_SYSTEM_NOT_READY, ENODEV, "start nvidia-fabricmanager" },

@@ -32,32 +32,32 @@
 /* A device of this process: CUDA_VISIBLE_DEVICES has been at work. */
 struct wh_cuda_device {
 	int ordinal; /* as CUDA counts, "cuda:0" */
-	int handle;  /* CUdevice */
+	int handle; /* CUdevice */
 	char name[WH_CUDA_NAME]; /* "NVIDIA H200" */
-	char uuid[48];           /* "GPU-8-4-4-4-12 hexadecimal digits" */
-	char pci[24];            /* "0000:65:00.0", as in sysfs */
-	char text[128];          /* "cuda:0 (NVIDIA H200, 0000:65:00.0)", for errors */
-	char skipped[256];       /* why it is not used ("": it is): its compute mode */
-	uint64_t memory;         /* bytes in all */
-	int capability;          /* 90: compute capability 9.0 */
-	int processors;          /* multiprocessors */
+	char uuid[48]; /* "GPU-8-4-4-4-12 hexadecimal digits" */
+	char pci[24]; /* "0000:65:00.0", as in sysfs */
+	char text[128]; /* "cuda:0 (NVIDIA H200, 0000:65:00.0)", for errors */
+	char skipped[256]; /* why it is not used ("": it is): its compute mode */
+	uint64_t memory; /* bytes in all */
+	int capability; /* 90: compute capability 9.0 */
+	int processors; /* multiprocessors */
 	int copy_engines;
-	int numa_node;           /* of the host memory nearest to it; -1: not known */
-	int compute_mode;        /* enum wh_cuda_compute_mode */
+	int numa_node; /* of the host memory nearest to it; -1: not known */
+	int compute_mode; /* enum wh_cuda_compute_mode */
 	int writes_ordering; /* GPUDirect RDMA: 0 none, 100 for the owner, 200 for all devices */
 	int flush_options; /* GPUDirect RDMA: 1 cuFlushGPUDirectRDMAWrites, 2 memory operations */
 	bool unified_addressing;
 	bool integrated;
 	bool dma_buf;
-	bool rdma;               /* GPUDirect RDMA */
-	bool rdma_vmm;           /* with cuMemCreate's memory as well */
+	bool rdma; /* GPUDirect RDMA */
+	bool rdma_vmm; /* with cuMemCreate's memory as well */
 	bool vmm;
-	bool posix_fd;           /* cuMemCreate's memory can become a file descriptor */
+	bool posix_fd; /* cuMemCreate's memory can become a file descriptor */
 	bool fabric;
 	bool managed;
 	bool concurrent_managed; /* CPU and GPU may use managed memory at the same time */
-	bool pageable;           /* reads and writes ordinary host memory, */
-	bool coherent;           /* by the host's own page tables: the CPU reaches it past PCIe */
+	bool pageable; /* reads and writes ordinary host memory, */
+	bool coherent; /* by the host's own page tables: the CPU reaches it past PCIe */
 	bool host_register;
 	bool pools;
 	uint64_t peers; /* bit n: it can reach the memory of device n */
@@ -79,18 +79,19 @@ struct wh_cuda {
 	_Atomic unsigned references;
 	pthread_mutex_t lock; /* below, until they are set */
 	void *library;
-	_Atomic int state;    /* enum in cuda.c */
-	bool off;             /* wh_cuda_off() */
-	_Atomic unsigned long long loads_without; /* libraries opened by when there was no driver */
-	int error;            /* why it cannot be used, with its text */
+	_Atomic int state; /* enum in cuda.c */
+	bool off; /* wh_cuda_off() */
+	/* libraries opened by when there was no driver */
+	_Atomic unsigned long long loads_without;
+	int error; /* why it cannot be used, with its text */
 	char text[WH_TEXT_MAX];
 };
 
 /* Remember to use the driver at `path` (NULL: libcuda.so.1, as the loader finds it). Loads nothing.
  * 0 or -ENOMEM. */
 int wh_cuda_open(const char *path, struct wh_cuda **out);
-/* Use no driver, before the first use: wh_cuda_ready() is -ENODEV with this text, and every address is
- * plain memory, on which the CPU faults where it is not. */
+/* Use no driver, before the first use: wh_cuda_ready() is -ENODEV with this text, and every address
+ * is plain memory, on which the CPU faults where it is not. */
 void wh_cuda_off(struct wh_cuda *cuda, const char *text);
 /* May there be memory of a GPU in this process? It has a driver, whether or not we use it. */
 bool wh_cuda_present(struct wh_cuda *cuda);
@@ -128,14 +129,14 @@ int wh_cuda_peer_enable(struct wh_cuda *cuda, struct wh_cuda_device *from,
 
 /* cuMemAlloc and the like: 0 or a negative errno, with a text that names the call, CUDA's error and
  * what to try. A function that the driver lacks is -EOPNOTSUPP. cuda is ready. */
-#define wh_cuda_call(cuda, name, ...) \
-	((cuda)->name ? wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, NULL) : \
+#define wh_cuda_call(cuda, name, ...)                                                              \
+	((cuda)->name ? wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, NULL) :            \
 			wh_cuda_missing((cuda), #name))
 /* The same, and the text names the device as well. */
-#define wh_cuda_call_on(cuda, device, name, ...) \
-	((cuda)->name ? wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, "%s", \
-				      (device)->text) : \
-			wh_cuda_missing((cuda), #name))
+#define wh_cuda_call_on(cuda, device, name, ...)                                                   \
+	((cuda)->name ?                                                                            \
+		 wh_cuda_check((cuda), (cuda)->name(__VA_ARGS__), #name, "%s", (device)->text) :   \
+		 wh_cuda_missing((cuda), #name))
 
 /* Turn a CUresult into 0 or a negative errno with its text. `format` (NULL: none) says what it was
  * done to: "%zu bytes on %s". */
@@ -154,7 +155,7 @@ void *wh_cuda_symbol(const struct wh_cuda *cuda, const char *symbol);
 struct wh_cuda_scope {
 	struct wh_cuda *cuda;
 	CUcontext context; /* the one that is current inside */
-	int capture;       /* the thread's capture mode before */
+	int capture; /* the thread's capture mode before */
 	bool exchanged;
 };
 
@@ -178,16 +179,16 @@ void wh_cuda_leave(struct wh_cuda_scope *scope);
 
 enum wh_cuda_memory {
 	WH_CUDA_PLAIN = 1, /* host memory that CUDA knows nothing of */
-	WH_CUDA_HOST = 2,  /* pinned: cuMemHostAlloc, cuMemHostRegister */
+	WH_CUDA_HOST = 2, /* pinned: cuMemHostAlloc, cuMemHostRegister */
 	WH_CUDA_DEVICE = 3,
 	WH_CUDA_MANAGED = 4,
 };
 
 enum wh_cuda_export {
-	WH_CUDA_EXPORT_IPC = 1,      /* cuIpcGetMemHandle */
-	WH_CUDA_EXPORT_FD = 2,       /* cuMemExportToShareableHandle to a file descriptor */
-	WH_CUDA_EXPORT_POOL_FD = 4,  /* of a pool: cuMemPoolExportPointer */
-	WH_CUDA_EXPORT_DMA_BUF = 8,  /* cuMemGetHandleForAddressRange */
+	WH_CUDA_EXPORT_IPC = 1, /* cuIpcGetMemHandle */
+	WH_CUDA_EXPORT_FD = 2, /* cuMemExportToShareableHandle to a file descriptor */
+	WH_CUDA_EXPORT_POOL_FD = 4, /* of a pool: cuMemPoolExportPointer */
+	WH_CUDA_EXPORT_DMA_BUF = 8, /* cuMemGetHandleForAddressRange */
 	WH_CUDA_EXPORT_FABRIC = 16,
 };
 
@@ -196,22 +197,23 @@ struct wh_cuda_pointer {
 	enum wh_cuda_memory memory;
 	/* DEVICE: where it lies; HOST, MANAGED: of the context, may be NULL. */
 	struct wh_cuda_device *device;
-	CUcontext context;  /* that owns it; NULL: none (cuMemCreate, pools) */
-	uint64_t base;      /* of the allocation; VMM: of the mapping the address lies in */
-	uint64_t length;    /* bytes from there */
+	CUcontext context; /* that owns it; NULL: none (cuMemCreate, pools) */
+	uint64_t base; /* of the allocation; VMM: of the mapping the address lies in */
+	uint64_t length; /* bytes from there */
 	/* Of the address asked about: for kernels (HOST: 0 if it is not mapped), and for the CPU
 	 * (DEVICE: 0). */
 	uint64_t device_address;
 	uint64_t host_address;
 	uint64_t buffer_id; /* never recurs in this process */
 	uint64_t memory_id; /* of the physical memory; 0: the driver does not say */
-	uint32_t exports;   /* enum wh_cuda_export, or-ed */
-	bool mapped;        /* HOST: GPUs can reach it */
-	bool vmm;           /* cuMemCreate and cuMemMap */
-	bool pool;          /* cuMemAllocAsync */
-	bool imported; /* by legacy IPC from another process. Imported descriptors look like vmm */
-	bool rdma;          /* NICs can be given it */
-	bool sync_memops;   /* DEVICE: CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is set */
+	uint32_t exports; /* enum wh_cuda_export, or-ed */
+	bool mapped; /* HOST: GPUs can reach it */
+	bool vmm; /* cuMemCreate and cuMemMap */
+	bool pool; /* cuMemAllocAsync */
+	/* by legacy IPC from another process. Imported descriptors look like vmm */
+	bool imported;
+	bool rdma; /* NICs can be given it */
+	bool sync_memops; /* DEVICE: CU_POINTER_ATTRIBUTE_SYNC_MEMOPS is set */
 };
 
 /* What the address is. Plain host memory if the process has no CUDA driver, has not initialised
@@ -248,12 +250,12 @@ struct wh_blocks_job;
 struct wh_cuda_kernels {
 	CUmodule module;
 	CUfunction blocks[8]; /* by enum wh_blocks_variant */
-	const char *image;    /* "sm_90" or "ptx": which was taken */
+	const char *image; /* "sm_90" or "ptx": which was taken */
 };
 
 /* Load the kernels into the current context, inside a scope of the device, all the way: nothing is
- * left for the first launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others: the text
- * carries what CUDA's compiler said. */
+ * left for the first launch. May take seconds if the driver has to compile. 0; -ENOEXEC and others:
+ * the text carries what CUDA's compiler said. */
 int wh_cuda_kernels_load(struct wh_cuda *cuda, struct wh_cuda_device *device,
 			 struct wh_cuda_kernels *out);
 /* In the same context. */

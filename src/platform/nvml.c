@@ -102,7 +102,8 @@ struct wh_nvml {
 	FILE *record;
 	unsigned count;
 	_Atomic nvml_device handles[WH_NVML_DEVICES]; /* before `lost` is cleared */
-	atomic_int lost[WH_NVML_DEVICES]; /* NVML's result for the handle, or what a question found since */
+	/* NVML's result for the handle, or what a question found since */
+	atomic_int lost[WH_NVML_DEVICES];
 };
 
 static const char *const system_texts[WH_NVML_SYSTEM_TEXTS] = {
@@ -205,7 +206,8 @@ struct question {
 	char text[96]; /* "nvmlDeviceGetNvLinkState 0 17" */
 	void *function;
 	nvml_device device;
-	unsigned index; /* of the device; UINT_MAX: of two, either of which an answer may be about */
+	/* of the device; UINT_MAX: of two, either of which an answer may be about */
+	unsigned index;
 	int result;
 };
 
@@ -247,8 +249,8 @@ static bool ask(struct wh_nvml *nvml, struct question *q, const char *name, int 
 }
 
 /* The end of each question; the values are what is recorded if it was answered. */
-__attribute__((format(printf, 3, 4)))
-static int done(struct wh_nvml *nvml, const struct question *q, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int
+done(struct wh_nvml *nvml, const struct question *q, const char *format, ...)
 {
 	char values[512] = "";
 	va_list list;
@@ -275,7 +277,8 @@ void wh_nvml_record(struct wh_nvml *nvml, FILE *file)
 		return;
 	fprintf(file, "nvmlDeviceGetCount : 0 %u\n", nvml->count);
 	for (unsigned i = 0; i < nvml->count; i++)
-		fprintf(file, "nvmlDeviceGetHandleByIndex %u : %d\n", i, atomic_load(&nvml->lost[i]));
+		fprintf(file, "nvmlDeviceGetHandleByIndex %u : %d\n", i,
+			atomic_load(&nvml->lost[i]));
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */
@@ -410,8 +413,7 @@ int wh_nvml_text(struct wh_nvml *nvml, enum wh_nvml_text which, unsigned device,
 	return done(nvml, &q, "%s", text);
 }
 
-int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
-		   uint32_t *out)
+int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device, uint32_t *out)
 {
 	struct question q = { .function = NULL };
 	unsigned value = 0;
@@ -474,7 +476,8 @@ void wh_nvml_fields(struct wh_nvml *nvml, unsigned device, struct wh_nvml_field 
 	if (count > WH_NVML_FIELDS)
 		count = WH_NVML_FIELDS;
 	for (unsigned i = 0; i < count; i++)
-		requests[i] = (struct nvml_field){ .id = fields[i].field, .scope = fields[i].scope };
+		requests[i] =
+			(struct nvml_field){ .id = fields[i].field, .scope = fields[i].scope };
 	if (ask(nvml, &q, fields_function, 1, device, -1, -1))
 		q.result = ((int (*)(nvml_device, int, struct nvml_field *))q.function)(
 			q.device, (int)count, requests);
@@ -563,8 +566,8 @@ int wh_nvml_bar1(struct wh_nvml *nvml, unsigned device, struct wh_nvml_memory *o
 	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetBAR1MemoryInfo", 1, device, -1, -1))
-		q.result = ((int (*)(nvml_device, struct nvml_memory *))q.function)(q.device,
-										    &memory);
+		q.result =
+			((int (*)(nvml_device, struct nvml_memory *))q.function)(q.device, &memory);
 	if (!q.result)
 		*out = (struct wh_nvml_memory){ memory.total, memory.used };
 	return done(nvml, &q, "%" PRIu64 " %" PRIu64, memory.total, memory.used);
@@ -652,8 +655,9 @@ int wh_nvml_processes(struct wh_nvml *nvml, unsigned device, struct wh_nvml_proc
 	if (ask(nvml, &q, "nvmlDeviceGetComputeRunningProcesses", 3, device, -1, -1)) {
 		if (dlsym(nvml->library, "nvmlDeviceGetComputeRunningProcesses_v3") ||
 		    dlsym(nvml->library, "nvmlDeviceGetComputeRunningProcesses_v2"))
-			q.result = ((int (*)(nvml_device, unsigned *, struct nvml_process *))
-					    q.function)(q.device, &found, list);
+			q.result = ((int (*)(nvml_device, unsigned *,
+					     struct nvml_process *))q.function)(q.device, &found,
+										list);
 		else
 			q.result = NVML_FUNCTION_NOT_FOUND;
 	}
@@ -753,8 +757,8 @@ int wh_nvml_fabric(struct wh_nvml *nvml, unsigned device, struct wh_nvml_fabric 
 	struct question q = { .function = NULL };
 
 	if (ask(nvml, &q, "nvmlDeviceGetGpuFabricInfoV", 1, device, -1, -1))
-		q.result = ((int (*)(nvml_device, struct nvml_fabric *))q.function)(q.device,
-										    &fabric);
+		q.result =
+			((int (*)(nvml_device, struct nvml_fabric *))q.function)(q.device, &fabric);
 	if (!q.result)
 		*out = (struct wh_nvml_fabric){ fabric.state, fabric.status, fabric.clique };
 	return done(nvml, &q, "%u %u %u", fabric.state, fabric.status, fabric.clique);

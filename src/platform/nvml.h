@@ -39,12 +39,12 @@ void wh_nvml_record(struct wh_nvml *nvml, FILE *file);
 /* How many GPUs there are. Their index runs from 0, in the order of nvidia-smi. */
 unsigned wh_nvml_count(const struct wh_nvml *nvml);
 
-/* 0 if the GPU can be asked at all, else why not: it could not when NVML was opened, or an answer since was
- * that it is lost, or has to be reset. Such a GPU is not asked anything more. */
+/* 0 if the GPU can be asked at all, else why not: it could not when NVML was opened, or an answer
+ * since was that it is lost, or has to be reset. Such a GPU is not asked anything more. */
 int wh_nvml_device(struct wh_nvml *nvml, unsigned device);
 
-/* As wh_nvml_device(), but ask NVML for such a GPU anew. 0 is no more than that there are questions again: the
- * answers say whether it is back. */
+/* As wh_nvml_device(), but ask NVML for such a GPU anew. 0 is no more than that there are questions
+ * again: the answers say whether it is back. */
 int wh_nvml_retry(struct wh_nvml *nvml, unsigned device);
 
 /* What an error of a question stands for, in NVML's words: "not supported", "no permission". */
@@ -63,28 +63,27 @@ int wh_nvml_text(struct wh_nvml *nvml, enum wh_nvml_text which, unsigned device,
 enum wh_nvml_number {
 	WH_NVML_PCIE_GENERATION,
 	WH_NVML_PCIE_GENERATION_MOST, /* of the device in its slot */
-	WH_NVML_PCIE_WIDTH,           /* lanes */
+	WH_NVML_PCIE_WIDTH, /* lanes */
 	WH_NVML_PCIE_WIDTH_MOST,
 	WH_NVML_PCIE_REPLAYS,
 	WH_NVML_NUMA_NODE, /* of the GPU's own memory, where that is system memory */
 	WH_NVML_COMPUTE_MODE,
 	WH_NVML_PERSISTENCE,
-	WH_NVML_POWER,       /* mW */
+	WH_NVML_POWER, /* mW */
 	WH_NVML_POWER_LIMIT, /* mW */
 	WH_NVML_NUMBERS,
 };
-int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
-		   uint32_t *out);
+int wh_nvml_number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device, uint32_t *out);
 
 /* Numbers of one of several: a link, a clock, a sensor, a direction. */
 enum wh_nvml_indexed {
-	WH_NVML_LINK_STATE,   /* of a link: 1 active */
+	WH_NVML_LINK_STATE, /* of a link: 1 active */
 	WH_NVML_LINK_VERSION, /* of a link */
-	WH_NVML_LINK_REMOTE,  /* of a link: enum wh_nvml_remote */
-	WH_NVML_CLOCK,        /* 0 graphics, 1 SM, 2 memory: MHz */
+	WH_NVML_LINK_REMOTE, /* of a link: enum wh_nvml_remote */
+	WH_NVML_CLOCK, /* 0 graphics, 1 SM, 2 memory: MHz */
 	WH_NVML_CLOCK_MOST,
 	WH_NVML_TEMPERATURE, /* 0: of the GPU: C */
-	WH_NVML_PCIE_RATE,   /* 0 sent by the GPU, 1 received: KB/s; takes 20 ms */
+	WH_NVML_PCIE_RATE, /* 0 sent by the GPU, 1 received: KB/s; takes 20 ms */
 	WH_NVML_INDEXED,
 };
 enum wh_nvml_remote { WH_NVML_REMOTE_GPU, WH_NVML_REMOTE_NPU, WH_NVML_REMOTE_SWITCH };
@@ -94,16 +93,16 @@ int wh_nvml_indexed(struct wh_nvml *nvml, enum wh_nvml_indexed which, unsigned d
 /* Fields of nvmlDeviceGetFieldValues(), by their number; scope: a link, or UINT32_MAX. */
 enum {
 	WH_NVML_FIELD_LINK_COUNT = 91,
-	WH_NVML_FIELD_LINK_SENT = 138,     /* KiB since the driver was loaded */
+	WH_NVML_FIELD_LINK_SENT = 138, /* KiB since the driver was loaded */
 	WH_NVML_FIELD_LINK_RECEIVED = 139, /* likewise */
 	WH_NVML_FIELD_LINK_SPEED = 164, /* MB/s a direction */
-	WH_NVML_FIELD_RECOVERY = 230,   /* what the GPU needs; 0: nothing */
+	WH_NVML_FIELD_RECOVERY = 230, /* what the GPU needs; 0: nothing */
 };
 int wh_nvml_field(struct wh_nvml *nvml, unsigned device, uint32_t field, uint32_t scope,
 		  uint64_t *out);
 
-/* Several fields in one call; each gets its value, or an error as other questions return it. No more than
- * WH_NVML_FIELDS. */
+/* Several fields in one call; each gets its value, or an error as other questions return it. No
+ * more than WH_NVML_FIELDS. */
 #define WH_NVML_FIELDS 8
 struct wh_nvml_field {
 	uint32_t field, scope;

@@ -41,7 +41,8 @@ static int name_ends(int fd, struct inet_diag_req_v2 *request)
 		if (ends[i].ss_family == AF_INET)
 			memcpy(i ? request->id.idiag_dst : request->id.idiag_src, &v4->sin_addr, 4);
 		else
-			memcpy(i ? request->id.idiag_dst : request->id.idiag_src, &v6->sin6_addr, 16);
+			memcpy(i ? request->id.idiag_dst : request->id.idiag_src, &v6->sin6_addr,
+			       16);
 	}
 	request->sdiag_family = (uint8_t)ends[0].ss_family;
 	return 0;

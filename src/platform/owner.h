@@ -5,8 +5,8 @@
 
 #include <sys/types.h>
 
-/* As the kernel has it (NETLINK_SOCK_DIAG), for both ends are sockets of this host. 0; -ENOENT: there is no
- * such socket any more; or another errno: the kernel, or a sandbox, does not tell. */
+/* As the kernel has it (NETLINK_SOCK_DIAG), for both ends are sockets of this host. 0; -ENOENT:
+ * there is no such socket any more; or another errno: the kernel, or a sandbox, does not tell. */
 int wh_socket_owner(int fd, uid_t *user);
 
 #endif

@@ -2,9 +2,10 @@
 /*
  * The part of the NVIDIA kernel driver's user interface that Wherry uses, declared by ourselves.
  *
- * Calls go to /dev/nvidiactl as ioctls of type 'F' whose number is an "escape" and whose argument is
- * one of these structs; the resource manager (RM) answers with a status in it. The kernel refuses a
- * struct of another size, so that a driver whose structs have changed says so instead of misreading.
+ * Calls go to /dev/nvidiactl as ioctls of type 'F' whose number is an "escape" and whose argument
+ * is one of these structs; the resource manager (RM) answers with a status in it. The kernel
+ * refuses a struct of another size, so that a driver whose structs have changed says so instead of
+ * misreading.
  */
 #ifndef WH_PLATFORM_RM_ABI_H
 #define WH_PLATFORM_RM_ABI_H

@@ -18,9 +18,9 @@
 typedef unsigned long long ull;
 
 enum {
-	HANDLE_PID = 8,     /* i32, as the process sees itself */
+	HANDLE_PID = 8, /* i32, as the process sees itself */
 	HANDLE_LENGTH = 16, /* u64, bytes that were asked for */
-	HANDLE_PAGES = 24,  /* u32, of the object */
+	HANDLE_PAGES = 24, /* u32, of the object */
 	HANDLE_OFFSET = 28, /* u32, bytes from its start */
 	HANDLE_CLIENT = 48, /* u32 */
 	HANDLE_OBJECT = 52, /* u32 */
@@ -40,13 +40,14 @@ static uint32_t place_number(const unsigned char *handle, unsigned at)
 static int place_refuse(const char *what, ull got, ull wanted)
 {
 	return wh_fail(EOPNOTSUPP,
-		       "cuIpcGetMemHandle's answer is not laid out as on the drivers that are known (%s 0x%llx, "
+		       "cuIpcGetMemHandle's answer is not laid out as on the drivers that are "
+		       "known (%s 0x%llx, "
 		       "0x%llx expected); name rm-watch or another backend in the setting window",
 		       what, got, wanted);
 }
 
-int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base, uint64_t length,
-		     struct wh_rm_place *out)
+int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
+		     uint64_t length, struct wh_rm_place *out)
 {
 	struct wh_rm_place place = {
 		.client = place_number(handle, HANDLE_CLIENT),
@@ -61,7 +62,8 @@ int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint
 	if (!place.length || place.length != length)
 		return place_refuse("length", place.length, length);
 	if (place.offset > place.object_length || length > place.object_length - place.offset)
-		return place_refuse("end in its object", place.offset + length, place.object_length);
+		return place_refuse("end in its object", place.offset + length,
+				    place.object_length);
 	/* Objects are whole pages of the GPU, and mapped as such. */
 	if (base < place.offset || (base - place.offset) % GPU_PAGE)
 		return place_refuse("offset in its object", place.offset, base % GPU_PAGE);

@@ -11,9 +11,9 @@
  *   that pass by in the meantime notice nothing but one more jump.
  * - Two copies of this module may be loaded (libwherry.so and libgdrapi.so of different places).
  * Whoever
- *   changes a slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by another
- *   waits: two that forwarded to each other would never end. One that stays changed belongs to a
- *   tool, which is forwarded to.
+ *   changes a slot holds the dynamic linker's lock (dl_iterate_phdr()), and who finds it changed by
+ * another waits: two that forwarded to each other would never end. One that stays changed belongs
+ * to a tool, which is forwarded to.
  * - A slot is put back only if it is still ours. If someone else has redirected it since, they
  *   forward to us, and so this code must stay in memory for good (-z nodelete).
  */
@@ -54,8 +54,8 @@ typedef int ioctl_function(int fd, unsigned long request, void *arg);
 
 struct seen {
 	struct wh_rm_parts *parts;
-	unsigned long unlike;  /* one that looks different; 0: none */
-	unsigned too_many;     /* objects */
+	unsigned long unlike; /* one that looks different; 0: none */
+	unsigned too_many; /* objects */
 };
 
 /* What libcuda's slot held before: whom to forward to. Set before the slot is. */
@@ -111,11 +111,11 @@ struct slots {
 	const struct link_map *map; /* of libcuda */
 	unsigned count;
 	_Atomic(uintptr_t) *slot[SLOTS];
-	uintptr_t old[SLOTS];       /* what it held; 0: it was not changed */
-	uintptr_t code, code_end;   /* where the library is mapped */
+	uintptr_t old[SLOTS]; /* what it held; 0: it was not changed */
+	uintptr_t code, code_end; /* where the library is mapped */
 	uintptr_t fixed, fixed_end; /* pages that the linker has made read-only; none: 0, 0 */
-	uintptr_t other;            /* somebody's redirection, in the way; 0: none */
-	int error;                  /* of mprotect() */
+	uintptr_t other; /* somebody's redirection, in the way; 0: none */
+	int error; /* of mprotect() */
 };
 
 /* Addresses in the dynamic section: glibc has added where the library lies. */
@@ -124,8 +124,8 @@ static const void *at(const struct link_map *map, uintptr_t value)
 	return (const void *)(value < map->l_addr ? map->l_addr + value : value);
 }
 
-static void find_in(struct slots *slots, const ElfW(Rela) *table, size_t bytes,
-		    const ElfW(Sym) *symbols, const char *names)
+static void find_in(struct slots *slots, const ElfW(Rela) * table, size_t bytes,
+		    const ElfW(Sym) * symbols, const char *names)
 {
 	for (size_t i = 0; table && i < bytes / sizeof(*table) && slots->count < SLOTS; i++) {
 		uint32_t type = (uint32_t)ELF64_R_TYPE(table[i].r_info);
@@ -295,8 +295,8 @@ static void redirect_all(struct slots *slots)
 
 /* ---- the module's function ------------------------------------------------------------------- */
 
-__attribute__((format(printf, 4, 5)))
-static int refuse(char *why, size_t size, int error, const char *format, ...)
+__attribute__((format(printf, 4, 5))) static int refuse(char *why, size_t size, int error,
+							const char *format, ...)
 {
 	va_list arguments;
 
@@ -309,11 +309,13 @@ static int refuse(char *why, size_t size, int error, const char *format, ...)
 static int judge(const struct slots *slots, const struct seen *seen, char *why, size_t size)
 {
 	if (slots->error)
-		return refuse(why, size, slots->error, "mprotect of libcuda's table of functions: %s",
+		return refuse(why, size, slots->error,
+			      "mprotect of libcuda's table of functions: %s",
 			      strerror(slots->error));
 	if (!slots->count)
-		return refuse(why, size, EOPNOTSUPP,
-			      "libcuda calls no ioctl() that could be watched; use another backend");
+		return refuse(
+			why, size, EOPNOTSUPP,
+			"libcuda calls no ioctl() that could be watched; use another backend");
 	if (seen->unlike)
 		return refuse(why, size, EOPNOTSUPP,
 			      "libcuda's request to export memory (ioctl 0x%lx) is not one that is "
@@ -326,8 +328,8 @@ static int judge(const struct slots *slots, const struct seen *seen, char *why, 
 	return 0;
 }
 
-static int watch_export(void *libcuda, void (*export)(void *arg), void *arg, struct wh_rm_parts *out,
-			char *why, size_t size)
+static int watch_export(void *libcuda, void (*export)(void *arg), void *arg,
+			struct wh_rm_parts *out, char *why, size_t size)
 {
 	struct seen seen = { .parts = out };
 	struct slots slots = { 0 };
@@ -349,8 +351,7 @@ static const struct wh_rm_watch_module module = {
 	.watch = watch_export,
 };
 
-__attribute__((visibility("default")))
-const struct wh_rm_watch_module *wh_rm_watch_module(void);
+__attribute__((visibility("default"))) const struct wh_rm_watch_module *wh_rm_watch_module(void);
 
 const struct wh_rm_watch_module *wh_rm_watch_module(void)
 {

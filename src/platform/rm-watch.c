@@ -46,7 +46,8 @@ int wh_rm_watch_open(const struct wh_rm_watch_module **out)
 	watch_path(path, sizeof(path));
 	handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 	if (!handle)
-		return wh_fail(ELIBACC, "cannot open " MODULE ", which the backend rm-watch is: %.120s",
+		return wh_fail(ELIBACC,
+			       "cannot open " MODULE ", which the backend rm-watch is: %.120s",
 			       dlerror());
 	/* ISO C has no way from a data pointer to a function's. */
 	*(void **)&entry = dlsym(handle, "wh_rm_watch_module");
@@ -71,8 +72,8 @@ static void watch_export(void *arg)
 	struct asked *asked = arg;
 	int fd = -1;
 
-	asked->result = asked->cuda->cuMemGetHandleForAddressRange(&fd, asked->address, asked->length,
-								   CUDA_RANGE_DMA_BUF, 0);
+	asked->result = asked->cuda->cuMemGetHandleForAddressRange(
+		&fd, asked->address, asked->length, CUDA_RANGE_DMA_BUF, 0);
 	if (!asked->result && fd >= 0)
 		close(fd);
 }
@@ -97,6 +98,7 @@ int wh_rm_watch(const struct wh_rm_watch_module *module, struct wh_cuda *cuda, u
 		return wh_cuda_check(cuda, asked.result, "cuMemGetHandleForAddressRange",
 				     "0x%llx bytes at 0x%llx", (unsigned long long)length,
 				     (unsigned long long)address);
-	return wh_fail(EOPNOTSUPP, "libcuda exported memory without a request that could be seen; use "
-				   "another backend");
+	return wh_fail(EOPNOTSUPP,
+		       "libcuda exported memory without a request that could be seen; use "
+		       "another backend");
 }

@@ -156,8 +156,9 @@ static int open_node(const char *path)
 	int fd = open(path, O_RDWR | O_CLOEXEC);
 
 	return fd >= 0 ? fd :
-			 wh_fail(errno, "%s: open: %s; is the NVIDIA driver loaded, and the device "
-					"there for this user (and container)?",
+			 wh_fail(errno,
+				 "%s: open: %s; is the NVIDIA driver loaded, and the device "
+				 "there for this user (and container)?",
 				 path, strerror(errno));
 }
 

@@ -42,8 +42,8 @@ int wh_rm_import(struct wh_rm *rm, unsigned gpu, int fd, uint32_t *object);
 /* An object for the memory that another client of this process has. */
 int wh_rm_duplicate(struct wh_rm *rm, unsigned gpu, uint32_t client, uint32_t object,
 		    uint32_t *out);
-/* A descriptor by which another process imports an object of ours, as by wh_rm_import(): it holds the memory
- * for as long as it is open. Closed by the caller. */
+/* A descriptor by which another process imports an object of ours, as by wh_rm_import(): it holds
+ * the memory for as long as it is open. Closed by the caller. */
 int wh_rm_export(struct wh_rm *rm, unsigned gpu, uint32_t object, int *fd);
 /* Give an object back. Nothing of it may be mapped any more: the driver does not take mappings
  * away. */
@@ -61,16 +61,16 @@ int wh_rm_map(struct wh_rm *rm, unsigned gpu, uint32_t object, uint64_t offset, 
 /* Where an allocation of this process lies: in an object of CUDA's own client. */
 struct wh_rm_place {
 	uint32_t client, object;
-	uint64_t offset, length;  /* of the allocation, in the object */
-	uint64_t object_length;   /* a multiple of 4 KiB; small allocations share an object */
+	uint64_t offset, length; /* of the allocation, in the object */
+	uint64_t object_length; /* a multiple of 4 KiB; small allocations share an object */
 };
 
 /* Read an IPC handle that CUDA has made in the process `pid`, for the allocation at `base`,
  * `length` bytes long. Never one that somebody else has sent: its numbers would be the sender's
  * choice.
  * 0, or -EOPNOTSUPP: it is not as it is on the drivers that are known; the text says in what. */
-int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base, uint64_t length,
-		     struct wh_rm_place *out);
+int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
+		     uint64_t length, struct wh_rm_place *out);
 /* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of
  * its owner. Does not wait for a GPU. Trust what comes of it on a driver on which a trial has
  * agreed.

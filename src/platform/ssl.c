@@ -11,8 +11,9 @@
 static int missing(struct wh_ssl *ssl, const char *what)
 {
 	const char *why = dlerror();
-	int error = wh_fail(ELIBACC, "no OpenSSL for the knob tls: %s: %.110s; install libssl3 (openssl-libs)",
-			    what, why ? why : "not found");
+	int error = wh_fail(
+		ELIBACC, "no OpenSSL for the knob tls: %s: %.110s; install libssl3 (openssl-libs)",
+		what, why ? why : "not found");
 
 	wh_ssl_close(ssl);
 	return error;
@@ -39,8 +40,8 @@ int wh_ssl_open(struct wh_ssl *ssl, const char *path)
 		ssl->library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
 	if (!ssl->library)
 		return missing(ssl, path ? path : "libssl.so.3 and libssl.so.1.1");
-#define X(type, name, arguments) \
-	if (!bind(ssl, #name, &ssl->name)) \
+#define X(type, name, arguments)                                                                   \
+	if (!bind(ssl, #name, &ssl->name))                                                         \
 		return missing(ssl, #name);
 	WH_SSL_FUNCTIONS(X)
 #undef X

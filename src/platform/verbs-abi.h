@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * As much of the binary interface of libibverbs.so.1 as Wherry uses: version 1.1, which has not changed
- * since 2008 and grows at its ends only. Names are those of its documentation, so that its manual pages
- * can be read along. Posting and polling are calls through the context's table of functions.
+ * As much of the binary interface of libibverbs.so.1 as Wherry uses: version 1.1, which has not
+ * changed since 2008 and grows at its ends only. Names are those of its documentation, so that its
+ * manual pages can be read along. Posting and polling are calls through the context's table of
+ * functions.
  */
 #ifndef WH_PLATFORM_VERBS_ABI_H
 #define WH_PLATFORM_VERBS_ABI_H
@@ -22,7 +23,8 @@ enum {
 	IBV_ACCESS_LOCAL_WRITE = 1,
 	IBV_ACCESS_REMOTE_WRITE = 2,
 	IBV_ACCESS_REMOTE_READ = 4,
-	IBV_ACCESS_RELAXED_ORDERING = 1 << 20, /* optional: may be dropped by who does not know it */
+	/* optional: may be dropped by who does not know it */
+	IBV_ACCESS_RELAXED_ORDERING = 1 << 20,
 };
 
 enum {

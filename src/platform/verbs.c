@@ -65,7 +65,8 @@ int wh_verbs_open(const char *path, struct wh_verbs **out)
 
 		if (!found && !functions[i].optional) {
 			wh_verbs_close(verbs);
-			return wh_fail(ENODEV, "%s has no %s(): it is no libibverbs that can be used",
+			return wh_fail(ENODEV,
+				       "%s has no %s(): it is no libibverbs that can be used",
 				       library, functions[i].name);
 		}
 		memcpy((char *)verbs + functions[i].at, &found, sizeof(found));
@@ -88,8 +89,8 @@ static uint32_t type_from_sysfs(const char *device, uint8_t port, unsigned index
 	char path[192], word[32] = "";
 	FILE *file;
 
-	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/gid_attrs/types/%u", device, port,
-		 index);
+	snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/gid_attrs/types/%u", device,
+		 port, index);
 	file = fopen(path, "re");
 	if (!file)
 		return IBV_GID_IB;
@@ -123,7 +124,8 @@ struct ibv_mr *wh_verbs_register(const struct wh_verbs *verbs, struct ibv_pd *pd
 				 size_t length, int access)
 {
 	if (access & IBV_ACCESS_RELAXED_ORDERING && verbs->reg_mr_iova2)
-		return verbs->reg_mr_iova2(pd, address, length, (uintptr_t)address, (unsigned int)access);
+		return verbs->reg_mr_iova2(pd, address, length, (uintptr_t)address,
+					   (unsigned int)access);
 	return verbs->reg_mr(pd, address, length, access & ~IBV_ACCESS_RELAXED_ORDERING);
 }
 

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libibverbs, opened at run time. No policy: which ports are used, and for what, is the transport's.
+ * libibverbs, opened at run time. No policy: which ports are used, and for what, is the
+ * transport's.
  *
- * Of the functions, those that return an int return 0 or an errno (positive), save wh_verbs_open(); those
- * that return a pointer set errno. Their manual pages are in section 3.
+ * Of the functions, those that return an int return 0 or an errno (positive), save wh_verbs_open();
+ * those that return a pointer set errno. Their manual pages are in section 3.
  */
 #ifndef WH_PLATFORM_VERBS_H
 #define WH_PLATFORM_VERBS_H
@@ -34,21 +35,22 @@ struct wh_verbs {
 	struct ibv_pd *(*alloc_pd)(struct ibv_context *context);
 	int (*dealloc_pd)(struct ibv_pd *pd);
 	struct ibv_mr *(*reg_mr)(struct ibv_pd *pd, void *address, size_t length, int access);
-	/* Since rdma-core 27, or NULL: drops the optional rights that the kernel does not know, which
-	 * reg_mr has refused. */
-	struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
-				       unsigned int access);
-	/* Since rdma-core 34, or NULL. `iova`: how keys name the first byte; equal to `offset` within a
-	 * page. */
-	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
-					int fd, int access);
+	/* Since rdma-core 27, or NULL: drops the optional rights that the kernel does not know,
+	 * which reg_mr has refused. */
+	struct ibv_mr *(*reg_mr_iova2)(struct ibv_pd *pd, void *address, size_t length,
+				       uint64_t iova, unsigned int access);
+	/* Since rdma-core 34, or NULL. `iova`: how keys name the first byte; equal to `offset`
+	 * within a page. */
+	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *pd, uint64_t offset, size_t length,
+					uint64_t iova, int fd, int access);
 	int (*dereg_mr)(struct ibv_mr *mr);
 	struct ibv_comp_channel *(*create_comp_channel)(struct ibv_context *context);
 	int (*destroy_comp_channel)(struct ibv_comp_channel *channel);
 	struct ibv_cq *(*create_cq)(struct ibv_context *context, int entries, void *cq_context,
 				    struct ibv_comp_channel *channel, int vector);
 	int (*destroy_cq)(struct ibv_cq *cq);
-	int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq, void **cq_context);
+	int (*get_cq_event)(struct ibv_comp_channel *channel, struct ibv_cq **cq,
+			    void **cq_context);
 	void (*ack_cq_events)(struct ibv_cq *cq, unsigned int count);
 	struct ibv_qp *(*create_qp)(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes);
 	int (*modify_qp)(struct ibv_qp *qp, struct ibv_qp_attr *attributes, int mask);
@@ -58,8 +60,8 @@ struct wh_verbs {
 			    struct ibv_gid_entry *out, uint32_t flags, size_t size);
 };
 
-/* Load the library (path "" or NULL: the usual one). 0, -ENODEV (there is none, or it lacks a function),
- * -ENOMEM. */
+/* Load the library (path "" or NULL: the usual one). 0, -ENODEV (there is none, or it lacks a
+ * function), -ENOMEM. */
 int wh_verbs_open(const char *path, struct wh_verbs **out);
 void wh_verbs_close(struct wh_verbs *verbs);
 
@@ -67,8 +69,8 @@ void wh_verbs_close(struct wh_verbs *verbs);
 int wh_verbs_gid(const struct wh_verbs *verbs, struct ibv_context *context, const char *device,
 		 uint8_t port, unsigned index, struct ibv_gid_entry *out);
 
-/* Register host memory, or what a kernel module makes of an address. With IBV_ACCESS_RELAXED_ORDERING where
- * the library and the kernel know it. NULL: errno. */
+/* Register host memory, or what a kernel module makes of an address. With
+ * IBV_ACCESS_RELAXED_ORDERING where the library and the kernel know it. NULL: errno. */
 struct ibv_mr *wh_verbs_register(const struct wh_verbs *verbs, struct ibv_pd *pd, void *address,
 				 size_t length, int access);
 
@@ -78,7 +80,8 @@ int wh_verbs_dma_buf(const struct wh_verbs *verbs, struct ibv_pd *pd);
 /* "retry counter exceeded": what a completion's status means. */
 const char *wh_verbs_status(int status);
 
-/* ---- inline calls of the ABI -------------------------------------------------------------------- */
+/* ---- inline calls of the ABI --------------------------------------------------------------------
+ */
 
 static inline int wh_verbs_poll(struct ibv_cq *cq, int count, struct ibv_wc *out)
 {
@@ -90,12 +93,14 @@ static inline int wh_verbs_arm(struct ibv_cq *cq)
 	return cq->context->ops.req_notify_cq(cq, 0);
 }
 
-static inline int wh_verbs_post(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **bad)
+static inline int wh_verbs_post(struct ibv_qp *qp, struct ibv_send_wr *first,
+				struct ibv_send_wr **bad)
 {
 	return qp->context->ops.post_send(qp, first, bad);
 }
 
-static inline int wh_verbs_receive(struct ibv_qp *qp, struct ibv_recv_wr *first, struct ibv_recv_wr **bad)
+static inline int wh_verbs_receive(struct ibv_qp *qp, struct ibv_recv_wr *first,
+				   struct ibv_recv_wr **bad)
 {
 	return qp->context->ops.post_recv(qp, first, bad);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A connection to a registry that is not HTTP, with TLS or without. Nothing here waits for longer than until a
- * deadline, or until it is to stop. OpenSSL reads and writes memory, and only we the socket: it would write to one
- * that has been closed, and the program would get a SIGPIPE.
+ * A connection to a registry that is not HTTP, with TLS or without. Nothing here waits for longer
+ * than until a deadline, or until it is to stop. OpenSSL reads and writes memory, and only we the
+ * socket: it would write to one that has been closed, and the program would get a SIGPIPE.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -24,7 +24,7 @@
 #include "util/clock.h"
 
 #define SLICE (50 * WH_MS) /* between two looks at whether to stop */
-#define PIECE (16 << 10)   /* bytes from the socket, and to it, at a time */
+#define PIECE (16 << 10) /* bytes from the socket, and to it, at a time */
 
 static int failed(const struct wh_connection *connection, int error, const char *why)
 {
@@ -45,17 +45,22 @@ static int turn(const struct wh_connection *connection, short events, int64_t de
 	return 0;
 }
 
-/* ---- the socket ---------------------------------------------------------------------------------------- */
+/* ---- the socket
+ * ---------------------------------------------------------------------------------------- */
 
 static int broken(const struct wh_connection *connection, int error)
 {
 	bool away = error == EHOSTUNREACH || error == ENETUNREACH;
 
-	return failed(connection, away ? EHOSTUNREACH : error == ECONNREFUSED ? ECONNREFUSED : ECONNRESET,
+	return failed(connection,
+		      away                  ? EHOSTUNREACH :
+		      error == ECONNREFUSED ? ECONNREFUSED :
+					      ECONNRESET,
 		      strerror(error));
 }
 
-static int put(const struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline)
+static int put(const struct wh_connection *connection, const char *bytes, size_t length,
+	       int64_t deadline)
 {
 	while (length) {
 		ssize_t sent = send(connection->fd, bytes, length, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -76,7 +81,8 @@ static int put(const struct wh_connection *connection, const char *bytes, size_t
 }
 
 /* At least one byte; or a negative errno. */
-static ssize_t get(const struct wh_connection *connection, char *bytes, size_t room, int64_t deadline)
+static ssize_t get(const struct wh_connection *connection, char *bytes, size_t room,
+		   int64_t deadline)
 {
 	for (;;) {
 		ssize_t got = recv(connection->fd, bytes, room, MSG_DONTWAIT);
@@ -95,7 +101,8 @@ static ssize_t get(const struct wh_connection *connection, char *bytes, size_t r
 }
 
 /* 0, -EAGAIN with *why as an errno: the next address may do, or another error. */
-static int connect_to(struct wh_connection *connection, const struct addrinfo *address, int64_t deadline, int *why)
+static int connect_to(struct wh_connection *connection, const struct addrinfo *address,
+		      int64_t deadline, int *why)
 {
 	struct pollfd fd;
 	socklen_t length = sizeof(*why);
@@ -137,7 +144,9 @@ static int connect_any(struct wh_connection *connection, int64_t deadline)
 	return error == -EAGAIN ? broken(connection, why) : error;
 }
 
-/* ---- TLS ----------------------------------------------------------------------------------------------- */
+/* ---- TLS
+ * -----------------------------------------------------------------------------------------------
+ */
 
 #ifdef HAVE_OPENSSL
 
@@ -147,12 +156,14 @@ static int flush(const struct wh_connection *connection, int64_t deadline)
 	char bytes[PIECE];
 	int length, error = 0;
 
-	while (!error && (length = BIO_read(SSL_get_wbio(connection->tls), bytes, sizeof(bytes))) > 0)
+	while (!error &&
+	       (length = BIO_read(SSL_get_wbio(connection->tls), bytes, sizeof(bytes))) > 0)
 		error = put(connection, bytes, (size_t)length, deadline);
 	return error;
 }
 
-/* A call of OpenSSL's has returned `result`, which is no success: 0, and it may be made again; or why not. */
+/* A call of OpenSSL's has returned `result`, which is no success: 0, and it may be made again; or
+ * why not. */
 static int go_on(const struct wh_connection *connection, int result, int64_t deadline)
 {
 	int kind = SSL_get_error(connection->tls, result), error;
@@ -173,7 +184,8 @@ static int go_on(const struct wh_connection *connection, int result, int64_t dea
 	why = ERR_reason_error_string(ERR_peek_error());
 	if (verified != X509_V_OK)
 		return wh_fail(EACCES, "registry %.80s: its certificate is refused: %.100s",
-			       connection->url->endpoint[0], X509_verify_cert_error_string(verified));
+			       connection->url->endpoint[0],
+			       X509_verify_cert_error_string(verified));
 	why = why ? why : "no reason given";
 	return wh_fail(strstr(why, " alert ") ? EACCES : EPROTO, "registry %.80s: TLS: %.100s",
 		       connection->url->endpoint[0], why);
@@ -197,7 +209,8 @@ static int start_tls(struct wh_connection *connection, int64_t deadline)
 	named = X509_VERIFY_PARAM_set1_ip_asc(SSL_get0_param(tls), connection->host);
 	/* No address, so a name. */
 	if (!named)
-		named = SSL_set1_host(tls, connection->host) && SSL_set_tlsext_host_name(tls, connection->host);
+		named = SSL_set1_host(tls, connection->host) &&
+			SSL_set_tlsext_host_name(tls, connection->host);
 	if (!named)
 		return failed(connection, ENOMEM, "TLS cannot start");
 	ERR_clear_error();
@@ -206,7 +219,8 @@ static int start_tls(struct wh_connection *connection, int64_t deadline)
 	return error ? error : flush(connection, deadline);
 }
 
-static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline)
+static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length,
+		    int64_t deadline)
 {
 	int error = 0, sent;
 
@@ -216,7 +230,8 @@ static int send_tls(const struct wh_connection *connection, const char *bytes, s
 	return error ? error : flush(connection, deadline);
 }
 
-static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room, int64_t deadline)
+static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room,
+			   int64_t deadline)
 {
 	int error = 0, got;
 
@@ -247,12 +262,18 @@ static int open_context(struct wh_connection *connection)
 	SSL_CTX_set_default_passwd_cb(context, give_no_password);
 	if (!(*url->cacert ? SSL_CTX_load_verify_locations(context, url->cacert, NULL) :
 			     SSL_CTX_set_default_verify_paths(context)))
-		error = wh_fail(EINVAL, "registry: cacert=%.120s: no certificates can be read from it", url->cacert);
+		error = wh_fail(EINVAL,
+				"registry: cacert=%.120s: no certificates can be read from it",
+				url->cacert);
 	else if (*url->cert && SSL_CTX_use_certificate_chain_file(context, url->cert) != 1)
-		error = wh_fail(EINVAL, "registry: cert=%.120s: no certificate can be read from it", url->cert);
-	else if (*url->cert && SSL_CTX_use_PrivateKey_file(context, url->key, SSL_FILETYPE_PEM) != 1)
-		error = wh_fail(EINVAL, "registry: key=%.120s: no key of that certificate can be read from it",
-				url->key);
+		error = wh_fail(EINVAL, "registry: cert=%.120s: no certificate can be read from it",
+				url->cert);
+	else if (*url->cert &&
+		 SSL_CTX_use_PrivateKey_file(context, url->key, SSL_FILETYPE_PEM) != 1)
+		error = wh_fail(
+			EINVAL,
+			"registry: key=%.120s: no key of that certificate can be read from it",
+			url->key);
 	if (error)
 		SSL_CTX_free(context);
 	else
@@ -279,12 +300,14 @@ static int start_tls(struct wh_connection *connection, int64_t deadline)
 	return failed(connection, EINVAL, "no TLS");
 }
 
-static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline)
+static int send_tls(const struct wh_connection *connection, const char *bytes, size_t length,
+		    int64_t deadline)
 {
 	return put(connection, bytes, length, deadline);
 }
 
-static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room, int64_t deadline)
+static ssize_t receive_tls(const struct wh_connection *connection, char *bytes, size_t room,
+			   int64_t deadline)
 {
 	return get(connection, bytes, room, deadline);
 }
@@ -307,7 +330,8 @@ static void free_context(struct wh_connection *connection)
 
 #endif
 
-/* ---- the connection ------------------------------------------------------------------------------------ */
+/* ---- the connection
+ * ------------------------------------------------------------------------------------ */
 
 int wh_connection_init(struct wh_connection *connection, const struct wh_registry_setup *setup)
 {
@@ -332,13 +356,15 @@ int wh_connection_begin(struct wh_connection *connection, int64_t deadline)
 	return error;
 }
 
-int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline)
+int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length,
+		       int64_t deadline)
 {
 	return connection->tls ? send_tls(connection, bytes, length, deadline) :
 				 put(connection, bytes, length, deadline);
 }
 
-ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room, int64_t deadline)
+ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room,
+			      int64_t deadline)
 {
 	return connection->tls ? receive_tls(connection, bytes, room, deadline) :
 				 get(connection, bytes, room, deadline);

@@ -79,7 +79,9 @@ int wh_curl_open(struct wh_curl *curl, const struct wh_registry_setup *setup)
 
 	if (error)
 		return error;
-	*curl = (struct wh_curl){ .url = setup->url, .timeout = setup->timeout, .stop = setup->stop };
+	*curl = (struct wh_curl){ .url = setup->url,
+				  .timeout = setup->timeout,
+				  .stop = setup->stop };
 	if (curl_global_init(CURL_GLOBAL_DEFAULT))
 		return wh_fail(ENOMEM, "registry: libcurl cannot start");
 	curl->easy = curl_easy_init();
@@ -152,7 +154,8 @@ static int request_one(struct wh_curl *curl, const char *method, const char *pat
 	curl_easy_setopt(curl->easy, CURLOPT_URL, address);
 	curl_easy_setopt(curl->easy, CURLOPT_CUSTOMREQUEST, method);
 	curl_easy_setopt(curl->easy, CURLOPT_HTTPHEADER, curl->headers);
-	curl_easy_setopt(curl->easy, CURLOPT_TIMEOUT_MS, (long)(curl->timeout / curl->url->count + 1));
+	curl_easy_setopt(curl->easy, CURLOPT_TIMEOUT_MS,
+			 (long)(curl->timeout / curl->url->count + 1));
 	if (body) {
 		curl_easy_setopt(curl->easy, CURLOPT_POSTFIELDSIZE, (long)length);
 		curl_easy_setopt(curl->easy, CURLOPT_POSTFIELDS, body);
@@ -216,7 +219,9 @@ int wh_curl_set_token(struct wh_curl *curl, const char *token)
 int wh_curl_unexpected(const struct wh_curl *curl)
 {
 	const char *host = curl->url->endpoint[curl->endpoint];
-	int error = curl->status == 401 || curl->status == 403 ? EACCES : curl->status == 503 ? ETIMEDOUT : EPROTO;
+	int error = curl->status == 401 || curl->status == 403 ? EACCES :
+		    curl->status == 503                        ? ETIMEDOUT :
+								 EPROTO;
 	/* Some say what they were asked, and who asked. */
 	bool secret = *curl->url->user || *curl->url->password;
 
@@ -226,5 +231,9 @@ int wh_curl_unexpected(const struct wh_curl *curl)
 		       error == EACCES ? "the user or the password is not taken" :
 		       error == EPROTO ? "an answer that was not expected" :
 					 "busy",
-		       curl->status, secret || !line ? "" : ": ", secret ? 0 : line < 100 ? (int)line : 100, curl->body);
+		       curl->status, secret || !line ? "" : ": ",
+		       secret     ? 0 :
+		       line < 100 ? (int)line :
+				    100,
+		       curl->body);
 }

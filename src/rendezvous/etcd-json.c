@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What etcd answers. Its 64-bit numbers are strings, its bytes Base64, and what is 0 is left out. */
+/* What etcd answers. Its 64-bit numbers are strings, its bytes Base64, and what is 0 is left out.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -101,7 +102,8 @@ static int take_record(const json_t *kv, struct wh_etcd_answer *out)
 	out->record_lease = number(kv, "lease");
 	out->record_revision = number(kv, "mod_revision");
 	if (length < 0)
-		return wh_fail(EPROTO, "registry: a value that is not Base64, or longer than a record");
+		return wh_fail(EPROTO,
+			       "registry: a value that is not Base64, or longer than a record");
 	if (wh_registry_record_parse(bytes, (size_t)length, NULL, &out->record))
 		return -EPROTO;
 	out->has_record = true;

@@ -112,11 +112,13 @@ static bool make_request(struct wh_etcd_watch *watch, int64_t revision,
 	if (!watch->names || !watch->ask)
 		return false;
 	if (revision)
-		snprintf(since, sizeof(since), ", \"start_revision\": \"%" PRId64 "\"", revision + 1);
+		snprintf(since, sizeof(since), ", \"start_revision\": \"%" PRId64 "\"",
+			 revision + 1);
 	at = watch->ask;
 	for (size_t i = 0; i < count; i++) {
 		key(arg, names[i], key64);
-		at += snprintf(at, line, "{\"create_request\": {\"key\": \"%s\"%s}}\n", key64, since);
+		at += snprintf(at, line, "{\"create_request\": {\"key\": \"%s\"%s}}\n", key64,
+			       since);
 		memcpy(watch->names + watch->names_length, names[i], strlen(names[i]) + 1);
 		watch->names_length += strlen(names[i]) + 1;
 	}
@@ -207,8 +209,8 @@ int wh_etcd_watch_wait(struct wh_etcd_watch *watch, int wake, int64_t timeout, i
 		       const char (*names)[WH_REGISTRY_NAME_MAX], size_t count,
 		       void (*key)(const void *arg, const char *name, char *out), const void *arg)
 {
-	/* A server that hangs says nothing, and does not end what it has begun either; requests have gone to
-	 * another one, and what has changed meanwhile is looked at. */
+	/* A server that hangs says nothing, and does not end what it has begun either; requests
+	 * have gone to another one, and what has changed meanwhile is looked at. */
 	if (watch->easy && watch->endpoint != watch->curl->endpoint) {
 		end_stream(watch);
 		return 1;

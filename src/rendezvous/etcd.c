@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries in etcd, through the JSON gateway of its API v3 (etcd 3.4 and later). The record of an engine
- * is bound to a lease, and goes with it. The lease is granted in whole seconds and may be longer than
- * asked; the record says how long it is.
+ * Registries in etcd, through the JSON gateway of its API v3 (etcd 3.4 and later). The record of an
+ * engine is bound to a lease, and goes with it. The lease is granted in whole seconds and may be
+ * longer than asked; the record says how long it is.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -24,7 +24,8 @@ struct etcd {
 	struct wh_etcd_watch watch;
 	bool known; /* a token has been given */
 	int64_t lease; /* 0: none */
-	/* The oldest of what find() has seen since the last wait(): what came later is to be watched. */
+	/* The oldest of what find() has seen since the last wait(): what came later is to be
+	 * watched. */
 	int64_t revision;
 };
 
@@ -35,8 +36,8 @@ static void make_key(const void *arg, const char *name, char *out)
 	const struct etcd *etcd = arg;
 	const char *path = etcd->curl.url->path;
 	char key[WH_ETCD_KEY_MAX];
-	int length = snprintf(key, sizeof(key), "%s%s" WH_REGISTRY_PREFIX "%s", path, *path ? "/" : "",
-			      name);
+	int length = snprintf(key, sizeof(key), "%s%s" WH_REGISTRY_PREFIX "%s", path,
+			      *path ? "/" : "", name);
 
 	wh_base64_encode(key, (size_t)length, out);
 }
@@ -61,14 +62,17 @@ static int refused(const struct etcd *etcd, const struct wh_etcd_answer *answer)
 	if (answer->code == GRPC_NOT_FOUND)
 		return -ENOENT;
 	if (access || strstr(answer->error, "authentication failed"))
-		return wh_fail(EACCES, "registry %.80s: the user or the password is not taken, or may "
-			       "not do this: %.80s", host, answer->error);
+		return wh_fail(EACCES,
+			       "registry %.80s: the user or the password is not taken, or may "
+			       "not do this: %.80s",
+			       host, answer->error);
 	return wh_fail(EPROTO, "registry %.80s: etcd says: %.100s (HTTP status %ld)", host,
 		       *answer->error ? answer->error : "nothing that can be understood",
 		       etcd->curl.status);
 }
 
-static int ask_once(struct etcd *etcd, const char *path, const char *body, struct wh_etcd_answer *out)
+static int ask_once(struct etcd *etcd, const char *path, const char *body,
+		    struct wh_etcd_answer *out)
 {
 	int error = wh_curl_request(&etcd->curl, "POST", path, body, strlen(body));
 
@@ -117,11 +121,15 @@ static int log_in(struct etcd *etcd)
 		return 0;
 	/* The answer is not told: it may be what was asked, or half a token. */
 	if (error && etcd->curl.status)
-		error = wh_fail(-error, "registry %.80s: etcd does not take the user or the password, or it is no "
-				"etcd (HTTP status %ld)", url->endpoint[etcd->curl.endpoint], etcd->curl.status);
+		error = wh_fail(
+			-error,
+			"registry %.80s: etcd does not take the user or the password, or it is no "
+			"etcd (HTTP status %ld)",
+			url->endpoint[etcd->curl.endpoint], etcd->curl.status);
 	if (!error)
-		error = *answer.token ? set_token(etcd, answer.token) :
-					wh_fail(EPROTO, "registry: etcd has answered with no token");
+		error = *answer.token ?
+				set_token(etcd, answer.token) :
+				wh_fail(EPROTO, "registry: etcd has answered with no token");
 	explicit_bzero(&answer, sizeof(answer));
 	return error;
 }
@@ -167,7 +175,8 @@ static int grant(struct etcd *etcd, int64_t lease, int64_t *granted)
 	if (error)
 		return error;
 	if (!answer.lease || answer.ttl < 1 || answer.ttl > 3600)
-		return wh_fail(EPROTO, "registry: etcd has granted a lease of %" PRId64 " s", answer.ttl);
+		return wh_fail(EPROTO, "registry: etcd has granted a lease of %" PRId64 " s",
+			       answer.ttl);
 	etcd->lease = answer.lease;
 	*granted = answer.ttl * 1000;
 	return 0;
@@ -214,7 +223,8 @@ static int range(struct etcd *etcd, const char *name, struct wh_etcd_answer *out
 	if (!out->has_record)
 		return wh_fail(ENOENT, "registry: no engine has the name \"%s\"", name);
 	if (strcmp(out->record.name, name) != 0)
-		return wh_fail(EPROTO, "registry: what is under \"%s\" is the record of another engine",
+		return wh_fail(EPROTO,
+			       "registry: what is under \"%s\" is the record of another engine",
 			       name);
 	return 0;
 }
@@ -232,7 +242,8 @@ static int etcd_find(void *backend, const char *name, struct wh_registry_record 
 	return error;
 }
 
-/* Put the record there if its key is still as it was seen: revision 0 for one that does not exist. */
+/* Put the record there if its key is still as it was seen: revision 0 for one that does not exist.
+ */
 static int put_if(struct etcd *etcd, const struct wh_registry_record *record, int64_t revision,
 		  struct wh_etcd_answer *out)
 {
@@ -246,11 +257,13 @@ static int put_if(struct etcd *etcd, const struct wh_registry_record *record, in
 	still.beat = 0; /* the server keeps the lease */
 	make_key(etcd, record->name, key);
 	wh_base64_encode(json, wh_registry_record_format(&still, json), value);
-	snprintf(body, sizeof(body),
-		 "{\"compare\": [{\"key\": \"%s\", \"target\": \"MOD\", \"mod_revision\": \"%" PRId64 "\"}], "
-		 "\"success\": [{\"request_put\": {\"key\": \"%s\", \"value\": \"%s\", \"lease\": \"%" PRId64
-		 "\"}}], \"failure\": [{\"request_range\": {\"key\": \"%s\"}}]}",
-		 key, revision, key, value, etcd->lease, key);
+	snprintf(
+		body, sizeof(body),
+		"{\"compare\": [{\"key\": \"%s\", \"target\": \"MOD\", \"mod_revision\": \"%" PRId64
+		"\"}], "
+		"\"success\": [{\"request_put\": {\"key\": \"%s\", \"value\": \"%s\", \"lease\": "
+		"\"%" PRId64 "\"}}], \"failure\": [{\"request_range\": {\"key\": \"%s\"}}]}",
+		key, revision, key, value, etcd->lease, key);
 	return ask(etcd, "v3/kv/txn", body, out);
 }
 
@@ -267,8 +280,8 @@ static int etcd_claim(void *backend, const struct wh_registry_record *record,
 		*holder = answer.record;
 		return wh_fail(EEXIST, "registry: the name is taken");
 	}
-	/* Of a lease that was granted before, whose key may have gone. If it is ours all the same, as
-	 * after an answer that was lost, it moves to the new lease. */
+	/* Of a lease that was granted before, whose key may have gone. If it is ours all the same,
+	 * as after an answer that was lost, it moves to the new lease. */
 	revoke(etcd);
 	if (!error) {
 		error = range(etcd, record->name, &answer);
@@ -316,14 +329,15 @@ static int etcd_release(void *backend, const struct wh_registry_record *record)
 	return 0;
 }
 
-static int etcd_wait(void *backend, int wake, int64_t timeout, const char (*names)[WH_REGISTRY_NAME_MAX],
-		     size_t count)
+static int etcd_wait(void *backend, int wake, int64_t timeout,
+		     const char (*names)[WH_REGISTRY_NAME_MAX], size_t count)
 {
 	struct etcd *etcd = backend;
 	int64_t revision = etcd->revision;
 
 	etcd->revision = 0;
-	return wh_etcd_watch_wait(&etcd->watch, wake, timeout, revision, names, count, make_key, etcd);
+	return wh_etcd_watch_wait(&etcd->watch, wake, timeout, revision, names, count, make_key,
+				  etcd);
 }
 
 const struct wh_registry_ops wh_registry_etcd = {

@@ -18,17 +18,17 @@ long wh_base64_decode(const char *text, char *out, size_t room);
 struct wh_etcd_answer {
 	int64_t revision; /* of the store */
 	int64_t lease, ttl; /* s */
-	bool succeeded;   /* a transaction's comparison */
-	bool has_record;  /* there is a key, and its value follows */
+	bool succeeded; /* a transaction's comparison */
+	bool has_record; /* there is a key, and its value follows */
 	int64_t record_lease, record_revision;
 	struct wh_registry_record record;
 	char token[WH_TOKEN_MAX]; /* secret; "": none, or a longer one */
 	char error[128];
-	int64_t code;     /* gRPC's, of an error */
+	int64_t code; /* gRPC's, of an error */
 };
 
-/* The answer to a range, a transaction, a lease or a login. -EPROTO: not such an answer, or a value that
- * is no engine's record. Then *out holds what was understood before. */
+/* The answer to a range, a transaction, a lease or a login. -EPROTO: not such an answer, or a value
+ * that is no engine's record. Then *out holds what was understood before. */
 int wh_etcd_parse(const char *json, size_t length, struct wh_etcd_answer *out);
 
 /* One line of a watch. 1: something has changed, or this watch has ended; 0: nothing; -EPROTO. */

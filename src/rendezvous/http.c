@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries over HTTP: GET, PUT and DELETE of URL?key=KEY. `wherry registry` keeps leases itself. Of
- * another server with these three verbs nothing but that is expected: there a record has a beat, which
- * its engine moves, and is dead when that has not moved for as long as its lease.
+ * Registries over HTTP: GET, PUT and DELETE of URL?key=KEY. `wherry registry` keeps leases itself.
+ * Of another server with these three verbs nothing but that is expected: there a record has a beat,
+ * which its engine moves, and is dead when that has not moved for as long as its lease.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -32,7 +32,8 @@ static int http_open(const struct wh_registry_setup *setup, void **out)
 	int error;
 
 	if (url->count > 1)
-		return wh_fail(EINVAL, "registry: http:// takes one host, %u are given", url->count);
+		return wh_fail(EINVAL, "registry: http:// takes one host, %u are given",
+			       url->count);
 	http = calloc(1, sizeof(*http));
 	if (!http)
 		return wh_fail(ENOMEM, "registry: no memory");
@@ -73,14 +74,17 @@ static int64_t http_busy_for(const struct http *http)
 	int64_t wait;
 
 	curl_easy_getinfo(http->curl.easy, CURLINFO_RETRY_AFTER, &seconds);
-	wait = seconds > 0 && seconds < 3600 ? seconds * WH_SECOND : seconds ? 3600 * WH_SECOND : BUSY;
+	wait = seconds > 0 && seconds < 3600 ? seconds * WH_SECOND :
+	       seconds                       ? 3600 * WH_SECOND :
+					       BUSY;
 	if (getrandom(&number, sizeof(number), GRND_NONBLOCK) < 0)
 		number = 1u << 31;
 	return wait - wait / 4 + (int64_t)((double)wait / 2 * number / UINT32_MAX);
 }
 
 /* A server that is busy (status 503) is asked again, as long as a call may take. */
-static int http_request(struct http *http, const char *method, const char *path, const char *body, size_t length)
+static int http_request(struct http *http, const char *method, const char *path, const char *body,
+			size_t length)
 {
 	int64_t end = wh_deadline(http->curl.timeout * WH_MS), again;
 	int error;

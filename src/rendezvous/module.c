@@ -26,7 +26,8 @@ static const struct wh_registry_module module = {
 
 int wh_registry_key_check(const struct wh_registry_url *url)
 {
-	static const char word[] = "ENCRYPTED"; /* in the first line of PKCS #8, in the second of what was before */
+	/* in the first line of PKCS #8, in the second of what was before */
+	static const char word[] = "ENCRYPTED";
 	char bytes[KEY_FILE_MAX];
 	bool encrypted;
 	ssize_t got;
@@ -46,8 +47,12 @@ int wh_registry_key_check(const struct wh_registry_url *url)
 	close(fd);
 	encrypted = memmem(bytes, (size_t)got, word, sizeof(word) - 1);
 	explicit_bzero(bytes, (size_t)got);
-	return encrypted ? wh_fail(EINVAL, "registry: key=%.150s: it is encrypted with a password; it must be "
-				   "a PEM file with the private key of cert=, without one", url->key) : 0;
+	return encrypted ?
+		       wh_fail(EINVAL,
+			       "registry: key=%.150s: it is encrypted with a password; it must be "
+			       "a PEM file with the private key of cert=, without one",
+			       url->key) :
+		       0;
 }
 
 wh_registry_module_fn wh_registry_module;

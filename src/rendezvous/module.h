@@ -14,8 +14,8 @@
 
 extern const struct wh_registry_ops wh_registry_http, wh_registry_etcd, wh_registry_redis;
 
-/* Can the file of key= be read, and without a password? OpenSSL would ask for one on the terminal. 0, -EINVAL or
- * an errno of the file. */
+/* Can the file of key= be read, and without a password? OpenSSL would ask for one on the terminal.
+ * 0, -EINVAL or an errno of the file. */
 int wh_registry_key_check(const struct wh_registry_url *url);
 
 /* ---- what is not HTTP ---------------------------------------------------------------------- */
@@ -30,14 +30,17 @@ struct wh_connection {
 	char host[272], port[8];
 };
 
-/* Reads the certificates. Both are good as long as the connection. 0; -EINVAL or an errno of a file, naming it. */
+/* Reads the certificates. Both are good as long as the connection. 0; -EINVAL or an errno of a
+ * file, naming it. */
 int wh_connection_init(struct wh_connection *connection, const struct wh_registry_setup *setup);
 void wh_connection_destroy(struct wh_connection *connection);
 /* These return a backend's error; after one there is nothing to do but wh_connection_end(). */
 int wh_connection_begin(struct wh_connection *connection, int64_t deadline);
-int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length, int64_t deadline);
+int wh_connection_send(struct wh_connection *connection, const char *bytes, size_t length,
+		       int64_t deadline);
 /* At least one byte. */
-ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room, int64_t deadline);
+ssize_t wh_connection_receive(struct wh_connection *connection, char *bytes, size_t room,
+			      int64_t deadline);
 void wh_connection_end(struct wh_connection *connection);
 
 /* ---- redis --------------------------------------------------------------------------------- */
@@ -79,7 +82,8 @@ int wh_curl_request(struct wh_curl *curl, const char *method, const char *path, 
 /* Certificates, user and limits, for one more handle of the same registry. */
 void wh_curl_prepare(const struct wh_curl *curl, CURL *easy);
 #define WH_TOKEN_MAX 2048 /* with the NUL; etcd's that are signed have some 500 bytes */
-/* Requests to etcd have this token in a header from now on; "": none. 0, -EPROTO (it is none), -ENOMEM. */
+/* Requests to etcd have this token in a header from now on; "": none. 0, -EPROTO (it is none),
+ * -ENOMEM. */
 int wh_curl_set_token(struct wh_curl *curl, const char *token);
 /* -EPROTO, -EACCES, or -ETIMEDOUT (status 503: busy) for an answer that was not expected; the text
  * has what it says, if there is no password. */

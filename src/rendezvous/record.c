@@ -43,15 +43,16 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 	json_t *root;
 
 	if (length > WH_REGISTRY_RECORD_MAX)
-		return wh_fail(EINVAL, "registry: a record of %zu bytes; an engine's has at most %d",
+		return wh_fail(EINVAL,
+			       "registry: a record of %zu bytes; an engine's has at most %d",
 			       length, WH_REGISTRY_RECORD_MAX);
 	root = json_loadb(json, length, JSON_REJECT_DUPLICATES, &error);
 	if (!root)
 		return wh_fail(EINVAL, "registry: a record is no JSON: %.100s (line %d, column %d)",
 			       error.text, error.line, error.column);
-	if (json_unpack_ex(root, &error, 0, "{s:I, s:s, s:s, s:s, s:I, s?I}", "schema", &schema, "name",
-			   &name, "epoch", &epoch, "address", &address, "lease_ms", &lease, "beat",
-			   &beat)) {
+	if (json_unpack_ex(root, &error, 0, "{s:I, s:s, s:s, s:s, s:I, s?I}", "schema", &schema,
+			   "name", &name, "epoch", &epoch, "address", &address, "lease_ms", &lease,
+			   "beat", &beat)) {
 		wh_fail(EINVAL, "registry: a record is not an engine's: %.120s", error.text);
 		json_decref(root);
 		return -EINVAL;
@@ -83,11 +84,13 @@ int wh_registry_record_parse(const char *json, size_t length, const char *wanted
 }
 
 /* By hand: all of it is known not to need escapes. */
-size_t wh_registry_record_format(const struct wh_registry_record *record, char out[WH_REGISTRY_RECORD_MAX])
+size_t wh_registry_record_format(const struct wh_registry_record *record,
+				 char out[WH_REGISTRY_RECORD_MAX])
 {
 	return (size_t)snprintf(out, WH_REGISTRY_RECORD_MAX,
 				"{\"schema\": %d, \"name\": \"%s\", \"epoch\": \"%016" PRIx64
-				"\", \"address\": \"%s\", \"lease_ms\": %" PRId64 ", \"beat\": %" PRIu64 "}",
+				"\", \"address\": \"%s\", \"lease_ms\": %" PRId64
+				", \"beat\": %" PRIu64 "}",
 				SCHEMA, record->name, record->epoch, record->address, record->lease,
 				record->beat & INT64_MAX);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries in redis: a string that expires for each engine. What must not be torn apart, looking at who
- * has a name and taking it, is a script, which the server runs as a whole. hiredis writes commands and
- * reads replies, and the connection is ours: hiredis 0.14 has no TLS.
+ * Registries in redis: a string that expires for each engine. What must not be torn apart, looking
+ * at who has a name and taking it, is a script, which the server runs as a whole. hiredis writes
+ * commands and reads replies, and the connection is ours: hiredis 0.14 has no TLS.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -16,21 +16,23 @@
 #include "util/clock.h"
 
 #define REPLY_MAX (64 << 10) /* bytes; a record has 1 KiB */
-#define VALUE_MAX (2 << 20)  /* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
-#define PIECE (16 << 10)     /* bytes of it at a time */
+/* bytes of a reply with one of Mooncake's segments, which have 1 MiB */
+#define VALUE_MAX (2 << 20)
+#define PIECE (16 << 10) /* bytes of it at a time */
 
 /* Nobody or we ourselves have it: it is ours now. Else who has. */
-#define CLAIM \
-	"local v = redis.call('GET', KEYS[1]) " \
-	"if v and v ~= ARGV[1] then return v end " \
+#define CLAIM                                                                                      \
+	"local v = redis.call('GET', KEYS[1]) "                                                    \
+	"if v and v ~= ARGV[1] then return v end "                                                 \
 	"redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) return false"
 /* 1: renewed, 0: gone, -1: another engine's. */
-#define KEEP \
-	"local v = redis.call('GET', KEYS[1]) " \
-	"if not v then return 0 end if v ~= ARGV[1] then return -1 end " \
+#define KEEP                                                                                       \
+	"local v = redis.call('GET', KEYS[1]) "                                                    \
+	"if not v then return 0 end if v ~= ARGV[1] then return -1 end "                           \
 	"return redis.call('PEXPIRE', KEYS[1], ARGV[2])"
-#define RELEASE \
-	"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0"
+#define RELEASE                                                                                    \
+	"if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end "     \
+	"return 0"
 
 struct redis {
 	const struct wh_registry_url *url;
@@ -84,13 +86,16 @@ static int broken(struct redis *redis, int error, const char *why)
 static int refused(const struct redis *redis, const redisReply *reply, bool secret)
 {
 	size_t code = strspn(reply->str, "ABCDEFGHIJKLMNOPQRSTUVWXYZ");
-	bool access = secret || !strncmp(reply->str, "NOAUTH", 6) || !strncmp(reply->str, "NOPERM", 6);
+	bool access =
+		secret || !strncmp(reply->str, "NOAUTH", 6) || !strncmp(reply->str, "NOPERM", 6);
 
 	if (access)
-		return wh_fail(EACCES, "registry %.80s: the user or the password is not taken, or may "
-			       "not do this: %.*s", redis->url->endpoint[0], code < 32 ? (int)code : 32,
-			       reply->str);
-	return wh_fail(EPROTO, "registry %.80s: redis says: %.120s", redis->url->endpoint[0], reply->str);
+		return wh_fail(EACCES,
+			       "registry %.80s: the user or the password is not taken, or may "
+			       "not do this: %.*s",
+			       redis->url->endpoint[0], code < 32 ? (int)code : 32, reply->str);
+	return wh_fail(EPROTO, "registry %.80s: redis says: %.120s", redis->url->endpoint[0],
+		       reply->str);
 }
 
 /* Send a command, and wait for its reply. */
@@ -178,8 +183,8 @@ static int connect_it(struct redis *redis)
 	return error;
 }
 
-/* A connection that was kept may have been closed meanwhile: then once more, with a new one. All that
- * is asked here may be done twice. */
+/* A connection that was kept may have been closed meanwhile: then once more, with a new one. All
+ * that is asked here may be done twice. */
 static int ask(struct redis *redis, int count, const char *const *words, redisReply **out)
 {
 	bool kept = redis->reader != NULL;
@@ -214,10 +219,13 @@ static int redis_open(const struct wh_registry_setup *setup, void **out)
 	int error;
 
 	if (url->count > 1)
-		return wh_fail(EINVAL, "registry: redis:// takes one host, %u are given", url->count);
+		return wh_fail(EINVAL, "registry: redis:// takes one host, %u are given",
+			       url->count);
 	if (url->path[digits] || digits > 7)
-		return wh_fail(EINVAL, "registry: the path \"%.40s\" of a redis:// URL is the number of a "
-			       "database, or nothing", url->path);
+		return wh_fail(EINVAL,
+			       "registry: the path \"%.40s\" of a redis:// URL is the number of a "
+			       "database, or nothing",
+			       url->path);
 	redis = calloc(1, sizeof(*redis));
 	if (!redis)
 		return wh_fail(ENOMEM, "registry: no memory");
@@ -242,7 +250,8 @@ static int parse(const struct redis *redis, const redisReply *reply, const char 
 	return wh_registry_record_parse(reply->str, (size_t)reply->len, name, out) ? -EPROTO : 0;
 }
 
-/* The script on the record. The server keeps the lease, so the record has no beat and stays as it is. */
+/* The script on the record. The server keeps the lease, so the record has no beat and stays as it
+ * is. */
 static int eval(struct redis *redis, const char *script, const struct wh_registry_record *record,
 		redisReply **out)
 {
@@ -283,7 +292,8 @@ static int redis_keep(void *backend, const struct wh_registry_record *record)
 	if (error)
 		return error;
 	if (reply->type != REDIS_REPLY_INTEGER)
-		error = wh_fail(EPROTO, "registry %.80s: an answer of type %d that was not expected",
+		error = wh_fail(EPROTO,
+				"registry %.80s: an answer of type %d that was not expected",
 				redis->url->endpoint[0], reply->type);
 	else if (reply->integer != 1)
 		error = wh_fail(reply->integer < 0 ? EEXIST : ENOENT, "registry: the name is %s",
@@ -356,7 +366,8 @@ int wh_redis_get(void *redis, const char *key, char **value, size_t *length)
 	} else if (reply->type == REDIS_REPLY_NIL) {
 		error = wh_fail(ENOENT, "redis: there is no such key");
 	} else {
-		error = wh_fail(EPROTO, "redis: an answer of type %d that was not expected", reply->type);
+		error = wh_fail(EPROTO, "redis: an answer of type %d that was not expected",
+				reply->type);
 	}
 	freeReplyObject(reply);
 	return error;

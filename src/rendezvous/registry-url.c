@@ -19,20 +19,21 @@ bool wh_registry_name_valid(const char *name)
 /* What follows SCHEME://; NULL: the text does not begin so. */
 static const char *authority_of(const char *text)
 {
-	size_t scheme = strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
+	size_t scheme =
+		strspn(text, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+-.");
 
 	return strncmp(text + scheme, "://", 3) ? NULL : text + scheme + 3;
 }
 
-/* Where the user and the password end; NULL: there are none. It is the very last @, so that nothing of a
- * password that should have been escaped is shown. */
+/* Where the user and the password end; NULL: there are none. It is the very last @, so that nothing
+ * of a password that should have been escaped is shown. */
 static const char *secret_end(const char *authority)
 {
 	return strrchr(authority, '@');
 }
 
-/* How much of what has no @ is HOST:PORT,HOST:PORT... Where something else begins there may be a password whose
- * host was forgotten. */
+/* How much of what has no @ is HOST:PORT,HOST:PORT... Where something else begins there may be a
+ * password whose host was forgotten. */
 static size_t plain_length(const char *authority)
 {
 	size_t at = 0;
@@ -49,7 +50,8 @@ static size_t plain_length(const char *authority)
 			return at + (at ? 0 : strcspn(authority, ":,/?["));
 		at = end + strspn(authority + end, GOOD "/"); /* behind the path */
 		if (authority[end] != ',')
-			return authority[at] && authority[at] != '?' ? end : at + strlen(authority + at);
+			return authority[at] && authority[at] != '?' ? end :
+								       at + strlen(authority + at);
 		at = end + 1;
 	}
 }
@@ -65,8 +67,8 @@ void wh_registry_url_show(const char *text, char *out, size_t size)
 	plain = end ? 0 : plain_length(authority);
 	if (!end && authority[plain])
 		end = "";
-	snprintf(out, size, "%.*s%s%s", (int)((size_t)(authority - text) + plain), text, end ? "***" : "",
-		 end ? end : "");
+	snprintf(out, size, "%.*s%s%s", (int)((size_t)(authority - text) + plain), text,
+		 end ? "***" : "", end ? end : "");
 }
 
 /* ---- parts --------------------------------------------------------------------------------- */
@@ -108,9 +110,8 @@ static int parse_scheme(const char *text, size_t length, struct wh_registry_url 
 		const char *name, *scheme;
 		bool tls;
 	} known[] = {
-		{ "http", "http", false },   { "https", "http", true },
-		{ "etcd", "etcd", false },   { "etcds", "etcd", true },
-		{ "redis", "redis", false }, { "rediss", "redis", true },
+		{ "http", "http", false }, { "https", "http", true },   { "etcd", "etcd", false },
+		{ "etcds", "etcd", true }, { "redis", "redis", false }, { "rediss", "redis", true },
 	};
 
 	for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
@@ -120,7 +121,8 @@ static int parse_scheme(const char *text, size_t length, struct wh_registry_url 
 		url->tls = known[i].tls;
 		return 0;
 	}
-	return wh_fail(EINVAL, "registry: there is no kind \"%.*s\"; known are http, etcd and redis, "
+	return wh_fail(EINVAL,
+		       "registry: there is no kind \"%.*s\"; known are http, etcd and redis, "
 		       "https, etcds and rediss, and p2p for none",
 		       length < 32 ? (int)length : 32, text);
 }
@@ -131,17 +133,20 @@ static int parse_secret(const char *from, const char *end, struct wh_registry_ur
 	const char *user_end = colon ? colon : end;
 
 	if (!unescape(from, (size_t)(user_end - from), url->user, sizeof(url->user)))
-		return wh_fail(EINVAL, "registry: the user before the @ has more than 63 bytes, or a "
+		return wh_fail(EINVAL,
+			       "registry: the user before the @ has more than 63 bytes, or a "
 			       "%% without two hexadecimal digits");
-	if (colon && !unescape(colon + 1, (size_t)(end - colon - 1), url->password,
-			       sizeof(url->password)))
-		return wh_fail(EINVAL, "registry: the password before the @ has more than 127 bytes, "
+	if (colon &&
+	    !unescape(colon + 1, (size_t)(end - colon - 1), url->password, sizeof(url->password)))
+		return wh_fail(EINVAL,
+			       "registry: the password before the @ has more than 127 bytes, "
 			       "or a %% without two hexadecimal digits");
 	return 0;
 }
 
 /* What stands behind a colon, or a comma, may be of a password whose host was forgotten. */
-static void name_host(const struct wh_registry_url *url, const char *text, size_t length, char out[64])
+static void name_host(const struct wh_registry_url *url, const char *text, size_t length,
+		      char out[64])
 {
 	const char *colon = memchr(text, ':', length);
 	size_t shown = colon ? (size_t)(colon - text) : length;
@@ -169,21 +174,30 @@ static int parse_endpoint(const char *text, size_t length, struct wh_registry_ur
 	if (!port || (text[0] == '[' && text[host - (host > 0)] != ']'))
 		return wh_fail(EINVAL, "registry: %s has no port; write HOST:PORT", shown);
 	if (!host)
-		return wh_fail(EINVAL, "registry: before the colon is no host; write HOST:PORT, and a password "
-			       "as :PASSWORD@HOST:PORT");
+		return wh_fail(
+			EINVAL,
+			"registry: before the colon is no host; write HOST:PORT, and a password "
+			"as :PASSWORD@HOST:PORT");
 	if (text[0] != '[' && memchr(text, ':', host))
-		return wh_fail(EINVAL, "registry: %s has several colons: put an IPv6 address into brackets, and "
-			       "write a user and a password as USER:PASSWORD@HOST:PORT", shown);
+		return wh_fail(
+			EINVAL,
+			"registry: %s has several colons: put an IPv6 address into brackets, and "
+			"write a user and a password as USER:PASSWORD@HOST:PORT",
+			shown);
 	for (size_t i = 0; i < host; i++)
-		if (!strchr(GOOD "[]:%", text[i]) || ((text[i] == '[') != (i == 0 && text[0] == '[')) ||
+		if (!strchr(GOOD "[]:%", text[i]) ||
+		    ((text[i] == '[') != (i == 0 && text[0] == '[')) ||
 		    (text[i] == ']' && i + 1 != host))
 			return wh_fail(EINVAL, "registry: %s contains '%c'", shown, text[i]);
 	digits = strspn(port + 1, "0123456789");
 	for (size_t i = 0; i < digits && value <= UINT16_MAX; i++)
 		value = value * 10 + (unsigned)(port[1 + i] - '0');
 	if (!digits || port + 1 + digits != text + length || value < 1 || value > UINT16_MAX)
-		return wh_fail(EINVAL, "registry: the port of %s is not a number from 1 to 65535; write a user "
-			       "and a password as USER:PASSWORD@HOST:PORT", shown);
+		return wh_fail(
+			EINVAL,
+			"registry: the port of %s is not a number from 1 to 65535; write a user "
+			"and a password as USER:PASSWORD@HOST:PORT",
+			shown);
 	snprintf(url->endpoint[url->count++], sizeof(url->endpoint[0]), "%.*s:%u", (int)host, text,
 		 value);
 	return 0;
@@ -203,17 +217,23 @@ static int parse_query(const char *query, struct wh_registry_url *url)
 			if (strlen(known[i].name) == name && !memcmp(known[i].name, query, name))
 				break;
 		if (i == sizeof(known) / sizeof(known[0]))
-			return wh_fail(EINVAL, "registry: \"%.*s\" behind the ? is not known; known "
-				       "are cacert, cert and key", (int)(name < 40 ? name : 40), query);
+			return wh_fail(EINVAL,
+				       "registry: \"%.*s\" behind the ? is not known; known "
+				       "are cacert, cert and key",
+				       (int)(name < 40 ? name : 40), query);
 		if (name == length || name + 1 == length ||
 		    !unescape(query + name + 1, length - name - 1, known[i].into, sizeof(url->key)))
-			return wh_fail(EINVAL, "registry: %s= wants the path of a file, of at most 255 "
-				       "bytes", known[i].name);
+			return wh_fail(EINVAL,
+				       "registry: %s= wants the path of a file, of at most 255 "
+				       "bytes",
+				       known[i].name);
 		query += length + (query[length] == '&');
 	}
 	if (!url->tls && (*url->cacert || *url->cert || *url->key))
-		return wh_fail(EINVAL, "registry: a certificate is given, but %s:// has no TLS; write "
-			       "%ss://", url->scheme, url->scheme);
+		return wh_fail(EINVAL,
+			       "registry: a certificate is given, but %s:// has no TLS; write "
+			       "%ss://",
+			       url->scheme, url->scheme);
 	if (!*url->cert != !*url->key)
 		return wh_fail(EINVAL, "registry: cert= and key= go together");
 	return 0;
@@ -228,21 +248,25 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 
 	wh_registry_url_show(text, shown, sizeof(shown));
 	if (!at)
-		return wh_fail(EINVAL, "registry: \"%s\" is no URL; write http://HOST:PORT, "
-			       "etcd://HOST:PORT or redis://HOST:PORT", shown);
+		return wh_fail(EINVAL,
+			       "registry: \"%s\" is no URL; write http://HOST:PORT, "
+			       "etcd://HOST:PORT or redis://HOST:PORT",
+			       shown);
 	if (strlen(text) >= WH_REGISTRY_URL_MAX)
 		return wh_fail(EINVAL, "registry: the URL has more than %d bytes",
 			       WH_REGISTRY_URL_MAX - 1);
 	for (const char *c = text; *c; c++)
 		if (*c <= ' ' || *c >= 0x7f)
-			return wh_fail(EINVAL, "registry: the URL has a space or a character that is "
+			return wh_fail(EINVAL,
+				       "registry: the URL has a space or a character that is "
 				       "not ASCII; write it as %%XX");
 	error = parse_scheme(text, (size_t)(at - 3 - text), &url);
 	if (error)
 		return error;
 	end = secret_end(at);
 	if (end && at + strcspn(at, "/?") < end)
-		return wh_fail(EINVAL, "registry: what stands before the last @ has a / or a ?; write "
+		return wh_fail(EINVAL,
+			       "registry: what stands before the last @ has a / or a ?; write "
 			       "%%2F and %%3F, and %%40 for an @");
 	if (end) {
 		error = parse_secret(at, end, &url);
@@ -270,8 +294,10 @@ int wh_registry_url_parse(const char *text, struct wh_registry_url *out)
 			       sizeof(url.path) - 1);
 	end = at + strspn(at, GOOD "/");
 	if (end < question)
-		return wh_fail(EINVAL, "registry: the path contains '%c', which is none of A-Z a-z 0-9 . _ - /",
-			       *end);
+		return wh_fail(
+			EINVAL,
+			"registry: the path contains '%c', which is none of A-Z a-z 0-9 . _ - /",
+			*end);
 	memcpy(url.path, at, (size_t)(question - at));
 	error = *question ? parse_query(question + 1, &url) : 0;
 	if (!error)

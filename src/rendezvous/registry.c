@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The client of registries: a thread that keeps the engine's own record alive and answers questions. */
+/* The client of registries: a thread that keeps the engine's own record alive and answers
+ * questions. */
 #include "rendezvous/registry.h"
 
 #include <dlfcn.h>
@@ -28,7 +29,7 @@
 /* Registries round leases up. */
 #define CONTEND_SLACK (WH_SECOND)
 #define CONTEND_TOLD (10 * WH_SECOND) /* how often it is told that it is waited for */
-#define WATCHED_MOST 64   /* names looked at in one turn */
+#define WATCHED_MOST 64 /* names looked at in one turn */
 
 struct wh_registry {
 	const struct wh_registry_ops *ops;
@@ -47,22 +48,22 @@ struct wh_registry {
 
 	pthread_mutex_t lock; /* below */
 	pthread_cond_t changed;
-	struct wh_list asks;    /* to be answered at once */
+	struct wh_list asks; /* to be answered at once */
 	struct wh_list watched; /* to be answered when the name is another engine's */
-	bool fresh;             /* one of these has not been looked at yet */
+	bool fresh; /* one of these has not been looked at yet */
 	bool settled; /* the first try to register has ended */
-	int error;    /* how */
+	int error; /* how */
 	char text[WH_TEXT_MAX];
 
 	/* The thread's own. */
-	bool held;   /* the name is ours */
-	bool taken;  /* it has been said that it is not */
-	bool down;   /* the registry did not answer the last time */
+	bool held; /* the name is ours */
+	bool taken; /* it has been said that it is not */
+	bool down; /* the registry did not answer the last time */
 	int64_t failed_at; /* it did not answer */
 	int64_t renew_at, down_until, look_at, backoff;
-	int64_t contend_until;   /* 0: nobody else has the name */
+	int64_t contend_until; /* 0: nobody else has the name */
 	uint64_t contend_holder; /* the epoch of who has */
-	int64_t contend_told;    /* when that was told last */
+	int64_t contend_told; /* when that was told last */
 	char names[WATCHED_MOST][WH_REGISTRY_NAME_MAX];
 };
 
@@ -78,7 +79,8 @@ static int open_module(const char *shown, const struct wh_registry_module **out)
 	Dl_info here;
 	const char *slash;
 
-	if (dladdr((const void *)wh_registry_open, &here) && (slash = strrchr(here.dli_fname, '/'))) {
+	if (dladdr((const void *)wh_registry_open, &here) &&
+	    (slash = strrchr(here.dli_fname, '/'))) {
 		snprintf(path, sizeof(path), "%.*s/" MODULE, (int)(slash - here.dli_fname),
 			 here.dli_fname);
 		if (!access(path, F_OK))
@@ -88,15 +90,17 @@ static int open_module(const char *shown, const struct wh_registry_module **out)
 	}
 	if (!handle) {
 		snprintf(why, sizeof(why), "%s", dlerror());
-		return wh_fail(ELIBACC, "registry %.60s: cannot open " MODULE ": %.90s; it needs the "
-			       "packages libcurl4, libjansson4 and libhiredis0.14", shown, why);
+		return wh_fail(ELIBACC,
+			       "registry %.60s: cannot open " MODULE ": %.90s; it needs the "
+			       "packages libcurl4, libjansson4 and libhiredis0.14",
+			       shown, why);
 	}
 	/* ISO C has no way from a data pointer to a function's. */
 	*(void **)&entry = dlsym(handle, "wh_registry_module");
 	*out = entry ? entry() : NULL;
 	if (!*out || (*out)->version != WH_REGISTRY_MODULE)
-		return wh_fail(ELIBACC, "registry %.60s: " MODULE " is of another version of Wherry",
-			       shown);
+		return wh_fail(ELIBACC,
+			       "registry %.60s: " MODULE " is of another version of Wherry", shown);
 	return 0;
 }
 
@@ -111,8 +115,8 @@ static const struct wh_registry_ops *find_ops(const struct wh_registry_module *m
 
 /* ---- telling ------------------------------------------------------------------------------- */
 
-static void __attribute__((format(printf, 2, 3))) tell(struct wh_registry *registry,
-							const char *format, ...)
+static void __attribute__((format(printf, 2, 3)))
+tell(struct wh_registry *registry, const char *format, ...)
 {
 	char line[512];
 	int used;
@@ -174,7 +178,8 @@ static void learn(struct wh_registry *registry, int error)
 	registry->down = true;
 	registry->failed_at = wh_now();
 	registry->down_until = registry->failed_at + about(registry->backoff);
-	registry->backoff = registry->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : registry->backoff * 2;
+	registry->backoff =
+		registry->backoff * 2 > BACKOFF_MOST ? BACKOFF_MOST : registry->backoff * 2;
 }
 
 /* ---- the engine's own record --------------------------------------------------------------- */
@@ -192,29 +197,33 @@ static void settle(struct wh_registry *registry, int error, const char *text)
 }
 
 /* Whoever opens the engine waits as well, and cannot know what for. */
-static void tell_waiting(struct wh_registry *registry, const struct wh_registry_record *holder, int64_t now)
+static void tell_waiting(struct wh_registry *registry, const struct wh_registry_record *holder,
+			 int64_t now)
 {
 	int64_t left = (registry->contend_until - now + WH_SECOND - 1) / WH_SECOND;
 	char line[512];
 
-	if (!registry->log || (registry->contend_told && now < registry->contend_told + CONTEND_TOLD))
+	if (!registry->log ||
+	    (registry->contend_told && now < registry->contend_told + CONTEND_TOLD))
 		return;
 	registry->contend_told = now;
-	snprintf(line, sizeof(line), "warning: registry %s: %s is registered for an earlier engine, at %s: "
-		 "waiting for its lease to end, at most %" PRId64 " s more", registry->shown,
-		 registry->self.name, holder->address, left);
+	snprintf(line, sizeof(line),
+		 "warning: registry %s: %s is registered for an earlier engine, at %s: "
+		 "waiting for its lease to end, at most %" PRId64 " s more",
+		 registry->shown, registry->self.name, holder->address, left);
 	registry->log(registry->log_arg, line);
 }
 
-/* Somebody else has the name. At first that may be a dead engine, whose lease is still running: only
- * who renews it, or takes it anew, is alive. */
+/* Somebody else has the name. At first that may be a dead engine, whose lease is still running:
+ * only who renews it, or takes it anew, is alive. */
 static void contend(struct wh_registry *registry, const struct wh_registry_record *holder)
 {
 	char text[WH_TEXT_MAX];
 	int64_t now = wh_now(), step;
 
 	registry->held = false;
-	if (!registry->settled && (!registry->contend_until || holder->epoch == registry->contend_holder)) {
+	if (!registry->settled &&
+	    (!registry->contend_until || holder->epoch == registry->contend_holder)) {
 		if (!registry->contend_until) {
 			registry->contend_holder = holder->epoch;
 			registry->contend_until = now + holder->lease * WH_MS + CONTEND_SLACK;
@@ -227,11 +236,14 @@ static void contend(struct wh_registry *registry, const struct wh_registry_recor
 			return;
 		}
 	}
-	snprintf(text, sizeof(text), "registry %.50s: the name \"%s\" is taken by a live engine at %.60s; "
-		 "choose another name", registry->shown, registry->self.name, holder->address);
+	snprintf(text, sizeof(text),
+		 "registry %.50s: the name \"%s\" is taken by a live engine at %.60s; "
+		 "choose another name",
+		 registry->shown, registry->self.name, holder->address);
 	settle(registry, -EEXIST, text);
 	if (!registry->taken)
-		tell(registry, "the name %s is taken by an engine at %s; peers will not find this one",
+		tell(registry,
+		     "the name %s is taken by an engine at %s; peers will not find this one",
 		     registry->self.name, holder->address);
 	registry->taken = true;
 	registry->renew_at = now + registry->lease;
@@ -246,7 +258,8 @@ static void renew(struct wh_registry *registry)
 		registry->self.beat++;
 		error = registry->ops->keep(registry->backend, &registry->self);
 		if (error == -ENOENT)
-			tell(registry, "it has forgotten %s: registering again", registry->self.name);
+			tell(registry, "it has forgotten %s: registering again",
+			     registry->self.name);
 	}
 	/* keep() does not say who has it now. */
 	if (error == -ENOENT || error == -EEXIST)
@@ -330,8 +343,8 @@ static void answer_asks(struct wh_registry *registry)
 	pthread_mutex_unlock(&registry->lock);
 }
 
-/* The names that are watched, each once, as far as there is room: the rest follows when some of these
- * have been answered. */
+/* The names that are watched, each once, as far as there is room: the rest follows when some of
+ * these have been answered. */
 static size_t collect_watched(struct wh_registry *registry)
 {
 	size_t count = 0, i;
@@ -340,8 +353,8 @@ static size_t collect_watched(struct wh_registry *registry)
 	if (registry->fresh)
 		registry->look_at = 0;
 	registry->fresh = false;
-	for (struct wh_list *l = registry->watched.next; l != &registry->watched && count < WATCHED_MOST;
-	     l = l->next) {
+	for (struct wh_list *l = registry->watched.next;
+	     l != &registry->watched && count < WATCHED_MOST; l = l->next) {
 		const struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
 
 		for (i = 0; i < count && strcmp(registry->names[i], ask->name); i++)
@@ -362,7 +375,8 @@ static void answer_watched(struct wh_registry *registry, size_t count)
 		if (look(registry, registry->names[i], registry->down_until, &found))
 			continue;
 		pthread_mutex_lock(&registry->lock);
-		for (struct wh_list *l = registry->watched.next; l != &registry->watched; l = next) {
+		for (struct wh_list *l = registry->watched.next; l != &registry->watched;
+		     l = next) {
 			struct wh_registry_ask *ask = wh_container(l, struct wh_registry_ask, link);
 
 			next = l->next;
@@ -384,11 +398,12 @@ static int sleep_until(struct wh_registry *registry, int64_t until, size_t watch
 	int changed = 0;
 
 	if (registry->ops->wait && !registry->down)
-		changed = registry->ops->wait(registry->backend, registry->wake, left, registry->names,
-					      watched);
+		changed = registry->ops->wait(registry->backend, registry->wake, left,
+					      registry->names, watched);
 	else
-		poll(&wake, 1, (int)((left + WH_MS - 1) / WH_MS < 3600000 ? (left + WH_MS - 1) / WH_MS :
-									     3600000));
+		poll(&wake, 1,
+		     (int)((left + WH_MS - 1) / WH_MS < 3600000 ? (left + WH_MS - 1) / WH_MS :
+								  3600000));
 	rc = read(registry->wake, &count, sizeof(count));
 	(void)rc;
 	return changed > 0;
@@ -476,8 +491,10 @@ int wh_registry_find(struct wh_registry *registry, const char *name, int64_t dea
 	int late = 0;
 
 	if (!wh_registry_name_valid(name))
-		return wh_fail(EINVAL, "\"%.80s\" can be no engine's name: wants 1 to 63 of A-Z a-z 0-9 "
-			       ". _ -", name);
+		return wh_fail(EINVAL,
+			       "\"%.80s\" can be no engine's name: wants 1 to 63 of A-Z a-z 0-9 "
+			       ". _ -",
+			       name);
 	snprintf(waiter.ask.name, sizeof(waiter.ask.name), "%s", name);
 	wh_registry_ask(registry, &waiter.ask);
 	pthread_mutex_lock(&registry->lock);
@@ -545,13 +562,16 @@ static int registry_new(const struct wh_registry_options *options, struct wh_reg
 
 static int open_backend(struct wh_registry *registry, const struct wh_registry_options *options)
 {
-	const struct wh_registry_setup setup = { &registry->url, options->timeout, &registry->stop };
+	const struct wh_registry_setup setup = { &registry->url, options->timeout,
+						 &registry->stop };
 	const struct wh_registry_module *module = NULL;
 	int error = wh_registry_url_parse(options->url, &registry->url);
 
 	if (!error && *options->self.name && !wh_registry_name_valid(options->self.name))
-		return wh_fail(EINVAL, "registry: the engine's name \"%s\" cannot be registered: wants "
-			       "1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address", options->self.name);
+		return wh_fail(EINVAL,
+			       "registry: the engine's name \"%s\" cannot be registered: wants "
+			       "1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address",
+			       options->self.name);
 	if (!error)
 		error = open_module(registry->shown, &module);
 	if (error)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Registries: where engines write down under which name, epoch and address they can be reached, with
- * a lease, so that a dead one disappears. Which kind it is, the URL says.
+ * Registries: where engines write down under which name, epoch and address they can be reached,
+ * with a lease, so that a dead one disappears. Which kind it is, the URL says.
  *
- * registry.c is the client: one thread for each engine that has a registry, nothing on the data paths.
- * The backends are in a module of their own, libwherry-registry.so, which is opened when the first
- * registry is: libcurl, hiredis and jansson are no needs of libwherry.so.
+ * registry.c is the client: one thread for each engine that has a registry, nothing on the data
+ * paths. The backends are in a module of their own, libwherry-registry.so, which is opened when the
+ * first registry is: libcurl, hiredis and jansson are no needs of libwherry.so.
  */
 #ifndef WH_RENDEZVOUS_REGISTRY_H
 #define WH_RENDEZVOUS_REGISTRY_H
@@ -18,10 +18,10 @@
 #include "util/error.h"
 #include "util/list.h"
 
-#define WH_REGISTRY_NAME_MAX 64     /* with the NUL, as WH_NAME_MAX */
-#define WH_REGISTRY_ADDRESS_MAX 96  /* with the NUL: "[fe80::1%eth0]:40123" */
+#define WH_REGISTRY_NAME_MAX 64 /* with the NUL, as WH_NAME_MAX */
+#define WH_REGISTRY_ADDRESS_MAX 96 /* with the NUL: "[fe80::1%eth0]:40123" */
 #define WH_REGISTRY_RECORD_MAX 1024 /* bytes of a record's JSON */
-#define WH_REGISTRY_URL_MAX 1024    /* with the NUL */
+#define WH_REGISTRY_URL_MAX 1024 /* with the NUL */
 #define WH_REGISTRY_ENDPOINTS 8
 
 /* ---- records ------------------------------------------------------------------------------- */
@@ -36,16 +36,16 @@ struct wh_registry_record {
 	uint64_t beat; /* moves with each renewal where the server knows no leases */
 };
 
-/* In the module. The record must be that of the engine `wanted`, unless NULL. 0 or -EINVAL, the text
- * names the field. */
+/* In the module. The record must be that of the engine `wanted`, unless NULL. 0 or -EINVAL, the
+ * text names the field. */
 int wh_registry_record_parse(const char *json, size_t length, const char *wanted,
 			     struct wh_registry_record *out);
 /* The bytes written, without the NUL. */
 size_t wh_registry_record_format(const struct wh_registry_record *record,
 				 char out[WH_REGISTRY_RECORD_MAX]);
 
-/* Can an engine of this name be found: 1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address that has
- * lost its port. */
+/* Can an engine of this name be found: 1 to 63 of A-Z a-z 0-9 . _ -, and not an IPv4 address that
+ * has lost its port. */
 bool wh_registry_name_valid(const char *name);
 
 /* ---- URLs ---------------------------------------------------------------------------------- */
@@ -71,7 +71,7 @@ void wh_registry_url_show(const char *text, char *out, size_t size);
 
 struct wh_registry_setup {
 	const struct wh_registry_url *url;
-	int64_t timeout;         /* ms: the most that one call may take */
+	int64_t timeout; /* ms: the most that one call may take */
 	const atomic_bool *stop; /* once true, calls end as soon as they can with -ECANCELED */
 };
 
@@ -79,11 +79,12 @@ struct wh_registry_setup {
  * -ECONNREFUSED, -EHOSTUNREACH, -ETIMEDOUT, -ECONNRESET, -EACCES (user or password), -EPROTO. */
 struct wh_registry_ops {
 	const char *scheme;
-	/* -EINVAL: something in the URL that this kind does not take. Does not touch the network. */
+	/* -EINVAL: something in the URL that this kind does not take. Does not touch the network.
+	 */
 	int (*open)(const struct wh_registry_setup *setup, void **out);
 	void (*close)(void *backend);
-	/* Write the record under its name, with its lease, unless a live engine of another epoch has
-	 * the name: -EEXIST, with that engine's record in *holder. */
+	/* Write the record under its name, with its lease, unless a live engine of another epoch
+	 * has the name: -EEXIST, with that engine's record in *holder. */
 	int (*claim)(void *backend, const struct wh_registry_record *record,
 		     struct wh_registry_record *holder);
 	/* Renew the lease. -ENOENT: it has run out or the registry has forgotten it; -EEXIST. */
@@ -92,9 +93,9 @@ struct wh_registry_ops {
 	int (*release)(void *backend, const struct wh_registry_record *record);
 	/* -ENOENT: nobody has that name. */
 	int (*find)(void *backend, const char *name, struct wh_registry_record *out);
-	/* Sleep for `timeout` ns or until the descriptor `wake` is readable. 1: one of the names, if
-	 * there are any, may have changed since it was last looked at; else 0. NULL: the client sleeps,
-	 * and looks at names again every third of a lease, which it does in any case. */
+	/* Sleep for `timeout` ns or until the descriptor `wake` is readable. 1: one of the names,
+	 * if there are any, may have changed since it was last looked at; else 0. NULL: the client
+	 * sleeps, and looks at names again every third of a lease, which it does in any case. */
 	int (*wait)(void *backend, int wake, int64_t timeout,
 		    const char (*names)[WH_REGISTRY_NAME_MAX], size_t count);
 };
@@ -150,8 +151,8 @@ void wh_registry_ask(struct wh_registry *registry, struct wh_registry_ask *ask);
 /* Take it back: `done` is not called any more. Does not block on the network. */
 void wh_registry_forget(struct wh_registry *registry, struct wh_registry_ask *ask);
 
-/* Look a name up and wait for the answer, at most until the deadline. 0, -ENOENT, -ETIMEDOUT, -EINVAL
- * (no such name can be), or a backend's error. */
+/* Look a name up and wait for the answer, at most until the deadline. 0, -ENOENT, -ETIMEDOUT,
+ * -EINVAL (no such name can be), or a backend's error. */
 int wh_registry_find(struct wh_registry *registry, const char *name, int64_t deadline,
 		     struct wh_registry_record *out);
 

@@ -27,7 +27,8 @@ extern const struct wh_rendezvous wh_rendezvous_p2p;
 /* Turn "wherry://HOST:PORT" or "HOST:PORT" (a name, an IPv4 address, an IPv6 address in brackets)
  * into at most WH_RENDEZVOUS_MOST addresses, best first. `listening`: the address is to be bound,
  * port 0 is allowed.
- * 0, -EINVAL (the text names the malformed part), -EHOSTUNREACH (the name is not known), -ENOMEM. */
+ * 0, -EINVAL (the text names the malformed part), -EHOSTUNREACH (the name is not known), -ENOMEM.
+ */
 int wh_rendezvous_resolve(const char *url, bool listening, struct sockaddr_storage *out,
 			  unsigned *count);
 

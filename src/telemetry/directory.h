@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where engines put the sockets that observers ask: the same for those who make them and those who look
- * for them. */
+/* Where engines put the sockets that observers ask: the same for those who make them and those who
+ * look for them. */
 #ifndef WH_TELEMETRY_DIRECTORY_H
 #define WH_TELEMETRY_DIRECTORY_H
 

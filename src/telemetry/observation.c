@@ -17,9 +17,11 @@
 #define SESSION_LEAST 33
 
 _Static_assert(sizeof(struct wh_counters) + 2 * WH_OBSERVED_NAME + 256 < RECORD_MOST &&
-	       sizeof(struct wh_counters) + 1024 < ENGINE_MOST, "records fit");
+		       sizeof(struct wh_counters) + 1024 < ENGINE_MOST,
+	       "records fit");
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 static uint8_t *put_text(uint8_t *at, const char *text, size_t most)
 {
@@ -71,11 +73,27 @@ static uint8_t *put_counters(uint8_t *at, const struct wh_counters *counters)
 }
 
 /* The numbers of an engine, in their order on the wire. */
+/* clang-format off */
 #define ENGINE_NUMBERS(DO) \
-	DO(uptime) DO(peers) DO(peers_opened) DO(peers_lost) DO(sessions) DO(sessions_opened) \
-	DO(connections) DO(regions) DO(region_bytes) DO(registrations) DO(registration_time) \
-	DO(windows) DO(windows_opened) DO(staged_bytes) DO(served_read_bytes) \
-	DO(served_written_bytes) DO(served_requests) DO(unfinished)
+	DO(uptime) \
+	DO(peers) \
+	DO(peers_opened) \
+	DO(peers_lost) \
+	DO(sessions) \
+	DO(sessions_opened) \
+	DO(connections) \
+	DO(regions) \
+	DO(region_bytes) \
+	DO(registrations) \
+	DO(registration_time) \
+	DO(windows) \
+	DO(windows_opened) \
+	DO(staged_bytes) \
+	DO(served_read_bytes) \
+	DO(served_written_bytes) \
+	DO(served_requests) \
+	DO(unfinished)
+/* clang-format on */
 
 static uint8_t *put_engine(uint8_t *at, const struct wh_observed_engine *engine)
 {
@@ -184,7 +202,8 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 	return 0;
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
 
 static void take_text(struct wh_bytes *in, char *out, size_t room)
 {

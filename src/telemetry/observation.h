@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What an engine tells observers: one record of the engine, then those of its peers and of the engines
- * connected to it. docs/metrics.md has the layout. Pure functions; the wherry command has a copy of
- * these, and the fuzz target calls them directly.
+ * What an engine tells observers: one record of the engine, then those of its peers and of the
+ * engines connected to it. docs/metrics.md has the layout. Pure functions; the wherry command has a
+ * copy of these, and the fuzz target calls them directly.
  */
 #ifndef WH_TELEMETRY_OBSERVATION_H
 #define WH_TELEMETRY_OBSERVATION_H
@@ -15,10 +15,12 @@
 
 #define WH_OBSERVE_REQUEST "wherry?\2" /* eight bytes; the last is the version */
 #define WH_OBSERVE_REQUEST_SIZE 8
-#define WH_OBSERVE_WORD_SIZE 7 /* of these, the same in all versions: who asks otherwise is told ours */
+/* of these, the same in all versions: who asks otherwise is told ours */
+#define WH_OBSERVE_WORD_SIZE 7
 #define WH_OBSERVED_VERSION 2
 #define WH_OBSERVED_HEADER 24
-#define WH_OBSERVED_MAX (4u << 20) /* peers and sessions that do not fit are left out, and counted */
+/* peers and sessions that do not fit are left out, and counted */
+#define WH_OBSERVED_MAX (4u << 20)
 #define WH_OBSERVED_NAME 64
 #define WH_OBSERVED_URL 96
 
@@ -59,8 +61,8 @@ struct wh_observed_writer {
 	bool failed;
 };
 
-/* All peers before all sessions; then the end, which puts the engine in front. 0 with bytes to be freed,
- * or -ENOMEM. */
+/* All peers before all sessions; then the end, which puts the engine in front. 0 with bytes to be
+ * freed, or -ENOMEM. */
 void wh_observed_begin(struct wh_observed_writer *out);
 void wh_observed_put_peer(struct wh_observed_writer *out, const struct wh_observed_peer *peer);
 void wh_observed_put_session(struct wh_observed_writer *out,
@@ -70,8 +72,8 @@ int wh_observed_end(struct wh_observed_writer *out, const struct wh_observed_eng
 
 /* ---- reading one ---------------------------------------------------------------------------- */
 
-/* How long the whole is, from its header: 0, -EPROTO (it is none), or -ENOTSUP: it is of another version, which
- * *length then is. */
+/* How long the whole is, from its header: 0, -EPROTO (it is none), or -ENOTSUP: it is of another
+ * version, which *length then is. */
 int wh_observation_length(const uint8_t header[WH_OBSERVED_HEADER], size_t *length);
 /* 0 with *out to be freed, or -EPROTO (also of another version), -ENOMEM. */
 int wh_observation_parse(const uint8_t *bytes, size_t length, struct wh_observation *out);

@@ -11,7 +11,7 @@
 
 enum {
 	WH_PCI_EXPRESS = 0x10, /* a capability */
-	WH_PCI_ACS = 0x0d,     /* an extended one */
+	WH_PCI_ACS = 0x0d, /* an extended one */
 };
 
 /* Where a capability, or an extended one, starts; 0: there is none, or the bytes do not go so

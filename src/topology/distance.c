@@ -18,7 +18,7 @@ static const struct wh_gpu_pair *pair_of(const struct wh_topology *topology, siz
 }
 
 struct link_count {
-	int direct;   /* to the other GPU */
+	int direct; /* to the other GPU */
 	int switched; /* to a switch, or to what the driver does not name */
 };
 
@@ -171,8 +171,8 @@ enum wh_distance wh_topology_distance(const struct wh_topology *topology, struct
 void wh_distance_text(enum wh_distance distance, int links, char out[8])
 {
 	static const char *const words[] = {
-		[WH_SELF] = "X",    [WH_NVLINK] = "NV",   [WH_PIX] = "PIX", [WH_PXB] = "PXB",
-		[WH_PHB] = "PHB",   [WH_NODE] = "NODE",   [WH_SYS] = "SYS", [WH_FAR] = "-",
+		[WH_SELF] = "X",  [WH_NVLINK] = "NV", [WH_PIX] = "PIX", [WH_PXB] = "PXB",
+		[WH_PHB] = "PHB", [WH_NODE] = "NODE", [WH_SYS] = "SYS", [WH_FAR] = "-",
 	};
 
 	if (distance == WH_NVLINK)
@@ -237,7 +237,8 @@ int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu)
 	return (int)best;
 }
 
-static enum wh_distance rdma_to(const struct wh_topology *topology, struct wh_end memory, size_t nic)
+static enum wh_distance rdma_to(const struct wh_topology *topology, struct wh_end memory,
+				size_t nic)
 {
 	int links;
 

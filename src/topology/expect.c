@@ -54,9 +54,12 @@ bool wh_pcie_hop(const struct wh_topology *topology, int *at, struct wh_hop *out
 		return false;
 	device = &topology->pci[*at];
 	*out = (struct wh_hop){
-		.device = *at, .parent = device->parent,
-		.speed = device->speed, .speed_most = device->speed_most,
-		.width = device->width, .width_most = device->width_most,
+		.device = *at,
+		.parent = device->parent,
+		.speed = device->speed,
+		.speed_most = device->speed_most,
+		.width = device->width,
+		.width_most = device->width_most,
 	};
 	if (device->parent < 0) {
 		*at = -1;
@@ -107,9 +110,9 @@ static double bound_of(const struct wh_topology *topology, struct wh_end end)
 		     wh_pcie_raw(wh_pcie_speed(gpu->pcie_generation_most), gpu->pcie_width_most));
 }
 
-__attribute__((format(printf, 5, 6)))
-static void expect(struct wh_expected *out, const char *route, const char *word, double speed,
-		   const char *format, ...)
+__attribute__((format(printf, 5, 6))) static void expect(struct wh_expected *out, const char *route,
+							 const char *word, double speed,
+							 const char *format, ...)
 {
 	va_list list;
 
@@ -154,8 +157,8 @@ static void between_gpus(const struct wh_topology *topology, struct wh_end from,
 		expect(out, "NVLink", "nvl", links * speed * NVLINK_SHARE,
 		       "%d NVLinks of %.1f GB/s, %.0f %% of it", links, speed, NVLINK_SHARE * 100);
 	else
-		expect(out, peer ? "PCIe peer" : "host staging", peer ? "p2p" : "host", raw * PCIE_SHARE,
-		       "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
+		expect(out, peer ? "PCIe peer" : "host staging", peer ? "p2p" : "host",
+		       raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
 }
 
 enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, size_t nic)
@@ -164,10 +167,12 @@ enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, 
 
 	if (topology->peermem == WH_YES || (exported == WH_YES && taken == WH_YES))
 		return WH_YES;
-	return topology->peermem == WH_NO && (exported == WH_NO || taken == WH_NO) ? WH_NO : WH_UNSAID;
+	return topology->peermem == WH_NO && (exported == WH_NO || taken == WH_NO) ? WH_NO :
+										     WH_UNSAID;
 }
 
-/* Between a NIC and host memory, or that of a GPU. Staged, the copy and the wire go on at the same time. */
+/* Between a NIC and host memory, or that of a GPU. Staged, the copy and the wire go on at the same
+ * time. */
 static void with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_said direct,
 		     struct wh_expected *out)
 {
@@ -179,7 +184,8 @@ static void with_nic(const struct wh_nic *nic, double bound, bool gpu, enum wh_s
 	double share = nic->rdma == 1 ? RDMA_SHARE : TCP_SHARE, wire = nic->rate / 8 * share;
 	const char *route = nic->rdma != 1 ? (gpu ? "TCP, staged" : "TCP") :
 					     (gpu ? rdma[direct].route : "RDMA"),
-		   *word = nic->rdma != 1 ? (gpu ? "tcp*" : "tcp") : (gpu ? rdma[direct].word : "rdma"),
+		   *word = nic->rdma != 1 ? (gpu ? "tcp*" : "tcp") :
+					    (gpu ? rdma[direct].word : "rdma"),
 		   *staged = gpu && (nic->rdma != 1 || direct == WH_NO) ? ", by host memory" : "";
 
 	bound *= PCIE_SHARE;
@@ -228,8 +234,8 @@ void wh_topology_expect(const struct wh_topology *topology, struct wh_end from, 
 			 wh_topology_direct(topology, one.index, other.index), out);
 	} else if (other.kind == WH_END_NODE) {
 		raw = bound_of(topology, one);
-		expect(out, "pinned copy", "copy", raw * PCIE_SHARE, "PCIe of %.1f GB/s, %.0f %% of it",
-		       raw, PCIE_SHARE * 100);
+		expect(out, "pinned copy", "copy", raw * PCIE_SHARE,
+		       "PCIe of %.1f GB/s, %.0f %% of it", raw, PCIE_SHARE * 100);
 	} else if (one.index == other.index) {
 		in_memory("copy in the GPU", out);
 	} else {

@@ -38,7 +38,8 @@ static void write_list(const uint64_t *words, unsigned count, char *out, size_t 
 	}
 }
 
-/* What is not known of a GPU, and NVML's word for why: "BAR1: no permission, CPUs: not supported". */
+/* What is not known of a GPU, and NVML's word for why: "BAR1: no permission, CPUs: not supported".
+ */
 struct missing {
 	char text[sizeof(((struct wh_note *)0)->why)];
 	size_t used;
@@ -48,15 +49,15 @@ struct missing {
 static bool known(struct missing *missing, const char *what, int error)
 {
 	if (error && missing->used < sizeof(missing->text))
-		missing->used += (size_t)snprintf(missing->text + missing->used,
-						  sizeof(missing->text) - missing->used, "%s%s: %s",
-						  missing->used ? ", " : "", what,
-						  wh_nvml_meaning(error));
+		missing->used += (size_t)snprintf(
+			missing->text + missing->used, sizeof(missing->text) - missing->used,
+			"%s%s: %s", missing->used ? ", " : "", what, wh_nvml_meaning(error));
 	return !error;
 }
 
 /* Of GPUs that miss the same one after the other it is one note. */
-static int note_missing(struct wh_topology *topology, const struct missing *missing, unsigned device)
+static int note_missing(struct wh_topology *topology, const struct missing *missing,
+			unsigned device)
 {
 	struct wh_note *last =
 		topology->note_count ? &topology->notes[topology->note_count - 1] : NULL;
@@ -68,13 +69,14 @@ static int note_missing(struct wh_topology *topology, const struct missing *miss
 		snprintf(what, sizeof(what), "GPU%u", device);
 		return wh_topology_note(topology, what, "%s", missing->text);
 	}
-	snprintf(what, sizeof(what), "%.*s to GPU%u", (int)strcspn(last->what, " "), last->what, device);
+	snprintf(what, sizeof(what), "%.*s to GPU%u", (int)strcspn(last->what, " "), last->what,
+		 device);
 	memcpy(last->what, what, sizeof(what));
 	return 0;
 }
 
-static int number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device, const char *what,
-		  struct missing *missing)
+static int number(struct wh_nvml *nvml, enum wh_nvml_number which, unsigned device,
+		  const char *what, struct missing *missing)
 {
 	uint32_t value;
 	int error = wh_nvml_number(nvml, which, device, &value);
@@ -98,7 +100,8 @@ static void ask_affinity(struct wh_nvml *nvml, unsigned device, struct wh_gpu *g
 		write_list(words, NODE_WORDS, gpu->nodes, sizeof(gpu->nodes));
 }
 
-static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu, struct missing *missing)
+static void ask_gpu(struct wh_nvml *nvml, unsigned device, struct wh_gpu *gpu,
+		    struct missing *missing)
 {
 	struct wh_nvml_memory memory;
 	struct wh_nvml_fabric fabric;
@@ -206,8 +209,13 @@ static int add_link(struct wh_topology *topology, struct wh_nvml *nvml, size_t g
 
 	if (!out)
 		return -ENOMEM;
-	*out = (struct wh_nvlink){ .gpu = (int)gpu, .link = (int)link, .active = active,
-				   .version = -1, .remote = -1, .peer = -1, .speed = NAN };
+	*out = (struct wh_nvlink){ .gpu = (int)gpu,
+				   .link = (int)link,
+				   .active = active,
+				   .version = -1,
+				   .remote = -1,
+				   .peer = -1,
+				   .speed = NAN };
 	if (!active)
 		return 0;
 	if (!wh_nvml_indexed(nvml, WH_NVML_LINK_VERSION, device, link, &value))

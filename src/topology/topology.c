@@ -166,8 +166,8 @@ static void read_place(const struct wh_tree *tree, struct wh_pci *device, char *
 	for (at = target; at; at = strchr(at, '/')) {
 		at += *at == '/';
 		if (strncmp(at, "pci", 3) == 0 && isxdigit((unsigned char)at[3]))
-			snprintf(device->root, sizeof(device->root), "%.*s",
-				 (int)strcspn(at, "/"), at);
+			snprintf(device->root, sizeof(device->root), "%.*s", (int)strcspn(at, "/"),
+				 at);
 	}
 }
 
@@ -267,11 +267,19 @@ static int read_pci(const struct wh_tree *tree, struct wh_topology *topology)
 void wh_gpu_init(struct wh_gpu *gpu)
 {
 	*gpu = (struct wh_gpu){
-		.index = -1, .pci = -1, .capability = -1,
-		.memory_bytes = WH_UNKNOWN, .bar1_bytes = WH_UNKNOWN, .l2_bytes = WH_UNKNOWN,
-		.pcie_generation = -1, .pcie_generation_most = -1,
-		.pcie_width = -1, .pcie_width_most = -1,
-		.fabric = -1, .mig = -1, .recovery = -1,
+		.index = -1,
+		.pci = -1,
+		.capability = -1,
+		.memory_bytes = WH_UNKNOWN,
+		.bar1_bytes = WH_UNKNOWN,
+		.l2_bytes = WH_UNKNOWN,
+		.pcie_generation = -1,
+		.pcie_generation_most = -1,
+		.pcie_width = -1,
+		.pcie_width_most = -1,
+		.fabric = -1,
+		.mig = -1,
+		.recovery = -1,
 	};
 }
 
@@ -467,14 +475,16 @@ static int add_disks(const struct wh_tree *tree, struct wh_topology *topology)
 /* ---- all of it ------------------------------------------------------------------------------- */
 
 /* Why a file of a NIC has not told what it is for; "" if it has. */
-static const char *silence(const struct wh_tree *tree, const struct wh_nic *nic, const char *file, bool known)
+static const char *silence(const struct wh_tree *tree, const struct wh_nic *nic, const char *file,
+			   bool known)
 {
 	char folder[WH_TREE_PATH], line[64];
 	int error;
 
 	if (known)
 		return "";
-	snprintf(folder, sizeof(folder), nic->rdma == 1 ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
+	snprintf(folder, sizeof(folder),
+		 nic->rdma == 1 ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
 		 nic->name);
 	error = wh_tree_line(tree, folder, file, line, sizeof(line));
 	/* Of an interface that is down or virtual it is EINVAL, or -1. */
@@ -487,15 +497,18 @@ static int note_nics(const struct wh_tree *tree, struct wh_topology *topology)
 
 	for (size_t i = 0; i < topology->nic_count && !error; i++) {
 		const struct wh_nic *nic = &topology->nics[i];
-		const char *state = silence(tree, nic, nic->rdma == 1 ? "state" : "operstate", *nic->state),
-			   *rate = silence(tree, nic, nic->rdma == 1 ? "rate" : "speed", !isnan(nic->rate)),
+		const char *state = silence(tree, nic, nic->rdma == 1 ? "state" : "operstate",
+					    *nic->state),
+			   *rate = silence(tree, nic, nic->rdma == 1 ? "rate" : "speed",
+					   !isnan(nic->rate)),
 			   *node = nic->node < 0 ? "the firmware does not say" : "";
 
 		if (*state || *rate || *node)
-			error = wh_topology_note(topology, nic->name, "%s%s%s%s%s%s%s%s", *state ? "state: " : "", state,
-						 *state && *rate ? "; " : "", *rate ? "rate: " : "", rate,
-						 (*state || *rate) && *node ? "; " : "", *node ? "NUMA node: " : "",
-						 node);
+			error = wh_topology_note(topology, nic->name, "%s%s%s%s%s%s%s%s",
+						 *state ? "state: " : "", state,
+						 *state && *rate ? "; " : "", *rate ? "rate: " : "",
+						 rate, (*state || *rate) && *node ? "; " : "",
+						 *node ? "NUMA node: " : "", node);
 	}
 	return error;
 }

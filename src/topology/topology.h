@@ -27,7 +27,7 @@ struct wh_nvml;
 struct wh_node {
 	int id;
 	uint64_t memory_bytes;
-	char cpus[WH_NAME];       /* "0-31,64-95" */
+	char cpus[WH_NAME]; /* "0-31,64-95" */
 	char distances[2 * WH_NAME]; /* to all nodes in their order: "10 21" */
 };
 
@@ -46,35 +46,35 @@ struct wh_cpu {
 
 struct wh_pci {
 	char address[WH_ADDRESS];
-	char root[WH_NAME];    /* the host bridge, "pci0000:64" */
+	char root[WH_NAME]; /* the host bridge, "pci0000:64" */
 	char driver[WH_NAME];
 	char cpus[2 * WH_NAME]; /* the nearest ones */
-	int parent;            /* the bridge above, an index of `pci`; -1: the host bridge */
-	int class_code;        /* 0x030200 */
+	int parent; /* the bridge above, an index of `pci`; -1: the host bridge */
+	int class_code; /* 0x030200 */
 	int vendor, device;
-	int node;              /* -1: not said */
+	int node; /* -1: not said */
 	double speed, speed_most; /* GT/s */
-	int width, width_most;    /* lanes */
+	int width, width_most; /* lanes */
 };
 
 /* What need not have been asked. */
 enum wh_said { WH_UNSAID, WH_YES, WH_NO };
 
 struct wh_gpu {
-	int index;   /* as NVML and nvidia-smi count; -1: NVML does not know it */
-	int pci;     /* an index of `pci`; -1: not found there */
+	int index; /* as NVML and nvidia-smi count; -1: NVML does not know it */
+	int pci; /* an index of `pci`; -1: not found there */
 	char address[WH_ADDRESS];
 	char name[WH_NAME];
 	char uuid[WH_NAME];
 	char cpus[2 * WH_NAME];
 	char nodes[WH_NAME]; /* NUMA affinity */
-	char problem[256];   /* why it cannot be used or asked; "": nothing */
-	int capability;      /* 90: 9.0 */
+	char problem[256]; /* why it cannot be used or asked; "": nothing */
+	int capability; /* 90: 9.0 */
 	uint64_t memory_bytes, bar1_bytes, l2_bytes;
 	int pcie_generation, pcie_generation_most;
 	int pcie_width, pcie_width_most;
 	int fabric; /* enum wh_nvml_fabric_state */
-	int mig;    /* 1: cut into instances */
+	int mig; /* 1: cut into instances */
 	enum wh_said dma_buf; /* does the driver export its memory as a dma-buf? */
 	int recovery; /* what it needs: 0 nothing, 1 a reset, 2 a reboot, others: to be drained */
 };
@@ -85,9 +85,9 @@ struct wh_nvlink {
 	int active;
 	int version;
 	int remote; /* enum wh_nvml_remote */
-	int peer;   /* an index of `gpus`, if that is at the other end; else -1 */
+	int peer; /* an index of `gpus`, if that is at the other end; else -1 */
 	char address[WH_ADDRESS]; /* of the other end */
-	double speed;             /* GB/s a direction */
+	double speed; /* GB/s a direction */
 };
 
 /* What NVML says of a pair of GPUs, both indexes of `gpus`. */
@@ -98,10 +98,10 @@ struct wh_gpu_pair {
 };
 
 struct wh_nic {
-	char name[WH_NAME];   /* "mlx5_0", or "eth0" if it has no RDMA */
+	char name[WH_NAME]; /* "mlx5_0", or "eth0" if it has no RDMA */
 	char netdev[WH_NAME]; /* its network interface */
-	char layer[WH_NAME];  /* "InfiniBand", "Ethernet" */
-	char state[WH_NAME];  /* "ACTIVE", "up", "down" */
+	char layer[WH_NAME]; /* "InfiniBand", "Ethernet" */
+	char state[WH_NAME]; /* "ACTIVE", "up", "down" */
 	int rdma;
 	int pci;
 	int node;
@@ -150,8 +150,8 @@ int wh_topology_add_nvml(struct wh_topology *topology, struct wh_nvml *nvml, con
 
 void wh_topology_free(struct wh_topology *topology);
 
-/* Read what changes of a NIC, of which `name` and `rdma` say which it is: layer, state and rate. What is not
- * said is not known any more. */
+/* Read what changes of a NIC, of which `name` and `rdma` say which it is: layer, state and rate.
+ * What is not said is not known any more. */
 void wh_nic_read(const struct wh_tree *tree, struct wh_nic *nic);
 
 /* One more, all zero, at the end of an array of the topology; NULL without memory. The array may
@@ -180,14 +180,14 @@ struct wh_end {
 
 /* From near to far, in the words of nvidia-smi topo -m. */
 enum wh_distance {
-	WH_SELF,   /* X */
+	WH_SELF, /* X */
 	WH_NVLINK, /* NV#: so many NVLinks */
-	WH_PIX,    /* at most one PCIe bridge */
-	WH_PXB,    /* several PCIe bridges, but no host bridge */
-	WH_PHB,    /* a PCIe host bridge */
-	WH_NODE,   /* several host bridges of one NUMA node */
-	WH_SYS,    /* the interconnect between NUMA nodes */
-	WH_FAR,    /* not known */
+	WH_PIX, /* at most one PCIe bridge */
+	WH_PXB, /* several PCIe bridges, but no host bridge */
+	WH_PHB, /* a PCIe host bridge */
+	WH_NODE, /* several host bridges of one NUMA node */
+	WH_SYS, /* the interconnect between NUMA nodes */
+	WH_FAR, /* not known */
 };
 
 /* *links: how many NVLinks; 0 if it does not go by them. */
@@ -201,9 +201,11 @@ void wh_distance_text(enum wh_distance distance, int links, char out[8]);
  * that are equal are dealt out in turn. -1: none. */
 int wh_topology_nic_of(const struct wh_topology *topology, size_t gpu);
 
-/* How far the nearest RDMA NICs that are up are from the memory of a GPU or a node. All that are as near are
- * what the transport rdma moves it by, together. WH_FAR: there is none, or it is not known. */
-enum wh_distance wh_topology_rdma_distance(const struct wh_topology *topology, struct wh_end memory);
+/* How far the nearest RDMA NICs that are up are from the memory of a GPU or a node. All that are as
+ * near are what the transport rdma moves it by, together. WH_FAR: there is none, or it is not
+ * known. */
+enum wh_distance wh_topology_rdma_distance(const struct wh_topology *topology,
+					   struct wh_end memory);
 
 /* Is it one of them? */
 bool wh_topology_rdma_by(const struct wh_topology *topology, struct wh_end memory, size_t nic);
@@ -218,8 +220,8 @@ double wh_pcie_speed(int generation);
 
 /* A link: between a device or a switch's upper end, and what is above it. */
 struct wh_hop {
-	int device;               /* an index of `pci` */
-	int parent;               /* likewise; -1: the host bridge */
+	int device; /* an index of `pci` */
+	int parent; /* likewise; -1: the host bridge */
 	double speed, speed_most; /* GT/s; at most: of both ends */
 	int width, width_most;
 };
@@ -232,12 +234,13 @@ double wh_pcie_path(const struct wh_topology *topology, int pci, int *where);
 
 struct wh_expected {
 	const char *route; /* "NVLink", "PCIe peer", "pinned copy" ...; NULL: none */
-	const char *word;  /* the same in up to five letters: "nvl", "p2p", "copy" ...; "-" */
-	double speed;      /* GB/s one way; NAN: not known */
-	char limit[128];   /* what bounds it: "18 NVLinks of 26.6 GB/s, 83 % of it"; "" */
+	const char *word; /* the same in up to five letters: "nvl", "p2p", "copy" ...; "-" */
+	double speed; /* GB/s one way; NAN: not known */
+	char limit[128]; /* what bounds it: "18 NVLinks of 26.6 GB/s, 83 % of it"; "" */
 };
 
-/* Does a NIC reach a GPU's memory without going by host memory? By a dma-buf or by nvidia-peermem. */
+/* Does a NIC reach a GPU's memory without going by host memory? By a dma-buf or by nvidia-peermem.
+ */
 enum wh_said wh_topology_direct(const struct wh_topology *topology, size_t gpu, size_t nic);
 
 /* The route that Wherry would take from one end to the other with large transfers and how fast it

@@ -17,7 +17,7 @@
 #define WH_TREE_PATH 512
 
 struct wh_tree {
-	const char *root;   /* put in front of every path; "": this machine */
+	const char *root; /* put in front of every path; "": this machine */
 	const char *record; /* a folder to copy into; NULL: none */
 };
 

@@ -205,8 +205,9 @@ static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_pi
 		atomic_fetch_add_explicit(&spot->place->users, 1, memory_order_relaxed);
 		far.place[far.count] = spot->place;
 		far.local[far.count] = (struct iovec){ run->local, run->length };
-		far.remote[far.count] = (struct iovec){
-			(void *)(uintptr_t)(spot->place->address + run->offset), run->length };
+		far.remote[far.count] =
+			(struct iovec){ (void *)(uintptr_t)(spot->place->address + run->offset),
+					run->length };
 		far.index[far.count] = index_of(piece, run);
 		if (++far.count == WH_FAR_RUNS)
 			error = far_flush(copy, &far);
@@ -406,8 +407,8 @@ static void *copier_main(void *argument)
 
 	pthread_mutex_lock(&copier->lock);
 	while (!copier->stop) {
-		struct wh_list *queue = wh_list_empty(&copier->latency) ? &copier->bulk :
-									  &copier->latency;
+		struct wh_list *queue =
+			wh_list_empty(&copier->latency) ? &copier->bulk : &copier->latency;
 
 		if (wh_list_empty(queue)) {
 			copier->idle++;
@@ -524,8 +525,8 @@ void wh_copy_submit(struct wh_copy *copy, struct wh_piece *piece)
 /* A queued piece of this batch. */
 static struct wh_piece *find_piece(struct wh_copier *copier, const struct wh_batch *batch)
 {
-	struct wh_list *queue = batch->priority == WH_PRIORITY_LATENCY ? &copier->latency :
-									&copier->bulk;
+	struct wh_list *queue =
+		batch->priority == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
 
 	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
 		struct wh_piece *piece = wh_container(l, struct wh_piece, link);

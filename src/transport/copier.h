@@ -41,8 +41,8 @@ struct wh_far {
 	struct wh_piece *piece;
 	unsigned count;
 	struct iovec local[WH_FAR_RUNS], remote[WH_FAR_RUNS]; /* equally long, pair by pair */
-	uint64_t index[WH_FAR_RUNS];                          /* for wh_piece_fail() */
-	struct wh_place *place[WH_FAR_RUNS];                  /* to be left; NULL: none */
+	uint64_t index[WH_FAR_RUNS]; /* for wh_piece_fail() */
+	struct wh_place *place[WH_FAR_RUNS]; /* to be left; NULL: none */
 };
 
 struct wh_copy;
@@ -70,7 +70,7 @@ struct wh_copy {
 	struct wh_places *places; /* of the peer */
 	const struct wh_copy_ops *ops;
 	uint64_t at_once; /* a piece of at most so many bytes is copied by the submitter */
-	int lost;	  /* 0, or why nothing can be queued now; under copier.lock */
+	int lost; /* 0, or why nothing can be queued now; under copier.lock */
 	char lost_text[WH_TEXT_MAX];
 };
 

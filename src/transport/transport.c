@@ -158,8 +158,8 @@ static void no_story(struct wh_peer *peer, void *state, const struct wh_batch *b
 	*out = 0;
 }
 
-static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-		      char *out, size_t size)
+static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		      size_t size)
 {
 	(void)peer;
 	(void)batch;
@@ -240,10 +240,8 @@ static const struct wh_transport defaults = {
 /* ---- the list ----------------------------------------------------------------------------- */
 
 static const struct wh_transport *const given[WH_TRANSPORT_COUNT] = {
-	[WH_TRANSPORT_SELF] = &wh_transport_self,
-	[WH_TRANSPORT_CUDA] = &wh_transport_cuda,
-	[WH_TRANSPORT_SHM] = &wh_transport_shm,
-	[WH_TRANSPORT_RDMA] = &wh_transport_rdma,
+	[WH_TRANSPORT_SELF] = &wh_transport_self, [WH_TRANSPORT_CUDA] = &wh_transport_cuda,
+	[WH_TRANSPORT_SHM] = &wh_transport_shm,   [WH_TRANSPORT_RDMA] = &wh_transport_rdma,
 	[WH_TRANSPORT_TCP] = &wh_transport_tcp,
 };
 
@@ -252,10 +250,10 @@ static struct wh_transport list[WH_TRANSPORT_COUNT];
 static pthread_once_t listed = PTHREAD_ONCE_INIT;
 static atomic_bool complete;
 
-#define FILL(field)                                \
-	do {                                       \
-		if (!full->field)                  \
-			full->field = defaults.field; \
+#define FILL(field)                                                                                \
+	do {                                                                                       \
+		if (!full->field)                                                                  \
+			full->field = defaults.field;                                              \
 	} while (0)
 
 static void make_list(void)

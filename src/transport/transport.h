@@ -44,8 +44,8 @@ enum wh_transport_capability {
 	WH_CAN_READ = 1,
 	WH_CAN_WRITE = 2,
 	WH_CAN_ACCEPT = 4, /* other engines open connections of its own role: session_accept */
-	WH_CAN_HELP = 8,   /* a waiter can move the bytes itself: help */
-	WH_CAN_CUT = 16,   /* work in flight can be cut off: cut */
+	WH_CAN_HELP = 8, /* a waiter can move the bytes itself: help */
+	WH_CAN_CUT = 16, /* work in flight can be cut off: cut */
 };
 
 struct wh_transport {
@@ -68,8 +68,8 @@ struct wh_transport {
 	/* The peer's handle goes, no batch is left. Called on the first loop. */
 	void (*peer_close)(struct wh_peer *peer, void *state);
 	/* The control connection broke: complete everything outstanding with `error`, soon, and
-	 * touch no memory of ours after that. The state stays until peer_close; if the same epoch is
-	 * reached again, peer_again is called. */
+	 * touch no memory of ours after that. The state stays until peer_close; if the same epoch
+	 * is reached again, peer_again is called. */
 	void (*peer_lost)(struct wh_peer *peer, void *state, int error, const char *text);
 	int (*peer_again)(struct wh_peer *peer, void *state, char why[WH_REFUSAL]);
 	/* A region of the peer has come. On the first loop. */
@@ -89,48 +89,49 @@ struct wh_transport {
 
 	/* Can it move bytes between these regions? -ENXIO: does not apply to these kinds of memory;
 	 * left out of explanations. `remote` is entered; it is the place of a struct
-	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or a
-	 * negative errno with the reason in `why`. Called while a batch is planned, on the
+	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or
+	 * a negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */
 	int (*reach)(struct wh_peer *peer, void *state, const struct wh_region *local,
 		     struct wh_place *remote, uint32_t op, char why[WH_REFUSAL]);
 	/* Start a piece. It cannot fail at once: failures come through wh_piece_fail(). */
 	void (*submit)(struct wh_peer *peer, void *state, struct wh_piece *piece);
-	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes, own
-	 * the socket. May return early, and at once if there is nothing to help with. deadline 0:
-	 * one look, do not sleep. */
+	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes,
+	 * own the socket. May return early, and at once if there is nothing to help with. deadline
+	 * 0: one look, do not sleep. */
 	void (*help)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
 	/* Start nothing more of this piece; what is in flight ends by itself, then it is done. */
 	void (*cancel)(struct wh_peer *peer, void *state, struct wh_piece *piece);
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
 	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
-	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`, by a way of
-	 * the transport's own. Under peer.note_lock. 0: wh_note_confirmed() or wh_note_astray() follows; -EAGAIN:
-	 * not before one of those that are on their way has been confirmed; or another negative errno: over
-	 * the control connection, then. */
+	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`,
+	 * by a way of the transport's own. Under peer.note_lock. 0: wh_note_confirmed() or
+	 * wh_note_astray() follows; -EAGAIN: not before one of those that are on their way has been
+	 * confirmed; or another negative errno: over the control connection, then. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
-	/* One with this number has been confirmed, by whichever way it was sent. Under peer.note_lock, on the
-	 * first loop. */
+	/* One with this number has been confirmed, by whichever way it was sent. Under
+	 * peer.note_lock, on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 	/* How it moves, or would move, the batch's pieces that are its own, for explain: "2
 	 * connections". */
 	void (*detail)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		       size_t size);
-	/* More of the same, lines of their own: "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n"; "": nothing. */
+	/* More of the same, lines of their own: "  mlx5_0:1 to mlx5_1:1: 4096 bytes\n"; "":
+	 * nothing. */
 	void (*story)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		      size_t size);
-	/* One more line for explain, where there is something to tell of the batch's memory: how, and why
-	 * not better. False: there is not. */
+	/* One more line for explain, where there is something to tell of the batch's memory: how,
+	 * and why not better. False: there is not. */
 	bool (*tell)(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
 		     size_t size);
-	/* What its pieces of the batch would take, added to `out`. False: not known. By default from a
-	 * probe, which reads from the peer. `id` is its own. */
-	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
-			 struct wh_estimate *out);
+	/* What its pieces of the batch would take, added to `out`. False: not known. By default
+	 * from a probe, which reads from the peer. `id` is its own. */
+	bool (*estimate)(struct wh_peer *peer, enum wh_transport_id id,
+			 const struct wh_batch *batch, struct wh_estimate *out);
 
-	/* The other side: a connection of our role has shaken hands; it belongs to the transport now
-	 * (also on error). `fd` is blocking. On the first loop. */
+	/* The other side: a connection of our role has shaken hands; it belongs to the transport
+	 * now (also on error). `fd` is blocking. On the first loop. */
 	int (*session_accept)(struct wh_session *session, int fd, struct wh_tls *tls,
 			      const struct wh_hello *hello);
 	/* The session ends: drop its connections; when it returns none touches memory any more. On

@@ -27,7 +27,7 @@ struct knob {
 	bool (*text)(const char *text);
 	int64_t least, most;
 	const char *wants; /* for the error; NULL: made from the type and the bounds */
-	bool secret;       /* the value is not shown in an error */
+	bool secret; /* the value is not shown in an error */
 };
 
 /* ---- values ------------------------------------------------------------------------------- */
@@ -78,7 +78,7 @@ static bool parse_count(const char *text, int64_t *out)
 static bool parse_bytes(const char *text, int64_t *out)
 {
 	static const struct unit units[] = {
-		{ "", 1 },     { "B", 1 },	{ "K", KIB },  { "KiB", KIB }, { "M", MIB },
+		{ "", 1 },      { "B", 1 },   { "K", KIB },   { "KiB", KIB }, { "M", MIB },
 		{ "MiB", MIB }, { "G", GIB }, { "GiB", GIB }, { NULL, 0 },
 	};
 
@@ -97,7 +97,10 @@ static bool parse_ms(const char *text, int64_t *out)
 static bool parse_bool(const char *text, int64_t *out)
 {
 	static const char *const words[][2] = {
-		{ "0", "1" }, { "no", "yes" }, { "off", "on" }, { "false", "true" },
+		{ "0", "1" },
+		{ "no", "yes" },
+		{ "off", "on" },
+		{ "false", "true" },
 	};
 
 	for (size_t i = 0; i < sizeof(words) / sizeof(words[0]); i++) {
@@ -202,7 +205,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_SPIN] = {
 		.row = { "spin", "WHERRY_SPIN", "0", "bool",
-			 "threads spin, not sleep; batches without queue or callback move while waited for" },
+			 "threads spin, not sleep; batches without queue or callback move "
+			 "while waited for" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
@@ -260,7 +264,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_CUDA] = {
 		.row = { "cuda", "WHERRY_CUDA", "", "text",
-			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are not used" },
+			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are "
+			 "not used" },
 		.text = check_path,
 		.wants = "the path of the CUDA driver's library, or off",
 	},
@@ -281,13 +286,16 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
-			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or no: none" },
+			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "
+			 "no: none" },
 		.text = check_path,
-		.wants = "names of RDMA devices with commas between, such as mlx5_0,mlx5_1:1:3, or off",
+		.wants = "names of RDMA devices with commas between, such as "
+			 "mlx5_0,mlx5_1:1:3, or off",
 	},
 	[WH_KNOB_RDMA_CONNECTIONS] = {
 		.row = { "rdma_connections", "WHERRY_RDMA_CONNECTIONS", "1024", "count",
-			 "queue pairs to open, to all peers; those not used for longest make room" },
+			 "queue pairs to open, to all peers; those not used for longest make "
+			 "room" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
@@ -315,7 +323,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_RDMA_GPU] = {
 		.row = { "rdma_gpu", "WHERRY_RDMA_GPU", "dmabuf,peermem,staged", "text",
-			 "how NICs reach a GPU's memory: dmabuf, peermem, staged; tried in this order" },
+			 "how NICs reach a GPU's memory: dmabuf, peermem, staged; tried in "
+			 "this order" },
 		.text = check_words,
 		.wants = "names with commas between, such as peermem,staged",
 	},
@@ -335,7 +344,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_WINDOW] = {
 		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",
-			 "who opens windows onto GPU memory: driver, dmabuf, rm, rm-watch, staged; best first; or off" },
+			 "who opens windows onto GPU memory: driver, dmabuf, rm, rm-watch, "
+			 "staged; best first; or off" },
 		.text = check_words,
 		.wants = "names with commas between, such as rm,staged",
 	},
@@ -348,13 +358,15 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_KEYFILE] = {
 		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
-			 "the file with the cluster keys, of mode 0600; empty: a key of this user's own" },
+			 "the file with the cluster keys, of mode 0600; empty: a key of this "
+			 "user's own" },
 		.text = check_path,
 		.wants = "the path of a file as wherry key makes them",
 	},
 	[WH_KNOB_REGISTRY] = {
 		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",
-			 "where engines find each other by name: http:, etcd:, redis://HOST:PORT; p2p: not" },
+			 "where engines find each other by name: http:, etcd:, "
+			 "redis://HOST:PORT; p2p: not" },
 		.text = check_address,
 		.wants = "p2p or a URL such as http://HOST:PORT",
 		.secret = true,
@@ -368,7 +380,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_OBSERVE] = {
 		.row = { "observe", "WHERRY_OBSERVE", "", "text",
-			 "directory of the socket for wherry top; empty: the usual one; off: none" },
+			 "directory of the socket for wherry top; empty: the usual one; off: "
+			 "none" },
 		.text = check_path,
 		.wants = "a directory, or off",
 	},
@@ -381,7 +394,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_TLS] = {
 		.row = { "tls", "WHERRY_TLS", "0", "bool",
-			 "TLS 1.3 for what goes by TCP, by certificates or else by the cluster key" },
+			 "TLS 1.3 for what goes by TCP, by certificates or else by the cluster "
+			 "key" },
 		.number = parse_bool,
 		.least = 0,
 		.most = 1,
@@ -401,7 +415,8 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 	},
 	[WH_KNOB_TLS_CA] = {
 		.row = { "tls_ca", "WHERRY_TLS_CA", "", "text",
-			 "tls: the PEM file with the authorities that sign the engines' certificates" },
+			 "tls: the PEM file with the authorities that sign the engines' "
+			 "certificates" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
@@ -434,7 +449,8 @@ static int refuse(const struct knob *knob, const char *key, const char *value)
 	char least[32], most[32];
 
 	if (knob->secret)
-		return wh_fail(EINVAL, "%s: wants %s; what was given is not shown", key, knob->wants);
+		return wh_fail(EINVAL, "%s: wants %s; what was given is not shown", key,
+			       knob->wants);
 	if (knob->wants)
 		return wh_fail(EINVAL, "%s=%.64s: wants %s", key, value, knob->wants);
 	if (knob->number == parse_bytes) {
@@ -459,8 +475,8 @@ static int set(struct wh_config *config, size_t index, const char *key, const ch
 			       knob->secret ? "" : value, WH_CONFIG_TEXT - 1);
 	if (knob->text && !knob->text(value))
 		return refuse(knob, key, value);
-	if (knob->number && (!knob->number(value, &number) || number < knob->least ||
-			     number > knob->most))
+	if (knob->number &&
+	    (!knob->number(value, &number) || number < knob->least || number > knob->most))
 		return refuse(knob, key, value);
 	memcpy(config->text[index], value, length + 1);
 	config->number[index] = number;
@@ -501,8 +517,7 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 				       "no such knob as \"%.*s\": wants name=value, see wherry "
 				       "config",
 				       /* what is behind the sign may be secret */
-				       (int)strcspn(overrides[i], "="),
-				       overrides[i]);
+				       (int)strcspn(overrides[i], "="), overrides[i]);
 		rc = set(&got, (size_t)index, knobs[index].row.name, value);
 		if (rc)
 			return rc;
@@ -532,13 +547,13 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 
 /* Read elsewhere: by wh_config_unknown() itself, and by the project's own tests. */
 static const char *const other_variables[] = {
-	WH_CONFIG_IGNORE,
-	"WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
+	WH_CONFIG_IGNORE, "WHERRY_TEST_WHEELS", /* tests/integration/command/mooncake-real.sh */
 };
 
 static bool variable_is_known(const char *name, size_t length)
 {
-	for (size_t i = 0; i < WH_KNOB_COUNT + sizeof(other_variables) / sizeof(*other_variables); i++) {
+	for (size_t i = 0; i < WH_KNOB_COUNT + sizeof(other_variables) / sizeof(*other_variables);
+	     i++) {
 		const char *known = i < WH_KNOB_COUNT ? knobs[i].row.environment :
 							other_variables[i - WH_KNOB_COUNT];
 
@@ -568,7 +583,8 @@ int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE])
 			continue;
 		/* The name alone: the value may be a secret. */
 		snprintf(out, WH_CONFIG_VARIABLE, "%.*s",
-			 length < WH_CONFIG_VARIABLE ? (int)length : WH_CONFIG_VARIABLE - 1, variable);
+			 length < WH_CONFIG_VARIABLE ? (int)length : WH_CONFIG_VARIABLE - 1,
+			 variable);
 		++*cursor;
 		return 1;
 	}

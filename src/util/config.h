@@ -7,39 +7,45 @@
 #include <stdint.h>
 
 enum wh_knob {
-	WH_KNOB_TRANSPORTS,    /* text: which transports may be used, best first, "self,cuda,shm,rdma,tcp" */
-	WH_KNOB_REQUIRE,       /* text: the only transport allowed; "": any */
-	WH_KNOB_LISTEN,        /* text */
-	WH_KNOB_CONNECTIONS,   /* count: TCP data connections to a peer */
-	WH_KNOB_THREADS,       /* count: progress threads; 0: by the number of CPUs */
-	WH_KNOB_SPIN,          /* bool: progress threads and waiters spin instead of sleeping */
-	WH_KNOB_TIMEOUT,       /* ms: a peer that does not answer for so long is lost */
-	WH_KNOB_IDLE,          /* ms: data connections not used for so long are closed */
-	WH_KNOB_INLINE,        /* bytes: what a submission may copy by itself */
-	WH_KNOB_SLICE,         /* bytes: the most that one TCP request moves */
-	WH_KNOB_BUFFER,        /* bytes: socket buffers; 0: the system's */
-	WH_KNOB_CMA,           /* bool: process_vm_readv/writev may be used */
+	/* text: which transports may be used, best first, "self,cuda,shm,rdma,tcp" */
+	WH_KNOB_TRANSPORTS,
+	WH_KNOB_REQUIRE, /* text: the only transport allowed; "": any */
+	WH_KNOB_LISTEN, /* text */
+	WH_KNOB_CONNECTIONS, /* count: TCP data connections to a peer */
+	WH_KNOB_THREADS, /* count: progress threads; 0: by the number of CPUs */
+	WH_KNOB_SPIN, /* bool: progress threads and waiters spin instead of sleeping */
+	WH_KNOB_TIMEOUT, /* ms: a peer that does not answer for so long is lost */
+	WH_KNOB_IDLE, /* ms: data connections not used for so long are closed */
+	WH_KNOB_INLINE, /* bytes: what a submission may copy by itself */
+	WH_KNOB_SLICE, /* bytes: the most that one TCP request moves */
+	WH_KNOB_BUFFER, /* bytes: socket buffers; 0: the system's */
+	WH_KNOB_CMA, /* bool: process_vm_readv/writev may be used */
 	WH_KNOB_NOTIFICATIONS, /* count: notifications kept until they are taken */
-	WH_KNOB_CUDA,          /* text: the driver's library; "": the usual one; "off" or "no": none */
-	WH_KNOB_CTAS,          /* count: CTAs of the gather-scatter kernel; 0: by the way */
-	WH_KNOB_PIN,           /* bool: host memory that GPUs move may be page-locked */
-	WH_KNOB_RDMA,          /* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
+	/* text: the driver's library; "": the usual one; "off" or "no": none */
+	WH_KNOB_CUDA,
+	WH_KNOB_CTAS, /* count: CTAs of the gather-scatter kernel; 0: by the way */
+	WH_KNOB_PIN, /* bool: host memory that GPUs move may be page-locked */
+	/* text: ports of NICs to use, "mlx5_0,mlx5_1:2:3"; "": all; "off" or "no": none */
+	WH_KNOB_RDMA,
 	WH_KNOB_RDMA_CONNECTIONS, /* count: queue pairs that it opens, to all peers */
-	WH_KNOB_RDMA_ANSWERS,  /* count: queue pairs that it answers with, to all peers */
-	WH_KNOB_RDMA_SL,       /* number: service level of InfiniBand */
-	WH_KNOB_RDMA_CLASS,    /* number: traffic class, where there is a global route */
-	WH_KNOB_RDMA_GPU,      /* text: ways for NICs to a GPU's memory, "dmabuf,peermem,staged" */
-	WH_KNOB_RDMA_RELAXED,  /* bool: NICs may write what they receive in any order */
-	WH_KNOB_VERBS,         /* text: libibverbs; "": the usual one */
-	WH_KNOB_WINDOW,        /* text: backends of windows, first choice first, "driver,dmabuf,rm" */
-	WH_KNOB_KEY,           /* secret: the cluster key, 64 hex digits; "": none */
-	WH_KNOB_KEYFILE,       /* text: the file that it is in; "": none */
-	WH_KNOB_REGISTRY,      /* text: URL of the registry; "p2p": none */
-	WH_KNOB_LEASE,         /* ms: an engine that is silent for so long leaves the registry */
-	WH_KNOB_OBSERVE,       /* text: a directory for the observers' socket; "": the usual one; "off" */
-	WH_KNOB_HELD,          /* bytes: the most memory held for the engines of one address */
-	WH_KNOB_TLS,           /* bool: control and TCP data go by TLS 1.3 */
-	WH_KNOB_TLS_CERT,      /* text: PEM files; all "": pre-shared keys */
+	WH_KNOB_RDMA_ANSWERS, /* count: queue pairs that it answers with, to all peers */
+	WH_KNOB_RDMA_SL, /* number: service level of InfiniBand */
+	WH_KNOB_RDMA_CLASS, /* number: traffic class, where there is a global route */
+	/* text: ways for NICs to a GPU's memory, "dmabuf,peermem,staged" */
+	WH_KNOB_RDMA_GPU,
+	WH_KNOB_RDMA_RELAXED, /* bool: NICs may write what they receive in any order */
+	WH_KNOB_VERBS, /* text: libibverbs; "": the usual one */
+	/* text: backends of windows, first choice first, "driver,dmabuf,rm" */
+	WH_KNOB_WINDOW,
+	WH_KNOB_KEY, /* secret: the cluster key, 64 hex digits; "": none */
+	WH_KNOB_KEYFILE, /* text: the file that it is in; "": none */
+	WH_KNOB_REGISTRY, /* text: URL of the registry; "p2p": none */
+	WH_KNOB_LEASE, /* ms: an engine that is silent for so long leaves the registry */
+	/* text: a directory for the observers' socket; "": the usual one; "off" */
+	WH_KNOB_OBSERVE,
+	WH_KNOB_HELD, /* bytes: the most memory held for the engines of one address */
+	WH_KNOB_TLS, /* bool: control and TCP data go by TLS 1.3 */
+	WH_KNOB_TLS_CERT, /* text: PEM files; all "": pre-shared keys */
 	WH_KNOB_TLS_KEY,
 	WH_KNOB_TLS_CA,
 	WH_KNOB_COUNT,
@@ -64,17 +70,20 @@ int wh_config_load(struct wh_config *config, const char *const *overrides);
 #define WH_CONFIG_VARIABLE 64
 int wh_config_unknown(size_t *cursor, char out[WH_CONFIG_VARIABLE]);
 
-/* Where this user's own files go: $XDG_RUNTIME_DIR, $XDG_CACHE_HOME, $HOME; an absolute path, or "". */
+/* Where this user's own files go: $XDG_RUNTIME_DIR, $XDG_CACHE_HOME, $HOME; an absolute path, or
+ * "". */
 struct wh_config_places {
 	char runtime[WH_CONFIG_TEXT], cache[WH_CONFIG_TEXT], home[WH_CONFIG_TEXT];
 };
 void wh_config_places(struct wh_config_places *places);
 
-/* What engines of Mooncake's take from the environment about their store of metadata; "": not set, or longer. */
+/* What engines of Mooncake's take from the environment about their store of metadata; "": not set,
+ * or longer. */
 struct wh_config_mooncake {
-	char user[WH_CONFIG_TEXT], password[WH_CONFIG_TEXT]; /* $MC_REDIS_USERNAME, $MC_REDIS_PASSWORD */
-	char database[WH_CONFIG_TEXT];                       /* $MC_REDIS_DB_INDEX */
-	char cluster[WH_CONFIG_TEXT];                        /* $MC_METADATA_CLUSTER_ID */
+	/* $MC_REDIS_USERNAME, $MC_REDIS_PASSWORD */
+	char user[WH_CONFIG_TEXT], password[WH_CONFIG_TEXT];
+	char database[WH_CONFIG_TEXT]; /* $MC_REDIS_DB_INDEX */
+	char cluster[WH_CONFIG_TEXT]; /* $MC_METADATA_CLUSTER_ID */
 };
 void wh_config_mooncake(struct wh_config_mooncake *out);
 

@@ -10,7 +10,7 @@ struct wh_list {
 	struct wh_list *next, *prev;
 };
 
-#define wh_container(pointer, type, member) ((type *)((char *)(pointer) - offsetof(type, member)))
+#define wh_container(pointer, type, member) ((type *)((char *)(pointer)-offsetof(type, member)))
 
 static inline void wh_list_init(struct wh_list *head)
 {

@@ -41,7 +41,8 @@ static void listener_ready(struct wh_source *source, uint32_t events)
 	for (int turn = 0; turn < TURN_MOST && !listener->held; turn++) {
 		struct sockaddr_storage from = { .ss_family = AF_UNSPEC };
 		socklen_t length = sizeof(from);
-		int fd = accept4(source->fd, (struct sockaddr *)&from, &length, SOCK_CLOEXEC | listener->flags);
+		int fd = accept4(source->fd, (struct sockaddr *)&from, &length,
+				 SOCK_CLOEXEC | listener->flags);
 
 		if (fd >= 0) {
 			listener->short_of = false;

@@ -15,7 +15,7 @@ struct wh_listener {
 	struct wh_source source; /* its descriptor belongs to who opened the listener */
 	struct wh_loop *loop;
 	struct wh_timer pause;
-	bool held;  /* by wh_listener_hold() */
+	bool held; /* by wh_listener_hold() */
 	bool short_of; /* of descriptors or memory, since the last connection that was accepted */
 	/* A connection, whose descriptor (close-on-exec, with `flags` of accept4()) now belongs to
 	 * the callee. On the loop's thread, where it may hold the listener. */
@@ -27,12 +27,14 @@ struct wh_listener {
 };
 
 /* Accept what comes to `fd`, which listens and does not block. `accepted`, `flags` and `waits` are
- * set by the caller, and all else is zero. From any thread; 0, or a negative errno of epoll_ctl(). */
+ * set by the caller, and all else is zero. From any thread; 0, or a negative errno of epoll_ctl().
+ */
 int wh_listener_open(struct wh_listener *listener, struct wh_loop *loop, int fd);
 /* Accept nothing more until it is let go of: connections wait in the backlog. On the loop's thread
  * only. */
 void wh_listener_hold(struct wh_listener *listener, bool held);
-/* No connection is accepted any more. On the loop's thread only; the caller closes the descriptor. */
+/* No connection is accepted any more. On the loop's thread only; the caller closes the descriptor.
+ */
 void wh_listener_close(struct wh_listener *listener);
 
 #endif

@@ -20,9 +20,9 @@
 /* With no work for so long it lets other threads have the CPU if they want it. */
 #define SPIN_QUIET WH_MS
 
-/* How long a loop stays awake with nothing to do: half as long after each time in vain, twice as long when something
- * has come. What is sent over loopback pauses for less than the most, as a rule; who has to wait longer for a sender
- * without a CPU takes one from others. */
+/* How long a loop stays awake with nothing to do: half as long after each time in vain, twice as
+ * long when something has come. What is sent over loopback pauses for less than the most, as a
+ * rule; who has to wait longer for a sender without a CPU takes one from others. */
 #define STAY_LEAST (4 * WH_MS / 1000)
 #define STAY_MOST (WH_MS / 10)
 
@@ -139,8 +139,8 @@ void wh_loop_call(struct wh_loop *loop, void (*function)(void *), void *argument
 
 /* ---- timers ------------------------------------------------------------------------------- */
 
-/* Which list: those in one are set for about as long, so that a new one goes near the end, be there thousands
- * of others that are set for longer. */
+/* Which list: those in one are set for about as long, so that a new one goes near the end, be there
+ * thousands of others that are set for longer. */
 static struct wh_list *timers_like(struct wh_loop *loop, int64_t at)
 {
 	int64_t away = at > 0 ? at - wh_now() : 0; /* in units of about 1 ms from here */
@@ -287,7 +287,9 @@ void wh_loop_moved(struct wh_loop *loop, uint64_t bytes)
 {
 	if (!wh_loop_here(loop))
 		return;
-	loop->earned = bytes < (uint64_t)(STAY_MOST - loop->earned) ? loop->earned + (int64_t)bytes : STAY_MOST;
+	loop->earned = bytes < (uint64_t)(STAY_MOST - loop->earned) ?
+			       loop->earned + (int64_t)bytes :
+			       STAY_MOST;
 }
 
 /* Look for work for as long as has been earned. False: there is none. */
@@ -342,7 +344,8 @@ static void sleep_turn(struct wh_loop *loop)
 	struct wh_timer *timer = first_timer(loop);
 	int64_t deadline = timer ? timer->at : INT64_MAX;
 
-	/* 0 stands for not sleeping at all. What a few bytes have earned adds up: a look costs more. */
+	/* 0 stands for not sleeping at all. What a few bytes have earned adds up: a look costs
+	 * more. */
 	if (loop->earned < STAY_LEAST || !stay(loop))
 		wait_for_events(loop, deadline > 0 ? deadline : 1);
 	run_tasks(loop);

@@ -30,7 +30,8 @@ struct wh_spinner {
 	bool (*poll)(struct wh_spinner *spinner);
 };
 
-/* Timers are kept by how far away they are when they are set: up to 1 ms, 2 ms, 4 ms and so on to hours. */
+/* Timers are kept by how far away they are when they are set: up to 1 ms, 2 ms, 4 ms and so on to
+ * hours. */
 #define WH_TIMER_LISTS 24
 
 struct wh_loop {
@@ -45,10 +46,12 @@ struct wh_loop {
 	struct wh_list timers[WH_TIMER_LISTS]; /* each is sorted; the loop's thread only */
 	struct wh_list spinners; /* the loop's thread only */
 	struct wh_source waker;
-	atomic_bool posted;   /* there are tasks */
+	atomic_bool posted; /* there are tasks */
 	atomic_bool sleeping; /* in epoll_wait, or about to be: it must be woken by `wake` */
-	int64_t earned, patience; /* ns: awake with nothing to do, and the most at a time; the loop's thread only */
-	struct epoll_event *batch; /* being delivered, `batch_left` of them; the loop's thread only */
+	/* ns: awake with nothing to do, and the most at a time; the loop's thread only */
+	int64_t earned, patience;
+	/* being delivered, `batch_left` of them; the loop's thread only */
+	struct epoll_event *batch;
 	int batch_left;
 };
 
@@ -83,10 +86,10 @@ void wh_loop_post(struct wh_loop *loop, struct wh_task *task);
 /* Take a task back that has not run yet, so that it can be freed. On the loop's own thread only. */
 void wh_loop_cancel(struct wh_loop *loop, struct wh_task *task);
 
-/* So many bytes have been moved by what the loop runs; ignored on other threads. For each of them the loop does
- * not sleep for a nanosecond, but looks again and again, and lets others have its CPU in between: the next bytes
- * of a stream come sooner than a thread is woken, and one that is woken is often put on the CPU of who sends
- * them. Where they come later it soon has no patience. */
+/* So many bytes have been moved by what the loop runs; ignored on other threads. For each of them
+ * the loop does not sleep for a nanosecond, but looks again and again, and lets others have its CPU
+ * in between: the next bytes of a stream come sooner than a thread is woken, and one that is woken
+ * is often put on the CPU of who sends them. Where they come later it soon has no patience. */
 void wh_loop_moved(struct wh_loop *loop, uint64_t bytes);
 
 /* On the loop's thread only. */

@@ -11,7 +11,12 @@ static const uint32_t least[] = { 0, 0, 0x80, 0x800, 0x10000 };
 /* The UTF-8 character at `at`: its bytes and its code point. 0: it is none. */
 static size_t text_decode(const unsigned char *at, size_t length, uint32_t *code)
 {
-	size_t bytes = *at < 0x80 ? 1 : *at < 0xc0 ? 0 : *at < 0xe0 ? 2 : *at < 0xf0 ? 3 : *at < 0xf8 ? 4 : 0;
+	size_t bytes = *at < 0x80 ? 1 :
+		       *at < 0xc0 ? 0 :
+		       *at < 0xe0 ? 2 :
+		       *at < 0xf0 ? 3 :
+		       *at < 0xf8 ? 4 :
+				    0;
 
 	if (!bytes || bytes > length)
 		return 0;
@@ -29,7 +34,8 @@ static size_t text_decode(const unsigned char *at, size_t length, uint32_t *code
 static bool text_hides(uint32_t code)
 {
 	return code < 0x20 || (code >= 0x7f && code < 0xa0) || code == 0x61c || code == 0x200e ||
-	       code == 0x200f || (code >= 0x2028 && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+	       code == 0x200f || (code >= 0x2028 && code <= 0x202e) ||
+	       (code >= 0x2066 && code <= 0x2069);
 }
 
 size_t wh_text_character(const char *text, size_t length)

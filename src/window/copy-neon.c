@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* 64 bytes at a time, 64-bit Arm: four registers of NEON, or the single-copy atomic stores and loads
- * of FEAT_LS64. */
+/* 64 bytes at a time, 64-bit Arm: four registers of NEON, or the single-copy atomic stores and
+ * loads of FEAT_LS64. */
 #include "window/copy.h"
 
 #if defined(__aarch64__)

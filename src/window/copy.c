@@ -15,50 +15,51 @@
 
 /* One access to the window each. The other side may lie anywhere, hence memcpy(). */
 /* NOLINTBEGIN(bugprone-macro-parentheses): types */
-#define STEP_PUT(type) \
-	do { \
-		volatile type *at_ = (void *)to; \
-		type value_; \
-		memcpy(&value_, from, sizeof(value_)); \
-		*at_ = value_; \
-		to += sizeof(value_); \
-		from += sizeof(value_); \
-		length -= sizeof(value_); \
+#define STEP_PUT(type)                                                                             \
+	do {                                                                                       \
+		volatile type *at_ = (void *)to;                                                   \
+		type value_;                                                                       \
+		memcpy(&value_, from, sizeof(value_));                                             \
+		*at_ = value_;                                                                     \
+		to += sizeof(value_);                                                              \
+		from += sizeof(value_);                                                            \
+		length -= sizeof(value_);                                                          \
 	} while (0)
 
-#define STEP_GET(type) \
-	do { \
-		const volatile type *at_ = (const void *)from; \
-		type value_ = *at_; \
-		memcpy(to, &value_, sizeof(value_)); \
-		to += sizeof(value_); \
-		from += sizeof(value_); \
-		length -= sizeof(value_); \
+#define STEP_GET(type)                                                                             \
+	do {                                                                                       \
+		const volatile type *at_ = (const void *)from;                                     \
+		type value_ = *at_;                                                                \
+		memcpy(to, &value_, sizeof(value_));                                               \
+		to += sizeof(value_);                                                              \
+		from += sizeof(value_);                                                            \
+		length -= sizeof(value_);                                                          \
 	} while (0)
 
 /* NOLINTEND(bugprone-macro-parentheses) */
 
 /* Up to a multiple of 8 on the window's side, then eight at a time, then the rest: whatever is left
  * before a width is smaller than it, so that each access is aligned. */
-#define NATURAL(step, window) \
-	do { \
-		if ((uintptr_t)(window) & 1 && length >= 1) \
-			step(uint8_t); \
-		if ((uintptr_t)(window) & 2 && length >= 2) \
-			step(uint16_t); \
-		if ((uintptr_t)(window) & 4 && length >= 4) \
-			step(uint32_t); \
-		while (length >= 8) \
-			step(uint64_t); \
-		if (length & 4) \
-			step(uint32_t); \
-		if (length & 2) \
-			step(uint16_t); \
-		if (length & 1) \
-			step(uint8_t); \
+#define NATURAL(step, window)                                                                      \
+	do {                                                                                       \
+		if ((uintptr_t)(window)&1 && length >= 1)                                          \
+			step(uint8_t);                                                             \
+		if ((uintptr_t)(window)&2 && length >= 2)                                          \
+			step(uint16_t);                                                            \
+		if ((uintptr_t)(window)&4 && length >= 4)                                          \
+			step(uint32_t);                                                            \
+		while (length >= 8)                                                                \
+			step(uint64_t);                                                            \
+		if (length & 4)                                                                    \
+			step(uint32_t);                                                            \
+		if (length & 2)                                                                    \
+			step(uint16_t);                                                            \
+		if (length & 1)                                                                    \
+			step(uint8_t);                                                             \
 	} while (0)
 
-/* Threads may race for what these touch: a flag between CPU and GPU is no variable of the program. */
+/* Threads may race for what these touch: a flag between CPU and GPU is no variable of the program.
+ */
 #define RACES __attribute__((no_sanitize("thread")))
 
 RACES void wh_copy_put_natural(void *window, const void *source, size_t length)
@@ -174,7 +175,7 @@ void wh_copy_get_by(wh_copy_get_lines *lines, void *target, const void *window, 
 #if defined(__x86_64__)
 
 /* Which registers the operating system saves: bits of XCR0. */
-#define XCR0_AVX 0x06u    /* XMM and the upper halves of YMM */
+#define XCR0_AVX 0x06u /* XMM and the upper halves of YMM */
 #define XCR0_AVX512 0xe6u /* those, the masks, the upper halves of ZMM, ZMM16 to 31 */
 
 static uint32_t saved_registers(unsigned leaf1_ecx)

@@ -3,8 +3,9 @@
  * Copies between ordinary memory and a CPU mapping of a GPU's memory.
  *
  * Such a mapping is not memory to the CPU: a load waits for the GPU (1 us), a store is posted, and
- * what makes either fast is how many bytes one instruction moves. So the functions are chosen by the
- * CPU that runs and by the type of the mapping. They hold for any alignment and any length, and:
+ * what makes either fast is how many bytes one instruction moves. So the functions are chosen by
+ * the CPU that runs and by the type of the mapping. They hold for any alignment and any length,
+ * and:
  *
  * - an access of 1, 2, 4 or 8 bytes at a multiple of that is one instruction, so that the GPU never
  *   sees half of a flag;
@@ -26,7 +27,7 @@
 /* How the CPU sees the memory; the numbers are those of libgdrapi. */
 enum wh_mapping {
 	WH_MAPPING_NONE = 0,
-	WH_MAPPING_WC = 1,     /* write-combining (x86), normal non-cacheable (Arm) */
+	WH_MAPPING_WC = 1, /* write-combining (x86), normal non-cacheable (Arm) */
 	WH_MAPPING_CACHED = 2, /* coherent with the GPU */
 	WH_MAPPING_DEVICE = 3, /* neither gathered nor reordered; Arm: aligned accesses only */
 };
@@ -37,10 +38,10 @@ typedef void wh_copy_get(void *to, const void *window, size_t length);
 /* One way of copying in one direction. */
 struct wh_copy_way {
 	const char *name;
-	uint32_t needs;     /* enum wh_copy_cpu, or-ed */
-	uint32_t mappings;  /* a bit for each enum wh_mapping it is good for */
-	wh_copy_put *put;   /* in the table of puts */
-	wh_copy_get *get;   /* in the table of gets */
+	uint32_t needs; /* enum wh_copy_cpu, or-ed */
+	uint32_t mappings; /* a bit for each enum wh_mapping it is good for */
+	wh_copy_put *put; /* in the table of puts */
+	wh_copy_get *get; /* in the table of gets */
 };
 
 enum wh_copy_cpu {

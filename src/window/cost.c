@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What writing to a GPU costs, through a window and by the copy engine: measured once for each device, on
- * scratch memory, which is had and given back without waiting for anything that the application has
- * under way.
+ * What writing to a GPU costs, through a window and by the copy engine: measured once for each
+ * device, on scratch memory, which is had and given back without waiting for anything that the
+ * application has under way.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,8 +16,10 @@
 
 /* An H200 on PCIe 5: bench/results/2026-11-21-h200-16cpu-windows-*.json. */
 static const struct wh_window_cost usual = {
-	.window = 1050, .window_byte = 1 / 20.0,
-	.engine = 6000, .engine_byte = 1 / 54.0,
+	.window = 1050,
+	.window_byte = 1 / 20.0,
+	.engine = 6000,
+	.engine_byte = 1 / 54.0,
 	.host_byte = 1 / 40.0,
 };
 
@@ -89,8 +91,8 @@ static void measure(struct trial *t, struct wh_window_cost *cost)
 	memset(t->from, 1, WH_WINDOW_PROBE);
 	/* A copy engine that begins sooner than the CPU: something else had the CPU meanwhile. */
 	if (fit(t, WINDOW, &got.window, &got.window_byte) &&
-	    fit(t, ENGINE, &got.engine, &got.engine_byte) &&
-	    fit(t, HOST, &none, &got.host_byte) && got.engine > got.window) {
+	    fit(t, ENGINE, &got.engine, &got.engine_byte) && fit(t, HOST, &none, &got.host_byte) &&
+	    got.engine > got.window) {
 		got.measured = true;
 		*cost = got;
 	}
@@ -99,8 +101,11 @@ static void measure(struct trial *t, struct wh_window_cost *cost)
 /* With scratch memory: open a window onto it and measure. */
 static void try_scratch(struct trial *t, const char *order, struct wh_window_cost *cost)
 {
-	struct wh_view_request request = { .address = t->scratch, .length = WH_WINDOW_PROBE,
-					   .order = order, .private = true, .holds = true,
+	struct wh_view_request request = { .address = t->scratch,
+					   .length = WH_WINDOW_PROBE,
+					   .order = order,
+					   .private = true,
+					   .holds = true,
 					   .map = true };
 
 	t->from = malloc(WH_WINDOW_PROBE);

@@ -44,9 +44,8 @@ static int export_range(struct wh_windows *windows, const struct wh_span *span, 
 	if (result)
 		result = cuda->cuMemGetHandleForAddressRange(fd, span->address, span->length,
 							     CUDA_RANGE_DMA_BUF, 0);
-	error = wh_cuda_check(cuda, result, "cuMemGetHandleForAddressRange",
-			      "%llu bytes at 0x%llx", (unsigned long long)span->length,
-			      (unsigned long long)span->address);
+	error = wh_cuda_check(cuda, result, "cuMemGetHandleForAddressRange", "%llu bytes at 0x%llx",
+			      (unsigned long long)span->length, (unsigned long long)span->address);
 	wh_cuda_leave(&scope);
 	return error;
 }
@@ -60,10 +59,11 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 		return wh_fail(EOPNOTSUPP, "%s: the driver exports no dma-bufs of its memory",
 			       device->text);
 	if (version < FIRST_VERSION && !device->integrated)
-		return wh_fail(EOPNOTSUPP,
-			       "mmap of a dma-buf needs a driver of CUDA %d.%d, this one is of %d.%d",
-			       FIRST_VERSION / 1000, FIRST_VERSION % 1000 / 10, version / 1000,
-			       version % 1000 / 10);
+		return wh_fail(
+			EOPNOTSUPP,
+			"mmap of a dma-buf needs a driver of CUDA %d.%d, this one is of %d.%d",
+			FIRST_VERSION / 1000, FIRST_VERSION % 1000 / 10, version / 1000,
+			version % 1000 / 10);
 	return export_range(windows, span, &span->dmabuf.fd);
 }
 

@@ -65,7 +65,8 @@ static const char *pin_hint(int error)
 	case ENOMEM:
 		return "the GPU's BAR1 may be full: close windows, or enable resizable BAR";
 	case EDQUOT:
-		return "this user has as much pinned as the module lets him: close windows, or raise "
+		return "this user has as much pinned as the module lets him: close windows, or "
+		       "raise "
 		       "max_pinned_per_user of wherry_gdr";
 	case EINVAL:
 		return "is it memory that may be shared with devices (VMM: gpuDirectRDMACapable)?";
@@ -138,7 +139,7 @@ static int info(struct wh_windows *windows, const struct wh_span *span, struct g
 		return failed(errno, "INFO", "");
 	/* mapped@40 and wc@44 here. */
 	i.mapping_type = !i.mapping_type ? WH_MAPPING_NONE :
-			 i.wc		 ? WH_MAPPING_WC :
+			 i.wc            ? WH_MAPPING_WC :
 					   WH_MAPPING_CACHED;
 	*out = i;
 	return 0;

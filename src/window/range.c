@@ -56,7 +56,8 @@ static int range_not_a_gpus(struct wh_cuda *cuda, uint64_t address)
 			       (ull)address);
 }
 
-static int range_check(const struct finding *finding, const struct wh_cuda_pointer *p, uint64_t start)
+static int range_check(const struct finding *finding, const struct wh_cuda_pointer *p,
+		       uint64_t start)
 {
 	const struct wh_view *view = finding->view;
 
@@ -141,7 +142,8 @@ static int range_add(void *arg, const struct wh_cuda_pointer *p, uint64_t start,
 		       range_add_span(finding->view, p, start, start + count, finding->foreign);
 }
 
-/* ---- pages that are allocated in part --------------------------------------------------------- */
+/* ---- pages that are allocated in part ---------------------------------------------------------
+ */
 
 /* wh_cuda_query(), which asks several questions, of memory that may be freed between two of them:
  * that of others, with which the caller's shares a page. */
@@ -183,7 +185,8 @@ static int range_probe(struct wh_cuda *cuda, uint64_t from, uint64_t to, uint64_
 	return error;
 }
 
-/* As wh_cuda_walk(), but each page of the range needs only one byte of the range that is allocated. */
+/* As wh_cuda_walk(), but each page of the range needs only one byte of the range that is allocated.
+ */
 static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t end)
 {
 	struct wh_cuda *cuda = finding->view->windows->cuda;
@@ -211,7 +214,8 @@ static int range_walk_pages(struct finding *finding, uint64_t start, uint64_t en
 /* What the owner has sent is told apart by the same parts as CUDA knows here. */
 static void range_hand(struct wh_view *view, const struct wh_view_request *request)
 {
-	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count; i++) {
+	for (unsigned i = 0; i < view->span_count && view->span_count == request->object_count;
+	     i++) {
 		struct wh_span *span = &view->spans[i];
 		uint64_t before = i ? 0 : view->wanted - span->address;
 
@@ -228,17 +232,15 @@ int wh_view_find(struct wh_view *view, const struct wh_view_request *request)
 	uint64_t end;
 	int error;
 
-	if (!request->length ||
-	    __builtin_add_overflow(request->address, request->length, &end) ||
+	if (!request->length || __builtin_add_overflow(request->address, request->length, &end) ||
 	    end > UINT64_MAX - WH_WINDOW_PAGE)
 		return wh_fail(EINVAL, "a window on %llu bytes at 0x%llx: no range of memory",
 			       (ull)request->length, (ull)request->address);
 	if (request->pages)
 		error = range_walk_pages(&finding, request->address, end);
 	else
-		error = wh_cuda_walk(view->windows->cuda,
-				     (const void *)(uintptr_t)request->address, request->length,
-				     range_add, &finding);
+		error = wh_cuda_walk(view->windows->cuda, (const void *)(uintptr_t)request->address,
+				     request->length, range_add, &finding);
 	if (error)
 		return error;
 	view->device = view->spans[0].pointer.device;

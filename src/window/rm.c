@@ -59,8 +59,8 @@ static void unpin(struct wh_windows *windows, struct wh_span *span)
 }
 
 /* What was got becomes the span's, or is given back. */
-static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t object,
-		 uint64_t offset, uint64_t length)
+static int adopt(struct wh_windows *windows, struct wh_span *span, uint32_t object, uint64_t offset,
+		 uint64_t length)
 {
 	int error = keep(span, object, offset, length);
 
@@ -92,7 +92,8 @@ static int import(struct wh_windows *windows, struct wh_span *span)
 	error = wh_cuda_call(cuda, cuMemRetainAllocationHandle, &memory,
 			     (void *)(uintptr_t)span->pointer.base);
 	if (!error) {
-		error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, memory, CUDA_HANDLE_FD, 0);
+		error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, memory,
+				     CUDA_HANDLE_FD, 0);
 		cuda->cuMemRelease(memory);
 	}
 	wh_cuda_leave(&scope);
@@ -135,8 +136,10 @@ static int duplicate(struct wh_windows *windows, struct wh_span *span)
 	offset = span->address - start;
 	if (span->address < start || offset >= place.object_length ||
 	    span->length >= place.object_length - offset + WH_WINDOW_PAGE)
-		return wh_fail(EIO, "%llu bytes at 0x%llx lie outside of the object of %llu bytes at 0x%llx that "
-				    "CUDA names",
+		return wh_fail(EIO,
+			       "%llu bytes at 0x%llx lie outside of the object of %llu bytes at "
+			       "0x%llx that "
+			       "CUDA names",
 			       (unsigned long long)span->length, (unsigned long long)span->address,
 			       (unsigned long long)place.object_length, (unsigned long long)start);
 	length = place.object_length - offset;
@@ -180,8 +183,8 @@ static int duplicate_watched(struct wh_windows *windows, struct wh_span *span)
 		error = wh_fail(EIO,
 				"of %llu bytes at 0x%llx, the CUDA driver's objects hold all but "
 				"%llu",
-				(unsigned long long)span->length,
-				(unsigned long long)span->address, (unsigned long long)left);
+				(unsigned long long)span->length, (unsigned long long)span->address,
+				(unsigned long long)left);
 	if (error)
 		unpin(windows, span);
 	return error;
@@ -334,9 +337,10 @@ static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsig
 			if (place[i].client == place[j].client &&
 			    place[i].object == place[j].object &&
 			    at[i] - at[j] != place[i].offset - place[j].offset)
-				error = wh_fail(EOPNOTSUPP,
-						"two allocations do not lie in their object as their "
-						"addresses do");
+				error = wh_fail(
+					EOPNOTSUPP,
+					"two allocations do not lie in their object as their "
+					"addresses do");
 		}
 		if (!error && place[i].offset)
 			*out = i;
@@ -423,15 +427,16 @@ static int pin_proven(struct wh_windows *windows, struct wh_span *span, enum way
 /* Memory for which CUDA has neither a descriptor nor an IPC handle: what could be done about it. */
 static int no_handle(const struct wh_cuda_pointer *p)
 {
-	return wh_fail(EOPNOTSUPP,
-		       "%s: CUDA has no handle of it; %s, or name rm-watch in the setting window "
-		       "(WHERRY_WINDOW)",
-		       p->pool ? "memory of a pool (cuMemAllocAsync)" :
-		       p->vmm  ? "memory of cuMemCreate without a handle type" :
-				 "memory of this sort",
-		       p->pool ? "take cuMemAlloc (PyTorch: no backend:cudaMallocAsync)" :
-		       p->vmm  ? "create it for POSIX descriptors (PyTorch: no expandable_segments)" :
-				 "take cuMemAlloc");
+	return wh_fail(
+		EOPNOTSUPP,
+		"%s: CUDA has no handle of it; %s, or name rm-watch in the setting window "
+		"(WHERRY_WINDOW)",
+		p->pool ? "memory of a pool (cuMemAllocAsync)" :
+		p->vmm  ? "memory of cuMemCreate without a handle type" :
+			  "memory of this sort",
+		p->pool ? "take cuMemAlloc (PyTorch: no backend:cudaMallocAsync)" :
+		p->vmm  ? "create it for POSIX descriptors (PyTorch: no expandable_segments)" :
+			  "take cuMemAlloc");
 }
 
 static int pin(struct wh_windows *windows, struct wh_span *span)
@@ -441,11 +446,13 @@ static int pin(struct wh_windows *windows, struct wh_span *span)
 
 	if (span->foreign)
 		return span->handed ? pin_proven(windows, span, HANDED) :
-				      wh_fail(EOPNOTSUPP, "another process's memory, whose objects only its "
-							  "owner knows");
+				      wh_fail(EOPNOTSUPP,
+					      "another process's memory, whose objects only its "
+					      "owner knows");
 	if (exportable)
 		return pin_proven(windows, span, IMPORTED);
-	return p->exports & WH_CUDA_EXPORT_IPC ? pin_proven(windows, span, DUPLICATED) : no_handle(p);
+	return p->exports & WH_CUDA_EXPORT_IPC ? pin_proven(windows, span, DUPLICATED) :
+						 no_handle(p);
 }
 
 /* ---- the backend that watches ---------------------------------------------------------------- */
@@ -464,7 +471,8 @@ static int pin_watched(struct wh_windows *windows, struct wh_span *span)
 
 /* ---- for another process --------------------------------------------------------------------- */
 
-/* Under the lock. Not tried on scratch memory: giving that back could wait for what the GPU does. */
+/* Under the lock. Not tried on scratch memory: giving that back could wait for what the GPU does.
+ */
 static int export(struct wh_windows *windows, struct wh_span *span, struct wh_view_object *out)
 {
 	int error = start(windows);
@@ -474,7 +482,8 @@ static int export(struct wh_windows *windows, struct wh_span *span, struct wh_vi
 	if (span->pointer.memory != WH_CUDA_DEVICE || span->pointer.imported)
 		return wh_fail(EOPNOTSUPP, "it is not this process's memory");
 	if (!is_proven(windows, span->pointer.device, DUPLICATED))
-		return wh_fail(EOPNOTSUPP, "NVIDIA driver %.32s has not been seen working with windows",
+		return wh_fail(EOPNOTSUPP,
+			       "NVIDIA driver %.32s has not been seen working with windows",
 			       wh_rm_version(windows->rm));
 	error = pin_by(windows, span, DUPLICATED);
 	if (error)
@@ -482,7 +491,8 @@ static int export(struct wh_windows *windows, struct wh_span *span, struct wh_vi
 	if (span->rm.count != 1)
 		error = wh_fail(EOPNOTSUPP, "the memory has %u objects, not one", span->rm.count);
 	else
-		error = wh_rm_export(windows->rm, span->rm.gpu, span->rm.objects[0].object, &out->fd);
+		error = wh_rm_export(windows->rm, span->rm.gpu, span->rm.objects[0].object,
+				     &out->fd);
 	if (!error)
 		out->offset = span->rm.objects[0].offset;
 	unpin(windows, span); /* the descriptor holds it now */

@@ -14,11 +14,13 @@ static int scratch_map(struct wh_cuda *cuda, const struct wh_cuda_location *loca
 		       struct wh_scratch *scratch)
 {
 	const struct wh_cuda_access access = { *location, 3 };
-	int error = wh_cuda_call(cuda, cuMemAddressReserve, &scratch->address, scratch->length, 0, 0, 0);
+	int error = wh_cuda_call(cuda, cuMemAddressReserve, &scratch->address, scratch->length, 0,
+				 0, 0);
 
 	if (error)
 		return error;
-	error = wh_cuda_call(cuda, cuMemMap, scratch->address, scratch->length, 0, scratch->memory, 0);
+	error = wh_cuda_call(cuda, cuMemMap, scratch->address, scratch->length, 0, scratch->memory,
+			     0);
 	if (error)
 		goto err_addresses;
 	error = wh_cuda_call(cuda, cuMemSetAccess, scratch->address, scratch->length, &access, 1);
@@ -39,7 +41,8 @@ static int scratch_import(struct wh_cuda *cuda, struct wh_scratch *scratch)
 	CUallocation imported;
 	int fd = -1, error;
 
-	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, scratch->memory, CUDA_HANDLE_FD, 0);
+	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, &fd, scratch->memory,
+			     CUDA_HANDLE_FD, 0);
 	if (error)
 		return error;
 	error = wh_cuda_call(cuda, cuMemImportFromShareableHandle, &imported, (void *)(intptr_t)fd,
@@ -76,8 +79,8 @@ static int scratch_create(struct wh_cuda *cuda, const struct wh_cuda_device *dev
 	return wh_cuda_call(cuda, cuMemCreate, &out->memory, out->length, &properties, 0);
 }
 
-int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
-		   struct wh_scratch *out)
+int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length,
+		   bool imported, struct wh_scratch *out)
 {
 	const struct wh_cuda_location location = { CUDA_LOCATION_DEVICE, device->ordinal };
 	struct wh_scratch scratch = { 0 };
@@ -103,7 +106,8 @@ int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *dev
 
 	if (error)
 		return error;
-	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, fd, scratch.memory, CUDA_HANDLE_FD, 0);
+	error = wh_cuda_call(cuda, cuMemExportToShareableHandle, fd, scratch.memory, CUDA_HANDLE_FD,
+			     0);
 	cuda->cuMemRelease(scratch.memory);
 	return error;
 }

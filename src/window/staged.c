@@ -57,11 +57,10 @@ enum direction { PUT, GET };
 static int copy_in(struct wh_cuda *cuda, CUstream stream, enum direction direction,
 		   uint64_t device_address, void *host, size_t length)
 {
-	int error = direction == PUT ?
-			    wh_cuda_call(cuda, cuMemcpyHtoDAsync, device_address, host, length,
-					 stream) :
-			    wh_cuda_call(cuda, cuMemcpyDtoHAsync, host, device_address, length,
-					 stream);
+	int error = direction == PUT ? wh_cuda_call(cuda, cuMemcpyHtoDAsync, device_address, host,
+						    length, stream) :
+				       wh_cuda_call(cuda, cuMemcpyDtoHAsync, host, device_address,
+						    length, stream);
 
 	return error ? error : wh_cuda_call(cuda, cuStreamSynchronize, stream);
 }
@@ -94,7 +93,8 @@ int wh_windows_get(struct wh_windows *windows, struct wh_cuda_device *device, vo
 	return copy(windows, device, GET, from, to, length);
 }
 
-/* ---- which way to read ------------------------------------------------------------------------ */
+/* ---- which way to read ------------------------------------------------------------------------
+ */
 
 /* Nanoseconds of the quickest of some rounds; -1: it fails. */
 static int64_t time_read(struct wh_view *view, void *to, size_t length, bool engine)

@@ -112,15 +112,15 @@ bool wh_window_order_has(const char *order, const char *name)
 
 /* ---- pinning --------------------------------------------------------------------------------- */
 
-__attribute__((format(printf, 3, 4)))
-static void say(struct wh_view *view, const char *name, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void say(struct wh_view *view, const char *name,
+						      const char *format, ...)
 {
 	size_t used = strlen(view->said);
 	va_list arguments;
 
 	if (used < sizeof(view->said))
-		used += (size_t)snprintf(view->said + used, sizeof(view->said) - used, "%s%s: ",
-					 used ? "; " : "", name);
+		used += (size_t)snprintf(view->said + used, sizeof(view->said) - used,
+					 "%s%s: ", used ? "; " : "", name);
 	va_start(arguments, format);
 	if (used < sizeof(view->said))
 		vsnprintf(view->said + used, sizeof(view->said) - used, format, arguments);
@@ -143,9 +143,12 @@ static int pin(struct wh_view *view, uint32_t flags)
 		struct wh_span *span = &view->spans[i];
 
 		/* Without what a backend before this one has left. */
-		*span = (struct wh_span){ .address = span->address, .length = span->length,
-					  .pointer = span->pointer, .flags = flags,
-					  .foreign = span->foreign, .handed = span->handed,
+		*span = (struct wh_span){ .address = span->address,
+					  .length = span->length,
+					  .pointer = span->pointer,
+					  .flags = flags,
+					  .foreign = span->foreign,
+					  .handed = span->handed,
 					  .object = span->object };
 		error = view->backend->pin(view->windows, span);
 		if (error) {
@@ -199,8 +202,7 @@ static int open_with(struct wh_view *view, const struct wh_view_request *request
 	int error = view->backend->start(view->windows);
 
 	if (!error && request->holds && !holds(view->backend, view->windows))
-		error = wh_fail(EOPNOTSUPP,
-				"%s: it takes mappings away when their memory is freed",
+		error = wh_fail(EOPNOTSUPP, "%s: it takes mappings away when their memory is freed",
 				view->backend->name);
 	if (!error)
 		error = pin(view, request->pin_flags);
@@ -269,8 +271,7 @@ static struct wh_view *find_view(struct wh_windows *windows, const struct wh_vie
 		    r->address - view->wanted <= view->wanted_length - r->length &&
 		    (!r->mapping || r->mapping == view->mapping) &&
 		    (!r->holds || holds(view->backend, windows)) &&
-		    wh_window_order_has(r->order, view->backend->name) &&
-		    wh_view_current(view))
+		    wh_window_order_has(r->order, view->backend->name) && wh_view_current(view))
 			return view;
 	}
 	return NULL;

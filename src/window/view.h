@@ -2,10 +2,10 @@
 /*
  * CPU mappings of GPU memory: what the public windows (window.c) and libgdrapi (gdrapi.c) share.
  *
- * A struct wh_windows opens views. A view is one stretch of addresses of a GPU, whole GPU pages, that is
- * pinned by a backend and, once mapped, lies in one piece in this process's address space. Its spans
- * are what the driver knows as one object each: an allocation of cuMemAlloc, or several that share
- * pages; for memory of cuMemCreate, a mapping.
+ * A struct wh_windows opens views. A view is one stretch of addresses of a GPU, whole GPU pages,
+ * that is pinned by a backend and, once mapped, lies in one piece in this process's address space.
+ * Its spans are what the driver knows as one object each: an allocation of cuMemAlloc, or several
+ * that share pages; for memory of cuMemCreate, a mapping.
  *
  * The order in which things are undone matters everywhere: first munmap(), then what the driver
  * holds, since no driver takes pages away from a mapping.
@@ -46,9 +46,10 @@ struct wh_rm_watch_module;
 struct wh_span {
 	uint64_t address, length;
 	struct wh_cuda_pointer pointer; /* what CUDA says of the first allocation */
-	uint32_t flags;                 /* of the pin */
-	bool foreign;                   /* CUDA imported it */
-	bool handed;                    /* its owner has sent `object`, of the span's first byte */
+	uint32_t flags; /* of the pin */
+	bool foreign; /* CUDA imported it */
+	/* its owner has sent `object`, of the span's first byte */
+	bool handed;
 	struct wh_view_object {
 		int fd;
 		uint64_t offset;
@@ -59,7 +60,7 @@ struct wh_span {
 			struct wh_span_object {
 				uint32_t object;
 				uint64_t offset, length;
-			} *objects;
+			} * objects;
 		} rm;
 		struct {
 			uint64_t handle;
@@ -79,8 +80,8 @@ struct wh_window_backend {
 	/* Hold on to the memory. */
 	int (*pin)(struct wh_windows *windows, struct wh_span *span);
 	void (*unpin)(struct wh_windows *windows, struct wh_span *span);
-	/* Map it at `at`, in place of what is there, not to be inherited by children. *mapping is the
-	 * type asked for (NONE: any) and becomes the one got. */
+	/* Map it at `at`, in place of what is there, not to be inherited by children. *mapping is
+	 * the type asked for (NONE: any) and becomes the one got. */
 	int (*map)(struct wh_windows *windows, struct wh_span *span, void *at,
 		   enum wh_mapping *mapping);
 	/* Does a mapping stay when its memory is freed? NULL: yes. After start(). */
@@ -96,8 +97,8 @@ struct wh_view {
 	unsigned references;
 	const struct wh_window_backend *backend; /* NULL: none, staged */
 	uint64_t wanted, wanted_length; /* what was asked for */
-	uint64_t address, length;       /* the pages it lies in */
-	unsigned char *base;            /* where they are mapped; NULL: not */
+	uint64_t address, length; /* the pages it lies in */
+	unsigned char *base; /* where they are mapped; NULL: not */
 	enum wh_mapping mapping;
 	struct wh_copy copy;
 	struct wh_cuda_device *device; /* of the first span */
@@ -107,20 +108,24 @@ struct wh_view {
 	/* The allocations, by an address in each; the BUFFER_ID never recurs in this process. */
 	struct wh_view_part {
 		uint64_t address, buffer_id;
-	} *parts;
+	} * parts;
 };
 
-/* What writing costs, through windows onto a GPU and by its copy engine: so many ns, and for each byte. */
+/* What writing costs, through windows onto a GPU and by its copy engine: so many ns, and for each
+ * byte. */
 struct wh_window_cost {
-	double window, window_byte; /* window: until one read back has shown that it has arrived */
+	/* window: until one read back has shown that it has arrived */
+	double window, window_byte;
 	double engine, engine_byte;
 	double host_byte; /* writing to pinned memory of the host */
 	bool known, measured; /* else it is what is usual */
 };
 
 struct wh_window_gpu {
-	CUstream stream;         /* does not wait for others and is not waited for; NULL: not yet */
-	_Atomic uint64_t engine; /* reads of so many bytes and more go by a copy engine; 0: not known */
+	/* does not wait for others and is not waited for; NULL: not yet */
+	CUstream stream;
+	/* reads of so many bytes and more go by a copy engine; 0: not known */
+	_Atomic uint64_t engine;
 	struct wh_window_cost cost; /* kept by wh_windows_cost() */
 };
 
@@ -131,12 +136,14 @@ struct wh_windows {
 	pthread_mutex_t lock;
 	struct wh_list views;
 	pthread_mutex_t stream_lock; /* comes after `lock` */
-	struct wh_window_gpu *gpus;  /* by the devices' ordinals; under stream_lock, and then kept */
+	/* by the devices' ordinals; under stream_lock, and then kept */
+	struct wh_window_gpu *gpus;
 	/* The backends' own, under the lock. */
 	struct wh_rm *rm;
 	const struct wh_rm_watch_module *rm_watch; /* NULL: not opened */
 	uint8_t rm_proven[WH_CUDA_DEVICES]; /* by the devices' ordinals, a bit for each way */
-	int rm_anchors[WH_CUDA_DEVICES];    /* by the devices' ordinals, descriptors; 0: none, -1: not to be had */
+	/* by the devices' ordinals, descriptors; 0: none, -1: not to be had */
+	int rm_anchors[WH_CUDA_DEVICES];
 	int driver_fd; /* -1: not open */
 	uint32_t driver_version;
 	bool driver_v1; /* it knows no flags and no mapping types */
@@ -145,20 +152,21 @@ struct wh_windows {
 /* What is asked of a view. */
 struct wh_view_request {
 	uint64_t address, length;
-	const char *order;  /* names of backends, comma between; "staged": without a mapping */
+	const char *order; /* names of backends, comma between; "staged": without a mapping */
 	uint32_t pin_flags; /* 1: force PCIe */
 	enum wh_mapping mapping; /* NONE: any */
-	bool private;       /* not to be shared with others */
+	bool private; /* not to be shared with others */
 	/* Each page of the range needs one byte of the range that is allocated, not all of them;
 	 * else all of the range has to be. */
 	bool pages;
-	bool foreign;       /* another process's, which keeps what it publishes until we let go */
-	/* Foreign memory, part by part, as its owner's wh_windows_export() gives it, if it has been asked:
-	 * where the first byte asked for, and the first of each part behind it, lies. */
+	bool foreign; /* another process's, which keeps what it publishes until we let go */
+	/* Foreign memory, part by part, as its owner's wh_windows_export() gives it, if it has been
+	 * asked: where the first byte asked for, and the first of each part behind it, lies. */
 	const struct wh_view_object *objects;
 	unsigned object_count;
-	bool holds;         /* has to stay what it is when the memory is freed: no access may fault */
-	bool map;           /* or only pin */
+	/* has to stay what it is when the memory is freed: no access may fault */
+	bool holds;
+	bool map; /* or only pin */
 };
 
 /* cuda is held. Starts nothing. 0 or -ENOMEM. */
@@ -181,10 +189,10 @@ bool wh_window_order_has(const char *order, const char *name);
  * said; the text has it of all. */
 int wh_view_open(struct wh_windows *windows, const struct wh_view_request *request,
 		 struct wh_view **out);
-/* For a foreign view of somebody who has imported [address, address+length), which lies in one allocation: a
- * descriptor of what the kernel driver knows the memory as, to be closed by the caller, and where in it
- * `address` is. Does not wait for a GPU. 0, or -EOPNOTSUPP (the backend rm cannot be used, or is not proven
- * here), or what the driver said. */
+/* For a foreign view of somebody who has imported [address, address+length), which lies in one
+ * allocation: a descriptor of what the kernel driver knows the memory as, to be closed by the
+ * caller, and where in it `address` is. Does not wait for a GPU. 0, or -EOPNOTSUPP (the backend rm
+ * cannot be used, or is not proven here), or what the driver said. */
 int wh_windows_export(struct wh_windows *windows, uint64_t address, uint64_t length,
 		      struct wh_view_object *out);
 /* Would a view profit from its owner's objects? */
@@ -203,7 +211,8 @@ static inline void *wh_view_at(const struct wh_view *view, uint64_t address)
 	return view->base + (address - view->address);
 }
 
-/* ---- by the copy engine (staged.c) ------------------------------------------------------------ */
+/* ---- by the copy engine (staged.c) ------------------------------------------------------------
+ */
 
 /* Copy between ordinary memory and that of a GPU, in a stream of our own, and wait. */
 int wh_windows_put(struct wh_windows *windows, struct wh_cuda_device *device, uint64_t to,
@@ -217,7 +226,8 @@ void wh_windows_streams_free(struct wh_windows *windows);
 /* The device's own stream, made when first asked for. The device's primary context is entered. */
 int wh_windows_stream(struct wh_windows *windows, struct wh_cuda_device *device, CUstream *out);
 
-/* ---- scratch memory (scratch.c) ---------------------------------------------------------------- */
+/* ---- scratch memory (scratch.c) ----------------------------------------------------------------
+ */
 
 struct wh_scratch {
 	uint64_t address;
@@ -226,24 +236,27 @@ struct wh_scratch {
 };
 
 /* At least `length` bytes, for windows; `imported`: as CUDA has imported them. Inside a scope of
- * the device. Does not wait for a GPU, nor does giving it back. 0, or -EOPNOTSUPP, or CUDA's error. */
-int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length, bool imported,
-		   struct wh_scratch *out);
+ * the device. Does not wait for a GPU, nor does giving it back. 0, or -EOPNOTSUPP, or CUDA's error.
+ */
+int wh_scratch_new(struct wh_cuda *cuda, struct wh_cuda_device *device, size_t length,
+		   bool imported, struct wh_scratch *out);
 void wh_scratch_free(struct wh_cuda *cuda, struct wh_scratch *scratch);
 /* A descriptor, to be closed by the caller, of a piece of such memory (2 MiB) that nothing else
  * has. */
 int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *device, int *fd);
 
-/* ---- which way to write (cost.c) ---------------------------------------------------------------- */
+/* ---- which way to write (cost.c) ----------------------------------------------------------------
+ */
 
-/* Measured the first time for each device, on scratch memory of its own and through windows opened in
- * this order, which takes about a ms; where that is not possible, what is usual. `pinned` are
+/* Measured the first time for each device, on scratch memory of its own and through windows opened
+ * in this order, which takes about a ms; where that is not possible, what is usual. `pinned` are
  * WH_WINDOW_PROBE bytes of pinned memory, NULL: none. One caller at a time. */
 #define WH_WINDOW_PROBE ((size_t)1 << 20)
 void wh_windows_cost(struct wh_windows *windows, struct wh_cuda_device *device, const char *order,
 		     void *pinned, struct wh_window_cost *out);
 
-/* The engine's, made when first needed. Not to be kept for longer than a region or a window is there. */
+/* The engine's, made when first needed. Not to be kept for longer than a region or a window is
+ * there. */
 int wh_windows_of(struct wh_engine *engine, struct wh_windows **out);
 /* The knob `window` of an engine that is to have none. */
 #define WH_WINDOW_OFF "off"

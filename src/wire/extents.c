@@ -18,7 +18,7 @@ enum token_kind {
 #define KIND_MASK 3
 
 #define VARINT_MAX 10 /* bytes */
-#define WORD_BITS 56  /* what a varint of 8 bytes holds */
+#define WORD_BITS 56 /* what a varint of 8 bytes holds */
 #define CONTINUES UINT64_C(0x8080808080808080)
 
 static uint64_t zigzag(uint64_t value)

@@ -7,13 +7,15 @@
 
 #define LABEL 24 /* bytes of a label, zeros behind it */
 
-/* label, u32 length, HELLO, u32 length, WELCOME without its proof, and the 1 that ends HKDF's info. */
+/* label, u32 length, HELLO, u32 length, WELCOME without its proof, and the 1 that ends HKDF's info.
+ */
 struct transcript {
 	size_t length;
 	uint8_t bytes[LABEL + 4 + WH_HELLO_MAX + 4 + WH_HELLO_MAX + 1];
 };
 
-/* The nonce of a HELLO or WELCOME; false: it is none, or has no nonce or proof of the right size. */
+/* The nonce of a HELLO or WELCOME; false: it is none, or has no nonce or proof of the right size.
+ */
 static bool nonce_of(const uint8_t *payload, size_t length, size_t auth, uint8_t *nonce)
 {
 	struct wh_hello hello;
@@ -29,7 +31,8 @@ static int expand(const struct wh_crypto *crypto, const uint8_t secret[WH_MAC_SI
 {
 	memset(transcript->bytes, 0, LABEL);
 	memcpy(transcript->bytes, label, strlen(label));
-	return wh_crypto_hmac(crypto, secret, WH_MAC_SIZE, transcript->bytes, transcript->length, out);
+	return wh_crypto_hmac(crypto, secret, WH_MAC_SIZE, transcript->bytes, transcript->length,
+			      out);
 }
 
 int wh_proofs_make(const struct wh_crypto *crypto, const uint8_t key[WH_KEY_SIZE],

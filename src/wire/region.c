@@ -59,8 +59,7 @@ int wh_region_decode(const uint8_t **in, const uint8_t *end, struct wh_region_re
 		return -EPROTO;
 	wh_take_bytes(&bytes, got.name, length);
 	if (bytes.cut || !got.length || got.address > UINT64_MAX - got.length ||
-	    !is_access(got.access) || got.kind < WH_MEMORY_PAGEABLE ||
-	    got.kind > WH_MEMORY_POOL)
+	    !is_access(got.access) || got.kind < WH_MEMORY_PAGEABLE || got.kind > WH_MEMORY_POOL)
 		return -EPROTO;
 	for (size_t i = 0; i < length; i++) {
 		if (!is_name((unsigned char)got.name[i]))

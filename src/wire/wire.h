@@ -3,8 +3,9 @@
  * What engines say to each other. Everything is little-endian. Encoders and decoders are pure:
  * bytes in, structures out, no sockets, no allocation; decoders trust nothing.
  *
- * A connection starts with frames (HELLO, answered by WELCOME or REFUSED, and then PROVE). A control
- * connection goes on with frames; a data connection, after its PROVE, with requests and responses.
+ * A connection starts with frames (HELLO, answered by WELCOME or REFUSED, and then PROVE). A
+ * control connection goes on with frames; a data connection, after its PROVE, with requests and
+ * responses.
  */
 #ifndef WH_WIRE_WIRE_H
 #define WH_WIRE_WIRE_H
@@ -25,41 +26,46 @@ enum wh_frame_type {
 	WH_FRAME_HELLO = 1,
 	WH_FRAME_WELCOME,
 	WH_FRAME_REFUSED,
-	WH_FRAME_REGIONS,  /* regions published; flag LAST ends the first, full list */
-	WH_FRAME_REMOVE,   /* regions taken back: ids */
-	WH_FRAME_REMOVED,  /* the answer: the same ids, no longer mapped or touched */
-	WH_FRAME_NOTIFY,   /* u64 sequence, then the user's bytes */
+	WH_FRAME_REGIONS, /* regions published; flag LAST ends the first, full list */
+	WH_FRAME_REMOVE, /* regions taken back: ids */
+	WH_FRAME_REMOVED, /* the answer: the same ids, no longer mapped or touched */
+	WH_FRAME_NOTIFY, /* u64 sequence, then the user's bytes */
 	WH_FRAME_NOTIFIED, /* u64 sequence: it is in the queue */
-	WH_FRAME_PING,     /* u64 token */
-	WH_FRAME_PONG,     /* the same */
-	WH_FRAME_ABORT,    /* u64 number of one of this session's data connections: drop it */
-	WH_FRAME_ABORTED,  /* the same: dropped, nothing more comes from it or goes by it */
-	WH_FRAME_MAP,      /* u64 region id, u32 number of the first segment wanted, 0 for host memory
-			      (unix socket): may I have its memory? With WH_MAP_OBJECTS in the number, by
-			      what the GPU's kernel driver knows it as, for a CPU window. */
-	WH_FRAME_MAPPED,   /* the answer for host memory, with the memfd */
-	WH_FRAME_EXPORTED, /* the answers for a GPU's memory, one a segment, some with a descriptor */
-	WH_FRAME_PROVE,    /* the initiator's proof, in answer to WELCOME */
-	WH_FRAME_ALIVE,    /* unix socket, in answer to PROVE: the owner's alive page comes along */
+	WH_FRAME_PING, /* u64 token */
+	WH_FRAME_PONG, /* the same */
+	WH_FRAME_ABORT, /* u64 number of one of this session's data connections: drop it */
+	WH_FRAME_ABORTED, /* the same: dropped, nothing more comes from it or goes by it */
+	WH_FRAME_MAP, /* u64 region id, u32 number of the first segment wanted, 0 for host memory
+			 (unix socket): may I have its memory? With WH_MAP_OBJECTS in the number, by
+			 what the GPU's kernel driver knows it as, for a CPU window. */
+	WH_FRAME_MAPPED, /* the answer for host memory, with the memfd */
+	/* the answers for a GPU's memory, one a segment, some with a descriptor */
+	WH_FRAME_EXPORTED,
+	WH_FRAME_PROVE, /* the initiator's proof, in answer to WELCOME */
+	/* unix socket, in answer to PROVE: the owner's alive page comes along */
+	WH_FRAME_ALIVE,
 	/* Of the transport rdma; sent to engines alone that say WH_CAPABLE_RDMA. */
-	WH_FRAME_RDMA_CONNECT,   /* a queue pair of ours: connect one of yours to it */
+	WH_FRAME_RDMA_CONNECT, /* a queue pair of ours: connect one of yours to it */
 	WH_FRAME_RDMA_CONNECTED, /* the answer */
-	WH_FRAME_RDMA_KEYS,      /* u32 NIC, u64 region id: how do I reach its memory? */
-	WH_FRAME_RDMA_KEYED,     /* the answer */
-	WH_FRAME_RDMA_FLUSH,     /* u32 number, u64 region id: have its GPU see what NICs have written */
-	WH_FRAME_RDMA_FLUSHED,   /* the answer */
-	WH_FRAME_RDMA_DESK,      /* empty: pinned memory, for bytes of GPUs that your NICs do not reach? */
-	WH_FRAME_RDMA_DESKED,    /* the answer */
-	WH_FRAME_RDMA_COPY,      /* move bytes between a slot of it and regions */
-	WH_FRAME_RDMA_COPIED,    /* the answer, as FLUSHED; its number is the slot */
-	WH_FRAME_RDMA_SPARE,     /* u32 number of a queue pair: give it back, if you do not use it */
+	WH_FRAME_RDMA_KEYS, /* u32 NIC, u64 region id: how do I reach its memory? */
+	WH_FRAME_RDMA_KEYED, /* the answer */
+	/* u32 number, u64 region id: have its GPU see what NICs have written */
+	WH_FRAME_RDMA_FLUSH,
+	WH_FRAME_RDMA_FLUSHED, /* the answer */
+	/* empty: pinned memory, for bytes of GPUs that your NICs do not reach? */
+	WH_FRAME_RDMA_DESK,
+	WH_FRAME_RDMA_DESKED, /* the answer */
+	WH_FRAME_RDMA_COPY, /* move bytes between a slot of it and regions */
+	WH_FRAME_RDMA_COPIED, /* the answer, as FLUSHED; its number is the slot */
+	/* u32 number of a queue pair: give it back, if you do not use it */
+	WH_FRAME_RDMA_SPARE,
 	/* Sent to engines alone that say WH_CAPABLE_LETTERS. */
-	WH_FRAME_RDMA_MAIL,   /* empty: memory of yours that I may write notifications to? */
+	WH_FRAME_RDMA_MAIL, /* empty: memory of yours that I may write notifications to? */
 	WH_FRAME_RDMA_MAILED, /* the answer */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
-#define WH_MAP_SIZE 12  /* payload bytes of MAP */
+#define WH_MAP_SIZE 12 /* payload bytes of MAP */
 #define WH_MAP_OBJECTS (UINT32_C(1) << 31)
 
 /* Header on the wire: u32 length of the payload, u16 type, u16 flags. */
@@ -80,7 +86,8 @@ enum wh_role {
 	WH_ROLE_SHM = 3, /* over the unix socket */
 };
 
-/* Of capabilities: the frames RDMA_* may be sent to it; its queue pairs have receives, for letters */
+/* Of capabilities: the frames RDMA_* may be sent to it; its queue pairs have receives, for letters
+ */
 #define WH_CAPABLE_RDMA 1u
 #define WH_CAPABLE_LETTERS 2u
 
@@ -98,13 +105,13 @@ struct wh_hello {
 	uint16_t role;
 	uint32_t capabilities;
 	uint32_t connection; /* HELLO of data: the initiator's number for it, for ABORT */
-	uint64_t epoch;    /* the sender's */
+	uint64_t epoch; /* the sender's */
 	uint64_t expected; /* the epoch it wants to talk to; 0: any */
-	uint64_t session;  /* WELCOME of control: given; HELLO of data and shm: returned */
-	uint8_t host[16];  /* same bytes: same host (and the same network namespace) */
+	uint64_t session; /* WELCOME of control: given; HELLO of data and shm: returned */
+	uint8_t host[16]; /* same bytes: same host (and the same network namespace) */
 	char name[WH_NAME_MAX];
 	char socket[WH_NAME_MAX]; /* WELCOME: the abstract unix socket for shm; "": none */
-	uint16_t auth_length;     /* HELLO: a nonce; WELCOME: a nonce and the owner's proof */
+	uint16_t auth_length; /* HELLO: a nonce; WELCOME: a nonce and the owner's proof */
 	uint8_t auth[256];
 };
 /* Returns the bytes used, at most WH_HELLO_MAX. */
@@ -119,7 +126,8 @@ int wh_refusal_decode(const uint8_t *in, size_t length, int *error, char text[WH
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-#define WH_REGION_MAPPABLE 1 /* flag: it lies in a memfd, which a peer that sees all of it can map */
+/* flag: it lies in a memfd, which a peer that sees all of it can map */
+#define WH_REGION_MAPPABLE 1
 
 /* On the wire: u64 id, u64 address, u64 length, u8 access, u8 kind, u8 flags, u8 name length,
  * name: 28 bytes and the name. */
@@ -135,24 +143,26 @@ size_t wh_region_encode(uint8_t *out, const struct wh_region_record *record);
  * length wraps; no such access or kind; a name with bytes other than A-Z a-z 0-9 . _ -). */
 int wh_region_decode(const uint8_t **in, const uint8_t *end, struct wh_region_record *record);
 
-/* A region's exported key: u8 version, u8 reserved, u16 length of the whole, u64 epoch, a record. */
+/* A region's exported key: u8 version, u8 reserved, u16 length of the whole, u64 epoch, a record.
+ */
 size_t wh_key_encode(uint8_t *out, uint64_t epoch, const struct wh_region_record *record);
 /* 0, -EINVAL, -EPROTONOSUPPORT. */
-int wh_key_decode(const uint8_t *in, size_t length, uint64_t *epoch, struct wh_region_record *record);
+int wh_key_decode(const uint8_t *in, size_t length, uint64_t *epoch,
+		  struct wh_region_record *record);
 
 /* ---- segments of a GPU's memory, over the unix socket --------------------------------------- */
 
 #define WH_EXPORTED_TEXT 192 /* with the NUL */
 
 enum wh_handle_type {
-	WH_HANDLE_FD = 1,      /* of cuMemCreate; the descriptor comes along */
-	WH_HANDLE_LEGACY = 2,  /* cuIpcGetMemHandle */
-	WH_HANDLE_OBJECT = 3,  /* of the NVIDIA kernel driver; the descriptor comes along */
+	WH_HANDLE_FD = 1, /* of cuMemCreate; the descriptor comes along */
+	WH_HANDLE_LEGACY = 2, /* cuIpcGetMemHandle */
+	WH_HANDLE_OBJECT = 3, /* of the NVIDIA kernel driver; the descriptor comes along */
 };
 
 /* Payload of EXPORTED: one segment of a region. On the wire: u64 id, u32 errno, then, without an
- * error, u32 segments, u32 index, u8 type, u8 device[16] (UUID), u64 address, u64 length, u64 base, u64
- * size, and for LEGACY u8 handle[64]; with an error the reason. */
+ * error, u32 segments, u32 index, u8 type, u8 device[16] (UUID), u64 address, u64 length, u64 base,
+ * u64 size, and for LEGACY u8 handle[64]; with an error the reason. */
 struct wh_exported {
 	uint64_t id;
 	int error; /* negative; 0: all below is there */
@@ -160,8 +170,8 @@ struct wh_exported {
 	uint8_t type;
 	uint8_t device[16];
 	uint64_t address, length; /* of the segment in the owner's address space */
-	uint64_t base, size;      /* of the mapping or allocation that it lies in; OBJECT: where the object
-				     would begin, and as much of it as ends with the segment */
+	uint64_t base, size; /* of the mapping or allocation that it lies in; OBJECT: where the
+				object would begin, and as much of it as ends with the segment */
 	uint8_t handle[64];
 	char text[WH_EXPORTED_TEXT];
 };
@@ -172,17 +182,19 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *exported);
 /* 0 or -EPROTO. */
 int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported);
 
-/* ---- queue pairs and keys of the transport rdma, over the control connection ------------------ */
+/* ---- queue pairs and keys of the transport rdma, over the control connection ------------------
+ */
 
 enum wh_rdma_link {
 	WH_RDMA_INFINIBAND = 1,
 	WH_RDMA_ETHERNET = 2,
 };
 
-/* One end of a connection of two queue pairs. On the wire: u8 link, u8 type of the GID (0 InfiniBand, 1
- * RoCE v1, 2 RoCE v2), u8 MTU (1: 256 to 5: 4096), u8 reads it answers at a time, u8 reads it asks for
- * at a time, u8 0, u16 LID, u16 partition key, u32 number of the queue pair, u32 first sequence number
- * (24 bits each), gid[16], name of the device and port (u8 length + bytes). */
+/* One end of a connection of two queue pairs. On the wire: u8 link, u8 type of the GID (0
+ * InfiniBand, 1 RoCE v1, 2 RoCE v2), u8 MTU (1: 256 to 5: 4096), u8 reads it answers at a time, u8
+ * reads it asks for at a time, u8 0, u16 LID, u16 partition key, u32 number of the queue pair, u32
+ * first sequence number (24 bits each), gid[16], name of the device and port (u8 length + bytes).
+ */
 struct wh_rdma_end {
 	uint8_t link, gid_type, mtu, answers, asks;
 	uint16_t lid, pkey;
@@ -191,16 +203,17 @@ struct wh_rdma_end {
 	char name[WH_NAME_MAX];
 };
 
-/* Payload of CONNECT: u32 number, the initiator's for it, which ABORT names; u16 index of its rail; u16 turn,
- * how often that has failed already, so that another rail of the owner's has its turn; an end. */
+/* Payload of CONNECT: u32 number, the initiator's for it, which ABORT names; u16 index of its rail;
+ * u16 turn, how often that has failed already, so that another rail of the owner's has its turn; an
+ * end. */
 struct wh_rdma_connect {
 	uint32_t number;
 	uint16_t index, turn;
 	struct wh_rdma_end end;
 };
 
-/* Payload of CONNECTED: u32 number, u32 errno, then, without an error, u32 the owner's number for its
- * NIC, which KEYS names, and an end; with an error the reason. */
+/* Payload of CONNECTED: u32 number, u32 errno, then, without an error, u32 the owner's number for
+ * its NIC, which KEYS names, and an end; with an error the reason. */
 struct wh_rdma_connected {
 	uint32_t number;
 	int error; /* negative; 0: the rest is there, but the text */
@@ -211,16 +224,16 @@ struct wh_rdma_connected {
 
 /* How a NIC reaches memory. */
 enum wh_rdma_way {
-	WH_RDMA_HOST,    /* it is host memory */
+	WH_RDMA_HOST, /* it is host memory */
 	WH_RDMA_DMA_BUF, /* a GPU's, as a dma-buf */
 	WH_RDMA_PEERMEM, /* a GPU's, by its address, which a kernel module translates */
-	WH_RDMA_STAGED,  /* a GPU's, not at all: its bytes go through pinned memory */
+	WH_RDMA_STAGED, /* a GPU's, not at all: its bytes go through pinned memory */
 };
 
-/* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u8 way, u8 1: what NICs write has
- * to be flushed before its GPU sees it, u8 how far the NIC is from the memory, u8 0, u32 count, and so many keys, each for the bytes of the
- * region behind those of the one before: u64 how many, u32 key. In both cases a text ends it: the reason;
- * or why the way is not a better one. */
+/* Payload of KEYED: u64 id, u32 nic, u32 errno, then, without an error, u8 way, u8 1: what NICs
+ * write has to be flushed before its GPU sees it, u8 how far the NIC is from the memory, u8 0, u32
+ * count, and so many keys, each for the bytes of the region behind those of the one before: u64 how
+ * many, u32 key. In both cases a text ends it: the reason; or why the way is not a better one. */
 #define WH_RDMA_KEYS_MAX 16384
 #define WH_RDMA_KEY_SIZE 12
 struct wh_rdma_keyed {
@@ -244,13 +257,13 @@ struct wh_rdma_flushed {
 /* In KEYED: no NIC reaches the memory, and its owner stages it, by DESK and COPY. */
 #define WH_RDMA_STAGED_THERE EREMOTEIO
 
-/* Memory of the owner's that is one session's alone: slots of so many bytes, one behind the other, whose
- * keys KEYS tells for the region 0. */
+/* Memory of the owner's that is one session's alone: slots of so many bytes, one behind the other,
+ * whose keys KEYS tells for the region 0. */
 #define WH_RDMA_DESK_SLOT (1u << 20)
 #define WH_RDMA_DESK_SLOTS 4u
 
-/* Payload of DESKED: u32 errno, then, without an error, u64 address, u32 slots, of which there are up to
- * WH_RDMA_DESK_SLOTS; with an error the reason. */
+/* Payload of DESKED: u32 errno, then, without an error, u64 address, u32 slots, of which there are
+ * up to WH_RDMA_DESK_SLOTS; with an error the reason. */
 struct wh_rdma_desked {
 	int error; /* negative */
 	uint64_t address;
@@ -258,19 +271,20 @@ struct wh_rdma_desked {
 	char text[WH_REFUSAL_MAX];
 };
 
-/* Payload of COPY: u32 slot, u32 op (enum wh_op: WRITE out of the slot, READ into it), and extents, whose
- * bytes lie one behind the other from the start of the slot on. */
+/* Payload of COPY: u32 slot, u32 op (enum wh_op: WRITE out of the slot, READ into it), and extents,
+ * whose bytes lie one behind the other from the start of the slot on. */
 struct wh_rdma_copy {
 	uint32_t slot, op;
 	const uint8_t *extents; /* as they are on the wire */
-	size_t length;          /* of them */
+	size_t length; /* of them */
 };
 #define WH_RDMA_COPY_HEAD 8
 #define WH_RDMA_COPY_RUNS 256u /* the most extents */
 
-/* A letter: a notification that a NIC writes into a slot of a mailbox, the owner's memory that is one session's
- * alone, by a write with an immediate. In the slot: u64 sequence, as of NOTIFY, u32 length, u32 0, and so many
- * bytes. The immediate: the number of the slot, and above the lowest 8 bits the lowest 24 of the sequence. */
+/* A letter: a notification that a NIC writes into a slot of a mailbox, the owner's memory that is
+ * one session's alone, by a write with an immediate. In the slot: u64 sequence, as of NOTIFY, u32
+ * length, u32 0, and so many bytes. The immediate: the number of the slot, and above the lowest 8
+ * bits the lowest 24 of the sequence. */
 #define WH_RDMA_LETTERS 16u /* slots, and the most that are sent without being confirmed */
 #define WH_RDMA_LETTER_HEAD 16
 #define WH_RDMA_LETTER_MAX 4096 /* WH_NOTIFICATION_MAX */
@@ -281,9 +295,9 @@ struct wh_rdma_letter {
 	uint32_t length; /* 1 to WH_RDMA_LETTER_MAX */
 };
 
-/* Payload of MAILED: u32 errno, then, without an error, u64 address of the first of WH_RDMA_LETTERS slots, which
- * lie one behind the other, and for 1 to WH_RDMA_MAIL_KEYS NICs of the owner u32 number, u32 key; with an error
- * the reason. */
+/* Payload of MAILED: u32 errno, then, without an error, u64 address of the first of WH_RDMA_LETTERS
+ * slots, which lie one behind the other, and for 1 to WH_RDMA_MAIL_KEYS NICs of the owner u32
+ * number, u32 key; with an error the reason. */
 #define WH_RDMA_MAIL_KEYS 16u
 struct wh_rdma_mailed {
 	int error; /* negative */
@@ -328,23 +342,24 @@ int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_maile
 /* The number of the slot that an immediate names, or -EPROTO. */
 int wh_rdma_imm_slot(uint32_t imm);
 /* What is in that slot. */
-int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm, struct wh_rdma_letter *letter);
+int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm,
+			  struct wh_rdma_letter *letter);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 
 #define WH_REQUEST_SIZE 32
 #define WH_RESPONSE_SIZE 32
-#define WH_REQUEST_EXTENTS 1024          /* the most extents in one request */
-#define WH_REQUEST_META (32u << 10)      /* the most bytes that describe them */
+#define WH_REQUEST_EXTENTS 1024 /* the most extents in one request */
+#define WH_REQUEST_META (32u << 10) /* the most bytes that describe them */
 #define WH_REQUEST_BYTES (UINT64_C(1) << 30) /* the most payload bytes */
 
 /* On the wire: u8 op, u8[3] 0, u32 meta, u32 count, u32 0, u64 id, u64 bytes. Then `meta` bytes of
  * extents, then, for a write, `bytes` of payload. */
 struct wh_request {
-	uint8_t op;     /* WH_READ, WH_WRITE */
-	uint32_t meta;  /* bytes of encoded extents */
+	uint8_t op; /* WH_READ, WH_WRITE */
+	uint32_t meta; /* bytes of encoded extents */
 	uint32_t count; /* extents */
-	uint64_t id;    /* the initiator's; comes back in the response */
+	uint64_t id; /* the initiator's; comes back in the response */
 	uint64_t bytes; /* the sum of the extents' lengths */
 };
 void wh_request_encode(uint8_t out[WH_REQUEST_SIZE], const struct wh_request *request);

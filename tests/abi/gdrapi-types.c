@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The types of GDRCopy 2.6's interface, written down from what is known of it and not from our header: that
- * has to fit them, with no warning of a C or of a C++ compiler. A program linked with the library.
+ * The types of GDRCopy 2.6's interface, written down from what is known of it and not from our
+ * header: that has to fit them, with no warning of a C or of a C++ compiler. A program linked with
+ * the library.
  */
 #include "gdrapi.h"
 
@@ -26,14 +27,16 @@ typedef int gdr_driver_get_version_type(gdr_t, int *, int *);
 typedef int gdr_get_attribute_type(gdr_t, gdr_attr_t, int *);
 typedef int gdr_get_mapping_type_string_type(gdr_mapping_type_t, const char **);
 
-/* New code gets version 2 of it; the symbol of old programs is declared nowhere, and is the 17th. */
+/* New code gets version 2 of it; the symbol of old programs is declared nowhere, and is the 17th.
+ */
 static gdr_get_info_v2_type *const get_info = gdr_get_info;
 #undef gdr_get_info
 
 #ifdef __cplusplus
 extern "C"
 #endif
-int gdr_get_info(gdr_t, gdr_mh_t, void *);
+	int
+	gdr_get_info(gdr_t, gdr_mh_t, void *);
 
 static gdr_open_type *const open_it = gdr_open;
 static gdr_close_type *const close_it = gdr_close;
@@ -50,9 +53,11 @@ static gdr_copy_from_mapping_type *const copy_from_mapping = gdr_copy_from_mappi
 static gdr_runtime_get_version_type *const runtime_get_version = gdr_runtime_get_version;
 static gdr_driver_get_version_type *const driver_get_version = gdr_driver_get_version;
 static gdr_get_attribute_type *const get_attribute = gdr_get_attribute;
-static gdr_get_mapping_type_string_type *const get_mapping_type_string = gdr_get_mapping_type_string;
+static gdr_get_mapping_type_string_type *const get_mapping_type_string =
+	gdr_get_mapping_type_string;
 
-static_assert(sizeof(gdr_mh_t) == 8 && sizeof(((gdr_mh_t *)0)->h) == sizeof(unsigned long), "gdr_mh_t");
+static_assert(sizeof(gdr_mh_t) == 8 && sizeof(((gdr_mh_t *)0)->h) == sizeof(unsigned long),
+	      "gdr_mh_t");
 static_assert(sizeof(gdr_info_v2_t) == 48 && sizeof(gdr_info_t) == 48, "gdr_info_v2_t");
 static_assert(offsetof(gdr_info_v2_t, va) == 0, "va");
 static_assert(offsetof(gdr_info_v2_t, mapped_size) == 8, "mapped_size");
@@ -64,8 +69,9 @@ static_assert(offsetof(gdr_info_v2_t, mapping_type) == 40, "mapping_type");
 static_assert(sizeof(gdr_mapping_type_t) == 4 && sizeof(gdr_attr_t) == 4, "enumerations");
 static_assert(sizeof(gdr_pin_flags_t) == 4, "gdr_pin_flags_t");
 static_assert(GDR_PIN_FLAG_DEFAULT == 0 && GDR_PIN_FLAG_FORCE_PCIE == 1, "pin flags");
-static_assert(GDR_MAPPING_TYPE_NONE == 0 && GDR_MAPPING_TYPE_WC == 1 && GDR_MAPPING_TYPE_CACHING == 2 &&
-		      GDR_MAPPING_TYPE_DEVICE == 3 && GDR_MAPPING_TYPE_MAX == 4,
+static_assert(GDR_MAPPING_TYPE_NONE == 0 && GDR_MAPPING_TYPE_WC == 1 &&
+		      GDR_MAPPING_TYPE_CACHING == 2 && GDR_MAPPING_TYPE_DEVICE == 3 &&
+		      GDR_MAPPING_TYPE_MAX == 4,
 	      "mapping types");
 static_assert(GDR_MAP_FLAG_DEFAULT == 0 && GDR_MAP_FLAG_REQ_WC_MAPPING == 1 &&
 		      GDR_MAP_FLAG_REQ_CACHE_MAPPING == 2 && GDR_MAP_FLAG_REQ_DEVICE_MAPPING == 3,

@@ -21,8 +21,14 @@ struct row {
 	size_t got, pinned;
 };
 
-#define SIZE(type, pinned) { "sizeof(struct " #type ")", sizeof(struct type), pinned }
-#define FIELD(type, field, pinned) { #type "." #field, offsetof(struct type, field), pinned }
+#define SIZE(type, pinned)                                                                         \
+	{                                                                                          \
+		"sizeof(struct " #type ")", sizeof(struct type), pinned                            \
+	}
+#define FIELD(type, field, pinned)                                                                 \
+	{                                                                                          \
+#type "." #field, offsetof(struct type, field), pinned                             \
+	}
 
 /* Where pointers are 8 bytes. */
 static const struct row structs[] = {

@@ -43,7 +43,7 @@ static void unload__after_an_engine(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "127.0.0.1:0" };
 	int (*open_engine)(const struct wh_engine_options *options, struct wh_engine **out);
-	int (*close_engine)(struct wh_engine *engine);
+	int (*close_engine)(struct wh_engine * engine);
 	struct wh_engine *engine;
 
 	(void)state;

@@ -32,11 +32,26 @@ enum { TYPE_HOST = 1, TYPE_DEVICE = 2 };
 
 /* How many bytes each attribute is written as. */
 static const unsigned char widths[ATTRIBUTES] = {
-	[CONTEXT] = 8, [MEMORY_TYPE] = 4, [DEVICE_POINTER] = 8, [HOST_POINTER] = 8, [P2P_TOKENS] = 16,
-	[SYNC_MEMOPS] = 4, [BUFFER_ID] = 8, [IS_MANAGED] = 4, [DEVICE_ORDINAL] = 4,
-	[IS_LEGACY_CUDA_IPC_CAPABLE] = 4, [RANGE_START_ADDR] = 8, [RANGE_SIZE] = 8, [MAPPED] = 4,
-	[ALLOWED_HANDLE_TYPES] = 8, [IS_GPU_DIRECT_RDMA_CAPABLE] = 4, [ACCESS_FLAGS] = 4,
-	[MEMPOOL_HANDLE] = 8, [MAPPING_SIZE] = 8, [MAPPING_BASE_ADDR] = 8, [MEMORY_BLOCK_ID] = 8,
+	[CONTEXT] = 8,
+	[MEMORY_TYPE] = 4,
+	[DEVICE_POINTER] = 8,
+	[HOST_POINTER] = 8,
+	[P2P_TOKENS] = 16,
+	[SYNC_MEMOPS] = 4,
+	[BUFFER_ID] = 8,
+	[IS_MANAGED] = 4,
+	[DEVICE_ORDINAL] = 4,
+	[IS_LEGACY_CUDA_IPC_CAPABLE] = 4,
+	[RANGE_START_ADDR] = 8,
+	[RANGE_SIZE] = 8,
+	[MAPPED] = 4,
+	[ALLOWED_HANDLE_TYPES] = 8,
+	[IS_GPU_DIRECT_RDMA_CAPABLE] = 4,
+	[ACCESS_FLAGS] = 4,
+	[MEMPOOL_HANDLE] = 8,
+	[MAPPING_SIZE] = 8,
+	[MAPPING_BASE_ADDR] = 8,
+	[MEMORY_BLOCK_ID] = 8,
 };
 
 static bool is_host(const struct fake_range *range)

@@ -22,8 +22,8 @@ static bool pageable_copy(void *inside, uint64_t outside, size_t length, bool wr
 	while (length) {
 		struct iovec here = { inside, length };
 		struct iovec there = { (void *)(uintptr_t)outside, length };
-		ssize_t n = syscall(write ? SYS_process_vm_writev : SYS_process_vm_readv, getpid(), &here, 1UL,
-				    &there, 1UL, 0UL);
+		ssize_t n = syscall(write ? SYS_process_vm_writev : SYS_process_vm_readv, getpid(),
+				    &here, 1UL, &there, 1UL, 0UL);
 
 		if (n < 0 && errno == EINTR)
 			continue;
@@ -42,7 +42,7 @@ struct end {
 	uint64_t address;
 	bool pageable;
 	bool device; /* in a device's memory */
-	bool sync;   /* SYNC_MEMOPS */
+	bool sync; /* SYNC_MEMOPS */
 };
 
 /* What [address, address+length) is, if the context may copy to or from it. */
@@ -318,7 +318,8 @@ static int do_fill(struct fake_op *op)
 	pthread_rwlock_rdlock(&fake_map_lock);
 	while (done < fill->length) {
 		size_t piece = fill->length - done;
-		char *at = fake_translate(op->context, FAKE_BY_COPY, fill->address + done, &piece, true);
+		char *at = fake_translate(op->context, FAKE_BY_COPY, fill->address + done, &piece,
+					  true);
 
 		if (!at)
 			break;
@@ -378,8 +379,8 @@ static int load_value(const struct value_op *value, uint32_t *out)
 	_Atomic uint32_t *at;
 
 	pthread_rwlock_rdlock(&fake_map_lock);
-	at = (_Atomic uint32_t *)(void *)fake_translate(value->op.context, FAKE_BY_COPY, value->address,
-							&length, false);
+	at = (_Atomic uint32_t *)(void *)fake_translate(value->op.context, FAKE_BY_COPY,
+							value->address, &length, false);
 	if (at)
 		*out = *at;
 	pthread_rwlock_unlock(&fake_map_lock);

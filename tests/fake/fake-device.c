@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "fake.h"
 
@@ -36,9 +36,10 @@ static void print_uuid(const struct fake_uuid *uuid, char out[64])
 {
 	const unsigned char *b = uuid->bytes;
 
-	snprintf(out, 64, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-		 b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12],
-		 b[13], b[14], b[15]);
+	snprintf(out, 64,
+		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+		 b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
+		 b[14], b[15]);
 }
 
 /* The physical device that one entry of CUDA_VISIBLE_DEVICES names; -1: none. A UUID may be cut
@@ -257,53 +258,47 @@ FAKE_API int cuDeviceTotalMem_v2(size_t *bytes, int device)
 static const struct {
 	int attribute, value;
 } attributes[] = {
-	{ 1, 1024 },   /* MAX_THREADS_PER_BLOCK */
-	{ 2, 1024 },   /* MAX_BLOCK_DIM_X, Y, Z */
-	{ 3, 1024 },
-	{ 4, 64 },
-	{ 5, INT32_MAX }, /* MAX_GRID_DIM_X, Y, Z */
-	{ 6, 65535 },
-	{ 7, 65535 },
-	{ 8, 49152 },  /* MAX_SHARED_MEMORY_PER_BLOCK */
-	{ 10, 32 },    /* WARP_SIZE */
-	{ 15, 1 },     /* GPU_OVERLAP */
-	{ 16, 132 },   /* MULTIPROCESSOR_COUNT */
-	{ 19, 1 },     /* CAN_MAP_HOST_MEMORY */
-	{ 31, 1 },     /* CONCURRENT_KERNELS */
-	{ 32, 1 },     /* ECC_ENABLED */
-	{ 39, 2048 },  /* MAX_THREADS_PER_MULTIPROCESSOR */
-	{ 40, 3 },     /* ASYNC_ENGINE_COUNT */
-	{ 41, 1 },     /* UNIFIED_ADDRESSING */
-	{ 75, 9 },     /* COMPUTE_CAPABILITY_MAJOR */
-	{ 78, 1 },     /* STREAM_PRIORITIES_SUPPORTED */
-	{ 83, 1 },     /* MANAGED_MEMORY */
-	{ 89, 1 },     /* CONCURRENT_MANAGED_ACCESS */
-	{ 90, 1 },     /* COMPUTE_PREEMPTION_SUPPORTED */
-	{ 91, 1 },     /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
-	{ 92, 1 },     /* CAN_USE_STREAM_MEM_OPS_V1 and its like */
-	{ 93, 1 },
-	{ 94, 1 },
-	{ 95, 1 },     /* COOPERATIVE_LAUNCH */
+	{ 1, 1024 }, /* MAX_THREADS_PER_BLOCK */
+	{ 2, 1024 }, /* MAX_BLOCK_DIM_X, Y, Z */
+	{ 3, 1024 },    { 4, 64 },    { 5, INT32_MAX }, /* MAX_GRID_DIM_X, Y, Z */
+	{ 6, 65535 },   { 7, 65535 }, { 8, 49152 }, /* MAX_SHARED_MEMORY_PER_BLOCK */
+	{ 10, 32 }, /* WARP_SIZE */
+	{ 15, 1 }, /* GPU_OVERLAP */
+	{ 16, 132 }, /* MULTIPROCESSOR_COUNT */
+	{ 19, 1 }, /* CAN_MAP_HOST_MEMORY */
+	{ 31, 1 }, /* CONCURRENT_KERNELS */
+	{ 32, 1 }, /* ECC_ENABLED */
+	{ 39, 2048 }, /* MAX_THREADS_PER_MULTIPROCESSOR */
+	{ 40, 3 }, /* ASYNC_ENGINE_COUNT */
+	{ 41, 1 }, /* UNIFIED_ADDRESSING */
+	{ 75, 9 }, /* COMPUTE_CAPABILITY_MAJOR */
+	{ 78, 1 }, /* STREAM_PRIORITIES_SUPPORTED */
+	{ 83, 1 }, /* MANAGED_MEMORY */
+	{ 89, 1 }, /* CONCURRENT_MANAGED_ACCESS */
+	{ 90, 1 }, /* COMPUTE_PREEMPTION_SUPPORTED */
+	{ 91, 1 }, /* CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM */
+	{ 92, 1 }, /* CAN_USE_STREAM_MEM_OPS_V1 and its like */
+	{ 93, 1 },      { 94, 1 },    { 95, 1 }, /* COOPERATIVE_LAUNCH */
 	{ 97, 232448 }, /* MAX_SHARED_MEMORY_PER_BLOCK_OPTIN */
-	{ 98, 1 },     /* CAN_FLUSH_REMOTE_WRITES */
-	{ 99, 1 },     /* HOST_REGISTER_SUPPORTED */
-	{ 102, 1 },    /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
-	{ 103, 1 },    /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
-	{ 106, 32 },   /* MAX_BLOCKS_PER_MULTIPROCESSOR */
-	{ 110, 1 },    /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
-	{ 113, 1 },    /* READ_ONLY_HOST_REGISTER_SUPPORTED */
-	{ 115, 1 },    /* MEMORY_POOLS_SUPPORTED */
-	{ 116, 1 },    /* GPU_DIRECT_RDMA_SUPPORTED */
-	{ 117, 1 },    /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS */
-	{ 118, 100 },  /* GPU_DIRECT_RDMA_WRITES_ORDERING */
-	{ 119, 9 },    /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
-	{ 122, 1 },    /* CAN_USE_64_BIT_STREAM_MEM_OPS */
-	{ 123, 1 },    /* CAN_USE_STREAM_WAIT_VALUE_NOR */
-	{ 124, 1 },    /* DMA_BUF_SUPPORTED */
-	{ 125, 1 },    /* IPC_EVENT_SUPPORTED */
-	{ 128, 1 },    /* HANDLE_TYPE_FABRIC_SUPPORTED; cuMemCreate() refuses them all the same */
-	{ 131, -1 },   /* NUMA_ID */
-	{ 134, 0 },    /* HOST_NUMA_ID */
+	{ 98, 1 }, /* CAN_FLUSH_REMOTE_WRITES */
+	{ 99, 1 }, /* HOST_REGISTER_SUPPORTED */
+	{ 102, 1 }, /* VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED */
+	{ 103, 1 }, /* HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED */
+	{ 106, 32 }, /* MAX_BLOCKS_PER_MULTIPROCESSOR */
+	{ 110, 1 }, /* GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED */
+	{ 113, 1 }, /* READ_ONLY_HOST_REGISTER_SUPPORTED */
+	{ 115, 1 }, /* MEMORY_POOLS_SUPPORTED */
+	{ 116, 1 }, /* GPU_DIRECT_RDMA_SUPPORTED */
+	{ 117, 1 }, /* GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS */
+	{ 118, 100 }, /* GPU_DIRECT_RDMA_WRITES_ORDERING */
+	{ 119, 9 }, /* MEMPOOL_SUPPORTED_HANDLE_TYPES */
+	{ 122, 1 }, /* CAN_USE_64_BIT_STREAM_MEM_OPS */
+	{ 123, 1 }, /* CAN_USE_STREAM_WAIT_VALUE_NOR */
+	{ 124, 1 }, /* DMA_BUF_SUPPORTED */
+	{ 125, 1 }, /* IPC_EVENT_SUPPORTED */
+	{ 128, 1 }, /* HANDLE_TYPE_FABRIC_SUPPORTED; cuMemCreate() refuses them all the same */
+	{ 131, -1 }, /* NUMA_ID */
+	{ 134, 0 }, /* HOST_NUMA_ID */
 };
 
 #define OVERRIDES 8

@@ -10,7 +10,7 @@
 
 struct fault {
 	char name[64]; /* "": free */
-	unsigned nth;  /* calls until it strikes; 0: each */
+	unsigned nth; /* calls until it strikes; 0: each */
 	int error;
 };
 
@@ -164,7 +164,8 @@ int fake_enter_uninitialised(struct fake_call *call, const char *name)
 	return fault_count ? strike(name) : FAKE_OK;
 }
 
-/* ---- a capture of another thread -------------------------------------------------------------- */
+/* ---- a capture of another thread --------------------------------------------------------------
+ */
 
 enum { RELAXED = 2 };
 
@@ -175,11 +176,10 @@ static _Atomic unsigned refused;
 static bool leaves_captures_alone(const char *name)
 {
 	static const char *const harmless[] = {
-		"cuCtxGet",	 "cuCtxPop",	    "cuCtxPush",	"cuCtxSet",
-		"cuDevice",	 "cuDriver",	    "cuEventRecord",	"cuFuncGet",
-		"cuGet",	 "cuInit",	    "cuLaunch",		"cuMemGet",
-		"cuMemHostGet",	 "cuModuleGet",	    "cuPointerGet",	"cuStreamGet",
-		"cuStreamIs",	 "cuStreamWait",    "cuStreamWrite",	"cuThreadExchange",
+		"cuCtxGet",    "cuCtxPop",      "cuCtxPush",    "cuCtxSet",      "cuDevice",
+		"cuDriver",    "cuEventRecord", "cuFuncGet",    "cuGet",         "cuInit",
+		"cuLaunch",    "cuMemGet",      "cuMemHostGet", "cuModuleGet",   "cuPointerGet",
+		"cuStreamGet", "cuStreamIs",    "cuStreamWait", "cuStreamWrite", "cuThreadExchange",
 	};
 
 	for (size_t i = 0; i < sizeof(harmless) / sizeof(harmless[0]); i++)
@@ -202,7 +202,8 @@ int fake_enter(struct fake_call *call, const char *name)
 {
 	int error = fake_enter_uninitialised(call, name);
 
-	if (!error && captured_elsewhere && fake_capture_mode != RELAXED && !leaves_captures_alone(name)) {
+	if (!error && captured_elsewhere && fake_capture_mode != RELAXED &&
+	    !leaves_captures_alone(name)) {
 		refused++;
 		error = FAKE_CAPTURE_UNSUPPORTED;
 	}

@@ -54,7 +54,8 @@ static int load_word(const struct fake_launch *launch, uint64_t list, uint64_t i
 
 /* Where one side of a chunk starts. */
 static int chunk_place(const struct fake_launch *launch, uint64_t bases, uint64_t inline_base,
-		       uint64_t offsets, uint64_t stride, uint64_t base, uint64_t index, uint64_t *out)
+		       uint64_t offsets, uint64_t stride, uint64_t base, uint64_t index,
+		       uint64_t *out)
 {
 	uint64_t start = inline_base, offset = stride * index;
 	int error = 0;
@@ -119,8 +120,8 @@ static int finish_blocks(const struct fake_launch *launch, const struct wh_block
 		return 0;
 	counter = (_Atomic uint32_t *)(void *)fake_translate(launch->context, FAKE_BY_KERNEL,
 							     job->counter, &length, true);
-	flag = (_Atomic uint32_t *)(void *)fake_translate(launch->context, FAKE_BY_KERNEL, job->flag,
-							  &flag_length, true);
+	flag = (_Atomic uint32_t *)(void *)fake_translate(launch->context, FAKE_BY_KERNEL,
+							  job->flag, &flag_length, true);
 	if (!counter || !flag)
 		return FAKE_ILLEGAL_ADDRESS;
 	if (job->counter % 4 || job->flag % 4)
@@ -188,8 +189,8 @@ static int fill(const struct fake_launch *launch)
 
 #define BOUNCE_SECONDS 10
 
-/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. What it
- * waits for comes from a CPU that may have to share its processor, so it has more patience. */
+/* wh_bounce(uint64_t in, uint64_t out, uint32_t rounds, uint32_t patience): kernels/bounce.cu. What
+ * it waits for comes from a CPU that may have to share its processor, so it has more patience. */
 static int bounce(const struct fake_launch *launch)
 {
 	uint64_t in_address = *(uint64_t *)launch->parameters[0];
@@ -218,7 +219,12 @@ static int bounce(const struct fake_launch *launch)
 	return 0;
 }
 
-#define JOB { { sizeof(struct wh_blocks_job), 8 } }
+#define JOB                                                                                        \
+	{                                                                                          \
+		{                                                                                  \
+			sizeof(struct wh_blocks_job), 8                                            \
+		}                                                                                  \
+	}
 
 static const struct fake_twin twins[] = {
 	{ "wh_blocks_16", 1, JOB, blocks_16 },
@@ -273,21 +279,24 @@ static int check_ptx(const char *at, char log[128])
 		return FAKE_INVALID_PTX;
 	}
 	if (version > PTX_VERSION) {
-		snprintf(log, 128, "ptxas application ptx input, line 1; fatal   : Unsupported "
-			 ".version %ld.%ld; current version is '%d.%d'", version / 10,
-			 version % 10, PTX_VERSION / 10, PTX_VERSION % 10);
+		snprintf(log, 128,
+			 "ptxas application ptx input, line 1; fatal   : Unsupported "
+			 ".version %ld.%ld; current version is '%d.%d'",
+			 version / 10, version % 10, PTX_VERSION / 10, PTX_VERSION % 10);
 		return FAKE_UNSUPPORTED_PTX;
 	}
 	at = skip_comments(end);
 	if (strncmp(at, ".target", 7) != 0) {
-		snprintf(log, 128, "ptxas application ptx input, line 2; fatal   : Missing .target "
+		snprintf(log, 128,
+			 "ptxas application ptx input, line 2; fatal   : Missing .target "
 			 "directive");
 		return FAKE_INVALID_PTX;
 	}
 	at = skip_comments(at + 7);
 	/* NOLINTNEXTLINE(cert-err34-c) */
 	if (sscanf(at, "sm_%d", &target) == 1 && target > fake_capability()) {
-		snprintf(log, 128, "ptxas fatal   : SM version specified by .target is higher than "
+		snprintf(log, 128,
+			 "ptxas fatal   : SM version specified by .target is higher than "
 			 "default SM version assumed");
 		return FAKE_INVALID_PTX;
 	}
@@ -299,7 +308,8 @@ static int check_cubin(const unsigned char *elf)
 {
 	int made_for = elf[FLAGS_ARCHITECTURE], capability = fake_capability();
 
-	return made_for / 10 == capability / 10 && made_for <= capability ? FAKE_OK : FAKE_NO_BINARY;
+	return made_for / 10 == capability / 10 && made_for <= capability ? FAKE_OK :
+									    FAKE_NO_BINARY;
 }
 
 /* What the driver says of the image; *ptx if it is text. */
@@ -578,8 +588,9 @@ FAKE_API int cuLaunchKernel(struct fake_function *function, unsigned grid_x, uns
 
 	FAKE_ENTER();
 	if (!grid_x || grid_x > INT32_MAX || !grid_y || grid_y > 65535 || !grid_z ||
-	    grid_z > 65535 || !block_x || !block_y || !block_z || block_z > 64 || block_x > MAX_THREADS ||
-	    block_y > MAX_THREADS || block_x * block_y * block_z > MAX_THREADS || shared > 49152)
+	    grid_z > 65535 || !block_x || !block_y || !block_z || block_z > 64 ||
+	    block_x > MAX_THREADS || block_y > MAX_THREADS ||
+	    block_x * block_y * block_z > MAX_THREADS || shared > 49152)
 		return FAKE_INVALID_VALUE;
 	l = calloc(1, sizeof(*l));
 	if (!l)

@@ -61,7 +61,9 @@ static int free_range(uint64_t address, unsigned kinds, unsigned unbound)
 	pthread_rwlock_rdlock(&fake_map_lock);
 	range = freeable(address, none ? kinds & unbound : kinds);
 	owner = range && range->context ? range->context : context;
-	error = range ? (range->device ? range->device->lost : 0) : none ? none : FAKE_INVALID_VALUE;
+	error = range ? (range->device ? range->device->lost : 0) :
+		none  ? none :
+			FAKE_INVALID_VALUE;
 	pthread_rwlock_unlock(&fake_map_lock);
 	if (error)
 		return error;
@@ -170,7 +172,8 @@ FAKE_API int cuMemAllocAsync(uint64_t *out, size_t size, void *stream)
 	return error ? error : allocate(out, size, FAKE_POOL);
 }
 
-FAKE_API int cuMemAllocFromPoolAsync(uint64_t *out, size_t size, const struct pool *pool, void *stream)
+FAKE_API int cuMemAllocFromPoolAsync(uint64_t *out, size_t size, const struct pool *pool,
+				     void *stream)
 {
 	struct fake_context *context;
 	struct fake_range *range;

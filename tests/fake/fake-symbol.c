@@ -15,7 +15,8 @@ static const struct {
 	{ 2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory" },
 	{ 3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error" },
 	{ 4, "CUDA_ERROR_DEINITIALIZED", "driver shutting down" },
-	{ 46, "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA-capable device(s) is/are busy or unavailable" },
+	{ 46, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+	  "CUDA-capable device(s) is/are busy or unavailable" },
 	{ 100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected" },
 	{ 101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal" },
 	{ 200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid" },
@@ -31,7 +32,8 @@ static const struct {
 	  "uncorrectable NVLink error detected during the execution" },
 	{ 222, "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
 	  "the provided PTX was compiled with an unsupported toolchain." },
-	{ 304, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS" },
+	{ 304, "CUDA_ERROR_OPERATING_SYSTEM",
+	  "OS call failed or operation not supported on this OS" },
 	{ 400, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle" },
 	{ 500, "CUDA_ERROR_NOT_FOUND", "named symbol not found" },
 	{ 600, "CUDA_ERROR_NOT_READY", "device not ready" },
@@ -163,7 +165,8 @@ static int resolve(const char *name, int version, void **out)
 		if (strcmp(versions[i].name, name) != 0)
 			continue;
 		listed = true;
-		found = versions[i].since <= version && versions[i].since <= fake_settings()->driver;
+		found = versions[i].since <= version &&
+			versions[i].since <= fake_settings()->driver;
 		suffix = versions[i].suffix;
 	}
 	if (listed && !found)

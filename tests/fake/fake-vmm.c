@@ -352,7 +352,8 @@ FAKE_API int cuMemImportFromShareableHandle(uint64_t *out, void *descriptor, int
 	}
 	if (!error) {
 		memory->handles = 1;
-		memory->handle_types = 0; /* as driver 580: what is imported is not exported again */
+		/* as driver 580: what is imported is not exported again */
+		memory->handle_types = 0;
 		*out = (uintptr_t)memory;
 	}
 	pthread_rwlock_unlock(&fake_map_lock);

@@ -115,12 +115,12 @@ struct fake_call {
 int fake_enter(struct fake_call *call, const char *name);
 int fake_enter_uninitialised(struct fake_call *call, const char *name);
 
-#define FAKE_ENTER_WITH(enter) \
-	do { \
-		static struct fake_call fake_call_; \
-		int fake_error_ = enter(&fake_call_, __func__); \
-		if (fake_error_) \
-			return fake_error_; \
+#define FAKE_ENTER_WITH(enter)                                                                     \
+	do {                                                                                       \
+		static struct fake_call fake_call_;                                                \
+		int fake_error_ = enter(&fake_call_, __func__);                                    \
+		if (fake_error_)                                                                   \
+			return fake_error_;                                                        \
 	} while (0)
 #define FAKE_ENTER() FAKE_ENTER_WITH(fake_enter)
 
@@ -149,12 +149,12 @@ extern _Thread_local int fake_capture_mode;
 struct fake_context;
 
 struct fake_device {
-	int ordinal;  /* in this process */
+	int ordinal; /* in this process */
 	int physical; /* on the machine */
 	struct fake_uuid uuid;
 	_Atomic size_t memory; /* in all */
-	size_t used;           /* under fake_map_lock */
-	_Atomic int lost;      /* every call's error; 0: it is well */
+	size_t used; /* under fake_map_lock */
+	_Atomic int lost; /* every call's error; 0: it is well */
 	_Atomic long lose_after; /* operations until it is lost; -1: it is not going to be */
 	_Atomic int lose_error;
 	struct fake_context *_Atomic primary; /* made when first retained, then kept */
@@ -198,12 +198,12 @@ extern struct wh_list fake_contexts; /* under fake_lock */
 
 enum fake_kind {
 	FAKE_DEVICE = 1, /* cuMemAlloc */
-	FAKE_POOL,       /* cuMemAllocAsync */
-	FAKE_MAPPED,     /* cuMemMap */
-	FAKE_IMPORTED,   /* cuIpcOpenMemHandle */
-	FAKE_HOST,       /* cuMemHostAlloc */
+	FAKE_POOL, /* cuMemAllocAsync */
+	FAKE_MAPPED, /* cuMemMap */
+	FAKE_IMPORTED, /* cuIpcOpenMemHandle */
+	FAKE_HOST, /* cuMemHostAlloc */
 	FAKE_REGISTERED, /* cuMemHostRegister */
-	FAKE_MANAGED,    /* cuMemAllocManaged */
+	FAKE_MANAGED, /* cuMemAllocManaged */
 };
 
 /* Memory of a device: a memfd, and the mapping through which the driver reaches it. */
@@ -226,7 +226,7 @@ struct fake_range {
 	size_t size;
 	enum fake_kind kind;
 	struct fake_memory *memory; /* NULL: the addresses themselves */
-	size_t offset;              /* of the base in the memory */
+	size_t offset; /* of the base in the memory */
 	uint64_t buffer_id;
 	struct fake_context *context; /* NULL for FAKE_MAPPED and FAKE_POOL */
 	struct fake_device *device;
@@ -280,8 +280,8 @@ uint32_t fake_object(const struct fake_memory *memory);
 int fake_memory_to_bar(struct fake_memory *memory, uint64_t base);
 
 /* Memory on the BAR that the setting names, in whole pages of FAKE_BAR_PAGE. */
-/* `there`: at its device address as well, if the BAR has struct pages, so that a NIC can be given that, as
- * with nvidia-peermem; it goes with the reservation. */
+/* `there`: at its device address as well, if the BAR has struct pages, so that a NIC can be given
+ * that, as with nvidia-peermem; it goes with the reservation. */
 int fake_bar_map(uint64_t base, size_t size, bool there, int *fd, char **alias);
 void fake_bar_unmap(uint64_t base, int fd);
 

@@ -5,9 +5,9 @@
  * with those nodes comes here. Memory is that of the fake CUDA driver.
  *
  * It is as strict as the kernel where that matters: structs of another size are refused, a client
- * belongs to the process and the descriptor that made it, a node takes one mapping of just the length
- * asked for. What a real driver would let pass and corrupt memory by is counted as a violation:
- * letting go of memory while it is mapped.
+ * belongs to the process and the descriptor that made it, a node takes one mapping of just the
+ * length asked for. What a real driver would let pass and corrupt memory by is counted as a
+ * violation: letting go of memory while it is mapped.
  *
  *   FAKE_NVIDIA_VERSION=580.159.04  what /proc/driver/nvidia/version says
  *   FAKE_NVIDIA_CUDA=PATH           as fake_nvidia_cuda(), when /dev/gdrdrv is first opened
@@ -24,13 +24,13 @@ void fake_nvidia_cuda(const char *path);
 
 /* What can be made to fail: an escape of the RM, 0x10000 and a command of RM_CONTROL, or the number
  * of an ioctl of /dev/gdrdrv. */
-#define FAKE_NVIDIA_OPEN 1u  /* /dev/nvidiactl */
-#define FAKE_NVIDIA_MMAP 2u  /* any node */
+#define FAKE_NVIDIA_OPEN 1u /* /dev/nvidiactl */
+#define FAKE_NVIDIA_MMAP 2u /* any node */
 #define FAKE_NVIDIA_WRONG 3u /* mappings show other memory */
 /* What a driver that is not as it should be does; any status. */
 #define FAKE_NVIDIA_INHERIT 4u /* children inherit mappings */
-#define FAKE_NVIDIA_KEEP 5u    /* munmap() of a mapping does nothing */
-#define FAKE_NVIDIA_ANYONE 6u  /* pins of /dev/gdrdrv are everybody's */
+#define FAKE_NVIDIA_KEEP 5u /* munmap() of a mapping does nothing */
+#define FAKE_NVIDIA_ANYONE 6u /* pins of /dev/gdrdrv are everybody's */
 #define FAKE_NVIDIA_CONTROL(command) (0x10000u + (command))
 
 /* The nth from now on (1: the next, 0: each) fails with this: > 0 a status of the RM, < 0 an errno;

@@ -72,8 +72,8 @@ static int pin(struct node *node, struct found found, uint64_t address, uint64_t
 	p = calloc(1, sizeof(*p));
 	if (!p)
 		return ENOMEM;
-	*p = (struct pin){ pins, node, getpid(), next_handle++, address, size, found.offset,
-			   dup(found.fd), 0 };
+	*p = (struct pin){ pins,         node,          getpid(), next_handle++, address, size,
+			   found.offset, dup(found.fd), 0 };
 	pins = p;
 	nvidia_state.pins++;
 	*handle = p->handle;
@@ -174,8 +174,8 @@ static int call(struct node *node, unsigned long request, void *arg, struct foun
 	case GDRDRV_ATTRIBUTE:
 		return old ? ENOTTY : attribute(arg);
 	case GDRDRV_VERSION:
-		*(struct gdrdrv_version *)arg = (struct gdrdrv_version){ 2 << 16 | (old ? 0 : 6),
-									  GDRDRV_API };
+		*(struct gdrdrv_version *)arg =
+			(struct gdrdrv_version){ 2 << 16 | (old ? 0 : 6), GDRDRV_API };
 		return 0;
 	default:
 		return ENOTTY;

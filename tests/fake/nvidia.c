@@ -38,7 +38,8 @@ static struct fault {
 	int status;
 } faults[FAULTS];
 
-/* ---- what tests ask for ----------------------------------------------------------------------- */
+/* ---- what tests ask for -----------------------------------------------------------------------
+ */
 
 FAKE_API void fake_nvidia_fail(uint32_t what, unsigned nth, int status)
 {
@@ -111,7 +112,8 @@ int nvidia_gdrdrv_kind(void)
 	return gdrdrv >= 0 ? gdrdrv : text ? (int)strtol(text, NULL, 10) : 0;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------ */
+/* ---- nodes ------------------------------------------------------------------------------------
+ */
 
 static struct node *find_node(int fd)
 {
@@ -136,8 +138,13 @@ static int new_node(enum node_kind kind, unsigned minor)
 		errno = ENOMEM;
 		return -1;
 	}
-	*node = (struct node){ .next = nodes, .kind = kind, .minor = minor, .owner = getpid(),
-			       .inode = is.st_ino, .device = is.st_dev, .memory = -1 };
+	*node = (struct node){ .next = nodes,
+			       .kind = kind,
+			       .minor = minor,
+			       .owner = getpid(),
+			       .inode = is.st_ino,
+			       .device = is.st_dev,
+			       .memory = -1 };
 	nodes = node;
 	return fd;
 }
@@ -147,9 +154,12 @@ static int version_file(void)
 	const char *text = getenv("FAKE_NVIDIA_VERSION");
 	int fd = memfd_create("fake-version", MFD_CLOEXEC);
 
-	dprintf(fd, "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build\n"
-		    "GCC version:  gcc version 12.2.0\n",
-		*version ? version : text && *text ? text : "580.159.04");
+	dprintf(fd,
+		"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  %s  Release Build\n"
+		"GCC version:  gcc version 12.2.0\n",
+		*version      ? version :
+		text && *text ? text :
+				"580.159.04");
 	lseek(fd, 0, SEEK_SET);
 	return fd;
 }
@@ -186,7 +196,8 @@ static int open_ours(const char *path)
 	return -1;
 }
 
-/* ---- objects ---------------------------------------------------------------------------------- */
+/* ---- objects ----------------------------------------------------------------------------------
+ */
 
 static struct object *find_object(uint32_t client, uint32_t handle)
 {
@@ -249,7 +260,8 @@ static bool owns(const struct node *node, uint32_t client)
 	       client;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------ */
+/* ---- calls ------------------------------------------------------------------------------------
+ */
 
 static uint32_t alloc(struct node *node, struct rm_alloc *a)
 {
@@ -435,10 +447,9 @@ static void cards(struct rm_cards *out)
 {
 	memset(out, 0, sizeof(*out));
 	for (unsigned i = 0; i < GPUS; i++)
-		out->card[i] = (struct rm_card_info){ .valid = 1,
-						      .bus = (uint8_t)(0x1b + 0x10 * i),
-						      .gpu = i << 8,
-						      .minor = i };
+		out->card[i] = (struct rm_card_info){
+			.valid = 1, .bus = (uint8_t)(0x1b + 0x10 * i), .gpu = i << 8, .minor = i
+		};
 }
 
 static int register_fd(struct node *node, int fd)
@@ -454,9 +465,9 @@ static int register_fd(struct node *node, int fd)
 }
 
 /* By the size that the request encodes, as the kernel does. */
-#define CASE(escape, type, status_of) \
-	case RM_REQUEST(escape, type): \
-		((type *)arg)->status = struck ? (uint32_t)struck : (status_of); \
+#define CASE(escape, type, status_of)                                                              \
+	case RM_REQUEST(escape, type):                                                             \
+		((type *)arg)->status = struck ? (uint32_t)struck : (status_of);                   \
 		return 0
 
 static int call(struct node *node, unsigned long request, void *arg)
@@ -485,9 +496,11 @@ static int call(struct node *node, unsigned long request, void *arg)
 	}
 }
 
-/* ---- mappings --------------------------------------------------------------------------------- */
+/* ---- mappings ---------------------------------------------------------------------------------
+ */
 
-static void *map(struct node *node, void *at, size_t length, int protection, int flags, off_t offset)
+static void *map(struct node *node, void *at, size_t length, int protection, int flags,
+		 off_t offset)
 {
 	struct mapping *m = calloc(1, sizeof(*m));
 	int struck = nvidia_strike(FAKE_NVIDIA_MMAP), fd = node->memory;
@@ -560,7 +573,8 @@ static bool unmapped(const char *from, size_t length)
 	return found;
 }
 
-/* ---- in front of libc ------------------------------------------------------------------------- */
+/* ---- in front of libc -------------------------------------------------------------------------
+ */
 
 static int open_any(const char *path, int flags, mode_t mode)
 {
@@ -576,15 +590,15 @@ static int open_any(const char *path, int flags, mode_t mode)
 	return fd != -2 ? fd : (int)syscall(SYS_openat, AT_FDCWD, path, flags, mode);
 }
 
-#define WITH_MODE(name) \
-	FAKE_API int name(const char *path, int flags, ...) \
-	{ \
-		va_list arguments; \
-		mode_t mode; \
-		va_start(arguments, flags); \
-		mode = va_arg(arguments, mode_t); \
-		va_end(arguments); \
-		return open_any(path, flags, mode); \
+#define WITH_MODE(name)                                                                            \
+	FAKE_API int name(const char *path, int flags, ...)                                        \
+	{                                                                                          \
+		va_list arguments;                                                                 \
+		mode_t mode;                                                                       \
+		va_start(arguments, flags);                                                        \
+		mode = va_arg(arguments, mode_t);                                                  \
+		va_end(arguments);                                                                 \
+		return open_any(path, flags, mode);                                                \
 	}
 
 WITH_MODE(open)

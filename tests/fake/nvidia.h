@@ -24,9 +24,9 @@ struct node {
 	pid_t owner;
 	ino_t inode;
 	dev_t device;
-	uint32_t client;      /* CONTROL: the one made through it */
+	uint32_t client; /* CONTROL: the one made through it */
 	struct node *control; /* GPU: that it is registered with */
-	int memory;           /* GPU: to be mapped */
+	int memory; /* GPU: to be mapped */
 	uint64_t offset, length;
 	uint32_t map_client, map_handle;
 };

@@ -10,9 +10,24 @@
 #include <unistd.h>
 
 enum {
-	CONTEXT = 1, MEMORY_TYPE, DEVICE_POINTER, HOST_POINTER, P2P_TOKENS, SYNC_MEMOPS, BUFFER_ID, IS_MANAGED,
-	DEVICE_ORDINAL, LEGACY_IPC, RANGE_START, RANGE_SIZE, MAPPED, HANDLE_TYPES, ACCESS_FLAGS = 16,
-	MEMPOOL, MAPPING_SIZE, MAPPING_BASE,
+	CONTEXT = 1,
+	MEMORY_TYPE,
+	DEVICE_POINTER,
+	HOST_POINTER,
+	P2P_TOKENS,
+	SYNC_MEMOPS,
+	BUFFER_ID,
+	IS_MANAGED,
+	DEVICE_ORDINAL,
+	LEGACY_IPC,
+	RANGE_START,
+	RANGE_SIZE,
+	MAPPED,
+	HANDLE_TYPES,
+	ACCESS_FLAGS = 16,
+	MEMPOOL,
+	MAPPING_SIZE,
+	MAPPING_BASE,
 };
 
 static uint64_t attribute(int which, uint64_t address)
@@ -244,7 +259,8 @@ static void attributes__host(void **state)
 
 static void host__register(void **state)
 {
-	char *memory = mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *memory =
+		mmap(NULL, 16384, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t address;
 
 	(void)state;

@@ -45,7 +45,10 @@ static int take_message(int socket, struct message *message, int *fd)
 	struct iovec bytes = { message, sizeof(*message) };
 	char space[CMSG_SPACE(sizeof(int))] __attribute__((aligned(8)));
 	struct msghdr header = {
-		.msg_iov = &bytes, .msg_iovlen = 1, .msg_control = space, .msg_controllen = sizeof(space),
+		.msg_iov = &bytes,
+		.msg_iovlen = 1,
+		.msg_control = space,
+		.msg_controllen = sizeof(space),
 	};
 	struct cmsghdr *control;
 
@@ -61,7 +64,10 @@ static int take_message(int socket, struct message *message, int *fd)
 static pid_t start(const char *what, int socket)
 {
 	char *arguments[] = {
-		"test-fake", (char *)(uintptr_t)driver_path, (char *)(uintptr_t)what, NULL,
+		"test-fake",
+		(char *)(uintptr_t)driver_path,
+		(char *)(uintptr_t)what,
+		NULL,
 	};
 	posix_spawn_file_actions_t actions;
 	pid_t child;
@@ -69,7 +75,8 @@ static pid_t start(const char *what, int socket)
 	posix_spawn_file_actions_init(&actions);
 	if (socket >= 0)
 		posix_spawn_file_actions_adddup2(&actions, socket, 3);
-	assert_int_equal(posix_spawn(&child, "/proc/self/exe", &actions, NULL, arguments, environ), 0);
+	assert_int_equal(posix_spawn(&child, "/proc/self/exe", &actions, NULL, arguments, environ),
+			 0);
 	posix_spawn_file_actions_destroy(&actions);
 	return child;
 }
@@ -85,12 +92,12 @@ static void expect_success(pid_t child)
 
 /* ---- children -------------------------------------------------------------------------------- */
 
-#define NEED(condition) \
-	do { \
-		if (!(condition)) { \
-			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition); \
-			return 1; \
-		} \
+#define NEED(condition)                                                                            \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);            \
+			return 1;                                                                  \
+		}                                                                                  \
 	} while (0)
 
 static int begin(int device)
@@ -398,7 +405,8 @@ static void with_environment(const char *what, const char *settings)
 	pid_t child;
 
 	assert_non_null(copy);
-	for (char *at = strtok_r(copy, " ", &save); at && count < 16; at = strtok_r(NULL, " ", &save)) {
+	for (char *at = strtok_r(copy, " ", &save); at && count < 16;
+	     at = strtok_r(NULL, " ", &save)) {
 		char *value = strchr(at, '=');
 
 		assert_non_null(value);
@@ -426,9 +434,11 @@ static void environment__devices(void **state)
 	with_environment("visible-index", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=2,0");
 	with_environment("visible-index", "FAKE_CUDA_DEVICES=4 CUDA_VISIBLE_DEVICES=2,0,9,1");
 	ok(cu.DeviceGetUuid(u, 1));
-	snprintf(setting, sizeof(setting), "CUDA_VISIBLE_DEVICES="
-		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", u[0], u[1],
-		 u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12], u[13], u[14], u[15]);
+	snprintf(setting, sizeof(setting),
+		 "CUDA_VISIBLE_DEVICES="
+		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+		 u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11], u[12],
+		 u[13], u[14], u[15]);
 	with_environment("visible-uuid", setting);
 	setting[strlen("CUDA_VISIBLE_DEVICES=GPU-") + 6] = 0;
 	with_environment("visible-uuid", setting);
@@ -437,9 +447,10 @@ static void environment__devices(void **state)
 static void environment__settings(void **state)
 {
 	(void)state;
-	with_environment("settings", "FAKE_CUDA_MEMORY=8388608 FAKE_CUDA_DRIVER=12020 FAKE_CUDA_PEER=0 "
-				     "FAKE_CUDA_ATTRIBUTES=124=0,103=0 FAKE_CUDA_FAIL=cuMemAlloc_v2:2:999 "
-				     "FAKE_CUDA_REUSE=1 FAKE_CUDA_DELAY_US=20000 FAKE_CUDA_LOSE=1:719:1");
+	with_environment("settings",
+			 "FAKE_CUDA_MEMORY=8388608 FAKE_CUDA_DRIVER=12020 FAKE_CUDA_PEER=0 "
+			 "FAKE_CUDA_ATTRIBUTES=124=0,103=0 FAKE_CUDA_FAIL=cuMemAlloc_v2:2:999 "
+			 "FAKE_CUDA_REUSE=1 FAKE_CUDA_DELAY_US=20000 FAKE_CUDA_LOSE=1:719:1");
 }
 
 int test_processes(void)

@@ -152,8 +152,8 @@ static void streams__legacy_default(void **state)
 	(void)state;
 	ok(cu.MemAlloc(&device, 4));
 	gate = close_gate(blocking);
-	ok(cu.MemsetD8Async(device, 1, 4, NULL));        /* waits for `blocking` */
-	ok(cu.MemsetD8Async(device, 2, 4, other));       /* waits for the default stream */
+	ok(cu.MemsetD8Async(device, 1, 4, NULL)); /* waits for `blocking` */
+	ok(cu.MemsetD8Async(device, 2, 4, other)); /* waits for the default stream */
 	assert_int_equal(cu.StreamQuery(NULL), 600);
 	assert_int_equal(cu.StreamQuery(other), 600);
 	ok(cu.MemsetD8Async(device, 3, 4, free_one));
@@ -227,11 +227,13 @@ static void streams__batch(void **state)
 	ok(cu.StreamSynchronize(stream));
 	for (unsigned i = 0; i < 10; i++)
 		assert_int_equal(host[1000 + i * 100 + 50], 10 - i);
-	assert_int_equal(cu.MemcpyBatchAsync2(to, from, lengths, 10, &attributes, &start, 1, NULL), 1);
+	assert_int_equal(cu.MemcpyBatchAsync2(to, from, lengths, 10, &attributes, &start, 1, NULL),
+			 1);
 	ok(cu.MemcpyBatchAsync2(to, from, lengths, 10, &attributes, &start, 1, stream));
 	to[3] = device + 950;
-	assert_int_equal(cu.MemcpyBatchAsync(to, from, lengths, 10, &attributes, &start, 1, &failed,
-					     stream), 1);
+	assert_int_equal(
+		cu.MemcpyBatchAsync(to, from, lengths, 10, &attributes, &start, 1, &failed, stream),
+		1);
 	assert_int_equal(failed, 3);
 	ok(cu.StreamDestroy(stream));
 	ok(cu.MemFree(device));
@@ -373,7 +375,8 @@ static void kernels__parameters(void **state)
 	ok(cu.MemcpyDtoH(out, device, sizeof(out)));
 	assert_int_equal(out[0], 3);
 	assert_int_equal(cu.LaunchKernel(function, 0, 1, 1, 1, 1, 1, 0, NULL, pointers, NULL), 1);
-	assert_int_equal(cu.LaunchKernel(function, 1, 1, 1, 1025, 1, 1, 0, NULL, pointers, NULL), 1);
+	assert_int_equal(cu.LaunchKernel(function, 1, 1, 1, 1025, 1, 1, 0, NULL, pointers, NULL),
+			 1);
 	ok(cu.CtxSetCurrent(contexts[1]));
 	assert_int_equal(cu.LaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, pointers, NULL), 400);
 	ok(cu.CtxSetCurrent(contexts[0]));

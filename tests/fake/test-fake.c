@@ -248,8 +248,8 @@ static void capture__mode_is_exchanged(void **state)
 	ok(cu.FlushGPUDirectRDMAWrites(0, 100));
 }
 
-/* A thread that captures a stream in the global mode wants that nobody allocates, unless he says that he means
- * it. */
+/* A thread that captures a stream in the global mode wants that nobody allocates, unless he says
+ * that he means it. */
 static void capture__elsewhere(void **state)
 {
 	int relaxed = 2, capability;
@@ -287,7 +287,8 @@ int test_devices(void)
 	};
 	int failed = cmocka_run_group_tests_name("start", first, NULL, NULL);
 
-	if (cu.DevicePrimaryCtxRetain(&contexts[0], 0) || cu.DevicePrimaryCtxRetain(&contexts[1], 1))
+	if (cu.DevicePrimaryCtxRetain(&contexts[0], 0) ||
+	    cu.DevicePrimaryCtxRetain(&contexts[1], 1))
 		return failed + 1;
 	return failed + cmocka_run_group_tests_name("devices", tests, NULL, NULL);
 }
@@ -295,9 +296,10 @@ int test_devices(void)
 int main(int argc, char **argv)
 {
 	static const char *const variables[] = {
-		"CUDA_VISIBLE_DEVICES", "FAKE_CUDA_DEVICES", "FAKE_CUDA_MEMORY", "FAKE_CUDA_DELAY_US",
-		"FAKE_CUDA_REUSE", "FAKE_CUDA_PEER", "FAKE_CUDA_DRIVER", "FAKE_CUDA_ATTRIBUTES",
-		"FAKE_CUDA_FAIL", "FAKE_CUDA_LOSE",
+		"CUDA_VISIBLE_DEVICES", "FAKE_CUDA_DEVICES",    "FAKE_CUDA_MEMORY",
+		"FAKE_CUDA_DELAY_US",   "FAKE_CUDA_REUSE",      "FAKE_CUDA_PEER",
+		"FAKE_CUDA_DRIVER",     "FAKE_CUDA_ATTRIBUTES", "FAKE_CUDA_FAIL",
+		"FAKE_CUDA_LOSE",
 	};
 
 	if (argc < 2) {

@@ -2,10 +2,10 @@
 /* The text files of recorded machines that wherry doctor reads itself. */
 #include "../../tools/doctor/errno.c"
 #include "../../tools/doctor/facts.c"
-#include "../../tools/doctor/link.c"
-#include "../../tools/doctor/verbs.c"
 #include "../../tools/doctor/host.c"
+#include "../../tools/doctor/link.c"
 #include "../../tools/doctor/pci.c"
+#include "../../tools/doctor/verbs.c"
 #include "../../tools/output.c"
 #include "../../tools/topo/text.c"
 
@@ -91,7 +91,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	struct finding finding = { .verdict = PASS };
 	struct crypto_facts crypto = { 0 };
 	struct link_fact links[2] = {
-		{ .address = "0000:11:00.0", .count = 1, .links = { { .address = "0000:11:00.0" } } },
+		{ .address = "0000:11:00.0",
+		  .count = 1,
+		  .links = { { .address = "0000:11:00.0" } } },
 		{ .address = "0000:22:00.0" },
 	};
 	struct reading reading = { .facts = links, .count = 2 };

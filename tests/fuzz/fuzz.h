@@ -21,9 +21,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 		}                                                                                  \
 	} while (0)
 
-/* What was decoded and is encoded again is the same, but for the text at its end, which is cleaned. */
-static inline void check_reencoded(const uint8_t *again, size_t length, const char *text, const uint8_t *data,
-			       size_t size)
+/* What was decoded and is encoded again is the same, but for the text at its end, which is cleaned.
+ */
+static inline void check_reencoded(const uint8_t *again, size_t length, const char *text,
+				   const uint8_t *data, size_t size)
 {
 	size_t head = length - strlen(text);
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The JSON of Mooncake's engines and of their metadata stores: each input as all that it could be. */
+/* The JSON of Mooncake's engines and of their metadata stores: each input as all that it could be.
+ */
 #include "fuzz.h"
 
 #include <errno.h>
@@ -30,7 +31,8 @@ static void try_segment(const char *json, size_t size)
 	for (size_t i = 0; i < segment.count; i++) {
 		const struct wh_mooncake_buffer *buffer = &segment.buffers[i];
 
-		check(buffer->address && buffer->length && buffer->length - 1 <= UINT64_MAX - buffer->address);
+		check(buffer->address && buffer->length &&
+		      buffer->length - 1 <= UINT64_MAX - buffer->address);
 		check(strnlen(buffer->name, sizeof(buffer->name)) < sizeof(buffer->name));
 		check(wh_mooncake_segment_find(&segment, buffer->address, buffer->length));
 	}
@@ -90,7 +92,8 @@ static void try_text(const char *bytes, size_t size)
 	if (!wh_mooncake_endpoint_read(text, &endpoint)) {
 		wh_mooncake_endpoint_text(&endpoint, back, sizeof(back));
 		check(!wh_mooncake_endpoint_read(back, &again));
-		check(!strcmp(endpoint.host, again.host) && endpoint.port == again.port && again.port);
+		check(!strcmp(endpoint.host, again.host) && endpoint.port == again.port &&
+		      again.port);
 	}
 	free(text);
 }

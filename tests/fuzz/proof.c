@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The HELLO and WELCOME that a handshake is proved over: u16 length of the HELLO, it, the WELCOME. */
+/* The HELLO and WELCOME that a handshake is proved over: u16 length of the HELLO, it, the WELCOME.
+ */
 #include "fuzz.h"
 
 #include <errno.h>

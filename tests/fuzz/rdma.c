@@ -41,7 +41,8 @@ static void try_connected(const uint8_t *data, size_t size)
 	check(strnlen(connected.text, sizeof(connected.text)) < sizeof(connected.text));
 	if (!connected.error)
 		check_end(&connected.end);
-	check_reencoded(bytes, wh_rdma_connected_encode(bytes, &connected), connected.text, data, size);
+	check_reencoded(bytes, wh_rdma_connected_encode(bytes, &connected), connected.text, data,
+			size);
 }
 
 static void try_keyed(const uint8_t *data, size_t size)
@@ -54,7 +55,8 @@ static void try_keyed(const uint8_t *data, size_t size)
 	check(keyed.error <= 0 && keyed.error >= -4095);
 	check(strnlen(keyed.text, sizeof(keyed.text)) < sizeof(keyed.text));
 	if (!keyed.error) {
-		check(keyed.count && keyed.count <= WH_RDMA_KEYS_MAX && keyed.way <= WH_RDMA_PEERMEM);
+		check(keyed.count && keyed.count <= WH_RDMA_KEYS_MAX &&
+		      keyed.way <= WH_RDMA_PEERMEM);
 		for (uint32_t i = 0; i < keyed.count; i++)
 			check(wh_get64(keyed.keys + (size_t)i * WH_RDMA_KEY_SIZE));
 	}
@@ -118,7 +120,8 @@ static void try_mailed(const uint8_t *data, size_t size)
 	check(strnlen(mailed.text, sizeof(mailed.text)) < sizeof(mailed.text));
 	if (!mailed.error) {
 		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_MAIL_KEYS);
-		check(mailed.address + (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT > mailed.address);
+		check(mailed.address + (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT >
+		      mailed.address);
 	}
 	check_reencoded(bytes, wh_rdma_mailed_encode(bytes, &mailed), mailed.text, data, size);
 }
@@ -144,9 +147,9 @@ static void try_letter(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	static void (*const tries[])(const uint8_t *, size_t) = { try_connect, try_connected, try_keyed,
-								  try_flushed, try_desked,    try_copy,
-								  try_mailed,  try_letter };
+	static void (*const tries[])(
+		const uint8_t *, size_t) = { try_connect, try_connected, try_keyed,  try_flushed,
+					     try_desked,  try_copy,      try_mailed, try_letter };
 
 	if (size)
 		tries[data[0] % (sizeof(tries) / sizeof(tries[0]))](data + 1, size - 1);

@@ -28,7 +28,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	char *text, decoded[64];
 
 	for (size_t from = 0, end; from <= size; from = end + 1) {
-		const uint8_t *newline = from < size ? memchr(data + from, '\n', size - from) : NULL;
+		const uint8_t *newline =
+			from < size ? memchr(data + from, '\n', size - from) : NULL;
 		int error, changed;
 
 		end = newline ? (size_t)(newline - data) : size;

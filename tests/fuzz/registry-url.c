@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The URL of a registry: what is taken is whole, and what is refused does not tell what is secret. */
+/* The URL of a registry: what is taken is whole, and what is refused does not tell what is secret.
+ */
 #include "fuzz.h"
 
 #include <errno.h>
@@ -13,7 +14,8 @@
 /* Is the word in front of an @ and nowhere else? */
 static int is_secret(const char *text)
 {
-	const char *mark = strstr(text, "://"), *from = mark ? mark + 3 : text, *at = strrchr(from, '@');
+	const char *mark = strstr(text, "://"), *from = mark ? mark + 3 : text,
+		   *at = strrchr(from, '@');
 	char before[64];
 
 	snprintf(before, sizeof(before), "%.*s", (int)(from - text < 63 ? from - text : 63), text);

@@ -13,14 +13,14 @@
 static void check_elements(const char *page)
 {
 	static const char *const names[] = {
-		"a ",	    "b>",      "body",	  "br>",   "caption>",	"circle ",  "code>",
-		"dd>",	    "details", "div ",	  "div>",  "dl>",	"dt>",	    "figcaption>",
-		"figure>",  "g ",      "g>",	  "h1>",   "h2",	"h3>",	    "head",
-		"header>",  "html",    "li",	  "link ", "main>",	"meta ",    "nav",
-		"p>",	    "p ",      "path ",	  "path>", "rect ",	"rect>",    "section",
-		"small",    "span",    "style>",  "sub>",  "summary>",	"sup>",	    "svg",
-		"table",    "tbody>",  "td",	  "text ", "text>",	"th",	    "title>",
-		"tr>",	    "ul",      "!DOCTYPE", "circle>", "a>",
+		"a ",      "b>",      "body",     "br>",     "caption>", "circle ", "code>",
+		"dd>",     "details", "div ",     "div>",    "dl>",      "dt>",     "figcaption>",
+		"figure>", "g ",      "g>",       "h1>",     "h2",       "h3>",     "head",
+		"header>", "html",    "li",       "link ",   "main>",    "meta ",   "nav",
+		"p>",      "p ",      "path ",    "path>",   "rect ",    "rect>",   "section",
+		"small",   "span",    "style>",   "sub>",    "summary>", "sup>",    "svg",
+		"table",   "tbody>",  "td",       "text ",   "text>",    "th",      "title>",
+		"tr>",     "ul",      "!DOCTYPE", "circle>", "a>",
 	};
 	const char *at = page;
 

@@ -72,7 +72,8 @@ static void put(const struct arena *arena, const void *bytes, uint64_t length)
 /* What a launch is made of, with addresses as offsets into the arenas. */
 struct plan {
 	struct wh_blocks_job job;
-	uint64_t *source_bases, *target_bases, *source_offsets, *target_offsets; /* NULL: stride */
+	/* NULL: stride */
+	uint64_t *source_bases, *target_bases, *source_offsets, *target_offsets;
 	uint64_t bits;
 };
 
@@ -100,11 +101,11 @@ static void upload(struct plan *plan, bool inlined)
 	uint64_t *at = lists.host, *start = at;
 	size_t bases = job->base_count, count = job->count;
 
-#define LIST(field, values, number, add) \
-	do { \
-		job->field = lists.address + (uint64_t)(at - start) * 8; \
-		for (size_t n_ = 0; n_ < (number); n_++) \
-			*at++ = (values)[n_] + (add); \
+#define LIST(field, values, number, add)                                                           \
+	do {                                                                                       \
+		job->field = lists.address + (uint64_t)(at - start) * 8;                           \
+		for (size_t n_ = 0; n_ < (number); n_++)                                           \
+			*at++ = (values)[n_] + (add);                                              \
 	} while (0)
 	job->source_bases = job->target_bases = job->source_offsets = job->target_offsets = 0;
 	if (inlined && bases <= WH_BLOCKS_INLINE) {
@@ -279,10 +280,17 @@ static void random_rounds(void)
 		upload(&plan, below(2));
 		/* The widest that fits, or any that does. */
 		switch (wh_blocks_widest(plan.bits | source.address | target.address)) {
-		case WH_BLOCKS_16: variant = (int)below(WH_BLOCKS_VARIANTS); break;
-		case WH_BLOCKS_8: variant = WH_BLOCKS_8 + (int)below(3); break;
-		case WH_BLOCKS_4: variant = WH_BLOCKS_4 + (int)below(2); break;
-		default: break;
+		case WH_BLOCKS_16:
+			variant = (int)below(WH_BLOCKS_VARIANTS);
+			break;
+		case WH_BLOCKS_8:
+			variant = WH_BLOCKS_8 + (int)below(3);
+			break;
+		case WH_BLOCKS_4:
+			variant = WH_BLOCKS_4 + (int)below(2);
+			break;
+		default:
+			break;
 		}
 		good = run_plan(&plan, variant, ctas[below(6)], below(2) ? round + 1 : 0);
 		free_plan(&plan);
@@ -392,8 +400,8 @@ static void from_peer(void)
 
 /* ---- faults ---------------------------------------------------------------------------------- */
 
-/* One block of the target from the source, or from an address that nothing has. What becomes of it is the
- * caller's affair. */
+/* One block of the target from the source, or from an address that nothing has. What becomes of it
+ * is the caller's affair. */
 static void fault(bool beyond)
 {
 	struct wh_cuda_scope scope;

@@ -28,13 +28,13 @@ static CUcontext current(void)
 }
 
 /* Calls that need a context. */
-#define INSIDE(...) \
-	do { \
-		struct wh_cuda_scope inside_; \
-		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) { \
-			__VA_ARGS__; \
-			wh_cuda_leave(&inside_); \
-		} \
+#define INSIDE(...)                                                                                \
+	do {                                                                                       \
+		struct wh_cuda_scope inside_;                                                      \
+		if (CALL(wh_cuda_enter(gpu, &gpu->devices[0], &inside_))) {                        \
+			__VA_ARGS__;                                                               \
+			wh_cuda_leave(&inside_);                                                   \
+		}                                                                                  \
 	} while (0)
 
 static void show(const char *what, const struct wh_cuda_pointer *p)
@@ -255,7 +255,8 @@ static bool can_read(uint64_t address)
 static void query_vmm(void)
 {
 	struct wh_cuda_properties properties = { .type = CUDA_ALLOCATION_PINNED,
-		.handle_types = CUDA_HANDLE_FD, .location = { CUDA_LOCATION_DEVICE, 0 } };
+						 .handle_types = CUDA_HANDLE_FD,
+						 .location = { CUDA_LOCATION_DEVICE, 0 } };
 	struct wh_cuda_access access = { { CUDA_LOCATION_DEVICE, 0 }, 3 };
 	CUallocation memory[3] = { 0 };
 	struct wh_cuda_pointer p;

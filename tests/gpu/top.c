@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What wherry top takes of the CPU on this machine's GPUs, and what each of its questions to NVML takes.
- * top [--bench] [--seconds N] [--interval S] [WHERRY]: looks on while WHERRY (by default the one beside
- * this program) runs `top --csv` for N seconds, after it has settled; --bench prints JSON for
- * bench/results. 77 if there is no GPU.
+ * What wherry top takes of the CPU on this machine's GPUs, and what each of its questions to NVML
+ * takes. top [--bench] [--seconds N] [--interval S] [WHERRY]: looks on while WHERRY (by default the
+ * one beside this program) runs `top --csv` for N seconds, after it has settled; --bench prints
+ * JSON for bench/results. 77 if there is no GPU.
  */
 #include <fcntl.h>
 #include <libgen.h>
@@ -130,14 +130,27 @@ static void watch_top(void)
 /* ---- calls ----------------------------------------------------------------------------------- */
 
 enum which {
-	UTILISATION, POWER, LINKS, MEMORY, CLOCK, PCIE, PROCESSES, HEAT, REASONS, BAR1, ECC, REPLAYS,
-	POWER_LIMIT, CLOCK_MOST, CALLS,
+	UTILISATION,
+	POWER,
+	LINKS,
+	MEMORY,
+	CLOCK,
+	PCIE,
+	PROCESSES,
+	HEAT,
+	REASONS,
+	BAR1,
+	ECC,
+	REPLAYS,
+	POWER_LIMIT,
+	CLOCK_MOST,
+	CALLS,
 };
 
 static struct call {
 	const char *name;
 	unsigned answered; /* of all that were asked */
-	double wall, cpu;  /* us for each */
+	double wall, cpu; /* us for each */
 } calls[CALLS] = {
 	[UTILISATION] = { .name = "nvmlDeviceGetUtilizationRates" },
 	[POWER] = { .name = "nvmlDeviceGetPowerUsage" },
@@ -229,23 +242,28 @@ static void print_json(void)
 
 	wh_nvml_system_text(nvml, WH_NVML_DRIVER_VERSION, driver);
 	wh_nvml_text(nvml, WH_NVML_NAME, 0, name);
-	printf("{\"schema\": 1, \"what\": \"tests/gpu/top: CPU time of wherry top --csv, and of its "
+	printf("{\"schema\": 1, \"what\": \"tests/gpu/top: CPU time of wherry top --csv, and of "
+	       "its "
 	       "NVML calls\", \"gpu\": \"%s\", \"gpus\": %u, \"nvidia_driver\": \"%s\", "
-	       "\"interval_seconds\": %g,\n\"top\": {\"start_cpu_seconds\": %.2f, \"seconds\": %.2f, "
+	       "\"interval_seconds\": %g,\n\"top\": {\"start_cpu_seconds\": %.2f, \"seconds\": "
+	       "%.2f, "
 	       "\"user_seconds\": %.2f, \"system_seconds\": %.2f, \"percent_of_a_core_at_1_hz\": "
 	       "%.2f, \"percent_asked_for\": %g},\n\"calls\": [",
 	       name, wh_nvml_count(nvml), driver, interval, top.start.user + top.start.system,
 	       top.steady.at, top.steady.user, top.steady.system, top.share * 100, MOST * 100);
 	for (unsigned i = 0; i < CALLS; i++)
-		printf("%s\n  {\"function\": \"%s\", \"asked\": %u, \"answered\": %u, \"wall_us\": %.1f, "
-		       "\"cpu_us\": %.1f}", i ? "," : "", calls[i].name, asked, calls[i].answered,
-		       calls[i].wall, calls[i].cpu);
+		printf("%s\n  {\"function\": \"%s\", \"asked\": %u, \"answered\": %u, \"wall_us\": "
+		       "%.1f, "
+		       "\"cpu_us\": %.1f}",
+		       i ? "," : "", calls[i].name, asked, calls[i].answered, calls[i].wall,
+		       calls[i].cpu);
 	printf("\n]}\n");
 }
 
 static void print_text(void)
 {
-	printf("%u GPUs: %.2f s of user and %.2f s of system time in %.1f s, %.2f %% of a core at 1 Hz\n",
+	printf("%u GPUs: %.2f s of user and %.2f s of system time in %.1f s, %.2f %% of a core at "
+	       "1 Hz\n",
 	       wh_nvml_count(nvml), top.steady.user, top.steady.system, top.steady.at,
 	       top.share * 100);
 	for (unsigned i = 0; i < CALLS; i++)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Windows onto every kind of memory, by every backend that is there, on a real driver: what is written
- * through them CUDA sees, and the reverse. Prints what each backend said, for the record.
+ * Windows onto every kind of memory, by every backend that is there, on a real driver: what is
+ * written through them CUDA sees, and the reverse. Prints what each backend said, for the record.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -103,7 +103,8 @@ static bool map_part(struct memory *m, uint64_t at)
 	if (!CU(cuMemCreate, part, VMM_SIZE, &properties, 0))
 		return false;
 	m->part_count++;
-	return CU(cuMemMap, at, VMM_SIZE, 0, *part, 0) && CU(cuMemSetAccess, at, VMM_SIZE, &access, 1);
+	return CU(cuMemMap, at, VMM_SIZE, 0, *part, 0) &&
+	       CU(cuMemSetAccess, at, VMM_SIZE, &access, 1);
 }
 
 static bool allocate(struct memory *m, enum kind kind, size_t size)
@@ -139,17 +140,17 @@ static void give_back(struct memory *m)
 		CHECK(CU(cuCtxSynchronize) && !pools.destroy(m->pool));
 }
 
-#define WITH_MEMORY(m, kind, size, ...) \
-	do { \
-		struct wh_cuda_scope inside_; \
-		struct memory m; \
-		if (!CALL(wh_cuda_enter(gpu, device, &inside_))) \
-			break; \
-		if (allocate(&(m), kind, size)) { \
-			__VA_ARGS__; \
-			give_back(&(m)); \
-		} \
-		wh_cuda_leave(&inside_); \
+#define WITH_MEMORY(m, kind, size, ...)                                                            \
+	do {                                                                                       \
+		struct wh_cuda_scope inside_;                                                      \
+		struct memory m;                                                                   \
+		if (!CALL(wh_cuda_enter(gpu, device, &inside_)))                                   \
+			break;                                                                     \
+		if (allocate(&(m), kind, size)) {                                                  \
+			__VA_ARGS__;                                                               \
+			give_back(&(m));                                                           \
+		}                                                                                  \
+		wh_cuda_leave(&inside_);                                                           \
 	} while (0)
 
 static struct wh_view *open_view(uint64_t address, size_t length, bool private)
@@ -199,8 +200,9 @@ static void round_trip(struct wh_view *view, uint64_t address, size_t length)
 
 static void refused(uint64_t address, size_t length, int errno_, const char *what)
 {
-	struct wh_view_request request = { .address = address, .length = length,
-					   .order = order, .map = true };
+	struct wh_view_request request = {
+		.address = address, .length = length, .order = order, .map = true
+	};
 	struct wh_view *view = NULL;
 	int error = wh_view_open(windows, &request, &view);
 
@@ -214,8 +216,9 @@ static void refused(uint64_t address, size_t length, int errno_, const char *wha
 /* What CUDA has no handle of, and what is nobody's to have. */
 static void want_remedy(uint64_t address, size_t length, const char *remedy)
 {
-	struct wh_view_request request = { .address = address, .length = length, .order = order,
-					   .map = true };
+	struct wh_view_request request = {
+		.address = address, .length = length, .order = order, .map = true
+	};
 	struct wh_view *view = NULL;
 	int error = wh_view_open(windows, &request, &view);
 
@@ -266,8 +269,7 @@ static void managed(void)
 static void across_mappings(void)
 {
 	WITH_MEMORY(m, VMM_TWO, 0, {
-		struct wh_view *view =
-			open_view(m.address + VMM_SIZE - 5000, 10001, false);
+		struct wh_view *view = open_view(m.address + VMM_SIZE - 5000, 10001, false);
 
 		if (view) {
 			CHECK(view->span_count == 2);
@@ -360,7 +362,8 @@ static void forked(void)
 {
 	WITH_MEMORY(m, ALLOC, MIB, {
 		struct wh_view *view = open_view(m.address, MIB, true);
-		struct wh_view_request request = { .address = m.address, .length = 1,
+		struct wh_view_request request = { .address = m.address,
+						   .length = 1,
 						   .order = order };
 		struct wh_view *other;
 		int status = 0;
@@ -423,8 +426,10 @@ static void *shoot(void *arg)
 
 	s->good = !wh_cuda_enter(gpu, device, &scope) && !gpu->cuMemAlloc(&address, 256 * KIB);
 	for (int i = 0; i < 30 && s->good; i++) {
-		struct wh_view_request request = { .address = address, .length = 256 * KIB,
-						   .order = order, .map = true,
+		struct wh_view_request request = { .address = address,
+						   .length = 256 * KIB,
+						   .order = order,
+						   .map = true,
 						   .private = i & 1 };
 		struct wh_view *view;
 		uint64_t value = (uint64_t)i << 32 | address, got = 0;
@@ -498,8 +503,11 @@ static void open_kind(enum kind kind)
 	int64_t took[ROUNDS];
 
 	WITH_MEMORY(m, kind, MIB, {
-		struct wh_view_request request = { .address = m.address, .length = 64 * KIB,
-						   .order = order, .private = true, .map = true };
+		struct wh_view_request request = { .address = m.address,
+						   .length = 64 * KIB,
+						   .order = order,
+						   .private = true,
+						   .map = true };
 
 		for (int i = 0; i < ROUNDS; i++) {
 			struct wh_view *view = NULL;
@@ -512,8 +520,8 @@ static void open_kind(enum kind kind)
 		}
 		qsort(took, ROUNDS, sizeof(took[0]), by_time);
 		printf("  %s: open and map 64 KiB: median %lld us, best %lld, worst %lld\n",
-		       kinds[kind].name, (long long)took[ROUNDS / 2] / 1000, (long long)took[0] / 1000,
-		       (long long)took[ROUNDS - 1] / 1000);
+		       kinds[kind].name, (long long)took[ROUNDS / 2] / 1000,
+		       (long long)took[0] / 1000, (long long)took[ROUNDS - 1] / 1000);
 		/* What watches libcuda is for those who name it, at whatever it costs. */
 		CHECK(!real || !strcmp(order, "rm-watch") || took[ROUNDS / 2] <= 100000);
 	});

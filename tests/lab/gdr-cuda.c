@@ -69,7 +69,8 @@ static void cuda__both_directions(void **state)
 	for (i = 0; i < sizeof(sizes) / sizeof(*sizes); i++) {
 		ok(cuda.alloc(&address, sizes[i]));
 		both_directions(address, sizes[i]);
-		both_directions(address + sizes[i] / 16 * 8, sizes[i] / 16 * 8 + 8 * (sizes[i] == 8));
+		both_directions(address + sizes[i] / 16 * 8,
+				sizes[i] / 16 * 8 + 8 * (sizes[i] == 8));
 		ok(cuda.free(address));
 	}
 }

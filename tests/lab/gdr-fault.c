@@ -11,9 +11,12 @@
 
 static void get__fails(void **state)
 {
-	static const struct { int given, seen; } errors[] = {
-		{ ENOMEM, ENOMEM }, { EINVAL, EINVAL }, { EIO, EIO }, { EBUSY, EBUSY }, { ENODEV, ENODEV },
-		{ 524, EOPNOTSUPP }, /* the kernel's ENOTSUPP, which has no name outside */
+	static const struct {
+		int given, seen;
+	} errors[] = {
+		{ ENOMEM, ENOMEM }, { EINVAL, EINVAL },  { EIO, EIO }, { EBUSY, EBUSY },
+		{ ENODEV, ENODEV }, { 524, EOPNOTSUPP }, /* the kernel's ENOTSUPP, which has no name
+							    outside */
 	};
 	uint64_t handles[3], handle;
 	struct memory memory;
@@ -60,10 +63,17 @@ static void get__out_of_aperture(void **state)
 
 static void table__of_a_kind_unknown(void **state)
 {
-	static const struct { const char *order; int value, error; } wrong[] = {
-		{ "version", 0x30000, EOPNOTSUPP }, { "version", 0, EOPNOTSUPP },
-		{ "size_type", 0, EOPNOTSUPP }, { "size_type", 2, EOPNOTSUPP },
-		{ "size_type", 77, EOPNOTSUPP }, { "missing", 1, EIO }, { "missing", 2, EIO },
+	static const struct {
+		const char *order;
+		int value, error;
+	} wrong[] = {
+		{ "version", 0x30000, EOPNOTSUPP },
+		{ "version", 0, EOPNOTSUPP },
+		{ "size_type", 0, EOPNOTSUPP },
+		{ "size_type", 2, EOPNOTSUPP },
+		{ "size_type", 77, EOPNOTSUPP },
+		{ "missing", 1, EIO },
+		{ "missing", 2, EIO },
 		{ "skew", 512, EIO },
 	};
 	struct memory memory;

@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-static const unsigned all[] = { IOC_PIN, IOC_UNPIN, IOC_CALLBACK_FLAG, IOC_INFO, IOC_INFO_V2,
-				IOC_ATTR, IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
+static const unsigned all[] = { IOC_PIN,  IOC_UNPIN,  IOC_CALLBACK_FLAG, IOC_INFO,   IOC_INFO_V2,
+				IOC_ATTR, IOC_PIN_V2, IOC_REQUEST,       IOC_VERSION };
 #define ALL (sizeof(all) / sizeof(*all))
 
 static void ioctl__numbers(void **state)
@@ -38,13 +38,13 @@ static void ioctl__bad_pointers(void **state)
 	}
 	gpu_alloc(&memory, PAGE, 0);
 	pin = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	*pin = (struct pin) { .addr = memory.address, .size = PAGE };
+	*pin = (struct pin){ .addr = memory.address, .size = PAGE };
 	ok(mprotect(pin, 4096, PROT_READ));
 	/* What was pinned, and whose handle cannot be told, is given back. */
 	refused(EFAULT, gdr_ioctl(fd, IOC_PIN, pin));
 	assert_int_equal(gdr_refcount(), 0);
 	ok(mprotect(pin, 4096, PROT_READ | PROT_WRITE));
-	*(struct pin_v2 *)pin = (struct pin_v2) { .addr = memory.address, .size = PAGE };
+	*(struct pin_v2 *)pin = (struct pin_v2){ .addr = memory.address, .size = PAGE };
 	ok(mprotect(pin, 4096, PROT_READ));
 	refused(EFAULT, gdr_ioctl(fd, IOC_PIN_V2, pin));
 	assert_int_equal(gdr_refcount(), 0);
@@ -68,9 +68,9 @@ static void ioctl__arguments_in_a_window(void **state)
 	info->handle = handle;
 	ok(gdr_ioctl(fd, IOC_INFO_V2, info));
 	assert_int_equal(info->va, memory.address);
-	*(struct request *)info = (struct request) { handle, WC };
+	*(struct request *)info = (struct request){ handle, WC };
 	refused(EBUSY, gdr_ioctl(fd, IOC_REQUEST, info));
-	*(struct pin *)info = (struct pin) { .addr = memory.address, .size = PAGE };
+	*(struct pin *)info = (struct pin){ .addr = memory.address, .size = PAGE };
 	ok(gdr_ioctl(fd, IOC_PIN, info));
 	other = ((struct pin *)info)->handle;
 	ok(gdr_unpin(fd, other));
@@ -101,21 +101,31 @@ static void attributes__each(void **state)
 	(void)state;
 	ok(gdr_ioctl(fd, IOC_ATTR, &attribute));
 	assert_int_equal(attribute.value, gdr_is_persistent());
-	attribute = (struct attribute) { FORCE_PCIE, 77 };
+	attribute = (struct attribute){ FORCE_PCIE, 77 };
 	ok(gdr_ioctl(fd, IOC_ATTR, &attribute));
 	assert_int_equal(attribute.value, gdr_is_persistent());
-	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute) { 0, 0 }));
-	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute) { 3, 0 }));
-	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute) { UINT32_MAX, 0 }));
+	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute){ 0, 0 }));
+	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute){ 3, 0 }));
+	refused(EINVAL, gdr_ioctl(fd, IOC_ATTR, &(struct attribute){ UINT32_MAX, 0 }));
 	ok(close(fd));
 }
 
 static void pin__wrong_arguments(void **state)
 {
-	static const struct { uint64_t address, size; } wrong[] = {
-		{ 0, PAGE }, { PAGE, 0 }, { UINT64_MAX, 1 }, { UINT64_MAX, UINT64_MAX },
-		{ UINT64_MAX - 10, 5 }, { 1, UINT64_MAX }, { PAGE, UINT64_MAX - PAGE },
-		{ 1ull << 63, 1ull << 63 }, { PAGE, 1ull << 62 }, { 0, 0 }, { 5, 0 },
+	static const struct {
+		uint64_t address, size;
+	} wrong[] = {
+		{ 0, PAGE },
+		{ PAGE, 0 },
+		{ UINT64_MAX, 1 },
+		{ UINT64_MAX, UINT64_MAX },
+		{ UINT64_MAX - 10, 5 },
+		{ 1, UINT64_MAX },
+		{ PAGE, UINT64_MAX - PAGE },
+		{ 1ull << 63, 1ull << 63 },
+		{ PAGE, 1ull << 62 },
+		{ 0, 0 },
+		{ 5, 0 },
 	};
 	unsigned calls;
 	struct memory memory;
@@ -148,10 +158,18 @@ static void pin__wrong_arguments(void **state)
 
 static void pin__rounds(void **state)
 {
-	static const struct { uint64_t offset, size, from, pages; } cases[] = {
-		{ 0, 1, 0, 1 }, { 0, PAGE, 0, 1 }, { 0, PAGE + 1, 0, 2 }, { 1, 1, 0, 1 },
-		{ PAGE - 1, 2, 0, 2 }, { 100, PAGE, 0, 2 }, { PAGE, PAGE, 1, 1 },
-		{ 2 * PAGE + 5, 2 * PAGE - 5, 2, 2 }, { 3 * PAGE - 1, 1, 2, 1 },
+	static const struct {
+		uint64_t offset, size, from, pages;
+	} cases[] = {
+		{ 0, 1, 0, 1 },
+		{ 0, PAGE, 0, 1 },
+		{ 0, PAGE + 1, 0, 2 },
+		{ 1, 1, 0, 1 },
+		{ PAGE - 1, 2, 0, 2 },
+		{ 100, PAGE, 0, 2 },
+		{ PAGE, PAGE, 1, 1 },
+		{ 2 * PAGE + 5, 2 * PAGE - 5, 2, 2 },
+		{ 3 * PAGE - 1, 1, 2, 1 },
 	};
 	struct info_v2 info;
 	struct memory memory;
@@ -161,7 +179,7 @@ static void pin__rounds(void **state)
 	(void)state;
 	gpu_alloc(&memory, 4 * PAGE, 0);
 	for (i = 0; i < sizeof(cases) / sizeof(*cases); i++) {
-		info = (struct info_v2) { 0 };
+		info = (struct info_v2){ 0 };
 		ok(gdr_pin(fd, memory.address + cases[i].offset, cases[i].size, &info.handle));
 		ok(gdr_ioctl(fd, IOC_INFO_V2, &info));
 		assert_int_equal(info.va, memory.address + cases[i].from * PAGE);
@@ -227,12 +245,14 @@ static void handle__unknown(void **state)
 	wrong[5] = handle | 1ull << 52;
 	for (i = 0; i < 6; i++) {
 		refused(EINVAL, gdr_unpin(fd, wrong[i]));
-		refused(EINVAL, gdr_ioctl(fd, IOC_CALLBACK_FLAG, &(struct callback_flag) { wrong[i], 0 }));
-		refused(EINVAL, gdr_ioctl(fd, IOC_INFO, &(struct info) { .handle = wrong[i] }));
-		refused(EINVAL, gdr_ioctl(fd, IOC_INFO_V2, &(struct info_v2) { .handle = wrong[i] }));
+		refused(EINVAL,
+			gdr_ioctl(fd, IOC_CALLBACK_FLAG, &(struct callback_flag){ wrong[i], 0 }));
+		refused(EINVAL, gdr_ioctl(fd, IOC_INFO, &(struct info){ .handle = wrong[i] }));
+		refused(EINVAL,
+			gdr_ioctl(fd, IOC_INFO_V2, &(struct info_v2){ .handle = wrong[i] }));
 		refused(EINVAL, gdr_request(fd, wrong[i], WC));
 		if (wrong[i] < 1ull << 51)
-			refused(EINVAL, gdr_map(fd, wrong[i], 4096, &(void *) { NULL }));
+			refused(EINVAL, gdr_map(fd, wrong[i], 4096, &(void *){ NULL }));
 	}
 	assert_int_equal(gdr_flag(fd, handle), 0);
 	assert_int_equal(gdr_refcount(), 1);
@@ -251,7 +271,7 @@ static void info__both_versions(void **state)
 	(void)state;
 	gpu_alloc(&memory, 3 * PAGE, 0);
 	ok(gdr_pin(fd, memory.address, 3 * PAGE, &one.handle));
-	two = (struct info_v2) { .handle = one.handle };
+	two = (struct info_v2){ .handle = one.handle };
 	ok(gdr_ioctl(fd, IOC_INFO, &one));
 	assert_int_equal(one.mapped, 0);
 	assert_int_equal(one.wc, 0);

@@ -92,7 +92,7 @@ static void limit__not_for_the_capable(void **state)
 	(void)state;
 	gpu_alloc(&memory, (LIMIT + 4) * PAGE, 0);
 	ok(gdr_pin(fd, memory.address, (LIMIT + 4) * PAGE, &handle));
-	in_child(fill_up, &(uid_t) { NOBODY });
+	in_child(fill_up, &(uid_t){ NOBODY });
 	ok(gdr_pin(fd, memory.address, (LIMIT + 4) * PAGE, &handle));
 	ok(close(fd));
 	ok(gpu_free(&memory));
@@ -137,8 +137,8 @@ static void limit__for_each_user(void **state)
 	close(done[0]);
 	close(ready[1]);
 	assert_int_equal(read(ready[0], &byte, 1), 1);
-	in_child(beside, &(uid_t) { NOBODY });
-	in_child(beside, &(uid_t) { OTHER });
+	in_child(beside, &(uid_t){ NOBODY });
+	in_child(beside, &(uid_t){ OTHER });
 	close(done[1]);
 	close(ready[0]);
 	assert_int_equal(waitpid(child, &status, 0), child);
@@ -146,7 +146,8 @@ static void limit__for_each_user(void **state)
 }
 
 /* Pages count until the driver has them back: with the memory's being freed, or with the last of
- * the pin where they persist. A window that was unpinned does not count, though it is still mapped. */
+ * the pin where they persist. A window that was unpinned does not count, though it is still mapped.
+ */
 static void give_back(void *argument)
 {
 	bool persistent = *(const bool *)argument;

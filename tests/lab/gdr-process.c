@@ -40,8 +40,9 @@ static void close_pinned(struct pinned *pinned)
 /* Nothing that the descriptor of another process is asked for is done. */
 static void be_refused(const struct pinned *pinned)
 {
-	static const unsigned numbers[] = { IOC_PIN, IOC_UNPIN, IOC_CALLBACK_FLAG, IOC_INFO, IOC_INFO_V2,
-					    IOC_ATTR, IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
+	static const unsigned numbers[] = { IOC_PIN,    IOC_UNPIN,   IOC_CALLBACK_FLAG,
+					    IOC_INFO,   IOC_INFO_V2, IOC_ATTR,
+					    IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
 	union {
 		uint64_t handle;
 		uint64_t words[6];
@@ -144,7 +145,9 @@ static void send_fd(int socket, int fd)
 {
 	char byte = 0, space[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec vector = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = space,
+	struct msghdr message = { .msg_iov = &vector,
+				  .msg_iovlen = 1,
+				  .msg_control = space,
 				  .msg_controllen = sizeof(space) };
 	struct cmsghdr *control = CMSG_FIRSTHDR(&message);
 
@@ -159,7 +162,9 @@ static int receive_fd(int socket)
 {
 	char byte, space[CMSG_SPACE(sizeof(int))];
 	struct iovec vector = { &byte, 1 };
-	struct msghdr message = { .msg_iov = &vector, .msg_iovlen = 1, .msg_control = space,
+	struct msghdr message = { .msg_iov = &vector,
+				  .msg_iovlen = 1,
+				  .msg_control = space,
 				  .msg_controllen = sizeof(space) };
 	int fd;
 
@@ -198,7 +203,8 @@ static void pass__from_a_child(void **state)
 	assert_int_equal(write(sockets[0], "x", 1), 1);
 	assert_int_equal(waitpid(child, &status, 0), child);
 	assert_int_equal(status, 0);
-	/* Its owner is dead: still nobody else's. Where pages can be taken away they are gone by now. */
+	/* Its owner is dead: still nobody else's. Where pages can be taken away they are gone by
+	 * now. */
 	be_refused(&pinned);
 	assert_int_equal(gdr_refcount(), gdr_is_persistent());
 	ok(close(pinned.fd));
@@ -226,8 +232,9 @@ static void pass__process_id_again(void **state)
 	pinned.fd = receive_fd(sockets[0]);
 	assert_true(pinned.fd >= 0);
 	assert_int_equal(waitpid(owner, &status, 0), owner);
-	arguments = (struct clone_args) { .exit_signal = SIGCHLD, .set_tid_size = 1,
-					  .set_tid = (uint64_t)(uintptr_t)&owner };
+	arguments = (struct clone_args){ .exit_signal = SIGCHLD,
+					 .set_tid_size = 1,
+					 .set_tid = (uint64_t)(uintptr_t)&owner };
 	child = (pid_t)syscall(SYS_clone3, &arguments, sizeof(arguments));
 	if (!child) {
 		be_refused(&pinned);
@@ -258,7 +265,8 @@ static void die__with_pins(void **state)
 			for (i = 0; i < 20; i++) {
 				child_check(!gdr_pin(pinned.fd, pinned.memory.address, 20 * PAGE,
 						     &pinned.handle));
-				child_check(!gdr_map(pinned.fd, pinned.handle, 20 * PAGE, &pinned.bytes));
+				child_check(!gdr_map(pinned.fd, pinned.handle, 20 * PAGE,
+						     &pinned.bytes));
 				fill(pinned.bytes, 4096, 42);
 			}
 			if (how)
@@ -322,7 +330,7 @@ static void clone__shares_memory(void **state)
 	child = vfork();
 	assert_true(child >= 0);
 	if (!child) {
-		if (gdr_ioctl(pinned.fd, IOC_VERSION, &(struct version) { 0 }) != -EACCES)
+		if (gdr_ioctl(pinned.fd, IOC_VERSION, &(struct version){ 0 }) != -EACCES)
 			_exit(1);
 		_exit(pinned.bytes[0] == pinned.memory.bytes[0] ? 0 : 2);
 	}
@@ -334,14 +342,10 @@ static void clone__shares_memory(void **state)
 int test_processes(void)
 {
 	const struct CMUnitTest tests[] = {
-		gdr_test(fork__after_map),
-		gdr_test(fork__child_closes),
-		gdr_test(fork__parent_closes_first),
-		gdr_test(pass__from_a_child),
-		gdr_test(pass__process_id_again),
-		gdr_test(die__with_pins),
-		gdr_test(exec__ends_ownership),
-		gdr_test(clone__shares_memory),
+		gdr_test(fork__after_map),           gdr_test(fork__child_closes),
+		gdr_test(fork__parent_closes_first), gdr_test(pass__from_a_child),
+		gdr_test(pass__process_id_again),    gdr_test(die__with_pins),
+		gdr_test(exec__ends_ownership),      gdr_test(clone__shares_memory),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -143,7 +143,8 @@ static void callback__meets_unpin(void **state)
 
 	(void)state;
 	meet(&meeting);
-	ok(gdr_unpin(meeting.fd, meeting.handle)); /* waits for the lock that the callback holds */
+	/* waits for the lock that the callback holds */
+	ok(gdr_unpin(meeting.fd, meeting.handle));
 	assert_int_equal(try_read(meeting.bytes), SIGBUS);
 	part(&meeting);
 	munmap(meeting.bytes, 2 * PAGE);
@@ -206,7 +207,8 @@ static void *pin_it(void *argument)
 	struct meeting *meeting = argument;
 
 	return gdr_pin(meeting->fd, meeting->memory.address, PAGE, &meeting->handle) == -EINVAL ?
-		NULL : "it was pinned";
+		       NULL :
+		       "it was pinned";
 }
 
 /* Freed when the pages have been got and before the caller knows. */
@@ -244,7 +246,8 @@ static void callback__within_get(void **state)
 	for (i = 0; i < sizeof(errors) / sizeof(*errors); i++) {
 		gpu_order("early_errno", errors[i]);
 		gpu_order("early", 1);
-		refused(errors[i] ? errors[i] : EINVAL, gdr_pin(fd, memory.address, 2 * PAGE, &handle));
+		refused(errors[i] ? errors[i] : EINVAL,
+			gdr_pin(fd, memory.address, 2 * PAGE, &handle));
 		assert_int_equal(gdr_refcount(), 0);
 		assert_int_equal(gpu_state().tables, 0);
 		ok(gdr_pin(fd, memory.address, 2 * PAGE, &handle));
@@ -286,7 +289,9 @@ static void *pin_slowly(void *argument)
 {
 	struct meeting *meeting = argument;
 
-	return gdr_pin(meeting->fd, meeting->memory.address, PAGE, &meeting->handle) ? "cannot pin" : NULL;
+	return gdr_pin(meeting->fd, meeting->memory.address, PAGE, &meeting->handle) ?
+		       "cannot pin" :
+		       NULL;
 }
 
 /* D: asleep in the kernel, where only SIGKILL ends it, if that. */
@@ -373,18 +378,12 @@ static void callback__meets_everything(void **state)
 int test_revoked(void)
 {
 	const struct CMUnitTest tests[] = {
-		gdr_test(free__ends_a_window),
-		gdr_test(free__before_the_first_touch),
-		gdr_test(free__ends_all_pins),
-		gdr_test(callback__meets_unpin),
-		gdr_test(callback__meets_close),
-		gdr_test(callback__meets_use),
-		gdr_test(callback__meets_mmap),
-		gdr_test(callback__before_get_returns),
-		gdr_test(callback__within_get),
-		gdr_test(callback__meets_flag),
-		gdr_test(pin__waits_killable),
-		gdr_test(callback__meets_everything),
+		gdr_test(free__ends_a_window),   gdr_test(free__before_the_first_touch),
+		gdr_test(free__ends_all_pins),   gdr_test(callback__meets_unpin),
+		gdr_test(callback__meets_close), gdr_test(callback__meets_use),
+		gdr_test(callback__meets_mmap),  gdr_test(callback__before_get_returns),
+		gdr_test(callback__within_get),  gdr_test(callback__meets_flag),
+		gdr_test(pin__waits_killable),   gdr_test(callback__meets_everything),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
@@ -412,7 +411,7 @@ static void free__under_a_persistent_pin(void **state)
 	assert_int_equal(gdr_flag(fd, handle), 0);
 	assert_int_equal(gdr_refcount(), 1);
 	assert_int_equal(gdr_type(fd, handle), WC);
-	refused(EINVAL, gdr_pin(fd, memory.address, PAGE, &(uint64_t) { 0 }));
+	refused(EINVAL, gdr_pin(fd, memory.address, PAGE, &(uint64_t){ 0 }));
 	ok(gdr_unpin(fd, handle));
 	assert_int_equal(try_read(bytes), SIGBUS);
 	munmap(bytes, 2 * PAGE);
@@ -427,10 +426,12 @@ static void pin__token(void **state)
 
 	(void)state;
 	gpu_alloc(&memory, PAGE, 0);
-	refused(EINVAL, gdr_ioctl(fd, IOC_PIN,
-				  &(struct pin) { .addr = memory.address, .size = PAGE, .token = 1 }));
-	refused(EINVAL, gdr_ioctl(fd, IOC_PIN,
-				  &(struct pin) { .addr = memory.address, .size = PAGE, .va_space = 1 }));
+	refused(EINVAL,
+		gdr_ioctl(fd, IOC_PIN,
+			  &(struct pin){ .addr = memory.address, .size = PAGE, .token = 1 }));
+	refused(EINVAL,
+		gdr_ioctl(fd, IOC_PIN,
+			  &(struct pin){ .addr = memory.address, .size = PAGE, .va_space = 1 }));
 	ok(gpu_free(&memory));
 	ok(close(fd));
 }

@@ -95,8 +95,9 @@ static void step(uint64_t *seed)
 		gdr_unpin(shared.fd, handle);
 		break;
 	case 10:
-		gdr_ioctl(shared.fd, IOC_INFO_V2, &(struct info_v2) { .handle = handle });
-		gdr_ioctl(shared.fd, IOC_CALLBACK_FLAG, &(struct callback_flag) { .handle = handle });
+		gdr_ioctl(shared.fd, IOC_INFO_V2, &(struct info_v2){ .handle = handle });
+		gdr_ioctl(shared.fd, IOC_CALLBACK_FLAG,
+			  &(struct callback_flag){ .handle = handle });
 		gdr_request(shared.fd, handle, draw(seed, 4));
 		break;
 	case 11:
@@ -194,7 +195,8 @@ int stress(double seconds)
 	return failed || nothing_left(NULL);
 }
 
-/* ---- callbacks against who asks for them ------------------------------------------------------- */
+/* ---- callbacks against who asks for them -------------------------------------------------------
+ */
 
 struct freeing {
 	sem_t begin;
@@ -213,7 +215,8 @@ static void *free_each(void *argument)
 	return NULL;
 }
 
-/* A thread frees memory while another asks whether it has: for a kernel that looks for data races. */
+/* A thread frees memory while another asks whether it has: for a kernel that looks for data races.
+ */
 int flags(double seconds)
 {
 	static struct freeing freeing;
@@ -247,8 +250,9 @@ int flags(double seconds)
 
 int fuzz(double seconds)
 {
-	static const unsigned numbers[] = { IOC_PIN, IOC_UNPIN, IOC_CALLBACK_FLAG, IOC_INFO, IOC_INFO_V2,
-					    IOC_ATTR, IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
+	static const unsigned numbers[] = { IOC_PIN,    IOC_UNPIN,   IOC_CALLBACK_FLAG,
+					    IOC_INFO,   IOC_INFO_V2, IOC_ATTR,
+					    IOC_PIN_V2, IOC_REQUEST, IOC_VERSION };
 	uint64_t seed = 0x987654321, interesting[12], *arguments, calls = 0, good = 0;
 	double end = now() + seconds;
 	struct memory memory;
@@ -283,9 +287,10 @@ int fuzz(double seconds)
 				arguments[i] = interesting[draw(&seed, 12)];
 		}
 		pointer = draw(&seed, 16) ? pages :
-			  pages + 4096 * draw(&seed, 4) - 8 * draw(&seed, 5);
+					    pages + 4096 * draw(&seed, 4) - 8 * draw(&seed, 5);
 		number = draw(&seed, 16) ? numbers[draw(&seed, 9)] :
-			 draw(&seed, 2) ? (unsigned)seed : (unsigned)seed << 16 | 0xDA00 | (seed & 15);
+			 draw(&seed, 2)  ? (unsigned)seed :
+					   (unsigned)seed << 16 | 0xDA00 | (seed & 15);
 		good += !gdr_ioctl(fd, number, pointer);
 		if (!draw(&seed, 8) &&
 		    !gdr_map(fd, interesting[8 + draw(&seed, 4)] % (1ull << 51), 4096, &window)) {
@@ -352,9 +357,9 @@ static double pin_time(int fd, uint64_t address, int times, bool window)
 	return (now() - begun) / times;
 }
 
-/* The provider's own get and put of 64 KiB against pin and unpin, without and with a window. What the
- * module adds is compared with what the real driver's get and put take: 1.35 and 0.68 ms are published
- * for them. */
+/* The provider's own get and put of 64 KiB against pin and unpin, without and with a window. What
+ * the module adds is compared with what the real driver's get and put take: 1.35 and 0.68 ms are
+ * published for them. */
 static bool measure_pins(int fd, int gpu, uint64_t address)
 {
 	static double bare[ROUNDS], pinned[ROUNDS], whole[ROUNDS];
@@ -371,9 +376,11 @@ static bool measure_pins(int fd, int gpu, uint64_t address)
 		whole[round] = pin_time(fd, address, (int)request.flags, true);
 	}
 	added = median(whole) - median(bare);
-	printf("64 KiB, get and put by the provider: %.1f us; pin and unpin: %.1f us; with map, a write and "
-	       "unmap: %.1f us; added: %.1f us, %.1f %% of 2,030\n", median(bare) * 1e6,
-	       median(pinned) * 1e6, median(whole) * 1e6, added * 1e6, added / 2030e-6 * 100);
+	printf("64 KiB, get and put by the provider: %.1f us; pin and unpin: %.1f us; with map, a "
+	       "write and "
+	       "unmap: %.1f us; added: %.1f us, %.1f %% of 2,030\n",
+	       median(bare) * 1e6, median(pinned) * 1e6, median(whole) * 1e6, added * 1e6,
+	       added / 2030e-6 * 100);
 	return added < 0.1 * 2030e-6;
 }
 
@@ -388,8 +395,9 @@ static double copy_time(unsigned char *to, const unsigned char *from)
 	return (now() - begun) / 64;
 }
 
-/* Writing through a window, against the BAR mapped plainly: the best of the rounds, since an emulator
- * among other work is only ever disturbed, and no more than its table of pages has room for. */
+/* Writing through a window, against the BAR mapped plainly: the best of the rounds, since an
+ * emulator among other work is only ever disturbed, and no more than its table of pages has room
+ * for. */
 static bool measure_window(int fd, uint64_t handle, unsigned char *bar)
 {
 	static double plain[ROUNDS], through[ROUNDS];
@@ -406,13 +414,14 @@ static bool measure_window(int fd, uint64_t handle, unsigned char *bar)
 	munmap(window, sizeof(from));
 	qsort(plain, ROUNDS, sizeof(*plain), by_value);
 	qsort(through, ROUNDS, sizeof(*through), by_value);
-	printf("64 KiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f GB/s\n",
+	printf("64 KiB, written to the BAR mapped plainly: %.2f GB/s; through a window: %.2f "
+	       "GB/s\n",
 	       sizeof(from) / plain[0] / 1e9, sizeof(from) / through[0] / 1e9);
 	return through[0] < 1.25 * plain[0];
 }
 
-/* Pages whose addresses share a place in that table evict each other in every round: a window that lies so is
- * tried elsewhere. */
+/* Pages whose addresses share a place in that table evict each other in every round: a window that
+ * lies so is tried elsewhere. */
 static bool measure_copies(int fd, const struct lab_gpu_alloc *memory, unsigned char *bar)
 {
 	enum { PLACES = 4 };
@@ -444,7 +453,8 @@ int measure(void)
 	if (fd < 0 || gpu < 0 || ioctl(gpu, LAB_GPU_ALLOC, &first) ||
 	    ioctl(gpu, LAB_GPU_ALLOC, &request))
 		return 1;
-	bar = mmap(NULL, request.size, PROT_READ | PROT_WRITE, MAP_SHARED, gpu, (off_t)request.offset);
+	bar = mmap(NULL, request.size, PROT_READ | PROT_WRITE, MAP_SHARED, gpu,
+		   (off_t)request.offset);
 	if (bar == MAP_FAILED)
 		return 1;
 	failed = !measure_pins(fd, gpu, request.address) + !measure_copies(fd, &request, bar);

@@ -88,9 +88,11 @@ static void window__large(void **state)
 /* A pin from within a GPU page: its window would begin with the page, before what was asked for. */
 static void window__of_an_unaligned_address(void **state)
 {
-	static const struct { uint64_t offset, size; } pins[] = {
-		{ PAGE + 256, PAGE }, { PAGE / 2, 8 }, { 1, 1 }, { 4096, PAGE - 4096 },
-		{ PAGE - 1, 2 }, { 2 * PAGE + 1, 2 * PAGE - 1 },
+	static const struct {
+		uint64_t offset, size;
+	} pins[] = {
+		{ PAGE + 256, PAGE },  { PAGE / 2, 8 }, { 1, 1 },
+		{ 4096, PAGE - 4096 }, { PAGE - 1, 2 }, { 2 * PAGE + 1, 2 * PAGE - 1 },
 	};
 	struct info_v2 info;
 	struct memory memory;
@@ -104,7 +106,7 @@ static void window__of_an_unaligned_address(void **state)
 	fill(memory.bytes, memory.size, 5);
 	for (i = 0; i < sizeof(pins) / sizeof(*pins); i++) {
 		ok(gdr_pin(fd, memory.address + pins[i].offset, pins[i].size, &handle));
-		info = (struct info_v2) { .handle = handle };
+		info = (struct info_v2){ .handle = handle };
 		ok(gdr_ioctl(fd, IOC_INFO_V2, &info));
 		refused(EINVAL, gdr_map(fd, handle, 4096, &bytes));
 		refused(EINVAL, gdr_map(fd, handle, info.mapped_size, &bytes));
@@ -365,20 +367,13 @@ static void device__is_for_everybody(void **state)
 int test_windows(void)
 {
 	const struct CMUnitTest tests[] = {
-		gdr_test(window__data),
-		gdr_test(window__scattered),
-		gdr_test(window__large),
-		gdr_test(window__of_an_unaligned_address),
-		gdr_test(window__lengths),
-		gdr_test(window__one_for_a_handle),
-		gdr_test(window__protections),
-		gdr_test(window__moved),
-		gdr_test(window__two_handles),
-		gdr_test(unpin__while_mapped),
-		gdr_test(close__while_mapped),
-		gdr_test(window__in_system_calls),
-		gdr_test(window__of_a_thread),
-		gdr_test(device__is_for_everybody),
+		gdr_test(window__data),        gdr_test(window__scattered),
+		gdr_test(window__large),       gdr_test(window__of_an_unaligned_address),
+		gdr_test(window__lengths),     gdr_test(window__one_for_a_handle),
+		gdr_test(window__protections), gdr_test(window__moved),
+		gdr_test(window__two_handles), gdr_test(unpin__while_mapped),
+		gdr_test(close__while_mapped), gdr_test(window__in_system_calls),
+		gdr_test(window__of_a_thread), gdr_test(device__is_for_everybody),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

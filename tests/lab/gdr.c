@@ -42,8 +42,8 @@ void gpu_alloc(struct memory *memory, uint64_t size, unsigned flags)
 	memory->size = size;
 	memory->offset = request.offset;
 	memory->flags = flags;
-	memory->bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, gpu(),
-			     (off_t)request.offset);
+	memory->bytes =
+		mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, gpu(), (off_t)request.offset);
 	if (memory->bytes == MAP_FAILED) {
 		perror("mmap of /dev/lab-gpu");
 		abort();
@@ -134,7 +134,7 @@ int gdr_unpin(int fd, uint64_t handle)
 
 int gdr_request(int fd, uint64_t handle, unsigned type)
 {
-	return gdr_ioctl(fd, IOC_REQUEST, &(struct request) { handle, type });
+	return gdr_ioctl(fd, IOC_REQUEST, &(struct request){ handle, type });
 }
 
 unsigned gdr_type(int fd, uint64_t handle)
@@ -281,9 +281,10 @@ void child_failed(const char *file, int line, const char *condition)
 
 int quiet(void **state)
 {
-	static const char *const orders[] = { "cacheable", "missing", "skew", "aperture", "fail_get",
-					      "fail_put", "refuse_flags", "delay_ms", "late_ms", "free_ms",
-					      "early", "early_errno" };
+	static const char *const orders[] = {
+		"cacheable",    "missing",  "skew",    "aperture", "fail_get", "fail_put",
+		"refuse_flags", "delay_ms", "late_ms", "free_ms",  "early",    "early_errno"
+	};
 	size_t i;
 
 	(void)state;
@@ -451,8 +452,10 @@ int main(int argc, char **argv)
 		return argc > 3 ? after_exec(atoi(argv[2]), strtoull(argv[3], NULL, 10)) : 64;
 	if (!strcmp(what, "outside-before") || !strcmp(what, "outside-after"))
 		return argc > 2 ? outside(argv[2], !strcmp(what, "outside-before")) : 64;
-	fputs("usage: lab-gdr revocable|persistent|allocations|limits|host|lost|late|version|measure|\n"
+	fputs("usage: lab-gdr "
+	      "revocable|persistent|allocations|limits|host|lost|late|version|measure|\n"
 	      "       cuda LIBCUDA|stress SECONDS|flags SECONDS|fuzz SECONDS|outside-before FILE|\n"
-	      "       outside-after FILE\n", stderr);
+	      "       outside-after FILE\n",
+	      stderr);
 	return 64;
 }

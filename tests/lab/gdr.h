@@ -74,14 +74,18 @@ struct version {
 };
 
 _Static_assert(sizeof(struct pin) == 40 && offsetof(struct pin, token) == 16 &&
-	       offsetof(struct pin, va_space) == 24 && offsetof(struct pin, handle) == 32, "PIN");
+		       offsetof(struct pin, va_space) == 24 && offsetof(struct pin, handle) == 32,
+	       "PIN");
 _Static_assert(sizeof(struct pin_v2) == 32 && offsetof(struct pin_v2, flags) == 16 &&
-	       offsetof(struct pin_v2, handle) == 24, "PIN_V2");
+		       offsetof(struct pin_v2, handle) == 24,
+	       "PIN_V2");
 _Static_assert(sizeof(struct callback_flag) == 16 && offsetof(struct callback_flag, flag) == 8,
 	       "CB_FLAG");
 _Static_assert(sizeof(struct info) == 48 && offsetof(struct info, page_size) == 24 &&
-	       offsetof(struct info, tsc_khz) == 28 && offsetof(struct info, tm_cycles) == 32 &&
-	       offsetof(struct info, mapped) == 40 && offsetof(struct info, wc) == 44, "INFO");
+		       offsetof(struct info, tsc_khz) == 28 &&
+		       offsetof(struct info, tm_cycles) == 32 &&
+		       offsetof(struct info, mapped) == 40 && offsetof(struct info, wc) == 44,
+	       "INFO");
 _Static_assert(sizeof(struct info_v2) == 48 && offsetof(struct info_v2, mapping_type) == 40,
 	       "INFO_V2");
 _Static_assert(sizeof(struct attribute) == 8, "ATTR");
@@ -138,10 +142,10 @@ bool is_filled(const volatile void *from, size_t length, unsigned seed);
 /* Run it in a child, which is to end with _exit(0). */
 void in_child(void (*function)(void *), void *argument);
 /* In a child, where cmocka's assertions have nobody to report to. */
-#define child_check(condition) \
-	do { \
-		if (!(condition)) \
-			child_failed(__FILE__, __LINE__, #condition); \
+#define child_check(condition)                                                                     \
+	do {                                                                                       \
+		if (!(condition))                                                                  \
+			child_failed(__FILE__, __LINE__, #condition);                              \
 	} while (0)
 _Noreturn void child_failed(const char *file, int line, const char *condition);
 

@@ -491,8 +491,10 @@ static void notified__hostile(void **state)
 }
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-#define TEST_SPINNING(function) \
-	{ #function "__spinning", function, setup_spinning, teardown, NULL }
+#define TEST_SPINNING(function)                                                                    \
+	{                                                                                          \
+#function "__spinning", function, setup_spinning, teardown, NULL                   \
+	}
 
 int main(void)
 {

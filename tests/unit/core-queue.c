@@ -304,8 +304,10 @@ static void batch__reports_and_is_forgotten(void **state)
 }
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)
-#define TEST_SPINNING(function) \
-	{ #function "__spinning", function, setup_spinning, teardown, NULL }
+#define TEST_SPINNING(function)                                                                    \
+	{                                                                                          \
+#function "__spinning", function, setup_spinning, teardown, NULL                   \
+	}
 
 int main(void)
 {

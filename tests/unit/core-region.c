@@ -154,7 +154,8 @@ static void register__bad_grants(void **state)
 	assert_int_equal(owner->regions.count, 0);
 }
 
-/* Whoever is named has what is granted, be it more or less than others have; the place what any has. */
+/* Whoever is named has what is granted, be it more or less than others have; the place what any
+ * has. */
 static void register__grants(void **state)
 {
 	const struct wh_grant grants[] = {
@@ -162,7 +163,8 @@ static void register__grants(void **state)
 		{ "adam", WH_ACCESS_READ | WH_ACCESS_WRITE, 0 },
 		{ "mallory", WH_ACCESS_NONE, 0 },
 	};
-	struct wh_region_options options = { .size = sizeof(options), .grants = grants,
+	struct wh_region_options options = { .size = sizeof(options),
+					     .grants = grants,
 					     .grant_count = 3 };
 	struct wh_region *region;
 
@@ -172,7 +174,8 @@ static void register__grants(void **state)
 		assert_int_equal(wh_region_register(owner, memory, 1, &options, &region), 0);
 		assert_int_equal(region->place.access, WH_ACCESS_READ | WH_ACCESS_WRITE);
 		assert_int_equal(wh_region_access(region, "zoe"), WH_ACCESS_WRITE);
-		assert_int_equal(wh_region_access(region, "adam"), WH_ACCESS_READ | WH_ACCESS_WRITE);
+		assert_int_equal(wh_region_access(region, "adam"),
+				 WH_ACCESS_READ | WH_ACCESS_WRITE);
 		assert_int_equal(wh_region_access(region, "mallory"), WH_ACCESS_NONE);
 		assert_int_equal(wh_region_access(region, "ada"),
 				 others ? WH_ACCESS_READ : WH_ACCESS_NONE);
@@ -306,7 +309,8 @@ static void key__room(void **state)
 	drop(hidden);
 }
 
-/* ---- unregister ------------------------------------------------------------------------------- */
+/* ---- unregister -------------------------------------------------------------------------------
+ */
 
 static void unregister__used_by_a_batch(void **state)
 {
@@ -429,7 +433,8 @@ static void unregister__races_with_submissions(void **state)
 	assert_int_equal(atomic_load(&first->batches), 0);
 }
 
-/* ---- as a peer sees them ---------------------------------------------------------------------- */
+/* ---- as a peer sees them ----------------------------------------------------------------------
+ */
 
 /* Wait until the peer shows so many. */
 static void await_regions(uint32_t count)
@@ -641,7 +646,8 @@ static void connect__to_many(void **state)
 	assert_int_equal(wh_peer_close(second), 0);
 }
 
-/* ---- what a peer may say: without a connection, what loop 0 does --------------------------------- */
+/* ---- what a peer may say: without a connection, what loop 0 does
+ * --------------------------------- */
 
 static struct wh_peer fake;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Which image of the kernels a GPU gets, on the fake driver, which takes what such a GPU's would. */
+/* Which image of the kernels a GPU gets, on the fake driver, which takes what such a GPU's would.
+ */
 #include "fake-cuda.h"
 
 #include <errno.h>
@@ -14,8 +15,8 @@ static void set_capability(int capability)
 	assert_int_equal(set(76, capability % 10), 0);
 }
 
-/* What the kernels are loaded as: "sm_90"; NULL: they are not, and *out is the error. `newer`: by a driver that
- * has cuFuncLoad(). */
+/* What the kernels are loaded as: "sm_90"; NULL: they are not, and *out is the error. `newer`: by a
+ * driver that has cuFuncLoad(). */
 static const char *loaded_as(bool newer, int *out)
 {
 	struct wh_cuda_kernels kernels;
@@ -56,10 +57,10 @@ static void images__each_capability(void **state)
 		int capability;
 		const char *image;
 	} all[] = {
-		{ 75, "sm_75" },   { 80, "sm_80" },   { 86, "sm_80" },   { 87, "sm_80" },	 { 88, "sm_80" },
-		{ 89, "sm_80" },   { 90, "sm_90" },   { 100, "sm_100" }, { 103, "sm_100" },
-		{ 110, "sm_110" }, { 120, "sm_120" }, { 121, "sm_120" },
-		{ 130, "ptx" },   { 200, "ptx" },
+		{ 75, "sm_75" },   { 80, "sm_80" },   { 86, "sm_80" },   { 87, "sm_80" },
+		{ 88, "sm_80" },   { 89, "sm_80" },   { 90, "sm_90" },   { 100, "sm_100" },
+		{ 103, "sm_100" }, { 110, "sm_110" }, { 120, "sm_120" }, { 121, "sm_120" },
+		{ 130, "ptx" },    { 200, "ptx" },
 	};
 	int error;
 
@@ -71,8 +72,9 @@ static void images__each_capability(void **state)
 		set_capability(all[i].capability);
 		image = loaded_as(true, &error);
 		if (!image || strcmp(image, all[i].image))
-			fail_msg("%d.%d gets %s, not %s", all[i].capability / 10, all[i].capability % 10,
-				 image ? image : wh_error_text(), all[i].image);
+			fail_msg("%d.%d gets %s, not %s", all[i].capability / 10,
+				 all[i].capability % 10, image ? image : wh_error_text(),
+				 all[i].image);
 		/* At the first attempt. */
 		assert_int_equal(fake_calls("cuModuleLoadDataEx") - before, 1);
 	}
@@ -108,8 +110,8 @@ static void images__refused(void **state)
 	assert_non_null(strstr(wh_error_text(), "too old"));
 }
 
-/* With lazy loading a function would come to the GPU with its first launch: each is made to come at once, by
- * drivers that have no call for it as well. */
+/* With lazy loading a function would come to the GPU with its first launch: each is made to come at
+ * once, by drivers that have no call for it as well. */
 static void functions__loaded_at_once(void **state)
 {
 	uint64_t before;
@@ -126,7 +128,8 @@ static void functions__loaded_at_once(void **state)
 	assert_non_null(strstr(wh_error_text(), "cuFuncLoad (wh_blocks_"));
 }
 
-/* The same where there is no call for it, as before CUDA 12.4: asking for an attribute does it, too. */
+/* The same where there is no call for it, as before CUDA 12.4: asking for an attribute does it,
+ * too. */
 static void functions__loaded_at_once_by_an_old_driver(void **state)
 {
 	uint64_t loads, asked;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What lanes do to bytes, against a model: lists of pairs and of blocks of any shape, more than a ring
- * holds, and which way is chosen for them. */
+/* What lanes do to bytes, against a model: lists of pairs and of blocks of any shape, more than a
+ * ring holds, and which way is chosen for them. */
 #include "fake-cuda.h"
 
 #include "gpu/stream.h"
 
-/* Bytes on each side. The thread sanitizer looks at all that the stand-in for a GPU moves, 16 at a time. */
+/* Bytes on each side. The thread sanitizer looks at all that the stand-in for a GPU moves, 16 at a
+ * time. */
 #ifdef __SANITIZE_THREAD__
 #define ROOM ((uint64_t)10 << 20)
 #else
@@ -18,13 +19,14 @@ struct bench {
 	struct wh_lane *lane;
 	void *from, *to;
 	uint8_t *source, *expected; /* what is at `from`, and should be at `to` */
-	uint8_t *seen;              /* what is */
+	uint8_t *seen; /* what is */
 	struct wh_pair pairs[PAIRS];
 };
 
 static void set_up(struct bench *b, enum wh_blocks_way way)
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_DEVICE,
+	struct wh_memory_options options = { .size = sizeof(options),
+					     .kind = WH_MEMORY_DEVICE,
 					     .location = "cuda:0" };
 	uint64_t state = 7;
 
@@ -41,8 +43,8 @@ static void set_up(struct bench *b, enum wh_blocks_way way)
 	AS_APPLICATION(b->engine, 0,
 		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->from, b->source, ROOM);
 		       CU(b->engine, cuCtxSynchronize));
-	assert_int_equal(wh_gpus_lane(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way, false,
-				      &b->lane),
+	assert_int_equal(wh_gpus_lane(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way,
+				      false, &b->lane),
 			 0);
 }
 
@@ -58,8 +60,7 @@ static void tear_down(struct bench *b)
 
 static void compare(struct bench *b)
 {
-	AS_APPLICATION(b->engine, 0,
-		       CU(b->engine, cuMemcpyDtoH, b->seen, (uintptr_t)b->to, ROOM));
+	AS_APPLICATION(b->engine, 0, CU(b->engine, cuMemcpyDtoH, b->seen, (uintptr_t)b->to, ROOM));
 	assert_true(!memcmp(b->seen, b->expected, ROOM));
 }
 
@@ -100,12 +101,14 @@ static void set_costs(struct wh_lane *lane, enum costs costs)
 	atomic_store(&lane->cost, &lane->measured);
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------- */
+/* ---- pairs -------------------------------------------------------------------------------------
+ */
 
 static uint64_t random_length(uint64_t *state, int shape)
 {
-	static const uint64_t odd[] = { 1,   2,	   15,	 16,   17,   255,   256,   257,	  4095,
-					4096, 4097, 65535, 65536, 65537, 70001, 131073, 99999, 100001 };
+	static const uint64_t odd[] = { 1,     2,     15,    16,     17,    255,
+					256,   257,   4095,  4096,   4097,  65535,
+					65536, 65537, 70001, 131073, 99999, 100001 };
 
 	switch (shape) {
 	case 0:
@@ -212,7 +215,8 @@ static void pairs__more_than_the_ring(void **state)
 	for (uint64_t i = 0; i < COUNT; i++) {
 		uint64_t from = (i * 7919 * 64) % ROOM;
 
-		pairs[i] = (struct wh_pair){ (uintptr_t)b->from + from, (uintptr_t)b->to + 3 * i, 1 + i % 2 };
+		pairs[i] = (struct wh_pair){ (uintptr_t)b->from + from, (uintptr_t)b->to + 3 * i,
+					     1 + i % 2 };
 		memcpy(b->expected + 3 * i, b->source + from, 1 + i % 2);
 	}
 	while (put < COUNT) {
@@ -254,15 +258,18 @@ static void pairs__long_ones(void **state)
 	free(b);
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------ */
+/* ---- blocks ------------------------------------------------------------------------------------
+ */
 
 /* Blocks of all bases, with lists on both sides, on one, or on none. */
 static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint64_t count,
 			unsigned bases, unsigned lists)
 {
 	uint64_t *source = malloc(8 * count), *target = malloc(8 * count), put = 0, now;
-	struct wh_lane_blocks work = { .job = { .block_length = length, .base_count = bases,
-						.source_stride = length, .target_stride = length } };
+	struct wh_lane_blocks work = { .job = { .block_length = length,
+						.base_count = bases,
+						.source_stride = length,
+						.target_stride = length } };
 	uint64_t all = count * length;
 
 	assert_true(source && target && bases * all <= ROOM);
@@ -319,7 +326,8 @@ static void blocks__against_a_model(void **state)
 			unsigned bases = 1 + (unsigned)(next_random(&random) % WH_BLOCKS_INLINE);
 			uint64_t most = ROOM / lengths[i] / bases;
 
-			blocks_once(b, &random, lengths[i], most < 3000 ? most : 3000, bases, lists);
+			blocks_once(b, &random, lengths[i], most < 3000 ? most : 3000, bases,
+				    lists);
 		}
 	}
 	/* More than the ring holds. */
@@ -329,7 +337,8 @@ static void blocks__against_a_model(void **state)
 	free(b);
 }
 
-/* ---- what it costs ------------------------------------------------------------------------------- */
+/* ---- what it costs
+ * ------------------------------------------------------------------------------- */
 
 /* By the better way. */
 static double estimate(const struct wh_lane *lane, uint64_t count, uint64_t length)

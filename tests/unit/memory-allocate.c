@@ -169,7 +169,8 @@ static void alloc__no_descriptor_left(void **state)
 	assert_int_equal(error, -EMFILE);
 }
 
-/* ---- what a shared allocation promises to those who map it ------------------------------------ */
+/* ---- what a shared allocation promises to those who map it ------------------------------------
+ */
 
 static void shared__is_sealed_and_private_to_the_user(void **state)
 {

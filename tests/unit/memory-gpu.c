@@ -327,7 +327,8 @@ static void location__numa(void **state)
 	snprintf(name[1], sizeof(name[1]), "numa:%d", absent);
 	for (uint32_t kind = WH_MEMORY_PAGEABLE; kind <= WH_MEMORY_PINNED; kind++) {
 		error = try(5 * MIB, kind, name[0], 0, &address);
-		if (!can) { /* a kernel without NUMA, or a container that forbids it: it says so */
+		/* a kernel without NUMA, or a container that forbids it: it says so */
+		if (!can) {
 			assert_true(error == -EOPNOTSUPP || error == -EPERM);
 			assert_non_null(strstr(wh_error_text(), "get_mempolicy"));
 			continue;

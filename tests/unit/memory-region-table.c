@@ -124,7 +124,8 @@ static void want_random(uint64_t *ids, size_t count)
 		assert_true(ids[i] != ids[i - 1]);
 }
 
-/* Who has had the memory knows all the ids that an entry had, and has all bits of the next one to guess. */
+/* Who has had the memory knows all the ids that an entry had, and has all bits of the next one to
+ * guess. */
 static void new__ids_do_not_tell_the_next(void **state)
 {
 	enum { COUNT = 4096 };
@@ -575,7 +576,8 @@ static void next__open_ones_only(void **state)
 	assert_false(wh_places_next(&places, &cursor, &copy, name));
 }
 
-/* A peer may use the indices that it likes: nothing is left out where the first few are not there. */
+/* A peer may use the indices that it likes: nothing is left out where the first few are not there.
+ */
 static void next__without_the_first_few(void **state)
 {
 	uint64_t id = 1ull << 22 | (WH_PLACES_FEW + 1), cursor = 0;

@@ -381,7 +381,9 @@ static void refuse__past_the_end(void **state)
 		uint64_t address;
 		size_t length;
 	} cases[] = {
-		{ address, 4 * MIB + 1 }, { address + 4 * MIB - 1, 2 }, { address - 1, 2 },
+		{ address, 4 * MIB + 1 },
+		{ address + 4 * MIB - 1, 2 },
+		{ address - 1, 2 },
 		{ address - MIB, 6 * MIB },
 	};
 
@@ -407,8 +409,8 @@ static void refuse__holes(void **state)
 	refused(base + 5, 1, -EFAULT, "no memory at");
 	map_vmm(engine, base + 4 * MIB, 2 * MIB, 0);
 	map_vmm(engine, base + 10 * MIB, 2 * MIB, 0);
-	refused(base, 16 * MIB, -EFAULT, "no memory at");          /* hole at both ends */
-	refused(base, 6 * MIB, -EFAULT, "no memory at");           /* at the start */
+	refused(base, 16 * MIB, -EFAULT, "no memory at"); /* hole at both ends */
+	refused(base, 6 * MIB, -EFAULT, "no memory at"); /* at the start */
 	refused(base + 4 * MIB, 3 * MIB, -EFAULT, "no memory at"); /* at the end */
 	refused(base + 4 * MIB, 8 * MIB, -EFAULT, "no memory at"); /* in the middle */
 	unreserve(engine, base, 16 * MIB);

@@ -22,16 +22,20 @@ static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
 
 static struct sockaddr_storage from(const char *address)
 {
-	struct sockaddr_storage storage = { .ss_family = strchr(address, ':') ? AF_INET6 : AF_INET };
+	struct sockaddr_storage storage = { .ss_family =
+						    strchr(address, ':') ? AF_INET6 : AF_INET };
 
-	assert_int_equal(inet_pton(storage.ss_family, address, storage.ss_family == AF_INET ?
-				   (void *)&((struct sockaddr_in *)&storage)->sin_addr :
-				   (void *)&((struct sockaddr_in6 *)&storage)->sin6_addr), 1);
+	assert_int_equal(inet_pton(storage.ss_family, address,
+				   storage.ss_family == AF_INET ?
+					   (void *)&((struct sockaddr_in *)&storage)->sin_addr :
+					   (void *)&((struct sockaddr_in6 *)&storage)->sin6_addr),
+			 1);
 	return storage;
 }
 
 /* At most five, three of one place. */
-static void begin(struct wh_mooncake_crowd *crowd, struct one *ones, const char *const *places, size_t count)
+static void begin(struct wh_mooncake_crowd *crowd, struct one *ones, const char *const *places,
+		  size_t count)
 {
 	*crowd = (struct wh_mooncake_crowd){ .most = 5, .most_place = 3, .worth = worth };
 	wh_list_init(&crowd->guests);
@@ -45,7 +49,8 @@ static void begin(struct wh_mooncake_crowd *crowd, struct one *ones, const char 
 
 static void room__of_one_place(void **state)
 {
-	static const char *const places[] = { "10.0.0.1", "10.0.0.2", "10.0.0.1", "::ffff:10.0.0.1" };
+	static const char *const places[] = { "10.0.0.1", "10.0.0.2", "10.0.0.1",
+					      "::ffff:10.0.0.1" };
 	struct sockaddr_storage here = from("10.0.0.1"), there = from("10.0.0.2");
 	struct wh_mooncake_guest *last = NULL;
 	struct wh_mooncake_crowd crowd;
@@ -68,7 +73,8 @@ static void room__of_one_place(void **state)
 
 static void room__of_all(void **state)
 {
-	static const char *const places[] = { "10.0.0.1", "10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2" };
+	static const char *const places[] = { "10.0.0.1", "10.0.0.1", "10.0.0.2", "fd00::1",
+					      "fd00::2" };
 	struct sockaddr_storage other = from("10.0.0.3"), network = from("fd00::3");
 	struct wh_mooncake_guest *last = NULL;
 	struct wh_mooncake_crowd crowd;
@@ -91,7 +97,8 @@ static void room__of_all(void **state)
 	assert_ptr_equal(last, &ones[3].guest);
 }
 
-/* bbr would pace what has no way to go; buffers that grow leave the caches. From afar both are the system's. */
+/* bbr would pace what has no way to go; buffers that grow leave the caches. From afar both are the
+ * system's. */
 static void socket__tune(void **state)
 {
 	struct sockaddr_storage near = from("127.0.0.1"), far = from("10.0.0.1");

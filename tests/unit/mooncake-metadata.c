@@ -58,9 +58,12 @@ static int take(void *store, const char *key)
 	return broken ? wh_fail(broken, "not there") : 0;
 }
 
-static const struct wh_mooncake_store_ops ops = { .get = get, .put = put, .remove = take, .text = wh_fail_text };
+static const struct wh_mooncake_store_ops ops = {
+	.get = get, .put = put, .remove = take, .text = wh_fail_text
+};
 static const struct wh_mooncake_endpoint here = { .host = "10.0.0.7", .port = 7 };
-static const char segment_json[] = "{\"name\":\"a\",\"protocol\":\"tcp\",\"tcp_data_port\":9,\"buffers\":[]}";
+static const char segment_json[] =
+	"{\"name\":\"a\",\"protocol\":\"tcp\",\"tcp_data_port\":9,\"buffers\":[]}";
 
 static int clear(void **state)
 {
@@ -148,8 +151,10 @@ static void store__wrong_endpoint(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test_setup(publish__keys, clear),  cmocka_unit_test_setup(publish__path, clear),
-		cmocka_unit_test_setup(publish__taken, clear), cmocka_unit_test_setup(store__broken, clear),
+		cmocka_unit_test_setup(publish__keys, clear),
+		cmocka_unit_test_setup(publish__path, clear),
+		cmocka_unit_test_setup(publish__taken, clear),
+		cmocka_unit_test_setup(store__broken, clear),
 		cmocka_unit_test_setup(store__wrong_endpoint, clear),
 	};
 

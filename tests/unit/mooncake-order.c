@@ -35,7 +35,8 @@ static pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
 static atomic_int given_up;
 
 /* On the server's thread, which does nothing else for as long as the gate is shut. */
-static int copy(void *arg, const struct wh_mooncake_memory *which, uint64_t offset, size_t length, bool to_memory)
+static int copy(void *arg, const struct wh_mooncake_memory *which, uint64_t offset, size_t length,
+		bool to_memory)
 {
 	(void)arg, (void)which, (void)offset, (void)length, (void)to_memory;
 	atomic_fetch_add(&stalls, 1);
@@ -56,8 +57,13 @@ static void note(void *arg, const char *line)
 static int start(void **state)
 {
 	struct wh_mooncake_server_options options = {
-		.listen = "0.0.0.0:0", .memories = memories, .count = 2, .log = note,
-		.staging = staging, .staging_size = sizeof(staging), .copy = copy,
+		.listen = "0.0.0.0:0",
+		.memories = memories,
+		.count = 2,
+		.log = note,
+		.staging = staging,
+		.staging_size = sizeof(staging),
+		.copy = copy,
 	};
 
 	(void)state;
@@ -117,7 +123,10 @@ static void put(int fd, const void *what, size_t length)
 static void ask(int fd, bool write, unsigned version, uint64_t address, uint64_t length)
 {
 	struct wh_mooncake_request request = {
-		.write = write, .status = version == 2, .address = address, .length = length,
+		.write = write,
+		.status = version == 2,
+		.address = address,
+		.length = length,
 	};
 	unsigned char header[WH_MOONCAKE_HEADER];
 
@@ -163,7 +172,8 @@ static void open_gate(int fd)
 	close(fd);
 }
 
-/* ---- writes of which a part has come ---------------------------------------------------------- */
+/* ---- writes of which a part has come ----------------------------------------------------------
+ */
 
 static void do_nothing(void *argument)
 {
@@ -354,7 +364,8 @@ static void half__gone(void **state)
 	start(state);
 }
 
-/* ---- what has come while the server did something else ---------------------------------------- */
+/* ---- what has come while the server did something else ----------------------------------------
+ */
 
 #define OLD 8 /* connections, which are used again and again */
 #define ALL 12
@@ -385,7 +396,8 @@ static void order__of_arrival(void **state)
 		for (int i = 0; i < 2 * ALL; i++) {
 			int which = (int)(next_random(&random) % ALL);
 			bool write = next_random(&random) & 1;
-			size_t at = next_random(&random) % HALVES, length = 1 + next_random(&random) % (HALVES - at);
+			size_t at = next_random(&random) % HALVES,
+			       length = 1 + next_random(&random) % (HALVES - at);
 
 			/* New ones come one by one. */
 			if (which >= used) {
@@ -445,7 +457,8 @@ static void order__read_behind_a_write(void **state)
 	}
 }
 
-/* ---- without sockets, and with a clock of its own ----------------------------------------------- */
+/* ---- without sockets, and with a clock of its own -----------------------------------------------
+ */
 
 static void turns__bounds(void **state)
 {
@@ -488,7 +501,8 @@ static void turns__bounds(void **state)
 	assert_null(wh_mooncake_order_next(&order));
 	wh_mooncake_turn_close(&order, &writes[1]);
 	assert_ptr_equal(wh_mooncake_order_next(&order), &reads[0]);
-	assert_true(wh_list_empty(&order.writes) && wh_list_empty(&order.waiting) && wh_list_empty(&order.due));
+	assert_true(wh_list_empty(&order.writes) && wh_list_empty(&order.waiting) &&
+		    wh_list_empty(&order.due));
 }
 
 #define TURNS 12
@@ -509,13 +523,16 @@ static void turns__any_order(void **state)
 	for (unsigned i = 0; i < TURNS; i++)
 		wh_mooncake_turn_open(&turns[i], i % 2);
 	for (int step = 0; step < STEPS + TURNS; step++) {
-		unsigned i = (unsigned)(step < STEPS ? next_random(&random) : (uint64_t)step) % TURNS;
+		unsigned i =
+			(unsigned)(step < STEPS ? next_random(&random) : (uint64_t)step) % TURNS;
 		struct wh_mooncake_turn *turn = &turns[i];
 
 		if (is[i] == IDLE && step < STEPS) {
 			write[i] = next_random(&random) & 1;
 			is[i] = wh_mooncake_turn_begin(&order, turn, next_random(&random) % 90,
-						       1 + next_random(&random) % 9, write[i], 0) ? RUNNING : WAITING;
+						       1 + next_random(&random) % 9, write[i], 0) ?
+					RUNNING :
+					WAITING;
 		} else if (is[i] == RUNNING) {
 			if (write[i])
 				wh_mooncake_turn_end(&order, turn);
@@ -534,14 +551,16 @@ static void turns__any_order(void **state)
 			bool free = true;
 
 			for (unsigned k = j % 2; k < TURNS && is[j] != IDLE; k += 2)
-				free &= !(write[k] && is[k] != IDLE && turns[k].number < turns[j].number &&
+				free &= !(write[k] && is[k] != IDLE &&
+					  turns[k].number < turns[j].number &&
 					  turns[k].address < turns[j].address + turns[j].length &&
 					  turns[j].address < turns[k].address + turns[k].length);
 			if (is[j] != IDLE)
 				assert_int_equal(is[j] == RUNNING, free);
 		}
 	}
-	assert_true(wh_list_empty(&order.writes) && wh_list_empty(&order.waiting) && wh_list_empty(&order.due));
+	assert_true(wh_list_empty(&order.writes) && wh_list_empty(&order.waiting) &&
+		    wh_list_empty(&order.due));
 }
 
 int main(void)

@@ -32,7 +32,8 @@ static int copy(void *arg, const struct wh_mooncake_memory *memory, uint64_t off
 {
 	(void)arg;
 	/* On the server's thread: what is wrong becomes an error of the request. */
-	if (strcmp(memory->name, "hidden") != 0 || offset + length > LENGTH || length > sizeof(staging))
+	if (strcmp(memory->name, "hidden") != 0 || offset + length > LENGTH ||
+	    length > sizeof(staging))
 		return -EINVAL;
 	if (to_memory)
 		memcpy(hidden + offset, staging, length);
@@ -49,8 +50,12 @@ static struct wh_mooncake_memory served[2];
 static int start(void **state)
 {
 	struct wh_mooncake_server_options options = {
-		.listen = "127.0.0.1:0", .memories = served, .count = 2,
-		.staging = staging, .staging_size = sizeof(staging), .copy = copy,
+		.listen = "127.0.0.1:0",
+		.memories = served,
+		.count = 2,
+		.staging = staging,
+		.staging_size = sizeof(staging),
+		.copy = copy,
 	};
 
 	(void)state;
@@ -100,7 +105,8 @@ static void lanes__both_ways(void **state)
 	for (unsigned version = 1; version <= 2; version++) {
 		segment.version = version;
 		for (int i = 0; i < LANES; i++)
-			assert_int_equal(wh_mooncake_lane_open(&lanes[i], &segment, "127.0.0.1", LONG), 0);
+			assert_int_equal(
+				wh_mooncake_lane_open(&lanes[i], &segment, "127.0.0.1", LONG), 0);
 		for (int m = 0; m < 2; m++) {
 			for (size_t i = 0; i < LENGTH; i++)
 				bytes[i] = (unsigned char)next_random(&random);
@@ -141,7 +147,8 @@ static void lanes__refused(void **state)
 	wh_mooncake_lane_close(&lane);
 }
 
-/* Several reads that are asked for together: they are done up to the first that is not to be had. */
+/* Several reads that are asked for together: they are done up to the first that is not to be had.
+ */
 static void lanes__several(void **state)
 {
 	const size_t part = 65536 - 17;
@@ -158,27 +165,34 @@ static void lanes__several(void **state)
 		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
 		memset(back, 0, LENGTH);
 		for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
-			reads[i] = (struct wh_mooncake_move){ back + i * part, served[i & 1].address + i * part,
-							      part };
-		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES), WH_MOONCAKE_MOVES);
+			reads[i] =
+				(struct wh_mooncake_move){ back + i * part,
+							   served[i & 1].address + i * part, part };
+		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES),
+				 WH_MOONCAKE_MOVES);
 		assert_memory_equal(back, direct, WH_MOONCAKE_MOVES * part);
 		memset(back, 0, LENGTH);
 		reads[3].remote = 4095;
-		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES), 3);
+		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES),
+				 3);
 		assert_memory_equal(back, direct, 3 * part);
 		assert_true(bytes_are(back + 3 * part, LENGTH - 3 * part, 0));
 		/* By a connection of its own. Writes over version 1 are confirmed by nobody. */
-		assert_int_equal(wh_mooncake_lane_move(&lane, false, back, served[0].address, part), 0);
+		assert_int_equal(wh_mooncake_lane_move(&lane, false, back, served[0].address, part),
+				 0);
 		reads[3].remote = served[1].address + 3 * part;
 		for (size_t i = 0; segment.version == 2 && i < LENGTH; i++)
 			back[i] = (unsigned char)next_random(&random);
 		if (segment.version == 2) {
-			assert_int_equal(wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES),
-					 WH_MOONCAKE_MOVES);
+			assert_int_equal(
+				wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES),
+				WH_MOONCAKE_MOVES);
 			for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
-				assert_memory_equal((i & 1 ? direct : hidden) + i * part, back + i * part, part);
+				assert_memory_equal((i & 1 ? direct : hidden) + i * part,
+						    back + i * part, part);
 			reads[5].remote = 4095;
-			assert_int_equal(wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES), 5);
+			assert_int_equal(
+				wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES), 5);
 		}
 		wh_mooncake_lane_cut(&lane);
 		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, 1), 0);
@@ -205,7 +219,8 @@ static void *answer_once(void *listener)
 
 static void lanes__one_at_a_time(void **state)
 {
-	struct sockaddr_in at = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in at = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct wh_mooncake_segment other = { .version = 1 };
 	unsigned char back[3][6] = { "" };
 	struct wh_mooncake_move reads[3];
@@ -251,7 +266,8 @@ static void lanes__close(void **state)
 	wh_mooncake_lane_close(&lane);
 }
 
-/* What is published changes: who is in the middle of what is gone is cut off, the other memory stays. */
+/* What is published changes: who is in the middle of what is gone is cut off, the other memory
+ * stays. */
 static void server__update(void **state)
 {
 	struct wh_mooncake_memory *others = calloc(1, sizeof(*others));
@@ -263,16 +279,21 @@ static void server__update(void **state)
 	assert_true(others && bytes);
 	others[0] = served[1];
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(wh_mooncake_lane_prepare(&lanes[i], &segment, "127.0.0.1", LONG), 0);
-		assert_int_equal(wh_mooncake_lane_move(&lanes[i], true, bytes, served[i].address, LENGTH), 0);
+		assert_int_equal(wh_mooncake_lane_prepare(&lanes[i], &segment, "127.0.0.1", LONG),
+				 0);
+		assert_int_equal(
+			wh_mooncake_lane_move(&lanes[i], true, bytes, served[i].address, LENGTH),
+			0);
 	}
 	wh_mooncake_update(server, others, 1, staging);
 	error = wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, 1);
 	assert_int_equal(error, -EACCES);
-	assert_int_equal(wh_mooncake_lane_move(&lanes[1], false, bytes, served[1].address, LENGTH), 0);
+	assert_int_equal(wh_mooncake_lane_move(&lanes[1], false, bytes, served[1].address, LENGTH),
+			 0);
 	wh_mooncake_update(server, served, 2, staging);
 	free(others);
-	assert_int_equal(wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, LENGTH), 0);
+	assert_int_equal(wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, LENGTH),
+			 0);
 	wh_mooncake_lane_close(&lanes[0]);
 	wh_mooncake_lane_close(&lanes[1]);
 	free(bytes);
@@ -283,7 +304,8 @@ static void server__update_in_the_middle(void **state)
 {
 	struct wh_mooncake_request request = { .length = LENGTH, .write = true, .status = true };
 	struct wh_mooncake_endpoint data;
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	unsigned char header[WH_MOONCAKE_HEADER];
 	int fd = socket(AF_INET, SOCK_STREAM, 0), before;
 
@@ -345,8 +367,11 @@ static int take(void *arg, const char *name, const char *message)
 static void server__notified(void **state)
 {
 	struct wh_mooncake_server_options options = {
-		.listen = "127.0.0.1:0", .notified = take, .arg = &inbox,
-		.wherry = "wherry://127.0.0.1:7", .epoch = UINT64_C(0xfedcba9876543210),
+		.listen = "127.0.0.1:0",
+		.notified = take,
+		.arg = &inbox,
+		.wherry = "wherry://127.0.0.1:7",
+		.epoch = UINT64_C(0xfedcba9876543210),
 	};
 	struct wh_mooncake_segment told;
 	struct wh_mooncake_server *other;
@@ -356,8 +381,10 @@ static void server__notified(void **state)
 	assert_int_equal(wh_mooncake_serve(&options, &other), 0);
 	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "a", "b", LONG), 0);
 	inbox = -ENOBUFS;
-	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "a", "b", LONG), -ECONNRESET);
-	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "\xff", "b", LONG), -EINVAL);
+	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "a", "b", LONG),
+			 -ECONNRESET);
+	assert_int_equal(wh_mooncake_notify(wh_mooncake_control(other), "\xff", "b", LONG),
+			 -EINVAL);
 	assert_int_equal(wh_mooncake_probe(wh_mooncake_control(other), LONG), 0);
 	assert_int_equal(wh_mooncake_fetch(wh_mooncake_control(other), LONG, &told), 0);
 	assert_string_equal(told.wherry, options.wherry);
@@ -385,16 +412,11 @@ static void server__goes(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(lanes__both_ways),
-		cmocka_unit_test(lanes__refused),
-		cmocka_unit_test(lanes__several),
-		cmocka_unit_test(lanes__one_at_a_time),
-		cmocka_unit_test(lanes__close),
-		cmocka_unit_test(lanes__cut),
-		cmocka_unit_test(server__update),
-		cmocka_unit_test(server__update_in_the_middle),
-		cmocka_unit_test(server__notified),
-		cmocka_unit_test(server__goes),
+		cmocka_unit_test(lanes__both_ways), cmocka_unit_test(lanes__refused),
+		cmocka_unit_test(lanes__several),   cmocka_unit_test(lanes__one_at_a_time),
+		cmocka_unit_test(lanes__close),     cmocka_unit_test(lanes__cut),
+		cmocka_unit_test(server__update),   cmocka_unit_test(server__update_in_the_middle),
+		cmocka_unit_test(server__notified), cmocka_unit_test(server__goes),
 	};
 
 	return cmocka_run_group_tests_name("mooncake-server", tests, start, stop);

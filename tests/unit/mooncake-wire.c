@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What Mooncake's engines send. The good ones are as version 0.3.13 of them sent it over loopback. */
+/* What Mooncake's engines send. The good ones are as version 0.3.13 of them sent it over loopback.
+ */
 #include "unit.h"
 
 #include <errno.h>
@@ -9,11 +10,13 @@
 #include "compat/mooncake/wire.h"
 
 /* The answer to a question for metadata: length, type, JSON. */
-static const char recorded[] =
-	"\x03\x01\0\0\0\0\0\0\x01{\"buffers\":[{\"addr\":139969968455696,\"length\":1048576,\"name\":"
-	"\"127.0.0.1:15375\"}],\"name\":\"127.0.0.1:15375\",\"protocol\":\"tcp\",\"rdma_server_name\":\"\","
-	"\"tcp_data_host\":\"127.0.0.1\",\"tcp_data_port\":15476,\"tcp_proto_version\":2,\"timestamp\":"
-	"\"2026-11-21 11:49:26.507286\"}\n";
+static const char recorded[] = "\x03\x01\0\0\0\0\0\0\x01{\"buffers\":[{\"addr\":139969968455696,"
+			       "\"length\":1048576,\"name\":"
+			       "\"127.0.0.1:15375\"}],\"name\":\"127.0.0.1:15375\",\"protocol\":"
+			       "\"tcp\",\"rdma_server_name\":\"\","
+			       "\"tcp_data_host\":\"127.0.0.1\",\"tcp_data_port\":15476,\"tcp_"
+			       "proto_version\":2,\"timestamp\":"
+			       "\"2026-11-21 11:49:26.507286\"}\n";
 
 static int parse(const char *json, struct wh_mooncake_segment *out)
 {
@@ -61,7 +64,8 @@ static void segment__recorded(void **state)
 static void segment__others(void **state)
 {
 	/* An older engine's, which says neither host nor version; with its NUL. */
-	static const char old[] = "{\"name\":\"a\",\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[]}";
+	static const char old[] =
+		"{\"name\":\"a\",\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[]}";
 	struct wh_mooncake_segment segment;
 
 	(void)state;
@@ -71,15 +75,20 @@ static void segment__others(void **state)
 	assert_int_equal(segment.count, 0);
 	wh_mooncake_segment_free(&segment);
 	/* Several protocols: what is tcp's counts. */
-	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":[\"rdma\",\"tcp\"],\"tcp_data_port\":7,\"buffers\":["
+	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":[\"rdma\",\"tcp\"],\"tcp_data_port\":"
+			       "7,\"buffers\":["
 			       "{\"addr\":1,\"length\":1,\"name\":\"r\",\"protocol\":\"rdma\"},"
-			       "{\"addr\":2,\"length\":3,\"name\":\"t\",\"protocol\":\"tcp\"},{}]}", &segment), 0);
+			       "{\"addr\":2,\"length\":3,\"name\":\"t\",\"protocol\":\"tcp\"},{}]}",
+			       &segment),
+			 0);
 	assert_int_equal(segment.count, 1);
 	assert_string_equal(segment.buffers[0].name, "t");
 	wh_mooncake_segment_free(&segment);
-	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":\"rdma\"}", &segment), -EPROTONOSUPPORT);
+	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":\"rdma\"}", &segment),
+			 -EPROTONOSUPPORT);
 	assert_non_null(strstr(wh_error_text(), "rdma"));
-	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":[\"rdma\"]}", &segment), -EPROTONOSUPPORT);
+	assert_int_equal(parse("{\"name\":\"a\",\"protocol\":[\"rdma\"]}", &segment),
+			 -EPROTONOSUPPORT);
 }
 
 /* Addresses and lengths have 64 bits, each of which counts. */
@@ -89,12 +98,18 @@ static void segment__wide(void **state)
 	char *text;
 
 	(void)state;
-	assert_int_equal(parse("{\"name\":\"18446744073709551615 \\\"9223372036854775809\",\"protocol\":\"tcp\","
-			       "\"timestamp\":[9223372036854775808,-1,0.5],\"tcp_data_port\":7,\"buffers\":["
-			       "{\"addr\":18446744073709551615,\"length\":1,\"name\":\"top\"},"
-			       "{\"addr\":9223372036854775809,\"length\":9223372036854775807,\"name\":\"9\"},"
-			       "{\"addr\":9223372036854775807,\"length\": 9223372036854775808 ,\"name\":\"8\"},"
-			       "{\"addr\":1,\"length\":18446744073709551615,\"name\":\"all\"}]}", &segment), 0);
+	assert_int_equal(
+		parse("{\"name\":\"18446744073709551615 "
+		      "\\\"9223372036854775809\",\"protocol\":\"tcp\","
+		      "\"timestamp\":[9223372036854775808,-1,0.5],\"tcp_data_port\":7,\"buffers\":["
+		      "{\"addr\":18446744073709551615,\"length\":1,\"name\":\"top\"},"
+		      "{\"addr\":9223372036854775809,\"length\":9223372036854775807,\"name\":\"9\"}"
+		      ","
+		      "{\"addr\":9223372036854775807,\"length\": 9223372036854775808 "
+		      ",\"name\":\"8\"},"
+		      "{\"addr\":1,\"length\":18446744073709551615,\"name\":\"all\"}]}",
+		      &segment),
+		0);
 	assert_string_equal(segment.name, "18446744073709551615 \"9223372036854775809");
 	assert_int_equal(segment.count, 4);
 	assert_true(segment.buffers[0].address == UINT64_MAX && segment.buffers[0].length == 1);
@@ -127,26 +142,41 @@ static void segment__wrong(void **state)
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":65536," BUFFERS "}", "tcp_data_port" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":-1," BUFFERS "}", "tcp_data_port" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":\"1\"," BUFFERS "}", "tcp_data_port" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"tcp_proto_version\":0," BUFFERS "}", "version" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"tcp_proto_version\":0," BUFFERS "}",
+		  "version" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1}", "buffers" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":{}}", "buffers" },
 		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[1]}", "addr" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":0,\"length\":1,\"name\":\"\"}]}",
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":0,\"length\":1,"
+		  "\"name\":\"\"}]}",
 		  "addr" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1.5,\"length\":1,\"name\":\"\"}]}",
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1.5,\"length\":"
+		  "1,\"name\":\"\"}]}",
 		  "addr" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":18446744073709551616,"
-		  "\"length\":1,\"name\":\"\"}]}", "too big" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":18446744073709551615,"
-		  "\"length\":2,\"name\":\"\"}]}", "behind all addresses" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":-9223372036854775809,"
-		  "\"length\":2,\"name\":\"\"}]}", "too big" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":18446744073709551615,\"buffers\":[]}", "tcp_data_port" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":\"9223372036854775808\","
-		  "\"length\":18446744073709551615,\"name\":\"\"}]}", "addr" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":0,\"name\":\"\"}]}",
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":"
+		  "18446744073709551616,"
+		  "\"length\":1,\"name\":\"\"}]}",
+		  "too big" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":"
+		  "18446744073709551615,"
+		  "\"length\":2,\"name\":\"\"}]}",
+		  "behind all addresses" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":-"
+		  "9223372036854775809,"
+		  "\"length\":2,\"name\":\"\"}]}",
+		  "too big" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":18446744073709551615,\"buffers\":[]}",
+		  "tcp_data_port" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":"
+		  "\"9223372036854775808\","
+		  "\"length\":18446744073709551615,\"name\":\"\"}]}",
+		  "addr" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":0,"
+		  "\"name\":\"\"}]}",
 		  "length" },
-		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":1}]}", "name" },
+		{ "{\"protocol\":\"tcp\",\"tcp_data_port\":1,\"buffers\":[{\"addr\":1,\"length\":1}"
+		  "]}",
+		  "name" },
 	};
 	struct wh_mooncake_segment segment = { .port = 99 };
 
@@ -222,7 +252,8 @@ static void status__recorded(void **state)
 	wh_mooncake_status_format(WH_MOONCAKE_REJECTED, again);
 	assert_memory_equal(again, refused, sizeof(again));
 	assert_int_equal(wh_mooncake_status_parse((const unsigned char *)"\0\0\0\0VTCN"), -EPROTO);
-	assert_int_equal(wh_mooncake_status_parse((const unsigned char *)"\0\0\0\xffVTCM"), -EPROTO);
+	assert_int_equal(wh_mooncake_status_parse((const unsigned char *)"\0\0\0\xffVTCM"),
+			 -EPROTO);
 	assert_int_equal(wh_mooncake_status_parse((const unsigned char *)"12345678"), -EPROTO);
 }
 
@@ -232,7 +263,8 @@ static void frame__lengths(void **state)
 		uint64_t length;
 		int error;
 	} rows[] = {
-		{ 0, -EPROTO }, { 1, 0 }, { 1 << 20, 0 }, { (1 << 20) + 1, -EPROTO }, { UINT64_MAX, -EPROTO },
+		{ 0, -EPROTO },          { 1, 0 }, { 1 << 20, 0 }, { (1 << 20) + 1, -EPROTO },
+		{ UINT64_MAX, -EPROTO },
 	};
 	unsigned char head[WH_MOONCAKE_FRAME_HEAD];
 	uint64_t length;
@@ -249,7 +281,8 @@ static void frame__lengths(void **state)
 static void notify__parse(void **state)
 {
 	static const char good[] = "{\"name\":\"x\",\"notify_msg\":\"y\"}\n";
-	static const char *const wrong[] = { "{}", "{\"name\":\"x\"}", "{\"name\":1,\"notify_msg\":\"y\"}", "y" };
+	static const char *const wrong[] = { "{}", "{\"name\":\"x\"}",
+					     "{\"name\":1,\"notify_msg\":\"y\"}", "y" };
 	struct wh_mooncake_notify notify;
 
 	(void)state;
@@ -258,15 +291,19 @@ static void notify__parse(void **state)
 	assert_string_equal(notify.message, "y");
 	wh_mooncake_notify_free(&notify);
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
-		assert_int_equal(wh_mooncake_notify_parse(wrong[i], strlen(wrong[i]), &notify), -EPROTO);
+		assert_int_equal(wh_mooncake_notify_parse(wrong[i], strlen(wrong[i]), &notify),
+				 -EPROTO);
 }
 
 static void endpoint__json(void **state)
 {
 	static const char good[] = "{\"ip_or_host_name\":\"10.0.0.7\",\"rpc_port\":15375}";
 	static const char *const wrong[] = {
-		"{}", "{\"ip_or_host_name\":\"\",\"rpc_port\":1}", "{\"ip_or_host_name\":\"h\"}",
-		"{\"ip_or_host_name\":\"h\",\"rpc_port\":0}", "{\"ip_or_host_name\":\"h\",\"rpc_port\":65536}",
+		"{}",
+		"{\"ip_or_host_name\":\"\",\"rpc_port\":1}",
+		"{\"ip_or_host_name\":\"h\"}",
+		"{\"ip_or_host_name\":\"h\",\"rpc_port\":0}",
+		"{\"ip_or_host_name\":\"h\",\"rpc_port\":65536}",
 	};
 	struct wh_mooncake_endpoint endpoint;
 	char *text;
@@ -279,17 +316,21 @@ static void endpoint__json(void **state)
 	assert_string_equal(text, good);
 	free(text);
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++)
-		assert_int_equal(wh_mooncake_endpoint_parse(wrong[i], strlen(wrong[i]), &endpoint), -EPROTO);
+		assert_int_equal(wh_mooncake_endpoint_parse(wrong[i], strlen(wrong[i]), &endpoint),
+				 -EPROTO);
 }
 
 static void endpoint__text(void **state)
 {
 	static const char *const rows[][3] = {
-		{ "h:1", "h", "h:1" }, { "10.0.0.7:65535", "10.0.0.7", "10.0.0.7:65535" },
-		{ "[::1]:7", "::1", "[::1]:7" }, { "::1:7", "::1", "[::1]:7" },
+		{ "h:1", "h", "h:1" },
+		{ "10.0.0.7:65535", "10.0.0.7", "10.0.0.7:65535" },
+		{ "[::1]:7", "::1", "[::1]:7" },
+		{ "::1:7", "::1", "[::1]:7" },
 	};
-	static const char *const wrong[] = { "", ":1", "h", "h:", "h:0", "h:65536", "h:1x", "h:111111", "[]:1",
-					     "[::1:7", "h]:1", "a b:1", "h/x:1", "[[::1]]:1" };
+	static const char *const wrong[] = { "",        ":1",    "h",        "h:",       "h:0",
+					     "h:65536", "h:1x",  "h:111111", "[]:1",     "[::1:7",
+					     "h]:1",    "a b:1", "h/x:1",    "[[::1]]:1" };
 	struct wh_mooncake_endpoint endpoint;
 	char text[WH_MOONCAKE_NAME_MAX + 10];
 
@@ -307,13 +348,12 @@ static void endpoint__text(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(segment__recorded), cmocka_unit_test(segment__others),
-		cmocka_unit_test(segment__wide),
-		cmocka_unit_test(segment__wrong),    cmocka_unit_test(segment__find),
-		cmocka_unit_test(request__recorded), cmocka_unit_test(request__operations),
-		cmocka_unit_test(status__recorded),  cmocka_unit_test(frame__lengths),
-		cmocka_unit_test(notify__parse),     cmocka_unit_test(endpoint__json),
-		cmocka_unit_test(endpoint__text),
+		cmocka_unit_test(segment__recorded),   cmocka_unit_test(segment__others),
+		cmocka_unit_test(segment__wide),       cmocka_unit_test(segment__wrong),
+		cmocka_unit_test(segment__find),       cmocka_unit_test(request__recorded),
+		cmocka_unit_test(request__operations), cmocka_unit_test(status__recorded),
+		cmocka_unit_test(frame__lengths),      cmocka_unit_test(notify__parse),
+		cmocka_unit_test(endpoint__json),      cmocka_unit_test(endpoint__text),
 	};
 
 	return cmocka_run_group_tests_name("mooncake", tests, NULL, NULL);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* On loopback no connection of ours is paced, whatever the system's congestion control, and none has buffers
- * that the CPU's caches do not hold. */
+/* On loopback no connection of ours is paced, whatever the system's congestion control, and none
+ * has buffers that the CPU's caches do not hold. */
 #include "unit.h"
 
 #include <arpa/inet.h>
@@ -45,7 +45,8 @@ static void control_of(const char *wanted, const char *text, char before[16], ch
 
 static void unpace__loopback(void **state)
 {
-	static const char *const loopback[] = { "127.0.0.1", "127.1.2.3", "::1", "::ffff:127.0.0.1" };
+	static const char *const loopback[] = { "127.0.0.1", "127.1.2.3", "::1",
+						"::ffff:127.0.0.1" };
 	char before[16], after[16];
 
 	(void)state;
@@ -57,8 +58,8 @@ static void unpace__loopback(void **state)
 
 static void unpace__network(void **state)
 {
-	static const char *const network[] = { "10.0.0.1", "128.0.0.1", "2001:db8::1", "::ffff:10.0.0.1",
-					       "0.0.0.0", "::" };
+	static const char *const network[] = { "10.0.0.1",        "128.0.0.1", "2001:db8::1",
+					       "::ffff:10.0.0.1", "0.0.0.0",   "::" };
 	char before[16], after[16];
 
 	(void)state;
@@ -78,12 +79,14 @@ static void unpace__plain(void **state)
 	assert_string_equal(after, strncmp(before, "bbr", 3) ? before : "reno");
 }
 
-/* ---- buffers --------------------------------------------------------------------------------------- */
+/* ---- buffers
+ * --------------------------------------------------------------------------------------- */
 
 /* A connection over loopback; the accepted end. */
 static int connected(int *other)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(address);
 	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), fd;
 
@@ -161,10 +164,8 @@ static void near__left_alone(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(unpace__loopback),
-		cmocka_unit_test(unpace__network),
-		cmocka_unit_test(unpace__plain),
-		cmocka_unit_test(near__loopback),
+		cmocka_unit_test(unpace__loopback), cmocka_unit_test(unpace__network),
+		cmocka_unit_test(unpace__plain),    cmocka_unit_test(near__loopback),
 		cmocka_unit_test(near__left_alone),
 	};
 

@@ -11,11 +11,12 @@ static uint64_t place(const char *text)
 	struct sockaddr_storage address = { .ss_family = strchr(text, ':') ? AF_INET6 : AF_INET };
 
 	if (address.ss_family == AF_INET)
-		assert_int_equal(inet_pton(AF_INET, text,
-					   &((struct sockaddr_in *)&address)->sin_addr), 1);
+		assert_int_equal(
+			inet_pton(AF_INET, text, &((struct sockaddr_in *)&address)->sin_addr), 1);
 	else
-		assert_int_equal(inet_pton(AF_INET6, text,
-					   &((struct sockaddr_in6 *)&address)->sin6_addr), 1);
+		assert_int_equal(
+			inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&address)->sin6_addr),
+			1);
 	return wh_place_of(&address);
 }
 

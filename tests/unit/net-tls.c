@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A TLS connection between two ends of one thread: what is kept of memory, and keys that wear out. */
+/* A TLS connection between two ends of one thread: what is kept of memory, and keys that wear out.
+ */
 #include "unit.h"
 
 #include <errno.h>
@@ -31,7 +32,8 @@ static void ends_open(struct ends *ends)
 	memset(keys.key[0], 7, WH_KEY_SIZE);
 	assert_int_equal(wh_crypto_open(&ends->crypto, NULL), 0);
 	assert_int_equal(wh_tls_open(&config, &ends->crypto, &keys, &ends->context), 0);
-	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends->fd), 0);
+	assert_int_equal(
+		socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends->fd), 0);
 	for (int i = 0; i < 2; i++) {
 		ends->tls[i] = wh_tls_new(ends->context, ends->fd[i], i);
 		assert_non_null(ends->tls[i]);
@@ -70,7 +72,8 @@ static void move(struct ends *ends, size_t length)
 	memset(ends->in, 0, length);
 	while (received < length) {
 		part = (struct iovec){ ends->out + sent, length - sent };
-		got = sent < length ? wh_tls_send(ends->tls[0], &part, 1) : wh_tls_flush(ends->tls[0]);
+		got = sent < length ? wh_tls_send(ends->tls[0], &part, 1) :
+				      wh_tls_flush(ends->tls[0]);
 		assert_true(got >= 0 || errno == EAGAIN);
 		sent += got > 0 ? (size_t)got : 0;
 		part = (struct iovec){ ends->in + received, length - received };
@@ -130,8 +133,8 @@ static size_t take(struct ends *ends, size_t at, size_t length)
 	return got < 0 ? 0 : (size_t)got;
 }
 
-/* What the socket does not tell of is told, and half a record is not: who waits for the rest of that would
- * never let others have their turn. */
+/* What the socket does not tell of is told, and half a record is not: who waits for the rest of
+ * that would never let others have their turn. */
 static void pending__whole_records(void **state)
 {
 	uint8_t wire[1024];
@@ -170,8 +173,8 @@ static void pending__whole_records(void **state)
 	ends_close(&ends);
 }
 
-/* Parts of any size, the last ones empty, are received as what they were, whatever the size of what they are
- * received into. */
+/* Parts of any size, the last ones empty, are received as what they were, whatever the size of what
+ * they are received into. */
 static void move__parts(void **state)
 {
 	uint64_t seed = 3;
@@ -186,7 +189,8 @@ static void move__parts(void **state)
 		for (int i = 0; i < 6; i++) {
 			size_t length = next_random(&seed) % (turn % 2 ? 300 : 25000);
 
-			part[i] = (struct iovec){ ends.out + at, i == 5 || turn % 7 == i ? 0 : length };
+			part[i] = (struct iovec){ ends.out + at,
+						  i == 5 || turn % 7 == i ? 0 : length };
 			at += part[i].iov_len;
 		}
 		assert_int_equal(wh_tls_send(ends.tls[0], part, 6), at);
@@ -215,12 +219,13 @@ static void move__lengths(void **state)
 	ends_close(&ends);
 }
 
-static void count_updates(int sending, int version, int type, const void *bytes, size_t length, SSL *ssl,
-			  void *arg)
+static void count_updates(int sending, int version, int type, const void *bytes, size_t length,
+			  SSL *ssl, void *arg)
 {
 	(void)version;
 	(void)ssl;
-	if (sending && type == SSL3_RT_HANDSHAKE && length && *(const uint8_t *)bytes == SSL3_MT_KEY_UPDATE)
+	if (sending && type == SSL3_RT_HANDSHAKE && length &&
+	    *(const uint8_t *)bytes == SSL3_MT_KEY_UPDATE)
 		++*(unsigned *)arg;
 }
 
@@ -271,12 +276,9 @@ static void receive__changed(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(memory__of_the_idle),
-		cmocka_unit_test(pending__whole_records),
-		cmocka_unit_test(move__lengths),
-		cmocka_unit_test(move__parts),
-		cmocka_unit_test(key__changed),
-		cmocka_unit_test(receive__changed),
+		cmocka_unit_test(memory__of_the_idle), cmocka_unit_test(pending__whole_records),
+		cmocka_unit_test(move__lengths),       cmocka_unit_test(move__parts),
+		cmocka_unit_test(key__changed),        cmocka_unit_test(receive__changed),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -125,7 +125,8 @@ static void file__good(void **state)
 
 static void file__several(void **state)
 {
-	static const char other[] = "ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
+	static const char other[] =
+		"ff112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
 	char text[1024] = "", many[1024] = "";
 	struct wh_trust trust;
 
@@ -389,7 +390,8 @@ static void own__race(void **state)
 	}
 }
 
-/* ---- where -------------------------------------------------------------------------------------- */
+/* ---- where --------------------------------------------------------------------------------------
+ */
 
 static int allows(const struct wh_trust *trust, const char *host, bool listening)
 {
@@ -407,8 +409,10 @@ static int allows(const struct wh_trust *trust, const char *host, bool listening
 static void allows__loopback_alone(void **state)
 {
 	static const char *const near[] = { "127.0.0.1", "127.9.8.7", "::1", "::ffff:127.0.0.1" };
-	static const char *const far[] = { "128.0.0.1", "126.255.255.255", "192.168.0.1", "10.0.0.1",
-					   "::2", "::ffff:10.0.0.1", "fe80::1", "2001:db8::1" };
+	static const char *const far[] = { "128.0.0.1",   "126.255.255.255",
+					   "192.168.0.1", "10.0.0.1",
+					   "::2",         "::ffff:10.0.0.1",
+					   "fe80::1",     "2001:db8::1" };
 	static const char *const any[] = { "0.0.0.0", "::" };
 	struct wh_trust mine, all;
 

@@ -33,8 +33,9 @@ static void hmac__as_published(void **state)
 		size_t length;
 		const char *mac;
 	} cases[] = {
-		{ "\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b", 20,
-		  "Hi There", 8,
+		{ "\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b\x0b"
+		  "\x0b",
+		  20, "Hi There", 8,
 		  "\xb0\x34\x4c\x61\xd8\xdb\x38\x53\x5c\xa8\xaf\xce\xaf\x0b\xf1\x2b"
 		  "\x88\x1d\xc2\x00\xc9\x83\x3d\xa7\x26\xe9\x37\x6c\x2e\x32\xcf\xf7" },
 		{ "Jefe", 4, "what do ya want for nothing?", 28,
@@ -54,7 +55,8 @@ static void hmac__as_published(void **state)
 	memset(dd, 0xdd, sizeof(dd));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_int_equal(wh_crypto_hmac(&crypto, cases[i].key, cases[i].key_length,
-						cases[i].data, cases[i].length, mac), 0);
+						cases[i].data, cases[i].length, mac),
+				 0);
 		assert_memory_equal(mac, cases[i].mac, sizeof(mac));
 	}
 }

@@ -10,8 +10,8 @@
 
 #include <wherry/error.h>
 
-#include "kernels/blocks.h"
 #include "gpu/kernel-images.h"
+#include "kernels/blocks.h"
 #include "platform/cuda.h"
 
 #define NOWHERE "/nonexistent/libcuda.so.1"
@@ -174,8 +174,13 @@ static void find__malformed(void **state)
 static void find__well_formed(void **state)
 {
 	static const char *const names[] = {
-		"cuda:0", "cuda:17", "cuda:GPU-00", "cuda:mig-12345678-1234", "cuda:65:00.0",
-		"cuda:0000:65:00.0", "cuda:00000000:C1:1F.0",
+		"cuda:0",
+		"cuda:17",
+		"cuda:GPU-00",
+		"cuda:mig-12345678-1234",
+		"cuda:65:00.0",
+		"cuda:0000:65:00.0",
+		"cuda:00000000:C1:1F.0",
 	};
 	struct wh_cuda *cuda = open_at(NOWHERE);
 	struct wh_cuda_device *device;
@@ -318,8 +323,8 @@ static void ctas__defaults(void **state)
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_PUSH, 4096, 14), 14);
 	assert_int_equal(wh_blocks_ctas(WH_BLOCKS_16, WH_BLOCKS_WITHIN, 4096, 0), 1);
 	for (int variant = WH_BLOCKS_8; variant < WH_BLOCKS_VARIANTS; variant++)
-		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST, 4096,
-						108),
+		assert_int_equal(wh_blocks_ctas((enum wh_blocks_variant)variant, WH_BLOCKS_TO_HOST,
+						4096, 108),
 				 108);
 }
 
@@ -370,22 +375,14 @@ static void shape__too_much(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(ready__no_library),
-		cmocka_unit_test(every_call__no_library),
-		cmocka_unit_test(ready__not_cuda),
-		cmocka_unit_test(ready__threads),
-		cmocka_unit_test(attach__looks_once),
-		cmocka_unit_test(find__malformed),
-		cmocka_unit_test(find__well_formed),
-		cmocka_unit_test(query__no_driver),
-		cmocka_unit_test(walk__plain),
-		cmocka_unit_test(check__errnos),
-		cmocka_unit_test(check__text),
-		cmocka_unit_test(images__embedded),
-		cmocka_unit_test(shape__variants),
-		cmocka_unit_test(ctas__defaults),
-		cmocka_unit_test(shape__covers),
-		cmocka_unit_test(shape__too_much),
+		cmocka_unit_test(ready__no_library),  cmocka_unit_test(every_call__no_library),
+		cmocka_unit_test(ready__not_cuda),    cmocka_unit_test(ready__threads),
+		cmocka_unit_test(attach__looks_once), cmocka_unit_test(find__malformed),
+		cmocka_unit_test(find__well_formed),  cmocka_unit_test(query__no_driver),
+		cmocka_unit_test(walk__plain),        cmocka_unit_test(check__errnos),
+		cmocka_unit_test(check__text),        cmocka_unit_test(images__embedded),
+		cmocka_unit_test(shape__variants),    cmocka_unit_test(ctas__defaults),
+		cmocka_unit_test(shape__covers),      cmocka_unit_test(shape__too_much),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -195,8 +195,10 @@ static void say(const char *path, const char *text)
 	snprintf(other, sizeof(other), "%s.new", path);
 	file = fopen(other, "w");
 	assert_non_null(file);
-	fprintf(file, "nvmlDeviceGetCount : 0 2\nnvmlDeviceGetHandleByIndex 0 : 0\n"
-		      "nvmlDeviceGetHandleByIndex 1 : 0\nnvmlDeviceGetName * : 0 GPU\n%s", text);
+	fprintf(file,
+		"nvmlDeviceGetCount : 0 2\nnvmlDeviceGetHandleByIndex 0 : 0\n"
+		"nvmlDeviceGetHandleByIndex 1 : 0\nnvmlDeviceGetName * : 0 GPU\n%s",
+		text);
 	fclose(file);
 	assert_int_equal(rename(other, path), 0);
 }
@@ -208,8 +210,10 @@ static void ask__lost_on_the_way(void **state)
 		const char *answer, *says;
 		int error;
 	} ways[] = {
-		{ "nvmlDeviceGetPowerUsage 1 : 15\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n", "Xid 79", -ENODEV },
-		{ "nvmlDeviceGetPowerUsage 1 : 16\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n", "gpu-reset", -EIO },
+		{ "nvmlDeviceGetPowerUsage 1 : 15\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n",
+		  "Xid 79", -ENODEV },
+		{ "nvmlDeviceGetPowerUsage 1 : 16\nnvmlDeviceGetTopologyCommonAncestor 0 1 : 15\n",
+		  "gpu-reset", -EIO },
 	};
 	char path[] = "/tmp/wherry-nvml-XXXXXX", text[WH_NVML_TEXT];
 	int fd = mkstemp(path);
@@ -362,10 +366,10 @@ static void record__replays(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(open__no_library), cmocka_unit_test(open__no_driver),
-		cmocka_unit_test(ask__pcie),	    cmocka_unit_test(ask__broken),
-		cmocka_unit_test(ask__old),	    cmocka_unit_test(record__replays),
-		cmocka_unit_test(ask__load),	    cmocka_unit_test(ask__lost_on_the_way),
+		cmocka_unit_test(open__no_library),   cmocka_unit_test(open__no_driver),
+		cmocka_unit_test(ask__pcie),          cmocka_unit_test(ask__broken),
+		cmocka_unit_test(ask__old),           cmocka_unit_test(record__replays),
+		cmocka_unit_test(ask__load),          cmocka_unit_test(ask__lost_on_the_way),
 		cmocka_unit_test(meaning__of_errors),
 	};
 

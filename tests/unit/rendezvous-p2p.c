@@ -139,12 +139,9 @@ static void format__families_and_room(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(resolve__every_form),
-		cmocka_unit_test(resolve__a_name),
-		cmocka_unit_test(resolve__a_scope),
-		cmocka_unit_test(resolve__an_unknown_name),
-		cmocka_unit_test(resolve__malformed),
-		cmocka_unit_test(format__families_and_room),
+		cmocka_unit_test(resolve__every_form), cmocka_unit_test(resolve__a_name),
+		cmocka_unit_test(resolve__a_scope),    cmocka_unit_test(resolve__an_unknown_name),
+		cmocka_unit_test(resolve__malformed),  cmocka_unit_test(format__families_and_room),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -8,9 +8,12 @@
 
 #include "rendezvous/etcd.h"
 
-#define HEADER "{\"header\":{\"cluster_id\":\"324952591200643719\",\"member_id\":\"3319814642761637952\"," \
+#define HEADER                                                                                     \
+	"{\"header\":{\"cluster_id\":\"324952591200643719\",\"member_id\":"                        \
+	"\"3319814642761637952\","                                                                 \
 	"\"revision\":\"42\",\"raft_term\":\"2\"}"
-#define RECORD "{\"schema\": 1, \"name\": \"node7\", \"epoch\": \"0123456789abcdef\", \"address\": " \
+#define RECORD                                                                                     \
+	"{\"schema\": 1, \"name\": \"node7\", \"epoch\": \"0123456789abcdef\", \"address\": "      \
 	"\"10.0.0.7:7000\", \"lease_ms\": 10000}"
 
 static struct wh_etcd_answer answer;
@@ -24,8 +27,13 @@ static void base64__there_and_back(void **state)
 {
 	/* Of RFC 4648. */
 	static const char *const rows[][2] = {
-		{ "", "" },         { "f", "Zg==" },        { "fo", "Zm8=" },         { "foo", "Zm9v" },
-		{ "foob", "Zm9vYg==" }, { "fooba", "Zm9vYmE=" }, { "foobar", "Zm9vYmFy" },
+		{ "", "" },
+		{ "f", "Zg==" },
+		{ "fo", "Zm8=" },
+		{ "foo", "Zm9v" },
+		{ "foob", "Zm9vYg==" },
+		{ "fooba", "Zm9vYmE=" },
+		{ "foobar", "Zm9vYmFy" },
 		{ "\xff\xfe\xfd", "//79" },
 	};
 	char text[16], back[16];
@@ -44,8 +52,8 @@ static void base64__there_and_back(void **state)
 
 static void base64__wrong(void **state)
 {
-	static const char *const rows[] = { "Z", "Zg", "Zg=", "Zg===", "====", "Z===", "Z=g=", "Zm9v\n",
-					    "Zm9 ", "Zm-_" };
+	static const char *const rows[] = { "Z",    "Zg",   "Zg=",    "Zg===", "====",
+					    "Z===", "Z=g=", "Zm9v\n", "Zm9 ",  "Zm-_" };
 	char back[16];
 
 	(void)state;
@@ -69,7 +77,8 @@ static void answer__leases(void **state)
 	assert_int_equal(answer.lease, 123);
 	assert_int_equal(answer.ttl, 0);
 	assert_int_equal(parse("{\"error\":\"etcdserver: requested lease not found\",\"message\":"
-			       "\"etcdserver: requested lease not found\",\"code\":5}"), 0);
+			       "\"etcdserver: requested lease not found\",\"code\":5}"),
+			 0);
 	assert_int_equal(answer.code, 5);
 	assert_non_null(strstr(answer.error, "not found"));
 }
@@ -82,7 +91,9 @@ static void wrap(const char *format, const char *value, char *out, size_t size)
 	snprintf(out, size, format, text);
 }
 
-#define KVS "\"kvs\":[{\"key\":\"Zm9v\",\"create_revision\":\"40\",\"mod_revision\":\"41\",\"version\":" \
+#define KVS                                                                                        \
+	"\"kvs\":[{\"key\":\"Zm9v\",\"create_revision\":\"40\",\"mod_revision\":\"41\","           \
+	"\"version\":"                                                                             \
 	"\"1\",\"value\":\"%s\",\"lease\":\"77\"}],\"count\":\"1\""
 
 static void answer__records(void **state)
@@ -102,14 +113,21 @@ static void answer__records(void **state)
 	     sizeof(json));
 	assert_int_equal(parse(json), 0);
 	assert_true(answer.has_record && !answer.succeeded);
-	assert_int_equal(parse(HEADER ",\"succeeded\":true,\"responses\":[{\"response_put\":{}}]}"), 0);
+	assert_int_equal(parse(HEADER ",\"succeeded\":true,\"responses\":[{\"response_put\":{}}]}"),
+			 0);
 	assert_true(answer.succeeded && !answer.has_record);
 }
 
 static void answer__wrong(void **state)
 {
-	static const char *const rows[] = { "", "{", "[]", "\"x\"", "{}{}", "{\"kvs\":{}}",
-					    "{\"kvs\":[{\"value\":\"Zg\"}]}", "{\"kvs\":[{}]}" };
+	static const char *const rows[] = { "",
+					    "{",
+					    "[]",
+					    "\"x\"",
+					    "{}{}",
+					    "{\"kvs\":{}}",
+					    "{\"kvs\":[{\"value\":\"Zg\"}]}",
+					    "{\"kvs\":[{}]}" };
 	char json[4096], longest[1100];
 
 	(void)state;
@@ -139,9 +157,11 @@ static void watch__lines(void **state)
 	(void)state;
 	assert_int_equal(watched("{\"result\":" HEADER ",\"created\":true}}"), 0);
 	assert_int_equal(watched("{\"result\":" HEADER ",\"watch_id\":\"1\",\"events\":[{\"type\":"
-				 "\"DELETE\",\"kv\":{\"key\":\"YmFy\"}}]}}"), 1);
-	assert_int_equal(watched("{\"result\":" HEADER ",\"canceled\":true,\"compact_revision\":\"7\"}}"),
+				 "\"DELETE\",\"kv\":{\"key\":\"YmFy\"}}]}}"),
 			 1);
+	assert_int_equal(
+		watched("{\"result\":" HEADER ",\"canceled\":true,\"compact_revision\":\"7\"}}"),
+		1);
 	assert_int_equal(watched("{\"error\":{\"grpc_code\":14,\"message\":\"x\"}}"), 1);
 	assert_int_equal(watched("{}"), -EPROTO);
 	assert_int_equal(watched("404 page not found"), -EPROTO);
@@ -150,12 +170,9 @@ static void watch__lines(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(base64__there_and_back),
-		cmocka_unit_test(base64__wrong),
-		cmocka_unit_test(answer__leases),
-		cmocka_unit_test(answer__records),
-		cmocka_unit_test(answer__wrong),
-		cmocka_unit_test(watch__lines),
+		cmocka_unit_test(base64__there_and_back), cmocka_unit_test(base64__wrong),
+		cmocka_unit_test(answer__leases),         cmocka_unit_test(answer__records),
+		cmocka_unit_test(answer__wrong),          cmocka_unit_test(watch__lines),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

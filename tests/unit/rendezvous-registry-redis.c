@@ -35,11 +35,14 @@ static void open__urls(void **state)
 	assert_int_equal(open_url("redis://h:6379/12345678"), -EINVAL);
 }
 
-static void refused__with_a_text(char *text, bool secret, int error, const char *word, const char *never)
+static void refused__with_a_text(char *text, bool secret, int error, const char *word,
+				 const char *never)
 {
 	const struct wh_registry_url url = { .endpoint = { "h:6379" }, .count = 1 };
 	const struct redis redis = { .url = &url };
-	const redisReply reply = { .type = REDIS_REPLY_ERROR, .str = text, .len = (int)strlen(text) };
+	const redisReply reply = { .type = REDIS_REPLY_ERROR,
+				   .str = text,
+				   .len = (int)strlen(text) };
 
 	assert_int_equal(refused(&redis, &reply, secret), error);
 	assert_non_null(strstr(wh_error_text(), "h:6379"));
@@ -51,7 +54,8 @@ static void refused__with_a_text(char *text, bool secret, int error, const char 
 static void refused__does_not_quote(void **state)
 {
 	char unknown[] = "ERR unknown command `AUTH`, with args beginning with: `sesame`,";
-	char wrong[] = "WRONGPASS invalid username-password pair", missing[] = "NOAUTH Authentication required.";
+	char wrong[] = "WRONGPASS invalid username-password pair",
+	     missing[] = "NOAUTH Authentication required.";
 	char loading[] = "LOADING Redis is loading\nthe dataset in memory", odd[] = "sesame";
 
 	(void)state;

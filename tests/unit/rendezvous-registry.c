@@ -21,7 +21,8 @@ static void url__every_form(void **state)
 	assert_string_equal(url.path, "");
 	assert_string_equal(url.user, "");
 
-	assert_int_equal(wh_registry_url_parse("https://u@h:1/metadata?cacert=/a%20b.pem", &url), 0);
+	assert_int_equal(wh_registry_url_parse("https://u@h:1/metadata?cacert=/a%20b.pem", &url),
+			 0);
 	assert_string_equal(url.scheme, "http");
 	assert_true(url.tls);
 	assert_string_equal(url.path, "metadata");
@@ -30,7 +31,9 @@ static void url__every_form(void **state)
 	assert_string_equal(url.password, "");
 
 	assert_int_equal(wh_registry_url_parse("etcds://me:p%40s%2Fs:w@[::1]:2379,b.c-d:0080,"
-					       "1.2.3.4:65535/x/y?cert=c&key=k", &url), 0);
+					       "1.2.3.4:65535/x/y?cert=c&key=k",
+					       &url),
+			 0);
 	assert_string_equal(url.scheme, "etcd");
 	assert_string_equal(url.password, "p@s/s:w");
 	assert_int_equal(url.count, 3);
@@ -97,21 +100,55 @@ static void url__wrong(void **state)
 static void url__secrets_are_not_told(void **state)
 {
 	static const char *const rows[] = {
-		"redis://:secret@", "redis://secret:secret@h", "ftp://secret:secret@h:1",
-		"secret:secret@h:1", "http://u:se%zzcret@h:1", "http://u:secret@h:1/ ",
-		"http://u:secret/secret@h:1", "http://u:secret@secret@h", "http://u:secret@[::1:1",
-		"http://u:secret@h/secret@h:1", "u:secret@h://h:1", "secret:secret@http://h:1",
-		"http://u:secret?secret@h:1", "etcd://u:secret@h:1,h", "http://u:secret@h:1?key=x",
+		"redis://:secret@",
+		"redis://secret:secret@h",
+		"ftp://secret:secret@h:1",
+		"secret:secret@h:1",
+		"http://u:se%zzcret@h:1",
+		"http://u:secret@h:1/ ",
+		"http://u:secret/secret@h:1",
+		"http://u:secret@secret@h",
+		"http://u:secret@[::1:1",
+		"http://u:secret@h/secret@h:1",
+		"u:secret@h://h:1",
+		"secret:secret@http://h:1",
+		"http://u:secret?secret@h:1",
+		"etcd://u:secret@h:1,h",
+		"http://u:secret@h:1?key=x",
 		/* The host is forgotten, and the @ with it. */
-		"redis://:secret", "http://u:secret", "u:secret", ":secret", "redis://:secret:1",
-		"http://u:secret:1", "http://u:1secret", "http://u:secret/1", "http://u:secret?1",
-		"http://u:1,secret", "http://u:1,2secret:3x", "http://u:1,secret:x", "http://u:[secret",
-		"http://[secret", "http://[::1]:secret", "http://u:#secret", "http://u:se:secret",
-		"http://u:secret,h:1", "etcd://h:1,u:secret", "u:secret,h:1", "http://u:secret://h",
-		"http://:secret/1", "http://u:1,:secret", "http://u:1,[secret]", "http://u:1/secret!secret",
+		"redis://:secret",
+		"http://u:secret",
+		"u:secret",
+		":secret",
+		"redis://:secret:1",
+		"http://u:secret:1",
+		"http://u:1secret",
+		"http://u:secret/1",
+		"http://u:secret?1",
+		"http://u:1,secret",
+		"http://u:1,2secret:3x",
+		"http://u:1,secret:x",
+		"http://u:[secret",
+		"http://[secret",
+		"http://[::1]:secret",
+		"http://u:#secret",
+		"http://u:se:secret",
+		"http://u:secret,h:1",
+		"etcd://h:1,u:secret",
+		"u:secret,h:1",
+		"http://u:secret://h",
+		"http://:secret/1",
+		"http://u:1,:secret",
+		"http://u:1,[secret]",
+		"http://u:1/secret!secret",
 	};
 	static const char *const whole[] = {
-		"http://h:1", "http://h", "http://127.0.0.1:7077/metadata", "127.0.0.1:7077", "p2p", "",
+		"http://h:1",
+		"http://h",
+		"http://127.0.0.1:7077/metadata",
+		"127.0.0.1:7077",
+		"p2p",
+		"",
 		"etcds://[::1]:2379,b:80,1.2.3.4:65535/x?cacert=/a.pem",
 	};
 	char shown[200];
@@ -183,8 +220,11 @@ static int parse(const char *json, struct wh_registry_record *record)
 static void record__there_and_back(void **state)
 {
 	const struct wh_registry_record record = {
-		.name = "node7", .address = "[fe80::1%eth0]:40123", .epoch = 0xfedcba9876543210,
-		.lease = 3600000, .beat = 42,
+		.name = "node7",
+		.address = "[fe80::1%eth0]:40123",
+		.epoch = 0xfedcba9876543210,
+		.lease = 3600000,
+		.beat = 42,
 	};
 	struct wh_registry_record got;
 	char json[WH_REGISTRY_RECORD_MAX];
@@ -199,7 +239,7 @@ static void record__there_and_back(void **state)
 	assert_int_equal(got.beat, record.beat);
 }
 
-#define RECORD(schema, name, epoch, address, lease) \
+#define RECORD(schema, name, epoch, address, lease)                                                \
 	"{\"schema\": " schema ", \"name\": " name ", \"epoch\": " epoch ", \"address\": " address \
 	", \"lease_ms\": " lease ", \"more\": []}"
 #define EPOCH "\"0123456789abcdef\""

@@ -258,8 +258,8 @@ static void check__sees_every_single_byte(void **state)
 	for (uint64_t i = 0; i < memory.layout.target_length; i++) {
 		memory.target[i] ^= 0x40;
 		text[0] = '\0';
-		assert_false(bench_layout_check(&memory.layout, memory.target, 2, text,
-						sizeof(text)));
+		assert_false(
+			bench_layout_check(&memory.layout, memory.target, 2, text, sizeof(text)));
 		assert_true(text[0] != '\0');
 		memory.target[i] ^= 0x40;
 	}

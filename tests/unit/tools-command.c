@@ -8,7 +8,11 @@
 #include <cmocka.h>
 
 static const struct command_option options[] = {
-	{ .name = "memory", .letter = 'm', .argument = "KIND:SIZE", .help = "memory", .many = true },
+	{ .name = "memory",
+	  .letter = 'm',
+	  .argument = "KIND:SIZE",
+	  .help = "memory",
+	  .many = true },
 	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT", .help = "where to listen" },
 	{ .name = "op", .argument = "OP", .help = "what to do", .complete = "read write" },
 	{ .name = "quiet", .letter = 'q', .help = "say nothing" },
@@ -17,8 +21,14 @@ static const struct command_option options[] = {
 };
 
 static const struct command command = {
-	.name = "test", .usage = "SRC DST", .summary = "A test.", .details = "", .examples = "",
-	.options = options, .least = 1, .most = 2,
+	.name = "test",
+	.usage = "SRC DST",
+	.summary = "A test.",
+	.details = "",
+	.examples = "",
+	.options = options,
+	.least = 1,
+	.most = 2,
 };
 
 /* What went to stderr. */
@@ -58,7 +68,7 @@ static void parse__any_order(void **state)
 {
 	static const char *const lines[] = {
 		"a b -q --listen x", "-q a --listen=x b", "--listen x -q a b", "-ql x a b",
-		"a -lx -q b", "--quiet -l x a b", "-qlx a b",
+		"a -lx -q b",        "--quiet -l x a b",  "-qlx a b",
 	};
 	struct arguments arguments;
 
@@ -182,9 +192,16 @@ static void size__good(void **state)
 		const char *text;
 		uint64_t bytes;
 	} rows[] = {
-		{ "0", 0 }, { "8", 8 }, { "64K", 65536 }, { "64k", 65536 }, { "64KiB", 65536 },
-		{ "1M", 1 << 20 }, { "1MiB", 1 << 20 }, { "2GiB", UINT64_C(2) << 30 },
-		{ "3T", UINT64_C(3) << 40 }, { "18446744073709551615", UINT64_MAX },
+		{ "0", 0 },
+		{ "8", 8 },
+		{ "64K", 65536 },
+		{ "64k", 65536 },
+		{ "64KiB", 65536 },
+		{ "1M", 1 << 20 },
+		{ "1MiB", 1 << 20 },
+		{ "2GiB", UINT64_C(2) << 30 },
+		{ "3T", UINT64_C(3) << 40 },
+		{ "18446744073709551615", UINT64_MAX },
 		{ "16777215T", UINT64_C(16777215) << 40 },
 	};
 	uint64_t bytes;
@@ -199,8 +216,15 @@ static void size__good(void **state)
 static void size__wrong(void **state)
 {
 	static const char *const rows[] = {
-		"", "K", "-1", "+1", " 1", "1 ", "1KB", "1B", "1.5M", "1e6", "1KiBs", "0x10", "1Ki",
-		"18446744073709551616", "16777216T", "99999999999999999999999", "1m",
+		"",          "K",
+		"-1",        "+1",
+		" 1",        "1 ",
+		"1KB",       "1B",
+		"1.5M",      "1e6",
+		"1KiBs",     "0x10",
+		"1Ki",       "18446744073709551616",
+		"16777216T", "99999999999999999999999",
+		"1m",
 	};
 	uint64_t bytes = 42;
 
@@ -217,9 +241,10 @@ static void size__format(void **state)
 		uint64_t bytes;
 		const char *text;
 	} rows[] = {
-		{ 0, "0 bytes" }, { 1, "1 byte" }, { 1023, "1023 bytes" }, { 1024, "1 KiB" },
-		{ 1025, "1025 bytes" }, { 1536 << 20, "1536 MiB" }, { 1 << 30, "1 GiB" },
-		{ UINT64_C(5) << 50, "5120 TiB" },
+		{ 0, "0 bytes" },       { 1, "1 byte" },
+		{ 1023, "1023 bytes" }, { 1024, "1 KiB" },
+		{ 1025, "1025 bytes" }, { 1536 << 20, "1536 MiB" },
+		{ 1 << 30, "1 GiB" },   { UINT64_C(5) << 50, "5120 TiB" },
 	};
 	char text[32];
 
@@ -233,11 +258,14 @@ static void size__format(void **state)
 static void help__fits_and_wraps(void **state)
 {
 	static const struct command wordy = {
-		.name = "wordy", .usage = "", .summary = "Says much.",
+		.name = "wordy",
+		.usage = "",
+		.summary = "Says much.",
 		.details = "First paragraph with words and words and words and words and words and "
 			   "words, far beyond one line.\n\n"
 			   "1\n2\n3\n4\n5\n6\n7\n8\n9\n10\n11\n12\n13",
-		.examples = "wherry wordy  # go\n", .options = options,
+		.examples = "wherry wordy  # go\n",
+		.options = options,
 	};
 	FILE *memory;
 	char *text = NULL;
@@ -282,8 +310,9 @@ static void progress__line(void **state)
 
 static void progress__steps(void **state)
 {
-	struct progress progress = { .label = "checking", .total = 8, .steps = true,
-				     .last = 6000000000 };
+	struct progress progress = {
+		.label = "checking", .total = 8, .steps = true, .last = 6000000000
+	};
 	volatile int narrow = 5; /* gcc would warn of what is meant */
 	char line[80];
 
@@ -306,11 +335,12 @@ static void progress__steps(void **state)
 /* One function decides: what is not there is 69, what was reached and refuses is 2. */
 static void exit_code__of_errno(void **state)
 {
-	static const int absent[] = { ECONNREFUSED, EHOSTUNREACH, ENETUNREACH, ETIMEDOUT, EHOSTDOWN,
-				      ECONNRESET, ESTALE, EPROTO, EPROTONOSUPPORT, EADDRNOTAVAIL,
-				      ELIBACC, ENODEV, ENXIO, ENOMEM, EOPNOTSUPP };
-	static const int refused[] = { EACCES, EPERM, ENOENT, EEXIST, ERANGE, ENOSPC, EIO, EADDRINUSE,
-				       EFBIG, ECANCELED, EBADMSG, EBUSY };
+	static const int absent[] = { ECONNREFUSED,    EHOSTUNREACH,  ENETUNREACH, ETIMEDOUT,
+				      EHOSTDOWN,       ECONNRESET,    ESTALE,      EPROTO,
+				      EPROTONOSUPPORT, EADDRNOTAVAIL, ELIBACC,     ENODEV,
+				      ENXIO,           ENOMEM,        EOPNOTSUPP };
+	static const int refused[] = { EACCES, EPERM,      ENOENT, EEXIST,    ERANGE,  ENOSPC,
+				       EIO,    EADDRINUSE, EFBIG,  ECANCELED, EBADMSG, EBUSY };
 
 	(void)state;
 	assert_int_equal(exit_code_of(0), EXIT_PASS);

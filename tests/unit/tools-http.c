@@ -23,8 +23,8 @@ static atomic_uint begun, ended, ticks;
 static char large[LARGE];
 
 static enum MHD_Result answer_it(void *arg, struct MHD_Connection *connection, const char *path,
-				 const char *method, const char *version, const char *data, size_t *length,
-				 void **state)
+				 const char *method, const char *version, const char *data,
+				 size_t *length, void **state)
 {
 	size_t size = strcmp(path, "/large") ? 2 : LARGE;
 	struct MHD_Response *response;
@@ -40,8 +40,8 @@ static enum MHD_Result answer_it(void *arg, struct MHD_Connection *connection, c
 		*length = 0;
 		return MHD_YES;
 	}
-	response = MHD_create_response_from_buffer(size, size > 2 ? large : (void *)(uintptr_t)"ok",
-						   MHD_RESPMEM_PERSISTENT);
+	response = MHD_create_response_from_buffer(
+		size, size > 2 ? large : (void *)(uintptr_t) "ok", MHD_RESPMEM_PERSISTENT);
 	result = MHD_queue_response(connection, MHD_HTTP_OK, response);
 	MHD_destroy_response(response);
 	return result;
@@ -78,7 +78,8 @@ static void start(unsigned connections, unsigned of_address, int64_t head, int64
 	socklen_t length = sizeof(address);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
-	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	address = (struct sockaddr_in){ .sin_family = AF_INET,
+					.sin_addr = { htonl(INADDR_LOOPBACK) } };
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(listen(fd, 128), 0);
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
@@ -91,7 +92,8 @@ static void start(unsigned connections, unsigned of_address, int64_t head, int64
 /* From 127.0.0.`from`. */
 static int dial(unsigned char from)
 {
-	struct sockaddr_in own = { .sin_family = AF_INET, .sin_addr = { htonl(0x7f000000 | from) } };
+	struct sockaddr_in own = { .sin_family = AF_INET,
+				   .sin_addr = { htonl(0x7f000000 | from) } };
 	const int small = 4096;
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 

@@ -63,7 +63,8 @@ static const struct {
 	{ "host:numa:", "no number" },
 	{ "host:numa:x", "no number" },
 	{ "host:numa:1x:3", "no number" },
-	{ "cuda:GPU-0123456789012345678901234567890123456789012345678901234567890123456789", "too long" },
+	{ "cuda:GPU-0123456789012345678901234567890123456789012345678901234567890123456789",
+	  "too long" },
 };
 
 static void parse__good(void **state)
@@ -149,7 +150,8 @@ static void put(const char *path, const char *text)
 	FILE *file;
 
 	snprintf(name, sizeof(name), "%s%s", machine, path);
-	for (char *slash = strchr(name + strlen(machine) + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+	for (char *slash = strchr(name + strlen(machine) + 1, '/'); slash;
+	     slash = strchr(slash + 1, '/')) {
 		*slash = '\0';
 		mkdir(name, 0700);
 		*slash = '/';
@@ -169,7 +171,8 @@ static void room__of_the_machine(void **state)
 	(void)state;
 	assert_true(memory_room(machine, false) == UINT64_MAX);
 	assert_true(memory_fits(machine, UINT64_MAX, false, text));
-	put("/proc/meminfo", "MemTotal: 25165824 kB\nMemAvailable: 20971520 kB\nSwapFree: 1048576 kB\n");
+	put("/proc/meminfo",
+	    "MemTotal: 25165824 kB\nMemAvailable: 20971520 kB\nSwapFree: 1048576 kB\n");
 	assert_int_equal(memory_room(machine, false), 21 * GIB);
 	assert_int_equal(memory_room(machine, true), 20 * GIB);
 	assert_true(memory_fits(machine, 21 * GIB, false, text));
@@ -178,7 +181,8 @@ static void room__of_the_machine(void **state)
 	assert_string_equal(text, "that takes 21.0 GiB of memory, and there are 20.0 GiB");
 	assert_false(memory_fits(machine, UINT64_C(1) << 40, false, text));
 	assert_string_equal(text, "that takes 1.0 TiB of memory, and there are 21.0 GiB");
-	put("/proc/meminfo", "MemAvailable: 20971520 kB\nHugePages_Free: 512\nHugepagesize: 2048 kB\n");
+	put("/proc/meminfo",
+	    "MemAvailable: 20971520 kB\nHugePages_Free: 512\nHugepagesize: 2048 kB\n");
 	assert_int_equal(memory_room(machine, true), 21 * GIB);
 }
 
@@ -194,7 +198,8 @@ static void room__of_groups(void **state)
 	put("/sys/fs/cgroup/a/memory.max", "8589934592\n");
 	put("/sys/fs/cgroup/a/memory.current", "5368709120\n");
 	assert_int_equal(memory_room(machine, false), 3 * GIB);
-	put("/sys/fs/cgroup/a/memory.stat", "anon 5\ninactive_file 1073741824\nactive_file 1073741824\n");
+	put("/sys/fs/cgroup/a/memory.stat",
+	    "anon 5\ninactive_file 1073741824\nactive_file 1073741824\n");
 	assert_int_equal(memory_room(machine, false), 5 * GIB);
 	put("/sys/fs/cgroup/a/b/memory.max", "536870912\n");
 	assert_int_equal(memory_room(machine, false), 0);
@@ -231,7 +236,8 @@ int main(void)
 		cmocka_unit_test(kinds__on_gpu),
 		cmocka_unit_test_setup_teardown(room__of_the_machine, machine_make, machine_remove),
 		cmocka_unit_test_setup_teardown(room__of_groups, machine_make, machine_remove),
-		cmocka_unit_test_setup_teardown(room__of_groups_of_version_one, machine_make, machine_remove),
+		cmocka_unit_test_setup_teardown(room__of_groups_of_version_one, machine_make,
+						machine_remove),
 	};
 
 	return cmocka_run_group_tests_name("tools-memory", tests, NULL, NULL);

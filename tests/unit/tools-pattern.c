@@ -17,7 +17,8 @@ static void fill__pieces_equal_whole(void **state)
 	(void)state;
 	pattern_fill(whole, LENGTH, position, 3);
 	for (size_t at = 0, step = 1; at < LENGTH; at += step, step = step % 37 + 1)
-		pattern_fill(pieces + at, step < LENGTH - at ? step : LENGTH - at, position + at, 3);
+		pattern_fill(pieces + at, step < LENGTH - at ? step : LENGTH - at, position + at,
+			     3);
 	assert_memory_equal(whole, pieces, LENGTH);
 }
 

@@ -363,8 +363,9 @@ static void walk__store_changes(void **state)
 	for (step = 0; (record = store_walk_next(&store, &walk)); step++) {
 		number = atoi(record->key + 4);
 		seen[number]++;
-		assert_string_equal(record->value,
-				    step < 10 || number % 3 != 1 ? "old" : "another one, which is longer");
+		assert_string_equal(record->value, step < 10 || number % 3 != 1 ?
+							   "old" :
+							   "another one, which is longer");
 		if (step == 9)
 			change_everything();
 		/* Of those that are left this is the next. */

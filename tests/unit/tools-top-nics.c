@@ -16,8 +16,8 @@ struct machine {
 	struct top_sample *sample;
 };
 
-__attribute__((format(printf, 3, 4)))
-static void put(const struct machine *m, const char *text, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void put(const struct machine *m, const char *text,
+						      const char *format, ...)
 {
 	char path[512], full[600];
 	va_list list;
@@ -91,8 +91,12 @@ static void state__is_read_each_time(void **state)
 		const char *text, *state;
 		int up;
 	} rows[] = {
-		{ "1: DOWN\n", "DOWN", 0 },   { "2: INIT\n", "INIT", 0 }, { "4: ACTIVE\n", "ACTIVE", 1 },
-		{ "0: NOP\n", "NOP", -1 },    { "\n", "", -1 },		  { "4: ACTIVE\n", "ACTIVE", 1 },
+		{ "1: DOWN\n", "DOWN", 0 },
+		{ "2: INIT\n", "INIT", 0 },
+		{ "4: ACTIVE\n", "ACTIVE", 1 },
+		{ "0: NOP\n", "NOP", -1 },
+		{ "\n", "", -1 },
+		{ "4: ACTIVE\n", "ACTIVE", 1 },
 	};
 	const struct top_nic *nic;
 	struct machine m;
@@ -122,8 +126,8 @@ static void state__of_interfaces(void **state)
 	static const struct {
 		const char *state;
 		int up;
-	} rows[] = { { "up", 1 }, { "down", 0 }, { "lowerlayerdown", 0 }, { "dormant", 0 },
-		     { "unknown", -1 }, { "", -1 } };
+	} rows[] = { { "up", 1 },      { "down", 0 },     { "lowerlayerdown", 0 },
+		     { "dormant", 0 }, { "unknown", -1 }, { "", -1 } };
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {

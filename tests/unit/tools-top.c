@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry top asks NVML, and how often: the time is the test's, and the fake counts the calls. */
+/* What wherry top asks NVML, and how often: the time is the test's, and the fake counts the calls.
+ */
 #include "../../tools/output.c"
 #include "../../tools/top/fields.c"
 #include "../../tools/top/gpus.c"
@@ -40,7 +41,8 @@ static void machine_open(struct machine *m, unsigned needs)
 	void *library = dlopen(getenv("TEST_NVML"), RTLD_NOW | RTLD_LOCAL);
 	char file[512];
 
-	*m = (struct machine){ .asking = { .needs = needs }, .time = 1000,
+	*m = (struct machine){ .asking = { .needs = needs },
+			       .time = 1000,
 			       .sample = calloc(1, sizeof(*m->sample)) };
 	assert_non_null(m->sample);
 	assert_non_null(library);
@@ -96,8 +98,8 @@ static void expect_calls(struct machine *m, unsigned samples, double interval,
 	/* And nothing else. */
 	assert_int_equal(m->calls(NULL) - all, sum);
 }
-#define EXPECT_CALLS(m, samples, interval, ...) \
-	expect_calls(m, samples, interval, (const struct asked[]){ __VA_ARGS__ }, \
+#define EXPECT_CALLS(m, samples, interval, ...)                                                    \
+	expect_calls(m, samples, interval, (const struct asked[]){ __VA_ARGS__ },                  \
 		     sizeof((const struct asked[]){ __VA_ARGS__ }) / sizeof(struct asked))
 
 /* ---- how often ------------------------------------------------------------------------------- */
@@ -109,21 +111,21 @@ static void calls__of_a_minute(void **state)
 
 	(void)state;
 	machine_open(&m, TOP_EVERYTHING);
-	EXPECT_CALLS(&m, 60, 1,
-		     { "nvmlDeviceGetUtilizationRates", 60 }, { "nvmlDeviceGetPowerUsage", 60 },
-		     { "nvmlDeviceGetFieldValues", 60 }, { "nvmlDeviceGetMemoryInfo", 30 },
-		     { "nvmlDeviceGetClockInfo", 30 + 12 },
-		     { "nvmlDeviceGetPcieThroughput", 2 * 30 },
-		     { "nvmlDeviceGetComputeRunningProcesses", 20 },
-		     { "nvmlDeviceGetTemperature", 12 },
-		     { "nvmlDeviceGetCurrentClocksEventReasons", 12 },
-		     { "nvmlDeviceGetBAR1MemoryInfo", 12 }, { "nvmlDeviceGetTotalEccErrors", 2 * 6 },
-		     { "nvmlDeviceGetPcieReplayCounter", 6 },
-		     { "nvmlDeviceGetEnforcedPowerLimit", 1 }, { "nvmlDeviceGetMaxClockInfo", 2 });
+	EXPECT_CALLS(
+		&m, 60, 1, { "nvmlDeviceGetUtilizationRates", 60 },
+		{ "nvmlDeviceGetPowerUsage", 60 }, { "nvmlDeviceGetFieldValues", 60 },
+		{ "nvmlDeviceGetMemoryInfo", 30 }, { "nvmlDeviceGetClockInfo", 30 + 12 },
+		{ "nvmlDeviceGetPcieThroughput", 2 * 30 },
+		{ "nvmlDeviceGetComputeRunningProcesses", 20 }, { "nvmlDeviceGetTemperature", 12 },
+		{ "nvmlDeviceGetCurrentClocksEventReasons", 12 },
+		{ "nvmlDeviceGetBAR1MemoryInfo", 12 }, { "nvmlDeviceGetTotalEccErrors", 2 * 6 },
+		{ "nvmlDeviceGetPcieReplayCounter", 6 }, { "nvmlDeviceGetEnforcedPowerLimit", 1 },
+		{ "nvmlDeviceGetMaxClockInfo", 2 });
 	machine_close(&m);
 }
 
-/* Ten samples a second are asked each of what is asked each second, and the others in proportion. */
+/* Ten samples a second are asked each of what is asked each second, and the others in proportion.
+ */
 static void calls__of_short_intervals(void **state)
 {
 	struct machine m;
@@ -230,7 +232,8 @@ static void values__are_kept_until_they_are_asked(void **state)
 	file = fd < 0 ? NULL : fdopen(fd, "w");
 	assert_non_null(file);
 	fputs("nvmlDeviceGetCount : 0 2\nnvmlDeviceGetHandleByIndex 0 : 0\n"
-	      "nvmlDeviceGetHandleByIndex 1 : 15\n", file);
+	      "nvmlDeviceGetHandleByIndex 1 : 15\n",
+	      file);
 	fclose(file);
 	m.nvml = open_nvml(path);
 	take(&m, 1, 1);
@@ -267,7 +270,8 @@ static void why__as_the_numbers(void **state)
 			json_t *value = field_to_json(row, field);
 
 			if (field->why)
-				assert_int_equal(json_is_null(value), reason_of(row, field) != NULL);
+				assert_int_equal(json_is_null(value),
+						 reason_of(row, field) != NULL);
 			json_decref(value);
 		}
 	}

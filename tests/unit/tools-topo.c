@@ -78,7 +78,11 @@ static void add_links(struct wh_topology *t, size_t gpu, int count, int peer)
 
 		assert_non_null(link);
 		*link = (struct wh_nvlink){
-			.gpu = (int)gpu, .link = i, .active = 1, .version = 7, .peer = peer,
+			.gpu = (int)gpu,
+			.link = i,
+			.active = 1,
+			.version = 7,
+			.peer = peer,
 			.remote = peer < 0 ? WH_NVML_REMOTE_SWITCH : WH_NVML_REMOTE_GPU,
 			.speed = 26.562,
 		};
@@ -148,7 +152,7 @@ static void distance__by_pci(void **state)
 		size_t one, other;
 		const char *word;
 	} rows[] = {
-		{ WH_END_GPU, WH_END_GPU, 0, 0, "X" },	  { WH_END_GPU, WH_END_GPU, 0, 1, "PIX" },
+		{ WH_END_GPU, WH_END_GPU, 0, 0, "X" },    { WH_END_GPU, WH_END_GPU, 0, 1, "PIX" },
 		{ WH_END_GPU, WH_END_GPU, 0, 2, "PHB" },  { WH_END_GPU, WH_END_GPU, 0, 3, "SYS" },
 		{ WH_END_GPU, WH_END_NIC, 1, 0, "PIX" },  { WH_END_GPU, WH_END_NIC, 1, 1, "PXB" },
 		{ WH_END_GPU, WH_END_NIC, 1, 2, "NODE" }, { WH_END_GPU, WH_END_NIC, 3, 2, "SYS" },
@@ -160,10 +164,12 @@ static void distance__by_pci(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		assert_string_equal(word(t, rows[i].kind, rows[i].one, rows[i].other_kind,
-					 rows[i].other), rows[i].word);
-		assert_string_equal(word(t, rows[i].other_kind, rows[i].other, rows[i].kind,
-					 rows[i].one), rows[i].word);
+		assert_string_equal(
+			word(t, rows[i].kind, rows[i].one, rows[i].other_kind, rows[i].other),
+			rows[i].word);
+		assert_string_equal(
+			word(t, rows[i].other_kind, rows[i].other, rows[i].kind, rows[i].one),
+			rows[i].word);
 	}
 	wh_topology_free(t);
 }
@@ -466,10 +472,9 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(distance__by_pci), cmocka_unit_test(distance__one_node),
 		cmocka_unit_test(distance__nvlink), cmocka_unit_test(distance__circle),
-		cmocka_unit_test(nic__of_gpu),	    cmocka_unit_test(nic__rdma_by),
-		cmocka_unit_test(pcie__raw),
-		cmocka_unit_test(expect__routes),   cmocka_unit_test(expect__direct),
-		   cmocka_unit_test(json__round_trip),
+		cmocka_unit_test(nic__of_gpu),      cmocka_unit_test(nic__rdma_by),
+		cmocka_unit_test(pcie__raw),        cmocka_unit_test(expect__routes),
+		cmocka_unit_test(expect__direct),   cmocka_unit_test(json__round_trip),
 		cmocka_unit_test(json__refused),    cmocka_unit_test(size__text),
 	};
 

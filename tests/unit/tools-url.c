@@ -147,10 +147,8 @@ static void mooncake__wrong(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(parse__good),
-		cmocka_unit_test(parse__wrong),
-		cmocka_unit_test(parse__long_host),
-		cmocka_unit_test(mooncake__good),
+		cmocka_unit_test(parse__good),      cmocka_unit_test(parse__wrong),
+		cmocka_unit_test(parse__long_host), cmocka_unit_test(mooncake__good),
 		cmocka_unit_test(mooncake__wrong),
 	};
 

@@ -70,7 +70,8 @@ static void note__of_one(void **state)
 	(void)state;
 	assert_true(topology->gpus[1].bar1_bytes == WH_UNKNOWN);
 	assert_string_equal(note_of(topology)->what, "GPU1");
-	assert_string_equal(note_of(topology)->why, "BAR1: no permission, NUMA nodes: not supported");
+	assert_string_equal(note_of(topology)->why,
+			    "BAR1: no permission, NUMA nodes: not supported");
 	wh_topology_free(topology);
 }
 

@@ -96,7 +96,8 @@ static int move_far(struct wh_copy *copy, struct wh_far *far)
 		assert_int_equal(far->local[i].iov_len, far->remote[i].iov_len);
 		assert_true(atomic_load(&far->place[i]->users) > 0);
 		memcpy(read ? far->local[i].iov_base : far->remote[i].iov_base,
-		       read ? far->remote[i].iov_base : far->local[i].iov_base, far->local[i].iov_len);
+		       read ? far->remote[i].iov_base : far->local[i].iov_base,
+		       far->local[i].iov_len);
 	}
 	return 0;
 }
@@ -252,7 +253,8 @@ static void check_items(const struct test *test, size_t count)
 	for (size_t i = 0; i < count; i++) {
 		const struct wh_item *item = &test->items[i];
 
-		assert_memory_equal(item->address, test->remote[wh_places_index(item->remote)] + item->offset,
+		assert_memory_equal(item->address,
+				    test->remote[wh_places_index(item->remote)] + item->offset,
 				    item->length);
 	}
 	for (unsigned i = 0; i < REGIONS; i++) { /* nothing else has been written */
@@ -260,8 +262,8 @@ static void check_items(const struct test *test, size_t count)
 
 		fill(guard, REGION_SIZE, 100 + i);
 		assert_memory_equal(guard, test->remote[i], GUARD);
-		assert_memory_equal(guard + REGION_SIZE - GUARD, test->remote[i] + REGION_SIZE - GUARD,
-				    GUARD);
+		assert_memory_equal(guard + REGION_SIZE - GUARD,
+				    test->remote[i] + REGION_SIZE - GUARD, GUARD);
 		free(guard);
 	}
 }
@@ -325,8 +327,8 @@ static void copy__part_of_a_batch(void **state)
 	job.piece.bytes = test->items[1].length + test->items[2].length;
 	go(test, &job);
 	assert_memory_equal(before, test->items[0].address, 32);
-	assert_memory_equal(test->items[2].address,
-			    test->remote[0] + test->items[2].offset, test->items[2].length);
+	assert_memory_equal(test->items[2].address, test->remote[0] + test->items[2].offset,
+			    test->items[2].length);
 }
 
 /* ---- blocks -------------------------------------------------------------------------------- */
@@ -451,10 +453,11 @@ static void fail__region_gone(void **state)
 		assert_int_equal(job.failures, gone);
 		for (size_t i = 0; i < counts[c]; i++)
 			if (test->items[i].remote != test->id[1])
-				assert_memory_equal(test->items[i].address,
-						    test->remote[wh_places_index(test->items[i].remote)] +
-							    test->items[i].offset,
-						    test->items[i].length);
+				assert_memory_equal(
+					test->items[i].address,
+					test->remote[wh_places_index(test->items[i].remote)] +
+						test->items[i].offset,
+					test->items[i].length);
 	}
 }
 
@@ -555,7 +558,8 @@ static void far__given_up(void **state)
 			assert_int_equal(job.error, -EPERM);
 			assert_string_equal(job.why, "a good reason");
 			for (unsigned i = 0; i < REGIONS; i++)
-				assert_int_equal(atomic_load(&wh_places_at(&test->places, i)->users), 0);
+				assert_int_equal(
+					atomic_load(&wh_places_at(&test->places, i)->users), 0);
 		}
 	}
 	assert_int_equal(verified, 0);

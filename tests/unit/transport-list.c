@@ -121,10 +121,8 @@ static void defaults__do_nothing(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(list__each_is_sound),
-		cmocka_unit_test(list__nothing_is_left_out),
-		cmocka_unit_test(list__by_name),
-		cmocka_unit_test(sound__what_is_missing),
+		cmocka_unit_test(list__each_is_sound),  cmocka_unit_test(list__nothing_is_left_out),
+		cmocka_unit_test(list__by_name),        cmocka_unit_test(sound__what_is_missing),
 		cmocka_unit_test(defaults__do_nothing),
 	};
 

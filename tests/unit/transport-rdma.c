@@ -32,7 +32,9 @@ static void scene_open(struct scene *s)
 		s->keys[i]->nic = line->nic = 10 + i;
 		s->keys[i]->next = atomic_load(&s->remote.rdma);
 		atomic_store(&s->remote.rdma, s->keys[i]);
-		s->memory[i] = (struct rdma_memory){ .nic = &s->nics[i], .mrs = &s->mrs, .writable = true,
+		s->memory[i] = (struct rdma_memory){ .nic = &s->nics[i],
+						     .mrs = &s->mrs,
+						     .writable = true,
 						     .next = atomic_load(&s->local.rdma) };
 		atomic_store(&s->local.rdma, &s->memory[i]);
 		line->here.nic = &s->nics[i];
@@ -107,7 +109,8 @@ static void carriers__that_reach(void **state)
 
 enum known { REACHED, STAGED, REFUSED };
 
-static unsigned staged(struct scene *s, const enum known ours[LINES], const enum known theirs[LINES])
+static unsigned staged(struct scene *s, const enum known ours[LINES],
+		       const enum known theirs[LINES])
 {
 	struct rdma_sides sides = { .ours = 7, .theirs = 7 };
 
@@ -115,7 +118,8 @@ static unsigned staged(struct scene *s, const enum known ours[LINES], const enum
 		s->memory[i].mrs = ours[i] == REACHED ? &s->mrs : NULL;
 		s->memory[i].nic = ours[i] == REFUSED ? NULL : &s->nics[i];
 		s->keys[i]->error = theirs[i] == REACHED ? 0 :
-				    theirs[i] == STAGED  ? -WH_RDMA_STAGED_THERE : -EOPNOTSUPP;
+				    theirs[i] == STAGED  ? -WH_RDMA_STAGED_THERE :
+							   -EOPNOTSUPP;
 	}
 	rdma_sides_add(&s->rdma, 7, &s->local, &s->remote, WH_WRITE, &sides);
 	return rdma_sides_staged(&sides);
@@ -128,10 +132,12 @@ static void sides__staged(void **state)
 		unsigned wanted;
 	} cases[] = {
 		{ { REACHED, REACHED, REACHED }, { REACHED, REACHED, REACHED }, 0 },
-		{ { REACHED, STAGED, STAGED }, { REACHED, STAGED, STAGED }, 0 }, /* one is enough */
+		/* one is enough */
+		{ { REACHED, STAGED, STAGED }, { REACHED, STAGED, STAGED }, 0 },
 		{ { STAGED, STAGED, STAGED }, { REFUSED, REACHED, REFUSED }, RDMA_STAGE_OURS },
 		{ { REACHED, REACHED, REACHED }, { STAGED, STAGED, STAGED }, RDMA_STAGE_THEIRS },
-		{ { STAGED, STAGED, STAGED }, { STAGED, STAGED, REFUSED },
+		{ { STAGED, STAGED, STAGED },
+		  { STAGED, STAGED, REFUSED },
 		  RDMA_STAGE_OURS | RDMA_STAGE_THEIRS },
 		/* No line for both: ours takes the fewer messages. */
 		{ { REACHED, STAGED, STAGED }, { STAGED, REACHED, STAGED }, RDMA_STAGE_OURS },
@@ -167,7 +173,8 @@ static void sides__of_several(void **state)
 	}
 	rdma_sides_add(&s.rdma, 7, &s.local, &s.remote, WH_WRITE, &sides);
 	assert_int_equal(rdma_sides_staged(&sides), RDMA_STAGE_OURS | RDMA_STAGE_THEIRS);
-	/* Host memory of which nothing is known is good for a line that is yet to come, no other. */
+	/* Host memory of which nothing is known is good for a line that is yet to come, no other.
+	 */
 	s.lines[1].state = RDMA_CONNECTING;
 	sides = (struct rdma_sides){ .ours = 7, .theirs = 7 };
 	rdma_sides_add(&s.rdma, 7, &host, &s.remote, WH_WRITE, &sides);

@@ -11,8 +11,13 @@
 
 static void mapped__there_and_back(void **state)
 {
-	struct wh_mapped in = { .id = 0x1234567890abcdef, .memory = 12, .rights = WH_ACCESS_READ,
-				.offset = 4096, .length = 1ull << 40, .whole = 1ull << 41 }, out;
+	struct wh_mapped in = { .id = 0x1234567890abcdef,
+				.memory = 12,
+				.rights = WH_ACCESS_READ,
+				.offset = 4096,
+				.length = 1ull << 40,
+				.whole = 1ull << 41 },
+			 out;
 	uint8_t bytes[WH_MAPPED_MAX];
 	size_t length;
 
@@ -42,8 +47,12 @@ static void mapped__there_and_back(void **state)
 /* What comes with a descriptor has to make sense as such; the rest is held against the region. */
 static void mapped__granted(void **state)
 {
-	const struct wh_mapped good = { .id = 7, .memory = 1, .rights = WH_ACCESS_READ | WH_ACCESS_WRITE,
-					.length = 1, .whole = 1, .text = "a reason for less" };
+	const struct wh_mapped good = { .id = 7,
+					.memory = 1,
+					.rights = WH_ACCESS_READ | WH_ACCESS_WRITE,
+					.length = 1,
+					.whole = 1,
+					.text = "a reason for less" };
 	struct wh_mapped wrong[] = { good, good, good, good, good }, out;
 	uint8_t bytes[WH_MAPPED_MAX];
 
@@ -56,7 +65,8 @@ static void mapped__granted(void **state)
 	wrong[3].rights = WH_ACCESS_READ | WH_ACCESS_NONE;
 	wrong[4].length = 0;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++)
-		assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &wrong[i]), &out), -EPROTO);
+		assert_int_equal(wh_mapped_decode(bytes, wh_mapped_encode(bytes, &wrong[i]), &out),
+				 -EPROTO);
 }
 
 static void mapped__malformed(void **state)

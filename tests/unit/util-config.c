@@ -56,7 +56,8 @@ static void load__defaults(void **state)
 /* What is wrong with a key is said without it. */
 static void load__key(void **state)
 {
-	static const char key[] = "00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
+	static const char key[] =
+		"00112233445566778899aabbccddeeff00112233445566778899AABBCCDDEEFF";
 	char text[WH_CONFIG_TEXT + 16];
 	struct wh_config config;
 
@@ -172,8 +173,16 @@ static void load__overrides_go_first(void **state)
 static void load__unknown_overrides(void **state)
 {
 	static const char *const cases[] = {
-		"", "=", "connections", "=4", "connection=4", "connectionss=4", "Connections=4",
-		"WHERRY_CONNECTIONS=4", " connections=4", "connections =4",
+		"",
+		"=",
+		"connections",
+		"=4",
+		"connection=4",
+		"connectionss=4",
+		"Connections=4",
+		"WHERRY_CONNECTIONS=4",
+		" connections=4",
+		"connections =4",
 	};
 	struct wh_config config;
 	char name[64];
@@ -190,7 +199,9 @@ static void load__unknown_overrides(void **state)
 static void load__no_secrets_in_errors(void **state)
 {
 	static const char *const cases[] = {
-		"registry=redis://:secret@host:1\n", "regstry=redis://:secret@host:1", "registry=",
+		"registry=redis://:secret@host:1\n",
+		"regstry=redis://:secret@host:1",
+		"registry=",
 	};
 	struct wh_config config;
 	char text[WH_CONFIG_TEXT + 32] = "registry=http://u:secret@";
@@ -247,8 +258,13 @@ static void load__good_values(void **state)
 static void load__good_texts(void **state)
 {
 	static const char *const cases[] = {
-		"transports=shm", "transports=tcp,self", "require=", "require=tcp", "listen=none",
-		"listen=[::1]:7000", "listen=0.0.0.0:7000",
+		"transports=shm",
+		"transports=tcp,self",
+		"require=",
+		"require=tcp",
+		"listen=none",
+		"listen=[::1]:7000",
+		"listen=0.0.0.0:7000",
 		"listen=123456789012345678901234567890123456789012345678901234567890123",
 	};
 	struct wh_config config;
@@ -267,20 +283,61 @@ static void load__good_texts(void **state)
 static void load__bad_values(void **state)
 {
 	static const char *const cases[] = {
-		"connections=", "connections=0", "connections=65", "connections=-1",
-		"connections=+1", "connections= 1", "connections=1 ", "connections=0x10",
-		"connections=1e1", "connections=4K", "connections=9223372036854775808",
-		"connections=99999999999999999999999999", "threads=257",
-		"slice=1023", "slice=0", "slice=KiB", "slice=1KB", "slice=1kib", "slice=1.5MiB",
-		"slice=1 KiB", "slice=2GiB", "slice=9223372036854775807GiB", "slice=8589934592G",
-		"slice=-1K", "slice=64KiBB", "buffer=1GiB", "inline=2G",
-		"timeout=0", "timeout=9", "timeout=1h", "timeout=-5", "timeout=3600001",
-		"timeout=9223372036854775807s", "idle=1.5s",
-		"spin=", "spin=2", "spin=Yes", "spin=01", "cma=maybe", "cma=yesno",
-		"notifications=0", "notifications=65537",
-		"transports=", "transports=,", "transports=shm,", "transports=,shm",
-		"transports=shm,,tcp", "transports=shm tcp", "transports=SHM", "require=shm,tcp",
-		"require=s/m", "listen=", "listen=a b", "listen=a\nb", "listen=a\177",
+		"connections=",
+		"connections=0",
+		"connections=65",
+		"connections=-1",
+		"connections=+1",
+		"connections= 1",
+		"connections=1 ",
+		"connections=0x10",
+		"connections=1e1",
+		"connections=4K",
+		"connections=9223372036854775808",
+		"connections=99999999999999999999999999",
+		"threads=257",
+		"slice=1023",
+		"slice=0",
+		"slice=KiB",
+		"slice=1KB",
+		"slice=1kib",
+		"slice=1.5MiB",
+		"slice=1 KiB",
+		"slice=2GiB",
+		"slice=9223372036854775807GiB",
+		"slice=8589934592G",
+		"slice=-1K",
+		"slice=64KiBB",
+		"buffer=1GiB",
+		"inline=2G",
+		"timeout=0",
+		"timeout=9",
+		"timeout=1h",
+		"timeout=-5",
+		"timeout=3600001",
+		"timeout=9223372036854775807s",
+		"idle=1.5s",
+		"spin=",
+		"spin=2",
+		"spin=Yes",
+		"spin=01",
+		"cma=maybe",
+		"cma=yesno",
+		"notifications=0",
+		"notifications=65537",
+		"transports=",
+		"transports=,",
+		"transports=shm,",
+		"transports=,shm",
+		"transports=shm,,tcp",
+		"transports=shm tcp",
+		"transports=SHM",
+		"require=shm,tcp",
+		"require=s/m",
+		"listen=",
+		"listen=a b",
+		"listen=a\nb",
+		"listen=a\177",
 	};
 	struct wh_config config;
 
@@ -355,7 +412,8 @@ static void unknown__variables(void **state)
 		assert_null(strstr(name, "secret"));
 		assert_true(!strcmp(name, "WHERRY_TSL") || !strcmp(name, "WHERRY_TL") ||
 			    !strcmp(name, "WHERRY_TLS_") ||
-			    (strlen(name) == WH_CONFIG_VARIABLE - 1 && !strncmp(longest, name, strlen(name))));
+			    (strlen(name) == WH_CONFIG_VARIABLE - 1 &&
+			     !strncmp(longest, name, strlen(name))));
 		found++;
 	}
 	assert_int_equal(found, 4);

@@ -66,7 +66,8 @@ static int begin(void **state)
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	(void)state;
-	address = (struct sockaddr_in){ .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	address = (struct sockaddr_in){ .sin_family = AF_INET,
+					.sin_addr = { htonl(INADDR_LOOPBACK) } };
 	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(address)), 0);
 	assert_int_equal(listen(fd, 128), 0);
 	assert_int_equal(getsockname(fd, (struct sockaddr *)&address, &length), 0);
@@ -154,7 +155,8 @@ static void hold__until_let_go(void **state)
 	for (int i = 0; i < 8; i++)
 		connect_client(clients[i] = open_client());
 	reaches(&accepted, 3);
-	/* What is on the loop behind a connection that was accepted too much has been done by then. */
+	/* What is on the loop behind a connection that was accepted too much has been done by then.
+	 */
 	for (int i = 0; i < 10; i++)
 		wh_loop_call(&loop, do_nothing, NULL);
 	assert_int_equal(atomic_load(&accepted), 3);
@@ -167,7 +169,8 @@ static void hold__until_let_go(void **state)
 /* How often it has tried since `from`, which may not be more often than every 100 ms. */
 static void tries_slowly(int64_t from, unsigned before)
 {
-	assert_in_range(atomic_load(&refused) - before, 0, (uint64_t)((wh_now() - from) / (100 * WH_MS)) + 1);
+	assert_in_range(atomic_load(&refused) - before, 0,
+			(uint64_t)((wh_now() - from) / (100 * WH_MS)) + 1);
 }
 
 /* Out of descriptors it does not spin, tells so once, and accepts what has waited as soon as there

@@ -153,7 +153,8 @@ static void post__itself(void **state)
 	await(&counter.runs, 1001);
 }
 
-/* Taken back before its turn, by the loop itself: whether it waits in the list of those handed in... */
+/* Taken back before its turn, by the loop itself: whether it waits in the list of those handed
+ * in... */
 static void post_and_cancel(void *argument)
 {
 	struct counter *counter = argument;
@@ -214,7 +215,8 @@ static void *post_many(void *argument)
 	return NULL;
 }
 
-/* No wake-up is lost, however posting and falling asleep meet, be it at once or after staying awake. */
+/* No wake-up is lost, however posting and falling asleep meet, be it at once or after staying
+ * awake. */
 static void post__from_many_threads(void **state)
 {
 	struct counter counters[POSTERS] = { 0 };
@@ -617,7 +619,8 @@ static void set_many(void *argument)
 		wh_timer_clear(&alarms[i].timer);
 }
 
-/* What is set for soon does not go past all that is set for later: in one list that took 6,000,000,000 steps. */
+/* What is set for soon does not go past all that is set for later: in one list that took
+ * 6,000,000,000 steps. */
 static void timer__soon_among_many_later(void **state)
 {
 	struct alarm *alarms = calloc(FAR + 1, sizeof(*alarms));

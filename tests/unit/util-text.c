@@ -14,7 +14,8 @@ static const struct {
 	/* CSI in one character, as a terminal in UTF-8 takes it, and as a byte */
 	{ "a\302\2332Jb\302\200\302\237\302\240", "a?2Jb??\302\240" },
 	{ "a\2332Jb", "a?2Jb" },
-	{ "caf\303\251 \344\270\255 \360\237\232\242", "caf\303\251 \344\270\255 \360\237\232\242" },
+	{ "caf\303\251 \344\270\255 \360\237\232\242",
+	  "caf\303\251 \344\270\255 \360\237\232\242" },
 	/* longer spellings of '\33' and U+009B, halves of pairs, and beyond the last code point */
 	{ "\300\233[2J", "??[2J" },
 	{ "\340\202\233\360\200\202\233", "???????" },

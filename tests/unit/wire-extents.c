@@ -98,10 +98,10 @@ static void encode__bytes(void **state)
 {
 	static const struct wh_extent extents[] = {
 		{ 1, 4096, 512 },  { 1, 4608, 512 }, { 1, 5120, 512 }, /* SET, REPEAT 2 */
-		{ 1, 8192, 512 },                                      /* DELTA 2560 */
-		{ 1, 11264, 512 },                                     /* REPEAT 1: step 3072 */
-		{ 1, 11263, 512 },                                     /* DELTA -3073 */
-		{ 0, 0, 1 },                                           /* SET */
+		{ 1, 8192, 512 }, /* DELTA 2560 */
+		{ 1, 11264, 512 }, /* REPEAT 1: step 3072 */
+		{ 1, 11263, 512 }, /* DELTA -3073 */
+		{ 0, 0, 1 }, /* SET */
 	};
 	uint8_t want[64], got[64];
 	size_t length = 0;
@@ -174,10 +174,8 @@ static void round_trip__every_width(void **state)
 		for (int near = -2; near <= 2; near++) {
 			uint64_t delta = (UINT64_C(1) << bits) + (uint64_t)near;
 			struct wh_extent extents[] = {
-				{ 9, middle, 1 },
-				{ 9, middle + 1 + delta, 1 },
-				{ 9, middle, 1 },
-				{ 9, middle - delta, 1 },
+				{ 9, middle, 1 }, { 9, middle + 1 + delta, 1 },
+				{ 9, middle, 1 }, { 9, middle - delta, 1 },
 				{ 9, middle, 1 },
 			};
 
@@ -245,7 +243,8 @@ static void put__no_room(void **state)
 		/* A run of over 64, so that its REPEAT grows to a second byte; then singles. */
 		uint64_t jump = i < 120 ? 0 : i % 3 ? i * i : 0;
 
-		extents[i] = (struct wh_extent){ 1 + i / 200, (UINT64_C(1) << 40) + 64 * i + jump, 64 };
+		extents[i] =
+			(struct wh_extent){ 1 + i / 200, (UINT64_C(1) << 40) + 64 * i + jump, 64 };
 	}
 	for (size_t size = 0; size <= sizeof(bytes); size++) {
 		uint8_t *buffer = malloc(size ? size : 1);
@@ -280,7 +279,10 @@ static void put__no_room(void **state)
 static void decode__cut_off(void **state)
 {
 	static const struct wh_extent extents[] = {
-		{ 1, 1 << 20, 4096 }, { 1, 5 << 20, 4096 }, { 70000, 1 << 30, 3 }, { 70000, 7, 3 },
+		{ 1, 1 << 20, 4096 },
+		{ 1, 5 << 20, 4096 },
+		{ 70000, 1 << 30, 3 },
+		{ 70000, 7, 3 },
 	};
 	struct wh_extent got[8];
 	uint8_t bytes[64];
@@ -300,14 +302,12 @@ static void decode__cut_off(void **state)
 static void decode__bad_starts(void **state)
 {
 	static const char *const starts[] = {
-		"\4",       /* DELTA: of what? */
-		"\5",       /* REPEAT: of what? */
-		"\3",       /* no such kind */
+		"\4", /* DELTA: of what? */
+		"\5", /* REPEAT: of what? */
+		"\3", /* no such kind */
 		"\6\2\1\1", /* SET with a value */
-		"\2\2\1",   /* cut off */
-		"\2\2",
-		"\2",
-		"\x80",
+		"\2\2\1", /* cut off */
+		"\2\2",     "\2", "\x80",
 	};
 	struct wh_extent got[4];
 	uint8_t bytes[16];
@@ -343,7 +343,8 @@ static void decode__wraps(void **state)
 	/* Below 0. */
 	set = put_set(bytes, 1, 5, 10);
 	assert_int_equal(decode(bytes, set + put_delta(bytes + set, (uint64_t)-15), got, 8), 2);
-	assert_int_equal(decode(bytes, set + put_delta(bytes + set, (uint64_t)-16), got, 8), -EPROTO);
+	assert_int_equal(decode(bytes, set + put_delta(bytes + set, (uint64_t)-16), got, 8),
+			 -EPROTO);
 }
 
 static void decode__repeat_counts(void **state)
@@ -355,11 +356,13 @@ static void decode__repeat_counts(void **state)
 	(void)state;
 	assert_int_equal(decode(bytes, set + put_repeat(bytes + set, 0), got, 100), -EPROTO);
 	/* As many as are asked for come, one by one; nothing is allocated for the others. */
-	assert_int_equal(decode(bytes, set + put_repeat(bytes + set, UINT64_MAX >> 2), got, 100), 100);
+	assert_int_equal(decode(bytes, set + put_repeat(bytes + set, UINT64_MAX >> 2), got, 100),
+			 100);
 	assert_true(got[99].offset == 100 + 99 * 10);
 	/* With a step of 0 they would never end: the caller counts. */
 	set += put_delta(bytes + set, (uint64_t)-10);
-	assert_int_equal(decode(bytes, set + put_repeat(bytes + set, UINT64_MAX >> 2), got, 100), 100);
+	assert_int_equal(decode(bytes, set + put_repeat(bytes + set, UINT64_MAX >> 2), got, 100),
+			 100);
 	assert_true(got[1].offset == 100 && got[99].offset == 100);
 }
 
@@ -406,18 +409,12 @@ static void decode__varints(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(encode__bytes),
-		cmocka_unit_test(encode__strided_is_short),
-		cmocka_unit_test(encode__no_extents),
-		cmocka_unit_test(encode__worst_case_fits),
-		cmocka_unit_test(round_trip__corners),
-		cmocka_unit_test(round_trip__every_width),
-		cmocka_unit_test(round_trip__random),
-		cmocka_unit_test(put__no_room),
-		cmocka_unit_test(decode__cut_off),
-		cmocka_unit_test(decode__bad_starts),
-		cmocka_unit_test(decode__wraps),
-		cmocka_unit_test(decode__repeat_counts),
+		cmocka_unit_test(encode__bytes),       cmocka_unit_test(encode__strided_is_short),
+		cmocka_unit_test(encode__no_extents),  cmocka_unit_test(encode__worst_case_fits),
+		cmocka_unit_test(round_trip__corners), cmocka_unit_test(round_trip__every_width),
+		cmocka_unit_test(round_trip__random),  cmocka_unit_test(put__no_room),
+		cmocka_unit_test(decode__cut_off),     cmocka_unit_test(decode__bad_starts),
+		cmocka_unit_test(decode__wraps),       cmocka_unit_test(decode__repeat_counts),
 		cmocka_unit_test(decode__varints),
 	};
 

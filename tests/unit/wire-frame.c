@@ -8,7 +8,8 @@
 static void encode__bytes(void **state)
 {
 	static const uint8_t want[WH_FRAME_HEADER] = { 0x56, 0x34, 0x02, 0, 4, 0, 1, 0 };
-	const struct wh_frame frame = { .length = 0x23456, .type = WH_FRAME_REGIONS,
+	const struct wh_frame frame = { .length = 0x23456,
+					.type = WH_FRAME_REGIONS,
 					.flags = WH_FRAME_LAST };
 	uint8_t out[WH_FRAME_HEADER];
 

@@ -179,13 +179,23 @@ static void decode__wrong_bytes(void **state)
 		size_t at;
 		uint8_t value;
 	} cases[] = {
-		{ 0, 'w' },            /* magic */
+		{ 0, 'w' }, /* magic */
 		{ 3, 'y' },
-		{ AT_ROLE, 0 },        { AT_ROLE, 4 },      { AT_ROLE + 1, 1 },
-		{ AT_AUTH_LENGTH, 2 }, { AT_AUTH_LENGTH, 4 }, { AT_AUTH_LENGTH + 1, 1 },
-		{ AT_NAME, 64 },       { AT_NAME, 255 },    { AT_NAME, 6 },
-		{ AT_NAME + 1, 0 },    { AT_NAME + 1, 27 }, { AT_NAME + 3, '\n' },
-		{ AT_NAME + 7, 0x7f }, { AT_NAME + 8, 64 }, { AT_NAME + 9, 0 },
+		{ AT_ROLE, 0 },
+		{ AT_ROLE, 4 },
+		{ AT_ROLE + 1, 1 },
+		{ AT_AUTH_LENGTH, 2 },
+		{ AT_AUTH_LENGTH, 4 },
+		{ AT_AUTH_LENGTH + 1, 1 },
+		{ AT_NAME, 64 },
+		{ AT_NAME, 255 },
+		{ AT_NAME, 6 },
+		{ AT_NAME + 1, 0 },
+		{ AT_NAME + 1, 27 },
+		{ AT_NAME + 3, '\n' },
+		{ AT_NAME + 7, 0x7f },
+		{ AT_NAME + 8, 64 },
+		{ AT_NAME + 9, 0 },
 	};
 	const struct wh_hello hello = sample();
 	struct wh_hello got = { .role = 77 };
@@ -233,8 +243,8 @@ static void decode__name_not_to_be_shown(void **state)
 		const char *name;
 		int result;
 	} names[] = {
-		{ "caf\303\251 (rack 3)", 0 },  { "a\33[2J", -EPROTO },	{ "a\nb", -EPROTO },
-		{ "a\302\2332J", -EPROTO },	    { "a\2332J", -EPROTO },	{ "cut\303", -EPROTO },
+		{ "caf\303\251 (rack 3)", 0 }, { "a\33[2J", -EPROTO }, { "a\nb", -EPROTO },
+		{ "a\302\2332J", -EPROTO },    { "a\2332J", -EPROTO }, { "cut\303", -EPROTO },
 		{ "a\342\200\250b", -EPROTO },
 	};
 	uint8_t bytes[WH_HELLO_MAX];
@@ -297,7 +307,9 @@ static void refusal__hostile(void **state)
 	assert_int_equal(wh_refusal_decode(flood, WH_FRAME_MAX, &error, text), 0);
 	assert_string_equal(text, "?[");
 	/* U+009B is the same escape, as a character and as a byte. */
-	assert_int_equal(wh_refusal_decode((const uint8_t *)"\1\0\0\0a\302\2332J\2332J", 12, &error, text), 0);
+	assert_int_equal(
+		wh_refusal_decode((const uint8_t *)"\1\0\0\0a\302\2332J\2332J", 12, &error, text),
+		0);
 	assert_string_equal(text, "a?2J?2J");
 	free(flood);
 }

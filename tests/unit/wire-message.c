@@ -9,10 +9,17 @@
 #include "wire/wire.h"
 
 static const struct wh_request request_sample = {
-	.op = WH_WRITE, .meta = 0x1234, .count = 3, .id = UINT64_C(0x8877665544332211), .bytes = 4096,
+	.op = WH_WRITE,
+	.meta = 0x1234,
+	.count = 3,
+	.id = UINT64_C(0x8877665544332211),
+	.bytes = 4096,
 };
 static const struct wh_response response_sample = {
-	.op = WH_READ, .errors = 2, .id = UINT64_C(0x8877665544332211), .bytes = 4096,
+	.op = WH_READ,
+	.errors = 2,
+	.id = UINT64_C(0x8877665544332211),
+	.bytes = 4096,
 };
 
 static int request_round(struct wh_request request)
@@ -57,12 +64,12 @@ static int response_round(struct wh_response response)
 static void encode__layout(void **state)
 {
 	static const uint8_t request[WH_REQUEST_SIZE] = {
-		2, 0, 0, 0, 0x34, 0x12, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0,
+		2,    0,    0,    0,    0x34, 0x12, 0,    0,    3, 0,    0, 0, 0, 0, 0, 0,
 		0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88, 0, 0x10, 0, 0, 0, 0, 0, 0,
 	};
 	static const uint8_t response[WH_RESPONSE_SIZE] = {
-		1, 0, 0, 0, 2, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
-		0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+		1, 0,    0, 0, 2, 0, 0, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77, 0x88,
+		0, 0x10, 0, 0, 0, 0, 0, 0, 0,    0,    0,    0,    0,    0,    0,    0,
 	};
 	uint8_t bytes[WH_REQUEST_SIZE];
 
@@ -84,8 +91,10 @@ static void request__limits(void **state)
 		assert_int_equal(request_round(request),
 				 op == WH_READ || op == WH_WRITE ? 0 : -EPROTO);
 	}
-	request = (struct wh_request){ .op = WH_READ, .meta = WH_REQUEST_META,
-				       .count = WH_REQUEST_EXTENTS, .id = 0,
+	request = (struct wh_request){ .op = WH_READ,
+				       .meta = WH_REQUEST_META,
+				       .count = WH_REQUEST_EXTENTS,
+				       .id = 0,
 				       .bytes = WH_REQUEST_BYTES };
 	assert_int_equal(request_round(request), 0);
 	request.meta++;

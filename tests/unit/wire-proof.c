@@ -33,8 +33,13 @@ static int close_it(void **state)
 static struct talk sample(void)
 {
 	struct wh_hello hello = {
-		.version_min = WH_WIRE_VERSION, .version_max = WH_WIRE_VERSION, .role = WH_ROLE_CONTROL, .epoch = 1,
-		.host = "hhhhhhhhhhhhhhh", .name = "node7", .auth_length = WH_NONCE_SIZE,
+		.version_min = WH_WIRE_VERSION,
+		.version_max = WH_WIRE_VERSION,
+		.role = WH_ROLE_CONTROL,
+		.epoch = 1,
+		.host = "hhhhhhhhhhhhhhh",
+		.name = "node7",
+		.auth_length = WH_NONCE_SIZE,
 	};
 	struct wh_hello welcome = hello;
 	struct talk talk;
@@ -56,8 +61,8 @@ static int make(const struct talk *talk, struct wh_proofs *proofs)
 {
 	uint8_t *hello = exact_copy(talk->hello, talk->hello_length);
 	uint8_t *welcome = exact_copy(talk->welcome, talk->welcome_length);
-	int rc = wh_proofs_make(&crypto, key, hello, talk->hello_length, welcome, talk->welcome_length,
-				proofs);
+	int rc = wh_proofs_make(&crypto, key, hello, talk->hello_length, welcome,
+				talk->welcome_length, proofs);
 
 	free(hello);
 	free(welcome);
@@ -100,8 +105,8 @@ static bool differ(const struct wh_proofs *a, const struct wh_proofs *b)
 	       !wh_proof_equal(&crypto, a->session, b->session);
 }
 
-/* Whatever one side has heard otherwise than the other has said it: versions, nonces, epochs, names, roles,
- * capabilities. */
+/* Whatever one side has heard otherwise than the other has said it: versions, nonces, epochs,
+ * names, roles, capabilities. */
 static void make__every_bit_counts(void **state)
 {
 	struct talk good = sample(), talk;
@@ -110,7 +115,8 @@ static void make__every_bit_counts(void **state)
 
 	(void)state;
 	assert_int_equal(make(&good, &proofs), 0);
-	for (size_t bit = 0; bit < 8 * (good.hello_length + good.welcome_length - WH_PROOF_SIZE); bit++) {
+	for (size_t bit = 0; bit < 8 * (good.hello_length + good.welcome_length - WH_PROOF_SIZE);
+	     bit++) {
 		talk = good;
 		if (bit < 8 * good.hello_length)
 			talk.hello[bit / 8] ^= (uint8_t)(1 << bit % 8);

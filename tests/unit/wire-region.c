@@ -58,7 +58,8 @@ static void encode__layout(void **state)
 
 	(void)state;
 	assert_int_equal(wh_region_encode(bytes, &record), 28 + 12);
-	assert_memory_equal(bytes, "\5\0\0\0\0\0\0\0\0\x30\x22\x11\0\x7f\0\0\0\0\x10\0\0\0\0\0", 24);
+	assert_memory_equal(bytes, "\5\0\0\0\0\0\0\0\0\x30\x22\x11\0\x7f\0\0\0\0\x10\0\0\0\0\0",
+			    24);
 	assert_memory_equal(bytes + AT_ACCESS, "\1\3\1\14kv-cache.0_A", 16);
 }
 
@@ -269,14 +270,10 @@ static void key__hostile(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
-		cmocka_unit_test(encode__layout),
-		cmocka_unit_test(decode__round_trip),
-		cmocka_unit_test(decode__a_list),
-		cmocka_unit_test(decode__cut_off),
-		cmocka_unit_test(decode__ranges),
-		cmocka_unit_test(decode__every_byte_value),
-		cmocka_unit_test(decode__name_too_long),
-		cmocka_unit_test(key__round_trip),
+		cmocka_unit_test(encode__layout),        cmocka_unit_test(decode__round_trip),
+		cmocka_unit_test(decode__a_list),        cmocka_unit_test(decode__cut_off),
+		cmocka_unit_test(decode__ranges),        cmocka_unit_test(decode__every_byte_value),
+		cmocka_unit_test(decode__name_too_long), cmocka_unit_test(key__round_trip),
 		cmocka_unit_test(key__hostile),
 	};
 

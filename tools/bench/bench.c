@@ -8,9 +8,9 @@
 #include <unistd.h>
 
 #include "bench/bench.h"
+#include "bench/report.h"
 #include "engine.h"
 #include "output.h"
-#include "bench/report.h"
 #include "url.h"
 
 #define SECONDS "0.5"
@@ -26,7 +26,7 @@ struct bench {
 	struct bench_footprint footprint;
 	struct bench_handshake handshake;
 	bool rows, has_footprint, has_handshake; /* which of them are measured */
-	bool unavailable;	  /* a transport that was asked for is not to be had */
+	bool unavailable; /* a transport that was asked for is not to be had */
 	struct output_file json, page; /* --json, --report */
 	struct report report;
 	FILE *table; /* stdout, or stderr if that is taken */
@@ -83,8 +83,8 @@ static int parse(struct bench *bench)
 	bench->has_footprint = argument(arguments, "footprint");
 	bench->has_handshake = argument(arguments, "handshake");
 	/* Asked for one of these, and for nothing about speed: that alone. */
-	bench->rows = (!bench->has_footprint && !bench->has_handshake) || argument(arguments, "size") ||
-		      argument(arguments, "transport");
+	bench->rows = (!bench->has_footprint && !bench->has_handshake) ||
+		      argument(arguments, "size") || argument(arguments, "transport");
 	session->limits = argument(arguments, "limits");
 	session->verify = argument(arguments, "verify");
 	session->pinned = argument(arguments, "pin");
@@ -110,8 +110,8 @@ static int files_open(struct bench *bench)
 		return usage_error("--baseline is for --report: say --report FILE.html as well");
 	if (json && page && !strcmp(json, page))
 		return usage_error("--json and --report: two files, not both %s", json);
-	bench->table = (json && !strcmp(json, "-")) || (page && !strcmp(page, "-")) ? stderr :
-										      stdout;
+	bench->table =
+		(json && !strcmp(json, "-")) || (page && !strcmp(page, "-")) ? stderr : stdout;
 	bench->report.has_baseline = baseline;
 	code = baseline ? report_read(&bench->report.before, baseline) : 0;
 	if (!code)
@@ -140,17 +140,17 @@ static json_t *json_make(const struct bench *bench, double before, double after)
 		else
 			json_array_append_new(results, bench_json_result(result));
 	}
-	json_object_set_new(json, "environment",
-			    bench_environment(bench->plan.gpus ? &bench->plan.seen : NULL, before,
-					      after));
+	json_object_set_new(
+		json, "environment",
+		bench_environment(bench->plan.gpus ? &bench->plan.seen : NULL, before, after));
 	json_object_set_new(json, "results", results);
 	json_object_set_new(json, "skipped", skipped);
-	json_object_set_new(json, "footprint", bench->has_footprint ?
-						       bench_json_footprint(&bench->footprint) :
-						       json_null());
-	json_object_set_new(json, "handshake", bench->has_handshake ?
-						       bench_json_handshake(&bench->handshake) :
-						       json_null());
+	json_object_set_new(json, "footprint",
+			    bench->has_footprint ? bench_json_footprint(&bench->footprint) :
+						   json_null());
+	json_object_set_new(json, "handshake",
+			    bench->has_handshake ? bench_json_handshake(&bench->handshake) :
+						   json_null());
 	return json;
 }
 
@@ -285,14 +285,14 @@ static int allocate(struct bench *bench)
 	size_t length = BENCH_SAMPLES * sizeof(*session->shared);
 
 	/* Written by near, read here. */
-	session->shared = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-			       -1, 0);
+	session->shared =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (session->shared == MAP_FAILED) {
 		session->shared = NULL;
 		return fail(errno, "memory for the samples: %s", strerror(errno));
 	}
-	session->samples = calloc((BENCH_ROUNDS + 1) * (size_t)BENCH_SAMPLES,
-				  sizeof(*session->samples));
+	session->samples =
+		calloc((BENCH_ROUNDS + 1) * (size_t)BENCH_SAMPLES, sizeof(*session->samples));
 	bench->results = calloc(bench->plan.count + 1, sizeof(*bench->results));
 	if (!session->samples || !bench->results)
 		return fail(ENOMEM, "out of memory");
@@ -369,8 +369,8 @@ static int measure_rows(struct bench *bench)
 static int measure_handshake(struct bench *bench)
 {
 	char text[BENCH_TEXT];
-	int error = bench_handshake(bench->arguments, bench->session.duration,
-				    &bench->handshake, text);
+	int error =
+		bench_handshake(bench->arguments, bench->session.duration, &bench->handshake, text);
 
 	if (error)
 		return not_measured(error, text);
@@ -463,51 +463,103 @@ static int run(const struct arguments *arguments)
 /* ---- the command -------------------------------------------------------------------------- */
 
 static const struct command_option options[] = {
-	{ .name = "transport", .letter = 't', .argument = "NAME", .complete = "self cuda shm rdma tcp all",
+	{ .name = "transport",
+	  .letter = 't',
+	  .argument = "NAME",
+	  .complete = "self cuda shm rdma tcp all",
 	  .help = "self, cuda, shm, rdma, tcp or all (default)" },
-	{ .name = "op", .letter = 'o', .argument = "OP", .complete = "read write both",
+	{ .name = "op",
+	  .letter = 'o',
+	  .argument = "OP",
+	  .complete = "read write both",
 	  .help = "read, write or both (the default)" },
-	{ .name = "size", .letter = 's', .argument = "SIZES",
+	{ .name = "size",
+	  .letter = 's',
+	  .argument = "SIZES",
 	  .help = "bytes of a block; default 8,64KiB,1MiB,64MiB" },
-	{ .name = "blocks", .letter = 'b', .argument = "N",
+	{ .name = "blocks",
+	  .letter = 'b',
+	  .argument = "N",
 	  .help = "N blocks at random places in a batch" },
 	{ .name = "list", .help = "as N transfers, not one blocks descriptor", .rare = true },
-	{ .name = "connections", .letter = 'n', .argument = "COUNTS",
-	  .help = "TCP connections; default 1", .rare = true },
+	{ .name = "connections",
+	  .letter = 'n',
+	  .argument = "COUNTS",
+	  .help = "TCP connections; default 1",
+	  .rare = true },
 	{ .name = "source", .argument = "MEMS", .help = "from cuda:0,pinned ...; default host" },
 	{ .name = "target", .argument = "MEMS", .help = "to these" },
-	{ .name = "memory", .letter = 'm', .argument = "MEMS", .help = "all pairs of these",
+	{ .name = "memory",
+	  .letter = 'm',
+	  .argument = "MEMS",
+	  .help = "all pairs of these",
 	  .rare = true },
 	{ .name = "matrix", .help = "a table of all pairs of memories, GPUs' too" },
 	{ .name = "both-ways", .help = "as much goes back at the same time", .rare = true },
-	{ .name = "processes", .argument = "N", .help = "1, 2; default 2,1: where both make sense",
+	{ .name = "processes",
+	  .argument = "N",
+	  .help = "1, 2; default 2,1: where both make sense",
 	  .rare = true },
-	{ .name = "working-set", .letter = 'w', .argument = "SIZES",
-	  .help = "bytes walked through; default 64MiB", .rare = true },
-	{ .name = "depth", .letter = 'd', .argument = "N",
-	  .help = "batches in flight; default: some 4 MiB", .rare = true },
-	{ .name = "seconds", .argument = "S", .help = "for each row; default " SECONDS, .rare = true },
+	{ .name = "working-set",
+	  .letter = 'w',
+	  .argument = "SIZES",
+	  .help = "bytes walked through; default 64MiB",
+	  .rare = true },
+	{ .name = "depth",
+	  .letter = 'd',
+	  .argument = "N",
+	  .help = "batches in flight; default: some 4 MiB",
+	  .rare = true },
+	{ .name = "seconds",
+	  .argument = "S",
+	  .help = "for each row; default " SECONDS,
+	  .rare = true },
 	{ .name = "limits", .letter = 'l', .help = "measure the raw limit in the same run" },
 	{ .name = "verify", .help = "check every byte, and guard bytes around them" },
-	{ .name = "footprint", .letter = 'f', .help = "memory of an engine and of each peer",
+	{ .name = "footprint",
+	  .letter = 'f',
+	  .help = "memory of an engine and of each peer",
 	  .rare = true },
-	{ .name = "handshake", .help = "the time to connect to a peer and to prove the key", .rare = true },
+	{ .name = "handshake",
+	  .help = "the time to connect to a peer and to prove the key",
+	  .rare = true },
 	{ .name = "spin", .help = "spin instead of sleeping, on both sides", .rare = true },
 	{ .name = "pin", .help = "each side on CPUs of its own", .rare = true },
-	{ .name = "peer", .letter = 'p', .argument = "URL",
+	{ .name = "peer",
+	  .letter = 'p',
+	  .argument = "URL",
 	  .help = "another engine, not a process of our own" },
-	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
-	  .help = "set a knob, on both sides", .many = true, .rare = true },
-	{ .name = "verbose", .letter = 'v', .help = "on stderr, what the engines do meanwhile",
+	{ .name = "config",
+	  .letter = 'c',
+	  .argument = "NAME=VALUE",
+	  .complete = "knob",
+	  .help = "set a knob, on both sides",
+	  .many = true,
 	  .rare = true },
-	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
+	{ .name = "verbose",
+	  .letter = 'v',
+	  .help = "on stderr, what the engines do meanwhile",
+	  .rare = true },
+	{ .name = "json",
+	  .letter = 'j',
+	  .argument = "FILE",
+	  .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
-	{ .name = "report", .letter = 'r', .argument = "FILE", .complete = "file",
+	{ .name = "report",
+	  .letter = 'r',
+	  .argument = "FILE",
+	  .complete = "file",
 	  .help = "the same as a page (HTML) to look at" },
-	{ .name = "from", .argument = "FILES", .complete = "file",
-	  .help = "measure nothing: a --report of what --json has written", .rare = true },
-	{ .name = "baseline", .argument = "FILES", .complete = "file",
-	  .help = "hold the --report against what --json has written earlier", .rare = true },
+	{ .name = "from",
+	  .argument = "FILES",
+	  .complete = "file",
+	  .help = "measure nothing: a --report of what --json has written",
+	  .rare = true },
+	{ .name = "baseline",
+	  .argument = "FILES",
+	  .complete = "file",
+	  .help = "hold the --report against what --json has written earlier",
+	  .rare = true },
 	STALL_OPTION,
 	{ 0 },
 };
@@ -519,42 +571,60 @@ const struct command command_bench = {
 	.details =
 		"Starts a second process and moves bytes between the two, or to and from the "
 		"engine that --peer names (wherry://HOST:PORT[/REGION]; without REGION its longest "
-		"one; what is in it is overwritten).\n\n"
-		MEMORY_HELP " MEMS are several, with commas.\n\n"
+		"one; what is in it is overwritten).\n\n" MEMORY_HELP
+		" MEMS are several, with commas.\n\n"
 		"One row for each combination of what the options list (SIZES: 8,64KiB,1MiB). GB/s "
 		"is 10^9 bytes a second, with several batches in flight that walk through the "
 		"working set (\"set\"); p50 is the median time from submission to completion of a "
 		"batch that is alone. Where GPUs' memory is concerned the routes are cuda, in two "
-		"processes and in one (--processes), and tcp. rdma is measured if it is asked for: -t "
+		"processes and in one (--processes), and tcp. rdma is measured if it is asked for: "
+		"-t "
 		"rdma.\n\n"
-		"--matrix measures every pair of pageable and pinned host memory and each GPU, or of "
-		"what --memory lists: 64 MiB contiguous, which copy engines move, and 1,024 blocks of "
-		"16 KiB, which the kernel moves (or what --size and --blocks say); in two processes "
+		"--matrix measures every pair of pageable and pinned host memory and each GPU, or "
+		"of "
+		"what --memory lists: 64 MiB contiguous, which copy engines move, and 1,024 blocks "
+		"of "
+		"16 KiB, which the kernel moves (or what --size and --blocks say); in two "
+		"processes "
 		"and in one; one way, and both ways at once.\n\n"
 		"--limits measures, in turns with Wherry, what plain code reaches with the same "
 		"kind of memory, walked in the same way: memcpy for shared memory, process_vm "
 		"calls where the route takes them, blocking send and recv on as many TCP "
-		"connections otherwise (SSL_write and SSL_read where the knob tls is on); for latency a ping-pong of as many bytes one way and one "
-		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the bare "
-		"kernel. The share of the limit (\"of it\") is the median of the rounds' own shares, each "
-		"of two halves that meet the same state of the machine: it need not be GB/s over limit. Batches below "
-		"1 MiB are graded by latency, \"1.05x\" of the limit's p50. At the limit is 95 % of its bandwidth, or "
+		"connections otherwise (SSL_write and SSL_read where the knob tls is on); for "
+		"latency a ping-pong of as many bytes one way and one "
+		"byte back. For GPUs it is the driver's own copy of the whole, and for blocks the "
+		"bare "
+		"kernel. The share of the limit (\"of it\") is the median of the rounds' own "
+		"shares, each "
+		"of two halves that meet the same state of the machine: it need not be GB/s over "
+		"limit. Batches below "
+		"1 MiB are graded by latency, \"1.05x\" of the limit's p50. At the limit is 95 % "
+		"of its bandwidth, or "
 		"at most 1.3 times its p50, or 0.5 us.\n\n"
 		"--verify fills the source with a pattern that differs at every position and in "
 		"every round, moves everything, and lets the process that owns the target compare "
 		"it, with guard bytes around every block. It does so before and after the "
-		"measurement; a GPU's bytes are copied to the host for that by the driver alone.\n\n"
-		"The scheduler may put both ends of a connection on one CPU, or not, and change its "
+		"measurement; a GPU's bytes are copied to the host for that by the driver "
+		"alone.\n\n"
+		"The scheduler may put both ends of a connection on one CPU, or not, and change "
+		"its "
 		"mind: --pin gives each side, of Wherry and of the limit, one half of the "
 		"CPUs.\n\n"
-		"--report writes one page that needs no other file and no network: matrices, curves "
-		"against size with the limit drawn in, verdicts, routes, environment. --from makes it "
-		"of files that --json has written, several with commas, without measuring. --baseline "
-		"holds it against such files: a row is better or worse if its speed and, where both "
-		"have a limit, its share of the limit differ by more than 10 %; the exit code is 1 if "
+		"--report writes one page that needs no other file and no network: matrices, "
+		"curves "
+		"against size with the limit drawn in, verdicts, routes, environment. --from makes "
+		"it "
+		"of files that --json has written, several with commas, without measuring. "
+		"--baseline "
+		"holds it against such files: a row is better or worse if its speed and, where "
+		"both "
+		"have a limit, its share of the limit differ by more than 10 %; the exit code is 1 "
+		"if "
 		"one is worse.\n\n"
-		"--footprint and --handshake alone measure no speeds. The exit code is 2 if bytes were wrong, a "
-		"transfer failed, the footprint is over its bounds or half of the peers take more than 1 ms "
+		"--footprint and --handshake alone measure no speeds. The exit code is 2 if bytes "
+		"were wrong, a "
+		"transfer failed, the footprint is over its bounds or half of the peers take more "
+		"than 1 ms "
 		"(without TLS), and 69 if a --transport was "
 		"asked for by name and is not to be had.",
 	.examples = "wherry bench --limits --verify --report bench.html\n"

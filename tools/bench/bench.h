@@ -32,13 +32,13 @@
 #include "memory.h"
 #include "progress.h"
 
-#define BENCH_ROUNDS 9           /* at most; a limit slice and a test slice each */
-#define BENCH_SAMPLES 65536      /* the most latencies of one slice */
-#define BENCH_CONNECTIONS 64     /* the most connections of a row */
+#define BENCH_ROUNDS 9 /* at most; a limit slice and a test slice each */
+#define BENCH_SAMPLES 65536 /* the most latencies of one slice */
+#define BENCH_CONNECTIONS 64 /* the most connections of a row */
 /* The most bytes of one raw send() or recv(): tried are these, doubled until the most of them. */
 #define BENCH_CALL_LEAST (256u << 10)
 #define BENCH_CALL_MOST (1u << 20)
-#define BENCH_ALIGN 64           /* blocks start on cache lines */
+#define BENCH_ALIGN 64 /* blocks start on cache lines */
 #define BENCH_TEXT 320
 #define BENCH_GOOD 0.95 /* of the raw limit */
 #define BENCH_LARGE (1 << 20) /* batches of less are about latency, not about bandwidth */
@@ -103,8 +103,8 @@ double bench_pairs_ratio(const struct bench_pairs *pairs);
 /* Source and target are divided into slots of a block each. A walk goes over all slots, batch by
  * batch, and starts over. The limit and the test, and both sides of a check, take the same walk. */
 struct bench_layout {
-	uint64_t size;    /* bytes of a block */
-	uint64_t blocks;  /* in a batch */
+	uint64_t size; /* bytes of a block */
+	uint64_t blocks; /* in a batch */
 	uint64_t batches; /* until the walk starts over */
 	uint64_t source_stride, target_stride;
 	uint64_t guard; /* bytes before the first and behind every target block; 0: none */
@@ -156,7 +156,7 @@ bool bench_layout_check(const struct bench_layout *layout, const void *target, u
 enum bench_form {
 	BENCH_FORM_SINGLE, /* one transfer a batch */
 	BENCH_FORM_BLOCKS, /* one blocks descriptor a batch */
-	BENCH_FORM_LIST,   /* a list of transfers a batch */
+	BENCH_FORM_LIST, /* a list of transfers a batch */
 };
 
 /* What to measure. */
@@ -164,11 +164,11 @@ struct bench_row {
 	uint32_t op; /* enum wh_op */
 	uint32_t form;
 	bool one_process; /* else source and target are in two */
-	bool both_ways;   /* as much goes back at the same time, between memory of its own */
+	bool both_ways; /* as much goes back at the same time, between memory of its own */
 	struct memory source, target;
 	uint32_t connections; /* 0: the transport has none */
-	uint32_t depth;       /* batches in flight for bandwidth */
-	char transport[16];   /* "": whichever is best */
+	uint32_t depth; /* batches in flight for bandwidth */
+	char transport[16]; /* "": whichever is best */
 	struct bench_layout layout;
 };
 
@@ -177,17 +177,18 @@ struct bench_result {
 	struct bench_row row;
 	bool spinning, pinned;
 	char transport[16], detail[48]; /* the route it really took */
-	double bandwidth;               /* GB/s */
-	double p50, p99, p999;          /* us */
-	double submit;                  /* ns a transfer */
-	double first[2]; /* us from submission to the first byte: of a new list, of a prepared one */
+	double bandwidth; /* GB/s */
+	double p50, p99, p999; /* us */
+	double submit; /* ns a transfer */
+	/* us from submission to the first byte: of a new list, of a prepared one */
+	double first[2];
 	uint64_t samples, rounds;
 	int verified; /* 1, 0; -1: not looked at */
 	char limit_name[24];
 	uint64_t limit_call; /* bytes; 0: unknown */
 	double limit_bandwidth, limit_latency, ratio, latency_ratio;
 	double cache_line; /* ns to hand a cache line over, just before */
-	bool skipped;          /* the route is not to be had */
+	bool skipped; /* the route is not to be had */
 	char text[BENCH_TEXT]; /* why it failed or was skipped; "": it did not */
 };
 
@@ -215,7 +216,7 @@ struct bench_plan {
 	size_t count, room;
 	bool chosen; /* --transport names one: that it is not to be had is an error */
 	bool matrix; /* --matrix: a table of pairs for each stretch of rows that are else alike */
-	bool gpus;   /* some memory takes a GPU's driver */
+	bool gpus; /* some memory takes a GPU's driver */
 	struct bench_gpus seen; /* if so */
 };
 
@@ -231,31 +232,32 @@ int bench_parse_seconds(const char *text, int64_t *ns);
 enum bench_what {
 	BENCH_QUIT = 1,
 	/* Of near and far (run.c). */
-	BENCH_OPEN,      /* connections: an engine; answers its URL in text */
+	BENCH_OPEN, /* connections: an engine; answers its URL in text */
 	BENCH_CLOSE,
-	BENCH_CONNECT,   /* text: a URL, or "self" */
-	BENCH_MEMORY,    /* side, memory, length: touched and registered; text: its name, address */
-	BENCH_REGION,    /* text: the name of a region of the peer, or "": the longest */
-	BENCH_ROW,       /* row: get ready, walk once; answers transport and detail */
-	BENCH_ROW_END,   /* answers transport and detail once more */
+	BENCH_CONNECT, /* text: a URL, or "self" */
+	/* side, memory, length: touched and registered; text: its name, address */
+	BENCH_MEMORY,
+	BENCH_REGION, /* text: the name of a region of the peer, or "": the longest */
+	BENCH_ROW, /* row: get ready, walk once; answers transport and detail */
+	BENCH_ROW_END, /* answers transport and detail once more */
 	BENCH_BANDWIDTH, /* duration: answers bytes and ns */
-	BENCH_LATENCY,   /* duration: answers count, and the samples in shared memory */
-	BENCH_FIRST,     /* answers first; NAN where it cannot be seen */
-	BENCH_WALK,      /* every batch of the walk once */
-	BENCH_FILL,      /* side, row, iteration */
-	BENCH_GUARD,     /* side, row */
-	BENCH_CHECK,     /* side, row, iteration: -EBADMSG and what is wrong in text */
-	BENCH_PUT,       /* side, length: over to the peer's region, by any route */
-	BENCH_GET,       /* side, length: back from there */
-	BENCH_RESIDENT,  /* answers bytes: resident memory */
-	BENCH_EXTRA,     /* one more TCP peer, `length` bytes there and back */
-	BENCH_LIMIT,     /* row, text: its transport; get ready for a limit that near measures; pid and
-			  * address: of the other process's memory, if there is one */
+	BENCH_LATENCY, /* duration: answers count, and the samples in shared memory */
+	BENCH_FIRST, /* answers first; NAN where it cannot be seen */
+	BENCH_WALK, /* every batch of the walk once */
+	BENCH_FILL, /* side, row, iteration */
+	BENCH_GUARD, /* side, row */
+	BENCH_CHECK, /* side, row, iteration: -EBADMSG and what is wrong in text */
+	BENCH_PUT, /* side, length: over to the peer's region, by any route */
+	BENCH_GET, /* side, length: back from there */
+	BENCH_RESIDENT, /* answers bytes: resident memory */
+	BENCH_EXTRA, /* one more TCP peer, `length` bytes there and back */
+	BENCH_LIMIT, /* row, text: its transport; get ready for a limit that near measures; pid and
+		      * address: of the other process's memory, if there is one */
 	BENCH_LIMIT_BANDWIDTH, /* as BENCH_BANDWIDTH and BENCH_LATENCY, by memcpy or the driver */
 	BENCH_LIMIT_LATENCY,
 	/* Of raw (raw.c). */
 	BENCH_RAW_MEMORY, /* kind, length; answers address */
-	BENCH_RAW_WALK,   /* row */
+	BENCH_RAW_WALK, /* row */
 	BENCH_RAW_LISTEN, /* length: socket buffers; answers count: the port */
 	BENCH_RAW_ACCEPT, /* connections: as many more; kind: enum bench_tls */
 };
@@ -283,7 +285,8 @@ struct bench_order {
 };
 
 struct bench_answer {
-	int32_t error; /* negative errno, with a text; the text is "" if it has been told already */
+	/* negative errno, with a text; the text is "" if it has been told already */
+	int32_t error;
 	uint32_t kind, access;
 	uint64_t bytes, count, address;
 	int64_t ns;
@@ -342,8 +345,9 @@ struct bench_member_setup {
 	const char *listen; /* "none" for near */
 };
 
-/* Submit `batch` and watch: ns from `start` until `byte`, which a completed submission of it has written
- * before, is written again; waits for the end. 0, or -errno of the batch; -ETIMEDOUT: not seen. */
+/* Submit `batch` and watch: ns from `start` until `byte`, which a completed submission of it has
+ * written before, is written again; waits for the end. 0, or -errno of the batch; -ETIMEDOUT: not
+ * seen. */
 int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint64_t *ns);
 
 /* `arg` is a struct bench_member_setup. */
@@ -356,7 +360,7 @@ struct bench_gpu_limit;
 struct bench_gpu_setup {
 	struct gpu *gpu;
 	struct wh_engine *engine; /* where memory comes from */
-	uint32_t ctas;            /* 0: as many as are usual */
+	uint32_t ctas; /* 0: as many as are usual */
 };
 
 /* Get ready: *at is NULL the first time. `lent`: near's own memory, by side; NULL: not here. Each
@@ -382,7 +386,7 @@ void bench_raw_serve(int fd, void *arg);
 struct bench_pipe {
 	int fd;
 	struct ssl_st *ssl; /* NULL: plain */
-	bool spins;         /* with `ssl`: the socket does not wait */
+	bool spins; /* with `ssl`: the socket does not wait */
 };
 
 enum bench_tls { BENCH_TLS_NONE, BENCH_TLS_AES128, BENCH_TLS_CHACHA20 };
@@ -398,7 +402,7 @@ ssize_t bench_tls_recv(struct bench_pipe *pipe, void *bytes, size_t length, bool
 struct bench_stream {
 	struct bench_process *process;
 	uint64_t buffer; /* SO_SNDBUF and SO_RCVBUF; 0: as Wherry chooses on loopback */
-	bool tls;        /* the knob is on */
+	bool tls; /* the knob is on */
 	uint32_t cipher; /* enum bench_tls: ours, when the first connection is made */
 	int port;
 	struct bench_pipe pipe[BENCH_CONNECTIONS];
@@ -417,8 +421,8 @@ struct bench_flow {
 	uint64_t bytes, chunk;
 	char *memory;
 	uint64_t near_length, far_length; /* of memory to walk through; of blocks: their bytes */
-	const uint64_t *offsets; /* of the blocks in `memory`, in the order of the walk, which the raw
-				  * process has been told as well; NULL: from start to end */
+	const uint64_t *offsets; /* of the blocks in `memory`, in the order of the walk, which the
+				  * raw process has been told as well; NULL: from start to end */
 	uint64_t size; /* of a block */
 };
 int bench_stream_flow(struct bench_stream *stream, const struct bench_flow *flow, int64_t *ns);
@@ -447,7 +451,8 @@ struct bench_limit {
 	void *map[2]; /* BENCH_SOURCE, BENCH_TARGET */
 	uint64_t mapped[2];
 	uint32_t map_kind[2];
-	/* The test's own memory, to be used instead of a mapping of the limit's; NULL: not there. */
+	/* The test's own memory, to be used instead of a mapping of the limit's; NULL: not there.
+	 */
 	void *lent[BENCH_SIDES];
 	/* The other Wherry process and its memory of the row, for near; 0: unknown. */
 	pid_t other;
@@ -461,10 +466,10 @@ struct bench_limit {
 	const char *name; /* "": there is none */
 	struct bench_row row;
 	struct bench_walk walk;
-	uint64_t next;       /* batch of the walk */
-	uint64_t call;       /* bytes of a send() and recv(), at most: the best for this row */
-	double rate;         /* bytes a ns, as far as known */
-	double ping;         /* ns, as far as known */
+	uint64_t next; /* batch of the walk */
+	uint64_t call; /* bytes of a send() and recv(), at most: the best for this row */
+	double rate; /* bytes a ns, as far as known */
+	double ping; /* ns, as far as known */
 };
 
 /* Get ready for a row that takes the route `transport` (`detail`). 0, or -errno and a text. No
@@ -489,7 +494,7 @@ struct bench_session {
 	struct bench_process near, far, raw;
 	bool limits, verify, spinning, pinned;
 	const char *peer; /* URL; NULL: far */
-	char url[128];    /* of far, or of the peer */
+	char url[128]; /* of far, or of the peer */
 	uint32_t connections; /* that near's engine is open with; 0: not open */
 	int64_t duration; /* ns, of a row */
 	uint64_t *shared; /* samples of near's last slice */
@@ -502,8 +507,8 @@ struct bench_session {
 	uint64_t remote_length; /* --peer */
 	uint32_t remote_access, remote_kind;
 	struct progress progress;
-	char label[192];  /* of that */
-	uint64_t rounds;  /* of the rows before */
+	char label[192]; /* of that */
+	uint64_t rounds; /* of the rows before */
 };
 
 /* Make sure that near's engine is open and, unless `self`, connected. With --peer, learn of its
@@ -517,8 +522,8 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		  struct bench_result *result);
 
 struct bench_footprint {
-	uint64_t before, idle;  /* resident bytes of a process: without, with an engine */
-	uint64_t near, far;     /* growth for a peer: here, there */
+	uint64_t before, idle; /* resident bytes of a process: without, with an engine */
+	uint64_t near, far; /* growth for a peer: here, there */
 	uint64_t peers, length; /* how many were tried, bytes moved each way with each */
 };
 #define BENCH_IDLE_LIMIT (8u << 20)
@@ -530,14 +535,14 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 
 struct bench_handshake {
 	const char *trust; /* "key", "key, TLS 1.3", "certificates, TLS 1.3" */
-	uint64_t count;    /* peers that were connected to */
+	uint64_t count; /* peers that were connected to */
 	double mean, p50, p99; /* us */
 };
 #define BENCH_HANDSHAKE_LIMIT 1000 /* us, half of those with a key and without TLS */
 
 /* The same, for `duration` ns. (handshake.c) */
-int bench_handshake(const struct arguments *arguments, int64_t duration, struct bench_handshake *out,
-		    char text[BENCH_TEXT]);
+int bench_handshake(const struct arguments *arguments, int64_t duration,
+		    struct bench_handshake *out, char text[BENCH_TEXT]);
 
 /* ---- environment and report --------------------------------------------------------------- */
 

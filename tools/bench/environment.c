@@ -250,10 +250,10 @@ static void add_gpus(json_t *environment, const struct bench_gpus *gpus)
 	json_t *list = json_array();
 
 	for (size_t i = 0; i < gpus->count; i++)
-		json_array_append_new(list, json_pack("{s:i, s:s, s:s, s:s}", "number",
-						      gpus->name[i].ordinal, "name",
-						      gpus->name[i].name, "uuid", gpus->name[i].uuid,
-						      "pci", gpus->name[i].pci));
+		json_array_append_new(
+			list, json_pack("{s:i, s:s, s:s, s:s}", "number", gpus->name[i].ordinal,
+					"name", gpus->name[i].name, "uuid", gpus->name[i].uuid,
+					"pci", gpus->name[i].pci));
 	json_object_set_new(environment, "gpus", list);
 	json_object_set_new(environment, "cuda_version", json_integer(gpus->driver));
 }

@@ -6,7 +6,7 @@
 #include "engine.h"
 
 #define UNSEEN INT64_C(1000000000) /* ns */
-#define ALONE INT64_C(1000000)     /* ns in which the byte comes without our help, or not */
+#define ALONE INT64_C(1000000) /* ns in which the byte comes without our help, or not */
 
 int bench_first_byte(struct wh_batch *batch, uint8_t *byte, int64_t start, uint64_t *ns)
 {

@@ -94,8 +94,10 @@ static int peers(struct pair *pair, struct bench_footprint *out, const char *whe
 
 static int measure(struct pair *pair, struct bench_footprint *out)
 {
-	struct bench_order order = { .what = BENCH_MEMORY, .side = BENCH_SOURCE,
-				     .memory = { .kind = WH_MEMORY_SHARED }, .length = LENGTH };
+	struct bench_order order = { .what = BENCH_MEMORY,
+				     .side = BENCH_SOURCE,
+				     .memory = { .kind = WH_MEMORY_SHARED },
+				     .length = LENGTH };
 	struct bench_answer answer;
 	char url[BENCH_TEXT], where[2 * BENCH_TEXT];
 	int error = idle(pair, out, url);
@@ -129,7 +131,8 @@ int bench_footprint(const struct arguments *arguments, struct bench_footprint *o
 		snprintf(text, BENCH_TEXT, "fork: %s", strerror(-error));
 	} else {
 		/* An engine in either process, then the peers. No process is forked any more. */
-		progress_start_steps(&pair.progress, "weighing an engine and its peers", 1 + PEERS, false);
+		progress_start_steps(&pair.progress, "weighing an engine and its peers", 1 + PEERS,
+				     false);
 		progress_watch(&pair.progress);
 		error = measure(&pair, out);
 		progress_end(&pair.progress);

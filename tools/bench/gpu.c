@@ -8,14 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "kernels/blocks.h"
 #include "gpu/kernel-images.h"
+#include "kernels/blocks.h"
 
 #include "bench/bench.h"
 #include "gpu.h"
 
-#define FLIGHTS 64           /* events */
-#define SMALL (256u << 10)   /* batches below that share an event */
+#define FLIGHTS 64 /* events */
+#define SMALL (256u << 10) /* batches below that share an event */
 #define SMALL_GROUP 16
 #define STREAM_NON_BLOCKING 1
 #define EVENT_DISABLE_TIMING 2
@@ -27,7 +27,8 @@
 /* One way of a row: 0 forward; 1, where both ways go at once, back. */
 struct way {
 	char *from, *to;
-	uint64_t lists;     /* on the GPU: of all blocks the sources', then the targets' offsets */
+	/* on the GPU: of all blocks the sources', then the targets' offsets */
+	uint64_t lists;
 	void *list_memory;
 	uint32_t ctas;
 	void *stream;
@@ -196,8 +197,9 @@ static int kernel_prepare(struct bench_gpu_limit *limit, uint32_t ctas)
 				 ATTRIBUTE_PROCESSORS, device);
 	for (int i = 0; !error && i < limit->ways; i++) {
 		limit->way[i].ctas = ctas ? ctas :
-			wh_blocks_ctas(wh_blocks_widest(limit->row.layout.size), way_of(limit, i),
-				       limit->row.layout.size, (uint32_t)processors);
+					    wh_blocks_ctas(wh_blocks_widest(limit->row.layout.size),
+							   way_of(limit, i), limit->row.layout.size,
+							   (uint32_t)processors);
 		error = upload(limit, &limit->way[i]);
 	}
 	return error;
@@ -293,8 +295,8 @@ int bench_gpu_bandwidth(struct bench_gpu_limit *limit, int64_t duration, double 
 	return error ? error : end;
 }
 
-/* One batch, and the wait for it. Between host and GPU the driver's synchronous copy is the shortest
- * way; between GPUs it does not wait. */
+/* One batch, and the wait for it. Between host and GPU the driver's synchronous copy is the
+ * shortest way; between GPUs it does not wait. */
 static int one(struct bench_gpu_limit *limit)
 {
 	const struct bench_layout *layout = &limit->row.layout;
@@ -308,7 +310,8 @@ static int one(struct bench_gpu_limit *limit)
 	}
 	limit->next++;
 	return gpu_call(limit->gpu, cuMemcpy,
-			(uint64_t)(uintptr_t)way->to + layout->guard + batch * layout->target_stride,
+			(uint64_t)(uintptr_t)way->to + layout->guard +
+				batch * layout->target_stride,
 			(uint64_t)(uintptr_t)way->from + batch * layout->source_stride,
 			bench_layout_bytes(layout));
 }

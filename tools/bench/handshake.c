@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* How long it takes to connect to a peer: the sockets, the proof of the key on both sides, the list of its
- * regions; with the knob tls its handshake as well. */
+/* How long it takes to connect to a peer: the sockets, the proof of the key on both sides, the list
+ * of its regions; with the knob tls its handshake as well. */
 #include <errno.h>
 #include <string.h>
 #include <strings.h>
@@ -15,7 +15,7 @@
 struct near {
 	const struct arguments *arguments;
 	uint64_t *samples; /* BENCH_SAMPLES of them, shared */
-	int64_t duration;  /* ns */
+	int64_t duration; /* ns */
 };
 
 /* One peer after the other, each closed before the next. */
@@ -40,7 +40,8 @@ static int connect_often(struct wh_engine *engine, const char *url, const struct
 			break;
 	}
 	if (error)
-		snprintf(answer->text, sizeof(answer->text), "%.*s", BENCH_TEXT - 1, wh_error_text());
+		snprintf(answer->text, sizeof(answer->text), "%.*s", BENCH_TEXT - 1,
+			 wh_error_text());
 	return error;
 }
 
@@ -76,7 +77,8 @@ static const char *trust_of(const struct arguments *arguments)
 
 	for (size_t i = 0; i < sizeof(on) / sizeof(*on); i++)
 		if (!strcasecmp(tls, on[i]))
-			return *bench_knob(arguments, "tls_cert") ? "certificates, TLS 1.3" : "key, TLS 1.3";
+			return *bench_knob(arguments, "tls_cert") ? "certificates, TLS 1.3" :
+								    "key, TLS 1.3";
 	return "key";
 }
 
@@ -93,11 +95,12 @@ static void evaluate(uint64_t *samples, uint64_t count, struct bench_handshake *
 	out->p99 = (double)bench_percentile(samples, count, 0.99) / 1e3;
 }
 
-int bench_handshake(const struct arguments *arguments, int64_t duration, struct bench_handshake *out,
-		    char text[BENCH_TEXT])
+int bench_handshake(const struct arguments *arguments, int64_t duration,
+		    struct bench_handshake *out, char text[BENCH_TEXT])
 {
 	size_t size = BENCH_SAMPLES * sizeof(uint64_t);
-	uint64_t *samples = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	uint64_t *samples =
+		mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	struct bench_member_setup far_setup = { .arguments = arguments, .listen = "127.0.0.1:0" };
 	struct near near_setup = { arguments, samples, duration };
 	struct bench_process near = { 0 }, far = { 0 };
@@ -124,7 +127,8 @@ int bench_handshake(const struct arguments *arguments, int64_t duration, struct 
 	if (!error) {
 		order.what = BENCH_CONNECT;
 		order.duration = duration;
-		snprintf(order.text, sizeof(order.text), "%.*s", (int)sizeof(order.text) - 1, answer.text);
+		snprintf(order.text, sizeof(order.text), "%.*s", (int)sizeof(order.text) - 1,
+			 answer.text);
 		error = bench_ask(&near, &order, &answer);
 	}
 	progress_end(&progress);

@@ -135,7 +135,8 @@ static bool check_guards(const struct bench_layout *layout, const char *target, 
 				     layout->target_length;
 		wrong = pattern_guard_check(target + start, end - start, start);
 		if (wrong != PATTERN_RIGHT) {
-			snprintf(text, size, "the byte at offset %" PRIu64
+			snprintf(text, size,
+				 "the byte at offset %" PRIu64
 				 " of the target, outside of every block, was written",
 				 start + wrong);
 			return false;
@@ -162,7 +163,8 @@ bool bench_layout_check(const struct bench_layout *layout, const void *target, u
 				      iteration);
 		if (wrong == PATTERN_RIGHT)
 			continue;
-		snprintf(text, size, "byte %" PRIu64 " of block %" PRIu64 " of batch %" PRIu64
+		snprintf(text, size,
+			 "byte %" PRIu64 " of block %" PRIu64 " of batch %" PRIu64
 			 " (offset %" PRIu64 " of the target) is wrong in iteration %" PRIu64,
 			 wrong, i % layout->blocks, i / layout->blocks, walk.target[i] + wrong,
 			 iteration);

@@ -268,9 +268,15 @@ static struct bench_flow flow_for(const struct bench_limit *limit)
 		.bytes = bytes,
 		.chunk = bytes < limit->call ? bytes : limit->call,
 		.memory = limit->map[push ? BENCH_SOURCE : BENCH_TARGET],
-		.near_length = blocks ? set : push ? layout->source_length : layout->target_length,
-		.far_length = blocks ? set : push ? layout->target_length : layout->source_length,
-		.offsets = !blocks ? NULL : push ? limit->walk.source : limit->walk.target,
+		.near_length = blocks ? set :
+			       push   ? layout->source_length :
+					layout->target_length,
+		.far_length = blocks ? set :
+			      push   ? layout->target_length :
+				       layout->source_length,
+		.offsets = !blocks ? NULL :
+			   push    ? limit->walk.source :
+				     limit->walk.target,
 		.size = layout->size,
 	};
 }
@@ -415,8 +421,7 @@ static int warm_up(struct bench_limit *limit, char text[BENCH_TEXT])
 		flow = flow_for(limit);
 		large = flow.bytes > limit->call;
 		if (!error)
-			error = bench_stream_ping(&limit->stream, &flow,
-						  large ? 1 : 8, samples);
+			error = bench_stream_ping(&limit->stream, &flow, large ? 1 : 8, samples);
 		bench_sort(samples, 8);
 		limit->ping = (double)bench_percentile(samples, 8, large ? 1 : 0.5);
 	} else {
@@ -484,9 +489,8 @@ int bench_limit_latency(struct bench_limit *limit, int64_t duration, uint64_t *s
 		return near_latency(limit, duration, samples, count);
 	if (by_driver(limit))
 		return bench_gpu_latency(limit->gpu, duration, samples, count);
-	return limit->kind == BENCH_LIMIT_STREAM ?
-		       stream_latency(limit, duration, samples, count) :
-		       copy_latency(limit, duration, samples, count);
+	return limit->kind == BENCH_LIMIT_STREAM ? stream_latency(limit, duration, samples, count) :
+						   copy_latency(limit, duration, samples, count);
 }
 
 void bench_limit_close(struct bench_limit *limit)

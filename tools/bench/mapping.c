@@ -32,8 +32,8 @@ static bool has(const struct mapping *mapping, uint64_t start, uint64_t length)
 }
 
 /* Where the bytes of a mapping from `address` on lie in one of ours; 0: not in this one. */
-static uint64_t translate(const struct mapping *theirs, const struct mapping *ours, uint64_t address,
-			  uint64_t length)
+static uint64_t translate(const struct mapping *theirs, const struct mapping *ours,
+			  uint64_t address, uint64_t length)
 {
 	uint64_t at = address - theirs->start + theirs->offset - ours->offset + ours->start;
 

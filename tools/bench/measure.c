@@ -191,7 +191,8 @@ static int verify(struct bench_session *session, const struct bench_row *row, ui
 	int error = 0;
 
 	if (!(at.source && at.target) && (session->remote_access & both) != both)
-		return 0; /* a peer that cannot be read back, or not be filled, cannot be checked */
+		/* a peer that cannot be read back, or not be filled, cannot be checked */
+		return 0;
 	for (int back = 0; !error && back <= row->both_ways; back++) {
 		error = pattern(session, back ? at.target : at.source, BENCH_FILL,
 				back ? BENCH_BACK_SOURCE : BENCH_SOURCE, row, 2 * iteration + back,
@@ -494,9 +495,17 @@ int bench_measure(struct bench_session *session, const struct bench_row *row,
 		.spinning = session->spinning,
 		.pinned = session->pinned,
 		.verified = -1,
-		.bandwidth = NAN, .p50 = NAN, .p99 = NAN, .p999 = NAN, .submit = NAN,
-		.limit_bandwidth = NAN, .limit_latency = NAN, .ratio = NAN, .latency_ratio = NAN,
-		.cache_line = NAN, .first = { NAN, NAN },
+		.bandwidth = NAN,
+		.p50 = NAN,
+		.p99 = NAN,
+		.p999 = NAN,
+		.submit = NAN,
+		.limit_bandwidth = NAN,
+		.limit_latency = NAN,
+		.ratio = NAN,
+		.latency_ratio = NAN,
+		.cache_line = NAN,
+		.first = { NAN, NAN },
 	};
 	say_progress(session, row, 0, NAN);
 	error = measure(session, result);

@@ -34,7 +34,7 @@ struct choices {
 	struct load loads[LIST_MAX];
 	size_t load_count;
 	const char *transport; /* NULL: those that make sense */
-	uint64_t depth;        /* 0: not said */
+	uint64_t depth; /* 0: not said */
 	bool list, matrix, both_ways;
 	bool guarded;
 	const char *peer;
@@ -238,7 +238,8 @@ static int parse_ways(const struct arguments *arguments, struct choices *choices
 	plan->chosen = transport && strcmp(transport, "all") != 0;
 	choices->transport = plan->chosen ? transport : NULL;
 	if (!error)
-		error = parse_list(arguments, "processes", "2,1", process_word, &choices->processes);
+		error = parse_list(arguments, "processes", "2,1", process_word,
+				   &choices->processes);
 	if (!error && choices->peer && plan->chosen && !strcmp(transport, "self"))
 		return usage_error("--transport self is this process alone: it has no --peer");
 	if (!error && choices->peer && choices->both_ways)
@@ -340,9 +341,9 @@ static int add_sets(struct bench_plan *plan, const struct choices *choices,
 		error = add_row(plan, choices, like, load, choices->working_sets.value[set]);
 		/* A batch larger than the working set makes a working set of its own: once is
 		 * enough. */
-		if (!error && set && !memcmp(&plan->rows[plan->count - 1].layout,
-					     &plan->rows[plan->count - 2].layout,
-					     sizeof(struct bench_layout)))
+		if (!error && set &&
+		    !memcmp(&plan->rows[plan->count - 1].layout,
+			    &plan->rows[plan->count - 2].layout, sizeof(struct bench_layout)))
 			plan->count--;
 	}
 	return error;
@@ -406,15 +407,16 @@ static int add_transports(struct bench_plan *plan, const struct choices *choices
 	static const struct {
 		const char *name;
 		bool one_process;
-	} all[WAYS] = { { "tcp", false }, { "rdma", false }, { "shm", false }, { "cuda", false },
-			{ "self", true }, { "cuda", true } };
+	} all[WAYS] = { { "tcp", false },  { "rdma", false }, { "shm", false },
+			{ "cuda", false }, { "self", true },  { "cuda", true } };
 	struct bench_row row = { .both_ways = choices->both_ways };
 	int error = 0;
 
 	for (int i = 0; i < WAYS; i++) {
 		bool tcp = !strcmp(all[i].name, "tcp");
 
-		/* Two processes of one machine meet by rdma only if somebody wants it: it takes a NIC. */
+		/* Two processes of one machine meet by rdma only if somebody wants it: it takes a
+		 * NIC. */
 		if (!choices->transport && !strcmp(all[i].name, "rdma"))
 			continue;
 		if ((choices->transport && strcmp(choices->transport, all[i].name) != 0) ||
@@ -497,8 +499,9 @@ int bench_plan_make(const struct arguments *arguments, struct bench_plan *out)
 		error = choices.matrix ? add_matrices(out, &choices) :
 					 add_transports(out, &choices);
 	if (!error && !out->count)
-		error = usage_error("nothing is left to measure: --transport and --processes do not "
-				    "go together");
+		error = usage_error(
+			"nothing is left to measure: --transport and --processes do not "
+			"go together");
 	if (!error)
 		error = check_machine(arguments, &choices, out);
 	if (error)

@@ -27,8 +27,7 @@ void bench_pin(enum bench_half half, cpu_set_t *before)
 		return;
 	CPU_ZERO(&set);
 	for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
-		if (CPU_ISSET(cpu, before) &&
-		    (seen++ < count / 2) == (half == BENCH_NEAR_CPUS))
+		if (CPU_ISSET(cpu, before) && (seen++ < count / 2) == (half == BENCH_NEAR_CPUS))
 			CPU_SET(cpu, &set);
 	sched_setaffinity(0, sizeof(set), &set);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Plain TCP, or TLS, both ends: what a program gets that sends and receives with nothing in between. */
+/* Plain TCP, or TLS, both ends: what a program gets that sends and receives with nothing in
+ * between. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -28,8 +29,8 @@ static void *map_huge(uint64_t length)
 	if (memory != MAP_FAILED)
 		return memory;
 	/* None reserved: transparent ones, which need an aligned start. */
-	start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE,
-		     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	start = mmap(NULL, length + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+		     -1, 0);
 	if (start == MAP_FAILED)
 		return NULL;
 	skip = -(uintptr_t)start % HUGE_PAGE;
@@ -85,8 +86,9 @@ void bench_unmap(void *memory, uint64_t length)
 struct area {
 	char *memory;
 	uint64_t length, at;
-	const uint64_t *offsets; /* of the blocks in the order of the walk; NULL: there are none */
-	uint64_t size;           /* of a block */
+	/* of the blocks in the order of the walk; NULL: there are none */
+	const uint64_t *offsets;
+	uint64_t size; /* of a block */
 };
 
 /* The next bytes, `most` of them at most, in so many pieces at most. */
@@ -229,7 +231,8 @@ static int recv_bytes(struct bench_pipe *pipe, void *bytes, uint64_t length, boo
 	return recv_walk(pipe, &area, length, length, spin);
 }
 
-/* As Wherry sets its own: on loopback no congestion control that paces, and no buffers of megabytes. */
+/* As Wherry sets its own: on loopback no congestion control that paces, and no buffers of
+ * megabytes. */
 static int set_socket(int fd, uint64_t buffer)
 {
 	int one = 1, size = buffer > INT32_MAX ? INT32_MAX : buffer ? (int)buffer : 512 << 10;
@@ -498,7 +501,8 @@ int bench_stream_connect(struct bench_stream *stream, unsigned connections, char
 	for (; !error && first < stream->count; first++) {
 		error = bench_tls_start(&stream->pipe[first], stream->cipher, false);
 		if (error)
-			snprintf(text, BENCH_TEXT, "OpenSSL fails with the handshake for the raw limit: %s",
+			snprintf(text, BENCH_TEXT,
+				 "OpenSSL fails with the handshake for the raw limit: %s",
 				 strerror(-error));
 	}
 	return error;
@@ -563,20 +567,20 @@ static void *run_share(void *arg)
 		return NULL;
 	share->error = send_bytes(share->pipe, &share->head, sizeof(share->head), false);
 	if (!share->error && share->flow->push) {
-		share->error = send_area(share->pipe, &share->area, share->bytes, share->chunk,
-					 false);
+		share->error =
+			send_area(share->pipe, &share->area, share->bytes, share->chunk, false);
 		if (!share->error)
 			share->error = recv_bytes(share->pipe, &byte, 1, false);
 	} else if (!share->error) {
-		share->error = recv_area(share->pipe, &share->area, share->bytes, share->chunk,
-					 false);
+		share->error =
+			recv_area(share->pipe, &share->area, share->bytes, share->chunk, false);
 	}
 	share->end = bench_now();
 	return NULL;
 }
 
-/* Every connection walks through all of the memory at either end, each from a place of its own: so do
- * ours, for any of them may carry any batch. */
+/* Every connection walks through all of the memory at either end, each from a place of its own: so
+ * do ours, for any of them may carry any batch. */
 static void share_plan(struct share *share, const struct bench_flow *flow, unsigned i)
 {
 	share->flow = flow;
@@ -668,7 +672,8 @@ int bench_stream_ping(struct bench_stream *stream, const struct bench_flow *flow
 		} else {
 			error = send_bytes(pipe, &byte, 1, flow->spin);
 			if (!error)
-				error = recv_area(pipe, &area, flow->bytes, flow->chunk, flow->spin);
+				error = recv_area(pipe, &area, flow->bytes, flow->chunk,
+						  flow->spin);
 		}
 		samples[i] = (uint64_t)(bench_now() - start);
 	}

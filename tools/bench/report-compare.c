@@ -20,7 +20,9 @@ enum report_verdict report_grade(double bytes, double ratio, double latency_rati
 	if (bytes >= BENCH_LARGE) {
 		if (isnan(ratio))
 			return REPORT_UNKNOWN;
-		return ratio >= BENCH_GOOD ? REPORT_GOOD : ratio >= FAIR ? REPORT_FAIR : REPORT_POOR;
+		return ratio >= BENCH_GOOD ? REPORT_GOOD :
+		       ratio >= FAIR       ? REPORT_FAIR :
+					     REPORT_POOR;
 	}
 	if (isnan(latency_ratio))
 		return REPORT_UNKNOWN;
@@ -42,7 +44,8 @@ enum report_verdict report_judge(const struct report_row *row)
 void report_rows(FILE *out, size_t rows, size_t judged, size_t good)
 {
 	if (judged && judged == rows)
-		fprintf(out, "%zu of %zu row%s reached the limit", good, rows, rows == 1 ? "" : "s");
+		fprintf(out, "%zu of %zu row%s reached the limit", good, rows,
+			rows == 1 ? "" : "s");
 	else
 		fprintf(out, "%zu row%s", rows, rows == 1 ? "" : "s");
 	if (judged && judged != rows)
@@ -68,8 +71,9 @@ static enum report_change change_of(double value)
 {
 	if (isnan(value))
 		return REPORT_NOT_COMPARED;
-	return value >= REPORT_NOISE ? REPORT_BETTER :
-	       value * REPORT_NOISE <= 1 ? REPORT_WORSE : REPORT_NOISE_ONLY;
+	return value >= REPORT_NOISE     ? REPORT_BETTER :
+	       value * REPORT_NOISE <= 1 ? REPORT_WORSE :
+					   REPORT_NOISE_ONLY;
 }
 
 /* Machines differ from one run to the next, and limits change with them: better or worse is only
@@ -138,7 +142,8 @@ size_t report_compare(const struct report_set *now, const struct report_set *bef
 
 		if (now->rows[i].skipped)
 			continue;
-		*match = (struct report_match){ .now = &now->rows[i], .speed = NAN,
+		*match = (struct report_match){ .now = &now->rows[i],
+						.speed = NAN,
 						.change = REPORT_NOT_COMPARED };
 		count++;
 		at = find(before, used, match->now);

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
 #include "bench/report.h"
+#include "command.h"
 
 /* Small, so that letters are large enough where a drawing is as wide as a phone. */
 #define WIDTH 300
@@ -16,7 +16,7 @@
 #define TOP 12
 #define BOTTOM 40
 #define POINTS 512 /* the most of a line */
-#define LABELS 5   /* the most sizes along the bottom */
+#define LABELS 5 /* the most sizes along the bottom */
 
 enum measure { BANDWIDTH, LATENCY, MEASURES };
 
@@ -123,7 +123,8 @@ static struct scale scale_of(const struct panel *panel, enum measure measure)
 {
 	struct scale scale = { .x0 = log2((double)panel->size_least),
 			       .x1 = log2((double)panel->size_most),
-			       .y0 = INFINITY, .y1 = -INFINITY };
+			       .y0 = INFINITY,
+			       .y1 = -INFINITY };
 
 	for (size_t i = 0; i < panel->count; i++)
 		for (size_t k = 0; k < 2 * panel->series[i].count; k++) {
@@ -142,8 +143,8 @@ static struct scale scale_of(const struct panel *panel, enum measure measure)
 
 static double x_of(const struct scale *scale, uint64_t size)
 {
-	return LEFT + (WIDTH - LEFT - RIGHT) * (log2((double)size) - scale->x0) /
-			      (scale->x1 - scale->x0);
+	return LEFT +
+	       (WIDTH - LEFT - RIGHT) * (log2((double)size) - scale->x0) / (scale->x1 - scale->x0);
 }
 
 static double y_of(const struct scale *scale, double value)
@@ -174,7 +175,9 @@ static void draw_y_axis(const struct scale *scale, FILE *out)
 	if (decades < 0.7) {
 		double least = pow(10, scale->y0), most = pow(10, scale->y1);
 		double unit = pow(10, floor(log10((most - least) / 4)));
-		double step = unit * (most - least > 20 * unit ? 5 : most - least > 8 * unit ? 2 : 1);
+		double step = unit * (most - least > 20 * unit ? 5 :
+				      most - least > 8 * unit  ? 2 :
+								 1);
 
 		for (int n = (int)ceil(least / step); n * step <= most; n++)
 			draw_tick(scale, n * step, &last, out);
@@ -198,8 +201,9 @@ static void draw_x_axis(const struct scale *scale, FILE *out)
 		format_size(size, sizeof(size), UINT64_C(1) << power);
 		/* "8 B": "bytes" is too long here. */
 		size[strcspn(size, "b")] = '\0';
-		fprintf(out, "<path class=grid d=\"M%.1f %dV%d\"/><text x=%.1f y=%d "
-			     "class=middle>%s%s</text>\n",
+		fprintf(out,
+			"<path class=grid d=\"M%.1f %dV%d\"/><text x=%.1f y=%d "
+			"class=middle>%s%s</text>\n",
 			x, TOP, HEIGHT - BOTTOM, x, HEIGHT - BOTTOM + 18, size,
 			power < 10 ? "B" : "");
 	}
@@ -290,9 +294,10 @@ static void draw(const struct panel *panel, enum measure measure, FILE *out)
 		fprintf(out, "<p>%s was not measured.</p>\n", measures[measure].title);
 		return;
 	}
-	fprintf(out, "<figure><figcaption>%s, %s</figcaption><svg viewBox=\"0 0 %d %d\" role=img "
-		     "aria-label=\"%s against the size of a block; its numbers are in the table "
-		     "below\">\n",
+	fprintf(out,
+		"<figure><figcaption>%s, %s</figcaption><svg viewBox=\"0 0 %d %d\" role=img "
+		"aria-label=\"%s against the size of a block; its numbers are in the table "
+		"below\">\n",
 		measures[measure].title, measures[measure].unit, WIDTH, HEIGHT,
 		measures[measure].title);
 	draw_y_axis(&scale, out);
@@ -310,7 +315,8 @@ static bool has_marks_beside(const struct panel *panel)
 {
 	for (size_t i = 0; i < panel->count; i++)
 		for (size_t k = 1; k < panel->series[i].count; k++)
-			if (panel->series[i].points[k]->size == panel->series[i].points[k - 1]->size)
+			if (panel->series[i].points[k]->size ==
+			    panel->series[i].points[k - 1]->size)
 				return true;
 	return false;
 }
@@ -321,8 +327,10 @@ static void write_key(const struct panel *panel, FILE *out)
 
 	fputs("<ul class=key>", out);
 	for (size_t i = 0; i < panel->count; i++) {
-		fprintf(out, "<li><svg viewBox=\"0 0 28 12\" aria-hidden=true class=\"sample s%zu\">"
-			     "<path class=line d=\"M0 6H28\"/>", i);
+		fprintf(out,
+			"<li><svg viewBox=\"0 0 28 12\" aria-hidden=true class=\"sample s%zu\">"
+			"<path class=line d=\"M0 6H28\"/>",
+			i);
 		draw_mark((int)i, 14, 6, out);
 		end_mark((int)i, out);
 		fputs("</svg> ", out);
@@ -331,7 +339,8 @@ static void write_key(const struct panel *panel, FILE *out)
 		fputs("</li>", out);
 	}
 	fputs("<li><svg viewBox=\"0 0 28 12\" aria-hidden=true class=\"sample s0\">"
-	      "<path class=limit d=\"M0 6H28\"/></svg> dashed: its limit</li>", out);
+	      "<path class=limit d=\"M0 6H28\"/></svg> dashed: its limit</li>",
+	      out);
 	if (has_marks_beside(panel))
 		fputs("<li>marks beside a line: smaller working sets</li>", out);
 	fputs("</ul>\n", out);
@@ -339,13 +348,14 @@ static void write_key(const struct panel *panel, FILE *out)
 
 static void write_numbers(const struct panel *panel, FILE *out)
 {
-	static const char *const heads[] = { "route",	 "size",   "set",    "GB/s",
+	static const char *const heads[] = { "route",     "size",   "set",    "GB/s",
 					     "its limit", "p50 us", "p99 us", "its limit" };
 	char text[160], number[32];
 
 	fputs("<details><summary>The numbers as a table</summary>"
 	      "<div class=scroll tabindex=0 role=region aria-label=\"Numbers of the curves\">"
-	      "<table><thead><tr>", out);
+	      "<table><thead><tr>",
+	      out);
 	for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
 		fprintf(out, "<th scope=col>%s</th>", heads[i]);
 	fputs("</tr></thead><tbody>\n", out);
@@ -390,8 +400,9 @@ static void write_panel(const struct panel *panel, FILE *out)
 	fputs("</div>\n", out);
 	write_key(panel, out);
 	if (panel->left_out)
-		fprintf(out, "<p>Not drawn: %zu further rows, of more routes than can be told apart "
-			     "here; they are under <a href=\"#figures\">All figures</a>.</p>\n",
+		fprintf(out,
+			"<p>Not drawn: %zu further rows, of more routes than can be told apart "
+			"here; they are under <a href=\"#figures\">All figures</a>.</p>\n",
 			panel->left_out);
 	write_numbers(panel, out);
 }
@@ -414,8 +425,9 @@ void report_curves(const struct report_set *set, FILE *out)
 		}
 	}
 	if (single)
-		fprintf(out, "<p>%zu kind%s of measurement %s one size only, so no curve: see "
-			     "<a href=\"#figures\">All figures</a>.</p>\n",
+		fprintf(out,
+			"<p>%zu kind%s of measurement %s one size only, so no curve: see "
+			"<a href=\"#figures\">All figures</a>.</p>\n",
 			single, single == 1 ? "" : "s", single == 1 ? "has" : "have");
 	else if (!shown)
 		fputs("<p>Nothing was measured.</p>\n", out);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
 #include "bench/report.h"
+#include "command.h"
 
 /* ---- routes ------------------------------------------------------------------------------- */
 
@@ -60,8 +60,8 @@ static void write_skipped(const struct report_set *set, FILE *out)
 		const struct report_row *row = &set->rows[i];
 		size_t other = 0;
 
-		while (other < i && !(set->rows[other].skipped &&
-				      !strcmp(set->rows[other].error, row->error)))
+		while (other < i &&
+		       !(set->rows[other].skipped && !strcmp(set->rows[other].error, row->error)))
 			other++;
 		if (!row->skipped || other < i)
 			continue;
@@ -88,7 +88,8 @@ int report_routes(const struct report_set *set, FILE *out)
 	fputs("<section aria-labelledby=routes><h2 id=routes>Routes</h2>\n<p>Which way the bytes "
 	      "took.</p><div class=scroll tabindex=0 role=region aria-label=Routes>"
 	      "<table class=narrow><thead><tr><th scope=col>from, to</th><th scope=col>route</th>"
-	      "<th scope=col>rows</th><th scope=col>most GB/s</th></tr></thead><tbody>\n", out);
+	      "<th scope=col>rows</th><th scope=col>most GB/s</th></tr></thead><tbody>\n",
+	      out);
 	for (size_t i = 0; i < set->row_count; i++)
 		if (!set->rows[i].skipped && !done[i])
 			write_route(set, i, done, out);
@@ -126,13 +127,15 @@ static void write_json(const json_t *value, bool bytes, int depth, FILE *out)
 	} else if (json_is_real(value)) {
 		fprintf(out, "%g", json_real_value(value));
 	} else if (json_is_array(value)) {
-		json_array_foreach(value, index, item) {
+		json_array_foreach(value, index, item)
+		{
 			fputs(index ? ", " : "", out);
 			write_json(item, bytes, depth + 1, out);
 		}
 	} else if (json_is_object(value)) {
 		index = 0;
-		json_object_foreach((json_t *)value, key, item) {
+		json_object_foreach((json_t *)value, key, item)
+		{
 			fputs(index++ ? " " : "", out);
 			write_json(item, bytes, depth + 1, out);
 		}
@@ -279,7 +282,8 @@ static int write_entry(const struct report *report, const char *key, FILE *out)
 }
 
 /* What a file has beside its rows. */
-static void write_beside(const struct report_set *set, const char *name, const char *title, FILE *out)
+static void write_beside(const struct report_set *set, const char *name, const char *title,
+			 FILE *out)
 {
 	const char *key;
 	json_t *value;
@@ -290,7 +294,8 @@ static void write_beside(const struct report_set *set, const char *name, const c
 		if (!json_is_object(object))
 			continue;
 		fprintf(out, "<h3>%s</h3><dl>\n", title);
-		json_object_foreach(object, key, value) {
+		json_object_foreach(object, key, value)
+		{
 			fputs("<dt>", out);
 			write_key(key, out);
 			fputs("</dt><dd>", out);
@@ -316,9 +321,9 @@ int report_environment(const struct report *report, FILE *out)
 	}
 	fputs(".</p>\n<dl>\n", out);
 	for (size_t i = 0; i < set->file_count; i++)
-		json_object_foreach(json_object_get(set->files[i].root, "environment"), key, value)
-			if (!seen(set, i, key) && !error)
-				error = write_entry(report, key, out);
+		json_object_foreach(json_object_get(set->files[i].root, "environment"), key,
+				    value) if (!seen(set, i, key) && !error) error =
+			write_entry(report, key, out);
 	fputs("</dl>\n", out);
 	write_beside(set, "footprint", "Footprint", out);
 	write_beside(set, "handshake", "Connecting to a peer", out);

@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
 #include "bench/report.h"
+#include "command.h"
 
 #define SCHEMA 1
 #define NUMBER_MOST 1e15
@@ -118,7 +118,8 @@ static int read_texts(const struct place *place, const json_t *json, struct repo
 		if (read_text(place, json, texts[i].key, texts[i].at))
 			return -1;
 		if (texts[i].needed && !**texts[i].at)
-			return wrong(place->why, "%s[%zu]: no \"%s\"; wherry bench --json writes one",
+			return wrong(place->why,
+				     "%s[%zu]: no \"%s\"; wherry bench --json writes one",
 				     place->list, place->index, texts[i].key);
 	}
 	return 0;
@@ -212,8 +213,7 @@ static int read_list(struct report_set *set, const json_t *root, bool skipped, c
 			return wrong(why, "%s[%zu]: more than %d rows on one page", place.list,
 				     place.index, REPORT_ROWS);
 		set->rows[set->row_count] = (struct report_row){ .skipped = skipped };
-		if (read_row(&place, json_array_get(list, place.index),
-			     &set->rows[set->row_count]))
+		if (read_row(&place, json_array_get(list, place.index), &set->rows[set->row_count]))
 			return -1;
 		set->row_count++;
 	}

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "command.h"
 #include "bench/report.h"
+#include "command.h"
 
 #define HEATS 6 /* colours, from slow to fast */
 
@@ -17,7 +17,7 @@ struct matrix {
 	const char *source[REPORT_SIDE], *target[REPORT_SIDE];
 	size_t sources, targets;
 	double least, most; /* speeds */
-	bool crowded;       /* more memories than there is room for */
+	bool crowded; /* more memories than there is room for */
 };
 
 /* Small batches are about latency. The more the faster; NAN: unknown. */
@@ -169,13 +169,15 @@ static void write_key(FILE *out)
 	for (int i = 0; i < HEATS; i++)
 		fprintf(out, "<span class=\"h%d swatch\">%d</span>", i, i + 1);
 	fputs(" <span>faster</span> <span>(each table has its own scale, from its slowest to its "
-	      "fastest pair)</span></p>\n", out);
+	      "fastest pair)</span></p>\n",
+	      out);
 }
 
 void report_matrices(const struct report_set *set, FILE *out)
 {
 	struct matrix *matrix = calloc(1, sizeof(*matrix));
-	const struct report_row **rows = calloc(set->row_count + 1, sizeof(const struct report_row *));
+	const struct report_row **rows =
+		calloc(set->row_count + 1, sizeof(const struct report_row *));
 	bool *done = calloc(set->row_count + 1, sizeof(*done));
 	size_t shown = 0, crowded = 0;
 
@@ -196,11 +198,14 @@ void report_matrices(const struct report_set *set, FILE *out)
 	if (shown)
 		fputs("</div>\n", out);
 	if (crowded)
-		fprintf(out, "<p>Not drawn: %zu of more than %d memories; they are under "
-			     "<a href=\"#figures\">All figures</a>.</p>\n", crowded, REPORT_SIDE);
+		fprintf(out,
+			"<p>Not drawn: %zu of more than %d memories; they are under "
+			"<a href=\"#figures\">All figures</a>.</p>\n",
+			crowded, REPORT_SIDE);
 	else if (!shown)
 		fputs("<p>Only one pair of memories was measured; <code>wherry bench "
-		      "--matrix</code> measures all.</p>\n", out);
+		      "--matrix</code> measures all.</p>\n",
+		      out);
 	free(done);
 	free(rows);
 	free(matrix);

@@ -9,19 +9,18 @@
 #include <openssl/evp.h>
 
 #include "bench/bench.h"
-#include "command.h"
 #include "bench/report.h"
+#include "command.h"
 #include "util/text.h"
 
 static const char *const verdict_class[] = {
-	[REPORT_GOOD] = "good",	   [REPORT_FAIR] = "fair", [REPORT_POOR] = "poor",
+	[REPORT_GOOD] = "good",    [REPORT_FAIR] = "fair",  [REPORT_POOR] = "poor",
 	[REPORT_UNKNOWN] = "none", [REPORT_FAILED] = "bad", [REPORT_WRONG] = "bad",
 };
 
 static const char *const verdict_text[] = {
-	[REPORT_GOOD] = "at the limit", [REPORT_FAIR] = "near it",
-	[REPORT_POOR] = "below it",	[REPORT_UNKNOWN] = "no limit",
-	[REPORT_FAILED] = "failed",	[REPORT_WRONG] = "wrong bytes",
+	[REPORT_GOOD] = "at the limit", [REPORT_FAIR] = "near it",  [REPORT_POOR] = "below it",
+	[REPORT_UNKNOWN] = "no limit",  [REPORT_FAILED] = "failed", [REPORT_WRONG] = "wrong bytes",
 };
 
 /* ---- text --------------------------------------------------------------------------------- */
@@ -112,8 +111,9 @@ static int write_policy(FILE *out)
 	if (!EVP_Digest(report_style, strlen(report_style), digest, &length, EVP_sha256(), NULL))
 		return -ENOMEM;
 	EVP_EncodeBlock(text, digest, (int)length);
-	fprintf(out, "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; "
-		     "style-src 'sha256-%s'; img-src data:; base-uri 'none'; form-action 'none'\">\n",
+	fprintf(out,
+		"<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; "
+		"style-src 'sha256-%s'; img-src data:; base-uri 'none'; form-action 'none'\">\n",
 		(const char *)text);
 	return 0;
 }
@@ -128,19 +128,23 @@ static int write_head(const struct report *report, FILE *out)
 	      "<meta name=referrer content=no-referrer>\n"
 	      "<meta name=generator content=\"wherry bench\">\n"
 	      "<link rel=icon href=\"data:,\">\n"
-	      "<title>Wherry: how fast bytes moved</title>\n<style>", out);
+	      "<title>Wherry: how fast bytes moved</title>\n<style>",
+	      out);
 	fputs(report_style, out);
 	fputs("</style>\n</head>\n<body>\n<a class=skip href=\"#summary\">To the summary</a>\n"
-	      "<header><h1>How fast bytes moved</h1>\n", out);
+	      "<header><h1>How fast bytes moved</h1>\n",
+	      out);
 	report_where(&report->now, out);
 	fputs("<nav aria-label=\"Parts of the page\"><ul>"
-	      "<li><a href=\"#summary\">Summary</a></li>", out);
+	      "<li><a href=\"#summary\">Summary</a></li>",
+	      out);
 	if (report->has_baseline)
 		fputs("<li><a href=\"#baseline\">Baseline</a></li>", out);
 	fputs("<li><a href=\"#matrix\">Matrix</a></li><li><a href=\"#curves\">Curves</a></li>"
 	      "<li><a href=\"#verdicts\">Verdicts</a></li><li><a href=\"#routes\">Routes</a></li>"
 	      "<li><a href=\"#environment\">Environment</a></li>"
-	      "<li><a href=\"#figures\">All figures</a></li></ul></nav></header>\n<main>\n", out);
+	      "<li><a href=\"#figures\">All figures</a></li></ul></nav></header>\n<main>\n",
+	      out);
 	return 0;
 }
 
@@ -194,7 +198,8 @@ static void write_summary(const struct report *report, FILE *out)
 	report_count(report, &counts);
 	judged = counts.verdict[REPORT_GOOD] + counts.verdict[REPORT_FAIR] +
 		 counts.verdict[REPORT_POOR];
-	fputs("<section aria-labelledby=summary><h2 id=summary>Summary</h2>\n<ul class=tiles>", out);
+	fputs("<section aria-labelledby=summary><h2 id=summary>Summary</h2>\n<ul class=tiles>",
+	      out);
 	write_tile(counts.verdict[REPORT_WRONG], "bad", "WITH WRONG BYTES", out);
 	write_tile(counts.verdict[REPORT_FAILED], "bad", "failed", out);
 	write_tile(counts.change[REPORT_WORSE], "poor", "worse than the baseline", out);
@@ -219,12 +224,14 @@ static void write_summary(const struct report *report, FILE *out)
 		BENCH_GOOD * 100, REPORT_LATENCY, REPORT_INSTANT);
 }
 
-/* ---- beside the baseline ---------------------------------------------------------------------- */
+/* ---- beside the baseline ----------------------------------------------------------------------
+ */
 
 /* From half to twice the speed, the noise in the middle. */
 static void write_bar(const struct report_match *match, FILE *out)
 {
-	static const char *const classes[] = { [REPORT_BETTER] = "better", [REPORT_WORSE] = "worse",
+	static const char *const classes[] = { [REPORT_BETTER] = "better",
+					       [REPORT_WORSE] = "worse",
 					       [REPORT_NOISE_ONLY] = "same",
 					       [REPORT_NOT_COMPARED] = "same" };
 	double band = 50 * log2(REPORT_NOISE), end = 50 * log2(match->speed);
@@ -232,16 +239,18 @@ static void write_bar(const struct report_match *match, FILE *out)
 	if (isnan(match->speed))
 		return;
 	end = fmax(-50, fmin(50, end));
-	fprintf(out, "<svg class=bar viewBox=\"0 0 100 14\" preserveAspectRatio=none "
-		     "aria-hidden=true><rect class=band x=%.1f y=0 width=%.1f height=14 />"
-		     "<rect class=%s x=%.1f y=3 width=%.1f height=8 />"
-		     "<path class=zero d=\"M50 0V14\"/></svg>",
+	fprintf(out,
+		"<svg class=bar viewBox=\"0 0 100 14\" preserveAspectRatio=none "
+		"aria-hidden=true><rect class=band x=%.1f y=0 width=%.1f height=14 />"
+		"<rect class=%s x=%.1f y=3 width=%.1f height=8 />"
+		"<path class=zero d=\"M50 0V14\"/></svg>",
 		50 - band, 2 * band, classes[match->change], 50 + fmin(end, 0), fabs(end));
 }
 
 static void write_change(const struct report_match *match, FILE *out)
 {
-	static const char *const tags[] = { [REPORT_BETTER] = "good>better", [REPORT_WORSE] = "poor>worse",
+	static const char *const tags[] = { [REPORT_BETTER] = "good>better",
+					    [REPORT_WORSE] = "poor>worse",
 					    [REPORT_NOISE_ONLY] = "none>noise",
 					    [REPORT_NOT_COMPARED] = "none>not compared" };
 	const char *tag = tags[match->change];
@@ -257,7 +266,8 @@ static void write_change(const struct report_match *match, FILE *out)
 		fputs("<small> it failed</small>", out);
 	if (match->rerouted) {
 		fputs("<small> the route was ", out);
-		report_text(out, match->before->transport[0] ? match->before->transport : "unknown");
+		report_text(out,
+			    match->before->transport[0] ? match->before->transport : "unknown");
 		fputs("</small>", out);
 	}
 	fputs("</td>", out);
@@ -270,7 +280,9 @@ static void write_value(const struct report_row *row, FILE *out)
 	char number[32];
 
 	fprintf(out, "<td>%s%s</td>", format_number(number, sizeof(number), value),
-		isnan(value) ? "" : latency ? " us" : " GB/s");
+		isnan(value) ? "" :
+		latency      ? " us" :
+			       " GB/s");
 }
 
 static void write_match(const struct report_match *match, FILE *out)
@@ -297,19 +309,21 @@ static void write_baseline(const struct report *report, FILE *out)
 	size_t alone = 0;
 
 	fputs("<section aria-labelledby=baseline><h2 id=baseline>Beside the baseline</h2>\n<p>"
-	      "Baseline: ", out);
+	      "Baseline: ",
+	      out);
 	for (size_t i = 0; i < report->before.file_count; i++) {
 		fputs(i ? ", " : "", out);
 		report_text(out, report->before.files[i].name);
 	}
-	fprintf(out, ". The change is one of speed: of bandwidth for batches of 1&nbsp;MiB and "
-		     "more, of median latency below. Up to %.0f&nbsp;%% either way is noise; more "
-		     "is neither better nor worse if the raw limit, where both have one, changed as "
-		     "well.</p>\n"
-		     "<div class=scroll tabindex=0 role=region aria-label=\"Beside the baseline\">"
-		     "<table class=narrow><thead><tr><th scope=col>measured</th><th scope=col>verdict"
-		     "</th><th scope=col>change</th><th scope=col>now</th><th scope=col>before</th>"
-		     "</tr></thead><tbody>\n",
+	fprintf(out,
+		". The change is one of speed: of bandwidth for batches of 1&nbsp;MiB and "
+		"more, of median latency below. Up to %.0f&nbsp;%% either way is noise; more "
+		"is neither better nor worse if the raw limit, where both have one, changed as "
+		"well.</p>\n"
+		"<div class=scroll tabindex=0 role=region aria-label=\"Beside the baseline\">"
+		"<table class=narrow><thead><tr><th scope=col>measured</th><th scope=col>verdict"
+		"</th><th scope=col>change</th><th scope=col>now</th><th scope=col>before</th>"
+		"</tr></thead><tbody>\n",
 		(REPORT_NOISE - 1) * 100);
 	for (size_t i = 0; i < sizeof(order) / sizeof(order[0]); i++)
 		for (size_t k = 0; k < report->match_count; k++)
@@ -319,7 +333,8 @@ static void write_baseline(const struct report *report, FILE *out)
 				alone++;
 	fputs("</tbody></table></div>\n", out);
 	if (alone)
-		fprintf(out, "<p>Not in the baseline: %zu row%s.</p>\n", alone, alone == 1 ? "" : "s");
+		fprintf(out, "<p>Not in the baseline: %zu row%s.</p>\n", alone,
+			alone == 1 ? "" : "s");
 	fputs("</section>\n", out);
 }
 
@@ -341,7 +356,8 @@ static void write_verdict(const struct report_row *row, FILE *out)
 	}
 	fputs("</td><td>", out);
 	if (report_is_latency(row) && !isnan(row->latency_ratio))
-		fprintf(out, "%s× its time", format_number(number, sizeof(number), row->latency_ratio));
+		fprintf(out, "%s× its time",
+			format_number(number, sizeof(number), row->latency_ratio));
 	else
 		fputs(report_is_latency(row) ? "-" :
 					       format_percent(number, sizeof(number), row->ratio),
@@ -358,7 +374,8 @@ static void write_verdicts(const struct report_set *set, FILE *out)
 	      "tabindex=0 role=region aria-label=Verdicts><table class=narrow><thead><tr>"
 	      "<th scope=col>measured</th><th scope=col>verdict</th>"
 	      "<th scope=col>of the limit</th><th scope=col>GB/s</th><th scope=col>p50 us</th>"
-	      "</tr></thead><tbody>\n", out);
+	      "</tr></thead><tbody>\n",
+	      out);
 	for (size_t i = 0; i < set->row_count; i++)
 		if (!set->rows[i].skipped)
 			write_verdict(&set->rows[i], out);
@@ -368,15 +385,17 @@ static void write_verdicts(const struct report_set *set, FILE *out)
 /* The numbers of a row, in the order of their heads. */
 enum { FIRST_NEW = 7, NUMBERS = 9 };
 static const char *const number_heads[NUMBERS] = {
-	"GB/s",	    "limit GB/s", "p50 us",	 "p99 us",	 "p99.9 us",
+	"GB/s",     "limit GB/s", "p50 us",      "p99 us",      "p99.9 us",
 	"limit us", "submit ns",  "1st byte us", "prepared us",
 };
 
 static void write_figures_row(const struct report_row *row, size_t numbers, FILE *out)
 {
-	const double values[NUMBERS] = { row->bandwidth, row->limit_bandwidth, row->p50,
-					 row->p99,	 row->p999,	       row->limit_latency,
-					 row->submit,	 row->first_new,       row->first_prepared };
+	const double values[NUMBERS] = { row->bandwidth,     row->limit_bandwidth,
+					 row->p50,           row->p99,
+					 row->p999,          row->limit_latency,
+					 row->submit,        row->first_new,
+					 row->first_prepared };
 
 	fputs("<tr>", out);
 	write_what(row, out);
@@ -387,10 +406,13 @@ static void write_figures_row(const struct report_row *row, size_t numbers, FILE
 		write_number(values[i], out);
 	fputs("<td class=text>", out);
 	report_text(out, row->limit_name[0] ? row->limit_name : "-");
-	fprintf(out, "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%s</td>"
-		     "</tr>\n",
+	fprintf(out,
+		"</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%s</td>"
+		"</tr>\n",
 		row->in_flight, row->rounds, row->samples,
-		row->verified < 0 ? "-" : row->verified ? "yes" : "NO");
+		row->verified < 0 ? "-" :
+		row->verified     ? "yes" :
+				    "NO");
 }
 
 static void write_figures(const struct report_set *set, FILE *out)
@@ -405,7 +427,8 @@ static void write_figures(const struct report_set *set, FILE *out)
 			numbers = NUMBERS;
 	fputs("<section aria-labelledby=figures><h2 id=figures>All figures</h2>\n<div class=scroll "
 	      "tabindex=0 role=region aria-label=\"All figures\"><table class=wide><thead><tr>"
-	      "<th scope=col>measured</th><th scope=col>detail</th>", out);
+	      "<th scope=col>measured</th><th scope=col>detail</th>",
+	      out);
 	for (size_t i = 0; i < numbers; i++)
 		fprintf(out, "<th scope=col>%s</th>", number_heads[i]);
 	for (size_t i = 0; i < sizeof(heads) / sizeof(heads[0]); i++)
@@ -424,7 +447,8 @@ int report_write(struct report *report, FILE *out)
 	int error;
 
 	if (report->has_baseline && !report->matches) {
-		report->match_count = report_compare(&report->now, &report->before, &report->matches);
+		report->match_count =
+			report_compare(&report->now, &report->before, &report->matches);
 		if (!report->matches)
 			return -ENOMEM;
 	}
@@ -464,8 +488,9 @@ int report_verdict_line(const struct report *report, FILE *out)
 	if (counts.verdict[REPORT_WRONG])
 		fprintf(out, "; %zu WITH WRONG BYTES", counts.verdict[REPORT_WRONG]);
 	if (report->has_baseline)
-		fprintf(out, "; beside the baseline %zu better, %zu worse, %zu as before, %zu "
-			     "not compared",
+		fprintf(out,
+			"; beside the baseline %zu better, %zu worse, %zu as before, %zu "
+			"not compared",
 			counts.change[REPORT_BETTER], counts.change[REPORT_WORSE],
 			counts.change[REPORT_NOISE_ONLY], counts.change[REPORT_NOT_COMPARED]);
 	fputc('\n', out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* How the page looks: light or dark as the reader's system has it, light on paper. Text has a
- * contrast of at least 4.5 to what it stands on, lines and marks of 3; tests/integration/command/report-page.py
- * computes them. */
+ * contrast of at least 4.5 to what it stands on, lines and marks of 3;
+ * tests/integration/command/report-page.py computes them. */
 #include "bench/report.h"
 
 const char report_style[] =
@@ -46,7 +46,8 @@ const char report_style[] =
 	"color:var(--plain-text)}\n"
 	".tiles b{display:block;font-size:1.5rem;line-height:1.2}\n"
 	".scroll{overflow-x:auto;margin:.5rem 0 1rem}\n"
-	"table{overflow-wrap:break-word;border-collapse:collapse;font-variant-numeric:tabular-nums}\n"
+	"table{overflow-wrap:break-word;border-collapse:collapse;font-variant-numeric:tabular-nums}"
+	"\n"
 	"caption{text-align:left;padding:.25rem 0}\n"
 	"th,td{padding:.3rem .5rem;text-align:right;vertical-align:top;"
 	"border-bottom:1px solid var(--edge)}\n"
@@ -102,8 +103,11 @@ const char report_style[] =
 	"dl{display:grid;grid-template-columns:minmax(7rem,max-content) 1fr;gap:.25rem 1rem}\n"
 	"dt{color:var(--faint)}dd{margin:0;min-width:0}\n"
 	"@media (max-width:30rem){th,td{padding:.3rem .25rem}.narrow{font-size:.85rem}"
-	".narrow .bar{width:3rem}.narrow tbody th{min-width:8rem}.narrow td,.narrow .tag{white-space:normal}"
-	".narrow td{min-width:3rem;overflow-wrap:normal}dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 .5rem}}\n"
+	".narrow .bar{width:3rem}.narrow tbody th{min-width:8rem}.narrow td,.narrow "
+	".tag{white-space:normal}"
+	".narrow "
+	"td{min-width:3rem;overflow-wrap:normal}dl{grid-template-columns:1fr;gap:0}dd{margin:0 0 "
+	".5rem}}\n"
 	"@media print{@page{margin:12mm}html{font-size:10pt}body{max-width:none;padding:0}"
 	"nav,.skip,details{display:none}.scroll{overflow:visible}"
 	"*{print-color-adjust:exact;-webkit-print-color-adjust:exact}"

@@ -9,12 +9,12 @@
 #include <stdint.h>
 #include <stdio.h>
 
-#define REPORT_ROWS 4096    /* the most rows of all files */
-#define REPORT_SIDE 64      /* the most memories of a matrix, either way */
-#define REPORT_SERIES 8     /* the most lines of a figure */
-#define REPORT_NOISE 1.10   /* two runs of the same thing differ by less */
-#define REPORT_LATENCY 1.3  /* times the limit's: as good as the limit */
-#define REPORT_INSTANT 0.5  /* us: good, whatever the limit is */
+#define REPORT_ROWS 4096 /* the most rows of all files */
+#define REPORT_SIDE 64 /* the most memories of a matrix, either way */
+#define REPORT_SERIES 8 /* the most lines of a figure */
+#define REPORT_NOISE 1.10 /* two runs of the same thing differ by less */
+#define REPORT_LATENCY 1.3 /* times the limit's: as good as the limit */
+#define REPORT_INSTANT 0.5 /* us: good, whatever the limit is */
 #define REPORT_WHY 256
 
 /* ---- results (report-load.c) -------------------------------------------------------------- */
@@ -42,7 +42,8 @@ struct report_set {
 	size_t file_count, row_count;
 };
 
-/* Add a file's results; takes `root` over. 0, or -1 and in `why` what is wrong with it and where. */
+/* Add a file's results; takes `root` over. 0, or -1 and in `why` what is wrong with it and where.
+ */
 int report_add(struct report_set *set, const char *name, json_t *root, char why[REPORT_WHY]);
 
 /* Read files, `names` with commas between them. 0, or an exit code after a line on stderr. */
@@ -56,12 +57,12 @@ bool report_same(const struct report_row *a, const struct report_row *b);
 /* ---- verdicts (report-compare.c) ---------------------------------------------------------- */
 
 enum report_verdict {
-	REPORT_GOOD,    /* reaches the limit */
-	REPORT_FAIR,    /* 0.8 of it, or twice its latency */
+	REPORT_GOOD, /* reaches the limit */
+	REPORT_FAIR, /* 0.8 of it, or twice its latency */
 	REPORT_POOR,
 	REPORT_UNKNOWN, /* there is no limit */
 	REPORT_FAILED,
-	REPORT_WRONG,   /* bytes */
+	REPORT_WRONG, /* bytes */
 };
 
 /* Batches of less than 1 MiB are about latency, others about bandwidth. */
@@ -132,7 +133,7 @@ void report_route_text(const struct report_row *row, char *out, size_t size);
 void report_kind_text(const struct report_row *row, char *out, size_t size);
 
 void report_matrices(const struct report_set *set, FILE *out); /* report-matrix.c */
-void report_curves(const struct report_set *set, FILE *out);   /* report-curve.c */
+void report_curves(const struct report_set *set, FILE *out); /* report-curve.c */
 
 /* report-environment.c. 0 or -ENOMEM. */
 void report_where(const struct report_set *set, FILE *out);

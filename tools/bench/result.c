@@ -47,15 +47,18 @@ static const char *share_text(const struct bench_result *result, char *out, size
 	if (isnan(result->latency_ratio))
 		snprintf(out, size, "-");
 	else
-		snprintf(out, size, "%.*fx", result->latency_ratio < 100 ? 2 : 0, result->latency_ratio);
+		snprintf(out, size, "%.*fx", result->latency_ratio < 100 ? 2 : 0,
+			 result->latency_ratio);
 	return out;
 }
 
 /* What the words above the columns cannot say. */
 static void print_legend(FILE *out)
 {
-	fputs("of it: %: the median of the rounds' own GB/s over limit, each taken in the same moment, which "
-	      "need not be\n       that of the two columns; x: below 1 MiB, so many times the limit's p50\n",
+	fputs("of it: %: the median of the rounds' own GB/s over limit, each taken in the same "
+	      "moment, which "
+	      "need not be\n       that of the two columns; x: below 1 MiB, so many times the "
+	      "limit's p50\n",
 	      out);
 }
 
@@ -64,8 +67,8 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 	const struct bench_row *row = &result->row;
 	char memory[170], route[80], size[32], set[32], number[32];
 
-	snprintf(memory, sizeof(memory), "%s %s %s", row->source.name, row->both_ways ? "<->" : "->",
-		 row->target.name);
+	snprintf(memory, sizeof(memory), "%s %s %s", row->source.name,
+		 row->both_ways ? "<->" : "->", row->target.name);
 	route_text(result, route, sizeof(route));
 	format_size(size, sizeof(size), row->layout.size);
 	format_size(set, sizeof(set), bench_layout_set(&row->layout));
@@ -73,7 +76,8 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 		memory, route, size, row->layout.blocks, set);
 	fprintf(out, "  %7s", format_number(number, sizeof(number), result->bandwidth));
 	if (limits) {
-		fprintf(out, "  %7s", format_number(number, sizeof(number), result->limit_bandwidth));
+		fprintf(out, "  %7s",
+			format_number(number, sizeof(number), result->limit_bandwidth));
 		fprintf(out, "  %6s", share_text(result, number, sizeof(number)));
 	}
 	fprintf(out, "  %8s", format_number(number, sizeof(number), result->p50));
@@ -88,8 +92,8 @@ void bench_table_row(FILE *out, const struct bench_result *result, bool limits)
 /* Are they of the same matrix? */
 static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 {
-	return a->one_process == b->one_process && a->both_ways == b->both_ways &&
-	       a->op == b->op && a->form == b->form && a->layout.size == b->layout.size &&
+	return a->one_process == b->one_process && a->both_ways == b->both_ways && a->op == b->op &&
+	       a->form == b->form && a->layout.size == b->layout.size &&
 	       a->layout.blocks == b->layout.blocks && a->layout.batches == b->layout.batches;
 }
 
@@ -97,7 +101,8 @@ static bool same_matrix(const struct bench_row *a, const struct bench_row *b)
 static char letter(const struct bench_result *result)
 {
 	if (!strcmp(result->transport, "cuda") && result->detail[0] != 'C') /* "CPU window" */
-		return result->detail[0] == 'c' || result->detail[0] == 'k' ? result->detail[0] : 's';
+		return result->detail[0] == 'c' || result->detail[0] == 'k' ? result->detail[0] :
+									      's';
 	return !strcmp(result->transport, "tcp") ? 'n' : 'm';
 }
 
@@ -129,8 +134,7 @@ static void matrix(FILE *out, const struct bench_result *results, size_t count, 
 	fprintf(out, ", %s, %s, by %s, GB/s\n", row->one_process ? "one process" : "two processes",
 		row->both_ways ? "both ways at once (the sum)" : "one way", bench_op_name(row->op));
 	fprintf(out, "%-16s", "from \\ to");
-	while (columns < count &&
-	       !strcmp(results[columns].row.source.name, row->source.name)) {
+	while (columns < count && !strcmp(results[columns].row.source.name, row->source.name)) {
 		fprintf(out, "  %*s", limits ? 16 : 9, results[columns].row.target.name);
 		columns++;
 	}
@@ -152,8 +156,9 @@ void bench_table_matrices(FILE *out, const struct bench_result *results, size_t 
 		matrix(out, results + first, i - first, limits);
 		first = i;
 	}
-	fprintf(out, "c copy engine, k kernel, s staged through pinned memory, m the CPU, n network, "
-		     "- not to be had%s, ! WRONG BYTES\n",
+	fprintf(out,
+		"c copy engine, k kernel, s staged through pinned memory, m the CPU, n network, "
+		"- not to be had%s, ! WRONG BYTES\n",
 		limits ? "; %: of the limit, x: below 1 MiB, times its p50" : "");
 	fflush(out);
 }
@@ -203,8 +208,8 @@ static void print_slowest(FILE *out, const struct bench_result *slowest)
 
 	format_size(size, sizeof(size), slowest->row.layout.size);
 	fprintf(out, "; the slowest, %s %s of %s, has %s of %s", slowest->transport,
-		bench_op_name(slowest->row.op), size, format_percent(share, sizeof(share), slowest->ratio),
-		slowest->limit_name);
+		bench_op_name(slowest->row.op), size,
+		format_percent(share, sizeof(share), slowest->ratio), slowest->limit_name);
 }
 
 int bench_table_verdict(FILE *out, const struct bench_result *results, size_t count, bool matrix)
@@ -276,8 +281,8 @@ static json_t *start_result(const struct bench_result *result)
 	json_object_set_new(json, "op", json_string(bench_op_name(row->op)));
 	json_object_set_new(json, "source", json_string(row->source.name));
 	json_object_set_new(json, "target", json_string(row->target.name));
-	json_object_set_new(json, "transport", text_or_null(row->transport[0] ? row->transport :
-									      result->transport));
+	json_object_set_new(json, "transport",
+			    text_or_null(row->transport[0] ? row->transport : result->transport));
 	json_object_set_new(json, "processes", json_integer(row->one_process ? 1 : 2));
 	json_object_set_new(json, "ways", json_integer(row->both_ways ? 2 : 1));
 	json_object_set_new(json, "size_bytes", json_integer((json_int_t)row->layout.size));
@@ -367,8 +372,8 @@ json_t *bench_json_handshake(const struct bench_handshake *handshake)
 	json_object_set_new(json, "trust", json_string(handshake->trust));
 	json_object_set_new(json, "peers", count(handshake->count));
 	json_object_set_new(json, "us", us);
-	json_object_set_new(json, "limit_us", has_bound(handshake) ?
-						      json_integer(BENCH_HANDSHAKE_LIMIT) :
-						      json_null());
+	json_object_set_new(json, "limit_us",
+			    has_bound(handshake) ? json_integer(BENCH_HANDSHAKE_LIMIT) :
+						   json_null());
 	return json;
 }

@@ -46,7 +46,8 @@ struct member {
 	struct maker maker; /* of the way there, without the list */
 	bool failed; /* a batch may still run: do not touch it */
 	struct bench_limit limit; /* by memcpy or a GPU's driver */
-	struct gpu *gpu;          /* for looking at GPUs' memory and for their limits; NULL: not yet */
+	/* for looking at GPUs' memory and for their limits; NULL: not yet */
+	struct gpu *gpu;
 };
 
 /* ---- answers ------------------------------------------------------------------------------ */
@@ -268,7 +269,8 @@ static int batches_make(struct member *m, struct maker maker[2])
 {
 	const struct bench_layout *layout = &m->row.layout;
 	struct wh_batch_options options = { .size = sizeof(options),
-					    .require = *m->row.transport ? m->row.transport : NULL };
+					    .require =
+						    *m->row.transport ? m->row.transport : NULL };
 	struct wh_transfer *list = calloc(layout->blocks, sizeof(*list));
 	int error;
 
@@ -479,8 +481,8 @@ static int member_latency(struct member *m, const struct bench_order *order,
 	if (error)
 		return error;
 	bench_sort(top - splits, splits);
-	answer->submit = (double)bench_percentile(top - splits, splits, 0.5) /
-			 (double)m->row.layout.blocks;
+	answer->submit =
+		(double)bench_percentile(top - splits, splits, 0.5) / (double)m->row.layout.blocks;
 	answer->count = count;
 	return 0;
 }
@@ -493,7 +495,8 @@ static int member_latency(struct member *m, const struct bench_order *order,
 static int first_of_new(struct member *m, uint8_t *byte, uint64_t *ns)
 {
 	struct wh_batch_options options = { .size = sizeof(options),
-					    .require = *m->row.transport ? m->row.transport : NULL };
+					    .require =
+						    *m->row.transport ? m->row.transport : NULL };
 	int64_t start = bench_now();
 	struct wh_batch *batch;
 	int error = wh_batch_new(m->maker.peer, &options, &batch);
@@ -541,8 +544,8 @@ static int member_first(struct member *m, struct bench_answer *answer)
 
 /* ---- patterns ----------------------------------------------------------------------------- */
 
-/* The CPU must not touch a GPU's memory: its bytes are made and compared in `here` and copied by the
- * driver alone, since what is being tested cannot vouch for itself. */
+/* The CPU must not touch a GPU's memory: its bytes are made and compared in `here` and copied by
+ * the driver alone, since what is being tested cannot vouch for itself. */
 static int pattern_on_gpu(struct member *m, const struct bench_order *order, void *memory,
 			  struct bench_answer *answer)
 {
@@ -675,8 +678,8 @@ static int member_extra(struct member *m, const struct bench_order *order,
 
 /* ---- limits that take no other end -------------------------------------------------------- */
 
-/* Where the pages lie makes a difference: the limit uses the same ones, its own only where the other
- * process's are not mapped here. */
+/* Where the pages lie makes a difference: the limit uses the same ones, its own only where the
+ * other process's are not mapped here. */
 static void memcpy_memory(struct member *m, const struct bench_order *order)
 {
 	const struct bench_layout *layout = &order->row.layout;
@@ -688,8 +691,8 @@ static void memcpy_memory(struct member *m, const struct bench_order *order)
 	if (order->row.one_process)
 		m->limit.lent[far] = m->memory[far].address;
 	else
-		m->limit.lent[far] = order->pid ? bench_find_mapping(order->pid, order->address, length) :
-						  NULL;
+		m->limit.lent[far] =
+			order->pid ? bench_find_mapping(order->pid, order->address, length) : NULL;
 }
 
 /* Near's own, of both ways. */
@@ -718,7 +721,8 @@ static int limit_prepare(struct member *m, const struct bench_order *order,
 		m->limit.gpu_setup = (struct bench_gpu_setup){
 			.gpu = m->gpu,
 			.engine = m->engine,
-			.ctas = (uint32_t)strtoul(bench_knob(m->setup->arguments, "ctas"), NULL, 10),
+			.ctas = (uint32_t)strtoul(bench_knob(m->setup->arguments, "ctas"), NULL,
+						  10),
 		};
 	} else {
 		memcpy_memory(m, order);

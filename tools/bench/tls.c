@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The raw limit where the knob tls is on: blocking SSL_write() and SSL_read() on OpenSSL's own sockets, as
- * the plainest program has them. Both ends make up the key on the spot: how they came to trust each other
- * makes no difference to the bytes. */
+/* The raw limit where the knob tls is on: blocking SSL_write() and SSL_read() on OpenSSL's own
+ * sockets, as the plainest program has them. Both ends make up the key on the spot: how they came
+ * to trust each other makes no difference to the bytes. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -26,7 +26,8 @@ static unsigned int client_key(SSL *ssl, const char *hint, char *identity, unsig
 	return sizeof(key);
 }
 
-static unsigned int server_key(SSL *ssl, const char *identity, unsigned char *psk, unsigned int most)
+static unsigned int server_key(SSL *ssl, const char *identity, unsigned char *psk,
+			       unsigned int most)
 {
 	(void)ssl;
 	if (strcmp(identity, "bench") != 0 || most < sizeof(key))
@@ -47,8 +48,8 @@ static SSL *new_end(int fd, uint32_t cipher, bool accepting)
 	if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) &&
 	    SSL_CTX_set_num_tickets(context, 0) &&
 	    SSL_CTX_set_ciphersuites(context, cipher == BENCH_TLS_CHACHA20 ?
-					      "TLS_CHACHA20_POLY1305_SHA256" :
-					      "TLS_AES_128_GCM_SHA256"))
+						      "TLS_CHACHA20_POLY1305_SHA256" :
+						      "TLS_AES_128_GCM_SHA256"))
 		ssl = SSL_new(context);
 	SSL_CTX_free(context); /* the end has it, too */
 	if (ssl && !SSL_set_fd(ssl, fd)) {
@@ -114,12 +115,14 @@ ssize_t bench_tls_send(struct bench_pipe *pipe, const void *bytes, size_t length
 {
 	if (set_spin(pipe, spin))
 		return -1;
-	return result_of(pipe, SSL_write(pipe->ssl, bytes, length < INT_MAX ? (int)length : INT_MAX));
+	return result_of(pipe,
+			 SSL_write(pipe->ssl, bytes, length < INT_MAX ? (int)length : INT_MAX));
 }
 
 ssize_t bench_tls_recv(struct bench_pipe *pipe, void *bytes, size_t length, bool spin)
 {
 	if (set_spin(pipe, spin))
 		return -1;
-	return result_of(pipe, SSL_read(pipe->ssl, bytes, length < INT_MAX ? (int)length : INT_MAX));
+	return result_of(pipe,
+			 SSL_read(pipe->ssl, bytes, length < INT_MAX ? (int)length : INT_MAX));
 }

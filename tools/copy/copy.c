@@ -20,7 +20,7 @@ struct copy {
 	const struct arguments *arguments;
 	struct end source, target;
 	uint64_t chunk, offset, length; /* length: COPY_UNKNOWN: all there is */
-	uint64_t connections;           /* 0: not said */
+	uint64_t connections; /* 0: not said */
 	bool verify, quiet, json;
 	struct wh_engine *engine;
 	/* What came of it. */
@@ -46,8 +46,9 @@ static int parse_end(struct end *end, const char *text, const char *dash, bool n
 	}
 	if (!url_is(text)) {
 		if (strstr(text, "://"))
-			return usage_error("'%s' is no address: it starts with wherry:// or mooncake://",
-					   text);
+			return usage_error(
+				"'%s' is no address: it starts with wherry:// or mooncake://",
+				text);
 		return *text ? 0 : usage_error("the name of a file is empty");
 	}
 	wrong = url_parse(text, &end->url);
@@ -98,8 +99,10 @@ static int check_mooncake(const struct copy *copy)
 		return 0;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
 		if (argument(copy->arguments, names[i]))
-			return usage_error("--%s is for wherry://; memory of Mooncake's is reached by its own "
-					   "TCP, over %d connections", names[i], COPY_SLOTS);
+			return usage_error(
+				"--%s is for wherry://; memory of Mooncake's is reached by its own "
+				"TCP, over %d connections",
+				names[i], COPY_SLOTS);
 	return 0;
 }
 
@@ -136,7 +139,8 @@ static int parse(struct copy *copy)
 	if (transport && require && strcmp(transport, require) != 0)
 		return usage_error("--transport says %s and --require says %s", transport, require);
 	if (output && copy->verify)
-		return usage_error("--verify reads the copy back, and from standard output it cannot");
+		return usage_error(
+			"--verify reads the copy back, and from standard output it cannot");
 	if (output && copy->json)
 		return usage_error("--json goes to standard output, and so do the bytes");
 	return 0;
@@ -168,7 +172,8 @@ static int open_source(struct copy *copy)
 	if (source->kind == END_REMOTE)
 		code = remote_open(source, copy->engine, WH_ACCESS_READ, copy->quiet);
 	else if (source->kind == END_MOONCAKE)
-		code = mooncake_open(source, argument(copy->arguments, "mooncake-metadata"), copy->quiet);
+		code = mooncake_open(source, argument(copy->arguments, "mooncake-metadata"),
+				     copy->quiet);
 	else
 		code = file_open_source(source, copy->offset);
 	if (code || copy->length == COPY_UNKNOWN) {
@@ -196,7 +201,8 @@ static int open_target(struct copy *copy)
 		return code;
 	}
 	if (target->kind == END_MOONCAKE)
-		code = mooncake_open(target, argument(copy->arguments, "mooncake-metadata"), copy->quiet);
+		code = mooncake_open(target, argument(copy->arguments, "mooncake-metadata"),
+				     copy->quiet);
 	else
 		code = remote_open(target, copy->engine, access, copy->quiet);
 	if (code || copy->length == COPY_UNKNOWN || copy->length <= target->length)
@@ -215,7 +221,8 @@ static bool is_of_one_owner(const struct end *a, const struct end *b)
 		return false;
 	if (a->kind == END_MOONCAKE)
 		return strcmp(a->mooncake_url.engine, b->mooncake_url.engine) == 0;
-	return !wh_peer_info(a->peer, &one) && !wh_peer_info(b->peer, &other) && one.epoch == other.epoch;
+	return !wh_peer_info(a->peer, &one) && !wh_peer_info(b->peer, &other) &&
+	       one.epoch == other.epoch;
 }
 
 /* Memory that overlaps its copy is copied in the direction in which nothing is overwritten before
@@ -234,8 +241,11 @@ static int choose_direction(const struct copy *copy, struct pipeline *pipeline)
 	if (!distance || (distance >= copy->length && -distance >= copy->length))
 		return 0;
 	if (copy->verify)
-		return fail(EINVAL, "%s overlaps %s: the copy overwrites its source, and --verify would have nothing "
-				    "to compare it with", target->name, source->name);
+		return fail(EINVAL,
+			    "%s overlaps %s: the copy overwrites its source, and --verify would "
+			    "have nothing "
+			    "to compare it with",
+			    target->name, source->name);
 	pipeline->backwards = distance < copy->length;
 	return 0;
 }
@@ -363,12 +373,13 @@ static void add_routes(json_t *list, const struct end *end, const char *op)
 	for (size_t i = 0; i < end->route_count; i++) {
 		const struct wh_route *route = &end->routes[i];
 
-		json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:b}",
-			"op", op, "transport", route->transport,
-			"detail", output_text(route->detail), "bytes", (json_int_t)route->bytes,
-			"transfers", (json_int_t)route->transfers,
-			"refused", output_text(route->refused),
-			"inapplicable", route->inapplicable));
+		json_array_append_new(list, json_pack("{s:s, s:s, s:o, s:I, s:I, s:o, s:b}", "op",
+						      op, "transport", route->transport, "detail",
+						      output_text(route->detail), "bytes",
+						      (json_int_t)route->bytes, "transfers",
+						      (json_int_t)route->transfers, "refused",
+						      output_text(route->refused), "inapplicable",
+						      route->inapplicable));
 	}
 }
 
@@ -422,13 +433,20 @@ static int run(const struct arguments *arguments)
 static const struct command_option options[] = {
 	{ .name = "length", .argument = "SIZE", .help = "how much to copy; by default all" },
 	{ .name = "offset", .argument = "SIZE", .help = "where in the file to start" },
-	{ .name = "transport", .letter = 't', .argument = "TRANSPORT", .complete = "self cuda shm rdma tcp",
+	{ .name = "transport",
+	  .letter = 't',
+	  .argument = "TRANSPORT",
+	  .complete = "self cuda shm rdma tcp",
 	  .help = "the same as --require" },
 	{ .name = "connections", .argument = "N", .help = "TCP connections to each peer" },
 	{ .name = "chunk", .argument = "SIZE", .help = "how much in one piece; by default 4MiB" },
-	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
-	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
+	{ .name = "mooncake-metadata",
+	  .argument = "URL",
+	  .rare = true,
+	  .help = "where Mooncake's engines are known by name, mooncake://NAME/ADDRESS: "
+		  "http://HOST:PORT/PATH "
+		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a "
+		  "password, is in this file "
 		  "of mode 0600" },
 	STALL_OPTION,
 	{ .name = "verify", .help = "read the copy back, compare, print its SHA-256" },
@@ -444,17 +462,25 @@ const struct command command_copy = {
 	.summary = "Copy bytes from a file or a region to another",
 	.details =
 		"SRC and DST are files, - (standard input, output) or regions: "
-		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory; or memory of an engine of "
-		"Mooncake's, mooncake://HOST:PORT/ADDRESS[+OFFSET]: without the address it is said what "
+		"wherry://HOST:PORT/REGION[+OFFSET], which may be a GPU's memory; or memory of an "
+		"engine of "
+		"Mooncake's, mooncake://HOST:PORT/ADDRESS[+OFFSET]: without the address it is said "
+		"what "
 		"there is. That one is reached by Mooncake's TCP, without proof of who it is.\n\n"
-		"At the end it prints the rate, the route that the bytes took and why better routes "
-		"were refused; with --verbose also of routes that are for other peers, other settings or devices "
+		"At the end it prints the rate, the route that the bytes took and why better "
+		"routes "
+		"were refused; with --verbose also of routes that are for other peers, other "
+		"settings or devices "
 		"that are not here. From region to region the bytes go by way of this process.\n\n"
-		"A file gets its name when it is complete, so it is never there half-written, and nothing of it "
-		"stays if the copy fails or is killed (on file systems that know files without a name; on "
-		"others kill -9 leaves .NAME.XXXXXX). With --offset the bytes around the copied ones are "
+		"A file gets its name when it is complete, so it is never there half-written, and "
+		"nothing of it "
+		"stays if the copy fails or is killed (on file systems that know files without a "
+		"name; on "
+		"others kill -9 leaves .NAME.XXXXXX). With --offset the bytes around the copied "
+		"ones are "
 		"kept.\n\n"
-		"An engine that answers and moves nothing for --stall-timeout ends the copy with status 69.\n\n"
+		"An engine that answers and moves nothing for --stall-timeout ends the copy with "
+		"status 69.\n\n"
 		"With --verify the copy is read back and compared with the source; standard input "
 		"cannot be read twice, so there the SHA-256 of what was sent is compared.",
 	.examples = "wherry copy model.bin wherry://127.0.0.1:7000/host --verify\n"

@@ -19,7 +19,7 @@
 #define COPY_SLOTS 4
 
 enum end_kind {
-	END_FILE,   /* has a length; can be read and written at any offset */
+	END_FILE, /* has a length; can be read and written at any offset */
 	END_STREAM, /* a pipe, a terminal, a character device */
 	END_REMOTE, /* a region of a peer */
 	END_MOONCAKE, /* memory of an engine of Mooncake's */
@@ -102,7 +102,7 @@ struct slot {
 	uint64_t offset; /* in the staging region */
 	uint64_t length; /* bytes in it */
 	struct wh_batch *batch[2]; /* for the source's peer and the target's; NULL: not remote */
-	bool started[2];           /* the batch has been submitted */
+	bool started[2]; /* the batch has been submitted */
 };
 
 struct pipeline {
@@ -112,7 +112,8 @@ struct pipeline {
 	unsigned char *staging;
 	struct wh_region *region;
 	struct slot slots[COPY_SLOTS];
-	bool backwards; /* chunks go from the end to the start: the target covers what is to be read */
+	/* chunks go from the end to the start: the target covers what is to be read */
+	bool backwards;
 	bool verifying; /* the routes are those of the copy, not of its verification */
 };
 

@@ -13,7 +13,8 @@
 #include "command.h"
 #include "copy/copy.h"
 
-/* ---- a temporary file with a name goes at a signal that can be caught ------------------------- */
+/* ---- a temporary file with a name goes at a signal that can be caught -------------------------
+ */
 
 static char doomed[PATH_MAX];
 static const int deadly[] = { SIGHUP, SIGINT, SIGPIPE, SIGTERM };
@@ -241,7 +242,8 @@ int file_reserve(struct end *end, uint64_t length)
 	return 0; /* a file system that cannot: writing will tell */
 }
 
-/* Give a file without a name the one of a temporary file. 0, or -1 with errno; EEXIST: once more. */
+/* Give a file without a name the one of a temporary file. 0, or -1 with errno; EEXIST: once more.
+ */
 static int link_temporary(struct end *end, const char *unnamed)
 {
 	static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";

@@ -7,12 +7,12 @@
 #include <string.h>
 
 #include "command.h"
-#include "copy/copy.h"
-#include "engine.h"
-#include "serve/mooncake.h"
 #include "compat/mooncake/mooncake.h"
 #include "compat/mooncake/store.h"
+#include "copy/copy.h"
+#include "engine.h"
 #include "progress.h"
+#include "serve/mooncake.h"
 #include "util/clock.h"
 
 #define CONNECT (5 * WH_SECOND)
@@ -36,8 +36,9 @@ static void list_buffers(const struct wh_mooncake_segment *segment, char *out, s
 			snprintf(out + used, size - used, ", ...");
 			return;
 		}
-		used += (size_t)snprintf(out + used, size - used, "%s0x%" PRIx64 " (%" PRIu64 " bytes, %s)",
-					 used ? ", " : "", buffer->address, buffer->length, buffer->name);
+		used += (size_t)snprintf(
+			out + used, size - used, "%s0x%" PRIx64 " (%" PRIu64 " bytes, %s)",
+			used ? ", " : "", buffer->address, buffer->length, buffer->name);
 	}
 }
 
@@ -58,8 +59,8 @@ static int find_buffer(struct end *end)
 		return fail(ENOENT, "%s: this engine publishes nothing", end->name);
 	if (!address)
 		return fail(ENOENT, "%s: no address; it has %s", end->name, list);
-	return fail(ENOENT, "%s: 0x%" PRIx64 " is in nothing that it publishes; it has %s", end->name, address,
-		    list);
+	return fail(ENOENT, "%s: 0x%" PRIx64 " is in nothing that it publishes; it has %s",
+		    end->name, address, list);
 }
 
 /* What the engine publishes, and on which host its data port is if that does not say so. */
@@ -107,7 +108,8 @@ int mooncake_open(struct end *end, const char *metadata, bool quiet)
 	if (code)
 		return code;
 	for (size_t i = 0; !error && i < COPY_SLOTS; i++)
-		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host, engine_stall());
+		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host,
+					      engine_stall());
 	if (error)
 		return fail(error, "%s", wh_fail_text());
 	end->route_count = 1;
@@ -132,7 +134,8 @@ void mooncake_submit(struct end *end, size_t slot, bool write, void *buffer, uin
 		     uint64_t length)
 {
 	end->mooncake->asked[slot] = length;
-	wh_mooncake_lane_start(&end->mooncake->lanes[slot], write, buffer, end->offset + position, length);
+	wh_mooncake_lane_start(&end->mooncake->lanes[slot], write, buffer, end->offset + position,
+			       length);
 }
 
 int mooncake_wait(struct end *end, size_t slot, int64_t timeout, bool count, bool *ended)

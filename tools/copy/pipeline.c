@@ -17,8 +17,8 @@
 
 enum { SOURCE, TARGET };
 
-/* Pinned where a GPU is on the other side, or it would have to be pinned for each of them. If that is
- * not to be had here, the GPU is another machine's. */
+/* Pinned where a GPU is on the other side, or it would have to be pinned for each of them. If that
+ * is not to be had here, the GPU is another machine's. */
 static int get_staging(struct pipeline *pipeline, uint64_t length, void **out)
 {
 	struct wh_memory_options pinned = { .size = sizeof(pinned), .kind = WH_MEMORY_PINNED };
@@ -41,7 +41,9 @@ int pipeline_open(struct pipeline *pipeline, struct wh_engine *engine, struct en
 	int error;
 
 	*pipeline = (struct pipeline){
-		.engine = engine, .end = { source, target }, .chunk = chunk,
+		.engine = engine,
+		.end = { source, target },
+		.chunk = chunk,
 	};
 	error = get_staging(pipeline, COPY_SLOTS * chunk, &staging);
 	if (error)
@@ -129,8 +131,8 @@ static bool is_stalled(const struct pipeline *pipeline, int side, struct motion 
 	return now - motion->since >= engine_stall();
 }
 
-static int finish(struct pipeline *pipeline, struct slot *slot, int side,
-		  struct progress *progress, uint64_t done)
+static int finish(struct pipeline *pipeline, struct slot *slot, int side, struct progress *progress,
+		  uint64_t done)
 {
 	struct end *end = pipeline->end[side];
 	struct wh_batch *batch = slot->batch[side];
@@ -139,7 +141,8 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side,
 	int error = 0;
 
 	while (end->kind == END_MOONCAKE && !ended && !error) {
-		error = mooncake_wait(end, number_of(pipeline, slot), REDRAW, !pipeline->verifying, &ended);
+		error = mooncake_wait(end, number_of(pipeline, slot), REDRAW, !pipeline->verifying,
+				      &ended);
 		if (!ended)
 			progress_move(progress, done);
 	}
@@ -152,7 +155,8 @@ static int finish(struct pipeline *pipeline, struct slot *slot, int side,
 	       (error = wh_batch_poll(batch)) == -EINPROGRESS) {
 		progress_move(progress, done);
 		if (is_stalled(pipeline, side, &motion))
-			return fail(ETIMEDOUT, "%s: " STALL_TEXT, end->name, (double)engine_stall() / 1e9);
+			return fail(ETIMEDOUT, "%s: " STALL_TEXT, end->name,
+				    (double)engine_stall() / 1e9);
 	}
 	if (error)
 		return batch_fail(end, error, wh_batch_error_text(batch));
@@ -195,9 +199,9 @@ static int store(struct pipeline *pipeline, struct slot *slot, uint64_t position
 /* Chunks are fetched, stored and finished in order, each of them in the slot of its number. */
 struct course {
 	uint64_t fetched, stored, finished; /* chunks */
-	uint64_t read, written;             /* bytes; written: started */
-	uint64_t done;                      /* bytes that have arrived */
-	bool ended;                         /* nothing left to fetch */
+	uint64_t read, written; /* bytes; written: started */
+	uint64_t done; /* bytes that have arrived */
+	bool ended; /* nothing left to fetch */
 };
 
 static struct slot *slot_of(struct pipeline *pipeline, uint64_t chunk)
@@ -223,15 +227,16 @@ static int fetch_next(struct pipeline *pipeline, struct course *course, uint64_t
 	return 0;
 }
 
-static int store_next(struct pipeline *pipeline, struct course *course, uint64_t length, void *digest,
-		      struct progress *progress)
+static int store_next(struct pipeline *pipeline, struct course *course, uint64_t length,
+		      void *digest, struct progress *progress)
 {
 	struct slot *slot = slot_of(pipeline, course->stored);
 	int code = finish(pipeline, slot, SOURCE, progress, course->done);
 
 	if (!code)
-		code = store(pipeline, slot, pipeline->backwards ? length - course->written - slot->length :
-								   course->written);
+		code = store(pipeline, slot,
+			     pipeline->backwards ? length - course->written - slot->length :
+						   course->written);
 	if (code)
 		return code;
 	if (digest && !EVP_DigestUpdate(digest, pipeline->staging + slot->offset, slot->length))
@@ -241,8 +246,7 @@ static int store_next(struct pipeline *pipeline, struct course *course, uint64_t
 	return 0;
 }
 
-static int finish_next(struct pipeline *pipeline, struct course *course,
-		       struct progress *progress)
+static int finish_next(struct pipeline *pipeline, struct course *course, struct progress *progress)
 {
 	struct slot *slot = slot_of(pipeline, course->finished);
 	int code = finish(pipeline, slot, TARGET, progress, course->done);
@@ -261,7 +265,8 @@ int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
 	/* A remote source has several chunks on their way; a file is read one ahead at a time, and
 	 * the other slots are for what is on its way to the target. */
 	uint64_t ahead = !end_is_remote(pipeline->end[SOURCE]) ? 1 :
-			 !end_is_remote(pipeline->end[TARGET]) ? COPY_SLOTS - 1 : COPY_SLOTS / 2;
+			 !end_is_remote(pipeline->end[TARGET]) ? COPY_SLOTS - 1 :
+								 COPY_SLOTS / 2;
 	struct course course = { .ended = !length };
 	int code = 0;
 
@@ -269,8 +274,8 @@ int pipeline_copy(struct pipeline *pipeline, uint64_t length, void *digest,
 		if (!course.ended && course.fetched - course.stored < ahead &&
 		    course.fetched - course.finished < COPY_SLOTS)
 			code = fetch_next(pipeline, &course, length);
-		else if (course.stored < course.fetched && (course.ended ||
-			 course.fetched - course.stored == ahead))
+		else if (course.stored < course.fetched &&
+			 (course.ended || course.fetched - course.stored == ahead))
 			code = store_next(pipeline, &course, length, digest, progress);
 		else
 			code = finish_next(pipeline, &course, progress);

@@ -29,8 +29,9 @@ static const char *const absences[] = {
 	[ABSENT_PCI] = "no GPU and no RDMA NIC in PCI",
 };
 
-static const char *const words[] = { [PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN",
-				     [WARN] = "WARN", [FAIL] = "FAIL" };
+static const char *const words[] = {
+	[PASS] = "PASS", [INFO] = "INFO", [UNKNOWN] = "UNKNOWN", [WARN] = "WARN", [FAIL] = "FAIL"
+};
 
 /* ---- findings -------------------------------------------------------------------------------- */
 
@@ -149,9 +150,9 @@ static void ask_verbs(void *arg)
 {
 	struct inquiry *inquiry = arg;
 
-	inquiry->verbs_ended = facts_verbs(&inquiry->tree, (inquiry->needs & NEEDS_MEMORY) == NEEDS_MEMORY,
-					   (inquiry->needs & NEEDS_MOVE) == NEEDS_MOVE, VERBS_SECONDS,
-					   &inquiry->verbs);
+	inquiry->verbs_ended = facts_verbs(
+		&inquiry->tree, (inquiry->needs & NEEDS_MEMORY) == NEEDS_MEMORY,
+		(inquiry->needs & NEEDS_MOVE) == NEEDS_MOVE, VERBS_SECONDS, &inquiry->verbs);
 }
 
 /* Several probes at a time, each on a thread that waits for it. */
@@ -178,8 +179,8 @@ static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 	progress_start_steps(&progress, what, count, false);
 	progress_watch(&progress);
 	for (size_t i = 0; i < count; i++) {
-		waiters[i].started = !pthread_create(&waiters[i].thread, NULL, wait_for_one,
-						     &waiters[i]);
+		waiters[i].started =
+			!pthread_create(&waiters[i].thread, NULL, wait_for_one, &waiters[i]);
 		if (!waiters[i].started)
 			wait_for_one(&waiters[i]);
 	}
@@ -191,8 +192,8 @@ static void wait_for_all(struct waiter *waiters, size_t count, const char *what)
 	progress_end(&progress);
 }
 
-/* What the checks need, of what is common to several. True: all of it was answered, so that it can be
- * freed. */
+/* What the checks need, of what is common to several. True: all of it was answered, so that it can
+ * be freed. */
 static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 {
 	const struct {
@@ -212,7 +213,8 @@ static bool gather(struct doctor *doctor, struct inquiry *inquiry)
 
 	for (size_t i = 0; i < 4; i++)
 		if ((inquiry->needs & asked[i].needs) == asked[i].needs)
-			waiters[count++] = (struct waiter){ .probe = asked[i].probe, .arg = inquiry,
+			waiters[count++] = (struct waiter){ .probe = asked[i].probe,
+							    .arg = inquiry,
 							    .seconds = asked[i].seconds };
 	if (count)
 		wait_for_all(waiters, count, "asking the GPUs and NICs");
@@ -268,7 +270,8 @@ static bool run_checks(const struct doctor *doctor, const struct check *const *c
 		if (!task)
 			exit(fail(ENOMEM, "out of memory"));
 		*task = (struct task){ .doctor = doctor, .check = checks[i] };
-		waiters[i] = (struct waiter){ .probe = run_check, .arg = task,
+		waiters[i] = (struct waiter){ .probe = run_check,
+					      .arg = task,
 					      .seconds = CHECK_SECONDS };
 	}
 	wait_for_all(waiters, count, "checking");
@@ -354,11 +357,13 @@ static json_t *to_json(const struct check *const *checks, const struct finding *
 	json_t *object = output_new(), *array = json_array();
 
 	for (size_t i = 0; i < count; i++)
-		json_array_append_new(array, json_pack("{s:s, s:s, s:s, s:o, s:o, s:f}",
-			"id", checks[i]->id, "title", checks[i]->title, "verdict",
-			words[findings[i].verdict], "evidence", output_text(findings[i].evidence),
-			"fix", output_text(or_null(findings[i].fix)), "seconds",
-			findings[i].seconds));
+		json_array_append_new(array,
+				      json_pack("{s:s, s:s, s:s, s:o, s:o, s:f}", "id",
+						checks[i]->id, "title", checks[i]->title, "verdict",
+						words[findings[i].verdict], "evidence",
+						output_text(findings[i].evidence), "fix",
+						output_text(or_null(findings[i].fix)), "seconds",
+						findings[i].seconds));
 	json_object_set_new(object, "verdict", json_string(words[worst]));
 	json_object_set_new(object, "checks", array);
 	return object;
@@ -366,8 +371,10 @@ static json_t *to_json(const struct check *const *checks, const struct finding *
 
 static const char *tint(const struct screen *screen, enum verdict verdict)
 {
-	static const enum tint tints[] = { [PASS] = TINT_GOOD, [INFO] = TINT_FAIR,
-					   [UNKNOWN] = TINT_FAINT, [WARN] = TINT_POOR,
+	static const enum tint tints[] = { [PASS] = TINT_GOOD,
+					   [INFO] = TINT_FAIR,
+					   [UNKNOWN] = TINT_FAINT,
+					   [WARN] = TINT_POOR,
 					   [FAIL] = TINT_BAD };
 
 	return screen_tint(screen, tints[verdict]);
@@ -376,7 +383,8 @@ static const char *tint(const struct screen *screen, enum verdict verdict)
 #define NARROW 60
 
 /* What stands before the evidence: on a narrow screen a line of its own. */
-static void print_name(const char *name, enum verdict verdict, const struct screen *screen, int columns)
+static void print_name(const char *name, enum verdict verdict, const struct screen *screen,
+		       int columns)
 {
 	const char *word = words[verdict];
 
@@ -392,13 +400,14 @@ static void print_name(const char *name, enum verdict verdict, const struct scre
 /* Nothing but that the machine does not have what it looks at. */
 static bool doctor_is_absent(const struct finding *finding)
 {
-	return finding->absent && !*finding->fix && strcmp(finding->evidence, absences[finding->absent]) == 0;
+	return finding->absent && !*finding->fix &&
+	       strcmp(finding->evidence, absences[finding->absent]) == 0;
 }
 
 /* "gpu" for "gpu.bar1" if all of its kind are absent, else the whole of it; "": its kind has been
  * named. */
-static void doctor_absent_name(const struct check *const *checks, const struct finding *findings, size_t count,
-			       size_t at, char *out, size_t size)
+static void doctor_absent_name(const struct check *const *checks, const struct finding *findings,
+			       size_t count, size_t at, char *out, size_t size)
 {
 	size_t length = strcspn(checks[at]->id, ".");
 
@@ -419,8 +428,8 @@ static void doctor_absent_name(const struct check *const *checks, const struct f
 }
 
 /* All that have nothing to look at, in one line. */
-static void doctor_print_absent(const struct check *const *checks, const struct finding *findings, size_t count,
-			 const struct screen *screen, int columns, int indent)
+static void doctor_print_absent(const struct check *const *checks, const struct finding *findings,
+				size_t count, const struct screen *screen, int columns, int indent)
 {
 	bool seen[ABSENT_PCI + 1] = { false };
 	char text[1024] = "", name[64];
@@ -435,15 +444,16 @@ static void doctor_print_absent(const struct check *const *checks, const struct 
 	seen[ABSENT_PCI] &= !seen[ABSENT_GPU] || !seen[ABSENT_NIC];
 	for (int what = ABSENT_GPU; what <= ABSENT_PCI; what++)
 		if (seen[what])
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", used ? "; " : "",
-						 absences[what]);
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
+						 used ? "; " : "", absences[what]);
 	used += (size_t)snprintf(text + used, sizeof(text) - used, " (");
 	for (size_t i = 0, named = 0; i < count; i++) {
 		if (!doctor_is_absent(&findings[i]))
 			continue;
 		doctor_absent_name(checks, findings, count, i, name, sizeof(name));
 		if (*name && used < sizeof(text))
-			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s", named++ ? ", " : "", name);
+			used += (size_t)snprintf(text + used, sizeof(text) - used, "%s%s",
+						 named++ ? ", " : "", name);
 	}
 	if (used < sizeof(text))
 		snprintf(text + used, sizeof(text) - used, ")");

@@ -62,19 +62,19 @@ struct cuda_facts {
 struct gpu_fact {
 	char address[WH_ADDRESS];
 	int exported, registered; /* as a dma-buf */
-	int peermem;              /* registered by its address */
-	int moved;                /* written and read, by either */
-	bool late;                /* there was no time for all of it */
-	char why[DOCTOR_WHY];     /* nothing was moved */
+	int peermem; /* registered by its address */
+	int moved; /* written and read, by either */
+	bool late; /* there was no time for all of it */
+	char why[DOCTOR_WHY]; /* nothing was moved */
 };
 
 /* What libibverbs says of a NIC. */
 struct verbs_fact {
 	char name[WH_NAME];
-	int dma_buf;       /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
+	int dma_buf; /* the errno of ibv_reg_dmabuf_mr(fd -1); -1: not tried */
 	int mtu[FACTS_PORTS], mtu_most[FACTS_PORTS]; /* bytes; -1 */
-	bool late;         /* it did not answer in time */
-	int gpu_count;     /* GPUs whose memory was tried here, or was to be */
+	bool late; /* it did not answer in time */
+	int gpu_count; /* GPUs whose memory was tried here, or was to be */
 	struct gpu_fact gpus[FACTS_GPUS];
 };
 
@@ -99,7 +99,7 @@ struct window_facts {
 	int count; /* 0: none was tried */
 	struct {
 		char name[16]; /* "driver", "dmabuf", "rm" */
-		int error;     /* positive; 0: it opens */
+		int error; /* positive; 0: it opens */
 		char why[DOCTOR_WHY];
 	} ways[4];
 };
@@ -107,8 +107,8 @@ struct window_facts {
 /* The links of a GPU while something is copied to it and back. */
 struct link_fact {
 	char address[WH_ADDRESS]; /* of the GPU */
-	int index;                /* as NVML counts; -1 */
-	int error;                /* positive: nothing was copied, and `why` */
+	int index; /* as NVML counts; -1 */
+	int error; /* positive: nothing was copied, and `why` */
 	char why[DOCTOR_WHY];
 	int generation, width; /* the best that NVML said; -1 */
 	int generation_most, width_most;
@@ -123,8 +123,8 @@ struct link_fact {
 struct doctor {
 	struct wh_tree tree;
 	struct wh_topology *topology; /* NULL: could not be read in time */
-	bool nvml;                    /* NVML's answers are in it */
-	const char *nvml_why;         /* no NVML: why */
+	bool nvml; /* NVML's answers are in it */
+	const char *nvml_why; /* no NVML: why */
 	int nvml_error;
 	bool late; /* NVML did not answer in time */
 	bool cuda_late; /* nor did CUDA, which was asked */
@@ -135,9 +135,9 @@ struct doctor {
 /* What libcuda says, of this machine or from ROOT/cuda.txt. */
 void facts_cuda(const struct wh_tree *tree, struct cuda_facts *out);
 
-/* The same of libibverbs and ROOT/verbs.txt: all NICs at a time, and what is not answered within `seconds`
- * is late. `memory`: register each GPU's memory with each; `move`: and have it written and read. False:
- * threads were given up that may hang for ever. */
+/* The same of libibverbs and ROOT/verbs.txt: all NICs at a time, and what is not answered within
+ * `seconds` is late. `memory`: register each GPU's memory with each; `move`: and have it written
+ * and read. False: threads were given up that may hang for ever. */
 bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seconds,
 		 struct verbs_facts *out);
 
@@ -147,21 +147,23 @@ void facts_crypto(const struct wh_tree *tree, struct crypto_facts *out);
 /* Open a window onto the memory of a GPU in each way, or what ROOT/windows.txt says of that. */
 void facts_windows(const struct wh_tree *tree, const char *gpu, struct window_facts *out);
 
-/* Look at the links of GPUs while each copies, all of them side by side, or at what ROOT/links.txt says of
- * that. In: whose they are, what they are now and at most. Takes up to `seconds`; 0: none is looked at. */
+/* Look at the links of GPUs while each copies, all of them side by side, or at what ROOT/links.txt
+ * says of that. In: whose they are, what they are now and at most. Takes up to `seconds`; 0: none
+ * is looked at. */
 void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *facts, size_t count);
 
-/* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with every
- * line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is none; what
- * "error ERRNO TEXT" says, false if the line is none. */
+/* Text of a recorded tree. A file of it to write, NULL if none is recorded; a call of `each` with
+ * every line of one, false if there is none; the number behind " KEY=" in a line, -1 if there is
+ * none; what "error ERRNO TEXT" says, false if the line is none. */
 FILE *facts_file(const struct wh_tree *tree, const char *name);
-bool facts_lines(const struct wh_tree *tree, const char *name, void (*each)(const char *line, void *arg),
-		 void *arg);
+bool facts_lines(const struct wh_tree *tree, const char *name,
+		 void (*each)(const char *line, void *arg), void *arg);
 long long facts_value(const char *line, const char *key);
 bool facts_error(const char *line, int *error, char why[256]);
 
-/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`, and calls `each`
- * after every GPU. Those for which there is no time until `until` (facts_now()) stay late. */
+/* Write and read the memory of each of its GPUs by the NIC: fills in `moved` and `why`, and calls
+ * `each` after every GPU. Those for which there is no time until `until` (facts_now()) stay late.
+ */
 void doctor_move(struct verbs_fact *nic, double until, void (*each)(void *arg), void *arg);
 
 /* Seconds of the monotonic clock. */
@@ -175,15 +177,15 @@ bool bounded_hangs(void);
 
 /* ---- checks ---------------------------------------------------------------------------------- */
 
-/* What has to be asked before a check can look at it. What needs GPUs by name, or their number, needs NVML:
- * a check says the same alone as among others. */
+/* What has to be asked before a check can look at it. What needs GPUs by name, or their number,
+ * needs NVML: a check says the same alone as among others. */
 enum {
 	NEEDS_SYSFS = 1,
 	NEEDS_NVML = 2 | NEEDS_SYSFS,
 	NEEDS_CUDA = 4,
-	NEEDS_VERBS = 8,                /* NICs alone */
+	NEEDS_VERBS = 8, /* NICs alone */
 	NEEDS_MEMORY = 16 | NEEDS_VERBS, /* and the GPUs' memory registered with them */
-	NEEDS_MOVE = 32 | NEEDS_MEMORY,  /* and written and read */
+	NEEDS_MOVE = 32 | NEEDS_MEMORY, /* and written and read */
 };
 
 struct check {

@@ -7,9 +7,9 @@
  *            "gpu ADDRESS rdma=1 dma_buf=1 rdma_vmm=1 fabric=0 l2=BYTES"
  * verbs.txt  "error ERRNO TEXT", or for each NIC "nic NAME dma_buf=ERRNO mtu=4096 mtu_most=4096",
  *            followed by "port 2 mtu=4096 mtu_most=4096" if it has more than one, and by
- *            "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for each GPU that was tried, with " why=TEXT" behind it if nothing was moved; " late=1"
- *            behind what was not answered in time, and "cuda late=1" alone
- * crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
+ *            "gpu ADDRESS exported=ERRNO registered=ERRNO peermem=ERRNO moved=ERRNO" for each GPU
+ * that was tried, with " why=TEXT" behind it if nothing was moved; " late=1" behind what was not
+ * answered in time, and "cuda late=1" alone crypto.txt "error ERRNO TEXT", or "HMAC-SHA-256"
  */
 #include "doctor/doctor.h"
 
@@ -97,7 +97,9 @@ bool bounded(void (*probe)(void *arg), void *arg, double seconds)
 
 	if (!job)
 		return false;
-	*job = (struct job){ .probe = probe, .arg = arg, .lock = PTHREAD_MUTEX_INITIALIZER,
+	*job = (struct job){ .probe = probe,
+			     .arg = arg,
+			     .lock = PTHREAD_MUTEX_INITIALIZER,
 			     .ended = PTHREAD_COND_INITIALIZER };
 	if (pthread_create(&thread, NULL, run_job, job)) {
 		free(job);

@@ -179,7 +179,10 @@ static void gpu_bar1(const struct doctor *doctor, struct finding *finding)
 		topo_end_name(doctor->topology, (struct wh_end){ WH_END_GPU, i }, name);
 		topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
 		topo_size(memory, sizeof(memory), gpu->memory_bytes);
-		found(finding, !known ? UNKNOWN : gpu->bar1_bytes < gpu->memory_bytes ? WARN : PASS,
+		found(finding,
+		      !known                              ? UNKNOWN :
+		      gpu->bar1_bytes < gpu->memory_bytes ? WARN :
+							    PASS,
 		      "%s: BAR1 %s, memory %s", name, bar1, memory);
 		if (known && gpu->bar1_bytes < gpu->memory_bytes)
 			advise(finding,
@@ -196,9 +199,9 @@ static bool without_cuda(const struct doctor *doctor, struct finding *finding)
 	if (doctor->cuda.known && doctor->cuda.count)
 		return false;
 	if (!doctor->cuda.known)
-		found(finding, UNKNOWN, "%s", wh_tree_is_live(&doctor->tree) ?
-						      "the CUDA driver did not answer in time" :
-						      "the recorded tree has no cuda.txt");
+		found(finding, UNKNOWN, "%s",
+		      wh_tree_is_live(&doctor->tree) ? "the CUDA driver did not answer in time" :
+						       "the recorded tree has no cuda.txt");
 	else if (!doctor_gpus(doctor))
 		found_absent(finding, ABSENT_GPU);
 	else
@@ -217,10 +220,13 @@ static void gpu_direct(const struct doctor *doctor, struct finding *finding)
 		bool unknown = gpu->rdma < 0 || gpu->dma_buf < 0,
 		     good = gpu->rdma == 1 && gpu->dma_buf == 1;
 
-		found(finding, unknown ? UNKNOWN : good ? PASS : WARN,
+		found(finding,
+		      unknown ? UNKNOWN :
+		      good    ? PASS :
+				WARN,
 		      "%s: GPUDirect RDMA %d, of cuMemCreate() memory %d, dma-buf %d, fabric "
-		      "handles %d", gpu->address, gpu->rdma, gpu->rdma_vmm, gpu->dma_buf,
-		      gpu->fabric);
+		      "handles %d",
+		      gpu->address, gpu->rdma, gpu->rdma_vmm, gpu->dma_buf, gpu->fabric);
 		if (gpu->dma_buf == 0)
 			advise(finding, "%s", open_modules);
 		else if (gpu->rdma == 0)
@@ -272,12 +278,16 @@ static void check_visible(const struct doctor *doctor, char *list, bool by_bus,
 		if (strncmp(item, "GPU-", 4) == 0 || strncmp(item, "MIG-", 4) == 0)
 			continue;
 		if (end == item || *end || index < 0 || (size_t)index >= gpus) {
-			found(finding, WARN, "'%.32s' is none of the %zu GPUs: CUDA ignores it and "
-					     "all behind it", item, gpus);
+			found(finding, WARN,
+			      "'%.32s' is none of the %zu GPUs: CUDA ignores it and "
+			      "all behind it",
+			      item, gpus);
 			advise(finding, "write UUIDs, which nvidia-smi -L lists");
 		} else if (!alike && !by_bus) {
-			found(finding, WARN, "'%.32s' counts the fastest GPU first, nvidia-smi the "
-					     "lowest bus", item);
+			found(finding, WARN,
+			      "'%.32s' counts the fastest GPU first, nvidia-smi the "
+			      "lowest bus",
+			      item);
 			advise(finding, "export CUDA_DEVICE_ORDER=PCI_BUS_ID, or write UUIDs");
 		}
 	}
@@ -344,8 +354,11 @@ static void check_file(const struct doctor *doctor, const char *path, struct fin
 	int error = wh_tree_open(&doctor->tree, path, true);
 	bool refused = error == -EACCES || error == -EPERM || error == -ENOENT || error == -ENXIO;
 
-	found(finding, !error ? PASS : refused ? FAIL : UNKNOWN, "%s: %s", path,
-	      error ? strerror(-error) : "opens");
+	found(finding,
+	      !error  ? PASS :
+	      refused ? FAIL :
+			UNKNOWN,
+	      "%s: %s", path, error ? strerror(-error) : "opens");
 	if (error == -ENOENT || error == -ENXIO)
 		advise(finding,
 		       "nvidia-modprobe -u -c 0 creates them; in a container run it with the "

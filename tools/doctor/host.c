@@ -74,12 +74,13 @@ static void window_files(const struct doctor *doctor, struct finding *finding)
 	int module = wh_tree_open(&doctor->tree, "/dev/gdrdrv", true),
 	    control = wh_tree_open(&doctor->tree, "/dev/nvidiactl", true);
 	const char *mapping = !doctor->cuda.known || doctor->cuda.error ? "CUDA cannot be asked" :
-			      doctor->cuda.version < 13030 ? "came with CUDA 13.3" :
-							     NULL;
+			      doctor->cuda.version < 13030              ? "came with CUDA 13.3" :
+									  NULL;
 
-	found(finding, !module || !control || !mapping ? PASS :
-		       !doctor->cuda.known	       ? UNKNOWN :
-							 WARN,
+	found(finding,
+	      !module || !control || !mapping ? PASS :
+	      !doctor->cuda.known             ? UNKNOWN :
+						WARN,
 	      "gdrdrv: %s; the NVIDIA driver's own interface: %s; mmap of a dma-buf: %s",
 	      module ? strerror(-module) : "yes", control ? strerror(-control) : "yes",
 	      mapping ? mapping : "yes");
@@ -109,7 +110,8 @@ static void window_ways(const struct doctor *doctor, struct finding *finding)
 		found(finding, opens ? PASS : WARN, "%s: %s", facts.ways[i].name,
 		      facts.ways[i].error ? facts.ways[i].why : "opens");
 	if (!opens)
-		advise(finding, "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
+		advise(finding,
+		       "give this process /dev/nvidiactl and /dev/nvidia*, or load gdrdrv");
 }
 
 /* ---- limits ---------------------------------------------------------------------------------- */
@@ -149,7 +151,10 @@ static void limit_memlock(const struct doctor *doctor, struct finding *finding)
 		found(finding, PASS, "unlimited");
 		return;
 	}
-	found(finding, soft >= MEMLOCK_LEAST ? INFO : doctor_rdma(doctor) ? WARN : INFO,
+	found(finding,
+	      soft >= MEMLOCK_LEAST ? INFO :
+	      doctor_rdma(doctor)   ? WARN :
+				      INFO,
 	      "%llu bytes may be locked%s", (unsigned long long)soft,
 	      doctor_rdma(doctor) ? ": registering more with a NIC fails with ENOMEM" :
 				    ", which matters to RDMA only");
@@ -183,8 +188,8 @@ static void host_ptrace(const struct doctor *doctor, struct finding *finding)
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* The word in brackets, of files such as "always [madvise] never"; "": there is none. */
-static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file, char *out,
-			       size_t size)
+static void doctor_chosen_word(const struct doctor *doctor, const char *folder, const char *file,
+			       char *out, size_t size)
 {
 	char line[128] = "", *word;
 
@@ -197,7 +202,8 @@ static void doctor_chosen_word(const struct doctor *doctor, const char *folder, 
  * small pages that the kernel is asked to make transparent huge ones. */
 static void mem_huge(const struct doctor *doctor, struct finding *finding)
 {
-	static const char folder[] = "/sys/kernel/mm/hugepages", size[] = "/sys/kernel/mm/hugepages/hugepages-2048kB",
+	static const char folder[] = "/sys/kernel/mm/hugepages",
+			  size[] = "/sys/kernel/mm/hugepages/hugepages-2048kB",
 			  transparent[] = "/sys/kernel/mm/transparent_hugepage";
 	int64_t pool = 0, left = 0, more = 0;
 	struct wh_tree_names sizes;
@@ -219,20 +225,25 @@ static void mem_huge(const struct doctor *doctor, struct finding *finding)
 		left = pool;
 	wh_tree_number(&doctor->tree, size, "nr_overcommit_hugepages", &more);
 	if (left > 0 || more > 0) {
-		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free", (long long)pool,
-		      (long long)left);
+		found(finding, PASS, "%lld pages of 2 MiB are reserved, %lld of them free",
+		      (long long)pool, (long long)left);
 		if (more > 0)
-			found(finding, PASS, "up to %lld more are made when they are wanted", (long long)more);
+			found(finding, PASS, "up to %lld more are made when they are wanted",
+			      (long long)more);
 		return;
 	}
 	doctor_chosen_word(doctor, transparent, "enabled", word, sizeof(word));
 	if (strcmp(word, "always") == 0 || strcmp(word, "madvise") == 0)
-		found(finding, INFO, "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
+		found(finding, INFO,
+		      "no page of 2 MiB is %s: memory of the kind 'huge' gets transparent huge "
 		      "pages where the kernel finds any (transparent_hugepage is %s)",
 		      pool ? "free" : "reserved", word);
 	else
-		found(finding, INFO, "no page of 2 MiB is %s, and transparent huge pages are off: memory of the kind "
-		      "'huge' is of small pages", pool ? "free" : "reserved");
+		found(finding, INFO,
+		      "no page of 2 MiB is %s, and transparent huge pages are off: memory of the "
+		      "kind "
+		      "'huge' is of small pages",
+		      pool ? "free" : "reserved");
 	advise(finding, "sysctl vm.nr_hugepages=N reserves N of them, which are certain");
 }
 
@@ -260,7 +271,8 @@ struct cgroup {
 	bool first; /* of version 1 */
 };
 
-/* "9:memory:/pod", "4:cpu,cpuacct:/pod", "0::/pod": the path of a controller's group, NULL: not this line. */
+/* "9:memory:/pod", "4:cpu,cpuacct:/pod", "0::/pod": the path of a controller's group, NULL: not
+ * this line. */
 static const char *cgroup_path(const char *line, const char *controller)
 {
 	const char *word = strchr(line, ':'), *path = word ? strchr(word + 1, ':') : NULL;
@@ -285,14 +297,14 @@ static bool find_cgroup(const struct doctor *doctor, const char *controller, con
 		path = cgroup_path(line, controller);
 		if (!path)
 			continue;
-		snprintf(out->folder, sizeof(out->folder), "/sys/fs/cgroup%s%s", *controller ? "/" : "",
-			 controller);
+		snprintf(out->folder, sizeof(out->folder), "/sys/fs/cgroup%s%s",
+			 *controller ? "/" : "", controller);
 		out->top = strlen(out->folder);
 		out->first = *controller;
 		snprintf(out->folder + out->top, sizeof(out->folder) - out->top, "%.*s",
 			 (int)strcspn(path, "\n"), path);
-		/* A container may see its own group as the topmost one, under the name that its host has
-		 * for it; ".." is a group outside of what it sees. */
+		/* A container may see its own group as the topmost one, under the name that its
+		 * host has for it; ".." is a group outside of what it sees. */
 		if (strstr(out->folder, "/..") ||
 		    (out->first && wh_tree_exists(&doctor->tree, out->folder)))
 			out->folder[out->top] = '\0';
@@ -334,8 +346,8 @@ static bool cgroup_up(struct cgroup *group)
 #define NO_LIMIT (INT64_C(1) << 60) /* version 1 says "none" with all pages there could be */
 
 /* One group's limit; true: it has none. *shown: it has the file. */
-static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own, bool *shown,
-			 struct finding *finding)
+static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group, bool own,
+			 bool *shown, struct finding *finding)
 {
 	const char *file = group->first ? "memory.limit_in_bytes" : "memory.max";
 	char text[64], most[32], now[32];
@@ -343,8 +355,8 @@ static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group
 	int error = wh_tree_line(&doctor->tree, group->folder, file, text, sizeof(text));
 	bool near;
 
-	/* The topmost group has no limits, and no file for them. Others have one if those in them do: it was
-	 * not recorded. */
+	/* The topmost group has no limits, and no file for them. Others have one if those in them
+	 * do: it was not recorded. */
 	*shown = error != -ENOENT || strlen(group->folder) == group->top;
 	if (error == -ENOENT && (!own || *shown))
 		return true;
@@ -369,8 +381,9 @@ static bool is_unlimited(const struct doctor *doctor, const struct cgroup *group
 	near = used > limit / 10 * 9;
 	found(finding, near ? WARN : INFO, "%s of %s are used in %s", now, most, group->folder);
 	if (near)
-		advise(finding, "raise the limit of memory of the container, or of what it is in: pinned "
-				"memory cannot be swapped out");
+		advise(finding,
+		       "raise the limit of memory of the container, or of what it is in: pinned "
+		       "memory cannot be swapped out");
 	return false;
 }
 
@@ -388,7 +401,8 @@ static void cgroup_memory(const struct doctor *doctor, struct finding *finding)
 		own = false;
 	} while (cgroup_up(&group));
 	if (none)
-		found(finding, PASS, all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
+		found(finding, PASS,
+		      all ? "no limit" : "no limit of its own; of what it is in nothing is shown");
 }
 
 /* How many CPUs a list "0-3,8" has. */
@@ -421,7 +435,8 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 
 	if (!cgroup_folder(doctor, "", &group, finding))
 		return;
-	error = wh_tree_line(&doctor->tree, group.folder, "cpuset.cpus.effective", text, sizeof(text));
+	error = wh_tree_line(&doctor->tree, group.folder, "cpuset.cpus.effective", text,
+			     sizeof(text));
 	count = error ? -1 : count_cpus(text);
 	if (error == -ENOENT) {
 		found(finding, PASS, "no cpuset");
@@ -438,7 +453,8 @@ static void cgroup_cpus(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. True: there is a limit. */
+/* "mlx5_0 hca_handle=2 hca_object=2000" for each device; "max": no limit. True: there is a limit.
+ */
 static bool check_rdma(char *text, const char *path, struct finding *finding)
 {
 	bool limited = false;
@@ -507,9 +523,9 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 	const struct verbs_facts *verbs = &doctor->verbs;
 
 	if (!verbs->known) {
-		found(finding, UNKNOWN, "%s", wh_tree_is_live(&doctor->tree) ?
-						      "libibverbs did not answer" :
-						      "the recorded tree has no verbs.txt");
+		found(finding, UNKNOWN, "%s",
+		      wh_tree_is_live(&doctor->tree) ? "libibverbs did not answer" :
+						       "the recorded tree has no verbs.txt");
 	} else if (verbs->error && verbs->error != ENOENT && verbs->error != ELIBBAD) {
 		/* It is there: whatever keeps it from NICs is the kernel's. */
 		found(finding, doctor_rdma(doctor) ? WARN : INFO, "%s", verbs->why);
@@ -531,7 +547,8 @@ static void lib_verbs(const struct doctor *doctor, struct finding *finding)
 const struct check doctor_host_checks[] = {
 	{ "lib.crypto", "OpenSSL's libcrypto, which engines prove their keys with", lib_crypto, 0 },
 	{ "lib.verbs", "libibverbs, for RDMA", lib_verbs, NEEDS_SYSFS | NEEDS_VERBS },
-	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways, NEEDS_NVML | NEEDS_CUDA },
+	{ "window.ways", "ways to a CPU window onto GPU memory", window_ways,
+	  NEEDS_NVML | NEEDS_CUDA },
 	{ "gdrdrv.node", "/dev/gdrdrv and its module", gdrdrv_node, 0 },
 	{ "limit.memlock", "memory that this process may lock", limit_memlock, NEEDS_SYSFS },
 	{ "host.ptrace", "reading and writing memory of other processes", host_ptrace, 0 },

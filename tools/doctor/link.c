@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Links of GPUs once more, under load: GPUs slow theirs down while they have nothing to do. A few copies
- * between pinned host memory and the GPU's own, and meanwhile a look at the links. In a recorded tree links.txt
- * has a line for each GPU that was looked at again, followed by one for each link above it that sysfs shows:
- * "gpu ADDRESS error=ERRNO generation=5 width=16 why=TEXT", "link ADDRESS speed=GT/S width=16".
+ * Links of GPUs once more, under load: GPUs slow theirs down while they have nothing to do. A few
+ * copies between pinned host memory and the GPU's own, and meanwhile a look at the links. In a
+ * recorded tree links.txt has a line for each GPU that was looked at again, followed by one for
+ * each link above it that sysfs shows: "gpu ADDRESS error=ERRNO generation=5 width=16 why=TEXT",
+ * "link ADDRESS speed=GT/S width=16".
  */
 #include "doctor/doctor.h"
 
@@ -58,16 +59,20 @@ static bool look(struct load *load)
 	uint32_t value;
 	bool all;
 
-	if (load->nvml && !wh_nvml_number(load->nvml, WH_NVML_PCIE_GENERATION, (unsigned)fact->index, &value) &&
+	if (load->nvml &&
+	    !wh_nvml_number(load->nvml, WH_NVML_PCIE_GENERATION, (unsigned)fact->index, &value) &&
 	    (int)value > fact->generation)
 		fact->generation = (int)value;
-	if (load->nvml && !wh_nvml_number(load->nvml, WH_NVML_PCIE_WIDTH, (unsigned)fact->index, &value) &&
+	if (load->nvml &&
+	    !wh_nvml_number(load->nvml, WH_NVML_PCIE_WIDTH, (unsigned)fact->index, &value) &&
 	    (int)value > fact->width)
 		fact->width = (int)value;
 	all = fact->generation >= fact->generation_most && fact->width >= fact->width_most;
 	for (int i = 0; i < fact->count; i++) {
-		double speed = read_number(load->tree, fact->links[i].address, "current_link_speed"),
-		       width = read_number(load->tree, fact->links[i].address, "current_link_width");
+		double speed = read_number(load->tree, fact->links[i].address,
+					   "current_link_speed"),
+		       width = read_number(load->tree, fact->links[i].address,
+					   "current_link_width");
 
 		if (!(speed <= fact->links[i].speed) && !isnan(speed))
 			fact->links[i].speed = speed;
@@ -215,7 +220,8 @@ static void read_line(const char *line, void *arg)
 	reading->at->error = (int)facts_value(line, "error");
 	reading->at->generation = (int)facts_value(line, "generation");
 	reading->at->width = (int)facts_value(line, "width");
-	snprintf(reading->at->why, sizeof(reading->at->why), "%s", why ? why + strlen(" why=") : "-");
+	snprintf(reading->at->why, sizeof(reading->at->why), "%s",
+		 why ? why + strlen(" why=") : "-");
 }
 
 static void record(const struct wh_tree *tree, const struct link_fact *facts, size_t count)
@@ -240,8 +246,9 @@ void facts_links(const struct wh_tree *tree, double seconds, struct link_fact *f
 
 	for (size_t i = 0; i < count; i++) {
 		facts[i].error = ETIMEDOUT;
-		snprintf(facts[i].why, sizeof(facts[i].why), "%s", wh_tree_is_live(tree) ?
-				 "the CUDA driver did not answer in time" : "the recording does not tell");
+		snprintf(facts[i].why, sizeof(facts[i].why), "%s",
+			 wh_tree_is_live(tree) ? "the CUDA driver did not answer in time" :
+						 "the recording does not tell");
 	}
 	if (!wh_tree_is_live(tree)) {
 		facts_lines(tree, "/links.txt", read_line,

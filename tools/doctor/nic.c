@@ -46,7 +46,7 @@ static const struct verbs_fact *verbs_of(const struct doctor *doctor, const char
 struct port {
 	const struct wh_nic *nic;
 	int number;
-	char name[WH_NAME + 16];  /* the NIC's, and ":2" where it has several */
+	char name[WH_NAME + 16]; /* the NIC's, and ":2" where it has several */
 	char folder[WH_NAME + 64];
 	char layer[WH_NAME], netdev[WH_NAME]; /* "": not known */
 };
@@ -64,10 +64,10 @@ static void open_port(const struct doctor *doctor, const struct ports *ports, st
 	char folder[WH_TREE_PATH];
 
 	*out = (struct port){ .nic = ports->nic, .number = atoi(number) };
-	snprintf(out->name, sizeof(out->name), ports->names.count > 1 ? "%s:%d" : "%s", ports->nic->name,
-		 out->number);
-	snprintf(out->folder, sizeof(out->folder), "/sys/class/infiniband/%s/ports/%d", ports->nic->name,
-		 out->number);
+	snprintf(out->name, sizeof(out->name), ports->names.count > 1 ? "%s:%d" : "%s",
+		 ports->nic->name, out->number);
+	snprintf(out->folder, sizeof(out->folder), "/sys/class/infiniband/%s/ports/%d",
+		 ports->nic->name, out->number);
 	wh_tree_line(&doctor->tree, out->folder, "link_layer", out->layer, sizeof(out->layer));
 	snprintf(folder, sizeof(folder), "%s/gid_attrs/ndevs", out->folder);
 	/* The interface of a NIC with one port is the device's. */
@@ -76,8 +76,8 @@ static void open_port(const struct doctor *doctor, const struct ports *ports, st
 		snprintf(out->netdev, sizeof(out->netdev), "%s", ports->nic->netdev);
 }
 
-/* The ports of all RDMA NICs, one after the other; start with { 0 }. A NIC that shows none has port 1. False:
- * no more. */
+/* The ports of all RDMA NICs, one after the other; start with { 0 }. A NIC that shows none has
+ * port 1. False: no more. */
 static bool next_port(const struct doctor *doctor, struct ports *ports, struct port *out)
 {
 	char folder[WH_TREE_PATH];
@@ -105,7 +105,8 @@ static const char *interface_of(const struct port *port)
 }
 
 /* "4: ACTIVE"; "400 Gb/sec (4X NDR)". */
-static void port_state(const struct doctor *doctor, const struct port *port, char state[64], char rate[64])
+static void port_state(const struct doctor *doctor, const struct port *port, char state[64],
+		       char rate[64])
 {
 	char text[64], *end;
 	const char *colon;
@@ -145,21 +146,25 @@ static void nic_port(const struct doctor *doctor, struct finding *finding)
 			found(finding, WARN, "%s: %s", port.name, state);
 			advise(finding,
 			       "look at the cable and the switch's port; ip link set %s up; "
-			       "InfiniBand needs a subnet manager", interface_of(&port));
+			       "InfiniBand needs a subnet manager",
+			       interface_of(&port));
 		}
 	}
 	if (!up && finding->verdict == WARN)
 		found(finding, FAIL, "no port is active");
 }
 
-static void check_mtu(const char *name, const char *netdev, int mtu, int most, struct finding *finding)
+static void check_mtu(const char *name, const char *netdev, int mtu, int most,
+		      struct finding *finding)
 {
 	if (mtu < 0 || most < 0) {
 		found(finding, UNKNOWN, "%s: libibverbs does not tell", name);
 	} else if (mtu < most) {
 		found(finding, WARN, "%s: %d bytes, and could be %d", name, mtu, most);
-		advise(finding, "RoCE: ip link set %s mtu 4200, or 9000, on all hosts and "
-				"switches; InfiniBand: the subnet manager's partition", netdev);
+		advise(finding,
+		       "RoCE: ip link set %s mtu 4200, or 9000, on all hosts and "
+		       "switches; InfiniBand: the subnet manager's partition",
+		       netdev);
 	} else {
 		found(finding, PASS, "%s: %d bytes", name, mtu);
 	}
@@ -193,7 +198,8 @@ static bool is_gid(const char *gid)
 
 /* Which entry of the table is RoCE v2, best of an IPv4 address? -1: none; -ENOENT as a number of
  * errno where there is no table. */
-static int choose_gid(const struct doctor *doctor, const struct port *port, char gid[64], int *error)
+static int choose_gid(const struct doctor *doctor, const struct port *port, char gid[64],
+		      int *error)
 {
 	char folder[WH_TREE_PATH], type[32], text[64], number[16];
 	int chosen = -1;
@@ -306,8 +312,7 @@ static void nic_flow(const struct doctor *doctor, struct finding *finding)
 			found(finding, UNKNOWN, "%s: the driver does not show PFC and ECN in sysfs",
 			      port.name);
 			advise(finding, "mlnx_qos -i %s and dcb pfc show dev %s show it",
-			       interface_of(&port),
-			       interface_of(&port));
+			       interface_of(&port), interface_of(&port));
 		} else if (ecn == 1 || (!error && strspn(pfc, "0, ") != strlen(pfc))) {
 			found(finding, PASS, "%s: ECN %s, PFC %s", port.name,
 			      ecn == 1 ? "on" : "off", error ? "-" : pfc);
@@ -324,19 +329,35 @@ static void nic_flow(const struct doctor *doctor, struct finding *finding)
 	}
 }
 
-/* What the drivers of the kernel call packets that were lost or came twice: those of mlx5, bnxt_re, irdma
- * (its retransmits, before and since Linux 6.17), efa, mlx4, rxe. Some count a device, and not its ports. */
+/* What the drivers of the kernel call packets that were lost or came twice: those of mlx5, bnxt_re,
+ * irdma (its retransmits, before and since Linux 6.17), efa, mlx4, rxe. Some count a device, and
+ * not its ports. */
 static const char *const lost[] = {
-	"out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans",
+	"out_of_sequence",
+	"packet_seq_err",
+	"local_ack_timeout_err",
+	"rnr_nak_retry_err",
+	"roce_adp_retrans",
 	"rx_icrc_encapsulated",
-	"to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "oos_drop_count", "rx_roce_discards",
-	"tcpRetransSegs", "RetransSegs",
-	"rx_drops", "retrans_pkts", "retrans_timeout_events",
-	"rq_num_oos", "sq_num_oos", "sq_num_to",
-	"out_of_seq_request", "rcvd_seq_err", "retry_exceeded_err",
+	"to_retransmits",
+	"seq_err_naks_rcvd",
+	"max_retry_exceeded",
+	"oos_drop_count",
+	"rx_roce_discards",
+	"tcpRetransSegs",
+	"RetransSegs",
+	"rx_drops",
+	"retrans_pkts",
+	"retrans_timeout_events",
+	"rq_num_oos",
+	"sq_num_oos",
+	"sq_num_to",
+	"out_of_seq_request",
+	"rcvd_seq_err",
+	"retry_exceeded_err",
 };
-static const char *const congested[] = { "np_cnp_sent", "rp_cnp_handled", "tx_cnp_pkts", "rx_cnp_pkts",
-					 "cnpSent", "cnpHandled" };
+static const char *const congested[] = { "np_cnp_sent", "rp_cnp_handled", "tx_cnp_pkts",
+					 "rx_cnp_pkts", "cnpSent",        "cnpHandled" };
 
 /* How many of both there are in a folder. */
 static size_t count_in(const struct doctor *doctor, const char *folder, const char *name,
@@ -360,8 +381,8 @@ static size_t count_in(const struct doctor *doctor, const char *folder, const ch
 			continue;
 		seen++;
 		if (value > 0)
-			found(finding, INFO, "%s: %s %lld: there was congestion", name, congested[i],
-			      (long long)value);
+			found(finding, INFO, "%s: %s %lld: there was congestion", name,
+			      congested[i], (long long)value);
 	}
 	return seen;
 }
@@ -379,13 +400,15 @@ static void nic_counters(const struct doctor *doctor, struct finding *finding)
 
 		snprintf(folder, sizeof(folder), "%s/hw_counters", port.folder);
 		seen = count_in(doctor, folder, port.name, finding);
-		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/hw_counters", port.nic->name);
+		snprintf(folder, sizeof(folder), "/sys/class/infiniband/%s/hw_counters",
+			 port.nic->name);
 		if (!ports.next)
 			seen += count_in(doctor, folder, port.nic->name, finding);
 		if (seen)
 			found(finding, PASS, "%s: counted", port.name);
 		else
-			found(finding, UNKNOWN, "%s: no hw_counters that are known here", port.name);
+			found(finding, UNKNOWN, "%s: no hw_counters that are known here",
+			      port.name);
 	}
 }
 
@@ -459,16 +482,18 @@ static void check_proof(const struct verbs_fact *nic, int gpu, struct finding *f
 		return;
 	}
 	if (moved > 0) {
-		found(finding, FAIL, "%s registers the memory of %s but does not move it: %s: %s", nic->name,
-		      address, strerror(moved), why);
-		advise(finding, "PCIe between them: see pci.acs and pci.iommu; dmesg tells of faults");
+		found(finding, FAIL, "%s registers the memory of %s but does not move it: %s: %s",
+		      nic->name, address, strerror(moved), why);
+		advise(finding,
+		       "PCIe between them: see pci.acs and pci.iommu; dmesg tells of faults");
 	} else if (moved < 0 && *why) {
-		found(finding, WARN, "%s takes the memory of %s, but moves nothing at all: %s", nic->name,
-		      address, why);
+		found(finding, WARN, "%s takes the memory of %s, but moves nothing at all: %s",
+		      nic->name, address, why);
 		advise(finding, "see nic.port, nic.gid and limit.memlock");
 	} else {
 		found(finding, PASS, "%s %s the memory of %s (%s)", nic->name,
-		      moved ? "takes" : "writes and reads", address, dma_buf ? "dma-buf" : "peermem");
+		      moved ? "takes" : "writes and reads", address,
+		      dma_buf ? "dma-buf" : "peermem");
 	}
 }
 
@@ -492,7 +517,8 @@ static void nic_gpu(const struct doctor *doctor, struct finding *finding)
 		tried += nic->late;
 	}
 	if (doctor->verbs.cuda_late)
-		found(finding, UNKNOWN, "no pair of GPU and NIC could be tried: CUDA did not start in time");
+		found(finding, UNKNOWN,
+		      "no pair of GPU and NIC could be tried: CUDA did not start in time");
 	else if (!tried)
 		found(finding, UNKNOWN, "no pair of GPU and NIC could be tried%s%s",
 		      *doctor->verbs.why ? ": " : "", doctor->verbs.why);
@@ -526,8 +552,8 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 	if (taken)
 		return;
 	if (!module || !memory_peers) {
-		found(finding, PASS, "%s is there", !module ? "nvidia-peermem" :
-							      "/sys/kernel/mm/memory_peers");
+		found(finding, PASS, "%s is there",
+		      !module ? "nvidia-peermem" : "/sys/kernel/mm/memory_peers");
 	} else if (module != -ENOENT) {
 		found(finding, UNKNOWN, "/sys/module/nvidia_peermem: %s", strerror(-module));
 	} else if (dma_buf) {
@@ -535,8 +561,9 @@ static void nic_peermem(const struct doctor *doctor, struct finding *finding)
 	} else if (late) {
 		found(finding, UNKNOWN, "not loaded; not all NICs and GPUs answered in time");
 	} else {
-		found(finding, WARN, "neither nvidia-peermem nor dma-buf registration: NICs do not "
-				     "reach GPU memory");
+		found(finding, WARN,
+		      "neither nvidia-peermem nor dma-buf registration: NICs do not "
+		      "reach GPU memory");
 		advise(finding, "modprobe nvidia-peermem, or a NIC driver with dma-buf");
 	}
 }
@@ -559,8 +586,10 @@ static void nic_files(const struct doctor *doctor, struct finding *finding)
 		devices++;
 		snprintf(path, sizeof(path), "/dev/infiniband/%.64s", names.name[i]);
 		refused = wh_tree_open(&doctor->tree, path, true);
-		found(finding, !refused ? PASS : refused == -EACCES || refused == -EPERM ? FAIL :
-											  UNKNOWN,
+		found(finding,
+		      !refused                                ? PASS :
+		      refused == -EACCES || refused == -EPERM ? FAIL :
+								UNKNOWN,
 		      "%s: %s", path, refused ? strerror(-refused) : "opens");
 		if (refused)
 			advise(finding,
@@ -583,7 +612,8 @@ const struct check doctor_nic_checks[] = {
 	{ "nic.counters", "packets that were lost", nic_counters, NEEDS_SYSFS },
 	{ "nic.files", "device files of the NICs", nic_files, NEEDS_SYSFS },
 	{ "nic.dmabuf", "NICs that take dma-bufs", nic_dmabuf, NEEDS_SYSFS | NEEDS_VERBS },
-	{ "nic.gpu", "GPU memory registered, written and read by each NIC", nic_gpu, NEEDS_NVML | NEEDS_MOVE },
+	{ "nic.gpu", "GPU memory registered, written and read by each NIC", nic_gpu,
+	  NEEDS_NVML | NEEDS_MOVE },
 	{ "nic.peermem", "nvidia-peermem", nic_peermem, NEEDS_NVML | NEEDS_MEMORY },
 	{ 0 },
 };

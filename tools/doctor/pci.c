@@ -19,8 +19,8 @@ static int next_device(const struct doctor *doctor, size_t *at, char name[WH_NAM
 	while (topology && *at < topology->gpu_count + topology->nic_count) {
 		size_t i = (*at)++;
 		struct wh_end end = i < topology->gpu_count ?
-			(struct wh_end){ WH_END_GPU, i } :
-			(struct wh_end){ WH_END_NIC, i - topology->gpu_count };
+					    (struct wh_end){ WH_END_GPU, i } :
+					    (struct wh_end){ WH_END_NIC, i - topology->gpu_count };
 		int pci;
 
 		if (end.kind == WH_END_NIC && !topology->nics[end.index].rdma)
@@ -61,7 +61,8 @@ static int read_config(const struct doctor *doctor, const struct wh_pci *pci, ui
 
 #define LINK_SECONDS 2.5 /* for all GPUs that are looked at under load */
 
-static const char reseat[] = "reseat the card or its riser; lspci -vv shows LnkSta; a slot may share its lanes";
+static const char reseat[] =
+	"reseat the card or its riser; lspci -vv shows LnkSta; a slot may share its lanes";
 
 static const char look_again[] = "look while something is copied: wherry bench in one terminal, "
 				 "wherry doctor --only pci.link in another";
@@ -72,8 +73,8 @@ static bool is_slow(const struct wh_hop *hop)
 }
 
 /* `load`: of the GPU that the link leads to, once it has been looked at again; else NULL. */
-static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop, const char *name,
-		      const struct link_fact *load, struct finding *finding)
+static void check_hop(const struct wh_topology *topology, const struct wh_hop *hop,
+		      const char *name, const struct link_fact *load, struct finding *finding)
 {
 	const char *address = topology->pci[hop->device].address;
 	struct wh_hop loaded = *hop;
@@ -94,12 +95,13 @@ static void check_hop(const struct wh_topology *topology, const struct wh_hop *h
 		found(finding, PASS, "%s: %s", name, now);
 	} else if (load && load->error && hop->width >= hop->width_most) {
 		found(finding, UNKNOWN,
-		      "%s: the link of %s is %s of %s; the GPU may be idle, and nothing could be copied: %s",
+		      "%s: the link of %s is %s of %s; the GPU may be idle, and nothing could be "
+		      "copied: %s",
 		      name, address, now, most, load->why);
 		advise(finding, "%s", look_again);
 	} else if (is_slow(&loaded)) {
-		found(finding, WARN, "%s: the link of %s is %s%s, and could be %s", name, address, then,
-		      load && !load->error ? " while the GPU copies" : "", most);
+		found(finding, WARN, "%s: the link of %s is %s%s, and could be %s", name, address,
+		      then, load && !load->error ? " while the GPU copies" : "", most);
 		advise(finding, "%s", reseat);
 	} else {
 		found(finding, PASS, "%s: %s while it copies, %s idle", name, then, now);
@@ -114,16 +116,16 @@ static bool is_slow_by_nvml(const struct wh_gpu *gpu)
 }
 
 /* `load`: NULL if it is not slow. `shown`: sysfs has told of its link. */
-static void check_by_nvml(const struct wh_gpu *gpu, const char *name, const struct link_fact *load, bool shown,
-			  struct finding *finding)
+static void check_by_nvml(const struct wh_gpu *gpu, const char *name, const struct link_fact *load,
+			  bool shown, struct finding *finding)
 {
 	bool loaded = load && !load->error;
 	int generation = loaded && load->generation > 0 ? load->generation : gpu->pcie_generation,
 	    width = loaded && load->width > 0 ? load->width : gpu->pcie_width;
 
 	if (width < gpu->pcie_width_most) {
-		found(finding, WARN, "%s: NVML says x%d of x%d%s", name, width, gpu->pcie_width_most,
-		      loaded ? " while it copies" : "");
+		found(finding, WARN, "%s: NVML says x%d of x%d%s", name, width,
+		      gpu->pcie_width_most, loaded ? " while it copies" : "");
 		advise(finding, "%s", reseat);
 	} else if (shown) {
 		return;
@@ -132,18 +134,20 @@ static void check_by_nvml(const struct wh_gpu *gpu, const char *name, const stru
 		      load ? " while it copies" : "");
 	} else if (!loaded) {
 		found(finding, UNKNOWN,
-		      "%s: NVML says PCIe %d of %d; it may be idle, and nothing could be copied: %s", name,
-		      generation, gpu->pcie_generation_most, load ? load->why : "-");
+		      "%s: NVML says PCIe %d of %d; it may be idle, and nothing could be copied: "
+		      "%s",
+		      name, generation, gpu->pcie_generation_most, load ? load->why : "-");
 		advise(finding, "%s", look_again);
 	} else {
-		found(finding, WARN, "%s: NVML says PCIe %d of %d while it copies", name, generation,
-		      gpu->pcie_generation_most);
+		found(finding, WARN, "%s: NVML says PCIe %d of %d while it copies", name,
+		      generation, gpu->pcie_generation_most);
 		advise(finding, "%s", reseat);
 	}
 }
 
 /* Fill in what the GPU's links are; false: they need not be looked at again. */
-static bool is_worth_a_load(const struct wh_topology *topology, const struct wh_gpu *gpu, struct link_fact *out)
+static bool is_worth_a_load(const struct wh_topology *topology, const struct wh_gpu *gpu,
+			    struct link_fact *out)
 {
 	bool slow = is_slow_by_nvml(gpu);
 	struct wh_hop hop;
@@ -151,12 +155,15 @@ static bool is_worth_a_load(const struct wh_topology *topology, const struct wh_
 
 	*out = (struct link_fact){
 		.index = gpu->index,
-		.generation = gpu->pcie_generation, .generation_most = gpu->pcie_generation_most,
-		.width = gpu->pcie_width, .width_most = gpu->pcie_width_most,
+		.generation = gpu->pcie_generation,
+		.generation_most = gpu->pcie_generation_most,
+		.width = gpu->pcie_width,
+		.width_most = gpu->pcie_width_most,
 	};
 	snprintf(out->address, sizeof(out->address), "%s", gpu->address);
 	for (; out->count < WH_PCI_DEPTH && wh_pcie_hop(topology, &up, &hop); out->count++) {
-		memcpy(out->links[out->count].address, topology->pci[hop.device].address, WH_ADDRESS);
+		memcpy(out->links[out->count].address, topology->pci[hop.device].address,
+		       WH_ADDRESS);
 		out->links[out->count].speed = hop.speed;
 		out->links[out->count].speed_most = hop.speed_most;
 		out->links[out->count].width = hop.width;
@@ -166,7 +173,8 @@ static bool is_worth_a_load(const struct wh_topology *topology, const struct wh_
 	return slow && *gpu->address;
 }
 
-static const struct link_fact *load_of(const struct link_fact *facts, size_t count, const char *address)
+static const struct link_fact *load_of(const struct link_fact *facts, size_t count,
+				       const char *address)
 {
 	for (size_t i = 0; i < count; i++)
 		if (strcmp(facts[i].address, address) == 0)
@@ -213,7 +221,8 @@ static void pci_link(const struct doctor *doctor, struct finding *finding)
 	size_t count = 0;
 
 	for (size_t i = 0; facts && i < doctor_gpus(doctor) && count < FACTS_GPUS; i++)
-		count += is_worth_a_load(doctor->topology, &doctor->topology->gpus[i], &facts[count]);
+		count += is_worth_a_load(doctor->topology, &doctor->topology->gpus[i],
+					 &facts[count]);
 	if (count)
 		facts_links(&doctor->tree, doctor->cuda_late ? 0 : LINK_SECONDS, facts, count);
 	check_links(doctor, facts, count, finding);
@@ -236,13 +245,15 @@ static void pci_acs(const struct doctor *doctor, struct finding *finding)
 		for (int up = all[pci].parent, i = 0; up >= 0 && i < WH_PCI_DEPTH;
 		     up = all[up].parent, i++) {
 			int length = read_config(doctor, &all[up], config),
-			    redirects = length < 0 ? length :
-						     wh_pci_redirects(config, (size_t)length);
+			    redirects =
+				    length < 0 ? length : wh_pci_redirects(config, (size_t)length);
 
 			bridges++;
 			if (redirects == 1) {
-				found(finding, WARN, "%s, above %s, sends traffic between devices "
-						     "up to the host", all[up].address, name);
+				found(finding, WARN,
+				      "%s, above %s, sends traffic between devices "
+				      "up to the host",
+				      all[up].address, name);
 				advise(finding,
 				       "turn ACS off for bare metal (BIOS, or setpci on the "
 				       "bridge's ACS control); virtual machines need it on");
@@ -304,8 +315,8 @@ static void check_group(const struct doctor *doctor, const struct wh_pci *pci, c
 
 	snprintf(path, sizeof(path), "/sys/bus/pci/devices/%s/iommu_group", pci->address);
 	if (wh_tree_link(&doctor->tree, path, target, sizeof(target))) {
-		found(finding, groups ? UNKNOWN : PASS, groups ? "%s is in no group" :
-								 "%s: no IOMMU", name);
+		found(finding, groups ? UNKNOWN : PASS,
+		      groups ? "%s is in no group" : "%s: no IOMMU", name);
 		return;
 	}
 	group = strrchr(target, '/');
@@ -391,8 +402,9 @@ static bool allowed_cpus(const struct doctor *doctor, char *out, size_t size)
 /* The number of a device's node; -1: not known. Where there is only one node it is that one. */
 static int node_of(const struct doctor *doctor, const struct wh_pci *device)
 {
-	return device->node < 0 && doctor->topology->node_count == 1 ? doctor->topology->nodes[0].id :
-								       device->node;
+	return device->node < 0 && doctor->topology->node_count == 1 ?
+		       doctor->topology->nodes[0].id :
+		       device->node;
 }
 
 static void numa_affinity(const struct doctor *doctor, struct finding *finding)
@@ -424,8 +436,8 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 			if (node < 0)
 				advise(finding, "taskset -c %s", device->cpus);
 			else
-				advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset", node,
-				       node);
+				advise(finding, "numactl --cpunodebind=%d --membind=%d, or taskset",
+				       node, node);
 		} else if (node < 0) {
 			found(finding, PASS, "%s: CPUs %s, its NUMA node is not known", name,
 			      device->cpus);
@@ -438,10 +450,12 @@ static void numa_affinity(const struct doctor *doctor, struct finding *finding)
 }
 
 const struct check doctor_pci_checks[] = {
-	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link, NEEDS_NVML },
+	{ "pci.link", "speed and width of PCIe links against what they could be", pci_link,
+	  NEEDS_NVML },
 	{ "pci.acs", "bridges that send peer traffic up to the host (ACS)", pci_acs, NEEDS_NVML },
 	{ "pci.relaxed", "relaxed ordering", pci_relaxed, NEEDS_NVML },
 	{ "pci.iommu", "translation by the IOMMU", pci_iommu, NEEDS_NVML },
-	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity, NEEDS_NVML },
+	{ "numa.affinity", "NUMA nodes, and CPUs that this process may use", numa_affinity,
+	  NEEDS_NVML },
 	{ 0 },
 };

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Does a NIC write and read a GPU's memory? Two engines of this process with that NIC alone: bytes of the
- * one's host memory are read into the GPU's memory, and written from there into the one's host memory
- * again, where they must be the same. Before that from host memory to host memory, for what fails there
- * has nothing to do with GPUs.
+ * Does a NIC write and read a GPU's memory? Two engines of this process with that NIC alone: bytes
+ * of the one's host memory are read into the GPU's memory, and written from there into the one's
+ * host memory again, where they must be the same. Before that from host memory to host memory, for
+ * what fails there has nothing to do with GPUs.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -31,10 +31,12 @@ struct proof {
 static struct wh_engine *open_engine(const char *nic, const char *listen, char why[DOCTOR_WHY])
 {
 	char rdma[96];
-	const char *config[] = { "transports=rdma", "require=rdma",  "verbs=libibverbs.so.1",
-				 "observe=off",     "registry=p2p",  "rdma_gpu=dmabuf,peermem",
-				 "timeout=1000",    rdma,	     NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
+	const char *config[] = { "transports=rdma", "require=rdma", "verbs=libibverbs.so.1",
+				 "observe=off",     "registry=p2p", "rdma_gpu=dmabuf,peermem",
+				 "timeout=1000",    rdma,           NULL };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = listen,
+					     .config = config };
 	struct wh_engine *engine = NULL;
 
 	snprintf(rdma, sizeof(rdma), "rdma=%s", nic);
@@ -76,7 +78,8 @@ static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY]
 		error = wh_region_register(proof->owner, memory, 2 * BYTES, &named, &proof->region);
 	}
 	if (!error)
-		error = wh_peer_open(proof->engine, wh_engine_url(proof->owner), NULL, &proof->peer);
+		error = wh_peer_open(proof->engine, wh_engine_url(proof->owner), NULL,
+				     &proof->peer);
 	if (!error)
 		error = wh_peer_find(proof->peer, "doctor", proof->wait, &proof->remote);
 	if (error)
@@ -86,7 +89,10 @@ static int proof_open(struct proof *proof, const char *nic, char why[DOCTOR_WHY]
 
 static int transfer(struct proof *proof, struct wh_region *local, uint32_t op, char why[DOCTOR_WHY])
 {
-	struct wh_transfer all = { .local = local, .remote = proof->remote.id, .op = op, .length = BYTES,
+	struct wh_transfer all = { .local = local,
+				   .remote = proof->remote.id,
+				   .op = op,
+				   .length = BYTES,
 				   .remote_offset = op == WH_WRITE ? BYTES : 0 };
 	struct wh_batch *batch;
 	int error = wh_batch_new(proof->peer, NULL, &batch);
@@ -112,9 +118,12 @@ static int transfer(struct proof *proof, struct wh_region *local, uint32_t op, c
 }
 
 /* There and back by memory of this kind. 0 or an errno, positive. */
-static int there_and_back(struct proof *proof, uint32_t kind, const char *location, char why[DOCTOR_WHY])
+static int there_and_back(struct proof *proof, uint32_t kind, const char *location,
+			  char why[DOCTOR_WHY])
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = kind, .location = location };
+	struct wh_memory_options options = { .size = sizeof(options),
+					     .kind = kind,
+					     .location = location };
 	struct wh_region_options access = { .size = sizeof(access), .access = WH_ACCESS_NONE };
 	struct wh_region *region;
 	void *memory;

@@ -124,7 +124,8 @@ static void try_gpu(const struct verbs *verbs, void *pd, struct wh_cuda *cuda,
 	wh_cuda_leave(&scope);
 }
 
-/* ---- several at a time ------------------------------------------------------------------------ */
+/* ---- several at a time ------------------------------------------------------------------------
+ */
 
 /* What threads fill that may be given up: never freed then. */
 struct work {
@@ -189,8 +190,9 @@ static void try_gpus(struct nic_work *own, void *pd)
 	for (unsigned i = 0; cuda && i < cuda->device_count && i < FACTS_GPUS; i++) {
 		struct gpu_fact *gpu = &own->nic.gpus[own->nic.gpu_count++];
 
-		*gpu = (struct gpu_fact){ .exported = -1, .registered = -1, .peermem = -1, .moved = -1,
-					  .late = true };
+		*gpu = (struct gpu_fact){
+			.exported = -1, .registered = -1, .peermem = -1, .moved = -1, .late = true
+		};
 		snprintf(gpu->address, sizeof(gpu->address), "%.19s", cuda->devices[i].pci);
 	}
 	publish(own);
@@ -245,7 +247,9 @@ static void ask_nics(struct work *work, void **list, int count)
 	count = !all ? 0 : count < FACTS_NICS ? count : FACTS_NICS;
 	pthread_mutex_lock(&work->lock);
 	for (int i = 0; i < count; i++) {
-		all[i] = (struct nic_work){ .work = work, .device = list[i], .out = &work->facts.nics[i] };
+		all[i] = (struct nic_work){ .work = work,
+					    .device = list[i],
+					    .out = &work->facts.nics[i] };
 		verbs_fact_init(&all[i].nic);
 		all[i].nic.late = true;
 		snprintf(all[i].nic.name, sizeof(all[i].nic.name), "%.63s",
@@ -307,7 +311,8 @@ static void ask_verbs(void *arg)
 	work->verbs.free_device_list(list);
 }
 
-/* ---- recorded --------------------------------------------------------------------------------- */
+/* ---- recorded ---------------------------------------------------------------------------------
+ */
 
 static void read_gpu(const char *line, const char *address, struct verbs_fact *nic)
 {
@@ -374,8 +379,8 @@ static void read_verbs_line(const char *line, void *arg)
 static void record_gpu(FILE *file, const struct gpu_fact *gpu)
 {
 	fprintf(file, "gpu %s exported=%d registered=%d peermem=%d moved=%d%s%s%s\n", gpu->address,
-		gpu->exported, gpu->registered, gpu->peermem, gpu->moved, gpu->late ? " late=1" : "",
-		*gpu->why ? " why=" : "", gpu->why);
+		gpu->exported, gpu->registered, gpu->peermem, gpu->moved,
+		gpu->late ? " late=1" : "", *gpu->why ? " why=" : "", gpu->why);
 }
 
 static void record_verbs(const struct wh_tree *tree, const struct verbs_facts *facts)
@@ -417,8 +422,11 @@ bool facts_verbs(const struct wh_tree *tree, bool memory, bool move, double seco
 	work = calloc(1, sizeof(*work));
 	if (!work)
 		return true;
-	*work = (struct work){ .lock = PTHREAD_MUTEX_INITIALIZER, .memory = memory, .move = move,
-			       .cuda_answered = PTHREAD_COND_INITIALIZER, .until = facts_now() + seconds };
+	*work = (struct work){ .lock = PTHREAD_MUTEX_INITIALIZER,
+			       .memory = memory,
+			       .move = move,
+			       .cuda_answered = PTHREAD_COND_INITIALIZER,
+			       .until = facts_now() + seconds };
 	ended = bounded(ask_verbs, work, seconds);
 	pthread_mutex_lock(&work->lock);
 	*out = work->facts;

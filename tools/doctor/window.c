@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Which ways to a CPU window there are: one is opened in each, onto memory of an engine's own. In a recorded
- * tree windows.txt has a line for each: "window NAME error=ERRNO why=TEXT".
+ * Which ways to a CPU window there are: one is opened in each, onto memory of an engine's own. In a
+ * recorded tree windows.txt has a line for each: "window NAME error=ERRNO why=TEXT".
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,8 @@ static void try_ways(struct wh_engine *engine, const void *memory, struct window
 	static const char *const names[] = { "driver", "dmabuf", "rm" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		struct wh_window_options options = { .size = sizeof(options), .backends = names[i] };
+		struct wh_window_options options = { .size = sizeof(options),
+						     .backends = names[i] };
 		struct wh_window *window;
 		char *why = out->ways[out->count].why;
 		int error = wh_window_open(engine, memory, BYTES, &options, &window);
@@ -37,7 +38,9 @@ static void try_gpu(const char *gpu, struct window_facts *out)
 {
 	static const char *const config[] = { "transports=self", "observe=off", "registry=p2p",
 					      "window=driver,dmabuf,rm", NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = "none", .config = config };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .config = config };
 	struct wh_memory_options memory = { .size = sizeof(memory), .kind = WH_MEMORY_DEVICE };
 	struct wh_engine *engine;
 	char location[40];
@@ -60,7 +63,8 @@ static void read_window_line(const char *line, void *arg)
 	const char *why = strstr(line, " why=");
 	char name[16];
 
-	if (out->count == sizeof(out->ways) / sizeof(out->ways[0]) || sscanf(line, "window %15s", name) != 1)
+	if (out->count == sizeof(out->ways) / sizeof(out->ways[0]) ||
+	    sscanf(line, "window %15s", name) != 1)
 		return;
 	memcpy(out->ways[out->count].name, name, sizeof(name));
 	out->ways[out->count].error = (int)facts_value(line, "error");

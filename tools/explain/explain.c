@@ -35,7 +35,8 @@ struct answer {
 	struct wh_estimate estimate; /* duration 0: not known */
 	int error; /* no routes: why */
 	char text[256];
-	char memory[1200]; /* a GPU's: how NICs, or the CPU, reach it, and why not better; "": neither */
+	/* a GPU's: how NICs, or the CPU, reach it, and why not better; "": neither */
+	char memory[1200];
 };
 
 struct explanation {
@@ -152,7 +153,8 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 		out->estimate.size = sizeof(out->estimate);
 	progress_start_steps(&progress, "measuring", 0, false);
 	progress_watch(&progress);
-	/* First, for it may open the connections that the routes then tell of. What it fails with, they tell. */
+	/* First, for it may open the connections that the routes then tell of. What it fails with,
+	 * they tell. */
 	if (!out->error && wh_batch_estimate(batch, &out->estimate))
 		out->estimate.duration = 0;
 	progress_end(&progress);
@@ -161,8 +163,7 @@ static void ask(struct explanation *e, const struct local *local, const struct w
 	if (out->error) {
 		snprintf(out->text, sizeof(out->text), "%s", wh_error_text());
 		out->count = 0;
-	}
-	else
+	} else
 		find_memory(batch, out);
 	wh_batch_free(batch);
 }
@@ -185,7 +186,8 @@ static bool is_granted(const struct wh_remote *remote, uint32_t op)
 
 static void print_peer(const struct explanation *e)
 {
-	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, e->info.address, e->info.epoch);
+	printf("peer     %s at %s, epoch %016" PRIx64 "\n", e->info.name, e->info.address,
+	       e->info.epoch);
 	printf("regions  %u\n", e->info.regions);
 	for (size_t i = 0; i < e->remote_count; i++) {
 		const struct wh_remote *remote = &e->remotes[i];
@@ -253,7 +255,8 @@ static void print_answer(struct explanation *e, const char *local, const char *r
 		char note[128], size[32];
 
 		format_size(size, sizeof(size), estimate->working_set);
-		snprintf(note, sizeof(note), "from the cache: the region has %s; more of it takes longer", size);
+		snprintf(note, sizeof(note),
+			 "from the cache: the region has %s; more of it takes longer", size);
 		printf(" [%zu]", reason_number(e, "expected", note));
 	}
 	printf("\n");
@@ -323,24 +326,24 @@ static json_t *json_answer(const struct local *local, const struct wh_remote *re
 
 	for (size_t i = 0; i < answer->count; i++)
 		if (answer->routes[i].refused[0])
-			json_array_append_new(refused, json_pack("{s:s, s:s}",
-				"transport", answer->routes[i].transport,
-				"reason", answer->routes[i].refused));
-	return json_pack("{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}",
-			 "local", local->name, "remote", output_text(remote->name),
-			 "remote_id", json_id(remote->id), "op", op_name(op),
-			 "transport", output_text(route ? route->transport : NULL),
-			 "detail", output_text(route ? route->detail : NULL),
-			 "error", output_text(answer->error ? answer->text : NULL),
-			 "memory", output_text(*answer->memory ? answer->memory : NULL),
-			 "refused", refused,
-			 "expected_us", known ? json_real(ns / 1e3) : json_null(),
-			 "expected_GBps",
-			 known ? json_real((double)answer->estimate.bytes / ns) : json_null(),
-			 "measured", known ? json_boolean(answer->estimate.measured) : json_null(),
-			 "working_set_bytes", answer->estimate.working_set ?
-			 json_integer((json_int_t)answer->estimate.working_set) : json_null(),
-			 "from_cache", explain_from_cache(&answer->estimate));
+			json_array_append_new(refused,
+					      json_pack("{s:s, s:s}", "transport",
+							answer->routes[i].transport, "reason",
+							answer->routes[i].refused));
+	return json_pack(
+		"{s:s, s:o, s:o, s:s, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:o, s:b}", "local",
+		local->name, "remote", output_text(remote->name), "remote_id", json_id(remote->id),
+		"op", op_name(op), "transport", output_text(route ? route->transport : NULL),
+		"detail", output_text(route ? route->detail : NULL), "error",
+		output_text(answer->error ? answer->text : NULL), "memory",
+		output_text(*answer->memory ? answer->memory : NULL), "refused", refused,
+		"expected_us", known ? json_real(ns / 1e3) : json_null(), "expected_GBps",
+		known ? json_real((double)answer->estimate.bytes / ns) : json_null(), "measured",
+		known ? json_boolean(answer->estimate.measured) : json_null(), "working_set_bytes",
+		answer->estimate.working_set ?
+			json_integer((json_int_t)answer->estimate.working_set) :
+			json_null(),
+		"from_cache", explain_from_cache(&answer->estimate));
 }
 
 static void json_pair(struct explanation *e, json_t *routes, const struct local *local,
@@ -366,17 +369,19 @@ static int print_json(struct explanation *e)
 	for (size_t i = 0; i < e->remote_count; i++) {
 		const struct wh_remote *remote = &e->remotes[i];
 
-		json_array_append_new(regions, json_pack("{s:o, s:o, s:I, s:s, s:b, s:b}",
-			"id", json_id(remote->id), "name", output_text(remote->name),
-			"size_bytes", (json_int_t)remote->length,
-			"kind", memory_kind_name(remote->kind),
-			"read", is_granted(remote, WH_READ), "write",
-			is_granted(remote, WH_WRITE)));
+		json_array_append_new(regions, json_pack("{s:o, s:o, s:I, s:s, s:b, s:b}", "id",
+							 json_id(remote->id), "name",
+							 output_text(remote->name), "size_bytes",
+							 (json_int_t)remote->length, "kind",
+							 memory_kind_name(remote->kind), "read",
+							 is_granted(remote, WH_READ), "write",
+							 is_granted(remote, WH_WRITE)));
 		for (size_t k = 0; k < sizeof(e->locals) / sizeof(e->locals[0]); k++)
 			json_pair(e, routes, &e->locals[k], remote);
 	}
-	json_object_set_new(object, "peer", json_pack("{s:s, s:s, s:s}", "name", e->info.name,
-						      "address", e->info.address, "epoch", epoch));
+	json_object_set_new(object, "peer",
+			    json_pack("{s:s, s:s, s:s}", "name", e->info.name, "address",
+				      e->info.address, "epoch", epoch));
 	json_object_set_new(object, "region_count", json_integer(e->info.regions));
 	json_object_set_new(object, "regions", regions);
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)e->size));
@@ -476,16 +481,22 @@ const struct command command_explain = {
 	.name = "explain",
 	.usage = "[wherry://HOST:PORT[/REGION] | MEM MEM]",
 	.summary = "Say which routes lead to a peer, and why not better ones",
-	.details =
-		"Connects and prints who the peer is, which regions it offers, and for each kind of "
-		"memory here and each region there the route that a transfer of --size would take, and "
-		"how long: to measure the way, up to 64 MiB are read a few times from each region that "
-		"may be read and has 64 KiB; nothing is written. Where a region is so short that this "
-		"comes from the cache, it is said.\n\n"
-		"With two memories of this machine it says by which route and engine --size bytes, or "
-		"--blocks of them, would go from the first to the second in one process, and how long "
-		"that would take: the engine measures what a GPU's kernel and its copy engines, or the "
-		"CPU's copies, take when a way is first used.\n\n" MEMORY_HELP,
+	.details = "Connects and prints who the peer is, which regions it offers, and for each "
+		   "kind of "
+		   "memory here and each region there the route that a transfer of --size would "
+		   "take, and "
+		   "how long: to measure the way, up to 64 MiB are read a few times from each "
+		   "region that "
+		   "may be read and has 64 KiB; nothing is written. Where a region is so short "
+		   "that this "
+		   "comes from the cache, it is said.\n\n"
+		   "With two memories of this machine it says by which route and engine --size "
+		   "bytes, or "
+		   "--blocks of them, would go from the first to the second in one process, and "
+		   "how long "
+		   "that would take: the engine measures what a GPU's kernel and its copy engines, "
+		   "or the "
+		   "CPU's copies, take when a way is first used.\n\n" MEMORY_HELP,
 	.examples = "wherry explain wherry://127.0.0.1:7000\n"
 		    "wherry explain wherry://node7:7000/host --json | jq '.routes[].transport'\n"
 		    "wherry explain cuda:0 cuda:1 --size 4KiB --blocks 16384\n"

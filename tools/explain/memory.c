@@ -13,7 +13,8 @@
 
 #define ROUTES_MAX 8
 #define MOST (UINT64_C(1) << 33) /* bytes of either side */
-#define WALKED (UINT64_C(64) << 20) /* bytes of the target that an estimate reads, if there are as many */
+/* bytes of the target that an estimate reads, if there are as many */
+#define WALKED (UINT64_C(64) << 20)
 #define CACHE_USUAL (UINT64_C(32) << 20)
 #define CACHE_LEVELS 10
 
@@ -68,7 +69,8 @@ static int prepare(struct question *q)
 	int error;
 
 	for (int side = SOURCE; side <= TARGET; side++) {
-		error = memory_alloc(q->engine, &q->memory[side], length_of(q, side), &q->address[side]);
+		error = memory_alloc(q->engine, &q->memory[side], length_of(q, side),
+				     &q->address[side]);
 		if (error)
 			return engine_fail(error, q->text[side]);
 		q->info[side].size = sizeof(q->info[side]);
@@ -93,11 +95,17 @@ static int fill(struct question *q, const struct wh_remote *remote)
 {
 	struct wh_base base = { .local = q->region[SOURCE], .remote = remote->id };
 	struct wh_blocks_desc desc = {
-		.size = sizeof(desc), .op = WH_WRITE, .block_length = q->size,
-		.count = q->blocks, .bases = &base, .base_count = 1,
+		.size = sizeof(desc),
+		.op = WH_WRITE,
+		.block_length = q->size,
+		.count = q->blocks,
+		.bases = &base,
+		.base_count = 1,
 	};
 	struct wh_transfer whole = {
-		.local = q->region[SOURCE], .remote = remote->id, .length = q->size,
+		.local = q->region[SOURCE],
+		.remote = remote->id,
+		.length = q->size,
 		.op = WH_WRITE,
 	};
 	struct wh_blocks *blocks;
@@ -159,7 +167,8 @@ static uint64_t cache_bytes(void)
 	for (int level = CACHE_LEVELS - 1; !bytes && level >= 0; level--) {
 		FILE *file;
 
-		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/size", level);
+		snprintf(path, sizeof(path), "/sys/devices/system/cpu/cpu0/cache/index%d/size",
+			 level);
 		file = fopen(path, "re");
 		if (file && fgets(text, sizeof(text), file)) {
 			text[strcspn(text, "\n")] = '\0';
@@ -251,9 +260,9 @@ static void print_text(const struct question *q)
 	if (estimate->duration) {
 		bool kernel = estimate->kernel < estimate->copies;
 
-		printf("expected from what %s%s\n", estimate->measured ?
-			       "was measured here just now" :
-			       "is usual: there was nothing to measure with",
+		printf("expected from what %s%s\n",
+		       estimate->measured ? "was measured here just now" :
+					    "is usual: there was nothing to measure with",
 		       explain_from_cache(estimate) ? ", from the cache" : "");
 		if (estimate->kernel) {
 			print_engine(q, "kernel", estimate->kernel, kernel);
@@ -302,28 +311,33 @@ static int print_json(const struct question *q)
 	for (size_t i = 0; i < q->count; i++)
 		if (q->routes[i].refused[0])
 			json_array_append_new(refused, json_pack("{s:s, s:s}", "transport",
-				q->routes[i].transport, "reason", q->routes[i].refused));
+								 q->routes[i].transport, "reason",
+								 q->routes[i].refused));
 	json_object_set_new(object, "source", json_memory(q, SOURCE));
 	json_object_set_new(object, "target", json_memory(q, TARGET));
 	json_object_set_new(object, "size_bytes", json_integer((json_int_t)q->size));
-	json_object_set_new(object, "blocks", q->blocks ? json_integer((json_int_t)q->blocks) :
-							 json_null());
+	json_object_set_new(object, "blocks",
+			    q->blocks ? json_integer((json_int_t)q->blocks) : json_null());
 	json_object_set_new(object, "transport", output_text(route ? route->transport : NULL));
 	json_object_set_new(object, "detail", output_text(route ? route->detail : NULL));
-	json_object_set_new(object, "engine", output_text(!gpu ? NULL : kernel ? "kernel" :
-									       "copy engine"));
-	json_object_set_new(object, "ctas", kernel ? json_integer(estimate->ctas) :
-							      json_null());
+	json_object_set_new(object, "engine",
+			    output_text(!gpu   ? NULL :
+					kernel ? "kernel" :
+						 "copy engine"));
+	json_object_set_new(object, "ctas", kernel ? json_integer(estimate->ctas) : json_null());
 	json_object_set_new(object, "expected_us", json_us(estimate->duration));
-	json_object_set_new(object, "expected_GBps", known ?
-			    json_real((double)estimate->bytes / (double)estimate->duration) :
-			    json_null());
+	json_object_set_new(
+		object, "expected_GBps",
+		known ? json_real((double)estimate->bytes / (double)estimate->duration) :
+			json_null());
 	json_object_set_new(object, "kernel_us", json_us(estimate->kernel));
 	json_object_set_new(object, "copy_engine_us", json_us(estimate->copies));
-	json_object_set_new(object, "measured", known ? json_boolean(estimate->measured) :
-							json_null());
-	json_object_set_new(object, "working_set_bytes", estimate->working_set ?
-			    json_integer((json_int_t)estimate->working_set) : json_null());
+	json_object_set_new(object, "measured",
+			    known ? json_boolean(estimate->measured) : json_null());
+	json_object_set_new(object, "working_set_bytes",
+			    estimate->working_set ?
+				    json_integer((json_int_t)estimate->working_set) :
+				    json_null());
 	json_object_set_new(object, "from_cache", json_boolean(explain_from_cache(estimate)));
 	json_object_set_new(object, "window", output_text(*q->window ? q->window : NULL));
 	json_object_set_new(object, "refused", refused);

@@ -51,8 +51,9 @@ static int print_once(struct exporter *exporter)
 	}
 	fputs(metrics.text, stdout);
 	free(metrics.text);
-	return fflush(stdout) ? fail(errno, "cannot write to standard output: %s", strerror(errno)) :
-				EXIT_PASS;
+	return fflush(stdout) ?
+		       fail(errno, "cannot write to standard output: %s", strerror(errno)) :
+		       EXIT_PASS;
 }
 
 static int serve(struct exporter *exporter, const char *where, int signals)
@@ -104,8 +105,9 @@ static int run(const struct arguments *arguments)
 		return fail(errno, "signalfd: %s", strerror(errno));
 	}
 	exporter->directory = observe_directory(arguments);
-	exporter->sampler = top_start(&tree, interval, "off", /* these are asked for each scrape */
-				      TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
+	/* these are asked for each scrape */
+	exporter->sampler =
+		top_start(&tree, interval, "off", TOP_EVERYTHING & ~(1U << TOP_PROCESS_LIST));
 	if (!exporter->sampler) {
 		close(signals);
 		free(exporter);
@@ -126,13 +128,19 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "metrics", .letter = 'm', .argument = "ADDR:PORT",
+	{ .name = "metrics",
+	  .letter = 'm',
+	  .argument = "ADDR:PORT",
 	  .help = "where to listen; by default 127.0.0.1:9411" },
-	{ .name = "interval", .letter = 'i', .argument = "SECONDS",
+	{ .name = "interval",
+	  .letter = 'i',
+	  .argument = "SECONDS",
 	  .help = "between two looks at GPUs and NICs; by default 5" },
 	{ .name = "once", .help = "print the metrics instead of listening" },
 	OBSERVE_OPTION,
-	{ .name = "root", .argument = "DIR", .complete = "file",
+	{ .name = "root",
+	  .argument = "DIR",
+	  .complete = "file",
 	  .help = "look at DIR/sys and DIR/proc instead of this machine" },
 	{ 0 },
 };
@@ -141,10 +149,13 @@ const struct command command_exporter = {
 	.name = "exporter",
 	.usage = "",
 	.summary = "Tell Prometheus of GPUs, NICs and engines",
-	.details = "Prints one line, http://ADDR:PORT/metrics, when it is ready, and runs until SIGINT "
-		   "or SIGTERM. Engines are those of this user on this machine; they are asked anew for "
-		   "each scrape. Whoever reaches the address can read the metrics: it should not be "
-		   "open to others than Prometheus.",
+	.details =
+		"Prints one line, http://ADDR:PORT/metrics, when it is ready, and runs until "
+		"SIGINT "
+		"or SIGTERM. Engines are those of this user on this machine; they are asked anew "
+		"for "
+		"each scrape. Whoever reaches the address can read the metrics: it should not be "
+		"open to others than Prometheus.",
 	.examples = "wherry exporter\n"
 		    "wherry exporter --metrics 0.0.0.0:9411\n"
 		    "wherry exporter --once | promtool check metrics\n",

@@ -10,8 +10,8 @@
 #include <unistd.h>
 
 #include "command.h"
-#include "http.h"
 #include "exporter/metrics.h"
+#include "http.h"
 #include "util/clock.h"
 
 #define CONNECTIONS 32
@@ -85,7 +85,8 @@ static enum MHD_Result request(void *arg, struct MHD_Connection *connection, con
 static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *length)
 {
 	struct addrinfo hints = { .ai_flags = AI_PASSIVE | AI_NUMERICHOST | AI_NUMERICSERV,
-				  .ai_socktype = SOCK_STREAM }, *found;
+				  .ai_socktype = SOCK_STREAM },
+			*found;
 	const char *colon = strrchr(where, ':');
 	char host[64];
 	size_t size = colon ? (size_t)(colon - where) : 0;
@@ -95,13 +96,15 @@ static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *l
 		size -= 2;
 	}
 	if (!colon || !size || size >= sizeof(host) || !colon[1])
-		return usage_error("--metrics: '%s' is not ADDR:PORT, such as 127.0.0.1:9411", where);
+		return usage_error("--metrics: '%s' is not ADDR:PORT, such as 127.0.0.1:9411",
+				   where);
 	snprintf(host, sizeof(host), "%.*s", (int)size, where);
 	/* Of a port that is too large getaddrinfo() takes the lower bits. */
 	if (strlen(colon + 1) > 5 || strtoul(colon + 1, NULL, 10) > UINT16_MAX ||
 	    getaddrinfo(host, colon + 1, &hints, &found))
 		return usage_error("--metrics: '%s' is not an address and a port, such as "
-				   "127.0.0.1:9411", where);
+				   "127.0.0.1:9411",
+				   where);
 	memcpy(out, found->ai_addr, found->ai_addrlen);
 	*length = found->ai_addrlen;
 	freeaddrinfo(found);
@@ -111,8 +114,8 @@ static int resolve(const char *where, struct sockaddr_storage *out, socklen_t *l
 /* A listening socket, so that what is wrong is known by its errno. */
 static int listen_at(const struct sockaddr_storage *address, socklen_t length)
 {
-	int one = 1, error, fd = socket(address->ss_family,
-					SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int one = 1, error,
+	    fd = socket(address->ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	if (fd < 0)
 		return -errno;
@@ -133,8 +136,9 @@ static void tell_address(int fd, char *out, size_t size)
 	if (!getsockname(fd, (struct sockaddr *)&bound, &length))
 		getnameinfo((struct sockaddr *)&bound, length, host, sizeof(host), port,
 			    sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
-	snprintf(out, size, bound.ss_family == AF_INET6 ? "http://[%s]:%s/metrics" :
-							  "http://%s:%s/metrics", host, port);
+	snprintf(out, size,
+		 bound.ss_family == AF_INET6 ? "http://[%s]:%s/metrics" : "http://%s:%s/metrics",
+		 host, port);
 }
 
 int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *metrics), void *arg,

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* GPUs and NICs in Prometheus' text format. What the driver or the kernel does not say is left out. */
+/* GPUs and NICs in Prometheus' text format. What the driver or the kernel does not say is left out.
+ */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,15 +19,18 @@ struct number {
 };
 
 static const struct number gpu_numbers[] = {
-#define GPU(name, type, help, label, member, kind, unit) \
-	{ "wherry_gpu_" name, type, help, label, offsetof(struct top_gpu, member), kind, unit }
+#define GPU(name, type, help, label, member, kind, unit)                                           \
+	{                                                                                          \
+		"wherry_gpu_" name, type, help, label, offsetof(struct top_gpu, member), kind,     \
+			unit                                                                       \
+	}
 	GPU("busy_ratio", "gauge", "Share of the time with a kernel running.", "", busy, INT, 0.01),
-	GPU("memory_busy_ratio", "gauge", "Share of the time with memory in use.", "", memory_busy, INT,
-	    0.01),
+	GPU("memory_busy_ratio", "gauge", "Share of the time with memory in use.", "", memory_busy,
+	    INT, 0.01),
 	GPU("memory_bytes", "gauge", "Memory.", "", memory_total, COUNT, 1),
 	GPU("memory_used_bytes", "gauge", "Memory in use.", "", memory_used, COUNT, 1),
-	GPU("bar_bytes", "gauge", "BAR1, through which the PCI bus sees the memory.", "", bar1_total,
-	    COUNT, 1),
+	GPU("bar_bytes", "gauge", "BAR1, through which the PCI bus sees the memory.", "",
+	    bar1_total, COUNT, 1),
 	GPU("bar_used_bytes", "gauge", "BAR1 in use.", "", bar1_used, COUNT, 1),
 	GPU("power_watts", "gauge", "Power.", "", power, REAL, 1),
 	GPU("power_limit_watts", "gauge", "The limit in force.", "", power_limit, REAL, 1),
@@ -35,34 +39,39 @@ static const struct number gpu_numbers[] = {
 	GPU("clock_hertz", "gauge", "", ",clock=\"memory\"", memory_clock, INT, 1e6),
 	GPU("pcie_bytes_per_second", "gauge", "Over PCIe with its headers, over 20 ms.",
 	    ",direction=\"sent\"", pcie_sent, REAL, 1e9),
-	GPU("pcie_bytes_per_second", "gauge", "", ",direction=\"received\"", pcie_received, REAL, 1e9),
+	GPU("pcie_bytes_per_second", "gauge", "", ",direction=\"received\"", pcie_received, REAL,
+	    1e9),
 	GPU("pcie_capacity_bytes_per_second", "gauge", "What the PCIe link carries each way.", "",
 	    pcie_most, REAL, 1e9),
 	GPU("nvlink_bytes_total", "counter", "Data over all NVLinks.", ",direction=\"sent\"",
 	    link_sent_kib, COUNT, 1024),
-	GPU("nvlink_bytes_total", "counter", "", ",direction=\"received\"", link_received_kib, COUNT,
-	    1024),
+	GPU("nvlink_bytes_total", "counter", "", ",direction=\"received\"", link_received_kib,
+	    COUNT, 1024),
 	GPU("nvlink_capacity_bytes_per_second", "gauge", "What all NVLinks carry each way.", "",
 	    link_most, REAL, 1e9),
 	GPU("ecc_errors_total", "counter", "Memory errors since the driver was loaded.",
 	    ",corrected=\"yes\"", ecc_corrected, COUNT, 1),
 	GPU("ecc_errors_total", "counter", "", ",corrected=\"no\"", ecc_uncorrected, COUNT, 1),
-	GPU("pcie_replays_total", "counter", "Packets that were sent again.", "", pcie_replays, COUNT,
-	    1),
+	GPU("pcie_replays_total", "counter", "Packets that were sent again.", "", pcie_replays,
+	    COUNT, 1),
 #undef GPU
 };
 
 static const struct number nic_numbers[] = {
-#define NIC(name, type, help, label, member, kind, unit) \
-	{ "wherry_nic_" name, type, help, label, offsetof(struct top_nic, member), kind, unit }
-	NIC("bytes_total", "counter", "Bytes of port 1, or of the interface.", ",direction=\"sent\"",
-	    sent_bytes, COUNT, 1),
+#define NIC(name, type, help, label, member, kind, unit)                                           \
+	{                                                                                          \
+		"wherry_nic_" name, type, help, label, offsetof(struct top_nic, member), kind,     \
+			unit                                                                       \
+	}
+	NIC("bytes_total", "counter", "Bytes of port 1, or of the interface.",
+	    ",direction=\"sent\"", sent_bytes, COUNT, 1),
 	NIC("bytes_total", "counter", "", ",direction=\"received\"", received_bytes, COUNT, 1),
 	NIC("capacity_bytes_per_second", "gauge", "What the link carries each way.", "", most, REAL,
 	    1e9),
-	NIC("errors_total", "counter", "Packets that were broken or dropped.", "", error_count, COUNT, 1),
-	NIC("retransmits_total", "counter", "Packets that RDMA sent again.", "", retransmit_count, COUNT,
-	    1),
+	NIC("errors_total", "counter", "Packets that were broken or dropped.", "", error_count,
+	    COUNT, 1),
+	NIC("retransmits_total", "counter", "Packets that RDMA sent again.", "", retransmit_count,
+	    COUNT, 1),
 #undef NIC
 };
 
@@ -116,8 +125,8 @@ static void gpus(struct metrics *metrics, const struct top_sample *sample)
 	for (size_t i = 0; i < sample->gpu_count; i++) {
 		metrics_escape(sample->gpus[i].name, name, sizeof(name));
 		metrics_escape(sample->gpus[i].address, address, sizeof(address));
-		metrics_put(metrics, "wherry_gpu_info{%s,name=\"%s\",address=\"%s\"} %d\n", labels[i],
-			    name, address, !*sample->gpus[i].problem);
+		metrics_put(metrics, "wherry_gpu_info{%s,name=\"%s\",address=\"%s\"} %d\n",
+			    labels[i], name, address, !*sample->gpus[i].problem);
 	}
 	for (size_t k = 0; k < sizeof(gpu_numbers) / sizeof(gpu_numbers[0]); k++)
 		put_number(metrics, &gpu_numbers[k], sample->gpus, sizeof(sample->gpus[0]),

@@ -15,7 +15,8 @@
 #define LINE_MOST 1024
 #define LABELS 640 /* an engine's and a peer's, with everything in them escaped */
 
-/* ---- text -------------------------------------------------------------------------------------- */
+/* ---- text --------------------------------------------------------------------------------------
+ */
 
 void metrics_put(struct metrics *metrics, const char *format, ...)
 {
@@ -63,7 +64,8 @@ void metrics_escape(const char *text, char *out, size_t size)
 	json_decref(valid);
 }
 
-/* ---- engines ---------------------------------------------------------------------------------- */
+/* ---- engines ----------------------------------------------------------------------------------
+ */
 
 static void engine_labels(const struct wh_observed_engine *engine, char out[LABELS])
 {
@@ -90,9 +92,12 @@ static const struct number {
 	size_t offset;
 	double unit; /* 0: a plain number */
 } numbers[] = {
-#define NUMBER(name, type, member, unit, help) \
-	{ name, type, help, offsetof(struct wh_engine_counters, member), unit }
-	NUMBER("wherry_engine_uptime_seconds", "gauge", uptime, 1e9, "Since the engine was opened."),
+#define NUMBER(name, type, member, unit, help)                                                     \
+	{                                                                                          \
+		name, type, help, offsetof(struct wh_engine_counters, member), unit                \
+	}
+	NUMBER("wherry_engine_uptime_seconds", "gauge", uptime, 1e9,
+	       "Since the engine was opened."),
 	NUMBER("wherry_engine_peers", "gauge", peers, 0, "Peers that are open."),
 	NUMBER("wherry_engine_peers_opened_total", "counter", peers_opened, 0,
 	       "Peers that have been opened."),
@@ -151,9 +156,11 @@ static void engine_numbers(struct metrics *metrics, const struct wh_observation 
 		const struct wh_engine_counters *counters = &engines[i].engine.counters;
 
 		engine_labels(&engines[i].engine, labels);
-		metrics_put(metrics, "wherry_engine_served_bytes_total{%s,op=\"read\"} %" PRIu64 "\n",
+		metrics_put(metrics,
+			    "wherry_engine_served_bytes_total{%s,op=\"read\"} %" PRIu64 "\n",
 			    labels, counters->served_read_bytes);
-		metrics_put(metrics, "wherry_engine_served_bytes_total{%s,op=\"write\"} %" PRIu64 "\n",
+		metrics_put(metrics,
+			    "wherry_engine_served_bytes_total{%s,op=\"write\"} %" PRIu64 "\n",
 			    labels, counters->served_written_bytes);
 	}
 }
@@ -175,11 +182,13 @@ static void engine_info(struct metrics *metrics, const struct wh_observation *en
 		       "Peers and sessions for which there was no room in what the engine told.");
 	for (size_t i = 0; i < count; i++) {
 		engine_labels(&engines[i].engine, labels);
-		metrics_put(metrics, "wherry_engine_left_out{%s} %u\n", labels, engines[i].left_out);
+		metrics_put(metrics, "wherry_engine_left_out{%s} %u\n", labels,
+			    engines[i].left_out);
 	}
 }
 
-/* ---- what was moved ---------------------------------------------------------------------------- */
+/* ---- what was moved ----------------------------------------------------------------------------
+ */
 
 /* A set of counters with the labels that say whose they are. */
 struct row {
@@ -192,8 +201,8 @@ static void put_two(struct metrics *metrics, const char *name, const struct row 
 {
 	metrics_put(metrics, "%s{%s,transport=\"%s\",op=\"read\"} %" PRIu64 "\n", name, row->labels,
 		    transport, read);
-	metrics_put(metrics, "%s{%s,transport=\"%s\",op=\"write\"} %" PRIu64 "\n", name, row->labels,
-		    transport, written);
+	metrics_put(metrics, "%s{%s,transport=\"%s\",op=\"write\"} %" PRIu64 "\n", name,
+		    row->labels, transport, written);
 }
 
 enum by_transport { BYTES, TRANSFERS, ATTEMPTS, ERRORS, REROUTES };
@@ -242,8 +251,8 @@ static void batches(struct metrics *metrics, const char *name, const char *help,
 	}
 }
 
-static void in_flight(struct metrics *metrics, const char *name, const char *help, const struct row *rows,
-		      size_t count)
+static void in_flight(struct metrics *metrics, const char *name, const char *help,
+		      const struct row *rows, size_t count)
 {
 	metrics_family(metrics, name, "gauge", help);
 	for (size_t i = 0; i < count; i++)
@@ -288,18 +297,19 @@ static void moved_by_engines(struct metrics *metrics, const struct row *rows, si
 	by_transport(metrics, "wherry_transfers_total", "Transfers and blocks.", rows, count,
 		     TRANSFERS);
 	by_transport(metrics, "wherry_attempts_total",
-		     "Parts of batches that the transport was given and that have ended.", rows, count,
-		     ATTEMPTS);
+		     "Parts of batches that the transport was given and that have ended.", rows,
+		     count, ATTEMPTS);
 	by_transport(metrics, "wherry_transfer_errors_total", "Parts of batches that failed.", rows,
 		     count, ERRORS);
 	by_transport(metrics, "wherry_reroutes_total",
 		     "Parts of batches that a transport gave up and another one took over.", rows,
 		     count, REROUTES);
-	in_flight(metrics, "wherry_inflight_bytes", "Bytes of unfinished batches of more than 64 KiB.",
-		  rows, count);
+	in_flight(metrics, "wherry_inflight_bytes",
+		  "Bytes of unfinished batches of more than 64 KiB.", rows, count);
 	batches(metrics, "wherry_batches_total", "Batches that ended.", rows, count);
-	metrics_family(metrics, "wherry_batch_duration_seconds", "histogram",
-		       "From submission to completion; small: to 64 KiB, of which one in 128 is timed.");
+	metrics_family(
+		metrics, "wherry_batch_duration_seconds", "histogram",
+		"From submission to completion; small: to 64 KiB, of which one in 128 is timed.");
 	for (size_t i = 0; i < count; i++) {
 		put_histogram(metrics, "wherry_batch_duration_seconds", rows[i].labels, "small",
 			      &rows[i].counters->small);
@@ -314,9 +324,10 @@ static void moved_by_peers(struct metrics *metrics, const struct row *rows, size
 		     "Bytes that transfers with the peer moved.", rows, count, BYTES);
 	by_transport(metrics, "wherry_peer_transfers_total", "Transfers and blocks with the peer.",
 		     rows, count, TRANSFERS);
-	by_transport(metrics, "wherry_peer_attempts_total",
-		     "Parts of batches with the peer that the transport was given and that have ended.",
-		     rows, count, ATTEMPTS);
+	by_transport(
+		metrics, "wherry_peer_attempts_total",
+		"Parts of batches with the peer that the transport was given and that have ended.",
+		rows, count, ATTEMPTS);
 	by_transport(metrics, "wherry_peer_transfer_errors_total",
 		     "Parts of batches with the peer that failed.", rows, count, ERRORS);
 	by_transport(metrics, "wherry_peer_reroutes_total",
@@ -348,7 +359,8 @@ static void peers(struct metrics *metrics, const struct wh_observation *engines,
 		metrics->failed = true;
 		return;
 	}
-	metrics_family(metrics, "wherry_peer_connected", "gauge", "1: it is; 0: it is lost, or stale.");
+	metrics_family(metrics, "wherry_peer_connected", "gauge",
+		       "1: it is; 0: it is lost, or stale.");
 	for (size_t i = 0; i < count; i++) {
 		for (size_t k = 0; k < engines[i].peer_count; k++, used++) {
 			const struct wh_observed_peer *peer = &engines[i].peers[k];
@@ -374,8 +386,9 @@ static void sessions(struct metrics *metrics, const struct wh_observation *engin
 {
 	char labels[LABELS];
 
-	metrics_family(metrics, "wherry_session_served_bytes_total", "counter",
-		       "Bytes that an engine which is connected moved over TCP in memory of this one.");
+	metrics_family(
+		metrics, "wherry_session_served_bytes_total", "counter",
+		"Bytes that an engine which is connected moved over TCP in memory of this one.");
 	for (size_t i = 0; i < count; i++) {
 		for (size_t k = 0; k < engines[i].session_count; k++) {
 			const struct wh_observed_session *session = &engines[i].sessions[k];
@@ -383,10 +396,12 @@ static void sessions(struct metrics *metrics, const struct wh_observation *engin
 			peer_labels(&engines[i].engine, "session", session->name, NULL, labels);
 			metrics_put(metrics,
 				    "wherry_session_served_bytes_total{%s,op=\"read\"} %" PRIu64
-				    "\n", labels, session->read_bytes);
+				    "\n",
+				    labels, session->read_bytes);
 			metrics_put(metrics,
 				    "wherry_session_served_bytes_total{%s,op=\"write\"} %" PRIu64
-				    "\n", labels, session->written_bytes);
+				    "\n",
+				    labels, session->written_bytes);
 		}
 	}
 }

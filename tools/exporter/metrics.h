@@ -33,9 +33,9 @@ void metrics_escape(const char *text, char *out, size_t size);
 
 struct metrics_server;
 
-/* Answer GET /metrics at "127.0.0.1:9411" or "[::1]:9411" (port 0: a free one) with what `make` makes,
- * on a thread of its own. 0, or an exit code after a line on stderr. `address` gets where it listens,
- * "http://127.0.0.1:9411/metrics". */
+/* Answer GET /metrics at "127.0.0.1:9411" or "[::1]:9411" (port 0: a free one) with what `make`
+ * makes, on a thread of its own. 0, or an exit code after a line on stderr. `address` gets where it
+ * listens, "http://127.0.0.1:9411/metrics". */
 int metrics_serve(const char *where, void (*make)(void *arg, struct metrics *metrics), void *arg,
 		  char *address, size_t size, struct metrics_server **out);
 void metrics_stop(struct metrics_server *server); /* NULL is allowed */

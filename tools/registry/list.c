@@ -18,9 +18,9 @@ struct registry_list {
 	struct store_walk walk;
 	char prefix[REGISTRY_KEY_MAX + 1];
 	size_t count; /* of keys so far */
-	bool ended;   /* `text` is the end of the list */
+	bool ended; /* `text` is the end of the list */
 	const char *text; /* being read, from `at` */
-	char *line;       /* it, or NULL: it is a constant */
+	char *line; /* it, or NULL: it is a constant */
 	size_t at;
 };
 
@@ -106,7 +106,8 @@ ssize_t registry_list_read(struct registry_list *list, char *out, size_t most)
 	int error = 0;
 
 	for (unsigned looks = 0; used < most && !error;) {
-		size_t left = strlen(list->text + list->at), part = left < most - used ? left : most - used;
+		size_t left = strlen(list->text + list->at),
+		       part = left < most - used ? left : most - used;
 
 		memcpy(out + used, list->text + list->at, part);
 		used += part;

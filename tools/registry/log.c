@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The log of wherry registry: entries one behind the other, each with its length and a checksum, so that
- * an end that was torn off is seen. */
+/* The log of wherry registry: entries one behind the other, each with its length and a checksum, so
+ * that an end that was torn off is seen. */
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
@@ -33,7 +33,8 @@ uint32_t log_checksum(const uint8_t *bytes, size_t length)
 
 size_t log_entry_size(const struct log_entry *entry)
 {
-	return LOG_HEADER + LOG_FIXED + entry->key_length + entry->owner_length + entry->value_length;
+	return LOG_HEADER + LOG_FIXED + entry->key_length + entry->owner_length +
+	       entry->value_length;
 }
 
 void log_entry_encode(const struct log_entry *entry, uint8_t *out)
@@ -133,13 +134,15 @@ static int replay(struct log *log, const uint8_t *bytes, size_t length,
 	struct log_entry entry;
 	int error = 0;
 
-	/* A file that is not a log is left alone. The beginning of the magic is one that was cut off. */
+	/* A file that is not a log is left alone. The beginning of the magic is one that was cut
+	 * off. */
 	if (memcmp(bytes, LOG_MAGIC, length < magic ? length : magic))
 		return -EINVAL;
 	if (length < magic)
 		at = 0;
 	else
-		for (; at < length && (took = log_entry_decode(bytes + at, length - at, &entry)); at += took) {
+		for (; at < length && (took = log_entry_decode(bytes + at, length - at, &entry));
+		     at += took) {
 			each(arg, &entry);
 			if (watch)
 				watch->moved(watch->arg, at + took, length);
@@ -185,8 +188,9 @@ static int open_directory(const char *path)
 	return fd < 0 ? -errno : fd;
 }
 
-int log_open(struct log *log, const char *path, void (*each)(void *arg, const struct log_entry *entry),
-	     void *arg, const struct log_watch *watch, uint64_t *lost)
+int log_open(struct log *log, const char *path,
+	     void (*each)(void *arg, const struct log_entry *entry), void *arg,
+	     const struct log_watch *watch, uint64_t *lost)
 {
 	int error = 0;
 
@@ -260,7 +264,8 @@ int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), voi
 	if (fresh.fd < 0)
 		return -errno;
 	fresh.length = strlen(LOG_MAGIC);
-	error = flock(fresh.fd, LOCK_EX | LOCK_NB) ? -errno : write_all(fresh.fd, LOG_MAGIC, fresh.length);
+	error = flock(fresh.fd, LOCK_EX | LOCK_NB) ? -errno :
+						     write_all(fresh.fd, LOG_MAGIC, fresh.length);
 	while (!error && (entry = next(arg)))
 		error = log_append(&fresh, entry, false);
 	if (!error && (fdatasync(fresh.fd) || rename(path, log->path)))
@@ -270,8 +275,8 @@ int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), voi
 		unlink(path);
 		return error;
 	}
-	/* Until this has been done a power cut may bring the old one back, but for what is written from
-	 * now on: so nothing is taken until it has been. */
+	/* Until this has been done a power cut may bring the old one back, but for what is written
+	 * from now on: so nothing is taken until it has been. */
 	error = fsync(log->directory) ? -errno : 0;
 	close(log->fd);
 	log->fd = fresh.fd;

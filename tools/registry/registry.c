@@ -36,9 +36,9 @@
  * counted. The rest together is bounded, or clients that stall would keep an engine from renewing
  * its lease. */
 #define SMALL (4 << 10)
-#define BODIES_MOST (64 << 20)  /* of all requests that are being received */
+#define BODIES_MOST (64 << 20) /* of all requests that are being received */
 #define ANSWERS_MOST (64 << 20) /* of all answers that have not been read */
-#define LISTS_MOST 64           /* that are being read */
+#define LISTS_MOST 64 /* that are being read */
 #define LIST_PIECE (4 << 10)
 #define SWEEP (200 * WH_MS)
 #define SECRET_MAX 256
@@ -76,7 +76,8 @@ static enum MHD_Result answer(struct MHD_Connection *connection, unsigned status
 	if (status == MHD_HTTP_SERVICE_UNAVAILABLE)
 		MHD_add_response_header(response, MHD_HTTP_HEADER_RETRY_AFTER, "1");
 	if (status == MHD_HTTP_UNAUTHORIZED)
-		result = MHD_queue_basic_auth_fail_response(connection, "wherry registry", response);
+		result =
+			MHD_queue_basic_auth_fail_response(connection, "wherry registry", response);
 	else
 		result = MHD_queue_response(connection, status, response);
 	MHD_destroy_response(response);
@@ -103,13 +104,15 @@ static enum MHD_Result say_error(struct MHD_Connection *connection, int error)
 }
 
 /* A parameter of the query. NULL: it is not there; *wrong: it cannot be taken. */
-static const char *parameter(struct MHD_Connection *connection, const char *name, size_t most, bool *wrong)
+static const char *parameter(struct MHD_Connection *connection, const char *name, size_t most,
+			     bool *wrong)
 {
 	const char *value = NULL;
 	size_t length = 0;
 
-	if (!MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, name, strlen(name), &value,
-					   &length) || !value)
+	if (!MHD_lookup_connection_value_n(connection, MHD_GET_ARGUMENT_KIND, name, strlen(name),
+					   &value, &length) ||
+	    !value)
 		return NULL;
 	if (length > most || strlen(value) != length)
 		*wrong = true;
@@ -117,12 +120,15 @@ static const char *parameter(struct MHD_Connection *connection, const char *name
 }
 
 /* A value, which may be large. */
-static enum MHD_Result registry_answer_value(struct server *server, struct MHD_Connection *connection,
-				    struct request *request, unsigned status, const struct store_record *record)
+static enum MHD_Result registry_answer_value(struct server *server,
+					     struct MHD_Connection *connection,
+					     struct request *request, unsigned status,
+					     const struct store_record *record)
 {
 	if (record->value_length > SMALL) {
 		if (record->value_length > ANSWERS_MOST - server->answers)
-			return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many answers are not being read");
+			return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+				   "too many answers are not being read");
 		request->answer = record->value_length;
 		server->answers += request->answer;
 	}
@@ -142,7 +148,9 @@ static ssize_t registry_read_piece(void *arg, uint64_t position, char *out, size
 	ssize_t length = registry_list_read(listing->list, out, most);
 
 	(void)position;
-	return length > 0 ? length : length ? MHD_CONTENT_READER_END_WITH_ERROR : MHD_CONTENT_READER_END_OF_STREAM;
+	return length > 0 ? length :
+	       length     ? MHD_CONTENT_READER_END_WITH_ERROR :
+			    MHD_CONTENT_READER_END_OF_STREAM;
 }
 
 static void registry_end_list(void *arg)
@@ -154,22 +162,25 @@ static void registry_end_list(void *arg)
 	free(listing);
 }
 
-static enum MHD_Result list(struct server *server, struct MHD_Connection *connection, const char *prefix)
+static enum MHD_Result list(struct server *server, struct MHD_Connection *connection,
+			    const char *prefix)
 {
 	struct listing *listing;
 	struct MHD_Response *response;
 	enum MHD_Result result;
 
 	if (server->lists == LISTS_MOST)
-		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many lists are being read");
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+			   "too many lists are being read");
 	listing = calloc(1, sizeof(*listing));
 	if (!listing)
 		return say_error(connection, -ENOMEM);
 	*listing = (struct listing){ server, registry_list_new(&server->store, prefix) };
 	server->lists++;
 	response = !listing->list ? NULL :
-		   MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE, registry_read_piece, listing,
-						     registry_end_list);
+				    MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, LIST_PIECE,
+								      registry_read_piece, listing,
+								      registry_end_list);
 	if (!response) {
 		registry_end_list(listing);
 		return say_error(connection, -ENOMEM);
@@ -181,8 +192,8 @@ static enum MHD_Result list(struct server *server, struct MHD_Connection *connec
 	return result;
 }
 
-static enum MHD_Result get(struct server *server, struct MHD_Connection *connection, const char *key,
-			   struct request *request)
+static enum MHD_Result get(struct server *server, struct MHD_Connection *connection,
+			   const char *key, struct request *request)
 {
 	const struct store_record *record = store_get(&server->store, key);
 
@@ -191,8 +202,8 @@ static enum MHD_Result get(struct server *server, struct MHD_Connection *connect
 	return registry_answer_value(server, connection, request, MHD_HTTP_OK, record);
 }
 
-static enum MHD_Result put(struct server *server, struct MHD_Connection *connection, const char *key,
-			   const char *owner, struct request *request)
+static enum MHD_Result put(struct server *server, struct MHD_Connection *connection,
+			   const char *key, const char *owner, struct request *request)
 {
 	const struct store_record *holder;
 	bool wrong = false;
@@ -207,12 +218,13 @@ static enum MHD_Result put(struct server *server, struct MHD_Connection *connect
 	error = store_put(&server->store, key, owner ? owner : "", (uint32_t)ms,
 			  request->body ? request->body : "", request->length, &holder);
 	if (error == -EEXIST)
-		return registry_answer_value(server, connection, request, MHD_HTTP_CONFLICT, holder);
+		return registry_answer_value(server, connection, request, MHD_HTTP_CONFLICT,
+					     holder);
 	return error ? say_error(connection, error) : say(connection, MHD_HTTP_OK, "ok");
 }
 
-static enum MHD_Result serve(struct server *server, struct MHD_Connection *connection, const char *method,
-			     struct request *request)
+static enum MHD_Result serve(struct server *server, struct MHD_Connection *connection,
+			     const char *method, struct request *request)
 {
 	bool wrong = false;
 	const char *key = parameter(connection, "key", REGISTRY_KEY_MAX, &wrong);
@@ -221,12 +233,14 @@ static enum MHD_Result serve(struct server *server, struct MHD_Connection *conne
 	int error;
 
 	if (wrong)
-		return say(connection, MHD_HTTP_BAD_REQUEST, "a key or prefix of more than 512 bytes, an "
+		return say(connection, MHD_HTTP_BAD_REQUEST,
+			   "a key or prefix of more than 512 bytes, an "
 			   "owner of more than 64, or a NUL in one");
 	if (!strcmp(method, "GET") && prefix && !key)
 		return list(server, connection, prefix);
 	if (!key || !*key)
-		return say(connection, MHD_HTTP_BAD_REQUEST, "the key is missing: write ?key=KEY, or for "
+		return say(connection, MHD_HTTP_BAD_REQUEST,
+			   "the key is missing: write ?key=KEY, or for "
 			   "a list ?prefix=PREFIX");
 	if (!strcmp(method, "GET"))
 		return get(server, connection, key, request);
@@ -247,7 +261,8 @@ static bool may(const struct server *server, struct MHD_Connection *connection)
 	if (!server->secret_length)
 		return true;
 	user = MHD_basic_auth_get_username_password(connection, &password);
-	length = (size_t)snprintf(given, sizeof(given), "%s:%s", user ? user : "", password ? password : "");
+	length = (size_t)snprintf(given, sizeof(given), "%s:%s", user ? user : "",
+				  password ? password : "");
 	same = user && password && length == server->secret_length &&
 	       !CRYPTO_memcmp(given, server->secret, length);
 	OPENSSL_cleanse(given, sizeof(given));
@@ -256,15 +271,18 @@ static bool may(const struct server *server, struct MHD_Connection *connection)
 	return same;
 }
 
-static enum MHD_Result begin(struct server *server, struct MHD_Connection *connection, const char *path,
-			     const char *method, void **state)
+static enum MHD_Result begin(struct server *server, struct MHD_Connection *connection,
+			     const char *path, const char *method, void **state)
 {
 	if (!may(server, connection))
-		return say(connection, MHD_HTTP_UNAUTHORIZED, "this registry wants a user and a password");
+		return say(connection, MHD_HTTP_UNAUTHORIZED,
+			   "this registry wants a user and a password");
 	if (strcmp(path, "/") && strcmp(path, "/metadata"))
-		return say(connection, MHD_HTTP_NOT_FOUND, "there is nothing here: the path is / or /metadata");
+		return say(connection, MHD_HTTP_NOT_FOUND,
+			   "there is nothing here: the path is / or /metadata");
 	if (strcmp(method, "GET") && strcmp(method, "PUT") && strcmp(method, "DELETE"))
-		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED, "the verbs are GET, PUT and DELETE");
+		return say(connection, MHD_HTTP_METHOD_NOT_ALLOWED,
+			   "the verbs are GET, PUT and DELETE");
 	*state = calloc(1, sizeof(struct request));
 	return *state ? MHD_YES : MHD_NO;
 }
@@ -291,8 +309,8 @@ static void receive(struct server *server, struct request *request, const char *
 }
 
 static enum MHD_Result handle(void *argument, struct MHD_Connection *connection, const char *path,
-			      const char *method, const char *version, const char *data, size_t *length,
-			      void **state)
+			      const char *method, const char *version, const char *data,
+			      size_t *length, void **state)
 {
 	struct server *server = argument;
 	struct request *request = *state;
@@ -308,7 +326,8 @@ static enum MHD_Result handle(void *argument, struct MHD_Connection *connection,
 	if (request->too_long)
 		return say(connection, MHD_HTTP_CONTENT_TOO_LARGE, "a value has at most 1 MiB");
 	if (request->crowded)
-		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE, "too many large requests at once");
+		return say(connection, MHD_HTTP_SERVICE_UNAVAILABLE,
+			   "too many large requests at once");
 	return serve(server, connection, method, request);
 }
 
@@ -355,9 +374,10 @@ static int open_listener(const char *where, char *url, size_t size)
 	fd = socket(address[0].ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd >= 0)
 		setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	if (fd < 0 || bind(fd, (struct sockaddr *)&address[0],
-			   address[0].ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
-							      sizeof(struct sockaddr_in)) ||
+	if (fd < 0 ||
+	    bind(fd, (struct sockaddr *)&address[0],
+		 address[0].ss_family == AF_INET6 ? sizeof(struct sockaddr_in6) :
+						    sizeof(struct sockaddr_in)) ||
 	    listen(fd, 1024) || getsockname(fd, (struct sockaddr *)&bound, &length)) {
 		error = errno;
 		if (fd >= 0)
@@ -467,8 +487,10 @@ static int open_store(struct server *server, const char *path, uint64_t limit)
 	if (error)
 		return fail(error, "--file %s: %s", path ? path : "", strerror(-error));
 	if (lost)
-		note("warning: %s was damaged at its end, as after a power cut: %" PRIu64 " bytes are in "
-		     "%s.damaged now", path, lost, path);
+		note("warning: %s was damaged at its end, as after a power cut: %" PRIu64
+		     " bytes are in "
+		     "%s.damaged now",
+		     path, lost, path);
 	return 0;
 }
 
@@ -495,9 +517,12 @@ static int run(const struct arguments *arguments)
 	if (listener < 0) {
 		code = -listener;
 	} else {
-		if (!auth && strncmp(url, "http://127.", 11) != 0 && strncmp(url, "http://[::1]", 12) != 0)
-			note("warning: whoever can reach %s can change what is registered; --auth wants "
-			     "a password", url);
+		if (!auth && strncmp(url, "http://127.", 11) != 0 &&
+		    strncmp(url, "http://[::1]", 12) != 0)
+			note("warning: whoever can reach %s can change what is registered; --auth "
+			     "wants "
+			     "a password",
+			     url);
 		code = run_server(&server, listener, url);
 	}
 	store_close(&server.store);
@@ -507,13 +532,21 @@ end:
 }
 
 static const struct command_option options[] = {
-	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
+	{ .name = "listen",
+	  .letter = 'l',
+	  .argument = "ADDR:PORT",
 	  .help = "where to listen; by default " LISTEN },
-	{ .name = "file", .letter = 'f', .argument = "FILE", .complete = "file",
+	{ .name = "file",
+	  .letter = 'f',
+	  .argument = "FILE",
+	  .complete = "file",
 	  .help = "keep what is registered in this log; else in memory only" },
-	{ .name = "limit", .argument = "SIZE",
+	{ .name = "limit",
+	  .argument = "SIZE",
 	  .help = "how much keys and values may take; by default 256 MiB" },
-	{ .name = "auth", .argument = "FILE", .complete = "file",
+	{ .name = "auth",
+	  .argument = "FILE",
+	  .complete = "file",
 	  .help = "USER:PASSWORD, which clients must know; a file of mode 0600" },
 	{ 0 },
 };
@@ -523,14 +556,20 @@ const struct command command_registry = {
 	.usage = "",
 	.summary = "Be the place where engines find each other by name",
 	.details =
-		"Prints one line, http://ADDR:PORT, when it is ready, and runs until SIGINT or SIGTERM. "
-		"Engines that are given this URL (the knob registry, or WHERRY_REGISTRY) register their "
+		"Prints one line, http://ADDR:PORT, when it is ready, and runs until SIGINT or "
+		"SIGTERM. "
+		"Engines that are given this URL (the knob registry, or WHERRY_REGISTRY) register "
+		"their "
 		"names here, and reach each other as wherry://NAME.\n\n"
-		"A name is kept as long as its engine renews its lease. With --file everything is on the "
-		"disk before it is confirmed, and survives a crash; the file is made smaller by itself.\n\n"
+		"A name is kept as long as its engine renews its lease. With --file everything is "
+		"on the "
+		"disk before it is confirmed, and survives a crash; the file is made smaller by "
+		"itself.\n\n"
 		"The verbs are GET, PUT and DELETE of /?key=KEY, or /metadata?key=KEY; PUT takes "
-		"&lease=MS and &owner=NAME, so that another owner's PUT is refused with 409 as long as "
-		"the lease runs. GET /?prefix=PREFIX lists keys as JSON. A key has at most 512 bytes, a "
+		"&lease=MS and &owner=NAME, so that another owner's PUT is refused with 409 as "
+		"long as "
+		"the lease runs. GET /?prefix=PREFIX lists keys as JSON. A key has at most 512 "
+		"bytes, a "
 		"value 1 MiB.",
 	.examples = "wherry registry --file /var/lib/wherry/registry.log\n"
 		    "wherry serve -m host:1GiB -n node7 -c registry=http://127.0.0.1:7077\n"

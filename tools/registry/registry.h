@@ -10,9 +10,9 @@
 
 #include "util/list.h"
 
-#define REGISTRY_KEY_MAX 512      /* bytes of a key */
+#define REGISTRY_KEY_MAX 512 /* bytes of a key */
 #define REGISTRY_VALUE_MAX (1 << 20)
-#define REGISTRY_OWNER_MAX 64     /* bytes of an owner's name */
+#define REGISTRY_OWNER_MAX 64 /* bytes of an owner's name */
 #define REGISTRY_LEASE_MOST 3600000 /* ms */
 
 /* ---- the log --------------------------------------------------------------------------------- */
@@ -32,8 +32,8 @@ struct log_watch {
 };
 
 #define LOG_MAGIC "wherry registry 1\n"
-#define LOG_HEADER 8   /* length and checksum */
-#define LOG_FIXED 20   /* of the payload, before its strings */
+#define LOG_HEADER 8 /* length and checksum */
+#define LOG_FIXED 20 /* of the payload, before its strings */
 #define LOG_PAYLOAD_MAX (LOG_FIXED + REGISTRY_KEY_MAX + REGISTRY_OWNER_MAX + REGISTRY_VALUE_MAX)
 
 /* The bytes that it takes in the log. */
@@ -51,40 +51,43 @@ struct log {
 	bool broken; /* the end of the file is not what it should be: it has to be written anew */
 };
 
-/* Open the log or make it, and tell `each` of what is in it. What is damaged, as after a power cut, is
- * cut off at the end and kept in PATH.damaged; *lost is how many bytes that are. Only one process at a
- * time has a log. 0 or a negative errno. */
-int log_open(struct log *log, const char *path, void (*each)(void *arg, const struct log_entry *entry),
-	     void *arg, const struct log_watch *watch, uint64_t *lost);
+/* Open the log or make it, and tell `each` of what is in it. What is damaged, as after a power cut,
+ * is cut off at the end and kept in PATH.damaged; *lost is how many bytes that are. Only one
+ * process at a time has a log. 0 or a negative errno. */
+int log_open(struct log *log, const char *path,
+	     void (*each)(void *arg, const struct log_entry *entry), void *arg,
+	     const struct log_watch *watch, uint64_t *lost);
 void log_close(struct log *log);
-/* Write it, and with `sync` do not return before it is on the disk. 0 or a negative errno: then it is
- * not in the log. */
+/* Write it, and with `sync` do not return before it is on the disk. 0 or a negative errno: then it
+ * is not in the log. */
 int log_append(struct log *log, const struct log_entry *entry, bool sync);
-/* Write a new log with what `next` yields (NULL: no more), and put it in the place of the old one. */
+/* Write a new log with what `next` yields (NULL: no more), and put it in the place of the old one.
+ */
 int log_rewrite(struct log *log, const struct log_entry *(*next)(void *arg), void *arg);
 
 /* ---- the store ------------------------------------------------------------------------------- */
 
 struct store_record {
-	struct wh_list link;  /* in a bucket */
+	struct wh_list link; /* in a bucket */
 	struct wh_list order; /* in store.order */
-	uint64_t number;      /* of all keys that there have been */
+	uint64_t number; /* of all keys that there have been */
 	char *key, *owner, *value; /* ended by a NUL; owner "": nobody's */
 	size_t value_length;
 	uint32_t lease; /* ms; 0: none */
-	int64_t ends;   /* ns; with a lease */
+	int64_t ends; /* ns; with a lease */
 };
 
 struct store {
 	struct log log;
 	struct wh_list *buckets;
 	size_t bucket_count, count;
-	struct wh_list order; /* records, by their numbers: a key that gets another value stays where it is */
-	uint64_t numbers;     /* given so far */
+	/* records, by their numbers: a key that gets another value stays where it is */
+	struct wh_list order;
+	uint64_t numbers; /* given so far */
 	struct wh_list walks; /* that have begun and not ended */
 	uint64_t bytes, most; /* of keys and values; and the limit of that */
-	uint64_t log_bytes;   /* that a log of only what there is would take */
-	int64_t next_end;     /* not before then a lease runs out */
+	uint64_t log_bytes; /* that a log of only what there is would take */
+	int64_t next_end; /* not before then a lease runs out */
 };
 
 /* `path` NULL: nothing is kept on disk. Leases begin anew. 0 or a negative errno. */
@@ -94,19 +97,19 @@ void store_close(struct store *store);
 
 /* NULL: there is none. Good until the store is next asked for anything. */
 const struct store_record *store_get(struct store *store, const char *key);
-/* 0; -EEXIST: somebody else owns the key and its lease runs, *holder is it; -ENOSPC: the limit; -EIO
- * and the like: the log cannot be written. Renewing what is there as it is writes nothing. */
-int store_put(struct store *store, const char *key, const char *owner, uint32_t lease, const char *value,
-	      size_t length, const struct store_record **holder);
-/* `owner` NULL: whoever it belongs to; but what has an owner and a running lease is only its owner's.
- * 0, -ENOENT, -EEXIST. */
+/* 0; -EEXIST: somebody else owns the key and its lease runs, *holder is it; -ENOSPC: the limit;
+ * -EIO and the like: the log cannot be written. Renewing what is there as it is writes nothing. */
+int store_put(struct store *store, const char *key, const char *owner, uint32_t lease,
+	      const char *value, size_t length, const struct store_record **holder);
+/* `owner` NULL: whoever it belongs to; but what has an owner and a running lease is only its
+ * owner's. 0, -ENOENT, -EEXIST. */
 int store_delete(struct store *store, const char *key, const char *owner);
 /* A look at all records, in pieces, between which the store may change: a key that is there all the
  * while comes once, with the value that it has then; one that comes later does not come. */
 struct store_walk {
 	struct wh_list link; /* in store.walks; zero: it has ended, or never begun */
-	struct wh_list *at;  /* the next one, in store.order */
-	uint64_t last;       /* number */
+	struct wh_list *at; /* the next one, in store.order */
+	uint64_t last; /* number */
 };
 void store_walk_begin(struct store *store, struct store_walk *walk);
 /* NULL: there are no more. Good until the store is next asked for anything. One whose lease has run

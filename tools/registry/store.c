@@ -62,7 +62,8 @@ static void store_record_free(struct store_record *record)
 }
 
 static struct store_record *record_new(const char *key, size_t key_length, const char *owner,
-				       size_t owner_length, const char *value, size_t length, uint32_t lease)
+				       size_t owner_length, const char *value, size_t length,
+				       uint32_t lease)
 {
 	struct store_record *record = calloc(1, sizeof(*record));
 
@@ -117,8 +118,10 @@ static void grow(struct store *store)
 	store->bucket_count = 2 * count;
 	for (size_t i = 0; i < before; i++)
 		while ((link = wh_list_take(&old[i])))
-			wh_list_append(&fresh[bucket_of(store,
-				wh_container(link, struct store_record, link)->key)], link);
+			wh_list_append(
+				&fresh[bucket_of(
+					store, wh_container(link, struct store_record, link)->key)],
+				link);
 	free(old);
 }
 
@@ -139,7 +142,8 @@ static void add(struct store *store, struct store_record *record)
 }
 
 /* What the key has from now on; `fresh` goes with what it had. */
-static void store_replace(struct store *store, struct store_record *record, struct store_record *fresh)
+static void store_replace(struct store *store, struct store_record *record,
+			  struct store_record *fresh)
 {
 	const struct log_entry old_entry = entry_of(record), entry = entry_of(fresh);
 	char *owner = record->owner, *value = record->value;
@@ -179,8 +183,8 @@ static void loaded(void *arg, const struct log_entry *entry)
 		drop(store, old);
 	if (!entry->put)
 		return;
-	record = record_new(entry->key, entry->key_length, entry->owner, entry->owner_length, entry->value,
-			    entry->value_length, entry->lease);
+	record = record_new(entry->key, entry->key_length, entry->owner, entry->owner_length,
+			    entry->value, entry->value_length, entry->lease);
 	if (record)
 		add(store, record);
 	else
@@ -232,8 +236,10 @@ int store_open(struct store *store, const char *path, uint64_t most, const struc
 	struct loading loading = { .store = store };
 	int error = 0;
 
-	*store = (struct store){ .log = { .fd = -1, .directory = -1 }, .bucket_count = FIRST_BUCKETS,
-				 .most = most, .next_end = INT64_MAX };
+	*store = (struct store){ .log = { .fd = -1, .directory = -1 },
+				 .bucket_count = FIRST_BUCKETS,
+				 .most = most,
+				 .next_end = INT64_MAX };
 	store->buckets = calloc(FIRST_BUCKETS, sizeof(*store->buckets));
 	if (!store->buckets)
 		return -ENOMEM;
@@ -261,8 +267,8 @@ void store_close(struct store *store)
 	log_close(&store->log);
 }
 
-/* The record, unless its lease has run out: that goes here. Should the log lose that it went, a lease
- * begins anew when the log is read, and runs out again. */
+/* The record, unless its lease has run out: that goes here. Should the log lose that it went, a
+ * lease begins anew when the log is read, and runs out again. */
 static struct store_record *live(struct store *store, const char *key)
 {
 	struct store_record *record = find(store, key);
@@ -284,8 +290,8 @@ static bool is_other(const struct store_record *record, const char *owner)
 	return *record->owner && record->lease && strcmp(record->owner, owner ? owner : "");
 }
 
-int store_put(struct store *store, const char *key, const char *owner, uint32_t lease, const char *value,
-	      size_t length, const struct store_record **holder)
+int store_put(struct store *store, const char *key, const char *owner, uint32_t lease,
+	      const char *value, size_t length, const struct store_record **holder)
 {
 	struct store_record *old = live(store, key), *record;
 	struct log_entry entry;
@@ -295,8 +301,8 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 		*holder = old;
 		return -EEXIST;
 	}
-	if (old && !strcmp(old->owner, owner) && old->lease == lease && old->value_length == length &&
-	    !memcmp(old->value, value, length)) {
+	if (old && !strcmp(old->owner, owner) && old->lease == lease &&
+	    old->value_length == length && !memcmp(old->value, value, length)) {
 		old->ends = lease ? wh_now() + lease * WH_MS : INT64_MAX;
 		return 0;
 	}
@@ -304,7 +310,8 @@ int store_put(struct store *store, const char *key, const char *owner, uint32_t 
 	if (!record)
 		return -ENOMEM;
 	entry = entry_of(record);
-	error = store->bytes - (old ? size_of(old) : 0) + size_of(record) > store->most ? -ENOSPC : 0;
+	error = store->bytes - (old ? size_of(old) : 0) + size_of(record) > store->most ? -ENOSPC :
+											  0;
 	if (!error) {
 		tidy_log(store);
 		error = log_append(&store->log, &entry, true);

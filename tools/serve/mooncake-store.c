@@ -3,10 +3,10 @@
 #include <errno.h>
 #include <string.h>
 
-#include "serve/mooncake.h"
 #include "compat/mooncake/store.h"
 #include "rendezvous/registry.h"
 #include "secret.h"
+#include "serve/mooncake.h"
 #include "util/config.h"
 
 #define TIMEOUT 5000 /* ms */
@@ -16,8 +16,12 @@ int mooncake_store_open(const char *url, struct mooncake_store *store)
 	char secret[WH_REGISTRY_URL_MAX] = "";
 	struct wh_config_mooncake config;
 	const struct wh_mooncake_store_setup setup = {
-		.url = *url == '@' ? secret : url, .timeout = TIMEOUT, .user = config.user, .password = config.password,
-		.database = config.database, .cluster = config.cluster,
+		.url = *url == '@' ? secret : url,
+		.timeout = TIMEOUT,
+		.user = config.user,
+		.password = config.password,
+		.database = config.database,
+		.cluster = config.cluster,
 	};
 	const struct wh_mooncake_store_ops *ops;
 	int error;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* wherry serve --mooncake. Host memory is read and written where it is; a GPU's goes by way of a few
- * hundred KiB of host memory, which the engine copies to and from it. */
+/* wherry serve --mooncake. Host memory is read and written where it is; a GPU's goes by way of a
+ * few hundred KiB of host memory, which the engine copies to and from it. */
 #include "serve/mooncake.h"
 
 #include <errno.h>
@@ -9,10 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
 #include "compat/mooncake/mooncake.h"
 #include "compat/mooncake/staging.h"
 #include "compat/mooncake/store.h"
+#include "engine.h"
 
 #define STAGING (512 << 10)
 
@@ -27,7 +27,8 @@ struct mooncake {
 	struct mooncake_store store;
 	char name[WH_MOONCAKE_NAME_MAX]; /* in the store */
 	bool published;
-	struct wh_mooncake_staging staging; /* for a GPU's memory; all zero: there is none of it */
+	/* for a GPU's memory; all zero: there is none of it */
+	struct wh_mooncake_staging staging;
 };
 
 bool mooncake_wanted(const struct arguments *arguments)
@@ -41,9 +42,11 @@ int mooncake_check(const struct arguments *arguments)
 	const char *name = argument(arguments, "mooncake-name");
 
 	if (name && !argument(arguments, "mooncake-metadata"))
-		return usage_error("--mooncake-name is for --mooncake-metadata: without it the name is an address");
+		return usage_error("--mooncake-name is for --mooncake-metadata: without it the "
+				   "name is an address");
 	if (name && (!*name || strlen(name) >= WH_MOONCAKE_NAME_MAX))
-		return usage_error("--mooncake-name: a name has 1 to %d bytes", WH_MOONCAKE_NAME_MAX - 1);
+		return usage_error("--mooncake-name: a name has 1 to %d bytes",
+				   WH_MOONCAKE_NAME_MAX - 1);
 	for (const char *c = name; c && *c; c++)
 		if (*c <= ' ' || *c >= 0x7f)
 			return usage_error("--mooncake-name: '%s' is not one word of ASCII", name);
@@ -64,7 +67,9 @@ static int open_staging(struct mooncake *mooncake)
 {
 	int error = wh_mooncake_staging_open(mooncake->engine, STAGING, &mooncake->staging);
 
-	return error ? fail(error, "cannot get memory between Mooncake and the GPU: %s", wh_fail_text()) : 0;
+	return error ? fail(error, "cannot get memory between Mooncake and the GPU: %s",
+			    wh_fail_text()) :
+		       0;
 }
 
 static int close_staging(struct mooncake *mooncake, int code)
@@ -72,7 +77,8 @@ static int close_staging(struct mooncake *mooncake, int code)
 	int error = wh_mooncake_staging_close(&mooncake->staging);
 
 	if (error && !code)
-		code = fail(error, "cannot free the memory between Mooncake and the GPU: %s", wh_fail_text());
+		code = fail(error, "cannot free the memory between Mooncake and the GPU: %s",
+			    wh_fail_text());
 	return code;
 }
 
@@ -126,8 +132,10 @@ static int publish(struct mooncake *mooncake, const char *url, const char *name)
 	/* It was formatted by the server. */
 	wh_mooncake_endpoint_read(wh_mooncake_control(mooncake->server), &control);
 	if (!strcmp(control.host, "0.0.0.0") || !strcmp(control.host, "::"))
-		return usage_error("--mooncake-listen: with --mooncake-metadata it is an address that others "
-				   "reach, not %s", control.host);
+		return usage_error(
+			"--mooncake-listen: with --mooncake-metadata it is an address that others "
+			"reach, not %s",
+			control.host);
 	snprintf(mooncake->name, sizeof(mooncake->name), "%s",
 		 name ? name : wh_mooncake_control(mooncake->server));
 	code = mooncake_store_open(url, &mooncake->store);
@@ -136,8 +144,8 @@ static int publish(struct mooncake *mooncake, const char *url, const char *name)
 	segment = wh_mooncake_describe(mooncake->server, control.host);
 	if (!segment)
 		return fail(ENOMEM, "out of memory");
-	error = wh_mooncake_publish(mooncake->store.ops, mooncake->store.store, mooncake->name, segment,
-				    &control);
+	error = wh_mooncake_publish(mooncake->store.ops, mooncake->store.store, mooncake->name,
+				    segment, &control);
 	free(segment);
 	mooncake->published = !error;
 	return error ? fail(error, "--mooncake-metadata: %s", wh_fail_text()) : 0;
@@ -148,9 +156,11 @@ static int withdraw(struct mooncake *mooncake, int code)
 	int error = 0;
 
 	if (mooncake->published)
-		error = wh_mooncake_withdraw(mooncake->store.ops, mooncake->store.store, mooncake->name);
+		error = wh_mooncake_withdraw(mooncake->store.ops, mooncake->store.store,
+					     mooncake->name);
 	if (error && !code)
-		code = fail(error, "--mooncake-metadata: %s stays there: %s", mooncake->name, wh_fail_text());
+		code = fail(error, "--mooncake-metadata: %s stays there: %s", mooncake->name,
+			    wh_fail_text());
 	mooncake_store_close(&mooncake->store);
 	return code;
 }
@@ -165,8 +175,8 @@ static int announce(const struct mooncake *mooncake, bool writable)
 		       mooncake->memories[i].name);
 	if (fflush(stdout))
 		return fail(errno, "cannot write to standard output: %s", strerror(errno));
-	note("anybody who reaches %s and %s can %s what is served: Mooncake's protocol has no keys", control,
-	     wh_mooncake_data(mooncake->server), writable ? "read and write" : "read");
+	note("anybody who reaches %s and %s can %s what is served: Mooncake's protocol has no keys",
+	     control, wh_mooncake_data(mooncake->server), writable ? "read and write" : "read");
 	return 0;
 }
 
@@ -177,7 +187,8 @@ int mooncake_start(const struct mooncake_setup *setup, struct mooncake **out)
 	const char *metadata = argument(setup->arguments, "mooncake-metadata");
 	const char *name = argument(setup->arguments, "mooncake-name");
 	struct wh_mooncake_server_options options = {
-		.listen = listen ? listen : "127.0.0.1:0", .name = name,
+		.listen = listen ? listen : "127.0.0.1:0",
+		.name = name,
 	};
 	int code, error;
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What wherry serve offers to programs made for Mooncake's transfer engine; and stores of their metadata. */
+/* What wherry serve offers to programs made for Mooncake's transfer engine; and stores of their
+ * metadata. */
 #ifndef TOOLS_SERVE_MOONCAKE_H
 #define TOOLS_SERVE_MOONCAKE_H
 

@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 #include "engine.h"
-#include "memory.h"
 #include "exporter/metrics.h"
-#include "serve/mooncake.h"
+#include "memory.h"
 #include "progress.h"
+#include "serve/mooncake.h"
 
 /* One --memory MEM:SIZE[:NAME]. */
 struct served {
@@ -44,8 +44,10 @@ static int parse_memory(const char *text, struct served *out)
 	if (wrong)
 		return usage_error("--memory: '%s' %s", text, wrong);
 	if (!*size)
-		return usage_error("--memory: '%s' has no size; write MEM:SIZE, such as host:1GiB or "
-				   "cuda:0:1GiB", text);
+		return usage_error(
+			"--memory: '%s' has no size; write MEM:SIZE, such as host:1GiB or "
+			"cuda:0:1GiB",
+			text);
 	snprintf(number, sizeof(number), "%.*s", (int)strcspn(size, ":"), size);
 	if (parse_size(number, "--memory", &out->size))
 		return EXIT_USAGE;
@@ -60,7 +62,8 @@ static int parse_memory(const char *text, struct served *out)
 	for (const char *c = name; *c; c++)
 		if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
 			return usage_error("--memory: the name '%s' has other characters than "
-					   "A-Z a-z 0-9 . _ -", name);
+					   "A-Z a-z 0-9 . _ -",
+					   name);
 	snprintf(out->name, sizeof(out->name), "%s", name);
 	return 0;
 }
@@ -138,8 +141,8 @@ static int parse(struct server *server)
 		return error;
 	if (listen && (!*listen || strcmp(listen, "none") == 0))
 		return usage_error("--listen: a server must listen; write ADDR:PORT");
-	server->memories = calloc((size_t)server->arguments->all_count + 1,
-				  sizeof(*server->memories));
+	server->memories =
+		calloc((size_t)server->arguments->all_count + 1, sizeof(*server->memories));
 	if (!server->memories)
 		return fail(ENOMEM, "out of memory");
 	while ((text = argument_next(server->arguments, "memory", &cursor))) {
@@ -287,14 +290,16 @@ static int take_notifications(struct server *server)
 
 	while (!(error = wh_engine_notification(server->engine, &notification, 0)))
 		if (show)
-			print_notification(notification.sender, notification.data, notification.length);
+			print_notification(notification.sender, notification.data,
+					   notification.length);
 	return error == -EAGAIN ? 0 : engine_fail(error, "cannot take notifications");
 }
 
 static void print_mooncake(void *arg, const char *name, const char *message)
 {
 	(void)arg;
-	print_notification(*name ? name : "mooncake", (const unsigned char *)message, strlen(message));
+	print_notification(*name ? name : "mooncake", (const unsigned char *)message,
+			   strlen(message));
 }
 
 static int start_mooncake(struct server *server)
@@ -439,24 +444,39 @@ end:
 }
 
 static const struct command_option options[] = {
-	{ .name = "memory", .letter = 'm', .argument = "MEM:SIZE[:NAME]", .many = true,
+	{ .name = "memory",
+	  .letter = 'm',
+	  .argument = "MEM:SIZE[:NAME]",
+	  .many = true,
 	  .help = "host, pinned, pageable, huge, cuda:0, vmm:cuda:0 ..." },
-	{ .name = "listen", .letter = 'l', .argument = "ADDR:PORT",
+	{ .name = "listen",
+	  .letter = 'l',
+	  .argument = "ADDR:PORT",
 	  .help = "where; by default 127.0.0.1:0, a free port" },
 	{ .name = "name", .letter = 'n', .argument = "NAME", .help = "how peers see this engine" },
 	{ .name = "read-only", .letter = 'r', .help = "peers may read but not write" },
 	{ .name = "notifications", .help = "print those that arrive: SENDER LENGTH BYTES" },
-	{ .name = "metrics", .argument = "ADDR:PORT",
+	{ .name = "metrics",
+	  .argument = "ADDR:PORT",
 	  .help = "what it counts, for Prometheus, at /metrics" },
 	{ .name = "mooncake", .help = "offer it to Mooncake's engines on this host, too" },
-	{ .name = "mooncake-listen", .argument = "ADDR:PORT", .rare = true,
-	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. Anybody who "
+	{ .name = "mooncake-listen",
+	  .argument = "ADDR:PORT",
+	  .rare = true,
+	  .help = "where to listen for Mooncake's engines; by default 127.0.0.1:0, a free port. "
+		  "Anybody who "
 		  "reaches it has what is served" },
-	{ .name = "mooncake-metadata", .argument = "URL", .rare = true,
-	  .help = "where Mooncake's engines look for each other, if they do not by address: http://HOST:PORT/PATH "
-		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a password, is in this file "
+	{ .name = "mooncake-metadata",
+	  .argument = "URL",
+	  .rare = true,
+	  .help = "where Mooncake's engines look for each other, if they do not by address: "
+		  "http://HOST:PORT/PATH "
+		  "(such as metadata) or etcd://HOST:PORT; @FILE: the URL, with a user and a "
+		  "password, is in this file "
 		  "of mode 0600" },
-	{ .name = "mooncake-name", .argument = "NAME", .rare = true,
+	{ .name = "mooncake-name",
+	  .argument = "NAME",
+	  .rare = true,
 	  .help = "the segment's name there; by default the address ADDR:PORT" },
 	ENGINE_OPTIONS,
 	{ 0 },
@@ -469,20 +489,28 @@ const struct command command_serve = {
 	.details =
 		"Prints one line, wherry://ADDR:PORT, when it is ready, and runs until SIGINT or "
 		"SIGTERM.\n\n"
-		"Who connects has to prove a key: on this host one that Wherry makes for each user, on "
-		"others that of a file, which the knob keyfile names on both sides; a listener on another "
-		"address than loopback takes one.\n\n"
-		MEMORY_HELP "\n\n"
-		"Each --memory is one region. A region without a NAME is called by its memory: host, "
-		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host memory "
+		"Who connects has to prove a key: on this host one that Wherry makes for each "
+		"user, on "
+		"others that of a file, which the knob keyfile names on both sides; a listener on "
+		"another "
+		"address than loopback takes one.\n\n" MEMORY_HELP "\n\n"
+		"Each --memory is one region. A region without a NAME is called by its memory: "
+		"host, "
+		"then host1, host2; cuda-0, then cuda-0.1. Engines on the same host map host "
+		"memory "
 		"and that of a GPU. Pages of host memory are taken when they are first touched.\n\n"
-		"With --notifications each that arrives is one line, SENDER LENGTH BYTES. What is not printable "
-		"ASCII is \\xNN there, and a backslash \\\\; SENDER is one word, its spaces are \\x20, and who has "
+		"With --notifications each that arrives is one line, SENDER LENGTH BYTES. What is "
+		"not printable "
+		"ASCII is \\xNN there, and a backslash \\\\; SENDER is one word, its spaces are "
+		"\\x20, and who has "
 		"no name is a single -.\n\n"
-		"With --mooncake a further line for each region says how programs made for Mooncake's "
+		"With --mooncake a further line for each region says how programs made for "
+		"Mooncake's "
 		"transfer engine reach it: mooncake://ADDR:PORT/ADDRESS, its bytes, its name. They "
-		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and ADDRESS as the "
-		"target's offset. Every request is checked, but Mooncake's protocol has no keys: anybody "
+		"take ADDR:PORT as the segment's name (metadata P2PHANDSHAKE, protocol tcp) and "
+		"ADDRESS as the "
+		"target's offset. Every request is checked, but Mooncake's protocol has no keys: "
+		"anybody "
 		"who reaches the port can do what the regions allow.",
 	.examples = "wherry serve --memory host:1GiB\n"
 		    "wherry serve -m cuda:0:8GiB:weights -m host:1GiB:cache --read-only\n"

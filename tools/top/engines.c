@@ -18,11 +18,13 @@ static double rate(uint64_t before, uint64_t after, double seconds)
 	return after < before || !(seconds > 0) ? (double)NAN : (double)(after - before) / seconds;
 }
 
-/* ---- latencies --------------------------------------------------------------------------------- */
+/* ---- latencies ---------------------------------------------------------------------------------
+ */
 
 /* In us: so many of the batches that were timed in between took no longer. Within a bucket they are
  * taken to be spread evenly. */
-static double quantile(const struct wh_latency *before, const struct wh_latency *after, double share)
+static double quantile(const struct wh_latency *before, const struct wh_latency *after,
+		       double share)
 {
 	uint64_t counts[WH_LATENCY_BUCKETS], all = 0;
 	double wanted, sum = 0;
@@ -35,7 +37,8 @@ static double quantile(const struct wh_latency *before, const struct wh_latency 
 	}
 	wanted = share * (double)all;
 	for (unsigned i = 0; i < WH_LATENCY_BUCKETS && all; i++) {
-		double low = i ? (double)WH_LATENCY_BOUND(i - 1) : 0, high = (double)WH_LATENCY_BOUND(i);
+		double low = i ? (double)WH_LATENCY_BOUND(i - 1) : 0,
+		       high = (double)WH_LATENCY_BOUND(i);
 
 		/* The last bucket has no end. */
 		if (i + 1 == WH_LATENCY_BUCKETS)
@@ -64,7 +67,8 @@ static struct latencies latencies(const struct wh_counters *before, const struct
 	};
 }
 
-/* ---- totals of all transports ------------------------------------------------------------------- */
+/* ---- totals of all transports -------------------------------------------------------------------
+ */
 
 struct totals {
 	uint64_t read, written, attempts, errors, reroutes;
@@ -84,7 +88,8 @@ static struct totals totals(const struct wh_counters *counters)
 	return sum;
 }
 
-/* ---- rows --------------------------------------------------------------------------------------- */
+/* ---- rows ---------------------------------------------------------------------------------------
+ */
 
 static void add_routes(const struct wh_observed_peer *now, const struct wh_observed_peer *before,
 		       double seconds, const struct top_peer *peer, struct top_engines *out)
@@ -178,9 +183,11 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 		.uptime = (double)counters->uptime / 1e9,
 		.read = rate(earlier.read, sum.read, seconds) / 1e9,
 		.written = rate(earlier.written, sum.written, seconds) / 1e9,
-		.served_read = rate(old->served_read_bytes, counters->served_read_bytes, seconds) / 1e9,
+		.served_read =
+			rate(old->served_read_bytes, counters->served_read_bytes, seconds) / 1e9,
 		.served_written =
-			rate(old->served_written_bytes, counters->served_written_bytes, seconds) / 1e9,
+			rate(old->served_written_bytes, counters->served_written_bytes, seconds) /
+			1e9,
 		.batch_rate = rate(last->batches, total->batches, seconds),
 		.small_p50 = times.small_p50,
 		.small_p99 = times.small_p99,
@@ -213,7 +220,8 @@ static void fill_engine(const struct wh_observation *now, const struct wh_observ
 	snprintf(out->epoch, sizeof(out->epoch), "%016" PRIx64, now->engine.epoch);
 }
 
-/* ---- who it was before --------------------------------------------------------------------------- */
+/* ---- who it was before
+ * --------------------------------------------------------------------------- */
 
 static const struct wh_observation *engine_before(const struct observed *before,
 						  const struct wh_observed_engine *engine)
@@ -225,8 +233,8 @@ static const struct wh_observation *engine_before(const struct observed *before,
 	return NULL;
 }
 
-/* Its peers with those before, both of which are in observe_merge()'s order. One that is new has moved
- * everything in between. */
+/* Its peers with those before, both of which are in observe_merge()'s order. One that is new has
+ * moved everything in between. */
 static void add_peers(const struct wh_observation *now, const struct wh_observation *before,
 		      double seconds, struct top_engines *out)
 {
@@ -263,7 +271,8 @@ void top_engines_rows(const struct observed *now, const struct observed *before,
 			out->left_out++;
 			continue;
 		}
-		fill_engine(engine, last ? last : &nothing, passed, &out->engines[out->engine_count]);
+		fill_engine(engine, last ? last : &nothing, passed,
+			    &out->engines[out->engine_count]);
 		add_peers(engine, last ? last : &nothing, passed, out);
 		out->left_out += engine->left_out;
 		out->engine_count++;

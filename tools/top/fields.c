@@ -17,7 +17,7 @@ enum type { TEXT, INT, COUNT, BYTES, REAL, REASONS };
 struct field {
 	const char *name;
 	const char *unit; /* in CSV's header and behind the key in JSON; "" */
-	const char *key;  /* in JSON; NULL: what it is part of says it */
+	const char *key; /* in JSON; NULL: what it is part of says it */
 	enum type type;
 	unsigned needs; /* what GPUs are asked for it */
 	size_t offset;
@@ -26,11 +26,16 @@ struct field {
 };
 
 static const struct field gpu_fields[] = {
-#define NAME(name, unit, key, type, member, help) \
-	{ name, unit, key, type, TOP_NAMES, offsetof(struct top_gpu, member), help, 0 }
-#define FIELD(name, unit, key, type, member, question, help) \
-	{ name, unit, key, type, TOP_NAMES | 1U << (question), \
-	  offsetof(struct top_gpu, member), help, offsetof(struct top_gpu, why.member) }
+#define NAME(name, unit, key, type, member, help)                                                  \
+	{                                                                                          \
+		name, unit, key, type, TOP_NAMES, offsetof(struct top_gpu, member), help, 0        \
+	}
+#define FIELD(name, unit, key, type, member, question, help)                                       \
+	{                                                                                          \
+		name, unit, key, type, TOP_NAMES | 1U << (question),                               \
+			offsetof(struct top_gpu, member), help,                                    \
+			offsetof(struct top_gpu, why.member)                                       \
+	}
 	NAME("index", "", "index", INT, index, "as NVML counts"),
 	NAME("name", "", "name", TEXT, name, "of the product"),
 	NAME("uuid", "", "uuid", TEXT, uuid, "of the card"),
@@ -65,8 +70,7 @@ static const struct field gpu_fields[] = {
 	      "sent over NVLink"),
 	FIELD("nvlink.rx", "GB/s", "nvlink_received_gb_per_s", REAL, link_received, TOP_LINKS,
 	      "received over NVLink"),
-	NAME("nvlink.max", "GB/s", "nvlink_most_gb_per_s", REAL, link_most,
-	      "what all links carry"),
+	NAME("nvlink.max", "GB/s", "nvlink_most_gb_per_s", REAL, link_most, "what all links carry"),
 	FIELD("ecc.corrected", "", "ecc_corrected", COUNT, ecc_corrected, TOP_ERRORS,
 	      "errors since the driver was loaded"),
 	FIELD("ecc.uncorrected", "", "ecc_uncorrected", COUNT, ecc_uncorrected, TOP_ERRORS,
@@ -81,8 +85,10 @@ static const struct field gpu_fields[] = {
 };
 
 static const struct field engine_fields[] = {
-#define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_engine, member), help, 0 }
+#define FIELD(name, unit, key, type, member, help)                                                 \
+	{                                                                                          \
+		name, unit, key, type, 0, offsetof(struct top_engine, member), help, 0             \
+	}
 	FIELD("engine", "", "name", TEXT, name, "its name"),
 	FIELD("epoch", "", "epoch", TEXT, epoch, "new at each start"),
 	FIELD("pid", "", "pid", INT, pid, "of its process"),
@@ -106,8 +112,7 @@ static const struct field engine_fields[] = {
 	FIELD("served.read.total", "B", "served_read_bytes", COUNT, served_read_bytes, "likewise"),
 	FIELD("served.written.total", "B", "served_written_bytes", COUNT, served_written_bytes,
 	      "likewise"),
-	FIELD("staged", "B", "staged_bytes", COUNT, staged_bytes,
-	      "of GPUs, through pinned memory"),
+	FIELD("staged", "B", "staged_bytes", COUNT, staged_bytes, "of GPUs, through pinned memory"),
 	FIELD("batches", "", "batches", COUNT, batches, "done"),
 	FIELD("failed", "", "failed", COUNT, failed, "batches that failed"),
 	FIELD("cancelled", "", "cancelled", COUNT, cancelled, "batches that were cancelled"),
@@ -133,8 +138,10 @@ static const struct field engine_fields[] = {
 };
 
 static const struct field peer_fields[] = {
-#define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_peer, member), help, 0 }
+#define FIELD(name, unit, key, type, member, help)                                                 \
+	{                                                                                          \
+		name, unit, key, type, 0, offsetof(struct top_peer, member), help, 0               \
+	}
 	FIELD("engine", "", NULL, TEXT, engine, "whose peer it is"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", "name", TEXT, name, "its name"),
@@ -165,8 +172,10 @@ static const struct field peer_fields[] = {
 };
 
 static const struct field route_fields[] = {
-#define FIELD(name, unit, key, type, member, help) \
-	{ name, unit, key, type, 0, offsetof(struct top_route, member), help, 0 }
+#define FIELD(name, unit, key, type, member, help)                                                 \
+	{                                                                                          \
+		name, unit, key, type, 0, offsetof(struct top_route, member), help, 0              \
+	}
 	FIELD("engine", "", NULL, TEXT, engine, "who moves"),
 	FIELD("epoch", "", NULL, TEXT, epoch, "of that engine"),
 	FIELD("peer", "", NULL, TEXT, peer, "from or to whom"),
@@ -186,7 +195,8 @@ static const struct field route_fields[] = {
 #undef FIELD
 };
 
-/* A table of a sample: rows of `step` bytes from `rows` on, as many as the size_t at `count` says. */
+/* A table of a sample: rows of `step` bytes from `rows` on, as many as the size_t at `count` says.
+ */
 struct top_table {
 	const char *name;
 	const struct field *fields;
@@ -194,9 +204,13 @@ struct top_table {
 };
 
 static const struct top_table tables[] = {
-#define TABLE(name, fields, rows, count) \
-	{ name, fields, sizeof(fields) / sizeof((fields)[0]), offsetof(struct top_sample, rows), \
-	  sizeof(((struct top_sample *)NULL)->rows[0]), offsetof(struct top_sample, count) }
+#define TABLE(name, fields, rows, count)                                                           \
+	{                                                                                          \
+		name, fields, sizeof(fields) / sizeof((fields)[0]),                                \
+			offsetof(struct top_sample, rows),                                         \
+			sizeof(((struct top_sample *)NULL)->rows[0]),                              \
+			offsetof(struct top_sample, count)                                         \
+	}
 	TABLE("gpus", gpu_fields, gpus, gpu_count),
 	TABLE("engines", engine_fields, engines.engines, engines.engine_count),
 	TABLE("peers", peer_fields, engines.peers, engines.peer_count),
@@ -213,7 +227,8 @@ const struct top_table *top_table(const char *name)
 	return NULL;
 }
 
-static const struct field *find_field(const struct top_table *table, const char *name, size_t length)
+static const struct field *find_field(const struct top_table *table, const char *name,
+				      size_t length)
 {
 	for (size_t i = 0; i < table->field_count; i++)
 		if (strlen(table->fields[i].name) == length &&
@@ -289,9 +304,9 @@ void top_why(const struct top_gpu *gpu, char *out, size_t size)
 		for (size_t k = i; k < table->field_count && first && used < size; k++)
 			if (reason_of((const char *)gpu, &table->fields[k]) == reason)
 				used += (size_t)snprintf(out + used, size - used, "%s%s",
-							 k > i	? ", " :
-							 used	? "; " :
-								  "",
+							 k > i ? ", " :
+							 used  ? "; " :
+								 "",
 							 table->fields[k].name);
 		if (first && used < size)
 			used += (size_t)snprintf(out + used, size - used, ": %s", reason);
@@ -350,9 +365,13 @@ void top_nic_why(const struct top_nic *nic, char *out, size_t size)
 		for (size_t k = i; k < NIC_VALUES && first && used < size; k++)
 			if (nic_error(nic, k) == error)
 				used += (size_t)snprintf(out + used, size - used, "%s%s",
-							 k > i ? ", " : used ? "; " : "", nic_values[k].name);
+							 k > i ? ", " :
+							 used  ? "; " :
+								 "",
+							 nic_values[k].name);
 		if (first && used < size)
-			used += (size_t)snprintf(out + used, size - used, ": %s", nic_meaning(error));
+			used += (size_t)snprintf(out + used, size - used, ": %s",
+						 nic_meaning(error));
 	}
 }
 
@@ -362,13 +381,16 @@ void top_process_why(const struct top_process *process, char *out, size_t size)
 
 	*out = '\0';
 	if (process->elsewhere)
-		snprintf(out, size, "PID, name, memory, CPU: no process here has the PID that the driver tells; it is of "
-				    "another PID namespace, or /proc hides it");
+		snprintf(out, size,
+			 "PID, name, memory, CPU: no process here has the PID that the driver "
+			 "tells; it is of "
+			 "another PID namespace, or /proc hides it");
 	else if (process->why)
-		snprintf(out, size, "name, memory, CPU: %s", gone ? "it has ended" : strerror(process->why));
+		snprintf(out, size, "name, memory, CPU: %s",
+			 gone ? "it has ended" : strerror(process->why));
 	if (process->gpu_memory == WH_UNKNOWN)
-		snprintf(out + strlen(out), size - strlen(out), "%sGPU memory: the driver does not tell",
-			 *out ? "; " : "");
+		snprintf(out + strlen(out), size - strlen(out),
+			 "%sGPU memory: the driver does not tell", *out ? "; " : "");
 }
 
 void top_reasons(uint64_t reasons, char *out, size_t size)
@@ -467,8 +489,8 @@ static const char *row_of(const struct top_table *table, const struct top_sample
 	return (const char *)sample + table->rows + at * table->step;
 }
 
-void top_print_rows(const struct top_table *table, const struct top_sample *sample, const char *list,
-		    bool why)
+void top_print_rows(const struct top_table *table, const struct top_sample *sample,
+		    const char *list, bool why)
 {
 	size_t count;
 
@@ -518,15 +540,16 @@ static json_t *field_to_json(const char *row, const struct field *field)
 	}
 }
 
-static json_t *row_to_json(const struct top_table *table, const struct top_sample *sample, size_t at)
+static json_t *row_to_json(const struct top_table *table, const struct top_sample *sample,
+			   size_t at)
 {
 	json_t *object = json_object();
 
 	for (size_t i = 0; i < table->field_count; i++)
 		if (table->fields[i].key)
-			json_object_set_new(object, table->fields[i].key,
-					    field_to_json(row_of(table, sample, at),
-							  &table->fields[i]));
+			json_object_set_new(
+				object, table->fields[i].key,
+				field_to_json(row_of(table, sample, at), &table->fields[i]));
 	return object;
 }
 
@@ -559,7 +582,8 @@ static json_t *engines_to_json(const struct top_sample *sample)
 			json_t *object = row_to_json(&tables[PEERS], sample, peer),
 			       *routes = json_array();
 
-			for (; route < from->route_count && from->routes[route].peer_at == peer; route++)
+			for (; route < from->route_count && from->routes[route].peer_at == peer;
+			     route++)
 				json_array_append_new(routes,
 						      row_to_json(&tables[ROUTES], sample, route));
 			json_object_set_new(object, "routes", routes);
@@ -588,7 +612,8 @@ static json_t *nic_reasons_to_json(const struct top_nic *nic)
 
 	for (size_t i = 0; i < NIC_VALUES; i++)
 		if (nic_error(nic, i))
-			json_object_set_new(object, nic_values[i].key, json_string(nic_meaning(nic_error(nic, i))));
+			json_object_set_new(object, nic_values[i].key,
+					    json_string(nic_meaning(nic_error(nic, i))));
 	return object;
 }
 
@@ -599,11 +624,14 @@ static json_t *silents_to_json(const struct top_engines *engines)
 
 	for (size_t i = 0; i < engines->silent && i < TOP_SILENT; i++)
 		json_array_append_new(array,
-				      json_pack("{s:o, s:o}", "pid", engines->silents[i].pid < 0 ?
-						json_null() : json_integer(engines->silents[i].pid), "why",
-						output_text(engines->silents[i].why)));
+				      json_pack("{s:o, s:o}", "pid",
+						engines->silents[i].pid < 0 ?
+							json_null() :
+							json_integer(engines->silents[i].pid),
+						"why", output_text(engines->silents[i].why)));
 	if (*engines->why)
-		json_array_append_new(array, json_pack("{s:n, s:o}", "pid", "why", output_text(engines->why)));
+		json_array_append_new(
+			array, json_pack("{s:n, s:o}", "pid", "why", output_text(engines->why)));
 	return array;
 }
 
@@ -653,7 +681,8 @@ json_t *top_to_json(const struct top_sample *sample, bool why)
 	json_object_set_new(object, "processes", processes);
 	json_object_set_new(object, "engines",
 			    sample->engines.asked ? engines_to_json(sample) : json_null());
-	json_object_set_new(object, "engines_silent", json_integer((json_int_t)sample->engines.silent));
+	json_object_set_new(object, "engines_silent",
+			    json_integer((json_int_t)sample->engines.silent));
 	if (why)
 		json_object_set_new(object, "engines_missing", silents_to_json(&sample->engines));
 	json_object_set_new(object, "left_out", json_integer((json_int_t)sample->engines.left_out));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What GPUs are asked, and how often. A question takes a part of a millisecond of the CPU, in the kernel's
- * driver: what cannot change within seconds is not asked each second, what is not shown not at all, and
- * where even that is much, because GPUs are many or their driver slow, all but the first few are asked
- * still less often.
+ * What GPUs are asked, and how often. A question takes a part of a millisecond of the CPU, in the
+ * kernel's driver: what cannot change within seconds is not asked each second, what is not shown
+ * not at all, and where even that is much, because GPUs are many or their driver slow, all but the
+ * first few are asked still less often.
  */
 #include <errno.h>
 #include <math.h>
@@ -14,7 +14,8 @@
 
 #include "util/error.h"
 
-/* Of one sample, in s of the CPU: under 2 % of a core at one a second, with room for the rest of us. */
+/* Of one sample, in s of the CPU: under 2 % of a core at one a second, with room for the rest of
+ * us. */
 #define COST_MOST 0.014
 #define COST_LITTLE (COST_MOST / 4)
 #define COST_SAMPLES 10 /* that are taken together */
@@ -175,8 +176,8 @@ static void ask_limits(struct wh_nvml *nvml, struct top_gpu *gpu, double seconds
 		ask_indexed(nvml, WH_NVML_CLOCK_MOST, gpu, 2, &gpu->why.memory_clock_most);
 }
 
-/* Of intervals of up to a second it is so many intervals, else so many seconds, from one time that a question is
- * asked to the next: 1 is each sample. The table in docs/top.md says the same. */
+/* Of intervals of up to a second it is so many intervals, else so many seconds, from one time that
+ * a question is asked to the next: 1 is each sample. The table in docs/top.md says the same. */
 static const struct {
 	double period;
 	question_function *ask; /* NULL: of all GPUs together */
@@ -201,15 +202,32 @@ static const struct {
 static void forget_gpu(struct top_gpu *gpu)
 {
 	struct top_gpu empty = {
-		.index = gpu->index, .busy = -1, .memory_busy = -1,
-		.memory_used = WH_UNKNOWN, .memory_total = WH_UNKNOWN, .bar1_used = WH_UNKNOWN,
-		.bar1_total = WH_UNKNOWN, .power = NAN, .power_limit = NAN, .temperature = -1,
-		.clock = -1, .clock_most = -1, .memory_clock = -1, .memory_clock_most = -1,
-		.pcie_sent = NAN, .pcie_received = NAN, .pcie_most = gpu->pcie_most,
-		.link_sent = NAN, .link_received = NAN, .link_most = gpu->link_most,
-		.ecc_corrected = WH_UNKNOWN, .ecc_uncorrected = WH_UNKNOWN,
-		.pcie_replays = WH_UNKNOWN, .reasons = WH_UNKNOWN,
-		.link_sent_kib = WH_UNKNOWN, .link_received_kib = WH_UNKNOWN,
+		.index = gpu->index,
+		.busy = -1,
+		.memory_busy = -1,
+		.memory_used = WH_UNKNOWN,
+		.memory_total = WH_UNKNOWN,
+		.bar1_used = WH_UNKNOWN,
+		.bar1_total = WH_UNKNOWN,
+		.power = NAN,
+		.power_limit = NAN,
+		.temperature = -1,
+		.clock = -1,
+		.clock_most = -1,
+		.memory_clock = -1,
+		.memory_clock_most = -1,
+		.pcie_sent = NAN,
+		.pcie_received = NAN,
+		.pcie_most = gpu->pcie_most,
+		.link_sent = NAN,
+		.link_received = NAN,
+		.link_most = gpu->link_most,
+		.ecc_corrected = WH_UNKNOWN,
+		.ecc_uncorrected = WH_UNKNOWN,
+		.pcie_replays = WH_UNKNOWN,
+		.reasons = WH_UNKNOWN,
+		.link_sent_kib = WH_UNKNOWN,
+		.link_received_kib = WH_UNKNOWN,
 	};
 
 	memcpy(empty.name, gpu->name, sizeof(empty.name));
@@ -273,9 +291,12 @@ static void ask_processes(const struct wh_tree *tree, struct wh_nvml *nvml, stru
 			bool here = is_process(tree, list[k].pid);
 
 			*process = (struct top_process){
-				.pid = here ? (int)list[k].pid : -1, .elsewhere = !here,
-				.gpu = out->gpus[i].index, .gpu_memory = list[k].memory,
-				.memory = WH_UNKNOWN, .cpu = NAN,
+				.pid = here ? (int)list[k].pid : -1,
+				.elsewhere = !here,
+				.gpu = out->gpus[i].index,
+				.gpu_memory = list[k].memory,
+				.memory = WH_UNKNOWN,
+				.cpu = NAN,
 			};
 			out->process_count++;
 		}

@@ -10,7 +10,8 @@
 struct top_asking {
 	unsigned needs; /* bits of enum top_question: the others are never asked */
 	double asked[TOP_QUESTIONS]; /* when, s; 0: not yet */
-	unsigned stretch; /* so many times their period, for all questions that are not of each sample */
+	/* so many times their period, for all questions that are not of each sample */
+	unsigned stretch;
 	unsigned samples; /* whose cost is in `spent` */
 	double spent;
 };
@@ -22,8 +23,8 @@ void top_name_gpus(const struct wh_topology *topology, struct top_sample *out);
 void top_ask_gpus(struct top_asking *asking, const struct wh_tree *tree, struct wh_nvml *nvml,
 		  double time, double interval, struct top_sample *out);
 
-/* So many seconds of the CPU the last sample took: where the mean is over the bound, what is not of each
- * sample is asked half as often; and again more often where it is far below. */
+/* So many seconds of the CPU the last sample took: where the mean is over the bound, what is not of
+ * each sample is asked half as often; and again more often where it is far below. */
 void top_asked_for(struct top_asking *asking, double seconds, double interval);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * NICs, from sysfs. State, rate and counters are read for each sample. Which NICs there are takes a look at
- * the whole PCI tree: it is taken again when a name has come or gone where the kernel lists them.
+ * NICs, from sysfs. State, rate and counters are read for each sample. Which NICs there are takes a
+ * look at the whole PCI tree: it is taken again when a name has come or gone where the kernel lists
+ * them.
  */
 #include <errno.h>
 #include <math.h>
@@ -13,8 +14,8 @@
 
 /* ---- counters -------------------------------------------------------------------------------- */
 
-/* What an RDMA port counts has other names with other drivers: the first row is taken of which all files are
- * there. */
+/* What an RDMA port counts has other names with other drivers: the first row is taken of which all
+ * files are there. */
 struct names {
 	const char *folder; /* of the port */
 	const char *file[2]; /* added up */
@@ -24,7 +25,7 @@ struct names {
 
 static const struct names sent[NAMES_MOST] = {
 	{ "counters", { "port_xmit_data" }, 4 }, /* words of four bytes */
-	{ "hw_counters", { "tx_bytes" }, 1 },	 /* bnxt_re, efa */
+	{ "hw_counters", { "tx_bytes" }, 1 }, /* bnxt_re, efa */
 };
 
 static const struct names received[NAMES_MOST] = {
@@ -35,17 +36,18 @@ static const struct names received[NAMES_MOST] = {
 static const struct names errors[NAMES_MOST] = {
 	{ "counters", { "port_rcv_errors", "port_xmit_discards" }, 1 },
 	{ "hw_counters", { "rx_roce_errors", "rx_roce_discards" }, 1 }, /* bnxt_re */
-	{ "hw_counters", { "rx_drops" }, 1 },				/* efa */
+	{ "hw_counters", { "rx_drops" }, 1 }, /* efa */
 };
 
 /* Packets, where they are counted, else what makes the NIC send again. */
 static const struct names retransmits[NAMES_MOST] = {
 	{ "hw_counters", { "packet_seq_err", "local_ack_timeout_err" }, 1 }, /* mlx5 */
-	{ "hw_counters", { "seq_err_naks_rcvd", "to_retransmits" }, 1 },     /* bnxt_re */
-	{ "hw_counters", { "retrans_pkts" }, 1 },			     /* efa, of newer kernels */
-	{ "hw_counters", { "completer_retry_err" }, 1 },		     /* rxe */
-	{ "hw_counters", { "tcpRetransSegs" }, 1 },			     /* irdma, of iWARP */
-	{ "hw_counters", { "ip4RetransSegs", "ip6RetransSegs" }, 1 },	     /* cxgb4, of iWARP */
+	{ "hw_counters", { "seq_err_naks_rcvd", "to_retransmits" }, 1 }, /* bnxt_re */
+	/* efa, of newer kernels */
+	{ "hw_counters", { "retrans_pkts" }, 1 },
+	{ "hw_counters", { "completer_retry_err" }, 1 }, /* rxe */
+	{ "hw_counters", { "tcpRetransSegs" }, 1 }, /* irdma, of iWARP */
+	{ "hw_counters", { "ip4RetransSegs", "ip6RetransSegs" }, 1 }, /* cxgb4, of iWARP */
 };
 
 static uint8_t why(int error)
@@ -54,7 +56,8 @@ static uint8_t why(int error)
 }
 
 /* *reason is 0 if there is one; else it stays if it is something already. */
-static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name, uint8_t *reason)
+static uint64_t counter(const struct wh_tree *tree, const char *folder, const char *name,
+			uint8_t *reason)
 {
 	int64_t value;
 	int error = wh_tree_number(tree, folder, name, &value);
@@ -105,7 +108,8 @@ static void read_counters(const struct wh_tree *tree, struct top_nic *nic)
 		nic->sent_bytes = port_counter(tree, nic->name, sent, &reasons->sent);
 		nic->received_bytes = port_counter(tree, nic->name, received, &reasons->received);
 		nic->error_count = port_counter(tree, nic->name, errors, &reasons->errors);
-		nic->retransmit_count = port_counter(tree, nic->name, retransmits, &reasons->retransmits);
+		nic->retransmit_count =
+			port_counter(tree, nic->name, retransmits, &reasons->retransmits);
 		return;
 	}
 	reasons->sent = reasons->received = reasons->errors = 0;
@@ -126,16 +130,18 @@ static void ask_why(const struct wh_tree *tree, struct top_nic *nic)
 	char folder[WH_TREE_PATH], line[64];
 	int error;
 
-	snprintf(folder, sizeof(folder), nic->rdma ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s",
-		 nic->name);
+	snprintf(folder, sizeof(folder),
+		 nic->rdma ? "/sys/class/infiniband/%s/ports/1" : "/sys/class/net/%s", nic->name);
 	nic->why.state = nic->why.most = 0;
 	if (!*nic->state) {
-		error = wh_tree_line(tree, folder, nic->rdma ? "state" : "operstate", line, sizeof(line));
+		error = wh_tree_line(tree, folder, nic->rdma ? "state" : "operstate", line,
+				     sizeof(line));
 		nic->why.state = error ? why(error) : ENODATA;
 	}
 	if (isnan(nic->most)) {
 		/* Of an interface that is down, or virtual, it is EINVAL, or -1. */
-		error = wh_tree_line(tree, folder, nic->rdma ? "rate" : "speed", line, sizeof(line));
+		error = wh_tree_line(tree, folder, nic->rdma ? "rate" : "speed", line,
+				     sizeof(line));
 		nic->why.most = error ? why(error) : ENODATA;
 	}
 }
@@ -188,8 +194,10 @@ static uint64_t list(const struct wh_tree *tree)
 /* With what it has counted before, if it was there. */
 static struct top_nic find_nic(const struct top_nic *before, size_t count, const struct wh_nic *nic)
 {
-	struct top_nic fresh = { .rdma = nic->rdma == 1, .sent_bytes = WH_UNKNOWN,
-				 .received_bytes = WH_UNKNOWN, .error_count = WH_UNKNOWN,
+	struct top_nic fresh = { .rdma = nic->rdma == 1,
+				 .sent_bytes = WH_UNKNOWN,
+				 .received_bytes = WH_UNKNOWN,
+				 .error_count = WH_UNKNOWN,
 				 .retransmit_count = WH_UNKNOWN };
 
 	for (size_t i = 0; i < count; i++)

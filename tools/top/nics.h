@@ -7,11 +7,12 @@
 
 /* Begins as zeros. */
 struct top_nics {
-	uint64_t listed; /* a sum of the names among which the NICs were found; 0: not looked yet */
+	/* a sum of the names among which the NICs were found; 0: not looked yet */
+	uint64_t listed;
 };
 
-/* Take a sample, `seconds` after the one before (0: there is none): which NICs there are, in what state, and
- * what they have counted. */
+/* Take a sample, `seconds` after the one before (0: there is none): which NICs there are, in what
+ * state, and what they have counted. */
 void top_read_nics(struct top_nics *nics, const struct wh_tree *tree, double seconds,
 		   struct top_sample *out);
 

@@ -93,8 +93,10 @@ static bool read_process(const struct wh_tree *tree, int pid, struct top_process
 	open = strchr(text, '(');
 	close = strrchr(text, ')');
 	if (!open || !close || close < open ||
-	    sscanf(close + 1, " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d "
-			      "%*d %*d %*d %*u %*u %lld", &user, &kernel, &pages) != 3)
+	    sscanf(close + 1,
+		   " %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %llu %llu %*d %*d %*d "
+		   "%*d %*d %*d %*u %*u %lld",
+		   &user, &kernel, &pages) != 3)
 		return false;
 	snprintf(out->name, sizeof(out->name), "%.*s", (int)(close - open - 1), open + 1);
 	wh_text_clean(out->name);
@@ -297,8 +299,8 @@ static void *host_thread(void *arg)
 	return NULL;
 }
 
-struct top_sampler *top_start(const struct wh_tree *tree, double interval,
-			      const char *engines, unsigned needs)
+struct top_sampler *top_start(const struct wh_tree *tree, double interval, const char *engines,
+			      unsigned needs)
 {
 	struct top_sampler *sampler = calloc(1, sizeof(*sampler));
 	pthread_condattr_t attributes;

@@ -38,8 +38,7 @@ static int attribute_of(const struct terminal *terminal, const struct top_line *
 static void draw(struct terminal *terminal)
 {
 	int rows = getmaxy(stdscr), columns = getmaxx(stdscr),
-	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines,
-				    TOP_LINES),
+	    count = (int)top_render(&terminal->sample, &terminal->view, terminal->lines, TOP_LINES),
 	    room = rows - 1;
 
 	if (terminal->top > count - room)
@@ -160,8 +159,10 @@ static bool press(struct terminal *terminal, struct top_sampler *sampler, int ke
 
 static void set_colors(struct terminal *terminal, const struct screen *screen)
 {
-	static const short colors[] = { [TINT_GOOD] = COLOR_GREEN, [TINT_FAIR] = COLOR_CYAN,
-					[TINT_POOR] = COLOR_YELLOW, [TINT_BAD] = COLOR_RED };
+	static const short colors[] = { [TINT_GOOD] = COLOR_GREEN,
+					[TINT_FAIR] = COLOR_CYAN,
+					[TINT_POOR] = COLOR_YELLOW,
+					[TINT_BAD] = COLOR_RED };
 
 	terminal->color = screen->color && has_colors() && start_color() == OK;
 	if (!terminal->color)
@@ -171,7 +172,8 @@ static void set_colors(struct terminal *terminal, const struct screen *screen)
 		init_pair((short)(i + 1), colors[i], -1);
 }
 
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why)
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval,
+		    bool why)
 {
 	struct terminal *terminal = calloc(1, sizeof(*terminal));
 	SCREEN *opened;

@@ -154,7 +154,8 @@ static int run(const struct arguments *arguments)
 	output.form = form_of(arguments);
 	output.screen = &screen;
 	sampler = top_start(&tree, interval, observe_directory(arguments),
-			    output.form == CSV_FORM ? top_needs(table, output.fields) : TOP_EVERYTHING);
+			    output.form == CSV_FORM ? top_needs(table, output.fields) :
+						      TOP_EVERYTHING);
 	if (!sampler)
 		return fail(ENOMEM, "out of memory");
 	code = output.form == LIVE ? top_interactive(sampler, &screen, interval, output.why) :
@@ -168,7 +169,9 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "interval", .letter = 'i', .argument = "SECONDS",
+	{ .name = "interval",
+	  .letter = 'i',
+	  .argument = "SECONDS",
 	  .help = "between two samples; by default 1" },
 	{ .name = "once", .help = "one sample as text; also where there is no terminal" },
 	{ .name = "count", .letter = 'n', .argument = "N", .help = "so many samples, then end" },
@@ -176,12 +179,15 @@ static const struct command_option options[] = {
 	{ .name = "csv", .help = "all that is known of GPUs, or of TABLE, as CSV" },
 	{ .name = "query", .argument = "FIELD,...", .help = "these fields as CSV" },
 	{ .name = "fields", .help = "list the fields" },
-	{ .name = "of", .argument = "TABLE", .complete = "gpus engines peers routes",
+	{ .name = "of",
+	  .argument = "TABLE",
+	  .complete = "gpus engines peers routes",
 	  .help = "gpus, engines, peers or routes as CSV" },
-	{ .name = "why", .letter = 'w',
-	  .help = "also why numbers are not known" },
+	{ .name = "why", .letter = 'w', .help = "also why numbers are not known" },
 	OBSERVE_OPTION,
-	{ .name = "root", .argument = "DIR", .complete = "file",
+	{ .name = "root",
+	  .argument = "DIR",
+	  .complete = "file",
 	  .help = "look at DIR/sys and DIR/proc, not this machine's" },
 	SCREEN_OPTIONS,
 	{ 0 },

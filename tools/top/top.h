@@ -26,11 +26,13 @@
 
 /* ---- samples --------------------------------------------------------------------------------- */
 
-/* Of each number that GPUs are asked for, the errno by which NVML has none; 0: it has, or was not asked. */
+/* Of each number that GPUs are asked for, the errno by which NVML has none; 0: it has, or was not
+ * asked. */
 struct top_why {
-	uint8_t busy, memory_busy, memory_used, memory_total, bar1_used, bar1_total, power, power_limit,
-		temperature, clock, clock_most, memory_clock, memory_clock_most, pcie_sent, pcie_received,
-		link_sent, link_received, ecc_corrected, ecc_uncorrected, pcie_replays, reasons;
+	uint8_t busy, memory_busy, memory_used, memory_total, bar1_used, bar1_total, power,
+		power_limit, temperature, clock, clock_most, memory_clock, memory_clock_most,
+		pcie_sent, pcie_received, link_sent, link_received, ecc_corrected, ecc_uncorrected,
+		pcie_replays, reasons;
 };
 
 /* What is not known is -1, WH_UNKNOWN or NAN. Rates are GB/s over the last interval. */
@@ -41,7 +43,7 @@ struct top_gpu {
 	int busy, memory_busy; /* % */
 	uint64_t memory_used, memory_total, bar1_used, bar1_total;
 	double power, power_limit; /* W */
-	int temperature;	   /* C */
+	int temperature; /* C */
 	int clock, clock_most, memory_clock, memory_clock_most; /* MHz */
 	double pcie_sent, pcie_received, pcie_most;
 	double link_sent, link_received, link_most;
@@ -99,7 +101,8 @@ struct top_engine {
 	double uptime; /* s */
 	double read, written, served_read, served_written;
 	double batch_rate; /* a second */
-	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger ones */
+	/* us, from submission to completion, over the interval: of batches to 64 KiB, and larger
+	 * ones */
 	double small_p50, small_p99, large_p50, large_p99;
 	uint64_t read_bytes, written_bytes, served_read_bytes, served_written_bytes, staged_bytes;
 	uint64_t batches, failed, cancelled, attempts, errors, reroutes, unfinished, in_flight;
@@ -111,7 +114,8 @@ struct top_peer {
 	char engine[WH_NAME], epoch[20], name[WH_NAME], address[WH_NAME], state[12];
 	double read, written, batch_rate;
 	double small_p50, small_p99, large_p50, large_p99;
-	uint64_t read_bytes, written_bytes, batches, failed, cancelled, attempts, errors, reroutes, lost;
+	uint64_t read_bytes, written_bytes, batches, failed, cancelled, attempts, errors, reroutes,
+		lost;
 	uint64_t in_flight;
 };
 
@@ -127,7 +131,7 @@ struct top_route {
 struct top_engines {
 	bool asked;
 	size_t engine_count, peer_count, route_count;
-	size_t silent;	 /* engines that did not answer */
+	size_t silent; /* engines that did not answer */
 	struct observe_silent silents[TOP_SILENT]; /* the first of them */
 	char why[2 * OBSERVE_WHY]; /* none could be asked; "" */
 	size_t left_out; /* engines and peers for which there was no room */
@@ -150,8 +154,8 @@ struct top_sample {
 	struct top_engines engines; /* the last: only what is used is copied */
 };
 
-/* Rows of what engines have answered, with rates since `before`, `seconds` earlier (NULL: none). Both
- * have been merged. */
+/* Rows of what engines have answered, with rates since `before`, `seconds` earlier (NULL: none).
+ * Both have been merged. */
 void top_engines_rows(const struct observed *now, const struct observed *before, double seconds,
 		      struct top_engines *out);
 
@@ -176,11 +180,11 @@ enum top_question {
 #define TOP_EVERYTHING ((TOP_NAMES << 1) - 1)
 
 /* Take samples on threads of their own, every `interval` seconds; of engines where observe_all()
- * looks for them in `engines`, of GPUs what `needs` has bits of (0: none are looked for). A driver that
- * hangs keeps the last sample of its GPUs; everything else goes on. */
+ * looks for them in `engines`, of GPUs what `needs` has bits of (0: none are looked for). A driver
+ * that hangs keeps the last sample of its GPUs; everything else goes on. */
 struct top_sampler;
-struct top_sampler *top_start(const struct wh_tree *tree, double interval,
-			      const char *engines, unsigned needs);
+struct top_sampler *top_start(const struct wh_tree *tree, double interval, const char *engines,
+			      unsigned needs);
 
 /* The newest sample, once there have been `turns` of them of all its parts, or after
  * `seconds`. The first turn has no rates. False: there is none yet. */
@@ -251,12 +255,14 @@ unsigned top_needs(const struct top_table *table, const char *fields);
 void top_all_fields(const struct top_table *table, char *out, size_t size);
 void top_describe_fields(const struct top_table *table);
 
-/* A line of names with units, and a line for each row; with reasons in the place of what is not known. */
+/* A line of names with units, and a line for each row; with reasons in the place of what is not
+ * known. */
 void top_print_header(const struct top_table *table, const char *fields);
 void top_print_rows(const struct top_table *table, const struct top_sample *sample,
 		    const char *fields, bool why);
 
-/* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "". */
+/* "utilization.gpu, power.draw: no permission; ...": what is not known of a GPU, and by what; "".
+ */
 void top_why(const struct top_gpu *gpu, char *out, size_t size);
 void top_nic_why(const struct top_nic *nic, char *out, size_t size);
 
@@ -268,6 +274,7 @@ json_t *top_to_json(const struct top_sample *sample, bool why);
 /* ---- the terminal ---------------------------------------------------------------------------- */
 
 /* Show until the user quits. An exit code. */
-int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval, bool why);
+int top_interactive(struct top_sampler *sampler, const struct screen *screen, double interval,
+		    bool why);
 
 #endif

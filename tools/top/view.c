@@ -16,8 +16,8 @@ struct writer {
 	size_t count, most;
 };
 
-__attribute__((format(printf, 3, 4)))
-static void line(struct writer *writer, int tint, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void line(struct writer *writer, int tint,
+						       const char *format, ...)
 {
 	struct top_line *out = &writer->lines[writer->count];
 	va_list list;
@@ -41,7 +41,9 @@ static void bar(double share, bool ascii, char out[3 * BAR + 1])
 
 	for (int i = 0; i < BAR; i++)
 		used += snprintf(out + used, (size_t)(3 * BAR + 1 - used), "%s",
-				 i >= full ? " " : ascii ? "#" : "\u2588");
+				 i >= full ? " " :
+				 ascii     ? "#" :
+					     "\u2588");
 }
 
 static void number(char out[16], const char *format, double value)
@@ -124,15 +126,18 @@ static void nic_lines(struct writer *writer, const struct top_nic *nic, const st
 {
 	bool down = top_nic_up(nic) != 1;
 	char rates[2][24], errors[16], again[16], shown[3 * BAR + 1], why[380];
-	double most = fmax(isnan(nic->sent) ? 0 : nic->sent,
-			   isnan(nic->received) ? 0 : nic->received);
+	double most =
+		fmax(isnan(nic->sent) ? 0 : nic->sent, isnan(nic->received) ? 0 : nic->received);
 
 	rate_text(rates[0], nic->sent, nic->most);
 	rate_text(rates[1], nic->received, nic->most);
 	number(errors, "%.0f", nic->errors);
 	number(again, "%.0f", nic->retransmits);
 	bar(isnan(nic->most) ? 0 : most / nic->most, view->ascii, shown);
-	line(writer, down ? TINT_FAINT : nic->errors > 0 ? TINT_POOR : -1,
+	line(writer,
+	     down            ? TINT_FAINT :
+	     nic->errors > 0 ? TINT_POOR :
+			       -1,
 	     "%-10s %-7s %12s out %12s in %s errors/s %s, retransmits/s %s", nic->name,
 	     *nic->state ? nic->state : "-", rates[0], rates[1], shown, errors, again);
 	top_nic_why(nic, why, sizeof(why));
@@ -167,10 +172,12 @@ static int more(double one, double other)
 	return (one < other) - (one > other);
 }
 
-/* The last two decide where nothing else does: what has been moved in all, and the order they came in. */
+/* The last two decide where nothing else does: what has been moved in all, and the order they came
+ * in. */
 static int compare_peers(const void *a, const void *b)
 {
-	const struct top_peer *one = *(struct top_peer *const *)a, *other = *(struct top_peer *const *)b;
+	const struct top_peer *one = *(struct top_peer *const *)a,
+			      *other = *(struct top_peer *const *)b;
 	int order = 0;
 
 	switch (sorting->peer_order) {
@@ -212,12 +219,13 @@ static void routes_text(const struct top_engines *all, const struct top_peer *pe
 			break;
 		number(read, "%.2f", route->read);
 		number(written, "%.2f", route->written);
-		used += (size_t)snprintf(out + used, size - used, "  %s %s/%s", route->transport, read,
-					 written);
+		used += (size_t)snprintf(out + used, size - used, "  %s %s/%s", route->transport,
+					 read, written);
 	}
 }
 
-static void peer_line(struct writer *writer, const struct top_engines *all, const struct top_peer *peer)
+static void peer_line(struct writer *writer, const struct top_engines *all,
+		      const struct top_peer *peer)
 {
 	bool up = strcmp(peer->state, "connected") == 0;
 	char routes[160], batches[16], half[16], most[16];
@@ -226,11 +234,15 @@ static void peer_line(struct writer *writer, const struct top_engines *all, cons
 	number(batches, "%.0f", peer->batch_rate);
 	number(half, "%.0f", isnan(peer->large_p50) ? peer->small_p50 : peer->large_p50);
 	number(most, "%.0f", isnan(peer->large_p99) ? peer->small_p99 : peer->large_p99);
-	line(writer, !up ? TINT_BAD : peer->failed || peer->errors ? TINT_POOR : -1,
-	     "  %-20.20s %-21.21s errors %-4" PRIu64 " %-9s%s, %s batches/s, %s us, 99%% %s us, failed %"
-	     PRIu64 ", lost %" PRIu64 ", rerouted %" PRIu64, peer->name, peer->address, peer->errors,
-	     peer->state, *routes ? routes : "  -", batches, half, most, peer->failed, peer->lost,
-	     peer->reroutes);
+	line(writer,
+	     !up                          ? TINT_BAD :
+	     peer->failed || peer->errors ? TINT_POOR :
+					    -1,
+	     "  %-20.20s %-21.21s errors %-4" PRIu64
+	     " %-9s%s, %s batches/s, %s us, 99%% %s us, failed %" PRIu64 ", lost %" PRIu64
+	     ", rerouted %" PRIu64,
+	     peer->name, peer->address, peer->errors, peer->state, *routes ? routes : "  -",
+	     batches, half, most, peer->failed, peer->lost, peer->reroutes);
 }
 
 static bool passes(const struct top_view *view, const char *name)
@@ -247,7 +259,8 @@ static void peer_lines(struct writer *writer, const struct top_engines *all, siz
 	size_t count = 0, shown;
 
 	for (size_t i = 0; list && i < all->peer_count; i++)
-		if (all->peers[i].engine_at == engine && (whole || passes(view, all->peers[i].name)))
+		if (all->peers[i].engine_at == engine &&
+		    (whole || passes(view, all->peers[i].name)))
 			list[count++] = &all->peers[i];
 	sorting = view;
 	if (count)
@@ -256,8 +269,8 @@ static void peer_lines(struct writer *writer, const struct top_engines *all, siz
 	for (size_t i = 0; i < shown; i++)
 		peer_line(writer, all, list[i]);
 	if (shown < count)
-		line(writer, TINT_FAINT, "  and %zu more peers (key e), by %s%s (key p)", count - shown,
-		     orders[view->peer_order], view->reverse ? ", reversed" : "");
+		line(writer, TINT_FAINT, "  and %zu more peers (key e), by %s%s (key p)",
+		     count - shown, orders[view->peer_order], view->reverse ? ", reversed" : "");
 	free(list);
 }
 
@@ -279,15 +292,20 @@ static void engine_lines(struct writer *writer, const struct top_engines *all, s
 	topo_size(size, sizeof(size), engine->region_bytes);
 	topo_size(flying, sizeof(flying), engine->in_flight);
 	/* Each line fits into 80 columns. */
-	line(writer, engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
-	     "%-24.24s pid %-7d  read %s, written %s GB/s", engine->name, engine->pid, read, written);
-	line(writer, -1, "      served over TCP %s/%s GB/s; %s batches/s; failed %" PRIu64 "; errors %"
-			 PRIu64, served[0], served[1], batches, engine->failed, engine->errors);
+	line(writer,
+	     engine->failed || engine->errors || engine->peers_lost ? TINT_POOR : TINT_STRONG,
+	     "%-24.24s pid %-7d  read %s, written %s GB/s", engine->name, engine->pid, read,
+	     written);
+	line(writer, -1,
+	     "      served over TCP %s/%s GB/s; %s batches/s; failed %" PRIu64 "; errors %" PRIu64,
+	     served[0], served[1], batches, engine->failed, engine->errors);
 	line(writer, -1, "      <=64 KiB: p50 %s, p99 %s us; larger: p50 %s, p99 %s us", times[0],
 	     times[1], times[2], times[3]);
-	line(writer, -1, "      in flight %" PRIu64 ", %s; sessions %" PRIu64 "; lost %" PRIu64
-			 "; regions %" PRIu64 ", %s", engine->unfinished, flying, engine->sessions,
-	     engine->peers_lost, engine->regions, size);
+	line(writer, -1,
+	     "      in flight %" PRIu64 ", %s; sessions %" PRIu64 "; lost %" PRIu64
+	     "; regions %" PRIu64 ", %s",
+	     engine->unfinished, flying, engine->sessions, engine->peers_lost, engine->regions,
+	     size);
 	peer_lines(writer, all, at, view);
 }
 
@@ -299,8 +317,8 @@ static void all_engines(struct writer *writer, const struct top_engines *all,
 	if (all->asked && !all->engine_count)
 		line(writer, TINT_FAINT, "no engine of this user");
 	if (all->silent)
-		line(writer, TINT_BAD, "%zu engine%s did not answer%s", all->silent, all->silent == 1 ? "" : "s",
-		     view->why ? "" : " (key w)");
+		line(writer, TINT_BAD, "%zu engine%s did not answer%s", all->silent,
+		     all->silent == 1 ? "" : "s", view->why ? "" : " (key w)");
 	for (size_t i = 0; view->why && i < all->silent && i < TOP_SILENT; i++) {
 		char pid[16];
 
@@ -375,15 +393,17 @@ static void process_lines(struct writer *writer, const struct top_sample *sample
 		topo_size(memory, sizeof(memory), list[i]->memory);
 		number(cpu, "%.0f", list[i]->cpu);
 		line(writer, -1, "%8s %4d %10s %10s %6s  %s", pid, list[i]->gpu, gpu_memory, memory,
-		     cpu, *list[i]->name ? list[i]->name : list[i]->elsewhere ? "- (of another PID namespace)" : "-");
+		     cpu,
+		     *list[i]->name     ? list[i]->name :
+		     list[i]->elsewhere ? "- (of another PID namespace)" :
+					  "-");
 		top_process_why(list[i], why, sizeof(why));
 		if (view->why)
 			why_line(writer, why);
 	}
 	if (!used)
-		line(writer, TINT_FAINT, "%8s %s", "", sample->process_count ?
-							       "none of that name" :
-							       "no process computes on a GPU");
+		line(writer, TINT_FAINT, "%8s %s", "",
+		     sample->process_count ? "none of that name" : "no process computes on a GPU");
 	free(list);
 }
 
@@ -397,7 +417,8 @@ static size_t help_lines(struct writer *writer)
 		"r            reverse the order of both",
 		"/            only processes and peers with a text in their name; Enter, Esc: all",
 		"e            all peers of engines, and only the busiest",
-		"w            why numbers are not known: the lines \"-:\"; why engines do not answer",
+		"w            why numbers are not known: the lines \"-:\"; why engines do not "
+		"answer",
 		"+ -          longer, shorter intervals",
 		"space        hold the picture, and go on",
 		"arrows       scroll; Home: to the top",
@@ -405,7 +426,8 @@ static size_t help_lines(struct writer *writer)
 		"Rates are over the last interval; % is of what the link carries.",
 		"Of engines: batches a second and how long they took, half of them and 99 %;",
 		"after a transport's name, what is read and written by it in GB/s.",
-		"'-': not known; the key w says why. Clocks held by 'power' or 'heat' are slowed down.",
+		"'-': not known; the key w says why. Clocks held by 'power' or 'heat' are slowed "
+		"down.",
 	};
 
 	for (size_t i = 0; i < sizeof(text) / sizeof(text[0]); i++)

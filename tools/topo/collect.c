@@ -152,7 +152,9 @@ static enum wh_said exports(const struct wh_tree *tree)
 
 	if (wh_tree_read(tree, "/proc/driver/nvidia/version", text, sizeof(text)) < 0)
 		return WH_UNSAID;
-	return strstr(text, "Open Kernel Module") ? WH_YES : strstr(text, "Kernel Module") ? WH_NO : WH_UNSAID;
+	return strstr(text, "Open Kernel Module") ? WH_YES :
+	       strstr(text, "Kernel Module")      ? WH_NO :
+						    WH_UNSAID;
 }
 
 static enum wh_said has_peermem(const struct wh_tree *tree)
@@ -160,7 +162,9 @@ static enum wh_said has_peermem(const struct wh_tree *tree)
 	int module = wh_tree_exists(tree, "/sys/module/nvidia_peermem"),
 	    peers = wh_tree_exists(tree, "/sys/kernel/mm/memory_peers");
 
-	return !module || !peers ? WH_YES : module == -ENOENT && peers == -ENOENT ? WH_NO : WH_UNSAID;
+	return !module || !peers                     ? WH_YES :
+	       module == -ENOENT && peers == -ENOENT ? WH_NO :
+						       WH_UNSAID;
 }
 
 static enum wh_said takes_dma_buf(const struct verbs_fact *nic)
@@ -197,15 +201,17 @@ static int add_direct(const struct wh_tree *tree, struct wh_topology *topology)
 			if (strcmp(topology->nics[k].name, facts->nics[i].name) == 0)
 				topology->nics[k].dma_buf = takes_dma_buf(&facts->nics[i]);
 	if (!facts->count)
-		error = wh_topology_note(topology, "RDMA", "whether NICs take dma-bufs: %s",
-					 facts->known && *facts->why ? facts->why :
-					 wh_tree_is_live(tree) ? "libibverbs does not say" :
-								 "the recorded tree has no verbs.txt");
+		error = wh_topology_note(
+			topology, "RDMA", "whether NICs take dma-bufs: %s",
+			facts->known && *facts->why ? facts->why :
+			wh_tree_is_live(tree)       ? "libibverbs does not say" :
+						      "the recorded tree has no verbs.txt");
 	free(facts);
 	return error;
 }
 
-/* ---- CUDA ------------------------------------------------------------------------------------- */
+/* ---- CUDA -------------------------------------------------------------------------------------
+ */
 
 static void take_cuda(const struct cuda_fact *fact, struct wh_gpu *gpu)
 {
@@ -248,8 +254,9 @@ int topo_collect(const struct wh_tree *tree, bool cuda, struct wh_topology **out
 	if (!error && (cuda || !wh_tree_is_live(tree)))
 		error = add_cuda(tree, topology);
 	else if (!error && topology->gpu_count)
-		error = wh_topology_note(topology, "CUDA", "not asked: the sizes of L2 caches; with --cuda it "
-							   "is started");
+		error = wh_topology_note(topology, "CUDA",
+					 "not asked: the sizes of L2 caches; with --cuda it "
+					 "is started");
 	if (error) {
 		wh_topology_free(topology);
 		return fail(ENOMEM, "out of memory");
@@ -265,7 +272,8 @@ int topo_load(const char *path, struct wh_topology **out)
 	json_t *object;
 
 	errno = 0;
-	object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) : json_load_file(path, 0, &wrong);
+	object = strcmp(path, "-") == 0 ? json_loadf(stdin, 0, &wrong) :
+					  json_load_file(path, 0, &wrong);
 	if (!object && (wrong.line < 0 || errno == EISDIR)) /* one that is opened, and not read */
 		return fail(EIO, "%s: %s", path, strerror(errno));
 	if (!object)

@@ -88,8 +88,8 @@ static void hop_text(const struct wh_hop *hop, char *out, size_t size)
 	snprintf(out, size, strcmp(now, most) ? "%s of %s" : "%s", now, most);
 }
 
-/* The links above all that is drawn, by the devices at their lower ends. Between a switch's ports is none.
- * The caller frees it. */
+/* The links above all that is drawn, by the devices at their lower ends. Between a switch's ports
+ * is none. The caller frees it. */
 static struct wh_hop *all_hops(const struct wh_topology *topology, const bool *wanted)
 {
 	struct wh_hop *hops = calloc(topology->pci_count + 1, sizeof(*hops)), hop;
@@ -193,8 +193,7 @@ static void dot_links(const struct wh_topology *topology, FILE *out)
 		}
 		for (size_t l = 0; l < topology->link_count; l++)
 			direct[1] += topology->links[l].gpu == (int)i &&
-				     topology->links[l].active == 1 &&
-				     topology->links[l].peer < 0;
+				     topology->links[l].active == 1 && topology->links[l].peer < 0;
 		if (!direct[1])
 			continue;
 		snprintf(label, sizeof(label), "NV%d", direct[1]);
@@ -205,7 +204,8 @@ static void dot_links(const struct wh_topology *topology, FILE *out)
 void topo_dot(const struct wh_topology *topology, FILE *out)
 {
 	fputs("graph topology {\n\trankdir=TB\n\tnode [fontname=\"sans-serif\"]\n"
-	      "\tedge [fontname=\"sans-serif\" fontsize=9]\n", out);
+	      "\tedge [fontname=\"sans-serif\" fontsize=9]\n",
+	      out);
 	dot_devices(topology, out);
 	dot_pci(topology, out);
 	dot_links(topology, out);
@@ -223,9 +223,9 @@ void topo_dot(const struct wh_topology *topology, FILE *out)
 static const char *color_of(enum wh_distance distance)
 {
 	static const char *const colors[] = {
-		[WH_SELF] = "#f2f2f2",	[WH_NVLINK] = "#a6d96a", [WH_PIX] = "#a6d96a",
-		[WH_PXB] = "#d9ef8b",	[WH_PHB] = "#ffffbf",	 [WH_NODE] = "#fee08b",
-		[WH_SYS] = "#fdae61",	[WH_FAR] = "#f2f2f2",
+		[WH_SELF] = "#f2f2f2", [WH_NVLINK] = "#a6d96a", [WH_PIX] = "#a6d96a",
+		[WH_PXB] = "#d9ef8b",  [WH_PHB] = "#ffffbf",    [WH_NODE] = "#fee08b",
+		[WH_SYS] = "#fdae61",  [WH_FAR] = "#f2f2f2",
 	};
 
 	return colors[distance];
@@ -243,7 +243,8 @@ static void svg_box(FILE *out, double x, double y, double width, const char *col
 {
 	fprintf(out,
 		"<rect x=\"%.0f\" y=\"%.0f\" width=\"%.0f\" height=\"%d\" rx=\"4\" fill=\"%s\" "
-		"stroke=\"#444\"/>\n", x, y, width, ROW - 8, color);
+		"stroke=\"#444\"/>\n",
+		x, y, width, ROW - 8, color);
 	svg_text(out, x + width / 2, y + 15, "middle", name);
 	svg_text(out, x + width / 2, y + 29, "middle", more);
 }
@@ -301,8 +302,8 @@ static void svg_node(const struct wh_topology *topology, const struct wh_end *en
 	svg_row(topology, ends, count, topology->nodes[node.index].id, y, out);
 }
 
-static size_t count_near(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
-			 int node)
+static size_t count_near(const struct wh_topology *topology, const struct wh_end *ends,
+			 size_t count, int node)
 {
 	size_t near = 0;
 
@@ -332,8 +333,9 @@ static void svg_matrix(const struct wh_topology *topology, const struct wh_end *
 			snprintf(text, sizeof(text), "%s", word);
 			if (!isnan(expected.speed))
 				snprintf(text, sizeof(text), "%s %.3g", word, expected.speed);
-			fprintf(out, "<rect x=\"%.0f\" y=\"%.0f\" width=\"64\" height=\"%d\" "
-				     "fill=\"%s\" stroke=\"#fff\"/>\n",
+			fprintf(out,
+				"<rect x=\"%.0f\" y=\"%.0f\" width=\"64\" height=\"%d\" "
+				"fill=\"%s\" stroke=\"#fff\"/>\n",
 				LEFT + (double)k * 64, top + (double)(i + 1) * CELL_HEIGHT,
 				CELL_HEIGHT, color_of(distance));
 			svg_text(out, LEFT + (double)k * 64 + 32,
@@ -370,15 +372,18 @@ void topo_svg(const struct wh_topology *topology, FILE *out)
 		svg_node(topology, ends, count, (struct wh_end){ WH_END_NODE, i },
 			 28 + (double)i * ROW, out);
 	if (lost) {
-		svg_text(out, GAP, 28 + (double)topology->node_count * ROW + 22, "start", "NUMA node: -");
+		svg_text(out, GAP, 28 + (double)topology->node_count * ROW + 22, "start",
+			 "NUMA node: -");
 		svg_row(topology, ends, count, -1, 28 + (double)topology->node_count * ROW, out);
 	}
 	svg_matrix(topology, ends, count, top, out);
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 24, "start",
-		 "From row to column: the distance as nvidia-smi topo says it, the expected GB/s one "
+		 "From row to column: the distance as nvidia-smi topo says it, the expected GB/s "
+		 "one "
 		 "way, and below the route:");
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 40, "start",
-		 "nvl NVLink, p2p PCIe peer, host by host memory, copy pinned copy, gdr GPUDirect RDMA "
+		 "nvl NVLink, p2p PCIe peer, host by host memory, copy pinned copy, gdr GPUDirect "
+		 "RDMA "
 		 "(? if it is taken),");
 	svg_text(out, GAP, top + (double)(count + 1) * CELL_HEIGHT + 56, "start",
 		 "rdma, tcp by the NIC (* staged at host memory), mem in memory.");

@@ -13,15 +13,15 @@
 #include "util/text.h"
 
 #define ROWS_MOST 4096 /* of one table: no machine has more */
-#define ENDS_MOST 512  /* of the matrix, which grows with their square */
+#define ENDS_MOST 512 /* of the matrix, which grows with their square */
 
 enum type {
 	TEXT,
 	NUMBER, /* int; null: negative */
-	FLAG,   /* int; null: negative */
-	SAID,   /* enum wh_said; null: not */
-	SIZE,   /* uint64_t; null: WH_UNKNOWN */
-	REAL,   /* double; null: NAN */
+	FLAG, /* int; null: negative */
+	SAID, /* enum wh_said; null: not */
+	SIZE, /* uint64_t; null: WH_UNKNOWN */
+	REAL, /* double; null: NAN */
 	/* int: an index of another table, below; null: -1 */
 	OF_PCI,
 	OF_GPUS,
@@ -39,8 +39,11 @@ struct table {
 	size_t column_count, array, count, row;
 };
 
-#define COLUMN(key, type, structure, member) \
-	{ key, type, offsetof(struct structure, member), sizeof(((struct structure *)0)->member) }
+#define COLUMN(key, type, structure, member)                                                       \
+	{                                                                                          \
+		key, type, offsetof(struct structure, member),                                     \
+			sizeof(((struct structure *)0)->member)                                    \
+	}
 
 static const struct column cpu_columns[] = {
 	COLUMN("model", TEXT, wh_cpu, model),
@@ -124,14 +127,10 @@ static const struct column pair_columns[] = {
 };
 
 static const struct column nic_columns[] = {
-	COLUMN("name", TEXT, wh_nic, name),
-	COLUMN("netdev", TEXT, wh_nic, netdev),
-	COLUMN("link_layer", TEXT, wh_nic, layer),
-	COLUMN("state", TEXT, wh_nic, state),
-	COLUMN("rdma", FLAG, wh_nic, rdma),
-	COLUMN("pci", OF_PCI, wh_nic, pci),
-	COLUMN("numa_node", NUMBER, wh_nic, node),
-	COLUMN("rate_gbit_per_s", REAL, wh_nic, rate),
+	COLUMN("name", TEXT, wh_nic, name),        COLUMN("netdev", TEXT, wh_nic, netdev),
+	COLUMN("link_layer", TEXT, wh_nic, layer), COLUMN("state", TEXT, wh_nic, state),
+	COLUMN("rdma", FLAG, wh_nic, rdma),        COLUMN("pci", OF_PCI, wh_nic, pci),
+	COLUMN("numa_node", NUMBER, wh_nic, node), COLUMN("rate_gbit_per_s", REAL, wh_nic, rate),
 	COLUMN("dma_buf", SAID, wh_nic, dma_buf),
 };
 
@@ -148,10 +147,12 @@ static const struct column note_columns[] = {
 	COLUMN("why", TEXT, wh_note, why),
 };
 
-#define TABLE(key, columns, array, count, structure)                                 \
-	{ key, columns, sizeof(columns) / sizeof((columns)[0]),                      \
-	  offsetof(struct wh_topology, array), offsetof(struct wh_topology, count), \
-	  sizeof(struct structure) }
+#define TABLE(key, columns, array, count, structure)                                               \
+	{                                                                                          \
+		key, columns, sizeof(columns) / sizeof((columns)[0]),                              \
+			offsetof(struct wh_topology, array), offsetof(struct wh_topology, count),  \
+			sizeof(struct structure)                                                   \
+	}
 
 static const struct table tables[] = {
 	TABLE("caches", cache_columns, caches, cache_count, wh_cpu_cache),
@@ -201,7 +202,7 @@ static json_t *value_of(const struct column *column, const char *row)
 	case SIZE:
 		return *(const uint64_t *)at == WH_UNKNOWN ?
 			       json_null() :
-			       json_integer((json_int_t)*(const uint64_t *)at);
+			       json_integer((json_int_t) * (const uint64_t *)at);
 	case REAL:
 		return real_or_null(*(const double *)(const void *)at);
 	default:
@@ -279,9 +280,9 @@ json_t *topo_to_json(const struct wh_topology *topology)
 		json_t *array = json_array();
 
 		for (size_t k = 0; k < count; k++)
-			json_array_append_new(array, row_to_json(table->columns,
-								 table->column_count,
-								 rows + k * table->row));
+			json_array_append_new(array,
+					      row_to_json(table->columns, table->column_count,
+							  rows + k * table->row));
 		json_object_set_new(object, table->key, array);
 	}
 	add_derived(object, topology);
@@ -341,8 +342,8 @@ static bool set_row(const struct column *columns, size_t count, const json_t *ob
 	return true;
 }
 
-static bool set_table(const struct table *table, const json_t *array,
-		      struct wh_topology *topology, char *why, size_t size)
+static bool set_table(const struct table *table, const json_t *array, struct wh_topology *topology,
+		      char *why, size_t size)
 {
 	size_t count = json_array_size(array);
 	char *rows;

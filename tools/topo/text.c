@@ -112,7 +112,8 @@ static void print_rdma(const struct wh_topology *topology, struct wh_end memory,
 		fprintf(out, " (%s)\n", word);
 }
 
-static void print_machine(const struct wh_topology *topology, const struct screen *screen, FILE *out)
+static void print_machine(const struct wh_topology *topology, const struct screen *screen,
+			  FILE *out)
 {
 	const struct wh_cpu *cpu = &topology->cpu;
 	char packages[16], cores[16], threads[16];
@@ -121,21 +122,23 @@ static void print_machine(const struct wh_topology *topology, const struct scree
 	number_text(cores, sizeof(cores), cpu->cores);
 	number_text(threads, sizeof(threads), cpu->threads);
 	fprintf(out, "%sMachine%s  %s, NVIDIA driver %s\n", screen_tint(screen, TINT_STRONG),
-	       screen_plain(screen), or_dash(topology->host), or_dash(topology->driver));
+		screen_plain(screen), or_dash(topology->host), or_dash(topology->driver));
 	fprintf(out, "%sCPU%s      ", screen_tint(screen, TINT_STRONG), screen_plain(screen));
 	if (cpu->threads < 0)
 		fputs("-\n", out);
 	else
-		fprintf(out, "%s x %s, %s cores, %s threads\n", packages, or_dash(cpu->model), cores,
-		       threads);
+		fprintf(out, "%s x %s, %s cores, %s threads\n", packages, or_dash(cpu->model),
+			cores, threads);
 	for (size_t i = 0; i < topology->cache_count; i++) {
 		const struct wh_cpu_cache *cache = &topology->caches[i];
 		char size[32];
 
 		topo_size(size, sizeof(size), cache->size_bytes);
 		fprintf(out, "%s L%d%c %s x %d", i ? "," : "        ", cache->level,
-		       cache->kind[0] == 'd' ? 'd' : cache->kind[0] == 'i' ? 'i' : ' ', size,
-		       cache->count);
+			cache->kind[0] == 'd' ? 'd' :
+			cache->kind[0] == 'i' ? 'i' :
+						' ',
+			size, cache->count);
 	}
 	if (topology->cache_count)
 		fputc('\n', out);
@@ -145,8 +148,8 @@ static void print_machine(const struct wh_topology *topology, const struct scree
 
 		topo_size(size, sizeof(size), node->memory_bytes);
 		fprintf(out, "%sMEM%d%s     NUMA node %d: %s, CPUs %s, distances %s\n",
-		       screen_tint(screen, TINT_STRONG), node->id, screen_plain(screen), node->id,
-		       size, or_dash(node->cpus), or_dash(node->distances));
+			screen_tint(screen, TINT_STRONG), node->id, screen_plain(screen), node->id,
+			size, or_dash(node->cpus), or_dash(node->distances));
 		print_rdma(topology, (struct wh_end){ WH_END_NODE, i }, out);
 	}
 }
@@ -154,7 +157,8 @@ static void print_machine(const struct wh_topology *topology, const struct scree
 /* ---- devices --------------------------------------------------------------------------------- */
 
 /* "0000:65:00.0 -[2.5 GT/s x16 now, 32 GT/s x16 at most]- 0000:64:01.0 - pci0000:64" */
-static void print_path(const struct wh_topology *topology, int pci, const struct screen *screen, FILE *out)
+static void print_path(const struct wh_topology *topology, int pci, const struct screen *screen,
+		       FILE *out)
 {
 	const char *line = screen->ascii ? "-" : "\u2500";
 	struct wh_hop hop;
@@ -177,8 +181,8 @@ static void print_path(const struct wh_topology *topology, int pci, const struct
 			fprintf(out, " %s %s", line, topology->pci[hop.device].address);
 		if (strcmp(most, "-") != 0)
 			fprintf(out, " %s[%s%s%s of %s]", line,
-			       slow ? screen_tint(screen, TINT_POOR) : "", now,
-			       slow ? screen_plain(screen) : "", most);
+				slow ? screen_tint(screen, TINT_POOR) : "", now,
+				slow ? screen_plain(screen) : "", most);
 		if (hop.parent >= 0)
 			fprintf(out, "%s %s", line, topology->pci[hop.parent].address);
 	}
@@ -214,7 +218,8 @@ static void print_links(const struct wh_topology *topology, size_t gpu, FILE *ou
 	fputc('\n', out);
 }
 
-static void print_gpu(const struct wh_topology *topology, size_t index, const struct screen *screen, FILE *out)
+static void print_gpu(const struct wh_topology *topology, size_t index, const struct screen *screen,
+		      FILE *out)
 {
 	const struct wh_gpu *gpu = &topology->gpus[index];
 	int nic = wh_topology_nic_of(topology, index), links;
@@ -225,15 +230,15 @@ static void print_gpu(const struct wh_topology *topology, size_t index, const st
 	topo_size(memory, sizeof(memory), gpu->memory_bytes);
 	topo_size(bar1, sizeof(bar1), gpu->bar1_bytes);
 	topo_size(l2, sizeof(l2), gpu->l2_bytes);
-	fprintf(out, "%s%-10s%s %s, %s\n", screen_tint(screen, TINT_STRONG), name, screen_plain(screen),
-	       or_dash(gpu->name), or_dash(gpu->uuid));
+	fprintf(out, "%s%-10s%s %s, %s\n", screen_tint(screen, TINT_STRONG), name,
+		screen_plain(screen), or_dash(gpu->name), or_dash(gpu->uuid));
 	if (*gpu->problem)
 		fprintf(out, "           %s%s%s\n", screen_tint(screen, TINT_BAD), gpu->problem,
-		       screen_plain(screen));
+			screen_plain(screen));
 	else
-		fprintf(out, "           memory %s, BAR1 %s, L2 %s, NUMA node %s, CPUs %s%s\n", memory,
-		       bar1, l2, or_dash(gpu->nodes), or_dash(gpu->cpus),
-		       gpu->mig == 1 ? ", MIG" : "");
+		fprintf(out, "           memory %s, BAR1 %s, L2 %s, NUMA node %s, CPUs %s%s\n",
+			memory, bar1, l2, or_dash(gpu->nodes), or_dash(gpu->cpus),
+			gpu->mig == 1 ? ", MIG" : "");
 	print_path(topology, gpu->pci, screen, out);
 	print_links(topology, index, out);
 	if (nic < 0)
@@ -245,7 +250,8 @@ static void print_gpu(const struct wh_topology *topology, size_t index, const st
 	print_rdma(topology, (struct wh_end){ WH_END_GPU, index }, out);
 }
 
-static void print_nic(const struct wh_topology *topology, size_t index, const struct screen *screen, FILE *out)
+static void print_nic(const struct wh_topology *topology, size_t index, const struct screen *screen,
+		      FILE *out)
 {
 	const struct wh_nic *nic = &topology->nics[index];
 	char rate[32] = "-", node[16];
@@ -254,9 +260,9 @@ static void print_nic(const struct wh_topology *topology, size_t index, const st
 		snprintf(rate, sizeof(rate), "%.4g Gbit/s", nic->rate);
 	number_text(node, sizeof(node), nic->node);
 	fprintf(out, "%s%-10s%s %s%s%s%s, %s, %s, NUMA node %s\n", screen_tint(screen, TINT_STRONG),
-	       nic->name, screen_plain(screen), nic->rdma == 1 ? "RDMA over " : "",
-	       or_dash(nic->layer), *nic->netdev && strcmp(nic->netdev, nic->name) ? ", " : "",
-	       strcmp(nic->netdev, nic->name) ? nic->netdev : "", or_dash(nic->state), rate, node);
+		nic->name, screen_plain(screen), nic->rdma == 1 ? "RDMA over " : "",
+		or_dash(nic->layer), *nic->netdev && strcmp(nic->netdev, nic->name) ? ", " : "",
+		strcmp(nic->netdev, nic->name) ? nic->netdev : "", or_dash(nic->state), rate, node);
 	print_path(topology, nic->pci, screen, out);
 }
 
@@ -268,8 +274,8 @@ static void print_disk(const struct wh_topology *topology, size_t index,
 
 	topo_size(size, sizeof(size), disk->size_bytes);
 	number_text(node, sizeof(node), disk->node);
-	fprintf(out, "%s%-10s%s %s, %s, NUMA node %s\n", screen_tint(screen, TINT_STRONG), disk->name,
-	       screen_plain(screen), or_dash(disk->model), size, node);
+	fprintf(out, "%s%-10s%s %s, %s, NUMA node %s\n", screen_tint(screen, TINT_STRONG),
+		disk->name, screen_plain(screen), or_dash(disk->model), size, node);
 	print_path(topology, disk->pci, screen, out);
 }
 
@@ -337,7 +343,7 @@ static void print_affinity(const struct wh_topology *topology, struct wh_end end
 
 	if (end.kind == WH_END_GPU) {
 		fprintf(out, "  %-16s %s", or_dash(topology->gpus[end.index].cpus),
-		       or_dash(topology->gpus[end.index].nodes));
+			or_dash(topology->gpus[end.index].nodes));
 	} else if (end.kind == WH_END_NIC) {
 		pci = topology->nics[end.index].pci;
 		node = topology->nics[end.index].node;
@@ -345,7 +351,7 @@ static void print_affinity(const struct wh_topology *topology, struct wh_end end
 		fprintf(out, node < 0 ? "-" : "%d", node);
 	} else {
 		fprintf(out, "  %-16s %d", or_dash(topology->nodes[end.index].cpus),
-		       topology->nodes[end.index].id);
+			topology->nodes[end.index].id);
 	}
 }
 
@@ -353,8 +359,8 @@ static void print_affinity(const struct wh_topology *topology, struct wh_end end
 
 /* Some of a matrix's columns, and behind them perhaps the affinities. */
 static void print_columns(const struct wh_topology *topology, const struct screen *screen,
-			  const struct wh_end *ends, size_t count, enum content content, size_t first,
-			  size_t last, bool affinity, FILE *out)
+			  const struct wh_end *ends, size_t count, enum content content,
+			  size_t first, size_t last, bool affinity, FILE *out)
 {
 	int width = name_width(topology, ends, count);
 	char name[WH_NAME], text[16];
@@ -394,15 +400,17 @@ static void print_matrix(const struct wh_topology *topology, const struct screen
 			      (!screen->columns ||
 			       room - (int)(last - at) * (width + 1) >= AFFINITY_COLUMNS);
 
-		print_columns(topology, screen, ends, count, content, at, last, affinity && beside, out);
+		print_columns(topology, screen, ends, count, content, at, last, affinity && beside,
+			      out);
 		if (last == count && affinity && !beside)
-			print_columns(topology, screen, ends, count, content, last, last, true, out);
+			print_columns(topology, screen, ends, count, content, last, last, true,
+				      out);
 	}
 }
 
 /* What the words of the matrix of routes stand for, those that are in it. */
-static void print_legend(const struct wh_topology *topology, const struct wh_end *ends, size_t count,
-			 FILE *out)
+static void print_legend(const struct wh_topology *topology, const struct wh_end *ends,
+			 size_t count, FILE *out)
 {
 	const char *seen[16] = { "-" };
 	size_t known = 1;
@@ -444,28 +452,32 @@ static void print_pairs(const struct wh_topology *topology, const struct screen 
 		print_matrix(topology, screen, ends, count, DISTANCE, out);
 		/* A line each, which a terminal folds to its width. */
 		fputs("  NV#: so many NVLinks; PIX: one PCIe bridge at most; PXB: several;\n"
-		      "  PHB: a host bridge; NODE: several of one NUMA node; SYS: from NUMA node to NUMA node\n",
+		      "  PHB: a host bridge; NODE: several of one NUMA node; SYS: from NUMA node "
+		      "to NUMA node\n",
 		      out);
 	}
 	if (topology->gpu_count + topology->nic_count) {
 		fputs("\nRoutes, from row to column:\n", out);
 		print_matrix(topology, screen, ends, count, ROUTE, out);
 		print_legend(topology, ends, count, out);
-		fputs("\nExpected GB/s one way, large transfers (docs/topology.md has the model):\n", out);
+		fputs("\nExpected GB/s one way, large transfers (docs/topology.md has the "
+		      "model):\n",
+		      out);
 		print_matrix(topology, screen, ends, count, SPEED, out);
 	}
 	free(ends);
 }
 
 /* Switches of NVLink are PCI devices of their own, where the machine shows them. */
-static void print_switches(const struct wh_topology *topology, const struct screen *screen, FILE *out)
+static void print_switches(const struct wh_topology *topology, const struct screen *screen,
+			   FILE *out)
 {
 	for (size_t i = 0; i < topology->pci_count; i++) {
 		const struct wh_pci *pci = &topology->pci[i];
 
 		if (pci->vendor == 0x10de && pci->class_code >> 8 == 0x0680)
 			fprintf(out, "%sNVSwitch%s   %s\n", screen_tint(screen, TINT_STRONG),
-			       screen_plain(screen), pci->address);
+				screen_plain(screen), pci->address);
 	}
 }
 
@@ -490,10 +502,11 @@ static void print_all(const struct wh_topology *topology, const struct screen *s
 		fprintf(out, "  %s: %s\n", topology->notes[i].what, topology->notes[i].why);
 }
 
-/* ---- lines that fit ---------------------------------------------------------------------------- */
+/* ---- lines that fit ----------------------------------------------------------------------------
+ */
 
-/* How many bytes of a line so many columns have room for; *space: the last one of them that is a space and
- * has a word before it, 0: none. Colours take no room. */
+/* How many bytes of a line so many columns have room for; *space: the last one of them that is a
+ * space and has a word before it, 0: none. Colours take no room. */
 static size_t fitting(const char *line, size_t length, int columns, size_t *space)
 {
 	bool word = false;

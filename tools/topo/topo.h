@@ -53,8 +53,6 @@ void topo_size(char *out, size_t size, uint64_t bytes);
 /* "32 GT/s x16"; "-" for what is not known. */
 void topo_link(char *out, size_t size, double speed, int width);
 
-
-
 void topo_print(const struct wh_topology *topology, const struct screen *screen);
 void topo_dot(const struct wh_topology *topology, FILE *out);
 void topo_svg(const struct wh_topology *topology, FILE *out);

@@ -21,7 +21,7 @@
 #include "window/window.h"
 
 #define LENGTH (1u << 20) /* of the memory of a test */
-#define SECONDS 120       /* a test that takes longer hangs */
+#define SECONDS 120 /* a test that takes longer hangs */
 #define PIECE UINT64_C(1000)
 
 /* What a test's process leaves, in memory that both have. */

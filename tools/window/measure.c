@@ -11,8 +11,8 @@
 
 #include "bench/bench.h"
 #include "engine.h"
-#include "window/window.h"
 #include "window/copy.h"
+#include "window/window.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -162,7 +162,7 @@ struct copy {
 	struct window_scene *scene;
 	bool write;
 	enum way way;
-	uint64_t size, walk, at;       /* bytes; `walk` are gone through before starting over */
+	uint64_t size, walk, at; /* bytes; `walk` are gone through before starting over */
 	const struct wh_copy_way *one; /* BY_ONE */
 };
 
@@ -233,7 +233,7 @@ static uint64_t walk_of(const struct window_scene *scene, uint64_t size)
 
 struct rates {
 	double median[WAYS]; /* GB/s; NAN: cannot be had */
-	double ratio;        /* to the driver's, the median of the rounds' own */
+	double ratio; /* to the driver's, the median of the rounds' own */
 };
 
 static int measure(struct window_scene *scene, bool write, uint64_t size, const char *size_text,
@@ -279,7 +279,8 @@ static const uint64_t copy_sizes[] = { 64, KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB
 
 #define COPIES (sizeof(copy_sizes) / sizeof(copy_sizes[0]))
 
-static void copy_row(struct window_scene *scene, bool read, uint64_t size, const struct rates *rates)
+static void copy_row(struct window_scene *scene, bool read, uint64_t size,
+		     const struct rates *rates)
 {
 	json_t *row = window_row(scene, "copy");
 

@@ -15,8 +15,8 @@ extern const char bounce_ptx[];
 #define BOUNCES 20000u
 #define REPEATS BENCH_ROUNDS
 #define SECONDS INT64_C(10) /* without an answer, and the GPU does not play */
-#define LATE 20000          /* ns: no GPU takes that long */
-#define PATIENCE 20000000u  /* looks of the GPU for one number: some seconds */
+#define LATE 20000 /* ns: no GPU takes that long */
+#define PATIENCE 20000000u /* looks of the GPU for one number: some seconds */
 #define STREAM_NON_BLOCKING 1
 #define APART 256u /* of the two flags, if they are in one memory: lines of their own */
 #define LENGTH 65536u

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "pattern.h"
-#include "window/window.h"
 #include "window/driver-abi.h"
+#include "window/window.h"
 
 /* ---- a child --------------------------------------------------------------------------------- */
 

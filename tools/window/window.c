@@ -21,8 +21,8 @@ static const struct subcommand {
 	int (*run)(struct window_choices *choices);
 	uint64_t least; /* bytes of --size, which is the first row's; 0: it takes none */
 } subcommands[] = {
-	{ "check", window_check, 0 },	 { "bandwidth", window_bandwidth, 64 },
-	{ "latency", window_latency, 4 }, { "api", window_api, 65536 },
+	{ "check", window_check, 0 },       { "bandwidth", window_bandwidth, 64 },
+	{ "latency", window_latency, 4 },   { "api", window_api, 65536 },
 	{ "pingpong", window_pingpong, 0 },
 };
 
@@ -216,23 +216,41 @@ static int run(const struct arguments *arguments)
 }
 
 static const struct command_option options[] = {
-	{ .name = "memory", .letter = 'm', .argument = "MEM",
-	  .help = "which; default cuda:0 and vmm:cuda:0", .many = true },
-	{ .name = "backend", .letter = 'b', .argument = "NAME",
+	{ .name = "memory",
+	  .letter = 'm',
+	  .argument = "MEM",
+	  .help = "which; default cuda:0 and vmm:cuda:0",
+	  .many = true },
+	{ .name = "backend",
+	  .letter = 'b',
+	  .argument = "NAME",
 	  .complete = "driver dmabuf rm rm-watch staged",
 	  .help = "driver, dmabuf, rm, rm-watch, staged; default: as the setting window has it" },
 	{ .name = "test", .letter = 't', .argument = "NAME", .help = "check: this test alone" },
-	{ .name = "size", .letter = 's', .argument = "SIZE",
+	{ .name = "size",
+	  .letter = 's',
+	  .argument = "SIZE",
 	  .help = "bandwidth, latency, api: of the longest window" },
 	{ .name = "rounds", .letter = 'r', .argument = "N", .help = "how often; not for check" },
-	{ .name = "threads", .letter = 'n', .argument = "N",
+	{ .name = "threads",
+	  .letter = 'n',
+	  .argument = "N",
 	  .help = "bandwidth: with up to so many threads; default 8" },
-	{ .name = "ways", .help = "bandwidth: also by each instruction set that the CPU has",
+	{ .name = "ways",
+	  .help = "bandwidth: also by each instruction set that the CPU has",
 	  .rare = true },
-	{ .name = "json", .letter = 'j', .argument = "FILE", .complete = "file",
+	{ .name = "json",
+	  .letter = 'j',
+	  .argument = "FILE",
+	  .complete = "file",
 	  .help = "write everything to FILE; - is stdout" },
-	{ .name = "config", .letter = 'c', .argument = "NAME=VALUE", .complete = "knob",
-	  .help = "set a knob; wherry config lists them", .many = true, .rare = true },
+	{ .name = "config",
+	  .letter = 'c',
+	  .argument = "NAME=VALUE",
+	  .complete = "knob",
+	  .help = "set a knob; wherry config lists them",
+	  .many = true,
+	  .rare = true },
 	{ 0 },
 };
 

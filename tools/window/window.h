@@ -22,9 +22,9 @@
 struct window_choices {
 	const struct arguments *arguments;
 	const char *backend; /* NULL: the knob `window` */
-	const char *only;    /* check: this test alone; NULL: all */
-	uint64_t size;       /* bytes; 0: as each subcommand thinks best */
-	unsigned rounds;     /* 0: likewise */
+	const char *only; /* check: this test alone; NULL: all */
+	uint64_t size; /* bytes; 0: as each subcommand thinks best */
+	unsigned rounds; /* 0: likewise */
 	unsigned threads;
 	bool memories_given; /* or else both kinds, of which one may not be there */
 	struct memory memories[WINDOW_MEMORIES];
@@ -41,7 +41,7 @@ struct window_place {
 	const struct memory *memory;
 	struct wh_engine *engine;
 	struct gpu *gpu;
-	int device;             /* the GPU's number */
+	int device; /* the GPU's number */
 	unsigned char *address; /* the CPU faults on it; NULL: it was freed */
 	uint64_t length;
 };
@@ -117,7 +117,7 @@ struct window_scene {
 	unsigned char *host; /* as many bytes as the subcommand wants */
 	bool entered;
 	struct progress progress; /* in rows */
-	char label[96];           /* of it */
+	char label[96]; /* of it */
 	uint64_t rows;
 	char text[WINDOW_TEXT]; /* why run() failed, if it was not the library */
 };
@@ -126,8 +126,8 @@ struct window_scene {
  * that is not to be had is skipped. An exit code. */
 int window_each_memory(struct window_choices *choices, uint64_t length, uint64_t on_host,
 		       int (*run)(struct window_scene *scene));
-/* Show on the terminal how far it is, of so many rows. Tables are written a line at a time, after the line's
- * window_row(), which wipes the progress away. */
+/* Show on the terminal how far it is, of so many rows. Tables are written a line at a time, after
+ * the line's window_row(), which wipes the progress away. */
 void window_begin(struct window_scene *scene, uint64_t rows);
 /* What is being measured, before and while it is. */
 void window_doing(struct window_scene *scene, const char *format, ...)

@@ -8,10 +8,11 @@
 #include <string.h>
 
 #include "core/core.h"
-#include "memory/memory.h"
 #include "gpu/region-window.h"
+#include "memory/memory.h"
 
-/* ---- engine ------------------------------------------------------------------------------------ */
+/* ---- engine ------------------------------------------------------------------------------------
+ */
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
@@ -54,7 +55,8 @@ static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_
 	pthread_mutex_unlock(&views->lock);
 }
 
-/* ---- peers ------------------------------------------------------------------------------------- */
+/* ---- peers -------------------------------------------------------------------------------------
+ */
 
 static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
@@ -105,8 +107,8 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 	return 0;
 }
 
-/* Nobody is inside, so that no GPU uses the mapping. Must work without the transport's state for the
- * peer. */
+/* Nobody is inside, so that no GPU uses the mapping. Must work without the transport's state for
+ * the peer. */
 static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
 	struct wh_views *views = peer->engine->transport[WH_TRANSPORT_CUDA];
@@ -122,13 +124,15 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 	pthread_mutex_unlock(&views->lock);
 }
 
-/* ---- planning ---------------------------------------------------------------------------------- */
+/* ---- planning ----------------------------------------------------------------------------------
+ */
 
 /* Can each side be moved to or from pinned memory by this process? */
 static bool stageable(const struct wh_gpu_view *view)
 {
-	return view->host || (view->device && (view->managed || view->context ||
-					       atomic_load(&view->reached) >> view->device->ordinal & 1));
+	return view->host ||
+	       (view->device && (view->managed || view->context ||
+				 atomic_load(&view->reached) >> view->device->ordinal & 1));
 }
 
 /* Make what work between the two needs, and measure it, before the first piece comes. */
@@ -142,14 +146,16 @@ static int prepare(struct wh_views *views, const struct wh_gpu_path *path,
 
 	(void)local;
 	for (int urgent = 0; urgent < 2; urgent++) {
-		error = wh_gpus_lane(views->gpus, path->device, path->context, path->way, urgent, &lane);
+		error = wh_gpus_lane(views->gpus, path->device, path->context, path->way, urgent,
+				     &lane);
 		if (error) {
 			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 			return error;
 		}
-		wh_lane_probe(lane, path->device != remote->device && readable ?
-					    wh_view_address(remote, path->device) :
-					    0,
+		wh_lane_probe(lane,
+			      path->device != remote->device && readable ?
+				      wh_view_address(remote, path->device) :
+				      0,
 			      remote_place->length);
 	}
 	return 0;
@@ -185,7 +191,8 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	return 0;
 }
 
-/* ---- moving ------------------------------------------------------------------------------------ */
+/* ---- moving ------------------------------------------------------------------------------------
+ */
 
 static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
 {
@@ -210,7 +217,8 @@ static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_piece *piec
 	(void)piece;
 }
 
-/* ---- explaining -------------------------------------------------------------------------------- */
+/* ---- explaining --------------------------------------------------------------------------------
+ */
 
 /* The lane of a piece. NULL: it is staged, or the driver gives none. */
 static struct wh_lane *lane_of(const struct wh_piece *piece, const struct wh_gpu_view *local,
@@ -236,10 +244,10 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
-			 *local->why			     ? local->why :
-			 *remote->why			     ? remote->why :
+			 *local->why                       ? local->why :
+			 *remote->why                      ? remote->why :
 			 local->context || remote->context ? "two contexts of the application" :
-							       "no peer access");
+							     "no peer access");
 		return;
 	}
 	if (!lane)
@@ -252,7 +260,8 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 
 /* Somebody who looks at pieces by the views of their first transfer or base. */
 struct look {
-	bool (*each)(struct look *look, const struct wh_piece *piece, const struct wh_gpu_view *local,
+	bool (*each)(struct look *look, const struct wh_piece *piece,
+		     const struct wh_gpu_view *local,
 		     const struct wh_gpu_view *remote); /* false: that is enough */
 	struct wh_cuda_peer *cuda;
 	struct wh_gpus *gpus;
@@ -262,7 +271,8 @@ struct look {
 };
 
 /* True: all pieces of ours have been seen. */
-static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch, struct look *look)
+static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+		    struct look *look)
 {
 	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
 	struct wh_cuda_peer *cuda = state;
@@ -274,14 +284,16 @@ static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *ba
 	pthread_mutex_lock(&cuda->views->lock);
 	for (size_t i = 0; i < batch->piece_count && more; i++) {
 		const struct wh_piece *piece = &batch->pieces[i];
-		struct wh_cuda_op op = { .cuda = cuda, .piece = (struct wh_piece *)(uintptr_t)piece };
+		struct wh_cuda_op op = { .cuda = cuda,
+					 .piece = (struct wh_piece *)(uintptr_t)piece };
 		struct wh_gpu_view *local, *remote;
 		struct wh_place *place;
 
 		if (piece->transport != WH_TRANSPORT_CUDA)
 			continue;
-		place = wh_place_enter(places, piece->blocks ? piece->blocks->bases[piece->first].remote :
-							       batch->items[piece->first].remote);
+		place = wh_place_enter(places, piece->blocks ?
+						       piece->blocks->bases[piece->first].remote :
+						       batch->items[piece->first].remote);
 		if (!place)
 			continue;
 		wh_cuda_views(&op, piece->first, &local, &remote);
@@ -371,8 +383,8 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	return true;
 }
 
-static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
-			  struct wh_estimate *out)
+static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
+			  const struct wh_batch *batch, struct wh_estimate *out)
 {
 	struct look look = { .each = add_estimate, .estimate = out };
 	const char *backend;
@@ -380,7 +392,8 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id, const s
 	/* What few bytes go through, and what that takes, is known once it has been opened. */
 	for (size_t i = 0; i < batch->piece_count && !wh_engine_inside(peer->engine); i++) {
 		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA)
-			wh_cuda_few_told(peer->transport[id], &batch->pieces[i], true, &backend, NULL);
+			wh_cuda_few_told(peer->transport[id], &batch->pieces[i], true, &backend,
+					 NULL);
 	}
 	return look_at(peer, peer->transport[id], batch, &look);
 }

@@ -2,8 +2,8 @@
 /*
  * The transport cuda: a GPU's memory on one side or on both, on one host.
  *
- * cuda.c: the transport's functions. mapping.c: how GPUs see a region, ours or a peer's; pinning and
- * mapping. export.c: the side whose memory is mapped by others. move.c: pieces to lanes.
+ * cuda.c: the transport's functions. mapping.c: how GPUs see a region, ours or a peer's; pinning
+ * and mapping. export.c: the side whose memory is mapped by others. move.c: pieces to lanes.
  * stage.c: pieces that no GPU reaches both sides of, through pinned memory. window.c: those of a
  * few bytes, by the CPU.
  */
@@ -16,8 +16,8 @@
 #include <stdint.h>
 
 #include "core/core.h"
-#include "platform/cuda.h"
 #include "gpu/stream.h"
+#include "platform/cuda.h"
 #include "transport/transport.h"
 
 struct wh_remote_region;
@@ -29,37 +29,42 @@ struct wh_cuda_time {
 	bool measured;
 };
 
-/* ---- views ------------------------------------------------------------------------------------ */
+/* ---- views ------------------------------------------------------------------------------------
+ */
 
 /* A region as GPUs see it. Made when a batch first needs it; good until the region goes. */
 struct wh_gpu_view {
-	struct wh_cuda_device *device; /* where it lies, or, managed memory, belongs; NULL: the host */
-	CUcontext context;             /* that owns it; NULL: the primary one, or none */
-	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged only, or
-			     legacy: see wh_view_address() */
-	char *host;       /* the same for the CPU; NULL: it does not reach it */
-	_Atomic uint64_t reached; /* bit n: work in device n's primary context reaches `address` */
-	bool fixed;       /* that was decided when it was mapped; else peer access can be switched on */
-	bool every;       /* any context of any device does: pinned host memory */
-	bool managed;     /* only the driver's own copies may touch it */
+	/* where it lies, or, managed memory, belongs; NULL: the host */
+	struct wh_cuda_device *device;
+	CUcontext context; /* that owns it; NULL: the primary one, or none */
+	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged
+			     only, or legacy: see wh_view_address() */
+	char *host; /* the same for the CPU; NULL: it does not reach it */
+	/* bit n: work in device n's primary context reaches `address` */
+	_Atomic uint64_t reached;
+	/* that was decided when it was mapped; else peer access can be switched on */
+	bool fixed;
+	bool every; /* any context of any device does: pinned host memory */
+	bool managed; /* only the driver's own copies may touch it */
 	char why[WH_REFUSAL]; /* why it is staged; "": it is not */
 
 	/* What has to be undone. */
-	void *pinned;            /* host memory that was page-locked for it */
+	void *pinned; /* host memory that was page-locked for it */
 	uint64_t pinned_length;
 	uint64_t reserved, reserved_length; /* address space for memory of a peer */
-	uint64_t size;           /* of it that is mapped */
+	uint64_t size; /* of it that is mapped */
 	struct wh_legacy *legacy; /* memory of a peer, by cuIpcOpenMemHandle */
-	void *mapped;             /* host memory of a peer, mapped for this view alone */
+	void *mapped; /* host memory of a peer, mapped for this view alone */
 	size_t mapped_length;
 };
 
 /* Legacy handles are opened for one device at a time, by each that uses the memory. */
 struct wh_legacy {
 	struct wh_cuda_ipc_handle handle;
-	uint64_t skip;                  /* of the region in its allocation */
-	uint64_t size;                  /* of the allocation, as the owner says */
-	uint64_t base[WH_CUDA_DEVICES]; /* of the allocation, as each device calls it; 0: not opened */
+	uint64_t skip; /* of the region in its allocation */
+	uint64_t size; /* of the allocation, as the owner says */
+	/* of the allocation, as each device calls it; 0: not opened */
+	uint64_t base[WH_CUDA_DEVICES];
 };
 
 /* The view's first byte as work in a context of this device calls it. */
@@ -71,8 +76,8 @@ static inline uint64_t wh_view_address(const struct wh_gpu_view *view,
 }
 
 struct wh_views;
-/* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no substitute for
- * where the memory itself is looked for; 0: it does not. */
+/* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no
+ * substitute for where the memory itself is looked for; 0: it does not. */
 uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view);
 
 /* What goes between two views: by which GPU, and which way. */
@@ -94,37 +99,41 @@ int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gp
 		  char why[WH_REFUSAL]);
 struct wh_cuda_peer;
 struct wh_place;
-/* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is not
- * published any more. */
+/* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is
+ * not published any more. */
 int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_gpu_view **out,
 		   char why[WH_REFUSAL]);
-/* Regions may overlap, and one that was registered after another had been page-locked lives on that. What
- * was page-locked for a region stays so for as long as there is one that it overlaps. Under views.lock:
- * take it from the view of a region that goes; and give back what nobody needs any more. */
+/* Regions may overlap, and one that was registered after another had been page-locked lives on
+ * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
+ * Under views.lock: take it from the view of a region that goes; and give back what nobody needs
+ * any more. */
 void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view);
 void wh_pins_release(struct wh_views *views);
 /* Undo and free it. */
 void wh_view_free(struct wh_views *views, struct wh_gpu_view *view);
 
-/* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be switched
- * on: while planning. False: it has to be staged; the reason goes to `why`. */
+/* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be
+ * switched on: while planning. False: it has to be staged; the reason goes to `why`. */
 bool wh_path_make(struct wh_views *views, struct wh_gpu_view *local, struct wh_gpu_view *remote,
 		  uint32_t op, struct wh_gpu_path *path, char why[WH_REFUSAL]);
 /* The same from what is known. */
 void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *remote, uint32_t op,
 		    struct wh_gpu_path *path);
 
-/* ---- exports: what a peer's memory comes as ------------------------------------------------------ */
+/* ---- exports: what a peer's memory comes as
+ * ------------------------------------------------------ */
 
 /* How many segments are answered to one request. */
 #define WH_EXPORTS 32
 
-/* The owner: answer a request for the region's segments from `index` on. 0, or what sending said. */
+/* The owner: answer a request for the region's segments from `index` on. 0, or what sending said.
+ */
 int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket);
 
-/* The owner: what the GPU's kernel driver knows a segment as. A descriptor for the caller to close, and where
- * in it the segment begins. 0, or a negative errno with its text. */
-int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd, uint64_t *offset);
+/* The owner: what the GPU's kernel driver knows a segment as. A descriptor for the caller to close,
+ * and where in it the segment begins. 0, or a negative errno with its text. */
+int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
+		   uint64_t *offset);
 
 /* The same of all segments of a peer's region, asked for. */
 #define WH_CUDA_OBJECTS 64
@@ -134,7 +143,8 @@ struct wh_cuda_objects {
 	uint64_t offset[WH_CUDA_OBJECTS];
 };
 
-/* ---- moving ------------------------------------------------------------------------------------ */
+/* ---- moving ------------------------------------------------------------------------------------
+ */
 
 /* One peer's part. */
 struct wh_cuda_peer {
@@ -156,12 +166,12 @@ struct wh_cuda_part {
 	struct wh_cuda_op *op;
 	struct wh_cuda_part *next;
 	struct wh_lane *lane; /* NULL: staged */
-	uint64_t first, end;  /* transfers, or bases */
-	struct wh_cursor at;  /* what has not been put on the lane yet; blocks: outer the base, inner the
-				 block that a group of bases goes on with */
-	bool kernel;          /* blocks: by the kernel */
+	uint64_t first, end; /* transfers, or bases */
+	struct wh_cursor at; /* what has not been put on the lane yet; blocks: outer the base, inner
+				the block that a group of bases goes on with */
+	bool kernel; /* blocks: by the kernel */
 	struct wh_kept *keeps; /* lists that this part has uploaded to stay */
-	bool loses;            /* ... and which nobody else is to use */
+	bool loses; /* ... and which nobody else is to use */
 	_Atomic int error;
 };
 
@@ -186,17 +196,17 @@ void wh_cuda_part_done(struct wh_cuda_part *part);
 void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_view **local,
 		   struct wh_gpu_view **remote);
 /* How the GPU calls the local side, whose CPU address, or name, that is. */
-static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view, const struct wh_region *region,
-				  const char *address)
+static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view,
+				      const struct wh_region *region, const char *address)
 {
 	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
 }
 
-/* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when this
- * returns. False: it does not go that way. */
+/* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when
+ * this returns. False: it does not go that way. */
 bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece);
-/* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open windows for
- * it. */
+/* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open
+ * windows for it. */
 bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
 		      const char **backend, struct wh_cuda_time *time);
 /* Has the way to the peer broken? */
@@ -206,11 +216,13 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);
-/* Measure what a part that is staged between these goes by, if that has not been done; while planning. */
-void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local, struct wh_gpu_view *remote,
-			   uint32_t op);
+/* Measure what a part that is staged between these goes by, if that has not been done; while
+ * planning. */
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local,
+			   struct wh_gpu_view *remote, uint32_t op);
 /* What such a piece takes. False: not known. */
 bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
-			const struct wh_gpu_view *remote, struct wh_gpus *gpus, struct wh_cuda_time *out);
+			const struct wh_gpu_view *remote, struct wh_gpus *gpus,
+			struct wh_cuda_time *out);
 
 #endif

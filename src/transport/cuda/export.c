@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda, the side whose memory it is: handles of published GPU memory for a peer that has
- * shaken hands on the unix socket. On loop 0.
+ * The transport cuda, the side whose memory it is: handles of published GPU memory for a peer that
+ * has shaken hands on the unix socket. On loop 0.
  *
- * A handle opens the whole allocation (of cuMemCreate: the whole mapping) that a region lies in; CUDA has
- * nothing smaller. The other side runs as the same user, and maps it for the region only.
+ * A handle opens the whole allocation (of cuMemCreate: the whole mapping) that a region lies in;
+ * CUDA has nothing smaller. The other side runs as the same user, and maps it for the region only.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,7 +20,8 @@
 
 _Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
 
-/* ---- exporting --------------------------------------------------------------------------------- */
+/* ---- exporting ---------------------------------------------------------------------------------
+ */
 
 static int refuse(struct wh_exported *e, int error, const char *why)
 {
@@ -46,8 +47,8 @@ static int export_fd(struct wh_cuda *cuda, const struct wh_segment *segment, str
 	error = wh_cuda_call_on(cuda, segment->device, cuMemRetainAllocationHandle, &memory,
 				(void *)(uintptr_t)segment->start);
 	if (!error) {
-		error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd, memory,
-					CUDA_HANDLE_FD, 0);
+		error = wh_cuda_call_on(cuda, segment->device, cuMemExportToShareableHandle, &fd,
+					memory, CUDA_HANDLE_FD, 0);
 		cuda->cuMemRelease(memory);
 	}
 	wh_cuda_leave(&scope);
@@ -67,7 +68,8 @@ static int export_object(const struct wh_region *region, const struct wh_segment
 		return refuse_driver(e, error);
 	if (offset > segment->start) {
 		close(fd);
-		return refuse(e, EOPNOTSUPP, "its object is longer than the address space before it");
+		return refuse(e, EOPNOTSUPP,
+			      "its object is longer than the address space before it");
 	}
 	e->base = segment->start - offset;
 	e->size = offset + segment->length;
@@ -110,10 +112,12 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 	e->base = segment->base;
 	e->size = segment->size;
 	if (segment->memory == WH_CUDA_MANAGED)
-		return refuse(e, EOPNOTSUPP, "managed memory, which cannot be mapped by another process");
+		return refuse(e, EOPNOTSUPP,
+			      "managed memory, which cannot be mapped by another process");
 	if (segment->imported)
-		return refuse(e, EOPNOTSUPP, "its memory belongs to a third process, which alone can "
-					     "hand it on");
+		return refuse(e, EOPNOTSUPP,
+			      "its memory belongs to a third process, which alone can "
+			      "hand it on");
 	error = wh_cuda_call(cuda, cuDeviceGetUuid, &uuid, segment->device->handle);
 	if (error)
 		return refuse_driver(e, error);
@@ -126,9 +130,9 @@ static int export_segment(const struct wh_region *region, uint32_t index, bool o
 		return export_legacy(cuda, segment, e);
 	return refuse(e, EOPNOTSUPP,
 		      segment->pool ? "memory of a pool (cuMemAllocAsync), which is not shared" :
-		      segment->vmm  ? "memory of cuMemCreate that was not made exportable as a file "
-				      "descriptor" :
-				      "the driver has no handle for its memory");
+		      segment->vmm ? "memory of cuMemCreate that was not made exportable as a file "
+				     "descriptor" :
+				     "the driver has no handle for its memory");
 }
 
 int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
@@ -153,7 +157,8 @@ int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
 		else
 			fd = export_segment(region, index, objects, &e);
 		length = wh_exported_encode(bytes + WH_FRAME_HEADER, &e);
-		wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });
+		wh_frame_encode(bytes,
+				&(struct wh_frame){ (uint32_t)length, WH_FRAME_EXPORTED, 0 });
 		sent = wh_shm_send(socket, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);
 		if (fd >= 0)
 			close(fd);

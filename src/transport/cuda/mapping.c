@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The transport cuda: how GPUs see a region, ours or a peer's, and which of them can move its bytes. */
+/* The transport cuda: how GPUs see a region, ours or a peer's, and which of them can move its
+ * bytes. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,25 +36,27 @@ static struct wh_gpu_view *view_new(char why[WH_REFUSAL])
 	return view;
 }
 
-/* ---- host memory ------------------------------------------------------------------------------- */
+/* ---- host memory -------------------------------------------------------------------------------
+ */
 
 /*
- * Page-lock memory that CUDA does not know, so that GPUs reach it. It is what registering memory with a
- * network adapter does, too; where it is not possible (memory locked in part already, a limit) the
- * bytes are staged.
+ * Page-lock memory that CUDA does not know, so that GPUs reach it. It is what registering memory
+ * with a network adapter does, too; where it is not possible (memory locked in part already, a
+ * limit) the bytes are staged.
  */
 static void pin(struct wh_views *views, struct wh_gpu_view *view, void *start, uint64_t length,
 		bool writable)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
-	unsigned flags = CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP |
-			 (writable ? 0 : CUDA_HOST_READ_ONLY);
+	unsigned flags =
+		CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP | (writable ? 0 : CUDA_HOST_READ_ONLY);
 	struct wh_cuda_device *device;
 	struct wh_cuda_scope scope;
 	int error;
 
 	if (!views->engine->config.number[WH_KNOB_PIN]) {
-		snprintf(view->why, sizeof(view->why), "host memory is not page-locked: the knob pin");
+		snprintf(view->why, sizeof(view->why),
+			 "host memory is not page-locked: the knob pin");
 		return;
 	}
 	error = wh_gpus_home(views->gpus, NULL, &device);
@@ -156,7 +159,8 @@ static void view_host(struct wh_views *views, struct wh_gpu_view *view,
 	}
 }
 
-/* ---- a GPU's memory ---------------------------------------------------------------------------- */
+/* ---- a GPU's memory ----------------------------------------------------------------------------
+ */
 
 /* Which devices the mappings of cuMemCreate's memory admit. */
 static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *registration)
@@ -164,7 +168,8 @@ static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *reg
 	uint64_t all = 0;
 
 	for (unsigned d = 0; d < cuda->device_count && cuda->cuMemGetAccess; d++) {
-		struct wh_cuda_location location = { CUDA_LOCATION_DEVICE, cuda->devices[d].handle };
+		struct wh_cuda_location location = { CUDA_LOCATION_DEVICE,
+						     cuda->devices[d].handle };
 		unsigned long long flags = 3;
 
 		for (size_t i = 0; i < registration->segment_count && flags == 3; i++) {
@@ -199,8 +204,7 @@ static void view_gpu(struct wh_views *views, struct wh_gpu_view *view,
 	if (first->context != view->device->context)
 		view->context = first->context;
 	view->fixed = first->vmm || first->pool;
-	atomic_store(&view->reached,
-		     first->vmm ? admitted(cuda, registration) : bit(view->device));
+	atomic_store(&view->reached, first->vmm ? admitted(cuda, registration) : bit(view->device));
 }
 
 int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gpu_view **out,
@@ -232,7 +236,8 @@ int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gp
 	return view ? 0 : -ENOMEM;
 }
 
-/* ---- a peer's memory; under views.lock ----------------------------------------------------------- */
+/* ---- a peer's memory; under views.lock
+ * ----------------------------------------------------------- */
 
 struct import {
 	struct wh_views *views;
@@ -241,8 +246,8 @@ struct import {
 	struct wh_cuda_device *device;
 	uint8_t type;
 	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
-	uint64_t mapped;     /* so many bytes from there */
-	uint64_t covered;    /* up to there the owner has told of */
+	uint64_t mapped; /* so many bytes from there */
+	uint64_t covered; /* up to there the owner has told of */
 	CUallocation *memory; /* by segment, to be mapped; released afterwards */
 	uint64_t *sizes;
 	uint32_t count, segments;
@@ -265,8 +270,8 @@ static int find_device(struct import *import, const uint8_t uuid[16], char why[W
 		return 0;
 	}
 	snprintf(why, WH_REFUSAL,
-		 "GPU-%02x%02x%02x%02x-... is not visible here (CUDA_VISIBLE_DEVICES?)",
-		 uuid[0], uuid[1], uuid[2], uuid[3]);
+		 "GPU-%02x%02x%02x%02x-... is not visible here (CUDA_VISIBLE_DEVICES?)", uuid[0],
+		 uuid[1], uuid[2], uuid[3]);
 	return -ENODEV;
 }
 
@@ -277,8 +282,10 @@ static int check_order(struct import *import, const struct wh_exported *e, char 
 	bool first = !e->index;
 	uint64_t at = first ? place->address : import->covered;
 
-	if (e->type > WH_HANDLE_LEGACY || e->address != at || e->length > place->address + place->length - at ||
-	    (!first && (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
+	if (e->type > WH_HANDLE_LEGACY || e->address != at ||
+	    e->length > place->address + place->length - at ||
+	    (!first &&
+	     (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
 	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
 	    (e->index + 1 == e->segments && at + e->length != place->address + place->length) ||
 	    e->size > UINT64_C(1) << 46) {
@@ -334,7 +341,8 @@ static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 	return 0;
 }
 
-static int import_segment(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
+static int import_segment(void *argument, const struct wh_exported *e, int *fd,
+			  char why[WH_REFUSAL])
 {
 	struct import *import = argument;
 	int error = check_order(import, e, why);
@@ -348,7 +356,8 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd, 
 		return error;
 	import->covered = e->address + e->length;
 	import->mapped += e->size;
-	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) : keep_legacy(import, e, why);
+	return e->type == WH_HANDLE_FD ? import_fd(import, e, *fd, why) :
+					 keep_legacy(import, e, why);
 }
 
 /* Let the device and all that reach it use a stretch of address space. */
@@ -376,8 +385,8 @@ static int admit(struct wh_cuda *cuda, struct wh_gpu_view *view)
 	return error;
 }
 
-/* Map what has been imported, one behind the other as at the owner. Inside a scope: some drivers want
- * one. */
+/* Map what has been imported, one behind the other as at the owner. Inside a scope: some drivers
+ * want one. */
 static int map_segments(struct import *import)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
@@ -436,7 +445,8 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 }
 
 /* The memory is mapped already; the owner has to hear of it on its new connection. */
-static int forget_segment(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
+static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
+			  char why[WH_REFUSAL])
 {
 	(void)argument;
 	(void)e;
@@ -491,7 +501,8 @@ static int view_remote(struct wh_views *views, struct wh_shm_peer *shm,
 		else if (!wh_shm_asked(shm, region))
 			error = wh_kind_on_host(region->place.kind) ?
 					wh_shm_map(shm, region, NULL, why) :
-					wh_shm_exports(shm, region, false, forget_segment, NULL, why);
+					wh_shm_exports(shm, region, false, forget_segment, NULL,
+						       why);
 		pthread_mutex_unlock(&views->lock);
 		if (error)
 			return error;
@@ -511,7 +522,8 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_
 				     why);
 	/* It is opened after this transport, and for good. */
 	if (!peer->opened[WH_TRANSPORT_SHM]) {
-		snprintf(why, WH_REFUSAL, "handles of GPU memory come by way of shm, which is refused");
+		snprintf(why, WH_REFUSAL,
+			 "handles of GPU memory come by way of shm, which is refused");
 		return -EOPNOTSUPP;
 	}
 	return view_remote(cuda->views, peer->transport[WH_TRANSPORT_SHM],
@@ -525,9 +537,10 @@ static int keep_object(void *argument, const struct wh_exported *e, int *fd, cha
 
 	if ((e->type != WH_HANDLE_FD && e->type != WH_HANDLE_OBJECT) || *fd < 0 ||
 	    e->segments > WH_CUDA_OBJECTS) {
-		snprintf(why, WH_REFUSAL, e->segments > WH_CUDA_OBJECTS ?
-				  "it is made of too many mappings to ask the owner for" :
-				  "the owner has sent no descriptor");
+		snprintf(why, WH_REFUSAL,
+			 e->segments > WH_CUDA_OBJECTS ?
+				 "it is made of too many mappings to ask the owner for" :
+				 "the owner has sent no descriptor");
 		return -EOPNOTSUPP;
 	}
 	objects->fd[objects->count] = *fd;
@@ -543,8 +556,8 @@ int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh
 	int error;
 
 	out->count = 0;
-	error = wh_shm_exports(cuda->peer->transport[WH_TRANSPORT_SHM], region, true, keep_object, out,
-			       why);
+	error = wh_shm_exports(cuda->peer->transport[WH_TRANSPORT_SHM], region, true, keep_object,
+			       out, why);
 	if (!error)
 		return 0;
 	while (out->count)
@@ -585,7 +598,8 @@ void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
 	free(view);
 }
 
-/* ---- paths ------------------------------------------------------------------------------------- */
+/* ---- paths -------------------------------------------------------------------------------------
+ */
 
 static bool reaches(const struct wh_gpu_view *by, const struct wh_gpu_view *to)
 {

@@ -2,8 +2,8 @@
 /*
  * The transport cuda: pieces to lanes.
  *
- * A piece is cut into parts, each for one lane. A part is put on its lane in turns: as much as the lane's
- * ring has room for, and the rest when that is done.
+ * A piece is cut into parts, each for one lane. A part is put on its lane in turns: as much as the
+ * lane's ring has room for, and the rest when that is done.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -16,7 +16,8 @@
 
 #define PAIRS 512 /* made at a time */
 
-/* ---- the sides of a transfer ------------------------------------------------------------------- */
+/* ---- the sides of a transfer -------------------------------------------------------------------
+ */
 
 struct sides {
 	struct wh_region *local;
@@ -28,7 +29,8 @@ static struct sides sides_of(const struct wh_piece *piece, uint64_t index)
 	if (piece->blocks)
 		return (struct sides){ piece->blocks->bases[index].local,
 				       piece->blocks->bases[index].remote };
-	return (struct sides){ piece->batch->items[index].local, piece->batch->items[index].remote };
+	return (struct sides){ piece->batch->items[index].local,
+			       piece->batch->items[index].remote };
 }
 
 static struct wh_places *places_of(const struct wh_cuda_op *op)
@@ -56,7 +58,8 @@ void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_vi
 	*remote = remote_view(op, wh_places_at(places_of(op), wh_places_index(sides.remote)));
 }
 
-/* ---- ending ------------------------------------------------------------------------------------ */
+/* ---- ending ------------------------------------------------------------------------------------
+ */
 
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text)
 {
@@ -132,7 +135,8 @@ void wh_cuda_part_done(struct wh_cuda_part *part)
 	let_go(part->op);
 }
 
-/* ---- putting a part on its lane ------------------------------------------------------------------ */
+/* ---- putting a part on its lane
+ * ------------------------------------------------------------------ */
 
 static void make_pair(const struct wh_piece *piece, uint64_t from_local, uint64_t from_remote,
 		      uint64_t length, struct wh_pair *pair)
@@ -194,7 +198,8 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 
 		wh_cuda_views(part->op, base, &local, &remote);
 		make_pair(piece,
-			  wh_gpu_view_at(local, blocks->bases[base].local, blocks->bases[base].address),
+			  wh_gpu_view_at(local, blocks->bases[base].local,
+					 blocks->bases[base].address),
 			  wh_view_address(remote, part->lane->gpu->device) +
 				  blocks->bases[base].offset,
 			  0, &pair);
@@ -211,8 +216,8 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 	return n;
 }
 
-/* A descriptor that is submitted again, by whatever batch, is going to be once more: its lists stay on
- * the GPU. */
+/* A descriptor that is submitted again, by whatever batch, is going to be once more: its lists stay
+ * on the GPU. */
 static void keep_lists(struct wh_cuda_part *part, struct wh_lane_turn *turn,
 		       struct wh_lane_blocks *work)
 {
@@ -285,7 +290,8 @@ static void part_ended(struct wh_lane_job *job, int error, const char *text)
 		wh_cuda_part_done(part);
 }
 
-/* ---- cutting a piece into parts ------------------------------------------------------------------ */
+/* ---- cutting a piece into parts
+ * ------------------------------------------------------------------ */
 
 /* Be in the place until the piece is done. */
 static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_place **out)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: parts that no GPU reaches both sides of. Their bytes go through slots of pinned
- * memory, into a slot and out of it again, a few slots at a time: by a GPU where the side is a GPU's,
- * by the CPU where it is host memory.
+ * The transport cuda: parts that no GPU reaches both sides of. Their bytes go through slots of
+ * pinned memory, into a slot and out of it again, a few slots at a time: by a GPU where the side is
+ * a GPU's, by the CPU where it is host memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,13 +13,13 @@
 #include "transport/cuda/cuda.h"
 #include "util/clock.h"
 
-#define SLOTS 4    /* of one part at a time */
-#define RUNS 256u  /* of one slot */
+#define SLOTS 4 /* of one part at a time */
+#define RUNS 256u /* of one slot */
 
 struct side {
 	const struct wh_gpu_view *view;
 	struct wh_lane *lane; /* NULL: the CPU */
-	uint64_t base;        /* added to a run's own number for it: see run_at() */
+	uint64_t base; /* added to a run's own number for it: see run_at() */
 };
 
 struct stage {
@@ -39,11 +39,13 @@ struct work {
 	struct stage *stage;
 	struct wh_slot *slot;
 	enum step step;
-	struct wh_cursor start, at; /* of what is in the slot; what of it this step has not taken yet */
-	uint64_t filled;            /* bytes that this step has taken */
+	/* of what is in the slot; what of it this step has not taken yet */
+	struct wh_cursor start, at;
+	uint64_t filled; /* bytes that this step has taken */
 };
 
-/* ---- runs -------------------------------------------------------------------------------------- */
+/* ---- runs --------------------------------------------------------------------------------------
+ */
 
 /* Where the run is on that side, as the one who copies it calls it. */
 static uint64_t run_at(const struct stage *stage, const struct side *side, const struct wh_run *run)
@@ -62,7 +64,8 @@ static uint64_t base_of(const struct wh_gpu_view *view, const struct wh_region *
 	return local ? first - local->place.address : first;
 }
 
-/* ---- steps ------------------------------------------------------------------------------------- */
+/* ---- steps -------------------------------------------------------------------------------------
+ */
 
 /* The next bytes of the part, for a slot. False: there are no more. */
 static bool take(struct work *work)
@@ -199,7 +202,8 @@ static void work_done(struct wh_lane_job *job, int error, const char *text)
 	work_on(work);
 }
 
-/* ---- starting ---------------------------------------------------------------------------------- */
+/* ---- starting ----------------------------------------------------------------------------------
+ */
 
 static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 {
@@ -219,8 +223,7 @@ static void start_work(struct stage *stage)
 	work->job.done = work_done;
 	work->wait.ready = slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, WH_SLOT_ASKS,
-				  &work->wait);
+	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, WH_SLOT_ASKS, &work->wait);
 	if (work->slot)
 		work_on(work);
 }
@@ -229,7 +232,8 @@ static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way
 {
 	if (side->view->host && !side->view->device)
 		return 0;
-	return wh_gpus_lane(gpus, side->view->device, side->view->context, way, urgent, &side->lane);
+	return wh_gpus_lane(gpus, side->view->device, side->view->context, way, urgent,
+			    &side->lane);
 }
 
 void wh_cuda_stage(struct wh_cuda_part *part)
@@ -279,7 +283,8 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 	wh_cuda_part_done(part);
 }
 
-/* ---- what it takes ------------------------------------------------------------------------------- */
+/* ---- what it takes
+ * ------------------------------------------------------------------------------- */
 
 /* The side's lane, for GPUs. False: the driver gives none. */
 static bool side_of(struct wh_gpus *gpus, const struct wh_gpu_view *view, enum wh_blocks_way way,
@@ -289,14 +294,16 @@ static bool side_of(struct wh_gpus *gpus, const struct wh_gpu_view *view, enum w
 	return !open_side(gpus, out, way, false);
 }
 
-void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local, struct wh_gpu_view *remote,
-			   uint32_t op)
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local,
+			   struct wh_gpu_view *remote, uint32_t op)
 {
 	struct side source, target;
 
-	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) && source.lane)
+	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) &&
+	    source.lane)
 		wh_lane_probe(source.lane, 0, 0);
-	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) && target.lane)
+	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) &&
+	    target.lane)
 		wh_lane_probe(target.lane, 0, 0);
 }
 
@@ -333,7 +340,8 @@ static double time_of(const struct side *side, double count, uint64_t length, bo
 }
 
 bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
-			const struct wh_gpu_view *remote, struct wh_gpus *gpus, struct wh_cuda_time *out)
+			const struct wh_gpu_view *remote, struct wh_gpus *gpus,
+			struct wh_cuda_time *out)
 {
 	uint64_t length = piece->bytes / piece->transfers;
 	double slots = (double)piece->bytes / (double)WH_SLOT, into, out_of, lesser;
@@ -346,7 +354,8 @@ bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *
 	out->measured = true;
 	into = time_of(&source, (double)piece->transfers, length, &out->measured);
 	out_of = time_of(&target, (double)piece->transfers, length, &out->measured);
-	/* While one slot goes out the next one comes in: but for one slot, only the slower side counts. */
+	/* While one slot goes out the next one comes in: but for one slot, only the slower side
+	 * counts. */
 	lesser = into < out_of ? into : out_of;
 	out->ns = into + out_of - (slots > 1 ? lesser * (1 - 1 / slots) : 0);
 	return true;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on this host.
- * The CPU moves them itself, through the GPU region's window, before a copy engine would have begun: the
- * piece is done when it has been submitted. So it sets flags, too: an aligned 8 bytes are one store, and
- * what an earlier batch has moved is there before them.
+ * The transport cuda: a few bytes to or from a GPU's memory, of this process or of another one on
+ * this host. The CPU moves them itself, through the GPU region's window, before a copy engine would
+ * have begun: the piece is done when it has been submitted. So it sets flags, too: an aligned 8
+ * bytes are one store, and what an earlier batch has moved is there before them.
  */
 #include <errno.h>
 #include <string.h>
 
 #include "core/core.h"
+#include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "transport/cuda/cuda.h"
-#include "gpu/region-window.h"
 
 #define RUNS (WH_PANE_FEW / WH_PANE_RUN)
 
@@ -19,7 +19,7 @@
 struct end {
 	struct wh_place *place;
 	const struct wh_pane *pane; /* NULL: host memory */
-	char *at;                   /* for the CPU */
+	char *at; /* for the CPU */
 };
 
 struct crossing {
@@ -40,7 +40,8 @@ static void leave(struct crossings *crossings)
 	}
 }
 
-/* ---- where the CPU reaches both sides ------------------------------------------------------------ */
+/* ---- where the CPU reaches both sides
+ * ------------------------------------------------------------ */
 
 static uint64_t local_id(const struct wh_piece *piece, uint64_t index)
 {
@@ -63,7 +64,8 @@ static bool find_ours(struct end *end, uint64_t address, bool open)
 	return true;
 }
 
-int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd, uint64_t *offset)
+int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
+		   uint64_t *offset)
 {
 	const char *order = engine->config.text[WH_KNOB_WINDOW];
 	struct wh_view_object object;
@@ -117,8 +119,8 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 	if (!end->pane && open) {
 		address = wh_view_own(cuda->views, view);
 		if (address)
-			end->pane = wh_pane_get_remote(cuda->peer->engine, region, address, ask_owner,
-						      &question);
+			end->pane = wh_pane_get_remote(cuda->peer->engine, region, address,
+						       ask_owner, &question);
 	}
 	if (end->pane)
 		end->at = wh_pane_at(end->pane, end->place->address + offset);
@@ -158,7 +160,8 @@ static bool enter(struct wh_cuda_peer *cuda, const struct wh_piece *piece, const
 	return true;
 }
 
-/* ---- which way ----------------------------------------------------------------------------------- */
+/* ---- which way
+ * ----------------------------------------------------------------------------------- */
 
 /* ns a byte of loads, which are as quick as the copy engine at get_most. */
 static double read_byte(const struct wh_pane *pane)
@@ -168,7 +171,8 @@ static double read_byte(const struct wh_pane *pane)
 	return pane->get_most ? cost->engine / (double)pane->get_most + cost->engine_byte : 0;
 }
 
-/* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes. */
+/* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes.
+ */
 static uint64_t most_of(const struct crossing *crossing)
 {
 	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
@@ -249,7 +253,8 @@ bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, b
 	return true;
 }
 
-/* ---- moving -------------------------------------------------------------------------------------- */
+/* ---- moving
+ * -------------------------------------------------------------------------------------- */
 
 static void move(const struct crossing *c)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: which NIC is near to which memory, by sysfs. Of those that reach a peer the nearest carry it, all
- * that are as near; the others when these have failed. Whoever names NICs with the knob `rdma` has chosen,
- * and they are all as good.
+ * rdma: which NIC is near to which memory, by sysfs. Of those that reach a peer the nearest carry
+ * it, all that are as near; the others when these have failed. Whoever names NICs with the knob
+ * `rdma` has chosen, and they are all as good.
  */
 #include <string.h>
 
@@ -62,7 +62,7 @@ uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region
 		return 0;
 	for (size_t i = 0; i < topology->nic_count; i++)
 		if (!strcmp(topology->nics[i].name, nic->name))
-			return (uint8_t)wh_topology_distance(topology, memory,
-							     (struct wh_end){ WH_END_NIC, i }, &links);
+			return (uint8_t)wh_topology_distance(
+				topology, memory, (struct wh_end){ WH_END_NIC, i }, &links);
 	return WH_FAR;
 }

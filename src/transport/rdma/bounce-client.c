@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the initiator's half of a desk (bounce-server.c): pinned memory of the owner's, which NICs read and write
- * as if it were a region of the peer's, with the number 0. Its slots are lent to whatever stages; what waits
- * for one has it in its turn. All of it under rdma_peer.lock, unless it says otherwise.
+ * rdma, the initiator's half of a desk (bounce-server.c): pinned memory of the owner's, which NICs
+ * read and write as if it were a region of the peer's, with the number 0. Its slots are lent to
+ * whatever stages; what waits for one has it in its turn. All of it under rdma_peer.lock, unless it
+ * says otherwise.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -13,7 +14,8 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- the desk ------------------------------------------------------------------------------------ */
+/* ---- the desk
+ * ------------------------------------------------------------------------------------ */
 
 struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
 {
@@ -32,7 +34,8 @@ int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
 	if (rdma->desk.place.length)
 		return 0;
 	if (rdma->desk_error && wh_now() < rdma->desk_until) {
-		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there, but %.150s", rdma->desk_why);
+		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there, but %.150s",
+			 rdma->desk_why);
 		return rdma->desk_error;
 	}
 	if (rdma->desk_asked)
@@ -61,7 +64,8 @@ void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked)
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- loans ----------------------------------------------------------------------------------------- */
+/* ---- loans
+ * ----------------------------------------------------------------------------------------- */
 
 static void lend(struct rdma_peer *rdma, struct rdma_loan *loan, unsigned slot)
 {
@@ -110,10 +114,12 @@ bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan)
 	return true;
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------- */
+/* ---- copies
+ * ---------------------------------------------------------------------------------------- */
 
 /* Without the lock. */
-void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes, size_t length)
+void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes,
+		    size_t length)
 {
 	bool sent;
 

@@ -1,20 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The owner's side of rdma, a GPU's memory that no NIC of ours reaches: a session has a desk, some slots of
- * pinned memory that its peer reads and writes with NICs, and asks us, by COPY, to move what is in a slot to
- * where it belongs, or to fetch it from there. A copy is done when the bytes are in the GPU's memory.
+ * The owner's side of rdma, a GPU's memory that no NIC of ours reaches: a session has a desk, some
+ * slots of pinned memory that its peer reads and writes with NICs, and asks us, by COPY, to move
+ * what is in a slot to where it belongs, or to fetch it from there. A copy is done when the bytes
+ * are in the GPU's memory.
  *
- * A desk is one session's alone: before another one has it, its keys are taken back and its memory is
- * cleared. There are at most DESKS of them. The fields of a desk are loop 0's, but while something of it is
- * with the worker or a GPU, which `busy` counts.
+ * A desk is one session's alone: before another one has it, its keys are taken back and its memory
+ * is cleared. There are at most DESKS of them. The fields of a desk are loop 0's, but while
+ * something of it is with the worker or a GPU, which `busy` counts.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "transport/rdma/rdma.h"
 #include "gpu/staging.h"
+#include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
 #define DESKS 16u
@@ -24,8 +25,8 @@ _Static_assert(WH_RDMA_DESK_SLOT == WH_SLOT, "a slot is what a staging moves at 
 /* What one slot is used for. */
 struct copy {
 	struct rdma_desk *desk;
-	struct rdma_job job;   /* to start it: lanes may have to be made */
-	struct wh_task ended;  /* on loop 0 */
+	struct rdma_job job; /* to start it: lanes may have to be made */
+	struct wh_task ended; /* on loop 0 */
 	struct wh_slot slot;
 	struct wh_staging staging;
 	bool busy, into;
@@ -41,7 +42,7 @@ struct rdma_desk {
 	bool open; /* the peer may use it */
 	int error; /* there is no memory, */
 	char why[WH_REFUSAL];
-	struct rdma_job job;  /* to get its memory, or clear it */
+	struct rdma_job job; /* to get its memory, or clear it */
 	struct wh_task ended; /* that, on loop 0 */
 	struct wh_region region;
 	struct copy copies[WH_RDMA_DESK_SLOTS];
@@ -65,7 +66,8 @@ static void work(struct rdma_desk *desk, struct rdma_job *job)
 		job->run(job, false);
 }
 
-/* ---- giving back --------------------------------------------------------------------------------- */
+/* ---- giving back
+ * --------------------------------------------------------------------------------- */
 
 /* On the worker: the queue pairs of the session are gone already. */
 static void clear(struct rdma_job *job, bool stop)
@@ -122,9 +124,11 @@ void rdma_desks_close(struct rdma *rdma)
 	}
 }
 
-/* ---- opening --------------------------------------------------------------------------------------- */
+/* ---- opening
+ * --------------------------------------------------------------------------------------- */
 
-static int answer(struct wh_session *session, const struct rdma_desk *desk, int error, const char *why)
+static int answer(struct wh_session *session, const struct rdma_desk *desk, int error,
+		  const char *why)
 {
 	struct wh_rdma_desked desked = { .error = error, .slots = WH_RDMA_DESK_SLOTS };
 	uint8_t bytes[WH_RDMA_DESKED_MAX];
@@ -242,7 +246,8 @@ struct wh_region *rdma_desk_region(struct rdma_desk *desk)
 	return &desk->region;
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------- */
+/* ---- copies
+ * ---------------------------------------------------------------------------------------- */
 
 static void leave_places(struct copy *copy)
 {
@@ -252,7 +257,8 @@ static void leave_places(struct copy *copy)
 
 static int copied(struct wh_session *session, const struct copy *copy, int error, const char *why)
 {
-	struct wh_rdma_flushed answered = { .number = (uint32_t)(copy - copy->desk->copies), .error = error };
+	struct wh_rdma_flushed answered = { .number = (uint32_t)(copy - copy->desk->copies),
+					    .error = error };
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 
 	if (error)
@@ -288,14 +294,15 @@ static void ended(struct wh_task *task)
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_engine_log(copy->desk->rdma->engine, "rdma: staging for a peer: %s", copy->staging.text);
+		wh_engine_log(copy->desk->rdma->engine, "rdma: staging for a peer: %s",
+			      copy->staging.text);
 	if (session)
 		copied(session, copy, copy->staging.error, copy->staging.text);
 	rdma_desk_put(copy->desk);
 }
 
-/* May it, and where is it? 0, -EPROTO: the peer knows that it may not be, or another negative errno with the
- * reason. */
+/* May it, and where is it? 0, -EPROTO: the peer knows that it may not be, or another negative errno
+ * with the reason. */
 static int add_extent(struct wh_session *session, struct copy *copy, const struct wh_extent *extent,
 		      uint32_t op, char why[WH_REFUSAL])
 {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma, the initiator's queue pairs: connecting them, taking them down, trying again, giving them back. */
+/* rdma, the initiator's queue pairs: connecting them, taking them down, trying again, giving them
+ * back. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdarg.h>
@@ -54,7 +55,8 @@ bool rdma_lost(const struct rdma_peer *rdma)
 	return rdma->line_count && rdma->lines[0]->state == RDMA_LOST;
 }
 
-/* What lines can carry has changed: sort, go on, and tell those who wait. With the lock, which is let go. */
+/* What lines can carry has changed: sort, go on, and tell those who wait. With the lock, which is
+ * let go. */
 static void changed(struct rdma_peer *rdma, struct wh_list *done)
 {
 	struct wh_list away;
@@ -68,10 +70,11 @@ static void changed(struct rdma_peer *rdma, struct wh_list *done)
 	rdma_pieces_away(rdma, &away);
 }
 
-/* ---- taking down ----------------------------------------------------------------------------------- */
+/* ---- taking down
+ * ----------------------------------------------------------------------------------- */
 
-/* On the transport's own loop, for loop 0 may be waiting until the places of a region are left. When it
- * returns no NIC of ours touches memory of ours any more by this line. */
+/* On the transport's own loop, for loop 0 may be waiting until the places of a region are left.
+ * When it returns no NIC of ours touches memory of ours any more by this line. */
 static void destroy(void *argument)
 {
 	struct rdma_line *line = argument;
@@ -96,9 +99,10 @@ static void destroy(void *argument)
 	if (line->open)
 		atomic_fetch_sub(&rdma->rdma->connections, 1);
 	line->open = false;
-	/* Packets may still be on their way to a region that we leave here. If it is taken back, so are
-	 * its keys. */
-	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head; i++) {
+	/* Packets may still be on their way to a region that we leave here. If it is taken back, so
+	 * are its keys. */
+	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head;
+	     i++) {
 		struct rdma_work *work = &line->ring->works[i % RDMA_DEPTH];
 
 		if (work->place)
@@ -183,7 +187,8 @@ void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	struct rdma_peer *rdma = line->peer;
 	va_list list;
 
-	if (line->state != RDMA_CONNECTING && line->state != RDMA_PROBING && line->state != RDMA_READY)
+	if (line->state != RDMA_CONNECTING && line->state != RDMA_PROBING &&
+	    line->state != RDMA_READY)
 		return;
 	va_start(list, format);
 	vsnprintf(line->why, sizeof(line->why), format, list);
@@ -198,7 +203,8 @@ void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	wh_loop_post(&rdma->rdma->loop, &line->broken);
 }
 
-/* ---- the peer goes ----------------------------------------------------------------------------------- */
+/* ---- the peer goes
+ * ----------------------------------------------------------------------------------- */
 
 static void drop_ring(struct rdma_ring *ring)
 {
@@ -290,7 +296,8 @@ void rdma_client_close(struct rdma_peer *rdma)
 		free(rdma->lines[--rdma->line_count]);
 }
 
-/* ---- ports --------------------------------------------------------------------------------------- */
+/* ---- ports
+ * --------------------------------------------------------------------------------------- */
 
 static bool goes_by(const struct rdma_line *line, const struct rdma_nic *nic, uint8_t port)
 {
@@ -317,13 +324,16 @@ void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port)
 
 		pthread_mutex_lock(&peer->lock);
 		for (unsigned i = 0; i < peer->line_count; i++)
-			if (goes_by(peer->lines[i], nic, port) && peer->lines[i]->state == RDMA_FAILED)
-				wh_timer_set(home(peer->lines[i]), &peer->lines[i]->timer, wh_now());
+			if (goes_by(peer->lines[i], nic, port) &&
+			    peer->lines[i]->state == RDMA_FAILED)
+				wh_timer_set(home(peer->lines[i]), &peer->lines[i]->timer,
+					     wh_now());
 		pthread_mutex_unlock(&peer->lock);
 	}
 }
 
-/* ---- connecting; on loop 0 ------------------------------------------------------------------------ */
+/* ---- connecting; on loop 0
+ * ------------------------------------------------------------------------ */
 
 /* The channel has an event. */
 static void ready(struct wh_source *source, uint32_t events)
@@ -360,7 +370,8 @@ static int make(struct rdma_line *line, char why[WH_REFUSAL])
 	if (!rdma_rail_look(line->rail, &line->here, why))
 		return -ENETDOWN;
 	if (nic->attributes.max_qp_wr > 0 && (uint32_t)nic->attributes.max_qp_wr < depth) {
-		snprintf(why, WH_REFUSAL, "%s has queue pairs of %d work requests, and %u are needed",
+		snprintf(why, WH_REFUSAL,
+			 "%s has queue pairs of %d work requests, and %u are needed",
 			 line->here.name, nic->attributes.max_qp_wr, depth);
 		return -EOPNOTSUPP;
 	}
@@ -374,9 +385,10 @@ static int make(struct rdma_line *line, char why[WH_REFUSAL])
 	line->channel = verbs->create_comp_channel(nic->context);
 	if (line->channel)
 		line->cq = verbs->create_cq(nic->context, (int)depth + 1, line, line->channel, 0);
-	if (!line->cq || fcntl(line->channel->fd, F_SETFL,
-			       fcntl(line->channel->fd, F_GETFL) | O_NONBLOCK)) {
-		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", line->here.name, strerror(errno));
+	if (!line->cq ||
+	    fcntl(line->channel->fd, F_SETFL, fcntl(line->channel->fd, F_GETFL) | O_NONBLOCK)) {
+		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", line->here.name,
+			 strerror(errno));
 		return -errno;
 	}
 	error = rdma_qp_new(&line->here, line->cq, depth, &line->qp, &line->inlined, why);
@@ -392,8 +404,8 @@ static int make(struct rdma_line *line, char why[WH_REFUSAL])
 	return error;
 }
 
-/* Of all lines with nothing to do, give back the one that has had nothing for longest. True: one is being
- * given back, so that there soon is room. Without any lock. */
+/* Of all lines with nothing to do, give back the one that has had nothing for longest. True: one is
+ * being given back, so that there soon is room. Without any lock. */
 static bool give_back_one(struct rdma *rdma)
 {
 	struct rdma_line *oldest = NULL;
@@ -420,7 +432,8 @@ static bool give_back_one(struct rdma *rdma)
 		return going;
 	pthread_mutex_lock(&oldest->peer->lock);
 	if (oldest->state == RDMA_READY && !rdma_line_busy(oldest))
-		rdma_break(oldest, true, "%s is given back: another one is needed more", oldest->way);
+		rdma_break(oldest, true, "%s is given back: another one is needed more",
+			   oldest->way);
 	pthread_mutex_unlock(&oldest->peer->lock);
 	return true;
 }
@@ -449,8 +462,10 @@ static bool has_room(struct rdma_line *line)
 		wh_timer_set(home(line), &line->timer, wh_now() + MAKE_ROOM);
 	} else {
 		line->state = RDMA_CONNECTING;
-		rdma_break(line, false, "all %u connections that may be open are in use (knob "
-			   "rdma_connections)", most);
+		rdma_break(line, false,
+			   "all %u connections that may be open are in use (knob "
+			   "rdma_connections)",
+			   most);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return false;
@@ -487,8 +502,10 @@ static void connect_now(struct wh_task *task)
 		line->mine.psn = line->mine.qp;
 	line->mine.psn &= 0xffffff;
 	line->told = true;
-	wanted = (struct wh_rdma_connect){ .number = line->number, .index = (uint16_t)line->index,
-					   .turn = (uint16_t)line->tries, .end = line->mine };
+	wanted = (struct wh_rdma_connect){ .number = line->number,
+					   .index = (uint16_t)line->index,
+					   .turn = (uint16_t)line->tries,
+					   .end = line->mine };
 	wh_timer_set(home(line), &line->timer, wh_now() + knob(line, WH_KNOB_TIMEOUT) * WH_MS / 4);
 	pthread_mutex_unlock(&rdma->lock);
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_CONNECT, 0, bytes,
@@ -532,8 +549,10 @@ int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answe
 	line->told = !answer->error;
 	if (answer->error) {
 		if (answer->error == -EBUSY)
-			line->tries--; /* it is not the port's fault: the same one the next time */
-		rdma_break(line, false, "%.60s refuses: %.120s", rdma->peer->welcome.name, answer->text);
+			/* it is not the port's fault: the same one the next time */
+			line->tries--;
+		rdma_break(line, false, "%.60s refuses: %.120s", rdma->peer->welcome.name,
+			   answer->text);
 	} else if (rdma_qp_connect(&line->here, line->qp, &line->mine, &answer->end, why)) {
 		rdma_break(line, false, "%s", why);
 	} else {
@@ -556,13 +575,14 @@ void rdma_spare(struct rdma_peer *rdma, uint32_t number)
 
 		if (line->state == RDMA_READY && line->number == number && !rdma_line_busy(line) &&
 		    !rdma->queued)
-			rdma_break(line, true, "%s is given back: %.60s needs it for others", line->way,
-				   rdma->peer->welcome.name);
+			rdma_break(line, true, "%s is given back: %.60s needs it for others",
+				   line->way, rdma->peer->welcome.name);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- looking after it ------------------------------------------------------------------------------ */
+/* ---- looking after it
+ * ------------------------------------------------------------------------------ */
 
 /* Verbs may stay silent for ever, as when our own cable is pulled while something is on its way. */
 static void look(struct wh_timer *timer)
@@ -581,19 +601,21 @@ static void look(struct wh_timer *timer)
 	} else if (line->state == RDMA_WANTED) {
 		wh_loop_post(home(line), &line->wanted);
 	} else if (line->state == RDMA_CONNECTING && late) {
-		rdma_break(line, false, "%.63s has not answered for %lld ms", rdma->peer->welcome.name,
-			   (long long)(timeout / WH_MS));
+		rdma_break(line, false, "%.63s has not answered for %lld ms",
+			   rdma->peer->welcome.name, (long long)(timeout / WH_MS));
 	} else if ((line->state == RDMA_PROBING || line->state == RDMA_READY) && late &&
 		   rdma_line_busy(line)) {
 		rdma_break(line, false,
-			   "from %s to %s nothing has completed for %lld ms: is the MTU of all switches "
+			   "from %s to %s nothing has completed for %lld ms: is the MTU of all "
+			   "switches "
 			   "as large, and no cable out?",
 			   line->mine.name, line->theirs.name, (long long)(timeout / WH_MS));
 	} else if (line->state == RDMA_READY && !rdma_line_busy(line) && now - line->since > idle) {
 		rdma_break(line, true, "%s is given back: not used for %lld s", line->way,
 			   (long long)(idle / WH_SECOND));
 	}
-	if (line->state == RDMA_CONNECTING || line->state == RDMA_PROBING || line->state == RDMA_READY)
+	if (line->state == RDMA_CONNECTING || line->state == RDMA_PROBING ||
+	    line->state == RDMA_READY)
 		wh_timer_set(home(line), timer, now + (next < idle / 4 + 1 ? next : idle / 4 + 1));
 	pthread_mutex_unlock(&rdma->lock);
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma: work requests out, completions in. All of it under rdma_peer.lock, unless it says otherwise. */
+/* rdma: work requests out, completions in. All of it under rdma_peer.lock, unless it says
+ * otherwise. */
 #include <errno.h>
 #include <string.h>
 
-#include "transport/rdma/rdma.h"
 #include "gpu/staging.h"
+#include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
 #define POLL_AT_ONCE 16
 
-void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length, struct wh_list *done)
+void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
+		struct wh_list *done)
 {
 	if (atomic_fetch_sub(&piece->left, length) != length)
 		return;
@@ -17,7 +19,8 @@ void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
 	wh_list_append(done, &piece->link);
 }
 
-/* ---- composing --------------------------------------------------------------------------------- */
+/* ---- composing ---------------------------------------------------------------------------------
+ */
 
 /* Requests that go with one doorbell. */
 struct chain {
@@ -26,7 +29,8 @@ struct chain {
 	struct ibv_sge segments[RDMA_CHAIN][RDMA_GATHER];
 };
 
-const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index, uint64_t *remote)
+const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index,
+				      uint64_t *remote)
 {
 	if (piece->blocks) {
 		*remote = piece->blocks->bases[index].remote;
@@ -42,7 +46,8 @@ static uint64_t least(uint64_t a, uint64_t b)
 }
 
 /* Put a run of ours behind what the request has. False: it does not fit. */
-static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key, const struct wh_run *run)
+static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key,
+		   const struct wh_run *run)
 {
 	uint64_t address = (uint64_t)(uintptr_t)run->local;
 	struct ibv_sge *last = request->sg_list + request->num_sge - 1;
@@ -59,8 +64,8 @@ static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key, con
 }
 
 /* Put *run, up to `most` bytes of it, into a request. False: there is no room, or no key. */
-static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint64_t most, struct wh_run *run,
-		struct ibv_send_wr *request, bool *by_cpu)
+static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint64_t most,
+		struct wh_run *run, struct ibv_send_wr *request, bool *by_cpu)
 {
 	const struct rdma_memory *memory;
 	const struct rdma_stretch *stretch;
@@ -78,11 +83,12 @@ static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint
 	return gather(request, line->here.nic->gather, stretch->key, run);
 }
 
-/* Fill a request with up to `most` bytes that lie in one run in the peer's region: *run, which goes from `start` to
- * *at, and what touches on it. How many there are; *at is behind them. *by_cpu: the CPU can read all of them. */
-static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece, struct wh_cursor start,
-		     struct wh_cursor *at, uint64_t most, struct wh_run *run, struct ibv_send_wr *request,
-		     bool *by_cpu)
+/* Fill a request with up to `most` bytes that lie in one run in the peer's region: *run, which goes
+ * from `start` to *at, and what touches on it. How many there are; *at is behind them. *by_cpu: the
+ * CPU can read all of them. */
+static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
+		     struct wh_cursor start, struct wh_cursor *at, uint64_t most,
+		     struct wh_run *run, struct ibv_send_wr *request, bool *by_cpu)
 {
 	uint64_t length = 0, offset = run->offset, remote = run->remote;
 
@@ -105,8 +111,8 @@ static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
 	return length;
 }
 
-/* The next work request of a piece, of up to `most` bytes from *at on. How many have been taken; if their
- * region has gone they have ended instead. */
+/* The next work request of a piece, of up to `most` bytes from *at on. How many have been taken; if
+ * their region has gone they have ended instead. */
 static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct wh_cursor *at,
 			uint64_t most, struct chain *chain)
 {
@@ -124,7 +130,8 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	wh_piece_next(piece, at, most, &run);
 	region = rdma_enter(rdma, run.remote);
 	if (!region) {
-		wh_piece_fail(piece, run.index, -ESTALE, "region %#llx of %s is no longer published",
+		wh_piece_fail(piece, run.index, -ESTALE,
+			      "region %#llx of %s is no longer published",
 			      (unsigned long long)run.remote, rdma->peer->welcome.name);
 		return run.length;
 	}
@@ -144,7 +151,9 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 	/* What is put into the request itself is read by the CPU. */
 	if (piece->op == WH_WRITE && length <= line->inlined && by_cpu)
 		request->send_flags |= IBV_SEND_INLINE;
-	*work = (struct rdma_work){ .piece = piece, .place = &region->place, .start = start, .length = length };
+	*work = (struct rdma_work){
+		.piece = piece, .place = &region->place, .start = start, .length = length
+	};
 	piece->flying++;
 	line->ahead += length;
 	line->ring->head++;
@@ -160,8 +169,8 @@ static void signal_some(struct rdma_line *line, struct chain *chain)
 
 		for (int n = 0; n < request->num_sge; n++)
 			line->unsignalled_bytes += request->sg_list[n].length;
-		if (++line->unsignalled < RDMA_SIGNAL && line->unsignalled_bytes < RDMA_SIGNAL_BYTES &&
-		    i + 1 < chain->count)
+		if (++line->unsignalled < RDMA_SIGNAL &&
+		    line->unsignalled_bytes < RDMA_SIGNAL_BYTES && i + 1 < chain->count)
 			continue;
 		request->send_flags |= IBV_SEND_SIGNALED;
 		line->unsignalled = 0;
@@ -214,7 +223,8 @@ void rdma_probe(struct rdma_line *line)
 	/* Of no bytes, which needs no key. */
 	struct chain chain = { .count = 1 };
 
-	chain.requests[0] = (struct ibv_send_wr){ .wr_id = line->ring->head, .opcode = IBV_WR_RDMA_WRITE };
+	chain.requests[0] =
+		(struct ibv_send_wr){ .wr_id = line->ring->head, .opcode = IBV_WR_RDMA_WRITE };
 	line->ring->works[line->ring->head % RDMA_DEPTH] = (struct rdma_work){ 0 };
 	line->ring->head++;
 	if (wh_verbs_arm(line->cq))
@@ -236,20 +246,21 @@ static void follow(struct rdma_line *line, const struct wh_piece *piece, struct 
 /* The most that one request has. */
 static uint64_t most_of(const struct rdma_line *line)
 {
-	return least((uint64_t)line->peer->peer->engine->config.number[WH_KNOB_SLICE], line->here.message);
+	return least((uint64_t)line->peer->peer->engine->config.number[WH_KNOB_SLICE],
+		     line->here.message);
 }
 
 /* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
-static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain, struct chain *chain,
-		 struct wh_list *done)
+static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
+		 struct chain *chain, struct wh_list *done)
 {
 	uint64_t most = most_of(line);
 	struct wh_piece *piece, *small = NULL;
 	struct rdma_work *work;
 	uint64_t taken = 0;
 
-	while (rdma->queued && chain->count < RDMA_CHAIN && line->ring->head - line->ring->tail < RDMA_DEPTH &&
-	       line->ahead < RDMA_AHEAD) {
+	while (rdma->queued && chain->count < RDMA_CHAIN &&
+	       line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD) {
 		unsigned before = chain->count;
 		uint64_t length, slice;
 
@@ -285,7 +296,8 @@ static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *a
 	}
 }
 
-/* ---- completions --------------------------------------------------------------------------------- */
+/* ---- completions
+ * --------------------------------------------------------------------------------- */
 
 static void retire(struct rdma_line *line, struct wh_list *done)
 {
@@ -319,8 +331,8 @@ static void failed(struct rdma_line *line, const struct ibv_wc *wc)
 {
 	struct rdma_work *work = &line->ring->works[wc->wr_id % RDMA_DEPTH];
 
-	/* A region whose keys were taken back: that is its own piece's affair. The others are sent again
-	 * over another connection. */
+	/* A region whose keys were taken back: that is its own piece's affair. The others are sent
+	 * again over another connection. */
 	if (wc->status == IBV_WC_REM_ACCESS_ERR && work->piece) {
 		work->piece->owner = line;
 		rdma_break(line, true,
@@ -353,7 +365,8 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 		while (rdma_line_busy(line) && line->ring->tail <= wcs[i].wr_id)
 			retire(line, done);
 	}
-	/* One that is idle now has been at work for a moment only, and nobody asks how fast it was. */
+	/* One that is idle now has been at work for a moment only, and nobody asks how fast it was.
+	 */
 	if (got > 0 && (rdma_line_busy(line) || line->marked >= RDMA_SPLIT)) {
 		line->since = wh_now();
 		rdma_measure(line, line->since);
@@ -361,11 +374,12 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 	return got == POLL_AT_ONCE;
 }
 
-/* Somebody has to look at what nobody waits for. What completed before it was armed makes no event, hence
- * true: look again. */
+/* Somebody has to look at what nobody waits for. What completed before it was armed makes no event,
+ * hence true: look again. */
 static bool arm(struct rdma_line *line)
 {
-	if (line->state != RDMA_READY || !line->peer->unwatched || line->armed || !rdma_line_busy(line))
+	if (line->state != RDMA_READY || !line->peer->unwatched || line->armed ||
+	    !rdma_line_busy(line))
 		return false;
 	line->armed = !wh_verbs_arm(line->cq);
 	if (!line->armed)
@@ -389,7 +403,8 @@ void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list 
 	} while (more);
 }
 
-bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done, struct wh_list *away)
+bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+		struct wh_list *away)
 {
 	struct rdma_line *line = rdma_only(rdma, piece);
 	struct chain chain;
@@ -410,7 +425,8 @@ bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *
 	return true;
 }
 
-/* ---- without the lock ------------------------------------------------------------------------------ */
+/* ---- without the lock
+ * ------------------------------------------------------------------------------ */
 
 void rdma_pieces_done(struct wh_list *done)
 {
@@ -420,7 +436,8 @@ void rdma_pieces_done(struct wh_list *done)
 		rdma_piece_moved(wh_container(link, struct wh_piece, link));
 }
 
-/* The lines that are left may be good for staging it. From its start: nothing of it is on its way. */
+/* The lines that are left may be good for staging it. From its start: nothing of it is on its way.
+ */
 static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 {
 	unsigned sides = 0;
@@ -431,8 +448,8 @@ static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 	pthread_mutex_lock(&rdma->lock);
 	sides = rdma_stage_wanted(rdma, piece);
 	pthread_mutex_unlock(&rdma->lock);
-	if (!sides || (sides & RDMA_STAGE_OURS &&
-		       wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
+	if (!sides ||
+	    (sides & RDMA_STAGE_OURS && wh_slots_prepare(rdma->rdma->engine->gpus, WH_SLOT_ASKS)))
 		return false;
 	pthread_mutex_lock(&rdma->lock); /* for whoever cancels */
 	again = !atomic_load(&piece->cancelled);

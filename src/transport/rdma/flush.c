@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What NICs have written to a GPU's memory becomes visible to the GPU before the piece is done. A NIC
- * acknowledges a write once it is on its way over PCIe; some GPUs take what came that way in order with
- * what tells them of it, others have to be made to (cuFlushGPUDirectRDMAWrites). After a read of ours that
- * is our GPU's affair, and done here and now; after a write it is the owner's, who is asked to.
+ * What NICs have written to a GPU's memory becomes visible to the GPU before the piece is done. A
+ * NIC acknowledges a write once it is on its way over PCIe; some GPUs take what came that way in
+ * order with what tells them of it, others have to be made to (cuFlushGPUDirectRDMAWrites). After a
+ * read of ours that is our GPU's affair, and done here and now; after a write it is the owner's,
+ * who is asked to.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,7 +29,9 @@ int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *d
 {
 	if (device->writes_ordering >= CUDA_FLUSH_OWNER)
 		return 0;
-	return device->flush_options & OPTION_HOST && cuda->cuFlushGPUDirectRDMAWrites ? 1 : -EOPNOTSUPP;
+	return device->flush_options & OPTION_HOST && cuda->cuFlushGPUDirectRDMAWrites ?
+		       1 :
+		       -EOPNOTSUPP;
 }
 
 int rdma_flush(const struct wh_region *region)
@@ -40,14 +43,15 @@ int rdma_flush(const struct wh_region *region)
 
 	if (error)
 		return error;
-	error = wh_cuda_check(cuda,
-			      cuda->cuFlushGPUDirectRDMAWrites(CUDA_FLUSH_TARGET_CONTEXT, CUDA_FLUSH_OWNER),
-			      "cuFlushGPUDirectRDMAWrites", "%s", first->device->text);
+	error = wh_cuda_check(
+		cuda, cuda->cuFlushGPUDirectRDMAWrites(CUDA_FLUSH_TARGET_CONTEXT, CUDA_FLUSH_OWNER),
+		"cuFlushGPUDirectRDMAWrites", "%s", first->device->text);
 	wh_cuda_leave(&scope);
 	return error;
 }
 
-/* ---- our own --------------------------------------------------------------------------------------- */
+/* ---- our own
+ * --------------------------------------------------------------------------------------- */
 
 static bool needs_flush(const struct wh_region *region)
 {
@@ -63,7 +67,8 @@ static void flush_ours(struct wh_piece *piece)
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
 		region = rdma_local_of(piece, i, &remote);
-		if (region == last || !needs_flush(region) || region->registration->device == before)
+		if (region == last || !needs_flush(region) ||
+		    region->registration->device == before)
 			continue;
 		last = region;
 		before = region->registration->device;
@@ -74,7 +79,8 @@ static void flush_ours(struct wh_piece *piece)
 	}
 }
 
-/* ---- the owner's ----------------------------------------------------------------------------------- */
+/* ---- the owner's
+ * ----------------------------------------------------------------------------------- */
 
 /* Does the owner have to flush this region? */
 static bool theirs(struct wh_peer *peer, uint64_t id)
@@ -86,7 +92,8 @@ static bool theirs(struct wh_peer *peer, uint64_t id)
 		return false;
 	/* Whichever of its NICs wrote: it is the GPU's property. */
 	for (const struct rdma_keys *keys = atomic_load_explicit(
-		     &wh_container(place, struct wh_remote_region, place)->rdma, memory_order_acquire);
+		     &wh_container(place, struct wh_remote_region, place)->rdma,
+		     memory_order_acquire);
 	     keys && !flush; keys = keys->next)
 		flush = !keys->error && keys->flush;
 	wh_place_leave(place);
@@ -131,9 +138,10 @@ static bool flush_theirs(struct rdma_peer *rdma, struct wh_piece *piece)
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (!sent) {
-		wh_piece_fail(piece, UINT64_MAX, flush ? -ECONNRESET : -ENOMEM,
-			      "the owner could not be asked to flush what was written to its GPU: %s",
-			      flush ? "the peer is lost" : "no memory");
+		wh_piece_fail(
+			piece, UINT64_MAX, flush ? -ECONNRESET : -ENOMEM,
+			"the owner could not be asked to flush what was written to its GPU: %s",
+			flush ? "the peer is lost" : "no memory");
 		free(flush);
 	}
 	return sent && flush;
@@ -144,12 +152,13 @@ void rdma_piece_moved(struct wh_piece *piece)
 	struct wh_peer *peer = piece->batch->peer;
 	struct rdma_peer *rdma = peer->transport[WH_TRANSPORT_RDMA];
 
-	/* A part of a piece that is staged has only pinned memory on our side, and waits for the whole on the
-	 * other. */
+	/* A part of a piece that is staged has only pinned memory on our side, and waits for the
+	 * whole on the other. */
 	if (!piece->whole && !atomic_load(&piece->failed)) {
 		if (piece->op == WH_READ && atomic_load(&rdma->rdma->flushes))
 			flush_ours(piece);
-		else if (piece->op == WH_WRITE && atomic_load(&rdma->flushing) && flush_theirs(rdma, piece))
+		else if (piece->op == WH_WRITE && atomic_load(&rdma->flushing) &&
+			 flush_theirs(rdma, piece))
 			return;
 	}
 	wh_piece_done(piece);
@@ -200,7 +209,8 @@ static struct flush *take(struct rdma_peer *rdma, const struct wh_batch *batch)
 	return found;
 }
 
-void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int error, const char *text)
+void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int error,
+		      const char *text)
 {
 	struct flush *flush;
 
@@ -211,7 +221,8 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 	}
 }
 
-/* ---- telling --------------------------------------------------------------------------------------- */
+/* ---- telling
+ * --------------------------------------------------------------------------------------- */
 
 /* How the NICs of the lines reach the first GPU memory of a side, ours or theirs. */
 struct told {
@@ -227,13 +238,14 @@ struct told {
 };
 
 /* The next one, unless it has been told of another line. */
-static void note(struct told *told, const char *rail, bool used, enum wh_rdma_way way, const char *writes,
-		 const char *why)
+static void note(struct told *told, const char *rail, bool used, enum wh_rdma_way way,
+		 const char *writes, const char *why)
 {
 	size_t length = strcspn(rail, ":");
 	unsigned i = 0;
 
-	while (i < told->count && (strncmp(told->nics[i].nic, rail, length) || told->nics[i].nic[length]))
+	while (i < told->count &&
+	       (strncmp(told->nics[i].nic, rail, length) || told->nics[i].nic[length]))
 		i++;
 	if (i < told->count)
 		told->nics[i].used |= used;
@@ -261,10 +273,11 @@ static unsigned best_of(const struct told *told)
 }
 
 /* Inside the region, which may be going meanwhile. Under rdma_peer.lock, as the next. */
-static void look_at_ours(struct told *told, const struct rdma_peer *rdma, const struct wh_batch *batch,
-			 uint64_t id)
+static void look_at_ours(struct told *told, const struct rdma_peer *rdma,
+			 const struct wh_batch *batch, uint64_t id)
 {
-	struct wh_place *place = told->known ? NULL : wh_place_enter(&rdma->peer->engine->regions, id);
+	struct wh_place *place =
+		told->known ? NULL : wh_place_enter(&rdma->peer->engine->regions, id);
 	const struct wh_region *local = wh_container(place, struct wh_region, place);
 
 	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
@@ -274,27 +287,32 @@ static void look_at_ours(struct told *told, const struct rdma_peer *rdma, const 
 		if (memory && line->way[0])
 			note(told, line->rail->name, atomic_load(&batch->railed[i]),
 			     memory->mrs ? memory->mrs->way : WH_RDMA_STAGED,
-			     !memory->mrs ? "" : needs_flush(local) ? ", flushed" : ", ordered",
+			     !memory->mrs       ? "" :
+			     needs_flush(local) ? ", flushed" :
+						  ", ordered",
 			     memory->why);
 	}
 	if (place)
 		wh_place_leave(place);
 }
 
-static void look_at_theirs(struct told *told, const struct rdma_peer *rdma, const struct wh_batch *batch,
-			   uint64_t id)
+static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
+			   const struct wh_batch *batch, uint64_t id)
 {
 	struct wh_place *place = told->known ? NULL : wh_place_enter(&rdma->peer->regions, id);
 
 	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
 		const struct rdma_line *line = rdma->lines[i];
-		const struct rdma_keys *keys =
-			rdma_keys_of(wh_container(place, struct wh_remote_region, place), line->nic);
+		const struct rdma_keys *keys = rdma_keys_of(
+			wh_container(place, struct wh_remote_region, place), line->nic);
 
 		if (keys && line->way[0])
 			note(told, line->theirs.name, atomic_load(&batch->railed[i]),
 			     keys->error ? WH_RDMA_STAGED : keys->way,
-			     keys->error ? "" : keys->flush ? ", flushed" : ", ordered", keys->why);
+			     keys->error ? "" :
+			     keys->flush ? ", flushed" :
+					   ", ordered",
+			     keys->why);
 	}
 	/* What none of them reaches, and is not staged, has gone another way. */
 	if (told->known && told->nics[best_of(told)].way == WH_RDMA_STAGED &&
@@ -316,7 +334,8 @@ static void look(struct rdma_peer *rdma, const struct wh_batch *batch, struct to
 	for (size_t i = 0; i < batch->blocks_count; i++) {
 		const struct wh_blocks *blocks = batch->blocks[i];
 
-		for (uint64_t b = 0; b < blocks->base_count && !(ours->known && theirs->known); b++) {
+		for (uint64_t b = 0; b < blocks->base_count && !(ours->known && theirs->known);
+		     b++) {
 			look_at_ours(ours, rdma, batch, blocks->bases[b].local_id);
 			look_at_theirs(theirs, rdma, batch, blocks->bases[b].remote);
 		}
@@ -339,17 +358,18 @@ static size_t add(const struct told *told, const char *whose, char *line, size_t
 	for (unsigned i = 0; i < told->count && used < size; i++) {
 		if (told->nics[i].way == told->nics[best].way)
 			continue;
-		used += (size_t)snprintf(line + used, size - used, ", %s: %s%s%s%s", told->nics[i].nic,
-					 told->nics[i].way == WH_RDMA_STAGED ?
-						 "not used" :
-						 rdma_way_name(told->nics[i].way),
-					 *told->nics[i].why ? " (" : "", told->nics[i].why,
-					 *told->nics[i].why ? ")" : "");
+		used += (size_t)snprintf(
+			line + used, size - used, ", %s: %s%s%s%s", told->nics[i].nic,
+			told->nics[i].way == WH_RDMA_STAGED ? "not used" :
+							      rdma_way_name(told->nics[i].way),
+			*told->nics[i].why ? " (" : "", told->nics[i].why,
+			*told->nics[i].why ? ")" : "");
 	}
 	return used < size ? used : size - 1;
 }
 
-bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size)
+bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+	       size_t size)
 {
 	struct told ours, theirs;
 	size_t at;
@@ -372,8 +392,8 @@ void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *
 	there = theirs.nics[best_of(&theirs)].way;
 	both = ours.known && theirs.known && here != there;
 	if (ours.known || theirs.known)
-		snprintf(out, size, ", %s%s%s", rdma_way_name(ours.known ? here : there), both ? "+" : "",
-			 both ? rdma_way_name(there) : "");
+		snprintf(out, size, ", %s%s%s", rdma_way_name(ours.known ? here : there),
+			 both ? "+" : "", both ? rdma_way_name(there) : "");
 	else
 		*out = 0;
 }

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory as NICs know it. The ways, in the order of the knob `rdma_gpu`, each tried for the memory
- * and the NIC at hand:
+ * A GPU's memory as NICs know it. The ways, in the order of the knob `rdma_gpu`, each tried for the
+ * memory and the NIC at hand:
  *
- * dmabuf   the driver of the GPU exports the range as a file descriptor, the kernel's driver of the NIC
- *          takes it. One descriptor does for all NICs: each export would take as much of the GPU's BAR again.
- * peermem  the NIC is given the GPU's own address, which a module of the kernel (nvidia-peermem) translates.
- * staged   not at all: bytes go through pinned memory (stage.c), or, if they are a peer's to reach, by
- *          another transport.
+ * dmabuf   the driver of the GPU exports the range as a file descriptor, the kernel's driver of the
+ * NIC takes it. One descriptor does for all NICs: each export would take as much of the GPU's BAR
+ * again. peermem  the NIC is given the GPU's own address, which a module of the kernel
+ * (nvidia-peermem) translates. staged   not at all: bytes go through pinned memory (stage.c), or,
+ * if they are a peer's to reach, by another transport.
  *
  * Memory of several mappings (cuMemCreate) is tried as a whole, then mapping by mapping.
  *
- * What has been registered is shared by all regions of the same memory (the same registration, which the
- * driver's numbers of its allocations identify) that grant the same rights, and is given up with the last.
+ * What has been registered is shared by all regions of the same memory (the same registration,
+ * which the driver's numbers of its allocations identify) that grant the same rights, and is given
+ * up with the last.
  */
 #include <errno.h>
 #include <stdarg.h>
@@ -23,7 +24,6 @@
 
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
-
 
 /* A range of the memory as a dma-buf, which begins with the page that `start` lies in. */
 struct rdma_export {
@@ -40,7 +40,8 @@ struct rdma_gpu {
 	bool apart; /* a mapping each */
 };
 
-/* ---- ways ---------------------------------------------------------------------------------------- */
+/* ---- ways
+ * ---------------------------------------------------------------------------------------- */
 
 static const char *const names[] = {
 	[WH_RDMA_HOST] = "host",
@@ -70,15 +71,17 @@ int rdma_ways_parse(struct rdma *rdma)
 			if (rdma->ways[i] == way)
 				way = WH_RDMA_STAGED + 1;
 		if (way > WH_RDMA_STAGED)
-			return wh_fail(EINVAL,
-				       "rdma_gpu=%.60s: known are dmabuf, peermem and staged, each once",
-				       knob);
+			return wh_fail(
+				EINVAL,
+				"rdma_gpu=%.60s: known are dmabuf, peermem and staged, each once",
+				knob);
 		rdma->ways[rdma->way_count++] = way;
 	}
 	return 0;
 }
 
-/* ---- reasons ------------------------------------------------------------------------------------- */
+/* ---- reasons
+ * ------------------------------------------------------------------------------------- */
 
 /* One more way that it is not. */
 static void note(char why[WH_REFUSAL], enum wh_rdma_way way, const char *format, ...)
@@ -104,7 +107,8 @@ static const char *cuda_name(const struct wh_cuda *cuda, int result)
 	return cuda->cuGetErrorName(result, &name) ? "an unknown error" : name;
 }
 
-/* ---- dma-bufs ------------------------------------------------------------------------------------ */
+/* ---- dma-bufs
+ * ------------------------------------------------------------------------------------ */
 
 static uint64_t page_start(uint64_t address)
 {
@@ -122,12 +126,14 @@ static int export_range(struct wh_cuda *cuda, const struct wh_segment *segment, 
 
 	if (wh_cuda_enter_context(cuda, segment->device, segment->context, &scope))
 		return CUDA_INVALID_CONTEXT;
-	/* Where the CPU reaches the memory by another way than PCIe, NICs still have to use that. */
+	/* Where the CPU reaches the memory by another way than PCIe, NICs still have to use that.
+	 */
 	if (segment->device->coherent)
 		result = cuda->cuMemGetHandleForAddressRange(fd, first, size, CUDA_RANGE_DMA_BUF,
 							     CUDA_RANGE_FLAG_PCIE);
 	if (result)
-		result = cuda->cuMemGetHandleForAddressRange(fd, first, size, CUDA_RANGE_DMA_BUF, 0);
+		result =
+			cuda->cuMemGetHandleForAddressRange(fd, first, size, CUDA_RANGE_DMA_BUF, 0);
 	wh_cuda_leave(&scope);
 	return result;
 }
@@ -141,7 +147,8 @@ static void exports_close(struct rdma_gpu *gpu)
 }
 
 /* Export all of it, in one or a mapping each. 0 or CUDA's error. */
-static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *registration, bool apart)
+static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *registration,
+			bool apart)
 {
 	size_t count = apart ? registration->segment_count : 1;
 	int result = CUDA_OUT_OF_MEMORY;
@@ -159,8 +166,8 @@ static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *regi
 
 		export->start = apart ? segment->start : registration->address;
 		export->length = apart ? segment->length : registration->length;
-		result = export_range(registration->engine->cuda, segment, export->start, export->length,
-				      &export->fd);
+		result = export_range(registration->engine->cuda, segment, export->start,
+				      export->length, &export->fd);
 		gpu->export_count += !result;
 	}
 	if (result)
@@ -180,8 +187,8 @@ static int add_export(struct rdma_mrs *mrs, const struct rdma_export *export)
 		errno = 0;
 		error = rdma_mrs_add(mrs,
 				     mrs->nic->rdma->verbs->reg_dmabuf_mr(
-					     mrs->nic->pd, address - page_start(export->start), length,
-					     address, export->fd, mrs->rights),
+					     mrs->nic->pd, address - page_start(export->start),
+					     length, address, export->fd, mrs->rights),
 				     length);
 	}
 	return error;
@@ -205,14 +212,16 @@ static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
 	int result = 0, error = ask_nic(mrs->nic);
 
 	if (error) {
-		note(why, WH_RDMA_DMA_BUF, "%s%s", error == ENOSYS ? "libibverbs before 34" : "the NIC: ",
+		note(why, WH_RDMA_DMA_BUF, "%s%s",
+		     error == ENOSYS ? "libibverbs before 34" : "the NIC: ",
 		     error == ENOSYS ? "" : strerror(error));
 		return false;
 	}
 	if (!cuda->cuMemGetHandleForAddressRange || !registration->device->dma_buf) {
 		note(why, WH_RDMA_DMA_BUF, "%s",
-		     registration->device->dma_buf ? "CUDA before 11.7" :
-						     "the GPU's driver has none (its open modules do)");
+		     registration->device->dma_buf ?
+			     "CUDA before 11.7" :
+			     "the GPU's driver has none (its open modules do)");
 		return false;
 	}
 	for (int apart = gpu->exports && gpu->apart; apart < 2; apart++) {
@@ -229,7 +238,8 @@ static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
 	return false;
 }
 
-/* ---- by address ---------------------------------------------------------------------------------- */
+/* ---- by address
+ * ---------------------------------------------------------------------------------- */
 
 static int add_range(struct rdma_mrs *mrs, uint64_t start, uint64_t length)
 {
@@ -264,7 +274,8 @@ static bool by_address(struct rdma_mrs *mrs, const struct wh_registration *regis
 	return !error;
 }
 
-/* ---- getting ------------------------------------------------------------------------------------- */
+/* ---- getting
+ * ------------------------------------------------------------------------------------- */
 
 static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *nic, int rights)
 {
@@ -276,7 +287,8 @@ static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *
 }
 
 /* Can a NIC have this memory at all? */
-static bool can_be(const struct wh_registration *registration, char why[WH_REFUSAL], enum wh_rdma_way way)
+static bool can_be(const struct wh_registration *registration, char why[WH_REFUSAL],
+		   enum wh_rdma_way way)
 {
 	const struct wh_cuda *cuda = registration->engine->cuda;
 
@@ -286,13 +298,15 @@ static bool can_be(const struct wh_registration *registration, char why[WH_REFUS
 	}
 	if (rdma_flush_policy(cuda, registration->device) >= 0)
 		return true;
-	note(why, way, "cuda:%d neither orders nor flushes what NICs write", registration->device->ordinal);
+	note(why, way, "cuda:%d neither orders nor flushes what NICs write",
+	     registration->device->ordinal);
 	return false;
 }
 
 /* By this way? */
-static bool try_way(struct rdma_mrs *mrs, struct rdma_gpu *gpu, const struct wh_registration *registration,
-		    enum wh_rdma_way way, char why[WH_REFUSAL])
+static bool try_way(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
+		    const struct wh_registration *registration, enum wh_rdma_way way,
+		    char why[WH_REFUSAL])
 {
 	mrs->way = way;
 	return can_be(registration, why, way) &&
@@ -353,7 +367,8 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	mrs->users = 1;
 	for (unsigned i = 0; i < rdma->way_count && !there && !staged; i++) {
 		staged = rdma->ways[i] == WH_RDMA_STAGED;
-		there = !staged && try_way(mrs, registration->rdma, registration, rdma->ways[i], why);
+		there = !staged &&
+			try_way(mrs, registration->rdma, registration, rdma->ways[i], why);
 	}
 	if (there) {
 		mrs->next = registration->rdma->mrs;

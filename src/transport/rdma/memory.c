@@ -2,9 +2,9 @@
 /*
  * Regions of ours as NICs know them, and the keys of a peer's.
  *
- * A region is registered with a NIC when it is first used with it, by us or for a peer, and stays so until
- * it is unregistered. All of a peer's connections reach it by the same keys, which only those are told
- * that have a session; taking the region back takes the keys back.
+ * A region is registered with a NIC when it is first used with it, by us or for a peer, and stays
+ * so until it is unregistered. All of a peer's connections reach it by the same keys, which only
+ * those are told that have a session; taking the region back takes the keys back.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,7 +18,8 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- memory regions of a NIC ------------------------------------------------------------------- */
+/* ---- memory regions of a NIC -------------------------------------------------------------------
+ */
 
 void rdma_mrs_clear(struct rdma_mrs *mrs)
 {
@@ -58,7 +59,8 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 	return 0;
 }
 
-/* ---- registering ------------------------------------------------------------------------------- */
+/* ---- registering -------------------------------------------------------------------------------
+ */
 
 struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic)
 {
@@ -85,8 +87,8 @@ static int refuse(const struct rdma_nic *nic, const struct wh_region *region, in
 
 	snprintf(why, WH_REFUSAL, "%.40s cannot register region %#llx (%llu bytes at %#llx): %s%s",
 		 nic->name, (unsigned long long)wh_place_id(&region->place),
-		 (unsigned long long)region->place.length, (unsigned long long)region->place.address,
-		 strerror(error), hint);
+		 (unsigned long long)region->place.length,
+		 (unsigned long long)region->place.address, strerror(error), hint);
 	return -error;
 }
 
@@ -116,8 +118,9 @@ static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights
 	for (; left && !error; at += length, left -= length) {
 		length = left < nic->chunk ? left : nic->chunk;
 		errno = 0;
-		error = rdma_mrs_add(mrs, wh_verbs_register(nic->rdma->verbs, nic->pd, at, length, rights),
-				     length);
+		error = rdma_mrs_add(
+			mrs, wh_verbs_register(nic->rdma->verbs, nic->pd, at, length, rights),
+			length);
 	}
 	return error;
 }
@@ -228,7 +231,8 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 		pthread_mutex_unlock(&rdma->register_lock);
 }
 
-/* ---- keys of a peer's regions -------------------------------------------------------------------- */
+/* ---- keys of a peer's regions
+ * -------------------------------------------------------------------- */
 
 struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t nic)
 {
@@ -252,11 +256,12 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
 	}
 }
 
-/* Inside the region. Answers are kept until the region goes, for others may be reading them; a later one
- * stands before them. */
+/* Inside the region. Answers are kept until the region goes, for others may be reading them; a
+ * later one stands before them. */
 static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
 {
-	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->stretches[0]));
+	struct rdma_keys *keys =
+		calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->stretches[0]));
 	uint64_t end = 0;
 
 	if (!keys)
@@ -307,4 +312,3 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	wh_place_leave(&region->place);
 	return error;
 }
-

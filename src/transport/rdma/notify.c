@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the initiator's half of letters: notifications that our NIC writes into a mailbox of the owner's, by a
- * write with an immediate, which tells the owner of it.
+ * rdma, the initiator's half of letters: notifications that our NIC writes into a mailbox of the
+ * owner's, by a write with an immediate, which tells the owner of it.
  *
- * A letter goes by the line that carried all of its batch's bytes, so that neither the network nor the owner's
- * NIC or bus lets it pass them; one without bytes goes by any line. If the batch is posted as a whole on one
- * line as it is submitted, its letter follows at once, with the same doorbell. All others wait for the last
- * byte, as notifications over the control connection do.
+ * A letter goes by the line that carried all of its batch's bytes, so that neither the network nor
+ * the owner's NIC or bus lets it pass them; one without bytes goes by any line. If the batch is
+ * posted as a whole on one line as it is submitted, its letter follows at once, with the same
+ * doorbell. All others wait for the last byte, as notifications over the control connection do.
  *
- * A slot is one letter's until the owner has confirmed it (the owner has taken the bytes out), and ours is
- * until the NIC is done as well. There are as many slots, and receives at the owner's end of each line, as
- * notifications may be on their way, so that no receive is missing. Letters are not sent while others are on
- * their way over the control connection, nor the other way round, save after a failure: so they arrive as
- * they were sent.
+ * A slot is one letter's until the owner has confirmed it (the owner has taken the bytes out), and
+ * ours is until the NIC is done as well. There are as many slots, and receives at the owner's end
+ * of each line, as notifications may be on their way, so that no receive is missing. Letters are
+ * not sent while others are on their way over the control connection, nor the other way round, save
+ * after a failure: so they arrive as they were sent.
  *
- * What a line that broke may have delivered is known once the owner has destroyed its end: it has confirmed
- * before all that somebody has been told of, and has forgotten the rest. So a confirmation also means that the
- * bytes before the letter have arrived, and they are not sent again: their owner may have gone on already.
+ * What a line that broke may have delivered is known once the owner has destroyed its end: it has
+ * confirmed before all that somebody has been told of, and has forgotten the rest. So a
+ * confirmation also means that the bytes before the letter have arrived, and they are not sent
+ * again: their owner may have gone on already.
  *
  * Under peer.note_lock and rdma_peer.lock, in this order, unless it says otherwise.
  */
@@ -60,10 +61,11 @@ static int free_slot(const struct rdma_mail *mail)
 	return -1;
 }
 
-static void compose(struct rdma_line *line, unsigned slot, const struct wh_batch *batch, uint64_t sequence,
-		    struct ibv_send_wr *request, struct ibv_sge *segment)
+static void compose(struct rdma_line *line, unsigned slot, const struct wh_batch *batch,
+		    uint64_t sequence, struct ibv_send_wr *request, struct ibv_sge *segment)
 {
-	struct wh_rdma_letter head = { .sequence = sequence, .length = (uint32_t)batch->note_length };
+	struct wh_rdma_letter head = { .sequence = sequence,
+				       .length = (uint32_t)batch->note_length };
 	struct rdma_mail *mail = &line->peer->mail;
 	struct rdma_letter *letter = &mail->letters[slot];
 	const struct ibv_mr *mr = mail->mrs[line->rail->nic->index];
@@ -83,21 +85,26 @@ static void compose(struct rdma_line *line, unsigned slot, const struct wh_batch
 	request->wr.rdma.rkey = key_of(mail, line->nic)->key;
 	if (segment->length <= line->inlined)
 		request->send_flags = IBV_SEND_INLINE;
-	*letter = (struct rdma_letter){ .line = line, .sequence = sequence, .length = head.length,
-					.at = line->ring->head, .flying = true };
+	*letter = (struct rdma_letter){ .line = line,
+					.sequence = sequence,
+					.length = head.length,
+					.at = line->ring->head,
+					.flying = true };
 	mail->out++;
 	line->peer->unwatched++; /* its completion is to make an event: nobody looks for it */
-	line->ring->works[line->ring->head++ % RDMA_DEPTH] = (struct rdma_work){ .letter = (uint8_t)(slot + 1) };
+	line->ring->works[line->ring->head++ % RDMA_DEPTH] =
+		(struct rdma_work){ .letter = (uint8_t)(slot + 1) };
 }
 
-/* ---- behind the bytes --------------------------------------------------------------------------------- */
+/* ---- behind the bytes
+ * --------------------------------------------------------------------------------- */
 
 bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piece)
 {
 	const struct wh_batch *batch = piece->batch;
 
-	return batch->note_length && batch->piece_count == 1 && piece->op == WH_WRITE && !piece->whole &&
-	       !atomic_load(&rdma->flushing);
+	return batch->note_length && batch->piece_count == 1 && piece->op == WH_WRITE &&
+	       !piece->whole && !atomic_load(&rdma->flushing);
 }
 
 void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece)
@@ -111,8 +118,8 @@ void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece)
 		mail->ahead = piece;
 }
 
-bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece, struct ibv_send_wr *request,
-		      struct ibv_sge *segment)
+bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
+		      struct ibv_send_wr *request, struct ibv_sge *segment)
 {
 	struct rdma_mail *mail = &line->peer->mail;
 	struct wh_batch *batch = piece->batch;
@@ -129,7 +136,8 @@ bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece, stru
 	return true;
 }
 
-/* ---- afterwards ---------------------------------------------------------------------------------------- */
+/* ---- afterwards
+ * ---------------------------------------------------------------------------------------- */
 
 /* Once for a session, when a batch with a notification has gone by rdma. */
 static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
@@ -141,7 +149,8 @@ static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_MAIL, 0, NULL, 0);
 }
 
-/* The line that carried all of its bytes; of none, any. NULL: several did, or it cannot take it now. */
+/* The line that carried all of its bytes; of none, any. NULL: several did, or it cannot take it
+ * now. */
 static struct rdma_line *line_for(const struct rdma_peer *rdma, const struct wh_batch *batch)
 {
 	struct rdma_line *any = NULL;
@@ -218,7 +227,8 @@ void rdma_mail_done(struct rdma_line *line, struct rdma_work *work)
 	letter->flying = false;
 }
 
-/* ---- what becomes of lines ------------------------------------------------------------------------------ */
+/* ---- what becomes of lines
+ * ------------------------------------------------------------------------------ */
 
 static struct rdma_letter *oldest(struct rdma_mail *mail, const struct rdma_line *line)
 {
@@ -245,7 +255,8 @@ void rdma_mail_astray(struct rdma_line *line)
 		letter->line = NULL;
 		mail->out--;
 		wh_note_astray(rdma->peer, letter->sequence,
-			       slot_at(mail, (unsigned)(letter - mail->letters)) + WH_RDMA_LETTER_HEAD,
+			       slot_at(mail, (unsigned)(letter - mail->letters)) +
+				       WH_RDMA_LETTER_HEAD,
 			       letter->length);
 	}
 	pthread_mutex_unlock(&rdma->lock);
@@ -262,9 +273,11 @@ void rdma_mail_lost(struct rdma_peer *rdma)
 	mail->state = RDMA_MAIL_NONE;
 }
 
-/* ---- opening and closing; on loop 0, without a lock -------------------------------------------------------- */
+/* ---- opening and closing; on loop 0, without a lock
+ * -------------------------------------------------------- */
 
-/* Pages of their own, for they are pinned. A NIC that does not get them takes what can be inlined. */
+/* Pages of their own, for they are pinned. A NIC that does not get them takes what can be inlined.
+ */
 static int get_slots(struct rdma_peer *rdma)
 {
 	const struct rdma *all = rdma->rdma;
@@ -294,7 +307,8 @@ int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed)
 	if (!asked)
 		return -EPROTO;
 	if (error)
-		wh_engine_log(rdma->peer->engine, "rdma to %s: no mailbox, notifications go over TCP: %s",
+		wh_engine_log(rdma->peer->engine,
+			      "rdma to %s: no mailbox, notifications go over TCP: %s",
 			      rdma->peer->welcome.name, mailed->text);
 	else
 		error = get_slots(rdma);

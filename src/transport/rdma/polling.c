@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: who looks for completions. Whoever waits for a batch, or polls it, sees them without an event; to ask
- * for one costs a system call where the kernel does the NIC's work, and a thread that is woken for nothing.
- * So what is small, and of a batch that says by itself to nobody that it is done, is taken to be watched:
- * its completion queue is not armed for it. It is no more once its waiter goes to sleep. And because nobody
- * is bound to come, a patrol passes from time to time: where nobody has looked since, it has the events.
+ * rdma: who looks for completions. Whoever waits for a batch, or polls it, sees them without an
+ * event; to ask for one costs a system call where the kernel does the NIC's work, and a thread that
+ * is woken for nothing. So what is small, and of a batch that says by itself to nobody that it is
+ * done, is taken to be watched: its completion queue is not armed for it. It is no more once its
+ * waiter goes to sleep. And because nobody is bound to come, a patrol passes from time to time:
+ * where nobody has looked since, it has the events.
  */
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
@@ -69,7 +70,8 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 	rdma_pieces_away(rdma, &away);
 }
 
-/* ---- the patrol; on the transport's own loop --------------------------------------------------------- */
+/* ---- the patrol; on the transport's own loop
+ * --------------------------------------------------------- */
 
 static void give_up_all(struct rdma_peer *rdma)
 {

@@ -12,9 +12,10 @@
 #include "util/clock.h"
 
 #define GIDS_MOST 256u /* of a port's table, how many are looked at */
-#define RETRIES 6      /* 7 is for ever on some NICs */
+#define RETRIES 6 /* 7 is for ever on some NICs */
 
-/* ---- addresses --------------------------------------------------------------------------------- */
+/* ---- addresses ---------------------------------------------------------------------------------
+ */
 
 static bool is_mapped(const uint8_t gid[16])
 {
@@ -28,7 +29,8 @@ static bool is_link_local(const uint8_t gid[16])
 	return gid[0] == 0xfe && (gid[1] & 0xc0) == 0x80;
 }
 
-/* RoCE: routable before not, IPv4 before IPv6, an address of the network's before the link's own. */
+/* RoCE: routable before not, IPv4 before IPv6, an address of the network's before the link's own.
+ */
 static int rank(const struct ibv_gid_entry *entry)
 {
 	int version = entry->gid_type == IBV_GID_ROCE_V2 ? 4 : 0;
@@ -45,15 +47,17 @@ static int choose_gid(struct rdma_rail *rail, bool ethernet, int entries, struct
 	if (rail->wanted_gid >= 0 || !ethernet) {
 		unsigned index = rail->wanted_gid >= 0 ? (unsigned)rail->wanted_gid : 0;
 
-		if (!wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, index, out))
+		if (!wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, index,
+				  out))
 			return 0;
 		snprintf(rail->why, WH_REFUSAL,
-			 "%s has no GID with index %u; ibv_devinfo -v shows those it has", rail->name,
-			 index);
+			 "%s has no GID with index %u; ibv_devinfo -v shows those it has",
+			 rail->name, index);
 		return -ENOENT;
 	}
 	for (unsigned i = 0; (int)i < entries && i < GIDS_MOST; i++) {
-		if (wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, i, &entry) ||
+		if (wh_verbs_gid(nic->rdma->verbs, nic->context, nic->name, rail->port, i,
+				 &entry) ||
 		    rank(&entry) <= best)
 			continue;
 		best = rank(&entry);
@@ -100,12 +104,13 @@ static void refresh(struct rdma_rail *rail)
 	rail->usable = false;
 	memset(&rail->end, 0, sizeof(rail->end));
 	if (error) {
-		snprintf(rail->why, WH_REFUSAL, "%s: ibv_query_port: %s", rail->name, strerror(error));
+		snprintf(rail->why, WH_REFUSAL, "%s: ibv_query_port: %s", rail->name,
+			 strerror(error));
 		return;
 	}
 	if (port.state != IBV_PORT_ACTIVE) {
-		snprintf(rail->why, WH_REFUSAL, "%s is not active: its cable or network interface is down",
-			 rail->name);
+		snprintf(rail->why, WH_REFUSAL,
+			 "%s is not active: its cable or network interface is down", rail->name);
 		return;
 	}
 	if (choose_gid(rail, ethernet, port.gid_tbl_len, &gid))
@@ -157,20 +162,21 @@ static bool compatible(const struct wh_rdma_end *mine, const struct wh_rdma_end 
 		       char why[WH_REFUSAL])
 {
 	if (mine->link != other->link || mine->gid_type != other->gid_type) {
-		snprintf(why, WH_REFUSAL, "another fabric: %.60s here speaks %s, %.60s there %s", mine->name,
-			 layer(mine), other->name, layer(other));
+		snprintf(why, WH_REFUSAL, "another fabric: %.60s here speaks %s, %.60s there %s",
+			 mine->name, layer(mine), other->name, layer(other));
 		return false;
 	}
 	if (mine->link == WH_RDMA_ETHERNET && is_mapped(mine->gid) != is_mapped(other->gid)) {
 		snprintf(why, WH_REFUSAL,
-			 "%.35s here and %.35s there have addresses of different families; choose a GID "
+			 "%.35s here and %.35s there have addresses of different families; choose "
+			 "a GID "
 			 "with the knob rdma (NAME:PORT:INDEX)",
 			 mine->name, other->name);
 		return false;
 	}
 	if (mine->link == WH_RDMA_INFINIBAND && (mine->pkey ^ other->pkey) & 0x7fff) {
-		snprintf(why, WH_REFUSAL, "%s here is in partition %#x, %s there in %#x", mine->name,
-			 mine->pkey, other->name, other->pkey);
+		snprintf(why, WH_REFUSAL, "%s here is in partition %#x, %s there in %#x",
+			 mine->name, mine->pkey, other->name, other->pkey);
 		return false;
 	}
 	return true;
@@ -182,8 +188,8 @@ static bool near(const struct wh_rdma_end *mine, const struct wh_rdma_end *other
 	return !memcmp(mine->gid, other->gid, is_mapped(mine->gid) ? 15 : 8);
 }
 
-/* Of those that reach the initiator's rail: one of the same network before others, the one with the same
- * index before those behind it; each turn the next of them. */
+/* Of those that reach the initiator's rail: one of the same network before others, the one with the
+ * same index before those behind it; each turn the next of them. */
 struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL])
 {
@@ -208,7 +214,8 @@ struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect 
 	return &rdma->rails[turn];
 }
 
-/* ---- events ------------------------------------------------------------------------------------ */
+/* ---- events ------------------------------------------------------------------------------------
+ */
 
 static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 {
@@ -231,7 +238,8 @@ static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 		}
 		if (!rail->usable)
 			memcpy(why, rail->why, sizeof(why));
-		else if (memcmp(before.gid, rail->end.gid, sizeof(before.gid)) || before.lid != rail->end.lid)
+		else if (memcmp(before.gid, rail->end.gid, sizeof(before.gid)) ||
+			 before.lid != rail->end.lid)
 			snprintf(why, sizeof(why), "%s has another address", rail->name);
 		pthread_mutex_unlock(&rdma->lock);
 		wh_engine_log(rdma->engine, "rdma: %s", *why ? why : "a port is up again");
@@ -276,7 +284,8 @@ static void events_ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-/* ---- devices ----------------------------------------------------------------------------------- */
+/* ---- devices -----------------------------------------------------------------------------------
+ */
 
 /* One entry of the knob `rdma`: a device, a port (0: all), an index into its GIDs (-1: chosen). */
 struct chosen {
@@ -373,9 +382,10 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	nic->letters = verbs->create_comp_channel(nic->context);
 	if (!nic->letters)
 		return nic_fail(nic, "ibv_create_comp_channel");
-	nic->gather = nic->attributes.max_sge < 1		 ? 1 :
-		      nic->attributes.max_sge < (int)RDMA_GATHER ? (uint32_t)nic->attributes.max_sge :
-								   RDMA_GATHER;
+	nic->gather = nic->attributes.max_sge < 1 ? 1 :
+		      nic->attributes.max_sge < (int)RDMA_GATHER ?
+						    (uint32_t)nic->attributes.max_sge :
+						    RDMA_GATHER;
 	most = nic->attributes.max_mr_size;
 	nic->chunk = RDMA_CHUNK;
 	while (most && nic->chunk > most)
@@ -389,7 +399,8 @@ static void add_rails(struct rdma *rdma, struct rdma_nic *nic, const struct chos
 	for (unsigned port = 1; port <= nic->attributes.phys_port_cnt; port++) {
 		struct rdma_rail *rail = &rdma->rails[rdma->rail_count];
 
-		if ((chosen && chosen->port && chosen->port != port) || rdma->rail_count == RDMA_RAILS)
+		if ((chosen && chosen->port && chosen->port != port) ||
+		    rdma->rail_count == RDMA_RAILS)
 			continue;
 		rail->nic = nic;
 		rail->port = (uint8_t)port;
@@ -438,10 +449,11 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 		struct chosen chosen;
 
 		if (parse_chosen(at, length, &chosen))
-			return wh_fail(EINVAL,
-				       "rdma=%.60s: wants NAME[:PORT[:GID INDEX]] with commas between, "
-				       "such as mlx5_0:1:3",
-				       knob);
+			return wh_fail(
+				EINVAL,
+				"rdma=%.60s: wants NAME[:PORT[:GID INDEX]] with commas between, "
+				"such as mlx5_0:1:3",
+				knob);
 		error = 0;
 		for (int i = 0; list[i] && !error && !chosen.found; i++) {
 			chosen.found = !strcmp(chosen.name, rdma->verbs->get_device_name(list[i]));
@@ -449,9 +461,10 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 				error = add_nic(rdma, list[i], &chosen);
 		}
 		if (!error && !chosen.found)
-			error = wh_fail(ENODEV,
-					"rdma=%.60s: there is no device %s here; ibv_devices lists them",
-					knob, chosen.name);
+			error = wh_fail(
+				ENODEV,
+				"rdma=%.60s: there is no device %s here; ibv_devices lists them",
+				knob, chosen.name);
 		if (error)
 			return error;
 	}
@@ -472,8 +485,8 @@ static bool kernel_has_none(void)
 	return none;
 }
 
-/* So that a NIC has given up by the end of the knob `timeout`: it waits up to four times as long as it
- * is told, and so often. Bounded to 67 ms and 4.3 s. */
+/* So that a NIC has given up by the end of the knob `timeout`: it waits up to four times as long as
+ * it is told, and so often. Bounded to 67 ms and 4.3 s. */
 static uint8_t ack_timeout(const struct wh_engine *engine)
 {
 	int64_t most = engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / (RETRIES + 1);
@@ -508,7 +521,8 @@ int rdma_rails_open(struct rdma *rdma)
 	if (!strcmp(knob, "off") || !strcmp(knob, "no"))
 		return wh_fail(ENODEV, "switched off by the knob rdma (WHERRY_RDMA)");
 	if (!*library && kernel_has_none())
-		return wh_fail(ENODEV, "the kernel has no RDMA device (/sys/class/infiniband is empty)");
+		return wh_fail(ENODEV,
+			       "the kernel has no RDMA device (/sys/class/infiniband is empty)");
 	error = wh_verbs_open(library, &rdma->verbs);
 	if (error)
 		return error;
@@ -562,7 +576,8 @@ void rdma_rails_close(struct rdma *rdma)
 	wh_verbs_close(rdma->verbs);
 }
 
-/* ---- queue pairs ------------------------------------------------------------------------------- */
+/* ---- queue pairs -------------------------------------------------------------------------------
+ */
 
 static int qp_fail(const struct rdma_rail *rail, const char *call, int error, char why[WH_REFUSAL])
 {
@@ -571,8 +586,8 @@ static int qp_fail(const struct rdma_rail *rail, const char *call, int error, ch
 	return -error;
 }
 
-static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted, unsigned int access,
-		   struct ibv_qp **out, char why[WH_REFUSAL])
+static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted,
+		   unsigned int access, struct ibv_qp **out, char why[WH_REFUSAL])
 {
 	const struct wh_verbs *verbs = rail->nic->rdma->verbs;
 	struct ibv_qp_attr first = {
@@ -590,8 +605,8 @@ static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted
 	}
 	if (!qp)
 		return qp_fail(rail, "ibv_create_qp", errno ? errno : EIO, why);
-	error = verbs->modify_qp(qp, &first,
-				 IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+	error = verbs->modify_qp(
+		qp, &first, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
 	if (error) {
 		verbs->destroy_qp(qp);
 		return qp_fail(rail, "ibv_modify_qp to INIT", error, why);
@@ -600,15 +615,18 @@ static int qp_make(const struct rdma_rail *rail, struct ibv_qp_init_attr *wanted
 	return 0;
 }
 
-int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth, struct ibv_qp **out,
-		uint32_t *inlined, char why[WH_REFUSAL])
+int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
+		struct ibv_qp **out, uint32_t *inlined, char why[WH_REFUSAL])
 {
 	struct ibv_qp_init_attr wanted = {
 		.send_cq = cq,
 		.recv_cq = cq,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = depth, .max_recv_wr = 1, .max_send_sge = rail->nic->gather,
-			 .max_recv_sge = 1, .max_inline_data = RDMA_INLINE },
+		.cap = { .max_send_wr = depth,
+			 .max_recv_wr = 1,
+			 .max_send_sge = rail->nic->gather,
+			 .max_recv_sge = 1,
+			 .max_inline_data = RDMA_INLINE },
 	};
 	int error = qp_make(rail, &wanted, 0, out, why); /* only the owner's end answers */
 
@@ -616,14 +634,16 @@ int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 	return error;
 }
 
-int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives, struct ibv_qp **out,
-			  char why[WH_REFUSAL])
+int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives,
+			  struct ibv_qp **out, char why[WH_REFUSAL])
 {
 	struct ibv_qp_init_attr wanted = {
 		.send_cq = rail->nic->idle,
 		.recv_cq = receives,
 		.qp_type = IBV_QPT_RC,
-		.cap = { .max_send_wr = 1, .max_recv_wr = WH_RDMA_LETTERS, .max_send_sge = 1,
+		.cap = { .max_send_wr = 1,
+			 .max_recv_wr = WH_RDMA_LETTERS,
+			 .max_send_sge = 1,
 			 .max_recv_sge = 1 },
 	};
 
@@ -686,7 +706,8 @@ int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struc
 		.max_rd_atomic = least(mine->asks, other->answers),
 	};
 	error = verbs->modify_qp(qp, &attributes,
-				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-					 IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC);
+				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |
+					 IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+					 IBV_QP_MAX_QP_RD_ATOMIC);
 	return error ? qp_fail(rail, "ibv_modify_qp to RTS", error, why) : 0;
 }

@@ -11,7 +11,8 @@
 #include "util/clock.h"
 #include "wire/bytes.h"
 
-/* ---- pieces ----------------------------------------------------------------------------------------- */
+/* ---- pieces
+ * ----------------------------------------------------------------------------------------- */
 
 static void take_its_turn(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
 			  struct wh_list *away)
@@ -70,8 +71,10 @@ static int check_memory(const struct wh_piece *piece)
 	const struct wh_region *local, *before = NULL;
 	int error = 0;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count && !error; i++, before = local) {
-		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+	for (uint64_t i = piece->first; i < piece->first + piece->count && !error;
+	     i++, before = local) {
+		local = piece->blocks ? piece->blocks->bases[i].local :
+					piece->batch->items[i].local;
 		if (local != before && !wh_kind_on_host(local->place.kind))
 			error = wh_registration_check(local->registration);
 	}
@@ -147,8 +150,8 @@ void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list 
 {
 	uint64_t rest = piece->cursor.left + rdma_forget(rdma, piece);
 
-	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way may be in
-	 * the list of somebody who is about to say that it has ended. */
+	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way
+	 * may be in the list of somebody who is about to say that it has ended. */
 	if (!rest || !piece->link.next)
 		return;
 	rdma->queued -= rest;
@@ -179,7 +182,8 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 
 static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
 {
-	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head; i++) {
+	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head;
+	     i++) {
 		const struct wh_piece *piece = line->ring->works[i % RDMA_DEPTH].piece;
 
 		if (piece && rdma_batch_of(piece) == batch)
@@ -203,7 +207,8 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 	return 0;
 }
 
-/* ---- telling ---------------------------------------------------------------------------------------- */
+/* ---- telling
+ * ---------------------------------------------------------------------------------------- */
 
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		   size_t size)
@@ -232,7 +237,8 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 }
 
 /* Lines of the explanation, by rail, where there are several or one broke. */
-static void story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out, size_t size)
+static void story(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		  size_t size)
 {
 	struct rdma_peer *rdma = state;
 	uint32_t broken = atomic_load(&batch->rails_broken);
@@ -259,7 +265,8 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- peers ------------------------------------------------------------------------------------------ */
+/* ---- peers
+ * ------------------------------------------------------------------------------------------ */
 
 static void peer_free(struct rdma_peer *rdma)
 {
@@ -282,7 +289,8 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 		return -EOPNOTSUPP;
 	}
 	if (!(peer->welcome.capabilities & WH_CAPABLE_RDMA)) {
-		snprintf(why, WH_REFUSAL, "%.63s has no rdma: it is switched off there, or there is no NIC",
+		snprintf(why, WH_REFUSAL,
+			 "%.63s has no rdma: it is switched off there, or there is no NIC",
 			 peer->welcome.name);
 		return -EOPNOTSUPP;
 	}
@@ -387,9 +395,9 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 			       rdma_connected(rdma, &connected);
 	if (frame->type == WH_FRAME_RDMA_FLUSHED || frame->type == WH_FRAME_RDMA_COPIED) {
 		error = wh_rdma_flushed_decode(payload, frame->length, &flushed);
-		return error				     ? error :
+		return error                                ? error :
 		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flushed(rdma, &flushed) :
-							       rdma_copied(rdma, &flushed);
+							      rdma_copied(rdma, &flushed);
 	}
 	if (frame->type == WH_FRAME_RDMA_DESKED) {
 		error = wh_rdma_desked_decode(payload, frame->length, &desked);
@@ -398,8 +406,9 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 		return error;
 	}
 	if (frame->type == WH_FRAME_RDMA_MAILED)
-		return wh_rdma_mailed_decode(payload, frame->length, &mailed) ? -EPROTO :
-										rdma_mailed(rdma, &mailed);
+		return wh_rdma_mailed_decode(payload, frame->length, &mailed) ?
+			       -EPROTO :
+			       rdma_mailed(rdma, &mailed);
 	if (frame->type == WH_FRAME_RDMA_SPARE) {
 		if (frame->length != 4)
 			return -EPROTO;
@@ -409,7 +418,8 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	return keyed_frame(rdma, frame, payload);
 }
 
-/* ---- engine ----------------------------------------------------------------------------------------- */
+/* ---- engine
+ * ----------------------------------------------------------------------------------------- */
 
 static void state_free(struct rdma *rdma)
 {

@@ -44,21 +44,23 @@
 
 #define RDMA_NICS 16
 #define RDMA_RAILS 32
-#define RDMA_DEPTH 256u              /* work requests of a queue pair that are not done */
-#define RDMA_CHAIN 64u               /* of them, how many go with one doorbell */
-#define RDMA_SIGNAL 16u              /* after so many one asks for a completion, */
+#define RDMA_DEPTH 256u /* work requests of a queue pair that are not done */
+#define RDMA_CHAIN 64u /* of them, how many go with one doorbell */
+#define RDMA_SIGNAL 16u /* after so many one asks for a completion, */
 #define RDMA_SIGNAL_BYTES (1u << 20) /* or after so many bytes */
-#define RDMA_AHEAD (8u << 20)        /* bytes on their way, so that cancelling does not take long */
-#define RDMA_LINES WH_RAILS           /* connections to a peer */
+/* bytes on their way, so that cancelling does not take long */
+#define RDMA_AHEAD (8u << 20)
+#define RDMA_LINES WH_RAILS /* connections to a peer */
 /* runs of ours in one work request: it then takes 128 bytes of a queue */
 #define RDMA_GATHER 6u
-#define RDMA_SPLIT (64u << 10)       /* bytes that are not worth dividing among lines */
-#define RDMA_INLINE 128u             /* bytes that are put into the work request itself */
-#define RDMA_READS 16                /* reads that a NIC has under way */
+#define RDMA_SPLIT (64u << 10) /* bytes that are not worth dividing among lines */
+#define RDMA_INLINE 128u /* bytes that are put into the work request itself */
+#define RDMA_READS 16 /* reads that a NIC has under way */
 #define RDMA_CHUNK (UINT64_C(4) << 30) /* the most that one memory region of a NIC holds */
-#define RDMA_BACKOFF_FIRST (INT64_C(100000000)) /* ns before what failed is tried again, at first */
+/* ns before what failed is tried again, at first */
+#define RDMA_BACKOFF_FIRST (INT64_C(100000000))
 #define RDMA_SLOTS 32 /* WH_SLOTS of gpu/stream.h, whose names are not for all who include this */
-#define RDMA_SPIN (50 * 1000)        /* ns that a waiter polls before it sleeps */
+#define RDMA_SPIN (50 * 1000) /* ns that a waiter polls before it sleeps */
 /* ns that a submission waits to reach a peer or region */
 #define RDMA_PATIENCE (2 * INT64_C(1000000000))
 /* The numbers of queue pairs, which ABORT names, have this bit; those of tcp's connections do
@@ -77,12 +79,12 @@ struct rdma_nic {
 	struct ibv_pd *pd;
 	struct ibv_cq *idle; /* of queue pairs that only answer: they send nothing */
 	struct ibv_comp_channel *letters; /* of what these receive */
-	struct wh_source letters_source;  /* on loop 0 */
+	struct wh_source letters_source; /* on loop 0 */
 	struct ibv_device_attr attributes;
 	uint32_t index;
 	uint64_t chunk; /* bytes of one memory region */
 	uint32_t gather; /* runs in one work request */
-	int dma_buf;    /* under register_lock: 1: it takes dma-bufs; 0: not asked yet; -errno */
+	int dma_buf; /* under register_lock: 1: it takes dma-bufs; 0: not asked yet; -errno */
 	char name[WH_VERBS_NAME];
 };
 
@@ -153,13 +155,13 @@ bool rdma_rail_look(struct rdma_rail *rail, struct rdma_rail *copy, char why[WH_
 struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect *wanted,
 				struct rdma_rail *copy, char why[WH_REFUSAL]);
 
-/* A reliable queue pair on the rail, ready to be connected. Of an initiator: `depth` work requests; *inlined is
- * what it takes inline. Of an owner: as many receives as there may be letters. 0, or a negative errno with
- * the reason. */
+/* A reliable queue pair on the rail, ready to be connected. Of an initiator: `depth` work requests;
+ * *inlined is what it takes inline. Of an owner: as many receives as there may be letters. 0, or a
+ * negative errno with the reason. */
 int rdma_qp_new(const struct rdma_rail *rail, struct ibv_cq *cq, uint32_t depth,
 		struct ibv_qp **out, uint32_t *inlined, char why[WH_REFUSAL]);
-int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives, struct ibv_qp **out,
-			  char why[WH_REFUSAL]);
+int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives,
+			  struct ibv_qp **out, char why[WH_REFUSAL]);
 /* Connect it: `mine` and `other` are complete. 0, or a negative errno with the reason. */
 int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struct wh_rdma_end *mine,
 		    const struct wh_rdma_end *other, char why[WH_REFUSAL]);
@@ -215,8 +217,8 @@ struct rdma_memory {
 	struct rdma_memory *next;
 	struct rdma_nic *nic;
 	struct rdma_mrs *mrs; /* NULL: the NIC does not reach it, and its bytes are staged */
-	bool writable;        /* for our own reads */
-	uint8_t distance;     /* from the NIC */
+	bool writable; /* for our own reads */
+	uint8_t distance; /* from the NIC */
 	char why[WH_REFUSAL]; /* the way is not a better one */
 };
 
@@ -330,7 +332,8 @@ bool rdma_desk_reached(const struct rdma_peer *rdma);
 /* True: it has a slot, or is lost; else `have` is called. */
 bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan);
 void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan);
-/* If it has been used and others wait: it is theirs now, and `have` is called when it is ours again. */
+/* If it has been used and others wait: it is theirs now, and `have` is called when it is ours
+ * again. */
 bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan);
 /* Send a COPY; `copied` follows. Without the lock, as all below. */
 void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes,
@@ -381,14 +384,14 @@ void rdma_desks_close(struct rdma *rdma);
 /* ---- the initiator --------------------------------------------------------------------------- */
 
 enum rdma_state {
-	RDMA_IDLE = 0,   /* not needed yet, or given back */
-	RDMA_WANTED,     /* to be connected as soon as loop 0 comes to it */
+	RDMA_IDLE = 0, /* not needed yet, or given back */
+	RDMA_WANTED, /* to be connected as soon as loop 0 comes to it */
 	RDMA_CONNECTING, /* CONNECT has been sent */
-	RDMA_PROBING,    /* connected; an empty write shows whether packets come through */
+	RDMA_PROBING, /* connected; an empty write shows whether packets come through */
 	RDMA_READY,
-	RDMA_BREAKING,   /* the owner has to confirm that its side is gone */
-	RDMA_FAILED,     /* until its timer fires */
-	RDMA_LOST,       /* the peer is */
+	RDMA_BREAKING, /* the owner has to confirm that its side is gone */
+	RDMA_FAILED, /* until its timer fires */
+	RDMA_LOST, /* the peer is */
 };
 
 /* A work request that is not done. */
@@ -405,7 +408,8 @@ struct rdma_work {
 struct rdma_ring {
 	struct wh_list link; /* rdma_peer.again */
 	uint64_t head, tail;
-	uint64_t arrived; /* those before this are known to have arrived: they are not sent again */
+	/* those before this are known to have arrived: they are not sent again */
+	uint64_t arrived;
 	struct rdma_work works[RDMA_DEPTH];
 };
 
@@ -416,21 +420,22 @@ struct rdma_line {
 	uint32_t index; /* among the peer's; bit 1 << index in wh_piece.rails */
 	struct wh_task wanted; /* connect; on loop 0 */
 	struct wh_task broken; /* take down; on rdma.loop */
-	struct wh_task ended;  /* it is down at both ends; on loop 0 */
+	struct wh_task ended; /* it is down at both ends; on loop 0 */
 	struct wh_timer timer; /* loop 0: silence, trying again, giving back */
 	struct wh_abort abort;
-	uint32_t tries; /* that failed: the owner answers with another rail of its own; on loop 0 */
+	/* that failed: the owner answers with another rail of its own; on loop 0 */
+	uint32_t tries;
 	int64_t backoff;
 
 	/* Under the peer's lock. */
 	enum rdma_state state;
 	char why[WH_REFUSAL]; /* it broke, or failed the last time */
 	char broke[WH_REFUSAL]; /* why it did the last time that something was on its way */
-	char way[40];         /* "mlx5_0:1 to mlx5_1:1" */
+	char way[40]; /* "mlx5_0:1 to mlx5_1:1" */
 	bool again; /* what breaks may be connected again at once */
-	bool open;  /* it counts in rdma.connections */
+	bool open; /* it counts in rdma.connections */
 	bool proved; /* packets have come through */
-	bool told;  /* the owner knows of the queue pair */
+	bool told; /* the owner knows of the queue pair */
 	int64_t since; /* this state, or the last completion */
 	struct rdma_rail here; /* as it was when it was connected */
 	struct wh_rdma_end mine, theirs;
@@ -460,8 +465,8 @@ enum rdma_mail_state {
 /* A slot of the owner's mailbox, and ours that its bytes are sent from. */
 struct rdma_letter {
 	struct rdma_line *line; /* it was sent by, and has not been confirmed; NULL: it is free */
-	uint64_t sequence, at;  /* at: in the line's ring */
-	uint32_t length;        /* of the user's bytes */
+	uint64_t sequence, at; /* at: in the line's ring */
+	uint32_t length; /* of the user's bytes */
 	bool flying; /* our NIC is not done with it */
 };
 
@@ -491,25 +496,26 @@ struct rdma_peer {
 	pthread_cond_t changed; /* states of lines, keys */
 	char why[WH_REFUSAL]; /* a line broke, or failed the last time */
 	struct wh_list urgent, bulk; /* pieces of which something has not been posted */
-	struct wh_list sent;         /* those that have been */
-	struct wh_list again;        /* rings of lines that broke; goes before both */
+	struct wh_list sent; /* those that have been */
+	struct wh_list again; /* rings of lines that broke; goes before both */
 	/* pieces that are staged; they are in no other list, their parts are */
 	struct wh_list stages;
-	struct wh_list flushes;      /* pieces that the owner has been asked to flush */
+	struct wh_list flushes; /* pieces that the owner has been asked to flush */
 	uint32_t flush_number;
 	/* The owner's pinned memory, through which it stages; without a length there is none. */
 	struct wh_remote_region desk;
 	bool desk_asked;
 	int desk_error;
 	char desk_why[WH_REFUSAL];
-	int64_t desk_until;        /* refused: not asked for again before */
-	uint32_t desk_free;        /* its slots, bits */
+	int64_t desk_until; /* refused: not asked for again before */
+	uint32_t desk_free; /* its slots, bits */
 	struct wh_list desk_waits; /* struct rdma_loan */
 	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
 	struct rdma_mail mail;
-	uint64_t queued;    /* bytes that have not been posted, or are to be sent again */
+	uint64_t queued; /* bytes that have not been posted, or are to be sent again */
 	uint32_t watched, unwatched; /* pieces: see polling.c */
-	uint64_t looked, looked_before; /* so often for completions; as the patrol has seen it last */
+	/* so often for completions; as the patrol has seen it last */
+	uint64_t looked, looked_before;
 	bool patrolled;
 	struct wh_task patrol_due; /* on rdma.loop */
 	struct wh_timer patrol;
@@ -567,8 +573,8 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 
 /* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
-/* The lines that can carry bytes between these regions; `near`: those of them that are to, which are as
- * near to both as any. */
+/* The lines that can carry bytes between these regions; `near`: those of them that are to, which
+ * are as near to both as any. */
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */
@@ -580,7 +586,8 @@ static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
 }
 
 /* A line has carried bytes of it. Nobody else adds at the same time: that takes rdma_peer.lock. */
-static inline void rdma_carried(const struct rdma_line *line, const struct wh_piece *piece, uint64_t bytes)
+static inline void rdma_carried(const struct rdma_line *line, const struct wh_piece *piece,
+				uint64_t bytes)
 {
 	struct wh_batch *batch = rdma_batch_of(piece);
 	_Atomic uint64_t *railed = &batch->railed[line->index];
@@ -610,7 +617,8 @@ uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece);
 void rdma_recover(struct rdma_line *line, struct wh_list *done);
 /* After a change of what lines can carry: pieces that no line can carry go to `away`. */
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
-/* The one line that a small piece may go by if nothing waits in front of it; NULL: that is not so. */
+/* The one line that a small piece may go by if nothing waits in front of it; NULL: that is not so.
+ */
 struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece);
 /* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
 struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
@@ -639,9 +647,10 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 /* Under rdma_peer.lock: look at what has completed, and post what can be posted. Pieces that are
  * to go elsewhere are put on `away`, those that are done on `done`. */
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
-/* The same of a piece that comes, if it is small, one line alone reaches it and nothing waits in front of it:
- * without looking at what else there is. False: nothing has been done. */
-bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done, struct wh_list *away);
+/* The same of a piece that comes, if it is small, one line alone reaches it and nothing waits in
+ * front of it: without looking at what else there is. False: nothing has been done. */
+bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+		struct wh_list *away);
 void rdma_probe(struct rdma_line *line);
 /* Bytes of the piece have ended. */
 void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
@@ -657,19 +666,20 @@ void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool 
 
 /* May a letter follow the piece's bytes at once? Without a lock. */
 bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piece);
-/* It is about to be posted; under peer.note_lock and rdma_peer.lock. mail.ahead: it is to be followed. */
+/* It is about to be posted; under peer.note_lock and rdma_peer.lock. mail.ahead: it is to be
+ * followed. */
 void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece);
-/* Some of mail.ahead has been put on the line; under the same locks. True: that was the last of it, and its letter
- * is to follow in *request (NULL: there is no room). */
-bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece, struct ibv_send_wr *request,
-		      struct ibv_sge *segment);
+/* Some of mail.ahead has been put on the line; under the same locks. True: that was the last of it,
+ * and its letter is to follow in *request (NULL: there is no room). */
+bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
+		      struct ibv_send_wr *request, struct ibv_sge *segment);
 /* The transport's notify and notified. */
 int rdma_mail_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 void rdma_mail_notified(struct wh_peer *peer, void *state, uint64_t sequence);
 /* Our NIC is done with a letter, or will never touch it. Under rdma_peer.lock. */
 void rdma_mail_done(struct rdma_line *line, struct rdma_work *work);
-/* The line is down at both ends: what of it has not been confirmed has not arrived. wh_notes_go_on() follows.
- * Without a lock. */
+/* The line is down at both ends: what of it has not been confirmed has not arrived.
+ * wh_notes_go_on() follows. Without a lock. */
 void rdma_mail_astray(struct rdma_line *line);
 /* The peer is lost, and its lines are gone. Under rdma_peer.lock. */
 void rdma_mail_lost(struct rdma_peer *rdma);
@@ -677,10 +687,12 @@ void rdma_mail_lost(struct rdma_peer *rdma);
 int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed);
 void rdma_mail_close(struct rdma_peer *rdma);
 
-/* The owner's half; on loop 0. MAIL has come. 0, or a negative errno: the session is to be ended. */
+/* The owner's half; on loop 0. MAIL has come. 0, or a negative errno: the session is to be ended.
+ */
 struct rdma_mailbox;
 int rdma_mailbox_frame(struct wh_session *session, struct rdma_mailbox **mine);
-/* A receive of connection `by` has completed well. *last: the greatest sequence that has come by it. As above. */
+/* A receive of connection `by` has completed well. *last: the greatest sequence that has come by
+ * it. As above. */
 int rdma_mailbox_letter(struct wh_session *session, const struct rdma_mailbox *box, uint32_t by,
 			const struct ibv_wc *wc, uint64_t *last);
 /* The session's queue pairs have gone. */

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma: can bytes be moved between two regions? Asked while a batch is planned, on the submitter's thread,
- * which waits for what is not there yet: connections, registrations, the owner's keys.
+ * rdma: can bytes be moved between two regions? Asked while a batch is planned, on the submitter's
+ * thread, which waits for what is not there yet: connections, registrations, the owner's keys.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu/staging.h"
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
-#include "gpu/staging.h"
 #include "util/clock.h"
 #include "wire/bytes.h"
 
 /* How often somebody who waits looks whether what he waits for has gone. */
 #define GLANCE (20 * WH_MS)
-/* How long the first line waits for the others: one that goes nowhere would take the knob `timeout`. */
+/* How long the first line waits for the others: one that goes nowhere would take the knob
+ * `timeout`. */
 #define OTHERS (200 * WH_MS)
 
 static void glance(struct rdma_peer *rdma)
@@ -63,7 +64,8 @@ static int known(const struct wh_remote_region *region, uint32_t nic, char why[W
 	return keys->error;
 }
 
-/* Register a region of ours with the NICs of all lines that are ready. One that cannot is not used. */
+/* Register a region of ours with the NICs of all lines that are ready. One that cannot is not used.
+ */
 static void register_all(struct rdma_peer *rdma, struct wh_region *local, char why[WH_REFUSAL])
 {
 	uint32_t ready = rdma_ready(rdma);
@@ -80,7 +82,8 @@ static void register_all(struct rdma_peer *rdma, struct wh_region *local, char w
 	}
 }
 
-/* Ask for the keys of a region for the NICs at the other ends of `lines`, of which nothing is known. */
+/* Ask for the keys of a region for the NICs at the other ends of `lines`, of which nothing is
+ * known. */
 static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, uint32_t lines,
 	       char why[WH_REFUSAL])
 {
@@ -95,7 +98,8 @@ static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, ui
 		if (!(lines & 1u << i) || asked || known(region, nic, why) != -EAGAIN)
 			continue;
 		wh_put64(wh_put32(bytes, nic), wh_place_id(&region->place));
-		if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes, sizeof(bytes))) {
+		if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes,
+				    sizeof(bytes))) {
 			snprintf(why, WH_REFUSAL, "the peer is lost");
 			return -ECONNRESET;
 		}
@@ -104,8 +108,8 @@ static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, ui
 }
 
 /* Is an answer for one of `lines`, that are ready still, to come? */
-static bool missing(const struct rdma_peer *rdma, const struct wh_remote_region *region, uint32_t lines,
-		    char why[WH_REFUSAL])
+static bool missing(const struct rdma_peer *rdma, const struct wh_remote_region *region,
+		    uint32_t lines, char why[WH_REFUSAL])
 {
 	bool wait = false;
 
@@ -139,8 +143,8 @@ static int await_keys(struct rdma_peer *rdma, struct wh_remote_region *region, i
 	return error;
 }
 
-static int reach_slowly(struct rdma_peer *rdma, struct wh_region *local, struct wh_remote_region *remote,
-			char why[WH_REFUSAL])
+static int reach_slowly(struct rdma_peer *rdma, struct wh_region *local,
+			struct wh_remote_region *remote, char why[WH_REFUSAL])
 {
 	int64_t deadline = wh_now() + RDMA_PATIENCE;
 	int error;
@@ -188,7 +192,8 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 	return !known_not;
 }
 
-/* ---- staging --------------------------------------------------------------------------------------- */
+/* ---- staging
+ * --------------------------------------------------------------------------------------- */
 
 void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct wh_region *local,
 		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides)
@@ -201,7 +206,8 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct w
 
 		if (!(lines & 1u << i))
 			continue;
-		/* Host memory will be registered, and keys will be told, for those that are yet to come. */
+		/* Host memory will be registered, and keys will be told, for those that are yet to
+		 * come. */
 		if (memory ? !memory->mrs || (op == WH_READ && !memory->writable) :
 			     ready || !wh_kind_on_host(local->place.kind))
 			sides->ours &= ~(1u << i);
@@ -224,7 +230,8 @@ unsigned rdma_sides_staged(const struct rdma_sides *sides)
 	return sides->stage_ours && sides->stage_theirs ? RDMA_STAGE_OURS | RDMA_STAGE_THEIRS : 0;
 }
 
-/* Have slots of pinned memory here, and the GPU's lanes. Under the lock, which is let go meanwhile. */
+/* Have slots of pinned memory here, and the GPU's lanes. Under the lock, which is let go meanwhile.
+ */
 static int prepare_ours(struct rdma_peer *rdma, const struct wh_region *local, uint32_t op,
 			char why[WH_REFUSAL])
 {
@@ -270,7 +277,8 @@ static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
 
 /* What no line carries as it is may be staged. Under the lock. */
 static int stage(struct rdma_peer *rdma, const struct wh_region *local,
-		 const struct wh_remote_region *remote, uint32_t op, bool *staged, char why[WH_REFUSAL])
+		 const struct wh_remote_region *remote, uint32_t op, bool *staged,
+		 char why[WH_REFUSAL])
 {
 	uint32_t ready = rdma_ready(rdma);
 	struct rdma_sides sides = { .ours = ready, .theirs = ready };
@@ -287,7 +295,8 @@ static int stage(struct rdma_peer *rdma, const struct wh_region *local,
 	return error;
 }
 
-/* ---- the transport's function ---------------------------------------------------------------------- */
+/* ---- the transport's function
+ * ---------------------------------------------------------------------- */
 
 int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 	       struct wh_place *place, uint32_t op, char why[WH_REFUSAL])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rdma, the owner's half of letters: a mailbox, which is memory that one session's initiator writes to, and what
- * its immediates say is in there. The initiator may write anything at any time: what is looked at is copied
- * first, and what is wrong with it ends its own session.
+ * rdma, the owner's half of letters: a mailbox, which is memory that one session's initiator writes
+ * to, and what its immediates say is in there. The initiator may write anything at any time: what
+ * is looked at is copied first, and what is wrong with it ends its own session.
  *
  * All on loop 0. Memory is pinned there as queue pairs are made there: it is but a few pages.
  */
@@ -44,7 +44,8 @@ void rdma_mailbox_close(struct rdma_mailbox *box)
 }
 
 /* NULL and why not. */
-static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest, struct wh_rdma_mailed *mailed)
+static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest,
+				    struct wh_rdma_mailed *mailed)
 {
 	struct rdma_mailbox *box;
 	int error = EIO;
@@ -72,12 +73,14 @@ static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest, s
 		box->slots = NULL;
 		error = errno;
 	}
-	for (unsigned i = 0; box->slots && i < rdma->nic_count && mailed->count < WH_RDMA_MAIL_KEYS; i++) {
+	for (unsigned i = 0; box->slots && i < rdma->nic_count && mailed->count < WH_RDMA_MAIL_KEYS;
+	     i++) {
 		errno = EIO;
 		box->mrs[i] = wh_verbs_register(rdma->verbs, rdma->nics[i]->pd, box->slots, ROOM,
 						IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 		if (box->mrs[i])
-			mailed->keys[mailed->count++] = (struct wh_rdma_mail_key){ i, box->mrs[i]->rkey };
+			mailed->keys[mailed->count++] =
+				(struct wh_rdma_mail_key){ i, box->mrs[i]->rkey };
 		else
 			error = errno;
 	}
@@ -119,9 +122,11 @@ int rdma_mailbox_letter(struct wh_session *session, const struct rdma_mailbox *b
 	slot = box->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_LETTER_SLOT;
 	memcpy(head, slot, sizeof(head));
 	__asm__ volatile("" : : "r"(head) : "memory"); /* and looked at nowhere else */
-	/* One connection's letters come in their order: what does not grow has been there before. */
+	/* One connection's letters come in their order: what does not grow has been there before.
+	 */
 	if (wh_rdma_letter_decode(head, imm, &letter) || letter.sequence <= *last)
 		return -EPROTO;
 	*last = letter.sequence;
-	return wh_session_letter(session, by, letter.sequence, slot + WH_RDMA_LETTER_HEAD, letter.length);
+	return wh_session_letter(session, by, letter.sequence, slot + WH_RDMA_LETTER_HEAD,
+				 letter.length);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* rdma, the side whose memory it is: queue pairs that answer, one for each of an initiator's. On loop 0. */
+/* rdma, the side whose memory it is: queue pairs that answer, one for each of an initiator's. On
+ * loop 0. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,8 +11,8 @@
 #include "wire/bytes.h"
 
 #define QUEUE_PAIRS_MOST 64u /* of one session */
-#define ASKED_BACK 4u        /* for each that is refused */
-#define TURNS 64u            /* events at once, so that others have theirs */
+#define ASKED_BACK 4u /* for each that is refused */
+#define TURNS 64u /* events at once, so that others have theirs */
 
 struct answering {
 	struct wh_list link;
@@ -36,7 +37,8 @@ static void drop(struct rdma_session *mine, struct answering *pair)
 {
 	const struct wh_verbs *verbs = pair->nic->rdma->verbs;
 
-	/* When this returns the NIC answers to it no more. Letters that nobody has looked at yet go with it. */
+	/* When this returns the NIC answers to it no more. Letters that nobody has looked at yet go
+	 * with it. */
 	verbs->destroy_qp(pair->qp);
 	verbs->destroy_cq(pair->cq);
 	wh_loop_cancel(&pair->nic->rdma->engine->loops[0], &pair->more);
@@ -47,20 +49,22 @@ static void drop(struct rdma_session *mine, struct answering *pair)
 	free(pair);
 }
 
-/* Have peers give back those that they have nothing for: a NIC that answers does not tell us which these are.
- * Who has been asked is asked again after all others. */
+/* Have peers give back those that they have nothing for: a NIC that answers does not tell us which
+ * these are. Who has been asked is asked again after all others. */
 static void ask_back(struct rdma *rdma)
 {
 	unsigned most = rdma->answering_count < ASKED_BACK ? rdma->answering_count : ASKED_BACK;
 	uint8_t bytes[4];
 
 	for (unsigned i = 0; i < most; i++) {
-		struct answering *pair = wh_container(rdma->answering.next, struct answering, among);
+		struct answering *pair =
+			wh_container(rdma->answering.next, struct answering, among);
 
 		wh_list_remove(&pair->among);
 		wh_list_append(&rdma->answering, &pair->among);
 		wh_put32(bytes, pair->number);
-		wh_control_send(&pair->session->control, WH_FRAME_RDMA_SPARE, 0, bytes, sizeof(bytes));
+		wh_control_send(&pair->session->control, WH_FRAME_RDMA_SPARE, 0, bytes,
+				sizeof(bytes));
 	}
 }
 
@@ -75,14 +79,16 @@ static int has_room(struct rdma *rdma, const struct rdma_session *mine, char why
 	}
 	if (rdma->answering_count < most)
 		return 0;
-	snprintf(why, WH_REFUSAL, "all %lld queue pairs that it may answer with are taken (knob rdma_answers)",
+	snprintf(why, WH_REFUSAL,
+		 "all %lld queue pairs that it may answer with are taken (knob rdma_answers)",
 		 (long long)most);
 	if (!mine->count) /* a further one would but make it faster */
 		ask_back(rdma);
 	return -EBUSY;
 }
 
-/* ---- letters --------------------------------------------------------------------------------------- */
+/* ---- letters
+ * --------------------------------------------------------------------------------------- */
 
 static int post_receive(struct answering *pair)
 {
@@ -97,13 +103,15 @@ static int queue_new(struct answering *pair, const struct rdma_rail *rail, char 
 	const struct wh_verbs *verbs = pair->nic->rdma->verbs;
 	int error = 0;
 
-	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_LETTERS, pair, pair->nic->letters, 0);
+	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_LETTERS, pair,
+				    pair->nic->letters, 0);
 	if (!pair->cq)
 		error = errno ? errno : EIO;
 	else
 		error = wh_verbs_arm(pair->cq);
 	if (error)
-		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", rail->name, strerror(error));
+		snprintf(why, WH_REFUSAL, "%s: a completion queue: %s", rail->name,
+			 strerror(error));
 	return -error;
 }
 
@@ -133,7 +141,8 @@ static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
 	error = rdma_mailbox_letter(session, mine->box, pair->number, wc, &pair->last);
 	if (error)
 		wh_session_end(session, error,
-			       session->control.full ? session->control.full : "broke the protocol of letters");
+			       session->control.full ? session->control.full :
+						       "broke the protocol of letters");
 	return !error;
 }
 
@@ -162,7 +171,8 @@ void rdma_letters_ready(struct wh_source *source, uint32_t events)
 	struct ibv_cq *cq;
 	void *context;
 
-	for (unsigned turn = 0; turn < TURNS && !verbs->get_cq_event(nic->letters, &cq, &context); turn++) {
+	for (unsigned turn = 0; turn < TURNS && !verbs->get_cq_event(nic->letters, &cq, &context);
+	     turn++) {
 		/* It is destroyed only once that is done. */
 		verbs->ack_cq_events(cq, 1);
 		/* Before it is looked at, so that what comes afterwards is told of. */
@@ -176,7 +186,8 @@ void rdma_letters_ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-/* ---- queue pairs ------------------------------------------------------------------------------------- */
+/* ---- queue pairs
+ * ------------------------------------------------------------------------------------- */
 
 static struct rdma_session *session_state(struct wh_session *session)
 {
@@ -268,7 +279,8 @@ static int connect_frame(struct wh_session *session, const uint8_t *payload, siz
 			       wh_rdma_connected_encode(bytes, &answer));
 }
 
-int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame, const uint8_t *payload)
+int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
+		       const uint8_t *payload)
 {
 	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
 
@@ -287,7 +299,8 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	if (frame->length != WH_RDMA_KEYS_SIZE)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_KEYS)
-		return rdma_serve_keys(session, mine->desk, wh_get32(payload), wh_get64(payload + 4));
+		return rdma_serve_keys(session, mine->desk, wh_get32(payload),
+				       wh_get64(payload + 4));
 	return rdma_serve_flush(session, wh_get32(payload), wh_get64(payload + 4));
 }
 

@@ -1,26 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory that the NIC of no line reaches: its bytes go through slots of pinned memory, a few at a
- * time, so that GPU and NICs work at once. For memory of ours these are slots of our own, which are
- * registered with the NICs of all lines; for the peer's they are slots of its desk, lent to us (bounce-client.c).
+ * A GPU's memory that the NIC of no line reaches: its bytes go through slots of pinned memory, a
+ * few at a time, so that GPU and NICs work at once. For memory of ours these are slots of our own,
+ * which are registered with the NICs of all lines; for the peer's they are slots of its desk, lent
+ * to us (bounce-client.c).
  *
- * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the other side's
- * memory or slot: connections and completions know no difference. A write's slots here are filled before
- * their parts are submitted, and those there are emptied when these have ended; a read's the other way round.
- * What is kept here is under rdma_peer.lock.
+ * What is in a slot is moved by a piece of its own, a part of the whole, between the slot and the
+ * other side's memory or slot: connections and completions know no difference. A write's slots here
+ * are filled before their parts are submitted, and those there are emptied when these have ended; a
+ * read's the other way round. What is kept here is under rdma_peer.lock.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu/staging.h"
 #include "memory/memory.h"
 #include "transport/rdma/rdma.h"
-#include "gpu/staging.h"
 
-#define SLICES 4u  /* of one piece at a time */
+#define SLICES 4u /* of one piece at a time */
 #define RUNS WH_RDMA_COPY_RUNS /* of one slot */
-#define RUN_BYTES 64u          /* an extent takes no more */
+#define RUN_BYTES 64u /* an extent takes no more */
 
 _Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
 
@@ -32,9 +33,9 @@ struct stage {
 	struct wh_piece *piece;
 	bool ours, theirs; /* which is staged */
 	unsigned works; /* slices, and one while they are started */
-	bool stop;      /* no more of it, */
-	bool failed;    /* for all of it has, */
-	int error;      /* or it has to go by another transport: */
+	bool stop; /* no more of it, */
+	bool failed; /* for all of it has, */
+	int error; /* or it has to go by another transport: */
 	char why[WH_REFUSAL];
 };
 
@@ -46,7 +47,7 @@ struct slice {
 	struct wh_slot_wait wait;
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
 	struct rdma_loan loan; /* of theirs */
-	struct wh_task task;   /* on rdma.loop: */
+	struct wh_task task; /* on rdma.loop: */
 	void (*then)(struct slice *slice);
 	struct wh_region *slot;
 	uint64_t bytes; /* in its slots */
@@ -108,7 +109,8 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
 	return wanted & RDMA_STAGE_THEIRS && !rdma_desk_reached(rdma) ? 0 : wanted;
 }
 
-/* ---- slots as regions ---------------------------------------------------------------------------- */
+/* ---- slots as regions
+ * ---------------------------------------------------------------------------- */
 
 /* NULL: no memory. */
 static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *slot)
@@ -146,7 +148,8 @@ void rdma_slots_close(struct rdma *rdma)
 	}
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------- */
+/* ---- the whole
+ * ------------------------------------------------------------------------------------- */
 
 static void finish(struct stage *stage)
 {
@@ -213,7 +216,8 @@ static void fail(struct stage *stage, int error, const char *text)
 	pthread_mutex_unlock(&stage->rdma->lock);
 }
 
-/* ---- a slice ------------------------------------------------------------------------------------- */
+/* ---- a slice
+ * ------------------------------------------------------------------------------------- */
 
 /* Later, on rdma.loop. */
 static void resume(struct slice *slice, void (*then)(struct slice *slice))
@@ -229,7 +233,8 @@ static void back(struct wh_task *task)
 	slice->then(slice);
 }
 
-/* The next bytes for the slots. False: there are no more, or none are to be moved. Under the lock. */
+/* The next bytes for the slots. False: there are no more, or none are to be moved. Under the lock.
+ */
 static bool plan(struct slice *slice)
 {
 	struct stage *stage = slice->stage;
@@ -242,7 +247,8 @@ static bool plan(struct slice *slice)
 	wh_staging_clear(&slice->staging);
 	slice->by_gpu = false;
 	slice->bytes = 0;
-	if (stage->stop || rdma_lost(stage->rdma) || slice->loan.lost || atomic_load(&piece->cancelled))
+	if (stage->stop || rdma_lost(stage->rdma) || slice->loan.lost ||
+	    atomic_load(&piece->cancelled))
 		return false;
 	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->loan.slot, piece->op),
 			 sizeof(slice->copy) - WH_RDMA_COPY_HEAD);
@@ -251,8 +257,8 @@ static bool plan(struct slice *slice)
 		const struct wh_region *local = local_of(piece, run.index);
 
 		if (stage->ours &&
-		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local, run.length) <
-			    run.length) {
+		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local,
+				   run.length) < run.length) {
 			stage->stop = stage->failed = true;
 			wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
 			return false;
@@ -260,7 +266,8 @@ static bool plan(struct slice *slice)
 		wh_extents_put(&writer, &(struct wh_extent){ run.remote, run.offset, run.length });
 		slice->by_gpu |= stage->ours && !wh_kind_on_host(local->place.kind);
 		slice->items[n++] = (struct wh_item){
-			.address = stage->ours ? slice->staging.slot->host + slice->bytes : run.local,
+			.address =
+				stage->ours ? slice->staging.slot->host + slice->bytes : run.local,
 			.local = stage->ours ? slice->slot : (struct wh_region *)(uintptr_t)local,
 			.local_id = run.index,
 			.remote = stage->theirs ? 0 : run.remote,

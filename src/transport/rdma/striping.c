@@ -2,9 +2,9 @@
 /*
  * rdma: which line takes how much of what. All of it under rdma_peer.lock.
  *
- * Lines take grains, some requests with one doorbell, whenever they have room, so that a fast one takes
- * more. Towards the end of what waits a slow one takes none that it would finish after all others: each
- * line's speed is measured as it works. What is small goes by one line.
+ * Lines take grains, some requests with one doorbell, whenever they have room, so that a fast one
+ * takes more. Towards the end of what waits a slow one takes none that it would finish after all
+ * others: each line's speed is measured as it works. What is small goes by one line.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -14,11 +14,13 @@
 #include "util/clock.h"
 
 #define KNOWN_FOR WH_SECOND /* then a speed that was measured is none any more */
-#define GRAINS 4            /* of what waits, for each line: so that the last ones end together */
-#define AHEAD (5 * WH_MS)   /* of a line's time, taken at most: a speed may be wrong, or change */
-#define GRAIN_LEAST 16384u  /* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
+#define GRAINS 4 /* of what waits, for each line: so that the last ones end together */
+#define AHEAD (5 * WH_MS) /* of a line's time, taken at most: a speed may be wrong, or change */
+/* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
+#define GRAIN_LEAST 16384u
 
-/* ---- pieces ------------------------------------------------------------------------------------ */
+/* ---- pieces ------------------------------------------------------------------------------------
+ */
 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
@@ -90,13 +92,17 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
 	_Atomic uint32_t *used;
 
-	wh_list_append(!piece->cursor.left ? &rdma->sent : urgent ? &rdma->urgent : &rdma->bulk, &piece->link);
+	wh_list_append(!piece->cursor.left ? &rdma->sent :
+		       urgent              ? &rdma->urgent :
+					     &rdma->bulk,
+		       &piece->link);
 	rdma_watch(rdma, piece);
 	rdma->queued += piece->cursor.left;
 	if (!rdma_rails_of(rdma, piece)) /* is it to wait, or to go? */
 		rdma->version++;
 	used = &rdma_batch_of(piece)->rails_used;
-	atomic_store_explicit(used, atomic_load_explicit(used, memory_order_relaxed) | WH_RAILS_TRIED,
+	atomic_store_explicit(used,
+			      atomic_load_explicit(used, memory_order_relaxed) | WH_RAILS_TRIED,
 			      memory_order_relaxed);
 }
 
@@ -134,7 +140,8 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 	}
 }
 
-/* ---- what is to be sent again ------------------------------------------------------------------ */
+/* ---- what is to be sent again ------------------------------------------------------------------
+ */
 
 uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece)
 {
@@ -214,7 +221,8 @@ static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_li
 	return NULL;
 }
 
-struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line, struct rdma_work **work)
+struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
+			   struct rdma_work **work)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk };
 
@@ -231,7 +239,8 @@ struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
 	return NULL;
 }
 
-void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work, uint64_t length)
+void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work,
+		uint64_t length)
 {
 	rdma->queued -= length;
 	if (work) {
@@ -244,7 +253,8 @@ void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work
 	}
 }
 
-/* ---- lines ------------------------------------------------------------------------------------- */
+/* ---- lines -------------------------------------------------------------------------------------
+ */
 
 void rdma_measure(struct rdma_line *line, int64_t now)
 {
@@ -253,8 +263,9 @@ void rdma_measure(struct rdma_line *line, int64_t now)
 	if (line->marked < RDMA_SPLIT || now <= line->mark)
 		return;
 	speed = (double)line->marked / (double)(now - line->mark);
-	line->speed = line->speed > 0 && now - line->measured < KNOWN_FOR ? (3 * line->speed + speed) / 4 :
-									    speed;
+	line->speed = line->speed > 0 && now - line->measured < KNOWN_FOR ?
+			      (3 * line->speed + speed) / 4 :
+			      speed;
 	line->measured = line->mark = now;
 	line->marked = 0;
 }
@@ -273,10 +284,11 @@ static uint64_t within(uint64_t value, uint64_t low, uint64_t high)
 struct look {
 	double speed[RDMA_LINES]; /* bytes a ns */
 	bool known[RDMA_LINES];
-	uint64_t grain[RDMA_LINES], most[RDMA_LINES]; /* to be taken at once, and to be on its way */
+	/* to be taken at once, and to be on its way */
+	uint64_t grain[RDMA_LINES], most[RDMA_LINES];
 	double end[RDMA_LINES]; /* when it would have finished a grain more, from now */
-	double all;             /* when all would have finished all that waits */
-	double first;           /* the least of `end` */
+	double all; /* when all would have finished all that waits */
+	double first; /* the least of `end` */
 };
 
 static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
@@ -304,11 +316,13 @@ static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
 		out->most[i] = ahead + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
 		out->grain[i] = RDMA_SPLIT;
 		if (out->known[i])
-			out->grain[i] = within(least(part, ahead / 2),
-					       within(ahead / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
+			out->grain[i] =
+				within(least(part, ahead / 2),
+				       within(ahead / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
 		sum += out->speed[i];
 		waiting += (double)line->ahead;
-		out->end[i] = (double)(line->ahead + least(out->grain[i], rdma->queued)) / out->speed[i];
+		out->end[i] =
+			(double)(line->ahead + least(out->grain[i], rdma->queued)) / out->speed[i];
 		if (out->first < 0 || out->end[i] < out->first)
 			out->first = out->end[i];
 	}
@@ -332,7 +346,8 @@ struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece)
 	struct rdma_line *line;
 	uint32_t rails;
 
-	if (rdma->queued || rdma->sorted != rdma->version || piece->whole || piece->bytes > RDMA_SPLIT)
+	if (rdma->queued || rdma->sorted != rdma->version || piece->whole ||
+	    piece->bytes > RDMA_SPLIT)
 		return NULL;
 	rails = rdma_rails_of(rdma, piece);
 	if (!rails || rails & (rails - 1))
@@ -359,7 +374,8 @@ struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 	for (unsigned i = 0; i < rdma->line_count; i++) {
 		struct rdma_line *line = rdma->lines[i];
 
-		if (!(able & 1u << i) || !rdma_line_has_room(line) || (best && seen.end[i] >= seen.end[best->index]))
+		if (!(able & 1u << i) || !rdma_line_has_room(line) ||
+		    (best && seen.end[i] >= seen.end[best->index]))
 			continue;
 		if (line->ahead >= seen.most[i])
 			continue;

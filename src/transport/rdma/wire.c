@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What two ends of the transport rdma tell each other: their queue pairs, and the keys of regions. */
+/* What two ends of the transport rdma tell each other: their queue pairs, and the keys of regions.
+ */
 #include <errno.h>
 #include <string.h>
 
@@ -10,13 +11,15 @@
 #include "wire/wire.h"
 
 _Static_assert(12 + WH_RDMA_END_MAX <= WH_RDMA_CONNECTED_MAX, "the longest end fits");
-_Static_assert(WH_RDMA_KEYED_HEAD + WH_RDMA_KEY_SIZE * WH_RDMA_KEYS_MAX + WH_REFUSAL_MAX <= WH_FRAME_MAX,
+_Static_assert(WH_RDMA_KEYED_HEAD + WH_RDMA_KEY_SIZE * WH_RDMA_KEYS_MAX + WH_REFUSAL_MAX <=
+		       WH_FRAME_MAX,
 	       "all keys fit");
 
 #define ERRNO_MAX 4095
 #define NUMBER_MAX 0xffffffu /* of queue pairs and packets */
 
-/* ---- ends -------------------------------------------------------------------------------------- */
+/* ---- ends --------------------------------------------------------------------------------------
+ */
 
 static uint8_t *put_end(uint8_t *at, const struct wh_rdma_end *end)
 {
@@ -75,7 +78,8 @@ static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 	return in->at == in->end ? 0 : -EPROTO;
 }
 
-/* ---- connecting -------------------------------------------------------------------------------- */
+/* ---- connecting --------------------------------------------------------------------------------
+ */
 
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect)
 {
@@ -104,7 +108,8 @@ size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *co
 
 	at = wh_put32(at, (uint32_t)-connected->error);
 	if (connected->error) {
-		at = wh_put_bytes(at, connected->text, strnlen(connected->text, WH_REFUSAL_MAX - 1));
+		at = wh_put_bytes(at, connected->text,
+				  strnlen(connected->text, WH_REFUSAL_MAX - 1));
 		return (size_t)(at - out);
 	}
 	return (size_t)(put_end(wh_put32(at, connected->nic), &connected->end) - out);
@@ -131,7 +136,8 @@ int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_co
 	return 0;
 }
 
-/* ---- keys -------------------------------------------------------------------------------------- */
+/* ---- keys --------------------------------------------------------------------------------------
+ */
 
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
 {
@@ -193,7 +199,8 @@ int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed 
 	return 0;
 }
 
-/* ---- flushing ---------------------------------------------------------------------------------- */
+/* ---- flushing ----------------------------------------------------------------------------------
+ */
 
 size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed)
 {
@@ -218,7 +225,8 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 	return 0;
 }
 
-/* ---- staging at the owner's end ---------------------------------------------------------------- */
+/* ---- staging at the owner's end ----------------------------------------------------------------
+ */
 
 size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked)
 {
@@ -265,8 +273,8 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	struct wh_rdma_copy got = { .slot = wh_take32(&bytes) };
 
 	got.op = wh_take32(&bytes);
-	if (bytes.cut || got.slot >= WH_RDMA_DESK_SLOTS || (got.op != WH_READ && got.op != WH_WRITE) ||
-	    bytes.at == bytes.end)
+	if (bytes.cut || got.slot >= WH_RDMA_DESK_SLOTS ||
+	    (got.op != WH_READ && got.op != WH_WRITE) || bytes.at == bytes.end)
 		return -EPROTO;
 	got.extents = bytes.at;
 	got.length = (size_t)(bytes.end - bytes.at);
@@ -274,7 +282,8 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	return 0;
 }
 
-/* ---- letters ----------------------------------------------------------------------------------- */
+/* ---- letters -----------------------------------------------------------------------------------
+ */
 
 _Static_assert(WH_RDMA_LETTER_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
 _Static_assert(WH_RDMA_LETTERS <= 256, "a slot's number fits an immediate");
@@ -284,7 +293,9 @@ size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed)
 	uint8_t *at = wh_put32(out, (uint32_t)-mailed->error);
 
 	if (mailed->error)
-		return (size_t)(wh_put_bytes(at, mailed->text, strnlen(mailed->text, WH_REFUSAL_MAX - 1)) - out);
+		return (size_t)(wh_put_bytes(at, mailed->text,
+					     strnlen(mailed->text, WH_REFUSAL_MAX - 1)) -
+				out);
 	at = wh_put64(at, mailed->address);
 	for (uint32_t i = 0; i < mailed->count; i++)
 		at = wh_put32(wh_put32(at, mailed->keys[i].nic), mailed->keys[i].key);
@@ -333,7 +344,8 @@ int wh_rdma_imm_slot(uint32_t imm)
 	return (imm & 0xff) < WH_RDMA_LETTERS ? (int)(imm & 0xff) : -EPROTO;
 }
 
-int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm, struct wh_rdma_letter *letter)
+int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm,
+			  struct wh_rdma_letter *letter)
 {
 	struct wh_rdma_letter got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
 

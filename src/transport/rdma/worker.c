@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The owner's side of rdma, what takes longer than loop 0 has: registering regions that peers ask for, and
- * flushing what they have written to a GPU. A thread of its own; loop 0 sends the answers. */
+/* The owner's side of rdma, what takes longer than loop 0 has: registering regions that peers ask
+ * for, and flushing what they have written to a GPU. A thread of its own; loop 0 sends the answers.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +35,8 @@ static struct request *request_of(struct rdma_job *job)
 
 static void send_keyed(const struct request *job, struct wh_session *session)
 {
-	size_t room = WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + (size_t)job->keyed.count * WH_RDMA_KEY_SIZE;
+	size_t room =
+		WH_RDMA_KEYED_HEAD + WH_REFUSAL_MAX + (size_t)job->keyed.count * WH_RDMA_KEY_SIZE;
 	uint8_t *bytes = malloc(room);
 
 	if (bytes)
@@ -68,8 +70,8 @@ static void answer(struct wh_task *task)
 }
 
 /* The keys, as they are told. */
-static int tell(struct request *job, const struct wh_region *region, const struct rdma_memory *memory,
-		char why[WH_REFUSAL])
+static int tell(struct request *job, const struct wh_region *region,
+		const struct rdma_memory *memory, char why[WH_REFUSAL])
 {
 	const struct rdma_mrs *mrs = memory->mrs;
 	uint64_t before = 0;
@@ -87,20 +89,23 @@ static int tell(struct request *job, const struct wh_region *region, const struc
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < mrs->count; before = mrs->stretches[i++].end)
-		at = wh_put32(wh_put64(at, mrs->stretches[i].end - before), mrs->stretches[i].mr->rkey);
+		at = wh_put32(wh_put64(at, mrs->stretches[i].end - before),
+			      mrs->stretches[i].mr->rkey);
 	job->keyed.keys = job->keys;
 	job->keyed.count = mrs->count;
 	job->keyed.way = (uint8_t)mrs->way;
 	job->keyed.distance = memory->distance;
-	job->keyed.flush = mrs->way != WH_RDMA_HOST &&
-			   rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
+	job->keyed.flush =
+		mrs->way != WH_RDMA_HOST &&
+		rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
 	return 0;
 }
 
 /* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
 static int serve(struct request *job, char why[WH_REFUSAL])
 {
-	struct wh_place *place = job->desk ? NULL : wh_place_enter(&job->rdma->engine->regions, job->id);
+	struct wh_place *place =
+		job->desk ? NULL : wh_place_enter(&job->rdma->engine->regions, job->id);
 	struct wh_region *region = wh_container(place, struct wh_region, place);
 	struct rdma_memory *memory = NULL;
 	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
@@ -152,7 +157,8 @@ static void run(struct rdma_job *job, bool stop)
 	served(request_of(job), error, why);
 }
 
-/* ---- the thread ---------------------------------------------------------------------------------- */
+/* ---- the thread
+ * ---------------------------------------------------------------------------------- */
 
 static void *work(void *argument)
 {

@@ -112,8 +112,8 @@ static void self_cancel(struct wh_peer *peer, void *state, struct wh_piece *piec
 	wh_copy_cancel(state, piece);
 }
 
-static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-			char *out, size_t size)
+static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+			size_t size)
 {
 	(void)peer;
 	(void)batch;

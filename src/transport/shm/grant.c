@@ -40,7 +40,8 @@ static int refuse_call(struct wh_mapped *answer, const char *why)
 	return -1;
 }
 
-/* ---- what of an allocation is published ------------------------------------------------------- */
+/* ---- what of an allocation is published -------------------------------------------------------
+ */
 
 /* A region in its allocation: what this peer may do, and what any may. */
 struct part {
@@ -130,26 +131,31 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 	return true;
 }
 
-/* ---- granting --------------------------------------------------------------------------------- */
+/* ---- granting ---------------------------------------------------------------------------------
+ */
 
 /* The words for memory that this peer does not see all of. */
 static int refuse_part(const struct wh_region *region, uint8_t access,
 		       const struct wh_shm_verdict *verdict, struct wh_mapped *answer)
 {
 	if (verdict->others || access != region->place.access)
-		return refuse(answer, EAGAIN, "other peers have more rights to it, so it cannot be mapped");
+		return refuse(answer, EAGAIN,
+			      "other peers have more rights to it, so it cannot be mapped");
 	if (verdict->gap == UINT64_MAX)
 		return refuse(answer, EAGAIN,
-			      "covers only a part of its allocation, and the rest is not all published to "
+			      "covers only a part of its allocation, and the rest is not all "
+			      "published to "
 			      "this peer");
 	answer->error = -EAGAIN;
 	snprintf(answer->text, sizeof(answer->text),
-		 "covers only a part of its allocation, whose byte %llu is not published to this peer",
+		 "covers only a part of its allocation, whose byte %llu is not published to this "
+		 "peer",
 		 (unsigned long long)verdict->gap);
 	return -1;
 }
 
-/* Seal the memory, if nobody has mapped it yet, and find the rights that its seals leave; 0: none. */
+/* Seal the memory, if nobody has mapped it yet, and find the rights that its seals leave; 0: none.
+ */
 static uint8_t seal(const struct wh_allocation *memory, uint8_t rights, struct wh_mapped *answer)
 {
 	int seals = fcntl(memory->fd, F_GET_SEALS);
@@ -223,7 +229,8 @@ int wh_shm_grant(const struct wh_session *session, struct wh_shm_verdicts *kept,
 		return -1;
 	if (!(verdict->rights & WH_ACCESS_WRITE) && access & WH_ACCESS_WRITE)
 		snprintf(answer->text, sizeof(answer->text),
-			 "its allocation is mapped for reading only: this peer may not write byte %llu of it",
+			 "its allocation is mapped for reading only: this peer may not write byte "
+			 "%llu of it",
 			 (unsigned long long)verdict->gap);
 	/* A descriptor of its own for each: nobody shares a file offset or flags with us. */
 	snprintf(path, sizeof(path), "/proc/self/fd/%d", memory->fd);

@@ -3,11 +3,11 @@
  * shm, the initiator: asking the owner for memory, mapping it, and letting go of it.
  *
  * An allocation of the owner's is mapped once, for all of its regions; who copies pins the region
- * (see memory/region-table.h). The owner gives a descriptor only while all of the allocation is published
- * to us. When one of its regions goes the mapping ends, for all of them, before the owner is told
- * that we have let go: none of them finds it any more, those who are in it are waited for, and it
- * is unmapped. The others are copied another way from then on, until the owner, asked once more,
- * gives a descriptor again.
+ * (see memory/region-table.h). The owner gives a descriptor only while all of the allocation is
+ * published to us. When one of its regions goes the mapping ends, for all of them, before the owner
+ * is told that we have let go: none of them finds it any more, those who are in it are waited for,
+ * and it is unmapped. The others are copied another way from then on, until the owner, asked once
+ * more, gives a descriptor again.
  *
  * The descriptor comes by another socket than the news of a region that goes, and may have been
  * sent before it and be received after it. So regions that go are counted: one that went between
@@ -46,7 +46,7 @@ enum {
 	UNKNOWN = 0,
 	MAPPED,
 	UNMAPPABLE, /* it is left to process_vm; map_refused says why */
-	PARTLY,     /* the same, until another region comes */
+	PARTLY, /* the same, until another region comes */
 };
 #define STATE(generation, known) ((uint32_t)(generation) << 2 | (known))
 
@@ -57,14 +57,17 @@ static uint32_t known_of(const struct wh_shm_peer *shm, const struct wh_remote_r
 
 	if ((state ^ now) > 3)
 		return UNKNOWN;
-	if ((state & 3) == PARTLY && atomic_load(&region->map_arrivals) != atomic_load(&shm->arrivals))
+	if ((state & 3) == PARTLY &&
+	    atomic_load(&region->map_arrivals) != atomic_load(&shm->arrivals))
 		return UNKNOWN;
 	return state & 3;
 }
 
-static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *region, uint32_t known)
+static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *region,
+		      uint32_t known)
 {
-	atomic_store_explicit(&region->map_state, STATE(shm->generation, known), memory_order_release);
+	atomic_store_explicit(&region->map_state, STATE(shm->generation, known),
+			      memory_order_release);
 }
 
 char *wh_shm_mapped_at(const struct wh_place *place, uint32_t op)
@@ -72,12 +75,14 @@ char *wh_shm_mapped_at(const struct wh_place *place, uint32_t op)
 	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
 	char *map = atomic_load(&region->map); /* as wh_place_pin() wants it */
 
-	return map && (op == WH_READ || atomic_load_explicit(&region->map_writable, memory_order_relaxed)) ?
+	return map && (op == WH_READ ||
+		       atomic_load_explicit(&region->map_writable, memory_order_relaxed)) ?
 		       map :
 		       NULL;
 }
 
-/* ---- asking; under shm.lock -------------------------------------------------------------------- */
+/* ---- asking; under shm.lock --------------------------------------------------------------------
+ */
 
 static int send_map(struct wh_shm_peer *shm, uint64_t id, uint32_t segment)
 {
@@ -126,7 +131,8 @@ static int hear_export(struct wh_shm_peer *shm, uint64_t id, struct wh_exported 
 	return 0;
 }
 
-/* ---- mappings; under shm.maps_lock -------------------------------------------------------------- */
+/* ---- mappings; under shm.maps_lock --------------------------------------------------------------
+ */
 
 static size_t page_size(void)
 {
@@ -160,7 +166,8 @@ static int map_memory(struct wh_shm_memory *memory, const struct wh_mapped *mapp
 {
 	bool writable = mapped->rights & WH_ACCESS_WRITE;
 	size_t page = page_size(), length = (mapped->whole + page - 1) / page * page;
-	void *base = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+	void *base = mmap(NULL, length, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+			  fd, 0);
 
 	if (base == MAP_FAILED) {
 		snprintf(why, WH_REFUSAL, "mmap of %zu bytes: %s%s", length, strerror(errno),
@@ -175,16 +182,20 @@ static int map_memory(struct wh_shm_memory *memory, const struct wh_mapped *mapp
 }
 
 /* The allocation that the answer is about, mapped. NULL: not, for the reason in `why`. */
-static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm, const struct wh_remote_region *region,
-					 const struct wh_mapped *mapped, int fd, char why[WH_REFUSAL])
+static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm,
+					 const struct wh_remote_region *region,
+					 const struct wh_mapped *mapped, int fd,
+					 char why[WH_REFUSAL])
 {
 	uint64_t start = region->place.address - mapped->offset;
 	struct wh_shm_memory *memory = find_memory(shm, mapped->memory);
 	bool made = !memory;
 
-	if (memory && (memory->ending || memory->start != start || memory->length != mapped->whole)) {
-		snprintf(why, WH_REFUSAL, "%s", memory->ending ? "a region of its allocation is going" :
-								 "the peer's answer is not as it should be");
+	if (memory &&
+	    (memory->ending || memory->start != start || memory->length != mapped->whole)) {
+		snprintf(why, WH_REFUSAL, "%s",
+			 memory->ending ? "a region of its allocation is going" :
+					  "the peer's answer is not as it should be");
 		return NULL;
 	}
 	if (made)
@@ -217,12 +228,14 @@ static void refuse(struct wh_remote_region *region, const char *why)
 /* The owner has given a descriptor. MAPPED, or another state with the reason in `why`; UNKNOWN: a
  * region has gone meanwhile. */
 static uint32_t take_map(struct wh_shm_peer *shm, struct wh_remote_region *region,
-			 const struct wh_mapped *mapped, int fd, uint64_t removals, char why[WH_REFUSAL])
+			 const struct wh_mapped *mapped, int fd, uint64_t removals,
+			 char why[WH_REFUSAL])
 {
 	struct wh_shm_memory *memory;
 
 	if (shm->removals != removals) {
-		snprintf(why, WH_REFUSAL, "its peer takes regions back faster than they can be mapped");
+		snprintf(why, WH_REFUSAL,
+			 "its peer takes regions back faster than they can be mapped");
 		return UNKNOWN;
 	}
 	memory = take_memory(shm, region, mapped, fd, why);
@@ -241,8 +254,8 @@ static uint32_t take_map(struct wh_shm_peer *shm, struct wh_remote_region *regio
 
 /* What the owner has said of it. True: it has to be asked again. */
 static bool take_answer(struct wh_shm_peer *shm, struct wh_remote_region *region,
-			const struct wh_mapped *mapped, int fd, uint64_t removals, uint32_t arrivals,
-			char why[WH_REFUSAL])
+			const struct wh_mapped *mapped, int fd, uint64_t removals,
+			uint32_t arrivals, char why[WH_REFUSAL])
 {
 	uint32_t known;
 
@@ -298,8 +311,8 @@ static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *r
  * peer's regions go all the time; *fd is the caller's, and -1 if none has come. Under shm.lock,
  * connected, inside the region.
  */
-static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, struct wh_mapped *mapped,
-		      int *fd, char why[WH_REFUSAL])
+static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
+		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
 {
 	uint64_t id = wh_place_id(&region->place), removals;
 	uint32_t arrivals;
@@ -329,7 +342,8 @@ static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region, 
 	return 0;
 }
 
-/* ---- reaching a region ------------------------------------------------------------------------- */
+/* ---- reaching a region -------------------------------------------------------------------------
+ */
 
 void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *region, uint32_t op,
 		    char why[WH_REFUSAL])
@@ -337,7 +351,7 @@ void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *regi
 	pthread_mutex_lock(&shm->maps_lock);
 	snprintf(why, WH_REFUSAL, "%s",
 		 wh_shm_mapped_at(&region->place, op) ? "" :
-		 region->map_refused		      ? region->map_refused :
+		 region->map_refused                  ? region->map_refused :
 							"a region of its allocation has gone");
 	pthread_mutex_unlock(&shm->maps_lock);
 }
@@ -371,7 +385,8 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 	if (error) {
 		wh_shm_refused(shm, region, op, map);
 		room = strnlen(vm, VM_ROOM); /* of the two it says what to do */
-		snprintf(why, WH_REFUSAL, "%.*s; %.*s", (int)(WH_REFUSAL - 3 - room), map, (int)room, vm);
+		snprintf(why, WH_REFUSAL, "%.*s; %.*s", (int)(WH_REFUSAL - 3 - room), map,
+			 (int)room, vm);
 	}
 	return error;
 }
@@ -399,7 +414,8 @@ int wh_shm_reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 	return error;
 }
 
-/* ---- for others --------------------------------------------------------------------------------- */
+/* ---- for others ---------------------------------------------------------------------------------
+ */
 
 /* Pages that show nothing of other regions can outlive what those become. */
 static int map_own(const struct wh_remote_region *region, const struct wh_mapped *mapped, int fd,
@@ -410,8 +426,8 @@ static int map_own(const struct wh_remote_region *region, const struct wh_mapped
 	bool write = region->place.access & WH_ACCESS_WRITE;
 
 	if (mapped->offset % page || (end % page && end < mapped->whole)) {
-		snprintf(why, WH_REFUSAL, "it shares pages of %zu bytes with other regions of its allocation",
-			 page);
+		snprintf(why, WH_REFUSAL,
+			 "it shares pages of %zu bytes with other regions of its allocation", page);
 		return -EOPNOTSUPP;
 	}
 	if (write && !(mapped->rights & WH_ACCESS_WRITE)) {
@@ -419,8 +435,8 @@ static int map_own(const struct wh_remote_region *region, const struct wh_mapped
 		return -EOPNOTSUPP;
 	}
 	own->length = mapped->length;
-	own->base = mmap(NULL, own->length, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
-			 (off_t)mapped->offset);
+	own->base = mmap(NULL, own->length, write ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+			 fd, (off_t)mapped->offset);
 	if (own->base == MAP_FAILED) {
 		snprintf(why, WH_REFUSAL, "mmap of %zu bytes: %s", own->length, strerror(errno));
 		return -ENOMEM;
@@ -471,7 +487,9 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 	int error, fd = -1;
 
 	for (uint32_t index = 0; index < count; index++) {
-		error = index % WH_EXPORTS ? 0 : send_map(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
+		error = index % WH_EXPORTS ?
+				0 :
+				send_map(shm, id, index | (objects ? WH_MAP_OBJECTS : 0));
 		if (!error)
 			error = hear_export(shm, id, &exported, &fd);
 		if (!error && !exported.error &&
@@ -521,7 +539,8 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 	return error;
 }
 
-/* ---- regions that come and go; on the first loop ------------------------------------------------ */
+/* ---- regions that come and go; on the first loop ------------------------------------------------
+ */
 
 static bool is_mappable(const struct wh_remote_region *region)
 {
@@ -545,7 +564,8 @@ static void hide(struct wh_shm_memory *memory)
 {
 	memory->ending = true;
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
-		struct wh_remote_region *region = wh_container(l, struct wh_remote_region, map_link);
+		struct wh_remote_region *region =
+			wh_container(l, struct wh_remote_region, map_link);
 
 		/* Sequentially consistent: see wh_place_pin(). */
 		atomic_store(&region->map, NULL);
@@ -553,7 +573,8 @@ static void hide(struct wh_shm_memory *memory)
 	}
 }
 
-/* The mappings that show any of the region's bytes; also one that was being ended before, in vain. */
+/* The mappings that show any of the region's bytes; also one that was being ended before, in vain.
+ */
 static void hide_all(struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
 	uint64_t start = region->place.address, end = start + region->place.length;
@@ -581,7 +602,8 @@ static struct wh_shm_memory *next_ending(struct wh_shm_peer *shm)
 static struct wh_remote_region *next_pinned(struct wh_shm_memory *memory)
 {
 	for (struct wh_list *l = memory->regions.next; l != &memory->regions; l = l->next) {
-		struct wh_remote_region *region = wh_container(l, struct wh_remote_region, map_link);
+		struct wh_remote_region *region =
+			wh_container(l, struct wh_remote_region, map_link);
 
 		if (atomic_load(&region->place.pins))
 			return region;

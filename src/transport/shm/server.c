@@ -164,8 +164,9 @@ int wh_mapped_decode(const uint8_t *in, size_t length, struct wh_mapped *mapped)
 	if (bytes.cut || error > 4095 || text >= WH_REFUSAL)
 		return -EPROTO;
 	got.error = -(int)error;
-	if (!error && (!got.memory || !got.length ||
-		       (got.rights != WH_ACCESS_READ && got.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
+	if (!error &&
+	    (!got.memory || !got.length ||
+	     (got.rights != WH_ACCESS_READ && got.rights != (WH_ACCESS_READ | WH_ACCESS_WRITE))))
 		return -EPROTO;
 	wh_take_text(&bytes, got.text, text);
 	if (bytes.cut)
@@ -233,7 +234,8 @@ static int answer_host(struct connection *connection, uint64_t id, const struct 
 	}
 	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
-	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd, MSG_DONTWAIT);
+	error = wh_shm_send(connection->source.fd, bytes, WH_FRAME_HEADER + length, fd,
+			    MSG_DONTWAIT);
 	if (fd >= 0)
 		close(fd);
 	return error;
@@ -324,7 +326,8 @@ int wh_shm_session_accept(struct wh_session *session, int fd, struct wh_tls *tls
 	uint8_t bytes[WH_FRAME_HEADER];
 	int error;
 
-	(void)hello; /* and `tls` is NULL: nobody but the kernel sees what goes over a unix socket */
+	/* and `tls` is NULL: nobody but the kernel sees what goes over a unix socket */
+	(void)hello;
 	connection = calloc(1, sizeof(*connection));
 	if (!connection) {
 		wh_refuse(fd, tls, ENOMEM, "no memory");

@@ -149,7 +149,7 @@ static int dial(struct wh_shm_peer *shm, const char *name)
 	if (connect(shm->fd, (struct sockaddr *)&address,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + strlen(name))))
 		return wh_shm_trouble(shm, errno == EAGAIN ? -ETIMEDOUT : -errno,
-			       "connecting to the peer's unix socket");
+				      "connecting to the peer's unix socket");
 	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length))
 		return wh_shm_trouble(shm, -errno, "SO_PEERCRED");
 	if (user.uid != geteuid() && user.uid != 0) {
@@ -189,7 +189,8 @@ static int map_alive(struct wh_shm_peer *shm, int fd)
 	owner = atomic_load((const _Atomic uint32_t *)map);
 	if (!owner || owner & 0xc0000000u) { /* FUTEX_OWNER_DIED, FUTEX_WAITERS */
 		munmap(map, page);
-		return wh_shm_trouble(shm, -ECONNRESET, "the peer's alive page says that it has ended");
+		return wh_shm_trouble(shm, -ECONNRESET,
+				      "the peer's alive page says that it has ended");
 	}
 	madvise(map, page, MADV_DONTFORK);
 	shm->alive = map;
@@ -229,12 +230,13 @@ static int shake_hands(struct wh_shm_peer *shm)
 	error = hear(shm, WH_FRAME_WELCOME, &welcome, &fd);
 	if (error)
 		goto out;
-	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, NULL, &hello, welcome.bytes, welcome.length,
-			      proof);
+	error = wh_peer_prove(shm->peer, WH_ROLE_SHM, shm->fd, NULL, &hello, welcome.bytes,
+			      welcome.length, proof);
 	if (!error)
 		error = wh_shm_send(shm->fd, proof, sizeof(proof), -1, 0);
 	if (error) {
-		wh_shm_trouble(shm, error, "who has the peer's unix socket does not prove to be the peer");
+		wh_shm_trouble(shm, error,
+			       "who has the peer's unix socket does not prove to be the peer");
 		goto out;
 	}
 	error = hear(shm, WH_FRAME_ALIVE, &welcome, &fd);
@@ -392,7 +394,8 @@ static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct 
 	uint64_t last = 0;
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		uint64_t id = piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
+		uint64_t id =
+			piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
 		struct wh_place *place = id == last ? NULL : wh_place_enter(&peer->regions, id);
 
 		last = id;
@@ -403,7 +406,8 @@ static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct 
 		} else {
 			ways->vms = true;
 			if (!*ways->refused)
-				wh_shm_refused(shm, wh_container(place, struct wh_remote_region, place),
+				wh_shm_refused(shm,
+					       wh_container(place, struct wh_remote_region, place),
 					       piece->op, ways->refused);
 		}
 		wh_place_leave(place);

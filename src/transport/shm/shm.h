@@ -4,9 +4,9 @@
  * its mappings. vm.c: memory that cannot be mapped. server.c: the side whose memory it is;
  * grant.c: what of it may be mapped.
  *
- * Over the owner's unix socket: the handshake, which proves the key of the control connection's session;
- * ALIVE, with the descriptor of the alive page; then MAP for each region, answered by MAPPED with the
- * descriptor of its memory, or with the reason why there is none.
+ * Over the owner's unix socket: the handshake, which proves the key of the control connection's
+ * session; ALIVE, with the descriptor of the alive page; then MAP for each region, answered by
+ * MAPPED with the descriptor of its memory, or with the reason why there is none.
  */
 #ifndef WH_TRANSPORT_SHM_SHM_H
 #define WH_TRANSPORT_SHM_SHM_H
@@ -25,7 +25,8 @@
  * offset, u64 length, u64 length of the allocation, then the reason. */
 struct wh_mapped {
 	uint64_t id;
-	int error; /* negative; -EAGAIN: another region may change it; 0: the descriptor has come along */
+	/* negative; -EAGAIN: another region may change it; 0: the descriptor has come along */
+	int error;
 	uint64_t memory; /* the allocation that it lies in; 0: none that could be mapped */
 	uint32_t rights; /* enum wh_access: of the mapping */
 	uint64_t offset, length; /* of the region in the descriptor's file */
@@ -60,9 +61,9 @@ void wh_shm_session_close(struct wh_session *session);
 /* What a session may map of an allocation in one of its states. */
 struct wh_shm_verdict {
 	uint64_t version; /* wh_allocation.version; 0: of none */
-	uint8_t rights;   /* enum wh_access; 0: nothing */
-	bool others;      /* ... for others have more of it */
-	uint64_t gap;     /* a byte that it may not read, or not write; UINT64_MAX: not known */
+	uint8_t rights; /* enum wh_access; 0: nothing */
+	bool others; /* ... for others have more of it */
+	uint64_t gap; /* a byte that it may not read, or not write; UINT64_MAX: not known */
 };
 #define WH_SHM_VERDICTS 8u
 struct wh_shm_verdicts {
@@ -97,7 +98,8 @@ struct wh_shm_peer {
 
 	_Atomic unsigned current; /* the control connection's generation */
 
-	pthread_mutex_t maps_lock; /* the mappings, and the regions' `map` fields; inside `lock` */
+	/* the mappings, and the regions' `map` fields; inside `lock` */
+	pthread_mutex_t maps_lock;
 	struct wh_list memories; /* struct wh_shm_memory */
 	uint64_t removals; /* regions that could be mapped and have gone */
 	_Atomic uint32_t arrivals; /* ... and have come */
@@ -105,12 +107,13 @@ struct wh_shm_peer {
 	struct {
 		uint64_t number;
 		uint32_t arrivals;
-	} refused; /* the last allocation that was not to be mapped, and when; for its other regions */
+		/* the last allocation that was not to be mapped, and when; for its other regions */
+	} refused;
 
 	/* The owner; set before the first region is reached, and good until the peer is closed. */
 	const _Atomic uint32_t *alive;
 	uint32_t owner; /* what `alive` holds while it lives */
-	int pidfd;	/* -1: none, for the reason in vm_refused */
+	int pidfd; /* -1: none, for the reason in vm_refused */
 	pid_t pid;
 
 	_Atomic uint32_t vm; /* enum wh_shm_vm */
@@ -138,12 +141,12 @@ int wh_shm_broken(struct wh_shm_peer *shm, int error, const char *what);
 /* An allocation of the peer's, of which regions have been asked for: one mapping for all of them.
  * Under shm.maps_lock; taken out, and unmapped, on the first loop alone. */
 struct wh_shm_memory {
-	struct wh_list link;    /* shm.memories */
+	struct wh_list link; /* shm.memories */
 	struct wh_list regions; /* wh_remote_region.map_link */
-	uint64_t number;        /* as the owner counts */
+	uint64_t number; /* as the owner counts */
 	uint64_t start, length; /* of the allocation, where the owner has it */
-	char *base;             /* of the mapping; NULL: none */
-	size_t mapped;          /* its length */
+	char *base; /* of the mapping; NULL: none */
+	size_t mapped; /* its length */
 	bool writable;
 	bool ending; /* no region finds it any more; it is unmapped when nobody is in it */
 };
@@ -173,9 +176,9 @@ int wh_shm_map(struct wh_shm_peer *shm, struct wh_remote_region *region, struct 
 	       char why[WH_REFUSAL]);
 /* Has the owner been asked for this region since the control connection was made? */
 bool wh_shm_asked(const struct wh_shm_peer *shm, const struct wh_remote_region *region);
-/* Ask the owner for a region of a GPU's memory, `objects`: as objects for a CPU window. Calls `each` with the segments in their order; it
- * may keep *fd by setting it to -1. 0, or what `each` said, or a negative errno; the reason is then in
- * `why`. */
+/* Ask the owner for a region of a GPU's memory, `objects`: as objects for a CPU window. Calls
+ * `each` with the segments in their order; it may keep *fd by setting it to -1. 0, or what `each`
+ * said, or a negative errno; the reason is then in `why`. */
 struct wh_exported;
 int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, bool objects,
 		   int (*each)(void *arg, const struct wh_exported *exported, int *fd,

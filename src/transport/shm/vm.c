@@ -53,7 +53,8 @@ static bool still_there(const struct wh_shm_peer *shm)
 
 /* The socket's own pidfd and process number speak of the same process, the one that listens; both
  * are kept by the kernel since then. Without the former the number is looked up, and still_there()
- * after the handshake tells whether it was still the same: the process has answered us after that. */
+ * after the handshake tells whether it was still the same: the process has answered us after that.
+ */
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 {
 	socklen_t length = sizeof(struct ucred);
@@ -102,10 +103,12 @@ static void explain(struct wh_shm_peer *shm, int error)
 	int scope = error == EPERM ? yama_scope() : 0;
 
 	if (error == ENOSYS)
-		snprintf(why, sizeof(why), "process_vm: no such call (the kernel, or a seccomp filter)");
+		snprintf(why, sizeof(why),
+			 "process_vm: no such call (the kernel, or a seccomp filter)");
 	else if (scope)
 		snprintf(why, sizeof(why),
-			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d, it takes "
+			 "process_vm on process %d: %s (Yama: kernel.yama.ptrace_scope is %d, it "
+			 "takes "
 			 "0 or CAP_SYS_PTRACE)",
 			 (int)shm->pid, strerror(error), scope);
 	else if (error == EPERM)

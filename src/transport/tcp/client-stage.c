@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The initiator's side of tcp, memory of a GPU: a write's bytes are gathered into slots of pinned memory
- * before they are sent, a few slices ahead; a read's are received into slots and scattered from there.
- * What a GPU has finished comes back by way of the connection's loop, which takes the lock.
+ * The initiator's side of tcp, memory of a GPU: a write's bytes are gathered into slots of pinned
+ * memory before they are sent, a few slices ahead; a read's are received into slots and scattered
+ * from there. What a GPU has finished comes back by way of the connection's loop, which takes the
+ * lock.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -12,8 +13,8 @@
 #include "transport/tcp/tcp.h"
 
 enum {
-	WAITS,  /* for a slot */
-	MOVES,  /* a GPU moves its bytes */
+	WAITS, /* for a slot */
+	MOVES, /* a GPU moves its bytes */
 	STANDS, /* its bytes, or the room for them, are in the slot */
 };
 
@@ -59,7 +60,8 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice)
 	free(stage);
 }
 
-/* ---- moving ------------------------------------------------------------------------------------ */
+/* ---- moving ------------------------------------------------------------------------------------
+ */
 
 /* On any thread. A reference to the connection is held until the loop has taken it. */
 static void moved(struct wh_staging *staging, int error, const char *text)
@@ -167,7 +169,8 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice)
 	move(client, stage, plan(client, stage, client->response.errors), false);
 }
 
-/* ---- back on the loop -------------------------------------------------------------------------- */
+/* ---- back on the loop --------------------------------------------------------------------------
+ */
 
 /* Under the lock. */
 static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)

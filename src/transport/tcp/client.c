@@ -4,11 +4,11 @@
  *
  * Whoever has something to do takes the lock and moves what can be moved: the submitter, the waiter
  * that owns the connection, or the connection's loop. One that finds it locked leaves a note
- * (`again`), and the holder looks once more. Only the loop takes the descriptor out of its epoll set
- * and closes it.
+ * (`again`), and the holder looks once more. Only the loop takes the descriptor out of its epoll
+ * set and closes it.
  *
- * A connection that breaks may have left requests in the peer's receive buffer, which would still be
- * carried out after they had been sent again and completed by another. So nothing is sent again
+ * A connection that breaks may have left requests in the peer's receive buffer, which would still
+ * be carried out after they had been sent again and completed by another. So nothing is sent again
  * before the peer has confirmed that the broken connection is dropped (ABORT on the control
  * connection), or is lost as a whole.
  */
@@ -33,11 +33,12 @@
 enum who {
 	LOOP,
 	SUBMITTER, /* sends, but leaves it to others to receive */
-	SPINNER,   /* the same, and will be there itself for the answer */
+	SPINNER, /* the same, and will be there itself for the answer */
 	OWNER,
 };
 
-/* ---- one turn of work, under the lock ---------------------------------------------------------- */
+/* ---- one turn of work, under the lock ----------------------------------------------------------
+ */
 
 /* Is something left to go out? */
 static bool leaving(const struct tcp_client *client)
@@ -61,7 +62,8 @@ static void arm(struct tcp_client *client, enum who who)
 		 * left to go out. */
 		events = (!owned && atomic_load(&client->outstanding) ? EPOLLIN : 0) |
 			 (leaving(client) ? EPOLLOUT : 0);
-	/* It is about to own the connection, or looks from time to time: no need to ask the loop. */
+	/* It is about to own the connection, or looks from time to time: no need to ask the loop.
+	 */
 	if (events == client->armed ||
 	    (who == SPINNER && client->state == TCP_OPEN && !leaving(client)))
 		return;
@@ -89,7 +91,8 @@ static void broke(struct tcp_client *client, int error)
 	wh_loop_post(client->loop, &client->cleanup);
 }
 
-_Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META, "where a request is made there is room");
+_Static_assert(sizeof(struct wh_greeting) <= WH_REQUEST_META,
+	       "where a request is made there is room");
 
 /* What we have said, which the answer is proved over: kept where requests are made later. */
 static struct wh_greeting *hello_of(struct tcp_client *client)
@@ -174,7 +177,8 @@ static int greeting(struct tcp_client *client)
 		char text[WH_REFUSAL_MAX];
 
 		error = EPROTO;
-		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error, text);
+		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
+				  text);
 		wh_engine_log(client->tcp->peer->engine, "a data connection to %s is refused: %s",
 			      client->tcp->peer->welcome.name, text);
 		return -error;
@@ -182,7 +186,8 @@ static int greeting(struct tcp_client *client)
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)
 		return -EPROTO;
 	error = wh_peer_prove(client->tcp->peer, WH_ROLE_DATA, client->source.fd, client->tls,
-			      hello_of(client), in->bytes + in->start + WH_FRAME_HEADER, frame.length, proof);
+			      hello_of(client), in->bytes + in->start + WH_FRAME_HEADER,
+			      frame.length, proof);
 	if (!error)
 		error = say(client, proof, sizeof(proof));
 	if (error)
@@ -273,8 +278,8 @@ static void turn(struct tcp_client *client, enum who who, struct wh_list *done)
 	if (!error && client->state == TCP_GREETING)
 		error = greeting(client);
 	if (!error && client->state == TCP_OPEN) {
-		/* An owner that sleeps on the socket would not see that others have received what it
-		 * waits for. */
+		/* An owner that sleeps on the socket would not see that others have received what
+		 * it waits for. */
 		error = who == OWNER || (who == LOOP && !atomic_load(&client->owned)) ?
 				tcp_flow_receive(client, done) :
 				-EAGAIN;
@@ -325,8 +330,9 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 		return;
 	if (client->state == TCP_OPEN && !atomic_load(&client->owned)) {
 		atomic_store(&client->again, false);
-		/* Waking a thread costs as much as sending a slice, and takes a CPU from those who move
-		 * bytes: not for what it does anyway when the answer comes that it waits for. */
+		/* Waking a thread costs as much as sending a slice, and takes a CPU from those who
+		 * move bytes: not for what it does anyway when the answer comes that it waits for.
+		 */
 		if (now || !client->armed || !atomic_load(&client->outstanding)) {
 			client->armed = EPOLLIN | EPOLLOUT;
 			wh_loop_modify(client->loop, &client->source,
@@ -336,10 +342,11 @@ void tcp_client_kick(struct tcp_client *client, bool now)
 	release(client);
 }
 
-/* ---- a waiter ----------------------------------------------------------------------------------- */
+/* ---- a waiter -----------------------------------------------------------------------------------
+ */
 
-/* Is anything of the batch unfinished? If not, it is done, or the thread that finished the last of it is
- * about to say so. */
+/* Is anything of the batch unfinished? If not, it is done, or the thread that finished the last of
+ * it is about to say so. */
 static bool unfinished(const struct wh_batch *batch)
 {
 	bool left = false;
@@ -398,7 +405,8 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 	atomic_fetch_sub(&client->users, 1);
 }
 
-/* ---- breaking and mending ------------------------------------------------------------------------ */
+/* ---- breaking and mending
+ * ------------------------------------------------------------------------ */
 
 /* End every slice that is held: with an error, or, if `error` is 0, those alone whose piece is
  * cancelled or that have been tried too often; the others are queued to be sent again. */
@@ -422,12 +430,14 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 		if (error) {
 			wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
 		} else if (slice->fault) {
-			wh_piece_fail(slice->piece, slice->piece->blocks ? UINT64_MAX : slice->fault_index,
-				      -EFAULT,
-				      "the memory at %p here cannot be %s: %s; was it unmapped since it was "
-				      "registered?",
-				      slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
-				      strerror(EFAULT));
+			wh_piece_fail(
+				slice->piece,
+				slice->piece->blocks ? UINT64_MAX : slice->fault_index, -EFAULT,
+				"the memory at %p here cannot be %s: %s; was it unmapped since it "
+				"was "
+				"registered?",
+				slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
+				strerror(EFAULT));
 		} else if (atomic_load(&slice->piece->cancelled)) {
 			wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
 		} else if (client->error != -EFAULT && ++slice->attempts >= TCP_ATTEMPTS) {
@@ -588,7 +598,8 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 {
 	if (atomic_load(&client->outstanding) || pthread_mutex_trylock(&client->lock))
 		return;
-	if (client->state == TCP_OPEN && !atomic_load(&client->outstanding) && client->used < before) {
+	if (client->state == TCP_OPEN && !atomic_load(&client->outstanding) &&
+	    client->used < before) {
 		client->idle_close = true;
 		broke(client, -ETIMEDOUT);
 	}
@@ -600,7 +611,8 @@ void tcp_client_retire(struct tcp_client *client, int64_t before)
 	release(client);
 }
 
-/* ---- new and free --------------------------------------------------------------------------------- */
+/* ---- new and free
+ * --------------------------------------------------------------------------------- */
 
 static void ready(struct wh_source *source, uint32_t events)
 {
@@ -609,14 +621,14 @@ static void ready(struct wh_source *source, uint32_t events)
 	pthread_mutex_lock(&client->lock);
 	client->armed = 0; /* EPOLLONESHOT */
 	release(client);
-	/* Its owner sees what has come, and arms it again. Where only room has come a look for bytes would be a
-	 * system call in vain; what TLS holds back no event tells of. */
+	/* Its owner sees what has come, and arms it again. Where only room has come a look for
+	 * bytes would be a system call in vain; what TLS holds back no event tells of. */
 	if (!atomic_load(&client->owned) || (events & EPOLLOUT))
 		pump(client, events == EPOLLOUT && !client->tls ? SUBMITTER : LOOP);
 }
 
-/* As many as there are slots for, if all connections gather: slices that wait for a slot are kept from those
- * that have one. */
+/* As many as there are slots for, if all connections gather: slices that wait for a slot are kept
+ * from those that have one. */
 static uint32_t gather_most(const struct tcp_peer *tcp)
 {
 	uint32_t share = WH_SLOTS / tcp->count;

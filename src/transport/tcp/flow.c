@@ -10,7 +10,8 @@
 #include "window/copy.h"
 #include "wire/bytes.h"
 
-/* ---- walking through a slice ------------------------------------------------------------------ */
+/* ---- walking through a slice ------------------------------------------------------------------
+ */
 
 static void walk_start(struct tcp_walk *walk, const struct tcp_slice *slice)
 {
@@ -42,10 +43,11 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
 	return (staged ? staged + walk->before : walk->run.local) + walk->done;
 }
 
-/* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents that
- * the owner refused. Returns the bytes. */
+/* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents
+ * that the owner refused. Returns the bytes. */
 static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
-			  const struct tcp_slice *slice, bool skip_bad, struct iovec *vector, int *count)
+			  const struct tcp_slice *slice, bool skip_bad, struct iovec *vector,
+			  int *count)
 {
 	struct tcp_walk walk = *from;
 	size_t bytes = 0, length;
@@ -81,7 +83,8 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 	}
 }
 
-/* ---- memory of ours that is not there ----------------------------------------------------------- */
+/* ---- memory of ours that is not there -----------------------------------------------------------
+ */
 
 static const struct wh_region *local_of(const struct wh_piece *piece, const struct wh_run *run)
 {
@@ -127,7 +130,8 @@ static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
 	return wh_memory_mapped((uint64_t)(uintptr_t)run->local, run->length);
 }
 
-/* ---- slices ----------------------------------------------------------------------------------- */
+/* ---- slices -----------------------------------------------------------------------------------
+ */
 
 void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done)
 {
@@ -154,7 +158,8 @@ void tcp_pieces_done(struct wh_list *done)
 		wh_piece_done(wh_container(link, struct wh_piece, link));
 }
 
-/* ---- sending ---------------------------------------------------------------------------------- */
+/* ---- sending ----------------------------------------------------------------------------------
+ */
 
 static int encode(struct tcp_client *client, struct tcp_slice *slice)
 {
@@ -184,15 +189,16 @@ static int encode(struct tcp_client *client, struct tcp_slice *slice)
 	return 0;
 }
 
-/* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or their
- * room, are there. */
+/* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or
+ * their room, are there. */
 static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 {
 	struct tcp_slice *slice;
 	int ready;
 
 	do {
-		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >= TCP_WINDOW ||
+		if (atomic_load_explicit(&client->outstanding, memory_order_relaxed) >=
+			    TCP_WINDOW ||
 		    client->gathering >= client->gather_most)
 			return -EAGAIN;
 		for (slice = client->slices; slice->piece;)
@@ -211,8 +217,8 @@ static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 	return ready < 0 ? ready : 0;
 }
 
-/* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once more,
- * and it comes later. */
+/* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once
+ * more, and it comes later. */
 static int take_queued(struct tcp_client *client, struct tcp_slice **out)
 {
 	struct tcp_slice *slice;
@@ -305,7 +311,8 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 	}
 }
 
-/* ---- receiving -------------------------------------------------------------------------------- */
+/* ---- receiving --------------------------------------------------------------------------------
+ */
 
 /* The owner refused some extents: record it, so that their bytes are not waited for. */
 static int refused(struct tcp_client *client, const uint8_t *errors)
@@ -328,7 +335,8 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 		wh_piece_fail(slice->piece, walk.run.index, -error,
 			      "%s refuses region %#llx offset %llu length %llu: %s",
 			      slice->piece->batch->peer->welcome.name,
-			      (unsigned long long)walk.run.remote, (unsigned long long)walk.run.offset,
+			      (unsigned long long)walk.run.remote,
+			      (unsigned long long)walk.run.offset,
 			      (unsigned long long)walk.run.length, strerror(error));
 	}
 	return 0;
@@ -372,8 +380,8 @@ static int take_head(struct tcp_client *client)
 	if (in->length < length)
 		return -EAGAIN;
 	slice = &client->slices[client->response.id % TCP_WINDOW];
-	/* A write may be answered before all of it is sent only to say that it is refused; the owner
-	 * never does that, so an answer to what has not been sent is an error. */
+	/* A write may be answered before all of it is sent only to say that it is refused; the
+	 * owner never does that, so an answer to what has not been sent is an error. */
 	if (!slice->piece || slice->id != client->response.id || !slice->sent ||
 	    slice->piece->op != client->response.op)
 		return -EPROTO;

@@ -21,15 +21,16 @@ struct tcp_chunk {
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
 	struct tcp_server *server;
 	struct tcp_write *write; /* it belongs to; NULL: to a read */
-	struct tcp_job *job;     /* the read; NULL: it is gone, or a write */
-	uint32_t first, end;     /* write: extents that have bytes in it */
-	bool moved;              /* by the GPU */
-	uint64_t sent;           /* read: of its bytes */
+	struct tcp_job *job; /* the read; NULL: it is gone, or a write */
+	uint32_t first, end; /* write: extents that have bytes in it */
+	bool moved; /* by the GPU */
+	uint64_t sent; /* read: of its bytes */
 	struct wh_place **places; /* entered while the GPU moves */
 	uint32_t place_count, place_room;
 };
 
-/* ---- chunks ------------------------------------------------------------------------------------ */
+/* ---- chunks ------------------------------------------------------------------------------------
+ */
 
 static void leave_places(struct tcp_chunk *chunk)
 {
@@ -74,7 +75,8 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 	wh_loop_post(chunk->server->loop, &chunk->task);
 }
 
-/* A chunk with a slot; or one that waits for it, which then comes by chunk_back(). NULL: no memory. */
+/* A chunk with a slot; or one that waits for it, which then comes by chunk_back(). NULL: no memory.
+ */
 static struct tcp_chunk *chunk_new(struct tcp_server *server)
 {
 	struct tcp_chunk *chunk;
@@ -159,7 +161,8 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 	return gpu;
 }
 
-/* ---- writes ------------------------------------------------------------------------------------ */
+/* ---- writes ------------------------------------------------------------------------------------
+ */
 
 int tcp_stage_write(struct tcp_server *server)
 {
@@ -217,15 +220,16 @@ static void place_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
 	while (left) {
 		struct tcp_extent *extent = &server->extents[server->at];
 		uint64_t length = extent->length - server->skip, taken = 0;
-		const struct wh_region *region = extent->error ? NULL : enter(chunk, extent->region);
+		const struct wh_region *region =
+			extent->error ? NULL : enter(chunk, extent->region);
 
 		length = length < left ? length : left;
 		if (!extent->error && !region)
 			extent->error = ESTALE;
 		if (region)
-			taken = wh_staging_add(&chunk->staging, region,
-					       region->place.address + extent->offset + server->skip,
-					       length);
+			taken = wh_staging_add(
+				&chunk->staging, region,
+				region->place.address + extent->offset + server->skip, length);
 		if (region && taken < length)
 			extent->error = ENOMEM;
 		wh_staging_skip(&chunk->staging, length - taken);
@@ -274,7 +278,8 @@ static void written(struct tcp_chunk *chunk)
 	chunk_free(chunk);
 }
 
-/* ---- reads ------------------------------------------------------------------------------------- */
+/* ---- reads -------------------------------------------------------------------------------------
+ */
 
 /* Fill the chunk with the next bytes of the read. */
 static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
@@ -331,8 +336,9 @@ static int gather_job(struct tcp_server *server, struct tcp_job *job)
 	return error ? error : job->ungathered || (last && !last->staging.slot);
 }
 
-/* Reads are sent one after the other; so that the GPU is not idle meanwhile, the next ones are gathered
- * as well. None has a slot while an earlier one waits for it, or they would wait for each other. */
+/* Reads are sent one after the other; so that the GPU is not idle meanwhile, the next ones are
+ * gathered as well. None has a slot while an earlier one waits for it, or they would wait for each
+ * other. */
 int tcp_stage_read(struct tcp_server *server)
 {
 	struct wh_list *link;
@@ -388,7 +394,8 @@ void tcp_stage_drop_read(struct tcp_server *server, struct tcp_job *job)
 	}
 }
 
-/* ---- back on the loop -------------------------------------------------------------------------- */
+/* ---- back on the loop --------------------------------------------------------------------------
+ */
 
 /* It has waited for a slot, and has one now. */
 static void chunk_begin(struct tcp_chunk *chunk)

@@ -13,19 +13,21 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "memory/memory.h"
 #include "gpu/region-window.h"
+#include "memory/memory.h"
 #include "transport/tcp/server.h"
 #include "wire/bytes.h"
 
-#define CONNECTIONS_MAX 64   /* of one session */
-#define OUT_MAX (64u << 10)  /* answers not yet sent; beyond it nothing more is taken in */
-#define ENTERED_MAX 64       /* different regions in one system call */
+#define CONNECTIONS_MAX 64 /* of one session */
+#define OUT_MAX (64u << 10) /* answers not yet sent; beyond it nothing more is taken in */
+#define ENTERED_MAX 64 /* different regions in one system call */
 #define TRASH (64u << 10)
 /* What a connection takes as long as it is there. */
-#define BASE (int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX + \
-		       WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
-#define TELL_BYTES (1u << 20) /* written, and the peer is told at once: it has more by the time all is read */
+#define BASE                                                                                       \
+	(int64_t)(sizeof(struct tcp_server) + TCP_SERVER_IN + TRASH + OUT_MAX +                    \
+		  WH_REQUEST_EXTENTS * sizeof(struct tcp_extent))
+/* written, and the peer is told at once: it has more by the time all is read */
+#define TELL_BYTES (1u << 20)
 #define TURN_BYTES (8u << 20) /* in one turn, so that other connections have theirs */
 
 /* The connections of one session. */
@@ -34,15 +36,16 @@ struct servers {
 	unsigned count;
 };
 
-/* ---- regions that are entered for one system call ------------------------------------------------ */
+/* ---- regions that are entered for one system call
+ * ------------------------------------------------ */
 
 struct entered {
 	struct wh_place *places[ENTERED_MAX];
 	unsigned count;
 	uint64_t last; /* id of the last one */
 	const struct wh_pane *pane; /* of the last one; NULL: the CPU writes it as it is */
-	char *memory;               /* of the last one */
-	bool window;                /* one of them has a pane */
+	char *memory; /* of the last one */
+	bool window; /* one of them has a pane */
 };
 
 static void leave_all(struct entered *entered)
@@ -54,9 +57,10 @@ static void leave_all(struct entered *entered)
 		wh_place_leave(entered->places[--entered->count]);
 }
 
-/* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this call. */
-static char *enter(struct tcp_server *server, struct entered *entered, const struct tcp_extent *extent,
-		   int *error)
+/* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this
+ * call. */
+static char *enter(struct tcp_server *server, struct entered *entered,
+		   const struct tcp_extent *extent, int *error)
 {
 	const struct wh_pane *pane;
 	struct wh_place *place;
@@ -91,7 +95,7 @@ static char *enter(struct tcp_server *server, struct entered *entered, const str
 /* The region that the extents of a request are being checked against. */
 struct checked {
 	struct wh_place *place; /* entered; NULL: there is none */
-	uint64_t id;            /* of the last region asked for */
+	uint64_t id; /* of the last region asked for */
 	bool asked;
 	bool holes; /* some of its memory is not there any more */
 	uint8_t access;
@@ -105,8 +109,8 @@ static bool has_holes(const struct wh_place *place)
 	       !wh_memory_mapped(place->address, place->length);
 }
 
-/* What is wrong with an extent, as a positive errno. The range of a region never changes, so that once
- * is enough; whether it is still there is asked again at each touch. */
+/* What is wrong with an extent, as a positive errno. The range of a region never changes, so that
+ * once is enough; whether it is still there is asked again at each touch. */
 static int check(struct tcp_server *server, struct checked *last, const struct tcp_extent *extent,
 		 uint8_t op)
 {
@@ -129,7 +133,8 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 		return EACCES;
 	if (!wh_place_holds(last->place, extent->offset, extent->length))
 		return ERANGE;
-	return last->holes && !wh_memory_mapped(last->place->address + extent->offset, extent->length) ?
+	return last->holes && !wh_memory_mapped(last->place->address + extent->offset,
+						extent->length) ?
 		       EFAULT :
 		       0;
 }
@@ -140,7 +145,8 @@ void tcp_server_hold(struct tcp_server *server, int64_t bytes)
 	wh_guest_hold(server->guest, bytes);
 }
 
-/* ---- answers ---------------------------------------------------------------------------------------- */
+/* ---- answers
+ * ---------------------------------------------------------------------------------------- */
 
 static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 {
@@ -152,8 +158,8 @@ static uint32_t count_errors(const struct tcp_extent *extents, uint32_t count)
 }
 
 /* Response and errors; returns the bytes. */
-static uint32_t answer(uint8_t *out, const struct wh_request *request, const struct tcp_extent *extents,
-		       uint32_t errors, uint64_t bytes)
+static uint32_t answer(uint8_t *out, const struct wh_request *request,
+		       const struct tcp_extent *extents, uint32_t errors, uint64_t bytes)
 {
 	uint8_t *at = out + WH_RESPONSE_SIZE;
 	struct wh_response response = {
@@ -261,8 +267,8 @@ static int answer_read(struct tcp_server *server)
 	return 0;
 }
 
-/* The next bytes of a read, straight from the regions, which are entered. Returns how many, or a negative
- * errno. */
+/* The next bytes of a read, straight from the regions, which are entered. Returns how many, or a
+ * negative errno. */
 static ssize_t job_vector(struct tcp_server *server, const struct tcp_job *job,
 			  struct entered *entered, struct iovec *vector, int *count)
 {
@@ -353,13 +359,12 @@ static int flush(struct tcp_server *server)
 		return -errno;
 	for (;;) {
 		struct tcp_job *job = wh_list_empty(&server->jobs) ?
-					  NULL :
-					  wh_container(server->jobs.next, struct tcp_job, link);
+					      NULL :
+					      wh_container(server->jobs.next, struct tcp_job, link);
 
 		answer_staged(server);
 		if (server->out_length && !(job && job->head_sent)) {
-			struct iovec part = { server->out + server->out_start,
-					      server->out_length };
+			struct iovec part = { server->out + server->out_start, server->out_length };
 
 			got = wh_stream_send(server->source.fd, server->tls, &part, 1);
 			if (got < 0)
@@ -381,7 +386,8 @@ static int flush(struct tcp_server *server)
 	}
 }
 
-/* ---- requests ----------------------------------------------------------------------------------------- */
+/* ---- requests
+ * ----------------------------------------------------------------------------------------- */
 
 /* Decode and check the extents of server->request. */
 static int take_extents(struct tcp_server *server, const uint8_t *meta)
@@ -444,8 +450,8 @@ static int take_request(struct tcp_server *server)
 }
 
 /* Where the next payload bytes go. Returns how many bytes the vector holds. */
-static size_t payload_vector(struct tcp_server *server, struct entered *entered, struct iovec *vector,
-			     int *count)
+static size_t payload_vector(struct tcp_server *server, struct entered *entered,
+			     struct iovec *vector, int *count)
 {
 	uint64_t skip = server->skip;
 	size_t bytes = 0;
@@ -554,7 +560,8 @@ static bool full(const struct tcp_server *server)
 	       (asked && wh_guest_full(server->guest)) || out_full(server);
 }
 
-/* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first. */
+/* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first.
+ */
 static int consume(struct tcp_server *server)
 {
 	int error;
@@ -591,9 +598,11 @@ static size_t room(const struct tcp_server *server, size_t want)
 {
 	if (server->receiving)
 		return want == server->left ? TCP_TAIL : 0;
-	/* What follows a large write is a large write as a rule, whose bytes shall go to their place. */
+	/* What follows a large write is a large write as a rule, whose bytes shall go to their
+	 * place. */
 	return server->request.op == WH_WRITE && server->request.bytes > TCP_SERVER_IN ?
-		       TCP_TAIL : TCP_SERVER_IN;
+		       TCP_TAIL :
+		       TCP_SERVER_IN;
 }
 
 /* *little: fewer bytes than that say that the socket is empty. */
@@ -635,8 +644,8 @@ static ssize_t receive(struct tcp_server *server, size_t *little)
 	return got;
 }
 
-/* Take in, if something may have come, and answer, until there is nothing more or the turn is over. 0, -EAGAIN,
- * or the error that ends the connection. */
+/* Take in, if something may have come, and answer, until there is nothing more or the turn is over.
+ * 0, -EAGAIN, or the error that ends the connection. */
 static int service(struct tcp_server *server, bool came)
 {
 	size_t turn = 0, told = 0, little;
@@ -652,7 +661,8 @@ static int service(struct tcp_server *server, bool came)
 		    (error == -ENOBUFS && !server->out_length && !server->job_count))
 			break;
 		if (server->out_length || server->job_count) {
-			/* Answers to little go out when all that has come is dealt with, see below. */
+			/* Answers to little go out when all that has come is dealt with, see below.
+			 */
 			if (error == -ENOBUFS || server->job_count || turn - told >= TELL_BYTES) {
 				told = turn;
 				flushed = flush(server);
@@ -686,7 +696,8 @@ static int service(struct tcp_server *server, bool came)
 	return error == 0 ? -EAGAIN : error;
 }
 
-/* ---- the connection's life ------------------------------------------------------------------------------ */
+/* ---- the connection's life
+ * ------------------------------------------------------------------------------ */
 
 static void bury(struct wh_task *task)
 {
@@ -861,13 +872,15 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 			wh_list_init(&servers->list);
 		session->transport[WH_TRANSPORT_TCP] = servers;
 	}
-	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason. */
+	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason.
+	 */
 	if (servers && servers->count < CONNECTIONS_MAX && !wh_guest_full(session->guest))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
-			      servers && servers->count == CONNECTIONS_MAX ? "it has too many" :
+			      servers && servers->count == CONNECTIONS_MAX ?
+				      "it has too many" :
 			      wh_guest_full(session->guest) ?
 				      "what its address may hold (the knob held) is used up" :
 				      "no memory");

@@ -7,17 +7,18 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "memory/memory.h"
-#include "gpu/stream.h"
 #include "gpu/region-window.h"
 #include "gpu/staging.h"
+#include "gpu/stream.h"
+#include "memory/memory.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"
 
 /* A piece that more than one connection has slices of. */
 #define SEVERAL ((void *)1)
 
-/* ---- sockets ----------------------------------------------------------------------------------- */
+/* ---- sockets -----------------------------------------------------------------------------------
+ */
 
 ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
 		    struct tcp_in *in, size_t tail)
@@ -61,7 +62,8 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
 	return fd;
 }
 
-/* ---- pieces ------------------------------------------------------------------------------------ */
+/* ---- pieces ------------------------------------------------------------------------------------
+ */
 
 /* Out of the list that it waits in. Under tcp.lock. */
 static void take_out(struct wh_piece *piece)
@@ -115,9 +117,9 @@ static uint64_t slice_of(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
 }
 
-/* Has it so much more to do than another that what is for all is better left to that one? A socket takes
- * far more than it has moved, so that one connection could take everything. This one is going to be
- * answered, and looks again then. */
+/* Has it so much more to do than another that what is for all is better left to that one? A socket
+ * takes far more than it has moved, so that one connection could take everything. This one is going
+ * to be answered, and looks again then. */
 static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 {
 	uint32_t held = atomic_load_explicit(&client->outstanding, memory_order_relaxed);
@@ -174,7 +176,8 @@ out:
 	return found;
 }
 
-/* ---- choosing connections ------------------------------------------------------------------------ */
+/* ---- choosing connections
+ * ------------------------------------------------------------------------ */
 
 /* Connection number `index`, made when it is first needed. */
 static struct tcp_client *client_at(struct tcp_peer *tcp, unsigned index)
@@ -203,7 +206,8 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
 
 		held = client ? atomic_load_explicit(&client->outstanding, memory_order_relaxed) +
-					atomic_load_explicit(&client->waiting, memory_order_relaxed) :
+					atomic_load_explicit(&client->waiting,
+							     memory_order_relaxed) :
 				0;
 		if (held < least) {
 			least = held;
@@ -245,7 +249,8 @@ static bool on_gpu(const struct wh_piece *piece)
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		local = piece->blocks ? piece->blocks->bases[i].local : piece->batch->items[i].local;
+		local = piece->blocks ? piece->blocks->bases[i].local :
+					piece->batch->items[i].local;
 		if (local != last && !wh_kind_on_host(local->place.kind))
 			return true;
 		last = local;
@@ -268,8 +273,8 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 	return !client || !atomic_load_explicit(&client->outstanding, memory_order_relaxed);
 }
 
-/* Tell as many connections of a shared piece as it has slices: first those that have nothing to do. They
- * take turns, so that small pieces, one behind the other, use all. */
+/* Tell as many connections of a shared piece as it has slices: first those that have nothing to do.
+ * They take turns, so that small pieces, one behind the other, use all. */
 static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
 {
 	bool all = slices >= tcp->count;
@@ -362,16 +367,19 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 	for (size_t i = 0; i < batch->piece_count; i++) {
 		struct wh_piece *piece = &batch->pieces[i];
 
-		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) || !piece->owner)
+		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) ||
+		    !piece->owner)
 			continue;
 		/* A GPU ends them, not what comes through a socket. */
-		several |= piece->staged || piece->owner == SEVERAL || (owner && owner != piece->owner);
+		several |= piece->staged || piece->owner == SEVERAL ||
+			   (owner && owner != piece->owner);
 		large |= piece->bytes > TCP_INLINE && !spin;
 		owner = piece->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
-	/* What is large its loop is sending already. Waiters would come and go, and the stream would change between
-	 * their threads and the loop's, and between CPUs. Of what is spun for the loop may know nothing. */
+	/* What is large its loop is sending already. Waiters would come and go, and the stream
+	 * would change between their threads and the loop's, and between CPUs. Of what is spun for
+	 * the loop may know nothing. */
 	if (owner && !several && !(large && deadline))
 		tcp_client_own(owner, batch, deadline);
 	for (unsigned i = 0; several && !deadline && i < tcp->count; i++) {
@@ -397,7 +405,8 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 	return 0;
 }
 
-/* ---- peers --------------------------------------------------------------------------------------- */
+/* ---- peers
+ * --------------------------------------------------------------------------------------- */
 
 static void look_for_idle(struct wh_timer *timer)
 {
@@ -498,9 +507,10 @@ static int peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 	return learn_address(tcp, why);
 }
 
-/* By which way memory of our GPUs is moved. Returns the length of the text, which is "" without GPUs. */
-static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const struct wh_batch *batch,
-		       char *out, size_t size)
+/* By which way memory of our GPUs is moved. Returns the length of the text, which is "" without
+ * GPUs. */
+static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
+		       const struct wh_batch *batch, char *out, size_t size)
 {
 	bool lane = batch->priority == WH_PRIORITY_LATENCY;
 	size_t used = 0;
@@ -513,8 +523,9 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const s
 
 		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
 			continue;
-		pane = piece->op == WH_READ ? tcp_window_of(piece, slice_of(tcp, UINT64_MAX, lane)) :
-					      tcp_window_few(piece);
+		pane = piece->op == WH_READ ?
+			       tcp_window_of(piece, slice_of(tcp, UINT64_MAX, lane)) :
+			       tcp_window_few(piece);
 		used = (size_t)(pane ? snprintf(out, size, "CPU window (%s), ",
 						pane->view->backend->name) :
 				       snprintf(out, size, "pinned memory, "));
@@ -524,7 +535,8 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp, const s
 }
 
 /* Of a region that may be going. */
-static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line, size_t size)
+static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line,
+			size_t size)
 {
 	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
 	bool told;
@@ -537,7 +549,8 @@ static bool tell_region(struct wh_engine *engine, const struct wh_region *region
 }
 
 /* Why small pieces of our GPUs' memory go one by one into pinned memory, if they do. */
-static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line, size_t size)
+static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 char *line, size_t size)
 {
 	const struct wh_region *local, *last = NULL;
 	bool told = false;
@@ -549,7 +562,8 @@ static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batc
 		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP)
 			continue;
 		for (uint64_t k = piece->first; k < piece->first + piece->count && !told; k++) {
-			local = piece->blocks ? piece->blocks->bases[k].local : batch->items[k].local;
+			local = piece->blocks ? piece->blocks->bases[k].local :
+						batch->items[k].local;
 			told = local != last && tell_region(peer->engine, local, line, size);
 			last = local;
 		}
@@ -557,8 +571,8 @@ static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batc
 	return told;
 }
 
-static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch,
-		   char *out, size_t size)
+static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
+		   size_t size)
 {
 	struct tcp_peer *tcp = state;
 	char secure[96] = "";
@@ -579,7 +593,8 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		used += (size_t)snprintf(out + used, size - used, "%u connection%s", open,
 					 open == 1 ? "" : "s");
 	else /* they are opened when they are first needed */
-		used += (size_t)snprintf(out + used, size - used, "up to %u connections", tcp->count);
+		used += (size_t)snprintf(out + used, size - used, "up to %u connections",
+					 tcp->count);
 	if (*secure && used < size)
 		snprintf(out + used, size - used, ", %s", secure);
 }

@@ -9,10 +9,11 @@
  * server.c  the owner's side: requests in, checked, answered; server-stage.c likewise
  * window.c  a GPU's memory that bytes are received into without slots, on both sides
  *
- * A piece is cut into slices; a slice is one request on one connection. One that makes a single slice is
- * meant for one connection, the one with the least to do, so that batches spread. The slices of larger
- * ones are pulled by all connections as they have nothing left to send, so that the faster take more, but
- * none takes much more than another has in hand. Requests are pipelined and answered by id.
+ * A piece is cut into slices; a slice is one request on one connection. One that makes a single
+ * slice is meant for one connection, the one with the least to do, so that batches spread. The
+ * slices of larger ones are pulled by all connections as they have nothing left to send, so that
+ * the faster take more, but none takes much more than another has in hand. Requests are pipelined
+ * and answered by id.
  */
 #ifndef WH_TRANSPORT_TCP_TCP_H
 #define WH_TRANSPORT_TCP_TCP_H
@@ -21,17 +22,18 @@
 
 #include "core/core.h"
 
-#define TCP_WINDOW 64           /* requests unanswered on one connection */
-#define TCP_READ_AHEAD 4        /* of them reads, in slices' worth of bytes */
-#define TCP_GATHER_AHEAD 4      /* of them writes, at most, on their way from a GPU into slots */
-#define TCP_INLINE (64u << 10)  /* what a submission sends by itself */
-#define TCP_AHEAD 2             /* slices that a connection may take of a shared piece before others do */
-#define TCP_ATTEMPTS 3          /* how often a slice is sent before its batch fails */
+#define TCP_WINDOW 64 /* requests unanswered on one connection */
+#define TCP_READ_AHEAD 4 /* of them reads, in slices' worth of bytes */
+#define TCP_GATHER_AHEAD 4 /* of them writes, at most, on their way from a GPU into slots */
+#define TCP_INLINE (64u << 10) /* what a submission sends by itself */
+/* slices that a connection may take of a shared piece before others do */
+#define TCP_AHEAD 2
+#define TCP_ATTEMPTS 3 /* how often a slice is sent before its batch fails */
 /* Pieces of memory in one system call: a slice of 4 KiB blocks, and its head. */
 #define TCP_VECTOR 272
-#define TCP_IN (16u << 10)      /* initiator's receive buffer: headers, small payloads */
+#define TCP_IN (16u << 10) /* initiator's receive buffer: headers, small payloads */
 #define TCP_SERVER_IN (64u << 10)
-#define TCP_TAIL 4096           /* how much of what follows a payload is read along with it */
+#define TCP_TAIL 4096 /* how much of what follows a payload is read along with it */
 
 /* ---- both sides ---------------------------------------------------------------------------- */
 
@@ -42,7 +44,8 @@ struct tcp_in {
 };
 
 /* Add memory to a vector, joined to the last element where they touch. False: full. */
-static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, void *base, size_t length)
+static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, void *base,
+				  size_t length)
 {
 	struct iovec *last = vector + *count - 1;
 
@@ -56,8 +59,8 @@ static inline bool tcp_vector_add(struct iovec *vector, int *count, int most, vo
 	return true;
 }
 
-/* Receive into the vector's `want` bytes and, behind them, into the empty buffer. Returns what recvmsg
- * returns; what went to the buffer is counted there. */
+/* Receive into the vector's `want` bytes and, behind them, into the empty buffer. Returns what
+ * recvmsg returns; what went to the buffer is counted there. */
 ssize_t tcp_receive(int fd, struct wh_tls *tls, struct iovec *vector, int count, size_t want,
 		    struct tcp_in *in, size_t tail);
 
@@ -82,7 +85,8 @@ struct tcp_slice {
 	uint32_t count; /* extents */
 	uint8_t attempts;
 	bool sent;
-	bool fault; /* the kernel could not get at our memory: of the run `fault_index`, at `fault_at` */
+	/* the kernel could not get at our memory: of the run `fault_index`, at `fault_at` */
+	bool fault;
 	uint64_t fault_index;
 	const void *fault_at;
 	struct tcp_stage *stage; /* its bytes go through a slot; NULL: straight */
@@ -91,10 +95,10 @@ struct tcp_slice {
 enum tcp_state {
 	TCP_CLOSED,
 	TCP_CONNECTING,
-	TCP_SHAKING,  /* the handshake of TLS */
+	TCP_SHAKING, /* the handshake of TLS */
 	TCP_GREETING, /* HELLO is out */
 	TCP_OPEN,
-	TCP_BROKEN,   /* an error; its loop is told */
+	TCP_BROKEN, /* an error; its loop is told */
 	TCP_ABORTING, /* closed here; the peer is asked to close its side, too */
 };
 
@@ -106,10 +110,10 @@ struct tcp_client {
 	struct wh_list mine; /* pieces meant for this connection; under tcp.lock */
 	_Atomic uint32_t waiting; /* how many of them */
 
-	pthread_mutex_t lock;   /* all below */
-	_Atomic bool again;     /* somebody came while it was locked */
-	_Atomic bool owned;     /* by a waiter: the loop keeps off */
-	_Atomic bool claimed;   /* by a waiter that has not got the lock yet */
+	pthread_mutex_t lock; /* all below */
+	_Atomic bool again; /* somebody came while it was locked */
+	_Atomic bool owned; /* by a waiter: the loop keeps off */
+	_Atomic bool claimed; /* by a waiter that has not got the lock yet */
 	_Atomic uint32_t users; /* threads inside */
 	_Atomic uint32_t outstanding; /* slices held */
 	uint32_t state;
@@ -165,11 +169,11 @@ struct tcp_client *tcp_client_new(struct tcp_peer *tcp, bool lane);
 void tcp_client_free(struct tcp_client *client);
 /* Get it going: connect, pull, send, receive; on any thread. */
 void tcp_client_pump(struct tcp_client *client);
-/* The same without receiving: a submission does not do the work of others. `watched`: somebody will poll
- * or wait for it, so that the loop need not. */
+/* The same without receiving: a submission does not do the work of others. `watched`: somebody will
+ * poll or wait for it, so that the loop need not. */
 void tcp_client_push(struct tcp_client *client, bool watched);
-/* Have its loop get it going, unless a waiter comes first. Without `now` it is enough that it finds the
- * work when it has its next answer. */
+/* Have its loop get it going, unless a waiter comes first. Without `now` it is enough that it finds
+ * the work when it has its next answer. */
 void tcp_client_kick(struct tcp_client *client, bool now);
 /* As a waiter: own it until the batch is done or the deadline. */
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline);
@@ -209,8 +213,8 @@ char *tcp_stage_bytes(const struct tcp_slice *slice);
 /* All bytes of a read have come; the slice is ended when they have reached the GPU. `bad`: of these
  * extents none has come. */
 void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice);
-/* Is a GPU at work on it, so that it has to be left alone until that has ended? With an error it fails
- * then. */
+/* Is a GPU at work on it, so that it has to be left alone until that has ended? With an error it
+ * fails then. */
 bool tcp_stage_busy(struct tcp_slice *slice, bool fail);
 /* The slice has ended. */
 void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice);
@@ -220,10 +224,11 @@ void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice);
 struct wh_pane;
 /* Open windows onto those of our regions that are a GPU's. No lock is held. */
 void tcp_window_open(const struct wh_piece *piece);
-/* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL: they are
- * not, or it has nothing to do with GPUs. */
+/* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL:
+ * they are not, or it has nothing to do with GPUs. */
 const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice);
-/* A pane of those that the few bytes of a write are read through before they are sent; NULL: they are not. */
+/* A pane of those that the few bytes of a write are read through before they are sent; NULL: they
+ * are not. */
 const struct wh_pane *tcp_window_few(const struct wh_piece *piece);
 /* Are our regions still the memory that they were made of? */
 bool tcp_window_current(const struct wh_piece *piece);
@@ -235,7 +240,8 @@ void tcp_window_put(const struct wh_piece *piece, const struct wh_run *run, char
 /* What has come of the slice is in place when this returns. */
 void tcp_window_slice_end(const struct tcp_slice *slice);
 
-/* ---- the owner's side -------------------------------------------------------------------------- */
+/* ---- the owner's side --------------------------------------------------------------------------
+ */
 
 int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 		       const struct wh_hello *hello);

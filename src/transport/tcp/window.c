@@ -1,17 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tcp and memory of a GPU that has a CPU window: the bytes of a write that is served, and of a read that is
- * asked for, go straight from the socket into it, if the request is not so long that slots and a copy
- * engine are faster. Both sides of it.
+ * tcp and memory of a GPU that has a CPU window: the bytes of a write that is served, and of a read
+ * that is asked for, go straight from the socket into it, if the request is not so long that slots
+ * and a copy engine are faster. Both sides of it.
  */
 #include <errno.h>
 #include <string.h>
 
-#include "memory/memory.h"
 #include "gpu/region-window.h"
+#include "memory/memory.h"
 #include "transport/tcp/server.h"
 
-/* ---- the owner's side -------------------------------------------------------------------------- */
+/* ---- the owner's side --------------------------------------------------------------------------
+ */
 
 bool tcp_window_takes(struct tcp_server *server)
 {
@@ -42,7 +43,8 @@ bool tcp_window_takes(struct tcp_server *server)
 	return takes;
 }
 
-/* What has come for a region is in place when this returns. 0, or what is wrong, as a positive errno. */
+/* What has come for a region is in place when this returns. 0, or what is wrong, as a positive
+ * errno. */
 static int end_region(struct tcp_server *server, uint64_t id, struct wh_pane_flushed *flushed)
 {
 	struct wh_place *place = wh_place_enter(&server->engine->regions, id);
@@ -84,7 +86,8 @@ void tcp_window_end(struct tcp_server *server)
 	}
 }
 
-/* ---- the initiator ----------------------------------------------------------------------------- */
+/* ---- the initiator -----------------------------------------------------------------------------
+ */
 
 static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * A libnvidia-ml.so.1 that answers from a text file: the one that FAKE_NVML names at nvmlInit, read
- * then and again whenever it has changed (put another in its place by rename: a half is a file, too).
- * Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them,
- * with FUNCTION without its version; an argument "*" stands for any, and the first line that fits
- * is taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are
- * passed over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
- * A line "busy FUNCTION ARGUMENTS : RESULT VALUES" is for a GPU that works: it comes before the others once the fake
- * CUDA driver in this process has been asked to copy to it.
+ * then and again whenever it has changed (put another in its place by rename: a half is a file,
+ * too). Each line is "FUNCTION ARGUMENTS : RESULT VALUES", as wh_nvml_record() writes them, with
+ * FUNCTION without its version; an argument "*" stands for any, and the first line that fits is
+ * taken. What no line fits is NOT_SUPPORTED. Empty lines and lines that start with '#' are passed
+ * over; "delay : 0 MS" lets nvmlInit take so long. fake_nvml_calls() tells how often it was asked.
+ * A line "busy FUNCTION ARGUMENTS : RESULT VALUES" is for a GPU that works: it comes before the
+ * others once the fake CUDA driver in this process has been asked to copy to it.
  *
  * With FAKE_NVML_OLD it has what a driver of 2015 had: no versions of the functions, and not those
  * that came later.
@@ -204,8 +204,8 @@ static bool take_file(const char *path)
 
 /* ---- what has been asked --------------------------------------------------------------------- */
 
-/* Calls of each function since the library was loaded, by its name without a version: what they take of a real
- * driver is what a test wants few of. */
+/* Calls of each function since the library was loaded, by its name without a version: what they
+ * take of a real driver is what a test wants few of. */
 #define FUNCTIONS 64
 static struct {
 	char name[64];
@@ -249,8 +249,7 @@ static unsigned index_of(void *device)
 }
 
 /* One call, which is one question. */
-__attribute__((format(printf, 2, 3)))
-static int answer(char *values, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int answer(char *values, const char *format, ...)
 {
 	char question[128];
 	va_list list;
@@ -308,49 +307,49 @@ static int get_text(char *out, unsigned size, const char *values, int result)
 	return SUCCESS;
 }
 
-#define SYSTEM_TEXT(name)                                               \
-	EXPORT int name(char *out, unsigned size)                       \
-	{                                                               \
-		char values[512];                                       \
-		int result = answer(values, #name);                     \
-                                                                        \
-		return get_text(out, size, values, result);             \
+#define SYSTEM_TEXT(name)                                                                          \
+	EXPORT int name(char *out, unsigned size)                                                  \
+	{                                                                                          \
+		char values[512];                                                                  \
+		int result = answer(values, #name);                                                \
+                                                                                                   \
+		return get_text(out, size, values, result);                                        \
 	}
 
-#define TEXT(name)                                                      \
-	EXPORT int name(void *device, char *out, unsigned size)         \
-	{                                                               \
-		char values[512];                                       \
-		int result = answer(values, #name " %u", index_of(device)); \
-                                                                        \
-		return get_text(out, size, values, result);             \
+#define TEXT(name)                                                                                 \
+	EXPORT int name(void *device, char *out, unsigned size)                                    \
+	{                                                                                          \
+		char values[512];                                                                  \
+		int result = answer(values, #name " %u", index_of(device));                        \
+                                                                                                   \
+		return get_text(out, size, values, result);                                        \
 	}
 
-#define NUMBER(name)                                                    \
-	EXPORT int name(void *device, unsigned *out)                    \
-	{                                                               \
-		char values[512];                                       \
-		int result = answer(values, #name " %u", index_of(device)); \
-                                                                        \
-		return answer_numbers(values, result, 1, out);          \
+#define NUMBER(name)                                                                               \
+	EXPORT int name(void *device, unsigned *out)                                               \
+	{                                                                                          \
+		char values[512];                                                                  \
+		int result = answer(values, #name " %u", index_of(device));                        \
+                                                                                                   \
+		return answer_numbers(values, result, 1, out);                                     \
 	}
 
-#define NUMBERS(name)                                                   \
-	EXPORT int name(void *device, unsigned *one, unsigned *two)     \
-	{                                                               \
-		char values[512];                                       \
-		int result = answer(values, #name " %u", index_of(device)); \
-                                                                        \
-		return answer_numbers(values, result, 2, one, two);     \
+#define NUMBERS(name)                                                                              \
+	EXPORT int name(void *device, unsigned *one, unsigned *two)                                \
+	{                                                                                          \
+		char values[512];                                                                  \
+		int result = answer(values, #name " %u", index_of(device));                        \
+                                                                                                   \
+		return answer_numbers(values, result, 2, one, two);                                \
 	}
 
-#define INDEXED(name)                                                   \
-	EXPORT int name(void *device, unsigned which, unsigned *out)    \
-	{                                                               \
-		char values[512];                                       \
-		int result = answer(values, #name " %u %u", index_of(device), which); \
-                                                                        \
-		return answer_numbers(values, result, 1, out);          \
+#define INDEXED(name)                                                                              \
+	EXPORT int name(void *device, unsigned which, unsigned *out)                               \
+	{                                                                                          \
+		char values[512];                                                                  \
+		int result = answer(values, #name " %u %u", index_of(device), which);              \
+                                                                                                   \
+		return answer_numbers(values, result, 1, out);                                     \
 	}
 
 /* A number of 64 bits. */
@@ -534,8 +533,8 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned which, void **out)
 static int get_link_pci(void *device, unsigned link, struct pci *out)
 {
 	char values[512];
-	int result = answer(values, "nvmlDeviceGetNvLinkRemotePciInfo %u %u", index_of(device),
-			    link);
+	int result =
+		answer(values, "nvmlDeviceGetNvLinkRemotePciInfo %u %u", index_of(device), link);
 
 	return get_pci(out, values, result);
 }

@@ -27,7 +27,8 @@ struct world_qp {
 	uint32_t mtu;
 	uint8_t gid[16];
 	uint16_t lid;
-	/* Receives: how many have been posted, how many of them taken; what those that took them brought. */
+	/* Receives: how many have been posted, how many of them taken; what those that took them
+	 * brought. */
 	_Atomic uint32_t posted, taken;
 	struct {
 		uint32_t imm, length;
@@ -47,7 +48,8 @@ struct world_mr {
 
 struct world {
 	_Atomic pid_t lock;
-	_Atomic uint32_t arrivals; /* a futex: receives have been taken, or a queue pair has failed */
+	/* a futex: receives have been taken, or a queue pair has failed */
+	_Atomic uint32_t arrivals;
 	struct world_qp qps[WORLD_QPS];
 	struct world_mr mrs[WORLD_MRS];
 };
@@ -74,7 +76,8 @@ struct context {
 	bool stop;
 	struct qp *qps;
 	struct channel *channels;
-	/* The file behind a memory region of another process, as it was last opened; its thread's. */
+	/* The file behind a memory region of another process, as it was last opened; its thread's.
+	 */
 	uint32_t opened_key;
 	int opened;
 };

@@ -82,7 +82,8 @@ EXPORT void fake_verbs_counts(uint64_t counts[4])
 	counts[3] = atomic_load(&events);
 }
 
-/* ---- completions ----------------------------------------------------------------------------------- */
+/* ---- completions
+ * ----------------------------------------------------------------------------------- */
 
 static void push(struct cq *cq, const struct ibv_wc *wc)
 {
@@ -97,7 +98,8 @@ static void push(struct cq *cq, const struct ibv_wc *wc)
 
 		cq->armed = false;
 		pthread_mutex_lock(&channel->lock);
-		if (channel->write >= 0 && write(channel->write, &self, sizeof(self)) != sizeof(self))
+		if (channel->write >= 0 &&
+		    write(channel->write, &self, sizeof(self)) != sizeof(self))
 			abort();
 		pthread_mutex_unlock(&channel->lock);
 	}
@@ -217,7 +219,8 @@ static void forget_events(struct channel *channel, const void *cq)
 	    (length && read(channel->ibv.fd, waiting, (size_t)length) != length))
 		abort();
 	for (size_t i = 0; i < (size_t)length / sizeof(waiting[0]); i++)
-		if (waiting[i] != cq && channel->write >= 0 && write(channel->write, &waiting[i], sizeof(cq)) != sizeof(cq))
+		if (waiting[i] != cq && channel->write >= 0 &&
+		    write(channel->write, &waiting[i], sizeof(cq)) != sizeof(cq))
 			abort();
 	pthread_mutex_unlock(&channel->lock);
 }
@@ -255,7 +258,8 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *cq, unsigned int count)
 	((struct cq *)cq)->acked += count;
 }
 
-/* ---- moving bytes ------------------------------------------------------------------------------------ */
+/* ---- moving bytes
+ * ------------------------------------------------------------------------------------ */
 
 /* The queue pair at the other end, if packets find it and it knows us. */
 static struct world_qp *other_end(const struct qp *qp)
@@ -268,7 +272,8 @@ static struct world_qp *other_end(const struct qp *qp)
 		return NULL;
 	other = &world_get()->qps[index];
 	if (!atomic_load(&other->pid) || atomic_load(&other->state) < IBV_QPS_RTR ||
-	    atomic_load(&other->state) > IBV_QPS_RTS || atomic_load(&other->dest) != qp->ibv.qp_num ||
+	    atomic_load(&other->state) > IBV_QPS_RTS ||
+	    atomic_load(&other->dest) != qp->ibv.qp_num ||
 	    other->mtu != (uint32_t)qp->attr.path_mtu)
 		return NULL;
 	if (to->is_global ? memcmp(to->grh.dgid.raw, other->gid, 16) != 0 : to->dlid != other->lid)
@@ -326,7 +331,8 @@ static int touch(struct context *context, const struct world_mr *mr, pid_t pid, 
 
 /* From one region to another: at once if ours is ordinary memory, else piece by piece. */
 static int carry(struct context *context, const struct world_mr *ours, uint64_t at,
-		 const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length, bool write)
+		 const struct world_mr *theirs, pid_t pid, uint64_t there, size_t length,
+		 bool write)
 {
 	const struct world_mr *from = write ? ours : theirs, *to = write ? theirs : ours;
 	pid_t source = write ? getpid() : pid, target = write ? pid : getpid();
@@ -337,9 +343,11 @@ static int carry(struct context *context, const struct world_mr *ours, uint64_t 
 		return touch(context, theirs, pid, there, (void *)(uintptr_t)at, length, write);
 	for (size_t done = 0, part; done < length && !error; done += part) {
 		part = length - done < sizeof(bounce) ? length - done : sizeof(bounce);
-		error = touch(context, from, source, (write ? at : there) + done, bounce, part, false);
+		error = touch(context, from, source, (write ? at : there) + done, bounce, part,
+			      false);
 		if (!error)
-			error = touch(context, to, target, (write ? there : at) + done, bounce, part, true);
+			error = touch(context, to, target, (write ? there : at) + done, bounce,
+				      part, true);
 	}
 	return error;
 }
@@ -360,7 +368,8 @@ static int move(struct qp *qp, const struct request *request)
 	static const struct world_mr inlined_mr = { .fd = -1 };
 	const struct ibv_send_wr *wr = &request->wr;
 	bool imm = wr->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-	bool write = imm || wr->opcode == IBV_WR_RDMA_WRITE, inlined = wr->send_flags & IBV_SEND_INLINE;
+	bool write = imm || wr->opcode == IBV_WR_RDMA_WRITE,
+	     inlined = wr->send_flags & IBV_SEND_INLINE;
 	struct world_qp *other = other_end(qp);
 	int right = write ? IBV_ACCESS_REMOTE_WRITE : IBV_ACCESS_REMOTE_READ;
 	uint64_t length = length_of(request), there = wr->wr.rdma.remote_addr;
@@ -398,11 +407,12 @@ static int move(struct qp *qp, const struct request *request)
 		return 10;
 	}
 	for (unsigned n = 0; n < count && !error; n++) {
-		uint64_t at = inlined ? (uint64_t)(uintptr_t)request->inlined : request->sges[n].addr;
+		uint64_t at =
+			inlined ? (uint64_t)(uintptr_t)request->inlined : request->sges[n].addr;
 		uint64_t part = inlined ? length : request->sges[n].length;
 
-		error = carry((struct context *)qp->ibv.context, ours[n], at, theirs, pid, there, part,
-			      write);
+		error = carry((struct context *)qp->ibv.context, ours[n], at, theirs, pid, there,
+			      part, write);
 		there += part;
 	}
 	if (!error && imm)
@@ -479,7 +489,8 @@ void *context_work(void *argument)
 			pthread_mutex_unlock(&context->lock);
 			owed += ns;
 			if (owed >= PAUSE_LEAST) {
-				struct timespec busy = { (time_t)(owed / 1000000000), (long)(owed % 1000000000) };
+				struct timespec busy = { (time_t)(owed / 1000000000),
+							 (long)(owed % 1000000000) };
 
 				nanosleep(&busy, NULL);
 				owed = 0;
@@ -493,7 +504,8 @@ void *context_work(void *argument)
 	return NULL;
 }
 
-/* ---- receives ---------------------------------------------------------------------------------------- */
+/* ---- receives
+ * ---------------------------------------------------------------------------------------- */
 
 void arrive(struct world *world)
 {
@@ -520,7 +532,8 @@ static void receive(struct qp *qp)
 		return;
 	for (; qp->received != atomic_load(&qp->out->posted); qp->received++) {
 		wc = (struct ibv_wc){ .wr_id = qp->receives[qp->received % RECEIVES],
-				      .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->ibv.qp_num };
+				      .status = IBV_WC_WR_FLUSH_ERR,
+				      .qp_num = qp->ibv.qp_num };
 		push(cq, &wc);
 		atomic_fetch_add(&qp->out->taken, 1);
 	}
@@ -571,7 +584,8 @@ int rc_receive(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **
 	return error;
 }
 
-/* ---- posting ------------------------------------------------------------------------------------------- */
+/* ---- posting
+ * ------------------------------------------------------------------------------------------- */
 
 static uint64_t sges_length(const struct ibv_send_wr *wr)
 {
@@ -606,7 +620,8 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 		*bad = wr;
 		if (qp->head - qp->tail == qp->cap.max_send_wr)
 			error = ENOMEM;
-		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS || wr->num_sge > (int)qp->cap.max_send_sge ||
+		else if (atomic_load(&qp->out->state) < IBV_QPS_RTS ||
+			 wr->num_sge > (int)qp->cap.max_send_sge ||
 			 ((wr->send_flags & IBV_SEND_INLINE) &&
 			  (wr->opcode == IBV_WR_RDMA_READ ||
 			   sges_length(wr) > qp->cap.max_inline_data)))
@@ -626,7 +641,8 @@ int rc_post(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad
 	return error;
 }
 
-/* ---- queue pairs ------------------------------------------------------------------------------------- */
+/* ---- queue pairs
+ * ------------------------------------------------------------------------------------- */
 
 EXPORT struct ibv_qp *ibv_create_qp(struct ibv_pd *pd, struct ibv_qp_init_attr *attributes)
 {
@@ -692,11 +708,11 @@ static int needs(int state)
 	case IBV_QPS_INIT:
 		return IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS;
 	case IBV_QPS_RTR:
-		return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-		       IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+		return IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
+		       IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
 	case IBV_QPS_RTS:
-		return IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-		       IBV_QP_MAX_QP_RD_ATOMIC;
+		return IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+		       IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
 	default:
 		return -1;
 	}

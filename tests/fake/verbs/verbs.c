@@ -38,7 +38,8 @@ bool hangs(const char *call, const struct nic *nic)
 	size_t length = strlen(call);
 
 	return text && !strncmp(text, call, length) &&
-	       (!text[length] || (text[length] == ':' && nic && !strcmp(text + length + 1, nic->name)));
+	       (!text[length] ||
+		(text[length] == ':' && nic && !strcmp(text + length + 1, nic->name)));
 }
 
 static void may_hang(const char *call, const struct nic *nic)
@@ -65,7 +66,8 @@ static void check_closed(void)
 	}
 }
 
-/* ---- the world --------------------------------------------------------------------------------- */
+/* ---- the world ---------------------------------------------------------------------------------
+ */
 
 static void begin(void)
 {
@@ -135,7 +137,8 @@ struct world_mr *world_mr(pid_t pid, uint32_t key, uint64_t address, uint64_t le
 	return mr;
 }
 
-/* ---- devices ------------------------------------------------------------------------------------- */
+/* ---- devices
+ * ------------------------------------------------------------------------------------- */
 
 EXPORT struct nic **ibv_get_device_list(int *count)
 {
@@ -316,7 +319,8 @@ EXPORT int ibv_query_gid(struct ibv_context *context, uint8_t port, int index, u
 	return 0;
 }
 
-/* ---- events -------------------------------------------------------------------------------------- */
+/* ---- events
+ * -------------------------------------------------------------------------------------- */
 
 EXPORT int ibv_get_async_event(struct ibv_context *context, struct ibv_async_event *out)
 {
@@ -330,14 +334,16 @@ EXPORT void ibv_ack_async_event(struct ibv_async_event *event)
 
 EXPORT void fake_verbs_port(unsigned nic, bool up)
 {
-	struct ibv_async_event event = { .event_type = up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR };
+	struct ibv_async_event event = { .event_type =
+						 up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR };
 
 	world_get();
 	event.element.port_num = 1;
 	atomic_store(&nics[nic].up, up);
 	pthread_mutex_lock(&contexts_lock);
 	for (struct context *c = contexts; c; c = c->next)
-		if (c->nic == &nics[nic] && c->async_write >= 0 && write(c->async_write, &event, sizeof(event)) < 0)
+		if (c->nic == &nics[nic] && c->async_write >= 0 &&
+		    write(c->async_write, &event, sizeof(event)) < 0)
 			abort();
 	pthread_mutex_unlock(&contexts_lock);
 }
@@ -361,7 +367,8 @@ EXPORT void fake_verbs_remove(unsigned nic)
 	pthread_mutex_unlock(&contexts_lock);
 }
 
-/* ---- memory ---------------------------------------------------------------------------------------- */
+/* ---- memory
+ * ---------------------------------------------------------------------------------------- */
 
 EXPORT struct ibv_pd *ibv_alloc_pd(struct ibv_context *context)
 {
@@ -425,7 +432,9 @@ static int cuda_memory(const void *address, size_t length, size_t *offset)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
 	int (*find)(uint64_t, size_t, size_t *) =
-		library ? (int (*)(uint64_t, size_t, size_t *))dlsym(library, "fake_cuda_memory_fd") : NULL;
+		library ?
+			(int (*)(uint64_t, size_t, size_t *))dlsym(library, "fake_cuda_memory_fd") :
+			NULL;
 	int fd = find ? find((uintptr_t)address, length, offset) : -1;
 
 	if (library)
@@ -491,8 +500,8 @@ static int bad(size_t length, int access)
 	return refused();
 }
 
-EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length, uint64_t iova,
-				       unsigned int access)
+EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *address, size_t length,
+				       uint64_t iova, unsigned int access)
 {
 	size_t offset = 0;
 	int fd;
@@ -532,16 +541,17 @@ static bool takes_none(const struct ibv_pd *pd)
 	return name && !strcmp(name, ((struct context *)pd->context)->nic->name);
 }
 
-EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length, uint64_t iova,
-					int fd, int access)
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t length,
+					uint64_t iova, int fd, int access)
 {
 	int can = takes_none(pd) ? EOPNOTSUPP : setting("FAKE_VERBS_DMABUF", EBADF);
 	off_t start, size;
 
 	if (fd >= 0)
 		may_hang("register", ((struct context *)pd->context)->nic);
-	errno = can != EBADF || fd < 0 ? can : fcntl(fd, F_GETFD) < 0 ? EINVAL :
-						setting("FAKE_VERBS_REGISTER", 0);
+	errno = can != EBADF || fd < 0 ? can :
+		fcntl(fd, F_GETFD) < 0 ? EINVAL :
+					 setting("FAKE_VERBS_REGISTER", 0);
 	if (!errno)
 		errno = bad(length, access);
 	if (errno)
@@ -550,12 +560,14 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 	start = lseek(fd, 0, SEEK_CUR);
 	size = lseek(fd, 0, SEEK_END);
 	lseek(fd, start, SEEK_SET);
-	if ((iova ^ offset) % 4096 || start < 0 || (uint64_t)start + offset + length > (uint64_t)size) {
+	if ((iova ^ offset) % 4096 || start < 0 ||
+	    (uint64_t)start + offset + length > (uint64_t)size) {
 		errno = EINVAL;
 		return NULL;
 	}
 	atomic_fetch_add(&count_dma_bufs, 1);
-	return make(pd, iova, length, access, fcntl(fd, F_DUPFD_CLOEXEC, 0), (uint64_t)start + offset);
+	return make(pd, iova, length, access, fcntl(fd, F_DUPFD_CLOEXEC, 0),
+		    (uint64_t)start + offset);
 }
 
 /* When this returns no NIC is in the middle of touching it. */

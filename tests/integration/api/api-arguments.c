@@ -66,7 +66,8 @@ static void log_warning(void *arg, const char *line)
 	snprintf(logged->last, sizeof(logged->last), "%s", line);
 }
 
-/* The program may have been written before the variable was misspelt: it is logged, once an engine. */
+/* The program may have been written before the variable was misspelt: it is logged, once an engine.
+ */
 static void engine__unknown_variables(void **state)
 {
 	struct logged logged = { 0 };
@@ -77,7 +78,8 @@ static void engine__unknown_variables(void **state)
 	want(0, setenv("WHERRY_TSL", "sesame", 1));
 	want(0, wh_engine_open(&o, &engine));
 	want(0, wh_engine_close(engine));
-	want_true(logged.lines == 1 && strstr(logged.last, "WHERRY_TSL") && !strstr(logged.last, "sesame"),
+	want_true(logged.lines == 1 && strstr(logged.last, "WHERRY_TSL") &&
+			  !strstr(logged.last, "sesame"),
 		  "%u lines, the last: %s", logged.lines, logged.last);
 	want(0, setenv("WHERRY_IGNORE_UNKNOWN", "1", 1));
 	want(0, wh_engine_open(&o, &engine));
@@ -91,9 +93,11 @@ static void engine__unknown_variables(void **state)
 
 static void engine__listen(void **state)
 {
-	static const char *const wrong[] = { "", "nonsense", "127.0.0.1", "127.0.0.1:", ":",
-					     "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:12x",
-					     "[::1:0", "::1]:0" };
+	static const char *const wrong[] = {
+		"",       "nonsense",        "127.0.0.1",    "127.0.0.1:",
+		":",      "127.0.0.1:65536", "127.0.0.1:-1", "127.0.0.1:12x",
+		"[::1:0", "::1]:0"
+	};
 	static const char *const key[] = { SHARED_KEY, NULL };
 	struct wh_engine_options o = { .size = sizeof(o) };
 	struct wh_engine *first, *engine;
@@ -221,10 +225,20 @@ static void engine__close_while_busy(void **state)
 
 static void peer__arguments(void **state)
 {
-	static const char *const wrong[] = { "", "wherry://", "wherry:/127.0.0.1:1", "127.0.0.1",
-					     "wherry://127.0.0.1", "http://127.0.0.1:80",
-					     "127.0.0.1:65536", "127.0.0.1:", "127.0.0.1:1x", ":1",
-					     "[::1", "[::1]", "[::1]1", "wherry://127.0.0.1:1/path" };
+	static const char *const wrong[] = { "",
+					     "wherry://",
+					     "wherry:/127.0.0.1:1",
+					     "127.0.0.1",
+					     "wherry://127.0.0.1",
+					     "http://127.0.0.1:80",
+					     "127.0.0.1:65536",
+					     "127.0.0.1:",
+					     "127.0.0.1:1x",
+					     ":1",
+					     "[::1",
+					     "[::1]",
+					     "[::1]1",
+					     "wherry://127.0.0.1:1/path" };
 	struct {
 		struct wh_peer_options options;
 		uint64_t tail;
@@ -482,20 +496,13 @@ static void error__text(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(engine__options),
-	TEST(engine__unknown_variables),
-	TEST(engine__listen),
-	TEST(engine__config),
-	TEST(engine__environment),
-	TEST(engine__close_while_busy),
-	TEST(peer__arguments),
-	TEST_OVER(peer__info, tcp4),
-	TEST_OVER(peer__info, self),
-	TEST_OVER(peer__regions, tcp4),
-	TEST(queue__arguments),
-	TEST(memory__arguments),
-	TEST(region__arguments),
-	TEST(error__text),
+	TEST(engine__options),       TEST(engine__unknown_variables),
+	TEST(engine__listen),        TEST(engine__config),
+	TEST(engine__environment),   TEST(engine__close_while_busy),
+	TEST(peer__arguments),       TEST_OVER(peer__info, tcp4),
+	TEST_OVER(peer__info, self), TEST_OVER(peer__regions, tcp4),
+	TEST(queue__arguments),      TEST(memory__arguments),
+	TEST(region__arguments),     TEST(error__text),
 };
 
 HARNESS_MAIN("api-arguments", tests)

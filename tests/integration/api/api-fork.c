@@ -25,8 +25,9 @@ static int calls_after_fork(const struct opened *o)
 	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 10);
 	struct wh_peer_info peer_info = { .size = sizeof(peer_info) };
 	struct wh_memory_info memory_info = { .size = sizeof(memory_info) };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 1,
-				       .count = 1, .base_count = 1 };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc), .op = WH_READ, .block_length = 1, .count = 1, .base_count = 1
+	};
 	struct wh_base base = { .local = f->region, .remote = f->remote.id };
 	struct wh_completion done;
 	struct wh_region *region;
@@ -43,11 +44,11 @@ static int calls_after_fork(const struct opened *o)
 	int at = 0;
 
 	desc.bases = &base;
-#define DENIED(call) \
-	do { \
-		at++; \
-		if ((call) != -EPERM || !strstr(wh_error_text(), "fork")) \
-			return at; \
+#define DENIED(call)                                                                               \
+	do {                                                                                       \
+		at++;                                                                              \
+		if ((call) != -EPERM || !strstr(wh_error_text(), "fork"))                          \
+			return at;                                                                 \
 	} while (0)
 	DENIED(wh_peer_open(f->engine, "self", NULL, &peer));
 	DENIED(wh_peer_close(f->peer));
@@ -118,8 +119,9 @@ static int own_engine(const struct opened *opened)
 
 static void fork__every_call(void **state)
 {
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 1,
-				       .count = 1, .base_count = 1 };
+	struct wh_blocks_desc desc = {
+		.size = sizeof(desc), .op = WH_READ, .block_length = 1, .count = 1, .base_count = 1
+	};
 	struct fixture f;
 	struct opened opened = { .f = &f };
 	struct wh_base base;
@@ -151,8 +153,9 @@ static void fork__every_call(void **state)
 static void fork__child_outlives_the_engine(void **state)
 {
 	const struct route *route = *state;
-	struct child_transfer transfer = { .op = WH_WRITE, .remote = "target", .length = 100,
-					   .require = route->require };
+	struct child_transfer transfer = {
+		.op = WH_WRITE, .remote = "target", .length = 100, .require = route->require
+	};
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
 	struct child *initiator = child_start(NULL);

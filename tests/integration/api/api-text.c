@@ -47,14 +47,21 @@ static void memory(struct wh_engine *engine)
 	pages_free(at, LENGTH);
 }
 
-static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t remote, struct wh_queue *queue)
+static void batches(struct wh_peer *peer, struct wh_region *region, uint64_t remote,
+		    struct wh_queue *queue)
 {
 	struct wh_batch_options options = { .size = sizeof(options), .queue = queue };
-	struct wh_transfer one = { .local = region, .remote = remote, .length = LENGTH / 2, .op = WH_WRITE };
+	struct wh_transfer one = {
+		.local = region, .remote = remote, .length = LENGTH / 2, .op = WH_WRITE
+	};
 	/* The other half: transfers of a batch run in no particular order. */
 	struct wh_base base = { region, LENGTH / 2, remote, LENGTH / 2 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 512, .count = 32,
-				       .bases = &base, .base_count = 1 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_READ,
+				       .block_length = 512,
+				       .count = 32,
+				       .bases = &base,
+				       .base_count = 1 };
 	struct wh_estimate estimate = { .size = sizeof(estimate) };
 	struct wh_completion completion;
 	struct wh_route routes[8];
@@ -106,14 +113,17 @@ static void everything(void)
 
 		snprintf(transports, sizeof(transports), "transports=%s", ways[i]);
 		if (child)
-			child_region(child, child_memory(child, WH_MEMORY_SHARED, LENGTH), 0, LENGTH,
-				     "target", 0, NULL);
+			child_region(child, child_memory(child, WH_MEMORY_SHARED, LENGTH), 0,
+				     LENGTH, "target", 0, NULL);
 		leaves(0, wh_engine_open(&options, &engine));
 		memory(engine);
 		leaves(0, wh_queue_new(engine, &queue));
 		leaves(0, wh_memory_alloc(engine, LENGTH, NULL, &at));
-		leaves(0, wh_region_register(engine, at, LENGTH, &(struct wh_region_options){
-			.size = sizeof(struct wh_region_options), .name = "target" }, &region));
+		leaves(0, wh_region_register(engine, at, LENGTH,
+					     &(struct wh_region_options){
+						     .size = sizeof(struct wh_region_options),
+						     .name = "target" },
+					     &region));
 		leaves(0, wh_peer_open(engine, child ? child->url : "self", NULL, &peer));
 		leaves(0, wh_peer_info(peer, &info));
 		leaves(0, wh_peer_find(peer, "target", PATIENCE, &remote));

@@ -28,11 +28,11 @@ static void add__every_field(void **state)
 	t = good = piece(&f, WH_WRITE, 0, 0, 100);
 	want_text(-EINVAL, "batch", wh_batch_add(NULL, &good, 1));
 	want_text(-EINVAL, "transfers", wh_batch_add(batch, NULL, 1));
-#define WRONG(error, word, ...) \
-	do { \
-		t = good; \
-		__VA_ARGS__; \
-		want_add(batch, error, word, &t, &good); \
+#define WRONG(error, word, ...)                                                                    \
+	do {                                                                                       \
+		t = good;                                                                          \
+		__VA_ARGS__;                                                                       \
+		want_add(batch, error, word, &t, &good);                                           \
 	} while (0)
 	WRONG(-EINVAL, "local", t.local = NULL);
 	WRONG(-EINVAL, "op", t.op = 0);
@@ -79,11 +79,11 @@ static void add__foreign_regions(void **state)
 	t.local = theirs;
 	want_text(-EINVAL, "engine", wh_batch_add(batch, &t, 1));
 	want(0, wh_region_unregister(theirs));
-	want(0, wh_region_register(f.engine, memory, sizeof(memory),
-				   &(struct wh_region_options){
-					   .size = sizeof(struct wh_region_options),
-					   .access = WH_ACCESS_NONE },
-				   &hidden));
+	want(0, wh_region_register(
+			f.engine, memory, sizeof(memory),
+			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
+						     .access = WH_ACCESS_NONE },
+			&hidden));
 	/* As the local side it is good. */
 	t = piece(&f, WH_READ, 0, 0, 100);
 	t.local = hidden;
@@ -203,8 +203,12 @@ static void blocks__every_field(void **state)
 		uint64_t tail;
 	} grown = { .tail = 1 };
 	static const uint64_t outside[3] = { 0, 1, LENGTH }, wraps[3] = { 0, UINT64_MAX - 5, 1 };
-	struct wh_blocks_desc good = { .size = sizeof(good), .op = WH_READ, .block_length = 100,
-				       .count = 3, .base_count = 2 }, d;
+	struct wh_blocks_desc good = { .size = sizeof(good),
+				       .op = WH_READ,
+				       .block_length = 100,
+				       .count = 3,
+				       .base_count = 2 },
+			      d;
 	struct wh_base bases[2], wrong[2];
 	struct wh_blocks *blocks = NULL;
 	struct fixture f;
@@ -218,13 +222,13 @@ static void blocks__every_field(void **state)
 	grown.desc = good;
 	grown.desc.size = sizeof(grown);
 	want_text(-E2BIG, "field", wh_blocks_prepare(f.peer, &grown.desc, &blocks));
-#define WRONG(error, word, change) \
-	do { \
-		d = good; \
-		wrong[0] = bases[0]; \
-		wrong[1] = bases[1]; \
-		change; \
-		want_text(error, word, wh_blocks_prepare(f.peer, &d, &blocks)); \
+#define WRONG(error, word, change)                                                                 \
+	do {                                                                                       \
+		d = good;                                                                          \
+		wrong[0] = bases[0];                                                               \
+		wrong[1] = bases[1];                                                               \
+		change;                                                                            \
+		want_text(error, word, wh_blocks_prepare(f.peer, &d, &blocks));                    \
 	} while (0)
 #define WRONG_BASE(error, word, change) WRONG(error, word, (d.bases = wrong, wrong[1].change))
 	WRONG(-EINVAL, "size", d.size = 7);
@@ -267,8 +271,9 @@ static void blocks__every_field(void **state)
 
 static void blocks__rights(void **state)
 {
-	struct wh_blocks_desc d = { .size = sizeof(d), .op = WH_WRITE, .block_length = 10,
-				    .count = 3, .base_count = 1 };
+	struct wh_blocks_desc d = {
+		.size = sizeof(d), .op = WH_WRITE, .block_length = 10, .count = 3, .base_count = 1
+	};
 	struct wh_blocks *blocks;
 	struct wh_base base;
 	struct fixture f;
@@ -287,8 +292,9 @@ static void blocks__rights(void **state)
 
 static void blocks__of_another_peer(void **state)
 {
-	struct wh_blocks_desc d = { .size = sizeof(d), .op = WH_WRITE, .block_length = 10,
-				    .count = 3, .base_count = 1 };
+	struct wh_blocks_desc d = {
+		.size = sizeof(d), .op = WH_WRITE, .block_length = 10, .count = 3, .base_count = 1
+	};
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 	struct wh_base base;
@@ -365,16 +371,11 @@ static void require__impossible(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_EVERY_ROUTE(add__every_field),
-	TEST_EVERY_ROUTE(add__foreign_regions),
-	TEST_REMOTE_ROUTES(add__rights),
-	TEST_OVER(batch__arguments, self),
-	TEST_OVER(batch__arguments, tcp4),
-	TEST_EVERY_ROUTE(blocks__every_field),
-	TEST_REMOTE_ROUTES(blocks__rights),
-	TEST_EVERY_ROUTE(blocks__of_another_peer),
-	TEST_OVER(require__of_a_batch, shm),
-	TEST_OVER(require__impossible, tcp4),
+	TEST_EVERY_ROUTE(add__every_field),  TEST_EVERY_ROUTE(add__foreign_regions),
+	TEST_REMOTE_ROUTES(add__rights),     TEST_OVER(batch__arguments, self),
+	TEST_OVER(batch__arguments, tcp4),   TEST_EVERY_ROUTE(blocks__every_field),
+	TEST_REMOTE_ROUTES(blocks__rights),  TEST_EVERY_ROUTE(blocks__of_another_peer),
+	TEST_OVER(require__of_a_batch, shm), TEST_OVER(require__impossible, tcp4),
 };
 
 HARNESS_MAIN("api-transfers", tests)

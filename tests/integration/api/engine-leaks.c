@@ -135,8 +135,11 @@ static void mappings__of_the_peer(void **state)
 
 static void batches__new_and_free(void **state)
 {
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 64,
-				       .count = 1000, .base_count = 1 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = 64,
+				       .count = 1000,
+				       .base_count = 1 };
 	struct usage before = { 0 };
 	struct wh_base base;
 	struct fixture f;

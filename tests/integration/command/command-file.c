@@ -8,7 +8,8 @@
 
 #define LENGTH (3 * MIB + 17)
 
-/* ---- a server --------------------------------------------------------------------------------- */
+/* ---- a server ---------------------------------------------------------------------------------
+ */
 
 struct server_of_bytes {
 	struct command command;
@@ -29,7 +30,8 @@ static void want_content(const struct server_of_bytes *s, const char *name, uint
 	want_true(pattern_check(bytes, length, 0, 7) == PATTERN_GOOD, "%s has other bytes", name);
 }
 
-static void make_file(const struct server_of_bytes *s, const char *name, uint64_t length, mode_t mode)
+static void make_file(const struct server_of_bytes *s, const char *name, uint64_t length,
+		      mode_t mode)
 {
 	static unsigned char bytes[LENGTH];
 	char path[128];
@@ -67,7 +69,8 @@ static void server_close(struct server_of_bytes *s)
 	directory_remove(s->directory);
 }
 
-/* ---- tests ------------------------------------------------------------------------------------ */
+/* ---- tests ------------------------------------------------------------------------------------
+ */
 
 static mode_t mode_of(const struct server_of_bytes *s, const char *name)
 {
@@ -89,7 +92,8 @@ static void file__made_on(struct server_of_bytes *s, unsigned unnamed, unsigned 
 
 	command_refused = (struct command_refused){ unnamed, linked };
 	want_true(strtoull(length, NULL, 10) == LENGTH, "the length as text");
-	want(0, command_run(&copy, s->directory, refusal, WORDS("copy", s->region, "new", "--length", length)));
+	want(0, command_run(&copy, s->directory, refusal,
+			    WORDS("copy", s->region, "new", "--length", length)));
 	want_content(s, "new", LENGTH);
 	want(0644, mode_of(s, "new"));
 	make_file(s, "old", 5, 0640);
@@ -100,8 +104,9 @@ static void file__made_on(struct server_of_bytes *s, unsigned unnamed, unsigned 
 	make_file(s, "part", 4096, 0600);
 	want(0, command_run(&copy, s->directory, refusal, WORDS("copy", "new", s->region)));
 	snprintf(rest, sizeof(rest), "%s+4096", s->region);
-	want(0, command_run(&copy, s->directory, refusal,
-			    WORDS("copy", rest, "part", "--offset", "4096", "--length", "3141649")));
+	want(0,
+	     command_run(&copy, s->directory, refusal,
+			 WORDS("copy", rest, "part", "--offset", "4096", "--length", "3141649")));
 	want_content(s, "part", LENGTH);
 	want(3, directory_count(s->directory));
 }

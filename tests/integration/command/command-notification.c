@@ -7,7 +7,9 @@
 
 static void notify(const char *url, const char *name, const char *text)
 {
-	struct wh_engine_options options = { .size = sizeof(options), .listen = "none", .name = name };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
+					     .name = name };
 	struct wh_engine *engine;
 	struct wh_batch *batch;
 	struct wh_peer *peer;
@@ -33,7 +35,8 @@ static void notification__of_deceivers(void **state)
 		{ "node7", "5 ready", "node7 7 5 ready" },
 		{ "node7\\x20", "\\", "node7\\\\x20 1 \\\\" },
 		{ "-", "no name", "\\x2d 7 no name" },
-		{ "caf\303\251", "\302\2332J\n\33[2J", "caf\\xc3\\xa9 9 \\xc2\\x9b2J\\x0a\\x1b[2J" },
+		{ "caf\303\251", "\302\2332J\n\33[2J",
+		  "caf\\xc3\\xa9 9 \\xc2\\x9b2J\\x0a\\x1b[2J" },
 		{ "a\302\240b", "\200", "a\\xc2\\xa0b 1 \\x80" },
 	};
 	struct command command;
@@ -45,7 +48,8 @@ static void notification__of_deceivers(void **state)
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		notify(url, cases[i].name, cases[i].text);
 		command_line(&command, line, sizeof(line));
-		want_true(!strcmp(line, cases[i].line), "it prints \"%s\", not \"%s\"", line, cases[i].line);
+		want_true(!strcmp(line, cases[i].line), "it prints \"%s\", not \"%s\"", line,
+			  cases[i].line);
 	}
 	want(0, kill(command.pid, SIGTERM));
 	want(0, command_wait(&command));
@@ -54,13 +58,14 @@ static void notification__of_deceivers(void **state)
 /* A name that moves a terminal's cursor is none. */
 static void name__not_to_be_shown(void **state)
 {
-	static const char *const names[] = { "a\33[2J", "a\nb", "a\302\2332J", "a\2332J", "cut\303",
-					     "a\342\200\250b" };
+	static const char *const names[] = { "a\33[2J", "a\nb",    "a\302\2332J",
+					     "a\2332J", "cut\303", "a\342\200\250b" };
 	struct wh_engine *engine;
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-		struct wh_engine_options options = { .size = sizeof(options), .listen = "none",
+		struct wh_engine_options options = { .size = sizeof(options),
+						     .listen = "none",
 						     .name = names[i] };
 
 		want(-EINVAL, wh_engine_open(&options, &engine));

@@ -10,7 +10,8 @@
 
 #define LENGTH (1 * MIB)
 
-/* ---- memory that is not what it was -------------------------------------------------------------- */
+/* ---- memory that is not what it was
+ * -------------------------------------------------------------- */
 
 static uint64_t application_memory(size_t length)
 {
@@ -29,8 +30,8 @@ static void application_free(uint64_t address)
 	gpu_leave();
 }
 
-/* Freed, and then allocated again at the same address, under a region of either side, before and after
- * the batch was planned. */
+/* Freed, and then allocated again at the same address, under a region of either side, before and
+ * after the batch was planned. */
 static void memory__freed_and_reallocated(void **state)
 {
 	(void)state;
@@ -92,7 +93,8 @@ static void memory__past_its_end(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- contexts of the application's ---------------------------------------------------------------- */
+/* ---- contexts of the application's
+ * ---------------------------------------------------------------- */
 
 struct foreign {
 	void *context;
@@ -105,7 +107,8 @@ static void foreign_open(struct foreign *f, struct wh_engine *engine)
 	want(0, CU(cuCtxCreate_v2, (void **, unsigned int, int), &f->context, 0, 0));
 	want(0, CU(cuMemAlloc_v2, (uint64_t *, size_t), &f->address, LENGTH));
 	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
-	want(0, wh_region_register(engine, (void *)(uintptr_t)f->address, LENGTH, NULL, &f->region));
+	want(0,
+	     wh_region_register(engine, (void *)(uintptr_t)f->address, LENGTH, NULL, &f->region));
 }
 
 static void contexts__of_the_application(void **state)
@@ -174,14 +177,14 @@ static void contexts__left_alone(void **state)
 	want(0, CU(cuInit, (unsigned int), 0));
 	want(0, CU(cuCtxCreate_v2, (void **, unsigned int, int), &context, 0, 0));
 	want(0, CU(cuThreadExchangeStreamCaptureMode, (int *), &mode));
-#define STILL(call) \
-	do { \
-		int still_ = 1; \
-		call; \
-		want(0, CU(cuCtxGetCurrent, (void **), &seen)); \
-		want_true(seen == context, "another context after " #call); \
-		want(0, CU(cuThreadExchangeStreamCaptureMode, (int *), &still_)); \
-		want(1, still_); \
+#define STILL(call)                                                                                \
+	do {                                                                                       \
+		int still_ = 1;                                                                    \
+		call;                                                                              \
+		want(0, CU(cuCtxGetCurrent, (void **), &seen));                                    \
+		want_true(seen == context, "another context after " #call);                        \
+		want(0, CU(cuThreadExchangeStreamCaptureMode, (int *), &still_));                  \
+		want(1, still_);                                                                   \
 	} while (0)
 	for (unsigned int i = 0; i < 3; i++) {
 		uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_MANAGED, WH_MEMORY_PAGEABLE };
@@ -204,16 +207,33 @@ static void contexts__left_alone(void **state)
 	want(0, CU(cuCtxDestroy_v2, (void *), context));
 }
 
-/* ---- calls that fail ------------------------------------------------------------------------------ */
+/* ---- calls that fail
+ * ------------------------------------------------------------------------------ */
 
 static const char *const driver_calls[] = {
-	"cuCtxPushCurrent_v2", "cuMemAlloc_v2", "cuMemAllocAsync", "cuMemHostAlloc",
-	"cuMemHostGetDevicePointer_v2", "cuMemHostRegister_v2", "cuModuleLoadDataEx",
-	"cuModuleGetFunction", "cuStreamCreateWithPriority", "cuMemsetD8Async", "cuMemcpyAsync",
-	"cuMemcpyHtoDAsync_v2", "cuLaunchKernel", "cuStreamWriteValue32_v2",
-	"cuPointerGetAttribute", "cuCtxEnablePeerAccess", "cuMemGetAccess",
-	"cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
-	"cuIpcOpenMemHandle_v2", "cuDeviceGetUuid_v2",
+	"cuCtxPushCurrent_v2",
+	"cuMemAlloc_v2",
+	"cuMemAllocAsync",
+	"cuMemHostAlloc",
+	"cuMemHostGetDevicePointer_v2",
+	"cuMemHostRegister_v2",
+	"cuModuleLoadDataEx",
+	"cuModuleGetFunction",
+	"cuStreamCreateWithPriority",
+	"cuMemsetD8Async",
+	"cuMemcpyAsync",
+	"cuMemcpyHtoDAsync_v2",
+	"cuLaunchKernel",
+	"cuStreamWriteValue32_v2",
+	"cuPointerGetAttribute",
+	"cuCtxEnablePeerAccess",
+	"cuMemGetAccess",
+	"cuMemImportFromShareableHandle",
+	"cuMemAddressReserve",
+	"cuMemMap",
+	"cuMemSetAccess",
+	"cuIpcOpenMemHandle_v2",
+	"cuDeviceGetUuid_v2",
 };
 
 /* One blocks descriptor and some transfers of different lengths. */
@@ -222,9 +242,14 @@ static struct wh_batch *much(struct gpu_pair *p)
 	enum { COUNT = 600 };
 	uint64_t offsets[COUNT];
 	struct wh_base base = { .local = p->region, .remote = p->remote.id };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 512,
-				       .count = COUNT, .bases = &base, .base_count = 1,
-				       .local_offsets = offsets, .remote_offsets = offsets };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = 512,
+				       .count = COUNT,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_offsets = offsets,
+				       .remote_offsets = offsets };
 	struct wh_transfer t[4] = { 0 };
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
@@ -232,10 +257,12 @@ static struct wh_batch *much(struct gpu_pair *p)
 	for (uint64_t i = 0; i < COUNT; i++)
 		offsets[i] = i * 512;
 	for (uint64_t i = 0; i < 4; i++)
-		t[i] = (struct wh_transfer){ .local = p->region, .local_offset = 512 * COUNT + 4096 * i,
+		t[i] = (struct wh_transfer){ .local = p->region,
+					     .local_offset = 512 * COUNT + 4096 * i,
 					     .remote = p->remote.id,
 					     .remote_offset = 512 * COUNT + 4096 * i,
-					     .length = 4096 - i, .op = WH_WRITE };
+					     .length = 4096 - i,
+					     .op = WH_WRITE };
 	want(0, wh_batch_new(p->peer, NULL, &batch));
 	want(0, wh_blocks_prepare(p->peer, &desc, &blocks));
 	want(0, wh_batch_add_blocks(batch, blocks));
@@ -297,7 +324,8 @@ static void every_call(uint32_t here, uint32_t there, bool apart)
 				break;
 	for (int d = 0; d < 2; d++)
 		want(before[d], gpu_free_memory(d));
-	want_true(HARNESS_SLOW || count_maps() < maps + 100, "%u mappings before, %u now", maps, count_maps());
+	want_true(HARNESS_SLOW || count_maps() < maps + 100, "%u mappings before, %u now", maps,
+		  count_maps());
 }
 
 static void calls__device_to_pageable(void **state)
@@ -334,7 +362,8 @@ static void calls__to_another_process(void **state)
 	}
 }
 
-/* ---- GPUs that go -------------------------------------------------------------------------------- */
+/* ---- GPUs that go
+ * -------------------------------------------------------------------------------- */
 
 static void lost__while_batches_run(void **state)
 {
@@ -385,7 +414,8 @@ static void lost__while_batches_run(void **state)
 	}
 }
 
-/* ---- peers that go ------------------------------------------------------------------------------- */
+/* ---- peers that go
+ * ------------------------------------------------------------------------------- */
 
 static void peer__killed(void **state)
 {
@@ -398,8 +428,8 @@ static void peer__killed(void **state)
 		struct gpu_pair p;
 		int status;
 
-		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[i % 3], i % 3 == 2 ? NULL : "cuda:1",
-			      LENGTH, true);
+		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", kinds[i % 3],
+			      i % 3 == 2 ? NULL : "cuda:1", LENGTH, true);
 		batch = gpu_pair_batch(&p, i % 2 ? WH_WRITE : WH_READ);
 		want(0, gpu_run(batch));
 		if (i < 3) {
@@ -412,7 +442,8 @@ static void peer__killed(void **state)
 			want(-ECONNRESET, wh_batch_wait(batch, PATIENCE));
 		fake_heal();
 		status = gpu_run(batch);
-		want_true(status == -ECONNRESET, "%s: %s", strerrorname_np(-status), wh_error_text());
+		want_true(status == -ECONNRESET, "%s: %s", strerrorname_np(-status),
+			  wh_error_text());
 		want(0, wh_batch_free(batch));
 		gpu_pair_close(&p);
 		want(before[0], gpu_free_memory(0));
@@ -580,8 +611,8 @@ static bool read_back(struct gpu_pair *p, uint64_t seed)
 	return good;
 }
 
-/* A data connection is gone while a GPU's bytes are on it, in slots, in the socket, or with the owner and not
- * yet answered: they are gathered again. */
+/* A data connection is gone while a GPU's bytes are on it, in slots, in the socket, or with the
+ * owner and not yet answered: they are gathered again. */
 static void peer__connection_cut(void **state)
 {
 	static const uint32_t ops[] = { WH_WRITE, WH_READ };
@@ -614,8 +645,7 @@ static void peer__connection_cut(void **state)
 		proxy_slow(proxy, 0);
 		want_true(cuts > 0, "there was nothing to cut");
 		want(0, wh_batch_wait(batch, PATIENCE));
-		want_true(whole.op == WH_WRITE ? gpu_pair_copied(&p, round) :
-						 read_back(&p, round),
+		want_true(whole.op == WH_WRITE ? gpu_pair_copied(&p, round) : read_back(&p, round),
 			  "it is wrong in round %llu", (unsigned long long)round);
 		want(0, wh_batch_free(batch));
 	}
@@ -623,7 +653,8 @@ static void peer__connection_cut(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- what this process does not reach ------------------------------------------------------------ */
+/* ---- what this process does not reach
+ * ------------------------------------------------------------ */
 
 struct apart {
 	struct child *owner, *other;
@@ -643,7 +674,8 @@ static void apart_open(struct apart *a, const char *name, const char *value, con
 	unsetenv(name);
 	a->target = child_memory_at(a->owner, WH_MEMORY_VMM, length, "cuda:0");
 	child_region(a->owner, a->target, 0, length, "target", 0, NULL);
-	a->local = child_memory_at(a->other, where ? WH_MEMORY_DEVICE : WH_MEMORY_SHARED, length, where);
+	a->local = child_memory_at(a->other, where ? WH_MEMORY_DEVICE : WH_MEMORY_SHARED, length,
+				   where);
 	a->move = (struct child_transfer){ .length = length, .op = WH_WRITE, .remote = "target" };
 	a->move.region = child_region(a->other, a->local, 0, length, NULL, WH_ACCESS_NONE, NULL);
 	a->move.peer = child_peer(a->other, a->owner->url, NULL);
@@ -675,8 +707,8 @@ static void reach__no_peer_access(void **state)
 	apart_close(&a);
 }
 
-/* Another way is taken, and the explanation names why cuda is not; where nothing else may be taken it is
- * the error. */
+/* Another way is taken, and the explanation names why cuda is not; where nothing else may be taken
+ * it is the error. */
 static void want_refused(struct apart *a, const char *word)
 {
 	a->move.require = "cuda";
@@ -707,7 +739,7 @@ static void reach__device_not_visible(void **state)
 static void reach__compute_mode(void **state)
 {
 	static const char *const modes[] = { "20=2", "20=3" }, *const words[] = { "prohibited",
-										     "exclusive" };
+										  "exclusive" };
 
 	(void)state;
 	for (unsigned int i = 0; i < 2; i++) {
@@ -720,7 +752,8 @@ static void reach__compute_mode(void **state)
 	}
 }
 
-/* A driver of CUDA 10.1 on one side: memory of cuMemCreate cannot come there, and is not to be had. */
+/* A driver of CUDA 10.1 on one side: memory of cuMemCreate cannot come there, and is not to be had.
+ */
 static void reach__old_driver(void **state)
 {
 	const char *driver = getenv("TEST_CUDA");
@@ -729,7 +762,8 @@ static void reach__old_driver(void **state)
 	int memory;
 
 	(void)state;
-	snprintf(old, sizeof(old), "%.*s/libcuda-old.so", (int)(strrchr(driver, '/') - driver), driver);
+	snprintf(old, sizeof(old), "%.*s/libcuda-old.so", (int)(strrchr(driver, '/') - driver),
+		 driver);
 	memset(&a, 0, sizeof(a));
 	a.owner = child_start(NULL);
 	setenv("FAKE_CUDA_DRIVER", "10010", 1);
@@ -760,8 +794,8 @@ static void reach__old_driver(void **state)
 	apart_close(&a);
 }
 
-/* The owner in a PID namespace of its own: descriptors of cuMemCreate's memory go there and back, legacy
- * handles, by which the driver looks for a process, do not. */
+/* The owner in a PID namespace of its own: descriptors of cuMemCreate's memory go there and back,
+ * legacy handles, by which the driver looks for a process, do not. */
 static void reach__pid_namespace(void **state)
 {
 	int here = open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC), memory;
@@ -817,8 +851,10 @@ static void reach__parts_of_an_allocation(void **state)
 		want(PATTERN_GOOD, child_check(a.owner, memory, 4099, MIB, 0, 3));
 		want(PATTERN_GOOD, child_check(a.owner, memory, 2 * MIB + 1, MIB + 7, 0, 3));
 		want(PATTERN_GOOD, child_check(a.owner, memory, 0, 4099, 0, 9));
-		want(PATTERN_GOOD, child_check(a.owner, memory, 4099 + MIB, MIB - 4098, 4099 + MIB, 9));
-		want(PATTERN_GOOD, child_check(a.owner, memory, 3 * MIB + 8, MIB - 8, 3 * MIB + 8, 9));
+		want(PATTERN_GOOD,
+		     child_check(a.owner, memory, 4099 + MIB, MIB - 4098, 4099 + MIB, 9));
+		want(PATTERN_GOOD,
+		     child_check(a.owner, memory, 3 * MIB + 8, MIB - 8, 3 * MIB + 8, 9));
 		/* One goes, the other one stays mapped. */
 		want(0, child_unregister(a.owner, first));
 		want(0, child_transfer(a.other, &a.move, &a.result));
@@ -828,7 +864,8 @@ static void reach__parts_of_an_allocation(void **state)
 	apart_close(&a);
 }
 
-/* ---- host memory that several regions share ------------------------------------------------------- */
+/* ---- host memory that several regions share
+ * ------------------------------------------------------- */
 
 /* The first region page-locks what the second one lies in. */
 static void pinned__overlapping_regions(void **state)

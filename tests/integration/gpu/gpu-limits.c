@@ -71,9 +71,12 @@ static void blocks__hundred_thousand(void **state)
 	harness_limit(60);
 	assert_true(from && to);
 	for (unsigned int c = 0; c < 4; c++) {
-		struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE,
-					       .block_length = BLOCK, .count = COUNT,
-					       .base_count = 1, .local_offsets = from,
+		struct wh_blocks_desc desc = { .size = sizeof(desc),
+					       .op = WH_WRITE,
+					       .block_length = BLOCK,
+					       .count = COUNT,
+					       .base_count = 1,
+					       .local_offsets = from,
 					       .remote_offsets = to };
 		struct images images;
 		struct wh_base base;
@@ -100,8 +103,12 @@ static void blocks__three_hundred_bases(void **state)
 {
 	enum { COUNT = 50, BLOCK = 500, BASES = 300 };
 	struct wh_base bases[BASES];
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = BLOCK,
-				       .count = COUNT, .bases = bases, .base_count = BASES };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = BLOCK,
+				       .count = COUNT,
+				       .bases = bases,
+				       .base_count = BASES };
 	uint64_t offsets[COUNT];
 	struct images images;
 	struct gpu_pair p;
@@ -120,7 +127,8 @@ static void blocks__three_hundred_bases(void **state)
 			bases[b] = (struct wh_base){ p.region, at, p.remote.id, back };
 			for (size_t i = 0; i < COUNT; i++)
 				memcpy(images.target + back + (list & 2 ? offsets[i] : i * BLOCK),
-				       images.local + at + (list & 1 ? offsets[i] : i * BLOCK), BLOCK);
+				       images.local + at + (list & 1 ? offsets[i] : i * BLOCK),
+				       BLOCK);
 		}
 		run_blocks(&p, &desc, 2);
 		images_close(&images, &p);
@@ -133,8 +141,11 @@ static void blocks__beyond_4_gib(void **state)
 {
 	enum { PLACES = 64 };
 	const uint64_t block = 128 * KIB, count = SCALE(33000, 2000);
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = block,
-				       .count = count, .base_count = 1 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_READ,
+				       .block_length = block,
+				       .count = count,
+				       .base_count = 1 };
 	uint64_t *offsets = malloc(count * sizeof(*offsets));
 	struct images images;
 	struct wh_base base;
@@ -179,10 +190,12 @@ static void transfers__mixed_lengths(void **state)
 			random = random * 6364136223846793005u + 1442695040888963407u;
 			length = i % 100 == 99 ? 40000 + (random >> 40) % 40000 :
 						 1 + (random >> 33) % (i % 3 ? 100 : 9000);
-			t[i] = (struct wh_transfer){ .local = p.region, .local_offset = at,
+			t[i] = (struct wh_transfer){ .local = p.region,
+						     .local_offset = at,
 						     .remote = p.remote.id,
 						     .remote_offset = LENGTH - at - length,
-						     .length = length, .op = WH_WRITE };
+						     .length = length,
+						     .op = WH_WRITE };
 			memcpy(images.target + t[i].remote_offset, images.local + at, length);
 			at += length;
 		}
@@ -242,8 +255,10 @@ static void batch__several_gpus(void **state)
 	static const struct {
 		uint32_t kind;
 		const char *where;
-	} kinds[] = { { WH_MEMORY_DEVICE, "cuda:0" }, { WH_MEMORY_DEVICE, "cuda:1" },
-		      { WH_MEMORY_PAGEABLE, NULL },   { WH_MEMORY_MANAGED, "cuda:1" },
+	} kinds[] = { { WH_MEMORY_DEVICE, "cuda:0" },
+		      { WH_MEMORY_DEVICE, "cuda:1" },
+		      { WH_MEMORY_PAGEABLE, NULL },
+		      { WH_MEMORY_MANAGED, "cuda:1" },
 		      { WH_MEMORY_VMM, "cuda:0" } };
 	const size_t length = 300001;
 	struct wh_transfer t[20] = { 0 };
@@ -258,12 +273,13 @@ static void batch__several_gpus(void **state)
 	for (unsigned int urgent = 0; urgent < 2; urgent++) {
 		struct wh_batch_options options = { .size = sizeof(options), .priority = urgent };
 
-		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:1", 10 * length,
-			      false);
+		gpu_pair_open(&p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_DEVICE, "cuda:1",
+			      10 * length, false);
 		gpu_pair_fill(&p, 0);
 		pattern_fill(image, length, 0, 77);
 		for (unsigned int i = 0; i < 5; i++) {
-			struct wh_memory_options on = { .size = sizeof(on), .kind = kinds[i].kind,
+			struct wh_memory_options on = { .size = sizeof(on),
+							.kind = kinds[i].kind,
 							.location = kinds[i].where };
 
 			want(0, wh_memory_alloc(p.engine, length, &on, &memory[i]));
@@ -271,8 +287,10 @@ static void batch__several_gpus(void **state)
 			bytes_put(memory[i], image, length, kinds[i].kind);
 		}
 		for (unsigned int i = 0; i < 10; i++)
-			t[i] = (struct wh_transfer){ .local = regions[i % 5], .remote = p.remote.id,
-						     .remote_offset = i * length, .length = length,
+			t[i] = (struct wh_transfer){ .local = regions[i % 5],
+						     .remote = p.remote.id,
+						     .remote_offset = i * length,
+						     .length = length,
 						     .op = WH_WRITE };
 		want(0, wh_batch_new(p.peer, &options, &batch));
 		want(0, wh_batch_add(batch, t, 10));
@@ -337,9 +355,12 @@ static void batch__many_staged_parts(void **state)
 	gpu_pair_open(&p, WH_MEMORY_MANAGED, "cuda:0", WH_MEMORY_DEVICE, "cuda:1", LENGTH, false);
 	want(0, wh_region_register(p.engine, p.local, LENGTH, NULL, &second));
 	for (size_t i = 0; i < COUNT; i++)
-		t[i] = (struct wh_transfer){ .local = i % 2 ? second : p.region, .local_offset = i * 16,
-					     .remote = p.remote.id, .remote_offset = i * 16,
-					     .length = 16, .op = WH_WRITE };
+		t[i] = (struct wh_transfer){ .local = i % 2 ? second : p.region,
+					     .local_offset = i * 16,
+					     .remote = p.remote.id,
+					     .remote_offset = i * 16,
+					     .length = 16,
+					     .op = WH_WRITE };
 	want(0, wh_batch_new(p.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, t, COUNT));
 	want(0, wh_batch_submit(batch));
@@ -352,7 +373,8 @@ static void batch__many_staged_parts(void **state)
 	free(t);
 }
 
-/* ---- threads ------------------------------------------------------------------------------------- */
+/* ---- threads
+ * ------------------------------------------------------------------------------------- */
 
 struct worker {
 	pthread_t thread;
@@ -373,13 +395,20 @@ static void *work(void *arg)
 	struct wh_batch_options options = { .size = sizeof(options), .priority = w->number % 2 };
 	struct wh_base base = { p->region, w->number * SHARE, p->remote.id, w->number * SHARE };
 	uint64_t *from = malloc(COUNT * sizeof(*from)), *to = malloc(COUNT * sizeof(*to));
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 256,
-				       .count = COUNT, .bases = &base, .base_count = 1,
-				       .local_offsets = from, .remote_offsets = to };
-	struct wh_transfer rest = { .local = p->region, .remote = p->remote.id,
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = 256,
+				       .count = COUNT,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_offsets = from,
+				       .remote_offsets = to };
+	struct wh_transfer rest = { .local = p->region,
+				    .remote = p->remote.id,
 				    .local_offset = w->number * SHARE + COUNT * 256,
 				    .remote_offset = w->number * SHARE + COUNT * 256,
-				    .length = SHARE - COUNT * 256, .op = WH_WRITE };
+				    .length = SHARE - COUNT * 256,
+				    .op = WH_WRITE };
 	struct wh_blocks *blocks = NULL;
 	struct wh_batch *batch = NULL;
 
@@ -401,8 +430,8 @@ static void *work(void *arg)
 	return NULL;
 }
 
-/* The first use of a lane between two GPUs reads the other one's memory, and throws away what it read: a
- * race, for the thread sanitizer, with those who write there. */
+/* The first use of a lane between two GPUs reads the other one's memory, and throws away what it
+ * read: a race, for the thread sanitizer, with those who write there. */
 static void use_lanes(struct gpu_pair *p)
 {
 	for (unsigned int i = 0; i < 2; i++) {

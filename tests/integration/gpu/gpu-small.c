@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A few bytes to and from GPU memory of another process: through a CPU window onto the imported memory where
- * there is one, by the copy engine else; flags behind them; and what is left when either side goes. On the
- * fake CUDA driver without windows, on it and a stand-in for the NVIDIA kernel driver, or on the machine's
- * own GPU.
+ * A few bytes to and from GPU memory of another process: through a CPU window onto the imported
+ * memory where there is one, by the copy engine else; flags behind them; and what is left when
+ * either side goes. On the fake CUDA driver without windows, on it and a stand-in for the NVIDIA
+ * kernel driver, or on the machine's own GPU.
  */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
-#include "lib/gpu.h"
 #include "../../fake/nvidia-control.h"
+#include "lib/gpu.h"
 #include "platform/rm-abi.h"
 
 #define LENGTH (2 * MIB)
 #define AREA 24576 /* of it that is moved in and looked at */
 
-/* ---- where this runs ----------------------------------------------------------------------------- */
+/* ---- where this runs
+ * ----------------------------------------------------------------------------- */
 
 #pragma weak fake_nvidia_state
 #pragma weak fake_nvidia_fail
@@ -73,7 +74,8 @@ static bool has_windows(struct wh_engine *engine)
 	return opens;
 }
 
-/* ---- two processes, with images of what each is to hold ------------------------------------------ */
+/* ---- two processes, with images of what each is to hold
+ * ------------------------------------------ */
 
 struct small {
 	struct gpu_pair p;
@@ -114,12 +116,15 @@ static void small_close(struct small *s)
 	free(s->seen);
 }
 
-static struct wh_transfer one_of(const struct small *s, uint32_t op, uint64_t local, uint64_t remote,
-				 uint64_t length)
+static struct wh_transfer one_of(const struct small *s, uint32_t op, uint64_t local,
+				 uint64_t remote, uint64_t length)
 {
-	return (struct wh_transfer){ .local = s->p.region, .local_offset = local,
-				     .remote = s->p.remote.id, .remote_offset = remote,
-				     .length = length, .op = op };
+	return (struct wh_transfer){ .local = s->p.region,
+				     .local_offset = local,
+				     .remote = s->p.remote.id,
+				     .remote_offset = remote,
+				     .length = length,
+				     .op = op };
 }
 
 static struct wh_batch *batch_of(struct small *s, const struct wh_transfer *transfers, size_t count)
@@ -150,7 +155,8 @@ static bool by_window(struct wh_batch *batch)
 }
 
 /* True: by a window, and then it is done when it has been submitted. */
-static bool small_move(struct small *s, uint32_t op, uint64_t local, uint64_t remote, uint64_t length)
+static bool small_move(struct small *s, uint32_t op, uint64_t local, uint64_t remote,
+		       uint64_t length)
 {
 	struct wh_transfer one = one_of(s, op, local, remote, length);
 	struct wh_batch *batch = batch_of(s, &one, 1);
@@ -188,7 +194,8 @@ static void tell_why(struct small *s)
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- what is moved ------------------------------------------------------------------------------- */
+/* ---- what is moved
+ * ------------------------------------------------------------------------------- */
 
 /* Both ways, at odd places. `must`: through a window, where there are any. */
 static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, bool must)
@@ -197,7 +204,8 @@ static void move_lengths(uint32_t here, uint32_t there, const char *elsewhere, b
 	bool window;
 
 	small_open_with(&s, here, there, elsewhere, child_start(NULL));
-	for (uint64_t length = 1; length <= 9000; length += length < 70 ? SCALE(1, 5) : length / SCALE(3, 1)) {
+	for (uint64_t length = 1; length <= 9000;
+	     length += length < 70 ? SCALE(1, 5) : length / SCALE(3, 1)) {
 		uint64_t local = 1 + length * 7 % 131, remote = 1 + length * 13 % 127;
 
 		window = small_move(&s, WH_WRITE, local, remote, length);
@@ -246,7 +254,8 @@ static void apart__legacy(void **state)
 	move_lengths(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, NULL, fake_nvidia_state);
 }
 
-/* CUDA opens a legacy handle for one GPU at a time; the one that our side lies on is not the memory's own. */
+/* CUDA opens a legacy handle for one GPU at a time; the one that our side lies on is not the
+ * memory's own. */
 static void apart__on_another_gpu(void **state)
 {
 	(void)state;
@@ -261,15 +270,20 @@ static void apart__several(void **state)
 	uint64_t offsets[24];
 	struct wh_transfer t[5];
 	struct wh_base base;
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .block_length = 33, .bases = &base,
-				       .base_count = 1, .remote_offsets = offsets };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .block_length = 33,
+				       .bases = &base,
+				       .base_count = 1,
+				       .remote_offsets = offsets };
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 	struct small s;
 
 	(void)state;
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
-	base = (struct wh_base){ .local = s.p.region, .remote = s.p.remote.id, .local_offset = 4000 };
+	base = (struct wh_base){ .local = s.p.region,
+				 .remote = s.p.remote.id,
+				 .local_offset = 4000 };
 	for (unsigned int i = 0; i < 24; i++)
 		offsets[i] = 64 * ((7 * i) % 24) + i;
 	for (unsigned int i = 0; i < 5; i++)
@@ -297,7 +311,8 @@ static void apart__several(void **state)
 	small_close(&s);
 }
 
-/* ---- flags --------------------------------------------------------------------------------------- */
+/* ---- flags
+ * --------------------------------------------------------------------------------------- */
 
 #define ROUNDS SCALE(60, 20)
 #define WORDS 1024 /* of what the flag is about: 8 KiB */
@@ -376,7 +391,8 @@ static void flags__come_last(void **state)
 	free(words);
 }
 
-/* ---- by what --------------------------------------------------------------------------------------- */
+/* ---- by what
+ * --------------------------------------------------------------------------------------- */
 
 static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *window)
 {
@@ -390,8 +406,8 @@ static uint64_t duration(struct small *s, uint32_t op, uint64_t length, bool *wi
 	return estimate.duration;
 }
 
-/* What is told beforehand: writes through the window cost what it was measured to, reads more for each byte,
- * and what is long goes by the copy engine. */
+/* What is told beforehand: writes through the window cost what it was measured to, reads more for
+ * each byte, and what is long goes by the copy engine. */
 static void explain__by_size(void **state)
 {
 	uint64_t few, more, many, reads;
@@ -438,7 +454,8 @@ static void explain__switched_off(void **state)
 	small_close(&s);
 }
 
-/* ---- what is refused ------------------------------------------------------------------------------- */
+/* ---- what is refused
+ * ------------------------------------------------------------------------------- */
 
 #define NO_EXPORT "0x13d05:0:0x56" /* an owner whose kernel driver exports no objects */
 
@@ -503,7 +520,8 @@ static void refused__by_the_owner(void **state)
 {
 	static const char *const owners[][3] = {
 		{ "FAKE_NVIDIA_FAIL", NO_EXPORT, "its owner: /dev/nvidiactl: EXPORT_OBJECT_TO_FD" },
-		{ "FAKE_NVIDIA_VERSION", "999.1", "its owner: NVIDIA driver 999.1 has not been seen" },
+		{ "FAKE_NVIDIA_VERSION", "999.1",
+		  "its owner: NVIDIA driver 999.1 has not been seen" },
 		{ "WHERRY_WINDOW", "driver", "its owner: its knob window is driver" },
 	};
 
@@ -550,9 +568,11 @@ static void refused__unknown_driver(void **state)
 	fake_nvidia_version("");
 }
 
-/* ---- who goes -------------------------------------------------------------------------------------- */
+/* ---- who goes
+ * -------------------------------------------------------------------------------------- */
 
-/* The owner takes its region back: it is not told that we have let go before the window is closed. */
+/* The owner takes its region back: it is not told that we have let go before the window is closed.
+ */
 static void going__withdrawn(void **state)
 {
 	struct wh_transfer one;
@@ -625,7 +645,8 @@ static void going__fork(void **state)
 	small_close(&s);
 }
 
-/* ---- many at once ---------------------------------------------------------------------------------- */
+/* ---- many at once
+ * ---------------------------------------------------------------------------------- */
 
 #define THREADS 3
 
@@ -705,15 +726,21 @@ static void self__overlap(void **state)
 		uint64_t local, remote, length;
 		int error;
 	} cases[] = {
-		{ 0, 4096, 4096, 0 },	  { 4096, 0, 4096, 0 },	   { 0, 0, LENGTH, 0 },
-		{ 0, 1, 2, -EINVAL },	  { 1, 0, 2, -EINVAL },	   { 0, 4095, 4096, -EINVAL },
+		{ 0, 4096, 4096, 0 },       { 4096, 0, 4096, 0 },
+		{ 0, 0, LENGTH, 0 },        { 0, 1, 2, -EINVAL },
+		{ 1, 0, 2, -EINVAL },       { 0, 4095, 4096, -EINVAL },
 		{ 4095, 0, 4096, -EINVAL }, { 0, LENGTH / 2 - 1, LENGTH / 2, -EINVAL },
 	};
 	struct wh_transfer transfer = { .op = WH_WRITE };
 	const uint64_t offsets[] = { 0, 8192 }, shifted[] = { 64, 8192 };
 	struct wh_base base = { 0 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_READ, .block_length = 128, .count = 2,
-				       .bases = &base, .base_count = 1, .local_offsets = offsets,
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_READ,
+				       .block_length = 128,
+				       .count = 2,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_offsets = offsets,
 				       .remote_offsets = shifted };
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
@@ -729,9 +756,11 @@ static void self__overlap(void **state)
 		transfer.remote_offset = cases[i].remote;
 		transfer.length = cases[i].length;
 		want(cases[i].error, wh_batch_add(batch, &transfer, 1));
-		want_true(!cases[i].error || strstr(wh_error_text(), "overlap"), "%s", wh_error_text());
+		want_true(!cases[i].error || strstr(wh_error_text(), "overlap"), "%s",
+			  wh_error_text());
 	}
-	want_text(-EINVAL, "block 0: source and target overlap", wh_blocks_prepare(p.peer, &desc, &blocks));
+	want_text(-EINVAL, "block 0: source and target overlap",
+		  wh_blocks_prepare(p.peer, &desc, &blocks));
 	base.remote_offset = 256;
 	want(0, wh_blocks_prepare(p.peer, &desc, &blocks));
 	wh_blocks_free(blocks);

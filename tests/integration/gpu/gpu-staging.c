@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What moving a GPU's memory takes: kernels, which there may be none for, lanes and pinned memory, made before
- * the first request and bounded. */
+/* What moving a GPU's memory takes: kernels, which there may be none for, lanes and pinned memory,
+ * made before the first request and bounded. */
 #include "lib/gpu.h"
 
 #define LENGTH (2 * MIB)
 
-/* ---- without kernels ----------------------------------------------------------------------------- */
+/* ---- without kernels
+ * ----------------------------------------------------------------------------- */
 
 enum { COUNT = 300, BLOCK = 999 };
 
@@ -15,9 +16,14 @@ static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *optio
 {
 	uint64_t from[COUNT], to[COUNT];
 	struct wh_base base = { .local = p->region, .remote = p->remote.id };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = op, .block_length = BLOCK,
-				       .count = COUNT, .bases = &base, .base_count = 1,
-				       .local_offsets = from, .remote_offsets = to };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = op,
+				       .block_length = BLOCK,
+				       .count = COUNT,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_offsets = from,
+				       .remote_offsets = to };
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 
@@ -39,13 +45,19 @@ static void move_blocks(struct gpu_pair *p, const struct wh_batch_options *optio
 	wh_blocks_free(blocks);
 }
 
-/* Blocks and one long piece, both ways, by `transport`; the explanation of the last goes to `text`. */
+/* Blocks and one long piece, both ways, by `transport`; the explanation of the last goes to `text`.
+ */
 static void move_all(struct gpu_pair *p, const char *transport, char text[2048])
 {
 	struct wh_batch_options options = { .size = sizeof(options), .require = transport };
-	unsigned char *ours = malloc(p->length), *theirs = malloc(p->length), *seen = malloc(p->length);
-	struct wh_transfer long_one = { .local = p->region, .local_offset = 3, .remote = p->remote.id,
-					.remote_offset = 5, .length = p->length - 5, .op = WH_WRITE };
+	unsigned char *ours = malloc(p->length), *theirs = malloc(p->length),
+		      *seen = malloc(p->length);
+	struct wh_transfer long_one = { .local = p->region,
+					.local_offset = 3,
+					.remote = p->remote.id,
+					.remote_offset = 5,
+					.length = p->length - 5,
+					.op = WH_WRITE };
 
 	assert_true(ours && theirs && seen);
 	gpu_pair_fill(p, 1);
@@ -82,8 +94,9 @@ static void want_word(const char *text, const char *word)
 	want_true(strstr(text, word), "\"%s\" in %s", word, text);
 }
 
-/* A GPU that there is no image for, and whose driver compiles none: copy engines do all of it, between GPUs, to
- * the host and back, through pinned memory and over TCP, and the explanation says why in the compiler's words. */
+/* A GPU that there is no image for, and whose driver compiles none: copy engines do all of it,
+ * between GPUs, to the host and back, through pinned memory and over TCP, and the explanation says
+ * why in the compiler's words. */
 static void kernels__none_here(void **state)
 {
 	static const struct {
@@ -91,10 +104,14 @@ static void kernels__none_here(void **state)
 		const char *where, *transport, *way;
 		bool apart;
 	} cases[] = {
-		{ WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", "cuda", "copy engine of cuda:0, push", false },
-		{ WH_MEMORY_DEVICE, WH_MEMORY_VMM, "cuda:1", "cuda", "copy engine of cuda:0, push", true },
-		{ WH_MEMORY_PINNED, WH_MEMORY_DEVICE, "cuda:0", "cuda", "copy engine of cuda:0, from host", false },
-		{ WH_MEMORY_DEVICE, WH_MEMORY_SHARED, NULL, "cuda", "copy engine of cuda:0, to host", true },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", "cuda",
+		  "copy engine of cuda:0, push", false },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_VMM, "cuda:1", "cuda", "copy engine of cuda:0, push",
+		  true },
+		{ WH_MEMORY_PINNED, WH_MEMORY_DEVICE, "cuda:0", "cuda",
+		  "copy engine of cuda:0, from host", false },
+		{ WH_MEMORY_DEVICE, WH_MEMORY_SHARED, NULL, "cuda",
+		  "copy engine of cuda:0, to host", true },
 		{ WH_MEMORY_DEVICE, WH_MEMORY_MANAGED, "cuda:0", "cuda", "staged", false },
 		{ WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "cuda:1", "tcp", "pinned memory", true },
 	};
@@ -111,8 +128,8 @@ static void kernels__none_here(void **state)
 		/* As one of compute capability 7.0. */
 		want(0, set(75, 7));
 		want(0, set(76, 0));
-		gpu_pair_open(&p, cases[i].here, bytes_on_gpu(cases[i].here) ? "cuda:0" : NULL, cases[i].there,
-			      cases[i].where, LENGTH, cases[i].apart);
+		gpu_pair_open(&p, cases[i].here, bytes_on_gpu(cases[i].here) ? "cuda:0" : NULL,
+			      cases[i].there, cases[i].where, LENGTH, cases[i].apart);
 		move_all(&p, cases[i].transport, text);
 		want_word(text, cases[i].way);
 		want_word(text, "no kernels, its copy engines do everything");
@@ -121,7 +138,8 @@ static void kernels__none_here(void **state)
 		batch = gpu_pair_batch(&p, WH_WRITE);
 		want(0, wh_batch_estimate(batch, &estimate));
 		want_true(estimate.duration && !estimate.kernel && !estimate.ctas, "%llu, %llu",
-			  (unsigned long long)estimate.duration, (unsigned long long)estimate.kernel);
+			  (unsigned long long)estimate.duration,
+			  (unsigned long long)estimate.kernel);
 		want(0, wh_batch_free(batch));
 		gpu_pair_close(&p);
 		fake_heal();
@@ -166,10 +184,11 @@ static void kernels__other_errors(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- before it is asked for ---------------------------------------------------------------------- */
+/* ---- before it is asked for
+ * ---------------------------------------------------------------------- */
 
-/* Two engines of this process, whose calls of the driver are counted together, and nothing but TCP between
- * them. */
+/* Two engines of this process, whose calls of the driver are counted together, and nothing but TCP
+ * between them. */
 struct pair {
 	struct wh_engine *owner, *asker;
 	struct wh_peer *peer;
@@ -183,7 +202,9 @@ struct pair {
 static struct wh_engine *engine(const char *listen, const char *transports)
 {
 	const char *config[] = { transports, NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = listen, .config = config };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = listen,
+					     .config = config };
 	struct wh_engine *out;
 
 	want(0, wh_engine_open(&options, &out));
@@ -193,7 +214,9 @@ static struct wh_engine *engine(const char *listen, const char *transports)
 static void publish(struct pair *p)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
-	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:1" };
+	struct wh_memory_options on = { .size = sizeof(on),
+					.kind = WH_MEMORY_DEVICE,
+					.location = "cuda:1" };
 
 	want(0, wh_memory_alloc(p->owner, p->length, &on, (void **)&p->target));
 	want(0, wh_region_register(p->owner, p->target, p->length, &named, &p->theirs));
@@ -206,7 +229,8 @@ static void connect_to(struct pair *p)
 
 static void have_local(struct pair *p, uint32_t kind)
 {
-	struct wh_memory_options on = { .size = sizeof(on), .kind = kind,
+	struct wh_memory_options on = { .size = sizeof(on),
+					.kind = kind,
 					.location = bytes_on_gpu(kind) ? "cuda:0" : NULL };
 
 	p->here = kind;
@@ -227,7 +251,9 @@ static void pair_close(struct pair *p)
 
 static struct wh_batch *pair_batch(struct pair *p, uint32_t op)
 {
-	struct wh_transfer whole = { .local = p->ours, .remote = p->remote.id, .length = p->length, .op = op };
+	struct wh_transfer whole = {
+		.local = p->ours, .remote = p->remote.id, .length = p->length, .op = op
+	};
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(p->peer, NULL, &batch));
@@ -263,9 +289,11 @@ static void put(struct pair *p, bool there, uint64_t seed)
 }
 
 /* What is slow, or waits for the device. */
-static const char *const makers[] = { "cuModuleLoadDataEx", "cuModuleLoadData", "cuFuncLoad", "cuStreamCreate",
-				      "cuStreamCreateWithPriority", "cuMemHostAlloc", "cuMemAlloc_v2",
-				      "cuDevicePrimaryCtxRetain" };
+static const char *const makers[] = {
+	"cuModuleLoadDataEx", "cuModuleLoadData",           "cuFuncLoad",
+	"cuStreamCreate",     "cuStreamCreateWithPriority", "cuMemHostAlloc",
+	"cuMemAlloc_v2",      "cuDevicePrimaryCtxRetain"
+};
 enum { MAKERS = sizeof(makers) / sizeof(makers[0]) };
 
 static void count_all(uint64_t counts[MAKERS])
@@ -274,9 +302,9 @@ static void count_all(uint64_t counts[MAKERS])
 		counts[i] = fake_calls(makers[i]);
 }
 
-/* The first write and the first read of an owner's GPU: neither it nor the one that asks loads a module, makes a
- * stream or allocates, once the peer is connected and the batch is planned. The region is there before the peer, or
- * comes after it. */
+/* The first write and the first read of an owner's GPU: neither it nor the one that asks loads a
+ * module, makes a stream or allocates, once the peer is connected and the batch is planned. The
+ * region is there before the peer, or comes after it. */
 static void first_request__makes_nothing(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_SHARED, WH_MEMORY_DEVICE };
@@ -309,22 +337,25 @@ static void first_request__makes_nothing(void **state)
 		want(0, gpu_run(batch));
 		count_all(after);
 		for (unsigned int k = 0; k < MAKERS; k++)
-			want_true(before[k] == after[k], "case %u: %s is called %llu times", i, makers[k],
-				  (unsigned long long)(after[k] - before[k]));
+			want_true(before[k] == after[k], "case %u: %s is called %llu times", i,
+				  makers[k], (unsigned long long)(after[k] - before[k]));
 		want_true(same(&p, i), "case %u: the bytes are wrong", i);
 		want(0, wh_batch_free(batch));
 		pair_close(&p);
 	}
 }
 
-/* A GPU's region takes no kernels and no pinned memory as long as no peer needs them: none is there, or one of
- * this host, whose GPUs reach it; a region that peers may not use takes none at all. */
+/* A GPU's region takes no kernels and no pinned memory as long as no peer needs them: none is
+ * there, or one of this host, whose GPUs reach it; a region that peers may not use takes none at
+ * all. */
 static void first_request__nothing_for_nobody(void **state)
 {
 	uint64_t (*host_bytes)(void) = (uint64_t(*)(void))gpu_symbol("fake_cuda_host_bytes");
 	uint64_t loads = fake_calls("cuModuleLoadDataEx"), pinned = host_bytes();
 	struct wh_region_options alone = { .size = sizeof(alone), .access = WH_ACCESS_NONE };
-	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE, .location = "cuda:0" };
+	struct wh_memory_options on = { .size = sizeof(on),
+					.kind = WH_MEMORY_DEVICE,
+					.location = "cuda:0" };
 	struct wh_region *region;
 	struct wh_peer *far;
 	struct pair p = { .length = LENGTH };
@@ -347,7 +378,8 @@ static void first_request__nothing_for_nobody(void **state)
 	want(0, wh_peer_open(p.asker, wh_engine_url(p.owner), NULL, &far));
 	gpu_settled(0);
 	want_true(fake_calls("cuModuleLoadDataEx") == loads, "for a region that is nobody's");
-	want_true(host_bytes() == pinned, "pinned: %llu", (unsigned long long)(host_bytes() - pinned));
+	want_true(host_bytes() == pinned, "pinned: %llu",
+		  (unsigned long long)(host_bytes() - pinned));
 	want(0, wh_peer_close(far));
 	want(0, wh_region_unregister(region));
 	want(0, wh_memory_free(p.owner, memory));
@@ -397,13 +429,14 @@ static void first_request__closed_meanwhile(void **state)
 	}
 }
 
-/* ---- bounds ---------------------------------------------------------------------------------------- */
+/* ---- bounds
+ * ---------------------------------------------------------------------------------------- */
 
 #define FOR_STAGING (64 * MIB)
 #define FOR_A_LANE (2 * MIB) /* its lists */
 
-/* More than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at either engine,
- * beside each lane's lists. No two batches have bytes in common. */
+/* More than there are slots, both ways, by many connections: at most 64 MiB are pinned for it at
+ * either engine, beside each lane's lists. No two batches have bytes in common. */
 static void pinned__bounded(void **state)
 {
 	enum { BATCHES = 24, LANES = 2 /* GPUs */ * 2 /* ways */ * 2 /* urgencies */ };
@@ -423,10 +456,14 @@ static void pinned__bounded(void **state)
 	connect_to(&p);
 	want(0, wh_peer_find(p.peer, "target", PATIENCE, &p.remote));
 	for (unsigned int i = 0; i < count; i++) {
-		struct wh_transfer part = { .local = p.ours, .local_offset = i * share, .remote = p.remote.id,
-					    .remote_offset = i * share, .length = share,
+		struct wh_transfer part = { .local = p.ours,
+					    .local_offset = i * share,
+					    .remote = p.remote.id,
+					    .remote_offset = i * share,
+					    .length = share,
 					    .op = i % 2 ? WH_READ : WH_WRITE };
-		struct wh_batch_options options = { .size = sizeof(options), .priority = i % 3 == 0 };
+		struct wh_batch_options options = { .size = sizeof(options),
+						    .priority = i % 3 == 0 };
 
 		want(0, wh_batch_new(p.peer, &options, &batches[i]));
 		want(0, wh_batch_add(batches[i], &part, 1));
@@ -439,16 +476,20 @@ static void pinned__bounded(void **state)
 		want(0, wh_batch_free(batches[i]));
 	}
 	fake_heal();
-	/* Slots that have been made stay, so that this is the most there was. Each engine asks or serves here. */
+	/* Slots that have been made stay, so that this is the most there was. Each engine asks or
+	 * serves here. */
 	most = host_bytes() - before;
 	want_true(most <= FOR_STAGING + LANES * FOR_A_LANE + MIB, "%llu MiB",
 		  (unsigned long long)(most / MIB));
-	want_true(most > 16 * MIB, "only %llu MiB: it was not put to use", (unsigned long long)(most / MIB));
+	want_true(most > 16 * MIB, "only %llu MiB: it was not put to use",
+		  (unsigned long long)(most / MIB));
 	pair_close(&p);
-	want_true(host_bytes() == before, "%llu bytes stay", (unsigned long long)(host_bytes() - before));
+	want_true(host_bytes() == before, "%llu bytes stay",
+		  (unsigned long long)(host_bytes() - before));
 }
 
-/* ---- captures ---------------------------------------------------------------------------------------- */
+/* ---- captures
+ * ---------------------------------------------------------------------------------------- */
 
 static int gpu_run_once(struct gpu_pair *p, uint32_t op)
 {
@@ -459,8 +500,8 @@ static int gpu_run_once(struct gpu_pair *p, uint32_t op)
 	return error;
 }
 
-/* Memory of another process, whose descriptors and handles come here; and ours goes there, for which it asks
- * our engine. */
+/* Memory of another process, whose descriptors and handles come here; and ours goes there, for
+ * which it asks our engine. */
 static void captured_apart(unsigned (*capture)(int))
 {
 	static const uint32_t kinds[] = { WH_MEMORY_VMM, WH_MEMORY_DEVICE };
@@ -478,9 +519,12 @@ static void captured_apart(unsigned (*capture)(int))
 		want(0, gpu_run_once(&p, WH_WRITE));
 		want(0, gpu_run_once(&p, WH_READ));
 		owner = engine("127.0.0.1:0", NULL);
-		want(0, wh_memory_alloc(owner, LENGTH, &(struct wh_memory_options){
-			.size = sizeof(struct wh_memory_options), .kind = kinds[i], .location = "cuda:0" },
-			&memory));
+		want(0, wh_memory_alloc(owner, LENGTH,
+					&(struct wh_memory_options){
+						.size = sizeof(struct wh_memory_options),
+						.kind = kinds[i],
+						.location = "cuda:0" },
+					&memory));
 		want(0, wh_region_register(owner, memory, LENGTH, &named, &region));
 		back.peer = child_peer(p.child, wh_engine_url(owner), NULL);
 		back.region = p.child_region;
@@ -494,20 +538,23 @@ static void captured_apart(unsigned (*capture)(int))
 	}
 }
 
-/* Another thread of the application captures a stream in the global mode, in which CUDA refuses what might spoil it
- * to every thread. Engines come and go meanwhile, regions, windows, lanes, batches of every way; none of their
- * calls is refused, and the caller's own mode stays what it was. */
+/* Another thread of the application captures a stream in the global mode, in which CUDA refuses
+ * what might spoil it to every thread. Engines come and go meanwhile, regions, windows, lanes,
+ * batches of every way; none of their calls is refused, and the caller's own mode stays what it
+ * was. */
 static void captures__are_left_alone(void **state)
 {
 	unsigned (*capture)(int) = (unsigned (*)(int))gpu_symbol("fake_cuda_capture_elsewhere");
-	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM, WH_MEMORY_PINNED, WH_MEMORY_MANAGED,
-					  WH_MEMORY_PAGEABLE, WH_MEMORY_POOL };
+	static const uint32_t kinds[] = { WH_MEMORY_DEVICE,  WH_MEMORY_VMM,      WH_MEMORY_PINNED,
+					  WH_MEMORY_MANAGED, WH_MEMORY_PAGEABLE, WH_MEMORY_POOL };
 	int mode;
 
 	(void)state;
 	for (unsigned int i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
-		struct wh_memory_options on = { .size = sizeof(on), .kind = kinds[i],
-						.location = bytes_on_gpu(kinds[i]) ? "cuda:0" : NULL };
+		struct wh_memory_options on = { .size = sizeof(on),
+						.kind = kinds[i],
+						.location =
+							bytes_on_gpu(kinds[i]) ? "cuda:0" : NULL };
 		struct wh_estimate estimate = { .size = sizeof(estimate) };
 		struct wh_peer *self;
 		struct wh_remote remote;

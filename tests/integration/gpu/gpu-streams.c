@@ -18,7 +18,8 @@ static void open_device(struct gpu_pair *p)
 	gpu_pair_open(p, WH_MEMORY_DEVICE, "cuda:0", WH_MEMORY_PINNED, NULL, LENGTH, false);
 }
 
-/* ---- a batch behind a stream --------------------------------------------------------------------- */
+/* ---- a batch behind a stream
+ * --------------------------------------------------------------------- */
 
 static void after__order_holds(void **state)
 {
@@ -160,7 +161,8 @@ static void after__default_streams(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- a stream behind a batch --------------------------------------------------------------------- */
+/* ---- a stream behind a batch
+ * --------------------------------------------------------------------- */
 
 enum end { END_WELL, END_CANCELLED, END_FAILED, ENDS };
 
@@ -273,12 +275,13 @@ static void hold__peer_dies(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- what the driver refuses --------------------------------------------------------------------- */
+/* ---- what the driver refuses
+ * --------------------------------------------------------------------- */
 
 static void faults__every_call(void **state)
 {
-	static const char *const calls[] = { "cuStreamGetCtx", "cuCtxPushCurrent_v2", "cuEventCreate",
-					     "cuEventRecord" };
+	static const char *const calls[] = { "cuStreamGetCtx", "cuCtxPushCurrent_v2",
+					     "cuEventCreate", "cuEventRecord" };
 	static const char *const holds[] = { "cuStreamGetCtx", "cuMemHostAlloc",
 					     "cuMemHostGetDevicePointer_v2",
 					     "cuStreamWaitValue32_v2" };
@@ -347,7 +350,8 @@ static void faults__captured(void **state)
 	gpu_pair_close(&p);
 }
 
-/* ---- many ---------------------------------------------------------------------------------------- */
+/* ---- many
+ * ---------------------------------------------------------------------------------------- */
 
 struct worker {
 	pthread_t thread;
@@ -363,8 +367,12 @@ static void *work(void *arg)
 	struct worker *w = arg;
 	struct gpu_pair *p = w->pair;
 	uint64_t at = w->number * 8192;
-	struct wh_transfer part = { .local = p->region, .local_offset = at, .remote = p->remote.id,
-				    .remote_offset = at, .length = 8192, .op = WH_WRITE };
+	struct wh_transfer part = { .local = p->region,
+				    .local_offset = at,
+				    .remote = p->remote.id,
+				    .remote_offset = at,
+				    .length = 8192,
+				    .op = WH_WRITE };
 	struct gpu_block *block = &w->block, *held = &w->held;
 	struct wh_stream first = stream_of(block), second = stream_of(held);
 	struct wh_batch *batch;
@@ -407,11 +415,13 @@ static void many__threads(void **state)
 	open_device(&p);
 	gpu_pair_fill(&p, 1);
 	for (unsigned int i = 0; i < 8; i++) {
-		/* A real driver has the functions of all streams called by one thread, one after the other. */
-		workers[i] = (struct worker){ .pair = &p, .number = i,
+		/* A real driver has the functions of all streams called by one thread, one after
+		 * the other. */
+		workers[i] = (struct worker){ .pair = &p,
+					      .number = i,
 					      .rounds = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
-		/* None is made or destroyed while another stands: a real driver waits for that one's function then,
-		 * and has those wait who are to let it go on. */
+		/* None is made or destroyed while another stands: a real driver waits for that
+		 * one's function then, and has those wait who are to let it go on. */
 		gpu_block(&workers[i].block, 0);
 		workers[i].block.open = 1;
 		gpu_block(&workers[i].held, 0);

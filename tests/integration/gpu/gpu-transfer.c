@@ -6,7 +6,7 @@
 #include "lib/harness.h"
 
 #define LENGTH (5 * MIB / 2) /* of each memory: two slots of a staging and a half */
-#define GUARD 65539          /* bytes around what is moved that must stay as they are */
+#define GUARD 65539 /* bytes around what is moved that must stay as they are */
 
 struct side {
 	const char *name;
@@ -15,16 +15,11 @@ struct side {
 };
 
 static const struct side sides[] = {
-	{ "pageable", WH_MEMORY_PAGEABLE, NULL },
-	{ "shared", WH_MEMORY_SHARED, NULL },
-	{ "pinned", WH_MEMORY_PINNED, NULL },
-	{ "mapped", WH_MEMORY_MAPPED, NULL },
-	{ "device", WH_MEMORY_DEVICE, "cuda:0" },
-	{ "device1", WH_MEMORY_DEVICE, "cuda:1" },
-	{ "vmm", WH_MEMORY_VMM, "cuda:0" },
-	{ "vmm1", WH_MEMORY_VMM, "cuda:1" },
-	{ "pool", WH_MEMORY_POOL, "cuda:0" },
-	{ "managed", WH_MEMORY_MANAGED, "cuda:0" },
+	{ "pageable", WH_MEMORY_PAGEABLE, NULL }, { "shared", WH_MEMORY_SHARED, NULL },
+	{ "pinned", WH_MEMORY_PINNED, NULL },     { "mapped", WH_MEMORY_MAPPED, NULL },
+	{ "device", WH_MEMORY_DEVICE, "cuda:0" }, { "device1", WH_MEMORY_DEVICE, "cuda:1" },
+	{ "vmm", WH_MEMORY_VMM, "cuda:0" },       { "vmm1", WH_MEMORY_VMM, "cuda:1" },
+	{ "pool", WH_MEMORY_POOL, "cuda:0" },     { "managed", WH_MEMORY_MANAGED, "cuda:0" },
 };
 #define SIDES (sizeof(sides) / sizeof(sides[0]))
 
@@ -42,7 +37,8 @@ struct pair {
 
 static unsigned char *allocate(struct wh_engine *engine, const struct side *side, size_t length)
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = side->kind,
+	struct wh_memory_options options = { .size = sizeof(options),
+					     .kind = side->kind,
 					     .location = side->location };
 	void *memory;
 
@@ -65,8 +61,8 @@ static void pair_open(struct pair *p, const struct side *here, const struct side
 		child_region(child, p->memory, 0, length, "target", 0, NULL);
 	} else {
 		p->target = allocate(p->engine, there, length);
-		want(0, wh_region_register(p->engine, p->target, length, &named,
-					   &p->target_region));
+		want(0,
+		     wh_region_register(p->engine, p->target, length, &named, &p->target_region));
 	}
 	want(0, wh_peer_open(p->engine, child ? child->url : "self", NULL, &p->peer));
 	want(0, wh_peer_find(p->peer, "target", PATIENCE, &p->remote));
@@ -140,8 +136,8 @@ static void add_transfers(const struct work *work, uint32_t op, struct wh_batch 
 		want(0, wh_batch_add(batch, work->transfers, work->count));
 }
 
-static void add_blocks(struct pair *p, const struct work *work, uint32_t op,
-		       struct wh_batch *batch, unsigned char *ours, unsigned char *theirs)
+static void add_blocks(struct pair *p, const struct work *work, uint32_t op, struct wh_batch *batch,
+		       unsigned char *ours, unsigned char *theirs)
 {
 	struct wh_blocks_desc *d = work->blocks;
 	struct wh_blocks *blocks;
@@ -205,8 +201,9 @@ static void run(struct pair *p, const struct work *work, uint32_t op, const char
 /* Transfers of all lengths, with odd addresses, none of which touches another. */
 static size_t mixed(struct pair *p, struct wh_transfer *out, size_t room)
 {
-	static const uint64_t lengths[] = { 1,    2,    3,	7,     8,     15,     16, 17, 255, 256,
-					    4095, 4096, 4097, 65536, 65537, 300001, 1,  64, 1048576 };
+	static const uint64_t lengths[] = { 1,     2,      3,   7,    8,      15,   16,
+					    17,    255,    256, 4095, 4096,   4097, 65536,
+					    65537, 300001, 1,   64,   1048576 };
 	uint64_t local = 1, remote = GUARD;
 	size_t n = 0;
 
@@ -230,7 +227,8 @@ static void pair_test(struct pair *p, const char *route)
 {
 	enum { COUNT = 700, BLOCK = 1000, BASES = 3 };
 	struct wh_transfer transfers[80];
-	struct wh_transfer whole = { .local = p->region, .remote = p->remote.id,
+	struct wh_transfer whole = { .local = p->region,
+				     .remote = p->remote.id,
 				     .length = p->length };
 	struct work one = { &whole, 1, NULL }, many = { transfers, 0, NULL }, paged = { 0 };
 	uint64_t local[COUNT], remote[COUNT];
@@ -269,9 +267,10 @@ static bool usable(const struct side *a, const struct side *b)
 	bool second = (a->location && !strcmp(a->location, "cuda:1")) ||
 		      (b->location && !strcmp(b->location, "cuda:1"));
 
-	/* Under a sanitizer all of them take minutes: a part, in which each memory is on each side; where
-	 * there are CPU windows, another one. */
-	if (HARNESS_SLOW && (a - sides + 7 * (b - sides)) % 10 != (getenv("FAKE_NVIDIA_CUDA") ? 5 : 0))
+	/* Under a sanitizer all of them take minutes: a part, in which each memory is on each side;
+	 * where there are CPU windows, another one. */
+	if (HARNESS_SLOW &&
+	    (a - sides + 7 * (b - sides)) % 10 != (getenv("FAKE_NVIDIA_CUDA") ? 5 : 0))
 		return false;
 	return gpu && (!second || bytes_gpus() > 1);
 }
@@ -357,7 +356,8 @@ static void rdma(const char *ways)
 			struct child *child;
 			struct pair p;
 
-			/* What its owner would stage goes by another transport; a third of the rest. */
+			/* What its owner would stage goes by another transport; a third of the
+			 * rest. */
 			if (!usable(&sides[here[a]], &sides[b]) || (a + b) % 3 ||
 			    sides[b].kind == WH_MEMORY_MANAGED)
 				continue;

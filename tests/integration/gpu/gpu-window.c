@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The engine's use of CPU windows: received straight into GPU memory, a few bytes moved by the CPU, and
- * what happens when windows are switched off, refused, or their memory goes. On the fake CUDA driver and a
- * stand-in for the NVIDIA kernel driver.
+ * The engine's use of CPU windows: received straight into GPU memory, a few bytes moved by the CPU,
+ * and what happens when windows are switched off, refused, or their memory goes. On the fake CUDA
+ * driver and a stand-in for the NVIDIA kernel driver.
  */
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
 
-#include "lib/gpu.h"
 #include "../../fake/nvidia-control.h"
-#include "platform/rm-abi.h"
+#include "lib/gpu.h"
 #include "lib/proxy.h"
+#include "platform/rm-abi.h"
 
 #define GUARD 4099
 #define LENGTH (4 * MIB)
@@ -35,7 +35,8 @@ static void want_no_windows(void)
 	want(0, left.violations);
 }
 
-/* ---- two engines of this process ----------------------------------------------------------------- */
+/* ---- two engines of this process
+ * ----------------------------------------------------------------- */
 
 struct duo {
 	struct wh_engine *asks, *serves;
@@ -46,7 +47,7 @@ struct duo {
 	size_t length;
 	struct wh_remote remote;
 	struct proxy *proxy; /* between them; NULL: none */
-	char logged[4096];   /* by `serves` */
+	char logged[4096]; /* by `serves` */
 	pthread_mutex_t lock;
 };
 
@@ -80,8 +81,8 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, size_t l
 	return memory;
 }
 
-/* From here on GPUs are of the usual figures, which are always the same: what is measured on a busy machine
- * may be anything. Until fake_heal(). */
+/* From here on GPUs are of the usual figures, which are always the same: what is measured on a busy
+ * machine may be anything. Until fake_heal(). */
 static void measure_nothing(void)
 {
 	fake_fail("cuMemCreate", 0, 2); /* what is measured on is of that */
@@ -108,8 +109,8 @@ static void duo_open(struct duo *d, uint32_t here, uint32_t there, const char *w
 	d->target = allocate(d->serves, there, LENGTH);
 	/* Odd addresses. */
 	want(0, wh_region_register(d->asks, d->local + 1, LENGTH - 2, NULL, &d->region));
-	want(0, wh_region_register(d->serves, d->target + 1, LENGTH - 2, &named,
-				   &d->target_region));
+	want(0,
+	     wh_region_register(d->serves, d->target + 1, LENGTH - 2, &named, &d->target_region));
 	url = wh_engine_url(d->serves);
 	if (proxy) {
 		d->proxy = proxy_start(url);
@@ -142,9 +143,12 @@ static void duo_close(struct duo *d)
 static struct wh_batch *duo_batch(struct duo *d, uint32_t op, uint64_t local, uint64_t remote,
 				  uint64_t length)
 {
-	struct wh_transfer one = { .local = d->region, .local_offset = local,
-				   .remote = d->remote.id, .remote_offset = remote,
-				   .length = length, .op = op };
+	struct wh_transfer one = { .local = d->region,
+				   .local_offset = local,
+				   .remote = d->remote.id,
+				   .remote_offset = remote,
+				   .length = length,
+				   .op = op };
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(d->peer, NULL, &batch));
@@ -162,7 +166,8 @@ static void fill(unsigned char *at, size_t length, uint32_t kind, uint64_t seed)
 	free(image);
 }
 
-/* Of all of `there`, is [at, at + length) what `here` has at `from`, and the rest as filled with `seed`? */
+/* Of all of `there`, is [at, at + length) what `here` has at `from`, and the rest as filled with
+ * `seed`? */
 static bool holds(const unsigned char *there, uint32_t there_kind, uint64_t at, uint64_t seed,
 		  const unsigned char *here, uint32_t here_kind, uint64_t from, size_t length)
 {
@@ -202,8 +207,7 @@ static void duo_move(struct duo *d, uint32_t op, uint64_t local, uint64_t remote
 	else
 		want_true(holds(d->local, d->here, local + 1, length + 1, d->target, d->there,
 				remote + 1, length),
-			  "%zu bytes read from %llu are wrong", length,
-			  (unsigned long long)remote);
+			  "%zu bytes read from %llu are wrong", length, (unsigned long long)remote);
 }
 
 static void duo_move_all(struct duo *d, const char *says)
@@ -218,7 +222,8 @@ static void duo_move_all(struct duo *d, const char *says)
 	}
 }
 
-/* ---- on, off, refused ------------------------------------------------------------------------------ */
+/* ---- on, off, refused
+ * ------------------------------------------------------------------------------ */
 
 static void tcp__by_window(void **state)
 {
@@ -283,8 +288,7 @@ static void tcp__switched_off(void **state)
 	want_true(was_logged(&d, "no CPU window"), "%s", d.logged);
 	want_true(!was_logged(&d, "CPU window (rm)"), "%s", d.logged);
 	want(0, state_now().mapped);
-	want_text(-EOPNOTSUPP, "knob window",
-		  wh_window_open(d.asks, d.local, 4096, NULL, &window));
+	want_text(-EOPNOTSUPP, "knob window", wh_window_open(d.asks, d.local, 4096, NULL, &window));
 	duo_close(&d);
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=staged", false);
 	duo_move_all(&d, "no CPU window: the knob window is staged");
@@ -322,8 +326,8 @@ static void get_ready(struct duo *d)
 	gpu_settled(0);
 }
 
-/* Who moves the bytes: by the usual figures, which are always the same, requests of up to 1.1 MiB are
- * received through windows, and a few bytes are sent through them. */
+/* Who moves the bytes: by the usual figures, which are always the same, requests of up to 1.1 MiB
+ * are received through windows, and a few bytes are sent through them. */
 static void tcp__who_moves(void **state)
 {
 	struct duo d;
@@ -356,18 +360,20 @@ static void tcp__who_moves(void **state)
 	duo_close(&d);
 }
 
-/* Whatever step fails, of the first window or a later one: it is not tried again, and bytes go by slots. */
+/* Whatever step fails, of the first window or a later one: it is not tried again, and bytes go by
+ * slots. */
 static void tcp__refused(void **state)
 {
-	static const uint32_t steps[] = { FAKE_NVIDIA_OPEN, FAKE_NVIDIA_MMAP,
-					  RM_ESCAPE_DUP_OBJECT, RM_ESCAPE_MAP_MEMORY };
+	static const uint32_t steps[] = { FAKE_NVIDIA_OPEN, FAKE_NVIDIA_MMAP, RM_ESCAPE_DUP_OBJECT,
+					  RM_ESCAPE_MAP_MEMORY };
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(steps) / sizeof(*steps); i++) {
 		for (unsigned int nth = 1; nth < SCALE(4, 3); nth++) {
 			struct duo d;
 
-			fake_nvidia_fail(steps[i], nth, steps[i] <= FAKE_NVIDIA_MMAP ? -ENOMEM : 0x1a);
+			fake_nvidia_fail(steps[i], nth,
+					 steps[i] <= FAKE_NVIDIA_MMAP ? -ENOMEM : 0x1a);
 			duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=rm", false);
 			duo_move(&d, WH_WRITE, 5, 6, 64, NULL);
 			duo_move(&d, WH_READ, 5, 6, 64, NULL);
@@ -380,7 +386,8 @@ static void tcp__refused(void **state)
 	}
 }
 
-/* ---- two processes --------------------------------------------------------------------------------- */
+/* ---- two processes
+ * --------------------------------------------------------------------------------- */
 
 static void apart(const char *fault, const char *window, size_t kind_count)
 {
@@ -395,10 +402,14 @@ static void apart(const char *fault, const char *window, size_t kind_count)
 	for (size_t i = 0; i < kind_count; i++) {
 		struct child *child = child_start(&options);
 		int memory = child_memory(child, kinds[i], LENGTH);
-		struct wh_transfer t[2] = { { .op = WH_WRITE, .local_offset = 3,
-					      .remote_offset = 5, .length = 1 * MIB + 1 },
-					    { .op = WH_WRITE, .local_offset = 2 * MIB,
-					      .remote_offset = 3 * MIB, .length = 33 } };
+		struct wh_transfer t[2] = { { .op = WH_WRITE,
+					      .local_offset = 3,
+					      .remote_offset = 5,
+					      .length = 1 * MIB + 1 },
+					    { .op = WH_WRITE,
+					      .local_offset = 2 * MIB,
+					      .remote_offset = 3 * MIB,
+					      .length = 33 } };
 		unsigned char *image = malloc(LENGTH), *seen = malloc(LENGTH), *local;
 		struct wh_engine *engine;
 		struct wh_region *region;
@@ -462,7 +473,8 @@ static void processes__on_off_refused(void **state)
 	}
 }
 
-/* ---- what goes in mid transfer ----------------------------------------------------------------------- */
+/* ---- what goes in mid transfer
+ * ----------------------------------------------------------------------- */
 
 /* The owner takes the region back while bytes come in. */
 static void going__withdrawn(void **state)
@@ -541,8 +553,10 @@ static void going__freed(void **state)
 		want(0, wh_region_register(d.serves, (void *)(uintptr_t)address, LENGTH, &named,
 					   &region));
 		want(0, wh_peer_find(d.peer, "freed", PATIENCE, &remote));
-		one = (struct wh_transfer){ .local = d.region, .remote = remote.id,
-					    .length = small ? 8 : 1 * MIB, .op = WH_WRITE };
+		one = (struct wh_transfer){ .local = d.region,
+					    .remote = remote.id,
+					    .length = small ? 8 : 1 * MIB,
+					    .op = WH_WRITE };
 		want(0, wh_batch_new(d.peer, NULL, &batch));
 		want(0, wh_batch_add(batch, &one, 1));
 		want(0, gpu_run(batch));
@@ -575,9 +589,14 @@ static void going__killed(void **state)
 {
 	struct wh_engine_options options = { .size = sizeof(options) };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
-	struct child_transfer t = { .remote = "target", .op = WH_WRITE, .length = 3 * MIB,
-				    .times = 64, .go = true, .require = "tcp" };
-	/* It writes the same place again and again, which a sanitizer sees where connections are several. */
+	struct child_transfer t = { .remote = "target",
+				    .op = WH_WRITE,
+				    .length = 3 * MIB,
+				    .times = 64,
+				    .go = true,
+				    .require = "tcp" };
+	/* It writes the same place again and again, which a sanitizer sees where connections are
+	 * several. */
 	static const struct child_options in_turn = { .config = { "connections=1" } };
 	struct wh_engine *engine;
 	struct wh_region *region;
@@ -623,7 +642,8 @@ static void going__killed(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* ---- many at once ------------------------------------------------------------------------------------ */
+/* ---- many at once
+ * ------------------------------------------------------------------------------------ */
 
 #define THREADS 4
 
@@ -641,9 +661,12 @@ static void *move_many(void *arg)
 	for (unsigned int i = 0; i < SCALE(60, 15) && !m->error; i++) {
 		uint64_t length = 1 + (i * 7919 + m->number * 104729) % (part / 2);
 		uint64_t skip = i % 61;
-		struct wh_transfer t = { .local = m->d->region, .local_offset = at + skip,
-					 .remote = m->d->remote.id, .remote_offset = at + skip,
-					 .length = length, .op = i & 1 ? WH_READ : WH_WRITE };
+		struct wh_transfer t = { .local = m->d->region,
+					 .local_offset = at + skip,
+					 .remote = m->d->remote.id,
+					 .remote_offset = at + skip,
+					 .length = length,
+					 .op = i & 1 ? WH_READ : WH_WRITE };
 		struct wh_batch *batch = NULL;
 
 		m->error = wh_batch_new(m->d->peer, NULL, &batch);
@@ -679,7 +702,8 @@ static void many__threads(void **state)
 	duo_close(&d);
 }
 
-/* ---- a few bytes in this process ----------------------------------------------------------------------- */
+/* ---- a few bytes in this process
+ * ----------------------------------------------------------------------- */
 
 #define FEW 8192
 
@@ -716,9 +740,12 @@ static void few_close(struct few *f)
 static void few_move(struct few *f, uint32_t op, uint64_t local, uint64_t remote, uint64_t length,
 		     bool look)
 {
-	struct wh_transfer one = { .local = f->p.region, .local_offset = local,
-				   .remote = f->p.remote.id, .remote_offset = remote,
-				   .length = length, .op = op };
+	struct wh_transfer one = { .local = f->p.region,
+				   .local_offset = local,
+				   .remote = f->p.remote.id,
+				   .remote_offset = remote,
+				   .length = length,
+				   .op = op };
 	struct wh_batch *batch;
 	char text[512];
 
@@ -802,8 +829,12 @@ static void few__several(void **state)
 	uint64_t offsets[4] = { 9, 1000, 501, 3001 };
 	struct wh_transfer t[5];
 	struct wh_base base;
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .block_length = 33, .count = 4,
-				       .bases = &base, .base_count = 1, .remote_offsets = offsets };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .block_length = 33,
+				       .count = 4,
+				       .bases = &base,
+				       .base_count = 1,
+				       .remote_offsets = offsets };
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 	struct few f;
@@ -811,11 +842,14 @@ static void few__several(void **state)
 	(void)state;
 	few_open(&f, WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE);
 	for (unsigned int i = 0; i < 5; i++)
-		t[i] = (struct wh_transfer){ .local = f.p.region, .local_offset = 101 * i,
+		t[i] = (struct wh_transfer){ .local = f.p.region,
+					     .local_offset = 101 * i,
 					     .remote = f.p.remote.id,
-					     .remote_offset = 5000 + 97 * i, .length = 8 + i,
+					     .remote_offset = 5000 + 97 * i,
+					     .length = 8 + i,
 					     .op = i & 1 ? WH_READ : WH_WRITE };
-	base = (struct wh_base){ .local = f.p.region, .remote = f.p.remote.id,
+	base = (struct wh_base){ .local = f.p.region,
+				 .remote = f.p.remote.id,
 				 .local_offset = 4000 };
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		desc.op = op;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An owner that stages its GPU's memory for NICs, and a peer that asks for it by hand: what it must not have
- * it does not get, what was another's is not left for it, and there is no end of memory for nobody.
+ * An owner that stages its GPU's memory for NICs, and a peer that asks for it by hand: what it must
+ * not have it does not get, what was another's is not left for it, and there is no end of memory
+ * for nobody.
  */
 #include "lib/duo.h"
 #include "lib/raw.h"
@@ -42,8 +43,8 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 	struct wh_frame frame;
 	int length = raw_receive_frame(fd, &frame, bytes, room);
 
-	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type, length,
-		  type);
+	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type,
+		  length, type);
 	return length;
 }
 
@@ -51,15 +52,20 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 static void connect_pair(int fd)
 {
 	struct wh_rdma_connect wanted = { .number = 0x80000001,
-					  .end = { .link = WH_RDMA_ETHERNET, .gid_type = 2, .mtu = 3,
-						   .answers = 1, .asks = 1, .qp = 0x100,
+					  .end = { .link = WH_RDMA_ETHERNET,
+						   .gid_type = 2,
+						   .mtu = 3,
+						   .answers = 1,
+						   .asks = 1,
+						   .qp = 0x100,
 						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
 						   .name = "fake0:1" } };
 	uint8_t bytes[WH_RDMA_CONNECT_MAX], answer[WH_RDMA_CONNECTED_MAX];
 	struct wh_rdma_connected connected;
 	int length;
 
-	want(0, raw_send_frame(fd, WH_FRAME_RDMA_CONNECT, 0, bytes, wh_rdma_connect_encode(bytes, &wanted)));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_CONNECT, 0, bytes,
+			       wh_rdma_connect_encode(bytes, &wanted)));
 	length = receive(fd, WH_FRAME_RDMA_CONNECTED, answer, sizeof(answer));
 	want(0, wh_rdma_connected_decode(answer, (size_t)length, &connected));
 	want_true(!connected.error, "%s", connected.text);
@@ -88,12 +94,14 @@ static int session_with_desk(unsigned char **memory)
 	return fd;
 }
 
-static void send_copy(int fd, uint32_t slot, uint32_t op, const struct wh_extent *extents, unsigned count)
+static void send_copy(int fd, uint32_t slot, uint32_t op, const struct wh_extent *extents,
+		      unsigned count)
 {
 	static uint8_t bytes[65536];
 	struct wh_extent_writer writer;
 
-	wh_extents_start(&writer, wh_rdma_copy_encode(bytes, slot, op), sizeof(bytes) - WH_RDMA_COPY_HEAD);
+	wh_extents_start(&writer, wh_rdma_copy_encode(bytes, slot, op),
+			 sizeof(bytes) - WH_RDMA_COPY_HEAD);
 	for (unsigned i = 0; i < count; i++)
 		want(0, wh_extents_put(&writer, &extents[i]));
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_COPY, 0, bytes,
@@ -119,7 +127,8 @@ static void want_closed(int fd)
 	close(fd);
 }
 
-/* ---- order ----------------------------------------------------------------------------------------- */
+/* ---- order
+ * ----------------------------------------------------------------------------------------- */
 
 static void order__wrong(void **state)
 {
@@ -149,7 +158,8 @@ static void order__wrong(void **state)
 	side_close(&owner);
 }
 
-/* ---- copies ---------------------------------------------------------------------------------------- */
+/* ---- copies
+ * ---------------------------------------------------------------------------------------- */
 
 static void copy__of_nonsense(void **state)
 {
@@ -175,7 +185,8 @@ static void copy__of_nonsense(void **state)
 		if (i == 6)
 			send_copy(fd, 0, WH_WRITE, many, WH_RDMA_COPY_RUNS + 1);
 		else if (i < 5)
-			send_copy(fd, i == 0 ? WH_RDMA_DESK_SLOTS : 0, i == 1 ? 3 : WH_WRITE, &bad, i != 2);
+			send_copy(fd, i == 0 ? WH_RDMA_DESK_SLOTS : 0, i == 1 ? 3 : WH_WRITE, &bad,
+				  i != 2);
 		else
 			raw_send_frame(fd, WH_FRAME_RDMA_COPY, 0, "\0\0\0\0\2\0\0\0\2", 9);
 		want_closed(fd);
@@ -200,7 +211,8 @@ static void copy__without_the_right(void **state)
 	want(-EACCES, copy(fd, 0, WH_WRITE, extent));
 	want(0, copy(fd, 1, WH_READ, extent));
 	nic_read(bytes, memory + MIB, sizeof(bytes));
-	want_true(pattern_check(bytes, sizeof(bytes), 0, 1) == PATTERN_GOOD, "it is not what was read");
+	want_true(pattern_check(bytes, sizeof(bytes), 0, 1) == PATTERN_GOOD,
+		  "it is not what was read");
 	extent.region += UINT64_C(1) << 32;
 	want(-ESTALE, copy(fd, 0, WH_READ, extent));
 	close(fd);
@@ -209,7 +221,8 @@ static void copy__without_the_right(void **state)
 	side_close(&owner);
 }
 
-/* ---- what is left ---------------------------------------------------------------------------------- */
+/* ---- what is left
+ * ---------------------------------------------------------------------------------- */
 
 /* The next session has the same memory, and nothing of what was in it. */
 static void memory__is_cleared(void **state)

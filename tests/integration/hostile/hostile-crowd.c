@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Strangers in numbers: connections without end, ports tried one after the other, half a connection, half
- * a handshake of TCP itself. A good peer gets in all the while, from another address and from theirs. */
+/* Strangers in numbers: connections without end, ports tried one after the other, half a
+ * connection, half a handshake of TCP itself. A good peer gets in all the while, from another
+ * address and from theirs. */
 #include <arpa/inet.h>
 #include <netinet/ip.h>
 #include <netinet/tcp.h>
@@ -34,7 +35,8 @@ static int connect_from(const char *address, uint16_t port)
 	return -1;
 }
 
-/* ---- ten thousand -------------------------------------------------------------------------------- */
+/* ---- ten thousand
+ * -------------------------------------------------------------------------------- */
 
 #define CROWD 10000
 #define KEPT 2000 /* as many are open at a time */
@@ -114,7 +116,8 @@ static void crowd__ten_thousand(void **state)
 	/* 256 of them at most, and what the others of this test hold. */
 	want_true(child_fds(v.f.child) < fds + 300, "it has %u descriptors", child_fds(v.f.child));
 	/* A sanitizer keeps for a while what was freed. */
-	want_true(child_resident(v.f.child) < resident + SCALE(16, 64) * MIB, "it has grown by %llu KiB",
+	want_true(child_resident(v.f.child) < resident + SCALE(16, 64) * MIB,
+		  "it has grown by %llu KiB",
 		  (unsigned long long)(child_resident(v.f.child) - resident) / 1024);
 	atomic_store(&crowd.over, true);
 	want(0, pthread_join(crowd.thread, NULL));
@@ -124,7 +127,8 @@ static void crowd__ten_thousand(void **state)
 	victim_close(&v);
 }
 
-/* ---- a port scan ----------------------------------------------------------------------------------- */
+/* ---- a port scan
+ * ----------------------------------------------------------------------------------- */
 
 static void send_text(int fd, const char *text)
 {
@@ -137,8 +141,16 @@ static void send_text(int fd, const char *text)
 static void scan__leaves_nothing(void **state)
 {
 	static const char *const probes[] = {
-		NULL, "", "\r\n\r\n", "GET / HTTP/1.0\r\n\r\n", "OPTIONS * RTSP/1.0\r\n\r\n", "HELP\r\n",
-		"\x16\x03\x01\x02\x01\x01\xfc\x03\x03", "SSH-2.0-scan\r\n", "EHLO scan\r\n", "\x80\x80\x01\x03\x01",
+		NULL,
+		"",
+		"\r\n\r\n",
+		"GET / HTTP/1.0\r\n\r\n",
+		"OPTIONS * RTSP/1.0\r\n\r\n",
+		"HELP\r\n",
+		"\x16\x03\x01\x02\x01\x01\xfc\x03\x03",
+		"SSH-2.0-scan\r\n",
+		"EHLO scan\r\n",
+		"\x80\x80\x01\x03\x01",
 	};
 	const struct linger reset = { .l_onoff = 1 };
 	unsigned int fds;
@@ -162,14 +174,16 @@ static void scan__leaves_nothing(void **state)
 	end = now() + PATIENCE;
 	while (child_fds(v.f.child) > fds && now() < end)
 		sleep_ms(10);
-	want_true(child_fds(v.f.child) <= fds, "it has %u descriptors, and had %u", child_fds(v.f.child), fds);
+	want_true(child_fds(v.f.child) <= fds, "it has %u descriptors, and had %u",
+		  child_fds(v.f.child), fds);
 	victim_close(&v);
 }
 
-/* ---- half a connection ------------------------------------------------------------------------------ */
+/* ---- half a connection
+ * ------------------------------------------------------------------------------ */
 
-/* Who says no more, but listens: at every point of a session it is let go, at once, and a request that was
- * complete before has been answered or not, but nothing else. */
+/* Who says no more, but listens: at every point of a session it is let go, at once, and a request
+ * that was complete before has been answered or not, but nothing else. */
 static void closed__half(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -211,11 +225,13 @@ static void closed__half(void **state)
 	end = now() + PATIENCE;
 	while (child_fds(v.f.child) > fds && now() < end)
 		sleep_ms(10);
-	want_true(child_fds(v.f.child) <= fds, "it has %u descriptors, and had %u", child_fds(v.f.child), fds);
+	want_true(child_fds(v.f.child) <= fds, "it has %u descriptors, and had %u",
+		  child_fds(v.f.child), fds);
 	victim_close(&v);
 }
 
-/* ---- half a handshake of TCP ------------------------------------------------------------------------- */
+/* ---- half a handshake of TCP
+ * ------------------------------------------------------------------------- */
 
 static uint16_t checksum(const void *data, size_t length, uint32_t sum)
 {
@@ -235,7 +251,8 @@ static bool send_syn(int raw, uint32_t from, uint16_t port, uint32_t number)
 		struct iphdr ip;
 		struct tcphdr tcp;
 	} packet = { .ip = { .version = 4, .ihl = 5, .ttl = 64, .protocol = IPPROTO_TCP } };
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	uint32_t sum = IPPROTO_TCP + sizeof(packet.tcp);
 
 	packet.ip.tot_len = htons(sizeof(packet));
@@ -252,7 +269,8 @@ static bool send_syn(int raw, uint32_t from, uint16_t port, uint32_t number)
 		sum += (i ? INADDR_LOOPBACK : from) & 0xffff;
 	}
 	packet.tcp.check = htons(checksum(&packet.tcp, sizeof(packet.tcp), sum));
-	return sendto(raw, &packet, sizeof(packet), 0, (struct sockaddr *)&to, sizeof(to)) == sizeof(packet);
+	return sendto(raw, &packet, sizeof(packet), 0, (struct sockaddr *)&to, sizeof(to)) ==
+	       sizeof(packet);
 }
 
 static unsigned int half_open(uint16_t port)
@@ -269,8 +287,9 @@ static unsigned int half_open(uint16_t port)
 	return count;
 }
 
-/* The kernel keeps these, and the engine does not hear of them: what it set for its listener must leave
- * room for those who go on. In a network of its own, where nobody answers a SYN with a reset. */
+/* The kernel keeps these, and the engine does not hear of them: what it set for its listener must
+ * leave room for those who go on. In a network of its own, where nobody answers a SYN with a reset.
+ */
 static void syn__never_finished(void **state)
 {
 	struct wh_peer *peer;
@@ -287,7 +306,8 @@ static void syn__never_finished(void **state)
 	victim_open(&v, 5000);
 	for (uint32_t i = 0; i < 4000; i++) {
 		/* 192.0.2.0/24 is nobody's. */
-		want_true(send_syn(raw, 0xc0000200 + i % 254 + 1, port_of(&v), i), "%s", strerror(errno));
+		want_true(send_syn(raw, 0xc0000200 + i % 254 + 1, port_of(&v), i), "%s",
+			  strerror(errno));
 		if (i % 500 == 0) {
 			unsigned int count = half_open(port_of(&v));
 

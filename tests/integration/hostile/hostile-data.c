@@ -46,8 +46,8 @@ static void want_refused(struct victim *v, const struct wrong *wrong)
 	bool writes = wrong->op == WH_WRITE;
 	struct wh_response response;
 
-	want(0, raw_request(v->data, wrong->op, 7, &extent, 1, writes ? buffer : NULL,
-			    wrong->length));
+	want(0,
+	     raw_request(v->data, wrong->op, 7, &extent, 1, writes ? buffer : NULL, wrong->length));
 	want(0, raw_response(v->data, &response, errors, 1, buffer, sizeof(buffer)));
 	want(7, response.id);
 	want(wrong->op, response.op);
@@ -106,8 +106,14 @@ static void region__unknown(void **state)
 	(void)state;
 	open_data(&v);
 	for (uint8_t op = WH_READ; op <= WH_WRITE; op++) {
-		const uint64_t ids[] = { 0, v.none, v.dead, v.dead + 1, v.dead + 100000,
-					 UINT64_C(1) << 32, UINT64_C(1) << 63, UINT64_MAX };
+		const uint64_t ids[] = { 0,
+					 v.none,
+					 v.dead,
+					 v.dead + 1,
+					 v.dead + 100000,
+					 UINT64_C(1) << 32,
+					 UINT64_C(1) << 63,
+					 UINT64_MAX };
 
 		for (size_t i = 0; i < sizeof(ids) / sizeof(*ids); i++) {
 			struct wrong wrong = { op, ids[i], 0, 16, 0 };
@@ -198,20 +204,21 @@ static size_t request_bytes(uint8_t *out, const struct wh_request *request, cons
 
 static void malformed__header(void **state)
 {
-	const struct wh_request good = { .op = WH_READ, .meta = 4, .count = 1, .id = 1,
-					 .bytes = 16 };
+	const struct wh_request good = {
+		.op = WH_READ, .meta = 4, .count = 1, .id = 1, .bytes = 16
+	};
 	uint8_t bytes[WH_REQUEST_SIZE + 8] = { 0 };
 	struct wh_request request;
 	struct victim v;
 
 	(void)state;
 	open_data(&v);
-#define TRY(change) \
-	do { \
-		request = good; \
-		request.change; \
-		request_bytes(bytes, &request, "\2\4\0\20", 4); \
-		want_cut_off(&v, bytes, sizeof(bytes), #change); \
+#define TRY(change)                                                                                \
+	do {                                                                                       \
+		request = good;                                                                    \
+		request.change;                                                                    \
+		request_bytes(bytes, &request, "\2\4\0\20", 4);                                    \
+		want_cut_off(&v, bytes, sizeof(bytes), #change);                                   \
 	} while (0)
 	TRY(op = 0);
 	TRY(op = 3);
@@ -258,9 +265,10 @@ static void malformed__extents(void **state)
 		  1000 },
 		{ "a repeat of none", "\2\4\0\1\1", 5, 2, 2 },
 		{ "a token of no kind", "\3\4\0\1", 4, 1, 1 },
-		{ "an offset and length that wrap",
-		  "\2\4\xff\xff\xff\xff\xff\xff\xff\xff\xff\1\2", 13, 1, 2 },
-		{ "a length of all bits", "\2\4\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\1", 13, 1, 1 },
+		{ "an offset and length that wrap", "\2\4\xff\xff\xff\xff\xff\xff\xff\xff\xff\1\2",
+		  13, 1, 2 },
+		{ "a length of all bits", "\2\4\0\xff\xff\xff\xff\xff\xff\xff\xff\xff\1", 13, 1,
+		  1 },
 	};
 	uint8_t bytes[WH_REQUEST_SIZE + 64];
 	struct victim v;
@@ -271,8 +279,8 @@ static void malformed__extents(void **state)
 		for (uint8_t op = WH_READ; op <= WH_WRITE; op++) {
 			struct wh_request request = { op, cases[i].length, cases[i].count, 1,
 						      cases[i].bytes };
-			size_t length = request_bytes(bytes, &request, cases[i].meta,
-						      cases[i].length);
+			size_t length =
+				request_bytes(bytes, &request, cases[i].meta, cases[i].length);
 
 			want_cut_off(&v, bytes, length, cases[i].what);
 		}
@@ -410,7 +418,8 @@ static void slow__never_reads(void **state)
 	end = quiet_now();
 	error = child_unregister(v.f.child, v.ro_region);
 	want_true(error == 0 || error == -EBUSY, "it is %d", error);
-	want_true(quiet_now() - end < 2 * SOON * MS, "it took %lld ms", (long long)((quiet_now() - end) / MS));
+	want_true(quiet_now() - end < 2 * SOON * MS, "it took %lld ms",
+		  (long long)((quiet_now() - end) / MS));
 	victim_close(&v);
 }
 

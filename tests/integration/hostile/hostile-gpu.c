@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The unix socket over which handles of GPU memory go, with somebody at the other end who means no good:
- * requests that an owner has to survive, and answers that an initiator must not believe.
+ * The unix socket over which handles of GPU memory go, with somebody at the other end who means no
+ * good: requests that an owner has to survive, and answers that an initiator must not believe.
  */
+#include "../../fake/nvidia-control.h"
 #include "lib/gpu.h"
 #include "lib/raw.h"
 #include "wire/bytes.h"
 #include "wire/wire.h"
-#include "../../fake/nvidia-control.h"
 
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -24,7 +24,8 @@
 #define REGION (UINT64_C(7) << 32 | 77)
 #define ADDRESS UINT64_C(0x700000000000)
 
-/* ---- to the owner -------------------------------------------------------------------------------- */
+/* ---- to the owner
+ * -------------------------------------------------------------------------------- */
 
 static int greet_shm(const struct wh_hello *welcome)
 {
@@ -118,8 +119,8 @@ static void owner__asked_for_nonsense(void **state)
 			want(0, ask(fd, p.remote.id, UINT32_C(1) << shift | WH_MAP_OBJECTS));
 			want(-ERANGE, answer_of(fd, &exported));
 		}
-		/* Objects of what is not published, and of what is: whether there are any, the kernel
-		 * driver says. */
+		/* Objects of what is not published, and of what is: whether there are any, the
+		 * kernel driver says. */
 		want(0, ask(fd, none, WH_MAP_OBJECTS));
 		want(-ENOENT, answer_of(fd, &exported));
 		be_heard(control);
@@ -135,9 +136,10 @@ static void owner__asked_for_nonsense(void **state)
 		be_heard(control);
 		/* Frames that are not MAP, or not of its length. */
 		for (unsigned int i = 0; i < 6; i++) {
-			static const uint16_t types[] = { WH_FRAME_MAP, WH_FRAME_MAP,
-							  WH_FRAME_EXPORTED, WH_FRAME_PING, 0,
-							  0xffff };
+			static const uint16_t types[] = {
+				WH_FRAME_MAP, WH_FRAME_MAP, WH_FRAME_EXPORTED, WH_FRAME_PING, 0,
+				0xffff
+			};
 			int other = greet_shm(&welcome);
 
 			be_heard(control);
@@ -161,8 +163,8 @@ static void owner__asked_for_nonsense(void **state)
 	}
 }
 
-/* A session that has been given the memory and does not confirm that it has let go cannot keep its owner for
- * ever, nor is the memory taken from under it. */
+/* A session that has been given the memory and does not confirm that it has let go cannot keep its
+ * owner for ever, nor is the memory taken from under it. */
 static void owner__not_let_go(void **state)
 {
 	static const uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM };
@@ -189,8 +191,8 @@ static void owner__not_let_go(void **state)
 		quiet = quiet_now();
 		begun = now();
 		want(-EBUSY, child_unregister(p.child, region));
-		want_true(now() - begun > 500 * MS && quiet_now() - quiet < SCALE(5, 20) * SECOND, "it took %lld ms",
-			  (long long)((now() - begun) / MS));
+		want_true(now() - begun > 500 * MS && quiet_now() - quiet < SCALE(5, 20) * SECOND,
+			  "it took %lld ms", (long long)((now() - begun) / MS));
 		want(0, ask(fd, id, 0));
 		want(-ENOENT, answer_of(fd, &exported));
 		close(fd);
@@ -226,17 +228,22 @@ static void owner__rights_by_name(void **state)
 	static const struct wh_grant grants[] = { { "alice", WH_ACCESS_READ | WH_ACCESS_WRITE, 0 },
 						  { "bob", WH_ACCESS_READ, 0 },
 						  { "dave", WH_ACCESS_WRITE, 0 } };
-	struct wh_memory_options kind = { .size = sizeof(kind), .kind = WH_MEMORY_DEVICE, .location = "cuda:0" };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target", .grants = grants,
-					   .grant_count = 3 };
+	struct wh_memory_options kind = { .size = sizeof(kind),
+					  .kind = WH_MEMORY_DEVICE,
+					  .location = "cuda:0" };
+	struct wh_region_options named = {
+		.size = sizeof(named), .name = "target", .grants = grants, .grant_count = 3
+	};
 	struct wh_engine *owner;
 	struct wh_region *region;
 	void *memory;
 	uint64_t id;
 
 	(void)state;
-	want(0, wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
-							    .listen = "127.0.0.1:0" }, &owner));
+	want(0,
+	     wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
+							 .listen = "127.0.0.1:0" },
+			    &owner));
 	want(0, wh_memory_alloc(owner, LENGTH, &kind, &memory));
 	want(0, wh_region_register(owner, memory, LENGTH, &named, &region));
 	id = wh_region_id(region);
@@ -250,7 +257,8 @@ static void owner__rights_by_name(void **state)
 	want(0, wh_engine_close(owner));
 }
 
-/* ---- to the initiator ---------------------------------------------------------------------------- */
+/* ---- to the initiator
+ * ---------------------------------------------------------------------------- */
 
 enum lie {
 	LIE_NONE, /* a handle that is no handle */
@@ -318,8 +326,13 @@ static void send_exported(int fd, const struct wh_exported *e, int descriptor, s
 
 static void lie(struct impostor *me, int fd, uint64_t id)
 {
-	struct wh_exported e = { .id = id, .segments = 1, .type = WH_HANDLE_LEGACY, .address = ADDRESS,
-				 .length = me->length, .base = ADDRESS, .size = me->length };
+	struct wh_exported e = { .id = id,
+				 .segments = 1,
+				 .type = WH_HANDLE_LEGACY,
+				 .address = ADDRESS,
+				 .length = me->length,
+				 .base = ADDRESS,
+				 .size = me->length };
 	int file = open("/dev/zero", O_RDWR | O_CLOEXEC), sent = -1;
 
 	memcpy(e.device, me->device, sizeof(e.device));
@@ -404,9 +417,12 @@ static void lie(struct impostor *me, int fd, uint64_t id)
 
 static void welcome_to(struct impostor *me, int fd)
 {
-	struct wh_region_record record = { .id = REGION, .address = ADDRESS, .length = me->length,
+	struct wh_region_record record = { .id = REGION,
+					   .address = ADDRESS,
+					   .length = me->length,
 					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE,
-					   .kind = WH_MEMORY_DEVICE, .name = "target" };
+					   .kind = WH_MEMORY_DEVICE,
+					   .name = "target" };
 	uint8_t bytes[WH_HELLO_MAX], answer[WH_HELLO_MAX];
 	struct wh_hello hello, welcome;
 	struct wh_proofs proofs;
@@ -522,7 +538,8 @@ static void impostor_stop(struct impostor *me)
 static void want_refused(struct impostor *me)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
-	struct wh_memory_options on = { .size = sizeof(on), .kind = WH_MEMORY_DEVICE,
+	struct wh_memory_options on = { .size = sizeof(on),
+					.kind = WH_MEMORY_DEVICE,
 					.location = "cuda:0" };
 	struct wh_batch_options by = { .size = sizeof(by), .require = "cuda" };
 	struct wh_transfer one = { .length = 4096, .op = WH_WRITE, .remote = REGION };
@@ -627,11 +644,14 @@ static void handle_of(const void *memory, unsigned char handle[64])
 
 /* A few bytes to a peer whose handle opens its memory, but names the object of `client` and
  * `object`: they get there, by CUDA, and nobody has that object duplicated. */
-static void want_unread(struct impostor *me, uint32_t client, uint32_t object, struct child *honest, int memory)
+static void want_unread(struct impostor *me, uint32_t client, uint32_t object, struct child *honest,
+			int memory)
 {
 	struct wh_engine_options options = { .size = sizeof(options), .listen = "none" };
 	struct wh_batch_options by = { .size = sizeof(by), .require = "cuda" };
-	struct wh_transfer one = { .length = 8, .op = WH_WRITE, .remote = REGION, .remote_offset = 16 };
+	struct wh_transfer one = {
+		.length = 8, .op = WH_WRITE, .remote = REGION, .remote_offset = 16
+	};
 	unsigned char seen[8], sent[8] = { 1, 2, 3, 4, 5, 6, 7, (unsigned char)object };
 	unsigned before = nvidia_now().asked;
 	struct wh_engine *engine;

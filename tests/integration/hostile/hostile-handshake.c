@@ -125,7 +125,8 @@ static void hello__one_byte_at_a_time(void **state)
 static void lengths__huge(void **state)
 {
 	static const uint32_t lengths[] = { WH_HELLO_MAX + 1, WH_FRAME_MAX, WH_FRAME_MAX + 1,
-					    0x7fffffff, 0x80000000, 0xfffffff8, 0xffffffff };
+					    0x7fffffff,       0x80000000,   0xfffffff8,
+					    0xffffffff };
 	uint8_t bytes[WH_FRAME_HEADER + 64] = { 0 };
 	struct victim v;
 
@@ -217,7 +218,8 @@ static void refused__sessions(void **state)
 		hello.session = good.session - 1;
 		fd = connect_to(&v, i);
 		want(0, raw_shake(fd, &hello, NULL, &shake));
-		want_true(memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE, WH_PROOF_SIZE) != 0,
+		want_true(memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE,
+				 WH_PROOF_SIZE) != 0,
 			  "its key is guessed");
 		want(0, raw_prove(fd, shake.proofs.initiator));
 		want_true(raw_closes(fd, SOON), "another's session was entered");
@@ -428,7 +430,9 @@ static int ask_map(int fd, uint64_t region)
 	uint8_t payload[WH_MAP_SIZE], bytes[1024];
 	char control[CMSG_SPACE(sizeof(int))];
 	struct iovec iov = { bytes, sizeof(bytes) };
-	struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1, .msg_control = control,
+	struct msghdr message = { .msg_iov = &iov,
+				  .msg_iovlen = 1,
+				  .msg_control = control,
 				  .msg_controllen = sizeof(control) };
 	struct cmsghdr *header;
 	int got = -1;

@@ -53,7 +53,9 @@ static void target_open(struct target *t, const char *knob)
 	/* Little stays in sockets. */
 	const char *const config[] = { knob, "buffer=64KiB", "notifications=1", NULL };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
-	struct wh_engine_options options = { .size = sizeof(options), .config = config, .log = keep_line };
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .config = config,
+					     .log = keep_line };
 
 	logged[0] = '\0';
 	want(0, wh_engine_open(&options, &t->engine));
@@ -128,7 +130,8 @@ static void *send_requests(void *argument)
 	for (unsigned i = 0; i < EXTENTS; i++)
 		extents[i] = (struct wh_extent){ wh_region_id(t->region), i % 97 * 64 + i, 128 };
 	for (int i = 0; i < REQUESTS && !sender->error; i++)
-		sender->error = raw_request(sender->fd, WH_READ, (uint64_t)i, extents, EXTENTS, NULL, 0);
+		sender->error =
+			raw_request(sender->fd, WH_READ, (uint64_t)i, extents, EXTENTS, NULL, 0);
 	return NULL;
 }
 
@@ -141,8 +144,8 @@ static uint64_t taken_in(const struct target *t)
 	return counters.served_requests;
 }
 
-/* Many reads are asked for before the first is taken: the owner takes in no more of them than it may hold,
- * and answers all of them in the end. */
+/* Many reads are asked for before the first is taken: the owner takes in no more of them than it
+ * may hold, and answers all of them in the end. */
 static void hold__reads_not_taken(void **state)
 {
 	static unsigned char bytes[EXTENTS * 128];
@@ -166,8 +169,10 @@ static void hold__reads_not_taken(void **state)
 		before = taken_in(&t);
 		sleep_ms(SCALE(200, 1000));
 	}
-	/* Some 24 have room, and a few answers in the sockets; else a connection would go up to 64. */
-	want_true(before >= 8 && before < 48, "%llu requests are taken in", (unsigned long long)before);
+	/* Some 24 have room, and a few answers in the sockets; else a connection would go up to 64.
+	 */
+	want_true(before >= 8 && before < 48, "%llu requests are taken in",
+		  (unsigned long long)before);
 	for (int i = 0; i < REQUESTS; i++) {
 		want(0, raw_response(fd, &response, NULL, 0, bytes, sizeof(bytes)));
 		want(i, response.id);
@@ -203,8 +208,8 @@ static void hold__answers_not_taken(void **state)
 	target_close(&t);
 }
 
-/* Sessions that take nothing of a long list of regions: all of one address together hold no more than one knob
- * says, and when they have gone others are told the whole list. */
+/* Sessions that take nothing of a long list of regions: all of one address together hold no more
+ * than one knob says, and when they have gone others are told the whole list. */
 static void hold__lists_not_taken(void **state)
 {
 	static struct wh_region *regions[REGIONS];
@@ -291,7 +296,8 @@ static void hold__notifications(void **state)
 			raw_send_frame(fds[i], WH_FRAME_NOTIFY, 0, note, sizeof(note));
 	}
 	/* 15 of each are on the account, which has room for some 250. */
-	for (int64_t until = now() + PATIENCE; now() < until && times_logged("notifies more than") < MANY - 17;)
+	for (int64_t until = now() + PATIENCE;
+	     now() < until && times_logged("notifies more than") < MANY - 17;)
 		sleep_ms(10);
 	closed = (int)times_logged("notifies more than may wait for its address (the knob held)");
 	want_true(closed >= MANY - 17 && closed <= MANY - 15, "%d are closed: %s", closed, logged);
@@ -303,12 +309,9 @@ static void hold__notifications(void **state)
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
-		TEST(hold__connections),
-		TEST(hold__reads_not_taken),
-		TEST(hold__answers_not_taken),
-		TEST(hold__lists_not_taken),
-		TEST(hold__frames_not_finished),
-		TEST(hold__notifications),
+		TEST(hold__connections),         TEST(hold__reads_not_taken),
+		TEST(hold__answers_not_taken),   TEST(hold__lists_not_taken),
+		TEST(hold__frames_not_finished), TEST(hold__notifications),
 	};
 
 	return harness_main(argc, argv, "hostile-hold", tests, sizeof(tests) / sizeof(*tests));

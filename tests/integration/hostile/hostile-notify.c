@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * An owner with a mailbox, and a peer that writes to it by hand: whatever is in there, and whatever its
- * immediates say, costs it its own session and nobody else anything.
+ * An owner with a mailbox, and a peer that writes to it by hand: whatever is in there, and whatever
+ * its immediates say, costs it its own session and nobody else anything.
  */
 #include <arpa/inet.h>
 #include <dlfcn.h>
 
 #include "lib/duo.h"
-#include "platform/verbs-abi.h"
 #include "lib/raw.h"
+#include "platform/verbs-abi.h"
 #include "wire/bytes.h"
 
 #define SOON 5000
@@ -52,17 +52,18 @@ static int receive(int fd, uint16_t type, uint8_t *bytes, size_t room)
 	struct wh_frame frame;
 	int length = raw_receive_frame(fd, &frame, bytes, room);
 
-	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type, length,
-		  type);
+	want_true(length >= 0 && frame.type == type, "frame %d of %d bytes, not %d", frame.type,
+		  length, type);
 	return length;
 }
 
 /* A queue pair of the first NIC, ready for an owner's. */
 static void make(struct end *end)
 {
-	struct ibv_qp_init_attr wanted = { .qp_type = IBV_QPT_RC,
-					   .cap = { .max_send_wr = 64, .max_recv_wr = 1, .max_send_sge = 1,
-						    .max_recv_sge = 1 } };
+	struct ibv_qp_init_attr wanted = {
+		.qp_type = IBV_QPT_RC,
+		.cap = { .max_send_wr = 64, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1 }
+	};
 	struct ibv_qp_attr first = { .qp_state = IBV_QPS_INIT, .pkey_index = 1, .port_num = 1 };
 	struct ibv_device **list;
 	int count;
@@ -71,13 +72,14 @@ static void make(struct end *end)
 	end->context = VERBS(struct ibv_context *, open_device, (struct ibv_device *), list[0]);
 	VERBS(void, free_device_list, (struct ibv_device **), list);
 	end->pd = VERBS(struct ibv_pd *, alloc_pd, (struct ibv_context *), end->context);
-	end->cq = VERBS(struct ibv_cq *, create_cq, (struct ibv_context *, int, void *, void *, int),
-			end->context, 128, NULL, NULL, 0);
-	end->mr = VERBS(struct ibv_mr *, reg_mr, (struct ibv_pd *, void *, size_t, int), end->pd, end->bytes,
-			sizeof(end->bytes), 0);
+	end->cq =
+		VERBS(struct ibv_cq *, create_cq, (struct ibv_context *, int, void *, void *, int),
+		      end->context, 128, NULL, NULL, 0);
+	end->mr = VERBS(struct ibv_mr *, reg_mr, (struct ibv_pd *, void *, size_t, int), end->pd,
+			end->bytes, sizeof(end->bytes), 0);
 	wanted.send_cq = wanted.recv_cq = end->cq;
-	end->qp = VERBS(struct ibv_qp *, create_qp, (struct ibv_pd *, struct ibv_qp_init_attr *), end->pd,
-			&wanted);
+	end->qp = VERBS(struct ibv_qp *, create_qp, (struct ibv_pd *, struct ibv_qp_init_attr *),
+			end->pd, &wanted);
 	assert_non_null(end->qp);
 	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &first,
 		      IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS));
@@ -85,25 +87,32 @@ static void make(struct end *end)
 
 static void connect_to(struct end *end, const struct wh_rdma_end *theirs)
 {
-	struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_RTR, .path_mtu = 3, .dest_qp_num = theirs->qp,
+	struct ibv_qp_attr attributes = { .qp_state = IBV_QPS_RTR,
+					  .path_mtu = 3,
+					  .dest_qp_num = theirs->qp,
 					  .ah_attr = { .is_global = 1, .port_num = 1 } };
 
 	memcpy(attributes.ah_attr.grh.dgid.raw, theirs->gid, 16);
 	attributes.ah_attr.grh.sgid_index = 1;
-	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &attributes,
+	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp,
+		      &attributes,
 		      IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
 			      IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER));
 	attributes.qp_state = IBV_QPS_RTS;
-	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp, &attributes,
-		      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
-			      IBV_QP_MAX_QP_RD_ATOMIC));
+	want(0, VERBS(int, modify_qp, (struct ibv_qp *, struct ibv_qp_attr *, int), end->qp,
+		      &attributes,
+		      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
+			      IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC));
 }
 
 static void session(struct end *end)
 {
 	struct wh_rdma_connect wanted = { .number = NUMBER,
-					  .end = { .link = WH_RDMA_ETHERNET, .gid_type = 2, .mtu = 3,
-						   .answers = 1, .asks = 1,
+					  .end = { .link = WH_RDMA_ETHERNET,
+						   .gid_type = 2,
+						   .mtu = 3,
+						   .answers = 1,
+						   .asks = 1,
 						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
 						   .name = "fake0:1" } };
 	uint8_t bytes[WH_RDMA_CONNECT_MAX], answer[WH_RDMA_CONNECTED_MAX];
@@ -156,13 +165,17 @@ static void session_end(struct end *end)
 	close(end->fd);
 }
 
-/* Write so many of our bytes to the mailbox, at an offset, and say so by an immediate. Its status. */
+/* Write so many of our bytes to the mailbox, at an offset, and say so by an immediate. Its status.
+ */
 static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 {
 	struct ibv_sge segment = { (uintptr_t)end->bytes, length, end->mr->lkey };
-	struct ibv_send_wr request = { .sg_list = &segment, .num_sge = length ? 1 : 0,
-				       .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .send_flags = IBV_SEND_SIGNALED,
-				       .imm_data = htonl(imm) }, *bad;
+	struct ibv_send_wr request = { .sg_list = &segment,
+				       .num_sge = length ? 1 : 0,
+				       .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+				       .send_flags = IBV_SEND_SIGNALED,
+				       .imm_data = htonl(imm) },
+			   *bad;
 	int64_t until = now() + PATIENCE;
 	struct ibv_wc wc;
 
@@ -208,7 +221,8 @@ static void want_alive(const struct end *end)
 	want(8, receive(end->fd, WH_FRAME_PONG, token, sizeof(token)));
 }
 
-/* ---- tests ------------------------------------------------------------------------------------------- */
+/* ---- tests
+ * ------------------------------------------------------------------------------------------- */
 
 static void order__wrong(void **state)
 {
@@ -240,9 +254,14 @@ static void letter__of_nonsense(void **state)
 		uint32_t slot, length;
 		uint64_t sequence, said;
 	} wrong[] = {
-		{ WH_RDMA_LETTERS, 64, 8, 8 }, { 255, 64, 8, 8 }, { 0, 0, 8, 8 },
-		{ 15, WH_RDMA_LETTER_MAX + 1, 8, 8 }, { 0, UINT32_MAX, 8, 8 }, { 0, 64, 8, 9 },
-		{ 0, 64, 7, 7 }, { 0, 64, 0, 0 },
+		{ WH_RDMA_LETTERS, 64, 8, 8 },
+		{ 255, 64, 8, 8 },
+		{ 0, 0, 8, 8 },
+		{ 15, WH_RDMA_LETTER_MAX + 1, 8, 8 },
+		{ 0, UINT32_MAX, 8, 8 },
+		{ 0, 64, 8, 9 },
+		{ 0, 64, 7, 7 },
+		{ 0, 64, 0, 0 },
 	};
 	struct end end, other;
 
@@ -253,8 +272,8 @@ static void letter__of_nonsense(void **state)
 		session_with_mailbox(&end);
 		send_good(&end, i, 7);
 		compose(&end, wrong[i].sequence, wrong[i].length);
-		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD,
-			     wh_rdma_imm(wrong[i].slot, wrong[i].said)));
+		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_LETTER_SLOT,
+			     WH_RDMA_LETTER_HEAD, wh_rdma_imm(wrong[i].slot, wrong[i].said)));
 		want_closed(&end);
 		send_good(&other, i, 100 + i);
 	}
@@ -281,7 +300,8 @@ static void letter__too_many(void **state)
 	for (uint64_t i = 1; i <= 2 + WH_RDMA_LETTERS; i++) {
 		uint32_t slot = i % WH_RDMA_LETTERS;
 
-		while (nics_receives(end.qp) != WH_RDMA_LETTERS) /* no faster than the owner takes them */
+		while (nics_receives(end.qp) !=
+		       WH_RDMA_LETTERS) /* no faster than the owner takes them */
 			sleep_ms(1);
 		compose(&end, i, 64);
 		if (post(&end, slot * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD + 64,
@@ -292,7 +312,8 @@ static void letter__too_many(void **state)
 	}
 	want_closed(&end);
 	want(0, wh_engine_notification(owner.engine, &got, PATIENCE));
-	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0)); /* the others went with it */
+	/* the others went with it */
+	want(-EAGAIN, wh_engine_notification(owner.engine, &got, 0));
 	send_good(&other, 0, 1);
 	session_end(&other);
 	side_close(&owner);
@@ -309,7 +330,8 @@ static void mailbox__outside(void **state)
 	owner_open(NULL);
 	session_with_mailbox(&end);
 	send_good(&end, 15, 1);
-	want(10, post(&end, WH_RDMA_LETTERS * (uint64_t)WH_RDMA_LETTER_SLOT - 8, 16, wh_rdma_imm(0, 2)));
+	want(10, post(&end, WH_RDMA_LETTERS * (uint64_t)WH_RDMA_LETTER_SLOT - 8, 16,
+		      wh_rdma_imm(0, 2)));
 	want_alive(&end);
 	sleep_ms(20);
 	wh_put64(number, NUMBER);
@@ -358,7 +380,8 @@ static void mailbox__held(void **state)
 	session(&ends[MOST]);
 	want(-EBUSY, mailbox(&ends[MOST]));
 	session_end(&ends[0]);
-	while ((error = mailbox(&ends[MOST])) == -EBUSY && now() < until) /* who has been refused may ask again */
+	while ((error = mailbox(&ends[MOST])) == -EBUSY &&
+	       now() < until) /* who has been refused may ask again */
 		sleep_ms(5);
 	want(0, error);
 	for (unsigned i = 1; i <= MOST; i++)
@@ -374,8 +397,8 @@ static int64_t worked(void)
 	return at.tv_sec * SECOND + at.tv_nsec;
 }
 
-/* The owner's NIC goes while its queue pairs wait for letters: its descriptors are ready for ever, and nobody
- * looks at them for ever. */
+/* The owner's NIC goes while its queue pairs wait for letters: its descriptors are ready for ever,
+ * and nobody looks at them for ever. */
 static void mailbox__nic_removed(void **state)
 {
 	struct end end;
@@ -396,12 +419,9 @@ static void mailbox__nic_removed(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST_NEEDS(order__wrong, needs_nics),
-	TEST_NEEDS(letter__of_nonsense, needs_nics),
-	TEST_NEEDS(letter__too_many, needs_nics),
-	TEST_NEEDS(mailbox__outside, needs_nics),
-	TEST_NEEDS(mailbox__afterwards, needs_nics),
-	TEST_NEEDS(mailbox__held, needs_nics),
+	TEST_NEEDS(order__wrong, needs_nics),         TEST_NEEDS(letter__of_nonsense, needs_nics),
+	TEST_NEEDS(letter__too_many, needs_nics),     TEST_NEEDS(mailbox__outside, needs_nics),
+	TEST_NEEDS(mailbox__afterwards, needs_nics),  TEST_NEEDS(mailbox__held, needs_nics),
 	TEST_NEEDS(mailbox__nic_removed, needs_nics),
 };
 

@@ -53,7 +53,7 @@ struct impostor {
 	/* After the WELCOME, instead of the list of regions. */
 	const void *list;
 	size_t list_length;
-	uint64_t length;      /* of its region; 0: LENGTH */
+	uint64_t length; /* of its region; 0: LENGTH */
 	unsigned int refusal; /* an errno to send instead of WELCOME; 0: none */
 	bool echoes_epoch; /* claims to be the engine that asks */
 	struct pollfd fds[1 + CONNECTIONS];
@@ -77,9 +77,12 @@ static void hang_up(struct impostor *me, nfds_t i)
 
 static void send_list(struct impostor *me, int fd)
 {
-	struct wh_region_record record = { .id = REGION, .address = 0x10000, .length = LENGTH,
+	struct wh_region_record record = { .id = REGION,
+					   .address = 0x10000,
+					   .length = LENGTH,
 					   .access = WH_ACCESS_READ | WH_ACCESS_WRITE,
-					   .kind = WH_MEMORY_PAGEABLE, .name = "target" };
+					   .kind = WH_MEMORY_PAGEABLE,
+					   .name = "target" };
 	uint8_t bytes[WH_REGION_RECORD_MAX];
 
 	if (me->length)
@@ -132,7 +135,8 @@ static bool take_proof(struct impostor *me, nfds_t i)
 	int fd = me->fds[i].fd;
 
 	if (raw_receive_frame(fd, &frame, bytes, sizeof(bytes)) != WH_PROOF_SIZE ||
-	    frame.type != WH_FRAME_PROVE || memcmp(bytes, me->proofs[i].initiator, sizeof(bytes)) != 0)
+	    frame.type != WH_FRAME_PROVE ||
+	    memcmp(bytes, me->proofs[i].initiator, sizeof(bytes)) != 0)
 		return false;
 	me->proving[i] = false;
 	if (me->role[i] == WH_ROLE_CONTROL)
@@ -358,7 +362,8 @@ static void handshake__not_wherry(void **state)
 	want_open(-EPROTO, (struct impostor){ .greeting = http, .greeting_length = sizeof(http) });
 	want_open(-EPROTO, (struct impostor){ .greeting = ssh, .greeting_length = sizeof(ssh) });
 	want_open(-EPROTO, (struct impostor){ .greeting = garbage, .greeting_length = 300 });
-	want_open(-EPROTO, (struct impostor){ .greeting = http, .greeting_length = sizeof(http),
+	want_open(-EPROTO, (struct impostor){ .greeting = http,
+					      .greeting_length = sizeof(http),
 					      .hangs_up = true });
 }
 
@@ -414,7 +419,8 @@ static void handshake__welcome_is_wrong(void **state)
 	want_open(-EPROTO, (struct impostor){ .greeting = bytes, .greeting_length = length });
 	length = welcome_bytes(bytes, WH_WIRE_VERSION, WH_ROLE_CONTROL, 5);
 	for (size_t cut = 1; cut < length; cut += SCALE(7, 40)) {
-		struct impostor me = { .greeting = bytes, .greeting_length = cut,
+		struct impostor me = { .greeting = bytes,
+				       .greeting_length = cut,
 				       .hangs_up = true };
 
 		want_true(open_to(&me, text) < 0, "a WELCOME cut off at %zu", cut);
@@ -423,8 +429,11 @@ static void handshake__welcome_is_wrong(void **state)
 
 static void handshake__regions_are_wrong(void **state)
 {
-	struct wh_region_record record = { .id = REGION, .address = 4096, .length = 10,
-					   .access = WH_ACCESS_READ, .kind = WH_MEMORY_PAGEABLE,
+	struct wh_region_record record = { .id = REGION,
+					   .address = 4096,
+					   .length = 10,
+					   .access = WH_ACCESS_READ,
+					   .kind = WH_MEMORY_PAGEABLE,
 					   .name = "name" };
 	uint8_t bytes[WH_FRAME_HEADER + WH_REGION_RECORD_MAX];
 	size_t length = wh_region_encode(bytes + WH_FRAME_HEADER, &record);
@@ -574,8 +583,10 @@ static void want_stall(struct impostor *me, const char *directory, int status, c
 	struct command command;
 	int got = command_run(&command, directory, NULL, words);
 
-	want_true(got == status && strstr(command.text, text), "%s ends with %d: %s", words[0], got, command.text);
-	want_true(now() - before < SCALE(20, 60) * SECOND, "it took %lld ms", (long long)((now() - before) / MS));
+	want_true(got == status && strstr(command.text, text), "%s ends with %d: %s", words[0], got,
+		  command.text);
+	want_true(now() - before < SCALE(20, 60) * SECOND, "it took %lld ms",
+		  (long long)((now() - before) / MS));
 	want_true(!me->stop, "the owner has ended");
 }
 
@@ -592,15 +603,17 @@ static void command__nothing_moves(void **state)
 	snprintf(region, sizeof(region), "%s/target", me.url);
 	snprintf(file, sizeof(file), "%s/bytes", directory);
 	bytes = fopen(file, "w");
-	want_true(bytes && fputs("bytes", bytes) >= 0 && !fclose(bytes), "%s: %s", file, strerror(errno));
+	want_true(bytes && fputs("bytes", bytes) >= 0 && !fclose(bytes), "%s: %s", file,
+		  strerror(errno));
 	want_stall(&me, directory, 69, "nothing has moved for 1 s, although the engine answers",
 		   WORDS("copy", region, "file", "--stall-timeout", "1"));
-	want_stall(&me, directory, 69, "nothing has moved for 1 s", WORDS("copy", "bytes", region, "--stall-timeout=1"));
+	want_stall(&me, directory, 69, "nothing has moved for 1 s",
+		   WORDS("copy", "bytes", region, "--stall-timeout=1"));
 	want_stall(&me, directory, 69, "nothing has moved for 1 s",
 		   WORDS("copy", region, region, "--stall-timeout", "1", "--chunk", "4KiB"));
 	want_stall(&me, directory, 2, "nothing has moved for 1 s",
-		   WORDS("bench", "--peer", region, "--size", "4KiB", "--working-set", "16KiB", "--seconds", "0.1",
-			 "--stall-timeout", "1"));
+		   WORDS("bench", "--peer", region, "--size", "4KiB", "--working-set", "16KiB",
+			 "--seconds", "0.1", "--stall-timeout", "1"));
 	want_stall(&me, directory, 0, "target", WORDS("explain", region));
 	want(1, directory_count(directory));
 	directory_remove(directory);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What strangers, and the network, can do to a TLS handshake and to what comes after it: recorded and said
- * again, changed, cut off, left half done by many at a time, and a reader that stops reading. */
+/* What strangers, and the network, can do to a TLS handshake and to what comes after it: recorded
+ * and said again, changed, cut off, left half done by many at a time, and a reader that stops
+ * reading. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
@@ -21,24 +22,26 @@ static void open_fixture(struct fixture *f, uint64_t length)
 	fixture_open_with(f, &route_tcp4, length, knobs, &owner);
 }
 
-/* ---- a wire that is tapped ------------------------------------------------------------------------ */
+/* ---- a wire that is tapped
+ * ------------------------------------------------------------------------ */
 
-/* Connections that pass one after the other: what was said on the first is kept, and a byte may be changed
- * on its way. */
+/* Connections that pass one after the other: what was said on the first is kept, and a byte may be
+ * changed on its way. */
 struct tap {
 	pthread_t thread;
 	int listener, stop[2];
 	uint16_t port; /* of the owner */
 	char url[48];
-	int changed;   /* whose byte: 0, of who connects; 1, the owner's; -1: nobody's */
-	size_t at;     /* which one */
+	int changed; /* whose byte: 0, of who connects; 1, the owner's; -1: nobody's */
+	size_t at; /* which one */
 	uint8_t heard[2][HEARD]; /* of who connects, and of the owner */
 	size_t length[2];
 };
 
 static int connect_to(uint16_t port)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(port),
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_port = htons(port),
 				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -66,7 +69,8 @@ static bool pass(struct tap *tap, int from, int to, int whose, size_t *passed)
 static void *pass_on(void *argument)
 {
 	struct tap *tap = argument;
-	struct pollfd look[3] = { { .events = POLLIN }, { .events = POLLIN },
+	struct pollfd look[3] = { { .events = POLLIN },
+				  { .events = POLLIN },
 				  { .fd = tap->stop[0], .events = POLLIN } };
 	int client = -1, server = -1;
 	size_t passed[2] = { 0, 0 };
@@ -98,7 +102,8 @@ static void *pass_on(void *argument)
 
 static void tap_open(struct tap *tap, const char *url)
 {
-	struct sockaddr_in here = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in here = { .sin_family = AF_INET,
+				    .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(here);
 
 	memset(tap, 0, sizeof(*tap));
@@ -135,10 +140,11 @@ static void record(struct tap *tap, struct fixture *f)
 		  tap->length[0], tap->length[1]);
 }
 
-/* ---- the handshake ----------------------------------------------------------------------------------- */
+/* ---- the handshake
+ * ----------------------------------------------------------------------------------- */
 
-/* All that a member has said, once more: the owner has made up something new, and so it is nothing. Its own
- * words are nothing to it either. */
+/* All that a member has said, once more: the owner has made up something new, and so it is nothing.
+ * Its own words are nothing to it either. */
 static void handshake__replayed(void **state)
 {
 	struct fixture f;
@@ -155,8 +161,10 @@ static void handshake__replayed(void **state)
 		raw_send(fd, tap.heard[whose], tap.length[whose]);
 		while ((got = recv(fd, answer + length, sizeof(answer) - (size_t)length, 0)) > 0)
 			length += got;
-		/* Its part of the handshake at most, with another key than then; no WELCOME, no list. */
-		want_true((size_t)length < tap.length[1], "it says as much as to a member: %zd bytes", length);
+		/* Its part of the handshake at most, with another key than then; no WELCOME, no
+		 * list. */
+		want_true((size_t)length < tap.length[1],
+			  "it says as much as to a member: %zd bytes", length);
 		want_true(whose || length > 44, "it does not answer what a handshake begins with");
 		want_true(length < 44 || memcmp(answer + 11, tap.heard[1] + 11, 32) != 0,
 			  "its random number recurs");
@@ -166,7 +174,8 @@ static void handshake__replayed(void **state)
 	fixture_close(&f);
 }
 
-/* A byte that is changed at any place, on either side: no peer comes of it, and the next one does. */
+/* A byte that is changed at any place, on either side: no peer comes of it, and the next one does.
+ */
 static void handshake__changed(void **state)
 {
 	struct wh_peer *peer;
@@ -180,7 +189,8 @@ static void handshake__changed(void **state)
 	record(&tap, &f);
 	memcpy(length, tap.length, sizeof(length));
 	for (int whose = 0; whose < 2; whose++)
-		/* Not the last ones: what comes behind the proofs changes nothing for a peer that opens. */
+		/* Not the last ones: what comes behind the proofs changes nothing for a peer that
+		 * opens. */
 		for (size_t at = 5; at < 200; at += SCALE(13, 29)) {
 			int error;
 
@@ -188,7 +198,8 @@ static void handshake__changed(void **state)
 			tap.changed = whose;
 			tap.at = at;
 			error = wh_peer_open(f.engine, tap.url, NULL, &peer);
-			want_true(error < 0, "byte %zu of %d is changed, and nobody sees it", at, whose);
+			want_true(error < 0, "byte %zu of %d is changed, and nobody sees it", at,
+				  whose);
 			want_true(*wh_error_text() && !strchr(wh_error_text(), '\n'), "it says: %s",
 				  wh_error_text());
 			tap_close(&tap);
@@ -224,19 +235,21 @@ static void handshake__cut_off(void **state)
 	round_trip(&f, 64, 64, 100000, 3);
 	for (int i = 0; i < PLACES; i++) {
 		want_true(raw_closes(ended[i], SCALE(20000, 60000)), "who ends at %d is kept", i);
-		want_true(raw_closes(silent[i], SCALE(20000, 60000)), "who is silent at %d is kept", i);
+		want_true(raw_closes(silent[i], SCALE(20000, 60000)), "who is silent at %d is kept",
+			  i);
 		close(ended[i]);
 		close(silent[i]);
 	}
 	for (int64_t end = now() + PATIENCE; child_fds(f.child) > fds && now() < end;)
 		sleep_ms(10);
-	want_true(child_fds(f.child) <= fds, "%u descriptors are left of %u", child_fds(f.child), fds);
+	want_true(child_fds(f.child) <= fds, "%u descriptors are left of %u", child_fds(f.child),
+		  fds);
 	round_trip(&f, 64, 64, 100000, 4);
 	fixture_close(&f);
 }
 
-/* More than there is room for, each in the middle of a handshake that has made the owner work. Members get
- * in, and little memory is taken. */
+/* More than there is room for, each in the middle of a handshake that has made the owner work.
+ * Members get in, and little memory is taken. */
 static void handshake__crowd(void **state)
 {
 	enum { CROWD = 600 };
@@ -254,7 +267,8 @@ static void handshake__crowd(void **state)
 	for (int i = 0; i < CROWD; i++) {
 		fds[i] = connect_to(tap.port);
 		/* The first message, which is answered, and a part of the second. */
-		raw_send(fds[i], tap.heard[0], (size_t)(tap.heard[0][3] << 8 | tap.heard[0][4]) + 5 + 20);
+		raw_send(fds[i], tap.heard[0],
+			 (size_t)(tap.heard[0][3] << 8 | tap.heard[0][4]) + 5 + 20);
 		if (i % 100 == 99) {
 			want(0, wh_peer_open(f.engine, f.child->url, NULL, &peer));
 			want(0, wh_peer_close(peer));
@@ -271,10 +285,11 @@ static void handshake__crowd(void **state)
 	fixture_close(&f);
 }
 
-/* ---- the bytes ------------------------------------------------------------------------------------------ */
+/* ---- the bytes
+ * ------------------------------------------------------------------------------------------ */
 
-/* Who asks for much and reads nothing takes no memory of the owner's, which serves others. When the network
- * goes on it is as if nothing had been. */
+/* Who asks for much and reads nothing takes no memory of the owner's, which serves others. When the
+ * network goes on it is as if nothing had been. */
 static void reader__slow(void **state)
 {
 	struct wh_transfer transfer;
@@ -316,8 +331,8 @@ static void reader__slow(void **state)
 	proxy_stop(proxy);
 }
 
-/* The network is away for longer than a peer is waited for. What was under way fails, and the same peer is
- * back by itself, with new keys, when the network is. */
+/* The network is away for longer than a peer is waited for. What was under way fails, and the same
+ * peer is back by itself, with new keys, when the network is. */
 static void network__away(void **state)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -347,8 +362,10 @@ static void network__away(void **state)
 	for (int64_t end = now() + 6 * PATIENCE; status && now() < end; sleep_ms(20)) {
 		want(0, wh_peer_info(f.peer, &info));
 		if (info.state == WH_PEER_CONNECTED)
-			status = wh_batch_submit(batch) ? -ECONNRESET : wh_batch_wait(batch, 6 * PATIENCE);
-		want_true(!status || status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %d", status);
+			status = wh_batch_submit(batch) ? -ECONNRESET :
+							  wh_batch_wait(batch, 6 * PATIENCE);
+		want_true(!status || status == -ECONNRESET || status == -ETIMEDOUT,
+			  "it ended with %d", status);
 	}
 	want(0, status);
 	want_true(target_check(&f, 0, LENGTH, 0, 9) == PATTERN_GOOD, "other bytes");
@@ -358,11 +375,7 @@ static void network__away(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(handshake__replayed),
-	TEST(handshake__changed),
-	TEST(handshake__cut_off),
-	TEST(handshake__crowd),
-	TEST(reader__slow),
-	TEST(network__away),
+	TEST(handshake__replayed), TEST(handshake__changed), TEST(handshake__cut_off),
+	TEST(handshake__crowd),    TEST(reader__slow),       TEST(network__away),
 };
 HARNESS_MAIN("hostile-tls", tests)

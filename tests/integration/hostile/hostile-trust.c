@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Who does not have the key, or only what was said by those who have it, gets nothing: not over loopback,
- * not as another user, and an engine gives nothing to an owner like that either. */
+/* Who does not have the key, or only what was said by those who have it, gets nothing: not over
+ * loopback, not as another user, and an engine gives nothing to an owner like that either. */
 #include <arpa/inet.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "platform/owner.h"
 #include "lib/victim.h"
+#include "platform/owner.h"
 #include "wire/bytes.h"
 
 #define TIMEOUT 500 /* ms, of the victim */
@@ -25,8 +25,8 @@ static int connect_to(const struct victim *v)
 	return fd;
 }
 
-/* The next thing that it says is a refusal with this errno, after which it closes; in any case no list of
- * regions. */
+/* The next thing that it says is a refusal with this errno, after which it closes; in any case no
+ * list of regions. */
 static void want_refusal(int fd, int error)
 {
 	uint8_t bytes[WH_REFUSAL_MAX + 8];
@@ -42,7 +42,8 @@ static void want_refusal(int fd, int error)
 	close(fd);
 }
 
-/* ---- to the owner -------------------------------------------------------------------------------- */
+/* ---- to the owner
+ * -------------------------------------------------------------------------------- */
 
 static void owner__other_key(void **state)
 {
@@ -57,7 +58,8 @@ static void owner__other_key(void **state)
 
 		want(0, raw_shake(fd, &hello, other_key, &shake));
 		want_true(memcmp(shake.proofs.owner, shake.said.auth + WH_NONCE_SIZE,
-				 WH_PROOF_SIZE) != 0, "a stranger can check its proof");
+				 WH_PROOF_SIZE) != 0,
+			  "a stranger can check its proof");
 		want(0, raw_prove(fd, shake.proofs.initiator));
 		want_refusal(fd, EACCES);
 	}
@@ -103,7 +105,8 @@ static void owner__replayed(void **state)
 	(void)state;
 	victim_open(&v, 5000);
 	for (int i = 0; i < 2; i++) {
-		struct wh_hello hello = i ? raw_hello_of(roles[i], &v.welcome) : raw_hello(roles[i]);
+		struct wh_hello hello =
+			i ? raw_hello_of(roles[i], &v.welcome) : raw_hello(roles[i]);
 		int fd = connect_to(&v), again = connect_to(&v);
 
 		want(0, raw_shake(fd, &hello, NULL, &first));
@@ -158,8 +161,8 @@ static void owner__changed_on_the_way(void **state)
 		want(0, raw_shake(fd, &heard, NULL, &shake));
 		length = raw_hello_bytes(bytes, &said);
 		want(0, wh_proofs_make(raw_crypto(), raw_key(), bytes + WH_FRAME_HEADER,
-				       length - WH_FRAME_HEADER, shake.welcome, shake.welcome_length,
-				       &proofs));
+				       length - WH_FRAME_HEADER, shake.welcome,
+				       shake.welcome_length, &proofs));
 		want_true(memcmp(proofs.owner, shake.said.auth + WH_NONCE_SIZE, WH_PROOF_SIZE) != 0,
 			  "change %d is not noticed by the initiator", i);
 		want(0, raw_prove(fd, proofs.initiator));
@@ -168,7 +171,8 @@ static void owner__changed_on_the_way(void **state)
 	victim_close(&v);
 }
 
-/* A hello as it was before there were proofs, and those with too little or too much in that place. */
+/* A hello as it was before there were proofs, and those with too little or too much in that place.
+ */
 static void owner__downgrade(void **state)
 {
 	static const uint16_t lengths[] = { 0, 1, 31, 33, 64, 255, 256 };
@@ -193,7 +197,8 @@ static void owner__downgrade(void **state)
 	victim_close(&v);
 }
 
-/* In place of PROVE: nothing, all of a session's frames, a part, something else, too much at once. */
+/* In place of PROVE: nothing, all of a session's frames, a part, something else, too much at once.
+ */
 static void owner__no_proof(void **state)
 {
 	struct wh_hello hello = raw_hello(WH_ROLE_CONTROL);
@@ -212,7 +217,8 @@ static void owner__no_proof(void **state)
 			want(0, raw_shake(fd, &hello, NULL, &shake));
 			/* The owner may have closed it before the payload. */
 			raw_send_frame(fd, type, 0, bytes, length);
-			want_true(raw_closes(fd, SOON), "type %u, %zu bytes: still open", type, length);
+			want_true(raw_closes(fd, SOON), "type %u, %zu bytes: still open", type,
+				  length);
 			close(fd);
 		}
 	for (size_t cut = 0; cut < WH_PROVE_SIZE; cut += SCALE(1, 7)) {
@@ -333,7 +339,8 @@ static void owner__many_from_one_place(void **state)
 	victim_close(&v);
 }
 
-/* ---- engines with different keys ------------------------------------------------------------------- */
+/* ---- engines with different keys
+ * ------------------------------------------------------------------- */
 
 static void engines__other_key(void **state)
 {
@@ -419,7 +426,8 @@ static void engines__soon(void **state)
 	int count;
 
 	(void)state;
-	for (count = 0; count < 100 || (best >= SCALE(1, 50) * MS && quiet_now() - begun < SECOND); count++) {
+	for (count = 0; count < 100 || (best >= SCALE(1, 50) * MS && quiet_now() - begun < SECOND);
+	     count++) {
 		int64_t before = now(), took;
 
 		want(0, wh_peer_open(engine, child->url, NULL, &peer));
@@ -435,7 +443,8 @@ static void engines__soon(void **state)
 	child_exit(child);
 }
 
-/* ---- to the initiator ------------------------------------------------------------------------------ */
+/* ---- to the initiator
+ * ------------------------------------------------------------------------------ */
 
 /* Who answers one connection in place of an owner. */
 struct stranger {
@@ -450,8 +459,12 @@ struct stranger {
 
 static void *stranger(void *arg)
 {
-	struct wh_region_record record = { .id = 7, .address = 4096, .length = 4096, .access = 3,
-					   .kind = WH_MEMORY_PAGEABLE, .name = "target" };
+	struct wh_region_record record = { .id = 7,
+					   .address = 4096,
+					   .length = 4096,
+					   .access = 3,
+					   .kind = WH_MEMORY_PAGEABLE,
+					   .name = "target" };
 	uint8_t bytes[WH_FRAME_HEADER + WH_HELLO_MAX], answer[WH_FRAME_HEADER + WH_HELLO_MAX];
 	struct stranger *me = arg;
 	struct wh_proofs proofs;
@@ -518,7 +531,8 @@ static void stranger_end(struct stranger *me)
 
 static void initiator__owner_without_key(void **state)
 {
-	struct wh_peer_options options = { .size = sizeof(options), .timeout = SCALE(1, 4) * SECOND };
+	struct wh_peer_options options = { .size = sizeof(options),
+					   .timeout = SCALE(1, 4) * SECOND };
 	static const int errors[] = { -EACCES, -EPROTO };
 	struct wh_engine *engine = engine_open(NULL, "none", NULL);
 	struct wh_peer *peer;
@@ -535,8 +549,8 @@ static void initiator__owner_without_key(void **state)
 	want(0, wh_engine_close(engine));
 }
 
-/* What an engine says to a stranger, the stranger says to that engine, and hands the answer back: the
- * engine must not take him for itself. */
+/* What an engine says to a stranger, the stranger says to that engine, and hands the answer back:
+ * the engine must not take him for itself. */
 static void initiator__reflected(void **state)
 {
 	struct wh_engine *engine = engine_open(NULL, NULL, NULL);
@@ -576,7 +590,8 @@ static void initiator__port_taken_over(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- a relay: another user, who has no key, between two engines that have ------------------------- */
+/* ---- a relay: another user, who has no key, between two engines that have
+ * ------------------------- */
 
 static const char *missing_owners(void)
 {
@@ -587,14 +602,15 @@ static const char *missing_owners(void)
 	socklen_t length = sizeof(address);
 	uid_t user;
 	int error = bind(listener, (struct sockaddr *)&address, sizeof(address)) ||
-		    listen(listener, 1) || getsockname(listener, (struct sockaddr *)&address, &length) ||
+		    listen(listener, 1) ||
+		    getsockname(listener, (struct sockaddr *)&address, &length) ||
 		    connect(fd, (struct sockaddr *)&address, sizeof(address)) ||
 		    wh_socket_owner(fd, &user);
 
 	close(listener);
 	close(fd);
 	return geteuid() ? "only root can become another user" :
-	       error	 ? "the kernel does not tell whose a socket is" :
+	       error     ? "the kernel does not tell whose a socket is" :
 			   NULL;
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Bytes of memory that the CPU must not touch. Asks the driver by itself: the library under test is not
- * to vouch for what it has done. */
+/* Bytes of memory that the CPU must not touch. Asks the driver by itself: the library under test is
+ * not to vouch for what it has done. */
 #include <dlfcn.h>
 #include <pthread.h>
 

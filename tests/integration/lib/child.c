@@ -76,7 +76,8 @@ static int start(const struct child_command *command, struct child_answer *answe
 
 static int allocate(const struct child_command *command, struct child_answer *answer)
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = command->kind,
+	struct wh_memory_options options = { .size = sizeof(options),
+					     .kind = command->kind,
 					     .location = command->text[0] ? command->text : NULL };
 	int i = 0, error = 0;
 	void *base;
@@ -118,7 +119,8 @@ static int release(struct memory *memory)
 static int add_region(const struct child_command *command, uint64_t offset, uint64_t length,
 		      const char *name, uint64_t *id)
 {
-	struct wh_region_options options = { .size = sizeof(options), .name = name,
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = name,
 					     .access = command->access };
 	struct wh_region *region;
 	int error;
@@ -200,7 +202,8 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 		return -EINVAL;
 	if (command->length) {
 		/* It may be on its way; a peer that is lost, or about to be, is not waited for. */
-		while ((error = wh_peer_find(peers[command->peer], command->text, 0, &remote)) == -ENOENT &&
+		while ((error = wh_peer_find(peers[command->peer], command->text, 0, &remote)) ==
+			       -ENOENT &&
 		       now() < end)
 			sleep_ms(1);
 		transfers = calloc(command->count, sizeof(*transfers));
@@ -225,7 +228,8 @@ static int fill_batch(const struct child_command *command, struct wh_batch *batc
 static int transfer(const struct child_command *command, struct child_answer *answer)
 {
 	struct wh_batch_options options = { .size = sizeof(options),
-					    .require = command->require[0] ? command->require : NULL };
+					    .require =
+						    command->require[0] ? command->require : NULL };
 	struct wh_batch *batch = NULL;
 	int error = wh_batch_new(peers[command->peer], &options, &batch);
 
@@ -296,7 +300,8 @@ static int on_bytes(const struct child_command *command, struct child_answer *an
 	if (command->op == CHILD_FILL)
 		pattern_fill(at, command->length, command->position, command->seed);
 	else if (command->op == CHILD_CHECK)
-		answer->value = pattern_check(at, command->length, command->position, command->seed);
+		answer->value =
+			pattern_check(at, command->length, command->position, command->seed);
 	else if (command->op == CHILD_SUM)
 		answer->value = pattern_sum(at, command->length);
 	else

@@ -20,7 +20,8 @@ static const char *command_missing(void)
 
 const struct route needs_command = { .name = "command", .missing = command_missing };
 
-void command_start(struct command *command, const char *directory, void (*before)(void), const char *const *words)
+void command_start(struct command *command, const char *directory, void (*before)(void),
+		   const char *const *words)
 {
 	const char *argv[32] = { "wherry" };
 	pid_t parent = getpid();
@@ -76,7 +77,8 @@ int command_run(struct command *command, const char *directory, void (*before)(v
 	return command_wait(command);
 }
 
-/* ---- what the kernel refuses -------------------------------------------------------------------- */
+/* ---- what the kernel refuses --------------------------------------------------------------------
+ */
 
 struct command_refused command_refused;
 
@@ -97,13 +99,16 @@ void command_refuse(void)
 		BPF_STMT(BPF_RET | BPF_K, refusal_of(command_refused.unnamed)),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
-	const struct sock_fprog program = { sizeof(code) / sizeof(*code), (struct sock_filter *)(uintptr_t)code };
+	const struct sock_fprog program = { sizeof(code) / sizeof(*code),
+					    (struct sock_filter *)(uintptr_t)code };
 
-	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
+	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+	    prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program))
 		_exit(98);
 }
 
-/* ---- what it has open --------------------------------------------------------------------------- */
+/* ---- what it has open ---------------------------------------------------------------------------
+ */
 
 static bool has_open(pid_t pid, const char *directory)
 {
@@ -142,7 +147,8 @@ void directory_make(char path[64])
 {
 	const char *top = getenv("TMPDIR");
 
-	want_true(snprintf(path, 64, "%.40s/wherry.XXXXXX", top && *top ? top : "/tmp") < 64, "too long");
+	want_true(snprintf(path, 64, "%.40s/wherry.XXXXXX", top && *top ? top : "/tmp") < 64,
+		  "too long");
 	want_true(mkdtemp(path) != NULL, "%s", strerror(errno));
 }
 

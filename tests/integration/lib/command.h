@@ -16,7 +16,8 @@ struct command {
 
 /* Start it with these words, which a NULL ends, in a directory (NULL: this one). `before` runs in
  * its process before it does; NULL: nothing. */
-void command_start(struct command *command, const char *directory, void (*before)(void), const char *const *words);
+void command_start(struct command *command, const char *directory, void (*before)(void),
+		   const char *const *words);
 
 /* The next line that it prints, without the end of the line. */
 void command_line(struct command *command, char *line, int size);

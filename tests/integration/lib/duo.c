@@ -27,12 +27,13 @@ void side_close(struct side *side)
 
 void duo_connect(struct duo *duo)
 {
-	want(0, wh_peer_open(duo->ours.engine, wh_engine_url(duo->theirs.engine), NULL, &duo->peer));
+	want(0,
+	     wh_peer_open(duo->ours.engine, wh_engine_url(duo->theirs.engine), NULL, &duo->peer));
 	want(0, wh_peer_find(duo->peer, "target", PATIENCE, &duo->remote));
 }
 
-void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways, const char *our_rails,
-		 const char *their_rails)
+void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
+		 const char *our_rails, const char *their_rails)
 {
 	char knob[64], mine[64], others[64];
 	const char *ours[] = { "transports=rdma,tcp", mine, PATIENT, knob, NULL };
@@ -105,11 +106,22 @@ void want_same(const struct duo *duo, uint64_t seed)
 struct wh_batch *whole(const struct duo *duo, uint32_t op)
 {
 	struct wh_transfer parts[] = {
-		{ .local = duo->ours.region, .remote = duo->remote.id, .length = MIB + 1, .op = op },
-		{ .local = duo->ours.region, .remote = duo->remote.id, .local_offset = MIB + 1,
-		  .remote_offset = MIB + 1, .length = 3, .op = op },
-		{ .local = duo->ours.region, .remote = duo->remote.id, .local_offset = MIB + 4,
-		  .remote_offset = MIB + 4, .length = LENGTH - MIB - 4, .op = op },
+		{ .local = duo->ours.region,
+		  .remote = duo->remote.id,
+		  .length = MIB + 1,
+		  .op = op },
+		{ .local = duo->ours.region,
+		  .remote = duo->remote.id,
+		  .local_offset = MIB + 1,
+		  .remote_offset = MIB + 1,
+		  .length = 3,
+		  .op = op },
+		{ .local = duo->ours.region,
+		  .remote = duo->remote.id,
+		  .local_offset = MIB + 4,
+		  .remote_offset = MIB + 4,
+		  .length = LENGTH - MIB - 4,
+		  .op = op },
 	};
 	struct wh_batch *batch;
 
@@ -135,7 +147,8 @@ void settle(const struct duo *duo, const char *transport, const char *first)
 	do {
 		batch = whole(duo, WH_WRITE);
 		want(0, batch_run(batch));
-		good = bytes_by(batch, transport, NULL) == LENGTH && strstr(explained(batch), first);
+		good = bytes_by(batch, transport, NULL) == LENGTH &&
+		       strstr(explained(batch), first);
 		want(0, wh_batch_free(batch));
 	} while (!good && now() < end);
 }
@@ -155,8 +168,8 @@ void exchange(struct duo *duo, const char *transport, const char *first, const c
 	}
 }
 
-void expect(uint32_t here, uint32_t there, const char *ways, const char *transport, const char *first,
-	    const char *second)
+void expect(uint32_t here, uint32_t there, const char *ways, const char *transport,
+	    const char *first, const char *second)
 {
 	struct duo duo;
 
@@ -183,8 +196,9 @@ void want_rails(struct wh_batch *batch, bool first, bool second)
 
 int duo_end(void **state)
 {
-	static const char *const names[] = { "FAKE_VERBS_DMABUF", "FAKE_VERBS_PEERMEM", "FAKE_VERBS_REGISTER",
-					     "FAKE_VERBS_MR",     "WHERRY_TRANSPORTS",  "WHERRY_REQUIRE",
+	static const char *const names[] = { "FAKE_VERBS_DMABUF",   "FAKE_VERBS_PEERMEM",
+					     "FAKE_VERBS_REGISTER", "FAKE_VERBS_MR",
+					     "WHERRY_TRANSPORTS",   "WHERRY_REQUIRE",
 					     "FAKE_VERBS_NO_DMABUF" };
 
 	for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)

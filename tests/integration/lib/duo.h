@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Two engines of this process with a GPU's memory, or other, on the fake CUDA driver and the fake NICs. */
+/* Two engines of this process with a GPU's memory, or other, on the fake CUDA driver and the fake
+ * NICs. */
 #ifndef TESTS_INTEGRATION_LIB_DUO_H
 #define TESTS_INTEGRATION_LIB_DUO_H
 
@@ -13,7 +14,7 @@ struct side {
 	struct wh_engine *engine;
 	uint32_t kind;
 	unsigned char *memory, *start; /* start: of the region, on no boundary */
-	struct wh_region *region;      /* LENGTH bytes */
+	struct wh_region *region; /* LENGTH bytes */
 };
 
 struct duo {
@@ -27,8 +28,8 @@ void side_open(struct side *side, uint32_t kind, const char *name, const char *l
 void side_close(struct side *side);
 
 /* `ways`: the knob rdma_gpu of both ("": as it is by itself). Rails: the knob rdma of each. */
-void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways, const char *our_rails,
-		 const char *their_rails);
+void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
+		 const char *our_rails, const char *their_rails);
 /* By the first NIC of the list, and the second. */
 void duo_open(struct duo *duo, uint32_t here, uint32_t there, const char *ways);
 void duo_connect(struct duo *duo);
@@ -50,17 +51,21 @@ struct wh_batch *whole(const struct duo *duo, uint32_t op);
 void want_way(struct wh_batch *batch, const char *transport, const char *first, const char *second);
 /* Run it until these of our two rails have moved some of it, and between them all. */
 void want_rails(struct wh_batch *batch, bool first, bool second);
-/* Run batches until that is so: on a busy machine the first do not wait for a connection as long as it
- * takes. */
+/* Run batches until that is so: on a busy machine the first do not wait for a connection as long as
+ * it takes. */
 void settle(const struct duo *duo, const char *transport, const char *first);
 /* All of it there and back, twice. */
 void exchange(struct duo *duo, const char *transport, const char *first, const char *second);
 /* The same from open to close. */
-void expect(uint32_t here, uint32_t there, const char *ways, const char *transport, const char *first,
-	    const char *second);
+void expect(uint32_t here, uint32_t there, const char *ways, const char *transport,
+	    const char *first, const char *second);
 
-/* A test of these; what it has set in the environment is gone for the next, also if it has failed. */
-#define ON_FAKES(function) { #function, function, harness_begin, duo_end, (void *)&route_gpu_rdma }
+/* A test of these; what it has set in the environment is gone for the next, also if it has failed.
+ */
+#define ON_FAKES(function)                                                                         \
+	{                                                                                          \
+#function, function, harness_begin, duo_end, (void *)&route_gpu_rdma               \
+	}
 int duo_end(void **state);
 
 #endif

@@ -34,8 +34,8 @@ struct wh_engine *engine_open(const char *require, const char *listen, const cha
 
 void *pages_new(size_t length)
 {
-	void *pages = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
-			   0);
+	void *pages =
+		mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
 	want_true(pages != MAP_FAILED, "no memory for %zu bytes", length);
 	return pages;
@@ -233,7 +233,8 @@ int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t r
 
 	if (!status) {
 		want(0, wh_batch_progress(batch, &moved));
-		want_true(moved == length, "%llu bytes are still to come", (unsigned long long)(length - moved));
+		want_true(moved == length, "%llu bytes are still to come",
+			  (unsigned long long)(length - moved));
 	}
 	if (status)
 		print_error("%s of %llu bytes: %s: %s\n", op == WH_READ ? "read" : "write",

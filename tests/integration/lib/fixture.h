@@ -17,15 +17,15 @@ struct fixture {
 	struct wh_engine *engine;
 	struct wh_peer *peer;
 	uint64_t length; /* of the target's region */
-	uint64_t guard;  /* bytes around it: GUARD or 0 */
+	uint64_t guard; /* bytes around it: GUARD or 0 */
 	/* The target. */
 	struct child *child; /* NULL: this process */
-	int memory;          /* the child's number for it */
-	unsigned char *target;           /* this process: its allocation */
+	int memory; /* the child's number for it */
+	unsigned char *target; /* this process: its allocation */
 	struct wh_region *target_region; /* this process */
-	struct wh_remote remote;         /* its region, "target" */
+	struct wh_remote remote; /* its region, "target" */
 	/* Our side: a region of twice the target's length, the second half as a sink. */
-	unsigned char *base;  /* the mapping */
+	unsigned char *base; /* the mapping */
 	unsigned char *local; /* the region: base + GUARD */
 	struct wh_region *region;
 };

@@ -5,7 +5,8 @@
 #include <dlfcn.h>
 #include <stdatomic.h>
 
-/* ---- the driver -------------------------------------------------------------------------------- */
+/* ---- the driver --------------------------------------------------------------------------------
+ */
 
 void *gpu_symbol(const char *name)
 {
@@ -79,7 +80,8 @@ void gpu_settled(pid_t process)
 {
 	int64_t end = now() + PATIENCE, since = now();
 
-	/* Who has connected may be at work before the owner has begun: there has to be none for a while. */
+	/* Who has connected may be at work before the owner has begun: there has to be none for a
+	 * while. */
 	while (now() - since < 100 * MS) {
 		want_true(now() < end, "it does not get ready");
 		if (is_running(process ? process : getpid(), "wherry/early"))
@@ -117,7 +119,8 @@ size_t gpu_free_memory(int device)
 	return available;
 }
 
-/* ---- a stream that stands ------------------------------------------------------------------------ */
+/* ---- a stream that stands
+ * ------------------------------------------------------------------------ */
 
 static void stand(void *arg)
 {
@@ -145,7 +148,8 @@ void gpu_block_again(struct gpu_block *block)
 	want(0, CU(cuStreamSynchronize, (void *), block->stream));
 	atomic_store(&block->open, 0);
 	atomic_store(&block->passed, 0);
-	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream, stand, block));
+	want(0,
+	     CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), block->stream, stand, block));
 	want(0, CU(cuCtxPopCurrent_v2, (void **), &(void *){ NULL }));
 }
 
@@ -166,7 +170,8 @@ static void set(void *arg)
 void gpu_flag(void *stream, _Atomic int *flag)
 {
 	atomic_store(flag, 0);
-	want(0, CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), stream, set, (void *)flag));
+	want(0,
+	     CU(cuLaunchHostFunc, (void *, void (*)(void *), void *), stream, set, (void *)flag));
 }
 
 bool gpu_flagged(_Atomic int *flag, int64_t patience)
@@ -181,12 +186,14 @@ bool gpu_flagged(_Atomic int *flag, int64_t patience)
 	return true;
 }
 
-/* ---- two regions ------------------------------------------------------------------------------- */
+/* ---- two regions -------------------------------------------------------------------------------
+ */
 
 static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const char *where,
 			       size_t length)
 {
-	struct wh_memory_options options = { .size = sizeof(options), .kind = kind,
+	struct wh_memory_options options = { .size = sizeof(options),
+					     .kind = kind,
 					     .location = where };
 	void *memory;
 
@@ -197,7 +204,8 @@ static unsigned char *allocate(struct wh_engine *engine, uint32_t kind, const ch
 void gpu_pair_open(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
 		   const char *elsewhere, size_t length, bool apart)
 {
-	gpu_pair_open_with(p, here, where, there, elsewhere, length, apart ? child_start(NULL) : NULL);
+	gpu_pair_open_with(p, here, where, there, elsewhere, length,
+			   apart ? child_start(NULL) : NULL);
 }
 
 void gpu_pair_open_with(struct gpu_pair *p, uint32_t here, const char *where, uint32_t there,
@@ -216,8 +224,8 @@ void gpu_pair_open_with(struct gpu_pair *p, uint32_t here, const char *where, ui
 		p->child_region = child_region(p->child, p->memory, 0, length, "target", 0, NULL);
 	} else {
 		p->target = allocate(p->engine, there, elsewhere, length);
-		want(0, wh_region_register(p->engine, p->target, length, &named,
-					   &p->target_region));
+		want(0,
+		     wh_region_register(p->engine, p->target, length, &named, &p->target_region));
 	}
 	want(0, wh_peer_open(p->engine, child ? child->url : "self", NULL, &p->peer));
 	want(0, wh_peer_find(p->peer, "target", PATIENCE, &p->remote));
@@ -239,8 +247,9 @@ void gpu_pair_close(struct gpu_pair *p)
 
 struct wh_batch *gpu_pair_batch(struct gpu_pair *p, uint32_t op)
 {
-	struct wh_transfer whole = { .local = p->region, .remote = p->remote.id,
-				     .length = p->length, .op = op };
+	struct wh_transfer whole = {
+		.local = p->region, .remote = p->remote.id, .length = p->length, .op = op
+	};
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(p->peer, NULL, &batch));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What the GPU tests share: the CUDA driver as an application has it, the fake driver's controls, and an
- * engine with memory on both sides.
+ * What the GPU tests share: the CUDA driver as an application has it, the fake driver's controls,
+ * and an engine with memory on both sides.
  */
 #ifndef TESTS_INTEGRATION_LIB_GPU_H
 #define TESTS_INTEGRATION_LIB_GPU_H
@@ -21,8 +21,8 @@ void fake_fail(const char *function, unsigned int nth, int error);
 void fake_heal(void);
 uint64_t fake_calls(const char *function);
 
-/* Wait until a process (0: this one) has made ready what its peers may ask its GPUs for, so that nothing of that
- * falls into what comes next. */
+/* Wait until a process (0: this one) has made ready what its peers may ask its GPUs for, so that
+ * nothing of that falls into what comes next. */
 void gpu_settled(pid_t process);
 
 /* Make the device's primary context current for the application, and leave it. */
@@ -31,8 +31,8 @@ void gpu_leave(void);
 /* Bytes of the device that are free. */
 size_t gpu_free_memory(int device);
 
-/* A stream whose work is held up: nothing behind gpu_block() is done before gpu_unblock(). In a context
- * of its own, so that others can be waited for. */
+/* A stream whose work is held up: nothing behind gpu_block() is done before gpu_unblock(). In a
+ * context of its own, so that others can be waited for. */
 struct gpu_block {
 	void *context, *stream;
 	_Atomic int open;
@@ -56,7 +56,7 @@ struct gpu_pair {
 	uint32_t here, there; /* kinds of memory */
 	size_t length;
 	unsigned char *local, *target; /* target: in this process */
-	int memory, child_region;      /* the child's numbers */
+	int memory, child_region; /* the child's numbers */
 	struct wh_region *region, *target_region;
 	struct wh_remote remote;
 };

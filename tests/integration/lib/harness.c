@@ -114,8 +114,8 @@ static void wrong(long long value, long long got, const char *call, const char *
 	char wanted[32];
 
 	snprintf(wanted, sizeof(wanted), "%s", value < 0 ? strerrorname_np((int)-value) : "");
-	print_error("%s:%d: %s\n\treturned %lld%s%s, wanted %lld %s\n\tthe library says: %s\n", file,
-		    line, call, got, got < 0 && got > -4096 ? " " : "",
+	print_error("%s:%d: %s\n\treturned %lld%s%s, wanted %lld %s\n\tthe library says: %s\n",
+		    file, line, call, got, got < 0 && got > -4096 ? " " : "",
 		    got < 0 && got > -4096 ? strerrorname_np((int)-got) : "", value, wanted,
 		    wh_error_text());
 	_fail(file, line);
@@ -244,27 +244,44 @@ static const char *missing_root(void)
 }
 
 const struct route route_self = {
-	.name = "self", .require = "self", .detail = "", .kind = WH_MEMORY_SHARED,
+	.name = "self",
+	.require = "self",
+	.detail = "",
+	.kind = WH_MEMORY_SHARED,
 };
 const struct route route_shm = {
-	.name = "shm", .require = "shm", .detail = "memfd", .kind = WH_MEMORY_SHARED,
+	.name = "shm",
+	.require = "shm",
+	.detail = "memfd",
+	.kind = WH_MEMORY_SHARED,
 };
 const struct route route_vm = {
-	.name = "shm", .require = "shm", .detail = "process_vm", .kind = CHILD_FOREIGN,
+	.name = "shm",
+	.require = "shm",
+	.detail = "process_vm",
+	.kind = CHILD_FOREIGN,
 	.missing = missing_vm,
 };
 const struct route route_tcp4 = {
-	.name = "tcp", .require = "tcp", .listen = "127.0.0.1:0", .detail = "connection",
+	.name = "tcp",
+	.require = "tcp",
+	.listen = "127.0.0.1:0",
+	.detail = "connection",
 	.kind = WH_MEMORY_PAGEABLE,
 };
 const struct route route_tcp6 = {
-	.name = "tcp", .require = "tcp", .listen = "[::1]:0", .detail = "connection",
-	.kind = WH_MEMORY_PAGEABLE, .missing = missing_tcp6,
+	.name = "tcp",
+	.require = "tcp",
+	.listen = "[::1]:0",
+	.detail = "connection",
+	.kind = WH_MEMORY_PAGEABLE,
+	.missing = missing_tcp6,
 };
 /* Devices for this process and for the others, real ones "rxe0,rxe1", or the fake library's. */
 static const char *missing_rdma(void)
 {
-	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL : "there is no RDMA device to test with";
+	return getenv("TEST_RDMA") || getenv("TEST_VERBS") ? NULL :
+							     "there is no RDMA device to test with";
 }
 
 static const char *missing_gpu_rdma(void)
@@ -275,12 +292,22 @@ static const char *missing_gpu_rdma(void)
 }
 
 const struct route route_rdma = {
-	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2",
-	.kind = WH_MEMORY_PAGEABLE, .devices = true, .missing = missing_rdma,
+	.name = "rdma",
+	.require = "rdma",
+	.listen = "127.0.0.1:0",
+	.detail = "RoCE v2",
+	.kind = WH_MEMORY_PAGEABLE,
+	.devices = true,
+	.missing = missing_rdma,
 };
 const struct route route_gpu_rdma = {
-	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .detail = "RoCE v2, dmabuf",
-	.kind = WH_MEMORY_DEVICE, .devices = true, .missing = missing_gpu_rdma,
+	.name = "rdma",
+	.require = "rdma",
+	.listen = "127.0.0.1:0",
+	.detail = "RoCE v2, dmabuf",
+	.kind = WH_MEMORY_DEVICE,
+	.devices = true,
+	.missing = missing_gpu_rdma,
 };
 const struct route needs_root = { .name = "root", .missing = missing_root };
 
@@ -344,7 +371,8 @@ int harness_begin(void **state)
 /* Has somebody in this process, the engine for one, opened the machine's own CUDA driver? */
 static bool real_driver(void)
 {
-	void *library = getenv("TEST_CUDA") ? NULL : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
+	void *library =
+		getenv("TEST_CUDA") ? NULL : dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD);
 
 	if (library)
 		dlclose(library);
@@ -360,7 +388,8 @@ int harness_end(void **state)
 		if (children[i])
 			child_kill(children[i]);
 	alarm(0);
-	/* A real driver opens devices, pipes and sockets of its own whenever it likes, and keeps them. */
+	/* A real driver opens devices, pipes and sockets of its own whenever it likes, and keeps
+	 * them. */
 	after = real_driver() ? 0 : count_fds();
 	if (after > fds_before) {
 		print_error("%u descriptors were open before the test, %u are open now\n",
@@ -427,7 +456,8 @@ int harness_main(int argc, char **argv, const char *group, const struct CMUnitTe
 			continue;
 		/* As cmocka says it, so that it is counted. */
 		if (why) {
-			printf("[  SKIPPED ] %s\n%s is left out: %s\n", tests[i].name, tests[i].name, why);
+			printf("[  SKIPPED ] %s\n%s is left out: %s\n", tests[i].name,
+			       tests[i].name, why);
 			fflush(stdout); /* before anything forks */
 		} else {
 			chosen[n++] = tests[i];
@@ -623,8 +653,11 @@ int child_free(struct child *child, int memory)
 int child_region(struct child *child, int memory, uint64_t offset, uint64_t length,
 		 const char *name, uint32_t access, uint64_t *id)
 {
-	struct child_command command = { .op = CHILD_REGION, .index = memory, .offset = offset,
-					 .length = length, .access = access };
+	struct child_command command = { .op = CHILD_REGION,
+					 .index = memory,
+					 .offset = offset,
+					 .length = length,
+					 .access = access };
 	struct child_answer answer;
 	int region;
 
@@ -641,8 +674,9 @@ int child_region(struct child *child, int memory, uint64_t offset, uint64_t leng
 void child_regions(struct child *child, int memory, uint64_t length, uint64_t count,
 		   const char *last)
 {
-	struct child_command command = { .op = CHILD_REGIONS, .index = memory, .length = length,
-					 .count = count };
+	struct child_command command = {
+		.op = CHILD_REGIONS, .index = memory, .length = length, .count = count
+	};
 
 	copy(command.text, sizeof(command.text), last);
 	demand(child, &command, NULL, 0);
@@ -677,8 +711,12 @@ uint64_t child_address(struct child *child, int memory)
 void child_fill(struct child *child, int memory, uint64_t offset, uint64_t length,
 		uint64_t position, uint64_t seed)
 {
-	struct child_command command = { .op = CHILD_FILL, .index = memory, .offset = offset,
-					 .length = length, .position = position, .seed = seed };
+	struct child_command command = { .op = CHILD_FILL,
+					 .index = memory,
+					 .offset = offset,
+					 .length = length,
+					 .position = position,
+					 .seed = seed };
 
 	demand(child, &command, NULL, 0);
 }
@@ -686,24 +724,30 @@ void child_fill(struct child *child, int memory, uint64_t offset, uint64_t lengt
 size_t child_check(struct child *child, int memory, uint64_t offset, uint64_t length,
 		   uint64_t position, uint64_t seed)
 {
-	struct child_command command = { .op = CHILD_CHECK, .index = memory, .offset = offset,
-					 .length = length, .position = position, .seed = seed };
+	struct child_command command = { .op = CHILD_CHECK,
+					 .index = memory,
+					 .offset = offset,
+					 .length = length,
+					 .position = position,
+					 .seed = seed };
 
 	return demand(child, &command, NULL, 0);
 }
 
 uint64_t child_sum(struct child *child, int memory, uint64_t offset, uint64_t length)
 {
-	struct child_command command = { .op = CHILD_SUM, .index = memory, .offset = offset,
-					 .length = length };
+	struct child_command command = {
+		.op = CHILD_SUM, .index = memory, .offset = offset, .length = length
+	};
 
 	return demand(child, &command, NULL, 0);
 }
 
 void child_fetch(struct child *child, int memory, uint64_t offset, uint64_t length, void *out)
 {
-	struct child_command command = { .op = CHILD_FETCH, .index = memory, .offset = offset,
-					 .length = length };
+	struct child_command command = {
+		.op = CHILD_FETCH, .index = memory, .offset = offset, .length = length
+	};
 
 	demand(child, &command, out, length);
 }

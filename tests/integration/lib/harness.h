@@ -74,35 +74,42 @@ void hidden_end(void);
 struct route {
 	const char *name;
 	const char *require; /* the knob `require` of the initiator */
-	const char *listen;  /* of the target; NULL: the default */
-	const char *detail;  /* must occur in wh_route.detail */
-	uint32_t kind;       /* of the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
-	bool devices;        /* RDMA devices are there */
+	const char *listen; /* of the target; NULL: the default */
+	const char *detail; /* must occur in wh_route.detail */
+	uint32_t kind; /* of the target's memory: enum wh_memory_kind or CHILD_FOREIGN */
+	bool devices; /* RDMA devices are there */
 	const char *(*missing)(void);
 };
 
-extern const struct route route_self;   /* to ourselves */
-extern const struct route route_shm;    /* a mapped memfd */
-extern const struct route route_vm;     /* process_vm_readv/writev on memory of the process */
+extern const struct route route_self; /* to ourselves */
+extern const struct route route_shm; /* a mapped memfd */
+extern const struct route route_vm; /* process_vm_readv/writev on memory of the process */
 extern const struct route route_tcp4;
 extern const struct route route_tcp6;
-extern const struct route route_rdma;   /* over real devices, or the fake library's */
+extern const struct route route_rdma; /* over real devices, or the fake library's */
 extern const struct route route_gpu_rdma; /* the same into a GPU's memory, of the fake driver */
-extern const struct route needs_root;   /* not a route: a test that changes its user */
+extern const struct route needs_root; /* not a route: a test that changes its user */
 
 /* A test, or one over a route; `initial_state` of every test is a struct route or NULL. */
-#define TEST(function) { #function, function, harness_begin, harness_end, NULL }
-#define TEST_OVER(function, on) \
-	{ #function "__" #on, function, harness_begin, harness_end, (void *)&route_##on }
-#define TEST_NEEDS(function, what) \
-	{ #function, function, harness_begin, harness_end, (void *)&(what) }
-#define TEST_HOST_ROUTES(function) \
-	TEST_OVER(function, self), TEST_OVER(function, shm), TEST_OVER(function, vm), \
-	TEST_OVER(function, tcp4), TEST_OVER(function, tcp6), TEST_OVER(function, rdma)
+#define TEST(function)                                                                             \
+	{                                                                                          \
+#function, function, harness_begin, harness_end, NULL                              \
+	}
+#define TEST_OVER(function, on)                                                                    \
+	{                                                                                          \
+#function "__" #on, function, harness_begin, harness_end, (void *)&route_##on      \
+	}
+#define TEST_NEEDS(function, what)                                                                 \
+	{                                                                                          \
+#function, function, harness_begin, harness_end, (void *)&(what)                   \
+	}
+#define TEST_HOST_ROUTES(function)                                                                 \
+	TEST_OVER(function, self), TEST_OVER(function, shm), TEST_OVER(function, vm),              \
+		TEST_OVER(function, tcp4), TEST_OVER(function, tcp6), TEST_OVER(function, rdma)
 #define TEST_EVERY_ROUTE(function) TEST_HOST_ROUTES(function), TEST_OVER(function, gpu_rdma)
-#define TEST_REMOTE_ROUTES(function) \
-	TEST_OVER(function, shm), TEST_OVER(function, vm), TEST_OVER(function, tcp4), \
-	TEST_OVER(function, rdma)
+#define TEST_REMOTE_ROUTES(function)                                                               \
+	TEST_OVER(function, shm), TEST_OVER(function, vm), TEST_OVER(function, tcp4),              \
+		TEST_OVER(function, rdma)
 
 int harness_begin(void **state);
 int harness_end(void **state);
@@ -111,10 +118,10 @@ int harness_end(void **state);
  * this machine has not are skipped, with the reason; 77 if that leaves none. */
 int harness_main(int argc, char **argv, const char *group, const struct CMUnitTest *tests,
 		 size_t count);
-#define HARNESS_MAIN(group, tests) \
-	int main(int argc, char **argv) \
-	{ \
-		return harness_main(argc, argv, group, tests, sizeof(tests) / sizeof(*(tests))); \
+#define HARNESS_MAIN(group, tests)                                                                 \
+	int main(int argc, char **argv)                                                            \
+	{                                                                                          \
+		return harness_main(argc, argv, group, tests, sizeof(tests) / sizeof(*(tests)));   \
 	}
 
 /* Give the running test another limit than the usual one. */
@@ -125,20 +132,20 @@ void harness_limit(unsigned int seconds);
 void want_at(long long value, long long got, const char *call, const char *file, int line);
 
 /* The same, and wh_error_text() must contain `word`. */
-#define want_text(value, word, call) \
+#define want_text(value, word, call)                                                               \
 	want_text_at((long long)(value), word, (long long)(call), #call, __FILE__, __LINE__)
 void want_text_at(long long value, const char *word, long long got, const char *call,
 		  const char *file, int line);
 
 /* The condition must hold; else the message is told. */
-#define want_true(condition, ...) \
-	do { \
-		if (!(condition)) { \
-			print_error("%s:%d: not so: %s: ", __FILE__, __LINE__, #condition); \
-			print_error(__VA_ARGS__); \
-			print_error("\n"); \
-			_fail(__FILE__, __LINE__); \
-		} \
+#define want_true(condition, ...)                                                                  \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			print_error("%s:%d: not so: %s: ", __FILE__, __LINE__, #condition);        \
+			print_error(__VA_ARGS__);                                                  \
+			print_error("\n");                                                         \
+			_fail(__FILE__, __LINE__);                                                 \
+		}                                                                                  \
 	} while (0)
 
 int64_t now(void);
@@ -159,7 +166,8 @@ bool fds_back_to(unsigned int most, int64_t patience);
 /* ---- child processes ------------------------------------------------------------------------ */
 
 #define CHILD_FOREIGN 0x100u /* a kind of memory: mmapped by the process, not by the engine */
-#define CHILD_SEGMENTED 0x101u /* of a GPU, in mappings of 2 MiB, as PyTorch's expandable segments are */
+/* of a GPU, in mappings of 2 MiB, as PyTorch's expandable segments are */
+#define CHILD_SEGMENTED 0x101u
 
 /* A cluster key: without one a user's engines are closed to another's. */
 #define SHARED_KEY "key=6b65792066726f6d2074686520746573747320206b65792066726f6d20746865"
@@ -168,9 +176,9 @@ struct child_options {
 	const char *listen; /* NULL: the default */
 	const char *name;
 	const char *config[6]; /* "name=value" */
-	uid_t user;            /* to become before the engine is opened; 0: stay */
-	/* Yama keeps others of the same user from this one's memory, and this one from theirs: the machine's, or
-	 * where it has none what it looks like (root only). */
+	uid_t user; /* to become before the engine is opened; 0: stay */
+	/* Yama keeps others of the same user from this one's memory, and this one from theirs: the
+	 * machine's, or where it has none what it looks like (root only). */
 	bool yama;
 };
 
@@ -190,7 +198,7 @@ struct child *child_start(const struct child_options *options);
 void child_exit(struct child *child);
 void child_kill(struct child *child);
 
-void child_stop(struct child *child);     /* SIGSTOP; returns when it stands */
+void child_stop(struct child *child); /* SIGSTOP; returns when it stands */
 void child_continue(struct child *child); /* SIGCONT */
 bool child_alive(struct child *child);
 
@@ -233,15 +241,15 @@ struct child_transfer {
 	const char *remote;
 	uint32_t op;
 	uint64_t local_offset, remote_offset, length;
-	uint64_t times;      /* so many equal transfers in the batch; 0: one */
-	bool go;             /* do not wait for it */
-	const char *notify;  /* or NULL */
+	uint64_t times; /* so many equal transfers in the batch; 0: one */
+	bool go; /* do not wait for it */
+	const char *notify; /* or NULL */
 	const char *require; /* or NULL */
 };
 struct child_result {
 	int status;
-	char text[256];       /* of the error */
-	char transport[16];   /* of the first route that moved bytes */
+	char text[256]; /* of the error */
+	char transport[16]; /* of the first route that moved bytes */
 	char explain[1024];
 };
 /* Moves bytes and returns the status; *result may be NULL. */
@@ -258,8 +266,8 @@ bool bytes_on_gpu(uint32_t kind);
 /* Copy bytes out of, and into, memory of this kind. */
 void bytes_get(void *to, const void *from, size_t length, uint32_t kind);
 void bytes_put(void *to, const void *from, size_t length, uint32_t kind);
-/* Memory of a GPU in mappings of 2 MiB each, of which `length` is a multiple. It is never unmapped: the
- * process is to end. 0: there is none. */
+/* Memory of a GPU in mappings of 2 MiB each, of which `length` is a multiple. It is never unmapped:
+ * the process is to end. 0: there is none. */
 void *bytes_segmented(int device, size_t length);
 /* How many GPUs that driver has: the fake one whose path is in TEST_CUDA, or the machine's own. */
 unsigned int bytes_gpus(void);

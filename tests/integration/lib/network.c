@@ -10,14 +10,17 @@ static int outside = -1;
 static const char *missing_network(void)
 {
 	return system("unshare -n ip link set lo up 2>/dev/null") ?
-		       "no network namespaces here: they want root, unshare and ip" : NULL;
+		       "no network namespaces here: they want root, unshare and ip" :
+		       NULL;
 }
 
 const struct route needs_network = { .name = "network", .missing = missing_network };
 
 static const char *missing_netem(void)
 {
-	return getenv("TEST_NETEM") ? NULL : "netem is for the lab, where TEST_NETEM says that it is there";
+	return getenv("TEST_NETEM") ?
+		       NULL :
+		       "netem is for the lab, where TEST_NETEM says that it is there";
 }
 
 const struct route needs_netem = { .name = "netem", .missing = missing_netem };
@@ -38,8 +41,8 @@ static void in(int network, const char *command)
 {
 	char line[512];
 
-	snprintf(line, sizeof(line), "nsenter --net=/proc/%d/fd/%d sh -ec '%s'", (int)getpid(), network,
-		 command);
+	snprintf(line, sizeof(line), "nsenter --net=/proc/%d/fd/%d sh -ec '%s'", (int)getpid(),
+		 network, command);
 	want_true(system(line) == 0, "%s", command);
 }
 
@@ -69,9 +72,10 @@ void network_pair_open(struct network_pair *pair)
 	char line[256];
 
 	pair->router = network_new();
-	in(pair->router, "ip link add l0 type veth peer name l1; ip link add r0 type veth peer name r1; "
-			 "ip addr add 10.77.1.1/24 dev l0; ip addr add 10.77.2.1/24 dev r0; "
-			 "ip link set l0 up; ip link set r0 up; echo 1 >/proc/sys/net/ipv4/ip_forward");
+	in(pair->router,
+	   "ip link add l0 type veth peer name l1; ip link add r0 type veth peer name r1; "
+	   "ip addr add 10.77.1.1/24 dev l0; ip addr add 10.77.2.1/24 dev r0; "
+	   "ip link set l0 up; ip link set r0 up; echo 1 >/proc/sys/net/ipv4/ip_forward");
 	pair->right = network_new();
 	snprintf(line, sizeof(line), "ip link set r1 netns %d", (int)gettid());
 	in(pair->router, line);
@@ -88,19 +92,21 @@ void network_pair_disturb(const struct network_pair *pair, const char *how)
 {
 	char line[256];
 
-	snprintf(line, sizeof(line), "for d in l0 r0; do tc qdisc replace dev $d root netem %s; done", how);
+	snprintf(line, sizeof(line),
+		 "for d in l0 r0; do tc qdisc replace dev $d root netem %s; done", how);
 	in(pair->router, line);
 }
 
-/* Not with netem, which not every kernel has: a router that does not route loses everything, too. */
+/* Not with netem, which not every kernel has: a router that does not route loses everything, too.
+ */
 void network_pair_cut(const struct network_pair *pair, bool cut)
 {
 	if (!needs_netem.missing()) {
 		network_pair_disturb(pair, cut ? "loss 100%" : "delay 1ms");
 		return;
 	}
-	in(pair->router, cut ? "echo 0 >/proc/sys/net/ipv4/ip_forward" :
-			       "echo 1 >/proc/sys/net/ipv4/ip_forward");
+	in(pair->router,
+	   cut ? "echo 0 >/proc/sys/net/ipv4/ip_forward" : "echo 1 >/proc/sys/net/ipv4/ip_forward");
 }
 
 void network_pair_close(struct network_pair *pair)

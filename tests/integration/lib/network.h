@@ -1,22 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Networks of the test's own: hosts that are network namespaces, and a router between two of them. */
+/* Networks of the test's own: hosts that are network namespaces, and a router between two of them.
+ */
 #ifndef TESTS_INTEGRATION_LIB_NETWORK_H
 #define TESTS_INTEGRATION_LIB_NETWORK_H
 
 #include "harness.h"
 
 extern const struct route needs_network; /* not a route: a test that makes namespaces */
-extern const struct route needs_netem;   /* one that disturbs what goes between them; where it can, a cut is netem's */
+/* one that disturbs what goes between them; where it can, a cut is netem's */
+extern const struct route needs_netem;
 
-/* A network with nothing but its loopback, which this thread, and what it starts from now on, is in. Its
- * descriptor. */
+/* A network with nothing but its loopback, which this thread, and what it starts from now on, is
+ * in. Its descriptor. */
 int network_new(void);
 void network_enter(int network);
 /* The one that the test program was started in. */
 void network_leave(void);
 
-/* Two hosts, 10.77.1.2 and 10.77.2.2, and a router between them. A host sees nothing of what is cut off
- * behind it: packets go out, and no answer comes. */
+/* Two hosts, 10.77.1.2 and 10.77.2.2, and a router between them. A host sees nothing of what is cut
+ * off behind it: packets go out, and no answer comes. */
 struct network_pair {
 	int left, right, router;
 };

@@ -5,7 +5,8 @@
 
 static const char *missing(void)
 {
-	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL : "the fake libibverbs is not used";
+	return getenv("TEST_VERBS") && !getenv("TEST_RDMA") ? NULL :
+							      "the fake libibverbs is not used";
 }
 
 const struct route needs_nics = {
@@ -117,11 +118,13 @@ struct nics_registered nics_registered(void)
 {
 	struct nics_registered now;
 
-	FAKE(registrations, (uint64_t *, uint64_t *, uint64_t *), &now.all, &now.dma_bufs, &now.relaxed);
+	FAKE(registrations, (uint64_t *, uint64_t *, uint64_t *), &now.all, &now.dma_bufs,
+	     &now.relaxed);
 	return now;
 }
 
-/* ---- what is told of a batch --------------------------------------------------------------------- */
+/* ---- what is told of a batch
+ * --------------------------------------------------------------------- */
 
 const char *explained(struct wh_batch *batch)
 {

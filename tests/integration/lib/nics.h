@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The NICs of the fake libibverbs, as tests make them slow, silent and wrong: what fake-verbs.h declares,
- * found in the library that the engine opens. NICs count from 0, over both sides of this process.
+ * The NICs of the fake libibverbs, as tests make them slow, silent and wrong: what fake-verbs.h
+ * declares, found in the library that the engine opens. NICs count from 0, over both sides of this
+ * process.
  */
 #ifndef TESTS_INTEGRATION_LIB_NICS_H
 #define TESTS_INTEGRATION_LIB_NICS_H
 
 #include "fixture.h"
 
-/* The fake libibverbs is used; and any transport may be taken, by which explain says why not rdma. */
+/* The fake libibverbs is used; and any transport may be taken, by which explain says why not rdma.
+ */
 extern const struct route needs_nics;
 
 /* Nothing is done, and nothing completes, until it is let go: by all, or by one. */

@@ -21,7 +21,7 @@
 /* Bytes on their way from fd[side] to fd[!side]. */
 struct direction {
 	size_t start, end;
-	bool ended;       /* the source has no more */
+	bool ended; /* the source has no more */
 	uint64_t allowed; /* bytes it may still pass in this tick, when slowed down */
 	unsigned char *bytes;
 };
@@ -176,8 +176,8 @@ static void turn(struct proxy *proxy)
 			short events = pair->fd[0] < 0 ? 0 : events_of(proxy, pair, side);
 
 			if (events)
-				polled[n++] = (struct pollfd){ .fd = pair->fd[side],
-							       .events = events };
+				polled[n++] =
+					(struct pollfd){ .fd = pair->fd[side], .events = events };
 		}
 	pthread_mutex_unlock(&proxy->lock);
 	poll(polled, n, TICK_MS);

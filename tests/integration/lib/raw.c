@@ -254,7 +254,8 @@ int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct r
 		return -1;
 	out->welcome_length = (size_t)length;
 	if (frame.type == WH_FRAME_REFUSED)
-		return wh_refusal_decode(out->welcome, out->welcome_length, &error, text) ? -1 : error;
+		return wh_refusal_decode(out->welcome, out->welcome_length, &error, text) ? -1 :
+											    error;
 	if (frame.type != WH_FRAME_WELCOME ||
 	    wh_hello_decode(out->welcome, out->welcome_length, &out->said))
 		return -1;
@@ -292,8 +293,8 @@ int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome)
 	return 0;
 }
 
-int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome, const uint8_t *key,
-		uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs)
+int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome,
+		const uint8_t *key, uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs)
 {
 	struct wh_hello said, full = *welcome;
 	size_t end;
@@ -302,8 +303,8 @@ int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welc
 		return -1;
 	full.auth_length = WH_NONCE_SIZE + WH_PROOF_SIZE;
 	end = wh_hello_encode(out, &full);
-	if (wh_proofs_make(raw_crypto(), key ? key : key_of(&said, welcome->epoch), hello, length, out,
-			   end, proofs))
+	if (wh_proofs_make(raw_crypto(), key ? key : key_of(&said, welcome->epoch), hello, length,
+			   out, end, proofs))
 		return -1;
 	memcpy(out + end - WH_PROOF_SIZE, proofs->owner, WH_PROOF_SIZE);
 	if (said.role == WH_ROLE_CONTROL)

@@ -40,9 +40,9 @@ struct raw_shake {
 	struct wh_proofs proofs;
 };
 
-/* Send a HELLO and take the answer: 0 with the WELCOME and the proofs by `key` (NULL: that of this user, or
- * of the session that the hello names, as it has been proved); the positive errno of a REFUSED; -1: closed
- * or something else. */
+/* Send a HELLO and take the answer: 0 with the WELCOME and the proofs by `key` (NULL: that of this
+ * user, or of the session that the hello names, as it has been proved); the positive errno of a
+ * REFUSED; -1: closed or something else. */
 int raw_shake(int fd, const struct wh_hello *hello, const uint8_t *key, struct raw_shake *out);
 /* Send a PROVE. */
 int raw_prove(int fd, const uint8_t proof[WH_PROOF_SIZE]);
@@ -50,10 +50,10 @@ int raw_prove(int fd, const uint8_t proof[WH_PROOF_SIZE]);
 /* Both: 0 with the WELCOME, whose proof has been checked. */
 int raw_greet(int fd, const struct wh_hello *hello, struct wh_hello *welcome);
 
-/* The other side: from the HELLO as it has come make the WELCOME, whose proof is by `key` (NULL: as above),
- * and what is to come in turn. The length of the payload, or -1. */
-int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome, const uint8_t *key,
-		uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs);
+/* The other side: from the HELLO as it has come make the WELCOME, whose proof is by `key` (NULL: as
+ * above), and what is to come in turn. The length of the payload, or -1. */
+int raw_welcome(const uint8_t *hello, size_t length, const struct wh_hello *welcome,
+		const uint8_t *key, uint8_t out[WH_HELLO_MAX], struct wh_proofs *proofs);
 
 /* This user's key. */
 const struct wh_crypto *raw_crypto(void);

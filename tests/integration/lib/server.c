@@ -41,7 +41,8 @@ static const char *missing_etcd(void)
 static const char *missing_command(void)
 {
 	return access(getenv("TEST_COMMAND") ? getenv("TEST_COMMAND") : "", X_OK) ?
-		       "TEST_COMMAND is not the wherry command" : NULL;
+		       "TEST_COMMAND is not the wherry command" :
+		       NULL;
 }
 
 static const char *missing_python(void)
@@ -52,13 +53,15 @@ static const char *missing_python(void)
 static const char *missing_redis_tls(void)
 {
 	return missing_program("redis-server") || missing_program("openssl") ?
-		       "there is no redis-server or no openssl" : NULL;
+		       "there is no redis-server or no openssl" :
+		       NULL;
 }
 
 static const char *missing_etcd_tls(void)
 {
-	return missing_program("etcd") || missing_program("openssl") ? "there is no etcd or no openssl" :
-								       NULL;
+	return missing_program("etcd") || missing_program("openssl") ?
+		       "there is no etcd or no openssl" :
+		       NULL;
 }
 
 const struct route server_wherry = { .name = "wherry", .missing = missing_command };
@@ -81,11 +84,13 @@ static bool has_tls(const struct server *server)
 
 /* ---- starting -------------------------------------------------------------------------------- */
 
-/* A port for a server that is started in a moment. Not one of those that the kernel gives to who connects: members
- * of a cluster that are there already connect again and again to those that are not. */
+/* A port for a server that is started in a moment. Not one of those that the kernel gives to who
+ * connects: members of a cluster that are there already connect again and again to those that are
+ * not. */
 static int free_port(void)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	static uint16_t next;
 	int fd, error;
 
@@ -126,22 +131,32 @@ static void make_line(const struct server *server, char *line, size_t size)
 		snprintf(line, size, "exec python3 %s/tests/integration/lib/plain.py %d %s/values",
 			 getenv("TEST_SOURCE"), server->port, at);
 	else if (is_redis(server))
-		snprintf(line, size, "cd %s && exec redis-server --bind 127.0.0.1 %s %d --save '' "
-			 "--appendonly yes --appendfsync always %s%s", at,
+		snprintf(line, size,
+			 "cd %s && exec redis-server --bind 127.0.0.1 %s %d --save '' "
+			 "--appendonly yes --appendfsync always %s%s",
+			 at,
 			 has_tls(server) ? "--tls-cert-file cert.pem --tls-key-file key.pem "
-					   "--tls-ca-cert-file ca.pem --port 0 --tls-port" : "--port",
-			 server->port, password ? "--requirepass " : "", password ? password + 1 : "");
+					   "--tls-ca-cert-file ca.pem --port 0 --tls-port" :
+					   "--port",
+			 server->port, password ? "--requirepass " : "",
+			 password ? password + 1 : "");
 	else
-		snprintf(line, size, "cd %s && exec etcd --name m%u --data-dir data --listen-client-urls "
+		snprintf(line, size,
+			 "cd %s && exec etcd --name m%u --data-dir data --listen-client-urls "
 			 "http%s://127.0.0.1:%d --advertise-client-urls http%s://127.0.0.1:%d "
-			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster %s%s%s", at,
-			 server->slot, tls, server->port, tls, server->port, member_url[server->slot],
-			 member_url[server->slot], members,
-			 has_tls(server) ? " --cert-file cert.pem --key-file key.pem --client-cert-auth "
-					   "--trusted-ca-file ca.pem" : "",
+			 "--listen-peer-urls %s --initial-advertise-peer-urls %s --initial-cluster "
+			 "%s%s%s",
+			 at, server->slot, tls, server->port, tls, server->port,
+			 member_url[server->slot], member_url[server->slot], members,
+			 has_tls(server) ?
+				 " --cert-file cert.pem --key-file key.pem --client-cert-auth "
+				 "--trusted-ca-file ca.pem" :
+				 "",
 			 server->kind == &server_etcd_jwt ?
-				 " --auth-token jwt,pub-key=jwt.pub,priv-key=jwt.key,sign-method=RS256" :
-			 strchr(members, ',') ? " --heartbeat-interval 50 --election-timeout 250" : "");
+				 " --auth-token "
+				 "jwt,pub-key=jwt.pub,priv-key=jwt.key,sign-method=RS256" :
+			 strchr(members, ',') ? " --heartbeat-interval 50 --election-timeout 250" :
+						"");
 }
 
 /* An authority, and one certificate of it for 127.0.0.1, which both sides use. */
@@ -150,12 +165,14 @@ static void make_certificates(const struct server *server)
 	char line[768];
 
 	snprintf(line, sizeof(line),
-		 "cd %s && exec >certificates 2>&1 && k='-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes' && "
+		 "cd %s && exec >certificates 2>&1 && k='-newkey ec -pkeyopt "
+		 "ec_paramgen_curve:P-256 -nodes' && "
 		 "openssl req -x509 $k -keyout ca.key -out ca.pem -days 2 -subj /CN=ca && "
 		 "openssl req $k -keyout key.pem -out request.pem -subj /CN=node && "
 		 "printf 'subjectAltName=IP:127.0.0.1\n' >names && "
 		 "openssl x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial "
-		 "-out cert.pem -days 2 -extfile names", server->directory);
+		 "-out cert.pem -days 2 -extfile names",
+		 server->directory);
 	want(0, system(line));
 }
 
@@ -163,8 +180,10 @@ static void make_token_keys(const struct server *server)
 {
 	char line[256];
 
-	snprintf(line, sizeof(line), "cd %s && openssl genrsa -out jwt.key 2048 2>certificates && "
-		 "openssl rsa -in jwt.key -pubout -out jwt.pub 2>>certificates", server->directory);
+	snprintf(line, sizeof(line),
+		 "cd %s && openssl genrsa -out jwt.key 2048 2>certificates && "
+		 "openssl rsa -in jwt.key -pubout -out jwt.pub 2>>certificates",
+		 server->directory);
 	want(0, system(line));
 }
 
@@ -204,7 +223,9 @@ static void show_output(const struct server *server)
 static void wait_ready(const struct server *server)
 {
 	struct wh_engine_options options = {
-		.size = sizeof(options), .listen = "none", .registry = server->url,
+		.size = sizeof(options),
+		.listen = "none",
+		.registry = server->url,
 	};
 	int64_t end = now() + SCALE(30, 60) * SECOND;
 	struct wh_engine *engine;
@@ -236,7 +257,8 @@ static void protect_etcd(const struct server *server)
 
 	snprintf(line, sizeof(line),
 		 "set -e; ask() { python3 -c 'import sys, urllib.request as u; "
-		 "u.urlopen(sys.argv[1], sys.argv[2].encode())' http://127.0.0.1:%d/v3/auth/$1 \"$2\"; }; "
+		 "u.urlopen(sys.argv[1], sys.argv[2].encode())' http://127.0.0.1:%d/v3/auth/$1 "
+		 "\"$2\"; }; "
 		 "ask user/add '{\"name\":\"root\",\"password\":\"r\"}'; "
 		 "ask role/add '{\"name\":\"root\"}'; "
 		 "ask user/grant '{\"user\":\"root\",\"role\":\"root\"}'; "
@@ -250,13 +272,15 @@ static const char *scheme_of(const struct server *server)
 {
 	if (is_redis(server))
 		return has_tls(server) ? "rediss" : "redis";
-	if (server->kind == &server_etcd || server->kind == &server_etcd_tls || server->kind == &server_etcd_jwt)
+	if (server->kind == &server_etcd || server->kind == &server_etcd_tls ||
+	    server->kind == &server_etcd_jwt)
 		return has_tls(server) ? "etcds" : "etcd";
 	return "http";
 }
 
 /* Everything but its start. */
-static void prepare(struct server *server, const struct route *kind, const char *secret, unsigned slot)
+static void prepare(struct server *server, const struct route *kind, const char *secret,
+		    unsigned slot)
 {
 	memset(server, 0, sizeof(*server));
 	server->kind = kind;
@@ -273,11 +297,12 @@ static void prepare(struct server *server, const struct route *kind, const char 
 		make_certificates(server);
 	if (kind == &server_etcd_jwt)
 		make_token_keys(server);
-	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s",
-		 scheme_of(server), is_redis(server) && secret ? strchr(secret, ':') : server->secret,
+	snprintf(server->url, sizeof(server->url), "%s://%s%s127.0.0.1:%d%s", scheme_of(server),
+		 is_redis(server) && secret ? strchr(secret, ':') : server->secret,
 		 secret ? "@" : "", server->port, has_tls(server) ? "?" : "");
 	if (has_tls(server))
-		snprintf(server->url + strlen(server->url), sizeof(server->url) - strlen(server->url),
+		snprintf(server->url + strlen(server->url),
+			 sizeof(server->url) - strlen(server->url),
 			 "cacert=%s/ca.pem&cert=%s/cert.pem&key=%s/key.pem", server->directory,
 			 server->directory, server->directory);
 	snprintf(server->knob, sizeof(server->knob), "registry=%s", server->url);
@@ -306,8 +331,8 @@ void server_start_cluster(struct server member[SERVER_MEMBERS])
 	members[0] = '\0';
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++) {
 		prepare(&member[i], &server_etcd, NULL, i);
-		snprintf(members + strlen(members), sizeof(members) - strlen(members), "%sm%u=%s", i ? "," : "",
-			 i, member_url[i]);
+		snprintf(members + strlen(members), sizeof(members) - strlen(members), "%sm%u=%s",
+			 i ? "," : "", i, member_url[i]);
 	}
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
 		launch(&member[i]);

@@ -37,8 +37,8 @@ void victim_open(struct victim *v, unsigned int timeout_ms)
 	v->memory = child_memory(child, WH_MEMORY_SHARED, TOTAL);
 	child_fill(child, v->memory, 0, TOTAL, 0, SEED);
 	v->rw_region = child_region(child, v->memory, place(0), VICTIM_REGION, "rw", 0, &v->rw);
-	v->ro_region = child_region(child, v->memory, place(1), VICTIM_REGION, "ro",
-				    WH_ACCESS_READ, &v->ro);
+	v->ro_region = child_region(child, v->memory, place(1), VICTIM_REGION, "ro", WH_ACCESS_READ,
+				    &v->ro);
 	child_region(child, v->memory, place(2), VICTIM_REGION, "wo", WH_ACCESS_WRITE, &v->wo);
 	child_region(child, v->memory, place(3), VICTIM_REGION, "none", WH_ACCESS_NONE, &v->none);
 	gone = child_region(child, v->memory, place(4), VICTIM_REGION, "dead", 0, &v->dead);

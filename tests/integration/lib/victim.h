@@ -10,7 +10,7 @@
 
 struct victim {
 	struct fixture f; /* a process, and this one's peer of it over tcp */
-	int memory;       /* of the process: the regions below and what lies around them */
+	int memory; /* of the process: the regions below and what lies around them */
 	uint64_t rw, ro, wo;
 	uint64_t none; /* not published */
 	uint64_t dead; /* not registered any more */

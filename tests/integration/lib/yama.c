@@ -75,8 +75,10 @@ static int refuse_calls(void)
 	};
 	struct sock_fprog program = { sizeof(filter) / sizeof(filter[0]), filter };
 
-	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ?
-		       -errno : 0;
+	return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) ||
+			       prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) ?
+		       -errno :
+		       0;
 }
 
 int yama_pretend(void)

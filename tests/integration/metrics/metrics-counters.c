@@ -32,7 +32,8 @@ static uint64_t attempts(const struct wh_counters *counters, const char *name)
 	return counters->attempts[by(counters, name) - counters->transport];
 }
 
-static struct wh_engine_counters engine_counters(struct wh_engine *engine, struct wh_counters *total)
+static struct wh_engine_counters engine_counters(struct wh_engine *engine,
+						 struct wh_counters *total)
 {
 	struct wh_engine_counters counters = { .size = sizeof(counters) };
 
@@ -241,7 +242,8 @@ static void failure__is_counted_once(void **state)
 static void served__is_counted_by_session(void **state)
 {
 	const char *const tcp[] = { "transports=tcp", NULL };
-	struct wh_engine *owner = engine_open(NULL, NULL, NULL), *other = engine_open(NULL, "none", tcp);
+	struct wh_engine *owner = engine_open(NULL, NULL, NULL),
+			 *other = engine_open(NULL, "none", tcp);
 	struct wh_region *mine, *theirs;
 	struct wh_engine_counters engine;
 	struct wh_transfer transfer;
@@ -251,19 +253,26 @@ static void served__is_counted_by_session(void **state)
 	unsigned char *memory = pages_new(64 * KIB);
 
 	(void)state;
-	want(0, wh_region_register(owner, memory, 32 * KIB,
-				   &(struct wh_region_options){ .size = sizeof(struct wh_region_options),
-								.name = "mine" }, &mine));
+	want(0,
+	     wh_region_register(owner, memory, 32 * KIB,
+				&(struct wh_region_options){
+					.size = sizeof(struct wh_region_options), .name = "mine" },
+				&mine));
 	want(0, wh_region_register(other, memory + 32 * KIB, 32 * KIB, NULL, &theirs));
 	want(0, wh_peer_open(other, wh_engine_url(owner), NULL, &peer));
 	want(0, wh_peer_find(peer, "mine", 0, &remote));
-	transfer = (struct wh_transfer){ .local = theirs, .remote = remote.id, .length = 5000,
-					 .op = WH_WRITE };
+	transfer = (struct wh_transfer){
+		.local = theirs, .remote = remote.id, .length = 5000, .op = WH_WRITE
+	};
 	want(0, wh_batch_new(peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &transfer, 1));
 	/* Elsewhere: a batch's transfers have no order among themselves. */
-	transfer = (struct wh_transfer){ .local = theirs, .local_offset = 8 * KIB, .remote = remote.id,
-					 .remote_offset = 8 * KIB, .length = 300, .op = WH_READ };
+	transfer = (struct wh_transfer){ .local = theirs,
+					 .local_offset = 8 * KIB,
+					 .remote = remote.id,
+					 .remote_offset = 8 * KIB,
+					 .length = 300,
+					 .op = WH_READ };
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, batch_run(batch));
 	engine = engine_counters(owner, NULL);
@@ -378,8 +387,8 @@ static void observer__is_told_the_same(void **state)
 	want(0, rmdir(directory));
 }
 
-/* More than are served at a time, none of whom asks or reads: others still get their turn, transfers
- * take no longer, and the engine can be closed. */
+/* More than are served at a time, none of whom asks or reads: others still get their turn,
+ * transfers take no longer, and the engine can be closed. */
 static void observer__that_hangs(void **state)
 {
 	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
@@ -446,7 +455,8 @@ static void observer__without_descriptors(void **state)
 	want_true(mkdtemp(directory) != NULL, "mkdtemp");
 	snprintf(knob, sizeof(knob), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
-	snprintf(address.sun_path, sizeof(address.sun_path), "%s", wh_engine_observer_path(f.engine));
+	snprintf(address.sun_path, sizeof(address.sun_path), "%s",
+		 wh_engine_observer_path(f.engine));
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
 	want(0, getrlimit(RLIMIT_NOFILE, &limit));
 	none = limit;
@@ -482,7 +492,8 @@ static void observer__knob(void **state)
 	want_true(strstr(wh_error_text(), "/nonexistent/here") != NULL, "the text names it");
 }
 
-/* ---- counting and looking at once ------------------------------------------------------------- */
+/* ---- counting and looking at once -------------------------------------------------------------
+ */
 
 static struct fixture shared;
 static _Atomic bool stop;
@@ -496,7 +507,8 @@ static void *look(void *arg)
 		counters = counters_of(shared.peer);
 		want_true(counters.batches >= before.batches &&
 				  by(&counters, "self")->written_bytes >=
-					  (before.transports ? by(&before, "self")->written_bytes : 0),
+					  (before.transports ? by(&before, "self")->written_bytes :
+							       0),
 			  "a counter has gone back");
 		before = counters;
 	}

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What programs and peers do wrong with libtransfer_engine.so: every function gets wrong arguments, numbers that
- * nobody has, and peers that lie or say nothing. Several engines in one process; the peers that misbehave are
- * sockets.
+ * What programs and peers do wrong with libtransfer_engine.so: every function gets wrong arguments,
+ * numbers that nobody has, and peers that lie or say nothing. Several engines in one process; the
+ * peers that misbehave are sockets.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -63,8 +63,11 @@ static int close_engines(void **state)
 
 static struct transfer_request request_to(segment_id_t to, uint64_t remote, uint64_t length)
 {
-	return (struct transfer_request){ .opcode = OPCODE_WRITE, .source = source, .target_id = to,
-					  .target_offset = remote, .length = length };
+	return (struct transfer_request){ .opcode = OPCODE_WRITE,
+					  .source = source,
+					  .target_id = to,
+					  .target_offset = remote,
+					  .length = length };
 }
 
 static struct transfer_request good_request(void)
@@ -196,7 +199,9 @@ static void create__wrong(void **state)
 
 static void memory__wrong(void **state)
 {
-	buffer_entry_t entries[] = { { source + 4096, 4096 }, { source + 16384, 4096 }, { source + 8191, 2 } };
+	buffer_entry_t entries[] = { { source + 4096, 4096 },
+				     { source + 16384, 4096 },
+				     { source + 8191, 2 } };
 	void *addresses[] = { source + 1, source + 16384, source + 4096 };
 	struct transfer_request request = good_request();
 
@@ -248,7 +253,8 @@ static void memory__not_accessible(void **state)
 
 static void batch__numbers(void **state)
 {
-	const batch_id_t wrong[] = { 0, 1, INVALID_BATCH, UINT64_C(1) << 32 | 0xffffff, UINT64_C(0xdead) << 32 };
+	const batch_id_t wrong[] = { 0, 1, INVALID_BATCH, UINT64_C(1) << 32 | 0xffffff,
+				     UINT64_C(0xdead) << 32 };
 	batch_id_t batch = allocateBatchID(ours, 1), next;
 	struct transfer_request request = good_request();
 	struct transfer_status status = { .status = 77 };
@@ -397,7 +403,8 @@ struct peer {
 
 static int listen_here(unsigned *port)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(address);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -439,7 +446,8 @@ static void start_peer(struct peer *peer, const char *more)
 	peer->data = listen_here(&data);
 	snprintf(peer->name, sizeof(peer->name), "127.0.0.1:%u", control);
 	snprintf(peer->json, sizeof(peer->json),
-		 "{\"name\":\"%s\",\"protocol\":\"tcp\",\"tcp_data_port\":%u,\"tcp_proto_version\":2,%s"
+		 "{\"name\":\"%s\",\"protocol\":\"tcp\",\"tcp_data_port\":%u,\"tcp_proto_version\":"
+		 "2,%s"
 		 "\"buffers\":[{\"name\":\"a\",\"addr\":%" PRIuPTR ",\"length\":%zu}]}",
 		 peer->name, data, more, (uintptr_t)target, LENGTH);
 	assert_int_equal(pthread_create(&peer->thread, NULL, answer, peer), 0);
@@ -453,7 +461,8 @@ static void stop_peer(struct peer *peer)
 	close(peer->data);
 }
 
-/* Nothing comes back: what is under way is busy, and ends when the peer has been silent for long enough. */
+/* Nothing comes back: what is under way is busy, and ends when the peer has been silent for long
+ * enough. */
 static void peer__silent(void **state)
 {
 	struct transfer_request request;
@@ -521,7 +530,8 @@ static void links_say(const char *text)
 		fail_msg("no \"%s\" in: %s", text, links);
 }
 
-/* It says that it is one of Wherry's, and is not, or is another one: that is Mooncake's TCP then. */
+/* It says that it is one of Wherry's, and is not, or is another one: that is Mooncake's TCP then.
+ */
 static void peer__lies(void **state)
 {
 	static const struct {
@@ -529,9 +539,12 @@ static void peer__lies(void **state)
 	} lies[] = {
 		{ "\"wherry\":7,", "it is not one of Wherry's" },
 		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\"},", "it is not one of Wherry's" },
-		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"12\"},", "it is not one of Wherry's" },
-		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"0123456789abcdef\"},", "127.0.0.1:1" },
-		{ "\"wherry\":{\"url\":\"gopher://!\",\"epoch\":\"0123456789abcdef\"},", "Mooncake's TCP (" },
+		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"12\"},",
+		  "it is not one of Wherry's" },
+		{ "\"wherry\":{\"url\":\"wherry://127.0.0.1:1\",\"epoch\":\"0123456789abcdef\"},",
+		  "127.0.0.1:1" },
+		{ "\"wherry\":{\"url\":\"gopher://!\",\"epoch\":\"0123456789abcdef\"},",
+		  "Mooncake's TCP (" },
 	};
 
 	(void)state;
@@ -551,7 +564,8 @@ static void peer__another_engine(void **state)
 	struct transfer_request request;
 	char wherry[256], segment_text[4096];
 	uint64_t length = 3;
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct peer peer;
 	ssize_t got;
 	char *url, *end;
@@ -572,7 +586,8 @@ static void peer__another_engine(void **state)
 	assert_non_null(url);
 	end = strchr(url, '"');
 	*end = '\0';
-	snprintf(wherry, sizeof(wherry), "\"wherry\":{\"url\":\"%s\",\"epoch\":\"0123456789abcdef\"},", url);
+	snprintf(wherry, sizeof(wherry),
+		 "\"wherry\":{\"url\":\"%s\",\"epoch\":\"0123456789abcdef\"},", url);
 	start_peer(&peer, wherry);
 	request = request_to(openSegment(ours, peer.name), (uintptr_t)target, 4096);
 	assert_true(request.target_id > 0);
@@ -592,8 +607,11 @@ static void *mover(void *argument)
 
 	for (int i = 0; i < ROUNDS; i++) {
 		struct transfer_request request = {
-			.opcode = i & 1, .source = from, .target_id = segment,
-			.target_offset = (uintptr_t)target + offset, .length = 16384,
+			.opcode = i & 1,
+			.source = from,
+			.target_id = segment,
+			.target_offset = (uintptr_t)target + offset,
+			.length = 16384,
 		};
 		batch_id_t batch = allocateBatchID(ours, 1);
 		struct transfer_status status = { STATUS_WAITING, 0 };
@@ -662,6 +680,6 @@ int main(void)
 	/* No engine is reached by Wherry's routes then. */
 	if (by_mooncake)
 		setenv("WHERRY_LISTEN", "none", 1);
-	return _cmocka_run_group_tests("mooncake-misuse", tests, sizeof(tests) / sizeof(tests[0]) - by_mooncake,
-				       NULL, NULL);
+	return _cmocka_run_group_tests("mooncake-misuse", tests,
+				       sizeof(tests) / sizeof(tests[0]) - by_mooncake, NULL, NULL);
 }

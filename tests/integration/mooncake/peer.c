@@ -1,13 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A program as those that are written for Mooncake's transfer engine: it has its header alone, by the name that
- * Mooncake gives it, and takes nothing of Wherry's.
+ * A program as those that are written for Mooncake's transfer engine: it has its header alone, by
+ * the name that Mooncake gives it, and takes nothing of Wherry's.
  *
- *   peer serve METADATA NAME PLACE      registers 4 MiB and prints its name, their address and their length; then
- *                                       takes commands on standard input, and answers each with a line:
- *                                       "sum" of all bytes, "notes" that have come, "more" memory, "less" of it
- *   peer client METADATA NAME PLACE SEGMENT ADDRESS LENGTH ROUTE
- *                                       writes and reads there in many ways, and sees that it went by ROUTE
+ *   peer serve METADATA NAME PLACE      registers 4 MiB and prints its name, their address and
+ * their length; then takes commands on standard input, and answers each with a line: "sum" of all
+ * bytes, "notes" that have come, "more" memory, "less" of it peer client METADATA NAME PLACE
+ * SEGMENT ADDRESS LENGTH ROUTE writes and reads there in many ways, and sees that it went by ROUTE
  *   peer sum METADATA NAME PLACE SEGMENT ADDRESS LENGTH
  *                                       reads all of it and prints what "sum" would
  *
@@ -177,7 +176,8 @@ static int wait_all(transfer_engine_t engine, batch_id_t batch, size_t count)
 	return result;
 }
 
-static int run(const struct side *side, struct transfer_request *requests, size_t count, const notify_msg_t *note)
+static int run(const struct side *side, struct transfer_request *requests, size_t count,
+	       const notify_msg_t *note)
 {
 	batch_id_t batch = allocateBatchID(side->engine, count);
 	int result;
@@ -194,8 +194,11 @@ static int run(const struct side *side, struct transfer_request *requests, size_
 static int move(const struct side *side, int opcode, size_t at, uint64_t remote, size_t length)
 {
 	struct transfer_request request = {
-		.opcode = opcode, .source = side->memory + at, .target_id = side->segment,
-		.target_offset = remote, .length = length,
+		.opcode = opcode,
+		.source = side->memory + at,
+		.target_id = side->segment,
+		.target_offset = remote,
+		.length = length,
 	};
 
 	return run(side, &request, 1, NULL);
@@ -233,8 +236,11 @@ static int blocks(const struct side *side)
 
 	for (size_t i = 0; i < BLOCKS; i++)
 		requests[i] = (struct transfer_request){
-			.opcode = OPCODE_WRITE, .source = side->memory + i * size, .target_id = side->segment,
-			.target_offset = side->remote + (i * 7 % BLOCKS) * 2 * size, .length = size,
+			.opcode = OPCODE_WRITE,
+			.source = side->memory + i * size,
+			.target_id = side->segment,
+			.target_offset = side->remote + (i * 7 % BLOCKS) * 2 * size,
+			.length = size,
 		};
 	if (good) {
 		fill(bytes, BLOCKS * size, 77);
@@ -257,8 +263,11 @@ static int steps(const struct side *side)
 {
 	batch_id_t batch = allocateBatchID(side->engine, 3);
 	struct transfer_request request = {
-		.opcode = OPCODE_READ, .source = side->memory, .target_id = side->segment,
-		.target_offset = side->remote, .length = 65537,
+		.opcode = OPCODE_READ,
+		.source = side->memory,
+		.target_id = side->segment,
+		.target_offset = side->remote,
+		.length = 65537,
 	};
 	struct transfer_status status;
 	int good;
@@ -272,8 +281,9 @@ static int steps(const struct side *side)
 	good = good && !submitTransfer(side->engine, batch, &request, 1);
 	good = good && submitTransfer(side->engine, batch, &request, 1) == 2;
 	good = good && wait_all(side->engine, batch, 3) == STATUS_FAILED;
-	good = good && !getTransferStatus(side->engine, batch, 1, &status) && status.status == STATUS_FAILED &&
-	       !status.transferred_bytes && strstr(wherryErrorText(), "not in memory that is registered there");
+	good = good && !getTransferStatus(side->engine, batch, 1, &status) &&
+	       status.status == STATUS_FAILED && !status.transferred_bytes &&
+	       strstr(wherryErrorText(), "not in memory that is registered there");
 	good = good && !getTransferStatus(side->engine, batch, 2, &status) &&
 	       status.status == STATUS_COMPLETED && status.transferred_bytes == 65537;
 	return good && !freeBatchID(side->engine, batch) && freeBatchID(side->engine, batch) == 1;
@@ -283,10 +293,16 @@ static int with_notification(const struct side *side)
 {
 	static char name[] = "client", first[] = "two \"blocks\"", second[] = "alone";
 	struct transfer_request requests[2] = {
-		{ .opcode = OPCODE_WRITE, .source = side->memory, .target_id = side->segment,
-		  .target_offset = side->remote, .length = 1 << 20 },
-		{ .opcode = OPCODE_WRITE, .source = side->memory + (1 << 20), .target_id = side->segment,
-		  .target_offset = side->remote + (2 << 20), .length = 1 << 20 },
+		{ .opcode = OPCODE_WRITE,
+		  .source = side->memory,
+		  .target_id = side->segment,
+		  .target_offset = side->remote,
+		  .length = 1 << 20 },
+		{ .opcode = OPCODE_WRITE,
+		  .source = side->memory + (1 << 20),
+		  .target_id = side->segment,
+		  .target_offset = side->remote + (2 << 20),
+		  .length = 1 << 20 },
 	};
 	notify_msg_t note = { .name = name, .msg = first };
 
@@ -339,8 +355,9 @@ static int do_client(struct side *side, const char *segment, const char *route)
 	verdict("with a notification", with_notification(side));
 	verdict("within the engine", local(side));
 	verdict(route, went_by(side, route));
-	verdict("the same number again", openSegment(side->engine, segment) == side->segment &&
-					 openSegmentNoCache(side->engine, segment) == side->segment);
+	verdict("the same number again",
+		openSegment(side->engine, segment) == side->segment &&
+			openSegmentNoCache(side->engine, segment) == side->segment);
 	verdict("asked again", !syncSegmentCache(side->engine) && to_and_back(side, 4096, 1));
 	verdict("closed and used again",
 		!closeSegment(side->engine, side->segment) && to_and_back(side, 4096, 2));
@@ -377,7 +394,8 @@ static int do_serve(transfer_engine_t engine, void *memory)
 		} else if (!strcmp(line, "notes\n")) {
 			print_notes(engine);
 		} else if (!strcmp(line, "more\n")) {
-			buffer_entry_t entry = { .addr = more = allocate(LENGTH), .length = LENGTH };
+			buffer_entry_t entry = { .addr = more = allocate(LENGTH),
+						 .length = LENGTH };
 
 			if (registerLocalMemoryBatch(engine, &entry, 1, "*"))
 				die("more");
@@ -411,7 +429,8 @@ int main(int argc, char **argv)
 		die("createTransferEngine");
 	side.memory = allocate(LENGTH);
 	if (!side.memory || !installTransport(side.engine, "tcp", NULL) ||
-	    registerLocalMemory(side.engine, side.memory, LENGTH, cuda.library ? "cuda:0" : "cpu:0", 1))
+	    registerLocalMemory(side.engine, side.memory, LENGTH, cuda.library ? "cuda:0" : "cpu:0",
+				1))
 		die("registerLocalMemory");
 	if (client || sum) {
 		side.remote = strtoull(argv[6], NULL, 0);
@@ -426,7 +445,8 @@ int main(int argc, char **argv)
 		printf("%" PRIu64 "\n", sum_of(side.memory, side.length));
 		code = 0;
 	} else {
-		code = client ? do_client(&side, argv[5], argv[8]) : do_serve(side.engine, side.memory);
+		code = client ? do_client(&side, argv[5], argv[8]) :
+				do_serve(side.engine, side.memory);
 	}
 	if (unregisterLocalMemory(side.engine, side.memory))
 		die("unregisterLocalMemory");

@@ -72,7 +72,8 @@ static struct child *initiator_as(const struct child_options *options, const cha
 static struct child *initiator_start(uid_t user, const char *knob, const char *url,
 				     struct child_transfer *transfer)
 {
-	return initiator_as(&(struct child_options){ .user = user, .config = { knob } }, url, transfer);
+	return initiator_as(&(struct child_options){ .user = user, .config = { knob } }, url,
+			    transfer);
 }
 
 /* Another user's process gets no shm, is told why, and tcp does it; where shm is required, that
@@ -148,8 +149,9 @@ static void nobody__tcp(void **state)
 	same_user(&route_tcp4);
 }
 
-/* What Yama refuses to processes of one user goes by tcp, and the reason is named with what it would take; where
- * there is no Yama, by what the kernel says and shows then. Mappings work all the same. */
+/* What Yama refuses to processes of one user goes by tcp, and the reason is named with what it
+ * would take; where there is no Yama, by what the kernel says and shows then. Mappings work all the
+ * same. */
 static void yama__named(void **state)
 {
 	struct child_options options = { .user = NOBODY, .yama = true };
@@ -161,14 +163,16 @@ static void yama__named(void **state)
 	char says[96];
 
 	(void)state;
-	snprintf(says, sizeof(says), "(Yama: kernel.yama.ptrace_scope is %d, it takes 0 or CAP_SYS_PTRACE)",
+	snprintf(says, sizeof(says),
+		 "(Yama: kernel.yama.ptrace_scope is %d, it takes 0 or CAP_SYS_PTRACE)",
 		 scope ? scope : 1);
 	child_region(target, memory, 0, LENGTH, "target", 0, NULL);
 	child_region(target, shared, 0, LENGTH, "shared", 0, NULL);
 	initiator = initiator_as(&options, target->url, &transfer);
 	want_true(child_transfer(initiator, &transfer, &result) == 0, "%s", result.text);
 	assert_string_equal(result.transport, "tcp");
-	want_true(strstr(result.explain, "; process_vm on process ") && strstr(result.explain, says),
+	want_true(strstr(result.explain, "; process_vm on process ") &&
+			  strstr(result.explain, says),
 		  "it says: %s", result.explain);
 	want_true(child_check(target, memory, 0, LENGTH, 0, 5) == PATTERN_GOOD, "wrong bytes");
 	transfer.require = "shm";
@@ -195,7 +199,8 @@ static const char *missing_yama(void)
 	if (pid == 0)
 		_exit(yama_pretend() ? 1 : 0);
 	return pid > 0 && waitpid(pid, &status, 0) == pid && !status ?
-		       NULL : "there is no Yama, nor may it be made to look so";
+		       NULL :
+		       "there is no Yama, nor may it be made to look so";
 }
 
 static const struct route needs_yama = { .name = "yama", .missing = missing_yama };

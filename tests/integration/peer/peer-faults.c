@@ -125,7 +125,8 @@ static void kill__before_a_small_write(void **state)
 	}
 }
 
-/* ---- the target leaves in order --------------------------------------------------------------- */
+/* ---- the target leaves in order ---------------------------------------------------------------
+ */
 
 /* It has taken its regions back before: that it has left is what the caller has to hear. */
 static void leave__then_add(void **state)
@@ -134,8 +135,12 @@ static void leave__then_add(void **state)
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
 	struct wh_base base;
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 8,
-				       .count = 4, .bases = &base, .base_count = 1 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = 8,
+				       .count = 4,
+				       .bases = &base,
+				       .base_count = 1 };
 	struct fixture f;
 
 	fixture_open(&f, *state, MIB);
@@ -285,8 +290,11 @@ static void start_again(struct fixture *f, const char *address)
 
 static void restart__stale(void **state)
 {
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = 100,
-				       .count = 100, .base_count = 1 };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = 100,
+				       .count = 100,
+				       .base_count = 1 };
 	struct wh_transfer transfer;
 	struct wh_blocks *blocks;
 	struct wh_batch *batch, *with_blocks;

@@ -15,7 +15,8 @@
 struct mesh {
 	int size;
 	struct child *child[MESH_MAX];
-	int inbox[MESH_MAX], outbox[MESH_MAX];        /* memories; a slot for each of the others */
+	/* memories; a slot for each of the others */
+	int inbox[MESH_MAX], outbox[MESH_MAX];
 	int inbox_region[MESH_MAX], outbox_region[MESH_MAX];
 	int peer[MESH_MAX][MESH_MAX];
 };
@@ -31,15 +32,15 @@ static void mesh_open(struct mesh *mesh, const struct route *route, int size)
 
 		mesh->inbox[i] = child_memory(child, route->kind, length);
 		mesh->outbox[i] = child_memory(child, route->kind, length);
-		mesh->inbox_region[i] = child_region(child, mesh->inbox[i], 0, length, "inbox", 0,
-						     NULL);
+		mesh->inbox_region[i] =
+			child_region(child, mesh->inbox[i], 0, length, "inbox", 0, NULL);
 		mesh->outbox_region[i] = child_region(child, mesh->outbox[i], 0, length, "outbox",
 						      WH_ACCESS_READ, NULL);
 	}
 	for (int i = 0; i < size; i++)
 		for (int j = 0; j < size; j++) {
-			mesh->peer[i][j] = i == j ? -1 :
-					   child_peer(mesh->child[i], mesh->child[j]->url, NULL);
+			mesh->peer[i][j] =
+				i == j ? -1 : child_peer(mesh->child[i], mesh->child[j]->url, NULL);
 			want_true(i == j || mesh->peer[i][j] >= 0, "from %d to %d: %d", i, j,
 				  mesh->peer[i][j]);
 		}
@@ -209,8 +210,8 @@ static void *timed(void *arg)
 	struct timed *me = arg;
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .priority = (uint32_t)me->number % 2 };
-	struct wh_transfer transfer = piece(me->f, WH_READ, me->number * PART, me->number * PART,
-					    PART / 2);
+	struct wh_transfer transfer =
+		piece(me->f, WH_READ, me->number * PART, me->number * PART, PART / 2);
 	struct wh_batch *batch;
 
 	me->error = wh_batch_new(me->f->peer, &options, &batch);
@@ -434,7 +435,8 @@ static void regions__come_and_go(void **state)
 		region = child_region(f.child, f.memory, f.guard + 8192, 4096, name, 0, &id);
 		before[i] = id;
 		for (int j = 0; j < i; j++)
-			want_true(id != before[j], "the id %llu was used before", (unsigned long long)id);
+			want_true(id != before[j], "the id %llu was used before",
+				  (unsigned long long)id);
 		want(0, wh_peer_find(f.peer, name, PATIENCE, &remote));
 		want(id, remote.id);
 		want(4096, remote.length);

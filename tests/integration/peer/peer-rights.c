@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rights of single peers: each sees, and may do, what is granted to its name, whichever way it comes. */
+/* Rights of single peers: each sees, and may do, what is granted to its name, whichever way it
+ * comes. */
 #include "lib/fixture.h"
 #include "lib/raw.h"
 #include "wire/bytes.h"
@@ -23,8 +24,9 @@ struct owner {
 static void owner_open(struct owner *owner, uint32_t kind)
 {
 	struct wh_memory_options options = { .size = sizeof(options), .kind = kind };
-	struct wh_region_options named = { .size = sizeof(named), .name = "target", .grants = grants,
-					   .grant_count = 3 };
+	struct wh_region_options named = {
+		.size = sizeof(named), .name = "target", .grants = grants, .grant_count = 3
+	};
 
 	owner->engine = engine_open(NULL, NULL, NULL);
 	owner->kind = kind;
@@ -105,7 +107,8 @@ static void each_its_own(uint32_t kind, const char *alice_goes)
 	child_fill(bob.child, bob.memory, 0, LENGTH, 0, 6);
 	want_true(try(&bob, WH_READ) == 0, "%s", bob.result.text);
 	assert_string_equal(bob.result.transport, "tcp");
-	want_true(child_check(bob.child, bob.memory, 0, LENGTH, 0, 5) == PATTERN_GOOD, "other bytes");
+	want_true(child_check(bob.child, bob.memory, 0, LENGTH, 0, 5) == PATTERN_GOOD,
+		  "other bytes");
 	if (kind == WH_MEMORY_SHARED)
 		want_true(strstr(bob.result.explain, "other peers have more rights"), "it says: %s",
 			  bob.result.explain);
@@ -217,12 +220,13 @@ static void rights__exported_key(void **state)
 	owner_close(&owner);
 }
 
-/* What comes and goes while peers are connected is told to those alone whom it concerns, and whoever was
- * not told of a region is not held against its going. */
+/* What comes and goes while peers are connected is told to those alone whom it concerns, and
+ * whoever was not told of a region is not held against its going. */
 static void rights__come_and_go(void **state)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target", .grants = grants,
-					   .grant_count = 3 };
+	struct wh_region_options named = {
+		.size = sizeof(named), .name = "target", .grants = grants, .grant_count = 3
+	};
 	struct wh_region_options open = { .size = sizeof(open) };
 	struct looker bob, carol;
 	struct wh_remote remote;
@@ -237,8 +241,8 @@ static void rights__come_and_go(void **state)
 		struct wh_region *region;
 
 		want(0, wh_region_unregister(owner.region));
-		want(0, wh_region_register(owner.engine, owner.memory, LENGTH, &named,
-					   &owner.region));
+		want(0,
+		     wh_region_register(owner.engine, owner.memory, LENGTH, &named, &owner.region));
 		/* One that all may see has arrived behind it: so would it have. */
 		snprintf(last, sizeof(last), "last%d", i);
 		open.name = last;

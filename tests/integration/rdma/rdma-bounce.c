@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory that no NIC at its owner's end reaches: it is staged there, through pinned memory that the
- * initiator's NICs read and write. And what becomes of it when rails break, copies fail, regions go, peers
- * are lost, and when many want it at once.
+ * A GPU's memory that no NIC at its owner's end reaches: it is staged there, through pinned memory
+ * that the initiator's NICs read and write. And what becomes of it when rails break, copies fail,
+ * regions go, peers are lost, and when many want it at once.
  */
 #include <pthread.h>
 
@@ -10,7 +10,8 @@
 
 #define STAGED_THERE "their GPU memory: staged"
 
-/* ---- ways ------------------------------------------------------------------------------------------ */
+/* ---- ways
+ * ------------------------------------------------------------------------------------------ */
 
 static void way__into_a_gpu(void **state)
 {
@@ -24,14 +25,15 @@ static void way__into_a_gpu(void **state)
 static void way__into_managed_memory(void **state)
 {
 	(void)state;
-	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_MANAGED, "", "rdma", STAGED_THERE " (dmabuf: managed memory",
-	       NULL);
+	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_MANAGED, "", "rdma",
+	       STAGED_THERE " (dmabuf: managed memory", NULL);
 }
 
 static void way__both_ends(void **state)
 {
 	(void)state;
-	expect(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "staged", "rdma", "our GPU memory: staged", STAGED_THERE);
+	expect(WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "staged", "rdma", "our GPU memory: staged",
+	       STAGED_THERE);
 }
 
 /* Ours by dma-buf, straight into theirs that is not. */
@@ -74,9 +76,14 @@ static void way__blocks(void **state)
 {
 	enum { COUNT = 3000, EACH = 100, STEP = 1000 };
 	struct wh_base base = { 0 };
-	struct wh_blocks_desc desc = { .size = sizeof(desc), .op = WH_WRITE, .block_length = EACH,
-				       .count = COUNT, .bases = &base, .base_count = 1,
-				       .local_stride = 2 * EACH, .remote_stride = STEP };
+	struct wh_blocks_desc desc = { .size = sizeof(desc),
+				       .op = WH_WRITE,
+				       .block_length = EACH,
+				       .count = COUNT,
+				       .bases = &base,
+				       .base_count = 1,
+				       .local_stride = 2 * EACH,
+				       .remote_stride = STEP };
 	unsigned char *here = malloc(LENGTH), *there = malloc(LENGTH);
 	struct wh_blocks *blocks;
 	struct wh_batch *batch;
@@ -99,7 +106,8 @@ static void way__blocks(void **state)
 	bytes_get(here, duo.ours.start, LENGTH, duo.ours.kind);
 	bytes_get(there, duo.theirs.start, LENGTH, duo.theirs.kind);
 	for (size_t i = 0; i < COUNT; i++) {
-		want_true(!memcmp(here + i * 2 * EACH, there + i * STEP, EACH), "block %zu is wrong", i);
+		want_true(!memcmp(here + i * 2 * EACH, there + i * STEP, EACH),
+			  "block %zu is wrong", i);
 		want_true(pattern_check(there + i * STEP + EACH, STEP - EACH, i * STEP + EACH, 6) ==
 				  PATTERN_GOOD,
 			  "something is written behind block %zu", i);
@@ -110,7 +118,8 @@ static void way__blocks(void **state)
 	free(there);
 }
 
-/* ---- rails that break ------------------------------------------------------------------------------ */
+/* ---- rails that break
+ * ------------------------------------------------------------------------------ */
 
 static void rails__one_breaks(void **state)
 {
@@ -147,7 +156,8 @@ static void rails__last_breaks(void **state)
 	(void)state;
 	harness_limit(60);
 	for (uint32_t kind = 0; kind < 2; kind++) {
-		duo_open(&duo, kind ? WH_MEMORY_DEVICE : WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "staged");
+		duo_open(&duo, kind ? WH_MEMORY_DEVICE : WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE,
+			 "staged");
 		settle(&duo, "rdma", STAGED_THERE);
 		for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 			batch = whole(&duo, op);
@@ -165,7 +175,8 @@ static void rails__last_breaks(void **state)
 	}
 }
 
-/* ---- cancelled, failed, gone ----------------------------------------------------------------------- */
+/* ---- cancelled, failed, gone
+ * ----------------------------------------------------------------------- */
 
 static void cancelled(uint32_t here)
 {
@@ -235,7 +246,8 @@ static void *unregister(void *argument)
 	return NULL;
 }
 
-/* The owner takes the region back while its bytes are on the way to the desk: none of them gets into it. */
+/* The owner takes the region back while its bytes are on the way to the desk: none of them gets
+ * into it. */
 static void region__taken_back(void **state)
 {
 	struct wh_batch *batch;
@@ -256,17 +268,20 @@ static void region__taken_back(void **state)
 	want(-ESTALE, wh_batch_wait(batch, PATIENCE));
 	want_true(holds(&duo.theirs, 40), "bytes have got into it");
 	want(0, wh_batch_free(batch));
-	want(0, wh_region_register(duo.theirs.engine, duo.theirs.start, LENGTH,
-				   &(struct wh_region_options){ .size = sizeof(struct wh_region_options),
-								.name = "target" },
-				   &duo.theirs.region));
+	want(0, wh_region_register(
+			duo.theirs.engine, duo.theirs.start, LENGTH,
+			&(struct wh_region_options){ .size = sizeof(struct wh_region_options),
+						     .name = "target" },
+			&duo.theirs.region));
 	want(0, wh_peer_close(duo.peer));
 	duo_connect(&duo);
 	exchange(&duo, "rdma", STAGED_THERE, NULL);
 	duo_close(&duo);
 }
 
-static const struct route anyhow = { .name = "rdma", .listen = "127.0.0.1:0", .kind = WH_MEMORY_DEVICE };
+static const struct route anyhow = { .name = "rdma",
+				     .listen = "127.0.0.1:0",
+				     .kind = WH_MEMORY_DEVICE };
 
 /* The owner may not pin as much as a desk: by tcp, and the reason is told. */
 static void refused__memlock(void **state)
@@ -295,8 +310,9 @@ static void refused__memlock(void **state)
 	fixture_close(&f);
 }
 
-static const struct route into_gpu = { .name = "rdma", .require = "rdma", .listen = "127.0.0.1:0",
-				       .kind = WH_MEMORY_DEVICE };
+static const struct route into_gpu = {
+	.name = "rdma", .require = "rdma", .listen = "127.0.0.1:0", .kind = WH_MEMORY_DEVICE
+};
 
 /* The owner is killed while its desk is in use. */
 static void peer__killed(void **state)
@@ -320,7 +336,8 @@ static void peer__killed(void **state)
 	fixture_close_initiator(&f);
 }
 
-/* ---- many ------------------------------------------------------------------------------------------ */
+/* ---- many
+ * ------------------------------------------------------------------------------------------ */
 
 /* A desk has four slots: batches take turns, and none is left behind by the others. */
 static void many__batches(void **state)
@@ -338,9 +355,12 @@ static void many__batches(void **state)
 	fill(&duo.ours, 50);
 	for (unsigned i = 0; i < BATCHES; i++) {
 		/* The last reads what others do not touch. */
-		transfer = (struct wh_transfer){ .local = duo.ours.region, .remote = duo.remote.id,
-						 .local_offset = i * part, .remote_offset = i * part,
-						 .length = part, .op = i % 2 ? WH_READ : WH_WRITE };
+		transfer = (struct wh_transfer){ .local = duo.ours.region,
+						 .remote = duo.remote.id,
+						 .local_offset = i * part,
+						 .remote_offset = i * part,
+						 .length = part,
+						 .op = i % 2 ? WH_READ : WH_WRITE };
 		want(0, wh_batch_new(duo.peer, NULL, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
 	}

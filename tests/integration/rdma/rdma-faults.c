@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What goes wrong with NICs: the bytes still arrive, by rdma again or by tcp, and the explanation says
- * why. On the fake library, which can be told to fail; what the lab can do as well, with a port that goes
- * down (TEST_RDMA_DOWN, TEST_RDMA_UP: commands), is run there over real packets.
+ * What goes wrong with NICs: the bytes still arrive, by rdma again or by tcp, and the explanation
+ * says why. On the fake library, which can be told to fail; what the lab can do as well, with a
+ * port that goes down (TEST_RDMA_DOWN, TEST_RDMA_UP: commands), is run there over real packets.
  */
 #include <pthread.h>
 
@@ -14,13 +14,17 @@
 static const char *missing_cable(void)
 {
 	return getenv("TEST_RDMA") && !getenv("TEST_RDMA_DOWN") ? "no cable to pull" :
-	       needs_nics.missing() && !getenv("TEST_RDMA") ? "no device" : NULL;
+	       needs_nics.missing() && !getenv("TEST_RDMA")     ? "no device" :
+								  NULL;
 }
 
 /* As route_rdma, but any transport may be taken. */
-static const struct route any = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
-				  .kind = WH_MEMORY_PAGEABLE };
-static const struct route needs_cable = { .name = "cable", .devices = true, .missing = missing_cable };
+static const struct route any = {
+	.name = "rdma", .listen = "127.0.0.1:0", .detail = "", .kind = WH_MEMORY_PAGEABLE
+};
+static const struct route needs_cable = { .name = "cable",
+					  .devices = true,
+					  .missing = missing_cable };
 
 static void port(bool up)
 {
@@ -39,7 +43,8 @@ static void *pull(void *argument)
 	return NULL;
 }
 
-/* ---- helpers ------------------------------------------------------------------------------------ */
+/* ---- helpers ------------------------------------------------------------------------------------
+ */
 
 static const char *const ways[] = { "transports=rdma,tcp", "timeout=1000", NULL };
 /* Emulated processors that move packets do not answer pings at once. */
@@ -56,7 +61,8 @@ static void want_refused(struct wh_batch *batch, const char *word)
 	char refused[192];
 
 	bytes_by(batch, "rdma", refused);
-	want_true(strstr(refused, word), "rdma is refused for \"%s\", not for \"%s\"", refused, word);
+	want_true(strstr(refused, word), "rdma is refused for \"%s\", not for \"%s\"", refused,
+		  word);
 }
 
 static uint64_t reroutes_of(const struct wh_counters *counters)
@@ -69,7 +75,8 @@ static uint64_t reroutes_of(const struct wh_counters *counters)
 }
 
 /* The blocks of one of so many equal parts of the region. */
-static struct wh_blocks *part_of(struct fixture *f, uint32_t op, unsigned int part, unsigned int parts)
+static struct wh_blocks *part_of(struct fixture *f, uint32_t op, unsigned int part,
+				 unsigned int parts)
 {
 	uint64_t offset = part * (uint64_t)(LENGTH / parts);
 	struct wh_base base = { f->region, offset, f->remote.id, offset };
@@ -151,7 +158,8 @@ static void want_rdma_again(struct fixture *f)
 	} while (!bytes);
 }
 
-/* ---- a connection that breaks --------------------------------------------------------------------- */
+/* ---- a connection that breaks
+ * --------------------------------------------------------------------- */
 
 static void broken(int status, unsigned after, const char *word)
 {
@@ -303,7 +311,8 @@ static void silent__region_taken_back(void **state)
 	fixture_close(&f);
 }
 
-/* ---- a port that goes down -------------------------------------------------------------------------- */
+/* ---- a port that goes down
+ * -------------------------------------------------------------------------- */
 
 static void port__down_in_mid_batch(void **state)
 {
@@ -332,7 +341,8 @@ static void port__down_in_mid_batch(void **state)
 	want(0, pthread_join(thread, NULL));
 	want_blocks(&f, 5);
 	want_true(bytes_by(batch, "tcp", NULL), "it was not in the middle");
-	want_refused(batch, real ? ":1" : "gone down"); /* rxe0:1, in whichever way it was noticed */
+	/* rxe0:1, in whichever way it was noticed */
+	want_refused(batch, real ? ":1" : "gone down");
 	want(0, batch_run(batch)); /* while it is down */
 	want_by(batch, "tcp", times * LENGTH / 2);
 	if (!real)
@@ -346,7 +356,8 @@ static void port__down_in_mid_batch(void **state)
 	fixture_close(&f);
 }
 
-/* ---- what is refused ---------------------------------------------------------------------------------- */
+/* ---- what is refused
+ * ---------------------------------------------------------------------------------- */
 
 /* With the environment of the fake changed, a batch goes by tcp, and rdma says why. */
 static void refused(const char *name, const char *value, const char *ours, const char *word)
@@ -417,7 +428,8 @@ static void refused__peer_without(void **state)
 	fixture_close(&f);
 }
 
-/* ---- addressing --------------------------------------------------------------------------------------- */
+/* ---- addressing
+ * --------------------------------------------------------------------------------------- */
 
 static void addressed(const char *name, const char *value, const char *detail)
 {
@@ -457,7 +469,8 @@ static void chunks__many(void **state)
 	addressed("FAKE_VERBS_MR", "65536", "RoCE v2");
 }
 
-/* ---- costs -------------------------------------------------------------------------------------- */
+/* ---- costs --------------------------------------------------------------------------------------
+ */
 
 /* One doorbell for many requests, and one completion for several. */
 static void costs__of_many_blocks(void **state)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory over several NICs: registered with each, or with some, or staged over all; and what becomes
- * of it as they break. On the fake CUDA driver and the fake libibverbs.
+ * A GPU's memory over several NICs: registered with each, or with some, or staged over all; and
+ * what becomes of it as they break. On the fake CUDA driver and the fake libibverbs.
  */
 #include "lib/duo.h"
 
@@ -31,7 +31,8 @@ static void shared__export(void **state)
 		want(0, batch_run(batch));
 		want(0, wh_batch_routes(batch, routes, &count));
 		for (size_t i = 0; i < count; i++)
-			if (!strcmp(routes[i].transport, "rdma") && strstr(routes[i].detail, "fake2"))
+			if (!strcmp(routes[i].transport, "rdma") &&
+			    strstr(routes[i].detail, "fake2"))
 				bytes = routes[i].bytes;
 	}
 	nic_port(0, true);
@@ -43,8 +44,8 @@ static void shared__export(void **state)
 }
 
 /* With both rails, or one of them; then what is told of it. */
-static void striped(uint32_t here, uint32_t there, const char *ways, bool second, const char *first_told,
-		    const char *second_told)
+static void striped(uint32_t here, uint32_t there, const char *ways, bool second,
+		    const char *first_told, const char *second_told)
 {
 	struct wh_batch *batch;
 	struct duo duo;
@@ -84,10 +85,12 @@ static void rails__one_without(void **state)
 	(void)state;
 	setenv("FAKE_VERBS_NO_DMABUF", "fake2", 1);
 	striped(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "", false,
-		"our GPU memory: dmabuf, ordered, fake2: not used", "(dmabuf: the NIC: Operation not supported");
+		"our GPU memory: dmabuf, ordered, fake2: not used",
+		"(dmabuf: the NIC: Operation not supported");
 	setenv("FAKE_VERBS_NO_DMABUF", "fake3", 1);
 	striped(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "", false,
-		"their GPU memory: dmabuf, ordered, fake3: not used (dmabuf: the NIC: Operation", NULL);
+		"their GPU memory: dmabuf, ordered, fake3: not used (dmabuf: the NIC: Operation",
+		NULL);
 }
 
 /* The only one that reaches it goes: the other's slots have to do. */
@@ -105,7 +108,8 @@ static void rails__staged_instead(void **state)
 	fill(&duo.ours, 31);
 	want_rails(batch, false, true);
 	want_true(holds(&duo.theirs, 31), "the bytes are wrong");
-	want_way(batch, "rdma", "our GPU memory: staged (dmabuf: the NIC: Operation not supported", NULL);
+	want_way(batch, "rdma", "our GPU memory: staged (dmabuf: the NIC: Operation not supported",
+		 NULL);
 	nic_port(0, true);
 	fill(&duo.ours, 32);
 	want_rails(batch, true, false);
@@ -229,10 +233,12 @@ static void rails__gathered(void **state)
 	want(0, wh_batch_free(batch));
 	for (uint32_t op = WH_READ; op <= WH_WRITE; op++) {
 		for (unsigned int i = 0; i < COUNT; i++)
-			parts[i] = (struct wh_transfer){ .local = duo.ours.region, .remote = duo.remote.id,
+			parts[i] = (struct wh_transfer){ .local = duo.ours.region,
+							 .remote = duo.remote.id,
 							 .local_offset = (uint64_t)i * STEP,
 							 .remote_offset = (uint64_t)i * EACH,
-							 .length = EACH, .op = op };
+							 .length = EACH,
+							 .op = op };
 		want(0, wh_batch_new(duo.peer, NULL, &batch));
 		want(0, wh_batch_add(batch, parts, COUNT));
 		duo_fill(&duo, op, 50 + op);
@@ -242,8 +248,9 @@ static void rails__gathered(void **state)
 		bytes_get(image, duo.ours.start, LENGTH, duo.ours.kind);
 		bytes_get(packed, duo.theirs.start, COUNT * EACH, duo.theirs.kind);
 		for (unsigned int i = 0; i < COUNT; i++)
-			want_true(!memcmp(image + (size_t)i * STEP, packed + (size_t)i * EACH, EACH),
-				  "block %u is wrong", i);
+			want_true(
+				!memcmp(image + (size_t)i * STEP, packed + (size_t)i * EACH, EACH),
+				"block %u is wrong", i);
 		want_true(after - before < COUNT / 3, "%llu requests for %u blocks",
 			  (unsigned long long)(after - before), COUNT);
 		want(0, wh_batch_free(batch));
@@ -254,15 +261,9 @@ static void rails__gathered(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	ON_FAKES(shared__export),
-	ON_FAKES(rails__dma_buf),
-	ON_FAKES(rails__staged),
-	ON_FAKES(rails__one_without),
-	ON_FAKES(rails__staged_instead),
-	ON_FAKES(rails__break),
-	ON_FAKES(rails__break_the_only),
-	ON_FAKES(rails__slow_alone),
-	ON_FAKES(rails__gathered),
+	ON_FAKES(shared__export),        ON_FAKES(rails__dma_buf),        ON_FAKES(rails__staged),
+	ON_FAKES(rails__one_without),    ON_FAKES(rails__staged_instead), ON_FAKES(rails__break),
+	ON_FAKES(rails__break_the_only), ON_FAKES(rails__slow_alone),     ON_FAKES(rails__gathered),
 };
 
 HARNESS_MAIN("rdma-gpu-rails", tests)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A GPU's memory and NICs: by dma-buf, by its address (peermem), staged, and what is told of each; what is
- * refused, in the middle as well; memory that is freed; and writes that have to be flushed. Two engines of
- * this process, on the fake CUDA driver and the fake libibverbs.
+ * A GPU's memory and NICs: by dma-buf, by its address (peermem), staged, and what is told of each;
+ * what is refused, in the middle as well; memory that is freed; and writes that have to be flushed.
+ * Two engines of this process, on the fake CUDA driver and the fake libibverbs.
  */
 #include "lib/duo.h"
 
-/* ---- ways ------------------------------------------------------------------------------------------ */
+/* ---- ways
+ * ------------------------------------------------------------------------------------------ */
 
 /* Like mlx5. */
 static void way__dma_buf(void **state)
@@ -18,7 +19,8 @@ static void way__dma_buf(void **state)
 	       "their GPU memory: dmabuf, ordered");
 	after = nics_registered();
 	want_true(after.all - before.all == 2 && after.dma_bufs - before.dma_bufs == 2,
-		  "%llu registrations, %llu of dma-bufs", (unsigned long long)(after.all - before.all),
+		  "%llu registrations, %llu of dma-bufs",
+		  (unsigned long long)(after.all - before.all),
 		  (unsigned long long)(after.dma_bufs - before.dma_bufs));
 }
 
@@ -54,7 +56,8 @@ static void way__staged(void **state)
 
 static void way__staged_to_registered(void **state)
 {
-	const char *ours[] = { "transports=rdma,tcp", "rdma=fake0", "rdma_gpu=staged", PATIENT, NULL };
+	const char *ours[] = { "transports=rdma,tcp", "rdma=fake0", "rdma_gpu=staged", PATIENT,
+			       NULL };
 	struct duo duo = { 0 };
 
 	(void)state;
@@ -71,15 +74,15 @@ static void way__owner_refuses(void **state)
 {
 	(void)state;
 	setenv("FAKE_VERBS_DMABUF", "95", 1);
-	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "dmabuf,peermem", "tcp", "does not reach memory of cuda:0",
-	       "modprobe nvidia-peermem");
+	expect(WH_MEMORY_PAGEABLE, WH_MEMORY_DEVICE, "dmabuf,peermem", "tcp",
+	       "does not reach memory of cuda:0", "modprobe nvidia-peermem");
 }
 
 static void way__none_left(void **state)
 {
 	(void)state;
-	expect(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "peermem", "tcp", "does not reach memory of cuda:0",
-	       "peermem: Bad address");
+	expect(WH_MEMORY_DEVICE, WH_MEMORY_PAGEABLE, "peermem", "tcp",
+	       "does not reach memory of cuda:0", "peermem: Bad address");
 }
 
 static void way__unknown(void **state)
@@ -98,7 +101,8 @@ static void way__many_keys(void **state)
 	       "their GPU memory: dmabuf");
 }
 
-/* ---- what is shared -------------------------------------------------------------------------------- */
+/* ---- what is shared
+ * -------------------------------------------------------------------------------- */
 
 static void shared__by_rights(void **state)
 {
@@ -116,8 +120,10 @@ static void shared__by_rights(void **state)
 	exchange(&duo, "rdma", "dmabuf", NULL);
 	before = nics_registered();
 	for (unsigned int i = 0; i < 2; i++)
-		parts[i] = (struct wh_transfer){ .local = i ? third : second, .remote = duo.remote.id,
-						 .length = 5000, .remote_offset = i * 5000,
+		parts[i] = (struct wh_transfer){ .local = i ? third : second,
+						 .remote = duo.remote.id,
+						 .length = 5000,
+						 .remote_offset = i * 5000,
 						 .op = WH_WRITE };
 	want(0, wh_batch_new(duo.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, parts, 2));
@@ -132,7 +138,8 @@ static void shared__by_rights(void **state)
 	duo_close(&duo);
 }
 
-/* ---- relaxed ordering ------------------------------------------------------------------------------ */
+/* ---- relaxed ordering
+ * ------------------------------------------------------------------------------ */
 
 static uint64_t relaxed(const char *value)
 {
@@ -154,7 +161,8 @@ static void relaxed__as_the_knob_says(void **state)
 	want(0, relaxed("0"));
 }
 
-/* ---- refused, failed, freed ------------------------------------------------------------------------ */
+/* ---- refused, failed, freed
+ * ------------------------------------------------------------------------ */
 
 /* The third of many keys is refused: nothing of the others stays, and the next way is taken. */
 static void refused__in_the_middle(void **state)
@@ -220,7 +228,9 @@ static void staged__cancelled(void **state)
 /* The owner is gone while slots are on their way. */
 static void staged__peer_killed(void **state)
 {
-	static const struct route to = { .name = "rdma", .require = "rdma", .listen = "127.0.0.1:0",
+	static const struct route to = { .name = "rdma",
+					 .require = "rdma",
+					 .listen = "127.0.0.1:0",
 					 .kind = WH_MEMORY_PAGEABLE };
 	const char *const config[] = { "rdma_gpu=staged", PATIENT, NULL };
 	struct wh_memory_options options = { .size = sizeof(options), .kind = WH_MEMORY_DEVICE };
@@ -234,8 +244,9 @@ static void staged__peer_killed(void **state)
 	fixture_open_with(&f, &to, LENGTH, config, NULL);
 	want(0, wh_memory_alloc(f.engine, LENGTH, &options, &memory));
 	want(0, wh_region_register(f.engine, memory, LENGTH, NULL, &region));
-	all = (struct wh_transfer){ .local = region, .remote = f.remote.id, .length = LENGTH,
-				    .op = WH_WRITE };
+	all = (struct wh_transfer){
+		.local = region, .remote = f.remote.id, .length = LENGTH, .op = WH_WRITE
+	};
 	batch = batch_of(&f, &all, 1);
 	want(0, batch_run(batch));
 	nics_hold(true);
@@ -264,9 +275,11 @@ static void freed__ours(void **state)
 		duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_PAGEABLE, ways[i]);
 		gpu_enter(0);
 		want(0, CU(cuMemAlloc_v2, (uint64_t *, size_t), &memory, MIB));
-		want(0, wh_region_register(duo.ours.engine, (void *)(uintptr_t)memory, MIB, NULL, &region));
-		part = (struct wh_transfer){ .local = region, .remote = duo.remote.id, .length = MIB,
-					     .op = WH_WRITE };
+		want(0, wh_region_register(duo.ours.engine, (void *)(uintptr_t)memory, MIB, NULL,
+					   &region));
+		part = (struct wh_transfer){
+			.local = region, .remote = duo.remote.id, .length = MIB, .op = WH_WRITE
+		};
 		want(0, wh_batch_new(duo.peer, NULL, &batch));
 		want(0, wh_batch_add(batch, &part, 1));
 		want(0, batch_run(batch));
@@ -300,11 +313,13 @@ static void freed__theirs(void **state)
 	duo_open(&duo, WH_MEMORY_PAGEABLE, WH_MEMORY_PAGEABLE, "");
 	gpu_enter(0);
 	want(0, CU(cuMemAlloc_v2, (uint64_t *, size_t), &memory, MIB));
-	want(0, wh_region_register(duo.theirs.engine, (void *)(uintptr_t)memory, MIB, &named, &region));
+	want(0, wh_region_register(duo.theirs.engine, (void *)(uintptr_t)memory, MIB, &named,
+				   &region));
 	want(0, wh_peer_find(duo.peer, "short-lived", PATIENCE, &remote));
 	want(0, CU(cuMemFree_v2, (uint64_t), memory));
-	part = (struct wh_transfer){ .local = duo.ours.region, .remote = remote.id, .length = MIB,
-				     .op = WH_WRITE };
+	part = (struct wh_transfer){
+		.local = duo.ours.region, .remote = remote.id, .length = MIB, .op = WH_WRITE
+	};
 	want(0, wh_batch_new(duo.peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &part, 1));
 	want(-ESTALE, batch_run(batch));
@@ -314,10 +329,12 @@ static void freed__theirs(void **state)
 	duo_close(&duo);
 }
 
-/* ---- other GPUs: of a child, whose driver reads the environment itself ------------------------------- */
+/* ---- other GPUs: of a child, whose driver reads the environment itself
+ * ------------------------------- */
 
-static const struct route into_gpu = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
-				       .kind = WH_MEMORY_DEVICE };
+static const struct route into_gpu = {
+	.name = "rdma", .listen = "127.0.0.1:0", .detail = "", .kind = WH_MEMORY_DEVICE
+};
 
 /* Write into the memory of a child with these settings of its driver. The status. */
 static int write_to(const char *attributes, const char *failing, const char *word, char text[2048])
@@ -344,8 +361,8 @@ static int write_to(const char *attributes, const char *failing, const char *wor
 			want(0, wh_batch_free(batch));
 	} while (strstr(text, "still being"));
 	want_true(status || target_check(&f, 0, MIB, 0, 3) == PATTERN_GOOD, "the bytes are wrong");
-	want_true(strstr(status ? wh_batch_error_text(batch) : text, word), "no \"%s\": %s\n%s", word,
-		  wh_batch_error_text(batch), text);
+	want_true(strstr(status ? wh_batch_error_text(batch) : text, word), "no \"%s\": %s\n%s",
+		  word, wh_batch_error_text(batch), text);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
 	return status;
@@ -382,7 +399,8 @@ static void driver__without_dma_buf(void **state)
 /* The child reads into its own GPU's memory, and flushes that. */
 static int read_by(const char *failing, struct child_result *result)
 {
-	const struct child_options options = { .config = { "transports=rdma,tcp", "rdma=fake1", PATIENT } };
+	const struct child_options options = { .config = { "transports=rdma,tcp", "rdma=fake1",
+							   PATIENT } };
 	struct child_transfer read = { .remote = "target", .op = WH_READ, .length = LENGTH };
 	struct side ours = { 0 };
 	struct child *child;
@@ -419,10 +437,12 @@ static void flush__ours(void **state)
 	want_true(strstr(result.text, "cuFlushGPUDirectRDMAWrites"), "%s", result.text);
 }
 
-/* Memory of many mappings, of which the driver exports but one at a time; a region in the middle of them. */
+/* Memory of many mappings, of which the driver exports but one at a time; a region in the middle of
+ * them. */
 static void segmented(const char *way)
 {
-	const struct child_options options = { .listen = "127.0.0.1:0", .config = { "rdma=fake1", PATIENT } };
+	const struct child_options options = { .listen = "127.0.0.1:0",
+					       .config = { "rdma=fake1", PATIENT } };
 	const uint64_t length = 5 * MIB + 1, offset = MIB + 4099;
 	struct child *child = child_start(&options);
 	int memory = child_memory(child, CHILD_SEGMENTED, 8 * MIB);
@@ -441,8 +461,9 @@ static void segmented(const char *way)
 	pattern_fill(pages, length, 0, 6);
 	want(0, wh_peer_open(ours.engine, child->url, NULL, &peer));
 	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
-	all = (struct wh_transfer){ .local = region, .remote = remote.id, .length = length,
-				    .op = WH_WRITE };
+	all = (struct wh_transfer){
+		.local = region, .remote = remote.id, .length = length, .op = WH_WRITE
+	};
 	want(0, wh_batch_new(peer, NULL, &batch));
 	want(0, wh_batch_add(batch, &all, 1));
 	setenv("WHERRY_REQUIRE", "rdma", 1);
@@ -450,7 +471,8 @@ static void segmented(const char *way)
 	unsetenv("WHERRY_REQUIRE");
 	wh_batch_explain(batch, text, sizeof(text));
 	want_true(strstr(text, way), "not by %s:\n%s", way, text);
-	want_true(child_check(child, memory, offset, length, 0, 6) == PATTERN_GOOD, "the bytes are wrong");
+	want_true(child_check(child, memory, offset, length, 0, 6) == PATTERN_GOOD,
+		  "the bytes are wrong");
 	want(0, wh_batch_free(batch));
 	want(0, wh_peer_close(peer));
 	want(0, wh_region_unregister(region));

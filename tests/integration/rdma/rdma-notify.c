@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Notifications by write with immediate: each arrives once, after its bytes, which are not touched afterwards,
- * whatever becomes of queue pairs, NICs and peers meanwhile; and where there is no mailbox, over the control
- * connection. On the fake library; those for __rdma also over real packets, in the lab.
+ * Notifications by write with immediate: each arrives once, after its bytes, which are not touched
+ * afterwards, whatever becomes of queue pairs, NICs and peers meanwhile; and where there is no
+ * mailbox, over the control connection. On the fake library; those for __rdma also over real
+ * packets, in the lab.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -44,7 +45,8 @@ static void number(struct wh_batch *batch, uint32_t number)
 	want(0, wh_batch_notify(batch, &number, sizeof(number)));
 }
 
-static struct wh_batch *numbered_at(struct fixture *f, uint32_t op, uint64_t at, uint64_t length, uint32_t which)
+static struct wh_batch *numbered_at(struct fixture *f, uint32_t op, uint64_t at, uint64_t length,
+				    uint32_t which)
 {
 	struct wh_transfer transfer = piece(f, op, at, at, length);
 	struct wh_batch *batch = batch_of(f, &transfer, length ? 1 : 0);
@@ -81,12 +83,15 @@ static void open_with(struct fixture *f, const struct child_options *options)
 
 static void want_no_underrun(void)
 {
-	want_true(!nics_underruns(), "%llu letters found no receive", (unsigned long long)nics_underruns());
+	want_true(!nics_underruns(), "%llu letters found no receive",
+		  (unsigned long long)nics_underruns());
 }
 
-/* ---- as it should be ------------------------------------------------------------------------------ */
+/* ---- as it should be
+ * ------------------------------------------------------------------------------ */
 
-/* Bytes and notification with one doorbell, one completion; and nothing that goes to the owner by TCP. */
+/* Bytes and notification with one doorbell, one completion; and nothing that goes to the owner by
+ * TCP. */
 static void costs__of_a_small_write(void **state)
 {
 	enum { ROUNDS = 50 };
@@ -154,7 +159,8 @@ static void many__at_once(void **state)
 			memcpy(&which, got.data, sizeof(which));
 			want_true(which < BATCHES && !came[which], "number %u came again", which);
 			came[which] = true;
-			want_true(target_check(&f, which * EACH, EACH, 0, round + which) == PATTERN_GOOD,
+			want_true(target_check(&f, which * EACH, EACH, 0, round + which) ==
+					  PATTERN_GOOD,
 				  "number %u came before its bytes", which);
 		}
 		for (uint32_t i = 0; i < BATCHES; i++)
@@ -213,7 +219,8 @@ static void after__a_read(void **state)
 	want_number(&f, 7);
 	target_fill(&f, 0, LENGTH, 0, 6);
 	want(0, wh_batch_wait(batch, PATIENCE));
-	want_true(pattern_check(f.local, LENGTH, 0, 5) == PATTERN_GOOD, "it came before the bytes were read");
+	want_true(pattern_check(f.local, LENGTH, 0, 5) == PATTERN_GOOD,
+		  "it came before the bytes were read");
 	want_told(batch, AFTER);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -235,7 +242,8 @@ static void after__a_flush(void **state)
 		pattern_fill(f.local, 64, 0, round);
 		want(0, wh_batch_submit(batch));
 		want_number(&f, 9);
-		want_true(target_check(&f, 0, 64, 0, round) == PATTERN_GOOD, "it came before the bytes");
+		want_true(target_check(&f, 0, 64, 0, round) == PATTERN_GOOD,
+			  "it came before the bytes");
 		want(0, wh_batch_wait(batch, PATIENCE));
 		want_told(batch, "flushed");
 		want_told(batch, AFTER);
@@ -244,7 +252,8 @@ static void after__a_flush(void **state)
 	fixture_close(&f);
 }
 
-/* ---- where there is no mailbox -------------------------------------------------------------------- */
+/* ---- where there is no mailbox
+ * -------------------------------------------------------------------- */
 
 static void without(const char *memlock)
 {
@@ -337,10 +346,12 @@ static void refused__in_order(void **state)
 	proxy_stop(proxy);
 }
 
-/* ---- what breaks ------------------------------------------------------------------------------------ */
+/* ---- what breaks
+ * ------------------------------------------------------------------------------------ */
 
-/* The queue pair breaks once `passed` of write and letter have been done; `told`: the other end has got what we
- * are told has failed. Once the notification is there the bytes are, and nobody writes them again. */
+/* The queue pair breaks once `passed` of write and letter have been done; `told`: the other end has
+ * got what we are told has failed. Once the notification is there the bytes are, and nobody writes
+ * them again. */
 static void broken(bool told, unsigned passed)
 {
 	struct wh_batch *batch;
@@ -358,7 +369,8 @@ static void broken(bool told, unsigned passed)
 			nics_lose(12, passed);
 		want(0, wh_batch_submit(batch));
 		want_number(&f, round);
-		want_true(target_check(&f, 0, 64 * KIB, 0, round) == PATTERN_GOOD, "it came before the bytes");
+		want_true(target_check(&f, 0, 64 * KIB, 0, round) == PATTERN_GOOD,
+			  "it came before the bytes");
 		target_fill(&f, 0, 64 * KIB, 0, 1000 + round);
 		want(0, wh_batch_wait(batch, PATIENCE));
 		want_none(&f);
@@ -417,8 +429,8 @@ static void broken__while_they_wait(void **state)
 		nics_fail(12, 0);
 		want(0, batch_run(breaks));
 		want_by(breaks, "tcp", 64);
-		/* Each once, and those without bytes in their order; one with bytes that have to be written again may
-		 * come after others. */
+		/* Each once, and those without bytes in their order; one with bytes that have to be
+		 * written again may come after others. */
 		memset(came, 0, sizeof(came));
 		for (uint32_t i = 0, even = 0; i < BATCHES; i++) {
 			uint32_t which = BATCHES;
@@ -452,7 +464,8 @@ static void broken__by_its_port(void **state)
 	(void)state;
 	open_with(&f, &same);
 	for (uint32_t i = 0; i < WINDOW + 4; i++)
-		batches[i] = numbered_at(&f, WH_WRITE, i * 64, 64, i); /* over several connections in the end */
+		/* over several connections in the end */
+		batches[i] = numbered_at(&f, WH_WRITE, i * 64, 64, i);
 	nics_hold(true);
 	for (uint32_t i = 0; i < WINDOW + 4; i++)
 		want(0, wh_batch_submit(batches[i]));
@@ -503,7 +516,8 @@ static void cancelled__with_a_letter(void **state)
 	want_no_underrun();
 }
 
-/* ---- who goes ---------------------------------------------------------------------------------------- */
+/* ---- who goes
+ * ---------------------------------------------------------------------------------------- */
 
 static void lost__owner_killed(void **state)
 {
@@ -527,7 +541,8 @@ static void lost__owner_killed(void **state)
 	for (uint32_t i = 0; i < WINDOW + 4; i++) {
 		int status = wh_batch_wait(batches[i], 2 * PATIENCE);
 
-		want_true(i < 2 ? status <= 0 : status < 0 && status != -ETIMEDOUT, "number %u: %d", i, status);
+		want_true(i < 2 ? status <= 0 : status < 0 && status != -ETIMEDOUT, "number %u: %d",
+			  i, status);
 		want(0, wh_batch_free(batches[i]));
 	}
 	fixture_close_initiator(&f);
@@ -551,7 +566,8 @@ static void lost__and_again(void **state)
 	waiting = numbered(&f, WH_WRITE, 0, 2);
 	want(0, batch_run(batch));
 	want(0, batch_run(batch));
-	want(0, wh_batch_submit(waiting)); /* it waits for a place at the owner's, as does another one */
+	/* it waits for a place at the owner's, as does another one */
+	want(0, wh_batch_submit(waiting));
 	want(-ETIMEDOUT, wh_batch_wait(waiting, 20 * MS));
 	want(0, wh_batch_submit(batch));
 	want(-ETIMEDOUT, wh_batch_wait(batch, 20 * MS));
@@ -575,7 +591,8 @@ static void lost__and_again(void **state)
 	want_no_underrun();
 }
 
-/* ---- several at work ----------------------------------------------------------------------------------- */
+/* ---- several at work
+ * ----------------------------------------------------------------------------------- */
 
 enum { THREADS = 4, EACH = 3, ROUNDS = 40 };
 
@@ -595,7 +612,8 @@ static void *send_many(void *argument)
 
 	for (uint32_t i = 0; i < EACH; i++) {
 		uint64_t at = (sender->first * EACH + i) * 256; /* nobody else's bytes */
-		struct wh_transfer transfer = piece(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
+		struct wh_transfer transfer =
+			piece(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
 
 		batches[i] = batch_of(sender->f, &transfer, i != 2);
 	}

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Several rails: what is large is shared among them, a rail that fails leaves its part to the others, and
- * the explanation says by rail what became of it. On the fake library, whose NICs can be made slow, silent
- * and wrong one by one; and in the lab, where TEST_RAILS names ours and theirs ("rxe0,rxe2:rxe1,rxe3"), by
- * real packets.
+ * Several rails: what is large is shared among them, a rail that fails leaves its part to the
+ * others, and the explanation says by rail what became of it. On the fake library, whose NICs can
+ * be made slow, silent and wrong one by one; and in the lab, where TEST_RAILS names ours and theirs
+ * ("rxe0,rxe2:rxe1,rxe3"), by real packets.
  */
 #include <pthread.h>
 
@@ -18,10 +18,14 @@ static const char *missing_cables(void)
 	return getenv("TEST_RAILS") && getenv("TEST_RDMA_DOWN") ? NULL : "there are no two cables";
 }
 
-static const struct route cables = { .name = "rdma", .listen = "127.0.0.1:0", .detail = "",
-				     .kind = WH_MEMORY_PAGEABLE, .devices = true,
+static const struct route cables = { .name = "rdma",
+				     .listen = "127.0.0.1:0",
+				     .detail = "",
+				     .kind = WH_MEMORY_PAGEABLE,
+				     .devices = true,
 				     .missing = missing_cables };
-/* ---- helpers ------------------------------------------------------------------------------------ */
+/* ---- helpers ------------------------------------------------------------------------------------
+ */
 
 static void nics_eight(void)
 {
@@ -33,7 +37,8 @@ static void open_more(struct fixture *f, const char *ours, const char *theirs, c
 {
 	char mine[80], others[80];
 	const char *const config[] = { "transports=rdma,tcp", "timeout=2000", mine, more, NULL };
-	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=5000", others } };
+	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=5000",
+							   others } };
 
 	harness_limit(60);
 	nics_eight();
@@ -108,11 +113,13 @@ static void want_rails(struct wh_batch *batch, unsigned rails_wanted)
 		run_counted(batch, by);
 		for (unsigned i = 0; i < RAILS; i++)
 			used += by[i] > 0;
-		want_true(now() < end, "%u rails, not %u:\n%s", used, rails_wanted, explained(batch));
+		want_true(now() < end, "%u rails, not %u:\n%s", used, rails_wanted,
+			  explained(batch));
 	} while (used != rails_wanted);
 }
 
-/* ---- sharing ------------------------------------------------------------------------------------ */
+/* ---- sharing ------------------------------------------------------------------------------------
+ */
 
 static void shared(const char *ours, const char *theirs, unsigned count, uint32_t op)
 {
@@ -218,7 +225,8 @@ static void share__by_network(void **state)
 	unsetenv("FAKE_VERBS_NETWORKS");
 }
 
-/* ---- a rail that fails in mid-batch ---------------------------------------------------------------- */
+/* ---- a rail that fails in mid-batch
+ * ---------------------------------------------------------------- */
 
 enum fault { STATUS, SILENCE, PORT };
 
@@ -249,7 +257,7 @@ static void broken(enum fault fault, uint32_t op)
 	want_all_by(batch, "rdma");
 	want_told(batch, "fake1:1 to fake");
 	want_told(batch, fault == STATUS ? "it broke: from fake1:1 to fake5:1: no acknowledgement" :
-			 fault == PORT	 ? "it broke: fake1:1 has gone down" :
+			 fault == PORT   ? "it broke: fake1:1 has gone down" :
 					   "nothing has completed for 2000 ms");
 	want_rails(batch, 2);
 	want_bytes(&f, op, 5);
@@ -377,8 +385,9 @@ static void broken__other_end(void **state)
 	fixture_close(&f);
 }
 
-/* Rails break time and again, while one batch writes, one reads and one is cancelled; each has a third of the
- * memory. Whatever ends well has its bytes where they belong, and nothing else is touched. */
+/* Rails break time and again, while one batch writes, one reads and one is cancelled; each has a
+ * third of the memory. Whatever ends well has its bytes where they belong, and nothing else is
+ * touched. */
 static void broken__often(void **state)
 {
 	enum { PART = 2 * MIB, ROUNDS_BROKEN = 40 };
@@ -409,11 +418,13 @@ static void broken__often(void **state)
 		nic_hold((i / 4) % 3, false);
 		want(0, wh_batch_wait(batches[0], 2 * PATIENCE));
 		want(0, wh_batch_wait(batches[1], 2 * PATIENCE));
-		want_true(target_check(&f, 0, PART, 0, i) == PATTERN_GOOD, "round %u: written wrongly", i);
+		want_true(target_check(&f, 0, PART, 0, i) == PATTERN_GOOD,
+			  "round %u: written wrongly", i);
 		want_true(pattern_check(f.local + PART, PART, 0, i + 1) == PATTERN_GOOD,
 			  "round %u: read wrongly", i);
 	}
-	want_true(target_check(&f, 3 * PART, PART, 0, 1) == PATTERN_GOOD, "bytes of nobody are written");
+	want_true(target_check(&f, 3 * PART, PART, 0, 1) == PATTERN_GOOD,
+		  "bytes of nobody are written");
 	for (unsigned i = 0; i < 3; i++) {
 		nic_fail(i, 0, 0);
 		want(0, wh_batch_free(batches[i]));
@@ -421,7 +432,8 @@ static void broken__often(void **state)
 	fixture_close(&f);
 }
 
-/* ---- how many connections ------------------------------------------------------------------------- */
+/* ---- how many connections
+ * ------------------------------------------------------------------------- */
 
 static void bounded__knob(void **state)
 {
@@ -489,12 +501,12 @@ static void want_rdma(struct wh_batch *batch)
 	} while (bytes_by(batch, "rdma", NULL) != LENGTH);
 }
 
-/* Two peers of an owner that answers with one queue pair alone: whoever has it and does not use it makes
- * room; and who has more rails than one does not take it away. */
+/* Two peers of an owner that answers with one queue pair alone: whoever has it and does not use it
+ * makes room; and who has more rails than one does not take it away. */
 static void bounded__answers(void **state)
 {
-	const struct child_options one = {
-		.config = { "transports=rdma,tcp", "rdma=fake4,fake5", "rdma_answers=1" } };
+	const struct child_options one = { .config = { "transports=rdma,tcp", "rdma=fake4,fake5",
+						       "rdma_answers=1" } };
 	const char *const ours[] = { "transports=rdma,tcp", "rdma=fake0,fake1", NULL };
 	struct wh_batch *batch, *second;
 	struct wh_transfer transfer;
@@ -553,7 +565,8 @@ static void bounded__idle(void **state)
 	fixture_close(&f);
 }
 
-/* ---- gathering ------------------------------------------------------------------------------------- */
+/* ---- gathering
+ * ------------------------------------------------------------------------------------- */
 
 #define BLOCK 512u
 #define BLOCKS 1536u
@@ -563,8 +576,14 @@ static void gathered(uint32_t op, const char *sges, uint64_t wanted)
 {
 	struct wh_base base = { 0 };
 	struct wh_blocks_desc desc = {
-		.size = sizeof(desc), .op = op, .block_length = BLOCK, .count = BLOCKS, .bases = &base,
-		.base_count = 1, .local_stride = 2 * BLOCK, .remote_stride = BLOCK,
+		.size = sizeof(desc),
+		.op = op,
+		.block_length = BLOCK,
+		.count = BLOCKS,
+		.bases = &base,
+		.base_count = 1,
+		.local_stride = 2 * BLOCK,
+		.remote_stride = BLOCK,
 	};
 	unsigned char *seen = pages_new(BLOCKS * BLOCK);
 	struct wh_blocks *blocks;
@@ -590,8 +609,8 @@ static void gathered(uint32_t op, const char *sges, uint64_t wanted)
 		  (unsigned long long)wanted);
 	target_fetch(&f, 0, BLOCKS * BLOCK, seen);
 	for (unsigned i = 0; i < BLOCKS; i++)
-		want_true(!memcmp(seen + i * BLOCK, f.local + 2ul * i * BLOCK, BLOCK), "block %u is wrong",
-			  i);
+		want_true(!memcmp(seen + i * BLOCK, f.local + 2ul * i * BLOCK, BLOCK),
+			  "block %u is wrong", i);
 	pages_free(seen, BLOCKS * BLOCK);
 	want(0, wh_batch_free(batch));
 	fixture_close(&f);
@@ -616,7 +635,8 @@ static void gather__device_of_one(void **state)
 	gathered(WH_WRITE, "1", BLOCKS);
 }
 
-/* ---- in the lab ------------------------------------------------------------------------------------ */
+/* ---- in the lab
+ * ------------------------------------------------------------------------------------ */
 
 #define ROUNDS 3
 #define TIMED (4 * MIB)
@@ -628,10 +648,12 @@ static void open_cables(struct fixture *f, bool both)
 	char mine[80], others[80];
 	/* Emulated processors that move packets do not answer pings at once. */
 	const char *const config[] = { "transports=rdma,tcp", "timeout=5000", mine, NULL };
-	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=8000", others } };
+	const struct child_options options = { .config = { "transports=rdma,tcp", "timeout=8000",
+							   others } };
 
 	snprintf(mine, sizeof(mine), "rdma=%.*s", (int)strcspn(ours, both ? ":" : ","), ours);
-	snprintf(others, sizeof(others), "rdma=%.*s", (int)strcspn(theirs, both ? ":" : ","), theirs);
+	snprintf(others, sizeof(others), "rdma=%.*s", (int)strcspn(theirs, both ? ":" : ","),
+		 theirs);
 	fixture_open_with(f, &cables, LENGTH, config, &options);
 }
 
@@ -680,7 +702,8 @@ static void cable__speed(void **state)
 	batch_two = batch_of(&two, &transfer_two, 1);
 	want_in_time(batch_one, "RoCE v2");
 	want_in_time(batch_two, "2 rails, RoCE v2");
-	/* Processors that are starved lose a rail now and then, which is not what is measured here. */
+	/* Processors that are starved lose a rail now and then, which is not what is measured here.
+	 */
 	for (int tries = 0; tries < 3 && faster < 1.9; tries++) {
 		for (int i = 0; i < ROUNDS; i++) {
 			want_in_time(batch_two, "2 rails, RoCE v2");
@@ -691,15 +714,16 @@ static void cable__speed(void **state)
 		qsort(by_two, ROUNDS, sizeof(by_two[0]), ascending);
 		faster = (double)by_one[ROUNDS / 2] / (double)by_two[ROUNDS / 2];
 		printf("one rail %.2f MB/s, two rails %.2f MB/s: %.3f times as fast\n",
-		       TIMED * 1e3 / (double)by_one[ROUNDS / 2], TIMED * 1e3 / (double)by_two[ROUNDS / 2],
-		       faster);
+		       TIMED * 1e3 / (double)by_one[ROUNDS / 2],
+		       TIMED * 1e3 / (double)by_two[ROUNDS / 2], faster);
 	}
 	want_true(faster >= 1.9, "two rails are %.3f times as fast as one:\n%s", faster,
 		  explained(batch_two));
 	pattern_fill(two.local, TIMED, 0, 31);
 	want(0, batch_run(batch_two));
 	want_true(target_check(&two, 0, TIMED, 0, 31) == PATTERN_GOOD, "a byte is wrong");
-	want_true(bytes_by(batch_two, "rdma", NULL) == TIMED, "not all by rdma:\n%s", explained(batch_two));
+	want_true(bytes_by(batch_two, "rdma", NULL) == TIMED, "not all by rdma:\n%s",
+		  explained(batch_two));
 	want(0, wh_batch_free(batch_one));
 	want(0, wh_batch_free(batch_two));
 	fixture_close(&one);
@@ -746,10 +770,11 @@ static void cable__pulled(void **state)
 	fixture_close(&f);
 }
 
-/* ---- notifications ------------------------------------------------------------------------------- */
+/* ---- notifications
+ * ------------------------------------------------------------------------------- */
 
-/* What several rails carry is told of over the control connection, what one does by a letter on that one; each
- * once. */
+/* What several rails carry is told of over the control connection, what one does by a letter on
+ * that one; each once. */
 static void notified__large_and_small(void **state)
 {
 	enum { SMALL = 24, FEW = 64 };

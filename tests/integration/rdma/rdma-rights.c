@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rights of single peers over rdma: a NIC's key cannot tell peers apart, and goes to those alone who have all
- * the rights that anybody has. */
+/* Rights of single peers over rdma: a NIC's key cannot tell peers apart, and goes to those alone
+ * who have all the rights that anybody has. */
 #include "lib/nics.h"
 
 #define LENGTH MIB
@@ -21,8 +21,9 @@ struct looker {
 static struct wh_engine *open_named(const char *name, const char *nic)
 {
 	const char *const config[] = { "transports=rdma,tcp", "timeout=2000", nic, NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .name = name, .config = config,
-					     .listen = "127.0.0.1:0" };
+	struct wh_engine_options options = {
+		.size = sizeof(options), .name = name, .config = config, .listen = "127.0.0.1:0"
+	};
 	struct wh_engine *engine;
 
 	want(0, wh_engine_open(&options, &engine));
@@ -46,7 +47,8 @@ static void looker_close(struct looker *looker)
 }
 
 /* All of it, by the transport; or the error, or why not by rdma. */
-static void move_all(struct looker *looker, uint32_t op, int error, const char *transport, const char *word)
+static void move_all(struct looker *looker, uint32_t op, int error, const char *transport,
+		     const char *word)
 {
 	struct wh_transfer transfer = { .op = op, .local = looker->region, .length = LENGTH };
 	struct wh_remote remote;
@@ -57,7 +59,8 @@ static void move_all(struct looker *looker, uint32_t op, int error, const char *
 	transfer.remote = remote.id;
 	want(0, wh_batch_new(looker->peer, NULL, &batch));
 	if (error) {
-		want_text(error, word, wh_batch_add(batch, &transfer, 1) ? -EACCES : batch_run(batch));
+		want_text(error, word,
+			  wh_batch_add(batch, &transfer, 1) ? -EACCES : batch_run(batch));
 	} else {
 		want(0, wh_batch_add(batch, &transfer, 1));
 		want(0, batch_run(batch));
@@ -72,8 +75,9 @@ static void move_all(struct looker *looker, uint32_t op, int error, const char *
 
 static void rights__by_name(void **state)
 {
-	struct wh_region_options named = { .size = sizeof(named), .name = "target", .grants = grants,
-					   .grant_count = 3 };
+	struct wh_region_options named = {
+		.size = sizeof(named), .name = "target", .grants = grants, .grant_count = 3
+	};
 	struct looker alice, bob, carol, dave;
 	struct wh_engine *owner;
 	struct wh_region *region;

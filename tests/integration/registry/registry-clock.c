@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A wall clock that jumps by days, forwards and backwards, ten times a second, for everything in this process
- * and its children: what engines wait for, and what they keep alive, goes by another one. */
+/* A wall clock that jumps by days, forwards and backwards, ten times a second, for everything in
+ * this process and its children: what engines wait for, and what they keep alive, goes by another
+ * one. */
 #include <dlfcn.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
@@ -12,7 +13,8 @@
 #define LENGTH (64 * KIB)
 #define OFF __attribute__((no_sanitize("address", "thread", "undefined")))
 
-/* ---- the clock ----------------------------------------------------------------------------------- */
+/* ---- the clock
+ * ----------------------------------------------------------------------------------- */
 
 /* Who has asked for the time: the library, which time. */
 static _Atomic unsigned int asked_steady, asked_wall;
@@ -23,7 +25,9 @@ OFF static int64_t jump(void)
 	struct timespec t;
 
 	syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &t);
-	return (int64_t)((uint64_t)(t.tv_sec * 10 + t.tv_nsec / 100000000) * 2654435761u % 1728000) - 864000;
+	return (int64_t)((uint64_t)(t.tv_sec * 10 + t.tv_nsec / 100000000) * 2654435761u %
+			 1728000) -
+	       864000;
 }
 
 OFF static void count(const void *caller, _Atomic unsigned int *what)
@@ -68,7 +72,8 @@ OFF time_t time(time_t *out)
 	return t.tv_sec;
 }
 
-/* ---- what goes on all the same -------------------------------------------------------------------- */
+/* ---- what goes on all the same
+ * -------------------------------------------------------------------- */
 
 static _Atomic unsigned int lost;
 
@@ -83,8 +88,12 @@ static struct wh_engine *open_engine(const struct server *server)
 {
 	const char *const config[] = { "lease=800", "timeout=2000", "transports=tcp", NULL };
 	struct wh_engine_options options = {
-		.size = sizeof(options), .name = "node8", .listen = "127.0.0.1:0", .registry = server->url,
-		.config = config, .log = watch_log,
+		.size = sizeof(options),
+		.name = "node8",
+		.listen = "127.0.0.1:0",
+		.registry = server->url,
+		.config = config,
+		.log = watch_log,
 	};
 	struct wh_engine *engine;
 
@@ -96,7 +105,8 @@ static struct wh_engine *open_engine(const struct server *server)
 static void clock__jumps(void **state)
 {
 	static unsigned char bytes[LENGTH];
-	struct child_options node = { .listen = "127.0.0.1:0", .name = "node7",
+	struct child_options node = { .listen = "127.0.0.1:0",
+				      .name = "node7",
 				      .config = { "lease=800", "timeout=2000" } };
 	struct wh_peer *peer, *again;
 	struct wh_region *region;
@@ -120,13 +130,18 @@ static void clock__jumps(void **state)
 	want(0, wh_region_register(engine, bytes, sizeof(bytes), NULL, &region));
 	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
 	want(0, wh_batch_new(peer, NULL, &batch));
-	want(0, wh_batch_add(batch, &(struct wh_transfer){ .op = WH_WRITE, .local = region,
-							   .remote = remote.id, .length = LENGTH }, 1));
+	want(0, wh_batch_add(batch,
+			     &(struct wh_transfer){ .op = WH_WRITE,
+						    .local = region,
+						    .remote = remote.id,
+						    .length = LENGTH },
+			     1));
 	begun = now();
 	for (uint64_t i = 0; now() - begun < 3 * SECOND; i++) {
 		pattern_fill(bytes, LENGTH, 0, i);
 		want(0, batch_run(batch));
-		want_true(child_check(child, memory, 0, LENGTH, 0, i) == PATTERN_GOOD, "not what was written");
+		want_true(child_check(child, memory, 0, LENGTH, 0, i) == PATTERN_GOOD,
+			  "not what was written");
 		want(0, wh_peer_open(engine, "wherry://node7", NULL, &again));
 		want(0, wh_peer_close(again));
 		want(0, wh_peer_open(engine, "wherry://node8", NULL, &again));
@@ -141,8 +156,10 @@ static void clock__jumps(void **state)
 	child_exit(child);
 	server_stop(&server);
 	/* Were this program's clocks not asked, it would have shown nothing. */
-	want_true(atomic_load(&asked_steady) > 100, "it asked %u times", atomic_load(&asked_steady));
-	want_true(!atomic_load(&asked_wall), "it asked for the wall clock %u times", atomic_load(&asked_wall));
+	want_true(atomic_load(&asked_steady) > 100, "it asked %u times",
+		  atomic_load(&asked_steady));
+	want_true(!atomic_load(&asked_wall), "it asked for the wall clock %u times",
+		  atomic_load(&asked_wall));
 }
 
 /* Who waits waits for as long as he said, of a peer that stands still. */

@@ -10,7 +10,8 @@
 #define LENGTH (64 * KIB)
 #define AT_ONCE (SCALE(2, 8) * SECOND)
 
-/* What engines have said, and what a name was found to be, from the moment that a member is killed. */
+/* What engines have said, and what a name was found to be, from the moment that a member is killed.
+ */
 static _Atomic bool lost;
 static _Atomic unsigned looked, unanswered;
 
@@ -27,7 +28,7 @@ struct cluster {
 	struct server member[SERVER_MEMBERS];
 	char url[160], knob[176];
 	struct wh_engine *engine; /* who looks */
-	struct wh_peer *peer;     /* node7, which is in another process */
+	struct wh_peer *peer; /* node7, which is in another process */
 	struct child *child;
 	struct wh_region *region;
 	struct wh_remote remote;
@@ -38,8 +39,12 @@ static struct wh_engine *open_engine(struct cluster *c, const char *name, const 
 {
 	const char *const config[] = { lease, "timeout=2000", NULL };
 	struct wh_engine_options options = {
-		.size = sizeof(options), .name = name, .listen = name ? "127.0.0.1:0" : "none",
-		.registry = c->url, .config = config, .log = keep_line,
+		.size = sizeof(options),
+		.name = name,
+		.listen = name ? "127.0.0.1:0" : "none",
+		.registry = c->url,
+		.config = config,
+		.log = keep_line,
 	};
 	struct wh_engine *engine;
 
@@ -53,7 +58,8 @@ static unsigned leader_of(const struct cluster *c)
 	static const char program[] =
 		"import json, sys, time, urllib.request as u\n"
 		"while True:\n"
-		"    s = [json.load(u.urlopen(f'http://127.0.0.1:{p}/v3/maintenance/status', b'{}')) for p in sys.argv[1:]]\n"
+		"    s = [json.load(u.urlopen(f'http://127.0.0.1:{p}/v3/maintenance/status', "
+		"b'{}')) for p in sys.argv[1:]]\n"
 		"    led = {x.get('leader') for x in s}\n"
 		"    n = [i for i, x in enumerate(s) if x['header']['member_id'] in led]\n"
 		"    if len(led) == 1 and len(n) == 1:\n"
@@ -62,8 +68,8 @@ static unsigned leader_of(const struct cluster *c)
 	char line[1024];
 	int status;
 
-	snprintf(line, sizeof(line), "timeout 20 python3 -c \"%s\" %d %d %d", program, c->member[0].port,
-		 c->member[1].port, c->member[2].port);
+	snprintf(line, sizeof(line), "timeout 20 python3 -c \"%s\" %d %d %d", program,
+		 c->member[0].port, c->member[1].port, c->member[2].port);
 	status = WEXITSTATUS(system(line)) - 10;
 	want_true(status >= 0 && status < SERVER_MEMBERS, "nobody leads");
 	return (unsigned)status;
@@ -76,8 +82,8 @@ static void cluster_open(struct cluster *c, unsigned first)
 
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
 		port[i] = c->member[(first + i) % SERVER_MEMBERS].port;
-	snprintf(c->url, sizeof(c->url), "etcd://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d", port[0], port[1],
-		 port[2]);
+	snprintf(c->url, sizeof(c->url), "etcd://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d", port[0],
+		 port[1], port[2]);
 	snprintf(c->knob, sizeof(c->knob), "registry=%s", c->url);
 	c->child = child_start(&(struct child_options){
 		.listen = "127.0.0.1:0", .name = "node7", .config = { c->knob, "lease=1s" } });
@@ -102,8 +108,12 @@ static void *keep_moving(void *argument)
 
 	want(0, wh_region_register(c->engine, bytes, sizeof(bytes), NULL, &region));
 	want(0, wh_batch_new(c->peer, &options, &batch));
-	want(0, wh_batch_add(batch, &(struct wh_transfer){ .op = WH_WRITE, .local = region,
-							   .remote = c->remote.id, .length = LENGTH }, 1));
+	want(0, wh_batch_add(batch,
+			     &(struct wh_transfer){ .op = WH_WRITE,
+						    .local = region,
+						    .remote = c->remote.id,
+						    .length = LENGTH },
+			     1));
 	while (!atomic_load(&c->over)) {
 		want(0, batch_run(batch));
 		sleep_ms(2);
@@ -113,15 +123,16 @@ static void *keep_moving(void *argument)
 	return NULL;
 }
 
-/* What the last member that was asked may say or leave unsaid: one is dead, the others may have no leader yet, or are
- * slow. */
+/* What the last member that was asked may say or leave unsaid: one is dead, the others may have no
+ * leader yet, or are slow. */
 static bool is_of_a_member(int error)
 {
-	return error == -ECONNREFUSED || error == -ECONNRESET || error == -EHOSTDOWN || error == -EPROTO ||
-	       error == -ETIMEDOUT;
+	return error == -ECONNREFUSED || error == -ECONNRESET || error == -EHOSTDOWN ||
+	       error == -EPROTO || error == -ETIMEDOUT;
 }
 
-/* Members that are left may not answer for a moment; none of them says that the name is nobody's. */
+/* Members that are left may not answer for a moment; none of them says that the name is nobody's.
+ */
 static void name_stays(struct cluster *c, struct wh_engine *looking, int64_t time)
 {
 	int64_t begun = now(), answered = begun;
@@ -132,8 +143,8 @@ static void name_stays(struct cluster *c, struct wh_engine *looking, int64_t tim
 	while (now() - begun < time || (now() - answered >= 500 * MS && now() - begun < PATIENCE)) {
 		error = wh_peer_open(looking, "wherry://node7", NULL, &peer);
 		looked++;
-		want_true(!error || is_of_a_member(error), "the name is: %s: %s", strerrorname_np(-error),
-			  wh_error_text());
+		want_true(!error || is_of_a_member(error), "the name is: %s: %s",
+			  strerrorname_np(-error), wh_error_text());
 		if (!error) {
 			struct wh_peer_info info = { .size = sizeof(info) };
 
@@ -149,7 +160,8 @@ static void name_stays(struct cluster *c, struct wh_engine *looking, int64_t tim
 		  (long long)((now() - answered) / MS));
 }
 
-/* Another engine has the name now: who watches it learns that, though names are looked at every 20 s only. */
+/* Another engine has the name now: who watches it learns that, though names are looked at every 20
+ * s only. */
 static void watch_goes_on(struct cluster *c)
 {
 	struct wh_peer_info info = { .size = sizeof(info) };
@@ -184,7 +196,8 @@ static void one_killed(struct cluster *c, unsigned first, unsigned victim)
 	want(0, (int)unanswered);
 	server_kill(&c->member[victim]);
 	name_stays(c, looking, 1500 * MS);
-	print_message("[          ] looked up %u times, %u without an answer\n", looked, unanswered);
+	print_message("[          ] looked up %u times, %u without an answer\n", looked,
+		      unanswered);
 	atomic_store(&c->over, true);
 	want(0, pthread_join(thread, NULL));
 	want_true(!lost, "an engine has lost its name");
@@ -206,7 +219,8 @@ static void member__killed(void **state)
 	leader = leader_of(&c);
 	one_killed(&c, (leader + 1) % SERVER_MEMBERS, leader); /* the leader, who is not */
 	leader = leader_of(&c);
-	one_killed(&c, (leader + 1) % SERVER_MEMBERS, (leader + 1) % SERVER_MEMBERS); /* one who follows */
+	/* one who follows */
+	one_killed(&c, (leader + 1) % SERVER_MEMBERS, (leader + 1) % SERVER_MEMBERS);
 	for (unsigned i = 0; i < SERVER_MEMBERS; i++)
 		server_stop(&c.member[i]);
 }
@@ -214,7 +228,8 @@ static void member__killed(void **state)
 int main(int argc, char **argv)
 {
 	static const struct CMUnitTest tests[] = {
-		{ "member__killed", member__killed, harness_begin, server_end, (void *)&server_etcd },
+		{ "member__killed", member__killed, harness_begin, server_end,
+		  (void *)&server_etcd },
 	};
 
 	return harness_main(argc, argv, "registry-cluster", tests, sizeof(tests) / sizeof(*tests));

@@ -76,7 +76,9 @@ static int open_engine(const struct server *server, const char *name, struct wh_
 static struct child *start_node(const struct server *server, const char *name)
 {
 	const struct child_options options = {
-		.listen = "127.0.0.1:0", .name = name, .config = { server->knob, LEASE },
+		.listen = "127.0.0.1:0",
+		.name = name,
+		.config = { server->knob, LEASE },
 	};
 
 	return child_start(&options);
@@ -123,8 +125,12 @@ static void move_some(struct wh_engine *engine, struct wh_peer *peer, unsigned c
 	want(0, wh_region_register(engine, bytes, sizeof(bytes), NULL, &region));
 	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
 	want(0, wh_batch_new(peer, &options, &batch));
-	want(0, wh_batch_add(batch, &(struct wh_transfer){ .op = WH_WRITE, .local = region,
-							   .remote = remote.id, .length = LENGTH }, 1));
+	want(0, wh_batch_add(batch,
+			     &(struct wh_transfer){ .op = WH_WRITE,
+						    .local = region,
+						    .remote = remote.id,
+						    .length = LENGTH },
+			     1));
 	want(0, batch_run(batch));
 	want(0, wh_batch_free(batch));
 	want(0, wh_region_unregister(region));
@@ -191,16 +197,19 @@ static void name__not_given(void **state)
 
 	server_start(&server, *state, NULL);
 	for (int i = 0; i < 2; i++)
-		want(0, wh_engine_open(&(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
-								    .listen = "127.0.0.1:0",
-								    .registry = server.url }, &engines[i]));
+		want(0,
+		     wh_engine_open(
+			     &(struct wh_engine_options){ .size = sizeof(struct wh_engine_options),
+							  .listen = "127.0.0.1:0",
+							  .registry = server.url },
+			     &engines[i]));
 	want(0, wh_engine_close(engines[0]));
 	want(0, wh_engine_close(engines[1]));
 	server_stop(&server);
 }
 
-/* An engine that is killed leaves, another one gets the name, and who was connected learns that it is
- * another one, though nothing ever answers at the old address again. */
+/* An engine that is killed leaves, another one gets the name, and who was connected learns that it
+ * is another one, though nothing ever answers at the old address again. */
 static void killed__name_goes_to_another(void **state)
 {
 	struct server server;
@@ -277,7 +286,8 @@ static void registry__killed_and_started_again(void **state)
 	want(0, wh_peer_close(again));
 	want(WH_PEER_CONNECTED, state_of(peer));
 	move_some(engine, peer, 7);
-	want_true(was_logged("connections are not concerned"), "the log does not say it: %s", logged);
+	want_true(was_logged("connections are not concerned"), "the log does not say it: %s",
+		  logged);
 	want_true(was_logged("answers again"), "the log does not say it: %s", logged);
 	want(0, wh_peer_close(peer));
 	want(0, wh_engine_close(engine));
@@ -288,7 +298,8 @@ static void registry__killed_and_started_again(void **state)
 /* A registry that has gone is tried again, less and less often. */
 static void registry__backs_off(void **state)
 {
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_addr = { htonl(INADDR_LOOPBACK) } };
+	struct sockaddr_in address = { .sin_family = AF_INET,
+				       .sin_addr = { htonl(INADDR_LOOPBACK) } };
 	struct server server;
 	struct wh_engine *engine;
 	int tries[2] = { 0, 0 }, one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -312,7 +323,8 @@ static void registry__backs_off(void **state)
 		}
 	}
 	want_true(tries[0] >= 2 && tries[0] <= 14, "%d tries in 2 s", tries[0]);
-	want_true(tries[1] >= 1 && tries[1] < tries[0], "%d tries, then %d in 3 s", tries[0], tries[1]);
+	want_true(tries[1] >= 1 && tries[1] < tries[0], "%d tries, then %d in 3 s", tries[0],
+		  tries[1]);
 	want(0, wh_engine_close(engine));
 	close(fd);
 	server_stop(&server);
@@ -332,9 +344,11 @@ static void registry__stopped(void **state)
 	kill(server.pid, SIGSTOP);
 	want(server.pid, waitpid(server.pid, NULL, WUNTRACED));
 	begun = quiet_now();
-	want(-ETIMEDOUT, wh_peer_open(engine, "wherry://node8",
-				      &(struct wh_peer_options){ .size = sizeof(struct wh_peer_options),
-								 .timeout = 300 * MS }, &peer));
+	want(-ETIMEDOUT,
+	     wh_peer_open(engine, "wherry://node8",
+			  &(struct wh_peer_options){ .size = sizeof(struct wh_peer_options),
+						     .timeout = 300 * MS },
+			  &peer));
 	want_true(quiet_now() - begun < SCALE(1, 4) * SECOND, "it took %lld ms",
 		  (long long)((quiet_now() - begun) / MS));
 	begun = quiet_now();
@@ -366,9 +380,9 @@ static void password__asked_for_and_not_told(void **state)
 		struct wh_engine *none;
 
 		wrong = server;
-		snprintf(wrong.url, sizeof(wrong.url), "%.*s%s%s", (int)(strstr(server.url, "//") + 2 -
-			 server.url), server.url, users[i] + (*state == &server_redis ? 2 : 0),
-			 strchr(server.url, '@'));
+		snprintf(wrong.url, sizeof(wrong.url), "%.*s%s%s",
+			 (int)(strstr(server.url, "//") + 2 - server.url), server.url,
+			 users[i] + (*state == &server_redis ? 2 : 0), strchr(server.url, '@'));
 		want_text(-EACCES, "registry", open_engine(&wrong, "node9", &none));
 		want_true(!strstr(wh_error_text(), "open") && !strstr(wh_error_text(), "clos"),
 			  "it says: %s", wh_error_text());
@@ -431,12 +445,13 @@ static void tls__both_sides_prove_themselves(void **state)
 	*strchr(wrong.url, '?') = '\0';
 	want_text(-EACCES, "certificate", open_engine(&wrong, "node7", &none));
 	/* It is for another name than the one that was asked for. */
-	snprintf(wrong.url, sizeof(wrong.url), "%.*slocalhost%s", (int)(strstr(server.url, "127.0.0.1") -
-		 server.url), server.url, strstr(server.url, "127.0.0.1") + strlen("127.0.0.1"));
+	snprintf(wrong.url, sizeof(wrong.url), "%.*slocalhost%s",
+		 (int)(strstr(server.url, "127.0.0.1") - server.url), server.url,
+		 strstr(server.url, "127.0.0.1") + strlen("127.0.0.1"));
 	want(-EACCES, open_engine(&wrong, "node7", &none));
 	/* A certificate that is no file. */
-	snprintf(wrong.url, sizeof(wrong.url), "%.*scacert=/nowhere.pem", (int)(strchr(server.url, '?') + 1 -
-		 server.url), server.url);
+	snprintf(wrong.url, sizeof(wrong.url), "%.*scacert=/nowhere.pem",
+		 (int)(strchr(server.url, '?') + 1 - server.url), server.url);
 	want_true(open_engine(&wrong, "node7", &none) < 0, "without the file");
 	want_true(strstr(wh_error_text(), "/nowhere.pem"), "it says: %s", wh_error_text());
 	server_stop(&server);
@@ -454,11 +469,14 @@ static void tls__key_with_a_password(void **state)
 
 	(void)state;
 	want_true(mkdtemp(at.directory) != NULL, "no directory");
-	snprintf(line, sizeof(line), "cd %s && exec >out 2>&1 && "
-		 "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem "
+	snprintf(line, sizeof(line),
+		 "cd %s && exec >out 2>&1 && "
+		 "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout "
+		 "key.pem "
 		 "-out cert.pem -days 2 -subj /CN=node && "
 		 "openssl pkey -in key.pem -aes128 -passout pass:sesame -out locked.pem && "
-		 "openssl ec -in key.pem -aes128 -passout pass:sesame -out older.pem", at.directory);
+		 "openssl ec -in key.pem -aes128 -passout pass:sesame -out older.pem",
+		 at.directory);
 	want(0, system(line));
 	for (size_t i = 0; i < 2 * sizeof(schemes) / sizeof(schemes[0]); i++) {
 		char left[16] = "";
@@ -472,7 +490,8 @@ static void tls__key_with_a_password(void **state)
 			 schemes[i / 2], at.directory, at.directory, forms[i % 2]);
 		want_text(-EINVAL, forms[i % 2], open_engine(&at, "node7", &none));
 		want_true(strstr(wh_error_text(), "is encrypted with a password") &&
-			  !strchr(wh_error_text(), '\n'), "it says: %s", wh_error_text());
+				  !strchr(wh_error_text(), '\n'),
+			  "it says: %s", wh_error_text());
 		want(7, read(STDIN_FILENO, left, sizeof(left)));
 		dup2(input, STDIN_FILENO);
 	}
@@ -491,7 +510,8 @@ static void etcd__several_endpoints(void **state)
 	harness_limit(60);
 	server_start(&server, *state, NULL);
 	both = server;
-	snprintf(both.url, sizeof(both.url), "etcd://127.0.0.1:1,127.0.0.1:%d/cluster", server.port);
+	snprintf(both.url, sizeof(both.url), "etcd://127.0.0.1:1,127.0.0.1:%d/cluster",
+		 server.port);
 	want(0, open_engine(&both, "node7", &engine));
 	peer = open_peer(engine, "wherry://node7", 0);
 	want(0, wh_peer_close(peer));
@@ -499,9 +519,10 @@ static void etcd__several_endpoints(void **state)
 	server_stop(&server);
 }
 
-/* Another engine has the name now, and who watches it learns that at once: names are looked at every 20 s only,
- * and the connection to the first engine stands. */
-static void learns_at_once(const struct server *server, struct wh_engine *engine, struct wh_peer *peer)
+/* Another engine has the name now, and who watches it learns that at once: names are looked at
+ * every 20 s only, and the connection to the first engine stands. */
+static void learns_at_once(const struct server *server, struct wh_engine *engine,
+			   struct wh_peer *peer)
 {
 	struct child *child;
 	int64_t begun;
@@ -553,8 +574,8 @@ static void ways_open(struct ways *w, const struct route *kind)
 	w->second = proxy_start(url);
 	want_true(w->first && w->second, "no proxy");
 	w->both = w->server;
-	snprintf(w->both.url, sizeof(w->both.url), "etcd://%s,%s", strstr(proxy_url(w->first), "127"),
-		 strstr(proxy_url(w->second), "127"));
+	snprintf(w->both.url, sizeof(w->both.url), "etcd://%s,%s",
+		 strstr(proxy_url(w->first), "127"), strstr(proxy_url(w->second), "127"));
 	snprintf(w->both.knob, sizeof(w->both.knob), "registry=%s", w->both.url);
 }
 
@@ -566,7 +587,8 @@ static void ways_close(struct ways *w)
 	server_stop(&w->server);
 }
 
-/* An engine keeps its name, finds others and learns of changes, whatever becomes of the endpoint that it used. */
+/* An engine keeps its name, finds others and learns of changes, whatever becomes of the endpoint
+ * that it used. */
 static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 {
 	struct wh_engine *named, *engine, *direct;
@@ -597,7 +619,8 @@ static void endpoint_fails(struct ways *w, void (*upset)(struct ways *w))
 	begun = quiet_now();
 	other = open_peer(engine, "wherry://node8", 0);
 	want(0, wh_peer_close(other));
-	want_true(quiet_now() - begun < 2 * SECOND, "it took %lld ms", (long long)((quiet_now() - begun) / MS));
+	want_true(quiet_now() - begun < 2 * SECOND, "it took %lld ms",
+		  (long long)((quiet_now() - begun) / MS));
 	learns_at_once(&w->server, engine, peer);
 	want(0, wh_engine_close(named));
 	want(0, wh_engine_close(engine));

@@ -11,7 +11,8 @@
 #define LENGTH (4 * MIB)
 #define LEASE "lease=800"
 #define REGISTRY "http://" NETWORK_RIGHT ":7077"
-#define LONG (SCALE(20, 40) * SECOND) /* for what has to happen some time after the cable is back */
+/* for what has to happen some time after the cable is back */
+#define LONG (SCALE(20, 40) * SECOND)
 
 static uint32_t state_of(struct wh_peer *peer)
 {
@@ -33,11 +34,14 @@ static void want_state(struct wh_peer *peer, uint32_t state)
 /* A process with an engine on the right, its region, and this process's on the left. */
 static void open_pair(struct network_pair *pair, struct fixture *f, const char *timeout)
 {
-	static const struct route route = { .name = "tcp", .require = "tcp", .listen = NETWORK_RIGHT ":0",
+	static const struct route route = { .name = "tcp",
+					    .require = "tcp",
+					    .listen = NETWORK_RIGHT ":0",
 					    .detail = "connection",
 					    .kind = WH_MEMORY_PAGEABLE };
 	const char *const config[] = { SHARED_KEY, timeout, NULL };
-	const struct child_options options = { .listen = NETWORK_RIGHT ":0", .config = { SHARED_KEY, timeout } };
+	const struct child_options options = { .listen = NETWORK_RIGHT ":0",
+					       .config = { SHARED_KEY, timeout } };
 
 	network_pair_open(pair);
 	memset(f, 0, sizeof(*f));
@@ -60,8 +64,9 @@ static void close_pair(struct network_pair *pair, struct fixture *f)
 	network_pair_close(pair);
 }
 
-/* Ten seconds, and a peer is given up after one: what is in flight fails in time and says so, nothing hangs,
- * and what was complete before is there. The same peer is back by itself when the network is. */
+/* Ten seconds, and a peer is given up after one: what is in flight fails in time and says so,
+ * nothing hangs, and what was complete before is there. The same peer is back by itself when the
+ * network is. */
 static void partition__longer_than_the_timeout(void **state)
 {
 	struct wh_peer_info before = { .size = sizeof(before) }, after = before;
@@ -86,7 +91,8 @@ static void partition__longer_than_the_timeout(void **state)
 	want(0, wh_batch_submit(batch));
 	status = wh_batch_wait(batch, LONG);
 	ended = now();
-	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %s", strerrorname_np(-status));
+	want_true(status == -ECONNRESET || status == -ETIMEDOUT, "it ended with %s",
+		  strerrorname_np(-status));
 	want_true(ended - cut < LONG, "it took %lld ms", (long long)((ended - cut) / MS));
 	want_true(*wh_batch_error_text(batch), "without a word");
 	want_state(f.peer, WH_PEER_LOST);
@@ -94,13 +100,15 @@ static void partition__longer_than_the_timeout(void **state)
 	while (now() - cut < 10 * SECOND)
 		sleep_ms(100);
 	want(WH_PEER_LOST, state_of(f.peer));
-	want_true(target_check(&f, 0, LENGTH, 0, 2) == PATTERN_GOOD, "what was complete is not there");
+	want_true(target_check(&f, 0, LENGTH, 0, 2) == PATTERN_GOOD,
+		  "what was complete is not there");
 	network_pair_cut(&pair, false);
 	want_state(f.peer, WH_PEER_CONNECTED);
 	want(0, wh_peer_info(f.peer, &after));
 	want_true(before.epoch == after.epoch, "another engine");
 	want(0, batch_run(batch));
-	want_true(pattern_check(f.local + LENGTH, LENGTH, 0, 2) == PATTERN_GOOD, "it is not what was written");
+	want_true(pattern_check(f.local + LENGTH, LENGTH, 0, 2) == PATTERN_GOOD,
+		  "it is not what was written");
 	want(0, wh_batch_free(batch));
 	round_trip(&f, 64, 64, LENGTH - 128, 3);
 	close_pair(&pair, &f);
@@ -154,7 +162,8 @@ static void network__bad(void **state)
 	close_pair(&pair, &f);
 }
 
-/* ---- the registry is on the other side ----------------------------------------------------------- */
+/* ---- the registry is on the other side
+ * ----------------------------------------------------------- */
 
 static pid_t start_registry(void)
 {
@@ -165,7 +174,8 @@ static pid_t start_registry(void)
 		prctl(PR_SET_PDEATHSIG, SIGKILL);
 		unsetenv("LD_PRELOAD");
 		if (getppid() == parent && command)
-			execl(command, "wherry", "registry", "--listen", NETWORK_RIGHT ":7077", (char *)NULL);
+			execl(command, "wherry", "registry", "--listen", NETWORK_RIGHT ":7077",
+			      (char *)NULL);
 		_exit(1);
 	}
 	want_true(pid > 0, "cannot fork");
@@ -176,7 +186,10 @@ static struct wh_engine *open_engine(const char *name)
 {
 	const char *const config[] = { LEASE, "timeout=2000", SHARED_KEY, NULL };
 	struct wh_engine_options options = {
-		.size = sizeof(options), .name = name, .registry = REGISTRY, .config = config,
+		.size = sizeof(options),
+		.name = name,
+		.registry = REGISTRY,
+		.config = config,
 		.listen = name ? NETWORK_LEFT ":0" : "none",
 	};
 	int64_t end = now() + LONG;
@@ -201,8 +214,9 @@ static struct wh_peer *reach(struct wh_engine *engine, const char *url)
 	return peer;
 }
 
-/* For thirty seconds, far longer than leases last: it answers nobody, and does not refuse either. Peers on this side go on; who
- * asks for a name is told so in time; all names are there again afterwards. TEST_SECONDS has another length. */
+/* For thirty seconds, far longer than leases last: it answers nobody, and does not refuse either.
+ * Peers on this side go on; who asks for a name is told so in time; all names are there again
+ * afterwards. TEST_SECONDS has another length. */
 static void registry__cut_off(void **state)
 {
 	const char *seconds = getenv("TEST_SECONDS");
@@ -226,7 +240,8 @@ static void registry__cut_off(void **state)
 	while (now() - begun < length) {
 		asked = now();
 		want_true(wh_peer_open(east, "wherry://west", NULL, &none) < 0, "who has said so?");
-		want_true(now() - asked < LONG, "it took %lld ms", (long long)((now() - asked) / MS));
+		want_true(now() - asked < LONG, "it took %lld ms",
+			  (long long)((now() - asked) / MS));
 		want_true(strstr(wh_error_text(), "registry"), "it says: %s", wh_error_text());
 		want(WH_PEER_CONNECTED, state_of(peer));
 		sleep_ms(200);

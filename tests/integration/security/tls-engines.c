@@ -38,7 +38,8 @@ static bool has_logged(const char *one, const char *other)
 	return found;
 }
 
-/* ---- with the cluster key --------------------------------------------------------------------------- */
+/* ---- with the cluster key
+ * --------------------------------------------------------------------------- */
 
 struct pair {
 	struct wh_engine *owner, *initiator;
@@ -50,8 +51,9 @@ struct pair {
 
 static struct wh_engine *open_with(const char *name, const char *const *config)
 {
-	struct wh_engine_options options = { .size = sizeof(options), .name = name, .config = config,
-					     .log = keep_line };
+	struct wh_engine_options options = {
+		.size = sizeof(options), .name = name, .config = config, .log = keep_line
+	};
 	struct wh_engine *engine;
 
 	want(0, wh_engine_open(&options, &engine));
@@ -104,7 +106,8 @@ static void move_many(struct pair *p, uint32_t op, uint64_t local, size_t count,
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
 	/* In the lab, whose kernel has it. */
 	want_true(strstr(text, getenv("TEST_KERNEL_TLS") ? "kernel TLS 1.3, AES_128_GCM)" :
-							   "encrypted: TLS 1.3, AES_128_GCM)"), "it says: %s", text);
+							   "encrypted: TLS 1.3, AES_128_GCM)"),
+		  "it says: %s", text);
 	if (getenv("TEST_KERNEL_TLS") && op == WH_WRITE && length == LENGTH)
 		printf("%s", text);
 	want(0, wh_batch_free(batch));
@@ -128,7 +131,8 @@ static void there_and_back(struct pair *p)
 		move_many(p, WH_WRITE, 0, count, length, step);
 		move_many(p, WH_READ, LENGTH, count, length, step);
 		hidden_begin();
-		want_true(pattern_check(p->pages + 2 * LENGTH, count * length, 0, i) == PATTERN_GOOD,
+		want_true(pattern_check(p->pages + 2 * LENGTH, count * length, 0, i) ==
+				  PATTERN_GOOD,
 			  "other bytes have come back, %zu times %llu", count,
 			  (unsigned long long)length);
 		want_true(pattern_check(p->pages, length, 0, i) == PATTERN_GOOD, "other bytes");
@@ -139,8 +143,8 @@ static void there_and_back(struct pair *p)
 static void key__moves_bytes(void **state)
 {
 	static const char *const config[] = { SHARED_KEY, "tls=1", "require=tcp", NULL };
-	static const char *const one[] = { SHARED_KEY, "tls=1", "require=tcp", "connections=1",
-					   "buffer=64KiB", NULL };
+	static const char *const one[] = { SHARED_KEY,      "tls=1",        "require=tcp",
+					   "connections=1", "buffer=64KiB", NULL };
 	struct pair p;
 
 	(void)state;
@@ -197,8 +201,9 @@ static void key__refused(void **state)
 /* Keys are changed as without TLS. */
 static void key__rotation(void **state)
 {
-	static const char text[] = "6b65792066726f6d2074686520746573747320206b65792066726f6d20746865\n"
-				   "6f74686572206b65792c206f74686572206b65792c206f74686572206b65792c\n";
+	static const char text[] =
+		"6b65792066726f6d2074686520746573747320206b65792066726f6d20746865\n"
+		"6f74686572206b65792c206f74686572206b65792c206f74686572206b65792c\n";
 	static const char *const old[] = { SHARED_KEY, "tls=1", NULL };
 	static const char *const next[] = { OTHER_KEY, "tls=1", NULL };
 	char path[64], knob[80];
@@ -225,18 +230,25 @@ static void key__rotation(void **state)
 	want(0, wh_engine_close(c));
 }
 
-/* ---- with certificates -------------------------------------------------------------------------------- */
+/* ---- with certificates
+ * -------------------------------------------------------------------------------- */
 
 static const char make_them[] =
 	"set -e; cd %s; exec >out 2>&1\n"
-	"key() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out $1.key; chmod 600 $1.key; }\n"
-	"authority() { key $1; openssl req -x509 -new -key $1.key -subj /CN=$1 -days 2 -out $1.pem; }\n"
+	"key() { openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-256 -out $1.key; chmod "
+	"600 $1.key; }\n"
+	"authority() { key $1; openssl req -x509 -new -key $1.key -subj /CN=$1 -days 2 -out "
+	"$1.pem; }\n"
 	"sign() { key $1; openssl req -new -key $1.key -subj \"$3\" -out $1.csr;\n"
-	"openssl x509 -req -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -days $4 -out $1.pem; }\n"
+	"openssl x509 -req -in $1.csr -CA $2.pem -CAkey $2.key -CAcreateserial -days $4 -out "
+	"$1.pem; }\n"
 	"authority cluster; authority stranger\n"
-	"sign north cluster /CN=north 1; sign south cluster /CN=south 1; sign eve stranger /CN=eve 1\n"
-	"openssl pkey -in north.key -aes128 -passout pass:sesame -out locked.key; cp north.pem locked.pem\n"
-	"openssl ec -in north.key -aes128 -passout pass:sesame -out older.key; cp north.pem older.pem\n"
+	"sign north cluster /CN=north 1; sign south cluster /CN=south 1; sign eve stranger /CN=eve "
+	"1\n"
+	"openssl pkey -in north.key -aes128 -passout pass:sesame -out locked.key; cp north.pem "
+	"locked.pem\n"
+	"openssl ec -in north.key -aes128 -passout pass:sesame -out older.key; cp north.pem "
+	"older.pem\n"
 	"chmod 600 locked.key older.key\n"
 	"sign late cluster /CN=late -1; sign nameless cluster /O=nobody 1\n"
 	"key lone; openssl req -x509 -new -key lone.key -subj /CN=lone -days 1 -out lone.pem\n";
@@ -284,8 +296,9 @@ static const char *const *knobs_of(struct knobs *knobs, const char *name, const 
 static void certificate__moves_bytes(void **state)
 {
 	struct wh_grant grant = { "south", WH_ACCESS_READ, 0 };
-	struct wh_region_options options = { .size = sizeof(options), .name = "for-south",
-					     .grants = &grant, .grant_count = 1 };
+	struct wh_region_options options = {
+		.size = sizeof(options), .name = "for-south", .grants = &grant, .grant_count = 1
+	};
 	struct wh_peer_info info = { .size = sizeof(info) };
 	struct wh_region *region;
 	struct wh_remote remote;
@@ -316,8 +329,8 @@ static void certificate__moves_bytes(void **state)
 }
 
 /* One line on either side, which names the certificate and what is wrong with it. */
-static void refused(const char *name, const char *ca, const char *why_initiator, const char *name_in_log,
-		    const char *why_log, const char *why_reached)
+static void refused(const char *name, const char *ca, const char *why_initiator,
+		    const char *name_in_log, const char *why_log, const char *why_reached)
 {
 	struct knobs good = { 0 }, bad = { 0 };
 	struct wh_engine *north = open_with("a", knobs_of(&good, "north", "cluster"));
@@ -425,16 +438,18 @@ static void certificate__key_with_a_password(void **state)
 		close(ends[1]);
 		want(STDIN_FILENO, dup2(ends[0], STDIN_FILENO));
 		close(ends[0]);
-		want_not_opened(knobs_of(&knobs, names[i], "cluster"), -EINVAL, "is encrypted with a password");
-		want_true(strstr(wh_error_text(), names[i]) && !strchr(wh_error_text(), '\n'), "it says: %s",
-			  wh_error_text());
+		want_not_opened(knobs_of(&knobs, names[i], "cluster"), -EINVAL,
+				"is encrypted with a password");
+		want_true(strstr(wh_error_text(), names[i]) && !strchr(wh_error_text(), '\n'),
+			  "it says: %s", wh_error_text());
 		want(7, read(STDIN_FILENO, left, sizeof(left)));
 		dup2(input, STDIN_FILENO);
 	}
 	close(input);
 }
 
-/* ---- strangers ------------------------------------------------------------------------------------------ */
+/* ---- strangers
+ * ------------------------------------------------------------------------------------------ */
 
 /* What is no TLS, or begins as if it were; others are served meanwhile. */
 static void stranger__bytes(void **state)

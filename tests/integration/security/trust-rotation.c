@@ -39,7 +39,8 @@ static int reach(struct wh_engine *from, struct wh_engine *to)
 	return error;
 }
 
-/* Each step of a change leaves everybody within reach of those that have taken it and that have not. */
+/* Each step of a change leaves everybody within reach of those that have taken it and that have
+ * not. */
 static void rotation__every_step(void **state)
 {
 	static const char *const steps[] = {
@@ -67,8 +68,8 @@ static void rotation__every_step(void **state)
 		want(0, wh_engine_close(engines[i]));
 }
 
-/* What is connected stays so, and is reached again, when the file has changed: bytes move on connections
- * that are opened afterwards. */
+/* What is connected stays so, and is reached again, when the file has changed: bytes move on
+ * connections that are opened afterwards. */
 static void rotation__connected_stay(void **state)
 {
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
@@ -90,8 +91,9 @@ static void rotation__connected_stay(void **state)
 	want(0, wh_peer_find(peer, "target", 0, &remote));
 	pattern_fill(pages + 4096, 4096, 0, 3);
 	want(0, wh_batch_new(peer, NULL, &batch));
-	transfer = (struct wh_transfer){ .local = source, .remote = remote.id, .length = 4096,
-					 .op = WH_WRITE };
+	transfer = (struct wh_transfer){
+		.local = source, .remote = remote.id, .length = 4096, .op = WH_WRITE
+	};
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, wh_batch_submit(batch));
 	want(0, wh_batch_wait(batch, PATIENCE));

@@ -173,9 +173,9 @@ static void cancel__others_go_on(void **state)
 	bulk = bulk_new(&f, WH_WRITE, 32, NULL);
 	f.length = LENGTH;
 	for (uint64_t i = 0; i < OTHERS; i++) {
-		struct wh_transfer transfer = piece(&f, i % 2 ? WH_READ : WH_WRITE,
-						    LENGTH + half + i * length, half + i * length,
-						    length);
+		struct wh_transfer transfer =
+			piece(&f, i % 2 ? WH_READ : WH_WRITE, LENGTH + half + i * length,
+			      half + i * length, length);
 
 		others[i] = batch_of(&f, &transfer, 1);
 	}
@@ -192,9 +192,9 @@ static void cancel__others_go_on(void **state)
 
 			want(0, wh_batch_wait(others[i], PATIENCE));
 			want_true(target_check(&f, (int64_t)at, length, i * length, seed) ==
-					  PATTERN_GOOD &&
-				  pattern_check(f.local + LENGTH + at, length, i * length, seed) ==
-					  PATTERN_GOOD,
+						  PATTERN_GOOD &&
+					  pattern_check(f.local + LENGTH + at, length, i * length,
+							seed) == PATTERN_GOOD,
 				  "batch %d has wrong bytes", (int)i);
 		}
 	}

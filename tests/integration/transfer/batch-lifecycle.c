@@ -196,10 +196,11 @@ static void queue__completions_of_many(void **state)
 	want(0, wh_queue_take(queue, done, BATCHES, 0));
 	want(0, wh_queue_take(queue, done, BATCHES, 5 * MS));
 	for (int i = 0; i < BATCHES; i++) {
-		struct wh_batch_options options = { .size = sizeof(options), .queue = queue,
+		struct wh_batch_options options = { .size = sizeof(options),
+						    .queue = queue,
 						    .user = 1000 + (uint64_t)i };
-		struct wh_transfer transfer = piece(&f, WH_WRITE, (uint64_t)i * 1000,
-						    (uint64_t)i * 1000, 1000);
+		struct wh_transfer transfer =
+			piece(&f, WH_WRITE, (uint64_t)i * 1000, (uint64_t)i * 1000, 1000);
 
 		want(0, wh_batch_new(f.peer, &options, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
@@ -292,11 +293,11 @@ static void wait_for(atomic_int *flag)
 	want_true(*flag, "the callback was not called");
 }
 
-static struct wh_batch *batch_with_callback(struct fixture *f,
-					    void (*callback)(struct wh_batch *, int, void *),
-					    void *arg)
+static struct wh_batch *
+batch_with_callback(struct fixture *f, void (*callback)(struct wh_batch *, int, void *), void *arg)
 {
-	struct wh_batch_options options = { .size = sizeof(options), .callback = callback,
+	struct wh_batch_options options = { .size = sizeof(options),
+					    .callback = callback,
 					    .callback_arg = arg };
 	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 5000);
 	struct wh_batch *batch;

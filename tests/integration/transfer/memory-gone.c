@@ -8,7 +8,8 @@
 #define LENGTH (1 * MIB)
 #define PAGE (4 * KIB)
 
-/* ---- registering -------------------------------------------------------------------------------- */
+/* ---- registering --------------------------------------------------------------------------------
+ */
 
 static void register__never_mapped(void **state)
 {
@@ -67,7 +68,8 @@ static void gone__here(void **state)
 	fixture_open(&f, *state, LENGTH);
 	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
 	/* Some of the second transfer, its start among it. */
-	want(0, munmap((void *)(((uintptr_t)f.local + 64 * PAGE) & ~(uintptr_t)(PAGE - 1)), 40 * PAGE));
+	want(0, munmap((void *)(((uintptr_t)f.local + 64 * PAGE) & ~(uintptr_t)(PAGE - 1)),
+		       40 * PAGE));
 	for (unsigned int i = 0; i < 3; i++) {
 		want_fault(&f, WH_WRITE, lengths[i]);
 		want_fault(&f, WH_READ, lengths[i]);
@@ -126,7 +128,8 @@ static int owner_move(struct owner *owner, uint32_t op, uint64_t offset, uint64_
 static void want_owner_fault(struct owner *owner, uint32_t op, uint64_t offset, uint64_t length)
 {
 	want(-EFAULT, owner_move(owner, op, offset, length));
-	want_true(strstr(owner->result.text, "refuses region") && strstr(owner->result.text, "Bad address"),
+	want_true(strstr(owner->result.text, "refuses region") &&
+			  strstr(owner->result.text, "Bad address"),
 		  "it says: %s", owner->result.text);
 }
 
@@ -168,10 +171,8 @@ static void gone__not_writable(void **state)
 }
 
 static const struct CMUnitTest tests[] = {
-	TEST(register__never_mapped),
-	TEST_OVER(gone__here, tcp4),
-	TEST_OVER(gone__here, vm),
-	TEST(gone__there),
+	TEST(register__never_mapped), TEST_OVER(gone__here, tcp4),
+	TEST_OVER(gone__here, vm),    TEST(gone__there),
 	TEST(gone__not_writable),
 };
 

@@ -232,8 +232,8 @@ static void full__sender_waits(void **state)
 	}
 	for (int i = 0; i < SENT; i++)
 		done += wh_batch_poll(batches[i]) == 0;
-	want_true(done >= 1 && done <= ROOM, "%d of %d were kept, there is room for %d", done,
-		  SENT, ROOM);
+	want_true(done >= 1 && done <= ROOM, "%d of %d were kept, there is room for %d", done, SENT,
+		  ROOM);
 	for (uint32_t i = 0; i < SENT; i++) {
 		want(0, take(&f, PATIENCE, got));
 		assert_memory_equal(got->data, &i, sizeof(i));

@@ -51,8 +51,8 @@ static void part_open(struct arena *arena, unsigned int part, uint32_t access)
 	char name[8];
 
 	snprintf(name, sizeof(name), "p%u", part);
-	arena->parts[part] = child_region(arena->child, arena->memory, part * PART, part_length(part),
-					  name, access, NULL);
+	arena->parts[part] = child_region(arena->child, arena->memory, part * PART,
+					  part_length(part), name, access, NULL);
 }
 
 static void arena_open(struct arena *arena, const char *const *config)
@@ -98,8 +98,8 @@ static void want_way(struct wh_batch *batch, const char *way, const char *word)
 	char text[2048];
 
 	want_true(wh_batch_explain(batch, text, sizeof(text)) > 0, "no explanation");
-	want_true(strstr(text, way) && strstr(text, word), "\"%s\" and \"%s\" are not in: %s", way, word,
-		  text);
+	want_true(strstr(text, way) && strstr(text, word), "\"%s\" and \"%s\" are not in: %s", way,
+		  word, text);
 }
 
 /* Move all of a part, look at the bytes, and at the way that they took. */
@@ -115,14 +115,16 @@ static void part_move(struct arena *arena, unsigned int part, uint32_t op, uint6
 		child_fill(arena->child, arena->memory, part * PART, length, 0, seed);
 	want(0, batch_run(batch));
 	if (op == WH_WRITE)
-		want(PATTERN_GOOD, child_check(arena->child, arena->memory, part * PART, length, 0, seed));
+		want(PATTERN_GOOD,
+		     child_check(arena->child, arena->memory, part * PART, length, 0, seed));
 	else
 		want(PATTERN_GOOD, pattern_check(arena->local, length, 0, seed));
 	want_way(batch, way, word);
 	want(0, wh_batch_free(batch));
 }
 
-/* ---- what is mapped --------------------------------------------------------------------------- */
+/* ---- what is mapped ---------------------------------------------------------------------------
+ */
 
 static void map__every_byte_published(void **state)
 {
@@ -160,7 +162,8 @@ static void map__overlapping(void **state)
 	arena_close(&arena);
 }
 
-/* A gap is not published; whatever closes it is noticed, also by a batch that was planned before. */
+/* A gap is not published; whatever closes it is noticed, also by a batch that was planned before.
+ */
 static void map__gap(void **state)
 {
 	struct wh_batch *batch;
@@ -206,7 +209,8 @@ static void map__gap_over_tcp(void **state)
 	arena_close(&arena);
 }
 
-/* An arena of a KV cache: one descriptor, one mapping, and nothing that takes a square of the time. */
+/* An arena of a KV cache: one descriptor, one mapping, and nothing that takes a square of the time.
+ */
 static void map__ten_thousand_regions(void **state)
 {
 	const uint64_t count = SCALE(10000, 1000), length = 512;
@@ -229,9 +233,11 @@ static void map__ten_thousand_regions(void **state)
 	child_regions(arena.child, memory, length, count, "last");
 	want(0, wh_peer_find(arena.peer, "last", PATIENCE, &remote));
 	while (found < count && !wh_peer_next(arena.peer, &cursor, &remote)) {
-		transfers[found] = (struct wh_transfer){ .local = all, .remote = remote.id,
+		transfers[found] = (struct wh_transfer){ .local = all,
+							 .remote = remote.id,
 							 .local_offset = found * length,
-							 .length = length, .op = WH_READ };
+							 .length = length,
+							 .op = WH_READ };
 		found++;
 	}
 	want(count, found);
@@ -249,7 +255,8 @@ static void map__ten_thousand_regions(void **state)
 	arena_close(&arena);
 }
 
-/* ---- rights ------------------------------------------------------------------------------------ */
+/* ---- rights ------------------------------------------------------------------------------------
+ */
 
 static void rights__read_only(void **state)
 {
@@ -320,7 +327,8 @@ static void rights__write_only_part(void **state)
 	arena_close(&arena);
 }
 
-/* ---- what ends it ------------------------------------------------------------------------------- */
+/* ---- what ends it -------------------------------------------------------------------------------
+ */
 
 static void end__unregistered(void **state)
 {
@@ -410,8 +418,10 @@ struct granted {
 static void half_open(struct granted *owner, unsigned int half, uint32_t alice, uint32_t bob)
 {
 	const struct wh_grant grants[] = { { "alice", alice, 0 }, { "bob", bob, 0 } };
-	struct wh_region_options options = { .size = sizeof(options), .name = half ? "p1" : "p0",
-					     .grants = grants, .grant_count = 2 };
+	struct wh_region_options options = { .size = sizeof(options),
+					     .name = half ? "p1" : "p0",
+					     .grants = grants,
+					     .grant_count = 2 };
 
 	want(0, wh_region_register(owner->engine, owner->memory + half * PART, PART, &options,
 				   &owner->parts[half]));
@@ -438,8 +448,8 @@ static void grantee_open(struct grantee *grantee, const struct granted *owner, c
 	grantee->transfer.length = PART;
 }
 
-static void want_grantee(struct grantee *grantee, const char *part, uint32_t op, const char *transport,
-			 const char *word)
+static void want_grantee(struct grantee *grantee, const char *part, uint32_t op,
+			 const char *transport, const char *word)
 {
 	grantee->transfer.remote = part;
 	grantee->transfer.op = op;
@@ -511,7 +521,8 @@ static void *copier_run(void *argument)
 	snprintf(name, sizeof(name), "p%u", c->part);
 	while (!atomic_load(c->stop) && !c->failures) {
 		for (unsigned int i = 0; i < 2; i++) {
-			struct wh_transfer one = { .local = c->region, .length = part_length(c->part),
+			struct wh_transfer one = { .local = c->region,
+						   .length = part_length(c->part),
 						   .op = i ? WH_READ : WH_WRITE };
 			int error = wh_peer_find(c->arena->peer, name, PATIENCE, &remote);
 
@@ -556,7 +567,9 @@ static void race(const char *const *config)
 	for (unsigned int i = 0; i < 2; i++) {
 		struct copier *c = &copiers[i];
 
-		*c = (struct copier){ .arena = &arena, .part = i, .stop = &stop, .local = pages_new(PART) };
+		*c = (struct copier){
+			.arena = &arena, .part = i, .stop = &stop, .local = pages_new(PART)
+		};
 		want(0, wh_region_register(arena.engine, c->local, PART, NULL, &c->region));
 		want(0, pthread_create(&c->thread, NULL, copier_run, c));
 	}
@@ -576,8 +589,8 @@ static void race(const char *const *config)
 		struct copier *c = &copiers[i];
 
 		want(0, pthread_join(c->thread, NULL));
-		want_true(!c->failures && c->rounds, "%u failures, %u rounds: %s", c->failures, c->rounds,
-			  c->text);
+		want_true(!c->failures && c->rounds, "%u failures, %u rounds: %s", c->failures,
+			  c->rounds, c->text);
 		want(0, wh_region_unregister(c->region));
 		pages_free(c->local, PART);
 	}

@@ -20,7 +20,8 @@ static unsigned int mapped(void **at, char rights[5])
 
 	want_true(file != NULL, "no /proc");
 	while (fgets(line, sizeof(line), file)) {
-		if (!strstr(line, "/memfd:wherry (") || sscanf(line, "%lx-%lx %4s", &start, &end, mode) != 3)
+		if (!strstr(line, "/memfd:wherry (") ||
+		    sscanf(line, "%lx-%lx %4s", &start, &end, mode) != 3)
 			continue;
 		count++;
 		if (at)
@@ -70,7 +71,8 @@ static void shm_end(struct shm *shm)
 }
 
 /* One transfer of the whole region `name`. On success the detail of its route is told. */
-static int transfer(struct shm *shm, const char *name, uint32_t op, uint64_t length, char detail[48])
+static int transfer(struct shm *shm, const char *name, uint32_t op, uint64_t length,
+		    char detail[48])
 {
 	struct wh_transfer one = { .local = shm->region, .length = length, .op = op };
 	struct wh_route routes[4];
@@ -126,7 +128,9 @@ static void map__never_a_part(void **state)
 	static const char *const no_cma[] = { "cma=0", NULL };
 	static const struct {
 		uint64_t offset, length;
-	} parts[] = { { 4096, LENGTH - 4096 }, { 0, LENGTH - 4096 }, { 0, LENGTH - 1 }, { 1, 4096 } };
+	} parts[] = {
+		{ 4096, LENGTH - 4096 }, { 0, LENGTH - 4096 }, { 0, LENGTH - 1 }, { 1, 4096 }
+	};
 	struct shm shm;
 	char name[16];
 	int memory, region;
@@ -136,8 +140,10 @@ static void map__never_a_part(void **state)
 	memory = child_memory(shm.child, WH_MEMORY_SHARED, LENGTH);
 	for (unsigned int i = 0; i < 4; i++) {
 		snprintf(name, sizeof(name), "part%u", i);
-		region = child_region(shm.child, memory, parts[i].offset, parts[i].length, name, 0, NULL);
-		want_text(-EOPNOTSUPP, "a part of its allocation", transfer(&shm, name, WH_READ, 8, NULL));
+		region = child_region(shm.child, memory, parts[i].offset, parts[i].length, name, 0,
+				      NULL);
+		want_text(-EOPNOTSUPP, "a part of its allocation",
+			  transfer(&shm, name, WH_READ, 8, NULL));
 		want_text(-EOPNOTSUPP, "knob cma", transfer(&shm, name, WH_WRITE, 8, NULL));
 		want(0, child_unregister(shm.child, region));
 	}
@@ -193,7 +199,8 @@ static void rights__read_only(void **state)
 	if (fd >= 0) {
 		char byte = 0;
 
-		want_true(mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) == MAP_FAILED,
+		want_true(mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) ==
+				  MAP_FAILED,
 			  "mapped for writing");
 		want(-1, pwrite(fd, &byte, 1, 0));
 		want(-1, ftruncate(fd, 0));

@@ -151,14 +151,16 @@ static void self__overlap(void **state)
 		uint64_t from = i & 1 ? shift : 0, to = i & 1 ? 0 : shift;
 
 		pattern_fill(f.local, f.length, 0, i);
-		want(0, move(&f, i & 2 ? WH_READ : WH_WRITE, i & 2 ? to : from, i & 2 ? from : to, length));
+		want(0, move(&f, i & 2 ? WH_READ : WH_WRITE, i & 2 ? to : from, i & 2 ? from : to,
+			     length));
 		want_true(pattern_check(f.local, to, 0, i) == PATTERN_GOOD &&
 				  pattern_check(f.local + to + length, f.length - to - length,
 						to + length, i) == PATTERN_GOOD,
 			  "bytes outside of the target changed");
 		want_true(pattern_check(f.local + to, length, from, i) == PATTERN_GOOD,
-			  "the target has other bytes, of %llu from %llu to %llu", (unsigned long long)length,
-			  (unsigned long long)from, (unsigned long long)to);
+			  "the target has other bytes, of %llu from %llu to %llu",
+			  (unsigned long long)length, (unsigned long long)from,
+			  (unsigned long long)to);
 	}
 	fixture_close(&f);
 }

@@ -154,8 +154,9 @@ static void gather__one_side(void **state)
 
 static void strided__both_sides(void **state)
 {
-	struct shape shape = { .count = MANY, .block = 48, .local_stride = 80,
-			       .remote_stride = 131 };
+	struct shape shape = {
+		.count = MANY, .block = 48, .local_stride = 80, .remote_stride = 131
+	};
 	struct fixture f;
 
 	fixture_open(&f, *state, 131 * shape.count);
@@ -193,8 +194,13 @@ static void bases__many(void **state)
 	uint64_t *local = offsets_new(count, BLOCK, 7), *remote = offsets_new(count, BLOCK, 8);
 	struct wh_base bases[BASES];
 	struct wh_blocks_desc desc = {
-		.size = sizeof(desc), .op = WH_WRITE, .block_length = BLOCK, .count = count,
-		.bases = bases, .base_count = BASES, .local_offsets = local,
+		.size = sizeof(desc),
+		.op = WH_WRITE,
+		.block_length = BLOCK,
+		.count = count,
+		.bases = bases,
+		.base_count = BASES,
+		.local_offsets = local,
 		.remote_offsets = remote,
 	};
 	unsigned char *seen = pages_new(BASES * layer);
@@ -203,7 +209,8 @@ static void bases__many(void **state)
 	fixture_open(&f, *state, BASES * layer);
 	pattern_fill(f.local, f.length, 0, 1);
 	for (uint64_t b = 0; b < BASES; b++)
-		bases[b] = (struct wh_base){ .local = f.region, .remote = f.remote.id,
+		bases[b] = (struct wh_base){ .local = f.region,
+					     .remote = f.remote.id,
 					     .local_offset = b * layer,
 					     .remote_offset = (BASES - 1 - b) * layer };
 	run_blocks(&f, &desc);
@@ -226,8 +233,12 @@ static void bases__several_regions(void **state)
 	struct wh_region *locals[BASES];
 	struct wh_base bases[BASES];
 	struct wh_blocks_desc desc = {
-		.size = sizeof(desc), .op = WH_READ, .block_length = BLOCK, .count = COUNT,
-		.bases = bases, .base_count = BASES,
+		.size = sizeof(desc),
+		.op = WH_READ,
+		.block_length = BLOCK,
+		.count = COUNT,
+		.bases = bases,
+		.base_count = BASES,
 	};
 	uint64_t part = COUNT * BLOCK;
 	struct fixture f;
@@ -236,7 +247,8 @@ static void bases__several_regions(void **state)
 	target_fill(&f, 0, f.length, 0, 9);
 	for (uint64_t b = 0; b < BASES; b++) {
 		want(0, wh_region_register(f.engine, f.local + b * part, part, NULL, &locals[b]));
-		bases[b] = (struct wh_base){ .local = locals[b], .remote = f.remote.id,
+		bases[b] = (struct wh_base){ .local = locals[b],
+					     .remote = f.remote.id,
 					     .remote_offset = b * part };
 	}
 	run_blocks(&f, &desc);

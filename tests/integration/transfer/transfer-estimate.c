@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a batch is expected to take where the CPU or a network moves it: measured once, by reading. */
+/* What a batch is expected to take where the CPU or a network moves it: measured once, by reading.
+ */
 #include "lib/fixture.h"
 
 static struct wh_estimate estimate(struct wh_batch *batch)

@@ -139,7 +139,8 @@ static unsigned run_each(void)
 	return failed;
 }
 
-/* ---- small accesses are one access ------------------------------------------------------------ */
+/* ---- small accesses are one access ------------------------------------------------------------
+ */
 
 static _Atomic bool stop;
 
@@ -209,7 +210,8 @@ static unsigned run_tearing(void)
 	return failed;
 }
 
-/* ---- choosing --------------------------------------------------------------------------------- */
+/* ---- choosing ---------------------------------------------------------------------------------
+ */
 
 static void expect(struct wh_copy copy, const char *put, const char *get)
 {

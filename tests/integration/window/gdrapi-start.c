@@ -11,8 +11,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "gdrapi.h"
 #include "../../fake/nvidia-control.h"
+#include "gdrapi.h"
 
 static struct {
 	gdr_t (*open)(void);
@@ -45,12 +45,12 @@ static void look_up(void *library, const char *name, void *out)
 /* What runs in a child ends with 0, or with what its comment says; with FAILED if this does not
  * hold. */
 #define FAILED 99
-#define EXPECT(condition) \
-	do { \
-		if (!(condition)) { \
-			print_message("line %d: %s\n", __LINE__, #condition); \
-			return FAILED; \
-		} \
+#define EXPECT(condition)                                                                          \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			print_message("line %d: %s\n", __LINE__, #condition);                      \
+			return FAILED;                                                             \
+		}                                                                                  \
 	} while (0)
 
 static int in_child(int (*run)(void))

@@ -17,8 +17,8 @@
 
 #include <wherry/wherry.h>
 
-#include "gdrapi.h"
 #include "../../fake/nvidia-control.h"
+#include "gdrapi.h"
 
 #undef gdr_get_info
 
@@ -34,23 +34,23 @@ struct info_v1 {
 	unsigned mapped : 1, wc_mapping : 1;
 };
 
-#define FUNCTIONS(X) \
-	X(gdr_t, gdr_open, (void)) \
-	X(int, gdr_close, (gdr_t)) \
-	X(int, gdr_pin_buffer, (gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *)) \
-	X(int, gdr_pin_buffer_v2, (gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *)) \
-	X(int, gdr_unpin_buffer, (gdr_t, gdr_mh_t)) \
-	X(int, gdr_get_callback_flag, (gdr_t, gdr_mh_t, int *)) \
-	X(int, gdr_get_info, (gdr_t, gdr_mh_t, struct info_v1 *)) \
-	X(int, gdr_get_info_v2, (gdr_t, gdr_mh_t, gdr_info_v2_t *)) \
-	X(int, gdr_map, (gdr_t, gdr_mh_t, void **, size_t)) \
-	X(int, gdr_map_v2, (gdr_t, gdr_mh_t, void **, size_t, int)) \
-	X(int, gdr_unmap, (gdr_t, gdr_mh_t, void *, size_t)) \
-	X(int, gdr_copy_to_mapping, (gdr_mh_t, void *, const void *, size_t)) \
-	X(int, gdr_copy_from_mapping, (gdr_mh_t, void *, const void *, size_t)) \
-	X(void, gdr_runtime_get_version, (int *, int *)) \
-	X(int, gdr_driver_get_version, (gdr_t, int *, int *)) \
-	X(int, gdr_get_attribute, (gdr_t, int, int *)) \
+#define FUNCTIONS(X)                                                                               \
+	X(gdr_t, gdr_open, (void))                                                                 \
+	X(int, gdr_close, (gdr_t))                                                                 \
+	X(int, gdr_pin_buffer, (gdr_t, unsigned long, size_t, uint64_t, uint32_t, gdr_mh_t *))     \
+	X(int, gdr_pin_buffer_v2, (gdr_t, unsigned long, size_t, uint32_t, gdr_mh_t *))            \
+	X(int, gdr_unpin_buffer, (gdr_t, gdr_mh_t))                                                \
+	X(int, gdr_get_callback_flag, (gdr_t, gdr_mh_t, int *))                                    \
+	X(int, gdr_get_info, (gdr_t, gdr_mh_t, struct info_v1 *))                                  \
+	X(int, gdr_get_info_v2, (gdr_t, gdr_mh_t, gdr_info_v2_t *))                                \
+	X(int, gdr_map, (gdr_t, gdr_mh_t, void **, size_t))                                        \
+	X(int, gdr_map_v2, (gdr_t, gdr_mh_t, void **, size_t, int))                                \
+	X(int, gdr_unmap, (gdr_t, gdr_mh_t, void *, size_t))                                       \
+	X(int, gdr_copy_to_mapping, (gdr_mh_t, void *, const void *, size_t))                      \
+	X(int, gdr_copy_from_mapping, (gdr_mh_t, void *, const void *, size_t))                    \
+	X(void, gdr_runtime_get_version, (int *, int *))                                           \
+	X(int, gdr_driver_get_version, (gdr_t, int *, int *))                                      \
+	X(int, gdr_get_attribute, (gdr_t, int, int *))                                             \
 	X(int, gdr_get_mapping_type_string, (int, const char **))
 
 /* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration */
@@ -146,12 +146,14 @@ static gdr_info_v2_t info(gdr_mh_t mh)
 	return out;
 }
 
-/* ---- loading ---------------------------------------------------------------------------------- */
+/* ---- loading ----------------------------------------------------------------------------------
+ */
 
 /* What NCCL, NVSHMEM and libfabric do, each in its way. */
 static void load__as_peers_do(void **state)
 {
-	void *nccl = dlopen("libgdrapi.so", RTLD_NOW), *nvshmem = dlopen("libgdrapi.so.2", RTLD_LAZY);
+	void *nccl = dlopen("libgdrapi.so", RTLD_NOW),
+	     *nvshmem = dlopen("libgdrapi.so.2", RTLD_LAZY);
 	int major = 0, minor = 0;
 
 	(void)state;
@@ -199,7 +201,8 @@ static void open__nothing_there(void **state)
 	fake_nvidia_fail(FAKE_NVIDIA_OPEN, 0, 0);
 }
 
-/* ---- pinning ---------------------------------------------------------------------------------- */
+/* ---- pinning ----------------------------------------------------------------------------------
+ */
 
 static void pin__any_alignment(void **state)
 {
@@ -229,7 +232,8 @@ static void use_pages_around(uint64_t buffer, size_t length)
 
 	for (size_t n = 0; n < length; n++)
 		sent[n] = (unsigned char)(n * 13 + buffer / 512);
-	assert_int_equal(api.gdr_pin_buffer_v2(g, start, end - start, GDR_PIN_FLAG_DEFAULT, &mh), 0);
+	assert_int_equal(api.gdr_pin_buffer_v2(g, start, end - start, GDR_PIN_FLAG_DEFAULT, &mh),
+			 0);
 	assert_int_equal(api.gdr_map(g, mh, (void **)&va, end - start), 0);
 	i = info(mh);
 	assert_int_equal(i.va, start);
@@ -258,7 +262,8 @@ static void use_pages_around(uint64_t buffer, size_t length)
 
 static void pin__pages_around(void **state)
 {
-	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, SIZE }, shifts[] = { 0, 8, 1000, 70001 };
+	static const size_t lengths[] = { 8, 4 * KIB, 64 * KIB, SIZE },
+			    shifts[] = { 0, 8, 1000, 70001 };
 
 	(void)state;
 	for (size_t l = 0; l < sizeof(lengths) / sizeof(lengths[0]); l++) {
@@ -351,7 +356,8 @@ static void map__unaligned_is_refused(void **state)
 		void *va = &mh;
 
 		assert_int_equal(api.gdr_map(g, mh, &va, 8), EINVAL);
-		assert_int_equal(api.gdr_map_v2(g, mh, &va, 8, GDR_MAP_FLAG_REQ_WC_MAPPING), EINVAL);
+		assert_int_equal(api.gdr_map_v2(g, mh, &va, 8, GDR_MAP_FLAG_REQ_WC_MAPPING),
+				 EINVAL);
 		assert_ptr_equal(va, &mh);
 		assert_int_equal(info(mh).mapped, 0);
 		assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
@@ -449,7 +455,8 @@ static void pin__thousands(void **state)
 	free(all);
 }
 
-/* ---- mapping ---------------------------------------------------------------------------------- */
+/* ---- mapping ----------------------------------------------------------------------------------
+ */
 
 static void map__twice_and_not(void **state)
 {
@@ -558,7 +565,8 @@ static void map__two_of_the_same(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, b), 0);
 }
 
-/* ---- copying ---------------------------------------------------------------------------------- */
+/* ---- copying ----------------------------------------------------------------------------------
+ */
 
 static void copy__bounds(void **state)
 {
@@ -580,7 +588,7 @@ static void copy__bounds(void **state)
 static void copy__every_offset(void **state)
 {
 	gdr_mh_t mh = pin(memory, SIZE);
-	char *va = map(mh, SIZE) , *mine = va + (memory - info(mh).va);
+	char *va = map(mh, SIZE), *mine = va + (memory - info(mh).va);
 	unsigned char sent[300], got[300];
 
 	(void)state;
@@ -597,7 +605,8 @@ static void copy__every_offset(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
 }
 
-/* ---- what holds, and what ends ---------------------------------------------------------------- */
+/* ---- what holds, and what ends ----------------------------------------------------------------
+ */
 
 static void attribute__truth(void **state)
 {
@@ -679,7 +688,8 @@ static void fork__child_closes(void **state)
 	assert_int_equal(api.gdr_unpin_buffer(g, mh), 0);
 }
 
-/* ---- threads ---------------------------------------------------------------------------------- */
+/* ---- threads ----------------------------------------------------------------------------------
+ */
 
 static void *pin_and_unpin(void *arg)
 {
@@ -731,7 +741,8 @@ static void threads__beside_libwherry(void **state)
 	assert_int_equal(wh_engine_open(&options, &engine), 0);
 	for (unsigned i = 0; i < 4; i++)
 		assert_int_equal(pthread_create(&threads[i], NULL, pin_and_unpin,
-						(void *)(uintptr_t)(i + 1)), 0);
+						(void *)(uintptr_t)(i + 1)),
+				 0);
 	assert_int_equal(pthread_create(&threads[4], NULL, open_and_close, engine), 0);
 	for (int i = 0; i < 5; i++) {
 		pthread_join(threads[i], &why);
@@ -811,7 +822,8 @@ static void window__of_neighbours(void **state)
 	assert_int_equal(cu.alloc(&first, 100 * KIB), 0);
 	assert_int_equal(cu.alloc(&second, 100 * KIB), 0);
 	assert_int_equal(second - first, 100 * KIB);
-	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)first, 200 * KIB, &with, &window), 0);
+	assert_int_equal(
+		wh_window_open(engine, (void *)(uintptr_t)first, 200 * KIB, &with, &window), 0);
 	assert_int_equal(wh_window_copy_to(window, 100 * KIB - 4, "12345678", 8), 0);
 	assert_memory_equal(cu.alias(first + 100 * KIB - 4), "1234", 4);
 	assert_memory_equal(cu.alias(second), "5678", 4);
@@ -821,12 +833,14 @@ static void window__of_neighbours(void **state)
 	assert_int_equal(cu.free(first) + cu.free(second), 0);
 
 	free_amid(KIB, &first, &second, &whole);
-	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)first, whole, &with, &window), -EFAULT);
+	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)first, whole, &with, &window),
+			 -EFAULT);
 	assert_int_equal(cu.free(first) + cu.free(second), 0);
 	assert_int_equal(wh_engine_close(engine), 0);
 }
 
-/* ---- all -------------------------------------------------------------------------------------- */
+/* ---- all --------------------------------------------------------------------------------------
+ */
 
 static void load(void)
 {

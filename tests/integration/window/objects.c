@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Windows onto memory that another process shares by what its kernel driver knows it as: the owner's part,
- * the importer's, and what an importer must not believe. Both are this process, each with windows of its
- * own.
+ * Windows onto memory that another process shares by what its kernel driver knows it as: the
+ * owner's part, the importer's, and what an importer must not believe. Both are this process, each
+ * with windows of its own.
  */
 #include "../../unit/unit.h"
 
@@ -68,12 +68,17 @@ static int end(void **state)
 }
 
 /* The importer's view of [at, at + length), by these objects alone. */
-static int open_view(uint64_t at, uint64_t length, const struct wh_view_object *objects, unsigned count,
-		     struct wh_view **out)
+static int open_view(uint64_t at, uint64_t length, const struct wh_view_object *objects,
+		     unsigned count, struct wh_view **out)
 {
-	struct wh_view_request request = { .address = at, .length = length, .order = "rm",
-					   .foreign = true, .objects = objects,
-					   .object_count = count, .private = true, .map = true };
+	struct wh_view_request request = { .address = at,
+					   .length = length,
+					   .order = "rm",
+					   .foreign = true,
+					   .objects = objects,
+					   .object_count = count,
+					   .private = true,
+					   .map = true };
 	unsigned asked = state_now().asked;
 	int error = wh_view_open(importer, &request, out);
 
@@ -138,7 +143,8 @@ static void refused(int error, const char *text, uint64_t at, uint64_t length,
 static void object__lies(void **state)
 {
 	struct wh_view_object object, lie[2];
-	int other = memfd_create("other", MFD_CLOEXEC), null = open("/dev/null", O_RDWR | O_CLOEXEC);
+	int other = memfd_create("other", MFD_CLOEXEC),
+	    null = open("/dev/null", O_RDWR | O_CLOEXEC);
 
 	(void)state;
 	assert_true(other >= 0 && null >= 0);
@@ -196,11 +202,13 @@ static void export__refused(void **state)
 	export_refused(EMFILE, "/dev/nvidiactl: open", memory);
 }
 
-/* A driver that has not been seen: nothing is exported by guess, nor imported before it has been tried. */
+/* A driver that has not been seen: nothing is exported by guess, nor imported before it has been
+ * tried. */
 static void unknown__driver(void **state)
 {
-	struct wh_view_request request = { .address = memory, .length = SIZE, .order = "rm",
-					   .private = true, .map = true };
+	struct wh_view_request request = {
+		.address = memory, .length = SIZE, .order = "rm", .private = true, .map = true
+	};
 	struct wh_view_object object;
 	struct wh_view *view;
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Windows as a program has them, on the fakes: what is promised, every refusal, and every step of the
- * NVIDIA driver failing. */
+/* Windows as a program has them, on the fakes: what is promised, every refusal, and every step of
+ * the NVIDIA driver failing. */
 #include "../../unit/unit.h"
 
 #include <dlfcn.h>
@@ -92,7 +92,8 @@ static struct fake_nvidia state_now(void)
 	return state;
 }
 
-/* ---- a fresh engine for each test ------------------------------------------------------------- */
+/* ---- a fresh engine for each test -------------------------------------------------------------
+ */
 
 static int begin(void **state)
 {
@@ -170,7 +171,8 @@ static void use(struct wh_window *window, uint64_t address)
 	assert_string_equal(got, "from the GPU");
 }
 
-/* ---- what is promised ------------------------------------------------------------------------- */
+/* ---- what is promised -------------------------------------------------------------------------
+ */
 
 static void open__by_default(void **state)
 {
@@ -178,8 +180,8 @@ static void open__by_default(void **state)
 	struct wh_window *window;
 
 	(void)state;
-	assert_int_equal(wh_window_open(engine, (void *)(uintptr_t)(memory + 100), 1000, NULL,
-					&window), 0);
+	assert_int_equal(
+		wh_window_open(engine, (void *)(uintptr_t)(memory + 100), 1000, NULL, &window), 0);
 	info = info_of(window);
 	assert_string_equal(info.backend, "rm");
 	assert_int_equal(info.mapping, WH_WINDOW_WC);
@@ -328,18 +330,23 @@ static void staged__only_if_asked_for(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- refusals --------------------------------------------------------------------------------- */
+/* ---- refusals ---------------------------------------------------------------------------------
+ */
 
 static void open__arguments(void **state)
 {
-	static const char *const orders[] = { "", ",", "rm,", ",rm", "rm,,driver", "gdrdrv", "RM",
-					      "rm driver", "rm,a_name_that_is_far_too_long" };
+	static const char *const orders[] = {
+		"",    ",",          "rm,",
+		",rm", "rm,,driver", "gdrdrv",
+		"RM",  "rm driver",  "rm,a_name_that_is_far_too_long"
+	};
 	struct wh_window_options options = { .size = sizeof(options) };
 	struct wh_window *window;
 	char knob[64];
 	const char *knobs[] = { knob, NULL };
 	struct wh_engine_options engine_options = { .size = sizeof(engine_options),
-						    .listen = "none", .config = knobs };
+						    .listen = "none",
+						    .config = knobs };
 	struct wh_engine *other;
 	void *at = (void *)(uintptr_t)memory;
 
@@ -364,7 +371,8 @@ static void open__arguments(void **state)
 static void open__gpus_switched_off(void **state)
 {
 	const char *knobs[] = { "cuda=off", NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .listen = "none",
+	struct wh_engine_options options = { .size = sizeof(options),
+					     .listen = "none",
 					     .config = knobs };
 	struct wh_engine *other;
 	struct wh_window *window;
@@ -400,7 +408,8 @@ static void open__not_such_memory(void **state)
 
 static void open__another_mapping(void **state)
 {
-	struct wh_window_options options = { .size = sizeof(options), .backends = "rm",
+	struct wh_window_options options = { .size = sizeof(options),
+					     .backends = "rm",
 					     .mapping = WH_WINDOW_CACHED };
 	struct wh_window *window;
 
@@ -487,7 +496,8 @@ static void fork__child_has_none(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- the NVIDIA driver fails ------------------------------------------------------------------ */
+/* ---- the NVIDIA driver fails ------------------------------------------------------------------
+ */
 
 static void rm__each_step_fails(void **state)
 {
@@ -539,7 +549,8 @@ static void rm__handle_of_another_layout(void **state)
 		int layout;
 		const char *says;
 	} rows[] = {
-		{ FAKE_IPC_OTHER_PROCESS, "not laid out as on the drivers that are known (process" },
+		{ FAKE_IPC_OTHER_PROCESS,
+		  "not laid out as on the drivers that are known (process" },
 		{ FAKE_IPC_SHORT_OBJECT, "not laid out as on the drivers that are known (end" },
 	};
 	struct fake_nvidia before = state_now();
@@ -560,14 +571,15 @@ static void rm__handle_of_another_layout(void **state)
  * before. */
 static void rm__unknown_version_of_another_layout(void **state)
 {
-	static const int layouts[] = { FAKE_IPC_OTHER_OFFSET, FAKE_IPC_OTHER_PROCESS, FAKE_IPC_OTHER_OBJECT,
-				       FAKE_IPC_SHORT_OBJECT };
+	static const int layouts[] = { FAKE_IPC_OTHER_OFFSET, FAKE_IPC_OTHER_PROCESS,
+				       FAKE_IPC_OTHER_OBJECT, FAKE_IPC_SHORT_OBJECT };
 
 	(void)state;
 	fake_nvidia_version("999.42");
 	for (size_t i = 0; i < sizeof(layouts) / sizeof(layouts[0]); i++) {
 		cu.ipc_layout(layouts[i]);
-		refused_by(memory, SIZE, "rm", layouts[i] == FAKE_IPC_OTHER_OBJECT ? EINVAL : EOPNOTSUPP,
+		refused_by(memory, SIZE, "rm",
+			   layouts[i] == FAKE_IPC_OTHER_OBJECT ? EINVAL : EOPNOTSUPP,
 			   "999.42, not seen working before, failed a trial");
 		assert_int_equal(state_now().objects, 0);
 	}
@@ -695,7 +707,8 @@ static void rm__import_of_an_unknown_version(void **state)
 	assert_int_equal(wh_window_close(window), 0);
 }
 
-/* ---- libcuda's slot --------------------------------------------------------------------------- */
+/* ---- libcuda's slot ---------------------------------------------------------------------------
+ */
 
 /* Where libcuda keeps the address of ioctl(). */
 static uintptr_t *slot(void)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR GPL-2.0-only
 /* The NVIDIA driver's peer-to-peer functions over the BAR 2 of a PCI device (QEMU's ivshmem), with
- * the contract of the real ones: look-up by the calling process, 64 KiB pages, callbacks from within
- * the free with the driver's lock held. And with faults to order, as module parameters. */
+ * the contract of the real ones: look-up by the calling process, 64 KiB pages, callbacks from
+ * within the free with the driver's lock held. And with faults to order, as module parameters. */
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/bitmap.h>
@@ -34,9 +34,9 @@
 #define EXPORT(symbol) EXPORT_SYMBOL_GPL(symbol)
 #endif
 
-#define ORDER(name, initial, text) \
-	static int name = initial; \
-	module_param(name, int, 0644); \
+#define ORDER(name, initial, text)                                                                 \
+	static int name = initial;                                                                 \
+	module_param(name, int, 0644);                                                             \
 	MODULE_PARM_DESC(name, text)
 
 ORDER(version, VERSION, "of the page tables");
@@ -93,7 +93,8 @@ static unsigned long *bar_used;
 static bool with_pages;
 #ifndef OLD_DRIVER /* what this takes is for GPL modules alone */
 module_param_named(pages, with_pages, bool, 0444);
-MODULE_PARM_DESC(pages, "the BAR has struct pages, so that other drivers can pin what a process maps of it");
+MODULE_PARM_DESC(
+	pages, "the BAR has struct pages, so that other drivers can pin what a process maps of it");
 #endif
 static u64 next_address = 0x700000000000ull;
 
@@ -108,9 +109,11 @@ static struct allocation *find(pid_t tgid, u64 address)
 {
 	struct allocation *allocation;
 
-	list_for_each_entry(allocation, &allocations, link) {
+	list_for_each_entry(allocation, &allocations, link)
+	{
 		if (!allocation->freed && allocation->tgid == tgid &&
-		    address >= allocation->address && address - allocation->address < allocation->size)
+		    address >= allocation->address &&
+		    address - allocation->address < allocation->size)
 			return allocation;
 	}
 	return NULL;
@@ -199,7 +202,8 @@ static void free_allocation(struct allocation *allocation)
 
 	allocation->freed = true;
 	allocation->tables++; /* so that it stays for the length of this */
-	list_for_each_entry_safe(grant, next, &grants, link) {
+	list_for_each_entry_safe(grant, next, &grants, link)
+	{
 		if (grant->allocation == allocation && grant->revoked)
 			take_away(grant);
 	}
@@ -304,7 +308,8 @@ static int get_pages(u64 address, u64 length, struct nvidia_p2p_page_table **tab
 static int put_pages(u64 address, struct nvidia_p2p_page_table *table, bool persistent)
 {
 	struct grant *grant;
-	int error = persistent ? -EINVAL : 0; /* a revoked one is gone already, and that is fine */
+	/* a revoked one is gone already, and that is fine */
+	int error = persistent ? -EINVAL : 0;
 
 	if (!table)
 		return 0;
@@ -314,7 +319,8 @@ static int put_pages(u64 address, struct nvidia_p2p_page_table *table, bool pers
 		error = -fail_errno;
 		goto out;
 	}
-	list_for_each_entry(grant, &grants, link) {
+	list_for_each_entry(grant, &grants, link)
+	{
 		if (&grant->table == table) {
 			WARN_ON(persistent == !!grant->revoked);
 			WARN_ON(address < grant->allocation->address);
@@ -408,11 +414,9 @@ static void get_state(struct lab_gpu_state *state)
 	struct list_head *link;
 
 	mutex_lock(&gpu_lock);
-	*state = (struct lab_gpu_state) { .calls = calls, .callbacks = callbacks };
-	list_for_each(link, &allocations)
-		state->allocations++;
-	list_for_each(link, &grants)
-		state->tables++;
+	*state = (struct lab_gpu_state){ .calls = calls, .callbacks = callbacks };
+	list_for_each(link, &allocations) state->allocations++;
+	list_for_each(link, &grants) state->tables++;
 	mutex_unlock(&gpu_lock);
 }
 
@@ -489,7 +493,8 @@ static int insert_pages(struct vm_area_struct *area, u64 offset, u64 length)
 	int error = 0;
 
 	for (at = 0; at < length && !error; at += PAGE_SIZE)
-		error = vm_insert_page(area, area->vm_start + at, pfn_to_page(PHYS_PFN(bar + offset + at)));
+		error = vm_insert_page(area, area->vm_start + at,
+				       pfn_to_page(PHYS_PFN(bar + offset + at)));
 	return error;
 }
 
@@ -515,7 +520,8 @@ static int gpu_release(struct inode *inode, struct file *file)
 	do {
 		found = NULL;
 		mutex_lock(&gpu_lock);
-		list_for_each_entry(allocation, &allocations, link) {
+		list_for_each_entry(allocation, &allocations, link)
+		{
 			if (allocation->file == file && !allocation->freed) {
 				found = allocation;
 				break;

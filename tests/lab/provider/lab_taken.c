@@ -7,7 +7,8 @@
 
 static int proc = 1;
 module_param(proc, int, 0444);
-MODULE_PARM_DESC(proc, "1: /proc/driver/gdrdrv; 0: a misc device of that name, with a node of another");
+MODULE_PARM_DESC(proc,
+		 "1: /proc/driver/gdrdrv; 0: a misc device of that name, with a node of another");
 
 static const struct file_operations operations = { .owner = THIS_MODULE };
 
