@@ -7,7 +7,7 @@ wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
-newest=$("$here/../../scripts/mooncake") || exit
+newest=$("$here/../../../scripts/mooncake") || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 export PYTHONDONTWRITEBYTECODE=1 WHERRY_CUDA=off
@@ -47,7 +47,7 @@ publish() # PYTHON [METADATA]
 	: >ready
 	rm -f order
 	mkfifo order
-	"$1" "$here/mooncake_real.py" server theirs ${2:+"$2"} <order >ready 2>said &
+	"$1" "$here/../lib/mooncake_real.py" server theirs ${2:+"$2"} <order >ready 2>said &
 	exec 8>order
 	wait_for 1 ready
 	read -r name address <ready
@@ -89,11 +89,11 @@ head -c 3145728 /dev/urandom >half
 
 # ---- an older one, which does not confirm writes ------------------------------------------------------------
 
-if older=$("$here/../../scripts/mooncake" v1 2>why); then
-	"$older" "$here/mooncake_real.py" check
+if older=$("$here/../../../scripts/mooncake" v1 2>why); then
+	"$older" "$here/../lib/mooncake_real.py" check
 	serve
 	# It does not learn of a write that was refused.
-	"$older" "$here/mooncake_real.py" client "$name" to_and_back in_batches >out 2>&1 || { cat out; failed=1; }
+	"$older" "$here/../lib/mooncake_real.py" client "$name" to_and_back in_batches >out 2>&1 || { cat out; failed=1; }
 	grep -F ' ] ' out | sed 's/\] /&older: /'
 	finish older
 	publish "$older"
@@ -107,7 +107,7 @@ fi
 in_a_store() # NAME METADATA
 {
 	serve --mooncake-metadata "$2" --mooncake-name prefill
-	"$newest" "$here/mooncake_real.py" named prefill "$address" "$2" >out 2>&1 || { cat out; false; }
+	"$newest" "$here/../lib/mooncake_real.py" named prefill "$address" "$2" >out 2>&1 || { cat out; false; }
 	verdict "$1: it finds us by name" $?
 	finish "$1"
 	publish "$newest" "$2"
@@ -124,7 +124,7 @@ listens() # PORT
 	return 1
 }
 
-if web=$("$here/../../scripts/mooncake" store 2>why); then
+if web=$("$here/../../../scripts/mooncake" store 2>why); then
 	port=$(free_port 0)
 	read -r python script <<<"$web"
 	"$python" "$script" --host 127.0.0.1 --port "$port" >store.log 2>&1 &

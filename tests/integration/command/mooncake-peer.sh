@@ -5,7 +5,7 @@
 # $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/mooncake_peer.py
+peer=$(cd "${BASH_SOURCE[0]%/*}" && pwd)/../lib/mooncake_peer.py
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
 cd "$directory" || exit 1

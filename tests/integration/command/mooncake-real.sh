@@ -7,7 +7,7 @@ wherry=${1:-${TEST_COMMAND:?the path of wherry}}
 here=$(cd "${BASH_SOURCE[0]%/*}" && pwd)
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
-python=$("$here/../../scripts/mooncake") || exit
+python=$("$here/../../../scripts/mooncake") || exit
 cd "$directory" || exit 1
 unset "${!WHERRY_@}"
 export PYTHONDONTWRITEBYTECODE=1
@@ -36,7 +36,7 @@ copies() # NAME TEXT ARGUMENTS...
 	verdict "$name" $?
 }
 
-"$python" "$here/mooncake_real.py" check
+"$python" "$here/../lib/mooncake_real.py" check
 
 # ---- it reads and writes our memory ---------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ for _ in $(seq 1200); do
 	sleep 0.05
 done
 name=$(sed -n '2s|mooncake://||; 2s|/.*||p' ready)
-"$python" "$here/mooncake_real.py" client "$name" || {
+"$python" "$here/../lib/mooncake_real.py" client "$name" || {
 	cat said
 	failed=1
 }
@@ -69,7 +69,7 @@ head -c 6291456 /dev/urandom >bytes
 cp bytes theirs
 : >ready
 mkfifo order
-"$python" "$here/mooncake_real.py" server theirs <order >ready 2>said &
+"$python" "$here/../lib/mooncake_real.py" server theirs <order >ready 2>said &
 exec 8>order
 read -r name address <<<"$(first_line ready)"
 there=mooncake://$name/$address
@@ -102,7 +102,7 @@ for _ in $(seq 1200); do
 	[ "$(wc -l <ready)" -gt 1 ] && break
 	sleep 0.05
 done
-"$python" "$here/mooncake_real.py" named prefill "$(sed -n '2s| .*||; 2s|.*/||p' ready)" "$metadata"
+"$python" "$here/../lib/mooncake_real.py" named prefill "$(sed -n '2s| .*||; 2s|.*/||p' ready)" "$metadata"
 verdict "it finds us by name" $?
 kill "$server"
 wait "$server"
@@ -111,7 +111,7 @@ cp bytes theirs
 : >ready
 rm -f order
 mkfifo order
-"$python" "$here/mooncake_real.py" server theirs "$metadata" <order >ready 2>said &
+"$python" "$here/../lib/mooncake_real.py" server theirs "$metadata" <order >ready 2>said &
 exec 8>order
 read -r name address <<<"$(first_line ready)"
 copies "we find it by name" "read by mooncake (tcp version 2): 6291456 bytes" "mooncake://$name/$address" back \

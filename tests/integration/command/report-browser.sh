@@ -5,7 +5,7 @@
 # $TEST_PICTURES, if that is set.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-here=$TEST_SOURCE/tests/integration
+here=$TEST_SOURCE/tests/integration/command
 if ! command -v chromium >/dev/null; then
 	echo "there is no chromium (scripts/packages)"
 	exit 77

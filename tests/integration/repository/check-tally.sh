@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What ./check says of tests: each is counted, and who was skipped is named with the reason.
 set -u
-tally=$(cd "${BASH_SOURCE[0]%/*}/../../scripts" && pwd)/tally
+tally=$(cd "${BASH_SOURCE[0]%/*}/../../../scripts" && pwd)/tally
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
 cd "$directory" || exit 1

@@ -4,7 +4,7 @@
 # A line "<!-- tested: NAME -->" stands before the block of each. Takes the command's path as $1 or in $TEST_COMMAND.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-page=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../docs" && pwd)/security.md
+page=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../../docs" && pwd)/security.md
 # shellcheck source=tests/cases.sh
 . "${BASH_SOURCE[0]%/*}/../../cases.sh" || exit
 cd "$directory" || exit 1

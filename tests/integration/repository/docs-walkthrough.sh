@@ -13,7 +13,7 @@
 # "with" there is no NIC.
 set -u
 wherry=${1:-${TEST_COMMAND:?the path of wherry}}
-tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+tests=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 page=${2:-$tests/../docs/walkthrough.md}
 
 if [ "${WALK_INSIDE-}" = "" ]; then
