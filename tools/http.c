@@ -141,7 +141,7 @@ static void http_connected(struct http_server *server, struct MHD_Connection *co
 		return;
 	}
 	one->fd = fd;
-	one->place = wh_place_of(from);
+	one->place = wh_quota_source(from);
 	http_make_room(server, one->place);
 	wh_list_append(&server->waiting, &one->link);
 	server->count++;

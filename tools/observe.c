@@ -255,14 +255,14 @@ int observe_all(const char *directory, double seconds, struct observed *out)
 				 error == -EPERM ? "it is not this user's alone" :
 						   strerror(-error));
 	}
-	for (unsigned i = 0;
-	     !directory && wh_observer_place(i, getenv("XDG_RUNTIME_DIR"), place, sizeof(place));
+	for (unsigned i = 0; !directory && wh_observer_directory(i, getenv("XDG_RUNTIME_DIR"),
+								 place, sizeof(place));
 	     i++) {
 		char before[256] = "";
 
 		/* XDG_RUNTIME_DIR mostly is the second place. */
 		if (i == 1)
-			wh_observer_place(0, getenv("XDG_RUNTIME_DIR"), before, sizeof(before));
+			wh_observer_directory(0, getenv("XDG_RUNTIME_DIR"), before, sizeof(before));
 		if (*place && strcmp(place, before) != 0)
 			dial_all(questions, place);
 	}

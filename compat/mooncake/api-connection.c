@@ -31,10 +31,10 @@ static int prepare(struct te_worker *worker)
 
 	/* Whoever stops the link cuts its lanes. */
 	pthread_mutex_lock(&link->engine->lock);
-	wh_mooncake_lane_close(&worker->lane);
+	wh_mooncake_connection_close(&worker->lane);
 	error = link->stop ? wh_fail(ECANCELED, "%.100s: given up", link->name) :
-			     wh_mooncake_lane_prepare(&worker->lane, &link->segment, link->host,
-						      link->engine->timeout);
+			     wh_mooncake_connection_prepare(&worker->lane, &link->segment,
+							    link->host, link->engine->timeout);
 	pthread_mutex_unlock(&link->engine->lock);
 	return error;
 }
@@ -57,9 +57,9 @@ static int move_staged(struct te_worker *worker, const struct te_request *reques
 			error = wh_mooncake_staging_copy(staging, region, offset + done, length,
 							 false);
 		if (!error)
-			error = wh_mooncake_lane_move(&worker->lane, request->write,
-						      staging->memory, request->remote + done,
-						      length);
+			error = wh_mooncake_connection_move(&worker->lane, request->write,
+							    staging->memory, request->remote + done,
+							    length);
 		if (!error && !request->write)
 			error = wh_mooncake_staging_copy(staging, region, offset + done, length,
 							 true);
@@ -72,9 +72,9 @@ static int move(struct te_worker *worker, const struct te_request *request)
 {
 	if (request->memory->staged)
 		return move_staged(worker, request);
-	return wh_mooncake_lane_move(&worker->lane, request->write,
-				     (void *)(uintptr_t)request->local, request->remote,
-				     request->length);
+	return wh_mooncake_connection_move(&worker->lane, request->write,
+					   (void *)(uintptr_t)request->local, request->remote,
+					   request->length);
 }
 
 static int move_request(struct te_worker *worker, const struct te_request *request)
@@ -176,7 +176,7 @@ static unsigned move_together(struct te_worker *worker, struct te_job *const job
 						      jobs[i]->request->length };
 	if (!worker->lane.ready && prepare(worker))
 		return 0;
-	return wh_mooncake_lane_several(&worker->lane, jobs[0]->request->write, moves, count);
+	return wh_mooncake_connection_several(&worker->lane, jobs[0]->request->write, moves, count);
 }
 
 static void *work(void *argument)
@@ -270,12 +270,12 @@ void te_link_stop(struct te_link *link)
 	link->stop = true;
 	count = link->workers;
 	for (unsigned i = 0; i < count; i++)
-		wh_mooncake_lane_cut(&link->worker[i].lane);
+		wh_mooncake_connection_abort(&link->worker[i].lane);
 	pthread_cond_broadcast(&link->more);
 	pthread_mutex_unlock(lock);
 	for (unsigned i = 0; i < count; i++) {
 		pthread_join(link->worker[i].thread, NULL);
-		wh_mooncake_lane_close(&link->worker[i].lane);
+		wh_mooncake_connection_close(&link->worker[i].lane);
 		wh_mooncake_staging_close(&link->worker[i].staging);
 	}
 	pthread_mutex_lock(lock);

@@ -134,7 +134,7 @@ static int open_wherry(struct te_engine *engine, const struct wh_config *config,
 
 	for (size_t i = 0; wh_config_row(i); i++)
 		if (!strcmp(wh_config_row(i)->name, "listen") &&
-		    !strcmp(wh_config_row(i)->fallback, config->text[WH_KNOB_LISTEN]) &&
+		    !strcmp(wh_config_row(i)->fallback, config->text[WH_SETTING_LISTEN]) &&
 		    !is_loopback(where))
 			options.listen = where;
 	if (options.listen)
@@ -283,7 +283,7 @@ static int open_all(struct te_engine *engine, const char *metadata, const char *
 	if (!config)
 		return te_fail(TE_MEMORY, "createTransferEngine: no memory");
 	error = wh_config_load(config, NULL);
-	engine->timeout = config->number[WH_KNOB_TIMEOUT] * WH_MS;
+	engine->timeout = config->number[WH_SETTING_TIMEOUT] * WH_MS;
 	engine->cpus = (unsigned)get_nprocs();
 	if (error)
 		error = te_fail_mooncake(error, "createTransferEngine");

@@ -80,7 +80,7 @@ struct te_link {
 	struct te_worker {
 		struct te_link *link;
 		pthread_t thread;
-		struct wh_mooncake_lane lane;
+		struct wh_mooncake_connection lane;
 		struct wh_mooncake_staging staging;
 	} worker[TE_LANES];
 };

@@ -265,7 +265,7 @@ int wh_mooncake_probe(const char *address, int64_t timeout)
 
 /* ---- one request --------------------------------------------------------------------------- */
 
-static struct wire wire_of(const struct wh_mooncake_lane *lane)
+static struct wire wire_of(const struct wh_mooncake_connection *lane)
 {
 	return (struct wire){ .fd = lane->fd,
 			      .address = lane->address,
@@ -291,8 +291,8 @@ static int take_status(const struct wire *wire, const struct wh_mooncake_request
 }
 
 /* One request and its answer; nothing is said of whether a write over version 1 was done. */
-static int ask(const struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t address,
-	       uint64_t length)
+static int ask(const struct wh_mooncake_connection *lane, bool write, void *buffer,
+	       uint64_t address, uint64_t length)
 {
 	struct wire wire = wire_of(lane);
 	struct wh_mooncake_request request = {
@@ -320,13 +320,13 @@ static int ask(const struct wh_mooncake_lane *lane, bool write, void *buffer, ui
 	return error;
 }
 
-static int given_up(const struct wh_mooncake_lane *lane)
+static int given_up(const struct wh_mooncake_connection *lane)
 {
 	return wh_fail(ECANCELED, "mooncake: %.120s: given up", lane->address);
 }
 
 /* Under the lock, for whoever closes the lane wakes us by shutting the connection down. */
-static int disconnect(struct wh_mooncake_lane *lane)
+static int disconnect(struct wh_mooncake_connection *lane)
 {
 	bool stop;
 
@@ -339,7 +339,7 @@ static int disconnect(struct wh_mooncake_lane *lane)
 	return stop ? given_up(lane) : 0;
 }
 
-static int reconnect(struct wh_mooncake_lane *lane)
+static int reconnect(struct wh_mooncake_connection *lane)
 {
 	struct wire wire = wire_of(lane);
 	int error = disconnect(lane);
@@ -361,7 +361,7 @@ static int reconnect(struct wh_mooncake_lane *lane)
 /* Over version 1 nothing comes back from a write. Requests of one connection are done one after the
  * other, so when a read behind it is answered, it has been done. An engine that serves one request
  * per connection closes this one instead: then another one shows what there is. */
-static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t address,
+static int prove(struct wh_mooncake_connection *lane, const void *buffer, uint64_t address,
 		 uint64_t length)
 {
 	uint64_t size = length < PROOF ? length : PROOF, from = length - size;
@@ -387,7 +387,7 @@ static int prove(struct wh_mooncake_lane *lane, const void *buffer, uint64_t add
 	return error;
 }
 
-static int move_once(struct wh_mooncake_lane *lane)
+static int move_once(struct wh_mooncake_connection *lane)
 {
 	int error = ask(lane, lane->write, lane->buffer, lane->remote, lane->length);
 
@@ -396,7 +396,7 @@ static int move_once(struct wh_mooncake_lane *lane)
 	return error;
 }
 
-static int move(struct wh_mooncake_lane *lane)
+static int move(struct wh_mooncake_connection *lane)
 {
 	bool fresh = lane->fd < 0;
 	int error = fresh ? reconnect(lane) : 0;
@@ -419,7 +419,7 @@ static int move(struct wh_mooncake_lane *lane)
 
 /* An engine does the requests of a connection in their order. One that closes it after each answers
  * the first. */
-static unsigned do_all(const struct wh_mooncake_lane *lane, bool write,
+static unsigned do_all(const struct wh_mooncake_connection *lane, bool write,
 		       const struct wh_mooncake_move *moves, unsigned count)
 {
 	struct wh_mooncake_request request = { .write = write, .status = lane->version >= 2 };
@@ -455,7 +455,7 @@ static unsigned do_all(const struct wh_mooncake_lane *lane, bool write,
 
 static void *run(void *argument)
 {
-	struct wh_mooncake_lane *lane = argument;
+	struct wh_mooncake_connection *lane = argument;
 
 	pthread_mutex_lock(&lane->lock);
 	while (!lane->stop) {
@@ -478,16 +478,16 @@ static void *run(void *argument)
 	return NULL;
 }
 
-int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane,
-			     const struct wh_mooncake_segment *segment, const char *host,
-			     int64_t timeout)
+int wh_mooncake_connection_prepare(struct wh_mooncake_connection *lane,
+				   const struct wh_mooncake_segment *segment, const char *host,
+				   int64_t timeout)
 {
 	struct wh_mooncake_endpoint endpoint = { .port = segment->port };
 	pthread_condattr_t monotonic;
 
-	*lane = (struct wh_mooncake_lane){ .fd = -1,
-					   .version = segment->version,
-					   .timeout = timeout };
+	*lane = (struct wh_mooncake_connection){ .fd = -1,
+						 .version = segment->version,
+						 .timeout = timeout };
 	if (!segment->port)
 		return wh_fail(EPROTO,
 			       "mooncake: %.100s has no data port: nothing is published by tcp",
@@ -503,8 +503,8 @@ int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane,
 	return 0;
 }
 
-int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
-			  uint64_t length)
+int wh_mooncake_connection_move(struct wh_mooncake_connection *lane, bool write, void *buffer,
+				uint64_t remote, uint64_t length)
 {
 	lane->write = write;
 	lane->buffer = buffer;
@@ -513,8 +513,8 @@ int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffe
 	return move(lane);
 }
 
-unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write,
-				  const struct wh_mooncake_move *moves, unsigned count)
+unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *lane, bool write,
+					const struct wh_mooncake_move *moves, unsigned count)
 {
 	unsigned done = 0;
 
@@ -526,24 +526,25 @@ unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write,
 	return done;
 }
 
-int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
-			  const char *host, int64_t timeout)
+int wh_mooncake_connection_open(struct wh_mooncake_connection *lane,
+				const struct wh_mooncake_segment *segment, const char *host,
+				int64_t timeout)
 {
-	int error = wh_mooncake_lane_prepare(lane, segment, host, timeout);
+	int error = wh_mooncake_connection_prepare(lane, segment, host, timeout);
 
 	if (error)
 		return error;
 	error = pthread_create(&lane->thread, NULL, run, lane);
 	if (error) {
-		wh_mooncake_lane_close(lane);
+		wh_mooncake_connection_close(lane);
 		return wh_fail(error, "mooncake: cannot start a thread: %s", strerror(error));
 	}
 	lane->started = true;
 	return 0;
 }
 
-void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer,
-			    uint64_t remote, uint64_t length)
+void wh_mooncake_connection_start(struct wh_mooncake_connection *lane, bool write, void *buffer,
+				  uint64_t remote, uint64_t length)
 {
 	pthread_mutex_lock(&lane->lock);
 	lane->write = write;
@@ -556,7 +557,7 @@ void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buf
 	pthread_mutex_unlock(&lane->lock);
 }
 
-int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *ended)
+int wh_mooncake_connection_wait(struct wh_mooncake_connection *lane, int64_t timeout, bool *ended)
 {
 	int64_t until = wh_deadline(timeout);
 	struct timespec at = { .tv_sec = until / WH_SECOND, .tv_nsec = until % WH_SECOND };
@@ -571,7 +572,7 @@ int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *
 	return error;
 }
 
-void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane)
+void wh_mooncake_connection_abort(struct wh_mooncake_connection *lane)
 {
 	if (!lane->ready)
 		return;
@@ -583,11 +584,11 @@ void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane)
 	pthread_mutex_unlock(&lane->lock);
 }
 
-void wh_mooncake_lane_close(struct wh_mooncake_lane *lane)
+void wh_mooncake_connection_close(struct wh_mooncake_connection *lane)
 {
 	if (!lane->ready)
 		return;
-	wh_mooncake_lane_cut(lane);
+	wh_mooncake_connection_abort(lane);
 	if (lane->started)
 		pthread_join(lane->thread, NULL);
 	if (lane->fd >= 0)

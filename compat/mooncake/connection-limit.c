@@ -3,31 +3,31 @@
 #include "compat/mooncake/connection-limit.h"
 #include "core/core.h"
 
-void wh_mooncake_crowd_enter(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest,
+void wh_mooncake_limit_enter(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest,
 			     const struct sockaddr_storage *from)
 {
-	guest->place = wh_place_of(from);
+	guest->place = wh_quota_source(from);
 	wh_list_append(&crowd->guests, &guest->link);
 	crowd->count++;
 }
 
-void wh_mooncake_crowd_leave(struct wh_mooncake_crowd *crowd, struct wh_mooncake_guest *guest)
+void wh_mooncake_limit_leave(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest)
 {
 	wh_list_remove(&guest->link);
 	crowd->count--;
 }
 
 /* Of those from this place, or, without one, of all. */
-static struct wh_mooncake_guest *least(const struct wh_mooncake_crowd *crowd, const uint64_t *place,
-				       unsigned *count)
+static struct wh_mooncake_limited *least(const struct wh_mooncake_limit *crowd,
+					 const uint64_t *place, unsigned *count)
 {
 	enum wh_mooncake_worth lowest = WH_MOONCAKE_STAYS;
-	struct wh_mooncake_guest *found = NULL;
+	struct wh_mooncake_limited *found = NULL;
 
 	*count = 0;
 	for (struct wh_list *link = crowd->guests.next; link != &crowd->guests; link = link->next) {
-		struct wh_mooncake_guest *guest =
-			wh_container(link, struct wh_mooncake_guest, link);
+		struct wh_mooncake_limited *guest =
+			wh_container(link, struct wh_mooncake_limited, link);
 		enum wh_mooncake_worth worth;
 
 		if (place && guest->place != *place)
@@ -42,10 +42,10 @@ static struct wh_mooncake_guest *least(const struct wh_mooncake_crowd *crowd, co
 	return found;
 }
 
-bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd,
-			    const struct sockaddr_storage *from, struct wh_mooncake_guest **out)
+bool wh_mooncake_limit_room(const struct wh_mooncake_limit *crowd,
+			    const struct sockaddr_storage *from, struct wh_mooncake_limited **out)
 {
-	uint64_t place = wh_place_of(from);
+	uint64_t place = wh_quota_source(from);
 	unsigned count;
 
 	if (crowd->count < crowd->most_place)
@@ -59,7 +59,7 @@ bool wh_mooncake_crowd_room(const struct wh_mooncake_crowd *crowd,
 	return false;
 }
 
-struct wh_mooncake_guest *wh_mooncake_crowd_least(const struct wh_mooncake_crowd *crowd)
+struct wh_mooncake_limited *wh_mooncake_limit_least(const struct wh_mooncake_limit *crowd)
 {
 	unsigned count;
 

@@ -47,7 +47,7 @@ enum stage { HEADER, DEFERRED, WAIT, RECEIVE, ANSWER, SEND, DRAIN };
 
 struct data {
 	struct wh_source source;
-	struct wh_mooncake_guest guest;
+	struct wh_mooncake_limited guest;
 	struct wh_mooncake_server *server;
 	struct wh_mooncake_turn turn;
 	enum stage stage;
@@ -70,7 +70,7 @@ static void drop(struct data *data)
 	struct wh_mooncake_server *server = data->server;
 
 	wh_loop_remove(&server->loop, &data->source);
-	wh_mooncake_crowd_leave(&server->moving, &data->guest);
+	wh_mooncake_limit_leave(&server->moving, &data->guest);
 	wh_mooncake_turn_close(&server->order, &data->turn);
 	if (!wh_list_empty(&server->order.due))
 		wh_loop_post(&server->loop, &server->resume);
@@ -438,7 +438,7 @@ static bool is_lazy(const struct data *data, int64_t ago)
 	       data->done - data->already < LEAST * (uint64_t)ago / (uint64_t)WINDOW;
 }
 
-static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
+static enum wh_mooncake_worth worth(const struct wh_mooncake_limited *guest)
 {
 	const struct data *data = wh_container(guest, struct data, guest);
 	int64_t ago = wh_now() - data->since;
@@ -450,7 +450,7 @@ static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
 
 void wh_mooncake_data_open(struct wh_mooncake_server *server)
 {
-	server->moving = (struct wh_mooncake_crowd){ .most = MOST,
+	server->moving = (struct wh_mooncake_limit){ .most = MOST,
 						     .most_place = MOST_PLACE,
 						     .worth = worth };
 	wh_list_init(&server->moving.guests);
@@ -461,7 +461,7 @@ void wh_mooncake_data_open(struct wh_mooncake_server *server)
 
 bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
 {
-	struct wh_mooncake_guest *last = wh_mooncake_crowd_least(&server->moving);
+	struct wh_mooncake_limited *last = wh_mooncake_limit_least(&server->moving);
 
 	if (last)
 		drop(wh_container(last, struct data, guest));
@@ -471,10 +471,10 @@ bool wh_mooncake_data_yield(struct wh_mooncake_server *server)
 void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
 			       const struct sockaddr_storage *from)
 {
-	struct wh_mooncake_guest *last = NULL;
+	struct wh_mooncake_limited *last = NULL;
 	struct data *data;
 
-	if (!wh_mooncake_crowd_room(&server->moving, from, &last)) {
+	if (!wh_mooncake_limit_room(&server->moving, from, &last)) {
 		if (!last) {
 			wh_mooncake_log(server,
 					"a data connection is closed: %d others, %d of one "
@@ -494,7 +494,7 @@ void wh_mooncake_data_accepted(struct wh_mooncake_server *server, int fd,
 	data->source = (struct wh_source){ .fd = fd, .ready = ready };
 	data->server = server;
 	data->events = INPUT;
-	wh_mooncake_crowd_enter(&server->moving, &data->guest, from);
+	wh_mooncake_limit_enter(&server->moving, &data->guest, from);
 	wh_mooncake_turn_open(&data->turn, data->guest.place);
 	/* What it has brought is older than what older connections are going to have. */
 	if (data_visit(data, 0) && wh_loop_add(&server->loop, &data->source, data->events))

@@ -28,9 +28,9 @@ struct wh_mooncake_server {
 	struct wh_mooncake_listener control, data;
 	struct wh_timer sweep;
 	/* The loop's thread only. */
-	struct wh_mooncake_crowd asking; /* control connections, the oldest first */
+	struct wh_mooncake_limit asking; /* control connections, the oldest first */
 	/* data connections, the one that has been still for longest first */
-	struct wh_mooncake_crowd moving;
+	struct wh_mooncake_limit moving;
 	struct wh_mooncake_order order; /* of their requests */
 	struct wh_task resume; /* requests that need not wait any longer */
 	struct wh_timer patience; /* while requests wait */

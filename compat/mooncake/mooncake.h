@@ -93,7 +93,7 @@ int wh_mooncake_notify(const char *address, const char *name, const char *messag
 int wh_mooncake_probe(const char *address, int64_t timeout);
 
 /* One data connection, which does one thing at a time. */
-struct wh_mooncake_lane {
+struct wh_mooncake_connection {
 	char address[WH_MOONCAKE_NAME_MAX + 10];
 	unsigned version;
 	int64_t timeout; /* ns without a byte that moves */
@@ -112,41 +112,42 @@ struct wh_mooncake_lane {
 	char text[WH_TEXT_MAX];
 };
 
-/* A lane without a thread, for wh_mooncake_lane_move(). `host`: where the segment itself says none.
- * Connects when it is first used. 0 or -errno. */
-int wh_mooncake_lane_prepare(struct wh_mooncake_lane *lane,
-			     const struct wh_mooncake_segment *segment, const char *host,
-			     int64_t timeout);
+/* A lane without a thread, for wh_mooncake_connection_move(). `host`: where the segment itself says
+ * none. Connects when it is first used. 0 or -errno. */
+int wh_mooncake_connection_prepare(struct wh_mooncake_connection *lane,
+				   const struct wh_mooncake_segment *segment, const char *host,
+				   int64_t timeout);
 /* Move bytes on the calling thread. 0: they are at their target; -ECANCELED: the lane was cut. */
-int wh_mooncake_lane_move(struct wh_mooncake_lane *lane, bool write, void *buffer, uint64_t remote,
-			  uint64_t length);
+int wh_mooncake_connection_move(struct wh_mooncake_connection *lane, bool write, void *buffer,
+				uint64_t remote, uint64_t length);
 /* Several at once, on the calling thread, which spins for moments: all are asked for before the
  * first is waited for. How many of them, from the first on, are done; what becomes of the others is
- * for wh_mooncake_lane_move() to say. Writes over version 2 alone: nobody confirms others. */
+ * for wh_mooncake_connection_move() to say. Writes over version 2 alone: nobody confirms others. */
 struct wh_mooncake_move {
 	void *buffer;
 	uint64_t remote, length;
 };
 #define WH_MOONCAKE_MOVES 8u /* at most */
-unsigned wh_mooncake_lane_several(struct wh_mooncake_lane *lane, bool write,
-				  const struct wh_mooncake_move *moves, unsigned count);
+unsigned wh_mooncake_connection_several(struct wh_mooncake_connection *lane, bool write,
+					const struct wh_mooncake_move *moves, unsigned count);
 /* Whatever it moves ends soon, and nothing will be moved any more. From any thread. */
-void wh_mooncake_lane_cut(struct wh_mooncake_lane *lane);
+void wh_mooncake_connection_abort(struct wh_mooncake_connection *lane);
 
 /* The same with a thread of its own. 0 or -errno. */
-int wh_mooncake_lane_open(struct wh_mooncake_lane *lane, const struct wh_mooncake_segment *segment,
-			  const char *host, int64_t timeout);
+int wh_mooncake_connection_open(struct wh_mooncake_connection *lane,
+				const struct wh_mooncake_segment *segment, const char *host,
+				int64_t timeout);
 
 /* Start to move `length` bytes between the buffer and the remote address. The buffer is left alone
- * again when wh_mooncake_lane_wait() has said how it ended. One at a time. */
-void wh_mooncake_lane_start(struct wh_mooncake_lane *lane, bool write, void *buffer,
-			    uint64_t remote, uint64_t length);
+ * again when wh_mooncake_connection_wait() has said how it ended. One at a time. */
+void wh_mooncake_connection_start(struct wh_mooncake_connection *lane, bool write, void *buffer,
+				  uint64_t remote, uint64_t length);
 
 /* 0: done, the bytes are at their target; -ETIMEDOUT and *ended false: not yet; else why it failed,
  * in lane.text. */
-int wh_mooncake_lane_wait(struct wh_mooncake_lane *lane, int64_t timeout, bool *ended);
+int wh_mooncake_connection_wait(struct wh_mooncake_connection *lane, int64_t timeout, bool *ended);
 
 /* Cuts what is still moving. A lane that was not opened, all zero, is left alone. */
-void wh_mooncake_lane_close(struct wh_mooncake_lane *lane);
+void wh_mooncake_connection_close(struct wh_mooncake_connection *lane);
 
 #endif

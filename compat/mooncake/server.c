@@ -27,7 +27,7 @@ enum stage { HEAD, BODY, REPLY, GOODBYE };
 
 struct control {
 	struct wh_source source;
-	struct wh_mooncake_guest guest;
+	struct wh_mooncake_limited guest;
 	struct wh_mooncake_server *server;
 	enum stage stage;
 	uint32_t events;
@@ -56,14 +56,14 @@ static void drop(struct control *control)
 	struct wh_mooncake_server *server = control->server;
 
 	wh_loop_remove(&server->loop, &control->source);
-	wh_mooncake_crowd_leave(&server->asking, &control->guest);
+	wh_mooncake_limit_leave(&server->asking, &control->guest);
 	close(control->source.fd);
 	free(control->bytes);
 	free(control);
 }
 
 /* Who has its answer loses nothing; who means it asks at once. */
-static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
+static enum wh_mooncake_worth worth(const struct wh_mooncake_limited *guest)
 {
 	const struct control *control = wh_container(guest, struct control, guest);
 
@@ -326,13 +326,13 @@ static void control_accepted(struct wh_mooncake_server *server, int fd,
 			     const struct sockaddr_storage *from)
 {
 	struct control *control = calloc(1, sizeof(*control));
-	struct wh_mooncake_guest *last = NULL;
+	struct wh_mooncake_limited *last = NULL;
 
 	if (!control) {
 		close(fd);
 		return;
 	}
-	if (!wh_mooncake_crowd_room(&server->asking, from, &last))
+	if (!wh_mooncake_limit_room(&server->asking, from, &last))
 		drop(wh_container(last, struct control, guest));
 	control->source = (struct wh_source){ .fd = fd, .ready = ready };
 	control->server = server;
@@ -343,7 +343,7 @@ static void control_accepted(struct wh_mooncake_server *server, int fd,
 		free(control);
 		return;
 	}
-	wh_mooncake_crowd_enter(&server->asking, &control->guest, from);
+	wh_mooncake_limit_enter(&server->asking, &control->guest, from);
 	/* Where many come, its question has been waiting: the sooner it is heard, the less it is
 	 * taken for one of those that never ask. */
 	ready(&control->source, EPOLLIN);
@@ -531,7 +531,7 @@ int wh_mooncake_serve(const struct wh_mooncake_server_options *options,
 	server->data.at_a_time = DATA_AT_A_TIME;
 	server->data.accepted = wh_mooncake_data_accepted;
 	server->sweep.fire = sweep;
-	server->asking = (struct wh_mooncake_crowd){ .most = MOST,
+	server->asking = (struct wh_mooncake_limit){ .most = MOST,
 						     .most_place = MOST_PLACE,
 						     .worth = worth };
 	wh_list_init(&server->asking.guests);

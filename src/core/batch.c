@@ -62,7 +62,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 		return wh_fail(EINVAL, "wh_batch_new: options.%s is %u",
 			       options.reserved ? "reserved" : "priority",
 			       options.reserved ? options.reserved : options.priority);
-	require = options.require ? options.require : peer->engine->config.text[WH_KNOB_REQUIRE];
+	require = options.require ? options.require : peer->engine->config.text[WH_SETTING_REQUIRE];
 	if (*require && wh_transport_by_name(require) == WH_TRANSPORT_COUNT)
 		return wh_fail(
 			EINVAL,
@@ -93,7 +93,7 @@ int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, str
 
 static void empty(struct wh_batch *batch)
 {
-	wh_batch_settle_counts(batch);
+	wh_batch_flush_counts(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_free(batch->blocks[i]);
 	batch->blocks_count = batch->item_count = batch->piece_count = 0;
@@ -133,7 +133,7 @@ int wh_batch_free(struct wh_batch *batch)
 	}
 	empty(batch);
 	atomic_fetch_sub(&batch->peer->batches, 1);
-	wh_gate_free(batch);
+	wh_stream_dependency_free(batch);
 	pthread_mutex_destroy(&batch->route_lock);
 	pthread_mutex_destroy(&batch->text_lock);
 	free(batch->items);
@@ -150,8 +150,8 @@ int wh_batch_free(struct wh_batch *batch)
 int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index, uint32_t op,
 			  uint64_t id, uint64_t offset, uint64_t length)
 {
-	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
-	struct wh_place *place = wh_place_enter(places, id);
+	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_entry *place = wh_region_entry_enter(places, id);
 	int error = 0;
 
 	if (!place || (place->access & WH_ACCESS_NONE)) {
@@ -165,7 +165,7 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
 				(unsigned long long)index, (unsigned long long)id,
 				peer->welcome.name, op == WH_READ ? "read" : "written");
-	} else if (!wh_place_holds(place, offset, length)) {
+	} else if (!wh_region_entry_holds(place, offset, length)) {
 		error = wh_fail(
 			ERANGE,
 			"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
@@ -175,7 +175,7 @@ int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index
 			(unsigned long long)place->length);
 	}
 	if (place)
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	return error;
 }
 
@@ -188,7 +188,7 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 	if (!atomic_load(&region->place.id))
 		return wh_fail(EINVAL, "%s %llu: local has been unregistered", what,
 			       (unsigned long long)index);
-	if (!wh_place_holds(&region->place, offset, length))
+	if (!wh_region_entry_holds(&region->place, offset, length))
 		return wh_fail(ERANGE,
 			       "%s %llu: local offset %llu + length %llu is outside the region of "
 			       "%llu bytes",
@@ -202,15 +202,15 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	uint64_t distance = 0;
 
 	if (!peer->self || wh_kind_on_host(region->place.kind))
 		return 0;
-	place = wh_place_enter(&peer->engine->regions, remote);
+	place = wh_region_entry_enter(&peer->engine->regions, remote);
 	if (place) {
 		distance = place->address + remote_offset - (region->place.address + local_offset);
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 	/* The same bytes on both sides stay what they are. */
 	if (!distance || (distance >= length && -distance >= length))
@@ -339,7 +339,7 @@ int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
 		batch->note = malloc(WH_NOTIFICATION_MAX);
 		if (!batch->note)
 			return wh_fail(ENOMEM, "wh_batch_notify: no memory");
-		atomic_fetch_or(&batch->watch, WH_WATCH_PIECES);
+		atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	}
 	memcpy(batch->note, data, length);
 	batch->note_length = length;
@@ -422,13 +422,13 @@ static void pieces_ended(struct wh_batch *batch)
 {
 	if (batch->note_length && !atomic_load(&batch->status)) {
 		if (!atomic_load(&batch->cancelled)) {
-			wh_note_send(batch);
+			wh_notify_send(batch);
 			return;
 		}
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 	}
 	if (batch->note_length)
-		wh_note_drop(batch);
+		wh_notify_drop(batch);
 	wh_batch_finish(batch);
 }
 
@@ -443,7 +443,7 @@ static void start(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_piece *piece = &batch->pieces[i];
+		struct wh_fragment *piece = &batch->pieces[i];
 
 		wh_transport(piece->transport)
 			->submit(peer, peer->transport[piece->transport], piece);
@@ -459,8 +459,8 @@ void wh_batch_start(struct wh_batch *batch, int error, const char *text)
 		return;
 	}
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		wh_piece_fail(&batch->pieces[i], UINT64_MAX, error, "%s", text);
-		wh_piece_done(&batch->pieces[i]);
+		wh_fragment_fail(&batch->pieces[i], UINT64_MAX, error, "%s", text);
+		wh_fragment_done(&batch->pieces[i]);
 	}
 	if (!batch->piece_count)
 		wh_batch_fail(batch, error, text);
@@ -513,9 +513,9 @@ static int prepare(struct wh_batch *batch)
 			atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
 	}
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_piece *piece = &batch->pieces[i];
+		struct wh_fragment *piece = &batch->pieces[i];
 
-		wh_piece_start(piece, &piece->cursor);
+		wh_fragment_start(piece, &piece->cursor);
 		atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
 		atomic_store_explicit(&piece->cancelled, false, memory_order_relaxed);
 		atomic_store_explicit(&piece->done, false, memory_order_relaxed);
@@ -523,7 +523,7 @@ static int prepare(struct wh_batch *batch)
 	}
 	forget_rails(batch);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
-	atomic_store_explicit(&batch->note_way, WH_NOTE_UNSENT, memory_order_relaxed);
+	atomic_store_explicit(&batch->note_way, WH_NOTIFY_UNSENT, memory_order_relaxed);
 	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
 	if (!--batch->timed_in)
 		wh_count_begin(batch);
@@ -548,10 +548,10 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 	if (error)
 		return error;
 	/* How long the stream takes is not ours to tell. */
-	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_WATCH_TIMED);
+	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
 	atomic_store_explicit(&batch->gated, true, memory_order_relaxed);
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
-	error = wh_gpus_when(batch->peer->engine->gpus, wait);
+	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
 	if (error)
 		wh_batch_start(batch, error, wh_error_text());
 	return 0;
@@ -565,7 +565,7 @@ void wh_batch_fail(struct wh_batch *batch, int error, const char *text)
 	if (!atomic_load(&batch->status)) {
 		snprintf(batch->text, sizeof(batch->text), "%s", text);
 		atomic_store(&batch->status, error);
-		atomic_fetch_or(&batch->watch, WH_WATCH_FAILED);
+		atomic_fetch_or(&batch->watch, WH_STATISTICS_FAILED);
 	}
 	pthread_mutex_unlock(&batch->text_lock);
 }
@@ -577,7 +577,7 @@ static void fail_item(struct wh_item *item, int error)
 	atomic_compare_exchange_strong(&item->status, &none, error);
 }
 
-void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
 {
 	struct wh_batch *batch;
 	char text[WH_TEXT_MAX];
@@ -602,7 +602,7 @@ void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char
 	wh_batch_fail(batch, error, text);
 }
 
-void wh_piece_done(struct wh_piece *piece)
+void wh_fragment_done(struct wh_fragment *piece)
 {
 	if (piece->whole) {
 		piece->ended(piece, 0, "");
@@ -612,15 +612,15 @@ void wh_piece_done(struct wh_piece *piece)
 	let_go(piece->batch);
 }
 
-static void give_up(struct wh_piece *piece)
+static void give_up(struct wh_fragment *piece)
 {
-	wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-	wh_piece_done(piece);
+	wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	wh_fragment_done(piece);
 }
 
 /* Hand it to another transport, of which a cancel knows from here on. False: it was cancelled
  * before. */
-static bool change_over(struct wh_piece *piece, uint32_t to)
+static bool change_over(struct wh_fragment *piece, uint32_t to)
 {
 	struct wh_batch *batch = piece->batch;
 	bool cancelled;
@@ -628,7 +628,7 @@ static bool change_over(struct wh_piece *piece, uint32_t to)
 	pthread_mutex_lock(&batch->route_lock);
 	cancelled = atomic_load(&piece->cancelled);
 	if (!cancelled) {
-		wh_piece_start(piece, &piece->cursor);
+		wh_fragment_start(piece, &piece->cursor);
 		atomic_store(&piece->left, piece->bytes);
 		piece->owner = NULL;
 		atomic_store(&piece->transport, to);
@@ -637,7 +637,7 @@ static bool change_over(struct wh_piece *piece, uint32_t to)
 	return !cancelled;
 }
 
-void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why)
 {
 	uint32_t before = atomic_load(&piece->transport), to;
 	struct wh_batch *batch = piece->batch;
@@ -649,7 +649,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 		return;
 	}
 	snprintf(text, sizeof(text), "%s", why);
-	wh_count_settle(batch);
+	wh_count_flush(batch);
 	/* maybe by this thread, which holds the lock then */
 	if (atomic_load(&piece->cancelled)) {
 		give_up(piece);
@@ -664,11 +664,12 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 	pthread_mutex_unlock(&batch->text_lock);
 	to = wh_plan_again(piece);
 	if (to == WH_TRANSPORT_COUNT) {
-		wh_piece_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name, why);
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name,
+				 why);
+		wh_fragment_done(piece);
 		return;
 	}
-	wh_count_add(&wh_tally_way(&peer->tally, before, piece->op)->attempts, 1);
+	wh_count_add(&wh_route_statistics(&peer->tally, before, piece->op)->attempts, 1);
 	wh_count_add(&peer->tally.reroutes[before], 1);
 	pthread_mutex_lock(&batch->text_lock);
 	batch->share[to].bytes += piece->bytes;
@@ -685,19 +686,19 @@ static inline void count_round(struct wh_batch *batch)
 {
 	uint32_t watch = atomic_load_explicit(&batch->watch, memory_order_relaxed);
 
-	if (__builtin_expect(watch == WH_WATCH_LISTED, 1)) {
+	if (__builtin_expect(watch == WH_STATISTICS_LISTED, 1)) {
 		/* Rounds follow each other: nobody else adds. */
 		atomic_store_explicit(&batch->rounds, wh_count_get(&batch->rounds) + 1,
 				      memory_order_relaxed);
 	} else if (!watch) {
-		const struct wh_piece *piece = batch->pieces;
-		struct wh_tally_way *way =
-			wh_tally_way(&batch->peer->tally, piece->transport, piece->op);
+		const struct wh_fragment *piece = batch->pieces;
+		struct wh_route_statistics *way =
+			wh_route_statistics(&batch->peer->tally, piece->transport, piece->op);
 
 		wh_count_add(&way->bytes, piece->bytes);
 		wh_count_add(&way->transfers, piece->transfers);
 		wh_count_add(&way->alone, 1);
-		atomic_store_explicit(&batch->watch, WH_WATCH_AGAIN, memory_order_relaxed);
+		atomic_store_explicit(&batch->watch, WH_STATISTICS_AGAIN, memory_order_relaxed);
 	} else {
 		wh_count_finish(batch);
 	}
@@ -714,7 +715,7 @@ void wh_batch_finish(struct wh_batch *batch)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);
 	waited = atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED;
-	wh_gate_end(batch);
+	wh_stream_dependency_end(batch);
 	if (batch->queue)
 		wh_queue_put(batch->queue, batch);
 	if (batch->callback) {
@@ -747,12 +748,12 @@ static void help_pieces(struct wh_batch *batch, int64_t deadline)
 	unsigned helped = 0;
 
 	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
-		struct wh_piece *piece = &batch->pieces[i];
+		struct wh_fragment *piece = &batch->pieces[i];
 		uint32_t id = piece->transport;
 
 		if (helped & (1u << id) ||
 		    atomic_load_explicit(&piece->done, memory_order_acquire) ||
-		    !(wh_transport(id)->capabilities & WH_CAN_HELP))
+		    !(wh_transport(id)->capabilities & WH_CAN_PROGRESS))
 			continue;
 		helped |= 1u << id;
 		wh_transport(id)->help(peer, peer->transport[id], batch, deadline);
@@ -764,7 +765,7 @@ static void help(struct wh_batch *batch, int64_t deadline)
 {
 	wh_fail_begin();
 	if (atomic_load_explicit(&batch->gated, memory_order_acquire))
-		wh_gpus_help(batch->peer->engine->gpus, batch, deadline);
+		wh_gpus_progress(batch->peer->engine->gpus, batch, deadline);
 	else
 		help_pieces(batch, deadline);
 	wh_fail_end(0);
@@ -797,7 +798,7 @@ int wh_batch_poll(struct wh_batch *batch)
 /* Sleep, or spin, until it is done or the deadline has passed. */
 static bool wait_done(struct wh_batch *batch, int64_t deadline)
 {
-	bool spin = batch->peer->engine->config.number[WH_KNOB_SPIN];
+	bool spin = batch->peer->engine->config.number[WH_SETTING_SPIN];
 	uint32_t running;
 
 	while (wh_batch_running(batch)) {
@@ -837,7 +838,7 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
 	return status_of(batch);
 }
 
-static void cancel_piece(struct wh_piece *piece)
+static void cancel_piece(struct wh_fragment *piece)
 {
 	struct wh_batch *batch = piece->batch;
 	struct wh_peer *peer = batch->peer;
@@ -866,11 +867,11 @@ int wh_batch_cancel(struct wh_batch *batch)
 	if (atomic_load(&batch->state) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_cancel: the batch was never submitted");
 	atomic_store(&batch->cancelled, true);
-	if (wh_gate_cancel(batch))
+	if (wh_stream_dependency_cancel(batch))
 		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
 	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++)
 		cancel_piece(&batch->pieces[i]);
-	if (wh_note_cancel(batch)) {
+	if (wh_notify_cancel(batch)) {
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 		wh_batch_finish(batch);
 	}
@@ -878,11 +879,11 @@ int wh_batch_cancel(struct wh_batch *batch)
 		settle(batch);
 		return 0;
 	}
-	deadline = wh_deadline(peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS);
+	deadline = wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id] && !error)
 			error = wh_transport(id)->cut(peer, peer->transport[id], batch, deadline);
-	if (!wait_done(batch, wh_deadline(peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS)))
+	if (!wait_done(batch, wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS)))
 		error = -ETIMEDOUT;
 	settle(batch);
 	if (error)

@@ -73,9 +73,9 @@ static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *b
 static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
 		      uint64_t local_span, uint64_t remote_span)
 {
-	struct wh_places *places =
+	struct wh_region_table *places =
 		blocks->peer->self ? &blocks->peer->engine->regions : &blocks->peer->regions;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	uint64_t room = 0;
 	int error;
 
@@ -96,11 +96,11 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 			       (unsigned long long)first_outside(
 				       blocks->local_offsets, blocks->local_stride, blocks, room),
 			       (unsigned long long)base->local->place.length);
-	place = wh_place_enter(places, base->remote);
+	place = wh_region_entry_enter(places, base->remote);
 	if (place) {
 		room = place->length > base->remote_offset ? place->length - base->remote_offset :
 							     0;
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 	if (remote_span > room)
 		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
@@ -228,7 +228,7 @@ void wh_blocks_leave(struct wh_peer *peer)
 	while ((link = wh_list_take(&peer->blocks))) {
 		struct wh_blocks *blocks = wh_container(link, struct wh_blocks, link);
 
-		wh_kept_free(atomic_exchange(&blocks->kept, NULL));
+		wh_cached_lists_free(atomic_exchange(&blocks->kept, NULL));
 		blocks->peer = NULL;
 	}
 }
@@ -245,7 +245,7 @@ void wh_blocks_free(struct wh_blocks *blocks)
 		wh_list_remove(&blocks->link);
 		pthread_mutex_unlock(&peer->lock);
 	}
-	wh_kept_free(atomic_load(&blocks->kept));
+	wh_cached_lists_free(atomic_load(&blocks->kept));
 	free(blocks->bases);
 	free(blocks->local_offsets);
 	free(blocks->remote_offsets);

@@ -6,9 +6,9 @@
  * listeners, the handshakes and all control connections; sessions and the connecting side of peers
  * are touched on it alone, save for what has a lock of its own. Callbacks run on loop 0.
  *
- * Locks, outermost first: engine.lock, peer.lock, wh_places.lock, control.lock. None is held while
- * bytes move. engine.registrations_lock is taken with none of them, and held while the driver is
- * asked. peer.count_lock is the innermost of all.
+ * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
+ * while bytes move. engine.registrations_lock is taken with none of them, and held while the driver
+ * is asked. peer.count_lock is the innermost of all.
  */
 #ifndef WH_CORE_CORE_H
 #define WH_CORE_CORE_H
@@ -66,12 +66,12 @@ struct wh_engine {
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
 	unsigned queue_count;
-	struct wh_places regions; /* of struct wh_region */
+	struct wh_region_table regions; /* of struct wh_region */
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
 	pthread_mutex_t registrations_lock;
 	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
 	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
-	struct wh_early *early; /* what peers may ask of it is made ready */
+	struct wh_warm_up *early; /* what peers may ask of it is made ready */
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
@@ -87,8 +87,8 @@ struct wh_engine {
 	unsigned window_count; /* under lock */
 	pthread_mutex_t pane_lock; /* opening a region's window; comes before `lock` */
 
-	struct wh_engine_tally tally;
-	struct wh_tally past; /* of peers that have been closed; under lock */
+	struct wh_engine_statistics tally;
+	struct wh_statistics past; /* of peers that have been closed; under lock */
 	struct wh_observer *observer; /* NULL: nobody may ask */
 
 	pthread_mutex_t callback_lock;
@@ -120,7 +120,7 @@ int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *lengt
 
 /* A region of ours. */
 struct wh_region {
-	struct wh_place place;
+	struct wh_region_entry place;
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
 	/* memory->members, as long as it is published; under engine.lock */
@@ -129,9 +129,9 @@ struct wh_region {
 	struct wh_registration *registration;
 	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
 	_Atomic uint32_t batches; /* unfinished ones that use it */
-	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct wh_device_mapping *_Atomic view; /* the transport cuda's; NULL: none yet */
 	/* the CPU window that is kept for it; NULL: not tried yet */
-	struct wh_pane *_Atomic pane;
+	struct wh_region_window *_Atomic pane;
 	/* the transport rdma's, one for each NIC; NULL: none yet */
 	struct rdma_memory *_Atomic rdma;
 };
@@ -145,7 +145,7 @@ static inline bool wh_region_may_vanish(const struct wh_region *region)
 
 /* A region of a peer. The `map` fields are the shm transport's. */
 struct wh_remote_region {
-	struct wh_place place;
+	struct wh_region_entry place;
 	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not asked for yet */
 	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
 	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
@@ -155,8 +155,8 @@ struct wh_remote_region {
 	struct wh_shm_memory *map_memory; /* the same, once it has been mapped */
 	struct wh_list map_link; /* map_memory->regions */
 	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
-	struct wh_gpu_view *_Atomic view; /* the transport cuda's; NULL: none yet */
-	struct wh_pane *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
+	struct wh_device_mapping *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct wh_region_window *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
 	/* the transport rdma's, one for each NIC; NULL: none yet */
 	struct rdma_keys *_Atomic rdma;
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
@@ -175,7 +175,7 @@ struct wh_control {
 	uint8_t *out;
 	size_t out_start, out_length, out_room;
 	size_t owed; /* of what waits: answers; it goes down when all has gone out */
-	struct wh_guest *guest; /* on whose account the memory is; NULL: ours */
+	struct wh_quota *guest; /* on whose account the memory is; NULL: ours */
 	const char *full; /* why no more is kept for it; NULL: it is */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
@@ -257,7 +257,7 @@ struct wh_peer {
 	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
 	_Atomic uint32_t plan_version; /* moves when a plan may have become wrong */
 	wh_count batches; /* WH_BATCHES() of them exist */
-	struct wh_places regions; /* of struct wh_remote_region */
+	struct wh_region_table regions; /* of struct wh_remote_region */
 	_Atomic bool usable[WH_TRANSPORT_COUNT];
 	bool opened[WH_TRANSPORT_COUNT];
 	void *transport[WH_TRANSPORT_COUNT];
@@ -296,7 +296,7 @@ struct wh_peer {
 	pthread_mutex_t probe_lock; /* no other is held when it is taken */
 	struct wh_probed probed[WH_TRANSPORT_COUNT];
 
-	struct wh_tally tally;
+	struct wh_statistics tally;
 	wh_count lost; /* how often */
 	pthread_mutex_t count_lock;
 	/* Under count_lock: */
@@ -331,35 +331,35 @@ void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
 
 /* Where sessions are from: an IPv4 address, or a network of IPv6. It is there as long as there
  * is a session of it. On loop 0, save `held`. */
-struct wh_guest {
+struct wh_quota {
 	struct wh_list link; /* engine.guests */
 	uint64_t place;
 	unsigned sessions;
-	int64_t most; /* the knob `held` */
+	int64_t most; /* the setting `max_buffered` */
 	/* bytes of memory that are there on their account: data connections, requests */
 	_Atomic int64_t held;
 	/* the same of control connections, and of notifications that wait */
 	_Atomic int64_t queued;
 };
 
-uint64_t wh_place_of(const struct sockaddr_storage *address);
+uint64_t wh_quota_source(const struct sockaddr_storage *address);
 /* NULL: there are too many from there, or there is no memory. */
-struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place);
-void wh_guest_leave(struct wh_guest *guest);
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t place);
+void wh_quota_release(struct wh_quota *guest);
 
-static inline void wh_guest_hold(struct wh_guest *guest, int64_t bytes)
+static inline void wh_quota_charge_buffered(struct wh_quota *guest, int64_t bytes)
 {
 	atomic_fetch_add_explicit(&guest->held, bytes, memory_order_relaxed);
 }
 
 /* What is asked for has to wait until something else has ended. */
-static inline bool wh_guest_full(const struct wh_guest *guest)
+static inline bool wh_quota_is_full(const struct wh_quota *guest)
 {
 	return atomic_load_explicit(&guest->held, memory_order_relaxed) >= guest->most;
 }
 
 /* So many bytes more; fewer always fit. False: `most` would be passed, and nothing has changed. */
-static inline bool wh_guest_queue(struct wh_guest *guest, int64_t bytes)
+static inline bool wh_quota_charge_queued(struct wh_quota *guest, int64_t bytes)
 {
 	int64_t before = atomic_fetch_add_explicit(&guest->queued, bytes, memory_order_relaxed);
 
@@ -374,7 +374,7 @@ struct wh_session {
 	struct wh_list link; /* engine.sessions; also under engine.lock */
 	struct wh_engine *engine;
 	struct wh_control control;
-	struct wh_guest *guest;
+	struct wh_quota *guest;
 	struct wh_hello hello; /* what it said */
 	uint64_t id;
 	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
@@ -428,7 +428,7 @@ void wh_region_record(const struct wh_region *region, struct wh_region_record *r
  * may. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);
 /* The same for a session: inside the region, or under engine.lock. On any thread. */
-uint8_t wh_session_access(const struct wh_session *session, const struct wh_place *place);
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *place);
 
 /* ---- the acceptor: listeners and handshakes -------------------------------------------------- */
 
@@ -443,33 +443,34 @@ void wh_inbox_close(struct wh_engine *engine);
 int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
 /* One has come by connection `by` of a transport, which is not 0: `length` bytes, 1 to
  * WH_NOTIFICATION_MAX, which may change while they are copied. */
-int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
-		      size_t length);
+int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
+				     const void *data, size_t length);
 /* Those that came so and have not been confirmed never came. */
-void wh_session_letters_forget(struct wh_session *session, uint32_t by);
-void wh_session_notes_drop(struct wh_session *session);
+void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
+void wh_session_notifications_drop(struct wh_session *session);
 
 /* Send a finished batch's notification; wh_batch_finish() follows once it is confirmed, and
  * wh_batch_fail() before it if that cannot be. The batch may be gone when it returns. */
-void wh_note_send(struct wh_batch *batch);
+void wh_notify_send(struct wh_batch *batch);
 /* True: the batch waits no more for its notification, which has not been sent, or has been and may
  * still arrive; the caller finishes the batch. False: none was due, or it is being finished. */
-bool wh_note_cancel(struct wh_batch *batch);
+bool wh_notify_cancel(struct wh_batch *batch);
 /* The batch ends without: it has failed, or been cancelled. */
-void wh_note_drop(struct wh_batch *batch);
+void wh_notify_drop(struct wh_batch *batch);
 /* For a transport that sends one behind the batch's bytes. Both under peer.note_lock. May it be
- * sent now, before any other? Then its sequence, as sent; wh_note_confirmed() or wh_note_astray()
- * follows. */
-bool wh_note_may_go_ahead(const struct wh_batch *batch);
-uint64_t wh_note_ahead(struct wh_batch *batch);
+ * sent now, before any other? Then its sequence, as sent; wh_notify_confirmed() or
+ * wh_notify_undelivered() follows. */
+bool wh_notify_can_send_early(const struct wh_batch *batch);
+uint64_t wh_notify_send_early(struct wh_batch *batch);
 /* What a transport has sent has not arrived, and never will: it is sent over the control
  * connection, or, if it was ahead of its batch's end, once that has come. Under peer.note_lock;
- * wh_notes_go_on() follows, without. */
-void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length);
-void wh_notes_go_on(struct wh_peer *peer);
+ * wh_notify_resume() follows, without. */
+void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
+			   size_t length);
+void wh_notify_resume(struct wh_peer *peer);
 /* The peer has confirmed one; or it is lost. On loop 0. */
-void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence);
-void wh_notes_lost(struct wh_peer *peer, int error, const char *text);
+void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence);
+void wh_notify_peer_lost(struct wh_peer *peer, int error, const char *text);
 
 /* ---- batches --------------------------------------------------------------------------------- */
 
@@ -503,7 +504,7 @@ struct wh_blocks {
 	uint64_t local_stride, remote_stride;
 	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
 	_Atomic bool used; /* by the transport cuda, at least once */
-	struct wh_kept *_Atomic kept; /* its lists on a GPU; NULL: they are not there */
+	struct wh_cached_lists *_Atomic kept; /* its lists on a GPU; NULL: they are not there */
 };
 
 /* How far into a piece. */
@@ -515,7 +516,7 @@ struct wh_cursor {
 };
 
 /* A stretch of bytes that lies in one place on both sides. */
-struct wh_run {
+struct wh_extent_pair {
 	char *local;
 	uint64_t remote, offset, length;
 	uint64_t index; /* of the transfer; blocks: of the base */
@@ -523,7 +524,7 @@ struct wh_run {
 
 /* A part of a batch that goes by one transport: transfers [first, first + count) of the batch's
  * items, all of one op, or bases [first, first + count) of a blocks descriptor. */
-struct wh_piece {
+struct wh_fragment {
 	struct wh_batch *batch;
 	struct wh_blocks *blocks; /* NULL: items */
 	uint32_t op;
@@ -548,8 +549,8 @@ struct wh_piece {
 	 * itself. What is said of it comes back by `ended` (with an error: it was to be
 	 * rerouted), but for failures, which are the whole's: its items' local_id is the number
 	 * of the whole's item. */
-	struct wh_piece *whole;
-	void (*ended)(struct wh_piece *part, int error, const char *why);
+	struct wh_fragment *whole;
+	void (*ended)(struct wh_fragment *part, int error, const char *why);
 	_Atomic bool done;
 	/* the errno of its first failure; for the counters, which clear it */
 	_Atomic int32_t failed;
@@ -563,19 +564,19 @@ enum wh_batch_state {
 };
 
 /* A notification that was sent ahead of the end of its batch. */
-enum wh_note_state {
-	WH_NOTE_NONE = 0, /* it was not */
-	WH_NOTE_AHEAD, /* it was, and is in peer.notes_ahead */
-	WH_NOTE_CONFIRMED, /* and has been confirmed */
-	WH_NOTE_LOST, /* and the peer was lost */
+enum wh_notify_state {
+	WH_NOTIFY_NONE = 0, /* it was not */
+	WH_NOTIFY_EARLY, /* it was, and is in peer.notes_ahead */
+	WH_NOTIFY_CONFIRMED, /* and has been confirmed */
+	WH_NOTIFY_LOST, /* and the peer was lost */
 };
 
-enum wh_note_way {
-	WH_NOTE_UNSENT = 0,
-	WH_NOTE_CONTROL,
-	WH_NOTE_LETTER, /* by its transport, after its bytes */
+enum wh_notify_path {
+	WH_NOTIFY_UNSENT = 0,
+	WH_NOTIFY_CONTROL,
+	WH_NOTIFY_TRANSPORT, /* by its transport, after its bytes */
 	/* by its transport, behind its bytes, before they were known to have arrived */
-	WH_NOTE_BEHIND,
+	WH_NOTIFY_TRANSPORT_EARLY,
 };
 
 #define WH_RAILS 16 /* connections to one peer, of the transport rdma */
@@ -596,7 +597,7 @@ struct wh_batch {
 	uint64_t user;
 	uint32_t priority;
 	/* stream.c: what it has to do with streams; NULL: nothing */
-	struct wh_gate *_Atomic gate;
+	struct wh_stream_dependency *_Atomic gate;
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
 
 	struct wh_item *items;
@@ -606,7 +607,7 @@ struct wh_batch {
 	unsigned char *note;
 	size_t note_length;
 
-	struct wh_piece *pieces;
+	struct wh_fragment *pieces;
 	size_t piece_count, piece_room;
 	uint32_t planned; /* peer.plan_version of the plan; 0: none */
 	struct wh_share share[WH_TRANSPORT_COUNT];
@@ -629,40 +630,40 @@ struct wh_batch {
 	struct wh_list callback_link; /* engine.callbacks */
 	struct wh_list note_link; /* peer.notes_* */
 	uint64_t note_sequence;
-	uint8_t note_state; /* enum wh_note_state; under peer.note_lock */
-	_Atomic uint8_t note_way; /* enum wh_note_way: how it was sent the last time */
+	uint8_t note_state; /* enum wh_notify_state; under peer.note_lock */
+	_Atomic uint8_t note_way; /* enum wh_notify_path: how it was sent the last time */
 	int note_error; /* why it could not be sent */
 	struct wh_batch *note_next; /* the next of those */
 	_Atomic bool finishing; /* done, but not yet let go of */
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
 
-	_Atomic uint32_t watch; /* WH_WATCH_... */
+	_Atomic uint32_t watch; /* WH_STATISTICS_... */
 	uint32_t timed_in; /* so many submissions: the last of them is timed */
 	/* as in `watch`, for whom nobody else is at work; under peer.count_lock */
 	bool listed;
 	wh_count rounds; /* completed well while listed */
 	uint64_t told; /* of those, in the peer's tally; under peer.count_lock */
-	int64_t begun; /* WH_WATCH_TIMED: when */
-	uint64_t flying; /* WH_WATCH_FLYING: its bytes */
+	int64_t begun; /* WH_STATISTICS_TIMED: when */
+	uint64_t flying; /* WH_STATISTICS_IN_FLIGHT: its bytes */
 	struct wh_list count_link; /* peer.counted */
 };
 
 /* For transports: this piece is finished, whichever way. Once for each submit. The batch may be
  * gone when it returns. */
-void wh_piece_done(struct wh_piece *piece);
+void wh_fragment_done(struct wh_fragment *piece);
 /* Record a failure: of transfer `index` of the batch's items, or of all of the piece
- * (UINT64_MAX). Before wh_piece_done(). `error` is negative. */
-void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+ * (UINT64_MAX). Before wh_fragment_done(). `error` is negative. */
+void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
 	__attribute__((format(printf, 4, 5)));
 /* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
- * one gets it from the start, or it fails with `error`. Instead of wh_piece_done(). */
-void wh_piece_reroute(struct wh_piece *piece, int error, const char *why);
+ * one gets it from the start, or it fails with `error`. Instead of wh_fragment_done(). */
+void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why);
 
 /* Before its plan changes, or it goes. */
-static inline void wh_batch_settle_counts(struct wh_batch *batch)
+static inline void wh_batch_flush_counts(struct wh_batch *batch)
 {
 	if (batch->listed)
-		wh_count_settle(batch);
+		wh_count_flush(batch);
 }
 
 static inline bool wh_batch_running(struct wh_batch *batch)
@@ -701,7 +702,7 @@ int wh_plan(struct wh_batch *batch);
 bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 		       struct wh_estimate *out);
 /* The next best transport for a piece that its transport gave up; WH_TRANSPORT_COUNT: none. */
-uint32_t wh_plan_again(const struct wh_piece *piece);
+uint32_t wh_plan_again(const struct wh_fragment *piece);
 
 /* Submit a batch that starts once the event has happened; `wait` is in its gate. */
 struct wh_event_wait;
@@ -709,10 +710,10 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait);
 /* It has; or, with an error, it never will. */
 void wh_batch_start(struct wh_batch *batch, int error, const char *text);
 /* The batch has ended: let go of the streams that wait for it. */
-void wh_gate_end(struct wh_batch *batch);
+void wh_stream_dependency_end(struct wh_batch *batch);
 /* True: it waited for a stream, and waits no longer; the caller ends it. */
-bool wh_gate_cancel(struct wh_batch *batch);
-void wh_gate_free(struct wh_batch *batch);
+bool wh_stream_dependency_cancel(struct wh_batch *batch);
+void wh_stream_dependency_free(struct wh_batch *batch);
 
 void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch);
 /* The batch is freed or submitted again: its completion, if it is still there, is nobody's. */
@@ -722,14 +723,14 @@ struct wh_engine *wh_queue_engine(const struct wh_queue *queue);
 
 /* ---- walking through a piece ----------------------------------------------------------------- */
 
-static inline void wh_piece_start(const struct wh_piece *piece, struct wh_cursor *cursor)
+static inline void wh_fragment_start(const struct wh_fragment *piece, struct wh_cursor *cursor)
 {
 	*cursor = (struct wh_cursor){ .outer = piece->first, .left = piece->bytes };
 }
 
 /* The next run of at most `most` bytes; false at the end. */
-static inline bool wh_piece_next(const struct wh_piece *piece, struct wh_cursor *at, uint64_t most,
-				 struct wh_run *run)
+static inline bool wh_fragment_next(const struct wh_fragment *piece, struct wh_cursor *at,
+				    uint64_t most, struct wh_extent_pair *run)
 {
 	uint64_t length;
 

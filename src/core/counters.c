@@ -16,7 +16,7 @@ _Static_assert((int)WH_TRANSPORT_COUNT <= WH_TRANSPORTS_MAX, "room for every tra
 /* ---- counting ---------------------------------------------------------------------------------
  */
 
-static void add_latency(struct wh_tally_latency *latency, uint64_t ns)
+static void add_latency(struct wh_latency_statistics *latency, uint64_t ns)
 {
 	unsigned bucket =
 		ns <= WH_LATENCY_BOUND(0) ? 0 : 64 - 8 - (unsigned)__builtin_clzll(ns - 1);
@@ -28,9 +28,9 @@ static void add_latency(struct wh_tally_latency *latency, uint64_t ns)
 	wh_count_add(&latency->bucket[bucket], 1);
 }
 
-static void add_piece(struct wh_tally *tally, const struct wh_piece *piece, uint64_t rounds)
+static void add_piece(struct wh_statistics *tally, const struct wh_fragment *piece, uint64_t rounds)
 {
-	struct wh_tally_way *way = wh_tally_way(tally, piece->transport, piece->op);
+	struct wh_route_statistics *way = wh_route_statistics(tally, piece->transport, piece->op);
 
 	wh_count_add(&way->bytes, piece->bytes * rounds);
 	wh_count_add(&way->transfers, piece->transfers * rounds);
@@ -46,7 +46,7 @@ static bool is_large(const struct wh_batch *batch)
 }
 
 /* So many rounds of its plan, each of which went well. */
-static void add_rounds(struct wh_tally *tally, const struct wh_batch *batch, uint64_t rounds)
+static void add_rounds(struct wh_statistics *tally, const struct wh_batch *batch, uint64_t rounds)
 {
 	if (!rounds)
 		return;
@@ -55,19 +55,20 @@ static void add_rounds(struct wh_tally *tally, const struct wh_batch *batch, uin
 	wh_count_add(&tally->batches, rounds);
 }
 
-static void add_failed(struct wh_tally *tally, struct wh_batch *batch)
+static void add_failed(struct wh_statistics *tally, struct wh_batch *batch)
 {
 	bool cancelled = atomic_load(&batch->status) == -ECANCELED;
 
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_piece *piece = &batch->pieces[i];
+		struct wh_fragment *piece = &batch->pieces[i];
 		int32_t failed = atomic_exchange(&piece->failed, 0);
 
 		if (!failed && !cancelled)
 			add_piece(tally, piece, 1);
 		else
-			wh_count_add(&wh_tally_way(tally, piece->transport, piece->op)->attempts,
-				     1);
+			wh_count_add(
+				&wh_route_statistics(tally, piece->transport, piece->op)->attempts,
+				1);
 		if (failed && failed != -ECANCELED)
 			wh_count_add(&tally->errors[piece->transport], 1);
 	}
@@ -84,7 +85,7 @@ static void list(struct wh_batch *batch)
 	if (batch->timed_in > WH_TIMED_EVERY) /* not timed so far */
 		batch->timed_in = 1 + peer->listed_in_all++ % WH_TIMED_EVERY;
 	batch->listed = true;
-	atomic_store(&batch->watch, WH_WATCH_LISTED);
+	atomic_store(&batch->watch, WH_STATISTICS_LISTED);
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
@@ -100,33 +101,33 @@ void wh_count_begin(struct wh_batch *batch)
 	for (size_t i = 0; large && i < batch->piece_count; i++)
 		batch->flying += batch->pieces[i].bytes;
 	wh_count_add(&batch->peer->tally.flying, batch->flying);
-	atomic_fetch_or(&batch->watch, WH_WATCH_TIMED | (large ? WH_WATCH_FLYING : 0));
+	atomic_fetch_or(&batch->watch, WH_STATISTICS_TIMED | (large ? WH_STATISTICS_IN_FLIGHT : 0));
 }
 
 void wh_count_finish(struct wh_batch *batch)
 {
-	struct wh_tally *tally = &batch->peer->tally;
+	struct wh_statistics *tally = &batch->peer->tally;
 	uint32_t watch = atomic_load(&batch->watch);
 
-	if ((watch & WH_WATCH_TIMED) && !(watch & WH_WATCH_FAILED))
+	if ((watch & WH_STATISTICS_TIMED) && !(watch & WH_STATISTICS_FAILED))
 		add_latency(&tally->latency[batch->timed_in == 1],
 			    (uint64_t)(wh_now() - batch->begun));
-	if (watch & WH_WATCH_FAILED)
+	if (watch & WH_STATISTICS_FAILED)
 		add_failed(tally, batch);
-	else if (watch & WH_WATCH_LISTED)
+	else if (watch & WH_STATISTICS_LISTED)
 		wh_count_add(&batch->rounds, 1);
 	else
 		add_rounds(tally, batch, 1);
-	if (watch & WH_WATCH_FLYING)
+	if (watch & WH_STATISTICS_IN_FLIGHT)
 		wh_count_add(&tally->flying, -batch->flying);
-	if (watch & WH_WATCH_AGAIN)
+	if (watch & WH_STATISTICS_AGAIN)
 		list(batch);
 	else
-		atomic_store(&batch->watch,
-			     watch & WH_WATCH_LISTED ? WH_WATCH_LISTED : WH_WATCH_AGAIN);
+		atomic_store(&batch->watch, watch & WH_STATISTICS_LISTED ? WH_STATISTICS_LISTED :
+									   WH_STATISTICS_AGAIN);
 }
 
-void wh_count_settle(struct wh_batch *batch)
+void wh_count_flush(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
@@ -137,7 +138,7 @@ void wh_count_settle(struct wh_batch *batch)
 		add_rounds(&peer->tally, batch, wh_count_get(&batch->rounds) - batch->told);
 		batch->told = wh_count_get(&batch->rounds);
 		batch->listed = false;
-		atomic_fetch_xor(&batch->watch, WH_WATCH_LISTED | WH_WATCH_AGAIN);
+		atomic_fetch_xor(&batch->watch, WH_STATISTICS_LISTED | WH_STATISTICS_AGAIN);
 	}
 	pthread_mutex_unlock(&peer->count_lock);
 }
@@ -151,7 +152,7 @@ static void move_count(wh_count *into, const wh_count *from)
 }
 
 /* The peer's numbers with those of its batches. Under peer.count_lock, or where nobody counts. */
-static void add_tally(struct wh_tally *into, const struct wh_tally *from)
+static void add_tally(struct wh_statistics *into, const struct wh_statistics *from)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		for (unsigned way = 0; way < 2; way++) {
@@ -175,7 +176,7 @@ static void add_tally(struct wh_tally *into, const struct wh_tally *from)
 	}
 }
 
-static void add_peer(struct wh_tally *into, struct wh_peer *peer)
+static void add_peer(struct wh_statistics *into, struct wh_peer *peer)
 {
 	pthread_mutex_lock(&peer->count_lock);
 	add_tally(into, &peer->tally);
@@ -202,7 +203,7 @@ static void tell_once(const wh_count *count, uint64_t *told, uint64_t *sum)
 
 void wh_count_session_left(struct wh_session *session)
 {
-	struct wh_engine_tally *tally = &session->engine->tally;
+	struct wh_engine_statistics *tally = &session->engine->tally;
 	struct wh_served *served = &session->served;
 
 	for (unsigned way = 0; way < 2; way++)
@@ -213,7 +214,7 @@ void wh_count_session_left(struct wh_session *session)
 /* ---- telling ----------------------------------------------------------------------------------
  */
 
-static void tell_latency(struct wh_latency *out, const struct wh_tally_latency *from)
+static void tell_latency(struct wh_latency *out, const struct wh_latency_statistics *from)
 {
 	out->count = wh_count_get(&from->count);
 	out->sum = wh_count_get(&from->sum);
@@ -221,7 +222,7 @@ static void tell_latency(struct wh_latency *out, const struct wh_tally_latency *
 		out->bucket[i] = wh_count_get(&from->bucket[i]);
 }
 
-static void tell(struct wh_counters *out, const struct wh_tally *tally)
+static void tell(struct wh_counters *out, const struct wh_statistics *tally)
 {
 	*out = (struct wh_counters){
 		.size = sizeof(*out),
@@ -255,7 +256,7 @@ static void tell(struct wh_counters *out, const struct wh_tally *tally)
 
 int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 {
-	struct wh_tally tally = { 0 };
+	struct wh_statistics tally = { 0 };
 	struct wh_counters full;
 	int error;
 
@@ -272,7 +273,7 @@ int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 /* A submission holds its regions anyway: who looks adds up, and nobody counts. */
 static uint64_t unfinished(struct wh_engine *engine)
 {
-	struct wh_places *places = &engine->regions;
+	struct wh_region_table *places = &engine->regions;
 	uint64_t sum = 0;
 	uint32_t high;
 
@@ -280,7 +281,7 @@ static uint64_t unfinished(struct wh_engine *engine)
 	high = places->high;
 	pthread_mutex_unlock(&places->lock);
 	for (uint32_t i = 0; i < high; i++) {
-		struct wh_place *place = wh_places_at(places, i);
+		struct wh_region_entry *place = wh_region_table_at(places, i);
 
 		if (place)
 			sum += atomic_load_explicit(
@@ -293,7 +294,7 @@ static uint64_t unfinished(struct wh_engine *engine)
 /* Under engine.lock. */
 static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out)
 {
-	const struct wh_engine_tally *tally = &engine->tally;
+	const struct wh_engine_statistics *tally = &engine->tally;
 
 	*out = (struct wh_engine_counters){
 		.size = sizeof(*out),
@@ -302,7 +303,7 @@ static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out
 		.peers_lost = wh_count_get(&tally->peers_lost),
 		.sessions_opened = wh_count_get(&tally->sessions_opened),
 		.connections = wh_count_get(&tally->connections),
-		.regions = wh_places_count(&engine->regions),
+		.regions = wh_region_table_count(&engine->regions),
 		.region_bytes = wh_count_get(&tally->region_bytes),
 		.registrations = wh_count_get(&tally->registrations),
 		.registration_time = wh_count_get(&tally->registration_time),
@@ -330,7 +331,7 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 		       struct wh_counters *total)
 {
 	struct wh_engine_counters full;
-	struct wh_tally tally = { 0 };
+	struct wh_statistics tally = { 0 };
 	struct wh_counters all;
 	int error = wh_engine_guard(engine, "wh_engine_counters");
 
@@ -353,11 +354,11 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 /* ---- for observers ------------------------------------------------------------------------------
  */
 
-static void observe_peer(struct wh_peer *peer, struct wh_tally *total,
+static void observe_peer(struct wh_peer *peer, struct wh_statistics *total,
 			 struct wh_observed_writer *out)
 {
 	struct wh_observed_peer row = { .lost = wh_count_get(&peer->lost) };
-	struct wh_tally tally = { 0 };
+	struct wh_statistics tally = { 0 };
 
 	add_peer(&tally, peer);
 	add_tally(total, &tally);
@@ -388,7 +389,7 @@ int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *lengt
 {
 	struct wh_observed_writer out = { 0 };
 	struct wh_observed_engine row = { .epoch = engine->epoch, .pid = (uint32_t)getpid() };
-	struct wh_tally total = { 0 };
+	struct wh_statistics total = { 0 };
 
 	memcpy(row.name, engine->name, sizeof(row.name));
 	snprintf(row.url, sizeof(row.url), "%s", engine->url);

@@ -25,27 +25,27 @@
 
 typedef _Atomic uint64_t wh_count;
 
-struct wh_tally_latency {
+struct wh_latency_statistics {
 	wh_count count, sum, bucket[WH_LATENCY_BUCKETS];
 };
 
 /* Side by side, for they are counted together. */
-struct wh_tally_way {
+struct wh_route_statistics {
 	wh_count bytes, transfers;
 	/* batches of one part that ended well, and are in no other number of batches or attempts */
 	wh_count alone;
 	wh_count attempts;
 };
 
-struct wh_tally {
-	struct wh_tally_way way[WH_TRANSPORT_COUNT][2]; /* read, written */
+struct wh_statistics {
+	struct wh_route_statistics way[WH_TRANSPORT_COUNT][2]; /* read, written */
 	wh_count errors[WH_TRANSPORT_COUNT], reroutes[WH_TRANSPORT_COUNT];
 	wh_count batches, failed, cancelled;
 	wh_count flying; /* bytes of large batches that have not ended */
-	struct wh_tally_latency latency[2]; /* small, large */
+	struct wh_latency_statistics latency[2]; /* small, large */
 };
 
-struct wh_engine_tally {
+struct wh_engine_statistics {
 	int64_t opened; /* when the engine was */
 	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes,
 		registrations, registration_time, windows_opened, staged_bytes;
@@ -65,12 +65,12 @@ struct wh_served {
  * round of a batch whose rounds are multiplied. These two are quick, everything else goes by
  * wh_count_finish(). */
 enum {
-	WH_WATCH_LISTED = 1, /* the batch is in peer.counted */
-	WH_WATCH_AGAIN = 2, /* it is not, but has had a round: the next one is worth listing */
-	WH_WATCH_TIMED = 4,
-	WH_WATCH_FAILED = 8,
-	WH_WATCH_PIECES = 16, /* a fresh one may have several pieces, or none */
-	WH_WATCH_FLYING = 32, /* its bytes are in peer.tally.flying */
+	WH_STATISTICS_LISTED = 1, /* the batch is in peer.counted */
+	WH_STATISTICS_AGAIN = 2, /* it is not, but has had a round: the next one is worth listing */
+	WH_STATISTICS_TIMED = 4,
+	WH_STATISTICS_FAILED = 8,
+	WH_STATISTICS_FRAGMENTS = 16, /* a fresh one may have several pieces, or none */
+	WH_STATISTICS_IN_FLIGHT = 32, /* its bytes are in peer.tally.flying */
 };
 
 /* What a batch adds to wh_peer.batches when it is made: to how many there are, and to a number in
@@ -89,20 +89,21 @@ static inline uint64_t wh_count_get(const wh_count *count)
 	return atomic_load_explicit(count, memory_order_relaxed);
 }
 
-static inline struct wh_tally_way *wh_tally_way(struct wh_tally *tally, size_t transport, size_t op)
+static inline struct wh_route_statistics *wh_route_statistics(struct wh_statistics *tally,
+							      size_t transport, size_t op)
 {
 	return &tally->way[transport][op - WH_READ];
 }
 
 struct wh_batch;
-struct wh_piece;
+struct wh_fragment;
 
 /* This round of the batch is timed. */
 void wh_count_begin(struct wh_batch *batch);
 /* A round of the batch ends, and something has to be watched. */
 void wh_count_finish(struct wh_batch *batch);
 /* The plan of a batch that is listed changes, or it goes: count what it has not told yet. */
-void wh_count_settle(struct wh_batch *batch);
+void wh_count_flush(struct wh_batch *batch);
 /* A peer is closed: its numbers become the engine's. Under engine.lock. */
 struct wh_peer;
 void wh_count_peer_closed(struct wh_peer *peer);

@@ -59,8 +59,9 @@ void wh_engine_log(struct wh_engine *engine, const char *format, ...)
 
 uint32_t wh_engine_capabilities(const struct wh_engine *engine)
 {
-	return engine->transport_off[WH_TRANSPORT_RDMA][0] ? 0 :
-							     WH_CAPABLE_RDMA | WH_CAPABLE_LETTERS;
+	return engine->transport_off[WH_TRANSPORT_RDMA][0] ?
+		       0 :
+		       WH_CAPABLE_RDMA | WH_CAPABLE_RDMA_NOTIFY;
 }
 
 struct wh_loop *wh_engine_loop(struct wh_engine *engine)
@@ -154,8 +155,8 @@ static int learn_identity(struct wh_engine *engine, const char *name)
 
 static int start_loops(struct wh_engine *engine)
 {
-	int64_t wanted = engine->config.number[WH_KNOB_THREADS];
-	bool spin = engine->config.number[WH_KNOB_SPIN] != 0;
+	int64_t wanted = engine->config.number[WH_SETTING_THREADS];
+	bool spin = engine->config.number[WH_SETTING_SPIN] != 0;
 	long cpus = sysconf(_SC_NPROCESSORS_ONLN);
 	cpu_set_t may;
 	char name[24];
@@ -205,8 +206,8 @@ static bool listed(const char *list, const char *name)
 
 static int check_transport_names(const struct wh_config *config)
 {
-	const char *list = config->text[WH_KNOB_TRANSPORTS];
-	const char *require = config->text[WH_KNOB_REQUIRE];
+	const char *list = config->text[WH_SETTING_TRANSPORTS];
+	const char *require = config->text[WH_SETTING_REQUIRE];
 	char name[64];
 
 	while (*list) {
@@ -230,7 +231,7 @@ static int check_transport_names(const struct wh_config *config)
 
 static int check_window_names(const struct wh_config *config)
 {
-	const char *order = config->text[WH_KNOB_WINDOW];
+	const char *order = config->text[WH_SETTING_WINDOW];
 
 	return !strcmp(order, WH_WINDOW_OFF) || wh_window_order_valid(order) ?
 		       0 :
@@ -240,7 +241,7 @@ static int check_window_names(const struct wh_config *config)
 
 static void open_transports(struct wh_engine *engine)
 {
-	const char *list = engine->config.text[WH_KNOB_TRANSPORTS];
+	const char *list = engine->config.text[WH_SETTING_TRANSPORTS];
 
 	uint8_t rank = 0;
 
@@ -251,9 +252,9 @@ static void open_transports(struct wh_engine *engine)
 
 		engine->rank[id] = WH_TRANSPORT_COUNT;
 
-		if (!listed(engine->config.text[WH_KNOB_TRANSPORTS], transport->name)) {
+		if (!listed(engine->config.text[WH_SETTING_TRANSPORTS], transport->name)) {
 			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
-				 engine->config.text[WH_KNOB_TRANSPORTS]);
+				 engine->config.text[WH_SETTING_TRANSPORTS]);
 			error = -ENODEV;
 		} else if (id == WH_TRANSPORT_RDMA && engine->trust.tls) {
 			snprintf(off, WH_REFUSAL,
@@ -304,7 +305,7 @@ static int log_unknown_variables(struct wh_engine *engine)
 /* Nothing is loaded until a GPU is asked for. */
 static int open_cuda(struct wh_engine *engine)
 {
-	const char *path = engine->config.text[WH_KNOB_CUDA];
+	const char *path = engine->config.text[WH_SETTING_CUDA];
 	bool off = !strcmp(path, "off") || !strcmp(path, "no");
 	int error = wh_cuda_open(off ? NULL : path, &engine->cuda);
 
@@ -317,7 +318,7 @@ static int open_cuda(struct wh_engine *engine)
 
 static const char *registry_url(const struct wh_engine *engine, const char *given)
 {
-	const char *url = given ? given : engine->config.text[WH_KNOB_REGISTRY];
+	const char *url = given ? given : engine->config.text[WH_SETTING_REGISTRY];
 
 	return *url && strcmp(url, "p2p") ? url : NULL;
 }
@@ -380,8 +381,8 @@ static int open_registry(struct wh_engine *engine, const char *given, bool named
 {
 	struct wh_registry_options options = {
 		.url = registry_url(engine, given),
-		.lease = engine->config.number[WH_KNOB_LEASE],
-		.timeout = engine->config.number[WH_KNOB_TIMEOUT],
+		.lease = engine->config.number[WH_SETTING_LEASE],
+		.timeout = engine->config.number[WH_SETTING_TIMEOUT],
 		.self.epoch = engine->epoch,
 		.log = engine->log,
 		.log_arg = engine->log_arg,
@@ -416,7 +417,7 @@ static void give_back(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
 	pthread_mutex_destroy(&engine->pane_lock);
-	wh_early_close(engine->early);
+	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
@@ -465,7 +466,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	if (!error)
 		error = wh_gpus_open(engine, engine->cuda, &engine->gpus);
 	if (!error)
-		error = wh_early_open(engine, &engine->early);
+		error = wh_warm_up_open(engine, &engine->early);
 	if (!error)
 		error = learn_identity(engine, options.name);
 	if (error)
@@ -481,7 +482,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	}
 	madvise((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE), MADV_WIPEONFORK);
 	*engine->ours = 1;
-	error = wh_places_init(&engine->regions, sizeof(struct wh_region));
+	error = wh_region_table_init(&engine->regions, sizeof(struct wh_region));
 	if (error)
 		goto err_unmap;
 	error = start_loops(engine);
@@ -491,7 +492,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	if (error)
 		goto err_loops;
 	open_transports(engine);
-	listen = options.listen ? options.listen : engine->config.text[WH_KNOB_LISTEN];
+	listen = options.listen ? options.listen : engine->config.text[WH_SETTING_LISTEN];
 	error = wh_acceptor_open(engine, listen);
 	if (error)
 		goto err_transports;
@@ -515,7 +516,7 @@ err_transports:
 	wh_inbox_close(engine);
 err_loops:
 	stop_loops(engine);
-	wh_places_destroy(&engine->regions);
+	wh_region_table_destroy(&engine->regions);
 err_unmap:
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 err_free:
@@ -562,12 +563,12 @@ static int engine_try_close(struct wh_engine *engine)
 	wh_loop_call(&engine->loops[0], end_sessions, engine);
 	close_transports(engine);
 	wh_inbox_close(engine);
-	wh_early_stop(engine->early);
+	wh_warm_up_stop(engine->early);
 	/* Before the loops: it may still be about to wake the one that it last handed something. */
 	wh_gpus_stop(engine->gpus);
 	stop_loops(engine);
 	wh_windows_free(engine->windows);
-	wh_places_destroy(&engine->regions);
+	wh_region_table_destroy(&engine->regions);
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 	give_back(engine);
 	return 0;

@@ -106,7 +106,7 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_progress: the batch was never submitted");
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_fragment *piece = &batch->pieces[i];
 		/* Some transports know of the whole piece only. */
 		uint64_t left = atomic_load_explicit(&piece->done, memory_order_acquire) ?
 					0 :
@@ -163,18 +163,20 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
 		      char *line, size_t size)
 {
-	struct wh_place *place;
-	bool told = wh_pane_tell(local, line, size);
+	struct wh_region_entry *place;
+	bool told = wh_region_window_describe(local, line, size);
 
 	if (told)
 		return told;
-	place = wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	place = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!place)
 		return false;
-	told = peer->self ? wh_pane_tell(wh_container(place, struct wh_region, place), line, size) :
-			    wh_pane_tell_remote(wh_container(place, struct wh_remote_region, place),
-						line, size);
-	wh_place_leave(place);
+	told = peer->self ?
+		       wh_region_window_describe(wh_container(place, struct wh_region, place), line,
+						 size) :
+		       wh_region_window_describe_remote(
+			       wh_container(place, struct wh_remote_region, place), line, size);
+	wh_region_entry_leave(place);
 	return told;
 }
 
@@ -225,13 +227,13 @@ static bool tell_memory(struct wh_batch *batch, unsigned id, char *line, size_t 
 static bool tell_notification(struct wh_batch *batch, char *line, size_t size)
 {
 	static const char *const ways[] = {
-		[WH_NOTE_CONTROL] = "over the control connection",
-		[WH_NOTE_LETTER] = "by rdma",
-		[WH_NOTE_BEHIND] = "by rdma, right behind the bytes",
+		[WH_NOTIFY_CONTROL] = "over the control connection",
+		[WH_NOTIFY_TRANSPORT] = "by rdma",
+		[WH_NOTIFY_TRANSPORT_EARLY] = "by rdma, right behind the bytes",
 	};
 	unsigned way = atomic_load(&batch->note_way);
 
-	if (way == WH_NOTE_UNSENT)
+	if (way == WH_NOTIFY_UNSENT)
 		return false;
 	snprintf(line, size, "notification: %s", ways[way]);
 	return true;

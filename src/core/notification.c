@@ -27,7 +27,7 @@
 #define WINDOW 16
 #define SEQUENCE 8 /* bytes of it in front of the user's */
 
-_Static_assert(WINDOW == WH_RDMA_LETTERS, "there is a slot, and a receive, for each on its way");
+_Static_assert(WINDOW == WH_RDMA_RING_SLOTS, "there is a slot, and a receive, for each on its way");
 
 struct note {
 	struct wh_list link; /* inbox.notes or inbox.waiting */
@@ -112,7 +112,7 @@ static struct note *pop(struct wh_inbox *inbox)
 
 static struct note *wait_note(struct wh_inbox *inbox, int64_t deadline)
 {
-	bool spin = inbox->engine->config.number[WH_KNOB_SPIN];
+	bool spin = inbox->engine->config.number[WH_SETTING_SPIN];
 	struct note *note;
 
 	while (spin ? wh_ready_spin(&inbox->count, deadline) : wh_ready_wait(inbox->fd, deadline)) {
@@ -188,7 +188,7 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 	/* One may wait in any case. */
 	if (session->note_count)
 		note->charged = (int64_t)(sizeof(*note) + note->length);
-	if (!wh_guest_queue(session->guest, note->charged)) {
+	if (!wh_quota_charge_queued(session->guest, note->charged)) {
 		free(note);
 		session->control.full =
 			"notifies more than may wait for its address (the knob held)";
@@ -207,8 +207,8 @@ int wh_session_notified(struct wh_session *session, const uint8_t *payload, size
 	return take_in(session, 0, wh_get64(payload), payload + SEQUENCE, length - SEQUENCE);
 }
 
-int wh_session_letter(struct wh_session *session, uint32_t by, uint64_t sequence, const void *data,
-		      size_t length)
+int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
+				     const void *data, size_t length)
 {
 	return take_in(session, by, sequence, data, length);
 }
@@ -217,12 +217,12 @@ static void drop_waiting(struct wh_session *session, struct note *note)
 {
 	wh_list_remove(&note->session_link);
 	wh_list_remove(&note->link);
-	wh_guest_queue(session->guest, -note->charged);
+	wh_quota_charge_queued(session->guest, -note->charged);
 	session->note_count--;
 	free(note);
 }
 
-void wh_session_letters_forget(struct wh_session *session, uint32_t by)
+void wh_session_notifications_forget(struct wh_session *session, uint32_t by)
 {
 	struct wh_list *link, *next;
 
@@ -235,7 +235,7 @@ void wh_session_letters_forget(struct wh_session *session, uint32_t by)
 	}
 }
 
-void wh_session_notes_drop(struct wh_session *session)
+void wh_session_notifications_drop(struct wh_session *session)
 {
 	while (!wh_list_empty(&session->notes))
 		drop_waiting(session, wh_container(session->notes.next, struct note, session_link));
@@ -264,7 +264,7 @@ static bool deliver_theirs(struct wh_inbox *inbox)
 	}
 	/* From here the note belongs to whoever takes it. */
 	session->note_count--;
-	wh_guest_queue(session->guest, -charged);
+	wh_quota_charge_queued(session->guest, -charged);
 	confirm(session, sequence);
 	return true;
 }
@@ -388,8 +388,8 @@ static int by_transport(struct wh_peer *peer, struct wh_batch *batch, uint64_t s
 		->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
 }
 
-/* Under note_lock: a peer that is lost is not connected again before wh_notes_lost() has had this
- * lock, so that nothing gets to another epoch of it. */
+/* Under note_lock: a peer that is lost is not connected again before wh_notify_peer_lost() has had
+ * this lock, so that nothing gets to another epoch of it. */
 static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 {
 	uint64_t sequence = peer->note_sequence + 1;
@@ -402,7 +402,7 @@ static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 	error = by_transport(peer, batch, sequence);
 	if (error == -EAGAIN)
 		return error;
-	atomic_store(&batch->note_way, error ? WH_NOTE_CONTROL : WH_NOTE_LETTER);
+	atomic_store(&batch->note_way, error ? WH_NOTIFY_CONTROL : WH_NOTIFY_TRANSPORT);
 	if (error)
 		error = by_control(peer, sequence, batch->note, batch->note_length);
 	if (error)
@@ -442,12 +442,12 @@ static void send_waiting(struct wh_peer *peer)
 	}
 }
 
-void wh_notes_go_on(struct wh_peer *peer)
+void wh_notify_resume(struct wh_peer *peer)
 {
 	send_waiting(peer);
 }
 
-void wh_note_send(struct wh_batch *batch)
+void wh_notify_send(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 	uint8_t state;
@@ -458,31 +458,31 @@ void wh_note_send(struct wh_batch *batch)
 	}
 	pthread_mutex_lock(&peer->note_lock);
 	state = batch->note_state;
-	batch->note_state = WH_NOTE_NONE;
-	if (state == WH_NOTE_AHEAD) { /* from here as any that has been sent */
+	batch->note_state = WH_NOTIFY_NONE;
+	if (state == WH_NOTIFY_EARLY) { /* from here as any that has been sent */
 		wh_list_remove(&batch->note_link);
 		wh_list_append(&peer->notes_sent, &batch->note_link);
-	} else if (state == WH_NOTE_NONE) {
+	} else if (state == WH_NOTIFY_NONE) {
 		wh_list_append(&peer->notes_waiting, &batch->note_link);
 	}
 	pthread_mutex_unlock(&peer->note_lock);
-	if (state == WH_NOTE_NONE)
+	if (state == WH_NOTIFY_NONE)
 		send_waiting(peer);
-	else if (state == WH_NOTE_CONFIRMED)
+	else if (state == WH_NOTIFY_CONFIRMED)
 		wh_batch_finish(batch);
-	else if (state == WH_NOTE_LOST)
+	else if (state == WH_NOTIFY_LOST)
 		end(batch, -ECONNRESET);
 }
 
 /* Under note_lock. What has been sent counts until the peer confirms it, but as nobody's. */
 static void leave_ahead(struct wh_batch *batch)
 {
-	if (batch->note_state == WH_NOTE_AHEAD)
+	if (batch->note_state == WH_NOTIFY_EARLY)
 		wh_list_remove(&batch->note_link);
-	batch->note_state = WH_NOTE_NONE;
+	batch->note_state = WH_NOTIFY_NONE;
 }
 
-void wh_note_drop(struct wh_batch *batch)
+void wh_notify_drop(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
@@ -491,13 +491,13 @@ void wh_note_drop(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->note_lock);
 }
 
-bool wh_note_cancel(struct wh_batch *batch)
+bool wh_notify_cancel(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 	bool waited = false;
 
 	pthread_mutex_lock(&peer->note_lock);
-	if (batch->note_state != WH_NOTE_NONE) { /* its pieces have not ended */
+	if (batch->note_state != WH_NOTIFY_NONE) { /* its pieces have not ended */
 		leave_ahead(batch);
 	} else {
 		waited = batch->note_link.next;
@@ -508,7 +508,7 @@ bool wh_note_cancel(struct wh_batch *batch)
 	return waited;
 }
 
-bool wh_note_may_go_ahead(const struct wh_batch *batch)
+bool wh_notify_can_send_early(const struct wh_batch *batch)
 {
 	const struct wh_peer *peer = batch->peer;
 
@@ -517,13 +517,13 @@ bool wh_note_may_go_ahead(const struct wh_batch *batch)
 	       !atomic_load(&batch->status);
 }
 
-uint64_t wh_note_ahead(struct wh_batch *batch)
+uint64_t wh_notify_send_early(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
 	batch->note_sequence = ++peer->note_sequence;
-	batch->note_state = WH_NOTE_AHEAD;
-	atomic_store(&batch->note_way, WH_NOTE_BEHIND);
+	batch->note_state = WH_NOTIFY_EARLY;
+	atomic_store(&batch->note_way, WH_NOTIFY_TRANSPORT_EARLY);
 	wh_list_append(&peer->notes_ahead, &batch->note_link);
 	peer->note_count++;
 	return batch->note_sequence;
@@ -545,14 +545,14 @@ static struct wh_batch *find(const struct wh_list *list, uint64_t sequence, unsi
 	return found;
 }
 
-void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
+void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
 {
 	unsigned count = 0;
 	struct wh_batch *ahead = find(&peer->notes_ahead, sequence, &count);
 	struct wh_batch *sent = find(&peer->notes_sent, sequence, &count);
 
 	if (sent) { /* if that fails the connection is lost, and all with it */
-		atomic_store(&sent->note_way, WH_NOTE_CONTROL);
+		atomic_store(&sent->note_way, WH_NOTIFY_CONTROL);
 		by_control(peer, sequence, data, length);
 		return;
 	}
@@ -561,7 +561,7 @@ void wh_note_astray(struct wh_peer *peer, uint64_t sequence, const void *data, s
 	peer->note_count--;
 }
 
-void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
+void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence)
 {
 	struct wh_batch *found, *ahead;
 	unsigned sent = 0;
@@ -576,7 +576,7 @@ void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
 		wh_list_remove(&found->note_link);
 	if (ahead) {
 		leave_ahead(ahead);
-		ahead->note_state = WH_NOTE_CONFIRMED;
+		ahead->note_state = WH_NOTIFY_CONFIRMED;
 	}
 	/* Else of one that was cancelled, or made up. */
 	if (found || ahead || peer->note_count > sent)
@@ -587,7 +587,7 @@ void wh_note_confirmed(struct wh_peer *peer, uint64_t sequence)
 	send_waiting(peer);
 }
 
-void wh_notes_lost(struct wh_peer *peer, int error, const char *text)
+void wh_notify_peer_lost(struct wh_peer *peer, int error, const char *text)
 {
 	struct wh_list *link;
 
@@ -599,7 +599,7 @@ void wh_notes_lost(struct wh_peer *peer, int error, const char *text)
 				wh_container(peer->notes_ahead.next, struct wh_batch, note_link);
 
 			leave_ahead(batch);
-			batch->note_state = WH_NOTE_LOST;
+			batch->note_state = WH_NOTIFY_LOST;
 		}
 		link = wh_list_take(&peer->notes_sent);
 		if (!link)
@@ -630,7 +630,7 @@ int wh_inbox_open(struct wh_engine *engine)
 	}
 	inbox->engine = engine;
 	inbox->fd = fd;
-	inbox->room = (uint32_t)engine->config.number[WH_KNOB_NOTIFICATIONS];
+	inbox->room = (uint32_t)engine->config.number[WH_SETTING_NOTIFICATIONS];
 	inbox->deliver.run = deliver;
 	wh_list_init(&inbox->notes);
 	wh_list_init(&inbox->waiting);

@@ -222,11 +222,11 @@ static int make_socket(struct wh_observer *observer, const char *directory)
 static int try_places(struct wh_observer *observer)
 {
 	char directory[sizeof(observer->path)];
-	struct wh_config_places places;
+	struct wh_config_paths places;
 	int error = -ENOENT;
 
-	wh_config_places(&places);
-	for (unsigned i = 0; wh_observer_place(i, places.runtime, directory, sizeof(directory));
+	wh_config_paths(&places);
+	for (unsigned i = 0; wh_observer_directory(i, places.runtime, directory, sizeof(directory));
 	     i++) {
 		if (!*directory)
 			continue;
@@ -241,7 +241,7 @@ static int try_places(struct wh_observer *observer)
 
 static int choose(struct wh_observer *observer)
 {
-	const char *directory = observer->engine->config.text[WH_KNOB_OBSERVE];
+	const char *directory = observer->engine->config.text[WH_SETTING_OBSERVE];
 	int error = *directory ? wh_observer_check(directory) : try_places(observer);
 
 	if (!error && *directory)
@@ -260,7 +260,7 @@ static int choose(struct wh_observer *observer)
 
 int wh_observer_open(struct wh_engine *engine)
 {
-	const char *knob = engine->config.text[WH_KNOB_OBSERVE];
+	const char *knob = engine->config.text[WH_SETTING_OBSERVE];
 	struct wh_observer *observer;
 	int error;
 

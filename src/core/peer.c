@@ -27,7 +27,7 @@ static struct wh_loop *home(struct wh_peer *peer)
 
 static int64_t timeout_of(const struct wh_peer *peer)
 {
-	return peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+	return peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 }
 
 int wh_peer_check(struct wh_peer *peer)
@@ -151,7 +151,7 @@ static void lose_transports(struct wh_peer *peer, int error, const char *text)
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id])
 			wh_transport(id)->peer_lost(peer, peer->transport[id], error, text);
-	wh_notes_lost(peer, error, text);
+	wh_notify_peer_lost(peer, error, text);
 }
 
 /* ---- state ----------------------------------------------------------------------------------- */
@@ -410,11 +410,11 @@ static int refused(struct wh_peer *peer, const uint8_t *payload, size_t length)
 static void drop_unlisted(struct wh_peer *peer)
 {
 	uint64_t cursor = 0;
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
-	while (wh_places_next(&peer->regions, &cursor, &copy, name)) {
-		struct wh_place *place = wh_places_at(&peer->regions, copy.index);
+	while (wh_region_table_next(&peer->regions, &cursor, &copy, name)) {
+		struct wh_region_entry *place = wh_region_table_at(&peer->regions, copy.index);
 
 		if (((struct wh_remote_region *)place)->round != peer->list_round)
 			wh_remote_remove(peer, atomic_load(&copy.id));
@@ -425,7 +425,7 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 {
 	const uint8_t *end = payload + frame->length;
 	struct wh_region_record record;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	int got, error;
 
 	if (!peer->listed && peer->welcome.epoch == peer->engine->epoch) {
@@ -439,7 +439,7 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 		error = wh_remote_add(peer, &record);
 		if (error)
 			return error;
-		place = wh_places_at(&peer->regions, wh_places_index(record.id));
+		place = wh_region_table_at(&peer->regions, wh_region_table_index(record.id));
 		((struct wh_remote_region *)place)->round = peer->list_round;
 	}
 	if (got < 0)
@@ -497,17 +497,17 @@ static int peer_frame(struct wh_control *control, const struct wh_frame *frame,
 	case WH_FRAME_NOTIFIED:
 		if (frame->length != 8)
 			return -EPROTO;
-		wh_note_confirmed(peer, wh_get64(payload));
+		wh_notify_confirmed(peer, wh_get64(payload));
 		return 0;
 	case WH_FRAME_ABORTED:
 		return confirm_abort(peer, payload, frame->length);
 	case WH_FRAME_RDMA_CONNECTED:
 	case WH_FRAME_RDMA_KEYED:
 	case WH_FRAME_RDMA_FLUSHED:
-	case WH_FRAME_RDMA_DESKED:
+	case WH_FRAME_RDMA_BOUNCE_OPENED:
 	case WH_FRAME_RDMA_COPIED:
 	case WH_FRAME_RDMA_SPARE:
-	case WH_FRAME_RDMA_MAILED:
+	case WH_FRAME_RDMA_RING_OPENED:
 		if (!peer->opened[WH_TRANSPORT_RDMA])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)
@@ -624,7 +624,7 @@ static void stop(void *argument)
 
 static void peer_free(struct wh_peer *peer)
 {
-	wh_places_destroy(&peer->regions);
+	wh_region_table_destroy(&peer->regions);
 	wh_control_destroy(&peer->control);
 	pthread_mutex_destroy(&peer->lock);
 	pthread_mutex_destroy(&peer->note_lock);
@@ -668,7 +668,7 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	wh_list_init(&peer->notes_ahead);
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
-	error = wh_places_init(&peer->regions, sizeof(struct wh_remote_region));
+	error = wh_region_table_init(&peer->regions, sizeof(struct wh_remote_region));
 	if (error) {
 		peer_free(peer);
 		return error;
@@ -851,6 +851,6 @@ int wh_peer_info(struct wh_peer *peer, struct wh_peer_info *info)
 	memcpy(full.name, peer->welcome.name, sizeof(full.name));
 	memcpy(full.address, peer->address_text, sizeof(full.address));
 	pthread_mutex_unlock(&peer->lock);
-	full.regions = wh_places_count(peer->self ? &peer->engine->regions : &peer->regions);
+	full.regions = wh_region_table_count(peer->self ? &peer->engine->regions : &peer->regions);
 	return wh_options_return(info, &full, sizeof(full), "wh_peer_info");
 }

@@ -22,7 +22,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 		   char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	int error;
 
 	if (!atomic_load(&peer->usable[id])) {
@@ -32,13 +32,13 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 		pthread_mutex_unlock(&peer->lock);
 		return false;
 	}
-	place = wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	place = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!place) {
 		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
 		return false;
 	}
 	error = wh_transport(id)->reach(peer, peer->transport[id], local, place, op, why);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	/* Report "does not apply to such memory" only if this transport was required. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
@@ -124,19 +124,19 @@ static int gone_region(struct wh_batch *batch, const char *what, uint64_t index,
 static int check_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
 {
 	struct wh_peer *peer = batch->peer;
-	struct wh_place *place =
-		wh_place_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	struct wh_region_entry *place =
+		wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 
 	if (!place)
 		return gone_region(batch, what, index, remote);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return 0;
 }
 
-static struct wh_piece *new_piece(struct wh_batch *batch)
+static struct wh_fragment *new_piece(struct wh_batch *batch)
 {
 	size_t room = batch->piece_room ? batch->piece_room * 4 : 1;
-	struct wh_piece *grown;
+	struct wh_fragment *grown;
 
 	if (batch->piece_count == batch->piece_room) {
 		grown = realloc(batch->pieces, room * sizeof(*grown));
@@ -145,7 +145,7 @@ static struct wh_piece *new_piece(struct wh_batch *batch)
 			return NULL;
 		}
 		if (room > 1) /* wh_batch_finish() has to look */
-			atomic_fetch_or(&batch->watch, WH_WATCH_PIECES);
+			atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 		batch->pieces = grown;
 		batch->piece_room = room;
 	}
@@ -184,7 +184,7 @@ static int decide(struct wh_batch *batch, const char *what, uint64_t index,
 static int plan_items(struct wh_batch *batch)
 {
 	struct choice choice = { 0 };
-	struct wh_piece *piece = NULL;
+	struct wh_fragment *piece = NULL;
 	int error;
 
 	for (size_t i = 0; i < batch->item_count; i++) {
@@ -211,7 +211,7 @@ static int plan_items(struct wh_batch *batch)
 static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 {
 	struct choice choice = { 0 };
-	struct wh_piece *piece = NULL;
+	struct wh_fragment *piece = NULL;
 	int error;
 
 	for (uint64_t b = 0; b < blocks->base_count; b++) {
@@ -257,7 +257,7 @@ int wh_plan(struct wh_batch *batch)
 	uint32_t version = atomic_load(&batch->peer->plan_version);
 	int error;
 
-	wh_batch_settle_counts(batch);
+	wh_batch_flush_counts(batch);
 	batch->planned = 0;
 	batch->piece_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
@@ -284,7 +284,7 @@ int wh_plan(struct wh_batch *batch)
 }
 
 /* The two regions of transfer, or base, number `index`. */
-static uint64_t regions_of(const struct wh_piece *piece, uint64_t index,
+static uint64_t regions_of(const struct wh_fragment *piece, uint64_t index,
 			   const struct wh_region **local)
 {
 	const struct wh_item *item;
@@ -298,7 +298,7 @@ static uint64_t regions_of(const struct wh_piece *piece, uint64_t index,
 	return item->remote;
 }
 
-uint32_t wh_plan_again(const struct wh_piece *piece)
+uint32_t wh_plan_again(const struct wh_fragment *piece)
 {
 	const struct wh_region *local, *local_before = NULL;
 	struct wh_batch *batch = piece->batch;

@@ -147,16 +147,16 @@ static bool measure(const struct trial *trial, struct wh_probed *out)
 /* ---- what it is tried with ---------------------------------------------------------------------
  */
 
-static bool long_enough(const struct wh_place *place)
+static bool long_enough(const struct wh_region_entry *place)
 {
 	return (place->access & WH_ACCESS_READ) && place->length >= LEAST;
 }
 
 /* The peer's region that the probe reads: this one, or the longest of the same kind that may be
  * read. */
-static bool find(struct wh_places *places, uint64_t wanted, struct trial *trial)
+static bool find(struct wh_region_table *places, uint64_t wanted, struct trial *trial)
 {
-	struct wh_place *place = wh_place_enter(places, wanted), found;
+	struct wh_region_entry *place = wh_region_entry_enter(places, wanted), found;
 	uint64_t cursor = 0;
 	char name[64];
 	uint8_t kind;
@@ -166,8 +166,8 @@ static bool find(struct wh_places *places, uint64_t wanted, struct trial *trial)
 	kind = place->kind;
 	trial->length = long_enough(place) ? place->length : 0;
 	trial->remote = wanted;
-	wh_place_leave(place);
-	while (!trial->length && wh_places_next(places, &cursor, &found, name))
+	wh_region_entry_leave(place);
+	while (!trial->length && wh_region_table_next(places, &cursor, &found, name))
 		if (found.kind == kind && long_enough(&found)) {
 			trial->remote = found.id;
 			trial->length = found.length;
@@ -202,7 +202,7 @@ static int make_scratch(struct wh_engine *engine, const struct wh_region *like, 
 static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
 		  uint64_t remote, struct wh_probed *out)
 {
-	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
 	struct trial trial = { .peer = peer, .transport = wh_transport(id)->name };
 	void *address;
 	bool good;
@@ -253,7 +253,7 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 	double sum = 0;
 
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_fragment *piece = &batch->pieces[i];
 		const struct wh_block_base *base =
 			piece->blocks ? &piece->blocks->bases[piece->first] : NULL;
 		const struct wh_item *item = base ? NULL : &batch->items[piece->first];

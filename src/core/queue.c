@@ -171,7 +171,7 @@ int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max,
 	if (taken || !timeout)
 		return taken;
 	deadline = wh_deadline(timeout);
-	spin = queue->engine->config.number[WH_KNOB_SPIN];
+	spin = queue->engine->config.number[WH_SETTING_SPIN];
 	/* Of several waiters one may take what woke them all. */
 	while (spin ? wh_ready_spin(&queue->count, deadline) : wh_ready_wait(queue->fd, deadline)) {
 		taken = take(queue, out, max);

@@ -4,7 +4,8 @@
  *
  * Taking one back means making sure that nobody touches its memory any more, and several kinds of
  * users may: batches of this engine (wh_region.batches), transports that copy for a peer at this
- * moment (wh_place.users), and peers on this host that have it mapped (sessions that `touch`).
+ * moment (wh_region_entry.users), and peers on this host that have it mapped (sessions that
+ * `touch`).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -137,10 +138,10 @@ uint8_t wh_region_access(const struct wh_region *region, const char *name)
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record)
 {
-	const struct wh_place *place = &region->place;
+	const struct wh_region_entry *place = &region->place;
 
 	memset(record, 0, sizeof(*record));
-	record->id = wh_place_id(place);
+	record->id = wh_region_entry_id(place);
 	record->address = place->address;
 	record->length = place->length;
 	record->access = place->access;
@@ -178,7 +179,7 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 static void fill(struct wh_region *region, struct wh_allocation *memory,
 		 struct wh_registration *registration, uint32_t access, struct wh_rights *rights)
 {
-	struct wh_place *place = &region->place;
+	struct wh_region_entry *place = &region->place;
 
 	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
 	region->engine = registration->engine;
@@ -239,14 +240,14 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 		free(name);
 		return error;
 	}
-	region = (struct wh_region *)wh_places_new(&engine->regions, &id);
+	region = (struct wh_region *)wh_region_table_new(&engine->regions, &id);
 	if (!region) {
 		free(name);
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
 	fill(region, memory, registration, options->access, rights);
 	region->place.name = name;
-	error = wh_places_publish(&engine->regions, &region->place, id);
+	error = wh_region_table_publish(&engine->regions, &region->place, id);
 	if (error == -EEXIST)
 		return wh_fail(EEXIST,
 			       "wh_region_register: there is a region of the name \"%s\" already",
@@ -325,24 +326,24 @@ static int busy(const struct wh_region *region)
 		       "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
 		       "them or cancel them",
 		       atomic_load(&region->batches),
-		       (unsigned long long)wh_place_id(&region->place));
+		       (unsigned long long)wh_region_entry_id(&region->place));
 }
 
 /* Let nobody start anything new with it, and tell the peers. Under engine.lock. */
 static int withdraw(struct wh_engine *engine, struct wh_region *region)
 {
-	struct wh_place *place = &region->place;
-	uint64_t id = wh_place_id(place);
+	struct wh_region_entry *place = &region->place;
+	uint64_t id = wh_region_entry_id(place);
 
 	if (!atomic_load(&place->id))
 		return 0; /* an earlier call got so far, and then had to give up waiting */
 	if (atomic_load(&region->batches))
 		return busy(region);
-	wh_places_close(&engine->regions, place, id);
+	wh_region_table_close(&engine->regions, place, id);
 	/* A submission counts first and looks at the id then, the other way round: if it has been
 	 * missed above, then it is seen here. Nobody has been told anything yet. */
 	if (atomic_load(&region->batches)) {
-		wh_places_reopen(&engine->regions, place, id);
+		wh_region_table_reopen(&engine->regions, place, id);
 		return busy(region);
 	}
 	if (!(place->access & WH_ACCESS_NONE)) {
@@ -358,7 +359,7 @@ static int region_try_unregister(struct wh_region *region)
 	int error = guard(region, "wh_region_unregister");
 	struct wh_registration *registration;
 	struct wh_engine *engine;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	int64_t deadline;
 
 	if (error)
@@ -368,7 +369,7 @@ static int region_try_unregister(struct wh_region *region)
 	if (wh_engine_inside(engine))
 		return wh_fail(EDEADLK,
 			       "wh_region_unregister: called from one of the engine's own threads");
-	deadline = wh_deadline(engine->config.number[WH_KNOB_TIMEOUT] * WH_MS);
+	deadline = wh_deadline(engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
 	pthread_mutex_lock(&engine->lock);
 	if (!place->used)
 		error = wh_fail(EINVAL,
@@ -376,20 +377,20 @@ static int region_try_unregister(struct wh_region *region)
 	else
 		error = withdraw(engine, region);
 	pthread_mutex_unlock(&engine->lock);
-	if (!error && !wh_place_left(place, deadline))
+	if (!error && !wh_region_entry_left(place, deadline))
 		error = wh_fail(EBUSY,
 				"wh_region_unregister: region %#llx is still being copied for a "
 				"peer; it is unpublished, try again",
-				(unsigned long long)wh_place_id(place));
+				(unsigned long long)wh_region_entry_id(place));
 	if (!error && !(place->access & WH_ACCESS_NONE))
-		error = wh_sessions_released(engine, wh_place_id(place), deadline);
+		error = wh_sessions_released(engine, wh_region_entry_id(place), deadline);
 	if (error)
 		return error;
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		if (!engine->transport_off[id][0])
 			wh_transport(id)->region_closed(engine, engine->transport[id], region);
 	}
-	wh_pane_close(region);
+	wh_region_window_close(region);
 	pthread_mutex_lock(&engine->lock);
 	if (region->memory)
 		region->memory->regions--;
@@ -397,7 +398,7 @@ static int region_try_unregister(struct wh_region *region)
 	free(region->rights);
 	region->rights = NULL;
 	wh_count_add(&engine->tally.region_bytes, -place->length);
-	wh_places_free(&engine->regions, place);
+	wh_region_table_free(&engine->regions, place);
 	pthread_mutex_unlock(&engine->lock);
 	wh_registration_put(registration);
 	return 0;
@@ -413,14 +414,14 @@ int wh_region_unregister(struct wh_region *region)
 
 uint64_t wh_region_id(const struct wh_region *region)
 {
-	return region ? wh_place_id(&region->place) : 0;
+	return region ? wh_region_entry_id(&region->place) : 0;
 }
 
 int wh_region_lookup(struct wh_engine *engine, const void *address, size_t length,
 		     struct wh_region **out, uint64_t *offset)
 {
 	int error = wh_engine_guard(engine, "wh_region_lookup");
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
 	if (error)
@@ -430,11 +431,11 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_places_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX, &copy,
-				  name))
+	if (!wh_region_table_by_address(&engine->regions, (uintptr_t)address, length, UINT8_MAX,
+					&copy, name))
 		return wh_fail(ENOENT, "wh_region_lookup: no region holds %p and %zu bytes",
 			       address, length);
-	*out = (struct wh_region *)wh_places_at(&engine->regions, copy.index);
+	*out = (struct wh_region *)wh_region_table_at(&engine->regions, copy.index);
 	*offset = (uintptr_t)address - copy.address;
 	return 0;
 }
@@ -453,7 +454,7 @@ int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 	if (region->place.access & WH_ACCESS_NONE)
 		return wh_fail(EINVAL,
 			       "wh_region_key: region %#llx has access NONE: no peer can use it",
-			       (unsigned long long)wh_place_id(&region->place));
+			       (unsigned long long)wh_region_entry_id(&region->place));
 	wh_region_record(region, &record);
 	used = wh_key_encode(bytes, region->engine->epoch, &record);
 	if (used > *length)

@@ -15,10 +15,11 @@
 
 static struct wh_remote_region *at(struct wh_peer *peer, uint64_t id)
 {
-	return (struct wh_remote_region *)wh_places_at(&peer->regions, wh_places_index(id));
+	return (struct wh_remote_region *)wh_region_table_at(&peer->regions,
+							     wh_region_table_index(id));
 }
 
-static bool is_same(const struct wh_place *place, const struct wh_region_record *record)
+static bool is_same(const struct wh_region_entry *place, const struct wh_region_record *record)
 {
 	return place->address == record->address && place->length == record->length &&
 	       place->access == record->access && place->kind == record->kind &&
@@ -28,23 +29,23 @@ static bool is_same(const struct wh_place *place, const struct wh_region_record 
 
 /* Take out an older region in the way of a new one: after the connection broke the peer does not
  * say what it has taken back meanwhile. */
-static int make_way(struct wh_peer *peer, const struct wh_place *place)
+static int make_way(struct wh_peer *peer, const struct wh_region_entry *place)
 {
 	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
 
 	if (atomic_load(&place->id) && region->round == peer->list_round)
 		return -EPROTO;
-	return wh_remote_remove(peer, wh_place_id(place));
+	return wh_remote_remove(peer, wh_region_entry_id(place));
 }
 
 static int make_way_by_name(struct wh_peer *peer, const char *name)
 {
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	char text[WH_NAME_MAX];
 
-	if (!*name || !wh_places_by_name(&peer->regions, name, &copy, text))
+	if (!*name || !wh_region_table_by_name(&peer->regions, name, &copy, text))
 		return 0;
-	return make_way(peer, wh_places_at(&peer->regions, copy.index));
+	return make_way(peer, wh_region_table_at(&peer->regions, copy.index));
 }
 
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
@@ -70,7 +71,7 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 		if (!name)
 			return -ENOMEM;
 	}
-	region = (struct wh_remote_region *)wh_places_claim(&peer->regions, record->id);
+	region = (struct wh_remote_region *)wh_region_table_claim(&peer->regions, record->id);
 	if (!region) {
 		free(name);
 		return -EPROTO;
@@ -90,7 +91,7 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 	atomic_store_explicit(&region->view, NULL, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, NULL, memory_order_relaxed);
 	region->round = peer->list_round;
-	error = wh_places_publish(&peer->regions, &region->place, record->id);
+	error = wh_region_table_publish(&peer->regions, &region->place, record->id);
 	if (error)
 		return error == -EEXIST ? -EPROTO : error;
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
@@ -102,14 +103,14 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 
 int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 {
-	int64_t patience = peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / 2;
+	int64_t patience = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2;
 	int64_t deadline = wh_deadline(patience);
 	struct wh_remote_region *region = at(peer, id);
 
-	if (!region || !region->place.used || wh_place_id(&region->place) != id)
+	if (!region || !region->place.used || wh_region_entry_id(&region->place) != id)
 		return 0;
-	wh_places_close(&peer->regions, &region->place, id);
-	if (!wh_place_left(&region->place, deadline))
+	wh_region_table_close(&peer->regions, &region->place, id);
+	if (!wh_region_entry_left(&region->place, deadline))
 		return -EBUSY;
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
 		if (peer->opened[i] &&
@@ -120,21 +121,21 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 		if (peer->opened[i])
 			wh_transport(i)->region_gone(peer, peer->transport[i], region);
 	}
-	wh_places_free(&peer->regions, &region->place);
+	wh_region_table_free(&peer->regions, &region->place);
 	return 0;
 }
 
 void wh_remote_clear(struct wh_peer *peer)
 {
-	/* By index, and not by wh_places_next(), which leaves out what could not be removed in
-	 * time. Now nobody is inside, for there are no batches any more. */
+	/* By index, and not by wh_region_table_next(), which leaves out what could not be removed
+	 * in time. Now nobody is inside, for there are no batches any more. */
 	for (uint32_t index = 0; index < peer->regions.high; index++) {
-		struct wh_place *place = wh_places_at(&peer->regions, index);
+		struct wh_region_entry *place = wh_region_table_at(&peer->regions, index);
 
 		if (!place)
-			index = wh_places_gap(index);
+			index = wh_region_table_gap(index);
 		else if (place->used)
-			wh_remote_remove(peer, wh_place_id(place));
+			wh_remote_remove(peer, wh_region_entry_id(place));
 	}
 }
 
@@ -154,16 +155,16 @@ void wh_remote_wake(struct wh_engine *engine)
 /* ---- looking ------------------------------------------------------------------------------ */
 
 /* A peer that is this engine itself shows what it would show to others. */
-static struct wh_places *places_of(struct wh_peer *peer)
+static struct wh_region_table *places_of(struct wh_peer *peer)
 {
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static void describe(const struct wh_place *copy, const char name[WH_NAME_MAX],
+static void describe(const struct wh_region_entry *copy, const char name[WH_NAME_MAX],
 		     struct wh_remote *out)
 {
 	memset(out, 0, sizeof(*out));
-	out->id = wh_place_id(copy);
+	out->id = wh_region_entry_id(copy);
 	out->address = copy->address;
 	out->length = copy->length;
 	out->access = copy->access;
@@ -179,19 +180,19 @@ struct wanted {
 
 static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
 {
-	struct wh_places *places = places_of(peer);
+	struct wh_region_table *places = places_of(peer);
 	char name[WH_NAME_MAX] = "";
-	struct wh_place copy, *place;
+	struct wh_region_entry copy, *place;
 	bool found;
 
 	if (wanted->name) {
-		if (!wh_places_by_name(places, wanted->name, &copy, name) ||
+		if (!wh_region_table_by_name(places, wanted->name, &copy, name) ||
 		    !(copy.access & PUBLIC))
 			return false;
 		describe(&copy, name, out);
 		return true;
 	}
-	place = wh_place_enter(places, wanted->id);
+	place = wh_region_entry_enter(places, wanted->id);
 	if (!place)
 		return false;
 	found = place->access & PUBLIC;
@@ -199,7 +200,7 @@ static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_re
 		memcpy(name, place->name, strnlen(place->name, WH_NAME_MAX - 1));
 	if (found)
 		describe(place, name, out);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return found;
 }
 
@@ -276,14 +277,14 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 {
 	int error = guard(peer, "wh_peer_next", 0);
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
 	if (error)
 		return error;
 	if (!cursor || !out)
 		return wh_fail(EINVAL, "wh_peer_next: %s is NULL", cursor ? "out" : "cursor");
-	while (wh_places_next(places_of(peer), cursor, &copy, name)) {
+	while (wh_region_table_next(places_of(peer), cursor, &copy, name)) {
 		if (!(copy.access & PUBLIC))
 			continue;
 		describe(&copy, name, out);
@@ -296,7 +297,7 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 		   uint64_t *offset)
 {
 	int error = guard(peer, "wh_peer_lookup", 0);
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
 	if (error)
@@ -306,7 +307,7 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_places_by_address(places_of(peer), address, length, PUBLIC, &copy, name))
+	if (!wh_region_table_by_address(places_of(peer), address, length, PUBLIC, &copy, name))
 		return wh_fail(ENOENT,
 			       "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
 			       "bytes",

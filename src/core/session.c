@@ -48,9 +48,9 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 	case WH_FRAME_RDMA_CONNECT:
 	case WH_FRAME_RDMA_KEYS:
 	case WH_FRAME_RDMA_FLUSH:
-	case WH_FRAME_RDMA_DESK:
+	case WH_FRAME_RDMA_BOUNCE_OPEN:
 	case WH_FRAME_RDMA_COPY:
-	case WH_FRAME_RDMA_MAIL:
+	case WH_FRAME_RDMA_RING_OPEN:
 		if (session->engine->transport_off[WH_TRANSPORT_RDMA][0])
 			return -EPROTO;
 		return wh_transport(WH_TRANSPORT_RDMA)->session_frame(session, frame, payload);
@@ -68,7 +68,7 @@ static void session_gone(struct wh_control *control, int error, const char *text
  * gone without a word. */
 static int64_t patience(const struct wh_engine *engine)
 {
-	int64_t timeout = engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+	int64_t timeout = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 
 	return timeout < 5 * WH_SECOND ? 10 * WH_SECOND : 2 * timeout;
 }
@@ -105,22 +105,23 @@ static void make_ready(const struct wh_session *session, const struct wh_region 
 {
 	if (session->stages && !wh_kind_on_host(region->place.kind) &&
 	    !(wh_session_access(session, &region->place) & WH_ACCESS_NONE))
-		wh_early_region(session->engine->early, wh_place_id(&region->place));
+		wh_warm_up_region(session->engine->early, wh_region_entry_id(&region->place));
 }
 
 void wh_session_stages(struct wh_session *session)
 {
 	struct wh_engine *engine = session->engine;
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	uint64_t cursor = 0;
 	char name[WH_NAME_MAX];
 
 	pthread_mutex_lock(&engine->lock);
 	if (!session->stages) {
 		session->stages = true;
-		while (wh_places_next(&engine->regions, &cursor, &copy, name))
-			make_ready(session, wh_container(wh_places_at(&engine->regions, copy.index),
-							 struct wh_region, place));
+		while (wh_region_table_next(&engine->regions, &cursor, &copy, name))
+			make_ready(session,
+				   wh_container(wh_region_table_at(&engine->regions, copy.index),
+						struct wh_region, place));
 	}
 	pthread_mutex_unlock(&engine->lock);
 }
@@ -133,18 +134,18 @@ static int send_regions(struct wh_session *session)
 	struct wh_engine *engine = session->engine;
 	size_t room = 64u << 10, length = 0;
 	uint8_t *bytes = malloc(room);
-	struct wh_place copy;
+	struct wh_region_entry copy;
 	uint64_t cursor = 0;
 	char name[WH_NAME_MAX];
 	int error = bytes ? 0 : -ENOMEM;
 
-	while (!error && wh_places_next(&engine->regions, &cursor, &copy, name)) {
+	while (!error && wh_region_table_next(&engine->regions, &cursor, &copy, name)) {
 		struct wh_region_record record = {
 			.id = atomic_load(&copy.id),
 			.address = copy.address,
 			.length = copy.length,
-			.access = wh_session_access(session,
-						    wh_places_at(&engine->regions, copy.index)),
+			.access = wh_session_access(
+				session, wh_region_table_at(&engine->regions, copy.index)),
 			.kind = copy.kind,
 			.flags = copy.flags,
 		};
@@ -170,14 +171,14 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
-	struct wh_guest *guest;
+	struct wh_quota *guest;
 	int error;
 
-	guest = engine->session_count < SESSIONS_MAX ? wh_guest_enter(engine, place) : NULL;
+	guest = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, place) : NULL;
 	session = guest ? calloc(1, sizeof(*session)) : NULL;
 	if (!session) {
 		if (guest)
-			wh_guest_leave(guest);
+			wh_quota_release(guest);
 		wh_refuse(fd, tls, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
@@ -201,7 +202,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		wh_tls_free(tls);
 		close(fd);
 		wh_control_destroy(&session->control);
-		wh_guest_leave(guest);
+		wh_quota_release(guest);
 		free(session);
 		return error;
 	}
@@ -242,11 +243,11 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	pthread_mutex_lock(&engine->lock);
 	wh_count_session_left(session);
 	pthread_mutex_unlock(&engine->lock);
-	wh_session_notes_drop(session);
+	wh_session_notifications_drop(session);
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
 	explicit_bzero(session->key, sizeof(session->key));
-	wh_guest_leave(session->guest);
+	wh_quota_release(session->guest);
 	free(session);
 }
 
@@ -263,7 +264,7 @@ struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-uint8_t wh_session_access(const struct wh_session *session, const struct wh_place *place)
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *place)
 {
 	return wh_region_access(wh_container(place, struct wh_region, place), session->hello.name);
 }

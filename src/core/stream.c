@@ -14,10 +14,10 @@
 #include "gpu/stream.h"
 #include "util/options.h"
 
-struct wh_gate {
+struct wh_stream_dependency {
 	struct wh_event_wait wait;
 	struct wh_batch *batch;
-	struct wh_word *_Atomic word; /* NULL: no stream has waited yet */
+	struct wh_semaphore *_Atomic word; /* NULL: no stream has waited yet */
 	_Atomic uint32_t ends; /* what the word is set to when the batch ends */
 };
 
@@ -112,7 +112,7 @@ static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *give
 
 static int have_gate(struct wh_batch *batch)
 {
-	struct wh_gate *gate;
+	struct wh_stream_dependency *gate;
 
 	if (batch->gate)
 		return 0;
@@ -129,7 +129,7 @@ static int have_gate(struct wh_batch *batch)
 
 /* The event is the context's, which is the application's to destroy once the batch has started: it
  * is not kept any longer than that. */
-static void drop_event(struct wh_gate *gate)
+static void drop_event(struct wh_stream_dependency *gate)
 {
 	struct wh_cuda *cuda = gate->batch->peer->engine->cuda;
 	struct wh_cuda_scope scope;
@@ -145,14 +145,14 @@ static void drop_event(struct wh_gate *gate)
 
 static void opened(struct wh_event_wait *wait, int error, const char *text)
 {
-	struct wh_gate *gate = wh_container(wait, struct wh_gate, wait);
+	struct wh_stream_dependency *gate = wh_container(wait, struct wh_stream_dependency, wait);
 
 	drop_event(gate);
 	wh_batch_start(gate->batch, error, text);
 }
 
 /* Record an event on the stream. */
-static int record(struct wh_cuda *cuda, struct wh_gate *gate, const struct inside *at)
+static int record(struct wh_cuda *cuda, struct wh_stream_dependency *gate, const struct inside *at)
 {
 	void *stream = at->stream.stream;
 	int error;
@@ -204,14 +204,14 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
 
 static int have_word(struct wh_batch *batch)
 {
-	struct wh_word *word;
-	struct wh_gate *gate;
+	struct wh_semaphore *word;
+	struct wh_stream_dependency *gate;
 	int error = have_gate(batch);
 
 	gate = batch->gate;
 	if (error || atomic_load(&gate->word))
 		return error;
-	error = wh_word_take(batch->peer->engine->gpus, &word);
+	error = wh_semaphore_acquire(batch->peer->engine->gpus, &word);
 	if (error)
 		return error;
 	atomic_store(&gate->ends, atomic_load(word->value) + 1);
@@ -219,9 +219,10 @@ static int have_word(struct wh_batch *batch)
 	return 0;
 }
 
-/* The number first, then whether the batch runs, and the word before both; wh_gate_end() comes
- * after the batch's end the other way round. All of them are sequentially consistent: either that
- * sees the word, or it is seen here that the batch has ended. */
+/* The number first, then whether the batch runs, and the word before both;
+ * wh_stream_dependency_end() comes after the batch's end the other way round. All of them are
+ * sequentially consistent: either that sees the word, or it is seen here that the batch has ended.
+ */
 static int wait_word(struct wh_batch *batch, const struct inside *at)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
@@ -241,7 +242,7 @@ static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 
 	if (error)
 		return error;
-	wh_gpus_home(batch->peer->engine->gpus, at.device, NULL);
+	wh_gpus_pinning_device(batch->peer->engine->gpus, at.device, NULL);
 	error = have_word(batch);
 	if (!error)
 		error = wait_word(batch, &at);
@@ -258,10 +259,10 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 /* ---- for batch.c -------------------------------------------------------------------------------
  */
 
-void wh_gate_end(struct wh_batch *batch)
+void wh_stream_dependency_end(struct wh_batch *batch)
 {
-	struct wh_gate *gate = atomic_load(&batch->gate);
-	struct wh_word *word = gate ? atomic_load(&gate->word) : NULL;
+	struct wh_stream_dependency *gate = atomic_load(&batch->gate);
+	struct wh_semaphore *word = gate ? atomic_load(&gate->word) : NULL;
 	uint32_t ends;
 
 	if (!word)
@@ -271,24 +272,24 @@ void wh_gate_end(struct wh_batch *batch)
 	atomic_store(&gate->ends, ends + 1);
 }
 
-bool wh_gate_cancel(struct wh_batch *batch)
+bool wh_stream_dependency_cancel(struct wh_batch *batch)
 {
-	struct wh_gate *gate = atomic_load(&batch->gate);
+	struct wh_stream_dependency *gate = atomic_load(&batch->gate);
 
-	if (!gate || !wh_gpus_unwait(batch->peer->engine->gpus, &gate->wait))
+	if (!gate || !wh_gpus_cancel_event(batch->peer->engine->gpus, &gate->wait))
 		return false;
 	drop_event(gate);
 	return true;
 }
 
-void wh_gate_free(struct wh_batch *batch)
+void wh_stream_dependency_free(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
-	struct wh_gate *gate = batch->gate;
+	struct wh_stream_dependency *gate = batch->gate;
 
 	if (!gate)
 		return;
 	if (atomic_load(&gate->word))
-		wh_word_give(engine->gpus, atomic_load(&gate->word));
+		wh_semaphore_release(engine->gpus, atomic_load(&gate->word));
 	free(gate);
 }

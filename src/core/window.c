@@ -96,7 +96,8 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 		return error;
 	if (!out)
 		return wh_fail(EINVAL, "wh_window_open: out is NULL");
-	request.order = options.backends ? options.backends : engine->config.text[WH_KNOB_WINDOW];
+	request.order =
+		options.backends ? options.backends : engine->config.text[WH_SETTING_WINDOW];
 	request.mapping = (enum wh_mapping)options.mapping;
 	error = check(address, length, &options, request.order);
 	if (error)

@@ -7,10 +7,10 @@
 #include "gpu/stream.h"
 #include "util/clock.h"
 
-void wh_lane_guess(struct wh_lane *lane)
+void wh_gpu_stream_guess_cost(struct wh_gpu_stream *lane)
 {
 	/* An H200 and its NVLinks on PCIe 5: bench/results/2026-11-20-h200x2-blocks-kernel.json. */
-	static const struct wh_lane_cost typical[WH_BLOCKS_WAYS] = {
+	static const struct wh_gpu_stream_cost typical[WH_BLOCKS_WAYS] = {
 		[WH_BLOCKS_PUSH] = { 6000, 2500, 350, 390, false },
 		[WH_BLOCKS_PULL] = { 6000, 2500, 360, 390, false },
 		[WH_BLOCKS_TO_HOST] = { 6000, 2500, 52, 55, false },
@@ -22,36 +22,36 @@ void wh_lane_guess(struct wh_lane *lane)
 	atomic_store(&lane->cost, &lane->guessed);
 }
 
-static double by_kernel(const struct wh_lane_cost *cost, uint64_t count, uint64_t length)
+static double by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
 	/* Two addresses a piece have to get to the GPU. */
 	return cost->launch + (double)count * ((double)length / cost->kernel_rate + 16 / 25.0);
 }
 
-static double by_copies(const struct wh_lane_cost *cost, uint64_t count, uint64_t length)
+static double by_copies(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
 {
 	return (double)count * (cost->copy + (double)length / cost->copy_rate);
 }
 
-const char *wh_lane_without(const struct wh_lane *lane)
+const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *lane)
 {
 	return *lane->gpu->without ? lane->gpu->without : NULL;
 }
 
-bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length)
+bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
 {
-	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+	const struct wh_gpu_stream_cost *cost = atomic_load(&lane->cost);
 
-	return !wh_lane_without(lane) &&
+	return !wh_gpu_stream_no_kernels(lane) &&
 	       by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
-void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
-		   double *copies)
+void wh_gpu_stream_times(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length,
+			 double *kernel, double *copies)
 {
-	const struct wh_lane_cost *cost = atomic_load(&lane->cost);
+	const struct wh_gpu_stream_cost *cost = atomic_load(&lane->cost);
 
-	*kernel = wh_lane_without(lane) ? 0 : by_kernel(cost, count, length);
+	*kernel = wh_gpu_stream_no_kernels(lane) ? 0 : by_kernel(cost, count, length);
 	*copies = by_copies(cost, count, length);
 }
 
@@ -65,8 +65,8 @@ void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, 
 #define PROBE_TIMES 4 /* the best of them counts */
 
 struct probe {
-	struct wh_lane_job job;
-	struct wh_lane *lane;
+	struct wh_gpu_stream_job job;
+	struct wh_gpu_stream *lane;
 	uint64_t from, to;
 	uint64_t length; /* of the long piece; at most PROBE_LONG */
 	uint64_t ring; /* bytes of the ring that it takes, from which the two in it count */
@@ -74,7 +74,7 @@ struct probe {
 	_Atomic int state; /* 0: runs, 1: done, negative: failed */
 };
 
-static void probe_done(struct wh_lane_job *job, int error, const char *text)
+static void probe_done(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct probe *probe = wh_container(job, struct probe, job);
 
@@ -82,9 +82,10 @@ static void probe_done(struct wh_lane_job *job, int error, const char *text)
 	atomic_store(&probe->state, error ? error : 1);
 }
 
-static void probe_kernel(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length)
+static void probe_kernel(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
+			 uint64_t length)
 {
-	struct wh_lane_blocks blocks = {
+	struct wh_gpu_stream_blocks blocks = {
 		.job = { .block_length = PROBE_BLOCK,
 			 .base_count = 1,
 			 .source_stride = PROBE_BLOCK,
@@ -94,26 +95,26 @@ static void probe_kernel(struct wh_lane_turn *turn, uint64_t to, uint64_t from, 
 
 	blocks.job.source_base[0] = from;
 	blocks.job.target_base[0] = to;
-	wh_lane_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
+	wh_gpu_stream_blocks(turn, &blocks, 0, length / PROBE_BLOCK);
 }
 
 /* One job of `copies` copies, or of a kernel. Others may be using the lane by now, so that the part
  * of the ring is taken anew for each. False: there is no room. */
 static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
 {
-	struct wh_lane_turn turn;
+	struct wh_gpu_stream_turn turn;
 	uint64_t from, to, at = 0;
 	bool room;
 
-	wh_lane_begin(probe->lane, &turn);
-	room = !probe->ring || wh_lane_borrow(&turn, probe->ring, &at);
+	wh_gpu_stream_begin(probe->lane, &turn);
+	room = !probe->ring || wh_gpu_stream_reserve(&turn, probe->ring, &at);
 	from = probe->from + (probe->from_ring ? at : 0);
 	to = probe->to + (probe->to_ring ? at : 0);
 	for (unsigned c = 0; room && c < copies; c++)
-		wh_lane_copy(&turn, to, from, length);
+		wh_gpu_stream_copy(&turn, to, from, length);
 	if (room && !copies)
 		probe_kernel(&turn, to, from, length);
-	wh_lane_end(&turn, &probe->job);
+	wh_gpu_stream_end(&turn, &probe->job);
 	return room;
 }
 
@@ -128,7 +129,7 @@ static double time_of(struct probe *probe, unsigned copies, uint64_t length)
 		bool put;
 
 		atomic_store(&probe->state, 0);
-		probe->job = (struct wh_lane_job){ .done = probe_done };
+		probe->job = (struct wh_gpu_stream_job){ .done = probe_done };
 		put = put_probe(probe, copies, length);
 		while (!atomic_load(&probe->state)) {
 			if (!wh_gpus_poll(probe->lane->gpu->gpus))
@@ -153,12 +154,12 @@ static double rate_of(double before, double at_short, double at_long, uint64_t b
 static void measure(struct probe *probe)
 {
 	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
-	struct wh_lane_cost cost = probe->lane->guessed;
+	struct wh_gpu_stream_cost cost = probe->lane->guessed;
 	uint64_t length = probe->length;
 
 	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
 	large = time_of(probe, 1, length);
-	if (!wh_lane_without(probe->lane)) {
+	if (!wh_gpu_stream_no_kernels(probe->lane)) {
 		kernel = time_of(probe, 0, PROBE_SHORT);
 		kernel_large = time_of(probe, 0, length);
 	} else { /* it is not asked for */
@@ -186,7 +187,7 @@ static void measure(struct probe *probe)
 
 /* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
  * 0: there is none. */
-static uint64_t borrow(struct wh_lane *lane, uint64_t bytes)
+static uint64_t borrow(struct wh_gpu_stream *lane, uint64_t bytes)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 	struct wh_cuda_scope scope;
@@ -201,7 +202,7 @@ static uint64_t borrow(struct wh_lane *lane, uint64_t bytes)
 	return address;
 }
 
-static void give_back(struct wh_lane *lane, uint64_t address)
+static void give_back(struct wh_gpu_stream *lane, uint64_t address)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 	struct wh_cuda_scope scope;
@@ -215,9 +216,9 @@ static void give_back(struct wh_lane *lane, uint64_t address)
 /* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
 static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64_t length)
 {
-	struct wh_lane *lane = probe->lane;
+	struct wh_gpu_stream *lane = probe->lane;
 
-	probe->length = WH_LANE_RING / 2;
+	probe->length = WH_GPU_STREAM_RING / 2;
 	switch (lane->way) {
 	case WH_BLOCKS_TO_HOST:
 		probe->from = lane->ring_device;
@@ -231,7 +232,7 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 		break;
 	case WH_BLOCKS_WITHIN:
 		probe->from = borrowed ? borrowed : lane->ring_device;
-		probe->length = borrowed ? PROBE_LONG : WH_LANE_RING / 4;
+		probe->length = borrowed ? PROBE_LONG : WH_GPU_STREAM_RING / 4;
 		probe->to = probe->from + probe->length;
 		probe->from_ring = probe->to_ring = !borrowed;
 		break;
@@ -249,7 +250,7 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 		probe->ring = lane->way == WH_BLOCKS_WITHIN ? 2 * probe->length : probe->length;
 }
 
-void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length)
+void wh_gpu_stream_probe(struct wh_gpu_stream *lane, uint64_t from, uint64_t length)
 {
 	bool between = lane->way == WH_BLOCKS_PUSH || lane->way == WH_BLOCKS_PULL;
 	struct probe probe = { .lane = lane };

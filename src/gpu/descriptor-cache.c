@@ -16,14 +16,14 @@
 #define LEAST 512u
 #define MOST (2u << 20)
 
-struct wh_kept {
-	struct wh_lane *lane; /* whose stream the memory was made on */
+struct wh_cached_lists {
+	struct wh_gpu_stream *lane; /* whose stream the memory was made on */
 	uint64_t address;
 	uint64_t source, target; /* 0: the side has no list */
 	_Atomic bool ready; /* the upload has been done: other lanes may use it */
 };
 
-static uint64_t upload(struct wh_cuda *cuda, const struct wh_kept *kept, uint64_t at,
+static uint64_t upload(struct wh_cuda *cuda, const struct wh_cached_lists *kept, uint64_t at,
 		       const uint64_t *list, uint64_t count, int *error)
 {
 	if (!list || *error)
@@ -32,12 +32,13 @@ static uint64_t upload(struct wh_cuda *cuda, const struct wh_kept *kept, uint64_
 	return at;
 }
 
-struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
-			     const uint64_t *target, uint64_t count)
+struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
+					     const uint64_t *source, const uint64_t *target,
+					     uint64_t count)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(turn->lane->gpu->gpus);
 	uint64_t lists = (source != NULL) + (target != NULL);
-	struct wh_kept *kept;
+	struct wh_cached_lists *kept;
 	int error;
 
 	if (turn->error || !lists || count < LEAST || count > MOST || !cuda->cuMemAllocAsync ||
@@ -63,13 +64,13 @@ struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
 	return NULL;
 }
 
-void wh_kept_ready(struct wh_kept *kept)
+void wh_cached_lists_ready(struct wh_cached_lists *kept)
 {
 	atomic_store_explicit(&kept->ready, true, memory_order_release);
 }
 
-bool wh_kept_use(const struct wh_kept *kept, const struct wh_lane *lane,
-		 struct wh_lane_blocks *blocks)
+bool wh_cached_lists_use(const struct wh_cached_lists *kept, const struct wh_gpu_stream *lane,
+			 struct wh_gpu_stream_blocks *blocks)
 {
 	if (kept->lane != lane && (kept->lane->gpu != lane->gpu ||
 				   !atomic_load_explicit(&kept->ready, memory_order_acquire)))
@@ -79,7 +80,7 @@ bool wh_kept_use(const struct wh_kept *kept, const struct wh_lane *lane,
 	return true;
 }
 
-void wh_kept_free(struct wh_kept *kept)
+void wh_cached_lists_free(struct wh_cached_lists *kept)
 {
 	struct wh_cuda_scope scope;
 	struct wh_gpu *gpu;

@@ -24,7 +24,7 @@ static const uint64_t class_length[CLASSES] = { 65536, 4096, 256, 16, 1 };
 /* ---- turns -------------------------------------------------------------------------------------
  */
 
-static void turn_fail(struct wh_lane_turn *turn, int error)
+static void turn_fail(struct wh_gpu_stream_turn *turn, int error)
 {
 	if (turn->error || !error)
 		return;
@@ -32,7 +32,7 @@ static void turn_fail(struct wh_lane_turn *turn, int error)
 	snprintf(turn->text, sizeof(turn->text), "%s", wh_error_text());
 }
 
-void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn)
+void wh_gpu_stream_begin(struct wh_gpu_stream *lane, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 
@@ -52,9 +52,9 @@ void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn)
 }
 
 /* Launch what was put off; `flagged`: it is the last of the turn. */
-static void launch(struct wh_lane_turn *turn, bool flagged)
+static void launch(struct wh_gpu_stream_turn *turn, bool flagged)
 {
-	struct wh_lane *lane = turn->lane;
+	struct wh_gpu_stream *lane = turn->lane;
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 	int error;
 
@@ -73,7 +73,8 @@ static void launch(struct wh_lane_turn *turn, bool flagged)
 	turn->grid = 0;
 }
 
-void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length)
+void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
+			uint64_t length)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(turn->lane->gpu->gpus);
 
@@ -87,9 +88,9 @@ void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_
 				(unsigned long long)to, turn->lane->gpu->device->text));
 }
 
-void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
+void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
 {
-	struct wh_lane *lane = turn->lane;
+	struct wh_gpu_stream *lane = turn->lane;
 	struct wh_gpus *gpus = lane->gpu->gpus;
 	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
 	bool flagged = turn->grid && !turn->error;
@@ -108,7 +109,7 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 
 		/* A stream that does not even take that will never do anything again. */
 		if (error) {
-			wh_lane_give_up(lane, error, wh_error_text());
+			wh_gpu_stream_fail(lane, error, wh_error_text());
 			if (turn->scope.context)
 				cuda->cuStreamSynchronize(lane->stream);
 		}
@@ -121,7 +122,7 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
 	wh_list_append(&lane->jobs, &job->link);
 	atomic_fetch_add_explicit(&lane->waiting, 1, memory_order_relaxed);
 	/* Before the lock is given back: then it cannot be done yet. */
-	wh_gpus_more(gpus);
+	wh_gpus_job_added(gpus);
 	pthread_mutex_unlock(&lane->lock);
 }
 
@@ -129,26 +130,26 @@ void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job)
  */
 
 /* Bytes that can be had in one stretch. */
-static uint64_t ring_room(const struct wh_lane *lane)
+static uint64_t ring_room(const struct wh_gpu_stream *lane)
 {
-	uint64_t at = lane->head % WH_LANE_RING, used = lane->head - lane->tail;
-	uint64_t free = WH_LANE_RING - used, to_end = WH_LANE_RING - at;
+	uint64_t at = lane->head % WH_GPU_STREAM_RING, used = lane->head - lane->tail;
+	uint64_t free = WH_GPU_STREAM_RING - used, to_end = WH_GPU_STREAM_RING - at;
 
 	if (!used)
-		return WH_LANE_RING;
+		return WH_GPU_STREAM_RING;
 	return free <= to_end ? free : to_end > free - to_end ? to_end : free - to_end;
 }
 
 /* At most ring_room() bytes. */
-static uint64_t ring_take(struct wh_lane *lane, uint64_t bytes)
+static uint64_t ring_take(struct wh_gpu_stream *lane, uint64_t bytes)
 {
-	uint64_t at = lane->head % WH_LANE_RING;
+	uint64_t at = lane->head % WH_GPU_STREAM_RING;
 
 	bool empty = lane->head == lane->tail;
 
 	bytes = (bytes + 15) & ~(uint64_t)15;
-	if (bytes > WH_LANE_RING - at) { /* not in one stretch: from the start */
-		lane->head += WH_LANE_RING - at;
+	if (bytes > WH_GPU_STREAM_RING - at) { /* not in one stretch: from the start */
+		lane->head += WH_GPU_STREAM_RING - at;
 		at = 0;
 		if (empty)
 			lane->tail = lane->head;
@@ -157,7 +158,7 @@ static uint64_t ring_take(struct wh_lane *lane, uint64_t bytes)
 	return at;
 }
 
-bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at)
+bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at)
 {
 	if (turn->error || ring_room(turn->lane) < bytes)
 		return false;
@@ -166,9 +167,9 @@ bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at)
 }
 
 /* Where the kernel reads what has been written at `at`. */
-static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t bytes)
+static uint64_t ring_ready(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_t bytes)
 {
-	struct wh_lane *lane = turn->lane;
+	struct wh_gpu_stream *lane = turn->lane;
 	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
 
 	if (bytes <= READ_IN_PLACE)
@@ -184,7 +185,7 @@ static uint64_t ring_ready(struct wh_lane_turn *turn, uint64_t at, uint64_t byte
 /* ---- blocks ------------------------------------------------------------------------------------
  */
 
-static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_length)
+static uint32_t ctas_of(const struct wh_gpu_stream *lane, int variant, uint64_t block_length)
 {
 	int64_t wanted = wh_gpus_ctas(lane->gpu->gpus);
 
@@ -193,13 +194,13 @@ static uint32_t ctas_of(const struct wh_lane *lane, int variant, uint64_t block_
 				       (uint32_t)lane->gpu->device->processors);
 }
 
-uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length)
+uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
 {
 	enum wh_blocks_variant variant = wh_blocks_widest(length);
 	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };
 	uint32_t ctas, grid = 0;
 
-	if (wh_lane_without(lane))
+	if (wh_gpu_stream_no_kernels(lane))
 		return 0;
 	ctas = ctas_of(lane, (int)variant, length);
 	/* More than one launch takes are several of as many CTAs. */
@@ -213,7 +214,7 @@ uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t lengt
 }
 
 /* A list's place on the GPU: kept there, or to be written to the ring. */
-static uint64_t take_list(struct wh_lane_turn *turn, const uint64_t *list, uint64_t kept,
+static uint64_t take_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t kept,
 			  uint64_t first, uint64_t count)
 {
 	uint64_t at;
@@ -227,13 +228,14 @@ static uint64_t take_list(struct wh_lane_turn *turn, const uint64_t *list, uint6
 	return ring_ready(turn, at, 8 * count);
 }
 
-uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks,
-			uint64_t first, uint64_t count)
+uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
+			      const struct wh_gpu_stream_blocks *blocks, uint64_t first,
+			      uint64_t count)
 {
 	unsigned lists = (blocks->source_list && !blocks->source_kept) +
 			 (blocks->target_list && !blocks->target_kept);
 	int variant = wh_blocks_widest(blocks->bits);
-	struct wh_lane *lane = turn->lane;
+	struct wh_gpu_stream *lane = turn->lane;
 	struct wh_blocks_job job = blocks->job;
 	/* Half of it for each list, whatever way they come to lie. */
 	uint64_t room = lists ? ring_room(lane) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
@@ -303,10 +305,10 @@ struct small {
 };
 
 /* The pieces of one class of the small pairs, as lists of addresses. */
-static void launch_class(struct wh_lane_turn *turn, const struct small *small, unsigned class,
+static void launch_class(struct wh_gpu_stream_turn *turn, const struct small *small, unsigned class,
 			 uint64_t length, uint64_t pieces)
 {
-	struct wh_lane *lane = turn->lane;
+	struct wh_gpu_stream *lane = turn->lane;
 	struct wh_blocks_job job = { .block_length = length,
 				     .count = (uint32_t)pieces,
 				     .base_count = 1 };
@@ -343,7 +345,7 @@ static void launch_class(struct wh_lane_turn *turn, const struct small *small, u
 
 /* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
  * are; *equal: their length if all have the same, else 0. */
-static uint64_t fit(const struct wh_lane *lane, const struct small *small,
+static uint64_t fit(const struct wh_gpu_stream *lane, const struct small *small,
 		    uint64_t pieces[CLASSES + 1], uint64_t *equal)
 {
 	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
@@ -380,7 +382,7 @@ static uint64_t fit(const struct wh_lane *lane, const struct small *small,
 	return i;
 }
 
-static void launch_small(struct wh_lane_turn *turn, const struct small *small,
+static void launch_small(struct wh_gpu_stream_turn *turn, const struct small *small,
 			 const uint64_t pieces[CLASSES + 1], uint64_t equal)
 {
 	if (equal) {
@@ -393,11 +395,12 @@ static void launch_small(struct wh_lane_turn *turn, const struct small *small,
 	}
 }
 
-uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, uint64_t count)
+uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
+			     uint64_t count)
 {
 	struct small small = { pairs, count, UINT64_MAX };
 	uint64_t pieces[CLASSES + 1], equal, few = 0, bytes = 0;
-	const struct wh_lane_cost *cost = atomic_load(&turn->lane->cost);
+	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->lane->cost);
 	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
 	double longer = gain > 0 ? cost->copy / gain : 1e18;
@@ -411,7 +414,7 @@ uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, u
 		few++;
 		bytes += pairs[i].length;
 	}
-	if (few && !wh_lane_prefers_kernel(turn->lane, few, bytes / few))
+	if (few && !wh_gpu_stream_prefers_kernel(turn->lane, few, bytes / few))
 		small.longer = 0;
 	if (small.longer && few) {
 		small.count = fit(turn->lane, &small, pieces, &equal);
@@ -420,7 +423,7 @@ uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, u
 	}
 	for (uint64_t i = 0; i < small.count; i++) {
 		if (pairs[i].length >= small.longer)
-			wh_lane_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
+			wh_gpu_stream_copy(turn, pairs[i].to, pairs[i].from, pairs[i].length);
 	}
 	return small.count;
 }

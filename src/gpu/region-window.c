@@ -35,7 +35,7 @@ static uint64_t meet(double price, double byte, double price2, double byte2)
 	return bytes < (double)INT64_MAX ? (uint64_t)bytes : UINT64_MAX;
 }
 
-static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
+static void choose(struct wh_region_window *pane, const struct wh_window_cost *cost)
 {
 	size_t engine = wh_windows_threshold(pane->view);
 	double ring = cost->engine + HAND_OVER;
@@ -50,8 +50,9 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 	pane->cost = *cost;
 	pane->measured = cost->measured;
 	pane->put_most = meet(cost->window, cost->window_byte, cost->engine, cost->engine_byte);
-	pane->put_most = pane->put_most < WH_PANE_FEW ? pane->put_most : WH_PANE_FEW;
-	pane->get_most = engine < WH_PANE_FEW ? engine : WH_PANE_FEW;
+	pane->put_most =
+		pane->put_most < WH_REGION_WINDOW_FEW ? pane->put_most : WH_REGION_WINDOW_FEW;
+	pane->get_most = engine < WH_REGION_WINDOW_FEW ? engine : WH_REGION_WINDOW_FEW;
 }
 
 /* ---- opening and closing -----------------------------------------------------------------------
@@ -60,7 +61,7 @@ static void choose(struct wh_pane *pane, const struct wh_window_cost *cost)
 /* Whose memory it is that a pane is wanted for. */
 struct wanted {
 	struct wh_engine *engine;
-	const struct wh_place *place;
+	const struct wh_region_entry *place;
 	uint64_t address; /* as CUDA calls it in this process */
 	bool foreign; /* another process's */
 	int (*ask)(void *arg, struct wh_cuda_objects *out);
@@ -78,10 +79,10 @@ struct answer {
 
 /* `answer`: NULL if nobody has been asked. */
 static int open_window(const struct wanted *wanted, const struct answer *answer,
-		       struct wh_pane *pane)
+		       struct wh_region_window *pane)
 {
 	struct wh_engine *engine = wanted->engine;
-	const char *order = engine->config.text[WH_KNOB_WINDOW];
+	const char *order = engine->config.text[WH_SETTING_WINDOW];
 	struct wh_view_request request = { .address = wanted->address,
 					   .length = wanted->place->length,
 					   .order = order,
@@ -129,9 +130,9 @@ static int open_window(const struct wanted *wanted, const struct answer *answer,
 }
 
 /* Under engine.pane_lock. */
-static struct wh_pane *make(const struct wanted *wanted, const struct answer *answer)
+static struct wh_region_window *make(const struct wanted *wanted, const struct answer *answer)
 {
-	struct wh_pane *pane = calloc(1, sizeof(*pane));
+	struct wh_region_window *pane = calloc(1, sizeof(*pane));
 
 	if (!pane)
 		return NULL;
@@ -144,7 +145,7 @@ static struct wh_pane *make(const struct wanted *wanted, const struct answer *an
 	return pane;
 }
 
-static bool tell(const struct wh_pane *pane, char *line, size_t size)
+static bool tell(const struct wh_region_window *pane, char *line, size_t size)
 {
 	char most[80] = "";
 
@@ -167,21 +168,22 @@ static bool tell(const struct wh_pane *pane, char *line, size_t size)
 }
 
 /* Is its owner worth asking, before it is refused for good? */
-static bool is_to_ask(const struct wanted *wanted, const struct wh_pane *pane)
+static bool is_to_ask(const struct wanted *wanted, const struct wh_region_window *pane)
 {
 	struct wh_windows *windows;
 
 	return pane && !pane->view && wanted->ask && !wh_windows_of(wanted->engine, &windows) &&
-	       wh_windows_imports(windows, wanted->engine->config.text[WH_KNOB_WINDOW]);
+	       wh_windows_imports(windows, wanted->engine->config.text[WH_SETTING_WINDOW]);
 }
 
 /* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the
  * owner. */
-static struct wh_pane *install(struct wh_pane *_Atomic *kept, const struct wanted *wanted,
-			       const struct answer *answer, struct answer *ask)
+static struct wh_region_window *install(struct wh_region_window *_Atomic *kept,
+					const struct wanted *wanted, const struct answer *answer,
+					struct answer *ask)
 {
 	char line[WH_REFUSAL + 32];
-	struct wh_pane *pane;
+	struct wh_region_window *pane;
 	bool made = false;
 
 	pthread_mutex_lock(&wanted->engine->pane_lock);
@@ -200,16 +202,17 @@ static struct wh_pane *install(struct wh_pane *_Atomic *kept, const struct wante
 	pthread_mutex_unlock(&wanted->engine->pane_lock);
 	if (made && tell(pane, line, sizeof(line)))
 		wh_engine_log(wanted->engine, "region %#llx%s: %s",
-			      (unsigned long long)wh_place_id(wanted->place),
+			      (unsigned long long)wh_region_entry_id(wanted->place),
 			      wanted->foreign ? " of a peer" : "", line);
 	return pane;
 }
 
 /* The owner is asked under no lock, for it may be waiting for us. */
-static struct wh_pane *install_foreign(struct wh_pane *_Atomic *kept, const struct wanted *wanted)
+static struct wh_region_window *install_foreign(struct wh_region_window *_Atomic *kept,
+						const struct wanted *wanted)
 {
 	struct answer *answer = calloc(1, sizeof(*answer));
-	struct wh_pane *pane;
+	struct wh_region_window *pane;
 
 	if (!answer)
 		return NULL;
@@ -230,9 +233,10 @@ static struct wh_pane *install_foreign(struct wh_pane *_Atomic *kept, const stru
 	return pane;
 }
 
-static const struct wh_pane *get(struct wh_pane *_Atomic *kept, const struct wanted *wanted)
+static const struct wh_region_window *get(struct wh_region_window *_Atomic *kept,
+					  const struct wanted *wanted)
 {
-	struct wh_pane *pane = atomic_load_explicit(kept, memory_order_acquire);
+	struct wh_region_window *pane = atomic_load_explicit(kept, memory_order_acquire);
 
 	if (!pane)
 		pane = wanted->foreign ? install_foreign(kept, wanted) :
@@ -240,9 +244,9 @@ static const struct wh_pane *get(struct wh_pane *_Atomic *kept, const struct wan
 	return pane && pane->view ? pane : NULL;
 }
 
-static void close_pane(struct wh_engine *engine, struct wh_pane *_Atomic *kept)
+static void close_pane(struct wh_engine *engine, struct wh_region_window *_Atomic *kept)
 {
-	struct wh_pane *pane;
+	struct wh_region_window *pane;
 
 	/* Somebody may be explaining. */
 	pthread_mutex_lock(&engine->pane_lock);
@@ -250,7 +254,7 @@ static void close_pane(struct wh_engine *engine, struct wh_pane *_Atomic *kept)
 	pthread_mutex_unlock(&engine->pane_lock);
 	if (pane && pane->view) {
 		/* Others may have written last: nothing of it is to arrive after this. */
-		wh_pane_flush(pane);
+		wh_region_window_flush(pane);
 		wh_view_close(pane->view);
 		wh_count_add(&engine->tally.panes, UINT64_MAX);
 	}
@@ -260,26 +264,27 @@ static void close_pane(struct wh_engine *engine, struct wh_pane *_Atomic *kept)
 /* ---- a region of ours --------------------------------------------------------------------------
  */
 
-const struct wh_pane *wh_pane_get(struct wh_region *region)
+const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
 	return get(&region->pane, &(struct wanted){ .engine = region->engine,
 						    .place = &region->place,
 						    .address = region->place.address });
 }
 
-const struct wh_pane *wh_pane_peek(const struct wh_region *region)
+const struct wh_region_window *wh_region_window_peek(const struct wh_region *region)
 {
-	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+	const struct wh_region_window *pane =
+		atomic_load_explicit(&region->pane, memory_order_acquire);
 
 	return pane && pane->view ? pane : NULL;
 }
 
-bool wh_pane_tell(const struct wh_region *region, char *line, size_t size)
+bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size)
 {
 	return tell(atomic_load_explicit(&region->pane, memory_order_acquire), line, size);
 }
 
-void wh_pane_close(struct wh_region *region)
+void wh_region_window_close(struct wh_region *region)
 {
 	close_pane(region->engine, &region->pane);
 }
@@ -287,10 +292,10 @@ void wh_pane_close(struct wh_region *region)
 /* ---- a peer's ----------------------------------------------------------------------------------
  */
 
-const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-					 uint64_t address,
-					 int (*ask)(void *arg, struct wh_cuda_objects *out),
-					 void *arg)
+const struct wh_region_window *
+wh_region_window_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
+			    uint64_t address, int (*ask)(void *arg, struct wh_cuda_objects *out),
+			    void *arg)
 {
 	return get(&region->pane, &(struct wanted){ .engine = engine,
 						    .place = &region->place,
@@ -300,19 +305,21 @@ const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_rem
 						    .arg = arg });
 }
 
-const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region)
+const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remote_region *region)
 {
-	const struct wh_pane *pane = atomic_load_explicit(&region->pane, memory_order_acquire);
+	const struct wh_region_window *pane =
+		atomic_load_explicit(&region->pane, memory_order_acquire);
 
 	return pane && pane->view ? pane : NULL;
 }
 
-bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size)
+bool wh_region_window_describe_remote(const struct wh_remote_region *region, char *line,
+				      size_t size)
 {
 	return tell(atomic_load_explicit(&region->pane, memory_order_acquire), line, size);
 }
 
-void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region)
+void wh_region_window_close_remote(struct wh_engine *engine, struct wh_remote_region *region)
 {
 	if (atomic_load(&region->pane))
 		close_pane(engine, &region->pane);

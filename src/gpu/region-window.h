@@ -10,9 +10,9 @@
  * A region of another process of this host has one as well, onto its memory as CUDA has imported it
  * here. It goes before that does, and so before the owner is told that the region has been let go.
  *
- * What is written through a pane has to be fenced by the thread that wrote it (wh_pane_fence())
- * before it leaves the region or lets go of a lock that guards it, and flushed before anybody is
- * told that it is there.
+ * What is written through a pane has to be fenced by the thread that wrote it
+ * (wh_region_window_fence()) before it leaves the region or lets go of a lock that guards it, and
+ * flushed before anybody is told that it is there.
  */
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
@@ -20,10 +20,12 @@
 #include "core/core.h"
 #include "window/view.h"
 
-#define WH_PANE_FEW ((uint64_t)16 << 10) /* more than that no read, and no small write, is */
-#define WH_PANE_RUN ((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
+#define WH_REGION_WINDOW_FEW                                                                       \
+	((uint64_t)16 << 10) /* more than that no read, and no small write, is */
+#define WH_REGION_WINDOW_RUN                                                                       \
+	((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
 
-struct wh_pane {
+struct wh_region_window {
 	struct wh_view *view; /* NULL: there is no window */
 	unsigned char *base; /* of the region's first byte */
 	uint64_t address; /* the same as the region's owner calls it */
@@ -38,53 +40,55 @@ struct wh_pane {
 
 /* The region's pane, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The
  * region is a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
-const struct wh_pane *wh_pane_get(struct wh_region *region);
+const struct wh_region_window *wh_region_window_get(struct wh_region *region);
 /* The same if it has been opened already. Who is neither inside the region nor has a batch under
  * way holds engine.pane_lock. */
-const struct wh_pane *wh_pane_peek(const struct wh_region *region);
+const struct wh_region_window *wh_region_window_peek(const struct wh_region *region);
 /* What it is used for, or why there is none. False: nobody has asked for it. */
-bool wh_pane_tell(const struct wh_region *region, char *line, size_t size);
+bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size);
 /* The region goes: nobody is inside any more. */
-void wh_pane_close(struct wh_region *region);
+void wh_region_window_close(struct wh_region *region);
 
 struct wh_cuda_objects;
 /* The same for a GPU's memory of another process, which CUDA knows in this one as memory at
  * `address`. `ask`s its owner where no window opens without: 0, or a negative errno with its text.
  */
-const struct wh_pane *wh_pane_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-					 uint64_t address,
-					 int (*ask)(void *arg, struct wh_cuda_objects *out),
-					 void *arg);
-const struct wh_pane *wh_pane_peek_remote(const struct wh_remote_region *region);
-bool wh_pane_tell_remote(const struct wh_remote_region *region, char *line, size_t size);
-void wh_pane_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
+const struct wh_region_window *
+wh_region_window_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
+			    uint64_t address, int (*ask)(void *arg, struct wh_cuda_objects *out),
+			    void *arg);
+const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remote_region *region);
+bool wh_region_window_describe_remote(const struct wh_remote_region *region, char *line,
+				      size_t size);
+void wh_region_window_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
 
 /* Where an address of the region is. */
-static inline char *wh_pane_at(const struct wh_pane *pane, uint64_t address)
+static inline char *wh_region_window_at(const struct wh_region_window *pane, uint64_t address)
 {
 	return (char *)pane->base + (address - pane->address);
 }
 
 /* Write, and read: the window's side first given by where it is mapped. */
-static inline void wh_pane_put(const struct wh_pane *pane, void *at, const void *from,
-			       size_t length)
+static inline void wh_region_window_put(const struct wh_region_window *pane, void *at,
+					const void *from, size_t length)
 {
 	pane->view->copy.put->put(at, from, length);
 }
 
-static inline void wh_pane_read(const struct wh_pane *pane, void *to, const void *at, size_t length)
+static inline void wh_region_window_read(const struct wh_region_window *pane, void *to,
+					 const void *at, size_t length)
 {
 	wh_copy_from(pane->view->copy, to, at, length);
 }
 
-static inline void wh_pane_fence(void)
+static inline void wh_region_window_fence(void)
 {
 	wh_copy_issued();
 }
 
 /* What has been fenced has arrived when this returns, and so has all that was before it, on the
  * whole device. */
-static inline void wh_pane_flush(const struct wh_pane *pane)
+static inline void wh_region_window_flush(const struct wh_region_window *pane)
 {
 	unsigned char byte;
 
@@ -92,23 +96,24 @@ static inline void wh_pane_flush(const struct wh_pane *pane)
 }
 
 /* The same, once for each device. */
-struct wh_pane_flushed {
+struct wh_region_window_flushed {
 	uint64_t devices; /* a bit each */
 };
 
-static inline void wh_pane_flush_once(struct wh_pane_flushed *flushed, const struct wh_pane *pane)
+static inline void wh_region_window_flush_once(struct wh_region_window_flushed *flushed,
+					       const struct wh_region_window *pane)
 {
 	uint64_t bit = UINT64_C(1) << pane->view->device->ordinal % 64;
 
 	if (!(flushed->devices & bit))
-		wh_pane_flush(pane);
+		wh_region_window_flush(pane);
 	flushed->devices |= bit;
 }
 
 /* A run's part of the least costs by which put_most and get_most are compared. */
-static inline uint64_t wh_pane_run(uint64_t length)
+static inline uint64_t wh_region_window_run(uint64_t length)
 {
-	return length > WH_PANE_RUN ? length : WH_PANE_RUN;
+	return length > WH_REGION_WINDOW_RUN ? length : WH_REGION_WINDOW_RUN;
 }
 
 #endif

@@ -86,15 +86,15 @@ CUcontext wh_staging_context(const struct wh_registration *registration)
 }
 
 static int lane_of(const struct wh_staging *staging, const struct wh_registration *registration,
-		   struct wh_lane **out)
+		   struct wh_gpu_stream **out)
 {
 	int error = wh_registration_check(registration);
 
 	if (error)
 		return error;
-	return wh_gpus_lane(staging->gpus, registration->device, wh_staging_context(registration),
-			    staging->into ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST,
-			    staging->urgent, out);
+	return wh_gpus_stream(staging->gpus, registration->device, wh_staging_context(registration),
+			      staging->into ? WH_BLOCKS_TO_HOST : WH_BLOCKS_FROM_HOST,
+			      staging->urgent, out);
 }
 
 /* The pairs of the next runs of this region's GPU. */
@@ -128,26 +128,26 @@ static int by_gpu(struct wh_staging *staging)
 {
 	const struct wh_region *region = staging->runs[staging->next].region;
 	struct wh_pair pairs[PAIRS];
-	struct wh_lane_turn turn;
+	struct wh_gpu_stream_turn turn;
 	uint64_t count, put = 0;
-	struct wh_lane *lane;
+	struct wh_gpu_stream *lane;
 	int error = lane_of(staging, region->registration, &lane);
 
 	if (error)
 		return error;
-	wh_lane_begin(lane, &turn);
+	wh_gpu_stream_begin(lane, &turn);
 	do {
 		count = make_pairs(staging, region->registration, pairs);
 		if (region->place.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
 			for (put = 0; put < count; put++)
-				wh_lane_copy(&turn, pairs[put].to, pairs[put].from,
-					     pairs[put].length);
+				wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
+						   pairs[put].length);
 		} else {
-			put = wh_lane_pairs(&turn, pairs, count);
+			put = wh_gpu_stream_pairs(&turn, pairs, count);
 		}
 		staging->next += (uint32_t)put;
 	} while (count == PAIRS && put == count);
-	wh_lane_end(&turn, &staging->job);
+	wh_gpu_stream_end(&turn, &staging->job);
 	return 0;
 }
 
@@ -169,7 +169,7 @@ static void go_on(struct wh_staging *staging)
 	staging->done(staging, staging->error, staging->text);
 }
 
-static void job_done(struct wh_lane_job *job, int error, const char *text)
+static void job_done(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct wh_staging *staging = wh_container(job, struct wh_staging, job);
 
@@ -184,27 +184,27 @@ static void job_done(struct wh_lane_job *job, int error, const char *text)
  */
 
 /* The run's window; NULL: it is host memory's. */
-static const struct wh_pane *pane_of(const struct wh_staged_run *run)
+static const struct wh_region_window *pane_of(const struct wh_staged_run *run)
 {
-	return wh_kind_on_host(run->region->place.kind) ? NULL : wh_pane_peek(run->region);
+	return wh_kind_on_host(run->region->place.kind) ? NULL : wh_region_window_peek(run->region);
 }
 
 /* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
 static bool is_small(const struct wh_staging *staging, bool open)
 {
-	uint64_t sum = 0, most = WH_PANE_FEW;
-	const struct wh_pane *pane;
+	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
+	const struct wh_region_window *pane;
 
 	for (uint32_t i = 0; i < staging->count && sum <= most; i++) {
 		const struct wh_staged_run *run = &staging->runs[i];
 
 		if (wh_kind_on_host(run->region->place.kind))
 			continue;
-		pane = open ? wh_pane_get((struct wh_region *)(uintptr_t)run->region) :
+		pane = open ? wh_region_window_get((struct wh_region *)(uintptr_t)run->region) :
 			      pane_of(run);
 		if (!pane || wh_registration_check(run->region->registration))
 			return false;
-		sum += wh_pane_run(run->length);
+		sum += wh_region_window_run(run->length);
 		most = pane->get_most < most ? pane->get_most : most;
 	}
 	return sum <= most;
@@ -212,16 +212,16 @@ static bool is_small(const struct wh_staging *staging, bool open)
 
 bool wh_staging_gather_few(struct wh_staging *staging, bool open)
 {
-	if (staging->bytes > WH_PANE_FEW || !is_small(staging, open))
+	if (staging->bytes > WH_REGION_WINDOW_FEW || !is_small(staging, open))
 		return false;
 	staging->into = true;
 	for (uint32_t i = 0; i < staging->count; i++) {
 		const struct wh_staged_run *run = &staging->runs[i];
-		const struct wh_pane *pane = pane_of(run);
+		const struct wh_region_window *pane = pane_of(run);
 
 		if (pane)
-			wh_pane_read(pane, staging->slot->host + run->offset,
-				     wh_pane_at(pane, run->address), run->length);
+			wh_region_window_read(pane, staging->slot->host + run->offset,
+					      wh_region_window_at(pane, run->address), run->length);
 		else
 			by_cpu(staging, run);
 	}

@@ -28,7 +28,7 @@ struct wh_staged_run {
 };
 
 struct wh_staging {
-	struct wh_lane_job job;
+	struct wh_gpu_stream_job job;
 	struct wh_gpus *gpus;
 	struct wh_slot *slot; /* the caller's to take and to give back */
 	struct wh_staged_run *runs;
@@ -68,8 +68,8 @@ CUcontext wh_staging_context(const struct wh_registration *registration);
 
 /* Have what staging memory of a GPU takes, and measure it: slots, kernels, the lanes into slots and
  * out of them; `urgent`: also those of batches that are. Costs nothing the second time; the first
- * may take seconds, and each lane takes WH_LANE_RING of pinned memory and as much of the GPU's. 0,
- * or what the driver said. */
+ * may take seconds, and each lane takes WH_GPU_STREAM_RING of pinned memory and as much of the
+ * GPU's. 0, or what the driver said. */
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 
@@ -77,14 +77,14 @@ int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *regis
 int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region,
 			      uint32_t op);
 
-struct wh_early;
-int wh_early_open(struct wh_engine *engine, struct wh_early **out);
+struct wh_warm_up;
+int wh_warm_up_open(struct wh_engine *engine, struct wh_warm_up **out);
 /* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make
  * ready what that takes, soon and on another thread. Does not wait; any lock may be held. */
-void wh_early_region(struct wh_early *early, uint64_t region);
+void wh_warm_up_region(struct wh_warm_up *early, uint64_t region);
 /* Wait for what it is at, for seconds at most; nothing more is made ready. */
-void wh_early_stop(struct wh_early *early);
+void wh_warm_up_stop(struct wh_warm_up *early);
 /* NULL is allowed. */
-void wh_early_close(struct wh_early *early);
+void wh_warm_up_close(struct wh_warm_up *early);
 
 #endif

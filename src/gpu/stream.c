@@ -56,7 +56,7 @@ struct wh_gpus {
 	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
 	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
 	struct wh_gpu *first;
-	struct wh_lane *_Atomic lanes; /* grows at its head only; read without the lock */
+	struct wh_gpu_stream *_Atomic lanes; /* grows at its head only; read without the lock */
 	bool started;
 	pthread_t thread;
 
@@ -79,7 +79,7 @@ struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus)
 
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 {
-	return (uint32_t)gpus->engine->config.number[WH_KNOB_CTAS];
+	return (uint32_t)gpus->engine->config.number[WH_SETTING_CTAS];
 }
 
 /* ---- what is done ------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 
 /* Everything that is under way has ended, or never will. A context that has failed takes no work
  * any more, and the driver makes no other in its place for as long as the process lives. */
-void wh_lane_give_up(struct wh_lane *lane, int error, const char *text)
+void wh_gpu_stream_fail(struct wh_gpu_stream *lane, int error, const char *text)
 {
 	lane->error = error;
 	if (strstr(text, "until the process is started anew"))
@@ -99,7 +99,7 @@ void wh_lane_give_up(struct wh_lane *lane, int error, const char *text)
 }
 
 /* Under lane.lock: the word has not moved for long. */
-static void ask_stream(struct wh_lane *lane, int64_t now)
+static void ask_stream(struct wh_gpu_stream *lane, int64_t now)
 {
 	struct wh_cuda *cuda = lane->gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
@@ -115,11 +115,11 @@ static void ask_stream(struct wh_lane *lane, int64_t now)
 		wh_cuda_leave(&scope);
 	}
 	if (error)
-		wh_lane_give_up(lane, error, wh_error_text());
+		wh_gpu_stream_fail(lane, error, wh_error_text());
 }
 
 /* Take the jobs that are done off the lane, to `ended`. */
-static void collect(struct wh_lane *lane, struct wh_list *ended)
+static void collect(struct wh_gpu_stream *lane, struct wh_list *ended)
 {
 	uint32_t word;
 	int64_t now;
@@ -128,7 +128,8 @@ static void collect(struct wh_lane *lane, struct wh_list *ended)
 		return;
 	word = atomic_load_explicit(lane->word->value, memory_order_acquire);
 	while (!wh_list_empty(&lane->jobs)) {
-		struct wh_lane_job *job = wh_container(lane->jobs.next, struct wh_lane_job, link);
+		struct wh_gpu_stream_job *job =
+			wh_container(lane->jobs.next, struct wh_gpu_stream_job, link);
 
 		if (!lane->error && (int32_t)(word - job->number) < 0)
 			break;
@@ -192,7 +193,7 @@ static bool poll_events(struct wh_gpus *gpus)
 
 bool wh_gpus_poll(struct wh_gpus *gpus)
 {
-	struct wh_lane *lane = atomic_load_explicit(&gpus->lanes, memory_order_acquire);
+	struct wh_gpu_stream *lane = atomic_load_explicit(&gpus->lanes, memory_order_acquire);
 	struct wh_list ended, *link;
 	bool any = false;
 
@@ -206,7 +207,7 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 			collect(lane, &ended);
 	}
 	while ((link = wh_list_take(&ended))) {
-		struct wh_lane_job *job = wh_container(link, struct wh_lane_job, link);
+		struct wh_gpu_stream_job *job = wh_container(link, struct wh_gpu_stream_job, link);
 
 		any = true;
 		job->done(job, job->error, job->text);
@@ -215,7 +216,7 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 	return any;
 }
 
-void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline)
+void wh_gpus_progress(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline)
 {
 	int64_t until;
 
@@ -294,7 +295,7 @@ static int start_thread(struct wh_gpus *gpus)
 	return 0;
 }
 
-void wh_gpus_more(struct wh_gpus *gpus)
+void wh_gpus_job_added(struct wh_gpus *gpus)
 {
 	/* Sequentially consistent, as the thread's two are: one of the two sees the other. */
 	atomic_fetch_add(&gpus->jobs, 1);
@@ -307,7 +308,8 @@ void wh_gpus_more(struct wh_gpus *gpus)
 /* ---- pinned memory -----------------------------------------------------------------------------
  */
 
-int wh_gpus_home(struct wh_gpus *gpus, struct wh_cuda_device *device, struct wh_cuda_device **out)
+int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
+			   struct wh_cuda_device **out)
 {
 	struct wh_cuda_device *none = NULL;
 	int error = 0;
@@ -337,7 +339,7 @@ static int pinned_new(struct wh_gpus *gpus, size_t bytes, size_t entries, struct
 		free(block);
 		return wh_fail(ENOMEM, "no memory for staging");
 	}
-	error = wh_gpus_home(gpus, NULL, &device);
+	error = wh_gpus_pinning_device(gpus, NULL, &device);
 	if (!error)
 		error = wh_cuda_enter(cuda, device, &scope);
 	if (error)
@@ -426,7 +428,7 @@ err_free:
 	return error;
 }
 
-static int make_stream(struct wh_cuda *cuda, const struct wh_lane *lane, CUstream *out)
+static int make_stream(struct wh_cuda *cuda, const struct wh_gpu_stream *lane, CUstream *out)
 {
 	const struct wh_cuda_device *device = lane->gpu->device;
 	int least = 0, greatest = 0;
@@ -439,7 +441,7 @@ static int make_stream(struct wh_cuda *cuda, const struct wh_lane *lane, CUstrea
 }
 
 /* Inside a scope of the lane's context. */
-static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
+static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *lane)
 {
 	const struct wh_cuda_device *device = lane->gpu->device;
 	struct wh_cuda *cuda = gpus->cuda;
@@ -451,7 +453,7 @@ static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
 	error = make_stream(cuda, lane, &lane->stream);
 	if (error)
 		return error;
-	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &ring, WH_LANE_RING,
+	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &ring, WH_GPU_STREAM_RING,
 				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
 	if (error)
 		goto err_stream;
@@ -459,7 +461,7 @@ static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
 	error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &lane->ring_host, ring, 0);
 	if (error)
 		goto err_ring;
-	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &lane->ring_device, WH_LANE_RING);
+	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &lane->ring_device, WH_GPU_STREAM_RING);
 	if (error)
 		goto err_ring;
 	lane->counter = lane->gpu->counters + 4 * (2 * (uint64_t)lane->way + lane->urgent);
@@ -467,7 +469,7 @@ static int equip(struct wh_gpus *gpus, struct wh_lane *lane)
 	error = wh_cuda_call_on(cuda, device, cuMemsetD8Async, lane->counter, 0, 4, lane->stream);
 	if (error)
 		goto err_lists;
-	error = wh_word_take(gpus, &lane->word);
+	error = wh_semaphore_acquire(gpus, &lane->word);
 	if (error)
 		goto err_lists;
 	lane->number = atomic_load(lane->word->value);
@@ -483,10 +485,11 @@ err_stream:
 	return error;
 }
 
-static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent, struct wh_lane **out)
+static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent,
+		     struct wh_gpu_stream **out)
 {
 	struct wh_gpus *gpus = gpu->gpus;
-	struct wh_lane *lane = calloc(1, sizeof(*lane));
+	struct wh_gpu_stream *lane = calloc(1, sizeof(*lane));
 	struct wh_cuda_scope scope;
 	int error;
 
@@ -509,7 +512,7 @@ static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent, st
 		free(lane);
 		return error;
 	}
-	wh_lane_guess(lane);
+	wh_gpu_stream_guess_cost(lane);
 	gpu->lane[way][urgent] = lane;
 	atomic_store_explicit(&lane->next, atomic_load(&gpus->lanes), memory_order_relaxed);
 	atomic_store_explicit(&gpus->lanes, lane, memory_order_release);
@@ -517,8 +520,8 @@ static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent, st
 	return 0;
 }
 
-int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
-		 enum wh_blocks_way way, bool urgent, struct wh_lane **out)
+int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
+		   enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out)
 {
 	struct wh_gpu *gpu = NULL;
 	int error;
@@ -533,8 +536,8 @@ int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext 
 	return error;
 }
 
-bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
-		  size_t size)
+bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
+		      size_t size)
 {
 	const struct wh_gpu *gpu;
 
@@ -552,7 +555,7 @@ bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, cha
 /* ---- events and words --------------------------------------------------------------------------
  */
 
-int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
+int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
 	bool unwanted;
 	int error;
@@ -562,7 +565,7 @@ int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
 	pthread_mutex_unlock(&gpus->lock);
 	if (error)
 		return error;
-	wh_gpus_more(gpus);
+	wh_gpus_job_added(gpus);
 	atomic_fetch_add(&gpus->event_count, 1);
 	pthread_mutex_lock(&gpus->list_lock);
 	unwanted = wait->unwanted;
@@ -576,7 +579,7 @@ int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait)
 	return wh_fail(ECANCELED, "cancelled before it was started");
 }
 
-bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait)
+bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 {
 	bool waits;
 
@@ -596,8 +599,8 @@ bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait)
 static int make_words(struct wh_gpus *gpus)
 {
 	struct wh_pinned *block;
-	int error = pinned_new(gpus, WORDS * 16, WORDS * sizeof(struct wh_word), &block);
-	struct wh_word *words;
+	int error = pinned_new(gpus, WORDS * 16, WORDS * sizeof(struct wh_semaphore), &block);
+	struct wh_semaphore *words;
 
 	if (error)
 		return error;
@@ -611,7 +614,7 @@ static int make_words(struct wh_gpus *gpus)
 	return 0;
 }
 
-int wh_word_take(struct wh_gpus *gpus, struct wh_word **out)
+int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
 {
 	struct wh_list *link;
 	int error = 0;
@@ -622,11 +625,11 @@ int wh_word_take(struct wh_gpus *gpus, struct wh_word **out)
 	link = wh_list_take(&gpus->words_free);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (link)
-		*out = wh_container(link, struct wh_word, link);
+		*out = wh_container(link, struct wh_semaphore, link);
 	return link ? 0 : error;
 }
 
-void wh_word_give(struct wh_gpus *gpus, struct wh_word *word)
+void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
 {
 	pthread_mutex_lock(&gpus->list_lock);
 	wh_list_append(&gpus->words_free, &word->link);
@@ -775,7 +778,7 @@ static void close_gpu(struct wh_gpu *gpu)
 	bool in = !wh_cuda_enter_context(cuda, gpu->device, gpu->context, &scope);
 
 	for (unsigned i = 0; i < 2 * WH_BLOCKS_WAYS; i++) {
-		struct wh_lane *lane = gpu->lane[i / 2][i % 2];
+		struct wh_gpu_stream *lane = gpu->lane[i / 2][i % 2];
 
 		if (!lane)
 			continue;
@@ -806,7 +809,7 @@ static void close_pinned(struct wh_gpus *gpus)
 
 	if (!gpus->pinned)
 		return;
-	in = !wh_gpus_home(gpus, NULL, &device) && !wh_cuda_enter(cuda, device, &scope);
+	in = !wh_gpus_pinning_device(gpus, NULL, &device) && !wh_cuda_enter(cuda, device, &scope);
 	for (block = gpus->pinned; block; block = next) {
 		next = block->next;
 		if (in)

@@ -27,10 +27,10 @@
 struct wh_batch;
 struct wh_engine;
 struct wh_gpus;
-struct wh_word;
+struct wh_semaphore;
 
-/* What work on a lane costs: measured with the lane's first use, by wh_lane_probe(). */
-struct wh_lane_cost {
+/* What work on a lane costs: measured with the lane's first use, by wh_gpu_stream_probe(). */
+struct wh_gpu_stream_cost {
 	double launch; /* ns that a kernel takes besides its bytes */
 	double copy; /* ns that each copy of a copy engine takes besides its bytes */
 	double kernel_rate, copy_rate; /* bytes/ns, GB/s */
@@ -47,19 +47,19 @@ struct wh_gpu {
 	/* why there are none, so that copy engines do everything; "": there are */
 	char without[WH_TEXT_MAX];
 	uint64_t counters; /* device memory: a 32-bit word that is 0, for each lane */
-	struct wh_lane *lane[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
+	struct wh_gpu_stream *lane[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
 
-#define WH_LANE_RING ((uint64_t)2 << 20) /* bytes of lists under way */
+#define WH_GPU_STREAM_RING ((uint64_t)2 << 20) /* bytes of lists under way */
 
-struct wh_lane {
-	struct wh_lane *_Atomic next; /* all of an engine's */
+struct wh_gpu_stream {
+	struct wh_gpu_stream *_Atomic next; /* all of an engine's */
 	struct wh_gpu *gpu;
 	enum wh_blocks_way way;
 	bool urgent;
 	CUstream stream;
 	uint64_t counter;
-	struct wh_word *word; /* the number of the last job that is done */
+	struct wh_semaphore *word; /* the number of the last job that is done */
 	/* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
 	char *ring;
 	uint64_t ring_host, ring_device;
@@ -74,20 +74,20 @@ struct wh_lane {
 	char text[WH_TEXT_MAX];
 	/* The one it is chosen by, which readers take without the lock: the guess, then what was
 	 * measured. */
-	const struct wh_lane_cost *_Atomic cost;
-	struct wh_lane_cost guessed, measured;
+	const struct wh_gpu_stream_cost *_Atomic cost;
+	struct wh_gpu_stream_cost guessed, measured;
 	bool probed;
 };
 
 /* A turn's end. Zeroed by the caller, who keeps it until `done` is called, on any thread, with no
  * lock held. */
-struct wh_lane_job {
+struct wh_gpu_stream_job {
 	struct wh_list link;
 	uint32_t number;
 	uint64_t ring;
 	int error;
 	char text[WH_TEXT_MAX];
-	void (*done)(struct wh_lane_job *job, int error, const char *text);
+	void (*done)(struct wh_gpu_stream_job *job, int error, const char *text);
 };
 
 /* One stretch of bytes. Addresses as the lane's GPU understands them. */
@@ -96,7 +96,7 @@ struct wh_pair {
 };
 
 /* Many blocks, as kernels/blocks.h has them. */
-struct wh_lane_blocks {
+struct wh_gpu_stream_blocks {
 	struct wh_blocks_job job; /* strides, block_length, base_count and the bases */
 	/* offsets, to be taken to the GPU; NULL: none */
 	const uint64_t *source_list, *target_list;
@@ -104,8 +104,8 @@ struct wh_lane_blocks {
 	uint64_t bits; /* all addresses, offsets and strides in use and the block length, or-ed */
 };
 
-struct wh_lane_turn {
-	struct wh_lane *lane;
+struct wh_gpu_stream_turn {
+	struct wh_gpu_stream *lane;
 	struct wh_cuda_scope scope;
 	int error;
 	char text[WH_TEXT_MAX];
@@ -129,73 +129,79 @@ struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus);
 
 /* The device in whose primary context host memory is pinned: the first that is used, so that no
  * other one gets a context for that. `device`: it is used (NULL: only asked for). */
-int wh_gpus_home(struct wh_gpus *gpus, struct wh_cuda_device *device, struct wh_cuda_device **out);
+int wh_gpus_pinning_device(struct wh_gpus *gpus, struct wh_cuda_device *device,
+			   struct wh_cuda_device **out);
 
 /* The lane of a context (NULL: the device's primary one). The first time in a context it may take
  * seconds. 0, or what the driver said. */
-int wh_gpus_lane(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
-		 enum wh_blocks_way way, bool urgent, struct wh_lane **out);
+int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
+		   enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out);
 
 /* Call `done` of the jobs that are done. True: there were some. */
 bool wh_gpus_poll(struct wh_gpus *gpus);
 /* Do so for as long as the batch runs and it is worth it, at most until `deadline`; 0: once. */
-void wh_gpus_help(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline);
+void wh_gpus_progress(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline);
 
 /* ---- putting work on a lane --------------------------------------------------------------------
  * Between begin and end the calling thread has the lane's context and its lock. A call that fails
  * makes the turn fail: what follows does nothing, and the job is done with that error once what
  * had been put on the stream has ended. */
 
-void wh_lane_begin(struct wh_lane *lane, struct wh_lane_turn *turn);
+void wh_gpu_stream_begin(struct wh_gpu_stream *lane, struct wh_gpu_stream_turn *turn);
 /* One contiguous copy, by the copy engine. */
-void wh_lane_copy(struct wh_lane_turn *turn, uint64_t to, uint64_t from, uint64_t length);
+void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
+			uint64_t length);
 /* Copy pairs, each by the copy engine or the kernel, whichever there is and is faster. Returns how
  * many of the first were put on the lane: fewer than `count` if its ring is full; more can be had
  * when a job of the lane is done. The pairs may go afterwards. */
-uint64_t wh_lane_pairs(struct wh_lane_turn *turn, const struct wh_pair *pairs, uint64_t count);
+uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pair *pairs,
+			     uint64_t count);
 /* Blocks [first, first + count) of all bases, by the kernel, which there has to be. Returns how
  * many of them were put on the lane; as above. The lists may go afterwards. */
-uint64_t wh_lane_blocks(struct wh_lane_turn *turn, const struct wh_lane_blocks *blocks,
-			uint64_t first, uint64_t count);
-/* Lists that stay on the GPU until wh_kept_free(). Uploads them in this turn; NULL: not worth it,
- * or not possible. `wh_kept_ready()` when the turn's job is done: from then on other lanes of the
- * GPU can use them, too. */
-struct wh_kept;
-struct wh_kept *wh_kept_make(struct wh_lane_turn *turn, const uint64_t *source,
-			     const uint64_t *target, uint64_t count);
-void wh_kept_ready(struct wh_kept *kept);
+uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
+			      const struct wh_gpu_stream_blocks *blocks, uint64_t first,
+			      uint64_t count);
+/* Lists that stay on the GPU until wh_cached_lists_free(). Uploads them in this turn; NULL: not
+ * worth it, or not possible. `wh_cached_lists_ready()` when the turn's job is done: from then on
+ * other lanes of the GPU can use them, too. */
+struct wh_cached_lists;
+struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
+					     const uint64_t *source, const uint64_t *target,
+					     uint64_t count);
+void wh_cached_lists_ready(struct wh_cached_lists *kept);
 /* Let the blocks use them. False: not on this lane, or not yet. */
-bool wh_kept_use(const struct wh_kept *kept, const struct wh_lane *lane,
-		 struct wh_lane_blocks *blocks);
+bool wh_cached_lists_use(const struct wh_cached_lists *kept, const struct wh_gpu_stream *lane,
+			 struct wh_gpu_stream_blocks *blocks);
 /* No job uses them any more. NULL is allowed. */
-void wh_kept_free(struct wh_kept *kept);
+void wh_cached_lists_free(struct wh_cached_lists *kept);
 
 /* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
  * here. */
-void wh_lane_end(struct wh_lane_turn *turn, struct wh_lane_job *job);
+void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job);
 /* The lane takes nothing any more, and what is on it has failed. Under lane.lock. */
-void wh_lane_give_up(struct wh_lane *lane, int error, const char *text);
+void wh_gpu_stream_fail(struct wh_gpu_stream *lane, int error, const char *text);
 
 /* Why the lane's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
-const char *wh_lane_without(const struct wh_lane *lane);
+const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *lane);
 /* A line for the explanation that says so, of whichever of the device's contexts is in use. False:
  * it has them, or nobody knows yet; or it is NULL. */
-bool wh_gpus_tell(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
-		  size_t size);
+bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
+		      size_t size);
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
-bool wh_lane_prefers_kernel(const struct wh_lane *lane, uint64_t count, uint64_t length);
+bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *lane, uint64_t count,
+				  uint64_t length);
 /* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none.
  */
-void wh_lane_times(const struct wh_lane *lane, uint64_t count, uint64_t length, double *kernel,
-		   double *copies);
+void wh_gpu_stream_times(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length,
+			 double *kernel, double *copies);
 /* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there
  * is none. */
-uint32_t wh_lane_ctas(const struct wh_lane *lane, uint64_t count, uint64_t length);
+uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length);
 
 /* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
  * so that a guess has to do. */
-void wh_lane_probe(struct wh_lane *lane, uint64_t from, uint64_t length);
+void wh_gpu_stream_probe(struct wh_gpu_stream *lane, uint64_t from, uint64_t length);
 
 /* ---- events and words ---------------------------------------------------------------------------
  */
@@ -212,21 +218,21 @@ struct wh_event_wait {
 };
 
 /* 0, or why the thread that looks cannot be started, or -ECANCELED: it is unwanted. */
-int wh_gpus_when(struct wh_gpus *gpus, struct wh_event_wait *wait);
+int wh_gpus_wait_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
 /* Wait no longer. False: too late, `ready` has been called or is about to be; or too early, and
- * then wh_gpus_when() will say so. */
-bool wh_gpus_unwait(struct wh_gpus *gpus, struct wh_event_wait *wait);
+ * then wh_gpus_wait_event() will say so. */
+bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait);
 
 /* A word in pinned memory that streams can wait for, until it is at least some number. It never
  * goes back, so that it can have another owner afterwards. */
-struct wh_word {
+struct wh_semaphore {
 	struct wh_list link;
 	_Atomic uint32_t *value;
 	uint64_t address; /* for GPUs */
 };
 
-int wh_word_take(struct wh_gpus *gpus, struct wh_word **out);
-void wh_word_give(struct wh_gpus *gpus, struct wh_word *word);
+int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out);
+void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word);
 
 /* ---- slots of pinned memory
  * ---------------------------------------------------------------------- */
@@ -273,13 +279,13 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
  */
 
 /* There is one more job: somebody has to look. */
-void wh_gpus_more(struct wh_gpus *gpus);
+void wh_gpus_job_added(struct wh_gpus *gpus);
 /* The knob ctas: 0: each lane's own choice. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* What a lane's work costs as long as nobody has measured it. */
-void wh_lane_guess(struct wh_lane *lane);
+void wh_gpu_stream_guess_cost(struct wh_gpu_stream *lane);
 /* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
  * done. False: there is no room. */
-bool wh_lane_borrow(struct wh_lane_turn *turn, uint64_t bytes, uint64_t *at);
+bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);
 
 #endif

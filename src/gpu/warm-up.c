@@ -16,7 +16,7 @@
 #include "gpu/staging.h"
 #include "memory/memory.h"
 
-struct wh_early {
+struct wh_warm_up {
 	struct wh_engine *engine;
 	pthread_mutex_t lock; /* all below */
 	uint64_t *regions; /* ids of those that are wanted */
@@ -29,23 +29,25 @@ struct wh_early {
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent)
 {
-	struct wh_lane *lane;
+	struct wh_gpu_stream *lane;
 	int error = wh_slots_prepare(gpus, use);
 
 	for (int i = 0; i < 4 && !error; i++) {
 		if (!(i & 1 ? out_of : into) || (i & 2 && !urgent))
 			continue;
-		error = wh_gpus_lane(gpus, registration->device, wh_staging_context(registration),
-				     i & 1 ? WH_BLOCKS_FROM_HOST : WH_BLOCKS_TO_HOST, i & 2, &lane);
+		error = wh_gpus_stream(gpus, registration->device, wh_staging_context(registration),
+				       i & 1 ? WH_BLOCKS_FROM_HOST : WH_BLOCKS_TO_HOST, i & 2,
+				       &lane);
 		if (!error)
-			wh_lane_probe(lane, 0, 0);
+			wh_gpu_stream_probe(lane, 0, 0);
 	}
 	return error;
 }
 
 int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op)
 {
-	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	struct wh_region_entry *place =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
 	int error = 0;
 
 	if (!place)
@@ -56,7 +58,7 @@ int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *
 	else if (!wh_registration_check(region->registration))
 		error = wh_staging_prepare(engine->gpus, region->registration, WH_SLOT_ASKS,
 					   op == WH_WRITE, op == WH_READ, true);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return error;
 }
 
@@ -66,7 +68,7 @@ int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *
 /* Inside the region, so that its memory's context stays for as long as that takes. */
 static void prepare(struct wh_engine *engine, uint64_t id)
 {
-	struct wh_place *place = wh_place_enter(&engine->regions, id);
+	struct wh_region_entry *place = wh_region_entry_enter(&engine->regions, id);
 	const struct wh_registration *registration;
 	int error;
 
@@ -81,12 +83,12 @@ static void prepare(struct wh_engine *engine, uint64_t id)
 	if (error)
 		wh_engine_log(engine, "cuda:%d is not ready yet for what peers may ask of it: %s",
 			      registration->device->ordinal, wh_error_text());
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 }
 
 static void *run(void *argument)
 {
-	struct wh_early *early = argument;
+	struct wh_warm_up *early = argument;
 	uint64_t id;
 
 	pthread_mutex_lock(&early->lock);
@@ -102,7 +104,7 @@ static void *run(void *argument)
 }
 
 /* Under the lock. Without a thread it is made ready when it is asked for. */
-static void start(struct wh_early *early)
+static void start(struct wh_warm_up *early)
 {
 	sigset_t all, before;
 
@@ -121,7 +123,7 @@ static void start(struct wh_early *early)
 		early->count = 0;
 }
 
-void wh_early_region(struct wh_early *early, uint64_t region)
+void wh_warm_up_region(struct wh_warm_up *early, uint64_t region)
 {
 	uint32_t room = early->room ? 2 * early->room : 16;
 	uint64_t *grown;
@@ -145,9 +147,9 @@ void wh_early_region(struct wh_early *early, uint64_t region)
 /* ---- opening and closing -----------------------------------------------------------------------
  */
 
-int wh_early_open(struct wh_engine *engine, struct wh_early **out)
+int wh_warm_up_open(struct wh_engine *engine, struct wh_warm_up **out)
 {
-	struct wh_early *early = calloc(1, sizeof(*early));
+	struct wh_warm_up *early = calloc(1, sizeof(*early));
 
 	if (!early)
 		return wh_fail(ENOMEM, "no memory");
@@ -157,7 +159,7 @@ int wh_early_open(struct wh_engine *engine, struct wh_early **out)
 	return 0;
 }
 
-void wh_early_stop(struct wh_early *early)
+void wh_warm_up_stop(struct wh_warm_up *early)
 {
 	bool started;
 
@@ -170,11 +172,11 @@ void wh_early_stop(struct wh_early *early)
 		pthread_join(early->thread, NULL);
 }
 
-void wh_early_close(struct wh_early *early)
+void wh_warm_up_close(struct wh_warm_up *early)
 {
 	if (!early)
 		return;
-	wh_early_stop(early);
+	wh_warm_up_stop(early);
 	pthread_mutex_destroy(&early->lock);
 	free(early->regions);
 	free(early);

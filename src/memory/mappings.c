@@ -35,7 +35,7 @@ enum { READABLE = 1, AT_OR_ABOVE = 16 };
 #define MAPS_QUERY _IOWR('f', 17, struct maps_question)
 
 static int walk_questions(int fd, uint64_t start, uint64_t end,
-			  int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
 {
 	uint64_t small = (uint64_t)sysconf(_SC_PAGESIZE);
 	int rc = 0;
@@ -44,13 +44,13 @@ static int walk_questions(int fd, uint64_t start, uint64_t end,
 		struct maps_question question = { .size = sizeof(question),
 						  .flags = AT_OR_ABOVE,
 						  .address = start };
-		struct wh_stretch stretch;
+		struct wh_vma stretch;
 
 		if (ioctl(fd, MAPS_QUERY, &question))
 			return errno == ENOENT ? 0 : -ENOSYS;
 		if (question.start >= end)
 			return 0;
-		stretch = (struct wh_stretch){
+		stretch = (struct wh_vma){
 			.start = question.start,
 			.end = question.end,
 			.readable = question.vma_flags & READABLE,
@@ -63,8 +63,8 @@ static int walk_questions(int fd, uint64_t start, uint64_t end,
 	return rc;
 }
 
-int wh_stretches_walk_text(uint64_t start, uint64_t end,
-			   int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+int wh_vmas_walk_text(uint64_t start, uint64_t end,
+			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
 {
 	FILE *file = fopen(MAPS, "re");
 	char *line = NULL;
@@ -74,7 +74,7 @@ int wh_stretches_walk_text(uint64_t start, uint64_t end,
 	if (!file)
 		return -ENOSYS;
 	while (!rc && getline(&line, &room, file) > 0) {
-		struct wh_stretch stretch = { 0 };
+		struct wh_vma stretch = { 0 };
 		char right = '-';
 
 		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %c", &stretch.start, &stretch.end,
@@ -96,8 +96,8 @@ int wh_stretches_walk_text(uint64_t start, uint64_t end,
 	return rc;
 }
 
-int wh_stretches_walk(uint64_t start, uint64_t end,
-		      int (*each)(void *arg, const struct wh_stretch *stretch), void *arg)
+int wh_vmas_walk(uint64_t start, uint64_t end,
+		     int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
 {
 	int fd = open(MAPS, O_RDONLY | O_CLOEXEC), rc;
 
@@ -106,7 +106,7 @@ int wh_stretches_walk(uint64_t start, uint64_t end,
 	rc = walk_questions(fd, start, end, each, arg);
 	close(fd);
 	/* An older kernel says so at the first question. */
-	return rc == -ENOSYS ? wh_stretches_walk_text(start, end, each, arg) : rc;
+	return rc == -ENOSYS ? wh_vmas_walk_text(start, end, each, arg) : rc;
 }
 
 /* MS_ASYNC does nothing, for pages are written back anyway, but looks whether all of them are
@@ -119,7 +119,7 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 	       errno != ENOMEM;
 }
 
-static int cover_any(void *arg, const struct wh_stretch *stretch)
+static int cover_any(void *arg, const struct wh_vma *stretch)
 {
 	uint64_t *reached = arg;
 
@@ -129,16 +129,16 @@ static int cover_any(void *arg, const struct wh_stretch *stretch)
 	return 0;
 }
 
-bool wh_stretches_mapped(uint64_t start, uint64_t length, uint64_t *bad)
+bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad)
 {
 	if (wh_memory_mapped(start, length))
 		return true;
 	*bad = start;
-	wh_stretches_walk(start, start + length, cover_any, bad);
+	wh_vmas_walk(start, start + length, cover_any, bad);
 	return false;
 }
 
-static int cover(void *arg, const struct wh_stretch *stretch)
+static int cover(void *arg, const struct wh_vma *stretch)
 {
 	uint64_t *reached = arg;
 
@@ -148,10 +148,10 @@ static int cover(void *arg, const struct wh_stretch *stretch)
 	return 0;
 }
 
-int wh_stretches_readable(uint64_t start, uint64_t length, uint64_t *bad)
+int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad)
 {
 	uint64_t reached = start;
-	int rc = wh_stretches_walk(start, start + length, cover, &reached);
+	int rc = wh_vmas_walk(start, start + length, cover, &reached);
 
 	if (rc == -ENOSYS)
 		return 0;

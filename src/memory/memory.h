@@ -67,7 +67,7 @@ int wh_numa_bind(void *base, size_t length, int node);
 int wh_numa_node(const void *address);
 
 /* A stretch of the address space of this process, as the kernel knows it. */
-struct wh_stretch {
+struct wh_vma {
 	uint64_t start, end;
 	bool readable;
 	uint64_t page_size; /* 0: not known */
@@ -76,19 +76,19 @@ struct wh_stretch {
 
 /* Calls `each` with the stretches that overlap [start, end), in order; not 0 from it ends that. 0,
  * or what `each` returned, or -ENOSYS: /proc does not tell. */
-int wh_stretches_walk(uint64_t start, uint64_t end,
-		      int (*each)(void *arg, const struct wh_stretch *stretch), void *arg);
+int wh_vmas_walk(uint64_t start, uint64_t end,
+		     int (*each)(void *arg, const struct wh_vma *stretch), void *arg);
 /* The same from the text of /proc/self/maps, for kernels before 6.11. */
-int wh_stretches_walk_text(uint64_t start, uint64_t end,
-			   int (*each)(void *arg, const struct wh_stretch *stretch), void *arg);
+int wh_vmas_walk_text(uint64_t start, uint64_t end,
+			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg);
 /* Is something mapped in all of the range? One system call, which touches nothing; where it cannot
  * tell: yes. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);
 /* The same; false: not at *bad, which takes longer to find. */
-bool wh_stretches_mapped(uint64_t start, uint64_t length, uint64_t *bad);
+bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad);
 /* Can the CPU read all of the range? 0; -EFAULT: not at *bad. Where /proc does not tell: 0, for
  * the CPU faults on what it cannot read. */
-int wh_stretches_readable(uint64_t start, uint64_t length, uint64_t *bad);
+int wh_vmas_readable(uint64_t start, uint64_t length, uint64_t *bad);
 
 /* ---- registrations ----------------------------------------------------------------------- */
 

@@ -20,9 +20,9 @@ _Static_assert(SAME(IPC) && SAME(FD) && SAME(POOL_FD) && SAME(DMA_BUF) && SAME(F
 
 /* ---- host memory ------------------------------------------------------------------------- */
 
-static int take_first(void *arg, const struct wh_stretch *stretch)
+static int take_first(void *arg, const struct wh_vma *stretch)
 {
-	*(struct wh_stretch *)arg = *stretch;
+	*(struct wh_vma *)arg = *stretch;
 	return 1;
 }
 
@@ -53,8 +53,8 @@ static int describe_plain(struct wh_engine *engine, const void *address,
 			  struct wh_memory_info *info)
 {
 	uint64_t at = (uintptr_t)address;
-	struct wh_stretch stretch = { 0 };
-	int rc = wh_stretches_walk(at, at + 1, take_first, &stretch);
+	struct wh_vma stretch = { 0 };
+	int rc = wh_vmas_walk(at, at + 1, take_first, &stretch);
 
 	/* Freed behind the engine's back. */
 	if (info->kind && !wh_kind_on_host(info->kind))

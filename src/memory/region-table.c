@@ -26,7 +26,7 @@
 
 #define SORTED_FIRST 64
 
-/* wh_place.used */
+/* wh_region_entry.used */
 enum {
 	USED = 1,
 	CLAIMED = 2, /* its index was chosen by a peer: it is not ours to give out again */
@@ -39,10 +39,10 @@ struct wh_sorted {
 	uint64_t id;
 };
 
-_Static_assert(WH_PLACES_CHUNK *WH_PLACES_CHUNKS == 1u << WH_PLACES_INDEX_BITS,
+_Static_assert(WH_REGION_TABLE_CHUNK *WH_REGION_TABLE_CHUNKS == 1u << WH_REGION_TABLE_INDEX_BITS,
 	       "an id has room for all");
 
-int wh_places_init(struct wh_places *places, size_t entry)
+int wh_region_table_init(struct wh_region_table *places, size_t entry)
 {
 	memset(places, 0, sizeof(*places));
 	places->entry = (entry + ENTRY_ALIGN - 1) & ~(size_t)(ENTRY_ALIGN - 1);
@@ -54,18 +54,18 @@ static void keep(void *node)
 	(void)node;
 }
 
-void wh_places_destroy(struct wh_places *places)
+void wh_region_table_destroy(struct wh_region_table *places)
 {
 	tdestroy(places->names, keep);
 	for (uint32_t i = 0; i < places->high; i++) {
-		struct wh_place *place = wh_places_at(places, i);
+		struct wh_region_entry *place = wh_region_table_at(places, i);
 
 		if (place)
 			free(place->name);
 		else
-			i = wh_places_gap(i);
+			i = wh_region_table_gap(i);
 	}
-	for (uint32_t i = 0; places->chunks && i < WH_PLACES_CHUNKS; i++)
+	for (uint32_t i = 0; places->chunks && i < WH_REGION_TABLE_CHUNKS; i++)
 		free(places->chunks[i]);
 	free(places->chunks);
 	free(places->few);
@@ -76,34 +76,35 @@ void wh_places_destroy(struct wh_places *places)
 /* ---- entries ------------------------------------------------------------------------------ */
 
 /* The entry with this index, made if there was none. Under the lock. */
-static struct wh_place *entry_at(struct wh_places *places, uint32_t index)
+static struct wh_region_entry *entry_at(struct wh_region_table *places, uint32_t index)
 {
-	struct wh_place *place = wh_places_at(places, index);
+	struct wh_region_entry *place = wh_region_table_at(places, index);
 	_Atomic(char *) *chunks = places->chunks;
 	char *chunk;
 
-	if (place || index >= WH_PLACES_CHUNK * WH_PLACES_CHUNKS)
+	if (place || index >= WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS)
 		return place;
-	if (index >= WH_PLACES_FEW && !chunks) {
-		chunks = calloc(WH_PLACES_CHUNKS, sizeof(*chunks));
+	if (index >= WH_REGION_TABLE_FEW && !chunks) {
+		chunks = calloc(WH_REGION_TABLE_CHUNKS, sizeof(*chunks));
 		if (!chunks)
 			return NULL;
 		atomic_store_explicit(&places->chunks, chunks, memory_order_release);
 	}
 	/* A chunk is so large that it comes straight from the kernel: what is not used is never
 	 * touched. */
-	chunk = calloc(index < WH_PLACES_FEW ? WH_PLACES_FEW : WH_PLACES_CHUNK, places->entry);
+	chunk = calloc(index < WH_REGION_TABLE_FEW ? WH_REGION_TABLE_FEW : WH_REGION_TABLE_CHUNK,
+		       places->entry);
 	if (!chunk)
 		return NULL;
-	atomic_store_explicit(index < WH_PLACES_FEW ? &places->few :
-						      &chunks[index / WH_PLACES_CHUNK],
+	atomic_store_explicit(index < WH_REGION_TABLE_FEW ? &places->few :
+							    &chunks[index / WH_REGION_TABLE_CHUNK],
 			      chunk, memory_order_release);
-	return wh_places_at(places, index);
+	return wh_region_table_at(places, index);
 }
 
 /* A generation that nobody can guess, also who has had others. False: the kernel gives no random
  * numbers. */
-static bool draw(struct wh_places *places, uint64_t *generation)
+static bool draw(struct wh_region_table *places, uint64_t *generation)
 {
 	uint64_t before = *generation;
 
@@ -114,17 +115,17 @@ static bool draw(struct wh_places *places, uint64_t *generation)
 				return false;
 			places->drawn_left = sizeof(places->drawn) / sizeof(places->drawn[0]);
 		}
-		*generation = places->drawn[--places->drawn_left] >> WH_PLACES_INDEX_BITS;
+		*generation = places->drawn[--places->drawn_left] >> WH_REGION_TABLE_INDEX_BITS;
 	} while (!*generation || *generation == before);
 	return true;
 }
 
-struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
+struct wh_region_entry *wh_region_table_new(struct wh_region_table *places, uint64_t *id)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 
 	pthread_mutex_lock(&places->lock);
-	place = places->free ? wh_places_at(places, places->free - 1) :
+	place = places->free ? wh_region_table_at(places, places->free - 1) :
 			       entry_at(places, places->high);
 	if (place && !draw(places, &place->generation))
 		place = NULL;
@@ -135,17 +136,17 @@ struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id)
 			place->index = places->high++;
 		place->used = USED;
 		places->count++;
-		*id = wh_place_id(place);
+		*id = wh_region_entry_id(place);
 	}
 	pthread_mutex_unlock(&places->lock);
 	return place;
 }
 
-struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id)
+struct wh_region_entry *wh_region_table_claim(struct wh_region_table *places, uint64_t id)
 {
-	uint32_t index = wh_places_index(id);
-	uint64_t generation = id >> WH_PLACES_INDEX_BITS;
-	struct wh_place *place = NULL;
+	uint32_t index = wh_region_table_index(id);
+	uint64_t generation = id >> WH_REGION_TABLE_INDEX_BITS;
+	struct wh_region_entry *place = NULL;
 
 	if (!generation)
 		return NULL;
@@ -167,7 +168,7 @@ struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id)
 }
 
 /* Under the lock; the name is out of the tree. */
-static void release(struct wh_places *places, struct wh_place *place)
+static void release(struct wh_region_table *places, struct wh_region_entry *place)
 {
 	bool claimed = place->used & CLAIMED;
 
@@ -183,19 +184,20 @@ static void release(struct wh_places *places, struct wh_place *place)
 	places->free = place->index + 1;
 }
 
-static bool is_public(const struct wh_place *place)
+static bool is_public(const struct wh_region_entry *place)
 {
 	return !(place->access & WH_ACCESS_NONE);
 }
 
-bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t id)
+bool wh_region_table_close(struct wh_region_table *places, struct wh_region_entry *place,
+			   uint64_t id)
 {
 	bool open;
 
 	pthread_mutex_lock(&places->lock);
 	open = id && atomic_load(&place->id) == id;
 	if (open) {
-		/* Sequentially consistent: see wh_place_enter(). */
+		/* Sequentially consistent: see wh_region_entry_enter(). */
 		atomic_store(&place->id, 0);
 		places->open -= is_public(place);
 	}
@@ -204,18 +206,18 @@ bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t 
 }
 
 /* Whoever is in the mapping may stay inside without it, but not the other way round. */
-static bool is_entered(const struct wh_place *place)
+static bool is_entered(const struct wh_region_entry *place)
 {
 	return atomic_load(&place->pins) || atomic_load(&place->users);
 }
 
-static bool is_pinned(const struct wh_place *place)
+static bool is_pinned(const struct wh_region_entry *place)
 {
 	return atomic_load(&place->pins);
 }
 
-static bool wait_while(bool (*holds)(const struct wh_place *place), const struct wh_place *place,
-		       int64_t deadline)
+static bool wait_while(bool (*holds)(const struct wh_region_entry *place),
+		       const struct wh_region_entry *place, int64_t deadline)
 {
 	struct timespec pause = { 0, 2000 };
 
@@ -233,17 +235,18 @@ static bool wait_while(bool (*holds)(const struct wh_place *place), const struct
 	return true;
 }
 
-bool wh_place_left(const struct wh_place *place, int64_t deadline)
+bool wh_region_entry_left(const struct wh_region_entry *place, int64_t deadline)
 {
 	return wait_while(is_entered, place, deadline);
 }
 
-bool wh_place_unpinned(const struct wh_place *place, int64_t deadline)
+bool wh_region_entry_unpinned(const struct wh_region_entry *place, int64_t deadline)
 {
 	return wait_while(is_pinned, place, deadline);
 }
 
-void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id)
+void wh_region_table_reopen(struct wh_region_table *places, struct wh_region_entry *place,
+			    uint64_t id)
 {
 	pthread_mutex_lock(&places->lock);
 	atomic_store(&place->id, id);
@@ -251,7 +254,7 @@ void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t
 	pthread_mutex_unlock(&places->lock);
 }
 
-uint32_t wh_places_count(struct wh_places *places)
+uint32_t wh_region_table_count(struct wh_region_table *places)
 {
 	uint32_t count;
 
@@ -265,13 +268,14 @@ uint32_t wh_places_count(struct wh_places *places)
 
 static int by_name(const void *a, const void *b)
 {
-	return strcmp(((const struct wh_place *)a)->name, ((const struct wh_place *)b)->name);
+	return strcmp(((const struct wh_region_entry *)a)->name,
+		      ((const struct wh_region_entry *)b)->name);
 }
 
 /* Under the lock. -EEXIST, -ENOMEM. */
-static int enter_name(struct wh_places *places, struct wh_place *place)
+static int enter_name(struct wh_region_table *places, struct wh_region_entry *place)
 {
-	struct wh_place **node = tsearch(place, &places->names, by_name);
+	struct wh_region_entry **node = tsearch(place, &places->names, by_name);
 
 	if (!node)
 		return -ENOMEM;
@@ -282,15 +286,15 @@ static int enter_name(struct wh_places *places, struct wh_place *place)
 	return 0;
 }
 
-static void drop_name(struct wh_places *places, struct wh_place *place)
+static void drop_name(struct wh_region_table *places, struct wh_region_entry *place)
 {
-	struct wh_place **node = place->name ? tfind(place, &places->names, by_name) : NULL;
+	struct wh_region_entry **node = place->name ? tfind(place, &places->names, by_name) : NULL;
 
 	if (node && *node == place)
 		tdelete(place, &places->names, by_name);
 }
 
-void wh_places_free(struct wh_places *places, struct wh_place *place)
+void wh_region_table_free(struct wh_region_table *places, struct wh_region_entry *place)
 {
 	pthread_mutex_lock(&places->lock);
 	drop_name(places, place);
@@ -308,15 +312,16 @@ static int by_start(const void *a, const void *b)
 }
 
 /* Take out what is gone between `from` and `to`; returns where the rest ends. */
-static uint32_t drop_gone(struct wh_places *places, uint32_t into, uint32_t from, uint32_t to)
+static uint32_t drop_gone(struct wh_region_table *places, uint32_t into, uint32_t from, uint32_t to)
 {
 	struct wh_sorted *sorted = places->sorted;
 
 	for (; from < to; from++) {
-		struct wh_place *place = wh_places_at(places, wh_places_index(sorted[from].id));
+		struct wh_region_entry *place =
+			wh_region_table_at(places, wh_region_table_index(sorted[from].id));
 
 		/* A closed one stays: it may be opened again. */
-		if ((place->used & LISTED) && wh_place_id(place) == sorted[from].id)
+		if ((place->used & LISTED) && wh_region_entry_id(place) == sorted[from].id)
 			sorted[into++] = sorted[from];
 	}
 	return into;
@@ -346,7 +351,7 @@ static void merge(struct wh_sorted *sorted, uint32_t count, uint32_t used)
 }
 
 /* Put everything in order. Under the lock. */
-static void settle(struct wh_places *places)
+static void settle(struct wh_region_table *places)
 {
 	struct wh_sorted *sorted = places->sorted;
 	uint32_t count = places->sorted_count, used = places->sorted_used;
@@ -371,7 +376,7 @@ static void settle(struct wh_places *places)
 }
 
 /* Room for one more. Under the lock. */
-static bool reserve(struct wh_places *places)
+static bool reserve(struct wh_region_table *places)
 {
 	struct wh_sorted *grown;
 	uint32_t room = places->sorted_room ? places->sorted_room * 2 : SORTED_FIRST;
@@ -390,7 +395,8 @@ static bool reserve(struct wh_places *places)
 	return true;
 }
 
-int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t id)
+int wh_region_table_publish(struct wh_region_table *places, struct wh_region_entry *place,
+			    uint64_t id)
 {
 	int error = 0;
 
@@ -418,10 +424,11 @@ int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t
 /* ---- looking ------------------------------------------------------------------------------ */
 
 /* Under the lock. */
-static void copy_place(const struct wh_place *place, struct wh_place *copy, char name[64])
+static void copy_place(const struct wh_region_entry *place, struct wh_region_entry *copy,
+		       char name[64])
 {
 	memset(copy, 0, sizeof(*copy));
-	atomic_store_explicit(&copy->id, wh_place_id(place), memory_order_relaxed);
+	atomic_store_explicit(&copy->id, wh_region_entry_id(place), memory_order_relaxed);
 	copy->index = place->index;
 	copy->generation = place->generation;
 	copy->access = place->access;
@@ -436,11 +443,11 @@ static void copy_place(const struct wh_place *place, struct wh_place *copy, char
 	}
 }
 
-bool wh_places_by_name(struct wh_places *places, const char *text, struct wh_place *copy,
-		       char name[64])
+bool wh_region_table_by_name(struct wh_region_table *places, const char *text,
+			     struct wh_region_entry *copy, char name[64])
 {
-	const struct wh_place key = { .name = (char *)text };
-	struct wh_place **node;
+	const struct wh_region_entry key = { .name = (char *)text };
+	struct wh_region_entry **node;
 	bool found;
 
 	pthread_mutex_lock(&places->lock);
@@ -453,7 +460,7 @@ bool wh_places_by_name(struct wh_places *places, const char *text, struct wh_pla
 }
 
 /* How many of the sorted part start at or before the address. */
-static uint32_t starting_by(const struct wh_places *places, uint64_t address)
+static uint32_t starting_by(const struct wh_region_table *places, uint64_t address)
 {
 	uint32_t low = 0, high = places->sorted_count;
 
@@ -471,24 +478,25 @@ static uint32_t starting_by(const struct wh_places *places, uint64_t address)
 struct search {
 	uint64_t start, end;
 	uint8_t access;
-	struct wh_place *best;
+	struct wh_region_entry *best;
 };
 
-static void consider(struct wh_places *places, const struct wh_sorted *entry, struct search *search)
+static void consider(struct wh_region_table *places, const struct wh_sorted *entry,
+		     struct search *search)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 
 	if (entry->start > search->start || entry->end < search->end)
 		return;
-	place = wh_places_at(places, wh_places_index(entry->id));
+	place = wh_region_table_at(places, wh_region_table_index(entry->id));
 	if (atomic_load(&place->id) != entry->id || !(place->access & search->access))
 		return;
 	if (!search->best || place->length < search->best->length)
 		search->best = place;
 }
 
-bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t length,
-			  uint8_t access, struct wh_place *copy, char name[64])
+bool wh_region_table_by_address(struct wh_region_table *places, uint64_t address, uint64_t length,
+				uint8_t access, struct wh_region_entry *copy, char name[64])
 {
 	struct search search = { .start = address, .end = address + length, .access = access };
 	uint32_t tail;
@@ -517,17 +525,17 @@ bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t l
 	return search.best;
 }
 
-bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy,
-		    char name[64])
+bool wh_region_table_next(struct wh_region_table *places, uint64_t *cursor,
+			  struct wh_region_entry *copy, char name[64])
 {
 	bool found = false;
 
 	pthread_mutex_lock(&places->lock);
 	while (!found && *cursor < places->high) {
-		struct wh_place *place = wh_places_at(places, (uint32_t)*cursor);
+		struct wh_region_entry *place = wh_region_table_at(places, (uint32_t)*cursor);
 
 		if (!place) {
-			*cursor = wh_places_gap((uint32_t)*cursor);
+			*cursor = wh_region_table_gap((uint32_t)*cursor);
 		} else if (atomic_load(&place->id)) {
 			copy_place(place, copy, name);
 			found = true;

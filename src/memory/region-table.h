@@ -21,7 +21,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct wh_place {
+struct wh_region_entry {
 	_Atomic uint64_t id; /* 0: free, or being closed */
 	_Atomic uint32_t users;
 	uint32_t index;
@@ -33,18 +33,19 @@ struct wh_place {
 	char *name; /* owned; NULL: none */
 };
 
-#define WH_PLACES_FEW 32u /* so many have a piece of their own: most peers have no more */
-#define WH_PLACES_CHUNK 4096u
-#define WH_PLACES_CHUNKS 1024u
-#define WH_PLACES_INDEX_BITS 22 /* so many entries at most */
+#define WH_REGION_TABLE_FEW 32u /* so many have a piece of their own: most peers have no more */
+#define WH_REGION_TABLE_CHUNK 4096u
+#define WH_REGION_TABLE_CHUNKS 1024u
+#define WH_REGION_TABLE_INDEX_BITS 22 /* so many entries at most */
 
-struct wh_places {
-	size_t entry; /* bytes from one entry to the next; each starts with a wh_place */
+struct wh_region_table {
+	size_t entry; /* bytes from one entry to the next; each starts with a wh_region_entry */
 	pthread_mutex_t lock; /* all below */
 	uint64_t drawn[32]; /* random numbers; getrandom() is never interrupted for so few */
 	uint32_t drawn_left;
 	_Atomic(char *) few;
-	_Atomic(_Atomic(char *) *) chunks; /* WH_PLACES_CHUNKS of them, once there is one; NULL */
+	_Atomic(_Atomic(char *) *)
+		chunks; /* WH_REGION_TABLE_CHUNKS of them, once there is one; NULL */
 	uint32_t high; /* entries ever used */
 	uint32_t count; /* entries in use */
 	uint32_t open; /* those that can be entered and are published to peers */
@@ -57,91 +58,98 @@ struct wh_places {
 };
 
 /* 0 or a negative errno. */
-int wh_places_init(struct wh_places *places, size_t entry);
-void wh_places_destroy(struct wh_places *places);
+int wh_region_table_init(struct wh_region_table *places, size_t entry);
+void wh_region_table_destroy(struct wh_region_table *places);
 
-/* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until wh_places_publish(),
- * and what lies behind the wh_place is left over from the entry's last use. NULL: no memory, or no
- * random numbers. */
-struct wh_place *wh_places_new(struct wh_places *places, uint64_t *id);
+/* Ours: take a free entry and give it a new id. The entry's `id` stays 0 until
+ * wh_region_table_publish(), and what lies behind the wh_region_entry is left over from the entry's
+ * last use. NULL: no memory, or no random numbers. */
+struct wh_region_entry *wh_region_table_new(struct wh_region_table *places, uint64_t *id);
 /* A peer's: the entry for an id chosen by the peer. NULL: no generation, or the last one once more;
  * an entry in use; or no memory. */
-struct wh_place *wh_places_claim(struct wh_places *places, uint64_t id);
+struct wh_region_entry *wh_region_table_claim(struct wh_region_table *places, uint64_t id);
 /* Make it findable. -EEXIST if an open place has the name, -ENOMEM; the entry is then free again,
  * and its name freed. */
-int wh_places_publish(struct wh_places *places, struct wh_place *place, uint64_t id);
+int wh_region_table_publish(struct wh_region_table *places, struct wh_region_entry *place,
+			    uint64_t id);
 /* Keep new ones out. False if it is not (or no longer) `id`. */
-bool wh_places_close(struct wh_places *places, struct wh_place *place, uint64_t id);
+bool wh_region_table_close(struct wh_region_table *places, struct wh_region_entry *place,
+			   uint64_t id);
 /* Wait until nobody is inside a closed place. False when `deadline` comes first. */
-bool wh_place_left(const struct wh_place *place, int64_t deadline);
+bool wh_region_entry_left(const struct wh_region_entry *place, int64_t deadline);
 /* Wait until nobody is in the place's mapping, which newcomers do not find any more; the place may
  * be open. False when `deadline` comes first. */
-bool wh_place_unpinned(const struct wh_place *place, int64_t deadline);
+bool wh_region_entry_unpinned(const struct wh_region_entry *place, int64_t deadline);
 /* Undo a close. Nothing may have been published in between. */
-void wh_places_reopen(struct wh_places *places, struct wh_place *place, uint64_t id);
+void wh_region_table_reopen(struct wh_region_table *places, struct wh_region_entry *place,
+			    uint64_t id);
 /* Give a closed entry back for another use. Nobody may be inside. */
-void wh_places_free(struct wh_places *places, struct wh_place *place);
+void wh_region_table_free(struct wh_region_table *places, struct wh_region_entry *place);
 
 /* These look for an open place and copy it, under the lock; copy->name is `name` or NULL. */
-bool wh_places_by_name(struct wh_places *places, const char *text, struct wh_place *copy,
-		       char name[64]);
+bool wh_region_table_by_name(struct wh_region_table *places, const char *text,
+			     struct wh_region_entry *copy, char name[64]);
 /* The smallest place that holds the whole range and whose access has one of the bits. */
-bool wh_places_by_address(struct wh_places *places, uint64_t address, uint64_t length,
-			  uint8_t access, struct wh_place *copy, char name[64]);
+bool wh_region_table_by_address(struct wh_region_table *places, uint64_t address, uint64_t length,
+				uint8_t access, struct wh_region_entry *copy, char name[64]);
 /* The next one at or after *cursor, which is moved on. */
-bool wh_places_next(struct wh_places *places, uint64_t *cursor, struct wh_place *copy,
-		    char name[64]);
+bool wh_region_table_next(struct wh_region_table *places, uint64_t *cursor,
+			  struct wh_region_entry *copy, char name[64]);
 
 /* How many a peer can see: open ones whose access is not WH_ACCESS_NONE. */
-uint32_t wh_places_count(struct wh_places *places);
+uint32_t wh_region_table_count(struct wh_region_table *places);
 
 /* The id of an entry in use, be it open, closed or not yet published. */
-static inline uint64_t wh_place_id(const struct wh_place *place)
+static inline uint64_t wh_region_entry_id(const struct wh_region_entry *place)
 {
-	return place->generation << WH_PLACES_INDEX_BITS | place->index;
+	return place->generation << WH_REGION_TABLE_INDEX_BITS | place->index;
 }
 
-static inline uint32_t wh_places_index(uint64_t id)
+static inline uint32_t wh_region_table_index(uint64_t id)
 {
-	return (uint32_t)id & ((1u << WH_PLACES_INDEX_BITS) - 1);
+	return (uint32_t)id & ((1u << WH_REGION_TABLE_INDEX_BITS) - 1);
 }
 
 /* How many are in use. */
-uint32_t wh_places_count(struct wh_places *places);
+uint32_t wh_region_table_count(struct wh_region_table *places);
 
 /* The entry with this index, or NULL if there never was one. */
-static inline struct wh_place *wh_places_at(struct wh_places *places, uint32_t index)
+static inline struct wh_region_entry *wh_region_table_at(struct wh_region_table *places,
+							 uint32_t index)
 {
 	_Atomic(char *) *chunks;
 	char *chunk = NULL;
 
-	if (index < WH_PLACES_FEW) {
+	if (index < WH_REGION_TABLE_FEW) {
 		chunk = atomic_load_explicit(&places->few, memory_order_acquire);
-	} else if (index < WH_PLACES_CHUNK * WH_PLACES_CHUNKS) {
+	} else if (index < WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS) {
 		chunks = atomic_load_explicit(&places->chunks, memory_order_acquire);
 		if (chunks)
-			chunk = atomic_load_explicit(&chunks[index / WH_PLACES_CHUNK],
+			chunk = atomic_load_explicit(&chunks[index / WH_REGION_TABLE_CHUNK],
 						     memory_order_acquire);
 	}
-	return chunk ? (struct wh_place *)(chunk + (index % WH_PLACES_CHUNK) * places->entry) :
+	return chunk ? (struct wh_region_entry *)(chunk +
+						  (index % WH_REGION_TABLE_CHUNK) * places->entry) :
 		       NULL;
 }
 
 /* The last index that has no entry if this one has none. */
-static inline uint32_t wh_places_gap(uint32_t index)
+static inline uint32_t wh_region_table_gap(uint32_t index)
 {
-	return index < WH_PLACES_FEW ? WH_PLACES_FEW - 1 : index | (WH_PLACES_CHUNK - 1);
+	return index < WH_REGION_TABLE_FEW ? WH_REGION_TABLE_FEW - 1 :
+					     index | (WH_REGION_TABLE_CHUNK - 1);
 }
 
-static inline void wh_place_leave(struct wh_place *place)
+static inline void wh_region_entry_leave(struct wh_region_entry *place)
 {
 	atomic_fetch_sub_explicit(&place->users, 1, memory_order_release);
 }
 
 /* Enter the place with this id, or NULL: there is none, or it is being closed. */
-static inline struct wh_place *wh_place_enter(struct wh_places *places, uint64_t id)
+static inline struct wh_region_entry *wh_region_entry_enter(struct wh_region_table *places,
+							    uint64_t id)
 {
-	struct wh_place *place = wh_places_at(places, wh_places_index(id));
+	struct wh_region_entry *place = wh_region_table_at(places, wh_region_table_index(id));
 
 	if (!place || !id)
 		return NULL;
@@ -150,40 +158,42 @@ static inline struct wh_place *wh_place_enter(struct wh_places *places, uint64_t
 	atomic_fetch_add(&place->users, 1);
 	if (atomic_load(&place->id) == id)
 		return place;
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return NULL;
 }
 
-static inline void wh_place_unpin(struct wh_place *place)
+static inline void wh_region_entry_unpin(struct wh_region_entry *place)
 {
 	atomic_fetch_sub_explicit(&place->pins, 1, memory_order_release);
 }
 
-/* As wh_place_enter(). The mapping is looked for afterwards, by a sequentially consistent load, as
- * is the store of who takes it away before he looks at `pins`. */
-static inline struct wh_place *wh_place_pin(struct wh_places *places, uint64_t id)
+/* As wh_region_entry_enter(). The mapping is looked for afterwards, by a sequentially consistent
+ * load, as is the store of who takes it away before he looks at `pins`. */
+static inline struct wh_region_entry *wh_region_entry_pin(struct wh_region_table *places,
+							  uint64_t id)
 {
-	struct wh_place *place = wh_places_at(places, wh_places_index(id));
+	struct wh_region_entry *place = wh_region_table_at(places, wh_region_table_index(id));
 
 	if (!place || !id)
 		return NULL;
 	atomic_fetch_add(&place->pins, 1);
 	if (atomic_load(&place->id) == id)
 		return place;
-	wh_place_unpin(place);
+	wh_region_entry_unpin(place);
 	return NULL;
 }
 
 /* There is no mapping: stay inside without. */
-static inline void wh_place_unpin_enter(struct wh_place *place)
+static inline void wh_region_entry_unpin_enter(struct wh_region_entry *place)
 {
-	/* In this order: wh_place_left() looks at the pins first. */
+	/* In this order: wh_region_entry_left() looks at the pins first. */
 	atomic_fetch_add(&place->users, 1);
-	wh_place_unpin(place);
+	wh_region_entry_unpin(place);
 }
 
 /* Does [offset, offset+length) lie inside? Never wraps. */
-static inline bool wh_place_holds(const struct wh_place *place, uint64_t offset, uint64_t length)
+static inline bool wh_region_entry_holds(const struct wh_region_entry *place, uint64_t offset,
+					 uint64_t length)
 {
 	return offset <= place->length && length <= place->length - offset;
 }

@@ -128,7 +128,7 @@ static int explain_mixed(const struct look *look)
 
 	if (error)
 		return error;
-	if (p.memory == WH_CUDA_PLAIN && wh_stretches_readable(look->reached, 1, &bad))
+	if (p.memory == WH_CUDA_PLAIN && wh_vmas_readable(look->reached, 1, &bad))
 		return no_memory(registration, look->reached);
 	return wh_fail(
 		EXDEV,
@@ -149,8 +149,8 @@ static int check_plain(const struct wh_registration *registration)
 
 		if (segment->memory != WH_CUDA_PLAIN)
 			continue;
-		there = driver ? !wh_stretches_readable(segment->start, segment->length, &bad) :
-				 wh_stretches_mapped(segment->start, segment->length, &bad);
+		there = driver ? !wh_vmas_readable(segment->start, segment->length, &bad) :
+				 wh_vmas_mapped(segment->start, segment->length, &bad);
 		if (!there)
 			return no_memory(registration, bad);
 	}

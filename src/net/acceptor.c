@@ -395,7 +395,7 @@ static void make_room(struct wh_acceptor *acceptor, uint64_t place)
 static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t place)
 {
 	struct greeting *greeting = calloc(1, sizeof(*greeting));
-	int64_t timeout = acceptor->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+	int64_t timeout = acceptor->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 
 	if (!greeting) {
 		close(fd);
@@ -430,7 +430,7 @@ static void acceptor_accepted(struct wh_listener *listener, int fd,
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
 	wh_socket_tune(by->acceptor->engine, fd);
-	greet(by->acceptor, fd, by->local, wh_place_of(from));
+	greet(by->acceptor, fd, by->local, wh_quota_source(from));
 }
 
 static void acceptor_waits(struct wh_listener *listener, int error)

@@ -29,11 +29,11 @@ static void received(struct wh_source *source, uint32_t events);
 
 void wh_socket_tune(struct wh_engine *engine, int fd)
 {
-	int64_t timeout = engine->config.number[WH_KNOB_TIMEOUT];
+	int64_t timeout = engine->config.number[WH_SETTING_TIMEOUT];
 	int probes = 3, one = 1;
 	int seconds = (int)(timeout / 1000 / (probes + 1));
 	unsigned milliseconds = (unsigned)timeout;
-	int bytes = (int)engine->config.number[WH_KNOB_BUFFER];
+	int bytes = (int)engine->config.number[WH_SETTING_BUFFER];
 
 	if (seconds < 1)
 		seconds = 1;
@@ -70,7 +70,7 @@ void wh_socket_near(struct wh_engine *engine, int fd)
 	socklen_t length = sizeof(address);
 	int bytes = NEAR_BUFFER;
 
-	if (engine->config.number[WH_KNOB_BUFFER] ||
+	if (engine->config.number[WH_SETTING_BUFFER] ||
 	    getpeername(fd, (struct sockaddr *)&address, &length) ||
 	    !wh_address_is_loopback(&address))
 		return;
@@ -177,7 +177,7 @@ static bool account(struct wh_control *control, size_t before, size_t after)
 	int64_t old = before > FREE ? (int64_t)before : 0,
 		wanted = after > FREE ? (int64_t)after : 0;
 
-	return !control->guest || wh_guest_queue(control->guest, wanted - old);
+	return !control->guest || wh_quota_charge_queued(control->guest, wanted - old);
 }
 
 void wh_control_destroy(struct wh_control *control)

@@ -11,7 +11,7 @@
 
 /* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its
  * disposal. */
-uint64_t wh_place_of(const struct sockaddr_storage *address)
+uint64_t wh_quota_source(const struct sockaddr_storage *address)
 {
 	const struct sockaddr_in *v4 = (const struct sockaddr_in *)address;
 	const struct sockaddr_in6 *v6 = (const struct sockaddr_in6 *)address;
@@ -27,12 +27,12 @@ uint64_t wh_place_of(const struct sockaddr_storage *address)
 	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
 }
 
-struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place)
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t place)
 {
-	struct wh_guest *guest = NULL;
+	struct wh_quota *guest = NULL;
 
 	for (struct wh_list *l = engine->guests.next; !guest && l != &engine->guests; l = l->next) {
-		guest = wh_container(l, struct wh_guest, link);
+		guest = wh_container(l, struct wh_quota, link);
 		if (guest->place != place)
 			guest = NULL;
 	}
@@ -41,7 +41,7 @@ struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place)
 		if (!guest)
 			return NULL;
 		guest->place = place;
-		guest->most = engine->config.number[WH_KNOB_HELD];
+		guest->most = engine->config.number[WH_SETTING_MAX_BUFFERED];
 		wh_list_append(&engine->guests, &guest->link);
 	}
 	if (guest->sessions == SESSIONS_PLACE)
@@ -50,7 +50,7 @@ struct wh_guest *wh_guest_enter(struct wh_engine *engine, uint64_t place)
 	return guest;
 }
 
-void wh_guest_leave(struct wh_guest *guest)
+void wh_quota_release(struct wh_quota *guest)
 {
 	if (--guest->sessions)
 		return;

@@ -199,8 +199,8 @@ static int refuse_file(struct wh_tls_context *context, const char *knob, const c
 static int use_certificates(struct wh_tls_context *context, const struct wh_config *config)
 {
 	const struct wh_ssl *ssl = &context->ssl;
-	const char *certificate = config->text[WH_KNOB_TLS_CERT];
-	const char *key = config->text[WH_KNOB_TLS_KEY], *ca = config->text[WH_KNOB_TLS_CA];
+	const char *certificate = config->text[WH_SETTING_TLS_CERT];
+	const char *key = config->text[WH_SETTING_TLS_KEY], *ca = config->text[WH_SETTING_TLS_CA];
 	int error;
 
 	if (!*certificate || !*key || !*ca)
@@ -313,9 +313,9 @@ static int use_keys(struct wh_tls_context *context, const struct wh_crypto *cryp
 
 bool wh_tls_by_certificate(const struct wh_config *config)
 {
-	return config->number[WH_KNOB_TLS] &&
-	       (*config->text[WH_KNOB_TLS_CERT] || *config->text[WH_KNOB_TLS_KEY] ||
-		*config->text[WH_KNOB_TLS_CA]);
+	return config->number[WH_SETTING_TLS] &&
+	       (*config->text[WH_SETTING_TLS_CERT] || *config->text[WH_SETTING_TLS_KEY] ||
+		*config->text[WH_SETTING_TLS_CA]);
 }
 
 /* Can the kernel encrypt? */

@@ -101,10 +101,10 @@ static bool is_own(const char *path)
 static void list_places(char path[PLACES][WH_CONFIG_TEXT + 32])
 {
 	unsigned user = (unsigned)geteuid();
-	struct wh_config_places places;
+	struct wh_config_paths places;
 	size_t size = sizeof(path[0]);
 
-	wh_config_places(&places);
+	wh_config_paths(&places);
 	/* Where it is by rule: what cron starts has no variable, what su starts another user's. */
 	if (is_own(places.runtime))
 		snprintf(path[RUNTIME], size, "%s", places.runtime);
@@ -148,14 +148,14 @@ static int no_key(struct wh_trust *trust, const struct wh_config *config)
 {
 	trust->keys.count = 1;
 	snprintf(trust->source, sizeof(trust->source), "none, but certificates (%.180s)",
-		 config->text[WH_KNOB_TLS_CERT]);
+		 config->text[WH_SETTING_TLS_CERT]);
 	return 0;
 }
 
 static int have_key(struct wh_trust *trust, struct wh_config *config)
 {
-	char *key = config->text[WH_KNOB_KEY];
-	const char *path = config->text[WH_KNOB_KEYFILE];
+	char *key = config->text[WH_SETTING_KEY];
+	const char *path = config->text[WH_SETTING_KEYFILE];
 	int error;
 
 	trust->configured = *key || *path || wh_tls_by_certificate(config);
@@ -184,7 +184,7 @@ int wh_trust_open(struct wh_trust *trust, struct wh_config *config)
 	if (!error)
 		error = wh_crypto_open(&trust->crypto, NULL);
 	/* Who wants it does not want to do without. */
-	if (!error && config->number[WH_KNOB_TLS])
+	if (!error && config->number[WH_SETTING_TLS])
 		refused = error = wh_tls_open(config, &trust->crypto, &trust->keys, &trust->tls);
 	trust->error = error;
 	if (error)

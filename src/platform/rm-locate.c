@@ -46,10 +46,10 @@ static int place_refuse(const char *what, ull got, ull wanted)
 		       what, got, wanted);
 }
 
-int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
-		     uint64_t length, struct wh_rm_place *out)
+int wh_rm_locate(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
+		 uint64_t length, struct wh_rm_location *out)
 {
-	struct wh_rm_place place = {
+	struct wh_rm_location place = {
 		.client = place_number(handle, HANDLE_CLIENT),
 		.object = place_number(handle, HANDLE_OBJECT),
 		.offset = place_number(handle, HANDLE_OFFSET),
@@ -73,11 +73,11 @@ int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint
 	return 0;
 }
 
-int wh_rm_place(struct wh_cuda *cuda, uint64_t base, uint64_t length, struct wh_rm_place *out)
+int wh_rm_location(struct wh_cuda *cuda, uint64_t base, uint64_t length, struct wh_rm_location *out)
 {
 	struct wh_cuda_ipc_handle handle;
 	int error = wh_cuda_call(cuda, cuIpcGetMemHandle, &handle, base);
 
 	_Static_assert(sizeof(handle.bytes) == WH_RM_HANDLE, "CUipcMemHandle");
-	return error ? error : wh_rm_place_read(handle.bytes, getpid(), base, length, out);
+	return error ? error : wh_rm_locate(handle.bytes, getpid(), base, length, out);
 }

@@ -59,7 +59,7 @@ int wh_rm_map(struct wh_rm *rm, unsigned gpu, uint32_t object, uint64_t offset, 
 #define WH_RM_HANDLE 64 /* bytes of an IPC handle */
 
 /* Where an allocation of this process lies: in an object of CUDA's own client. */
-struct wh_rm_place {
+struct wh_rm_location {
 	uint32_t client, object;
 	uint64_t offset, length; /* of the allocation, in the object */
 	uint64_t object_length; /* a multiple of 4 KiB; small allocations share an object */
@@ -69,12 +69,13 @@ struct wh_rm_place {
  * `length` bytes long. Never one that somebody else has sent: its numbers would be the sender's
  * choice.
  * 0, or -EOPNOTSUPP: it is not as it is on the drivers that are known; the text says in what. */
-int wh_rm_place_read(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
-		     uint64_t length, struct wh_rm_place *out);
+int wh_rm_locate(const unsigned char handle[WH_RM_HANDLE], int32_t pid, uint64_t base,
+		 uint64_t length, struct wh_rm_location *out);
 /* Ask CUDA for the handle of this process's allocation at `base`, and read it. Inside a scope of
  * its owner. Does not wait for a GPU. Trust what comes of it on a driver on which a trial has
  * agreed.
- * 0, or what wh_rm_place_read() says, or CUDA's error. */
-int wh_rm_place(struct wh_cuda *cuda, uint64_t base, uint64_t length, struct wh_rm_place *out);
+ * 0, or what wh_rm_locate() says, or CUDA's error. */
+int wh_rm_location(struct wh_cuda *cuda, uint64_t base, uint64_t length,
+		   struct wh_rm_location *out);
 
 #endif

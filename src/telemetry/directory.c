@@ -6,7 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-bool wh_observer_place(unsigned index, const char *runtime, char *out, size_t size)
+bool wh_observer_directory(unsigned index, const char *runtime, char *out, size_t size)
 {
 	unsigned user = (unsigned)geteuid();
 	int length = 0;

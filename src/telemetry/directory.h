@@ -12,7 +12,7 @@
 
 /* Place number `index`, best first: in `runtime` (what XDG_RUNTIME_DIR says, or NULL), in
  * /run/user/UID, /tmp/wherry-UID. False past the end. `out` is "" where there is no such place. */
-bool wh_observer_place(unsigned index, const char *runtime, char *out, size_t size);
+bool wh_observer_directory(unsigned index, const char *runtime, char *out, size_t size);
 
 /* Is it a directory of this user, in which nobody else can put anything? 0 or a negative errno. */
 int wh_observer_check(const char *directory);

@@ -41,7 +41,7 @@ static void write_list(const uint64_t *words, unsigned count, char *out, size_t 
 /* What is not known of a GPU, and NVML's word for why: "BAR1: no permission, CPUs: not supported".
  */
 struct missing {
-	char text[sizeof(((struct wh_note *)0)->why)];
+	char text[sizeof(((struct wh_topology_gap *)0)->why)];
 	size_t used;
 };
 
@@ -59,7 +59,7 @@ static bool known(struct missing *missing, const char *what, int error)
 static int note_missing(struct wh_topology *topology, const struct missing *missing,
 			unsigned device)
 {
-	struct wh_note *last =
+	struct wh_topology_gap *last =
 		topology->note_count ? &topology->notes[topology->note_count - 1] : NULL;
 	char what[WH_NAME];
 

@@ -32,7 +32,7 @@ void *wh_topology_grow(void **array, size_t *count, size_t size)
 
 int wh_topology_note(struct wh_topology *topology, const char *what, const char *format, ...)
 {
-	struct wh_note *note = WH_TOPOLOGY_ADD(topology, notes, note_count);
+	struct wh_topology_gap *note = WH_TOPOLOGY_ADD(topology, notes, note_count);
 	va_list list;
 
 	if (!note)

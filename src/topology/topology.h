@@ -117,7 +117,7 @@ struct wh_disk {
 	int node;
 };
 
-struct wh_note {
+struct wh_topology_gap {
 	char what[WH_NAME]; /* "NVML" */
 	char why[256];
 };
@@ -135,7 +135,7 @@ struct wh_topology {
 	struct wh_gpu_pair *pairs;
 	struct wh_nic *nics;
 	struct wh_disk *disks;
-	struct wh_note *notes;
+	struct wh_topology_gap *notes;
 	size_t cache_count, node_count, pci_count, gpu_count, link_count, pair_count, nic_count,
 		disk_count, note_count;
 };

@@ -94,7 +94,7 @@ void wh_copy_bytes(char *to, const char *from, size_t length, bool past)
 /* The place that the run before was in; the next one is there too as a rule. */
 struct spot {
 	uint64_t id; /* 0: none */
-	struct wh_place *place; /* entered; NULL: cannot be used, which has been said */
+	struct wh_region_entry *place; /* entered; NULL: cannot be used, which has been said */
 	char *map;
 	bool pinned; /* entered by pinning it */
 };
@@ -102,38 +102,39 @@ struct spot {
 static void spot_leave(struct spot *spot)
 {
 	if (spot->pinned)
-		wh_place_unpin(spot->place);
+		wh_region_entry_unpin(spot->place);
 	else if (spot->place)
-		wh_place_leave(spot->place);
+		wh_region_entry_leave(spot->place);
 	*spot = (struct spot){ 0 };
 }
 
-static uint64_t index_of(const struct wh_piece *piece, const struct wh_run *run)
+static uint64_t index_of(const struct wh_fragment *piece, const struct wh_extent_pair *run)
 {
 	/* Of blocks only all of them can fail. */
 	return piece->blocks ? UINT64_MAX : run->index;
 }
 
-static void spot_fail(struct wh_piece *piece, const struct wh_run *run,
-		      const struct wh_place *place)
+static void spot_fail(struct wh_fragment *piece, const struct wh_extent_pair *run,
+		      const struct wh_region_entry *place)
 {
 	if (!place)
-		wh_piece_fail(piece, index_of(piece, run), -ESTALE,
-			      "region %#llx of the peer is gone", (unsigned long long)run->remote);
+		wh_fragment_fail(piece, index_of(piece, run), -ESTALE,
+				 "region %#llx of the peer is gone",
+				 (unsigned long long)run->remote);
 	else
-		wh_piece_fail(piece, index_of(piece, run), -EACCES,
-			      "region %#llx of the peer does not grant %s",
-			      (unsigned long long)run->remote,
-			      piece->op == WH_READ ? "reading" : "writing");
+		wh_fragment_fail(piece, index_of(piece, run), -EACCES,
+				 "region %#llx of the peer does not grant %s",
+				 (unsigned long long)run->remote,
+				 piece->op == WH_READ ? "reading" : "writing");
 }
 
 /* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
  * region may go at any time, and nothing may be touched that is not published now. */
-static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struct wh_run *run,
-		       struct spot *spot)
+static bool spot_enter(struct wh_copy *copy, struct wh_fragment *piece,
+		       const struct wh_extent_pair *run, struct spot *spot)
 {
 	bool pins = copy->ops->pins;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 
 	if (spot->id == run->remote) {
 		if (!spot->place && !piece->blocks)
@@ -141,15 +142,15 @@ static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struc
 		return spot->place != NULL;
 	}
 	spot_leave(spot);
-	place = pins ? wh_place_pin(copy->places, run->remote) :
-		       wh_place_enter(copy->places, run->remote);
+	place = pins ? wh_region_entry_pin(copy->places, run->remote) :
+		       wh_region_entry_enter(copy->places, run->remote);
 	spot->id = run->remote;
 	spot->place = place;
 	spot->pinned = pins && place;
 	if (place && (place->access & (piece->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		spot->map = copy->ops->map(place, piece->op);
 		if (spot->pinned && !spot->map) {
-			wh_place_unpin_enter(place);
+			wh_region_entry_unpin_enter(place);
 			spot->pinned = false;
 		}
 		return true;
@@ -160,14 +161,15 @@ static bool spot_enter(struct wh_copy *copy, struct wh_piece *piece, const struc
 	return false;
 }
 
-static bool run_fits(struct wh_piece *piece, const struct wh_run *run, const struct wh_place *place)
+static bool run_fits(struct wh_fragment *piece, const struct wh_extent_pair *run,
+		     const struct wh_region_entry *place)
 {
-	if (wh_place_holds(place, run->offset, run->length))
+	if (wh_region_entry_holds(place, run->offset, run->length))
 		return true;
-	wh_piece_fail(piece, index_of(piece, run), -ERANGE,
-		      "%llu bytes at offset %llu lie outside region %#llx (%llu bytes)",
-		      (unsigned long long)run->length, (unsigned long long)run->offset,
-		      (unsigned long long)run->remote, (unsigned long long)place->length);
+	wh_fragment_fail(piece, index_of(piece, run), -ERANGE,
+			 "%llu bytes at offset %llu lie outside region %#llx (%llu bytes)",
+			 (unsigned long long)run->length, (unsigned long long)run->offset,
+			 (unsigned long long)run->remote, (unsigned long long)place->length);
 	return false;
 }
 
@@ -178,15 +180,15 @@ static int far_flush(struct wh_copy *copy, struct wh_far *far)
 	int error = far->count ? copy->ops->move_far(copy, far) : 0;
 
 	for (unsigned i = 0; i < far->count; i++)
-		wh_place_leave(far->place[i]);
+		wh_region_entry_leave(far->place[i]);
 	far->count = 0;
 	return error;
 }
 
 /* Move `run` and those after it for as long as they are not mapped; *more says whether *run is one
  * that is still to be moved. In a function of its own because of its large frame. */
-static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_piece *piece,
-					      struct wh_cursor *at, struct wh_run *run,
+static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_fragment *piece,
+					      struct wh_cursor *at, struct wh_extent_pair *run,
 					      struct spot *spot, bool *more)
 {
 	struct wh_far far;
@@ -194,7 +196,7 @@ static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_pi
 
 	far.piece = piece;
 	far.count = 0;
-	for (; *more && !error; *more = wh_piece_next(piece, at, at->left, run)) {
+	for (; *more && !error; *more = wh_fragment_next(piece, at, at->left, run)) {
 		if (!spot_enter(copy, piece, run, spot))
 			continue;
 		if (spot->map)
@@ -241,14 +243,14 @@ static unsigned ahead_of(uint64_t length)
 
 /* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
  * way. Nothing is left entered. */
-static int move(struct wh_copy *copy, struct wh_piece *piece, struct wh_cursor *at)
+static int move(struct wh_copy *copy, struct wh_fragment *piece, struct wh_cursor *at)
 {
 	const bool past = piece->bytes >= STREAM_BYTES;
 	struct near_run ring[AHEAD];
 	struct spot spot = { 0 };
 	unsigned in = 0, out = 0;
-	struct wh_run run;
-	bool more = wh_piece_next(piece, at, at->left, &run);
+	struct wh_extent_pair run;
+	bool more = wh_fragment_next(piece, at, at->left, &run);
 	int error = 0;
 
 	while (more || in != out) {
@@ -274,7 +276,7 @@ static int move(struct wh_copy *copy, struct wh_piece *piece, struct wh_cursor *
 					prefetch(near);
 				in++;
 			}
-			more = wh_piece_next(piece, at, at->left, &run);
+			more = wh_fragment_next(piece, at, at->left, &run);
 		}
 		if (in != out) {
 			const struct near_run *near = &ring[out++ % AHEAD];
@@ -289,18 +291,18 @@ out:
 
 /* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
  * at. */
-static void finish(struct wh_copy *copy, struct wh_piece *piece, int given_up)
+static void finish(struct wh_copy *copy, struct wh_fragment *piece, int given_up)
 {
 	char why[WH_REFUSAL] = "";
 
 	if (given_up) {
 		copy->ops->refusal(copy, why);
-		wh_piece_reroute(piece, given_up, why);
+		wh_fragment_reroute(piece, given_up, why);
 		return;
 	}
 	if (copy->ops->verify)
 		copy->ops->verify(copy, piece);
-	wh_piece_done(piece);
+	wh_fragment_done(piece);
 }
 
 /* ---- the queue; all under the copier's lock ------------------------------------------------ */
@@ -311,38 +313,38 @@ struct chunk {
 };
 
 /* Bytes that overlap have to be moved in one go, in the right direction. */
-static bool must_be_whole(struct wh_copy *copy, const struct wh_run *run)
+static bool must_be_whole(struct wh_copy *copy, const struct wh_extent_pair *run)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	uint64_t distance = 0;
 
 	if (!copy->ops->overlaps)
 		return false;
-	place = wh_place_enter(copy->places, run->remote);
+	place = wh_region_entry_enter(copy->places, run->remote);
 	if (!place)
 		return false;
 	distance = place->address + run->offset - (uint64_t)(uintptr_t)run->local;
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return distance < run->length || -distance < run->length;
 }
 
 /* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
  * chunk; one that never will is cut. */
-static void take_chunk(struct wh_copy *copy, struct wh_piece *piece, struct chunk *chunk)
+static void take_chunk(struct wh_copy *copy, struct wh_fragment *piece, struct chunk *chunk)
 {
 	struct wh_cursor next = piece->cursor;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
 	chunk->at = next;
 	chunk->bytes = 0;
 	for (unsigned runs = 0; runs < WH_CHUNK_RUNS && next.left; runs++) {
-		wh_piece_next(piece, &next, UINT64_MAX, &run);
+		wh_fragment_next(piece, &next, UINT64_MAX, &run);
 		if (chunk->bytes + run.length > WH_CHUNK_BYTES) {
 			if (chunk->bytes)
 				break;
 			if (!must_be_whole(copy, &run)) {
 				next = piece->cursor;
-				wh_piece_next(piece, &next, WH_CHUNK_BYTES, &run);
+				wh_fragment_next(piece, &next, WH_CHUNK_BYTES, &run);
 			}
 			runs = WH_CHUNK_RUNS;
 		}
@@ -356,7 +358,7 @@ static void take_chunk(struct wh_copy *copy, struct wh_piece *piece, struct chun
 
 /* Hand out nothing more of a piece that is queued. True: nothing is in flight either, so that the
  * caller has to finish it. `given_up` is kept where given_up_of() finds it. */
-static bool stop_piece(struct wh_piece *piece, int given_up)
+static bool stop_piece(struct wh_fragment *piece, int given_up)
 {
 	uint64_t rest = piece->cursor.left;
 
@@ -367,14 +369,14 @@ static bool stop_piece(struct wh_piece *piece, int given_up)
 
 /* What stop_piece() was told. The cursor of a piece that came to its end by itself is not inside a
  * run. */
-static int given_up_of(const struct wh_piece *piece)
+static int given_up_of(const struct wh_fragment *piece)
 {
 	return piece->cursor.left ? 0 : -(int)piece->cursor.skip;
 }
 
 /* Copy one chunk of a piece that has something to hand out; the lock is let go for that time.
  * False: there is no more to take from it, and it may be gone. */
-static bool copy_chunk(struct wh_copier *copier, struct wh_piece *piece)
+static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *piece)
 {
 	struct wh_copy *copy = piece->owner;
 	struct chunk chunk;
@@ -418,7 +420,7 @@ static void *copier_main(void *argument)
 		}
 		/* Look again after every chunk, so that a latency piece need not wait for a bulk
 		 * one. */
-		copy_chunk(copier, wh_container(queue->next, struct wh_piece, link));
+		copy_chunk(copier, wh_container(queue->next, struct wh_fragment, link));
 	}
 	pthread_mutex_unlock(&copier->lock);
 	return NULL;
@@ -472,7 +474,7 @@ void wh_copier_destroy(struct wh_copier *copier)
 /* ---- what the transports offer ------------------------------------------------------------- */
 
 /* Under the lock. False: there is no thread to do it. */
-static bool enqueue(struct wh_copier *copier, struct wh_piece *piece)
+static bool enqueue(struct wh_copier *copier, struct wh_fragment *piece)
 {
 	bool latency = piece->batch->priority == WH_PRIORITY_LATENCY;
 
@@ -487,49 +489,49 @@ static bool enqueue(struct wh_copier *copier, struct wh_piece *piece)
 }
 
 /* False: it has to be copied here and now. */
-static bool submit_large(struct wh_copy *copy, struct wh_piece *piece)
+static bool submit_large(struct wh_copy *copy, struct wh_fragment *piece)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false, taken = true;
 
 	piece->owner = copy;
-	wh_piece_start(piece, &piece->cursor);
+	wh_fragment_start(piece, &piece->cursor);
 	atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
 	pthread_mutex_lock(&copier->lock);
 	if (copy->lost) {
-		wh_piece_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		wh_fragment_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
 		ended = true;
 	} else if (atomic_load(&piece->cancelled)) {
 		/* Cancelled on its way from another transport to this one. */
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		ended = true;
 	} else {
 		taken = enqueue(copier, piece);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
-		wh_piece_done(piece);
+		wh_fragment_done(piece);
 	return taken;
 }
 
-void wh_copy_submit(struct wh_copy *copy, struct wh_piece *piece)
+void wh_copy_submit(struct wh_copy *copy, struct wh_fragment *piece)
 {
 	struct wh_cursor at;
 
 	if (piece->bytes > copy->at_once && submit_large(copy, piece))
 		return;
-	wh_piece_start(piece, &at);
+	wh_fragment_start(piece, &at);
 	finish(copy, piece, move(copy, piece, &at));
 }
 
 /* A queued piece of this batch. */
-static struct wh_piece *find_piece(struct wh_copier *copier, const struct wh_batch *batch)
+static struct wh_fragment *find_piece(struct wh_copier *copier, const struct wh_batch *batch)
 {
 	struct wh_list *queue =
 		batch->priority == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
 
 	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
-		struct wh_piece *piece = wh_container(l, struct wh_piece, link);
+		struct wh_fragment *piece = wh_container(l, struct wh_fragment, link);
 
 		if (piece->batch == batch)
 			return piece;
@@ -537,10 +539,10 @@ static struct wh_piece *find_piece(struct wh_copier *copier, const struct wh_bat
 	return NULL;
 }
 
-void wh_copy_help(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
+void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_copier *copier = copy->copier;
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	bool helped = false;
 	int64_t now = 0;
 
@@ -565,7 +567,7 @@ void wh_copy_help(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline
 		wh_cpu_relax();
 }
 
-void wh_copy_cancel(struct wh_copy *copy, struct wh_piece *piece)
+void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *piece)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false;
@@ -573,12 +575,12 @@ void wh_copy_cancel(struct wh_copy *copy, struct wh_piece *piece)
 	pthread_mutex_lock(&copier->lock);
 	/* Otherwise all of it has been handed out, and what has not ended is about to. */
 	if (piece->link.next) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		ended = stop_piece(piece, 0);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
-		wh_piece_done(piece);
+		wh_fragment_done(piece);
 }
 
 /* Stop the pieces of this peer; those that are finished with it go to `ended`. */
@@ -587,12 +589,12 @@ static void stop_pieces(struct wh_copy *copy, struct wh_list *queue, struct wh_l
 	struct wh_list *next;
 
 	for (struct wh_list *l = queue->next; l != queue; l = next) {
-		struct wh_piece *piece = wh_container(l, struct wh_piece, link);
+		struct wh_fragment *piece = wh_container(l, struct wh_fragment, link);
 
 		next = l->next;
 		if (piece->owner != copy)
 			continue;
-		wh_piece_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		wh_fragment_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
 		if (stop_piece(piece, 0))
 			wh_list_append(ended, &piece->link);
 	}
@@ -611,7 +613,7 @@ void wh_copy_lost(struct wh_copy *copy, int error, const char *text)
 	stop_pieces(copy, &copier->bulk, &ended);
 	pthread_mutex_unlock(&copier->lock);
 	while ((link = wh_list_take(&ended)))
-		wh_piece_done(wh_container(link, struct wh_piece, link));
+		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
 void wh_copy_again(struct wh_copy *copy)

@@ -89,7 +89,7 @@ static int no_peer_frame(struct wh_peer *peer, void *state, const struct wh_fram
 }
 
 static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		    struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+		    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)state;
@@ -100,11 +100,11 @@ static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *l
 	return 0;
 }
 
-static void no_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void no_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	(void)state;
-	wh_piece_reroute(piece, -EOPNOTSUPP, "this transport moves nothing");
+	wh_fragment_reroute(piece, -EOPNOTSUPP, "this transport moves nothing");
 }
 
 static void no_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
@@ -115,7 +115,7 @@ static void no_help(struct wh_peer *peer, void *state, struct wh_batch *batch, i
 	(void)deadline;
 }
 
-static void no_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void no_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	(void)state;
@@ -138,7 +138,7 @@ static void no_notified(struct wh_peer *peer, void *state, uint64_t sequence)
 	(void)sequence;
 }
 
-/* Without WH_CAN_CUT what is in flight always ends by itself, so that there is nothing to cut. */
+/* Without WH_CAN_ABORT what is in flight always ends by itself, so that there is nothing to cut. */
 static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	(void)peer;
@@ -310,7 +310,7 @@ enum wh_transport_id wh_transport_by_name(const char *name)
 /* Is it the transport's own function, in a table completed or not? */
 #define OWN(field) (transport->field && transport->field != defaults.field)
 
-bool wh_transport_sound(const struct wh_transport *transport)
+bool wh_transport_is_valid(const struct wh_transport *transport)
 {
 	const uint32_t can = transport->capabilities;
 	const bool moves = can & (WH_CAN_READ | WH_CAN_WRITE);
@@ -325,5 +325,5 @@ bool wh_transport_sound(const struct wh_transport *transport)
 	    OWN(session_close) != (accepts || OWN(session_frame)) ||
 	    OWN(session_frame) != OWN(peer_frame))
 		return false;
-	return (bool)(can & WH_CAN_HELP) == OWN(help) && (bool)(can & WH_CAN_CUT) == OWN(cut);
+	return (bool)(can & WH_CAN_PROGRESS) == OWN(help) && (bool)(can & WH_CAN_ABORT) == OWN(cut);
 }

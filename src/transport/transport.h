@@ -5,7 +5,7 @@
  * tests for NULL.
  *
  * The core plans a batch into pieces, each for one transport, and submits them. A transport moves a
- * piece's bytes whenever and on whichever thread it likes, and then says wh_piece_done() once.
+ * piece's bytes whenever and on whichever thread it likes, and then says wh_fragment_done() once.
  */
 #ifndef WH_TRANSPORT_TRANSPORT_H
 #define WH_TRANSPORT_TRANSPORT_H
@@ -20,8 +20,8 @@ struct wh_estimate;
 struct wh_frame;
 struct wh_hello;
 struct wh_peer;
-struct wh_piece;
-struct wh_place;
+struct wh_fragment;
+struct wh_region_entry;
 struct wh_region;
 struct wh_remote_region;
 struct wh_session;
@@ -44,8 +44,8 @@ enum wh_transport_capability {
 	WH_CAN_READ = 1,
 	WH_CAN_WRITE = 2,
 	WH_CAN_ACCEPT = 4, /* other engines open connections of its own role: session_accept */
-	WH_CAN_HELP = 8, /* a waiter can move the bytes itself: help */
-	WH_CAN_CUT = 16, /* work in flight can be cut off: cut */
+	WH_CAN_PROGRESS = 8, /* a waiter can move the bytes itself: help */
+	WH_CAN_ABORT = 16, /* work in flight can be cut off: cut */
 };
 
 struct wh_transport {
@@ -93,22 +93,22 @@ struct wh_transport {
 	 * a negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */
 	int (*reach)(struct wh_peer *peer, void *state, const struct wh_region *local,
-		     struct wh_place *remote, uint32_t op, char why[WH_REFUSAL]);
-	/* Start a piece. It cannot fail at once: failures come through wh_piece_fail(). */
-	void (*submit)(struct wh_peer *peer, void *state, struct wh_piece *piece);
+		     struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
+	/* Start a piece. It cannot fail at once: failures come through wh_fragment_fail(). */
+	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *piece);
 	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes,
 	 * own the socket. May return early, and at once if there is nothing to help with. deadline
 	 * 0: one look, do not sleep. */
 	void (*help)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
 	/* Start nothing more of this piece; what is in flight ends by itself, then it is done. */
-	void (*cancel)(struct wh_peer *peer, void *state, struct wh_piece *piece);
+	void (*cancel)(struct wh_peer *peer, void *state, struct wh_fragment *piece);
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
 	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
 	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`,
-	 * by a way of the transport's own. Under peer.note_lock. 0: wh_note_confirmed() or
-	 * wh_note_astray() follows; -EAGAIN: not before one of those that are on their way has been
-	 * confirmed; or another negative errno: over the control connection, then. */
+	 * by a way of the transport's own. Under peer.note_lock. 0: wh_notify_confirmed() or
+	 * wh_notify_undelivered() follows; -EAGAIN: not before one of those that are on their way
+	 * has been confirmed; or another negative errno: over the control connection, then. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 	/* One with this number has been confirmed, by whichever way it was sent. Under
 	 * peer.note_lock, on the first loop. */
@@ -154,6 +154,6 @@ const struct wh_transport *wh_transport(enum wh_transport_id id);
 enum wh_transport_id wh_transport_by_name(const char *name);
 
 /* Does every advertised capability have its functions? For the tests. */
-bool wh_transport_sound(const struct wh_transport *transport);
+bool wh_transport_is_valid(const struct wh_transport *transport);
 
 #endif

@@ -170,40 +170,40 @@ static bool check_key(const char *text)
 
 /* ---- the table ---------------------------------------------------------------------------- */
 
-static const struct knob knobs[WH_KNOB_COUNT] = {
-	[WH_KNOB_TRANSPORTS] = {
+static const struct knob knobs[WH_SETTING_COUNT] = {
+	[WH_SETTING_TRANSPORTS] = {
 		.row = { "transports", "WHERRY_TRANSPORTS", "self,cuda,shm,rdma,tcp", "text",
 			 "the transports that may be used, best first" },
 		.text = check_words,
 		.wants = "names with commas between, such as shm,tcp",
 	},
-	[WH_KNOB_REQUIRE] = {
+	[WH_SETTING_REQUIRE] = {
 		.row = { "require", "WHERRY_REQUIRE", "", "text",
 			 "the only transport allowed, else an error; empty: any" },
 		.text = check_word,
 		.wants = "the name of one transport, such as shm",
 	},
-	[WH_KNOB_LISTEN] = {
+	[WH_SETTING_LISTEN] = {
 		.row = { "listen", "WHERRY_LISTEN", "127.0.0.1:0", "text",
 			 "where to listen, ADDRESS:PORT (port 0: a free one), or none" },
 		.text = check_address,
 		.wants = "ADDRESS:PORT, such as 127.0.0.1:7000 or [::1]:0, or none",
 	},
-	[WH_KNOB_CONNECTIONS] = {
+	[WH_SETTING_CONNECTIONS] = {
 		.row = { "connections", "WHERRY_CONNECTIONS", "4", "count",
 			 "TCP data connections to each peer" },
 		.number = parse_count,
 		.least = 1,
 		.most = 64,
 	},
-	[WH_KNOB_THREADS] = {
+	[WH_SETTING_THREADS] = {
 		.row = { "threads", "WHERRY_THREADS", "0", "count",
 			 "progress threads; 0: by the number of CPUs" },
 		.number = parse_count,
 		.least = 0,
 		.most = 256,
 	},
-	[WH_KNOB_SPIN] = {
+	[WH_SETTING_SPIN] = {
 		.row = { "spin", "WHERRY_SPIN", "0", "bool",
 			 "threads spin, not sleep; batches without queue or callback move "
 			 "while waited for" },
@@ -212,42 +212,42 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
-	[WH_KNOB_TIMEOUT] = {
+	[WH_SETTING_TIMEOUT] = {
 		.row = { "timeout", "WHERRY_TIMEOUT", "5000", "ms",
 			 "a peer that does not answer for so long is lost" },
 		.number = parse_ms,
 		.least = 10,
 		.most = 3600000,
 	},
-	[WH_KNOB_IDLE] = {
+	[WH_SETTING_IDLE] = {
 		.row = { "idle", "WHERRY_IDLE", "30000", "ms",
 			 "data connections not used for so long are closed" },
 		.number = parse_ms,
 		.least = 10,
 		.most = 86400000,
 	},
-	[WH_KNOB_INLINE] = {
+	[WH_SETTING_INLINE] = {
 		.row = { "inline", "WHERRY_INLINE", "1MiB", "bytes",
 			 "what a submission may copy or send before it returns" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = GIB,
 	},
-	[WH_KNOB_SLICE] = {
+	[WH_SETTING_SLICE] = {
 		.row = { "slice", "WHERRY_SLICE", "1MiB", "bytes",
 			 "the most that one request, or one work request of a NIC, moves" },
 		.number = parse_bytes,
 		.least = KIB,
 		.most = GIB,
 	},
-	[WH_KNOB_BUFFER] = {
+	[WH_SETTING_BUFFER] = {
 		.row = { "buffer", "WHERRY_BUFFER", "0", "bytes",
 			 "socket buffers; 0: the system's, on one host 512KiB" },
 		.number = parse_bytes,
 		.least = 0,
 		.most = 256 * MIB,
 	},
-	[WH_KNOB_CMA] = {
+	[WH_SETTING_CMA] = {
 		.row = { "cma", "WHERRY_CMA", "1", "bool",
 			 "process_vm_readv and process_vm_writev may be used on this host" },
 		.number = parse_bool,
@@ -255,21 +255,21 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
-	[WH_KNOB_NOTIFICATIONS] = {
+	[WH_SETTING_NOTIFICATIONS] = {
 		.row = { "notifications", "WHERRY_NOTIFICATIONS", "1024", "count",
 			 "notifications kept until they are taken" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
 	},
-	[WH_KNOB_CUDA] = {
+	[WH_SETTING_CUDA] = {
 		.row = { "cuda", "WHERRY_CUDA", "", "text",
 			 "the CUDA driver's library; empty: libcuda.so.1; off or no: GPUs are "
 			 "not used" },
 		.text = check_path,
 		.wants = "the path of the CUDA driver's library, or off",
 	},
-	[WH_KNOB_PIN] = {
+	[WH_SETTING_PIN] = {
 		.row = { "pin", "WHERRY_PIN", "1", "bool",
 			 "page-lock regions of host memory that GPUs read or write" },
 		.number = parse_bool,
@@ -277,14 +277,14 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
-	[WH_KNOB_CTAS] = {
+	[WH_SETTING_CTAS] = {
 		.row = { "ctas", "WHERRY_CTAS", "0", "count",
 			 "CTAs of the kernel that moves a GPU's small pieces; 0: as few as do" },
 		.number = parse_count,
 		.least = 0,
 		.most = 65536,
 	},
-	[WH_KNOB_RDMA] = {
+	[WH_SETTING_RDMA] = {
 		.row = { "rdma", "WHERRY_RDMA", "", "text",
 			 "NICs to use, NAME[:PORT[:GID INDEX]], best first; empty: all; off or "
 			 "no: none" },
@@ -292,7 +292,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.wants = "names of RDMA devices with commas between, such as "
 			 "mlx5_0,mlx5_1:1:3, or off",
 	},
-	[WH_KNOB_RDMA_CONNECTIONS] = {
+	[WH_SETTING_RDMA_CONNECTIONS] = {
 		.row = { "rdma_connections", "WHERRY_RDMA_CONNECTIONS", "1024", "count",
 			 "queue pairs to open, to all peers; those not used for longest make "
 			 "room" },
@@ -300,35 +300,35 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.least = 1,
 		.most = 65536,
 	},
-	[WH_KNOB_RDMA_ANSWERS] = {
+	[WH_SETTING_RDMA_ANSWERS] = {
 		.row = { "rdma_answers", "WHERRY_RDMA_ANSWERS", "4096", "count",
 			 "queue pairs to answer with, to all peers; those not in use make room" },
 		.number = parse_count,
 		.least = 1,
 		.most = 65536,
 	},
-	[WH_KNOB_RDMA_SL] = {
+	[WH_SETTING_RDMA_SL] = {
 		.row = { "rdma_sl", "WHERRY_RDMA_SL", "0", "count",
 			 "service level of what goes by InfiniBand" },
 		.number = parse_count,
 		.least = 0,
 		.most = 15,
 	},
-	[WH_KNOB_RDMA_CLASS] = {
+	[WH_SETTING_RDMA_CLASS] = {
 		.row = { "rdma_class", "WHERRY_RDMA_CLASS", "0", "count",
 			 "traffic class of what goes by RDMA: RoCE's DSCP times four" },
 		.number = parse_count,
 		.least = 0,
 		.most = 255,
 	},
-	[WH_KNOB_RDMA_GPU] = {
+	[WH_SETTING_RDMA_GPU] = {
 		.row = { "rdma_gpu", "WHERRY_RDMA_GPU", "dmabuf,peermem,staged", "text",
 			 "how NICs reach a GPU's memory: dmabuf, peermem, staged; tried in "
 			 "this order" },
 		.text = check_words,
 		.wants = "names with commas between, such as peermem,staged",
 	},
-	[WH_KNOB_RDMA_RELAXED] = {
+	[WH_SETTING_RDMA_RELAXED] = {
 		.row = { "rdma_relaxed", "WHERRY_RDMA_RELAXED", "1", "bool",
 			 "NICs may write what they receive in any order (PCIe relaxed ordering)" },
 		.number = parse_bool,
@@ -336,34 +336,34 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
-	[WH_KNOB_VERBS] = {
+	[WH_SETTING_VERBS] = {
 		.row = { "verbs", "WHERRY_VERBS", "", "text",
 			 "the library of RDMA devices; empty: libibverbs.so.1" },
 		.text = check_path,
 		.wants = "the path of libibverbs",
 	},
-	[WH_KNOB_WINDOW] = {
+	[WH_SETTING_WINDOW] = {
 		.row = { "window", "WHERRY_WINDOW", "driver,dmabuf,rm", "text",
 			 "who opens windows onto GPU memory: driver, dmabuf, rm, rm-watch, "
 			 "staged; best first; or off" },
 		.text = check_words,
 		.wants = "names with commas between, such as rm,staged",
 	},
-	[WH_KNOB_KEY] = {
+	[WH_SETTING_KEY] = {
 		.row = { "key", "WHERRY_KEY", "", "secret",
 			 "the cluster key itself, 64 hex digits; empty: the knob keyfile" },
 		.text = check_key,
 		.wants = "64 hex digits, as wherry key make writes them",
 		.secret = true,
 	},
-	[WH_KNOB_KEYFILE] = {
+	[WH_SETTING_KEYFILE] = {
 		.row = { "keyfile", "WHERRY_KEYFILE", "", "text",
 			 "the file with the cluster keys, of mode 0600; empty: a key of this "
 			 "user's own" },
 		.text = check_path,
 		.wants = "the path of a file as wherry key makes them",
 	},
-	[WH_KNOB_REGISTRY] = {
+	[WH_SETTING_REGISTRY] = {
 		.row = { "registry", "WHERRY_REGISTRY", "p2p", "text",
 			 "where engines find each other by name: http:, etcd:, "
 			 "redis://HOST:PORT; p2p: not" },
@@ -371,28 +371,28 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.wants = "p2p or a URL such as http://HOST:PORT",
 		.secret = true,
 	},
-	[WH_KNOB_LEASE] = {
+	[WH_SETTING_LEASE] = {
 		.row = { "lease", "WHERRY_LEASE", "10000", "ms",
 			 "an engine that is silent for so long leaves the registry" },
 		.number = parse_ms,
 		.least = 200,
 		.most = 3600000,
 	},
-	[WH_KNOB_OBSERVE] = {
+	[WH_SETTING_OBSERVE] = {
 		.row = { "observe", "WHERRY_OBSERVE", "", "text",
 			 "directory of the socket for wherry top; empty: the usual one; off: "
 			 "none" },
 		.text = check_path,
 		.wants = "a directory, or off",
 	},
-	[WH_KNOB_HELD] = {
-		.row = { "held", "WHERRY_HELD", "1GiB", "bytes",
+	[WH_SETTING_MAX_BUFFERED] = {
+		.row = { "max_buffered", "WHERRY_MAX_BUFFERED", "1GiB", "bytes",
 			 "the most memory held for what engines of one address ask for over TCP" },
 		.number = parse_bytes,
 		.least = MIB,
 		.most = 1024 * GIB,
 	},
-	[WH_KNOB_TLS] = {
+	[WH_SETTING_TLS] = {
 		.row = { "tls", "WHERRY_TLS", "0", "bool",
 			 "TLS 1.3 for what goes by TCP, by certificates or else by the cluster "
 			 "key" },
@@ -401,19 +401,19 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 		.most = 1,
 		.wants = "0 or 1",
 	},
-	[WH_KNOB_TLS_CERT] = {
+	[WH_SETTING_TLS_CERT] = {
 		.row = { "tls_cert", "WHERRY_TLS_CERT", "", "text",
 			 "tls: the PEM file with this engine's certificate, whose CN is its name" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
-	[WH_KNOB_TLS_KEY] = {
+	[WH_SETTING_TLS_KEY] = {
 		.row = { "tls_key", "WHERRY_TLS_KEY", "", "text",
 			 "tls: the PEM file with the certificate's private key, of mode 0600" },
 		.text = check_path,
 		.wants = "the path of a PEM file",
 	},
-	[WH_KNOB_TLS_CA] = {
+	[WH_SETTING_TLS_CA] = {
 		.row = { "tls_ca", "WHERRY_TLS_CA", "", "text",
 			 "tls: the PEM file with the authorities that sign the engines' "
 			 "certificates" },
@@ -424,7 +424,7 @@ static const struct knob knobs[WH_KNOB_COUNT] = {
 
 const struct wh_config_row *wh_config_row(size_t index)
 {
-	return index < WH_KNOB_COUNT ? &knobs[index].row : NULL;
+	return index < WH_SETTING_COUNT ? &knobs[index].row : NULL;
 }
 
 /* ---- loading ------------------------------------------------------------------------------ */
@@ -490,7 +490,7 @@ static int find(const char *override, const char **value)
 
 	if (!sign)
 		return -1;
-	for (int i = 0; i < WH_KNOB_COUNT; i++) {
+	for (int i = 0; i < WH_SETTING_COUNT; i++) {
 		const char *name = knobs[i].row.name;
 
 		if (strlen(name) == (size_t)(sign - override) &&
@@ -504,7 +504,7 @@ static int find(const char *override, const char **value)
 
 int wh_config_load(struct wh_config *config, const char *const *overrides)
 {
-	bool given[WH_KNOB_COUNT] = { false };
+	bool given[WH_SETTING_COUNT] = { false };
 	struct wh_config got = { 0 };
 	const char *value;
 	int rc;
@@ -523,7 +523,7 @@ int wh_config_load(struct wh_config *config, const char *const *overrides)
 			return rc;
 		given[index] = true;
 	}
-	for (size_t i = 0; i < WH_KNOB_COUNT; i++) {
+	for (size_t i = 0; i < WH_SETTING_COUNT; i++) {
 		const struct wh_config_row *row = &knobs[i].row;
 
 		if (given[i])
@@ -552,10 +552,10 @@ static const char *const other_variables[] = {
 
 static bool variable_is_known(const char *name, size_t length)
 {
-	for (size_t i = 0; i < WH_KNOB_COUNT + sizeof(other_variables) / sizeof(*other_variables);
-	     i++) {
-		const char *known = i < WH_KNOB_COUNT ? knobs[i].row.environment :
-							other_variables[i - WH_KNOB_COUNT];
+	for (size_t i = 0;
+	     i < WH_SETTING_COUNT + sizeof(other_variables) / sizeof(*other_variables); i++) {
+		const char *known = i < WH_SETTING_COUNT ? knobs[i].row.environment :
+							   other_variables[i - WH_SETTING_COUNT];
 
 		if (strlen(known) == length && !memcmp(known, name, length))
 			return true;
@@ -609,7 +609,7 @@ static void take_place(char out[WH_CONFIG_TEXT], const char *variable)
 		out[0] = '\0';
 }
 
-void wh_config_places(struct wh_config_places *places)
+void wh_config_paths(struct wh_config_paths *places)
 {
 	take_place(places->runtime, "XDG_RUNTIME_DIR");
 	take_place(places->cache, "XDG_CACHE_HOME");

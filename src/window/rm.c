@@ -121,14 +121,14 @@ static int duplicate(struct wh_windows *windows, struct wh_span *span)
 {
 	const struct wh_cuda_pointer *p = &span->pointer;
 	struct wh_cuda_scope scope;
-	struct wh_rm_place place;
+	struct wh_rm_location place;
 	uint64_t start, offset, length;
 	uint32_t object;
 	int error = wh_cuda_enter_owner(windows->cuda, p->base, &scope);
 
 	if (error)
 		return error;
-	error = wh_rm_place(windows->cuda, p->base, p->length, &place);
+	error = wh_rm_location(windows->cuda, p->base, p->length, &place);
 	wh_cuda_leave(&scope);
 	if (error)
 		return error;
@@ -327,12 +327,12 @@ static int prove_created(struct wh_windows *windows, struct wh_cuda_device *devi
  * share an object lie as far apart in it as their addresses do. */
 static int choose_trial(struct wh_windows *windows, const CUdeviceptr *at, unsigned *out)
 {
-	struct wh_rm_place place[TRIALS];
+	struct wh_rm_location place[TRIALS];
 	int error = 0;
 
 	*out = TRIALS;
 	for (unsigned i = 0; i < TRIALS && !error; i++) {
-		error = wh_rm_place(windows->cuda, at[i], TRIAL, &place[i]);
+		error = wh_rm_location(windows->cuda, at[i], TRIAL, &place[i]);
 		for (unsigned j = 0; j < i && !error; j++) {
 			if (place[i].client == place[j].client &&
 			    place[i].object == place[j].object &&

@@ -53,15 +53,15 @@ enum wh_frame_type {
 	WH_FRAME_RDMA_FLUSH,
 	WH_FRAME_RDMA_FLUSHED, /* the answer */
 	/* empty: pinned memory, for bytes of GPUs that your NICs do not reach? */
-	WH_FRAME_RDMA_DESK,
-	WH_FRAME_RDMA_DESKED, /* the answer */
+	WH_FRAME_RDMA_BOUNCE_OPEN,
+	WH_FRAME_RDMA_BOUNCE_OPENED, /* the answer */
 	WH_FRAME_RDMA_COPY, /* move bytes between a slot of it and regions */
 	WH_FRAME_RDMA_COPIED, /* the answer, as FLUSHED; its number is the slot */
 	/* u32 number of a queue pair: give it back, if you do not use it */
 	WH_FRAME_RDMA_SPARE,
-	/* Sent to engines alone that say WH_CAPABLE_LETTERS. */
-	WH_FRAME_RDMA_MAIL, /* empty: memory of yours that I may write notifications to? */
-	WH_FRAME_RDMA_MAILED, /* the answer */
+	/* Sent to engines alone that say WH_CAPABLE_RDMA_NOTIFY. */
+	WH_FRAME_RDMA_RING_OPEN, /* empty: memory of yours that I may write notifications to? */
+	WH_FRAME_RDMA_RING_OPENED, /* the answer */
 	WH_FRAME_TYPE_END,
 };
 #define WH_FRAME_LAST 1 /* flag of REGIONS */
@@ -89,7 +89,7 @@ enum wh_role {
 /* Of capabilities: the frames RDMA_* may be sent to it; its queue pairs have receives, for letters
  */
 #define WH_CAPABLE_RDMA 1u
-#define WH_CAPABLE_LETTERS 2u
+#define WH_CAPABLE_RDMA_NOTIFY 2u
 
 #define WH_NAME_MAX 64 /* with the NUL */
 #define WH_HELLO_MAX 1024
@@ -259,12 +259,12 @@ struct wh_rdma_flushed {
 
 /* Memory of the owner's that is one session's alone: slots of so many bytes, one behind the other,
  * whose keys KEYS tells for the region 0. */
-#define WH_RDMA_DESK_SLOT (1u << 20)
-#define WH_RDMA_DESK_SLOTS 4u
+#define WH_RDMA_BOUNCE_SLOT (1u << 20)
+#define WH_RDMA_BOUNCE_SLOTS 4u
 
 /* Payload of DESKED: u32 errno, then, without an error, u64 address, u32 slots, of which there are
- * up to WH_RDMA_DESK_SLOTS; with an error the reason. */
-struct wh_rdma_desked {
+ * up to WH_RDMA_BOUNCE_SLOTS; with an error the reason. */
+struct wh_rdma_bounce_opened {
 	int error; /* negative */
 	uint64_t address;
 	uint32_t slots;
@@ -285,30 +285,30 @@ struct wh_rdma_copy {
  * one session's alone, by a write with an immediate. In the slot: u64 sequence, as of NOTIFY, u32
  * length, u32 0, and so many bytes. The immediate: the number of the slot, and above the lowest 8
  * bits the lowest 24 of the sequence. */
-#define WH_RDMA_LETTERS 16u /* slots, and the most that are sent without being confirmed */
-#define WH_RDMA_LETTER_HEAD 16
-#define WH_RDMA_LETTER_MAX 4096 /* WH_NOTIFICATION_MAX */
-#define WH_RDMA_LETTER_SLOT (WH_RDMA_LETTER_HEAD + WH_RDMA_LETTER_MAX)
+#define WH_RDMA_RING_SLOTS 16u /* slots, and the most that are sent without being confirmed */
+#define WH_RDMA_NOTIFICATION_HEAD 16
+#define WH_RDMA_NOTIFICATION_MAX 4096 /* WH_NOTIFICATION_MAX */
+#define WH_RDMA_RING_SLOT (WH_RDMA_NOTIFICATION_HEAD + WH_RDMA_NOTIFICATION_MAX)
 
-struct wh_rdma_letter {
+struct wh_rdma_notification {
 	uint64_t sequence;
-	uint32_t length; /* 1 to WH_RDMA_LETTER_MAX */
+	uint32_t length; /* 1 to WH_RDMA_NOTIFICATION_MAX */
 };
 
-/* Payload of MAILED: u32 errno, then, without an error, u64 address of the first of WH_RDMA_LETTERS
- * slots, which lie one behind the other, and for 1 to WH_RDMA_MAIL_KEYS NICs of the owner u32
- * number, u32 key; with an error the reason. */
-#define WH_RDMA_MAIL_KEYS 16u
-struct wh_rdma_mailed {
+/* Payload of MAILED: u32 errno, then, without an error, u64 address of the first of
+ * WH_RDMA_RING_SLOTS slots, which lie one behind the other, and for 1 to WH_RDMA_RING_KEYS NICs of
+ * the owner u32 number, u32 key; with an error the reason. */
+#define WH_RDMA_RING_KEYS 16u
+struct wh_rdma_ring_opened {
 	int error; /* negative */
 	uint64_t address;
 	uint32_t count;
-	struct wh_rdma_mail_key {
+	struct wh_rdma_ring_key {
 		uint32_t nic, key;
-	} keys[WH_RDMA_MAIL_KEYS];
+	} keys[WH_RDMA_RING_KEYS];
 	char text[WH_REFUSAL_MAX];
 };
-#define WH_RDMA_MAILED_MAX (12 + 8 * WH_RDMA_MAIL_KEYS + WH_REFUSAL_MAX)
+#define WH_RDMA_RING_OPENED_MAX (12 + 8 * WH_RDMA_RING_KEYS + WH_REFUSAL_MAX)
 
 #define WH_RDMA_KEYS_SIZE 12
 #define WH_RDMA_END_MAX (36 + WH_NAME_MAX)
@@ -317,16 +317,17 @@ struct wh_rdma_mailed {
 #define WH_RDMA_KEYED_HEAD 24
 #define WH_RDMA_FLUSH_SIZE 12
 #define WH_RDMA_FLUSHED_MAX (8 + WH_REFUSAL_MAX)
-#define WH_RDMA_DESKED_MAX (4 + WH_REFUSAL_MAX)
+#define WH_RDMA_BOUNCE_OPENED_MAX (4 + WH_REFUSAL_MAX)
 /* These return the bytes used. */
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect);
 size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *connected);
 /* `keys` are there, as they are on the wire, unless there is an error. */
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed);
 size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed);
-size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked);
-size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed);
-void wh_rdma_letter_encode(uint8_t out[WH_RDMA_LETTER_HEAD], const struct wh_rdma_letter *letter);
+size_t wh_rdma_bounce_opened_encode(uint8_t *out, const struct wh_rdma_bounce_opened *desked);
+size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened *mailed);
+void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
+				 const struct wh_rdma_notification *letter);
 /* As it is in the host's order. */
 uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence);
 /* The head alone; the extents come behind it. */
@@ -336,14 +337,16 @@ int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_conn
 int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected);
 int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed *keyed);
 int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed);
-int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_desked *desked);
+int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
+				 struct wh_rdma_bounce_opened *desked);
 int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *copy);
-int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_mailed *mailed);
+int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length,
+			       struct wh_rdma_ring_opened *mailed);
 /* The number of the slot that an immediate names, or -EPROTO. */
 int wh_rdma_imm_slot(uint32_t imm);
 /* What is in that slot. */
-int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm,
-			  struct wh_rdma_letter *letter);
+int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uint32_t imm,
+				struct wh_rdma_notification *letter);
 
 /* ---- data: requests and responses ----------------------------------------------------------- */
 

@@ -47,9 +47,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check(rc == -EINVAL);
 		check(*wh_error_text() && !strchr(wh_error_text(), '\n'));
 	} else {
-		check(config.number[WH_KNOB_CONNECTIONS] > 0);
-		check(config.number[WH_KNOB_TIMEOUT] > 0 && config.number[WH_KNOB_BUFFER] >= 0);
-		for (size_t i = 0; i < WH_KNOB_COUNT; i++)
+		check(config.number[WH_SETTING_CONNECTIONS] > 0);
+		check(config.number[WH_SETTING_TIMEOUT] > 0 &&
+		      config.number[WH_SETTING_BUFFER] >= 0);
+		for (size_t i = 0; i < WH_SETTING_COUNT; i++)
 			check_again(&config, i);
 	}
 	free(copy);

@@ -8,7 +8,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct wh_rm_place place = { .client = 7 };
+	struct wh_rm_location place = { .client = 7 };
 	uint64_t base, length;
 	int32_t pid;
 	int rc;
@@ -18,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(&pid, data + WH_RM_HANDLE, sizeof(pid));
 	memcpy(&base, data + WH_RM_HANDLE + sizeof(pid), sizeof(base));
 	memcpy(&length, data + WH_RM_HANDLE + sizeof(pid) + sizeof(base), sizeof(length));
-	rc = wh_rm_place_read(data, pid, base, length, &place);
+	rc = wh_rm_locate(data, pid, base, length, &place);
 	if (rc) {
 		check(rc == -EOPNOTSUPP && place.client == 7);
 		return 0;

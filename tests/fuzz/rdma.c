@@ -77,18 +77,20 @@ static void try_flushed(const uint8_t *data, size_t size)
 
 static void try_desked(const uint8_t *data, size_t size)
 {
-	uint8_t bytes[WH_RDMA_DESKED_MAX];
-	struct wh_rdma_desked desked;
+	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
+	struct wh_rdma_bounce_opened desked;
 
-	if (wh_rdma_desked_decode(data, size, &desked))
+	if (wh_rdma_bounce_opened_decode(data, size, &desked))
 		return;
 	check(desked.error <= 0 && desked.error >= -4095);
 	check(strnlen(desked.text, sizeof(desked.text)) < sizeof(desked.text));
 	if (!desked.error) {
-		check(desked.address && desked.slots && desked.slots <= WH_RDMA_DESK_SLOTS);
-		check(desked.address + desked.slots * (uint64_t)WH_RDMA_DESK_SLOT > desked.address);
+		check(desked.address && desked.slots && desked.slots <= WH_RDMA_BOUNCE_SLOTS);
+		check(desked.address + desked.slots * (uint64_t)WH_RDMA_BOUNCE_SLOT >
+		      desked.address);
 	}
-	check_reencoded(bytes, wh_rdma_desked_encode(bytes, &desked), desked.text, data, size);
+	check_reencoded(bytes, wh_rdma_bounce_opened_encode(bytes, &desked), desked.text, data,
+			size);
 }
 
 static void try_copy(const uint8_t *data, size_t size)
@@ -100,7 +102,7 @@ static void try_copy(const uint8_t *data, size_t size)
 
 	if (wh_rdma_copy_decode(data, size, &copy))
 		return;
-	check(copy.slot < WH_RDMA_DESK_SLOTS && (copy.op == WH_READ || copy.op == WH_WRITE));
+	check(copy.slot < WH_RDMA_BOUNCE_SLOTS && (copy.op == WH_READ || copy.op == WH_WRITE));
 	check(copy.length && copy.extents + copy.length == data + size);
 	check(wh_rdma_copy_encode(bytes, copy.slot, copy.op) == bytes + sizeof(bytes));
 	check(!memcmp(bytes, data, sizeof(bytes)));
@@ -111,37 +113,38 @@ static void try_copy(const uint8_t *data, size_t size)
 
 static void try_mailed(const uint8_t *data, size_t size)
 {
-	uint8_t bytes[WH_RDMA_MAILED_MAX];
-	struct wh_rdma_mailed mailed;
+	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
+	struct wh_rdma_ring_opened mailed;
 
-	if (wh_rdma_mailed_decode(data, size, &mailed))
+	if (wh_rdma_ring_opened_decode(data, size, &mailed))
 		return;
 	check(mailed.error <= 0 && mailed.error >= -4095);
 	check(strnlen(mailed.text, sizeof(mailed.text)) < sizeof(mailed.text));
 	if (!mailed.error) {
-		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_MAIL_KEYS);
-		check(mailed.address + (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT >
+		check(mailed.address && mailed.count && mailed.count <= WH_RDMA_RING_KEYS);
+		check(mailed.address + (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT >
 		      mailed.address);
 	}
-	check_reencoded(bytes, wh_rdma_mailed_encode(bytes, &mailed), mailed.text, data, size);
+	check_reencoded(bytes, wh_rdma_ring_opened_encode(bytes, &mailed), mailed.text, data, size);
 }
 
 /* An immediate, and what is in the slot. */
 static void try_letter(const uint8_t *data, size_t size)
 {
-	uint8_t bytes[WH_RDMA_LETTER_HEAD];
-	struct wh_rdma_letter letter;
+	uint8_t bytes[WH_RDMA_NOTIFICATION_HEAD];
+	struct wh_rdma_notification letter;
 	uint32_t imm;
 
 	if (size < 4 + sizeof(bytes))
 		return;
 	imm = wh_get32(data);
-	check(wh_rdma_imm_slot(imm) < (int)WH_RDMA_LETTERS);
-	if (wh_rdma_letter_decode(data + 4, imm, &letter))
+	check(wh_rdma_imm_slot(imm) < (int)WH_RDMA_RING_SLOTS);
+	if (wh_rdma_notification_decode(data + 4, imm, &letter))
 		return;
-	check(wh_rdma_imm_slot(imm) >= 0 && letter.length && letter.length <= WH_RDMA_LETTER_MAX);
+	check(wh_rdma_imm_slot(imm) >= 0 && letter.length &&
+	      letter.length <= WH_RDMA_NOTIFICATION_MAX);
 	check(wh_rdma_imm((uint32_t)wh_rdma_imm_slot(imm), letter.sequence) == imm);
-	wh_rdma_letter_encode(bytes, &letter);
+	wh_rdma_notification_encode(bytes, &letter);
 	check(!memcmp(bytes, data + 4, sizeof(bytes)));
 }
 

@@ -316,7 +316,7 @@ static void unregister__used_by_a_batch(void **state)
 {
 	struct wh_region *region = add(0, 100, "busy", 0);
 	uint64_t id = wh_region_id(region);
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	struct wh_remote remote;
 
 	(void)state;
@@ -324,9 +324,9 @@ static void unregister__used_by_a_batch(void **state)
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_non_null(strstr(wh_error_text(), "1 unfinished batches"));
 	/* As if nothing had been asked. */
-	place = wh_place_enter(&owner->regions, id);
+	place = wh_region_entry_enter(&owner->regions, id);
 	assert_non_null(place);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	assert_int_equal(wh_peer_find(peer, "busy", PATIENCE, &remote), 0);
 	atomic_fetch_sub(&region->batches, 1);
 	drop(region);
@@ -335,7 +335,7 @@ static void unregister__used_by_a_batch(void **state)
 static void *leave_later(void *place)
 {
 	usleep(30000);
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return NULL;
 }
 
@@ -343,7 +343,7 @@ static void unregister__waits_for_a_copy(void **state)
 {
 	struct wh_region *region = add(0, 100, "copied", 0);
 	uint64_t id = wh_region_id(region);
-	struct wh_place *place = wh_place_enter(&owner->regions, id);
+	struct wh_region_entry *place = wh_region_entry_enter(&owner->regions, id);
 	struct wh_remote remote;
 	pthread_t thread;
 	int64_t start = wh_now();
@@ -353,7 +353,7 @@ static void unregister__waits_for_a_copy(void **state)
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_true(wh_now() - start >= 1000 * WH_MS);
 	assert_int_equal(wh_region_id(region), id);
-	assert_null(wh_place_enter(&owner->regions, id));
+	assert_null(wh_region_entry_enter(&owner->regions, id));
 	assert_int_equal(wh_peer_find(self, "copied", 0, &remote), -ENOENT);
 	/* The name is free meanwhile. */
 	drop(add(200, 100, "copied", 0));
@@ -366,7 +366,8 @@ static void unregister__waits_for_a_copy(void **state)
 
 static void unregister_inside(void *arg)
 {
-	*(int *)arg = wh_region_unregister((struct wh_region *)wh_places_at(&owner->regions, 0));
+	*(int *)arg =
+		wh_region_unregister((struct wh_region *)wh_region_table_at(&owner->regions, 0));
 }
 
 static void unregister__misuse(void **state)
@@ -660,7 +661,7 @@ static int setup_fake(void **state)
 	fake.list_round = 1;
 	pthread_mutex_init(&fake.lock, NULL);
 	atomic_store(&fake.state, WH_PEER_CONNECTED);
-	return wh_places_init(&fake.regions, sizeof(struct wh_remote_region));
+	return wh_region_table_init(&fake.regions, sizeof(struct wh_remote_region));
 }
 
 static int teardown_fake(void **state)
@@ -668,7 +669,7 @@ static int teardown_fake(void **state)
 	wh_remote_clear(&fake);
 	if (fake.regions.count)
 		return -1;
-	wh_places_destroy(&fake.regions);
+	wh_region_table_destroy(&fake.regions);
 	pthread_mutex_destroy(&fake.lock);
 	return teardown(state);
 }
@@ -694,7 +695,7 @@ static void add__again_or_another(void **state)
 	(void)state;
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	assert_int_equal(wh_places_count(&fake.regions), 1);
+	assert_int_equal(wh_region_table_count(&fake.regions), 1);
 	assert_int_equal(says(ID(5, 0), 0x1001, "a"), -EPROTO);
 	assert_int_equal(says(ID(5, 0), 0x1000, "b"), -EPROTO);
 	assert_int_equal(says(ID(5, 0), 0x1000, ""), -EPROTO);
@@ -703,7 +704,7 @@ static void add__again_or_another(void **state)
 	assert_int_equal(says(ID(0, 1), 0x1000, "d"), -EPROTO);
 	assert_int_equal(says(0, 0x1000, "d"), -EPROTO);
 	assert_int_equal(says(ID(0, (1 << 22) - 1), 0x1000, "d"), -EPROTO);
-	assert_int_equal(wh_places_count(&fake.regions), 1);
+	assert_int_equal(wh_region_table_count(&fake.regions), 1);
 }
 
 static void remove__unknown_and_known(void **state)
@@ -715,10 +716,10 @@ static void remove__unknown_and_known(void **state)
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
 	assert_int_equal(wh_remote_remove(&fake, ID(6, 0)), 0);
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 1)), 0);
-	assert_int_equal(wh_places_count(&fake.regions), 1);
+	assert_int_equal(wh_region_table_count(&fake.regions), 1);
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), 0);
-	assert_int_equal(wh_places_count(&fake.regions), 0);
+	assert_int_equal(wh_region_table_count(&fake.regions), 0);
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), -EPROTO); /* it never comes again */
 	assert_int_equal(says(ID(6, 0), 0x1000, "a"), 0);
 }
@@ -733,9 +734,9 @@ static void add__makes_way_in_a_new_list(void **state)
 	fake.list_round++;
 	assert_int_equal(says(ID(6, 0), 0x4000, "b"), 0); /* in the way: an entry, and a name */
 	assert_int_equal(says(ID(5, 2), 0x3000, ""), 0);
-	assert_int_equal(wh_places_count(&fake.regions), 2);
-	assert_null(wh_place_enter(&fake.regions, ID(5, 0)));
-	assert_null(wh_place_enter(&fake.regions, ID(5, 1)));
+	assert_int_equal(wh_region_table_count(&fake.regions), 2);
+	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
+	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 1)));
 	/* In one and the same list it would be a lie. */
 	assert_int_equal(says(ID(7, 0), 0x4000, ""), -EPROTO);
 	assert_int_equal(says(ID(7, 1), 0x4000, "b"), -EPROTO);
@@ -744,20 +745,20 @@ static void add__makes_way_in_a_new_list(void **state)
 static void remove__while_it_is_copied(void **state)
 {
 	int64_t end = wh_now() + PATIENCE;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	pthread_t thread;
 
 	(void)state;
 	fake.engine = owner; /* whose timeout is short */
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	place = wh_place_enter(&fake.regions, ID(5, 0));
+	place = wh_region_entry_enter(&fake.regions, ID(5, 0));
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), -EBUSY);
-	assert_null(wh_place_enter(&fake.regions, ID(5, 0)));
+	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
 	assert_int_equal(pthread_create(&thread, NULL, leave_later, place), 0);
 	while (wh_remote_remove(&fake, ID(5, 0)) == -EBUSY)
 		assert_true(wh_now() < end);
 	pthread_join(thread, NULL);
-	assert_int_equal(wh_places_count(&fake.regions), 0);
+	assert_int_equal(wh_region_table_count(&fake.regions), 0);
 }
 
 #define TEST(function) cmocka_unit_test_setup_teardown(function, setup, teardown)

@@ -16,7 +16,7 @@
 
 struct bench {
 	struct wh_engine *engine;
-	struct wh_lane *lane;
+	struct wh_gpu_stream *lane;
 	void *from, *to;
 	uint8_t *source, *expected; /* what is at `from`, and should be at `to` */
 	uint8_t *seen; /* what is */
@@ -43,8 +43,8 @@ static void set_up(struct bench *b, enum wh_blocks_way way)
 	AS_APPLICATION(b->engine, 0,
 		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->from, b->source, ROOM);
 		       CU(b->engine, cuCtxSynchronize));
-	assert_int_equal(wh_gpus_lane(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way,
-				      false, &b->lane),
+	assert_int_equal(wh_gpus_stream(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way,
+					false, &b->lane),
 			 0);
 }
 
@@ -65,12 +65,12 @@ static void compare(struct bench *b)
 }
 
 struct turn {
-	struct wh_lane_job job;
+	struct wh_gpu_stream_job job;
 	_Atomic int done;
 	int error;
 };
 
-static void ended(struct wh_lane_job *job, int error, const char *text)
+static void ended(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct turn *turn = wh_container(job, struct turn, job);
 
@@ -89,9 +89,9 @@ static void wait_for(struct bench *b, struct turn *turn)
 /* Costs with which everything, or nothing, or what is shorter goes by the kernel. */
 enum costs { ALL_KERNEL, ALL_COPIES, MIXED, COSTS };
 
-static void set_costs(struct wh_lane *lane, enum costs costs)
+static void set_costs(struct wh_gpu_stream *lane, enum costs costs)
 {
-	static const struct wh_lane_cost all[COSTS] = {
+	static const struct wh_gpu_stream_cost all[COSTS] = {
 		[ALL_KERNEL] = { 1, 1e6, 100, 100, true },
 		[ALL_COPIES] = { 1e12, 1, 100, 100, true },
 		[MIXED] = { 10, 1000, 50, 100, true }, /* copies from 100,000 bytes on */
@@ -159,15 +159,15 @@ static unsigned put_all(struct bench *b, uint64_t count)
 
 	while (put < count) {
 		struct turn *turn = &turns[n++ % 4];
-		struct wh_lane_turn doing;
+		struct wh_gpu_stream_turn doing;
 		uint64_t now;
 
 		if (turn->job.done)
 			wait_for(b, turn);
 		*turn = (struct turn){ .job.done = ended };
-		wh_lane_begin(b->lane, &doing);
-		now = wh_lane_pairs(&doing, b->pairs + put, count - put);
-		wh_lane_end(&doing, &turn->job);
+		wh_gpu_stream_begin(b->lane, &doing);
+		now = wh_gpu_stream_pairs(&doing, b->pairs + put, count - put);
+		wh_gpu_stream_end(&doing, &turn->job);
 		assert_true(now <= count - put);
 		put += now;
 		assert_true(n < 100000); /* it does not get on */
@@ -205,7 +205,7 @@ static void pairs__more_than_the_ring(void **state)
 	struct wh_pair *pairs = malloc(COUNT * sizeof(*pairs));
 	struct bench *b = malloc(sizeof(*b));
 	struct turn turn = { .job.done = ended };
-	struct wh_lane_turn doing;
+	struct wh_gpu_stream_turn doing;
 	uint64_t put = 0, now, rounds = 0;
 
 	(void)state;
@@ -221,13 +221,13 @@ static void pairs__more_than_the_ring(void **state)
 	}
 	while (put < COUNT) {
 		turn = (struct turn){ .job.done = ended };
-		wh_lane_begin(b->lane, &doing);
-		now = wh_lane_pairs(&doing, pairs + put, COUNT - put);
+		wh_gpu_stream_begin(b->lane, &doing);
+		now = wh_gpu_stream_pairs(&doing, pairs + put, COUNT - put);
 		assert_true(now > 0);
 		/* What does not fit now does not fit a second time in the same turn. */
 		if (now < COUNT - put)
-			now += wh_lane_pairs(&doing, pairs + put + now, COUNT - put - now);
-		wh_lane_end(&doing, &turn.job);
+			now += wh_gpu_stream_pairs(&doing, pairs + put + now, COUNT - put - now);
+		wh_gpu_stream_end(&doing, &turn.job);
 		put += now;
 		rounds++;
 		wait_for(b, &turn);
@@ -266,10 +266,10 @@ static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint6
 			unsigned bases, unsigned lists)
 {
 	uint64_t *source = malloc(8 * count), *target = malloc(8 * count), put = 0, now;
-	struct wh_lane_blocks work = { .job = { .block_length = length,
-						.base_count = bases,
-						.source_stride = length,
-						.target_stride = length } };
+	struct wh_gpu_stream_blocks work = { .job = { .block_length = length,
+						      .base_count = bases,
+						      .source_stride = length,
+						      .target_stride = length } };
 	uint64_t all = count * length;
 
 	assert_true(source && target && bases * all <= ROOM);
@@ -295,14 +295,14 @@ static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint6
 	}
 	while (put < count) {
 		struct turn turn = { .job.done = ended };
-		struct wh_lane_turn doing;
+		struct wh_gpu_stream_turn doing;
 
-		wh_lane_begin(b->lane, &doing);
-		now = wh_lane_blocks(&doing, &work, put, count - put);
+		wh_gpu_stream_begin(b->lane, &doing);
+		now = wh_gpu_stream_blocks(&doing, &work, put, count - put);
 		/* As much as there is room for, then as much again, which may be nothing. */
 		if (now && now < count - put)
-			now += wh_lane_blocks(&doing, &work, put + now, count - put - now);
-		wh_lane_end(&doing, &turn.job);
+			now += wh_gpu_stream_blocks(&doing, &work, put + now, count - put - now);
+		wh_gpu_stream_end(&doing, &turn.job);
 		wait_for(b, &turn);
 		assert_true(now);
 		put += now;
@@ -341,50 +341,50 @@ static void blocks__against_a_model(void **state)
  * ------------------------------------------------------------------------------- */
 
 /* By the better way. */
-static double estimate(const struct wh_lane *lane, uint64_t count, uint64_t length)
+static double estimate(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
 {
 	double kernel, copies;
 
-	wh_lane_times(lane, count, length, &kernel, &copies);
+	wh_gpu_stream_times(lane, count, length, &kernel, &copies);
 	return kernel < copies ? kernel : copies;
 }
 
 static void costs__choice(void **state)
 {
 	static struct wh_gpu gpu;
-	struct wh_lane lane = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
+	struct wh_gpu_stream lane = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
 	double kernel_takes, copies_take;
 
 	(void)state;
 	gpu.without[0] = 0;
-	wh_lane_guess(&lane);
+	wh_gpu_stream_guess_cost(&lane);
 	/* One large piece by the copy engine, many small ones by the kernel. */
-	assert_false(wh_lane_prefers_kernel(&lane, 1, UINT64_C(1) << 30));
-	assert_true(wh_lane_prefers_kernel(&lane, 16384, 4096));
+	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1, UINT64_C(1) << 30));
+	assert_true(wh_gpu_stream_prefers_kernel(&lane, 16384, 4096));
 	/* More pieces of the same length never turn it back to copies. */
 	for (uint64_t length = 1; length <= 1 << 20; length *= 4) {
 		bool kernel = false;
 
 		for (uint64_t count = 1; count <= 1 << 20; count *= 2) {
-			assert_true(!kernel || wh_lane_prefers_kernel(&lane, count, length));
-			kernel = wh_lane_prefers_kernel(&lane, count, length);
+			assert_true(!kernel || wh_gpu_stream_prefers_kernel(&lane, count, length));
+			kernel = wh_gpu_stream_prefers_kernel(&lane, count, length);
 			assert_true(estimate(&lane, count, length) > 0);
 			assert_true(estimate(&lane, 2 * count, length) >=
 				    estimate(&lane, count, length));
 		}
 	}
 	set_costs(&lane, ALL_COPIES);
-	assert_false(wh_lane_prefers_kernel(&lane, 1000, 8));
+	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1000, 8));
 	set_costs(&lane, ALL_KERNEL);
-	assert_true(wh_lane_prefers_kernel(&lane, 1, 8));
+	assert_true(wh_gpu_stream_prefers_kernel(&lane, 1, 8));
 	/* No pieces and no bytes are nothing to divide by. */
 	assert_true(estimate(&lane, 0, 0) >= 0);
 	/* A kernel that is not there is never the better one. */
 	strcpy(gpu.without, "why");
-	assert_false(wh_lane_prefers_kernel(&lane, 1, 8));
-	wh_lane_times(&lane, 1000, 8, &kernel_takes, &copies_take);
+	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1, 8));
+	wh_gpu_stream_times(&lane, 1000, 8, &kernel_takes, &copies_take);
 	assert_true(kernel_takes < 1e-9 && copies_take > 0);
-	assert_int_equal(wh_lane_ctas(&lane, 1000, 8), 0);
+	assert_int_equal(wh_gpu_stream_ctas(&lane, 1000, 8), 0);
 }
 
 static void costs__probe(void **state)
@@ -394,11 +394,11 @@ static void costs__probe(void **state)
 	(void)state;
 	assert_non_null(b);
 	for (enum wh_blocks_way way = 0; way < WH_BLOCKS_WAYS; way++) {
-		const struct wh_lane_cost *cost;
+		const struct wh_gpu_stream_cost *cost;
 
 		set_up(b, way);
 		assert_false(atomic_load(&b->lane->cost)->measured);
-		wh_lane_probe(b->lane, (uintptr_t)b->from, ROOM);
+		wh_gpu_stream_probe(b->lane, (uintptr_t)b->from, ROOM);
 		cost = atomic_load(&b->lane->cost);
 		assert_true(cost->measured && cost->launch > 0 && cost->copy > 0);
 		assert_true(cost->kernel_rate > 0 && cost->copy_rate > 0);

@@ -590,9 +590,9 @@ static void query__several_mappings(void **state)
 	unreserve(engine, base, 16 * MIB);
 }
 
-static int copy_stretches(void *arg, const struct wh_stretch *stretch)
+static int copy_stretches(void *arg, const struct wh_vma *stretch)
 {
-	struct wh_stretch **out = arg;
+	struct wh_vma **out = arg;
 
 	*(*out)++ = *stretch;
 	return 0;
@@ -603,15 +603,14 @@ static void stretches__both_ways(void **state)
 {
 	char *base = mmap(NULL, 5 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	uint64_t start = (uintptr_t)base, bad = 0;
-	struct wh_stretch found[2][8], *at[2] = { found[0], found[1] };
+	struct wh_vma found[2][8], *at[2] = { found[0], found[1] };
 
 	(void)state;
 	assert_int_equal(mprotect(base, 4096, PROT_READ), 0);
 	assert_int_equal(mprotect(base + 2 * 4096, 4096, PROT_READ | PROT_WRITE), 0);
 	assert_int_equal(munmap(base + 3 * 4096, 4096), 0);
-	assert_int_equal(wh_stretches_walk(start, start + 5 * 4096, copy_stretches, &at[0]), 0);
-	assert_int_equal(wh_stretches_walk_text(start, start + 5 * 4096, copy_stretches, &at[1]),
-			 0);
+	assert_int_equal(wh_vmas_walk(start, start + 5 * 4096, copy_stretches, &at[0]), 0);
+	assert_int_equal(wh_vmas_walk_text(start, start + 5 * 4096, copy_stretches, &at[1]), 0);
 	assert_int_equal(at[0] - found[0], 4);
 	assert_int_equal(at[1] - found[1], 4);
 	for (int i = 0; i < 4; i++) {
@@ -622,13 +621,13 @@ static void stretches__both_ways(void **state)
 		assert_int_equal(found[0][i].page_size, 4096);
 		assert_false(found[0][i].huge || found[1][i].huge);
 	}
-	assert_int_equal(wh_stretches_readable(start, 4096, &bad), 0);
-	assert_int_equal(wh_stretches_readable(start + 1, 4095, &bad), 0);
-	assert_int_equal(wh_stretches_readable(start, 4097, &bad), -EFAULT);
+	assert_int_equal(wh_vmas_readable(start, 4096, &bad), 0);
+	assert_int_equal(wh_vmas_readable(start + 1, 4095, &bad), 0);
+	assert_int_equal(wh_vmas_readable(start, 4097, &bad), -EFAULT);
 	assert_int_equal(bad, start + 4096);
-	assert_int_equal(wh_stretches_readable(start + 2 * 4096 + 4095, 2, &bad), -EFAULT);
+	assert_int_equal(wh_vmas_readable(start + 2 * 4096 + 4095, 2, &bad), -EFAULT);
 	assert_int_equal(bad, start + 3 * 4096);
-	assert_int_equal(wh_stretches_readable(start + 3 * 4096, 1, &bad), -EFAULT);
+	assert_int_equal(wh_vmas_readable(start + 3 * 4096, 1, &bad), -EFAULT);
 	munmap(base, 5 * 4096);
 }
 

@@ -11,11 +11,11 @@
 #include "compat/mooncake/mooncake.h"
 
 struct one {
-	struct wh_mooncake_guest guest;
+	struct wh_mooncake_limited guest;
 	enum wh_mooncake_worth worth;
 };
 
-static enum wh_mooncake_worth worth(const struct wh_mooncake_guest *guest)
+static enum wh_mooncake_worth worth(const struct wh_mooncake_limited *guest)
 {
 	return wh_container(guest, struct one, guest)->worth;
 }
@@ -34,16 +34,16 @@ static struct sockaddr_storage from(const char *address)
 }
 
 /* At most five, three of one place. */
-static void begin(struct wh_mooncake_crowd *crowd, struct one *ones, const char *const *places,
+static void begin(struct wh_mooncake_limit *crowd, struct one *ones, const char *const *places,
 		  size_t count)
 {
-	*crowd = (struct wh_mooncake_crowd){ .most = 5, .most_place = 3, .worth = worth };
+	*crowd = (struct wh_mooncake_limit){ .most = 5, .most_place = 3, .worth = worth };
 	wh_list_init(&crowd->guests);
 	for (size_t i = 0; i < count; i++) {
 		struct sockaddr_storage address = from(places[i]);
 
 		ones[i].worth = WH_MOONCAKE_STAYS;
-		wh_mooncake_crowd_enter(crowd, &ones[i].guest, &address);
+		wh_mooncake_limit_enter(crowd, &ones[i].guest, &address);
 	}
 }
 
@@ -52,23 +52,23 @@ static void room__of_one_place(void **state)
 	static const char *const places[] = { "10.0.0.1", "10.0.0.2", "10.0.0.1",
 					      "::ffff:10.0.0.1" };
 	struct sockaddr_storage here = from("10.0.0.1"), there = from("10.0.0.2");
-	struct wh_mooncake_guest *last = NULL;
-	struct wh_mooncake_crowd crowd;
+	struct wh_mooncake_limited *last = NULL;
+	struct wh_mooncake_limit crowd;
 	struct one ones[4];
 
 	(void)state;
 	begin(&crowd, ones, places, 4);
-	assert_true(wh_mooncake_crowd_room(&crowd, &there, &last));
+	assert_true(wh_mooncake_limit_room(&crowd, &there, &last));
 	/* Nobody may go; then the first of the least worth, and nobody from elsewhere. */
-	assert_false(wh_mooncake_crowd_room(&crowd, &here, &last));
+	assert_false(wh_mooncake_limit_room(&crowd, &here, &last));
 	assert_null(last);
 	ones[0].worth = WH_MOONCAKE_WORKING;
 	ones[1].worth = WH_MOONCAKE_DONE;
 	ones[2].worth = ones[3].worth = WH_MOONCAKE_LAZY;
-	assert_false(wh_mooncake_crowd_room(&crowd, &here, &last));
+	assert_false(wh_mooncake_limit_room(&crowd, &here, &last));
 	assert_ptr_equal(last, &ones[2].guest);
-	wh_mooncake_crowd_leave(&crowd, last);
-	assert_true(wh_mooncake_crowd_room(&crowd, &here, &last));
+	wh_mooncake_limit_leave(&crowd, last);
+	assert_true(wh_mooncake_limit_room(&crowd, &here, &last));
 }
 
 static void room__of_all(void **state)
@@ -76,24 +76,24 @@ static void room__of_all(void **state)
 	static const char *const places[] = { "10.0.0.1", "10.0.0.1", "10.0.0.2", "fd00::1",
 					      "fd00::2" };
 	struct sockaddr_storage other = from("10.0.0.3"), network = from("fd00::3");
-	struct wh_mooncake_guest *last = NULL;
-	struct wh_mooncake_crowd crowd;
+	struct wh_mooncake_limited *last = NULL;
+	struct wh_mooncake_limit crowd;
 	struct one ones[5];
 
 	(void)state;
 	begin(&crowd, ones, places, 5);
-	assert_false(wh_mooncake_crowd_room(&crowd, &other, &last));
+	assert_false(wh_mooncake_limit_room(&crowd, &other, &last));
 	assert_null(last);
-	assert_null(wh_mooncake_crowd_least(&crowd));
+	assert_null(wh_mooncake_limit_least(&crowd));
 	ones[1].worth = ones[3].worth = WH_MOONCAKE_LAZY;
-	assert_false(wh_mooncake_crowd_room(&crowd, &other, &last));
+	assert_false(wh_mooncake_limit_room(&crowd, &other, &last));
 	assert_ptr_equal(last, &ones[1].guest);
-	assert_ptr_equal(wh_mooncake_crowd_least(&crowd), &ones[1].guest);
-	wh_mooncake_crowd_leave(&crowd, last);
+	assert_ptr_equal(wh_mooncake_limit_least(&crowd), &ones[1].guest);
+	wh_mooncake_limit_leave(&crowd, last);
 	/* A network of IPv6 is one place. */
-	assert_true(wh_mooncake_crowd_room(&crowd, &network, &last));
-	wh_mooncake_crowd_enter(&crowd, last, &network);
-	assert_false(wh_mooncake_crowd_room(&crowd, &network, &last));
+	assert_true(wh_mooncake_limit_room(&crowd, &network, &last));
+	wh_mooncake_limit_enter(&crowd, last, &network);
+	assert_false(wh_mooncake_limit_room(&crowd, &network, &last));
 	assert_ptr_equal(last, &ones[3].guest);
 }
 

@@ -83,10 +83,10 @@ static bool bytes_are(const unsigned char *bytes, size_t length, unsigned char v
 	return true;
 }
 
-static int finish(struct wh_mooncake_lane *lane)
+static int finish(struct wh_mooncake_connection *lane)
 {
 	bool ended;
-	int error = wh_mooncake_lane_wait(lane, LONG, &ended);
+	int error = wh_mooncake_connection_wait(lane, LONG, &ended);
 
 	assert_true(ended);
 	return error;
@@ -97,7 +97,7 @@ static void lanes__both_ways(void **state)
 {
 	const size_t part = LENGTH / LANES;
 	unsigned char *bytes = malloc(LENGTH), *back = malloc(LENGTH);
-	struct wh_mooncake_lane lanes[LANES];
+	struct wh_mooncake_connection lanes[LANES];
 	uint64_t random = 7;
 
 	(void)state;
@@ -106,24 +106,25 @@ static void lanes__both_ways(void **state)
 		segment.version = version;
 		for (int i = 0; i < LANES; i++)
 			assert_int_equal(
-				wh_mooncake_lane_open(&lanes[i], &segment, "127.0.0.1", LONG), 0);
+				wh_mooncake_connection_open(&lanes[i], &segment, "127.0.0.1", LONG),
+				0);
 		for (int m = 0; m < 2; m++) {
 			for (size_t i = 0; i < LENGTH; i++)
 				bytes[i] = (unsigned char)next_random(&random);
 			for (size_t i = 0; i < LANES; i++)
-				wh_mooncake_lane_start(&lanes[i], true, bytes + i * part,
-						       served[m].address + i * part, part);
+				wh_mooncake_connection_start(&lanes[i], true, bytes + i * part,
+							     served[m].address + i * part, part);
 			for (int i = 0; i < LANES; i++)
 				assert_int_equal(finish(&lanes[i]), 0);
 			for (size_t i = 0; i < LANES; i++)
-				wh_mooncake_lane_start(&lanes[i], false, back + i * part,
-						       served[m].address + i * part, part);
+				wh_mooncake_connection_start(&lanes[i], false, back + i * part,
+							     served[m].address + i * part, part);
 			for (int i = 0; i < LANES; i++)
 				assert_int_equal(finish(&lanes[i]), 0);
 			assert_memory_equal(bytes, back, LENGTH);
 		}
 		for (int i = 0; i < LANES; i++)
-			wh_mooncake_lane_close(&lanes[i]);
+			wh_mooncake_connection_close(&lanes[i]);
 	}
 	assert_true(atomic_load(&copies) >= 2 * 2 * LENGTH / (int)sizeof(staging));
 	free(bytes);
@@ -132,19 +133,19 @@ static void lanes__both_ways(void **state)
 
 static void lanes__refused(void **state)
 {
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 	unsigned char byte = 0;
 
 	(void)state;
 	segment.version = 2;
-	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_lane_start(&lane, true, &byte, 4095, 1);
+	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_start(&lane, true, &byte, 4095, 1);
 	assert_int_equal(finish(&lane), -EACCES);
 	assert_non_null(strstr(lane.text, "0xfff"));
 	/* The next one goes over a connection of its own. */
-	wh_mooncake_lane_start(&lane, true, &byte, 4096, 1);
+	wh_mooncake_connection_start(&lane, true, &byte, 4096, 1);
 	assert_int_equal(finish(&lane), 0);
-	wh_mooncake_lane_close(&lane);
+	wh_mooncake_connection_close(&lane);
 }
 
 /* Several reads that are asked for together: they are done up to the first that is not to be had.
@@ -154,7 +155,7 @@ static void lanes__several(void **state)
 	const size_t part = 65536 - 17;
 	unsigned char *back = malloc(LENGTH);
 	struct wh_mooncake_move reads[WH_MOONCAKE_MOVES];
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 	uint64_t random = 8;
 
 	(void)state;
@@ -162,41 +163,45 @@ static void lanes__several(void **state)
 	for (size_t i = 0; i < LENGTH; i++)
 		direct[i] = hidden[i] = (unsigned char)next_random(&random);
 	for (segment.version = 1; segment.version <= 2; segment.version++) {
-		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
+		assert_int_equal(wh_mooncake_connection_prepare(&lane, &segment, "127.0.0.1", LONG),
+				 0);
 		memset(back, 0, LENGTH);
 		for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
 			reads[i] =
 				(struct wh_mooncake_move){ back + i * part,
 							   served[i & 1].address + i * part, part };
-		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES),
-				 WH_MOONCAKE_MOVES);
+		assert_int_equal(
+			wh_mooncake_connection_several(&lane, false, reads, WH_MOONCAKE_MOVES),
+			WH_MOONCAKE_MOVES);
 		assert_memory_equal(back, direct, WH_MOONCAKE_MOVES * part);
 		memset(back, 0, LENGTH);
 		reads[3].remote = 4095;
-		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, WH_MOONCAKE_MOVES),
-				 3);
+		assert_int_equal(
+			wh_mooncake_connection_several(&lane, false, reads, WH_MOONCAKE_MOVES), 3);
 		assert_memory_equal(back, direct, 3 * part);
 		assert_true(bytes_are(back + 3 * part, LENGTH - 3 * part, 0));
 		/* By a connection of its own. Writes over version 1 are confirmed by nobody. */
-		assert_int_equal(wh_mooncake_lane_move(&lane, false, back, served[0].address, part),
-				 0);
+		assert_int_equal(
+			wh_mooncake_connection_move(&lane, false, back, served[0].address, part),
+			0);
 		reads[3].remote = served[1].address + 3 * part;
 		for (size_t i = 0; segment.version == 2 && i < LENGTH; i++)
 			back[i] = (unsigned char)next_random(&random);
 		if (segment.version == 2) {
-			assert_int_equal(
-				wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES),
-				WH_MOONCAKE_MOVES);
+			assert_int_equal(wh_mooncake_connection_several(&lane, true, reads,
+									WH_MOONCAKE_MOVES),
+					 WH_MOONCAKE_MOVES);
 			for (size_t i = 0; i < WH_MOONCAKE_MOVES; i++)
 				assert_memory_equal((i & 1 ? direct : hidden) + i * part,
 						    back + i * part, part);
 			reads[5].remote = 4095;
-			assert_int_equal(
-				wh_mooncake_lane_several(&lane, true, reads, WH_MOONCAKE_MOVES), 5);
+			assert_int_equal(wh_mooncake_connection_several(&lane, true, reads,
+									WH_MOONCAKE_MOVES),
+					 5);
 		}
-		wh_mooncake_lane_cut(&lane);
-		assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, 1), 0);
-		wh_mooncake_lane_close(&lane);
+		wh_mooncake_connection_abort(&lane);
+		assert_int_equal(wh_mooncake_connection_several(&lane, false, reads, 1), 0);
+		wh_mooncake_connection_close(&lane);
 	}
 	segment.version = 2;
 	free(back);
@@ -225,7 +230,7 @@ static void lanes__one_at_a_time(void **state)
 	unsigned char back[3][6] = { "" };
 	struct wh_mooncake_move reads[3];
 	socklen_t length = sizeof(at);
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 	int listener = socket(AF_INET, SOCK_STREAM, 0);
 	pthread_t thread;
 
@@ -236,11 +241,11 @@ static void lanes__one_at_a_time(void **state)
 	other.port = ntohs(at.sin_port);
 	for (unsigned i = 0; i < 3; i++)
 		reads[i] = (struct wh_mooncake_move){ back[i], i, 6 };
-	assert_int_equal(wh_mooncake_lane_prepare(&lane, &other, "127.0.0.1", LONG), 0);
+	assert_int_equal(wh_mooncake_connection_prepare(&lane, &other, "127.0.0.1", LONG), 0);
 	assert_int_equal(pthread_create(&thread, NULL, answer_once, &listener), 0);
-	assert_int_equal(wh_mooncake_lane_several(&lane, false, reads, 3), 1);
+	assert_int_equal(wh_mooncake_connection_several(&lane, false, reads, 3), 1);
 	assert_memory_equal(back[0], "answer", 6);
-	wh_mooncake_lane_close(&lane);
+	wh_mooncake_connection_close(&lane);
 	pthread_join(thread, NULL);
 	close(listener);
 }
@@ -249,21 +254,22 @@ static void lanes__one_at_a_time(void **state)
 static void lanes__close(void **state)
 {
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 
 	(void)state;
 	assert_non_null(bytes);
-	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_lane_close(&lane);
+	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_close(&lane);
 	for (int i = 0; i < 20; i++) {
-		assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
-		wh_mooncake_lane_start(&lane, i & 1, bytes, 4096, LENGTH);
-		wh_mooncake_lane_close(&lane);
+		assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG),
+				 0);
+		wh_mooncake_connection_start(&lane, i & 1, bytes, 4096, LENGTH);
+		wh_mooncake_connection_close(&lane);
 	}
 	free(bytes);
 	/* One that is all zero was never opened. */
 	memset(&lane, 0, sizeof(lane));
-	wh_mooncake_lane_close(&lane);
+	wh_mooncake_connection_close(&lane);
 }
 
 /* What is published changes: who is in the middle of what is gone is cut off, the other memory
@@ -272,30 +278,30 @@ static void server__update(void **state)
 {
 	struct wh_mooncake_memory *others = calloc(1, sizeof(*others));
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_lane lanes[2];
+	struct wh_mooncake_connection lanes[2];
 	int error;
 
 	(void)state;
 	assert_true(others && bytes);
 	others[0] = served[1];
 	for (int i = 0; i < 2; i++) {
-		assert_int_equal(wh_mooncake_lane_prepare(&lanes[i], &segment, "127.0.0.1", LONG),
-				 0);
 		assert_int_equal(
-			wh_mooncake_lane_move(&lanes[i], true, bytes, served[i].address, LENGTH),
-			0);
+			wh_mooncake_connection_prepare(&lanes[i], &segment, "127.0.0.1", LONG), 0);
+		assert_int_equal(wh_mooncake_connection_move(&lanes[i], true, bytes,
+							     served[i].address, LENGTH),
+				 0);
 	}
 	wh_mooncake_update(server, others, 1, staging);
-	error = wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, 1);
+	error = wh_mooncake_connection_move(&lanes[0], true, bytes, served[0].address, 1);
 	assert_int_equal(error, -EACCES);
-	assert_int_equal(wh_mooncake_lane_move(&lanes[1], false, bytes, served[1].address, LENGTH),
-			 0);
+	assert_int_equal(
+		wh_mooncake_connection_move(&lanes[1], false, bytes, served[1].address, LENGTH), 0);
 	wh_mooncake_update(server, served, 2, staging);
 	free(others);
-	assert_int_equal(wh_mooncake_lane_move(&lanes[0], true, bytes, served[0].address, LENGTH),
-			 0);
-	wh_mooncake_lane_close(&lanes[0]);
-	wh_mooncake_lane_close(&lanes[1]);
+	assert_int_equal(
+		wh_mooncake_connection_move(&lanes[0], true, bytes, served[0].address, LENGTH), 0);
+	wh_mooncake_connection_close(&lanes[0]);
+	wh_mooncake_connection_close(&lanes[1]);
 	free(bytes);
 }
 
@@ -329,7 +335,7 @@ static void server__update_in_the_middle(void **state)
 
 static void *cut_soon(void *lane)
 {
-	wh_mooncake_lane_cut(lane);
+	wh_mooncake_connection_abort(lane);
 	return NULL;
 }
 
@@ -337,20 +343,22 @@ static void *cut_soon(void *lane)
 static void lanes__cut(void **state)
 {
 	unsigned char *bytes = calloc(1, LENGTH);
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 	pthread_t thread;
 	int error;
 
 	(void)state;
 	assert_non_null(bytes);
 	for (int i = 0; i < 20; i++) {
-		assert_int_equal(wh_mooncake_lane_prepare(&lane, &segment, "127.0.0.1", LONG), 0);
+		assert_int_equal(wh_mooncake_connection_prepare(&lane, &segment, "127.0.0.1", LONG),
+				 0);
 		assert_int_equal(pthread_create(&thread, NULL, cut_soon, &lane), 0);
-		error = wh_mooncake_lane_move(&lane, i & 1, bytes, 4096, LENGTH);
+		error = wh_mooncake_connection_move(&lane, i & 1, bytes, 4096, LENGTH);
 		pthread_join(thread, NULL);
 		assert_true(!error || error == -ECANCELED);
-		assert_int_equal(wh_mooncake_lane_move(&lane, false, bytes, 4096, 1), -ECANCELED);
-		wh_mooncake_lane_close(&lane);
+		assert_int_equal(wh_mooncake_connection_move(&lane, false, bytes, 4096, 1),
+				 -ECANCELED);
+		wh_mooncake_connection_close(&lane);
 	}
 	free(bytes);
 }
@@ -396,16 +404,16 @@ static void server__notified(void **state)
 /* The server goes while a lane has a connection to it. */
 static void server__goes(void **state)
 {
-	struct wh_mooncake_lane lane;
+	struct wh_mooncake_connection lane;
 	unsigned char byte;
 
-	assert_int_equal(wh_mooncake_lane_open(&lane, &segment, "127.0.0.1", LONG), 0);
-	wh_mooncake_lane_start(&lane, false, &byte, 4096, 1);
+	assert_int_equal(wh_mooncake_connection_open(&lane, &segment, "127.0.0.1", LONG), 0);
+	wh_mooncake_connection_start(&lane, false, &byte, 4096, 1);
 	assert_int_equal(finish(&lane), 0);
 	stop(state);
-	wh_mooncake_lane_start(&lane, false, &byte, 4096, 1);
+	wh_mooncake_connection_start(&lane, false, &byte, 4096, 1);
 	assert_int_equal(finish(&lane), -ECONNREFUSED);
-	wh_mooncake_lane_close(&lane);
+	wh_mooncake_connection_close(&lane);
 	start(state);
 }
 

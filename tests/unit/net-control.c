@@ -146,10 +146,10 @@ static void near__left_alone(void **state)
 
 	(void)state;
 	assert_non_null(engine);
-	engine->config.number[WH_KNOB_BUFFER] = 4096;
+	engine->config.number[WH_SETTING_BUFFER] = 4096;
 	wh_socket_near(engine, fd);
 	assert_int_equal(buffer(fd, SO_SNDBUF), before);
-	engine->config.number[WH_KNOB_BUFFER] = 0;
+	engine->config.number[WH_SETTING_BUFFER] = 0;
 	assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
 	before = buffer(pair[0], SO_SNDBUF);
 	wh_socket_near(engine, pair[0]);

@@ -17,7 +17,7 @@ static uint64_t place(const char *text)
 		assert_int_equal(
 			inet_pton(AF_INET6, text, &((struct sockaddr_in6 *)&address)->sin6_addr),
 			1);
-	return wh_place_of(&address);
+	return wh_quota_source(&address);
 }
 
 static void place__of_addresses(void **state)
@@ -29,38 +29,38 @@ static void place__of_addresses(void **state)
 	assert_int_not_equal(place("10.0.0.1"), place("10.0.0.2"));
 	assert_int_equal(place("2001:db8:1:2::1"), place("2001:db8:1:2:ffff::9"));
 	assert_int_not_equal(place("2001:db8:1:2::1"), place("2001:db8:1:3::1"));
-	assert_int_equal(wh_place_of(&none), UINT64_MAX);
+	assert_int_equal(wh_quota_source(&none), UINT64_MAX);
 }
 
 static void guest__bounded_by_address(void **state)
 {
 	static struct wh_engine engine;
-	static struct wh_guest *guests[4096];
-	struct wh_guest *other;
+	static struct wh_quota *guests[4096];
+	struct wh_quota *other;
 
 	(void)state;
-	engine.config.number[WH_KNOB_HELD] = 100;
+	engine.config.number[WH_SETTING_MAX_BUFFERED] = 100;
 	wh_list_init(&engine.guests);
 	for (int i = 0; i < 4096; i++) {
-		guests[i] = wh_guest_enter(&engine, 7);
+		guests[i] = wh_quota_acquire(&engine, 7);
 		assert_non_null(guests[i]);
 		assert_ptr_equal(guests[i], guests[0]);
 	}
-	assert_null(wh_guest_enter(&engine, 7));
-	other = wh_guest_enter(&engine, 8);
+	assert_null(wh_quota_acquire(&engine, 7));
+	other = wh_quota_acquire(&engine, 8);
 	assert_non_null(other);
 	assert_ptr_not_equal(other, guests[0]);
 	/* What one holds is not held against the other. */
-	wh_guest_hold(guests[0], 100);
-	assert_true(wh_guest_full(guests[0]));
-	assert_false(wh_guest_full(other));
-	wh_guest_hold(guests[0], -1);
-	assert_false(wh_guest_full(guests[0]));
-	wh_guest_leave(guests[4095]);
-	assert_ptr_equal(wh_guest_enter(&engine, 7), guests[0]);
+	wh_quota_charge_buffered(guests[0], 100);
+	assert_true(wh_quota_is_full(guests[0]));
+	assert_false(wh_quota_is_full(other));
+	wh_quota_charge_buffered(guests[0], -1);
+	assert_false(wh_quota_is_full(guests[0]));
+	wh_quota_release(guests[4095]);
+	assert_ptr_equal(wh_quota_acquire(&engine, 7), guests[0]);
 	for (int i = 0; i < 4096; i++)
-		wh_guest_leave(guests[0]);
-	wh_guest_leave(other);
+		wh_quota_release(guests[0]);
+	wh_quota_release(other);
 	assert_true(wh_list_empty(&engine.guests));
 }
 

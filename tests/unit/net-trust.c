@@ -66,7 +66,7 @@ static int open_with(const char *knob, struct wh_trust *trust)
 	assert_int_equal(wh_config_load(&config, knobs), 0);
 	memset(trust, 0, sizeof(*trust));
 	error = wh_trust_open(trust, &config);
-	assert_string_equal(config.text[WH_KNOB_KEY], "");
+	assert_string_equal(config.text[WH_SETTING_KEY], "");
 	return error;
 }
 

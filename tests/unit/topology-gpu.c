@@ -40,9 +40,9 @@ static struct wh_topology *topology_of(const char *lines)
 }
 
 /* The note on GPUs, of which there is no more than one. */
-static const struct wh_note *note_of(const struct wh_topology *topology)
+static const struct wh_topology_gap *note_of(const struct wh_topology *topology)
 {
-	const struct wh_note *found = NULL;
+	const struct wh_topology_gap *found = NULL;
 
 	for (size_t i = 0; i < topology->note_count; i++) {
 		if (strncmp(topology->notes[i].what, "GPU", 3) != 0)

@@ -17,18 +17,18 @@
 /* A batch with what became of it. */
 struct job {
 	struct wh_batch batch;
-	struct wh_piece piece;
+	struct wh_fragment piece;
 	_Atomic int done, rerouted, failures, error;
 	uint64_t failed_index;
 	char why[WH_REFUSAL];
 };
 
-static struct job *job_of(struct wh_piece *piece)
+static struct job *job_of(struct wh_fragment *piece)
 {
 	return wh_container(piece, struct job, piece);
 }
 
-void wh_piece_done(struct wh_piece *piece)
+void wh_fragment_done(struct wh_fragment *piece)
 {
 	struct job *job = job_of(piece);
 
@@ -36,7 +36,7 @@ void wh_piece_done(struct wh_piece *piece)
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
-void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char *format, ...)
+void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
 {
 	struct job *job = job_of(piece);
 
@@ -47,7 +47,7 @@ void wh_piece_fail(struct wh_piece *piece, uint64_t index, int error, const char
 	}
 }
 
-void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
+void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why)
 {
 	struct job *job = job_of(piece);
 
@@ -65,7 +65,7 @@ void wh_piece_reroute(struct wh_piece *piece, int error, const char *why)
 
 struct test {
 	struct wh_copier copier;
-	struct wh_places places;
+	struct wh_region_table places;
 	struct wh_copy copy;
 	uint64_t id[REGIONS];
 	char *remote[REGIONS], *local; /* local: as large as all regions */
@@ -77,7 +77,7 @@ static _Atomic int far_error; /* what move_far() returns from the call number fa
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
 
-static char *map(const struct wh_place *place, uint32_t op)
+static char *map(const struct wh_region_entry *place, uint32_t op)
 {
 	(void)op;
 	return far_regions[place->index] ? NULL : (char *)(uintptr_t)place->address;
@@ -108,7 +108,7 @@ static void refusal(struct wh_copy *copy, char why[WH_REFUSAL])
 	snprintf(why, WH_REFUSAL, "a good reason");
 }
 
-static void verify(struct wh_copy *copy, struct wh_piece *piece)
+static void verify(struct wh_copy *copy, struct wh_fragment *piece)
 {
 	(void)copy;
 	(void)piece;
@@ -138,12 +138,12 @@ static int setup(void **state)
 
 	assert_non_null(test);
 	wh_copier_init(&test->copier);
-	assert_int_equal(wh_places_init(&test->places, sizeof(struct wh_region)), 0);
+	assert_int_equal(wh_region_table_init(&test->places, sizeof(struct wh_region)), 0);
 	test->local = malloc(REGIONS * REGION_SIZE);
 	assert_non_null(test->local);
 	fill(test->local, REGIONS * REGION_SIZE, 1);
 	for (unsigned i = 0; i < REGIONS; i++) {
-		struct wh_place *place = wh_places_new(&test->places, &test->id[i]);
+		struct wh_region_entry *place = wh_region_table_new(&test->places, &test->id[i]);
 
 		assert_non_null(place);
 		test->remote[i] = malloc(REGION_SIZE);
@@ -152,7 +152,7 @@ static int setup(void **state)
 		place->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
 		place->address = (uint64_t)(uintptr_t)test->remote[i];
 		place->length = REGION_SIZE;
-		assert_int_equal(wh_places_publish(&test->places, place, test->id[i]), 0);
+		assert_int_equal(wh_region_table_publish(&test->places, place, test->id[i]), 0);
 	}
 	test->copy.copier = &test->copier;
 	test->copy.places = &test->places;
@@ -171,10 +171,10 @@ static int teardown(void **state)
 	wh_copier_destroy(&test->copier);
 	for (unsigned i = 0; i < REGIONS; i++) {
 		/* Nobody has been left inside. */
-		assert_int_equal(atomic_load(&wh_places_at(&test->places, i)->users), 0);
+		assert_int_equal(atomic_load(&wh_region_table_at(&test->places, i)->users), 0);
 		free(test->remote[i]);
 	}
-	wh_places_destroy(&test->places);
+	wh_region_table_destroy(&test->places);
 	free(test->local);
 	free(test->items);
 	free(test);
@@ -219,7 +219,7 @@ static void await(struct job *job)
 static void go(struct test *test, struct job *job)
 {
 	wh_copy_submit(&test->copy, &job->piece);
-	wh_copy_help(&test->copy, &job->batch, INT64_MAX);
+	wh_copier_progress(&test->copy, &job->batch, INT64_MAX);
 	await(job);
 	assert_int_equal(atomic_load(&job->done), 1);
 }
@@ -254,7 +254,8 @@ static void check_items(const struct test *test, size_t count)
 		const struct wh_item *item = &test->items[i];
 
 		assert_memory_equal(item->address,
-				    test->remote[wh_places_index(item->remote)] + item->offset,
+				    test->remote[wh_region_table_index(item->remote)] +
+					    item->offset,
 				    item->length);
 	}
 	for (unsigned i = 0; i < REGIONS; i++) { /* nothing else has been written */
@@ -428,7 +429,8 @@ static void copy__overlapping(void **state)
 
 static void close_region(struct test *test, unsigned i)
 {
-	assert_true(wh_places_close(&test->places, wh_places_at(&test->places, i), test->id[i]));
+	assert_true(wh_region_table_close(&test->places, wh_region_table_at(&test->places, i),
+					  test->id[i]));
 }
 
 static void fail__region_gone(void **state)
@@ -455,7 +457,7 @@ static void fail__region_gone(void **state)
 			if (test->items[i].remote != test->id[1])
 				assert_memory_equal(
 					test->items[i].address,
-					test->remote[wh_places_index(test->items[i].remote)] +
+					test->remote[wh_region_table_index(test->items[i].remote)] +
 						test->items[i].offset,
 					test->items[i].length);
 	}
@@ -466,7 +468,7 @@ static void fail__not_granted(void **state)
 	struct test *test = *state;
 	struct job job;
 
-	wh_places_at(&test->places, 0)->access = WH_ACCESS_READ;
+	wh_region_table_at(&test->places, 0)->access = WH_ACCESS_READ;
 	make_items(test, 2, 4000, WH_WRITE);
 	job_items(&job, test->items, 2, WH_WRITE);
 	job.piece.op = WH_WRITE;
@@ -551,7 +553,7 @@ static void far__given_up(void **state)
 				test->items[i].remote = test->id[i % 4];
 			job_items(&job, test->items, large ? 1000 : 30, WH_WRITE);
 			wh_copy_submit(&test->copy, &job.piece);
-			wh_copy_help(&test->copy, &job.batch, INT64_MAX);
+			wh_copier_progress(&test->copy, &job.batch, INT64_MAX);
 			await(&job);
 			assert_int_equal(job.rerouted, 1);
 			assert_int_equal(job.done, 0);
@@ -559,7 +561,8 @@ static void far__given_up(void **state)
 			assert_string_equal(job.why, "a good reason");
 			for (unsigned i = 0; i < REGIONS; i++)
 				assert_int_equal(
-					atomic_load(&wh_places_at(&test->places, i)->users), 0);
+					atomic_load(&wh_region_table_at(&test->places, i)->users),
+					0);
 		}
 	}
 	assert_int_equal(verified, 0);
@@ -646,14 +649,14 @@ static void help__only_its_own(void **state)
 
 	/* Nothing to help with; nothing to wait for. */
 	job_items(&job, NULL, 0, WH_WRITE);
-	wh_copy_help(&test->copy, &job.batch, INT64_MAX);
-	wh_copy_help(&test->copy, &job.batch, 0);
+	wh_copier_progress(&test->copy, &job.batch, INT64_MAX);
+	wh_copier_progress(&test->copy, &job.batch, 0);
 	/* One look moves one chunk at most, and returns. */
 	make_items(test, 8, 4000000, WH_WRITE);
 	job_items(&job, test->items, 8, WH_WRITE);
 	wh_copy_submit(&test->copy, &job.piece);
 	while (!atomic_load(&job.done))
-		wh_copy_help(&test->copy, &job.batch, 0);
+		wh_copier_progress(&test->copy, &job.batch, 0);
 	assert_int_equal(job.done, 1);
 	check_items(test, 8);
 }

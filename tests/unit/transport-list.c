@@ -9,12 +9,12 @@
 static void list__each_is_sound(void **state)
 {
 	(void)state;
-	assert_true(wh_transport_sound(&wh_transport_self));
-	assert_true(wh_transport_sound(&wh_transport_shm));
-	assert_true(wh_transport_sound(&wh_transport_rdma));
-	assert_true(wh_transport_sound(&wh_transport_tcp));
+	assert_true(wh_transport_is_valid(&wh_transport_self));
+	assert_true(wh_transport_is_valid(&wh_transport_shm));
+	assert_true(wh_transport_is_valid(&wh_transport_rdma));
+	assert_true(wh_transport_is_valid(&wh_transport_tcp));
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
-		assert_true(wh_transport_sound(wh_transport(id)));
+		assert_true(wh_transport_is_valid(wh_transport(id)));
 }
 
 static void list__nothing_is_left_out(void **state)
@@ -64,47 +64,47 @@ static void sound__what_is_missing(void **state)
 	(void)state;
 	wrong = wh_transport_shm;
 	wrong.name = "";
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong.name = "a name that is too long";
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
 	wrong.submit = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
 	wrong.help = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
 	wrong.role = 0;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
 	wrong.session_close = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
-	wrong.capabilities |= WH_CAN_CUT;
-	assert_false(wh_transport_sound(&wrong));
+	wrong.capabilities |= WH_CAN_ABORT;
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
-	wrong.capabilities &= ~(uint32_t)WH_CAN_HELP;
-	assert_false(wh_transport_sound(&wrong));
+	wrong.capabilities &= ~(uint32_t)WH_CAN_PROGRESS;
+	assert_false(wh_transport_is_valid(&wrong));
 	/* Frames of its own go both ways, and leave something to be closed. */
 	wrong = wh_transport_rdma;
 	wrong.session_frame = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_rdma;
 	wrong.peer_frame = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_rdma;
 	wrong.session_close = NULL;
-	assert_false(wh_transport_sound(&wrong));
+	assert_false(wh_transport_is_valid(&wrong));
 	/* The defaults count as missing. */
 	wrong = *wh_transport(WH_TRANSPORT_SELF);
-	wrong.capabilities |= WH_CAN_CUT;
-	assert_false(wh_transport_sound(&wrong));
+	wrong.capabilities |= WH_CAN_ABORT;
+	assert_false(wh_transport_is_valid(&wrong));
 }
 
 static void defaults__do_nothing(void **state)
 {
 	const struct wh_transport *self = wh_transport(WH_TRANSPORT_SELF);
-	struct wh_place remote = { .kind = WH_MEMORY_SHARED };
+	struct wh_region_entry remote = { .kind = WH_MEMORY_SHARED };
 	struct wh_region local = { .place = { .kind = WH_MEMORY_PAGEABLE } };
 	char why[WH_REFUSAL] = "as it was";
 

@@ -11,7 +11,7 @@
 /* Lines, a region at each end, and how the NICs at both ends of each line know them. */
 struct scene {
 	struct rdma_peer rdma;
-	struct rdma_line lines[LINES];
+	struct rdma_endpoint lines[LINES];
 	struct rdma_nic nics[LINES];
 	struct rdma_mrs mrs;
 	struct rdma_memory memory[LINES];
@@ -25,7 +25,7 @@ static void scene_open(struct scene *s)
 	*s = (struct scene){ .rdma.line_count = LINES };
 	s->local.place.kind = WH_MEMORY_DEVICE;
 	for (unsigned i = 0; i < LINES; i++) {
-		struct rdma_line *line = &s->lines[i];
+		struct rdma_endpoint *line = &s->lines[i];
 
 		s->keys[i] = calloc(1, sizeof(*s->keys[i]));
 		assert_non_null(s->keys[i]);

@@ -34,23 +34,23 @@ static void load__defaults(void **state)
 	(void)state;
 	memset(&config, 0xff, sizeof(config));
 	assert_int_equal(wh_config_load(&config, NULL), 0);
-	assert_string_equal(config.text[WH_KNOB_TRANSPORTS], "self,cuda,shm,rdma,tcp");
-	assert_string_equal(config.text[WH_KNOB_REQUIRE], "");
-	assert_string_equal(config.text[WH_KNOB_LISTEN], "127.0.0.1:0");
-	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 4);
-	assert_int_equal(config.number[WH_KNOB_THREADS], 0);
-	assert_int_equal(config.number[WH_KNOB_SPIN], 0);
-	assert_int_equal(config.number[WH_KNOB_TIMEOUT], 5000);
-	assert_int_equal(config.number[WH_KNOB_IDLE], 30000);
-	assert_int_equal(config.number[WH_KNOB_INLINE], 1 << 20);
-	assert_int_equal(config.number[WH_KNOB_SLICE], 1 << 20);
-	assert_int_equal(config.number[WH_KNOB_BUFFER], 0);
-	assert_int_equal(config.number[WH_KNOB_CMA], 1);
-	assert_int_equal(config.number[WH_KNOB_NOTIFICATIONS], 1024);
-	assert_string_equal(config.text[WH_KNOB_CUDA], "");
-	assert_string_equal(config.text[WH_KNOB_KEY], "");
-	assert_string_equal(config.text[WH_KNOB_KEYFILE], "");
-	assert_string_equal(config.text[WH_KNOB_OBSERVE], "");
+	assert_string_equal(config.text[WH_SETTING_TRANSPORTS], "self,cuda,shm,rdma,tcp");
+	assert_string_equal(config.text[WH_SETTING_REQUIRE], "");
+	assert_string_equal(config.text[WH_SETTING_LISTEN], "127.0.0.1:0");
+	assert_int_equal(config.number[WH_SETTING_CONNECTIONS], 4);
+	assert_int_equal(config.number[WH_SETTING_THREADS], 0);
+	assert_int_equal(config.number[WH_SETTING_SPIN], 0);
+	assert_int_equal(config.number[WH_SETTING_TIMEOUT], 5000);
+	assert_int_equal(config.number[WH_SETTING_IDLE], 30000);
+	assert_int_equal(config.number[WH_SETTING_INLINE], 1 << 20);
+	assert_int_equal(config.number[WH_SETTING_SLICE], 1 << 20);
+	assert_int_equal(config.number[WH_SETTING_BUFFER], 0);
+	assert_int_equal(config.number[WH_SETTING_CMA], 1);
+	assert_int_equal(config.number[WH_SETTING_NOTIFICATIONS], 1024);
+	assert_string_equal(config.text[WH_SETTING_CUDA], "");
+	assert_string_equal(config.text[WH_SETTING_KEY], "");
+	assert_string_equal(config.text[WH_SETTING_KEYFILE], "");
+	assert_string_equal(config.text[WH_SETTING_OBSERVE], "");
 }
 
 /* What is wrong with a key is said without it. */
@@ -64,7 +64,7 @@ static void load__key(void **state)
 	(void)state;
 	snprintf(text, sizeof(text), "key=%s", key);
 	assert_int_equal(load(&config, text), 0);
-	assert_string_equal(config.text[WH_KNOB_KEY], key);
+	assert_string_equal(config.text[WH_SETTING_KEY], key);
 	for (size_t cut = 1; cut < 64; cut++) {
 		snprintf(text, sizeof(text), "key=%.*s", (int)cut, key);
 		assert_int_equal(load(&config, text), -EINVAL);
@@ -91,14 +91,14 @@ static void load__cuda(void **state)
 
 	(void)state;
 	assert_int_equal(load(&config, "cuda=/opt/my driver/libcuda.so.1"), 0);
-	assert_string_equal(config.text[WH_KNOB_CUDA], "/opt/my driver/libcuda.so.1");
+	assert_string_equal(config.text[WH_SETTING_CUDA], "/opt/my driver/libcuda.so.1");
 	assert_int_equal(load(&config, "cuda=off"), 0);
 	assert_int_equal(load(&config, "cuda=a\nb"), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "library"));
 	/* As long as can be, and a byte longer. */
 	memset(text + 5, 'x', WH_CONFIG_TEXT - 1);
 	assert_int_equal(load(&config, text), 0);
-	assert_string_equal(config.text[WH_KNOB_CUDA], text + 5);
+	assert_string_equal(config.text[WH_SETTING_CUDA], text + 5);
 	text[5 + WH_CONFIG_TEXT - 1] = 'x';
 	assert_int_equal(load(&config, text), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "at most 255"));
@@ -130,8 +130,8 @@ static void rows__are_complete(void **state)
 		assert_int_equal(load(&config, text), 0);
 		assert_string_equal(config.text[count], row->fallback);
 	}
-	assert_int_equal(count, WH_KNOB_COUNT);
-	assert_null(wh_config_row(WH_KNOB_COUNT));
+	assert_int_equal(count, WH_SETTING_COUNT);
+	assert_null(wh_config_row(WH_SETTING_COUNT));
 	assert_null(wh_config_row(SIZE_MAX));
 }
 
@@ -145,14 +145,14 @@ static void load__environment(void **state)
 	setenv("WHERRY_REQUIRE", "shm", 1);
 	setenv("WHERRY_TIMEOUT", "", 1); /* as if it were not set */
 	assert_int_equal(wh_config_load(&config, NULL), 0);
-	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 7);
-	assert_int_equal(config.number[WH_KNOB_SLICE], 65536);
-	assert_string_equal(config.text[WH_KNOB_REQUIRE], "shm");
-	assert_int_equal(config.number[WH_KNOB_TIMEOUT], 5000);
+	assert_int_equal(config.number[WH_SETTING_CONNECTIONS], 7);
+	assert_int_equal(config.number[WH_SETTING_SLICE], 65536);
+	assert_string_equal(config.text[WH_SETTING_REQUIRE], "shm");
+	assert_int_equal(config.number[WH_SETTING_TIMEOUT], 5000);
 	setenv("WHERRY_CONNECTIONS", "many", 1);
 	assert_int_equal(wh_config_load(&config, NULL), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "WHERRY_CONNECTIONS=many"));
-	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 7);
+	assert_int_equal(config.number[WH_SETTING_CONNECTIONS], 7);
 }
 
 static void load__overrides_go_first(void **state)
@@ -165,9 +165,9 @@ static void load__overrides_go_first(void **state)
 	setenv("WHERRY_CONNECTIONS", "not even a number", 1);
 	setenv("WHERRY_REQUIRE", "shm", 1);
 	assert_int_equal(wh_config_load(&config, overrides), 0);
-	assert_int_equal(config.number[WH_KNOB_CONNECTIONS], 8);
-	assert_int_equal(config.number[WH_KNOB_SPIN], 1);
-	assert_string_equal(config.text[WH_KNOB_REQUIRE], "");
+	assert_int_equal(config.number[WH_SETTING_CONNECTIONS], 8);
+	assert_int_equal(config.number[WH_SETTING_SPIN], 1);
+	assert_string_equal(config.text[WH_SETTING_REQUIRE], "");
 }
 
 static void load__unknown_overrides(void **state)
@@ -220,31 +220,31 @@ static void load__good_values(void **state)
 {
 	static const struct {
 		const char *override;
-		enum wh_knob knob;
+		enum wh_setting knob;
 		int64_t want;
 	} cases[] = {
-		{ "connections=1", WH_KNOB_CONNECTIONS, 1 },
-		{ "connections=64", WH_KNOB_CONNECTIONS, 64 },
-		{ "connections=007", WH_KNOB_CONNECTIONS, 7 },
-		{ "slice=1024", WH_KNOB_SLICE, 1024 },
-		{ "slice=1024B", WH_KNOB_SLICE, 1024 },
-		{ "slice=2K", WH_KNOB_SLICE, 2048 },
-		{ "slice=64KiB", WH_KNOB_SLICE, 65536 },
-		{ "slice=3M", WH_KNOB_SLICE, 3 << 20 },
-		{ "slice=16MiB", WH_KNOB_SLICE, 16 << 20 },
-		{ "slice=1GiB", WH_KNOB_SLICE, 1 << 30 },
-		{ "slice=1G", WH_KNOB_SLICE, 1 << 30 },
-		{ "inline=0", WH_KNOB_INLINE, 0 },
-		{ "timeout=250", WH_KNOB_TIMEOUT, 250 },
-		{ "timeout=250ms", WH_KNOB_TIMEOUT, 250 },
-		{ "timeout=3s", WH_KNOB_TIMEOUT, 3000 },
-		{ "idle=2min", WH_KNOB_IDLE, 120000 },
-		{ "spin=yes", WH_KNOB_SPIN, 1 },
-		{ "spin=on", WH_KNOB_SPIN, 1 },
-		{ "spin=true", WH_KNOB_SPIN, 1 },
-		{ "cma=no", WH_KNOB_CMA, 0 },
-		{ "cma=off", WH_KNOB_CMA, 0 },
-		{ "cma=false", WH_KNOB_CMA, 0 },
+		{ "connections=1", WH_SETTING_CONNECTIONS, 1 },
+		{ "connections=64", WH_SETTING_CONNECTIONS, 64 },
+		{ "connections=007", WH_SETTING_CONNECTIONS, 7 },
+		{ "slice=1024", WH_SETTING_SLICE, 1024 },
+		{ "slice=1024B", WH_SETTING_SLICE, 1024 },
+		{ "slice=2K", WH_SETTING_SLICE, 2048 },
+		{ "slice=64KiB", WH_SETTING_SLICE, 65536 },
+		{ "slice=3M", WH_SETTING_SLICE, 3 << 20 },
+		{ "slice=16MiB", WH_SETTING_SLICE, 16 << 20 },
+		{ "slice=1GiB", WH_SETTING_SLICE, 1 << 30 },
+		{ "slice=1G", WH_SETTING_SLICE, 1 << 30 },
+		{ "inline=0", WH_SETTING_INLINE, 0 },
+		{ "timeout=250", WH_SETTING_TIMEOUT, 250 },
+		{ "timeout=250ms", WH_SETTING_TIMEOUT, 250 },
+		{ "timeout=3s", WH_SETTING_TIMEOUT, 3000 },
+		{ "idle=2min", WH_SETTING_IDLE, 120000 },
+		{ "spin=yes", WH_SETTING_SPIN, 1 },
+		{ "spin=on", WH_SETTING_SPIN, 1 },
+		{ "spin=true", WH_SETTING_SPIN, 1 },
+		{ "cma=no", WH_SETTING_CMA, 0 },
+		{ "cma=off", WH_SETTING_CMA, 0 },
+		{ "cma=false", WH_SETTING_CMA, 0 },
 	};
 	struct wh_config config;
 
@@ -274,7 +274,7 @@ static void load__good_texts(void **state)
 		bool found = false;
 
 		assert_int_equal(load(&config, cases[i]), 0);
-		for (size_t knob = 0; knob < WH_KNOB_COUNT; knob++)
+		for (size_t knob = 0; knob < WH_SETTING_COUNT; knob++)
 			found |= !strcmp(config.text[knob], strchr(cases[i], '=') + 1);
 		assert_true(found);
 	}

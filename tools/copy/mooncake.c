@@ -19,7 +19,7 @@
 
 struct mooncake_end {
 	struct wh_mooncake_segment segment;
-	struct wh_mooncake_lane lanes[COPY_SLOTS];
+	struct wh_mooncake_connection lanes[COPY_SLOTS];
 	uint64_t asked[COPY_SLOTS]; /* bytes, of what a lane does */
 };
 
@@ -108,8 +108,8 @@ int mooncake_open(struct end *end, const char *metadata, bool quiet)
 	if (code)
 		return code;
 	for (size_t i = 0; !error && i < COPY_SLOTS; i++)
-		error = wh_mooncake_lane_open(&mooncake->lanes[i], &mooncake->segment, host,
-					      engine_stall());
+		error = wh_mooncake_connection_open(&mooncake->lanes[i], &mooncake->segment, host,
+						    engine_stall());
 	if (error)
 		return fail(error, "%s", wh_fail_text());
 	end->route_count = 1;
@@ -124,7 +124,7 @@ void mooncake_close(struct end *end)
 	if (!end->mooncake)
 		return;
 	for (size_t i = 0; i < COPY_SLOTS; i++)
-		wh_mooncake_lane_close(&end->mooncake->lanes[i]);
+		wh_mooncake_connection_close(&end->mooncake->lanes[i]);
 	wh_mooncake_segment_free(&end->mooncake->segment);
 	free(end->mooncake);
 	end->mooncake = NULL;
@@ -134,14 +134,14 @@ void mooncake_submit(struct end *end, size_t slot, bool write, void *buffer, uin
 		     uint64_t length)
 {
 	end->mooncake->asked[slot] = length;
-	wh_mooncake_lane_start(&end->mooncake->lanes[slot], write, buffer, end->offset + position,
-			       length);
+	wh_mooncake_connection_start(&end->mooncake->lanes[slot], write, buffer,
+				     end->offset + position, length);
 }
 
 int mooncake_wait(struct end *end, size_t slot, int64_t timeout, bool count, bool *ended)
 {
-	struct wh_mooncake_lane *lane = &end->mooncake->lanes[slot];
-	int error = wh_mooncake_lane_wait(lane, timeout, ended);
+	struct wh_mooncake_connection *lane = &end->mooncake->lanes[slot];
+	int error = wh_mooncake_connection_wait(lane, timeout, ended);
 
 	if (!*ended)
 		return 0;

@@ -16,7 +16,7 @@
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
-	struct wh_views *views = calloc(1, sizeof(*views));
+	struct wh_device_mappings *views = calloc(1, sizeof(*views));
 
 	if (!views)
 		return wh_fail(ENOMEM, "cuda: no memory");
@@ -29,7 +29,7 @@ static int cuda_engine_open(struct wh_engine *engine, void **state)
 
 static void cuda_engine_close(struct wh_engine *engine, void *state)
 {
-	struct wh_views *views = state;
+	struct wh_device_mappings *views = state;
 
 	(void)engine;
 	pthread_mutex_destroy(&views->lock);
@@ -39,8 +39,8 @@ static void cuda_engine_close(struct wh_engine *engine, void *state)
 /* No batch uses the region, and no peer. */
 static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
-	struct wh_views *views = state;
-	struct wh_gpu_view *view;
+	struct wh_device_mappings *views = state;
+	struct wh_device_mapping *view;
 
 	(void)engine;
 	if (!atomic_load(&region->view) && !atomic_load(&views->pins))
@@ -111,11 +111,11 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
  * the peer. */
 static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
-	struct wh_views *views = peer->engine->transport[WH_TRANSPORT_CUDA];
-	struct wh_gpu_view *view;
+	struct wh_device_mappings *views = peer->engine->transport[WH_TRANSPORT_CUDA];
+	struct wh_device_mapping *view;
 
 	(void)state;
-	wh_pane_close_remote(peer->engine, region);
+	wh_region_window_close_remote(peer->engine, region);
 	view = atomic_exchange(&region->view, NULL);
 	if (!view)
 		return;
@@ -128,7 +128,7 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
  */
 
 /* Can each side be moved to or from pinned memory by this process? */
-static bool stageable(const struct wh_gpu_view *view)
+static bool stageable(const struct wh_device_mapping *view)
 {
 	return view->host ||
 	       (view->device && (view->managed || view->context ||
@@ -136,37 +136,39 @@ static bool stageable(const struct wh_gpu_view *view)
 }
 
 /* Make what work between the two needs, and measure it, before the first piece comes. */
-static int prepare(struct wh_views *views, const struct wh_gpu_path *path,
-		   const struct wh_gpu_view *local, const struct wh_place *remote_place,
-		   const struct wh_gpu_view *remote, char why[WH_REFUSAL])
+static int prepare(struct wh_device_mappings *views, const struct wh_gpu_path *path,
+		   const struct wh_device_mapping *local,
+		   const struct wh_region_entry *remote_place,
+		   const struct wh_device_mapping *remote, char why[WH_REFUSAL])
 {
-	struct wh_lane *lane;
+	struct wh_gpu_stream *lane;
 	bool readable = remote_place->access & WH_ACCESS_READ;
 	int error;
 
 	(void)local;
 	for (int urgent = 0; urgent < 2; urgent++) {
-		error = wh_gpus_lane(views->gpus, path->device, path->context, path->way, urgent,
-				     &lane);
+		error = wh_gpus_stream(views->gpus, path->device, path->context, path->way, urgent,
+				       &lane);
 		if (error) {
 			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 			return error;
 		}
-		wh_lane_probe(lane,
-			      path->device != remote->device && readable ?
-				      wh_view_address(remote, path->device) :
-				      0,
-			      remote_place->length);
+		wh_gpu_stream_probe(lane,
+				    path->device != remote->device && readable ?
+					    wh_device_mapping_address(remote, path->device) :
+					    0,
+				    remote_place->length);
 	}
 	return 0;
 }
 
-static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region *local_region,
-		      struct wh_place *place, uint32_t op, char why[WH_REFUSAL])
+static int cuda_is_reachable(struct wh_peer *peer, void *state,
+			     const struct wh_region *local_region, struct wh_region_entry *place,
+			     uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_region *region = (struct wh_region *)(uintptr_t)local_region;
 	struct wh_cuda_peer *cuda = state;
-	struct wh_gpu_view *local, *remote;
+	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	int error;
 
@@ -178,7 +180,7 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	/* A GPU's side first: it says by which GPU's context host memory is pinned. */
 	error = wh_kind_on_host(place->kind) ? 0 : wh_cuda_remote(cuda, place, &remote, why);
 	if (!error)
-		error = wh_view_local(cuda->views, region, &local, why);
+		error = wh_device_mapping_local(cuda->views, region, &local, why);
 	if (!error)
 		error = wh_cuda_remote(cuda, place, &remote, why);
 	if (error)
@@ -194,7 +196,7 @@ static int cuda_reach(struct wh_peer *peer, void *state, const struct wh_region 
 /* ---- moving ------------------------------------------------------------------------------------
  */
 
-static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void cuda_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	wh_fail_begin(); /* what fails belongs to the batch */
@@ -203,14 +205,15 @@ static void cuda_submit(struct wh_peer *peer, void *state, struct wh_piece *piec
 	wh_fail_end(0);
 }
 
-static void cuda_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			  int64_t deadline)
 {
 	(void)state;
-	wh_gpus_help(peer->engine->gpus, batch, deadline);
+	wh_gpus_progress(peer->engine->gpus, batch, deadline);
 }
 
 /* The piece says that it is cancelled; what has not been put on a lane is not going to be. */
-static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	(void)state;
@@ -221,26 +224,29 @@ static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_piece *piec
  */
 
 /* The lane of a piece. NULL: it is staged, or the driver gives none. */
-static struct wh_lane *lane_of(const struct wh_piece *piece, const struct wh_gpu_view *local,
-			       const struct wh_gpu_view *remote, struct wh_gpus *gpus, bool *staged)
+static struct wh_gpu_stream *lane_of(const struct wh_fragment *piece,
+				     const struct wh_device_mapping *local,
+				     const struct wh_device_mapping *remote, struct wh_gpus *gpus,
+				     bool *staged)
 {
 	struct wh_gpu_path path;
-	struct wh_lane *lane;
+	struct wh_gpu_stream *lane;
 
 	wh_path_choose(local, remote, piece->op, &path);
 	*staged = !path.device;
-	if (*staged || wh_gpus_lane(gpus, path.device, path.context, path.way, false, &lane))
+	if (*staged || wh_gpus_stream(gpus, path.device, path.context, path.way, false, &lane))
 		return NULL;
 	return lane;
 }
 
-static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
-		 const struct wh_gpu_view *remote, struct wh_gpus *gpus, char *out, size_t size)
+static void tell(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+		 const struct wh_device_mapping *remote, struct wh_gpus *gpus, char *out,
+		 size_t size)
 {
 	static const char *const ways[WH_BLOCKS_WAYS] = { "push", "pull", "to host", "from host",
 							  "within" };
 	bool staged, kernel;
-	struct wh_lane *lane = lane_of(piece, local, remote, gpus, &staged);
+	struct wh_gpu_stream *lane = lane_of(piece, local, remote, gpus, &staged);
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
@@ -252,17 +258,17 @@ static void tell(const struct wh_piece *piece, const struct wh_gpu_view *local,
 	}
 	if (!lane)
 		return;
-	kernel = wh_lane_prefers_kernel(lane, piece->transfers,
-					piece->transfers ? piece->bytes / piece->transfers : 0);
+	kernel = wh_gpu_stream_prefers_kernel(
+		lane, piece->transfers, piece->transfers ? piece->bytes / piece->transfers : 0);
 	snprintf(out, size, "%s of cuda:%d, %s", kernel ? "kernel" : "copy engine",
 		 lane->gpu->device->ordinal, ways[lane->way]);
 }
 
 /* Somebody who looks at pieces by the views of their first transfer or base. */
 struct look {
-	bool (*each)(struct look *look, const struct wh_piece *piece,
-		     const struct wh_gpu_view *local,
-		     const struct wh_gpu_view *remote); /* false: that is enough */
+	bool (*each)(struct look *look, const struct wh_fragment *piece,
+		     const struct wh_device_mapping *local,
+		     const struct wh_device_mapping *remote); /* false: that is enough */
 	struct wh_cuda_peer *cuda;
 	struct wh_gpus *gpus;
 	char *text;
@@ -274,7 +280,7 @@ struct look {
 static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		    struct look *look)
 {
-	struct wh_places *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
 	struct wh_cuda_peer *cuda = state;
 	bool more = true;
 
@@ -283,30 +289,31 @@ static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *ba
 	/* A region of ours that goes meanwhile takes its view along under this lock. */
 	pthread_mutex_lock(&cuda->views->lock);
 	for (size_t i = 0; i < batch->piece_count && more; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_fragment *piece = &batch->pieces[i];
 		struct wh_cuda_op op = { .cuda = cuda,
-					 .piece = (struct wh_piece *)(uintptr_t)piece };
-		struct wh_gpu_view *local, *remote;
-		struct wh_place *place;
+					 .piece = (struct wh_fragment *)(uintptr_t)piece };
+		struct wh_device_mapping *local, *remote;
+		struct wh_region_entry *place;
 
 		if (piece->transport != WH_TRANSPORT_CUDA)
 			continue;
-		place = wh_place_enter(places, piece->blocks ?
-						       piece->blocks->bases[piece->first].remote :
-						       batch->items[piece->first].remote);
+		place = wh_region_entry_enter(
+			places, piece->blocks ? piece->blocks->bases[piece->first].remote :
+						batch->items[piece->first].remote);
 		if (!place)
 			continue;
-		wh_cuda_views(&op, piece->first, &local, &remote);
+		wh_cuda_mappings(&op, piece->first, &local, &remote);
 		if (local && remote)
 			more = look->each(look, piece, local, remote);
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 	pthread_mutex_unlock(&cuda->views->lock);
 	return more;
 }
 
-static bool tell_first(struct look *look, const struct wh_piece *piece,
-		       const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+static bool tell_first(struct look *look, const struct wh_fragment *piece,
+		       const struct wh_device_mapping *local,
+		       const struct wh_device_mapping *remote)
 {
 	tell(piece, local, remote, look->gpus, look->text, look->size);
 	return !*look->text;
@@ -324,7 +331,7 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 		const char *backend;
 
 		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
-		    wh_cuda_few_told(state, &batch->pieces[i], true, &backend, NULL)) {
+		    wh_cuda_few_describe(state, &batch->pieces[i], true, &backend, NULL)) {
 			snprintf(out, size, "CPU window (%s)", backend);
 			return;
 		}
@@ -332,36 +339,38 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	look_at(peer, state, batch, &look);
 }
 
-static bool tell_without(struct look *look, const struct wh_piece *piece,
-			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+static bool tell_without(struct look *look, const struct wh_fragment *piece,
+			 const struct wh_device_mapping *local,
+			 const struct wh_device_mapping *remote)
 {
 	(void)piece;
-	return !wh_gpus_tell(look->gpus, local->device, look->text, look->size) &&
-	       !wh_gpus_tell(look->gpus, remote->device, look->text, look->size);
+	return !wh_gpus_describe(look->gpus, local->device, look->text, look->size) &&
+	       !wh_gpus_describe(look->gpus, remote->device, look->text, look->size);
 }
 
 /* Why there is no kernel, where one would be better. */
-static bool cuda_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		      size_t size)
+static bool cuda_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			  char *line, size_t size)
 {
 	struct look look = { .each = tell_without, .text = line, .size = size };
 
 	return !look_at(peer, state, batch, &look);
 }
 
-static bool add_estimate(struct look *look, const struct wh_piece *piece,
-			 const struct wh_gpu_view *local, const struct wh_gpu_view *remote)
+static bool add_estimate(struct look *look, const struct wh_fragment *piece,
+			 const struct wh_device_mapping *local,
+			 const struct wh_device_mapping *remote)
 {
 	uint64_t length = piece->transfers ? piece->bytes / piece->transfers : 0;
 	bool staged;
-	struct wh_lane *lane = lane_of(piece, local, remote, look->gpus, &staged);
+	struct wh_gpu_stream *lane = lane_of(piece, local, remote, look->gpus, &staged);
 	struct wh_estimate *estimate = look->estimate;
 	struct wh_cuda_time ns;
 	double kernel, copies;
 	const char *backend;
 	uint32_t ctas;
 
-	if (wh_cuda_few_told(look->cuda, piece, false, &backend, &ns)) {
+	if (wh_cuda_few_describe(look->cuda, piece, false, &backend, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
@@ -373,8 +382,8 @@ static bool add_estimate(struct look *look, const struct wh_piece *piece,
 	}
 	if (!lane || !length)
 		return false;
-	wh_lane_times(lane, piece->transfers, length, &kernel, &copies);
-	ctas = wh_lane_ctas(lane, piece->transfers, length);
+	wh_gpu_stream_times(lane, piece->transfers, length, &kernel, &copies);
+	ctas = wh_gpu_stream_ctas(lane, piece->transfers, length);
 	estimate->kernel += (uint64_t)kernel;
 	estimate->copies += (uint64_t)copies;
 	estimate->duration += (uint64_t)(kernel > 0 && kernel < copies ? kernel : copies);
@@ -392,15 +401,15 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	/* What few bytes go through, and what that takes, is known once it has been opened. */
 	for (size_t i = 0; i < batch->piece_count && !wh_engine_inside(peer->engine); i++) {
 		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA)
-			wh_cuda_few_told(peer->transport[id], &batch->pieces[i], true, &backend,
-					 NULL);
+			wh_cuda_few_describe(peer->transport[id], &batch->pieces[i], true, &backend,
+					     NULL);
 	}
 	return look_at(peer, peer->transport[id], batch, &look);
 }
 
 const struct wh_transport wh_transport_cuda = {
 	.name = "cuda",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS,
 	.engine_open = cuda_engine_open,
 	.engine_close = cuda_engine_close,
 	.region_closed = cuda_region_closed,
@@ -409,11 +418,11 @@ const struct wh_transport wh_transport_cuda = {
 	.peer_lost = cuda_peer_lost,
 	.peer_again = cuda_peer_again,
 	.region_gone = cuda_region_gone,
-	.reach = cuda_reach,
+	.reach = cuda_is_reachable,
 	.submit = cuda_submit,
-	.help = cuda_help,
+	.help = cuda_progress,
 	.cancel = cuda_cancel,
 	.detail = cuda_detail,
-	.tell = cuda_tell,
+	.tell = cuda_describe,
 	.estimate = cuda_estimate,
 };

@@ -33,12 +33,12 @@ struct wh_cuda_time {
  */
 
 /* A region as GPUs see it. Made when a batch first needs it; good until the region goes. */
-struct wh_gpu_view {
+struct wh_device_mapping {
 	/* where it lies, or, managed memory, belongs; NULL: the host */
 	struct wh_cuda_device *device;
 	CUcontext context; /* that owns it; NULL: the primary one, or none */
 	uint64_t address; /* of the region's first byte, for kernels and copy engines; 0: staged
-			     only, or legacy: see wh_view_address() */
+			     only, or legacy: see wh_device_mapping_address() */
 	char *host; /* the same for the CPU; NULL: it does not reach it */
 	/* bit n: work in device n's primary context reaches `address` */
 	_Atomic uint64_t reached;
@@ -68,17 +68,17 @@ struct wh_legacy {
 };
 
 /* The view's first byte as work in a context of this device calls it. */
-static inline uint64_t wh_view_address(const struct wh_gpu_view *view,
-				       const struct wh_cuda_device *device)
+static inline uint64_t wh_device_mapping_address(const struct wh_device_mapping *view,
+						 const struct wh_cuda_device *device)
 {
 	return view->legacy ? view->legacy->base[device->ordinal] + view->legacy->skip :
 			      view->address;
 }
 
-struct wh_views;
+struct wh_device_mappings;
 /* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no
  * substitute for where the memory itself is looked for; 0: it does not. */
-uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view);
+uint64_t wh_device_mapping_own(struct wh_device_mappings *views, struct wh_device_mapping *view);
 
 /* What goes between two views: by which GPU, and which way. */
 struct wh_gpu_path {
@@ -87,7 +87,7 @@ struct wh_gpu_path {
 	enum wh_blocks_way way;
 };
 
-struct wh_views {
+struct wh_device_mappings {
 	struct wh_engine *engine;
 	struct wh_gpus *gpus;
 	pthread_mutex_t lock; /* making and undoing views; comes before engine.regions.lock */
@@ -95,30 +95,31 @@ struct wh_views {
 };
 
 /* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
-int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gpu_view **out,
-		  char why[WH_REFUSAL]);
+int wh_device_mapping_local(struct wh_device_mappings *views, struct wh_region *region,
+			    struct wh_device_mapping **out, char why[WH_REFUSAL]);
 struct wh_cuda_peer;
-struct wh_place;
+struct wh_region_entry;
 /* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is
  * not published any more. */
-int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_gpu_view **out,
-		   char why[WH_REFUSAL]);
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+		   struct wh_device_mapping **out, char why[WH_REFUSAL]);
 /* Regions may overlap, and one that was registered after another had been page-locked lives on
  * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
  * Under views.lock: take it from the view of a region that goes; and give back what nobody needs
  * any more. */
-void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view);
-void wh_pins_release(struct wh_views *views);
+void wh_pin_leave(struct wh_device_mappings *views, struct wh_device_mapping *view);
+void wh_pins_release(struct wh_device_mappings *views);
 /* Undo and free it. */
-void wh_view_free(struct wh_views *views, struct wh_gpu_view *view);
+void wh_view_free(struct wh_device_mappings *views, struct wh_device_mapping *view);
 
 /* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be
  * switched on: while planning. False: it has to be staged; the reason goes to `why`. */
-bool wh_path_make(struct wh_views *views, struct wh_gpu_view *local, struct wh_gpu_view *remote,
-		  uint32_t op, struct wh_gpu_path *path, char why[WH_REFUSAL]);
+bool wh_path_make(struct wh_device_mappings *views, struct wh_device_mapping *local,
+		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
+		  char why[WH_REFUSAL]);
 /* The same from what is known. */
-void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *remote, uint32_t op,
-		    struct wh_gpu_path *path);
+void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
+		    uint32_t op, struct wh_gpu_path *path);
 
 /* ---- exports: what a peer's memory comes as
  * ------------------------------------------------------ */
@@ -148,7 +149,7 @@ struct wh_cuda_objects {
 
 /* One peer's part. */
 struct wh_cuda_peer {
-	struct wh_views *views;
+	struct wh_device_mappings *views;
 	struct wh_peer *peer;
 	pthread_mutex_t lock;
 	int lost; /* 0, or why nothing can complete well now */
@@ -156,21 +157,22 @@ struct wh_cuda_peer {
 };
 
 /* Ask the owner; waits for it. 0, or a negative errno with its text. */
-int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_cuda_objects *out);
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+		    struct wh_cuda_objects *out);
 
 struct wh_cuda_op;
 
 /* Neighbouring transfers, or bases, of a piece that go by one lane; or those that are staged. */
 struct wh_cuda_part {
-	struct wh_lane_job job;
+	struct wh_gpu_stream_job job;
 	struct wh_cuda_op *op;
 	struct wh_cuda_part *next;
-	struct wh_lane *lane; /* NULL: staged */
+	struct wh_gpu_stream *lane; /* NULL: staged */
 	uint64_t first, end; /* transfers, or bases */
 	struct wh_cursor at; /* what has not been put on the lane yet; blocks: outer the base, inner
 				the block that a group of bases goes on with */
 	bool kernel; /* blocks: by the kernel */
-	struct wh_kept *keeps; /* lists that this part has uploaded to stay */
+	struct wh_cached_lists *keeps; /* lists that this part has uploaded to stay */
 	bool loses; /* ... and which nobody else is to use */
 	_Atomic int error;
 };
@@ -178,51 +180,51 @@ struct wh_cuda_part {
 /* A piece under way. */
 struct wh_cuda_op {
 	struct wh_cuda_peer *cuda;
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	_Atomic uint32_t left; /* parts that are not done, and one while they are started */
 	struct wh_cuda_part *parts;
-	struct wh_place **places; /* that are entered */
+	struct wh_region_entry **places; /* that are entered */
 	size_t place_count, place_room;
 };
 
 /* Start a piece. */
-void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece);
+void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
 /* The part has failed: says so for its transfers. */
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
 /* Nothing of the part is under way any more. */
 void wh_cuda_part_done(struct wh_cuda_part *part);
 
 /* The views of both sides of a transfer, or of a base. Their places are entered. */
-void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_view **local,
-		   struct wh_gpu_view **remote);
+void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
+		      struct wh_device_mapping **remote);
 /* How the GPU calls the local side, whose CPU address, or name, that is. */
-static inline uint64_t wh_gpu_view_at(const struct wh_gpu_view *view,
-				      const struct wh_region *region, const char *address)
+static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *view,
+					    const struct wh_region *region, const char *address)
 {
 	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
 }
 
 /* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when
  * this returns. False: it does not go that way. */
-bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece);
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
 /* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open
  * windows for it. */
-bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
-		      const char **backend, struct wh_cuda_time *time);
+bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
+			  const char **backend, struct wh_cuda_time *time);
 /* Has the way to the peer broken? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
 /* What has been moved is worth nothing if it has, or if the peer has ended: the piece fails. */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece);
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);
 /* Measure what a part that is staged between these goes by, if that has not been done; while
  * planning. */
-void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local,
-			   struct wh_gpu_view *remote, uint32_t op);
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
+			   struct wh_device_mapping *remote, uint32_t op);
 /* What such a piece takes. False: not known. */
-bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
-			const struct wh_gpu_view *remote, struct wh_gpus *gpus,
+bool wh_cuda_stage_time(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out);
 
 #endif

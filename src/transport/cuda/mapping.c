@@ -27,9 +27,9 @@ static int said(char why[WH_REFUSAL], int error)
 	return error;
 }
 
-static struct wh_gpu_view *view_new(char why[WH_REFUSAL])
+static struct wh_device_mapping *view_new(char why[WH_REFUSAL])
 {
-	struct wh_gpu_view *view = calloc(1, sizeof(*view));
+	struct wh_device_mapping *view = calloc(1, sizeof(*view));
 
 	if (!view)
 		snprintf(why, WH_REFUSAL, "no memory");
@@ -44,8 +44,8 @@ static struct wh_gpu_view *view_new(char why[WH_REFUSAL])
  * with a network adapter does, too; where it is not possible (memory locked in part already, a
  * limit) the bytes are staged.
  */
-static void pin(struct wh_views *views, struct wh_gpu_view *view, void *start, uint64_t length,
-		bool writable)
+static void pin(struct wh_device_mappings *views, struct wh_device_mapping *view, void *start,
+		uint64_t length, bool writable)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	unsigned flags =
@@ -54,12 +54,12 @@ static void pin(struct wh_views *views, struct wh_gpu_view *view, void *start, u
 	struct wh_cuda_scope scope;
 	int error;
 
-	if (!views->engine->config.number[WH_KNOB_PIN]) {
+	if (!views->engine->config.number[WH_SETTING_PIN]) {
 		snprintf(view->why, sizeof(view->why),
 			 "host memory is not page-locked: the knob pin");
 		return;
 	}
-	error = wh_gpus_home(views->gpus, NULL, &device);
+	error = wh_gpus_pinning_device(views->gpus, NULL, &device);
 	if (!error)
 		error = wh_cuda_enter(cuda, device, &scope);
 	if (error) {
@@ -89,7 +89,7 @@ struct wh_pin {
 	uint64_t length;
 };
 
-void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view)
+void wh_pin_leave(struct wh_device_mappings *views, struct wh_device_mapping *view)
 {
 	struct wh_pin *pin = view->pinned ? malloc(sizeof(*pin)) : NULL;
 
@@ -100,32 +100,33 @@ void wh_pin_leave(struct wh_views *views, struct wh_gpu_view *view)
 	atomic_store(&views->pins, pin);
 }
 
-static bool is_used(struct wh_views *views, const struct wh_pin *pin)
+static bool is_used(struct wh_device_mappings *views, const struct wh_pin *pin)
 {
 	uint64_t start = (uint64_t)(uintptr_t)pin->start, cursor = 0;
 	char name[WH_NAME_MAX];
-	struct wh_place place;
+	struct wh_region_entry place;
 
-	while (wh_places_next(&views->engine->regions, &cursor, &place, name)) {
+	while (wh_region_table_next(&views->engine->regions, &cursor, &place, name)) {
 		if (place.address < start + pin->length && start < place.address + place.length)
 			return true;
 	}
 	return false;
 }
 
-static void unpin(struct wh_views *views, void *start)
+static void unpin(struct wh_device_mappings *views, void *start)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	struct wh_cuda_device *device;
 	struct wh_cuda_scope scope;
 
-	if (wh_gpus_home(views->gpus, NULL, &device) || wh_cuda_enter(cuda, device, &scope))
+	if (wh_gpus_pinning_device(views->gpus, NULL, &device) ||
+	    wh_cuda_enter(cuda, device, &scope))
 		return;
 	cuda->cuMemHostUnregister(start);
 	wh_cuda_leave(&scope);
 }
 
-void wh_pins_release(struct wh_views *views)
+void wh_pins_release(struct wh_device_mappings *views)
 {
 	struct wh_pin *pin = atomic_load(&views->pins), *kept = NULL, *next;
 
@@ -142,7 +143,7 @@ void wh_pins_release(struct wh_views *views)
 	atomic_store(&views->pins, kept);
 }
 
-static void view_host(struct wh_views *views, struct wh_gpu_view *view,
+static void view_host(struct wh_device_mappings *views, struct wh_device_mapping *view,
 		      const struct wh_region *region)
 {
 	const struct wh_segment *segment = &region->registration->segments[0];
@@ -183,7 +184,7 @@ static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *reg
 	return all;
 }
 
-static void view_gpu(struct wh_views *views, struct wh_gpu_view *view,
+static void view_gpu(struct wh_device_mappings *views, struct wh_device_mapping *view,
 		     const struct wh_region *region)
 {
 	const struct wh_registration *registration = region->registration;
@@ -191,7 +192,7 @@ static void view_gpu(struct wh_views *views, struct wh_gpu_view *view,
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 
 	view->device = registration->device;
-	wh_gpus_home(views->gpus, view->device, NULL);
+	wh_gpus_pinning_device(views->gpus, view->device, NULL);
 	view->address = region->place.address;
 	if (region->place.kind == WH_MEMORY_MANAGED) {
 		view->managed = true;
@@ -207,10 +208,10 @@ static void view_gpu(struct wh_views *views, struct wh_gpu_view *view,
 	atomic_store(&view->reached, first->vmm ? admitted(cuda, registration) : bit(view->device));
 }
 
-int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gpu_view **out,
-		  char why[WH_REFUSAL])
+int wh_device_mapping_local(struct wh_device_mappings *views, struct wh_region *region,
+			    struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
-	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
 	int error = wh_registration_check(region->registration);
 
 	if (error)
@@ -240,9 +241,9 @@ int wh_view_local(struct wh_views *views, struct wh_region *region, struct wh_gp
  * ----------------------------------------------------------- */
 
 struct import {
-	struct wh_views *views;
+	struct wh_device_mappings *views;
 	struct wh_remote_region *region;
-	struct wh_gpu_view *view;
+	struct wh_device_mapping *view;
 	struct wh_cuda_device *device;
 	uint8_t type;
 	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
@@ -278,7 +279,7 @@ static int find_device(struct import *import, const uint8_t uuid[16], char why[W
 /* The segments follow each other, in the region and in the mappings, and are of one kind. */
 static int check_order(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
 {
-	const struct wh_place *place = &import->region->place;
+	const struct wh_region_entry *place = &import->region->place;
 	bool first = !e->index;
 	uint64_t at = first ? place->address : import->covered;
 
@@ -361,7 +362,7 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 }
 
 /* Let the device and all that reach it use a stretch of address space. */
-static int admit(struct wh_cuda *cuda, struct wh_gpu_view *view)
+static int admit(struct wh_cuda *cuda, struct wh_device_mapping *view)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];
 	uint64_t all = 0;
@@ -390,7 +391,7 @@ static int admit(struct wh_cuda *cuda, struct wh_gpu_view *view)
 static int map_segments(struct import *import)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
-	struct wh_gpu_view *view = import->view;
+	struct wh_device_mapping *view = import->view;
 	CUdeviceptr at;
 	int error;
 
@@ -423,7 +424,7 @@ static int import_region(struct import *import, struct wh_shm_peer *shm, char wh
 
 	import->view->device = import->device;
 	if (!error)
-		wh_gpus_home(import->views->gpus, import->device, NULL);
+		wh_gpus_pinning_device(import->views->gpus, import->device, NULL);
 	if (!error && import->type == WH_HANDLE_FD) {
 		error = wh_cuda_enter(cuda, import->device, &scope);
 		if (!error) {
@@ -455,10 +456,10 @@ static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
 	return 0;
 }
 
-static int make_remote(struct wh_views *views, struct wh_shm_peer *shm,
+static int make_remote(struct wh_device_mappings *views, struct wh_shm_peer *shm,
 		       struct wh_remote_region *region, char why[WH_REFUSAL])
 {
-	struct wh_gpu_view *view = view_new(why);
+	struct wh_device_mapping *view = view_new(why);
 	struct wh_shm_own own;
 	int error = -ENOMEM;
 
@@ -484,11 +485,11 @@ static int make_remote(struct wh_views *views, struct wh_shm_peer *shm,
 	return error;
 }
 
-static int view_remote(struct wh_views *views, struct wh_shm_peer *shm,
-		       struct wh_remote_region *region, struct wh_gpu_view **out,
+static int view_remote(struct wh_device_mappings *views, struct wh_shm_peer *shm,
+		       struct wh_remote_region *region, struct wh_device_mapping **out,
 		       char why[WH_REFUSAL])
 {
-	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
 	int error;
 
 	if (!view || !wh_shm_asked(shm, region)) {
@@ -512,14 +513,14 @@ static int view_remote(struct wh_views *views, struct wh_shm_peer *shm,
 	return 0;
 }
 
-int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_gpu_view **out,
-		   char why[WH_REFUSAL])
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+		   struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
 	struct wh_peer *peer = cuda->peer;
 
 	if (peer->self)
-		return wh_view_local(cuda->views, wh_container(place, struct wh_region, place), out,
-				     why);
+		return wh_device_mapping_local(
+			cuda->views, wh_container(place, struct wh_region, place), out, why);
 	/* It is opened after this transport, and for good. */
 	if (!peer->opened[WH_TRANSPORT_SHM]) {
 		snprintf(why, WH_REFUSAL,
@@ -549,7 +550,8 @@ static int keep_object(void *argument, const struct wh_exported *e, int *fd, cha
 	return 0;
 }
 
-int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_place *place, struct wh_cuda_objects *out)
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+		    struct wh_cuda_objects *out)
 {
 	struct wh_remote_region *region = wh_container(place, struct wh_remote_region, place);
 	char why[WH_REFUSAL];
@@ -578,7 +580,7 @@ static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
 	free(legacy);
 }
 
-void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
+void wh_view_free(struct wh_device_mappings *views, struct wh_device_mapping *view)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	struct wh_cuda_scope scope;
@@ -601,7 +603,7 @@ void wh_view_free(struct wh_views *views, struct wh_gpu_view *view)
 /* ---- paths -------------------------------------------------------------------------------------
  */
 
-static bool reaches(const struct wh_gpu_view *by, const struct wh_gpu_view *to)
+static bool reaches(const struct wh_device_mapping *by, const struct wh_device_mapping *to)
 {
 	if (!by->device || by->managed || to->managed)
 		return false;
@@ -613,10 +615,10 @@ static bool reaches(const struct wh_gpu_view *by, const struct wh_gpu_view *to)
 	return atomic_load_explicit(&to->reached, memory_order_acquire) & bit(by->device);
 }
 
-void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *remote, uint32_t op,
-		    struct wh_gpu_path *path)
+void wh_path_choose(const struct wh_device_mapping *local, const struct wh_device_mapping *remote,
+		    uint32_t op, struct wh_gpu_path *path)
 {
-	const struct wh_gpu_view *source = op == WH_WRITE ? local : remote, *by;
+	const struct wh_device_mapping *source = op == WH_WRITE ? local : remote, *by;
 
 	memset(path, 0, sizeof(*path));
 	/* Our own GPU first: the other one belongs to somebody else's work. */
@@ -638,7 +640,7 @@ void wh_path_choose(const struct wh_gpu_view *local, const struct wh_gpu_view *r
 
 /* Open a legacy handle for the device, if that has not been done; with access to the other device's
  * memory, where it is another one's. */
-static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
+static int open_legacy(struct wh_device_mappings *views, struct wh_device_mapping *view,
 		       struct wh_cuda_device *device)
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
@@ -673,7 +675,7 @@ static int open_legacy(struct wh_views *views, struct wh_gpu_view *view,
 	return 0;
 }
 
-uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view)
+uint64_t wh_device_mapping_own(struct wh_device_mappings *views, struct wh_device_mapping *view)
 {
 	int error = 0;
 
@@ -684,12 +686,12 @@ uint64_t wh_view_own(struct wh_views *views, struct wh_gpu_view *view)
 		error = open_legacy(views, view, view->device);
 		pthread_mutex_unlock(&views->lock);
 	}
-	return error ? 0 : wh_view_address(view, view->device);
+	return error ? 0 : wh_device_mapping_address(view, view->device);
 }
 
 /* Let the device that one side lies on reach the other side, where that can be switched on. */
-static void try_reach(struct wh_views *views, const struct wh_gpu_view *by, struct wh_gpu_view *to,
-		      char why[WH_REFUSAL])
+static void try_reach(struct wh_device_mappings *views, const struct wh_device_mapping *by,
+		      struct wh_device_mapping *to, char why[WH_REFUSAL])
 {
 	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
 	int error = 0;
@@ -713,8 +715,9 @@ static void try_reach(struct wh_views *views, const struct wh_gpu_view *by, stru
 		said(why, error);
 }
 
-bool wh_path_make(struct wh_views *views, struct wh_gpu_view *local, struct wh_gpu_view *remote,
-		  uint32_t op, struct wh_gpu_path *path, char why[WH_REFUSAL])
+bool wh_path_make(struct wh_device_mappings *views, struct wh_device_mapping *local,
+		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
+		  char why[WH_REFUSAL])
 {
 	pthread_mutex_lock(&views->lock);
 	if (local->managed || remote->managed)

@@ -24,7 +24,7 @@ struct sides {
 	uint64_t remote;
 };
 
-static struct sides sides_of(const struct wh_piece *piece, uint64_t index)
+static struct sides sides_of(const struct wh_fragment *piece, uint64_t index)
 {
 	if (piece->blocks)
 		return (struct sides){ piece->blocks->bases[index].local,
@@ -33,14 +33,15 @@ static struct sides sides_of(const struct wh_piece *piece, uint64_t index)
 			       piece->batch->items[index].remote };
 }
 
-static struct wh_places *places_of(const struct wh_cuda_op *op)
+static struct wh_region_table *places_of(const struct wh_cuda_op *op)
 {
 	struct wh_peer *peer = op->cuda->peer;
 
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static struct wh_gpu_view *remote_view(const struct wh_cuda_op *op, const struct wh_place *place)
+static struct wh_device_mapping *remote_view(const struct wh_cuda_op *op,
+					     const struct wh_region_entry *place)
 {
 	if (op->cuda->peer->self)
 		return atomic_load_explicit(&wh_container(place, struct wh_region, place)->view,
@@ -49,13 +50,14 @@ static struct wh_gpu_view *remote_view(const struct wh_cuda_op *op, const struct
 				    memory_order_acquire);
 }
 
-void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_view **local,
-		   struct wh_gpu_view **remote)
+void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
+		      struct wh_device_mapping **remote)
 {
 	struct sides sides = sides_of(op->piece, index);
 
 	*local = atomic_load_explicit(&sides.local->view, memory_order_acquire);
-	*remote = remote_view(op, wh_places_at(places_of(op), wh_places_index(sides.remote)));
+	*remote = remote_view(
+		op, wh_region_table_at(places_of(op), wh_region_table_index(sides.remote)));
 }
 
 /* ---- ending ------------------------------------------------------------------------------------
@@ -63,15 +65,15 @@ void wh_cuda_views(const struct wh_cuda_op *op, uint64_t index, struct wh_gpu_vi
 
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text)
 {
-	struct wh_piece *piece = part->op->piece;
+	struct wh_fragment *piece = part->op->piece;
 	int none = 0;
 
 	if (!atomic_compare_exchange_strong(&part->error, &none, error))
 		return;
 	for (uint64_t i = part->first; i < part->end && !piece->blocks; i++)
-		wh_piece_fail(piece, i, error, "%s", text);
+		wh_fragment_fail(piece, i, error, "%s", text);
 	if (piece->blocks)
-		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s", text);
 }
 
 static void op_free(struct wh_cuda_op *op)
@@ -79,11 +81,11 @@ static void op_free(struct wh_cuda_op *op)
 	struct wh_cuda_part *part, *next;
 
 	for (size_t i = 0; i < op->place_count; i++)
-		wh_place_leave(op->places[i]);
+		wh_region_entry_leave(op->places[i]);
 	for (part = op->parts; part; part = next) {
 		next = part->next;
 		if (part->loses)
-			wh_kept_free(part->keeps);
+			wh_cached_lists_free(part->keeps);
 		free(part);
 	}
 	free(op->places);
@@ -101,7 +103,7 @@ bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 }
 
 /* A copy into mapped memory of a process that has ended succeeds as well as any other. */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece)
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
 {
 	char text[WH_TEXT_MAX];
 	int lost;
@@ -116,18 +118,18 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 		snprintf(text, sizeof(text), "%s has ended", cuda->peer->welcome.name);
 	}
 	if (lost)
-		wh_piece_fail(piece, UINT64_MAX, lost, "%s", text);
+		wh_fragment_fail(piece, UINT64_MAX, lost, "%s", text);
 }
 
 static void let_go(struct wh_cuda_op *op)
 {
-	struct wh_piece *piece = op->piece;
+	struct wh_fragment *piece = op->piece;
 
 	if (atomic_fetch_sub_explicit(&op->left, 1, memory_order_acq_rel) != 1)
 		return;
 	wh_cuda_verify(op->cuda, piece);
 	op_free(op);
-	wh_piece_done(piece);
+	wh_fragment_done(piece);
 }
 
 void wh_cuda_part_done(struct wh_cuda_part *part)
@@ -138,7 +140,7 @@ void wh_cuda_part_done(struct wh_cuda_part *part)
 /* ---- putting a part on its lane
  * ------------------------------------------------------------------ */
 
-static void make_pair(const struct wh_piece *piece, uint64_t from_local, uint64_t from_remote,
+static void make_pair(const struct wh_fragment *piece, uint64_t from_local, uint64_t from_remote,
 		      uint64_t length, struct wh_pair *pair)
 {
 	bool write = piece->op == WH_WRITE;
@@ -149,43 +151,45 @@ static void make_pair(const struct wh_piece *piece, uint64_t from_local, uint64_
 }
 
 /* Transfers; or blocks one by one, where copy engines are better. */
-static bool put_pairs(struct wh_cuda_part *part, struct wh_lane_turn *turn)
+static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
-	struct wh_gpu_view *local = NULL, *remote = NULL;
-	const struct wh_piece *piece = part->op->piece;
+	struct wh_device_mapping *local = NULL, *remote = NULL;
+	const struct wh_fragment *piece = part->op->piece;
 	struct wh_pair pairs[PAIRS];
 	uint64_t viewed = UINT64_MAX, n, put;
 	struct wh_cursor at;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
 	while (part->at.left) {
 		at = part->at;
-		for (n = 0; n < PAIRS && wh_piece_next(piece, &at, UINT64_MAX, &run); n++) {
+		for (n = 0; n < PAIRS && wh_fragment_next(piece, &at, UINT64_MAX, &run); n++) {
 			struct sides sides = sides_of(piece, run.index);
 
 			if (run.index != viewed)
-				wh_cuda_views(part->op, run.index, &local, &remote);
+				wh_cuda_mappings(part->op, run.index, &local, &remote);
 			viewed = run.index;
-			make_pair(piece, wh_gpu_view_at(local, sides.local, run.local),
-				  wh_view_address(remote, part->lane->gpu->device) + run.offset,
+			make_pair(piece, wh_device_mapping_at(local, sides.local, run.local),
+				  wh_device_mapping_address(remote, part->lane->gpu->device) +
+					  run.offset,
 				  run.length, &pairs[n]);
 		}
-		put = wh_lane_pairs(turn, pairs, n);
+		put = wh_gpu_stream_pairs(turn, pairs, n);
 		if (put == n) {
 			part->at = at;
 			continue;
 		}
 		while (put--)
-			wh_piece_next(piece, &part->at, UINT64_MAX, &run);
+			wh_fragment_next(piece, &part->at, UINT64_MAX, &run);
 		return false;
 	}
 	return true;
 }
 
 /* Bases [base, end), at most as many as a launch takes. */
-static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh_lane_blocks *out)
+static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
+			     struct wh_gpu_stream_blocks *out)
 {
-	const struct wh_piece *piece = part->op->piece;
+	const struct wh_fragment *piece = part->op->piece;
 	const struct wh_blocks *blocks = piece->blocks;
 	bool write = piece->op == WH_WRITE;
 	unsigned n = 0;
@@ -193,14 +197,14 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 	memset(out, 0, sizeof(*out));
 	out->bits = blocks->block_length | blocks->local_bits | blocks->remote_bits;
 	for (; base < part->end && n < WH_BLOCKS_INLINE; base++, n++) {
-		struct wh_gpu_view *local, *remote;
+		struct wh_device_mapping *local, *remote;
 		struct wh_pair pair;
 
-		wh_cuda_views(part->op, base, &local, &remote);
+		wh_cuda_mappings(part->op, base, &local, &remote);
 		make_pair(piece,
-			  wh_gpu_view_at(local, blocks->bases[base].local,
-					 blocks->bases[base].address),
-			  wh_view_address(remote, part->lane->gpu->device) +
+			  wh_device_mapping_at(local, blocks->bases[base].local,
+					       blocks->bases[base].address),
+			  wh_device_mapping_address(remote, part->lane->gpu->device) +
 				  blocks->bases[base].offset,
 			  0, &pair);
 		out->job.source_base[n] = pair.from;
@@ -218,42 +222,42 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base, struct wh
 
 /* A descriptor that is submitted again, by whatever batch, is going to be once more: its lists stay
  * on the GPU. */
-static void keep_lists(struct wh_cuda_part *part, struct wh_lane_turn *turn,
-		       struct wh_lane_blocks *work)
+static void keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn,
+		       struct wh_gpu_stream_blocks *work)
 {
 	struct wh_blocks *blocks = part->op->piece->blocks;
-	struct wh_kept *kept = atomic_load(&blocks->kept), *none = NULL;
+	struct wh_cached_lists *kept = atomic_load(&blocks->kept), *none = NULL;
 
 	if (kept) {
-		wh_kept_use(kept, part->lane, work);
+		wh_cached_lists_use(kept, part->lane, work);
 		return;
 	}
 	if (!atomic_exchange(&blocks->used, true))
 		return;
-	kept = wh_kept_make(turn, work->source_list, work->target_list, blocks->count);
+	kept = wh_cached_lists_make(turn, work->source_list, work->target_list, blocks->count);
 	if (!kept)
 		return;
 	part->keeps = kept;
-	wh_kept_use(kept, part->lane, work);
+	wh_cached_lists_use(kept, part->lane, work);
 	if (!atomic_compare_exchange_strong(&blocks->kept, &none, kept))
 		part->loses = true; /* somebody was faster: it goes when the part is done */
 }
 
-static bool put_blocks(struct wh_cuda_part *part, struct wh_lane_turn *turn)
+static bool put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_blocks *blocks = part->op->piece->blocks;
-	struct wh_lane_blocks work;
+	struct wh_gpu_stream_blocks work;
 	uint64_t put, wanted;
 	unsigned bases;
 
 	while (part->at.outer < part->end) {
 		bases = gather_bases(part, part->at.outer, &work);
 		if (part->keeps)
-			wh_kept_use(part->keeps, part->lane, &work);
+			wh_cached_lists_use(part->keeps, part->lane, &work);
 		else
 			keep_lists(part, turn, &work);
 		wanted = blocks->count - part->at.inner;
-		put = wh_lane_blocks(turn, &work, part->at.inner, wanted);
+		put = wh_gpu_stream_blocks(turn, &work, part->at.inner, wanted);
 		if (put < wanted) {
 			part->at.inner += put;
 			return false;
@@ -266,22 +270,22 @@ static bool put_blocks(struct wh_cuda_part *part, struct wh_lane_turn *turn)
 
 static void part_put(struct wh_cuda_part *part)
 {
-	struct wh_lane_turn turn;
+	struct wh_gpu_stream_turn turn;
 
-	wh_lane_begin(part->lane, &turn);
+	wh_gpu_stream_begin(part->lane, &turn);
 	if (part->kernel ? put_blocks(part, &turn) : put_pairs(part, &turn))
 		part->at.left = 0;
-	wh_lane_end(&turn, &part->job);
+	wh_gpu_stream_end(&turn, &part->job);
 }
 
-static void part_ended(struct wh_lane_job *job, int error, const char *text)
+static void part_ended(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct wh_cuda_part *part = wh_container(job, struct wh_cuda_part, job);
 
 	if (error)
 		wh_cuda_part_fail(part, error, text);
 	else if (part->keeps && !part->loses)
-		wh_kept_ready(part->keeps);
+		wh_cached_lists_ready(part->keeps);
 	if (!error && part->at.left && atomic_load(&part->op->piece->cancelled))
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	if (part->at.left && !atomic_load(&part->error))
@@ -294,20 +298,20 @@ static void part_ended(struct wh_lane_job *job, int error, const char *text)
  * ------------------------------------------------------------------ */
 
 /* Be in the place until the piece is done. */
-static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_place **out)
+static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **out)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 
 	if (op->place_count == op->place_room) {
 		size_t room = op->place_room ? 2 * op->place_room : 8;
-		struct wh_place **grown = realloc(op->places, room * sizeof(*grown));
+		struct wh_region_entry **grown = realloc(op->places, room * sizeof(*grown));
 
 		if (!grown)
 			return wh_fail(ENOMEM, "no memory");
 		op->places = grown;
 		op->place_room = room;
 	}
-	place = wh_place_enter(places_of(op), id);
+	place = wh_region_entry_enter(places_of(op), id);
 	if (!place)
 		return wh_fail(ESTALE, "region %#llx of the peer is gone", (unsigned long long)id);
 	op->places[op->place_count++] = place;
@@ -317,19 +321,19 @@ static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_place **out)
 
 /* By which lane goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
-static int find_lane(struct wh_cuda_op *op, uint64_t index, struct wh_lane **out)
+static int find_lane(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
 {
 	struct sides sides = sides_of(op->piece, index);
-	struct wh_views *views = op->cuda->views;
-	struct wh_gpu_view *local, *remote;
+	struct wh_device_mappings *views = op->cuda->views;
+	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
-	struct wh_place *place = NULL;
+	struct wh_region_entry *place = NULL;
 	int error = enter(op, sides.remote, &place);
 
 	if (error)
 		return error;
-	error = wh_view_local(views, sides.local, &local, why);
+	error = wh_device_mapping_local(views, sides.local, &local, why);
 	if (!error)
 		error = wh_cuda_remote(op->cuda, place, &remote, why);
 	if (error)
@@ -338,11 +342,12 @@ static int find_lane(struct wh_cuda_op *op, uint64_t index, struct wh_lane **out
 	*out = NULL;
 	if (!path.device)
 		return 0;
-	return wh_gpus_lane(views->gpus, path.device, path.context, path.way,
-			    op->piece->batch->priority == WH_PRIORITY_LATENCY, out);
+	return wh_gpus_stream(views->gpus, path.device, path.context, path.way,
+			      op->piece->batch->priority == WH_PRIORITY_LATENCY, out);
 }
 
-static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_lane *lane, uint64_t first)
+static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *lane,
+				     uint64_t first)
 {
 	struct wh_cuda_part *part = calloc(1, sizeof(*part));
 
@@ -360,7 +365,7 @@ static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_lane *lane
 /* The part's end is known: count its bytes, and choose how blocks go. */
 static void part_close(struct wh_cuda_part *part, uint64_t end)
 {
-	const struct wh_piece *piece = part->op->piece;
+	const struct wh_fragment *piece = part->op->piece;
 	const struct wh_blocks *blocks = piece->blocks;
 
 	part->end = end;
@@ -369,8 +374,8 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 		uint64_t count = blocks->count * (end - part->first);
 
 		part->at.left = count * blocks->block_length;
-		part->kernel = part->lane &&
-			       wh_lane_prefers_kernel(part->lane, count, blocks->block_length);
+		part->kernel = part->lane && wh_gpu_stream_prefers_kernel(part->lane, count,
+									  blocks->block_length);
 		return;
 	}
 	for (uint64_t i = part->first; i < end; i++)
@@ -380,9 +385,9 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 /* 0, or the error of transfer, or base, *index. */
 static int cut(struct wh_cuda_op *op, uint64_t *index)
 {
-	const struct wh_piece *piece = op->piece;
+	const struct wh_fragment *piece = op->piece;
 	struct wh_cuda_part *part = NULL;
-	struct wh_lane *lane = NULL;
+	struct wh_gpu_stream *lane = NULL;
 	struct sides last = { 0 };
 	int error;
 
@@ -410,7 +415,7 @@ static int cut(struct wh_cuda_op *op, uint64_t *index)
 	return 0;
 }
 
-void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
+void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
 {
 	struct wh_cuda_op *op = calloc(1, sizeof(*op));
 	struct wh_cuda_part *part, *next;
@@ -418,8 +423,8 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 	int error;
 
 	if (!op) {
-		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory");
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory");
+		wh_fragment_done(piece);
 		return;
 	}
 	op->cuda = cuda;
@@ -428,11 +433,11 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 	error = wh_cuda_lost(cuda) ? 0 : cut(op, &index);
 	if (error) {
 		/* Nothing has been started, so all of the piece fails. */
-		wh_piece_fail(piece, UINT64_MAX, error, "%s %llu: %s",
-			      piece->blocks ? "base" : "transfer", (unsigned long long)index,
-			      wh_error_text());
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s %llu: %s",
+				 piece->blocks ? "base" : "transfer", (unsigned long long)index,
+				 wh_error_text());
 	} else if (atomic_load(&piece->cancelled)) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 	} else if (!wh_cuda_lost(cuda)) { /* which let_go() says */
 		for (part = op->parts; part; part = next) {
 			next = part->next;

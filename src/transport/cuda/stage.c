@@ -17,8 +17,8 @@
 #define RUNS 256u /* of one slot */
 
 struct side {
-	const struct wh_gpu_view *view;
-	struct wh_lane *lane; /* NULL: the CPU */
+	const struct wh_device_mapping *view;
+	struct wh_gpu_stream *lane; /* NULL: the CPU */
 	uint64_t base; /* added to a run's own number for it: see run_at() */
 };
 
@@ -34,7 +34,7 @@ enum step { IDLE, INTO, OUT_OF };
 
 /* A slot on its way. */
 struct work {
-	struct wh_lane_job job;
+	struct wh_gpu_stream_job job;
 	struct wh_slot_wait wait;
 	struct stage *stage;
 	struct wh_slot *slot;
@@ -48,7 +48,8 @@ struct work {
  */
 
 /* Where the run is on that side, as the one who copies it calls it. */
-static uint64_t run_at(const struct stage *stage, const struct side *side, const struct wh_run *run)
+static uint64_t run_at(const struct stage *stage, const struct side *side,
+		       const struct wh_extent_pair *run)
 {
 	bool local = (side == &stage->source) == stage->write;
 
@@ -56,10 +57,11 @@ static uint64_t run_at(const struct stage *stage, const struct side *side, const
 }
 
 /* What is added to a run's local address, or to its offset in the remote region. */
-static uint64_t base_of(const struct wh_gpu_view *view, const struct wh_region *local)
+static uint64_t base_of(const struct wh_device_mapping *view, const struct wh_region *local)
 {
-	uint64_t first = view->host && !view->device ? (uint64_t)(uintptr_t)view->host :
-						       wh_view_address(view, view->device);
+	uint64_t first = view->host && !view->device ?
+				 (uint64_t)(uintptr_t)view->host :
+				 wh_device_mapping_address(view, view->device);
 
 	return local ? first - local->place.address : first;
 }
@@ -71,9 +73,9 @@ static uint64_t base_of(const struct wh_gpu_view *view, const struct wh_region *
 static bool take(struct work *work)
 {
 	struct wh_cuda_part *part = work->stage->part;
-	const struct wh_piece *piece = part->op->piece;
+	const struct wh_fragment *piece = part->op->piece;
 	uint64_t bytes = 0;
-	struct wh_run run;
+	struct wh_extent_pair run;
 	bool any;
 
 	pthread_mutex_lock(&work->stage->lock);
@@ -82,7 +84,7 @@ static bool take(struct work *work)
 	any = part->at.left && !atomic_load(&part->error);
 	work->start = part->at;
 	for (unsigned i = 0; any && i < RUNS && bytes < WH_SLOT && part->at.left; i++) {
-		wh_piece_next(piece, &part->at, WH_SLOT - bytes, &run);
+		wh_fragment_next(piece, &part->at, WH_SLOT - bytes, &run);
 		bytes += run.length;
 	}
 	pthread_mutex_unlock(&work->stage->lock);
@@ -94,11 +96,11 @@ static bool take(struct work *work)
 static void by_cpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
-	const struct wh_piece *piece = stage->part->op->piece;
+	const struct wh_fragment *piece = stage->part->op->piece;
 	char *slot = work->slot->host;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
-	while (wh_piece_next(piece, &work->at, work->at.left, &run)) {
+	while (wh_fragment_next(piece, &work->at, work->at.left, &run)) {
 		char *there = (char *)(uintptr_t)run_at(stage, side, &run);
 
 		if (side == &stage->source)
@@ -113,14 +115,14 @@ static void by_cpu(struct work *work, const struct side *side)
 static void by_gpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
-	const struct wh_piece *piece = stage->part->op->piece;
+	const struct wh_fragment *piece = stage->part->op->piece;
 	struct wh_pair pairs[RUNS];
 	uint64_t slot = work->slot->address + work->filled, put, n = 0;
 	struct wh_cursor at = work->at;
-	struct wh_lane_turn turn;
-	struct wh_run run;
+	struct wh_gpu_stream_turn turn;
+	struct wh_extent_pair run;
 
-	while (wh_piece_next(piece, &at, at.left, &run)) {
+	while (wh_fragment_next(piece, &at, at.left, &run)) {
 		uint64_t there = run_at(stage, side, &run);
 
 		pairs[n].from = side == &stage->source ? there : slot;
@@ -128,16 +130,17 @@ static void by_gpu(struct work *work, const struct side *side)
 		pairs[n++].length = run.length;
 		slot += run.length;
 	}
-	wh_lane_begin(side->lane, &turn);
+	wh_gpu_stream_begin(side->lane, &turn);
 	if (side->view->managed) {
 		for (put = 0; put < n; put++)
-			wh_lane_copy(&turn, pairs[put].to, pairs[put].from, pairs[put].length);
+			wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
+					   pairs[put].length);
 	} else {
-		put = wh_lane_pairs(&turn, pairs, n);
+		put = wh_gpu_stream_pairs(&turn, pairs, n);
 	}
-	while (put-- && wh_piece_next(piece, &work->at, work->at.left, &run))
+	while (put-- && wh_fragment_next(piece, &work->at, work->at.left, &run))
 		work->filled += run.length;
-	wh_lane_end(&turn, &work->job);
+	wh_gpu_stream_end(&turn, &work->job);
 }
 
 static void work_end(struct work *work)
@@ -191,7 +194,7 @@ static void work_on(struct work *work)
 	}
 }
 
-static void work_done(struct wh_lane_job *job, int error, const char *text)
+static void work_done(struct wh_gpu_stream_job *job, int error, const char *text)
 {
 	struct work *work = wh_container(job, struct work, job);
 
@@ -232,17 +235,17 @@ static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way
 {
 	if (side->view->host && !side->view->device)
 		return 0;
-	return wh_gpus_lane(gpus, side->view->device, side->view->context, way, urgent,
-			    &side->lane);
+	return wh_gpus_stream(gpus, side->view->device, side->view->context, way, urgent,
+			      &side->lane);
 }
 
 void wh_cuda_stage(struct wh_cuda_part *part)
 {
-	const struct wh_piece *piece = part->op->piece;
+	const struct wh_fragment *piece = part->op->piece;
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
 	struct wh_gpus *gpus = part->op->cuda->views->gpus;
 	struct stage *stage = calloc(1, sizeof(*stage));
-	struct wh_gpu_view *local, *remote;
+	struct wh_device_mapping *local, *remote;
 	const struct wh_region *region;
 	uint64_t slots;
 	int error;
@@ -252,7 +255,7 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		wh_cuda_part_done(part);
 		return;
 	}
-	wh_cuda_views(part->op, part->first, &local, &remote);
+	wh_cuda_mappings(part->op, part->first, &local, &remote);
 	region = piece->blocks ? piece->blocks->bases[part->first].local :
 				 piece->batch->items[part->first].local;
 	stage->part = part;
@@ -287,24 +290,24 @@ void wh_cuda_stage(struct wh_cuda_part *part)
  * ------------------------------------------------------------------------------- */
 
 /* The side's lane, for GPUs. False: the driver gives none. */
-static bool side_of(struct wh_gpus *gpus, const struct wh_gpu_view *view, enum wh_blocks_way way,
-		    struct side *out)
+static bool side_of(struct wh_gpus *gpus, const struct wh_device_mapping *view,
+		    enum wh_blocks_way way, struct side *out)
 {
 	*out = (struct side){ .view = view };
 	return !open_side(gpus, out, way, false);
 }
 
-void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_gpu_view *local,
-			   struct wh_gpu_view *remote, uint32_t op)
+void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
+			   struct wh_device_mapping *remote, uint32_t op)
 {
 	struct side source, target;
 
 	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) &&
 	    source.lane)
-		wh_lane_probe(source.lane, 0, 0);
+		wh_gpu_stream_probe(source.lane, 0, 0);
 	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) &&
 	    target.lane)
-		wh_lane_probe(target.lane, 0, 0);
+		wh_gpu_stream_probe(target.lane, 0, 0);
 }
 
 /* ns a byte of the CPU's copies into slots and out of them. */
@@ -335,12 +338,12 @@ static double time_of(const struct side *side, double count, uint64_t length, bo
 	if (!side->lane)
 		return by_memcpy() * count * (double)length;
 	*measured = *measured && atomic_load(&side->lane->cost)->measured;
-	wh_lane_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
+	wh_gpu_stream_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
 	return side->view->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
 }
 
-bool wh_cuda_stage_time(const struct wh_piece *piece, const struct wh_gpu_view *local,
-			const struct wh_gpu_view *remote, struct wh_gpus *gpus,
+bool wh_cuda_stage_time(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out)
 {
 	uint64_t length = piece->bytes / piece->transfers;

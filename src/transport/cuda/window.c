@@ -13,12 +13,12 @@
 #include "memory/memory.h"
 #include "transport/cuda/cuda.h"
 
-#define RUNS (WH_PANE_FEW / WH_PANE_RUN)
+#define RUNS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_RUN)
 
 /* One side of a run, its region entered. */
 struct end {
-	struct wh_place *place;
-	const struct wh_pane *pane; /* NULL: host memory */
+	struct wh_region_entry *place;
+	const struct wh_region_window *pane; /* NULL: host memory */
 	char *at; /* for the CPU */
 };
 
@@ -35,15 +35,15 @@ struct crossings {
 static void leave(struct crossings *crossings)
 {
 	while (crossings->count--) {
-		wh_place_leave(crossings->of[crossings->count].from.place);
-		wh_place_leave(crossings->of[crossings->count].to.place);
+		wh_region_entry_leave(crossings->of[crossings->count].from.place);
+		wh_region_entry_leave(crossings->of[crossings->count].to.place);
 	}
 }
 
 /* ---- where the CPU reaches both sides
  * ------------------------------------------------------------ */
 
-static uint64_t local_id(const struct wh_piece *piece, uint64_t index)
+static uint64_t local_id(const struct wh_fragment *piece, uint64_t index)
 {
 	return piece->blocks ? piece->blocks->bases[index].local_id :
 			       piece->batch->items[index].local_id;
@@ -57,17 +57,17 @@ static bool find_ours(struct end *end, uint64_t address, bool open)
 	end->at = (char *)(uintptr_t)address;
 	if (wh_kind_on_host(end->place->kind))
 		return true;
-	end->pane = open ? wh_pane_get(region) : wh_pane_peek(region);
+	end->pane = open ? wh_region_window_get(region) : wh_region_window_peek(region);
 	if (!end->pane || wh_registration_check(region->registration))
 		return false;
-	end->at = wh_pane_at(end->pane, address);
+	end->at = wh_region_window_at(end->pane, address);
 	return true;
 }
 
 int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
 		   uint64_t *offset)
 {
-	const char *order = engine->config.text[WH_KNOB_WINDOW];
+	const char *order = engine->config.text[WH_SETTING_WINDOW];
 	struct wh_view_object object;
 	struct wh_windows *windows;
 	int error;
@@ -87,7 +87,7 @@ int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, i
 /* Where CUDA's import is not enough for a window, its owner may help. */
 struct question {
 	struct wh_cuda_peer *cuda;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 };
 
 static int ask_owner(void *arg, struct wh_cuda_objects *out)
@@ -101,7 +101,7 @@ static int ask_owner(void *arg, struct wh_cuda_objects *out)
 static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
 	struct wh_remote_region *region = wh_container(end->place, struct wh_remote_region, place);
-	struct wh_gpu_view *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
 	struct question question = { cuda, end->place };
 	char why[WH_REFUSAL];
 	uint64_t address;
@@ -115,15 +115,15 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 		end->at = view->host + offset;
 		return true;
 	}
-	end->pane = wh_pane_peek_remote(region);
+	end->pane = wh_region_window_peek_remote(region);
 	if (!end->pane && open) {
-		address = wh_view_own(cuda->views, view);
+		address = wh_device_mapping_own(cuda->views, view);
 		if (address)
-			end->pane = wh_pane_get_remote(cuda->peer->engine, region, address,
-						       ask_owner, &question);
+			end->pane = wh_region_window_get_remote(cuda->peer->engine, region, address,
+								ask_owner, &question);
 	}
 	if (end->pane)
-		end->at = wh_pane_at(end->pane, end->place->address + offset);
+		end->at = wh_region_window_at(end->pane, end->place->address + offset);
 	return end->pane;
 }
 
@@ -134,24 +134,24 @@ static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 }
 
 /* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
-static bool enter(struct wh_cuda_peer *cuda, const struct wh_piece *piece, const struct wh_run *run,
-		  bool open, struct crossings *crossings)
+static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *piece,
+		  const struct wh_extent_pair *run, bool open, struct crossings *crossings)
 {
 	struct wh_peer *peer = cuda->peer;
-	struct end local = { .place = wh_place_enter(&peer->engine->regions,
-						     local_id(piece, run->index)) };
-	struct end remote = { .place = wh_place_enter(peer->self ? &peer->engine->regions :
-								   &peer->regions,
-						      run->remote) };
+	struct end local = { .place = wh_region_entry_enter(&peer->engine->regions,
+							    local_id(piece, run->index)) };
+	struct end remote = { .place = wh_region_entry_enter(peer->self ? &peer->engine->regions :
+									  &peer->regions,
+							     run->remote) };
 	bool write = piece->op == WH_WRITE;
 
 	if (!local.place || !remote.place ||
 	    !find_ours(&local, (uint64_t)(uintptr_t)run->local, open) ||
 	    !find_remote(cuda, &remote, run->offset, open)) {
 		if (local.place)
-			wh_place_leave(local.place);
+			wh_region_entry_leave(local.place);
 		if (remote.place)
-			wh_place_leave(remote.place);
+			wh_region_entry_leave(remote.place);
 		return false;
 	}
 	crossings->of[crossings->count++] = (struct crossing){ .from = write ? local : remote,
@@ -164,7 +164,7 @@ static bool enter(struct wh_cuda_peer *cuda, const struct wh_piece *piece, const
  * ----------------------------------------------------------------------------------- */
 
 /* ns a byte of loads, which are as quick as the copy engine at get_most. */
-static double read_byte(const struct wh_pane *pane)
+static double read_byte(const struct wh_region_window *pane)
 {
 	const struct wh_window_cost *cost = &pane->cost;
 
@@ -175,7 +175,7 @@ static double read_byte(const struct wh_pane *pane)
  */
 static uint64_t most_of(const struct crossing *crossing)
 {
-	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
+	const struct wh_region_window *from = crossing->from.pane, *to = crossing->to.pane;
 	double least;
 
 	if (!from && !to)
@@ -192,8 +192,8 @@ static uint64_t most_of(const struct crossing *crossing)
 
 static void add_time(const struct crossing *crossing, struct wh_cuda_time *total)
 {
-	const struct wh_pane *from = crossing->from.pane, *to = crossing->to.pane;
-	double bytes = (double)wh_pane_run(crossing->length);
+	const struct wh_region_window *from = crossing->from.pane, *to = crossing->to.pane;
+	double bytes = (double)wh_region_window_run(crossing->length);
 
 	if (from) {
 		total->ns += read_byte(from) * bytes;
@@ -207,27 +207,27 @@ static void add_time(const struct crossing *crossing, struct wh_cuda_time *total
 }
 
 /* True, with all runs entered, if all of the piece goes that way. */
-static bool decide(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
+static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
 		   struct crossings *crossings)
 {
 	const struct wh_engine *engine = cuda->peer->engine;
-	uint64_t sum = 0, most = WH_PANE_FEW, limit;
+	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW, limit;
 	struct wh_cursor at;
-	struct wh_run run;
+	struct wh_extent_pair run;
 	bool good = true;
 
 	crossings->count = 0;
-	if (piece->transfers > RUNS || piece->bytes > WH_PANE_FEW ||
-	    piece->bytes > (uint64_t)engine->config.number[WH_KNOB_INLINE])
+	if (piece->transfers > RUNS || piece->bytes > WH_REGION_WINDOW_FEW ||
+	    piece->bytes > (uint64_t)engine->config.number[WH_SETTING_INLINE])
 		return false;
-	wh_piece_start(piece, &at);
-	while (good && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+	wh_fragment_start(piece, &at);
+	while (good && wh_fragment_next(piece, &at, UINT64_MAX, &run)) {
 		good = enter(cuda, piece, &run, open, crossings);
 		if (!good)
 			break;
 		limit = most_of(&crossings->of[crossings->count - 1]);
 		most = limit < most ? limit : most;
-		sum += wh_pane_run(run.length);
+		sum += wh_region_window_run(run.length);
 		good = sum <= most;
 	}
 	if (!good)
@@ -235,8 +235,8 @@ static bool decide(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool
 	return good;
 }
 
-bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, bool open,
-		      const char **backend, struct wh_cuda_time *time)
+bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
+			  const char **backend, struct wh_cuda_time *time)
 {
 	struct crossings crossings;
 	const struct crossing *first = &crossings.of[0];
@@ -258,21 +258,21 @@ bool wh_cuda_few_told(struct wh_cuda_peer *cuda, const struct wh_piece *piece, b
 
 static void move(const struct crossing *c)
 {
-	char bytes[WH_PANE_FEW];
+	char bytes[WH_REGION_WINDOW_FEW];
 
 	if (!c->from.pane) {
-		wh_pane_put(c->to.pane, c->to.at, c->from.at, c->length);
+		wh_region_window_put(c->to.pane, c->to.at, c->from.at, c->length);
 	} else if (!c->to.pane) {
-		wh_pane_read(c->from.pane, c->to.at, c->from.at, c->length);
+		wh_region_window_read(c->from.pane, c->to.at, c->from.at, c->length);
 	} else {
-		wh_pane_read(c->from.pane, bytes, c->from.at, c->length);
-		wh_pane_put(c->to.pane, c->to.at, bytes, c->length);
+		wh_region_window_read(c->from.pane, bytes, c->from.at, c->length);
+		wh_region_window_put(c->to.pane, c->to.at, bytes, c->length);
 	}
 }
 
-bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece)
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
 {
-	struct wh_pane_flushed flushed = { 0 };
+	struct wh_region_window_flushed flushed = { 0 };
 	struct crossings crossings;
 
 	if (atomic_load(&piece->cancelled) || wh_cuda_lost(cuda) ||
@@ -280,13 +280,13 @@ bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_piece *piece)
 		return false;
 	for (unsigned i = 0; i < crossings.count; i++)
 		move(&crossings.of[i]);
-	wh_pane_fence();
+	wh_region_window_fence();
 	for (unsigned i = 0; i < crossings.count; i++) {
 		if (crossings.of[i].to.pane)
-			wh_pane_flush_once(&flushed, crossings.of[i].to.pane);
+			wh_region_window_flush_once(&flushed, crossings.of[i].to.pane);
 	}
 	wh_cuda_verify(cuda, piece);
 	leave(&crossings);
-	wh_piece_done(piece);
+	wh_fragment_done(piece);
 	return true;
 }

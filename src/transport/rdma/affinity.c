@@ -10,18 +10,18 @@
 #include "topology/topology.h"
 #include "transport/rdma/rdma.h"
 
-void rdma_near_open(struct rdma *rdma)
+void rdma_affinity_open(struct rdma *rdma)
 {
 	const struct wh_tree live = { .root = "" };
 
-	if (rdma->nic_count < 2 || *rdma->engine->config.text[WH_KNOB_RDMA])
+	if (rdma->nic_count < 2 || *rdma->engine->config.text[WH_SETTING_RDMA])
 		return;
 	/* Without memory for it all are as good, too. */
 	if (wh_topology_read(&live, &rdma->topology))
 		rdma->topology = NULL;
 }
 
-void rdma_near_close(struct rdma *rdma)
+void rdma_affinity_close(struct rdma *rdma)
 {
 	wh_topology_free(rdma->topology);
 	rdma->topology = NULL;

@@ -19,17 +19,17 @@
 
 struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
 {
-	struct wh_place *place;
+	struct wh_region_entry *place;
 
 	if (!id) {
 		atomic_fetch_add(&rdma->desk.place.users, 1);
 		return &rdma->desk;
 	}
-	place = wh_place_enter(&rdma->peer->regions, id);
+	place = wh_region_entry_enter(&rdma->peer->regions, id);
 	return place ? wh_container(place, struct wh_remote_region, place) : NULL;
 }
 
-int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
+int rdma_bounce_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
 	if (rdma->desk.place.length)
 		return 0;
@@ -42,13 +42,13 @@ int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
 		return -EAGAIN;
 	rdma->desk_asked = true;
 	rdma->desk_error = 0;
-	if (!wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_DESK, 0, NULL, 0))
+	if (!wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0))
 		return -EAGAIN;
 	snprintf(why, WH_REFUSAL, "the peer is lost");
 	return -ECONNRESET;
 }
 
-void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked)
+void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *desked)
 {
 	pthread_mutex_lock(&rdma->lock);
 	rdma->desk_asked = false;
@@ -57,7 +57,7 @@ void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked)
 	snprintf(rdma->desk_why, sizeof(rdma->desk_why), "%.180s", desked->text);
 	if (!desked->error && !rdma->desk.place.length) {
 		rdma->desk.place.address = desked->address;
-		rdma->desk.place.length = (uint64_t)desked->slots * WH_RDMA_DESK_SLOT;
+		rdma->desk.place.length = (uint64_t)desked->slots * WH_RDMA_BOUNCE_SLOT;
 		rdma->desk_free = (1u << desked->slots) - 1;
 	}
 	pthread_cond_broadcast(&rdma->changed);
@@ -67,7 +67,7 @@ void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked)
 /* ---- loans
  * ----------------------------------------------------------------------------------------- */
 
-static void lend(struct rdma_peer *rdma, struct rdma_loan *loan, unsigned slot)
+static void lend(struct rdma_peer *rdma, struct rdma_lease *loan, unsigned slot)
 {
 	rdma->desk_free &= ~(1u << slot);
 	rdma->loans[slot] = loan;
@@ -76,7 +76,7 @@ static void lend(struct rdma_peer *rdma, struct rdma_loan *loan, unsigned slot)
 	loan->used = false;
 }
 
-bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan)
+bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *loan)
 {
 	loan->lost = !rdma->desk.place.length;
 	if (loan->lost)
@@ -89,9 +89,9 @@ bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan)
 	return true;
 }
 
-void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan)
+void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *loan)
 {
-	struct rdma_loan *next;
+	struct rdma_lease *next;
 
 	if (!loan->held || loan->lost)
 		return;
@@ -100,16 +100,16 @@ void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan)
 	rdma->desk_free |= 1u << loan->slot;
 	if (wh_list_empty(&rdma->desk_waits))
 		return;
-	next = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_loan, link);
+	next = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_lease, link);
 	lend(rdma, next, loan->slot);
 	next->have(next);
 }
 
-bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan)
+bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *loan)
 {
 	if (loan->lost || !loan->used || wh_list_empty(&rdma->desk_waits))
 		return false;
-	rdma_loan_give(rdma, loan);
+	rdma_lease_release(rdma, loan);
 	wh_list_append(&rdma->desk_waits, &loan->link);
 	return true;
 }
@@ -118,8 +118,8 @@ bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan)
  * ---------------------------------------------------------------------------------------- */
 
 /* Without the lock. */
-void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes,
-		    size_t length)
+void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *loan, const uint8_t *bytes,
+		     size_t length)
 {
 	bool sent;
 
@@ -139,9 +139,9 @@ void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_
 /* Without the lock; on loop 0. */
 int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
 {
-	struct rdma_loan *loan;
+	struct rdma_lease *loan;
 
-	if (copied->number >= WH_RDMA_DESK_SLOTS)
+	if (copied->number >= WH_RDMA_BOUNCE_SLOTS)
 		return -EPROTO;
 	pthread_mutex_lock(&rdma->lock);
 	loan = rdma->loans[copied->number];
@@ -156,13 +156,13 @@ int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
 }
 
 /* Without the lock; on loop 0, when nothing is on its way any more. */
-void rdma_desk_lost(struct rdma_peer *rdma)
+void rdma_bounce_lost(struct rdma_peer *rdma)
 {
-	struct rdma_loan *asked[WH_RDMA_DESK_SLOTS], *loan;
+	struct rdma_lease *asked[WH_RDMA_BOUNCE_SLOTS], *loan;
 	unsigned count = 0;
 
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < WH_RDMA_DESK_SLOTS; i++) {
+	for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++) {
 		loan = rdma->loans[i];
 		rdma->loans[i] = NULL;
 		if (!loan)
@@ -173,7 +173,7 @@ void rdma_desk_lost(struct rdma_peer *rdma)
 		loan->asked = false;
 	}
 	while (!wh_list_empty(&rdma->desk_waits)) {
-		loan = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_loan, link);
+		loan = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_lease, link);
 		loan->lost = true;
 		loan->have(loan);
 	}

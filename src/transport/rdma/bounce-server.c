@@ -20,21 +20,21 @@
 
 #define DESKS 16u
 
-_Static_assert(WH_RDMA_DESK_SLOT == WH_SLOT, "a slot is what a staging moves at once");
+_Static_assert(WH_RDMA_BOUNCE_SLOT == WH_SLOT, "a slot is what a staging moves at once");
 
 /* What one slot is used for. */
 struct copy {
-	struct rdma_desk *desk;
+	struct rdma_bounce *desk;
 	struct rdma_job job; /* to start it: lanes may have to be made */
 	struct wh_task ended; /* on loop 0 */
 	struct wh_slot slot;
 	struct wh_staging staging;
 	bool busy, into;
-	struct wh_place *places[WH_RDMA_COPY_RUNS]; /* entered while it is */
+	struct wh_region_entry *places[WH_RDMA_COPY_RUNS]; /* entered while it is */
 	uint32_t place_count;
 };
 
-struct rdma_desk {
+struct rdma_bounce {
 	struct wh_list link; /* rdma.desks_free */
 	struct rdma *rdma;
 	uint64_t session; /* 0: it has gone */
@@ -45,21 +45,21 @@ struct rdma_desk {
 	struct rdma_job job; /* to get its memory, or clear it */
 	struct wh_task ended; /* that, on loop 0 */
 	struct wh_region region;
-	struct copy copies[WH_RDMA_DESK_SLOTS];
+	struct copy copies[WH_RDMA_BOUNCE_SLOTS];
 };
 
-static struct wh_loop *home(const struct rdma_desk *desk)
+static struct wh_loop *home(const struct rdma_bounce *desk)
 {
 	return &desk->rdma->engine->loops[0];
 }
 
-static struct wh_session *session_of(const struct rdma_desk *desk)
+static struct wh_session *session_of(const struct rdma_bounce *desk)
 {
 	return desk->session ? wh_session_find(desk->rdma->engine, desk->session) : NULL;
 }
 
 /* The worker's affair, or, if it has too much to do, ours. */
-static void work(struct rdma_desk *desk, struct rdma_job *job)
+static void work(struct rdma_bounce *desk, struct rdma_job *job)
 {
 	desk->busy++;
 	if (!rdma_work(desk->rdma, job))
@@ -72,7 +72,7 @@ static void work(struct rdma_desk *desk, struct rdma_job *job)
 /* On the worker: the queue pairs of the session are gone already. */
 static void clear(struct rdma_job *job, bool stop)
 {
-	struct rdma_desk *desk = wh_container(job, struct rdma_desk, job);
+	struct rdma_bounce *desk = wh_container(job, struct rdma_bounce, job);
 
 	(void)stop;
 	rdma_region_closed(desk->rdma->engine, desk->rdma, &desk->region);
@@ -83,14 +83,14 @@ static void clear(struct rdma_job *job, bool stop)
 
 static void cleared(struct wh_task *task)
 {
-	struct rdma_desk *desk = wh_container(task, struct rdma_desk, ended);
+	struct rdma_bounce *desk = wh_container(task, struct rdma_bounce, ended);
 
 	desk->busy = 0;
 	wh_list_append(&desk->rdma->desks_free, &desk->link);
 	atomic_fetch_sub(&desk->rdma->desks_used, 1);
 }
 
-void rdma_desk_put(struct rdma_desk *desk)
+void rdma_bounce_put(struct rdma_bounce *desk)
 {
 	if (--desk->busy || desk->session)
 		return;
@@ -99,15 +99,15 @@ void rdma_desk_put(struct rdma_desk *desk)
 	work(desk, &desk->job);
 }
 
-void rdma_desk_close(struct rdma_desk *desk)
+void rdma_bounce_close(struct rdma_bounce *desk)
 {
 	desk->busy++;
 	desk->session = 0;
 	desk->open = false;
-	rdma_desk_put(desk);
+	rdma_bounce_put(desk);
 }
 
-void rdma_desks_close(struct rdma *rdma)
+void rdma_bounces_close(struct rdma *rdma)
 {
 	struct timespec pause = { 0, WH_MS / 4 };
 
@@ -115,10 +115,10 @@ void rdma_desks_close(struct rdma *rdma)
 	while (atomic_load(&rdma->desks_used))
 		nanosleep(&pause, NULL);
 	while (!wh_list_empty(&rdma->desks_free)) {
-		struct rdma_desk *desk =
-			wh_container(wh_list_take(&rdma->desks_free), struct rdma_desk, link);
+		struct rdma_bounce *desk =
+			wh_container(wh_list_take(&rdma->desks_free), struct rdma_bounce, link);
 
-		for (unsigned i = 0; i < WH_RDMA_DESK_SLOTS; i++)
+		for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++)
 			wh_staging_destroy(&desk->copies[i].staging);
 		free(desk);
 	}
@@ -127,39 +127,39 @@ void rdma_desks_close(struct rdma *rdma)
 /* ---- opening
  * --------------------------------------------------------------------------------------- */
 
-static int answer(struct wh_session *session, const struct rdma_desk *desk, int error,
+static int answer(struct wh_session *session, const struct rdma_bounce *desk, int error,
 		  const char *why)
 {
-	struct wh_rdma_desked desked = { .error = error, .slots = WH_RDMA_DESK_SLOTS };
-	uint8_t bytes[WH_RDMA_DESKED_MAX];
+	struct wh_rdma_bounce_opened desked = { .error = error, .slots = WH_RDMA_BOUNCE_SLOTS };
+	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
 
 	if (error)
 		snprintf(desked.text, sizeof(desked.text), "%s", why);
 	else
 		desked.address = desk->region.place.address;
-	return wh_control_send(&session->control, WH_FRAME_RDMA_DESKED, 0, bytes,
-			       wh_rdma_desked_encode(bytes, &desked));
+	return wh_control_send(&session->control, WH_FRAME_RDMA_BOUNCE_OPENED, 0, bytes,
+			       wh_rdma_bounce_opened_encode(bytes, &desked));
 }
 
 /* On the worker: pinning takes its time. */
 static void get_memory(struct rdma_job *job, bool stop)
 {
-	struct rdma_desk *desk = wh_container(job, struct rdma_desk, job);
-	struct wh_slot slots[WH_RDMA_DESK_SLOTS];
+	struct rdma_bounce *desk = wh_container(job, struct rdma_bounce, job);
+	struct wh_slot slots[WH_RDMA_BOUNCE_SLOTS];
 	int error = 0;
 
 	if (stop)
 		error = -ESHUTDOWN;
 	else if (!desk->region.place.length)
-		error = wh_slots_row(desk->rdma->engine->gpus, WH_RDMA_DESK_SLOTS, slots);
+		error = wh_slots_row(desk->rdma->engine->gpus, WH_RDMA_BOUNCE_SLOTS, slots);
 	desk->error = error;
 	if (error)
 		snprintf(desk->why, sizeof(desk->why), "pinned memory: %.160s", wh_error_text());
 	if (!error && !desk->region.place.length) {
-		for (unsigned i = 0; i < WH_RDMA_DESK_SLOTS; i++)
+		for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++)
 			desk->copies[i].slot = slots[i];
 		desk->region.place.address = (uintptr_t)slots[0].host;
-		desk->region.place.length = (uint64_t)WH_RDMA_DESK_SLOTS * WH_SLOT;
+		desk->region.place.length = (uint64_t)WH_RDMA_BOUNCE_SLOTS * WH_SLOT;
 		memset(slots[0].host, 0, desk->region.place.length);
 	}
 	wh_loop_post(home(desk), &desk->ended);
@@ -167,13 +167,13 @@ static void get_memory(struct rdma_job *job, bool stop)
 
 static void have_memory(struct wh_task *task)
 {
-	struct rdma_desk *desk = wh_container(task, struct rdma_desk, ended);
+	struct rdma_bounce *desk = wh_container(task, struct rdma_bounce, ended);
 	struct wh_session *session = session_of(desk);
 
 	desk->open = session && !desk->error;
 	if (session)
 		answer(session, desk, desk->error, desk->why);
-	rdma_desk_put(desk);
+	rdma_bounce_put(desk);
 }
 
 static void start(struct rdma_job *job, bool stop);
@@ -181,10 +181,10 @@ static void moved(struct wh_staging *staging, int error, const char *text);
 static void ended(struct wh_task *task);
 
 /* NULL: there are too many, or no memory. */
-static struct rdma_desk *desk_new(struct rdma *rdma)
+static struct rdma_bounce *desk_new(struct rdma *rdma)
 {
 	struct wh_list *link = wh_list_take(&rdma->desks_free);
-	struct rdma_desk *desk = link ? wh_container(link, struct rdma_desk, link) : NULL;
+	struct rdma_bounce *desk = link ? wh_container(link, struct rdma_bounce, link) : NULL;
 
 	if (!desk && atomic_load(&rdma->desks_used) < DESKS)
 		desk = calloc(1, sizeof(*desk));
@@ -195,7 +195,7 @@ static struct rdma_desk *desk_new(struct rdma *rdma)
 	desk->region.engine = rdma->engine;
 	desk->region.place.kind = WH_MEMORY_PINNED;
 	desk->region.place.access = WH_ACCESS_READ | WH_ACCESS_WRITE;
-	for (unsigned i = 0; i < WH_RDMA_DESK_SLOTS; i++) {
+	for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++) {
 		struct copy *copy = &desk->copies[i];
 
 		copy->desk = desk;
@@ -208,10 +208,10 @@ static struct rdma_desk *desk_new(struct rdma *rdma)
 	return desk;
 }
 
-int rdma_desk_frame(struct wh_session *session, struct rdma_desk **mine)
+int rdma_bounce_frame(struct wh_session *session, struct rdma_bounce **mine)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct rdma_desk *desk = *mine;
+	struct rdma_bounce *desk = *mine;
 
 	if (!session->engine->gpus)
 		return answer(session, NULL, -ENODEV, "it has no GPU");
@@ -231,17 +231,17 @@ int rdma_desk_frame(struct wh_session *session, struct rdma_desk **mine)
 	return 0;
 }
 
-bool rdma_desk_open(const struct rdma_desk *desk)
+bool rdma_bounce_open(const struct rdma_bounce *desk)
 {
 	return desk && desk->open;
 }
 
-void rdma_desk_get(struct rdma_desk *desk)
+void rdma_bounce_get(struct rdma_bounce *desk)
 {
 	desk->busy++;
 }
 
-struct wh_region *rdma_desk_region(struct rdma_desk *desk)
+struct wh_region *rdma_bounce_region(struct rdma_bounce *desk)
 {
 	return &desk->region;
 }
@@ -252,7 +252,7 @@ struct wh_region *rdma_desk_region(struct rdma_desk *desk)
 static void leave_places(struct copy *copy)
 {
 	while (copy->place_count)
-		wh_place_leave(copy->places[--copy->place_count]);
+		wh_region_entry_leave(copy->places[--copy->place_count]);
 }
 
 static int copied(struct wh_session *session, const struct copy *copy, int error, const char *why)
@@ -298,7 +298,7 @@ static void ended(struct wh_task *task)
 			      copy->staging.text);
 	if (session)
 		copied(session, copy, copy->staging.error, copy->staging.text);
-	rdma_desk_put(copy->desk);
+	rdma_bounce_put(copy->desk);
 }
 
 /* May it, and where is it? 0, -EPROTO: the peer knows that it may not be, or another negative errno
@@ -307,7 +307,8 @@ static int add_extent(struct wh_session *session, struct copy *copy, const struc
 		      uint32_t op, char why[WH_REFUSAL])
 {
 	uint8_t right = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE, access;
-	struct wh_place *place = wh_place_enter(&session->engine->regions, extent->region);
+	struct wh_region_entry *place =
+		wh_region_entry_enter(&session->engine->regions, extent->region);
 
 	if (!place) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
@@ -322,7 +323,7 @@ static int add_extent(struct wh_session *session, struct copy *copy, const struc
 			 session->hello.name);
 		return -EACCES;
 	}
-	if (!wh_place_holds(place, extent->offset, extent->length) ||
+	if (!wh_region_entry_holds(place, extent->offset, extent->length) ||
 	    extent->length > WH_SLOT - copy->staging.bytes)
 		return -EPROTO;
 	if (wh_staging_add(&copy->staging, wh_container(place, struct wh_region, place),
@@ -332,8 +333,8 @@ static int add_extent(struct wh_session *session, struct copy *copy, const struc
 	return -ENOMEM;
 }
 
-int rdma_desk_copy(struct wh_session *session, struct rdma_desk *desk, const uint8_t *payload,
-		   size_t length)
+int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *desk, const uint8_t *payload,
+		     size_t length)
 {
 	struct wh_extent_reader reader;
 	struct wh_rdma_copy wanted;
@@ -342,7 +343,7 @@ int rdma_desk_copy(struct wh_session *session, struct rdma_desk *desk, const uin
 	struct copy *copy;
 	int error = 0, more;
 
-	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_desk_open(desk) ||
+	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_bounce_open(desk) ||
 	    desk->copies[wanted.slot].busy)
 		return -EPROTO;
 	copy = &desk->copies[wanted.slot];

@@ -15,12 +15,12 @@
 #define BACKOFF_MOST (10 * WH_SECOND)
 #define MAKE_ROOM (5 * WH_MS) /* how often it is looked whether there is room for one more */
 
-static struct wh_loop *home(const struct rdma_line *line)
+static struct wh_loop *home(const struct rdma_endpoint *line)
 {
 	return &line->peer->peer->engine->loops[0];
 }
 
-static int64_t knob(const struct rdma_line *line, enum wh_knob knob)
+static int64_t knob(const struct rdma_endpoint *line, enum wh_setting knob)
 {
 	return line->peer->peer->engine->config.number[knob];
 }
@@ -37,7 +37,7 @@ uint32_t rdma_ready(const struct rdma_peer *rdma)
 bool rdma_pending(const struct rdma_peer *rdma)
 {
 	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (rdma_line_pending(rdma->lines[i]))
+		if (rdma_endpoint_pending(rdma->lines[i]))
 			return true;
 	return false;
 }
@@ -66,8 +66,8 @@ static void changed(struct rdma_peer *rdma, struct wh_list *done)
 	rdma_progress(rdma, done, &away);
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
-	rdma_pieces_done(done);
-	rdma_pieces_away(rdma, &away);
+	rdma_fragments_done(done);
+	rdma_fragments_in_flight(rdma, &away);
 }
 
 /* ---- taking down
@@ -77,7 +77,7 @@ static void changed(struct rdma_peer *rdma, struct wh_list *done)
  * When it returns no NIC of ours touches memory of ours any more by this line. */
 static void destroy(void *argument)
 {
-	struct rdma_line *line = argument;
+	struct rdma_endpoint *line = argument;
 	struct rdma_peer *rdma = line->peer;
 	const struct wh_verbs *verbs = rdma->rdma->verbs;
 
@@ -106,10 +106,10 @@ static void destroy(void *argument)
 		struct rdma_work *work = &line->ring->works[i % RDMA_DEPTH];
 
 		if (work->place)
-			wh_place_leave(work->place);
+			wh_region_entry_leave(work->place);
 		work->place = NULL;
 		if (work->letter)
-			rdma_mail_done(line, work);
+			rdma_notify_done(line, work);
 	}
 	line->ahead = 0;
 	line->unsignalled = 0;
@@ -121,14 +121,14 @@ static void destroy(void *argument)
 /* Both ends are gone. On loop 0. */
 static void finish(struct wh_task *task)
 {
-	struct rdma_line *line = wh_container(task, struct rdma_line, ended);
+	struct rdma_endpoint *line = wh_container(task, struct rdma_endpoint, ended);
 	struct rdma_peer *rdma = line->peer;
 	struct wh_list done;
 	char why[WH_REFUSAL];
 	bool news;
 
 	wh_list_init(&done);
-	rdma_mail_astray(line);
+	rdma_notify_undelivered(line);
 	pthread_mutex_lock(&rdma->lock);
 	/* A port without a cable is tried for ever. */
 	news = line->proved || !line->tries || !rdma_ready(rdma);
@@ -147,7 +147,7 @@ static void finish(struct wh_task *task)
 		rdma_want(rdma);
 	memcpy(why, line->why, sizeof(why));
 	changed(rdma, &done);
-	wh_notes_go_on(rdma->peer);
+	wh_notify_resume(rdma->peer);
 	if (!news)
 		return;
 	wh_engine_log(rdma->peer->engine, "rdma to %s: %s", rdma->peer->welcome.name, why);
@@ -157,7 +157,7 @@ static void finish(struct wh_task *task)
 /* The owner's queue pair is gone; or the peer is, which rdma_client_lost() is about to be told. */
 static void confirmed(struct wh_abort *abort, int error)
 {
-	struct rdma_line *line = wh_container(abort, struct rdma_line, abort);
+	struct rdma_endpoint *line = wh_container(abort, struct rdma_endpoint, abort);
 
 	if (!error)
 		wh_loop_post(home(line), &line->ended);
@@ -165,7 +165,7 @@ static void confirmed(struct wh_abort *abort, int error)
 
 static void take_down(struct wh_task *task)
 {
-	struct rdma_line *line = wh_container(task, struct rdma_line, broken);
+	struct rdma_endpoint *line = wh_container(task, struct rdma_endpoint, broken);
 	struct rdma_peer *rdma = line->peer;
 	bool told;
 
@@ -182,7 +182,7 @@ static void take_down(struct wh_task *task)
 		wh_loop_post(home(line), &line->ended);
 }
 
-void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
+void rdma_break(struct rdma_endpoint *line, bool again, const char *format, ...)
 {
 	struct rdma_peer *rdma = line->peer;
 	va_list list;
@@ -193,9 +193,9 @@ void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
 	va_start(list, format);
 	vsnprintf(line->why, sizeof(line->why), format, list);
 	va_end(list);
-	if (rdma_line_busy(line))
+	if (rdma_endpoint_busy(line))
 		memcpy(line->broke, line->why, sizeof(line->broke));
-	if (!again || rdma_line_busy(line)) /* not what is given back */
+	if (!again || rdma_endpoint_busy(line)) /* not what is given back */
 		memcpy(rdma->why, line->why, sizeof(rdma->why));
 	line->again = again;
 	line->state = RDMA_BREAKING;
@@ -214,7 +214,7 @@ static void drop_ring(struct rdma_ring *ring)
 }
 
 /* Without the lock. */
-static void stop(struct rdma_line *line)
+static void stop(struct rdma_endpoint *line)
 {
 	wh_loop_cancel(home(line), &line->wanted);
 	wh_timer_clear(&line->timer);
@@ -257,14 +257,14 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text)
 		stop(rdma->lines[i]);
 	pthread_mutex_lock(&rdma->lock);
 	collect(rdma, &all);
-	rdma_mail_lost(rdma);
+	rdma_notify_lost(rdma);
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
 	while ((link = wh_list_take(&all))) {
-		struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+		struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
 
-		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s", text);
+		wh_fragment_done(piece);
 	}
 }
 
@@ -282,7 +282,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 
 	wh_list_init(&none);
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_line *line = rdma->lines[i];
+		struct rdma_endpoint *line = rdma->lines[i];
 
 		stop(line);
 		pthread_mutex_lock(&rdma->peer->lock);
@@ -291,7 +291,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 		wh_loop_cancel(home(line), &line->ended);
 	}
 	collect(rdma, &none);
-	rdma_mail_close(rdma);
+	rdma_notify_close(rdma);
 	while (rdma->line_count)
 		free(rdma->lines[--rdma->line_count]);
 }
@@ -299,7 +299,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 /* ---- ports
  * --------------------------------------------------------------------------------------- */
 
-static bool goes_by(const struct rdma_line *line, const struct rdma_nic *nic, uint8_t port)
+static bool goes_by(const struct rdma_endpoint *line, const struct rdma_nic *nic, uint8_t port)
 {
 	return line->rail->nic == nic && (!port || line->rail->port == port);
 }
@@ -338,7 +338,7 @@ void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port)
 /* The channel has an event. */
 static void ready(struct wh_source *source, uint32_t events)
 {
-	struct rdma_line *line = wh_container(source, struct rdma_line, source);
+	struct rdma_endpoint *line = wh_container(source, struct rdma_endpoint, source);
 	struct rdma_peer *rdma = line->peer;
 	struct wh_list done, away;
 	struct ibv_cq *cq;
@@ -355,11 +355,11 @@ static void ready(struct wh_source *source, uint32_t events)
 	}
 	rdma_progress(rdma, &done, &away);
 	pthread_mutex_unlock(&rdma->lock);
-	rdma_pieces_done(&done);
-	rdma_pieces_away(rdma, &away);
+	rdma_fragments_done(&done);
+	rdma_fragments_in_flight(rdma, &away);
 }
 
-static int make(struct rdma_line *line, char why[WH_REFUSAL])
+static int make(struct rdma_endpoint *line, char why[WH_REFUSAL])
 {
 	struct rdma *all = line->peer->rdma;
 	const struct wh_verbs *verbs = all->verbs;
@@ -408,7 +408,7 @@ static int make(struct rdma_line *line, char why[WH_REFUSAL])
  * being given back, so that there soon is room. Without any lock. */
 static bool give_back_one(struct rdma *rdma)
 {
-	struct rdma_line *oldest = NULL;
+	struct rdma_endpoint *oldest = NULL;
 	int64_t since = INT64_MAX;
 	bool going = false;
 
@@ -417,10 +417,10 @@ static bool give_back_one(struct rdma *rdma)
 
 		pthread_mutex_lock(&peer->lock);
 		for (unsigned i = 0; i < peer->line_count; i++) {
-			struct rdma_line *line = peer->lines[i];
+			struct rdma_endpoint *line = peer->lines[i];
 
 			going |= line->state == RDMA_BREAKING;
-			if (line->state != RDMA_READY || rdma_line_busy(line) || peer->queued ||
+			if (line->state != RDMA_READY || rdma_endpoint_busy(line) || peer->queued ||
 			    line->since >= since)
 				continue;
 			oldest = line;
@@ -431,7 +431,7 @@ static bool give_back_one(struct rdma *rdma)
 	if (going || !oldest)
 		return going;
 	pthread_mutex_lock(&oldest->peer->lock);
-	if (oldest->state == RDMA_READY && !rdma_line_busy(oldest))
+	if (oldest->state == RDMA_READY && !rdma_endpoint_busy(oldest))
 		rdma_break(oldest, true, "%s is given back: another one is needed more",
 			   oldest->way);
 	pthread_mutex_unlock(&oldest->peer->lock);
@@ -439,10 +439,10 @@ static bool give_back_one(struct rdma *rdma)
 }
 
 /* May one more be made? False: later, or not at all. Without the lock. */
-static bool has_room(struct rdma_line *line)
+static bool has_room(struct rdma_endpoint *line)
 {
 	struct rdma_peer *rdma = line->peer;
-	unsigned most = (unsigned)knob(line, WH_KNOB_RDMA_CONNECTIONS);
+	unsigned most = (unsigned)knob(line, WH_SETTING_RDMA_CONNECTIONS);
 	struct wh_list done;
 	bool going;
 
@@ -473,7 +473,7 @@ static bool has_room(struct rdma_line *line)
 
 static void connect_now(struct wh_task *task)
 {
-	struct rdma_line *line = wh_container(task, struct rdma_line, wanted);
+	struct rdma_endpoint *line = wh_container(task, struct rdma_endpoint, wanted);
 	struct rdma_peer *rdma = line->peer;
 	uint8_t bytes[WH_RDMA_CONNECT_MAX];
 	struct wh_rdma_connect wanted;
@@ -506,13 +506,14 @@ static void connect_now(struct wh_task *task)
 					   .index = (uint16_t)line->index,
 					   .turn = (uint16_t)line->tries,
 					   .end = line->mine };
-	wh_timer_set(home(line), &line->timer, wh_now() + knob(line, WH_KNOB_TIMEOUT) * WH_MS / 4);
+	wh_timer_set(home(line), &line->timer,
+		     wh_now() + knob(line, WH_SETTING_TIMEOUT) * WH_MS / 4);
 	pthread_mutex_unlock(&rdma->lock);
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_CONNECT, 0, bytes,
 			wh_rdma_connect_encode(bytes, &wanted));
 }
 
-void rdma_line_want(struct rdma_line *line)
+void rdma_endpoint_want(struct rdma_endpoint *line)
 {
 	if (line->state != RDMA_IDLE)
 		return;
@@ -523,10 +524,10 @@ void rdma_line_want(struct rdma_line *line)
 void rdma_want(struct rdma_peer *rdma)
 {
 	for (unsigned i = 0; i < rdma->line_count; i++)
-		rdma_line_want(rdma->lines[i]);
+		rdma_endpoint_want(rdma->lines[i]);
 }
 
-static struct rdma_line *by_number(const struct rdma_peer *rdma, uint32_t number)
+static struct rdma_endpoint *by_number(const struct rdma_peer *rdma, uint32_t number)
 {
 	for (unsigned i = 0; i < rdma->line_count; i++)
 		if (rdma->lines[i]->state == RDMA_CONNECTING && rdma->lines[i]->number == number)
@@ -537,7 +538,7 @@ static struct rdma_line *by_number(const struct rdma_peer *rdma, uint32_t number
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer)
 {
 	char why[WH_REFUSAL];
-	struct rdma_line *line;
+	struct rdma_endpoint *line;
 
 	pthread_mutex_lock(&rdma->lock);
 	line = by_number(rdma, answer->number);
@@ -571,10 +572,10 @@ void rdma_spare(struct rdma_peer *rdma, uint32_t number)
 {
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_line *line = rdma->lines[i];
+		struct rdma_endpoint *line = rdma->lines[i];
 
-		if (line->state == RDMA_READY && line->number == number && !rdma_line_busy(line) &&
-		    !rdma->queued)
+		if (line->state == RDMA_READY && line->number == number &&
+		    !rdma_endpoint_busy(line) && !rdma->queued)
 			rdma_break(line, true, "%s is given back: %.60s needs it for others",
 				   line->way, rdma->peer->welcome.name);
 	}
@@ -587,9 +588,9 @@ void rdma_spare(struct rdma_peer *rdma, uint32_t number)
 /* Verbs may stay silent for ever, as when our own cable is pulled while something is on its way. */
 static void look(struct wh_timer *timer)
 {
-	struct rdma_line *line = wh_container(timer, struct rdma_line, timer);
-	int64_t now = wh_now(), timeout = knob(line, WH_KNOB_TIMEOUT) * WH_MS;
-	int64_t idle = knob(line, WH_KNOB_IDLE) * WH_MS, next = timeout / 4;
+	struct rdma_endpoint *line = wh_container(timer, struct rdma_endpoint, timer);
+	int64_t now = wh_now(), timeout = knob(line, WH_SETTING_TIMEOUT) * WH_MS;
+	int64_t idle = knob(line, WH_SETTING_IDLE) * WH_MS, next = timeout / 4;
 	struct rdma_peer *rdma = line->peer;
 	bool late;
 
@@ -597,20 +598,21 @@ static void look(struct wh_timer *timer)
 	late = now - line->since > timeout;
 	if (line->state == RDMA_FAILED) {
 		line->state = RDMA_IDLE;
-		rdma_line_want(line);
+		rdma_endpoint_want(line);
 	} else if (line->state == RDMA_WANTED) {
 		wh_loop_post(home(line), &line->wanted);
 	} else if (line->state == RDMA_CONNECTING && late) {
 		rdma_break(line, false, "%.63s has not answered for %lld ms",
 			   rdma->peer->welcome.name, (long long)(timeout / WH_MS));
 	} else if ((line->state == RDMA_PROBING || line->state == RDMA_READY) && late &&
-		   rdma_line_busy(line)) {
+		   rdma_endpoint_busy(line)) {
 		rdma_break(line, false,
 			   "from %s to %s nothing has completed for %lld ms: is the MTU of all "
 			   "switches "
 			   "as large, and no cable out?",
 			   line->mine.name, line->theirs.name, (long long)(timeout / WH_MS));
-	} else if (line->state == RDMA_READY && !rdma_line_busy(line) && now - line->since > idle) {
+	} else if (line->state == RDMA_READY && !rdma_endpoint_busy(line) &&
+		   now - line->since > idle) {
 		rdma_break(line, true, "%s is given back: not used for %lld s", line->way,
 			   (long long)(idle / WH_SECOND));
 	}
@@ -624,8 +626,8 @@ int rdma_client_open(struct rdma_peer *rdma)
 {
 	struct rdma *all = rdma->rdma;
 
-	for (unsigned i = 0; i < all->rail_count && i < RDMA_LINES; i++) {
-		struct rdma_line *line = calloc(1, sizeof(*line));
+	for (unsigned i = 0; i < all->rail_count && i < RDMA_ENDPOINTS; i++) {
+		struct rdma_endpoint *line = calloc(1, sizeof(*line));
 
 		if (!line)
 			return -ENOMEM;

@@ -10,7 +10,7 @@
 
 #define POLL_AT_ONCE 16
 
-void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
+void rdma_ended(struct rdma_peer *rdma, struct wh_fragment *piece, uint64_t length,
 		struct wh_list *done)
 {
 	if (atomic_fetch_sub(&piece->left, length) != length)
@@ -29,7 +29,7 @@ struct chain {
 	struct ibv_sge segments[RDMA_CHAIN][RDMA_GATHER];
 };
 
-const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index,
+const struct wh_region *rdma_local_of(const struct wh_fragment *piece, uint64_t index,
 				      uint64_t *remote)
 {
 	if (piece->blocks) {
@@ -47,7 +47,7 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 /* Put a run of ours behind what the request has. False: it does not fit. */
 static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key,
-		   const struct wh_run *run)
+		   const struct wh_extent_pair *run)
 {
 	uint64_t address = (uint64_t)(uintptr_t)run->local;
 	struct ibv_sge *last = request->sg_list + request->num_sge - 1;
@@ -64,11 +64,11 @@ static bool gather(struct ibv_send_wr *request, uint32_t most, uint32_t key,
 }
 
 /* Put *run, up to `most` bytes of it, into a request. False: there is no room, or no key. */
-static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint64_t most,
-		struct wh_run *run, struct ibv_send_wr *request, bool *by_cpu)
+static bool put(const struct rdma_endpoint *line, const struct wh_fragment *piece, uint64_t most,
+		struct wh_extent_pair *run, struct ibv_send_wr *request, bool *by_cpu)
 {
 	const struct rdma_memory *memory;
-	const struct rdma_stretch *stretch;
+	const struct rdma_chunk *stretch;
 	const struct wh_region *local;
 	uint64_t into, remote;
 
@@ -77,7 +77,7 @@ static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint
 	if (!memory)
 		return false;
 	into = (uint64_t)(run->local - (char *)(uintptr_t)local->place.address);
-	stretch = rdma_stretch_at(memory->mrs->stretches, memory->mrs->count, into);
+	stretch = rdma_chunk_at(memory->mrs->stretches, memory->mrs->count, into);
 	run->length = least(run->length, least(most, stretch->end - into));
 	*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
 	return gather(request, line->here.nic->gather, stretch->key, run);
@@ -86,9 +86,9 @@ static bool put(const struct rdma_line *line, const struct wh_piece *piece, uint
 /* Fill a request with up to `most` bytes that lie in one run in the peer's region: *run, which goes
  * from `start` to *at, and what touches on it. How many there are; *at is behind them. *by_cpu: the
  * CPU can read all of them. */
-static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
+static uint64_t fill(const struct rdma_endpoint *line, const struct wh_fragment *piece,
 		     struct wh_cursor start, struct wh_cursor *at, uint64_t most,
-		     struct wh_run *run, struct ibv_send_wr *request, bool *by_cpu)
+		     struct wh_extent_pair *run, struct ibv_send_wr *request, bool *by_cpu)
 {
 	uint64_t length = 0, offset = run->offset, remote = run->remote;
 
@@ -100,12 +100,12 @@ static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
 		length += run->length;
 		if (run->length < whole) {
 			*at = start;
-			wh_piece_next(piece, at, run->length, run);
+			wh_fragment_next(piece, at, run->length, run);
 		}
 		if (length == most || !at->left)
 			return length;
 		start = *at;
-		wh_piece_next(piece, at, most - length, run);
+		wh_fragment_next(piece, at, most - length, run);
 	}
 	*at = start;
 	return length;
@@ -113,30 +113,30 @@ static uint64_t fill(const struct rdma_line *line, const struct wh_piece *piece,
 
 /* The next work request of a piece, of up to `most` bytes from *at on. How many have been taken; if
  * their region has gone they have ended instead. */
-static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct wh_cursor *at,
+static uint64_t compose(struct rdma_endpoint *line, struct wh_fragment *piece, struct wh_cursor *at,
 			uint64_t most, struct chain *chain)
 {
 	struct ibv_send_wr *request = &chain->requests[chain->count];
 	struct rdma_work *work = &line->ring->works[line->ring->head % RDMA_DEPTH];
 	struct rdma_peer *rdma = line->peer;
-	const struct rdma_stretch *theirs;
+	const struct rdma_chunk *theirs;
 	const struct rdma_keys *keys;
 	struct wh_cursor start = *at;
 	struct wh_remote_region *region;
-	struct wh_run run = { 0 };
+	struct wh_extent_pair run = { 0 };
 	bool by_cpu = true;
 	uint64_t length;
 
-	wh_piece_next(piece, at, most, &run);
+	wh_fragment_next(piece, at, most, &run);
 	region = rdma_enter(rdma, run.remote);
 	if (!region) {
-		wh_piece_fail(piece, run.index, -ESTALE,
-			      "region %#llx of %s is no longer published",
-			      (unsigned long long)run.remote, rdma->peer->welcome.name);
+		wh_fragment_fail(piece, run.index, -ESTALE,
+				 "region %#llx of %s is no longer published",
+				 (unsigned long long)run.remote, rdma->peer->welcome.name);
 		return run.length;
 	}
 	keys = rdma_keys_of(region, line->nic);
-	theirs = rdma_stretch_at(keys->stretches, keys->count, run.offset);
+	theirs = rdma_chunk_at(keys->stretches, keys->count, run.offset);
 	most = least(most, theirs->end - run.offset);
 	/* What else is in one is for other operations. */
 	request->wr_id = line->ring->head;
@@ -162,7 +162,7 @@ static uint64_t compose(struct rdma_line *line, struct wh_piece *piece, struct w
 }
 
 /* Which requests of a chain ask for a completion: some, and the last. */
-static void signal_some(struct rdma_line *line, struct chain *chain)
+static void signal_some(struct rdma_endpoint *line, struct chain *chain)
 {
 	for (unsigned i = 0; i < chain->count; i++) {
 		struct ibv_send_wr *request = &chain->requests[i];
@@ -178,7 +178,7 @@ static void signal_some(struct rdma_line *line, struct chain *chain)
 	}
 }
 
-static void post(struct rdma_line *line, struct chain *chain)
+static void post(struct rdma_endpoint *line, struct chain *chain)
 {
 	struct ibv_send_wr *bad;
 	int error;
@@ -195,7 +195,7 @@ static void post(struct rdma_line *line, struct chain *chain)
 		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
 }
 
-void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool idle)
+void rdma_post_notification(struct rdma_endpoint *line, struct ibv_send_wr *request, bool idle)
 {
 	struct ibv_send_wr *bad;
 	int error;
@@ -218,7 +218,7 @@ void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool 
 		rdma_break(line, false, "%s: ibv_post_send: %s", line->mine.name, strerror(error));
 }
 
-void rdma_probe(struct rdma_line *line)
+void rdma_probe(struct rdma_endpoint *line)
 {
 	/* Of no bytes, which needs no key. */
 	struct chain chain = { .count = 1 };
@@ -234,28 +234,28 @@ void rdma_probe(struct rdma_line *line)
 }
 
 /* Its notification, if that was the last of it. */
-static void follow(struct rdma_line *line, const struct wh_piece *piece, struct chain *chain)
+static void follow(struct rdma_endpoint *line, const struct wh_fragment *piece, struct chain *chain)
 {
 	bool room = chain->count < RDMA_CHAIN;
 
-	if (rdma_mail_behind(line, piece, room ? &chain->requests[chain->count] : NULL,
-			     chain->segments[room ? chain->count : 0]))
+	if (rdma_notify_send_early(line, piece, room ? &chain->requests[chain->count] : NULL,
+				   chain->segments[room ? chain->count : 0]))
 		chain->count++;
 }
 
 /* The most that one request has. */
-static uint64_t most_of(const struct rdma_line *line)
+static uint64_t most_of(const struct rdma_endpoint *line)
 {
-	return least((uint64_t)line->peer->peer->engine->config.number[WH_KNOB_SLICE],
+	return least((uint64_t)line->peer->peer->engine->config.number[WH_SETTING_SLICE],
 		     line->here.message);
 }
 
 /* Compose requests for a line from what waits: about `grain` bytes, and all of what is small. */
-static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
+static void load(struct rdma_peer *rdma, struct rdma_endpoint *line, uint64_t grain,
 		 struct chain *chain, struct wh_list *done)
 {
 	uint64_t most = most_of(line);
-	struct wh_piece *piece, *small = NULL;
+	struct wh_fragment *piece, *small = NULL;
 	struct rdma_work *work;
 	uint64_t taken = 0;
 
@@ -282,7 +282,7 @@ static void load(struct rdma_peer *rdma, struct rdma_line *line, uint64_t grain,
 
 static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away)
 {
-	struct rdma_line *line;
+	struct rdma_endpoint *line;
 	struct chain chain;
 	uint64_t grain;
 
@@ -299,14 +299,14 @@ static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *a
 /* ---- completions
  * --------------------------------------------------------------------------------- */
 
-static void retire(struct rdma_line *line, struct wh_list *done)
+static void retire(struct rdma_endpoint *line, struct wh_list *done)
 {
 	struct rdma_work *work = &line->ring->works[line->ring->tail++ % RDMA_DEPTH];
 	struct rdma_peer *rdma = line->peer;
-	struct wh_piece *piece = work->piece;
+	struct wh_fragment *piece = work->piece;
 
 	if (work->letter) {
-		rdma_mail_done(line, work);
+		rdma_notify_done(line, work);
 		return;
 	}
 	if (!piece) { /* the probe: packets come through */
@@ -318,7 +318,7 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 		atomic_fetch_add(&rdma->peer->plan_version, 1);
 		return;
 	}
-	wh_place_leave(work->place);
+	wh_region_entry_leave(work->place);
 	line->ahead -= work->length;
 	line->marked += work->length;
 	rdma_carried(line, piece, work->length);
@@ -327,7 +327,7 @@ static void retire(struct rdma_line *line, struct wh_list *done)
 	rdma_ended(rdma, piece, work->length, done);
 }
 
-static void failed(struct rdma_line *line, const struct ibv_wc *wc)
+static void failed(struct rdma_endpoint *line, const struct ibv_wc *wc)
 {
 	struct rdma_work *work = &line->ring->works[wc->wr_id % RDMA_DEPTH];
 
@@ -337,20 +337,20 @@ static void failed(struct rdma_line *line, const struct ibv_wc *wc)
 		work->piece->owner = line;
 		rdma_break(line, true,
 			   "the peer's NIC refuses the key of region %#llx: it is being taken back",
-			   (unsigned long long)wh_place_id(work->place));
+			   (unsigned long long)wh_region_entry_id(work->place));
 		return;
 	}
 	rdma_break(line, false, "from %s to %s: %s (status %d, vendor %#x)", line->mine.name,
 		   line->theirs.name, wh_verbs_status(wc->status), wc->status, wc->vendor_err);
 }
 
-static bool carries(const struct rdma_line *line)
+static bool carries(const struct rdma_endpoint *line)
 {
 	return line->state == RDMA_PROBING || line->state == RDMA_READY;
 }
 
 /* True: there may be more. */
-static bool poll_line(struct rdma_line *line, struct wh_list *done)
+static bool poll_line(struct rdma_endpoint *line, struct wh_list *done)
 {
 	struct ibv_wc wcs[POLL_AT_ONCE];
 	int got = wh_verbs_poll(line->cq, POLL_AT_ONCE, wcs);
@@ -362,12 +362,12 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 			failed(line, &wcs[i]);
 			return false; /* all that follows is flushed */
 		}
-		while (rdma_line_busy(line) && line->ring->tail <= wcs[i].wr_id)
+		while (rdma_endpoint_busy(line) && line->ring->tail <= wcs[i].wr_id)
 			retire(line, done);
 	}
 	/* One that is idle now has been at work for a moment only, and nobody asks how fast it was.
 	 */
-	if (got > 0 && (rdma_line_busy(line) || line->marked >= RDMA_SPLIT)) {
+	if (got > 0 && (rdma_endpoint_busy(line) || line->marked >= RDMA_SPLIT)) {
 		line->since = wh_now();
 		rdma_measure(line, line->since);
 	}
@@ -376,10 +376,10 @@ static bool poll_line(struct rdma_line *line, struct wh_list *done)
 
 /* Somebody has to look at what nobody waits for. What completed before it was armed makes no event,
  * hence true: look again. */
-static bool arm(struct rdma_line *line)
+static bool arm(struct rdma_endpoint *line)
 {
 	if (line->state != RDMA_READY || !line->peer->unwatched || line->armed ||
-	    !rdma_line_busy(line))
+	    !rdma_endpoint_busy(line))
 		return false;
 	line->armed = !wh_verbs_arm(line->cq);
 	if (!line->armed)
@@ -394,7 +394,7 @@ void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list 
 	do {
 		more = false;
 		for (unsigned i = 0; i < rdma->line_count; i++)
-			if (carries(rdma->lines[i]) && rdma_line_busy(rdma->lines[i]))
+			if (carries(rdma->lines[i]) && rdma_endpoint_busy(rdma->lines[i]))
 				more |= poll_line(rdma->lines[i], done);
 		if (rdma->queued || rdma->sorted != rdma->version)
 			pump(rdma, done, away);
@@ -403,10 +403,10 @@ void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list 
 	} while (more);
 }
 
-bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+bool rdma_alone(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done,
 		struct wh_list *away)
 {
-	struct rdma_line *line = rdma_only(rdma, piece);
+	struct rdma_endpoint *line = rdma_only(rdma, piece);
 	struct chain chain;
 	uint64_t length;
 
@@ -428,17 +428,17 @@ bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *
 /* ---- without the lock
  * ------------------------------------------------------------------------------ */
 
-void rdma_pieces_done(struct wh_list *done)
+void rdma_fragments_done(struct wh_list *done)
 {
 	struct wh_list *link;
 
 	while ((link = wh_list_take(done)))
-		rdma_piece_moved(wh_container(link, struct wh_piece, link));
+		rdma_fragment_moved(wh_container(link, struct wh_fragment, link));
 }
 
 /* The lines that are left may be good for staging it. From its start: nothing of it is on its way.
  */
-static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
+static bool stage_instead(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	unsigned sides = 0;
 	bool again;
@@ -454,7 +454,7 @@ static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 	pthread_mutex_lock(&rdma->lock); /* for whoever cancels */
 	again = !atomic_load(&piece->cancelled);
 	if (again) {
-		wh_piece_start(piece, &piece->cursor);
+		wh_fragment_start(piece, &piece->cursor);
 		atomic_store(&piece->left, piece->bytes);
 	}
 	pthread_mutex_unlock(&rdma->lock);
@@ -463,7 +463,7 @@ static bool stage_instead(struct rdma_peer *rdma, struct wh_piece *piece)
 	return again;
 }
 
-void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
+void rdma_fragments_in_flight(struct rdma_peer *rdma, struct wh_list *away)
 {
 	char why[WH_REFUSAL];
 	struct wh_list *link;
@@ -476,12 +476,12 @@ void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away)
 	memcpy(why, rdma->why, sizeof(why));
 	pthread_mutex_unlock(&rdma->lock);
 	while ((link = wh_list_take(away))) {
-		struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+		struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
 
 		if (!stage_instead(rdma, piece))
-			wh_piece_reroute(piece, -EIO,
-					 broken || piece->owner ?
-						 why :
-						 "no NIC in use now reaches a region of it");
+			wh_fragment_reroute(piece, -EIO,
+					    broken || piece->owner ?
+						    why :
+						    "no NIC in use now reaches a region of it");
 	}
 }

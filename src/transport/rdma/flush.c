@@ -20,7 +20,7 @@
 /* A piece that is done when the owner has answered. */
 struct flush {
 	struct wh_list link; /* rdma_peer.flushes */
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	uint32_t first, last; /* numbers of what was asked */
 	uint32_t left;
 };
@@ -59,7 +59,7 @@ static bool needs_flush(const struct wh_region *region)
 	       rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
 }
 
-static void flush_ours(struct wh_piece *piece)
+static void flush_ours(struct wh_fragment *piece)
 {
 	const struct wh_cuda_device *before = NULL;
 	const struct wh_region *region, *last = NULL;
@@ -73,7 +73,7 @@ static void flush_ours(struct wh_piece *piece)
 		last = region;
 		before = region->registration->device;
 		if (rdma_flush(region)) {
-			wh_piece_fail(piece, UINT64_MAX, -EIO, "%s", wh_error_text());
+			wh_fragment_fail(piece, UINT64_MAX, -EIO, "%s", wh_error_text());
 			return;
 		}
 	}
@@ -85,7 +85,7 @@ static void flush_ours(struct wh_piece *piece)
 /* Does the owner have to flush this region? */
 static bool theirs(struct wh_peer *peer, uint64_t id)
 {
-	struct wh_place *place = wh_place_enter(&peer->regions, id);
+	struct wh_region_entry *place = wh_region_entry_enter(&peer->regions, id);
 	bool flush = false;
 
 	if (!place)
@@ -96,7 +96,7 @@ static bool theirs(struct wh_peer *peer, uint64_t id)
 		     memory_order_acquire);
 	     keys && !flush; keys = keys->next)
 		flush = !keys->error && keys->flush;
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return flush;
 }
 
@@ -109,7 +109,7 @@ static int ask(struct rdma_peer *rdma, uint32_t number, uint64_t id)
 }
 
 /* Ask for all regions of the piece. True: it is done when the answers have come. */
-static bool flush_theirs(struct rdma_peer *rdma, struct wh_piece *piece)
+static bool flush_theirs(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	struct flush *flush = NULL;
 	uint64_t id, last = 0;
@@ -138,7 +138,7 @@ static bool flush_theirs(struct rdma_peer *rdma, struct wh_piece *piece)
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (!sent) {
-		wh_piece_fail(
+		wh_fragment_fail(
 			piece, UINT64_MAX, flush ? -ECONNRESET : -ENOMEM,
 			"the owner could not be asked to flush what was written to its GPU: %s",
 			flush ? "the peer is lost" : "no memory");
@@ -147,7 +147,7 @@ static bool flush_theirs(struct rdma_peer *rdma, struct wh_piece *piece)
 	return sent && flush;
 }
 
-void rdma_piece_moved(struct wh_piece *piece)
+void rdma_fragment_moved(struct wh_fragment *piece)
 {
 	struct wh_peer *peer = piece->batch->peer;
 	struct rdma_peer *rdma = peer->transport[WH_TRANSPORT_RDMA];
@@ -161,12 +161,12 @@ void rdma_piece_moved(struct wh_piece *piece)
 			 flush_theirs(rdma, piece))
 			return;
 	}
-	wh_piece_done(piece);
+	wh_fragment_done(piece);
 }
 
 int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed)
 {
-	struct wh_piece *done = NULL;
+	struct wh_fragment *done = NULL;
 
 	pthread_mutex_lock(&rdma->lock);
 	for (struct wh_list *l = rdma->flushes.next; l != &rdma->flushes; l = l->next) {
@@ -175,9 +175,10 @@ int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed)
 		if (flushed->number - flush->first > flush->last - flush->first)
 			continue;
 		if (flushed->error)
-			wh_piece_fail(flush->piece, UINT64_MAX, flushed->error,
-				      "%.60s could not flush what was written to its GPU: %.160s",
-				      rdma->peer->welcome.name, flushed->text);
+			wh_fragment_fail(
+				flush->piece, UINT64_MAX, flushed->error,
+				"%.60s could not flush what was written to its GPU: %.160s",
+				rdma->peer->welcome.name, flushed->text);
 		if (!--flush->left) {
 			done = flush->piece;
 			wh_list_remove(&flush->link);
@@ -187,7 +188,7 @@ int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed)
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (done)
-		wh_piece_done(done);
+		wh_fragment_done(done);
 	return 0;
 }
 
@@ -215,8 +216,8 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 	struct flush *flush;
 
 	while ((flush = take(rdma, batch))) {
-		wh_piece_fail(flush->piece, UINT64_MAX, error, "%s", text);
-		wh_piece_done(flush->piece);
+		wh_fragment_fail(flush->piece, UINT64_MAX, error, "%s", text);
+		wh_fragment_done(flush->piece);
 		free(flush);
 	}
 }
@@ -234,7 +235,7 @@ struct told {
 		const char *writes;
 		char nic[WH_NAME_MAX];
 		char why[WH_REFUSAL]; /* the way is not a better one */
-	} nics[RDMA_LINES];
+	} nics[RDMA_ENDPOINTS];
 };
 
 /* The next one, unless it has been told of another line. */
@@ -249,7 +250,7 @@ static void note(struct told *told, const char *rail, bool used, enum wh_rdma_wa
 		i++;
 	if (i < told->count)
 		told->nics[i].used |= used;
-	if (i < told->count || i == RDMA_LINES)
+	if (i < told->count || i == RDMA_ENDPOINTS)
 		return;
 	told->known = true;
 	told->nics[i].used = used;
@@ -276,12 +277,12 @@ static unsigned best_of(const struct told *told)
 static void look_at_ours(struct told *told, const struct rdma_peer *rdma,
 			 const struct wh_batch *batch, uint64_t id)
 {
-	struct wh_place *place =
-		told->known ? NULL : wh_place_enter(&rdma->peer->engine->regions, id);
+	struct wh_region_entry *place =
+		told->known ? NULL : wh_region_entry_enter(&rdma->peer->engine->regions, id);
 	const struct wh_region *local = wh_container(place, struct wh_region, place);
 
 	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
 
 		if (memory && line->way[0])
@@ -293,16 +294,17 @@ static void look_at_ours(struct told *told, const struct rdma_peer *rdma,
 			     memory->why);
 	}
 	if (place)
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 }
 
 static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
 			   const struct wh_batch *batch, uint64_t id)
 {
-	struct wh_place *place = told->known ? NULL : wh_place_enter(&rdma->peer->regions, id);
+	struct wh_region_entry *place =
+		told->known ? NULL : wh_region_entry_enter(&rdma->peer->regions, id);
 
 	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		const struct rdma_keys *keys = rdma_keys_of(
 			wh_container(place, struct wh_remote_region, place), line->nic);
 
@@ -319,7 +321,7 @@ static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
 	    !told->nics[best_of(told)].used)
 		*told = (struct told){ 0 };
 	if (place)
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 }
 
 static void look(struct rdma_peer *rdma, const struct wh_batch *batch, struct told *ours,
@@ -368,8 +370,8 @@ static size_t add(const struct told *told, const char *whose, char *line, size_t
 	return used < size ? used : size - 1;
 }
 
-bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-	       size_t size)
+bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		   size_t size)
 {
 	struct told ours, theirs;
 	size_t at;
@@ -381,7 +383,8 @@ bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, 
 	return ours.known || theirs.known;
 }
 
-void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out, size_t size)
+void rdma_describe_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			size_t size)
 {
 	enum wh_rdma_way here, there;
 	struct told ours, theirs;

@@ -57,7 +57,7 @@ const char *rdma_way_name(enum wh_rdma_way way)
 
 int rdma_ways_parse(struct rdma *rdma)
 {
-	const char *knob = rdma->engine->config.text[WH_KNOB_RDMA_GPU];
+	const char *knob = rdma->engine->config.text[WH_SETTING_RDMA_GPU];
 
 	rdma->way_count = 0;
 	for (const char *at = knob; *at; at += strcspn(at, ","), at += *at == ',') {

@@ -31,7 +31,7 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 {
 	uint32_t room = mrs->room ? 2 * mrs->room : 1;
 	int error = mr ? 0 : errno ? errno : EIO;
-	struct rdma_stretch *grown;
+	struct rdma_chunk *grown;
 
 	if (mr && mrs->count == WH_RDMA_KEYS_MAX) {
 		error = EFBIG;
@@ -50,7 +50,7 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 		rdma_mrs_clear(mrs);
 		return error;
 	}
-	mrs->stretches[mrs->count] = (struct rdma_stretch){
+	mrs->stretches[mrs->count] = (struct rdma_chunk){
 		.end = (mrs->count ? mrs->stretches[mrs->count - 1].end : 0) + length,
 		.key = mr->lkey,
 		.mr = mr,
@@ -86,7 +86,7 @@ static int refuse(const struct rdma_nic *nic, const struct wh_region *region, in
 					     "";
 
 	snprintf(why, WH_REFUSAL, "%.40s cannot register region %#llx (%llu bytes at %#llx): %s%s",
-		 nic->name, (unsigned long long)wh_place_id(&region->place),
+		 nic->name, (unsigned long long)wh_region_entry_id(&region->place),
 		 (unsigned long long)region->place.length,
 		 (unsigned long long)region->place.address, strerror(error), hint);
 	return -error;
@@ -102,7 +102,7 @@ static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
 		rights |= IBV_ACCESS_REMOTE_WRITE;
 	/* Nobody looks at what has been received before its completion, or what follows it over the
 	 * network, which NICs write in order. */
-	if (nic->rdma->engine->config.number[WH_KNOB_RDMA_RELAXED])
+	if (nic->rdma->engine->config.number[WH_SETTING_RDMA_RELAXED])
 		rights |= IBV_ACCESS_RELAXED_ORDERING;
 	return rights;
 }
@@ -279,7 +279,7 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 		const uint8_t *key = keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE;
 
 		end += wh_get64(key);
-		keys->stretches[i] = (struct rdma_stretch){ .end = end, .key = wh_get32(key + 8) };
+		keys->stretches[i] = (struct rdma_chunk){ .end = end, .key = wh_get32(key + 8) };
 	}
 	keys->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, keys, memory_order_release);
@@ -309,6 +309,6 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 		error = -EPROTO;
 	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
 		error = keep(region, keyed);
-	wh_place_leave(&region->place);
+	wh_region_entry_leave(&region->place);
 	return error;
 }

@@ -30,14 +30,14 @@
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
-#define ROOM ((size_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT)
+#define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 
-static unsigned char *slot_at(const struct rdma_mail *mail, unsigned slot)
+static unsigned char *slot_at(const struct rdma_notify *mail, unsigned slot)
 {
-	return mail->slots + (size_t)slot * WH_RDMA_LETTER_SLOT;
+	return mail->slots + (size_t)slot * WH_RDMA_RING_SLOT;
 }
 
-static const struct wh_rdma_mail_key *key_of(const struct rdma_mail *mail, uint32_t nic)
+static const struct wh_rdma_ring_key *key_of(const struct rdma_notify *mail, uint32_t nic)
 {
 	for (uint32_t i = 0; i < mail->theirs.count; i++)
 		if (mail->theirs.keys[i].nic == nic)
@@ -46,50 +46,52 @@ static const struct wh_rdma_mail_key *key_of(const struct rdma_mail *mail, uint3
 }
 
 /* Can it take a letter of so many bytes now? */
-static bool takes(const struct rdma_mail *mail, const struct rdma_line *line, size_t length)
+static bool takes(const struct rdma_notify *mail, const struct rdma_endpoint *line, size_t length)
 {
 	return line->state == RDMA_READY && line->ring->head - line->ring->tail < RDMA_DEPTH &&
 	       key_of(mail, line->nic) &&
-	       (mail->mrs[line->rail->nic->index] || WH_RDMA_LETTER_HEAD + length <= line->inlined);
+	       (mail->mrs[line->rail->nic->index] ||
+		WH_RDMA_NOTIFICATION_HEAD + length <= line->inlined);
 }
 
-static int free_slot(const struct rdma_mail *mail)
+static int free_slot(const struct rdma_notify *mail)
 {
-	for (unsigned i = 0; i < WH_RDMA_LETTERS; i++)
+	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++)
 		if (!mail->letters[i].line && !mail->letters[i].flying)
 			return (int)i;
 	return -1;
 }
 
-static void compose(struct rdma_line *line, unsigned slot, const struct wh_batch *batch,
+static void compose(struct rdma_endpoint *line, unsigned slot, const struct wh_batch *batch,
 		    uint64_t sequence, struct ibv_send_wr *request, struct ibv_sge *segment)
 {
-	struct wh_rdma_letter head = { .sequence = sequence,
-				       .length = (uint32_t)batch->note_length };
-	struct rdma_mail *mail = &line->peer->mail;
-	struct rdma_letter *letter = &mail->letters[slot];
+	struct wh_rdma_notification head = { .sequence = sequence,
+					     .length = (uint32_t)batch->note_length };
+	struct rdma_notify *mail = &line->peer->mail;
+	struct rdma_notification *letter = &mail->letters[slot];
 	const struct ibv_mr *mr = mail->mrs[line->rail->nic->index];
 	unsigned char *bytes = slot_at(mail, slot);
 
-	wh_rdma_letter_encode(bytes, &head);
-	memcpy(bytes + WH_RDMA_LETTER_HEAD, batch->note, batch->note_length);
+	wh_rdma_notification_encode(bytes, &head);
+	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, batch->note, batch->note_length);
 	*segment = (struct ibv_sge){ .addr = (uintptr_t)bytes,
-				     .length = (uint32_t)(WH_RDMA_LETTER_HEAD + batch->note_length),
+				     .length = (uint32_t)(WH_RDMA_NOTIFICATION_HEAD +
+							  batch->note_length),
 				     .lkey = mr ? mr->lkey : 0 };
 	*request = (struct ibv_send_wr){ .wr_id = line->ring->head,
 					 .sg_list = segment,
 					 .num_sge = 1,
 					 .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
 					 .imm_data = htonl(wh_rdma_imm(slot, sequence)) };
-	request->wr.rdma.remote_addr = mail->theirs.address + (uint64_t)slot * WH_RDMA_LETTER_SLOT;
+	request->wr.rdma.remote_addr = mail->theirs.address + (uint64_t)slot * WH_RDMA_RING_SLOT;
 	request->wr.rdma.rkey = key_of(mail, line->nic)->key;
 	if (segment->length <= line->inlined)
 		request->send_flags = IBV_SEND_INLINE;
-	*letter = (struct rdma_letter){ .line = line,
-					.sequence = sequence,
-					.length = head.length,
-					.at = line->ring->head,
-					.flying = true };
+	*letter = (struct rdma_notification){ .line = line,
+					      .sequence = sequence,
+					      .length = head.length,
+					      .at = line->ring->head,
+					      .flying = true };
 	mail->out++;
 	line->peer->unwatched++; /* its completion is to make an event: nobody looks for it */
 	line->ring->works[line->ring->head++ % RDMA_DEPTH] =
@@ -99,7 +101,7 @@ static void compose(struct rdma_line *line, unsigned slot, const struct wh_batch
 /* ---- behind the bytes
  * --------------------------------------------------------------------------------- */
 
-bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piece)
+bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *piece)
 {
 	const struct wh_batch *batch = piece->batch;
 
@@ -107,21 +109,21 @@ bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piec
 	       !piece->whole && !atomic_load(&rdma->flushing);
 }
 
-void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 
 	mail->ahead = NULL;
 	mail->ahead_lines = 0;
-	if (mail->state == RDMA_MAIL_OPEN && rdma->peer->note_count == mail->out &&
-	    wh_note_may_go_ahead(piece->batch))
+	if (mail->state == RDMA_NOTIFY_OPEN && rdma->peer->note_count == mail->out &&
+	    wh_notify_can_send_early(piece->batch))
 		mail->ahead = piece;
 }
 
-bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
-		      struct ibv_send_wr *request, struct ibv_sge *segment)
+bool rdma_notify_send_early(struct rdma_endpoint *line, const struct wh_fragment *piece,
+			    struct ibv_send_wr *request, struct ibv_sge *segment)
 {
-	struct rdma_mail *mail = &line->peer->mail;
+	struct rdma_notify *mail = &line->peer->mail;
 	struct wh_batch *batch = piece->batch;
 	int slot = free_slot(mail);
 
@@ -132,7 +134,7 @@ bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
 	if (mail->ahead_lines != 1u << line->index || atomic_load(&piece->failed) || slot < 0 ||
 	    !takes(mail, line, batch->note_length))
 		return false;
-	compose(line, (unsigned)slot, batch, wh_note_ahead(batch), request, segment);
+	compose(line, (unsigned)slot, batch, wh_notify_send_early(batch), request, segment);
 	return true;
 }
 
@@ -142,21 +144,21 @@ bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
 /* Once for a session, when a batch with a notification has gone by rdma. */
 static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 {
-	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_LETTERS) || !rdma_ready(rdma) ||
+	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY) || !rdma_ready(rdma) ||
 	    !atomic_load(&batch->rails_used))
 		return;
-	rdma->mail.state = RDMA_MAIL_ASKED;
-	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_MAIL, 0, NULL, 0);
+	rdma->mail.state = RDMA_NOTIFY_ASKED;
+	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0);
 }
 
 /* The line that carried all of its bytes; of none, any. NULL: several did, or it cannot take it
  * now. */
-static struct rdma_line *line_for(const struct rdma_peer *rdma, const struct wh_batch *batch)
+static struct rdma_endpoint *line_for(const struct rdma_peer *rdma, const struct wh_batch *batch)
 {
-	struct rdma_line *any = NULL;
+	struct rdma_endpoint *any = NULL;
 
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_line *line = rdma->lines[i];
+		struct rdma_endpoint *line = rdma->lines[i];
 		uint64_t carried = atomic_load(&batch->railed[i]);
 
 		for (unsigned n = i + 1; carried && n < rdma->line_count; n++)
@@ -170,43 +172,43 @@ static struct rdma_line *line_for(const struct rdma_peer *rdma, const struct wh_
 	return any;
 }
 
-int rdma_mail_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
+int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
 {
 	struct rdma_peer *rdma = state;
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 	struct ibv_send_wr request;
 	struct ibv_sge segment;
-	struct rdma_line *line;
+	struct rdma_endpoint *line;
 	int error = 0, slot;
 
 	pthread_mutex_lock(&rdma->lock);
-	if (mail->state == RDMA_MAIL_NONE)
+	if (mail->state == RDMA_NOTIFY_NONE)
 		ask(rdma, batch);
-	line = mail->state == RDMA_MAIL_OPEN ? line_for(rdma, batch) : NULL;
+	line = mail->state == RDMA_NOTIFY_OPEN ? line_for(rdma, batch) : NULL;
 	slot = line ? free_slot(mail) : -1;
 	if (slot < 0)
 		error = mail->out ? -EAGAIN : -EOPNOTSUPP;
 	else if (peer->note_count != mail->out) /* those over the control connection first */
 		error = -EAGAIN;
 	if (!error) {
-		bool idle = !rdma_line_busy(line);
+		bool idle = !rdma_endpoint_busy(line);
 
 		compose(line, (unsigned)slot, batch, sequence, &request, &segment);
-		rdma_post_letter(line, &request, idle);
+		rdma_post_notification(line, &request, idle);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return error;
 }
 
-void rdma_mail_notified(struct wh_peer *peer, void *state, uint64_t sequence)
+void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence)
 {
 	struct rdma_peer *rdma = state;
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 
 	(void)peer;
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < WH_RDMA_LETTERS; i++) {
-		struct rdma_letter *letter = &mail->letters[i];
+	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++) {
+		struct rdma_notification *letter = &mail->letters[i];
 
 		if (!letter->line || letter->sequence != sequence)
 			continue;
@@ -218,9 +220,9 @@ void rdma_mail_notified(struct wh_peer *peer, void *state, uint64_t sequence)
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-void rdma_mail_done(struct rdma_line *line, struct rdma_work *work)
+void rdma_notify_done(struct rdma_endpoint *line, struct rdma_work *work)
 {
-	struct rdma_letter *letter = &line->peer->mail.letters[work->letter - 1];
+	struct rdma_notification *letter = &line->peer->mail.letters[work->letter - 1];
 
 	if (letter->flying)
 		line->peer->unwatched--;
@@ -230,12 +232,12 @@ void rdma_mail_done(struct rdma_line *line, struct rdma_work *work)
 /* ---- what becomes of lines
  * ------------------------------------------------------------------------------ */
 
-static struct rdma_letter *oldest(struct rdma_mail *mail, const struct rdma_line *line)
+static struct rdma_notification *oldest(struct rdma_notify *mail, const struct rdma_endpoint *line)
 {
-	struct rdma_letter *found = NULL;
+	struct rdma_notification *found = NULL;
 
-	for (unsigned i = 0; i < WH_RDMA_LETTERS; i++) {
-		struct rdma_letter *letter = &mail->letters[i];
+	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++) {
+		struct rdma_notification *letter = &mail->letters[i];
 
 		if (letter->line == line && (!found || letter->sequence < found->sequence))
 			found = letter;
@@ -243,34 +245,34 @@ static struct rdma_letter *oldest(struct rdma_mail *mail, const struct rdma_line
 	return found;
 }
 
-void rdma_mail_astray(struct rdma_line *line)
+void rdma_notify_undelivered(struct rdma_endpoint *line)
 {
 	struct rdma_peer *rdma = line->peer;
-	struct rdma_mail *mail = &rdma->mail;
-	struct rdma_letter *letter;
+	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notification *letter;
 
 	pthread_mutex_lock(&rdma->peer->note_lock);
 	pthread_mutex_lock(&rdma->lock);
 	while ((letter = oldest(mail, line))) {
 		letter->line = NULL;
 		mail->out--;
-		wh_note_astray(rdma->peer, letter->sequence,
-			       slot_at(mail, (unsigned)(letter - mail->letters)) +
-				       WH_RDMA_LETTER_HEAD,
-			       letter->length);
+		wh_notify_undelivered(rdma->peer, letter->sequence,
+				      slot_at(mail, (unsigned)(letter - mail->letters)) +
+					      WH_RDMA_NOTIFICATION_HEAD,
+				      letter->length);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	pthread_mutex_unlock(&rdma->peer->note_lock);
 }
 
-void rdma_mail_lost(struct rdma_peer *rdma)
+void rdma_notify_lost(struct rdma_peer *rdma)
 {
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 
 	memset(mail->letters, 0, sizeof(mail->letters));
 	mail->out = 0;
 	mail->ahead = NULL;
-	mail->state = RDMA_MAIL_NONE;
+	mail->state = RDMA_NOTIFY_NONE;
 }
 
 /* ---- opening and closing; on loop 0, without a lock
@@ -281,7 +283,7 @@ void rdma_mail_lost(struct rdma_peer *rdma)
 static int get_slots(struct rdma_peer *rdma)
 {
 	const struct rdma *all = rdma->rdma;
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 	void *memory;
 
 	if (mail->slots)
@@ -295,14 +297,14 @@ static int get_slots(struct rdma_peer *rdma)
 	return 0;
 }
 
-int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed)
+int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *mailed)
 {
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 	int error = mailed->error;
 	bool asked;
 
 	pthread_mutex_lock(&rdma->lock);
-	asked = mail->state == RDMA_MAIL_ASKED;
+	asked = mail->state == RDMA_NOTIFY_ASKED;
 	pthread_mutex_unlock(&rdma->lock);
 	if (!asked)
 		return -EPROTO;
@@ -314,14 +316,14 @@ int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed)
 		error = get_slots(rdma);
 	pthread_mutex_lock(&rdma->lock);
 	mail->theirs = *mailed;
-	mail->state = error ? RDMA_MAIL_REFUSED : RDMA_MAIL_OPEN;
+	mail->state = error ? RDMA_NOTIFY_REFUSED : RDMA_NOTIFY_OPEN;
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
 
-void rdma_mail_close(struct rdma_peer *rdma)
+void rdma_notify_close(struct rdma_peer *rdma)
 {
-	struct rdma_mail *mail = &rdma->mail;
+	struct rdma_notify *mail = &rdma->mail;
 
 	for (unsigned i = 0; i < RDMA_NICS; i++)
 		if (mail->mrs[i])

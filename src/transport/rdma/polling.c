@@ -13,18 +13,18 @@
 /* Bytes are where they belong meanwhile; a patrol takes a processor from those who poll. */
 #define ROUND (10 * WH_MS)
 
-static bool is_watched(const struct wh_piece *piece)
+static bool is_watched(const struct wh_fragment *piece)
 {
 	struct wh_batch *batch = piece->batch;
 
 	if (batch->callback || batch->queue || batch->gate)
 		return false;
 	/* With the knob, whoever waits never sleeps. */
-	return batch->peer->engine->config.number[WH_KNOB_SPIN] ||
+	return batch->peer->engine->config.number[WH_SETTING_SPIN] ||
 	       (piece->bytes <= RDMA_SPLIT && !batch->note && !piece->whole);
 }
 
-void rdma_watch(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	piece->watched = is_watched(piece);
 	if (!piece->watched) {
@@ -37,7 +37,7 @@ void rdma_watch(struct rdma_peer *rdma, struct wh_piece *piece)
 	rdma->patrolled = true;
 }
 
-void rdma_unwatch(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	if (piece->watched)
 		rdma->watched--;
@@ -47,7 +47,7 @@ void rdma_unwatch(struct rdma_peer *rdma, struct wh_piece *piece)
 }
 
 /* Its completion is to make an event. */
-static void give_up(struct rdma_peer *rdma, struct wh_piece *piece)
+static void give_up(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	if (!piece->watched)
 		return;
@@ -66,8 +66,8 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 		give_up(rdma, &batch->pieces[i]);
 	rdma_progress(rdma, &done, &away);
 	pthread_mutex_unlock(&rdma->lock);
-	rdma_pieces_done(&done);
-	rdma_pieces_away(rdma, &away);
+	rdma_fragments_done(&done);
+	rdma_fragments_in_flight(rdma, &away);
 }
 
 /* ---- the patrol; on the transport's own loop
@@ -79,7 +79,7 @@ static void give_up_all(struct rdma_peer *rdma)
 
 	for (unsigned i = 0; i < sizeof(lists) / sizeof(lists[0]); i++)
 		for (struct wh_list *l = lists[i]->next; l != lists[i]; l = l->next)
-			give_up(rdma, wh_container(l, struct wh_piece, link));
+			give_up(rdma, wh_container(l, struct wh_fragment, link));
 }
 
 static void patrol(struct wh_timer *timer)
@@ -100,8 +100,8 @@ static void patrol(struct wh_timer *timer)
 	if (rdma->patrolled)
 		wh_timer_set(&rdma->rdma->loop, timer, wh_now() + ROUND);
 	pthread_mutex_unlock(&rdma->lock);
-	rdma_pieces_done(&done);
-	rdma_pieces_away(rdma, &away);
+	rdma_fragments_done(&done);
+	rdma_fragments_in_flight(rdma, &away);
 }
 
 static void begin_patrol(struct wh_task *task)
@@ -119,13 +119,13 @@ static void end_patrol(void *argument)
 	wh_timer_clear(&rdma->patrol);
 }
 
-void rdma_watch_open(struct rdma_peer *rdma)
+void rdma_polling_open(struct rdma_peer *rdma)
 {
 	rdma->patrol_due.run = begin_patrol;
 	rdma->patrol.fire = patrol;
 }
 
-void rdma_watch_close(struct rdma_peer *rdma)
+void rdma_polling_close(struct rdma_peer *rdma)
 {
 	wh_loop_call(&rdma->rdma->loop, end_patrol, rdma);
 }

@@ -435,7 +435,7 @@ static int add_nic(struct rdma *rdma, struct ibv_device *device, const struct ch
 /* The devices of the list that the knob names, in its order; all of them if it names none. */
 static int add_nics(struct rdma *rdma, struct ibv_device **list)
 {
-	const char *knob = rdma->engine->config.text[WH_KNOB_RDMA];
+	const char *knob = rdma->engine->config.text[WH_SETTING_RDMA];
 	int error = -ENODEV;
 
 	for (int i = 0; !*knob && list[i]; i++) {
@@ -489,7 +489,7 @@ static bool kernel_has_none(void)
  * it is told, and so often. Bounded to 67 ms and 4.3 s. */
 static uint8_t ack_timeout(const struct wh_engine *engine)
 {
-	int64_t most = engine->config.number[WH_KNOB_TIMEOUT] * WH_MS / (RETRIES + 1);
+	int64_t most = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / (RETRIES + 1);
 	uint8_t exponent = 14;
 
 	while (exponent < 20 && (INT64_C(4096) << (exponent + 1)) <= most)
@@ -513,8 +513,8 @@ static int listen_to(const struct rdma_nic *nic, struct wh_source *source, int f
 int rdma_rails_open(struct rdma *rdma)
 {
 	struct wh_engine *engine = rdma->engine;
-	const char *library = engine->config.text[WH_KNOB_VERBS];
-	const char *knob = engine->config.text[WH_KNOB_RDMA];
+	const char *library = engine->config.text[WH_SETTING_VERBS];
+	const char *knob = engine->config.text[WH_SETTING_RDMA];
 	struct ibv_device **list;
 	int count = 0, error;
 
@@ -538,14 +538,14 @@ int rdma_rails_open(struct rdma *rdma)
 	error = add_nics(rdma, list);
 	rdma->verbs->free_device_list(list);
 	if (!error)
-		rdma_near_open(rdma);
+		rdma_affinity_open(rdma);
 	if (!error && !rdma->rail_count)
 		error = wh_fail(ENXIO, "rdma=%.60s: the device has no such port", knob);
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
 		struct rdma_nic *nic = rdma->nics[i];
 
 		nic->events.ready = events_ready;
-		nic->letters_source.ready = rdma_letters_ready;
+		nic->letters_source.ready = rdma_notifications_ready;
 		error = listen_to(nic, &nic->events, nic->context->async_fd);
 		if (!error)
 			error = listen_to(nic, &nic->letters_source, nic->letters->fd);
@@ -570,7 +570,7 @@ static void stop_events(void *argument)
 void rdma_rails_close(struct rdma *rdma)
 {
 	wh_loop_call(&rdma->engine->loops[0], stop_events, rdma);
-	rdma_near_close(rdma);
+	rdma_affinity_close(rdma);
 	while (rdma->nic_count)
 		nic_close(rdma->nics[--rdma->nic_count]);
 	wh_verbs_close(rdma->verbs);
@@ -642,7 +642,7 @@ int rdma_qp_new_answering(const struct rdma_rail *rail, struct ibv_cq *receives,
 		.recv_cq = receives,
 		.qp_type = IBV_QPT_RC,
 		.cap = { .max_send_wr = 1,
-			 .max_recv_wr = WH_RDMA_LETTERS,
+			 .max_recv_wr = WH_RDMA_RING_SLOTS,
 			 .max_send_sge = 1,
 			 .max_recv_sge = 1 },
 	};
@@ -658,7 +658,7 @@ static void address(const struct rdma_rail *rail, const struct wh_rdma_end *mine
 
 	out->port_num = rail->port;
 	out->dlid = other->lid;
-	out->sl = (uint8_t)number[WH_KNOB_RDMA_SL];
+	out->sl = (uint8_t)number[WH_SETTING_RDMA_SL];
 	/* Within an InfiniBand subnet the LID is enough. */
 	if (!rail->routed && other->lid && !memcmp(mine->gid, other->gid, 8))
 		return;
@@ -666,7 +666,7 @@ static void address(const struct rdma_rail *rail, const struct wh_rdma_end *mine
 	memcpy(out->grh.dgid.raw, other->gid, sizeof(other->gid));
 	out->grh.sgid_index = rail->gid_index;
 	out->grh.hop_limit = 64;
-	out->grh.traffic_class = (uint8_t)number[WH_KNOB_RDMA_CLASS];
+	out->grh.traffic_class = (uint8_t)number[WH_SETTING_RDMA_CLASS];
 }
 
 static uint8_t least(uint8_t a, uint8_t b)

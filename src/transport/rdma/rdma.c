@@ -14,7 +14,7 @@
 /* ---- pieces
  * ----------------------------------------------------------------------------------------- */
 
-static void take_its_turn(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+static void take_its_turn(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done,
 			  struct wh_list *away)
 {
 	/* What is small needs but one. */
@@ -26,7 +26,7 @@ static void take_its_turn(struct rdma_peer *rdma, struct wh_piece *piece, struct
 }
 
 /* With the lock, which is let go, as is peer.note_lock if it is `noted`. */
-static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
+static void take(struct rdma_peer *rdma, struct wh_fragment *piece, bool noted)
 {
 	struct wh_list done, away;
 	char why[WH_REFUSAL];
@@ -35,7 +35,7 @@ static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
 	wh_list_init(&done);
 	wh_list_init(&away);
 	if (noted)
-		rdma_mail_prepare(rdma, piece);
+		rdma_notify_prepare(rdma, piece);
 	if (takes && (noted || !rdma_alone(rdma, piece, &done, &away))) {
 		takes = !rdma_hopeless(rdma);
 		if (takes)
@@ -47,26 +47,26 @@ static void take(struct rdma_peer *rdma, struct wh_piece *piece, bool noted)
 	pthread_mutex_unlock(&rdma->lock);
 	if (noted)
 		pthread_mutex_unlock(&rdma->peer->note_lock);
-	rdma_pieces_done(&done);
-	rdma_pieces_away(rdma, &away);
+	rdma_fragments_done(&done);
+	rdma_fragments_in_flight(rdma, &away);
 	if (takes)
 		return;
 	if (wh_peer_check(rdma->peer)) {
-		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
+		wh_fragment_done(piece);
 	} else {
-		wh_piece_reroute(piece, -EIO, why);
+		wh_fragment_reroute(piece, -EIO, why);
 	}
 }
 
-void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	pthread_mutex_lock(&rdma->lock);
 	take(rdma, piece, false);
 }
 
 /* Is the memory of ours still what NICs know it as? A plan may be older than that. */
-static int check_memory(const struct wh_piece *piece)
+static int check_memory(const struct wh_fragment *piece)
 {
 	const struct wh_region *local, *before = NULL;
 	int error = 0;
@@ -81,16 +81,16 @@ static int check_memory(const struct wh_piece *piece)
 	return error;
 }
 
-static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	struct rdma_peer *rdma = state;
-	bool noted = rdma_mail_follows(rdma, piece);
+	bool noted = rdma_notify_follows(rdma, piece);
 	int error = check_memory(piece);
 	unsigned sides;
 
 	if (error) {
-		wh_piece_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
+		wh_fragment_done(piece);
 		return;
 	}
 	if (noted)
@@ -108,7 +108,7 @@ static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *pie
 }
 
 /* What fails belongs to the batch, and not to the call that submits it. */
-static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	wh_fail_begin();
 	submit_piece(peer, state, piece);
@@ -132,8 +132,8 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 			rdma->looked++;
 			rdma_progress(rdma, &done, &away);
 			pthread_mutex_unlock(&rdma->lock);
-			rdma_pieces_done(&done);
-			rdma_pieces_away(rdma, &away);
+			rdma_fragments_done(&done);
+			rdma_fragments_in_flight(rdma, &away);
 		}
 		if (stages)
 			wh_gpus_poll(rdma->rdma->engine->gpus);
@@ -142,11 +142,11 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		now = wh_now();
 		start = start ? start : now;
 	} while (now < deadline && now - start < RDMA_SPIN);
-	if (!rdma->rdma->engine->config.number[WH_KNOB_SPIN])
+	if (!rdma->rdma->engine->config.number[WH_SETTING_SPIN])
 		rdma_sleep(rdma, batch);
 }
 
-void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done)
+void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done)
 {
 	uint64_t rest = piece->cursor.left + rdma_forget(rdma, piece);
 
@@ -155,7 +155,7 @@ void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list 
 	if (!rest || !piece->link.next)
 		return;
 	rdma->queued -= rest;
-	wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 	piece->cursor.left = 0;
 	if (atomic_fetch_sub(&piece->left, rest) == rest) {
 		rdma_take_out(rdma, piece);
@@ -166,7 +166,7 @@ void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list 
 	}
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	struct rdma_peer *rdma = state;
 	struct wh_list done;
@@ -177,14 +177,14 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	if (!rdma_stage_cancel(rdma, piece, &done))
 		rdma_cancel(rdma, piece, &done);
 	pthread_mutex_unlock(&rdma->lock);
-	rdma_pieces_done(&done);
+	rdma_fragments_done(&done);
 }
 
-static bool carries(const struct rdma_line *line, const struct wh_batch *batch)
+static bool carries(const struct rdma_endpoint *line, const struct wh_batch *batch)
 {
 	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head;
 	     i++) {
-		const struct wh_piece *piece = line->ring->works[i % RDMA_DEPTH].piece;
+		const struct wh_fragment *piece = line->ring->works[i % RDMA_DEPTH].piece;
 
 		if (piece && rdma_batch_of(piece) == batch)
 			return true;
@@ -214,13 +214,13 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		   size_t size)
 {
 	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
-	const struct rdma_line *line = NULL;
+	const struct rdma_endpoint *line = NULL;
 	struct rdma_peer *rdma = state;
 	unsigned rails = 0;
 	char memory[32];
 
 	(void)peer;
-	rdma_tell_ways(rdma, batch, memory, sizeof(memory));
+	rdma_describe_ways(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count; i++)
 		if (atomic_load(&batch->railed[i]) || (!line && rdma->lines[i]->way[0])) {
@@ -250,7 +250,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 		return;
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->line_count && (rdma->line_count > 1 || broken); i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		bool broke = broken & 1u << i;
 		bool down = line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0];
 
@@ -270,7 +270,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 
 static void peer_free(struct rdma_peer *rdma)
 {
-	rdma_watch_close(rdma);
+	rdma_polling_close(rdma);
 	rdma_client_close(rdma);
 	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
 	pthread_cond_destroy(&rdma->changed);
@@ -313,7 +313,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
 	wh_list_init(&rdma->desk_waits);
-	rdma_watch_open(rdma);
+	rdma_polling_open(rdma);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
 		peer_free(rdma);
@@ -337,7 +337,7 @@ static void peer_lost(struct wh_peer *peer, void *state, int error, const char *
 {
 	(void)peer;
 	rdma_client_lost(state, error, text);
-	rdma_desk_lost(state);
+	rdma_bounce_lost(state);
 	rdma_flushes_end(state, NULL, error, text);
 }
 
@@ -383,8 +383,8 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 {
 	struct wh_rdma_connected connected;
 	struct wh_rdma_flushed flushed;
-	struct wh_rdma_desked desked;
-	struct wh_rdma_mailed mailed;
+	struct wh_rdma_bounce_opened desked;
+	struct wh_rdma_ring_opened mailed;
 	struct rdma_peer *rdma = state;
 	int error;
 
@@ -399,16 +399,16 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 		       frame->type == WH_FRAME_RDMA_FLUSHED ? rdma_flushed(rdma, &flushed) :
 							      rdma_copied(rdma, &flushed);
 	}
-	if (frame->type == WH_FRAME_RDMA_DESKED) {
-		error = wh_rdma_desked_decode(payload, frame->length, &desked);
+	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPENED) {
+		error = wh_rdma_bounce_opened_decode(payload, frame->length, &desked);
 		if (!error)
-			rdma_desked(rdma, &desked);
+			rdma_bounce_opened(rdma, &desked);
 		return error;
 	}
-	if (frame->type == WH_FRAME_RDMA_MAILED)
-		return wh_rdma_mailed_decode(payload, frame->length, &mailed) ?
+	if (frame->type == WH_FRAME_RDMA_RING_OPENED)
+		return wh_rdma_ring_opened_decode(payload, frame->length, &mailed) ?
 			       -EPROTO :
-			       rdma_mailed(rdma, &mailed);
+			       rdma_ring_opened(rdma, &mailed);
 	if (frame->type == WH_FRAME_RDMA_SPARE) {
 		if (frame->length != 4)
 			return -EPROTO;
@@ -455,7 +455,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 		error = rdma_rails_open(rdma);
 	if (!error) {
 		error = wh_loop_start(&rdma->loop, "wherry/rdma",
-				      engine->config.number[WH_KNOB_SPIN] != 0);
+				      engine->config.number[WH_SETTING_SPIN] != 0);
 		rdma->looping = !error;
 	}
 	if (error) {
@@ -470,7 +470,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 static void engine_close(struct wh_engine *engine, void *state)
 {
 	(void)engine;
-	rdma_desks_close(state);
+	rdma_bounces_close(state);
 	rdma_worker_stop(state);
 	rdma_slots_close(state);
 	state_free(state);
@@ -478,7 +478,7 @@ static void engine_close(struct wh_engine *engine, void *state)
 
 const struct wh_transport wh_transport_rdma = {
 	.name = "rdma",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP | WH_CAN_CUT,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS | WH_CAN_ABORT,
 	.engine_open = engine_open,
 	.engine_close = engine_close,
 	.region_closed = rdma_region_closed,
@@ -488,16 +488,16 @@ const struct wh_transport wh_transport_rdma = {
 	.peer_again = peer_again,
 	.region_gone = rdma_region_gone,
 	.peer_frame = peer_frame,
-	.reach = rdma_reach,
+	.reach = rdma_is_reachable,
 	.submit = submit,
 	.help = help,
 	.cancel = cancel,
 	.cut = cut,
-	.notify = rdma_mail_notify,
-	.notified = rdma_mail_notified,
+	.notify = rdma_notify_send,
+	.notified = rdma_notify_confirmed,
 	.detail = detail,
 	.story = story,
-	.tell = rdma_tell,
+	.tell = rdma_describe,
 	.session_frame = rdma_session_frame,
 	.session_close = rdma_session_close,
 	.session_abort = rdma_session_abort,

@@ -50,7 +50,7 @@
 #define RDMA_SIGNAL_BYTES (1u << 20) /* or after so many bytes */
 /* bytes on their way, so that cancelling does not take long */
 #define RDMA_AHEAD (8u << 20)
-#define RDMA_LINES WH_RAILS /* connections to a peer */
+#define RDMA_ENDPOINTS WH_RAILS /* connections to a peer */
 /* runs of ours in one work request: it then takes 128 bytes of a queue */
 #define RDMA_GATHER 6u
 #define RDMA_SPLIT (64u << 10) /* bytes that are not worth dividing among lines */
@@ -169,8 +169,8 @@ int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struc
 /* ---- distances ------------------------------------------------------------------------------- */
 
 /* Read where the NICs are, if there is a choice and nobody has made it. */
-void rdma_near_open(struct rdma *rdma);
-void rdma_near_close(struct rdma *rdma);
+void rdma_affinity_open(struct rdma *rdma);
+void rdma_affinity_close(struct rdma *rdma);
 /* How far the NIC is from the region's memory: enum wh_distance, or 0 where that is nothing to
  * go by. */
 uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region);
@@ -178,15 +178,15 @@ uint8_t rdma_distance(const struct rdma_nic *nic, const struct wh_region *region
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 /* A stretch of a region that has one key. */
-struct rdma_stretch {
+struct rdma_chunk {
 	uint64_t end; /* where in the region the next one begins */
 	uint32_t key;
 	struct ibv_mr *mr; /* of ours; NULL: a peer's */
 };
 
 /* The one that this byte of the region is in. */
-static inline const struct rdma_stretch *rdma_stretch_at(const struct rdma_stretch *all,
-							 uint32_t count, uint64_t offset)
+static inline const struct rdma_chunk *rdma_chunk_at(const struct rdma_chunk *all, uint32_t count,
+						     uint64_t offset)
 {
 	uint32_t first = 0, last = count - 1;
 
@@ -209,7 +209,7 @@ struct rdma_mrs {
 	int rights;
 	enum wh_rdma_way way;
 	uint32_t count, room;
-	struct rdma_stretch *stretches;
+	struct rdma_chunk *stretches;
 };
 
 /* A region of ours, and one NIC. */
@@ -233,7 +233,7 @@ struct rdma_keys {
 	bool flush; /* its GPU sees what NICs have written only after RDMA_FLUSH */
 	uint8_t distance; /* of the owner's NIC from its memory */
 	uint32_t count;
-	struct rdma_stretch stretches[];
+	struct rdma_chunk stretches[];
 };
 
 /* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, -ESTALE: its
@@ -276,7 +276,7 @@ int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *d
 /* Flush what NICs have written to a region of ours. 0, or what the driver said, with a text. */
 int rdma_flush(const struct wh_region *region);
 /* All bytes of a piece have been moved: done, once they are visible. Without a lock. */
-void rdma_piece_moved(struct wh_piece *piece);
+void rdma_fragment_moved(struct wh_fragment *piece);
 /* FLUSHED has come; on loop 0. */
 int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed);
 /* Wait for no more answers: of any batch (NULL), for the peer is lost, or of one, which is
@@ -285,10 +285,11 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 		      const char *text);
 
 /* For explain: how NICs reach the batch's GPU memory. */
-bool rdma_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-	       size_t size);
+bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
+		   size_t size);
 /* The same in a word: ", dmabuf", ", staged+dmabuf" (ours and theirs), or "". */
-void rdma_tell_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out, size_t size);
+void rdma_describe_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			size_t size);
 
 /* ---- staging --------------------------------------------------------------------------------- */
 
@@ -304,51 +305,52 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct w
 enum rdma_stage_side { RDMA_STAGE_OURS = 1, RDMA_STAGE_THEIRS = 2 };
 /* The sides to be staged, so that a line carries it; 0: none, or it would not help. */
 unsigned rdma_sides_staged(const struct rdma_sides *sides);
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece);
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* Move it so. Without the lock. */
-void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides);
+void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *piece, unsigned sides);
 /* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have
  * ended are put on `done`. False: it is none. */
-bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done);
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *piece,
+		       struct wh_list *done);
 void rdma_slots_close(struct rdma *rdma);
 
 /* A slot of the owner's desk, that a part of a piece goes through. Under rdma_peer.lock, save where
  * it says otherwise. */
-struct rdma_loan {
+struct rdma_lease {
 	struct wh_list link; /* rdma_peer.desk_waits */
 	unsigned slot;
 	bool held, used, asked; /* used: since it is held; asked: for a copy that is not done */
 	bool lost; /* the peer was: the slot is nobody's */
 	/* It has a slot, or is lost. Must do no more than pass that on. */
-	void (*have)(struct rdma_loan *loan);
+	void (*have)(struct rdma_lease *loan);
 	/* The owner has moved what it was asked to; 0, or why not. Without the lock. */
-	void (*copied)(struct rdma_loan *loan, int error, const char *why);
+	void (*copied)(struct rdma_lease *loan, int error, const char *why);
 };
 
 /* Is there a desk? Asks for it. 0, -EAGAIN: not yet, or a refusal. */
-int rdma_desk_known(struct rdma_peer *rdma, char why[WH_REFUSAL]);
+int rdma_bounce_known(struct rdma_peer *rdma, char why[WH_REFUSAL]);
 /* Is there one, and does a line have its keys? */
-bool rdma_desk_reached(const struct rdma_peer *rdma);
+bool rdma_bounce_reached(const struct rdma_peer *rdma);
 /* True: it has a slot, or is lost; else `have` is called. */
-bool rdma_loan_take(struct rdma_peer *rdma, struct rdma_loan *loan);
-void rdma_loan_give(struct rdma_peer *rdma, struct rdma_loan *loan);
+bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *loan);
+void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *loan);
 /* If it has been used and others wait: it is theirs now, and `have` is called when it is ours
  * again. */
-bool rdma_loan_pass(struct rdma_peer *rdma, struct rdma_loan *loan);
+bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *loan);
 /* Send a COPY; `copied` follows. Without the lock, as all below. */
-void rdma_loan_copy(struct rdma_peer *rdma, struct rdma_loan *loan, const uint8_t *bytes,
-		    size_t length);
+void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *loan, const uint8_t *bytes,
+		     size_t length);
 /* DESKED has come, or COPIED; on loop 0. */
-void rdma_desked(struct rdma_peer *rdma, const struct wh_rdma_desked *desked);
+void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *desked);
 int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied);
 /* The peer is lost, and nothing is on its way. */
-void rdma_desk_lost(struct rdma_peer *rdma);
+void rdma_bounce_lost(struct rdma_peer *rdma);
 /* Enter a region of the peer's; 0: its desk. NULL: it has gone. To be left by its place. */
 struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id);
 
 /* ---- the owner's worker ---------------------------------------------------------------------- */
 
-struct rdma_desk;
+struct rdma_bounce;
 
 /* Something for it to do. `stop`: the engine is being closed. */
 struct rdma_job {
@@ -359,7 +361,8 @@ struct rdma_job {
 /* False: it has too much to do. */
 bool rdma_work(struct rdma *rdma, struct rdma_job *job);
 /* KEYS has come: register in the worker's time, and answer. On loop 0. */
-int rdma_serve_keys(struct wh_session *session, struct rdma_desk *desk, uint32_t nic, uint64_t id);
+int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *desk, uint32_t nic,
+		    uint64_t id);
 /* FLUSH has come; the same. */
 int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id);
 void rdma_worker_stop(struct rdma *rdma);
@@ -367,19 +370,19 @@ void rdma_worker_stop(struct rdma *rdma);
 /* ---- the owner's desks; on loop 0 ------------------------------------------------------------ */
 
 /* DESK has come, or COPY. 0, or a negative errno: the session is to be ended. */
-int rdma_desk_frame(struct wh_session *session, struct rdma_desk **mine);
-int rdma_desk_copy(struct wh_session *session, struct rdma_desk *desk, const uint8_t *payload,
-		   size_t length);
+int rdma_bounce_frame(struct wh_session *session, struct rdma_bounce **mine);
+int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *desk, const uint8_t *payload,
+		     size_t length);
 /* May the peer use it? */
-bool rdma_desk_open(const struct rdma_desk *desk);
+bool rdma_bounce_open(const struct rdma_bounce *desk);
 /* Its memory, as NICs know it; while it is held. */
-struct wh_region *rdma_desk_region(struct rdma_desk *desk);
-void rdma_desk_get(struct rdma_desk *desk);
-void rdma_desk_put(struct rdma_desk *desk);
+struct wh_region *rdma_bounce_region(struct rdma_bounce *desk);
+void rdma_bounce_get(struct rdma_bounce *desk);
+void rdma_bounce_put(struct rdma_bounce *desk);
 /* The session goes, and its queue pairs have gone. */
-void rdma_desk_close(struct rdma_desk *desk);
+void rdma_bounce_close(struct rdma_bounce *desk);
 /* Wait for those of sessions that have gone, and free them. Not on loop 0. */
-void rdma_desks_close(struct rdma *rdma);
+void rdma_bounces_close(struct rdma *rdma);
 
 /* ---- the initiator --------------------------------------------------------------------------- */
 
@@ -396,8 +399,8 @@ enum rdma_state {
 
 /* A work request that is not done. */
 struct rdma_work {
-	struct wh_piece *piece; /* NULL: the probe, or nothing any more */
-	struct wh_place *place; /* the peer's region, entered while the line stands */
+	struct wh_fragment *piece; /* NULL: the probe, or nothing any more */
+	struct wh_region_entry *place; /* the peer's region, entered while the line stands */
 	struct wh_cursor start; /* in the piece */
 	uint64_t length;
 	uint8_t letter; /* 1 + its slot: it is that; 0: it is none */
@@ -414,10 +417,10 @@ struct rdma_ring {
 };
 
 /* A connection to a peer, by one of our rails. */
-struct rdma_line {
+struct rdma_endpoint {
 	struct rdma_peer *peer;
 	struct rdma_rail *rail;
-	uint32_t index; /* among the peer's; bit 1 << index in wh_piece.rails */
+	uint32_t index; /* among the peer's; bit 1 << index in wh_fragment.rails */
 	struct wh_task wanted; /* connect; on loop 0 */
 	struct wh_task broken; /* take down; on rdma.loop */
 	struct wh_task ended; /* it is down at both ends; on loop 0 */
@@ -455,31 +458,32 @@ struct rdma_line {
 	uint64_t marked;
 };
 
-enum rdma_mail_state {
-	RDMA_MAIL_NONE = 0, /* not asked for */
-	RDMA_MAIL_ASKED,
-	RDMA_MAIL_OPEN,
-	RDMA_MAIL_REFUSED,
+enum rdma_notify_state {
+	RDMA_NOTIFY_NONE = 0, /* not asked for */
+	RDMA_NOTIFY_ASKED,
+	RDMA_NOTIFY_OPEN,
+	RDMA_NOTIFY_REFUSED,
 };
 
 /* A slot of the owner's mailbox, and ours that its bytes are sent from. */
-struct rdma_letter {
-	struct rdma_line *line; /* it was sent by, and has not been confirmed; NULL: it is free */
+struct rdma_notification {
+	struct rdma_endpoint
+		*line; /* it was sent by, and has not been confirmed; NULL: it is free */
 	uint64_t sequence, at; /* at: in the line's ring */
 	uint32_t length; /* of the user's bytes */
 	bool flying; /* our NIC is not done with it */
 };
 
 /* All under rdma_peer.lock; `slots` and `mrs` are only set while it is ASKED. */
-struct rdma_mail {
-	enum rdma_mail_state state;
-	struct wh_rdma_mailed theirs;
+struct rdma_notify {
+	enum rdma_notify_state state;
+	struct wh_rdma_ring_opened theirs;
 	unsigned char *slots;
 	struct ibv_mr *mrs[RDMA_NICS]; /* of our NICs; NULL: it has refused */
 	unsigned out; /* letters that have not been confirmed; also under peer.note_lock */
-	struct rdma_letter letters[WH_RDMA_LETTERS];
+	struct rdma_notification letters[WH_RDMA_RING_SLOTS];
 	/* While it is being posted: whose letter may follow; by which lines its bytes went. */
-	struct wh_piece *ahead;
+	struct wh_fragment *ahead;
 	uint32_t ahead_lines;
 };
 
@@ -490,7 +494,7 @@ struct rdma_peer {
 	uint32_t numbers; /* loop 0 */
 	_Atomic bool flushing; /* some region of the peer has to be flushed */
 	uint32_t line_count;
-	struct rdma_line *lines[RDMA_LINES];
+	struct rdma_endpoint *lines[RDMA_ENDPOINTS];
 
 	pthread_mutex_t lock; /* all below */
 	pthread_cond_t changed; /* states of lines, keys */
@@ -509,9 +513,9 @@ struct rdma_peer {
 	char desk_why[WH_REFUSAL];
 	int64_t desk_until; /* refused: not asked for again before */
 	uint32_t desk_free; /* its slots, bits */
-	struct wh_list desk_waits; /* struct rdma_loan */
-	struct rdma_loan *loans[WH_RDMA_DESK_SLOTS];
-	struct rdma_mail mail;
+	struct wh_list desk_waits; /* struct rdma_lease */
+	struct rdma_lease *loans[WH_RDMA_BOUNCE_SLOTS];
+	struct rdma_notify mail;
 	uint64_t queued; /* bytes that have not been posted, or are to be sent again */
 	uint32_t watched, unwatched; /* pieces: see polling.c */
 	/* so often for completions; as the patrol has seen it last */
@@ -523,18 +527,18 @@ struct rdma_peer {
 	uint32_t version, sorted;
 };
 
-static inline bool rdma_line_pending(const struct rdma_line *line)
+static inline bool rdma_endpoint_pending(const struct rdma_endpoint *line)
 {
 	return (line->state >= RDMA_WANTED && line->state <= RDMA_PROBING) ||
 	       line->state == RDMA_BREAKING;
 }
 
-static inline bool rdma_line_busy(const struct rdma_line *line)
+static inline bool rdma_endpoint_busy(const struct rdma_endpoint *line)
 {
 	return line->ring && line->ring->head != line->ring->tail;
 }
 
-static inline bool rdma_line_has_room(const struct rdma_line *line)
+static inline bool rdma_endpoint_has_room(const struct rdma_endpoint *line)
 {
 	return line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD;
 }
@@ -547,12 +551,12 @@ bool rdma_hopeless(const struct rdma_peer *rdma);
 bool rdma_lost(const struct rdma_peer *rdma);
 
 /* Have the line, or all of them, connected. From any thread, under rdma_peer.lock. */
-void rdma_line_want(struct rdma_line *line);
+void rdma_endpoint_want(struct rdma_endpoint *line);
 void rdma_want(struct rdma_peer *rdma);
 /* Something is wrong with the connection: take it down. What was on its way goes by another
  * line, or by another transport; with `again` the line may be connected again at once. Under
  * rdma_peer.lock. */
-void rdma_break(struct rdma_line *line, bool again, const char *format, ...)
+void rdma_break(struct rdma_endpoint *line, bool again, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer);
 /* The owner asks for a queue pair back: it has it, if nothing goes by it. */
@@ -568,8 +572,8 @@ void rdma_client_lost(struct rdma_peer *rdma, int error, const char *text);
 void rdma_client_again(struct rdma_peer *rdma);
 
 /* Can it move bytes between the regions? The transport's `reach`. */
-int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-	       struct wh_place *place, uint32_t op, char why[WH_REFUSAL]);
+int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+		      struct wh_region_entry *place, uint32_t op, char why[WH_REFUSAL]);
 
 /* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
@@ -578,15 +582,15 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */
-uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece);
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* The application's batch that a piece, or a part of one that is staged, is of. */
-static inline struct wh_batch *rdma_batch_of(const struct wh_piece *piece)
+static inline struct wh_batch *rdma_batch_of(const struct wh_fragment *piece)
 {
 	return piece->whole ? piece->whole->batch : piece->batch;
 }
 
 /* A line has carried bytes of it. Nobody else adds at the same time: that takes rdma_peer.lock. */
-static inline void rdma_carried(const struct rdma_line *line, const struct wh_piece *piece,
+static inline void rdma_carried(const struct rdma_endpoint *line, const struct wh_fragment *piece,
 				uint64_t bytes)
 {
 	struct wh_batch *batch = rdma_batch_of(piece);
@@ -601,44 +605,44 @@ static inline void rdma_carried(const struct rdma_line *line, const struct wh_pi
 }
 
 /* Take a piece in. */
-void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
-void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* The regions of transfer, or base, number `index`. */
-const struct wh_region *rdma_local_of(const struct wh_piece *piece, uint64_t index,
+const struct wh_region *rdma_local_of(const struct wh_fragment *piece, uint64_t index,
 				      uint64_t *remote);
 /* A piece for the transport, or a part of one that it has made itself. */
-void rdma_submit(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* Post nothing more of it. One that has ended is put on `done`. Under rdma_peer.lock. */
-void rdma_cancel(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done);
+void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done);
 /* Forget what is to be sent again of a piece: so many bytes. */
-uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece);
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *piece);
 /* The line is down at both ends: what was on its way is to be sent again. */
-void rdma_recover(struct rdma_line *line, struct wh_list *done);
+void rdma_recover(struct rdma_endpoint *line, struct wh_list *done);
 /* After a change of what lines can carry: pieces that no line can carry go to `away`. */
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
 /* The one line that a small piece may go by if nothing waits in front of it; NULL: that is not so.
  */
-struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece);
+struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
-struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
+struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
 /* What the line is to take next: a piece, where in it, and at most how many bytes. NULL:
  * nothing. *work: what it was, if it is sent again; else NULL. */
-struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
-			   struct rdma_work **work);
+struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *line,
+			      struct rdma_work **work);
 /* So many bytes of what rdma_next() told have been taken. */
-void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work,
+void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *piece, struct rdma_work *work,
 		uint64_t length);
 /* So many bytes have come through. */
-void rdma_measure(struct rdma_line *line, int64_t now);
+void rdma_measure(struct rdma_endpoint *line, int64_t now);
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
-void rdma_watch_open(struct rdma_peer *rdma);
-void rdma_watch_close(struct rdma_peer *rdma);
+void rdma_polling_open(struct rdma_peer *rdma);
+void rdma_polling_close(struct rdma_peer *rdma);
 /* A piece comes, or ends. Under rdma_peer.lock. */
-void rdma_watch(struct rdma_peer *rdma, struct wh_piece *piece);
-void rdma_unwatch(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* Whoever waits for the batch is about to sleep: it is to be woken. Without the lock. */
 void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 
@@ -649,59 +653,59 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
 /* The same of a piece that comes, if it is small, one line alone reaches it and nothing waits in
  * front of it: without looking at what else there is. False: nothing has been done. */
-bool rdma_alone(struct rdma_peer *rdma, struct wh_piece *piece, struct wh_list *done,
+bool rdma_alone(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done,
 		struct wh_list *away);
-void rdma_probe(struct rdma_line *line);
+void rdma_probe(struct rdma_endpoint *line);
 /* Bytes of the piece have ended. */
-void rdma_ended(struct rdma_peer *rdma, struct wh_piece *piece, uint64_t length,
+void rdma_ended(struct rdma_peer *rdma, struct wh_fragment *piece, uint64_t length,
 		struct wh_list *done);
 /* Without the lock: say what has become of them. */
-void rdma_pieces_done(struct wh_list *done);
-void rdma_pieces_away(struct rdma_peer *rdma, struct wh_list *away);
+void rdma_fragments_done(struct wh_list *done);
+void rdma_fragments_in_flight(struct rdma_peer *rdma, struct wh_list *away);
 
 /* Arm the line, post a letter, which is in its ring already. */
-void rdma_post_letter(struct rdma_line *line, struct ibv_send_wr *request, bool idle);
+void rdma_post_notification(struct rdma_endpoint *line, struct ibv_send_wr *request, bool idle);
 
 /* ---- letters --------------------------------------------------------------------------------- */
 
 /* May a letter follow the piece's bytes at once? Without a lock. */
-bool rdma_mail_follows(const struct rdma_peer *rdma, const struct wh_piece *piece);
+bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *piece);
 /* It is about to be posted; under peer.note_lock and rdma_peer.lock. mail.ahead: it is to be
  * followed. */
-void rdma_mail_prepare(struct rdma_peer *rdma, struct wh_piece *piece);
+void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *piece);
 /* Some of mail.ahead has been put on the line; under the same locks. True: that was the last of it,
  * and its letter is to follow in *request (NULL: there is no room). */
-bool rdma_mail_behind(struct rdma_line *line, const struct wh_piece *piece,
-		      struct ibv_send_wr *request, struct ibv_sge *segment);
+bool rdma_notify_send_early(struct rdma_endpoint *line, const struct wh_fragment *piece,
+			    struct ibv_send_wr *request, struct ibv_sge *segment);
 /* The transport's notify and notified. */
-int rdma_mail_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
-void rdma_mail_notified(struct wh_peer *peer, void *state, uint64_t sequence);
+int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
+void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence);
 /* Our NIC is done with a letter, or will never touch it. Under rdma_peer.lock. */
-void rdma_mail_done(struct rdma_line *line, struct rdma_work *work);
+void rdma_notify_done(struct rdma_endpoint *line, struct rdma_work *work);
 /* The line is down at both ends: what of it has not been confirmed has not arrived.
- * wh_notes_go_on() follows. Without a lock. */
-void rdma_mail_astray(struct rdma_line *line);
+ * wh_notify_resume() follows. Without a lock. */
+void rdma_notify_undelivered(struct rdma_endpoint *line);
 /* The peer is lost, and its lines are gone. Under rdma_peer.lock. */
-void rdma_mail_lost(struct rdma_peer *rdma);
+void rdma_notify_lost(struct rdma_peer *rdma);
 /* MAILED has come; on loop 0. 0 or -EPROTO. */
-int rdma_mailed(struct rdma_peer *rdma, const struct wh_rdma_mailed *mailed);
-void rdma_mail_close(struct rdma_peer *rdma);
+int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *mailed);
+void rdma_notify_close(struct rdma_peer *rdma);
 
 /* The owner's half; on loop 0. MAIL has come. 0, or a negative errno: the session is to be ended.
  */
-struct rdma_mailbox;
-int rdma_mailbox_frame(struct wh_session *session, struct rdma_mailbox **mine);
+struct rdma_receive_ring;
+int rdma_receive_ring_frame(struct wh_session *session, struct rdma_receive_ring **mine);
 /* A receive of connection `by` has completed well. *last: the greatest sequence that has come by
  * it. As above. */
-int rdma_mailbox_letter(struct wh_session *session, const struct rdma_mailbox *box, uint32_t by,
-			const struct ibv_wc *wc, uint64_t *last);
+int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *box,
+			   uint32_t by, const struct ibv_wc *wc, uint64_t *last);
 /* The session's queue pairs have gone. */
-void rdma_mailbox_close(struct rdma_mailbox *box);
+void rdma_receive_ring_close(struct rdma_receive_ring *box);
 
 /* ---- the owner ------------------------------------------------------------------------------- */
 
 /* A NIC's channel has an event. */
-void rdma_letters_ready(struct wh_source *source, uint32_t events);
+void rdma_notifications_ready(struct wh_source *source, uint32_t events);
 
 int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 		       const uint8_t *payload);

@@ -97,7 +97,7 @@ static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, ui
 			asked |= lines & 1u << n && rdma->lines[n]->nic == nic;
 		if (!(lines & 1u << i) || asked || known(region, nic, why) != -EAGAIN)
 			continue;
-		wh_put64(wh_put32(bytes, nic), wh_place_id(&region->place));
+		wh_put64(wh_put32(bytes, nic), wh_region_entry_id(&region->place));
 		if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes,
 				    sizeof(bytes))) {
 			snprintf(why, WH_REFUSAL, "the peer is lost");
@@ -123,7 +123,7 @@ static bool missing(const struct rdma_peer *rdma, const struct wh_remote_region 
 static int await_keys(struct rdma_peer *rdma, struct wh_remote_region *region, int64_t deadline,
 		      char why[WH_REFUSAL])
 {
-	uint64_t id = wh_place_id(&region->place);
+	uint64_t id = wh_region_entry_id(&region->place);
 	uint32_t lines = rdma_ready(rdma);
 	int error = ask(rdma, region, lines, why);
 
@@ -199,7 +199,7 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct w
 		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides)
 {
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
 		const struct rdma_keys *keys = rdma_keys_of(remote, line->nic);
 		bool ready = line->state == RDMA_READY;
@@ -245,7 +245,7 @@ static int prepare_ours(struct rdma_peer *rdma, const struct wh_region *local, u
 	return error ? -ENOMEM : 0;
 }
 
-bool rdma_desk_reached(const struct rdma_peer *rdma)
+bool rdma_bounce_reached(const struct rdma_peer *rdma)
 {
 	uint32_t ready = rdma_ready(rdma);
 	bool reached = false;
@@ -265,14 +265,14 @@ static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
 	int64_t deadline = waits ? wh_now() + RDMA_PATIENCE : 0;
 	int error;
 
-	while ((error = rdma_desk_known(rdma, why)) == -EAGAIN && wh_now() < deadline)
+	while ((error = rdma_bounce_known(rdma, why)) == -EAGAIN && wh_now() < deadline)
 		glance(rdma);
 	if (error == -EAGAIN)
 		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
 			 rdma->peer->welcome.name);
 	if (!error)
 		error = await_keys(rdma, &rdma->desk, deadline, why);
-	return !error && !rdma_desk_reached(rdma) ? -EIO : error;
+	return !error && !rdma_bounce_reached(rdma) ? -EIO : error;
 }
 
 /* What no line carries as it is may be staged. Under the lock. */
@@ -298,8 +298,8 @@ static int stage(struct rdma_peer *rdma, const struct wh_region *local,
 /* ---- the transport's function
  * ---------------------------------------------------------------------- */
 
-int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-	       struct wh_place *place, uint32_t op, char why[WH_REFUSAL])
+int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+		      struct wh_region_entry *place, uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_remote_region *remote = wh_container(place, struct wh_remote_region, place);
 	struct rdma_peer *rdma = state;
@@ -323,7 +323,7 @@ int rdma_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
 		error = staged ? trouble : error ? error : -EIO;
 		if (!staged && error == -EIO && op == WH_READ && !can_be_written(rdma, local)) {
 			snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
-				 (unsigned long long)wh_place_id(&local->place));
+				 (unsigned long long)wh_region_entry_id(&local->place));
 			error = -EACCES;
 		}
 	}

@@ -15,43 +15,43 @@
 
 #include "transport/rdma/rdma.h"
 
-#define ROOM ((size_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT)
+#define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 #define MAILBOXES 1024u /* of one engine: 70 MB */
 
-struct rdma_mailbox {
+struct rdma_receive_ring {
 	struct rdma *rdma;
-	struct wh_guest *guest;
+	struct wh_quota *guest;
 	unsigned char *slots;
 	struct ibv_mr *mrs[RDMA_NICS];
 };
 
-static void box_free(struct rdma_mailbox *box)
+static void box_free(struct rdma_receive_ring *box)
 {
 	for (unsigned i = 0; i < RDMA_NICS; i++)
 		if (box->mrs[i])
 			box->rdma->verbs->dereg_mr(box->mrs[i]);
 	if (box->slots)
 		munmap(box->slots, ROOM);
-	wh_guest_queue(box->guest, -(int64_t)ROOM);
+	wh_quota_charge_queued(box->guest, -(int64_t)ROOM);
 	box->rdma->mailboxes--;
 	free(box);
 }
 
-void rdma_mailbox_close(struct rdma_mailbox *box)
+void rdma_receive_ring_close(struct rdma_receive_ring *box)
 {
 	if (box)
 		box_free(box);
 }
 
 /* NULL and why not. */
-static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest,
-				    struct wh_rdma_mailed *mailed)
+static struct rdma_receive_ring *box_new(struct rdma *rdma, struct wh_quota *guest,
+					 struct wh_rdma_ring_opened *mailed)
 {
-	struct rdma_mailbox *box;
+	struct rdma_receive_ring *box;
 	int error = EIO;
 
 	mailed->error = -EBUSY;
-	if (rdma->mailboxes >= MAILBOXES || !wh_guest_queue(guest, (int64_t)ROOM)) {
+	if (rdma->mailboxes >= MAILBOXES || !wh_quota_charge_queued(guest, (int64_t)ROOM)) {
 		snprintf(mailed->text, sizeof(mailed->text), "%s",
 			 rdma->mailboxes >= MAILBOXES ?
 				 "other peers have all mailboxes" :
@@ -60,7 +60,7 @@ static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest,
 	}
 	box = calloc(1, sizeof(*box));
 	if (!box) {
-		wh_guest_queue(guest, -(int64_t)ROOM);
+		wh_quota_charge_queued(guest, -(int64_t)ROOM);
 		mailed->error = -ENOMEM;
 		snprintf(mailed->text, sizeof(mailed->text), "no memory");
 		return NULL;
@@ -73,14 +73,14 @@ static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest,
 		box->slots = NULL;
 		error = errno;
 	}
-	for (unsigned i = 0; box->slots && i < rdma->nic_count && mailed->count < WH_RDMA_MAIL_KEYS;
+	for (unsigned i = 0; box->slots && i < rdma->nic_count && mailed->count < WH_RDMA_RING_KEYS;
 	     i++) {
 		errno = EIO;
 		box->mrs[i] = wh_verbs_register(rdma->verbs, rdma->nics[i]->pd, box->slots, ROOM,
 						IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
 		if (box->mrs[i])
 			mailed->keys[mailed->count++] =
-				(struct wh_rdma_mail_key){ i, box->mrs[i]->rkey };
+				(struct wh_rdma_ring_key){ i, box->mrs[i]->rkey };
 		else
 			error = errno;
 	}
@@ -96,37 +96,37 @@ static struct rdma_mailbox *box_new(struct rdma *rdma, struct wh_guest *guest,
 	return NULL;
 }
 
-int rdma_mailbox_frame(struct wh_session *session, struct rdma_mailbox **mine)
+int rdma_receive_ring_frame(struct wh_session *session, struct rdma_receive_ring **mine)
 {
-	struct wh_rdma_mailed mailed = { 0 };
-	uint8_t bytes[WH_RDMA_MAILED_MAX];
+	struct wh_rdma_ring_opened mailed = { 0 };
+	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
 
 	if (*mine)
 		return -EPROTO;
 	*mine = box_new(session->engine->transport[WH_TRANSPORT_RDMA], session->guest, &mailed);
-	return wh_control_send(&session->control, WH_FRAME_RDMA_MAILED, 0, bytes,
-			       wh_rdma_mailed_encode(bytes, &mailed));
+	return wh_control_send(&session->control, WH_FRAME_RDMA_RING_OPENED, 0, bytes,
+			       wh_rdma_ring_opened_encode(bytes, &mailed));
 }
 
-int rdma_mailbox_letter(struct wh_session *session, const struct rdma_mailbox *box, uint32_t by,
-			const struct ibv_wc *wc, uint64_t *last)
+int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *box,
+			   uint32_t by, const struct ibv_wc *wc, uint64_t *last)
 {
 	uint32_t imm = ntohl(wc->imm_data);
-	struct wh_rdma_letter letter;
-	uint8_t head[WH_RDMA_LETTER_HEAD];
+	struct wh_rdma_notification letter;
+	uint8_t head[WH_RDMA_NOTIFICATION_HEAD];
 	const unsigned char *slot;
 
 	if (!box || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM || !(wc->wc_flags & IBV_WC_WITH_IMM) ||
 	    wh_rdma_imm_slot(imm) < 0)
 		return -EPROTO;
-	slot = box->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_LETTER_SLOT;
+	slot = box->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_RING_SLOT;
 	memcpy(head, slot, sizeof(head));
 	__asm__ volatile("" : : "r"(head) : "memory"); /* and looked at nowhere else */
 	/* One connection's letters come in their order: what does not grow has been there before.
 	 */
-	if (wh_rdma_letter_decode(head, imm, &letter) || letter.sequence <= *last)
+	if (wh_rdma_notification_decode(head, imm, &letter) || letter.sequence <= *last)
 		return -EPROTO;
 	*last = letter.sequence;
-	return wh_session_letter(session, by, letter.sequence, slot + WH_RDMA_LETTER_HEAD,
-				 letter.length);
+	return wh_session_notified_by_transport(session, by, letter.sequence,
+						slot + WH_RDMA_NOTIFICATION_HEAD, letter.length);
 }

@@ -29,8 +29,8 @@ struct answering {
 struct rdma_session {
 	struct wh_list pairs;
 	unsigned count;
-	struct rdma_desk *desk; /* NULL: it has asked for none */
-	struct rdma_mailbox *box; /* the same */
+	struct rdma_bounce *desk; /* NULL: it has asked for none */
+	struct rdma_receive_ring *box; /* the same */
 };
 
 static void drop(struct rdma_session *mine, struct answering *pair)
@@ -71,7 +71,7 @@ static void ask_back(struct rdma *rdma)
 /* May it have one more? 0 or -EBUSY. */
 static int has_room(struct rdma *rdma, const struct rdma_session *mine, char why[WH_REFUSAL])
 {
-	int64_t most = rdma->engine->config.number[WH_KNOB_RDMA_ANSWERS];
+	int64_t most = rdma->engine->config.number[WH_SETTING_RDMA_ANSWERS];
 
 	if (mine->count >= QUEUE_PAIRS_MOST) {
 		snprintf(why, WH_REFUSAL, "it has %u queue pairs already", mine->count);
@@ -103,7 +103,7 @@ static int queue_new(struct answering *pair, const struct rdma_rail *rail, char 
 	const struct wh_verbs *verbs = pair->nic->rdma->verbs;
 	int error = 0;
 
-	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_LETTERS, pair,
+	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_RING_SLOTS, pair,
 				    pair->nic->letters, 0);
 	if (!pair->cq)
 		error = errno ? errno : EIO;
@@ -120,7 +120,7 @@ static int post_receives(struct answering *pair, const struct rdma_rail *rail, c
 {
 	int error = 0;
 
-	for (unsigned i = 0; i < WH_RDMA_LETTERS && !error; i++)
+	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS && !error; i++)
 		error = post_receive(pair);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%s: ibv_post_recv: %s", rail->name, strerror(error));
@@ -138,7 +138,7 @@ static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
 	if (wc->status != IBV_WC_SUCCESS)
 		return true;
 	post_receive(pair); /* before it is confirmed; if that fails, the queue pair has */
-	error = rdma_mailbox_letter(session, mine->box, pair->number, wc, &pair->last);
+	error = rdma_receive_ring_take(session, mine->box, pair->number, wc, &pair->last);
 	if (error)
 		wh_session_end(session, error,
 			       session->control.full ? session->control.full :
@@ -149,13 +149,13 @@ static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
 /* Others have their turn before what comes next. */
 static void take_letters(struct answering *pair)
 {
-	struct ibv_wc wcs[WH_RDMA_LETTERS];
-	int got = wh_verbs_poll(pair->cq, WH_RDMA_LETTERS, wcs);
+	struct ibv_wc wcs[WH_RDMA_RING_SLOTS];
+	int got = wh_verbs_poll(pair->cq, WH_RDMA_RING_SLOTS, wcs);
 
 	for (int i = 0; i < got; i++)
 		if (!take_letter(pair, &wcs[i]))
 			return;
-	if (got == (int)WH_RDMA_LETTERS)
+	if (got == (int)WH_RDMA_RING_SLOTS)
 		wh_loop_post(&pair->nic->rdma->engine->loops[0], &pair->more);
 }
 
@@ -164,7 +164,7 @@ static void take_more(struct wh_task *task)
 	take_letters(wh_container(task, struct answering, more));
 }
 
-void rdma_letters_ready(struct wh_source *source, uint32_t events)
+void rdma_notifications_ready(struct wh_source *source, uint32_t events)
 {
 	struct rdma_nic *nic = wh_container(source, struct rdma_nic, letters_source);
 	const struct wh_verbs *verbs = nic->rdma->verbs;
@@ -289,12 +289,12 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	/* Whoever asks for anything else has a queue pair, or had one. */
 	if (!atomic_load(&session->keyed))
 		return -EPROTO;
-	if (frame->type == WH_FRAME_RDMA_DESK)
-		return frame->length ? -EPROTO : rdma_desk_frame(session, &mine->desk);
-	if (frame->type == WH_FRAME_RDMA_MAIL)
-		return frame->length ? -EPROTO : rdma_mailbox_frame(session, &mine->box);
+	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPEN)
+		return frame->length ? -EPROTO : rdma_bounce_frame(session, &mine->desk);
+	if (frame->type == WH_FRAME_RDMA_RING_OPEN)
+		return frame->length ? -EPROTO : rdma_receive_ring_frame(session, &mine->box);
 	if (frame->type == WH_FRAME_RDMA_COPY)
-		return rdma_desk_copy(session, mine->desk, payload, frame->length);
+		return rdma_bounce_copy(session, mine->desk, payload, frame->length);
 	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
 	if (frame->length != WH_RDMA_KEYS_SIZE)
 		return -EPROTO;
@@ -317,7 +317,7 @@ void rdma_session_abort(struct wh_session *session, uint32_t number)
 			continue;
 		drop(mine, pair);
 		/* What came by it and has not been confirmed is sent again in another way. */
-		wh_session_letters_forget(session, number);
+		wh_session_notifications_forget(session, number);
 	}
 }
 
@@ -328,9 +328,9 @@ void rdma_session_close(struct wh_session *session)
 	while (mine && !wh_list_empty(&mine->pairs))
 		drop(mine, wh_container(mine->pairs.next, struct answering, link));
 	if (mine)
-		rdma_mailbox_close(mine->box);
+		rdma_receive_ring_close(mine->box);
 	if (mine && mine->desk)
-		rdma_desk_close(mine->desk);
+		rdma_bounce_close(mine->desk);
 	free(mine);
 	session->transport[WH_TRANSPORT_RDMA] = NULL;
 }

@@ -30,7 +30,7 @@ struct stage {
 	struct wh_list link; /* rdma_peer.stages */
 	struct wh_list slices;
 	struct rdma_peer *rdma;
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	bool ours, theirs; /* which is staged */
 	unsigned works; /* slices, and one while they are started */
 	bool stop; /* no more of it, */
@@ -46,13 +46,13 @@ struct slice {
 	struct wh_staging staging; /* into, and out of, a slot of ours */
 	struct wh_slot_wait wait;
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
-	struct rdma_loan loan; /* of theirs */
+	struct rdma_lease loan; /* of theirs */
 	struct wh_task task; /* on rdma.loop: */
 	void (*then)(struct slice *slice);
 	struct wh_region *slot;
 	uint64_t bytes; /* in its slots */
 	bool by_gpu; /* some of it is */
-	struct wh_piece part;
+	struct wh_fragment part;
 	struct wh_batch batch; /* of it: its items, and what the whole's says otherwise */
 	struct wh_item items[RUNS];
 	uint8_t copy[WH_RDMA_COPY_HEAD + RUNS * RUN_BYTES]; /* what theirs is asked for */
@@ -64,7 +64,7 @@ static struct wh_gpus *gpus_of(const struct stage *stage)
 	return stage->rdma->rdma->engine->gpus;
 }
 
-static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
+static const struct wh_region *local_of(const struct wh_fragment *piece, uint64_t index)
 {
 	uint64_t remote;
 
@@ -72,12 +72,12 @@ static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t i
 }
 
 /* A line that bytes may go by, now or as soon as it is connected. */
-static bool live(const struct rdma_line *line)
+static bool live(const struct rdma_endpoint *line)
 {
 	return line->state != RDMA_FAILED && line->state != RDMA_LOST;
 }
 
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
@@ -103,10 +103,10 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_piece *piece)
 		if (!region)
 			continue;
 		rdma_sides_add(rdma, lines, local, region, piece->op, &sides);
-		wh_place_leave(&region->place);
+		wh_region_entry_leave(&region->place);
 	}
 	wanted = rdma_sides_staged(&sides);
-	return wanted & RDMA_STAGE_THEIRS && !rdma_desk_reached(rdma) ? 0 : wanted;
+	return wanted & RDMA_STAGE_THEIRS && !rdma_bounce_reached(rdma) ? 0 : wanted;
 }
 
 /* ---- slots as regions
@@ -153,7 +153,7 @@ void rdma_slots_close(struct rdma *rdma)
 
 static void finish(struct stage *stage)
 {
-	struct wh_piece *piece = stage->piece;
+	struct wh_fragment *piece = stage->piece;
 	bool failed = stage->failed;
 	char why[WH_REFUSAL];
 	int error = stage->error;
@@ -161,15 +161,15 @@ static void finish(struct stage *stage)
 	memcpy(why, stage->why, sizeof(why));
 	free(stage);
 	if (error && !failed) {
-		wh_piece_reroute(piece, error, why);
+		wh_fragment_reroute(piece, error, why);
 		return;
 	}
 	/* What has not been begun has failed, whatever else has. */
 	if (piece->cursor.left && atomic_load(&piece->cancelled))
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 	else if (piece->cursor.left && !failed)
-		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
-	rdma_piece_moved(piece);
+		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+	rdma_fragment_moved(piece);
 }
 
 static void put(struct stage *stage, struct slice *slice)
@@ -181,7 +181,7 @@ static void put(struct stage *stage, struct slice *slice)
 		wh_slot_give(gpus_of(stage), slice->staging.slot);
 	pthread_mutex_lock(&rdma->lock);
 	if (slice) {
-		rdma_loan_give(rdma, &slice->loan);
+		rdma_lease_release(rdma, &slice->loan);
 		wh_list_remove(&slice->link);
 	}
 	last = !--stage->works;
@@ -210,7 +210,7 @@ static void give_up(struct stage *stage, int error, const char *why)
 
 static void fail(struct stage *stage, int error, const char *text)
 {
-	wh_piece_fail(stage->piece, UINT64_MAX, error, "%s", text);
+	wh_fragment_fail(stage->piece, UINT64_MAX, error, "%s", text);
 	pthread_mutex_lock(&stage->rdma->lock);
 	stage->stop = stage->failed = true;
 	pthread_mutex_unlock(&stage->rdma->lock);
@@ -238,11 +238,11 @@ static void back(struct wh_task *task)
 static bool plan(struct slice *slice)
 {
 	struct stage *stage = slice->stage;
-	struct wh_piece *piece = stage->piece;
-	uint64_t desk = (uint64_t)slice->loan.slot * WH_RDMA_DESK_SLOT;
+	struct wh_fragment *piece = stage->piece;
+	uint64_t desk = (uint64_t)slice->loan.slot * WH_RDMA_BOUNCE_SLOT;
 	struct wh_extent_writer writer;
 	uint32_t n = 0;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
 	wh_staging_clear(&slice->staging);
 	slice->by_gpu = false;
@@ -253,14 +253,14 @@ static bool plan(struct slice *slice)
 	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->loan.slot, piece->op),
 			 sizeof(slice->copy) - WH_RDMA_COPY_HEAD);
 	while (n < RUNS && slice->bytes < WH_SLOT &&
-	       wh_piece_next(piece, &piece->cursor, WH_SLOT - slice->bytes, &run)) {
+	       wh_fragment_next(piece, &piece->cursor, WH_SLOT - slice->bytes, &run)) {
 		const struct wh_region *local = local_of(piece, run.index);
 
 		if (stage->ours &&
 		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local,
 				   run.length) < run.length) {
 			stage->stop = stage->failed = true;
-			wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+			wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
 			return false;
 		}
 		wh_extents_put(&writer, &(struct wh_extent){ run.remote, run.offset, run.length });
@@ -286,13 +286,13 @@ static void next(struct slice *slice);
 
 static void ask_copy(struct slice *slice)
 {
-	rdma_loan_copy(slice->stage->rdma, &slice->loan, slice->copy, slice->copy_length);
+	rdma_lease_copy(slice->stage->rdma, &slice->loan, slice->copy, slice->copy_length);
 }
 
 /* Of a read that is staged here: what has not been received is not what its slot has in it. */
 static void leave_out_failed(struct slice *slice)
 {
-	const struct wh_piece *piece = slice->stage->piece;
+	const struct wh_fragment *piece = slice->stage->piece;
 
 	wh_staging_clear(&slice->staging);
 	for (size_t i = 0; i < slice->batch.item_count; i++) {
@@ -308,11 +308,11 @@ static void leave_out_failed(struct slice *slice)
 }
 
 /* The part has ended; on any thread, with no lock held. */
-static void part_ended(struct wh_piece *part, int error, const char *why)
+static void part_ended(struct wh_fragment *part, int error, const char *why)
 {
 	struct slice *slice = wh_container(part, struct slice, part);
 	struct stage *stage = slice->stage;
-	struct wh_piece *piece = stage->piece;
+	struct wh_fragment *piece = stage->piece;
 	int failed = atomic_load(&part->failed);
 
 	if (error) {
@@ -336,7 +336,7 @@ static void part_ended(struct wh_piece *part, int error, const char *why)
 static void submit_part(struct slice *slice)
 {
 	struct stage *stage = slice->stage;
-	struct wh_piece *piece = stage->piece, *part = &slice->part;
+	struct wh_fragment *piece = stage->piece, *part = &slice->part;
 
 	pthread_mutex_lock(&stage->rdma->lock); /* for whoever cancels */
 	memset(part, 0, sizeof(*part));
@@ -347,7 +347,7 @@ static void submit_part(struct slice *slice)
 	part->bytes = slice->bytes;
 	part->whole = piece;
 	part->ended = part_ended;
-	wh_piece_start(part, &part->cursor);
+	wh_fragment_start(part, &part->cursor);
 	atomic_store(&part->left, part->bytes);
 	/* The slot of a peer that was lost is not one of the same peer that has come back. */
 	atomic_store(&part->cancelled, atomic_load(&piece->cancelled) || slice->loan.lost);
@@ -356,7 +356,7 @@ static void submit_part(struct slice *slice)
 }
 
 /* The owner has filled the slot, or emptied it, or has not. */
-static void copied(struct rdma_loan *loan, int error, const char *why)
+static void copied(struct rdma_lease *loan, int error, const char *why)
 {
 	struct slice *slice = wh_container(loan, struct slice, loan);
 	struct stage *stage = slice->stage;
@@ -406,7 +406,7 @@ static void staged(struct wh_staging *staging, int error, const char *text)
 /* With the NICs of all lines that its part may go by; one is enough. */
 static int register_slot(struct stage *stage, struct wh_region *slot, char why[WH_REFUSAL])
 {
-	struct rdma_nic *nics[RDMA_LINES];
+	struct rdma_nic *nics[RDMA_ENDPOINTS];
 	struct rdma_peer *rdma = stage->rdma;
 	struct rdma_memory *memory;
 	int error = -EIO, failed;
@@ -437,7 +437,7 @@ static void next(struct slice *slice)
 
 	pthread_mutex_lock(&rdma->lock);
 	/* Not with a slot of ours in hand, which the others may be waiting for. */
-	passed = stage->theirs && !stage->ours && rdma_loan_pass(rdma, &slice->loan);
+	passed = stage->theirs && !stage->ours && rdma_lease_yield(rdma, &slice->loan);
 	more = !passed && plan(slice);
 	pthread_mutex_unlock(&rdma->lock);
 	if (passed)
@@ -504,7 +504,7 @@ static void lent(struct slice *slice)
 		have_slot(slice, slot);
 }
 
-static void loan_ready(struct rdma_loan *loan)
+static void loan_ready(struct rdma_lease *loan)
 {
 	resume(wh_container(loan, struct slice, loan), lent);
 }
@@ -534,20 +534,20 @@ static void start(struct stage *stage)
 	pthread_mutex_lock(&stage->rdma->lock);
 	wh_list_append(&stage->slices, &slice->link);
 	stage->works++;
-	has = !stage->theirs || rdma_loan_take(stage->rdma, &slice->loan);
+	has = !stage->theirs || rdma_lease_acquire(stage->rdma, &slice->loan);
 	pthread_mutex_unlock(&stage->rdma->lock);
 	if (has)
 		lent(slice);
 }
 
-void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides)
+void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *piece, unsigned sides)
 {
 	struct stage *stage = calloc(1, sizeof(*stage));
 	uint64_t slices = (piece->bytes - 1) / WH_SLOT + 1;
 
 	if (!stage) {
-		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+		wh_fragment_done(piece);
 		return;
 	}
 	stage->rdma = rdma;
@@ -564,7 +564,8 @@ void rdma_stage(struct rdma_peer *rdma, struct wh_piece *piece, unsigned sides)
 	put(stage, NULL);
 }
 
-bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_piece *piece, struct wh_list *done)
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *piece,
+		       struct wh_list *done)
 {
 	for (struct wh_list *l = rdma->stages.next; l != &rdma->stages; l = l->next) {
 		struct stage *stage = wh_container(l, struct stage, link);

@@ -29,7 +29,7 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 
 	*near = 0;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		const struct rdma_memory *memory;
 		const struct rdma_keys *keys;
 
@@ -53,7 +53,7 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 }
 
 /* A region that has gone is told when its bytes are due. */
-static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_piece *piece)
+static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_fragment *piece)
 {
 	uint32_t able = rdma_ready(rdma), near = able, near_this;
 	const struct wh_region *local, *local_before = NULL;
@@ -72,12 +72,12 @@ static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_piece *piece)
 			continue;
 		able &= rdma_carriers(rdma, local, region, piece->op, &near_this);
 		near &= near_this;
-		wh_place_leave(&region->place);
+		wh_region_entry_leave(&region->place);
 	}
 	return near ? near : able;
 }
 
-uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece)
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	/* One that is submitted again has the same regions. */
 	if (!piece->rails_of || piece->rails_of != rdma->version) {
@@ -87,7 +87,7 @@ uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_piece *piece)
 	return piece->rails;
 }
 
-void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
 	_Atomic uint32_t *used;
@@ -106,7 +106,7 @@ void rdma_take_in(struct rdma_peer *rdma, struct wh_piece *piece)
 			      memory_order_relaxed);
 }
 
-void rdma_take_out(struct rdma_peer *rdma, struct wh_piece *piece)
+void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
 	rdma->queued -= piece->cursor.left + rdma_forget(rdma, piece);
 	wh_list_remove(&piece->link);
@@ -123,7 +123,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 		struct wh_list *link, *next;
 
 		for (link = lists[i]->next; link != lists[i]; link = next) {
-			struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+			struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
 
 			next = link->next;
 			/* One that the owner's NIC refused is marked; it does not try again. */
@@ -143,7 +143,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 /* ---- what is to be sent again ------------------------------------------------------------------
  */
 
-uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece)
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *piece)
 {
 	struct wh_list *link;
 	uint64_t bytes = 0;
@@ -163,7 +163,7 @@ uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_piece *piece)
 	return bytes;
 }
 
-void rdma_recover(struct rdma_line *line, struct wh_list *done)
+void rdma_recover(struct rdma_endpoint *line, struct wh_list *done)
 {
 	struct rdma_peer *rdma = line->peer;
 	struct rdma_ring *ring = line->ring;
@@ -173,7 +173,7 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done)
 		return;
 	for (uint64_t i = ring->tail; i != ring->head; i++) {
 		struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
-		struct wh_piece *piece = work->piece;
+		struct wh_fragment *piece = work->piece;
 
 		if (!piece)
 			continue;
@@ -190,14 +190,14 @@ void rdma_recover(struct rdma_line *line, struct wh_list *done)
 			continue;
 		}
 		work->piece = NULL;
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		rdma_ended(rdma, piece, work->length, done);
 	}
 	wh_list_append(&rdma->again, &ring->link);
 }
 
 /* The first of it that this line can carry. What has been done with is dropped on the way. */
-static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_line *line)
+static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_endpoint *line)
 {
 	struct wh_list *link, *after;
 
@@ -221,8 +221,8 @@ static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_li
 	return NULL;
 }
 
-struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
-			   struct rdma_work **work)
+struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *line,
+			      struct rdma_work **work)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk };
 
@@ -231,7 +231,7 @@ struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
 		return (*work)->piece;
 	for (unsigned i = 0; i < 2; i++)
 		for (struct wh_list *link = lists[i]->next; link != lists[i]; link = link->next) {
-			struct wh_piece *piece = wh_container(link, struct wh_piece, link);
+			struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
 
 			if (piece->rails & 1u << line->index)
 				return piece;
@@ -239,7 +239,7 @@ struct wh_piece *rdma_next(struct rdma_peer *rdma, const struct rdma_line *line,
 	return NULL;
 }
 
-void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work *work,
+void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *piece, struct rdma_work *work,
 		uint64_t length)
 {
 	rdma->queued -= length;
@@ -256,7 +256,7 @@ void rdma_taken(struct rdma_peer *rdma, struct wh_piece *piece, struct rdma_work
 /* ---- lines -------------------------------------------------------------------------------------
  */
 
-void rdma_measure(struct rdma_line *line, int64_t now)
+void rdma_measure(struct rdma_endpoint *line, int64_t now)
 {
 	double speed;
 
@@ -282,11 +282,11 @@ static uint64_t within(uint64_t value, uint64_t low, uint64_t high)
 
 /* What is known of these lines. */
 struct look {
-	double speed[RDMA_LINES]; /* bytes a ns */
-	bool known[RDMA_LINES];
+	double speed[RDMA_ENDPOINTS]; /* bytes a ns */
+	bool known[RDMA_ENDPOINTS];
 	/* to be taken at once, and to be on its way */
-	uint64_t grain[RDMA_LINES], most[RDMA_LINES];
-	double end[RDMA_LINES]; /* when it would have finished a grain more, from now */
+	uint64_t grain[RDMA_ENDPOINTS], most[RDMA_ENDPOINTS];
+	double end[RDMA_ENDPOINTS]; /* when it would have finished a grain more, from now */
 	double all; /* when all would have finished all that waits */
 	double first; /* the least of `end` */
 };
@@ -298,7 +298,7 @@ static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
 	int64_t now = wh_now();
 
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 
 		out->known[i] = line->speed > 0 && now - line->measured < KNOWN_FOR;
 		if (lines & 1u << i && out->known[i] && line->speed > most)
@@ -306,7 +306,7 @@ static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
 	}
 	out->first = -1;
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_line *line = rdma->lines[i];
+		const struct rdma_endpoint *line = rdma->lines[i];
 		uint64_t ahead = out->known[i] ? (uint64_t)(line->speed * (double)AHEAD) : 0;
 
 		if (!(lines & 1u << i))
@@ -341,9 +341,9 @@ static uint32_t with_work(struct rdma_peer *rdma)
 	return able;
 }
 
-struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece)
+struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *piece)
 {
-	struct rdma_line *line;
+	struct rdma_endpoint *line;
 	uint32_t rails;
 
 	if (rdma->queued || rdma->sorted != rdma->version || piece->whole ||
@@ -353,14 +353,14 @@ struct rdma_line *rdma_only(struct rdma_peer *rdma, struct wh_piece *piece)
 	if (!rails || rails & (rails - 1))
 		return NULL;
 	line = rdma->lines[__builtin_ctz(rails)];
-	return rdma_line_has_room(line) ? line : NULL;
+	return rdma_endpoint_has_room(line) ? line : NULL;
 }
 
-struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
+struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 {
 	/* The others do not count: nothing is left to a fast one that cannot carry it. */
 	uint32_t able = rdma->queued ? with_work(rdma) : 0;
-	struct rdma_line *best = NULL;
+	struct rdma_endpoint *best = NULL;
 	struct look seen;
 
 	if (!able)
@@ -368,13 +368,13 @@ struct rdma_line *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 	if (!(able & (able - 1))) {
 		best = rdma->lines[__builtin_ctz(able)];
 		*grain = UINT64_MAX;
-		return rdma_line_has_room(best) ? best : NULL;
+		return rdma_endpoint_has_room(best) ? best : NULL;
 	}
 	look(rdma, able, &seen);
 	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_line *line = rdma->lines[i];
+		struct rdma_endpoint *line = rdma->lines[i];
 
-		if (!(able & 1u << i) || !rdma_line_has_room(line) ||
+		if (!(able & 1u << i) || !rdma_endpoint_has_room(line) ||
 		    (best && seen.end[i] >= seen.end[best->index]))
 			continue;
 		if (line->ahead >= seen.most[i])

@@ -228,7 +228,7 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 /* ---- staging at the owner's end ----------------------------------------------------------------
  */
 
-size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked)
+size_t wh_rdma_bounce_opened_encode(uint8_t *out, const struct wh_rdma_bounce_opened *desked)
 {
 	uint8_t *at = wh_put32(out, (uint32_t)-desked->error);
 
@@ -239,11 +239,12 @@ size_t wh_rdma_desked_encode(uint8_t *out, const struct wh_rdma_desked *desked)
 	return (size_t)(at - out);
 }
 
-int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_desked *desked)
+int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
+				 struct wh_rdma_bounce_opened *desked)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t error = wh_take32(&bytes);
-	struct wh_rdma_desked got = { .error = 0 };
+	struct wh_rdma_bounce_opened got = { .error = 0 };
 
 	if (bytes.cut || error > ERRNO_MAX)
 		return -EPROTO;
@@ -252,8 +253,8 @@ int wh_rdma_desked_decode(const uint8_t *in, size_t length, struct wh_rdma_deske
 		got.address = wh_take64(&bytes);
 		got.slots = wh_take32(&bytes);
 		if (bytes.cut || bytes.at != bytes.end || !got.address || !got.slots ||
-		    got.slots > WH_RDMA_DESK_SLOTS ||
-		    got.address > UINT64_MAX - (uint64_t)got.slots * WH_RDMA_DESK_SLOT)
+		    got.slots > WH_RDMA_BOUNCE_SLOTS ||
+		    got.address > UINT64_MAX - (uint64_t)got.slots * WH_RDMA_BOUNCE_SLOT)
 			return -EPROTO;
 	} else if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at))) {
 		return -EPROTO;
@@ -273,7 +274,7 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	struct wh_rdma_copy got = { .slot = wh_take32(&bytes) };
 
 	got.op = wh_take32(&bytes);
-	if (bytes.cut || got.slot >= WH_RDMA_DESK_SLOTS ||
+	if (bytes.cut || got.slot >= WH_RDMA_BOUNCE_SLOTS ||
 	    (got.op != WH_READ && got.op != WH_WRITE) || bytes.at == bytes.end)
 		return -EPROTO;
 	got.extents = bytes.at;
@@ -285,10 +286,10 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 /* ---- letters -----------------------------------------------------------------------------------
  */
 
-_Static_assert(WH_RDMA_LETTER_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
-_Static_assert(WH_RDMA_LETTERS <= 256, "a slot's number fits an immediate");
+_Static_assert(WH_RDMA_NOTIFICATION_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
+_Static_assert(WH_RDMA_RING_SLOTS <= 256, "a slot's number fits an immediate");
 
-size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed)
+size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened *mailed)
 {
 	uint8_t *at = wh_put32(out, (uint32_t)-mailed->error);
 
@@ -302,11 +303,11 @@ size_t wh_rdma_mailed_encode(uint8_t *out, const struct wh_rdma_mailed *mailed)
 	return (size_t)(at - out);
 }
 
-int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_mailed *mailed)
+int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_ring_opened *mailed)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t error = wh_take32(&bytes);
-	struct wh_rdma_mailed got = { .error = 0 };
+	struct wh_rdma_ring_opened got = { .error = 0 };
 
 	if (bytes.cut || error > ERRNO_MAX)
 		return -EPROTO;
@@ -318,18 +319,19 @@ int wh_rdma_mailed_decode(const uint8_t *in, size_t length, struct wh_rdma_maile
 		return 0;
 	}
 	got.address = wh_take64(&bytes);
-	for (; bytes.at != bytes.end && got.count < WH_RDMA_MAIL_KEYS; got.count++) {
+	for (; bytes.at != bytes.end && got.count < WH_RDMA_RING_KEYS; got.count++) {
 		got.keys[got.count].nic = wh_take32(&bytes);
 		got.keys[got.count].key = wh_take32(&bytes);
 	}
 	if (bytes.cut || bytes.at != bytes.end || !got.count || !got.address ||
-	    got.address > UINT64_MAX - (uint64_t)WH_RDMA_LETTERS * WH_RDMA_LETTER_SLOT)
+	    got.address > UINT64_MAX - (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 		return -EPROTO;
 	*mailed = got;
 	return 0;
 }
 
-void wh_rdma_letter_encode(uint8_t out[WH_RDMA_LETTER_HEAD], const struct wh_rdma_letter *letter)
+void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
+				 const struct wh_rdma_notification *letter)
 {
 	wh_put32(wh_put32(wh_put64(out, letter->sequence), letter->length), 0);
 }
@@ -341,15 +343,15 @@ uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence)
 
 int wh_rdma_imm_slot(uint32_t imm)
 {
-	return (imm & 0xff) < WH_RDMA_LETTERS ? (int)(imm & 0xff) : -EPROTO;
+	return (imm & 0xff) < WH_RDMA_RING_SLOTS ? (int)(imm & 0xff) : -EPROTO;
 }
 
-int wh_rdma_letter_decode(const uint8_t in[WH_RDMA_LETTER_HEAD], uint32_t imm,
-			  struct wh_rdma_letter *letter)
+int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uint32_t imm,
+				struct wh_rdma_notification *letter)
 {
-	struct wh_rdma_letter got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
+	struct wh_rdma_notification got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
 
-	if (!got.length || got.length > WH_RDMA_LETTER_MAX || wh_get32(in + 12) ||
+	if (!got.length || got.length > WH_RDMA_NOTIFICATION_MAX || wh_get32(in + 12) ||
 	    wh_rdma_imm_slot(imm) < 0 || wh_rdma_imm(imm & 0xff, got.sequence) != imm)
 		return -EPROTO;
 	*letter = got;

@@ -19,7 +19,7 @@ struct request {
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
-	struct rdma_desk *desk; /* it is about this instead of a region, and holds it */
+	struct rdma_bounce *desk; /* it is about this instead of a region, and holds it */
 	char peer[WH_NAME_MAX]; /* the session's */
 	bool flush;
 	uint32_t nic;
@@ -64,7 +64,7 @@ static void answer(struct wh_task *task)
 	else if (session)
 		send_keyed(job, session);
 	if (job->desk)
-		rdma_desk_put(job->desk);
+		rdma_bounce_put(job->desk);
 	free(job->keys);
 	free(job);
 }
@@ -104,15 +104,15 @@ static int tell(struct request *job, const struct wh_region *region,
 /* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
 static int serve(struct request *job, char why[WH_REFUSAL])
 {
-	struct wh_place *place =
-		job->desk ? NULL : wh_place_enter(&job->rdma->engine->regions, job->id);
+	struct wh_region_entry *place =
+		job->desk ? NULL : wh_region_entry_enter(&job->rdma->engine->regions, job->id);
 	struct wh_region *region = wh_container(place, struct wh_region, place);
 	struct rdma_memory *memory = NULL;
 	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
 	int error;
 
 	if (job->desk) {
-		region = rdma_desk_region(job->desk);
+		region = rdma_bounce_region(job->desk);
 		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
 			error = tell(job, region, memory, why);
@@ -137,7 +137,7 @@ static int serve(struct request *job, char why[WH_REFUSAL])
 			snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 	}
 	if (place)
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	return error;
 }
 
@@ -212,18 +212,18 @@ static int add(struct wh_session *session, struct request *job)
 	return 0;
 }
 
-int rdma_serve_keys(struct wh_session *session, struct rdma_desk *desk, uint32_t nic, uint64_t id)
+int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *desk, uint32_t nic, uint64_t id)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
 	struct request *job;
 
-	if (nic >= rdma->nic_count || (!id && !rdma_desk_open(desk)))
+	if (nic >= rdma->nic_count || (!id && !rdma_bounce_open(desk)))
 		return -EPROTO;
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return -ENOMEM;
 	if (!id)
-		rdma_desk_get(desk);
+		rdma_bounce_get(desk);
 	job->id = job->keyed.id = id;
 	job->nic = job->keyed.nic = nic;
 	job->desk = id ? NULL : desk;

@@ -9,7 +9,7 @@
 #include "memory/memory.h"
 #include "transport/copier.h"
 
-static char *self_map(const struct wh_place *place, uint32_t op)
+static char *self_map(const struct wh_region_entry *place, uint32_t op)
 {
 	(void)op;
 	return (char *)(uintptr_t)place->address;
@@ -57,7 +57,7 @@ static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 	copy->copier = engine->transport[WH_TRANSPORT_SELF];
 	copy->places = &engine->regions;
 	copy->ops = &self_copy;
-	copy->at_once = (uint64_t)engine->config.number[WH_KNOB_INLINE];
+	copy->at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
 	*state = copy;
 	return 0;
 }
@@ -83,7 +83,7 @@ static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
 }
 
 static int self_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		      struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+		      struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)state;
@@ -94,7 +94,7 @@ static int self_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	return -ENXIO;
 }
 
-static void self_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	wh_copy_submit(state, piece);
@@ -103,10 +103,10 @@ static void self_submit(struct wh_peer *peer, void *state, struct wh_piece *piec
 static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	(void)peer;
-	wh_copy_help(state, batch, deadline);
+	wh_copier_progress(state, batch, deadline);
 }
 
-static void self_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	wh_copy_cancel(state, piece);
@@ -123,7 +123,7 @@ static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch
 
 const struct wh_transport wh_transport_self = {
 	.name = "self",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_HELP,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_PROGRESS,
 	.engine_open = self_engine_open,
 	.engine_close = self_engine_close,
 	.peer_open = self_peer_open,

@@ -111,7 +111,7 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 		return false;
 	for (const struct wh_list *l = members->next; l != members && !whole; l = l->next) {
 		const struct wh_region *region = wh_container(l, struct wh_region, member);
-		const struct wh_place *place = &region->place;
+		const struct wh_region_entry *place = &region->place;
 		struct part *part = &parts[count++];
 
 		part->start = place->address - (uint64_t)(uintptr_t)memory->base;

@@ -70,10 +70,10 @@ static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *re
 			      memory_order_release);
 }
 
-char *wh_shm_mapped_at(const struct wh_place *place, uint32_t op)
+char *wh_shm_mapped_at(const struct wh_region_entry *place, uint32_t op)
 {
 	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
-	char *map = atomic_load(&region->map); /* as wh_place_pin() wants it */
+	char *map = atomic_load(&region->map); /* as wh_region_entry_pin() wants it */
 
 	return map && (op == WH_READ ||
 		       atomic_load_explicit(&region->map_writable, memory_order_relaxed)) ?
@@ -314,7 +314,7 @@ static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *r
 static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
 {
-	uint64_t id = wh_place_id(&region->place), removals;
+	uint64_t id = wh_region_entry_id(&region->place), removals;
 	uint32_t arrivals;
 	bool again = true;
 	int error;
@@ -392,8 +392,8 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 }
 
 /* Called inside the region's place, so that it does not go meanwhile. */
-int wh_shm_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_remote_region *region = wh_container(remote, struct wh_remote_region, place);
 	struct wh_shm_peer *shm = state;
@@ -480,7 +480,8 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 				   char why[WH_REFUSAL]),
 		       void *arg, char why[WH_REFUSAL])
 {
-	uint64_t id = wh_place_id(&region->place), most = region->place.length / SEGMENT_LEAST + 2;
+	uint64_t id = wh_region_entry_id(&region->place),
+		 most = region->place.length / SEGMENT_LEAST + 2;
 	int64_t deadline = wh_deadline(EXPORTS_TIMEOUT);
 	struct wh_exported exported = { .segments = 1 };
 	uint32_t count = 1;
@@ -567,7 +568,7 @@ static void hide(struct wh_shm_memory *memory)
 		struct wh_remote_region *region =
 			wh_container(l, struct wh_remote_region, map_link);
 
-		/* Sequentially consistent: see wh_place_pin(). */
+		/* Sequentially consistent: see wh_region_entry_pin(). */
 		atomic_store(&region->map, NULL);
 		atomic_store(&region->map_state, UNKNOWN);
 	}
@@ -631,7 +632,7 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 		pinned = next_pinned(memory);
 		if (pinned) {
 			pthread_mutex_unlock(&shm->maps_lock);
-			left = wh_place_unpinned(&pinned->place, deadline);
+			left = wh_region_entry_unpinned(&pinned->place, deadline);
 			pthread_mutex_lock(&shm->maps_lock);
 			continue;
 		}

@@ -217,8 +217,8 @@ struct connection {
 
 /* The region is entered, or there is none. Under engine.lock, so that no region goes between the
  * decision and its being sent: who confirms that he has let go of one is not sent what shows it. */
-static int answer_host(struct connection *connection, uint64_t id, const struct wh_place *place,
-		       uint8_t access)
+static int answer_host(struct connection *connection, uint64_t id,
+		       const struct wh_region_entry *place, uint8_t access)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
 	struct wh_mapped mapped = { .id = id };
@@ -247,12 +247,12 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;
 	uint8_t access = WH_ACCESS_NONE;
-	struct wh_place *place;
+	struct wh_region_entry *place;
 	bool host = true;
 	int error = 0;
 
 	pthread_mutex_lock(&engine->lock);
-	place = wh_place_enter(&engine->regions, id);
+	place = wh_region_entry_enter(&engine->regions, id);
 	if (place) {
 		access = wh_session_access(connection->session, place);
 		/* What is refused is answered as host memory is. */
@@ -266,7 +266,7 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 		error = wh_cuda_export(wh_container(place, struct wh_region, place), segment,
 				       connection->source.fd);
 	if (place)
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	return error;
 }
 

@@ -31,13 +31,14 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 }
 
 /* The copies before this have been ordered before it by leaving the place. */
-static void shm_verify(struct wh_copy *copy, struct wh_piece *piece)
+static void shm_verify(struct wh_copy *copy, struct wh_fragment *piece)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 
 	if (!wh_shm_owner_lives(shm))
-		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "%s has %s", shm->peer->welcome.name,
-			      atomic_load(shm->alive) ? "died" : "closed its engine");
+		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "%s has %s",
+				 shm->peer->welcome.name,
+				 atomic_load(shm->alive) ? "died" : "closed its engine");
 }
 
 static const struct wh_copy_ops shm_copy = {
@@ -317,7 +318,7 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	shm->copy.copier = &shm->shm->copier;
 	shm->copy.places = &peer->regions;
 	shm->copy.ops = &shm_copy;
-	shm->copy.at_once = (uint64_t)engine->config.number[WH_KNOB_INLINE];
+	shm->copy.at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
 	pthread_mutex_init(&shm->lock, NULL);
 	pthread_mutex_init(&shm->vm_lock, NULL);
 	pthread_mutex_init(&shm->maps_lock, NULL);
@@ -363,19 +364,20 @@ static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	return 0;
 }
 
-static void shm_submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	wh_copy_submit(state, piece);
 }
 
-static void shm_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			 int64_t deadline)
 {
 	(void)peer;
-	wh_copy_help(state, batch, deadline);
+	wh_copier_progress(state, batch, deadline);
 }
 
-static void shm_cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	(void)peer;
 	wh_copy_cancel(state, piece);
@@ -389,14 +391,15 @@ struct ways {
 
 /* A region that has gone since says nothing. */
 static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct wh_batch *batch,
-		    const struct wh_piece *piece, struct ways *ways)
+		    const struct wh_fragment *piece, struct ways *ways)
 {
 	uint64_t last = 0;
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
 		uint64_t id =
 			piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
-		struct wh_place *place = id == last ? NULL : wh_place_enter(&peer->regions, id);
+		struct wh_region_entry *place =
+			id == last ? NULL : wh_region_entry_enter(&peer->regions, id);
 
 		last = id;
 		if (!place)
@@ -410,7 +413,7 @@ static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct 
 					       wh_container(place, struct wh_remote_region, place),
 					       piece->op, ways->refused);
 		}
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 }
 
@@ -434,8 +437,8 @@ static void shm_detail(struct wh_peer *peer, void *state, const struct wh_batch 
 }
 
 /* What is copied by the kernel could be mapped, if it were other memory, or published otherwise. */
-static bool shm_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		     size_t size)
+static bool shm_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			 char *line, size_t size)
 {
 	struct ways ways = ways_of(peer, state, batch);
 
@@ -479,7 +482,7 @@ static void shm_engine_close(struct wh_engine *engine, void *state)
 
 const struct wh_transport wh_transport_shm = {
 	.name = "shm",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS,
 	.role = WH_ROLE_SHM,
 	.engine_open = shm_engine_open,
 	.engine_close = shm_engine_close,
@@ -490,12 +493,12 @@ const struct wh_transport wh_transport_shm = {
 	.region_came = wh_shm_region_came,
 	.region_going = wh_shm_region_going,
 	.region_gone = wh_shm_region_gone,
-	.reach = wh_shm_reach,
+	.reach = wh_shm_is_reachable,
 	.submit = shm_submit,
-	.help = shm_help,
+	.help = shm_progress,
 	.cancel = shm_cancel,
 	.detail = shm_detail,
-	.tell = shm_tell,
+	.tell = shm_describe,
 	.session_accept = wh_shm_session_accept,
 	.session_close = wh_shm_session_close,
 };

@@ -152,10 +152,10 @@ struct wh_shm_memory {
 };
 
 /* wh_copy_ops.map */
-char *wh_shm_mapped_at(const struct wh_place *place, uint32_t op);
+char *wh_shm_mapped_at(const struct wh_region_entry *place, uint32_t op);
 /* Transport functions. */
-int wh_shm_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL]);
+int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
+			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
 void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_region *region);
 int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_region *region,
 			int64_t deadline);

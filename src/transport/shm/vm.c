@@ -61,7 +61,7 @@ void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 	char why[WH_REFUSAL];
 	struct ucred user;
 
-	if (!shm->peer->engine->config.number[WH_KNOB_CMA]) {
+	if (!shm->peer->engine->config.number[WH_SETTING_CMA]) {
 		refuse_vm(shm, "process_vm is switched off by the knob cma");
 		return;
 	}
@@ -148,8 +148,8 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 
 static void fail_gone(struct wh_shm_peer *shm, struct wh_far *far)
 {
-	wh_piece_fail(far->piece, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
-		      shm->peer->welcome.name, (int)shm->pid);
+	wh_fragment_fail(far->piece, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
+			 shm->peer->welcome.name, (int)shm->pid);
 }
 
 /* Go on behind `bytes` that have been moved. Returns the first run that is not finished. */
@@ -169,11 +169,11 @@ static unsigned advance(struct wh_far *far, unsigned at, size_t bytes)
 /* The kernel stops at the first run that it cannot copy; that one is to blame. */
 static void fail_run(struct wh_shm_peer *shm, struct wh_far *far, unsigned at, int error)
 {
-	wh_piece_fail(far->piece, far->index[at], -error,
-		      "%s: %zu bytes between %p of %s and %p here: %s",
-		      far->piece->op == WH_READ ? "process_vm_readv" : "process_vm_writev",
-		      far->local[at].iov_len, far->remote[at].iov_base, shm->peer->welcome.name,
-		      far->local[at].iov_base, strerror(error));
+	wh_fragment_fail(far->piece, far->index[at], -error,
+			 "%s: %zu bytes between %p of %s and %p here: %s",
+			 far->piece->op == WH_READ ? "process_vm_readv" : "process_vm_writev",
+			 far->local[at].iov_len, far->remote[at].iov_base, shm->peer->welcome.name,
+			 far->local[at].iov_base, strerror(error));
 }
 
 int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far)

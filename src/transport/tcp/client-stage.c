@@ -24,7 +24,7 @@ struct tcp_stage {
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
 	struct wh_task task;
 	struct tcp_client *client;
-	struct tcp_slice *slice;
+	struct tcp_request *slice;
 	int state;
 	bool failed; /* the slice has: it ends when the GPU has let go of it */
 };
@@ -34,12 +34,12 @@ static struct wh_gpus *gpus_of(const struct tcp_client *client)
 	return client->tcp->peer->engine->gpus;
 }
 
-char *tcp_stage_bytes(const struct tcp_slice *slice)
+char *tcp_stage_bytes(const struct tcp_request *slice)
 {
 	return slice->stage ? slice->stage->staging.slot->host : NULL;
 }
 
-bool tcp_stage_busy(struct tcp_slice *slice, bool fail)
+bool tcp_stage_busy(struct tcp_request *slice, bool fail)
 {
 	if (!slice->stage || slice->stage->state == STANDS)
 		return false;
@@ -47,7 +47,7 @@ bool tcp_stage_busy(struct tcp_slice *slice, bool fail)
 	return true;
 }
 
-void tcp_stage_free(struct tcp_client *client, struct tcp_slice *slice)
+void tcp_stage_free(struct tcp_client *client, struct tcp_request *slice)
 {
 	struct tcp_stage *stage = slice->stage;
 
@@ -84,13 +84,13 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 /* Which bytes of the slot are whose; those of refused extents are nobody's. */
 static int plan(struct tcp_client *client, struct tcp_stage *stage, bool skip_bad)
 {
-	const struct wh_piece *piece = stage->slice->piece;
+	const struct wh_fragment *piece = stage->slice->piece;
 	struct wh_cursor at = stage->slice->start;
-	struct wh_run run;
+	struct wh_extent_pair run;
 	uint64_t taken;
 
 	wh_staging_clear(&stage->staging);
-	for (uint32_t extent = 0; wh_piece_next(piece, &at, at.left, &run); extent++) {
+	for (uint32_t extent = 0; wh_fragment_next(piece, &at, at.left, &run); extent++) {
 		const struct wh_region *region = piece->blocks ?
 							 piece->blocks->bases[run.index].local :
 							 piece->batch->items[run.index].local;
@@ -136,7 +136,7 @@ static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
 
 static void back(struct wh_task *task);
 
-int tcp_stage_begin(struct tcp_client *client, struct tcp_slice *slice)
+int tcp_stage_begin(struct tcp_client *client, struct tcp_request *slice)
 {
 	struct tcp_stage *stage = calloc(1, sizeof(*stage));
 
@@ -161,7 +161,7 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_slice *slice)
 	return have_slot(client, stage);
 }
 
-void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice)
+void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *slice)
 {
 	struct tcp_stage *stage = slice->stage;
 
@@ -175,8 +175,8 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_slice *slice)
 /* Under the lock. */
 static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)
 {
-	struct tcp_slice *slice = stage->slice;
-	struct wh_piece *piece = slice->piece;
+	struct tcp_request *slice = stage->slice;
+	struct wh_fragment *piece = slice->piece;
 	bool waited = stage->state == WAITS, write = piece->op == WH_WRITE;
 	int error = stage->staging.error;
 
@@ -189,10 +189,11 @@ static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh
 	}
 	stage->state = STANDS;
 	if (error)
-		wh_piece_fail(piece, UINT64_MAX, error, "%s",
-			      *stage->staging.text ? stage->staging.text : "no memory for staging");
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s",
+				 *stage->staging.text ? stage->staging.text :
+							"no memory for staging");
 	if (error || stage->failed || (!write && !waited))
-		tcp_slice_end(client, slice, done);
+		tcp_request_end(client, slice, done);
 	else
 		client->queue[(client->queue_start + client->queue_count++) % TCP_WINDOW] =
 			(uint8_t)(slice - client->slices);
@@ -208,7 +209,7 @@ static void back(struct wh_task *task)
 	pthread_mutex_lock(&client->lock);
 	settle(client, stage, &done);
 	pthread_mutex_unlock(&client->lock);
-	tcp_pieces_done(&done);
+	tcp_fragments_done(&done);
 	tcp_client_pump(client);
 	atomic_fetch_sub(&client->users, 1);
 }

@@ -308,7 +308,7 @@ static void pump(struct tcp_client *client, enum who who)
 		moved = client->moved - moved;
 		pthread_mutex_unlock(&client->lock);
 		wh_loop_moved(client->loop, moved);
-		tcp_pieces_done(&done);
+		tcp_fragments_done(&done);
 	}
 	atomic_fetch_sub(&client->users, 1);
 }
@@ -359,7 +359,7 @@ static bool unfinished(const struct wh_batch *batch)
 
 void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t deadline)
 {
-	bool spin = client->tcp->peer->engine->config.number[WH_KNOB_SPIN], sending;
+	bool spin = client->tcp->peer->engine->config.number[WH_SETTING_SPIN], sending;
 	struct pollfd look = { .fd = -1 };
 	int64_t now, pause;
 
@@ -415,22 +415,22 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 	tcp_flow_reset(client);
 	client->queue_start = 0;
 	for (unsigned i = 0; i < TCP_WINDOW; i++) {
-		struct tcp_slice *slice = &client->slices[i];
+		struct tcp_request *slice = &client->slices[i];
 
 		if (!slice->piece)
 			continue;
 		/* It is ended, or queued, when the GPU has let go of it. */
 		if (tcp_stage_busy(slice, error || atomic_load(&slice->piece->cancelled))) {
 			if (error)
-				wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+				wh_fragment_fail(slice->piece, UINT64_MAX, error, "%s", text);
 			else if (atomic_load(&slice->piece->cancelled))
-				wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+				wh_fragment_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
 			continue;
 		}
 		if (error) {
-			wh_piece_fail(slice->piece, UINT64_MAX, error, "%s", text);
+			wh_fragment_fail(slice->piece, UINT64_MAX, error, "%s", text);
 		} else if (slice->fault) {
-			wh_piece_fail(
+			wh_fragment_fail(
 				slice->piece,
 				slice->piece->blocks ? UINT64_MAX : slice->fault_index, -EFAULT,
 				"the memory at %p here cannot be %s: %s; was it unmapped since it "
@@ -439,16 +439,16 @@ static void end_slices(struct tcp_client *client, int error, const char *text, s
 				slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
 				strerror(EFAULT));
 		} else if (atomic_load(&slice->piece->cancelled)) {
-			wh_piece_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+			wh_fragment_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
 		} else if (client->error != -EFAULT && ++slice->attempts >= TCP_ATTEMPTS) {
-			wh_piece_fail(slice->piece, UINT64_MAX, -ECONNRESET,
-				      "data connections to %s break again and again: %s",
-				      client->tcp->peer->welcome.name, strerror(-client->error));
+			wh_fragment_fail(slice->piece, UINT64_MAX, -ECONNRESET,
+					 "data connections to %s break again and again: %s",
+					 client->tcp->peer->welcome.name, strerror(-client->error));
 		} else {
 			client->queue[client->queue_count++] = (uint8_t)i;
 			continue;
 		}
-		tcp_slice_end(client, slice, done);
+		tcp_request_end(client, slice, done);
 	}
 }
 
@@ -476,7 +476,7 @@ static void abort_done(struct wh_abort *abort, int error)
 	else
 		end_slices(client, 0, NULL, &done);
 	pthread_mutex_unlock(&client->lock);
-	tcp_pieces_done(&done);
+	tcp_fragments_done(&done);
 	tcp_client_pump(client);
 }
 
@@ -496,7 +496,7 @@ static void cleanup(struct wh_task *task)
 {
 	struct tcp_client *client = wh_container(task, struct tcp_client, cleanup);
 	struct wh_peer *peer = client->tcp->peer;
-	int64_t timeout = peer->engine->config.number[WH_KNOB_TIMEOUT] * WH_MS;
+	int64_t timeout = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 	bool ask = false, given_up = false;
 	struct wh_list done;
 
@@ -521,7 +521,7 @@ static void cleanup(struct wh_task *task)
 			wh_timer_set(client->loop, &client->retry, wh_now() + RETRY_PAUSE);
 	}
 	release(client);
-	tcp_pieces_done(&done);
+	tcp_fragments_done(&done);
 	if (ask)
 		wh_peer_abort(peer, &client->abort);
 }
@@ -562,7 +562,7 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text)
 	end_slices(client, error, text, &done);
 	client->trouble_since = 0;
 	release(client);
-	tcp_pieces_done(&done);
+	tcp_fragments_done(&done);
 }
 
 bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch)

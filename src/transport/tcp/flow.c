@@ -13,19 +13,19 @@
 /* ---- walking through a slice ------------------------------------------------------------------
  */
 
-static void walk_start(struct tcp_walk *walk, const struct tcp_slice *slice)
+static void walk_start(struct tcp_walk *walk, const struct tcp_request *slice)
 {
 	*walk = (struct tcp_walk){ .next = slice->start };
-	wh_piece_next(slice->piece, &walk->next, slice->start.left, &walk->run);
+	wh_fragment_next(slice->piece, &walk->next, slice->start.left, &walk->run);
 }
 
 /* On to the next run; false at the end of the slice. */
-static bool walk_step(struct tcp_walk *walk, const struct wh_piece *piece)
+static bool walk_step(struct tcp_walk *walk, const struct wh_fragment *piece)
 {
 	walk->before += walk->run.length;
 	walk->done = 0;
 	walk->extent++;
-	return wh_piece_next(piece, &walk->next, walk->next.left, &walk->run);
+	return wh_fragment_next(piece, &walk->next, walk->next.left, &walk->run);
 }
 
 static bool is_bad(const struct tcp_client *client, uint32_t extent)
@@ -34,7 +34,7 @@ static bool is_bad(const struct tcp_client *client, uint32_t extent)
 }
 
 /* Where the socket finds the walk's next bytes. */
-static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
+static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *slice)
 {
 	char *staged = tcp_stage_bytes(slice);
 
@@ -46,7 +46,7 @@ static char *walk_at(const struct tcp_walk *walk, const struct tcp_slice *slice)
 /* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents
  * that the owner refused. Returns the bytes. */
 static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
-			  const struct tcp_slice *slice, bool skip_bad, struct iovec *vector,
+			  const struct tcp_request *slice, bool skip_bad, struct iovec *vector,
 			  int *count)
 {
 	struct tcp_walk walk = *from;
@@ -65,7 +65,7 @@ static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk
 
 /* Move the walk on by bytes that have been moved. */
 static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
-			 const struct wh_piece *piece, bool skip_bad, uint64_t bytes)
+			 const struct wh_fragment *piece, bool skip_bad, uint64_t bytes)
 {
 	while (bytes) {
 		uint64_t length = walk->run.length - walk->done;
@@ -86,7 +86,8 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 /* ---- memory of ours that is not there -----------------------------------------------------------
  */
 
-static const struct wh_region *local_of(const struct wh_piece *piece, const struct wh_run *run)
+static const struct wh_region *local_of(const struct wh_fragment *piece,
+					const struct wh_extent_pair *run)
 {
 	return piece->blocks ? piece->blocks->bases[run->index].local :
 			       piece->batch->items[run->index].local;
@@ -94,7 +95,7 @@ static const struct wh_region *local_of(const struct wh_piece *piece, const stru
 
 /* The kernel could not send from, or receive into, some of the slice's memory from the walk's place
  * on. The stream is cut, so that the connection has to go; this slice fails, and no other. */
-static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
+static int fault(struct tcp_request *slice, const struct tcp_walk *from)
 {
 	struct tcp_walk walk = *from;
 
@@ -113,7 +114,7 @@ static int fault(struct tcp_slice *slice, const struct tcp_walk *from)
 
 /* Before bytes are copied into a run here, without the kernel. *seen is the last region that is
  * there. */
-static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
+static bool is_there(const struct wh_fragment *piece, const struct wh_extent_pair *run,
 		     const struct wh_region **seen)
 {
 	const struct wh_region *region;
@@ -133,16 +134,16 @@ static bool is_there(const struct wh_piece *piece, const struct wh_run *run,
 /* ---- slices -----------------------------------------------------------------------------------
  */
 
-void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh_list *done)
+void tcp_request_end(struct tcp_client *client, struct tcp_request *slice, struct wh_list *done)
 {
-	struct wh_piece *piece = slice->piece;
+	struct wh_fragment *piece = slice->piece;
 	uint64_t bytes = slice->start.left;
 
 	if (piece->op == WH_READ)
 		client->read_bytes -= bytes;
 	/* Also of one that has failed: nothing of it is to arrive afterwards. */
 	if (piece->windowed)
-		tcp_window_slice_end(slice);
+		tcp_window_request_end(slice);
 	tcp_stage_free(client, slice);
 	slice->piece = NULL;
 	atomic_fetch_sub(&client->outstanding, 1);
@@ -150,18 +151,18 @@ void tcp_slice_end(struct tcp_client *client, struct tcp_slice *slice, struct wh
 		wh_list_append(done, &piece->link);
 }
 
-void tcp_pieces_done(struct wh_list *done)
+void tcp_fragments_done(struct wh_list *done)
 {
 	struct wh_list *link;
 
 	while ((link = wh_list_take(done)))
-		wh_piece_done(wh_container(link, struct wh_piece, link));
+		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
 /* ---- sending ----------------------------------------------------------------------------------
  */
 
-static int encode(struct tcp_client *client, struct tcp_slice *slice)
+static int encode(struct tcp_client *client, struct tcp_request *slice)
 {
 	struct wh_extent_writer writer;
 	struct wh_request request = {
@@ -191,9 +192,9 @@ static int encode(struct tcp_client *client, struct tcp_slice *slice)
 
 /* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or
  * their room, are there. */
-static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
+static int pull_slice(struct tcp_client *client, struct tcp_request **out)
 {
-	struct tcp_slice *slice;
+	struct tcp_request *slice;
 	int ready;
 
 	do {
@@ -219,9 +220,9 @@ static int pull_slice(struct tcp_client *client, struct tcp_slice **out)
 
 /* One whose bytes are in a slot by now, or that has to be sent again: then they are gathered once
  * more, and it comes later. */
-static int take_queued(struct tcp_client *client, struct tcp_slice **out)
+static int take_queued(struct tcp_client *client, struct tcp_request **out)
 {
-	struct tcp_slice *slice;
+	struct tcp_request *slice;
 	int ready;
 
 	do {
@@ -239,7 +240,7 @@ static int take_queued(struct tcp_client *client, struct tcp_slice **out)
 /* Take the next slice to send. */
 static int next_slice(struct tcp_client *client)
 {
-	struct tcp_slice *slice = NULL;
+	struct tcp_request *slice = NULL;
 	int error = take_queued(client, &slice);
 
 	if (error)
@@ -259,7 +260,7 @@ static int next_slice(struct tcp_client *client)
 int tcp_flow_send(struct tcp_client *client, bool owner)
 {
 	struct iovec vector[TCP_VECTOR];
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	size_t bytes, head;
 	int count, error;
 	ssize_t got;
@@ -317,7 +318,7 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 /* The owner refused some extents: record it, so that their bytes are not waited for. */
 static int refused(struct tcp_client *client, const uint8_t *errors)
 {
-	struct tcp_slice *slice = client->receiving;
+	struct tcp_request *slice = client->receiving;
 	struct tcp_walk walk;
 
 	memset(client->bad, 0, sizeof(client->bad));
@@ -332,12 +333,12 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 		while (walk.extent < extent && walk_step(&walk, slice->piece))
 			;
 		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
-		wh_piece_fail(slice->piece, walk.run.index, -error,
-			      "%s refuses region %#llx offset %llu length %llu: %s",
-			      slice->piece->batch->peer->welcome.name,
-			      (unsigned long long)walk.run.remote,
-			      (unsigned long long)walk.run.offset,
-			      (unsigned long long)walk.run.length, strerror(error));
+		wh_fragment_fail(slice->piece, walk.run.index, -error,
+				 "%s refuses region %#llx offset %llu length %llu: %s",
+				 slice->piece->batch->peer->welcome.name,
+				 (unsigned long long)walk.run.remote,
+				 (unsigned long long)walk.run.offset,
+				 (unsigned long long)walk.run.length, strerror(error));
 	}
 	return 0;
 }
@@ -345,7 +346,7 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 /* How many payload bytes must come, given what was refused. */
 static uint64_t expected(struct tcp_client *client)
 {
-	struct tcp_slice *slice = client->receiving;
+	struct tcp_request *slice = client->receiving;
 	uint64_t bytes = 0;
 	struct tcp_walk walk;
 
@@ -365,7 +366,7 @@ static int take_head(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
 	const uint8_t *at = in->bytes + in->start;
-	struct tcp_slice *slice;
+	struct tcp_request *slice;
 	uint32_t length;
 	int error;
 
@@ -452,7 +453,7 @@ static int consume(struct tcp_client *client, struct wh_list *done)
 		if (client->receiving->stage && client->receiving->piece->op == WH_READ)
 			tcp_stage_scatter(client, client->receiving);
 		else
-			tcp_slice_end(client, client->receiving, done);
+			tcp_request_end(client, client->receiving, done);
 		client->receiving = NULL;
 	}
 }

@@ -25,7 +25,7 @@ struct tcp_chunk {
 	uint32_t first, end; /* write: extents that have bytes in it */
 	bool moved; /* by the GPU */
 	uint64_t sent; /* read: of its bytes */
-	struct wh_place **places; /* entered while the GPU moves */
+	struct wh_region_entry **places; /* entered while the GPU moves */
 	uint32_t place_count, place_room;
 };
 
@@ -35,7 +35,7 @@ struct tcp_chunk {
 static void leave_places(struct tcp_chunk *chunk)
 {
 	while (chunk->place_count)
-		wh_place_leave(chunk->places[--chunk->place_count]);
+		wh_region_entry_leave(chunk->places[--chunk->place_count]);
 }
 
 static void chunk_free(struct tcp_chunk *chunk)
@@ -99,10 +99,10 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 /* The region of an extent, entered until the chunk has been moved. */
 static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 {
-	struct wh_place *place, **grown;
+	struct wh_region_entry *place, **grown;
 	uint32_t room = chunk->place_room ? 2 * chunk->place_room : 4;
 
-	if (chunk->place_count && wh_place_id(chunk->places[chunk->place_count - 1]) == id)
+	if (chunk->place_count && wh_region_entry_id(chunk->places[chunk->place_count - 1]) == id)
 		return wh_container(chunk->places[chunk->place_count - 1], struct wh_region, place);
 	if (chunk->place_count == chunk->place_room) {
 		grown = realloc(chunk->places, room * sizeof(*grown));
@@ -111,7 +111,7 @@ static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 		chunk->places = grown;
 		chunk->place_room = room;
 	}
-	place = wh_place_enter(&chunk->server->engine->regions, id);
+	place = wh_region_entry_enter(&chunk->server->engine->regions, id);
 	if (!place)
 		return NULL;
 	chunk->places[chunk->place_count++] = place;
@@ -147,16 +147,16 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 	bool gpu = false;
 
 	for (uint32_t i = 0; i < count && !gpu; i++) {
-		struct wh_place *place;
+		struct wh_region_entry *place;
 
 		if (extents[i].error || extents[i].region == last)
 			continue;
 		last = extents[i].region;
-		place = wh_place_enter(&server->engine->regions, last);
+		place = wh_region_entry_enter(&server->engine->regions, last);
 		if (!place)
 			continue;
 		gpu = !wh_kind_on_host(place->kind);
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 	return gpu;
 }
@@ -178,7 +178,7 @@ int tcp_stage_write(struct tcp_server *server)
 	server->write = write;
 	server->extents = write->extents;
 	server->write_count++;
-	tcp_server_hold(server, tcp_write_size(&write->request));
+	tcp_server_charge(server, tcp_write_size(&write->request));
 	return 0;
 }
 

@@ -40,10 +40,10 @@ struct servers {
  * ------------------------------------------------ */
 
 struct entered {
-	struct wh_place *places[ENTERED_MAX];
+	struct wh_region_entry *places[ENTERED_MAX];
 	unsigned count;
 	uint64_t last; /* id of the last one */
-	const struct wh_pane *pane; /* of the last one; NULL: the CPU writes it as it is */
+	const struct wh_region_window *pane; /* of the last one; NULL: the CPU writes it as it is */
 	char *memory; /* of the last one */
 	bool window; /* one of them has a pane */
 };
@@ -51,10 +51,10 @@ struct entered {
 static void leave_all(struct entered *entered)
 {
 	if (entered->window)
-		wh_pane_fence();
+		wh_region_window_fence();
 	entered->window = false;
 	while (entered->count)
-		wh_place_leave(entered->places[--entered->count]);
+		wh_region_entry_leave(entered->places[--entered->count]);
 }
 
 /* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this
@@ -62,24 +62,24 @@ static void leave_all(struct entered *entered)
 static char *enter(struct tcp_server *server, struct entered *entered,
 		   const struct tcp_extent *extent, int *error)
 {
-	const struct wh_pane *pane;
-	struct wh_place *place;
+	const struct wh_region_window *pane;
+	struct wh_region_entry *place;
 
 	*error = 0;
 	if (!entered->count || entered->last != extent->region) {
 		if (entered->count == ENTERED_MAX)
 			return NULL;
-		place = wh_place_enter(&server->engine->regions, extent->region);
+		place = wh_region_entry_enter(&server->engine->regions, extent->region);
 		if (!place) {
 			*error = ESTALE;
 			return NULL;
 		}
 		pane = wh_kind_on_host(place->kind) || !server->windowed ?
 			       NULL :
-			       wh_pane_peek(wh_container(place, struct wh_region, place));
+			       wh_region_window_peek(wh_container(place, struct wh_region, place));
 		/* It was being taken back when the way was chosen, and then was not. */
 		if (!pane && !wh_kind_on_host(place->kind)) {
-			wh_place_leave(place);
+			wh_region_entry_leave(place);
 			*error = ESTALE;
 			return NULL;
 		}
@@ -94,7 +94,7 @@ static char *enter(struct tcp_server *server, struct entered *entered,
 
 /* The region that the extents of a request are being checked against. */
 struct checked {
-	struct wh_place *place; /* entered; NULL: there is none */
+	struct wh_region_entry *place; /* entered; NULL: there is none */
 	uint64_t id; /* of the last region asked for */
 	bool asked;
 	bool holes; /* some of its memory is not there any more */
@@ -103,7 +103,7 @@ struct checked {
 
 /* Some of what is written is copied here, where memory that is not there would be a signal; and
  * what is read is promised in full before it is sent. */
-static bool has_holes(const struct wh_place *place)
+static bool has_holes(const struct wh_region_entry *place)
 {
 	return wh_region_may_vanish(wh_container(place, struct wh_region, place)) &&
 	       !wh_memory_mapped(place->address, place->length);
@@ -116,8 +116,8 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 {
 	if (!last->asked || last->id != extent->region) {
 		if (last->place)
-			wh_place_leave(last->place);
-		last->place = wh_place_enter(&server->engine->regions, extent->region);
+			wh_region_entry_leave(last->place);
+		last->place = wh_region_entry_enter(&server->engine->regions, extent->region);
 		last->id = extent->region;
 		last->asked = true;
 		/* The session stays until this connection has stopped. */
@@ -131,7 +131,7 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 	if (last->access & WH_ACCESS_NONE ||
 	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
 		return EACCES;
-	if (!wh_place_holds(last->place, extent->offset, extent->length))
+	if (!wh_region_entry_holds(last->place, extent->offset, extent->length))
 		return ERANGE;
 	return last->holes && !wh_memory_mapped(last->place->address + extent->offset,
 						extent->length) ?
@@ -139,10 +139,10 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 		       0;
 }
 
-void tcp_server_hold(struct tcp_server *server, int64_t bytes)
+void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 {
 	server->held += bytes;
-	wh_guest_hold(server->guest, bytes);
+	wh_quota_charge_buffered(server->guest, bytes);
 }
 
 /* ---- answers
@@ -223,14 +223,14 @@ static void answer_staged(struct tcp_server *server)
 
 		answer_write(server, &write->request, write->extents);
 		server->write_count--;
-		tcp_server_hold(server, -tcp_write_size(&write->request));
+		tcp_server_charge(server, -tcp_write_size(&write->request));
 		free(write);
 	}
 }
 
 static void job_free(struct tcp_server *server, struct tcp_job *job)
 {
-	tcp_server_hold(server, -(int64_t)job->size);
+	tcp_server_charge(server, -(int64_t)job->size);
 	free(job);
 }
 
@@ -248,7 +248,7 @@ static int answer_read(struct tcp_server *server)
 		return -ENOMEM;
 	memset(job, 0, sizeof(*job));
 	job->size = (uint32_t)size;
-	tcp_server_hold(server, job->size);
+	tcp_server_charge(server, job->size);
 	job->head = (uint8_t *)job + sizeof(*job) + list;
 	/* Only the good ones are sent. */
 	for (uint32_t i = 0; i < request->count; i++) {
@@ -414,7 +414,7 @@ static int take_extents(struct tcp_server *server, const uint8_t *meta)
 		to->error = check(server, &last, to, request->op);
 	}
 	if (last.place)
-		wh_place_leave(last.place);
+		wh_region_entry_leave(last.place);
 	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
 }
 
@@ -537,8 +537,8 @@ static void take_early(struct tcp_server *server)
 			if (!memory)
 				extent->error = error;
 			else if (entered.pane)
-				wh_pane_put(entered.pane, memory + server->skip,
-					    in->bytes + in->start, length);
+				wh_region_window_put(entered.pane, memory + server->skip,
+						     in->bytes + in->start, length);
 			else
 				memcpy(memory + server->skip, in->bytes + in->start, length);
 		}
@@ -557,7 +557,7 @@ static bool full(const struct tcp_server *server)
 
 	/* Where the guest's share is used up one at a time goes on, whose end is noticed here. */
 	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
-	       (asked && wh_guest_full(server->guest)) || out_full(server);
+	       (asked && wh_quota_is_full(server->guest)) || out_full(server);
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first.
@@ -743,7 +743,7 @@ static void stop(void *argument)
 		tcp_stage_drop_read(server, job);
 		free(job);
 	}
-	tcp_server_hold(server, -server->held);
+	tcp_server_charge(server, -server->held);
 	if (!--server->chunk_count)
 		tcp_server_bury(server);
 }
@@ -811,7 +811,7 @@ static void begin(void *argument)
 
 	if (wh_loop_add(server->loop, &server->source, EPOLLIN)) {
 		server->dead = true;
-		tcp_server_hold(server, -server->held);
+		tcp_server_charge(server, -server->held);
 		wh_tls_free(server->tls);
 		close(server->source.fd);
 		wh_loop_post(&server->engine->loops[0], &server->bury);
@@ -852,7 +852,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	wh_list_init(&server->jobs);
 	wh_list_init(&server->answers);
 	if (server->in.bytes && server->own && server->trash && server->out) {
-		tcp_server_hold(server, BASE + (tls ? (int64_t)WH_TLS_HELD : 0));
+		tcp_server_charge(server, BASE + (tls ? (int64_t)WH_TLS_HELD : 0));
 		return server;
 	}
 	server->session = NULL;
@@ -874,14 +874,14 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	}
 	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason.
 	 */
-	if (servers && servers->count < CONNECTIONS_MAX && !wh_guest_full(session->guest))
+	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->guest))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
 			      servers && servers->count == CONNECTIONS_MAX ?
 				      "it has too many" :
-			      wh_guest_full(session->guest) ?
+			      wh_quota_is_full(session->guest) ?
 				      "what its address may hold (the knob held) is used up" :
 				      "no memory");
 		wh_tls_free(tls);

@@ -52,7 +52,7 @@ struct tcp_server {
 	struct wh_tls *tls; /* NULL: plain */
 	struct wh_engine *engine;
 	struct wh_session *session; /* on loop 0 */
-	struct wh_guest *guest; /* the session's, likewise */
+	struct wh_quota *guest; /* the session's, likewise */
 	int64_t held; /* on the guest's account */
 	struct wh_served *served; /* the session's, which stays until this has stopped */
 	struct wh_list link; /* session's list, on loop 0 */
@@ -98,7 +98,7 @@ struct tcp_server {
 void tcp_server_turn(struct tcp_server *server, bool came);
 /* Memory that is taken, or (negative) given back, on account of the peer. On its loop, before it
  * stops. */
-void tcp_server_hold(struct tcp_server *server, int64_t bytes);
+void tcp_server_charge(struct tcp_server *server, int64_t bytes);
 /* The last chunk of a connection that has ended is gone. */
 void tcp_server_bury(struct tcp_server *server);
 

@@ -66,7 +66,7 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
  */
 
 /* Out of the list that it waits in. Under tcp.lock. */
-static void take_out(struct wh_piece *piece)
+static void take_out(struct wh_fragment *piece)
 {
 	if (piece->alone && piece->link.next)
 		atomic_fetch_sub(&((struct tcp_client *)piece->owner)->waiting, 1);
@@ -74,7 +74,7 @@ static void take_out(struct wh_piece *piece)
 }
 
 /* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
-static bool drop_rest(struct wh_piece *piece)
+static bool drop_rest(struct wh_fragment *piece)
 {
 	uint64_t rest = piece->cursor.left;
 
@@ -86,9 +86,9 @@ static bool drop_rest(struct wh_piece *piece)
 static void fail_list(struct wh_list *list, int error, const char *text, struct wh_list *done)
 {
 	while (!wh_list_empty(list)) {
-		struct wh_piece *piece = wh_container(list->next, struct wh_piece, link);
+		struct wh_fragment *piece = wh_container(list->next, struct wh_fragment, link);
 
-		wh_piece_fail(piece, UINT64_MAX, error, "%s", text);
+		wh_fragment_fail(piece, UINT64_MAX, error, "%s", text);
 		if (drop_rest(piece))
 			wh_list_append(done, &piece->link);
 	}
@@ -105,14 +105,14 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 	if (!client || !client->lane)
 		fail_list(&tcp->shared, error, text, &done);
 	pthread_mutex_unlock(&tcp->lock);
-	tcp_pieces_done(&done);
+	tcp_fragments_done(&done);
 }
 
 /* The bytes of a slice of so many. What several connections share is cut smaller, so that they end
  * together, unless there is one for each anyway: large ones are faster. */
 static uint64_t slice_of(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 {
-	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_KNOB_SLICE];
+	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_SETTING_SLICE];
 
 	return alone || bytes <= most || bytes / most >= tcp->count ? most : most / 2;
 }
@@ -134,21 +134,21 @@ static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 	return false;
 }
 
-bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
+bool tcp_pull(struct tcp_client *client, struct tcp_request *slice)
 {
 	struct tcp_peer *tcp = client->tcp;
 	uint64_t most, bytes = 0;
 	struct wh_list *list;
-	struct wh_piece *piece;
+	struct wh_fragment *piece;
 	struct wh_cursor cursor;
-	struct wh_run run;
+	struct wh_extent_pair run;
 	bool found = false;
 
 	pthread_mutex_lock(&tcp->lock);
 	list = wh_list_empty(&client->mine) && !client->lane ? &tcp->shared : &client->mine;
 	if (wh_list_empty(list))
 		goto out;
-	piece = wh_container(list->next, struct wh_piece, link);
+	piece = wh_container(list->next, struct wh_fragment, link);
 	most = slice_of(tcp, piece->bytes, piece->alone);
 	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
@@ -159,7 +159,7 @@ bool tcp_pull(struct tcp_client *client, struct tcp_slice *slice)
 	cursor = piece->cursor;
 	slice->count = 0;
 	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
-	       wh_piece_next(piece, &cursor, most - bytes, &run)) {
+	       wh_fragment_next(piece, &cursor, most - bytes, &run)) {
 		bytes += run.length;
 		slice->count++;
 	}
@@ -218,7 +218,7 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 }
 
 /* Put a piece where its connections find it. False: it has ended instead. */
-static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_client *only)
+static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *piece, struct tcp_client *only)
 {
 	bool dropped = false, waiting = false;
 
@@ -226,10 +226,10 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_cli
 	piece->owner = only;
 	piece->alone = only;
 	if (atomic_load(&tcp->lost)) {
-		wh_piece_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
+		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
 		dropped = drop_rest(piece);
 	} else if (atomic_load(&piece->cancelled)) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		dropped = drop_rest(piece);
 	} else {
 		wh_list_append(only ? &only->mine : &tcp->shared, &piece->link);
@@ -239,12 +239,12 @@ static bool enqueue(struct tcp_peer *tcp, struct wh_piece *piece, struct tcp_cli
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	if (dropped)
-		wh_piece_done(piece);
+		wh_fragment_done(piece);
 	return waiting;
 }
 
 /* Does some of our side lie in a GPU's memory? */
-static bool on_gpu(const struct wh_piece *piece)
+static bool on_gpu(const struct wh_fragment *piece)
 {
 	const struct wh_region *last = NULL, *local;
 
@@ -294,7 +294,7 @@ static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
 	}
 }
 
-static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit_piece(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	struct tcp_peer *tcp = state;
 	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
@@ -302,13 +302,13 @@ static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *pie
 	uint64_t slices = (piece->bytes + slice - 1) / slice;
 	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
-	bool watched = peer->engine->config.number[WH_KNOB_SPIN] && !piece->batch->callback &&
+	bool watched = peer->engine->config.number[WH_SETTING_SPIN] && !piece->batch->callback &&
 		       !piece->batch->queue;
 	struct tcp_client *client;
 
 	piece->staged = on_gpu(piece);
 	piece->windowed = false;
-	if (piece->staged && (piece->op == WH_READ || piece->bytes <= WH_PANE_FEW))
+	if (piece->staged && (piece->op == WH_READ || piece->bytes <= WH_REGION_WINDOW_FEW))
 		tcp_window_open(piece);
 	if (piece->staged && tcp_window_of(piece, slice) && tcp_window_current(piece)) {
 		piece->windowed = true;
@@ -319,8 +319,8 @@ static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *pie
 	alone = lane || slices < 2 || tcp->count == 1;
 	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
 	if (!client) {
-		wh_piece_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
-		wh_piece_done(piece);
+		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
+		wh_fragment_done(piece);
 		return;
 	}
 	if (!enqueue(tcp, piece, alone ? client : NULL))
@@ -333,14 +333,14 @@ static void submit_piece(struct wh_peer *peer, void *state, struct wh_piece *pie
 }
 
 /* What fails belongs to the batch, and not to the call that submits it. */
-static void submit(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	wh_fail_begin();
 	submit_piece(peer, state, piece);
 	wh_fail_end(0);
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
+static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 {
 	struct tcp_peer *tcp = state;
 	bool done = false;
@@ -349,23 +349,23 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_piece *piece)
 	pthread_mutex_lock(&tcp->lock);
 	/* One that is not in the list has been handed out whole, or is not yet submitted. */
 	if (piece->cursor.left && piece->link.next) {
-		wh_piece_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
 		done = drop_rest(piece);
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	if (done)
-		wh_piece_done(piece);
+		wh_fragment_done(piece);
 }
 
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	struct tcp_peer *tcp = state;
 	struct tcp_client *owner = NULL;
-	bool spin = peer->engine->config.number[WH_KNOB_SPIN], several = false, large = false;
+	bool spin = peer->engine->config.number[WH_SETTING_SPIN], several = false, large = false;
 
 	pthread_mutex_lock(&tcp->lock);
 	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_piece *piece = &batch->pieces[i];
+		struct wh_fragment *piece = &batch->pieces[i];
 
 		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) ||
 		    !piece->owner)
@@ -412,7 +412,7 @@ static void look_for_idle(struct wh_timer *timer)
 {
 	struct tcp_peer *tcp = wh_container(timer, struct tcp_peer, idle);
 	struct wh_engine *engine = tcp->peer->engine;
-	int64_t idle = engine->config.number[WH_KNOB_IDLE] * WH_MS, now = wh_now();
+	int64_t idle = engine->config.number[WH_SETTING_IDLE] * WH_MS, now = wh_now();
 
 	for (unsigned i = 0; i <= tcp->count; i++) {
 		struct tcp_client *client = atomic_load(&tcp->clients[i]);
@@ -438,7 +438,7 @@ static int learn_address(struct tcp_peer *tcp, char why[WH_REFUSAL])
 
 static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
-	unsigned count = (unsigned)peer->engine->config.number[WH_KNOB_CONNECTIONS];
+	unsigned count = (unsigned)peer->engine->config.number[WH_SETTING_CONNECTIONS];
 	struct tcp_peer *tcp = calloc(1, sizeof(*tcp) + (count + 1) * sizeof(tcp->clients[0]));
 	int error;
 
@@ -458,7 +458,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	atomic_store(&tcp->numbers, 1);
 	tcp->idle.fire = look_for_idle;
 	wh_timer_set(&peer->engine->loops[0], &tcp->idle,
-		     wh_now() + peer->engine->config.number[WH_KNOB_IDLE] * WH_MS);
+		     wh_now() + peer->engine->config.number[WH_SETTING_IDLE] * WH_MS);
 	*state = tcp;
 	return 0;
 }
@@ -518,8 +518,8 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 	/* A region may be going meanwhile. */
 	pthread_mutex_lock(&peer->engine->pane_lock);
 	for (size_t i = 0; i < batch->piece_count && !used; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
-		const struct wh_pane *pane;
+		const struct wh_fragment *piece = &batch->pieces[i];
+		const struct wh_region_window *pane;
 
 		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
 			continue;
@@ -538,13 +538,14 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line,
 			size_t size)
 {
-	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	struct wh_region_entry *place =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
 	bool told;
 
 	if (!place)
 		return false;
-	told = wh_gpus_tell(engine->gpus, region->registration->device, line, size);
-	wh_place_leave(place);
+	told = wh_gpus_describe(engine->gpus, region->registration->device, line, size);
+	wh_region_entry_leave(place);
 	return told;
 }
 
@@ -557,7 +558,7 @@ static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batc
 
 	(void)state;
 	for (size_t i = 0; i < batch->piece_count && !told; i++) {
-		const struct wh_piece *piece = &batch->pieces[i];
+		const struct wh_fragment *piece = &batch->pieces[i];
 
 		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP)
 			continue;
@@ -602,16 +603,17 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 /* What is planned may be unregistered meanwhile, unlike what has been submitted. */
 static void open_window(struct wh_engine *engine, const struct wh_region *region)
 {
-	struct wh_place *place = wh_place_enter(&engine->regions, wh_place_id(&region->place));
+	struct wh_region_entry *place =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
 
 	if (!place)
 		return;
-	wh_pane_get(wh_container(place, struct wh_region, place));
-	wh_place_leave(place);
+	wh_region_window_get(wh_container(place, struct wh_region, place));
+	wh_region_entry_leave(place);
 }
 
 static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		 struct wh_place *remote, uint32_t op, char why[WH_REFUSAL])
+		 struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	int error;
 
@@ -629,7 +631,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 
 const struct wh_transport wh_transport_tcp = {
 	.name = "tcp",
-	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_HELP | WH_CAN_CUT,
+	.capabilities = WH_CAN_READ | WH_CAN_WRITE | WH_CAN_ACCEPT | WH_CAN_PROGRESS | WH_CAN_ABORT,
 	.role = WH_ROLE_DATA,
 	.peer_open = peer_open,
 	.peer_close = peer_close,

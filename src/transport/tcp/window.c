@@ -22,34 +22,35 @@ bool tcp_window_takes(struct tcp_server *server)
 
 	for (uint32_t i = 0; i < request->count && takes; i++) {
 		const struct tcp_extent *extent = &server->extents[i];
-		const struct wh_pane *pane;
+		const struct wh_region_window *pane;
 		struct wh_region *region;
-		struct wh_place *place;
+		struct wh_region_entry *place;
 
 		if (extent->error || extent->region == last)
 			continue;
 		last = extent->region;
-		place = wh_place_enter(&server->engine->regions, last);
+		place = wh_region_entry_enter(&server->engine->regions, last);
 		if (!place) /* its bytes are thrown away, and the answer says so */
 			continue;
 		region = wh_container(place, struct wh_region, place);
 		if (!wh_kind_on_host(place->kind)) {
-			pane = wh_pane_get(region);
+			pane = wh_region_window_get(region);
 			takes = pane && request->bytes <= pane->receive_most &&
 				!wh_registration_check(region->registration);
 		}
-		wh_place_leave(place);
+		wh_region_entry_leave(place);
 	}
 	return takes;
 }
 
 /* What has come for a region is in place when this returns. 0, or what is wrong, as a positive
  * errno. */
-static int end_region(struct tcp_server *server, uint64_t id, struct wh_pane_flushed *flushed)
+static int end_region(struct tcp_server *server, uint64_t id,
+		      struct wh_region_window_flushed *flushed)
 {
-	struct wh_place *place = wh_place_enter(&server->engine->regions, id);
+	struct wh_region_entry *place = wh_region_entry_enter(&server->engine->regions, id);
 	const struct wh_region *region;
-	const struct wh_pane *pane;
+	const struct wh_region_window *pane;
 	int error = 0;
 
 	/* Taken back since: nobody looks whether the bytes are there. */
@@ -57,18 +58,18 @@ static int end_region(struct tcp_server *server, uint64_t id, struct wh_pane_flu
 		return ESTALE;
 	region = wh_container(place, struct wh_region, place);
 	if (!wh_kind_on_host(place->kind)) {
-		pane = wh_pane_peek(region);
+		pane = wh_region_window_peek(region);
 		if (pane)
-			wh_pane_flush_once(flushed, pane);
+			wh_region_window_flush_once(flushed, pane);
 		error = pane ? -wh_registration_check(region->registration) : ESTALE;
 	}
-	wh_place_leave(place);
+	wh_region_entry_leave(place);
 	return error;
 }
 
 void tcp_window_end(struct tcp_server *server)
 {
-	struct wh_pane_flushed flushed = { 0 };
+	struct wh_region_window_flushed flushed = { 0 };
 	uint64_t last = 0;
 	int error = 0;
 
@@ -89,28 +90,28 @@ void tcp_window_end(struct tcp_server *server)
 /* ---- the initiator -----------------------------------------------------------------------------
  */
 
-static const struct wh_region *local_of(const struct wh_piece *piece, uint64_t index)
+static const struct wh_region *local_of(const struct wh_fragment *piece, uint64_t index)
 {
 	return piece->blocks ? piece->blocks->bases[index].local : piece->batch->items[index].local;
 }
 
-void tcp_window_open(const struct wh_piece *piece)
+void tcp_window_open(const struct wh_fragment *piece)
 {
 	const struct wh_region *last = NULL, *local;
 
 	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
 		local = local_of(piece, i);
 		if (local != last && !wh_kind_on_host(local->place.kind) &&
-		    !wh_pane_get((struct wh_region *)(uintptr_t)local))
+		    !wh_region_window_get((struct wh_region *)(uintptr_t)local))
 			return;
 		last = local;
 	}
 }
 
-const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice)
+const struct wh_region_window *tcp_window_of(const struct wh_fragment *piece, uint64_t slice)
 {
 	const struct wh_region *last = NULL, *local;
-	const struct wh_pane *pane = NULL;
+	const struct wh_region_window *pane = NULL;
 
 	if (piece->op != WH_READ)
 		return NULL;
@@ -120,37 +121,37 @@ const struct wh_pane *tcp_window_of(const struct wh_piece *piece, uint64_t slice
 		if (local == last || wh_kind_on_host(local->place.kind))
 			continue;
 		last = local;
-		pane = wh_pane_peek(local);
+		pane = wh_region_window_peek(local);
 		if (!pane || slice > pane->receive_most)
 			return NULL;
 	}
 	return pane;
 }
 
-const struct wh_pane *tcp_window_few(const struct wh_piece *piece)
+const struct wh_region_window *tcp_window_few(const struct wh_fragment *piece)
 {
-	const struct wh_pane *pane, *found = NULL;
-	uint64_t sum = 0, most = WH_PANE_FEW;
+	const struct wh_region_window *pane, *found = NULL;
+	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
 	struct wh_cursor at;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
-	wh_piece_start(piece, &at);
-	while (sum <= most && wh_piece_next(piece, &at, UINT64_MAX, &run)) {
+	wh_fragment_start(piece, &at);
+	while (sum <= most && wh_fragment_next(piece, &at, UINT64_MAX, &run)) {
 		const struct wh_region *local = local_of(piece, run.index);
 
 		if (wh_kind_on_host(local->place.kind))
 			continue;
-		pane = wh_pane_peek(local);
+		pane = wh_region_window_peek(local);
 		if (!pane)
 			return NULL;
 		found = pane;
-		sum += wh_pane_run(run.length);
+		sum += wh_region_window_run(run.length);
 		most = pane->get_most < most ? pane->get_most : most;
 	}
-	return sum <= most && piece->bytes <= WH_PANE_FEW ? found : NULL;
+	return sum <= most && piece->bytes <= WH_REGION_WINDOW_FEW ? found : NULL;
 }
 
-bool tcp_window_current(const struct wh_piece *piece)
+bool tcp_window_current(const struct wh_fragment *piece)
 {
 	const struct wh_region *last = NULL, *local;
 
@@ -163,52 +164,53 @@ bool tcp_window_current(const struct wh_piece *piece)
 	return true;
 }
 
-static const struct wh_pane *pane_of(const struct wh_piece *piece, const struct wh_run *run)
+static const struct wh_region_window *pane_of(const struct wh_fragment *piece,
+					      const struct wh_extent_pair *run)
 {
 	const struct wh_region *local = local_of(piece, run->index);
 
-	return wh_kind_on_host(local->place.kind) ? NULL : wh_pane_peek(local);
+	return wh_kind_on_host(local->place.kind) ? NULL : wh_region_window_peek(local);
 }
 
-char *tcp_window_at(const struct wh_piece *piece, const struct wh_run *run)
+char *tcp_window_at(const struct wh_fragment *piece, const struct wh_extent_pair *run)
 {
-	const struct wh_pane *pane = pane_of(piece, run);
+	const struct wh_region_window *pane = pane_of(piece, run);
 
-	return pane ? wh_pane_at(pane, (uint64_t)(uintptr_t)run->local) : run->local;
+	return pane ? wh_region_window_at(pane, (uint64_t)(uintptr_t)run->local) : run->local;
 }
 
-void tcp_window_put(const struct wh_piece *piece, const struct wh_run *run, char *at,
+void tcp_window_put(const struct wh_fragment *piece, const struct wh_extent_pair *run, char *at,
 		    const uint8_t *from, size_t length)
 {
-	const struct wh_pane *pane = pane_of(piece, run);
+	const struct wh_region_window *pane = pane_of(piece, run);
 
 	if (pane)
-		wh_pane_put(pane, at, from, length);
+		wh_region_window_put(pane, at, from, length);
 	else
 		memcpy(at, from, length);
 }
 
-void tcp_window_slice_end(const struct tcp_slice *slice)
+void tcp_window_request_end(const struct tcp_request *slice)
 {
-	struct wh_piece *piece = slice->piece;
+	struct wh_fragment *piece = slice->piece;
 	struct wh_cursor at = slice->start;
-	struct wh_pane_flushed flushed = { 0 };
+	struct wh_region_window_flushed flushed = { 0 };
 	const struct wh_region *last = NULL;
 	int error = 0;
-	struct wh_run run;
+	struct wh_extent_pair run;
 
-	while (wh_piece_next(piece, &at, at.left, &run)) {
+	while (wh_fragment_next(piece, &at, at.left, &run)) {
 		const struct wh_region *local = local_of(piece, run.index);
 
 		if (local != last) {
 			last = local;
 			error = 0;
 			if (pane_of(piece, &run)) {
-				wh_pane_flush_once(&flushed, pane_of(piece, &run));
+				wh_region_window_flush_once(&flushed, pane_of(piece, &run));
 				error = wh_registration_check(local->registration);
 			}
 		}
 		if (error)
-			wh_piece_fail(piece, run.index, -ESTALE, "%s", wh_error_text());
+			wh_fragment_fail(piece, run.index, -ESTALE, "%s", wh_error_text());
 	}
 }

@@ -74,13 +74,13 @@ static void connect_pair(int fd)
 /* The error, or 0 and where it is. */
 static int desk_of(int fd, unsigned char **memory)
 {
-	uint8_t bytes[WH_RDMA_DESKED_MAX];
-	struct wh_rdma_desked desked;
+	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
+	struct wh_rdma_bounce_opened desked;
 	int length;
 
-	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
-	length = receive(fd, WH_FRAME_RDMA_DESKED, bytes, sizeof(bytes));
-	want(0, wh_rdma_desked_decode(bytes, (size_t)length, &desked));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
+	length = receive(fd, WH_FRAME_RDMA_BOUNCE_OPENED, bytes, sizeof(bytes));
+	want(0, wh_rdma_bounce_opened_decode(bytes, (size_t)length, &desked));
 	*memory = (unsigned char *)(uintptr_t)desked.address;
 	return desked.error;
 }
@@ -141,7 +141,7 @@ static void order__wrong(void **state)
 	owner_open();
 	extent.region = wh_region_id(owner.region);
 	fd = session(); /* it has no queue pair */
-	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
 	fd = session(); /* no desk */
 	connect_pair(fd);
@@ -152,7 +152,7 @@ static void order__wrong(void **state)
 	want(0, raw_send_frame(fd, WH_FRAME_RDMA_KEYS, 0, keys, sizeof(keys)));
 	want_closed(fd);
 	fd = session_with_desk(&memory); /* two */
-	want(0, raw_send_frame(fd, WH_FRAME_RDMA_DESK, 0, NULL, 0));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0));
 	want_closed(fd);
 	want_true(holds(&owner, 1), "its memory was touched");
 	side_close(&owner);
@@ -185,8 +185,8 @@ static void copy__of_nonsense(void **state)
 		if (i == 6)
 			send_copy(fd, 0, WH_WRITE, many, WH_RDMA_COPY_RUNS + 1);
 		else if (i < 5)
-			send_copy(fd, i == 0 ? WH_RDMA_DESK_SLOTS : 0, i == 1 ? 3 : WH_WRITE, &bad,
-				  i != 2);
+			send_copy(fd, i == 0 ? WH_RDMA_BOUNCE_SLOTS : 0, i == 1 ? 3 : WH_WRITE,
+				  &bad, i != 2);
 		else
 			raw_send_frame(fd, WH_FRAME_RDMA_COPY, 0, "\0\0\0\0\2\0\0\0\2", 9);
 		want_closed(fd);
@@ -227,7 +227,7 @@ static void copy__without_the_right(void **state)
 /* The next session has the same memory, and nothing of what was in it. */
 static void memory__is_cleared(void **state)
 {
-	static unsigned char bytes[WH_RDMA_DESK_SLOTS * MIB];
+	static unsigned char bytes[WH_RDMA_BOUNCE_SLOTS * MIB];
 	unsigned char *first, *second, seen = 0;
 	struct wh_extent extent = { .length = MIB };
 	int fd, other;
@@ -236,7 +236,7 @@ static void memory__is_cleared(void **state)
 	owner_open();
 	extent.region = wh_region_id(owner.region);
 	fd = session_with_desk(&first);
-	for (uint32_t slot = 0; slot < WH_RDMA_DESK_SLOTS; slot++)
+	for (uint32_t slot = 0; slot < WH_RDMA_BOUNCE_SLOTS; slot++)
 		want(0, copy(fd, slot, WH_READ, extent));
 	close(fd);
 	do {

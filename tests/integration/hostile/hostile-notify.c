@@ -25,8 +25,8 @@ struct end {
 	struct ibv_cq *cq;
 	struct ibv_qp *qp;
 	struct ibv_mr *mr;
-	uint8_t bytes[WH_RDMA_LETTER_SLOT];
-	struct wh_rdma_mailed mailbox;
+	uint8_t bytes[WH_RDMA_RING_SLOT];
+	struct wh_rdma_ring_opened mailbox;
 	uint32_t nic; /* the owner's */
 };
 
@@ -123,7 +123,7 @@ static void session(struct end *end)
 	memset(end, 0, sizeof(*end));
 	end->fd = raw_control(wh_engine_url(owner.engine), &welcome);
 	want_true(end->fd >= 0, "no session");
-	want_true(welcome.capabilities & WH_CAPABLE_LETTERS, "it knows no letters");
+	want_true(welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY, "it knows no letters");
 	want_true(raw_skip_regions(end->fd) >= 1, "no regions");
 	make(end);
 	wanted.end.qp = end->qp->qp_num;
@@ -138,12 +138,12 @@ static void session(struct end *end)
 
 static int mailbox(struct end *end)
 {
-	uint8_t bytes[WH_RDMA_MAILED_MAX];
+	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
 	int length;
 
-	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
-	length = receive(end->fd, WH_FRAME_RDMA_MAILED, bytes, sizeof(bytes));
-	want(0, wh_rdma_mailed_decode(bytes, (size_t)length, &end->mailbox));
+	want(0, raw_send_frame(end->fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
+	length = receive(end->fd, WH_FRAME_RDMA_RING_OPENED, bytes, sizeof(bytes));
+	want(0, wh_rdma_ring_opened_decode(bytes, (size_t)length, &end->mailbox));
 	return end->mailbox.error;
 }
 
@@ -189,8 +189,8 @@ static int post(struct end *end, uint64_t offset, uint32_t length, uint32_t imm)
 
 static void compose(struct end *end, uint64_t sequence, uint32_t length)
 {
-	wh_rdma_letter_encode(end->bytes, &(struct wh_rdma_letter){ sequence, length });
-	memset(end->bytes + WH_RDMA_LETTER_HEAD, 'x', 64);
+	wh_rdma_notification_encode(end->bytes, &(struct wh_rdma_notification){ sequence, length });
+	memset(end->bytes + WH_RDMA_NOTIFICATION_HEAD, 'x', 64);
 }
 
 /* A good one, which is confirmed. */
@@ -199,7 +199,7 @@ static void send_good(struct end *end, uint32_t slot, uint64_t sequence)
 	uint8_t confirmed[8];
 
 	compose(end, sequence, 64);
-	want(0, post(end, slot * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD + 64,
+	want(0, post(end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
 		     wh_rdma_imm(slot, sequence)));
 	want(8, receive(end->fd, WH_FRAME_NOTIFIED, confirmed, sizeof(confirmed)));
 	want(sequence, wh_get64(confirmed));
@@ -233,14 +233,14 @@ static void order__wrong(void **state)
 	(void)state;
 	owner_open(NULL);
 	fd = raw_control(wh_engine_url(owner.engine), &welcome); /* without a queue pair */
-	want(0, raw_send_frame(fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
+	want(0, raw_send_frame(fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_true(raw_closes(fd, SOON), "it is still open");
 	close(fd);
 	session(&end); /* with something in it */
-	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_MAIL, 0, "1234", 4));
+	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, "1234", 4));
 	want_closed(&end);
 	session_with_mailbox(&end); /* two */
-	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_MAIL, 0, NULL, 0));
+	want(0, raw_send_frame(end.fd, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0));
 	want_closed(&end);
 	session(&end); /* a letter, and no mailbox */
 	want(0, post(&end, 0, 0, wh_rdma_imm(0, 1)));
@@ -254,10 +254,10 @@ static void letter__of_nonsense(void **state)
 		uint32_t slot, length;
 		uint64_t sequence, said;
 	} wrong[] = {
-		{ WH_RDMA_LETTERS, 64, 8, 8 },
+		{ WH_RDMA_RING_SLOTS, 64, 8, 8 },
 		{ 255, 64, 8, 8 },
 		{ 0, 0, 8, 8 },
-		{ 15, WH_RDMA_LETTER_MAX + 1, 8, 8 },
+		{ 15, WH_RDMA_NOTIFICATION_MAX + 1, 8, 8 },
 		{ 0, UINT32_MAX, 8, 8 },
 		{ 0, 64, 8, 9 },
 		{ 0, 64, 7, 7 },
@@ -272,8 +272,8 @@ static void letter__of_nonsense(void **state)
 		session_with_mailbox(&end);
 		send_good(&end, i, 7);
 		compose(&end, wrong[i].sequence, wrong[i].length);
-		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_LETTER_SLOT,
-			     WH_RDMA_LETTER_HEAD, wh_rdma_imm(wrong[i].slot, wrong[i].said)));
+		want(0, post(&end, (wrong[i].slot & 15) * (uint64_t)WH_RDMA_RING_SLOT,
+			     WH_RDMA_NOTIFICATION_HEAD, wh_rdma_imm(wrong[i].slot, wrong[i].said)));
 		want_closed(&end);
 		send_good(&other, i, 100 + i);
 	}
@@ -297,14 +297,14 @@ static void letter__too_many(void **state)
 	owner_open("notifications=1");
 	session_with_mailbox(&other);
 	session_with_mailbox(&end);
-	for (uint64_t i = 1; i <= 2 + WH_RDMA_LETTERS; i++) {
-		uint32_t slot = i % WH_RDMA_LETTERS;
+	for (uint64_t i = 1; i <= 2 + WH_RDMA_RING_SLOTS; i++) {
+		uint32_t slot = i % WH_RDMA_RING_SLOTS;
 
 		while (nics_receives(end.qp) !=
-		       WH_RDMA_LETTERS) /* no faster than the owner takes them */
+		       WH_RDMA_RING_SLOTS) /* no faster than the owner takes them */
 			sleep_ms(1);
 		compose(&end, i, 64);
-		if (post(&end, slot * (uint64_t)WH_RDMA_LETTER_SLOT, WH_RDMA_LETTER_HEAD + 64,
+		if (post(&end, slot * (uint64_t)WH_RDMA_RING_SLOT, WH_RDMA_NOTIFICATION_HEAD + 64,
 			 wh_rdma_imm(slot, i)))
 			fail_msg("letter %llu is refused", (unsigned long long)i);
 		if (i == 1)
@@ -330,7 +330,7 @@ static void mailbox__outside(void **state)
 	owner_open(NULL);
 	session_with_mailbox(&end);
 	send_good(&end, 15, 1);
-	want(10, post(&end, WH_RDMA_LETTERS * (uint64_t)WH_RDMA_LETTER_SLOT - 8, 16,
+	want(10, post(&end, WH_RDMA_RING_SLOTS * (uint64_t)WH_RDMA_RING_SLOT - 8, 16,
 		      wh_rdma_imm(0, 2)));
 	want_alive(&end);
 	sleep_ms(20);
@@ -374,7 +374,7 @@ static void mailbox__held(void **state)
 	int error;
 
 	(void)state;
-	owner_open("held=1MiB");
+	owner_open("max_buffered=1MiB");
 	for (unsigned i = 0; i < MOST; i++)
 		session_with_mailbox(&ends[i]);
 	session(&ends[MOST]);

@@ -93,7 +93,7 @@ static void hold__connections(void **state)
 	struct target t;
 
 	(void)state;
-	target_open(&t, "held=1MiB");
+	target_open(&t, "max_buffered=1MiB");
 	for (int i = 0; i < 16; i++) {
 		fds[i] = raw_data(wh_engine_url(t.engine), &t.welcome);
 		want_true(fds[i] >= 0, "no connection");
@@ -157,7 +157,7 @@ static void hold__reads_not_taken(void **state)
 	int fd;
 
 	(void)state;
-	target_open(&t, "held=1MiB");
+	target_open(&t, "max_buffered=1MiB");
 	fd = raw_data(wh_engine_url(t.engine), &t.welcome);
 	want_true(fd >= 0, "no connection");
 	/* The requests do not fit into the sockets: somebody else has to send them. */
@@ -193,7 +193,7 @@ static void hold__answers_not_taken(void **state)
 	uint64_t sent = 0;
 
 	(void)state;
-	target_open(&t, "held=64MiB");
+	target_open(&t, "max_buffered=64MiB");
 	for (size_t i = 0; i < sizeof(pings); i += 16)
 		wh_frame_encode(pings + i, &(struct wh_frame){ 8, WH_FRAME_PING, 0 });
 	while (sent < 256 * MIB && !raw_send(t.control, pings, sizeof(pings)))
@@ -219,7 +219,7 @@ static void hold__lists_not_taken(void **state)
 	char name[32];
 
 	(void)state;
-	target_open(&t, "held=8MiB");
+	target_open(&t, "max_buffered=8MiB");
 	for (unsigned i = 0; i < REGIONS; i++) {
 		snprintf(name, sizeof(name), "a-region-with-a-name-%u", i);
 		named.name = name;
@@ -261,7 +261,7 @@ static void hold__frames_not_finished(void **state)
 	struct target t;
 
 	(void)state;
-	target_open(&t, "held=1MiB");
+	target_open(&t, "max_buffered=1MiB");
 	wh_frame_encode(bytes, &(struct wh_frame){ 256 * KIB - 8, WH_FRAME_REMOVED, 0 });
 	for (int i = 0; i < SESSIONS; i++) {
 		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
@@ -287,7 +287,7 @@ static void hold__notifications(void **state)
 	struct target t;
 
 	(void)state;
-	target_open(&t, "held=1MiB");
+	target_open(&t, "max_buffered=1MiB");
 	for (int i = 0; i < MANY; i++) {
 		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
 		want_true(fds[i] >= 0, "no session");
