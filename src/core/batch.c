@@ -96,8 +96,8 @@ static void empty(struct wh_batch *batch)
 	wh_batch_flush_counts(batch);
 	for (size_t i = 0; i < batch->blocks_count; i++)
 		wh_blocks_free(batch->blocks[i]);
-	batch->blocks_count = batch->item_count = batch->piece_count = 0;
-	batch->note_length = 0;
+	batch->blocks_count = batch->item_count = batch->fragment_count = 0;
+	batch->notification_length = 0;
 	batch->planned = 0;
 }
 
@@ -138,7 +138,7 @@ int wh_batch_free(struct wh_batch *batch)
 	pthread_mutex_destroy(&batch->text_lock);
 	free(batch->items);
 	free(batch->blocks);
-	free(batch->pieces);
+	free(batch->fragments);
 	free(batch->note);
 	free(batch);
 	return 0;
@@ -150,32 +150,32 @@ int wh_batch_free(struct wh_batch *batch)
 int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index, uint32_t op,
 			  uint64_t id, uint64_t offset, uint64_t length)
 {
-	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
-	struct wh_region_entry *place = wh_region_entry_enter(places, id);
+	struct wh_region_table *table = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_entry *entry = wh_region_entry_enter(table, id);
 	int error = 0;
 
-	if (!place || (place->access & WH_ACCESS_NONE)) {
+	if (!entry || (entry->access & WH_ACCESS_NONE)) {
 		/* A peer that leaves takes its regions back first: say that it has left. */
 		error = wh_peer_check(peer);
 		if (!error)
 			error = wh_fail(ENOENT, "%s %llu: %s publishes no region %#llx", what,
 					(unsigned long long)index, peer->welcome.name,
 					(unsigned long long)id);
-	} else if (!(place->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
+	} else if (!(entry->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
 		error = wh_fail(EACCES, "%s %llu: region %#llx of %s may not be %s", what,
 				(unsigned long long)index, (unsigned long long)id,
 				peer->welcome.name, op == WH_READ ? "read" : "written");
-	} else if (!wh_region_entry_holds(place, offset, length)) {
+	} else if (!wh_region_entry_holds(entry, offset, length)) {
 		error = wh_fail(
 			ERANGE,
 			"%s %llu: remote offset %llu + length %llu is outside region %#llx of %llu "
 			"bytes",
 			what, (unsigned long long)index, (unsigned long long)offset,
 			(unsigned long long)length, (unsigned long long)id,
-			(unsigned long long)place->length);
+			(unsigned long long)entry->length);
 	}
-	if (place)
-		wh_region_entry_leave(place);
+	if (entry)
+		wh_region_entry_leave(entry);
 	return error;
 }
 
@@ -185,16 +185,16 @@ int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 	if (!region || region->engine != peer->engine)
 		return wh_fail(EINVAL, "%s %llu: local is %s", what, (unsigned long long)index,
 			       region ? "a region of another engine" : "NULL");
-	if (!atomic_load(&region->place.id))
+	if (!atomic_load(&region->entry.id))
 		return wh_fail(EINVAL, "%s %llu: local has been unregistered", what,
 			       (unsigned long long)index);
-	if (!wh_region_entry_holds(&region->place, offset, length))
+	if (!wh_region_entry_holds(&region->entry, offset, length))
 		return wh_fail(ERANGE,
 			       "%s %llu: local offset %llu + length %llu is outside the region of "
 			       "%llu bytes",
 			       what, (unsigned long long)index, (unsigned long long)offset,
 			       (unsigned long long)length,
-			       (unsigned long long)region->place.length);
+			       (unsigned long long)region->entry.length);
 	return 0;
 }
 
@@ -202,15 +202,15 @@ int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t inde
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	uint64_t distance = 0;
 
-	if (!peer->self || wh_kind_on_host(region->place.kind))
+	if (!peer->self || wh_kind_on_host(region->entry.kind))
 		return 0;
-	place = wh_region_entry_enter(&peer->engine->regions, remote);
-	if (place) {
-		distance = place->address + remote_offset - (region->place.address + local_offset);
-		wh_region_entry_leave(place);
+	entry = wh_region_entry_enter(&peer->engine->regions, remote);
+	if (entry) {
+		distance = entry->address + remote_offset - (region->entry.address + local_offset);
+		wh_region_entry_leave(entry);
 	}
 	/* The same bytes on both sides stay what they are. */
 	if (!distance || (distance >= length && -distance >= length))
@@ -291,9 +291,9 @@ int wh_batch_add(struct wh_batch *batch, const struct wh_transfer *transfers, si
 			return error;
 		item->local = transfer->local;
 		item->local_id =
-			atomic_load_explicit(&transfer->local->place.id, memory_order_relaxed);
+			atomic_load_explicit(&transfer->local->entry.id, memory_order_relaxed);
 		item->address =
-			(char *)(uintptr_t)transfer->local->place.address + transfer->local_offset;
+			(char *)(uintptr_t)transfer->local->entry.address + transfer->local_offset;
 		item->remote = transfer->remote;
 		item->offset = transfer->remote_offset;
 		item->length = transfer->length;
@@ -342,7 +342,7 @@ int wh_batch_notify(struct wh_batch *batch, const void *data, size_t length)
 		atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 	}
 	memcpy(batch->note, data, length);
-	batch->note_length = length;
+	batch->notification_length = length;
 	return 0;
 }
 
@@ -373,7 +373,7 @@ static void release_regions(const struct wh_batch *batch)
 static bool hold(struct wh_region *region, uint64_t id)
 {
 	atomic_fetch_add(&region->batches, 1);
-	if (atomic_load(&region->place.id) == id)
+	if (atomic_load(&region->entry.id) == id)
 		return true;
 	atomic_fetch_sub(&region->batches, 1);
 	return false;
@@ -418,16 +418,16 @@ err_blocks:
 /* ---- submitting ------------------------------------------------------------------------------ */
 
 /* The last piece has ended. */
-static void pieces_ended(struct wh_batch *batch)
+static void fragments_ended(struct wh_batch *batch)
 {
-	if (batch->note_length && !atomic_load(&batch->status)) {
+	if (batch->notification_length && !atomic_load(&batch->status)) {
 		if (!atomic_load(&batch->cancelled)) {
 			wh_notify_send(batch);
 			return;
 		}
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 	}
-	if (batch->note_length)
+	if (batch->notification_length)
 		wh_notify_drop(batch);
 	wh_batch_finish(batch);
 }
@@ -435,34 +435,34 @@ static void pieces_ended(struct wh_batch *batch)
 static void let_go(struct wh_batch *batch)
 {
 	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) == 1)
-		pieces_ended(batch);
+		fragments_ended(batch);
 }
 
 static void start(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
 
-		wh_transport(piece->transport)
-			->submit(peer, peer->transport[piece->transport], piece);
+		wh_transport(fragment->transport)
+			->submit(peer, peer->transport[fragment->transport], fragment);
 	}
 	let_go(batch);
 }
 
 void wh_batch_start(struct wh_batch *batch, int error, const char *text)
 {
-	atomic_store_explicit(&batch->gated, false, memory_order_release);
+	atomic_store_explicit(&batch->waiting_for_stream, false, memory_order_release);
 	if (!error) {
 		start(batch);
 		return;
 	}
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		wh_fragment_fail(&batch->pieces[i], UINT64_MAX, error, "%s", text);
-		wh_fragment_done(&batch->pieces[i]);
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		wh_fragment_fail(&batch->fragments[i], UINT64_MAX, error, "%s", text);
+		wh_fragment_done(&batch->fragments[i]);
 	}
-	if (!batch->piece_count)
+	if (!batch->fragment_count)
 		wh_batch_fail(batch, error, text);
 	let_go(batch);
 }
@@ -489,7 +489,7 @@ static int prepare(struct wh_batch *batch)
 	if (error)
 		return error;
 	peer = batch->peer;
-	if (!batch->item_count && !batch->blocks_count && !batch->note_length)
+	if (!batch->item_count && !batch->blocks_count && !batch->notification_length)
 		return wh_fail(EINVAL, "wh_batch_submit: the batch is empty; add transfers first");
 	error = wh_peer_check(peer);
 	if (error)
@@ -512,19 +512,20 @@ static int prepare(struct wh_batch *batch)
 		for (size_t i = 0; i < batch->item_count; i++)
 			atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
 	}
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
 
-		wh_fragment_start(piece, &piece->cursor);
-		atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
-		atomic_store_explicit(&piece->cancelled, false, memory_order_relaxed);
-		atomic_store_explicit(&piece->done, false, memory_order_relaxed);
-		piece->owner = NULL;
+		wh_fragment_start(fragment, &fragment->cursor);
+		atomic_store_explicit(&fragment->left, fragment->bytes, memory_order_relaxed);
+		atomic_store_explicit(&fragment->cancelled, false, memory_order_relaxed);
+		atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
+		fragment->owner = NULL;
 	}
 	forget_rails(batch);
 	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
-	atomic_store_explicit(&batch->note_way, WH_NOTIFY_UNSENT, memory_order_relaxed);
-	atomic_store_explicit(&batch->left, (uint32_t)batch->piece_count + 1, memory_order_relaxed);
+	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
+	atomic_store_explicit(&batch->left, (uint32_t)batch->fragment_count + 1,
+			      memory_order_relaxed);
 	if (!--batch->timed_in)
 		wh_count_begin(batch);
 	return 0;
@@ -549,7 +550,7 @@ int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
 		return error;
 	/* How long the stream takes is not ours to tell. */
 	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
-	atomic_store_explicit(&batch->gated, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
 	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
 	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
 	if (error)
@@ -577,126 +578,127 @@ static void fail_item(struct wh_item *item, int error)
 	atomic_compare_exchange_strong(&item->status, &none, error);
 }
 
-void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
+void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
+		      ...)
 {
 	struct wh_batch *batch;
 	char text[WH_TEXT_MAX];
 	int32_t none = 0;
 	va_list list;
 
-	if (piece->whole) {
-		atomic_store(&piece->failed, error);
+	if (fragment->whole) {
+		atomic_store(&fragment->failed, error);
 		if (index != UINT64_MAX)
-			index = piece->batch->items[index].local_id;
-		piece = piece->whole;
+			index = fragment->batch->items[index].local_id;
+		fragment = fragment->whole;
 	}
-	batch = piece->batch;
-	atomic_compare_exchange_strong(&piece->failed, &none, error);
+	batch = fragment->batch;
+	atomic_compare_exchange_strong(&fragment->failed, &none, error);
 	va_start(list, format);
 	vsnprintf(text, sizeof(text), format, list);
 	va_end(list);
-	if (!piece->blocks && index != UINT64_MAX)
+	if (!fragment->blocks && index != UINT64_MAX)
 		fail_item(&batch->items[index], error);
-	for (uint64_t i = 0; !piece->blocks && index == UINT64_MAX && i < piece->count; i++)
-		fail_item(&batch->items[piece->first + i], error);
+	for (uint64_t i = 0; !fragment->blocks && index == UINT64_MAX && i < fragment->count; i++)
+		fail_item(&batch->items[fragment->first + i], error);
 	wh_batch_fail(batch, error, text);
 }
 
-void wh_fragment_done(struct wh_fragment *piece)
+void wh_fragment_done(struct wh_fragment *fragment)
 {
-	if (piece->whole) {
-		piece->ended(piece, 0, "");
+	if (fragment->whole) {
+		fragment->ended(fragment, 0, "");
 		return;
 	}
-	atomic_store_explicit(&piece->done, true, memory_order_release);
-	let_go(piece->batch);
+	atomic_store_explicit(&fragment->done, true, memory_order_release);
+	let_go(fragment->batch);
 }
 
-static void give_up(struct wh_fragment *piece)
+static void give_up(struct wh_fragment *fragment)
 {
-	wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-	wh_fragment_done(piece);
+	wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+	wh_fragment_done(fragment);
 }
 
 /* Hand it to another transport, of which a cancel knows from here on. False: it was cancelled
  * before. */
-static bool change_over(struct wh_fragment *piece, uint32_t to)
+static bool change_over(struct wh_fragment *fragment, uint32_t to)
 {
-	struct wh_batch *batch = piece->batch;
+	struct wh_batch *batch = fragment->batch;
 	bool cancelled;
 
 	pthread_mutex_lock(&batch->route_lock);
-	cancelled = atomic_load(&piece->cancelled);
+	cancelled = atomic_load(&fragment->cancelled);
 	if (!cancelled) {
-		wh_fragment_start(piece, &piece->cursor);
-		atomic_store(&piece->left, piece->bytes);
-		piece->owner = NULL;
-		atomic_store(&piece->transport, to);
+		wh_fragment_start(fragment, &fragment->cursor);
+		atomic_store(&fragment->left, fragment->bytes);
+		fragment->owner = NULL;
+		atomic_store(&fragment->transport, to);
 	}
 	pthread_mutex_unlock(&batch->route_lock);
 	return !cancelled;
 }
 
-void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why)
+void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *why)
 {
-	uint32_t before = atomic_load(&piece->transport), to;
-	struct wh_batch *batch = piece->batch;
+	uint32_t before = atomic_load(&fragment->transport), to;
+	struct wh_batch *batch = fragment->batch;
 	struct wh_peer *peer = batch->peer;
 	char text[WH_REFUSAL];
 
-	if (piece->whole) {
-		piece->ended(piece, error, why);
+	if (fragment->whole) {
+		fragment->ended(fragment, error, why);
 		return;
 	}
 	snprintf(text, sizeof(text), "%s", why);
 	wh_count_flush(batch);
 	/* maybe by this thread, which holds the lock then */
-	if (atomic_load(&piece->cancelled)) {
-		give_up(piece);
+	if (atomic_load(&fragment->cancelled)) {
+		give_up(fragment);
 		return;
 	}
 	pthread_mutex_lock(&batch->text_lock);
-	batch->share[before].bytes -= piece->bytes;
-	batch->share[before].transfers -= piece->transfers;
+	batch->share[before].bytes -= fragment->bytes;
+	batch->share[before].transfers -= fragment->transfers;
 	memcpy(batch->share[before].refused, text, WH_REFUSAL);
 	batch->share[before].inapplicable = false;
 	batch->planned = 0; /* two parts may be given up at once */
 	pthread_mutex_unlock(&batch->text_lock);
-	to = wh_plan_again(piece);
+	to = wh_plan_again(fragment);
 	if (to == WH_TRANSPORT_COUNT) {
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s: %s", wh_transport(before)->name,
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s: %s", wh_transport(before)->name,
 				 why);
-		wh_fragment_done(piece);
+		wh_fragment_done(fragment);
 		return;
 	}
-	wh_count_add(&wh_route_statistics(&peer->tally, before, piece->op)->attempts, 1);
-	wh_count_add(&peer->tally.reroutes[before], 1);
+	wh_count_add(&wh_route_statistics(&peer->statistics, before, fragment->op)->attempts, 1);
+	wh_count_add(&peer->statistics.reroutes[before], 1);
 	pthread_mutex_lock(&batch->text_lock);
-	batch->share[to].bytes += piece->bytes;
-	batch->share[to].transfers += piece->transfers;
+	batch->share[to].bytes += fragment->bytes;
+	batch->share[to].transfers += fragment->transfers;
 	pthread_mutex_unlock(&batch->text_lock);
-	if (change_over(piece, to))
-		wh_transport(to)->submit(peer, peer->transport[to], piece);
+	if (change_over(fragment, to))
+		wh_transport(to)->submit(peer, peer->transport[to], fragment);
 	else
-		give_up(piece);
+		give_up(fragment);
 }
 
 /* A round of it ends. The two ways that cost little are here, so that they cost little. */
-static inline void count_round(struct wh_batch *batch)
+static inline void count_submission(struct wh_batch *batch)
 {
 	uint32_t watch = atomic_load_explicit(&batch->watch, memory_order_relaxed);
 
 	if (__builtin_expect(watch == WH_STATISTICS_LISTED, 1)) {
 		/* Rounds follow each other: nobody else adds. */
-		atomic_store_explicit(&batch->rounds, wh_count_get(&batch->rounds) + 1,
+		atomic_store_explicit(&batch->submissions, wh_count_get(&batch->submissions) + 1,
 				      memory_order_relaxed);
 	} else if (!watch) {
-		const struct wh_fragment *piece = batch->pieces;
-		struct wh_route_statistics *way =
-			wh_route_statistics(&batch->peer->tally, piece->transport, piece->op);
+		const struct wh_fragment *fragment = batch->fragments;
+		struct wh_route_statistics *way = wh_route_statistics(
+			&batch->peer->statistics, fragment->transport, fragment->op);
 
-		wh_count_add(&way->bytes, piece->bytes);
-		wh_count_add(&way->transfers, piece->transfers);
+		wh_count_add(&way->bytes, fragment->bytes);
+		wh_count_add(&way->transfers, fragment->transfers);
 		wh_count_add(&way->alone, 1);
 		atomic_store_explicit(&batch->watch, WH_STATISTICS_AGAIN, memory_order_relaxed);
 	} else {
@@ -710,7 +712,7 @@ void wh_batch_finish(struct wh_batch *batch)
 	bool waited;
 
 	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
-	count_round(batch);
+	count_submission(batch);
 	if (batch->callback)
 		atomic_fetch_add(&batch->delivering, 1);
 	release_regions(batch);
@@ -742,21 +744,21 @@ void wh_batch_call_back(struct wh_batch *batch)
 /* ---- polling and waiting ----------------------------------------------------------------------
  */
 
-static void help_pieces(struct wh_batch *batch, int64_t deadline)
+static void progress_fragments(struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_peer *peer = batch->peer;
 	unsigned helped = 0;
 
-	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++) {
-		struct wh_fragment *piece = &batch->pieces[i];
-		uint32_t id = piece->transport;
+	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
+		uint32_t id = fragment->transport;
 
 		if (helped & (1u << id) ||
-		    atomic_load_explicit(&piece->done, memory_order_acquire) ||
+		    atomic_load_explicit(&fragment->done, memory_order_acquire) ||
 		    !(wh_transport(id)->capabilities & WH_CAN_PROGRESS))
 			continue;
 		helped |= 1u << id;
-		wh_transport(id)->help(peer, peer->transport[id], batch, deadline);
+		wh_transport(id)->progress(peer, peer->transport[id], batch, deadline);
 	}
 }
 
@@ -764,10 +766,10 @@ static void help_pieces(struct wh_batch *batch, int64_t deadline)
 static void help(struct wh_batch *batch, int64_t deadline)
 {
 	wh_fail_begin();
-	if (atomic_load_explicit(&batch->gated, memory_order_acquire))
+	if (atomic_load_explicit(&batch->waiting_for_stream, memory_order_acquire))
 		wh_gpus_progress(batch->peer->engine->gpus, batch, deadline);
 	else
-		help_pieces(batch, deadline);
+		progress_fragments(batch, deadline);
 	wh_fail_end(0);
 }
 
@@ -838,18 +840,18 @@ int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
 	return status_of(batch);
 }
 
-static void cancel_piece(struct wh_fragment *piece)
+static void cancel_fragment(struct wh_fragment *fragment)
 {
-	struct wh_batch *batch = piece->batch;
+	struct wh_batch *batch = fragment->batch;
 	struct wh_peer *peer = batch->peer;
 	uint32_t id;
 
 	/* Before the lock, which those take who would hand it to another transport. */
-	atomic_store(&piece->cancelled, true);
+	atomic_store(&fragment->cancelled, true);
 	pthread_mutex_lock(&batch->route_lock);
-	id = atomic_load(&piece->transport);
-	if (!atomic_load(&piece->done))
-		wh_transport(id)->cancel(peer, peer->transport[id], piece);
+	id = atomic_load(&fragment->transport);
+	if (!atomic_load(&fragment->done))
+		wh_transport(id)->cancel(peer, peer->transport[id], fragment);
 	pthread_mutex_unlock(&batch->route_lock);
 }
 
@@ -869,8 +871,8 @@ int wh_batch_cancel(struct wh_batch *batch)
 	atomic_store(&batch->cancelled, true);
 	if (wh_stream_dependency_cancel(batch))
 		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
-	for (size_t i = 0; i < batch->piece_count && wh_batch_running(batch); i++)
-		cancel_piece(&batch->pieces[i]);
+	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++)
+		cancel_fragment(&batch->fragments[i]);
 	if (wh_notify_cancel(batch)) {
 		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
 		wh_batch_finish(batch);
@@ -882,7 +884,7 @@ int wh_batch_cancel(struct wh_batch *batch)
 	deadline = wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (peer->opened[id] && !error)
-			error = wh_transport(id)->cut(peer, peer->transport[id], batch, deadline);
+			error = wh_transport(id)->abort(peer, peer->transport[id], batch, deadline);
 	if (!wait_done(batch, wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS)))
 		error = -ETIMEDOUT;
 	settle(batch);

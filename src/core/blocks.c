@@ -58,7 +58,7 @@ static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *b
 	const uint64_t *local = blocks->local_offsets, *remote = blocks->remote_offsets;
 	int error = 0;
 
-	if (!blocks->peer->self || wh_kind_on_host(base->local->place.kind))
+	if (!blocks->peer->self || wh_kind_on_host(base->local->entry.kind))
 		return 0;
 	for (uint64_t i = 0; i < blocks->count && !error; i++)
 		error = wh_batch_check_overlap(
@@ -73,9 +73,9 @@ static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *b
 static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
 		      uint64_t local_span, uint64_t remote_span)
 {
-	struct wh_region_table *places =
+	struct wh_region_table *table =
 		blocks->peer->self ? &blocks->peer->engine->regions : &blocks->peer->regions;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	uint64_t room = 0;
 	int error;
 
@@ -88,19 +88,19 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 				      base->remote_offset, 1);
 	if (error)
 		return error;
-	room = base->local->place.length - base->local_offset;
+	room = base->local->entry.length - base->local_offset;
 	if (local_span > room)
 		return wh_fail(ERANGE,
 			       "base %llu: block %llu is outside the local region of %llu bytes",
 			       (unsigned long long)index,
 			       (unsigned long long)first_outside(
 				       blocks->local_offsets, blocks->local_stride, blocks, room),
-			       (unsigned long long)base->local->place.length);
-	place = wh_region_entry_enter(places, base->remote);
-	if (place) {
-		room = place->length > base->remote_offset ? place->length - base->remote_offset :
+			       (unsigned long long)base->local->entry.length);
+	entry = wh_region_entry_enter(table, base->remote);
+	if (entry) {
+		room = entry->length > base->remote_offset ? entry->length - base->remote_offset :
 							     0;
-		wh_region_entry_leave(place);
+		wh_region_entry_leave(entry);
 	}
 	if (remote_span > room)
 		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
@@ -203,9 +203,9 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 			break;
 		blocks->bases[i] = (struct wh_block_base){
 			.address =
-				(char *)(uintptr_t)base->local->place.address + base->local_offset,
+				(char *)(uintptr_t)base->local->entry.address + base->local_offset,
 			.local = base->local,
-			.local_id = atomic_load(&base->local->place.id),
+			.local_id = atomic_load(&base->local->entry.id),
 			.remote = base->remote,
 			.offset = base->remote_offset,
 		};
@@ -228,7 +228,7 @@ void wh_blocks_leave(struct wh_peer *peer)
 	while ((link = wh_list_take(&peer->blocks))) {
 		struct wh_blocks *blocks = wh_container(link, struct wh_blocks, link);
 
-		wh_cached_lists_free(atomic_exchange(&blocks->kept, NULL));
+		wh_cached_lists_free(atomic_exchange(&blocks->cached, NULL));
 		blocks->peer = NULL;
 	}
 }
@@ -245,7 +245,7 @@ void wh_blocks_free(struct wh_blocks *blocks)
 		wh_list_remove(&blocks->link);
 		pthread_mutex_unlock(&peer->lock);
 	}
-	wh_cached_lists_free(atomic_load(&blocks->kept));
+	wh_cached_lists_free(atomic_load(&blocks->cached));
 	free(blocks->bases);
 	free(blocks->local_offsets);
 	free(blocks->remote_offsets);

@@ -58,7 +58,7 @@ struct wh_engine {
 	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
 	struct wh_list peers;
 	struct wh_list sessions;
-	struct wh_list guests; /* on loop 0 */
+	struct wh_list quotas; /* on loop 0 */
 	struct wh_list memory; /* struct wh_allocation */
 	/* the last one given to an allocation, or to a state of one; under lock */
 	uint64_t memory_number;
@@ -85,9 +85,9 @@ struct wh_engine {
 	struct wh_inbox *inbox;
 	struct wh_windows *windows; /* once one was opened; under lock, then kept */
 	unsigned window_count; /* under lock */
-	pthread_mutex_t pane_lock; /* opening a region's window; comes before `lock` */
+	pthread_mutex_t region_window_lock; /* opening a region's window; comes before `lock` */
 
-	struct wh_engine_statistics tally;
+	struct wh_engine_statistics statistics;
 	struct wh_statistics past; /* of peers that have been closed; under lock */
 	struct wh_observer *observer; /* NULL: nobody may ask */
 
@@ -120,7 +120,7 @@ int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *lengt
 
 /* A region of ours. */
 struct wh_region {
-	struct wh_region_entry place;
+	struct wh_region_entry entry;
 	struct wh_engine *engine;
 	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
 	/* memory->members, as long as it is published; under engine.lock */
@@ -129,9 +129,9 @@ struct wh_region {
 	struct wh_registration *registration;
 	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
 	_Atomic uint32_t batches; /* unfinished ones that use it */
-	struct wh_device_mapping *_Atomic view; /* the transport cuda's; NULL: none yet */
+	struct wh_device_mapping *_Atomic mapping; /* the transport cuda's; NULL: none yet */
 	/* the CPU window that is kept for it; NULL: not tried yet */
-	struct wh_region_window *_Atomic pane;
+	struct wh_region_window *_Atomic window;
 	/* the transport rdma's, one for each NIC; NULL: none yet */
 	struct rdma_memory *_Atomic rdma;
 };
@@ -140,12 +140,12 @@ struct wh_region {
  * themselves, without a system call that would tell, they look at before. */
 static inline bool wh_region_may_vanish(const struct wh_region *region)
 {
-	return !region->memory && wh_kind_on_host(region->place.kind);
+	return !region->memory && wh_kind_on_host(region->entry.kind);
 }
 
 /* A region of a peer. The `map` fields are the shm transport's. */
 struct wh_remote_region {
-	struct wh_region_entry place;
+	struct wh_region_entry entry;
 	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not asked for yet */
 	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
 	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
@@ -155,8 +155,9 @@ struct wh_remote_region {
 	struct wh_shm_memory *map_memory; /* the same, once it has been mapped */
 	struct wh_list map_link; /* map_memory->regions */
 	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
-	struct wh_device_mapping *_Atomic view; /* the transport cuda's; NULL: none yet */
-	struct wh_region_window *_Atomic pane; /* the CPU window onto `view`; NULL: not tried yet */
+	struct wh_device_mapping *_Atomic mapping; /* the transport cuda's; NULL: none yet */
+	struct wh_region_window
+		*_Atomic window; /* the CPU window onto `view`; NULL: not tried yet */
 	/* the transport rdma's, one for each NIC; NULL: none yet */
 	struct rdma_keys *_Atomic rdma;
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
@@ -175,7 +176,7 @@ struct wh_control {
 	uint8_t *out;
 	size_t out_start, out_length, out_room;
 	size_t owed; /* of what waits: answers; it goes down when all has gone out */
-	struct wh_quota *guest; /* on whose account the memory is; NULL: ours */
+	struct wh_quota *quota; /* on whose account the memory is; NULL: ours */
 	const char *full; /* why no more is kept for it; NULL: it is */
 	bool open;
 	/* A frame has come; not 0: the connection is broken off with that error. */
@@ -280,11 +281,11 @@ struct wh_peer {
 	uint64_t wanted; /* the epoch that the registry told; 0: any */
 
 	/* Notifications sent and not yet confirmed. */
-	pthread_mutex_t note_lock;
+	pthread_mutex_t notify_lock;
 	/* Of batches; `ahead`: sent behind bytes that are not known to have arrived. */
-	struct wh_list notes_waiting, notes_sent, notes_ahead;
-	unsigned note_count;
-	uint64_t note_sequence;
+	struct wh_list notify_waiting, notify_sent, notify_early;
+	unsigned notify_count;
+	uint64_t notify_sequence;
 
 	struct wh_list aborts; /* struct wh_abort; under lock */
 	struct wh_list blocks; /* prepared for it; under lock */
@@ -296,11 +297,11 @@ struct wh_peer {
 	pthread_mutex_t probe_lock; /* no other is held when it is taken */
 	struct wh_probed probed[WH_TRANSPORT_COUNT];
 
-	struct wh_statistics tally;
+	struct wh_statistics statistics;
 	wh_count lost; /* how often */
 	pthread_mutex_t count_lock;
 	/* Under count_lock: */
-	struct wh_list counted; /* batches whose rounds are to be added to the tally */
+	struct wh_list pending; /* batches whose rounds are to be added to the tally */
 	uint32_t listed_in_all; /* that have been in it: which round of the next one is timed */
 };
 
@@ -333,7 +334,7 @@ void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
  * is a session of it. On loop 0, save `held`. */
 struct wh_quota {
 	struct wh_list link; /* engine.guests */
-	uint64_t place;
+	uint64_t entry;
 	unsigned sessions;
 	int64_t most; /* the setting `max_buffered` */
 	/* bytes of memory that are there on their account: data connections, requests */
@@ -344,28 +345,28 @@ struct wh_quota {
 
 uint64_t wh_quota_source(const struct sockaddr_storage *address);
 /* NULL: there are too many from there, or there is no memory. */
-struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t place);
-void wh_quota_release(struct wh_quota *guest);
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t entry);
+void wh_quota_release(struct wh_quota *quota);
 
-static inline void wh_quota_charge_buffered(struct wh_quota *guest, int64_t bytes)
+static inline void wh_quota_charge_buffered(struct wh_quota *quota, int64_t bytes)
 {
-	atomic_fetch_add_explicit(&guest->held, bytes, memory_order_relaxed);
+	atomic_fetch_add_explicit(&quota->held, bytes, memory_order_relaxed);
 }
 
 /* What is asked for has to wait until something else has ended. */
-static inline bool wh_quota_is_full(const struct wh_quota *guest)
+static inline bool wh_quota_is_full(const struct wh_quota *quota)
 {
-	return atomic_load_explicit(&guest->held, memory_order_relaxed) >= guest->most;
+	return atomic_load_explicit(&quota->held, memory_order_relaxed) >= quota->most;
 }
 
 /* So many bytes more; fewer always fit. False: `most` would be passed, and nothing has changed. */
-static inline bool wh_quota_charge_queued(struct wh_quota *guest, int64_t bytes)
+static inline bool wh_quota_charge_queued(struct wh_quota *quota, int64_t bytes)
 {
-	int64_t before = atomic_fetch_add_explicit(&guest->queued, bytes, memory_order_relaxed);
+	int64_t before = atomic_fetch_add_explicit(&quota->queued, bytes, memory_order_relaxed);
 
-	if (bytes <= 0 || before + bytes <= guest->most)
+	if (bytes <= 0 || before + bytes <= quota->most)
 		return true;
-	atomic_fetch_sub_explicit(&guest->queued, bytes, memory_order_relaxed);
+	atomic_fetch_sub_explicit(&quota->queued, bytes, memory_order_relaxed);
 	return false;
 }
 
@@ -374,7 +375,7 @@ struct wh_session {
 	struct wh_list link; /* engine.sessions; also under engine.lock */
 	struct wh_engine *engine;
 	struct wh_control control;
-	struct wh_quota *guest;
+	struct wh_quota *quota;
 	struct wh_hello hello; /* what it said */
 	uint64_t id;
 	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
@@ -393,13 +394,13 @@ struct wh_session {
 	int64_t heard;
 	void *transport[WH_TRANSPORT_COUNT]; /* each transport's own */
 	struct wh_list notes; /* notifications for which the inbox has no room yet */
-	unsigned note_count;
+	unsigned notify_count;
 	struct wh_served served;
 };
 
 /* A control connection whose initiator has proved itself. It belongs to the session now (also on
  * error). */
-int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t place,
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t entry,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 /* The session with this number, or NULL. On loop 0. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
@@ -428,7 +429,7 @@ void wh_region_record(const struct wh_region *region, struct wh_region_record *r
  * may. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);
 /* The same for a session: inside the region, or under engine.lock. On any thread. */
-uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *place);
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);
 
 /* ---- the acceptor: listeners and handshakes -------------------------------------------------- */
 
@@ -457,13 +458,13 @@ void wh_notify_send(struct wh_batch *batch);
 bool wh_notify_cancel(struct wh_batch *batch);
 /* The batch ends without: it has failed, or been cancelled. */
 void wh_notify_drop(struct wh_batch *batch);
-/* For a transport that sends one behind the batch's bytes. Both under peer.note_lock. May it be
+/* For a transport that sends one behind the batch's bytes. Both under peer.notify_lock. May it be
  * sent now, before any other? Then its sequence, as sent; wh_notify_confirmed() or
  * wh_notify_undelivered() follows. */
 bool wh_notify_can_send_early(const struct wh_batch *batch);
 uint64_t wh_notify_send_early(struct wh_batch *batch);
 /* What a transport has sent has not arrived, and never will: it is sent over the control
- * connection, or, if it was ahead of its batch's end, once that has come. Under peer.note_lock;
+ * connection, or, if it was ahead of its batch's end, once that has come. Under peer.notify_lock;
  * wh_notify_resume() follows, without. */
 void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
 			   size_t length);
@@ -504,7 +505,7 @@ struct wh_blocks {
 	uint64_t local_stride, remote_stride;
 	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
 	_Atomic bool used; /* by the transport cuda, at least once */
-	struct wh_cached_lists *_Atomic kept; /* its lists on a GPU; NULL: they are not there */
+	struct wh_cached_lists *_Atomic cached; /* its lists on a GPU; NULL: they are not there */
 };
 
 /* How far into a piece. */
@@ -540,7 +541,7 @@ struct wh_fragment {
 	uint32_t rails; /* the transport rdma's lines that can carry it */
 	/* the version of what lines can carry that this was found for; 0: none */
 	uint32_t rails_of;
-	uint32_t flying; /* its work requests that are not done */
+	uint32_t in_flight; /* its work requests that are not done */
 	bool watched; /* whoever is at work with its batch looks for their completions */
 	bool alone; /* meant for its owner alone */
 	bool staged; /* some of our side is a GPU's memory, and goes through slots */
@@ -566,7 +567,7 @@ enum wh_batch_state {
 /* A notification that was sent ahead of the end of its batch. */
 enum wh_notify_state {
 	WH_NOTIFY_NONE = 0, /* it was not */
-	WH_NOTIFY_EARLY, /* it was, and is in peer.notes_ahead */
+	WH_NOTIFY_EARLY, /* it was, and is in peer.notify_early */
 	WH_NOTIFY_CONFIRMED, /* and has been confirmed */
 	WH_NOTIFY_LOST, /* and the peer was lost */
 };
@@ -597,7 +598,7 @@ struct wh_batch {
 	uint64_t user;
 	uint32_t priority;
 	/* stream.c: what it has to do with streams; NULL: nothing */
-	struct wh_stream_dependency *_Atomic gate;
+	struct wh_stream_dependency *_Atomic dependency;
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
 
 	struct wh_item *items;
@@ -605,10 +606,10 @@ struct wh_batch {
 	struct wh_blocks **blocks;
 	size_t blocks_count, blocks_room;
 	unsigned char *note;
-	size_t note_length;
+	size_t notification_length;
 
-	struct wh_fragment *pieces;
-	size_t piece_count, piece_room;
+	struct wh_fragment *fragments;
+	size_t fragment_count, fragment_room;
 	uint32_t planned; /* peer.plan_version of the plan; 0: none */
 	struct wh_share share[WH_TRANSPORT_COUNT];
 	/* What rails have carried of it, in this submission, and which broke with some of it. */
@@ -620,7 +621,7 @@ struct wh_batch {
 	_Atomic uint32_t left; /* pieces unfinished, and one for wh_batch_submit() itself */
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
-	_Atomic bool gated; /* it has not been started: it waits for a stream */
+	_Atomic bool waiting_for_stream; /* it has not been started: it waits for a stream */
 	/* A piece that is being cancelled does not change its transport meanwhile. Taken before
 	 * those of the transports and text_lock. */
 	pthread_mutex_t route_lock;
@@ -628,12 +629,12 @@ struct wh_batch {
 	char text[WH_TEXT_MAX];
 	struct wh_list queue_link; /* queue.done */
 	struct wh_list callback_link; /* engine.callbacks */
-	struct wh_list note_link; /* peer.notes_* */
-	uint64_t note_sequence;
-	uint8_t note_state; /* enum wh_notify_state; under peer.note_lock */
-	_Atomic uint8_t note_way; /* enum wh_notify_path: how it was sent the last time */
-	int note_error; /* why it could not be sent */
-	struct wh_batch *note_next; /* the next of those */
+	struct wh_list notify_link; /* peer.notes_* */
+	uint64_t notify_sequence;
+	uint8_t notify_state; /* enum wh_notify_state; under peer.notify_lock */
+	_Atomic uint8_t notify_path; /* enum wh_notify_path: how it was sent the last time */
+	int notify_error; /* why it could not be sent */
+	struct wh_batch *notify_next; /* the next of those */
 	_Atomic bool finishing; /* done, but not yet let go of */
 	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
 
@@ -641,23 +642,23 @@ struct wh_batch {
 	uint32_t timed_in; /* so many submissions: the last of them is timed */
 	/* as in `watch`, for whom nobody else is at work; under peer.count_lock */
 	bool listed;
-	wh_count rounds; /* completed well while listed */
+	wh_count submissions; /* completed well while listed */
 	uint64_t told; /* of those, in the peer's tally; under peer.count_lock */
 	int64_t begun; /* WH_STATISTICS_TIMED: when */
-	uint64_t flying; /* WH_STATISTICS_IN_FLIGHT: its bytes */
+	uint64_t in_flight; /* WH_STATISTICS_IN_FLIGHT: its bytes */
 	struct wh_list count_link; /* peer.counted */
 };
 
 /* For transports: this piece is finished, whichever way. Once for each submit. The batch may be
  * gone when it returns. */
-void wh_fragment_done(struct wh_fragment *piece);
+void wh_fragment_done(struct wh_fragment *fragment);
 /* Record a failure: of transfer `index` of the batch's items, or of all of the piece
  * (UINT64_MAX). Before wh_fragment_done(). `error` is negative. */
-void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
-	__attribute__((format(printf, 4, 5)));
+void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
+		      ...) __attribute__((format(printf, 4, 5)));
 /* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
  * one gets it from the start, or it fails with `error`. Instead of wh_fragment_done(). */
-void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why);
+void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *why);
 
 /* Before its plan changes, or it goes. */
 static inline void wh_batch_flush_counts(struct wh_batch *batch)
@@ -702,7 +703,7 @@ int wh_plan(struct wh_batch *batch);
 bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const struct wh_batch *batch,
 		       struct wh_estimate *out);
 /* The next best transport for a piece that its transport gave up; WH_TRANSPORT_COUNT: none. */
-uint32_t wh_plan_again(const struct wh_fragment *piece);
+uint32_t wh_plan_again(const struct wh_fragment *fragment);
 
 /* Submit a batch that starts once the event has happened; `wait` is in its gate. */
 struct wh_event_wait;
@@ -723,13 +724,13 @@ struct wh_engine *wh_queue_engine(const struct wh_queue *queue);
 
 /* ---- walking through a piece ----------------------------------------------------------------- */
 
-static inline void wh_fragment_start(const struct wh_fragment *piece, struct wh_cursor *cursor)
+static inline void wh_fragment_start(const struct wh_fragment *fragment, struct wh_cursor *cursor)
 {
-	*cursor = (struct wh_cursor){ .outer = piece->first, .left = piece->bytes };
+	*cursor = (struct wh_cursor){ .outer = fragment->first, .left = fragment->bytes };
 }
 
 /* The next run of at most `most` bytes; false at the end. */
-static inline bool wh_fragment_next(const struct wh_fragment *piece, struct wh_cursor *at,
+static inline bool wh_fragment_next(const struct wh_fragment *fragment, struct wh_cursor *at,
 				    uint64_t most, struct wh_extent_pair *run)
 {
 	uint64_t length;
@@ -737,8 +738,8 @@ static inline bool wh_fragment_next(const struct wh_fragment *piece, struct wh_c
 	if (!at->left)
 		return false;
 	run->index = at->outer;
-	if (piece->blocks) {
-		const struct wh_blocks *blocks = piece->blocks;
+	if (fragment->blocks) {
+		const struct wh_blocks *blocks = fragment->blocks;
 		const struct wh_block_base *base = &blocks->bases[at->outer];
 		uint64_t i = at->inner;
 
@@ -752,7 +753,7 @@ static inline bool wh_fragment_next(const struct wh_fragment *piece, struct wh_c
 		length = blocks->block_length - at->skip;
 	} else {
 		/* outer counts through the batch's items */
-		const struct wh_item *item = &piece->batch->items[at->outer];
+		const struct wh_item *item = &fragment->batch->items[at->outer];
 
 		run->local = item->address + at->skip;
 		run->remote = item->remote;
@@ -765,9 +766,9 @@ static inline bool wh_fragment_next(const struct wh_fragment *piece, struct wh_c
 	} else {
 		run->length = length;
 		at->skip = 0;
-		if (!piece->blocks) {
+		if (!fragment->blocks) {
 			at->outer++;
-		} else if (++at->inner == piece->blocks->count) {
+		} else if (++at->inner == fragment->blocks->count) {
 			at->inner = 0;
 			at->outer++;
 		}

@@ -28,13 +28,15 @@ static void add_latency(struct wh_latency_statistics *latency, uint64_t ns)
 	wh_count_add(&latency->bucket[bucket], 1);
 }
 
-static void add_piece(struct wh_statistics *tally, const struct wh_fragment *piece, uint64_t rounds)
+static void add_fragment(struct wh_statistics *statistics, const struct wh_fragment *fragment,
+			 uint64_t submissions)
 {
-	struct wh_route_statistics *way = wh_route_statistics(tally, piece->transport, piece->op);
+	struct wh_route_statistics *way =
+		wh_route_statistics(statistics, fragment->transport, fragment->op);
 
-	wh_count_add(&way->bytes, piece->bytes * rounds);
-	wh_count_add(&way->transfers, piece->transfers * rounds);
-	wh_count_add(&way->attempts, rounds);
+	wh_count_add(&way->bytes, fragment->bytes * submissions);
+	wh_count_add(&way->transfers, fragment->transfers * submissions);
+	wh_count_add(&way->attempts, submissions);
 }
 
 static bool is_large(const struct wh_batch *batch)
@@ -46,33 +48,35 @@ static bool is_large(const struct wh_batch *batch)
 }
 
 /* So many rounds of its plan, each of which went well. */
-static void add_rounds(struct wh_statistics *tally, const struct wh_batch *batch, uint64_t rounds)
+static void add_submissions(struct wh_statistics *statistics, const struct wh_batch *batch,
+			    uint64_t submissions)
 {
-	if (!rounds)
+	if (!submissions)
 		return;
-	for (size_t i = 0; i < batch->piece_count; i++)
-		add_piece(tally, &batch->pieces[i], rounds);
-	wh_count_add(&tally->batches, rounds);
+	for (size_t i = 0; i < batch->fragment_count; i++)
+		add_fragment(statistics, &batch->fragments[i], submissions);
+	wh_count_add(&statistics->batches, submissions);
 }
 
-static void add_failed(struct wh_statistics *tally, struct wh_batch *batch)
+static void add_failed(struct wh_statistics *statistics, struct wh_batch *batch)
 {
 	bool cancelled = atomic_load(&batch->status) == -ECANCELED;
 
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_fragment *piece = &batch->pieces[i];
-		int32_t failed = atomic_exchange(&piece->failed, 0);
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
+		int32_t failed = atomic_exchange(&fragment->failed, 0);
 
 		if (!failed && !cancelled)
-			add_piece(tally, piece, 1);
+			add_fragment(statistics, fragment, 1);
 		else
 			wh_count_add(
-				&wh_route_statistics(tally, piece->transport, piece->op)->attempts,
+				&wh_route_statistics(statistics, fragment->transport, fragment->op)
+					 ->attempts,
 				1);
 		if (failed && failed != -ECANCELED)
-			wh_count_add(&tally->errors[piece->transport], 1);
+			wh_count_add(&statistics->errors[fragment->transport], 1);
 	}
-	wh_count_add(cancelled ? &tally->cancelled : &tally->failed, 1);
+	wh_count_add(cancelled ? &statistics->cancelled : &statistics->failed, 1);
 }
 
 static void list(struct wh_batch *batch)
@@ -80,8 +84,8 @@ static void list(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 
 	pthread_mutex_lock(&peer->count_lock);
-	batch->told = wh_count_get(&batch->rounds);
-	wh_list_append(&peer->counted, &batch->count_link);
+	batch->told = wh_count_get(&batch->submissions);
+	wh_list_append(&peer->pending, &batch->count_link);
 	if (batch->timed_in > WH_TIMED_EVERY) /* not timed so far */
 		batch->timed_in = 1 + peer->listed_in_all++ % WH_TIMED_EVERY;
 	batch->listed = true;
@@ -97,29 +101,29 @@ void wh_count_begin(struct wh_batch *batch)
 
 	batch->timed_in = large ? 1 : WH_TIMED_EVERY;
 	batch->begun = wh_now();
-	batch->flying = 0;
-	for (size_t i = 0; large && i < batch->piece_count; i++)
-		batch->flying += batch->pieces[i].bytes;
-	wh_count_add(&batch->peer->tally.flying, batch->flying);
+	batch->in_flight = 0;
+	for (size_t i = 0; large && i < batch->fragment_count; i++)
+		batch->in_flight += batch->fragments[i].bytes;
+	wh_count_add(&batch->peer->statistics.in_flight, batch->in_flight);
 	atomic_fetch_or(&batch->watch, WH_STATISTICS_TIMED | (large ? WH_STATISTICS_IN_FLIGHT : 0));
 }
 
 void wh_count_finish(struct wh_batch *batch)
 {
-	struct wh_statistics *tally = &batch->peer->tally;
+	struct wh_statistics *statistics = &batch->peer->statistics;
 	uint32_t watch = atomic_load(&batch->watch);
 
 	if ((watch & WH_STATISTICS_TIMED) && !(watch & WH_STATISTICS_FAILED))
-		add_latency(&tally->latency[batch->timed_in == 1],
+		add_latency(&statistics->latency[batch->timed_in == 1],
 			    (uint64_t)(wh_now() - batch->begun));
 	if (watch & WH_STATISTICS_FAILED)
-		add_failed(tally, batch);
+		add_failed(statistics, batch);
 	else if (watch & WH_STATISTICS_LISTED)
-		wh_count_add(&batch->rounds, 1);
+		wh_count_add(&batch->submissions, 1);
 	else
-		add_rounds(tally, batch, 1);
+		add_submissions(statistics, batch, 1);
 	if (watch & WH_STATISTICS_IN_FLIGHT)
-		wh_count_add(&tally->flying, -batch->flying);
+		wh_count_add(&statistics->in_flight, -batch->in_flight);
 	if (watch & WH_STATISTICS_AGAIN)
 		list(batch);
 	else
@@ -135,8 +139,9 @@ void wh_count_flush(struct wh_batch *batch)
 	/* Parts of it may be given to other transports by several threads. */
 	if (batch->listed) {
 		wh_list_remove(&batch->count_link);
-		add_rounds(&peer->tally, batch, wh_count_get(&batch->rounds) - batch->told);
-		batch->told = wh_count_get(&batch->rounds);
+		add_submissions(&peer->statistics, batch,
+				wh_count_get(&batch->submissions) - batch->told);
+		batch->told = wh_count_get(&batch->submissions);
 		batch->listed = false;
 		atomic_fetch_xor(&batch->watch, WH_STATISTICS_LISTED | WH_STATISTICS_AGAIN);
 	}
@@ -152,7 +157,7 @@ static void move_count(wh_count *into, const wh_count *from)
 }
 
 /* The peer's numbers with those of its batches. Under peer.count_lock, or where nobody counts. */
-static void add_tally(struct wh_statistics *into, const struct wh_statistics *from)
+static void add_statistics(struct wh_statistics *into, const struct wh_statistics *from)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		for (unsigned way = 0; way < 2; way++) {
@@ -167,7 +172,7 @@ static void add_tally(struct wh_statistics *into, const struct wh_statistics *fr
 	move_count(&into->batches, &from->batches);
 	move_count(&into->failed, &from->failed);
 	move_count(&into->cancelled, &from->cancelled);
-	move_count(&into->flying, &from->flying);
+	move_count(&into->in_flight, &from->in_flight);
 	for (unsigned i = 0; i < 2; i++) {
 		move_count(&into->latency[i].count, &from->latency[i].count);
 		move_count(&into->latency[i].sum, &from->latency[i].sum);
@@ -179,11 +184,11 @@ static void add_tally(struct wh_statistics *into, const struct wh_statistics *fr
 static void add_peer(struct wh_statistics *into, struct wh_peer *peer)
 {
 	pthread_mutex_lock(&peer->count_lock);
-	add_tally(into, &peer->tally);
-	for (struct wh_list *l = peer->counted.next; l != &peer->counted; l = l->next) {
+	add_statistics(into, &peer->statistics);
+	for (struct wh_list *l = peer->pending.next; l != &peer->pending; l = l->next) {
 		const struct wh_batch *batch = wh_container(l, struct wh_batch, count_link);
 
-		add_rounds(into, batch, wh_count_get(&batch->rounds) - batch->told);
+		add_submissions(into, batch, wh_count_get(&batch->submissions) - batch->told);
 	}
 	pthread_mutex_unlock(&peer->count_lock);
 }
@@ -203,12 +208,13 @@ static void tell_once(const wh_count *count, uint64_t *told, uint64_t *sum)
 
 void wh_count_session_left(struct wh_session *session)
 {
-	struct wh_engine_statistics *tally = &session->engine->tally;
+	struct wh_engine_statistics *statistics = &session->engine->statistics;
 	struct wh_served *served = &session->served;
 
 	for (unsigned way = 0; way < 2; way++)
-		tell_once(&served->bytes[way], &served->told_bytes[way], &tally->served_bytes[way]);
-	tell_once(&served->requests, &served->told_requests, &tally->served_requests);
+		tell_once(&served->bytes[way], &served->flushed_bytes[way],
+			  &statistics->served_bytes[way]);
+	tell_once(&served->requests, &served->flushed_requests, &statistics->served_requests);
 }
 
 /* ---- telling ----------------------------------------------------------------------------------
@@ -222,41 +228,42 @@ static void tell_latency(struct wh_latency *out, const struct wh_latency_statist
 		out->bucket[i] = wh_count_get(&from->bucket[i]);
 }
 
-static void tell(struct wh_counters *out, const struct wh_statistics *tally)
+static void tell(struct wh_counters *out, const struct wh_statistics *statistics)
 {
 	*out = (struct wh_counters){
 		.size = sizeof(*out),
-		.batches = wh_count_get(&tally->batches),
-		.failed = wh_count_get(&tally->failed),
-		.cancelled = wh_count_get(&tally->cancelled),
+		.batches = wh_count_get(&statistics->batches),
+		.failed = wh_count_get(&statistics->failed),
+		.cancelled = wh_count_get(&statistics->cancelled),
 		.transports = WH_TRANSPORT_COUNT,
-		.large_in_flight = wh_count_get(&tally->flying),
+		.large_in_flight = wh_count_get(&statistics->in_flight),
 	};
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		struct wh_transport_counters *transport = &out->transport[id];
 
 		snprintf(transport->transport, sizeof(transport->transport), "%s",
 			 wh_transport(id)->name);
-		transport->read_bytes = wh_count_get(&tally->way[id][0].bytes);
-		transport->written_bytes = wh_count_get(&tally->way[id][1].bytes);
-		transport->reads = wh_count_get(&tally->way[id][0].transfers);
-		transport->writes = wh_count_get(&tally->way[id][1].transfers);
-		transport->errors = wh_count_get(&tally->errors[id]);
-		transport->reroutes = wh_count_get(&tally->reroutes[id]);
+		transport->read_bytes = wh_count_get(&statistics->way[id][0].bytes);
+		transport->written_bytes = wh_count_get(&statistics->way[id][1].bytes);
+		transport->reads = wh_count_get(&statistics->way[id][0].transfers);
+		transport->writes = wh_count_get(&statistics->way[id][1].transfers);
+		transport->errors = wh_count_get(&statistics->errors[id]);
+		transport->reroutes = wh_count_get(&statistics->reroutes[id]);
 		for (unsigned way = 0; way < 2; way++) {
-			uint64_t alone = wh_count_get(&tally->way[id][way].alone);
+			uint64_t alone = wh_count_get(&statistics->way[id][way].alone);
 
 			out->batches += alone;
-			out->attempts[id] += alone + wh_count_get(&tally->way[id][way].attempts);
+			out->attempts[id] +=
+				alone + wh_count_get(&statistics->way[id][way].attempts);
 		}
 	}
-	tell_latency(&out->small, &tally->latency[0]);
-	tell_latency(&out->large, &tally->latency[1]);
+	tell_latency(&out->small, &statistics->latency[0]);
+	tell_latency(&out->large, &statistics->latency[1]);
 }
 
 int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 {
-	struct wh_statistics tally = { 0 };
+	struct wh_statistics statistics = { 0 };
 	struct wh_counters full;
 	int error;
 
@@ -265,27 +272,27 @@ int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 	error = wh_engine_guard(peer->engine, "wh_peer_counters");
 	if (error)
 		return error;
-	add_peer(&tally, peer);
-	tell(&full, &tally);
+	add_peer(&statistics, peer);
+	tell(&full, &statistics);
 	return wh_options_return(out, &full, sizeof(full), "wh_peer_counters");
 }
 
 /* A submission holds its regions anyway: who looks adds up, and nobody counts. */
 static uint64_t unfinished(struct wh_engine *engine)
 {
-	struct wh_region_table *places = &engine->regions;
+	struct wh_region_table *table = &engine->regions;
 	uint64_t sum = 0;
 	uint32_t high;
 
-	pthread_mutex_lock(&places->lock);
-	high = places->high;
-	pthread_mutex_unlock(&places->lock);
+	pthread_mutex_lock(&table->lock);
+	high = table->high;
+	pthread_mutex_unlock(&table->lock);
 	for (uint32_t i = 0; i < high; i++) {
-		struct wh_region_entry *place = wh_region_table_at(places, i);
+		struct wh_region_entry *entry = wh_region_table_at(table, i);
 
-		if (place)
+		if (entry)
 			sum += atomic_load_explicit(
-				&wh_container(place, struct wh_region, place)->batches,
+				&wh_container(entry, struct wh_region, entry)->batches,
 				memory_order_relaxed);
 	}
 	return sum;
@@ -294,25 +301,25 @@ static uint64_t unfinished(struct wh_engine *engine)
 /* Under engine.lock. */
 static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out)
 {
-	const struct wh_engine_statistics *tally = &engine->tally;
+	const struct wh_engine_statistics *statistics = &engine->statistics;
 
 	*out = (struct wh_engine_counters){
 		.size = sizeof(*out),
-		.uptime = (uint64_t)(wh_now() - tally->opened),
-		.peers_opened = wh_count_get(&tally->peers_opened),
-		.peers_lost = wh_count_get(&tally->peers_lost),
-		.sessions_opened = wh_count_get(&tally->sessions_opened),
-		.connections = wh_count_get(&tally->connections),
+		.uptime = (uint64_t)(wh_now() - statistics->opened),
+		.peers_opened = wh_count_get(&statistics->peers_opened),
+		.peers_lost = wh_count_get(&statistics->peers_lost),
+		.sessions_opened = wh_count_get(&statistics->sessions_opened),
+		.connections = wh_count_get(&statistics->connections),
 		.regions = wh_region_table_count(&engine->regions),
-		.region_bytes = wh_count_get(&tally->region_bytes),
-		.registrations = wh_count_get(&tally->registrations),
-		.registration_time = wh_count_get(&tally->registration_time),
-		.windows = engine->window_count + wh_count_get(&engine->tally.panes),
-		.windows_opened = wh_count_get(&tally->windows_opened),
-		.staged_bytes = wh_count_get(&tally->staged_bytes),
-		.served_read_bytes = tally->served_bytes[0],
-		.served_written_bytes = tally->served_bytes[1],
-		.served_requests = tally->served_requests,
+		.region_bytes = wh_count_get(&statistics->region_bytes),
+		.registrations = wh_count_get(&statistics->registrations),
+		.registration_time = wh_count_get(&statistics->registration_time),
+		.windows = engine->window_count + wh_count_get(&engine->statistics.region_windows),
+		.windows_opened = wh_count_get(&statistics->windows_opened),
+		.staged_bytes = wh_count_get(&statistics->staged_bytes),
+		.served_read_bytes = statistics->served_bytes[0],
+		.served_written_bytes = statistics->served_bytes[1],
+		.served_requests = statistics->served_requests,
 		.unfinished = unfinished(engine),
 	};
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
@@ -331,7 +338,7 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 		       struct wh_counters *total)
 {
 	struct wh_engine_counters full;
-	struct wh_statistics tally = { 0 };
+	struct wh_statistics statistics = { 0 };
 	struct wh_counters all;
 	int error = wh_engine_guard(engine, "wh_engine_counters");
 
@@ -341,11 +348,11 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 		return wh_fail(EINVAL, "wh_engine_counters: out is NULL");
 	pthread_mutex_lock(&engine->lock);
 	tell_engine(engine, &full);
-	add_tally(&tally, &engine->past);
+	add_statistics(&statistics, &engine->past);
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
-		add_peer(&tally, wh_container(l, struct wh_peer, link));
+		add_peer(&statistics, wh_container(l, struct wh_peer, link));
 	pthread_mutex_unlock(&engine->lock);
-	tell(&all, &tally);
+	tell(&all, &statistics);
 	error = total ? wh_options_return(total, &all, sizeof(all), "wh_engine_counters: total") :
 			0;
 	return error ? error : wh_options_return(out, &full, sizeof(full), "wh_engine_counters");
@@ -358,11 +365,11 @@ static void observe_peer(struct wh_peer *peer, struct wh_statistics *total,
 			 struct wh_observed_writer *out)
 {
 	struct wh_observed_peer row = { .lost = wh_count_get(&peer->lost) };
-	struct wh_statistics tally = { 0 };
+	struct wh_statistics statistics = { 0 };
 
-	add_peer(&tally, peer);
-	add_tally(total, &tally);
-	tell(&row.counters, &tally);
+	add_peer(&statistics, peer);
+	add_statistics(total, &statistics);
+	tell(&row.counters, &statistics);
 	pthread_mutex_lock(&peer->lock);
 	row.epoch = peer->welcome.epoch;
 	row.state = atomic_load(&peer->state);
@@ -396,7 +403,7 @@ int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *lengt
 	wh_observed_begin(&out);
 	pthread_mutex_lock(&engine->lock);
 	tell_engine(engine, &row.counters);
-	add_tally(&total, &engine->past);
+	add_statistics(&total, &engine->past);
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		observe_peer(wh_container(l, struct wh_peer, link), &total, &out);
 	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)

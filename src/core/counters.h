@@ -41,7 +41,7 @@ struct wh_statistics {
 	struct wh_route_statistics way[WH_TRANSPORT_COUNT][2]; /* read, written */
 	wh_count errors[WH_TRANSPORT_COUNT], reroutes[WH_TRANSPORT_COUNT];
 	wh_count batches, failed, cancelled;
-	wh_count flying; /* bytes of large batches that have not ended */
+	wh_count in_flight; /* bytes of large batches that have not ended */
 	struct wh_latency_statistics latency[2]; /* small, large */
 };
 
@@ -49,7 +49,7 @@ struct wh_engine_statistics {
 	int64_t opened; /* when the engine was */
 	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes,
 		registrations, registration_time, windows_opened, staged_bytes;
-	wh_count panes; /* windows that are kept for regions now */
+	wh_count region_windows; /* windows that are kept for regions now */
 	/* Of sessions that have left; under engine.lock. */
 	uint64_t served_bytes[2], served_requests;
 };
@@ -58,7 +58,7 @@ struct wh_engine_statistics {
 struct wh_served {
 	wh_count bytes[2], requests;
 	/* of these, in the engine's tally; under engine.lock */
-	uint64_t told_bytes[2], told_requests;
+	uint64_t flushed_bytes[2], flushed_requests;
 };
 
 /* wh_batch.watch. Nothing: the first round of a fresh batch, of one piece; LISTED alone: one more
@@ -89,10 +89,10 @@ static inline uint64_t wh_count_get(const wh_count *count)
 	return atomic_load_explicit(count, memory_order_relaxed);
 }
 
-static inline struct wh_route_statistics *wh_route_statistics(struct wh_statistics *tally,
+static inline struct wh_route_statistics *wh_route_statistics(struct wh_statistics *statistics,
 							      size_t transport, size_t op)
 {
-	return &tally->way[transport][op - WH_READ];
+	return &statistics->way[transport][op - WH_READ];
 }
 
 struct wh_batch;

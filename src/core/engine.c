@@ -416,7 +416,7 @@ static void give_back(struct wh_engine *engine)
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	pthread_mutex_destroy(&engine->registrations_lock);
-	pthread_mutex_destroy(&engine->pane_lock);
+	pthread_mutex_destroy(&engine->region_window_lock);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
 	wh_cuda_close(engine->cuda);
@@ -444,10 +444,10 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
 	pthread_mutex_init(&engine->registrations_lock, NULL);
-	pthread_mutex_init(&engine->pane_lock, NULL);
+	pthread_mutex_init(&engine->region_window_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
-	wh_list_init(&engine->guests);
+	wh_list_init(&engine->quotas);
 	wh_list_init(&engine->memory);
 	wh_list_init(&engine->callbacks);
 	engine->callback_task.run = run_callbacks;
@@ -496,7 +496,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	error = wh_acceptor_open(engine, listen);
 	if (error)
 		goto err_transports;
-	engine->tally.opened = wh_now();
+	engine->statistics.opened = wh_now();
 	error = wh_observer_open(engine);
 	if (error)
 		goto err_acceptor;

@@ -105,14 +105,14 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 		return error;
 	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_NEW)
 		return wh_fail(EINVAL, "wh_batch_progress: the batch was never submitted");
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		const struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		const struct wh_fragment *fragment = &batch->fragments[i];
 		/* Some transports know of the whole piece only. */
-		uint64_t left = atomic_load_explicit(&piece->done, memory_order_acquire) ?
+		uint64_t left = atomic_load_explicit(&fragment->done, memory_order_acquire) ?
 					0 :
-					atomic_load_explicit(&piece->left, memory_order_relaxed);
+					atomic_load_explicit(&fragment->left, memory_order_relaxed);
 
-		bytes += left < piece->bytes ? piece->bytes - left : 0;
+		bytes += left < fragment->bytes ? fragment->bytes - left : 0;
 	}
 	*out = bytes;
 	return 0;
@@ -158,25 +158,26 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	return wh_fail_end(explain_estimate(batch, out));
 }
 
-/* What is to be told of the window of this transfer's memory, or of this base's. Under pane_lock.
+/* What is to be told of the window of this transfer's memory, or of this base's. Under
+ * region_window_lock.
  */
-static bool tell_pane(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
-		      char *line, size_t size)
+static bool describe_window(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
+			    char *line, size_t size)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	bool told = wh_region_window_describe(local, line, size);
 
 	if (told)
 		return told;
-	place = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
-	if (!place)
+	entry = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	if (!entry)
 		return false;
 	told = peer->self ?
-		       wh_region_window_describe(wh_container(place, struct wh_region, place), line,
+		       wh_region_window_describe(wh_container(entry, struct wh_region, entry), line,
 						 size) :
 		       wh_region_window_describe_remote(
-			       wh_container(place, struct wh_remote_region, place), line, size);
-	wh_region_entry_leave(place);
+			       wh_container(entry, struct wh_remote_region, entry), line, size);
+	wh_region_entry_leave(entry);
 	return told;
 }
 
@@ -187,18 +188,18 @@ static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 	bool told = false;
 
 	/* The region may be going meanwhile. */
-	pthread_mutex_lock(&engine->pane_lock);
+	pthread_mutex_lock(&engine->region_window_lock);
 	for (size_t i = 0; i < batch->item_count && !told; i++)
-		told = tell_pane(batch->peer, batch->items[i].local, batch->items[i].remote, line,
-				 size);
+		told = describe_window(batch->peer, batch->items[i].local, batch->items[i].remote,
+				       line, size);
 	for (size_t i = 0; i < batch->blocks_count && !told; i++) {
 		const struct wh_blocks *blocks = batch->blocks[i];
 
 		for (uint64_t b = 0; b < blocks->base_count && !told; b++)
-			told = tell_pane(batch->peer, blocks->bases[b].local,
-					 blocks->bases[b].remote, line, size);
+			told = describe_window(batch->peer, blocks->bases[b].local,
+					       blocks->bases[b].remote, line, size);
 	}
-	pthread_mutex_unlock(&engine->pane_lock);
+	pthread_mutex_unlock(&engine->region_window_lock);
 	return told;
 }
 
@@ -231,7 +232,7 @@ static bool tell_notification(struct wh_batch *batch, char *line, size_t size)
 		[WH_NOTIFY_TRANSPORT] = "by rdma",
 		[WH_NOTIFY_TRANSPORT_EARLY] = "by rdma, right behind the bytes",
 	};
-	unsigned way = atomic_load(&batch->note_way);
+	unsigned way = atomic_load(&batch->notify_path);
 
 	if (way == WH_NOTIFY_UNSENT)
 		return false;

@@ -12,7 +12,7 @@
  * sent behind the bytes of its batch, before these are known to have arrived, if they cannot be
  * overtaken: then it may be confirmed before its batch's pieces have ended.
  *
- * Locks: engine.lock, wh_peer.note_lock, that of a transport, wh_inbox.lock, wh_control.lock.
+ * Locks: engine.lock, wh_peer.notify_lock, that of a transport, wh_inbox.lock, wh_control.lock.
  * wh_batch_finish() is never called under one of them.
  */
 #include <errno.h>
@@ -57,7 +57,8 @@ struct wh_inbox {
 
 /* ---- the inbox ---------------------------------------------------------------------------- */
 
-static struct note *note_new(uint64_t epoch, const char *sender, const void *data, size_t length)
+static struct note *queued_notification_new(uint64_t epoch, const char *sender, const void *data,
+					    size_t length)
 {
 	struct note *note = malloc(sizeof(*note) + length);
 
@@ -174,9 +175,9 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 	struct wh_inbox *inbox = session->engine->inbox;
 	struct note *note;
 
-	if (session->note_count >= WINDOW)
+	if (session->notify_count >= WINDOW)
 		return -EPROTO;
-	note = note_new(session->hello.epoch, session->hello.name, data, length);
+	note = queued_notification_new(session->hello.epoch, session->hello.name, data, length);
 	if (!note)
 		return -ENOMEM;
 	note->session = session;
@@ -186,9 +187,9 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 	if (wh_list_empty(&inbox->waiting) && push(inbox, note))
 		return confirm(session, sequence);
 	/* One may wait in any case. */
-	if (session->note_count)
+	if (session->notify_count)
 		note->charged = (int64_t)(sizeof(*note) + note->length);
-	if (!wh_quota_charge_queued(session->guest, note->charged)) {
+	if (!wh_quota_charge_queued(session->quota, note->charged)) {
 		free(note);
 		session->control.full =
 			"notifies more than may wait for its address (the knob held)";
@@ -196,7 +197,7 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 	}
 	wh_list_append(&inbox->waiting, &note->link);
 	wh_list_append(&session->notes, &note->session_link);
-	session->note_count++;
+	session->notify_count++;
 	return 0;
 }
 
@@ -217,8 +218,8 @@ static void drop_waiting(struct wh_session *session, struct note *note)
 {
 	wh_list_remove(&note->session_link);
 	wh_list_remove(&note->link);
-	wh_quota_charge_queued(session->guest, -note->charged);
-	session->note_count--;
+	wh_quota_charge_queued(session->quota, -note->charged);
+	session->notify_count--;
 	free(note);
 }
 
@@ -263,8 +264,8 @@ static bool deliver_theirs(struct wh_inbox *inbox)
 		return false;
 	}
 	/* From here the note belongs to whoever takes it. */
-	session->note_count--;
-	wh_quota_charge_queued(session->guest, -charged);
+	session->notify_count--;
+	wh_quota_charge_queued(session->quota, -charged);
 	confirm(session, sequence);
 	return true;
 }
@@ -274,7 +275,8 @@ static bool deliver_theirs(struct wh_inbox *inbox)
 /* 0, -EAGAIN (no room), -ENOMEM. */
 static int put_own(struct wh_engine *engine, const struct wh_batch *batch)
 {
-	struct note *note = note_new(engine->epoch, engine->name, batch->note, batch->note_length);
+	struct note *note = queued_notification_new(engine->epoch, engine->name, batch->note,
+						    batch->notification_length);
 
 	if (!note)
 		return -ENOMEM;
@@ -302,16 +304,16 @@ static void send_own(struct wh_peer *peer, struct wh_batch *batch)
 
 	/* Under the lock until it is in the list, so that loop 0, told to look by whoever makes
 	 * room, finds it there. */
-	pthread_mutex_lock(&peer->note_lock);
+	pthread_mutex_lock(&peer->notify_lock);
 	if (atomic_load(&batch->cancelled))
 		error = -ECANCELED;
-	else if (!wh_list_empty(&peer->notes_waiting))
+	else if (!wh_list_empty(&peer->notify_waiting))
 		error = -EAGAIN;
 	else
 		error = put_own(peer->engine, batch);
 	if (error == -EAGAIN)
-		wh_list_append(&peer->notes_waiting, &batch->note_link);
-	pthread_mutex_unlock(&peer->note_lock);
+		wh_list_append(&peer->notify_waiting, &batch->notify_link);
+	pthread_mutex_unlock(&peer->notify_lock);
 	if (error != -EAGAIN)
 		end(batch, error);
 }
@@ -321,16 +323,16 @@ static struct wh_batch *put_waiting(struct wh_peer *peer, int *error)
 {
 	struct wh_batch *batch = NULL;
 
-	pthread_mutex_lock(&peer->note_lock);
-	if (!wh_list_empty(&peer->notes_waiting)) {
-		batch = wh_container(peer->notes_waiting.next, struct wh_batch, note_link);
+	pthread_mutex_lock(&peer->notify_lock);
+	if (!wh_list_empty(&peer->notify_waiting)) {
+		batch = wh_container(peer->notify_waiting.next, struct wh_batch, notify_link);
 		*error = put_own(peer->engine, batch);
 		if (*error == -EAGAIN)
 			batch = NULL;
 		else
-			wh_list_remove(&batch->note_link);
+			wh_list_remove(&batch->notify_link);
 	}
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_unlock(&peer->notify_lock);
 	return batch;
 }
 
@@ -388,11 +390,11 @@ static int by_transport(struct wh_peer *peer, struct wh_batch *batch, uint64_t s
 		->notify(peer, peer->transport[WH_TRANSPORT_RDMA], batch, sequence);
 }
 
-/* Under note_lock: a peer that is lost is not connected again before wh_notify_peer_lost() has had
- * this lock, so that nothing gets to another epoch of it. */
+/* Under notify_lock: a peer that is lost is not connected again before wh_notify_peer_lost() has
+ * had this lock, so that nothing gets to another epoch of it. */
 static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 {
-	uint64_t sequence = peer->note_sequence + 1;
+	uint64_t sequence = peer->notify_sequence + 1;
 	int error;
 
 	if (atomic_load(&batch->cancelled))
@@ -402,14 +404,14 @@ static int send_one(struct wh_peer *peer, struct wh_batch *batch)
 	error = by_transport(peer, batch, sequence);
 	if (error == -EAGAIN)
 		return error;
-	atomic_store(&batch->note_way, error ? WH_NOTIFY_CONTROL : WH_NOTIFY_TRANSPORT);
+	atomic_store(&batch->notify_path, error ? WH_NOTIFY_CONTROL : WH_NOTIFY_TRANSPORT);
 	if (error)
-		error = by_control(peer, sequence, batch->note, batch->note_length);
+		error = by_control(peer, sequence, batch->note, batch->notification_length);
 	if (error)
 		return error == -ENOMEM ? error : -ECONNRESET;
-	batch->note_sequence = peer->note_sequence = sequence;
-	wh_list_append(&peer->notes_sent, &batch->note_link);
-	peer->note_count++;
+	batch->notify_sequence = peer->notify_sequence = sequence;
+	wh_list_append(&peer->notify_sent, &batch->notify_link);
+	peer->notify_count++;
 	return 0;
 }
 
@@ -422,23 +424,23 @@ static void send_waiting(struct wh_peer *peer)
 	struct wh_list *link;
 	int error = 0;
 
-	pthread_mutex_lock(&peer->note_lock);
-	while (error != -EAGAIN && peer->note_count < WINDOW &&
-	       (link = wh_list_take(&peer->notes_waiting))) {
-		batch = wh_container(link, struct wh_batch, note_link);
+	pthread_mutex_lock(&peer->notify_lock);
+	while (error != -EAGAIN && peer->notify_count < WINDOW &&
+	       (link = wh_list_take(&peer->notify_waiting))) {
+		batch = wh_container(link, struct wh_batch, notify_link);
 		error = send_one(peer, batch);
 		if (error == -EAGAIN)
-			wh_list_push(&peer->notes_waiting, &batch->note_link);
+			wh_list_push(&peer->notify_waiting, &batch->notify_link);
 		if (!error || error == -EAGAIN)
 			continue;
-		batch->note_error = error;
-		batch->note_next = failed;
+		batch->notify_error = error;
+		batch->notify_next = failed;
 		failed = batch;
 	}
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_unlock(&peer->notify_lock);
 	while ((batch = failed)) {
-		failed = batch->note_next;
-		end(batch, batch->note_error);
+		failed = batch->notify_next;
+		end(batch, batch->notify_error);
 	}
 }
 
@@ -456,16 +458,16 @@ void wh_notify_send(struct wh_batch *batch)
 		send_own(peer, batch);
 		return;
 	}
-	pthread_mutex_lock(&peer->note_lock);
-	state = batch->note_state;
-	batch->note_state = WH_NOTIFY_NONE;
+	pthread_mutex_lock(&peer->notify_lock);
+	state = batch->notify_state;
+	batch->notify_state = WH_NOTIFY_NONE;
 	if (state == WH_NOTIFY_EARLY) { /* from here as any that has been sent */
-		wh_list_remove(&batch->note_link);
-		wh_list_append(&peer->notes_sent, &batch->note_link);
+		wh_list_remove(&batch->notify_link);
+		wh_list_append(&peer->notify_sent, &batch->notify_link);
 	} else if (state == WH_NOTIFY_NONE) {
-		wh_list_append(&peer->notes_waiting, &batch->note_link);
+		wh_list_append(&peer->notify_waiting, &batch->notify_link);
 	}
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_unlock(&peer->notify_lock);
 	if (state == WH_NOTIFY_NONE)
 		send_waiting(peer);
 	else if (state == WH_NOTIFY_CONFIRMED)
@@ -474,21 +476,21 @@ void wh_notify_send(struct wh_batch *batch)
 		end(batch, -ECONNRESET);
 }
 
-/* Under note_lock. What has been sent counts until the peer confirms it, but as nobody's. */
+/* Under notify_lock. What has been sent counts until the peer confirms it, but as nobody's. */
 static void leave_ahead(struct wh_batch *batch)
 {
-	if (batch->note_state == WH_NOTIFY_EARLY)
-		wh_list_remove(&batch->note_link);
-	batch->note_state = WH_NOTIFY_NONE;
+	if (batch->notify_state == WH_NOTIFY_EARLY)
+		wh_list_remove(&batch->notify_link);
+	batch->notify_state = WH_NOTIFY_NONE;
 }
 
 void wh_notify_drop(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
-	pthread_mutex_lock(&peer->note_lock);
+	pthread_mutex_lock(&peer->notify_lock);
 	leave_ahead(batch);
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_unlock(&peer->notify_lock);
 }
 
 bool wh_notify_cancel(struct wh_batch *batch)
@@ -496,15 +498,15 @@ bool wh_notify_cancel(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 	bool waited = false;
 
-	pthread_mutex_lock(&peer->note_lock);
-	if (batch->note_state != WH_NOTIFY_NONE) { /* its pieces have not ended */
+	pthread_mutex_lock(&peer->notify_lock);
+	if (batch->notify_state != WH_NOTIFY_NONE) { /* its pieces have not ended */
 		leave_ahead(batch);
 	} else {
-		waited = batch->note_link.next;
+		waited = batch->notify_link.next;
 		/* If it has been sent it counts until the peer confirms it, but as nobody's. */
-		wh_list_remove(&batch->note_link);
+		wh_list_remove(&batch->notify_link);
 	}
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_unlock(&peer->notify_lock);
 	return waited;
 }
 
@@ -512,7 +514,7 @@ bool wh_notify_can_send_early(const struct wh_batch *batch)
 {
 	const struct wh_peer *peer = batch->peer;
 
-	return peer->note_count < WINDOW && wh_list_empty(&peer->notes_waiting) &&
+	return peer->notify_count < WINDOW && wh_list_empty(&peer->notify_waiting) &&
 	       atomic_load(&peer->state) == WH_PEER_CONNECTED && !atomic_load(&batch->cancelled) &&
 	       !atomic_load(&batch->status);
 }
@@ -521,12 +523,12 @@ uint64_t wh_notify_send_early(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
-	batch->note_sequence = ++peer->note_sequence;
-	batch->note_state = WH_NOTIFY_EARLY;
-	atomic_store(&batch->note_way, WH_NOTIFY_TRANSPORT_EARLY);
-	wh_list_append(&peer->notes_ahead, &batch->note_link);
-	peer->note_count++;
-	return batch->note_sequence;
+	batch->notify_sequence = ++peer->notify_sequence;
+	batch->notify_state = WH_NOTIFY_EARLY;
+	atomic_store(&batch->notify_path, WH_NOTIFY_TRANSPORT_EARLY);
+	wh_list_append(&peer->notify_early, &batch->notify_link);
+	peer->notify_count++;
+	return batch->notify_sequence;
 }
 
 /* The batch in the list whose notification has this number; NULL. The list has *count more of them.
@@ -536,10 +538,10 @@ static struct wh_batch *find(const struct wh_list *list, uint64_t sequence, unsi
 	struct wh_batch *found = NULL;
 
 	for (struct wh_list *l = list->next; l != list; l = l->next) {
-		struct wh_batch *batch = wh_container(l, struct wh_batch, note_link);
+		struct wh_batch *batch = wh_container(l, struct wh_batch, notify_link);
 
 		++*count;
-		if (batch->note_sequence == sequence)
+		if (batch->notify_sequence == sequence)
 			found = batch;
 	}
 	return found;
@@ -548,17 +550,17 @@ static struct wh_batch *find(const struct wh_list *list, uint64_t sequence, unsi
 void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data, size_t length)
 {
 	unsigned count = 0;
-	struct wh_batch *ahead = find(&peer->notes_ahead, sequence, &count);
-	struct wh_batch *sent = find(&peer->notes_sent, sequence, &count);
+	struct wh_batch *ahead = find(&peer->notify_early, sequence, &count);
+	struct wh_batch *sent = find(&peer->notify_sent, sequence, &count);
 
 	if (sent) { /* if that fails the connection is lost, and all with it */
-		atomic_store(&sent->note_way, WH_NOTIFY_CONTROL);
+		atomic_store(&sent->notify_path, WH_NOTIFY_CONTROL);
 		by_control(peer, sequence, data, length);
 		return;
 	}
 	if (ahead)
 		leave_ahead(ahead);
-	peer->note_count--;
+	peer->notify_count--;
 }
 
 void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence)
@@ -566,22 +568,22 @@ void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence)
 	struct wh_batch *found, *ahead;
 	unsigned sent = 0;
 
-	pthread_mutex_lock(&peer->note_lock);
+	pthread_mutex_lock(&peer->notify_lock);
 	if (peer->opened[WH_TRANSPORT_RDMA])
 		wh_transport(WH_TRANSPORT_RDMA)
 			->notified(peer, peer->transport[WH_TRANSPORT_RDMA], sequence);
-	found = find(&peer->notes_sent, sequence, &sent);
-	ahead = find(&peer->notes_ahead, sequence, &sent);
+	found = find(&peer->notify_sent, sequence, &sent);
+	ahead = find(&peer->notify_early, sequence, &sent);
 	if (found)
-		wh_list_remove(&found->note_link);
+		wh_list_remove(&found->notify_link);
 	if (ahead) {
 		leave_ahead(ahead);
-		ahead->note_state = WH_NOTIFY_CONFIRMED;
+		ahead->notify_state = WH_NOTIFY_CONFIRMED;
 	}
 	/* Else of one that was cancelled, or made up. */
-	if (found || ahead || peer->note_count > sent)
-		peer->note_count--;
-	pthread_mutex_unlock(&peer->note_lock);
+	if (found || ahead || peer->notify_count > sent)
+		peer->notify_count--;
+	pthread_mutex_unlock(&peer->notify_lock);
 	if (found)
 		wh_batch_finish(found);
 	send_waiting(peer);
@@ -592,21 +594,21 @@ void wh_notify_peer_lost(struct wh_peer *peer, int error, const char *text)
 	struct wh_list *link;
 
 	do {
-		pthread_mutex_lock(&peer->note_lock);
-		peer->note_count = 0;
-		while (!wh_list_empty(&peer->notes_ahead)) {
+		pthread_mutex_lock(&peer->notify_lock);
+		peer->notify_count = 0;
+		while (!wh_list_empty(&peer->notify_early)) {
 			struct wh_batch *batch =
-				wh_container(peer->notes_ahead.next, struct wh_batch, note_link);
+				wh_container(peer->notify_early.next, struct wh_batch, notify_link);
 
 			leave_ahead(batch);
-			batch->note_state = WH_NOTIFY_LOST;
+			batch->notify_state = WH_NOTIFY_LOST;
 		}
-		link = wh_list_take(&peer->notes_sent);
+		link = wh_list_take(&peer->notify_sent);
 		if (!link)
-			link = wh_list_take(&peer->notes_waiting);
-		pthread_mutex_unlock(&peer->note_lock);
+			link = wh_list_take(&peer->notify_waiting);
+		pthread_mutex_unlock(&peer->notify_lock);
 		if (link) {
-			struct wh_batch *batch = wh_container(link, struct wh_batch, note_link);
+			struct wh_batch *batch = wh_container(link, struct wh_batch, notify_link);
 
 			wh_batch_fail(batch, error, text);
 			wh_batch_finish(batch);

@@ -222,11 +222,11 @@ static int make_socket(struct wh_observer *observer, const char *directory)
 static int try_places(struct wh_observer *observer)
 {
 	char directory[sizeof(observer->path)];
-	struct wh_config_paths places;
+	struct wh_config_paths table;
 	int error = -ENOENT;
 
-	wh_config_paths(&places);
-	for (unsigned i = 0; wh_observer_directory(i, places.runtime, directory, sizeof(directory));
+	wh_config_paths(&table);
+	for (unsigned i = 0; wh_observer_directory(i, table.runtime, directory, sizeof(directory));
 	     i++) {
 		if (!*directory)
 			continue;
@@ -260,11 +260,11 @@ static int choose(struct wh_observer *observer)
 
 int wh_observer_open(struct wh_engine *engine)
 {
-	const char *knob = engine->config.text[WH_SETTING_OBSERVE];
+	const char *setting = engine->config.text[WH_SETTING_OBSERVE];
 	struct wh_observer *observer;
 	int error;
 
-	if (!strcmp(knob, "off"))
+	if (!strcmp(setting, "off"))
 		return 0;
 	observer = calloc(1, sizeof(*observer));
 	if (!observer)
@@ -282,7 +282,7 @@ int wh_observer_open(struct wh_engine *engine)
 	error = choose(observer);
 	if (error) {
 		free(observer);
-		return *knob ? error : 0;
+		return *setting ? error : 0;
 	}
 	error = wh_listener_open(&observer->listener, &engine->loops[0],
 				 observer->listener.source.fd);

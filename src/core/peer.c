@@ -276,7 +276,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
 	wh_engine_log(peer->engine, "lost: %s", why);
 	wh_count_add(&peer->lost, 1);
-	wh_count_add(&peer->engine->tally.peers_lost, 1);
+	wh_count_add(&peer->engine->statistics.peers_lost, 1);
 	set_state(peer, WH_PEER_LOST, -ECONNRESET, why);
 	lose_transports(peer, -ECONNRESET, why);
 	watch(peer);
@@ -414,9 +414,9 @@ static void drop_unlisted(struct wh_peer *peer)
 	char name[WH_NAME_MAX];
 
 	while (wh_region_table_next(&peer->regions, &cursor, &copy, name)) {
-		struct wh_region_entry *place = wh_region_table_at(&peer->regions, copy.index);
+		struct wh_region_entry *entry = wh_region_table_at(&peer->regions, copy.index);
 
-		if (((struct wh_remote_region *)place)->round != peer->list_round)
+		if (((struct wh_remote_region *)entry)->round != peer->list_round)
 			wh_remote_remove(peer, atomic_load(&copy.id));
 	}
 }
@@ -425,7 +425,7 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 {
 	const uint8_t *end = payload + frame->length;
 	struct wh_region_record record;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	int got, error;
 
 	if (!peer->listed && peer->welcome.epoch == peer->engine->epoch) {
@@ -439,8 +439,8 @@ static int regions(struct wh_peer *peer, const struct wh_frame *frame, const uin
 		error = wh_remote_add(peer, &record);
 		if (error)
 			return error;
-		place = wh_region_table_at(&peer->regions, wh_region_table_index(record.id));
-		((struct wh_remote_region *)place)->round = peer->list_round;
+		entry = wh_region_table_at(&peer->regions, wh_region_table_index(record.id));
+		((struct wh_remote_region *)entry)->round = peer->list_round;
 	}
 	if (got < 0)
 		return got;
@@ -627,7 +627,7 @@ static void peer_free(struct wh_peer *peer)
 	wh_region_table_destroy(&peer->regions);
 	wh_control_destroy(&peer->control);
 	pthread_mutex_destroy(&peer->lock);
-	pthread_mutex_destroy(&peer->note_lock);
+	pthread_mutex_destroy(&peer->notify_lock);
 	pthread_mutex_destroy(&peer->count_lock);
 	pthread_mutex_destroy(&peer->probe_lock);
 	pthread_cond_destroy(&peer->changed);
@@ -655,17 +655,17 @@ static int peer_new(struct wh_engine *engine, struct wh_peer **out)
 	peer->control.frame = peer_frame;
 	peer->control.gone = peer_gone;
 	pthread_mutex_init(&peer->lock, NULL);
-	pthread_mutex_init(&peer->note_lock, NULL);
+	pthread_mutex_init(&peer->notify_lock, NULL);
 	pthread_mutex_init(&peer->count_lock, NULL);
 	pthread_mutex_init(&peer->probe_lock, NULL);
-	wh_list_init(&peer->counted);
+	wh_list_init(&peer->pending);
 	pthread_condattr_init(&clock);
 	pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
 	pthread_cond_init(&peer->changed, &clock);
 	pthread_condattr_destroy(&clock);
-	wh_list_init(&peer->notes_waiting);
-	wh_list_init(&peer->notes_sent);
-	wh_list_init(&peer->notes_ahead);
+	wh_list_init(&peer->notify_waiting);
+	wh_list_init(&peer->notify_sent);
+	wh_list_init(&peer->notify_early);
 	wh_list_init(&peer->aborts);
 	wh_list_init(&peer->blocks);
 	error = wh_region_table_init(&peer->regions, sizeof(struct wh_remote_region));
@@ -785,7 +785,7 @@ static int peer_try_open(struct wh_engine *engine, const char *url,
 		peer_free(peer);
 		return error;
 	}
-	wh_count_add(&engine->tally.peers_opened, 1);
+	wh_count_add(&engine->statistics.peers_opened, 1);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_append(&engine->peers, &peer->link);
 	pthread_mutex_unlock(&engine->lock);

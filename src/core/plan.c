@@ -22,7 +22,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 		   char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	int error;
 
 	if (!atomic_load(&peer->usable[id])) {
@@ -32,13 +32,13 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 		pthread_mutex_unlock(&peer->lock);
 		return false;
 	}
-	place = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
-	if (!place) {
+	entry = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
+	if (!entry) {
 		snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)remote);
 		return false;
 	}
-	error = wh_transport(id)->reach(peer, peer->transport[id], local, place, op, why);
-	wh_region_entry_leave(place);
+	error = wh_transport(id)->is_reachable(peer, peer->transport[id], local, entry, op, why);
+	wh_region_entry_leave(entry);
 	/* Report "does not apply to such memory" only if this transport was required. */
 	if (error == -ENXIO && batch->require != id)
 		why[0] = 0;
@@ -124,32 +124,32 @@ static int gone_region(struct wh_batch *batch, const char *what, uint64_t index,
 static int check_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
 {
 	struct wh_peer *peer = batch->peer;
-	struct wh_region_entry *place =
+	struct wh_region_entry *entry =
 		wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 
-	if (!place)
+	if (!entry)
 		return gone_region(batch, what, index, remote);
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return 0;
 }
 
-static struct wh_fragment *new_piece(struct wh_batch *batch)
+static struct wh_fragment *new_fragment(struct wh_batch *batch)
 {
-	size_t room = batch->piece_room ? batch->piece_room * 4 : 1;
+	size_t room = batch->fragment_room ? batch->fragment_room * 4 : 1;
 	struct wh_fragment *grown;
 
-	if (batch->piece_count == batch->piece_room) {
-		grown = realloc(batch->pieces, room * sizeof(*grown));
+	if (batch->fragment_count == batch->fragment_room) {
+		grown = realloc(batch->fragments, room * sizeof(*grown));
 		if (!grown) {
 			wh_fail(ENOMEM, "wh_batch_submit: no memory");
 			return NULL;
 		}
 		if (room > 1) /* wh_batch_finish() has to look */
 			atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
-		batch->pieces = grown;
-		batch->piece_room = room;
+		batch->fragments = grown;
+		batch->fragment_room = room;
 	}
-	grown = &batch->pieces[batch->piece_count++];
+	grown = &batch->fragments[batch->fragment_count++];
 	memset(grown, 0, sizeof(*grown));
 	grown->batch = batch;
 	return grown;
@@ -184,7 +184,7 @@ static int decide(struct wh_batch *batch, const char *what, uint64_t index,
 static int plan_items(struct wh_batch *batch)
 {
 	struct choice choice = { 0 };
-	struct wh_fragment *piece = NULL;
+	struct wh_fragment *fragment = NULL;
 	int error;
 
 	for (size_t i = 0; i < batch->item_count; i++) {
@@ -193,17 +193,18 @@ static int plan_items(struct wh_batch *batch)
 		error = decide(batch, "transfer", i, item->local, item->remote, item->op, &choice);
 		if (error)
 			return error;
-		if (!piece || piece->op != item->op || piece->transport != choice.transport) {
-			piece = new_piece(batch);
-			if (!piece)
+		if (!fragment || fragment->op != item->op ||
+		    fragment->transport != choice.transport) {
+			fragment = new_fragment(batch);
+			if (!fragment)
 				return -ENOMEM;
-			piece->op = item->op;
-			piece->transport = choice.transport;
-			piece->first = i;
+			fragment->op = item->op;
+			fragment->transport = choice.transport;
+			fragment->first = i;
 		}
-		piece->count++;
-		piece->transfers++;
-		piece->bytes += item->length;
+		fragment->count++;
+		fragment->transfers++;
+		fragment->bytes += item->length;
 	}
 	return 0;
 }
@@ -211,7 +212,7 @@ static int plan_items(struct wh_batch *batch)
 static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 {
 	struct choice choice = { 0 };
-	struct wh_fragment *piece = NULL;
+	struct wh_fragment *fragment = NULL;
 	int error;
 
 	for (uint64_t b = 0; b < blocks->base_count; b++) {
@@ -220,18 +221,18 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 		error = decide(batch, "base", b, base->local, base->remote, blocks->op, &choice);
 		if (error)
 			return error;
-		if (!piece || piece->transport != choice.transport) {
-			piece = new_piece(batch);
-			if (!piece)
+		if (!fragment || fragment->transport != choice.transport) {
+			fragment = new_fragment(batch);
+			if (!fragment)
 				return -ENOMEM;
-			piece->blocks = blocks;
-			piece->op = blocks->op;
-			piece->transport = choice.transport;
-			piece->first = b;
+			fragment->blocks = blocks;
+			fragment->op = blocks->op;
+			fragment->transport = choice.transport;
+			fragment->first = b;
 		}
-		piece->count++;
-		piece->transfers += blocks->count;
-		piece->bytes += blocks->count * blocks->block_length;
+		fragment->count++;
+		fragment->transfers += blocks->count;
+		fragment->bytes += blocks->count * blocks->block_length;
 	}
 	return 0;
 }
@@ -259,7 +260,7 @@ int wh_plan(struct wh_batch *batch)
 
 	wh_batch_flush_counts(batch);
 	batch->planned = 0;
-	batch->piece_count = 0;
+	batch->fragment_count = 0;
 	memset(batch->share, 0, sizeof(batch->share));
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
 		memcpy(batch->share[id].refused, engine->transport_off[id], WH_REFUSAL);
@@ -270,13 +271,13 @@ int wh_plan(struct wh_batch *batch)
 		error = plan_blocks(batch, batch->blocks[i]);
 	if (error)
 		return error;
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_share *share = &batch->share[batch->pieces[i].transport];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_share *share = &batch->share[batch->fragments[i].transport];
 
-		share->bytes += batch->pieces[i].bytes;
+		share->bytes += batch->fragments[i].bytes;
 		if (share->bytes > WH_SMALL_BATCH)
 			batch->timed_in = 1;
-		share->transfers += batch->pieces[i].transfers;
+		share->transfers += batch->fragments[i].transfers;
 	}
 	forget_worse(batch);
 	batch->planned = version;
@@ -284,42 +285,42 @@ int wh_plan(struct wh_batch *batch)
 }
 
 /* The two regions of transfer, or base, number `index`. */
-static uint64_t regions_of(const struct wh_fragment *piece, uint64_t index,
+static uint64_t regions_of(const struct wh_fragment *fragment, uint64_t index,
 			   const struct wh_region **local)
 {
 	const struct wh_item *item;
 
-	if (piece->blocks) {
-		*local = piece->blocks->bases[index].local;
-		return piece->blocks->bases[index].remote;
+	if (fragment->blocks) {
+		*local = fragment->blocks->bases[index].local;
+		return fragment->blocks->bases[index].remote;
 	}
-	item = &piece->batch->items[index];
+	item = &fragment->batch->items[index];
 	*local = item->local;
 	return item->remote;
 }
 
-uint32_t wh_plan_again(const struct wh_fragment *piece)
+uint32_t wh_plan_again(const struct wh_fragment *fragment)
 {
 	const struct wh_region *local, *local_before = NULL;
-	struct wh_batch *batch = piece->batch;
+	struct wh_batch *batch = fragment->batch;
 	uint64_t remote, remote_before = 0;
 	uint32_t id, worst = 0;
 	char gone[WH_REFUSAL] = "";
-	unsigned place;
+	unsigned entry;
 
 	/* The one that serves every region of the piece is the worst of those that serve each. */
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		remote = regions_of(piece, i, &local);
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		remote = regions_of(fragment, i, &local);
 		if (local == local_before && remote == remote_before)
 			continue;
 		local_before = local;
 		remote_before = remote;
-		id = choose(batch, local, remote, piece->op, piece->transport, gone);
+		id = choose(batch, local, remote, fragment->op, fragment->transport, gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return id;
-		for (place = 0; batch->peer->engine->order[place] != id;)
-			place++;
-		worst = place > worst ? place : worst;
+		for (entry = 0; batch->peer->engine->order[entry] != id;)
+			entry++;
+		worst = entry > worst ? entry : worst;
 	}
 	return batch->peer->engine->order[worst];
 }

@@ -37,7 +37,7 @@ struct trial {
 /* A walk: a batch for each piece. */
 struct walk {
 	const struct trial *trial;
-	uint64_t piece, block; /* bytes */
+	uint64_t fragment, block; /* bytes */
 	struct wh_batch *batches[PIECES];
 	uint64_t count, most;
 };
@@ -52,9 +52,10 @@ static int fill(struct wh_batch *batch, const struct walk *walk, uint64_t start)
 					.op = WH_READ };
 	int error = 0;
 
-	for (uint64_t at = 0; at < walk->piece && !error; at += walk->block) {
+	for (uint64_t at = 0; at < walk->fragment && !error; at += walk->block) {
 		transfer.local_offset = transfer.remote_offset = start + at;
-		transfer.length = walk->piece - at < walk->block ? walk->piece - at : walk->block;
+		transfer.length =
+			walk->fragment - at < walk->block ? walk->fragment - at : walk->block;
 		error = wh_batch_add(batch, &transfer, 1);
 	}
 	return error;
@@ -87,7 +88,7 @@ static int touch(struct walk *walk)
 
 		if (error)
 			return error;
-		error = fill(*batch, walk, walk->count++ * walk->piece);
+		error = fill(*batch, walk, walk->count++ * walk->fragment);
 		took = error ? error : time_one(*batch);
 	}
 	return took < 0 ? (int)took : 0;
@@ -101,15 +102,15 @@ static int compare(const void *a, const void *b)
 }
 
 /* ns of reading `piece` bytes in parts of `block`, the median over the walk; negative: an error. */
-static double time_of(const struct trial *trial, uint64_t piece, uint64_t block)
+static double time_of(const struct trial *trial, uint64_t fragment, uint64_t block)
 {
-	struct walk walk = { .trial = trial, .piece = piece, .block = block };
+	struct walk walk = { .trial = trial, .fragment = fragment, .block = block };
 	int64_t samples[PIECES + ROUNDS], until;
 	uint64_t wanted, done = 0;
 	int64_t took;
 
 	/* The bytes of the short one are the same each time: it is about the way there and back. */
-	walk.most = piece == SHORT ? 1 : trial->length / piece;
+	walk.most = fragment == SHORT ? 1 : trial->length / fragment;
 	took = touch(&walk);
 	wanted = walk.count > ROUNDS ? walk.count : ROUNDS;
 	until = wh_now() + TIMING;
@@ -128,17 +129,17 @@ static double time_of(const struct trial *trial, uint64_t piece, uint64_t block)
 
 static bool measure(const struct trial *trial, struct wh_probed *out)
 {
-	uint64_t piece = trial->length < LONG ? trial->length : LONG;
+	uint64_t fragment = trial->length < LONG ? trial->length : LONG;
 	double first = time_of(trial, SHORT, SHORT), whole, blocks;
-	uint64_t count = (piece + BLOCK - 1) / BLOCK;
+	uint64_t count = (fragment + BLOCK - 1) / BLOCK;
 
-	whole = first < 0 ? first : time_of(trial, piece, piece);
-	blocks = whole < 0 ? whole : time_of(trial, piece, BLOCK);
+	whole = first < 0 ? first : time_of(trial, fragment, fragment);
+	blocks = whole < 0 ? whole : time_of(trial, fragment, BLOCK);
 	if (blocks < 0)
 		return false;
 	/* What noise makes negative is too little to matter. */
 	out->price = first;
-	out->byte = whole > first ? (whole - first) / (double)(piece - SHORT) : 0;
+	out->byte = whole > first ? (whole - first) / (double)(fragment - SHORT) : 0;
 	out->transfer = blocks > whole ? (blocks - whole) / (double)(count - 1) : 0;
 	out->set = trial->length;
 	return true;
@@ -147,27 +148,27 @@ static bool measure(const struct trial *trial, struct wh_probed *out)
 /* ---- what it is tried with ---------------------------------------------------------------------
  */
 
-static bool long_enough(const struct wh_region_entry *place)
+static bool long_enough(const struct wh_region_entry *entry)
 {
-	return (place->access & WH_ACCESS_READ) && place->length >= LEAST;
+	return (entry->access & WH_ACCESS_READ) && entry->length >= LEAST;
 }
 
 /* The peer's region that the probe reads: this one, or the longest of the same kind that may be
  * read. */
-static bool find(struct wh_region_table *places, uint64_t wanted, struct trial *trial)
+static bool find(struct wh_region_table *table, uint64_t wanted, struct trial *trial)
 {
-	struct wh_region_entry *place = wh_region_entry_enter(places, wanted), found;
+	struct wh_region_entry *entry = wh_region_entry_enter(table, wanted), found;
 	uint64_t cursor = 0;
 	char name[64];
 	uint8_t kind;
 
-	if (!place)
+	if (!entry)
 		return false;
-	kind = place->kind;
-	trial->length = long_enough(place) ? place->length : 0;
+	kind = entry->kind;
+	trial->length = long_enough(entry) ? entry->length : 0;
 	trial->remote = wanted;
-	wh_region_entry_leave(place);
-	while (!trial->length && wh_region_table_next(places, &cursor, &found, name))
+	wh_region_entry_leave(entry);
+	while (!trial->length && wh_region_table_next(table, &cursor, &found, name))
 		if (found.kind == kind && long_enough(&found)) {
 			trial->remote = found.id;
 			trial->length = found.length;
@@ -183,11 +184,11 @@ static int make_scratch(struct wh_engine *engine, const struct wh_region *like, 
 {
 	struct wh_region_options published = { .size = sizeof(published),
 					       .access = WH_ACCESS_NONE };
-	struct wh_memory_options options = { .size = sizeof(options), .kind = like->place.kind };
+	struct wh_memory_options options = { .size = sizeof(options), .kind = like->entry.kind };
 	struct wh_memory_info info = { .size = sizeof(info) };
-	int error = wh_memory_query(engine, (void *)(uintptr_t)like->place.address, &info);
+	int error = wh_memory_query(engine, (void *)(uintptr_t)like->entry.address, &info);
 
-	if (!error && !wh_kind_on_host(like->place.kind))
+	if (!error && !wh_kind_on_host(like->entry.kind))
 		options.location = info.uuid;
 	if (!error)
 		error = wh_memory_alloc(engine, length, &options, address);
@@ -202,16 +203,16 @@ static int make_scratch(struct wh_engine *engine, const struct wh_region *like, 
 static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
 		  uint64_t remote, struct wh_probed *out)
 {
-	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_table *table = peer->self ? &peer->engine->regions : &peer->regions;
 	struct trial trial = { .peer = peer, .transport = wh_transport(id)->name };
 	void *address;
 	bool good;
 
-	if (!find(places, remote, &trial) ||
+	if (!find(table, remote, &trial) ||
 	    make_scratch(peer->engine, local, trial.length, &address, &trial.scratch))
 		return false;
 	/* The first walk is to find its pages there: they are not what is measured. */
-	if (wh_kind_on_host(local->place.kind))
+	if (wh_kind_on_host(local->entry.kind))
 		memset(address, 0, trial.length);
 	good = measure(&trial, out);
 	if (!wh_region_unregister(trial.scratch))
@@ -226,22 +227,23 @@ static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh
 static bool known(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
 		  uint64_t remote, struct wh_probed *out)
 {
-	struct wh_probed *kept = &peer->probed[id];
+	struct wh_probed *cached = &peer->probed[id];
 	uint64_t epoch = peer->self ? peer->engine->epoch : peer->welcome.epoch;
 	bool good;
 
 	/* It lets others wait: whoever asks for an estimate has time, and two probes at once would
 	 * be in each other's way. */
 	pthread_mutex_lock(&peer->probe_lock);
-	good = kept->epoch == epoch && kept->remote == remote && kept->kind == local->place.kind;
+	good = cached->epoch == epoch && cached->remote == remote &&
+	       cached->kind == local->entry.kind;
 	/* The engine's own threads are needed for the answer. */
 	if (!good && !wh_engine_inside(peer->engine)) {
-		good = probe(peer, id, local, remote, kept);
-		kept->epoch = good ? epoch : 0;
-		kept->remote = remote;
-		kept->kind = local->place.kind;
+		good = probe(peer, id, local, remote, cached);
+		cached->epoch = good ? epoch : 0;
+		cached->remote = remote;
+		cached->kind = local->entry.kind;
 	}
-	*out = *kept;
+	*out = *cached;
 	pthread_mutex_unlock(&peer->probe_lock);
 	return good;
 }
@@ -252,13 +254,13 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 	struct wh_probed cost;
 	double sum = 0;
 
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		const struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		const struct wh_fragment *fragment = &batch->fragments[i];
 		const struct wh_block_base *base =
-			piece->blocks ? &piece->blocks->bases[piece->first] : NULL;
-		const struct wh_item *item = base ? NULL : &batch->items[piece->first];
+			fragment->blocks ? &fragment->blocks->bases[fragment->first] : NULL;
+		const struct wh_item *item = base ? NULL : &batch->items[fragment->first];
 
-		if (piece->transport != id)
+		if (fragment->transport != id)
 			continue;
 		if (!known(peer, id, base ? base->local : item->local,
 			   base ? base->remote : item->remote, &cost))
@@ -267,8 +269,8 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 		sum = sum > 0 ? sum : cost.price;
 		if (!out->working_set || cost.set < out->working_set)
 			out->working_set = cost.set;
-		sum += cost.byte * (double)piece->bytes +
-		       cost.transfer * (double)(piece->transfers - 1);
+		sum += cost.byte * (double)fragment->bytes +
+		       cost.transfer * (double)(fragment->transfers - 1);
 	}
 	out->duration += (uint64_t)sum;
 	return true;

@@ -130,7 +130,7 @@ uint8_t wh_region_access(const struct wh_region *region, const char *name)
 	const struct right *found;
 
 	if (!rights)
-		return region->place.access;
+		return region->entry.access;
 	/* The name is the first thing in a right. */
 	found = bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), by_name);
 	return found ? found->access : rights->others;
@@ -138,17 +138,17 @@ uint8_t wh_region_access(const struct wh_region *region, const char *name)
 
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record)
 {
-	const struct wh_region_entry *place = &region->place;
+	const struct wh_region_entry *entry = &region->entry;
 
 	memset(record, 0, sizeof(*record));
-	record->id = wh_region_entry_id(place);
-	record->address = place->address;
-	record->length = place->length;
-	record->access = place->access;
-	record->kind = place->kind;
-	record->flags = place->flags;
-	if (place->name)
-		memcpy(record->name, place->name, strlen(place->name));
+	record->id = wh_region_entry_id(entry);
+	record->address = entry->address;
+	record->length = entry->length;
+	record->access = entry->access;
+	record->kind = entry->kind;
+	record->flags = entry->flags;
+	if (entry->name)
+		memcpy(record->name, entry->name, strlen(entry->name));
 }
 
 /* ---- register ----------------------------------------------------------------------------- */
@@ -179,21 +179,21 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 static void fill(struct wh_region *region, struct wh_allocation *memory,
 		 struct wh_registration *registration, uint32_t access, struct wh_rights *rights)
 {
-	struct wh_region_entry *place = &region->place;
+	struct wh_region_entry *entry = &region->entry;
 
 	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
 	region->engine = registration->engine;
 	region->memory = memory;
 	region->registration = registration;
 	region->rights = rights;
-	place->address = registration->address;
-	place->length = registration->length;
-	place->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
+	entry->address = registration->address;
+	entry->length = registration->length;
+	entry->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
 	/* CUDA cannot tell SHARED memory from any other. */
-	place->kind = (uint8_t)(memory ? memory->kind : registration->kind);
+	entry->kind = (uint8_t)(memory ? memory->kind : registration->kind);
 	/* Whether a peer may map it depends on what else of the allocation he sees: it is decided
 	 * when he asks. */
-	place->flags = memory && memory->fd >= 0 ? WH_REGION_MAPPABLE : 0;
+	entry->flags = memory && memory->fd >= 0 ? WH_REGION_MAPPABLE : 0;
 }
 
 /* The allocation shows more, or less, than before: what peers may map of it has to be decided anew.
@@ -201,14 +201,14 @@ static void fill(struct wh_region *region, struct wh_allocation *memory,
 static void change_memory(struct wh_region *region, bool joins)
 {
 	struct wh_allocation *memory = region->memory;
-	uint64_t length = joins ? region->place.length : -region->place.length;
+	uint64_t length = joins ? region->entry.length : -region->entry.length;
 
 	if (!memory)
 		return;
 	memory->version = ++region->engine->memory_number;
-	if (region->place.access & WH_ACCESS_READ)
+	if (region->entry.access & WH_ACCESS_READ)
 		memory->readable += length;
-	if (region->place.access & WH_ACCESS_WRITE)
+	if (region->entry.access & WH_ACCESS_WRITE)
 		memory->writable += length;
 	if (joins)
 		wh_list_append(&memory->members, &region->member);
@@ -218,7 +218,7 @@ static void change_memory(struct wh_region *region, bool joins)
 
 static void publish(struct wh_engine *engine, struct wh_region *region)
 {
-	if (region->place.access & WH_ACCESS_NONE)
+	if (region->entry.access & WH_ACCESS_NONE)
 		return;
 	change_memory(region, true);
 	wh_sessions_publish(engine, region);
@@ -246,8 +246,8 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
 	fill(region, memory, registration, options->access, rights);
-	region->place.name = name;
-	error = wh_region_table_publish(&engine->regions, &region->place, id);
+	region->entry.name = name;
+	error = wh_region_table_publish(&engine->regions, &region->entry, id);
 	if (error == -EEXIST)
 		return wh_fail(EEXIST,
 			       "wh_region_register: there is a region of the name \"%s\" already",
@@ -305,9 +305,9 @@ static int region_try_register(struct wh_engine *engine, void *address, size_t l
 		free(rights);
 		return error;
 	}
-	wh_count_add(&engine->tally.region_bytes, length);
-	wh_count_add(&engine->tally.registrations, 1);
-	wh_count_add(&engine->tally.registration_time, (uint64_t)(wh_now() - begun));
+	wh_count_add(&engine->statistics.region_bytes, length);
+	wh_count_add(&engine->statistics.registrations, 1);
+	wh_count_add(&engine->statistics.registration_time, (uint64_t)(wh_now() - begun));
 	return 0;
 }
 
@@ -326,27 +326,27 @@ static int busy(const struct wh_region *region)
 		       "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
 		       "them or cancel them",
 		       atomic_load(&region->batches),
-		       (unsigned long long)wh_region_entry_id(&region->place));
+		       (unsigned long long)wh_region_entry_id(&region->entry));
 }
 
 /* Let nobody start anything new with it, and tell the peers. Under engine.lock. */
 static int withdraw(struct wh_engine *engine, struct wh_region *region)
 {
-	struct wh_region_entry *place = &region->place;
-	uint64_t id = wh_region_entry_id(place);
+	struct wh_region_entry *entry = &region->entry;
+	uint64_t id = wh_region_entry_id(entry);
 
-	if (!atomic_load(&place->id))
+	if (!atomic_load(&entry->id))
 		return 0; /* an earlier call got so far, and then had to give up waiting */
 	if (atomic_load(&region->batches))
 		return busy(region);
-	wh_region_table_close(&engine->regions, place, id);
+	wh_region_table_close(&engine->regions, entry, id);
 	/* A submission counts first and looks at the id then, the other way round: if it has been
 	 * missed above, then it is seen here. Nobody has been told anything yet. */
 	if (atomic_load(&region->batches)) {
-		wh_region_table_reopen(&engine->regions, place, id);
+		wh_region_table_reopen(&engine->regions, entry, id);
 		return busy(region);
 	}
-	if (!(place->access & WH_ACCESS_NONE)) {
+	if (!(entry->access & WH_ACCESS_NONE)) {
 		/* Before anybody is told: who asks from now on is not given what shows it. */
 		change_memory(region, false);
 		wh_sessions_remove(engine, id);
@@ -359,31 +359,31 @@ static int region_try_unregister(struct wh_region *region)
 	int error = guard(region, "wh_region_unregister");
 	struct wh_registration *registration;
 	struct wh_engine *engine;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	int64_t deadline;
 
 	if (error)
 		return error;
 	engine = region->engine;
-	place = &region->place;
+	entry = &region->entry;
 	if (wh_engine_inside(engine))
 		return wh_fail(EDEADLK,
 			       "wh_region_unregister: called from one of the engine's own threads");
 	deadline = wh_deadline(engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
 	pthread_mutex_lock(&engine->lock);
-	if (!place->used)
+	if (!entry->used)
 		error = wh_fail(EINVAL,
 				"wh_region_unregister: the region has been unregistered already");
 	else
 		error = withdraw(engine, region);
 	pthread_mutex_unlock(&engine->lock);
-	if (!error && !wh_region_entry_left(place, deadline))
+	if (!error && !wh_region_entry_left(entry, deadline))
 		error = wh_fail(EBUSY,
 				"wh_region_unregister: region %#llx is still being copied for a "
 				"peer; it is unpublished, try again",
-				(unsigned long long)wh_region_entry_id(place));
-	if (!error && !(place->access & WH_ACCESS_NONE))
-		error = wh_sessions_released(engine, wh_region_entry_id(place), deadline);
+				(unsigned long long)wh_region_entry_id(entry));
+	if (!error && !(entry->access & WH_ACCESS_NONE))
+		error = wh_sessions_released(engine, wh_region_entry_id(entry), deadline);
 	if (error)
 		return error;
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
@@ -397,8 +397,8 @@ static int region_try_unregister(struct wh_region *region)
 	registration = region->registration;
 	free(region->rights);
 	region->rights = NULL;
-	wh_count_add(&engine->tally.region_bytes, -place->length);
-	wh_region_table_free(&engine->regions, place);
+	wh_count_add(&engine->statistics.region_bytes, -entry->length);
+	wh_region_table_free(&engine->regions, entry);
 	pthread_mutex_unlock(&engine->lock);
 	wh_registration_put(registration);
 	return 0;
@@ -414,7 +414,7 @@ int wh_region_unregister(struct wh_region *region)
 
 uint64_t wh_region_id(const struct wh_region *region)
 {
-	return region ? wh_region_entry_id(&region->place) : 0;
+	return region ? wh_region_entry_id(&region->entry) : 0;
 }
 
 int wh_region_lookup(struct wh_engine *engine, const void *address, size_t length,
@@ -451,10 +451,10 @@ int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 		return error;
 	if (!buffer || !length)
 		return wh_fail(EINVAL, "wh_region_key: %s is NULL", buffer ? "length" : "buffer");
-	if (region->place.access & WH_ACCESS_NONE)
+	if (region->entry.access & WH_ACCESS_NONE)
 		return wh_fail(EINVAL,
 			       "wh_region_key: region %#llx has access NONE: no peer can use it",
-			       (unsigned long long)wh_region_entry_id(&region->place));
+			       (unsigned long long)wh_region_entry_id(&region->entry));
 	wh_region_record(region, &record);
 	used = wh_key_encode(bytes, region->engine->epoch, &record);
 	if (used > *length)

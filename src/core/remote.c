@@ -19,23 +19,23 @@ static struct wh_remote_region *at(struct wh_peer *peer, uint64_t id)
 							     wh_region_table_index(id));
 }
 
-static bool is_same(const struct wh_region_entry *place, const struct wh_region_record *record)
+static bool is_same(const struct wh_region_entry *entry, const struct wh_region_record *record)
 {
-	return place->address == record->address && place->length == record->length &&
-	       place->access == record->access && place->kind == record->kind &&
-	       place->flags == record->flags &&
-	       !strcmp(place->name ? place->name : "", record->name);
+	return entry->address == record->address && entry->length == record->length &&
+	       entry->access == record->access && entry->kind == record->kind &&
+	       entry->flags == record->flags &&
+	       !strcmp(entry->name ? entry->name : "", record->name);
 }
 
 /* Take out an older region in the way of a new one: after the connection broke the peer does not
  * say what it has taken back meanwhile. */
-static int make_way(struct wh_peer *peer, const struct wh_region_entry *place)
+static int make_way(struct wh_peer *peer, const struct wh_region_entry *entry)
 {
-	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
+	const struct wh_remote_region *region = (const struct wh_remote_region *)entry;
 
-	if (atomic_load(&place->id) && region->round == peer->list_round)
+	if (atomic_load(&entry->id) && region->round == peer->list_round)
 		return -EPROTO;
-	return wh_remote_remove(peer, wh_region_entry_id(place));
+	return wh_remote_remove(peer, wh_region_entry_id(entry));
 }
 
 static int make_way_by_name(struct wh_peer *peer, const char *name)
@@ -56,10 +56,10 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 
 	if (!(record->access & PUBLIC))
 		return -EPROTO;
-	if (region && region->place.used) {
-		if (atomic_load(&region->place.id) == record->id)
-			return is_same(&region->place, record) ? 0 : -EPROTO;
-		error = make_way(peer, &region->place);
+	if (region && region->entry.used) {
+		if (atomic_load(&region->entry.id) == record->id)
+			return is_same(&region->entry, record) ? 0 : -EPROTO;
+		error = make_way(peer, &region->entry);
 		if (error)
 			return error;
 	}
@@ -76,22 +76,22 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 		free(name);
 		return -EPROTO;
 	}
-	region->place.address = record->address;
-	region->place.length = record->length;
-	region->place.access = record->access;
-	region->place.kind = record->kind;
-	region->place.flags = record->flags;
-	region->place.name = name;
+	region->entry.address = record->address;
+	region->entry.length = record->length;
+	region->entry.access = record->access;
+	region->entry.kind = record->kind;
+	region->entry.flags = record->flags;
+	region->entry.name = name;
 	atomic_store_explicit(&region->map_state, 0, memory_order_relaxed);
 	atomic_store_explicit(&region->map, NULL, memory_order_relaxed);
 	atomic_store_explicit(&region->map_writable, false, memory_order_relaxed);
 	region->map_number = 0;
 	region->map_memory = NULL;
 	region->map_refused = NULL;
-	atomic_store_explicit(&region->view, NULL, memory_order_relaxed);
+	atomic_store_explicit(&region->mapping, NULL, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, NULL, memory_order_relaxed);
 	region->round = peer->list_round;
-	error = wh_region_table_publish(&peer->regions, &region->place, record->id);
+	error = wh_region_table_publish(&peer->regions, &region->entry, record->id);
 	if (error)
 		return error == -EEXIST ? -EPROTO : error;
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
@@ -107,10 +107,10 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 	int64_t deadline = wh_deadline(patience);
 	struct wh_remote_region *region = at(peer, id);
 
-	if (!region || !region->place.used || wh_region_entry_id(&region->place) != id)
+	if (!region || !region->entry.used || wh_region_entry_id(&region->entry) != id)
 		return 0;
-	wh_region_table_close(&peer->regions, &region->place, id);
-	if (!wh_region_entry_left(&region->place, deadline))
+	wh_region_table_close(&peer->regions, &region->entry, id);
+	if (!wh_region_entry_left(&region->entry, deadline))
 		return -EBUSY;
 	for (unsigned i = 0; i < WH_TRANSPORT_COUNT; i++) {
 		if (peer->opened[i] &&
@@ -121,7 +121,7 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 		if (peer->opened[i])
 			wh_transport(i)->region_gone(peer, peer->transport[i], region);
 	}
-	wh_region_table_free(&peer->regions, &region->place);
+	wh_region_table_free(&peer->regions, &region->entry);
 	return 0;
 }
 
@@ -130,12 +130,12 @@ void wh_remote_clear(struct wh_peer *peer)
 	/* By index, and not by wh_region_table_next(), which leaves out what could not be removed
 	 * in time. Now nobody is inside, for there are no batches any more. */
 	for (uint32_t index = 0; index < peer->regions.high; index++) {
-		struct wh_region_entry *place = wh_region_table_at(&peer->regions, index);
+		struct wh_region_entry *entry = wh_region_table_at(&peer->regions, index);
 
-		if (!place)
+		if (!entry)
 			index = wh_region_table_gap(index);
-		else if (place->used)
-			wh_remote_remove(peer, wh_region_entry_id(place));
+		else if (entry->used)
+			wh_remote_remove(peer, wh_region_entry_id(entry));
 	}
 }
 
@@ -155,7 +155,7 @@ void wh_remote_wake(struct wh_engine *engine)
 /* ---- looking ------------------------------------------------------------------------------ */
 
 /* A peer that is this engine itself shows what it would show to others. */
-static struct wh_region_table *places_of(struct wh_peer *peer)
+static struct wh_region_table *remote_table(struct wh_peer *peer)
 {
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
@@ -180,27 +180,27 @@ struct wanted {
 
 static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
 {
-	struct wh_region_table *places = places_of(peer);
+	struct wh_region_table *table = remote_table(peer);
 	char name[WH_NAME_MAX] = "";
-	struct wh_region_entry copy, *place;
+	struct wh_region_entry copy, *entry;
 	bool found;
 
 	if (wanted->name) {
-		if (!wh_region_table_by_name(places, wanted->name, &copy, name) ||
+		if (!wh_region_table_by_name(table, wanted->name, &copy, name) ||
 		    !(copy.access & PUBLIC))
 			return false;
 		describe(&copy, name, out);
 		return true;
 	}
-	place = wh_region_entry_enter(places, wanted->id);
-	if (!place)
+	entry = wh_region_entry_enter(table, wanted->id);
+	if (!entry)
 		return false;
-	found = place->access & PUBLIC;
-	if (place->name)
-		memcpy(name, place->name, strnlen(place->name, WH_NAME_MAX - 1));
+	found = entry->access & PUBLIC;
+	if (entry->name)
+		memcpy(name, entry->name, strnlen(entry->name, WH_NAME_MAX - 1));
 	if (found)
-		describe(place, name, out);
-	wh_region_entry_leave(place);
+		describe(entry, name, out);
+	wh_region_entry_leave(entry);
 	return found;
 }
 
@@ -284,7 +284,7 @@ int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 		return error;
 	if (!cursor || !out)
 		return wh_fail(EINVAL, "wh_peer_next: %s is NULL", cursor ? "out" : "cursor");
-	while (wh_region_table_next(places_of(peer), cursor, &copy, name)) {
+	while (wh_region_table_next(remote_table(peer), cursor, &copy, name)) {
 		if (!(copy.access & PUBLIC))
 			continue;
 		describe(&copy, name, out);
@@ -307,7 +307,7 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 			       !length ? "length is 0" :
 			       out     ? "offset is NULL" :
 					 "out is NULL");
-	if (!wh_region_table_by_address(places_of(peer), address, length, PUBLIC, &copy, name))
+	if (!wh_region_table_by_address(remote_table(peer), address, length, PUBLIC, &copy, name))
 		return wh_fail(ENOENT,
 			       "wh_peer_lookup: %s publishes no region that holds %#llx and %llu "
 			       "bytes",

@@ -103,9 +103,9 @@ static bool likely_stages(const struct wh_session *session)
 /* Under engine.lock. */
 static void make_ready(const struct wh_session *session, const struct wh_region *region)
 {
-	if (session->stages && !wh_kind_on_host(region->place.kind) &&
-	    !(wh_session_access(session, &region->place) & WH_ACCESS_NONE))
-		wh_warm_up_region(session->engine->early, wh_region_entry_id(&region->place));
+	if (session->stages && !wh_kind_on_host(region->entry.kind) &&
+	    !(wh_session_access(session, &region->entry) & WH_ACCESS_NONE))
+		wh_warm_up_region(session->engine->early, wh_region_entry_id(&region->entry));
 }
 
 void wh_session_stages(struct wh_session *session)
@@ -121,7 +121,7 @@ void wh_session_stages(struct wh_session *session)
 		while (wh_region_table_next(&engine->regions, &cursor, &copy, name))
 			make_ready(session,
 				   wh_container(wh_region_table_at(&engine->regions, copy.index),
-						struct wh_region, place));
+						struct wh_region, entry));
 	}
 	pthread_mutex_unlock(&engine->lock);
 }
@@ -167,23 +167,23 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t place,
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t entry,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
-	struct wh_quota *guest;
+	struct wh_quota *quota;
 	int error;
 
-	guest = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, place) : NULL;
-	session = guest ? calloc(1, sizeof(*session)) : NULL;
+	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, entry) : NULL;
+	session = quota ? calloc(1, sizeof(*session)) : NULL;
 	if (!session) {
-		if (guest)
-			wh_quota_release(guest);
+		if (quota)
+			wh_quota_release(quota);
 		wh_refuse(fd, tls, EBUSY, "this engine cannot take more connections now");
 		return -EBUSY;
 	}
 	session->engine = engine;
-	session->guest = guest;
+	session->quota = quota;
 	session->id = id;
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
@@ -196,13 +196,13 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
-	session->control.guest = guest;
+	session->control.quota = quota;
 	error = wh_control_start(&session->control, fd, tls);
 	if (error) {
 		wh_tls_free(tls);
 		close(fd);
 		wh_control_destroy(&session->control);
-		wh_quota_release(guest);
+		wh_quota_release(quota);
 		free(session);
 		return error;
 	}
@@ -210,7 +210,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	session->removes_before = engine->removes;
 	wh_list_append(&engine->sessions, &session->link);
 	engine->session_count++;
-	wh_count_add(&engine->tally.sessions_opened, 1);
+	wh_count_add(&engine->statistics.sessions_opened, 1);
 	error = send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
@@ -247,7 +247,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_timer_clear(&session->watchdog);
 	wh_control_destroy(&session->control);
 	explicit_bzero(session->key, sizeof(session->key));
-	wh_quota_release(session->guest);
+	wh_quota_release(session->quota);
 	free(session);
 }
 
@@ -264,9 +264,9 @@ struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 
 /* ---- regions ------------------------------------------------------------------------------ */
 
-uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *place)
+uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry)
 {
-	return wh_region_access(wh_container(place, struct wh_region, place), session->hello.name);
+	return wh_region_access(wh_container(entry, struct wh_region, entry), session->hello.name);
 }
 
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region)
@@ -280,7 +280,7 @@ void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *regio
 	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
-		record.access = wh_session_access(session, &region->place);
+		record.access = wh_session_access(session, &region->entry);
 		if (record.access & WH_ACCESS_NONE)
 			continue;
 		make_ready(session, region);

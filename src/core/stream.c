@@ -110,17 +110,17 @@ static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *give
 	return 0;
 }
 
-static int have_gate(struct wh_batch *batch)
+static int dependency_get(struct wh_batch *batch)
 {
-	struct wh_stream_dependency *gate;
+	struct wh_stream_dependency *dependency;
 
-	if (batch->gate)
+	if (batch->dependency)
 		return 0;
-	gate = calloc(1, sizeof(*gate));
-	if (!gate)
+	dependency = calloc(1, sizeof(*dependency));
+	if (!dependency)
 		return wh_fail(ENOMEM, "no memory for a batch that follows a stream");
-	gate->batch = batch;
-	atomic_store(&batch->gate, gate);
+	dependency->batch = batch;
+	atomic_store(&batch->dependency, dependency);
 	return 0;
 }
 
@@ -129,46 +129,49 @@ static int have_gate(struct wh_batch *batch)
 
 /* The event is the context's, which is the application's to destroy once the batch has started: it
  * is not kept any longer than that. */
-static void drop_event(struct wh_stream_dependency *gate)
+static void drop_event(struct wh_stream_dependency *dependency)
 {
-	struct wh_cuda *cuda = gate->batch->peer->engine->cuda;
+	struct wh_cuda *cuda = dependency->batch->peer->engine->cuda;
 	struct wh_cuda_scope scope;
 
-	if (!gate->wait.event)
+	if (!dependency->wait.event)
 		return;
-	if (!wh_cuda_enter_context(cuda, gate->wait.device, gate->wait.context, &scope)) {
-		cuda->cuEventDestroy(gate->wait.event);
+	if (!wh_cuda_enter_context(cuda, dependency->wait.device, dependency->wait.context,
+				   &scope)) {
+		cuda->cuEventDestroy(dependency->wait.event);
 		wh_cuda_leave(&scope);
 	}
-	gate->wait.event = NULL;
+	dependency->wait.event = NULL;
 }
 
 static void opened(struct wh_event_wait *wait, int error, const char *text)
 {
-	struct wh_stream_dependency *gate = wh_container(wait, struct wh_stream_dependency, wait);
+	struct wh_stream_dependency *dependency =
+		wh_container(wait, struct wh_stream_dependency, wait);
 
-	drop_event(gate);
-	wh_batch_start(gate->batch, error, text);
+	drop_event(dependency);
+	wh_batch_start(dependency->batch, error, text);
 }
 
 /* Record an event on the stream. */
-static int record(struct wh_cuda *cuda, struct wh_stream_dependency *gate, const struct inside *at)
+static int record(struct wh_cuda *cuda, struct wh_stream_dependency *dependency,
+		  const struct inside *at)
 {
 	void *stream = at->stream.stream;
 	int error;
 
-	gate->wait.device = at->device;
-	gate->wait.context = at->context;
-	error = wh_cuda_call_on(cuda, at->device, cuEventCreate, &gate->wait.event,
+	dependency->wait.device = at->device;
+	dependency->wait.context = at->context;
+	error = wh_cuda_call_on(cuda, at->device, cuEventCreate, &dependency->wait.event,
 				CUDA_EVENT_DISABLE_TIMING);
 	if (error) {
-		gate->wait.event = NULL;
+		dependency->wait.event = NULL;
 		return error;
 	}
-	error = wh_cuda_check(cuda, cuda->cuEventRecord(gate->wait.event, stream), "cuEventRecord",
-			      "stream %p of %s", stream, at->device->text);
+	error = wh_cuda_check(cuda, cuda->cuEventRecord(dependency->wait.event, stream),
+			      "cuEventRecord", "stream %p of %s", stream, at->device->text);
 	if (error)
-		drop_event(gate);
+		drop_event(dependency);
 	return error;
 }
 
@@ -179,17 +182,17 @@ static int stream_submit_after(struct wh_batch *batch, const struct wh_stream *s
 
 	if (error)
 		return error;
-	error = have_gate(batch);
+	error = dependency_get(batch);
 	if (!error)
-		error = record(batch->peer->engine->cuda, batch->gate, &at);
+		error = record(batch->peer->engine->cuda, batch->dependency, &at);
 	wh_cuda_leave(&at.scope);
 	if (error)
 		return error;
-	batch->gate->wait.unwanted = false;
-	batch->gate->wait.ready = opened;
-	error = wh_batch_submit_when(batch, &batch->gate->wait);
+	batch->dependency->wait.unwanted = false;
+	batch->dependency->wait.ready = opened;
+	error = wh_batch_submit_when(batch, &batch->dependency->wait);
 	if (error)
-		drop_event(batch->gate);
+		drop_event(batch->dependency);
 	return error;
 }
 
@@ -202,20 +205,20 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
 /* ---- a stream that follows a batch -------------------------------------------------------------
  */
 
-static int have_word(struct wh_batch *batch)
+static int have_semaphore(struct wh_batch *batch)
 {
 	struct wh_semaphore *word;
-	struct wh_stream_dependency *gate;
-	int error = have_gate(batch);
+	struct wh_stream_dependency *dependency;
+	int error = dependency_get(batch);
 
-	gate = batch->gate;
-	if (error || atomic_load(&gate->word))
+	dependency = batch->dependency;
+	if (error || atomic_load(&dependency->word))
 		return error;
 	error = wh_semaphore_acquire(batch->peer->engine->gpus, &word);
 	if (error)
 		return error;
-	atomic_store(&gate->ends, atomic_load(word->value) + 1);
-	atomic_store(&gate->word, word);
+	atomic_store(&dependency->ends, atomic_load(word->value) + 1);
+	atomic_store(&dependency->word, word);
 	return 0;
 }
 
@@ -223,15 +226,15 @@ static int have_word(struct wh_batch *batch)
  * wh_stream_dependency_end() comes after the batch's end the other way round. All of them are
  * sequentially consistent: either that sees the word, or it is seen here that the batch has ended.
  */
-static int wait_word(struct wh_batch *batch, const struct inside *at)
+static int wait_semaphore(struct wh_batch *batch, const struct inside *at)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
-	uint32_t ends = atomic_load(&batch->gate->ends), state = atomic_load(&batch->state);
+	uint32_t ends = atomic_load(&batch->dependency->ends), state = atomic_load(&batch->state);
 
 	if (state != WH_BATCH_RUNNING && state != WH_BATCH_WAITED)
 		return 0;
 	return wh_cuda_call_on(cuda, at->device, cuStreamWaitValue32, at->stream.stream,
-			       atomic_load(&batch->gate->word)->address, ends,
+			       atomic_load(&batch->dependency->word)->address, ends,
 			       CUDA_STREAM_WAIT_GEQ);
 }
 
@@ -243,9 +246,9 @@ static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 	if (error)
 		return error;
 	wh_gpus_pinning_device(batch->peer->engine->gpus, at.device, NULL);
-	error = have_word(batch);
+	error = have_semaphore(batch);
 	if (!error)
-		error = wait_word(batch, &at);
+		error = wait_semaphore(batch, &at);
 	wh_cuda_leave(&at.scope);
 	return error;
 }
@@ -261,35 +264,35 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 
 void wh_stream_dependency_end(struct wh_batch *batch)
 {
-	struct wh_stream_dependency *gate = atomic_load(&batch->gate);
-	struct wh_semaphore *word = gate ? atomic_load(&gate->word) : NULL;
+	struct wh_stream_dependency *dependency = atomic_load(&batch->dependency);
+	struct wh_semaphore *word = dependency ? atomic_load(&dependency->word) : NULL;
 	uint32_t ends;
 
 	if (!word)
 		return;
-	ends = atomic_load(&gate->ends);
+	ends = atomic_load(&dependency->ends);
 	atomic_store(word->value, ends);
-	atomic_store(&gate->ends, ends + 1);
+	atomic_store(&dependency->ends, ends + 1);
 }
 
 bool wh_stream_dependency_cancel(struct wh_batch *batch)
 {
-	struct wh_stream_dependency *gate = atomic_load(&batch->gate);
+	struct wh_stream_dependency *dependency = atomic_load(&batch->dependency);
 
-	if (!gate || !wh_gpus_cancel_event(batch->peer->engine->gpus, &gate->wait))
+	if (!dependency || !wh_gpus_cancel_event(batch->peer->engine->gpus, &dependency->wait))
 		return false;
-	drop_event(gate);
+	drop_event(dependency);
 	return true;
 }
 
 void wh_stream_dependency_free(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
-	struct wh_stream_dependency *gate = batch->gate;
+	struct wh_stream_dependency *dependency = batch->dependency;
 
-	if (!gate)
+	if (!dependency)
 		return;
-	if (atomic_load(&gate->word))
-		wh_semaphore_release(engine->gpus, atomic_load(&gate->word));
-	free(gate);
+	if (atomic_load(&dependency->word))
+		wh_semaphore_release(engine->gpus, atomic_load(&dependency->word));
+	free(dependency);
 }

@@ -117,7 +117,7 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 		free(window);
 		return error;
 	}
-	wh_count_add(&engine->tally.windows_opened, 1);
+	wh_count_add(&engine->statistics.windows_opened, 1);
 	if (window->view->base)
 		window->pointer = wh_view_at(window->view, window->address);
 	*out = window;

@@ -7,7 +7,7 @@
 #include "gpu/stream.h"
 #include "util/clock.h"
 
-void wh_gpu_stream_guess_cost(struct wh_gpu_stream *lane)
+void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream)
 {
 	/* An H200 and its NVLinks on PCIe 5: bench/results/2026-11-20-h200x2-blocks-kernel.json. */
 	static const struct wh_gpu_stream_cost typical[WH_BLOCKS_WAYS] = {
@@ -18,8 +18,8 @@ void wh_gpu_stream_guess_cost(struct wh_gpu_stream *lane)
 		[WH_BLOCKS_WITHIN] = { 6000, 2500, 1500, 2000, false },
 	};
 
-	lane->guessed = typical[lane->way];
-	atomic_store(&lane->cost, &lane->guessed);
+	stream->guessed = typical[stream->way];
+	atomic_store(&stream->cost, &stream->guessed);
 }
 
 static double by_kernel(const struct wh_gpu_stream_cost *cost, uint64_t count, uint64_t length)
@@ -33,25 +33,26 @@ static double by_copies(const struct wh_gpu_stream_cost *cost, uint64_t count, u
 	return (double)count * (cost->copy + (double)length / cost->copy_rate);
 }
 
-const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *lane)
+const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream)
 {
-	return *lane->gpu->without ? lane->gpu->without : NULL;
+	return *stream->gpu->without ? stream->gpu->without : NULL;
 }
 
-bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
+bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
+				  uint64_t length)
 {
-	const struct wh_gpu_stream_cost *cost = atomic_load(&lane->cost);
+	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 
-	return !wh_gpu_stream_no_kernels(lane) &&
+	return !wh_gpu_stream_no_kernels(stream) &&
 	       by_kernel(cost, count, length) < by_copies(cost, count, length);
 }
 
-void wh_gpu_stream_times(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length,
+void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies)
 {
-	const struct wh_gpu_stream_cost *cost = atomic_load(&lane->cost);
+	const struct wh_gpu_stream_cost *cost = atomic_load(&stream->cost);
 
-	*kernel = wh_gpu_stream_no_kernels(lane) ? 0 : by_kernel(cost, count, length);
+	*kernel = wh_gpu_stream_no_kernels(stream) ? 0 : by_kernel(cost, count, length);
 	*copies = by_copies(cost, count, length);
 }
 
@@ -66,7 +67,7 @@ void wh_gpu_stream_times(const struct wh_gpu_stream *lane, uint64_t count, uint6
 
 struct probe {
 	struct wh_gpu_stream_job job;
-	struct wh_gpu_stream *lane;
+	struct wh_gpu_stream *stream;
 	uint64_t from, to;
 	uint64_t length; /* of the long piece; at most PROBE_LONG */
 	uint64_t ring; /* bytes of the ring that it takes, from which the two in it count */
@@ -106,7 +107,7 @@ static bool put_probe(struct probe *probe, unsigned copies, uint64_t length)
 	uint64_t from, to, at = 0;
 	bool room;
 
-	wh_gpu_stream_begin(probe->lane, &turn);
+	wh_gpu_stream_begin(probe->stream, &turn);
 	room = !probe->ring || wh_gpu_stream_reserve(&turn, probe->ring, &at);
 	from = probe->from + (probe->from_ring ? at : 0);
 	to = probe->to + (probe->to_ring ? at : 0);
@@ -132,7 +133,7 @@ static double time_of(struct probe *probe, unsigned copies, uint64_t length)
 		probe->job = (struct wh_gpu_stream_job){ .done = probe_done };
 		put = put_probe(probe, copies, length);
 		while (!atomic_load(&probe->state)) {
-			if (!wh_gpus_poll(probe->lane->gpu->gpus))
+			if (!wh_gpus_poll(probe->stream->gpu->gpus))
 				sched_yield();
 		}
 		if (!put || atomic_load(&probe->state) < 0)
@@ -154,12 +155,12 @@ static double rate_of(double before, double at_short, double at_long, uint64_t b
 static void measure(struct probe *probe)
 {
 	double one = time_of(probe, 1, PROBE_SHORT), many, large, kernel, kernel_large;
-	struct wh_gpu_stream_cost cost = probe->lane->guessed;
+	struct wh_gpu_stream_cost cost = probe->stream->guessed;
 	uint64_t length = probe->length;
 
 	many = time_of(probe, 1 + PROBE_COPIES, PROBE_SHORT);
 	large = time_of(probe, 1, length);
-	if (!wh_gpu_stream_no_kernels(probe->lane)) {
+	if (!wh_gpu_stream_no_kernels(probe->stream)) {
 		kernel = time_of(probe, 0, PROBE_SHORT);
 		kernel_large = time_of(probe, 0, length);
 	} else { /* it is not asked for */
@@ -181,57 +182,58 @@ static void measure(struct probe *probe)
 		      (double)PROBE_SHORT / cost.kernel_rate;
 	cost.launch = cost.launch > 200 ? cost.launch : 200;
 	cost.measured = true;
-	probe->lane->measured = cost;
-	atomic_store(&probe->lane->cost, &probe->lane->measured);
+	probe->stream->measured = cost;
+	atomic_store(&probe->stream->cost, &probe->stream->measured);
 }
 
 /* Memory of the GPU for as long as the probe takes, from its pool: giving it back waits for nobody.
  * 0: there is none. */
-static uint64_t borrow(struct wh_gpu_stream *lane, uint64_t bytes)
+static uint64_t borrow(struct wh_gpu_stream *stream, uint64_t bytes)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	struct wh_cuda_scope scope;
 	uint64_t address = 0;
 
-	if (!cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !lane->gpu->device->pools ||
-	    wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+	if (!cuda->cuMemAllocAsync || !cuda->cuMemFreeAsync || !stream->gpu->device->pools ||
+	    wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope))
 		return 0;
-	if (cuda->cuMemAllocAsync(&address, bytes, lane->stream))
+	if (cuda->cuMemAllocAsync(&address, bytes, stream->handle))
 		address = 0;
 	wh_cuda_leave(&scope);
 	return address;
 }
 
-static void give_back(struct wh_gpu_stream *lane, uint64_t address)
+static void give_back(struct wh_gpu_stream *stream, uint64_t address)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	struct wh_cuda_scope scope;
 
-	if (!address || wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope))
+	if (!address ||
+	    wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope))
 		return;
-	cuda->cuMemFreeAsync(address, lane->stream);
+	cuda->cuMemFreeAsync(address, stream->handle);
 	wh_cuda_leave(&scope);
 }
 
 /* Which bytes are copied, and how many. Without borrowed memory the ring has to do. */
 static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64_t length)
 {
-	struct wh_gpu_stream *lane = probe->lane;
+	struct wh_gpu_stream *stream = probe->stream;
 
 	probe->length = WH_GPU_STREAM_RING / 2;
-	switch (lane->way) {
+	switch (stream->way) {
 	case WH_BLOCKS_TO_HOST:
-		probe->from = lane->ring_device;
-		probe->to = lane->ring_host;
+		probe->from = stream->ring_device;
+		probe->to = stream->ring_host;
 		probe->from_ring = probe->to_ring = true;
 		break;
 	case WH_BLOCKS_FROM_HOST:
-		probe->from = lane->ring_host;
-		probe->to = lane->ring_device;
+		probe->from = stream->ring_host;
+		probe->to = stream->ring_device;
 		probe->from_ring = probe->to_ring = true;
 		break;
 	case WH_BLOCKS_WITHIN:
-		probe->from = borrowed ? borrowed : lane->ring_device;
+		probe->from = borrowed ? borrowed : stream->ring_device;
 		probe->length = borrowed ? PROBE_LONG : WH_GPU_STREAM_RING / 4;
 		probe->to = probe->from + probe->length;
 		probe->from_ring = probe->to_ring = !borrowed;
@@ -239,7 +241,7 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 	default:
 		/* Between GPUs, reading from the other: to write there would be to destroy. */
 		probe->from = from;
-		probe->to = borrowed ? borrowed : lane->ring_device;
+		probe->to = borrowed ? borrowed : stream->ring_device;
 		probe->length = borrowed ? PROBE_LONG : probe->length;
 		probe->to_ring = !borrowed;
 		if (length < probe->length)
@@ -247,28 +249,28 @@ static void choose(struct probe *probe, uint64_t borrowed, uint64_t from, uint64
 		break;
 	}
 	if (probe->from_ring || probe->to_ring)
-		probe->ring = lane->way == WH_BLOCKS_WITHIN ? 2 * probe->length : probe->length;
+		probe->ring = stream->way == WH_BLOCKS_WITHIN ? 2 * probe->length : probe->length;
 }
 
-void wh_gpu_stream_probe(struct wh_gpu_stream *lane, uint64_t from, uint64_t length)
+void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length)
 {
-	bool between = lane->way == WH_BLOCKS_PUSH || lane->way == WH_BLOCKS_PULL;
-	struct probe probe = { .lane = lane };
+	bool between = stream->way == WH_BLOCKS_PUSH || stream->way == WH_BLOCKS_PULL;
+	struct probe probe = { .stream = stream };
 	uint64_t borrowed = 0;
 	bool mine;
 
 	if (between && (!from || length < PROBE_SHORT))
 		return;
 	/* Where others use the lane already the times would be theirs as well. */
-	pthread_mutex_lock(&lane->lock);
-	mine = !lane->probed && !lane->head;
-	lane->probed = true;
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_lock(&stream->lock);
+	mine = !stream->probed && !stream->head;
+	stream->probed = true;
+	pthread_mutex_unlock(&stream->lock);
 	if (!mine)
 		return;
-	if (between || lane->way == WH_BLOCKS_WITHIN)
-		borrowed = borrow(lane, 2 * PROBE_LONG);
+	if (between || stream->way == WH_BLOCKS_WITHIN)
+		borrowed = borrow(stream, 2 * PROBE_LONG);
 	choose(&probe, borrowed, from, length);
 	measure(&probe);
-	give_back(lane, borrowed);
+	give_back(stream, borrowed);
 }

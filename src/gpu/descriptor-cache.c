@@ -17,18 +17,18 @@
 #define MOST (2u << 20)
 
 struct wh_cached_lists {
-	struct wh_gpu_stream *lane; /* whose stream the memory was made on */
+	struct wh_gpu_stream *stream; /* whose stream the memory was made on */
 	uint64_t address;
 	uint64_t source, target; /* 0: the side has no list */
 	_Atomic bool ready; /* the upload has been done: other lanes may use it */
 };
 
-static uint64_t upload(struct wh_cuda *cuda, const struct wh_cached_lists *kept, uint64_t at,
+static uint64_t upload(struct wh_cuda *cuda, const struct wh_cached_lists *cached, uint64_t at,
 		       const uint64_t *list, uint64_t count, int *error)
 {
 	if (!list || *error)
 		return 0;
-	*error = wh_cuda_call(cuda, cuMemcpyHtoDAsync, at, list, 8 * count, kept->lane->stream);
+	*error = wh_cuda_call(cuda, cuMemcpyHtoDAsync, at, list, 8 * count, cached->stream->handle);
 	return at;
 }
 
@@ -36,63 +36,64 @@ struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 					     const uint64_t *source, const uint64_t *target,
 					     uint64_t count)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(turn->lane->gpu->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
 	uint64_t lists = (source != NULL) + (target != NULL);
-	struct wh_cached_lists *kept;
+	struct wh_cached_lists *cached;
 	int error;
 
 	if (turn->error || !lists || count < LEAST || count > MOST || !cuda->cuMemAllocAsync ||
-	    !cuda->cuMemFreeAsync || !turn->lane->gpu->device->pools)
+	    !cuda->cuMemFreeAsync || !turn->stream->gpu->device->pools)
 		return NULL;
-	kept = calloc(1, sizeof(*kept));
-	if (!kept)
+	cached = calloc(1, sizeof(*cached));
+	if (!cached)
 		return NULL;
-	kept->lane = turn->lane;
-	error = wh_cuda_call(cuda, cuMemAllocAsync, &kept->address, 8 * count * lists,
-			     turn->lane->stream);
+	cached->stream = turn->stream;
+	error = wh_cuda_call(cuda, cuMemAllocAsync, &cached->address, 8 * count * lists,
+			     turn->stream->handle);
 	if (error) {
-		free(kept);
+		free(cached);
 		return NULL; /* the ring does as well */
 	}
-	kept->source = upload(cuda, kept, kept->address, source, count, &error);
-	kept->target =
-		upload(cuda, kept, kept->address + (source ? 8 * count : 0), target, count, &error);
+	cached->source = upload(cuda, cached, cached->address, source, count, &error);
+	cached->target = upload(cuda, cached, cached->address + (source ? 8 * count : 0), target,
+				count, &error);
 	if (!error)
-		return kept;
-	cuda->cuMemFreeAsync(kept->address, turn->lane->stream);
-	free(kept);
+		return cached;
+	cuda->cuMemFreeAsync(cached->address, turn->stream->handle);
+	free(cached);
 	return NULL;
 }
 
-void wh_cached_lists_ready(struct wh_cached_lists *kept)
+void wh_cached_lists_ready(struct wh_cached_lists *cached)
 {
-	atomic_store_explicit(&kept->ready, true, memory_order_release);
+	atomic_store_explicit(&cached->ready, true, memory_order_release);
 }
 
-bool wh_cached_lists_use(const struct wh_cached_lists *kept, const struct wh_gpu_stream *lane,
+bool wh_cached_lists_use(const struct wh_cached_lists *cached, const struct wh_gpu_stream *stream,
 			 struct wh_gpu_stream_blocks *blocks)
 {
-	if (kept->lane != lane && (kept->lane->gpu != lane->gpu ||
-				   !atomic_load_explicit(&kept->ready, memory_order_acquire)))
+	if (cached->stream != stream &&
+	    (cached->stream->gpu != stream->gpu ||
+	     !atomic_load_explicit(&cached->ready, memory_order_acquire)))
 		return false;
-	blocks->source_kept = kept->source;
-	blocks->target_kept = kept->target;
+	blocks->source_cached = cached->source;
+	blocks->target_cached = cached->target;
 	return true;
 }
 
-void wh_cached_lists_free(struct wh_cached_lists *kept)
+void wh_cached_lists_free(struct wh_cached_lists *cached)
 {
 	struct wh_cuda_scope scope;
 	struct wh_gpu *gpu;
 	struct wh_cuda *cuda;
 
-	if (!kept)
+	if (!cached)
 		return;
-	gpu = kept->lane->gpu;
+	gpu = cached->stream->gpu;
 	cuda = wh_gpus_cuda(gpu->gpus);
 	if (!wh_cuda_enter_context(cuda, gpu->device, gpu->context, &scope)) {
-		cuda->cuMemFreeAsync(kept->address, kept->lane->stream);
+		cuda->cuMemFreeAsync(cached->address, cached->stream->handle);
 		wh_cuda_leave(&scope);
 	}
-	free(kept);
+	free(cached);
 }

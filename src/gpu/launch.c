@@ -32,43 +32,43 @@ static void turn_fail(struct wh_gpu_stream_turn *turn, int error)
 	snprintf(turn->text, sizeof(turn->text), "%s", wh_error_text());
 }
 
-void wh_gpu_stream_begin(struct wh_gpu_stream *lane, struct wh_gpu_stream_turn *turn)
+void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 
-	turn->lane = lane;
+	turn->stream = stream;
 	turn->error = 0;
 	turn->grid = 0;
 	turn->text[0] = 0;
 	turn->scope = (struct wh_cuda_scope){ .cuda = cuda };
-	pthread_mutex_lock(&lane->lock);
-	if (lane->error) {
-		turn->error = lane->error;
-		memcpy(turn->text, lane->text, sizeof(turn->text));
+	pthread_mutex_lock(&stream->lock);
+	if (stream->error) {
+		turn->error = stream->error;
+		memcpy(turn->text, stream->text, sizeof(turn->text));
 		return;
 	}
-	turn_fail(turn,
-		  wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &turn->scope));
+	turn_fail(turn, wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context,
+					      &turn->scope));
 }
 
 /* Launch what was put off; `flagged`: it is the last of the turn. */
 static void launch(struct wh_gpu_stream_turn *turn, bool flagged)
 {
-	struct wh_gpu_stream *lane = turn->lane;
-	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_gpu_stream *stream = turn->stream;
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 	int error;
 
 	if (!turn->grid || turn->error)
 		return;
 	if (flagged) {
-		turn->job.flag = lane->word->address;
-		turn->job.flag_value = lane->number + 1;
-		turn->job.counter = lane->counter;
+		turn->job.flag = stream->word->address;
+		turn->job.flag_value = stream->number + 1;
+		turn->job.counter = stream->counter;
 	}
-	error = wh_cuda_blocks_launch(cuda, &lane->gpu->kernels, turn->variant, &turn->job,
-				      turn->grid, lane->stream);
+	error = wh_cuda_blocks_launch(cuda, &stream->gpu->kernels, turn->variant, &turn->job,
+				      turn->grid, stream->handle);
 	if (error)
-		wh_fail(-error, "%s: %s", lane->gpu->device->text, wh_error_text());
+		wh_fail(-error, "%s: %s", stream->gpu->device->text, wh_error_text());
 	turn_fail(turn, error);
 	turn->grid = 0;
 }
@@ -76,63 +76,63 @@ static void launch(struct wh_gpu_stream_turn *turn, bool flagged)
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
 			uint64_t length)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(turn->lane->gpu->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(turn->stream->gpu->gpus);
 
 	launch(turn, false);
 	if (turn->error)
 		return;
 	turn_fail(turn,
-		  wh_cuda_check(cuda, cuda->cuMemcpyAsync(to, from, length, turn->lane->stream),
+		  wh_cuda_check(cuda, cuda->cuMemcpyAsync(to, from, length, turn->stream->handle),
 				"cuMemcpyAsync", "%llu bytes from 0x%llx to 0x%llx on %s",
 				(unsigned long long)length, (unsigned long long)from,
-				(unsigned long long)to, turn->lane->gpu->device->text));
+				(unsigned long long)to, turn->stream->gpu->device->text));
 }
 
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job)
 {
-	struct wh_gpu_stream *lane = turn->lane;
-	struct wh_gpus *gpus = lane->gpu->gpus;
+	struct wh_gpu_stream *stream = turn->stream;
+	struct wh_gpus *gpus = stream->gpu->gpus;
 	struct wh_cuda *cuda = wh_gpus_cuda(gpus);
 	bool flagged = turn->grid && !turn->error;
 
 	launch(turn, true);
-	lane->number++;
+	stream->number++;
 	job->error = turn->error;
 	memcpy(job->text, turn->text, sizeof(job->text));
 	/* After a failure, too: what had been put on the stream before it has to end first. */
-	if (!lane->error && (!flagged || turn->error)) {
+	if (!stream->error && (!flagged || turn->error)) {
 		int error = turn->scope.context ?
-				    wh_cuda_call_on(cuda, lane->gpu->device, cuStreamWriteValue32,
-						    lane->stream, lane->word->address, lane->number,
-						    0) :
+				    wh_cuda_call_on(cuda, stream->gpu->device, cuStreamWriteValue32,
+						    stream->handle, stream->word->address,
+						    stream->number, 0) :
 				    turn->error;
 
 		/* A stream that does not even take that will never do anything again. */
 		if (error) {
-			wh_gpu_stream_fail(lane, error, wh_error_text());
+			wh_gpu_stream_fail(stream, error, wh_error_text());
 			if (turn->scope.context)
-				cuda->cuStreamSynchronize(lane->stream);
+				cuda->cuStreamSynchronize(stream->handle);
 		}
 	}
 	wh_cuda_leave(&turn->scope);
-	job->number = lane->number;
-	job->ring = lane->head;
-	if (wh_list_empty(&lane->jobs))
-		lane->looked = wh_now();
-	wh_list_append(&lane->jobs, &job->link);
-	atomic_fetch_add_explicit(&lane->waiting, 1, memory_order_relaxed);
+	job->number = stream->number;
+	job->ring = stream->head;
+	if (wh_list_empty(&stream->jobs))
+		stream->looked = wh_now();
+	wh_list_append(&stream->jobs, &job->link);
+	atomic_fetch_add_explicit(&stream->waiting, 1, memory_order_relaxed);
 	/* Before the lock is given back: then it cannot be done yet. */
 	wh_gpus_job_added(gpus);
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_unlock(&stream->lock);
 }
 
 /* ---- the ring ----------------------------------------------------------------------------------
  */
 
 /* Bytes that can be had in one stretch. */
-static uint64_t ring_room(const struct wh_gpu_stream *lane)
+static uint64_t ring_room(const struct wh_gpu_stream *stream)
 {
-	uint64_t at = lane->head % WH_GPU_STREAM_RING, used = lane->head - lane->tail;
+	uint64_t at = stream->head % WH_GPU_STREAM_RING, used = stream->head - stream->tail;
 	uint64_t free = WH_GPU_STREAM_RING - used, to_end = WH_GPU_STREAM_RING - at;
 
 	if (!used)
@@ -141,68 +141,68 @@ static uint64_t ring_room(const struct wh_gpu_stream *lane)
 }
 
 /* At most ring_room() bytes. */
-static uint64_t ring_take(struct wh_gpu_stream *lane, uint64_t bytes)
+static uint64_t ring_take(struct wh_gpu_stream *stream, uint64_t bytes)
 {
-	uint64_t at = lane->head % WH_GPU_STREAM_RING;
+	uint64_t at = stream->head % WH_GPU_STREAM_RING;
 
-	bool empty = lane->head == lane->tail;
+	bool empty = stream->head == stream->tail;
 
 	bytes = (bytes + 15) & ~(uint64_t)15;
 	if (bytes > WH_GPU_STREAM_RING - at) { /* not in one stretch: from the start */
-		lane->head += WH_GPU_STREAM_RING - at;
+		stream->head += WH_GPU_STREAM_RING - at;
 		at = 0;
 		if (empty)
-			lane->tail = lane->head;
+			stream->tail = stream->head;
 	}
-	lane->head += bytes;
+	stream->head += bytes;
 	return at;
 }
 
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at)
 {
-	if (turn->error || ring_room(turn->lane) < bytes)
+	if (turn->error || ring_room(turn->stream) < bytes)
 		return false;
-	*at = ring_take(turn->lane, bytes);
+	*at = ring_take(turn->stream, bytes);
 	return true;
 }
 
 /* Where the kernel reads what has been written at `at`. */
 static uint64_t ring_ready(struct wh_gpu_stream_turn *turn, uint64_t at, uint64_t bytes)
 {
-	struct wh_gpu_stream *lane = turn->lane;
-	struct wh_cuda *cuda = wh_gpus_cuda(lane->gpu->gpus);
+	struct wh_gpu_stream *stream = turn->stream;
+	struct wh_cuda *cuda = wh_gpus_cuda(stream->gpu->gpus);
 
 	if (bytes <= READ_IN_PLACE)
-		return lane->ring_host + at;
+		return stream->ring_host + at;
 	launch(turn, false);
 	if (!turn->error)
-		turn_fail(turn, wh_cuda_call_on(cuda, lane->gpu->device, cuMemcpyHtoDAsync,
-						lane->ring_device + at, lane->ring + at, bytes,
-						lane->stream));
-	return lane->ring_device + at;
+		turn_fail(turn, wh_cuda_call_on(cuda, stream->gpu->device, cuMemcpyHtoDAsync,
+						stream->ring_device + at, stream->ring + at, bytes,
+						stream->handle));
+	return stream->ring_device + at;
 }
 
 /* ---- blocks ------------------------------------------------------------------------------------
  */
 
-static uint32_t ctas_of(const struct wh_gpu_stream *lane, int variant, uint64_t block_length)
+static uint32_t ctas_of(const struct wh_gpu_stream *stream, int variant, uint64_t block_length)
 {
-	int64_t wanted = wh_gpus_ctas(lane->gpu->gpus);
+	int64_t wanted = wh_gpus_ctas(stream->gpu->gpus);
 
 	return wanted ? (uint32_t)wanted :
-			wh_blocks_ctas((enum wh_blocks_variant)variant, lane->way, block_length,
-				       (uint32_t)lane->gpu->device->processors);
+			wh_blocks_ctas((enum wh_blocks_variant)variant, stream->way, block_length,
+				       (uint32_t)stream->gpu->device->processors);
 }
 
-uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
+uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
 {
 	enum wh_blocks_variant variant = wh_blocks_widest(length);
 	struct wh_blocks_job job = { .block_length = length, .base_count = 1 };
 	uint32_t ctas, grid = 0;
 
-	if (wh_gpu_stream_no_kernels(lane))
+	if (wh_gpu_stream_no_kernels(stream))
 		return 0;
-	ctas = ctas_of(lane, (int)variant, length);
+	ctas = ctas_of(stream, (int)variant, length);
 	/* More than one launch takes are several of as many CTAs. */
 	if (count > WH_BLOCKS_ITEMS)
 		count = WH_BLOCKS_ITEMS;
@@ -214,17 +214,17 @@ uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *lane, uint64_t count, ui
 }
 
 /* A list's place on the GPU: kept there, or to be written to the ring. */
-static uint64_t take_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t kept,
+static uint64_t take_list(struct wh_gpu_stream_turn *turn, const uint64_t *list, uint64_t cached,
 			  uint64_t first, uint64_t count)
 {
 	uint64_t at;
 
-	if (kept)
-		return kept + 8 * first;
+	if (cached)
+		return cached + 8 * first;
 	if (!list)
 		return 0;
-	at = ring_take(turn->lane, 8 * count);
-	memcpy(turn->lane->ring + at, list + first, 8 * count);
+	at = ring_take(turn->stream, 8 * count);
+	memcpy(turn->stream->ring + at, list + first, 8 * count);
 	return ring_ready(turn, at, 8 * count);
 }
 
@@ -232,13 +232,13 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 			      const struct wh_gpu_stream_blocks *blocks, uint64_t first,
 			      uint64_t count)
 {
-	unsigned lists = (blocks->source_list && !blocks->source_kept) +
-			 (blocks->target_list && !blocks->target_kept);
+	unsigned lists = (blocks->source_list && !blocks->source_cached) +
+			 (blocks->target_list && !blocks->target_cached);
 	int variant = wh_blocks_widest(blocks->bits);
-	struct wh_gpu_stream *lane = turn->lane;
+	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_blocks_job job = blocks->job;
 	/* Half of it for each list, whatever way they come to lie. */
-	uint64_t room = lists ? ring_room(lane) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
+	uint64_t room = lists ? ring_room(stream) / lists / 8 & ~UINT64_C(3) : UINT64_MAX;
 	uint64_t most = WH_BLOCKS_ITEMS / job.base_count;
 	uint32_t grid;
 
@@ -254,7 +254,7 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	for (;;) {
 		job.count = (uint32_t)count;
 		grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
-				       ctas_of(lane, variant, job.block_length));
+				       ctas_of(stream, variant, job.block_length));
 		if (grid || count == 1)
 			break;
 		count /= 2;
@@ -269,16 +269,16 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
 	if (first) {
 		/* A list is read from `first` on; where there is none the bases move. */
 		for (uint32_t b = 0; b < job.base_count; b++) {
-			if (!blocks->source_list && !blocks->source_kept)
+			if (!blocks->source_list && !blocks->source_cached)
 				job.source_base[b] += first * job.source_stride;
-			if (!blocks->target_list && !blocks->target_kept)
+			if (!blocks->target_list && !blocks->target_cached)
 				job.target_base[b] += first * job.target_stride;
 		}
 	}
 	job.source_offsets =
-		take_list(turn, blocks->source_list, blocks->source_kept, first, count);
+		take_list(turn, blocks->source_list, blocks->source_cached, first, count);
 	job.target_offsets =
-		take_list(turn, blocks->target_list, blocks->target_kept, first, count);
+		take_list(turn, blocks->target_list, blocks->target_cached, first, count);
 	turn->job = job;
 	turn->variant = variant;
 	turn->grid = grid;
@@ -289,7 +289,7 @@ uint64_t wh_gpu_stream_blocks(struct wh_gpu_stream_turn *turn,
  */
 
 /* How many pieces of that class the pair has; class CLASSES: it is one piece. */
-static inline uint64_t pieces_of(uint64_t length, unsigned class)
+static inline uint64_t fragments_of(uint64_t length, unsigned class)
 {
 	if (class == CLASSES)
 		return 1;
@@ -306,14 +306,14 @@ struct small {
 
 /* The pieces of one class of the small pairs, as lists of addresses. */
 static void launch_class(struct wh_gpu_stream_turn *turn, const struct small *small, unsigned class,
-			 uint64_t length, uint64_t pieces)
+			 uint64_t length, uint64_t fragments)
 {
-	struct wh_gpu_stream *lane = turn->lane;
+	struct wh_gpu_stream *stream = turn->stream;
 	struct wh_blocks_job job = { .block_length = length,
-				     .count = (uint32_t)pieces,
+				     .count = (uint32_t)fragments,
 				     .base_count = 1 };
-	uint64_t at = ring_take(lane, 16 * pieces), bits = length, n = 0, list;
-	uint64_t *from = (uint64_t *)(void *)(lane->ring + at), *to = from + pieces;
+	uint64_t at = ring_take(stream, 16 * fragments), bits = length, n = 0, list;
+	uint64_t *from = (uint64_t *)(void *)(stream->ring + at), *to = from + fragments;
 	int variant;
 
 	for (uint64_t i = 0; i < small->count; i++) {
@@ -322,7 +322,7 @@ static void launch_class(struct wh_gpu_stream_turn *turn, const struct small *sm
 
 		if (pair->length >= small->longer)
 			continue;
-		more = pieces_of(pair->length, class);
+		more = fragments_of(pair->length, class);
 		skip = !class || class == CLASSES ?
 			       0 :
 			       pair->length - pair->length % class_length[class - 1];
@@ -334,37 +334,37 @@ static void launch_class(struct wh_gpu_stream_turn *turn, const struct small *sm
 	}
 	launch(turn, false);
 	variant = wh_blocks_widest(bits);
-	list = ring_ready(turn, at, 16 * pieces);
+	list = ring_ready(turn, at, 16 * fragments);
 	job.source_offsets = list;
-	job.target_offsets = list + 8 * pieces;
+	job.target_offsets = list + 8 * fragments;
 	turn->grid = wh_blocks_shape(&job, (enum wh_blocks_variant)variant,
-				     ctas_of(lane, variant, length));
+				     ctas_of(stream, variant, length));
 	turn->job = job;
 	turn->variant = variant;
 }
 
 /* How many of the first pairs' pieces fit into the ring; `pieces`: how many of each class those
  * are; *equal: their length if all have the same, else 0. */
-static uint64_t fit(const struct wh_gpu_stream *lane, const struct small *small,
-		    uint64_t pieces[CLASSES + 1], uint64_t *equal)
+static uint64_t fit(const struct wh_gpu_stream *stream, const struct small *small,
+		    uint64_t fragments[CLASSES + 1], uint64_t *equal)
 {
 	/* Each class starts at a multiple of 16 bytes. What lies at the ring's end is lost once. */
-	uint64_t room = ring_room(lane) / 32, length = 0, i;
-	uint64_t most_equal = ring_room(lane) / 16;
+	uint64_t room = ring_room(stream) / 32, length = 0, i;
+	uint64_t most_equal = ring_room(stream) / 16;
 	uint64_t all = 0;
 
-	memset(pieces, 0, (CLASSES + 1) * sizeof(*pieces));
+	memset(fragments, 0, (CLASSES + 1) * sizeof(*fragments));
 	for (i = 0; i < small->count; i++) {
 		uint64_t each = small->pairs[i].length, more[CLASSES], sum = 0;
 
 		if (each >= small->longer)
 			continue;
-		if (!pieces[CLASSES])
+		if (!fragments[CLASSES])
 			length = each;
 		for (unsigned class = 0; class < CLASSES; class ++)
-			sum += more[class] = pieces_of(each, class);
+			sum += more[class] = fragments_of(each, class);
 		/* As long as all have one length it is one piece each. */
-		if (each == length && pieces[CLASSES] < most_equal) {
+		if (each == length && fragments[CLASSES] < most_equal) {
 			all += sum;
 		} else if (length == UINT64_MAX || each != length) {
 			if (all + sum > room)
@@ -375,23 +375,23 @@ static uint64_t fit(const struct wh_gpu_stream *lane, const struct small *small,
 			break;
 		}
 		for (unsigned class = 0; class < CLASSES; class ++)
-			pieces[class] += more[class];
-		pieces[CLASSES]++;
+			fragments[class] += more[class];
+		fragments[CLASSES]++;
 	}
 	*equal = length == UINT64_MAX ? 0 : length;
 	return i;
 }
 
 static void launch_small(struct wh_gpu_stream_turn *turn, const struct small *small,
-			 const uint64_t pieces[CLASSES + 1], uint64_t equal)
+			 const uint64_t fragments[CLASSES + 1], uint64_t equal)
 {
 	if (equal) {
-		launch_class(turn, small, CLASSES, equal, pieces[CLASSES]);
+		launch_class(turn, small, CLASSES, equal, fragments[CLASSES]);
 		return;
 	}
 	for (unsigned class = 0; class < CLASSES; class ++) {
-		if (pieces[class])
-			launch_class(turn, small, class, class_length[class], pieces[class]);
+		if (fragments[class])
+			launch_class(turn, small, class, class_length[class], fragments[class]);
 	}
 }
 
@@ -399,8 +399,8 @@ uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pa
 			     uint64_t count)
 {
 	struct small small = { pairs, count, UINT64_MAX };
-	uint64_t pieces[CLASSES + 1], equal, few = 0, bytes = 0;
-	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->lane->cost);
+	uint64_t fragments[CLASSES + 1], equal, few = 0, bytes = 0;
+	const struct wh_gpu_stream_cost *cost = atomic_load(&turn->stream->cost);
 	/* From this length on the copy engine's higher rate makes up for what a copy costs. */
 	double gain = 1 / cost->kernel_rate - 1 / cost->copy_rate;
 	double longer = gain > 0 ? cost->copy / gain : 1e18;
@@ -414,12 +414,12 @@ uint64_t wh_gpu_stream_pairs(struct wh_gpu_stream_turn *turn, const struct wh_pa
 		few++;
 		bytes += pairs[i].length;
 	}
-	if (few && !wh_gpu_stream_prefers_kernel(turn->lane, few, bytes / few))
+	if (few && !wh_gpu_stream_prefers_kernel(turn->stream, few, bytes / few))
 		small.longer = 0;
 	if (small.longer && few) {
-		small.count = fit(turn->lane, &small, pieces, &equal);
-		if (pieces[CLASSES])
-			launch_small(turn, &small, pieces, equal);
+		small.count = fit(turn->stream, &small, fragments, &equal);
+		if (fragments[CLASSES])
+			launch_small(turn, &small, fragments, equal);
 	}
 	for (uint64_t i = 0; i < small.count; i++) {
 		if (pairs[i].length >= small.longer)

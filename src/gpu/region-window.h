@@ -42,7 +42,7 @@ struct wh_region_window {
  * region is a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
 const struct wh_region_window *wh_region_window_get(struct wh_region *region);
 /* The same if it has been opened already. Who is neither inside the region nor has a batch under
- * way holds engine.pane_lock. */
+ * way holds engine.region_window_lock. */
 const struct wh_region_window *wh_region_window_peek(const struct wh_region *region);
 /* What it is used for, or why there is none. False: nobody has asked for it. */
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size);
@@ -63,22 +63,22 @@ bool wh_region_window_describe_remote(const struct wh_remote_region *region, cha
 void wh_region_window_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
 
 /* Where an address of the region is. */
-static inline char *wh_region_window_at(const struct wh_region_window *pane, uint64_t address)
+static inline char *wh_region_window_at(const struct wh_region_window *window, uint64_t address)
 {
-	return (char *)pane->base + (address - pane->address);
+	return (char *)window->base + (address - window->address);
 }
 
 /* Write, and read: the window's side first given by where it is mapped. */
-static inline void wh_region_window_put(const struct wh_region_window *pane, void *at,
+static inline void wh_region_window_put(const struct wh_region_window *window, void *at,
 					const void *from, size_t length)
 {
-	pane->view->copy.put->put(at, from, length);
+	window->view->copy.put->put(at, from, length);
 }
 
-static inline void wh_region_window_read(const struct wh_region_window *pane, void *to,
+static inline void wh_region_window_read(const struct wh_region_window *window, void *to,
 					 const void *at, size_t length)
 {
-	wh_copy_from(pane->view->copy, to, at, length);
+	wh_copy_from(window->view->copy, to, at, length);
 }
 
 static inline void wh_region_window_fence(void)
@@ -88,11 +88,11 @@ static inline void wh_region_window_fence(void)
 
 /* What has been fenced has arrived when this returns, and so has all that was before it, on the
  * whole device. */
-static inline void wh_region_window_flush(const struct wh_region_window *pane)
+static inline void wh_region_window_flush(const struct wh_region_window *window)
 {
 	unsigned char byte;
 
-	wh_copy_from(pane->view->copy, &byte, pane->base, 1);
+	wh_copy_from(window->view->copy, &byte, window->base, 1);
 }
 
 /* The same, once for each device. */
@@ -101,12 +101,12 @@ struct wh_region_window_flushed {
 };
 
 static inline void wh_region_window_flush_once(struct wh_region_window_flushed *flushed,
-					       const struct wh_region_window *pane)
+					       const struct wh_region_window *window)
 {
-	uint64_t bit = UINT64_C(1) << pane->view->device->ordinal % 64;
+	uint64_t bit = UINT64_C(1) << window->view->device->ordinal % 64;
 
 	if (!(flushed->devices & bit))
-		wh_region_window_flush(pane);
+		wh_region_window_flush(window);
 	flushed->devices |= bit;
 }
 

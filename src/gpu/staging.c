@@ -72,7 +72,7 @@ static bool by_cpu(const struct wh_staging *staging, const struct wh_staged_run 
 {
 	char *there = (char *)(uintptr_t)run->address, *slot = staging->slot->host + run->offset;
 
-	if (!wh_kind_on_host(run->region->place.kind))
+	if (!wh_kind_on_host(run->region->entry.kind))
 		return false;
 	memcpy(staging->into ? slot : there, staging->into ? there : slot, run->length);
 	return true;
@@ -85,8 +85,8 @@ CUcontext wh_staging_context(const struct wh_registration *registration)
 	return context == registration->device->context ? NULL : context;
 }
 
-static int lane_of(const struct wh_staging *staging, const struct wh_registration *registration,
-		   struct wh_gpu_stream **out)
+static int stream_of(const struct wh_staging *staging, const struct wh_registration *registration,
+		     struct wh_gpu_stream **out)
 {
 	int error = wh_registration_check(registration);
 
@@ -109,8 +109,8 @@ static uint64_t make_pairs(const struct wh_staging *staging,
 		uint64_t slot = staging->slot->address + run->offset;
 
 		if (run->region != same && run->region->registration != registration &&
-		    (wh_kind_on_host(run->region->place.kind) ||
-		     run->region->place.kind == WH_MEMORY_MANAGED ||
+		    (wh_kind_on_host(run->region->entry.kind) ||
+		     run->region->entry.kind == WH_MEMORY_MANAGED ||
 		     run->region->registration->device != registration->device ||
 		     wh_staging_context(run->region->registration) !=
 			     wh_staging_context(registration)))
@@ -130,15 +130,15 @@ static int by_gpu(struct wh_staging *staging)
 	struct wh_pair pairs[PAIRS];
 	struct wh_gpu_stream_turn turn;
 	uint64_t count, put = 0;
-	struct wh_gpu_stream *lane;
-	int error = lane_of(staging, region->registration, &lane);
+	struct wh_gpu_stream *stream;
+	int error = stream_of(staging, region->registration, &stream);
 
 	if (error)
 		return error;
-	wh_gpu_stream_begin(lane, &turn);
+	wh_gpu_stream_begin(stream, &turn);
 	do {
 		count = make_pairs(staging, region->registration, pairs);
-		if (region->place.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
+		if (region->entry.kind == WH_MEMORY_MANAGED) { /* the driver's own copies alone */
 			for (put = 0; put < count; put++)
 				wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
 						   pairs[put].length);
@@ -184,28 +184,28 @@ static void job_done(struct wh_gpu_stream_job *job, int error, const char *text)
  */
 
 /* The run's window; NULL: it is host memory's. */
-static const struct wh_region_window *pane_of(const struct wh_staged_run *run)
+static const struct wh_region_window *window_of(const struct wh_staged_run *run)
 {
-	return wh_kind_on_host(run->region->place.kind) ? NULL : wh_region_window_peek(run->region);
+	return wh_kind_on_host(run->region->entry.kind) ? NULL : wh_region_window_peek(run->region);
 }
 
 /* Are the runs so few and so short that the CPU has read them before a GPU would have begun? */
 static bool is_small(const struct wh_staging *staging, bool open)
 {
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
-	const struct wh_region_window *pane;
+	const struct wh_region_window *window;
 
 	for (uint32_t i = 0; i < staging->count && sum <= most; i++) {
 		const struct wh_staged_run *run = &staging->runs[i];
 
-		if (wh_kind_on_host(run->region->place.kind))
+		if (wh_kind_on_host(run->region->entry.kind))
 			continue;
-		pane = open ? wh_region_window_get((struct wh_region *)(uintptr_t)run->region) :
-			      pane_of(run);
-		if (!pane || wh_registration_check(run->region->registration))
+		window = open ? wh_region_window_get((struct wh_region *)(uintptr_t)run->region) :
+				window_of(run);
+		if (!window || wh_registration_check(run->region->registration))
 			return false;
 		sum += wh_region_window_run(run->length);
-		most = pane->get_most < most ? pane->get_most : most;
+		most = window->get_most < most ? window->get_most : most;
 	}
 	return sum <= most;
 }
@@ -217,11 +217,12 @@ bool wh_staging_gather_few(struct wh_staging *staging, bool open)
 	staging->into = true;
 	for (uint32_t i = 0; i < staging->count; i++) {
 		const struct wh_staged_run *run = &staging->runs[i];
-		const struct wh_region_window *pane = pane_of(run);
+		const struct wh_region_window *window = window_of(run);
 
-		if (pane)
-			wh_region_window_read(pane, staging->slot->host + run->offset,
-					      wh_region_window_at(pane, run->address), run->length);
+		if (window)
+			wh_region_window_read(window, staging->slot->host + run->offset,
+					      wh_region_window_at(window, run->address),
+					      run->length);
 		else
 			by_cpu(staging, run);
 	}

@@ -29,7 +29,7 @@
 #define SPIN_FOR_FEW_CPUS (50 * WH_MS / 1000)
 
 #define SLOTS_AT_ONCE 8
-#define WORDS 256 /* made at once, 16 bytes of pinned memory each */
+#define SEMAPHORES 256 /* made at once, 16 bytes of pinned memory each */
 
 /* Pinned memory of the home device's primary context, for words and slots: any other context may be
  * the application's to destroy. */
@@ -56,14 +56,14 @@ struct wh_gpus {
 	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
 	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
 	struct wh_gpu *first;
-	struct wh_gpu_stream *_Atomic lanes; /* grows at its head only; read without the lock */
+	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
 	bool started;
 	pthread_t thread;
 
 	pthread_mutex_t list_lock; /* below */
 	struct wh_list events; /* struct wh_event_wait */
 	struct pool pools[WH_SLOT_USES];
-	struct wh_list words_free;
+	struct wh_list semaphores_free;
 	struct wh_pinned *pinned; /* all there is; given back at the end */
 
 	_Atomic unsigned jobs; /* not done, events among them */
@@ -87,70 +87,71 @@ uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 
 /* Everything that is under way has ended, or never will. A context that has failed takes no work
  * any more, and the driver makes no other in its place for as long as the process lives. */
-void wh_gpu_stream_fail(struct wh_gpu_stream *lane, int error, const char *text)
+void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text)
 {
-	lane->error = error;
+	stream->error = error;
 	if (strstr(text, "until the process is started anew"))
-		snprintf(lane->text, sizeof(lane->text), "%s", text);
+		snprintf(stream->text, sizeof(stream->text), "%s", text);
 	else
-		snprintf(lane->text, sizeof(lane->text),
+		snprintf(stream->text, sizeof(stream->text),
 			 "%.150s; cuda:%d is out of use until the process is started anew", text,
-			 lane->gpu->device->ordinal);
+			 stream->gpu->device->ordinal);
 }
 
 /* Under lane.lock: the word has not moved for long. */
-static void ask_stream(struct wh_gpu_stream *lane, int64_t now)
+static void ask_stream(struct wh_gpu_stream *stream, int64_t now)
 {
-	struct wh_cuda *cuda = lane->gpu->gpus->cuda;
+	struct wh_cuda *cuda = stream->gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
 	int result, error;
 
-	lane->looked = now;
-	error = wh_cuda_enter_context(cuda, lane->gpu->device, lane->gpu->context, &scope);
+	stream->looked = now;
+	error = wh_cuda_enter_context(cuda, stream->gpu->device, stream->gpu->context, &scope);
 	if (!error) {
-		result = cuda->cuStreamQuery(lane->stream);
+		result = cuda->cuStreamQuery(stream->handle);
 		if (result != CUDA_NOT_READY)
 			error = wh_cuda_check(cuda, result, "cuStreamQuery", "%s",
-					      lane->gpu->device->text);
+					      stream->gpu->device->text);
 		wh_cuda_leave(&scope);
 	}
 	if (error)
-		wh_gpu_stream_fail(lane, error, wh_error_text());
+		wh_gpu_stream_fail(stream, error, wh_error_text());
 }
 
 /* Take the jobs that are done off the lane, to `ended`. */
-static void collect(struct wh_gpu_stream *lane, struct wh_list *ended)
+static void collect(struct wh_gpu_stream *stream, struct wh_list *ended)
 {
 	uint32_t word;
 	int64_t now;
 
-	if (pthread_mutex_trylock(&lane->lock)) /* somebody puts work on it; a moment later then */
+	if (pthread_mutex_trylock(
+		    &stream->lock)) /* somebody puts work on it; a moment later then */
 		return;
-	word = atomic_load_explicit(lane->word->value, memory_order_acquire);
-	while (!wh_list_empty(&lane->jobs)) {
+	word = atomic_load_explicit(stream->word->value, memory_order_acquire);
+	while (!wh_list_empty(&stream->jobs)) {
 		struct wh_gpu_stream_job *job =
-			wh_container(lane->jobs.next, struct wh_gpu_stream_job, link);
+			wh_container(stream->jobs.next, struct wh_gpu_stream_job, link);
 
-		if (!lane->error && (int32_t)(word - job->number) < 0)
+		if (!stream->error && (int32_t)(word - job->number) < 0)
 			break;
 		wh_list_remove(&job->link);
-		atomic_fetch_sub_explicit(&lane->waiting, 1, memory_order_relaxed);
-		if ((int64_t)(job->ring - lane->tail) > 0)
-			lane->tail = job->ring;
-		if (lane->error && !job->error) {
-			job->error = lane->error;
-			memcpy(job->text, lane->text, sizeof(job->text));
+		atomic_fetch_sub_explicit(&stream->waiting, 1, memory_order_relaxed);
+		if ((int64_t)(job->ring - stream->tail) > 0)
+			stream->tail = job->ring;
+		if (stream->error && !job->error) {
+			job->error = stream->error;
+			memcpy(job->text, stream->text, sizeof(job->text));
 		}
 		wh_list_append(ended, &job->link);
 	}
-	if (!wh_list_empty(&lane->jobs)) {
+	if (!wh_list_empty(&stream->jobs)) {
 		now = wh_now();
 		if (!wh_list_empty(ended))
-			lane->looked = now;
-		else if (now - lane->looked > ASK_AFTER)
-			ask_stream(lane, now);
+			stream->looked = now;
+		else if (now - stream->looked > ASK_AFTER)
+			ask_stream(stream, now);
 	}
-	pthread_mutex_unlock(&lane->lock);
+	pthread_mutex_unlock(&stream->lock);
 }
 
 /* Has it happened? 0: not yet, 1, or why it never will. */
@@ -193,7 +194,7 @@ static bool poll_events(struct wh_gpus *gpus)
 
 bool wh_gpus_poll(struct wh_gpus *gpus)
 {
-	struct wh_gpu_stream *lane = atomic_load_explicit(&gpus->lanes, memory_order_acquire);
+	struct wh_gpu_stream *stream = atomic_load_explicit(&gpus->streams, memory_order_acquire);
 	struct wh_list ended, *link;
 	bool any = false;
 
@@ -202,9 +203,9 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 	if (atomic_load_explicit(&gpus->event_count, memory_order_relaxed))
 		any = poll_events(gpus);
 	wh_list_init(&ended);
-	for (; lane; lane = atomic_load_explicit(&lane->next, memory_order_acquire)) {
-		if (atomic_load_explicit(&lane->waiting, memory_order_relaxed))
-			collect(lane, &ended);
+	for (; stream; stream = atomic_load_explicit(&stream->next, memory_order_acquire)) {
+		if (atomic_load_explicit(&stream->waiting, memory_order_relaxed))
+			collect(stream, &ended);
 	}
 	while ((link = wh_list_take(&ended))) {
 		struct wh_gpu_stream_job *job = wh_container(link, struct wh_gpu_stream_job, link);
@@ -428,95 +429,98 @@ err_free:
 	return error;
 }
 
-static int make_stream(struct wh_cuda *cuda, const struct wh_gpu_stream *lane, CUstream *out)
+static int stream_create_handle(struct wh_cuda *cuda, const struct wh_gpu_stream *stream,
+				CUstream *out)
 {
-	const struct wh_cuda_device *device = lane->gpu->device;
+	const struct wh_cuda_device *device = stream->gpu->device;
 	int least = 0, greatest = 0;
 
 	if (!cuda->cuStreamCreateWithPriority || !cuda->cuCtxGetStreamPriorityRange)
 		return wh_cuda_call_on(cuda, device, cuStreamCreate, out, CUDA_STREAM_NON_BLOCKING);
 	cuda->cuCtxGetStreamPriorityRange(&least, &greatest);
 	return wh_cuda_call_on(cuda, device, cuStreamCreateWithPriority, out,
-			       CUDA_STREAM_NON_BLOCKING, lane->urgent ? greatest : least);
+			       CUDA_STREAM_NON_BLOCKING, stream->urgent ? greatest : least);
 }
 
 /* Inside a scope of the lane's context. */
-static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *lane)
+static int equip(struct wh_gpus *gpus, struct wh_gpu_stream *stream)
 {
-	const struct wh_cuda_device *device = lane->gpu->device;
+	const struct wh_cuda_device *device = stream->gpu->device;
 	struct wh_cuda *cuda = gpus->cuda;
 	void *ring;
 	int error;
 
 	if (!cuda->cuStreamWriteValue32)
 		return wh_cuda_missing(cuda, "cuStreamWriteValue32");
-	error = make_stream(cuda, lane, &lane->stream);
+	error = stream_create_handle(cuda, stream, &stream->handle);
 	if (error)
 		return error;
 	error = wh_cuda_call_on(cuda, device, cuMemHostAlloc, &ring, WH_GPU_STREAM_RING,
 				CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
 	if (error)
 		goto err_stream;
-	lane->ring = ring;
-	error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &lane->ring_host, ring, 0);
+	stream->ring = ring;
+	error = wh_cuda_call_on(cuda, device, cuMemHostGetDevicePointer, &stream->ring_host, ring,
+				0);
 	if (error)
 		goto err_ring;
-	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &lane->ring_device, WH_GPU_STREAM_RING);
+	error = wh_cuda_call_on(cuda, device, cuMemAlloc, &stream->ring_device, WH_GPU_STREAM_RING);
 	if (error)
 		goto err_ring;
-	lane->counter = lane->gpu->counters + 4 * (2 * (uint64_t)lane->way + lane->urgent);
+	stream->counter = stream->gpu->counters + 4 * (2 * (uint64_t)stream->way + stream->urgent);
 	/* On the stream, so that it is done before the first kernel counts. */
-	error = wh_cuda_call_on(cuda, device, cuMemsetD8Async, lane->counter, 0, 4, lane->stream);
+	error = wh_cuda_call_on(cuda, device, cuMemsetD8Async, stream->counter, 0, 4,
+				stream->handle);
 	if (error)
 		goto err_lists;
-	error = wh_semaphore_acquire(gpus, &lane->word);
+	error = wh_semaphore_acquire(gpus, &stream->word);
 	if (error)
 		goto err_lists;
-	lane->number = atomic_load(lane->word->value);
+	stream->number = atomic_load(stream->word->value);
 	return 0;
 
 err_lists:
-	cuda->cuStreamSynchronize(lane->stream);
-	cuda->cuMemFree(lane->ring_device);
+	cuda->cuStreamSynchronize(stream->handle);
+	cuda->cuMemFree(stream->ring_device);
 err_ring:
 	cuda->cuMemFreeHost(ring);
 err_stream:
-	cuda->cuStreamDestroy(lane->stream);
+	cuda->cuStreamDestroy(stream->handle);
 	return error;
 }
 
-static int make_lane(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent,
-		     struct wh_gpu_stream **out)
+static int stream_new(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent,
+		      struct wh_gpu_stream **out)
 {
 	struct wh_gpus *gpus = gpu->gpus;
-	struct wh_gpu_stream *lane = calloc(1, sizeof(*lane));
+	struct wh_gpu_stream *stream = calloc(1, sizeof(*stream));
 	struct wh_cuda_scope scope;
 	int error;
 
-	if (!lane)
+	if (!stream)
 		return wh_fail(ENOMEM, "no memory for a stream of %s", gpu->device->text);
-	lane->gpu = gpu;
-	lane->way = way;
-	lane->urgent = urgent;
-	pthread_mutex_init(&lane->lock, NULL);
-	wh_list_init(&lane->jobs);
+	stream->gpu = gpu;
+	stream->way = way;
+	stream->urgent = urgent;
+	pthread_mutex_init(&stream->lock, NULL);
+	wh_list_init(&stream->jobs);
 	error = start_thread(gpus);
 	if (!error)
 		error = wh_cuda_enter_context(gpus->cuda, gpu->device, gpu->context, &scope);
 	if (!error) {
-		error = equip(gpus, lane);
+		error = equip(gpus, stream);
 		wh_cuda_leave(&scope);
 	}
 	if (error) {
-		pthread_mutex_destroy(&lane->lock);
-		free(lane);
+		pthread_mutex_destroy(&stream->lock);
+		free(stream);
 		return error;
 	}
-	wh_gpu_stream_guess_cost(lane);
-	gpu->lane[way][urgent] = lane;
-	atomic_store_explicit(&lane->next, atomic_load(&gpus->lanes), memory_order_relaxed);
-	atomic_store_explicit(&gpus->lanes, lane, memory_order_release);
-	*out = lane;
+	wh_gpu_stream_guess_cost(stream);
+	gpu->stream[way][urgent] = stream;
+	atomic_store_explicit(&stream->next, atomic_load(&gpus->streams), memory_order_relaxed);
+	atomic_store_explicit(&gpus->streams, stream, memory_order_release);
+	*out = stream;
 	return 0;
 }
 
@@ -528,10 +532,10 @@ int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontex
 
 	pthread_mutex_lock(&gpus->lock);
 	error = find_gpu(gpus, device, context, &gpu);
-	if (!error && gpu->lane[way][urgent])
-		*out = gpu->lane[way][urgent];
+	if (!error && gpu->stream[way][urgent])
+		*out = gpu->stream[way][urgent];
 	else if (!error)
-		error = make_lane(gpu, way, urgent, out);
+		error = stream_new(gpu, way, urgent, out);
 	pthread_mutex_unlock(&gpus->lock);
 	return error;
 }
@@ -596,20 +600,21 @@ bool wh_gpus_cancel_event(struct wh_gpus *gpus, struct wh_event_wait *wait)
 }
 
 /* Under list_lock. */
-static int make_words(struct wh_gpus *gpus)
+static int make_semaphores(struct wh_gpus *gpus)
 {
 	struct wh_pinned *block;
-	int error = pinned_new(gpus, WORDS * 16, WORDS * sizeof(struct wh_semaphore), &block);
-	struct wh_semaphore *words;
+	int error =
+		pinned_new(gpus, SEMAPHORES * 16, SEMAPHORES * sizeof(struct wh_semaphore), &block);
+	struct wh_semaphore *semaphores;
 
 	if (error)
 		return error;
-	words = block->entries;
-	memset(block->memory, 0, WORDS * 16);
-	for (unsigned i = 0; i < WORDS; i++) {
-		words[i].value = (_Atomic uint32_t *)(block->memory + 16 * i);
-		words[i].address = block->address + 16 * i;
-		wh_list_append(&gpus->words_free, &words[i].link);
+	semaphores = block->entries;
+	memset(block->memory, 0, SEMAPHORES * 16);
+	for (unsigned i = 0; i < SEMAPHORES; i++) {
+		semaphores[i].value = (_Atomic uint32_t *)(block->memory + 16 * i);
+		semaphores[i].address = block->address + 16 * i;
+		wh_list_append(&gpus->semaphores_free, &semaphores[i].link);
 	}
 	return 0;
 }
@@ -620,9 +625,9 @@ int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
 	int error = 0;
 
 	pthread_mutex_lock(&gpus->list_lock);
-	if (wh_list_empty(&gpus->words_free))
-		error = make_words(gpus);
-	link = wh_list_take(&gpus->words_free);
+	if (wh_list_empty(&gpus->semaphores_free))
+		error = make_semaphores(gpus);
+	link = wh_list_take(&gpus->semaphores_free);
 	pthread_mutex_unlock(&gpus->list_lock);
 	if (link)
 		*out = wh_container(link, struct wh_semaphore, link);
@@ -632,7 +637,7 @@ int wh_semaphore_acquire(struct wh_gpus *gpus, struct wh_semaphore **out)
 void wh_semaphore_release(struct wh_gpus *gpus, struct wh_semaphore *word)
 {
 	pthread_mutex_lock(&gpus->list_lock);
-	wh_list_append(&gpus->words_free, &word->link);
+	wh_list_append(&gpus->semaphores_free, &word->link);
 	pthread_mutex_unlock(&gpus->list_lock);
 }
 
@@ -759,7 +764,7 @@ int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus 
 	pthread_mutex_init(&gpus->lock, NULL);
 	pthread_mutex_init(&gpus->list_lock, NULL);
 	wh_list_init(&gpus->events);
-	wh_list_init(&gpus->words_free);
+	wh_list_init(&gpus->semaphores_free);
 	for (int i = 0; i < WH_SLOT_USES; i++) {
 		wh_list_init(&gpus->pools[i].slots);
 		wh_list_init(&gpus->pools[i].waiters);
@@ -778,18 +783,18 @@ static void close_gpu(struct wh_gpu *gpu)
 	bool in = !wh_cuda_enter_context(cuda, gpu->device, gpu->context, &scope);
 
 	for (unsigned i = 0; i < 2 * WH_BLOCKS_WAYS; i++) {
-		struct wh_gpu_stream *lane = gpu->lane[i / 2][i % 2];
+		struct wh_gpu_stream *stream = gpu->stream[i / 2][i % 2];
 
-		if (!lane)
+		if (!stream)
 			continue;
 		if (in) {
-			cuda->cuStreamSynchronize(lane->stream);
-			cuda->cuStreamDestroy(lane->stream);
-			cuda->cuMemFree(lane->ring_device);
-			cuda->cuMemFreeHost(lane->ring);
+			cuda->cuStreamSynchronize(stream->handle);
+			cuda->cuStreamDestroy(stream->handle);
+			cuda->cuMemFree(stream->ring_device);
+			cuda->cuMemFreeHost(stream->ring);
 		}
-		pthread_mutex_destroy(&lane->lock);
-		free(lane);
+		pthread_mutex_destroy(&stream->lock);
+		free(stream);
 	}
 	if (in) {
 		cuda->cuMemFree(gpu->counters);

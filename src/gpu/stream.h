@@ -47,7 +47,7 @@ struct wh_gpu {
 	/* why there are none, so that copy engines do everything; "": there are */
 	char without[WH_TEXT_MAX];
 	uint64_t counters; /* device memory: a 32-bit word that is 0, for each lane */
-	struct wh_gpu_stream *lane[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
+	struct wh_gpu_stream *stream[WH_BLOCKS_WAYS][2]; /* under gpus.lock */
 };
 
 #define WH_GPU_STREAM_RING ((uint64_t)2 << 20) /* bytes of lists under way */
@@ -57,7 +57,7 @@ struct wh_gpu_stream {
 	struct wh_gpu *gpu;
 	enum wh_blocks_way way;
 	bool urgent;
-	CUstream stream;
+	CUstream handle;
 	uint64_t counter;
 	struct wh_semaphore *word; /* the number of the last job that is done */
 	/* lists as the CPU writes them, pinned; as kernels read them; copied to the GPU */
@@ -100,12 +100,12 @@ struct wh_gpu_stream_blocks {
 	struct wh_blocks_job job; /* strides, block_length, base_count and the bases */
 	/* offsets, to be taken to the GPU; NULL: none */
 	const uint64_t *source_list, *target_list;
-	uint64_t source_kept, target_kept; /* the same if it has them already; 0: it has not */
+	uint64_t source_cached, target_cached; /* the same if it has them already; 0: it has not */
 	uint64_t bits; /* all addresses, offsets and strides in use and the block length, or-ed */
 };
 
 struct wh_gpu_stream_turn {
-	struct wh_gpu_stream *lane;
+	struct wh_gpu_stream *stream;
 	struct wh_cuda_scope scope;
 	int error;
 	char text[WH_TEXT_MAX];
@@ -147,7 +147,7 @@ void wh_gpus_progress(struct wh_gpus *gpus, struct wh_batch *batch, int64_t dead
  * makes the turn fail: what follows does nothing, and the job is done with that error once what
  * had been put on the stream has ended. */
 
-void wh_gpu_stream_begin(struct wh_gpu_stream *lane, struct wh_gpu_stream_turn *turn);
+void wh_gpu_stream_begin(struct wh_gpu_stream *stream, struct wh_gpu_stream_turn *turn);
 /* One contiguous copy, by the copy engine. */
 void wh_gpu_stream_copy(struct wh_gpu_stream_turn *turn, uint64_t to, uint64_t from,
 			uint64_t length);
@@ -168,40 +168,40 @@ struct wh_cached_lists;
 struct wh_cached_lists *wh_cached_lists_make(struct wh_gpu_stream_turn *turn,
 					     const uint64_t *source, const uint64_t *target,
 					     uint64_t count);
-void wh_cached_lists_ready(struct wh_cached_lists *kept);
+void wh_cached_lists_ready(struct wh_cached_lists *cached);
 /* Let the blocks use them. False: not on this lane, or not yet. */
-bool wh_cached_lists_use(const struct wh_cached_lists *kept, const struct wh_gpu_stream *lane,
+bool wh_cached_lists_use(const struct wh_cached_lists *cached, const struct wh_gpu_stream *stream,
 			 struct wh_gpu_stream_blocks *blocks);
 /* No job uses them any more. NULL is allowed. */
-void wh_cached_lists_free(struct wh_cached_lists *kept);
+void wh_cached_lists_free(struct wh_cached_lists *cached);
 
 /* The job may be done, and gone, when it returns: but its `done` is called by a poll, never from
  * here. */
 void wh_gpu_stream_end(struct wh_gpu_stream_turn *turn, struct wh_gpu_stream_job *job);
 /* The lane takes nothing any more, and what is on it has failed. Under lane.lock. */
-void wh_gpu_stream_fail(struct wh_gpu_stream *lane, int error, const char *text);
+void wh_gpu_stream_fail(struct wh_gpu_stream *stream, int error, const char *text);
 
 /* Why the lane's GPU has no kernels, with what CUDA's compiler said; NULL: it has. */
-const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *lane);
+const char *wh_gpu_stream_no_kernels(const struct wh_gpu_stream *stream);
 /* A line for the explanation that says so, of whichever of the device's contexts is in use. False:
  * it has them, or nobody knows yet; or it is NULL. */
 bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
 		      size_t size);
 /* Is the kernel the better way for `count` pieces of `length` bytes each? */
-bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *lane, uint64_t count,
+bool wh_gpu_stream_prefers_kernel(const struct wh_gpu_stream *stream, uint64_t count,
 				  uint64_t length);
 /* How long that would take by either, ns, on a lane that is busy already; *kernel 0: there is none.
  */
-void wh_gpu_stream_times(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length,
+void wh_gpu_stream_times(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length,
 			 double *kernel, double *copies);
 /* With how many CTAs the kernel would run, if the addresses are aligned as the length is; 0: there
  * is none. */
-uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length);
+uint32_t wh_gpu_stream_ctas(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length);
 
 /* Measure what work on the lane costs, once, before it is used: some ms. For ways between GPUs
  * `from` is memory of the other one of which `length` bytes may be read (64 KiB at least); 0: none,
  * so that a guess has to do. */
-void wh_gpu_stream_probe(struct wh_gpu_stream *lane, uint64_t from, uint64_t length);
+void wh_gpu_stream_probe(struct wh_gpu_stream *stream, uint64_t from, uint64_t length);
 
 /* ---- events and words ---------------------------------------------------------------------------
  */
@@ -283,7 +283,7 @@ void wh_gpus_job_added(struct wh_gpus *gpus);
 /* The knob ctas: 0: each lane's own choice. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* What a lane's work costs as long as nobody has measured it. */
-void wh_gpu_stream_guess_cost(struct wh_gpu_stream *lane);
+void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);
 /* Bytes at *at of the ring, on both of its sides, that are nobody else's until the turn's job is
  * done. False: there is no room. */
 bool wh_gpu_stream_reserve(struct wh_gpu_stream_turn *turn, uint64_t bytes, uint64_t *at);

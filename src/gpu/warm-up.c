@@ -29,7 +29,7 @@ struct wh_warm_up {
 int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *registration,
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent)
 {
-	struct wh_gpu_stream *lane;
+	struct wh_gpu_stream *stream;
 	int error = wh_slots_prepare(gpus, use);
 
 	for (int i = 0; i < 4 && !error; i++) {
@@ -37,28 +37,28 @@ int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *regis
 			continue;
 		error = wh_gpus_stream(gpus, registration->device, wh_staging_context(registration),
 				       i & 1 ? WH_BLOCKS_FROM_HOST : WH_BLOCKS_TO_HOST, i & 2,
-				       &lane);
+				       &stream);
 		if (!error)
-			wh_gpu_stream_probe(lane, 0, 0);
+			wh_gpu_stream_probe(stream, 0, 0);
 	}
 	return error;
 }
 
 int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op)
 {
-	struct wh_region_entry *place =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
 	int error = 0;
 
-	if (!place)
+	if (!entry)
 		return 0;
-	if (wh_kind_on_host(place->kind))
+	if (wh_kind_on_host(entry->kind))
 		error = wh_slots_prepare(engine->gpus, WH_SLOT_ASKS);
 	/* Of memory that is gone the piece says so. */
 	else if (!wh_registration_check(region->registration))
 		error = wh_staging_prepare(engine->gpus, region->registration, WH_SLOT_ASKS,
 					   op == WH_WRITE, op == WH_READ, true);
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return error;
 }
 
@@ -68,13 +68,13 @@ int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *
 /* Inside the region, so that its memory's context stays for as long as that takes. */
 static void prepare(struct wh_engine *engine, uint64_t id)
 {
-	struct wh_region_entry *place = wh_region_entry_enter(&engine->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(&engine->regions, id);
 	const struct wh_registration *registration;
 	int error;
 
-	if (!place)
+	if (!entry)
 		return;
-	registration = wh_container(place, struct wh_region, place)->registration;
+	registration = wh_container(entry, struct wh_region, entry)->registration;
 	error = wh_registration_check(registration);
 	if (!error)
 		error = wh_staging_prepare(engine->gpus, registration, WH_SLOT_SERVES, true, true,
@@ -83,7 +83,7 @@ static void prepare(struct wh_engine *engine, uint64_t id)
 	if (error)
 		wh_engine_log(engine, "cuda:%d is not ready yet for what peers may ask of it: %s",
 			      registration->device->ordinal, wh_error_text());
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 }
 
 static void *run(void *argument)

@@ -53,7 +53,7 @@ static void *map_private(size_t length, int flags)
 /* ---- the kinds --------------------------------------------------------------------------- */
 
 /* Give the pages, none of which has been touched, their node; on failure they are unmapped. */
-static int place(struct wh_allocation *memory)
+static int entry(struct wh_allocation *memory)
 {
 	int error = memory->node < 0 ? 0 : wh_numa_bind(memory->base, memory->length, memory->node);
 
@@ -67,7 +67,7 @@ static int alloc_pageable(struct wh_allocation *memory)
 	memory->length = whole_pages(memory->asked, memory->page_size);
 	memory->base = memory->length ? map_private(memory->length, 0) : NULL;
 	if (memory->base)
-		return place(memory);
+		return entry(memory);
 	return wh_fail(ENOMEM, "wh_memory_alloc: no %zu bytes of address space or memory",
 		       memory->asked);
 }
@@ -78,7 +78,7 @@ static bool huge_pages_are_there(struct wh_allocation *memory)
 {
 	if (memory->node < 0)
 		return true;
-	return !place(memory) && (!madvise(memory->base, memory->length, MADV_POPULATE_WRITE) ||
+	return !entry(memory) && (!madvise(memory->base, memory->length, MADV_POPULATE_WRITE) ||
 				  (munmap(memory->base, memory->length), false));
 }
 
@@ -109,7 +109,7 @@ static int alloc_huge(struct wh_allocation *memory)
 	memory->page_size = (uint32_t)small_page();
 	/* A kernel that has none is no reason to fail. */
 	madvise(memory->base, length, MADV_HUGEPAGE);
-	return place(memory);
+	return entry(memory);
 
 err_memory:
 	return wh_fail(ENOMEM,
@@ -156,7 +156,7 @@ static int alloc_shared(struct wh_allocation *memory)
 				memory->length, strerror(errno));
 		goto err_close;
 	}
-	error = place(memory);
+	error = entry(memory);
 	if (error)
 		goto err_close;
 	/* No F_SEAL_SEAL yet: shm adds it together with F_SEAL_FUTURE_WRITE, or without, before it

@@ -35,7 +35,7 @@ enum { READABLE = 1, AT_OR_ABOVE = 16 };
 #define MAPS_QUERY _IOWR('f', 17, struct maps_question)
 
 static int walk_questions(int fd, uint64_t start, uint64_t end,
-			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
+			  int (*each)(void *arg, const struct wh_vma *vma), void *arg)
 {
 	uint64_t small = (uint64_t)sysconf(_SC_PAGESIZE);
 	int rc = 0;
@@ -44,27 +44,27 @@ static int walk_questions(int fd, uint64_t start, uint64_t end,
 		struct maps_question question = { .size = sizeof(question),
 						  .flags = AT_OR_ABOVE,
 						  .address = start };
-		struct wh_vma stretch;
+		struct wh_vma vma;
 
 		if (ioctl(fd, MAPS_QUERY, &question))
 			return errno == ENOENT ? 0 : -ENOSYS;
 		if (question.start >= end)
 			return 0;
-		stretch = (struct wh_vma){
+		vma = (struct wh_vma){
 			.start = question.start,
 			.end = question.end,
 			.readable = question.vma_flags & READABLE,
 			.page_size = question.page_size,
 			.huge = question.page_size > small,
 		};
-		rc = each(arg, &stretch);
+		rc = each(arg, &vma);
 		start = question.end;
 	}
 	return rc;
 }
 
 int wh_vmas_walk_text(uint64_t start, uint64_t end,
-			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
+		      int (*each)(void *arg, const struct wh_vma *vma), void *arg)
 {
 	FILE *file = fopen(MAPS, "re");
 	char *line = NULL;
@@ -74,30 +74,29 @@ int wh_vmas_walk_text(uint64_t start, uint64_t end,
 	if (!file)
 		return -ENOSYS;
 	while (!rc && getline(&line, &room, file) > 0) {
-		struct wh_vma stretch = { 0 };
+		struct wh_vma vma = { 0 };
 		char right = '-';
 
-		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %c", &stretch.start, &stretch.end,
-			   &right) != 3) {
+		if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %c", &vma.start, &vma.end, &right) != 3) {
 			rc = -ENOSYS;
 			break;
 		}
-		if (stretch.end <= start)
+		if (vma.end <= start)
 			continue;
-		if (stretch.start >= end)
+		if (vma.start >= end)
 			break;
-		stretch.readable = right == 'r';
-		stretch.huge = strstr(line, "/anon_hugepage") != NULL;
-		stretch.page_size = stretch.huge ? 0 : (uint64_t)sysconf(_SC_PAGESIZE);
-		rc = each(arg, &stretch);
+		vma.readable = right == 'r';
+		vma.huge = strstr(line, "/anon_hugepage") != NULL;
+		vma.page_size = vma.huge ? 0 : (uint64_t)sysconf(_SC_PAGESIZE);
+		rc = each(arg, &vma);
 	}
 	free(line);
 	fclose(file);
 	return rc;
 }
 
-int wh_vmas_walk(uint64_t start, uint64_t end,
-		     int (*each)(void *arg, const struct wh_vma *stretch), void *arg)
+int wh_vmas_walk(uint64_t start, uint64_t end, int (*each)(void *arg, const struct wh_vma *vma),
+		 void *arg)
 {
 	int fd = open(MAPS, O_RDONLY | O_CLOEXEC), rc;
 
@@ -119,13 +118,13 @@ bool wh_memory_mapped(uint64_t start, uint64_t length)
 	       errno != ENOMEM;
 }
 
-static int cover_any(void *arg, const struct wh_vma *stretch)
+static int cover_any(void *arg, const struct wh_vma *vma)
 {
 	uint64_t *reached = arg;
 
-	if (stretch->start > *reached)
+	if (vma->start > *reached)
 		return 1;
-	*reached = stretch->end;
+	*reached = vma->end;
 	return 0;
 }
 
@@ -138,13 +137,13 @@ bool wh_vmas_mapped(uint64_t start, uint64_t length, uint64_t *bad)
 	return false;
 }
 
-static int cover(void *arg, const struct wh_vma *stretch)
+static int cover(void *arg, const struct wh_vma *vma)
 {
 	uint64_t *reached = arg;
 
-	if (stretch->start > *reached || !stretch->readable)
+	if (vma->start > *reached || !vma->readable)
 		return -EFAULT;
-	*reached = stretch->end;
+	*reached = vma->end;
 	return 0;
 }
 

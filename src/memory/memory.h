@@ -76,11 +76,11 @@ struct wh_vma {
 
 /* Calls `each` with the stretches that overlap [start, end), in order; not 0 from it ends that. 0,
  * or what `each` returned, or -ENOSYS: /proc does not tell. */
-int wh_vmas_walk(uint64_t start, uint64_t end,
-		     int (*each)(void *arg, const struct wh_vma *stretch), void *arg);
+int wh_vmas_walk(uint64_t start, uint64_t end, int (*each)(void *arg, const struct wh_vma *vma),
+		 void *arg);
 /* The same from the text of /proc/self/maps, for kernels before 6.11. */
 int wh_vmas_walk_text(uint64_t start, uint64_t end,
-			  int (*each)(void *arg, const struct wh_vma *stretch), void *arg);
+		      int (*each)(void *arg, const struct wh_vma *vma), void *arg);
 /* Is something mapped in all of the range? One system call, which touches nothing; where it cannot
  * tell: yes. */
 bool wh_memory_mapped(uint64_t start, uint64_t length);

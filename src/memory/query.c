@@ -20,9 +20,9 @@ _Static_assert(SAME(IPC) && SAME(FD) && SAME(POOL_FD) && SAME(DMA_BUF) && SAME(F
 
 /* ---- host memory ------------------------------------------------------------------------- */
 
-static int take_first(void *arg, const struct wh_vma *stretch)
+static int take_first(void *arg, const struct wh_vma *vma)
 {
-	*(struct wh_vma *)arg = *stretch;
+	*(struct wh_vma *)arg = *vma;
 	return 1;
 }
 
@@ -53,18 +53,18 @@ static int describe_plain(struct wh_engine *engine, const void *address,
 			  struct wh_memory_info *info)
 {
 	uint64_t at = (uintptr_t)address;
-	struct wh_vma stretch = { 0 };
-	int rc = wh_vmas_walk(at, at + 1, take_first, &stretch);
+	struct wh_vma vma = { 0 };
+	int rc = wh_vmas_walk(at, at + 1, take_first, &vma);
 
 	/* Freed behind the engine's back. */
 	if (info->kind && !wh_kind_on_host(info->kind))
 		return no_memory(address);
-	if (rc != -ENOSYS && (rc != 1 || !stretch.readable))
+	if (rc != -ENOSYS && (rc != 1 || !vma.readable))
 		return no_memory(address);
 	if (!info->kind) {
-		info->kind = stretch.huge ? WH_MEMORY_HUGE : WH_MEMORY_PAGEABLE;
+		info->kind = vma.huge ? WH_MEMORY_HUGE : WH_MEMORY_PAGEABLE;
 		info->page_size =
-			rc == 1 ? (uint32_t)stretch.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
+			rc == 1 ? (uint32_t)vma.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
 		info->base = (void *)at;
 	}
 	info->stage = unified(engine->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;

@@ -40,7 +40,7 @@ struct greeting {
 	struct wh_acceptor *acceptor;
 	struct wh_tls *tls; /* NULL: plain, or nothing has come yet */
 	bool local;
-	uint64_t place; /* where it is from */
+	uint64_t entry; /* where it is from */
 	int64_t deadline;
 	bool welcomed; /* `said` receives PROVE now; else HELLO */
 	struct wh_hello hello;
@@ -210,7 +210,7 @@ static void hear_proof(struct greeting *greeting)
 {
 	struct wh_engine *engine = greeting->acceptor->engine;
 	struct wh_hello hello = greeting->hello;
-	uint64_t id = greeting->session, place = greeting->place;
+	uint64_t id = greeting->session, entry = greeting->entry;
 	uint8_t key[WH_KEY_SIZE];
 	struct wh_session *session;
 	struct wh_tls *tls;
@@ -226,7 +226,7 @@ static void hear_proof(struct greeting *greeting)
 	memcpy(key, greeting->proofs.session, sizeof(key));
 	fd = greeting_end(greeting, &tls);
 	if (hello.role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, tls, place, &hello, id, key);
+		wh_session_new(engine, fd, tls, entry, &hello, id, key);
 	} else {
 		session = wh_session_find(engine, id);
 		/* It may have ended in the meantime. */
@@ -359,7 +359,7 @@ static void sweep(struct wh_timer *timer)
 /* The first to go of those from this place, or, without one, of all: the oldest that has said
  * nothing, for who means it says hello at once; else the oldest. The list is in the order of
  * arrival. */
-static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *place,
+static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *entry,
 				     unsigned *count)
 {
 	struct greeting *oldest = NULL, *silent = NULL;
@@ -368,7 +368,7 @@ static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_
 	for (struct wh_list *l = acceptor->greetings.next; l != &acceptor->greetings; l = l->next) {
 		struct greeting *greeting = wh_container(l, struct greeting, link);
 
-		if (place && greeting->place != *place)
+		if (entry && greeting->entry != *entry)
 			continue;
 		if (!(*count)++)
 			oldest = greeting;
@@ -379,10 +379,10 @@ static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_
 }
 
 /* Before one more from this place. */
-static void make_room(struct wh_acceptor *acceptor, uint64_t place)
+static void make_room(struct wh_acceptor *acceptor, uint64_t entry)
 {
 	unsigned count;
-	struct greeting *last = least_wanted(acceptor, &place, &count);
+	struct greeting *last = least_wanted(acceptor, &entry, &count);
 
 	if (count < GREETINGS_PLACE)
 		last = acceptor->greeting_count >= GREETINGS_MAX ?
@@ -392,7 +392,7 @@ static void make_room(struct wh_acceptor *acceptor, uint64_t place)
 		greeting_end(last, NULL);
 }
 
-static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t place)
+static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t entry)
 {
 	struct greeting *greeting = calloc(1, sizeof(*greeting));
 	int64_t timeout = acceptor->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
@@ -405,14 +405,14 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t pla
 	greeting->source.ready = greeting_ready;
 	greeting->acceptor = acceptor;
 	greeting->local = local;
-	greeting->place = place;
+	greeting->entry = entry;
 	greeting->deadline = wh_deadline(timeout);
 	if (wh_loop_add(&acceptor->engine->loops[0], &greeting->source, EPOLLIN)) {
 		close(fd);
 		free(greeting);
 		return;
 	}
-	make_room(acceptor, place);
+	make_room(acceptor, entry);
 	if (wh_list_empty(&acceptor->greetings))
 		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
 	wh_list_append(&acceptor->greetings, &greeting->link);

@@ -177,7 +177,7 @@ static bool account(struct wh_control *control, size_t before, size_t after)
 	int64_t old = before > FREE ? (int64_t)before : 0,
 		wanted = after > FREE ? (int64_t)after : 0;
 
-	return !control->guest || wh_quota_charge_queued(control->guest, wanted - old);
+	return !control->quota || wh_quota_charge_queued(control->quota, wanted - old);
 }
 
 void wh_control_destroy(struct wh_control *control)

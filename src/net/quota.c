@@ -27,33 +27,33 @@ uint64_t wh_quota_source(const struct sockaddr_storage *address)
 	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
 }
 
-struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t place)
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t entry)
 {
-	struct wh_quota *guest = NULL;
+	struct wh_quota *quota = NULL;
 
-	for (struct wh_list *l = engine->guests.next; !guest && l != &engine->guests; l = l->next) {
-		guest = wh_container(l, struct wh_quota, link);
-		if (guest->place != place)
-			guest = NULL;
+	for (struct wh_list *l = engine->quotas.next; !quota && l != &engine->quotas; l = l->next) {
+		quota = wh_container(l, struct wh_quota, link);
+		if (quota->entry != entry)
+			quota = NULL;
 	}
-	if (!guest) {
-		guest = calloc(1, sizeof(*guest));
-		if (!guest)
+	if (!quota) {
+		quota = calloc(1, sizeof(*quota));
+		if (!quota)
 			return NULL;
-		guest->place = place;
-		guest->most = engine->config.number[WH_SETTING_MAX_BUFFERED];
-		wh_list_append(&engine->guests, &guest->link);
+		quota->entry = entry;
+		quota->most = engine->config.number[WH_SETTING_MAX_BUFFERED];
+		wh_list_append(&engine->quotas, &quota->link);
 	}
-	if (guest->sessions == SESSIONS_PLACE)
+	if (quota->sessions == SESSIONS_PLACE)
 		return NULL;
-	guest->sessions++;
-	return guest;
+	quota->sessions++;
+	return quota;
 }
 
-void wh_quota_release(struct wh_quota *guest)
+void wh_quota_release(struct wh_quota *quota)
 {
-	if (--guest->sessions)
+	if (--quota->sessions)
 		return;
-	wh_list_remove(&guest->link);
-	free(guest);
+	wh_list_remove(&quota->link);
+	free(quota);
 }

@@ -183,7 +183,7 @@ static int give_no_password(char *into, int room, int writing, void *argument)
 	return -1;
 }
 
-static int refuse_file(struct wh_tls_context *context, const char *knob, const char *path,
+static int refuse_file(struct wh_tls_context *context, const char *setting, const char *path,
 		       const char *wants)
 {
 	const struct wh_ssl *ssl = &context->ssl;
@@ -192,7 +192,7 @@ static int refuse_file(struct wh_tls_context *context, const char *knob, const c
 	snprintf(why, sizeof(why), "%s",
 		 context->encrypted ? "it is encrypted with a password" : reason(ssl));
 	ssl->ERR_clear_error();
-	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", knob,
+	return wh_fail(access(path, R_OK) ? errno : EINVAL, "%s=%.120s: %s; it must be %s", setting,
 		       path, access(path, R_OK) ? strerror(errno) : why, wants);
 }
 

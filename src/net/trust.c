@@ -101,19 +101,19 @@ static bool is_own(const char *path)
 static void list_places(char path[PLACES][WH_CONFIG_TEXT + 32])
 {
 	unsigned user = (unsigned)geteuid();
-	struct wh_config_paths places;
+	struct wh_config_paths table;
 	size_t size = sizeof(path[0]);
 
-	wh_config_paths(&places);
+	wh_config_paths(&table);
 	/* Where it is by rule: what cron starts has no variable, what su starts another user's. */
-	if (is_own(places.runtime))
-		snprintf(path[RUNTIME], size, "%s", places.runtime);
+	if (is_own(table.runtime))
+		snprintf(path[RUNTIME], size, "%s", table.runtime);
 	else
 		snprintf(path[RUNTIME], size, "/run/user/%u", user);
-	if (*places.cache)
-		snprintf(path[CACHE], size, "%s", places.cache);
+	if (*table.cache)
+		snprintf(path[CACHE], size, "%s", table.cache);
 	else
-		snprintf(path[CACHE], size, *places.home ? "%s/.cache" : "%s", places.home);
+		snprintf(path[CACHE], size, *table.home ? "%s/.cache" : "%s", table.home);
 	snprintf(path[LAST], size, "/tmp/wherry-%u", user);
 }
 

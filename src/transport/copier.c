@@ -94,7 +94,7 @@ void wh_copy_bytes(char *to, const char *from, size_t length, bool past)
 /* The place that the run before was in; the next one is there too as a rule. */
 struct spot {
 	uint64_t id; /* 0: none */
-	struct wh_region_entry *place; /* entered; NULL: cannot be used, which has been said */
+	struct wh_region_entry *entry; /* entered; NULL: cannot be used, which has been said */
 	char *map;
 	bool pinned; /* entered by pinning it */
 };
@@ -102,74 +102,75 @@ struct spot {
 static void spot_leave(struct spot *spot)
 {
 	if (spot->pinned)
-		wh_region_entry_unpin(spot->place);
-	else if (spot->place)
-		wh_region_entry_leave(spot->place);
+		wh_region_entry_unpin(spot->entry);
+	else if (spot->entry)
+		wh_region_entry_leave(spot->entry);
 	*spot = (struct spot){ 0 };
 }
 
-static uint64_t index_of(const struct wh_fragment *piece, const struct wh_extent_pair *run)
+static uint64_t index_of(const struct wh_fragment *fragment, const struct wh_extent_pair *run)
 {
 	/* Of blocks only all of them can fail. */
-	return piece->blocks ? UINT64_MAX : run->index;
+	return fragment->blocks ? UINT64_MAX : run->index;
 }
 
-static void spot_fail(struct wh_fragment *piece, const struct wh_extent_pair *run,
-		      const struct wh_region_entry *place)
+static void spot_fail(struct wh_fragment *fragment, const struct wh_extent_pair *run,
+		      const struct wh_region_entry *entry)
 {
-	if (!place)
-		wh_fragment_fail(piece, index_of(piece, run), -ESTALE,
+	if (!entry)
+		wh_fragment_fail(fragment, index_of(fragment, run), -ESTALE,
 				 "region %#llx of the peer is gone",
 				 (unsigned long long)run->remote);
 	else
-		wh_fragment_fail(piece, index_of(piece, run), -EACCES,
+		wh_fragment_fail(fragment, index_of(fragment, run), -EACCES,
 				 "region %#llx of the peer does not grant %s",
 				 (unsigned long long)run->remote,
-				 piece->op == WH_READ ? "reading" : "writing");
+				 fragment->op == WH_READ ? "reading" : "writing");
 }
 
 /* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
  * region may go at any time, and nothing may be touched that is not published now. */
-static bool spot_enter(struct wh_copy *copy, struct wh_fragment *piece,
+static bool spot_enter(struct wh_copy *copy, struct wh_fragment *fragment,
 		       const struct wh_extent_pair *run, struct spot *spot)
 {
 	bool pins = copy->ops->pins;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 
 	if (spot->id == run->remote) {
-		if (!spot->place && !piece->blocks)
-			spot_fail(piece, run, NULL);
-		return spot->place != NULL;
+		if (!spot->entry && !fragment->blocks)
+			spot_fail(fragment, run, NULL);
+		return spot->entry != NULL;
 	}
 	spot_leave(spot);
-	place = pins ? wh_region_entry_pin(copy->places, run->remote) :
-		       wh_region_entry_enter(copy->places, run->remote);
+	entry = pins ? wh_region_entry_pin(copy->entries, run->remote) :
+		       wh_region_entry_enter(copy->entries, run->remote);
 	spot->id = run->remote;
-	spot->place = place;
-	spot->pinned = pins && place;
-	if (place && (place->access & (piece->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
-		spot->map = copy->ops->map(place, piece->op);
+	spot->entry = entry;
+	spot->pinned = pins && entry;
+	if (entry &&
+	    (entry->access & (fragment->op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE))) {
+		spot->map = copy->ops->map(entry, fragment->op);
 		if (spot->pinned && !spot->map) {
-			wh_region_entry_unpin_enter(place);
+			wh_region_entry_unpin_enter(entry);
 			spot->pinned = false;
 		}
 		return true;
 	}
-	spot_fail(piece, run, place);
+	spot_fail(fragment, run, entry);
 	spot_leave(spot);
 	spot->id = run->remote;
 	return false;
 }
 
-static bool run_fits(struct wh_fragment *piece, const struct wh_extent_pair *run,
-		     const struct wh_region_entry *place)
+static bool run_fits(struct wh_fragment *fragment, const struct wh_extent_pair *run,
+		     const struct wh_region_entry *entry)
 {
-	if (wh_region_entry_holds(place, run->offset, run->length))
+	if (wh_region_entry_holds(entry, run->offset, run->length))
 		return true;
-	wh_fragment_fail(piece, index_of(piece, run), -ERANGE,
+	wh_fragment_fail(fragment, index_of(fragment, run), -ERANGE,
 			 "%llu bytes at offset %llu lie outside region %#llx (%llu bytes)",
 			 (unsigned long long)run->length, (unsigned long long)run->offset,
-			 (unsigned long long)run->remote, (unsigned long long)place->length);
+			 (unsigned long long)run->remote, (unsigned long long)entry->length);
 	return false;
 }
 
@@ -180,37 +181,37 @@ static int far_flush(struct wh_copy *copy, struct wh_far *far)
 	int error = far->count ? copy->ops->move_far(copy, far) : 0;
 
 	for (unsigned i = 0; i < far->count; i++)
-		wh_region_entry_leave(far->place[i]);
+		wh_region_entry_leave(far->entry[i]);
 	far->count = 0;
 	return error;
 }
 
 /* Move `run` and those after it for as long as they are not mapped; *more says whether *run is one
  * that is still to be moved. In a function of its own because of its large frame. */
-static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_fragment *piece,
+static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_fragment *fragment,
 					      struct wh_cursor *at, struct wh_extent_pair *run,
 					      struct spot *spot, bool *more)
 {
 	struct wh_far far;
 	int error = 0;
 
-	far.piece = piece;
+	far.fragment = fragment;
 	far.count = 0;
-	for (; *more && !error; *more = wh_fragment_next(piece, at, at->left, run)) {
-		if (!spot_enter(copy, piece, run, spot))
+	for (; *more && !error; *more = wh_fragment_next(fragment, at, at->left, run)) {
+		if (!spot_enter(copy, fragment, run, spot))
 			continue;
 		if (spot->map)
 			break;
-		if (!run_fits(piece, run, spot->place))
+		if (!run_fits(fragment, run, spot->entry))
 			continue;
 		/* Entered already by the spot, so that it cannot fail. */
-		atomic_fetch_add_explicit(&spot->place->users, 1, memory_order_relaxed);
-		far.place[far.count] = spot->place;
+		atomic_fetch_add_explicit(&spot->entry->users, 1, memory_order_relaxed);
+		far.entry[far.count] = spot->entry;
 		far.local[far.count] = (struct iovec){ run->local, run->length };
 		far.remote[far.count] =
-			(struct iovec){ (void *)(uintptr_t)(spot->place->address + run->offset),
+			(struct iovec){ (void *)(uintptr_t)(spot->entry->address + run->offset),
 					run->length };
-		far.index[far.count] = index_of(piece, run);
+		far.index[far.count] = index_of(fragment, run);
 		if (++far.count == WH_FAR_RUNS)
 			error = far_flush(copy, &far);
 	}
@@ -243,14 +244,14 @@ static unsigned ahead_of(uint64_t length)
 
 /* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
  * way. Nothing is left entered. */
-static int move(struct wh_copy *copy, struct wh_fragment *piece, struct wh_cursor *at)
+static int move(struct wh_copy *copy, struct wh_fragment *fragment, struct wh_cursor *at)
 {
-	const bool past = piece->bytes >= STREAM_BYTES;
+	const bool past = fragment->bytes >= STREAM_BYTES;
 	struct near_run ring[AHEAD];
 	struct spot spot = { 0 };
 	unsigned in = 0, out = 0;
 	struct wh_extent_pair run;
-	bool more = wh_fragment_next(piece, at, at->left, &run);
+	bool more = wh_fragment_next(fragment, at, at->left, &run);
 	int error = 0;
 
 	while (more || in != out) {
@@ -260,23 +261,23 @@ static int move(struct wh_copy *copy, struct wh_fragment *piece, struct wh_curso
 			/* A place is left once all that is in it has been copied. */
 			if (run.remote != spot.id && in != out)
 				break;
-			if (spot_enter(copy, piece, &run, &spot) && !spot.map) {
-				error = move_far(copy, piece, at, &run, &spot, &more);
+			if (spot_enter(copy, fragment, &run, &spot) && !spot.map) {
+				error = move_far(copy, fragment, at, &run, &spot, &more);
 				if (error)
 					goto out;
 				continue;
 			}
-			if (spot.place && run_fits(piece, &run, spot.place)) {
+			if (spot.entry && run_fits(fragment, &run, spot.entry)) {
 				char *remote = spot.map + run.offset;
 
 				near->length = run.length;
-				near->to = piece->op == WH_READ ? run.local : remote;
-				near->from = piece->op == WH_READ ? remote : run.local;
+				near->to = fragment->op == WH_READ ? run.local : remote;
+				near->from = fragment->op == WH_READ ? remote : run.local;
 				if (at->left || in != out)
 					prefetch(near);
 				in++;
 			}
-			more = wh_fragment_next(piece, at, at->left, &run);
+			more = wh_fragment_next(fragment, at, at->left, &run);
 		}
 		if (in != out) {
 			const struct near_run *near = &ring[out++ % AHEAD];
@@ -291,18 +292,18 @@ out:
 
 /* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
  * at. */
-static void finish(struct wh_copy *copy, struct wh_fragment *piece, int given_up)
+static void finish(struct wh_copy *copy, struct wh_fragment *fragment, int given_up)
 {
 	char why[WH_REFUSAL] = "";
 
 	if (given_up) {
 		copy->ops->refusal(copy, why);
-		wh_fragment_reroute(piece, given_up, why);
+		wh_fragment_reroute(fragment, given_up, why);
 		return;
 	}
 	if (copy->ops->verify)
-		copy->ops->verify(copy, piece);
-	wh_fragment_done(piece);
+		copy->ops->verify(copy, fragment);
+	wh_fragment_done(fragment);
 }
 
 /* ---- the queue; all under the copier's lock ------------------------------------------------ */
@@ -315,88 +316,88 @@ struct chunk {
 /* Bytes that overlap have to be moved in one go, in the right direction. */
 static bool must_be_whole(struct wh_copy *copy, const struct wh_extent_pair *run)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	uint64_t distance = 0;
 
 	if (!copy->ops->overlaps)
 		return false;
-	place = wh_region_entry_enter(copy->places, run->remote);
-	if (!place)
+	entry = wh_region_entry_enter(copy->entries, run->remote);
+	if (!entry)
 		return false;
-	distance = place->address + run->offset - (uint64_t)(uintptr_t)run->local;
-	wh_region_entry_leave(place);
+	distance = entry->address + run->offset - (uint64_t)(uintptr_t)run->local;
+	wh_region_entry_leave(entry);
 	return distance < run->length || -distance < run->length;
 }
 
 /* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
  * chunk; one that never will is cut. */
-static void take_chunk(struct wh_copy *copy, struct wh_fragment *piece, struct chunk *chunk)
+static void take_chunk(struct wh_copy *copy, struct wh_fragment *fragment, struct chunk *chunk)
 {
-	struct wh_cursor next = piece->cursor;
+	struct wh_cursor next = fragment->cursor;
 	struct wh_extent_pair run;
 
 	chunk->at = next;
 	chunk->bytes = 0;
 	for (unsigned runs = 0; runs < WH_CHUNK_RUNS && next.left; runs++) {
-		wh_fragment_next(piece, &next, UINT64_MAX, &run);
+		wh_fragment_next(fragment, &next, UINT64_MAX, &run);
 		if (chunk->bytes + run.length > WH_CHUNK_BYTES) {
 			if (chunk->bytes)
 				break;
 			if (!must_be_whole(copy, &run)) {
-				next = piece->cursor;
-				wh_fragment_next(piece, &next, WH_CHUNK_BYTES, &run);
+				next = fragment->cursor;
+				wh_fragment_next(fragment, &next, WH_CHUNK_BYTES, &run);
 			}
 			runs = WH_CHUNK_RUNS;
 		}
-		piece->cursor = next;
+		fragment->cursor = next;
 		chunk->bytes += run.length;
 	}
 	chunk->at.left = chunk->bytes;
-	if (!piece->cursor.left)
-		wh_list_remove(&piece->link);
+	if (!fragment->cursor.left)
+		wh_list_remove(&fragment->link);
 }
 
 /* Hand out nothing more of a piece that is queued. True: nothing is in flight either, so that the
  * caller has to finish it. `given_up` is kept where given_up_of() finds it. */
-static bool stop_piece(struct wh_fragment *piece, int given_up)
+static bool stop_fragment(struct wh_fragment *fragment, int given_up)
 {
-	uint64_t rest = piece->cursor.left;
+	uint64_t rest = fragment->cursor.left;
 
-	wh_list_remove(&piece->link);
-	piece->cursor = (struct wh_cursor){ .skip = (uint64_t)-given_up };
-	return atomic_fetch_sub_explicit(&piece->left, rest, memory_order_relaxed) == rest;
+	wh_list_remove(&fragment->link);
+	fragment->cursor = (struct wh_cursor){ .skip = (uint64_t)-given_up };
+	return atomic_fetch_sub_explicit(&fragment->left, rest, memory_order_relaxed) == rest;
 }
 
-/* What stop_piece() was told. The cursor of a piece that came to its end by itself is not inside a
- * run. */
-static int given_up_of(const struct wh_fragment *piece)
+/* What stop_fragment() was told. The cursor of a piece that came to its end by itself is not inside
+ * a run. */
+static int given_up_of(const struct wh_fragment *fragment)
 {
-	return piece->cursor.left ? 0 : -(int)piece->cursor.skip;
+	return fragment->cursor.left ? 0 : -(int)fragment->cursor.skip;
 }
 
 /* Copy one chunk of a piece that has something to hand out; the lock is let go for that time.
  * False: there is no more to take from it, and it may be gone. */
-static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *piece)
+static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	struct wh_copy *copy = piece->owner;
+	struct wh_copy *copy = fragment->owner;
 	struct chunk chunk;
 	uint64_t left;
 	int error;
 
-	take_chunk(copy, piece, &chunk);
+	take_chunk(copy, fragment, &chunk);
 	if (copier->idle && (!wh_list_empty(&copier->latency) || !wh_list_empty(&copier->bulk)))
 		pthread_cond_signal(&copier->work);
 	pthread_mutex_unlock(&copier->lock);
-	error = move(copy, piece, &chunk.at);
+	error = move(copy, fragment, &chunk.at);
 	pthread_mutex_lock(&copier->lock);
 	if (error) /* also if all has been handed out: it keeps the error */
-		stop_piece(piece, error);
-	left = atomic_fetch_sub_explicit(&piece->left, chunk.bytes, memory_order_relaxed);
+		stop_fragment(fragment, error);
+	left = atomic_fetch_sub_explicit(&fragment->left, chunk.bytes, memory_order_relaxed);
 	if (left != chunk.bytes)
-		return piece->cursor.left > 0;
-	error = given_up_of(piece);
+		return fragment->cursor.left > 0;
+	error = given_up_of(fragment);
 	pthread_mutex_unlock(&copier->lock);
-	finish(copy, piece, error);
+	finish(copy, fragment, error);
 	pthread_mutex_lock(&copier->lock);
 	return false;
 }
@@ -474,67 +475,67 @@ void wh_copier_destroy(struct wh_copier *copier)
 /* ---- what the transports offer ------------------------------------------------------------- */
 
 /* Under the lock. False: there is no thread to do it. */
-static bool enqueue(struct wh_copier *copier, struct wh_fragment *piece)
+static bool enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	bool latency = piece->batch->priority == WH_PRIORITY_LATENCY;
+	bool latency = fragment->batch->priority == WH_PRIORITY_LATENCY;
 
 	if (!copier->threads)
 		start_threads(copier);
 	if (!copier->threads)
 		return false;
-	wh_list_append(latency ? &copier->latency : &copier->bulk, &piece->link);
+	wh_list_append(latency ? &copier->latency : &copier->bulk, &fragment->link);
 	if (copier->idle)
 		pthread_cond_signal(&copier->work);
 	return true;
 }
 
 /* False: it has to be copied here and now. */
-static bool submit_large(struct wh_copy *copy, struct wh_fragment *piece)
+static bool submit_large(struct wh_copy *copy, struct wh_fragment *fragment)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false, taken = true;
 
-	piece->owner = copy;
-	wh_fragment_start(piece, &piece->cursor);
-	atomic_store_explicit(&piece->left, piece->bytes, memory_order_relaxed);
+	fragment->owner = copy;
+	wh_fragment_start(fragment, &fragment->cursor);
+	atomic_store_explicit(&fragment->left, fragment->bytes, memory_order_relaxed);
 	pthread_mutex_lock(&copier->lock);
 	if (copy->lost) {
-		wh_fragment_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		wh_fragment_fail(fragment, UINT64_MAX, copy->lost, "%s", copy->lost_text);
 		ended = true;
-	} else if (atomic_load(&piece->cancelled)) {
+	} else if (atomic_load(&fragment->cancelled)) {
 		/* Cancelled on its way from another transport to this one. */
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 		ended = true;
 	} else {
-		taken = enqueue(copier, piece);
+		taken = enqueue(copier, fragment);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
-		wh_fragment_done(piece);
+		wh_fragment_done(fragment);
 	return taken;
 }
 
-void wh_copy_submit(struct wh_copy *copy, struct wh_fragment *piece)
+void wh_copy_submit(struct wh_copy *copy, struct wh_fragment *fragment)
 {
 	struct wh_cursor at;
 
-	if (piece->bytes > copy->at_once && submit_large(copy, piece))
+	if (fragment->bytes > copy->at_once && submit_large(copy, fragment))
 		return;
-	wh_fragment_start(piece, &at);
-	finish(copy, piece, move(copy, piece, &at));
+	wh_fragment_start(fragment, &at);
+	finish(copy, fragment, move(copy, fragment, &at));
 }
 
 /* A queued piece of this batch. */
-static struct wh_fragment *find_piece(struct wh_copier *copier, const struct wh_batch *batch)
+static struct wh_fragment *find_fragment(struct wh_copier *copier, const struct wh_batch *batch)
 {
 	struct wh_list *queue =
 		batch->priority == WH_PRIORITY_LATENCY ? &copier->latency : &copier->bulk;
 
 	for (struct wh_list *l = queue->next; l != queue; l = l->next) {
-		struct wh_fragment *piece = wh_container(l, struct wh_fragment, link);
+		struct wh_fragment *fragment = wh_container(l, struct wh_fragment, link);
 
-		if (piece->batch == batch)
-			return piece;
+		if (fragment->batch == batch)
+			return fragment;
 	}
 	return NULL;
 }
@@ -542,19 +543,19 @@ static struct wh_fragment *find_piece(struct wh_copier *copier, const struct wh_
 void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_copier *copier = copy->copier;
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	bool helped = false;
 	int64_t now = 0;
 
 	pthread_mutex_lock(&copier->lock);
 	while (now < deadline || !helped) {
-		piece = find_piece(copier, batch);
-		if (!piece)
+		fragment = find_fragment(copier, batch);
+		if (!fragment)
 			break;
 		helped = true;
 		do
 			now = deadline == INT64_MAX ? 0 : wh_now();
-		while (copy_chunk(copier, piece) && now < deadline);
+		while (copy_chunk(copier, fragment) && now < deadline);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (!helped || !deadline)
@@ -567,36 +568,36 @@ void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t de
 		wh_cpu_relax();
 }
 
-void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *piece)
+void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *fragment)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false;
 
 	pthread_mutex_lock(&copier->lock);
 	/* Otherwise all of it has been handed out, and what has not ended is about to. */
-	if (piece->link.next) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		ended = stop_piece(piece, 0);
+	if (fragment->link.next) {
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+		ended = stop_fragment(fragment, 0);
 	}
 	pthread_mutex_unlock(&copier->lock);
 	if (ended)
-		wh_fragment_done(piece);
+		wh_fragment_done(fragment);
 }
 
 /* Stop the pieces of this peer; those that are finished with it go to `ended`. */
-static void stop_pieces(struct wh_copy *copy, struct wh_list *queue, struct wh_list *ended)
+static void stop_fragments(struct wh_copy *copy, struct wh_list *queue, struct wh_list *ended)
 {
 	struct wh_list *next;
 
 	for (struct wh_list *l = queue->next; l != queue; l = next) {
-		struct wh_fragment *piece = wh_container(l, struct wh_fragment, link);
+		struct wh_fragment *fragment = wh_container(l, struct wh_fragment, link);
 
 		next = l->next;
-		if (piece->owner != copy)
+		if (fragment->owner != copy)
 			continue;
-		wh_fragment_fail(piece, UINT64_MAX, copy->lost, "%s", copy->lost_text);
-		if (stop_piece(piece, 0))
-			wh_list_append(ended, &piece->link);
+		wh_fragment_fail(fragment, UINT64_MAX, copy->lost, "%s", copy->lost_text);
+		if (stop_fragment(fragment, 0))
+			wh_list_append(ended, &fragment->link);
 	}
 }
 
@@ -609,8 +610,8 @@ void wh_copy_lost(struct wh_copy *copy, int error, const char *text)
 	pthread_mutex_lock(&copier->lock);
 	copy->lost = error;
 	snprintf(copy->lost_text, sizeof(copy->lost_text), "%s", text);
-	stop_pieces(copy, &copier->latency, &ended);
-	stop_pieces(copy, &copier->bulk, &ended);
+	stop_fragments(copy, &copier->latency, &ended);
+	stop_fragments(copy, &copier->bulk, &ended);
 	pthread_mutex_unlock(&copier->lock);
 	while ((link = wh_list_take(&ended)))
 		wh_fragment_done(wh_container(link, struct wh_fragment, link));

@@ -88,8 +88,8 @@ static int no_peer_frame(struct wh_peer *peer, void *state, const struct wh_fram
 	return -EPROTO;
 }
 
-static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *local,
-		    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
+static int no_reachability(struct wh_peer *peer, void *state, const struct wh_region *local,
+			   struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)state;
@@ -100,14 +100,14 @@ static int no_reach(struct wh_peer *peer, void *state, const struct wh_region *l
 	return 0;
 }
 
-static void no_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void no_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
 	(void)state;
-	wh_fragment_reroute(piece, -EOPNOTSUPP, "this transport moves nothing");
+	wh_fragment_reroute(fragment, -EOPNOTSUPP, "this transport moves nothing");
 }
 
-static void no_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void no_progress(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	(void)peer;
 	(void)state;
@@ -115,11 +115,11 @@ static void no_help(struct wh_peer *peer, void *state, struct wh_batch *batch, i
 	(void)deadline;
 }
 
-static void no_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void no_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
 	(void)state;
-	(void)piece;
+	(void)fragment;
 }
 
 static int no_notify(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
@@ -139,7 +139,7 @@ static void no_notified(struct wh_peer *peer, void *state, uint64_t sequence)
 }
 
 /* Without WH_CAN_ABORT what is in flight always ends by itself, so that there is nothing to cut. */
-static int no_cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static int no_abort(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
 {
 	(void)peer;
 	(void)state;
@@ -168,8 +168,8 @@ static void no_detail(struct wh_peer *peer, void *state, const struct wh_batch *
 		*out = 0;
 }
 
-static bool no_tell(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
-		    size_t size)
+static bool no_description(struct wh_peer *peer, void *state, const struct wh_batch *batch,
+			   char *line, size_t size)
 {
 	(void)peer;
 	(void)state;
@@ -220,16 +220,16 @@ static const struct wh_transport defaults = {
 	.region_going = no_region_going,
 	.region_gone = no_region_gone,
 	.peer_frame = no_peer_frame,
-	.reach = no_reach,
+	.is_reachable = no_reachability,
 	.submit = no_submit,
-	.help = no_help,
+	.progress = no_progress,
 	.cancel = no_cancel,
-	.cut = no_cut,
+	.abort = no_abort,
 	.notify = no_notify,
 	.notified = no_notified,
 	.detail = no_detail,
 	.story = no_story,
-	.tell = no_tell,
+	.tell = no_description,
 	.estimate = wh_probe_estimate,
 	.session_accept = no_session_accept,
 	.session_close = no_session_close,
@@ -273,11 +273,11 @@ static void make_list(void)
 		FILL(region_going);
 		FILL(region_gone);
 		FILL(peer_frame);
-		FILL(reach);
+		FILL(is_reachable);
 		FILL(submit);
-		FILL(help);
+		FILL(progress);
 		FILL(cancel);
-		FILL(cut);
+		FILL(abort);
 		FILL(notify);
 		FILL(notified);
 		FILL(detail);
@@ -325,5 +325,6 @@ bool wh_transport_is_valid(const struct wh_transport *transport)
 	    OWN(session_close) != (accepts || OWN(session_frame)) ||
 	    OWN(session_frame) != OWN(peer_frame))
 		return false;
-	return (bool)(can & WH_CAN_PROGRESS) == OWN(help) && (bool)(can & WH_CAN_ABORT) == OWN(cut);
+	return (bool)(can & WH_CAN_PROGRESS) == OWN(progress) &&
+	       (bool)(can & WH_CAN_ABORT) == OWN(abort);
 }

@@ -92,26 +92,27 @@ struct wh_transport {
 	 * wh_remote_region, or, where the peer is this engine itself, of a struct wh_region. 0, or
 	 * a negative errno with the reason in `why`. Called while a batch is planned, on the
 	 * submitter's thread; may ask the peer once. */
-	int (*reach)(struct wh_peer *peer, void *state, const struct wh_region *local,
-		     struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
+	int (*is_reachable)(struct wh_peer *peer, void *state, const struct wh_region *local,
+			    struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);
 	/* Start a piece. It cannot fail at once: failures come through wh_fragment_fail(). */
-	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *piece);
+	void (*submit)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
 	/* The caller has nothing better to do until the batch is done or `deadline`: move bytes,
 	 * own the socket. May return early, and at once if there is nothing to help with. deadline
 	 * 0: one look, do not sleep. */
-	void (*help)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	void (*progress)(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			 int64_t deadline);
 	/* Start nothing more of this piece; what is in flight ends by itself, then it is done. */
-	void (*cancel)(struct wh_peer *peer, void *state, struct wh_fragment *piece);
+	void (*cancel)(struct wh_peer *peer, void *state, struct wh_fragment *fragment);
 	/* A cancelled batch's work in flight does not end by itself: cut it off. Returns when no
 	 * memory of ours is touched; 0, or -ETIMEDOUT if the peer did not confirm by `deadline`. */
-	int (*cut)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
+	int (*abort)(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline);
 	/* Send the notification of a batch whose bytes are where they belong, as number `sequence`,
-	 * by a way of the transport's own. Under peer.note_lock. 0: wh_notify_confirmed() or
+	 * by a way of the transport's own. Under peer.notify_lock. 0: wh_notify_confirmed() or
 	 * wh_notify_undelivered() follows; -EAGAIN: not before one of those that are on their way
 	 * has been confirmed; or another negative errno: over the control connection, then. */
 	int (*notify)(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 	/* One with this number has been confirmed, by whichever way it was sent. Under
-	 * peer.note_lock, on the first loop. */
+	 * peer.notify_lock, on the first loop. */
 	void (*notified)(struct wh_peer *peer, void *state, uint64_t sequence);
 	/* How it moves, or would move, the batch's pieces that are its own, for explain: "2
 	 * connections". */

@@ -8,7 +8,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	struct wh_rm_location place = { .client = 7 };
+	struct wh_rm_location entry = { .client = 7 };
 	uint64_t base, length;
 	int32_t pid;
 	int rc;
@@ -18,14 +18,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	memcpy(&pid, data + WH_RM_HANDLE, sizeof(pid));
 	memcpy(&base, data + WH_RM_HANDLE + sizeof(pid), sizeof(base));
 	memcpy(&length, data + WH_RM_HANDLE + sizeof(pid) + sizeof(base), sizeof(length));
-	rc = wh_rm_locate(data, pid, base, length, &place);
+	rc = wh_rm_locate(data, pid, base, length, &entry);
 	if (rc) {
-		check(rc == -EOPNOTSUPP && place.client == 7);
+		check(rc == -EOPNOTSUPP && entry.client == 7);
 		return 0;
 	}
-	check(place.client && place.object && place.length == length && length);
-	check(place.object_length % 4096 == 0 && place.offset <= place.object_length);
-	check(length <= place.object_length - place.offset);
-	check(base >= place.offset && (base - place.offset) % 65536 == 0);
+	check(entry.client && entry.object && entry.length == length && length);
+	check(entry.object_length % 4096 == 0 && entry.offset <= entry.object_length);
+	check(length <= entry.object_length - entry.offset);
+	check(base >= entry.offset && (base - entry.offset) % 65536 == 0);
 	return 0;
 }

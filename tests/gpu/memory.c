@@ -123,7 +123,7 @@ static void use(uint32_t kind, size_t length, char *base)
 		show_stretch(names[kind], (uintptr_t)base);
 	if (!CALL(wh_region_register(engine, base, length, NULL, &region)))
 		return;
-	CHECK(region->place.kind == kind);
+	CHECK(region->entry.kind == kind);
 	CHECK((region->registration->device != NULL) == (kind >= WH_MEMORY_DEVICE));
 	printf("  %-24s registered: segments %zu sync-memops %d rdma %d\n", names[kind],
 	       region->registration->segment_count, region->registration->segments->sync_memops,

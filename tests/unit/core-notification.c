@@ -217,7 +217,7 @@ static void count_waiting(void *arg)
 
 	*count = 0;
 	for (struct wh_list *link = here->sessions.next; link != &here->sessions; link = link->next)
-		*count += wh_container(link, struct wh_session, link)->note_count;
+		*count += wh_container(link, struct wh_session, link)->notify_count;
 }
 
 static void await_waiting(unsigned want)
@@ -349,9 +349,9 @@ static void cancel__waiting_and_sent(void **state)
 	}
 	assert_false(readable());
 	/* The window is as wide as before. */
-	pthread_mutex_lock(&peer->note_lock);
-	assert_int_equal(peer->note_count, 0);
-	pthread_mutex_unlock(&peer->note_lock);
+	pthread_mutex_lock(&peer->notify_lock);
+	assert_int_equal(peer->notify_count, 0);
+	pthread_mutex_unlock(&peer->notify_lock);
 }
 
 static void cancel__own(void **state)

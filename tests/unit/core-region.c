@@ -172,7 +172,7 @@ static void register__grants(void **state)
 	for (int others = 0; others < 2; others++) {
 		options.access = others ? WH_ACCESS_READ : 0;
 		assert_int_equal(wh_region_register(owner, memory, 1, &options, &region), 0);
-		assert_int_equal(region->place.access, WH_ACCESS_READ | WH_ACCESS_WRITE);
+		assert_int_equal(region->entry.access, WH_ACCESS_READ | WH_ACCESS_WRITE);
 		assert_int_equal(wh_region_access(region, "zoe"), WH_ACCESS_WRITE);
 		assert_int_equal(wh_region_access(region, "adam"),
 				 WH_ACCESS_READ | WH_ACCESS_WRITE);
@@ -191,7 +191,7 @@ static void register__grants(void **state)
 	options.grant_count = 1;
 	options.access = 0;
 	assert_int_equal(wh_region_register(owner, memory, 1, &options, &region), 0);
-	assert_int_equal(region->place.access, WH_ACCESS_NONE);
+	assert_int_equal(region->entry.access, WH_ACCESS_NONE);
 	drop(region);
 }
 
@@ -316,7 +316,7 @@ static void unregister__used_by_a_batch(void **state)
 {
 	struct wh_region *region = add(0, 100, "busy", 0);
 	uint64_t id = wh_region_id(region);
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	struct wh_remote remote;
 
 	(void)state;
@@ -324,18 +324,18 @@ static void unregister__used_by_a_batch(void **state)
 	assert_int_equal(wh_region_unregister(region), -EBUSY);
 	assert_non_null(strstr(wh_error_text(), "1 unfinished batches"));
 	/* As if nothing had been asked. */
-	place = wh_region_entry_enter(&owner->regions, id);
-	assert_non_null(place);
-	wh_region_entry_leave(place);
+	entry = wh_region_entry_enter(&owner->regions, id);
+	assert_non_null(entry);
+	wh_region_entry_leave(entry);
 	assert_int_equal(wh_peer_find(peer, "busy", PATIENCE, &remote), 0);
 	atomic_fetch_sub(&region->batches, 1);
 	drop(region);
 }
 
-static void *leave_later(void *place)
+static void *leave_later(void *entry)
 {
 	usleep(30000);
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return NULL;
 }
 
@@ -343,7 +343,7 @@ static void unregister__waits_for_a_copy(void **state)
 {
 	struct wh_region *region = add(0, 100, "copied", 0);
 	uint64_t id = wh_region_id(region);
-	struct wh_region_entry *place = wh_region_entry_enter(&owner->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(&owner->regions, id);
 	struct wh_remote remote;
 	pthread_t thread;
 	int64_t start = wh_now();
@@ -357,7 +357,7 @@ static void unregister__waits_for_a_copy(void **state)
 	assert_int_equal(wh_peer_find(self, "copied", 0, &remote), -ENOENT);
 	/* The name is free meanwhile. */
 	drop(add(200, 100, "copied", 0));
-	assert_int_equal(pthread_create(&thread, NULL, leave_later, place), 0);
+	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);
 	while (wh_region_unregister(region) == -EBUSY)
 		assert_true(wh_now() - start < PATIENCE);
 	pthread_join(thread, NULL);
@@ -396,9 +396,9 @@ static void *hold_often(void *arg)
 	for (unsigned turn = 0; !atomic_load(&stop); turn++) {
 		if (turn % 64 == 0)
 			usleep(50); /* or it is never idle where threads run one at a time */
-		id = atomic_load(&region->place.id);
+		id = atomic_load(&region->entry.id);
 		atomic_fetch_add(&region->batches, 1);
-		if (id && atomic_load(&region->place.id) == id && region->place.length != 100)
+		if (id && atomic_load(&region->entry.id) == id && region->entry.length != 100)
 			abort();
 		atomic_fetch_sub(&region->batches, 1);
 	}
@@ -745,16 +745,16 @@ static void add__makes_way_in_a_new_list(void **state)
 static void remove__while_it_is_copied(void **state)
 {
 	int64_t end = wh_now() + PATIENCE;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	pthread_t thread;
 
 	(void)state;
 	fake.engine = owner; /* whose timeout is short */
 	assert_int_equal(says(ID(5, 0), 0x1000, "a"), 0);
-	place = wh_region_entry_enter(&fake.regions, ID(5, 0));
+	entry = wh_region_entry_enter(&fake.regions, ID(5, 0));
 	assert_int_equal(wh_remote_remove(&fake, ID(5, 0)), -EBUSY);
 	assert_null(wh_region_entry_enter(&fake.regions, ID(5, 0)));
-	assert_int_equal(pthread_create(&thread, NULL, leave_later, place), 0);
+	assert_int_equal(pthread_create(&thread, NULL, leave_later, entry), 0);
 	while (wh_remote_remove(&fake, ID(5, 0)) == -EBUSY)
 		assert_true(wh_now() < end);
 	pthread_join(thread, NULL);

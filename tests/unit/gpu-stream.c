@@ -16,7 +16,7 @@
 
 struct bench {
 	struct wh_engine *engine;
-	struct wh_gpu_stream *lane;
+	struct wh_gpu_stream *stream;
 	void *from, *to;
 	uint8_t *source, *expected; /* what is at `from`, and should be at `to` */
 	uint8_t *seen; /* what is */
@@ -44,7 +44,7 @@ static void set_up(struct bench *b, enum wh_blocks_way way)
 		       CU(b->engine, cuMemcpyHtoD, (uintptr_t)b->from, b->source, ROOM);
 		       CU(b->engine, cuCtxSynchronize));
 	assert_int_equal(wh_gpus_stream(b->engine->gpus, &b->engine->cuda->devices[0], NULL, way,
-					false, &b->lane),
+					false, &b->stream),
 			 0);
 }
 
@@ -89,7 +89,7 @@ static void wait_for(struct bench *b, struct turn *turn)
 /* Costs with which everything, or nothing, or what is shorter goes by the kernel. */
 enum costs { ALL_KERNEL, ALL_COPIES, MIXED, COSTS };
 
-static void set_costs(struct wh_gpu_stream *lane, enum costs costs)
+static void set_costs(struct wh_gpu_stream *stream, enum costs costs)
 {
 	static const struct wh_gpu_stream_cost all[COSTS] = {
 		[ALL_KERNEL] = { 1, 1e6, 100, 100, true },
@@ -97,8 +97,8 @@ static void set_costs(struct wh_gpu_stream *lane, enum costs costs)
 		[MIXED] = { 10, 1000, 50, 100, true }, /* copies from 100,000 bytes on */
 	};
 
-	lane->measured = all[costs];
-	atomic_store(&lane->cost, &lane->measured);
+	stream->measured = all[costs];
+	atomic_store(&stream->cost, &stream->measured);
 }
 
 /* ---- pairs -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ static unsigned put_all(struct bench *b, uint64_t count)
 		if (turn->job.done)
 			wait_for(b, turn);
 		*turn = (struct turn){ .job.done = ended };
-		wh_gpu_stream_begin(b->lane, &doing);
+		wh_gpu_stream_begin(b->stream, &doing);
 		now = wh_gpu_stream_pairs(&doing, b->pairs + put, count - put);
 		wh_gpu_stream_end(&doing, &turn->job);
 		assert_true(now <= count - put);
@@ -189,7 +189,7 @@ static void pairs__against_a_model(void **state)
 	set_up(b, WH_BLOCKS_WITHIN);
 	for (int shape = 0; shape < 5; shape++) {
 		for (enum costs costs = 0; costs < COSTS; costs++) {
-			set_costs(b->lane, costs);
+			set_costs(b->stream, costs);
 			put_all(b, make_pairs(b, &random, shape));
 			compare(b);
 		}
@@ -206,12 +206,12 @@ static void pairs__more_than_the_ring(void **state)
 	struct bench *b = malloc(sizeof(*b));
 	struct turn turn = { .job.done = ended };
 	struct wh_gpu_stream_turn doing;
-	uint64_t put = 0, now, rounds = 0;
+	uint64_t put = 0, now, submissions = 0;
 
 	(void)state;
 	assert_true(pairs && b);
 	set_up(b, WH_BLOCKS_WITHIN);
-	set_costs(b->lane, ALL_KERNEL);
+	set_costs(b->stream, ALL_KERNEL);
 	for (uint64_t i = 0; i < COUNT; i++) {
 		uint64_t from = (i * 7919 * 64) % ROOM;
 
@@ -221,7 +221,7 @@ static void pairs__more_than_the_ring(void **state)
 	}
 	while (put < COUNT) {
 		turn = (struct turn){ .job.done = ended };
-		wh_gpu_stream_begin(b->lane, &doing);
+		wh_gpu_stream_begin(b->stream, &doing);
 		now = wh_gpu_stream_pairs(&doing, pairs + put, COUNT - put);
 		assert_true(now > 0);
 		/* What does not fit now does not fit a second time in the same turn. */
@@ -229,10 +229,10 @@ static void pairs__more_than_the_ring(void **state)
 			now += wh_gpu_stream_pairs(&doing, pairs + put + now, COUNT - put - now);
 		wh_gpu_stream_end(&doing, &turn.job);
 		put += now;
-		rounds++;
+		submissions++;
 		wait_for(b, &turn);
 	}
-	assert_true(rounds > 1);
+	assert_true(submissions > 1);
 	compare(b);
 	tear_down(b);
 	free(pairs);
@@ -247,7 +247,7 @@ static void pairs__long_ones(void **state)
 	(void)state;
 	assert_non_null(b);
 	set_up(b, WH_BLOCKS_WITHIN);
-	set_costs(b->lane, ALL_KERNEL);
+	set_costs(b->stream, ALL_KERNEL);
 	b->pairs[0] = (struct wh_pair){ (uintptr_t)b->from + 1, (uintptr_t)b->to, ROOM - 7000 };
 	b->pairs[1] = (struct wh_pair){ (uintptr_t)b->from, (uintptr_t)b->to + ROOM - 7000, 6999 };
 	memcpy(b->expected, b->source + 1, ROOM - 7000);
@@ -297,7 +297,7 @@ static void blocks_once(struct bench *b, uint64_t *state, uint64_t length, uint6
 		struct turn turn = { .job.done = ended };
 		struct wh_gpu_stream_turn doing;
 
-		wh_gpu_stream_begin(b->lane, &doing);
+		wh_gpu_stream_begin(b->stream, &doing);
 		now = wh_gpu_stream_blocks(&doing, &work, put, count - put);
 		/* As much as there is room for, then as much again, which may be nothing. */
 		if (now && now < count - put)
@@ -341,50 +341,51 @@ static void blocks__against_a_model(void **state)
  * ------------------------------------------------------------------------------- */
 
 /* By the better way. */
-static double estimate(const struct wh_gpu_stream *lane, uint64_t count, uint64_t length)
+static double estimate(const struct wh_gpu_stream *stream, uint64_t count, uint64_t length)
 {
 	double kernel, copies;
 
-	wh_gpu_stream_times(lane, count, length, &kernel, &copies);
+	wh_gpu_stream_times(stream, count, length, &kernel, &copies);
 	return kernel < copies ? kernel : copies;
 }
 
 static void costs__choice(void **state)
 {
 	static struct wh_gpu gpu;
-	struct wh_gpu_stream lane = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
+	struct wh_gpu_stream stream = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
 	double kernel_takes, copies_take;
 
 	(void)state;
 	gpu.without[0] = 0;
-	wh_gpu_stream_guess_cost(&lane);
+	wh_gpu_stream_guess_cost(&stream);
 	/* One large piece by the copy engine, many small ones by the kernel. */
-	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1, UINT64_C(1) << 30));
-	assert_true(wh_gpu_stream_prefers_kernel(&lane, 16384, 4096));
+	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, UINT64_C(1) << 30));
+	assert_true(wh_gpu_stream_prefers_kernel(&stream, 16384, 4096));
 	/* More pieces of the same length never turn it back to copies. */
 	for (uint64_t length = 1; length <= 1 << 20; length *= 4) {
 		bool kernel = false;
 
 		for (uint64_t count = 1; count <= 1 << 20; count *= 2) {
-			assert_true(!kernel || wh_gpu_stream_prefers_kernel(&lane, count, length));
-			kernel = wh_gpu_stream_prefers_kernel(&lane, count, length);
-			assert_true(estimate(&lane, count, length) > 0);
-			assert_true(estimate(&lane, 2 * count, length) >=
-				    estimate(&lane, count, length));
+			assert_true(!kernel ||
+				    wh_gpu_stream_prefers_kernel(&stream, count, length));
+			kernel = wh_gpu_stream_prefers_kernel(&stream, count, length);
+			assert_true(estimate(&stream, count, length) > 0);
+			assert_true(estimate(&stream, 2 * count, length) >=
+				    estimate(&stream, count, length));
 		}
 	}
-	set_costs(&lane, ALL_COPIES);
-	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1000, 8));
-	set_costs(&lane, ALL_KERNEL);
-	assert_true(wh_gpu_stream_prefers_kernel(&lane, 1, 8));
+	set_costs(&stream, ALL_COPIES);
+	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1000, 8));
+	set_costs(&stream, ALL_KERNEL);
+	assert_true(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
 	/* No pieces and no bytes are nothing to divide by. */
-	assert_true(estimate(&lane, 0, 0) >= 0);
+	assert_true(estimate(&stream, 0, 0) >= 0);
 	/* A kernel that is not there is never the better one. */
 	strcpy(gpu.without, "why");
-	assert_false(wh_gpu_stream_prefers_kernel(&lane, 1, 8));
-	wh_gpu_stream_times(&lane, 1000, 8, &kernel_takes, &copies_take);
+	assert_false(wh_gpu_stream_prefers_kernel(&stream, 1, 8));
+	wh_gpu_stream_times(&stream, 1000, 8, &kernel_takes, &copies_take);
 	assert_true(kernel_takes < 1e-9 && copies_take > 0);
-	assert_int_equal(wh_gpu_stream_ctas(&lane, 1000, 8), 0);
+	assert_int_equal(wh_gpu_stream_ctas(&stream, 1000, 8), 0);
 }
 
 static void costs__probe(void **state)
@@ -397,9 +398,9 @@ static void costs__probe(void **state)
 		const struct wh_gpu_stream_cost *cost;
 
 		set_up(b, way);
-		assert_false(atomic_load(&b->lane->cost)->measured);
-		wh_gpu_stream_probe(b->lane, (uintptr_t)b->from, ROOM);
-		cost = atomic_load(&b->lane->cost);
+		assert_false(atomic_load(&b->stream->cost)->measured);
+		wh_gpu_stream_probe(b->stream, (uintptr_t)b->from, ROOM);
+		cost = atomic_load(&b->stream->cost);
 		assert_true(cost->measured && cost->launch > 0 && cost->copy > 0);
 		assert_true(cost->kernel_rate > 0 && cost->copy_rate > 0);
 		memset(b->expected, 0, ROOM);

@@ -460,14 +460,14 @@ static void every_call__the_device_is_lost(void **state)
 	AS_APPLICATION(engine, 0, CU(engine, cuMemFree, (uintptr_t)address));
 }
 
-static void no_driver(const char *knob, const char *text)
+static void no_driver(const char *setting, const char *text)
 {
 	struct wh_engine *with = engine;
 	struct wh_memory_info info = { .size = sizeof(info) };
 	struct wh_region *region;
 	void *address, *gpu = must_alloc(MIB, WH_MEMORY_DEVICE, NULL);
 
-	engine = engine_with(knob);
+	engine = engine_with(setting);
 	for (uint32_t kind = WH_MEMORY_PINNED; kind <= WH_MEMORY_POOL; kind++) {
 		assert_int_equal(try(MIB, kind, NULL, 0, &address), -ENODEV);
 		assert_non_null(strstr(wh_error_text(), text));

@@ -15,63 +15,63 @@
 
 /* An entry as its owners have them: more than the place, and not a round number of bytes. */
 struct entry {
-	struct wh_region_entry place;
+	struct wh_region_entry entry;
 	uint64_t more[5];
 };
 
-static struct wh_region_table places;
+static struct wh_region_table table;
 
 static int setup(void **state)
 {
 	(void)state;
-	return wh_region_table_init(&places, sizeof(struct entry));
+	return wh_region_table_init(&table, sizeof(struct entry));
 }
 
 static int teardown(void **state)
 {
 	(void)state;
-	wh_region_table_destroy(&places);
+	wh_region_table_destroy(&table);
 	return 0;
 }
 
-static uint64_t id_of(const struct wh_region_entry *place)
+static uint64_t id_of(const struct wh_region_entry *entry)
 {
-	return atomic_load(&place->id);
+	return atomic_load(&entry->id);
 }
 
 /* Publish; the id or a negative errno. */
 static int64_t add(uint64_t address, uint64_t length, const char *name,
 		   struct wh_region_entry **out)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	uint64_t id;
 	int error;
 
-	place = wh_region_table_new(&places, &id);
-	assert_non_null(place);
-	place->address = address;
-	place->length = length;
-	place->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
-	place->kind = WH_MEMORY_PAGEABLE;
-	place->name = name ? strdup(name) : NULL;
-	error = wh_region_table_publish(&places, place, id);
+	entry = wh_region_table_new(&table, &id);
+	assert_non_null(entry);
+	entry->address = address;
+	entry->length = length;
+	entry->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
+	entry->kind = WH_MEMORY_PAGEABLE;
+	entry->name = name ? strdup(name) : NULL;
+	error = wh_region_table_publish(&table, entry, id);
 	if (out)
-		*out = place;
+		*out = entry;
 	return error;
 }
 
 static struct wh_region_entry *must_add(uint64_t address, uint64_t length, const char *name)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 
-	assert_int_equal(add(address, length, name, &place), 0);
-	return place;
+	assert_int_equal(add(address, length, name, &entry), 0);
+	return entry;
 }
 
-static void drop(struct wh_region_entry *place)
+static void drop(struct wh_region_entry *entry)
 {
-	assert_true(wh_region_table_close(&places, place, id_of(place)));
-	wh_region_table_free(&places, place);
+	assert_true(wh_region_table_close(&table, entry, id_of(entry)));
+	wh_region_table_free(&table, entry);
 }
 
 /* The address of the place found, or 0. */
@@ -80,7 +80,7 @@ static uint64_t find(uint64_t address, uint64_t length)
 	struct wh_region_entry copy;
 	char name[64];
 
-	return wh_region_table_by_address(&places, address, length, ANY, &copy, name) ?
+	return wh_region_table_by_address(&table, address, length, ANY, &copy, name) ?
 		       copy.address :
 		       0;
 }
@@ -90,8 +90,8 @@ static uint64_t find(uint64_t address, uint64_t length)
 static void new__id_is_generation_and_index(void **state)
 {
 	uint64_t first, second;
-	struct wh_region_entry *a = wh_region_table_new(&places, &first),
-			       *b = wh_region_table_new(&places, &second);
+	struct wh_region_entry *a = wh_region_table_new(&table, &first),
+			       *b = wh_region_table_new(&table, &second);
 
 	(void)state;
 	assert_int_equal(wh_region_table_index(first), 0);
@@ -100,10 +100,10 @@ static void new__id_is_generation_and_index(void **state)
 	assert_int_not_equal(a->generation, 0);
 	assert_int_equal(wh_region_entry_id(b), second);
 	assert_int_equal(id_of(a), 0); /* not yet published */
-	assert_null(wh_region_entry_enter(&places, first));
-	wh_region_table_free(&places, a);
-	wh_region_table_free(&places, b);
-	assert_int_equal(places.count, 0);
+	assert_null(wh_region_entry_enter(&table, first));
+	wh_region_table_free(&table, a);
+	wh_region_table_free(&table, b);
+	assert_int_equal(table.count, 0);
 }
 
 static int by_value(const void *a, const void *b)
@@ -134,18 +134,18 @@ static void new__ids_do_not_tell_the_next(void **state)
 {
 	enum { COUNT = 4096 };
 	static uint64_t ids[COUNT], steps[COUNT];
-	struct wh_region_entry *first = must_add(0x1000, 16, NULL), *place;
+	struct wh_region_entry *first = must_add(0x1000, 16, NULL), *entry;
 
 	(void)state;
 	ids[0] = id_of(first);
 	drop(first);
 	for (size_t i = 1; i < COUNT; i++) {
-		place = must_add(0x1000, 16, NULL);
-		assert_ptr_equal(place, first);
-		ids[i] = id_of(place);
+		entry = must_add(0x1000, 16, NULL);
+		assert_ptr_equal(entry, first);
+		ids[i] = id_of(entry);
 		steps[i] = ids[i] - ids[i - 1];
-		assert_null(wh_region_entry_enter(&places, ids[i - 1]));
-		drop(place);
+		assert_null(wh_region_entry_enter(&table, ids[i - 1]));
+		drop(entry);
 	}
 	want_random(steps + 1, COUNT - 1);
 	want_random(ids, COUNT);
@@ -158,7 +158,7 @@ static void new__entries_and_engines_differ(void **state)
 	static uint64_t ids[COUNT];
 	static struct wh_region_entry *many[COUNT];
 	struct wh_region_table other;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	uint64_t id;
 
 	(void)state;
@@ -167,9 +167,9 @@ static void new__entries_and_engines_differ(void **state)
 		ids[i] = id_of(many[i]);
 	}
 	assert_int_equal(wh_region_table_init(&other, sizeof(struct entry)), 0);
-	place = wh_region_table_new(&other, &id);
+	entry = wh_region_table_new(&other, &id);
 	assert_true(id != ids[0]);
-	wh_region_table_free(&other, place);
+	wh_region_table_free(&other, entry);
 	wh_region_table_destroy(&other);
 	want_random(ids, COUNT);
 	for (size_t i = 0; i < COUNT; i++)
@@ -181,102 +181,102 @@ static void new__ends_at_the_tables_bound(void **state)
 	uint64_t id;
 
 	(void)state;
-	places.high = WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS;
-	assert_null(wh_region_table_new(&places, &id));
-	assert_int_equal(places.count, 0);
-	places.high = 0;
+	table.high = WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS;
+	assert_null(wh_region_table_new(&table, &id));
+	assert_int_equal(table.count, 0);
+	table.high = 0;
 }
 
 static void at__never_used_is_null(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, NULL);
+	struct wh_region_entry *entry = must_add(0x1000, 16, NULL);
 
 	(void)state;
-	assert_ptr_equal(wh_region_table_at(&places, 0), place);
-	assert_null(wh_region_table_at(&places, WH_REGION_TABLE_CHUNK));
-	assert_null(wh_region_table_at(&places, WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS));
-	assert_null(wh_region_table_at(&places, UINT32_MAX));
-	assert_null(wh_region_entry_enter(&places, UINT64_MAX));
-	assert_null(wh_region_entry_enter(&places, 0));
+	assert_ptr_equal(wh_region_table_at(&table, 0), entry);
+	assert_null(wh_region_table_at(&table, WH_REGION_TABLE_CHUNK));
+	assert_null(wh_region_table_at(&table, WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS));
+	assert_null(wh_region_table_at(&table, UINT32_MAX));
+	assert_null(wh_region_entry_enter(&table, UINT64_MAX));
+	assert_null(wh_region_entry_enter(&table, 0));
 	/* Not used, but in a chunk that is there: its id is 0. */
-	assert_null(wh_region_entry_enter(&places, 5));
-	assert_null(wh_region_entry_enter(&places, 5ull | 1ull << 22));
-	drop(place);
+	assert_null(wh_region_entry_enter(&table, 5));
+	assert_null(wh_region_entry_enter(&table, 5ull | 1ull << 22));
+	drop(entry);
 }
 
 /* ---- entering and closing ------------------------------------------------------------------- */
 
 static void close__keeps_out_and_waits(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, NULL);
-	uint64_t id = id_of(place);
+	struct wh_region_entry *entry = must_add(0x1000, 16, NULL);
+	uint64_t id = id_of(entry);
 
 	(void)state;
-	assert_ptr_equal(wh_region_entry_enter(&places, id), place);
-	assert_null(wh_region_entry_enter(&places, id + 1));
-	assert_null(wh_region_entry_enter(&places, id + (1ull << 22)));
-	assert_false(wh_region_table_close(&places, place, id + (1ull << 22)));
-	assert_true(wh_region_table_close(&places, place, id));
-	assert_false(wh_region_table_close(&places, place, id));
-	assert_null(wh_region_entry_enter(&places, id));
-	assert_int_equal(atomic_load(&place->users), 1);
-	assert_false(wh_region_entry_left(place, wh_deadline(WH_MS)));
-	wh_region_entry_leave(place);
-	assert_true(wh_region_entry_left(place, wh_deadline(WH_MS)));
-	assert_int_equal(wh_region_table_count(&places), 0);
-	assert_int_equal(places.count, 1);
-	wh_region_table_free(&places, place);
-	assert_int_equal(places.count, 0);
-	assert_null(wh_region_entry_enter(&places, id));
+	assert_ptr_equal(wh_region_entry_enter(&table, id), entry);
+	assert_null(wh_region_entry_enter(&table, id + 1));
+	assert_null(wh_region_entry_enter(&table, id + (1ull << 22)));
+	assert_false(wh_region_table_close(&table, entry, id + (1ull << 22)));
+	assert_true(wh_region_table_close(&table, entry, id));
+	assert_false(wh_region_table_close(&table, entry, id));
+	assert_null(wh_region_entry_enter(&table, id));
+	assert_int_equal(atomic_load(&entry->users), 1);
+	assert_false(wh_region_entry_left(entry, wh_deadline(WH_MS)));
+	wh_region_entry_leave(entry);
+	assert_true(wh_region_entry_left(entry, wh_deadline(WH_MS)));
+	assert_int_equal(wh_region_table_count(&table), 0);
+	assert_int_equal(table.count, 1);
+	wh_region_table_free(&table, entry);
+	assert_int_equal(table.count, 0);
+	assert_null(wh_region_entry_enter(&table, id));
 }
 
 static void close__reopen(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, "again");
-	uint64_t id = id_of(place);
+	struct wh_region_entry *entry = must_add(0x1000, 16, "again");
+	uint64_t id = id_of(entry);
 	struct wh_region_entry copy;
 	char name[64];
 
 	(void)state;
-	assert_true(wh_region_table_close(&places, place, id));
+	assert_true(wh_region_table_close(&table, entry, id));
 	assert_int_equal(find(0x1000, 16), 0);
-	assert_false(wh_region_table_by_name(&places, "again", &copy, name));
-	wh_region_table_reopen(&places, place, id);
-	assert_int_equal(wh_region_table_count(&places), 1);
+	assert_false(wh_region_table_by_name(&table, "again", &copy, name));
+	wh_region_table_reopen(&table, entry, id);
+	assert_int_equal(wh_region_table_count(&table), 1);
 	assert_int_equal(find(0x1000, 16), 0x1000);
-	assert_true(wh_region_table_by_name(&places, "again", &copy, name));
-	assert_non_null(wh_region_entry_enter(&places, id));
-	wh_region_entry_leave(place);
-	drop(place);
+	assert_true(wh_region_table_by_name(&table, "again", &copy, name));
+	assert_non_null(wh_region_entry_enter(&table, id));
+	wh_region_entry_leave(entry);
+	drop(entry);
 }
 
 static void enter__a_stale_id_does_not_open_the_next_use(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, NULL), *again;
-	uint64_t id = id_of(place);
+	struct wh_region_entry *entry = must_add(0x1000, 16, NULL), *again;
+	uint64_t id = id_of(entry);
 
 	(void)state;
-	drop(place);
+	drop(entry);
 	again = must_add(0x2000, 16, NULL);
-	assert_ptr_equal(again, place);
-	assert_null(wh_region_entry_enter(&places, id));
-	assert_int_equal(atomic_load(&place->users), 0);
+	assert_ptr_equal(again, entry);
+	assert_null(wh_region_entry_enter(&table, id));
+	assert_int_equal(atomic_load(&entry->users), 0);
 	drop(again);
 }
 
 static void holds__never_wraps(void **state)
 {
-	struct wh_region_entry place = { .address = 0x1000, .length = 100 };
+	struct wh_region_entry entry = { .address = 0x1000, .length = 100 };
 
 	(void)state;
-	assert_true(wh_region_entry_holds(&place, 0, 100));
-	assert_true(wh_region_entry_holds(&place, 100, 0));
-	assert_true(wh_region_entry_holds(&place, 99, 1));
-	assert_false(wh_region_entry_holds(&place, 99, 2));
-	assert_false(wh_region_entry_holds(&place, 101, 0));
-	assert_false(wh_region_entry_holds(&place, UINT64_MAX, 2));
-	assert_false(wh_region_entry_holds(&place, 2, UINT64_MAX));
-	assert_false(wh_region_entry_holds(&place, UINT64_MAX, UINT64_MAX));
+	assert_true(wh_region_entry_holds(&entry, 0, 100));
+	assert_true(wh_region_entry_holds(&entry, 100, 0));
+	assert_true(wh_region_entry_holds(&entry, 99, 1));
+	assert_false(wh_region_entry_holds(&entry, 99, 2));
+	assert_false(wh_region_entry_holds(&entry, 101, 0));
+	assert_false(wh_region_entry_holds(&entry, UINT64_MAX, 2));
+	assert_false(wh_region_entry_holds(&entry, 2, UINT64_MAX));
+	assert_false(wh_region_entry_holds(&entry, UINT64_MAX, UINT64_MAX));
 }
 
 static atomic_bool stop;
@@ -289,14 +289,14 @@ static void *visit(void *arg)
 
 	while (!atomic_load(&stop)) {
 		uint64_t id = atomic_load(&current);
-		struct wh_region_entry *place = wh_region_entry_enter(&places, id);
+		struct wh_region_entry *entry = wh_region_entry_enter(&table, id);
 
-		if (!place)
+		if (!entry)
 			continue;
 		/* The owner gives every use its own address, which is its id. */
-		if (place->address != id || place->length != (id >> 32))
+		if (entry->address != id || entry->length != (id >> 32))
 			abort();
-		wh_region_entry_leave(place);
+		wh_region_entry_leave(entry);
 		atomic_fetch_add(visits, 1);
 	}
 	return NULL;
@@ -307,7 +307,7 @@ static void close__races_with_entering(void **state)
 	_Atomic uint64_t visits[2] = { 0 };
 	pthread_t threads[2];
 	int64_t end = wh_now() + 200 * WH_MS;
-	unsigned rounds = 0;
+	unsigned submissions = 0;
 
 	(void)state;
 	atomic_store(&stop, false);
@@ -315,76 +315,76 @@ static void close__races_with_entering(void **state)
 		assert_int_equal(pthread_create(&threads[i], NULL, visit, &visits[i]), 0);
 	while (wh_now() < end || !atomic_load(&visits[0]) || !atomic_load(&visits[1])) {
 		uint64_t id;
-		struct wh_region_entry *place = wh_region_table_new(&places, &id);
+		struct wh_region_entry *entry = wh_region_table_new(&table, &id);
 
-		place->address = id;
-		place->length = id >> 32;
-		assert_int_equal(wh_region_table_publish(&places, place, id), 0);
+		entry->address = id;
+		entry->length = id >> 32;
+		assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
 		atomic_store(&current, id);
-		if (++rounds % 16 == 0)
+		if (++submissions % 16 == 0)
 			usleep(100);
-		assert_true(wh_region_table_close(&places, place, id));
-		assert_true(wh_region_entry_left(place, wh_deadline(5 * WH_SECOND)));
-		place->address = place->length = 0;
-		wh_region_table_free(&places, place);
+		assert_true(wh_region_table_close(&table, entry, id));
+		assert_true(wh_region_entry_left(entry, wh_deadline(5 * WH_SECOND)));
+		entry->address = entry->length = 0;
+		wh_region_table_free(&table, entry);
 	}
 	atomic_store(&stop, true);
 	for (int i = 0; i < 2; i++)
 		pthread_join(threads[i], NULL);
 	/* Every use left an entry behind in the index by address; they do not pile up. */
-	assert_true(places.sorted_room <= 128);
+	assert_true(table.sorted_room <= 128);
 }
 
 /* ---- names -------------------------------------------------------------------------------- */
 
 static void name__finds_a_copy(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, "kv.cache-0"), copy;
+	struct wh_region_entry *entry = must_add(0x1000, 16, "kv.cache-0"), copy;
 	char name[64];
 
 	(void)state;
 	must_add(0x1000, 16, NULL);
-	assert_true(wh_region_table_by_name(&places, "kv.cache-0", &copy, name));
-	assert_int_equal(id_of(&copy), id_of(place));
+	assert_true(wh_region_table_by_name(&table, "kv.cache-0", &copy, name));
+	assert_int_equal(id_of(&copy), id_of(entry));
 	assert_int_equal(copy.address, 0x1000);
 	assert_int_equal(copy.length, 16);
 	assert_string_equal(name, "kv.cache-0");
 	assert_ptr_equal(copy.name, name);
-	assert_false(wh_region_table_by_name(&places, "kv.cache", &copy, name));
-	assert_false(wh_region_table_by_name(&places, "", &copy, name));
-	drop(place);
-	assert_false(wh_region_table_by_name(&places, "kv.cache-0", &copy, name));
+	assert_false(wh_region_table_by_name(&table, "kv.cache", &copy, name));
+	assert_false(wh_region_table_by_name(&table, "", &copy, name));
+	drop(entry);
+	assert_false(wh_region_table_by_name(&table, "kv.cache-0", &copy, name));
 }
 
 static void name__taken(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, "a"), *other;
+	struct wh_region_entry *entry = must_add(0x1000, 16, "a"), *other;
 
 	(void)state;
 	assert_int_equal(add(0x2000, 16, "a", &other), -EEXIST);
-	assert_int_equal(places.count, 1); /* the entry is free again, with its name */
+	assert_int_equal(table.count, 1); /* the entry is free again, with its name */
 	assert_null(other->name);
 	assert_int_equal(find(0x2000, 16), 0);
-	drop(place);
+	drop(entry);
 	drop(must_add(0x2000, 16, "a"));
 }
 
 static void name__a_closed_place_gives_it_up(void **state)
 {
-	struct wh_region_entry *place = must_add(0x1000, 16, "a"), *next, copy;
+	struct wh_region_entry *entry = must_add(0x1000, 16, "a"), *next, copy;
 	char name[64];
 
 	(void)state;
-	assert_true(wh_region_table_close(&places, place, id_of(place)));
+	assert_true(wh_region_table_close(&table, entry, id_of(entry)));
 	next = must_add(0x2000, 16, "a");
-	assert_true(wh_region_table_by_name(&places, "a", &copy, name));
+	assert_true(wh_region_table_by_name(&table, "a", &copy, name));
 	assert_int_equal(copy.address, 0x2000);
 	/* Freeing the first does not take the name from the second. */
-	wh_region_table_free(&places, place);
-	assert_true(wh_region_table_by_name(&places, "a", &copy, name));
+	wh_region_table_free(&table, entry);
+	assert_true(wh_region_table_by_name(&table, "a", &copy, name));
 	assert_int_equal(add(0x3000, 16, "a", NULL), -EEXIST);
 	drop(next);
-	assert_false(wh_region_table_by_name(&places, "a", &copy, name));
+	assert_false(wh_region_table_by_name(&table, "a", &copy, name));
 }
 
 /* ---- addresses ---------------------------------------------------------------------------- */
@@ -427,9 +427,9 @@ static void address__the_smallest_that_holds(void **state)
 	assert_int_equal(find(0x20f0, 0x20), 0x1f00);
 	assert_int_equal(find(0x2100, 0x101), 0x2000);
 	assert_int_equal(find(0x2fff, 2), 0x1000);
-	assert_true(wh_region_table_close(&places, inner, id_of(inner)));
+	assert_true(wh_region_table_close(&table, inner, id_of(inner)));
 	assert_int_equal(find(0x2100, 0x10), 0x1f00);
-	wh_region_table_free(&places, inner);
+	wh_region_table_free(&table, inner);
 	assert_int_equal(find(0x2100, 0x100), 0x2000);
 }
 
@@ -441,19 +441,19 @@ static void address__access(void **state)
 
 	(void)state;
 	must_add(0x1000, 0x1000, NULL);
-	hidden = wh_region_table_new(&places, &id);
+	hidden = wh_region_table_new(&table, &id);
 	hidden->address = 0x1000;
 	hidden->length = 0x10;
 	hidden->access = WH_ACCESS_NONE;
-	assert_int_equal(wh_region_table_publish(&places, hidden, id), 0);
-	assert_true(wh_region_table_by_address(&places, 0x1000, 4, ANY, &copy, name));
+	assert_int_equal(wh_region_table_publish(&table, hidden, id), 0);
+	assert_true(wh_region_table_by_address(&table, 0x1000, 4, ANY, &copy, name));
 	assert_int_equal(copy.length, 0x10);
-	assert_true(wh_region_table_by_address(&places, 0x1000, 4, WH_ACCESS_READ | WH_ACCESS_WRITE,
+	assert_true(wh_region_table_by_address(&table, 0x1000, 4, WH_ACCESS_READ | WH_ACCESS_WRITE,
 					       &copy, name));
 	assert_int_equal(copy.length, 0x1000);
 	/* Peers see one. */
-	assert_int_equal(wh_region_table_count(&places), 1);
-	assert_int_equal(places.count, 2);
+	assert_int_equal(wh_region_table_count(&table), 1);
+	assert_int_equal(table.count, 2);
 }
 
 #define CROWD 400
@@ -486,7 +486,7 @@ static void address__equals_brute_force(void **state)
 			    address + length <= p->address + p->length)
 				best = p->length;
 		}
-		found = wh_region_table_by_address(&places, address, length, ANY, &copy, name);
+		found = wh_region_table_by_address(&table, address, length, ANY, &copy, name);
 		assert_int_equal(found, best != UINT64_MAX);
 		if (found) {
 			assert_int_equal(copy.length, best);
@@ -502,82 +502,82 @@ static void claim__bounds(void **state)
 {
 	const uint64_t generation = 7ull << 22;
 	const uint32_t last = WH_REGION_TABLE_CHUNK * WH_REGION_TABLE_CHUNKS - 1;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 
 	(void)state;
-	assert_null(wh_region_table_claim(&places, 0));
-	assert_null(wh_region_table_claim(&places, 3)); /* no generation */
-	assert_null(wh_region_table_claim(&places, last));
-	assert_int_equal(places.count, 0);
-	place = wh_region_table_claim(&places, generation | last);
-	assert_non_null(place);
-	place->length = 1;
-	assert_int_equal(wh_region_table_publish(&places, place, generation | last), 0);
-	assert_ptr_equal(wh_region_entry_enter(&places, generation | last), place);
-	wh_region_entry_leave(place);
-	drop(place);
-	place = wh_region_table_claim(&places, UINT64_MAX);
-	assert_non_null(place);
-	assert_int_equal(place->index, last);
-	assert_int_equal(wh_region_entry_id(place), UINT64_MAX);
-	wh_region_table_free(&places, place);
+	assert_null(wh_region_table_claim(&table, 0));
+	assert_null(wh_region_table_claim(&table, 3)); /* no generation */
+	assert_null(wh_region_table_claim(&table, last));
+	assert_int_equal(table.count, 0);
+	entry = wh_region_table_claim(&table, generation | last);
+	assert_non_null(entry);
+	entry->length = 1;
+	assert_int_equal(wh_region_table_publish(&table, entry, generation | last), 0);
+	assert_ptr_equal(wh_region_entry_enter(&table, generation | last), entry);
+	wh_region_entry_leave(entry);
+	drop(entry);
+	entry = wh_region_table_claim(&table, UINT64_MAX);
+	assert_non_null(entry);
+	assert_int_equal(entry->index, last);
+	assert_int_equal(wh_region_entry_id(entry), UINT64_MAX);
+	wh_region_table_free(&table, entry);
 }
 
 static void claim__taken_or_old(void **state)
 {
 	const uint64_t id = 7ull << 22 | 5;
-	struct wh_region_entry *place = wh_region_table_claim(&places, id);
+	struct wh_region_entry *entry = wh_region_table_claim(&table, id);
 
 	(void)state;
-	assert_non_null(place);
-	assert_null(wh_region_table_claim(&places, id));
-	assert_null(wh_region_table_claim(&places, id + (1ull << 22)));
-	place->length = 1;
-	assert_int_equal(wh_region_table_publish(&places, place, id), 0);
-	assert_null(wh_region_table_claim(&places, id + (1ull << 22)));
-	drop(place);
+	assert_non_null(entry);
+	assert_null(wh_region_table_claim(&table, id));
+	assert_null(wh_region_table_claim(&table, id + (1ull << 22)));
+	entry->length = 1;
+	assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
+	assert_null(wh_region_table_claim(&table, id + (1ull << 22)));
+	drop(entry);
 	/* An id does not come again; another one, be it larger or smaller, is another region. */
-	assert_null(wh_region_table_claim(&places, id));
-	place = wh_region_table_claim(&places, id - (1ull << 22));
-	assert_non_null(place);
-	wh_region_table_free(&places, place);
-	place = wh_region_table_claim(&places, id + (1ull << 22));
-	assert_non_null(place);
-	wh_region_table_free(&places, place);
+	assert_null(wh_region_table_claim(&table, id));
+	entry = wh_region_table_claim(&table, id - (1ull << 22));
+	assert_non_null(entry);
+	wh_region_table_free(&table, entry);
+	entry = wh_region_table_claim(&table, id + (1ull << 22));
+	assert_non_null(entry);
+	wh_region_table_free(&table, entry);
 }
 
 /* ---- all of them ---------------------------------------------------------------------------- */
 
 static void next__open_ones_only(void **state)
 {
-	struct wh_region_entry *place[4], copy;
+	struct wh_region_entry *entry[4], copy;
 	uint64_t cursor = 0, id;
 	char name[64];
 
 	(void)state;
 	for (int i = 0; i < 4; i++)
-		place[i] = must_add(0x1000 * (uint64_t)(i + 1), 16, i == 2 ? "third" : NULL);
-	drop(place[0]);
-	assert_true(wh_region_table_close(&places, place[1], id_of(place[1])));
-	assert_true(wh_region_table_next(&places, &cursor, &copy, name));
+		entry[i] = must_add(0x1000 * (uint64_t)(i + 1), 16, i == 2 ? "third" : NULL);
+	drop(entry[0]);
+	assert_true(wh_region_table_close(&table, entry[1], id_of(entry[1])));
+	assert_true(wh_region_table_next(&table, &cursor, &copy, name));
 	assert_int_equal(copy.address, 0x3000);
-	assert_int_equal(id_of(&copy), id_of(place[2]));
+	assert_int_equal(id_of(&copy), id_of(entry[2]));
 	assert_string_equal(name, "third");
-	assert_true(wh_region_table_next(&places, &cursor, &copy, name));
+	assert_true(wh_region_table_next(&table, &cursor, &copy, name));
 	assert_int_equal(copy.address, 0x4000);
 	assert_string_equal(name, "");
 	assert_null(copy.name);
-	assert_false(wh_region_table_next(&places, &cursor, &copy, name));
-	assert_false(wh_region_table_next(&places, &cursor, &copy, name));
+	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
+	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
 	/* Over chunks that are not there. */
 	id = 1ull << 22 | (WH_REGION_TABLE_CHUNK * 40 + 3);
-	place[0] = wh_region_table_claim(&places, id);
-	place[0]->address = 0x9000;
-	place[0]->length = 1;
-	assert_int_equal(wh_region_table_publish(&places, place[0], id), 0);
-	assert_true(wh_region_table_next(&places, &cursor, &copy, name));
+	entry[0] = wh_region_table_claim(&table, id);
+	entry[0]->address = 0x9000;
+	entry[0]->length = 1;
+	assert_int_equal(wh_region_table_publish(&table, entry[0], id), 0);
+	assert_true(wh_region_table_next(&table, &cursor, &copy, name));
 	assert_int_equal(copy.address, 0x9000);
-	assert_false(wh_region_table_next(&places, &cursor, &copy, name));
+	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
 }
 
 /* A peer may use the indices that it likes: nothing is left out where the first few are not there.
@@ -585,22 +585,22 @@ static void next__open_ones_only(void **state)
 static void next__without_the_first_few(void **state)
 {
 	uint64_t id = 1ull << 22 | (WH_REGION_TABLE_FEW + 1), cursor = 0;
-	struct wh_region_entry copy, *place;
+	struct wh_region_entry copy, *entry;
 	char name[64];
 
 	(void)state;
-	assert_null(wh_region_table_at(&places, WH_REGION_TABLE_FEW - 1));
-	place = wh_region_table_claim(&places, id);
-	place->address = 0x9000;
-	place->length = 1;
-	place->name = strdup("far"); /* freed with the table: the leak sanitizer looks */
-	assert_int_equal(wh_region_table_publish(&places, place, id), 0);
-	assert_null(wh_region_table_at(&places, WH_REGION_TABLE_FEW - 1));
-	assert_non_null(wh_region_table_at(&places, WH_REGION_TABLE_FEW));
-	assert_true(wh_region_table_next(&places, &cursor, &copy, name));
+	assert_null(wh_region_table_at(&table, WH_REGION_TABLE_FEW - 1));
+	entry = wh_region_table_claim(&table, id);
+	entry->address = 0x9000;
+	entry->length = 1;
+	entry->name = strdup("far"); /* freed with the table: the leak sanitizer looks */
+	assert_int_equal(wh_region_table_publish(&table, entry, id), 0);
+	assert_null(wh_region_table_at(&table, WH_REGION_TABLE_FEW - 1));
+	assert_non_null(wh_region_table_at(&table, WH_REGION_TABLE_FEW));
+	assert_true(wh_region_table_next(&table, &cursor, &copy, name));
 	assert_int_equal(copy.address, 0x9000);
 	assert_int_equal(cursor, WH_REGION_TABLE_FEW + 2);
-	assert_false(wh_region_table_next(&places, &cursor, &copy, name));
+	assert_false(wh_region_table_next(&table, &cursor, &copy, name));
 }
 
 #define MANY 100000
@@ -625,14 +625,14 @@ static void publish__a_hundred_thousand(void **state)
 	looked = wh_now();
 	printf("%d published in %.1f ms, looked up in %.1f ms\n", MANY,
 	       (double)(published - start) / WH_MS, (double)(looked - published) / WH_MS);
-	assert_true(wh_region_table_by_name(&places, "layer.0", &copy, name));
-	assert_int_equal(wh_region_table_count(&places), MANY);
+	assert_true(wh_region_table_by_name(&table, "layer.0", &copy, name));
+	assert_int_equal(wh_region_table_count(&table), MANY);
 	/* And in turn: one goes, one comes, one is looked for. */
 	start = wh_now();
 	for (uint64_t i = 0; i < MANY / 10; i++) {
 		uint64_t slot = i * 7919 % MANY;
 
-		drop(wh_region_table_at(&places, (uint32_t)i));
+		drop(wh_region_table_at(&table, (uint32_t)i));
 		must_add((slot + 1) * 4096, 4096, NULL);
 		assert_int_equal(find((i + 1) * 4096 + 8, 16), (i + 1) * 4096);
 	}

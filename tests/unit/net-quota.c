@@ -6,7 +6,7 @@
 
 #include "core/core.h"
 
-static uint64_t place(const char *text)
+static uint64_t entry(const char *text)
 {
 	struct sockaddr_storage address = { .ss_family = strchr(text, ':') ? AF_INET6 : AF_INET };
 
@@ -25,43 +25,43 @@ static void place__of_addresses(void **state)
 	struct sockaddr_storage none = { .ss_family = AF_UNSPEC };
 
 	(void)state;
-	assert_int_equal(place("10.0.0.1"), place("::ffff:10.0.0.1"));
-	assert_int_not_equal(place("10.0.0.1"), place("10.0.0.2"));
-	assert_int_equal(place("2001:db8:1:2::1"), place("2001:db8:1:2:ffff::9"));
-	assert_int_not_equal(place("2001:db8:1:2::1"), place("2001:db8:1:3::1"));
+	assert_int_equal(entry("10.0.0.1"), entry("::ffff:10.0.0.1"));
+	assert_int_not_equal(entry("10.0.0.1"), entry("10.0.0.2"));
+	assert_int_equal(entry("2001:db8:1:2::1"), entry("2001:db8:1:2:ffff::9"));
+	assert_int_not_equal(entry("2001:db8:1:2::1"), entry("2001:db8:1:3::1"));
 	assert_int_equal(wh_quota_source(&none), UINT64_MAX);
 }
 
 static void guest__bounded_by_address(void **state)
 {
 	static struct wh_engine engine;
-	static struct wh_quota *guests[4096];
+	static struct wh_quota *quotas[4096];
 	struct wh_quota *other;
 
 	(void)state;
 	engine.config.number[WH_SETTING_MAX_BUFFERED] = 100;
-	wh_list_init(&engine.guests);
+	wh_list_init(&engine.quotas);
 	for (int i = 0; i < 4096; i++) {
-		guests[i] = wh_quota_acquire(&engine, 7);
-		assert_non_null(guests[i]);
-		assert_ptr_equal(guests[i], guests[0]);
+		quotas[i] = wh_quota_acquire(&engine, 7);
+		assert_non_null(quotas[i]);
+		assert_ptr_equal(quotas[i], quotas[0]);
 	}
 	assert_null(wh_quota_acquire(&engine, 7));
 	other = wh_quota_acquire(&engine, 8);
 	assert_non_null(other);
-	assert_ptr_not_equal(other, guests[0]);
+	assert_ptr_not_equal(other, quotas[0]);
 	/* What one holds is not held against the other. */
-	wh_quota_charge_buffered(guests[0], 100);
-	assert_true(wh_quota_is_full(guests[0]));
+	wh_quota_charge_buffered(quotas[0], 100);
+	assert_true(wh_quota_is_full(quotas[0]));
 	assert_false(wh_quota_is_full(other));
-	wh_quota_charge_buffered(guests[0], -1);
-	assert_false(wh_quota_is_full(guests[0]));
-	wh_quota_release(guests[4095]);
-	assert_ptr_equal(wh_quota_acquire(&engine, 7), guests[0]);
+	wh_quota_charge_buffered(quotas[0], -1);
+	assert_false(wh_quota_is_full(quotas[0]));
+	wh_quota_release(quotas[4095]);
+	assert_ptr_equal(wh_quota_acquire(&engine, 7), quotas[0]);
 	for (int i = 0; i < 4096; i++)
-		wh_quota_release(guests[0]);
+		wh_quota_release(quotas[0]);
 	wh_quota_release(other);
-	assert_true(wh_list_empty(&engine.guests));
+	assert_true(wh_list_empty(&engine.quotas));
 }
 
 int main(void)

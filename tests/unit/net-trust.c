@@ -57,9 +57,9 @@ static void put(const char *text, size_t length, mode_t mode)
 }
 
 /* 0 and the key; or the error, whose text is looked at. */
-static int open_with(const char *knob, struct wh_trust *trust)
+static int open_with(const char *setting, struct wh_trust *trust)
 {
-	const char *const knobs[] = { knob, NULL };
+	const char *const knobs[] = { setting, NULL };
 	struct wh_config config;
 	int error;
 
@@ -72,10 +72,10 @@ static int open_with(const char *knob, struct wh_trust *trust)
 
 static int open_file(struct wh_trust *trust)
 {
-	char knob[80];
+	char setting[80];
 
-	snprintf(knob, sizeof(knob), "keyfile=%s", path);
-	return open_with(knob, trust);
+	snprintf(setting, sizeof(setting), "keyfile=%s", path);
+	return open_with(setting, trust);
 }
 
 static void want_refused(int error, const char *word)

@@ -30,15 +30,15 @@ static void put32(unsigned char *handle, unsigned at, uint32_t value)
 static void place__as_the_driver_says(void **state)
 {
 	unsigned char large[WH_RM_HANDLE];
-	struct wh_rm_location place;
+	struct wh_rm_location entry;
 
 	(void)state;
-	assert_int_equal(wh_rm_locate(small, PID, BASE, 0x20000, &place), 0);
-	assert_int_equal(place.client, 0xc1d0001c);
-	assert_int_equal(place.object, 0x5c000096);
-	assert_int_equal(place.offset, 0x10600);
-	assert_int_equal(place.length, 0x20000);
-	assert_int_equal(place.object_length, 2 << 20);
+	assert_int_equal(wh_rm_locate(small, PID, BASE, 0x20000, &entry), 0);
+	assert_int_equal(entry.client, 0xc1d0001c);
+	assert_int_equal(entry.object, 0x5c000096);
+	assert_int_equal(entry.offset, 0x10600);
+	assert_int_equal(entry.length, 0x20000);
+	assert_int_equal(entry.object_length, 2 << 20);
 	/* Over 4 GiB, which fills its object. */
 	memcpy(large, small, sizeof(large));
 	put32(large, 16, 0);
@@ -46,8 +46,8 @@ static void place__as_the_driver_says(void **state)
 	put32(large, 24, 5u << 20);
 	put32(large, 28, 0);
 	assert_int_equal(
-		wh_rm_locate(large, PID, UINT64_C(0x7f9f92a00000), UINT64_C(5) << 32, &place), 0);
-	assert_true(place.object_length == UINT64_C(5) << 32);
+		wh_rm_locate(large, PID, UINT64_C(0x7f9f92a00000), UINT64_C(5) << 32, &entry), 0);
+	assert_true(entry.object_length == UINT64_C(5) << 32);
 }
 
 static void place__of_another_layout(void **state)
@@ -73,26 +73,26 @@ static void place__of_another_layout(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-		struct wh_rm_location place = { .client = 7 };
+		struct wh_rm_location entry = { .client = 7 };
 		unsigned char handle[WH_RM_HANDLE];
 
 		memcpy(handle, small, sizeof(handle));
 		put32(handle, rows[i].at, rows[i].value);
-		assert_int_equal(wh_rm_locate(handle, PID, BASE, 0x20000, &place), -EOPNOTSUPP);
+		assert_int_equal(wh_rm_locate(handle, PID, BASE, 0x20000, &entry), -EOPNOTSUPP);
 		if (!strstr(wh_error_text(), rows[i].says))
 			fail_msg("no \"%s\" in \"%s\"", rows[i].says, wh_error_text());
 		assert_non_null(strstr(wh_error_text(), "in the setting window"));
-		assert_int_equal(place.client, 7);
+		assert_int_equal(entry.client, 7);
 	}
 }
 
 /* The object would begin before the address space does. */
 static void place__before_everything(void **state)
 {
-	struct wh_rm_location place;
+	struct wh_rm_location entry;
 
 	(void)state;
-	assert_int_equal(wh_rm_locate(small, PID, 0x600, 0x20000, &place), -EOPNOTSUPP);
+	assert_int_equal(wh_rm_locate(small, PID, 0x600, 0x20000, &entry), -EOPNOTSUPP);
 }
 
 /* By the fake driver, which lays them out in the same way. */
@@ -100,7 +100,7 @@ static void place__asked_of_cuda(void **state)
 {
 	static const size_t sizes[] = { 100, 65536, 1000000, 3 << 20 };
 	struct wh_cuda_scope scope;
-	struct wh_rm_location place;
+	struct wh_rm_location entry;
 	struct wh_cuda *cuda;
 	uint64_t address;
 
@@ -110,15 +110,15 @@ static void place__asked_of_cuda(void **state)
 	assert_int_equal(wh_cuda_enter(cuda, &cuda->devices[0], &scope), 0);
 	for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
 		assert_int_equal(cuda->cuMemAlloc(&address, sizes[i]), 0);
-		assert_int_equal(wh_rm_location(cuda, address, sizes[i], &place), 0);
-		assert_true(place.offset + sizes[i] <= place.object_length);
-		assert_int_equal((address - place.offset) % 65536, 0);
-		assert_int_equal(wh_rm_location(cuda, address, sizes[i] + 1, &place), -EOPNOTSUPP);
+		assert_int_equal(wh_rm_location(cuda, address, sizes[i], &entry), 0);
+		assert_true(entry.offset + sizes[i] <= entry.object_length);
+		assert_int_equal((address - entry.offset) % 65536, 0);
+		assert_int_equal(wh_rm_location(cuda, address, sizes[i] + 1, &entry), -EOPNOTSUPP);
 		assert_int_equal(cuda->cuMemFree(address), 0);
 	}
 	/* What has no handle. */
 	assert_int_equal(cuda->cuMemAllocAsync(&address, 65536, NULL), 0);
-	assert_true(wh_rm_location(cuda, address, 65536, &place) < 0);
+	assert_true(wh_rm_location(cuda, address, 65536, &entry) < 0);
 	assert_non_null(strstr(wh_error_text(), "cuIpcGetMemHandle"));
 	assert_int_equal(cuda->cuMemFreeAsync(address, NULL), 0);
 	wh_cuda_leave(&scope);

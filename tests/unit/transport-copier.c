@@ -17,28 +17,29 @@
 /* A batch with what became of it. */
 struct job {
 	struct wh_batch batch;
-	struct wh_fragment piece;
+	struct wh_fragment fragment;
 	_Atomic int done, rerouted, failures, error;
 	uint64_t failed_index;
 	char why[WH_REFUSAL];
 };
 
-static struct job *job_of(struct wh_fragment *piece)
+static struct job *job_of(struct wh_fragment *fragment)
 {
-	return wh_container(piece, struct job, piece);
+	return wh_container(fragment, struct job, fragment);
 }
 
-void wh_fragment_done(struct wh_fragment *piece)
+void wh_fragment_done(struct wh_fragment *fragment)
 {
-	struct job *job = job_of(piece);
+	struct job *job = job_of(fragment);
 
 	atomic_fetch_add(&job->done, 1);
 	atomic_store(&job->batch.state, WH_BATCH_DONE);
 }
 
-void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, const char *format, ...)
+void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
+		      ...)
 {
-	struct job *job = job_of(piece);
+	struct job *job = job_of(fragment);
 
 	(void)format;
 	if (!atomic_fetch_add(&job->failures, 1)) {
@@ -47,9 +48,9 @@ void wh_fragment_fail(struct wh_fragment *piece, uint64_t index, int error, cons
 	}
 }
 
-void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why)
+void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *why)
 {
-	struct job *job = job_of(piece);
+	struct job *job = job_of(fragment);
 
 	atomic_store(&job->error, error);
 	snprintf(job->why, sizeof(job->why), "%s", why);
@@ -65,7 +66,7 @@ void wh_fragment_reroute(struct wh_fragment *piece, int error, const char *why)
 
 struct test {
 	struct wh_copier copier;
-	struct wh_region_table places;
+	struct wh_region_table entries;
 	struct wh_copy copy;
 	uint64_t id[REGIONS];
 	char *remote[REGIONS], *local; /* local: as large as all regions */
@@ -77,10 +78,10 @@ static _Atomic int far_error; /* what move_far() returns from the call number fa
 static _Atomic int far_after, far_calls;
 static _Atomic int verified;
 
-static char *map(const struct wh_region_entry *place, uint32_t op)
+static char *map(const struct wh_region_entry *entry, uint32_t op)
 {
 	(void)op;
-	return far_regions[place->index] ? NULL : (char *)(uintptr_t)place->address;
+	return far_regions[entry->index] ? NULL : (char *)(uintptr_t)entry->address;
 }
 
 static int move_far(struct wh_copy *copy, struct wh_far *far)
@@ -91,10 +92,10 @@ static int move_far(struct wh_copy *copy, struct wh_far *far)
 	if (atomic_load(&far_error) && call >= atomic_load(&far_after))
 		return atomic_load(&far_error);
 	for (unsigned i = 0; i < far->count; i++) {
-		bool read = far->piece->op == WH_READ;
+		bool read = far->fragment->op == WH_READ;
 
 		assert_int_equal(far->local[i].iov_len, far->remote[i].iov_len);
-		assert_true(atomic_load(&far->place[i]->users) > 0);
+		assert_true(atomic_load(&far->entry[i]->users) > 0);
 		memcpy(read ? far->local[i].iov_base : far->remote[i].iov_base,
 		       read ? far->remote[i].iov_base : far->local[i].iov_base,
 		       far->local[i].iov_len);
@@ -108,10 +109,10 @@ static void refusal(struct wh_copy *copy, char why[WH_REFUSAL])
 	snprintf(why, WH_REFUSAL, "a good reason");
 }
 
-static void verify(struct wh_copy *copy, struct wh_fragment *piece)
+static void verify(struct wh_copy *copy, struct wh_fragment *fragment)
 {
 	(void)copy;
-	(void)piece;
+	(void)fragment;
 	atomic_fetch_add(&verified, 1);
 }
 
@@ -138,24 +139,24 @@ static int setup(void **state)
 
 	assert_non_null(test);
 	wh_copier_init(&test->copier);
-	assert_int_equal(wh_region_table_init(&test->places, sizeof(struct wh_region)), 0);
+	assert_int_equal(wh_region_table_init(&test->entries, sizeof(struct wh_region)), 0);
 	test->local = malloc(REGIONS * REGION_SIZE);
 	assert_non_null(test->local);
 	fill(test->local, REGIONS * REGION_SIZE, 1);
 	for (unsigned i = 0; i < REGIONS; i++) {
-		struct wh_region_entry *place = wh_region_table_new(&test->places, &test->id[i]);
+		struct wh_region_entry *entry = wh_region_table_new(&test->entries, &test->id[i]);
 
-		assert_non_null(place);
+		assert_non_null(entry);
 		test->remote[i] = malloc(REGION_SIZE);
 		assert_non_null(test->remote[i]);
 		fill(test->remote[i], REGION_SIZE, 100 + i);
-		place->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
-		place->address = (uint64_t)(uintptr_t)test->remote[i];
-		place->length = REGION_SIZE;
-		assert_int_equal(wh_region_table_publish(&test->places, place, test->id[i]), 0);
+		entry->access = WH_ACCESS_READ | WH_ACCESS_WRITE;
+		entry->address = (uint64_t)(uintptr_t)test->remote[i];
+		entry->length = REGION_SIZE;
+		assert_int_equal(wh_region_table_publish(&test->entries, entry, test->id[i]), 0);
 	}
 	test->copy.copier = &test->copier;
-	test->copy.places = &test->places;
+	test->copy.entries = &test->entries;
 	test->copy.ops = &ops;
 	test->copy.at_once = 1u << 20;
 	memset(far_regions, 0, sizeof(far_regions));
@@ -171,10 +172,10 @@ static int teardown(void **state)
 	wh_copier_destroy(&test->copier);
 	for (unsigned i = 0; i < REGIONS; i++) {
 		/* Nobody has been left inside. */
-		assert_int_equal(atomic_load(&wh_region_table_at(&test->places, i)->users), 0);
+		assert_int_equal(atomic_load(&wh_region_table_at(&test->entries, i)->users), 0);
 		free(test->remote[i]);
 	}
-	wh_region_table_destroy(&test->places);
+	wh_region_table_destroy(&test->entries);
 	free(test->local);
 	free(test->items);
 	free(test);
@@ -187,23 +188,23 @@ static void job_items(struct job *job, struct wh_item *items, size_t count, uint
 	job->batch.items = items;
 	job->batch.item_count = count;
 	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
-	job->piece.batch = &job->batch;
-	job->piece.op = op;
-	job->piece.count = job->piece.transfers = count;
+	job->fragment.batch = &job->batch;
+	job->fragment.op = op;
+	job->fragment.count = job->fragment.transfers = count;
 	for (size_t i = 0; i < count; i++)
-		job->piece.bytes += items[i].length;
+		job->fragment.bytes += items[i].length;
 }
 
 static void job_blocks(struct job *job, struct wh_blocks *blocks)
 {
 	memset(job, 0, sizeof(*job));
 	atomic_store(&job->batch.state, WH_BATCH_RUNNING);
-	job->piece.batch = &job->batch;
-	job->piece.blocks = blocks;
-	job->piece.op = blocks->op;
-	job->piece.count = blocks->base_count;
-	job->piece.transfers = blocks->base_count * blocks->count;
-	job->piece.bytes = job->piece.transfers * blocks->block_length;
+	job->fragment.batch = &job->batch;
+	job->fragment.blocks = blocks;
+	job->fragment.op = blocks->op;
+	job->fragment.count = blocks->base_count;
+	job->fragment.transfers = blocks->base_count * blocks->count;
+	job->fragment.bytes = job->fragment.transfers * blocks->block_length;
 }
 
 static void await(struct job *job)
@@ -218,7 +219,7 @@ static void await(struct job *job)
 
 static void go(struct test *test, struct job *job)
 {
-	wh_copy_submit(&test->copy, &job->piece);
+	wh_copy_submit(&test->copy, &job->fragment);
 	wh_copier_progress(&test->copy, &job->batch, INT64_MAX);
 	await(job);
 	assert_int_equal(atomic_load(&job->done), 1);
@@ -236,14 +237,14 @@ static void make_items(struct test *test, size_t count, size_t length, uint32_t 
 	assert_non_null(test->items);
 	assert_true((count - 1) / ((REGION_SIZE - 2 * GUARD) / length) < REGIONS);
 	for (size_t i = 0; i < count; i++) {
-		size_t place = (i * 7919) % count; /* prime: each place once */
+		size_t entry = (i * 7919) % count; /* prime: each place once */
 		size_t per_region = (REGION_SIZE - 2 * GUARD) / length;
 		struct wh_item *item = &test->items[i];
 
 		item->length = length - next_random(&seed) % (length / 2 + 1);
 		item->address = test->local + i * length;
-		item->remote = test->id[place / per_region];
-		item->offset = GUARD + (place % per_region) * length;
+		item->remote = test->id[entry / per_region];
+		item->offset = GUARD + (entry % per_region) * length;
 		item->op = op;
 	}
 }
@@ -309,7 +310,7 @@ static void copy__queued_without_a_waiter(void **state)
 
 	make_items(test, 100, 100000, WH_WRITE);
 	job_items(&job, test->items, 100, WH_WRITE);
-	wh_copy_submit(&test->copy, &job.piece);
+	wh_copy_submit(&test->copy, &job.fragment);
 	await(&job);
 	check_items(test, 100);
 }
@@ -323,9 +324,9 @@ static void copy__part_of_a_batch(void **state)
 	make_items(test, 4, 64, WH_READ);
 	memcpy(before, test->items[0].address, 32);
 	job_items(&job, test->items, 4, WH_READ);
-	job.piece.first = 1;
-	job.piece.count = 2;
-	job.piece.bytes = test->items[1].length + test->items[2].length;
+	job.fragment.first = 1;
+	job.fragment.count = 2;
+	job.fragment.bytes = test->items[1].length + test->items[2].length;
 	go(test, &job);
 	assert_memory_equal(before, test->items[0].address, 32);
 	assert_memory_equal(test->items[2].address, test->remote[0] + test->items[2].offset,
@@ -429,7 +430,7 @@ static void copy__overlapping(void **state)
 
 static void close_region(struct test *test, unsigned i)
 {
-	assert_true(wh_region_table_close(&test->places, wh_region_table_at(&test->places, i),
+	assert_true(wh_region_table_close(&test->entries, wh_region_table_at(&test->entries, i),
 					  test->id[i]));
 }
 
@@ -468,10 +469,10 @@ static void fail__not_granted(void **state)
 	struct test *test = *state;
 	struct job job;
 
-	wh_region_table_at(&test->places, 0)->access = WH_ACCESS_READ;
+	wh_region_table_at(&test->entries, 0)->access = WH_ACCESS_READ;
 	make_items(test, 2, 4000, WH_WRITE);
 	job_items(&job, test->items, 2, WH_WRITE);
-	job.piece.op = WH_WRITE;
+	job.fragment.op = WH_WRITE;
 	go(test, &job);
 	assert_int_equal(job.error, -EACCES);
 	assert_int_equal(job.failures, 2);
@@ -552,7 +553,7 @@ static void far__given_up(void **state)
 			for (int i = 0; i < (large ? 1000 : 30); i++)
 				test->items[i].remote = test->id[i % 4];
 			job_items(&job, test->items, large ? 1000 : 30, WH_WRITE);
-			wh_copy_submit(&test->copy, &job.piece);
+			wh_copy_submit(&test->copy, &job.fragment);
 			wh_copier_progress(&test->copy, &job.batch, INT64_MAX);
 			await(&job);
 			assert_int_equal(job.rerouted, 1);
@@ -561,7 +562,7 @@ static void far__given_up(void **state)
 			assert_string_equal(job.why, "a good reason");
 			for (unsigned i = 0; i < REGIONS; i++)
 				assert_int_equal(
-					atomic_load(&wh_region_table_at(&test->places, i)->users),
+					atomic_load(&wh_region_table_at(&test->entries, i)->users),
 					0);
 		}
 	}
@@ -580,11 +581,11 @@ static void cancel__queued(void **state)
 	for (int round = 0; round < 20; round++) {
 		for (int i = 0; i < 8; i++) {
 			job_items(&jobs[i], &test->items[0], 8, WH_WRITE);
-			wh_copy_submit(&test->copy, &jobs[i].piece);
+			wh_copy_submit(&test->copy, &jobs[i].fragment);
 		}
 		for (int i = 7; i >= 0; i--) {
-			atomic_store(&jobs[i].piece.cancelled, true);
-			wh_copy_cancel(&test->copy, &jobs[i].piece);
+			atomic_store(&jobs[i].fragment.cancelled, true);
+			wh_copy_cancel(&test->copy, &jobs[i].fragment);
 		}
 		for (int i = 0; i < 8; i++) {
 			await(&jobs[i]);
@@ -595,7 +596,7 @@ static void cancel__queued(void **state)
 	}
 	assert_true(cut > 20);
 	/* After the end it does nothing. */
-	wh_copy_cancel(&test->copy, &jobs[0].piece);
+	wh_copy_cancel(&test->copy, &jobs[0].fragment);
 	assert_int_equal(jobs[0].done, 1);
 }
 
@@ -606,7 +607,7 @@ static void cancel__before_it_is_queued(void **state)
 
 	make_items(test, 2, 4000000, WH_WRITE);
 	job_items(&job, test->items, 2, WH_WRITE);
-	atomic_store(&job.piece.cancelled, true);
+	atomic_store(&job.fragment.cancelled, true);
 	go(test, &job);
 	assert_int_equal(job.error, -ECANCELED);
 }
@@ -620,11 +621,11 @@ static void lost__and_again(void **state)
 	make_items(test, 8, 4000000, WH_WRITE);
 	for (int i = 0; i < 4; i++) {
 		job_items(&jobs[i], test->items, 8, WH_WRITE);
-		wh_copy_submit(&test->copy, &jobs[i].piece);
+		wh_copy_submit(&test->copy, &jobs[i].fragment);
 	}
 	job_items(&others, test->items, 8, WH_WRITE);
 	others.batch.priority = WH_PRIORITY_LATENCY;
-	wh_copy_submit(&other, &others.piece);
+	wh_copy_submit(&other, &others.fragment);
 	wh_copy_lost(&test->copy, -ECONNRESET, "it is gone");
 	for (int i = 0; i < 4; i++) {
 		await(&jobs[i]);
@@ -654,7 +655,7 @@ static void help__only_its_own(void **state)
 	/* One look moves one chunk at most, and returns. */
 	make_items(test, 8, 4000000, WH_WRITE);
 	job_items(&job, test->items, 8, WH_WRITE);
-	wh_copy_submit(&test->copy, &job.piece);
+	wh_copy_submit(&test->copy, &job.fragment);
 	while (!atomic_load(&job.done))
 		wh_copier_progress(&test->copy, &job.batch, 0);
 	assert_int_equal(job.done, 1);

@@ -31,11 +31,11 @@ static void list__nothing_is_left_out(void **state)
 		assert_non_null(transport->peer_again);
 		assert_non_null(transport->region_gone);
 		assert_non_null(transport->peer_frame);
-		assert_non_null(transport->reach);
+		assert_non_null(transport->is_reachable);
 		assert_non_null(transport->submit);
-		assert_non_null(transport->help);
+		assert_non_null(transport->progress);
 		assert_non_null(transport->cancel);
-		assert_non_null(transport->cut);
+		assert_non_null(transport->abort);
 		assert_non_null(transport->detail);
 		assert_non_null(transport->estimate);
 		assert_non_null(transport->session_accept);
@@ -71,7 +71,7 @@ static void sound__what_is_missing(void **state)
 	wrong.submit = NULL;
 	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
-	wrong.help = NULL;
+	wrong.progress = NULL;
 	assert_false(wh_transport_is_valid(&wrong));
 	wrong = wh_transport_shm;
 	wrong.role = 0;
@@ -105,12 +105,12 @@ static void defaults__do_nothing(void **state)
 {
 	const struct wh_transport *self = wh_transport(WH_TRANSPORT_SELF);
 	struct wh_region_entry remote = { .kind = WH_MEMORY_SHARED };
-	struct wh_region local = { .place = { .kind = WH_MEMORY_PAGEABLE } };
+	struct wh_region local = { .entry = { .kind = WH_MEMORY_PAGEABLE } };
 	char why[WH_REFUSAL] = "as it was";
 
 	(void)state;
-	assert_int_equal(self->reach(NULL, NULL, &local, &remote, WH_READ, why), 0);
-	assert_int_equal(self->cut(NULL, NULL, NULL, 0), 0);
+	assert_int_equal(self->is_reachable(NULL, NULL, &local, &remote, WH_READ, why), 0);
+	assert_int_equal(self->abort(NULL, NULL, NULL, 0), 0);
 	self->region_gone(NULL, NULL, NULL);
 	self->region_closed(NULL, NULL, NULL);
 	self->session_close(NULL);

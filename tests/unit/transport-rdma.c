@@ -11,7 +11,7 @@
 /* Lines, a region at each end, and how the NICs at both ends of each line know them. */
 struct scene {
 	struct rdma_peer rdma;
-	struct rdma_endpoint lines[LINES];
+	struct rdma_endpoint endpoints[LINES];
 	struct rdma_nic nics[LINES];
 	struct rdma_mrs mrs;
 	struct rdma_memory memory[LINES];
@@ -22,14 +22,14 @@ struct scene {
 
 static void scene_open(struct scene *s)
 {
-	*s = (struct scene){ .rdma.line_count = LINES };
-	s->local.place.kind = WH_MEMORY_DEVICE;
+	*s = (struct scene){ .rdma.endpoint_count = LINES };
+	s->local.entry.kind = WH_MEMORY_DEVICE;
 	for (unsigned i = 0; i < LINES; i++) {
-		struct rdma_endpoint *line = &s->lines[i];
+		struct rdma_endpoint *endpoint = &s->endpoints[i];
 
 		s->keys[i] = calloc(1, sizeof(*s->keys[i]));
 		assert_non_null(s->keys[i]);
-		s->keys[i]->nic = line->nic = 10 + i;
+		s->keys[i]->nic = endpoint->nic = 10 + i;
 		s->keys[i]->next = atomic_load(&s->remote.rdma);
 		atomic_store(&s->remote.rdma, s->keys[i]);
 		s->memory[i] = (struct rdma_memory){ .nic = &s->nics[i],
@@ -37,11 +37,11 @@ static void scene_open(struct scene *s)
 						     .writable = true,
 						     .next = atomic_load(&s->local.rdma) };
 		atomic_store(&s->local.rdma, &s->memory[i]);
-		line->here.nic = &s->nics[i];
-		line->rail = &line->here;
-		line->state = RDMA_READY;
-		line->index = i;
-		s->rdma.lines[i] = line;
+		endpoint->here.nic = &s->nics[i];
+		endpoint->rail = &endpoint->here;
+		endpoint->state = RDMA_READY;
+		endpoint->index = i;
+		s->rdma.endpoints[i] = endpoint;
 	}
 }
 
@@ -93,9 +93,9 @@ static void carriers__that_reach(void **state)
 	(void)state;
 	scene_open(&s);
 	s.keys[0]->distance = s.keys[1]->distance = 3;
-	s.lines[2].state = RDMA_BREAKING; /* the nearest is not there: the next ones */
+	s.endpoints[2].state = RDMA_BREAKING; /* the nearest is not there: the next ones */
 	want_carriers(&s, WH_WRITE, 3, 3);
-	s.lines[2].state = RDMA_READY;
+	s.endpoints[2].state = RDMA_READY;
 	s.keys[2]->error = -EPERM;
 	want_carriers(&s, WH_WRITE, 3, 3);
 	s.keys[2]->error = 0;
@@ -158,7 +158,7 @@ static void sides__staged(void **state)
 static void sides__of_several(void **state)
 {
 	struct rdma_sides sides = { .ours = 7, .theirs = 7 };
-	struct wh_region host = { .place.kind = WH_MEMORY_PAGEABLE };
+	struct wh_region host = { .entry.kind = WH_MEMORY_PAGEABLE };
 	struct scene s;
 
 	(void)state;
@@ -175,7 +175,7 @@ static void sides__of_several(void **state)
 	assert_int_equal(rdma_sides_staged(&sides), RDMA_STAGE_OURS | RDMA_STAGE_THEIRS);
 	/* Host memory of which nothing is known is good for a line that is yet to come, no other.
 	 */
-	s.lines[1].state = RDMA_CONNECTING;
+	s.endpoints[1].state = RDMA_CONNECTING;
 	sides = (struct rdma_sides){ .ours = 7, .theirs = 7 };
 	rdma_sides_add(&s.rdma, 7, &host, &s.remote, WH_WRITE, &sides);
 	assert_int_equal(sides.ours, 2);

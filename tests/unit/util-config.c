@@ -220,7 +220,7 @@ static void load__good_values(void **state)
 {
 	static const struct {
 		const char *override;
-		enum wh_setting knob;
+		enum wh_setting setting;
 		int64_t want;
 	} cases[] = {
 		{ "connections=1", WH_SETTING_CONNECTIONS, 1 },
@@ -251,7 +251,7 @@ static void load__good_values(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		assert_int_equal(load(&config, cases[i].override), 0);
-		assert_int_equal(config.number[cases[i].knob], cases[i].want);
+		assert_int_equal(config.number[cases[i].setting], cases[i].want);
 	}
 }
 
@@ -274,8 +274,8 @@ static void load__good_texts(void **state)
 		bool found = false;
 
 		assert_int_equal(load(&config, cases[i]), 0);
-		for (size_t knob = 0; knob < WH_SETTING_COUNT; knob++)
-			found |= !strcmp(config.text[knob], strchr(cases[i], '=') + 1);
+		for (size_t setting = 0; setting < WH_SETTING_COUNT; setting++)
+			found |= !strcmp(config.text[setting], strchr(cases[i], '=') + 1);
 		assert_true(found);
 	}
 }

@@ -109,31 +109,31 @@ static void count(struct wh_task *task)
 
 static void block(void *argument)
 {
-	atomic_int *gate = argument;
+	atomic_int *dependency = argument;
 
-	atomic_fetch_add(gate, 1);
-	while (atomic_load(gate) < 2)
+	atomic_fetch_add(dependency, 1);
+	while (atomic_load(dependency) < 2)
 		usleep(100);
 }
 
-static void *call_block(void *gate)
+static void *call_block(void *dependency)
 {
-	wh_loop_call(&loop, block, gate);
+	wh_loop_call(&loop, block, dependency);
 	return NULL;
 }
 
 static void post__not_twice(void **state)
 {
 	struct counter counter = { .task.run = count };
-	atomic_int gate = 0;
+	atomic_int dependency = 0;
 	pthread_t thread;
 
 	(void)state;
-	assert_int_equal(pthread_create(&thread, NULL, call_block, &gate), 0);
-	await(&gate, 1);
+	assert_int_equal(pthread_create(&thread, NULL, call_block, &dependency), 0);
+	await(&dependency, 1);
 	for (int i = 0; i < 10; i++)
 		wh_loop_post(&loop, &counter.task);
-	atomic_fetch_add(&gate, 1);
+	atomic_fetch_add(&dependency, 1);
 	pthread_join(thread, NULL);
 	await(&counter.runs, 1);
 	wh_loop_call(&loop, called, &(struct called){ 0 });
@@ -181,16 +181,16 @@ static void cancel__never_runs(void **state)
 {
 	struct counter counter = { .task.run = count };
 	struct canceller canceller = { .task.run = cancel_victim, .victim = &counter };
-	atomic_int gate = 0;
+	atomic_int dependency = 0;
 	pthread_t thread;
 
 	(void)state;
 	wh_loop_call(&loop, post_and_cancel, &counter);
-	assert_int_equal(pthread_create(&thread, NULL, call_block, &gate), 0);
-	await(&gate, 1);
+	assert_int_equal(pthread_create(&thread, NULL, call_block, &dependency), 0);
+	await(&dependency, 1);
 	wh_loop_post(&loop, &canceller.task);
 	wh_loop_post(&loop, &counter.task);
-	atomic_fetch_add(&gate, 1);
+	atomic_fetch_add(&dependency, 1);
 	pthread_join(thread, NULL);
 	wh_loop_call(&loop, called, &(struct called){ 0 });
 	assert_int_equal(atomic_load(&counter.runs), 0);
@@ -455,7 +455,7 @@ static void source__cannot_be_added(void **state)
 static void remove__in_the_same_batch(void **state)
 {
 	static struct pipe_end ends[CROWD];
-	atomic_int gate = 0;
+	atomic_int dependency = 0;
 	pthread_t thread;
 	int calls = 0;
 
@@ -467,11 +467,11 @@ static void remove__in_the_same_batch(void **state)
 		ends[i].victim_count = CROWD / 2;
 		assert_int_equal(wh_loop_add(&loop, &ends[i].source, EPOLLIN), 0);
 	}
-	assert_int_equal(pthread_create(&thread, NULL, call_block, &gate), 0);
-	await(&gate, 1);
+	assert_int_equal(pthread_create(&thread, NULL, call_block, &dependency), 0);
+	await(&dependency, 1);
 	for (int i = 0; i < CROWD; i++)
 		assert_int_equal(write(ends[i].other, "x", 1), 1);
-	atomic_fetch_add(&gate, 1);
+	atomic_fetch_add(&dependency, 1);
 	pthread_join(thread, NULL);
 	for (int turn = 0; turn < 3; turn++)
 		wh_loop_call(&loop, called, &(struct called){ 0 });
@@ -501,15 +501,15 @@ struct alarm {
 static void fire(struct wh_timer *timer)
 {
 	struct alarm *alarm = wh_container(timer, struct alarm, timer);
-	int place = atomic_load(&fire_count);
+	int entry = atomic_load(&fire_count);
 
 	alarm->late = timer->at > 0 ? wh_now() - timer->at : 0;
 	if (alarm->clear)
 		wh_timer_clear(&alarm->clear->timer);
 	if (alarm->set)
 		wh_timer_set(&loop, &alarm->set->timer, 0);
-	if (place < (int)sizeof(fired))
-		fired[place] = alarm->name;
+	if (entry < (int)sizeof(fired))
+		fired[entry] = alarm->name;
 	atomic_fetch_add(&fire_count, 1);
 }
 

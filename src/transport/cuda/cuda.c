@@ -16,43 +16,43 @@
 
 static int cuda_engine_open(struct wh_engine *engine, void **state)
 {
-	struct wh_device_mappings *views = calloc(1, sizeof(*views));
+	struct wh_device_mappings *mappings = calloc(1, sizeof(*mappings));
 
-	if (!views)
+	if (!mappings)
 		return wh_fail(ENOMEM, "cuda: no memory");
-	views->engine = engine;
-	views->gpus = engine->gpus;
-	pthread_mutex_init(&views->lock, NULL);
-	*state = views;
+	mappings->engine = engine;
+	mappings->gpus = engine->gpus;
+	pthread_mutex_init(&mappings->lock, NULL);
+	*state = mappings;
 	return 0;
 }
 
 static void cuda_engine_close(struct wh_engine *engine, void *state)
 {
-	struct wh_device_mappings *views = state;
+	struct wh_device_mappings *mappings = state;
 
 	(void)engine;
-	pthread_mutex_destroy(&views->lock);
-	free(views);
+	pthread_mutex_destroy(&mappings->lock);
+	free(mappings);
 }
 
 /* No batch uses the region, and no peer. */
 static void cuda_region_closed(struct wh_engine *engine, void *state, struct wh_region *region)
 {
-	struct wh_device_mappings *views = state;
-	struct wh_device_mapping *view;
+	struct wh_device_mappings *mappings = state;
+	struct wh_device_mapping *mapping;
 
 	(void)engine;
-	if (!atomic_load(&region->view) && !atomic_load(&views->pins))
+	if (!atomic_load(&region->mapping) && !atomic_load(&mappings->pins))
 		return;
-	pthread_mutex_lock(&views->lock);
-	view = atomic_exchange(&region->view, NULL);
-	if (view) {
-		wh_pin_leave(views, view);
-		wh_view_free(views, view);
+	pthread_mutex_lock(&mappings->lock);
+	mapping = atomic_exchange(&region->mapping, NULL);
+	if (mapping) {
+		wh_pin_leave(mappings, mapping);
+		wh_view_free(mappings, mapping);
 	}
-	wh_pins_release(views);
-	pthread_mutex_unlock(&views->lock);
+	wh_pins_release(mappings);
+	pthread_mutex_unlock(&mappings->lock);
 }
 
 /* ---- peers -------------------------------------------------------------------------------------
@@ -67,7 +67,7 @@ static int cuda_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	cuda->views = peer->engine->transport[WH_TRANSPORT_CUDA];
+	cuda->mappings = peer->engine->transport[WH_TRANSPORT_CUDA];
 	cuda->peer = peer;
 	pthread_mutex_init(&cuda->lock, NULL);
 	*state = cuda;
@@ -111,59 +111,59 @@ static int cuda_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSA
  * the peer. */
 static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region *region)
 {
-	struct wh_device_mappings *views = peer->engine->transport[WH_TRANSPORT_CUDA];
-	struct wh_device_mapping *view;
+	struct wh_device_mappings *mappings = peer->engine->transport[WH_TRANSPORT_CUDA];
+	struct wh_device_mapping *mapping;
 
 	(void)state;
 	wh_region_window_close_remote(peer->engine, region);
-	view = atomic_exchange(&region->view, NULL);
-	if (!view)
+	mapping = atomic_exchange(&region->mapping, NULL);
+	if (!mapping)
 		return;
-	pthread_mutex_lock(&views->lock);
-	wh_view_free(views, view);
-	pthread_mutex_unlock(&views->lock);
+	pthread_mutex_lock(&mappings->lock);
+	wh_view_free(mappings, mapping);
+	pthread_mutex_unlock(&mappings->lock);
 }
 
 /* ---- planning ----------------------------------------------------------------------------------
  */
 
 /* Can each side be moved to or from pinned memory by this process? */
-static bool stageable(const struct wh_device_mapping *view)
+static bool stageable(const struct wh_device_mapping *mapping)
 {
-	return view->host ||
-	       (view->device && (view->managed || view->context ||
-				 atomic_load(&view->reached) >> view->device->ordinal & 1));
+	return mapping->host || (mapping->device &&
+				 (mapping->managed || mapping->context ||
+				  atomic_load(&mapping->reached) >> mapping->device->ordinal & 1));
 }
 
 /* Make what work between the two needs, and measure it, before the first piece comes. */
-static int prepare(struct wh_device_mappings *views, const struct wh_gpu_path *path,
+static int prepare(struct wh_device_mappings *mappings, const struct wh_gpu_path *path,
 		   const struct wh_device_mapping *local,
-		   const struct wh_region_entry *remote_place,
+		   const struct wh_region_entry *remote_entry,
 		   const struct wh_device_mapping *remote, char why[WH_REFUSAL])
 {
-	struct wh_gpu_stream *lane;
-	bool readable = remote_place->access & WH_ACCESS_READ;
+	struct wh_gpu_stream *stream;
+	bool readable = remote_entry->access & WH_ACCESS_READ;
 	int error;
 
 	(void)local;
 	for (int urgent = 0; urgent < 2; urgent++) {
-		error = wh_gpus_stream(views->gpus, path->device, path->context, path->way, urgent,
-				       &lane);
+		error = wh_gpus_stream(mappings->gpus, path->device, path->context, path->way,
+				       urgent, &stream);
 		if (error) {
 			snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 			return error;
 		}
-		wh_gpu_stream_probe(lane,
+		wh_gpu_stream_probe(stream,
 				    path->device != remote->device && readable ?
 					    wh_device_mapping_address(remote, path->device) :
 					    0,
-				    remote_place->length);
+				    remote_entry->length);
 	}
 	return 0;
 }
 
 static int cuda_is_reachable(struct wh_peer *peer, void *state,
-			     const struct wh_region *local_region, struct wh_region_entry *place,
+			     const struct wh_region *local_region, struct wh_region_entry *entry,
 			     uint32_t op, char why[WH_REFUSAL])
 {
 	struct wh_region *region = (struct wh_region *)(uintptr_t)local_region;
@@ -173,35 +173,35 @@ static int cuda_is_reachable(struct wh_peer *peer, void *state,
 	int error;
 
 	(void)peer;
-	if (wh_kind_on_host(local_region->place.kind) && wh_kind_on_host(place->kind)) {
+	if (wh_kind_on_host(local_region->entry.kind) && wh_kind_on_host(entry->kind)) {
 		snprintf(why, WH_REFUSAL, "neither side is a GPU's memory");
 		return -ENXIO;
 	}
 	/* A GPU's side first: it says by which GPU's context host memory is pinned. */
-	error = wh_kind_on_host(place->kind) ? 0 : wh_cuda_remote(cuda, place, &remote, why);
+	error = wh_kind_on_host(entry->kind) ? 0 : wh_cuda_remote(cuda, entry, &remote, why);
 	if (!error)
-		error = wh_device_mapping_local(cuda->views, region, &local, why);
+		error = wh_device_mapping_local(cuda->mappings, region, &local, why);
 	if (!error)
-		error = wh_cuda_remote(cuda, place, &remote, why);
+		error = wh_cuda_remote(cuda, entry, &remote, why);
 	if (error)
 		return error;
-	if (wh_path_make(cuda->views, local, remote, op, &path, why))
-		return prepare(cuda->views, &path, local, place, remote, why);
+	if (wh_path_make(cuda->mappings, local, remote, op, &path, why))
+		return prepare(cuda->mappings, &path, local, entry, remote, why);
 	if (!stageable(local) || !stageable(remote))
 		return -EOPNOTSUPP;
-	wh_cuda_stage_prepare(cuda->views->gpus, local, remote, op);
+	wh_cuda_stage_prepare(cuda->mappings->gpus, local, remote, op);
 	return 0;
 }
 
 /* ---- moving ------------------------------------------------------------------------------------
  */
 
-static void cuda_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void cuda_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
 	wh_fail_begin(); /* what fails belongs to the batch */
-	if (!wh_cuda_few(state, piece))
-		wh_cuda_move(state, piece);
+	if (!wh_cuda_few(state, fragment))
+		wh_cuda_move(state, fragment);
 	wh_fail_end(0);
 }
 
@@ -213,40 +213,40 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 }
 
 /* The piece says that it is cancelled; what has not been put on a lane is not going to be. */
-static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void cuda_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
 	(void)state;
-	(void)piece;
+	(void)fragment;
 }
 
 /* ---- explaining --------------------------------------------------------------------------------
  */
 
 /* The lane of a piece. NULL: it is staged, or the driver gives none. */
-static struct wh_gpu_stream *lane_of(const struct wh_fragment *piece,
-				     const struct wh_device_mapping *local,
-				     const struct wh_device_mapping *remote, struct wh_gpus *gpus,
-				     bool *staged)
+static struct wh_gpu_stream *stream_of(const struct wh_fragment *fragment,
+				       const struct wh_device_mapping *local,
+				       const struct wh_device_mapping *remote, struct wh_gpus *gpus,
+				       bool *staged)
 {
 	struct wh_gpu_path path;
-	struct wh_gpu_stream *lane;
+	struct wh_gpu_stream *stream;
 
-	wh_path_choose(local, remote, piece->op, &path);
+	wh_path_choose(local, remote, fragment->op, &path);
 	*staged = !path.device;
-	if (*staged || wh_gpus_stream(gpus, path.device, path.context, path.way, false, &lane))
+	if (*staged || wh_gpus_stream(gpus, path.device, path.context, path.way, false, &stream))
 		return NULL;
-	return lane;
+	return stream;
 }
 
-static void tell(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+static void tell(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 		 const struct wh_device_mapping *remote, struct wh_gpus *gpus, char *out,
 		 size_t size)
 {
 	static const char *const ways[WH_BLOCKS_WAYS] = { "push", "pull", "to host", "from host",
 							  "within" };
 	bool staged, kernel;
-	struct wh_gpu_stream *lane = lane_of(piece, local, remote, gpus, &staged);
+	struct wh_gpu_stream *stream = stream_of(fragment, local, remote, gpus, &staged);
 
 	if (staged) {
 		snprintf(out, size, "staged: %.*s", (int)size - 9,
@@ -256,17 +256,18 @@ static void tell(const struct wh_fragment *piece, const struct wh_device_mapping
 							     "no peer access");
 		return;
 	}
-	if (!lane)
+	if (!stream)
 		return;
 	kernel = wh_gpu_stream_prefers_kernel(
-		lane, piece->transfers, piece->transfers ? piece->bytes / piece->transfers : 0);
+		stream, fragment->transfers,
+		fragment->transfers ? fragment->bytes / fragment->transfers : 0);
 	snprintf(out, size, "%s of cuda:%d, %s", kernel ? "kernel" : "copy engine",
-		 lane->gpu->device->ordinal, ways[lane->way]);
+		 stream->gpu->device->ordinal, ways[stream->way]);
 }
 
 /* Somebody who looks at pieces by the views of their first transfer or base. */
 struct look {
-	bool (*each)(struct look *look, const struct wh_fragment *piece,
+	bool (*each)(struct look *look, const struct wh_fragment *fragment,
 		     const struct wh_device_mapping *local,
 		     const struct wh_device_mapping *remote); /* false: that is enough */
 	struct wh_cuda_peer *cuda;
@@ -280,42 +281,43 @@ struct look {
 static bool look_at(struct wh_peer *peer, void *state, const struct wh_batch *batch,
 		    struct look *look)
 {
-	struct wh_region_table *places = peer->self ? &peer->engine->regions : &peer->regions;
+	struct wh_region_table *entries = peer->self ? &peer->engine->regions : &peer->regions;
 	struct wh_cuda_peer *cuda = state;
 	bool more = true;
 
 	look->cuda = cuda;
 	look->gpus = peer->engine->gpus;
 	/* A region of ours that goes meanwhile takes its view along under this lock. */
-	pthread_mutex_lock(&cuda->views->lock);
-	for (size_t i = 0; i < batch->piece_count && more; i++) {
-		const struct wh_fragment *piece = &batch->pieces[i];
+	pthread_mutex_lock(&cuda->mappings->lock);
+	for (size_t i = 0; i < batch->fragment_count && more; i++) {
+		const struct wh_fragment *fragment = &batch->fragments[i];
 		struct wh_cuda_op op = { .cuda = cuda,
-					 .piece = (struct wh_fragment *)(uintptr_t)piece };
+					 .fragment = (struct wh_fragment *)(uintptr_t)fragment };
 		struct wh_device_mapping *local, *remote;
-		struct wh_region_entry *place;
+		struct wh_region_entry *entry;
 
-		if (piece->transport != WH_TRANSPORT_CUDA)
+		if (fragment->transport != WH_TRANSPORT_CUDA)
 			continue;
-		place = wh_region_entry_enter(
-			places, piece->blocks ? piece->blocks->bases[piece->first].remote :
-						batch->items[piece->first].remote);
-		if (!place)
+		entry = wh_region_entry_enter(
+			entries, fragment->blocks ?
+					 fragment->blocks->bases[fragment->first].remote :
+					 batch->items[fragment->first].remote);
+		if (!entry)
 			continue;
-		wh_cuda_mappings(&op, piece->first, &local, &remote);
+		wh_cuda_mappings(&op, fragment->first, &local, &remote);
 		if (local && remote)
-			more = look->each(look, piece, local, remote);
-		wh_region_entry_leave(place);
+			more = look->each(look, fragment, local, remote);
+		wh_region_entry_leave(entry);
 	}
-	pthread_mutex_unlock(&cuda->views->lock);
+	pthread_mutex_unlock(&cuda->mappings->lock);
 	return more;
 }
 
-static bool tell_first(struct look *look, const struct wh_fragment *piece,
+static bool tell_first(struct look *look, const struct wh_fragment *fragment,
 		       const struct wh_device_mapping *local,
 		       const struct wh_device_mapping *remote)
 {
-	tell(piece, local, remote, look->gpus, look->text, look->size);
+	tell(fragment, local, remote, look->gpus, look->text, look->size);
 	return !*look->text;
 }
 
@@ -327,11 +329,11 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	if (!size)
 		return;
 	*out = 0;
-	for (size_t i = 0; i < batch->piece_count; i++) {
+	for (size_t i = 0; i < batch->fragment_count; i++) {
 		const char *backend;
 
-		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA &&
-		    wh_cuda_few_describe(state, &batch->pieces[i], true, &backend, NULL)) {
+		if (batch->fragments[i].transport == WH_TRANSPORT_CUDA &&
+		    wh_cuda_few_describe(state, &batch->fragments[i], true, &backend, NULL)) {
 			snprintf(out, size, "CPU window (%s)", backend);
 			return;
 		}
@@ -339,11 +341,11 @@ static void cuda_detail(struct wh_peer *peer, void *state, const struct wh_batch
 	look_at(peer, state, batch, &look);
 }
 
-static bool tell_without(struct look *look, const struct wh_fragment *piece,
+static bool tell_without(struct look *look, const struct wh_fragment *fragment,
 			 const struct wh_device_mapping *local,
 			 const struct wh_device_mapping *remote)
 {
-	(void)piece;
+	(void)fragment;
 	return !wh_gpus_describe(look->gpus, local->device, look->text, look->size) &&
 	       !wh_gpus_describe(look->gpus, remote->device, look->text, look->size);
 }
@@ -357,38 +359,38 @@ static bool cuda_describe(struct wh_peer *peer, void *state, const struct wh_bat
 	return !look_at(peer, state, batch, &look);
 }
 
-static bool add_estimate(struct look *look, const struct wh_fragment *piece,
+static bool add_estimate(struct look *look, const struct wh_fragment *fragment,
 			 const struct wh_device_mapping *local,
 			 const struct wh_device_mapping *remote)
 {
-	uint64_t length = piece->transfers ? piece->bytes / piece->transfers : 0;
+	uint64_t length = fragment->transfers ? fragment->bytes / fragment->transfers : 0;
 	bool staged;
-	struct wh_gpu_stream *lane = lane_of(piece, local, remote, look->gpus, &staged);
+	struct wh_gpu_stream *stream = stream_of(fragment, local, remote, look->gpus, &staged);
 	struct wh_estimate *estimate = look->estimate;
 	struct wh_cuda_time ns;
 	double kernel, copies;
 	const char *backend;
 	uint32_t ctas;
 
-	if (wh_cuda_few_describe(look->cuda, piece, false, &backend, &ns)) {
+	if (wh_cuda_few_describe(look->cuda, fragment, false, &backend, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
 	}
-	if (staged && length && wh_cuda_stage_time(piece, local, remote, look->gpus, &ns)) {
+	if (staged && length && wh_cuda_stage_time(fragment, local, remote, look->gpus, &ns)) {
 		estimate->duration += (uint64_t)ns.ns;
 		estimate->measured = estimate->measured && ns.measured;
 		return true;
 	}
-	if (!lane || !length)
+	if (!stream || !length)
 		return false;
-	wh_gpu_stream_times(lane, piece->transfers, length, &kernel, &copies);
-	ctas = wh_gpu_stream_ctas(lane, piece->transfers, length);
+	wh_gpu_stream_times(stream, fragment->transfers, length, &kernel, &copies);
+	ctas = wh_gpu_stream_ctas(stream, fragment->transfers, length);
 	estimate->kernel += (uint64_t)kernel;
 	estimate->copies += (uint64_t)copies;
 	estimate->duration += (uint64_t)(kernel > 0 && kernel < copies ? kernel : copies);
 	estimate->ctas = ctas > estimate->ctas ? ctas : estimate->ctas;
-	estimate->measured = estimate->measured && atomic_load(&lane->cost)->measured;
+	estimate->measured = estimate->measured && atomic_load(&stream->cost)->measured;
 	return true;
 }
 
@@ -399,10 +401,10 @@ static bool cuda_estimate(struct wh_peer *peer, enum wh_transport_id id,
 	const char *backend;
 
 	/* What few bytes go through, and what that takes, is known once it has been opened. */
-	for (size_t i = 0; i < batch->piece_count && !wh_engine_inside(peer->engine); i++) {
-		if (batch->pieces[i].transport == WH_TRANSPORT_CUDA)
-			wh_cuda_few_describe(peer->transport[id], &batch->pieces[i], true, &backend,
-					     NULL);
+	for (size_t i = 0; i < batch->fragment_count && !wh_engine_inside(peer->engine); i++) {
+		if (batch->fragments[i].transport == WH_TRANSPORT_CUDA)
+			wh_cuda_few_describe(peer->transport[id], &batch->fragments[i], true,
+					     &backend, NULL);
 	}
 	return look_at(peer, peer->transport[id], batch, &look);
 }
@@ -418,9 +420,9 @@ const struct wh_transport wh_transport_cuda = {
 	.peer_lost = cuda_peer_lost,
 	.peer_again = cuda_peer_again,
 	.region_gone = cuda_region_gone,
-	.reach = cuda_is_reachable,
+	.is_reachable = cuda_is_reachable,
 	.submit = cuda_submit,
-	.help = cuda_progress,
+	.progress = cuda_progress,
 	.cancel = cuda_cancel,
 	.detail = cuda_detail,
 	.tell = cuda_describe,

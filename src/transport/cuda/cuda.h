@@ -68,17 +68,18 @@ struct wh_legacy {
 };
 
 /* The view's first byte as work in a context of this device calls it. */
-static inline uint64_t wh_device_mapping_address(const struct wh_device_mapping *view,
+static inline uint64_t wh_device_mapping_address(const struct wh_device_mapping *mapping,
 						 const struct wh_cuda_device *device)
 {
-	return view->legacy ? view->legacy->base[device->ordinal] + view->legacy->skip :
-			      view->address;
+	return mapping->legacy ? mapping->legacy->base[device->ordinal] + mapping->legacy->skip :
+				 mapping->address;
 }
 
 struct wh_device_mappings;
 /* A peer's region as the GPU that it lies on calls it here, which other GPUs' names for it are no
  * substitute for where the memory itself is looked for; 0: it does not. */
-uint64_t wh_device_mapping_own(struct wh_device_mappings *views, struct wh_device_mapping *view);
+uint64_t wh_device_mapping_own(struct wh_device_mappings *mappings,
+			       struct wh_device_mapping *mapping);
 
 /* What goes between two views: by which GPU, and which way. */
 struct wh_gpu_path {
@@ -95,26 +96,26 @@ struct wh_device_mappings {
 };
 
 /* The view of a region of ours. 0, or a negative errno with the reason in `why`. */
-int wh_device_mapping_local(struct wh_device_mappings *views, struct wh_region *region,
+int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_region *region,
 			    struct wh_device_mapping **out, char why[WH_REFUSAL]);
 struct wh_cuda_peer;
 struct wh_region_entry;
 /* The view of the other side's region, which is entered; asks a peer the first time. -ESTALE: it is
  * not published any more. */
-int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL]);
 /* Regions may overlap, and one that was registered after another had been page-locked lives on
  * that. What was page-locked for a region stays so for as long as there is one that it overlaps.
  * Under views.lock: take it from the view of a region that goes; and give back what nobody needs
  * any more. */
-void wh_pin_leave(struct wh_device_mappings *views, struct wh_device_mapping *view);
-void wh_pins_release(struct wh_device_mappings *views);
+void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
+void wh_pins_release(struct wh_device_mappings *mappings);
 /* Undo and free it. */
-void wh_view_free(struct wh_device_mappings *views, struct wh_device_mapping *view);
+void wh_view_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping);
 
 /* Let a GPU reach both sides if one can, and choose which. Slow where peer access has to be
  * switched on: while planning. False: it has to be staged; the reason goes to `why`. */
-bool wh_path_make(struct wh_device_mappings *views, struct wh_device_mapping *local,
+bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
 		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
 		  char why[WH_REFUSAL]);
 /* The same from what is known. */
@@ -149,7 +150,7 @@ struct wh_cuda_objects {
 
 /* One peer's part. */
 struct wh_cuda_peer {
-	struct wh_device_mappings *views;
+	struct wh_device_mappings *mappings;
 	struct wh_peer *peer;
 	pthread_mutex_t lock;
 	int lost; /* 0, or why nothing can complete well now */
@@ -157,7 +158,7 @@ struct wh_cuda_peer {
 };
 
 /* Ask the owner; waits for it. 0, or a negative errno with its text. */
-int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		    struct wh_cuda_objects *out);
 
 struct wh_cuda_op;
@@ -167,7 +168,7 @@ struct wh_cuda_part {
 	struct wh_gpu_stream_job job;
 	struct wh_cuda_op *op;
 	struct wh_cuda_part *next;
-	struct wh_gpu_stream *lane; /* NULL: staged */
+	struct wh_gpu_stream *stream; /* NULL: staged */
 	uint64_t first, end; /* transfers, or bases */
 	struct wh_cursor at; /* what has not been put on the lane yet; blocks: outer the base, inner
 				the block that a group of bases goes on with */
@@ -180,15 +181,15 @@ struct wh_cuda_part {
 /* A piece under way. */
 struct wh_cuda_op {
 	struct wh_cuda_peer *cuda;
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	_Atomic uint32_t left; /* parts that are not done, and one while they are started */
 	struct wh_cuda_part *parts;
-	struct wh_region_entry **places; /* that are entered */
-	size_t place_count, place_room;
+	struct wh_region_entry **entries; /* that are entered */
+	size_t entry_count, entry_room;
 };
 
 /* Start a piece. */
-void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
+void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 /* The part has failed: says so for its transfers. */
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text);
 /* Nothing of the part is under way any more. */
@@ -198,23 +199,23 @@ void wh_cuda_part_done(struct wh_cuda_part *part);
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
 		      struct wh_device_mapping **remote);
 /* How the GPU calls the local side, whose CPU address, or name, that is. */
-static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *view,
+static inline uint64_t wh_device_mapping_at(const struct wh_device_mapping *mapping,
 					    const struct wh_region *region, const char *address)
 {
-	return view->address + ((uint64_t)(uintptr_t)address - region->place.address);
+	return mapping->address + ((uint64_t)(uintptr_t)address - region->entry.address);
 }
 
 /* Move a piece of a few bytes by the CPU, where a window lets it reach the memory: it is done when
  * this returns. False: it does not go that way. */
-bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 /* Would it, or did it, by what kind of window, and how long does it take (or NULL)? `open`: open
  * windows for it. */
-bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
+bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 			  const char **backend, struct wh_cuda_time *time);
 /* Has the way to the peer broken? */
 bool wh_cuda_lost(struct wh_cuda_peer *cuda);
 /* What has been moved is worth nothing if it has, or if the peer has ended: the piece fails. */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *piece);
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment);
 
 /* Move a part through pinned memory. */
 void wh_cuda_stage(struct wh_cuda_part *part);
@@ -223,7 +224,7 @@ void wh_cuda_stage(struct wh_cuda_part *part);
 void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local,
 			   struct wh_device_mapping *remote, uint32_t op);
 /* What such a piece takes. False: not known. */
-bool wh_cuda_stage_time(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out);
 

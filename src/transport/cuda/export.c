@@ -147,7 +147,7 @@ int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket)
 		size_t length;
 
 		memset(&e, 0, sizeof(e));
-		e.id = wh_region_entry_id(&region->place);
+		e.id = wh_region_entry_id(&region->entry);
 		if (n && index == region->registration->segment_count)
 			break;
 		if (index >= region->registration->segment_count)

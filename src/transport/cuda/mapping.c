@@ -27,13 +27,13 @@ static int said(char why[WH_REFUSAL], int error)
 	return error;
 }
 
-static struct wh_device_mapping *view_new(char why[WH_REFUSAL])
+static struct wh_device_mapping *mapping_new(char why[WH_REFUSAL])
 {
-	struct wh_device_mapping *view = calloc(1, sizeof(*view));
+	struct wh_device_mapping *mapping = calloc(1, sizeof(*mapping));
 
-	if (!view)
+	if (!mapping)
 		snprintf(why, WH_REFUSAL, "no memory");
-	return view;
+	return mapping;
 }
 
 /* ---- host memory -------------------------------------------------------------------------------
@@ -44,42 +44,42 @@ static struct wh_device_mapping *view_new(char why[WH_REFUSAL])
  * with a network adapter does, too; where it is not possible (memory locked in part already, a
  * limit) the bytes are staged.
  */
-static void pin(struct wh_device_mappings *views, struct wh_device_mapping *view, void *start,
+static void pin(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping, void *start,
 		uint64_t length, bool writable)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	unsigned flags =
 		CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP | (writable ? 0 : CUDA_HOST_READ_ONLY);
 	struct wh_cuda_device *device;
 	struct wh_cuda_scope scope;
 	int error;
 
-	if (!views->engine->config.number[WH_SETTING_PIN]) {
-		snprintf(view->why, sizeof(view->why),
+	if (!mappings->engine->config.number[WH_SETTING_PIN]) {
+		snprintf(mapping->why, sizeof(mapping->why),
 			 "host memory is not page-locked: the knob pin");
 		return;
 	}
-	error = wh_gpus_pinning_device(views->gpus, NULL, &device);
+	error = wh_gpus_pinning_device(mappings->gpus, NULL, &device);
 	if (!error)
 		error = wh_cuda_enter(cuda, device, &scope);
 	if (error) {
-		said(view->why, error);
+		said(mapping->why, error);
 		return;
 	}
 	error = wh_cuda_check(cuda, cuda->cuMemHostRegister(start, length, flags),
 			      "cuMemHostRegister", "%llu bytes at %p", (ull)length, start);
 	if (!error) {
-		view->pinned = start;
-		view->pinned_length = length;
+		mapping->pinned = start;
+		mapping->pinned_length = length;
 		error = wh_cuda_check(cuda,
-				      cuda->cuMemHostGetDevicePointer(&view->address, start, 0),
+				      cuda->cuMemHostGetDevicePointer(&mapping->address, start, 0),
 				      "cuMemHostGetDevicePointer", "%p", start);
 	}
 	wh_cuda_leave(&scope);
 	if (error)
-		said(view->why, error);
+		said(mapping->why, error);
 	else
-		view->every = true;
+		mapping->every = true;
 }
 
 /* Page-locked memory whose region has gone. */
@@ -89,73 +89,74 @@ struct wh_pin {
 	uint64_t length;
 };
 
-void wh_pin_leave(struct wh_device_mappings *views, struct wh_device_mapping *view)
+void wh_pin_leave(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping)
 {
-	struct wh_pin *pin = view->pinned ? malloc(sizeof(*pin)) : NULL;
+	struct wh_pin *pin = mapping->pinned ? malloc(sizeof(*pin)) : NULL;
 
 	if (!pin) /* or no memory: it is given back with the view */
 		return;
-	*pin = (struct wh_pin){ atomic_load(&views->pins), view->pinned, view->pinned_length };
-	view->pinned = NULL;
-	atomic_store(&views->pins, pin);
+	*pin = (struct wh_pin){ atomic_load(&mappings->pins), mapping->pinned,
+				mapping->pinned_length };
+	mapping->pinned = NULL;
+	atomic_store(&mappings->pins, pin);
 }
 
-static bool is_used(struct wh_device_mappings *views, const struct wh_pin *pin)
+static bool is_used(struct wh_device_mappings *mappings, const struct wh_pin *pin)
 {
 	uint64_t start = (uint64_t)(uintptr_t)pin->start, cursor = 0;
 	char name[WH_NAME_MAX];
-	struct wh_region_entry place;
+	struct wh_region_entry entry;
 
-	while (wh_region_table_next(&views->engine->regions, &cursor, &place, name)) {
-		if (place.address < start + pin->length && start < place.address + place.length)
+	while (wh_region_table_next(&mappings->engine->regions, &cursor, &entry, name)) {
+		if (entry.address < start + pin->length && start < entry.address + entry.length)
 			return true;
 	}
 	return false;
 }
 
-static void unpin(struct wh_device_mappings *views, void *start)
+static void unpin(struct wh_device_mappings *mappings, void *start)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_device *device;
 	struct wh_cuda_scope scope;
 
-	if (wh_gpus_pinning_device(views->gpus, NULL, &device) ||
+	if (wh_gpus_pinning_device(mappings->gpus, NULL, &device) ||
 	    wh_cuda_enter(cuda, device, &scope))
 		return;
 	cuda->cuMemHostUnregister(start);
 	wh_cuda_leave(&scope);
 }
 
-void wh_pins_release(struct wh_device_mappings *views)
+void wh_pins_release(struct wh_device_mappings *mappings)
 {
-	struct wh_pin *pin = atomic_load(&views->pins), *kept = NULL, *next;
+	struct wh_pin *pin = atomic_load(&mappings->pins), *cached = NULL, *next;
 
 	for (; pin; pin = next) {
 		next = pin->next;
-		if (is_used(views, pin)) {
-			pin->next = kept;
-			kept = pin;
+		if (is_used(mappings, pin)) {
+			pin->next = cached;
+			cached = pin;
 			continue;
 		}
-		unpin(views, pin->start);
+		unpin(mappings, pin->start);
 		free(pin);
 	}
-	atomic_store(&views->pins, kept);
+	atomic_store(&mappings->pins, cached);
 }
 
-static void view_host(struct wh_device_mappings *views, struct wh_device_mapping *view,
-		      const struct wh_region *region)
+static void map_host(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+		     const struct wh_region *region)
 {
 	const struct wh_segment *segment = &region->registration->segments[0];
 
-	view->host = (char *)(uintptr_t)region->place.address;
+	mapping->host = (char *)(uintptr_t)region->entry.address;
 	if (region->registration->segment_count == 1 && segment->device_address) {
-		view->address = segment->device_address;
-		view->every = true;
+		mapping->address = segment->device_address;
+		mapping->every = true;
 	} else if (region->registration->segment_count == 1 && segment->memory == WH_CUDA_PLAIN) {
-		pin(views, view, view->host, region->place.length, true);
+		pin(mappings, mapping, mapping->host, region->entry.length, true);
 	} else {
-		snprintf(view->why, sizeof(view->why),
+		snprintf(mapping->why, sizeof(mapping->why),
 			 "its host memory is page-locked in parts, or not for GPUs");
 	}
 }
@@ -184,66 +185,68 @@ static uint64_t admitted(struct wh_cuda *cuda, const struct wh_registration *reg
 	return all;
 }
 
-static void view_gpu(struct wh_device_mappings *views, struct wh_device_mapping *view,
-		     const struct wh_region *region)
+static void map_gpu(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
+		    const struct wh_region *region)
 {
 	const struct wh_registration *registration = region->registration;
 	const struct wh_segment *first = &registration->segments[0];
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 
-	view->device = registration->device;
-	wh_gpus_pinning_device(views->gpus, view->device, NULL);
-	view->address = region->place.address;
-	if (region->place.kind == WH_MEMORY_MANAGED) {
-		view->managed = true;
-		snprintf(view->why, sizeof(view->why),
+	mapping->device = registration->device;
+	wh_gpus_pinning_device(mappings->gpus, mapping->device, NULL);
+	mapping->address = region->entry.address;
+	if (region->entry.kind == WH_MEMORY_MANAGED) {
+		mapping->managed = true;
+		snprintf(mapping->why, sizeof(mapping->why),
 			 "managed memory moves between host and GPU by itself: only the driver may "
 			 "copy it");
 		return;
 	}
 	/* The handle of the primary context, once somebody has it, is kept in the device. */
-	if (first->context != view->device->context)
-		view->context = first->context;
-	view->fixed = first->vmm || first->pool;
-	atomic_store(&view->reached, first->vmm ? admitted(cuda, registration) : bit(view->device));
+	if (first->context != mapping->device->context)
+		mapping->context = first->context;
+	mapping->fixed = first->vmm || first->pool;
+	atomic_store(&mapping->reached,
+		     first->vmm ? admitted(cuda, registration) : bit(mapping->device));
 }
 
-int wh_device_mapping_local(struct wh_device_mappings *views, struct wh_region *region,
+int wh_device_mapping_local(struct wh_device_mappings *mappings, struct wh_region *region,
 			    struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
-	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct wh_device_mapping *mapping =
+		atomic_load_explicit(&region->mapping, memory_order_acquire);
 	int error = wh_registration_check(region->registration);
 
 	if (error)
 		return said(why, error);
-	if (!view) {
-		error = wh_cuda_ready(wh_gpus_cuda(views->gpus));
+	if (!mapping) {
+		error = wh_cuda_ready(wh_gpus_cuda(mappings->gpus));
 		if (error)
 			return said(why, error);
-		pthread_mutex_lock(&views->lock);
-		view = atomic_load(&region->view);
-		if (!view)
-			view = view_new(why);
-		if (view && !atomic_load(&region->view)) {
-			if (wh_kind_on_host(region->place.kind))
-				view_host(views, view, region);
+		pthread_mutex_lock(&mappings->lock);
+		mapping = atomic_load(&region->mapping);
+		if (!mapping)
+			mapping = mapping_new(why);
+		if (mapping && !atomic_load(&region->mapping)) {
+			if (wh_kind_on_host(region->entry.kind))
+				map_host(mappings, mapping, region);
 			else
-				view_gpu(views, view, region);
-			atomic_store_explicit(&region->view, view, memory_order_release);
+				map_gpu(mappings, mapping, region);
+			atomic_store_explicit(&region->mapping, mapping, memory_order_release);
 		}
-		pthread_mutex_unlock(&views->lock);
+		pthread_mutex_unlock(&mappings->lock);
 	}
-	*out = view;
-	return view ? 0 : -ENOMEM;
+	*out = mapping;
+	return mapping ? 0 : -ENOMEM;
 }
 
 /* ---- a peer's memory; under views.lock
  * ----------------------------------------------------------- */
 
 struct import {
-	struct wh_device_mappings *views;
+	struct wh_device_mappings *mappings;
 	struct wh_remote_region *region;
-	struct wh_device_mapping *view;
+	struct wh_device_mapping *mapping;
 	struct wh_cuda_device *device;
 	uint8_t type;
 	uint64_t owner_base; /* in the owner's address space: where the first mapping begins */
@@ -256,7 +259,7 @@ struct import {
 
 static int find_device(struct import *import, const uint8_t uuid[16], char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_cuda_uuid known;
 
 	for (unsigned i = 0; i < cuda->device_count; i++) {
@@ -279,16 +282,16 @@ static int find_device(struct import *import, const uint8_t uuid[16], char why[W
 /* The segments follow each other, in the region and in the mappings, and are of one kind. */
 static int check_order(struct import *import, const struct wh_exported *e, char why[WH_REFUSAL])
 {
-	const struct wh_region_entry *place = &import->region->place;
+	const struct wh_region_entry *entry = &import->region->entry;
 	bool first = !e->index;
-	uint64_t at = first ? place->address : import->covered;
+	uint64_t at = first ? entry->address : import->covered;
 
 	if (e->type > WH_HANDLE_LEGACY || e->address != at ||
-	    e->length > place->address + place->length - at ||
+	    e->length > entry->address + entry->length - at ||
 	    (!first &&
 	     (e->type != import->type || e->base != import->owner_base + import->mapped)) ||
 	    (e->type == WH_HANDLE_LEGACY && e->segments != 1) ||
-	    (e->index + 1 == e->segments && at + e->length != place->address + place->length) ||
+	    (e->index + 1 == e->segments && at + e->length != entry->address + entry->length) ||
 	    e->size > UINT64_C(1) << 46) {
 		snprintf(why, WH_REFUSAL, "the peer's answer is not as it should be");
 		return -EPROTO;
@@ -307,14 +310,14 @@ static int keep_legacy(struct import *import, const struct wh_exported *e, char 
 	memcpy(legacy->handle.bytes, e->handle, sizeof(legacy->handle.bytes));
 	legacy->skip = e->address - e->base;
 	legacy->size = e->size;
-	import->view->legacy = legacy;
+	import->mapping->legacy = legacy;
 	return 0;
 }
 
 static int import_fd(struct import *import, const struct wh_exported *e, int fd,
 		     char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_cuda_scope scope;
 	int error;
 
@@ -362,7 +365,7 @@ static int import_segment(void *argument, const struct wh_exported *e, int *fd,
 }
 
 /* Let the device and all that reach it use a stretch of address space. */
-static int admit(struct wh_cuda *cuda, struct wh_device_mapping *view)
+static int admit(struct wh_cuda *cuda, struct wh_device_mapping *mapping)
 {
 	struct wh_cuda_access access[WH_CUDA_DEVICES];
 	uint64_t all = 0;
@@ -372,17 +375,17 @@ static int admit(struct wh_cuda *cuda, struct wh_device_mapping *view)
 	for (unsigned d = 0; d < cuda->device_count; d++) {
 		struct wh_cuda_device *device = &cuda->devices[d];
 
-		if (device != view->device && !wh_cuda_device_peers(device, view->device))
+		if (device != mapping->device && !wh_cuda_device_peers(device, mapping->device))
 			continue;
 		access[count++] = (struct wh_cuda_access){
 			.location = { CUDA_LOCATION_DEVICE, device->handle }, .flags = 3
 		};
 		all |= bit(device);
 	}
-	error = wh_cuda_call_on(cuda, view->device, cuMemSetAccess, view->reserved, view->size,
-				access, count);
+	error = wh_cuda_call_on(cuda, mapping->device, cuMemSetAccess, mapping->reserved,
+				mapping->size, access, count);
 	if (!error)
-		atomic_store(&view->reached, all);
+		atomic_store(&mapping->reached, all);
 	return error;
 }
 
@@ -390,41 +393,41 @@ static int admit(struct wh_cuda *cuda, struct wh_device_mapping *view)
  * want one. */
 static int map_segments(struct import *import)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
-	struct wh_device_mapping *view = import->view;
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
+	struct wh_device_mapping *mapping = import->mapping;
 	CUdeviceptr at;
 	int error;
 
-	error = wh_cuda_call_on(cuda, view->device, cuMemAddressReserve, &at, import->mapped, 0, 0,
-				0);
+	error = wh_cuda_call_on(cuda, mapping->device, cuMemAddressReserve, &at, import->mapped, 0,
+				0, 0);
 	if (error)
 		return error;
-	view->reserved = at;
-	view->reserved_length = import->mapped;
-	view->fixed = true;
+	mapping->reserved = at;
+	mapping->reserved_length = import->mapped;
+	mapping->fixed = true;
 	for (uint32_t i = 0; i < import->count; i++) {
 		error = wh_cuda_check(cuda,
 				      cuda->cuMemMap(at, import->sizes[i], 0, import->memory[i], 0),
 				      "cuMemMap", "%llu bytes of a peer's memory on %s",
-				      (ull)import->sizes[i], view->device->text);
+				      (ull)import->sizes[i], mapping->device->text);
 		if (error)
 			return error;
 		at += import->sizes[i];
-		view->size += import->sizes[i];
+		mapping->size += import->sizes[i];
 	}
-	view->address = view->reserved + (import->region->place.address - import->owner_base);
-	return admit(cuda, view);
+	mapping->address = mapping->reserved + (import->region->entry.address - import->owner_base);
+	return admit(cuda, mapping);
 }
 
 static int import_region(struct import *import, struct wh_shm_peer *shm, char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(import->views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(import->mappings->gpus);
 	struct wh_cuda_scope scope;
 	int error = wh_shm_exports(shm, import->region, false, import_segment, import, why);
 
-	import->view->device = import->device;
+	import->mapping->device = import->device;
 	if (!error)
-		wh_gpus_pinning_device(import->views->gpus, import->device, NULL);
+		wh_gpus_pinning_device(import->mappings->gpus, import->device, NULL);
 	if (!error && import->type == WH_HANDLE_FD) {
 		error = wh_cuda_enter(cuda, import->device, &scope);
 		if (!error) {
@@ -456,79 +459,82 @@ static int forget_segment(void *argument, const struct wh_exported *e, int *fd,
 	return 0;
 }
 
-static int make_remote(struct wh_device_mappings *views, struct wh_shm_peer *shm,
+static int make_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
 		       struct wh_remote_region *region, char why[WH_REFUSAL])
 {
-	struct wh_device_mapping *view = view_new(why);
+	struct wh_device_mapping *mapping = mapping_new(why);
 	struct wh_shm_own own;
 	int error = -ENOMEM;
 
-	if (!view)
+	if (!mapping)
 		return error;
-	if (wh_kind_on_host(region->place.kind)) {
+	if (wh_kind_on_host(region->entry.kind)) {
 		error = wh_shm_map(shm, region, &own, why);
 		if (!error) {
-			view->host = view->mapped = own.base;
-			view->mapped_length = own.length;
-			pin(views, view, own.base, own.length,
-			    region->place.access & WH_ACCESS_WRITE);
+			mapping->host = mapping->mapped = own.base;
+			mapping->mapped_length = own.length;
+			pin(mappings, mapping, own.base, own.length,
+			    region->entry.access & WH_ACCESS_WRITE);
 		}
 	} else {
-		struct import import = { .views = views, .region = region, .view = view };
+		struct import import = { .mappings = mappings,
+					 .region = region,
+					 .mapping = mapping };
 
 		error = import_region(&import, shm, why);
 	}
 	if (error)
-		wh_view_free(views, view);
+		wh_view_free(mappings, mapping);
 	else
-		atomic_store_explicit(&region->view, view, memory_order_release);
+		atomic_store_explicit(&region->mapping, mapping, memory_order_release);
 	return error;
 }
 
-static int view_remote(struct wh_device_mappings *views, struct wh_shm_peer *shm,
-		       struct wh_remote_region *region, struct wh_device_mapping **out,
-		       char why[WH_REFUSAL])
+static int map_remote(struct wh_device_mappings *mappings, struct wh_shm_peer *shm,
+		      struct wh_remote_region *region, struct wh_device_mapping **out,
+		      char why[WH_REFUSAL])
 {
-	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
+	struct wh_device_mapping *mapping =
+		atomic_load_explicit(&region->mapping, memory_order_acquire);
 	int error;
 
-	if (!view || !wh_shm_asked(shm, region)) {
-		error = wh_cuda_ready(wh_gpus_cuda(views->gpus));
+	if (!mapping || !wh_shm_asked(shm, region)) {
+		error = wh_cuda_ready(wh_gpus_cuda(mappings->gpus));
 		if (error)
 			return said(why, error);
-		pthread_mutex_lock(&views->lock);
-		if (!atomic_load(&region->view))
-			error = make_remote(views, shm, region, why);
+		pthread_mutex_lock(&mappings->lock);
+		if (!atomic_load(&region->mapping))
+			error = make_remote(mappings, shm, region, why);
 		else if (!wh_shm_asked(shm, region))
-			error = wh_kind_on_host(region->place.kind) ?
+			error = wh_kind_on_host(region->entry.kind) ?
 					wh_shm_map(shm, region, NULL, why) :
 					wh_shm_exports(shm, region, false, forget_segment, NULL,
 						       why);
-		pthread_mutex_unlock(&views->lock);
+		pthread_mutex_unlock(&mappings->lock);
 		if (error)
 			return error;
-		view = atomic_load(&region->view);
+		mapping = atomic_load(&region->mapping);
 	}
-	*out = view;
+	*out = mapping;
 	return 0;
 }
 
-int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		   struct wh_device_mapping **out, char why[WH_REFUSAL])
 {
 	struct wh_peer *peer = cuda->peer;
 
 	if (peer->self)
 		return wh_device_mapping_local(
-			cuda->views, wh_container(place, struct wh_region, place), out, why);
+			cuda->mappings, wh_container(entry, struct wh_region, entry), out, why);
 	/* It is opened after this transport, and for good. */
 	if (!peer->opened[WH_TRANSPORT_SHM]) {
 		snprintf(why, WH_REFUSAL,
 			 "handles of GPU memory come by way of shm, which is refused");
 		return -EOPNOTSUPP;
 	}
-	return view_remote(cuda->views, peer->transport[WH_TRANSPORT_SHM],
-			   wh_container(place, struct wh_remote_region, place), out, why);
+	return map_remote(cuda->mappings, peer->transport[WH_TRANSPORT_SHM],
+			  wh_container(entry, struct wh_remote_region, entry), out, why);
 }
 
 /* The segments' order is that of the mappings, which was checked when they were imported. */
@@ -550,10 +556,10 @@ static int keep_object(void *argument, const struct wh_exported *e, int *fd, cha
 	return 0;
 }
 
-int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *place,
+int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 		    struct wh_cuda_objects *out)
 {
-	struct wh_remote_region *region = wh_container(place, struct wh_remote_region, place);
+	struct wh_remote_region *region = wh_container(entry, struct wh_remote_region, entry);
 	char why[WH_REFUSAL];
 	int error;
 
@@ -580,24 +586,24 @@ static void close_legacy(struct wh_cuda *cuda, struct wh_legacy *legacy)
 	free(legacy);
 }
 
-void wh_view_free(struct wh_device_mappings *views, struct wh_device_mapping *view)
+void wh_view_free(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_scope scope;
 
-	if (view->legacy)
-		close_legacy(cuda, view->legacy);
-	if (view->pinned)
-		unpin(views, view->pinned);
-	if (view->reserved && !wh_cuda_enter(cuda, view->device, &scope)) {
-		if (view->size)
-			cuda->cuMemUnmap(view->reserved, view->size);
-		cuda->cuMemAddressFree(view->reserved, view->reserved_length);
+	if (mapping->legacy)
+		close_legacy(cuda, mapping->legacy);
+	if (mapping->pinned)
+		unpin(mappings, mapping->pinned);
+	if (mapping->reserved && !wh_cuda_enter(cuda, mapping->device, &scope)) {
+		if (mapping->size)
+			cuda->cuMemUnmap(mapping->reserved, mapping->size);
+		cuda->cuMemAddressFree(mapping->reserved, mapping->reserved_length);
 		wh_cuda_leave(&scope);
 	}
-	if (view->mapped)
-		munmap(view->mapped, view->mapped_length);
-	free(view);
+	if (mapping->mapped)
+		munmap(mapping->mapped, mapping->mapped_length);
+	free(mapping);
 }
 
 /* ---- paths -------------------------------------------------------------------------------------
@@ -640,16 +646,16 @@ void wh_path_choose(const struct wh_device_mapping *local, const struct wh_devic
 
 /* Open a legacy handle for the device, if that has not been done; with access to the other device's
  * memory, where it is another one's. */
-static int open_legacy(struct wh_device_mappings *views, struct wh_device_mapping *view,
+static int open_legacy(struct wh_device_mappings *mappings, struct wh_device_mapping *mapping,
 		       struct wh_cuda_device *device)
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	struct wh_cuda_scope scope;
 	CUdeviceptr base = 0;
 	size_t size;
 	int error;
 
-	if (atomic_load(&view->reached) & bit(device))
+	if (atomic_load(&mapping->reached) & bit(device))
 		return 0;
 	error = wh_cuda_enter(cuda, device, &scope);
 	if (error)
@@ -657,49 +663,52 @@ static int open_legacy(struct wh_device_mappings *views, struct wh_device_mappin
 	error = !cuda->cuIpcOpenMemHandle ?
 			wh_cuda_missing(cuda, "cuIpcOpenMemHandle") :
 			wh_cuda_check(cuda,
-				      cuda->cuIpcOpenMemHandle(&base, view->legacy->handle,
+				      cuda->cuIpcOpenMemHandle(&base, mapping->legacy->handle,
 							       CUDA_IPC_LAZY_PEER),
 				      "cuIpcOpenMemHandle", "memory of %s on cuda:%d",
-				      view->device->text, device->ordinal);
+				      mapping->device->text, device->ordinal);
 	/* The owner's word for how large it is must not lead a kernel past its end. */
-	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) && size < view->legacy->size) {
+	if (!error && !cuda->cuMemGetAddressRange(NULL, &size, base) &&
+	    size < mapping->legacy->size) {
 		cuda->cuIpcCloseMemHandle(base);
 		error = wh_fail(EPROTO, "the peer's memory on %s has %zu bytes, and not %llu",
-				view->device->text, size, (ull)view->legacy->size);
+				mapping->device->text, size, (ull)mapping->legacy->size);
 	}
 	wh_cuda_leave(&scope);
 	if (error)
 		return error;
-	view->legacy->base[device->ordinal] = base;
-	atomic_fetch_or(&view->reached, bit(device));
+	mapping->legacy->base[device->ordinal] = base;
+	atomic_fetch_or(&mapping->reached, bit(device));
 	return 0;
 }
 
-uint64_t wh_device_mapping_own(struct wh_device_mappings *views, struct wh_device_mapping *view)
+uint64_t wh_device_mapping_own(struct wh_device_mappings *mappings,
+			       struct wh_device_mapping *mapping)
 {
 	int error = 0;
 
-	if (!view->legacy)
-		return view->address;
-	if (!(atomic_load_explicit(&view->reached, memory_order_acquire) & bit(view->device))) {
-		pthread_mutex_lock(&views->lock);
-		error = open_legacy(views, view, view->device);
-		pthread_mutex_unlock(&views->lock);
+	if (!mapping->legacy)
+		return mapping->address;
+	if (!(atomic_load_explicit(&mapping->reached, memory_order_acquire) &
+	      bit(mapping->device))) {
+		pthread_mutex_lock(&mappings->lock);
+		error = open_legacy(mappings, mapping, mapping->device);
+		pthread_mutex_unlock(&mappings->lock);
 	}
-	return error ? 0 : wh_device_mapping_address(view, view->device);
+	return error ? 0 : wh_device_mapping_address(mapping, mapping->device);
 }
 
 /* Let the device that one side lies on reach the other side, where that can be switched on. */
-static void try_reach(struct wh_device_mappings *views, const struct wh_device_mapping *by,
+static void try_reach(struct wh_device_mappings *mappings, const struct wh_device_mapping *by,
 		      struct wh_device_mapping *to, char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = wh_gpus_cuda(views->gpus);
+	struct wh_cuda *cuda = wh_gpus_cuda(mappings->gpus);
 	int error = 0;
 
 	if (!by->device || by->managed || to->managed || reaches(by, to))
 		return;
 	if (to->legacy) {
-		error = open_legacy(views, to, by->device);
+		error = open_legacy(mappings, to, by->device);
 	} else if (by->context || to->context || !to->device) {
 		snprintf(why, WH_REFUSAL, "%s",
 			 *to->why ? to->why : "two contexts of the application");
@@ -715,21 +724,21 @@ static void try_reach(struct wh_device_mappings *views, const struct wh_device_m
 		said(why, error);
 }
 
-bool wh_path_make(struct wh_device_mappings *views, struct wh_device_mapping *local,
+bool wh_path_make(struct wh_device_mappings *mappings, struct wh_device_mapping *local,
 		  struct wh_device_mapping *remote, uint32_t op, struct wh_gpu_path *path,
 		  char why[WH_REFUSAL])
 {
-	pthread_mutex_lock(&views->lock);
+	pthread_mutex_lock(&mappings->lock);
 	if (local->managed || remote->managed)
 		snprintf(why, WH_REFUSAL, "%s", local->managed ? local->why : remote->why);
-	try_reach(views, local, remote, why);
+	try_reach(mappings, local, remote, why);
 	wh_path_choose(local, remote, op, path);
 	if (!path->device) {
 		/* Its own device, for staging as well; then that towards us. */
-		try_reach(views, remote, remote, why);
-		try_reach(views, remote, local, why);
+		try_reach(mappings, remote, remote, why);
+		try_reach(mappings, remote, local, why);
 		wh_path_choose(local, remote, op, path);
 	}
-	pthread_mutex_unlock(&views->lock);
+	pthread_mutex_unlock(&mappings->lock);
 	return path->device;
 }

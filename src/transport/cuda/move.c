@@ -24,40 +24,40 @@ struct sides {
 	uint64_t remote;
 };
 
-static struct sides sides_of(const struct wh_fragment *piece, uint64_t index)
+static struct sides sides_of(const struct wh_fragment *fragment, uint64_t index)
 {
-	if (piece->blocks)
-		return (struct sides){ piece->blocks->bases[index].local,
-				       piece->blocks->bases[index].remote };
-	return (struct sides){ piece->batch->items[index].local,
-			       piece->batch->items[index].remote };
+	if (fragment->blocks)
+		return (struct sides){ fragment->blocks->bases[index].local,
+				       fragment->blocks->bases[index].remote };
+	return (struct sides){ fragment->batch->items[index].local,
+			       fragment->batch->items[index].remote };
 }
 
-static struct wh_region_table *places_of(const struct wh_cuda_op *op)
+static struct wh_region_table *remote_table(const struct wh_cuda_op *op)
 {
 	struct wh_peer *peer = op->cuda->peer;
 
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static struct wh_device_mapping *remote_view(const struct wh_cuda_op *op,
-					     const struct wh_region_entry *place)
+static struct wh_device_mapping *remote_mapping(const struct wh_cuda_op *op,
+						const struct wh_region_entry *entry)
 {
 	if (op->cuda->peer->self)
-		return atomic_load_explicit(&wh_container(place, struct wh_region, place)->view,
+		return atomic_load_explicit(&wh_container(entry, struct wh_region, entry)->mapping,
 					    memory_order_acquire);
-	return atomic_load_explicit(&wh_container(place, struct wh_remote_region, place)->view,
+	return atomic_load_explicit(&wh_container(entry, struct wh_remote_region, entry)->mapping,
 				    memory_order_acquire);
 }
 
 void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_device_mapping **local,
 		      struct wh_device_mapping **remote)
 {
-	struct sides sides = sides_of(op->piece, index);
+	struct sides sides = sides_of(op->fragment, index);
 
-	*local = atomic_load_explicit(&sides.local->view, memory_order_acquire);
-	*remote = remote_view(
-		op, wh_region_table_at(places_of(op), wh_region_table_index(sides.remote)));
+	*local = atomic_load_explicit(&sides.local->mapping, memory_order_acquire);
+	*remote = remote_mapping(
+		op, wh_region_table_at(remote_table(op), wh_region_table_index(sides.remote)));
 }
 
 /* ---- ending ------------------------------------------------------------------------------------
@@ -65,30 +65,30 @@ void wh_cuda_mappings(const struct wh_cuda_op *op, uint64_t index, struct wh_dev
 
 void wh_cuda_part_fail(struct wh_cuda_part *part, int error, const char *text)
 {
-	struct wh_fragment *piece = part->op->piece;
+	struct wh_fragment *fragment = part->op->fragment;
 	int none = 0;
 
 	if (!atomic_compare_exchange_strong(&part->error, &none, error))
 		return;
-	for (uint64_t i = part->first; i < part->end && !piece->blocks; i++)
-		wh_fragment_fail(piece, i, error, "%s", text);
-	if (piece->blocks)
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s", text);
+	for (uint64_t i = part->first; i < part->end && !fragment->blocks; i++)
+		wh_fragment_fail(fragment, i, error, "%s", text);
+	if (fragment->blocks)
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", text);
 }
 
 static void op_free(struct wh_cuda_op *op)
 {
 	struct wh_cuda_part *part, *next;
 
-	for (size_t i = 0; i < op->place_count; i++)
-		wh_region_entry_leave(op->places[i]);
+	for (size_t i = 0; i < op->entry_count; i++)
+		wh_region_entry_leave(op->entries[i]);
 	for (part = op->parts; part; part = next) {
 		next = part->next;
 		if (part->loses)
 			wh_cached_lists_free(part->keeps);
 		free(part);
 	}
-	free(op->places);
+	free(op->entries);
 	free(op);
 }
 
@@ -103,7 +103,7 @@ bool wh_cuda_lost(struct wh_cuda_peer *cuda)
 }
 
 /* A copy into mapped memory of a process that has ended succeeds as well as any other. */
-void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
+void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	char text[WH_TEXT_MAX];
 	int lost;
@@ -118,18 +118,18 @@ void wh_cuda_verify(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
 		snprintf(text, sizeof(text), "%s has ended", cuda->peer->welcome.name);
 	}
 	if (lost)
-		wh_fragment_fail(piece, UINT64_MAX, lost, "%s", text);
+		wh_fragment_fail(fragment, UINT64_MAX, lost, "%s", text);
 }
 
 static void let_go(struct wh_cuda_op *op)
 {
-	struct wh_fragment *piece = op->piece;
+	struct wh_fragment *fragment = op->fragment;
 
 	if (atomic_fetch_sub_explicit(&op->left, 1, memory_order_acq_rel) != 1)
 		return;
-	wh_cuda_verify(op->cuda, piece);
+	wh_cuda_verify(op->cuda, fragment);
 	op_free(op);
-	wh_fragment_done(piece);
+	wh_fragment_done(fragment);
 }
 
 void wh_cuda_part_done(struct wh_cuda_part *part)
@@ -140,10 +140,10 @@ void wh_cuda_part_done(struct wh_cuda_part *part)
 /* ---- putting a part on its lane
  * ------------------------------------------------------------------ */
 
-static void make_pair(const struct wh_fragment *piece, uint64_t from_local, uint64_t from_remote,
+static void make_pair(const struct wh_fragment *fragment, uint64_t from_local, uint64_t from_remote,
 		      uint64_t length, struct wh_pair *pair)
 {
-	bool write = piece->op == WH_WRITE;
+	bool write = fragment->op == WH_WRITE;
 
 	pair->from = write ? from_local : from_remote;
 	pair->to = write ? from_remote : from_local;
@@ -154,22 +154,22 @@ static void make_pair(const struct wh_fragment *piece, uint64_t from_local, uint
 static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
 	struct wh_device_mapping *local = NULL, *remote = NULL;
-	const struct wh_fragment *piece = part->op->piece;
+	const struct wh_fragment *fragment = part->op->fragment;
 	struct wh_pair pairs[PAIRS];
-	uint64_t viewed = UINT64_MAX, n, put;
+	uint64_t is_mapped = UINT64_MAX, n, put;
 	struct wh_cursor at;
 	struct wh_extent_pair run;
 
 	while (part->at.left) {
 		at = part->at;
-		for (n = 0; n < PAIRS && wh_fragment_next(piece, &at, UINT64_MAX, &run); n++) {
-			struct sides sides = sides_of(piece, run.index);
+		for (n = 0; n < PAIRS && wh_fragment_next(fragment, &at, UINT64_MAX, &run); n++) {
+			struct sides sides = sides_of(fragment, run.index);
 
-			if (run.index != viewed)
+			if (run.index != is_mapped)
 				wh_cuda_mappings(part->op, run.index, &local, &remote);
-			viewed = run.index;
-			make_pair(piece, wh_device_mapping_at(local, sides.local, run.local),
-				  wh_device_mapping_address(remote, part->lane->gpu->device) +
+			is_mapped = run.index;
+			make_pair(fragment, wh_device_mapping_at(local, sides.local, run.local),
+				  wh_device_mapping_address(remote, part->stream->gpu->device) +
 					  run.offset,
 				  run.length, &pairs[n]);
 		}
@@ -179,7 +179,7 @@ static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn
 			continue;
 		}
 		while (put--)
-			wh_fragment_next(piece, &part->at, UINT64_MAX, &run);
+			wh_fragment_next(fragment, &part->at, UINT64_MAX, &run);
 		return false;
 	}
 	return true;
@@ -189,9 +189,9 @@ static bool put_pairs(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn
 static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
 			     struct wh_gpu_stream_blocks *out)
 {
-	const struct wh_fragment *piece = part->op->piece;
-	const struct wh_blocks *blocks = piece->blocks;
-	bool write = piece->op == WH_WRITE;
+	const struct wh_fragment *fragment = part->op->fragment;
+	const struct wh_blocks *blocks = fragment->blocks;
+	bool write = fragment->op == WH_WRITE;
 	unsigned n = 0;
 
 	memset(out, 0, sizeof(*out));
@@ -201,10 +201,10 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
 		struct wh_pair pair;
 
 		wh_cuda_mappings(part->op, base, &local, &remote);
-		make_pair(piece,
+		make_pair(fragment,
 			  wh_device_mapping_at(local, blocks->bases[base].local,
 					       blocks->bases[base].address),
-			  wh_device_mapping_address(remote, part->lane->gpu->device) +
+			  wh_device_mapping_address(remote, part->stream->gpu->device) +
 				  blocks->bases[base].offset,
 			  0, &pair);
 		out->job.source_base[n] = pair.from;
@@ -225,27 +225,27 @@ static unsigned gather_bases(struct wh_cuda_part *part, uint64_t base,
 static void keep_lists(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn,
 		       struct wh_gpu_stream_blocks *work)
 {
-	struct wh_blocks *blocks = part->op->piece->blocks;
-	struct wh_cached_lists *kept = atomic_load(&blocks->kept), *none = NULL;
+	struct wh_blocks *blocks = part->op->fragment->blocks;
+	struct wh_cached_lists *cached = atomic_load(&blocks->cached), *none = NULL;
 
-	if (kept) {
-		wh_cached_lists_use(kept, part->lane, work);
+	if (cached) {
+		wh_cached_lists_use(cached, part->stream, work);
 		return;
 	}
 	if (!atomic_exchange(&blocks->used, true))
 		return;
-	kept = wh_cached_lists_make(turn, work->source_list, work->target_list, blocks->count);
-	if (!kept)
+	cached = wh_cached_lists_make(turn, work->source_list, work->target_list, blocks->count);
+	if (!cached)
 		return;
-	part->keeps = kept;
-	wh_cached_lists_use(kept, part->lane, work);
-	if (!atomic_compare_exchange_strong(&blocks->kept, &none, kept))
+	part->keeps = cached;
+	wh_cached_lists_use(cached, part->stream, work);
+	if (!atomic_compare_exchange_strong(&blocks->cached, &none, cached))
 		part->loses = true; /* somebody was faster: it goes when the part is done */
 }
 
 static bool put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *turn)
 {
-	struct wh_blocks *blocks = part->op->piece->blocks;
+	struct wh_blocks *blocks = part->op->fragment->blocks;
 	struct wh_gpu_stream_blocks work;
 	uint64_t put, wanted;
 	unsigned bases;
@@ -253,7 +253,7 @@ static bool put_blocks(struct wh_cuda_part *part, struct wh_gpu_stream_turn *tur
 	while (part->at.outer < part->end) {
 		bases = gather_bases(part, part->at.outer, &work);
 		if (part->keeps)
-			wh_cached_lists_use(part->keeps, part->lane, &work);
+			wh_cached_lists_use(part->keeps, part->stream, &work);
 		else
 			keep_lists(part, turn, &work);
 		wanted = blocks->count - part->at.inner;
@@ -272,7 +272,7 @@ static void part_put(struct wh_cuda_part *part)
 {
 	struct wh_gpu_stream_turn turn;
 
-	wh_gpu_stream_begin(part->lane, &turn);
+	wh_gpu_stream_begin(part->stream, &turn);
 	if (part->kernel ? put_blocks(part, &turn) : put_pairs(part, &turn))
 		part->at.left = 0;
 	wh_gpu_stream_end(&turn, &part->job);
@@ -286,7 +286,7 @@ static void part_ended(struct wh_gpu_stream_job *job, int error, const char *tex
 		wh_cuda_part_fail(part, error, text);
 	else if (part->keeps && !part->loses)
 		wh_cached_lists_ready(part->keeps);
-	if (!error && part->at.left && atomic_load(&part->op->piece->cancelled))
+	if (!error && part->at.left && atomic_load(&part->op->fragment->cancelled))
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	if (part->at.left && !atomic_load(&part->error))
 		part_put(part);
@@ -300,53 +300,53 @@ static void part_ended(struct wh_gpu_stream_job *job, int error, const char *tex
 /* Be in the place until the piece is done. */
 static int enter(struct wh_cuda_op *op, uint64_t id, struct wh_region_entry **out)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 
-	if (op->place_count == op->place_room) {
-		size_t room = op->place_room ? 2 * op->place_room : 8;
-		struct wh_region_entry **grown = realloc(op->places, room * sizeof(*grown));
+	if (op->entry_count == op->entry_room) {
+		size_t room = op->entry_room ? 2 * op->entry_room : 8;
+		struct wh_region_entry **grown = realloc(op->entries, room * sizeof(*grown));
 
 		if (!grown)
 			return wh_fail(ENOMEM, "no memory");
-		op->places = grown;
-		op->place_room = room;
+		op->entries = grown;
+		op->entry_room = room;
 	}
-	place = wh_region_entry_enter(places_of(op), id);
-	if (!place)
+	entry = wh_region_entry_enter(remote_table(op), id);
+	if (!entry)
 		return wh_fail(ESTALE, "region %#llx of the peer is gone", (unsigned long long)id);
-	op->places[op->place_count++] = place;
-	*out = place;
+	op->entries[op->entry_count++] = entry;
+	*out = entry;
 	return 0;
 }
 
 /* By which lane goes this transfer, or base? NULL: it is staged. The text of an error is
  * wh_error_text(). */
-static int find_lane(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
+static int find_stream(struct wh_cuda_op *op, uint64_t index, struct wh_gpu_stream **out)
 {
-	struct sides sides = sides_of(op->piece, index);
-	struct wh_device_mappings *views = op->cuda->views;
+	struct sides sides = sides_of(op->fragment, index);
+	struct wh_device_mappings *mappings = op->cuda->mappings;
 	struct wh_device_mapping *local, *remote;
 	struct wh_gpu_path path;
 	char why[WH_REFUSAL];
-	struct wh_region_entry *place = NULL;
-	int error = enter(op, sides.remote, &place);
+	struct wh_region_entry *entry = NULL;
+	int error = enter(op, sides.remote, &entry);
 
 	if (error)
 		return error;
-	error = wh_device_mapping_local(views, sides.local, &local, why);
+	error = wh_device_mapping_local(mappings, sides.local, &local, why);
 	if (!error)
-		error = wh_cuda_remote(op->cuda, place, &remote, why);
+		error = wh_cuda_remote(op->cuda, entry, &remote, why);
 	if (error)
 		return wh_fail(-error, "%s", why);
-	wh_path_choose(local, remote, op->piece->op, &path);
+	wh_path_choose(local, remote, op->fragment->op, &path);
 	*out = NULL;
 	if (!path.device)
 		return 0;
-	return wh_gpus_stream(views->gpus, path.device, path.context, path.way,
-			      op->piece->batch->priority == WH_PRIORITY_LATENCY, out);
+	return wh_gpus_stream(mappings->gpus, path.device, path.context, path.way,
+			      op->fragment->batch->priority == WH_PRIORITY_LATENCY, out);
 }
 
-static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *lane,
+static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream *stream,
 				     uint64_t first)
 {
 	struct wh_cuda_part *part = calloc(1, sizeof(*part));
@@ -354,7 +354,7 @@ static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream
 	if (!part)
 		return NULL;
 	part->op = op;
-	part->lane = lane;
+	part->stream = stream;
 	part->first = first;
 	part->job.done = part_ended;
 	part->next = op->parts;
@@ -365,8 +365,8 @@ static struct wh_cuda_part *part_new(struct wh_cuda_op *op, struct wh_gpu_stream
 /* The part's end is known: count its bytes, and choose how blocks go. */
 static void part_close(struct wh_cuda_part *part, uint64_t end)
 {
-	const struct wh_fragment *piece = part->op->piece;
-	const struct wh_blocks *blocks = piece->blocks;
+	const struct wh_fragment *fragment = part->op->fragment;
+	const struct wh_blocks *blocks = fragment->blocks;
 
 	part->end = end;
 	part->at = (struct wh_cursor){ .outer = part->first };
@@ -374,48 +374,48 @@ static void part_close(struct wh_cuda_part *part, uint64_t end)
 		uint64_t count = blocks->count * (end - part->first);
 
 		part->at.left = count * blocks->block_length;
-		part->kernel = part->lane && wh_gpu_stream_prefers_kernel(part->lane, count,
-									  blocks->block_length);
+		part->kernel = part->stream && wh_gpu_stream_prefers_kernel(part->stream, count,
+									    blocks->block_length);
 		return;
 	}
 	for (uint64_t i = part->first; i < end; i++)
-		part->at.left += piece->batch->items[i].length;
+		part->at.left += fragment->batch->items[i].length;
 }
 
 /* 0, or the error of transfer, or base, *index. */
 static int cut(struct wh_cuda_op *op, uint64_t *index)
 {
-	const struct wh_fragment *piece = op->piece;
+	const struct wh_fragment *fragment = op->fragment;
 	struct wh_cuda_part *part = NULL;
-	struct wh_gpu_stream *lane = NULL;
+	struct wh_gpu_stream *stream = NULL;
 	struct sides last = { 0 };
 	int error;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		struct sides sides = sides_of(piece, i);
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		struct sides sides = sides_of(fragment, i);
 
 		*index = i;
 		if (part && sides.local == last.local && sides.remote == last.remote)
 			continue;
 		last = sides;
-		error = find_lane(op, i, &lane);
+		error = find_stream(op, i, &stream);
 		if (error)
 			return error;
 		/* What is staged is so between two regions. */
-		if (part && lane && lane == part->lane)
+		if (part && stream && stream == part->stream)
 			continue;
 		if (part)
 			part_close(part, i);
-		part = part_new(op, lane, i);
+		part = part_new(op, stream, i);
 		if (!part)
 			return wh_fail(ENOMEM, "no memory");
 	}
 	if (part) /* there is always one transfer, or base, at least */
-		part_close(part, piece->first + piece->count);
+		part_close(part, fragment->first + fragment->count);
 	return 0;
 }
 
-void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
+void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	struct wh_cuda_op *op = calloc(1, sizeof(*op));
 	struct wh_cuda_part *part, *next;
@@ -423,26 +423,26 @@ void wh_cuda_move(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
 	int error;
 
 	if (!op) {
-		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory");
-		wh_fragment_done(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory");
+		wh_fragment_done(fragment);
 		return;
 	}
 	op->cuda = cuda;
-	op->piece = piece;
+	op->fragment = fragment;
 	atomic_init(&op->left, 1);
 	error = wh_cuda_lost(cuda) ? 0 : cut(op, &index);
 	if (error) {
 		/* Nothing has been started, so all of the piece fails. */
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s %llu: %s",
-				 piece->blocks ? "base" : "transfer", (unsigned long long)index,
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s %llu: %s",
+				 fragment->blocks ? "base" : "transfer", (unsigned long long)index,
 				 wh_error_text());
-	} else if (atomic_load(&piece->cancelled)) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
+	} else if (atomic_load(&fragment->cancelled)) {
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
 	} else if (!wh_cuda_lost(cuda)) { /* which let_go() says */
 		for (part = op->parts; part; part = next) {
 			next = part->next;
 			atomic_fetch_add(&op->left, 1);
-			if (part->lane)
+			if (part->stream)
 				part_put(part);
 			else
 				wh_cuda_stage(part);

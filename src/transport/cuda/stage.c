@@ -17,8 +17,8 @@
 #define RUNS 256u /* of one slot */
 
 struct side {
-	const struct wh_device_mapping *view;
-	struct wh_gpu_stream *lane; /* NULL: the CPU */
+	const struct wh_device_mapping *mapping;
+	struct wh_gpu_stream *stream; /* NULL: the CPU */
 	uint64_t base; /* added to a run's own number for it: see run_at() */
 };
 
@@ -57,13 +57,13 @@ static uint64_t run_at(const struct stage *stage, const struct side *side,
 }
 
 /* What is added to a run's local address, or to its offset in the remote region. */
-static uint64_t base_of(const struct wh_device_mapping *view, const struct wh_region *local)
+static uint64_t base_of(const struct wh_device_mapping *mapping, const struct wh_region *local)
 {
-	uint64_t first = view->host && !view->device ?
-				 (uint64_t)(uintptr_t)view->host :
-				 wh_device_mapping_address(view, view->device);
+	uint64_t first = mapping->host && !mapping->device ?
+				 (uint64_t)(uintptr_t)mapping->host :
+				 wh_device_mapping_address(mapping, mapping->device);
 
-	return local ? first - local->place.address : first;
+	return local ? first - local->entry.address : first;
 }
 
 /* ---- steps -------------------------------------------------------------------------------------
@@ -73,22 +73,22 @@ static uint64_t base_of(const struct wh_device_mapping *view, const struct wh_re
 static bool take(struct work *work)
 {
 	struct wh_cuda_part *part = work->stage->part;
-	const struct wh_fragment *piece = part->op->piece;
+	const struct wh_fragment *fragment = part->op->fragment;
 	uint64_t bytes = 0;
 	struct wh_extent_pair run;
 	bool any;
 
 	pthread_mutex_lock(&work->stage->lock);
-	if (atomic_load(&piece->cancelled) && part->at.left)
+	if (atomic_load(&fragment->cancelled) && part->at.left)
 		wh_cuda_part_fail(part, -ECANCELED, "cancelled");
 	any = part->at.left && !atomic_load(&part->error);
 	work->start = part->at;
 	for (unsigned i = 0; any && i < RUNS && bytes < WH_SLOT && part->at.left; i++) {
-		wh_fragment_next(piece, &part->at, WH_SLOT - bytes, &run);
+		wh_fragment_next(fragment, &part->at, WH_SLOT - bytes, &run);
 		bytes += run.length;
 	}
 	pthread_mutex_unlock(&work->stage->lock);
-	wh_count_add(&part->op->cuda->views->engine->tally.staged_bytes, bytes);
+	wh_count_add(&part->op->cuda->mappings->engine->statistics.staged_bytes, bytes);
 	work->start.left = bytes;
 	return any;
 }
@@ -96,11 +96,11 @@ static bool take(struct work *work)
 static void by_cpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
-	const struct wh_fragment *piece = stage->part->op->piece;
+	const struct wh_fragment *fragment = stage->part->op->fragment;
 	char *slot = work->slot->host;
 	struct wh_extent_pair run;
 
-	while (wh_fragment_next(piece, &work->at, work->at.left, &run)) {
+	while (wh_fragment_next(fragment, &work->at, work->at.left, &run)) {
 		char *there = (char *)(uintptr_t)run_at(stage, side, &run);
 
 		if (side == &stage->source)
@@ -115,14 +115,14 @@ static void by_cpu(struct work *work, const struct side *side)
 static void by_gpu(struct work *work, const struct side *side)
 {
 	struct stage *stage = work->stage;
-	const struct wh_fragment *piece = stage->part->op->piece;
+	const struct wh_fragment *fragment = stage->part->op->fragment;
 	struct wh_pair pairs[RUNS];
 	uint64_t slot = work->slot->address + work->filled, put, n = 0;
 	struct wh_cursor at = work->at;
 	struct wh_gpu_stream_turn turn;
 	struct wh_extent_pair run;
 
-	while (wh_fragment_next(piece, &at, at.left, &run)) {
+	while (wh_fragment_next(fragment, &at, at.left, &run)) {
 		uint64_t there = run_at(stage, side, &run);
 
 		pairs[n].from = side == &stage->source ? there : slot;
@@ -130,15 +130,15 @@ static void by_gpu(struct work *work, const struct side *side)
 		pairs[n++].length = run.length;
 		slot += run.length;
 	}
-	wh_gpu_stream_begin(side->lane, &turn);
-	if (side->view->managed) {
+	wh_gpu_stream_begin(side->stream, &turn);
+	if (side->mapping->managed) {
 		for (put = 0; put < n; put++)
 			wh_gpu_stream_copy(&turn, pairs[put].to, pairs[put].from,
 					   pairs[put].length);
 	} else {
 		put = wh_gpu_stream_pairs(&turn, pairs, n);
 	}
-	while (put-- && wh_fragment_next(piece, &work->at, work->at.left, &run))
+	while (put-- && wh_fragment_next(fragment, &work->at, work->at.left, &run))
 		work->filled += run.length;
 	wh_gpu_stream_end(&turn, &work->job);
 }
@@ -149,7 +149,7 @@ static void work_end(struct work *work)
 	struct wh_cuda_part *part = stage->part;
 
 	if (work->slot)
-		wh_slot_give(part->op->cuda->views->gpus, work->slot);
+		wh_slot_give(part->op->cuda->mappings->gpus, work->slot);
 	free(work);
 	if (atomic_fetch_sub_explicit(&stage->works, 1, memory_order_acq_rel) != 1)
 		return;
@@ -181,7 +181,7 @@ static void work_on(struct work *work)
 			begin(work, INTO);
 			continue;
 		}
-		if (work->at.left && side->lane) {
+		if (work->at.left && side->stream) {
 			by_gpu(work, side);
 			return;
 		}
@@ -226,24 +226,24 @@ static void start_work(struct stage *stage)
 	work->job.done = work_done;
 	work->wait.ready = slot_ready;
 	atomic_fetch_add(&stage->works, 1);
-	work->slot = wh_slot_take(stage->part->op->cuda->views->gpus, WH_SLOT_ASKS, &work->wait);
+	work->slot = wh_slot_take(stage->part->op->cuda->mappings->gpus, WH_SLOT_ASKS, &work->wait);
 	if (work->slot)
 		work_on(work);
 }
 
 static int open_side(struct wh_gpus *gpus, struct side *side, enum wh_blocks_way way, bool urgent)
 {
-	if (side->view->host && !side->view->device)
+	if (side->mapping->host && !side->mapping->device)
 		return 0;
-	return wh_gpus_stream(gpus, side->view->device, side->view->context, way, urgent,
-			      &side->lane);
+	return wh_gpus_stream(gpus, side->mapping->device, side->mapping->context, way, urgent,
+			      &side->stream);
 }
 
 void wh_cuda_stage(struct wh_cuda_part *part)
 {
-	const struct wh_fragment *piece = part->op->piece;
-	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
-	struct wh_gpus *gpus = part->op->cuda->views->gpus;
+	const struct wh_fragment *fragment = part->op->fragment;
+	bool urgent = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	struct wh_gpus *gpus = part->op->cuda->mappings->gpus;
 	struct stage *stage = calloc(1, sizeof(*stage));
 	struct wh_device_mapping *local, *remote;
 	const struct wh_region *region;
@@ -256,14 +256,14 @@ void wh_cuda_stage(struct wh_cuda_part *part)
 		return;
 	}
 	wh_cuda_mappings(part->op, part->first, &local, &remote);
-	region = piece->blocks ? piece->blocks->bases[part->first].local :
-				 piece->batch->items[part->first].local;
+	region = fragment->blocks ? fragment->blocks->bases[part->first].local :
+				    fragment->batch->items[part->first].local;
 	stage->part = part;
-	stage->write = piece->op == WH_WRITE;
-	stage->source.view = stage->write ? local : remote;
-	stage->target.view = stage->write ? remote : local;
-	stage->source.base = base_of(stage->source.view, stage->write ? region : NULL);
-	stage->target.base = base_of(stage->target.view, stage->write ? NULL : region);
+	stage->write = fragment->op == WH_WRITE;
+	stage->source.mapping = stage->write ? local : remote;
+	stage->target.mapping = stage->write ? remote : local;
+	stage->source.base = base_of(stage->source.mapping, stage->write ? region : NULL);
+	stage->target.base = base_of(stage->target.mapping, stage->write ? NULL : region);
 	pthread_mutex_init(&stage->lock, NULL);
 	error = open_side(gpus, &stage->source, WH_BLOCKS_TO_HOST, urgent);
 	if (!error)
@@ -290,10 +290,10 @@ void wh_cuda_stage(struct wh_cuda_part *part)
  * ------------------------------------------------------------------------------- */
 
 /* The side's lane, for GPUs. False: the driver gives none. */
-static bool side_of(struct wh_gpus *gpus, const struct wh_device_mapping *view,
+static bool side_of(struct wh_gpus *gpus, const struct wh_device_mapping *mapping,
 		    enum wh_blocks_way way, struct side *out)
 {
-	*out = (struct side){ .view = view };
+	*out = (struct side){ .mapping = mapping };
 	return !open_side(gpus, out, way, false);
 }
 
@@ -303,11 +303,11 @@ void wh_cuda_stage_prepare(struct wh_gpus *gpus, struct wh_device_mapping *local
 	struct side source, target;
 
 	if (side_of(gpus, op == WH_WRITE ? local : remote, WH_BLOCKS_TO_HOST, &source) &&
-	    source.lane)
-		wh_gpu_stream_probe(source.lane, 0, 0);
+	    source.stream)
+		wh_gpu_stream_probe(source.stream, 0, 0);
 	if (side_of(gpus, op == WH_WRITE ? remote : local, WH_BLOCKS_FROM_HOST, &target) &&
-	    target.lane)
-		wh_gpu_stream_probe(target.lane, 0, 0);
+	    target.stream)
+		wh_gpu_stream_probe(target.stream, 0, 0);
 }
 
 /* ns a byte of the CPU's copies into slots and out of them. */
@@ -335,28 +335,28 @@ static double time_of(const struct side *side, double count, uint64_t length, bo
 {
 	double kernel, copies;
 
-	if (!side->lane)
+	if (!side->stream)
 		return by_memcpy() * count * (double)length;
-	*measured = *measured && atomic_load(&side->lane->cost)->measured;
-	wh_gpu_stream_times(side->lane, (uint64_t)(count + 0.5), length, &kernel, &copies);
-	return side->view->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
+	*measured = *measured && atomic_load(&side->stream->cost)->measured;
+	wh_gpu_stream_times(side->stream, (uint64_t)(count + 0.5), length, &kernel, &copies);
+	return side->mapping->managed || !(kernel > 0) || copies < kernel ? copies : kernel;
 }
 
-bool wh_cuda_stage_time(const struct wh_fragment *piece, const struct wh_device_mapping *local,
+bool wh_cuda_stage_time(const struct wh_fragment *fragment, const struct wh_device_mapping *local,
 			const struct wh_device_mapping *remote, struct wh_gpus *gpus,
 			struct wh_cuda_time *out)
 {
-	uint64_t length = piece->bytes / piece->transfers;
-	double slots = (double)piece->bytes / (double)WH_SLOT, into, out_of, lesser;
-	bool write = piece->op == WH_WRITE;
+	uint64_t length = fragment->bytes / fragment->transfers;
+	double slots = (double)fragment->bytes / (double)WH_SLOT, into, out_of, lesser;
+	bool write = fragment->op == WH_WRITE;
 	struct side source, target;
 
 	if (!side_of(gpus, write ? local : remote, WH_BLOCKS_TO_HOST, &source) ||
 	    !side_of(gpus, write ? remote : local, WH_BLOCKS_FROM_HOST, &target))
 		return false;
 	out->measured = true;
-	into = time_of(&source, (double)piece->transfers, length, &out->measured);
-	out_of = time_of(&target, (double)piece->transfers, length, &out->measured);
+	into = time_of(&source, (double)fragment->transfers, length, &out->measured);
+	out_of = time_of(&target, (double)fragment->transfers, length, &out->measured);
 	/* While one slot goes out the next one comes in: but for one slot, only the slower side
 	 * counts. */
 	lesser = into < out_of ? into : out_of;

@@ -17,8 +17,8 @@
 
 /* One side of a run, its region entered. */
 struct end {
-	struct wh_region_entry *place;
-	const struct wh_region_window *pane; /* NULL: host memory */
+	struct wh_region_entry *entry;
+	const struct wh_region_window *window; /* NULL: host memory */
 	char *at; /* for the CPU */
 };
 
@@ -35,32 +35,32 @@ struct crossings {
 static void leave(struct crossings *crossings)
 {
 	while (crossings->count--) {
-		wh_region_entry_leave(crossings->of[crossings->count].from.place);
-		wh_region_entry_leave(crossings->of[crossings->count].to.place);
+		wh_region_entry_leave(crossings->of[crossings->count].from.entry);
+		wh_region_entry_leave(crossings->of[crossings->count].to.entry);
 	}
 }
 
 /* ---- where the CPU reaches both sides
  * ------------------------------------------------------------ */
 
-static uint64_t local_id(const struct wh_fragment *piece, uint64_t index)
+static uint64_t local_id(const struct wh_fragment *fragment, uint64_t index)
 {
-	return piece->blocks ? piece->blocks->bases[index].local_id :
-			       piece->batch->items[index].local_id;
+	return fragment->blocks ? fragment->blocks->bases[index].local_id :
+				  fragment->batch->items[index].local_id;
 }
 
 /* A region of this engine; `address` lies in it. */
 static bool find_ours(struct end *end, uint64_t address, bool open)
 {
-	struct wh_region *region = wh_container(end->place, struct wh_region, place);
+	struct wh_region *region = wh_container(end->entry, struct wh_region, entry);
 
 	end->at = (char *)(uintptr_t)address;
-	if (wh_kind_on_host(end->place->kind))
+	if (wh_kind_on_host(end->entry->kind))
 		return true;
-	end->pane = open ? wh_region_window_get(region) : wh_region_window_peek(region);
-	if (!end->pane || wh_registration_check(region->registration))
+	end->window = open ? wh_region_window_get(region) : wh_region_window_peek(region);
+	if (!end->window || wh_registration_check(region->registration))
 		return false;
-	end->at = wh_region_window_at(end->pane, address);
+	end->at = wh_region_window_at(end->window, address);
 	return true;
 }
 
@@ -87,71 +87,72 @@ int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, i
 /* Where CUDA's import is not enough for a window, its owner may help. */
 struct question {
 	struct wh_cuda_peer *cuda;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 };
 
 static int ask_owner(void *arg, struct wh_cuda_objects *out)
 {
 	const struct question *question = arg;
 
-	return wh_cuda_objects(question->cuda, question->place, out);
+	return wh_cuda_objects(question->cuda, question->entry, out);
 }
 
 /* A region of another process, as far as it is mapped here. */
 static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
-	struct wh_remote_region *region = wh_container(end->place, struct wh_remote_region, place);
-	struct wh_device_mapping *view = atomic_load_explicit(&region->view, memory_order_acquire);
-	struct question question = { cuda, end->place };
+	struct wh_remote_region *region = wh_container(end->entry, struct wh_remote_region, entry);
+	struct wh_device_mapping *mapping =
+		atomic_load_explicit(&region->mapping, memory_order_acquire);
+	struct question question = { cuda, end->entry };
 	char why[WH_REFUSAL];
 	uint64_t address;
 
 	/* Its owner has to know, in this session, that it is used. */
-	if (open && wh_cuda_remote(cuda, end->place, &view, why))
+	if (open && wh_cuda_remote(cuda, end->entry, &mapping, why))
 		return false;
-	if (!view)
+	if (!mapping)
 		return false;
-	if (view->host) {
-		end->at = view->host + offset;
+	if (mapping->host) {
+		end->at = mapping->host + offset;
 		return true;
 	}
-	end->pane = wh_region_window_peek_remote(region);
-	if (!end->pane && open) {
-		address = wh_device_mapping_own(cuda->views, view);
+	end->window = wh_region_window_peek_remote(region);
+	if (!end->window && open) {
+		address = wh_device_mapping_own(cuda->mappings, mapping);
 		if (address)
-			end->pane = wh_region_window_get_remote(cuda->peer->engine, region, address,
-								ask_owner, &question);
+			end->window = wh_region_window_get_remote(cuda->peer->engine, region,
+								  address, ask_owner, &question);
 	}
-	if (end->pane)
-		end->at = wh_region_window_at(end->pane, end->place->address + offset);
-	return end->pane;
+	if (end->window)
+		end->at = wh_region_window_at(end->window, end->entry->address + offset);
+	return end->window;
 }
 
 static bool find_remote(struct wh_cuda_peer *cuda, struct end *end, uint64_t offset, bool open)
 {
-	return cuda->peer->self ? find_ours(end, end->place->address + offset, open) :
+	return cuda->peer->self ? find_ours(end, end->entry->address + offset, open) :
 				  find_theirs(cuda, end, offset, open);
 }
 
 /* Enter both regions of a run. False: one of them is gone, or the CPU does not reach it. */
-static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *piece,
+static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment,
 		  const struct wh_extent_pair *run, bool open, struct crossings *crossings)
 {
 	struct wh_peer *peer = cuda->peer;
-	struct end local = { .place = wh_region_entry_enter(&peer->engine->regions,
-							    local_id(piece, run->index)) };
-	struct end remote = { .place = wh_region_entry_enter(peer->self ? &peer->engine->regions :
+	struct end local = { .entry = wh_region_entry_enter(&peer->engine->regions,
+							    local_id(fragment, run->index)) };
+	struct end remote = { .entry = wh_region_entry_enter(peer->self ? &peer->engine->regions :
 									  &peer->regions,
 							     run->remote) };
-	bool write = piece->op == WH_WRITE;
+	bool write = fragment->op == WH_WRITE;
 
-	if (!local.place || !remote.place ||
+	if (!local.entry || !remote.entry ||
 	    !find_ours(&local, (uint64_t)(uintptr_t)run->local, open) ||
 	    !find_remote(cuda, &remote, run->offset, open)) {
-		if (local.place)
-			wh_region_entry_leave(local.place);
-		if (remote.place)
-			wh_region_entry_leave(remote.place);
+		if (local.entry)
+			wh_region_entry_leave(local.entry);
+		if (remote.entry)
+			wh_region_entry_leave(remote.entry);
 		return false;
 	}
 	crossings->of[crossings->count++] = (struct crossing){ .from = write ? local : remote,
@@ -164,18 +165,18 @@ static bool enter(struct wh_cuda_peer *cuda, const struct wh_fragment *piece,
  * ----------------------------------------------------------------------------------- */
 
 /* ns a byte of loads, which are as quick as the copy engine at get_most. */
-static double read_byte(const struct wh_region_window *pane)
+static double read_byte(const struct wh_region_window *window)
 {
-	const struct wh_window_cost *cost = &pane->cost;
+	const struct wh_window_cost *cost = &window->cost;
 
-	return pane->get_most ? cost->engine / (double)pane->get_most + cost->engine_byte : 0;
+	return window->get_most ? cost->engine / (double)window->get_most + cost->engine_byte : 0;
 }
 
 /* Up to how many bytes is the CPU the better way? Between two GPUs' memories it reads, then writes.
  */
 static uint64_t most_of(const struct crossing *crossing)
 {
-	const struct wh_region_window *from = crossing->from.pane, *to = crossing->to.pane;
+	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
 	double least;
 
 	if (!from && !to)
@@ -192,7 +193,7 @@ static uint64_t most_of(const struct crossing *crossing)
 
 static void add_time(const struct crossing *crossing, struct wh_cuda_time *total)
 {
-	const struct wh_region_window *from = crossing->from.pane, *to = crossing->to.pane;
+	const struct wh_region_window *from = crossing->from.window, *to = crossing->to.window;
 	double bytes = (double)wh_region_window_run(crossing->length);
 
 	if (from) {
@@ -207,7 +208,7 @@ static void add_time(const struct crossing *crossing, struct wh_cuda_time *total
 }
 
 /* True, with all runs entered, if all of the piece goes that way. */
-static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
+static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 		   struct crossings *crossings)
 {
 	const struct wh_engine *engine = cuda->peer->engine;
@@ -217,12 +218,12 @@ static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, b
 	bool good = true;
 
 	crossings->count = 0;
-	if (piece->transfers > RUNS || piece->bytes > WH_REGION_WINDOW_FEW ||
-	    piece->bytes > (uint64_t)engine->config.number[WH_SETTING_INLINE])
+	if (fragment->transfers > RUNS || fragment->bytes > WH_REGION_WINDOW_FEW ||
+	    fragment->bytes > (uint64_t)engine->config.number[WH_SETTING_INLINE])
 		return false;
-	wh_fragment_start(piece, &at);
-	while (good && wh_fragment_next(piece, &at, UINT64_MAX, &run)) {
-		good = enter(cuda, piece, &run, open, crossings);
+	wh_fragment_start(fragment, &at);
+	while (good && wh_fragment_next(fragment, &at, UINT64_MAX, &run)) {
+		good = enter(cuda, fragment, &run, open, crossings);
 		if (!good)
 			break;
 		limit = most_of(&crossings->of[crossings->count - 1]);
@@ -235,15 +236,15 @@ static bool decide(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, b
 	return good;
 }
 
-bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *piece, bool open,
+bool wh_cuda_few_describe(struct wh_cuda_peer *cuda, const struct wh_fragment *fragment, bool open,
 			  const char **backend, struct wh_cuda_time *time)
 {
 	struct crossings crossings;
 	const struct crossing *first = &crossings.of[0];
 
-	if (!decide(cuda, piece, open, &crossings))
+	if (!decide(cuda, fragment, open, &crossings))
 		return false;
-	*backend = (first->to.pane ? first->to.pane : first->from.pane)->view->backend->name;
+	*backend = (first->to.window ? first->to.window : first->from.window)->view->backend->name;
 	if (time) {
 		*time = (struct wh_cuda_time){ .measured = true };
 		for (unsigned i = 0; i < crossings.count; i++)
@@ -260,33 +261,33 @@ static void move(const struct crossing *c)
 {
 	char bytes[WH_REGION_WINDOW_FEW];
 
-	if (!c->from.pane) {
-		wh_region_window_put(c->to.pane, c->to.at, c->from.at, c->length);
-	} else if (!c->to.pane) {
-		wh_region_window_read(c->from.pane, c->to.at, c->from.at, c->length);
+	if (!c->from.window) {
+		wh_region_window_put(c->to.window, c->to.at, c->from.at, c->length);
+	} else if (!c->to.window) {
+		wh_region_window_read(c->from.window, c->to.at, c->from.at, c->length);
 	} else {
-		wh_region_window_read(c->from.pane, bytes, c->from.at, c->length);
-		wh_region_window_put(c->to.pane, c->to.at, bytes, c->length);
+		wh_region_window_read(c->from.window, bytes, c->from.at, c->length);
+		wh_region_window_put(c->to.window, c->to.at, bytes, c->length);
 	}
 }
 
-bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *piece)
+bool wh_cuda_few(struct wh_cuda_peer *cuda, struct wh_fragment *fragment)
 {
 	struct wh_region_window_flushed flushed = { 0 };
 	struct crossings crossings;
 
-	if (atomic_load(&piece->cancelled) || wh_cuda_lost(cuda) ||
-	    !decide(cuda, piece, true, &crossings))
+	if (atomic_load(&fragment->cancelled) || wh_cuda_lost(cuda) ||
+	    !decide(cuda, fragment, true, &crossings))
 		return false;
 	for (unsigned i = 0; i < crossings.count; i++)
 		move(&crossings.of[i]);
 	wh_region_window_fence();
 	for (unsigned i = 0; i < crossings.count; i++) {
-		if (crossings.of[i].to.pane)
-			wh_region_window_flush_once(&flushed, crossings.of[i].to.pane);
+		if (crossings.of[i].to.window)
+			wh_region_window_flush_once(&flushed, crossings.of[i].to.window);
 	}
-	wh_cuda_verify(cuda, piece);
+	wh_cuda_verify(cuda, fragment);
 	leave(&crossings);
-	wh_fragment_done(piece);
+	wh_fragment_done(fragment);
 	return true;
 }

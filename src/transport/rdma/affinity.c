@@ -43,7 +43,7 @@ static bool end_of(const struct rdma *rdma, const struct wh_region *region, stru
 			}
 		return false;
 	}
-	node = wh_numa_node((const void *)(uintptr_t)region->place.address);
+	node = wh_numa_node((const void *)(uintptr_t)region->entry.address);
 	for (size_t i = 0; i < topology->node_count; i++)
 		if (topology->nodes[i].id == node) {
 			*out = (struct wh_end){ WH_END_NODE, i };

@@ -19,46 +19,46 @@
 
 struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
 {
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 
 	if (!id) {
-		atomic_fetch_add(&rdma->desk.place.users, 1);
-		return &rdma->desk;
+		atomic_fetch_add(&rdma->bounce.entry.users, 1);
+		return &rdma->bounce;
 	}
-	place = wh_region_entry_enter(&rdma->peer->regions, id);
-	return place ? wh_container(place, struct wh_remote_region, place) : NULL;
+	entry = wh_region_entry_enter(&rdma->peer->regions, id);
+	return entry ? wh_container(entry, struct wh_remote_region, entry) : NULL;
 }
 
 int rdma_bounce_known(struct rdma_peer *rdma, char why[WH_REFUSAL])
 {
-	if (rdma->desk.place.length)
+	if (rdma->bounce.entry.length)
 		return 0;
-	if (rdma->desk_error && wh_now() < rdma->desk_until) {
+	if (rdma->bounce_error && wh_now() < rdma->bounce_until) {
 		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there, but %.150s",
-			 rdma->desk_why);
-		return rdma->desk_error;
+			 rdma->bounce_why);
+		return rdma->bounce_error;
 	}
-	if (rdma->desk_asked)
+	if (rdma->bounce_asked)
 		return -EAGAIN;
-	rdma->desk_asked = true;
-	rdma->desk_error = 0;
+	rdma->bounce_asked = true;
+	rdma->bounce_error = 0;
 	if (!wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_BOUNCE_OPEN, 0, NULL, 0))
 		return -EAGAIN;
 	snprintf(why, WH_REFUSAL, "the peer is lost");
 	return -ECONNRESET;
 }
 
-void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *desked)
+void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *opened)
 {
 	pthread_mutex_lock(&rdma->lock);
-	rdma->desk_asked = false;
-	rdma->desk_error = desked->error;
-	rdma->desk_until = wh_now() + ASK_AGAIN;
-	snprintf(rdma->desk_why, sizeof(rdma->desk_why), "%.180s", desked->text);
-	if (!desked->error && !rdma->desk.place.length) {
-		rdma->desk.place.address = desked->address;
-		rdma->desk.place.length = (uint64_t)desked->slots * WH_RDMA_BOUNCE_SLOT;
-		rdma->desk_free = (1u << desked->slots) - 1;
+	rdma->bounce_asked = false;
+	rdma->bounce_error = opened->error;
+	rdma->bounce_until = wh_now() + ASK_AGAIN;
+	snprintf(rdma->bounce_why, sizeof(rdma->bounce_why), "%.180s", opened->text);
+	if (!opened->error && !rdma->bounce.entry.length) {
+		rdma->bounce.entry.address = opened->address;
+		rdma->bounce.entry.length = (uint64_t)opened->slots * WH_RDMA_BOUNCE_SLOT;
+		rdma->bounce_free = (1u << opened->slots) - 1;
 	}
 	pthread_cond_broadcast(&rdma->changed);
 	pthread_mutex_unlock(&rdma->lock);
@@ -67,50 +67,50 @@ void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_open
 /* ---- loans
  * ----------------------------------------------------------------------------------------- */
 
-static void lend(struct rdma_peer *rdma, struct rdma_lease *loan, unsigned slot)
+static void lease_grant(struct rdma_peer *rdma, struct rdma_lease *lease, unsigned slot)
 {
-	rdma->desk_free &= ~(1u << slot);
-	rdma->loans[slot] = loan;
-	loan->slot = slot;
-	loan->held = true;
-	loan->used = false;
+	rdma->bounce_free &= ~(1u << slot);
+	rdma->leases[slot] = lease;
+	lease->slot = slot;
+	lease->held = true;
+	lease->used = false;
 }
 
-bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *loan)
+bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *lease)
 {
-	loan->lost = !rdma->desk.place.length;
-	if (loan->lost)
+	lease->lost = !rdma->bounce.entry.length;
+	if (lease->lost)
 		return true;
-	if (!rdma->desk_free) {
-		wh_list_append(&rdma->desk_waits, &loan->link);
+	if (!rdma->bounce_free) {
+		wh_list_append(&rdma->bounce_waits, &lease->link);
 		return false;
 	}
-	lend(rdma, loan, (unsigned)__builtin_ctz(rdma->desk_free));
+	lease_grant(rdma, lease, (unsigned)__builtin_ctz(rdma->bounce_free));
 	return true;
 }
 
-void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *loan)
+void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *lease)
 {
 	struct rdma_lease *next;
 
-	if (!loan->held || loan->lost)
+	if (!lease->held || lease->lost)
 		return;
-	loan->held = false;
-	rdma->loans[loan->slot] = NULL;
-	rdma->desk_free |= 1u << loan->slot;
-	if (wh_list_empty(&rdma->desk_waits))
+	lease->held = false;
+	rdma->leases[lease->slot] = NULL;
+	rdma->bounce_free |= 1u << lease->slot;
+	if (wh_list_empty(&rdma->bounce_waits))
 		return;
-	next = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_lease, link);
-	lend(rdma, next, loan->slot);
+	next = wh_container(wh_list_take(&rdma->bounce_waits), struct rdma_lease, link);
+	lease_grant(rdma, next, lease->slot);
 	next->have(next);
 }
 
-bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *loan)
+bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *lease)
 {
-	if (loan->lost || !loan->used || wh_list_empty(&rdma->desk_waits))
+	if (lease->lost || !lease->used || wh_list_empty(&rdma->bounce_waits))
 		return false;
-	rdma_lease_release(rdma, loan);
-	wh_list_append(&rdma->desk_waits, &loan->link);
+	rdma_lease_release(rdma, lease);
+	wh_list_append(&rdma->bounce_waits, &lease->link);
 	return true;
 }
 
@@ -118,73 +118,73 @@ bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *loan)
  * ---------------------------------------------------------------------------------------- */
 
 /* Without the lock. */
-void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *loan, const uint8_t *bytes,
+void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uint8_t *bytes,
 		     size_t length)
 {
 	bool sent;
 
 	pthread_mutex_lock(&rdma->lock);
-	loan->asked = sent = !loan->lost;
-	loan->used = true;
+	lease->asked = sent = !lease->lost;
+	lease->used = true;
 	/* Under the lock, so that it is not sent to a peer that has come back meanwhile. */
 	if (sent)
 		sent = !wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_COPY, 0, bytes, length);
 	if (!sent)
-		loan->asked = false;
+		lease->asked = false;
 	pthread_mutex_unlock(&rdma->lock);
 	if (!sent)
-		loan->copied(loan, -ECONNRESET, "the peer is lost");
+		lease->copied(lease, -ECONNRESET, "the peer is lost");
 }
 
 /* Without the lock; on loop 0. */
 int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied)
 {
-	struct rdma_lease *loan;
+	struct rdma_lease *lease;
 
 	if (copied->number >= WH_RDMA_BOUNCE_SLOTS)
 		return -EPROTO;
 	pthread_mutex_lock(&rdma->lock);
-	loan = rdma->loans[copied->number];
-	if (!loan || !loan->asked) {
+	lease = rdma->leases[copied->number];
+	if (!lease || !lease->asked) {
 		pthread_mutex_unlock(&rdma->lock);
 		return -EPROTO;
 	}
-	loan->asked = false;
+	lease->asked = false;
 	pthread_mutex_unlock(&rdma->lock);
-	loan->copied(loan, copied->error, copied->text);
+	lease->copied(lease, copied->error, copied->text);
 	return 0;
 }
 
 /* Without the lock; on loop 0, when nothing is on its way any more. */
 void rdma_bounce_lost(struct rdma_peer *rdma)
 {
-	struct rdma_lease *asked[WH_RDMA_BOUNCE_SLOTS], *loan;
+	struct rdma_lease *asked[WH_RDMA_BOUNCE_SLOTS], *lease;
 	unsigned count = 0;
 
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++) {
-		loan = rdma->loans[i];
-		rdma->loans[i] = NULL;
-		if (!loan)
+		lease = rdma->leases[i];
+		rdma->leases[i] = NULL;
+		if (!lease)
 			continue;
-		loan->lost = true;
-		if (loan->asked)
-			asked[count++] = loan;
-		loan->asked = false;
+		lease->lost = true;
+		if (lease->asked)
+			asked[count++] = lease;
+		lease->asked = false;
 	}
-	while (!wh_list_empty(&rdma->desk_waits)) {
-		loan = wh_container(wh_list_take(&rdma->desk_waits), struct rdma_lease, link);
-		loan->lost = true;
-		loan->have(loan);
+	while (!wh_list_empty(&rdma->bounce_waits)) {
+		lease = wh_container(wh_list_take(&rdma->bounce_waits), struct rdma_lease, link);
+		lease->lost = true;
+		lease->have(lease);
 	}
-	rdma->desk_asked = false;
-	rdma->desk_error = 0;
-	rdma->desk_free = 0;
-	rdma->desk.place.length = 0;
-	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
+	rdma->bounce_asked = false;
+	rdma->bounce_error = 0;
+	rdma->bounce_free = 0;
+	rdma->bounce.entry.length = 0;
+	rdma_region_gone(rdma->peer, rdma, &rdma->bounce);
 	pthread_mutex_unlock(&rdma->lock);
 	while (count) {
-		loan = asked[--count];
-		loan->copied(loan, -ECONNRESET, "the peer is lost");
+		lease = asked[--count];
+		lease->copied(lease, -ECONNRESET, "the peer is lost");
 	}
 }

@@ -18,24 +18,24 @@
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
-#define DESKS 16u
+#define BOUNCES 16u
 
 _Static_assert(WH_RDMA_BOUNCE_SLOT == WH_SLOT, "a slot is what a staging moves at once");
 
 /* What one slot is used for. */
 struct copy {
-	struct rdma_bounce *desk;
+	struct rdma_bounce *bounce;
 	struct rdma_job job; /* to start it: lanes may have to be made */
 	struct wh_task ended; /* on loop 0 */
 	struct wh_slot slot;
 	struct wh_staging staging;
 	bool busy, into;
-	struct wh_region_entry *places[WH_RDMA_COPY_RUNS]; /* entered while it is */
-	uint32_t place_count;
+	struct wh_region_entry *entries[WH_RDMA_COPY_RUNS]; /* entered while it is */
+	uint32_t entry_count;
 };
 
 struct rdma_bounce {
-	struct wh_list link; /* rdma.desks_free */
+	struct wh_list link; /* rdma.bounces_free */
 	struct rdma *rdma;
 	uint64_t session; /* 0: it has gone */
 	unsigned busy;
@@ -48,21 +48,21 @@ struct rdma_bounce {
 	struct copy copies[WH_RDMA_BOUNCE_SLOTS];
 };
 
-static struct wh_loop *home(const struct rdma_bounce *desk)
+static struct wh_loop *home(const struct rdma_bounce *bounce)
 {
-	return &desk->rdma->engine->loops[0];
+	return &bounce->rdma->engine->loops[0];
 }
 
-static struct wh_session *session_of(const struct rdma_bounce *desk)
+static struct wh_session *session_of(const struct rdma_bounce *bounce)
 {
-	return desk->session ? wh_session_find(desk->rdma->engine, desk->session) : NULL;
+	return bounce->session ? wh_session_find(bounce->rdma->engine, bounce->session) : NULL;
 }
 
 /* The worker's affair, or, if it has too much to do, ours. */
-static void work(struct rdma_bounce *desk, struct rdma_job *job)
+static void work(struct rdma_bounce *bounce, struct rdma_job *job)
 {
-	desk->busy++;
-	if (!rdma_work(desk->rdma, job))
+	bounce->busy++;
+	if (!rdma_work(bounce->rdma, job))
 		job->run(job, false);
 }
 
@@ -72,39 +72,40 @@ static void work(struct rdma_bounce *desk, struct rdma_job *job)
 /* On the worker: the queue pairs of the session are gone already. */
 static void clear(struct rdma_job *job, bool stop)
 {
-	struct rdma_bounce *desk = wh_container(job, struct rdma_bounce, job);
+	struct rdma_bounce *bounce = wh_container(job, struct rdma_bounce, job);
 
 	(void)stop;
-	rdma_region_closed(desk->rdma->engine, desk->rdma, &desk->region);
-	if (desk->region.place.length)
-		memset((void *)(uintptr_t)desk->region.place.address, 0, desk->region.place.length);
-	wh_loop_post(home(desk), &desk->ended);
+	rdma_region_closed(bounce->rdma->engine, bounce->rdma, &bounce->region);
+	if (bounce->region.entry.length)
+		memset((void *)(uintptr_t)bounce->region.entry.address, 0,
+		       bounce->region.entry.length);
+	wh_loop_post(home(bounce), &bounce->ended);
 }
 
 static void cleared(struct wh_task *task)
 {
-	struct rdma_bounce *desk = wh_container(task, struct rdma_bounce, ended);
+	struct rdma_bounce *bounce = wh_container(task, struct rdma_bounce, ended);
 
-	desk->busy = 0;
-	wh_list_append(&desk->rdma->desks_free, &desk->link);
-	atomic_fetch_sub(&desk->rdma->desks_used, 1);
+	bounce->busy = 0;
+	wh_list_append(&bounce->rdma->bounces_free, &bounce->link);
+	atomic_fetch_sub(&bounce->rdma->bounces_used, 1);
 }
 
-void rdma_bounce_put(struct rdma_bounce *desk)
+void rdma_bounce_put(struct rdma_bounce *bounce)
 {
-	if (--desk->busy || desk->session)
+	if (--bounce->busy || bounce->session)
 		return;
-	desk->job.run = clear;
-	desk->ended.run = cleared;
-	work(desk, &desk->job);
+	bounce->job.run = clear;
+	bounce->ended.run = cleared;
+	work(bounce, &bounce->job);
 }
 
-void rdma_bounce_close(struct rdma_bounce *desk)
+void rdma_bounce_close(struct rdma_bounce *bounce)
 {
-	desk->busy++;
-	desk->session = 0;
-	desk->open = false;
-	rdma_bounce_put(desk);
+	bounce->busy++;
+	bounce->session = 0;
+	bounce->open = false;
+	rdma_bounce_put(bounce);
 }
 
 void rdma_bounces_close(struct rdma *rdma)
@@ -112,68 +113,69 @@ void rdma_bounces_close(struct rdma *rdma)
 	struct timespec pause = { 0, WH_MS / 4 };
 
 	/* The sessions are gone; GPUs and the worker wait for nobody: soon. */
-	while (atomic_load(&rdma->desks_used))
+	while (atomic_load(&rdma->bounces_used))
 		nanosleep(&pause, NULL);
-	while (!wh_list_empty(&rdma->desks_free)) {
-		struct rdma_bounce *desk =
-			wh_container(wh_list_take(&rdma->desks_free), struct rdma_bounce, link);
+	while (!wh_list_empty(&rdma->bounces_free)) {
+		struct rdma_bounce *bounce =
+			wh_container(wh_list_take(&rdma->bounces_free), struct rdma_bounce, link);
 
 		for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++)
-			wh_staging_destroy(&desk->copies[i].staging);
-		free(desk);
+			wh_staging_destroy(&bounce->copies[i].staging);
+		free(bounce);
 	}
 }
 
 /* ---- opening
  * --------------------------------------------------------------------------------------- */
 
-static int answer(struct wh_session *session, const struct rdma_bounce *desk, int error,
+static int answer(struct wh_session *session, const struct rdma_bounce *bounce, int error,
 		  const char *why)
 {
-	struct wh_rdma_bounce_opened desked = { .error = error, .slots = WH_RDMA_BOUNCE_SLOTS };
+	struct wh_rdma_bounce_opened opened = { .error = error, .slots = WH_RDMA_BOUNCE_SLOTS };
 	uint8_t bytes[WH_RDMA_BOUNCE_OPENED_MAX];
 
 	if (error)
-		snprintf(desked.text, sizeof(desked.text), "%s", why);
+		snprintf(opened.text, sizeof(opened.text), "%s", why);
 	else
-		desked.address = desk->region.place.address;
+		opened.address = bounce->region.entry.address;
 	return wh_control_send(&session->control, WH_FRAME_RDMA_BOUNCE_OPENED, 0, bytes,
-			       wh_rdma_bounce_opened_encode(bytes, &desked));
+			       wh_rdma_bounce_opened_encode(bytes, &opened));
 }
 
 /* On the worker: pinning takes its time. */
 static void get_memory(struct rdma_job *job, bool stop)
 {
-	struct rdma_bounce *desk = wh_container(job, struct rdma_bounce, job);
+	struct rdma_bounce *bounce = wh_container(job, struct rdma_bounce, job);
 	struct wh_slot slots[WH_RDMA_BOUNCE_SLOTS];
 	int error = 0;
 
 	if (stop)
 		error = -ESHUTDOWN;
-	else if (!desk->region.place.length)
-		error = wh_slots_row(desk->rdma->engine->gpus, WH_RDMA_BOUNCE_SLOTS, slots);
-	desk->error = error;
+	else if (!bounce->region.entry.length)
+		error = wh_slots_row(bounce->rdma->engine->gpus, WH_RDMA_BOUNCE_SLOTS, slots);
+	bounce->error = error;
 	if (error)
-		snprintf(desk->why, sizeof(desk->why), "pinned memory: %.160s", wh_error_text());
-	if (!error && !desk->region.place.length) {
+		snprintf(bounce->why, sizeof(bounce->why), "pinned memory: %.160s",
+			 wh_error_text());
+	if (!error && !bounce->region.entry.length) {
 		for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++)
-			desk->copies[i].slot = slots[i];
-		desk->region.place.address = (uintptr_t)slots[0].host;
-		desk->region.place.length = (uint64_t)WH_RDMA_BOUNCE_SLOTS * WH_SLOT;
-		memset(slots[0].host, 0, desk->region.place.length);
+			bounce->copies[i].slot = slots[i];
+		bounce->region.entry.address = (uintptr_t)slots[0].host;
+		bounce->region.entry.length = (uint64_t)WH_RDMA_BOUNCE_SLOTS * WH_SLOT;
+		memset(slots[0].host, 0, bounce->region.entry.length);
 	}
-	wh_loop_post(home(desk), &desk->ended);
+	wh_loop_post(home(bounce), &bounce->ended);
 }
 
 static void have_memory(struct wh_task *task)
 {
-	struct rdma_bounce *desk = wh_container(task, struct rdma_bounce, ended);
-	struct wh_session *session = session_of(desk);
+	struct rdma_bounce *bounce = wh_container(task, struct rdma_bounce, ended);
+	struct wh_session *session = session_of(bounce);
 
-	desk->open = session && !desk->error;
+	bounce->open = session && !bounce->error;
 	if (session)
-		answer(session, desk, desk->error, desk->why);
-	rdma_bounce_put(desk);
+		answer(session, bounce, bounce->error, bounce->why);
+	rdma_bounce_put(bounce);
 }
 
 static void start(struct rdma_job *job, bool stop);
@@ -181,83 +183,83 @@ static void moved(struct wh_staging *staging, int error, const char *text);
 static void ended(struct wh_task *task);
 
 /* NULL: there are too many, or no memory. */
-static struct rdma_bounce *desk_new(struct rdma *rdma)
+static struct rdma_bounce *bounce_new(struct rdma *rdma)
 {
-	struct wh_list *link = wh_list_take(&rdma->desks_free);
-	struct rdma_bounce *desk = link ? wh_container(link, struct rdma_bounce, link) : NULL;
+	struct wh_list *link = wh_list_take(&rdma->bounces_free);
+	struct rdma_bounce *bounce = link ? wh_container(link, struct rdma_bounce, link) : NULL;
 
-	if (!desk && atomic_load(&rdma->desks_used) < DESKS)
-		desk = calloc(1, sizeof(*desk));
-	if (!desk)
+	if (!bounce && atomic_load(&rdma->bounces_used) < BOUNCES)
+		bounce = calloc(1, sizeof(*bounce));
+	if (!bounce)
 		return NULL;
-	atomic_fetch_add(&rdma->desks_used, 1);
-	desk->rdma = rdma;
-	desk->region.engine = rdma->engine;
-	desk->region.place.kind = WH_MEMORY_PINNED;
-	desk->region.place.access = WH_ACCESS_READ | WH_ACCESS_WRITE;
+	atomic_fetch_add(&rdma->bounces_used, 1);
+	bounce->rdma = rdma;
+	bounce->region.engine = rdma->engine;
+	bounce->region.entry.kind = WH_MEMORY_PINNED;
+	bounce->region.entry.access = WH_ACCESS_READ | WH_ACCESS_WRITE;
 	for (unsigned i = 0; i < WH_RDMA_BOUNCE_SLOTS; i++) {
-		struct copy *copy = &desk->copies[i];
+		struct copy *copy = &bounce->copies[i];
 
-		copy->desk = desk;
+		copy->bounce = bounce;
 		copy->job.run = start;
 		copy->ended.run = ended;
 		wh_staging_init(&copy->staging, rdma->engine->gpus, false);
 		copy->staging.slot = &copy->slot;
 		copy->staging.done = moved;
 	}
-	return desk;
+	return bounce;
 }
 
 int rdma_bounce_frame(struct wh_session *session, struct rdma_bounce **mine)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
-	struct rdma_bounce *desk = *mine;
+	struct rdma_bounce *bounce = *mine;
 
 	if (!session->engine->gpus)
 		return answer(session, NULL, -ENODEV, "it has no GPU");
-	if (desk && (desk->open || desk->busy))
+	if (bounce && (bounce->open || bounce->busy))
 		return -EPROTO; /* asked for again before it was refused */
-	if (!desk)
-		desk = desk_new(rdma);
-	if (!desk)
+	if (!bounce)
+		bounce = bounce_new(rdma);
+	if (!bounce)
 		return answer(session, NULL, -EBUSY,
 			      "other peers have all pinned memory that there is for staging");
 	wh_session_stages(session);
-	desk->session = session->id;
-	desk->job.run = get_memory;
-	desk->ended.run = have_memory;
-	*mine = desk;
-	work(desk, &desk->job);
+	bounce->session = session->id;
+	bounce->job.run = get_memory;
+	bounce->ended.run = have_memory;
+	*mine = bounce;
+	work(bounce, &bounce->job);
 	return 0;
 }
 
-bool rdma_bounce_open(const struct rdma_bounce *desk)
+bool rdma_bounce_open(const struct rdma_bounce *bounce)
 {
-	return desk && desk->open;
+	return bounce && bounce->open;
 }
 
-void rdma_bounce_get(struct rdma_bounce *desk)
+void rdma_bounce_get(struct rdma_bounce *bounce)
 {
-	desk->busy++;
+	bounce->busy++;
 }
 
-struct wh_region *rdma_bounce_region(struct rdma_bounce *desk)
+struct wh_region *rdma_bounce_region(struct rdma_bounce *bounce)
 {
-	return &desk->region;
+	return &bounce->region;
 }
 
 /* ---- copies
  * ---------------------------------------------------------------------------------------- */
 
-static void leave_places(struct copy *copy)
+static void leave_entries(struct copy *copy)
 {
-	while (copy->place_count)
-		wh_region_entry_leave(copy->places[--copy->place_count]);
+	while (copy->entry_count)
+		wh_region_entry_leave(copy->entries[--copy->entry_count]);
 }
 
 static int copied(struct wh_session *session, const struct copy *copy, int error, const char *why)
 {
-	struct wh_rdma_flushed answered = { .number = (uint32_t)(copy - copy->desk->copies),
+	struct wh_rdma_flushed answered = { .number = (uint32_t)(copy - copy->bounce->copies),
 					    .error = error };
 	uint8_t bytes[WH_RDMA_FLUSHED_MAX];
 
@@ -283,22 +285,22 @@ static void moved(struct wh_staging *staging, int error, const char *text)
 
 	(void)error; /* it is in the staging */
 	(void)text;
-	leave_places(copy); /* loop 0 may be waiting for that */
-	wh_loop_post(home(copy->desk), &copy->ended);
+	leave_entries(copy); /* loop 0 may be waiting for that */
+	wh_loop_post(home(copy->bounce), &copy->ended);
 }
 
 static void ended(struct wh_task *task)
 {
 	struct copy *copy = wh_container(task, struct copy, ended);
-	struct wh_session *session = session_of(copy->desk);
+	struct wh_session *session = session_of(copy->bounce);
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_engine_log(copy->desk->rdma->engine, "rdma: staging for a peer: %s",
+		wh_engine_log(copy->bounce->rdma->engine, "rdma: staging for a peer: %s",
 			      copy->staging.text);
 	if (session)
 		copied(session, copy, copy->staging.error, copy->staging.text);
-	rdma_bounce_put(copy->desk);
+	rdma_bounce_put(copy->bounce);
 }
 
 /* May it, and where is it? 0, -EPROTO: the peer knows that it may not be, or another negative errno
@@ -307,33 +309,33 @@ static int add_extent(struct wh_session *session, struct copy *copy, const struc
 		      uint32_t op, char why[WH_REFUSAL])
 {
 	uint8_t right = op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE, access;
-	struct wh_region_entry *place =
+	struct wh_region_entry *entry =
 		wh_region_entry_enter(&session->engine->regions, extent->region);
 
-	if (!place) {
+	if (!entry) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
 			 (unsigned long long)extent->region);
 		return -ESTALE;
 	}
-	copy->places[copy->place_count++] = place;
-	access = wh_session_access(session, place);
+	copy->entries[copy->entry_count++] = entry;
+	access = wh_session_access(session, entry);
 	if (access & WH_ACCESS_NONE || !(access & right)) {
 		snprintf(why, WH_REFUSAL, "region %#llx must not be %s by %.60s",
 			 (unsigned long long)extent->region, op == WH_READ ? "read" : "written",
 			 session->hello.name);
 		return -EACCES;
 	}
-	if (!wh_region_entry_holds(place, extent->offset, extent->length) ||
+	if (!wh_region_entry_holds(entry, extent->offset, extent->length) ||
 	    extent->length > WH_SLOT - copy->staging.bytes)
 		return -EPROTO;
-	if (wh_staging_add(&copy->staging, wh_container(place, struct wh_region, place),
-			   place->address + extent->offset, extent->length) == extent->length)
+	if (wh_staging_add(&copy->staging, wh_container(entry, struct wh_region, entry),
+			   entry->address + extent->offset, extent->length) == extent->length)
 		return 0;
 	snprintf(why, WH_REFUSAL, "no memory");
 	return -ENOMEM;
 }
 
-int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *desk, const uint8_t *payload,
+int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, const uint8_t *payload,
 		     size_t length)
 {
 	struct wh_extent_reader reader;
@@ -343,25 +345,25 @@ int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *desk, const
 	struct copy *copy;
 	int error = 0, more;
 
-	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_bounce_open(desk) ||
-	    desk->copies[wanted.slot].busy)
+	if (wh_rdma_copy_decode(payload, length, &wanted) || !rdma_bounce_open(bounce) ||
+	    bounce->copies[wanted.slot].busy)
 		return -EPROTO;
-	copy = &desk->copies[wanted.slot];
+	copy = &bounce->copies[wanted.slot];
 	wh_staging_clear(&copy->staging);
 	wh_extents_open(&reader, wanted.extents, wanted.length);
 	while ((more = wh_extents_next(&reader, &extent)) > 0 && !error)
-		error = copy->place_count == WH_RDMA_COPY_RUNS ?
+		error = copy->entry_count == WH_RDMA_COPY_RUNS ?
 				-EPROTO :
 				add_extent(session, copy, &extent, wanted.op, why);
 	if (more < 0)
 		error = -EPROTO;
 	if (error) {
-		leave_places(copy);
+		leave_entries(copy);
 		return error == -EPROTO ? error : copied(session, copy, error, why);
 	}
-	wh_count_add(&session->engine->tally.staged_bytes, copy->staging.bytes);
+	wh_count_add(&session->engine->statistics.staged_bytes, copy->staging.bytes);
 	copy->busy = true;
 	copy->into = wanted.op == WH_READ;
-	work(desk, &copy->job);
+	work(bounce, &copy->job);
 	return 0;
 }

@@ -20,7 +20,7 @@
 /* A piece that is done when the owner has answered. */
 struct flush {
 	struct wh_list link; /* rdma_peer.flushes */
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	uint32_t first, last; /* numbers of what was asked */
 	uint32_t left;
 };
@@ -55,25 +55,25 @@ int rdma_flush(const struct wh_region *region)
 
 static bool needs_flush(const struct wh_region *region)
 {
-	return !wh_kind_on_host(region->place.kind) && region->registration->device &&
+	return !wh_kind_on_host(region->entry.kind) && region->registration->device &&
 	       rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
 }
 
-static void flush_ours(struct wh_fragment *piece)
+static void flush_ours(struct wh_fragment *fragment)
 {
 	const struct wh_cuda_device *before = NULL;
 	const struct wh_region *region, *last = NULL;
 	uint64_t remote;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		region = rdma_local_of(piece, i, &remote);
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		region = rdma_local_of(fragment, i, &remote);
 		if (region == last || !needs_flush(region) ||
 		    region->registration->device == before)
 			continue;
 		last = region;
 		before = region->registration->device;
 		if (rdma_flush(region)) {
-			wh_fragment_fail(piece, UINT64_MAX, -EIO, "%s", wh_error_text());
+			wh_fragment_fail(fragment, UINT64_MAX, -EIO, "%s", wh_error_text());
 			return;
 		}
 	}
@@ -85,18 +85,18 @@ static void flush_ours(struct wh_fragment *piece)
 /* Does the owner have to flush this region? */
 static bool theirs(struct wh_peer *peer, uint64_t id)
 {
-	struct wh_region_entry *place = wh_region_entry_enter(&peer->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(&peer->regions, id);
 	bool flush = false;
 
-	if (!place)
+	if (!entry)
 		return false;
 	/* Whichever of its NICs wrote: it is the GPU's property. */
 	for (const struct rdma_keys *keys = atomic_load_explicit(
-		     &wh_container(place, struct wh_remote_region, place)->rdma,
+		     &wh_container(entry, struct wh_remote_region, entry)->rdma,
 		     memory_order_acquire);
 	     keys && !flush; keys = keys->next)
 		flush = !keys->error && keys->flush;
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return flush;
 }
 
@@ -109,15 +109,16 @@ static int ask(struct rdma_peer *rdma, uint32_t number, uint64_t id)
 }
 
 /* Ask for all regions of the piece. True: it is done when the answers have come. */
-static bool flush_theirs(struct rdma_peer *rdma, struct wh_fragment *piece)
+static bool flush_theirs(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	struct flush *flush = NULL;
 	uint64_t id, last = 0;
 	bool sent = true;
 
 	pthread_mutex_lock(&rdma->lock);
-	for (uint64_t i = piece->first; sent && i < piece->first + piece->count; i++, last = id) {
-		rdma_local_of(piece, i, &id);
+	for (uint64_t i = fragment->first; sent && i < fragment->first + fragment->count;
+	     i++, last = id) {
+		rdma_local_of(fragment, i, &id);
 		if (id == last || !theirs(rdma->peer, id))
 			continue;
 		if (!flush) {
@@ -133,13 +134,13 @@ static bool flush_theirs(struct rdma_peer *rdma, struct wh_fragment *piece)
 		flush->left++;
 	}
 	if (sent && flush) {
-		flush->piece = piece;
+		flush->fragment = fragment;
 		wh_list_append(&rdma->flushes, &flush->link);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (!sent) {
 		wh_fragment_fail(
-			piece, UINT64_MAX, flush ? -ECONNRESET : -ENOMEM,
+			fragment, UINT64_MAX, flush ? -ECONNRESET : -ENOMEM,
 			"the owner could not be asked to flush what was written to its GPU: %s",
 			flush ? "the peer is lost" : "no memory");
 		free(flush);
@@ -147,21 +148,21 @@ static bool flush_theirs(struct rdma_peer *rdma, struct wh_fragment *piece)
 	return sent && flush;
 }
 
-void rdma_fragment_moved(struct wh_fragment *piece)
+void rdma_fragment_moved(struct wh_fragment *fragment)
 {
-	struct wh_peer *peer = piece->batch->peer;
+	struct wh_peer *peer = fragment->batch->peer;
 	struct rdma_peer *rdma = peer->transport[WH_TRANSPORT_RDMA];
 
 	/* A part of a piece that is staged has only pinned memory on our side, and waits for the
 	 * whole on the other. */
-	if (!piece->whole && !atomic_load(&piece->failed)) {
-		if (piece->op == WH_READ && atomic_load(&rdma->rdma->flushes))
-			flush_ours(piece);
-		else if (piece->op == WH_WRITE && atomic_load(&rdma->flushing) &&
-			 flush_theirs(rdma, piece))
+	if (!fragment->whole && !atomic_load(&fragment->failed)) {
+		if (fragment->op == WH_READ && atomic_load(&rdma->rdma->flushes))
+			flush_ours(fragment);
+		else if (fragment->op == WH_WRITE && atomic_load(&rdma->flushing) &&
+			 flush_theirs(rdma, fragment))
 			return;
 	}
-	wh_fragment_done(piece);
+	wh_fragment_done(fragment);
 }
 
 int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed)
@@ -176,11 +177,11 @@ int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed)
 			continue;
 		if (flushed->error)
 			wh_fragment_fail(
-				flush->piece, UINT64_MAX, flushed->error,
+				flush->fragment, UINT64_MAX, flushed->error,
 				"%.60s could not flush what was written to its GPU: %.160s",
 				rdma->peer->welcome.name, flushed->text);
 		if (!--flush->left) {
-			done = flush->piece;
+			done = flush->fragment;
 			wh_list_remove(&flush->link);
 			free(flush);
 		}
@@ -201,7 +202,7 @@ static struct flush *take(struct rdma_peer *rdma, const struct wh_batch *batch)
 	for (struct wh_list *l = rdma->flushes.next; !found && l != &rdma->flushes; l = l->next) {
 		struct flush *flush = wh_container(l, struct flush, link);
 
-		if (!batch || flush->piece->batch == batch)
+		if (!batch || flush->fragment->batch == batch)
 			found = flush;
 	}
 	if (found)
@@ -216,8 +217,8 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 	struct flush *flush;
 
 	while ((flush = take(rdma, batch))) {
-		wh_fragment_fail(flush->piece, UINT64_MAX, error, "%s", text);
-		wh_fragment_done(flush->piece);
+		wh_fragment_fail(flush->fragment, UINT64_MAX, error, "%s", text);
+		wh_fragment_done(flush->fragment);
 		free(flush);
 	}
 }
@@ -277,39 +278,41 @@ static unsigned best_of(const struct told *told)
 static void look_at_ours(struct told *told, const struct rdma_peer *rdma,
 			 const struct wh_batch *batch, uint64_t id)
 {
-	struct wh_region_entry *place =
+	struct wh_region_entry *entry =
 		told->known ? NULL : wh_region_entry_enter(&rdma->peer->engine->regions, id);
-	const struct wh_region *local = wh_container(place, struct wh_region, place);
+	const struct wh_region *local = wh_container(entry, struct wh_region, entry);
 
-	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
-		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
+	for (unsigned i = 0; entry && !wh_kind_on_host(entry->kind) && i < rdma->endpoint_count;
+	     i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
+		const struct rdma_memory *memory = rdma_memory_of(local, endpoint->rail->nic);
 
-		if (memory && line->way[0])
-			note(told, line->rail->name, atomic_load(&batch->railed[i]),
+		if (memory && endpoint->way[0])
+			note(told, endpoint->rail->name, atomic_load(&batch->railed[i]),
 			     memory->mrs ? memory->mrs->way : WH_RDMA_STAGED,
 			     !memory->mrs       ? "" :
 			     needs_flush(local) ? ", flushed" :
 						  ", ordered",
 			     memory->why);
 	}
-	if (place)
-		wh_region_entry_leave(place);
+	if (entry)
+		wh_region_entry_leave(entry);
 }
 
 static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
 			   const struct wh_batch *batch, uint64_t id)
 {
-	struct wh_region_entry *place =
+	struct wh_region_entry *entry =
 		told->known ? NULL : wh_region_entry_enter(&rdma->peer->regions, id);
 
-	for (unsigned i = 0; place && !wh_kind_on_host(place->kind) && i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; entry && !wh_kind_on_host(entry->kind) && i < rdma->endpoint_count;
+	     i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		const struct rdma_keys *keys = rdma_keys_of(
-			wh_container(place, struct wh_remote_region, place), line->nic);
+			wh_container(entry, struct wh_remote_region, entry), endpoint->nic);
 
-		if (keys && line->way[0])
-			note(told, line->theirs.name, atomic_load(&batch->railed[i]),
+		if (keys && endpoint->way[0])
+			note(told, endpoint->theirs.name, atomic_load(&batch->railed[i]),
 			     keys->error ? WH_RDMA_STAGED : keys->way,
 			     keys->error ? "" :
 			     keys->flush ? ", flushed" :
@@ -320,8 +323,8 @@ static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
 	if (told->known && told->nics[best_of(told)].way == WH_RDMA_STAGED &&
 	    !told->nics[best_of(told)].used)
 		*told = (struct told){ 0 };
-	if (place)
-		wh_region_entry_leave(place);
+	if (entry)
+		wh_region_entry_leave(entry);
 }
 
 static void look(struct rdma_peer *rdma, const struct wh_batch *batch, struct told *ours,

@@ -57,10 +57,10 @@ const char *rdma_way_name(enum wh_rdma_way way)
 
 int rdma_ways_parse(struct rdma *rdma)
 {
-	const char *knob = rdma->engine->config.text[WH_SETTING_RDMA_GPU];
+	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA_GPU];
 
 	rdma->way_count = 0;
-	for (const char *at = knob; *at; at += strcspn(at, ","), at += *at == ',') {
+	for (const char *at = setting; *at; at += strcspn(at, ","), at += *at == ',') {
 		size_t length = strcspn(at, ",");
 		uint8_t way = WH_RDMA_DMA_BUF;
 
@@ -74,7 +74,7 @@ int rdma_ways_parse(struct rdma *rdma)
 			return wh_fail(
 				EINVAL,
 				"rdma_gpu=%.60s: known are dmabuf, peermem and staged, each once",
-				knob);
+				setting);
 		rdma->ways[rdma->way_count++] = way;
 	}
 	return 0;
@@ -378,7 +378,7 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 		*out = mrs;
 		return 0;
 	}
-	free(mrs->stretches);
+	free(mrs->chunks);
 	free(mrs);
 	drop(registration);
 	if (!staged)
@@ -397,7 +397,7 @@ void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs)
 		at = &(*at)->next;
 	*at = mrs->next;
 	rdma_mrs_clear(mrs);
-	free(mrs->stretches);
+	free(mrs->chunks);
 	free(mrs);
 	drop(registration);
 }

@@ -24,7 +24,7 @@
 void rdma_mrs_clear(struct rdma_mrs *mrs)
 {
 	while (mrs->count)
-		mrs->nic->rdma->verbs->dereg_mr(mrs->stretches[--mrs->count].mr);
+		mrs->nic->rdma->verbs->dereg_mr(mrs->chunks[--mrs->count].mr);
 }
 
 int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
@@ -36,9 +36,9 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 	if (mr && mrs->count == WH_RDMA_KEYS_MAX) {
 		error = EFBIG;
 	} else if (mr && mrs->count == mrs->room) {
-		grown = realloc(mrs->stretches, room * sizeof(*grown));
+		grown = realloc(mrs->chunks, room * sizeof(*grown));
 		if (grown) {
-			mrs->stretches = grown;
+			mrs->chunks = grown;
 			mrs->room = room;
 		} else {
 			error = ENOMEM;
@@ -50,8 +50,8 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 		rdma_mrs_clear(mrs);
 		return error;
 	}
-	mrs->stretches[mrs->count] = (struct rdma_chunk){
-		.end = (mrs->count ? mrs->stretches[mrs->count - 1].end : 0) + length,
+	mrs->chunks[mrs->count] = (struct rdma_chunk){
+		.end = (mrs->count ? mrs->chunks[mrs->count - 1].end : 0) + length,
 		.key = mr->lkey,
 		.mr = mr,
 	};
@@ -86,9 +86,9 @@ static int refuse(const struct rdma_nic *nic, const struct wh_region *region, in
 					     "";
 
 	snprintf(why, WH_REFUSAL, "%.40s cannot register region %#llx (%llu bytes at %#llx): %s%s",
-		 nic->name, (unsigned long long)wh_region_entry_id(&region->place),
-		 (unsigned long long)region->place.length,
-		 (unsigned long long)region->place.address, strerror(error), hint);
+		 nic->name, (unsigned long long)wh_region_entry_id(&region->entry),
+		 (unsigned long long)region->entry.length,
+		 (unsigned long long)region->entry.address, strerror(error), hint);
 	return -error;
 }
 
@@ -96,9 +96,9 @@ static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
 {
 	int rights = IBV_ACCESS_LOCAL_WRITE;
 
-	if (region->place.access & WH_ACCESS_READ)
+	if (region->entry.access & WH_ACCESS_READ)
 		rights |= IBV_ACCESS_REMOTE_READ;
-	if (region->place.access & WH_ACCESS_WRITE)
+	if (region->entry.access & WH_ACCESS_WRITE)
 		rights |= IBV_ACCESS_REMOTE_WRITE;
 	/* Nobody looks at what has been received before its completion, or what follows it over the
 	 * network, which NICs write in order. */
@@ -111,8 +111,8 @@ static int rights_of(const struct rdma_nic *nic, const struct wh_region *region)
 static int fill(struct rdma_mrs *mrs, const struct wh_region *region, int rights)
 {
 	const struct rdma_nic *nic = mrs->nic;
-	uint64_t left = region->place.length, length;
-	char *at = (char *)(uintptr_t)region->place.address;
+	uint64_t left = region->entry.length, length;
+	char *at = (char *)(uintptr_t)region->entry.address;
 	int error = 0;
 
 	for (; left && !error; at += length, left -= length) {
@@ -146,7 +146,7 @@ static int register_host(struct rdma_memory *memory, const struct wh_region *reg
 		memory->mrs = mrs;
 		return 0;
 	}
-	free(mrs->stretches);
+	free(mrs->chunks);
 	free(mrs);
 	return error;
 }
@@ -162,7 +162,7 @@ static int register_now(struct rdma_nic *nic, struct wh_region *region, struct r
 		return refuse(nic, region, ENOMEM, why);
 	memory->nic = nic;
 	memory->writable = true;
-	if (wh_kind_on_host(region->place.kind)) {
+	if (wh_kind_on_host(region->entry.kind)) {
 		error = register_host(memory, region, rights);
 		if (error)
 			error = refuse(nic, region, error, why);
@@ -189,7 +189,7 @@ int rdma_register(struct rdma_nic *nic, struct wh_region *region, struct rdma_me
 	int error = 0;
 
 	/* What it was registered as may have been freed, and be somebody else's by now. */
-	if (!wh_kind_on_host(region->place.kind))
+	if (!wh_kind_on_host(region->entry.kind))
 		error = wh_registration_check(region->registration);
 	if (error) {
 		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
@@ -222,7 +222,7 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 			rdma_gpu_put(region->registration, at->mrs);
 		} else if (at->mrs) {
 			rdma_mrs_clear(at->mrs);
-			free(at->mrs->stretches);
+			free(at->mrs->chunks);
 			free(at->mrs);
 		}
 		free(at);
@@ -260,8 +260,7 @@ void rdma_region_gone(struct wh_peer *peer, void *state, struct wh_remote_region
  * later one stands before them. */
 static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *keyed)
 {
-	struct rdma_keys *keys =
-		calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->stretches[0]));
+	struct rdma_keys *keys = calloc(1, sizeof(*keys) + keyed->count * sizeof(keys->chunks[0]));
 	uint64_t end = 0;
 
 	if (!keys)
@@ -279,7 +278,7 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 		const uint8_t *key = keyed->keys + (size_t)i * WH_RDMA_KEY_SIZE;
 
 		end += wh_get64(key);
-		keys->stretches[i] = (struct rdma_chunk){ .end = end, .key = wh_get32(key + 8) };
+		keys->chunks[i] = (struct rdma_chunk){ .end = end, .key = wh_get32(key + 8) };
 	}
 	keys->next = atomic_load_explicit(&region->rdma, memory_order_relaxed);
 	atomic_store_explicit(&region->rdma, keys, memory_order_release);
@@ -305,10 +304,10 @@ int rdma_keyed(struct wh_peer *peer, const struct wh_rdma_keyed *keyed)
 	if (!region)
 		return 0; /* it has gone meanwhile */
 	known = rdma_keys_of(region, keyed->nic);
-	if (!keyed->error && length_of(keyed) != region->place.length)
+	if (!keyed->error && length_of(keyed) != region->entry.length)
 		error = -EPROTO;
 	else if (!known || (known->error && wh_now() > known->until)) /* several may have asked */
 		error = keep(region, keyed);
-	wh_region_entry_leave(&region->place);
+	wh_region_entry_leave(&region->entry);
 	return error;
 }

@@ -19,7 +19,7 @@
  * confirmation also means that the bytes before the letter have arrived, and they are not sent
  * again: their owner may have gone on already.
  *
- * Under peer.note_lock and rdma_peer.lock, in this order, unless it says otherwise.
+ * Under peer.notify_lock and rdma_peer.lock, in this order, unless it says otherwise.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -32,109 +32,111 @@
 
 #define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 
-static unsigned char *slot_at(const struct rdma_notify *mail, unsigned slot)
+static unsigned char *slot_at(const struct rdma_notify *notify, unsigned slot)
 {
-	return mail->slots + (size_t)slot * WH_RDMA_RING_SLOT;
+	return notify->slots + (size_t)slot * WH_RDMA_RING_SLOT;
 }
 
-static const struct wh_rdma_ring_key *key_of(const struct rdma_notify *mail, uint32_t nic)
+static const struct wh_rdma_ring_key *key_of(const struct rdma_notify *notify, uint32_t nic)
 {
-	for (uint32_t i = 0; i < mail->theirs.count; i++)
-		if (mail->theirs.keys[i].nic == nic)
-			return &mail->theirs.keys[i];
+	for (uint32_t i = 0; i < notify->theirs.count; i++)
+		if (notify->theirs.keys[i].nic == nic)
+			return &notify->theirs.keys[i];
 	return NULL;
 }
 
 /* Can it take a letter of so many bytes now? */
-static bool takes(const struct rdma_notify *mail, const struct rdma_endpoint *line, size_t length)
+static bool takes(const struct rdma_notify *notify, const struct rdma_endpoint *endpoint,
+		  size_t length)
 {
-	return line->state == RDMA_READY && line->ring->head - line->ring->tail < RDMA_DEPTH &&
-	       key_of(mail, line->nic) &&
-	       (mail->mrs[line->rail->nic->index] ||
-		WH_RDMA_NOTIFICATION_HEAD + length <= line->inlined);
+	return endpoint->state == RDMA_READY &&
+	       endpoint->ring->head - endpoint->ring->tail < RDMA_DEPTH &&
+	       key_of(notify, endpoint->nic) &&
+	       (notify->mrs[endpoint->rail->nic->index] ||
+		WH_RDMA_NOTIFICATION_HEAD + length <= endpoint->inlined);
 }
 
-static int free_slot(const struct rdma_notify *mail)
+static int free_slot(const struct rdma_notify *notify)
 {
 	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++)
-		if (!mail->letters[i].line && !mail->letters[i].flying)
+		if (!notify->notifications[i].endpoint && !notify->notifications[i].in_flight)
 			return (int)i;
 	return -1;
 }
 
-static void compose(struct rdma_endpoint *line, unsigned slot, const struct wh_batch *batch,
+static void compose(struct rdma_endpoint *endpoint, unsigned slot, const struct wh_batch *batch,
 		    uint64_t sequence, struct ibv_send_wr *request, struct ibv_sge *segment)
 {
 	struct wh_rdma_notification head = { .sequence = sequence,
-					     .length = (uint32_t)batch->note_length };
-	struct rdma_notify *mail = &line->peer->mail;
-	struct rdma_notification *letter = &mail->letters[slot];
-	const struct ibv_mr *mr = mail->mrs[line->rail->nic->index];
-	unsigned char *bytes = slot_at(mail, slot);
+					     .length = (uint32_t)batch->notification_length };
+	struct rdma_notify *notify = &endpoint->peer->notify;
+	struct rdma_notification *notification = &notify->notifications[slot];
+	const struct ibv_mr *mr = notify->mrs[endpoint->rail->nic->index];
+	unsigned char *bytes = slot_at(notify, slot);
 
 	wh_rdma_notification_encode(bytes, &head);
-	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, batch->note, batch->note_length);
+	memcpy(bytes + WH_RDMA_NOTIFICATION_HEAD, batch->note, batch->notification_length);
 	*segment = (struct ibv_sge){ .addr = (uintptr_t)bytes,
 				     .length = (uint32_t)(WH_RDMA_NOTIFICATION_HEAD +
-							  batch->note_length),
+							  batch->notification_length),
 				     .lkey = mr ? mr->lkey : 0 };
-	*request = (struct ibv_send_wr){ .wr_id = line->ring->head,
+	*request = (struct ibv_send_wr){ .wr_id = endpoint->ring->head,
 					 .sg_list = segment,
 					 .num_sge = 1,
 					 .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
 					 .imm_data = htonl(wh_rdma_imm(slot, sequence)) };
-	request->wr.rdma.remote_addr = mail->theirs.address + (uint64_t)slot * WH_RDMA_RING_SLOT;
-	request->wr.rdma.rkey = key_of(mail, line->nic)->key;
-	if (segment->length <= line->inlined)
+	request->wr.rdma.remote_addr = notify->theirs.address + (uint64_t)slot * WH_RDMA_RING_SLOT;
+	request->wr.rdma.rkey = key_of(notify, endpoint->nic)->key;
+	if (segment->length <= endpoint->inlined)
 		request->send_flags = IBV_SEND_INLINE;
-	*letter = (struct rdma_notification){ .line = line,
-					      .sequence = sequence,
-					      .length = head.length,
-					      .at = line->ring->head,
-					      .flying = true };
-	mail->out++;
-	line->peer->unwatched++; /* its completion is to make an event: nobody looks for it */
-	line->ring->works[line->ring->head++ % RDMA_DEPTH] =
-		(struct rdma_work){ .letter = (uint8_t)(slot + 1) };
+	*notification = (struct rdma_notification){ .endpoint = endpoint,
+						    .sequence = sequence,
+						    .length = head.length,
+						    .at = endpoint->ring->head,
+						    .in_flight = true };
+	notify->out++;
+	endpoint->peer->unwatched++; /* its completion is to make an event: nobody looks for it */
+	endpoint->ring->works[endpoint->ring->head++ % RDMA_DEPTH] =
+		(struct rdma_work){ .notification = (uint8_t)(slot + 1) };
 }
 
 /* ---- behind the bytes
  * --------------------------------------------------------------------------------- */
 
-bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *piece)
+bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
-	const struct wh_batch *batch = piece->batch;
+	const struct wh_batch *batch = fragment->batch;
 
-	return batch->note_length && batch->piece_count == 1 && piece->op == WH_WRITE &&
-	       !piece->whole && !atomic_load(&rdma->flushing);
+	return batch->notification_length && batch->fragment_count == 1 &&
+	       fragment->op == WH_WRITE && !fragment->whole && !atomic_load(&rdma->flushing);
 }
 
-void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 
-	mail->ahead = NULL;
-	mail->ahead_lines = 0;
-	if (mail->state == RDMA_NOTIFY_OPEN && rdma->peer->note_count == mail->out &&
-	    wh_notify_can_send_early(piece->batch))
-		mail->ahead = piece;
+	notify->ahead = NULL;
+	notify->early_endpoints = 0;
+	if (notify->state == RDMA_NOTIFY_OPEN && rdma->peer->notify_count == notify->out &&
+	    wh_notify_can_send_early(fragment->batch))
+		notify->ahead = fragment;
 }
 
-bool rdma_notify_send_early(struct rdma_endpoint *line, const struct wh_fragment *piece,
+bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_fragment *fragment,
 			    struct ibv_send_wr *request, struct ibv_sge *segment)
 {
-	struct rdma_notify *mail = &line->peer->mail;
-	struct wh_batch *batch = piece->batch;
-	int slot = free_slot(mail);
+	struct rdma_notify *notify = &endpoint->peer->notify;
+	struct wh_batch *batch = fragment->batch;
+	int slot = free_slot(notify);
 
-	mail->ahead_lines |= 1u << line->index;
-	if (piece->cursor.left || !request)
+	notify->early_endpoints |= 1u << endpoint->index;
+	if (fragment->cursor.left || !request)
 		return false;
-	mail->ahead = NULL;
-	if (mail->ahead_lines != 1u << line->index || atomic_load(&piece->failed) || slot < 0 ||
-	    !takes(mail, line, batch->note_length))
+	notify->ahead = NULL;
+	if (notify->early_endpoints != 1u << endpoint->index || atomic_load(&fragment->failed) ||
+	    slot < 0 || !takes(notify, endpoint, batch->notification_length))
 		return false;
-	compose(line, (unsigned)slot, batch, wh_notify_send_early(batch), request, segment);
+	compose(endpoint, (unsigned)slot, batch, wh_notify_send_early(batch), request, segment);
 	return true;
 }
 
@@ -147,27 +149,30 @@ static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
 	if (!(rdma->peer->welcome.capabilities & WH_CAPABLE_RDMA_NOTIFY) || !rdma_ready(rdma) ||
 	    !atomic_load(&batch->rails_used))
 		return;
-	rdma->mail.state = RDMA_NOTIFY_ASKED;
+	rdma->notify.state = RDMA_NOTIFY_ASKED;
 	wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_RING_OPEN, 0, NULL, 0);
 }
 
 /* The line that carried all of its bytes; of none, any. NULL: several did, or it cannot take it
  * now. */
-static struct rdma_endpoint *line_for(const struct rdma_peer *rdma, const struct wh_batch *batch)
+static struct rdma_endpoint *endpoint_for(const struct rdma_peer *rdma,
+					  const struct wh_batch *batch)
 {
 	struct rdma_endpoint *any = NULL;
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		uint64_t carried = atomic_load(&batch->railed[i]);
 
-		for (unsigned n = i + 1; carried && n < rdma->line_count; n++)
+		for (unsigned n = i + 1; carried && n < rdma->endpoint_count; n++)
 			if (atomic_load(&batch->railed[n]))
 				return NULL;
 		if (carried)
-			return takes(&rdma->mail, line, batch->note_length) ? line : NULL;
-		if (!any && takes(&rdma->mail, line, batch->note_length))
-			any = line;
+			return takes(&rdma->notify, endpoint, batch->notification_length) ?
+				       endpoint :
+				       NULL;
+		if (!any && takes(&rdma->notify, endpoint, batch->notification_length))
+			any = endpoint;
 	}
 	return any;
 }
@@ -175,26 +180,26 @@ static struct rdma_endpoint *line_for(const struct rdma_peer *rdma, const struct
 int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence)
 {
 	struct rdma_peer *rdma = state;
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 	struct ibv_send_wr request;
 	struct ibv_sge segment;
-	struct rdma_endpoint *line;
+	struct rdma_endpoint *endpoint;
 	int error = 0, slot;
 
 	pthread_mutex_lock(&rdma->lock);
-	if (mail->state == RDMA_NOTIFY_NONE)
+	if (notify->state == RDMA_NOTIFY_NONE)
 		ask(rdma, batch);
-	line = mail->state == RDMA_NOTIFY_OPEN ? line_for(rdma, batch) : NULL;
-	slot = line ? free_slot(mail) : -1;
+	endpoint = notify->state == RDMA_NOTIFY_OPEN ? endpoint_for(rdma, batch) : NULL;
+	slot = endpoint ? free_slot(notify) : -1;
 	if (slot < 0)
-		error = mail->out ? -EAGAIN : -EOPNOTSUPP;
-	else if (peer->note_count != mail->out) /* those over the control connection first */
+		error = notify->out ? -EAGAIN : -EOPNOTSUPP;
+	else if (peer->notify_count != notify->out) /* those over the control connection first */
 		error = -EAGAIN;
 	if (!error) {
-		bool idle = !rdma_endpoint_busy(line);
+		bool idle = !rdma_endpoint_busy(endpoint);
 
-		compose(line, (unsigned)slot, batch, sequence, &request, &segment);
-		rdma_post_notification(line, &request, idle);
+		compose(endpoint, (unsigned)slot, batch, sequence, &request, &segment);
+		rdma_post_notification(endpoint, &request, idle);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	return error;
@@ -203,76 +208,80 @@ int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, 
 void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence)
 {
 	struct rdma_peer *rdma = state;
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 
 	(void)peer;
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++) {
-		struct rdma_notification *letter = &mail->letters[i];
+		struct rdma_notification *notification = &notify->notifications[i];
 
-		if (!letter->line || letter->sequence != sequence)
+		if (!notification->endpoint || notification->sequence != sequence)
 			continue;
-		if (letter->line->ring->arrived <= letter->at)
-			letter->line->ring->arrived = letter->at + 1;
-		letter->line = NULL;
-		mail->out--;
+		if (notification->endpoint->ring->arrived <= notification->at)
+			notification->endpoint->ring->arrived = notification->at + 1;
+		notification->endpoint = NULL;
+		notify->out--;
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-void rdma_notify_done(struct rdma_endpoint *line, struct rdma_work *work)
+void rdma_notify_done(struct rdma_endpoint *endpoint, struct rdma_work *work)
 {
-	struct rdma_notification *letter = &line->peer->mail.letters[work->letter - 1];
+	struct rdma_notification *notification =
+		&endpoint->peer->notify.notifications[work->notification - 1];
 
-	if (letter->flying)
-		line->peer->unwatched--;
-	letter->flying = false;
+	if (notification->in_flight)
+		endpoint->peer->unwatched--;
+	notification->in_flight = false;
 }
 
 /* ---- what becomes of lines
  * ------------------------------------------------------------------------------ */
 
-static struct rdma_notification *oldest(struct rdma_notify *mail, const struct rdma_endpoint *line)
+static struct rdma_notification *oldest(struct rdma_notify *notify,
+					const struct rdma_endpoint *endpoint)
 {
 	struct rdma_notification *found = NULL;
 
 	for (unsigned i = 0; i < WH_RDMA_RING_SLOTS; i++) {
-		struct rdma_notification *letter = &mail->letters[i];
+		struct rdma_notification *notification = &notify->notifications[i];
 
-		if (letter->line == line && (!found || letter->sequence < found->sequence))
-			found = letter;
+		if (notification->endpoint == endpoint &&
+		    (!found || notification->sequence < found->sequence))
+			found = notification;
 	}
 	return found;
 }
 
-void rdma_notify_undelivered(struct rdma_endpoint *line)
+void rdma_notify_undelivered(struct rdma_endpoint *endpoint)
 {
-	struct rdma_peer *rdma = line->peer;
-	struct rdma_notify *mail = &rdma->mail;
-	struct rdma_notification *letter;
+	struct rdma_peer *rdma = endpoint->peer;
+	struct rdma_notify *notify = &rdma->notify;
+	struct rdma_notification *notification;
 
-	pthread_mutex_lock(&rdma->peer->note_lock);
+	pthread_mutex_lock(&rdma->peer->notify_lock);
 	pthread_mutex_lock(&rdma->lock);
-	while ((letter = oldest(mail, line))) {
-		letter->line = NULL;
-		mail->out--;
-		wh_notify_undelivered(rdma->peer, letter->sequence,
-				      slot_at(mail, (unsigned)(letter - mail->letters)) +
-					      WH_RDMA_NOTIFICATION_HEAD,
-				      letter->length);
+	while ((notification = oldest(notify, endpoint))) {
+		notification->endpoint = NULL;
+		notify->out--;
+		wh_notify_undelivered(
+			rdma->peer, notification->sequence,
+			slot_at(notify, (unsigned)(notification - notify->notifications)) +
+				WH_RDMA_NOTIFICATION_HEAD,
+			notification->length);
 	}
 	pthread_mutex_unlock(&rdma->lock);
-	pthread_mutex_unlock(&rdma->peer->note_lock);
+	pthread_mutex_unlock(&rdma->peer->notify_lock);
 }
 
 void rdma_notify_lost(struct rdma_peer *rdma)
 {
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 
-	memset(mail->letters, 0, sizeof(mail->letters));
-	mail->out = 0;
-	mail->ahead = NULL;
-	mail->state = RDMA_NOTIFY_NONE;
+	memset(notify->notifications, 0, sizeof(notify->notifications));
+	notify->out = 0;
+	notify->ahead = NULL;
+	notify->state = RDMA_NOTIFY_NONE;
 }
 
 /* ---- opening and closing; on loop 0, without a lock
@@ -283,51 +292,51 @@ void rdma_notify_lost(struct rdma_peer *rdma)
 static int get_slots(struct rdma_peer *rdma)
 {
 	const struct rdma *all = rdma->rdma;
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 	void *memory;
 
-	if (mail->slots)
+	if (notify->slots)
 		return 0;
 	memory = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED)
 		return -errno;
-	mail->slots = memory;
+	notify->slots = memory;
 	for (unsigned i = 0; i < all->nic_count; i++)
-		mail->mrs[i] = wh_verbs_register(all->verbs, all->nics[i]->pd, memory, ROOM, 0);
+		notify->mrs[i] = wh_verbs_register(all->verbs, all->nics[i]->pd, memory, ROOM, 0);
 	return 0;
 }
 
-int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *mailed)
+int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *opened)
 {
-	struct rdma_notify *mail = &rdma->mail;
-	int error = mailed->error;
+	struct rdma_notify *notify = &rdma->notify;
+	int error = opened->error;
 	bool asked;
 
 	pthread_mutex_lock(&rdma->lock);
-	asked = mail->state == RDMA_NOTIFY_ASKED;
+	asked = notify->state == RDMA_NOTIFY_ASKED;
 	pthread_mutex_unlock(&rdma->lock);
 	if (!asked)
 		return -EPROTO;
 	if (error)
 		wh_engine_log(rdma->peer->engine,
 			      "rdma to %s: no mailbox, notifications go over TCP: %s",
-			      rdma->peer->welcome.name, mailed->text);
+			      rdma->peer->welcome.name, opened->text);
 	else
 		error = get_slots(rdma);
 	pthread_mutex_lock(&rdma->lock);
-	mail->theirs = *mailed;
-	mail->state = error ? RDMA_NOTIFY_REFUSED : RDMA_NOTIFY_OPEN;
+	notify->theirs = *opened;
+	notify->state = error ? RDMA_NOTIFY_REFUSED : RDMA_NOTIFY_OPEN;
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
 
 void rdma_notify_close(struct rdma_peer *rdma)
 {
-	struct rdma_notify *mail = &rdma->mail;
+	struct rdma_notify *notify = &rdma->notify;
 
 	for (unsigned i = 0; i < RDMA_NICS; i++)
-		if (mail->mrs[i])
-			rdma->rdma->verbs->dereg_mr(mail->mrs[i]);
-	if (mail->slots)
-		munmap(mail->slots, ROOM);
+		if (notify->mrs[i])
+			rdma->rdma->verbs->dereg_mr(notify->mrs[i]);
+	if (notify->slots)
+		munmap(notify->slots, ROOM);
 }

@@ -13,45 +13,45 @@
 /* Bytes are where they belong meanwhile; a patrol takes a processor from those who poll. */
 #define ROUND (10 * WH_MS)
 
-static bool is_watched(const struct wh_fragment *piece)
+static bool is_watched(const struct wh_fragment *fragment)
 {
-	struct wh_batch *batch = piece->batch;
+	struct wh_batch *batch = fragment->batch;
 
-	if (batch->callback || batch->queue || batch->gate)
+	if (batch->callback || batch->queue || batch->dependency)
 		return false;
 	/* With the knob, whoever waits never sleeps. */
 	return batch->peer->engine->config.number[WH_SETTING_SPIN] ||
-	       (piece->bytes <= RDMA_SPLIT && !batch->note && !piece->whole);
+	       (fragment->bytes <= RDMA_SPLIT && !batch->note && !fragment->whole);
 }
 
-void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	piece->watched = is_watched(piece);
-	if (!piece->watched) {
+	fragment->watched = is_watched(fragment);
+	if (!fragment->watched) {
 		rdma->unwatched++;
 		return;
 	}
 	rdma->watched++;
-	if (!rdma->patrolled)
-		wh_loop_post(&rdma->rdma->loop, &rdma->patrol_due);
-	rdma->patrolled = true;
+	if (!rdma->timer_polled)
+		wh_loop_post(&rdma->rdma->loop, &rdma->timer_due);
+	rdma->timer_polled = true;
 }
 
-void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (piece->watched)
+	if (fragment->watched)
 		rdma->watched--;
 	else
 		rdma->unwatched--;
-	piece->watched = false;
+	fragment->watched = false;
 }
 
 /* Its completion is to make an event. */
-static void give_up(struct rdma_peer *rdma, struct wh_fragment *piece)
+static void give_up(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	if (!piece->watched)
+	if (!fragment->watched)
 		return;
-	rdma_unwatch(rdma, piece);
+	rdma_unwatch(rdma, fragment);
 	rdma->unwatched++;
 }
 
@@ -62,8 +62,8 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 	wh_list_init(&done);
 	wh_list_init(&away);
 	pthread_mutex_lock(&rdma->lock);
-	for (size_t i = 0; i < batch->piece_count; i++)
-		give_up(rdma, &batch->pieces[i]);
+	for (size_t i = 0; i < batch->fragment_count; i++)
+		give_up(rdma, &batch->fragments[i]);
 	rdma_progress(rdma, &done, &away);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
@@ -82,50 +82,50 @@ static void give_up_all(struct rdma_peer *rdma)
 			give_up(rdma, wh_container(l, struct wh_fragment, link));
 }
 
-static void patrol(struct wh_timer *timer)
+static void timer(struct wh_timer *timer)
 {
-	struct rdma_peer *rdma = wh_container(timer, struct rdma_peer, patrol);
+	struct rdma_peer *rdma = wh_container(timer, struct rdma_peer, timer);
 	struct wh_list done, away;
 
 	wh_list_init(&done);
 	wh_list_init(&away);
 	pthread_mutex_lock(&rdma->lock);
 	if (rdma->looked != rdma->looked_before || !rdma->watched) {
-		rdma->patrolled = rdma->looked != rdma->looked_before;
+		rdma->timer_polled = rdma->looked != rdma->looked_before;
 		rdma->looked_before = rdma->looked;
 	} else {
 		give_up_all(rdma);
 		rdma_progress(rdma, &done, &away);
 	}
-	if (rdma->patrolled)
+	if (rdma->timer_polled)
 		wh_timer_set(&rdma->rdma->loop, timer, wh_now() + ROUND);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
 	rdma_fragments_in_flight(rdma, &away);
 }
 
-static void begin_patrol(struct wh_task *task)
+static void timer_start(struct wh_task *task)
 {
-	struct rdma_peer *rdma = wh_container(task, struct rdma_peer, patrol_due);
+	struct rdma_peer *rdma = wh_container(task, struct rdma_peer, timer_due);
 
-	wh_timer_set(&rdma->rdma->loop, &rdma->patrol, wh_now() + ROUND);
+	wh_timer_set(&rdma->rdma->loop, &rdma->timer, wh_now() + ROUND);
 }
 
-static void end_patrol(void *argument)
+static void timer_fired(void *argument)
 {
 	struct rdma_peer *rdma = argument;
 
-	wh_loop_cancel(&rdma->rdma->loop, &rdma->patrol_due);
-	wh_timer_clear(&rdma->patrol);
+	wh_loop_cancel(&rdma->rdma->loop, &rdma->timer_due);
+	wh_timer_clear(&rdma->timer);
 }
 
 void rdma_polling_open(struct rdma_peer *rdma)
 {
-	rdma->patrol_due.run = begin_patrol;
-	rdma->patrol.fire = patrol;
+	rdma->timer_due.run = timer_start;
+	rdma->timer.fire = timer;
 }
 
 void rdma_polling_close(struct rdma_peer *rdma)
 {
-	wh_loop_call(&rdma->rdma->loop, end_patrol, rdma);
+	wh_loop_call(&rdma->rdma->loop, timer_fired, rdma);
 }

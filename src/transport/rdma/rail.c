@@ -330,8 +330,8 @@ static void nic_close(struct rdma_nic *nic)
 {
 	const struct wh_verbs *verbs = nic->rdma->verbs;
 
-	if (nic->letters)
-		verbs->destroy_comp_channel(nic->letters);
+	if (nic->notifications)
+		verbs->destroy_comp_channel(nic->notifications);
 	if (nic->idle)
 		verbs->destroy_cq(nic->idle);
 	if (nic->pd)
@@ -364,7 +364,7 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	if (!nic)
 		return wh_fail(ENOMEM, "rdma: no memory");
 	nic->rdma = rdma;
-	nic->events.fd = nic->letters_source.fd = -1;
+	nic->events.fd = nic->notifications_source.fd = -1;
 	snprintf(nic->name, sizeof(nic->name), "%s", verbs->get_device_name(device));
 	nic->context = verbs->open_device(device);
 	if (!nic->context)
@@ -379,8 +379,8 @@ static int nic_open(struct rdma *rdma, struct ibv_device *device, struct rdma_ni
 	nic->idle = verbs->create_cq(nic->context, 1, NULL, NULL, 0);
 	if (!nic->idle)
 		return nic_fail(nic, "ibv_create_cq");
-	nic->letters = verbs->create_comp_channel(nic->context);
-	if (!nic->letters)
+	nic->notifications = verbs->create_comp_channel(nic->context);
+	if (!nic->notifications)
 		return nic_fail(nic, "ibv_create_comp_channel");
 	nic->gather = nic->attributes.max_sge < 1 ? 1 :
 		      nic->attributes.max_sge < (int)RDMA_GATHER ?
@@ -435,16 +435,16 @@ static int add_nic(struct rdma *rdma, struct ibv_device *device, const struct ch
 /* The devices of the list that the knob names, in its order; all of them if it names none. */
 static int add_nics(struct rdma *rdma, struct ibv_device **list)
 {
-	const char *knob = rdma->engine->config.text[WH_SETTING_RDMA];
+	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA];
 	int error = -ENODEV;
 
-	for (int i = 0; !*knob && list[i]; i++) {
+	for (int i = 0; !*setting && list[i]; i++) {
 		/* One that cannot be opened is no reason not to use the others. */
 		int trouble = add_nic(rdma, list[i], NULL);
 
 		error = rdma->rail_count ? 0 : trouble;
 	}
-	for (const char *at = knob; *at; at += strcspn(at, ","), at += *at == ',') {
+	for (const char *at = setting; *at; at += strcspn(at, ","), at += *at == ',') {
 		size_t length = strcspn(at, ",");
 		struct chosen chosen;
 
@@ -453,7 +453,7 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 				EINVAL,
 				"rdma=%.60s: wants NAME[:PORT[:GID INDEX]] with commas between, "
 				"such as mlx5_0:1:3",
-				knob);
+				setting);
 		error = 0;
 		for (int i = 0; list[i] && !error && !chosen.found; i++) {
 			chosen.found = !strcmp(chosen.name, rdma->verbs->get_device_name(list[i]));
@@ -464,7 +464,7 @@ static int add_nics(struct rdma *rdma, struct ibv_device **list)
 			error = wh_fail(
 				ENODEV,
 				"rdma=%.60s: there is no device %s here; ibv_devices lists them",
-				knob, chosen.name);
+				setting, chosen.name);
 		if (error)
 			return error;
 	}
@@ -514,11 +514,11 @@ int rdma_rails_open(struct rdma *rdma)
 {
 	struct wh_engine *engine = rdma->engine;
 	const char *library = engine->config.text[WH_SETTING_VERBS];
-	const char *knob = engine->config.text[WH_SETTING_RDMA];
+	const char *setting = engine->config.text[WH_SETTING_RDMA];
 	struct ibv_device **list;
 	int count = 0, error;
 
-	if (!strcmp(knob, "off") || !strcmp(knob, "no"))
+	if (!strcmp(setting, "off") || !strcmp(setting, "no"))
 		return wh_fail(ENODEV, "switched off by the knob rdma (WHERRY_RDMA)");
 	if (!*library && kernel_has_none())
 		return wh_fail(ENODEV,
@@ -540,15 +540,15 @@ int rdma_rails_open(struct rdma *rdma)
 	if (!error)
 		rdma_affinity_open(rdma);
 	if (!error && !rdma->rail_count)
-		error = wh_fail(ENXIO, "rdma=%.60s: the device has no such port", knob);
+		error = wh_fail(ENXIO, "rdma=%.60s: the device has no such port", setting);
 	for (unsigned i = 0; i < rdma->nic_count && !error; i++) {
 		struct rdma_nic *nic = rdma->nics[i];
 
 		nic->events.ready = events_ready;
-		nic->letters_source.ready = rdma_notifications_ready;
+		nic->notifications_source.ready = rdma_notifications_ready;
 		error = listen_to(nic, &nic->events, nic->context->async_fd);
 		if (!error)
-			error = listen_to(nic, &nic->letters_source, nic->letters->fd);
+			error = listen_to(nic, &nic->notifications_source, nic->notifications->fd);
 	}
 	return error;
 }
@@ -562,8 +562,8 @@ static void stop_events(void *argument)
 
 		if (nic->events.fd >= 0)
 			wh_loop_remove(&rdma->engine->loops[0], &nic->events);
-		if (nic->letters_source.fd >= 0)
-			wh_loop_remove(&rdma->engine->loops[0], &nic->letters_source);
+		if (nic->notifications_source.fd >= 0)
+			wh_loop_remove(&rdma->engine->loops[0], &nic->notifications_source);
 	}
 }
 

@@ -14,108 +14,109 @@
 /* ---- pieces
  * ----------------------------------------------------------------------------------------- */
 
-static void take_its_turn(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done,
-			  struct wh_list *away)
+static void take_its_turn(struct rdma_peer *rdma, struct wh_fragment *fragment,
+			  struct wh_list *done, struct wh_list *away)
 {
 	/* What is small needs but one. */
-	if (piece->bytes > RDMA_SPLIT || !rdma_ready(rdma))
+	if (fragment->bytes > RDMA_SPLIT || !rdma_ready(rdma))
 		rdma_want(rdma);
-	piece->flying = 0;
-	rdma_take_in(rdma, piece);
+	fragment->in_flight = 0;
+	rdma_take_in(rdma, fragment);
 	rdma_progress(rdma, done, away);
 }
 
-/* With the lock, which is let go, as is peer.note_lock if it is `noted`. */
-static void take(struct rdma_peer *rdma, struct wh_fragment *piece, bool noted)
+/* With the lock, which is let go, as is peer.notify_lock if it is `noted`. */
+static void take(struct rdma_peer *rdma, struct wh_fragment *fragment, bool noted)
 {
 	struct wh_list done, away;
 	char why[WH_REFUSAL];
-	bool takes = !atomic_load(&piece->cancelled);
+	bool takes = !atomic_load(&fragment->cancelled);
 
 	wh_list_init(&done);
 	wh_list_init(&away);
 	if (noted)
-		rdma_notify_prepare(rdma, piece);
-	if (takes && (noted || !rdma_alone(rdma, piece, &done, &away))) {
+		rdma_notify_prepare(rdma, fragment);
+	if (takes && (noted || !rdma_alone(rdma, fragment, &done, &away))) {
 		takes = !rdma_hopeless(rdma);
 		if (takes)
-			take_its_turn(rdma, piece, &done, &away);
+			take_its_turn(rdma, fragment, &done, &away);
 	}
 	if (!takes)
 		memcpy(why, rdma->why, sizeof(why));
-	rdma->mail.ahead = NULL;
+	rdma->notify.ahead = NULL;
 	pthread_mutex_unlock(&rdma->lock);
 	if (noted)
-		pthread_mutex_unlock(&rdma->peer->note_lock);
+		pthread_mutex_unlock(&rdma->peer->notify_lock);
 	rdma_fragments_done(&done);
 	rdma_fragments_in_flight(rdma, &away);
 	if (takes)
 		return;
 	if (wh_peer_check(rdma->peer)) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
-		wh_fragment_done(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s", wh_error_text());
+		wh_fragment_done(fragment);
 	} else {
-		wh_fragment_reroute(piece, -EIO, why);
+		wh_fragment_reroute(fragment, -EIO, why);
 	}
 }
 
-void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	pthread_mutex_lock(&rdma->lock);
-	take(rdma, piece, false);
+	take(rdma, fragment, false);
 }
 
 /* Is the memory of ours still what NICs know it as? A plan may be older than that. */
-static int check_memory(const struct wh_fragment *piece)
+static int check_memory(const struct wh_fragment *fragment)
 {
 	const struct wh_region *local, *before = NULL;
 	int error = 0;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count && !error;
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count && !error;
 	     i++, before = local) {
-		local = piece->blocks ? piece->blocks->bases[i].local :
-					piece->batch->items[i].local;
-		if (local != before && !wh_kind_on_host(local->place.kind))
+		local = fragment->blocks ? fragment->blocks->bases[i].local :
+					   fragment->batch->items[i].local;
+		if (local != before && !wh_kind_on_host(local->entry.kind))
 			error = wh_registration_check(local->registration);
 	}
 	return error;
 }
 
-static void submit_piece(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct rdma_peer *rdma = state;
-	bool noted = rdma_notify_follows(rdma, piece);
-	int error = check_memory(piece);
+	bool noted = rdma_notify_follows(rdma, fragment);
+	int error = check_memory(fragment);
 	unsigned sides;
 
 	if (error) {
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s", wh_error_text());
-		wh_fragment_done(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", wh_error_text());
+		wh_fragment_done(fragment);
 		return;
 	}
 	if (noted)
-		pthread_mutex_lock(&peer->note_lock);
+		pthread_mutex_lock(&peer->notify_lock);
 	pthread_mutex_lock(&rdma->lock);
-	sides = rdma_stage_wanted(rdma, piece);
+	sides = rdma_stage_wanted(rdma, fragment);
 	if (!sides) {
-		take(rdma, piece, noted);
+		take(rdma, fragment, noted);
 		return;
 	}
 	pthread_mutex_unlock(&rdma->lock);
 	if (noted)
-		pthread_mutex_unlock(&peer->note_lock);
-	rdma_stage(rdma, piece, sides);
+		pthread_mutex_unlock(&peer->notify_lock);
+	rdma_stage(rdma, fragment, sides);
 }
 
 /* What fails belongs to the batch, and not to the call that submits it. */
-static void submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	wh_fail_begin();
-	submit_piece(peer, state, piece);
+	submit_fragment(peer, state, fragment);
 	wh_fail_end(0);
 }
 
-static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static void rdma_wait_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			       int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
 	int64_t start = 0, now;
@@ -146,27 +147,27 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 		rdma_sleep(rdma, batch);
 }
 
-void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done)
+void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_list *done)
 {
-	uint64_t rest = piece->cursor.left + rdma_forget(rdma, piece);
+	uint64_t rest = fragment->cursor.left + rdma_forget(rdma, fragment);
 
 	/* One that is in no list is not yet submitted, or has ended; one of which all is on its way
 	 * may be in the list of somebody who is about to say that it has ended. */
-	if (!rest || !piece->link.next)
+	if (!rest || !fragment->link.next)
 		return;
 	rdma->queued -= rest;
-	wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-	piece->cursor.left = 0;
-	if (atomic_fetch_sub(&piece->left, rest) == rest) {
-		rdma_take_out(rdma, piece);
-		wh_list_append(done, &piece->link);
+	wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+	fragment->cursor.left = 0;
+	if (atomic_fetch_sub(&fragment->left, rest) == rest) {
+		rdma_take_out(rdma, fragment);
+		wh_list_append(done, &fragment->link);
 	} else {
-		wh_list_remove(&piece->link);
-		wh_list_append(&rdma->sent, &piece->link);
+		wh_list_remove(&fragment->link);
+		wh_list_append(&rdma->sent, &fragment->link);
 	}
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct rdma_peer *rdma = state;
 	struct wh_list done;
@@ -174,25 +175,26 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 	(void)peer;
 	wh_list_init(&done);
 	pthread_mutex_lock(&rdma->lock);
-	if (!rdma_stage_cancel(rdma, piece, &done))
-		rdma_cancel(rdma, piece, &done);
+	if (!rdma_stage_cancel(rdma, fragment, &done))
+		rdma_cancel(rdma, fragment, &done);
 	pthread_mutex_unlock(&rdma->lock);
 	rdma_fragments_done(&done);
 }
 
-static bool carries(const struct rdma_endpoint *line, const struct wh_batch *batch)
+static bool carries(const struct rdma_endpoint *endpoint, const struct wh_batch *batch)
 {
-	for (uint64_t i = line->ring ? line->ring->tail : 0; line->ring && i != line->ring->head;
-	     i++) {
-		const struct wh_fragment *piece = line->ring->works[i % RDMA_DEPTH].piece;
+	for (uint64_t i = endpoint->ring ? endpoint->ring->tail : 0;
+	     endpoint->ring && i != endpoint->ring->head; i++) {
+		const struct wh_fragment *fragment = endpoint->ring->works[i % RDMA_DEPTH].fragment;
 
-		if (piece && rdma_batch_of(piece) == batch)
+		if (fragment && rdma_batch_of(fragment) == batch)
 			return true;
 	}
 	return false;
 }
 
-static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
+static int rdma_wait_abort(struct wh_peer *peer, void *state, struct wh_batch *batch,
+			   int64_t deadline)
 {
 	struct rdma_peer *rdma = state;
 
@@ -200,9 +202,9 @@ static int cut(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_
 	(void)deadline;
 	rdma_flushes_end(rdma, batch, -ECANCELED, "cancelled");
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (carries(rdma->lines[i], batch))
-			rdma_break(rdma->lines[i], true, "cut off to cancel a batch");
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		if (carries(rdma->endpoints[i], batch))
+			rdma_break(rdma->endpoints[i], true, "cut off to cancel a batch");
 	pthread_mutex_unlock(&rdma->lock);
 	return 0;
 }
@@ -214,7 +216,7 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		   size_t size)
 {
 	static const char *const layers[] = { "InfiniBand", "RoCE v1", "RoCE v2" };
-	const struct rdma_endpoint *line = NULL;
+	const struct rdma_endpoint *endpoint = NULL;
 	struct rdma_peer *rdma = state;
 	unsigned rails = 0;
 	char memory[32];
@@ -222,15 +224,17 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	(void)peer;
 	rdma_describe_ways(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (atomic_load(&batch->railed[i]) || (!line && rdma->lines[i]->way[0])) {
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		if (atomic_load(&batch->railed[i]) || (!endpoint && rdma->endpoints[i]->way[0])) {
 			rails += atomic_load(&batch->railed[i]) > 0;
-			line = rdma->lines[i];
+			endpoint = rdma->endpoints[i];
 		}
 	if (rails > 1)
-		snprintf(out, size, "%u rails, %s%s", rails, layers[line->mine.gid_type], memory);
-	else if (line)
-		snprintf(out, size, "%s, %s%s", line->way, layers[line->mine.gid_type], memory);
+		snprintf(out, size, "%u rails, %s%s", rails, layers[endpoint->mine.gid_type],
+			 memory);
+	else if (endpoint)
+		snprintf(out, size, "%s, %s%s", endpoint->way, layers[endpoint->mine.gid_type],
+			 memory);
 	else
 		*out = 0;
 	pthread_mutex_unlock(&rdma->lock);
@@ -249,18 +253,20 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 	if (!atomic_load(&batch->rails_used))
 		return;
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->line_count && (rdma->line_count > 1 || broken); i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; i < rdma->endpoint_count && (rdma->endpoint_count > 1 || broken);
+	     i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		bool broke = broken & 1u << i;
-		bool down = line->state != RDMA_READY && line->state != RDMA_IDLE && line->why[0];
+		bool down = endpoint->state != RDMA_READY && endpoint->state != RDMA_IDLE &&
+			    endpoint->why[0];
 
 		if (at >= size)
 			break;
 		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
-				       line->way[0] ? line->way : line->rail->name,
+				       endpoint->way[0] ? endpoint->way : endpoint->rail->name,
 				       (unsigned long long)atomic_load(&batch->railed[i]),
-				       broke ? "; it broke: " : "", broke ? line->broke : "",
-				       down ? "; it is down: " : "", down ? line->why : "");
+				       broke ? "; it broke: " : "", broke ? endpoint->broke : "",
+				       down ? "; it is down: " : "", down ? endpoint->why : "");
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
@@ -272,7 +278,7 @@ static void peer_free(struct rdma_peer *rdma)
 {
 	rdma_polling_close(rdma);
 	rdma_client_close(rdma);
-	rdma_region_gone(rdma->peer, rdma, &rdma->desk);
+	rdma_region_gone(rdma->peer, rdma, &rdma->bounce);
 	pthread_cond_destroy(&rdma->changed);
 	pthread_mutex_destroy(&rdma->lock);
 	free(rdma);
@@ -312,7 +318,7 @@ static int peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 	wh_list_init(&rdma->again);
 	wh_list_init(&rdma->stages);
 	wh_list_init(&rdma->flushes);
-	wh_list_init(&rdma->desk_waits);
+	wh_list_init(&rdma->bounce_waits);
 	rdma_polling_open(rdma);
 	if (rdma_client_open(rdma)) {
 		snprintf(why, WH_REFUSAL, "no memory");
@@ -365,8 +371,8 @@ static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, con
 	if (!keyed.error && keyed.flush) /* before anybody uses them */
 		atomic_store(&rdma->flushing, true);
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		current |= rdma->lines[i]->way[0] && keyed.nic == rdma->lines[i]->nic;
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		current |= rdma->endpoints[i]->way[0] && keyed.nic == rdma->endpoints[i]->nic;
 	pthread_mutex_unlock(&rdma->lock);
 	error = current ? rdma_keyed(peer, &keyed) : 0;
 	/* Whoever did not wait so long plans anew. */
@@ -383,8 +389,8 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 {
 	struct wh_rdma_connected connected;
 	struct wh_rdma_flushed flushed;
-	struct wh_rdma_bounce_opened desked;
-	struct wh_rdma_ring_opened mailed;
+	struct wh_rdma_bounce_opened bounce;
+	struct wh_rdma_ring_opened ring;
 	struct rdma_peer *rdma = state;
 	int error;
 
@@ -400,15 +406,15 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 							      rdma_copied(rdma, &flushed);
 	}
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPENED) {
-		error = wh_rdma_bounce_opened_decode(payload, frame->length, &desked);
+		error = wh_rdma_bounce_opened_decode(payload, frame->length, &bounce);
 		if (!error)
-			rdma_bounce_opened(rdma, &desked);
+			rdma_bounce_opened(rdma, &bounce);
 		return error;
 	}
 	if (frame->type == WH_FRAME_RDMA_RING_OPENED)
-		return wh_rdma_ring_opened_decode(payload, frame->length, &mailed) ?
+		return wh_rdma_ring_opened_decode(payload, frame->length, &ring) ?
 			       -EPROTO :
-			       rdma_ring_opened(rdma, &mailed);
+			       rdma_ring_opened(rdma, &ring);
 	if (frame->type == WH_FRAME_RDMA_SPARE) {
 		if (frame->length != 4)
 			return -EPROTO;
@@ -448,7 +454,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	pthread_cond_init(&rdma->jobs_come, NULL);
 	wh_list_init(&rdma->peers);
 	wh_list_init(&rdma->jobs);
-	wh_list_init(&rdma->desks_free);
+	wh_list_init(&rdma->bounces_free);
 	wh_list_init(&rdma->answering);
 	error = rdma_ways_parse(rdma);
 	if (!error)
@@ -488,11 +494,11 @@ const struct wh_transport wh_transport_rdma = {
 	.peer_again = peer_again,
 	.region_gone = rdma_region_gone,
 	.peer_frame = peer_frame,
-	.reach = rdma_is_reachable,
+	.is_reachable = rdma_is_reachable,
 	.submit = submit,
-	.help = help,
+	.progress = rdma_wait_progress,
 	.cancel = cancel,
-	.cut = cut,
+	.abort = rdma_wait_abort,
 	.notify = rdma_notify_send,
 	.notified = rdma_notify_confirmed,
 	.detail = detail,

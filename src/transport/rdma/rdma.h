@@ -78,8 +78,8 @@ struct rdma_nic {
 	struct ibv_context *context;
 	struct ibv_pd *pd;
 	struct ibv_cq *idle; /* of queue pairs that only answer: they send nothing */
-	struct ibv_comp_channel *letters; /* of what these receive */
-	struct wh_source letters_source; /* on loop 0 */
+	struct ibv_comp_channel *notifications; /* of what these receive */
+	struct wh_source notifications_source; /* on loop 0 */
 	struct ibv_device_attr attributes;
 	uint32_t index;
 	uint64_t chunk; /* bytes of one memory region */
@@ -119,7 +119,7 @@ struct rdma {
 	/* Those that we answer with, the ones to be asked back first at the front; on loop 0. */
 	struct wh_list answering;
 	unsigned answering_count;
-	unsigned mailboxes; /* that sessions have; on loop 0 */
+	unsigned receive_rings; /* that sessions have; on loop 0 */
 	struct wh_topology *topology; /* NULL: all NICs are as good */
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
@@ -133,8 +133,8 @@ struct rdma {
 	_Atomic bool flushes;
 
 	/* The owner's desks, through which GPUs' memory is staged for peers. */
-	struct wh_list desks_free; /* on loop 0 */
-	_Atomic unsigned desks_used;
+	struct wh_list bounces_free; /* on loop 0 */
+	_Atomic unsigned bounces_used;
 
 	/* The owner's thread that registers and flushes what peers ask for; started with the
 	 * first. */
@@ -209,7 +209,7 @@ struct rdma_mrs {
 	int rights;
 	enum wh_rdma_way way;
 	uint32_t count, room;
-	struct rdma_chunk *stretches;
+	struct rdma_chunk *chunks;
 };
 
 /* A region of ours, and one NIC. */
@@ -233,7 +233,7 @@ struct rdma_keys {
 	bool flush; /* its GPU sees what NICs have written only after RDMA_FLUSH */
 	uint8_t distance; /* of the owner's NIC from its memory */
 	uint32_t count;
-	struct rdma_chunk stretches[];
+	struct rdma_chunk chunks[];
 };
 
 /* Register a region with a NIC, once. `region` is entered, or held by a batch. 0, -ESTALE: its
@@ -276,7 +276,7 @@ int rdma_flush_policy(const struct wh_cuda *cuda, const struct wh_cuda_device *d
 /* Flush what NICs have written to a region of ours. 0, or what the driver said, with a text. */
 int rdma_flush(const struct wh_region *region);
 /* All bytes of a piece have been moved: done, once they are visible. Without a lock. */
-void rdma_fragment_moved(struct wh_fragment *piece);
+void rdma_fragment_moved(struct wh_fragment *fragment);
 /* FLUSHED has come; on loop 0. */
 int rdma_flushed(struct rdma_peer *rdma, const struct wh_rdma_flushed *flushed);
 /* Wait for no more answers: of any batch (NULL), for the peer is lost, or of one, which is
@@ -300,31 +300,31 @@ struct rdma_sides {
 };
 
 /* Between these regions, too. Under rdma_peer.lock, as the next two. */
-void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct wh_region *local,
+void rdma_sides_add(const struct rdma_peer *rdma, uint32_t endpoints, const struct wh_region *local,
 		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides);
 enum rdma_stage_side { RDMA_STAGE_OURS = 1, RDMA_STAGE_THEIRS = 2 };
 /* The sides to be staged, so that a line carries it; 0: none, or it would not help. */
 unsigned rdma_sides_staged(const struct rdma_sides *sides);
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *piece);
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Move it so. Without the lock. */
-void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *piece, unsigned sides);
+void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides);
 /* Start nothing more of the piece, if it is one of those. Under rdma_peer.lock; pieces that have
  * ended are put on `done`. False: it is none. */
-bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *piece,
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
 		       struct wh_list *done);
 void rdma_slots_close(struct rdma *rdma);
 
 /* A slot of the owner's desk, that a part of a piece goes through. Under rdma_peer.lock, save where
  * it says otherwise. */
 struct rdma_lease {
-	struct wh_list link; /* rdma_peer.desk_waits */
+	struct wh_list link; /* rdma_peer.bounce_waits */
 	unsigned slot;
 	bool held, used, asked; /* used: since it is held; asked: for a copy that is not done */
 	bool lost; /* the peer was: the slot is nobody's */
 	/* It has a slot, or is lost. Must do no more than pass that on. */
-	void (*have)(struct rdma_lease *loan);
+	void (*have)(struct rdma_lease *lease);
 	/* The owner has moved what it was asked to; 0, or why not. Without the lock. */
-	void (*copied)(struct rdma_lease *loan, int error, const char *why);
+	void (*copied)(struct rdma_lease *lease, int error, const char *why);
 };
 
 /* Is there a desk? Asks for it. 0, -EAGAIN: not yet, or a refusal. */
@@ -332,16 +332,16 @@ int rdma_bounce_known(struct rdma_peer *rdma, char why[WH_REFUSAL]);
 /* Is there one, and does a line have its keys? */
 bool rdma_bounce_reached(const struct rdma_peer *rdma);
 /* True: it has a slot, or is lost; else `have` is called. */
-bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *loan);
-void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *loan);
+bool rdma_lease_acquire(struct rdma_peer *rdma, struct rdma_lease *lease);
+void rdma_lease_release(struct rdma_peer *rdma, struct rdma_lease *lease);
 /* If it has been used and others wait: it is theirs now, and `have` is called when it is ours
  * again. */
-bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *loan);
+bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *lease);
 /* Send a COPY; `copied` follows. Without the lock, as all below. */
-void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *loan, const uint8_t *bytes,
+void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uint8_t *bytes,
 		     size_t length);
 /* DESKED has come, or COPIED; on loop 0. */
-void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *desked);
+void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_opened *opened);
 int rdma_copied(struct rdma_peer *rdma, const struct wh_rdma_flushed *copied);
 /* The peer is lost, and nothing is on its way. */
 void rdma_bounce_lost(struct rdma_peer *rdma);
@@ -361,7 +361,7 @@ struct rdma_job {
 /* False: it has too much to do. */
 bool rdma_work(struct rdma *rdma, struct rdma_job *job);
 /* KEYS has come: register in the worker's time, and answer. On loop 0. */
-int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *desk, uint32_t nic,
+int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
 		    uint64_t id);
 /* FLUSH has come; the same. */
 int rdma_serve_flush(struct wh_session *session, uint32_t number, uint64_t id);
@@ -371,16 +371,16 @@ void rdma_worker_stop(struct rdma *rdma);
 
 /* DESK has come, or COPY. 0, or a negative errno: the session is to be ended. */
 int rdma_bounce_frame(struct wh_session *session, struct rdma_bounce **mine);
-int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *desk, const uint8_t *payload,
+int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, const uint8_t *payload,
 		     size_t length);
 /* May the peer use it? */
-bool rdma_bounce_open(const struct rdma_bounce *desk);
+bool rdma_bounce_open(const struct rdma_bounce *bounce);
 /* Its memory, as NICs know it; while it is held. */
-struct wh_region *rdma_bounce_region(struct rdma_bounce *desk);
-void rdma_bounce_get(struct rdma_bounce *desk);
-void rdma_bounce_put(struct rdma_bounce *desk);
+struct wh_region *rdma_bounce_region(struct rdma_bounce *bounce);
+void rdma_bounce_get(struct rdma_bounce *bounce);
+void rdma_bounce_put(struct rdma_bounce *bounce);
 /* The session goes, and its queue pairs have gone. */
-void rdma_bounce_close(struct rdma_bounce *desk);
+void rdma_bounce_close(struct rdma_bounce *bounce);
 /* Wait for those of sessions that have gone, and free them. Not on loop 0. */
 void rdma_bounces_close(struct rdma *rdma);
 
@@ -399,11 +399,11 @@ enum rdma_state {
 
 /* A work request that is not done. */
 struct rdma_work {
-	struct wh_fragment *piece; /* NULL: the probe, or nothing any more */
-	struct wh_region_entry *place; /* the peer's region, entered while the line stands */
+	struct wh_fragment *fragment; /* NULL: the probe, or nothing any more */
+	struct wh_region_entry *entry; /* the peer's region, entered while the line stands */
 	struct wh_cursor start; /* in the piece */
 	uint64_t length;
-	uint8_t letter; /* 1 + its slot: it is that; 0: it is none */
+	uint8_t notification; /* 1 + its slot: it is that; 0: it is none */
 };
 
 /* Those of a line in their order; once it has broken, what is to be sent again. Counted on and
@@ -468,10 +468,10 @@ enum rdma_notify_state {
 /* A slot of the owner's mailbox, and ours that its bytes are sent from. */
 struct rdma_notification {
 	struct rdma_endpoint
-		*line; /* it was sent by, and has not been confirmed; NULL: it is free */
+		*endpoint; /* it was sent by, and has not been confirmed; NULL: it is free */
 	uint64_t sequence, at; /* at: in the line's ring */
 	uint32_t length; /* of the user's bytes */
-	bool flying; /* our NIC is not done with it */
+	bool in_flight; /* our NIC is not done with it */
 };
 
 /* All under rdma_peer.lock; `slots` and `mrs` are only set while it is ASKED. */
@@ -480,11 +480,11 @@ struct rdma_notify {
 	struct wh_rdma_ring_opened theirs;
 	unsigned char *slots;
 	struct ibv_mr *mrs[RDMA_NICS]; /* of our NICs; NULL: it has refused */
-	unsigned out; /* letters that have not been confirmed; also under peer.note_lock */
-	struct rdma_notification letters[WH_RDMA_RING_SLOTS];
+	unsigned out; /* letters that have not been confirmed; also under peer.notify_lock */
+	struct rdma_notification notifications[WH_RDMA_RING_SLOTS];
 	/* While it is being posted: whose letter may follow; by which lines its bytes went. */
 	struct wh_fragment *ahead;
-	uint32_t ahead_lines;
+	uint32_t early_endpoints;
 };
 
 struct rdma_peer {
@@ -493,8 +493,8 @@ struct rdma_peer {
 	struct wh_peer *peer;
 	uint32_t numbers; /* loop 0 */
 	_Atomic bool flushing; /* some region of the peer has to be flushed */
-	uint32_t line_count;
-	struct rdma_endpoint *lines[RDMA_ENDPOINTS];
+	uint32_t endpoint_count;
+	struct rdma_endpoint *endpoints[RDMA_ENDPOINTS];
 
 	pthread_mutex_t lock; /* all below */
 	pthread_cond_t changed; /* states of lines, keys */
@@ -507,40 +507,41 @@ struct rdma_peer {
 	struct wh_list flushes; /* pieces that the owner has been asked to flush */
 	uint32_t flush_number;
 	/* The owner's pinned memory, through which it stages; without a length there is none. */
-	struct wh_remote_region desk;
-	bool desk_asked;
-	int desk_error;
-	char desk_why[WH_REFUSAL];
-	int64_t desk_until; /* refused: not asked for again before */
-	uint32_t desk_free; /* its slots, bits */
-	struct wh_list desk_waits; /* struct rdma_lease */
-	struct rdma_lease *loans[WH_RDMA_BOUNCE_SLOTS];
-	struct rdma_notify mail;
+	struct wh_remote_region bounce;
+	bool bounce_asked;
+	int bounce_error;
+	char bounce_why[WH_REFUSAL];
+	int64_t bounce_until; /* refused: not asked for again before */
+	uint32_t bounce_free; /* its slots, bits */
+	struct wh_list bounce_waits; /* struct rdma_lease */
+	struct rdma_lease *leases[WH_RDMA_BOUNCE_SLOTS];
+	struct rdma_notify notify;
 	uint64_t queued; /* bytes that have not been posted, or are to be sent again */
 	uint32_t watched, unwatched; /* pieces: see polling.c */
 	/* so often for completions; as the patrol has seen it last */
 	uint64_t looked, looked_before;
-	bool patrolled;
-	struct wh_task patrol_due; /* on rdma.loop */
-	struct wh_timer patrol;
+	bool timer_polled;
+	struct wh_task timer_due; /* on rdma.loop */
+	struct wh_timer timer;
 	/* what lines can carry has changed; for which of these it was sorted */
 	uint32_t version, sorted;
 };
 
-static inline bool rdma_endpoint_pending(const struct rdma_endpoint *line)
+static inline bool rdma_endpoint_pending(const struct rdma_endpoint *endpoint)
 {
-	return (line->state >= RDMA_WANTED && line->state <= RDMA_PROBING) ||
-	       line->state == RDMA_BREAKING;
+	return (endpoint->state >= RDMA_WANTED && endpoint->state <= RDMA_PROBING) ||
+	       endpoint->state == RDMA_BREAKING;
 }
 
-static inline bool rdma_endpoint_busy(const struct rdma_endpoint *line)
+static inline bool rdma_endpoint_busy(const struct rdma_endpoint *endpoint)
 {
-	return line->ring && line->ring->head != line->ring->tail;
+	return endpoint->ring && endpoint->ring->head != endpoint->ring->tail;
 }
 
-static inline bool rdma_endpoint_has_room(const struct rdma_endpoint *line)
+static inline bool rdma_endpoint_has_room(const struct rdma_endpoint *endpoint)
 {
-	return line->ring->head - line->ring->tail < RDMA_DEPTH && line->ahead < RDMA_AHEAD;
+	return endpoint->ring->head - endpoint->ring->tail < RDMA_DEPTH &&
+	       endpoint->ahead < RDMA_AHEAD;
 }
 
 /* How many lines are ready / come or go, or are ready. Under rdma_peer.lock. */
@@ -551,12 +552,12 @@ bool rdma_hopeless(const struct rdma_peer *rdma);
 bool rdma_lost(const struct rdma_peer *rdma);
 
 /* Have the line, or all of them, connected. From any thread, under rdma_peer.lock. */
-void rdma_endpoint_want(struct rdma_endpoint *line);
+void rdma_endpoint_want(struct rdma_endpoint *endpoint);
 void rdma_want(struct rdma_peer *rdma);
 /* Something is wrong with the connection: take it down. What was on its way goes by another
  * line, or by another transport; with `again` the line may be connected again at once. Under
  * rdma_peer.lock. */
-void rdma_break(struct rdma_endpoint *line, bool again, const char *format, ...)
+void rdma_break(struct rdma_endpoint *endpoint, bool again, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answer);
 /* The owner asks for a queue pair back: it has it, if nothing goes by it. */
@@ -573,7 +574,7 @@ void rdma_client_again(struct rdma_peer *rdma);
 
 /* Can it move bytes between the regions? The transport's `reach`. */
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
-		      struct wh_region_entry *place, uint32_t op, char why[WH_REFUSAL]);
+		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL]);
 
 /* ---- sharing; all under rdma_peer.lock ------------------------------------------------------- */
 
@@ -582,67 +583,67 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near);
 /* The lines that can move all of a piece, the near ones if there are such. */
-uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *piece);
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* The application's batch that a piece, or a part of one that is staged, is of. */
-static inline struct wh_batch *rdma_batch_of(const struct wh_fragment *piece)
+static inline struct wh_batch *rdma_batch_of(const struct wh_fragment *fragment)
 {
-	return piece->whole ? piece->whole->batch : piece->batch;
+	return fragment->whole ? fragment->whole->batch : fragment->batch;
 }
 
 /* A line has carried bytes of it. Nobody else adds at the same time: that takes rdma_peer.lock. */
-static inline void rdma_carried(const struct rdma_endpoint *line, const struct wh_fragment *piece,
-				uint64_t bytes)
+static inline void rdma_carried(const struct rdma_endpoint *endpoint,
+				const struct wh_fragment *fragment, uint64_t bytes)
 {
-	struct wh_batch *batch = rdma_batch_of(piece);
-	_Atomic uint64_t *railed = &batch->railed[line->index];
+	struct wh_batch *batch = rdma_batch_of(fragment);
+	_Atomic uint64_t *railed = &batch->railed[endpoint->index];
 
 	atomic_store_explicit(railed, atomic_load_explicit(railed, memory_order_relaxed) + bytes,
 			      memory_order_relaxed);
 	atomic_store_explicit(&batch->rails_used,
 			      atomic_load_explicit(&batch->rails_used, memory_order_relaxed) |
-				      1u << line->index,
+				      1u << endpoint->index,
 			      memory_order_relaxed);
 }
 
 /* Take a piece in. */
-void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Out of the list that it is in, as it ends. What has not been posted of it is forgotten. */
-void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* The regions of transfer, or base, number `index`. */
-const struct wh_region *rdma_local_of(const struct wh_fragment *piece, uint64_t index,
+const struct wh_region *rdma_local_of(const struct wh_fragment *fragment, uint64_t index,
 				      uint64_t *remote);
 /* A piece for the transport, or a part of one that it has made itself. */
-void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_submit(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Post nothing more of it. One that has ended is put on `done`. Under rdma_peer.lock. */
-void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done);
+void rdma_cancel(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_list *done);
 /* Forget what is to be sent again of a piece: so many bytes. */
-uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *piece);
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment);
 /* The line is down at both ends: what was on its way is to be sent again. */
-void rdma_recover(struct rdma_endpoint *line, struct wh_list *done);
+void rdma_recover(struct rdma_endpoint *endpoint, struct wh_list *done);
 /* After a change of what lines can carry: pieces that no line can carry go to `away`. */
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away);
 /* The one line that a small piece may go by if nothing waits in front of it; NULL: that is not so.
  */
-struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *piece);
+struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* The line that is to take some of what waits, and how many bytes about; NULL: none, for now. */
 struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain);
 /* What the line is to take next: a piece, where in it, and at most how many bytes. NULL:
  * nothing. *work: what it was, if it is sent again; else NULL. */
-struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *line,
+struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint,
 			      struct rdma_work **work);
 /* So many bytes of what rdma_next() told have been taken. */
-void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *piece, struct rdma_work *work,
+void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *fragment, struct rdma_work *work,
 		uint64_t length);
 /* So many bytes have come through. */
-void rdma_measure(struct rdma_endpoint *line, int64_t now);
+void rdma_measure(struct rdma_endpoint *endpoint, int64_t now);
 
 /* ---- watching -------------------------------------------------------------------------------- */
 
 void rdma_polling_open(struct rdma_peer *rdma);
 void rdma_polling_close(struct rdma_peer *rdma);
 /* A piece comes, or ends. Under rdma_peer.lock. */
-void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *piece);
-void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_watch(struct rdma_peer *rdma, struct wh_fragment *fragment);
+void rdma_unwatch(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Whoever waits for the batch is about to sleep: it is to be woken. Without the lock. */
 void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 
@@ -653,42 +654,42 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch);
 void rdma_progress(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *away);
 /* The same of a piece that comes, if it is small, one line alone reaches it and nothing waits in
  * front of it: without looking at what else there is. False: nothing has been done. */
-bool rdma_alone(struct rdma_peer *rdma, struct wh_fragment *piece, struct wh_list *done,
+bool rdma_alone(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_list *done,
 		struct wh_list *away);
-void rdma_probe(struct rdma_endpoint *line);
+void rdma_probe(struct rdma_endpoint *endpoint);
 /* Bytes of the piece have ended. */
-void rdma_ended(struct rdma_peer *rdma, struct wh_fragment *piece, uint64_t length,
+void rdma_ended(struct rdma_peer *rdma, struct wh_fragment *fragment, uint64_t length,
 		struct wh_list *done);
 /* Without the lock: say what has become of them. */
 void rdma_fragments_done(struct wh_list *done);
 void rdma_fragments_in_flight(struct rdma_peer *rdma, struct wh_list *away);
 
 /* Arm the line, post a letter, which is in its ring already. */
-void rdma_post_notification(struct rdma_endpoint *line, struct ibv_send_wr *request, bool idle);
+void rdma_post_notification(struct rdma_endpoint *endpoint, struct ibv_send_wr *request, bool idle);
 
 /* ---- letters --------------------------------------------------------------------------------- */
 
 /* May a letter follow the piece's bytes at once? Without a lock. */
-bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *piece);
-/* It is about to be posted; under peer.note_lock and rdma_peer.lock. mail.ahead: it is to be
+bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *fragment);
+/* It is about to be posted; under peer.notify_lock and rdma_peer.lock. mail.ahead: it is to be
  * followed. */
-void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *piece);
+void rdma_notify_prepare(struct rdma_peer *rdma, struct wh_fragment *fragment);
 /* Some of mail.ahead has been put on the line; under the same locks. True: that was the last of it,
  * and its letter is to follow in *request (NULL: there is no room). */
-bool rdma_notify_send_early(struct rdma_endpoint *line, const struct wh_fragment *piece,
+bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_fragment *fragment,
 			    struct ibv_send_wr *request, struct ibv_sge *segment);
 /* The transport's notify and notified. */
 int rdma_notify_send(struct wh_peer *peer, void *state, struct wh_batch *batch, uint64_t sequence);
 void rdma_notify_confirmed(struct wh_peer *peer, void *state, uint64_t sequence);
 /* Our NIC is done with a letter, or will never touch it. Under rdma_peer.lock. */
-void rdma_notify_done(struct rdma_endpoint *line, struct rdma_work *work);
+void rdma_notify_done(struct rdma_endpoint *endpoint, struct rdma_work *work);
 /* The line is down at both ends: what of it has not been confirmed has not arrived.
  * wh_notify_resume() follows. Without a lock. */
-void rdma_notify_undelivered(struct rdma_endpoint *line);
+void rdma_notify_undelivered(struct rdma_endpoint *endpoint);
 /* The peer is lost, and its lines are gone. Under rdma_peer.lock. */
 void rdma_notify_lost(struct rdma_peer *rdma);
 /* MAILED has come; on loop 0. 0 or -EPROTO. */
-int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *mailed);
+int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *opened);
 void rdma_notify_close(struct rdma_peer *rdma);
 
 /* The owner's half; on loop 0. MAIL has come. 0, or a negative errno: the session is to be ended.
@@ -697,10 +698,10 @@ struct rdma_receive_ring;
 int rdma_receive_ring_frame(struct wh_session *session, struct rdma_receive_ring **mine);
 /* A receive of connection `by` has completed well. *last: the greatest sequence that has come by
  * it. As above. */
-int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *box,
+int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *ring,
 			   uint32_t by, const struct ibv_wc *wc, uint64_t *last);
 /* The session's queue pairs have gone. */
-void rdma_receive_ring_close(struct rdma_receive_ring *box);
+void rdma_receive_ring_close(struct rdma_receive_ring *ring);
 
 /* ---- the owner ------------------------------------------------------------------------------- */
 

@@ -28,7 +28,7 @@ static void glance(struct rdma_peer *rdma)
 }
 
 /* Have lines. Under the lock. */
-static int await_lines(struct rdma_peer *rdma, int64_t deadline, char why[WH_REFUSAL])
+static int await_endpoints(struct rdma_peer *rdma, int64_t deadline, char why[WH_REFUSAL])
 {
 	int64_t others = deadline - RDMA_PATIENCE + OTHERS;
 
@@ -70,9 +70,9 @@ static void register_all(struct rdma_peer *rdma, struct wh_region *local, char w
 {
 	uint32_t ready = rdma_ready(rdma);
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
 		struct rdma_memory *memory;
-		struct rdma_nic *nic = rdma->lines[i]->rail->nic;
+		struct rdma_nic *nic = rdma->endpoints[i]->rail->nic;
 
 		if (!(ready & 1u << i) || rdma_memory_of(local, nic))
 			continue;
@@ -84,20 +84,20 @@ static void register_all(struct rdma_peer *rdma, struct wh_region *local, char w
 
 /* Ask for the keys of a region for the NICs at the other ends of `lines`, of which nothing is
  * known. */
-static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, uint32_t lines,
+static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, uint32_t endpoints,
 	       char why[WH_REFUSAL])
 {
 	uint8_t bytes[WH_RDMA_KEYS_SIZE];
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		uint32_t nic = rdma->lines[i]->nic;
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		uint32_t nic = rdma->endpoints[i]->nic;
 		bool asked = false;
 
 		for (unsigned n = 0; n < i; n++)
-			asked |= lines & 1u << n && rdma->lines[n]->nic == nic;
-		if (!(lines & 1u << i) || asked || known(region, nic, why) != -EAGAIN)
+			asked |= endpoints & 1u << n && rdma->endpoints[n]->nic == nic;
+		if (!(endpoints & 1u << i) || asked || known(region, nic, why) != -EAGAIN)
 			continue;
-		wh_put64(wh_put32(bytes, nic), wh_region_entry_id(&region->place));
+		wh_put64(wh_put32(bytes, nic), wh_region_entry_id(&region->entry));
 		if (wh_control_send(&rdma->peer->control, WH_FRAME_RDMA_KEYS, 0, bytes,
 				    sizeof(bytes))) {
 			snprintf(why, WH_REFUSAL, "the peer is lost");
@@ -109,13 +109,14 @@ static int ask(struct rdma_peer *rdma, const struct wh_remote_region *region, ui
 
 /* Is an answer for one of `lines`, that are ready still, to come? */
 static bool missing(const struct rdma_peer *rdma, const struct wh_remote_region *region,
-		    uint32_t lines, char why[WH_REFUSAL])
+		    uint32_t endpoints, char why[WH_REFUSAL])
 {
 	bool wait = false;
 
-	lines &= rdma_ready(rdma);
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		wait |= lines & 1u << i && known(region, rdma->lines[i]->nic, why) == -EAGAIN;
+	endpoints &= rdma_ready(rdma);
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		wait |= endpoints & 1u << i &&
+			known(region, rdma->endpoints[i]->nic, why) == -EAGAIN;
 	return wait;
 }
 
@@ -123,13 +124,13 @@ static bool missing(const struct rdma_peer *rdma, const struct wh_remote_region 
 static int await_keys(struct rdma_peer *rdma, struct wh_remote_region *region, int64_t deadline,
 		      char why[WH_REFUSAL])
 {
-	uint64_t id = wh_region_entry_id(&region->place);
-	uint32_t lines = rdma_ready(rdma);
-	int error = ask(rdma, region, lines, why);
+	uint64_t id = wh_region_entry_id(&region->entry);
+	uint32_t endpoints = rdma_ready(rdma);
+	int error = ask(rdma, region, endpoints, why);
 
-	while (!error && missing(rdma, region, lines, why)) {
+	while (!error && missing(rdma, region, endpoints, why)) {
 		/* The peer takes it back, and waits for us to leave it. */
-		if (atomic_load(&region->place.id) != id) {
+		if (atomic_load(&region->entry.id) != id) {
 			snprintf(why, WH_REFUSAL, "region %#llx is gone", (unsigned long long)id);
 			return -ESTALE;
 		}
@@ -155,7 +156,7 @@ static int reach_slowly(struct rdma_peer *rdma, struct wh_region *local,
 		snprintf(why, WH_REFUSAL, "it is being set up, for which a callback does not wait");
 		return -EAGAIN;
 	}
-	error = await_lines(rdma, deadline, why);
+	error = await_endpoints(rdma, deadline, why);
 	if (error)
 		return error;
 	register_all(rdma, local, why);
@@ -171,9 +172,9 @@ static bool reached(const struct rdma_peer *rdma, const struct wh_region *local,
 {
 	uint32_t ready = rdma_ready(rdma);
 
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (ready & 1u << i && (!rdma_memory_of(local, rdma->lines[i]->here.nic) ||
-					known(remote, rdma->lines[i]->nic, why) == -EAGAIN))
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		if (ready & 1u << i && (!rdma_memory_of(local, rdma->endpoints[i]->here.nic) ||
+					known(remote, rdma->endpoints[i]->nic, why) == -EAGAIN))
 			return false;
 	return ready;
 }
@@ -183,8 +184,8 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 	const struct rdma_memory *memory;
 	bool known_not = false;
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		memory = rdma_registered(local, rdma->lines[i]->rail->nic);
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		memory = rdma_registered(local, rdma->endpoints[i]->rail->nic);
 		if (memory && memory->writable)
 			return true;
 		known_not |= memory != NULL;
@@ -195,21 +196,21 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 /* ---- staging
  * --------------------------------------------------------------------------------------- */
 
-void rdma_sides_add(const struct rdma_peer *rdma, uint32_t lines, const struct wh_region *local,
+void rdma_sides_add(const struct rdma_peer *rdma, uint32_t endpoints, const struct wh_region *local,
 		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides)
 {
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
-		const struct rdma_memory *memory = rdma_memory_of(local, line->rail->nic);
-		const struct rdma_keys *keys = rdma_keys_of(remote, line->nic);
-		bool ready = line->state == RDMA_READY;
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
+		const struct rdma_memory *memory = rdma_memory_of(local, endpoint->rail->nic);
+		const struct rdma_keys *keys = rdma_keys_of(remote, endpoint->nic);
+		bool ready = endpoint->state == RDMA_READY;
 
-		if (!(lines & 1u << i))
+		if (!(endpoints & 1u << i))
 			continue;
 		/* Host memory will be registered, and keys will be told, for those that are yet to
 		 * come. */
 		if (memory ? !memory->mrs || (op == WH_READ && !memory->writable) :
-			     ready || !wh_kind_on_host(local->place.kind))
+			     ready || !wh_kind_on_host(local->entry.kind))
 			sides->ours &= ~(1u << i);
 		if (keys ? keys->error != 0 : ready)
 			sides->theirs &= ~(1u << i);
@@ -250,12 +251,12 @@ bool rdma_bounce_reached(const struct rdma_peer *rdma)
 	uint32_t ready = rdma_ready(rdma);
 	bool reached = false;
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_keys *keys = rdma_keys_of(&rdma->desk, rdma->lines[i]->nic);
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		const struct rdma_keys *keys = rdma_keys_of(&rdma->bounce, rdma->endpoints[i]->nic);
 
 		reached |= ready & 1u << i && keys && !keys->error;
 	}
-	return rdma->desk.place.length && reached;
+	return rdma->bounce.entry.length && reached;
 }
 
 /* Have some at the owner's end, and its keys. Under the lock. */
@@ -271,7 +272,7 @@ static int prepare_theirs(struct rdma_peer *rdma, char why[WH_REFUSAL])
 		snprintf(why, WH_REFUSAL, "%.63s is still pinning memory for staging",
 			 rdma->peer->welcome.name);
 	if (!error)
-		error = await_keys(rdma, &rdma->desk, deadline, why);
+		error = await_keys(rdma, &rdma->bounce, deadline, why);
 	return !error && !rdma_bounce_reached(rdma) ? -EIO : error;
 }
 
@@ -299,16 +300,16 @@ static int stage(struct rdma_peer *rdma, const struct wh_region *local,
  * ---------------------------------------------------------------------- */
 
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
-		      struct wh_region_entry *place, uint32_t op, char why[WH_REFUSAL])
+		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL])
 {
-	struct wh_remote_region *remote = wh_container(place, struct wh_remote_region, place);
+	struct wh_remote_region *remote = wh_container(entry, struct wh_remote_region, entry);
 	struct rdma_peer *rdma = state;
 	bool staged = false;
 	uint32_t near;
 	int error = 0, trouble;
 
 	(void)peer;
-	if (!wh_kind_on_host(local->place.kind) && wh_registration_check(local->registration)) {
+	if (!wh_kind_on_host(local->entry.kind) && wh_registration_check(local->registration)) {
 		snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 		return -ESTALE;
 	}
@@ -323,7 +324,7 @@ int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region 
 		error = staged ? trouble : error ? error : -EIO;
 		if (!staged && error == -EIO && op == WH_READ && !can_be_written(rdma, local)) {
 			snprintf(why, WH_REFUSAL, "region %#llx of ours cannot be written to",
-				 (unsigned long long)wh_region_entry_id(&local->place));
+				 (unsigned long long)wh_region_entry_id(&local->entry));
 			error = -EACCES;
 		}
 	}

@@ -16,117 +16,118 @@
 #include "transport/rdma/rdma.h"
 
 #define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
-#define MAILBOXES 1024u /* of one engine: 70 MB */
+#define RECEIVE_RINGS 1024u /* of one engine: 70 MB */
 
 struct rdma_receive_ring {
 	struct rdma *rdma;
-	struct wh_quota *guest;
+	struct wh_quota *quota;
 	unsigned char *slots;
 	struct ibv_mr *mrs[RDMA_NICS];
 };
 
-static void box_free(struct rdma_receive_ring *box)
+static void ring_free(struct rdma_receive_ring *ring)
 {
 	for (unsigned i = 0; i < RDMA_NICS; i++)
-		if (box->mrs[i])
-			box->rdma->verbs->dereg_mr(box->mrs[i]);
-	if (box->slots)
-		munmap(box->slots, ROOM);
-	wh_quota_charge_queued(box->guest, -(int64_t)ROOM);
-	box->rdma->mailboxes--;
-	free(box);
+		if (ring->mrs[i])
+			ring->rdma->verbs->dereg_mr(ring->mrs[i]);
+	if (ring->slots)
+		munmap(ring->slots, ROOM);
+	wh_quota_charge_queued(ring->quota, -(int64_t)ROOM);
+	ring->rdma->receive_rings--;
+	free(ring);
 }
 
-void rdma_receive_ring_close(struct rdma_receive_ring *box)
+void rdma_receive_ring_close(struct rdma_receive_ring *ring)
 {
-	if (box)
-		box_free(box);
+	if (ring)
+		ring_free(ring);
 }
 
 /* NULL and why not. */
-static struct rdma_receive_ring *box_new(struct rdma *rdma, struct wh_quota *guest,
-					 struct wh_rdma_ring_opened *mailed)
+static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *quota,
+					  struct wh_rdma_ring_opened *opened)
 {
-	struct rdma_receive_ring *box;
+	struct rdma_receive_ring *ring;
 	int error = EIO;
 
-	mailed->error = -EBUSY;
-	if (rdma->mailboxes >= MAILBOXES || !wh_quota_charge_queued(guest, (int64_t)ROOM)) {
-		snprintf(mailed->text, sizeof(mailed->text), "%s",
-			 rdma->mailboxes >= MAILBOXES ?
+	opened->error = -EBUSY;
+	if (rdma->receive_rings >= RECEIVE_RINGS || !wh_quota_charge_queued(quota, (int64_t)ROOM)) {
+		snprintf(opened->text, sizeof(opened->text), "%s",
+			 rdma->receive_rings >= RECEIVE_RINGS ?
 				 "other peers have all mailboxes" :
 				 "what may wait for its address (the knob held) is used up");
 		return NULL;
 	}
-	box = calloc(1, sizeof(*box));
-	if (!box) {
-		wh_quota_charge_queued(guest, -(int64_t)ROOM);
-		mailed->error = -ENOMEM;
-		snprintf(mailed->text, sizeof(mailed->text), "no memory");
+	ring = calloc(1, sizeof(*ring));
+	if (!ring) {
+		wh_quota_charge_queued(quota, -(int64_t)ROOM);
+		opened->error = -ENOMEM;
+		snprintf(opened->text, sizeof(opened->text), "no memory");
 		return NULL;
 	}
-	box->rdma = rdma;
-	box->guest = guest;
-	rdma->mailboxes++;
-	box->slots = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (box->slots == MAP_FAILED) {
-		box->slots = NULL;
+	ring->rdma = rdma;
+	ring->quota = quota;
+	rdma->receive_rings++;
+	ring->slots = mmap(NULL, ROOM, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (ring->slots == MAP_FAILED) {
+		ring->slots = NULL;
 		error = errno;
 	}
-	for (unsigned i = 0; box->slots && i < rdma->nic_count && mailed->count < WH_RDMA_RING_KEYS;
-	     i++) {
+	for (unsigned i = 0;
+	     ring->slots && i < rdma->nic_count && opened->count < WH_RDMA_RING_KEYS; i++) {
 		errno = EIO;
-		box->mrs[i] = wh_verbs_register(rdma->verbs, rdma->nics[i]->pd, box->slots, ROOM,
-						IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
-		if (box->mrs[i])
-			mailed->keys[mailed->count++] =
-				(struct wh_rdma_ring_key){ i, box->mrs[i]->rkey };
+		ring->mrs[i] = wh_verbs_register(rdma->verbs, rdma->nics[i]->pd, ring->slots, ROOM,
+						 IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+		if (ring->mrs[i])
+			opened->keys[opened->count++] =
+				(struct wh_rdma_ring_key){ i, ring->mrs[i]->rkey };
 		else
 			error = errno;
 	}
-	if (mailed->count) {
-		mailed->error = 0;
-		mailed->address = (uintptr_t)box->slots;
-		return box;
+	if (opened->count) {
+		opened->error = 0;
+		opened->address = (uintptr_t)ring->slots;
+		return ring;
 	}
-	mailed->error = -error;
-	snprintf(mailed->text, sizeof(mailed->text), "a mailbox: %s%s", strerror(error),
+	opened->error = -error;
+	snprintf(opened->text, sizeof(opened->text), "a mailbox: %s%s", strerror(error),
 		 error == ENOMEM ? " (ulimit -l)" : "");
-	box_free(box);
+	ring_free(ring);
 	return NULL;
 }
 
 int rdma_receive_ring_frame(struct wh_session *session, struct rdma_receive_ring **mine)
 {
-	struct wh_rdma_ring_opened mailed = { 0 };
+	struct wh_rdma_ring_opened opened = { 0 };
 	uint8_t bytes[WH_RDMA_RING_OPENED_MAX];
 
 	if (*mine)
 		return -EPROTO;
-	*mine = box_new(session->engine->transport[WH_TRANSPORT_RDMA], session->guest, &mailed);
+	*mine = ring_new(session->engine->transport[WH_TRANSPORT_RDMA], session->quota, &opened);
 	return wh_control_send(&session->control, WH_FRAME_RDMA_RING_OPENED, 0, bytes,
-			       wh_rdma_ring_opened_encode(bytes, &mailed));
+			       wh_rdma_ring_opened_encode(bytes, &opened));
 }
 
-int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *box,
+int rdma_receive_ring_take(struct wh_session *session, const struct rdma_receive_ring *ring,
 			   uint32_t by, const struct ibv_wc *wc, uint64_t *last)
 {
 	uint32_t imm = ntohl(wc->imm_data);
-	struct wh_rdma_notification letter;
+	struct wh_rdma_notification notification;
 	uint8_t head[WH_RDMA_NOTIFICATION_HEAD];
 	const unsigned char *slot;
 
-	if (!box || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM || !(wc->wc_flags & IBV_WC_WITH_IMM) ||
+	if (!ring || wc->opcode != IBV_WC_RECV_RDMA_WITH_IMM || !(wc->wc_flags & IBV_WC_WITH_IMM) ||
 	    wh_rdma_imm_slot(imm) < 0)
 		return -EPROTO;
-	slot = box->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_RING_SLOT;
+	slot = ring->slots + (size_t)wh_rdma_imm_slot(imm) * WH_RDMA_RING_SLOT;
 	memcpy(head, slot, sizeof(head));
 	__asm__ volatile("" : : "r"(head) : "memory"); /* and looked at nowhere else */
 	/* One connection's letters come in their order: what does not grow has been there before.
 	 */
-	if (wh_rdma_notification_decode(head, imm, &letter) || letter.sequence <= *last)
+	if (wh_rdma_notification_decode(head, imm, &notification) || notification.sequence <= *last)
 		return -EPROTO;
-	*last = letter.sequence;
-	return wh_session_notified_by_transport(session, by, letter.sequence,
-						slot + WH_RDMA_NOTIFICATION_HEAD, letter.length);
+	*last = notification.sequence;
+	return wh_session_notified_by_transport(session, by, notification.sequence,
+						slot + WH_RDMA_NOTIFICATION_HEAD,
+						notification.length);
 }

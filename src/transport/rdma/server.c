@@ -29,8 +29,8 @@ struct answering {
 struct rdma_session {
 	struct wh_list pairs;
 	unsigned count;
-	struct rdma_bounce *desk; /* NULL: it has asked for none */
-	struct rdma_receive_ring *box; /* the same */
+	struct rdma_bounce *bounce; /* NULL: it has asked for none */
+	struct rdma_receive_ring *ring; /* the same */
 };
 
 static void drop(struct rdma_session *mine, struct answering *pair)
@@ -104,7 +104,7 @@ static int queue_new(struct answering *pair, const struct rdma_rail *rail, char 
 	int error = 0;
 
 	pair->cq = verbs->create_cq(pair->nic->context, (int)WH_RDMA_RING_SLOTS, pair,
-				    pair->nic->letters, 0);
+				    pair->nic->notifications, 0);
 	if (!pair->cq)
 		error = errno ? errno : EIO;
 	else
@@ -128,7 +128,7 @@ static int post_receives(struct answering *pair, const struct rdma_rail *rail, c
 }
 
 /* False: the pair has gone, for its session has. */
-static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
+static bool take_notification(struct answering *pair, const struct ibv_wc *wc)
 {
 	struct wh_session *session = pair->session;
 	struct rdma_session *mine = session->transport[WH_TRANSPORT_RDMA];
@@ -138,7 +138,7 @@ static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
 	if (wc->status != IBV_WC_SUCCESS)
 		return true;
 	post_receive(pair); /* before it is confirmed; if that fails, the queue pair has */
-	error = rdma_receive_ring_take(session, mine->box, pair->number, wc, &pair->last);
+	error = rdma_receive_ring_take(session, mine->ring, pair->number, wc, &pair->last);
 	if (error)
 		wh_session_end(session, error,
 			       session->control.full ? session->control.full :
@@ -147,13 +147,13 @@ static bool take_letter(struct answering *pair, const struct ibv_wc *wc)
 }
 
 /* Others have their turn before what comes next. */
-static void take_letters(struct answering *pair)
+static void take_notifications(struct answering *pair)
 {
 	struct ibv_wc wcs[WH_RDMA_RING_SLOTS];
 	int got = wh_verbs_poll(pair->cq, WH_RDMA_RING_SLOTS, wcs);
 
 	for (int i = 0; i < got; i++)
-		if (!take_letter(pair, &wcs[i]))
+		if (!take_notification(pair, &wcs[i]))
 			return;
 	if (got == (int)WH_RDMA_RING_SLOTS)
 		wh_loop_post(&pair->nic->rdma->engine->loops[0], &pair->more);
@@ -161,23 +161,23 @@ static void take_letters(struct answering *pair)
 
 static void take_more(struct wh_task *task)
 {
-	take_letters(wh_container(task, struct answering, more));
+	take_notifications(wh_container(task, struct answering, more));
 }
 
 void rdma_notifications_ready(struct wh_source *source, uint32_t events)
 {
-	struct rdma_nic *nic = wh_container(source, struct rdma_nic, letters_source);
+	struct rdma_nic *nic = wh_container(source, struct rdma_nic, notifications_source);
 	const struct wh_verbs *verbs = nic->rdma->verbs;
 	struct ibv_cq *cq;
 	void *context;
 
-	for (unsigned turn = 0; turn < TURNS && !verbs->get_cq_event(nic->letters, &cq, &context);
-	     turn++) {
+	for (unsigned turn = 0;
+	     turn < TURNS && !verbs->get_cq_event(nic->notifications, &cq, &context); turn++) {
 		/* It is destroyed only once that is done. */
 		verbs->ack_cq_events(cq, 1);
 		/* Before it is looked at, so that what comes afterwards is told of. */
 		wh_verbs_arm(cq);
-		take_letters(context);
+		take_notifications(context);
 	}
 	/* A device that has been removed is ready for ever. */
 	if (events & (EPOLLERR | EPOLLHUP)) {
@@ -290,16 +290,16 @@ int rdma_session_frame(struct wh_session *session, const struct wh_frame *frame,
 	if (!atomic_load(&session->keyed))
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_BOUNCE_OPEN)
-		return frame->length ? -EPROTO : rdma_bounce_frame(session, &mine->desk);
+		return frame->length ? -EPROTO : rdma_bounce_frame(session, &mine->bounce);
 	if (frame->type == WH_FRAME_RDMA_RING_OPEN)
-		return frame->length ? -EPROTO : rdma_receive_ring_frame(session, &mine->box);
+		return frame->length ? -EPROTO : rdma_receive_ring_frame(session, &mine->ring);
 	if (frame->type == WH_FRAME_RDMA_COPY)
-		return rdma_bounce_copy(session, mine->desk, payload, frame->length);
+		return rdma_bounce_copy(session, mine->bounce, payload, frame->length);
 	_Static_assert(WH_RDMA_KEYS_SIZE == WH_RDMA_FLUSH_SIZE, "both are a number and a region");
 	if (frame->length != WH_RDMA_KEYS_SIZE)
 		return -EPROTO;
 	if (frame->type == WH_FRAME_RDMA_KEYS)
-		return rdma_serve_keys(session, mine->desk, wh_get32(payload),
+		return rdma_serve_keys(session, mine->bounce, wh_get32(payload),
 				       wh_get64(payload + 4));
 	return rdma_serve_flush(session, wh_get32(payload), wh_get64(payload + 4));
 }
@@ -328,9 +328,9 @@ void rdma_session_close(struct wh_session *session)
 	while (mine && !wh_list_empty(&mine->pairs))
 		drop(mine, wh_container(mine->pairs.next, struct answering, link));
 	if (mine)
-		rdma_receive_ring_close(mine->box);
-	if (mine && mine->desk)
-		rdma_bounce_close(mine->desk);
+		rdma_receive_ring_close(mine->ring);
+	if (mine && mine->bounce)
+		rdma_bounce_close(mine->bounce);
 	free(mine);
 	session->transport[WH_TRANSPORT_RDMA] = NULL;
 }

@@ -30,7 +30,7 @@ struct stage {
 	struct wh_list link; /* rdma_peer.stages */
 	struct wh_list slices;
 	struct rdma_peer *rdma;
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	bool ours, theirs; /* which is staged */
 	unsigned works; /* slices, and one while they are started */
 	bool stop; /* no more of it, */
@@ -46,7 +46,7 @@ struct slice {
 	struct wh_staging staging; /* into, and out of, a slot of ours */
 	struct wh_slot_wait wait;
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
-	struct rdma_lease loan; /* of theirs */
+	struct rdma_lease lease; /* of theirs */
 	struct wh_task task; /* on rdma.loop: */
 	void (*then)(struct slice *slice);
 	struct wh_region *slot;
@@ -64,37 +64,37 @@ static struct wh_gpus *gpus_of(const struct stage *stage)
 	return stage->rdma->rdma->engine->gpus;
 }
 
-static const struct wh_region *local_of(const struct wh_fragment *piece, uint64_t index)
+static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
 {
 	uint64_t remote;
 
-	return rdma_local_of(piece, index, &remote);
+	return rdma_local_of(fragment, index, &remote);
 }
 
 /* A line that bytes may go by, now or as soon as it is connected. */
-static bool live(const struct rdma_endpoint *line)
+static bool live(const struct rdma_endpoint *endpoint)
 {
-	return line->state != RDMA_FAILED && line->state != RDMA_LOST;
+	return endpoint->state != RDMA_FAILED && endpoint->state != RDMA_LOST;
 }
 
-unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *piece)
+unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
 	struct rdma_sides sides = { 0 };
-	uint32_t lines;
+	uint32_t endpoints;
 	unsigned wanted;
 
-	if (piece->whole || rdma_rails_of(rdma, piece)) /* lines that are ready reach it */
+	if (fragment->whole || rdma_rails_of(rdma, fragment)) /* lines that are ready reach it */
 		return 0;
-	lines = rdma_ready(rdma);
-	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->line_count; i++)
-		lines |= (uint32_t)live(rdma->lines[i]) << i;
-	sides.ours = sides.theirs = lines;
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
+	endpoints = rdma_ready(rdma);
+	for (unsigned i = 0; !rdma_ready(rdma) && i < rdma->endpoint_count; i++)
+		endpoints |= (uint32_t)live(rdma->endpoints[i]) << i;
+	sides.ours = sides.theirs = endpoints;
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
 		struct wh_remote_region *region;
 
-		local = rdma_local_of(piece, i, &remote);
+		local = rdma_local_of(fragment, i, &remote);
 		if (local == local_before && remote == remote_before)
 			continue;
 		local_before = local;
@@ -102,8 +102,8 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *piece)
 		region = rdma_enter(rdma, remote);
 		if (!region)
 			continue;
-		rdma_sides_add(rdma, lines, local, region, piece->op, &sides);
-		wh_region_entry_leave(&region->place);
+		rdma_sides_add(rdma, endpoints, local, region, fragment->op, &sides);
+		wh_region_entry_leave(&region->entry);
 	}
 	wanted = rdma_sides_staged(&sides);
 	return wanted & RDMA_STAGE_THEIRS && !rdma_bounce_reached(rdma) ? 0 : wanted;
@@ -121,16 +121,16 @@ static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *sl
 	pthread_mutex_lock(&rdma->register_lock);
 	count = atomic_load(&rdma->slot_count);
 	for (unsigned i = 0; i < count && !found; i++)
-		if (rdma->slots[i]->place.address == (uintptr_t)slot->host)
+		if (rdma->slots[i]->entry.address == (uintptr_t)slot->host)
 			found = rdma->slots[i];
 	if (!found && count < WH_SLOTS)
 		found = calloc(1, sizeof(*found));
 	if (found && !found->engine) {
 		found->engine = rdma->engine;
-		found->place.address = (uintptr_t)slot->host;
-		found->place.length = WH_SLOT;
-		found->place.kind = WH_MEMORY_PINNED;
-		found->place.access = WH_ACCESS_NONE;
+		found->entry.address = (uintptr_t)slot->host;
+		found->entry.length = WH_SLOT;
+		found->entry.kind = WH_MEMORY_PINNED;
+		found->entry.access = WH_ACCESS_NONE;
 		rdma->slots[count] = found;
 		atomic_store(&rdma->slot_count, count + 1);
 	}
@@ -153,7 +153,7 @@ void rdma_slots_close(struct rdma *rdma)
 
 static void finish(struct stage *stage)
 {
-	struct wh_fragment *piece = stage->piece;
+	struct wh_fragment *fragment = stage->fragment;
 	bool failed = stage->failed;
 	char why[WH_REFUSAL];
 	int error = stage->error;
@@ -161,15 +161,15 @@ static void finish(struct stage *stage)
 	memcpy(why, stage->why, sizeof(why));
 	free(stage);
 	if (error && !failed) {
-		wh_fragment_reroute(piece, error, why);
+		wh_fragment_reroute(fragment, error, why);
 		return;
 	}
 	/* What has not been begun has failed, whatever else has. */
-	if (piece->cursor.left && atomic_load(&piece->cancelled))
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-	else if (piece->cursor.left && !failed)
-		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
-	rdma_fragment_moved(piece);
+	if (fragment->cursor.left && atomic_load(&fragment->cancelled))
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+	else if (fragment->cursor.left && !failed)
+		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "the peer was lost");
+	rdma_fragment_moved(fragment);
 }
 
 static void put(struct stage *stage, struct slice *slice)
@@ -181,7 +181,7 @@ static void put(struct stage *stage, struct slice *slice)
 		wh_slot_give(gpus_of(stage), slice->staging.slot);
 	pthread_mutex_lock(&rdma->lock);
 	if (slice) {
-		rdma_lease_release(rdma, &slice->loan);
+		rdma_lease_release(rdma, &slice->lease);
 		wh_list_remove(&slice->link);
 	}
 	last = !--stage->works;
@@ -210,7 +210,7 @@ static void give_up(struct stage *stage, int error, const char *why)
 
 static void fail(struct stage *stage, int error, const char *text)
 {
-	wh_fragment_fail(stage->piece, UINT64_MAX, error, "%s", text);
+	wh_fragment_fail(stage->fragment, UINT64_MAX, error, "%s", text);
 	pthread_mutex_lock(&stage->rdma->lock);
 	stage->stop = stage->failed = true;
 	pthread_mutex_unlock(&stage->rdma->lock);
@@ -238,8 +238,8 @@ static void back(struct wh_task *task)
 static bool plan(struct slice *slice)
 {
 	struct stage *stage = slice->stage;
-	struct wh_fragment *piece = stage->piece;
-	uint64_t desk = (uint64_t)slice->loan.slot * WH_RDMA_BOUNCE_SLOT;
+	struct wh_fragment *fragment = stage->fragment;
+	uint64_t bounce = (uint64_t)slice->lease.slot * WH_RDMA_BOUNCE_SLOT;
 	struct wh_extent_writer writer;
 	uint32_t n = 0;
 	struct wh_extent_pair run;
@@ -247,33 +247,33 @@ static bool plan(struct slice *slice)
 	wh_staging_clear(&slice->staging);
 	slice->by_gpu = false;
 	slice->bytes = 0;
-	if (stage->stop || rdma_lost(stage->rdma) || slice->loan.lost ||
-	    atomic_load(&piece->cancelled))
+	if (stage->stop || rdma_lost(stage->rdma) || slice->lease.lost ||
+	    atomic_load(&fragment->cancelled))
 		return false;
-	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->loan.slot, piece->op),
+	wh_extents_start(&writer, wh_rdma_copy_encode(slice->copy, slice->lease.slot, fragment->op),
 			 sizeof(slice->copy) - WH_RDMA_COPY_HEAD);
 	while (n < RUNS && slice->bytes < WH_SLOT &&
-	       wh_fragment_next(piece, &piece->cursor, WH_SLOT - slice->bytes, &run)) {
-		const struct wh_region *local = local_of(piece, run.index);
+	       wh_fragment_next(fragment, &fragment->cursor, WH_SLOT - slice->bytes, &run)) {
+		const struct wh_region *local = local_of(fragment, run.index);
 
 		if (stage->ours &&
 		    wh_staging_add(&slice->staging, local, (uint64_t)(uintptr_t)run.local,
 				   run.length) < run.length) {
 			stage->stop = stage->failed = true;
-			wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
+			wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for staging");
 			return false;
 		}
 		wh_extents_put(&writer, &(struct wh_extent){ run.remote, run.offset, run.length });
-		slice->by_gpu |= stage->ours && !wh_kind_on_host(local->place.kind);
+		slice->by_gpu |= stage->ours && !wh_kind_on_host(local->entry.kind);
 		slice->items[n++] = (struct wh_item){
 			.address =
 				stage->ours ? slice->staging.slot->host + slice->bytes : run.local,
 			.local = stage->ours ? slice->slot : (struct wh_region *)(uintptr_t)local,
 			.local_id = run.index,
 			.remote = stage->theirs ? 0 : run.remote,
-			.offset = stage->theirs ? desk + slice->bytes : run.offset,
+			.offset = stage->theirs ? bounce + slice->bytes : run.offset,
 			.length = run.length,
-			.op = piece->op,
+			.op = fragment->op,
 		};
 		slice->bytes += run.length;
 	}
@@ -286,18 +286,18 @@ static void next(struct slice *slice);
 
 static void ask_copy(struct slice *slice)
 {
-	rdma_lease_copy(slice->stage->rdma, &slice->loan, slice->copy, slice->copy_length);
+	rdma_lease_copy(slice->stage->rdma, &slice->lease, slice->copy, slice->copy_length);
 }
 
 /* Of a read that is staged here: what has not been received is not what its slot has in it. */
 static void leave_out_failed(struct slice *slice)
 {
-	const struct wh_fragment *piece = slice->stage->piece;
+	const struct wh_fragment *fragment = slice->stage->fragment;
 
 	wh_staging_clear(&slice->staging);
 	for (size_t i = 0; i < slice->batch.item_count; i++) {
 		const struct wh_item *item = &slice->items[i];
-		const struct wh_item *whole = &piece->batch->items[item->local_id];
+		const struct wh_item *whole = &fragment->batch->items[item->local_id];
 		uint64_t at = (uint64_t)(uintptr_t)whole->address + (item->offset - whole->offset);
 
 		if (atomic_load(&whole->status))
@@ -312,7 +312,7 @@ static void part_ended(struct wh_fragment *part, int error, const char *why)
 {
 	struct slice *slice = wh_container(part, struct slice, part);
 	struct stage *stage = slice->stage;
-	struct wh_fragment *piece = stage->piece;
+	struct wh_fragment *fragment = stage->fragment;
 	int failed = atomic_load(&part->failed);
 
 	if (error) {
@@ -322,9 +322,9 @@ static void part_ended(struct wh_fragment *part, int error, const char *why)
 		/* What did arrive is on the desk alone. */
 		fail(stage, failed, "what is staged at the owner's end has not all been moved");
 		put(stage, slice);
-	} else if (piece->op == WH_WRITE && stage->theirs) {
+	} else if (fragment->op == WH_WRITE && stage->theirs) {
 		ask_copy(slice);
-	} else if (piece->op == WH_WRITE || !stage->ours || (failed && piece->blocks)) {
+	} else if (fragment->op == WH_WRITE || !stage->ours || (failed && fragment->blocks)) {
 		next(slice);
 	} else {
 		if (failed)
@@ -336,29 +336,29 @@ static void part_ended(struct wh_fragment *part, int error, const char *why)
 static void submit_part(struct slice *slice)
 {
 	struct stage *stage = slice->stage;
-	struct wh_fragment *piece = stage->piece, *part = &slice->part;
+	struct wh_fragment *fragment = stage->fragment, *part = &slice->part;
 
 	pthread_mutex_lock(&stage->rdma->lock); /* for whoever cancels */
 	memset(part, 0, sizeof(*part));
 	part->batch = &slice->batch;
-	part->op = piece->op;
+	part->op = fragment->op;
 	part->transport = WH_TRANSPORT_RDMA;
 	part->count = part->transfers = slice->batch.item_count;
 	part->bytes = slice->bytes;
-	part->whole = piece;
+	part->whole = fragment;
 	part->ended = part_ended;
 	wh_fragment_start(part, &part->cursor);
 	atomic_store(&part->left, part->bytes);
 	/* The slot of a peer that was lost is not one of the same peer that has come back. */
-	atomic_store(&part->cancelled, atomic_load(&piece->cancelled) || slice->loan.lost);
+	atomic_store(&part->cancelled, atomic_load(&fragment->cancelled) || slice->lease.lost);
 	pthread_mutex_unlock(&stage->rdma->lock);
 	rdma_submit(stage->rdma, part);
 }
 
 /* The owner has filled the slot, or emptied it, or has not. */
-static void copied(struct rdma_lease *loan, int error, const char *why)
+static void copied(struct rdma_lease *lease, int error, const char *why)
 {
-	struct slice *slice = wh_container(loan, struct slice, loan);
+	struct slice *slice = wh_container(lease, struct slice, lease);
 	struct stage *stage = slice->stage;
 
 	if (error == -ECONNRESET) {
@@ -368,7 +368,7 @@ static void copied(struct rdma_lease *loan, int error, const char *why)
 		/* The next transport finds out, and tells, of which transfer that is true. */
 		give_up(stage, error, why);
 		put(stage, slice);
-	} else if (stage->piece->op == WH_WRITE) {
+	} else if (stage->fragment->op == WH_WRITE) {
 		next(slice);
 	} else {
 		submit_part(slice);
@@ -383,7 +383,7 @@ static void moved(struct slice *slice)
 	if (slice->staging.error) {
 		fail(stage, slice->staging.error, slice->staging.text);
 		put(stage, slice);
-	} else if (stage->piece->op == WH_WRITE) {
+	} else if (stage->fragment->op == WH_WRITE) {
 		submit_part(slice);
 	} else {
 		next(slice);
@@ -413,9 +413,9 @@ static int register_slot(struct stage *stage, struct wh_region *slot, char why[W
 	unsigned count = 0;
 
 	pthread_mutex_lock(&rdma->lock);
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (live(rdma->lines[i]))
-			nics[count++] = rdma->lines[i]->rail->nic;
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		if (live(rdma->endpoints[i]))
+			nics[count++] = rdma->endpoints[i]->rail->nic;
 	snprintf(why, WH_REFUSAL, "%s", rdma->why);
 	pthread_mutex_unlock(&rdma->lock);
 	for (unsigned i = 0; i < count; i++) {
@@ -437,7 +437,7 @@ static void next(struct slice *slice)
 
 	pthread_mutex_lock(&rdma->lock);
 	/* Not with a slot of ours in hand, which the others may be waiting for. */
-	passed = stage->theirs && !stage->ours && rdma_lease_yield(rdma, &slice->loan);
+	passed = stage->theirs && !stage->ours && rdma_lease_yield(rdma, &slice->lease);
 	more = !passed && plan(slice);
 	pthread_mutex_unlock(&rdma->lock);
 	if (passed)
@@ -452,10 +452,10 @@ static void next(struct slice *slice)
 		put(stage, slice);
 		return;
 	}
-	wh_count_add(&rdma->rdma->engine->tally.staged_bytes, slice->bytes);
-	if (stage->piece->op == WH_WRITE && stage->ours)
+	wh_count_add(&rdma->rdma->engine->statistics.staged_bytes, slice->bytes);
+	if (stage->fragment->op == WH_WRITE && stage->ours)
 		wh_staging_start(&slice->staging, true);
-	else if (stage->piece->op == WH_READ && stage->theirs)
+	else if (stage->fragment->op == WH_READ && stage->theirs)
 		ask_copy(slice);
 	else
 		submit_part(slice);
@@ -491,7 +491,7 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 }
 
 /* It has a slot of theirs, if it needs one: one of ours, then. */
-static void lent(struct slice *slice)
+static void leased(struct slice *slice)
 {
 	struct wh_slot *slot;
 
@@ -504,15 +504,15 @@ static void lent(struct slice *slice)
 		have_slot(slice, slot);
 }
 
-static void loan_ready(struct rdma_lease *loan)
+static void lease_ready(struct rdma_lease *lease)
 {
-	resume(wh_container(loan, struct slice, loan), lent);
+	resume(wh_container(lease, struct slice, lease), leased);
 }
 
 static void start(struct stage *stage)
 {
 	struct slice *slice = calloc(1, sizeof(*slice));
-	const struct wh_batch *batch = stage->piece->batch;
+	const struct wh_batch *batch = stage->fragment->batch;
 	bool has;
 
 	if (!slice) {
@@ -522,8 +522,8 @@ static void start(struct stage *stage)
 	slice->stage = stage;
 	slice->task.run = back;
 	slice->wait.ready = slot_ready;
-	slice->loan.have = loan_ready;
-	slice->loan.copied = copied;
+	slice->lease.have = lease_ready;
+	slice->lease.copied = copied;
 	slice->batch.peer = batch->peer;
 	slice->batch.priority = batch->priority;
 	slice->batch.callback = batch->callback;
@@ -534,24 +534,24 @@ static void start(struct stage *stage)
 	pthread_mutex_lock(&stage->rdma->lock);
 	wh_list_append(&stage->slices, &slice->link);
 	stage->works++;
-	has = !stage->theirs || rdma_lease_acquire(stage->rdma, &slice->loan);
+	has = !stage->theirs || rdma_lease_acquire(stage->rdma, &slice->lease);
 	pthread_mutex_unlock(&stage->rdma->lock);
 	if (has)
-		lent(slice);
+		leased(slice);
 }
 
-void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *piece, unsigned sides)
+void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *fragment, unsigned sides)
 {
 	struct stage *stage = calloc(1, sizeof(*stage));
-	uint64_t slices = (piece->bytes - 1) / WH_SLOT + 1;
+	uint64_t slices = (fragment->bytes - 1) / WH_SLOT + 1;
 
 	if (!stage) {
-		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for staging");
-		wh_fragment_done(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for staging");
+		wh_fragment_done(fragment);
 		return;
 	}
 	stage->rdma = rdma;
-	stage->piece = piece;
+	stage->fragment = fragment;
 	stage->ours = sides & RDMA_STAGE_OURS;
 	stage->theirs = sides & RDMA_STAGE_THEIRS;
 	stage->works = 1;
@@ -564,13 +564,13 @@ void rdma_stage(struct rdma_peer *rdma, struct wh_fragment *piece, unsigned side
 	put(stage, NULL);
 }
 
-bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *piece,
+bool rdma_stage_cancel(struct rdma_peer *rdma, const struct wh_fragment *fragment,
 		       struct wh_list *done)
 {
 	for (struct wh_list *l = rdma->stages.next; l != &rdma->stages; l = l->next) {
 		struct stage *stage = wh_container(l, struct stage, link);
 
-		if (stage->piece != piece)
+		if (stage->fragment != fragment)
 			continue;
 		for (struct wh_list *s = stage->slices.next; s != &stage->slices; s = s->next) {
 			struct slice *slice = wh_container(s, struct slice, link);

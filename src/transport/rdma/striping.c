@@ -28,15 +28,15 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 	uint32_t able = 0, nearest = UINT32_MAX, distance;
 
 	*near = 0;
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		const struct rdma_memory *memory;
 		const struct rdma_keys *keys;
 
-		if (line->state != RDMA_READY)
+		if (endpoint->state != RDMA_READY)
 			continue;
-		memory = rdma_registered(local, line->here.nic);
-		keys = rdma_keys_of(remote, line->nic);
+		memory = rdma_registered(local, endpoint->here.nic);
+		keys = rdma_keys_of(remote, endpoint->nic);
 		if (!memory || (op == WH_READ && !memory->writable) || !keys || keys->error)
 			continue;
 		able |= 1u << i;
@@ -53,16 +53,16 @@ uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *loc
 }
 
 /* A region that has gone is told when its bytes are due. */
-static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_fragment *piece)
+static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
 	uint32_t able = rdma_ready(rdma), near = able, near_this;
 	const struct wh_region *local, *local_before = NULL;
 	uint64_t remote, remote_before = 0;
 
-	for (uint64_t i = piece->first; able && i < piece->first + piece->count; i++) {
+	for (uint64_t i = fragment->first; able && i < fragment->first + fragment->count; i++) {
 		struct wh_remote_region *region;
 
-		local = rdma_local_of(piece, i, &remote);
+		local = rdma_local_of(fragment, i, &remote);
 		if (local == local_before && remote == remote_before)
 			continue;
 		local_before = local;
@@ -70,47 +70,47 @@ static uint32_t find_rails(struct rdma_peer *rdma, const struct wh_fragment *pie
 		region = rdma_enter(rdma, remote);
 		if (!region)
 			continue;
-		able &= rdma_carriers(rdma, local, region, piece->op, &near_this);
+		able &= rdma_carriers(rdma, local, region, fragment->op, &near_this);
 		near &= near_this;
-		wh_region_entry_leave(&region->place);
+		wh_region_entry_leave(&region->entry);
 	}
 	return near ? near : able;
 }
 
-uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *piece)
+uint32_t rdma_rails_of(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
 	/* One that is submitted again has the same regions. */
-	if (!piece->rails_of || piece->rails_of != rdma->version) {
-		piece->rails = find_rails(rdma, piece);
-		piece->rails_of = rdma->version;
+	if (!fragment->rails_of || fragment->rails_of != rdma->version) {
+		fragment->rails = find_rails(rdma, fragment);
+		fragment->rails_of = rdma->version;
 	}
-	return piece->rails;
+	return fragment->rails;
 }
 
-void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_take_in(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	bool urgent = piece->batch->priority == WH_PRIORITY_LATENCY;
+	bool urgent = fragment->batch->priority == WH_PRIORITY_LATENCY;
 	_Atomic uint32_t *used;
 
-	wh_list_append(!piece->cursor.left ? &rdma->sent :
-		       urgent              ? &rdma->urgent :
-					     &rdma->bulk,
-		       &piece->link);
-	rdma_watch(rdma, piece);
-	rdma->queued += piece->cursor.left;
-	if (!rdma_rails_of(rdma, piece)) /* is it to wait, or to go? */
+	wh_list_append(!fragment->cursor.left ? &rdma->sent :
+		       urgent                 ? &rdma->urgent :
+						&rdma->bulk,
+		       &fragment->link);
+	rdma_watch(rdma, fragment);
+	rdma->queued += fragment->cursor.left;
+	if (!rdma_rails_of(rdma, fragment)) /* is it to wait, or to go? */
 		rdma->version++;
-	used = &rdma_batch_of(piece)->rails_used;
+	used = &rdma_batch_of(fragment)->rails_used;
 	atomic_store_explicit(used,
 			      atomic_load_explicit(used, memory_order_relaxed) | WH_RAILS_TRIED,
 			      memory_order_relaxed);
 }
 
-void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *piece)
+void rdma_take_out(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	rdma->queued -= piece->cursor.left + rdma_forget(rdma, piece);
-	wh_list_remove(&piece->link);
-	rdma_unwatch(rdma, piece);
+	rdma->queued -= fragment->cursor.left + rdma_forget(rdma, fragment);
+	wh_list_remove(&fragment->link);
+	rdma_unwatch(rdma, fragment);
 }
 
 void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
@@ -123,19 +123,19 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 		struct wh_list *link, *next;
 
 		for (link = lists[i]->next; link != lists[i]; link = next) {
-			struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
+			struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
 
 			next = link->next;
 			/* One that the owner's NIC refused is marked; it does not try again. */
-			if (piece->owner)
-				piece->rails = piece->rails_of = 0;
+			if (fragment->owner)
+				fragment->rails = fragment->rails_of = 0;
 			else
-				rdma_rails_of(rdma, piece);
-			if (piece->rails || piece->flying || (pending && !piece->owner))
+				rdma_rails_of(rdma, fragment);
+			if (fragment->rails || fragment->in_flight || (pending && !fragment->owner))
 				continue;
-			rdma_take_out(rdma, piece);
-			piece->cursor.left = 0; /* nothing of it is to be cancelled here */
-			wh_list_append(away, &piece->link);
+			rdma_take_out(rdma, fragment);
+			fragment->cursor.left = 0; /* nothing of it is to be cancelled here */
+			wh_list_append(away, &fragment->link);
 		}
 	}
 }
@@ -143,7 +143,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 /* ---- what is to be sent again ------------------------------------------------------------------
  */
 
-uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *piece)
+uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
 	struct wh_list *link;
 	uint64_t bytes = 0;
@@ -154,50 +154,50 @@ uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *piece)
 		for (uint64_t i = ring->tail; i != ring->head; i++) {
 			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
 
-			if (work->piece != piece)
+			if (work->fragment != fragment)
 				continue;
 			bytes += work->length;
-			work->piece = NULL;
+			work->fragment = NULL;
 		}
 	}
 	return bytes;
 }
 
-void rdma_recover(struct rdma_endpoint *line, struct wh_list *done)
+void rdma_recover(struct rdma_endpoint *endpoint, struct wh_list *done)
 {
-	struct rdma_peer *rdma = line->peer;
-	struct rdma_ring *ring = line->ring;
+	struct rdma_peer *rdma = endpoint->peer;
+	struct rdma_ring *ring = endpoint->ring;
 
-	line->ring = NULL;
+	endpoint->ring = NULL;
 	if (!ring)
 		return;
 	for (uint64_t i = ring->tail; i != ring->head; i++) {
 		struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
-		struct wh_fragment *piece = work->piece;
+		struct wh_fragment *fragment = work->fragment;
 
-		if (!piece)
+		if (!fragment)
 			continue;
-		atomic_fetch_or(&rdma_batch_of(piece)->rails_broken, 1u << line->index);
-		piece->flying--;
+		atomic_fetch_or(&rdma_batch_of(fragment)->rails_broken, 1u << endpoint->index);
+		fragment->in_flight--;
 		if (i < ring->arrived) {
-			work->piece = NULL;
-			rdma_carried(line, piece, work->length);
-			rdma_ended(rdma, piece, work->length, done);
+			work->fragment = NULL;
+			rdma_carried(endpoint, fragment, work->length);
+			rdma_ended(rdma, fragment, work->length, done);
 			continue;
 		}
-		if (!atomic_load(&piece->cancelled)) {
+		if (!atomic_load(&fragment->cancelled)) {
 			rdma->queued += work->length;
 			continue;
 		}
-		work->piece = NULL;
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		rdma_ended(rdma, piece, work->length, done);
+		work->fragment = NULL;
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+		rdma_ended(rdma, fragment, work->length, done);
 	}
 	wh_list_append(&rdma->again, &ring->link);
 }
 
 /* The first of it that this line can carry. What has been done with is dropped on the way. */
-static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_endpoint *line)
+static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint)
 {
 	struct wh_list *link, *after;
 
@@ -205,12 +205,12 @@ static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_en
 		struct rdma_ring *ring = wh_container(link, struct rdma_ring, link);
 
 		after = link->next;
-		while (ring->tail != ring->head && !ring->works[ring->tail % RDMA_DEPTH].piece)
+		while (ring->tail != ring->head && !ring->works[ring->tail % RDMA_DEPTH].fragment)
 			ring->tail++;
 		for (uint64_t i = ring->tail; i != ring->head; i++) {
 			struct rdma_work *work = &ring->works[i % RDMA_DEPTH];
 
-			if (work->piece && work->piece->rails & 1u << line->index)
+			if (work->fragment && work->fragment->rails & 1u << endpoint->index)
 				return work;
 		}
 		if (ring->tail == ring->head) {
@@ -221,53 +221,53 @@ static struct rdma_work *next_again(struct rdma_peer *rdma, const struct rdma_en
 	return NULL;
 }
 
-struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *line,
+struct wh_fragment *rdma_next(struct rdma_peer *rdma, const struct rdma_endpoint *endpoint,
 			      struct rdma_work **work)
 {
 	struct wh_list *const lists[] = { &rdma->urgent, &rdma->bulk };
 
-	*work = next_again(rdma, line);
+	*work = next_again(rdma, endpoint);
 	if (*work)
-		return (*work)->piece;
+		return (*work)->fragment;
 	for (unsigned i = 0; i < 2; i++)
 		for (struct wh_list *link = lists[i]->next; link != lists[i]; link = link->next) {
-			struct wh_fragment *piece = wh_container(link, struct wh_fragment, link);
+			struct wh_fragment *fragment = wh_container(link, struct wh_fragment, link);
 
-			if (piece->rails & 1u << line->index)
-				return piece;
+			if (fragment->rails & 1u << endpoint->index)
+				return fragment;
 		}
 	return NULL;
 }
 
-void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *piece, struct rdma_work *work,
+void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *fragment, struct rdma_work *work,
 		uint64_t length)
 {
 	rdma->queued -= length;
 	if (work) {
 		work->length -= length;
 		if (!work->length)
-			work->piece = NULL;
-	} else if (!piece->cursor.left) {
-		wh_list_remove(&piece->link);
-		wh_list_append(&rdma->sent, &piece->link);
+			work->fragment = NULL;
+	} else if (!fragment->cursor.left) {
+		wh_list_remove(&fragment->link);
+		wh_list_append(&rdma->sent, &fragment->link);
 	}
 }
 
 /* ---- lines -------------------------------------------------------------------------------------
  */
 
-void rdma_measure(struct rdma_endpoint *line, int64_t now)
+void rdma_measure(struct rdma_endpoint *endpoint, int64_t now)
 {
 	double speed;
 
-	if (line->marked < RDMA_SPLIT || now <= line->mark)
+	if (endpoint->marked < RDMA_SPLIT || now <= endpoint->mark)
 		return;
-	speed = (double)line->marked / (double)(now - line->mark);
-	line->speed = line->speed > 0 && now - line->measured < KNOWN_FOR ?
-			      (3 * line->speed + speed) / 4 :
-			      speed;
-	line->measured = line->mark = now;
-	line->marked = 0;
+	speed = (double)endpoint->marked / (double)(now - endpoint->mark);
+	endpoint->speed = endpoint->speed > 0 && now - endpoint->measured < KNOWN_FOR ?
+				  (3 * endpoint->speed + speed) / 4 :
+				  speed;
+	endpoint->measured = endpoint->mark = now;
+	endpoint->marked = 0;
 }
 
 static uint64_t least(uint64_t a, uint64_t b)
@@ -291,28 +291,28 @@ struct look {
 	double first; /* the least of `end` */
 };
 
-static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
+static void look(const struct rdma_peer *rdma, uint32_t endpoints, struct look *out)
 {
 	double most = 0, sum = 0, waiting = (double)rdma->queued;
-	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(lines) * GRAINS);
+	uint64_t part = rdma->queued / ((uint64_t)__builtin_popcount(endpoints) * GRAINS);
 	int64_t now = wh_now();
 
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
-		out->known[i] = line->speed > 0 && now - line->measured < KNOWN_FOR;
-		if (lines & 1u << i && out->known[i] && line->speed > most)
-			most = line->speed;
+		out->known[i] = endpoint->speed > 0 && now - endpoint->measured < KNOWN_FOR;
+		if (endpoints & 1u << i && out->known[i] && endpoint->speed > most)
+			most = endpoint->speed;
 	}
 	out->first = -1;
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		const struct rdma_endpoint *line = rdma->lines[i];
-		uint64_t ahead = out->known[i] ? (uint64_t)(line->speed * (double)AHEAD) : 0;
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
+		uint64_t ahead = out->known[i] ? (uint64_t)(endpoint->speed * (double)AHEAD) : 0;
 
-		if (!(lines & 1u << i))
+		if (!(endpoints & 1u << i))
 			continue;
 		/* One that is not known is taken for as fast as any, but for little at a time. */
-		out->speed[i] = out->known[i] ? line->speed : most > 0 ? most : 1;
+		out->speed[i] = out->known[i] ? endpoint->speed : most > 0 ? most : 1;
 		out->most[i] = ahead + (out->known[i] ? 4 : 2) * RDMA_SPLIT;
 		out->grain[i] = RDMA_SPLIT;
 		if (out->known[i])
@@ -320,9 +320,9 @@ static void look(const struct rdma_peer *rdma, uint32_t lines, struct look *out)
 				within(least(part, ahead / 2),
 				       within(ahead / 5, GRAIN_LEAST, RDMA_SPLIT), UINT64_MAX);
 		sum += out->speed[i];
-		waiting += (double)line->ahead;
-		out->end[i] =
-			(double)(line->ahead + least(out->grain[i], rdma->queued)) / out->speed[i];
+		waiting += (double)endpoint->ahead;
+		out->end[i] = (double)(endpoint->ahead + least(out->grain[i], rdma->queued)) /
+			      out->speed[i];
 		if (out->first < 0 || out->end[i] < out->first)
 			out->first = out->end[i];
 	}
@@ -335,25 +335,25 @@ static uint32_t with_work(struct rdma_peer *rdma)
 	uint32_t ready = rdma_ready(rdma), able = 0;
 	struct rdma_work *work;
 
-	for (unsigned i = 0; i < rdma->line_count; i++)
-		if (ready & 1u << i && rdma_next(rdma, rdma->lines[i], &work))
+	for (unsigned i = 0; i < rdma->endpoint_count; i++)
+		if (ready & 1u << i && rdma_next(rdma, rdma->endpoints[i], &work))
 			able |= 1u << i;
 	return able;
 }
 
-struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *piece)
+struct rdma_endpoint *rdma_only(struct rdma_peer *rdma, struct wh_fragment *fragment)
 {
-	struct rdma_endpoint *line;
+	struct rdma_endpoint *endpoint;
 	uint32_t rails;
 
-	if (rdma->queued || rdma->sorted != rdma->version || piece->whole ||
-	    piece->bytes > RDMA_SPLIT)
+	if (rdma->queued || rdma->sorted != rdma->version || fragment->whole ||
+	    fragment->bytes > RDMA_SPLIT)
 		return NULL;
-	rails = rdma_rails_of(rdma, piece);
+	rails = rdma_rails_of(rdma, fragment);
 	if (!rails || rails & (rails - 1))
 		return NULL;
-	line = rdma->lines[__builtin_ctz(rails)];
-	return rdma_endpoint_has_room(line) ? line : NULL;
+	endpoint = rdma->endpoints[__builtin_ctz(rails)];
+	return rdma_endpoint_has_room(endpoint) ? endpoint : NULL;
 }
 
 struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
@@ -366,22 +366,22 @@ struct rdma_endpoint *rdma_choose(struct rdma_peer *rdma, uint64_t *grain)
 	if (!able)
 		return NULL;
 	if (!(able & (able - 1))) {
-		best = rdma->lines[__builtin_ctz(able)];
+		best = rdma->endpoints[__builtin_ctz(able)];
 		*grain = UINT64_MAX;
 		return rdma_endpoint_has_room(best) ? best : NULL;
 	}
 	look(rdma, able, &seen);
-	for (unsigned i = 0; i < rdma->line_count; i++) {
-		struct rdma_endpoint *line = rdma->lines[i];
+	for (unsigned i = 0; i < rdma->endpoint_count; i++) {
+		struct rdma_endpoint *endpoint = rdma->endpoints[i];
 
-		if (!(able & 1u << i) || !rdma_endpoint_has_room(line) ||
+		if (!(able & 1u << i) || !rdma_endpoint_has_room(endpoint) ||
 		    (best && seen.end[i] >= seen.end[best->index]))
 			continue;
-		if (line->ahead >= seen.most[i])
+		if (endpoint->ahead >= seen.most[i])
 			continue;
 		if (seen.end[i] > seen.first && seen.end[i] > seen.all)
 			continue;
-		best = line;
+		best = endpoint;
 	}
 	if (best)
 		*grain = seen.grain[best->index];

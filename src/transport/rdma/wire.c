@@ -228,19 +228,19 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 /* ---- staging at the owner's end ----------------------------------------------------------------
  */
 
-size_t wh_rdma_bounce_opened_encode(uint8_t *out, const struct wh_rdma_bounce_opened *desked)
+size_t wh_rdma_bounce_opened_encode(uint8_t *out, const struct wh_rdma_bounce_opened *opened)
 {
-	uint8_t *at = wh_put32(out, (uint32_t)-desked->error);
+	uint8_t *at = wh_put32(out, (uint32_t)-opened->error);
 
-	if (desked->error)
-		at = wh_put_bytes(at, desked->text, strnlen(desked->text, WH_REFUSAL_MAX - 1));
+	if (opened->error)
+		at = wh_put_bytes(at, opened->text, strnlen(opened->text, WH_REFUSAL_MAX - 1));
 	else
-		at = wh_put32(wh_put64(at, desked->address), desked->slots);
+		at = wh_put32(wh_put64(at, opened->address), opened->slots);
 	return (size_t)(at - out);
 }
 
 int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
-				 struct wh_rdma_bounce_opened *desked)
+				 struct wh_rdma_bounce_opened *opened)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t error = wh_take32(&bytes);
@@ -259,7 +259,7 @@ int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
 	} else if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at))) {
 		return -EPROTO;
 	}
-	*desked = got;
+	*opened = got;
 	return 0;
 }
 
@@ -289,21 +289,21 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 _Static_assert(WH_RDMA_NOTIFICATION_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
 _Static_assert(WH_RDMA_RING_SLOTS <= 256, "a slot's number fits an immediate");
 
-size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened *mailed)
+size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened *opened)
 {
-	uint8_t *at = wh_put32(out, (uint32_t)-mailed->error);
+	uint8_t *at = wh_put32(out, (uint32_t)-opened->error);
 
-	if (mailed->error)
-		return (size_t)(wh_put_bytes(at, mailed->text,
-					     strnlen(mailed->text, WH_REFUSAL_MAX - 1)) -
+	if (opened->error)
+		return (size_t)(wh_put_bytes(at, opened->text,
+					     strnlen(opened->text, WH_REFUSAL_MAX - 1)) -
 				out);
-	at = wh_put64(at, mailed->address);
-	for (uint32_t i = 0; i < mailed->count; i++)
-		at = wh_put32(wh_put32(at, mailed->keys[i].nic), mailed->keys[i].key);
+	at = wh_put64(at, opened->address);
+	for (uint32_t i = 0; i < opened->count; i++)
+		at = wh_put32(wh_put32(at, opened->keys[i].nic), opened->keys[i].key);
 	return (size_t)(at - out);
 }
 
-int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_ring_opened *mailed)
+int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_ring_opened *opened)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	uint32_t error = wh_take32(&bytes);
@@ -315,7 +315,7 @@ int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_
 	if (error) {
 		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
 			return -EPROTO;
-		*mailed = got;
+		*opened = got;
 		return 0;
 	}
 	got.address = wh_take64(&bytes);
@@ -326,14 +326,14 @@ int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_
 	if (bytes.cut || bytes.at != bytes.end || !got.count || !got.address ||
 	    got.address > UINT64_MAX - (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 		return -EPROTO;
-	*mailed = got;
+	*opened = got;
 	return 0;
 }
 
 void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
-				 const struct wh_rdma_notification *letter)
+				 const struct wh_rdma_notification *notification)
 {
-	wh_put32(wh_put32(wh_put64(out, letter->sequence), letter->length), 0);
+	wh_put32(wh_put32(wh_put64(out, notification->sequence), notification->length), 0);
 }
 
 uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence)
@@ -347,13 +347,13 @@ int wh_rdma_imm_slot(uint32_t imm)
 }
 
 int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uint32_t imm,
-				struct wh_rdma_notification *letter)
+				struct wh_rdma_notification *notification)
 {
 	struct wh_rdma_notification got = { .sequence = wh_get64(in), .length = wh_get32(in + 8) };
 
 	if (!got.length || got.length > WH_RDMA_NOTIFICATION_MAX || wh_get32(in + 12) ||
 	    wh_rdma_imm_slot(imm) < 0 || wh_rdma_imm(imm & 0xff, got.sequence) != imm)
 		return -EPROTO;
-	*letter = got;
+	*notification = got;
 	return 0;
 }

@@ -19,7 +19,7 @@ struct request {
 	struct wh_task answer;
 	struct rdma *rdma;
 	uint64_t session, id;
-	struct rdma_bounce *desk; /* it is about this instead of a region, and holds it */
+	struct rdma_bounce *bounce; /* it is about this instead of a region, and holds it */
 	char peer[WH_NAME_MAX]; /* the session's */
 	bool flush;
 	uint32_t nic;
@@ -63,8 +63,8 @@ static void answer(struct wh_task *task)
 		send_flushed(job, session);
 	else if (session)
 		send_keyed(job, session);
-	if (job->desk)
-		rdma_bounce_put(job->desk);
+	if (job->bounce)
+		rdma_bounce_put(job->bounce);
 	free(job->keys);
 	free(job);
 }
@@ -88,9 +88,8 @@ static int tell(struct request *job, const struct wh_region *region,
 		snprintf(why, WH_REFUSAL, "no memory");
 		return -ENOMEM;
 	}
-	for (uint32_t i = 0; i < mrs->count; before = mrs->stretches[i++].end)
-		at = wh_put32(wh_put64(at, mrs->stretches[i].end - before),
-			      mrs->stretches[i].mr->rkey);
+	for (uint32_t i = 0; i < mrs->count; before = mrs->chunks[i++].end)
+		at = wh_put32(wh_put64(at, mrs->chunks[i].end - before), mrs->chunks[i].mr->rkey);
 	job->keyed.keys = job->keys;
 	job->keyed.count = mrs->count;
 	job->keyed.way = (uint8_t)mrs->way;
@@ -104,23 +103,23 @@ static int tell(struct request *job, const struct wh_region *region,
 /* 0, or a negative errno with the reason; without an error `why` is why it is not a better way. */
 static int serve(struct request *job, char why[WH_REFUSAL])
 {
-	struct wh_region_entry *place =
-		job->desk ? NULL : wh_region_entry_enter(&job->rdma->engine->regions, job->id);
-	struct wh_region *region = wh_container(place, struct wh_region, place);
+	struct wh_region_entry *entry =
+		job->bounce ? NULL : wh_region_entry_enter(&job->rdma->engine->regions, job->id);
+	struct wh_region *region = wh_container(entry, struct wh_region, entry);
 	struct rdma_memory *memory = NULL;
-	uint8_t access = place ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
+	uint8_t access = entry ? wh_region_access(region, job->peer) : WH_ACCESS_NONE;
 	int error;
 
-	if (job->desk) {
-		region = rdma_bounce_region(job->desk);
+	if (job->bounce) {
+		region = rdma_bounce_region(job->bounce);
 		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
 			error = tell(job, region, memory, why);
-	} else if (!place || (access & WH_ACCESS_NONE)) {
+	} else if (!entry || (access & WH_ACCESS_NONE)) {
 		snprintf(why, WH_REFUSAL, "region %#llx is not published any more",
 			 (unsigned long long)job->id);
 		error = -ESTALE;
-	} else if (access != place->access && !job->flush) {
+	} else if (access != entry->access && !job->flush) {
 		/* There is one key for all. */
 		snprintf(why, WH_REFUSAL, "other peers have more rights to it, so it has no key");
 		error = -EOPNOTSUPP;
@@ -128,7 +127,7 @@ static int serve(struct request *job, char why[WH_REFUSAL])
 		error = rdma_register(job->rdma->nics[job->nic], region, &memory, why);
 		if (!error)
 			error = tell(job, region, memory, why);
-	} else if (wh_kind_on_host(place->kind) || !region->registration->device ||
+	} else if (wh_kind_on_host(entry->kind) || !region->registration->device ||
 		   rdma_flush_policy(region->engine->cuda, region->registration->device) <= 0) {
 		error = 0; /* there is nothing to flush */
 	} else {
@@ -136,8 +135,8 @@ static int serve(struct request *job, char why[WH_REFUSAL])
 		if (error)
 			snprintf(why, WH_REFUSAL, "%s", wh_error_text());
 	}
-	if (place)
-		wh_region_entry_leave(place);
+	if (entry)
+		wh_region_entry_leave(entry);
 	return error;
 }
 
@@ -212,21 +211,22 @@ static int add(struct wh_session *session, struct request *job)
 	return 0;
 }
 
-int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *desk, uint32_t nic, uint64_t id)
+int rdma_serve_keys(struct wh_session *session, struct rdma_bounce *bounce, uint32_t nic,
+		    uint64_t id)
 {
 	struct rdma *rdma = session->engine->transport[WH_TRANSPORT_RDMA];
 	struct request *job;
 
-	if (nic >= rdma->nic_count || (!id && !rdma_bounce_open(desk)))
+	if (nic >= rdma->nic_count || (!id && !rdma_bounce_open(bounce)))
 		return -EPROTO;
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return -ENOMEM;
 	if (!id)
-		rdma_bounce_get(desk);
+		rdma_bounce_get(bounce);
 	job->id = job->keyed.id = id;
 	job->nic = job->keyed.nic = nic;
-	job->desk = id ? NULL : desk;
+	job->bounce = id ? NULL : bounce;
 	return add(session, job);
 }
 

@@ -9,10 +9,10 @@
 #include "memory/memory.h"
 #include "transport/copier.h"
 
-static char *self_map(const struct wh_region_entry *place, uint32_t op)
+static char *self_map(const struct wh_region_entry *entry, uint32_t op)
 {
 	(void)op;
-	return (char *)(uintptr_t)place->address;
+	return (char *)(uintptr_t)entry->address;
 }
 
 static const struct wh_copy_ops self_copy = {
@@ -55,7 +55,7 @@ static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSA
 		return -ENOMEM;
 	}
 	copy->copier = engine->transport[WH_TRANSPORT_SELF];
-	copy->places = &engine->regions;
+	copy->entries = &engine->regions;
 	copy->ops = &self_copy;
 	copy->at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
 	*state = copy;
@@ -88,16 +88,16 @@ static int self_reach(struct wh_peer *peer, void *state, const struct wh_region 
 	(void)peer;
 	(void)state;
 	(void)op;
-	if (wh_kind_on_host(local->place.kind) && wh_kind_on_host(remote->kind))
+	if (wh_kind_on_host(local->entry.kind) && wh_kind_on_host(remote->kind))
 		return 0;
 	snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
 	return -ENXIO;
 }
 
-static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_submit(state, piece);
+	wh_copy_submit(state, fragment);
 }
 
 static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
@@ -106,10 +106,10 @@ static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch,
 	wh_copier_progress(state, batch, deadline);
 }
 
-static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_cancel(state, piece);
+	wh_copy_cancel(state, fragment);
 }
 
 static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
@@ -130,9 +130,9 @@ const struct wh_transport wh_transport_self = {
 	.peer_close = self_peer_close,
 	.peer_lost = self_peer_lost,
 	.peer_again = self_peer_again,
-	.reach = self_reach,
+	.is_reachable = self_reach,
 	.submit = self_submit,
-	.help = self_help,
+	.progress = self_help,
 	.cancel = self_cancel,
 	.detail = self_detail,
 };

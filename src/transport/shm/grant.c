@@ -111,12 +111,12 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 		return false;
 	for (const struct wh_list *l = members->next; l != members && !whole; l = l->next) {
 		const struct wh_region *region = wh_container(l, struct wh_region, member);
-		const struct wh_region_entry *place = &region->place;
+		const struct wh_region_entry *entry = &region->entry;
 		struct part *part = &parts[count++];
 
-		part->start = place->address - (uint64_t)(uintptr_t)memory->base;
-		part->end = part->start + place->length;
-		part->any = place->access & BOTH;
+		part->start = entry->address - (uint64_t)(uintptr_t)memory->base;
+		part->end = part->start + entry->length;
+		part->any = entry->access & BOTH;
 		part->own = wh_region_access(region, session->hello.name) & BOTH;
 		/* One that is all of it and all that can be had of it: there is no need to look
 		 * further. */
@@ -138,7 +138,7 @@ static bool judge(const struct wh_session *session, const struct wh_allocation *
 static int refuse_part(const struct wh_region *region, uint8_t access,
 		       const struct wh_shm_verdict *verdict, struct wh_mapped *answer)
 {
-	if (verdict->others || access != region->place.access)
+	if (verdict->others || access != region->entry.access)
 		return refuse(answer, EAGAIN,
 			      "other peers have more rights to it, so it cannot be mapped");
 	if (verdict->gap == UINT64_MAX)
@@ -212,7 +212,7 @@ int wh_shm_grant(const struct wh_session *session, struct wh_shm_verdicts *kept,
 	char path[32];
 	int fd;
 
-	if (!wh_kind_on_host(region->place.kind))
+	if (!wh_kind_on_host(region->entry.kind))
 		return refuse(answer, EOPNOTSUPP,
 			      "other peers have more rights to it, so it cannot be mapped");
 	if (!memory || memory->fd < 0)
@@ -239,8 +239,8 @@ int wh_shm_grant(const struct wh_session *session, struct wh_shm_verdicts *kept,
 		return refuse_call(answer, "its memfd cannot be opened through /proc");
 	answer->error = 0;
 	answer->rights = rights;
-	answer->offset = region->place.address - (uint64_t)(uintptr_t)memory->base;
-	answer->length = region->place.length;
+	answer->offset = region->entry.address - (uint64_t)(uintptr_t)memory->base;
+	answer->length = region->entry.length;
 	answer->whole = memory->asked;
 	return fd;
 }

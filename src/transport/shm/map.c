@@ -70,9 +70,9 @@ static void set_known(const struct wh_shm_peer *shm, struct wh_remote_region *re
 			      memory_order_release);
 }
 
-char *wh_shm_mapped_at(const struct wh_region_entry *place, uint32_t op)
+char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op)
 {
-	const struct wh_remote_region *region = (const struct wh_remote_region *)place;
+	const struct wh_remote_region *region = (const struct wh_remote_region *)entry;
 	char *map = atomic_load(&region->map); /* as wh_region_entry_pin() wants it */
 
 	return map && (op == WH_READ ||
@@ -155,10 +155,10 @@ static bool is_sound(const struct wh_remote_region *region, const struct wh_mapp
 {
 	uint64_t page = page_size(), whole = mapped->whole;
 
-	return whole && whole <= INT64_MAX - page && mapped->length == region->place.length &&
+	return whole && whole <= INT64_MAX - page && mapped->length == region->entry.length &&
 	       mapped->offset <= INT64_MAX - mapped->length &&
 	       mapped->offset + mapped->length <= (whole + page - 1) / page * page &&
-	       mapped->offset <= region->place.address && !wh_shm_check_file(fd, whole);
+	       mapped->offset <= region->entry.address && !wh_shm_check_file(fd, whole);
 }
 
 static int map_memory(struct wh_shm_memory *memory, const struct wh_mapped *mapped, int fd,
@@ -187,7 +187,7 @@ static struct wh_shm_memory *take_memory(struct wh_shm_peer *shm,
 					 const struct wh_mapped *mapped, int fd,
 					 char why[WH_REFUSAL])
 {
-	uint64_t start = region->place.address - mapped->offset;
+	uint64_t start = region->entry.address - mapped->offset;
 	struct wh_shm_memory *memory = find_memory(shm, mapped->memory);
 	bool made = !memory;
 
@@ -248,7 +248,7 @@ static uint32_t take_map(struct wh_shm_peer *shm, struct wh_remote_region *regio
 	}
 	refuse(region, memory->writable ? "" : mapped->text);
 	atomic_store_explicit(&region->map_writable, memory->writable, memory_order_relaxed);
-	atomic_store(&region->map, memory->base + (region->place.address - memory->start));
+	atomic_store(&region->map, memory->base + (region->entry.address - memory->start));
 	return MAPPED;
 }
 
@@ -314,7 +314,7 @@ static bool is_refused_still(struct wh_shm_peer *shm, struct wh_remote_region *r
 static int ask_region(struct wh_shm_peer *shm, struct wh_remote_region *region,
 		      struct wh_mapped *mapped, int *fd, char why[WH_REFUSAL])
 {
-	uint64_t id = wh_region_entry_id(&region->place), removals;
+	uint64_t id = wh_region_entry_id(&region->entry), removals;
 	uint32_t arrivals;
 	bool again = true;
 	int error;
@@ -350,7 +350,7 @@ void wh_shm_refused(struct wh_shm_peer *shm, const struct wh_remote_region *regi
 {
 	pthread_mutex_lock(&shm->maps_lock);
 	snprintf(why, WH_REFUSAL, "%s",
-		 wh_shm_mapped_at(&region->place, op) ? "" :
+		 wh_shm_mapped_at(&region->entry, op) ? "" :
 		 region->map_refused                  ? region->map_refused :
 							"a region of its allocation has gone");
 	pthread_mutex_unlock(&shm->maps_lock);
@@ -379,7 +379,7 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 		if (error)
 			return error;
 	}
-	if (wh_shm_mapped_at(&region->place, op))
+	if (wh_shm_mapped_at(&region->entry, op))
 		return 0;
 	error = wh_shm_vm_probe(shm, vm);
 	if (error) {
@@ -395,13 +395,13 @@ static int reach_slowly(struct wh_shm_peer *shm, struct wh_remote_region *region
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL])
 {
-	struct wh_remote_region *region = wh_container(remote, struct wh_remote_region, place);
+	struct wh_remote_region *region = wh_container(remote, struct wh_remote_region, entry);
 	struct wh_shm_peer *shm = state;
 	uint32_t known = known_of(shm, region);
 	int error;
 
 	(void)peer;
-	if (!wh_kind_on_host(local->place.kind) || !wh_kind_on_host(remote->kind)) {
+	if (!wh_kind_on_host(local->entry.kind) || !wh_kind_on_host(remote->kind)) {
 		snprintf(why, WH_REFUSAL, "a GPU's memory is not for the CPU to copy");
 		return -ENXIO;
 	}
@@ -423,7 +423,7 @@ static int map_own(const struct wh_remote_region *region, const struct wh_mapped
 {
 	size_t page = page_size();
 	uint64_t end = mapped->offset + mapped->length;
-	bool write = region->place.access & WH_ACCESS_WRITE;
+	bool write = region->entry.access & WH_ACCESS_WRITE;
 
 	if (mapped->offset % page || (end % page && end < mapped->whole)) {
 		snprintf(why, WH_REFUSAL,
@@ -480,8 +480,8 @@ static int ask_exports(struct wh_shm_peer *shm, const struct wh_remote_region *r
 				   char why[WH_REFUSAL]),
 		       void *arg, char why[WH_REFUSAL])
 {
-	uint64_t id = wh_region_entry_id(&region->place),
-		 most = region->place.length / SEGMENT_LEAST + 2;
+	uint64_t id = wh_region_entry_id(&region->entry),
+		 most = region->entry.length / SEGMENT_LEAST + 2;
 	int64_t deadline = wh_deadline(EXPORTS_TIMEOUT);
 	struct wh_exported exported = { .segments = 1 };
 	uint32_t count = 1;
@@ -545,7 +545,7 @@ int wh_shm_exports(struct wh_shm_peer *shm, struct wh_remote_region *region, boo
 
 static bool is_mappable(const struct wh_remote_region *region)
 {
-	return region->place.flags & WH_REGION_MAPPABLE;
+	return region->entry.flags & WH_REGION_MAPPABLE;
 }
 
 void wh_shm_region_came(struct wh_peer *peer, void *state, struct wh_remote_region *region)
@@ -578,7 +578,7 @@ static void hide(struct wh_shm_memory *memory)
  */
 static void hide_all(struct wh_shm_peer *shm, const struct wh_remote_region *region)
 {
-	uint64_t start = region->place.address, end = start + region->place.length;
+	uint64_t start = region->entry.address, end = start + region->entry.length;
 
 	for (struct wh_list *l = shm->memories.next; l != &shm->memories; l = l->next) {
 		struct wh_shm_memory *memory = wh_container(l, struct wh_shm_memory, link);
@@ -606,7 +606,7 @@ static struct wh_remote_region *next_pinned(struct wh_shm_memory *memory)
 		struct wh_remote_region *region =
 			wh_container(l, struct wh_remote_region, map_link);
 
-		if (atomic_load(&region->place.pins))
+		if (atomic_load(&region->entry.pins))
 			return region;
 	}
 	return NULL;
@@ -632,7 +632,7 @@ int wh_shm_region_going(struct wh_peer *peer, void *state, struct wh_remote_regi
 		pinned = next_pinned(memory);
 		if (pinned) {
 			pthread_mutex_unlock(&shm->maps_lock);
-			left = wh_region_entry_unpinned(&pinned->place, deadline);
+			left = wh_region_entry_unpinned(&pinned->entry, deadline);
 			pthread_mutex_lock(&shm->maps_lock);
 			continue;
 		}

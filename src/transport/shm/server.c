@@ -218,7 +218,7 @@ struct connection {
 /* The region is entered, or there is none. Under engine.lock, so that no region goes between the
  * decision and its being sent: who confirms that he has let go of one is not sent what shows it. */
 static int answer_host(struct connection *connection, uint64_t id,
-		       const struct wh_region_entry *place, uint8_t access)
+		       const struct wh_region_entry *entry, uint8_t access)
 {
 	uint8_t bytes[WH_FRAME_HEADER + WH_MAPPED_MAX];
 	struct wh_mapped mapped = { .id = id };
@@ -230,7 +230,7 @@ static int answer_host(struct connection *connection, uint64_t id,
 		snprintf(mapped.text, sizeof(mapped.text), "not published any more");
 	} else {
 		fd = wh_shm_grant(connection->session, &connection->verdicts,
-				  wh_container(place, struct wh_region, place), access, &mapped);
+				  wh_container(entry, struct wh_region, entry), access, &mapped);
 	}
 	length = wh_mapped_encode(bytes + WH_FRAME_HEADER, &mapped);
 	wh_frame_encode(bytes, &(struct wh_frame){ (uint32_t)length, WH_FRAME_MAPPED, 0 });
@@ -247,26 +247,26 @@ static int answer(struct connection *connection, uint64_t id, uint32_t segment)
 {
 	struct wh_engine *engine = connection->session->engine;
 	uint8_t access = WH_ACCESS_NONE;
-	struct wh_region_entry *place;
+	struct wh_region_entry *entry;
 	bool host = true;
 	int error = 0;
 
 	pthread_mutex_lock(&engine->lock);
-	place = wh_region_entry_enter(&engine->regions, id);
-	if (place) {
-		access = wh_session_access(connection->session, place);
+	entry = wh_region_entry_enter(&engine->regions, id);
+	if (entry) {
+		access = wh_session_access(connection->session, entry);
 		/* What is refused is answered as host memory is. */
-		host = wh_kind_on_host(place->kind) || access != place->access ||
+		host = wh_kind_on_host(entry->kind) || access != entry->access ||
 		       access & WH_ACCESS_NONE;
 	}
 	if (host)
-		error = answer_host(connection, id, place, access);
+		error = answer_host(connection, id, entry, access);
 	pthread_mutex_unlock(&engine->lock);
 	if (!host)
-		error = wh_cuda_export(wh_container(place, struct wh_region, place), segment,
+		error = wh_cuda_export(wh_container(entry, struct wh_region, entry), segment,
 				       connection->source.fd);
-	if (place)
-		wh_region_entry_leave(place);
+	if (entry)
+		wh_region_entry_leave(entry);
 	return error;
 }
 

@@ -31,12 +31,12 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 }
 
 /* The copies before this have been ordered before it by leaving the place. */
-static void shm_verify(struct wh_copy *copy, struct wh_fragment *piece)
+static void shm_verify(struct wh_copy *copy, struct wh_fragment *fragment)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 
 	if (!wh_shm_owner_lives(shm))
-		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "%s has %s",
+		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "%s has %s",
 				 shm->peer->welcome.name,
 				 atomic_load(shm->alive) ? "died" : "closed its engine");
 }
@@ -316,7 +316,7 @@ static int shm_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL
 	shm->shm = engine->transport[WH_TRANSPORT_SHM];
 	shm->peer = peer;
 	shm->copy.copier = &shm->shm->copier;
-	shm->copy.places = &peer->regions;
+	shm->copy.entries = &peer->regions;
 	shm->copy.ops = &shm_copy;
 	shm->copy.at_once = (uint64_t)engine->config.number[WH_SETTING_INLINE];
 	pthread_mutex_init(&shm->lock, NULL);
@@ -364,10 +364,10 @@ static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	return 0;
 }
 
-static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_submit(state, piece);
+	wh_copy_submit(state, fragment);
 }
 
 static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
@@ -377,10 +377,10 @@ static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 	wh_copier_progress(state, batch, deadline);
 }
 
-static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_cancel(state, piece);
+	wh_copy_cancel(state, fragment);
 }
 
 /* How a piece's regions are reached. */
@@ -391,29 +391,29 @@ struct ways {
 
 /* A region that has gone since says nothing. */
 static void look_at(struct wh_peer *peer, struct wh_shm_peer *shm, const struct wh_batch *batch,
-		    const struct wh_fragment *piece, struct ways *ways)
+		    const struct wh_fragment *fragment, struct ways *ways)
 {
 	uint64_t last = 0;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		uint64_t id =
-			piece->blocks ? piece->blocks->bases[i].remote : batch->items[i].remote;
-		struct wh_region_entry *place =
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		uint64_t id = fragment->blocks ? fragment->blocks->bases[i].remote :
+						 batch->items[i].remote;
+		struct wh_region_entry *entry =
 			id == last ? NULL : wh_region_entry_enter(&peer->regions, id);
 
 		last = id;
-		if (!place)
+		if (!entry)
 			continue;
-		if (wh_shm_mapped_at(place, piece->op)) {
+		if (wh_shm_mapped_at(entry, fragment->op)) {
 			ways->maps = true;
 		} else {
 			ways->vms = true;
 			if (!*ways->refused)
 				wh_shm_refused(shm,
-					       wh_container(place, struct wh_remote_region, place),
-					       piece->op, ways->refused);
+					       wh_container(entry, struct wh_remote_region, entry),
+					       fragment->op, ways->refused);
 		}
-		wh_region_entry_leave(place);
+		wh_region_entry_leave(entry);
 	}
 }
 
@@ -421,9 +421,9 @@ static struct ways ways_of(struct wh_peer *peer, void *state, const struct wh_ba
 {
 	struct ways ways = { .maps = false };
 
-	for (size_t i = 0; i < batch->piece_count; i++)
-		if (batch->pieces[i].transport == WH_TRANSPORT_SHM)
-			look_at(peer, state, batch, &batch->pieces[i], &ways);
+	for (size_t i = 0; i < batch->fragment_count; i++)
+		if (batch->fragments[i].transport == WH_TRANSPORT_SHM)
+			look_at(peer, state, batch, &batch->fragments[i], &ways);
 	return ways;
 }
 
@@ -493,9 +493,9 @@ const struct wh_transport wh_transport_shm = {
 	.region_came = wh_shm_region_came,
 	.region_going = wh_shm_region_going,
 	.region_gone = wh_shm_region_gone,
-	.reach = wh_shm_is_reachable,
+	.is_reachable = wh_shm_is_reachable,
 	.submit = shm_submit,
-	.help = shm_progress,
+	.progress = shm_progress,
 	.cancel = shm_cancel,
 	.detail = shm_detail,
 	.tell = shm_describe,

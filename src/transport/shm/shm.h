@@ -152,7 +152,7 @@ struct wh_shm_memory {
 };
 
 /* wh_copy_ops.map */
-char *wh_shm_mapped_at(const struct wh_region_entry *place, uint32_t op);
+char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op);
 /* Transport functions. */
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 			struct wh_region_entry *remote, uint32_t op, char why[WH_REFUSAL]);

@@ -148,7 +148,7 @@ int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL])
 
 static void fail_gone(struct wh_shm_peer *shm, struct wh_far *far)
 {
-	wh_fragment_fail(far->piece, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
+	wh_fragment_fail(far->fragment, UINT64_MAX, -ECONNRESET, "%s (process %d) has ended",
 			 shm->peer->welcome.name, (int)shm->pid);
 }
 
@@ -169,9 +169,9 @@ static unsigned advance(struct wh_far *far, unsigned at, size_t bytes)
 /* The kernel stops at the first run that it cannot copy; that one is to blame. */
 static void fail_run(struct wh_shm_peer *shm, struct wh_far *far, unsigned at, int error)
 {
-	wh_fragment_fail(far->piece, far->index[at], -error,
+	wh_fragment_fail(far->fragment, far->index[at], -error,
 			 "%s: %zu bytes between %p of %s and %p here: %s",
-			 far->piece->op == WH_READ ? "process_vm_readv" : "process_vm_writev",
+			 far->fragment->op == WH_READ ? "process_vm_readv" : "process_vm_writev",
 			 far->local[at].iov_len, far->remote[at].iov_base, shm->peer->welcome.name,
 			 far->local[at].iov_base, strerror(error));
 }
@@ -179,7 +179,7 @@ static void fail_run(struct wh_shm_peer *shm, struct wh_far *far, unsigned at, i
 int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
-	bool read = far->piece->op == WH_READ;
+	bool read = far->fragment->op == WH_READ;
 	char why[WH_REFUSAL];
 	unsigned at = 0, count;
 	ssize_t moved;

@@ -24,7 +24,7 @@ struct tcp_stage {
 	struct wh_slot *given; /* a slot that it has waited for, on its way to the loop */
 	struct wh_task task;
 	struct tcp_client *client;
-	struct tcp_request *slice;
+	struct tcp_request *request;
 	int state;
 	bool failed; /* the slice has: it ends when the GPU has let go of it */
 };
@@ -34,26 +34,26 @@ static struct wh_gpus *gpus_of(const struct tcp_client *client)
 	return client->tcp->peer->engine->gpus;
 }
 
-char *tcp_stage_bytes(const struct tcp_request *slice)
+char *tcp_stage_bytes(const struct tcp_request *request)
 {
-	return slice->stage ? slice->stage->staging.slot->host : NULL;
+	return request->stage ? request->stage->staging.slot->host : NULL;
 }
 
-bool tcp_stage_busy(struct tcp_request *slice, bool fail)
+bool tcp_stage_busy(struct tcp_request *request, bool fail)
 {
-	if (!slice->stage || slice->stage->state == STANDS)
+	if (!request->stage || request->stage->state == STANDS)
 		return false;
-	slice->stage->failed |= fail;
+	request->stage->failed |= fail;
 	return true;
 }
 
-void tcp_stage_free(struct tcp_client *client, struct tcp_request *slice)
+void tcp_stage_free(struct tcp_client *client, struct tcp_request *request)
 {
-	struct tcp_stage *stage = slice->stage;
+	struct tcp_stage *stage = request->stage;
 
 	if (!stage)
 		return;
-	slice->stage = NULL;
+	request->stage = NULL;
 	if (stage->staging.slot)
 		wh_slot_give(gpus_of(client), stage->staging.slot);
 	wh_staging_destroy(&stage->staging);
@@ -84,16 +84,16 @@ static void slot_ready(struct wh_slot_wait *wait, struct wh_slot *slot)
 /* Which bytes of the slot are whose; those of refused extents are nobody's. */
 static int plan(struct tcp_client *client, struct tcp_stage *stage, bool skip_bad)
 {
-	const struct wh_fragment *piece = stage->slice->piece;
-	struct wh_cursor at = stage->slice->start;
+	const struct wh_fragment *fragment = stage->request->fragment;
+	struct wh_cursor at = stage->request->start;
 	struct wh_extent_pair run;
 	uint64_t taken;
 
 	wh_staging_clear(&stage->staging);
-	for (uint32_t extent = 0; wh_fragment_next(piece, &at, at.left, &run); extent++) {
-		const struct wh_region *region = piece->blocks ?
-							 piece->blocks->bases[run.index].local :
-							 piece->batch->items[run.index].local;
+	for (uint32_t extent = 0; wh_fragment_next(fragment, &at, at.left, &run); extent++) {
+		const struct wh_region *region = fragment->blocks ?
+							 fragment->blocks->bases[run.index].local :
+							 fragment->batch->items[run.index].local;
 
 		if (skip_bad && client->bad[extent / 64] >> (extent % 64) & 1)
 			taken = wh_staging_skip(&stage->staging, run.length);
@@ -111,7 +111,8 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 	stage->state = MOVES;
 	atomic_fetch_add(&client->users, 1);
 	if (!error) {
-		wh_count_add(&client->tcp->peer->engine->tally.staged_bytes, stage->staging.bytes);
+		wh_count_add(&client->tcp->peer->engine->statistics.staged_bytes,
+			     stage->staging.bytes);
 		wh_staging_start(&stage->staging, into);
 		return;
 	}
@@ -122,7 +123,7 @@ static void move(struct tcp_client *client, struct tcp_stage *stage, int error, 
 /* The slot is there. True: the slice can be sent; else it comes by the loop. */
 static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
 {
-	bool read = stage->slice->piece->op == WH_READ;
+	bool read = stage->request->fragment->op == WH_READ;
 	int error = read ? 0 : plan(client, stage, false);
 
 	if (read || (!error && wh_staging_gather_few(&stage->staging, false))) {
@@ -136,22 +137,22 @@ static bool have_slot(struct tcp_client *client, struct tcp_stage *stage)
 
 static void back(struct wh_task *task);
 
-int tcp_stage_begin(struct tcp_client *client, struct tcp_request *slice)
+int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request)
 {
 	struct tcp_stage *stage = calloc(1, sizeof(*stage));
 
 	if (!stage) {
-		slice->attempts = TCP_ATTEMPTS; /* it ends with the connection */
+		request->attempts = TCP_ATTEMPTS; /* it ends with the connection */
 		return -ENOMEM;
 	}
 	stage->client = client;
-	stage->slice = slice;
+	stage->request = request;
 	stage->task.run = back;
 	stage->wait.ready = slot_ready;
 	wh_staging_init(&stage->staging, gpus_of(client), client->lane);
 	stage->staging.done = moved;
 	stage->state = WAITS;
-	slice->stage = stage;
+	request->stage = stage;
 	/* Before it may be ready: it then comes by the loop. */
 	atomic_fetch_add(&client->users, 1);
 	stage->staging.slot = wh_slot_take(gpus_of(client), WH_SLOT_ASKS, &stage->wait);
@@ -161,11 +162,11 @@ int tcp_stage_begin(struct tcp_client *client, struct tcp_request *slice)
 	return have_slot(client, stage);
 }
 
-void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *slice)
+void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request)
 {
-	struct tcp_stage *stage = slice->stage;
+	struct tcp_stage *stage = request->stage;
 
-	slice->sent = false; /* no second answer is taken for it */
+	request->sent = false; /* no second answer is taken for it */
 	move(client, stage, plan(client, stage, client->response.errors), false);
 }
 
@@ -175,9 +176,9 @@ void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *slice)
 /* Under the lock. */
 static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh_list *done)
 {
-	struct tcp_request *slice = stage->slice;
-	struct wh_fragment *piece = slice->piece;
-	bool waited = stage->state == WAITS, write = piece->op == WH_WRITE;
+	struct tcp_request *request = stage->request;
+	struct wh_fragment *fragment = request->fragment;
+	bool waited = stage->state == WAITS, write = fragment->op == WH_WRITE;
 	int error = stage->staging.error;
 
 	if (waited) {
@@ -189,14 +190,14 @@ static void settle(struct tcp_client *client, struct tcp_stage *stage, struct wh
 	}
 	stage->state = STANDS;
 	if (error)
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s",
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s",
 				 *stage->staging.text ? stage->staging.text :
 							"no memory for staging");
 	if (error || stage->failed || (!write && !waited))
-		tcp_request_end(client, slice, done);
+		tcp_request_end(client, request, done);
 	else
 		client->queue[(client->queue_start + client->queue_count++) % TCP_WINDOW] =
-			(uint8_t)(slice - client->slices);
+			(uint8_t)(request - client->requests);
 }
 
 static void back(struct wh_task *task)

@@ -194,7 +194,7 @@ static int greeting(struct tcp_client *client)
 		return error;
 	in->start = in->length = 0;
 	client->state = TCP_OPEN;
-	wh_count_add(&client->tcp->peer->engine->tally.connections, 1);
+	wh_count_add(&client->tcp->peer->engine->statistics.connections, 1);
 	client->trouble_since = 0;
 	return 0;
 }
@@ -351,9 +351,9 @@ static bool unfinished(const struct wh_batch *batch)
 {
 	bool left = false;
 
-	for (size_t i = 0; i < batch->piece_count && !left; i++)
-		left = batch->pieces[i].transport == WH_TRANSPORT_TCP &&
-		       atomic_load(&batch->pieces[i].left);
+	for (size_t i = 0; i < batch->fragment_count && !left; i++)
+		left = batch->fragments[i].transport == WH_TRANSPORT_TCP &&
+		       atomic_load(&batch->fragments[i].left);
 	return left;
 }
 
@@ -410,45 +410,49 @@ void tcp_client_own(struct tcp_client *client, struct wh_batch *batch, int64_t d
 
 /* End every slice that is held: with an error, or, if `error` is 0, those alone whose piece is
  * cancelled or that have been tried too often; the others are queued to be sent again. */
-static void end_slices(struct tcp_client *client, int error, const char *text, struct wh_list *done)
+static void end_requests(struct tcp_client *client, int error, const char *text,
+			 struct wh_list *done)
 {
 	tcp_flow_reset(client);
 	client->queue_start = 0;
 	for (unsigned i = 0; i < TCP_WINDOW; i++) {
-		struct tcp_request *slice = &client->slices[i];
+		struct tcp_request *request = &client->requests[i];
 
-		if (!slice->piece)
+		if (!request->fragment)
 			continue;
 		/* It is ended, or queued, when the GPU has let go of it. */
-		if (tcp_stage_busy(slice, error || atomic_load(&slice->piece->cancelled))) {
+		if (tcp_stage_busy(request, error || atomic_load(&request->fragment->cancelled))) {
 			if (error)
-				wh_fragment_fail(slice->piece, UINT64_MAX, error, "%s", text);
-			else if (atomic_load(&slice->piece->cancelled))
-				wh_fragment_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
+				wh_fragment_fail(request->fragment, UINT64_MAX, error, "%s", text);
+			else if (atomic_load(&request->fragment->cancelled))
+				wh_fragment_fail(request->fragment, UINT64_MAX, -ECANCELED,
+						 "cancelled");
 			continue;
 		}
 		if (error) {
-			wh_fragment_fail(slice->piece, UINT64_MAX, error, "%s", text);
-		} else if (slice->fault) {
+			wh_fragment_fail(request->fragment, UINT64_MAX, error, "%s", text);
+		} else if (request->fault) {
 			wh_fragment_fail(
-				slice->piece,
-				slice->piece->blocks ? UINT64_MAX : slice->fault_index, -EFAULT,
+				request->fragment,
+				request->fragment->blocks ? UINT64_MAX : request->fault_index,
+				-EFAULT,
 				"the memory at %p here cannot be %s: %s; was it unmapped since it "
 				"was "
 				"registered?",
-				slice->fault_at, slice->piece->op == WH_READ ? "written" : "read",
+				request->fault_at,
+				request->fragment->op == WH_READ ? "written" : "read",
 				strerror(EFAULT));
-		} else if (atomic_load(&slice->piece->cancelled)) {
-			wh_fragment_fail(slice->piece, UINT64_MAX, -ECANCELED, "cancelled");
-		} else if (client->error != -EFAULT && ++slice->attempts >= TCP_ATTEMPTS) {
-			wh_fragment_fail(slice->piece, UINT64_MAX, -ECONNRESET,
+		} else if (atomic_load(&request->fragment->cancelled)) {
+			wh_fragment_fail(request->fragment, UINT64_MAX, -ECANCELED, "cancelled");
+		} else if (client->error != -EFAULT && ++request->attempts >= TCP_ATTEMPTS) {
+			wh_fragment_fail(request->fragment, UINT64_MAX, -ECONNRESET,
 					 "data connections to %s break again and again: %s",
 					 client->tcp->peer->welcome.name, strerror(-client->error));
 		} else {
 			client->queue[client->queue_count++] = (uint8_t)i;
 			continue;
 		}
-		tcp_request_end(client, slice, done);
+		tcp_request_end(client, request, done);
 	}
 }
 
@@ -472,9 +476,9 @@ static void abort_done(struct wh_abort *abort, int error)
 	pthread_mutex_lock(&client->lock);
 	client->state = TCP_CLOSED;
 	if (error)
-		end_slices(client, -ECONNRESET, "the peer was lost", &done);
+		end_requests(client, -ECONNRESET, "the peer was lost", &done);
 	else
-		end_slices(client, 0, NULL, &done);
+		end_requests(client, 0, NULL, &done);
 	pthread_mutex_unlock(&client->lock);
 	tcp_fragments_done(&done);
 	tcp_client_pump(client);
@@ -486,7 +490,7 @@ static void give_up(struct tcp_client *client, struct wh_list *done)
 
 	snprintf(text, sizeof(text), "no data connection to %s can be opened: %s",
 		 client->tcp->peer->welcome.name, strerror(-client->error));
-	end_slices(client, -EHOSTUNREACH, text, done);
+	end_requests(client, -EHOSTUNREACH, text, done);
 	tcp_fail_waiting(client->tcp, client, -EHOSTUNREACH, text);
 	client->trouble_since = 0;
 }
@@ -559,7 +563,7 @@ void tcp_client_lose(struct tcp_client *client, int error, const char *text)
 	wh_list_init(&done);
 	pthread_mutex_lock(&client->lock);
 	broke(client, error);
-	end_slices(client, error, text, &done);
+	end_requests(client, error, text, &done);
 	client->trouble_since = 0;
 	release(client);
 	tcp_fragments_done(&done);
@@ -571,7 +575,8 @@ bool tcp_client_carries(struct tcp_client *client, const struct wh_batch *batch)
 
 	pthread_mutex_lock(&client->lock);
 	for (unsigned i = 0; i < TCP_WINDOW && !carries; i++)
-		carries = client->slices[i].piece && client->slices[i].piece->batch == batch;
+		carries = client->requests[i].fragment &&
+			  client->requests[i].fragment->batch == batch;
 	release(client);
 	return carries;
 }

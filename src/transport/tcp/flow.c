@@ -13,19 +13,19 @@
 /* ---- walking through a slice ------------------------------------------------------------------
  */
 
-static void walk_start(struct tcp_walk *walk, const struct tcp_request *slice)
+static void walk_start(struct tcp_walk *walk, const struct tcp_request *request)
 {
-	*walk = (struct tcp_walk){ .next = slice->start };
-	wh_fragment_next(slice->piece, &walk->next, slice->start.left, &walk->run);
+	*walk = (struct tcp_walk){ .next = request->start };
+	wh_fragment_next(request->fragment, &walk->next, request->start.left, &walk->run);
 }
 
 /* On to the next run; false at the end of the slice. */
-static bool walk_step(struct tcp_walk *walk, const struct wh_fragment *piece)
+static bool walk_step(struct tcp_walk *walk, const struct wh_fragment *fragment)
 {
 	walk->before += walk->run.length;
 	walk->done = 0;
 	walk->extent++;
-	return wh_fragment_next(piece, &walk->next, walk->next.left, &walk->run);
+	return wh_fragment_next(fragment, &walk->next, walk->next.left, &walk->run);
 }
 
 static bool is_bad(const struct tcp_client *client, uint32_t extent)
@@ -34,19 +34,19 @@ static bool is_bad(const struct tcp_client *client, uint32_t extent)
 }
 
 /* Where the socket finds the walk's next bytes. */
-static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *slice)
+static char *walk_at(const struct tcp_walk *walk, const struct tcp_request *request)
 {
-	char *staged = tcp_stage_bytes(slice);
+	char *staged = tcp_stage_bytes(request);
 
-	if (slice->piece->windowed)
-		return tcp_window_at(slice->piece, &walk->run) + walk->done;
+	if (request->fragment->windowed)
+		return tcp_window_at(request->fragment, &walk->run) + walk->done;
 	return (staged ? staged + walk->before : walk->run.local) + walk->done;
 }
 
 /* Fill a vector from where the walk stands, without moving it. `skip_bad`: leave out the extents
  * that the owner refused. Returns the bytes. */
 static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk *from,
-			  const struct tcp_request *slice, bool skip_bad, struct iovec *vector,
+			  const struct tcp_request *request, bool skip_bad, struct iovec *vector,
 			  int *count)
 {
 	struct tcp_walk walk = *from;
@@ -56,22 +56,22 @@ static size_t walk_vector(const struct tcp_client *client, const struct tcp_walk
 		length = walk.run.length - walk.done;
 		if (skip_bad && is_bad(client, walk.extent))
 			continue;
-		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk_at(&walk, slice), length))
+		if (!tcp_vector_add(vector, count, TCP_VECTOR - 1, walk_at(&walk, request), length))
 			break;
 		bytes += length;
-	} while (walk_step(&walk, slice->piece));
+	} while (walk_step(&walk, request->fragment));
 	return bytes;
 }
 
 /* Move the walk on by bytes that have been moved. */
 static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
-			 const struct wh_fragment *piece, bool skip_bad, uint64_t bytes)
+			 const struct wh_fragment *fragment, bool skip_bad, uint64_t bytes)
 {
 	while (bytes) {
 		uint64_t length = walk->run.length - walk->done;
 
 		if (skip_bad && is_bad(client, walk->extent)) {
-			walk_step(walk, piece);
+			walk_step(walk, fragment);
 			continue;
 		}
 		if (bytes < length) {
@@ -79,52 +79,52 @@ static void walk_advance(const struct tcp_client *client, struct tcp_walk *walk,
 			return;
 		}
 		bytes -= length;
-		walk_step(walk, piece);
+		walk_step(walk, fragment);
 	}
 }
 
 /* ---- memory of ours that is not there -----------------------------------------------------------
  */
 
-static const struct wh_region *local_of(const struct wh_fragment *piece,
+static const struct wh_region *local_of(const struct wh_fragment *fragment,
 					const struct wh_extent_pair *run)
 {
-	return piece->blocks ? piece->blocks->bases[run->index].local :
-			       piece->batch->items[run->index].local;
+	return fragment->blocks ? fragment->blocks->bases[run->index].local :
+				  fragment->batch->items[run->index].local;
 }
 
 /* The kernel could not send from, or receive into, some of the slice's memory from the walk's place
  * on. The stream is cut, so that the connection has to go; this slice fails, and no other. */
-static int fault(struct tcp_request *slice, const struct tcp_walk *from)
+static int fault(struct tcp_request *request, const struct tcp_walk *from)
 {
 	struct tcp_walk walk = *from;
 
-	slice->fault = true;
-	slice->fault_index = walk.run.index;
-	slice->fault_at = walk.run.local;
+	request->fault = true;
+	request->fault_index = walk.run.index;
+	request->fault_at = walk.run.local;
 	do {
 		if (wh_memory_mapped((uint64_t)(uintptr_t)walk.run.local, walk.run.length))
 			continue;
-		slice->fault_index = walk.run.index;
-		slice->fault_at = walk.run.local;
+		request->fault_index = walk.run.index;
+		request->fault_at = walk.run.local;
 		break;
-	} while (walk_step(&walk, slice->piece));
+	} while (walk_step(&walk, request->fragment));
 	return -EFAULT;
 }
 
 /* Before bytes are copied into a run here, without the kernel. *seen is the last region that is
  * there. */
-static bool is_there(const struct wh_fragment *piece, const struct wh_extent_pair *run,
+static bool is_there(const struct wh_fragment *fragment, const struct wh_extent_pair *run,
 		     const struct wh_region **seen)
 {
 	const struct wh_region *region;
 
-	if (piece->staged)
+	if (fragment->staged)
 		return true;
-	region = local_of(piece, run);
+	region = local_of(fragment, run);
 	if (region == *seen || !wh_region_may_vanish(region))
 		return true;
-	if (wh_memory_mapped(region->place.address, region->place.length)) {
+	if (wh_memory_mapped(region->entry.address, region->entry.length)) {
 		*seen = region;
 		return true;
 	}
@@ -134,21 +134,21 @@ static bool is_there(const struct wh_fragment *piece, const struct wh_extent_pai
 /* ---- slices -----------------------------------------------------------------------------------
  */
 
-void tcp_request_end(struct tcp_client *client, struct tcp_request *slice, struct wh_list *done)
+void tcp_request_end(struct tcp_client *client, struct tcp_request *request, struct wh_list *done)
 {
-	struct wh_fragment *piece = slice->piece;
-	uint64_t bytes = slice->start.left;
+	struct wh_fragment *fragment = request->fragment;
+	uint64_t bytes = request->start.left;
 
-	if (piece->op == WH_READ)
+	if (fragment->op == WH_READ)
 		client->read_bytes -= bytes;
 	/* Also of one that has failed: nothing of it is to arrive afterwards. */
-	if (piece->windowed)
-		tcp_window_request_end(slice);
-	tcp_stage_free(client, slice);
-	slice->piece = NULL;
+	if (fragment->windowed)
+		tcp_window_request_end(request);
+	tcp_stage_free(client, request);
+	request->fragment = NULL;
 	atomic_fetch_sub(&client->outstanding, 1);
-	if (atomic_fetch_sub(&piece->left, bytes) == bytes)
-		wh_list_append(done, &piece->link);
+	if (atomic_fetch_sub(&fragment->left, bytes) == bytes)
+		wh_list_append(done, &fragment->link);
 }
 
 void tcp_fragments_done(struct wh_list *done)
@@ -162,19 +162,19 @@ void tcp_fragments_done(struct wh_list *done)
 /* ---- sending ----------------------------------------------------------------------------------
  */
 
-static int encode(struct tcp_client *client, struct tcp_request *slice)
+static int flow_encode(struct tcp_client *client, struct tcp_request *request)
 {
 	struct wh_extent_writer writer;
-	struct wh_request request = {
-		.op = (uint8_t)slice->piece->op,
-		.count = slice->count,
-		.id = slice->id,
-		.bytes = slice->start.left,
+	struct wh_request header = {
+		.op = (uint8_t)request->fragment->op,
+		.count = request->count,
+		.id = request->id,
+		.bytes = request->start.left,
 	};
 	struct tcp_walk walk;
 
 	wh_extents_start(&writer, client->head + WH_REQUEST_SIZE, WH_REQUEST_META);
-	walk_start(&walk, slice);
+	walk_start(&walk, request);
 	do {
 		struct wh_extent extent = { walk.run.remote, walk.run.offset, walk.run.length };
 		int error = wh_extents_put(&writer, &extent);
@@ -182,19 +182,19 @@ static int encode(struct tcp_client *client, struct tcp_request *slice)
 		/* 1,024 extents of 31 bytes fit. */
 		if (error)
 			return error;
-	} while (walk_step(&walk, slice->piece));
-	request.meta = (uint32_t)wh_extents_end(&writer);
-	wh_request_encode(client->head, &request);
-	client->head_length = WH_REQUEST_SIZE + request.meta;
+	} while (walk_step(&walk, request->fragment));
+	header.meta = (uint32_t)wh_extents_end(&writer);
+	wh_request_encode(client->head, &header);
+	client->head_length = WH_REQUEST_SIZE + header.meta;
 	client->head_sent = 0;
 	return 0;
 }
 
 /* A new slice that can be sent at once. Those of a GPU's memory come later, when their bytes, or
  * their room, are there. */
-static int pull_slice(struct tcp_client *client, struct tcp_request **out)
+static int pull_request(struct tcp_client *client, struct tcp_request **out)
 {
-	struct tcp_request *slice;
+	struct tcp_request *request;
 	int ready;
 
 	do {
@@ -202,19 +202,19 @@ static int pull_slice(struct tcp_client *client, struct tcp_request **out)
 			    TCP_WINDOW ||
 		    client->gathering >= client->gather_most)
 			return -EAGAIN;
-		for (slice = client->slices; slice->piece;)
-			slice++;
-		if (!tcp_pull(client, slice))
+		for (request = client->requests; request->fragment;)
+			request++;
+		if (!tcp_pull(client, request))
 			return -EAGAIN;
 		atomic_fetch_add(&client->outstanding, 1);
-		slice->attempts = 0;
-		slice->sent = slice->fault = false;
-		slice->stage = NULL;
-		if (slice->piece->op == WH_READ)
-			client->read_bytes += slice->start.left;
-		ready = slice->piece->staged ? tcp_stage_begin(client, slice) : 1;
+		request->attempts = 0;
+		request->sent = request->fault = false;
+		request->stage = NULL;
+		if (request->fragment->op == WH_READ)
+			client->read_bytes += request->start.left;
+		ready = request->fragment->staged ? tcp_stage_begin(client, request) : 1;
 	} while (!ready);
-	*out = slice;
+	*out = request;
 	return ready < 0 ? ready : 0;
 }
 
@@ -222,45 +222,47 @@ static int pull_slice(struct tcp_client *client, struct tcp_request **out)
  * more, and it comes later. */
 static int take_queued(struct tcp_client *client, struct tcp_request **out)
 {
-	struct tcp_request *slice;
+	struct tcp_request *request;
 	int ready;
 
 	do {
 		if (!client->queue_count)
-			return pull_slice(client, out);
-		slice = &client->slices[client->queue[client->queue_start]];
+			return pull_request(client, out);
+		request = &client->requests[client->queue[client->queue_start]];
 		client->queue_start = (client->queue_start + 1) % TCP_WINDOW;
 		client->queue_count--;
-		ready = slice->piece->staged && !slice->stage ? tcp_stage_begin(client, slice) : 1;
+		ready = request->fragment->staged && !request->stage ?
+				tcp_stage_begin(client, request) :
+				1;
 	} while (!ready);
-	*out = slice;
+	*out = request;
 	return ready < 0 ? ready : 0;
 }
 
 /* Take the next slice to send. */
-static int next_slice(struct tcp_client *client)
+static int next_request(struct tcp_client *client)
 {
-	struct tcp_request *slice = NULL;
-	int error = take_queued(client, &slice);
+	struct tcp_request *request = NULL;
+	int error = take_queued(client, &request);
 
 	if (error)
 		return error;
-	slice->id = client->sequence++ * TCP_WINDOW + (uint64_t)(slice - client->slices);
-	slice->sent = false;
-	error = encode(client, slice);
+	request->id = client->sequence++ * TCP_WINDOW + (uint64_t)(request - client->requests);
+	request->sent = false;
+	error = flow_encode(client, request);
 	if (error)
 		return error;
-	client->sending = slice;
+	client->sending = request;
 	client->used = wh_now();
-	client->out_left = slice->piece->op == WH_WRITE ? slice->start.left : 0;
-	walk_start(&client->out, slice);
+	client->out_left = request->fragment->op == WH_WRITE ? request->start.left : 0;
+	walk_start(&client->out, request);
 	return 0;
 }
 
 int tcp_flow_send(struct tcp_client *client, bool owner)
 {
 	struct iovec vector[TCP_VECTOR];
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	size_t bytes, head;
 	int count, error;
 	ssize_t got;
@@ -269,14 +271,14 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 		return -errno;
 	for (;;) {
 		if (!client->sending) {
-			error = next_slice(client);
+			error = next_request(client);
 			if (error)
 				return error;
 		}
 		/* A waiter wants the lock: it goes on from here, without a thread's hand-over. */
 		if (!owner && atomic_load_explicit(&client->claimed, memory_order_relaxed))
 			return -EAGAIN;
-		piece = client->sending->piece;
+		fragment = client->sending->fragment;
 		count = 0;
 		head = client->head_length - client->head_sent;
 		bytes = head;
@@ -297,13 +299,13 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 			client->head_sent = client->head_length;
 			client->out_left -= (uint64_t)got - head;
 			if (client->out_left)
-				walk_advance(client, &client->out, piece, false,
+				walk_advance(client, &client->out, fragment, false,
 					     (uint64_t)got - head);
 		}
 		if (client->head_sent == client->head_length && !client->out_left) {
 			client->sending->sent = true;
 			/* The socket has its bytes: others may have the slot. */
-			if (piece->op == WH_WRITE)
+			if (fragment->op == WH_WRITE)
 				tcp_stage_free(client, client->sending);
 			client->sending = NULL;
 		} else if ((size_t)got < bytes) {
@@ -318,24 +320,24 @@ int tcp_flow_send(struct tcp_client *client, bool owner)
 /* The owner refused some extents: record it, so that their bytes are not waited for. */
 static int refused(struct tcp_client *client, const uint8_t *errors)
 {
-	struct tcp_request *slice = client->receiving;
+	struct tcp_request *request = client->receiving;
 	struct tcp_walk walk;
 
 	memset(client->bad, 0, sizeof(client->bad));
-	walk_start(&walk, slice);
+	walk_start(&walk, request);
 	for (uint32_t i = 0; i < client->response.errors; i++, errors += WH_RESPONSE_ERROR_SIZE) {
 		uint32_t extent = wh_get32(errors);
 		int error = (int)wh_get32(errors + 4);
 
 		/* They come in the order of the extents. */
-		if (extent >= slice->count || extent < walk.extent || error <= 0 || error > 4095)
+		if (extent >= request->count || extent < walk.extent || error <= 0 || error > 4095)
 			return -EPROTO;
-		while (walk.extent < extent && walk_step(&walk, slice->piece))
+		while (walk.extent < extent && walk_step(&walk, request->fragment))
 			;
 		client->bad[extent / 64] |= UINT64_C(1) << (extent % 64);
-		wh_fragment_fail(slice->piece, walk.run.index, -error,
+		wh_fragment_fail(request->fragment, walk.run.index, -error,
 				 "%s refuses region %#llx offset %llu length %llu: %s",
-				 slice->piece->batch->peer->welcome.name,
+				 request->fragment->batch->peer->welcome.name,
 				 (unsigned long long)walk.run.remote,
 				 (unsigned long long)walk.run.offset,
 				 (unsigned long long)walk.run.length, strerror(error));
@@ -346,18 +348,18 @@ static int refused(struct tcp_client *client, const uint8_t *errors)
 /* How many payload bytes must come, given what was refused. */
 static uint64_t expected(struct tcp_client *client)
 {
-	struct tcp_request *slice = client->receiving;
+	struct tcp_request *request = client->receiving;
 	uint64_t bytes = 0;
 	struct tcp_walk walk;
 
-	if (slice->piece->op == WH_WRITE)
+	if (request->fragment->op == WH_WRITE)
 		return 0;
 	if (!client->response.errors)
-		return slice->start.left;
-	walk_start(&walk, slice);
+		return request->start.left;
+	walk_start(&walk, request);
 	do {
 		bytes += is_bad(client, walk.extent) ? 0 : walk.run.length;
-	} while (walk_step(&walk, slice->piece));
+	} while (walk_step(&walk, request->fragment));
 	return bytes;
 }
 
@@ -366,7 +368,7 @@ static int take_head(struct tcp_client *client)
 {
 	struct tcp_in *in = &client->in;
 	const uint8_t *at = in->bytes + in->start;
-	struct tcp_request *slice;
+	struct tcp_request *request;
 	uint32_t length;
 	int error;
 
@@ -380,14 +382,14 @@ static int take_head(struct tcp_client *client)
 		return -EPROTO;
 	if (in->length < length)
 		return -EAGAIN;
-	slice = &client->slices[client->response.id % TCP_WINDOW];
+	request = &client->requests[client->response.id % TCP_WINDOW];
 	/* A write may be answered before all of it is sent only to say that it is refused; the
 	 * owner never does that, so an answer to what has not been sent is an error. */
-	if (!slice->piece || slice->id != client->response.id || !slice->sent ||
-	    slice->piece->op != client->response.op)
+	if (!request->fragment || request->id != client->response.id || !request->sent ||
+	    request->fragment->op != client->response.op)
 		return -EPROTO;
-	client->receiving = slice;
-	walk_start(&client->into, slice);
+	client->receiving = request;
+	walk_start(&client->into, request);
 	if (client->response.errors) {
 		error = refused(client, at + WH_RESPONSE_SIZE);
 		if (error)
@@ -411,15 +413,15 @@ static int take_early(struct tcp_client *client)
 		uint64_t length = walk->run.length - walk->done;
 
 		if (errors && is_bad(client, walk->extent)) {
-			walk_step(walk, client->receiving->piece);
+			walk_step(walk, client->receiving->fragment);
 			continue;
 		}
 		if (length > in->length)
 			length = in->length;
-		if (!is_there(client->receiving->piece, &walk->run, &seen))
+		if (!is_there(client->receiving->fragment, &walk->run, &seen))
 			return fault(client->receiving, walk);
-		if (client->receiving->piece->windowed)
-			tcp_window_put(client->receiving->piece, &walk->run,
+		if (client->receiving->fragment->windowed)
+			tcp_window_put(client->receiving->fragment, &walk->run,
 				       walk_at(walk, client->receiving), in->bytes + in->start,
 				       length);
 		else
@@ -427,9 +429,9 @@ static int take_early(struct tcp_client *client)
 		in->start += (uint32_t)length;
 		in->length -= (uint32_t)length;
 		client->into_left -= length;
-		walk_advance(client, walk, client->receiving->piece, errors, length);
+		walk_advance(client, walk, client->receiving->fragment, errors, length);
 	}
-	if (client->receiving->piece->windowed)
+	if (client->receiving->fragment->windowed)
 		wh_copy_issued();
 	return 0;
 }
@@ -450,7 +452,7 @@ static int consume(struct tcp_client *client, struct wh_list *done)
 			return error;
 		if (client->into_left)
 			return -EAGAIN;
-		if (client->receiving->stage && client->receiving->piece->op == WH_READ)
+		if (client->receiving->stage && client->receiving->fragment->op == WH_READ)
 			tcp_stage_scatter(client, client->receiving);
 		else
 			tcp_request_end(client, client->receiving, done);
@@ -484,13 +486,13 @@ int tcp_flow_receive(struct tcp_client *client, struct wh_list *done)
 			return errno == EINTR ? -EAGAIN : -errno;
 		client->moved += (uint64_t)got;
 		/* Another thread may end the slice. */
-		if (client->receiving && client->receiving->piece->windowed)
+		if (client->receiving && client->receiving->fragment->windowed)
 			wh_copy_issued();
 		moved = (size_t)got < want ? (size_t)got : want;
 		if (moved) {
 			client->into_left -= moved;
 			if (client->into_left)
-				walk_advance(client, &client->into, client->receiving->piece,
+				walk_advance(client, &client->into, client->receiving->fragment,
 					     client->response.errors, moved);
 		}
 		error = consume(client, done);

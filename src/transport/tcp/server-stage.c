@@ -25,28 +25,28 @@ struct tcp_chunk {
 	uint32_t first, end; /* write: extents that have bytes in it */
 	bool moved; /* by the GPU */
 	uint64_t sent; /* read: of its bytes */
-	struct wh_region_entry **places; /* entered while the GPU moves */
-	uint32_t place_count, place_room;
+	struct wh_region_entry **entries; /* entered while the GPU moves */
+	uint32_t entry_count, entry_room;
 };
 
 /* ---- chunks ------------------------------------------------------------------------------------
  */
 
-static void leave_places(struct tcp_chunk *chunk)
+static void leave_entries(struct tcp_chunk *chunk)
 {
-	while (chunk->place_count)
-		wh_region_entry_leave(chunk->places[--chunk->place_count]);
+	while (chunk->entry_count)
+		wh_region_entry_leave(chunk->entries[--chunk->entry_count]);
 }
 
 static void chunk_free(struct tcp_chunk *chunk)
 {
 	struct tcp_server *server = chunk->server;
 
-	leave_places(chunk);
+	leave_entries(chunk);
 	if (chunk->staging.slot)
 		wh_slot_give(server->engine->gpus, chunk->staging.slot);
 	wh_staging_destroy(&chunk->staging);
-	free(chunk->places);
+	free(chunk->entries);
 	free(chunk);
 	if (!--server->chunk_count && server->dead)
 		tcp_server_bury(server);
@@ -61,7 +61,7 @@ static void chunk_moved(struct wh_staging *staging, int error, const char *text)
 	(void)error; /* it is in the staging */
 	(void)text;
 	wh_loop_post(server->loop, &chunk->task);
-	atomic_fetch_sub(&server->flying, 1);
+	atomic_fetch_sub(&server->in_flight, 1);
 }
 
 static void chunk_back(struct wh_task *task);
@@ -99,29 +99,30 @@ static struct tcp_chunk *chunk_new(struct tcp_server *server)
 /* The region of an extent, entered until the chunk has been moved. */
 static const struct wh_region *enter(struct tcp_chunk *chunk, uint64_t id)
 {
-	struct wh_region_entry *place, **grown;
-	uint32_t room = chunk->place_room ? 2 * chunk->place_room : 4;
+	struct wh_region_entry *entry, **grown;
+	uint32_t room = chunk->entry_room ? 2 * chunk->entry_room : 4;
 
-	if (chunk->place_count && wh_region_entry_id(chunk->places[chunk->place_count - 1]) == id)
-		return wh_container(chunk->places[chunk->place_count - 1], struct wh_region, place);
-	if (chunk->place_count == chunk->place_room) {
-		grown = realloc(chunk->places, room * sizeof(*grown));
+	if (chunk->entry_count && wh_region_entry_id(chunk->entries[chunk->entry_count - 1]) == id)
+		return wh_container(chunk->entries[chunk->entry_count - 1], struct wh_region,
+				    entry);
+	if (chunk->entry_count == chunk->entry_room) {
+		grown = realloc(chunk->entries, room * sizeof(*grown));
 		if (!grown)
 			return NULL;
-		chunk->places = grown;
-		chunk->place_room = room;
+		chunk->entries = grown;
+		chunk->entry_room = room;
 	}
-	place = wh_region_entry_enter(&chunk->server->engine->regions, id);
-	if (!place)
+	entry = wh_region_entry_enter(&chunk->server->engine->regions, id);
+	if (!entry)
 		return NULL;
-	chunk->places[chunk->place_count++] = place;
-	return wh_container(place, struct wh_region, place);
+	chunk->entries[chunk->entry_count++] = entry;
+	return wh_container(entry, struct wh_region, entry);
 }
 
 static void fly(struct tcp_chunk *chunk, bool into)
 {
-	atomic_fetch_add(&chunk->server->flying, 1);
-	wh_count_add(&chunk->server->engine->tally.staged_bytes, chunk->staging.bytes);
+	atomic_fetch_add(&chunk->server->in_flight, 1);
+	wh_count_add(&chunk->server->engine->statistics.staged_bytes, chunk->staging.bytes);
 	wh_staging_start(&chunk->staging, into);
 }
 
@@ -147,16 +148,16 @@ bool tcp_extents_on_gpu(struct tcp_server *server, const struct tcp_extent *exte
 	bool gpu = false;
 
 	for (uint32_t i = 0; i < count && !gpu; i++) {
-		struct wh_region_entry *place;
+		struct wh_region_entry *entry;
 
 		if (extents[i].error || extents[i].region == last)
 			continue;
 		last = extents[i].region;
-		place = wh_region_entry_enter(&server->engine->regions, last);
-		if (!place)
+		entry = wh_region_entry_enter(&server->engine->regions, last);
+		if (!entry)
 			continue;
-		gpu = !wh_kind_on_host(place->kind);
-		wh_region_entry_leave(place);
+		gpu = !wh_kind_on_host(entry->kind);
+		wh_region_entry_leave(entry);
 	}
 	return gpu;
 }
@@ -212,7 +213,7 @@ size_t tcp_stage_into(struct tcp_server *server, struct iovec *vector)
 }
 
 /* Tell the staging which bytes of the slot belong where, and move on along the extents. */
-static void place_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
+static void scatter_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
 {
 	uint64_t left = chunk->sent;
 
@@ -229,7 +230,7 @@ static void place_bytes(struct tcp_server *server, struct tcp_chunk *chunk)
 		if (region)
 			taken = wh_staging_add(
 				&chunk->staging, region,
-				region->place.address + extent->offset + server->skip, length);
+				region->entry.address + extent->offset + server->skip, length);
 		if (region && taken < length)
 			extent->error = ENOMEM;
 		wh_staging_skip(&chunk->staging, length - taken);
@@ -248,7 +249,7 @@ void tcp_stage_received(struct tcp_server *server, size_t bytes)
 	if (server->left && chunk->sent < WH_SLOT)
 		return;
 	server->chunk = NULL;
-	place_bytes(server, chunk);
+	scatter_bytes(server, chunk);
 	server->write->chunks++;
 	fly(chunk, false);
 }
@@ -293,7 +294,7 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		if (!region)
 			return -ESTALE;
 		taken = wh_staging_add(&chunk->staging, region,
-				       region->place.address + extent->offset + job->skip,
+				       region->entry.address + extent->offset + job->skip,
 				       extent->length - job->skip);
 		if (!taken)
 			return -ENOMEM;
@@ -301,7 +302,7 @@ static int gather(struct tcp_job *job, struct tcp_chunk *chunk)
 		tcp_extents_advance(job->extents, &job->at, &job->skip, taken);
 	}
 	if (wh_staging_gather_few(&chunk->staging, true)) {
-		leave_places(chunk);
+		leave_entries(chunk);
 		chunk->moved = true;
 	} else {
 		fly(chunk, true);
@@ -427,7 +428,7 @@ static void chunk_back(struct wh_task *task)
 	if (chunk->given) {
 		chunk_begin(chunk);
 	} else {
-		leave_places(chunk);
+		leave_entries(chunk);
 		chunk->moved = true;
 		if (chunk->write && !dead) {
 			written(chunk);
@@ -447,7 +448,7 @@ void tcp_stage_stop(struct tcp_server *server)
 	struct tcp_chunk *chunk = server->chunk;
 
 	/* GPUs wait for nobody: soon. */
-	while (atomic_load(&server->flying)) {
+	while (atomic_load(&server->in_flight)) {
 		if (!wh_gpus_poll(gpus))
 			sched_yield();
 	}

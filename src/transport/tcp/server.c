@@ -40,21 +40,22 @@ struct servers {
  * ------------------------------------------------ */
 
 struct entered {
-	struct wh_region_entry *places[ENTERED_MAX];
+	struct wh_region_entry *entries[ENTERED_MAX];
 	unsigned count;
 	uint64_t last; /* id of the last one */
-	const struct wh_region_window *pane; /* of the last one; NULL: the CPU writes it as it is */
+	const struct wh_region_window
+		*window; /* of the last one; NULL: the CPU writes it as it is */
 	char *memory; /* of the last one */
-	bool window; /* one of them has a pane */
+	bool windowed; /* one of them is written through its window */
 };
 
 static void leave_all(struct entered *entered)
 {
-	if (entered->window)
+	if (entered->windowed)
 		wh_region_window_fence();
-	entered->window = false;
+	entered->windowed = false;
 	while (entered->count)
-		wh_region_entry_leave(entered->places[--entered->count]);
+		wh_region_entry_leave(entered->entries[--entered->count]);
 }
 
 /* The memory of an extent, entering its region. NULL with 0 in *error: too many regions for this
@@ -62,39 +63,40 @@ static void leave_all(struct entered *entered)
 static char *enter(struct tcp_server *server, struct entered *entered,
 		   const struct tcp_extent *extent, int *error)
 {
-	const struct wh_region_window *pane;
-	struct wh_region_entry *place;
+	const struct wh_region_window *window;
+	struct wh_region_entry *entry;
 
 	*error = 0;
 	if (!entered->count || entered->last != extent->region) {
 		if (entered->count == ENTERED_MAX)
 			return NULL;
-		place = wh_region_entry_enter(&server->engine->regions, extent->region);
-		if (!place) {
+		entry = wh_region_entry_enter(&server->engine->regions, extent->region);
+		if (!entry) {
 			*error = ESTALE;
 			return NULL;
 		}
-		pane = wh_kind_on_host(place->kind) || !server->windowed ?
-			       NULL :
-			       wh_region_window_peek(wh_container(place, struct wh_region, place));
+		window =
+			wh_kind_on_host(entry->kind) || !server->windowed ?
+				NULL :
+				wh_region_window_peek(wh_container(entry, struct wh_region, entry));
 		/* It was being taken back when the way was chosen, and then was not. */
-		if (!pane && !wh_kind_on_host(place->kind)) {
-			wh_region_entry_leave(place);
+		if (!window && !wh_kind_on_host(entry->kind)) {
+			wh_region_entry_leave(entry);
 			*error = ESTALE;
 			return NULL;
 		}
-		entered->places[entered->count++] = place;
+		entered->entries[entered->count++] = entry;
 		entered->last = extent->region;
-		entered->pane = pane;
-		entered->memory = pane ? (char *)pane->base : (char *)(uintptr_t)place->address;
-		entered->window |= pane != NULL;
+		entered->window = window;
+		entered->memory = window ? (char *)window->base : (char *)(uintptr_t)entry->address;
+		entered->windowed |= window != NULL;
 	}
 	return entered->memory + extent->offset;
 }
 
 /* The region that the extents of a request are being checked against. */
 struct checked {
-	struct wh_region_entry *place; /* entered; NULL: there is none */
+	struct wh_region_entry *entry; /* entered; NULL: there is none */
 	uint64_t id; /* of the last region asked for */
 	bool asked;
 	bool holes; /* some of its memory is not there any more */
@@ -103,10 +105,10 @@ struct checked {
 
 /* Some of what is written is copied here, where memory that is not there would be a signal; and
  * what is read is promised in full before it is sent. */
-static bool has_holes(const struct wh_region_entry *place)
+static bool has_holes(const struct wh_region_entry *entry)
 {
-	return wh_region_may_vanish(wh_container(place, struct wh_region, place)) &&
-	       !wh_memory_mapped(place->address, place->length);
+	return wh_region_may_vanish(wh_container(entry, struct wh_region, entry)) &&
+	       !wh_memory_mapped(entry->address, entry->length);
 }
 
 /* What is wrong with an extent, as a positive errno. The range of a region never changes, so that
@@ -115,25 +117,25 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 		 uint8_t op)
 {
 	if (!last->asked || last->id != extent->region) {
-		if (last->place)
-			wh_region_entry_leave(last->place);
-		last->place = wh_region_entry_enter(&server->engine->regions, extent->region);
+		if (last->entry)
+			wh_region_entry_leave(last->entry);
+		last->entry = wh_region_entry_enter(&server->engine->regions, extent->region);
 		last->id = extent->region;
 		last->asked = true;
 		/* The session stays until this connection has stopped. */
-		if (last->place) {
-			last->access = wh_session_access(server->session, last->place);
-			last->holes = has_holes(last->place);
+		if (last->entry) {
+			last->access = wh_session_access(server->session, last->entry);
+			last->holes = has_holes(last->entry);
 		}
 	}
-	if (!last->place)
+	if (!last->entry)
 		return ESTALE;
 	if (last->access & WH_ACCESS_NONE ||
 	    !(last->access & (op == WH_READ ? WH_ACCESS_READ : WH_ACCESS_WRITE)))
 		return EACCES;
-	if (!wh_region_entry_holds(last->place, extent->offset, extent->length))
+	if (!wh_region_entry_holds(last->entry, extent->offset, extent->length))
 		return ERANGE;
-	return last->holes && !wh_memory_mapped(last->place->address + extent->offset,
+	return last->holes && !wh_memory_mapped(last->entry->address + extent->offset,
 						extent->length) ?
 		       EFAULT :
 		       0;
@@ -142,7 +144,7 @@ static int check(struct tcp_server *server, struct checked *last, const struct t
 void tcp_server_charge(struct tcp_server *server, int64_t bytes)
 {
 	server->held += bytes;
-	wh_quota_charge_buffered(server->guest, bytes);
+	wh_quota_charge_buffered(server->quota, bytes);
 }
 
 /* ---- answers
@@ -413,8 +415,8 @@ static int take_extents(struct tcp_server *server, const uint8_t *meta)
 		*to = (struct tcp_extent){ extent.region, extent.offset, extent.length, 0 };
 		to->error = check(server, &last, to, request->op);
 	}
-	if (last.place)
-		wh_region_entry_leave(last.place);
+	if (last.entry)
+		wh_region_entry_leave(last.entry);
 	return got < 0 || count != request->count || bytes != request->bytes ? -EPROTO : 0;
 }
 
@@ -536,8 +538,8 @@ static void take_early(struct tcp_server *server)
 			}
 			if (!memory)
 				extent->error = error;
-			else if (entered.pane)
-				wh_region_window_put(entered.pane, memory + server->skip,
+			else if (entered.window)
+				wh_region_window_put(entered.window, memory + server->skip,
 						     in->bytes + in->start, length);
 			else
 				memcpy(memory + server->skip, in->bytes + in->start, length);
@@ -557,7 +559,7 @@ static bool full(const struct tcp_server *server)
 
 	/* Where the guest's share is used up one at a time goes on, whose end is noticed here. */
 	return server->job_count == TCP_JOBS_MAX || server->write_count == TCP_JOBS_MAX ||
-	       (asked && wh_quota_is_full(server->guest)) || out_full(server);
+	       (asked && wh_quota_is_full(server->quota)) || out_full(server);
 }
 
 /* Use what is in the buffer. -EAGAIN: more is needed. -ENOBUFS: the peer has to take answers first.
@@ -839,7 +841,7 @@ static struct tcp_server *server_new(struct wh_session *session, int fd, struct 
 	server->bury.run = bury;
 	server->engine = session->engine;
 	server->session = session;
-	server->guest = session->guest;
+	server->quota = session->quota;
 	server->served = &session->served;
 	server->number = hello->connection;
 	server->loop = wh_engine_loop(session->engine);
@@ -874,14 +876,14 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	}
 	/* The initiator, who has proved itself, waits for no answer: there is no room for a reason.
 	 */
-	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->guest))
+	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->quota))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
 		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
 			      session->hello.name,
 			      servers && servers->count == CONNECTIONS_MAX ?
 				      "it has too many" :
-			      wh_quota_is_full(session->guest) ?
+			      wh_quota_is_full(session->quota) ?
 				      "what its address may hold (the knob held) is used up" :
 				      "no memory");
 		wh_tls_free(tls);
@@ -890,7 +892,7 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	}
 	wh_session_stages(session);
 	wh_socket_near(session->engine, fd);
-	wh_count_add(&session->engine->tally.connections, 1);
+	wh_count_add(&session->engine->statistics.connections, 1);
 	wh_list_append(&servers->list, &server->link);
 	servers->count++;
 	wh_loop_call(server->loop, begin, server);

@@ -52,7 +52,7 @@ struct tcp_server {
 	struct wh_tls *tls; /* NULL: plain */
 	struct wh_engine *engine;
 	struct wh_session *session; /* on loop 0 */
-	struct wh_quota *guest; /* the session's, likewise */
+	struct wh_quota *quota; /* the session's, likewise */
 	int64_t held; /* on the guest's account */
 	struct wh_served *served; /* the session's, which stays until this has stopped */
 	struct wh_list link; /* session's list, on loop 0 */
@@ -88,7 +88,7 @@ struct tcp_server {
 	bool wants_slot; /* to receive into: nothing is taken in before */
 	bool failed; /* there is no memory to go on with */
 	bool stalled; /* what is to be sent next is still on the GPU */
-	_Atomic uint32_t flying; /* chunks that a GPU is moving */
+	_Atomic uint32_t in_flight; /* chunks that a GPU is moving */
 };
 
 /* ---- server.c ----------------------------------------------------------------------------------

@@ -66,31 +66,31 @@ int tcp_connect(struct wh_engine *engine, const struct sockaddr_storage *address
  */
 
 /* Out of the list that it waits in. Under tcp.lock. */
-static void take_out(struct wh_fragment *piece)
+static void take_out(struct wh_fragment *fragment)
 {
-	if (piece->alone && piece->link.next)
-		atomic_fetch_sub(&((struct tcp_client *)piece->owner)->waiting, 1);
-	wh_list_remove(&piece->link);
+	if (fragment->alone && fragment->link.next)
+		atomic_fetch_sub(&((struct tcp_client *)fragment->owner)->waiting, 1);
+	wh_list_remove(&fragment->link);
 }
 
 /* Everything of a piece that no connection has taken. Under tcp.lock. True: the piece is done. */
-static bool drop_rest(struct wh_fragment *piece)
+static bool drop_rest(struct wh_fragment *fragment)
 {
-	uint64_t rest = piece->cursor.left;
+	uint64_t rest = fragment->cursor.left;
 
-	take_out(piece);
-	piece->cursor.left = 0;
-	return rest && atomic_fetch_sub(&piece->left, rest) == rest;
+	take_out(fragment);
+	fragment->cursor.left = 0;
+	return rest && atomic_fetch_sub(&fragment->left, rest) == rest;
 }
 
 static void fail_list(struct wh_list *list, int error, const char *text, struct wh_list *done)
 {
 	while (!wh_list_empty(list)) {
-		struct wh_fragment *piece = wh_container(list->next, struct wh_fragment, link);
+		struct wh_fragment *fragment = wh_container(list->next, struct wh_fragment, link);
 
-		wh_fragment_fail(piece, UINT64_MAX, error, "%s", text);
-		if (drop_rest(piece))
-			wh_list_append(done, &piece->link);
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s", text);
+		if (drop_rest(fragment))
+			wh_list_append(done, &fragment->link);
 	}
 }
 
@@ -110,7 +110,7 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 
 /* The bytes of a slice of so many. What several connections share is cut smaller, so that they end
  * together, unless there is one for each anyway: large ones are faster. */
-static uint64_t slice_of(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
+static uint64_t request_bytes(const struct tcp_peer *tcp, uint64_t bytes, bool alone)
 {
 	uint64_t most = (uint64_t)tcp->peer->engine->config.number[WH_SETTING_SLICE];
 
@@ -134,12 +134,12 @@ static bool ahead(struct tcp_peer *tcp, const struct tcp_client *client)
 	return false;
 }
 
-bool tcp_pull(struct tcp_client *client, struct tcp_request *slice)
+bool tcp_pull(struct tcp_client *client, struct tcp_request *request)
 {
 	struct tcp_peer *tcp = client->tcp;
 	uint64_t most, bytes = 0;
 	struct wh_list *list;
-	struct wh_fragment *piece;
+	struct wh_fragment *fragment;
 	struct wh_cursor cursor;
 	struct wh_extent_pair run;
 	bool found = false;
@@ -148,28 +148,28 @@ bool tcp_pull(struct tcp_client *client, struct tcp_request *slice)
 	list = wh_list_empty(&client->mine) && !client->lane ? &tcp->shared : &client->mine;
 	if (wh_list_empty(list))
 		goto out;
-	piece = wh_container(list->next, struct wh_fragment, link);
-	most = slice_of(tcp, piece->bytes, piece->alone);
-	if (piece->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
+	fragment = wh_container(list->next, struct wh_fragment, link);
+	most = request_bytes(tcp, fragment->bytes, fragment->alone);
+	if (fragment->op == WH_READ && client->read_bytes >= TCP_READ_AHEAD * most)
 		goto out;
-	if (piece->staged && most > WH_SLOT)
+	if (fragment->staged && most > WH_SLOT)
 		most = WH_SLOT;
 	if (list == &tcp->shared && ahead(tcp, client))
 		goto out;
-	cursor = piece->cursor;
-	slice->count = 0;
-	while (bytes < most && slice->count < WH_REQUEST_EXTENTS &&
-	       wh_fragment_next(piece, &cursor, most - bytes, &run)) {
+	cursor = fragment->cursor;
+	request->count = 0;
+	while (bytes < most && request->count < WH_REQUEST_EXTENTS &&
+	       wh_fragment_next(fragment, &cursor, most - bytes, &run)) {
 		bytes += run.length;
-		slice->count++;
+		request->count++;
 	}
-	slice->piece = piece;
-	slice->start = piece->cursor;
-	slice->start.left = bytes;
-	piece->cursor = cursor;
+	request->fragment = fragment;
+	request->start = fragment->cursor;
+	request->start.left = bytes;
+	fragment->cursor = cursor;
 	if (!cursor.left)
-		take_out(piece);
-	piece->owner = !piece->owner || piece->owner == client ? (void *)client : SEVERAL;
+		take_out(fragment);
+	fragment->owner = !fragment->owner || fragment->owner == client ? (void *)client : SEVERAL;
 	found = true;
 out:
 	pthread_mutex_unlock(&tcp->lock);
@@ -218,40 +218,40 @@ static struct tcp_client *idlest(struct tcp_peer *tcp)
 }
 
 /* Put a piece where its connections find it. False: it has ended instead. */
-static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *piece, struct tcp_client *only)
+static bool enqueue(struct tcp_peer *tcp, struct wh_fragment *fragment, struct tcp_client *only)
 {
 	bool dropped = false, waiting = false;
 
 	pthread_mutex_lock(&tcp->lock);
-	piece->owner = only;
-	piece->alone = only;
+	fragment->owner = only;
+	fragment->alone = only;
 	if (atomic_load(&tcp->lost)) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECONNRESET, "the peer was lost");
-		dropped = drop_rest(piece);
-	} else if (atomic_load(&piece->cancelled)) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		dropped = drop_rest(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, -ECONNRESET, "the peer was lost");
+		dropped = drop_rest(fragment);
+	} else if (atomic_load(&fragment->cancelled)) {
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+		dropped = drop_rest(fragment);
 	} else {
-		wh_list_append(only ? &only->mine : &tcp->shared, &piece->link);
+		wh_list_append(only ? &only->mine : &tcp->shared, &fragment->link);
 		if (only)
 			atomic_fetch_add(&only->waiting, 1);
 		waiting = true;
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	if (dropped)
-		wh_fragment_done(piece);
+		wh_fragment_done(fragment);
 	return waiting;
 }
 
 /* Does some of our side lie in a GPU's memory? */
-static bool on_gpu(const struct wh_fragment *piece)
+static bool on_gpu(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		local = piece->blocks ? piece->blocks->bases[i].local :
-					piece->batch->items[i].local;
-		if (local != last && !wh_kind_on_host(local->place.kind))
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		local = fragment->blocks ? fragment->blocks->bases[i].local :
+					   fragment->batch->items[i].local;
+		if (local != last && !wh_kind_on_host(local->entry.kind))
 			return true;
 		last = local;
 	}
@@ -275,13 +275,13 @@ static bool is_idle(struct tcp_peer *tcp, unsigned index)
 
 /* Tell as many connections of a shared piece as it has slices: first those that have nothing to do.
  * They take turns, so that small pieces, one behind the other, use all. */
-static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
+static void tell(struct tcp_peer *tcp, uint64_t requests, bool small)
 {
-	bool all = slices >= tcp->count;
-	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)slices);
+	bool all = requests >= tcp->count;
+	unsigned first = all ? 0 : atomic_fetch_add(&tcp->turn, (uint32_t)requests);
 	unsigned turns = all ? tcp->count : 2 * tcp->count;
 
-	for (unsigned i = 0; i < turns && slices; i++) {
+	for (unsigned i = 0; i < turns && requests; i++) {
 		unsigned index = (first + i) % tcp->count;
 		struct tcp_client *client;
 
@@ -290,57 +290,58 @@ static void tell(struct tcp_peer *tcp, uint64_t slices, bool small)
 		client = client_at(tcp, index);
 		if (client)
 			start(client, small, false, true);
-		slices--;
+		requests--;
 	}
 }
 
-static void submit_piece(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void submit_fragment(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
-	bool lane = piece->batch->priority == WH_PRIORITY_LATENCY;
-	uint64_t slice = slice_of(tcp, piece->bytes, lane);
-	uint64_t slices = (piece->bytes + slice - 1) / slice;
-	bool small = piece->bytes <= TCP_INLINE || piece->op == WH_READ, alone;
+	bool lane = fragment->batch->priority == WH_PRIORITY_LATENCY;
+	uint64_t request = request_bytes(tcp, fragment->bytes, lane);
+	uint64_t requests = (fragment->bytes + request - 1) / request;
+	bool small = fragment->bytes <= TCP_INLINE || fragment->op == WH_READ, alone;
 	/* In spin mode a batch that reports nowhere moves while somebody waits for it. */
-	bool watched = peer->engine->config.number[WH_SETTING_SPIN] && !piece->batch->callback &&
-		       !piece->batch->queue;
+	bool watched = peer->engine->config.number[WH_SETTING_SPIN] && !fragment->batch->callback &&
+		       !fragment->batch->queue;
 	struct tcp_client *client;
 
-	piece->staged = on_gpu(piece);
-	piece->windowed = false;
-	if (piece->staged && (piece->op == WH_READ || piece->bytes <= WH_REGION_WINDOW_FEW))
-		tcp_window_open(piece);
-	if (piece->staged && tcp_window_of(piece, slice) && tcp_window_current(piece)) {
-		piece->windowed = true;
-		piece->staged = false;
+	fragment->staged = on_gpu(fragment);
+	fragment->windowed = false;
+	if (fragment->staged &&
+	    (fragment->op == WH_READ || fragment->bytes <= WH_REGION_WINDOW_FEW))
+		tcp_window_open(fragment);
+	if (fragment->staged && tcp_window_of(fragment, request) && tcp_window_current(fragment)) {
+		fragment->windowed = true;
+		fragment->staged = false;
 	}
-	if (slices < piece->transfers / WH_REQUEST_EXTENTS + 1)
-		slices = piece->transfers / WH_REQUEST_EXTENTS + 1;
-	alone = lane || slices < 2 || tcp->count == 1;
+	if (requests < fragment->transfers / WH_REQUEST_EXTENTS + 1)
+		requests = fragment->transfers / WH_REQUEST_EXTENTS + 1;
+	alone = lane || requests < 2 || tcp->count == 1;
 	client = lane ? client_at(tcp, tcp->count) : alone ? idlest(tcp) : client_at(tcp, 0);
 	if (!client) {
-		wh_fragment_fail(piece, UINT64_MAX, -ENOMEM, "no memory for a data connection");
-		wh_fragment_done(piece);
+		wh_fragment_fail(fragment, UINT64_MAX, -ENOMEM, "no memory for a data connection");
+		wh_fragment_done(fragment);
 		return;
 	}
-	if (!enqueue(tcp, piece, alone ? client : NULL))
+	if (!enqueue(tcp, fragment, alone ? client : NULL))
 		return;
 	/* The piece may be done, and gone, from here on. */
 	if (alone)
 		start(client, small, watched, false);
 	else
-		tell(tcp, slices, small); /* a waiter owns one connection, and not several */
+		tell(tcp, requests, small); /* a waiter owns one connection, and not several */
 }
 
 /* What fails belongs to the batch, and not to the call that submits it. */
-static void submit(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	wh_fail_begin();
-	submit_piece(peer, state, piece);
+	submit_fragment(peer, state, fragment);
 	wh_fail_end(0);
 }
 
-static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
+static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	struct tcp_peer *tcp = state;
 	bool done = false;
@@ -348,13 +349,13 @@ static void cancel(struct wh_peer *peer, void *state, struct wh_fragment *piece)
 	(void)peer;
 	pthread_mutex_lock(&tcp->lock);
 	/* One that is not in the list has been handed out whole, or is not yet submitted. */
-	if (piece->cursor.left && piece->link.next) {
-		wh_fragment_fail(piece, UINT64_MAX, -ECANCELED, "cancelled");
-		done = drop_rest(piece);
+	if (fragment->cursor.left && fragment->link.next) {
+		wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+		done = drop_rest(fragment);
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	if (done)
-		wh_fragment_done(piece);
+		wh_fragment_done(fragment);
 }
 
 static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
@@ -364,17 +365,17 @@ static void help(struct wh_peer *peer, void *state, struct wh_batch *batch, int6
 	bool spin = peer->engine->config.number[WH_SETTING_SPIN], several = false, large = false;
 
 	pthread_mutex_lock(&tcp->lock);
-	for (size_t i = 0; i < batch->piece_count; i++) {
-		struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
 
-		if (piece->transport != WH_TRANSPORT_TCP || atomic_load(&piece->done) ||
-		    !piece->owner)
+		if (fragment->transport != WH_TRANSPORT_TCP || atomic_load(&fragment->done) ||
+		    !fragment->owner)
 			continue;
 		/* A GPU ends them, not what comes through a socket. */
-		several |= piece->staged || piece->owner == SEVERAL ||
-			   (owner && owner != piece->owner);
-		large |= piece->bytes > TCP_INLINE && !spin;
-		owner = piece->owner;
+		several |= fragment->staged || fragment->owner == SEVERAL ||
+			   (owner && owner != fragment->owner);
+		large |= fragment->bytes > TCP_INLINE && !spin;
+		owner = fragment->owner;
 	}
 	pthread_mutex_unlock(&tcp->lock);
 	/* What is large its loop is sending already. Waiters would come and go, and the stream
@@ -516,21 +517,21 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 	size_t used = 0;
 
 	/* A region may be going meanwhile. */
-	pthread_mutex_lock(&peer->engine->pane_lock);
-	for (size_t i = 0; i < batch->piece_count && !used; i++) {
-		const struct wh_fragment *piece = &batch->pieces[i];
-		const struct wh_region_window *pane;
+	pthread_mutex_lock(&peer->engine->region_window_lock);
+	for (size_t i = 0; i < batch->fragment_count && !used; i++) {
+		const struct wh_fragment *fragment = &batch->fragments[i];
+		const struct wh_region_window *window;
 
-		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP || !on_gpu(piece))
+		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP || !on_gpu(fragment))
 			continue;
-		pane = piece->op == WH_READ ?
-			       tcp_window_of(piece, slice_of(tcp, UINT64_MAX, lane)) :
-			       tcp_window_few(piece);
-		used = (size_t)(pane ? snprintf(out, size, "CPU window (%s), ",
-						pane->view->backend->name) :
-				       snprintf(out, size, "pinned memory, "));
+		window = fragment->op == WH_READ ?
+				 tcp_window_of(fragment, request_bytes(tcp, UINT64_MAX, lane)) :
+				 tcp_window_few(fragment);
+		used = (size_t)(window ? snprintf(out, size, "CPU window (%s), ",
+						  window->view->backend->name) :
+					 snprintf(out, size, "pinned memory, "));
 	}
-	pthread_mutex_unlock(&peer->engine->pane_lock);
+	pthread_mutex_unlock(&peer->engine->region_window_lock);
 	return used < size ? used : 0;
 }
 
@@ -538,14 +539,14 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 static bool tell_region(struct wh_engine *engine, const struct wh_region *region, char *line,
 			size_t size)
 {
-	struct wh_region_entry *place =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
 	bool told;
 
-	if (!place)
+	if (!entry)
 		return false;
 	told = wh_gpus_describe(engine->gpus, region->registration->device, line, size);
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return told;
 }
 
@@ -557,14 +558,15 @@ static bool tell_without(struct wh_peer *peer, void *state, const struct wh_batc
 	bool told = false;
 
 	(void)state;
-	for (size_t i = 0; i < batch->piece_count && !told; i++) {
-		const struct wh_fragment *piece = &batch->pieces[i];
+	for (size_t i = 0; i < batch->fragment_count && !told; i++) {
+		const struct wh_fragment *fragment = &batch->fragments[i];
 
-		if (atomic_load(&piece->transport) != WH_TRANSPORT_TCP)
+		if (atomic_load(&fragment->transport) != WH_TRANSPORT_TCP)
 			continue;
-		for (uint64_t k = piece->first; k < piece->first + piece->count && !told; k++) {
-			local = piece->blocks ? piece->blocks->bases[k].local :
-						batch->items[k].local;
+		for (uint64_t k = fragment->first; k < fragment->first + fragment->count && !told;
+		     k++) {
+			local = fragment->blocks ? fragment->blocks->bases[k].local :
+						   batch->items[k].local;
 			told = local != last && tell_region(peer->engine, local, line, size);
 			last = local;
 		}
@@ -603,13 +605,13 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 /* What is planned may be unregistered meanwhile, unlike what has been submitted. */
 static void open_window(struct wh_engine *engine, const struct wh_region *region)
 {
-	struct wh_region_entry *place =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->place));
+	struct wh_region_entry *entry =
+		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
 
-	if (!place)
+	if (!entry)
 		return;
-	wh_region_window_get(wh_container(place, struct wh_region, place));
-	wh_region_entry_leave(place);
+	wh_region_window_get(wh_container(entry, struct wh_region, entry));
+	wh_region_entry_leave(entry);
 }
 
 static int reach(struct wh_peer *peer, void *state, const struct wh_region *local,
@@ -619,7 +621,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 
 	(void)state;
 	(void)remote; /* a GPU's there is its owner's affair */
-	if (wh_kind_on_host(local->place.kind))
+	if (wh_kind_on_host(local->entry.kind))
 		return 0;
 	if (op == WH_READ) /* so that it can be explained before it is done */
 		open_window(peer->engine, local);
@@ -637,11 +639,11 @@ const struct wh_transport wh_transport_tcp = {
 	.peer_close = peer_close,
 	.peer_lost = peer_lost,
 	.peer_again = peer_again,
-	.reach = reach,
+	.is_reachable = reach,
 	.submit = submit,
-	.help = help,
+	.progress = help,
 	.cancel = cancel,
-	.cut = cut,
+	.abort = cut,
 	.detail = detail,
 	.tell = tell_without,
 	.session_accept = tcp_session_accept,

@@ -79,7 +79,7 @@ struct tcp_walk {
 };
 
 struct tcp_request {
-	struct wh_fragment *piece; /* NULL: free */
+	struct wh_fragment *fragment; /* NULL: free */
 	struct wh_cursor start; /* start.left: its bytes */
 	uint64_t id;
 	uint32_t count; /* extents */
@@ -129,7 +129,7 @@ struct tcp_client {
 	struct wh_abort abort;
 	struct wh_timer retry;
 
-	struct tcp_request slices[TCP_WINDOW];
+	struct tcp_request requests[TCP_WINDOW];
 	uint64_t sequence;
 	uint64_t read_bytes; /* asked for and not yet here */
 	uint32_t gathering, gather_most; /* slices of writes that are on their way into slots */
@@ -189,7 +189,7 @@ void tcp_client_describe(struct tcp_client *client, char *out, size_t size);
 void tcp_client_retire(struct tcp_client *client, int64_t before);
 
 /* Take the next slice for this connection; false: nothing to send. */
-bool tcp_pull(struct tcp_client *client, struct tcp_request *slice);
+bool tcp_pull(struct tcp_client *client, struct tcp_request *request);
 
 /* Fail what has not been taken yet: what is meant for this connection, and what is for all. */
 void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error, const char *text);
@@ -199,7 +199,7 @@ void tcp_fail_waiting(struct tcp_peer *tcp, struct tcp_client *client, int error
 int tcp_flow_send(struct tcp_client *client, bool owner);
 int tcp_flow_receive(struct tcp_client *client, struct wh_list *done);
 /* A slice has ended; `finished`: with its bytes moved or refused by the owner. */
-void tcp_request_end(struct tcp_client *client, struct tcp_request *slice, struct wh_list *done);
+void tcp_request_end(struct tcp_client *client, struct tcp_request *request, struct wh_list *done);
 void tcp_flow_reset(struct tcp_client *client);
 void tcp_fragments_done(struct wh_list *done);
 
@@ -207,38 +207,38 @@ void tcp_fragments_done(struct wh_list *done);
 
 /* A slice of a GPU's memory has been pulled. 1: it can be sent now; 0: it is queued later, by the
  * connection's loop; or a negative errno. */
-int tcp_stage_begin(struct tcp_client *client, struct tcp_request *slice);
+int tcp_stage_begin(struct tcp_client *client, struct tcp_request *request);
 /* The bytes of the slice, where the socket finds them; NULL: in its runs. */
-char *tcp_stage_bytes(const struct tcp_request *slice);
+char *tcp_stage_bytes(const struct tcp_request *request);
 /* All bytes of a read have come; the slice is ended when they have reached the GPU. `bad`: of these
  * extents none has come. */
-void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *slice);
+void tcp_stage_scatter(struct tcp_client *client, struct tcp_request *request);
 /* Is a GPU at work on it, so that it has to be left alone until that has ended? With an error it
  * fails then. */
-bool tcp_stage_busy(struct tcp_request *slice, bool fail);
+bool tcp_stage_busy(struct tcp_request *request, bool fail);
 /* The slice has ended. */
-void tcp_stage_free(struct tcp_client *client, struct tcp_request *slice);
+void tcp_stage_free(struct tcp_client *client, struct tcp_request *request);
 
 /* In window.c. */
 
 struct wh_region_window;
 /* Open windows onto those of our regions that are a GPU's. No lock is held. */
-void tcp_window_open(const struct wh_fragment *piece);
+void tcp_window_open(const struct wh_fragment *fragment);
 /* A pane of those that the piece's bytes are received through, in slices of so many bytes; NULL:
  * they are not, or it has nothing to do with GPUs. */
-const struct wh_region_window *tcp_window_of(const struct wh_fragment *piece, uint64_t slice);
+const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment, uint64_t request);
 /* A pane of those that the few bytes of a write are read through before they are sent; NULL: they
  * are not. */
-const struct wh_region_window *tcp_window_few(const struct wh_fragment *piece);
+const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment);
 /* Are our regions still the memory that they were made of? */
-bool tcp_window_current(const struct wh_fragment *piece);
+bool tcp_window_current(const struct wh_fragment *fragment);
 /* Where the CPU finds the first byte of a run of such a piece. */
-char *tcp_window_at(const struct wh_fragment *piece, const struct wh_extent_pair *run);
+char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run);
 /* Copy bytes to a place in the run. */
-void tcp_window_put(const struct wh_fragment *piece, const struct wh_extent_pair *run, char *at,
+void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,
 		    const uint8_t *from, size_t length);
 /* What has come of the slice is in place when this returns. */
-void tcp_window_request_end(const struct tcp_request *slice);
+void tcp_window_request_end(const struct tcp_request *request);
 
 /* ---- the owner's side --------------------------------------------------------------------------
  */

@@ -22,23 +22,23 @@ bool tcp_window_takes(struct tcp_server *server)
 
 	for (uint32_t i = 0; i < request->count && takes; i++) {
 		const struct tcp_extent *extent = &server->extents[i];
-		const struct wh_region_window *pane;
+		const struct wh_region_window *window;
 		struct wh_region *region;
-		struct wh_region_entry *place;
+		struct wh_region_entry *entry;
 
 		if (extent->error || extent->region == last)
 			continue;
 		last = extent->region;
-		place = wh_region_entry_enter(&server->engine->regions, last);
-		if (!place) /* its bytes are thrown away, and the answer says so */
+		entry = wh_region_entry_enter(&server->engine->regions, last);
+		if (!entry) /* its bytes are thrown away, and the answer says so */
 			continue;
-		region = wh_container(place, struct wh_region, place);
-		if (!wh_kind_on_host(place->kind)) {
-			pane = wh_region_window_get(region);
-			takes = pane && request->bytes <= pane->receive_most &&
+		region = wh_container(entry, struct wh_region, entry);
+		if (!wh_kind_on_host(entry->kind)) {
+			window = wh_region_window_get(region);
+			takes = window && request->bytes <= window->receive_most &&
 				!wh_registration_check(region->registration);
 		}
-		wh_region_entry_leave(place);
+		wh_region_entry_leave(entry);
 	}
 	return takes;
 }
@@ -48,22 +48,22 @@ bool tcp_window_takes(struct tcp_server *server)
 static int end_region(struct tcp_server *server, uint64_t id,
 		      struct wh_region_window_flushed *flushed)
 {
-	struct wh_region_entry *place = wh_region_entry_enter(&server->engine->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(&server->engine->regions, id);
 	const struct wh_region *region;
-	const struct wh_region_window *pane;
+	const struct wh_region_window *window;
 	int error = 0;
 
 	/* Taken back since: nobody looks whether the bytes are there. */
-	if (!place)
+	if (!entry)
 		return ESTALE;
-	region = wh_container(place, struct wh_region, place);
-	if (!wh_kind_on_host(place->kind)) {
-		pane = wh_region_window_peek(region);
-		if (pane)
-			wh_region_window_flush_once(flushed, pane);
-		error = pane ? -wh_registration_check(region->registration) : ESTALE;
+	region = wh_container(entry, struct wh_region, entry);
+	if (!wh_kind_on_host(entry->kind)) {
+		window = wh_region_window_peek(region);
+		if (window)
+			wh_region_window_flush_once(flushed, window);
+		error = window ? -wh_registration_check(region->registration) : ESTALE;
 	}
-	wh_region_entry_leave(place);
+	wh_region_entry_leave(entry);
 	return error;
 }
 
@@ -90,73 +90,74 @@ void tcp_window_end(struct tcp_server *server)
 /* ---- the initiator -----------------------------------------------------------------------------
  */
 
-static const struct wh_region *local_of(const struct wh_fragment *piece, uint64_t index)
+static const struct wh_region *local_of(const struct wh_fragment *fragment, uint64_t index)
 {
-	return piece->blocks ? piece->blocks->bases[index].local : piece->batch->items[index].local;
+	return fragment->blocks ? fragment->blocks->bases[index].local :
+				  fragment->batch->items[index].local;
 }
 
-void tcp_window_open(const struct wh_fragment *piece)
+void tcp_window_open(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		local = local_of(piece, i);
-		if (local != last && !wh_kind_on_host(local->place.kind) &&
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		local = local_of(fragment, i);
+		if (local != last && !wh_kind_on_host(local->entry.kind) &&
 		    !wh_region_window_get((struct wh_region *)(uintptr_t)local))
 			return;
 		last = local;
 	}
 }
 
-const struct wh_region_window *tcp_window_of(const struct wh_fragment *piece, uint64_t slice)
+const struct wh_region_window *tcp_window_of(const struct wh_fragment *fragment, uint64_t request)
 {
 	const struct wh_region *last = NULL, *local;
-	const struct wh_region_window *pane = NULL;
+	const struct wh_region_window *window = NULL;
 
-	if (piece->op != WH_READ)
+	if (fragment->op != WH_READ)
 		return NULL;
-	slice = piece->bytes < slice ? piece->bytes : slice;
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		local = local_of(piece, i);
-		if (local == last || wh_kind_on_host(local->place.kind))
+	request = fragment->bytes < request ? fragment->bytes : request;
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		local = local_of(fragment, i);
+		if (local == last || wh_kind_on_host(local->entry.kind))
 			continue;
 		last = local;
-		pane = wh_region_window_peek(local);
-		if (!pane || slice > pane->receive_most)
+		window = wh_region_window_peek(local);
+		if (!window || request > window->receive_most)
 			return NULL;
 	}
-	return pane;
+	return window;
 }
 
-const struct wh_region_window *tcp_window_few(const struct wh_fragment *piece)
+const struct wh_region_window *tcp_window_few(const struct wh_fragment *fragment)
 {
-	const struct wh_region_window *pane, *found = NULL;
+	const struct wh_region_window *window, *found = NULL;
 	uint64_t sum = 0, most = WH_REGION_WINDOW_FEW;
 	struct wh_cursor at;
 	struct wh_extent_pair run;
 
-	wh_fragment_start(piece, &at);
-	while (sum <= most && wh_fragment_next(piece, &at, UINT64_MAX, &run)) {
-		const struct wh_region *local = local_of(piece, run.index);
+	wh_fragment_start(fragment, &at);
+	while (sum <= most && wh_fragment_next(fragment, &at, UINT64_MAX, &run)) {
+		const struct wh_region *local = local_of(fragment, run.index);
 
-		if (wh_kind_on_host(local->place.kind))
+		if (wh_kind_on_host(local->entry.kind))
 			continue;
-		pane = wh_region_window_peek(local);
-		if (!pane)
+		window = wh_region_window_peek(local);
+		if (!window)
 			return NULL;
-		found = pane;
+		found = window;
 		sum += wh_region_window_run(run.length);
-		most = pane->get_most < most ? pane->get_most : most;
+		most = window->get_most < most ? window->get_most : most;
 	}
-	return sum <= most && piece->bytes <= WH_REGION_WINDOW_FEW ? found : NULL;
+	return sum <= most && fragment->bytes <= WH_REGION_WINDOW_FEW ? found : NULL;
 }
 
-bool tcp_window_current(const struct wh_fragment *piece)
+bool tcp_window_current(const struct wh_fragment *fragment)
 {
 	const struct wh_region *last = NULL, *local;
 
-	for (uint64_t i = piece->first; i < piece->first + piece->count; i++) {
-		local = local_of(piece, i);
+	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
+		local = local_of(fragment, i);
 		if (local != last && wh_registration_check(local->registration))
 			return false;
 		last = local;
@@ -164,53 +165,53 @@ bool tcp_window_current(const struct wh_fragment *piece)
 	return true;
 }
 
-static const struct wh_region_window *pane_of(const struct wh_fragment *piece,
-					      const struct wh_extent_pair *run)
+static const struct wh_region_window *window_of(const struct wh_fragment *fragment,
+						const struct wh_extent_pair *run)
 {
-	const struct wh_region *local = local_of(piece, run->index);
+	const struct wh_region *local = local_of(fragment, run->index);
 
-	return wh_kind_on_host(local->place.kind) ? NULL : wh_region_window_peek(local);
+	return wh_kind_on_host(local->entry.kind) ? NULL : wh_region_window_peek(local);
 }
 
-char *tcp_window_at(const struct wh_fragment *piece, const struct wh_extent_pair *run)
+char *tcp_window_at(const struct wh_fragment *fragment, const struct wh_extent_pair *run)
 {
-	const struct wh_region_window *pane = pane_of(piece, run);
+	const struct wh_region_window *window = window_of(fragment, run);
 
-	return pane ? wh_region_window_at(pane, (uint64_t)(uintptr_t)run->local) : run->local;
+	return window ? wh_region_window_at(window, (uint64_t)(uintptr_t)run->local) : run->local;
 }
 
-void tcp_window_put(const struct wh_fragment *piece, const struct wh_extent_pair *run, char *at,
+void tcp_window_put(const struct wh_fragment *fragment, const struct wh_extent_pair *run, char *at,
 		    const uint8_t *from, size_t length)
 {
-	const struct wh_region_window *pane = pane_of(piece, run);
+	const struct wh_region_window *window = window_of(fragment, run);
 
-	if (pane)
-		wh_region_window_put(pane, at, from, length);
+	if (window)
+		wh_region_window_put(window, at, from, length);
 	else
 		memcpy(at, from, length);
 }
 
-void tcp_window_request_end(const struct tcp_request *slice)
+void tcp_window_request_end(const struct tcp_request *request)
 {
-	struct wh_fragment *piece = slice->piece;
-	struct wh_cursor at = slice->start;
+	struct wh_fragment *fragment = request->fragment;
+	struct wh_cursor at = request->start;
 	struct wh_region_window_flushed flushed = { 0 };
 	const struct wh_region *last = NULL;
 	int error = 0;
 	struct wh_extent_pair run;
 
-	while (wh_fragment_next(piece, &at, at.left, &run)) {
-		const struct wh_region *local = local_of(piece, run.index);
+	while (wh_fragment_next(fragment, &at, at.left, &run)) {
+		const struct wh_region *local = local_of(fragment, run.index);
 
 		if (local != last) {
 			last = local;
 			error = 0;
-			if (pane_of(piece, &run)) {
-				wh_region_window_flush_once(&flushed, pane_of(piece, &run));
+			if (window_of(fragment, &run)) {
+				wh_region_window_flush_once(&flushed, window_of(fragment, &run));
 				error = wh_registration_check(local->registration);
 			}
 		}
 		if (error)
-			wh_fragment_fail(piece, run.index, -ESTALE, "%s", wh_error_text());
+			wh_fragment_fail(fragment, run.index, -ESTALE, "%s", wh_error_text());
 	}
 }

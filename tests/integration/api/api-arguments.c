@@ -127,7 +127,7 @@ static void engine__listen(void **state)
 static void engine__config(void **state)
 {
 	static const struct {
-		const char *knob, *word;
+		const char *setting, *word;
 	} wrong[] = {
 		{ "colour=blue", "colour" },
 		{ "connections", "connections" },
@@ -150,7 +150,7 @@ static void engine__config(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof(wrong) / sizeof(*wrong); i++) {
-		const char *const config[] = { wrong[i].knob, NULL };
+		const char *const config[] = { wrong[i].setting, NULL };
 		struct wh_engine_options o = { .size = sizeof(o), .config = config };
 
 		want_text(-EINVAL, wrong[i].word, wh_engine_open(&o, &engine));

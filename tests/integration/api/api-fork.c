@@ -22,7 +22,7 @@ static int calls_after_fork(const struct opened *o)
 {
 	static struct wh_notification note;
 	struct fixture *f = o->f;
-	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 10);
+	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 10);
 	struct wh_peer_info peer_info = { .size = sizeof(peer_info) };
 	struct wh_memory_info memory_info = { .size = sizeof(memory_info) };
 	struct wh_blocks_desc desc = {

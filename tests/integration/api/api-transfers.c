@@ -25,7 +25,7 @@ static void add__every_field(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	batch = batch_of(&f, NULL, 0);
-	t = good = piece(&f, WH_WRITE, 0, 0, 100);
+	t = good = fragment(&f, WH_WRITE, 0, 0, 100);
 	want_text(-EINVAL, "batch", wh_batch_add(NULL, &good, 1));
 	want_text(-EINVAL, "transfers", wh_batch_add(batch, NULL, 1));
 #define WRONG(error, word, ...)                                                                    \
@@ -75,7 +75,7 @@ static void add__foreign_regions(void **state)
 	fixture_open(&f, *state, LENGTH);
 	batch = batch_of(&f, NULL, 0);
 	want(0, wh_region_register(other, memory, sizeof(memory), NULL, &theirs));
-	t = piece(&f, WH_WRITE, 0, 0, 100);
+	t = fragment(&f, WH_WRITE, 0, 0, 100);
 	t.local = theirs;
 	want_text(-EINVAL, "engine", wh_batch_add(batch, &t, 1));
 	want(0, wh_region_unregister(theirs));
@@ -85,13 +85,13 @@ static void add__foreign_regions(void **state)
 						     .access = WH_ACCESS_NONE },
 			&hidden));
 	/* As the local side it is good. */
-	t = piece(&f, WH_READ, 0, 0, 100);
+	t = fragment(&f, WH_READ, 0, 0, 100);
 	t.local = hidden;
 	want(0, wh_batch_add(batch, &t, 1));
 	want(0, batch_run(batch));
 	want(0, wh_batch_clear(batch));
 	if (!f.child) {
-		t = piece(&f, WH_READ, 0, 0, 100);
+		t = fragment(&f, WH_READ, 0, 0, 100);
 		t.remote = wh_region_id(hidden);
 		want(-ENOENT, wh_batch_add(batch, &t, 1));
 	}
@@ -122,7 +122,7 @@ static void add__rights(void **state)
 	batch = batch_of(&f, NULL, 0);
 	ro = extra_region(&f, "ro", WH_ACCESS_READ);
 	wo = extra_region(&f, "wo", WH_ACCESS_WRITE);
-	t = piece(&f, WH_WRITE, 0, 0, 100);
+	t = fragment(&f, WH_WRITE, 0, 0, 100);
 	t.remote = ro;
 	want_text(-EACCES, "writ", wh_batch_add(batch, &t, 1));
 	t.op = WH_READ;
@@ -130,7 +130,7 @@ static void add__rights(void **state)
 	t.remote = wo;
 	want_text(-EACCES, "read", wh_batch_add(batch, &t, 1));
 	/* Other bytes than those read: transfers of a batch run in no order. */
-	t = piece(&f, WH_WRITE, 200, 200, 100);
+	t = fragment(&f, WH_WRITE, 200, 200, 100);
 	t.remote = wo;
 	want(0, wh_batch_add(batch, &t, 1));
 	want(0, batch_run(batch));
@@ -333,7 +333,7 @@ static void require__of_a_batch(void **state)
 	fixture_connect(&f, f.child->url);
 	for (int i = 0; i < 3; i++) {
 		struct wh_batch_options o = { .size = sizeof(o), .require = names[i] };
-		struct wh_transfer t = piece(&f, WH_WRITE, 0, 0, 5000);
+		struct wh_transfer t = fragment(&f, WH_WRITE, 0, 0, 5000);
 		struct wh_batch *batch;
 		struct wh_route routes[8];
 		size_t count = 8;
@@ -361,7 +361,7 @@ static void require__impossible(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	t = piece(&f, WH_WRITE, 0, 0, 5000);
+	t = fragment(&f, WH_WRITE, 0, 0, 5000);
 	want(0, wh_batch_new(f.peer, &o, &batch));
 	want(0, wh_batch_add(batch, &t, 1));
 	want_text(-EOPNOTSUPP, "self", wh_batch_submit(batch));

@@ -119,7 +119,7 @@ static void mappings__of_the_peer(void **state)
 		if (i == 10)
 			before = usage_now();
 		want(0, wh_peer_find(f.peer, "passing", PATIENCE, &remote));
-		transfer = piece(&f, WH_WRITE, 0, 0, MIB);
+		transfer = fragment(&f, WH_WRITE, 0, 0, MIB);
 		transfer.remote = remote.id;
 		want(0, wh_batch_clear(batch));
 		want(0, wh_batch_add(batch, &transfer, 1));
@@ -149,7 +149,7 @@ static void batches__new_and_free(void **state)
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;
 	for (int i = 0; i < 10 * TIMES + 10; i++) {
-		struct wh_transfer transfer = piece(&f, WH_READ, f.length, 0, 1000);
+		struct wh_transfer transfer = fragment(&f, WH_READ, f.length, 0, 1000);
 		struct wh_blocks *blocks;
 		struct wh_batch *batch;
 
@@ -204,7 +204,8 @@ static void size__tcp_peers(void **state)
 	theirs = child_resident(f.child);
 	for (int i = 0; i < PEERS; i++) {
 		struct wh_peer *first = f.peer;
-		struct wh_transfer transfer = piece(&f, i % 2 ? WH_READ : WH_WRITE, 0, 0, f.length);
+		struct wh_transfer transfer =
+			fragment(&f, i % 2 ? WH_READ : WH_WRITE, 0, 0, f.length);
 
 		want(0, wh_peer_open(f.engine, f.child->url, NULL, &peers[i]));
 		f.peer = peers[i];

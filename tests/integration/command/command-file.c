@@ -53,11 +53,12 @@ static void server_open(struct server_of_bytes *s)
 	char line[128];
 
 	directory_make(s->directory);
-	command_start(&s->command, NULL, NULL, WORDS("serve", "-m", "host:4MiB"));
+	command_start(&s->command, NULL, NULL, SEMAPHORES("serve", "-m", "host:4MiB"));
 	command_line(&s->command, line, sizeof(line));
 	snprintf(s->region, sizeof(s->region), "%s/host", line);
 	make_file(s, "bytes", LENGTH, 0644);
-	want(0, command_run(&copy, s->directory, NULL, WORDS("copy", "-q", "bytes", s->region)));
+	want(0,
+	     command_run(&copy, s->directory, NULL, SEMAPHORES("copy", "-q", "bytes", s->region)));
 	snprintf(line, sizeof(line), "%s/bytes", s->directory);
 	want(0, unlink(line));
 }
@@ -93,20 +94,20 @@ static void file__made_on(struct server_of_bytes *s, unsigned unnamed, unsigned 
 	command_refused = (struct command_refused){ unnamed, linked };
 	want_true(strtoull(length, NULL, 10) == LENGTH, "the length as text");
 	want(0, command_run(&copy, s->directory, refusal,
-			    WORDS("copy", s->region, "new", "--length", length)));
+			    SEMAPHORES("copy", s->region, "new", "--length", length)));
 	want_content(s, "new", LENGTH);
 	want(0644, mode_of(s, "new"));
 	make_file(s, "old", 5, 0640);
 	want(0, command_run(&copy, s->directory, refusal,
-			    WORDS("copy", s->region, "old", "--length", length, "--verify")));
+			    SEMAPHORES("copy", s->region, "old", "--length", length, "--verify")));
 	want_content(s, "old", LENGTH);
 	want(0640, mode_of(s, "old"));
 	make_file(s, "part", 4096, 0600);
-	want(0, command_run(&copy, s->directory, refusal, WORDS("copy", "new", s->region)));
+	want(0, command_run(&copy, s->directory, refusal, SEMAPHORES("copy", "new", s->region)));
 	snprintf(rest, sizeof(rest), "%s+4096", s->region);
-	want(0,
-	     command_run(&copy, s->directory, refusal,
-			 WORDS("copy", rest, "part", "--offset", "4096", "--length", "3141649")));
+	want(0, command_run(&copy, s->directory, refusal,
+			    SEMAPHORES("copy", rest, "part", "--offset", "4096", "--length",
+				       "3141649")));
 	want_content(s, "part", LENGTH);
 	want(3, directory_count(s->directory));
 }

@@ -43,7 +43,8 @@ static void notification__of_deceivers(void **state)
 	char url[128], line[256];
 
 	(void)state;
-	command_start(&command, NULL, NULL, WORDS("serve", "-m", "host:64KiB", "--notifications"));
+	command_start(&command, NULL, NULL,
+		      SEMAPHORES("serve", "-m", "host:64KiB", "--notifications"));
 	command_line(&command, url, sizeof(url));
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		notify(url, cases[i].name, cases[i].text);

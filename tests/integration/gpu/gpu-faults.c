@@ -738,16 +738,17 @@ static void reach__device_not_visible(void **state)
 
 static void reach__compute_mode(void **state)
 {
-	static const char *const modes[] = { "20=2", "20=3" }, *const words[] = { "prohibited",
-										  "exclusive" };
+	static const char *const modes[] = { "20=2", "20=3" }, *const semaphores[] = {
+		"prohibited", "exclusive"
+	};
 
 	(void)state;
 	for (unsigned int i = 0; i < 2; i++) {
 		struct apart a;
 
 		apart_open(&a, "FAKE_CUDA_ATTRIBUTES", modes[i], NULL, LENGTH);
-		want_refused(&a, words[i]);
-		want_another_way(&a, words[i]);
+		want_refused(&a, semaphores[i]);
+		want_another_way(&a, semaphores[i]);
 		apart_close(&a);
 	}
 }

@@ -315,25 +315,25 @@ static void apart__several(void **state)
  * --------------------------------------------------------------------------------------- */
 
 #define ROUNDS SCALE(60, 20)
-#define WORDS 1024 /* of what the flag is about: 8 KiB */
+#define SEMAPHORES 1024 /* of what the flag is about: 8 KiB */
 #define FLAG 16384
 
 struct signaller {
 	struct small *s;
-	uint64_t *words, *flag; /* ours */
+	uint64_t *semaphores, *flag; /* ours */
 	_Atomic bool done;
 	int error;
 };
 
 static int signal_once(struct signaller *g, uint64_t round)
 {
-	struct wh_transfer bytes = one_of(g->s, WH_WRITE, 0, 0, WORDS * 8);
+	struct wh_transfer bytes = one_of(g->s, WH_WRITE, 0, 0, SEMAPHORES * 8);
 	struct wh_transfer flag = one_of(g->s, WH_WRITE, FLAG, FLAG, 8);
 	struct wh_batch *batch = batch_of(g->s, &bytes, 1);
 	int error;
 
-	for (unsigned int i = 0; i < WORDS; i++)
-		g->words[i] = round;
+	for (unsigned int i = 0; i < SEMAPHORES; i++)
+		g->semaphores[i] = round;
 	*g->flag = round;
 	error = gpu_run(batch);
 	want(0, wh_batch_free(batch));
@@ -356,31 +356,31 @@ static void *signal_all(void *arg)
 /* Whoever sees the flag sees what was moved before it. */
 static void flags__come_last(void **state)
 {
-	uint64_t *words = calloc(WORDS, sizeof(*words)), flag = 0, least;
+	uint64_t *semaphores = calloc(SEMAPHORES, sizeof(*semaphores)), flag = 0, least;
 	struct signaller g = { 0 };
 	pthread_t thread;
 	struct small s;
 	bool done;
 
 	(void)state;
-	assert_non_null(words);
+	assert_non_null(semaphores);
 	small_open(&s, WH_MEMORY_PAGEABLE, WH_MEMORY_VMM);
 	memset(s.p.local, 0, AREA);
-	small_move(&s, WH_WRITE, 0, 0, WORDS * 8);
+	small_move(&s, WH_WRITE, 0, 0, SEMAPHORES * 8);
 	want(s.windows, small_move(&s, WH_WRITE, FLAG, FLAG, 8));
 	child_fetch(s.p.child, s.p.memory, FLAG, 8, &flag);
 	want(0, flag);
 	g.s = &s;
-	g.words = (uint64_t *)(void *)s.p.local;
+	g.semaphores = (uint64_t *)(void *)s.p.local;
 	g.flag = (uint64_t *)(void *)(s.p.local + FLAG);
 	want(0, pthread_create(&thread, NULL, signal_all, &g));
 	do {
 		done = atomic_load(&g.done);
 		child_fetch(s.p.child, s.p.memory, FLAG, 8, &flag);
-		child_fetch(s.p.child, s.p.memory, 0, WORDS * 8, words);
+		child_fetch(s.p.child, s.p.memory, 0, SEMAPHORES * 8, semaphores);
 		least = UINT64_MAX;
-		for (unsigned int i = 0; i < WORDS; i++)
-			least = words[i] < least ? words[i] : least;
+		for (unsigned int i = 0; i < SEMAPHORES; i++)
+			least = semaphores[i] < least ? semaphores[i] : least;
 		want_true(flag <= least, "flag %llu, but bytes of round %llu",
 			  (unsigned long long)flag, (unsigned long long)least);
 	} while (!done);
@@ -388,7 +388,7 @@ static void flags__come_last(void **state)
 	want(0, g.error);
 	want(ROUNDS, flag);
 	small_close(&s);
-	free(words);
+	free(semaphores);
 }
 
 /* ---- by what

@@ -357,7 +357,7 @@ struct worker {
 	pthread_t thread;
 	struct gpu_pair *pair;
 	struct gpu_block block, held;
-	unsigned int number, rounds;
+	unsigned int number, submissions;
 	const char *wrong;
 };
 
@@ -379,7 +379,7 @@ static void *work(void *arg)
 
 	if (wh_batch_new(p->peer, NULL, &batch) || wh_batch_add(batch, &part, 1))
 		w->wrong = "a batch";
-	for (unsigned int i = 0; !w->wrong && i < w->rounds; i++) {
+	for (unsigned int i = 0; !w->wrong && i < w->submissions; i++) {
 		_Atomic int flag;
 		int status;
 
@@ -417,9 +417,10 @@ static void many__threads(void **state)
 	for (unsigned int i = 0; i < 8; i++) {
 		/* A real driver has the functions of all streams called by one thread, one after
 		 * the other. */
-		workers[i] = (struct worker){ .pair = &p,
-					      .number = i,
-					      .rounds = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
+		workers[i] =
+			(struct worker){ .pair = &p,
+					 .number = i,
+					 .submissions = getenv("TEST_CUDA") ? SCALE(60, 15) : 15 };
 		/* None is made or destroyed while another stands: a real driver waits for that
 		 * one's function then, and has those wait who are to let it go on. */
 		gpu_block(&workers[i].block, 0);

@@ -48,10 +48,10 @@ static unsigned times_logged(const char *text)
 	return count;
 }
 
-static void target_open(struct target *t, const char *knob)
+static void target_open(struct target *t, const char *setting)
 {
 	/* Little stays in sockets. */
-	const char *const config[] = { knob, "buffer=64KiB", "notifications=1", NULL };
+	const char *const config[] = { setting, "buffer=64KiB", "notifications=1", NULL };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	struct wh_engine_options options = { .size = sizeof(options),
 					     .config = config,

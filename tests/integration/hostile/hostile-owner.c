@@ -526,7 +526,7 @@ static void try_answer(enum answer kind, uint32_t op)
 	fixture_connect(&f, me.url);
 	want(REGION, f.remote.id);
 	pattern_fill(f.base, 3 * LENGTH, 0, 1);
-	transfer = piece(&f, op, LENGTH, 100, 5000);
+	transfer = fragment(&f, op, LENGTH, 100, 5000);
 	batch = batch_of(&f, &transfer, 1);
 	want(-EINVAL, wh_batch_progress(batch, &moved));
 	want(0, wh_batch_submit(batch));
@@ -577,14 +577,14 @@ static void response__to_writes(void **state)
 
 /* It answers pings and moves nothing: the command gives up, says so, and leaves nothing behind. */
 static void want_stall(struct impostor *me, const char *directory, int status, const char *text,
-		       const char *const *words)
+		       const char *const *semaphores)
 {
 	int64_t before = now();
 	struct command command;
-	int got = command_run(&command, directory, NULL, words);
+	int got = command_run(&command, directory, NULL, semaphores);
 
-	want_true(got == status && strstr(command.text, text), "%s ends with %d: %s", words[0], got,
-		  command.text);
+	want_true(got == status && strstr(command.text, text), "%s ends with %d: %s", semaphores[0],
+		  got, command.text);
 	want_true(now() - before < SCALE(20, 60) * SECOND, "it took %lld ms",
 		  (long long)((now() - before) / MS));
 	want_true(!me->stop, "the owner has ended");
@@ -606,15 +606,15 @@ static void command__nothing_moves(void **state)
 	want_true(bytes && fputs("bytes", bytes) >= 0 && !fclose(bytes), "%s: %s", file,
 		  strerror(errno));
 	want_stall(&me, directory, 69, "nothing has moved for 1 s, although the engine answers",
-		   WORDS("copy", region, "file", "--stall-timeout", "1"));
+		   SEMAPHORES("copy", region, "file", "--stall-timeout", "1"));
 	want_stall(&me, directory, 69, "nothing has moved for 1 s",
-		   WORDS("copy", "bytes", region, "--stall-timeout=1"));
+		   SEMAPHORES("copy", "bytes", region, "--stall-timeout=1"));
 	want_stall(&me, directory, 69, "nothing has moved for 1 s",
-		   WORDS("copy", region, region, "--stall-timeout", "1", "--chunk", "4KiB"));
+		   SEMAPHORES("copy", region, region, "--stall-timeout", "1", "--chunk", "4KiB"));
 	want_stall(&me, directory, 2, "nothing has moved for 1 s",
-		   WORDS("bench", "--peer", region, "--size", "4KiB", "--working-set", "16KiB",
-			 "--seconds", "0.1", "--stall-timeout", "1"));
-	want_stall(&me, directory, 0, "target", WORDS("explain", region));
+		   SEMAPHORES("bench", "--peer", region, "--size", "4KiB", "--working-set", "16KiB",
+			      "--seconds", "0.1", "--stall-timeout", "1"));
+	want_stall(&me, directory, 0, "target", SEMAPHORES("explain", region));
 	want(1, directory_count(directory));
 	directory_remove(directory);
 	impostor_stop(&me);
@@ -633,8 +633,8 @@ static void command__region_too_large(void **state)
 	snprintf(region, sizeof(region), "%s/target", me.url);
 	for (unsigned i = 0; i < 2; i++) {
 		int status = command_run(&command, directory, NULL,
-					 i ? WORDS("copy", region, "file", "--offset", "1") :
-					     WORDS("copy", region, "file"));
+					 i ? SEMAPHORES("copy", region, "file", "--offset", "1") :
+					     SEMAPHORES("copy", region, "file"));
 
 		want_true(status == 2 && strstr(command.text, "cannot write file: File too large"),
 			  "it ends with %d: %s", status, command.text);
@@ -654,7 +654,7 @@ static void command__ended_by(int number, void (*before)(void))
 	impostor_start(&me);
 	directory_make(directory);
 	snprintf(region, sizeof(region), "%s/target", me.url);
-	command_start(&command, directory, before, WORDS("copy", region, "file"));
+	command_start(&command, directory, before, SEMAPHORES("copy", region, "file"));
 	command_opens(&command, directory);
 	want(0, kill(command.pid, number));
 	want(-number, command_wait(&command));

@@ -308,7 +308,7 @@ static void reader__slow(void **state)
 	round_trip(&f, 64, 64, 100000, 6);
 	target_fill(&f, 0, LENGTH, 0, 7);
 	before = child_resident(f.child);
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(batch));
@@ -350,7 +350,7 @@ static void network__away(void **state)
 	want(0, wh_peer_close(f.peer));
 	fixture_connect(&f, proxy_url(proxy));
 	round_trip(&f, 64, 64, 100000, 8);
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	proxy_freeze(proxy, true);
 	want(0, wh_batch_submit(batch));

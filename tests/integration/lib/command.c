@@ -21,15 +21,15 @@ static const char *command_missing(void)
 const struct route needs_command = { .name = "command", .missing = command_missing };
 
 void command_start(struct command *command, const char *directory, void (*before)(void),
-		   const char *const *words)
+		   const char *const *semaphores)
 {
 	const char *argv[32] = { "wherry" };
 	pid_t parent = getpid();
 	int out[2];
 
-	for (size_t i = 0; words[i]; i++) {
+	for (size_t i = 0; semaphores[i]; i++) {
 		want_true(i + 2 < sizeof(argv) / sizeof(*argv), "too many words");
-		argv[i + 1] = words[i];
+		argv[i + 1] = semaphores[i];
 	}
 	*command = (struct command){ .pid = -1 };
 	want(0, pipe(out));
@@ -71,9 +71,9 @@ int command_wait(struct command *command)
 }
 
 int command_run(struct command *command, const char *directory, void (*before)(void),
-		const char *const *words)
+		const char *const *semaphores)
 {
-	command_start(command, directory, before, words);
+	command_start(command, directory, before, semaphores);
 	return command_wait(command);
 }
 

@@ -17,7 +17,7 @@ struct command {
 /* Start it with these words, which a NULL ends, in a directory (NULL: this one). `before` runs in
  * its process before it does; NULL: nothing. */
 void command_start(struct command *command, const char *directory, void (*before)(void),
-		   const char *const *words);
+		   const char *const *semaphores);
 
 /* The next line that it prints, without the end of the line. */
 void command_line(struct command *command, char *line, int size);
@@ -28,8 +28,8 @@ int command_wait(struct command *command);
 
 /* Both. */
 int command_run(struct command *command, const char *directory, void (*before)(void),
-		const char *const *words);
-#define WORDS(...) ((const char *const[]){ __VA_ARGS__, NULL })
+		const char *const *semaphores);
+#define SEMAPHORES(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 /* For `before`: from there on the kernel refuses to make files without a name, or to give one a
  * name, with these errnos (0: it does not), as file systems do that cannot. */

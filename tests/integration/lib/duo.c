@@ -35,11 +35,11 @@ void duo_connect(struct duo *duo)
 void duo_open_by(struct duo *duo, uint32_t here, uint32_t there, const char *ways,
 		 const char *our_rails, const char *their_rails)
 {
-	char knob[64], mine[64], others[64];
-	const char *ours[] = { "transports=rdma,tcp", mine, PATIENT, knob, NULL };
-	const char *theirs[] = { "transports=rdma,tcp", others, PATIENT, knob, NULL };
+	char setting[64], mine[64], others[64];
+	const char *ours[] = { "transports=rdma,tcp", mine, PATIENT, setting, NULL };
+	const char *theirs[] = { "transports=rdma,tcp", others, PATIENT, setting, NULL };
 
-	snprintf(knob, sizeof(knob), "rdma_gpu=%s", *ways ? ways : "dmabuf,peermem,staged");
+	snprintf(setting, sizeof(setting), "rdma_gpu=%s", *ways ? ways : "dmabuf,peermem,staged");
 	snprintf(mine, sizeof(mine), "rdma=%s", our_rails);
 	snprintf(others, sizeof(others), "rdma=%s", their_rails);
 	memset(duo, 0, sizeof(*duo));

@@ -11,7 +11,7 @@ static void log_line(void *arg, const char *line)
 
 struct wh_engine *engine_open(const char *require, const char *listen, const char *const *config)
 {
-	char knob[32];
+	char setting[32];
 	const char *all[10] = { NULL };
 	struct wh_engine_options options = {
 		.size = sizeof(options),
@@ -23,8 +23,8 @@ struct wh_engine *engine_open(const char *require, const char *listen, const cha
 	size_t n = 0;
 
 	if (require) {
-		snprintf(knob, sizeof(knob), "require=%s", require);
-		all[n++] = knob;
+		snprintf(setting, sizeof(setting), "require=%s", require);
+		all[n++] = setting;
 	}
 	for (; config && *config; config++)
 		all[n++] = *config;
@@ -152,8 +152,8 @@ void target_fetch(struct fixture *f, int64_t offset, uint64_t length, void *out)
 		memcpy(out, f->target + at, length);
 }
 
-struct wh_transfer piece(const struct fixture *f, uint32_t op, uint64_t local_offset,
-			 uint64_t remote_offset, uint64_t length)
+struct wh_transfer fragment(const struct fixture *f, uint32_t op, uint64_t local_offset,
+			    uint64_t remote_offset, uint64_t length)
 {
 	return (struct wh_transfer){
 		.local = f->region,
@@ -226,7 +226,7 @@ void want_route(const struct fixture *f, struct wh_batch *batch, uint64_t bytes)
 int move(const struct fixture *f, uint32_t op, uint64_t local_offset, uint64_t remote_offset,
 	 uint64_t length)
 {
-	struct wh_transfer transfer = piece(f, op, local_offset, remote_offset, length);
+	struct wh_transfer transfer = fragment(f, op, local_offset, remote_offset, length);
 	struct wh_batch *batch = batch_of(f, &transfer, 1);
 	int status = batch_run(batch);
 	uint64_t moved;

@@ -305,7 +305,7 @@ static void prepare(struct server *server, const struct route *kind, const char 
 			 sizeof(server->url) - strlen(server->url),
 			 "cacert=%s/ca.pem&cert=%s/cert.pem&key=%s/key.pem", server->directory,
 			 server->directory, server->directory);
-	snprintf(server->knob, sizeof(server->knob), "registry=%s", server->url);
+	snprintf(server->setting, sizeof(server->setting), "registry=%s", server->url);
 }
 
 void server_start(struct server *server, const struct route *kind, const char *secret)

@@ -30,7 +30,7 @@ struct server {
 	char directory[40];
 	char secret[64]; /* USER:PASSWORD, or "" */
 	char url[288]; /* with the secret, and the certificates */
-	char knob[304]; /* registry=URL */
+	char setting[304]; /* registry=URL */
 };
 
 /* Start it and wait until it answers. `secret`: what clients must know; or NULL. */

@@ -5,7 +5,7 @@
 #define SEED 1
 #define TOTAL (GUARD + 6 * STEP)
 
-static uint64_t place(unsigned int slot)
+static uint64_t entry(unsigned int slot)
 {
 	return GUARD + (uint64_t)slot * STEP;
 }
@@ -16,32 +16,32 @@ uint64_t victim_offset(const struct victim *v, uint64_t region)
 
 	for (unsigned int slot = 0; slot < 5; slot++)
 		if (ids[slot] == region)
-			return place(slot);
+			return entry(slot);
 	fail_msg("no such region");
 	return 0;
 }
 
 void victim_open(struct victim *v, unsigned int timeout_ms)
 {
-	static char knob[32];
-	const char *const config[] = { knob, NULL };
-	struct child_options options = { .config = { knob } };
+	static char setting[32];
+	const char *const config[] = { setting, NULL };
+	struct child_options options = { .config = { setting } };
 	struct child *child;
 	int gone;
 
 	memset(v, 0, sizeof(*v));
 	v->control = v->data = -1;
-	snprintf(knob, sizeof(knob), "timeout=%u", timeout_ms * SCALE(1, 4));
+	snprintf(setting, sizeof(setting), "timeout=%u", timeout_ms * SCALE(1, 4));
 	fixture_open_with(&v->f, &route_tcp4, 256 * KIB, config, &options);
 	child = v->f.child;
 	v->memory = child_memory(child, WH_MEMORY_SHARED, TOTAL);
 	child_fill(child, v->memory, 0, TOTAL, 0, SEED);
-	v->rw_region = child_region(child, v->memory, place(0), VICTIM_REGION, "rw", 0, &v->rw);
-	v->ro_region = child_region(child, v->memory, place(1), VICTIM_REGION, "ro", WH_ACCESS_READ,
+	v->rw_region = child_region(child, v->memory, entry(0), VICTIM_REGION, "rw", 0, &v->rw);
+	v->ro_region = child_region(child, v->memory, entry(1), VICTIM_REGION, "ro", WH_ACCESS_READ,
 				    &v->ro);
-	child_region(child, v->memory, place(2), VICTIM_REGION, "wo", WH_ACCESS_WRITE, &v->wo);
-	child_region(child, v->memory, place(3), VICTIM_REGION, "none", WH_ACCESS_NONE, &v->none);
-	gone = child_region(child, v->memory, place(4), VICTIM_REGION, "dead", 0, &v->dead);
+	child_region(child, v->memory, entry(2), VICTIM_REGION, "wo", WH_ACCESS_WRITE, &v->wo);
+	child_region(child, v->memory, entry(3), VICTIM_REGION, "none", WH_ACCESS_NONE, &v->none);
+	gone = child_region(child, v->memory, entry(4), VICTIM_REGION, "dead", 0, &v->dead);
 	want(0, child_unregister(child, gone));
 	victim_greet(v);
 }

@@ -55,9 +55,9 @@ static void rounds__every_one_counts(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 64 * KIB);
-	transfers[0] = piece(&f, WH_WRITE, 0, 0, 1000);
-	transfers[1] = piece(&f, WH_WRITE, 1000, 1000, 24);
-	transfers[2] = piece(&f, WH_READ, 2048, 2048, 512);
+	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 1000);
+	transfers[1] = fragment(&f, WH_WRITE, 1000, 1000, 24);
+	transfers[2] = fragment(&f, WH_READ, 2048, 2048, 512);
 	batch = batch_of(&f, transfers, 3);
 	for (uint64_t round = 1; round <= 300; round++) {
 		want(0, batch_run(batch));
@@ -125,8 +125,8 @@ static void fresh__of_every_kind(void **state)
 
 	(void)state;
 	fixture_open(&f, &route_self, 64 * KIB);
-	transfers[0] = piece(&f, WH_WRITE, 0, 0, 1000);
-	transfers[1] = piece(&f, WH_READ, 2048, 2048, 512);
+	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 1000);
+	transfers[1] = fragment(&f, WH_READ, 2048, 2048, 512);
 	for (uint64_t round = 1; round <= 3; round++) {
 		for (size_t count = 0; count <= 2; count++) {
 			if (count) {
@@ -202,8 +202,8 @@ static void failure__is_counted_once(void **state)
 	struct fixture f;
 
 	fixture_open_with(&f, *state, 256 * KIB, hurry, NULL);
-	transfers[0] = piece(&f, WH_WRITE, 0, 0, 4096);
-	transfers[1] = piece(&f, WH_WRITE, 64 * KIB, 64 * KIB, 128 * KIB);
+	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 4096);
+	transfers[1] = fragment(&f, WH_WRITE, 64 * KIB, 64 * KIB, 128 * KIB);
 	batch = batch_of(&f, &transfers[0], 1);
 	large = batch_of(&f, &transfers[1], 1);
 	want(0, batch_run(batch));
@@ -357,8 +357,8 @@ static void observe(const char *path, struct wh_observation *out)
 
 static void observer__is_told_the_same(void **state)
 {
-	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
-	const char *const config[] = { knob, NULL };
+	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
+	const char *const config[] = { setting, NULL };
 	struct wh_observation told;
 	struct stat status;
 	struct fixture f;
@@ -366,7 +366,7 @@ static void observer__is_told_the_same(void **state)
 
 	(void)state;
 	want_true(mkdtemp(directory) != NULL, "mkdtemp");
-	snprintf(knob, sizeof(knob), "observe=%s", directory);
+	snprintf(setting, sizeof(setting), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
 	snprintf(path, sizeof(path), "%s", wh_engine_observer_path(f.engine));
 	want_true(strncmp(path, directory, strlen(directory)) == 0, "not where it was told");
@@ -391,8 +391,8 @@ static void observer__is_told_the_same(void **state)
  * transfers take no longer, and the engine can be closed. */
 static void observer__that_hangs(void **state)
 {
-	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
-	const char *const config[] = { knob, NULL };
+	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
+	const char *const config[] = { setting, NULL };
 	struct wh_observation told;
 	uint8_t header[WH_OBSERVED_HEADER];
 	struct fixture f;
@@ -401,7 +401,7 @@ static void observer__that_hangs(void **state)
 
 	(void)state;
 	want_true(mkdtemp(directory) != NULL, "mkdtemp");
-	snprintf(knob, sizeof(knob), "observe=%s", directory);
+	snprintf(setting, sizeof(setting), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
 	for (int i = 0; i < 12; i++)
 		silent[i] = dial(wh_engine_observer_path(f.engine));
@@ -424,7 +424,7 @@ static void observer__that_hangs(void **state)
 	silent[0] = dial(wh_engine_observer_path(f.engine));
 	/* Something else than the question: it goes at once. */
 	want(8, write(silent[0], "GET / HT", 8));
-	want(0, read(silent[0], knob, 1));
+	want(0, read(silent[0], setting, 1));
 	close(silent[0]);
 	fixture_close(&f);
 	want(0, rmdir(directory));
@@ -442,8 +442,8 @@ static int64_t cpu_time(void)
  * when there are some again. */
 static void observer__without_descriptors(void **state)
 {
-	char directory[] = "/tmp/wherry-test-XXXXXX", knob[64];
-	const char *const config[] = { knob, NULL };
+	char directory[] = "/tmp/wherry-test-XXXXXX", setting[64];
+	const char *const config[] = { setting, NULL };
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	uint8_t header[WH_OBSERVED_HEADER];
 	struct rlimit limit, none;
@@ -453,7 +453,7 @@ static void observer__without_descriptors(void **state)
 
 	(void)state;
 	want_true(mkdtemp(directory) != NULL, "mkdtemp");
-	snprintf(knob, sizeof(knob), "observe=%s", directory);
+	snprintf(setting, sizeof(setting), "observe=%s", directory);
 	fixture_open_with(&f, &route_self, 64 * KIB, config, NULL);
 	snprintf(address.sun_path, sizeof(address.sun_path), "%s",
 		 wh_engine_observer_path(f.engine));
@@ -518,7 +518,7 @@ static void *look(void *arg)
 static void *work(void *arg)
 {
 	struct wh_transfer transfer =
-		piece(&shared, WH_WRITE, (uintptr_t)arg * 4096, (uintptr_t)arg * 4096, 4096);
+		fragment(&shared, WH_WRITE, (uintptr_t)arg * 4096, (uintptr_t)arg * 4096, 4096);
 	struct wh_batch *batch = batch_of(&shared, &transfer, 1);
 
 	for (int i = 0; i < 1000; i++) {

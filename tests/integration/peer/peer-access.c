@@ -16,9 +16,9 @@ struct owner {
 	const struct route *route;
 };
 
-static void owner_open(struct owner *owner, const struct route *route, const char *knob)
+static void owner_open(struct owner *owner, const struct route *route, const char *setting)
 {
-	const char *const config[] = { knob, NULL };
+	const char *const config[] = { setting, NULL };
 	struct wh_memory_options kind = { .size = sizeof(kind), .kind = route->kind };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 
@@ -69,10 +69,10 @@ static struct child *initiator_as(const struct child_options *options, const cha
 	return child;
 }
 
-static struct child *initiator_start(uid_t user, const char *knob, const char *url,
+static struct child *initiator_start(uid_t user, const char *setting, const char *url,
 				     struct child_transfer *transfer)
 {
-	return initiator_as(&(struct child_options){ .user = user, .config = { knob } }, url,
+	return initiator_as(&(struct child_options){ .user = user, .config = { setting } }, url,
 			    transfer);
 }
 
@@ -275,7 +275,7 @@ static void readonly__mapping(void **state)
 	child_fill(f.child, memory, 0, LENGTH, 0, 8);
 	child_region(f.child, memory, 0, LENGTH, "ro", WH_ACCESS_READ, NULL);
 	want(0, wh_peer_find(f.peer, "ro", PATIENCE, &remote));
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
@@ -306,7 +306,7 @@ static void readonly__beside_writable(void **state)
 	want(0, wh_peer_find(f.peer, "ro", PATIENCE, &remote));
 	target_fill(&f, 0, LENGTH, 0, 3);
 	want(0, move(&f, WH_READ, 0, 0, LENGTH));
-	transfer = piece(&f, WH_READ, f.length, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, f.length, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	/* By a mapping, or else by another way: right in any case. */
@@ -348,7 +348,7 @@ static void unpublished__not_seen(void **state)
 	want(0, wh_peer_info(f.peer, &info));
 	want(2, info.regions);
 	want(-ENOENT, wh_peer_lookup(f.peer, child_address(f.child, memory), 1, &remote, &offset));
-	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
 	transfer.remote = id;
 	batch = batch_of(&f, NULL, 0);
 	want(-ENOENT, wh_batch_add(batch, &transfer, 1));
@@ -374,7 +374,7 @@ static void unpublished__rest_of_the_allocation(void **state)
 	child_fill(f.child, memory, 0, 2 * LENGTH, 0, 1);
 	child_region(f.child, memory, 0, LENGTH, "half", 0, NULL);
 	want(0, wh_peer_find(f.peer, "half", PATIENCE, &remote));
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	transfer.remote = remote.id;
 	batch = batch_of(&f, &transfer, 1);
 	if (batch_run(batch) == 0)

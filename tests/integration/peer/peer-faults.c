@@ -15,8 +15,8 @@ static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, size_t ti
 	struct wh_transfer transfers[PARTS * TIMES];
 
 	for (uint64_t i = 0; i < PARTS * times; i++)
-		transfers[i] = piece(f, op, i % PARTS * (LENGTH / PARTS),
-				     i % PARTS * (LENGTH / PARTS), LENGTH / PARTS);
+		transfers[i] = fragment(f, op, i % PARTS * (LENGTH / PARTS),
+					i % PARTS * (LENGTH / PARTS), LENGTH / PARTS);
 	return batch_of(f, transfers, PARTS * times);
 }
 
@@ -49,7 +49,7 @@ static int end_of(struct wh_batch *batch, int64_t seconds)
 static void want_works_again(struct fixture *f)
 {
 	int64_t end = now() + PATIENCE;
-	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 5000);
+	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 5000);
 	struct wh_batch *batch = batch_of(f, &transfer, 1);
 	int status;
 
@@ -112,7 +112,7 @@ static void kill__before_a_small_write(void **state)
 
 		fixture_open(&f, *state, MIB);
 		want(0, move(&f, WH_WRITE, 0, 0, 8));
-		transfer = piece(&f, WH_WRITE, 0, 0, 8);
+		transfer = fragment(&f, WH_WRITE, 0, 0, 8);
 		batch = batch_of(&f, &transfer, 1);
 		child_kill(f.child);
 		f.child = NULL;
@@ -145,7 +145,7 @@ static void leave__then_add(void **state)
 
 	fixture_open(&f, *state, MIB);
 	want(0, move(&f, WH_WRITE, 0, 0, 8));
-	transfer = piece(&f, WH_WRITE, 0, 0, 8);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 8);
 	base = (struct wh_base){ transfer.local, 0, transfer.remote, 0 };
 	want(0, wh_batch_new(f.peer, NULL, &batch));
 	child_exit(f.child);
@@ -310,7 +310,7 @@ static void restart__stale(void **state)
 	old = f.peer;
 	snprintf(address, sizeof(address), "%s", f.child->url + strlen("wherry://"));
 	want(0, move(&f, WH_WRITE, 0, 0, MIB));
-	transfer = piece(&f, WH_WRITE, 0, 0, MIB);
+	transfer = fragment(&f, WH_WRITE, 0, 0, MIB);
 	batch = batch_of(&f, &transfer, 1);
 	base = (struct wh_base){ .local = f.region, .remote = f.remote.id };
 	desc.bases = &base;

@@ -144,10 +144,10 @@ static const char *work(const struct fixture *f, struct wh_batch *batch, uint64_
 	uint64_t at = number * PART + seed % (PART - length), cut = length / 2;
 	unsigned char *source = f->local + at, *sink = source + f->length;
 	struct wh_transfer out[2] = {
-		piece(f, WH_WRITE, at, at, cut ? cut : 1),
-		piece(f, WH_WRITE, at + cut, at + cut, length - cut),
+		fragment(f, WH_WRITE, at, at, cut ? cut : 1),
+		fragment(f, WH_WRITE, at + cut, at + cut, length - cut),
 	};
-	struct wh_transfer back = piece(f, WH_READ, f->length + at, at, length);
+	struct wh_transfer back = fragment(f, WH_READ, f->length + at, at, length);
 
 	pattern_fill(source, length, at, round);
 	memset(sink, 0, length);
@@ -211,7 +211,7 @@ static void *timed(void *arg)
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .priority = (uint32_t)me->number % 2 };
 	struct wh_transfer transfer =
-		piece(me->f, WH_READ, me->number * PART, me->number * PART, PART / 2);
+		fragment(me->f, WH_READ, me->number * PART, me->number * PART, PART / 2);
 	struct wh_batch *batch;
 
 	me->error = wh_batch_new(me->f->peer, &options, &batch);
@@ -263,7 +263,7 @@ struct poller {
 static void *poller(void *arg)
 {
 	struct poller *me = arg;
-	struct wh_transfer transfer = piece(me->f, WH_READ, 0, 0, 8);
+	struct wh_transfer transfer = fragment(me->f, WH_READ, 0, 0, 8);
 	struct wh_batch *batch = NULL;
 
 	me->error = wh_batch_new(me->f->peer, NULL, &batch);
@@ -427,7 +427,7 @@ static void regions__come_and_go(void **state)
 	want(-ENOENT, wh_peer_find(f.peer, "coming", 0, &remote));
 	want(-ENOENT, wh_peer_find(f.peer, "coming", 20 * MS, &remote));
 	for (int i = 0; i < SCALE(30, 10); i++) {
-		struct wh_transfer transfer = piece(&f, WH_WRITE, 0, 0, 4096);
+		struct wh_transfer transfer = fragment(&f, WH_WRITE, 0, 0, 4096);
 		struct wh_batch *batch;
 		int region;
 
@@ -472,7 +472,7 @@ static void regions__gone_in_mid_transfer(void **state)
 		region = child_region(f.child, f.memory, f.guard, length, "going", 0, NULL);
 		want(0, wh_peer_find(f.peer, "going", PATIENCE, &remote));
 		for (int i = 0; i < TIMES; i++) {
-			transfers[i] = piece(&f, WH_WRITE, 0, 0, length);
+			transfers[i] = fragment(&f, WH_WRITE, 0, 0, length);
 			transfers[i].remote = remote.id;
 		}
 		batch = batch_of(&f, transfers, TIMES);

@@ -298,7 +298,7 @@ static void refused__memlock(void **state)
 	setenv("FAKE_VERBS_MEMLOCK", "1048576", 1);
 	fixture_open_with(&f, &anyhow, LENGTH, ours, &staging);
 	unsetenv("FAKE_VERBS_MEMLOCK");
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	do {
 		batch = batch_of(&f, &transfer, 1);
 		want(0, batch_run(batch));
@@ -324,7 +324,7 @@ static void peer__killed(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &into_gpu, LENGTH, (const char *[]){ PATIENT, NULL }, &staging);
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	nics_hold(true);

@@ -109,12 +109,12 @@ static struct wh_batch *blocks_of(struct fixture *f, uint32_t op, unsigned int t
 }
 
 /* One of the same blocks in so many pieces. */
-static struct wh_batch *pieces_of(struct fixture *f, uint32_t op, unsigned int pieces)
+static struct wh_batch *fragments_of(struct fixture *f, uint32_t op, unsigned int fragments)
 {
 	struct wh_batch *batch = batch_of(f, NULL, 0);
 
-	for (unsigned int i = 0; i < pieces; i++) {
-		struct wh_blocks *blocks = part_of(f, op, i, pieces);
+	for (unsigned int i = 0; i < fragments; i++) {
+		struct wh_blocks *blocks = part_of(f, op, i, fragments);
 
 		want(0, wh_batch_add_blocks(batch, blocks));
 		wh_blocks_free(blocks);
@@ -142,7 +142,7 @@ static void want_blocks(struct fixture *f, uint64_t seed)
 /* Until rdma is taken again. */
 static void want_rdma_again(struct fixture *f)
 {
-	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 64);
+	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 64);
 	int64_t end = now() + 2 * PATIENCE;
 	char refused[192];
 	uint64_t bytes;
@@ -264,7 +264,7 @@ static void broken__cancelled_meanwhile(void **state)
 	(void)state;
 	harness_limit(60);
 	open_both(&f);
-	batch = pieces_of(&f, WH_WRITE, 64);
+	batch = fragments_of(&f, WH_WRITE, 64);
 	for (unsigned int round = 0; round < 20; round++) {
 		uint64_t before, after = 0;
 		int status;
@@ -370,7 +370,7 @@ static void refused(const char *name, const char *value, const char *ours, const
 	if (name)
 		setenv(name, value, 1);
 	fixture_open_with(&f, &any, LENGTH, config, &same);
-	transfer = piece(&f, WH_WRITE, 0, 0, 64);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 64);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want_by(batch, "tcp", 64);
@@ -420,7 +420,7 @@ static void refused__peer_without(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &any, LENGTH, ways, &none);
-	transfer = piece(&f, WH_WRITE, 0, 0, 64);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 64);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want_refused(batch, "has no rdma");

@@ -352,7 +352,7 @@ static int write_to(const char *attributes, const char *failing, const char *wor
 	unsetenv("FAKE_CUDA_FAIL");
 	unsetenv("FAKE_CUDA_ATTRIBUTES");
 	pattern_fill(f.local, MIB, 0, 3);
-	all = piece(&f, WH_WRITE, 0, 0, MIB);
+	all = fragment(&f, WH_WRITE, 0, 0, MIB);
 	do {
 		batch = batch_of(&f, &all, 1);
 		status = batch_run(batch);

@@ -48,7 +48,7 @@ static void number(struct wh_batch *batch, uint32_t number)
 static struct wh_batch *numbered_at(struct fixture *f, uint32_t op, uint64_t at, uint64_t length,
 				    uint32_t which)
 {
-	struct wh_transfer transfer = piece(f, op, at, at, length);
+	struct wh_transfer transfer = fragment(f, op, at, at, length);
 	struct wh_batch *batch = batch_of(f, &transfer, length ? 1 : 0);
 
 	number(batch, which);
@@ -141,7 +141,7 @@ static void many__at_once(void **state)
 	harness_limit(100);
 	fixture_open(&f, *state, LENGTH);
 	for (uint32_t i = 0; i < BATCHES; i++) {
-		struct wh_transfer transfer = piece(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+		struct wh_transfer transfer = fragment(&f, WH_WRITE, i * EACH, i * EACH, EACH);
 
 		batches[i] = batch_of(&f, &transfer, 1);
 		number(batches[i], i);
@@ -417,7 +417,7 @@ static void broken__while_they_wait(void **state)
 
 	(void)state;
 	open_with(&f, &small);
-	transfer = piece(&f, WH_WRITE, 4096, 4096, 64);
+	transfer = fragment(&f, WH_WRITE, 4096, 4096, 64);
 	breaks = batch_of(&f, &transfer, 1);
 	for (unsigned round = 0; round < 3; round++) {
 		until(&f, BEHIND);
@@ -613,7 +613,7 @@ static void *send_many(void *argument)
 	for (uint32_t i = 0; i < EACH; i++) {
 		uint64_t at = (sender->first * EACH + i) * 256; /* nobody else's bytes */
 		struct wh_transfer transfer =
-			piece(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
+			fragment(sender->f, i % 2 ? WH_READ : WH_WRITE, at, at, 256);
 
 		batches[i] = batch_of(sender->f, &transfer, i != 2);
 	}

@@ -60,7 +60,7 @@ static void want_all_by(struct wh_batch *batch, const char *transport)
 /* One large transfer, all of the region. */
 static struct wh_batch *large(struct fixture *f, uint32_t op)
 {
-	struct wh_transfer transfer = piece(f, op, 0, 0, LENGTH);
+	struct wh_transfer transfer = fragment(f, op, 0, 0, LENGTH);
 
 	return batch_of(f, &transfer, 1);
 }
@@ -171,7 +171,7 @@ static void share__small_by_one(void **state)
 	(void)state;
 	open_rails(&f, "fake0,fake1", "fake4,fake5");
 	for (unsigned i = 0; i < 4; i++) {
-		struct wh_transfer transfer = piece(&f, WH_WRITE, 3, 5, lengths[i]);
+		struct wh_transfer transfer = fragment(&f, WH_WRITE, 3, 5, lengths[i]);
 		struct wh_batch *batch = batch_of(&f, &transfer, 1);
 
 		run_counted(batch, by);
@@ -322,7 +322,7 @@ static void broken__remote_access(void **state)
 	(void)state;
 	open_rails(&f, "fake0,fake1", "fake4,fake5");
 	batch = large(&f, WH_WRITE);
-	transfer = piece(&f, WH_READ, LENGTH, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, LENGTH, 0, LENGTH);
 	other = batch_of(&f, &transfer, 1);
 	want_rails(batch, 2);
 	fill(&f, WH_WRITE, 8);
@@ -399,7 +399,7 @@ static void broken__often(void **state)
 	(void)state;
 	open_rails(&f, "fake0,fake1,fake2", "fake4,fake5,fake6");
 	for (unsigned i = 0; i < 3; i++) {
-		transfers[i] = piece(&f, i == 1 ? WH_READ : WH_WRITE, i * PART, i * PART, PART);
+		transfers[i] = fragment(&f, i == 1 ? WH_READ : WH_WRITE, i * PART, i * PART, PART);
 		batches[i] = batch_of(&f, &transfers[i], 1);
 	}
 	want_rails(batches[0], 3);
@@ -471,7 +471,7 @@ static void bounded__least_used_makes_room(void **state)
 		     WH_ACCESS_READ | WH_ACCESS_WRITE, NULL);
 	want(0, wh_peer_open(f.engine, child->url, NULL, &peer));
 	want(0, wh_peer_find(peer, "other", PATIENCE, &remote));
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	transfer.remote = remote.id;
 	want(0, wh_batch_new(peer, NULL, &second));
 	want(0, wh_batch_add(second, &transfer, 1));
@@ -524,7 +524,7 @@ static void bounded__answers(void **state)
 	want(0, wh_region_register(engine, f.local, LENGTH, NULL, &region));
 	want(0, wh_peer_open(engine, f.child->url, NULL, &peer));
 	want(0, wh_peer_find(peer, "target", PATIENCE, &remote));
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	transfer.local = region;
 	transfer.remote = remote.id;
 	want(0, wh_batch_new(peer, NULL, &second));
@@ -696,8 +696,8 @@ static void cable__speed(void **state)
 	harness_limit(90);
 	open_cables(&one, false);
 	open_cables(&two, true);
-	transfer_one = piece(&one, WH_WRITE, 0, 0, TIMED);
-	transfer_two = piece(&two, WH_WRITE, 0, 0, TIMED);
+	transfer_one = fragment(&one, WH_WRITE, 0, 0, TIMED);
+	transfer_two = fragment(&two, WH_WRITE, 0, 0, TIMED);
 	batch_one = batch_of(&one, &transfer_one, 1);
 	batch_two = batch_of(&two, &transfer_two, 1);
 	want_in_time(batch_one, "RoCE v2");
@@ -791,7 +791,7 @@ static void notified__large_and_small(void **state)
 	want_rails(all, 2);
 	want(0, wh_batch_notify(all, &(uint32_t){ SMALL }, 4));
 	for (uint32_t i = 0; i < SMALL; i++) {
-		struct wh_transfer transfer = piece(&f, WH_WRITE, 0, 0, FEW);
+		struct wh_transfer transfer = fragment(&f, WH_WRITE, 0, 0, FEW);
 
 		batches[i] = batch_of(&f, &transfer, 1);
 		want(0, wh_batch_notify(batches[i], &i, sizeof(i)));

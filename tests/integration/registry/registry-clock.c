@@ -121,7 +121,7 @@ static void clock__jumps(void **state)
 	harness_limit(90);
 	atomic_store(&lost, 0);
 	server_start(&server, *state, NULL);
-	node.config[2] = server.knob;
+	node.config[2] = server.setting;
 	child = child_start(&node);
 	memory = child_memory(child, WH_MEMORY_PAGEABLE, LENGTH);
 	child_region(child, memory, 0, LENGTH, "target", 0, NULL);
@@ -174,7 +174,7 @@ static void clock__timeouts(void **state)
 
 	(void)state;
 	fixture_open_with(&f, &route_tcp4, MIB, config, NULL);
-	transfer = piece(&f, WH_READ, 0, 0, MIB);
+	transfer = fragment(&f, WH_READ, 0, 0, MIB);
 	batch = batch_of(&f, &transfer, 1);
 	child_stop(f.child);
 	want(0, wh_batch_submit(batch));

@@ -26,7 +26,7 @@ static void keep_line(void *arg, const char *line)
 
 struct cluster {
 	struct server member[SERVER_MEMBERS];
-	char url[160], knob[176];
+	char url[160], setting[176];
 	struct wh_engine *engine; /* who looks */
 	struct wh_peer *peer; /* node7, which is in another process */
 	struct child *child;
@@ -84,9 +84,9 @@ static void cluster_open(struct cluster *c, unsigned first)
 		port[i] = c->member[(first + i) % SERVER_MEMBERS].port;
 	snprintf(c->url, sizeof(c->url), "etcd://127.0.0.1:%d,127.0.0.1:%d,127.0.0.1:%d", port[0],
 		 port[1], port[2]);
-	snprintf(c->knob, sizeof(c->knob), "registry=%s", c->url);
+	snprintf(c->setting, sizeof(c->setting), "registry=%s", c->url);
 	c->child = child_start(&(struct child_options){
-		.listen = "127.0.0.1:0", .name = "node7", .config = { c->knob, "lease=1s" } });
+		.listen = "127.0.0.1:0", .name = "node7", .config = { c->setting, "lease=1s" } });
 	memory = child_memory(c->child, WH_MEMORY_PAGEABLE, LENGTH);
 	child_region(c->child, memory, 0, LENGTH, "target", 0, NULL);
 	c->engine = open_engine(c, NULL, "lease=60s");

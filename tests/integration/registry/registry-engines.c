@@ -78,7 +78,7 @@ static struct child *start_node(const struct server *server, const char *name)
 	const struct child_options options = {
 		.listen = "127.0.0.1:0",
 		.name = name,
-		.config = { server->knob, LEASE },
+		.config = { server->setting, LEASE },
 	};
 
 	return child_start(&options);
@@ -576,7 +576,7 @@ static void ways_open(struct ways *w, const struct route *kind)
 	w->both = w->server;
 	snprintf(w->both.url, sizeof(w->both.url), "etcd://%s,%s",
 		 strstr(proxy_url(w->first), "127"), strstr(proxy_url(w->second), "127"));
-	snprintf(w->both.knob, sizeof(w->both.knob), "registry=%s", w->both.url);
+	snprintf(w->both.setting, sizeof(w->both.setting), "registry=%s", w->both.url);
 }
 
 static void ways_close(struct ways *w)

@@ -84,7 +84,7 @@ static void partition__longer_than_the_timeout(void **state)
 	round_trip(&f, 64, 64, LENGTH - 128, 1);
 	pattern_fill(f.local, LENGTH, 0, 2);
 	want(0, move(&f, WH_WRITE, 0, 0, LENGTH));
-	transfer = piece(&f, WH_READ, LENGTH, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, LENGTH, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	network_pair_cut(&pair, true);
 	cut = now();
@@ -126,7 +126,7 @@ static void partition__shorter_than_the_timeout(void **state)
 	harness_limit(100);
 	open_pair(&pair, &f, "timeout=20000");
 	pattern_fill(f.local, LENGTH, 0, 4);
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	pattern_fill(f.local, LENGTH, 0, 5);

@@ -206,14 +206,14 @@ static void key__rotation(void **state)
 		"6f74686572206b65792c206f74686572206b65792c206f74686572206b65792c\n";
 	static const char *const old[] = { SHARED_KEY, "tls=1", NULL };
 	static const char *const next[] = { OTHER_KEY, "tls=1", NULL };
-	char path[64], knob[80];
-	const char *const both[] = { knob, "tls=1", NULL };
+	char path[64], setting[80];
+	const char *const both[] = { setting, "tls=1", NULL };
 	struct wh_engine *a, *b, *c;
 	int fd;
 
 	(void)state;
 	snprintf(path, sizeof(path), "/tmp/wherry-tls-key-%d", (int)getpid());
-	snprintf(knob, sizeof(knob), "keyfile=%s", path);
+	snprintf(setting, sizeof(setting), "keyfile=%s", path);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
 	want(sizeof(text) - 1, write(fd, text, sizeof(text) - 1));
 	close(fd);

@@ -13,8 +13,8 @@ static char path[64];
 
 static struct wh_engine *open_with(const char *keys)
 {
-	char knob[96];
-	const char *const config[] = { knob, NULL };
+	char setting[96];
+	const char *const config[] = { setting, NULL };
 	struct wh_engine *engine;
 	int fd;
 
@@ -23,7 +23,7 @@ static struct wh_engine *open_with(const char *keys)
 	want_true(fd >= 0, "%s: %s", path, strerror(errno));
 	want(strlen(keys), write(fd, keys, strlen(keys)));
 	close(fd);
-	snprintf(knob, sizeof(knob), "keyfile=%s", path);
+	snprintf(setting, sizeof(setting), "keyfile=%s", path);
 	engine = engine_open("tcp", NULL, config);
 	unlink(path);
 	return engine;

@@ -18,7 +18,7 @@ static struct wh_batch *bulk_new(const struct fixture *f, uint32_t op, unsigned 
 	for (size_t i = 0; i < count; i++) {
 		uint64_t at = i % chunks * CHUNK;
 
-		transfers[i] = piece(f, op, at, at, CHUNK);
+		transfers[i] = fragment(f, op, at, at, CHUNK);
 	}
 	want(0, wh_batch_new(f->peer, options, &batch));
 	want(0, wh_batch_add(batch, transfers, count));
@@ -99,7 +99,7 @@ static void cancel__completed(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, MIB);
-	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, batch_run(batch));
 	want(0, wh_batch_cancel(batch));
@@ -174,8 +174,8 @@ static void cancel__others_go_on(void **state)
 	f.length = LENGTH;
 	for (uint64_t i = 0; i < OTHERS; i++) {
 		struct wh_transfer transfer =
-			piece(&f, i % 2 ? WH_READ : WH_WRITE, LENGTH + half + i * length,
-			      half + i * length, length);
+			fragment(&f, i % 2 ? WH_READ : WH_WRITE, LENGTH + half + i * length,
+				 half + i * length, length);
 
 		others[i] = batch_of(&f, &transfer, 1);
 	}
@@ -213,7 +213,7 @@ static void cancel__at_once_and_often(void **state)
 
 	fixture_open(&f, *state, MIB);
 	for (uint64_t i = 0; i < 64; i++)
-		transfers[i] = piece(&f, i % 2 ? WH_READ : WH_WRITE, i * 4096, i * 4096, 4096);
+		transfers[i] = fragment(&f, i % 2 ? WH_READ : WH_WRITE, i * 4096, i * 4096, 4096);
 	batch = batch_of(&f, transfers, 64);
 	for (int i = 0; i < SCALE(300, 40); i++) {
 		int status;
@@ -246,7 +246,7 @@ static void priority__overtakes_bulk(void **state)
 	less = f; /* what is read meanwhile is not written */
 	less.length -= CHUNK;
 	bulk = bulk_new(&less, WH_WRITE, 64, NULL);
-	transfer = piece(&f, WH_READ, f.length, less.length, 8);
+	transfer = fragment(&f, WH_READ, f.length, less.length, 8);
 	want(0, wh_batch_new(f.peer, &urgent, &small));
 	want(0, wh_batch_add(small, &transfer, 1));
 	want(0, batch_run(small));

@@ -34,7 +34,7 @@ static void wait__negative(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, MIB);
-	transfer = piece(&f, WH_WRITE, 0, 0, 8);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 8);
 	batch = batch_of(&f, &transfer, 1);
 	want_text(-EINVAL, "negative", wh_batch_wait(batch, -1));
 	want(0, batch_run(batch));
@@ -56,7 +56,7 @@ static void wait__times_out_and_goes_on(void **state)
 	fixture_open(&f, *state, LENGTH);
 	want(0, move(&f, WH_READ, 0, 0, 1));
 	target_fill(&f, 0, LENGTH, 0, 5);
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	child_stop(f.child);
 	want(0, wh_batch_submit(batch));
@@ -92,7 +92,7 @@ static void wait__forever(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = piece(&f, WH_WRITE, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_WRITE, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	for (int i = 0; i < SCALE(200, 20); i++) {
 		want(0, wh_batch_submit(batch));
@@ -112,7 +112,7 @@ static void poll__alone(void **state)
 
 	fixture_open(&f, *state, 4 * MIB);
 	pattern_fill(f.local, f.length, 0, 3);
-	transfer = piece(&f, WH_WRITE, 0, 0, f.length);
+	transfer = fragment(&f, WH_WRITE, 0, 0, f.length);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_submit(batch));
 	while (wh_batch_poll(batch) == -EINPROGRESS && now() < end)
@@ -135,7 +135,7 @@ static void submit__nobody_looks(void **state)
 	fixture_open(&f, *state, 4 * MIB);
 	want(0, move(&f, WH_WRITE, 0, 0, 8));
 	pattern_fill(f.local, f.length, 0, 3);
-	transfer = piece(&f, WH_WRITE, 0, 0, 4096);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 4096);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_submit(batch));
 	do {
@@ -158,7 +158,7 @@ static void wait__several_threads(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	for (int round = 0; round < SCALE(20, 5); round++) {
 		want(0, wh_batch_submit(batch));
@@ -200,7 +200,7 @@ static void queue__completions_of_many(void **state)
 						    .queue = queue,
 						    .user = 1000 + (uint64_t)i };
 		struct wh_transfer transfer =
-			piece(&f, WH_WRITE, (uint64_t)i * 1000, (uint64_t)i * 1000, 1000);
+			fragment(&f, WH_WRITE, (uint64_t)i * 1000, (uint64_t)i * 1000, 1000);
 
 		want(0, wh_batch_new(f.peer, &options, &batches[i]));
 		want(0, wh_batch_add(batches[i], &transfer, 1));
@@ -246,7 +246,7 @@ static void queue__submit_again(void **state)
 			     &(struct wh_batch_options){ .size = sizeof(struct wh_batch_options),
 							 .queue = queue },
 			     &batch));
-	transfer = piece(&f, WH_READ, 0, 0, 100);
+	transfer = fragment(&f, WH_READ, 0, 0, 100);
 	want(0, wh_batch_add(batch, &transfer, 1));
 	for (int i = 0; i < SCALE(1000, 100); i++) {
 		want(0, wh_batch_submit(batch));
@@ -299,7 +299,7 @@ batch_with_callback(struct fixture *f, void (*callback)(struct wh_batch *, int, 
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .callback = callback,
 					    .callback_arg = arg };
-	struct wh_transfer transfer = piece(f, WH_WRITE, 0, 0, 5000);
+	struct wh_transfer transfer = fragment(f, WH_WRITE, 0, 0, 5000);
 	struct wh_batch *batch;
 
 	want(0, wh_batch_new(f->peer, &options, &batch));
@@ -402,7 +402,7 @@ static void callback__misuse(void **state)
 
 	fixture_open(&f, *state, large);
 	want(0, wh_queue_new(f.engine, &chain.queue));
-	transfer = piece(&f, WH_WRITE, 0, 0, large);
+	transfer = fragment(&f, WH_WRITE, 0, 0, large);
 	chain.large = batch_of(&f, &transfer, 1);
 	batch = batch_with_callback(&f, misuse, &chain);
 	want(0, wh_batch_submit(batch));
@@ -426,7 +426,7 @@ static void result__each_transfer(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	for (uint64_t i = 0; i < 3; i++)
-		transfers[i] = piece(&f, WH_WRITE, i * 100, i * 100, 100);
+		transfers[i] = fragment(&f, WH_WRITE, i * 100, i * 100, 100);
 	batch = batch_of(&f, transfers, 2);
 	want(0, wh_batch_add(batch, &transfers[2], 1));
 	want(-EINPROGRESS, wh_batch_result(batch, 0));
@@ -455,10 +455,10 @@ static void result__region_gone(void **state)
 	want(0, wh_peer_find(f.peer, "gone", PATIENCE, &gone));
 	target_fill(&f, 0, LENGTH, 0, 1);
 	pattern_fill(f.local, LENGTH, 0, 2);
-	transfers[0] = piece(&f, WH_WRITE, 2000, 2000, 100);
-	transfers[1] = piece(&f, WH_WRITE, 0, 0, 1000);
+	transfers[0] = fragment(&f, WH_WRITE, 2000, 2000, 100);
+	transfers[1] = fragment(&f, WH_WRITE, 0, 0, 1000);
 	transfers[1].remote = gone.id;
-	transfers[2] = piece(&f, WH_WRITE, 3000, 3000, 100);
+	transfers[2] = fragment(&f, WH_WRITE, 3000, 3000, 100);
 	batch = batch_of(&f, transfers, 3);
 	want(0, child_unregister(f.child, region));
 	status = batch_run(batch);
@@ -489,12 +489,12 @@ static void clear__and_fill_again(void **state)
 	fixture_open(&f, *state, LENGTH);
 	pattern_fill(f.local, LENGTH, 0, 1);
 	target_fill(&f, 0, LENGTH, 0, 2);
-	transfer = piece(&f, WH_WRITE, 0, 0, 1000);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 1000);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_notify(batch, "never", 5));
 	want(0, wh_batch_clear(batch));
 	want(-EINVAL, wh_batch_submit(batch));
-	transfer = piece(&f, WH_WRITE, 5000, 5000, 1000);
+	transfer = fragment(&f, WH_WRITE, 5000, 5000, 1000);
 	want(0, wh_batch_add(batch, &transfer, 1));
 	want(0, batch_run(batch));
 	want_true(target_check(&f, 0, 5000, 0, 2) == PATTERN_GOOD, "a cleared transfer ran");
@@ -517,8 +517,8 @@ static void mixed__reads_and_writes(void **state)
 	pattern_fill(f.local + LENGTH, LENGTH, 0, 3);
 	target_fill(&f, 0, LENGTH, 0, 2);
 	for (uint64_t i = 0; i < COUNT; i++)
-		transfers[i] = i % 2 ? piece(&f, WH_READ, LENGTH + i * EACH, i * EACH, EACH) :
-				       piece(&f, WH_WRITE, i * EACH, i * EACH, EACH);
+		transfers[i] = i % 2 ? fragment(&f, WH_READ, LENGTH + i * EACH, i * EACH, EACH) :
+				       fragment(&f, WH_WRITE, i * EACH, i * EACH, EACH);
 	batch = batch_of(&f, transfers, COUNT);
 	want(0, batch_run(batch));
 	want_route(&f, batch, COUNT * EACH);
@@ -549,7 +549,7 @@ static void routes__before_and_after(void **state)
 	int length;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = piece(&f, WH_WRITE, 0, 0, 1000);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 1000);
 	batch = batch_of(&f, &transfer, 1);
 	want(0, wh_batch_routes(batch, routes, &count));
 	for (size_t i = 0; i < count; i++)

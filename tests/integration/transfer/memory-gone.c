@@ -44,7 +44,7 @@ static void want_fault(struct fixture *f, uint32_t op, uint64_t length)
 	struct wh_batch *batch;
 
 	for (unsigned int i = 0; i < 3; i++)
-		transfers[i] = piece(f, op, i * 64 * PAGE, i * 64 * PAGE, i == 1 ? length : 8);
+		transfers[i] = fragment(f, op, i * 64 * PAGE, i * 64 * PAGE, i == 1 ? length : 8);
 	batch = batch_of(f, transfers, 3);
 	for (unsigned int round = 0; round < 2; round++) {
 		want(-EFAULT, batch_run(batch));

@@ -38,7 +38,7 @@ static void order__bytes_come_first(void **state)
 
 	fixture_open(&f, *state, LENGTH);
 	for (uint64_t i = 0; i < 4; i++)
-		transfers[i] = piece(&f, WH_WRITE, i * LENGTH / 4, i * LENGTH / 4, LENGTH / 4);
+		transfers[i] = fragment(&f, WH_WRITE, i * LENGTH / 4, i * LENGTH / 4, LENGTH / 4);
 	batch = batch_of(&f, transfers, 4);
 	for (uint64_t round = 1; round <= SCALE(60, 10); round++) {
 		size_t bad;
@@ -67,7 +67,7 @@ static void order__after_a_read(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, LENGTH);
-	transfer = piece(&f, WH_READ, 0, 0, LENGTH);
+	transfer = fragment(&f, WH_READ, 0, 0, LENGTH);
 	batch = batch_of(&f, &transfer, 1);
 	for (uint64_t round = 1; round <= 10; round++) {
 		target_fill(&f, 0, LENGTH, 0, round);

@@ -505,7 +505,7 @@ struct copier {
 	unsigned char *local;
 	struct wh_region *region;
 	atomic_bool *stop;
-	unsigned int rounds;
+	unsigned int submissions;
 	atomic_uint failures; /* looked at while the thread runs */
 	char text[256];
 };
@@ -529,7 +529,7 @@ static void *copier_run(void *argument)
 			if (i)
 				memset(c->local, 0, PART);
 			else
-				pattern_fill(c->local, PART, 0, c->rounds);
+				pattern_fill(c->local, PART, 0, c->submissions);
 			one.remote = remote.id;
 			if (!error)
 				error = wh_batch_new(c->arena->peer, NULL, &batch);
@@ -543,11 +543,13 @@ static void *copier_run(void *argument)
 			}
 			c->failures += error != 0;
 		}
-		if (pattern_check(c->local, part_length(c->part), 0, c->rounds) != PATTERN_GOOD) {
-			snprintf(c->text, sizeof(c->text), "wrong bytes in round %u", c->rounds);
+		if (pattern_check(c->local, part_length(c->part), 0, c->submissions) !=
+		    PATTERN_GOOD) {
+			snprintf(c->text, sizeof(c->text), "wrong bytes in round %u",
+				 c->submissions);
 			c->failures++;
 		}
-		c->rounds++;
+		c->submissions++;
 	}
 	return NULL;
 }
@@ -589,8 +591,8 @@ static void race(const char *const *config)
 		struct copier *c = &copiers[i];
 
 		want(0, pthread_join(c->thread, NULL));
-		want_true(!c->failures && c->rounds, "%u failures, %u rounds: %s", c->failures,
-			  c->rounds, c->text);
+		want_true(!c->failures && c->submissions, "%u failures, %u rounds: %s", c->failures,
+			  c->submissions, c->text);
 		want(0, wh_region_unregister(c->region));
 		pages_free(c->local, PART);
 	}

@@ -325,7 +325,7 @@ static void mixed__blocks_and_transfers(void **state)
 	base.local_offset = f.length;
 	base.remote_offset = 2 * COUNT * BLOCK;
 	want(0, wh_blocks_prepare(f.peer, &desc, &second));
-	single = piece(&f, WH_WRITE, COUNT * BLOCK, COUNT * BLOCK, COUNT * BLOCK);
+	single = fragment(&f, WH_WRITE, COUNT * BLOCK, COUNT * BLOCK, COUNT * BLOCK);
 	batch = batch_of(&f, &single, 1);
 	want(0, wh_batch_add_blocks(batch, first));
 	want(0, wh_batch_add_blocks(batch, second));

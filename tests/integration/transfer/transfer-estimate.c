@@ -22,15 +22,15 @@ static uint64_t batches_done(struct fixture *f)
 /* More bytes, and more transfers, take longer; and nothing of the batch is moved. */
 static void estimate__measured_once(void **state)
 {
-	struct wh_estimate few, many, pieces, again;
+	struct wh_estimate few, many, fragments, again;
 	struct wh_transfer transfers[2];
 	struct wh_batch *batch, *large;
 	uint64_t probed;
 	struct fixture f;
 
 	fixture_open(&f, *state, 1024 * KIB);
-	transfers[0] = piece(&f, WH_WRITE, 0, 0, 1);
-	transfers[1] = piece(&f, WH_WRITE, 4096, 4096, 512 * KIB);
+	transfers[0] = fragment(&f, WH_WRITE, 0, 0, 1);
+	transfers[1] = fragment(&f, WH_WRITE, 4096, 4096, 512 * KIB);
 	batch = batch_of(&f, transfers, 1);
 	few = estimate(batch);
 	want(1, few.bytes);
@@ -45,10 +45,10 @@ static void estimate__measured_once(void **state)
 	many = estimate(large);
 	want_true(many.duration >= few.duration, "512 KiB take less than a byte");
 	want(0, wh_batch_add(large, transfers, 1));
-	pieces = estimate(large);
-	want(512 * KIB + 1, pieces.bytes);
-	want(2, pieces.transfers);
-	want_true(pieces.duration >= many.duration, "one more takes less");
+	fragments = estimate(large);
+	want(512 * KIB + 1, fragments.bytes);
+	want(2, fragments.transfers);
+	want_true(fragments.duration >= many.duration, "one more takes less");
 	again = estimate(batch);
 	want(few.duration, again.duration);
 	want(probed, batches_done(&f));
@@ -68,7 +68,7 @@ static void estimate__nothing_to_measure_with(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 4 * KIB);
-	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
 	batch = batch_of(&f, &transfer, 1);
 	out = estimate(batch);
 	want(100, out.bytes);
@@ -99,7 +99,7 @@ static void estimate__in_a_callback(void **state)
 	struct fixture f;
 
 	fixture_open(&f, *state, 128 * KIB);
-	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
 	asked = batch_of(&f, &transfer, 1);
 	for (int round = 0; round < 2; round++) {
 		answer = 0;
@@ -125,7 +125,7 @@ static void estimate__nonsense(void **state)
 
 	(void)state;
 	fixture_open(&f, &route_self, 4 * KIB);
-	transfer = piece(&f, WH_WRITE, 0, 0, 100);
+	transfer = fragment(&f, WH_WRITE, 0, 0, 100);
 	batch = batch_of(&f, &transfer, 1);
 	want(-EINVAL, wh_batch_estimate(NULL, &out));
 	want(-EINVAL, wh_batch_estimate(batch, NULL));

@@ -342,8 +342,8 @@ static void open__arguments(void **state)
 	};
 	struct wh_window_options options = { .size = sizeof(options) };
 	struct wh_window *window;
-	char knob[64];
-	const char *knobs[] = { knob, NULL };
+	char setting[64];
+	const char *knobs[] = { setting, NULL };
 	struct wh_engine_options engine_options = { .size = sizeof(engine_options),
 						    .listen = "none",
 						    .config = knobs };
@@ -363,7 +363,7 @@ static void open__arguments(void **state)
 	assert_int_equal(wh_window_open(engine, at, 1, &options, &window), -EINVAL);
 	for (size_t i = 0; i < sizeof(orders) / sizeof(orders[0]); i++)
 		refused_by(memory, 1, orders[i], EINVAL, "driver, dmabuf, rm, rm-watch or staged");
-	strcpy(knob, "window=rm,shm");
+	strcpy(setting, "window=rm,shm");
 	assert_int_equal(wh_engine_open(&engine_options, &other), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "window=rm,shm"));
 }
