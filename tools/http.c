@@ -2,13 +2,16 @@
 #include "http.h"
 
 #include <errno.h>
+#include <netinet/in.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "net/quota.h"
 #include "util/clock.h"
+#include "util/list.h"
 #include "util/listener.h"
+#include "util/loop.h"
 
 /* Connections that have been cut off, and that libmicrohttpd has not closed yet. */
 #define ENDING 64

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Who of a crowd of connections has to go. */
 #include "compat/mooncake/connection-limit.h"
-#include "core/core.h"
+#include "net/quota.h"
+#include "util/list.h"
 
 void wh_mooncake_limit_enter(struct wh_mooncake_limit *crowd, struct wh_mooncake_limited *guest,
 			     const struct sockaddr_storage *from)

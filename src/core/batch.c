@@ -7,10 +7,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/plan.h"
+#include "core/queue.h"
+#include "core/region.h"
+#include "core/stream.h"
 #include "gpu/stream.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
 #include "util/futex.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "util/options.h"
 
 /* How long a cancelled batch's work in flight may take to end by itself before it is cut off. */

@@ -4,9 +4,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/region.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
 
 /* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */

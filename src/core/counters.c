@@ -6,9 +6,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/observer.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/session.h"
+#include "memory/region-table.h"
 #include "telemetry/observation.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
 
 _Static_assert((int)WH_TRANSPORT_COUNT <= WH_TRANSPORTS_MAX, "room for every transport");

@@ -12,14 +12,30 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/notification.h"
+#include "core/observer.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/session.h"
 #include "gpu/staging.h"
 #include "gpu/stream.h"
+#include "memory/region-table.h"
+#include "net/acceptor.h"
+#include "net/trust.h"
+#include "rendezvous/registry.h"
 #include "rendezvous/rendezvous.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "util/options.h"
 #include "util/text.h"
 #include "window/view.h"
+#include "wire/wire.h"
 
 /* ---- guards ------------------------------------------------------------------------------- */
 

@@ -5,8 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/plan.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "gpu/region-window.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
 
 static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])

@@ -19,10 +19,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/session.h"
+#include "net/control.h"
+#include "net/quota.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "util/ready.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 #define WINDOW 16
 #define SEQUENCE 8 /* bytes of it in front of the user's */

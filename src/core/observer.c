@@ -13,11 +13,16 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/observer.h"
 #include "telemetry/directory.h"
 #include "telemetry/observation.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/listener.h"
+#include "util/loop.h"
 
 #define CLIENTS 8
 #define PATIENCE (2 * WH_SECOND)

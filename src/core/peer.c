@@ -8,12 +8,30 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/blocks.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/region.h"
 #include "core/remote.h"
+#include "core/session.h"
+#include "memory/region-table.h"
+#include "net/control.h"
+#include "net/handshake.h"
+#include "net/tls.h"
+#include "net/trust.h"
+#include "rendezvous/registry.h"
 #include "rendezvous/rendezvous.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "util/options.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 #define BACKOFF_FIRST (10 * WH_MS)
 #define BACKOFF_MOST (1000 * WH_MS)

@@ -5,7 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/plan.h"
+#include "core/region.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
+#include "util/error.h"
 
 /* What is known of the regions looked at last; neighbours mostly share them. */
 struct choice {

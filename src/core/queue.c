@@ -4,8 +4,13 @@
 #include <limits.h>
 #include <stdlib.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/queue.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/ready.h"
 
 struct wh_queue {

@@ -11,11 +11,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "core/remote.h"
+#include "core/session.h"
 #include "gpu/region-window.h"
+#include "memory/memory.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
+#include "wire/wire.h"
 
 #define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
 

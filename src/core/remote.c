@@ -6,8 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "wire/wire.h"
 
 #define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
 

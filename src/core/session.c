@@ -6,10 +6,25 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/notification.h"
+#include "core/region.h"
+#include "core/session.h"
 #include "gpu/staging.h"
+#include "memory/region-table.h"
+#include "net/control.h"
+#include "net/handshake.h"
+#include "net/quota.h"
+#include "net/tls.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 /* More than that many engines connected to one are refused. */
 #define SESSIONS_MAX 16384
@@ -167,14 +182,14 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
-int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t entry,
+int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
 	struct wh_session *session;
 	struct wh_quota *quota;
 	int error;
 
-	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, entry) : NULL;
+	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, source) : NULL;
 	session = quota ? calloc(1, sizeof(*session)) : NULL;
 	if (!session) {
 		if (quota)

@@ -10,8 +10,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/stream.h"
 #include "gpu/stream.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
 
 struct wh_stream_dependency {

@@ -8,7 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "util/config.h"
+#include "util/error.h"
 #include "util/options.h"
 #include "window/view.h"
 

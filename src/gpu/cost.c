@@ -3,9 +3,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 
-#include "core/core.h"
 #include "gpu/stream.h"
 #include "util/clock.h"
+#include "util/list.h"
 
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream)
 {

@@ -9,7 +9,7 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/core.h"
+#include "core/blocks.h"
 #include "gpu/stream.h"
 
 /* Shorter lists are read where the CPU wrote them; longer ones would take too much of a GPU. */

@@ -10,9 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/blocks.h"
 #include "gpu/stream.h"
 #include "util/clock.h"
+#include "util/error.h"
+#include "util/list.h"
 
 /* Lists that short are read by the kernel where the CPU wrote them: taking them to the GPU first
  * would cost more than it saves. */

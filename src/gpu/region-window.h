@@ -17,7 +17,10 @@
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
+#include "core/remote.h"
+#include "transport/transport.h"
 #include "window/view.h"
 
 #define WH_REGION_WINDOW_FEW                                                                       \

@@ -6,9 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/region.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "util/list.h"
 
 #define PAIRS 256 /* made at a time */
 

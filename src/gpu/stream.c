@@ -11,9 +11,13 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
 #include "util/futex.h"
+#include "util/list.h"
 
 /* How often the thread looks while something is under way, and how long it goes on looking after
  * the last job before it sleeps for good. */

@@ -12,9 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "gpu/staging.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
+#include "util/error.h"
+#include "util/list.h"
 
 struct wh_warm_up {
 	struct wh_engine *engine;

@@ -14,8 +14,10 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
 #include "memory/memory.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/options.h"
 
 /* Both are younger than the C library of some systems that the library is built on. */

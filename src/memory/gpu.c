@@ -8,8 +8,9 @@
 #include <errno.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
 #include "memory/memory.h"
+#include "util/error.h"
 
 /* What IPC hands to another process is the driver's block, of this size, with all that is in it. */
 #define BLOCK ((size_t)2 << 20)

@@ -8,8 +8,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "memory/memory.h"
+#include "util/error.h"
 
 #define NODES 1024 /* the most that kernels are built for */
 #define WORD (8 * sizeof(unsigned long))

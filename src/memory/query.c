@@ -5,8 +5,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "memory/memory.h"
+#include "util/error.h"
 #include "util/options.h"
 
 static const char managed[] =

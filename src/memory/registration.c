@@ -11,8 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
 #include "memory/memory.h"
+#include "util/error.h"
 
 typedef unsigned long long ull;
 

@@ -9,15 +9,29 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/session.h"
+#include "net/acceptor.h"
+#include "net/control.h"
+#include "net/handshake.h"
+#include "net/quota.h"
+#include "net/tls.h"
+#include "net/trust.h"
 #include "rendezvous/rendezvous.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "util/listener.h"
+#include "util/loop.h"
+#include "wire/wire.h"
 
 /* Connections that have not proved themselves yet; beyond that one has to go, of all, or of those
  * from one place, which is an address, a network of IPv6, or the unix socket. */
 #define GREETINGS_MAX 512
-#define GREETINGS_PLACE 256
+#define GREETINGS_PER_SOURCE 256
 
 struct acceptor_socket {
 	struct wh_listener listener;
@@ -40,7 +54,7 @@ struct greeting {
 	struct wh_acceptor *acceptor;
 	struct wh_tls *tls; /* NULL: plain, or nothing has come yet */
 	bool local;
-	uint64_t entry; /* where it is from */
+	uint64_t from; /* address or prefix that it comes from */
 	int64_t deadline;
 	bool welcomed; /* `said` receives PROVE now; else HELLO */
 	struct wh_hello hello;
@@ -210,7 +224,7 @@ static void hear_proof(struct greeting *greeting)
 {
 	struct wh_engine *engine = greeting->acceptor->engine;
 	struct wh_hello hello = greeting->hello;
-	uint64_t id = greeting->session, entry = greeting->entry;
+	uint64_t id = greeting->session, from = greeting->from;
 	uint8_t key[WH_KEY_SIZE];
 	struct wh_session *session;
 	struct wh_tls *tls;
@@ -226,7 +240,7 @@ static void hear_proof(struct greeting *greeting)
 	memcpy(key, greeting->proofs.session, sizeof(key));
 	fd = greeting_end(greeting, &tls);
 	if (hello.role == WH_ROLE_CONTROL) {
-		wh_session_new(engine, fd, tls, entry, &hello, id, key);
+		wh_session_new(engine, fd, tls, from, &hello, id, key);
 	} else {
 		session = wh_session_find(engine, id);
 		/* It may have ended in the meantime. */
@@ -359,7 +373,7 @@ static void sweep(struct wh_timer *timer)
 /* The first to go of those from this place, or, without one, of all: the oldest that has said
  * nothing, for who means it says hello at once; else the oldest. The list is in the order of
  * arrival. */
-static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *entry,
+static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_t *from,
 				     unsigned *count)
 {
 	struct greeting *oldest = NULL, *silent = NULL;
@@ -368,7 +382,7 @@ static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_
 	for (struct wh_list *l = acceptor->greetings.next; l != &acceptor->greetings; l = l->next) {
 		struct greeting *greeting = wh_container(l, struct greeting, link);
 
-		if (entry && greeting->entry != *entry)
+		if (from && greeting->from != *from)
 			continue;
 		if (!(*count)++)
 			oldest = greeting;
@@ -379,12 +393,12 @@ static struct greeting *least_wanted(struct wh_acceptor *acceptor, const uint64_
 }
 
 /* Before one more from this place. */
-static void make_room(struct wh_acceptor *acceptor, uint64_t entry)
+static void make_room(struct wh_acceptor *acceptor, uint64_t from)
 {
 	unsigned count;
-	struct greeting *last = least_wanted(acceptor, &entry, &count);
+	struct greeting *last = least_wanted(acceptor, &from, &count);
 
-	if (count < GREETINGS_PLACE)
+	if (count < GREETINGS_PER_SOURCE)
 		last = acceptor->greeting_count >= GREETINGS_MAX ?
 			       least_wanted(acceptor, NULL, &count) :
 			       NULL;
@@ -392,7 +406,7 @@ static void make_room(struct wh_acceptor *acceptor, uint64_t entry)
 		greeting_end(last, NULL);
 }
 
-static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t entry)
+static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t from)
 {
 	struct greeting *greeting = calloc(1, sizeof(*greeting));
 	int64_t timeout = acceptor->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
@@ -405,14 +419,14 @@ static void greet(struct wh_acceptor *acceptor, int fd, bool local, uint64_t ent
 	greeting->source.ready = greeting_ready;
 	greeting->acceptor = acceptor;
 	greeting->local = local;
-	greeting->entry = entry;
+	greeting->from = from;
 	greeting->deadline = wh_deadline(timeout);
 	if (wh_loop_add(&acceptor->engine->loops[0], &greeting->source, EPOLLIN)) {
 		close(fd);
 		free(greeting);
 		return;
 	}
-	make_room(acceptor, entry);
+	make_room(acceptor, from);
 	if (wh_list_empty(&acceptor->greetings))
 		wh_timer_set(&acceptor->engine->loops[0], &acceptor->sweep, greeting->deadline);
 	wh_list_append(&acceptor->greetings, &greeting->link);

@@ -10,9 +10,17 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "net/control.h"
+#include "net/quota.h"
+#include "net/tls.h"
 #include "rendezvous/rendezvous.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "wire/wire.h"
 
 /* What may wait to be sent: the regions of an engine that publishes very many. */
 #define OUT_MAX (256u << 20)

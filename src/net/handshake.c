@@ -4,7 +4,13 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "net/handshake.h"
+#include "net/tls.h"
+#include "net/trust.h"
+#include "util/error.h"
+#include "wire/wire.h"
 
 static int begin(const struct wh_engine *engine, uint16_t role, struct wh_hello *hello)
 {

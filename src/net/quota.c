@@ -4,10 +4,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "net/quota.h"
+#include "util/config.h"
+#include "util/list.h"
 
 /* Engines of one address that are connected at a time. */
-#define SESSIONS_PLACE 4096
+#define SESSIONS_PER_SOURCE 4096
 
 /* An IPv4 address; the half of an IPv6 address that is a network's, for the rest is at its
  * disposal. */
@@ -27,24 +30,24 @@ uint64_t wh_quota_source(const struct sockaddr_storage *address)
 	return IN6_IS_ADDR_V4MAPPED(&v6->sin6_addr) ? half : network;
 }
 
-struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t entry)
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t source)
 {
 	struct wh_quota *quota = NULL;
 
 	for (struct wh_list *l = engine->quotas.next; !quota && l != &engine->quotas; l = l->next) {
 		quota = wh_container(l, struct wh_quota, link);
-		if (quota->entry != entry)
+		if (quota->source != source)
 			quota = NULL;
 	}
 	if (!quota) {
 		quota = calloc(1, sizeof(*quota));
 		if (!quota)
 			return NULL;
-		quota->entry = entry;
-		quota->most = engine->config.number[WH_SETTING_MAX_BUFFERED];
+		quota->source = source;
+		quota->limit = engine->config.number[WH_SETTING_MAX_BUFFERED];
 		wh_list_append(&engine->quotas, &quota->link);
 	}
-	if (quota->sessions == SESSIONS_PLACE)
+	if (quota->sessions == SESSIONS_PER_SOURCE)
 		return NULL;
 	quota->sessions++;
 	return quota;

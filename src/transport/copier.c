@@ -10,9 +10,13 @@
 #include <emmintrin.h>
 #endif
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/fragment.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
 #include "util/clock.h"
 #include "util/futex.h"
+#include "util/list.h"
 
 /* From this size on a piece goes past the caches: its source and its target together are more than
  * they hold, and an ordinary store would fetch each line of the target before it is overwritten.

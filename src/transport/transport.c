@@ -7,7 +7,18 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/plan.h"
+#include "core/region.h"
+#include "core/remote.h"
+#include "core/session.h"
+#include "memory/region-table.h"
+#include "net/handshake.h"
+#include "net/tls.h"
+#include "wire/wire.h"
 
 /* ---- defaults ----------------------------------------------------------------------------- */
 

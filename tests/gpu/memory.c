@@ -12,8 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "gpu.h"
+#include "memory/memory.h"
 
 #define MIB ((size_t)1 << 20)
 

@@ -9,8 +9,14 @@
 
 #include <wherry/wherry.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/session.h"
 #include "util/clock.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "wire/bytes.h"
 
 #define PATIENCE (10 * WH_SECOND)

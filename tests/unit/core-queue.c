@@ -8,8 +8,12 @@
 
 #include <wherry/wherry.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/queue.h"
 #include "util/clock.h"
+#include "util/loop.h"
 
 static struct wh_engine *engine;
 static struct wh_queue *queue;

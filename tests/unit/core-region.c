@@ -9,9 +9,14 @@
 
 #include <wherry/wherry.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/region.h"
 #include "core/remote.h"
+#include "memory/region-table.h"
 #include "util/clock.h"
+#include "util/loop.h"
+#include "wire/wire.h"
 
 #define PATIENCE (10 * WH_SECOND)
 

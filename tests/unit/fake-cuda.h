@@ -10,7 +10,7 @@
 
 #include <wherry/wherry.h>
 
-#include "core/core.h"
+#include "core/engine.h"
 #include "memory/memory.h"
 
 #define MIB ((size_t)1 << 20)

@@ -13,7 +13,9 @@
 
 #include <wherry/wherry.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
+#include "memory/memory.h"
 
 static struct wh_engine *engine;
 

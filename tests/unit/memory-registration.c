@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include "core/region.h"
+
 static struct wh_engine *engine;
 
 static int setup(void **state)

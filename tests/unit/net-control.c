@@ -9,7 +9,9 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "net/control.h"
+#include "util/config.h"
 
 static struct sockaddr_storage address_of(const char *text)
 {

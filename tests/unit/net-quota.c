@@ -4,7 +4,10 @@
 #include <arpa/inet.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "net/quota.h"
+#include "util/config.h"
+#include "util/list.h"
 
 static uint64_t entry(const char *text)
 {

@@ -8,7 +8,7 @@
 
 #include <wherry/error.h>
 
-#include "core/core.h"
+#include "core/peer.h"
 #include "rendezvous/rendezvous.h"
 
 _Static_assert(WH_RENDEZVOUS_MOST == WH_PEER_ADDRESSES, "a peer has room for what is resolved");

@@ -6,9 +6,15 @@
 #include <stdio.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/fragment.h"
+#include "core/region.h"
+#include "memory/region-table.h"
 #include "transport/copier.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/list.h"
 
 #define PATIENCE (20 * WH_SECOND)
 

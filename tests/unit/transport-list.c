@@ -3,7 +3,10 @@
 
 #include <errno.h>
 
-#include "core/core.h"
+#include <wherry/transfer.h>
+
+#include "core/region.h"
+#include "memory/region-table.h"
 #include "transport/transport.h"
 
 static void list__each_is_sound(void **state)

@@ -7,9 +7,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
+#include "util/error.h"
 
 /* ---- engine ------------------------------------------------------------------------------------
  */

@@ -15,10 +15,17 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "gpu/stream.h"
+#include "memory/memory.h"
+#include "memory/region-table.h"
 #include "platform/cuda.h"
 #include "transport/transport.h"
+#include "util/error.h"
 
 struct wh_remote_region;
 struct wh_segment;

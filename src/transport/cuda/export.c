@@ -12,11 +12,15 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 _Static_assert(WH_EXPORTED_TEXT == WH_REFUSAL, "a reason fits");
 

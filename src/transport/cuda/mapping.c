@@ -8,10 +8,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "wire/wire.h"
 
 typedef unsigned long long ull;
 

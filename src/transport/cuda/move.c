@@ -10,9 +10,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
+#include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
+#include "util/error.h"
+#include "util/list.h"
 
 #define PAIRS 512 /* made at a time */
 

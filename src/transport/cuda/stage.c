@@ -8,10 +8,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/region.h"
 #include "transport/copier.h"
 #include "transport/cuda/cuda.h"
 #include "util/clock.h"
+#include "util/list.h"
 
 #define SLOTS 4 /* of one part at a time */
 #define RUNS 256u /* of one slot */

@@ -8,10 +8,21 @@
 #include <errno.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
+#include "transport/transport.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 
 #define RUNS (WH_REGION_WINDOW_FEW / WH_REGION_WINDOW_RUN)
 

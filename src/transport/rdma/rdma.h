@@ -38,9 +38,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
+#include "core/session.h"
+#include "memory/memory.h"
+#include "memory/region-table.h"
 #include "platform/verbs.h"
 #include "transport/transport.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "wire/wire.h"
 
 #define RDMA_NICS 16
 #define RDMA_RAILS 32

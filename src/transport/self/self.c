@@ -5,9 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/region.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/copier.h"
+#include "transport/transport.h"
+#include "util/config.h"
+#include "util/error.h"
 
 static char *self_map(const struct wh_region_entry *entry, uint32_t op)
 {

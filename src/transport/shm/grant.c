@@ -20,9 +20,13 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/fragment.h"
+#include "core/region.h"
+#include "core/session.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/shm/shm.h"
+#include "util/list.h"
 
 #define BOTH (WH_ACCESS_READ | WH_ACCESS_WRITE)
 

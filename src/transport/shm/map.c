@@ -20,12 +20,18 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/peer.h"
+#include "core/region.h"
+#include "core/remote.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/list.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 /* All segments of a region. */
 #define EXPORTS_TIMEOUT (10 * WH_SECOND)

@@ -14,11 +14,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/region.h"
+#include "core/session.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
+#include "net/handshake.h"
+#include "net/tls.h"
 #include "transport/cuda/cuda.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 /* ---- the alive page ------------------------------------------------------------------------ */
 

@@ -14,11 +14,23 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/remote.h"
 #include "memory/memory.h"
+#include "memory/region-table.h"
+#include "net/handshake.h"
 #include "transport/cuda/cuda.h"
+#include "transport/transport.h"
 #include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
 #include "wire/bytes.h"
+#include "wire/wire.h"
 
 /* The owner answers at once or is not well. */
 #define ANSWER_TIMEOUT WH_SECOND

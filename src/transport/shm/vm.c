@@ -12,8 +12,12 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "core/core.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
 #include "transport/shm/shm.h"
+#include "transport/transport.h"
+#include "util/config.h"
 
 #ifndef SO_PEERPIDFD
 #define SO_PEERPIDFD 77 /* Linux 6.5 */

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "core/region.h"
 #include "memory/memory.h"
 #include "transport/tcp/tcp.h"
 #include "util/clock.h"

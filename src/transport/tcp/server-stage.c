@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/region.h"
 #include "memory/memory.h"
 #include "transport/tcp/server.h"
 

@@ -15,6 +15,7 @@
 
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "net/quota.h"
 #include "transport/tcp/server.h"
 #include "wire/bytes.h"
 

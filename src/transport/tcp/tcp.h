@@ -20,7 +20,15 @@
 
 #include <sys/uio.h>
 
-#include "core/core.h"
+#include "core/batch.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/peer.h"
+#include "core/session.h"
+#include "net/tls.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "wire/wire.h"
 
 #define TCP_WINDOW 64 /* requests unanswered on one connection */
 #define TCP_READ_AHEAD 4 /* of them reads, in slices' worth of bytes */

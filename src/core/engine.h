@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * An engine: its threads, its identity, its transports and the tables of all other objects.
+ *
+ * Threads: an engine has `loop_count` progress threads (util/loop.h). Loop 0 also serves the
+ * listeners, the handshakes and all control connections; sessions and the connecting side of peers
+ * are touched on it alone, save for what has a lock of its own. Callbacks run on loop 0.
+ *
+ * Locks, outermost first: engine.lock, peer.lock, wh_region_table.lock, control.lock. None is held
+ * while bytes move. engine.registrations_lock is taken with none of them, and held while the driver
+ * is asked. peer.count_lock is the innermost of all.
+ */
+#ifndef WH_CORE_ENGINE_H
+#define WH_CORE_ENGINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <wherry/engine.h>
+
+#include "core/counters.h"
+#include "memory/region-table.h"
+#include "net/trust.h"
+#include "transport/transport.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "wire/wire.h"
+
+struct wh_acceptor;
+struct wh_cuda;
+struct wh_gpus;
+struct wh_inbox;
+struct wh_observer;
+struct wh_registry;
+struct wh_warm_up;
+struct wh_windows;
+
+struct wh_engine {
+	struct wh_config config;
+	struct wh_trust trust;
+	char name[WH_NAME_MAX];
+	char url[96];
+	uint64_t epoch;
+	uint8_t host[16];
+	char socket_name[WH_NAME_MAX]; /* of the abstract unix socket; "": none */
+	/* A page that is wiped in a forked child: 1 in the process that opened the engine. */
+	volatile unsigned char *ours;
+	void (*log)(void *arg, const char *line);
+	void *log_arg;
+
+	struct wh_loop *loops;
+	unsigned loop_count;
+	_Atomic unsigned next_loop;
+
+	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
+	struct wh_list peers;
+	struct wh_list sessions;
+	struct wh_list quotas; /* on loop 0 */
+	struct wh_list memory; /* struct wh_allocation */
+	/* the last one given to an allocation, or to a state of one; under lock */
+	uint64_t memory_number;
+	uint64_t removes; /* REMOVE frames sent to every session; under lock */
+	uint64_t next_session; /* on loop 0 */
+	unsigned session_count; /* on loop 0 */
+	unsigned queue_count;
+	struct wh_region_table regions; /* of struct wh_region */
+	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
+	pthread_mutex_t registrations_lock;
+	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
+	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
+	struct wh_warm_up *early; /* what peers may ask of it is made ready */
+	void *transport[WH_TRANSPORT_COUNT];
+	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
+	unsigned order_count;
+	/* place in the knob's list, be it on or off; else the count */
+	uint8_t rank[WH_TRANSPORT_COUNT];
+	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
+	bool not_here[WH_TRANSPORT_COUNT]; /* that is its setting, or there is no such device */
+
+	struct wh_acceptor *acceptor;
+	struct wh_registry *registry; /* NULL: none */
+	struct wh_inbox *inbox;
+	struct wh_windows *windows; /* once one was opened; under lock, then kept */
+	unsigned window_count; /* under lock */
+	pthread_mutex_t region_window_lock; /* opening a region's window; comes before `lock` */
+
+	struct wh_engine_statistics statistics;
+	struct wh_statistics past; /* of peers that have been closed; under lock */
+	struct wh_observer *observer; /* NULL: nobody may ask */
+
+	pthread_mutex_t callback_lock;
+	struct wh_list callbacks; /* batches whose callback is due */
+	struct wh_task callback_task;
+};
+
+/* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */
+int wh_engine_guard(const struct wh_engine *engine, const char *call);
+/* Is this one of the engine's own threads, so that waiting would never end? */
+bool wh_engine_inside(const struct wh_engine *engine);
+void wh_engine_log(struct wh_engine *engine, const char *format, ...)
+	__attribute__((format(printf, 2, 3)));
+/* What HELLO and WELCOME say of it. */
+uint32_t wh_engine_capabilities(const struct wh_engine *engine);
+/* The loop for the next data connection, in turn. */
+struct wh_loop *wh_engine_loop(struct wh_engine *engine);
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Limits per client address.
+ *
+ * There is one quota per IPv4 address or IPv6 /64, so that one host cannot use up what all clients
+ * share. A quota exists while at least one session from its address is open. Loop 0 owns it; the
+ * byte counters are atomic because data loops charge them, too.
+ */
+#ifndef WH_NET_QUOTA_H
+#define WH_NET_QUOTA_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "util/list.h"
+
+struct wh_engine;
+
+struct wh_quota {
+	struct wh_list link; /* engine.quotas */
+	uint64_t source; /* as wh_quota_source() says */
+	unsigned sessions; /* open now */
+	int64_t limit; /* bytes, for each counter below; setting `max_buffered` */
+	_Atomic int64_t buffered; /* bytes: data connections and their requests */
+	_Atomic int64_t queued; /* bytes: control connections, undelivered notifications */
+};
+
+/* An IPv4 address, or the first 64 bits of an IPv6 address. */
+uint64_t wh_quota_source(const struct sockaddr_storage *address);
+/* Find or create the quota of `source` and count one session more. On loop 0.
+ * NULL: too many sessions from that address, or no memory. */
+struct wh_quota *wh_quota_acquire(struct wh_engine *engine, uint64_t source);
+/* Count one session less; the last one frees the quota. On loop 0. */
+void wh_quota_release(struct wh_quota *quota);
+
+/* Charge `bytes` to `buffered`; a negative amount is a refund. It always succeeds: callers look at
+ * wh_quota_is_full() before they take more in. */
+static inline void wh_quota_charge_buffered(struct wh_quota *quota, int64_t bytes)
+{
+	atomic_fetch_add_explicit(&quota->buffered, bytes, memory_order_relaxed);
+}
+
+/* True: a new request has to wait until something that is buffered has ended. */
+static inline bool wh_quota_is_full(const struct wh_quota *quota)
+{
+	return atomic_load_explicit(&quota->buffered, memory_order_relaxed) >= quota->limit;
+}
+
+/* Charge `bytes` to `queued`; a negative amount is a refund and always succeeds.
+ * False: the limit would be exceeded; nothing is charged. */
+static inline bool wh_quota_charge_queued(struct wh_quota *quota, int64_t bytes)
+{
+	int64_t before = atomic_fetch_add_explicit(&quota->queued, bytes, memory_order_relaxed);
+
+	if (bytes <= 0 || before + bytes <= quota->limit)
+		return true;
+	atomic_fetch_sub_explicit(&quota->queued, bytes, memory_order_relaxed);
+	return false;
+}
+
+#endif
