@@ -325,8 +325,10 @@ static int open_cuda(struct wh_engine *engine)
 	bool off = !strcmp(path, "off") || !strcmp(path, "no");
 	int error = wh_cuda_open(off ? NULL : path, &engine->cuda);
 
+	engine->memory.cuda = engine->cuda;
 	if (!error && off)
-		wh_cuda_off(engine->cuda, "GPUs are switched off by the knob cuda (WHERRY_CUDA)");
+		wh_cuda_off(engine->cuda,
+			    "GPUs are switched off by the setting cuda (WHERRY_CUDA)");
 	return error;
 }
 
@@ -431,10 +433,10 @@ static void give_back(struct wh_engine *engine)
 {
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
-	pthread_mutex_destroy(&engine->registrations_lock);
 	pthread_mutex_destroy(&engine->region_window_lock);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
+	wh_memory_domain_destroy(&engine->memory);
 	wh_cuda_close(engine->cuda);
 	wh_trust_close(&engine->trust);
 	free(engine);
@@ -459,15 +461,14 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	engine->log_arg = options.log_arg;
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
-	pthread_mutex_init(&engine->registrations_lock, NULL);
 	pthread_mutex_init(&engine->region_window_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_list_init(&engine->quotas);
-	wh_list_init(&engine->memory);
 	wh_list_init(&engine->callbacks);
 	engine->callback_task.run = run_callbacks;
 
+	wh_memory_domain_init(&engine->memory);
 	error = wh_config_load(&engine->config, options.config);
 	if (!error)
 		error = log_unknown_variables(engine);
@@ -550,7 +551,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 
 static int engine_try_close(struct wh_engine *engine)
 {
-	unsigned memory = 0, peers = 0;
+	unsigned memory, peers = 0;
 	int error = wh_engine_guard(engine, "wh_engine_close");
 
 	if (error)
@@ -559,8 +560,7 @@ static int engine_try_close(struct wh_engine *engine)
 		return wh_fail(EDEADLK,
 			       "wh_engine_close: called from one of the engine's own threads");
 	pthread_mutex_lock(&engine->lock);
-	for (struct wh_list *l = engine->memory.next; l != &engine->memory; l = l->next)
-		memory++;
+	memory = wh_memory_domain_count(&engine->memory);
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		peers++;
 	if (memory || peers || engine->queue_count || engine->regions.count || engine->window_count)

@@ -22,6 +22,7 @@
 #include <wherry/engine.h>
 
 #include "core/counters.h"
+#include "memory/memory.h"
 #include "memory/region-table.h"
 #include "net/trust.h"
 #include "transport/transport.h"
@@ -61,17 +62,13 @@ struct wh_engine {
 	struct wh_list peers;
 	struct wh_list sessions;
 	struct wh_list quotas; /* on loop 0 */
-	struct wh_list memory; /* struct wh_allocation */
-	/* the last one given to an allocation, or to a state of one; under lock */
-	uint64_t memory_number;
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
 	unsigned queue_count;
 	struct wh_region_table regions; /* of struct wh_region */
+	struct wh_memory_domain memory;
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
-	pthread_mutex_t registrations_lock;
-	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
 	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
 	struct wh_warm_up *early; /* what peers may ask of it is made ready */
 	void *transport[WH_TRANSPORT_COUNT];

@@ -186,13 +186,13 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 }
 
 /* Fill an entry that nobody sees yet. Under engine.lock. */
-static void fill(struct wh_region *region, struct wh_allocation *memory,
+static void fill(struct wh_engine *engine, struct wh_region *region, struct wh_allocation *memory,
 		 struct wh_registration *registration, uint32_t access, struct wh_rights *rights)
 {
 	struct wh_region_entry *entry = &region->entry;
 
 	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
-	region->engine = registration->engine;
+	region->engine = engine;
 	region->memory = memory;
 	region->registration = registration;
 	region->rights = rights;
@@ -215,7 +215,7 @@ static void change_memory(struct wh_region *region, bool joins)
 
 	if (!memory)
 		return;
-	memory->version = ++region->engine->memory_number;
+	memory->version = atomic_fetch_add(&region->engine->memory.number, 1) + 1;
 	if (region->entry.access & WH_ACCESS_READ)
 		memory->readable += length;
 	if (region->entry.access & WH_ACCESS_WRITE)
@@ -243,8 +243,8 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 	struct wh_allocation *memory;
 	struct wh_region *region;
 	uint64_t id;
-	int error = wh_allocation_holds(engine, (void *)(uintptr_t)registration->address,
-					registration->length, &memory);
+	int error = wh_allocation_acquire(&engine->memory, (void *)(uintptr_t)registration->address,
+					  registration->length, &memory);
 
 	if (error) {
 		free(name);
@@ -253,19 +253,20 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 	region = (struct wh_region *)wh_region_table_new(&engine->regions, &id);
 	if (!region) {
 		free(name);
+		wh_allocation_release(&engine->memory, memory);
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
-	fill(region, memory, registration, options->access, rights);
+	fill(engine, region, memory, registration, options->access, rights);
 	region->entry.name = name;
 	error = wh_region_table_publish(&engine->regions, &region->entry, id);
+	if (error)
+		wh_allocation_release(&engine->memory, memory);
 	if (error == -EEXIST)
 		return wh_fail(EEXIST,
 			       "wh_region_register: there is a region of the name \"%s\" already",
 			       options->name);
 	if (error)
 		return wh_fail(-error, "wh_region_register: no memory for another region");
-	if (memory)
-		memory->regions++;
 	publish(engine, region);
 	*out = region;
 	return 0;
@@ -301,7 +302,7 @@ static int region_try_register(struct wh_engine *engine, void *address, size_t l
 		}
 	}
 	begun = wh_now();
-	error = wh_registration_get(engine, address, length, &registration);
+	error = wh_registration_get(&engine->memory, address, length, &registration);
 	if (error) {
 		free(name);
 		free(rights);
@@ -402,8 +403,7 @@ static int region_try_unregister(struct wh_region *region)
 	}
 	wh_region_window_close(region);
 	pthread_mutex_lock(&engine->lock);
-	if (region->memory)
-		region->memory->regions--;
+	wh_allocation_release(&engine->memory, region->memory);
 	registration = region->registration;
 	free(region->rights);
 	region->rights = NULL;

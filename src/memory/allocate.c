@@ -14,7 +14,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/engine.h"
 #include "memory/memory.h"
 #include "util/error.h"
 #include "util/list.h"
@@ -178,13 +177,13 @@ err_close:
 }
 
 /* What SHARED is, locked for GPUs: its pages are there from now on. */
-static int alloc_pinned(struct wh_engine *engine, struct wh_allocation *memory)
+static int alloc_pinned(struct wh_memory_domain *domain, struct wh_allocation *memory)
 {
 	int error = alloc_shared(memory);
 
 	if (error)
 		return error;
-	error = wh_gpu_pin(engine, memory);
+	error = wh_gpu_pin(domain, memory);
 	if (error) {
 		munmap(memory->base, memory->length);
 		close(memory->fd);
@@ -192,7 +191,7 @@ static int alloc_pinned(struct wh_engine *engine, struct wh_allocation *memory)
 	return error;
 }
 
-static int alloc_kind(struct wh_engine *engine, struct wh_allocation *memory)
+static int alloc_kind(struct wh_memory_domain *domain, struct wh_allocation *memory)
 {
 	switch (memory->kind) {
 	case WH_MEMORY_PAGEABLE:
@@ -202,20 +201,20 @@ static int alloc_kind(struct wh_engine *engine, struct wh_allocation *memory)
 	case WH_MEMORY_SHARED:
 		return alloc_shared(memory);
 	case WH_MEMORY_PINNED:
-		return alloc_pinned(engine, memory);
+		return alloc_pinned(domain, memory);
 	default:
-		return wh_gpu_alloc(engine, memory);
+		return wh_gpu_alloc(domain, memory);
 	}
 }
 
-static int free_kind(struct wh_engine *engine, struct wh_allocation *memory)
+static int free_kind(struct wh_memory_domain *domain, struct wh_allocation *memory)
 {
 	int error = 0;
 
 	if (memory->kind > WH_MEMORY_PINNED)
-		return wh_gpu_free(engine, memory);
+		return wh_gpu_free(domain, memory);
 	if (memory->kind == WH_MEMORY_PINNED)
-		error = wh_gpu_unpin(engine, memory);
+		error = wh_gpu_unpin(domain, memory);
 	munmap(memory->base, memory->length);
 	if (memory->fd >= 0)
 		close(memory->fd);
@@ -242,15 +241,13 @@ static int check(const struct wh_memory_options *options)
 	return 0;
 }
 
-static int memory_try_alloc(struct wh_engine *engine, size_t length,
-			    const struct wh_memory_options *given, void **out)
+int wh_memory_domain_alloc(struct wh_memory_domain *domain, size_t length,
+			   const struct wh_memory_options *given, void **out)
 {
 	struct wh_memory_options options;
 	struct wh_allocation *memory;
-	int error = wh_engine_guard(engine, "wh_memory_alloc");
+	int error;
 
-	if (error)
-		return error;
 	if (!out || !length)
 		return wh_fail(EINVAL, "wh_memory_alloc: %s", out ? "length is 0" : "out is NULL");
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
@@ -267,35 +264,28 @@ static int memory_try_alloc(struct wh_engine *engine, size_t length,
 	memory->page_size = (uint32_t)small_page();
 	memory->kind = options.kind ? options.kind : WH_MEMORY_SHARED;
 	memory->flags = options.flags;
-	error = wh_location_find(engine, options.location, memory);
+	error = wh_location_find(domain, options.location, memory);
 	if (!error)
-		error = alloc_kind(engine, memory);
+		error = alloc_kind(domain, memory);
 	if (error) {
 		free(memory);
 		return error;
 	}
 	wh_list_init(&memory->members);
-	pthread_mutex_lock(&engine->lock);
-	memory->number = memory->version = ++engine->memory_number;
-	wh_list_append(&engine->memory, &memory->link);
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_lock(&domain->lock);
+	memory->number = memory->version = atomic_fetch_add(&domain->number, 1) + 1;
+	wh_list_append(&domain->allocations, &memory->link);
+	pthread_mutex_unlock(&domain->lock);
 	*out = memory->base;
 	return 0;
 }
 
-int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *given,
-		    void **out)
-{
-	wh_fail_begin();
-	return wh_fail_end(memory_try_alloc(engine, length, given, out));
-}
-
-struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address)
+struct wh_allocation *wh_allocation_find(struct wh_memory_domain *domain, const void *address)
 {
 	uintptr_t at = (uintptr_t)address;
 
 	/* What has just been allocated is what is asked about as a rule: from the end. */
-	for (struct wh_list *l = engine->memory.prev; l != &engine->memory; l = l->prev) {
+	for (struct wh_list *l = domain->allocations.prev; l != &domain->allocations; l = l->prev) {
 		struct wh_allocation *memory = wh_container(l, struct wh_allocation, link);
 
 		if (at >= (uintptr_t)memory->base && at - (uintptr_t)memory->base < memory->length)
@@ -304,10 +294,10 @@ struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *a
 	return NULL;
 }
 
-int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t length,
+int wh_allocation_holds(struct wh_memory_domain *domain, const void *address, size_t length,
 			struct wh_allocation **out)
 {
-	struct wh_allocation *memory = wh_allocation_find(engine, address);
+	struct wh_allocation *memory = wh_allocation_find(domain, address);
 
 	if (memory && length > memory->length - (size_t)((const char *)address - memory->base))
 		return wh_fail(EINVAL,
@@ -319,15 +309,35 @@ int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t le
 	return 0;
 }
 
-static int memory_try_free(struct wh_engine *engine, void *address)
+int wh_allocation_acquire(struct wh_memory_domain *domain, const void *address, size_t length,
+			  struct wh_allocation **out)
 {
-	int error = wh_engine_guard(engine, "wh_memory_free");
-	struct wh_allocation *memory;
+	int error;
 
-	if (error)
-		return error;
-	pthread_mutex_lock(&engine->lock);
-	memory = wh_allocation_find(engine, address);
+	pthread_mutex_lock(&domain->lock);
+	error = wh_allocation_holds(domain, address, length, out);
+	if (!error && *out)
+		(*out)->regions++;
+	pthread_mutex_unlock(&domain->lock);
+	return error;
+}
+
+void wh_allocation_release(struct wh_memory_domain *domain, struct wh_allocation *allocation)
+{
+	if (!allocation)
+		return;
+	pthread_mutex_lock(&domain->lock);
+	allocation->regions--;
+	pthread_mutex_unlock(&domain->lock);
+}
+
+int wh_memory_domain_free(struct wh_memory_domain *domain, void *address)
+{
+	struct wh_allocation *memory;
+	int error = 0;
+
+	pthread_mutex_lock(&domain->lock);
+	memory = wh_allocation_find(domain, address);
 	if (!memory)
 		error = wh_fail(
 			EINVAL,
@@ -344,16 +354,34 @@ static int memory_try_free(struct wh_engine *engine, void *address)
 				memory->regions, address);
 	else
 		wh_list_remove(&memory->link);
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_unlock(&domain->lock);
 	if (error)
 		return error;
-	error = free_kind(engine, memory);
+	error = free_kind(domain, memory);
 	free(memory);
 	return error;
 }
 
-int wh_memory_free(struct wh_engine *engine, void *address)
+unsigned wh_memory_domain_count(struct wh_memory_domain *domain)
 {
-	wh_fail_begin();
-	return wh_fail_end(memory_try_free(engine, address));
+	unsigned count = 0;
+
+	pthread_mutex_lock(&domain->lock);
+	for (struct wh_list *l = domain->allocations.next; l != &domain->allocations; l = l->next)
+		count++;
+	pthread_mutex_unlock(&domain->lock);
+	return count;
+}
+
+void wh_memory_domain_init(struct wh_memory_domain *domain)
+{
+	pthread_mutex_init(&domain->lock, NULL);
+	pthread_mutex_init(&domain->registrations_lock, NULL);
+	wh_list_init(&domain->allocations);
+}
+
+void wh_memory_domain_destroy(struct wh_memory_domain *domain)
+{
+	pthread_mutex_destroy(&domain->lock);
+	pthread_mutex_destroy(&domain->registrations_lock);
 }

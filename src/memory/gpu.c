@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "core/engine.h"
 #include "memory/memory.h"
 #include "util/error.h"
 
@@ -210,9 +209,9 @@ static int alloc_mapped(struct wh_cuda *cuda, struct wh_allocation *memory)
 	return 0;
 }
 
-int wh_gpu_pin(struct wh_engine *engine, const struct wh_allocation *memory)
+int wh_gpu_pin(struct wh_memory_domain *domain, const struct wh_allocation *memory)
 {
-	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda *cuda = domain->cuda;
 	struct wh_cuda_scope scope;
 	int error = wh_cuda_enter(cuda, memory->device, &scope);
 
@@ -227,9 +226,9 @@ int wh_gpu_pin(struct wh_engine *engine, const struct wh_allocation *memory)
 	return error;
 }
 
-int wh_gpu_unpin(struct wh_engine *engine, const struct wh_allocation *memory)
+int wh_gpu_unpin(struct wh_memory_domain *domain, const struct wh_allocation *memory)
 {
-	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda *cuda = domain->cuda;
 	struct wh_cuda_scope scope;
 	int error = wh_cuda_enter(cuda, memory->device, &scope);
 
@@ -260,21 +259,21 @@ static int alloc_inside(struct wh_cuda *cuda, struct wh_allocation *memory)
 	return error;
 }
 
-int wh_gpu_alloc(struct wh_engine *engine, struct wh_allocation *memory)
+int wh_gpu_alloc(struct wh_memory_domain *domain, struct wh_allocation *memory)
 {
 	struct wh_cuda_scope scope;
-	int error = wh_cuda_enter(engine->cuda, memory->device, &scope);
+	int error = wh_cuda_enter(domain->cuda, memory->device, &scope);
 
 	if (error)
 		return error;
-	error = alloc_inside(engine->cuda, memory);
+	error = alloc_inside(domain->cuda, memory);
 	wh_cuda_leave(&scope);
 	return error;
 }
 
-int wh_gpu_free(struct wh_engine *engine, const struct wh_allocation *memory)
+int wh_gpu_free(struct wh_memory_domain *domain, const struct wh_allocation *memory)
 {
-	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda *cuda = domain->cuda;
 	struct wh_cuda_scope scope;
 	int error = wh_cuda_enter(cuda, memory->device, &scope);
 

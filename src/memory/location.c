@@ -8,7 +8,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "core/engine.h"
 #include "core/region.h"
 #include "memory/memory.h"
 #include "util/error.h"
@@ -96,9 +95,9 @@ static bool parse_node(const char *text, int *out)
 }
 
 /* The first GPU that is not out of bounds. */
-static int first_device(struct wh_engine *engine, struct wh_cuda_device **out)
+static int first_device(struct wh_memory_domain *domain, struct wh_cuda_device **out)
 {
-	struct wh_cuda *cuda = engine->cuda;
+	struct wh_cuda *cuda = domain->cuda;
 	int error = wh_cuda_ready(cuda);
 
 	if (error)
@@ -117,7 +116,8 @@ static int nonsense(const char *location, const char *why)
 	return wh_fail(EINVAL, "wh_memory_alloc: options.location is \"%.64s\"%s", location, why);
 }
 
-static int on_host(struct wh_engine *engine, const char *location, struct wh_allocation *memory)
+static int on_host(struct wh_memory_domain *domain, const char *location,
+		   struct wh_allocation *memory)
 {
 	struct wh_cuda_device *device;
 	int error;
@@ -129,7 +129,7 @@ static int on_host(struct wh_engine *engine, const char *location, struct wh_all
 	}
 	if (strncmp(location, "cuda:", 5))
 		return nonsense(location, "; try host, numa:0, or cuda:0 for memory near that GPU");
-	error = wh_cuda_device_find(engine->cuda, location, &device);
+	error = wh_cuda_device_find(domain->cuda, location, &device);
 	if (error)
 		return error;
 	memory->node = device->numa_node;
@@ -138,7 +138,8 @@ static int on_host(struct wh_engine *engine, const char *location, struct wh_all
 	return 0;
 }
 
-int wh_location_find(struct wh_engine *engine, const char *location, struct wh_allocation *memory)
+int wh_location_find(struct wh_memory_domain *domain, const char *location,
+		     struct wh_allocation *memory)
 {
 	bool host = wh_kind_on_host(memory->kind);
 	bool cuda = memory->kind >= WH_MEMORY_PINNED;
@@ -146,16 +147,16 @@ int wh_location_find(struct wh_engine *engine, const char *location, struct wh_a
 
 	memory->node = -1;
 	if (location && host && memory->kind != WH_MEMORY_MAPPED) {
-		error = strcmp(location, "host") ? on_host(engine, location, memory) : 0;
+		error = strcmp(location, "host") ? on_host(domain, location, memory) : 0;
 	} else if (location && !(host && !strcmp(location, "host"))) {
 		if (strncmp(location, "cuda:", 5))
 			return nonsense(location,
 					host ? "; the driver chooses the NUMA node of kind "
 					       "MAPPED: take PINNED for one of your own" :
 					       ", where no GPU's memory lies; try cuda:0");
-		error = wh_cuda_device_find(engine->cuda, location, &memory->device);
+		error = wh_cuda_device_find(domain->cuda, location, &memory->device);
 	}
 	if (!error && cuda && !memory->device)
-		error = first_device(engine, &memory->device);
+		error = first_device(domain, &memory->device);
 	return error;
 }

@@ -3,6 +3,8 @@
 #ifndef WH_MEMORY_MEMORY_H
 #define WH_MEMORY_MEMORY_H
 
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -12,12 +14,32 @@
 #include "platform/cuda.h"
 #include "util/list.h"
 
-struct wh_engine;
+struct wh_cuda;
+
+/* ---- the memory domain -------------------------------------------------------------------- */
+
+/* The memory of an engine: what it has allocated, and what it knows of memory that others have
+ * allocated and it uses. */
+struct wh_memory_domain {
+	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
+	pthread_mutex_t lock; /* `allocations`, and their `regions`; no other is taken under it */
+	struct wh_list allocations; /* struct wh_allocation */
+	/* the last one given to an allocation, or to a version of one */
+	_Atomic uint64_t number;
+	/* taken with no other lock held, and held while the driver is asked */
+	pthread_mutex_t registrations_lock;
+	void *registrations; /* tsearch() tree of those of memory that CUDA knows */
+};
+
+/* The caller sets `cuda` afterwards, before anything else is called, and closes it. */
+void wh_memory_domain_init(struct wh_memory_domain *domain);
+/* Nothing may be allocated or registered any more. */
+void wh_memory_domain_destroy(struct wh_memory_domain *domain);
 
 /* ---- allocations ------------------------------------------------------------------------- */
 
 struct wh_allocation {
-	struct wh_list link; /* engine.memory */
+	struct wh_list link; /* domain.allocations */
 	char *base;
 	size_t length; /* as mapped: whole pages, of a GPU whole blocks */
 	size_t asked;
@@ -26,7 +48,7 @@ struct wh_allocation {
 	int fd; /* WH_MEMORY_SHARED, WH_MEMORY_PINNED: the memfd; else -1 */
 	int node; /* NUMA node that was asked for; -1: any */
 	struct wh_cuda_device *device; /* in whose primary context it was made; NULL: no GPU's */
-	unsigned regions; /* how many lie in it; under engine.lock */
+	unsigned regions; /* how many lie in it; under domain.lock */
 	/* What peers may see of it, for those that want to map it. Under engine.lock. */
 	uint64_t number; /* of the allocation in this engine; never given again */
 	struct wh_list members; /* wh_region.member: the published ones that lie in it */
@@ -36,12 +58,27 @@ struct wh_allocation {
 	uint64_t readable, writable;
 };
 
-/* The allocation that holds the address, or NULL. Under engine.lock. */
-struct wh_allocation *wh_allocation_find(struct wh_engine *engine, const void *address);
-/* The allocation that holds all of the range, NULL: none that holds its start. -EINVAL: the range
- * reaches past its end. Under engine.lock. */
-int wh_allocation_holds(struct wh_engine *engine, const void *address, size_t length,
+/* How many allocations there are. */
+unsigned wh_memory_domain_count(struct wh_memory_domain *domain);
+/* The public calls, whose contracts hold, without the engine around the domain. */
+int wh_memory_domain_alloc(struct wh_memory_domain *domain, size_t length,
+			   const struct wh_memory_options *options, void **out);
+int wh_memory_domain_free(struct wh_memory_domain *domain, void *address);
+int wh_memory_domain_query(struct wh_memory_domain *domain, const void *address,
+			   struct wh_memory_info *info);
+
+/* The allocation that holds the address, or NULL. Under domain.lock. */
+struct wh_allocation *wh_allocation_find(struct wh_memory_domain *domain, const void *address);
+/* Find the allocation that holds all of the range, NULL: none that holds its start. -EINVAL: the
+ * range reaches past its end. Under domain.lock. */
+int wh_allocation_holds(struct wh_memory_domain *domain, const void *address, size_t length,
 			struct wh_allocation **out);
+
+/* The same without the lock, and count a region that lies in it, so that it is not freed. */
+int wh_allocation_acquire(struct wh_memory_domain *domain, const void *address, size_t length,
+			  struct wh_allocation **out);
+/* A region less lies in it; NULL is allowed. */
+void wh_allocation_release(struct wh_memory_domain *domain, struct wh_allocation *allocation);
 
 /* Memory that the CPU may touch at any time: not a GPU's, and not managed. */
 static inline bool wh_kind_on_host(uint32_t kind)
@@ -51,16 +88,17 @@ static inline bool wh_kind_on_host(uint32_t kind)
 
 /* The kinds that take a driver, save PINNED: allocate memory->asked bytes, zeroed. memory->device
  * is set. */
-int wh_gpu_alloc(struct wh_engine *engine, struct wh_allocation *memory);
-int wh_gpu_free(struct wh_engine *engine, const struct wh_allocation *memory);
+int wh_gpu_alloc(struct wh_memory_domain *domain, struct wh_allocation *memory);
+int wh_gpu_free(struct wh_memory_domain *domain, const struct wh_allocation *memory);
 /* Page-lock host memory for all GPUs, and undo it. */
-int wh_gpu_pin(struct wh_engine *engine, const struct wh_allocation *memory);
-int wh_gpu_unpin(struct wh_engine *engine, const struct wh_allocation *memory);
+int wh_gpu_pin(struct wh_memory_domain *domain, const struct wh_allocation *memory);
+int wh_gpu_unpin(struct wh_memory_domain *domain, const struct wh_allocation *memory);
 
 /* ---- places in the machine --------------------------------------------------------------- */
 
 /* Set memory->device and memory->node from options.location. -EINVAL, -ENODEV, ... */
-int wh_location_find(struct wh_engine *engine, const char *location, struct wh_allocation *memory);
+int wh_location_find(struct wh_memory_domain *domain, const char *location,
+		     struct wh_allocation *memory);
 /* Pages of [base, base+length) that have not been touched yet come from this node only. */
 int wh_numa_bind(void *base, size_t length, int node);
 /* The node that the address's page lies on; -1: not known, or none yet. Does not touch it. */
@@ -115,20 +153,20 @@ struct wh_segment {
  * registration.
  */
 struct wh_registration {
-	struct wh_engine *engine;
+	struct wh_memory_domain *domain;
 	uint64_t address, length;
 	uint32_t kind; /* enum wh_memory_kind, as far as it can be told without the allocation */
 	struct wh_cuda_device *device; /* where it all lies, MANAGED: belongs; NULL: the host */
 	struct wh_segment *segments; /* in order; they cover the range */
 	size_t segment_count;
-	uint32_t references; /* under engine.registrations_lock, as is `known` */
-	bool known; /* in engine.registrations */
+	uint32_t references; /* under domain.registrations_lock, as is `known` */
+	bool known; /* in domain.registrations */
 	struct rdma_gpu *rdma; /* the transport rdma's, under its register_lock; NULL: none yet */
 };
 
 /* Look at a range and count a user. May block on the driver; not in callbacks of a stream. 0 or
  * what wh_region_register() says. */
-int wh_registration_get(struct wh_engine *engine, void *address, size_t length,
+int wh_registration_get(struct wh_memory_domain *domain, void *address, size_t length,
 			struct wh_registration **out);
 void wh_registration_put(struct wh_registration *registration);
 /* Is it still the same memory? -ESTALE: it was freed, or freed and allocated again; other errors

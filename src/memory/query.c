@@ -5,7 +5,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "core/engine.h"
 #include "core/region.h"
 #include "memory/memory.h"
 #include "util/error.h"
@@ -51,7 +50,7 @@ static int no_memory(const void *address)
 }
 
 /* Memory that CUDA knows nothing of. info->kind is set if the engine allocated it. */
-static int describe_plain(struct wh_engine *engine, const void *address,
+static int describe_plain(struct wh_memory_domain *domain, const void *address,
 			  struct wh_memory_info *info)
 {
 	uint64_t at = (uintptr_t)address;
@@ -69,7 +68,7 @@ static int describe_plain(struct wh_engine *engine, const void *address,
 			rc == 1 ? (uint32_t)vma.page_size : (uint32_t)sysconf(_SC_PAGESIZE);
 		info->base = (void *)at;
 	}
-	info->stage = unified(engine->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
+	info->stage = unified(domain->cuda) ? WH_STAGE_UNIFIED : WH_STAGE_SEPARATE;
 	info->host_address = at;
 	info->numa_node = wh_numa_node(address);
 	return 0;
@@ -99,7 +98,7 @@ static uint32_t count_mappings(struct wh_cuda *cuda, const struct wh_cuda_pointe
 	return count;
 }
 
-static void describe_device(struct wh_engine *engine, const struct wh_cuda_pointer *p,
+static void describe_device(struct wh_memory_domain *domain, const struct wh_cuda_pointer *p,
 			    struct wh_memory_info *info)
 {
 	info->kind = p->vmm ? WH_MEMORY_VMM : p->pool ? WH_MEMORY_POOL : WH_MEMORY_DEVICE;
@@ -107,7 +106,7 @@ static void describe_device(struct wh_engine *engine, const struct wh_cuda_point
 	info->imported = p->imported;
 	info->numa_node = p->device->numa_node;
 	if (p->vmm)
-		info->mappings = count_mappings(engine->cuda, p);
+		info->mappings = count_mappings(domain->cuda, p);
 }
 
 static void describe_pinned(const struct wh_cuda_pointer *p, const void *address, bool ours,
@@ -130,8 +129,8 @@ static void describe_managed(const struct wh_cuda_pointer *p, struct wh_memory_i
 	memcpy(info->refusal, managed, sizeof(managed));
 }
 
-static void describe(struct wh_engine *engine, const struct wh_cuda_pointer *p, const void *address,
-		     bool ours, struct wh_memory_info *info)
+static void describe(struct wh_memory_domain *domain, const struct wh_cuda_pointer *p,
+		     const void *address, bool ours, struct wh_memory_info *info)
 {
 	if (!ours) {
 		info->base = (void *)(uintptr_t)p->base;
@@ -142,7 +141,7 @@ static void describe(struct wh_engine *engine, const struct wh_cuda_pointer *p, 
 	info->host_address = p->host_address;
 	info->exports |= p->exports;
 	if (p->memory == WH_CUDA_DEVICE)
-		describe_device(engine, p, info);
+		describe_device(domain, p, info);
 	else if (p->memory == WH_CUDA_HOST)
 		describe_pinned(p, address, ours, info);
 	else
@@ -159,12 +158,13 @@ static void describe(struct wh_engine *engine, const struct wh_cuda_pointer *p, 
 /* ---- both -------------------------------------------------------------------------------- */
 
 /* False: the engine did not allocate it. */
-static bool describe_own(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
+static bool describe_own(struct wh_memory_domain *domain, const void *address,
+			 struct wh_memory_info *info)
 {
 	struct wh_allocation *memory;
 
-	pthread_mutex_lock(&engine->lock);
-	memory = wh_allocation_find(engine, address);
+	pthread_mutex_lock(&domain->lock);
+	memory = wh_allocation_find(domain, address);
 	if (memory) {
 		info->kind = memory->kind;
 		info->page_size = wh_kind_on_host(memory->kind) ? memory->page_size : 0;
@@ -172,37 +172,29 @@ static bool describe_own(struct wh_engine *engine, const void *address, struct w
 		info->length = memory->asked;
 		info->exports = memory->fd >= 0 ? WH_EXPORT_MEMFD : 0;
 	}
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_unlock(&domain->lock);
 	return memory != NULL;
 }
 
-static int memory_try_query(struct wh_engine *engine, const void *address,
-			    struct wh_memory_info *info)
+int wh_memory_domain_query(struct wh_memory_domain *domain, const void *address,
+			   struct wh_memory_info *info)
 {
 	struct wh_memory_info full = {
 		.size = sizeof(full), .device = -1, .numa_node = -1, .mappings = 1
 	};
-	int error = wh_engine_guard(engine, "wh_memory_query");
+	int error;
 	struct wh_cuda_pointer p;
 	bool ours;
 
-	if (error)
-		return error;
 	if (!address || !info)
 		return wh_fail(EINVAL, "wh_memory_query: %s is NULL", info ? "address" : "info");
-	error = wh_cuda_query(engine->cuda, address, &p);
+	error = wh_cuda_query(domain->cuda, address, &p);
 	if (error)
 		return error;
-	ours = describe_own(engine, address, &full);
+	ours = describe_own(domain, address, &full);
 	if (p.memory == WH_CUDA_PLAIN)
-		error = describe_plain(engine, address, &full);
+		error = describe_plain(domain, address, &full);
 	else
-		describe(engine, &p, address, ours, &full);
+		describe(domain, &p, address, ours, &full);
 	return error ? error : wh_options_return(info, &full, sizeof(full), "wh_memory_query");
-}
-
-int wh_memory_query(struct wh_engine *engine, const void *address, struct wh_memory_info *info)
-{
-	wh_fail_begin();
-	return wh_fail_end(memory_try_query(engine, address, info));
 }

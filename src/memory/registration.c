@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/engine.h"
 #include "memory/memory.h"
 #include "util/error.h"
 
@@ -124,7 +123,7 @@ static int explain_mixed(const struct look *look)
 	const struct wh_registration *registration = look->registration;
 	struct wh_cuda_pointer p;
 	uint64_t bad;
-	int error = wh_cuda_query(registration->engine->cuda,
+	int error = wh_cuda_query(registration->domain->cuda,
 				  (const void *)(uintptr_t)look->reached, &p);
 
 	if (error)
@@ -142,7 +141,7 @@ static int explain_mixed(const struct look *look)
  * addresses that are mapped and a GPU's, which takes a longer look. */
 static int check_plain(const struct wh_registration *registration)
 {
-	bool driver = wh_cuda_present(registration->engine->cuda), there;
+	bool driver = wh_cuda_present(registration->domain->cuda), there;
 	uint64_t bad;
 
 	for (size_t i = 0; i < registration->segment_count; i++) {
@@ -168,7 +167,7 @@ static int synchronise(struct wh_registration *registration)
 
 		if (segment->memory != WH_CUDA_DEVICE || segment->vmm || segment->sync_memops)
 			continue;
-		error = wh_cuda_sync_memops(registration->engine->cuda, segment->start);
+		error = wh_cuda_sync_memops(registration->domain->cuda, segment->start);
 		if (error && error != -EOPNOTSUPP)
 			return error;
 		segment->sync_memops = !error;
@@ -203,7 +202,7 @@ static void destroy(struct wh_registration *registration)
 	free(registration);
 }
 
-static int look(struct wh_engine *engine, void *address, size_t length, bool own,
+static int look(struct wh_memory_domain *domain, void *address, size_t length, bool own,
 		struct wh_registration **out)
 {
 	struct wh_registration *registration = calloc(1, sizeof(*registration));
@@ -212,11 +211,11 @@ static int look(struct wh_engine *engine, void *address, size_t length, bool own
 
 	if (!registration)
 		return wh_fail(ENOMEM, "wh_region_register: no memory");
-	registration->engine = engine;
+	registration->domain = domain;
 	registration->address = (uintptr_t)address;
 	registration->length = length;
 	registration->references = 1;
-	error = wh_cuda_walk(engine->cuda, address, length, add_segment, &look);
+	error = wh_cuda_walk(domain->cuda, address, length, add_segment, &look);
 	if (error == -EFAULT)
 		error = explain_mixed(&look);
 	if (!error && !own)
@@ -247,16 +246,16 @@ static int compare(const void *left, const void *right)
 static void forget(struct wh_registration *registration)
 {
 	if (registration->known)
-		tdelete(registration, &registration->engine->registrations, compare);
+		tdelete(registration, &registration->domain->registrations, compare);
 	registration->known = false;
 }
 
 /* Under registrations_lock. One that has become stale stays with those who have it. */
-static int share(struct wh_engine *engine, void *address, size_t length, bool own,
+static int share(struct wh_memory_domain *domain, void *address, size_t length, bool own,
 		 struct wh_registration **out)
 {
 	const struct wh_registration key = { .address = (uintptr_t)address, .length = length };
-	struct wh_registration **found = tfind(&key, &engine->registrations, compare);
+	struct wh_registration **found = tfind(&key, &domain->registrations, compare);
 	struct wh_registration *registration = NULL;
 	int error;
 
@@ -271,10 +270,10 @@ static int share(struct wh_engine *engine, void *address, size_t length, bool ow
 			return error;
 		forget(registration);
 	}
-	error = look(engine, address, length, own, &registration);
+	error = look(domain, address, length, own, &registration);
 	if (error)
 		return error;
-	if (!tsearch(registration, &engine->registrations, compare)) {
+	if (!tsearch(registration, &domain->registrations, compare)) {
 		destroy(registration);
 		return wh_fail(ENOMEM, "wh_region_register: no memory");
 	}
@@ -283,7 +282,7 @@ static int share(struct wh_engine *engine, void *address, size_t length, bool ow
 	return 0;
 }
 
-int wh_registration_get(struct wh_engine *engine, void *address, size_t length,
+int wh_registration_get(struct wh_memory_domain *domain, void *address, size_t length,
 			struct wh_registration **out)
 {
 	struct wh_allocation *memory;
@@ -291,36 +290,36 @@ int wh_registration_get(struct wh_engine *engine, void *address, size_t length,
 	bool own;
 	int error;
 
-	pthread_mutex_lock(&engine->lock);
-	error = wh_allocation_holds(engine, address, length, &memory);
+	pthread_mutex_lock(&domain->lock);
+	error = wh_allocation_holds(domain, address, length, &memory);
 	own = !error && memory && memory->kind <= WH_MEMORY_SHARED;
-	pthread_mutex_unlock(&engine->lock);
+	pthread_mutex_unlock(&domain->lock);
 	if (error)
 		return error;
-	error = wh_cuda_query(engine->cuda, address, &p);
+	error = wh_cuda_query(domain->cuda, address, &p);
 	if (error)
 		return error;
 	if (p.memory == WH_CUDA_PLAIN)
-		return look(engine, address, length, own, out);
-	pthread_mutex_lock(&engine->registrations_lock);
-	error = share(engine, address, length, own, out);
-	pthread_mutex_unlock(&engine->registrations_lock);
+		return look(domain, address, length, own, out);
+	pthread_mutex_lock(&domain->registrations_lock);
+	error = share(domain, address, length, own, out);
+	pthread_mutex_unlock(&domain->registrations_lock);
 	return error;
 }
 
 void wh_registration_put(struct wh_registration *registration)
 {
-	struct wh_engine *engine;
+	struct wh_memory_domain *domain;
 	bool last;
 
 	if (!registration)
 		return;
-	engine = registration->engine;
-	pthread_mutex_lock(&engine->registrations_lock);
+	domain = registration->domain;
+	pthread_mutex_lock(&domain->registrations_lock);
 	last = !--registration->references;
 	if (last)
 		forget(registration);
-	pthread_mutex_unlock(&engine->registrations_lock);
+	pthread_mutex_unlock(&domain->registrations_lock);
 	if (last)
 		destroy(registration);
 }
@@ -340,7 +339,7 @@ static int stale(const struct wh_segment *segment, bool again)
 
 int wh_registration_check(const struct wh_registration *registration)
 {
-	struct wh_cuda *cuda = registration->engine->cuda;
+	struct wh_cuda *cuda = registration->domain->cuda;
 
 	for (size_t i = 0; i < registration->segment_count; i++) {
 		const struct wh_segment *segment = &registration->segments[i];

@@ -213,7 +213,7 @@ static struct wh_registration *get(const char *what, uint64_t address, size_t le
 {
 	struct wh_registration *registration = NULL;
 
-	if (!CALL(wh_registration_get(engine, pointer(address), length, &registration)))
+	if (!CALL(wh_registration_get(&engine->memory, pointer(address), length, &registration)))
 		return NULL;
 	printf("  %-24s registered: kind %u segments %zu sync-memops %d exports %#x rdma %d\n",
 	       what, registration->kind, registration->segment_count,
@@ -228,7 +228,8 @@ static void refused(uint64_t address, size_t length, int error)
 {
 	struct wh_registration *registration;
 
-	CHECK(wh_registration_get(engine, pointer(address), length, &registration) == error);
+	CHECK(wh_registration_get(&engine->memory, pointer(address), length, &registration) ==
+	      error);
 	printf("  %s\n", wh_error_text());
 }
 
@@ -408,15 +409,15 @@ static void cost_of(const char *what, void *address, size_t length)
 	double start = now(), fresh, shared, checked;
 
 	for (int i = 0; i < TURNS; i++) {
-		if (!CALL(wh_registration_get(engine, address, length, &registration)))
+		if (!CALL(wh_registration_get(&engine->memory, address, length, &registration)))
 			return;
 		wh_registration_put(registration);
 	}
 	fresh = (now() - start) / TURNS;
-	CALL(wh_registration_get(engine, address, length, &registration));
+	CALL(wh_registration_get(&engine->memory, address, length, &registration));
 	start = now();
 	for (int i = 0; i < TURNS; i++) {
-		CALL(wh_registration_get(engine, address, length, &second));
+		CALL(wh_registration_get(&engine->memory, address, length, &second));
 		wh_registration_put(second);
 	}
 	shared = (now() - start) / TURNS;
@@ -469,7 +470,7 @@ static void open_engine(void)
 
 static void close_engine(void)
 {
-	CHECK(!engine->registrations);
+	CHECK(!engine->memory.registrations);
 	CALL(wh_engine_close(engine));
 }
 

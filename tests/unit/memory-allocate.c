@@ -60,7 +60,7 @@ static struct wh_allocation *find(const void *address)
 	struct wh_allocation *memory;
 
 	pthread_mutex_lock(&engine->lock);
-	memory = wh_allocation_find(engine, address);
+	memory = wh_allocation_find(&engine->memory, address);
 	pthread_mutex_unlock(&engine->lock);
 	return memory;
 }

@@ -174,7 +174,7 @@ static void alloc__pinned_is_sealed_like_shared(void **state)
 
 	(void)state;
 	pthread_mutex_lock(&engine->lock);
-	memory = wh_allocation_find(engine, base + 9999);
+	memory = wh_allocation_find(&engine->memory, base + 9999);
 	pthread_mutex_unlock(&engine->lock);
 	assert_true(memory->fd >= 0);
 	assert_int_equal(ftruncate(memory->fd, 0), -1);

@@ -22,7 +22,7 @@ static int teardown(void **state)
 {
 	(void)state;
 	fake_heal();
-	assert_null(engine->registrations); /* all were put */
+	assert_null(engine->memory.registrations); /* all were put */
 	return wh_engine_close(engine);
 }
 
@@ -30,7 +30,8 @@ static struct wh_registration *get(uint64_t address, size_t length)
 {
 	struct wh_registration *registration = NULL;
 
-	assert_int_equal(wh_registration_get(engine, pointer(address), length, &registration), 0);
+	assert_int_equal(
+		wh_registration_get(&engine->memory, pointer(address), length, &registration), 0);
 	return registration;
 }
 
@@ -40,8 +41,9 @@ static void refused(uint64_t address, size_t length, int error, const char *text
 	struct wh_registration *registration = NULL;
 	struct wh_region *region = NULL;
 
-	assert_int_equal(wh_registration_get(engine, pointer(address), length, &registration),
-			 error);
+	assert_int_equal(
+		wh_registration_get(&engine->memory, pointer(address), length, &registration),
+		error);
 	assert_non_null(strstr(wh_error_text(), text));
 	assert_null(registration);
 	assert_int_equal(wh_region_register(engine, pointer(address), length, NULL, &region),
@@ -392,8 +394,8 @@ static void refuse__past_the_end(void **state)
 	(void)state;
 	for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
 		struct wh_registration *registration;
-		int error = wh_registration_get(engine, pointer(cases[i].address), cases[i].length,
-						&registration);
+		int error = wh_registration_get(&engine->memory, pointer(cases[i].address),
+						cases[i].length, &registration);
 
 		assert_true(error == -EFAULT || error == -EXDEV);
 	}
@@ -516,7 +518,8 @@ static void get__each_call_fails(void **state)
 	(void)state;
 	map_vmm(engine, base, 4 * MIB, 0);
 	fake_fail("cuPointerSetAttribute", 1, 999);
-	assert_int_equal(wh_registration_get(engine, pointer(address), MIB, &registration), -EIO);
+	assert_int_equal(wh_registration_get(&engine->memory, pointer(address), MIB, &registration),
+			 -EIO);
 	assert_non_null(strstr(wh_error_text(), "SYNC_MEMOPS"));
 	/* That the driver will not is no failure. */
 	fake_fail("cuPointerSetAttribute", 1, 801);
@@ -524,11 +527,12 @@ static void get__each_call_fails(void **state)
 	assert_false(registration->segments->sync_memops);
 	wh_registration_put(registration);
 	fake_fail("cuMemRetainAllocationHandle", 1, 999);
-	assert_int_equal(wh_registration_get(engine, pointer(base), MIB, &registration), -EIO);
+	assert_int_equal(wh_registration_get(&engine->memory, pointer(base), MIB, &registration),
+			 -EIO);
 	/* An attribute that is not told is as good as not there, the kind of memory is not. */
 	for (nth = 1; nth < 40; nth++) {
 		fake_fail("cuPointerGetAttribute", nth, 999);
-		error = wh_registration_get(engine, pointer(address), MIB, &registration);
+		error = wh_registration_get(&engine->memory, pointer(address), MIB, &registration);
 		fake_fail("cuPointerGetAttribute", nth, 0);
 		if (!error)
 			wh_registration_put(registration);

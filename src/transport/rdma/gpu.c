@@ -166,7 +166,7 @@ static int exports_make(struct rdma_gpu *gpu, const struct wh_registration *regi
 
 		export->start = apart ? segment->start : registration->address;
 		export->length = apart ? segment->length : registration->length;
-		result = export_range(registration->engine->cuda, segment, export->start,
+		result = export_range(registration->domain->cuda, segment, export->start,
 				      export->length, &export->fd);
 		gpu->export_count += !result;
 	}
@@ -208,7 +208,7 @@ static int ask_nic(struct rdma_nic *nic)
 static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
 		       const struct wh_registration *registration, char why[WH_REFUSAL])
 {
-	struct wh_cuda *cuda = registration->engine->cuda;
+	struct wh_cuda *cuda = registration->domain->cuda;
 	int result = 0, error = ask_nic(mrs->nic);
 
 	if (error) {
@@ -290,7 +290,7 @@ static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *
 static bool can_be(const struct wh_registration *registration, char why[WH_REFUSAL],
 		   enum wh_rdma_way way)
 {
-	const struct wh_cuda *cuda = registration->engine->cuda;
+	const struct wh_cuda *cuda = registration->domain->cuda;
 
 	if (registration->kind == WH_MEMORY_MANAGED) {
 		note(why, way, "managed memory has no place of its own");
