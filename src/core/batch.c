@@ -56,6 +56,11 @@ static void settle(struct wh_batch *batch)
 		sched_yield();
 }
 
+bool wh_batch_is_running(const void *batch)
+{
+	return wh_batch_running(batch);
+}
+
 /* ---- making one ---------------------------------------------------------------------------- */
 
 int wh_batch_new(struct wh_peer *peer, const struct wh_batch_options *given, struct wh_batch **out)
@@ -783,7 +788,7 @@ static void help(struct wh_batch *batch, int64_t deadline)
 {
 	wh_fail_begin();
 	if (atomic_load_explicit(&batch->waiting_for_stream, memory_order_acquire))
-		wh_gpus_progress(batch->peer->engine->gpus, batch, deadline);
+		wh_gpus_progress(batch->peer->engine->gpus, wh_batch_is_running, batch, deadline);
 	else
 		progress_fragments(batch, deadline);
 	wh_fail_end(0);

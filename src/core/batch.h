@@ -107,13 +107,15 @@ static inline void wh_batch_flush_counts(struct wh_batch *batch)
 		wh_count_flush(batch);
 }
 
-static inline bool wh_batch_running(struct wh_batch *batch)
+static inline bool wh_batch_running(const struct wh_batch *batch)
 {
 	uint32_t state = atomic_load_explicit(&batch->state, memory_order_acquire);
 
 	return state == WH_BATCH_RUNNING || state == WH_BATCH_WAITED;
 }
 
+/* The same for callers that know no more of it. `batch` is a struct wh_batch. */
+bool wh_batch_is_running(const void *batch);
 /* Run a finished batch's callback; on loop 0. */
 void wh_batch_call_back(struct wh_batch *batch);
 /* The batch's pieces have ended and its notification is confirmed, or failed: say so. */

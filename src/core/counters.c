@@ -325,8 +325,9 @@ static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out
 		.region_bytes = wh_count_get(&statistics->region_bytes),
 		.registrations = wh_count_get(&statistics->registrations),
 		.registration_time = wh_count_get(&statistics->registration_time),
-		.windows = engine->window_count + wh_count_get(&engine->statistics.region_windows),
-		.windows_opened = wh_count_get(&statistics->windows_opened),
+		.windows = engine->window_count + wh_count_get(&engine->region_windows.open),
+		.windows_opened = wh_count_get(&statistics->windows_opened) +
+				  wh_count_get(&engine->region_windows.opened),
 		.staged_bytes = wh_count_get(&statistics->staged_bytes),
 		.served_read_bytes = statistics->served_bytes[0],
 		.served_written_bytes = statistics->served_bytes[1],

@@ -49,7 +49,6 @@ struct wh_engine_statistics {
 	int64_t opened; /* when the engine was */
 	wh_count peers_opened, peers_lost, sessions_opened, connections, region_bytes,
 		registrations, registration_time, windows_opened, staged_bytes;
-	wh_count region_windows; /* windows that are kept for regions now */
 	/* Of sessions that have left; under engine.lock. */
 	uint64_t served_bytes[2], served_requests;
 };

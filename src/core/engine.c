@@ -59,20 +59,6 @@ bool wh_engine_inside(const struct wh_engine *engine)
 	return loop >= engine->loops && loop < engine->loops + engine->loop_count;
 }
 
-void wh_engine_log(struct wh_engine *engine, const char *format, ...)
-{
-	char line[512];
-	va_list list;
-
-	if (!engine->log)
-		return;
-	va_start(list, format);
-	vsnprintf(line, sizeof(line), format, list);
-	va_end(list);
-	wh_text_clean(line); /* names and texts of peers are in it */
-	engine->log(engine->log_arg, line);
-}
-
 uint32_t wh_engine_capabilities(const struct wh_engine *engine)
 {
 	return engine->transport_off[WH_TRANSPORT_RDMA][0] ?
@@ -282,7 +268,7 @@ static void open_transports(struct wh_engine *engine)
 		}
 		engine->not_here[id] = error == -ENODEV;
 		if (*off)
-			wh_engine_log(engine, "%s is not used: %s", transport->name, off);
+			wh_log_line(&engine->log, "%s is not used: %s", transport->name, off);
 	}
 	for (; *list; list += strcspn(list, ","), list += *list == ',') {
 		char name[64];
@@ -311,10 +297,10 @@ static int log_unknown_variables(struct wh_engine *engine)
 	int found;
 
 	while ((found = wh_config_unknown(&cursor, name)) > 0)
-		wh_engine_log(engine,
-			      "warning: %s is in the environment, but no setting of this version "
-			      "reads it; " WH_CONFIG_IGNORE "=1 silences this",
-			      name);
+		wh_log_line(&engine->log,
+			    "warning: %s is in the environment, but no setting of this version "
+			    "reads it; " WH_CONFIG_IGNORE "=1 silences this",
+			    name);
 	return found;
 }
 
@@ -402,8 +388,8 @@ static int open_registry(struct wh_engine *engine, const char *given, bool named
 		.lease = engine->config.number[WH_SETTING_LEASE],
 		.timeout = engine->config.number[WH_SETTING_TIMEOUT],
 		.self.epoch = engine->epoch,
-		.log = engine->log,
-		.log_arg = engine->log_arg,
+		.log = engine->log.write,
+		.log_arg = engine->log.arg,
 	};
 	int error;
 
@@ -433,7 +419,7 @@ static void give_back(struct wh_engine *engine)
 {
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
-	pthread_mutex_destroy(&engine->region_window_lock);
+	wh_region_windows_close(&engine->region_windows);
 	wh_warm_up_close(engine->early);
 	wh_gpus_close(engine->gpus);
 	wh_memory_domain_destroy(&engine->memory);
@@ -457,11 +443,9 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	engine = calloc(1, sizeof(*engine));
 	if (!engine)
 		return wh_fail(ENOMEM, "wh_engine_open: no memory");
-	engine->log = options.log;
-	engine->log_arg = options.log_arg;
+	engine->log = (struct wh_log){ options.log, options.log_arg };
 	pthread_mutex_init(&engine->lock, NULL);
 	pthread_mutex_init(&engine->callback_lock, NULL);
-	pthread_mutex_init(&engine->region_window_lock, NULL);
 	wh_list_init(&engine->peers);
 	wh_list_init(&engine->sessions);
 	wh_list_init(&engine->quotas);
@@ -481,9 +465,14 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	if (!error)
 		error = open_cuda(engine);
 	if (!error)
-		error = wh_gpus_open(engine, engine->cuda, &engine->gpus);
+		error = wh_gpus_open(engine->cuda, &engine->config, &engine->log, &engine->gpus);
 	if (!error)
-		error = wh_warm_up_open(engine, &engine->early);
+		error = wh_region_windows_open(&engine->region_windows, engine->gpus,
+					       engine->config.text[WH_SETTING_WINDOW],
+					       &engine->log);
+	if (!error)
+		error = wh_warm_up_open(&engine->regions, engine->gpus, &engine->log,
+					&engine->early);
 	if (!error)
 		error = learn_identity(engine, options.name);
 	if (error)
@@ -583,7 +572,6 @@ static int engine_try_close(struct wh_engine *engine)
 	/* Before the loops: it may still be about to wake the one that it last handed something. */
 	wh_gpus_stop(engine->gpus);
 	stop_loops(engine);
-	wh_windows_free(engine->windows);
 	wh_region_table_destroy(&engine->regions);
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 	give_back(engine);

@@ -22,6 +22,7 @@
 #include <wherry/engine.h>
 
 #include "core/counters.h"
+#include "gpu/region-window.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "net/trust.h"
@@ -29,6 +30,7 @@
 #include "util/config.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/log.h"
 #include "util/loop.h"
 #include "wire/wire.h"
 
@@ -39,7 +41,6 @@ struct wh_inbox;
 struct wh_observer;
 struct wh_registry;
 struct wh_warm_up;
-struct wh_windows;
 
 struct wh_engine {
 	struct wh_config config;
@@ -51,8 +52,7 @@ struct wh_engine {
 	char socket_name[WH_NAME_MAX]; /* of the abstract unix socket; "": none */
 	/* A page that is wiped in a forked child: 1 in the process that opened the engine. */
 	volatile unsigned char *ours;
-	void (*log)(void *arg, const char *line);
-	void *log_arg;
+	struct wh_log log;
 
 	struct wh_loop *loops;
 	unsigned loop_count;
@@ -82,9 +82,8 @@ struct wh_engine {
 	struct wh_acceptor *acceptor;
 	struct wh_registry *registry; /* NULL: none */
 	struct wh_inbox *inbox;
-	struct wh_windows *windows; /* once one was opened; under lock, then kept */
 	unsigned window_count; /* under lock */
-	pthread_mutex_t region_window_lock; /* opening a region's window; comes before `lock` */
+	struct wh_region_windows region_windows;
 
 	struct wh_engine_statistics statistics;
 	struct wh_statistics past; /* of peers that have been closed; under lock */
@@ -99,8 +98,6 @@ struct wh_engine {
 int wh_engine_guard(const struct wh_engine *engine, const char *call);
 /* Is this one of the engine's own threads, so that waiting would never end? */
 bool wh_engine_inside(const struct wh_engine *engine);
-void wh_engine_log(struct wh_engine *engine, const char *format, ...)
-	__attribute__((format(printf, 2, 3)));
 /* What HELLO and WELCOME say of it. */
 uint32_t wh_engine_capabilities(const struct wh_engine *engine);
 /* The loop for the next data connection, in turn. */

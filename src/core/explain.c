@@ -171,7 +171,7 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 }
 
 /* What is to be told of the window of this transfer's memory, or of this base's. Under
- * region_window_lock.
+ * region_windows.lock.
  */
 static bool describe_window(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
 			    char *line, size_t size)
@@ -200,7 +200,7 @@ static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 	bool told = false;
 
 	/* The region may be going meanwhile. */
-	pthread_mutex_lock(&engine->region_window_lock);
+	pthread_mutex_lock(&engine->region_windows.lock);
 	for (size_t i = 0; i < batch->item_count && !told; i++)
 		told = describe_window(batch->peer, batch->items[i].local, batch->items[i].remote,
 				       line, size);
@@ -211,7 +211,7 @@ static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
 			told = describe_window(batch->peer, blocks->bases[b].local,
 					       blocks->bases[b].remote, line, size);
 	}
-	pthread_mutex_unlock(&engine->region_window_lock);
+	pthread_mutex_unlock(&engine->region_windows.lock);
 	return told;
 }
 

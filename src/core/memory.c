@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The public calls for memory: the engine's memory domain does the work. */
-#include "core/engine.h"
 #include "memory/memory.h"
+#include "core/engine.h"
 #include "util/error.h"
 
-int wh_memory_alloc(struct wh_engine *engine, size_t length, const struct wh_memory_options *options,
-		    void **out)
+int wh_memory_alloc(struct wh_engine *engine, size_t length,
+		    const struct wh_memory_options *options, void **out)
 {
 	int error;
 

@@ -204,7 +204,7 @@ static int take_in(struct wh_session *session, uint32_t by, uint64_t sequence, c
 	if (!wh_quota_charge_queued(session->quota, note->charged)) {
 		free(note);
 		session->control.full =
-			"notifies more than may wait for its address (the knob held)";
+			"notifies more than may wait for its address (the setting max_buffered)";
 		return -ENOBUFS;
 	}
 	wh_list_append(&inbox->waiting, &note->link);

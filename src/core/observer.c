@@ -178,7 +178,7 @@ static void observer_waits(struct wh_listener *listener, int error)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 
-	wh_engine_log(observer->engine, "an observer has to wait: %s", strerror(error));
+	wh_log_line(&observer->engine->log, "an observer has to wait: %s", strerror(error));
 }
 
 /* ---- the socket ---------------------------------------------------------------------------------
@@ -259,7 +259,8 @@ static int choose(struct wh_observer *observer)
 			directory, strerror(-error));
 	/* One that was not asked for is not worth failing for. */
 	if (error)
-		wh_engine_log(observer->engine, "no socket for observers: %s", strerror(-error));
+		wh_log_line(&observer->engine->log, "no socket for observers: %s",
+			    strerror(-error));
 	return error;
 }
 

@@ -75,8 +75,8 @@ void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *w
 	atomic_store(&peer->usable[id], false);
 	pthread_mutex_unlock(&peer->lock);
 	atomic_fetch_add(&peer->plan_version, 1);
-	wh_engine_log(peer->engine, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name,
-		      why);
+	wh_log_line(&peer->engine->log, "%s to %s: %s", wh_transport(id)->name, peer->welcome.name,
+		    why);
 }
 
 /* ---- aborting data connections --------------------------------------------------------------- */
@@ -234,8 +234,8 @@ static void moved(struct wh_task *task)
 	peer->listed = false;
 	snprintf(text, sizeof(text), "it was restarted; the registry has it at %s",
 		 peer->watch.found.address);
-	wh_engine_log(peer->engine, "%s was restarted, at %s", peer->welcome.name,
-		      peer->watch.found.address);
+	wh_log_line(&peer->engine->log, "%s was restarted, at %s", peer->welcome.name,
+		    peer->watch.found.address);
 	set_state(peer, WH_PEER_STALE, -ESTALE, text);
 }
 
@@ -263,7 +263,7 @@ static void try_failed(struct wh_peer *peer, int error, const char *text)
 		return;
 	}
 	if (error == -ESTALE) {
-		wh_engine_log(peer->engine, "%s was restarted", peer->welcome.name);
+		wh_log_line(&peer->engine->log, "%s was restarted", peer->welcome.name);
 		unwatch(peer);
 		set_state(peer, WH_PEER_STALE, error, text);
 		return;
@@ -292,7 +292,7 @@ static void peer_gone(struct wh_control *control, int error, const char *text)
 	}
 	peer->listed = false;
 	snprintf(why, sizeof(why), "%s (%s) %s", peer->welcome.name, peer->address_text, text);
-	wh_engine_log(peer->engine, "lost: %s", why);
+	wh_log_line(&peer->engine->log, "lost: %s", why);
 	wh_count_add(&peer->lost, 1);
 	wh_count_add(&peer->engine->statistics.peers_lost, 1);
 	set_state(peer, WH_PEER_LOST, -ECONNRESET, why);

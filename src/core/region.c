@@ -193,6 +193,7 @@ static void fill(struct wh_engine *engine, struct wh_region *region, struct wh_a
 
 	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
 	region->engine = engine;
+	region->windows = &engine->region_windows;
 	region->memory = memory;
 	region->registration = registration;
 	region->rights = rights;

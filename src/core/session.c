@@ -235,7 +235,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		return error;
 	}
 	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + patience(engine));
-	wh_engine_log(engine, "%s has connected", session->hello.name);
+	wh_log_line(&engine->log, "%s has connected", session->hello.name);
 	if (likely_stages(session))
 		wh_session_stages(session);
 	wh_control_early(&session->control);
@@ -247,7 +247,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	struct wh_engine *engine = session->engine;
 
 	(void)error; /* the text says it */
-	wh_engine_log(engine, "%s has left: %s", session->hello.name, text);
+	wh_log_line(&engine->log, "%s has left: %s", session->hello.name, text);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
 	engine->session_count--;

@@ -36,19 +36,6 @@ _Static_assert(sizeof(((struct wh_window_info *)0)->said) == WH_WINDOW_SAID, "as
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-int wh_windows_of(struct wh_engine *engine, struct wh_windows **out)
-{
-	int error = 0;
-
-	pthread_mutex_lock(&engine->lock);
-	if (!engine->windows)
-		error = wh_windows_new(engine->cuda, &engine->windows);
-	if (!error)
-		*out = engine->windows;
-	pthread_mutex_unlock(&engine->lock);
-	return error;
-}
-
 /* An engine with open windows does not close. */
 static void count(struct wh_engine *engine, int by)
 {
@@ -71,7 +58,7 @@ static int check(const void *address, size_t length, const struct wh_window_opti
 			       options->mapping);
 	if (!strcmp(order, WH_WINDOW_OFF))
 		return wh_fail(EOPNOTSUPP,
-			       "%s: windows are switched off by the knob window (WHERRY_WINDOW)",
+			       "%s: windows are switched off by the setting window (WHERRY_WINDOW)",
 			       call);
 	if (!wh_window_order_valid(order))
 		return wh_fail(EINVAL,
@@ -88,7 +75,6 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 	struct wh_view_request request = { .address = (uintptr_t)address,
 					   .length = length,
 					   .map = true };
-	struct wh_windows *windows = NULL;
 	struct wh_window *window;
 	int error = wh_engine_guard(engine, "wh_window_open");
 
@@ -112,9 +98,7 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 				      .address = request.address,
 				      .length = length };
 	count(engine, 1);
-	error = wh_windows_of(engine, &windows);
-	if (!error)
-		error = wh_view_open(windows, &request, &window->view);
+	error = wh_view_open(engine->region_windows.windows, &request, &window->view);
 	if (error) {
 		count(engine, -1);
 		free(window);

@@ -9,7 +9,6 @@
 #include <errno.h>
 #include <stdlib.h>
 
-#include "core/blocks.h"
 #include "gpu/stream.h"
 
 /* Shorter lists are read where the CPU wrote them; longer ones would take too much of a GPU. */
@@ -84,7 +83,7 @@ bool wh_cached_lists_use(const struct wh_cached_lists *cached, const struct wh_g
 void wh_cached_lists_free(struct wh_cached_lists *cached)
 {
 	struct wh_cuda_scope scope;
-	struct wh_gpu *gpu;
+	struct wh_gpu_context *gpu;
 	struct wh_cuda *cuda;
 
 	if (!cached)

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "core/blocks.h"
 #include "gpu/stream.h"
 #include "util/clock.h"
 #include "util/error.h"

@@ -11,7 +11,8 @@
 
 #include "gpu/stream.h"
 #include "memory/memory.h"
-#include "transport/cuda/cuda.h"
+#include "util/error.h"
+#include "util/log.h"
 
 /* What has gone through a slot is in place when the GPU's word has been seen, and the receiving
  * thread has been woken: at least so many ns. */
@@ -60,11 +61,11 @@ static void choose(struct wh_region_window *window, const struct wh_window_cost 
 
 /* Whose memory it is that a pane is wanted for. */
 struct wanted {
-	struct wh_engine *engine;
+	struct wh_region_windows *windows;
 	const struct wh_region_entry *entry;
 	uint64_t address; /* as CUDA calls it in this process */
 	bool foreign; /* another process's */
-	int (*ask)(void *arg, struct wh_cuda_objects *out);
+	int (*ask)(void *arg, struct wh_window_objects *out);
 	void *arg;
 };
 
@@ -73,29 +74,28 @@ struct answer {
 	char why[WH_REFUSAL]; /* no window opens without */
 	int error; /* 0: it has sent `objects` */
 	char text[WH_REFUSAL];
-	struct wh_cuda_objects sent;
-	struct wh_view_object objects[WH_CUDA_OBJECTS];
+	struct wh_window_objects sent;
+	struct wh_view_object objects[WH_WINDOW_OBJECTS];
 };
 
 /* `answer`: NULL if nobody has been asked. */
 static int open_window(const struct wanted *wanted, const struct answer *answer,
 		       struct wh_region_window *window)
 {
-	struct wh_engine *engine = wanted->engine;
-	const char *order = engine->config.text[WH_SETTING_WINDOW];
+	struct wh_region_windows *windows = wanted->windows;
+	const char *order = windows->order;
 	struct wh_view_request request = { .address = wanted->address,
 					   .length = wanted->entry->length,
 					   .order = order,
 					   .foreign = wanted->foreign,
 					   .holds = true,
 					   .map = true };
-	struct wh_windows *windows;
 	struct wh_window_cost cost;
 	struct wh_slot *slot;
 	int error;
 
 	if (!strcmp(order, WH_WINDOW_OFF))
-		return wh_fail(EOPNOTSUPP, "windows are switched off by the knob window");
+		return wh_fail(EOPNOTSUPP, "windows are switched off by the setting window");
 	if (answer && answer->error)
 		return wh_fail(-answer->error, "%.90s; its owner: %.90s", answer->why,
 			       answer->text);
@@ -103,33 +103,32 @@ static int open_window(const struct wanted *wanted, const struct answer *answer,
 		request.objects = answer->objects;
 		request.object_count = answer->sent.count;
 	}
-	error = wh_windows_of(engine, &windows);
-	if (!error)
-		error = wh_view_open(windows, &request, &window->view);
+	error = wh_view_open(windows->windows, &request, &window->view);
 	if (error)
 		return error;
 	if (!window->view->base) {
 		wh_view_close(window->view);
 		window->view = NULL;
-		return wh_fail(EOPNOTSUPP, "the knob window is %s, which has no mapping", order);
+		return wh_fail(EOPNOTSUPP, "the setting window is %s, which has no mapping", order);
 	}
-	wh_count_add(&engine->statistics.windows_opened, 1);
-	wh_count_add(&engine->statistics.region_windows, 1);
+	atomic_fetch_add_explicit(&windows->opened, 1, memory_order_relaxed);
+	atomic_fetch_add_explicit(&windows->open, 1, memory_order_relaxed);
 	window->address = wanted->entry->address;
 	window->base = wh_view_at(window->view, wanted->address);
-	slot = wh_slots_prepare(engine->gpus, WH_SLOT_SERVES) ?
+	slot = wh_slots_prepare(windows->gpus, WH_SLOT_SERVES) ?
 		       NULL :
-		       wh_slot_take(engine->gpus, WH_SLOT_SERVES, NULL);
-	wh_windows_cost(windows, window->view->device, order, slot ? slot->host : NULL, &cost);
+		       wh_slot_take(windows->gpus, WH_SLOT_SERVES, NULL);
+	wh_windows_cost(windows->windows, window->view->device, order, slot ? slot->host : NULL,
+			&cost);
 	if (slot)
-		wh_slot_give(engine->gpus, slot);
+		wh_slot_give(windows->gpus, slot);
 	choose(window, &cost);
 	if (wanted->foreign) /* its owner receives */
 		window->receive_most = 0;
 	return 0;
 }
 
-/* Under engine.region_window_lock. */
+/* Under wh_region_windows.lock. */
 static struct wh_region_window *make(const struct wanted *wanted, const struct answer *answer)
 {
 	struct wh_region_window *window = calloc(1, sizeof(*window));
@@ -170,10 +169,8 @@ static bool tell(const struct wh_region_window *window, char *line, size_t size)
 /* Is its owner worth asking, before it is refused for good? */
 static bool is_to_ask(const struct wanted *wanted, const struct wh_region_window *window)
 {
-	struct wh_windows *windows;
-
-	return window && !window->view && wanted->ask && !wh_windows_of(wanted->engine, &windows) &&
-	       wh_windows_imports(windows, wanted->engine->config.text[WH_SETTING_WINDOW]);
+	return window && !window->view && wanted->ask &&
+	       wh_windows_imports(wanted->windows->windows, wanted->windows->order);
 }
 
 /* Open it, if nobody has meanwhile. NULL: no memory, or, with the reason in ask->why, `ask` the
@@ -186,7 +183,7 @@ static struct wh_region_window *install(struct wh_region_window *_Atomic *cached
 	struct wh_region_window *window;
 	bool made = false;
 
-	pthread_mutex_lock(&wanted->engine->region_window_lock);
+	pthread_mutex_lock(&wanted->windows->lock);
 	window = atomic_load(cached);
 	if (!window) {
 		window = make(wanted, answer);
@@ -199,11 +196,11 @@ static struct wh_region_window *install(struct wh_region_window *_Atomic *cached
 		}
 		atomic_store_explicit(cached, window, memory_order_release);
 	}
-	pthread_mutex_unlock(&wanted->engine->region_window_lock);
+	pthread_mutex_unlock(&wanted->windows->lock);
 	if (made && tell(window, line, sizeof(line)))
-		wh_engine_log(wanted->engine, "region %#llx%s: %s",
-			      (unsigned long long)wh_region_entry_id(wanted->entry),
-			      wanted->foreign ? " of a peer" : "", line);
+		wh_log_line(wanted->windows->log, "region %#llx%s: %s",
+			    (unsigned long long)wh_region_entry_id(wanted->entry),
+			    wanted->foreign ? " of a peer" : "", line);
 	return window;
 }
 
@@ -244,19 +241,20 @@ static const struct wh_region_window *get(struct wh_region_window *_Atomic *cach
 	return window && window->view ? window : NULL;
 }
 
-static void close_window(struct wh_engine *engine, struct wh_region_window *_Atomic *cached)
+static void close_window(struct wh_region_windows *windows,
+			 struct wh_region_window *_Atomic *cached)
 {
 	struct wh_region_window *window;
 
 	/* Somebody may be explaining. */
-	pthread_mutex_lock(&engine->region_window_lock);
+	pthread_mutex_lock(&windows->lock);
 	window = atomic_exchange(cached, NULL);
-	pthread_mutex_unlock(&engine->region_window_lock);
+	pthread_mutex_unlock(&windows->lock);
 	if (window && window->view) {
 		/* Others may have written last: nothing of it is to arrive after this. */
 		wh_region_window_flush(window);
 		wh_view_close(window->view);
-		wh_count_add(&engine->statistics.region_windows, UINT64_MAX);
+		atomic_fetch_sub_explicit(&windows->open, 1, memory_order_relaxed);
 	}
 	free(window);
 }
@@ -266,7 +264,7 @@ static void close_window(struct wh_engine *engine, struct wh_region_window *_Ato
 
 const struct wh_region_window *wh_region_window_get(struct wh_region *region)
 {
-	return get(&region->window, &(struct wanted){ .engine = region->engine,
+	return get(&region->window, &(struct wanted){ .windows = region->windows,
 						      .entry = &region->entry,
 						      .address = region->entry.address });
 }
@@ -286,18 +284,18 @@ bool wh_region_window_describe(const struct wh_region *region, char *line, size_
 
 void wh_region_window_close(struct wh_region *region)
 {
-	close_window(region->engine, &region->window);
+	close_window(region->windows, &region->window);
 }
 
 /* ---- a peer's ----------------------------------------------------------------------------------
  */
 
 const struct wh_region_window *
-wh_region_window_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-			    uint64_t address, int (*ask)(void *arg, struct wh_cuda_objects *out),
+wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_region *region,
+			    uint64_t address, int (*ask)(void *arg, struct wh_window_objects *out),
 			    void *arg)
 {
-	return get(&region->window, &(struct wanted){ .engine = engine,
+	return get(&region->window, &(struct wanted){ .windows = windows,
 						      .entry = &region->entry,
 						      .address = address,
 						      .foreign = true,
@@ -319,8 +317,30 @@ bool wh_region_window_describe_remote(const struct wh_remote_region *region, cha
 	return tell(atomic_load_explicit(&region->window, memory_order_acquire), line, size);
 }
 
-void wh_region_window_close_remote(struct wh_engine *engine, struct wh_remote_region *region)
+void wh_region_window_close_remote(struct wh_region_windows *windows,
+				   struct wh_remote_region *region)
 {
 	if (atomic_load(&region->window))
-		close_window(engine, &region->window);
+		close_window(windows, &region->window);
+}
+
+/* ---- all of an engine's ------------------------------------------------------------------------
+ */
+
+int wh_region_windows_open(struct wh_region_windows *windows, struct wh_gpus *gpus,
+			   const char *order, const struct wh_log *log)
+{
+	pthread_mutex_init(&windows->lock, NULL);
+	windows->gpus = gpus;
+	windows->order = order;
+	windows->log = log;
+	return wh_windows_new(wh_gpus_cuda(gpus), &windows->windows);
+}
+
+void wh_region_windows_close(struct wh_region_windows *windows)
+{
+	if (!windows->order)
+		return;
+	wh_windows_free(windows->windows);
+	pthread_mutex_destroy(&windows->lock);
 }

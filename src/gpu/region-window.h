@@ -17,16 +17,37 @@
 #ifndef WH_GPU_REGION_WINDOW_H
 #define WH_GPU_REGION_WINDOW_H
 
-#include "core/engine.h"
-#include "core/region.h"
-#include "core/remote.h"
-#include "transport/transport.h"
+#include <pthread.h>
+
+#include "gpu/stream.h"
+#include "memory/region.h"
+#include "util/error.h"
 #include "window/view.h"
 
 #define WH_REGION_WINDOW_FEW                                                                       \
 	((uint64_t)16 << 10) /* more than that no read, and no small write, is */
 #define WH_REGION_WINDOW_RUN                                                                       \
 	((uint64_t)1024) /* what a run costs at least, as if it had so many bytes */
+
+/* The region windows of an engine. */
+struct wh_log;
+
+struct wh_region_windows {
+	pthread_mutex_t lock; /* opening and closing one; comes before engine.lock */
+	const char *order; /* setting `window` */
+	struct wh_windows *windows;
+	struct wh_gpus *gpus;
+	const struct wh_log *log;
+	_Atomic uint64_t opened, open; /* ever; now */
+};
+
+/* What the owner of another process's memory has sent, so that a window can be opened onto it. */
+#define WH_WINDOW_OBJECTS 64
+struct wh_window_objects {
+	unsigned count;
+	int fd[WH_WINDOW_OBJECTS]; /* for the caller to close */
+	uint64_t offset[WH_WINDOW_OBJECTS];
+};
 
 struct wh_region_window {
 	struct wh_view *view; /* NULL: there is no window */
@@ -41,29 +62,35 @@ struct wh_region_window {
 	char refused[WH_REFUSAL]; /* why there is no window */
 };
 
-/* The region's pane, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The
+/* `order`, `gpus` and `log` outlive it. 0 or -ENOMEM. */
+int wh_region_windows_open(struct wh_region_windows *windows, struct wh_gpus *gpus,
+			   const char *order, const struct wh_log *log);
+/* All of them have been closed. Also after an open that failed, or on zeroes. */
+void wh_region_windows_close(struct wh_region_windows *windows);
+
+/* The region's window, opened if it has none yet: some 100 us, on a GPU's first one a ms more. The
  * region is a GPU's memory and is entered, or has a batch. NULL: refused, now or before. */
 const struct wh_region_window *wh_region_window_get(struct wh_region *region);
 /* The same if it has been opened already. Who is neither inside the region nor has a batch under
- * way holds engine.region_window_lock. */
+ * way holds wh_region_windows.lock. */
 const struct wh_region_window *wh_region_window_peek(const struct wh_region *region);
 /* What it is used for, or why there is none. False: nobody has asked for it. */
 bool wh_region_window_describe(const struct wh_region *region, char *line, size_t size);
 /* The region goes: nobody is inside any more. */
 void wh_region_window_close(struct wh_region *region);
 
-struct wh_cuda_objects;
 /* The same for a GPU's memory of another process, which CUDA knows in this one as memory at
  * `address`. `ask`s its owner where no window opens without: 0, or a negative errno with its text.
  */
 const struct wh_region_window *
-wh_region_window_get_remote(struct wh_engine *engine, struct wh_remote_region *region,
-			    uint64_t address, int (*ask)(void *arg, struct wh_cuda_objects *out),
+wh_region_window_get_remote(struct wh_region_windows *windows, struct wh_remote_region *region,
+			    uint64_t address, int (*ask)(void *arg, struct wh_window_objects *out),
 			    void *arg);
 const struct wh_region_window *wh_region_window_peek_remote(const struct wh_remote_region *region);
 bool wh_region_window_describe_remote(const struct wh_remote_region *region, char *line,
 				      size_t size);
-void wh_region_window_close_remote(struct wh_engine *engine, struct wh_remote_region *region);
+void wh_region_window_close_remote(struct wh_region_windows *windows,
+				   struct wh_remote_region *region);
 
 /* Where an address of the region is. */
 static inline char *wh_region_window_at(const struct wh_region_window *window, uint64_t address)

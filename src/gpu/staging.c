@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/region.h"
 #include "gpu/region-window.h"
 #include "memory/memory.h"
+#include "memory/region.h"
 #include "util/list.h"
 
 #define PAIRS 256 /* made at a time */

@@ -16,8 +16,9 @@
 
 #include "gpu/stream.h"
 
-struct wh_engine;
+struct wh_log;
 struct wh_region;
+struct wh_region_table;
 struct wh_registration;
 
 struct wh_staged_run {
@@ -74,11 +75,13 @@ int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *regis
 		       enum wh_slot_use use, bool into, bool out_of, bool urgent);
 
 /* The same while a batch is planned that moves bytes of a region of ours, which may be going. */
-int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region,
-			      uint32_t op);
+int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *gpus,
+			      const struct wh_region *region, uint32_t op);
 
 struct wh_warm_up;
-int wh_warm_up_open(struct wh_engine *engine, struct wh_warm_up **out);
+/* `regions`, whose entries are struct wh_region, `gpus` and `log` outlive it. 0 or -ENOMEM. */
+int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
+		    struct wh_warm_up **out);
 /* A peer may soon ask for this region of ours, a GPU's memory, and it is going to be staged: make
  * ready what that takes, soon and on another thread. Does not wait; any lock may be held. */
 void wh_warm_up_region(struct wh_warm_up *early, uint64_t region);

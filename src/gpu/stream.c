@@ -11,13 +11,12 @@
 #include <string.h>
 #include <sys/prctl.h>
 
-#include "core/batch.h"
-#include "core/engine.h"
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
 #include "util/futex.h"
 #include "util/list.h"
+#include "util/log.h"
 
 /* How often the thread looks while something is under way, and how long it goes on looking after
  * the last job before it sleeps for good. */
@@ -52,14 +51,15 @@ struct pool {
 };
 
 struct wh_gpus {
-	struct wh_engine *engine;
+	const struct wh_config *config;
+	const struct wh_log *log;
 	struct wh_cuda *cuda;
 	bool many_cpus;
 	int64_t spin_for;
 
 	pthread_mutex_t lock; /* below, and the making of contexts and lanes */
 	struct wh_cuda_device *_Atomic home; /* whose primary context the pinned memory is of */
-	struct wh_gpu *first;
+	struct wh_gpu_context *first;
 	struct wh_gpu_stream *_Atomic streams; /* grows at its head only; read without the lock */
 	bool started;
 	pthread_t thread;
@@ -83,7 +83,7 @@ struct wh_cuda *wh_gpus_cuda(const struct wh_gpus *gpus)
 
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus)
 {
-	return (uint32_t)gpus->engine->config.number[WH_SETTING_CTAS];
+	return (uint32_t)gpus->config->number[WH_SETTING_CTAS];
 }
 
 /* ---- what is done ------------------------------------------------------------------------------
@@ -221,22 +221,23 @@ bool wh_gpus_poll(struct wh_gpus *gpus)
 	return any;
 }
 
-void wh_gpus_progress(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline)
+void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
+		      int64_t deadline)
 {
 	int64_t until;
 
 	wh_gpus_poll(gpus);
-	if (!deadline || !wh_batch_running(batch))
+	if (!deadline || !is_running(arg))
 		return;
 	until = wh_now() + gpus->spin_for;
 	if (deadline > until)
 		deadline = until;
 	do {
-		for (int i = 0; i < 16 && wh_batch_running(batch); i++) {
+		for (int i = 0; i < 16 && is_running(arg); i++) {
 			if (!wh_gpus_poll(gpus))
 				wh_cpu_relax();
 		}
-	} while (wh_batch_running(batch) && wh_now() < deadline);
+	} while (is_running(arg) && wh_now() < deadline);
 }
 
 /* ---- the thread --------------------------------------------------------------------------------
@@ -376,25 +377,24 @@ err_free:
 
 /* Inside a scope of its context. The GPU may be one that there are no kernels for, or the driver
  * may have no compiler for it: copies go all the same. */
-static int load_kernels(struct wh_gpu *gpu)
+static int load_kernels(struct wh_gpu_context *gpu)
 {
-	struct wh_engine *engine = gpu->gpus->engine;
 	int error = wh_cuda_kernels_load(gpu->gpus->cuda, gpu->device, &gpu->kernels);
 
 	if (error != -ENOEXEC && error != -ENOENT)
 		return error ? wh_fail(-error, "%s: %s", gpu->device->text, wh_error_text()) : 0;
 	snprintf(gpu->without, sizeof(gpu->without), "%s", wh_error_text());
-	wh_engine_log(engine, "cuda:%d copies by its copy engines alone: %s", gpu->device->ordinal,
-		      gpu->without);
+	wh_log_line(gpu->gpus->log, "cuda:%d copies by its copy engines alone: %s",
+		    gpu->device->ordinal, gpu->without);
 	return 0;
 }
 
 static int find_gpu(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
-		    struct wh_gpu **out)
+		    struct wh_gpu_context **out)
 {
 	struct wh_cuda *cuda = gpus->cuda;
 	struct wh_cuda_scope scope;
-	struct wh_gpu *gpu;
+	struct wh_gpu_context *gpu;
 	int error;
 
 	for (gpu = gpus->first; gpu; gpu = gpu->next) {
@@ -493,7 +493,7 @@ err_stream:
 	return error;
 }
 
-static int stream_new(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent,
+static int stream_new(struct wh_gpu_context *gpu, enum wh_blocks_way way, bool urgent,
 		      struct wh_gpu_stream **out)
 {
 	struct wh_gpus *gpus = gpu->gpus;
@@ -531,7 +531,7 @@ static int stream_new(struct wh_gpu *gpu, enum wh_blocks_way way, bool urgent,
 int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontext context,
 		   enum wh_blocks_way way, bool urgent, struct wh_gpu_stream **out)
 {
-	struct wh_gpu *gpu = NULL;
+	struct wh_gpu_context *gpu = NULL;
 	int error;
 
 	pthread_mutex_lock(&gpus->lock);
@@ -547,7 +547,7 @@ int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontex
 bool wh_gpus_describe(struct wh_gpus *gpus, const struct wh_cuda_device *device, char *line,
 		      size_t size)
 {
-	const struct wh_gpu *gpu;
+	const struct wh_gpu_context *gpu;
 
 	pthread_mutex_lock(&gpus->lock);
 	for (gpu = gpus->first; gpu; gpu = gpu->next)
@@ -756,14 +756,16 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot)
 /* ---- opening and closing -----------------------------------------------------------------------
  */
 
-int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus **out)
+int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
+		 struct wh_gpus **out)
 {
 	struct wh_gpus *gpus = calloc(1, sizeof(*gpus));
 	cpu_set_t cpus;
 
 	if (!gpus)
 		return wh_fail(ENOMEM, "no memory for the list of GPUs");
-	gpus->engine = engine;
+	gpus->config = config;
+	gpus->log = log;
 	gpus->cuda = cuda;
 	pthread_mutex_init(&gpus->lock, NULL);
 	pthread_mutex_init(&gpus->list_lock, NULL);
@@ -779,7 +781,7 @@ int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus 
 	return 0;
 }
 
-static void close_gpu(struct wh_gpu *gpu)
+static void close_gpu(struct wh_gpu_context *gpu)
 {
 	struct wh_cuda *cuda = gpu->gpus->cuda;
 	struct wh_cuda_scope scope;
@@ -843,7 +845,7 @@ void wh_gpus_stop(struct wh_gpus *gpus)
 
 void wh_gpus_close(struct wh_gpus *gpus)
 {
-	struct wh_gpu *gpu, *next;
+	struct wh_gpu_context *gpu, *next;
 
 	if (!gpus)
 		return;

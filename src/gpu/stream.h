@@ -24,8 +24,8 @@
 #include "platform/cuda.h"
 #include "util/list.h"
 
-struct wh_batch;
-struct wh_engine;
+struct wh_config;
+struct wh_log;
 struct wh_gpus;
 struct wh_semaphore;
 
@@ -38,8 +38,8 @@ struct wh_gpu_stream_cost {
 };
 
 /* One context of a device. */
-struct wh_gpu {
-	struct wh_gpu *next;
+struct wh_gpu_context {
+	struct wh_gpu_context *next;
 	struct wh_gpus *gpus;
 	struct wh_cuda_device *device;
 	CUcontext context; /* NULL: the primary one */
@@ -54,7 +54,7 @@ struct wh_gpu {
 
 struct wh_gpu_stream {
 	struct wh_gpu_stream *_Atomic next; /* all of an engine's */
-	struct wh_gpu *gpu;
+	struct wh_gpu_context *gpu;
 	enum wh_blocks_way way;
 	bool urgent;
 	CUstream handle;
@@ -118,8 +118,10 @@ struct wh_gpu_stream_turn {
 /* ---- an engine's GPUs -------------------------------------------------------------------------
  */
 
-/* Loads nothing and starts nothing. 0 or -ENOMEM. */
-int wh_gpus_open(struct wh_engine *engine, struct wh_cuda *cuda, struct wh_gpus **out);
+/* Loads nothing and starts nothing. `config` and `log` stay the caller's and outlive it. 0 or
+ * -ENOMEM. */
+int wh_gpus_open(struct wh_cuda *cuda, const struct wh_config *config, const struct wh_log *log,
+		 struct wh_gpus **out);
 /* End the GPU thread: from here on nobody but the caller's threads ends jobs. No job may be left.
  * NULL is allowed. */
 void wh_gpus_stop(struct wh_gpus *gpus);
@@ -139,8 +141,10 @@ int wh_gpus_stream(struct wh_gpus *gpus, struct wh_cuda_device *device, CUcontex
 
 /* Call `done` of the jobs that are done. True: there were some. */
 bool wh_gpus_poll(struct wh_gpus *gpus);
-/* Do so for as long as the batch runs and it is worth it, at most until `deadline`; 0: once. */
-void wh_gpus_progress(struct wh_gpus *gpus, struct wh_batch *batch, int64_t deadline);
+/* Do so for as long as is_running(arg) says so and polling is worth it, at most until `deadline`;
+ * 0: once. */
+void wh_gpus_progress(struct wh_gpus *gpus, bool (*is_running)(const void *arg), const void *arg,
+		      int64_t deadline);
 
 /* ---- putting work on a lane --------------------------------------------------------------------
  * Between begin and end the calling thread has the lane's context and its lock. A call that fails
@@ -280,7 +284,7 @@ void wh_slot_give(struct wh_gpus *gpus, struct wh_slot *slot);
 
 /* There is one more job: somebody has to look. */
 void wh_gpus_job_added(struct wh_gpus *gpus);
-/* The knob ctas: 0: each lane's own choice. */
+/* The setting ctas: 0: each lane's own choice. */
 uint32_t wh_gpus_ctas(const struct wh_gpus *gpus);
 /* What a lane's work costs as long as nobody has measured it. */
 void wh_gpu_stream_guess_cost(struct wh_gpu_stream *stream);

@@ -12,16 +12,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/engine.h"
-#include "core/region.h"
 #include "gpu/staging.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
+#include "memory/region.h"
 #include "util/error.h"
 #include "util/list.h"
+#include "util/log.h"
 
 struct wh_warm_up {
-	struct wh_engine *engine;
+	struct wh_region_table *table;
+	struct wh_gpus *gpus;
+	const struct wh_log *log;
 	pthread_mutex_t lock; /* all below */
 	uint64_t *regions; /* ids of those that are wanted */
 	uint32_t count, room;
@@ -48,20 +50,21 @@ int wh_staging_prepare(struct wh_gpus *gpus, const struct wh_registration *regis
 	return error;
 }
 
-int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *region, uint32_t op)
+int wh_staging_prepare_region(struct wh_region_table *regions, struct wh_gpus *gpus,
+			      const struct wh_region *region, uint32_t op)
 {
 	struct wh_region_entry *entry =
-		wh_region_entry_enter(&engine->regions, wh_region_entry_id(&region->entry));
+		wh_region_entry_enter(regions, wh_region_entry_id(&region->entry));
 	int error = 0;
 
 	if (!entry)
 		return 0;
 	if (wh_kind_on_host(entry->kind))
-		error = wh_slots_prepare(engine->gpus, WH_SLOT_ASKS);
+		error = wh_slots_prepare(gpus, WH_SLOT_ASKS);
 	/* Of memory that is gone the piece says so. */
 	else if (!wh_registration_check(region->registration))
-		error = wh_staging_prepare(engine->gpus, region->registration, WH_SLOT_ASKS,
-					   op == WH_WRITE, op == WH_READ, true);
+		error = wh_staging_prepare(gpus, region->registration, WH_SLOT_ASKS, op == WH_WRITE,
+					   op == WH_READ, true);
 	wh_region_entry_leave(entry);
 	return error;
 }
@@ -70,9 +73,9 @@ int wh_staging_prepare_region(struct wh_engine *engine, const struct wh_region *
  */
 
 /* Inside the region, so that its memory's context stays for as long as that takes. */
-static void prepare(struct wh_engine *engine, uint64_t id)
+static void warm_up_prepare(const struct wh_warm_up *early, uint64_t id)
 {
-	struct wh_region_entry *entry = wh_region_entry_enter(&engine->regions, id);
+	struct wh_region_entry *entry = wh_region_entry_enter(early->table, id);
 	const struct wh_registration *registration;
 	int error;
 
@@ -81,12 +84,12 @@ static void prepare(struct wh_engine *engine, uint64_t id)
 	registration = wh_container(entry, struct wh_region, entry)->registration;
 	error = wh_registration_check(registration);
 	if (!error)
-		error = wh_staging_prepare(engine->gpus, registration, WH_SLOT_SERVES, true, true,
+		error = wh_staging_prepare(early->gpus, registration, WH_SLOT_SERVES, true, true,
 					   false);
 	/* Who asks for the memory tries again, and is told. */
 	if (error)
-		wh_engine_log(engine, "cuda:%d is not ready yet for what peers may ask of it: %s",
-			      registration->device->ordinal, wh_error_text());
+		wh_log_line(early->log, "cuda:%d is not ready yet for what peers may ask of it: %s",
+			    registration->device->ordinal, wh_error_text());
 	wh_region_entry_leave(entry);
 }
 
@@ -99,7 +102,7 @@ static void *run(void *argument)
 	while (early->count && !early->stop) {
 		id = early->regions[--early->count];
 		pthread_mutex_unlock(&early->lock);
-		prepare(early->engine, id);
+		warm_up_prepare(early, id);
 		pthread_mutex_lock(&early->lock);
 	}
 	early->running = false;
@@ -151,13 +154,16 @@ void wh_warm_up_region(struct wh_warm_up *early, uint64_t region)
 /* ---- opening and closing -----------------------------------------------------------------------
  */
 
-int wh_warm_up_open(struct wh_engine *engine, struct wh_warm_up **out)
+int wh_warm_up_open(struct wh_region_table *regions, struct wh_gpus *gpus, const struct wh_log *log,
+		    struct wh_warm_up **out)
 {
 	struct wh_warm_up *early = calloc(1, sizeof(*early));
 
 	if (!early)
 		return wh_fail(ENOMEM, "no memory");
-	early->engine = engine;
+	early->table = regions;
+	early->gpus = gpus;
+	early->log = log;
 	pthread_mutex_init(&early->lock, NULL);
 	*out = early;
 	return 0;

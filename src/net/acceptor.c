@@ -106,7 +106,7 @@ static void refuse(struct greeting *greeting, int error, const char *text)
 	struct wh_tls *tls;
 	int fd = greeting_end(greeting, &tls);
 
-	wh_engine_log(engine, "a connection is refused: %s", text);
+	wh_log_line(&engine->log, "a connection is refused: %s", text);
 	wh_refuse(fd, tls, error, text);
 }
 
@@ -232,8 +232,8 @@ static void hear_proof(struct greeting *greeting)
 
 	if (!wh_proof_equal(&engine->trust.crypto, greeting->proofs.initiator,
 			    greeting->said.bytes + WH_FRAME_HEADER)) {
-		wh_engine_log(engine, "who says to be %s does not prove the key of this engine",
-			      hello.name);
+		wh_log_line(&engine->log, "who says to be %s does not prove the key of this engine",
+			    hello.name);
 		refuse(greeting, EACCES, "that does not prove the key of this engine");
 		return;
 	}
@@ -281,7 +281,7 @@ static bool is_secure(struct greeting *greeting)
 	}
 	if (first != TLS_HANDSHAKE) {
 		refuse(greeting, EPROTO,
-		       "this engine speaks TLS alone: set the knob tls on both sides "
+		       "this engine speaks TLS alone: set the setting tls on both sides "
 		       "(WHERRY_TLS=1)");
 		return false;
 	}
@@ -306,7 +306,8 @@ static bool shaken(struct greeting *greeting)
 		wh_loop_modify(&engine->loops[0], &greeting->source,
 			       wh_tls_unsent(greeting->tls) ? EPOLLIN | EPOLLOUT : EPOLLIN);
 	} else if (error) {
-		wh_engine_log(engine, "a connection is refused: %s", wh_tls_text(greeting->tls));
+		wh_log_line(&engine->log, "a connection is refused: %s",
+			    wh_tls_text(greeting->tls));
 		greeting_end(greeting, NULL);
 	}
 	return !error;
@@ -451,7 +452,7 @@ static void acceptor_waits(struct wh_listener *listener, int error)
 {
 	struct acceptor_socket *by = wh_container(listener, struct acceptor_socket, listener);
 
-	wh_engine_log(by->acceptor->engine, "a connection has to wait: %s", strerror(error));
+	wh_log_line(&by->acceptor->engine->log, "a connection has to wait: %s", strerror(error));
 }
 
 static int listen_network(struct wh_engine *engine, const char *where)
@@ -512,8 +513,8 @@ static int listen_local(struct wh_engine *engine)
 			      strlen(engine->socket_name))) &&
 	    !listen(fd, 64))
 		return fd;
-	wh_engine_log(engine, "no unix socket, so no shm from other processes: %s",
-		      strerror(errno));
+	wh_log_line(&engine->log, "no unix socket, so no shm from other processes: %s",
+		    strerror(errno));
 	engine->socket_name[0] = 0;
 	if (fd >= 0)
 		close(fd);

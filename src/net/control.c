@@ -31,7 +31,8 @@
 #define FREE (16u << 10)
 #define NEAR_BUFFER (512 << 10)
 
-#define NO_ROOM "does not read, and what may wait for its address (the knob held) is used up"
+#define NO_ROOM                                                                                    \
+	"does not read, and what may wait for its address (the setting max_buffered) is used up"
 
 static void received(struct wh_source *source, uint32_t events);
 
@@ -355,7 +356,7 @@ static int make_room(struct wh_control *control, size_t need)
 	if (!account(control, control->in_room, need)) {
 		broken(control, -ENOBUFS,
 		       "sends a frame for which there is no room: what may wait for its address "
-		       "(the knob held) "
+		       "(the setting max_buffered) "
 		       "is used up");
 		return 1;
 	}

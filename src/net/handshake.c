@@ -86,7 +86,7 @@ int wh_peer_prove(struct wh_peer *peer, uint16_t role, int fd, const struct wh_t
 		error = wh_fail(
 			EACCES,
 			"it does not prove the key of this engine, %.100s: name one key on both "
-			"sides by the knob keyfile",
+			"sides by the setting keyfile",
 			trust->source);
 	/* The other side had not accepted the connection for certain before. */
 	if (!error && role != WH_ROLE_SHM)

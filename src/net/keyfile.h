@@ -17,7 +17,7 @@ struct wh_keys {
 	unsigned count;
 };
 
-/* 64 hex digits, and nothing behind them but white space: a knob's, or a line of a file. */
+/* 64 hex digits, and nothing behind them but white space: a setting's, or a line of a file. */
 bool wh_key_parse(const char *text, uint8_t key[WH_KEY_SIZE]);
 
 /* The keys in the text of a file that is `path` in texts; the text is cut up. 0 or -EINVAL. */

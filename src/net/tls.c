@@ -57,7 +57,7 @@ static void explain_alert(struct wh_tls *tls, const char *text)
 	else
 		snprintf(tls->text, sizeof(tls->text),
 			 "it does not know this engine's key: name one key on both sides by the "
-			 "knob keyfile "
+			 "setting keyfile "
 			 "(TLS: %.80s)",
 			 text);
 }
@@ -82,7 +82,7 @@ int wh_tls_failed(struct wh_tls *tls, int result)
 		explain_alert(tls, text);
 	else if (!*tls->text && strstr(text, "wrong version number"))
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not speak TLS: the knob tls is on here, and off there");
+			 "it does not speak TLS: the setting tls is on here, and off there");
 	else if (!*tls->text) /* else it is of the certificate */
 		snprintf(tls->text, sizeof(tls->text), "TLS: %.120s", text);
 	ssl->ERR_clear_error();
@@ -122,7 +122,7 @@ int wh_tls_identify(struct wh_tls *tls)
 			    tls->ssl)) /* as a handshake by a shared key is called */
 			return 0;
 		snprintf(tls->text, sizeof(tls->text),
-			 "it does not use the cluster key for TLS: the knobs "
+			 "it does not use the cluster key for TLS: the settings "
 			 "tls_cert, tls_key and tls_ca are set there, and not here");
 		return -EACCES;
 	}
@@ -204,11 +204,12 @@ static int use_certificates(struct wh_tls_context *context, const struct wh_conf
 	int error;
 
 	if (!*certificate || !*key || !*ca)
-		return wh_fail(EINVAL,
-			       "the knobs tls_cert, tls_key and tls_ca go together: %s is not set",
-			       !*certificate ? "tls_cert" :
-			       !*key         ? "tls_key" :
-					       "tls_ca");
+		return wh_fail(
+			EINVAL,
+			"the settings tls_cert, tls_key and tls_ca go together: %s is not set",
+			!*certificate ? "tls_cert" :
+			!*key         ? "tls_key" :
+					"tls_ca");
 	error = check_key_file(key);
 	if (error)
 		return error;
@@ -284,7 +285,7 @@ static int look_up(struct ssl_st *handle, const unsigned char *identity, size_t 
 		snprintf(entered->text, sizeof(entered->text),
 			 "it offers a key that this engine does not know: name one key on both "
 			 "sides by the "
-			 "knob keyfile");
+			 "setting keyfile");
 	return 1;
 }
 
@@ -340,10 +341,10 @@ static int set_up(struct wh_tls_context *context)
 
 	context->handle = ssl->SSL_CTX_new(ssl->TLS_method());
 	if (!context->handle)
-		return wh_fail(ENOMEM, "the knob tls: OpenSSL: %s", reason(ssl));
+		return wh_fail(ENOMEM, "the setting tls: OpenSSL: %s", reason(ssl));
 	context->socket = wh_tls_socket_new(ssl);
 	if (!context->socket)
-		return wh_fail(ENOMEM, "the knob tls: no memory");
+		return wh_fail(ENOMEM, "the setting tls: no memory");
 	context->kernel = kernel_can();
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_MODE, modes, NULL);
 	ssl->SSL_CTX_ctrl(context->handle, WH_SSL_CTRL_SET_SESS_CACHE_MODE, WH_SSL_SESS_CACHE_OFF,
@@ -357,7 +358,7 @@ static int set_up(struct wh_tls_context *context)
 	    !ssl->SSL_CTX_set_num_tickets(context->handle, 0) ||
 	    !ssl->SSL_CTX_set_ciphersuites(context->handle, CIPHERS))
 		return wh_fail(EOPNOTSUPP,
-			       "the knob tls: this OpenSSL has no TLS 1.3, or its policy "
+			       "the setting tls: this OpenSSL has no TLS 1.3, or its policy "
 			       "forbids " CIPHERS ": %s",
 			       reason(ssl));
 	return 0;
@@ -370,7 +371,7 @@ int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 	int error;
 
 	if (!context)
-		return wh_fail(ENOMEM, "the knob tls: no memory");
+		return wh_fail(ENOMEM, "the setting tls: no memory");
 	error = wh_ssl_open(&context->ssl, NULL);
 	if (!error)
 		error = set_up(context);

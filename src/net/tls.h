@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * TLS 1.3 for control and data connections, where the knob `tls` is on: who is let in (tls.c), and
- * bytes in and out without waiting (tls-stream.c). docs/security.md.
+ * TLS 1.3 for control and data connections, where the setting `tls` is on: who is let in (tls.c),
+ * and bytes in and out without waiting (tls-stream.c). docs/security.md.
  *
  * A connection is one thread's at a time. Where the kernel does the encryption (kernel TLS), what
  * is sent goes by sendmsg() as on a plain connection.
@@ -26,13 +26,13 @@ struct wh_tls; /* one connection */
 /* What a connection takes at most: what is on its way in and out, and OpenSSL's own. */
 #define WH_TLS_HELD (96u << 10)
 
-/* With the certificate, key and authorities that the knobs name, else with keys[] as pre-shared
+/* With the certificate, key and authorities that the settings name, else with keys[] as pre-shared
  * keys: the first is offered, all are known. 0; -EINVAL, -EACCES, -ELIBACC or an errno of a file,
  * naming it. */
 int wh_tls_open(const struct wh_config *config, const struct wh_crypto *crypto,
 		const struct wh_keys *keys, struct wh_tls_context **out);
 void wh_tls_close(struct wh_tls_context *context);
-/* Do the knobs name certificates? */
+/* Do the settings name certificates? */
 bool wh_tls_by_certificate(const struct wh_config *config);
 
 /* On a connected socket, which stays the caller's. NULL: no memory. */

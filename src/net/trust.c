@@ -136,7 +136,7 @@ static int own_key(struct wh_trust *trust)
 		       error :
 		       wh_fail(EACCES,
 			       "no directory for this user's key ($XDG_RUNTIME_DIR, $HOME/.cache, "
-			       "%s: its own, and not writable to others): set the knob keyfile",
+			       "%s: its own, and not writable to others): set the setting keyfile",
 			       path[LAST]);
 }
 
@@ -160,18 +160,18 @@ static int have_key(struct wh_trust *trust, struct wh_config *config)
 
 	trust->configured = *key || *path || wh_tls_by_certificate(config);
 	if (*key && *path)
-		error = wh_fail(EINVAL, "both knobs key and keyfile are set: one key is enough");
+		error = wh_fail(EINVAL, "both settings key and keyfile are set: one key is enough");
 	else if (*key)
 		error = wh_key_parse(key, trust->keys.key[0]) ?
 				0 :
-				wh_fail(EINVAL, "the knob key holds no key");
+				wh_fail(EINVAL, "the setting key holds no key");
 	else if (!*path && trust->configured)
 		error = no_key(trust, config);
 	else
 		error = *path ? read_configured(trust, path) : own_key(trust);
 	if (*key) {
 		trust->keys.count = 1;
-		snprintf(trust->source, sizeof(trust->source), "the knob key (WHERRY_KEY)");
+		snprintf(trust->source, sizeof(trust->source), "the setting key (WHERRY_KEY)");
 	}
 	explicit_bzero(key, WH_CONFIG_TEXT);
 	return error;
@@ -220,11 +220,11 @@ int wh_trust_allows(const struct wh_trust *trust, const struct sockaddr_storage 
 	if (trust->configured || wh_address_is_loopback(address) || (!listening && is_any(address)))
 		return 0;
 	wh_address_format(text, sizeof(text), address);
-	return wh_fail(
-		EACCES,
-		"%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
-		", the same FILE on all hosts, and its name in the knob keyfile (WHERRY_KEYFILE)",
-		listening ? "listening on" : "connecting to", text);
+	return wh_fail(EACCES,
+		       "%s %s, which is more than this host, takes a cluster key: " WH_KEY_HOW_TO
+		       ", the same FILE on all hosts, and its name in the setting keyfile "
+		       "(WHERRY_KEYFILE)",
+		       listening ? "listening on" : "connecting to", text);
 }
 
 int wh_trust_knows(const struct wh_trust *trust, int fd)
@@ -236,6 +236,6 @@ int wh_trust_knows(const struct wh_trust *trust, int fd)
 	return wh_fail(
 		EACCES,
 		"the other end is user %u's, and without a cluster key engines of user %u talk "
-		"to each other alone: the knob keyfile names one for both",
+		"to each other alone: the setting keyfile names one for both",
 		(unsigned)user, (unsigned)geteuid());
 }

@@ -15,21 +15,21 @@ struct wh_tls_context;
 
 struct wh_trust {
 	struct wh_crypto crypto;
-	struct wh_tls_context *tls; /* NULL: the knob is off */
+	struct wh_tls_context *tls; /* NULL: the setting is off */
 	struct wh_keys keys;
-	bool configured; /* by a knob; else it is this user's own, and good on this host alone */
+	bool configured; /* by a setting; else it is this user's own, and good on this host alone */
 	/* where it is from, for texts: "/run/user/7/wherry.key" */
 	char source[WH_CONFIG_TEXT + 48];
 	int error; /* there is no key, negative, for the reason in `text` */
 	char text[WH_TEXT_MAX];
 };
 
-/* Have the keys that the knobs name, or this user's own, made if there is none yet; the knob `key`
- * is wiped. With certificates no key is needed. 0; or -EACCES (not the user's alone), -EINVAL (no
- * key in the file) or another errno of the file that a knob names, or of what the knob tls takes.
- * What is wrong otherwise, such as that there is no OpenSSL, is kept for wh_trust_allows(): an
- * engine that neither listens nor connects does without. With an error the structure is to be
- * closed as well. */
+/* Have the keys that the settings name, or this user's own, made if there is none yet; the setting
+ * `key` is wiped. With certificates no key is needed. 0; or -EACCES (not the user's alone), -EINVAL
+ * (no key in the file) or another errno of the file that a setting names, or of what the setting
+ * tls takes. What is wrong otherwise, such as that there is no OpenSSL, is kept for
+ * wh_trust_allows(): an engine that neither listens nor connects does without. With an error the
+ * structure is to be closed as well. */
 int wh_trust_open(struct wh_trust *trust, struct wh_config *config);
 void wh_trust_close(struct wh_trust *trust);
 

@@ -134,7 +134,7 @@ static void spot_fail(struct wh_fragment *fragment, const struct wh_extent_pair 
 
 /* Be in the run's place. False: it cannot be used. The core has checked the same before, but a
  * region may go at any time, and nothing may be touched that is not published now. */
-static bool spot_enter(struct wh_copy *copy, struct wh_fragment *fragment,
+static bool spot_enter(struct wh_copier_peer *copy, struct wh_fragment *fragment,
 		       const struct wh_extent_pair *run, struct spot *spot)
 {
 	bool pins = copy->ops->pins;
@@ -180,7 +180,7 @@ static bool run_fits(struct wh_fragment *fragment, const struct wh_extent_pair *
 
 /* ---- runs that are not mapped -------------------------------------------------------------- */
 
-static int far_flush(struct wh_copy *copy, struct wh_far *far)
+static int far_flush(struct wh_copier_peer *copy, struct wh_far *far)
 {
 	int error = far->count ? copy->ops->move_far(copy, far) : 0;
 
@@ -192,9 +192,10 @@ static int far_flush(struct wh_copy *copy, struct wh_far *far)
 
 /* Move `run` and those after it for as long as they are not mapped; *more says whether *run is one
  * that is still to be moved. In a function of its own because of its large frame. */
-static __attribute__((noinline)) int move_far(struct wh_copy *copy, struct wh_fragment *fragment,
-					      struct wh_cursor *at, struct wh_extent_pair *run,
-					      struct spot *spot, bool *more)
+static __attribute__((noinline)) int move_far(struct wh_copier_peer *copy,
+					      struct wh_fragment *fragment, struct wh_cursor *at,
+					      struct wh_extent_pair *run, struct spot *spot,
+					      bool *more)
 {
 	struct wh_far far;
 	int error = 0;
@@ -248,7 +249,7 @@ static unsigned ahead_of(uint64_t length)
 
 /* Move what lies between the cursor and its end. 0, or a negative errno: the piece cannot go this
  * way. Nothing is left entered. */
-static int move(struct wh_copy *copy, struct wh_fragment *fragment, struct wh_cursor *at)
+static int move(struct wh_copier_peer *copy, struct wh_fragment *fragment, struct wh_cursor *at)
 {
 	const bool past = fragment->bytes >= STREAM_BYTES;
 	struct near_run ring[AHEAD];
@@ -296,7 +297,7 @@ out:
 
 /* Nothing of it is in flight, nor will be. Afterwards neither the piece nor the copy may be looked
  * at. */
-static void finish(struct wh_copy *copy, struct wh_fragment *fragment, int given_up)
+static void finish(struct wh_copier_peer *copy, struct wh_fragment *fragment, int given_up)
 {
 	char why[WH_REFUSAL] = "";
 
@@ -318,7 +319,7 @@ struct chunk {
 };
 
 /* Bytes that overlap have to be moved in one go, in the right direction. */
-static bool must_be_whole(struct wh_copy *copy, const struct wh_extent_pair *run)
+static bool must_be_whole(struct wh_copier_peer *copy, const struct wh_extent_pair *run)
 {
 	struct wh_region_entry *entry;
 	uint64_t distance = 0;
@@ -335,7 +336,8 @@ static bool must_be_whole(struct wh_copy *copy, const struct wh_extent_pair *run
 
 /* Hand out the next chunk of a piece that has one. A run that would not fit is left for the next
  * chunk; one that never will is cut. */
-static void take_chunk(struct wh_copy *copy, struct wh_fragment *fragment, struct chunk *chunk)
+static void take_chunk(struct wh_copier_peer *copy, struct wh_fragment *fragment,
+		       struct chunk *chunk)
 {
 	struct wh_cursor next = fragment->cursor;
 	struct wh_extent_pair run;
@@ -383,7 +385,7 @@ static int given_up_of(const struct wh_fragment *fragment)
  * False: there is no more to take from it, and it may be gone. */
 static bool copy_chunk(struct wh_copier *copier, struct wh_fragment *fragment)
 {
-	struct wh_copy *copy = fragment->owner;
+	struct wh_copier_peer *copy = fragment->owner;
 	struct chunk chunk;
 	uint64_t left;
 	int error;
@@ -494,7 +496,7 @@ static bool enqueue(struct wh_copier *copier, struct wh_fragment *fragment)
 }
 
 /* False: it has to be copied here and now. */
-static bool submit_large(struct wh_copy *copy, struct wh_fragment *fragment)
+static bool submit_large(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false, taken = true;
@@ -519,7 +521,7 @@ static bool submit_large(struct wh_copy *copy, struct wh_fragment *fragment)
 	return taken;
 }
 
-void wh_copy_submit(struct wh_copy *copy, struct wh_fragment *fragment)
+void wh_copier_submit(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	struct wh_cursor at;
 
@@ -544,7 +546,7 @@ static struct wh_fragment *find_fragment(struct wh_copier *copier, const struct 
 	return NULL;
 }
 
-void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline)
+void wh_copier_progress(struct wh_copier_peer *copy, struct wh_batch *batch, int64_t deadline)
 {
 	struct wh_copier *copier = copy->copier;
 	struct wh_fragment *fragment;
@@ -572,7 +574,7 @@ void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t de
 		wh_cpu_relax();
 }
 
-void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *fragment)
+void wh_copier_cancel(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	struct wh_copier *copier = copy->copier;
 	bool ended = false;
@@ -589,7 +591,8 @@ void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *fragment)
 }
 
 /* Stop the pieces of this peer; those that are finished with it go to `ended`. */
-static void stop_fragments(struct wh_copy *copy, struct wh_list *queue, struct wh_list *ended)
+static void stop_fragments(struct wh_copier_peer *copy, struct wh_list *queue,
+			   struct wh_list *ended)
 {
 	struct wh_list *next;
 
@@ -605,7 +608,7 @@ static void stop_fragments(struct wh_copy *copy, struct wh_list *queue, struct w
 	}
 }
 
-void wh_copy_lost(struct wh_copy *copy, int error, const char *text)
+void wh_copier_lost(struct wh_copier_peer *copy, int error, const char *text)
 {
 	struct wh_copier *copier = copy->copier;
 	struct wh_list ended, *link;
@@ -621,7 +624,7 @@ void wh_copy_lost(struct wh_copy *copy, int error, const char *text)
 		wh_fragment_done(wh_container(link, struct wh_fragment, link));
 }
 
-void wh_copy_again(struct wh_copy *copy)
+void wh_copier_again(struct wh_copier_peer *copy)
 {
 	pthread_mutex_lock(&copy->copier->lock);
 	copy->lost = 0;

@@ -45,19 +45,19 @@ struct wh_far {
 	struct wh_region_entry *entry[WH_FAR_RUNS]; /* to be left; NULL: none */
 };
 
-struct wh_copy;
+struct wh_copier_peer;
 
 /* What the transports do differently. Only `map` may be all there is. */
-struct wh_copy_ops {
+struct wh_copier_ops {
 	/* Where the first byte of a place is in this process, for that op; NULL: not mapped. */
 	char *(*map)(const struct wh_region_entry *entry, uint32_t op);
 	/* Move the runs of memory that is not mapped; may change far->local and far->remote.
 	 * Failures of runs and of the piece through wh_fragment_fail(). Negative: it cannot be done
 	 * this way at all; `refusal` says why. */
-	int (*move_far)(struct wh_copy *copy, struct wh_far *far);
-	void (*refusal)(struct wh_copy *copy, char why[WH_REFUSAL]);
+	int (*move_far)(struct wh_copier_peer *copy, struct wh_far *far);
+	void (*refusal)(struct wh_copier_peer *copy, char why[WH_REFUSAL]);
 	/* All bytes of the piece have been moved: was there still somebody to move them to? */
-	void (*verify)(struct wh_copy *copy, struct wh_fragment *fragment);
+	void (*verify)(struct wh_copier_peer *copy, struct wh_fragment *fragment);
 	/* Both sides are in this process and may overlap. */
 	bool overlaps;
 	/* The mapping may end before the place does: who is in it pins the place. */
@@ -65,10 +65,10 @@ struct wh_copy_ops {
 };
 
 /* One peer's part. */
-struct wh_copy {
+struct wh_copier_peer {
 	struct wh_copier *copier;
 	struct wh_region_table *entries; /* of the peer */
-	const struct wh_copy_ops *ops;
+	const struct wh_copier_ops *ops;
 	uint64_t at_once; /* a piece of at most so many bytes is copied by the submitter */
 	int lost; /* 0, or why nothing can be queued now; under copier.lock */
 	char lost_text[WH_TEXT_MAX];
@@ -79,11 +79,11 @@ void wh_copier_init(struct wh_copier *copier);
 void wh_copier_destroy(struct wh_copier *copier);
 
 /* The transport functions of the same names. */
-void wh_copy_submit(struct wh_copy *copy, struct wh_fragment *fragment);
-void wh_copier_progress(struct wh_copy *copy, struct wh_batch *batch, int64_t deadline);
-void wh_copy_cancel(struct wh_copy *copy, struct wh_fragment *fragment);
-void wh_copy_lost(struct wh_copy *copy, int error, const char *text);
-void wh_copy_again(struct wh_copy *copy);
+void wh_copier_submit(struct wh_copier_peer *copy, struct wh_fragment *fragment);
+void wh_copier_progress(struct wh_copier_peer *copy, struct wh_batch *batch, int64_t deadline);
+void wh_copier_cancel(struct wh_copier_peer *copy, struct wh_fragment *fragment);
+void wh_copier_lost(struct wh_copier_peer *copy, int error, const char *text);
+void wh_copier_again(struct wh_copier_peer *copy);
 
 /* Copy memory that may overlap; `stream`: past the caches, for what does not fit into them. Ordered
  * before whatever the thread stores next. */

@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "util/error.h"
+
 struct wh_batch;
 struct wh_engine;
 struct wh_estimate;
@@ -37,8 +39,6 @@ enum wh_transport_id {
 	WH_TRANSPORT_COUNT,
 };
 #define WH_TRANSPORT_NAMES "self, cuda, shm, rdma, tcp" /* for texts */
-
-#define WH_REFUSAL 192 /* room for the reason why a transport is not taken */
 
 enum wh_transport_capability {
 	WH_CAN_READ = 1,

@@ -4,6 +4,7 @@
 #define WH_UTIL_ERROR_H
 
 #define WH_TEXT_MAX 256
+#define WH_REFUSAL 192 /* bytes of a reason why something is not used, as in struct wh_route */
 
 /* Keep the sentence for this thread's wh_error_text() and return -error. The sentence names what
  * failed, on what, and what to try; no newline. */

@@ -35,7 +35,6 @@
 #define WH_WINDOW_ALWAYS_PCIE 0
 #endif
 
-struct wh_engine;
 struct wh_windows;
 struct wh_rm;
 struct wh_rm_watch_module;
@@ -255,9 +254,6 @@ int wh_scratch_descriptor(struct wh_cuda *cuda, const struct wh_cuda_device *dev
 void wh_windows_cost(struct wh_windows *windows, struct wh_cuda_device *device, const char *order,
 		     void *pinned, struct wh_window_cost *out);
 
-/* The engine's, made when first needed. Not to be kept for longer than a region or a window is
- * there. */
-int wh_windows_of(struct wh_engine *engine, struct wh_windows **out);
 /* The knob `window` of an engine that is to have none. */
 #define WH_WINDOW_OFF "off"
 

@@ -351,7 +351,7 @@ static double estimate(const struct wh_gpu_stream *stream, uint64_t count, uint6
 
 static void costs__choice(void **state)
 {
-	static struct wh_gpu gpu;
+	static struct wh_gpu_context gpu;
 	struct wh_gpu_stream stream = { .way = WH_BLOCKS_PUSH, .gpu = &gpu };
 	double kernel_takes, copies_take;
 

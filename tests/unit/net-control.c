@@ -139,7 +139,7 @@ static void near__loopback(void **state)
 	free(engine);
 }
 
-/* The knob has the last word, and what is no loopback connection stays as it is. */
+/* The setting has the last word, and what is no loopback connection stays as it is. */
 static void near__left_alone(void **state)
 {
 	struct wh_engine *engine = calloc(1, sizeof(*engine));

@@ -59,11 +59,11 @@ static void put(const char *text, size_t length, mode_t mode)
 /* 0 and the key; or the error, whose text is looked at. */
 static int open_with(const char *setting, struct wh_trust *trust)
 {
-	const char *const knobs[] = { setting, NULL };
+	const char *const settings[] = { setting, NULL };
 	struct wh_config config;
 	int error;
 
-	assert_int_equal(wh_config_load(&config, knobs), 0);
+	assert_int_equal(wh_config_load(&config, settings), 0);
 	memset(trust, 0, sizeof(*trust));
 	error = wh_trust_open(trust, &config);
 	assert_string_equal(config.text[WH_SETTING_KEY], "");
@@ -242,13 +242,13 @@ static void file__not_ours_alone(void **state)
 
 static void knobs__both(void **state)
 {
-	const char *const knobs[] = { "key=" KEY, "keyfile=/nowhere", NULL };
+	const char *const settings[] = { "key=" KEY, "keyfile=/nowhere", NULL };
 	struct wh_config config;
 	struct wh_trust trust;
 
 	(void)state;
 	memset(&trust, 0, sizeof(trust));
-	assert_int_equal(wh_config_load(&config, knobs), 0);
+	assert_int_equal(wh_config_load(&config, settings), 0);
 	assert_int_equal(wh_trust_open(&trust, &config), -EINVAL);
 	assert_non_null(strstr(wh_error_text(), "keyfile"));
 	wh_trust_close(&trust);

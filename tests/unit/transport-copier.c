@@ -73,7 +73,7 @@ void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *wh
 struct test {
 	struct wh_copier copier;
 	struct wh_region_table entries;
-	struct wh_copy copy;
+	struct wh_copier_peer copy;
 	uint64_t id[REGIONS];
 	char *remote[REGIONS], *local; /* local: as large as all regions */
 	struct wh_item *items;
@@ -90,7 +90,7 @@ static char *map(const struct wh_region_entry *entry, uint32_t op)
 	return far_regions[entry->index] ? NULL : (char *)(uintptr_t)entry->address;
 }
 
-static int move_far(struct wh_copy *copy, struct wh_far *far)
+static int move_far(struct wh_copier_peer *copy, struct wh_far *far)
 {
 	int call = atomic_fetch_add(&far_calls, 1);
 
@@ -109,26 +109,26 @@ static int move_far(struct wh_copy *copy, struct wh_far *far)
 	return 0;
 }
 
-static void refusal(struct wh_copy *copy, char why[WH_REFUSAL])
+static void refusal(struct wh_copier_peer *copy, char why[WH_REFUSAL])
 {
 	(void)copy;
 	snprintf(why, WH_REFUSAL, "a good reason");
 }
 
-static void verify(struct wh_copy *copy, struct wh_fragment *fragment)
+static void verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	(void)copy;
 	(void)fragment;
 	atomic_fetch_add(&verified, 1);
 }
 
-static const struct wh_copy_ops ops = {
+static const struct wh_copier_ops ops = {
 	.map = map,
 	.move_far = move_far,
 	.refusal = refusal,
 	.verify = verify,
 };
-static const struct wh_copy_ops overlapping = { .map = map, .overlaps = true };
+static const struct wh_copier_ops overlapping = { .map = map, .overlaps = true };
 
 static void fill(char *at, size_t length, uint64_t seed)
 {
@@ -225,7 +225,7 @@ static void await(struct job *job)
 
 static void go(struct test *test, struct job *job)
 {
-	wh_copy_submit(&test->copy, &job->fragment);
+	wh_copier_submit(&test->copy, &job->fragment);
 	wh_copier_progress(&test->copy, &job->batch, INT64_MAX);
 	await(job);
 	assert_int_equal(atomic_load(&job->done), 1);
@@ -316,7 +316,7 @@ static void copy__queued_without_a_waiter(void **state)
 
 	make_items(test, 100, 100000, WH_WRITE);
 	job_items(&job, test->items, 100, WH_WRITE);
-	wh_copy_submit(&test->copy, &job.fragment);
+	wh_copier_submit(&test->copy, &job.fragment);
 	await(&job);
 	check_items(test, 100);
 }
@@ -559,7 +559,7 @@ static void far__given_up(void **state)
 			for (int i = 0; i < (large ? 1000 : 30); i++)
 				test->items[i].remote = test->id[i % 4];
 			job_items(&job, test->items, large ? 1000 : 30, WH_WRITE);
-			wh_copy_submit(&test->copy, &job.fragment);
+			wh_copier_submit(&test->copy, &job.fragment);
 			wh_copier_progress(&test->copy, &job.batch, INT64_MAX);
 			await(&job);
 			assert_int_equal(job.rerouted, 1);
@@ -587,11 +587,11 @@ static void cancel__queued(void **state)
 	for (int round = 0; round < 20; round++) {
 		for (int i = 0; i < 8; i++) {
 			job_items(&jobs[i], &test->items[0], 8, WH_WRITE);
-			wh_copy_submit(&test->copy, &jobs[i].fragment);
+			wh_copier_submit(&test->copy, &jobs[i].fragment);
 		}
 		for (int i = 7; i >= 0; i--) {
 			atomic_store(&jobs[i].fragment.cancelled, true);
-			wh_copy_cancel(&test->copy, &jobs[i].fragment);
+			wh_copier_cancel(&test->copy, &jobs[i].fragment);
 		}
 		for (int i = 0; i < 8; i++) {
 			await(&jobs[i]);
@@ -602,7 +602,7 @@ static void cancel__queued(void **state)
 	}
 	assert_true(cut > 20);
 	/* After the end it does nothing. */
-	wh_copy_cancel(&test->copy, &jobs[0].fragment);
+	wh_copier_cancel(&test->copy, &jobs[0].fragment);
 	assert_int_equal(jobs[0].done, 1);
 }
 
@@ -621,18 +621,18 @@ static void cancel__before_it_is_queued(void **state)
 static void lost__and_again(void **state)
 {
 	struct test *test = *state;
-	struct wh_copy other = test->copy; /* another peer */
+	struct wh_copier_peer other = test->copy; /* another peer */
 	struct job jobs[4], others, late;
 
 	make_items(test, 8, 4000000, WH_WRITE);
 	for (int i = 0; i < 4; i++) {
 		job_items(&jobs[i], test->items, 8, WH_WRITE);
-		wh_copy_submit(&test->copy, &jobs[i].fragment);
+		wh_copier_submit(&test->copy, &jobs[i].fragment);
 	}
 	job_items(&others, test->items, 8, WH_WRITE);
 	others.batch.priority = WH_PRIORITY_LATENCY;
-	wh_copy_submit(&other, &others.fragment);
-	wh_copy_lost(&test->copy, -ECONNRESET, "it is gone");
+	wh_copier_submit(&other, &others.fragment);
+	wh_copier_lost(&test->copy, -ECONNRESET, "it is gone");
 	for (int i = 0; i < 4; i++) {
 		await(&jobs[i]);
 		assert_int_equal(jobs[i].done, 1);
@@ -643,7 +643,7 @@ static void lost__and_again(void **state)
 	job_items(&late, test->items, 8, WH_WRITE);
 	go(test, &late);
 	assert_int_equal(late.error, -ECONNRESET);
-	wh_copy_again(&test->copy);
+	wh_copier_again(&test->copy);
 	job_items(&late, test->items, 8, WH_WRITE);
 	go(test, &late);
 	assert_int_equal(late.error, 0);
@@ -661,7 +661,7 @@ static void help__only_its_own(void **state)
 	/* One look moves one chunk at most, and returns. */
 	make_items(test, 8, 4000000, WH_WRITE);
 	job_items(&job, test->items, 8, WH_WRITE);
-	wh_copy_submit(&test->copy, &job.fragment);
+	wh_copier_submit(&test->copy, &job.fragment);
 	while (!atomic_load(&job.done))
 		wh_copier_progress(&test->copy, &job.batch, 0);
 	assert_int_equal(job.done, 1);

@@ -124,7 +124,7 @@ static void cuda_region_gone(struct wh_peer *peer, void *state, struct wh_remote
 	struct wh_device_mapping *mapping;
 
 	(void)state;
-	wh_region_window_close_remote(peer->engine, region);
+	wh_region_window_close_remote(&peer->engine->region_windows, region);
 	mapping = atomic_exchange(&region->mapping, NULL);
 	if (!mapping)
 		return;
@@ -218,7 +218,7 @@ static void cuda_progress(struct wh_peer *peer, void *state, struct wh_batch *ba
 			  int64_t deadline)
 {
 	(void)state;
-	wh_gpus_progress(peer->engine->gpus, batch, deadline);
+	wh_gpus_progress(peer->engine->gpus, wh_batch_is_running, batch, deadline);
 }
 
 /* The piece says that it is cancelled; what has not been put on a lane is not going to be. */

@@ -20,6 +20,7 @@
 #include "core/peer.h"
 #include "core/region.h"
 #include "core/remote.h"
+#include "gpu/region-window.h"
 #include "gpu/stream.h"
 #include "memory/memory.h"
 #include "memory/region-table.h"
@@ -144,14 +145,6 @@ int wh_cuda_export(const struct wh_region *region, uint32_t index, int socket);
 int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, int *fd,
 		   uint64_t *offset);
 
-/* The same of all segments of a peer's region, asked for. */
-#define WH_CUDA_OBJECTS 64
-struct wh_cuda_objects {
-	unsigned count;
-	int fd[WH_CUDA_OBJECTS]; /* for the caller to close */
-	uint64_t offset[WH_CUDA_OBJECTS];
-};
-
 /* ---- moving ------------------------------------------------------------------------------------
  */
 
@@ -166,7 +159,7 @@ struct wh_cuda_peer {
 
 /* Ask the owner; waits for it. 0, or a negative errno with its text. */
 int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
-		    struct wh_cuda_objects *out);
+		    struct wh_window_objects *out);
 
 struct wh_cuda_op;
 

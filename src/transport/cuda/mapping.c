@@ -65,7 +65,7 @@ static void pin(struct wh_device_mappings *mappings, struct wh_device_mapping *m
 
 	if (!mappings->engine->config.number[WH_SETTING_PIN]) {
 		snprintf(mapping->why, sizeof(mapping->why),
-			 "host memory is not page-locked: the knob pin");
+			 "host memory is not page-locked: the setting pin");
 		return;
 	}
 	error = wh_gpus_pinning_device(mappings->gpus, NULL, &device);
@@ -549,12 +549,12 @@ int wh_cuda_remote(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
 /* The segments' order is that of the mappings, which was checked when they were imported. */
 static int keep_object(void *argument, const struct wh_exported *e, int *fd, char why[WH_REFUSAL])
 {
-	struct wh_cuda_objects *objects = argument;
+	struct wh_window_objects *objects = argument;
 
 	if ((e->type != WH_HANDLE_FD && e->type != WH_HANDLE_OBJECT) || *fd < 0 ||
-	    e->segments > WH_CUDA_OBJECTS) {
+	    e->segments > WH_WINDOW_OBJECTS) {
 		snprintf(why, WH_REFUSAL,
-			 e->segments > WH_CUDA_OBJECTS ?
+			 e->segments > WH_WINDOW_OBJECTS ?
 				 "it is made of too many mappings to ask the owner for" :
 				 "the owner has sent no descriptor");
 		return -EOPNOTSUPP;
@@ -566,7 +566,7 @@ static int keep_object(void *argument, const struct wh_exported *e, int *fd, cha
 }
 
 int wh_cuda_objects(struct wh_cuda_peer *cuda, struct wh_region_entry *entry,
-		    struct wh_cuda_objects *out)
+		    struct wh_window_objects *out)
 {
 	struct wh_remote_region *region = wh_container(entry, struct wh_remote_region, entry);
 	char why[WH_REFUSAL];

@@ -80,14 +80,12 @@ int wh_cuda_object(struct wh_engine *engine, const struct wh_segment *segment, i
 {
 	const char *order = engine->config.text[WH_SETTING_WINDOW];
 	struct wh_view_object object;
-	struct wh_windows *windows;
 	int error;
 
 	if (!wh_window_order_has(order, "rm"))
-		return wh_fail(EOPNOTSUPP, "its knob window is %s", order);
-	error = wh_windows_of(engine, &windows);
-	if (!error)
-		error = wh_windows_export(windows, segment->start, segment->length, &object);
+		return wh_fail(EOPNOTSUPP, "its setting window is %s", order);
+	error = wh_windows_export(engine->region_windows.windows, segment->start, segment->length,
+				  &object);
 	if (error)
 		return error;
 	*fd = object.fd;
@@ -101,7 +99,7 @@ struct question {
 	struct wh_region_entry *entry;
 };
 
-static int ask_owner(void *arg, struct wh_cuda_objects *out)
+static int ask_owner(void *arg, struct wh_window_objects *out)
 {
 	const struct question *question = arg;
 
@@ -131,8 +129,9 @@ static bool find_theirs(struct wh_cuda_peer *cuda, struct end *end, uint64_t off
 	if (!end->window && open) {
 		address = wh_device_mapping_own(cuda->mappings, mapping);
 		if (address)
-			end->window = wh_region_window_get_remote(cuda->peer->engine, region,
-								  address, ask_owner, &question);
+			end->window =
+				wh_region_window_get_remote(&cuda->peer->engine->region_windows,
+							    region, address, ask_owner, &question);
 	}
 	if (end->window)
 		end->at = wh_region_window_at(end->window, end->entry->address + offset);

@@ -296,8 +296,8 @@ static void ended(struct wh_task *task)
 
 	copy->busy = false;
 	if (copy->staging.error)
-		wh_engine_log(copy->bounce->rdma->engine, "rdma: staging for a peer: %s",
-			      copy->staging.text);
+		wh_log_line(&copy->bounce->rdma->engine->log, "rdma: staging for a peer: %s",
+			    copy->staging.text);
 	if (session)
 		copied(session, copy, copy->staging.error, copy->staging.text);
 	rdma_bounce_put(copy->bounce);

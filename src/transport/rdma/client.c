@@ -152,7 +152,7 @@ static void finish(struct wh_task *task)
 	wh_notify_resume(rdma->peer);
 	if (!news)
 		return;
-	wh_engine_log(rdma->peer->engine, "rdma to %s: %s", rdma->peer->welcome.name, why);
+	wh_log_line(&rdma->peer->engine->log, "rdma to %s: %s", rdma->peer->welcome.name, why);
 	atomic_fetch_add(&rdma->peer->plan_version, 1);
 }
 

@@ -318,9 +318,9 @@ int rdma_ring_opened(struct rdma_peer *rdma, const struct wh_rdma_ring_opened *o
 	if (!asked)
 		return -EPROTO;
 	if (error)
-		wh_engine_log(rdma->peer->engine,
-			      "rdma to %s: no mailbox, notifications go over TCP: %s",
-			      rdma->peer->welcome.name, opened->text);
+		wh_log_line(&rdma->peer->engine->log,
+			    "rdma to %s: no mailbox, notifications go over TCP: %s",
+			    rdma->peer->welcome.name, opened->text);
 	else
 		error = get_slots(rdma);
 	pthread_mutex_lock(&rdma->lock);

@@ -242,7 +242,7 @@ static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 			 before.lid != rail->end.lid)
 			snprintf(why, sizeof(why), "%s has another address", rail->name);
 		pthread_mutex_unlock(&rdma->lock);
-		wh_engine_log(rdma->engine, "rdma: %s", *why ? why : "a port is up again");
+		wh_log_line(&rdma->engine->log, "rdma: %s", *why ? why : "a port is up again");
 	}
 	if (*why)
 		rdma_rail_lost(rdma, nic, port, why);

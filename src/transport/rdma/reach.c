@@ -239,7 +239,8 @@ static int prepare_ours(struct rdma_peer *rdma, const struct wh_region *local, u
 	int error;
 
 	pthread_mutex_unlock(&rdma->lock);
-	error = wh_staging_prepare_region(rdma->rdma->engine, local, op);
+	error = wh_staging_prepare_region(&rdma->rdma->engine->regions, rdma->rdma->engine->gpus,
+					  local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "staging: %.180s", wh_error_text());
 	pthread_mutex_lock(&rdma->lock);

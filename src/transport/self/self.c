@@ -23,7 +23,7 @@ static char *self_map(const struct wh_region_entry *entry, uint32_t op)
 	return (char *)(uintptr_t)entry->address;
 }
 
-static const struct wh_copy_ops self_copy = {
+static const struct wh_copier_ops self_copy = {
 	.map = self_map,
 	.overlaps = true,
 };
@@ -50,7 +50,7 @@ static void self_engine_close(struct wh_engine *engine, void *state)
 static int self_peer_open(struct wh_peer *peer, void **state, char why[WH_REFUSAL])
 {
 	struct wh_engine *engine = peer->engine;
-	struct wh_copy *copy;
+	struct wh_copier_peer *copy;
 
 	if (!peer->self) {
 		snprintf(why, WH_REFUSAL, "%.63s is another engine than %.63s", peer->welcome.name,
@@ -79,14 +79,14 @@ static void self_peer_close(struct wh_peer *peer, void *state)
 static void self_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
 	(void)peer;
-	wh_copy_lost(state, error, text);
+	wh_copier_lost(state, error, text);
 }
 
 static int self_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL])
 {
 	(void)peer;
 	(void)why;
-	wh_copy_again(state);
+	wh_copier_again(state);
 	return 0;
 }
 
@@ -105,7 +105,7 @@ static int self_reach(struct wh_peer *peer, void *state, const struct wh_region 
 static void self_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_submit(state, fragment);
+	wh_copier_submit(state, fragment);
 }
 
 static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch, int64_t deadline)
@@ -117,7 +117,7 @@ static void self_help(struct wh_peer *peer, void *state, struct wh_batch *batch,
 static void self_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_cancel(state, fragment);
+	wh_copier_cancel(state, fragment);
 }
 
 static void self_detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,

@@ -43,7 +43,7 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm)
 }
 
 /* The copies before this have been ordered before it by leaving the place. */
-static void shm_verify(struct wh_copy *copy, struct wh_fragment *fragment)
+static void shm_verify(struct wh_copier_peer *copy, struct wh_fragment *fragment)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 
@@ -53,7 +53,7 @@ static void shm_verify(struct wh_copy *copy, struct wh_fragment *fragment)
 				 atomic_load(shm->alive) ? "died" : "closed its engine");
 }
 
-static const struct wh_copy_ops shm_copy = {
+static const struct wh_copier_ops shm_copy = {
 	.map = wh_shm_mapped_at,
 	.move_far = wh_shm_vm_move,
 	.refusal = wh_shm_vm_refusal,
@@ -359,7 +359,7 @@ static void shm_peer_close(struct wh_peer *peer, void *state)
 static void shm_peer_lost(struct wh_peer *peer, void *state, int error, const char *text)
 {
 	(void)peer;
-	wh_copy_lost(state, error, text);
+	wh_copier_lost(state, error, text);
 }
 
 /* The same engine, over a new control connection: its session there is another. What is mapped
@@ -372,14 +372,14 @@ static int shm_peer_again(struct wh_peer *peer, void *state, char why[WH_REFUSAL
 	(void)peer;
 	(void)why;
 	atomic_fetch_add(&shm->current, 1);
-	wh_copy_again(&shm->copy);
+	wh_copier_again(&shm->copy);
 	return 0;
 }
 
 static void shm_submit(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_submit(state, fragment);
+	wh_copier_submit(state, fragment);
 }
 
 static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *batch,
@@ -392,7 +392,7 @@ static void shm_progress(struct wh_peer *peer, void *state, struct wh_batch *bat
 static void shm_cancel(struct wh_peer *peer, void *state, struct wh_fragment *fragment)
 {
 	(void)peer;
-	wh_copy_cancel(state, fragment);
+	wh_copier_cancel(state, fragment);
 }
 
 /* How a piece's regions are reached. */

@@ -85,7 +85,7 @@ enum wh_shm_vm {
 };
 
 struct wh_shm_peer {
-	struct wh_copy copy; /* first: it is the transport's state for the peer */
+	struct wh_copier_peer copy; /* first: it is the transport's state for the peer */
 	struct wh_shm *shm;
 	struct wh_peer *peer;
 
@@ -151,7 +151,7 @@ struct wh_shm_memory {
 	bool ending; /* no region finds it any more; it is unmapped when nobody is in it */
 };
 
-/* wh_copy_ops.map */
+/* wh_copier_ops.map */
 char *wh_shm_mapped_at(const struct wh_region_entry *entry, uint32_t op);
 /* Transport functions. */
 int wh_shm_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
@@ -191,8 +191,8 @@ bool wh_shm_owner_lives(const struct wh_shm_peer *shm);
 void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid);
 /* May its memory be read and written by process_vm? 0, or a negative errno with the reason. */
 int wh_shm_vm_probe(struct wh_shm_peer *shm, char why[WH_REFUSAL]);
-/* wh_copy_ops.move_far and .refusal */
-int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far);
-void wh_shm_vm_refusal(struct wh_copy *copy, char why[WH_REFUSAL]);
+/* wh_copier_ops.move_far and .refusal */
+int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far);
+void wh_shm_vm_refusal(struct wh_copier_peer *copy, char why[WH_REFUSAL]);
 
 #endif

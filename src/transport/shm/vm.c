@@ -33,7 +33,7 @@ static void refuse_vm(struct wh_shm_peer *shm, const char *why)
 	pthread_mutex_unlock(&shm->vm_lock);
 }
 
-void wh_shm_vm_refusal(struct wh_copy *copy, char why[WH_REFUSAL])
+void wh_shm_vm_refusal(struct wh_copier_peer *copy, char why[WH_REFUSAL])
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 
@@ -66,7 +66,7 @@ void wh_shm_vm_meet(struct wh_shm_peer *shm, uid_t uid)
 	struct ucred user;
 
 	if (!shm->peer->engine->config.number[WH_SETTING_CMA]) {
-		refuse_vm(shm, "process_vm is switched off by the knob cma");
+		refuse_vm(shm, "process_vm is switched off by the setting cma");
 		return;
 	}
 	if (getsockopt(shm->fd, SOL_SOCKET, SO_PEERCRED, &user, &length) || user.uid != uid ||
@@ -180,7 +180,7 @@ static void fail_run(struct wh_shm_peer *shm, struct wh_far *far, unsigned at, i
 			 far->local[at].iov_base, strerror(error));
 }
 
-int wh_shm_vm_move(struct wh_copy *copy, struct wh_far *far)
+int wh_shm_vm_move(struct wh_copier_peer *copy, struct wh_far *far)
 {
 	struct wh_shm_peer *shm = (struct wh_shm_peer *)copy;
 	bool read = far->fragment->op == WH_READ;

@@ -146,8 +146,8 @@ static int shaking(struct tcp_client *client)
 	int error = wh_tls_shake(client->tls);
 
 	if (error && error != -EAGAIN)
-		wh_engine_log(client->tcp->peer->engine, "a data connection to %s: %s",
-			      client->tcp->peer->welcome.name, wh_tls_text(client->tls));
+		wh_log_line(&client->tcp->peer->engine->log, "a data connection to %s: %s",
+			    client->tcp->peer->welcome.name, wh_tls_text(client->tls));
 	if (!error)
 		error = say_hello(client);
 	if (!error)
@@ -179,8 +179,9 @@ static int greeting(struct tcp_client *client)
 		error = EPROTO;
 		wh_refusal_decode(in->bytes + in->start + WH_FRAME_HEADER, frame.length, &error,
 				  text);
-		wh_engine_log(client->tcp->peer->engine, "a data connection to %s is refused: %s",
-			      client->tcp->peer->welcome.name, text);
+		wh_log_line(&client->tcp->peer->engine->log,
+			    "a data connection to %s is refused: %s",
+			    client->tcp->peer->welcome.name, text);
 		return -error;
 	}
 	if (frame.type != WH_FRAME_WELCOME || in->length != WH_FRAME_HEADER + frame.length)

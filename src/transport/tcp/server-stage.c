@@ -274,8 +274,8 @@ static void written(struct tcp_chunk *chunk)
 			write->extents[i].error = -chunk->staging.error;
 	}
 	if (chunk->staging.error)
-		wh_engine_log(server->engine, "bytes from a peer do not reach a GPU: %s",
-			      chunk->staging.text);
+		wh_log_line(&server->engine->log, "bytes from a peer do not reach a GPU: %s",
+			    chunk->staging.text);
 	write_part_done(server, write);
 	chunk_free(chunk);
 }

@@ -769,9 +769,9 @@ void tcp_server_turn(struct tcp_server *server, bool came)
 		error = -ENOMEM;
 	if (error && error != -EAGAIN) {
 		if (error != -ECONNRESET && error != -EPIPE)
-			wh_engine_log(server->engine, "a data connection is dropped: %s",
-				      error == -EPROTO ? "the peer broke the protocol" :
-							 strerror(-error));
+			wh_log_line(&server->engine->log, "a data connection is dropped: %s",
+				    error == -EPROTO ? "the peer broke the protocol" :
+						       strerror(-error));
 		stop(server);
 		return;
 	}
@@ -880,13 +880,14 @@ int tcp_session_accept(struct wh_session *session, int fd, struct wh_tls *tls,
 	if (servers && servers->count < CONNECTIONS_MAX && !wh_quota_is_full(session->quota))
 		server = server_new(session, fd, tls, hello);
 	if (!server) {
-		wh_engine_log(session->engine, "a data connection of %s is dropped: %s",
-			      session->hello.name,
-			      servers && servers->count == CONNECTIONS_MAX ?
-				      "it has too many" :
-			      wh_quota_is_full(session->quota) ?
-				      "what its address may hold (the knob held) is used up" :
-				      "no memory");
+		wh_log_line(
+			&session->engine->log, "a data connection of %s is dropped: %s",
+			session->hello.name,
+			servers && servers->count == CONNECTIONS_MAX ?
+				"it has too many" :
+			wh_quota_is_full(session->quota) ?
+				"what its address may hold (the setting max_buffered) is used up" :
+				"no memory");
 		wh_tls_free(tls);
 		wh_socket_close(fd);
 		return -EBUSY;

@@ -517,7 +517,7 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 	size_t used = 0;
 
 	/* A region may be going meanwhile. */
-	pthread_mutex_lock(&peer->engine->region_window_lock);
+	pthread_mutex_lock(&peer->engine->region_windows.lock);
 	for (size_t i = 0; i < batch->fragment_count && !used; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
 		const struct wh_region_window *window;
@@ -531,7 +531,7 @@ static size_t tell_gpu(struct wh_peer *peer, const struct tcp_peer *tcp,
 						  window->view->backend->name) :
 					 snprintf(out, size, "pinned memory, "));
 	}
-	pthread_mutex_unlock(&peer->engine->region_window_lock);
+	pthread_mutex_unlock(&peer->engine->region_windows.lock);
 	return used < size ? used : 0;
 }
 
@@ -625,7 +625,7 @@ static int reach(struct wh_peer *peer, void *state, const struct wh_region *loca
 		return 0;
 	if (op == WH_READ) /* so that it can be explained before it is done */
 		open_window(peer->engine, local);
-	error = wh_staging_prepare_region(peer->engine, local, op);
+	error = wh_staging_prepare_region(&peer->engine->regions, peer->engine->gpus, local, op);
 	if (error)
 		snprintf(why, WH_REFUSAL, "%.*s", WH_REFUSAL - 1, wh_error_text());
 	return error;

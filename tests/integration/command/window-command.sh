@@ -77,7 +77,7 @@ LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 >out 2>err && grep -
 	grep -q '^window   CPU window (rm): .* the CPU itself writes up to [0-9]* bytes and reads up to [0-9]' out
 verdict "explain: a few bytes by the CPU, and how many" $?
 LD_PRELOAD=$preload "$wherry" explain host cuda:0 --size 64 -c window=off --json >out 2>err &&
-	grep -q '"window": "no CPU window: windows are switched off by the knob window"' out
+	grep -q '"window": "no CPU window: windows are switched off by the setting window"' out
 verdict "explain: why there is no window, as JSON" $?
 
 # ---- check ---------------------------------------------------------------------------------------------

@@ -522,7 +522,7 @@ static void refused__by_the_owner(void **state)
 		{ "FAKE_NVIDIA_FAIL", NO_EXPORT, "its owner: /dev/nvidiactl: EXPORT_OBJECT_TO_FD" },
 		{ "FAKE_NVIDIA_VERSION", "999.1",
 		  "its owner: NVIDIA driver 999.1 has not been seen" },
-		{ "WHERRY_WINDOW", "driver", "its owner: its knob window is driver" },
+		{ "WHERRY_WINDOW", "driver", "its owner: its setting window is driver" },
 	};
 
 	(void)state;

@@ -88,11 +88,11 @@ static void measure_nothing(void)
 	fake_fail("cuMemCreate", 0, 2); /* what is measured on is of that */
 }
 
-/* `window`: the knob of both, "window=rm"; over TCP. */
+/* `window`: the setting of both, "window=rm"; over TCP. */
 static void duo_open(struct duo *d, uint32_t here, uint32_t there, const char *window, bool proxy)
 {
-	const char *knobs[] = { "require=tcp", window, NULL };
-	struct wh_engine_options options = { .size = sizeof(options), .config = knobs };
+	const char *settings[] = { "require=tcp", window, NULL };
+	struct wh_engine_options options = { .size = sizeof(options), .config = settings };
 	struct wh_region_options named = { .size = sizeof(named), .name = "target" };
 	const char *url;
 
@@ -284,14 +284,15 @@ static void tcp__switched_off(void **state)
 
 	(void)state;
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=off", false);
-	duo_move_all(&d, "no CPU window: windows are switched off by the knob window");
+	duo_move_all(&d, "no CPU window: windows are switched off by the setting window");
 	want_true(was_logged(&d, "no CPU window"), "%s", d.logged);
 	want_true(!was_logged(&d, "CPU window (rm)"), "%s", d.logged);
 	want(0, state_now().mapped);
-	want_text(-EOPNOTSUPP, "knob window", wh_window_open(d.asks, d.local, 4096, NULL, &window));
+	want_text(-EOPNOTSUPP, "setting window",
+		  wh_window_open(d.asks, d.local, 4096, NULL, &window));
 	duo_close(&d);
 	duo_open(&d, WH_MEMORY_DEVICE, WH_MEMORY_DEVICE, "window=staged", false);
-	duo_move_all(&d, "no CPU window: the knob window is staged");
+	duo_move_all(&d, "no CPU window: the setting window is staged");
 	duo_close(&d);
 }
 
@@ -393,10 +394,10 @@ static void apart(const char *fault, const char *window, size_t kind_count)
 {
 	struct child_options options = { .config = { window } };
 	struct wh_engine_options mine = { .size = sizeof(mine), .listen = "none" };
-	const char *knobs[] = { "require=tcp", window, NULL };
+	const char *settings[] = { "require=tcp", window, NULL };
 	uint32_t kinds[] = { WH_MEMORY_DEVICE, WH_MEMORY_VMM, WH_MEMORY_POOL };
 
-	mine.config = knobs;
+	mine.config = settings;
 	if (fault)
 		setenv("FAKE_NVIDIA_FAIL", fault, 1);
 	for (size_t i = 0; i < kind_count; i++) {

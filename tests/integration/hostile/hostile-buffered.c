@@ -209,7 +209,7 @@ static void hold__answers_not_taken(void **state)
 }
 
 /* Sessions that take nothing of a long list of regions: all of one address together hold no more
- * than one knob says, and when they have gone others are told the whole list. */
+ * than one setting says, and when they have gone others are told the whole list. */
 static void hold__lists_not_taken(void **state)
 {
 	static struct wh_region *regions[REGIONS];
@@ -229,9 +229,10 @@ static void hold__lists_not_taken(void **state)
 		fds[i] = raw_control(wh_engine_url(t.engine), &t.welcome);
 		want_true(fds[i] >= 0, "no session");
 	}
-	for (int64_t until = now() + PATIENCE; !times_logged("knob held") && now() < until;)
+	for (int64_t until = now() + PATIENCE;
+	     !times_logged("setting max_buffered") && now() < until;)
 		sleep_ms(10);
-	want_true(times_logged("(the knob held) is used up") > 0, "it logs: %s", logged);
+	want_true(times_logged("(the setting max_buffered) is used up") > 0, "it logs: %s", logged);
 	/* Most are closed, and the others still get what they were promised. */
 	for (int i = 0; i < SESSIONS; i++) {
 		whole += raw_skip_regions(fds[i]) == REGIONS + 1;
@@ -272,7 +273,7 @@ static void hold__frames_not_finished(void **state)
 	for (int i = 0; i < SESSIONS; i++)
 		closed += raw_closes(fds[i], 300);
 	want_true(closed >= SESSIONS - 4 && closed < SESSIONS, "%d are closed", closed);
-	want((long long)closed, times_logged("(the knob held) is used up"));
+	want((long long)closed, times_logged("(the setting max_buffered) is used up"));
 	for (int i = 0; i < SESSIONS; i++)
 		close(fds[i]);
 	target_close(&t);
@@ -299,7 +300,8 @@ static void hold__notifications(void **state)
 	for (int64_t until = now() + PATIENCE;
 	     now() < until && times_logged("notifies more than") < MANY - 17;)
 		sleep_ms(10);
-	closed = (int)times_logged("notifies more than may wait for its address (the knob held)");
+	closed = (int)times_logged(
+		"notifies more than may wait for its address (the setting max_buffered)");
 	want_true(closed >= MANY - 17 && closed <= MANY - 15, "%d are closed: %s", closed, logged);
 	for (int i = 0; i < MANY; i++)
 		close(fds[i]);

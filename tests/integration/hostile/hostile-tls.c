@@ -14,12 +14,12 @@
 #define LENGTH (24 * MIB)
 #define HEARD 4096 /* a handshake with a key is shorter */
 
-static const char *const knobs[] = { SHARED_KEY, "tls=1", "timeout=3000", NULL };
+static const char *const settings[] = { SHARED_KEY, "tls=1", "timeout=3000", NULL };
 static const struct child_options owner = { .config = { SHARED_KEY, "tls=1", "timeout=3000" } };
 
 static void open_fixture(struct fixture *f, uint64_t length)
 {
-	fixture_open_with(f, &route_tcp4, length, knobs, &owner);
+	fixture_open_with(f, &route_tcp4, length, settings, &owner);
 }
 
 /* ---- a wire that is tapped

@@ -205,7 +205,7 @@ static const char *missing_yama(void)
 
 static const struct route needs_yama = { .name = "yama", .missing = missing_yama };
 
-/* Without the right to reach the memory of processes (the knob cma says so) it is tcp, with the
+/* Without the right to reach the memory of processes (the setting cma says so) it is tcp, with the
  * reason; mappings work all the same. */
 static void cma__switched_off(void **state)
 {

@@ -273,23 +273,25 @@ static int remove_certificates(void **state)
 	return system(command); /* NOLINT(cert-env33-c) */
 }
 
-/* The knobs for an engine with this certificate. */
-struct knobs {
+/* The settings for an engine with this certificate. */
+struct settings {
 	char text[3][96];
 	const char *list[6];
 };
 
-static const char *const *knobs_of(struct knobs *knobs, const char *name, const char *ca)
+static const char *const *settings_of(struct settings *settings, const char *name, const char *ca)
 {
-	snprintf(knobs->text[0], sizeof(knobs->text[0]), "tls_cert=%s/%s.pem", directory, name);
-	snprintf(knobs->text[1], sizeof(knobs->text[1]), "tls_key=%s/%s.key", directory, name);
-	snprintf(knobs->text[2], sizeof(knobs->text[2]), "tls_ca=%s/%s.pem", directory, ca);
-	knobs->list[0] = "tls=1";
-	knobs->list[1] = "require=tcp";
+	snprintf(settings->text[0], sizeof(settings->text[0]), "tls_cert=%s/%s.pem", directory,
+		 name);
+	snprintf(settings->text[1], sizeof(settings->text[1]), "tls_key=%s/%s.key", directory,
+		 name);
+	snprintf(settings->text[2], sizeof(settings->text[2]), "tls_ca=%s/%s.pem", directory, ca);
+	settings->list[0] = "tls=1";
+	settings->list[1] = "require=tcp";
 	for (int i = 0; i < 3; i++)
-		knobs->list[2 + i] = knobs->text[i];
-	knobs->list[5] = NULL;
-	return knobs->list;
+		settings->list[2 + i] = settings->text[i];
+	settings->list[5] = NULL;
+	return settings->list;
 }
 
 /* Without any key; names are those of the certificates, whatever is claimed. */
@@ -302,11 +304,12 @@ static void certificate__moves_bytes(void **state)
 	struct wh_peer_info info = { .size = sizeof(info) };
 	struct wh_region *region;
 	struct wh_remote remote;
-	struct knobs north = { 0 }, south = { 0 };
+	struct settings north = { 0 }, south = { 0 };
 	struct pair p;
 
 	(void)state;
-	pair_open(&p, knobs_of(&north, "north", "cluster"), knobs_of(&south, "south", "cluster"));
+	pair_open(&p, settings_of(&north, "north", "cluster"),
+		  settings_of(&south, "south", "cluster"));
 	want(0, wh_peer_info(p.peer, &info));
 	assert_string_equal(info.name, "north");
 	there_and_back(&p);
@@ -332,9 +335,9 @@ static void certificate__moves_bytes(void **state)
 static void refused(const char *name, const char *ca, const char *why_initiator,
 		    const char *name_in_log, const char *why_log, const char *why_reached)
 {
-	struct knobs good = { 0 }, bad = { 0 };
-	struct wh_engine *north = open_with("a", knobs_of(&good, "north", "cluster"));
-	struct wh_engine *other = open_with("b", knobs_of(&bad, name, ca));
+	struct settings good = { 0 }, bad = { 0 };
+	struct wh_engine *north = open_with("a", settings_of(&good, "north", "cluster"));
+	struct wh_engine *other = open_with("b", settings_of(&bad, name, ca));
 
 	pthread_mutex_lock(&log_lock);
 	logged[0] = '\0';
@@ -374,9 +377,9 @@ static void certificate__self_signed(void **state)
 static void certificate__nobody(void **state)
 {
 	static const char *const key[] = { SHARED_KEY, "tls=1", NULL };
-	struct knobs good = { 0 }, bad = { 0 };
-	struct wh_engine *north = open_with("a", knobs_of(&good, "north", "cluster"));
-	struct wh_engine *nobody = open_with("b", knobs_of(&bad, "nameless", "cluster"));
+	struct settings good = { 0 }, bad = { 0 };
+	struct wh_engine *north = open_with("a", settings_of(&good, "north", "cluster"));
+	struct wh_engine *nobody = open_with("b", settings_of(&bad, "nameless", "cluster"));
 	struct wh_engine *keyed = open_with("c", key);
 
 	(void)state;
@@ -399,26 +402,26 @@ static void want_not_opened(const char *const *config, int error, const char *wo
 
 static void certificate__bad_files(void **state)
 {
-	struct knobs knobs = { 0 };
+	struct settings settings = { 0 };
 	char path[64];
 
 	(void)state;
-	knobs_of(&knobs, "north", "cluster");
-	knobs.list[4] = NULL;
-	want_not_opened(knobs.list, -EINVAL, "tls_ca is not set");
-	knobs_of(&knobs, "missing", "cluster");
-	want_not_opened(knobs.list, -ENOENT, "missing.key");
-	knobs_of(&knobs, "north", "missing");
-	want_not_opened(knobs.list, -ENOENT, "tls_ca=");
-	knobs_of(&knobs, "north", "cluster");
-	snprintf(knobs.text[1], sizeof(knobs.text[1]), "tls_key=%s/south.key", directory);
-	want_not_opened(knobs.list, -EINVAL, "private key of tls_cert");
-	snprintf(knobs.text[0], sizeof(knobs.text[0]), "tls_cert=%s/north.key", directory);
-	want_not_opened(knobs.list, -EINVAL, "tls_cert=");
+	settings_of(&settings, "north", "cluster");
+	settings.list[4] = NULL;
+	want_not_opened(settings.list, -EINVAL, "tls_ca is not set");
+	settings_of(&settings, "missing", "cluster");
+	want_not_opened(settings.list, -ENOENT, "missing.key");
+	settings_of(&settings, "north", "missing");
+	want_not_opened(settings.list, -ENOENT, "tls_ca=");
+	settings_of(&settings, "north", "cluster");
+	snprintf(settings.text[1], sizeof(settings.text[1]), "tls_key=%s/south.key", directory);
+	want_not_opened(settings.list, -EINVAL, "private key of tls_cert");
+	snprintf(settings.text[0], sizeof(settings.text[0]), "tls_cert=%s/north.key", directory);
+	want_not_opened(settings.list, -EINVAL, "tls_cert=");
 	snprintf(path, sizeof(path), "%s/north.key", directory);
 	want(0, chmod(path, 0644));
-	knobs_of(&knobs, "north", "cluster");
-	want_not_opened(knobs.list, -EACCES, "chmod 600");
+	settings_of(&settings, "north", "cluster");
+	want_not_opened(settings.list, -EACCES, "chmod 600");
 	want(0, chmod(path, 0600));
 }
 
@@ -426,7 +429,7 @@ static void certificate__bad_files(void **state)
 static void certificate__key_with_a_password(void **state)
 {
 	static const char *const names[] = { "locked", "older" };
-	struct knobs knobs = { 0 };
+	struct settings settings = { 0 };
 	int ends[2], input = dup(STDIN_FILENO);
 
 	(void)state;
@@ -438,7 +441,7 @@ static void certificate__key_with_a_password(void **state)
 		close(ends[1]);
 		want(STDIN_FILENO, dup2(ends[0], STDIN_FILENO));
 		close(ends[0]);
-		want_not_opened(knobs_of(&knobs, names[i], "cluster"), -EINVAL,
+		want_not_opened(settings_of(&settings, names[i], "cluster"), -EINVAL,
 				"is encrypted with a password");
 		want_true(strstr(wh_error_text(), names[i]) && !strchr(wh_error_text(), '\n'),
 			  "it says: %s", wh_error_text());

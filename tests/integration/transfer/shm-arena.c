@@ -204,7 +204,7 @@ static void map__gap_over_tcp(void **state)
 	arena_open(&arena, no_vm);
 	part_open(&arena, 0, 0);
 	part_move(&arena, 0, WH_WRITE, 1, "tcp: ", "covers only a part of its allocation");
-	part_move(&arena, 0, WH_READ, 2, "tcp: ", "knob cma");
+	part_move(&arena, 0, WH_READ, 2, "tcp: ", "setting cma");
 	want(0, mapped(NULL));
 	arena_close(&arena);
 }

@@ -144,7 +144,7 @@ static void map__never_a_part(void **state)
 				      NULL);
 		want_text(-EOPNOTSUPP, "a part of its allocation",
 			  transfer(&shm, name, WH_READ, 8, NULL));
-		want_text(-EOPNOTSUPP, "knob cma", transfer(&shm, name, WH_WRITE, 8, NULL));
+		want_text(-EOPNOTSUPP, "setting cma", transfer(&shm, name, WH_WRITE, 8, NULL));
 		want(0, child_unregister(shm.child, region));
 	}
 	memory = child_memory(shm.child, WH_MEMORY_PAGEABLE, LENGTH);
