@@ -36,10 +36,8 @@
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
-#define WINDOW 16
+#define WINDOW WH_NOTIFY_WINDOW
 #define SEQUENCE 8 /* bytes of it in front of the user's */
-
-_Static_assert(WINDOW == WH_RDMA_RING_SLOTS, "there is a slot, and a receive, for each on its way");
 
 struct note {
 	struct wh_list link; /* inbox.notes or inbox.waiting */

@@ -13,6 +13,9 @@ struct wh_engine;
 struct wh_peer;
 struct wh_session;
 
+/* The most notifications that a peer sends before they are confirmed. */
+#define WH_NOTIFY_WINDOW 16
+
 /* A notification that was sent ahead of the end of its batch. */
 enum wh_notify_state {
 	WH_NOTIFY_NONE = 0, /* it was not */

@@ -6,8 +6,8 @@
 
 #include <wherry/transfer.h>
 
+#include "transport/rdma/wire.h"
 #include "wire/bytes.h"
-#include "wire/wire.h"
 
 static void check_end(const struct wh_rdma_end *end)
 {
@@ -56,7 +56,7 @@ static void try_keyed(const uint8_t *data, size_t size)
 	check(strnlen(keyed.text, sizeof(keyed.text)) < sizeof(keyed.text));
 	if (!keyed.error) {
 		check(keyed.count && keyed.count <= WH_RDMA_KEYS_MAX &&
-		      keyed.way <= WH_RDMA_PEERMEM);
+		      keyed.method <= WH_RDMA_PEERMEM);
 		for (uint32_t i = 0; i < keyed.count; i++)
 			check(wh_get64(keyed.keys + (size_t)i * WH_RDMA_KEY_SIZE));
 	}
@@ -107,7 +107,8 @@ static void try_copy(const uint8_t *data, size_t size)
 	check(wh_rdma_copy_encode(bytes, copy.slot, copy.op) == bytes + sizeof(bytes));
 	check(!memcmp(bytes, data, sizeof(bytes)));
 	wh_extents_open(&reader, copy.extents, copy.length);
-	for (unsigned i = 0; i < WH_RDMA_COPY_RUNS && wh_extents_next(&reader, &extent) == 1; i++)
+	for (unsigned i = 0; i < WH_RDMA_COPY_EXTENTS && wh_extents_next(&reader, &extent) == 1;
+	     i++)
 		check(extent.length && extent.offset + extent.length >= extent.length);
 }
 

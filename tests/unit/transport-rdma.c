@@ -118,7 +118,7 @@ static unsigned staged(struct scene *s, const enum known ours[LINES],
 		s->memory[i].mrs = ours[i] == REACHED ? &s->mrs : NULL;
 		s->memory[i].nic = ours[i] == REFUSED ? NULL : &s->nics[i];
 		s->keys[i]->error = theirs[i] == REACHED ? 0 :
-				    theirs[i] == STAGED  ? -WH_RDMA_STAGED_THERE :
+				    theirs[i] == STAGED  ? -WH_RDMA_STAGED_BY_OWNER :
 							   -EOPNOTSUPP;
 	}
 	rdma_sides_add(&s->rdma, 7, &s->local, &s->remote, WH_WRITE, &sides);
@@ -164,7 +164,7 @@ static void sides__of_several(void **state)
 	(void)state;
 	scene_open(&s);
 	for (unsigned i = 0; i < LINES; i++)
-		s.keys[i]->error = -WH_RDMA_STAGED_THERE;
+		s.keys[i]->error = -WH_RDMA_STAGED_BY_OWNER;
 	rdma_sides_add(&s.rdma, 7, &s.local, &s.remote, WH_WRITE, &sides);
 	assert_int_equal(rdma_sides_staged(&sides), RDMA_STAGE_THEIRS);
 	for (unsigned i = 0; i < LINES; i++) {

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The answer to a request for a segment of a GPU's memory. */
+/* Encoder and decoder of EXPORTED, one segment of a region in GPU memory. */
+#include "transport/cuda/wire.h"
+
 #include <errno.h>
 #include <string.h>
 
 #include "wire/bytes.h"
-#include "wire/wire.h"
 
 size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 {
@@ -28,8 +29,8 @@ size_t wh_exported_encode(uint8_t *out, const struct wh_exported *e)
 	return (size_t)(at - out);
 }
 
-/* Does the segment lie in its allocation, and the allocation in the address space? */
-static bool sound(const struct wh_exported *e)
+/* The segment lies within its allocation, which does not wrap. */
+static bool exported_is_valid(const struct wh_exported *e)
 {
 	return e->index < e->segments && e->type >= WH_HANDLE_FD && e->type <= WH_HANDLE_OBJECT &&
 	       e->length && e->size && e->base <= UINT64_MAX - e->size && e->address >= e->base &&
@@ -66,7 +67,7 @@ int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exp
 		e.size = wh_take64(&bytes);
 		if (e.type == WH_HANDLE_LEGACY)
 			wh_take_bytes(&bytes, e.handle, sizeof(e.handle));
-		if (bytes.cut || bytes.at != bytes.end || !sound(&e))
+		if (bytes.cut || bytes.at != bytes.end || !exported_is_valid(&e))
 			return -EPROTO;
 	}
 	*exported = e;

@@ -14,8 +14,7 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- the desk
- * ------------------------------------------------------------------------------------ */
+/* ---- the desk -------------------------------------------------------------------------------- */
 
 struct wh_remote_region *rdma_enter(struct rdma_peer *rdma, uint64_t id)
 {
@@ -64,8 +63,7 @@ void rdma_bounce_opened(struct rdma_peer *rdma, const struct wh_rdma_bounce_open
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- loans
- * ----------------------------------------------------------------------------------------- */
+/* ---- loans ----------------------------------------------------------------------------------- */
 
 static void lease_grant(struct rdma_peer *rdma, struct rdma_lease *lease, unsigned slot)
 {
@@ -114,8 +112,7 @@ bool rdma_lease_yield(struct rdma_peer *rdma, struct rdma_lease *lease)
 	return true;
 }
 
-/* ---- copies
- * ---------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 /* Without the lock. */
 void rdma_lease_copy(struct rdma_peer *rdma, struct rdma_lease *lease, const uint8_t *bytes,

@@ -30,7 +30,7 @@ struct copy {
 	struct wh_slot slot;
 	struct wh_staging staging;
 	bool busy, into;
-	struct wh_region_entry *entries[WH_RDMA_COPY_RUNS]; /* entered while it is */
+	struct wh_region_entry *entries[WH_RDMA_COPY_EXTENTS]; /* entered while it is */
 	uint32_t entry_count;
 };
 
@@ -66,8 +66,7 @@ static void work(struct rdma_bounce *bounce, struct rdma_job *job)
 		job->run(job, false);
 }
 
-/* ---- giving back
- * --------------------------------------------------------------------------------- */
+/* ---- giving back ----------------------------------------------------------------------------- */
 
 /* On the worker: the queue pairs of the session are gone already. */
 static void clear(struct rdma_job *job, bool stop)
@@ -125,8 +124,7 @@ void rdma_bounces_close(struct rdma *rdma)
 	}
 }
 
-/* ---- opening
- * --------------------------------------------------------------------------------------- */
+/* ---- opening --------------------------------------------------------------------------------- */
 
 static int answer(struct wh_session *session, const struct rdma_bounce *bounce, int error,
 		  const char *why)
@@ -248,8 +246,7 @@ struct wh_region *rdma_bounce_region(struct rdma_bounce *bounce)
 	return &bounce->region;
 }
 
-/* ---- copies
- * ---------------------------------------------------------------------------------------- */
+/* ---- copies ---------------------------------------------------------------------------------- */
 
 static void leave_entries(struct copy *copy)
 {
@@ -352,7 +349,7 @@ int rdma_bounce_copy(struct wh_session *session, struct rdma_bounce *bounce, con
 	wh_staging_clear(&copy->staging);
 	wh_extents_open(&reader, wanted.extents, wanted.length);
 	while ((more = wh_extents_next(&reader, &extent)) > 0 && !error)
-		error = copy->entry_count == WH_RDMA_COPY_RUNS ?
+		error = copy->entry_count == WH_RDMA_COPY_EXTENTS ?
 				-EPROTO :
 				add_extent(session, copy, &extent, wanted.op, why);
 	if (more < 0)

@@ -71,8 +71,7 @@ static void changed(struct rdma_peer *rdma, struct wh_list *done)
 	rdma_fragments_in_flight(rdma, &away);
 }
 
-/* ---- taking down
- * ----------------------------------------------------------------------------------- */
+/* ---- taking down ----------------------------------------------------------------------------- */
 
 /* On the transport's own loop, for loop 0 may be waiting until the places of a region are left.
  * When it returns no NIC of ours touches memory of ours any more by this line. */
@@ -205,8 +204,7 @@ void rdma_break(struct rdma_endpoint *endpoint, bool again, const char *format, 
 	wh_loop_post(&rdma->rdma->loop, &endpoint->broken);
 }
 
-/* ---- the peer goes
- * ----------------------------------------------------------------------------------- */
+/* ---- the peer goes --------------------------------------------------------------------------- */
 
 static void drop_ring(struct rdma_ring *ring)
 {
@@ -298,8 +296,7 @@ void rdma_client_close(struct rdma_peer *rdma)
 		free(rdma->endpoints[--rdma->endpoint_count]);
 }
 
-/* ---- ports
- * --------------------------------------------------------------------------------------- */
+/* ---- ports ----------------------------------------------------------------------------------- */
 
 static bool goes_by(const struct rdma_endpoint *endpoint, const struct rdma_nic *nic, uint8_t port)
 {
@@ -334,8 +331,7 @@ void rdma_rail_back(struct rdma *rdma, const struct rdma_nic *nic, uint8_t port)
 	}
 }
 
-/* ---- connecting; on loop 0
- * ------------------------------------------------------------------------ */
+/* ---- connecting; on loop 0 ------------------------------------------------------------------- */
 
 /* The channel has an event. */
 static void ready(struct wh_source *source, uint32_t events)
@@ -438,7 +434,7 @@ static bool give_back_one(struct rdma *rdma)
 	pthread_mutex_lock(&oldest->peer->lock);
 	if (oldest->state == RDMA_READY && !rdma_endpoint_busy(oldest))
 		rdma_break(oldest, true, "%s is given back: another one is needed more",
-			   oldest->way);
+			   oldest->path);
 	pthread_mutex_unlock(&oldest->peer->lock);
 	return true;
 }
@@ -566,7 +562,7 @@ int rdma_connected(struct rdma_peer *rdma, const struct wh_rdma_connected *answe
 	} else {
 		endpoint->theirs = answer->end;
 		endpoint->nic = answer->nic;
-		snprintf(endpoint->way, sizeof(endpoint->way), "%.15s to %.15s",
+		snprintf(endpoint->path, sizeof(endpoint->path), "%.15s to %.15s",
 			 endpoint->mine.name, endpoint->theirs.name);
 		endpoint->state = RDMA_PROBING;
 		rdma_probe(endpoint);
@@ -584,13 +580,12 @@ void rdma_spare(struct rdma_peer *rdma, uint32_t number)
 		if (endpoint->state == RDMA_READY && endpoint->number == number &&
 		    !rdma_endpoint_busy(endpoint) && !rdma->queued)
 			rdma_break(endpoint, true, "%s is given back: %.60s needs it for others",
-				   endpoint->way, rdma->peer->welcome.name);
+				   endpoint->path, rdma->peer->welcome.name);
 	}
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- looking after it
- * ------------------------------------------------------------------------------ */
+/* ---- looking after it ------------------------------------------------------------------------ */
 
 /* Verbs may stay silent for ever, as when our own cable is pulled while something is on its way. */
 static void look(struct wh_timer *timer)
@@ -621,7 +616,7 @@ static void look(struct wh_timer *timer)
 			   (long long)(timeout / WH_MS));
 	} else if (endpoint->state == RDMA_READY && !rdma_endpoint_busy(endpoint) &&
 		   now - endpoint->since > idle) {
-		rdma_break(endpoint, true, "%s is given back: not used for %lld s", endpoint->way,
+		rdma_break(endpoint, true, "%s is given back: not used for %lld s", endpoint->path,
 			   (long long)(idle / WH_SECOND));
 	}
 	if (endpoint->state == RDMA_CONNECTING || endpoint->state == RDMA_PROBING ||

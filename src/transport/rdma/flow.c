@@ -19,8 +19,7 @@ void rdma_ended(struct rdma_peer *rdma, struct wh_fragment *fragment, uint64_t l
 	wh_list_append(done, &fragment->link);
 }
 
-/* ---- composing ---------------------------------------------------------------------------------
- */
+/* ---- composing ------------------------------------------------------------------------------- */
 
 /* Requests that go with one doorbell. */
 struct chain {
@@ -80,7 +79,7 @@ static bool put(const struct rdma_endpoint *endpoint, const struct wh_fragment *
 	into = (uint64_t)(run->local - (char *)(uintptr_t)local->entry.address);
 	chunk = rdma_chunk_at(memory->mrs->chunks, memory->mrs->count, into);
 	run->length = least(run->length, least(most, chunk->end - into));
-	*by_cpu &= memory->mrs->way == WH_RDMA_HOST;
+	*by_cpu &= memory->mrs->method == WH_RDMA_HOST;
 	return gather(request, endpoint->here.nic->gather, chunk->key, run);
 }
 
@@ -301,8 +300,7 @@ static void pump(struct rdma_peer *rdma, struct wh_list *done, struct wh_list *a
 	}
 }
 
-/* ---- completions
- * --------------------------------------------------------------------------------- */
+/* ---- completions ----------------------------------------------------------------------------- */
 
 static void retire(struct rdma_endpoint *endpoint, struct wh_list *done)
 {
@@ -431,8 +429,7 @@ bool rdma_alone(struct rdma_peer *rdma, struct wh_fragment *fragment, struct wh_
 	return true;
 }
 
-/* ---- without the lock
- * ------------------------------------------------------------------------------ */
+/* ---- without the lock ------------------------------------------------------------------------ */
 
 void rdma_fragments_done(struct wh_list *done)
 {

@@ -50,8 +50,7 @@ int rdma_flush(const struct wh_region *region)
 	return error;
 }
 
-/* ---- our own
- * --------------------------------------------------------------------------------------- */
+/* ---- our own --------------------------------------------------------------------------------- */
 
 static bool needs_flush(const struct wh_region *region)
 {
@@ -79,8 +78,7 @@ static void flush_ours(struct wh_fragment *fragment)
 	}
 }
 
-/* ---- the owner's
- * ----------------------------------------------------------------------------------- */
+/* ---- the owner's ----------------------------------------------------------------------------- */
 
 /* Does the owner have to flush this region? */
 static bool theirs(struct wh_peer *peer, uint64_t id)
@@ -223,8 +221,7 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 	}
 }
 
-/* ---- telling
- * --------------------------------------------------------------------------------------- */
+/* ---- telling --------------------------------------------------------------------------------- */
 
 /* How the NICs of the lines reach the first GPU memory of a side, ours or theirs. */
 struct told {
@@ -232,7 +229,7 @@ struct told {
 	unsigned count;
 	struct {
 		bool used; /* for some of this batch */
-		enum wh_rdma_way way; /* WH_RDMA_STAGED also: not at all */
+		enum wh_rdma_method method; /* WH_RDMA_STAGED also: not at all */
 		const char *writes;
 		char nic[WH_NAME_MAX];
 		char why[WH_REFUSAL]; /* the way is not a better one */
@@ -240,7 +237,7 @@ struct told {
 };
 
 /* The next one, unless it has been told of another line. */
-static void note(struct told *told, const char *rail, bool used, enum wh_rdma_way way,
+static void note(struct told *told, const char *rail, bool used, enum wh_rdma_method method,
 		 const char *writes, const char *why)
 {
 	size_t length = strcspn(rail, ":");
@@ -255,7 +252,7 @@ static void note(struct told *told, const char *rail, bool used, enum wh_rdma_wa
 		return;
 	told->known = true;
 	told->nics[i].used = used;
-	told->nics[i].way = way;
+	told->nics[i].method = method;
 	told->nics[i].writes = writes;
 	snprintf(told->nics[i].nic, sizeof(told->nics[i].nic), "%.*s", (int)length, rail);
 	memcpy(told->nics[i].why, why, sizeof(told->nics[i].why));
@@ -269,7 +266,7 @@ static unsigned best_of(const struct told *told)
 		if (told->nics[i].used)
 			return i;
 	for (unsigned i = 0; i < told->count; i++)
-		if (told->nics[i].way != WH_RDMA_STAGED)
+		if (told->nics[i].method != WH_RDMA_STAGED)
 			return i;
 	return 0;
 }
@@ -287,9 +284,9 @@ static void look_at_ours(struct told *told, const struct rdma_peer *rdma,
 		const struct rdma_endpoint *endpoint = rdma->endpoints[i];
 		const struct rdma_memory *memory = rdma_memory_of(local, endpoint->rail->nic);
 
-		if (memory && endpoint->way[0])
+		if (memory && endpoint->path[0])
 			note(told, endpoint->rail->name, atomic_load(&batch->railed[i]),
-			     memory->mrs ? memory->mrs->way : WH_RDMA_STAGED,
+			     memory->mrs ? memory->mrs->method : WH_RDMA_STAGED,
 			     !memory->mrs       ? "" :
 			     needs_flush(local) ? ", flushed" :
 						  ", ordered",
@@ -311,16 +308,16 @@ static void look_at_theirs(struct told *told, const struct rdma_peer *rdma,
 		const struct rdma_keys *keys = rdma_keys_of(
 			wh_container(entry, struct wh_remote_region, entry), endpoint->nic);
 
-		if (keys && endpoint->way[0])
+		if (keys && endpoint->path[0])
 			note(told, endpoint->theirs.name, atomic_load(&batch->railed[i]),
-			     keys->error ? WH_RDMA_STAGED : keys->way,
+			     keys->error ? WH_RDMA_STAGED : keys->method,
 			     keys->error ? "" :
 			     keys->flush ? ", flushed" :
 					   ", ordered",
 			     keys->why);
 	}
 	/* What none of them reaches, and is not staged, has gone another way. */
-	if (told->known && told->nics[best_of(told)].way == WH_RDMA_STAGED &&
+	if (told->known && told->nics[best_of(told)].method == WH_RDMA_STAGED &&
 	    !told->nics[best_of(told)].used)
 		*told = (struct told){ 0 };
 	if (entry)
@@ -356,19 +353,20 @@ static size_t add(const struct told *told, const char *whose, char *line, size_t
 	if (!told->known)
 		return 0;
 	used = (size_t)snprintf(line, size, "%s GPU memory: %s%s%s%s%s", whose,
-				rdma_way_name(told->nics[best].way), told->nics[best].writes,
+				rdma_method_name(told->nics[best].method), told->nics[best].writes,
 				*told->nics[best].why ? " (" : "", told->nics[best].why,
 				*told->nics[best].why ? ")" : "");
 	/* Others, where they differ. */
 	for (unsigned i = 0; i < told->count && used < size; i++) {
-		if (told->nics[i].way == told->nics[best].way)
+		if (told->nics[i].method == told->nics[best].method)
 			continue;
-		used += (size_t)snprintf(
-			line + used, size - used, ", %s: %s%s%s%s", told->nics[i].nic,
-			told->nics[i].way == WH_RDMA_STAGED ? "not used" :
-							      rdma_way_name(told->nics[i].way),
-			*told->nics[i].why ? " (" : "", told->nics[i].why,
-			*told->nics[i].why ? ")" : "");
+		used += (size_t)snprintf(line + used, size - used, ", %s: %s%s%s%s",
+					 told->nics[i].nic,
+					 told->nics[i].method == WH_RDMA_STAGED ?
+						 "not used" :
+						 rdma_method_name(told->nics[i].method),
+					 *told->nics[i].why ? " (" : "", told->nics[i].why,
+					 *told->nics[i].why ? ")" : "");
 	}
 	return used < size ? used : size - 1;
 }
@@ -386,20 +384,20 @@ bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	return ours.known || theirs.known;
 }
 
-void rdma_describe_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
-			size_t size)
+void rdma_describe_methods(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			   size_t size)
 {
-	enum wh_rdma_way here, there;
+	enum wh_rdma_method here, there;
 	struct told ours, theirs;
 	bool both;
 
 	look(rdma, batch, &ours, &theirs);
-	here = ours.nics[best_of(&ours)].way;
-	there = theirs.nics[best_of(&theirs)].way;
+	here = ours.nics[best_of(&ours)].method;
+	there = theirs.nics[best_of(&theirs)].method;
 	both = ours.known && theirs.known && here != there;
 	if (ours.known || theirs.known)
-		snprintf(out, size, ", %s%s%s", rdma_way_name(ours.known ? here : there),
-			 both ? "+" : "", both ? rdma_way_name(there) : "");
+		snprintf(out, size, ", %s%s%s", rdma_method_name(ours.known ? here : there),
+			 both ? "+" : "", both ? rdma_method_name(there) : "");
 	else
 		*out = 0;
 }

@@ -40,8 +40,7 @@ struct rdma_gpu {
 	bool apart; /* a mapping each */
 };
 
-/* ---- ways
- * ---------------------------------------------------------------------------------------- */
+/* ---- ways ------------------------------------------------------------------------------------ */
 
 static const char *const names[] = {
 	[WH_RDMA_HOST] = "host",
@@ -50,49 +49,48 @@ static const char *const names[] = {
 	[WH_RDMA_STAGED] = "staged",
 };
 
-const char *rdma_way_name(enum wh_rdma_way way)
+const char *rdma_method_name(enum wh_rdma_method method)
 {
-	return names[way];
+	return names[method];
 }
 
-int rdma_ways_parse(struct rdma *rdma)
+int rdma_methods_parse(struct rdma *rdma)
 {
 	const char *setting = rdma->engine->config.text[WH_SETTING_RDMA_GPU];
 
-	rdma->way_count = 0;
+	rdma->method_count = 0;
 	for (const char *at = setting; *at; at += strcspn(at, ","), at += *at == ',') {
 		size_t length = strcspn(at, ",");
-		uint8_t way = WH_RDMA_DMA_BUF;
+		uint8_t method = WH_RDMA_DMA_BUF;
 
-		while (way <= WH_RDMA_STAGED &&
-		       (strlen(names[way]) != length || memcmp(names[way], at, length) != 0))
-			way++;
-		for (unsigned i = 0; i < rdma->way_count; i++)
-			if (rdma->ways[i] == way)
-				way = WH_RDMA_STAGED + 1;
-		if (way > WH_RDMA_STAGED)
+		while (method <= WH_RDMA_STAGED &&
+		       (strlen(names[method]) != length || memcmp(names[method], at, length) != 0))
+			method++;
+		for (unsigned i = 0; i < rdma->method_count; i++)
+			if (rdma->methods[i] == method)
+				method = WH_RDMA_STAGED + 1;
+		if (method > WH_RDMA_STAGED)
 			return wh_fail(
 				EINVAL,
 				"rdma_gpu=%.60s: known are dmabuf, peermem and staged, each once",
 				setting);
-		rdma->ways[rdma->way_count++] = way;
+		rdma->methods[rdma->method_count++] = method;
 	}
 	return 0;
 }
 
-/* ---- reasons
- * ------------------------------------------------------------------------------------- */
+/* ---- reasons --------------------------------------------------------------------------------- */
 
 /* One more way that it is not. */
-static void note(char why[WH_REFUSAL], enum wh_rdma_way way, const char *format, ...)
+static void note(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format, ...)
 	__attribute__((format(printf, 3, 4)));
 
-static void note(char why[WH_REFUSAL], enum wh_rdma_way way, const char *format, ...)
+static void note(char why[WH_REFUSAL], enum wh_rdma_method method, const char *format, ...)
 {
 	size_t at = strlen(why);
 	va_list list;
 
-	at += (size_t)snprintf(why + at, WH_REFUSAL - at, "%s%s: ", at ? "; " : "", names[way]);
+	at += (size_t)snprintf(why + at, WH_REFUSAL - at, "%s%s: ", at ? "; " : "", names[method]);
 	if (at >= WH_REFUSAL)
 		return;
 	va_start(list, format);
@@ -107,8 +105,7 @@ static const char *cuda_name(const struct wh_cuda *cuda, int result)
 	return cuda->cuGetErrorName(result, &name) ? "an unknown error" : name;
 }
 
-/* ---- dma-bufs
- * ------------------------------------------------------------------------------------ */
+/* ---- dma-bufs -------------------------------------------------------------------------------- */
 
 static uint64_t page_start(uint64_t address)
 {
@@ -238,8 +235,7 @@ static bool by_dma_buf(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
 	return false;
 }
 
-/* ---- by address
- * ---------------------------------------------------------------------------------- */
+/* ---- by address ------------------------------------------------------------------------------ */
 
 static int add_range(struct rdma_mrs *mrs, uint64_t start, uint64_t length)
 {
@@ -274,8 +270,7 @@ static bool by_address(struct rdma_mrs *mrs, const struct wh_registration *regis
 	return !error;
 }
 
-/* ---- getting
- * ------------------------------------------------------------------------------------- */
+/* ---- getting --------------------------------------------------------------------------------- */
 
 static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *nic, int rights)
 {
@@ -288,30 +283,30 @@ static struct rdma_mrs *find(const struct rdma_gpu *gpu, const struct rdma_nic *
 
 /* Can a NIC have this memory at all? */
 static bool can_be(const struct wh_registration *registration, char why[WH_REFUSAL],
-		   enum wh_rdma_way way)
+		   enum wh_rdma_method method)
 {
 	const struct wh_cuda *cuda = registration->domain->cuda;
 
 	if (registration->kind == WH_MEMORY_MANAGED) {
-		note(why, way, "managed memory has no place of its own");
+		note(why, method, "managed memory has no place of its own");
 		return false;
 	}
 	if (rdma_flush_policy(cuda, registration->device) >= 0)
 		return true;
-	note(why, way, "cuda:%d neither orders nor flushes what NICs write",
+	note(why, method, "cuda:%d neither orders nor flushes what NICs write",
 	     registration->device->ordinal);
 	return false;
 }
 
 /* By this way? */
 static bool try_way(struct rdma_mrs *mrs, struct rdma_gpu *gpu,
-		    const struct wh_registration *registration, enum wh_rdma_way way,
+		    const struct wh_registration *registration, enum wh_rdma_method method,
 		    char why[WH_REFUSAL])
 {
-	mrs->way = way;
-	return can_be(registration, why, way) &&
-	       (way == WH_RDMA_DMA_BUF ? by_dma_buf(mrs, gpu, registration, why) :
-					 by_address(mrs, registration, why));
+	mrs->method = method;
+	return can_be(registration, why, method) &&
+	       (method == WH_RDMA_DMA_BUF ? by_dma_buf(mrs, gpu, registration, why) :
+					    by_address(mrs, registration, why));
 }
 
 static void drop(struct wh_registration *registration)
@@ -365,10 +360,10 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 	mrs->nic = nic;
 	mrs->rights = rights;
 	mrs->users = 1;
-	for (unsigned i = 0; i < rdma->way_count && !there && !staged; i++) {
-		staged = rdma->ways[i] == WH_RDMA_STAGED;
+	for (unsigned i = 0; i < rdma->method_count && !there && !staged; i++) {
+		staged = rdma->methods[i] == WH_RDMA_STAGED;
 		there = !staged &&
-			try_way(mrs, registration->rdma, registration, rdma->ways[i], why);
+			try_way(mrs, registration->rdma, registration, rdma->methods[i], why);
 	}
 	if (there) {
 		mrs->next = registration->rdma->mrs;

@@ -18,8 +18,7 @@
 
 #define ASK_AGAIN (5 * WH_SECOND) /* after a refusal */
 
-/* ---- memory regions of a NIC -------------------------------------------------------------------
- */
+/* ---- memory regions of a NIC ----------------------------------------------------------------- */
 
 void rdma_mrs_clear(struct rdma_mrs *mrs)
 {
@@ -59,8 +58,7 @@ int rdma_mrs_add(struct rdma_mrs *mrs, struct ibv_mr *mr, uint64_t length)
 	return 0;
 }
 
-/* ---- registering -------------------------------------------------------------------------------
- */
+/* ---- registering ----------------------------------------------------------------------------- */
 
 struct rdma_memory *rdma_memory_of(const struct wh_region *region, const struct rdma_nic *nic)
 {
@@ -135,7 +133,7 @@ static int register_host(struct rdma_memory *memory, const struct wh_region *reg
 	mrs->nic = memory->nic;
 	mrs->users = 1;
 	mrs->rights = rights;
-	mrs->way = WH_RDMA_HOST;
+	mrs->method = WH_RDMA_HOST;
 	error = fill(mrs, region, rights);
 	if (error && error != ENOMEM && !(rights & IBV_ACCESS_REMOTE_WRITE)) {
 		/* Memory that can only be read is good for that. */
@@ -218,7 +216,7 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 		pthread_mutex_lock(&rdma->register_lock);
 	for (struct rdma_memory *at = memory; at; at = next) {
 		next = at->next;
-		if (at->mrs && at->mrs->way != WH_RDMA_HOST) {
+		if (at->mrs && at->mrs->method != WH_RDMA_HOST) {
 			rdma_gpu_put(region->registration, at->mrs);
 		} else if (at->mrs) {
 			rdma_mrs_clear(at->mrs);
@@ -231,8 +229,7 @@ void rdma_region_closed(struct wh_engine *engine, void *state, struct wh_region 
 		pthread_mutex_unlock(&rdma->register_lock);
 }
 
-/* ---- keys of a peer's regions
- * -------------------------------------------------------------------- */
+/* ---- keys of a peer's regions ---------------------------------------------------------------- */
 
 struct rdma_keys *rdma_keys_of(const struct wh_remote_region *region, uint32_t nic)
 {
@@ -269,8 +266,8 @@ static int keep(struct wh_remote_region *region, const struct wh_rdma_keyed *key
 	keys->error = keyed->error;
 	memcpy(keys->why, keyed->text, strnlen(keyed->text, sizeof(keys->why) - 1));
 	/* What is staged stays so. */
-	keys->until = keyed->error == -WH_RDMA_STAGED_THERE ? INT64_MAX : wh_now() + ASK_AGAIN;
-	keys->way = keyed->way;
+	keys->until = keyed->error == -WH_RDMA_STAGED_BY_OWNER ? INT64_MAX : wh_now() + ASK_AGAIN;
+	keys->method = keyed->method;
 	keys->flush = keyed->flush;
 	keys->distance = keyed->distance;
 	keys->count = keyed->count;

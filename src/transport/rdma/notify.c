@@ -27,10 +27,14 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "core/notification.h"
 #include "transport/rdma/rdma.h"
 #include "util/clock.h"
 
 #define ROOM ((size_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
+
+_Static_assert(WH_RDMA_RING_SLOTS == WH_NOTIFY_WINDOW,
+	       "one slot, and one receive, for each unconfirmed notification");
 
 static unsigned char *slot_at(const struct rdma_notify *notify, unsigned slot)
 {
@@ -100,8 +104,7 @@ static void compose(struct rdma_endpoint *endpoint, unsigned slot, const struct 
 		(struct rdma_work){ .notification = (uint8_t)(slot + 1) };
 }
 
-/* ---- behind the bytes
- * --------------------------------------------------------------------------------- */
+/* ---- behind the bytes ------------------------------------------------------------------------ */
 
 bool rdma_notify_follows(const struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
@@ -140,8 +143,7 @@ bool rdma_notify_send_early(struct rdma_endpoint *endpoint, const struct wh_frag
 	return true;
 }
 
-/* ---- afterwards
- * ---------------------------------------------------------------------------------------- */
+/* ---- afterwards ------------------------------------------------------------------------------ */
 
 /* Once for a session, when a batch with a notification has gone by rdma. */
 static void ask(struct rdma_peer *rdma, const struct wh_batch *batch)
@@ -235,8 +237,7 @@ void rdma_notify_done(struct rdma_endpoint *endpoint, struct rdma_work *work)
 	notification->in_flight = false;
 }
 
-/* ---- what becomes of lines
- * ------------------------------------------------------------------------------ */
+/* ---- what becomes of lines ------------------------------------------------------------------- */
 
 static struct rdma_notification *oldest(struct rdma_notify *notify,
 					const struct rdma_endpoint *endpoint)
@@ -284,8 +285,7 @@ void rdma_notify_lost(struct rdma_peer *rdma)
 	notify->state = RDMA_NOTIFY_NONE;
 }
 
-/* ---- opening and closing; on loop 0, without a lock
- * -------------------------------------------------------- */
+/* ---- opening and closing; on loop 0, without a lock ------------------------------------------ */
 
 /* Pages of their own, for they are pinned. A NIC that does not get them takes what can be inlined.
  */

@@ -70,8 +70,7 @@ void rdma_sleep(struct rdma_peer *rdma, struct wh_batch *batch)
 	rdma_fragments_in_flight(rdma, &away);
 }
 
-/* ---- the patrol; on the transport's own loop
- * --------------------------------------------------------- */
+/* ---- the patrol; on the transport's own loop ------------------------------------------------- */
 
 static void give_up_all(struct rdma_peer *rdma)
 {

@@ -14,8 +14,7 @@
 #define GIDS_MOST 256u /* of a port's table, how many are looked at */
 #define RETRIES 6 /* 7 is for ever on some NICs */
 
-/* ---- addresses ---------------------------------------------------------------------------------
- */
+/* ---- addresses ------------------------------------------------------------------------------- */
 
 static bool is_mapped(const uint8_t gid[16])
 {
@@ -95,7 +94,8 @@ static void choose_pkey(struct rdma_rail *rail, unsigned entries)
 static void refresh(struct rdma_rail *rail)
 {
 	const struct rdma_nic *nic = rail->nic;
-	int reads = nic->attributes.max_qp_rd_atom, asks = nic->attributes.max_qp_init_rd_atom;
+	int reads = nic->attributes.max_qp_rd_atom,
+	    initiator_depth = nic->attributes.max_qp_init_rd_atom;
 	struct ibv_port_attr port = { 0 };
 	struct ibv_gid_entry gid;
 	int error = nic->rdma->verbs->query_port(nic->context, rail->port, &port);
@@ -124,8 +124,12 @@ static void refresh(struct rdma_rail *rail)
 	rail->end.link = ethernet ? WH_RDMA_ETHERNET : WH_RDMA_INFINIBAND;
 	rail->end.gid_type = ethernet ? (uint8_t)gid.gid_type : 0;
 	rail->end.mtu = (uint8_t)port.active_mtu;
-	rail->end.answers = (uint8_t)(reads < 1 ? 1 : reads > RDMA_READS ? RDMA_READS : reads);
-	rail->end.asks = (uint8_t)(asks < 1 ? 1 : asks > RDMA_READS ? RDMA_READS : asks);
+	rail->end.responder_resources = (uint8_t)(reads < 1          ? 1 :
+						  reads > RDMA_READS ? RDMA_READS :
+								       reads);
+	rail->end.initiator_depth = (uint8_t)(initiator_depth < 1          ? 1 :
+					      initiator_depth > RDMA_READS ? RDMA_READS :
+									     initiator_depth);
 	rail->end.lid = port.lid;
 	memcpy(rail->end.gid, gid.gid.raw, sizeof(rail->end.gid));
 	memcpy(rail->end.name, rail->name, sizeof(rail->end.name));
@@ -214,8 +218,7 @@ struct rdma_rail *rdma_rail_for(struct rdma *rdma, const struct wh_rdma_connect 
 	return &rdma->rails[turn];
 }
 
-/* ---- events ------------------------------------------------------------------------------------
- */
+/* ---- events ---------------------------------------------------------------------------------- */
 
 static void port_changed(struct rdma_nic *nic, uint8_t port, int event)
 {
@@ -284,8 +287,7 @@ static void events_ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-/* ---- devices -----------------------------------------------------------------------------------
- */
+/* ---- devices --------------------------------------------------------------------------------- */
 
 /* One entry of the knob `rdma`: a device, a port (0: all), an index into its GIDs (-1: chosen). */
 struct chosen {
@@ -576,8 +578,7 @@ void rdma_rails_close(struct rdma *rdma)
 	wh_verbs_close(rdma->verbs);
 }
 
-/* ---- queue pairs -------------------------------------------------------------------------------
- */
+/* ---- queue pairs ----------------------------------------------------------------------------- */
 
 static int qp_fail(const struct rdma_rail *rail, const char *call, int error, char why[WH_REFUSAL])
 {
@@ -683,7 +684,7 @@ int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struc
 		.path_mtu = least(mine->mtu, other->mtu),
 		.dest_qp_num = other->qp,
 		.rq_psn = other->psn,
-		.max_dest_rd_atomic = least(mine->answers, other->asks),
+		.max_dest_rd_atomic = least(mine->responder_resources, other->initiator_depth),
 		.min_rnr_timer = 12,
 	};
 	int error;
@@ -703,7 +704,7 @@ int rdma_qp_connect(const struct rdma_rail *rail, struct ibv_qp *qp, const struc
 		.timeout = rail->nic->rdma->ack_timeout,
 		.retry_cnt = RETRIES,
 		.rnr_retry = RETRIES,
-		.max_rd_atomic = least(mine->asks, other->answers),
+		.max_rd_atomic = least(mine->initiator_depth, other->responder_resources),
 	};
 	error = verbs->modify_qp(qp, &attributes,
 				 IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT |

@@ -11,8 +11,7 @@
 #include "util/clock.h"
 #include "wire/bytes.h"
 
-/* ---- pieces
- * ----------------------------------------------------------------------------------------- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 static void take_its_turn(struct rdma_peer *rdma, struct wh_fragment *fragment,
 			  struct wh_list *done, struct wh_list *away)
@@ -209,8 +208,7 @@ static int rdma_wait_abort(struct wh_peer *peer, void *state, struct wh_batch *b
 	return 0;
 }
 
-/* ---- telling
- * ---------------------------------------------------------------------------------------- */
+/* ---- telling --------------------------------------------------------------------------------- */
 
 static void detail(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *out,
 		   size_t size)
@@ -222,10 +220,10 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 	char memory[32];
 
 	(void)peer;
-	rdma_describe_ways(rdma, batch, memory, sizeof(memory));
+	rdma_describe_methods(rdma, batch, memory, sizeof(memory));
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		if (atomic_load(&batch->railed[i]) || (!endpoint && rdma->endpoints[i]->way[0])) {
+		if (atomic_load(&batch->railed[i]) || (!endpoint && rdma->endpoints[i]->path[0])) {
 			rails += atomic_load(&batch->railed[i]) > 0;
 			endpoint = rdma->endpoints[i];
 		}
@@ -233,7 +231,7 @@ static void detail(struct wh_peer *peer, void *state, const struct wh_batch *bat
 		snprintf(out, size, "%u rails, %s%s", rails, layers[endpoint->mine.gid_type],
 			 memory);
 	else if (endpoint)
-		snprintf(out, size, "%s, %s%s", endpoint->way, layers[endpoint->mine.gid_type],
+		snprintf(out, size, "%s, %s%s", endpoint->path, layers[endpoint->mine.gid_type],
 			 memory);
 	else
 		*out = 0;
@@ -263,7 +261,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 		if (at >= size)
 			break;
 		at += (size_t)snprintf(out + at, size - at, "  %s: %llu bytes%s%s%s%s\n",
-				       endpoint->way[0] ? endpoint->way : endpoint->rail->name,
+				       endpoint->path[0] ? endpoint->path : endpoint->rail->name,
 				       (unsigned long long)atomic_load(&batch->railed[i]),
 				       broke ? "; it broke: " : "", broke ? endpoint->broke : "",
 				       down ? "; it is down: " : "", down ? endpoint->why : "");
@@ -271,8 +269,7 @@ static void story(struct wh_peer *peer, void *state, const struct wh_batch *batc
 	pthread_mutex_unlock(&rdma->lock);
 }
 
-/* ---- peers
- * ------------------------------------------------------------------------------------------ */
+/* ---- peers ----------------------------------------------------------------------------------- */
 
 static void peer_free(struct rdma_peer *rdma)
 {
@@ -372,7 +369,7 @@ static int keyed_frame(struct rdma_peer *rdma, const struct wh_frame *frame, con
 		atomic_store(&rdma->flushing, true);
 	pthread_mutex_lock(&rdma->lock);
 	for (unsigned i = 0; i < rdma->endpoint_count; i++)
-		current |= rdma->endpoints[i]->way[0] && keyed.nic == rdma->endpoints[i]->nic;
+		current |= rdma->endpoints[i]->path[0] && keyed.nic == rdma->endpoints[i]->nic;
 	pthread_mutex_unlock(&rdma->lock);
 	error = current ? rdma_keyed(peer, &keyed) : 0;
 	/* Whoever did not wait so long plans anew. */
@@ -424,8 +421,7 @@ static int peer_frame(struct wh_peer *peer, void *state, const struct wh_frame *
 	return keyed_frame(rdma, frame, payload);
 }
 
-/* ---- engine
- * ----------------------------------------------------------------------------------------- */
+/* ---- engine ---------------------------------------------------------------------------------- */
 
 static void state_free(struct rdma *rdma)
 {
@@ -456,7 +452,7 @@ static int engine_open(struct wh_engine *engine, void **state)
 	wh_list_init(&rdma->jobs);
 	wh_list_init(&rdma->bounces_free);
 	wh_list_init(&rdma->answering);
-	error = rdma_ways_parse(rdma);
+	error = rdma_methods_parse(rdma);
 	if (!error)
 		error = rdma_rails_open(rdma);
 	if (!error) {

@@ -48,10 +48,10 @@
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "platform/verbs.h"
+#include "transport/rdma/wire.h"
 #include "transport/transport.h"
 #include "util/list.h"
 #include "util/loop.h"
-#include "wire/wire.h"
 
 #define RDMA_NICS 16
 #define RDMA_RAILS 32
@@ -135,8 +135,8 @@ struct rdma {
 	pthread_mutex_t lock; /* what changes of rails; `peers` */
 	struct wh_list peers; /* struct rdma_peer */
 	pthread_mutex_t register_lock; /* held while memory is pinned */
-	uint8_t ways[4]; /* enum wh_rdma_way to a GPU's memory, best first */
-	unsigned way_count;
+	uint8_t methods[4]; /* enum wh_rdma_method to a GPU's memory, best first */
+	unsigned method_count;
 	/* Under register_lock until one is counted: slots that staging has used, as regions. */
 	struct wh_region *slots[RDMA_SLOTS];
 	_Atomic unsigned slot_count;
@@ -218,7 +218,7 @@ struct rdma_mrs {
 	struct rdma_nic *nic;
 	unsigned users; /* regions; under register_lock */
 	int rights;
-	enum wh_rdma_way way;
+	enum wh_rdma_method method;
 	uint32_t count, room;
 	struct rdma_chunk *chunks;
 };
@@ -240,7 +240,7 @@ struct rdma_keys {
 	int error; /* negative: refused, */
 	char why[WH_REFUSAL]; /* or why the way is not a better one */
 	int64_t until; /* refused: not asked again before */
-	enum wh_rdma_way way;
+	enum wh_rdma_method method;
 	bool flush; /* its GPU sees what NICs have written only after RDMA_FLUSH */
 	uint8_t distance; /* of the owner's NIC from its memory */
 	uint32_t count;
@@ -273,8 +273,8 @@ int rdma_gpu_get(struct rdma_nic *nic, struct wh_region *region, int rights, str
 		 char why[WH_REFUSAL]);
 void rdma_gpu_put(struct wh_registration *registration, struct rdma_mrs *mrs);
 /* Parse the knob `rdma_gpu`. 0 or -EINVAL. */
-int rdma_ways_parse(struct rdma *rdma);
-const char *rdma_way_name(enum wh_rdma_way way);
+int rdma_methods_parse(struct rdma *rdma);
+const char *rdma_method_name(enum wh_rdma_method method);
 
 /* ---- visibility ------------------------------------------------------------------------------
  * A NIC that has written to a GPU's memory may be done before the GPU would see it. Where CUDA
@@ -299,8 +299,8 @@ void rdma_flushes_end(struct rdma_peer *rdma, const struct wh_batch *batch, int 
 bool rdma_describe(struct wh_peer *peer, void *state, const struct wh_batch *batch, char *line,
 		   size_t size);
 /* The same in a word: ", dmabuf", ", staged+dmabuf" (ours and theirs), or "". */
-void rdma_describe_ways(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
-			size_t size);
+void rdma_describe_methods(struct rdma_peer *rdma, const struct wh_batch *batch, char *out,
+			   size_t size);
 
 /* ---- staging --------------------------------------------------------------------------------- */
 
@@ -445,7 +445,7 @@ struct rdma_endpoint {
 	enum rdma_state state;
 	char why[WH_REFUSAL]; /* it broke, or failed the last time */
 	char broke[WH_REFUSAL]; /* why it did the last time that something was on its way */
-	char way[40]; /* "mlx5_0:1 to mlx5_1:1" */
+	char path[40]; /* "mlx5_0:1 to mlx5_1:1" */
 	bool again; /* what breaks may be connected again at once */
 	bool open; /* it counts in rdma.connections */
 	bool proved; /* packets have come through */

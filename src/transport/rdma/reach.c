@@ -57,7 +57,7 @@ static int known(const struct wh_remote_region *region, uint32_t nic, char why[W
 
 	if (!keys || (keys->error && wh_now() > keys->until))
 		return -EAGAIN;
-	if (keys->error == -WH_RDMA_STAGED_THERE)
+	if (keys->error == -WH_RDMA_STAGED_BY_OWNER)
 		snprintf(why, WH_REFUSAL, "its GPU's memory is staged there: %.150s", keys->why);
 	else if (keys->error)
 		memcpy(why, keys->why, WH_REFUSAL);
@@ -193,8 +193,7 @@ static bool can_be_written(const struct rdma_peer *rdma, const struct wh_region 
 	return !known_not;
 }
 
-/* ---- staging
- * --------------------------------------------------------------------------------------- */
+/* ---- staging --------------------------------------------------------------------------------- */
 
 void rdma_sides_add(const struct rdma_peer *rdma, uint32_t endpoints, const struct wh_region *local,
 		    const struct wh_remote_region *remote, uint32_t op, struct rdma_sides *sides)
@@ -215,7 +214,7 @@ void rdma_sides_add(const struct rdma_peer *rdma, uint32_t endpoints, const stru
 		if (keys ? keys->error != 0 : ready)
 			sides->theirs &= ~(1u << i);
 		sides->stage_ours |= memory && !memory->mrs;
-		sides->stage_theirs |= keys && keys->error == -WH_RDMA_STAGED_THERE;
+		sides->stage_theirs |= keys && keys->error == -WH_RDMA_STAGED_BY_OWNER;
 	}
 }
 
@@ -297,8 +296,7 @@ static int stage(struct rdma_peer *rdma, const struct wh_region *local,
 	return error;
 }
 
-/* ---- the transport's function
- * ---------------------------------------------------------------------- */
+/* ---- the transport's function ---------------------------------------------------------------- */
 
 int rdma_is_reachable(struct wh_peer *peer, void *state, const struct wh_region *local,
 		      struct wh_region_entry *entry, uint32_t op, char why[WH_REFUSAL])

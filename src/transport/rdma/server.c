@@ -87,8 +87,7 @@ static int has_room(struct rdma *rdma, const struct rdma_session *mine, char why
 	return -EBUSY;
 }
 
-/* ---- letters
- * --------------------------------------------------------------------------------------- */
+/* ---- letters --------------------------------------------------------------------------------- */
 
 static int post_receive(struct answering *pair)
 {
@@ -186,8 +185,7 @@ void rdma_notifications_ready(struct wh_source *source, uint32_t events)
 	}
 }
 
-/* ---- queue pairs
- * ------------------------------------------------------------------------------------- */
+/* ---- queue pairs ----------------------------------------------------------------------------- */
 
 static struct rdma_session *session_state(struct wh_session *session)
 {

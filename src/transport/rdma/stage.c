@@ -20,7 +20,7 @@
 #include "transport/rdma/rdma.h"
 
 #define SLICES 4u /* of one piece at a time */
-#define RUNS WH_RDMA_COPY_RUNS /* of one slot */
+#define RUNS WH_RDMA_COPY_EXTENTS /* of one slot */
 #define RUN_BYTES 64u /* an extent takes no more */
 
 _Static_assert(RDMA_SLOTS == WH_SLOTS, "one region for each slot");
@@ -109,8 +109,7 @@ unsigned rdma_stage_wanted(struct rdma_peer *rdma, struct wh_fragment *fragment)
 	return wanted & RDMA_STAGE_THEIRS && !rdma_bounce_reached(rdma) ? 0 : wanted;
 }
 
-/* ---- slots as regions
- * ---------------------------------------------------------------------------- */
+/* ---- slots as regions ------------------------------------------------------------------------ */
 
 /* NULL: no memory. */
 static struct wh_region *slot_region(struct rdma *rdma, const struct wh_slot *slot)
@@ -148,8 +147,7 @@ void rdma_slots_close(struct rdma *rdma)
 	}
 }
 
-/* ---- the whole
- * ------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------- */
 
 static void finish(struct stage *stage)
 {
@@ -216,8 +214,7 @@ static void fail(struct stage *stage, int error, const char *text)
 	pthread_mutex_unlock(&stage->rdma->lock);
 }
 
-/* ---- a slice
- * ------------------------------------------------------------------------------------- */
+/* ---- a slice --------------------------------------------------------------------------------- */
 
 /* Later, on rdma.loop. */
 static void resume(struct slice *slice, void (*then)(struct slice *slice))

@@ -19,8 +19,7 @@
 /* bytes, of a line that takes a ms for as many; of a fast one RDMA_SPLIT */
 #define GRAIN_LEAST 16384u
 
-/* ---- pieces ------------------------------------------------------------------------------------
- */
+/* ---- pieces ---------------------------------------------------------------------------------- */
 
 uint32_t rdma_carriers(const struct rdma_peer *rdma, const struct wh_region *local,
 		       const struct wh_remote_region *remote, uint32_t op, uint32_t *near)
@@ -140,8 +139,7 @@ void rdma_sort(struct rdma_peer *rdma, struct wh_list *away)
 	}
 }
 
-/* ---- what is to be sent again ------------------------------------------------------------------
- */
+/* ---- what is to be sent again ---------------------------------------------------------------- */
 
 uint64_t rdma_forget(struct rdma_peer *rdma, const struct wh_fragment *fragment)
 {
@@ -253,8 +251,7 @@ void rdma_taken(struct rdma_peer *rdma, struct wh_fragment *fragment, struct rdm
 	}
 }
 
-/* ---- lines -------------------------------------------------------------------------------------
- */
+/* ---- lines ----------------------------------------------------------------------------------- */
 
 void rdma_measure(struct rdma_endpoint *endpoint, int64_t now)
 {

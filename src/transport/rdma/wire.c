@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What two ends of the transport rdma tell each other: their queue pairs, and the keys of regions.
+/*
+ * Encoders and decoders of the frames of the transport rdma. Every answer has the same shape (an
+ * errno, then a text or a body), which answer_put_error() and answer_take_error() know.
  */
+#include "transport/rdma/wire.h"
+
 #include <errno.h>
 #include <string.h>
 
@@ -8,28 +12,69 @@
 #include <wherry/transfer.h>
 
 #include "wire/bytes.h"
-#include "wire/wire.h"
 
 _Static_assert(12 + WH_RDMA_END_MAX <= WH_RDMA_CONNECTED_MAX, "the longest end fits");
 _Static_assert(WH_RDMA_KEYED_HEAD + WH_RDMA_KEY_SIZE * WH_RDMA_KEYS_MAX + WH_REFUSAL_MAX <=
 		       WH_FRAME_MAX,
 	       "all keys fit");
+_Static_assert(WH_RDMA_NOTIFICATION_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
+_Static_assert(WH_RDMA_RING_SLOTS <= 256, "a slot's number fits an immediate");
 
 #define ERRNO_MAX 4095
-#define NUMBER_MAX 0xffffffu /* of queue pairs and packets */
+#define NUMBER_MAX 0xffffffu /* 24 bits: queue pairs and packet sequence numbers */
 
-/* ---- ends --------------------------------------------------------------------------------------
- */
+/* ---- answers --------------------------------------------------------------------------------- */
 
-static uint8_t *put_end(uint8_t *at, const struct wh_rdma_end *end)
+static uint8_t *text_put(uint8_t *at, const char *text)
+{
+	return wh_put_bytes(at, text, strnlen(text, WH_REFUSAL_MAX - 1));
+}
+
+/* The rest of the frame, as a text for logs and terminals. */
+static int text_take(struct wh_bytes *in, char text[WH_REFUSAL_MAX])
+{
+	size_t length = (size_t)(in->end - in->at);
+
+	if (length >= WH_REFUSAL_MAX)
+		return -EPROTO;
+	wh_take_text(in, text, length);
+	return in->cut ? -EPROTO : 0;
+}
+
+/* The errno and, if there is one, the text; otherwise the caller appends the body. */
+static uint8_t *answer_put_error(uint8_t *at, int error, const char *text)
+{
+	at = wh_put32(at, (uint32_t)-error);
+	return error ? text_put(at, text) : at;
+}
+
+/* The counterpart: *error is 0 if the body follows. */
+static int answer_take_error(struct wh_bytes *in, int *error, char text[WH_REFUSAL_MAX])
+{
+	uint32_t number = wh_take32(in);
+
+	if (in->cut || number > ERRNO_MAX)
+		return -EPROTO;
+	*error = -(int)number;
+	return number ? text_take(in, text) : 0;
+}
+
+static bool is_complete(const struct wh_bytes *in)
+{
+	return !in->cut && in->at == in->end;
+}
+
+/* ---- connecting ------------------------------------------------------------------------------ */
+
+static uint8_t *end_put(uint8_t *at, const struct wh_rdma_end *end)
 {
 	size_t length = strnlen(end->name, WH_NAME_MAX - 1);
 
 	at = wh_put8(at, end->link);
 	at = wh_put8(at, end->gid_type);
 	at = wh_put8(at, end->mtu);
-	at = wh_put8(at, end->answers);
-	at = wh_put8(at, end->asks);
+	at = wh_put8(at, end->responder_resources);
+	at = wh_put8(at, end->initiator_depth);
 	at = wh_put8(at, 0);
 	at = wh_put16(at, end->lid);
 	at = wh_put16(at, end->pkey);
@@ -40,24 +85,15 @@ static uint8_t *put_end(uint8_t *at, const struct wh_rdma_end *end)
 	return wh_put_bytes(at, end->name, length);
 }
 
-/* A text that goes to logs and terminals. */
-static int take_text(struct wh_bytes *in, char *out, size_t room, size_t length)
-{
-	if (length >= room)
-		return -EPROTO;
-	wh_take_text(in, out, length);
-	return in->cut ? -EPROTO : 0;
-}
-
-static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
+static int end_take(struct wh_bytes *in, struct wh_rdma_end *end)
 {
 	uint8_t zero, length;
 
 	end->link = wh_take8(in);
 	end->gid_type = wh_take8(in);
 	end->mtu = wh_take8(in);
-	end->answers = wh_take8(in);
-	end->asks = wh_take8(in);
+	end->responder_resources = wh_take8(in);
+	end->initiator_depth = wh_take8(in);
 	zero = wh_take8(in);
 	end->lid = wh_take16(in);
 	end->pkey = wh_take16(in);
@@ -69,24 +105,21 @@ static int take_end(struct wh_bytes *in, struct wh_rdma_end *end)
 		return -EPROTO;
 	wh_take_bytes(in, end->name, length);
 	end->name[length] = 0;
-	if (in->cut || !wh_text_is_clean(end->name, length))
+	if (!is_complete(in) || !wh_text_is_clean(end->name, length))
 		return -EPROTO;
 	if (zero || end->link < WH_RDMA_INFINIBAND || end->link > WH_RDMA_ETHERNET ||
 	    end->gid_type > 2 || (end->link == WH_RDMA_INFINIBAND) != (end->gid_type == 0) ||
 	    end->mtu < 1 || end->mtu > 5 || end->qp > NUMBER_MAX || end->psn > NUMBER_MAX)
 		return -EPROTO;
-	return in->at == in->end ? 0 : -EPROTO;
+	return 0;
 }
-
-/* ---- connecting --------------------------------------------------------------------------------
- */
 
 size_t wh_rdma_connect_encode(uint8_t *out, const struct wh_rdma_connect *connect)
 {
 	uint8_t *at = wh_put32(out, connect->number);
 
 	at = wh_put16(at, connect->index);
-	return (size_t)(put_end(wh_put16(at, connect->turn), &connect->end) - out);
+	return (size_t)(end_put(wh_put16(at, connect->turn), &connect->end) - out);
 }
 
 int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_connect *connect)
@@ -96,7 +129,7 @@ int wh_rdma_connect_decode(const uint8_t *in, size_t length, struct wh_rdma_conn
 
 	got.index = wh_take16(&bytes);
 	got.turn = wh_take16(&bytes);
-	if (take_end(&bytes, &got.end))
+	if (end_take(&bytes, &got.end))
 		return -EPROTO;
 	*connect = got;
 	return 0;
@@ -106,66 +139,56 @@ size_t wh_rdma_connected_encode(uint8_t *out, const struct wh_rdma_connected *co
 {
 	uint8_t *at = wh_put32(out, connected->number);
 
-	at = wh_put32(at, (uint32_t)-connected->error);
-	if (connected->error) {
-		at = wh_put_bytes(at, connected->text,
-				  strnlen(connected->text, WH_REFUSAL_MAX - 1));
-		return (size_t)(at - out);
-	}
-	return (size_t)(put_end(wh_put32(at, connected->nic), &connected->end) - out);
+	at = answer_put_error(at, connected->error, connected->text);
+	if (!connected->error)
+		at = end_put(wh_put32(at, connected->nic), &connected->end);
+	return (size_t)(at - out);
 }
 
 int wh_rdma_connected_decode(const uint8_t *in, size_t length, struct wh_rdma_connected *connected)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	struct wh_rdma_connected got = { .number = wh_take32(&bytes) };
-	uint32_t error = wh_take32(&bytes);
 
-	if (bytes.cut || error > ERRNO_MAX)
+	if (answer_take_error(&bytes, &got.error, got.text))
 		return -EPROTO;
-	got.error = -(int)error;
-	if (error) {
-		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
-			return -EPROTO;
-	} else {
+	if (!got.error) {
 		got.nic = wh_take32(&bytes);
-		if (take_end(&bytes, &got.end))
+		if (end_take(&bytes, &got.end))
 			return -EPROTO;
 	}
 	*connected = got;
 	return 0;
 }
 
-/* ---- keys --------------------------------------------------------------------------------------
- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 size_t wh_rdma_keyed_encode(uint8_t *out, const struct wh_rdma_keyed *keyed)
 {
-	uint8_t *at = wh_put64(out, keyed->id);
+	uint8_t *at = wh_put32(wh_put64(out, keyed->id), keyed->nic);
 
-	at = wh_put32(at, keyed->nic);
-	at = wh_put32(at, (uint32_t)-keyed->error);
+	at = answer_put_error(at, keyed->error, keyed->text);
 	if (!keyed->error) {
-		at = wh_put8(at, keyed->way);
+		at = wh_put8(at, keyed->method);
 		at = wh_put8(at, keyed->flush);
 		at = wh_put8(at, keyed->distance);
 		at = wh_put8(at, 0);
 		at = wh_put32(at, keyed->count);
 		at = wh_put_bytes(at, keyed->keys, (size_t)keyed->count * WH_RDMA_KEY_SIZE);
+		at = text_put(at, keyed->text);
 	}
-	at = wh_put_bytes(at, keyed->text, strnlen(keyed->text, WH_REFUSAL_MAX - 1));
 	return (size_t)(at - out);
 }
 
-/* What they are for has to be some bytes, and no more than there can be. */
-static int take_keys(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
+/* No key is for 0 bytes, and the sum of their bytes does not wrap. */
+static int keys_take(struct wh_bytes *in, struct wh_rdma_keyed *keyed)
 {
 	uint64_t sum = 0, length;
 
-	keyed->way = wh_take8(in);
+	keyed->method = wh_take8(in);
 	keyed->flush = wh_take8(in);
 	keyed->distance = wh_take8(in);
-	if (wh_take8(in) || keyed->way > WH_RDMA_PEERMEM || keyed->flush > 1)
+	if (wh_take8(in) || keyed->method > WH_RDMA_PEERMEM || keyed->flush > 1)
 		return -EPROTO;
 	keyed->count = wh_take32(in);
 	if (in->cut || !keyed->count || keyed->count > WH_RDMA_KEYS_MAX ||
@@ -185,56 +208,43 @@ int wh_rdma_keyed_decode(const uint8_t *in, size_t length, struct wh_rdma_keyed 
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	struct wh_rdma_keyed got = { .id = wh_take64(&bytes) };
-	uint32_t error;
 
 	got.nic = wh_take32(&bytes);
-	error = wh_take32(&bytes);
-	if (bytes.cut || error > ERRNO_MAX)
+	if (answer_take_error(&bytes, &got.error, got.text))
 		return -EPROTO;
-	got.error = -(int)error;
-	if ((!error && take_keys(&bytes, &got)) ||
-	    take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+	if (!got.error && (keys_take(&bytes, &got) || text_take(&bytes, got.text)))
 		return -EPROTO;
 	*keyed = got;
 	return 0;
 }
 
-/* ---- flushing ----------------------------------------------------------------------------------
- */
+/* ---- flushing -------------------------------------------------------------------------------- */
 
 size_t wh_rdma_flushed_encode(uint8_t *out, const struct wh_rdma_flushed *flushed)
 {
-	uint8_t *at = wh_put32(wh_put32(out, flushed->number), (uint32_t)-flushed->error);
+	uint8_t *at = wh_put32(out, flushed->number);
 
-	if (flushed->error)
-		at = wh_put_bytes(at, flushed->text, strnlen(flushed->text, WH_REFUSAL_MAX - 1));
-	return (size_t)(at - out);
+	return (size_t)(answer_put_error(at, flushed->error, flushed->text) - out);
 }
 
 int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flushed *flushed)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
 	struct wh_rdma_flushed got = { .number = wh_take32(&bytes) };
-	uint32_t error = wh_take32(&bytes);
 
-	if (bytes.cut || error > ERRNO_MAX || (!error && bytes.at != bytes.end) ||
-	    take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+	if (answer_take_error(&bytes, &got.error, got.text) || !is_complete(&bytes))
 		return -EPROTO;
-	got.error = -(int)error;
 	*flushed = got;
 	return 0;
 }
 
-/* ---- staging at the owner's end ----------------------------------------------------------------
- */
+/* ---- bounce buffers -------------------------------------------------------------------------- */
 
 size_t wh_rdma_bounce_opened_encode(uint8_t *out, const struct wh_rdma_bounce_opened *opened)
 {
-	uint8_t *at = wh_put32(out, (uint32_t)-opened->error);
+	uint8_t *at = answer_put_error(out, opened->error, opened->text);
 
-	if (opened->error)
-		at = wh_put_bytes(at, opened->text, strnlen(opened->text, WH_REFUSAL_MAX - 1));
-	else
+	if (!opened->error)
 		at = wh_put32(wh_put64(at, opened->address), opened->slots);
 	return (size_t)(at - out);
 }
@@ -243,21 +253,17 @@ int wh_rdma_bounce_opened_decode(const uint8_t *in, size_t length,
 				 struct wh_rdma_bounce_opened *opened)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
-	uint32_t error = wh_take32(&bytes);
 	struct wh_rdma_bounce_opened got = { .error = 0 };
 
-	if (bytes.cut || error > ERRNO_MAX)
+	if (answer_take_error(&bytes, &got.error, got.text))
 		return -EPROTO;
-	got.error = -(int)error;
-	if (!error) {
+	if (!got.error) {
 		got.address = wh_take64(&bytes);
 		got.slots = wh_take32(&bytes);
-		if (bytes.cut || bytes.at != bytes.end || !got.address || !got.slots ||
+		if (!is_complete(&bytes) || !got.address || !got.slots ||
 		    got.slots > WH_RDMA_BOUNCE_SLOTS ||
 		    got.address > UINT64_MAX - (uint64_t)got.slots * WH_RDMA_BOUNCE_SLOT)
 			return -EPROTO;
-	} else if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at))) {
-		return -EPROTO;
 	}
 	*opened = got;
 	return 0;
@@ -283,22 +289,15 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 	return 0;
 }
 
-/* ---- letters -----------------------------------------------------------------------------------
- */
-
-_Static_assert(WH_RDMA_NOTIFICATION_MAX == WH_NOTIFICATION_MAX, "a notification fits a slot");
-_Static_assert(WH_RDMA_RING_SLOTS <= 256, "a slot's number fits an immediate");
+/* ---- notifications --------------------------------------------------------------------------- */
 
 size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened *opened)
 {
-	uint8_t *at = wh_put32(out, (uint32_t)-opened->error);
+	uint8_t *at = answer_put_error(out, opened->error, opened->text);
 
-	if (opened->error)
-		return (size_t)(wh_put_bytes(at, opened->text,
-					     strnlen(opened->text, WH_REFUSAL_MAX - 1)) -
-				out);
-	at = wh_put64(at, opened->address);
-	for (uint32_t i = 0; i < opened->count; i++)
+	if (!opened->error)
+		at = wh_put64(at, opened->address);
+	for (uint32_t i = 0; !opened->error && i < opened->count; i++)
 		at = wh_put32(wh_put32(at, opened->keys[i].nic), opened->keys[i].key);
 	return (size_t)(at - out);
 }
@@ -306,26 +305,20 @@ size_t wh_rdma_ring_opened_encode(uint8_t *out, const struct wh_rdma_ring_opened
 int wh_rdma_ring_opened_decode(const uint8_t *in, size_t length, struct wh_rdma_ring_opened *opened)
 {
 	struct wh_bytes bytes = { .at = in, .end = in + length };
-	uint32_t error = wh_take32(&bytes);
 	struct wh_rdma_ring_opened got = { .error = 0 };
 
-	if (bytes.cut || error > ERRNO_MAX)
+	if (answer_take_error(&bytes, &got.error, got.text))
 		return -EPROTO;
-	got.error = -(int)error;
-	if (error) {
-		if (take_text(&bytes, got.text, sizeof(got.text), (size_t)(bytes.end - bytes.at)))
+	if (!got.error) {
+		got.address = wh_take64(&bytes);
+		for (; bytes.at != bytes.end && got.count < WH_RDMA_RING_KEYS; got.count++) {
+			got.keys[got.count].nic = wh_take32(&bytes);
+			got.keys[got.count].key = wh_take32(&bytes);
+		}
+		if (!is_complete(&bytes) || !got.count || !got.address ||
+		    got.address > UINT64_MAX - (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
 			return -EPROTO;
-		*opened = got;
-		return 0;
 	}
-	got.address = wh_take64(&bytes);
-	for (; bytes.at != bytes.end && got.count < WH_RDMA_RING_KEYS; got.count++) {
-		got.keys[got.count].nic = wh_take32(&bytes);
-		got.keys[got.count].key = wh_take32(&bytes);
-	}
-	if (bytes.cut || bytes.at != bytes.end || !got.count || !got.address ||
-	    got.address > UINT64_MAX - (uint64_t)WH_RDMA_RING_SLOTS * WH_RDMA_RING_SLOT)
-		return -EPROTO;
 	*opened = got;
 	return 0;
 }
@@ -334,16 +327,6 @@ void wh_rdma_notification_encode(uint8_t out[WH_RDMA_NOTIFICATION_HEAD],
 				 const struct wh_rdma_notification *notification)
 {
 	wh_put32(wh_put32(wh_put64(out, notification->sequence), notification->length), 0);
-}
-
-uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence)
-{
-	return (uint32_t)(sequence & NUMBER_MAX) << 8 | slot;
-}
-
-int wh_rdma_imm_slot(uint32_t imm)
-{
-	return (imm & 0xff) < WH_RDMA_RING_SLOTS ? (int)(imm & 0xff) : -EPROTO;
 }
 
 int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uint32_t imm,
@@ -356,4 +339,14 @@ int wh_rdma_notification_decode(const uint8_t in[WH_RDMA_NOTIFICATION_HEAD], uin
 		return -EPROTO;
 	*notification = got;
 	return 0;
+}
+
+uint32_t wh_rdma_imm(uint32_t slot, uint64_t sequence)
+{
+	return (uint32_t)(sequence & NUMBER_MAX) << 8 | slot;
+}
+
+int wh_rdma_imm_slot(uint32_t imm)
+{
+	return (imm & 0xff) < WH_RDMA_RING_SLOTS ? (int)(imm & 0xff) : -EPROTO;
 }

@@ -81,7 +81,7 @@ static int tell(struct request *job, const struct wh_region *region,
 	if (!mrs) {
 		if (!*why)
 			snprintf(why, WH_REFUSAL, "the knob rdma_gpu leaves no other way");
-		return -WH_RDMA_STAGED_THERE;
+		return -WH_RDMA_STAGED_BY_OWNER;
 	}
 	at = job->keys = malloc((size_t)mrs->count * WH_RDMA_KEY_SIZE);
 	if (!at) {
@@ -92,10 +92,10 @@ static int tell(struct request *job, const struct wh_region *region,
 		at = wh_put32(wh_put64(at, mrs->chunks[i].end - before), mrs->chunks[i].mr->rkey);
 	job->keyed.keys = job->keys;
 	job->keyed.count = mrs->count;
-	job->keyed.way = (uint8_t)mrs->way;
+	job->keyed.method = (uint8_t)mrs->method;
 	job->keyed.distance = memory->distance;
 	job->keyed.flush =
-		mrs->way != WH_RDMA_HOST &&
+		mrs->method != WH_RDMA_HOST &&
 		rdma_flush_policy(region->engine->cuda, region->registration->device) > 0;
 	return 0;
 }
@@ -156,8 +156,7 @@ static void run(struct rdma_job *job, bool stop)
 	served(request_of(job), error, why);
 }
 
-/* ---- the thread
- * ---------------------------------------------------------------------------------- */
+/* ---- the thread ------------------------------------------------------------------------------ */
 
 static void *work(void *argument)
 {

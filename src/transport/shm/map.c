@@ -26,6 +26,7 @@
 #include "memory/memory.h"
 #include "memory/region-table.h"
 #include "transport/cuda/cuda.h"
+#include "transport/cuda/wire.h"
 #include "transport/shm/shm.h"
 #include "transport/transport.h"
 #include "util/clock.h"

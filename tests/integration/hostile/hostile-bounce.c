@@ -6,6 +6,7 @@
  */
 #include "lib/duo.h"
 #include "lib/raw.h"
+#include "transport/rdma/wire.h"
 #include "wire/bytes.h"
 
 #define SOON 5000
@@ -55,8 +56,8 @@ static void connect_pair(int fd)
 					  .end = { .link = WH_RDMA_ETHERNET,
 						   .gid_type = 2,
 						   .mtu = 3,
-						   .answers = 1,
-						   .asks = 1,
+						   .responder_resources = 1,
+						   .initiator_depth = 1,
 						   .qp = 0x100,
 						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
 						   .name = "fake0:1" } };
@@ -163,7 +164,7 @@ static void order__wrong(void **state)
 
 static void copy__of_nonsense(void **state)
 {
-	static struct wh_extent many[WH_RDMA_COPY_RUNS + 1];
+	static struct wh_extent many[WH_RDMA_COPY_EXTENTS + 1];
 	struct wh_extent good, bad;
 	unsigned char *memory;
 	int fd;
@@ -171,7 +172,7 @@ static void copy__of_nonsense(void **state)
 	(void)state;
 	owner_open();
 	good = (struct wh_extent){ wh_region_id(owner.region), 0, 64 };
-	for (unsigned i = 0; i <= WH_RDMA_COPY_RUNS; i++)
+	for (unsigned i = 0; i <= WH_RDMA_COPY_EXTENTS; i++)
 		many[i] = (struct wh_extent){ good.region, 128 * i, 64 };
 	for (unsigned i = 0; i < 7; i++) {
 		fd = session_with_desk(&memory);
@@ -183,7 +184,7 @@ static void copy__of_nonsense(void **state)
 		if (i == 5)
 			bad.offset = UINT64_MAX - 32;
 		if (i == 6)
-			send_copy(fd, 0, WH_WRITE, many, WH_RDMA_COPY_RUNS + 1);
+			send_copy(fd, 0, WH_WRITE, many, WH_RDMA_COPY_EXTENTS + 1);
 		else if (i < 5)
 			send_copy(fd, i == 0 ? WH_RDMA_BOUNCE_SLOTS : 0, i == 1 ? 3 : WH_WRITE,
 				  &bad, i != 2);

@@ -9,6 +9,7 @@
 #include "lib/duo.h"
 #include "lib/raw.h"
 #include "platform/verbs-abi.h"
+#include "transport/rdma/wire.h"
 #include "wire/bytes.h"
 
 #define SOON 5000
@@ -111,8 +112,8 @@ static void session(struct end *end)
 					  .end = { .link = WH_RDMA_ETHERNET,
 						   .gid_type = 2,
 						   .mtu = 3,
-						   .answers = 1,
-						   .asks = 1,
+						   .responder_resources = 1,
+						   .initiator_depth = 1,
 						   .gid = { [10] = 0xff, 0xff, 10, 77, 0, 1 },
 						   .name = "fake0:1" } };
 	uint8_t bytes[WH_RDMA_CONNECT_MAX], answer[WH_RDMA_CONNECTED_MAX];

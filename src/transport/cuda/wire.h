@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The frame EXPORTED of the transport cuda: one segment of a region in GPU memory, sent over the
+ * unix socket in answer to MAP. The codecs are pure: no sockets, no allocation.
+ */
+#ifndef WH_TRANSPORT_CUDA_WIRE_H
+#define WH_TRANSPORT_CUDA_WIRE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define WH_EXPORTED_TEXT 192 /* bytes, with the NUL */
+
+/* How the receiver opens the segment's memory. */
+enum wh_handle_type {
+	WH_HANDLE_FD = 1, /* a descriptor of cuMemCreate memory, sent along */
+	WH_HANDLE_LEGACY = 2, /* bytes from cuIpcGetMemHandle */
+	WH_HANDLE_OBJECT = 3, /* an object of the NVIDIA kernel driver; its descriptor is sent along */
+};
+
+/* On the wire: u64 id, u32 errno; if that is 0: u32 segments, u32 index, u8 type, u8 device[16]
+ * (UUID), u64 address, u64 length, u64 base, u64 size, and for LEGACY u8 handle[64]; else the
+ * reason as text. */
+struct wh_exported {
+	uint64_t id; /* the region */
+	int error; /* 0, or a negative errno: only `text` is set */
+	uint32_t segments, index; /* segments of the region; the number of this one */
+	uint8_t type; /* enum wh_handle_type */
+	uint8_t device[16];
+	uint64_t address, length; /* the segment, in the owner's address space */
+	/* The mapping or allocation that contains the segment. OBJECT: where the object would begin,
+	 * and as much of it as ends with the segment. */
+	uint64_t base, size;
+	uint8_t handle[64];
+	char text[WH_EXPORTED_TEXT];
+};
+#define WH_EXPORTED_HEAD 12 /* bytes of id and errno */
+#define WH_EXPORTED_MAX (WH_EXPORTED_HEAD + WH_EXPORTED_TEXT)
+/* Returns the bytes used, at most WH_EXPORTED_MAX. */
+size_t wh_exported_encode(uint8_t *out, const struct wh_exported *exported);
+/* 0, or -EPROTO: cut off, too long, or the segment does not lie within `base` and `size`. */
+int wh_exported_decode(const uint8_t *in, size_t length, struct wh_exported *exported);
+
+#endif
