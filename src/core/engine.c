@@ -417,6 +417,7 @@ static void end_sessions(void *argument)
 /* What is left when its threads have ended and its transports are closed. */
 static void give_back(struct wh_engine *engine)
 {
+	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
 	pthread_mutex_destroy(&engine->callback_lock);
 	wh_region_windows_close(&engine->region_windows);

@@ -29,6 +29,7 @@
 #include "transport/transport.h"
 #include "util/config.h"
 #include "util/error.h"
+#include "util/hash.h"
 #include "util/list.h"
 #include "util/log.h"
 #include "util/loop.h"
@@ -61,6 +62,7 @@ struct wh_engine {
 	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
 	struct wh_list peers;
 	struct wh_list sessions;
+	struct wh_hash sessions_by_id; /* changed on loop 0 and under lock */
 	struct wh_list quotas; /* on loop 0 */
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */

@@ -21,6 +21,7 @@
 #include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
+#include "util/hash.h"
 #include "util/list.h"
 #include "util/loop.h"
 #include "wire/bytes.h"
@@ -28,6 +29,7 @@
 
 /* More than that many engines connected to one are refused. */
 #define SESSIONS_MAX 16384
+#define HOLDERS 64 /* sessions waited for after one walk over all of them */
 
 /* ---- frames from it ------------------------------------------------------------------------ */
 
@@ -182,6 +184,18 @@ static int send_regions(struct wh_session *session)
 	return error;
 }
 
+/* Make it known by its id. 0 or -ENOMEM. */
+static int session_enter(struct wh_engine *engine, struct wh_session *session, uint64_t id)
+{
+	int error;
+
+	pthread_mutex_lock(&engine->lock);
+	session->id = id;
+	error = wh_hash_insert(&engine->sessions_by_id, id, &session->node);
+	pthread_mutex_unlock(&engine->lock);
+	return error;
+}
+
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE])
 {
@@ -191,6 +205,10 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 
 	quota = engine->session_count < SESSIONS_MAX ? wh_quota_acquire(engine, source) : NULL;
 	session = quota ? calloc(1, sizeof(*session)) : NULL;
+	if (session && session_enter(engine, session, id)) {
+		free(session);
+		session = NULL;
+	}
 	if (!session) {
 		if (quota)
 			wh_quota_release(quota);
@@ -199,7 +217,6 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	}
 	session->engine = engine;
 	session->quota = quota;
-	session->id = id;
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
 	/* What it says its name is counts only where there is nothing better. */
@@ -218,6 +235,9 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		close(fd);
 		wh_control_destroy(&session->control);
 		wh_quota_release(quota);
+		pthread_mutex_lock(&engine->lock);
+		wh_hash_remove(&engine->sessions_by_id, &session->node);
+		pthread_mutex_unlock(&engine->lock);
 		free(session);
 		return error;
 	}
@@ -250,6 +270,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 	wh_log_line(&engine->log, "%s has left: %s", session->hello.name, text);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
+	wh_hash_remove(&engine->sessions_by_id, &session->node);
 	engine->session_count--;
 	wh_count_session_left(session);
 	pthread_mutex_unlock(&engine->lock);
@@ -268,13 +289,9 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 {
-	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
-		struct wh_session *session = wh_container(l, struct wh_session, link);
+	struct wh_hash_node *node = wh_hash_find(&engine->sessions_by_id, id);
 
-		if (session->id == id)
-			return session;
-	}
-	return NULL;
+	return node ? wh_container(node, struct wh_session, node) : NULL;
 }
 
 /* ---- regions ------------------------------------------------------------------------------ */
@@ -315,47 +332,77 @@ void wh_sessions_remove(struct wh_engine *engine, uint64_t id)
 				0, bytes, sizeof(bytes));
 }
 
-/* Answers come in the order of the questions, so that counting them is enough. */
-static bool all_removed(struct wh_engine *engine, uint64_t removes, bool keyed,
-			char name[WH_NAME_MAX])
+/* May the session still touch a region of the first `removes` that were removed? It answers each
+ * REMOVE with a REMOVED, in order, so counting the answers is enough. */
+static bool session_holds(const struct wh_session *session, uint64_t removes, bool keyed)
 {
-	bool all = true;
-
-	pthread_mutex_lock(&engine->lock);
-	for (struct wh_list *l = engine->sessions.next; all && l != &engine->sessions;
-	     l = l->next) {
-		struct wh_session *session = wh_container(l, struct wh_session, link);
-
-		if (!(atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) ||
-		    session->removes_before + atomic_load(&session->removed) >= removes)
-			continue;
-		memcpy(name, session->hello.name, WH_NAME_MAX);
-		all = false;
-	}
-	pthread_mutex_unlock(&engine->lock);
-	return all;
+	return (atomic_load(&session->touches) || (keyed && atomic_load(&session->keyed))) &&
+	       session->removes_before + atomic_load(&session->removed) < removes;
 }
 
+/* The ids of the first sessions that hold a removed region; returns how many of at most `most`. */
+static unsigned sessions_holding(struct wh_engine *engine, uint64_t removes, bool keyed,
+				 uint64_t *ids, unsigned most)
+{
+	unsigned count = 0;
+
+	pthread_mutex_lock(&engine->lock);
+	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions && count < most;
+	     l = l->next) {
+		const struct wh_session *session = wh_container(l, struct wh_session, link);
+
+		if (session_holds(session, removes, keyed))
+			ids[count++] = session->id;
+	}
+	pthread_mutex_unlock(&engine->lock);
+	return count;
+}
+
+/* True: the session has ended or answered. Else `name` is its name. */
+static bool session_released(struct wh_engine *engine, uint64_t id, uint64_t removes, bool keyed,
+			     char name[WH_NAME_MAX])
+{
+	const struct wh_session *session;
+	bool held;
+
+	pthread_mutex_lock(&engine->lock);
+	session = wh_session_find(engine, id);
+	held = session && session_holds(session, removes, keyed);
+	if (held)
+		memcpy(name, session->hello.name, WH_NAME_MAX);
+	pthread_mutex_unlock(&engine->lock);
+	return !held;
+}
+
+/* All sessions are walked once for each HOLDERS of them that hold the region; each of these is then
+ * polled by its id, so that waiting for one does not walk past thousands of others. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline)
 {
 	int64_t begun = wh_now(), courtesy = begun + (deadline - begun) / 2;
 	struct timespec pause = { 0, 20000 };
+	uint64_t removes, holders[HOLDERS];
 	char name[WH_NAME_MAX];
-	uint64_t removes;
+	unsigned count;
 
 	pthread_mutex_lock(&engine->lock);
 	removes = engine->removes;
 	pthread_mutex_unlock(&engine->lock);
-	while (!all_removed(engine, removes, wh_now() < courtesy, name)) {
-		if (wh_now() > deadline)
-			return wh_fail(
-				EBUSY,
-				"region %#llx: %s on this host has it mapped and does not let go; "
-				"it is unpublished, try again",
-				(unsigned long long)id, name);
-		nanosleep(&pause, NULL);
-		if (pause.tv_nsec < 1000000)
-			pause.tv_nsec *= 2;
+	while ((count = sessions_holding(engine, removes, wh_now() < courtesy, holders, HOLDERS))) {
+		for (unsigned i = 0; i < count;) {
+			if (session_released(engine, holders[i], removes, wh_now() < courtesy,
+					     name)) {
+				i++;
+				continue;
+			}
+			if (wh_now() > deadline)
+				return wh_fail(EBUSY,
+					       "region %#llx: %s on this host has it mapped and "
+					       "does not let go; it is unpublished, try again",
+					       (unsigned long long)id, name);
+			nanosleep(&pause, NULL);
+			if (pause.tv_nsec < 1000000)
+				pause.tv_nsec *= 2;
+		}
 	}
 	return 0;
 }

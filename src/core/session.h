@@ -11,6 +11,7 @@
 #include "core/counters.h"
 #include "net/control.h"
 #include "transport/transport.h"
+#include "util/hash.h"
 #include "util/list.h"
 #include "util/loop.h"
 #include "wire/wire.h"
@@ -23,6 +24,7 @@ struct wh_region_entry;
 /* One engine connected to this one. On loop 0, save `control` for sending and the atomics. */
 struct wh_session {
 	struct wh_list link; /* engine.sessions; also under engine.lock */
+	struct wh_hash_node node; /* engine.sessions_by_id, likewise */
 	struct wh_engine *engine;
 	struct wh_control control;
 	struct wh_quota *quota;
@@ -52,7 +54,7 @@ struct wh_session {
  * error). */
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
-/* The session with this number, or NULL. On loop 0. */
+/* The session with this id, or NULL. On loop 0, or under engine.lock. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
 void wh_session_end(struct wh_session *session, int error, const char *text);
 /* It is going to ask for GPUs' memory by way of pinned memory of ours: what that takes is made

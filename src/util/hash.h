@@ -52,8 +52,8 @@ static inline int wh_hash_grow(struct wh_hash *hash)
 	struct wh_hash grown;
 
 	grown.bits = count ? hash->bits + 1 : WH_HASH_BITS_FIRST;
-	grown.buckets = (struct wh_hash_node **)calloc((size_t)1 << grown.bits,
-						       sizeof(*grown.buckets));
+	grown.buckets =
+		(struct wh_hash_node **)calloc((size_t)1 << grown.bits, sizeof(*grown.buckets));
 	if (!grown.buckets)
 		return -ENOMEM;
 	for (size_t i = 0; i < count; i++) {
