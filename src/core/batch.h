@@ -1,9 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Batches: filling, submitting, completing, waiting, cancelling. */
+/*
+ * Batches: transfers to one peer that are submitted and completed together.
+ *
+ * One thread at a time fills, submits and frees a batch. While it runs, the core, the transports
+ * and any waiting threads share it: they use its atomics, what `text_lock` guards (text, share) and
+ * what peer.notify_lock guards.
+ */
 #ifndef WH_CORE_BATCH_H
 #define WH_CORE_BATCH_H
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -27,14 +34,14 @@ struct wh_stream_dependency;
 enum wh_batch_state {
 	WH_BATCH_NEW = 0, /* never submitted */
 	WH_BATCH_RUNNING = 1,
-	WH_BATCH_WAITED = 2, /* running, and somebody sleeps on the word */
+	WH_BATCH_WAITED = 2, /* running, and a thread sleeps on the futex */
 	WH_BATCH_DONE = 3,
 };
 
-#define WH_RAILS 16 /* connections to one peer, of the transport rdma */
+#define WH_RAILS 16 /* RDMA endpoints of one peer */
 #define WH_RAILS_TRIED (1u << 31)
 
-/* What one transport did for a batch. */
+/* What one transport does for a batch, or why it does nothing; under text_lock while it runs. */
 struct wh_share {
 	uint64_t bytes, transfers;
 	char refused[WH_REFUSAL];
@@ -48,7 +55,7 @@ struct wh_batch {
 	void *callback_arg;
 	uint64_t user;
 	uint32_t priority;
-	/* stream.c: what it has to do with streams; NULL: nothing */
+	/* stream.c: the stream it follows, or streams that follow it; NULL: neither */
 	struct wh_stream_dependency *_Atomic dependency;
 	uint32_t require; /* enum wh_transport_id; WH_TRANSPORT_COUNT: any */
 
@@ -61,46 +68,46 @@ struct wh_batch {
 
 	struct wh_fragment *fragments;
 	size_t fragment_count, fragment_room;
-	uint32_t planned; /* peer.plan_version of the plan; 0: none */
+	uint32_t planned; /* peer.plan_version when it was planned; 0: not planned */
 	struct wh_share share[WH_TRANSPORT_COUNT];
-	/* What rails have carried of it, in this submission, and which broke with some of it. */
+	/* Of this submission, for each RDMA endpoint: bytes carried, and whether it was used and
+	 * whether it failed (a bit each). WH_RAILS_TRIED: rdma got some of the batch. */
 	_Atomic uint64_t railed[WH_RAILS];
-	/* a bit each; WH_RAILS_TRIED: some of it came to them */
 	_Atomic uint32_t rails_used, rails_broken;
 
 	_Atomic uint32_t state; /* enum wh_batch_state; a futex */
-	_Atomic uint32_t left; /* pieces unfinished, and one for wh_batch_submit() itself */
+	_Atomic uint32_t left; /* unfinished fragments, plus one for wh_batch_submit() itself */
 	_Atomic int32_t status;
 	_Atomic bool cancelled;
-	_Atomic bool waiting_for_stream; /* it has not been started: it waits for a stream */
-	/* A piece that is being cancelled does not change its transport meanwhile. Taken before
-	 * those of the transports and text_lock. */
+	_Atomic bool waiting_for_stream; /* submitted, but not started: an event is outstanding */
+	/* Keeps fragment.transport while a fragment is cancelled. Taken before the transports'
+	 * locks and text_lock. */
 	pthread_mutex_t route_lock;
 	pthread_mutex_t text_lock;
 	char text[WH_TEXT_MAX];
 	struct wh_list queue_link; /* queue.done */
 	struct wh_list callback_link; /* engine.callbacks */
-	struct wh_list notify_link; /* peer.notes_* */
+	struct wh_list notify_link; /* peer.notify_waiting, notify_sent or notify_early */
 	uint64_t notify_sequence;
 	uint8_t notify_state; /* enum wh_notify_state; under peer.notify_lock */
-	_Atomic uint8_t notify_path; /* enum wh_notify_path: how it was sent the last time */
+	_Atomic uint8_t notify_path; /* enum wh_notify_path: how it was sent last */
 	int notify_error; /* why it could not be sent */
-	struct wh_batch *notify_next; /* the next of those */
-	_Atomic bool finishing; /* done, but not yet let go of */
-	_Atomic uint32_t delivering; /* its callback runs or is due, so many times */
+	struct wh_batch *notify_next; /* the next batch whose notification could not be sent */
+	_Atomic bool finishing; /* done, but the finishing thread still uses it */
+	_Atomic uint32_t delivering; /* callbacks that are due or running */
 
+	/* Statistics; counters.h explains them. */
 	_Atomic uint32_t watch; /* WH_STATISTICS_... */
-	uint32_t timed_in; /* so many submissions: the last of them is timed */
-	/* as in `watch`, for whom nobody else is at work; under peer.count_lock */
-	bool listed;
-	wh_count submissions; /* completed well while listed */
-	uint64_t told; /* of those, in the peer's tally; under peer.count_lock */
-	int64_t begun; /* WH_STATISTICS_TIMED: when */
+	uint32_t timed_in; /* submissions until one is timed */
+	bool listed; /* in peer.pending; written under peer.count_lock */
+	wh_count submissions; /* completed without error while listed */
+	uint64_t flushed_submissions; /* in the peer's statistics; under peer.count_lock */
+	int64_t begun; /* WH_STATISTICS_TIMED: when it was submitted */
 	uint64_t in_flight; /* WH_STATISTICS_IN_FLIGHT: its bytes */
-	struct wh_list count_link; /* peer.counted */
+	struct wh_list count_link; /* peer.pending */
 };
 
-/* Before its plan changes, or it goes. */
+/* Add its submissions to the peer's statistics, before its plan changes or it is freed. */
 static inline void wh_batch_flush_counts(struct wh_batch *batch)
 {
 	if (batch->listed)
@@ -116,28 +123,45 @@ static inline bool wh_batch_running(const struct wh_batch *batch)
 
 /* The same for callers that know no more of it. `batch` is a struct wh_batch. */
 bool wh_batch_is_running(const void *batch);
+/* The thread that finishes a batch uses it for a moment after others see it done: wait for that. */
+static inline void wh_batch_settle(struct wh_batch *batch)
+{
+	while (atomic_load_explicit(&batch->finishing, memory_order_acquire))
+		sched_yield();
+}
+
+/* The checks at the top of the public function `call`: -EINVAL for NULL, -EPERM in a forked child;
+ * the second one also -EBUSY while the batch runs. */
+int wh_batch_guard(const struct wh_batch *batch, const char *call);
+int wh_batch_guard_idle(struct wh_batch *batch, const char *call);
+
 /* Run a finished batch's callback; on loop 0. */
 void wh_batch_call_back(struct wh_batch *batch);
-/* The batch's pieces have ended and its notification is confirmed, or failed: say so. */
+/* Complete the batch: its fragments have ended, and its notification is confirmed or has failed.
+ * Any thread; no lock of the core may be held. The batch may be gone on return. */
 void wh_batch_finish(struct wh_batch *batch);
+/* Record an error (negative) with its text; the first one stays. Any thread. */
 void wh_batch_fail(struct wh_batch *batch, int error, const char *text);
 
-/* Is this range of the peer's, or of our, region there, and granted? `what` and `index` begin the
- * text of the error. */
+/* Check that a range lies in a published region of the peer that grants `op`, or in a region of
+ * ours. `what` and `index` begin the error text, as in "transfer 3: ...".
+ * 0, -ENOENT, -EACCES, -ERANGE, -EINVAL, or wh_peer_check()'s error. */
 int wh_batch_check_remote(struct wh_peer *peer, const char *what, uint64_t index, uint32_t op,
 			  uint64_t id, uint64_t offset, uint64_t length);
 int wh_batch_check_local(struct wh_peer *peer, const char *what, uint64_t index,
 			 const struct wh_region *region, uint64_t offset, uint64_t length);
-/* Do the two sides share bytes of a GPU's, some of which would be overwritten before they are read?
- * Seen where both are of this engine; host memory is moved in the right direction there. */
+/* -EINVAL if both sides are the same GPU memory of this engine and overlap: some bytes would be
+ * overwritten before they are read. Overlapping host memory is fine: it is copied in the direction
+ * that preserves it. */
 int wh_batch_check_overlap(struct wh_peer *peer, const char *what, uint64_t index,
 			   const struct wh_region *region, uint64_t local_offset, uint64_t remote,
 			   uint64_t remote_offset, uint64_t length);
 
-/* Submit a batch that starts once the event has happened; `wait` is in its gate. */
-struct wh_event_wait;
+/* Submit a batch that starts once the event of `wait`, part of its stream dependency, has happened.
+ */
 int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait);
-/* It has; or, with an error, it never will. */
+/* The event has happened: start the batch. With an error (negative): it never will, fail the batch.
+ */
 void wh_batch_start(struct wh_batch *batch, int error, const char *text);
 
 static inline void wh_fragment_start(const struct wh_fragment *fragment, struct wh_cursor *cursor)
@@ -145,42 +169,42 @@ static inline void wh_fragment_start(const struct wh_fragment *fragment, struct 
 	*cursor = (struct wh_cursor){ .outer = fragment->first, .left = fragment->bytes };
 }
 
-/* The next run of at most `most` bytes; false at the end. */
+/* The next extent pair, of at most `most` bytes; false at the end. */
 static inline bool wh_fragment_next(const struct wh_fragment *fragment, struct wh_cursor *at,
-				    uint64_t most, struct wh_extent_pair *run)
+				    uint64_t most, struct wh_extent_pair *pair)
 {
 	uint64_t length;
 
 	if (!at->left)
 		return false;
-	run->index = at->outer;
+	pair->index = at->outer;
 	if (fragment->blocks) {
 		const struct wh_blocks *blocks = fragment->blocks;
 		const struct wh_block_base *base = &blocks->bases[at->outer];
 		uint64_t i = at->inner;
 
-		run->local = base->address + at->skip +
-			     (blocks->local_offsets ? blocks->local_offsets[i] :
-						      i * blocks->local_stride);
-		run->remote = base->remote;
-		run->offset = base->offset + at->skip +
-			      (blocks->remote_offsets ? blocks->remote_offsets[i] :
-							i * blocks->remote_stride);
+		pair->local = base->address + at->skip +
+			      (blocks->local_offsets ? blocks->local_offsets[i] :
+						       i * blocks->local_stride);
+		pair->remote = base->remote;
+		pair->offset = base->offset + at->skip +
+			       (blocks->remote_offsets ? blocks->remote_offsets[i] :
+							 i * blocks->remote_stride);
 		length = blocks->block_length - at->skip;
 	} else {
-		/* outer counts through the batch's items */
+		/* `outer` counts the batch's items. */
 		const struct wh_item *item = &fragment->batch->items[at->outer];
 
-		run->local = item->address + at->skip;
-		run->remote = item->remote;
-		run->offset = item->offset + at->skip;
+		pair->local = item->address + at->skip;
+		pair->remote = item->remote;
+		pair->offset = item->offset + at->skip;
 		length = item->length - at->skip;
 	}
 	if (length > most) {
-		run->length = most;
+		pair->length = most;
 		at->skip += most;
 	} else {
-		run->length = length;
+		pair->length = length;
 		at->skip = 0;
 		if (!fragment->blocks) {
 			at->outer++;
@@ -189,7 +213,7 @@ static inline bool wh_fragment_next(const struct wh_fragment *fragment, struct w
 			at->outer++;
 		}
 	}
-	at->left -= run->length;
+	at->left -= pair->length;
 	return true;
 }
 

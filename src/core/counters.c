@@ -95,7 +95,7 @@ static void list(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 
 	pthread_mutex_lock(&peer->count_lock);
-	batch->told = wh_count_get(&batch->submissions);
+	batch->flushed_submissions = wh_count_get(&batch->submissions);
 	wh_list_append(&peer->pending, &batch->count_link);
 	if (batch->timed_in > WH_TIMED_EVERY) /* not timed so far */
 		batch->timed_in = 1 + peer->listed_in_all++ % WH_TIMED_EVERY;
@@ -151,8 +151,8 @@ void wh_count_flush(struct wh_batch *batch)
 	if (batch->listed) {
 		wh_list_remove(&batch->count_link);
 		add_submissions(&peer->statistics, batch,
-				wh_count_get(&batch->submissions) - batch->told);
-		batch->told = wh_count_get(&batch->submissions);
+				wh_count_get(&batch->submissions) - batch->flushed_submissions);
+		batch->flushed_submissions = wh_count_get(&batch->submissions);
 		batch->listed = false;
 		atomic_fetch_xor(&batch->watch, WH_STATISTICS_LISTED | WH_STATISTICS_AGAIN);
 	}
@@ -199,7 +199,8 @@ static void add_peer(struct wh_statistics *into, struct wh_peer *peer)
 	for (struct wh_list *l = peer->pending.next; l != &peer->pending; l = l->next) {
 		const struct wh_batch *batch = wh_container(l, struct wh_batch, count_link);
 
-		add_submissions(into, batch, wh_count_get(&batch->submissions) - batch->told);
+		add_submissions(into, batch,
+				wh_count_get(&batch->submissions) - batch->flushed_submissions);
 	}
 	pthread_mutex_unlock(&peer->count_lock);
 }

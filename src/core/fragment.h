@@ -16,9 +16,9 @@
 
 struct wh_batch;
 
-/* One transfer as it is kept. */
+/* One transfer of a batch, checked. */
 struct wh_item {
-	char *address; /* ours */
+	char *address; /* local */
 	struct wh_region *local;
 	uint64_t local_id;
 	uint64_t remote, offset; /* the peer's region, and where in it */
@@ -27,23 +27,23 @@ struct wh_item {
 	_Atomic int32_t status;
 };
 
-/* How far into a piece. */
+/* A position in a fragment. */
 struct wh_cursor {
 	uint64_t outer; /* transfer, or base */
 	uint64_t inner; /* block */
 	uint64_t skip; /* bytes into it */
-	uint64_t left; /* bytes to the end of the piece */
+	uint64_t left; /* bytes to the end of the fragment */
 };
 
-/* A stretch of bytes that lies in one place on both sides. */
+/* Bytes that are contiguous on both sides: an extent of local memory and one of a remote region. */
 struct wh_extent_pair {
 	char *local;
 	uint64_t remote, offset, length;
 	uint64_t index; /* of the transfer; blocks: of the base */
 };
 
-/* A part of a batch that goes by one transport: transfers [first, first + count) of the batch's
- * items, all of one op, or bases [first, first + count) of a blocks descriptor. */
+/* Either items [first, first + count) of the batch, all of one op, or bases [first, first + count)
+ * of a blocks descriptor. */
 struct wh_fragment {
 	struct wh_batch *batch;
 	struct wh_blocks *blocks; /* NULL: items */
@@ -51,24 +51,22 @@ struct wh_fragment {
 	_Atomic uint32_t transport;
 	uint64_t first, count;
 	uint64_t bytes, transfers;
-	/* The transport's own. */
+	/* For the transport's use, from submit to the end: */
 	struct wh_list link;
-	struct wh_cursor cursor; /* what has been handed out */
-	_Atomic uint64_t left; /* what has not been finished */
+	struct wh_cursor cursor; /* the bytes before it have been started */
+	_Atomic uint64_t left; /* bytes not finished yet */
 	_Atomic bool cancelled;
 	void *owner;
-	uint32_t rails; /* the transport rdma's lines that can carry it */
-	/* the version of what lines can carry that this was found for; 0: none */
-	uint32_t rails_of;
-	uint32_t in_flight; /* its work requests that are not done */
-	bool watched; /* whoever is at work with its batch looks for their completions */
-	bool alone; /* meant for its owner alone */
-	bool staged; /* some of our side is a GPU's memory, and goes through slots */
+	uint32_t rails; /* rdma: endpoints that can carry it, a bit each */
+	uint32_t rails_of; /* rdma: the version of the endpoints that `rails` is for; 0: none */
+	uint32_t in_flight; /* rdma: work requests not completed */
+	bool watched; /* rdma: a thread that waits for its batch polls their completions */
+	bool alone; /* tcp: pinned to one connection (`owner`); not shared */
+	bool staged; /* some local memory is a GPU's, and goes through staging slots */
 	bool windowed; /* ... and is written by the CPU, through windows */
-	/* Not the core's: a part of another piece, which that one's transport has made for
-	 * itself. What is said of it comes back by `ended` (with an error: it was to be
-	 * rerouted), but for failures, which are the whole's: its items' local_id is the number
-	 * of the whole's item. */
+	/* Not NULL: a transport made this fragment, as a part of the fragment `whole`. Its end
+	 * goes to `ended` (with an error instead of a reroute); its failures are recorded in
+	 * `whole`, where item i of the part is item local_id. */
 	struct wh_fragment *whole;
 	void (*ended)(struct wh_fragment *part, int error, const char *why);
 	_Atomic bool done;
@@ -76,15 +74,16 @@ struct wh_fragment {
 	_Atomic int32_t failed;
 };
 
-/* For transports: this piece is finished, whichever way. Once for each submit. The batch may be
- * gone when it returns. */
+/* For transports: the fragment has ended, well or not. Once for each submit; no memory of it may be
+ * touched any more. Any thread. The batch may be gone on return. */
 void wh_fragment_done(struct wh_fragment *fragment);
-/* Record a failure: of transfer `index` of the batch's items, or of all of the piece
- * (UINT64_MAX). Before wh_fragment_done(). `error` is negative. */
+/* For transports: record that item `index` of the batch, or all of the fragment (UINT64_MAX), has
+ * failed. `error` is negative. Before wh_fragment_done(). Any thread. */
 void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
 		      ...) __attribute__((format(printf, 4, 5)));
-/* The transport cannot move this piece after all, and nothing of it is in flight any more: the next
- * one gets it from the start, or it fails with `error`. Instead of wh_fragment_done(). */
+/* For transports, instead of wh_fragment_done(): this transport cannot move the fragment, and
+ * nothing of it is in flight any more. The next best transport gets it from the start; if there is
+ * none, it fails with `error` (negative). Any thread. */
 void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *why);
 
 #endif

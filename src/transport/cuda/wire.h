@@ -15,7 +15,8 @@
 enum wh_handle_type {
 	WH_HANDLE_FD = 1, /* a descriptor of cuMemCreate memory, sent along */
 	WH_HANDLE_LEGACY = 2, /* bytes from cuIpcGetMemHandle */
-	WH_HANDLE_OBJECT = 3, /* an object of the NVIDIA kernel driver; its descriptor is sent along */
+	WH_HANDLE_OBJECT =
+		3, /* an object of the NVIDIA kernel driver; its descriptor is sent along */
 };
 
 /* On the wire: u64 id, u32 errno; if that is 0: u32 segments, u32 index, u8 type, u8 device[16]
@@ -28,8 +29,8 @@ struct wh_exported {
 	uint8_t type; /* enum wh_handle_type */
 	uint8_t device[16];
 	uint64_t address, length; /* the segment, in the owner's address space */
-	/* The mapping or allocation that contains the segment. OBJECT: where the object would begin,
-	 * and as much of it as ends with the segment. */
+	/* The mapping or allocation that contains the segment. OBJECT: where the object would
+	 * begin, and as much of it as ends with the segment. */
 	uint64_t base, size;
 	uint8_t handle[64];
 	char text[WH_EXPORTED_TEXT];

@@ -56,7 +56,8 @@ static struct rdma_receive_ring *ring_new(struct rdma *rdma, struct wh_quota *qu
 		snprintf(opened->text, sizeof(opened->text), "%s",
 			 rdma->receive_rings >= RECEIVE_RINGS ?
 				 "other peers have all mailboxes" :
-				 "what may wait for its address (the setting max_buffered) is used up");
+				 "what may wait for its address (the setting max_buffered) is used "
+				 "up");
 		return NULL;
 	}
 	ring = calloc(1, sizeof(*ring));

@@ -76,9 +76,9 @@ enum wh_rdma_method {
 /* KEYS, on the wire: u32 nic, u64 region id; region 0 is the bounce buffer. */
 #define WH_RDMA_KEYS_SIZE 12
 
-/* On the wire: u64 id, u32 nic, u32 errno; if that is 0: u8 method, u8 flush, u8 distance, u8 0, u32
- * count, and `count` keys, each {u64 bytes, u32 key} for the bytes after those of the key before; in
- * both cases the text. */
+/* On the wire: u64 id, u32 nic, u32 errno; if that is 0: u8 method, u8 flush, u8 distance, u8 0,
+ * u32 count, and `count` keys, each {u64 bytes, u32 key} for the bytes after those of the key
+ * before; in both cases the text. */
 #define WH_RDMA_KEYS_MAX 16384
 #define WH_RDMA_KEY_SIZE 12
 struct wh_rdma_keyed {
@@ -117,8 +117,8 @@ int wh_rdma_flushed_decode(const uint8_t *in, size_t length, struct wh_rdma_flus
 
 /* ---- bounce buffers: BOUNCE_OPEN, BOUNCE_OPENED, COPY, COPIED -------------------------------- */
 
-/* The owner's pinned memory that one session stages through: adjacent slots of this many bytes. KEYS
- * for region 0 returns its keys. */
+/* The owner's pinned memory that one session stages through: adjacent slots of this many bytes.
+ * KEYS for region 0 returns its keys. */
 #define WH_RDMA_BOUNCE_SLOT (1u << 20)
 #define WH_RDMA_BOUNCE_SLOTS 4u /* at most */
 
@@ -151,9 +151,9 @@ int wh_rdma_copy_decode(const uint8_t *in, size_t length, struct wh_rdma_copy *c
 /* ---- notifications: RING_OPEN, RING_OPENED, and the receive ring ----------------------------- */
 
 /* A NIC writes a notification into a slot of the receive ring, which is memory of the owner for one
- * session, by an RDMA write with an immediate. In the slot: u64 sequence (as in NOTIFY), u32 length,
- * u32 0, the user's bytes. The immediate: the slot's number in the lowest 8 bits, the lowest 24 bits
- * of the sequence above. */
+ * session, by an RDMA write with an immediate. In the slot: u64 sequence (as in NOTIFY), u32
+ * length, u32 0, the user's bytes. The immediate: the slot's number in the lowest 8 bits, the
+ * lowest 24 bits of the sequence above. */
 #define WH_RDMA_RING_SLOTS 16u /* also the most notifications that are sent and unconfirmed */
 #define WH_RDMA_NOTIFICATION_HEAD 16
 #define WH_RDMA_NOTIFICATION_MAX 4096 /* WH_NOTIFICATION_MAX */

@@ -1,0 +1,595 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Running a batch: submitting, completing, rerouting, waiting and cancelling. batch.c fills it.
+ *
+ * `left` counts the fragments that have not ended, plus one for the submission itself. Whoever
+ * takes it to 0 sends the notification, if there is one, and then calls wh_batch_finish(). The
+ * state goes NEW or DONE, RUNNING (WAITED while a thread sleeps on it), DONE.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/batch.h"
+#include "core/blocks.h"
+#include "core/counters.h"
+#include "core/engine.h"
+#include "core/fragment.h"
+#include "core/notification.h"
+#include "core/peer.h"
+#include "core/plan.h"
+#include "core/queue.h"
+#include "core/region.h"
+#include "core/stream.h"
+#include "gpu/stream.h"
+#include "memory/region-table.h"
+#include "transport/transport.h"
+#include "util/clock.h"
+#include "util/config.h"
+#include "util/error.h"
+#include "util/futex.h"
+#include "util/list.h"
+#include "util/loop.h"
+#include "util/options.h"
+
+/* How long the work in flight of a cancelled batch may take to end before it is aborted. */
+#define CANCEL_PATIENCE (100 * WH_MS)
+
+/* ---- holding local regions -------------------------------------------------------------- */
+
+static void batch_release_items(const struct wh_batch *batch, size_t count)
+{
+	for (size_t i = 0; i < count; i++)
+		if (!i || batch->items[i].local != batch->items[i - 1].local)
+			atomic_fetch_sub(&batch->items[i].local->batches, 1);
+}
+
+static void batch_release_bases(const struct wh_blocks *blocks, uint64_t count)
+{
+	for (uint64_t i = 0; i < count; i++)
+		atomic_fetch_sub(&blocks->bases[i].local->batches, 1);
+}
+
+static void batch_release_regions(const struct wh_batch *batch)
+{
+	batch_release_items(batch, batch->item_count);
+	for (size_t i = 0; i < batch->blocks_count; i++)
+		batch_release_bases(batch->blocks[i], batch->blocks[i]->base_count);
+}
+
+/* Keep a region registered. False: `id` has been unregistered. wh_region_unregister() clears the id
+ * first and reads `batches` then; this goes the other way round, so that one of the two notices. */
+static bool batch_hold_region(struct wh_region *region, uint64_t id)
+{
+	atomic_fetch_add(&region->batches, 1);
+	if (atomic_load(&region->entry.id) == id)
+		return true;
+	atomic_fetch_sub(&region->batches, 1);
+	return false;
+}
+
+static int batch_hold_regions(const struct wh_batch *batch)
+{
+	size_t b = 0;
+
+	for (size_t i = 0; i < batch->item_count; i++) {
+		const struct wh_item *item = &batch->items[i];
+
+		if (i && item->local == batch->items[i - 1].local &&
+		    item->local_id == batch->items[i - 1].local_id)
+			continue;
+		if ((i && item->local == batch->items[i - 1].local) ||
+		    !batch_hold_region(item->local, item->local_id)) {
+			batch_release_items(batch, i);
+			return wh_fail(ESTALE,
+				       "transfer %zu: its local region has been unregistered", i);
+		}
+	}
+	for (; b < batch->blocks_count; b++) {
+		const struct wh_blocks *blocks = batch->blocks[b];
+
+		for (uint64_t i = 0; i < blocks->base_count; i++) {
+			if (batch_hold_region(blocks->bases[i].local, blocks->bases[i].local_id))
+				continue;
+			batch_release_bases(blocks, i);
+			goto err_blocks;
+		}
+	}
+	return 0;
+
+err_blocks:
+	while (b--)
+		batch_release_bases(batch->blocks[b], batch->blocks[b]->base_count);
+	batch_release_items(batch, batch->item_count);
+	return wh_fail(ESTALE, "blocks: the local region of a base has been unregistered");
+}
+
+/* ---- submitting ----------------------------------------------------------------------------- */
+
+/* All fragments have ended: send the notification, or finish. The batch may be gone on return. */
+static void batch_fragments_ended(struct wh_batch *batch)
+{
+	if (batch->notification_length && !atomic_load(&batch->status)) {
+		if (!atomic_load(&batch->cancelled)) {
+			wh_notify_send(batch);
+			return;
+		}
+		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
+	}
+	if (batch->notification_length)
+		wh_notify_drop(batch);
+	wh_batch_finish(batch);
+}
+
+static void batch_part_ended(struct wh_batch *batch)
+{
+	if (atomic_fetch_sub_explicit(&batch->left, 1, memory_order_acq_rel) == 1)
+		batch_fragments_ended(batch);
+}
+
+static void batch_start_fragments(struct wh_batch *batch)
+{
+	struct wh_peer *peer = batch->peer;
+
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
+
+		wh_transport(fragment->transport)
+			->submit(peer, peer->transport[fragment->transport], fragment);
+	}
+	batch_part_ended(batch);
+}
+
+void wh_batch_start(struct wh_batch *batch, int error, const char *text)
+{
+	atomic_store_explicit(&batch->waiting_for_stream, false, memory_order_release);
+	if (!error) {
+		batch_start_fragments(batch);
+		return;
+	}
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		wh_fragment_fail(&batch->fragments[i], UINT64_MAX, error, "%s", text);
+		wh_fragment_done(&batch->fragments[i]);
+	}
+	if (!batch->fragment_count)
+		wh_batch_fail(batch, error, text);
+	batch_part_ended(batch);
+}
+
+/* Reset what rdma noted about the previous submission. */
+static void batch_forget_rails(struct wh_batch *batch)
+{
+	uint32_t used = atomic_load_explicit(&batch->rails_used, memory_order_relaxed);
+
+	if (!used)
+		return;
+	atomic_store_explicit(&batch->rails_used, 0, memory_order_relaxed);
+	atomic_store_explicit(&batch->rails_broken, 0, memory_order_relaxed);
+	for (used &= ~WH_RAILS_TRIED; used; used &= used - 1)
+		atomic_store_explicit(&batch->railed[__builtin_ctz(used)], 0, memory_order_relaxed);
+}
+
+/* All of a submission but starting the fragments. On error the batch is as it was. */
+static int batch_prepare(struct wh_batch *batch)
+{
+	int error = wh_batch_guard_idle(batch, "wh_batch_submit");
+	struct wh_peer *peer;
+
+	if (error)
+		return error;
+	peer = batch->peer;
+	if (!batch->item_count && !batch->blocks_count && !batch->notification_length)
+		return wh_fail(EINVAL, "wh_batch_submit: the batch is empty; add transfers first");
+	error = wh_peer_check(peer);
+	if (error)
+		return error;
+	wh_batch_settle(batch);
+	if (batch->queue)
+		wh_queue_forget(batch->queue, batch);
+	if (batch->planned != atomic_load(&peer->plan_version)) {
+		wh_fail_begin();
+		error = wh_fail_end(wh_plan(batch));
+		if (error)
+			return error;
+	}
+	error = batch_hold_regions(batch);
+	if (error)
+		return error;
+	if (atomic_load_explicit(&batch->status, memory_order_relaxed)) {
+		atomic_store(&batch->status, 0);
+		batch->text[0] = 0;
+		for (size_t i = 0; i < batch->item_count; i++)
+			atomic_store_explicit(&batch->items[i].status, 0, memory_order_relaxed);
+	}
+	for (size_t i = 0; i < batch->fragment_count; i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
+
+		wh_fragment_start(fragment, &fragment->cursor);
+		atomic_store_explicit(&fragment->left, fragment->bytes, memory_order_relaxed);
+		atomic_store_explicit(&fragment->cancelled, false, memory_order_relaxed);
+		atomic_store_explicit(&fragment->done, false, memory_order_relaxed);
+		fragment->owner = NULL;
+	}
+	batch_forget_rails(batch);
+	atomic_store_explicit(&batch->cancelled, false, memory_order_relaxed);
+	atomic_store_explicit(&batch->notify_path, WH_NOTIFY_UNSENT, memory_order_relaxed);
+	atomic_store_explicit(&batch->left, (uint32_t)batch->fragment_count + 1,
+			      memory_order_relaxed);
+	if (!--batch->timed_in)
+		wh_count_begin(batch);
+	return 0;
+}
+
+int wh_batch_submit(struct wh_batch *batch)
+{
+	int error = batch_prepare(batch);
+
+	if (error)
+		return error;
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	batch_start_fragments(batch);
+	return 0;
+}
+
+int wh_batch_submit_when(struct wh_batch *batch, struct wh_event_wait *wait)
+{
+	int error = batch_prepare(batch);
+
+	if (error)
+		return error;
+	/* Do not time it: the stream's own work would be in the figure. */
+	atomic_fetch_and(&batch->watch, ~(uint32_t)WH_STATISTICS_TIMED);
+	atomic_store_explicit(&batch->waiting_for_stream, true, memory_order_relaxed);
+	atomic_store_explicit(&batch->state, WH_BATCH_RUNNING, memory_order_release);
+	error = wh_gpus_wait_event(batch->peer->engine->gpus, wait);
+	if (error)
+		wh_batch_start(batch, error, wh_error_text());
+	return 0;
+}
+
+/* ---- completing ----------------------------------------------------------------------------- */
+
+void wh_batch_fail(struct wh_batch *batch, int error, const char *text)
+{
+	pthread_mutex_lock(&batch->text_lock);
+	if (!atomic_load(&batch->status)) {
+		snprintf(batch->text, sizeof(batch->text), "%s", text);
+		atomic_store(&batch->status, error);
+		atomic_fetch_or(&batch->watch, WH_STATISTICS_FAILED);
+	}
+	pthread_mutex_unlock(&batch->text_lock);
+}
+
+static void item_fail(struct wh_item *item, int error)
+{
+	int32_t none = 0;
+
+	atomic_compare_exchange_strong(&item->status, &none, error);
+}
+
+void wh_fragment_fail(struct wh_fragment *fragment, uint64_t index, int error, const char *format,
+		      ...)
+{
+	struct wh_batch *batch;
+	char text[WH_TEXT_MAX];
+	int32_t none = 0;
+	va_list list;
+
+	if (fragment->whole) {
+		atomic_store(&fragment->failed, error);
+		if (index != UINT64_MAX)
+			index = fragment->batch->items[index].local_id;
+		fragment = fragment->whole;
+	}
+	batch = fragment->batch;
+	atomic_compare_exchange_strong(&fragment->failed, &none, error);
+	va_start(list, format);
+	vsnprintf(text, sizeof(text), format, list);
+	va_end(list);
+	if (!fragment->blocks && index != UINT64_MAX)
+		item_fail(&batch->items[index], error);
+	for (uint64_t i = 0; !fragment->blocks && index == UINT64_MAX && i < fragment->count; i++)
+		item_fail(&batch->items[fragment->first + i], error);
+	wh_batch_fail(batch, error, text);
+}
+
+void wh_fragment_done(struct wh_fragment *fragment)
+{
+	if (fragment->whole) {
+		fragment->ended(fragment, 0, "");
+		return;
+	}
+	atomic_store_explicit(&fragment->done, true, memory_order_release);
+	batch_part_ended(fragment->batch);
+}
+
+static void fragment_end_cancelled(struct wh_fragment *fragment)
+{
+	wh_fragment_fail(fragment, UINT64_MAX, -ECANCELED, "cancelled");
+	wh_fragment_done(fragment);
+}
+
+/* Give the fragment to transport `to`, so that a cancel reaches it there from now on. False: it has
+ * been cancelled already. */
+static bool fragment_change_transport(struct wh_fragment *fragment, uint32_t to)
+{
+	struct wh_batch *batch = fragment->batch;
+	bool cancelled;
+
+	pthread_mutex_lock(&batch->route_lock);
+	cancelled = atomic_load(&fragment->cancelled);
+	if (!cancelled) {
+		wh_fragment_start(fragment, &fragment->cursor);
+		atomic_store(&fragment->left, fragment->bytes);
+		fragment->owner = NULL;
+		atomic_store(&fragment->transport, to);
+	}
+	pthread_mutex_unlock(&batch->route_lock);
+	return !cancelled;
+}
+
+void wh_fragment_reroute(struct wh_fragment *fragment, int error, const char *why)
+{
+	uint32_t before = atomic_load(&fragment->transport), to;
+	struct wh_batch *batch = fragment->batch;
+	struct wh_peer *peer = batch->peer;
+	char text[WH_REFUSAL];
+
+	if (fragment->whole) {
+		fragment->ended(fragment, error, why);
+		return;
+	}
+	snprintf(text, sizeof(text), "%s", why);
+	wh_count_flush(batch);
+	/* Tested without route_lock: if this thread is cancelling, it holds the lock. */
+	if (atomic_load(&fragment->cancelled)) {
+		fragment_end_cancelled(fragment);
+		return;
+	}
+	pthread_mutex_lock(&batch->text_lock);
+	batch->share[before].bytes -= fragment->bytes;
+	batch->share[before].transfers -= fragment->transfers;
+	memcpy(batch->share[before].refused, text, WH_REFUSAL);
+	batch->share[before].inapplicable = false;
+	batch->planned = 0; /* under the lock: two fragments may be rerouted at once */
+	pthread_mutex_unlock(&batch->text_lock);
+	to = wh_plan_again(fragment);
+	if (to == WH_TRANSPORT_COUNT) {
+		wh_fragment_fail(fragment, UINT64_MAX, error, "%s: %s", wh_transport(before)->name,
+				 why);
+		wh_fragment_done(fragment);
+		return;
+	}
+	wh_count_add(&wh_route_statistics(&peer->statistics, before, fragment->op)->attempts, 1);
+	wh_count_add(&peer->statistics.reroutes[before], 1);
+	pthread_mutex_lock(&batch->text_lock);
+	batch->share[to].bytes += fragment->bytes;
+	batch->share[to].transfers += fragment->transfers;
+	pthread_mutex_unlock(&batch->text_lock);
+	if (fragment_change_transport(fragment, to))
+		wh_transport(to)->submit(peer, peer->transport[to], fragment);
+	else
+		fragment_end_cancelled(fragment);
+}
+
+/* Count a submission that has ended. The two frequent cases are inline. */
+static inline void batch_count_submission(struct wh_batch *batch)
+{
+	uint32_t watch = atomic_load_explicit(&batch->watch, memory_order_relaxed);
+
+	if (__builtin_expect(watch == WH_STATISTICS_LISTED, 1)) {
+		/* Submissions of a batch follow each other: this is the only writer. */
+		atomic_store_explicit(&batch->submissions, wh_count_get(&batch->submissions) + 1,
+				      memory_order_relaxed);
+	} else if (!watch) {
+		const struct wh_fragment *fragment = batch->fragments;
+		struct wh_route_statistics *route = wh_route_statistics(
+			&batch->peer->statistics, fragment->transport, fragment->op);
+
+		wh_count_add(&route->bytes, fragment->bytes);
+		wh_count_add(&route->transfers, fragment->transfers);
+		wh_count_add(&route->alone, 1);
+		atomic_store_explicit(&batch->watch, WH_STATISTICS_AGAIN, memory_order_relaxed);
+	} else {
+		wh_count_finish(batch);
+	}
+}
+
+void wh_batch_finish(struct wh_batch *batch)
+{
+	struct wh_engine *engine = batch->peer->engine;
+	bool waited;
+
+	atomic_store_explicit(&batch->finishing, true, memory_order_relaxed);
+	batch_count_submission(batch);
+	if (batch->callback)
+		atomic_fetch_add(&batch->delivering, 1);
+	batch_release_regions(batch);
+	waited = atomic_exchange(&batch->state, WH_BATCH_DONE) == WH_BATCH_WAITED;
+	wh_stream_dependency_end(batch);
+	if (batch->queue)
+		wh_queue_put(batch->queue, batch);
+	if (batch->callback) {
+		pthread_mutex_lock(&engine->callback_lock);
+		wh_list_append(&engine->callbacks, &batch->callback_link);
+		pthread_mutex_unlock(&engine->callback_lock);
+		wh_loop_post(&engine->loops[0], &engine->callback_task);
+	}
+	/* From here the batch may be freed. Wake the waiter last, since it may take this thread's
+	 * CPU at once. FUTEX_WAKE uses the address only, and a spurious wake is harmless. */
+	atomic_store_explicit(&batch->finishing, false, memory_order_release);
+	if (waited)
+		wh_futex_wake(&batch->state);
+}
+
+void wh_batch_call_back(struct wh_batch *batch)
+{
+	wh_batch_settle(batch);
+	batch->callback(batch, atomic_load(&batch->status), batch->callback_arg);
+	atomic_fetch_sub(&batch->delivering, 1);
+}
+
+bool wh_batch_is_running(const void *batch)
+{
+	return wh_batch_running(batch);
+}
+
+/* ---- polling and waiting -------------------------------------------------------------------- */
+
+static void batch_progress_fragments(struct wh_batch *batch, int64_t deadline)
+{
+	struct wh_peer *peer = batch->peer;
+	unsigned progressed = 0;
+
+	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++) {
+		struct wh_fragment *fragment = &batch->fragments[i];
+		uint32_t id = fragment->transport;
+
+		if (progressed & (1u << id) ||
+		    atomic_load_explicit(&fragment->done, memory_order_acquire) ||
+		    !(wh_transport(id)->capabilities & WH_CAN_PROGRESS))
+			continue;
+		progressed |= 1u << id;
+		wh_transport(id)->progress(peer, peer->transport[id], batch, deadline);
+	}
+}
+
+/* Let the transports work on the caller's thread. Their errors go to the batch, not to the caller's
+ * error text. */
+static void batch_progress(struct wh_batch *batch, int64_t deadline)
+{
+	wh_fail_begin();
+	if (atomic_load_explicit(&batch->waiting_for_stream, memory_order_acquire))
+		wh_gpus_progress(batch->peer->engine->gpus, wh_batch_is_running, batch, deadline);
+	else
+		batch_progress_fragments(batch, deadline);
+	wh_fail_end(0);
+}
+
+static int batch_status(struct wh_batch *batch)
+{
+	int status = atomic_load(&batch->status);
+
+	if (status)
+		wh_fail(-status, "%s", batch->text);
+	return status;
+}
+
+int wh_batch_poll(struct wh_batch *batch)
+{
+	int error = wh_batch_guard(batch, "wh_batch_poll");
+
+	if (error)
+		return error;
+	if (wh_batch_running(batch) && !wh_engine_inside(batch->peer->engine))
+		batch_progress(batch, 0);
+	if (wh_batch_running(batch))
+		return -EINPROGRESS;
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_poll: the batch was never submitted");
+	return batch_status(batch);
+}
+
+/* Make progress, sleep or spin until the batch is done. False: the deadline has passed. */
+static bool batch_wait_done(struct wh_batch *batch, int64_t deadline)
+{
+	bool spin = batch->peer->engine->config.number[WH_SETTING_SPIN];
+	uint32_t running;
+
+	while (wh_batch_running(batch)) {
+		batch_progress(batch, deadline);
+		if (!wh_batch_running(batch))
+			break;
+		if (deadline != INT64_MAX && wh_now() >= deadline)
+			return false;
+		if (spin)
+			continue;
+		running = WH_BATCH_RUNNING;
+		if (atomic_compare_exchange_strong(&batch->state, &running, WH_BATCH_WAITED) ||
+		    running == WH_BATCH_WAITED)
+			wh_futex_wait(&batch->state, WH_BATCH_WAITED, deadline);
+	}
+	return true;
+}
+
+int wh_batch_wait(struct wh_batch *batch, int64_t timeout)
+{
+	int error = wh_batch_guard(batch, "wh_batch_wait");
+
+	if (error)
+		return error;
+	if (timeout < 0)
+		return wh_fail(
+			EINVAL,
+			"wh_batch_wait: timeout is negative; WH_FOREVER waits without limit");
+	if (wh_engine_inside(batch->peer->engine))
+		return wh_fail(EDEADLK, "wh_batch_wait: a callback must not wait");
+	if (atomic_load_explicit(&batch->state, memory_order_acquire) == WH_BATCH_DONE)
+		return batch_status(batch);
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_wait: the batch was never submitted");
+	if (!batch_wait_done(batch, wh_deadline(timeout)))
+		return wh_fail(ETIMEDOUT, "wh_batch_wait: not done in %lld ns; the batch goes on",
+			       (long long)timeout);
+	return batch_status(batch);
+}
+
+static void fragment_cancel(struct wh_fragment *fragment)
+{
+	struct wh_batch *batch = fragment->batch;
+	struct wh_peer *peer = batch->peer;
+	uint32_t id;
+
+	/* Before route_lock, so that a reroute that holds it sees the flag. */
+	atomic_store(&fragment->cancelled, true);
+	pthread_mutex_lock(&batch->route_lock);
+	id = atomic_load(&fragment->transport);
+	if (!atomic_load(&fragment->done))
+		wh_transport(id)->cancel(peer, peer->transport[id], fragment);
+	pthread_mutex_unlock(&batch->route_lock);
+}
+
+int wh_batch_cancel(struct wh_batch *batch)
+{
+	int error = wh_batch_guard(batch, "wh_batch_cancel");
+	struct wh_peer *peer;
+	int64_t deadline;
+
+	if (error)
+		return error;
+	peer = batch->peer;
+	if (wh_engine_inside(peer->engine))
+		return wh_fail(EDEADLK, "wh_batch_cancel: a callback must not cancel");
+	if (atomic_load(&batch->state) == WH_BATCH_NEW)
+		return wh_fail(EINVAL, "wh_batch_cancel: the batch was never submitted");
+	atomic_store(&batch->cancelled, true);
+	if (wh_stream_dependency_cancel(batch))
+		wh_batch_start(batch, -ECANCELED, "cancelled before it was started");
+	for (size_t i = 0; i < batch->fragment_count && wh_batch_running(batch); i++)
+		fragment_cancel(&batch->fragments[i]);
+	if (wh_notify_cancel(batch)) {
+		wh_batch_fail(batch, -ECANCELED, "cancelled before its notification was sent");
+		wh_batch_finish(batch);
+	}
+	if (batch_wait_done(batch, wh_deadline(CANCEL_PATIENCE))) {
+		wh_batch_settle(batch);
+		return 0;
+	}
+	deadline = wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS);
+	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
+		if (peer->opened[id] && !error)
+			error = wh_transport(id)->abort(peer, peer->transport[id], batch, deadline);
+	if (!batch_wait_done(batch,
+			     wh_deadline(peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS)))
+		error = -ETIMEDOUT;
+	wh_batch_settle(batch);
+	if (error)
+		return wh_fail(ETIMEDOUT,
+			       "wh_batch_cancel: %s does not answer; bytes in flight may still "
+			       "reach it",
+			       peer->welcome.name);
+	return 0;
+}
