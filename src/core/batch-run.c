@@ -7,10 +7,8 @@
  * state goes NEW or DONE, RUNNING (WAITED while a thread sleeps on it), DONE.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "core/batch.h"
@@ -25,7 +23,6 @@
 #include "core/region.h"
 #include "core/stream.h"
 #include "gpu/stream.h"
-#include "memory/region-table.h"
 #include "transport/transport.h"
 #include "util/clock.h"
 #include "util/config.h"
@@ -33,7 +30,6 @@
 #include "util/futex.h"
 #include "util/list.h"
 #include "util/loop.h"
-#include "util/options.h"
 
 /* How long the work in flight of a cancelled batch may take to end before it is aborted. */
 #define CANCEL_PATIENCE (100 * WH_MS)

@@ -5,8 +5,6 @@
  */
 #include <errno.h>
 #include <sched.h>
-#include <stdarg.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,21 +13,14 @@
 #include "core/counters.h"
 #include "core/engine.h"
 #include "core/fragment.h"
-#include "core/notification.h"
 #include "core/peer.h"
-#include "core/plan.h"
 #include "core/queue.h"
 #include "core/region.h"
 #include "core/stream.h"
-#include "gpu/stream.h"
 #include "memory/region-table.h"
 #include "transport/transport.h"
-#include "util/clock.h"
 #include "util/config.h"
 #include "util/error.h"
-#include "util/futex.h"
-#include "util/list.h"
-#include "util/loop.h"
 #include "util/options.h"
 
 int wh_batch_guard(const struct wh_batch *batch, const char *call)

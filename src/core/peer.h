@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Peers: the side that opens. Connecting to another engine, staying connected, and noticing that
- * another engine has taken its place. */
+/*
+ * Peers: the connecting side. A peer is another engine, or this one; loop 0 connects to it, stays
+ * connected, and notices when another engine has taken its place.
+ *
+ * Locks are named at what they guard; engine.h has their order.
+ */
 #ifndef WH_CORE_PEER_H
 #define WH_CORE_PEER_H
 
@@ -25,41 +29,40 @@ struct wh_engine;
 
 #define WH_PEER_ADDRESSES 8
 
-/* What moving bytes takes between a region of the peer's and memory of a kind of ours, by a
- * transport whose own figures are nowhere else: probe.c. */
+/* What moving bytes costs between a region of the peer's and a kind of local memory, as measured by
+ * probe.c for transports that have no figures of their own. */
 struct wh_probed {
-	uint64_t epoch, remote; /* of whom, and from which region; 0: it has not been measured */
-	uint8_t kind;
-	/* ns: of a batch, of each transfer but the first, of a byte */
-	double price, transfer, byte;
-	uint64_t set; /* bytes that were walked through to learn that */
+	uint64_t epoch, remote; /* the peer's, and the region that was read; 0: not measured */
+	uint8_t kind; /* of local memory */
+	double batch, transfer, byte; /* ns for a batch, each transfer but the first, each byte */
+	uint64_t set; /* bytes: the working set that was read */
 };
 
 struct wh_peer {
 	struct wh_list link; /* engine.peers */
 	struct wh_engine *engine;
-	bool self; /* this engine */
+	bool self; /* it is this engine */
 	struct wh_control control;
 
 	pthread_mutex_t lock; /* below, to `batches` */
 	pthread_cond_t changed; /* state, regions */
-	int connect_error; /* of the last try, with its text */
+	int connect_error; /* of the last try to connect, with its text */
 	char text[WH_TEXT_MAX];
-	struct wh_hello welcome; /* what the peer said, and has proved */
-	uint8_t key[WH_KEY_SIZE]; /* of the session, for the connections that belong to it */
+	struct wh_hello welcome; /* the peer's, authenticated */
+	uint8_t key[WH_KEY_SIZE]; /* session key, for the session's data connections */
 	bool listed; /* the first list of regions is complete */
 
 	_Atomic uint32_t state; /* enum wh_peer_state; 0: never reached yet */
-	_Atomic uint32_t plan_version; /* moves when a plan may have become wrong */
-	wh_count batches; /* WH_BATCHES() of them exist */
+	_Atomic uint32_t plan_version; /* incremented when plans may have become wrong */
+	wh_count batches; /* WH_BATCHES() gives how many exist */
 	struct wh_region_table regions; /* of struct wh_remote_region */
 	_Atomic bool usable[WH_TRANSPORT_COUNT];
 	bool opened[WH_TRANSPORT_COUNT];
 	void *transport[WH_TRANSPORT_COUNT];
 	char refused[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why not usable; under lock */
-	bool not_for[WH_TRANSPORT_COUNT]; /* that is what the peer is; under lock */
+	bool not_for[WH_TRANSPORT_COUNT]; /* does not apply to such a peer; under lock */
 
-	/* Connecting; on loop 0. */
+	/* Connecting, on loop 0. */
 	struct sockaddr_storage address[WH_PEER_ADDRESSES];
 	unsigned address_count, address_next;
 	int64_t connect_deadline;
@@ -67,49 +70,71 @@ struct wh_peer {
 	struct wh_timer retry;
 	struct wh_timer heartbeat;
 	struct wh_source connecting;
-	char address_text[64]; /* of the one that answered; under lock */
-	/* Opened by a name of the registry: while it is lost, the registry is asked whether another
-	 * engine has the name now. */
-	struct wh_registry_ask watch; /* its name is "" for a peer opened by its address */
-	struct wh_task moved;
-	uint64_t wanted; /* the epoch that the registry told; 0: any */
+	char address_text[64]; /* the address tried last; under lock */
+	/* For a peer opened by its name in the registry ("": by its address): while it is lost, the
+	 * registry is asked whether another engine has the name now. */
+	struct wh_registry_ask watch;
+	struct wh_task moved; /* posted by the registry's thread when that is so */
+	uint64_t wanted; /* the epoch that the registry has; 0: any */
 
-	/* Notifications sent and not yet confirmed. */
-	pthread_mutex_t notify_lock;
-	/* Of batches; `ahead`: sent behind bytes that are not known to have arrived. */
-	struct wh_list notify_waiting, notify_sent, notify_early;
-	unsigned notify_count;
-	uint64_t notify_sequence;
+	/* Notifications of batches, by batch.notify_link. */
+	pthread_mutex_t notify_lock; /* below, to notify_sequence */
+	struct wh_list notify_waiting; /* to be sent */
+	struct wh_list notify_sent; /* not confirmed yet */
+	struct wh_list notify_early; /* the same, of batches whose fragments have not ended */
+	unsigned notify_count; /* sent and not confirmed, cancelled batches' included */
+	uint64_t notify_sequence; /* of the last one sent */
 
 	struct wh_list aborts; /* struct wh_abort; under lock */
-	struct wh_list blocks; /* prepared for it; under lock */
-	struct wh_greeting hello; /* as it was said on the control connection; on loop 0 */
-	bool proved; /* the owner has, on the control connection as it is now; on loop 0 */
-	uint32_t list_round; /* of the list of regions being received; on loop 0 */
-	int64_t heard; /* when something last came; on loop 0 */
+	struct wh_list blocks; /* struct wh_blocks prepared for it; under lock */
+	struct wh_greeting hello; /* as sent on the control connection; on loop 0 */
+	bool proved; /* the peer is authenticated on the present connection; on loop 0 */
+	uint32_t list_round; /* counts connections, to tell old regions from listed ones; on loop 0
+			      */
+	int64_t heard; /* when the last frame came; on loop 0 */
 
-	pthread_mutex_t probe_lock; /* no other is held when it is taken */
+	pthread_mutex_t probe_lock; /* taken with no other lock held */
 	struct wh_probed probed[WH_TRANSPORT_COUNT];
 
 	struct wh_statistics statistics;
-	wh_count lost; /* how often */
+	wh_count lost; /* how often the connection broke */
 	pthread_mutex_t count_lock;
 	/* Under count_lock: */
-	struct wh_list pending; /* batches whose rounds are to be added to the tally */
-	uint32_t listed_in_all; /* that have been in it: which round of the next one is timed */
+	struct wh_list pending; /* batches with submissions not yet in `statistics` */
+	uint32_t listed_in_all; /* batches ever listed; spreads which submissions are timed */
 };
 
-/* -ECONNRESET or -ESTALE with its text unless the peer is connected. */
+/* 0 if the peer is connected; else -ECONNRESET or -ESTALE with its text. Any thread. */
 int wh_peer_check(struct wh_peer *peer);
-/* Transport `id` does not work for this peer any more: plan around it, and say why. */
+/* For transports: `id` no longer works for this peer. Later plans avoid it and say `why`. Any
+ * thread. */
 void wh_peer_refuse(struct wh_peer *peer, enum wh_transport_id id, const char *why);
-/* Ask the peer to drop data connection `number`; `done` is called with 0 once it has (on loop
- * 0), or with an error if the peer is lost. */
+/* For transports: ask the peer to drop data connection `number`. `done` runs once: on loop 0, with
+ * 0 when the peer has dropped it or an error when the peer is lost; or at once, within
+ * wh_peer_abort(), with -ECONNRESET. The caller keeps `abort` until then. Any thread. */
 struct wh_abort {
 	struct wh_list link;
 	uint32_t number;
 	void (*done)(struct wh_abort *abort, int error);
 };
 void wh_peer_abort(struct wh_peer *peer, struct wh_abort *abort);
+
+/* Between peer.c, peer-connect.c and peer-frame.c; on loop 0. */
+/* Set the state (0: keep it), the error of the last try and its text, and wake waiting threads. */
+void wh_peer_set_state(struct wh_peer *peer, uint32_t state, int error, const char *text);
+void wh_peer_open_transports(struct wh_peer *peer);
+void wh_peer_connect_init(struct wh_peer *peer);
+/* Start connecting to a struct wh_peer; the state and connect_error tell how that ends. */
+void wh_peer_connect(void *peer);
+/* The first list of regions is complete: the peer is connected. */
+void wh_peer_connected(struct wh_peer *peer);
+/* Give up the handshake with an error, without trying other addresses. */
+void wh_peer_give_up(struct wh_peer *peer, int error, const char *why);
+/* Close the connection, and do not connect again. */
+void wh_peer_disconnect(struct wh_peer *peer);
+/* Handle a frame; as wh_control.frame. */
+int wh_peer_frame(struct wh_control *control, const struct wh_frame *frame, const uint8_t *payload);
+/* End all aborts with `error`. */
+void wh_peer_aborts_fail(struct wh_peer *peer, int error);
 
 #endif

@@ -146,7 +146,7 @@ static bool measure(const struct trial *trial, struct wh_probed *out)
 	if (blocks < 0)
 		return false;
 	/* What noise makes negative is too little to matter. */
-	out->price = first;
+	out->batch = first;
 	out->byte = whole > first ? (whole - first) / (double)(fragment - SHORT) : 0;
 	out->transfer = blocks > whole ? (blocks - whole) / (double)(count - 1) : 0;
 	out->set = trial->length;
@@ -274,7 +274,7 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 			   base ? base->remote : item->remote, &cost))
 			return false;
 		/* Pieces are under way side by side: the way there and back is taken once. */
-		sum = sum > 0 ? sum : cost.price;
+		sum = sum > 0 ? sum : cost.batch;
 		if (!out->working_set || cost.set < out->working_set)
 			out->working_set = cost.set;
 		sum += cost.byte * (double)fragment->bytes +
