@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Notifications: the inbox of an engine, and sending the notification of a batch. */
+/*
+ * Notifications: a batch may carry a few bytes that the peer's application gets after the bytes of
+ * the batch have arrived. inbox.c is the receiving side, notification.c the sending one.
+ */
 #ifndef WH_CORE_NOTIFICATION_H
 #define WH_CORE_NOTIFICATION_H
 
@@ -15,55 +18,71 @@ struct wh_session;
 
 /* The most notifications that a peer sends before they are confirmed. */
 #define WH_NOTIFY_WINDOW 16
+#define WH_NOTIFY_SEQUENCE                                                                         \
+	8 /* bytes of the sequence number in front of the application's bytes                      \
+	   */
 
-/* A notification that was sent ahead of the end of its batch. */
+/* A notification that was sent before its batch's fragments had ended. */
 enum wh_notify_state {
-	WH_NOTIFY_NONE = 0, /* it was not */
-	WH_NOTIFY_EARLY, /* it was, and is in peer.notify_early */
-	WH_NOTIFY_CONFIRMED, /* and has been confirmed */
-	WH_NOTIFY_LOST, /* and the peer was lost */
+	WH_NOTIFY_NONE = 0, /* not sent early */
+	WH_NOTIFY_EARLY, /* sent, not confirmed: in peer.notify_early */
+	WH_NOTIFY_CONFIRMED,
+	WH_NOTIFY_LOST, /* the peer was lost before it confirmed */
 };
 
 enum wh_notify_path {
 	WH_NOTIFY_UNSENT = 0,
 	WH_NOTIFY_CONTROL,
-	WH_NOTIFY_TRANSPORT, /* by its transport, after its bytes */
-	/* by its transport, behind its bytes, before they were known to have arrived */
-	WH_NOTIFY_TRANSPORT_EARLY,
+	WH_NOTIFY_TRANSPORT, /* by a transport, after the batch's bytes had arrived */
+	WH_NOTIFY_TRANSPORT_EARLY, /* by a transport, behind the bytes, before that was known */
 };
 
 int wh_inbox_open(struct wh_engine *engine);
 void wh_inbox_close(struct wh_engine *engine);
-/* A session has sent one / is going. On loop 0. */
+/* Put the notification of a batch for this engine itself into the inbox. Any thread.
+ * 0, -EAGAIN (no room), -ENOMEM. */
+int wh_inbox_put_self(struct wh_engine *engine, const struct wh_batch *batch);
+
+/* A session has sent a NOTIFY frame. It is delivered, or waits until the inbox has room. On loop 0.
+ * 0, or a negative errno, which breaks the connection. */
 int wh_session_notified(struct wh_session *session, const uint8_t *payload, size_t length);
-/* One has come by connection `by` of a transport, which is not 0: `length` bytes, 1 to
- * WH_NOTIFICATION_MAX, which may change while they are copied. */
+/* For transports: the same for a notification that has come by connection `by` of the transport,
+ * not 0: `length` bytes, 1 to WH_NOTIFICATION_MAX, which the peer may change while they are copied.
+ */
 int wh_session_notified_by_transport(struct wh_session *session, uint32_t by, uint64_t sequence,
 				     const void *data, size_t length);
-/* Those that came so and have not been confirmed never came. */
+/* For transports: connection `by` is gone; the peer sends again what was not confirmed, so drop
+ * what waits. On loop 0. */
 void wh_session_notifications_forget(struct wh_session *session, uint32_t by);
+/* The session ends: drop all that waits. On loop 0. */
 void wh_session_notifications_drop(struct wh_session *session);
 
-/* Send a finished batch's notification; wh_batch_finish() follows once it is confirmed, and
- * wh_batch_fail() before it if that cannot be. The batch may be gone when it returns. */
+/* Send the notification of a batch whose fragments have ended. wh_batch_finish() follows once it is
+ * confirmed, or after wh_batch_fail() if it cannot be sent. Any thread. The batch may be gone on
+ * return. */
 void wh_notify_send(struct wh_batch *batch);
-/* True: the batch waits no more for its notification, which has not been sent, or has been and may
- * still arrive; the caller finishes the batch. False: none was due, or it is being finished. */
+/* Stop waiting for a notification. True: the caller finishes the batch; the notification was not
+ * sent, or may still arrive. False: none was due, or another thread finishes the batch. */
 bool wh_notify_cancel(struct wh_batch *batch);
-/* The batch ends without: it has failed, or been cancelled. */
+/* The batch ends without its notification, because it has failed or was cancelled. */
 void wh_notify_drop(struct wh_batch *batch);
-/* For a transport that sends one behind the batch's bytes. Both under peer.notify_lock. May it be
- * sent now, before any other? Then its sequence, as sent; wh_notify_confirmed() or
- * wh_notify_undelivered() follows. */
+/* For transports that send a notification behind the batch's bytes; both under peer.notify_lock.
+ * True if it may be sent now: none waits, and the window has room. */
 bool wh_notify_can_send_early(const struct wh_batch *batch);
+/* Count it as sent, and return its sequence number. wh_notify_confirmed() or
+ * wh_notify_undelivered() follows. */
 uint64_t wh_notify_send_early(struct wh_batch *batch);
-/* What a transport has sent has not arrived, and never will: it is sent over the control
- * connection, or, if it was ahead of its batch's end, once that has come. Under peer.notify_lock;
- * wh_notify_resume() follows, without. */
+/* The transport's copy was lost. Send it again over the control connection: now, or when the
+ * batch's fragments have ended. Under peer.notify_lock; call wh_notify_resume() after releasing it.
+ */
 void wh_notify_undelivered(struct wh_peer *peer, uint64_t sequence, const void *data,
 			   size_t length);
+/* Send what waits, as far as the window has room. Without peer.notify_lock. */
 void wh_notify_resume(struct wh_peer *peer);
-/* The peer has confirmed one; or it is lost. On loop 0. */
+/* Deliver one notification of a batch for this engine itself that waits for room in the inbox. On
+ * loop 0. False: none waits, or there is no room. */
+bool wh_notify_deliver_self(struct wh_engine *engine);
+/* The peer has confirmed a notification; the peer is lost. On loop 0. */
 void wh_notify_confirmed(struct wh_peer *peer, uint64_t sequence);
 void wh_notify_peer_lost(struct wh_peer *peer, int error, const char *text);
 

@@ -31,7 +31,7 @@
 #define SESSIONS_MAX 16384
 #define HOLDERS 64 /* sessions waited for after one walk over all of them */
 
-/* ---- frames from it ------------------------------------------------------------------------ */
+/* ---- frames from it ------------------------------------------------------------------------- */
 
 static int aborted(struct wh_session *session, const uint8_t *payload, size_t length)
 {
@@ -101,7 +101,7 @@ static void watch(struct wh_timer *timer)
 			     session->heard + patience(session->engine) + WH_MS);
 }
 
-/* ---- memory of GPUs ------------------------------------------------------------------------ */
+/* ---- memory of GPUs ------------------------------------------------------------------------- */
 
 /* Is it likely to? On this host GPUs reach each other's memory; otherwise what NICs do not reach,
  * or TCP moves, goes through pinned memory. Whether the NICs of both reach it is seen when a piece
@@ -143,7 +143,7 @@ void wh_session_stages(struct wh_session *session)
 	pthread_mutex_unlock(&engine->lock);
 }
 
-/* ---- begin and end ------------------------------------------------------------------------ */
+/* ---- begin and end -------------------------------------------------------------------------- */
 
 /* Under engine.lock, so that what is published from now on comes after this list. */
 static int send_regions(struct wh_session *session)
@@ -224,7 +224,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 		memcpy(session->hello.name, wh_tls_name(tls), sizeof(session->hello.name));
 	session->heard = wh_now();
 	session->watchdog.fire = watch;
-	wh_list_init(&session->notes);
+	wh_list_init(&session->notifications);
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
 	session->control.gone = session_gone;
@@ -294,7 +294,7 @@ struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id)
 	return node ? wh_container(node, struct wh_session, node) : NULL;
 }
 
-/* ---- regions ------------------------------------------------------------------------------ */
+/* ---- regions -------------------------------------------------------------------------------- */
 
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry)
 {

@@ -45,8 +45,8 @@ struct wh_session {
 	struct wh_timer watchdog; /* a peer that has fallen silent */
 	int64_t heard;
 	void *transport[WH_TRANSPORT_COUNT]; /* each transport's own */
-	struct wh_list notes; /* notifications for which the inbox has no room yet */
-	unsigned notify_count;
+	struct wh_list notifications; /* for which the inbox has no room yet */
+	unsigned notify_count; /* of them */
 	struct wh_served served;
 };
 

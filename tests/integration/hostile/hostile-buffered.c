@@ -301,7 +301,7 @@ static void hold__notifications(void **state)
 	     now() < until && times_logged("notifies more than") < MANY - 17;)
 		sleep_ms(10);
 	closed = (int)times_logged(
-		"notifies more than may wait for its address (the setting max_buffered)");
+		"sends more notifications than may wait for its address (setting max_buffered)");
 	want_true(closed >= MANY - 17 && closed <= MANY - 15, "%d are closed: %s", closed, logged);
 	for (int i = 0; i < MANY; i++)
 		close(fds[i]);
