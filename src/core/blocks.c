@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prepared block descriptors. */
+/*
+ * Preparing blocks: checking a descriptor once, so that submitting it checks nothing again.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,8 +18,8 @@
 #include "util/list.h"
 #include "util/options.h"
 
-/* The largest offset, and all of their bits, plain enough for the compiler to do it in vectors. */
-static uint64_t largest(const uint64_t *offsets, uint64_t count, uint64_t *bits)
+/* The largest offset, and all offsets or-ed. Simple enough for the compiler to vectorise. */
+static uint64_t offsets_largest(const uint64_t *offsets, uint64_t count, uint64_t *bits)
 {
 	uint64_t most = 0, all = 0;
 
@@ -29,23 +31,23 @@ static uint64_t largest(const uint64_t *offsets, uint64_t count, uint64_t *bits)
 	return most;
 }
 
-/* How far the blocks of one side reach from a base; false if that does not fit into 64 bits. */
-static bool span_of(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
-		    uint64_t *span, uint64_t *bits)
+/* How many bytes the blocks of one side span from a base. False: more than 64 bits hold. */
+static bool blocks_span(const uint64_t *offsets, uint64_t stride, const struct wh_blocks *blocks,
+			uint64_t *span, uint64_t *bits)
 {
 	uint64_t last;
 
 	*bits = stride;
 	if (offsets)
-		last = largest(offsets, blocks->count, bits);
+		last = offsets_largest(offsets, blocks->count, bits);
 	else if (__builtin_mul_overflow(blocks->count - 1, stride, &last))
 		return false;
 	return !__builtin_add_overflow(last, blocks->block_length, span);
 }
 
-/* Which block is the first outside of `room` bytes from the base. */
-static uint64_t first_outside(const uint64_t *offsets, uint64_t stride,
-			      const struct wh_blocks *blocks, uint64_t room)
+/* The first block that is not within `room` bytes from the base. */
+static uint64_t blocks_first_outside(const uint64_t *offsets, uint64_t stride,
+				     const struct wh_blocks *blocks, uint64_t room)
 {
 	uint64_t i, offset;
 
@@ -60,7 +62,7 @@ static uint64_t first_outside(const uint64_t *offsets, uint64_t stride,
 	return i;
 }
 
-static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *base)
+static int blocks_check_overlap(const struct wh_blocks *blocks, const struct wh_base *base)
 {
 	const uint64_t *local = blocks->local_offsets, *remote = blocks->remote_offsets;
 	int error = 0;
@@ -77,8 +79,8 @@ static int check_overlap(const struct wh_blocks *blocks, const struct wh_base *b
 	return error;
 }
 
-static int check_base(const struct wh_blocks *blocks, const struct wh_base *base, uint64_t index,
-		      uint64_t local_span, uint64_t remote_span)
+static int blocks_check_base(const struct wh_blocks *blocks, const struct wh_base *base,
+			     uint64_t index, uint64_t local_span, uint64_t remote_span)
 {
 	struct wh_region_table *table =
 		blocks->peer->self ? &blocks->peer->engine->regions : &blocks->peer->regions;
@@ -86,7 +88,7 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 	uint64_t room = 0;
 	int error;
 
-	/* The base itself first: one byte, which names every trouble but the blocks'. */
+	/* First one byte at the base: this reports all errors that are not about the blocks. */
 	error = wh_batch_check_local(blocks->peer, "base", index, base->local, base->local_offset,
 				     1);
 	if (error)
@@ -100,7 +102,7 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 		return wh_fail(ERANGE,
 			       "base %llu: block %llu is outside the local region of %llu bytes",
 			       (unsigned long long)index,
-			       (unsigned long long)first_outside(
+			       (unsigned long long)blocks_first_outside(
 				       blocks->local_offsets, blocks->local_stride, blocks, room),
 			       (unsigned long long)base->local->entry.length);
 	entry = wh_region_entry_enter(table, base->remote);
@@ -112,13 +114,13 @@ static int check_base(const struct wh_blocks *blocks, const struct wh_base *base
 	if (remote_span > room)
 		return wh_fail(ERANGE, "base %llu: block %llu is outside remote region %#llx",
 			       (unsigned long long)index,
-			       (unsigned long long)first_outside(
+			       (unsigned long long)blocks_first_outside(
 				       blocks->remote_offsets, blocks->remote_stride, blocks, room),
 			       (unsigned long long)base->remote);
-	return check_overlap(blocks, base);
+	return blocks_check_overlap(blocks, base);
 }
 
-static int copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)
+static int blocks_copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)
 {
 	if (!from)
 		return 0;
@@ -130,7 +132,7 @@ static int copy_offsets(uint64_t **to, const uint64_t *from, uint64_t count)
 	return 0;
 }
 
-static int check_desc(const struct wh_blocks_desc *desc)
+static int blocks_check_desc(const struct wh_blocks_desc *desc)
 {
 	const char *wrong = NULL;
 	uint64_t total;
@@ -172,7 +174,7 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 		return error;
 	error = wh_options_copy(&desc, sizeof(desc), given, sizeof(size_t), "wh_blocks_prepare");
 	if (!error)
-		error = check_desc(&desc);
+		error = blocks_check_desc(&desc);
 	if (!error)
 		error = wh_peer_check(peer);
 	if (error)
@@ -188,24 +190,25 @@ int wh_blocks_prepare(struct wh_peer *peer, const struct wh_blocks_desc *given,
 	blocks->base_count = desc.base_count;
 	blocks->local_stride = desc.local_stride ? desc.local_stride : desc.block_length;
 	blocks->remote_stride = desc.remote_stride ? desc.remote_stride : desc.block_length;
-	error = copy_offsets(&blocks->local_offsets, desc.local_offsets, desc.count);
+	error = blocks_copy_offsets(&blocks->local_offsets, desc.local_offsets, desc.count);
 	if (!error)
-		error = copy_offsets(&blocks->remote_offsets, desc.remote_offsets, desc.count);
+		error = blocks_copy_offsets(&blocks->remote_offsets, desc.remote_offsets,
+					    desc.count);
 	blocks->bases = calloc(desc.base_count, sizeof(*blocks->bases));
 	if (!error && !blocks->bases)
 		error = wh_fail(ENOMEM, "wh_blocks_prepare: no memory for %llu bases",
 				(unsigned long long)desc.base_count);
-	/* What does not fit into 64 bits is outside of everything. */
-	if (!error && !span_of(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
-			       &blocks->local_bits))
+	/* A span of more than 64 bits is outside of every region. */
+	if (!error && !blocks_span(blocks->local_offsets, blocks->local_stride, blocks, &local_span,
+				   &blocks->local_bits))
 		local_span = UINT64_MAX;
-	if (!error && !span_of(blocks->remote_offsets, blocks->remote_stride, blocks, &remote_span,
-			       &blocks->remote_bits))
+	if (!error && !blocks_span(blocks->remote_offsets, blocks->remote_stride, blocks,
+				   &remote_span, &blocks->remote_bits))
 		remote_span = UINT64_MAX;
 	for (uint64_t i = 0; !error && i < desc.base_count; i++) {
 		const struct wh_base *base = &desc.bases[i];
 
-		error = check_base(blocks, base, i, local_span, remote_span);
+		error = blocks_check_base(blocks, base, i, local_span, remote_span);
 		if (error)
 			break;
 		blocks->bases[i] = (struct wh_block_base){

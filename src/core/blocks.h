@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Prepared block descriptors. */
+/* Prepared block descriptors: many blocks of one length, checked once and submitted many times. */
 #ifndef WH_CORE_BLOCKS_H
 #define WH_CORE_BLOCKS_H
 
@@ -24,20 +24,19 @@ struct wh_block_base {
 
 struct wh_blocks {
 	struct wh_list link; /* peer.blocks */
-	_Atomic uint32_t references;
-	struct wh_peer *peer; /* NULL: closed */
+	_Atomic uint32_t references; /* the application's, and one for each batch */
+	struct wh_peer *peer; /* NULL once it is closed */
 	uint32_t op;
 	uint64_t block_length, count, base_count;
 	struct wh_block_base *bases;
 	uint64_t *local_offsets, *remote_offsets; /* NULL: strides */
 	uint64_t local_stride, remote_stride;
-	uint64_t local_bits, remote_bits; /* all offsets, or the stride, or-ed */
-	_Atomic bool used; /* by the transport cuda, at least once */
-	struct wh_cached_lists *_Atomic cached; /* its lists on a GPU; NULL: they are not there */
+	uint64_t local_bits, remote_bits; /* all offsets or-ed, or the stride: shows alignment */
+	_Atomic bool used; /* cuda has moved it before */
+	struct wh_cached_lists *_Atomic cached; /* its offsets on a GPU; NULL: not there */
 };
 
-/* The peer goes: what is prepared for it can be freed afterwards, but holds nothing of the
- * engine. */
+/* The peer is being closed: detach all blocks prepared for it. They can still be freed later. */
 void wh_blocks_leave(struct wh_peer *peer);
 
 #endif

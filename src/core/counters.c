@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Counting what batches move, and telling it. */
+/*
+ * Counting what batches move, adding it up, and reporting it to the application and to observers.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,10 +26,9 @@
 
 _Static_assert((int)WH_TRANSPORT_COUNT <= WH_TRANSPORTS_MAX, "room for every transport");
 
-/* ---- counting ---------------------------------------------------------------------------------
- */
+/* ---- counting ------------------------------------------------------------------------------- */
 
-static void add_latency(struct wh_latency_statistics *latency, uint64_t ns)
+static void latency_add(struct wh_latency_statistics *latency, uint64_t ns)
 {
 	unsigned bucket =
 		ns <= WH_LATENCY_BOUND(0) ? 0 : 64 - 8 - (unsigned)__builtin_clzll(ns - 1);
@@ -39,18 +40,18 @@ static void add_latency(struct wh_latency_statistics *latency, uint64_t ns)
 	wh_count_add(&latency->bucket[bucket], 1);
 }
 
-static void add_fragment(struct wh_statistics *statistics, const struct wh_fragment *fragment,
-			 uint64_t submissions)
+static void statistics_add_fragment(struct wh_statistics *statistics,
+				    const struct wh_fragment *fragment, uint64_t submissions)
 {
-	struct wh_route_statistics *way =
+	struct wh_route_statistics *route =
 		wh_route_statistics(statistics, fragment->transport, fragment->op);
 
-	wh_count_add(&way->bytes, fragment->bytes * submissions);
-	wh_count_add(&way->transfers, fragment->transfers * submissions);
-	wh_count_add(&way->attempts, submissions);
+	wh_count_add(&route->bytes, fragment->bytes * submissions);
+	wh_count_add(&route->transfers, fragment->transfers * submissions);
+	wh_count_add(&route->attempts, submissions);
 }
 
-static bool is_large(const struct wh_batch *batch)
+static bool batch_is_large(const struct wh_batch *batch)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (batch->share[id].bytes > WH_SMALL_BATCH)
@@ -58,18 +59,18 @@ static bool is_large(const struct wh_batch *batch)
 	return false;
 }
 
-/* So many rounds of its plan, each of which went well. */
-static void add_submissions(struct wh_statistics *statistics, const struct wh_batch *batch,
-			    uint64_t submissions)
+/* Add submissions without errors, as planned. */
+static void statistics_add_submissions(struct wh_statistics *statistics,
+				       const struct wh_batch *batch, uint64_t submissions)
 {
 	if (!submissions)
 		return;
 	for (size_t i = 0; i < batch->fragment_count; i++)
-		add_fragment(statistics, &batch->fragments[i], submissions);
+		statistics_add_fragment(statistics, &batch->fragments[i], submissions);
 	wh_count_add(&statistics->batches, submissions);
 }
 
-static void add_failed(struct wh_statistics *statistics, struct wh_batch *batch)
+static void statistics_add_failed(struct wh_statistics *statistics, struct wh_batch *batch)
 {
 	bool cancelled = atomic_load(&batch->status) == -ECANCELED;
 
@@ -78,7 +79,7 @@ static void add_failed(struct wh_statistics *statistics, struct wh_batch *batch)
 		int32_t failed = atomic_exchange(&fragment->failed, 0);
 
 		if (!failed && !cancelled)
-			add_fragment(statistics, fragment, 1);
+			statistics_add_fragment(statistics, fragment, 1);
 		else
 			wh_count_add(
 				&wh_route_statistics(statistics, fragment->transport, fragment->op)
@@ -90,25 +91,25 @@ static void add_failed(struct wh_statistics *statistics, struct wh_batch *batch)
 	wh_count_add(cancelled ? &statistics->cancelled : &statistics->failed, 1);
 }
 
-static void list(struct wh_batch *batch)
+static void batch_list_pending(struct wh_batch *batch)
 {
 	struct wh_peer *peer = batch->peer;
 
 	pthread_mutex_lock(&peer->count_lock);
 	batch->flushed_submissions = wh_count_get(&batch->submissions);
 	wh_list_append(&peer->pending, &batch->count_link);
-	if (batch->timed_in > WH_TIMED_EVERY) /* not timed so far */
+	if (batch->timed_in > WH_TIMED_EVERY) /* never timed so far */
 		batch->timed_in = 1 + peer->listed_in_all++ % WH_TIMED_EVERY;
 	batch->listed = true;
 	atomic_store(&batch->watch, WH_STATISTICS_LISTED);
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
-/* Large ones come by here each time, so that what they have in flight costs the small ones nothing.
- */
+/* Large batches are timed at every submission, which also maintains their bytes in flight; small
+ * ones pay for neither. */
 void wh_count_begin(struct wh_batch *batch)
 {
-	bool large = is_large(batch);
+	bool large = batch_is_large(batch);
 
 	batch->timed_in = large ? 1 : WH_TIMED_EVERY;
 	batch->begun = wh_now();
@@ -125,18 +126,18 @@ void wh_count_finish(struct wh_batch *batch)
 	uint32_t watch = atomic_load(&batch->watch);
 
 	if ((watch & WH_STATISTICS_TIMED) && !(watch & WH_STATISTICS_FAILED))
-		add_latency(&statistics->latency[batch->timed_in == 1],
+		latency_add(&statistics->latency[batch->timed_in == 1],
 			    (uint64_t)(wh_now() - batch->begun));
 	if (watch & WH_STATISTICS_FAILED)
-		add_failed(statistics, batch);
+		statistics_add_failed(statistics, batch);
 	else if (watch & WH_STATISTICS_LISTED)
 		wh_count_add(&batch->submissions, 1);
 	else
-		add_submissions(statistics, batch, 1);
+		statistics_add_submissions(statistics, batch, 1);
 	if (watch & WH_STATISTICS_IN_FLIGHT)
 		wh_count_add(&statistics->in_flight, -batch->in_flight);
 	if (watch & WH_STATISTICS_AGAIN)
-		list(batch);
+		batch_list_pending(batch);
 	else
 		atomic_store(&batch->watch, watch & WH_STATISTICS_LISTED ? WH_STATISTICS_LISTED :
 									   WH_STATISTICS_AGAIN);
@@ -147,11 +148,12 @@ void wh_count_flush(struct wh_batch *batch)
 	struct wh_peer *peer = batch->peer;
 
 	pthread_mutex_lock(&peer->count_lock);
-	/* Parts of it may be given to other transports by several threads. */
+	/* Several threads may reroute fragments of it: only the first one flushes. */
 	if (batch->listed) {
 		wh_list_remove(&batch->count_link);
-		add_submissions(&peer->statistics, batch,
-				wh_count_get(&batch->submissions) - batch->flushed_submissions);
+		statistics_add_submissions(&peer->statistics, batch,
+					   wh_count_get(&batch->submissions) -
+						   batch->flushed_submissions);
 		batch->flushed_submissions = wh_count_get(&batch->submissions);
 		batch->listed = false;
 		atomic_fetch_xor(&batch->watch, WH_STATISTICS_LISTED | WH_STATISTICS_AGAIN);
@@ -159,63 +161,63 @@ void wh_count_flush(struct wh_batch *batch)
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
-/* ---- adding up --------------------------------------------------------------------------------
- */
+/* ---- adding up ------------------------------------------------------------------------------ */
 
-static void move_count(wh_count *into, const wh_count *from)
+static void count_move(wh_count *into, const wh_count *from)
 {
 	wh_count_add(into, wh_count_get(from));
 }
 
-/* The peer's numbers with those of its batches. Under peer.count_lock, or where nobody counts. */
-static void add_statistics(struct wh_statistics *into, const struct wh_statistics *from)
+static void statistics_add(struct wh_statistics *into, const struct wh_statistics *from)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
-		for (unsigned way = 0; way < 2; way++) {
-			move_count(&into->way[id][way].bytes, &from->way[id][way].bytes);
-			move_count(&into->way[id][way].transfers, &from->way[id][way].transfers);
-			move_count(&into->way[id][way].alone, &from->way[id][way].alone);
-			move_count(&into->way[id][way].attempts, &from->way[id][way].attempts);
+		for (unsigned op = 0; op < 2; op++) {
+			count_move(&into->route[id][op].bytes, &from->route[id][op].bytes);
+			count_move(&into->route[id][op].transfers, &from->route[id][op].transfers);
+			count_move(&into->route[id][op].alone, &from->route[id][op].alone);
+			count_move(&into->route[id][op].attempts, &from->route[id][op].attempts);
 		}
-		move_count(&into->errors[id], &from->errors[id]);
-		move_count(&into->reroutes[id], &from->reroutes[id]);
+		count_move(&into->errors[id], &from->errors[id]);
+		count_move(&into->reroutes[id], &from->reroutes[id]);
 	}
-	move_count(&into->batches, &from->batches);
-	move_count(&into->failed, &from->failed);
-	move_count(&into->cancelled, &from->cancelled);
-	move_count(&into->in_flight, &from->in_flight);
+	count_move(&into->batches, &from->batches);
+	count_move(&into->failed, &from->failed);
+	count_move(&into->cancelled, &from->cancelled);
+	count_move(&into->in_flight, &from->in_flight);
 	for (unsigned i = 0; i < 2; i++) {
-		move_count(&into->latency[i].count, &from->latency[i].count);
-		move_count(&into->latency[i].sum, &from->latency[i].sum);
+		count_move(&into->latency[i].count, &from->latency[i].count);
+		count_move(&into->latency[i].sum, &from->latency[i].sum);
 		for (unsigned k = 0; k < WH_LATENCY_BUCKETS; k++)
-			move_count(&into->latency[i].bucket[k], &from->latency[i].bucket[k]);
+			count_move(&into->latency[i].bucket[k], &from->latency[i].bucket[k]);
 	}
 }
 
-static void add_peer(struct wh_statistics *into, struct wh_peer *peer)
+/* The statistics of a peer, and what its listed batches have not flushed. */
+static void statistics_add_peer(struct wh_statistics *into, struct wh_peer *peer)
 {
 	pthread_mutex_lock(&peer->count_lock);
-	add_statistics(into, &peer->statistics);
+	statistics_add(into, &peer->statistics);
 	for (struct wh_list *l = peer->pending.next; l != &peer->pending; l = l->next) {
 		const struct wh_batch *batch = wh_container(l, struct wh_batch, count_link);
 
-		add_submissions(into, batch,
-				wh_count_get(&batch->submissions) - batch->flushed_submissions);
+		statistics_add_submissions(into, batch,
+					   wh_count_get(&batch->submissions) -
+						   batch->flushed_submissions);
 	}
 	pthread_mutex_unlock(&peer->count_lock);
 }
 
 void wh_count_peer_closed(struct wh_peer *peer)
 {
-	add_peer(&peer->engine->past, peer);
+	statistics_add_peer(&peer->engine->past, peer);
 }
 
-static void tell_once(const wh_count *count, uint64_t *told, uint64_t *sum)
+static void count_fold(const wh_count *count, uint64_t *folded, uint64_t *sum)
 {
 	uint64_t now = wh_count_get(count);
 
-	*sum += now - *told;
-	*told = now;
+	*sum += now - *folded;
+	*folded = now;
 }
 
 void wh_count_session_left(struct wh_session *session)
@@ -223,16 +225,16 @@ void wh_count_session_left(struct wh_session *session)
 	struct wh_engine_statistics *statistics = &session->engine->statistics;
 	struct wh_served *served = &session->served;
 
-	for (unsigned way = 0; way < 2; way++)
-		tell_once(&served->bytes[way], &served->flushed_bytes[way],
-			  &statistics->served_bytes[way]);
-	tell_once(&served->requests, &served->flushed_requests, &statistics->served_requests);
+	for (unsigned op = 0; op < 2; op++)
+		count_fold(&served->bytes[op], &served->flushed_bytes[op],
+			   &statistics->served_bytes[op]);
+	count_fold(&served->requests, &served->flushed_requests, &statistics->served_requests);
 }
 
-/* ---- telling ----------------------------------------------------------------------------------
+/* ---- reporting --------------------------------------------------------------------------------
  */
 
-static void tell_latency(struct wh_latency *out, const struct wh_latency_statistics *from)
+static void latency_report(struct wh_latency *out, const struct wh_latency_statistics *from)
 {
 	out->count = wh_count_get(&from->count);
 	out->sum = wh_count_get(&from->sum);
@@ -240,7 +242,7 @@ static void tell_latency(struct wh_latency *out, const struct wh_latency_statist
 		out->bucket[i] = wh_count_get(&from->bucket[i]);
 }
 
-static void tell(struct wh_counters *out, const struct wh_statistics *statistics)
+static void statistics_report(struct wh_counters *out, const struct wh_statistics *statistics)
 {
 	*out = (struct wh_counters){
 		.size = sizeof(*out),
@@ -255,22 +257,22 @@ static void tell(struct wh_counters *out, const struct wh_statistics *statistics
 
 		snprintf(transport->transport, sizeof(transport->transport), "%s",
 			 wh_transport(id)->name);
-		transport->read_bytes = wh_count_get(&statistics->way[id][0].bytes);
-		transport->written_bytes = wh_count_get(&statistics->way[id][1].bytes);
-		transport->reads = wh_count_get(&statistics->way[id][0].transfers);
-		transport->writes = wh_count_get(&statistics->way[id][1].transfers);
+		transport->read_bytes = wh_count_get(&statistics->route[id][0].bytes);
+		transport->written_bytes = wh_count_get(&statistics->route[id][1].bytes);
+		transport->reads = wh_count_get(&statistics->route[id][0].transfers);
+		transport->writes = wh_count_get(&statistics->route[id][1].transfers);
 		transport->errors = wh_count_get(&statistics->errors[id]);
 		transport->reroutes = wh_count_get(&statistics->reroutes[id]);
-		for (unsigned way = 0; way < 2; way++) {
-			uint64_t alone = wh_count_get(&statistics->way[id][way].alone);
+		for (unsigned op = 0; op < 2; op++) {
+			uint64_t alone = wh_count_get(&statistics->route[id][op].alone);
 
 			out->batches += alone;
 			out->attempts[id] +=
-				alone + wh_count_get(&statistics->way[id][way].attempts);
+				alone + wh_count_get(&statistics->route[id][op].attempts);
 		}
 	}
-	tell_latency(&out->small, &statistics->latency[0]);
-	tell_latency(&out->large, &statistics->latency[1]);
+	latency_report(&out->small, &statistics->latency[0]);
+	latency_report(&out->large, &statistics->latency[1]);
 }
 
 int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
@@ -284,13 +286,13 @@ int wh_peer_counters(struct wh_peer *peer, struct wh_counters *out)
 	error = wh_engine_guard(peer->engine, "wh_peer_counters");
 	if (error)
 		return error;
-	add_peer(&statistics, peer);
-	tell(&full, &statistics);
+	statistics_add_peer(&statistics, peer);
+	statistics_report(&full, &statistics);
 	return wh_options_return(out, &full, sizeof(full), "wh_peer_counters");
 }
 
-/* A submission holds its regions anyway: who looks adds up, and nobody counts. */
-static uint64_t unfinished(struct wh_engine *engine)
+/* Uses of regions by unfinished batches. Submitting maintains these counters anyway. */
+static uint64_t engine_unfinished(struct wh_engine *engine)
 {
 	struct wh_region_table *table = &engine->regions;
 	uint64_t sum = 0;
@@ -311,7 +313,7 @@ static uint64_t unfinished(struct wh_engine *engine)
 }
 
 /* Under engine.lock. */
-static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out)
+static void engine_report(struct wh_engine *engine, struct wh_engine_counters *out)
 {
 	const struct wh_engine_statistics *statistics = &engine->statistics;
 
@@ -333,7 +335,7 @@ static void tell_engine(struct wh_engine *engine, struct wh_engine_counters *out
 		.served_read_bytes = statistics->served_bytes[0],
 		.served_written_bytes = statistics->served_bytes[1],
 		.served_requests = statistics->served_requests,
-		.unfinished = unfinished(engine),
+		.unfinished = engine_unfinished(engine),
 	};
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
 		out->peers++;
@@ -360,29 +362,28 @@ int wh_engine_counters(struct wh_engine *engine, struct wh_engine_counters *out,
 	if (!out)
 		return wh_fail(EINVAL, "wh_engine_counters: out is NULL");
 	pthread_mutex_lock(&engine->lock);
-	tell_engine(engine, &full);
-	add_statistics(&statistics, &engine->past);
+	engine_report(engine, &full);
+	statistics_add(&statistics, &engine->past);
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
-		add_peer(&statistics, wh_container(l, struct wh_peer, link));
+		statistics_add_peer(&statistics, wh_container(l, struct wh_peer, link));
 	pthread_mutex_unlock(&engine->lock);
-	tell(&all, &statistics);
+	statistics_report(&all, &statistics);
 	error = total ? wh_options_return(total, &all, sizeof(all), "wh_engine_counters: total") :
 			0;
 	return error ? error : wh_options_return(out, &full, sizeof(full), "wh_engine_counters");
 }
 
-/* ---- for observers ------------------------------------------------------------------------------
- */
+/* ---- for observers -------------------------------------------------------------------------- */
 
-static void observe_peer(struct wh_peer *peer, struct wh_statistics *total,
-			 struct wh_observed_writer *out)
+static void observation_add_peer(struct wh_peer *peer, struct wh_statistics *total,
+				 struct wh_observed_writer *out)
 {
 	struct wh_observed_peer row = { .lost = wh_count_get(&peer->lost) };
 	struct wh_statistics statistics = { 0 };
 
-	add_peer(&statistics, peer);
-	add_statistics(total, &statistics);
-	tell(&row.counters, &statistics);
+	statistics_add_peer(&statistics, peer);
+	statistics_add(total, &statistics);
+	statistics_report(&row.counters, &statistics);
 	pthread_mutex_lock(&peer->lock);
 	row.epoch = peer->welcome.epoch;
 	row.state = atomic_load(&peer->state);
@@ -392,7 +393,8 @@ static void observe_peer(struct wh_peer *peer, struct wh_statistics *total,
 	wh_observed_put_peer(out, &row);
 }
 
-static void observe_session(const struct wh_session *session, struct wh_observed_writer *out)
+static void observation_add_session(const struct wh_session *session,
+				    struct wh_observed_writer *out)
 {
 	struct wh_observed_session row = {
 		.epoch = session->hello.epoch,
@@ -415,14 +417,14 @@ int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *lengt
 	snprintf(row.url, sizeof(row.url), "%s", engine->url);
 	wh_observed_begin(&out);
 	pthread_mutex_lock(&engine->lock);
-	tell_engine(engine, &row.counters);
-	add_statistics(&total, &engine->past);
+	engine_report(engine, &row.counters);
+	statistics_add(&total, &engine->past);
 	for (struct wh_list *l = engine->peers.next; l != &engine->peers; l = l->next)
-		observe_peer(wh_container(l, struct wh_peer, link), &total, &out);
+		observation_add_peer(wh_container(l, struct wh_peer, link), &total, &out);
 	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next)
-		observe_session(wh_container(l, struct wh_session, link), &out);
+		observation_add_session(wh_container(l, struct wh_session, link), &out);
 	pthread_mutex_unlock(&engine->lock);
-	tell(&row.total, &total);
+	statistics_report(&row.total, &total);
 	return wh_observed_end(&out, &row, bytes, length);
 }
 

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Telling which routes a batch took, and why not better ones. */
+/*
+ * Explaining a batch: the routes it took or would take, why better ones were refused, how far it
+ * is, and how long it should take.
+ */
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -21,7 +24,7 @@
 #include "util/list.h"
 #include "util/options.h"
 
-static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
+static unsigned explain_collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT_COUNT])
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_engine *engine = peer->engine;
@@ -32,7 +35,7 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 	pthread_mutex_lock(&batch->text_lock);
 	memcpy(shares, batch->share, sizeof(shares));
 	pthread_mutex_unlock(&batch->text_lock);
-	/* Those that are on come in the order of the knob, the others behind them. */
+	/* Transports that are on, in the order of the setting; then the others. */
 	for (unsigned i = 0; i < engine->order_count + WH_TRANSPORT_COUNT; i++) {
 		uint32_t id = i < engine->order_count ? engine->order[i] : i - engine->order_count;
 		const struct wh_share *share = &shares[id];
@@ -55,9 +58,9 @@ static unsigned collect(struct wh_batch *batch, struct wh_route out[WH_TRANSPORT
 	return count;
 }
 
-/* A batch that is not running is planned anew, if its plan is not of now. */
-static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH_TRANSPORT_COUNT],
-		unsigned *count)
+/* Collect the routes; a batch that was never submitted is planned first. */
+static int explain_look(struct wh_batch *batch, const char *call,
+			struct wh_route out[WH_TRANSPORT_COUNT], unsigned *count)
 {
 	int error;
 
@@ -70,11 +73,11 @@ static int look(struct wh_batch *batch, const char *call, struct wh_route out[WH
 		error = wh_peer_check(batch->peer);
 		if (!error)
 			error = wh_plan(batch);
-		/* What cannot be planned still has its refusals to show. */
+		/* A batch that no transport takes still has reasons to show. */
 		if (error && error != -EOPNOTSUPP)
 			return error;
 	}
-	*count = collect(batch, out);
+	*count = explain_collect(batch, out);
 	return 0;
 }
 
@@ -83,7 +86,7 @@ static int explain_routes(struct wh_batch *batch, struct wh_route *out, size_t *
 	struct wh_route routes[WH_TRANSPORT_COUNT];
 	unsigned found = 0;
 	size_t room;
-	int error = look(batch, "wh_batch_routes", routes, &found);
+	int error = explain_look(batch, "wh_batch_routes", routes, &found);
 
 	if (error)
 		return error;
@@ -119,7 +122,8 @@ int wh_batch_progress(struct wh_batch *batch, uint64_t *out)
 		return wh_fail(EINVAL, "wh_batch_progress: the batch was never submitted");
 	for (size_t i = 0; i < batch->fragment_count; i++) {
 		const struct wh_fragment *fragment = &batch->fragments[i];
-		/* Some transports know of the whole piece only. */
+		/* Some transports do not maintain `left`: then only the end of a fragment counts.
+		 */
 		uint64_t left = atomic_load_explicit(&fragment->done, memory_order_acquire) ?
 					0 :
 					atomic_load_explicit(&fragment->left, memory_order_relaxed);
@@ -137,7 +141,7 @@ static int explain_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	struct wh_share shares[WH_TRANSPORT_COUNT];
 	unsigned count;
 	bool known = true;
-	int error = look(batch, "wh_batch_estimate", routes, &count);
+	int error = explain_look(batch, "wh_batch_estimate", routes, &count);
 
 	if (!error && !out)
 		error = wh_fail(EINVAL, "wh_batch_estimate: out is NULL");
@@ -170,54 +174,53 @@ int wh_batch_estimate(struct wh_batch *batch, struct wh_estimate *out)
 	return wh_fail_end(explain_estimate(batch, out));
 }
 
-/* What is to be told of the window of this transfer's memory, or of this base's. Under
- * region_windows.lock.
- */
-static bool describe_window(struct wh_peer *peer, const struct wh_region *local, uint64_t remote,
-			    char *line, size_t size)
+/* Describe the region window of a transfer's or base's memory: the local one, else the remote one.
+ * Under region_windows.lock. */
+static bool explain_region_window(struct wh_peer *peer, const struct wh_region *local,
+				  uint64_t remote, char *line, size_t size)
 {
 	struct wh_region_entry *entry;
-	bool told = wh_region_window_describe(local, line, size);
+	bool found = wh_region_window_describe(local, line, size);
 
-	if (told)
-		return told;
+	if (found)
+		return found;
 	entry = wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 	if (!entry)
 		return false;
-	told = peer->self ?
-		       wh_region_window_describe(wh_container(entry, struct wh_region, entry), line,
-						 size) :
-		       wh_region_window_describe_remote(
-			       wh_container(entry, struct wh_remote_region, entry), line, size);
+	found = peer->self ?
+			wh_region_window_describe(wh_container(entry, struct wh_region, entry),
+						  line, size) :
+			wh_region_window_describe_remote(
+				wh_container(entry, struct wh_remote_region, entry), line, size);
 	wh_region_entry_leave(entry);
-	return told;
+	return found;
 }
 
-/* Of the first memory that anybody in this process has wanted a CPU window for. */
-static bool tell_window(const struct wh_batch *batch, char *line, size_t size)
+/* Describe the first region window that the batch's memory has. */
+static bool explain_window(const struct wh_batch *batch, char *line, size_t size)
 {
 	struct wh_engine *engine = batch->peer->engine;
-	bool told = false;
+	bool found = false;
 
-	/* The region may be going meanwhile. */
+	/* The lock keeps windows from being closed with their regions. */
 	pthread_mutex_lock(&engine->region_windows.lock);
-	for (size_t i = 0; i < batch->item_count && !told; i++)
-		told = describe_window(batch->peer, batch->items[i].local, batch->items[i].remote,
-				       line, size);
-	for (size_t i = 0; i < batch->blocks_count && !told; i++) {
+	for (size_t i = 0; i < batch->item_count && !found; i++)
+		found = explain_region_window(batch->peer, batch->items[i].local,
+					      batch->items[i].remote, line, size);
+	for (size_t i = 0; i < batch->blocks_count && !found; i++) {
 		const struct wh_blocks *blocks = batch->blocks[i];
 
-		for (uint64_t b = 0; b < blocks->base_count && !told; b++)
-			told = describe_window(batch->peer, blocks->bases[b].local,
-					       blocks->bases[b].remote, line, size);
+		for (uint64_t b = 0; b < blocks->base_count && !found; b++)
+			found = explain_region_window(batch->peer, blocks->bases[b].local,
+						      blocks->bases[b].remote, line, size);
 	}
 	pthread_mutex_unlock(&engine->region_windows.lock);
-	return told;
+	return found;
 }
 
-/* What the transport itself has to tell of it. */
-static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, char *out,
-		       size_t size)
+/* Lines of the transport's own; "" if there are none. */
+static void explain_transport(const struct wh_batch *batch, enum wh_transport_id id, char *out,
+			      size_t size)
 {
 	struct wh_peer *peer = batch->peer;
 
@@ -226,7 +229,7 @@ static void tell_story(const struct wh_batch *batch, enum wh_transport_id id, ch
 		wh_transport(id)->story(peer, peer->transport[id], batch, out, size);
 }
 
-static bool tell_memory(struct wh_batch *batch, unsigned id, char *line, size_t size)
+static bool explain_memory(struct wh_batch *batch, unsigned id, char *line, size_t size)
 {
 	struct wh_peer *peer = batch->peer;
 	bool used;
@@ -237,18 +240,18 @@ static bool tell_memory(struct wh_batch *batch, unsigned id, char *line, size_t 
 	return used && wh_transport(id)->tell(peer, peer->transport[id], batch, line, size);
 }
 
-static bool tell_notification(struct wh_batch *batch, char *line, size_t size)
+static bool explain_notification(struct wh_batch *batch, char *line, size_t size)
 {
-	static const char *const ways[] = {
+	static const char *const paths[] = {
 		[WH_NOTIFY_CONTROL] = "over the control connection",
 		[WH_NOTIFY_TRANSPORT] = "by rdma",
 		[WH_NOTIFY_TRANSPORT_EARLY] = "by rdma, right behind the bytes",
 	};
-	unsigned way = atomic_load(&batch->notify_path);
+	unsigned path = atomic_load(&batch->notify_path);
 
-	if (way == WH_NOTIFY_UNSENT)
+	if (path == WH_NOTIFY_UNSENT)
 		return false;
-	snprintf(line, size, "notification: %s", ways[way]);
+	snprintf(line, size, "notification: %s", paths[path]);
 	return true;
 }
 
@@ -258,7 +261,7 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 	unsigned count;
 	size_t at = 0;
 	char line[1200], story[4096];
-	int error = look(batch, "wh_batch_explain", routes, &count);
+	int error = explain_look(batch, "wh_batch_explain", routes, &count);
 
 	if (error)
 		return error;
@@ -284,20 +287,21 @@ static int explain_text(struct wh_batch *batch, char *text, size_t length)
 		if (at < length)
 			snprintf(text + at, length - at, "%s", line);
 		at += used;
-		tell_story(batch, wh_transport_by_name(route->transport), story, sizeof(story));
+		explain_transport(batch, wh_transport_by_name(route->transport), story,
+				  sizeof(story));
 		if (at < length)
 			snprintf(text + at, length - at, "%s", story);
 		at += strlen(story);
 	}
 	for (unsigned id = 0; id <= WH_TRANSPORT_COUNT; id++) {
-		if (id == WH_TRANSPORT_COUNT ? !tell_window(batch, line, sizeof(line)) :
-					       !tell_memory(batch, id, line, sizeof(line)))
+		if (id == WH_TRANSPORT_COUNT ? !explain_window(batch, line, sizeof(line)) :
+					       !explain_memory(batch, id, line, sizeof(line)))
 			continue;
 		if (at < length)
 			snprintf(text + at, length - at, "%s\n", line);
 		at += strlen(line) + 1;
 	}
-	if (tell_notification(batch, line, sizeof(line))) {
+	if (explain_notification(batch, line, sizeof(line))) {
 		if (at < length)
 			snprintf(text + at, length - at, "%s\n", line);
 		at += strlen(line) + 1;

@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Planning: which transport moves which part of a batch, and why not a better one. */
+/*
+ * Planning: which transport moves which part of a batch, and why not a better one. For each pair of
+ * regions, the first transport in the engine's order that reaches both is chosen; neighbours with
+ * the same choice make one fragment.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,19 +21,19 @@
 #include "transport/transport.h"
 #include "util/error.h"
 
-/* What is known of the regions looked at last; neighbours mostly share them. */
+/* The choice for the regions looked at last: neighbours mostly share them. */
 struct choice {
 	const struct wh_region *local;
 	uint64_t remote;
 	uint32_t op, transport;
 };
 
-/* Can this transport serve these regions? The reason why not goes to `why`, and to `gone` as well
- * if a region, or the memory that it was made of, is there no more; *inapplicable: it is for no
- * such peer. */
-static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
-		   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
-		   char gone[WH_REFUSAL])
+/* Can transport `id` move bytes between these regions? If not, `why` gets the reason, or "" where
+ * it is not worth telling. `gone` gets it, too, if a region or its memory no longer exists.
+ * *inapplicable: the transport does not apply to such a peer. */
+static bool plan_can_serve(struct wh_batch *batch, uint32_t id, const struct wh_region *local,
+			   uint64_t remote, uint32_t op, char why[WH_REFUSAL], bool *inapplicable,
+			   char gone[WH_REFUSAL])
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_region_entry *entry;
@@ -58,7 +62,7 @@ static bool serves(struct wh_batch *batch, uint32_t id, const struct wh_region *
 }
 
 /* Keep the first reason why a transport was not taken. */
-static void refuse(struct wh_batch *batch, uint32_t id, const char *why, bool inapplicable)
+static void plan_refuse(struct wh_batch *batch, uint32_t id, const char *why, bool inapplicable)
 {
 	struct wh_share *share = &batch->share[id];
 
@@ -69,8 +73,8 @@ static void refuse(struct wh_batch *batch, uint32_t id, const char *why, bool in
 }
 
 /* The best transport for two regions, after those up to and including `after`. */
-static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
-		       uint32_t op, uint32_t after, char gone[WH_REFUSAL])
+static uint32_t plan_choose(struct wh_batch *batch, const struct wh_region *local, uint64_t remote,
+			    uint32_t op, uint32_t after, char gone[WH_REFUSAL])
 {
 	struct wh_engine *engine = batch->peer->engine;
 	bool past = after == WH_TRANSPORT_COUNT, inapplicable;
@@ -86,16 +90,16 @@ static uint32_t choose(struct wh_batch *batch, const struct wh_region *local, ui
 		why[0] = 0;
 		inapplicable = false;
 		if (batch->require != WH_TRANSPORT_COUNT && id != batch->require)
-			refuse(batch, id, "another transport is required", true);
-		else if (serves(batch, id, local, remote, op, why, &inapplicable, gone))
+			plan_refuse(batch, id, "another transport is required", true);
+		else if (plan_can_serve(batch, id, local, remote, op, why, &inapplicable, gone))
 			return id;
 		else if (*why)
-			refuse(batch, id, why, inapplicable);
+			plan_refuse(batch, id, why, inapplicable);
 	}
 	return WH_TRANSPORT_COUNT;
 }
 
-static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t index)
+static int plan_nothing_serves(struct wh_batch *batch, const char *what, uint64_t index)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	char all[WH_TEXT_MAX] = "";
@@ -104,11 +108,12 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 	if (batch->require != WH_TRANSPORT_COUNT) {
 		const char *why = engine->transport_off[batch->require];
 
-		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be taken: %.190s",
+		return wh_fail(EOPNOTSUPP, "%s %llu: %s is required and cannot be used: %.190s",
 			       what, (unsigned long long)index, wh_transport(batch->require)->name,
 			       *why ? why : batch->share[batch->require].refused);
 	}
-	/* Those that are for no such peer are named only if there is nothing else to say. */
+	/* Transports that do not apply to such a peer are named only if there is no other reason.
+	 */
 	for (unsigned i = 0; i < 2 * engine->order_count && at < sizeof(all); i++) {
 		uint32_t id = engine->order[i % engine->order_count];
 		const char *why = batch->share[id].refused;
@@ -123,27 +128,29 @@ static int nothing_serves(struct wh_batch *batch, const char *what, uint64_t ind
 		       (unsigned long long)index, batch->peer->welcome.name, all);
 }
 
-/* Is the region still published? */
-static int gone_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
+static int plan_gone_region(struct wh_batch *batch, const char *what, uint64_t index,
+			    uint64_t remote)
 {
 	return wh_fail(ESTALE, "%s %llu: region %#llx of %s is no longer published", what,
 		       (unsigned long long)index, (unsigned long long)remote,
 		       batch->peer->welcome.name);
 }
 
-static int check_region(struct wh_batch *batch, const char *what, uint64_t index, uint64_t remote)
+/* -ESTALE unless the region is still published. */
+static int plan_check_region(struct wh_batch *batch, const char *what, uint64_t index,
+			     uint64_t remote)
 {
 	struct wh_peer *peer = batch->peer;
 	struct wh_region_entry *entry =
 		wh_region_entry_enter(peer->self ? &peer->engine->regions : &peer->regions, remote);
 
 	if (!entry)
-		return gone_region(batch, what, index, remote);
+		return plan_gone_region(batch, what, index, remote);
 	wh_region_entry_leave(entry);
 	return 0;
 }
 
-static struct wh_fragment *new_fragment(struct wh_batch *batch)
+static struct wh_fragment *plan_new_fragment(struct wh_batch *batch)
 {
 	size_t room = batch->fragment_room ? batch->fragment_room * 4 : 1;
 	struct wh_fragment *grown;
@@ -154,7 +161,7 @@ static struct wh_fragment *new_fragment(struct wh_batch *batch)
 			wh_fail(ENOMEM, "wh_batch_submit: no memory");
 			return NULL;
 		}
-		if (room > 1) /* wh_batch_finish() has to look */
+		if (room > 1) /* several fragments: wh_batch_finish() counts the slow way */
 			atomic_fetch_or(&batch->watch, WH_STATISTICS_FRAGMENTS);
 		batch->fragments = grown;
 		batch->fragment_room = room;
@@ -165,25 +172,26 @@ static struct wh_fragment *new_fragment(struct wh_batch *batch)
 	return grown;
 }
 
-static int decide(struct wh_batch *batch, const char *what, uint64_t index,
-		  const struct wh_region *local, uint64_t remote, uint32_t op,
-		  struct choice *choice)
+/* Choose a transport for two regions, unless it is the same choice as the last one. */
+static int plan_decide(struct wh_batch *batch, const char *what, uint64_t index,
+		       const struct wh_region *local, uint64_t remote, uint32_t op,
+		       struct choice *choice)
 {
 	char gone[WH_REFUSAL] = "";
 	int error;
 
 	if (choice->op == op && choice->remote == remote && choice->local == local)
 		return 0;
-	error = check_region(batch, what, index, remote);
+	error = plan_check_region(batch, what, index, remote);
 	if (error)
 		return error;
-	choice->transport = choose(batch, local, remote, op, WH_TRANSPORT_COUNT, gone);
+	choice->transport = plan_choose(batch, local, remote, op, WH_TRANSPORT_COUNT, gone);
 	if (choice->transport == WH_TRANSPORT_COUNT) {
-		/* It may have gone in the meantime, which then is the reason. */
+		/* If the region has gone in the meantime, that is the reason. */
 		error = *gone ? wh_fail(ESTALE, "%s %llu: %s", what, (unsigned long long)index,
 					gone) :
-				check_region(batch, what, index, remote);
-		return error ? error : nothing_serves(batch, what, index);
+				plan_check_region(batch, what, index, remote);
+		return error ? error : plan_nothing_serves(batch, what, index);
 	}
 	choice->local = local;
 	choice->remote = remote;
@@ -200,12 +208,13 @@ static int plan_items(struct wh_batch *batch)
 	for (size_t i = 0; i < batch->item_count; i++) {
 		const struct wh_item *item = &batch->items[i];
 
-		error = decide(batch, "transfer", i, item->local, item->remote, item->op, &choice);
+		error = plan_decide(batch, "transfer", i, item->local, item->remote, item->op,
+				    &choice);
 		if (error)
 			return error;
 		if (!fragment || fragment->op != item->op ||
 		    fragment->transport != choice.transport) {
-			fragment = new_fragment(batch);
+			fragment = plan_new_fragment(batch);
 			if (!fragment)
 				return -ENOMEM;
 			fragment->op = item->op;
@@ -228,11 +237,12 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	for (uint64_t b = 0; b < blocks->base_count; b++) {
 		const struct wh_block_base *base = &blocks->bases[b];
 
-		error = decide(batch, "base", b, base->local, base->remote, blocks->op, &choice);
+		error = plan_decide(batch, "base", b, base->local, base->remote, blocks->op,
+				    &choice);
 		if (error)
 			return error;
 		if (!fragment || fragment->transport != choice.transport) {
-			fragment = new_fragment(batch);
+			fragment = plan_new_fragment(batch);
 			if (!fragment)
 				return -ENOMEM;
 			fragment->blocks = blocks;
@@ -247,8 +257,8 @@ static int plan_blocks(struct wh_batch *batch, struct wh_blocks *blocks)
 	return 0;
 }
 
-/* A transport that is not to be had here, but would not have been better, is not worth a word. */
-static void forget_worse(struct wh_batch *batch)
+/* Do not explain a transport that is off if it ranks below all those used: nobody misses it. */
+static void plan_forget_worse(struct wh_batch *batch)
 {
 	struct wh_engine *engine = batch->peer->engine;
 	uint8_t worst = 0;
@@ -289,14 +299,14 @@ int wh_plan(struct wh_batch *batch)
 			batch->timed_in = 1;
 		share->transfers += batch->fragments[i].transfers;
 	}
-	forget_worse(batch);
+	plan_forget_worse(batch);
 	batch->planned = version;
 	return 0;
 }
 
-/* The two regions of transfer, or base, number `index`. */
-static uint64_t regions_of(const struct wh_fragment *fragment, uint64_t index,
-			   const struct wh_region **local)
+/* The regions of item or base number `index`: returns the remote one. */
+static uint64_t plan_regions(const struct wh_fragment *fragment, uint64_t index,
+			     const struct wh_region **local)
 {
 	const struct wh_item *item;
 
@@ -318,14 +328,14 @@ uint32_t wh_plan_again(const struct wh_fragment *fragment)
 	char gone[WH_REFUSAL] = "";
 	unsigned entry;
 
-	/* The one that serves every region of the piece is the worst of those that serve each. */
+	/* Of the transports chosen for each pair of regions, the lowest in order serves all. */
 	for (uint64_t i = fragment->first; i < fragment->first + fragment->count; i++) {
-		remote = regions_of(fragment, i, &local);
+		remote = plan_regions(fragment, i, &local);
 		if (local == local_before && remote == remote_before)
 			continue;
 		local_before = local;
 		remote_before = remote;
-		id = choose(batch, local, remote, fragment->op, fragment->transport, gone);
+		id = plan_choose(batch, local, remote, fragment->op, fragment->transport, gone);
 		if (id == WH_TRANSPORT_COUNT)
 			return id;
 		for (entry = 0; batch->peer->engine->order[entry] != id;)

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What a batch takes where the CPU or a network moves it, from a probe of the way to that peer: the
- * first time that somebody asks for it, a few bytes are read from the peer, then its region is
- * walked through, once in long pieces and once in blocks. What is read again and again comes from
- * the cache, several times as fast as memory: so each piece is read once to touch its pages, and
- * once more when all others have been read since. wherry bench walks through as much. Only reading
- * destroys nothing there; writing is taken to cost as much.
+ * Estimating how long a batch takes, from a probe of the path to its peer, for transports that have
+ * no figures of their own.
+ *
+ * The first estimate for a peer reads from it: a few bytes, then its region in long chunks, then
+ * the same in blocks. Bytes that are read repeatedly come from the cache, several times as fast as
+ * from memory: so each chunk is read once to touch its pages, and again only after all others.
+ * `wherry bench` walks through as many bytes. Only reads are measured, since writes would destroy
+ * the peer's data; writes are taken to cost the same.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -25,52 +27,50 @@
 
 #define SHORT ((uint64_t)8)
 #define LONG ((uint64_t)1 << 20)
-#define SET ((uint64_t)64 << 20) /* walked through: the default working set of wherry bench */
-#define LEAST ((uint64_t)64 << 10) /* what is shorter shows no rate */
+#define SET ((uint64_t)64 << 20) /* working set, as in `wherry bench` */
+#define LEAST ((uint64_t)64 << 10) /* shorter regions show no bandwidth */
 #define BLOCK ((uint64_t)4 << 10)
-#define PIECES (SET / LONG)
-#define ROUNDS 9 /* at least so many times, unless that takes too long */
-/* the most for the first walk, and for a timed one; each reads a */
+#define CHUNKS (SET / LONG)
+#define ROUNDS 9 /* samples at least, within the time below */
+/* The most time for the first walk and for a timed one; each reads one chunk at least. */
 #define TOUCHING (100 * WH_MS)
-#define TIMING (50 * WH_MS) /* piece at least */
+#define TIMING (50 * WH_MS)
 #define PATIENCE (2 * WH_SECOND) /* for one batch */
 
 struct trial {
 	struct wh_peer *peer;
 	const char *transport;
 	struct wh_region *scratch;
-	uint64_t remote, length; /* of the peer's region, and of what is read of it */
+	uint64_t remote, length; /* the peer's region, and how many bytes of it are read */
 };
 
-/* A walk: a batch for each piece. */
+/* A walk through the region: a batch for each chunk. */
 struct walk {
 	const struct trial *trial;
-	uint64_t fragment, block; /* bytes */
-	struct wh_batch *batches[PIECES];
+	uint64_t chunk, block; /* bytes */
+	struct wh_batch *batches[CHUNKS];
 	uint64_t count, most;
 };
 
-/* ---- one walk ----------------------------------------------------------------------------------
- */
+/* ---- one walk ------------------------------------------------------------------------------- */
 
-static int fill(struct wh_batch *batch, const struct walk *walk, uint64_t start)
+static int walk_fill(struct wh_batch *batch, const struct walk *walk, uint64_t start)
 {
 	struct wh_transfer transfer = { .local = walk->trial->scratch,
 					.remote = walk->trial->remote,
 					.op = WH_READ };
 	int error = 0;
 
-	for (uint64_t at = 0; at < walk->fragment && !error; at += walk->block) {
+	for (uint64_t at = 0; at < walk->chunk && !error; at += walk->block) {
 		transfer.local_offset = transfer.remote_offset = start + at;
-		transfer.length =
-			walk->fragment - at < walk->block ? walk->fragment - at : walk->block;
+		transfer.length = walk->chunk - at < walk->block ? walk->chunk - at : walk->block;
 		error = wh_batch_add(batch, &transfer, 1);
 	}
 	return error;
 }
 
 /* ns of one submission, or a negative errno. */
-static int64_t time_one(struct wh_batch *batch)
+static int64_t walk_submit(struct wh_batch *batch)
 {
 	int64_t start = wh_now();
 	int error = wh_batch_submit(batch);
@@ -82,9 +82,9 @@ static int64_t time_one(struct wh_batch *batch)
 	return error ? error : wh_now() - start;
 }
 
-/* Make the batches and submit each once: it is planned, its connections are open, its pages are
- * there. */
-static int touch(struct walk *walk)
+/* Make the batches and submit each once, so that they are planned, connections are open and pages
+ * are mapped. */
+static int walk_touch(struct walk *walk)
 {
 	struct wh_batch_options options = { .size = sizeof(options),
 					    .require = walk->trial->transport };
@@ -96,74 +96,75 @@ static int touch(struct walk *walk)
 
 		if (error)
 			return error;
-		error = fill(*batch, walk, walk->count++ * walk->fragment);
-		took = error ? error : time_one(*batch);
+		error = walk_fill(*batch, walk, walk->count++ * walk->chunk);
+		took = error ? error : walk_submit(*batch);
 	}
 	return took < 0 ? (int)took : 0;
 }
 
-static int compare(const void *a, const void *b)
+static int compare_samples(const void *a, const void *b)
 {
 	const int64_t *one = a, *other = b;
 
 	return (*one > *other) - (*one < *other);
 }
 
-/* ns of reading `piece` bytes in parts of `block`, the median over the walk; negative: an error. */
-static double time_of(const struct trial *trial, uint64_t fragment, uint64_t block)
+/* Time to read `chunk` bytes in parts of `block`, in ns, the median over the walk; or a negative
+ * errno. */
+static double trial_time(const struct trial *trial, uint64_t chunk, uint64_t block)
 {
-	struct walk walk = { .trial = trial, .fragment = fragment, .block = block };
-	int64_t samples[PIECES + ROUNDS], until;
+	struct walk walk = { .trial = trial, .chunk = chunk, .block = block };
+	int64_t samples[CHUNKS + ROUNDS], until;
 	uint64_t wanted, done = 0;
 	int64_t took;
 
-	/* The bytes of the short one are the same each time: it is about the way there and back. */
-	walk.most = fragment == SHORT ? 1 : trial->length / fragment;
-	took = touch(&walk);
+	/* The short one measures the round trip: it reads the same bytes each time. */
+	walk.most = chunk == SHORT ? 1 : trial->length / chunk;
+	took = walk_touch(&walk);
 	wanted = walk.count > ROUNDS ? walk.count : ROUNDS;
 	until = wh_now() + TIMING;
 	while (took >= 0 && done < wanted && (!done || wh_now() < until)) {
-		took = time_one(walk.batches[done % walk.count]);
+		took = walk_submit(walk.batches[done % walk.count]);
 		samples[done++] = took;
 	}
 	for (uint64_t i = 0; i < walk.count; i++)
 		wh_batch_free(walk.batches[i]);
 	if (took < 0)
 		return (double)took;
-	qsort(samples, done, sizeof(*samples), compare);
+	qsort(samples, done, sizeof(*samples), compare_samples);
 	done /= 2;
 	return (double)samples[done];
 }
 
-static bool measure(const struct trial *trial, struct wh_probed *out)
+static bool trial_measure(const struct trial *trial, struct wh_probed *out)
 {
-	uint64_t fragment = trial->length < LONG ? trial->length : LONG;
-	double first = time_of(trial, SHORT, SHORT), whole, blocks;
-	uint64_t count = (fragment + BLOCK - 1) / BLOCK;
+	uint64_t chunk = trial->length < LONG ? trial->length : LONG;
+	double first = trial_time(trial, SHORT, SHORT), whole, blocks;
+	uint64_t count = (chunk + BLOCK - 1) / BLOCK;
 
-	whole = first < 0 ? first : time_of(trial, fragment, fragment);
-	blocks = whole < 0 ? whole : time_of(trial, fragment, BLOCK);
+	whole = first < 0 ? first : trial_time(trial, chunk, chunk);
+	blocks = whole < 0 ? whole : trial_time(trial, chunk, BLOCK);
 	if (blocks < 0)
 		return false;
-	/* What noise makes negative is too little to matter. */
+	/* Noise can make small costs negative: take 0. */
 	out->batch = first;
-	out->byte = whole > first ? (whole - first) / (double)(fragment - SHORT) : 0;
+	out->byte = whole > first ? (whole - first) / (double)(chunk - SHORT) : 0;
 	out->transfer = blocks > whole ? (blocks - whole) / (double)(count - 1) : 0;
 	out->set = trial->length;
 	return true;
 }
 
-/* ---- what it is tried with ---------------------------------------------------------------------
- */
+/* ---- what is read, and into what
+ * ------------------------------------------------------------------ */
 
-static bool long_enough(const struct wh_region_entry *entry)
+static bool probe_is_long_enough(const struct wh_region_entry *entry)
 {
 	return (entry->access & WH_ACCESS_READ) && entry->length >= LEAST;
 }
 
-/* The peer's region that the probe reads: this one, or the longest of the same kind that may be
- * read. */
-static bool find(struct wh_region_table *table, uint64_t wanted, struct trial *trial)
+/* Choose the peer's region to read: the wanted one, or the first of its kind that may be read and
+ * is long enough. */
+static bool trial_find_region(struct wh_region_table *table, uint64_t wanted, struct trial *trial)
 {
 	struct wh_region_entry *entry = wh_region_entry_enter(table, wanted), found;
 	uint64_t cursor = 0;
@@ -173,11 +174,11 @@ static bool find(struct wh_region_table *table, uint64_t wanted, struct trial *t
 	if (!entry)
 		return false;
 	kind = entry->kind;
-	trial->length = long_enough(entry) ? entry->length : 0;
+	trial->length = probe_is_long_enough(entry) ? entry->length : 0;
 	trial->remote = wanted;
 	wh_region_entry_leave(entry);
 	while (!trial->length && wh_region_table_next(table, &cursor, &found, name))
-		if (found.kind == kind && long_enough(&found)) {
+		if (found.kind == kind && probe_is_long_enough(&found)) {
 			trial->remote = found.id;
 			trial->length = found.length;
 		}
@@ -186,9 +187,9 @@ static bool find(struct wh_region_table *table, uint64_t wanted, struct trial *t
 	return trial->length;
 }
 
-/* Memory like that of a region of ours, to read into: of the same kind, on the same GPU. */
-static int make_scratch(struct wh_engine *engine, const struct wh_region *like, uint64_t length,
-			void **address, struct wh_region **out)
+/* Allocate and register memory to read into, of the same kind and on the same GPU as `like`. */
+static int probe_make_scratch(struct wh_engine *engine, const struct wh_region *like,
+			      uint64_t length, void **address, struct wh_region **out)
 {
 	struct wh_region_options published = { .size = sizeof(published),
 					       .access = WH_ACCESS_NONE };
@@ -208,45 +209,43 @@ static int make_scratch(struct wh_engine *engine, const struct wh_region *like, 
 	return error;
 }
 
-static bool probe(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
-		  uint64_t remote, struct wh_probed *out)
+static bool probe_run(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
+		      uint64_t remote, struct wh_probed *out)
 {
 	struct wh_region_table *table = peer->self ? &peer->engine->regions : &peer->regions;
 	struct trial trial = { .peer = peer, .transport = wh_transport(id)->name };
 	void *address;
 	bool good;
 
-	if (!find(table, remote, &trial) ||
-	    make_scratch(peer->engine, local, trial.length, &address, &trial.scratch))
+	if (!trial_find_region(table, remote, &trial) ||
+	    probe_make_scratch(peer->engine, local, trial.length, &address, &trial.scratch))
 		return false;
-	/* The first walk is to find its pages there: they are not what is measured. */
+	/* Fault the pages in: that is not what is measured. */
 	if (wh_kind_on_host(local->entry.kind))
 		memset(address, 0, trial.length);
-	good = measure(&trial, out);
+	good = trial_measure(&trial, out);
 	if (!wh_region_unregister(trial.scratch))
 		wh_memory_free(peer->engine, address);
 	return good;
 }
 
-/* ---- estimating --------------------------------------------------------------------------------
- */
+/* ---- estimating ----------------------------------------------------------------------------- */
 
-/* What is known of the way between two regions, measured now if it is not. */
-static bool known(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
-		  uint64_t remote, struct wh_probed *out)
+/* Get the costs between two regions, measuring them if they are not known. False: not known. */
+static bool probe_get(struct wh_peer *peer, enum wh_transport_id id, const struct wh_region *local,
+		      uint64_t remote, struct wh_probed *out)
 {
 	struct wh_probed *cached = &peer->probed[id];
 	uint64_t epoch = peer->self ? peer->engine->epoch : peer->welcome.epoch;
 	bool good;
 
-	/* It lets others wait: whoever asks for an estimate has time, and two probes at once would
-	 * be in each other's way. */
+	/* Held while probing: two probes at once would disturb each other. */
 	pthread_mutex_lock(&peer->probe_lock);
 	good = cached->epoch == epoch && cached->remote == remote &&
 	       cached->kind == local->entry.kind;
-	/* The engine's own threads are needed for the answer. */
+	/* The engine's own threads cannot wait for an answer that they have to process. */
 	if (!good && !wh_engine_inside(peer->engine)) {
-		good = probe(peer, id, local, remote, cached);
+		good = probe_run(peer, id, local, remote, cached);
 		cached->epoch = good ? epoch : 0;
 		cached->remote = remote;
 		cached->kind = local->entry.kind;
@@ -270,10 +269,10 @@ bool wh_probe_estimate(struct wh_peer *peer, enum wh_transport_id id, const stru
 
 		if (fragment->transport != id)
 			continue;
-		if (!known(peer, id, base ? base->local : item->local,
-			   base ? base->remote : item->remote, &cost))
+		if (!probe_get(peer, id, base ? base->local : item->local,
+			       base ? base->remote : item->remote, &cost))
 			return false;
-		/* Pieces are under way side by side: the way there and back is taken once. */
+		/* Fragments run at the same time: count the cost of a batch once. */
 		sum = sum > 0 ? sum : cost.batch;
 		if (!out->working_set || cost.set < out->working_set)
 			out->working_set = cost.set;

@@ -298,7 +298,7 @@ static void hold__notifications(void **state)
 	}
 	/* 15 of each are on the account, which has room for some 250. */
 	for (int64_t until = now() + PATIENCE;
-	     now() < until && times_logged("notifies more than") < MANY - 17;)
+	     now() < until && times_logged("sends more notifications than") < MANY - 17;)
 		sleep_ms(10);
 	closed = (int)times_logged(
 		"sends more notifications than may wait for its address (setting max_buffered)");
