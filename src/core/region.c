@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Regions of this engine: registering, publishing, and taking back.
+ * Local regions: registering, publishing and unregistering.
  *
- * Taking one back means making sure that nobody touches its memory any more, and several kinds of
- * users may: batches of this engine (wh_region.batches), transports that copy for a peer at this
- * moment (wh_region_entry.users), and peers on this host that have it mapped (sessions that
- * `touch`).
+ * When wh_region_unregister() returns, nothing touches the memory any more. Three kinds of users
+ * have to end first: batches of this engine (wh_region.batches), transports that copy for a peer
+ * right now (wh_region_entry.users), and peers that map the region or hold its keys
+ * (wh_session.touches, wh_session.keyed).
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -29,14 +29,14 @@
 
 #define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
 
-static int guard(const struct wh_region *region, const char *call)
+static int region_guard(const struct wh_region *region, const char *call)
 {
 	if (!region)
 		return wh_fail(EINVAL, "%s: region is NULL", call);
 	return wh_engine_guard(region->engine, call);
 }
 
-static bool is_name(const char *name)
+static bool region_name_is_valid(const char *name)
 {
 	size_t length = strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 				     "0123456789._-");
@@ -44,31 +44,31 @@ static bool is_name(const char *name)
 	return length && length < WH_NAME_MAX && !name[length];
 }
 
-static bool is_access(uint32_t access)
+static bool region_access_is_valid(uint32_t access)
 {
 	return access == WH_ACCESS_NONE || (access && !(access & ~(uint32_t)PUBLIC));
 }
 
-/* ---- rights of single peers ------------------------------------------------------------------ */
+/* ---- rights of single peers ----------------------------------------------------------------- */
 
 struct right {
 	char name[WH_NAME_MAX];
 	uint8_t access;
 };
 
-/* In the order of the names. Never changed while the region is there. */
+/* Sorted by name. Constant while the region is registered. */
 struct wh_rights {
-	uint8_t others;
+	uint8_t others; /* peers that are not named */
 	uint32_t count;
 	struct right of[];
 };
 
-static int by_name(const void *a, const void *b)
+static int right_compare(const void *a, const void *b)
 {
 	return strcmp(((const struct right *)a)->name, ((const struct right *)b)->name);
 }
 
-/* What any of the peers may do. */
+/* What at least one peer may do. */
 static uint8_t rights_union(const struct wh_rights *rights)
 {
 	uint8_t access = rights->others;
@@ -78,7 +78,7 @@ static uint8_t rights_union(const struct wh_rights *rights)
 	return access & PUBLIC ? access & PUBLIC : WH_ACCESS_NONE;
 }
 
-static int take_grant(const struct wh_grant *grant, uint32_t index, struct right *right)
+static int rights_parse_grant(const struct wh_grant *grant, uint32_t index, struct right *right)
 {
 	size_t length = grant->peer ? strnlen(grant->peer, WH_NAME_MAX) : 0;
 
@@ -87,7 +87,7 @@ static int take_grant(const struct wh_grant *grant, uint32_t index, struct right
 			       !grant->peer ? "is NULL" :
 			       length       ? "has more than 63 bytes" :
 					      "is empty");
-	if (!is_access(grant->access) || grant->reserved)
+	if (!region_access_is_valid(grant->access) || grant->reserved)
 		return wh_fail(EINVAL,
 			       "wh_region_register: options.grants[%u], for \"%s\": access is %#x, "
 			       "reserved "
@@ -98,8 +98,8 @@ static int take_grant(const struct wh_grant *grant, uint32_t index, struct right
 	return 0;
 }
 
-/* NULL in *out: all peers have the same. */
-static int take_grants(const struct wh_region_options *options, struct wh_rights **out)
+/* Check and sort the grants. NULL in *out: all peers have the same rights. */
+static int rights_parse(const struct wh_region_options *options, struct wh_rights **out)
 {
 	uint32_t count = options->grant_count;
 	struct wh_rights *rights;
@@ -119,11 +119,11 @@ static int take_grants(const struct wh_region_options *options, struct wh_rights
 	rights->others = options->access ? (uint8_t)options->access : WH_ACCESS_NONE;
 	rights->count = count;
 	for (uint32_t i = 0; !error && i < count; i++)
-		error = take_grant(&options->grants[i], i, &rights->of[i]);
+		error = rights_parse_grant(&options->grants[i], i, &rights->of[i]);
 	if (!error)
-		qsort(rights->of, count, sizeof(rights->of[0]), by_name);
+		qsort(rights->of, count, sizeof(rights->of[0]), right_compare);
 	for (uint32_t i = 1; !error && i < count; i++)
-		if (!by_name(&rights->of[i - 1], &rights->of[i]))
+		if (!right_compare(&rights->of[i - 1], &rights->of[i]))
 			error = wh_fail(EINVAL,
 					"wh_region_register: options.grants names \"%s\" twice",
 					rights->of[i].name);
@@ -141,8 +141,8 @@ uint8_t wh_region_access(const struct wh_region *region, const char *name)
 
 	if (!rights)
 		return region->entry.access;
-	/* The name is the first thing in a right. */
-	found = bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), by_name);
+	/* struct right begins with its name. */
+	found = bsearch(name, rights->of, rights->count, sizeof(rights->of[0]), right_compare);
 	return found ? found->access : rights->others;
 }
 
@@ -161,9 +161,10 @@ void wh_region_record(const struct wh_region *region, struct wh_region_record *r
 		memcpy(record->name, entry->name, strlen(entry->name));
 }
 
-/* ---- register ----------------------------------------------------------------------------- */
+/* ---- register ------------------------------------------------------------------------------- */
 
-static int check(const void *address, size_t length, const struct wh_region_options *options)
+static int region_check_arguments(const void *address, size_t length,
+				  const struct wh_region_options *options)
 {
 	static const char call[] = "wh_region_register";
 
@@ -174,24 +175,26 @@ static int check(const void *address, size_t length, const struct wh_region_opti
 			EINVAL,
 			"%s: %p and a length of %zu bytes reach past the end of the address space",
 			call, address, length);
-	if (options->access && !is_access(options->access))
+	if (options->access && !region_access_is_valid(options->access))
 		return wh_fail(EINVAL,
 			       "%s: options.access is %#x; READ, WRITE, both, or NONE alone", call,
 			       options->access);
-	if (options->name && !is_name(options->name))
+	if (options->name && !region_name_is_valid(options->name))
 		return wh_fail(EINVAL,
 			       "%s: options.name \"%.70s\" is not 1 to %d of A-Z a-z 0-9 . _ -",
 			       call, options->name, WH_NAME_MAX - 1);
 	return 0;
 }
 
-/* Fill an entry that nobody sees yet. Under engine.lock. */
-static void fill(struct wh_engine *engine, struct wh_region *region, struct wh_allocation *memory,
-		 struct wh_registration *registration, uint32_t access, struct wh_rights *rights)
+/* Fill an entry that is not published yet. Under engine.lock. */
+static void region_fill(struct wh_engine *engine, struct wh_region *region,
+			struct wh_allocation *memory, struct wh_registration *registration,
+			uint32_t access, struct wh_rights *rights)
 {
 	struct wh_region_entry *entry = &region->entry;
 
-	/* Not `batches`: a submission that still looks at the entry's last use may be counting. */
+	/* Leave `batches`: a submission that still looks at an earlier region in this entry may be
+	 * counting. */
 	region->engine = engine;
 	region->windows = &engine->region_windows;
 	region->memory = memory;
@@ -200,16 +203,16 @@ static void fill(struct wh_engine *engine, struct wh_region *region, struct wh_a
 	entry->address = registration->address;
 	entry->length = registration->length;
 	entry->access = rights ? rights_union(rights) : access ? (uint8_t)access : PUBLIC;
-	/* CUDA cannot tell SHARED memory from any other. */
+	/* CUDA cannot distinguish SHARED memory from other host memory. */
 	entry->kind = (uint8_t)(memory ? memory->kind : registration->kind);
-	/* Whether a peer may map it depends on what else of the allocation he sees: it is decided
-	 * when he asks. */
+	/* Whether a peer may map it depends on what else of the allocation is published to that
+	 * peer, and is decided when it asks. */
 	entry->flags = memory && memory->fd >= 0 ? WH_REGION_MAPPABLE : 0;
 }
 
-/* The allocation shows more, or less, than before: what peers may map of it has to be decided anew.
- * Under engine.lock. */
-static void change_memory(struct wh_region *region, bool joins)
+/* The region joins or leaves the published part of its allocation: what peers may map of that has
+ * to be decided again. Under engine.lock. */
+static void region_change_memory(struct wh_region *region, bool joins)
 {
 	struct wh_allocation *memory = region->memory;
 	uint64_t length = joins ? region->entry.length : -region->entry.length;
@@ -227,19 +230,20 @@ static void change_memory(struct wh_region *region, bool joins)
 		wh_list_remove(&region->member);
 }
 
-static void publish(struct wh_engine *engine, struct wh_region *region)
+static void region_publish(struct wh_engine *engine, struct wh_region *region)
 {
 	if (region->entry.access & WH_ACCESS_NONE)
 		return;
-	change_memory(region, true);
+	region_change_memory(region, true);
 	wh_sessions_publish(engine, region);
 	wh_remote_wake(engine);
 }
 
-/* Under engine.lock: a session that begins now either sends this region in its list, or is told. */
-static int add(struct wh_engine *engine, struct wh_registration *registration,
-	       const struct wh_region_options *options, struct wh_rights *rights, char *name,
-	       struct wh_region **out)
+/* Under engine.lock, so that a session that begins now either has this region in its list or gets
+ * it published. */
+static int region_add(struct wh_engine *engine, struct wh_registration *registration,
+		      const struct wh_region_options *options, struct wh_rights *rights, char *name,
+		      struct wh_region **out)
 {
 	struct wh_allocation *memory;
 	struct wh_region *region;
@@ -257,7 +261,7 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 		wh_allocation_release(&engine->memory, memory);
 		return wh_fail(ENOMEM, "wh_region_register: no memory for another region");
 	}
-	fill(engine, region, memory, registration, options->access, rights);
+	region_fill(engine, region, memory, registration, options->access, rights);
 	region->entry.name = name;
 	error = wh_region_table_publish(&engine->regions, &region->entry, id);
 	if (error)
@@ -268,7 +272,7 @@ static int add(struct wh_engine *engine, struct wh_registration *registration,
 			       options->name);
 	if (error)
 		return wh_fail(-error, "wh_region_register: no memory for another region");
-	publish(engine, region);
+	region_publish(engine, region);
 	*out = region;
 	return 0;
 }
@@ -290,9 +294,9 @@ static int region_try_register(struct wh_engine *engine, void *address, size_t l
 	error = wh_options_copy(&options, sizeof(options), given, sizeof(size_t),
 				"wh_region_register");
 	if (!error)
-		error = check(address, length, &options);
+		error = region_check_arguments(address, length, &options);
 	if (!error)
-		error = take_grants(&options, &rights);
+		error = rights_parse(&options, &rights);
 	if (error)
 		return error;
 	if (options.name) {
@@ -310,7 +314,7 @@ static int region_try_register(struct wh_engine *engine, void *address, size_t l
 		return error;
 	}
 	pthread_mutex_lock(&engine->lock);
-	error = add(engine, registration, &options, rights, name, out);
+	error = region_add(engine, registration, &options, rights, name, out);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_registration_put(registration);
@@ -330,9 +334,9 @@ int wh_region_register(struct wh_engine *engine, void *address, size_t length,
 	return wh_fail_end(region_try_register(engine, address, length, given, out));
 }
 
-/* ---- unregister --------------------------------------------------------------------------- */
+/* ---- unregister ----------------------------------------------------------------------------- */
 
-static int busy(const struct wh_region *region)
+static int region_busy(const struct wh_region *region)
 {
 	return wh_fail(EBUSY,
 		       "wh_region_unregister: %u unfinished batches use region %#llx; wait for "
@@ -341,26 +345,27 @@ static int busy(const struct wh_region *region)
 		       (unsigned long long)wh_region_entry_id(&region->entry));
 }
 
-/* Let nobody start anything new with it, and tell the peers. Under engine.lock. */
-static int withdraw(struct wh_engine *engine, struct wh_region *region)
+/* Keep everybody from starting anything new with the region, and tell the peers. Under engine.lock.
+ */
+static int region_withdraw(struct wh_engine *engine, struct wh_region *region)
 {
 	struct wh_region_entry *entry = &region->entry;
 	uint64_t id = wh_region_entry_id(entry);
 
 	if (!atomic_load(&entry->id))
-		return 0; /* an earlier call got so far, and then had to give up waiting */
+		return 0; /* an earlier call came here, but timed out later */
 	if (atomic_load(&region->batches))
-		return busy(region);
+		return region_busy(region);
 	wh_region_table_close(&engine->regions, entry, id);
-	/* A submission counts first and looks at the id then, the other way round: if it has been
-	 * missed above, then it is seen here. Nobody has been told anything yet. */
+	/* A submission counts first and reads the id then: one that was missed above is seen here.
+	 * No peer has been told yet, so the region can be reopened. */
 	if (atomic_load(&region->batches)) {
 		wh_region_table_reopen(&engine->regions, entry, id);
-		return busy(region);
+		return region_busy(region);
 	}
 	if (!(entry->access & WH_ACCESS_NONE)) {
-		/* Before anybody is told: who asks from now on is not given what shows it. */
-		change_memory(region, false);
+		/* Before the peers are told: from now on no peer gets a mapping that shows it. */
+		region_change_memory(region, false);
 		wh_sessions_remove(engine, id);
 	}
 	return 0;
@@ -368,7 +373,7 @@ static int withdraw(struct wh_engine *engine, struct wh_region *region)
 
 static int region_try_unregister(struct wh_region *region)
 {
-	int error = guard(region, "wh_region_unregister");
+	int error = region_guard(region, "wh_region_unregister");
 	struct wh_registration *registration;
 	struct wh_engine *engine;
 	struct wh_region_entry *entry;
@@ -387,7 +392,7 @@ static int region_try_unregister(struct wh_region *region)
 		error = wh_fail(EINVAL,
 				"wh_region_unregister: the region has been unregistered already");
 	else
-		error = withdraw(engine, region);
+		error = region_withdraw(engine, region);
 	pthread_mutex_unlock(&engine->lock);
 	if (!error && !wh_region_entry_left(entry, deadline))
 		error = wh_fail(EBUSY,
@@ -421,7 +426,7 @@ int wh_region_unregister(struct wh_region *region)
 	return wh_fail_end(region_try_unregister(region));
 }
 
-/* ---- looking at them ---------------------------------------------------------------------- */
+/* ---- looking at them ------------------------------------------------------------------------ */
 
 uint64_t wh_region_id(const struct wh_region *region)
 {
@@ -453,7 +458,7 @@ int wh_region_lookup(struct wh_engine *engine, const void *address, size_t lengt
 
 int wh_region_key(const struct wh_region *region, void *buffer, size_t *length)
 {
-	int error = guard(region, "wh_region_key");
+	int error = region_guard(region, "wh_region_key");
 	struct wh_region_record record;
 	uint8_t bytes[WH_KEY_MAX];
 	size_t used;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Regions of this engine: registering, publishing, and taking back. */
+/* Local regions: memory of this engine that is registered for transfers and published to peers. */
 #ifndef WH_CORE_REGION_H
 #define WH_CORE_REGION_H
 
@@ -10,9 +10,10 @@
 struct wh_engine;
 struct wh_region_record;
 
+/* Fill the record that describes the region to peers; access is entry.access. */
 void wh_region_record(const struct wh_region *region, struct wh_region_record *record);
-/* What an engine of this name may do with it, enum wh_access; place.access is what any of them
- * may. */
+/* What the peer of this name may do with the region: enum wh_access. entry.access is the union over
+ * all peers. Any thread. */
 uint8_t wh_region_access(const struct wh_region *region, const char *name);
 
 #endif

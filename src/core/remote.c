@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The regions of a peer: keeping them as it publishes them, and finding them. */
+/* Remote regions: keeping what a peer publishes, and finding it by name, address or key. */
 #include "core/remote.h"
 
 #include <errno.h>
@@ -19,15 +19,16 @@
 
 #define PUBLIC (WH_ACCESS_READ | WH_ACCESS_WRITE)
 
-/* ---- coming and going ---------------------------------------------------------------------- */
+/* ---- coming and going ----------------------------------------------------------------------- */
 
-static struct wh_remote_region *at(struct wh_peer *peer, uint64_t id)
+static struct wh_remote_region *remote_at(struct wh_peer *peer, uint64_t id)
 {
 	return (struct wh_remote_region *)wh_region_table_at(&peer->regions,
 							     wh_region_table_index(id));
 }
 
-static bool is_same(const struct wh_region_entry *entry, const struct wh_region_record *record)
+static bool remote_is_same(const struct wh_region_entry *entry,
+			   const struct wh_region_record *record)
 {
 	return entry->address == record->address && entry->length == record->length &&
 	       entry->access == record->access && entry->kind == record->kind &&
@@ -35,9 +36,9 @@ static bool is_same(const struct wh_region_entry *entry, const struct wh_region_
 	       !strcmp(entry->name ? entry->name : "", record->name);
 }
 
-/* Take out an older region in the way of a new one: after the connection broke the peer does not
- * say what it has taken back meanwhile. */
-static int make_way(struct wh_peer *peer, const struct wh_region_entry *entry)
+/* Remove an older region that has the index or name of a new one: a peer does not send REMOVE for
+ * regions that it unregistered while the connection was broken. */
+static int remote_evict(struct wh_peer *peer, const struct wh_region_entry *entry)
 {
 	const struct wh_remote_region *region = (const struct wh_remote_region *)entry;
 
@@ -46,19 +47,19 @@ static int make_way(struct wh_peer *peer, const struct wh_region_entry *entry)
 	return wh_remote_remove(peer, wh_region_entry_id(entry));
 }
 
-static int make_way_by_name(struct wh_peer *peer, const char *name)
+static int remote_evict_by_name(struct wh_peer *peer, const char *name)
 {
 	struct wh_region_entry copy;
 	char text[WH_NAME_MAX];
 
 	if (!*name || !wh_region_table_by_name(&peer->regions, name, &copy, text))
 		return 0;
-	return make_way(peer, wh_region_table_at(&peer->regions, copy.index));
+	return remote_evict(peer, wh_region_table_at(&peer->regions, copy.index));
 }
 
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 {
-	struct wh_remote_region *region = at(peer, record->id);
+	struct wh_remote_region *region = remote_at(peer, record->id);
 	char *name = NULL;
 	int error;
 
@@ -66,12 +67,12 @@ int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record)
 		return -EPROTO;
 	if (region && region->entry.used) {
 		if (atomic_load(&region->entry.id) == record->id)
-			return is_same(&region->entry, record) ? 0 : -EPROTO;
-		error = make_way(peer, &region->entry);
+			return remote_is_same(&region->entry, record) ? 0 : -EPROTO;
+		error = remote_evict(peer, &region->entry);
 		if (error)
 			return error;
 	}
-	error = make_way_by_name(peer, record->name);
+	error = remote_evict_by_name(peer, record->name);
 	if (error)
 		return error;
 	if (*record->name) {
@@ -113,7 +114,7 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 {
 	int64_t patience = peer->engine->config.number[WH_SETTING_TIMEOUT] * WH_MS / 2;
 	int64_t deadline = wh_deadline(patience);
-	struct wh_remote_region *region = at(peer, id);
+	struct wh_remote_region *region = remote_at(peer, id);
 
 	if (!region || !region->entry.used || wh_region_entry_id(&region->entry) != id)
 		return 0;
@@ -135,8 +136,8 @@ int wh_remote_remove(struct wh_peer *peer, uint64_t id)
 
 void wh_remote_clear(struct wh_peer *peer)
 {
-	/* By index, and not by wh_region_table_next(), which leaves out what could not be removed
-	 * in time. Now nobody is inside, for there are no batches any more. */
+	/* By index: wh_region_table_next() skips regions that were closed but still in use. With no
+	 * batches left, nobody uses them now. */
 	for (uint32_t index = 0; index < peer->regions.high; index++) {
 		struct wh_region_entry *entry = wh_region_table_at(&peer->regions, index);
 
@@ -160,16 +161,16 @@ void wh_remote_wake(struct wh_engine *engine)
 	}
 }
 
-/* ---- looking ------------------------------------------------------------------------------ */
+/* ---- finding -------------------------------------------------------------------------------- */
 
-/* A peer that is this engine itself shows what it would show to others. */
+/* A peer that is this engine itself has the local regions, as far as they are published. */
 static struct wh_region_table *remote_table(struct wh_peer *peer)
 {
 	return peer->self ? &peer->engine->regions : &peer->regions;
 }
 
-static void describe(const struct wh_region_entry *copy, const char name[WH_NAME_MAX],
-		     struct wh_remote *out)
+static void remote_describe(const struct wh_region_entry *copy, const char name[WH_NAME_MAX],
+			    struct wh_remote *out)
 {
 	memset(out, 0, sizeof(*out));
 	out->id = wh_region_entry_id(copy);
@@ -180,13 +181,13 @@ static void describe(const struct wh_region_entry *copy, const char name[WH_NAME
 	memcpy(out->name, name, WH_NAME_MAX);
 }
 
-/* What is waited for: a region by its name, or by its id. */
+/* What to wait for: a region by its name, or by its id if name is NULL. */
 struct wanted {
 	const char *name;
 	uint64_t id;
 };
 
-static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
+static bool remote_look_up(struct wh_peer *peer, const struct wanted *wanted, struct wh_remote *out)
 {
 	struct wh_region_table *table = remote_table(peer);
 	char name[WH_NAME_MAX] = "";
@@ -197,7 +198,7 @@ static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_re
 		if (!wh_region_table_by_name(table, wanted->name, &copy, name) ||
 		    !(copy.access & PUBLIC))
 			return false;
-		describe(&copy, name, out);
+		remote_describe(&copy, name, out);
 		return true;
 	}
 	entry = wh_region_entry_enter(table, wanted->id);
@@ -207,14 +208,15 @@ static bool look(struct wh_peer *peer, const struct wanted *wanted, struct wh_re
 	if (entry->name)
 		memcpy(name, entry->name, strnlen(entry->name, WH_NAME_MAX - 1));
 	if (found)
-		describe(entry, name, out);
+		remote_describe(entry, name, out);
 	wh_region_entry_leave(entry);
 	return found;
 }
 
-/* 0, -ENOENT without a text, or what is wrong with the peer. */
-static int await(struct wh_peer *peer, const struct wanted *wanted, int64_t timeout,
-		 struct wh_remote *out)
+/* Wait until the peer publishes a region. 0; -ENOENT, without a text; or wh_peer_check()'s error.
+ */
+static int remote_await(struct wh_peer *peer, const struct wanted *wanted, int64_t timeout,
+			struct wh_remote *out)
 {
 	int64_t deadline = wh_deadline(timeout);
 	struct timespec until = { deadline / WH_SECOND, deadline % WH_SECOND };
@@ -223,16 +225,18 @@ static int await(struct wh_peer *peer, const struct wanted *wanted, int64_t time
 
 	pthread_mutex_lock(&peer->lock);
 	while (!error) {
-		/* One that is lost may be back in time. */
+		/* A lost peer may come back before the deadline. */
 		if (atomic_load(&peer->state) != WH_PEER_CONNECTED &&
 		    (late || atomic_load(&peer->state) == WH_PEER_STALE)) {
-			/* It takes the lock. If the peer has come back in between: on. */
+			/* wh_peer_check() takes the lock; if the peer came back meanwhile, go on.
+			 */
 			pthread_mutex_unlock(&peer->lock);
 			error = wh_peer_check(peer);
 			pthread_mutex_lock(&peer->lock);
 			continue;
 		}
-		if (atomic_load(&peer->state) == WH_PEER_CONNECTED && look(peer, wanted, out))
+		if (atomic_load(&peer->state) == WH_PEER_CONNECTED &&
+		    remote_look_up(peer, wanted, out))
 			break;
 		if (late)
 			error = -ENOENT;
@@ -245,7 +249,7 @@ static int await(struct wh_peer *peer, const struct wanted *wanted, int64_t time
 	return error;
 }
 
-static int guard(const struct wh_peer *peer, const char *call, int64_t timeout)
+static int remote_guard(const struct wh_peer *peer, const char *call, int64_t timeout)
 {
 	int error;
 
@@ -263,7 +267,7 @@ static int guard(const struct wh_peer *peer, const char *call, int64_t timeout)
 
 int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct wh_remote *out)
 {
-	int error = guard(peer, "wh_peer_find", timeout);
+	int error = remote_guard(peer, "wh_peer_find", timeout);
 	struct wh_remote found;
 
 	if (error)
@@ -273,7 +277,7 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 			       !name ? "name is NULL" :
 			       !out  ? "out is NULL" :
 				       "name is empty");
-	error = await(peer, &(struct wanted){ .name = name }, timeout, &found);
+	error = remote_await(peer, &(struct wanted){ .name = name }, timeout, &found);
 	if (error == -ENOENT)
 		return wh_fail(ENOENT, "wh_peer_find: %s publishes no region \"%.70s\"",
 			       peer->welcome.name, name);
@@ -284,7 +288,7 @@ int wh_peer_find(struct wh_peer *peer, const char *name, int64_t timeout, struct
 
 int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 {
-	int error = guard(peer, "wh_peer_next", 0);
+	int error = remote_guard(peer, "wh_peer_next", 0);
 	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
@@ -295,7 +299,7 @@ int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 	while (wh_region_table_next(remote_table(peer), cursor, &copy, name)) {
 		if (!(copy.access & PUBLIC))
 			continue;
-		describe(&copy, name, out);
+		remote_describe(&copy, name, out);
 		return 0;
 	}
 	return wh_fail(ENOENT, "wh_peer_next: %s publishes no more regions", peer->welcome.name);
@@ -304,7 +308,7 @@ int wh_peer_next(struct wh_peer *peer, uint64_t *cursor, struct wh_remote *out)
 int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, struct wh_remote *out,
 		   uint64_t *offset)
 {
-	int error = guard(peer, "wh_peer_lookup", 0);
+	int error = remote_guard(peer, "wh_peer_lookup", 0);
 	struct wh_region_entry copy;
 	char name[WH_NAME_MAX];
 
@@ -321,15 +325,15 @@ int wh_peer_lookup(struct wh_peer *peer, uint64_t address, uint64_t length, stru
 			       "bytes",
 			       peer->welcome.name, (unsigned long long)address,
 			       (unsigned long long)length);
-	describe(&copy, name, out);
+	remote_describe(&copy, name, out);
 	*offset = address - copy.address;
 	return 0;
 }
 
-/* ---- keys --------------------------------------------------------------------------------- */
+/* ---- keys ----------------------------------------------------------------------------------- */
 
-static int decode(struct wh_peer *peer, const void *key, size_t length,
-		  struct wh_region_record *record)
+static int remote_decode_key(struct wh_peer *peer, const void *key, size_t length,
+			     struct wh_region_record *record)
 {
 	uint64_t epoch, expected;
 	int error = wh_key_decode(key, length, &epoch, record);
@@ -344,16 +348,16 @@ static int decode(struct wh_peer *peer, const void *key, size_t length,
 	pthread_mutex_unlock(&peer->lock);
 	if (epoch != expected)
 		return wh_fail(ESTALE,
-			       "wh_peer_import: the key was made by another engine than %s as it "
-			       "runs now, or before that was restarted",
-			       peer->welcome.name);
+			       "wh_peer_import: the key is not of %s as it runs now: another "
+			       "engine made it, or %s was restarted since; export a new key",
+			       peer->welcome.name, peer->welcome.name);
 	return 0;
 }
 
 int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t timeout,
 		   struct wh_remote *out)
 {
-	int error = guard(peer, "wh_peer_import", timeout);
+	int error = remote_guard(peer, "wh_peer_import", timeout);
 	struct wh_region_record record;
 	struct wh_remote found;
 
@@ -361,18 +365,18 @@ int wh_peer_import(struct wh_peer *peer, const void *key, size_t length, int64_t
 		return error;
 	if (!key || !out)
 		return wh_fail(EINVAL, "wh_peer_import: %s is NULL", key ? "out" : "key");
-	error = decode(peer, key, length, &record);
+	error = remote_decode_key(peer, key, length, &record);
 	if (error)
 		return error;
-	error = await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
+	error = remote_await(peer, &(struct wanted){ .id = record.id }, timeout, &found);
 	if (error == -ENOENT)
 		return wh_fail(ENOENT,
 			       "wh_peer_import: %s does not publish region %#llx of this key",
 			       peer->welcome.name, (unsigned long long)record.id);
 	if (error)
 		return error;
-	/* What the peer says counts; a key that says otherwise has been tampered with. It grants
-	 * what any peer may do, of which this one may have a part. */
+	/* A key that differs from what the peer publishes was tampered with. Its access is the
+	 * union over all peers, so this peer may have less. */
 	if (found.address != record.address || found.length != record.length ||
 	    (found.access & ~record.access) || found.kind != record.kind ||
 	    strcmp(found.name, record.name))

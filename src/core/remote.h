@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The regions of a peer, as it publishes them and takes them back. */
+/* Remote regions: what a peer has published to this engine. */
 #ifndef WH_CORE_REMOTE_H
 #define WH_CORE_REMOTE_H
 
@@ -11,24 +11,24 @@ struct wh_engine;
 struct wh_peer;
 struct wh_region_record;
 
-/* The peer publishes a region; on loop 0. Hearing of it again, as in the list after a connection
- * broke, is fine; an older region (of an earlier peer.list_round) that stands in its way is taken
- * out first. The caller sets the new one's round and says peer.changed.
- * 0, -EPROTO (an id out of bounds, another region under an id or name that is taken), -EBUSY (an
- * older one is still being copied), -ENOMEM. */
+/* The peer publishes a region; on loop 0. The same region may be published again, as in the list
+ * after a reconnection; an older region (of an earlier peer.list_round) with its index or name is
+ * removed first. The caller sets the new region's `round` and signals peer.changed. 0, -EPROTO (id
+ * out of bounds; id or name of another region), -EBUSY (an older region is still being copied),
+ * -ENOMEM. */
 int wh_remote_add(struct wh_peer *peer, const struct wh_region_record *record);
 
-/* The peer takes a region back; on loop 0. An id that is not known is fine. When it returns 0
- * nothing touches the region any more and it is unmapped. -EBUSY: a copy has not let go of it
- * within half of the knob `timeout`; it is closed, but REMOVED must not be said. */
+/* The peer removes a region; on loop 0. May block, for half of the setting `timeout`. 0: nothing
+ * touches the region any more and it is unmapped, or the id is unknown. -EBUSY: a copy still uses
+ * it; it is closed to new ones, but REMOVED must not be sent. */
 int wh_remote_remove(struct wh_peer *peer, uint64_t id);
 
-/* Take out all of them: the peer goes, no batch is left, and nothing of it runs on loop 0. Its
- * transports may have been closed already: their region_gone does without their state. */
+/* Remove all regions of a peer that is being closed and has no batches any more. On loop 0, before
+ * its transports are closed. */
 void wh_remote_clear(struct wh_peer *peer);
 
-/* A region of our own has been published: whoever waits for it in a peer that is this engine itself
- * looks again. Under engine.lock. */
+/* A local region was published: wake threads that wait for it in a peer that is this engine itself.
+ * Under engine.lock. */
 void wh_remote_wake(struct wh_engine *engine);
 
 #endif

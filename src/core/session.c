@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions: the engines that have connected to this one. */
+/*
+ * Sessions: beginning and ending them, what they send over the control connection, and telling them
+ * which regions there are.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,13 +30,12 @@
 #include "wire/bytes.h"
 #include "wire/wire.h"
 
-/* More than that many engines connected to one are refused. */
-#define SESSIONS_MAX 16384
+#define SESSIONS_MAX 16384 /* further engines are refused */
 #define HOLDERS 64 /* sessions waited for after one walk over all of them */
 
-/* ---- frames from it ------------------------------------------------------------------------- */
+/* ---- frames ------------------------------------------------------------------------- */
 
-static int aborted(struct wh_session *session, const uint8_t *payload, size_t length)
+static int session_aborted(struct wh_session *session, const uint8_t *payload, size_t length)
 {
 	if (length != 8)
 		return -EPROTO;
@@ -61,7 +63,7 @@ static int session_frame(struct wh_control *control, const struct wh_frame *fram
 	case WH_FRAME_NOTIFY:
 		return wh_session_notified(session, payload, frame->length);
 	case WH_FRAME_ABORT:
-		return aborted(session, payload, frame->length);
+		return session_aborted(session, payload, frame->length);
 	case WH_FRAME_RDMA_CONNECT:
 	case WH_FRAME_RDMA_KEYS:
 	case WH_FRAME_RDMA_FLUSH:
@@ -81,32 +83,32 @@ static void session_gone(struct wh_control *control, int error, const char *text
 	wh_session_end(wh_container(control, struct wh_session, control), error, text);
 }
 
-/* The other engine sends a ping every second at least; silence means that it, or the way to it, has
- * gone without a word. */
-static int64_t patience(const struct wh_engine *engine)
+/* How long a session may be silent: the other engine sends a ping every second at least. */
+static int64_t session_patience(const struct wh_engine *engine)
 {
 	int64_t timeout = engine->config.number[WH_SETTING_TIMEOUT] * WH_MS;
 
 	return timeout < 5 * WH_SECOND ? 10 * WH_SECOND : 2 * timeout;
 }
 
-static void watch(struct wh_timer *timer)
+static void session_watch(struct wh_timer *timer)
 {
 	struct wh_session *session = wh_container(timer, struct wh_session, watchdog);
 
-	if (wh_now() - session->heard > patience(session->engine))
-		wh_session_end(session, -ETIMEDOUT, "has not been heard of for long");
+	if (wh_now() - session->heard > session_patience(session->engine))
+		wh_session_end(session, -ETIMEDOUT, "nothing was received for too long");
 	else
 		wh_timer_set(&session->engine->loops[0], timer,
-			     session->heard + patience(session->engine) + WH_MS);
+			     session->heard + session_patience(session->engine) + WH_MS);
 }
 
-/* ---- memory of GPUs ------------------------------------------------------------------------- */
+/* ---- staging of GPU memory
+ * ------------------------------------------------------------------------- */
 
-/* Is it likely to? On this host GPUs reach each other's memory; otherwise what NICs do not reach,
- * or TCP moves, goes through pinned memory. Whether the NICs of both reach it is seen when a piece
- * is planned. */
-static bool likely_stages(const struct wh_session *session)
+/* Will the session need staging buffers? Probably if TCP is all that is left: on the same host GPUs
+ * reach each other's memory, and whether both sides' NICs reach GPU memory shows when a batch is
+ * planned. */
+static bool session_likely_stages(const struct wh_session *session)
 {
 	const struct wh_engine *engine = session->engine;
 	bool near = !memcmp(session->hello.host, engine->host, sizeof(engine->host)) &&
@@ -118,7 +120,7 @@ static bool likely_stages(const struct wh_session *session)
 }
 
 /* Under engine.lock. */
-static void make_ready(const struct wh_session *session, const struct wh_region *region)
+static void session_warm_up(const struct wh_session *session, const struct wh_region *region)
 {
 	if (session->stages && !wh_kind_on_host(region->entry.kind) &&
 	    !(wh_session_access(session, &region->entry) & WH_ACCESS_NONE))
@@ -136,17 +138,17 @@ void wh_session_stages(struct wh_session *session)
 	if (!session->stages) {
 		session->stages = true;
 		while (wh_region_table_next(&engine->regions, &cursor, &copy, name))
-			make_ready(session,
-				   wh_container(wh_region_table_at(&engine->regions, copy.index),
-						struct wh_region, entry));
+			session_warm_up(session, wh_container(wh_region_table_at(&engine->regions,
+										 copy.index),
+							      struct wh_region, entry));
 	}
 	pthread_mutex_unlock(&engine->lock);
 }
 
 /* ---- begin and end -------------------------------------------------------------------------- */
 
-/* Under engine.lock, so that what is published from now on comes after this list. */
-static int send_regions(struct wh_session *session)
+/* Send the list of regions. Under engine.lock, so that later publications come after it. */
+static int session_send_regions(struct wh_session *session)
 {
 	struct wh_engine *engine = session->engine;
 	size_t room = 64u << 10, length = 0;
@@ -219,11 +221,11 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	session->quota = quota;
 	memcpy(session->key, key, sizeof(session->key));
 	session->hello = *hello;
-	/* What it says its name is counts only where there is nothing better. */
+	/* The name in the certificate counts, not the one that the initiator claims. */
 	if (tls && *wh_tls_name(tls))
 		memcpy(session->hello.name, wh_tls_name(tls), sizeof(session->hello.name));
 	session->heard = wh_now();
-	session->watchdog.fire = watch;
+	session->watchdog.fire = session_watch;
 	wh_list_init(&session->notifications);
 	wh_control_init(&session->control, &engine->loops[0]);
 	session->control.frame = session_frame;
@@ -246,7 +248,7 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 	wh_list_append(&engine->sessions, &session->link);
 	engine->session_count++;
 	wh_count_add(&engine->statistics.sessions_opened, 1);
-	error = send_regions(session);
+	error = session_send_regions(session);
 	pthread_mutex_unlock(&engine->lock);
 	if (error) {
 		wh_session_end(session, error,
@@ -254,9 +256,9 @@ int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_
 						       "cannot be sent the list of regions");
 		return error;
 	}
-	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + patience(engine));
+	wh_timer_set(&engine->loops[0], &session->watchdog, wh_now() + session_patience(engine));
 	wh_log_line(&engine->log, "%s has connected", session->hello.name);
-	if (likely_stages(session))
+	if (session_likely_stages(session))
 		wh_session_stages(session);
 	wh_control_early(&session->control);
 	return 0;
@@ -266,7 +268,7 @@ void wh_session_end(struct wh_session *session, int error, const char *text)
 {
 	struct wh_engine *engine = session->engine;
 
-	(void)error; /* the text says it */
+	(void)error; /* `text` says it */
 	wh_log_line(&engine->log, "%s has left: %s", session->hello.name, text);
 	pthread_mutex_lock(&engine->lock);
 	wh_list_remove(&session->link);
@@ -308,14 +310,14 @@ void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *regio
 	size_t length;
 
 	wh_region_record(region, &record);
-	/* A session that cannot be told is broken, and noticed elsewhere. */
+	/* Ignore errors of sending: a broken connection ends the session elsewhere. */
 	for (struct wh_list *l = engine->sessions.next; l != &engine->sessions; l = l->next) {
 		struct wh_session *session = wh_container(l, struct wh_session, link);
 
 		record.access = wh_session_access(session, &region->entry);
 		if (record.access & WH_ACCESS_NONE)
 			continue;
-		make_ready(session, region);
+		session_warm_up(session, region);
 		length = wh_region_encode(bytes, &record);
 		wh_control_send(&session->control, WH_FRAME_REGIONS, 0, bytes, length);
 	}
@@ -396,8 +398,8 @@ int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline
 			}
 			if (wh_now() > deadline)
 				return wh_fail(EBUSY,
-					       "region %#llx: %s on this host has it mapped and "
-					       "does not let go; it is unpublished, try again",
+					       "region %#llx: %s can still access it; it is no "
+					       "longer published, try again",
 					       (unsigned long long)id, name);
 			nanosleep(&pause, NULL);
 			if (pause.tv_nsec < 1000000)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Sessions: the engines that have connected to this one. */
+/* Sessions: engines that have connected to this one, seen from the side that owns the memory. */
 #ifndef WH_CORE_SESSION_H
 #define WH_CORE_SESSION_H
 
@@ -21,55 +21,56 @@ struct wh_quota;
 struct wh_region;
 struct wh_region_entry;
 
-/* One engine connected to this one. On loop 0, save `control` for sending and the atomics. */
+/* Used on loop 0, but for the atomics and for sending over `control`, which any thread may do. */
 struct wh_session {
 	struct wh_list link; /* engine.sessions; also under engine.lock */
 	struct wh_hash_node node; /* engine.sessions_by_id, likewise */
 	struct wh_engine *engine;
 	struct wh_control control;
 	struct wh_quota *quota;
-	struct wh_hello hello; /* what it said */
+	struct wh_hello hello; /* the initiator's */
 	uint64_t id;
-	uint8_t key[WH_KEY_SIZE]; /* that its data and shm connections prove */
-	/* it may map or reach our memory without asking: wait for its REMOVED */
+	uint8_t key[WH_KEY_SIZE]; /* its data and shm connections prove that they know it */
+	/* it can access our memory directly, as by a mapping: wait for its REMOVED */
 	_Atomic bool touches;
-	/* It may reach our memory by keys that we can take back: waiting for its REMOVED is a
-	 * courtesy. */
+	/* it has RDMA keys, which we can invalidate: waiting for its REMOVED spares it errors */
 	_Atomic bool keyed;
-	/* it is going to ask for GPUs' memory by way of pinned memory; under engine.lock */
+	/* it will read or write GPU memory through staging buffers; under engine.lock */
 	bool stages;
-	/* REMOVE frames: how many the engine had sent when the session began, and how many REMOVED
-	 * have come. */
+	/* REMOVE frames that the engine had sent before the session began, and REMOVED answers
+	 * since */
 	uint64_t removes_before;
 	_Atomic uint64_t removed;
-	struct wh_timer watchdog; /* a peer that has fallen silent */
-	int64_t heard;
-	void *transport[WH_TRANSPORT_COUNT]; /* each transport's own */
+	struct wh_timer watchdog; /* ends a session whose initiator has fallen silent */
+	int64_t heard; /* when the last frame came */
+	void *transport[WH_TRANSPORT_COUNT]; /* private to each transport */
 	struct wh_list notifications; /* for which the inbox has no room yet */
 	unsigned notify_count; /* of them */
 	struct wh_served served;
 };
 
-/* A control connection whose initiator has proved itself. It belongs to the session now (also on
- * error). */
+/* Make a session of a control connection whose initiator is authenticated. Takes over `fd` and
+ * `tls`, also on error. On loop 0. 0, or a negative errno; the initiator is told or the connection
+ * closed. */
 int wh_session_new(struct wh_engine *engine, int fd, struct wh_tls *tls, uint64_t source,
 		   const struct wh_hello *hello, uint64_t id, const uint8_t key[WH_KEY_SIZE]);
 /* The session with this id, or NULL. On loop 0, or under engine.lock. */
 struct wh_session *wh_session_find(struct wh_engine *engine, uint64_t id);
+/* End and free a session; `text` says why, for the log. On loop 0. */
 void wh_session_end(struct wh_session *session, int error, const char *text);
-/* It is going to ask for GPUs' memory by way of pinned memory of ours: what that takes is made
- * ready, by another thread, for all regions that it may use, now and later. Not under engine.lock.
- */
+/* The session will access GPU memory through staging buffers: have the warm-up thread prepare them
+ * for all regions that it may use, now and later. Not under engine.lock. */
 void wh_session_stages(struct wh_session *session);
-/* Tell the sessions that may use it of a region that came, and all of one that goes. Under
+/* Publish a region to the sessions that may use it; tell all sessions that one is removed. Under
  * engine.lock. */
 void wh_sessions_publish(struct wh_engine *engine, const struct wh_region *region);
 void wh_sessions_remove(struct wh_engine *engine, uint64_t id);
-/* Wait until no session that touches memory by itself holds a region removed before this call;
- * half as long for those that do so by keys alone, which the caller takes back. 0 or -EBUSY. */
+/* Block until no session can access a region that was removed before this call: until `deadline`
+ * for sessions that access memory directly, and half as long for those with keys only, which the
+ * caller invalidates. Not on loop 0. 0, or -EBUSY with its text. */
 int wh_sessions_released(struct wh_engine *engine, uint64_t id, int64_t deadline);
 
-/* The same for a session: inside the region, or under engine.lock. On any thread. */
+/* What a session may do with a region: enum wh_access. Inside the entry, or under engine.lock. */
 uint8_t wh_session_access(const struct wh_session *session, const struct wh_region_entry *entry);
 
 #endif

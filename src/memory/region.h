@@ -20,48 +20,47 @@ struct wh_region_windows;
 struct wh_rights;
 struct wh_shm_memory;
 
-/* A region of ours. */
 struct wh_region {
 	struct wh_region_entry entry;
 	struct wh_engine *engine;
-	struct wh_region_windows *windows; /* of the engine */
-	struct wh_allocation *memory; /* that it lies in; NULL: the user's own */
-	/* memory->members, as long as it is published; under engine.lock */
+	struct wh_region_windows *windows; /* the engine's */
+	struct wh_allocation
+		*memory; /* the allocation of ours it lies in; NULL: the application's memory */
+	/* memory->members, while it is published; under engine.lock */
 	struct wh_list member;
-	/* what its memory is; never NULL while it is used */
+	/* what CUDA knows of its memory; never NULL while the region is registered */
 	struct wh_registration *registration;
-	struct wh_rights *rights; /* of single peers; NULL: all have what the place says */
-	_Atomic uint32_t batches; /* unfinished ones that use it */
-	struct wh_device_mapping *_Atomic mapping; /* the transport cuda's; NULL: none yet */
-	/* the CPU window that is kept for it; NULL: not tried yet */
+	struct wh_rights *rights; /* of single peers; NULL: all have entry.access */
+	_Atomic uint32_t batches; /* uses by unfinished batches */
+	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
+	/* its CPU window; NULL: not tried yet */
 	struct wh_region_window *_Atomic window;
-	/* the transport rdma's, one for each NIC; NULL: none yet */
+	/* rdma's, one for each NIC; NULL: none yet */
 	struct rdma_memory *_Atomic rdma;
 };
 
-/* Can its memory be unmapped while it is registered, by whom it belongs to? What transports copy
- * themselves, without a system call that would tell, they look at before. */
+/* True: the application may unmap this memory although it is registered. Transports that copy it
+ * with plain loads and stores must check it first, since no system call would report the error. */
 static inline bool wh_region_may_vanish(const struct wh_region *region)
 {
 	return !region->memory && wh_kind_on_host(region->entry.kind);
 }
 
-/* A region of a peer. The `map` fields are the shm transport's. */
+/* The `map` fields are shm's. */
 struct wh_remote_region {
 	struct wh_region_entry entry;
-	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not asked for yet */
+	_Atomic uint32_t map_state; /* enum in transport/shm/map.c; 0: not requested yet */
 	_Atomic uint32_t map_arrivals; /* wh_shm_peer.arrivals when it was refused */
-	_Atomic(char *) map; /* where the region's first byte is mapped here; NULL: not mapped */
+	_Atomic(char *) map; /* local address of the region's first byte; NULL: not mapped */
 	_Atomic bool map_writable;
-	/* of the allocation that it lies in, as the owner has told; 0: not known */
-	uint64_t map_number;
-	struct wh_shm_memory *map_memory; /* the same, once it has been mapped */
+	uint64_t map_number; /* of its allocation, as numbered by the owner; 0: not known */
+	struct wh_shm_memory *map_memory; /* that allocation, once it is mapped */
 	struct wh_list map_link; /* map_memory->regions */
 	char *map_refused; /* why it is not mapped, or not for writing; owned; NULL: it is */
-	struct wh_device_mapping *_Atomic mapping; /* the transport cuda's; NULL: none yet */
+	struct wh_device_mapping *_Atomic mapping; /* cuda's; NULL: none yet */
 	struct wh_region_window
-		*_Atomic window; /* the CPU window onto `view`; NULL: not tried yet */
-	/* the transport rdma's, one for each NIC; NULL: none yet */
+		*_Atomic window; /* CPU window onto `mapping`; NULL: not tried yet */
+	/* rdma's, one for each NIC; NULL: none yet */
 	struct rdma_keys *_Atomic rdma;
 	uint32_t round; /* peer.list_round when it was last listed; on loop 0 */
 };
