@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* An engine: its threads, its identity, its transports. */
+/* The engine: opening and closing it, with its threads, identity, transports and registry. */
 #include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
@@ -37,7 +37,7 @@
 #include "window/view.h"
 #include "wire/wire.h"
 
-/* ---- guards ------------------------------------------------------------------------------- */
+/* ---- guards --------------------------------------------------------------------------------- */
 
 int wh_engine_guard(const struct wh_engine *engine, const char *call)
 {
@@ -71,9 +71,9 @@ struct wh_loop *wh_engine_loop(struct wh_engine *engine)
 	return &engine->loops[atomic_fetch_add(&engine->next_loop, 1) % engine->loop_count];
 }
 
-/* ---- callbacks ---------------------------------------------------------------------------- */
+/* ---- callbacks ------------------------------------------------------------------------------ */
 
-static void run_callbacks(struct wh_task *task)
+static void engine_run_callbacks(struct wh_task *task)
 {
 	struct wh_engine *engine = wh_container(task, struct wh_engine, callback_task);
 	struct wh_batch *batch;
@@ -90,18 +90,18 @@ static void run_callbacks(struct wh_task *task)
 	}
 }
 
-/* ---- identity ----------------------------------------------------------------------------- */
+/* ---- identity ------------------------------------------------------------------------------- */
 
-static int random_bytes(void *out, size_t size)
+static int engine_random_bytes(void *out, size_t size)
 {
 	return getrandom(out, size, 0) == (ssize_t)size ?
 		       0 :
 		       wh_fail(EIO, "wh_engine_open: no random numbers from the kernel");
 }
 
-/* What two engines share that can reach each other's abstract unix sockets: the boot and the
- * network namespace. */
-static void learn_host(struct wh_engine *engine)
+/* Derive engine.host from the boot id and the network namespace: engines that have the same can
+ * reach each other's abstract unix sockets. */
+static void engine_learn_host(struct wh_engine *engine)
 {
 	char text[64] = "";
 	struct stat space;
@@ -112,7 +112,7 @@ static void learn_host(struct wh_engine *engine)
 	if (fd >= 0)
 		close(fd);
 	if (got < 36 || stat("/proc/self/ns/net", &space)) {
-		/* Unknown: equal to nobody. */
+		/* Unknown: random, so equal to no other engine. */
 		if (getrandom(engine->host, sizeof(engine->host), 0) < 0)
 			memcpy(engine->host, &engine->epoch, sizeof(engine->epoch));
 		return;
@@ -127,17 +127,17 @@ static void learn_host(struct wh_engine *engine)
 		engine->host[i] ^= (uint8_t)(space.st_ino >> (8 * i));
 }
 
-static int learn_identity(struct wh_engine *engine, const char *name)
+static int engine_learn_identity(struct wh_engine *engine, const char *name)
 {
 	char host[40] = "host";
 	int error;
 
 	do {
-		error = random_bytes(&engine->epoch, sizeof(engine->epoch));
+		error = engine_random_bytes(&engine->epoch, sizeof(engine->epoch));
 		if (error)
 			return error;
 	} while (!engine->epoch);
-	learn_host(engine);
+	engine_learn_host(engine);
 	if (name && strlen(name) >= WH_NAME_MAX)
 		return wh_fail(EINVAL, "wh_engine_open: options.name has more than %d bytes",
 			       WH_NAME_MAX - 1);
@@ -153,9 +153,9 @@ static int learn_identity(struct wh_engine *engine, const char *name)
 	return 0;
 }
 
-/* ---- open --------------------------------------------------------------------------------- */
+/* ---- open ----------------------------------------------------------------------------------- */
 
-static int start_loops(struct wh_engine *engine)
+static int engine_start_loops(struct wh_engine *engine)
 {
 	int64_t wanted = engine->config.number[WH_SETTING_THREADS];
 	bool spin = engine->config.number[WH_SETTING_SPIN] != 0;
@@ -164,11 +164,11 @@ static int start_loops(struct wh_engine *engine)
 	char name[24];
 	int error;
 
-	/* Of those that this process may use. */
+	/* The CPUs that this process may use. */
 	if (!sched_getaffinity(0, sizeof(may), &may))
 		cpus = CPU_COUNT(&may);
-	/* One could not take in what several connections bring, even where there are but two CPUs,
-	 * nor four what 16 bring. Those that spin take their CPUs from others. */
+	/* One thread cannot keep up with several connections, even on two CPUs, nor four threads
+	 * with 16 connections. Spinning threads occupy their CPUs, so have fewer. */
 	if (!wanted)
 		wanted = cpus < 2 ? 1 : cpus < 4 ? 2 : cpus < 16 || spin ? 4 : 8;
 	engine->loops = calloc((size_t)wanted, sizeof(*engine->loops));
@@ -184,7 +184,7 @@ static int start_loops(struct wh_engine *engine)
 	return 0;
 }
 
-static void stop_loops(struct wh_engine *engine)
+static void engine_stop_loops(struct wh_engine *engine)
 {
 	while (engine->loop_count)
 		wh_loop_stop(&engine->loops[--engine->loop_count]);
@@ -192,7 +192,7 @@ static void stop_loops(struct wh_engine *engine)
 }
 
 /* Is `name` one of the comma-separated names in `list`? */
-static bool listed(const char *list, const char *name)
+static bool list_contains(const char *list, const char *name)
 {
 	size_t length = strlen(name);
 
@@ -206,7 +206,7 @@ static bool listed(const char *list, const char *name)
 	return false;
 }
 
-static int check_transport_names(const struct wh_config *config)
+static int engine_check_transports(const struct wh_config *config)
 {
 	const char *list = config->text[WH_SETTING_TRANSPORTS];
 	const char *require = config->text[WH_SETTING_REQUIRE];
@@ -231,7 +231,7 @@ static int check_transport_names(const struct wh_config *config)
 	return 0;
 }
 
-static int check_window_names(const struct wh_config *config)
+static int engine_check_windows(const struct wh_config *config)
 {
 	const char *order = config->text[WH_SETTING_WINDOW];
 
@@ -241,10 +241,9 @@ static int check_window_names(const struct wh_config *config)
 			       order);
 }
 
-static void open_transports(struct wh_engine *engine)
+static void engine_open_transports(struct wh_engine *engine)
 {
 	const char *list = engine->config.text[WH_SETTING_TRANSPORTS];
-
 	uint8_t rank = 0;
 
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++) {
@@ -253,14 +252,13 @@ static void open_transports(struct wh_engine *engine)
 		int error = 0;
 
 		engine->rank[id] = WH_TRANSPORT_COUNT;
-
-		if (!listed(engine->config.text[WH_SETTING_TRANSPORTS], transport->name)) {
-			snprintf(off, WH_REFUSAL, "switched off by the knob transports (%.60s)",
+		if (!list_contains(engine->config.text[WH_SETTING_TRANSPORTS], transport->name)) {
+			snprintf(off, WH_REFUSAL, "switched off by the setting transports (%.60s)",
 				 engine->config.text[WH_SETTING_TRANSPORTS]);
 			error = -ENODEV;
 		} else if (id == WH_TRANSPORT_RDMA && engine->trust.tls) {
 			snprintf(off, WH_REFUSAL,
-				 "the knob tls is on, and what NICs move is not encrypted");
+				 "the setting tls is on, and RDMA does not encrypt");
 		} else {
 			error = transport->engine_open(engine, &engine->transport[id]);
 			if (error)
@@ -282,15 +280,15 @@ static void open_transports(struct wh_engine *engine)
 	}
 }
 
-static void close_transports(struct wh_engine *engine)
+static void engine_close_transports(struct wh_engine *engine)
 {
 	for (unsigned id = 0; id < WH_TRANSPORT_COUNT; id++)
 		if (!engine->transport_off[id][0])
 			wh_transport(id)->engine_close(engine, engine->transport[id]);
 }
 
-/* Without it a misspelt WHERRY_TLS would mean plaintext, and nobody would know. */
-static int log_unknown_variables(struct wh_engine *engine)
+/* Otherwise a misspelt WHERRY_TLS would silently mean plaintext. */
+static int engine_log_unknown_variables(struct wh_engine *engine)
 {
 	char name[WH_CONFIG_VARIABLE];
 	size_t cursor = 0;
@@ -304,8 +302,8 @@ static int log_unknown_variables(struct wh_engine *engine)
 	return found;
 }
 
-/* Nothing is loaded until a GPU is asked for. */
-static int open_cuda(struct wh_engine *engine)
+/* libcuda is loaded when a GPU is first needed. */
+static int engine_open_cuda(struct wh_engine *engine)
 {
 	const char *path = engine->config.text[WH_SETTING_CUDA];
 	bool off = !strcmp(path, "off") || !strcmp(path, "no");
@@ -318,28 +316,30 @@ static int open_cuda(struct wh_engine *engine)
 	return error;
 }
 
-/* ---- the registry ------------------------------------------------------------------------- */
+/* ---- the registry --------------------------------------------------------------------------- */
 
-static const char *registry_url(const struct wh_engine *engine, const char *given)
+static const char *engine_registry_url(const struct wh_engine *engine, const char *given)
 {
 	const char *url = given ? given : engine->config.text[WH_SETTING_REGISTRY];
 
 	return *url && strcmp(url, "p2p") ? url : NULL;
 }
 
-/* Before anything is opened. */
-static int check_registry(struct wh_engine *engine, const char *given)
+/* Reject an invalid URL before anything is opened. */
+static int engine_check_registry(struct wh_engine *engine, const char *given)
 {
 	struct wh_registry_url parsed;
-	const char *url = registry_url(engine, given);
+	const char *url = engine_registry_url(engine, given);
 	int error = url ? wh_registry_url_parse(url, &parsed) : 0;
 
 	explicit_bzero(&parsed, sizeof(parsed));
 	return error;
 }
 
-/* Who listens on all addresses is found at the one from which the registry is reached. */
-static int reachable_address(struct wh_engine *engine, const char *url, char *out, size_t size)
+/* The address to register. An engine that listens on all addresses registers the local address from
+ * which it reaches the registry. */
+static int engine_reachable_address(struct wh_engine *engine, const char *url, char *out,
+				    size_t size)
 {
 	const char *listening = engine->url + strlen("wherry://");
 	bool v4 = !strncmp(listening, "0.0.0.0:", 8), any = v4 || !strncmp(listening, "[::]:", 5);
@@ -363,9 +363,9 @@ static int reachable_address(struct wh_engine *engine, const char *url, char *ou
 		;
 	if (i == count)
 		return wh_fail(EADDRNOTAVAIL,
-			       "registry: it has no IPv4 address, so that of this host is "
-			       "not known; listen on it instead of 0.0.0.0");
-	/* Nothing is sent: connecting such a socket is choosing a route. */
+			       "registry: it has no IPv4 address, from which to learn that of "
+			       "this host; listen on an address of this host, not on 0.0.0.0");
+	/* Connecting a datagram socket sends nothing; it only chooses a route. */
 	fd = socket(there[i].ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
 	if (fd < 0 || connect(fd, (struct sockaddr *)&there[i], sizeof(there[i])) ||
 	    getsockname(fd, (struct sockaddr *)&here, &length))
@@ -380,11 +380,11 @@ static int reachable_address(struct wh_engine *engine, const char *url, char *ou
 	return error;
 }
 
-/* A name that was not given is nobody's to look for, and is not registered. */
-static int open_registry(struct wh_engine *engine, const char *given, bool named)
+/* Register the engine only if it was given a name: nobody would look for a default one. */
+static int engine_open_registry(struct wh_engine *engine, const char *given, bool named)
 {
 	struct wh_registry_options options = {
-		.url = registry_url(engine, given),
+		.url = engine_registry_url(engine, given),
 		.lease = engine->config.number[WH_SETTING_LEASE],
 		.timeout = engine->config.number[WH_SETTING_TIMEOUT],
 		.self.epoch = engine->epoch,
@@ -397,15 +397,15 @@ static int open_registry(struct wh_engine *engine, const char *given, bool named
 		return 0;
 	if (*engine->url && named) {
 		memcpy(options.self.name, engine->name, sizeof(options.self.name));
-		error = reachable_address(engine, options.url, options.self.address,
-					  sizeof(options.self.address));
+		error = engine_reachable_address(engine, options.url, options.self.address,
+						 sizeof(options.self.address));
 		if (error)
 			return error;
 	}
 	return wh_registry_open(&options, &engine->registry);
 }
 
-static void end_sessions(void *argument)
+static void engine_end_sessions(void *argument)
 {
 	struct wh_engine *engine = argument;
 
@@ -414,8 +414,8 @@ static void end_sessions(void *argument)
 			       "the engine closes");
 }
 
-/* What is left when its threads have ended and its transports are closed. */
-static void give_back(struct wh_engine *engine)
+/* Free what is left when the threads have ended and the transports are closed. */
+static void engine_free(struct wh_engine *engine)
 {
 	wh_hash_free(&engine->sessions_by_id);
 	pthread_mutex_destroy(&engine->lock);
@@ -451,20 +451,20 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	wh_list_init(&engine->sessions);
 	wh_list_init(&engine->quotas);
 	wh_list_init(&engine->callbacks);
-	engine->callback_task.run = run_callbacks;
+	engine->callback_task.run = engine_run_callbacks;
 
 	wh_memory_domain_init(&engine->memory);
 	error = wh_config_load(&engine->config, options.config);
 	if (!error)
-		error = log_unknown_variables(engine);
+		error = engine_log_unknown_variables(engine);
 	if (!error)
 		error = wh_trust_open(&engine->trust, &engine->config);
 	if (!error)
-		error = check_transport_names(&engine->config);
+		error = engine_check_transports(&engine->config);
 	if (!error)
-		error = check_window_names(&engine->config);
+		error = engine_check_windows(&engine->config);
 	if (!error)
-		error = open_cuda(engine);
+		error = engine_open_cuda(engine);
 	if (!error)
 		error = wh_gpus_open(engine->cuda, &engine->config, &engine->log, &engine->gpus);
 	if (!error)
@@ -475,10 +475,10 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 		error = wh_warm_up_open(&engine->regions, engine->gpus, &engine->log,
 					&engine->early);
 	if (!error)
-		error = learn_identity(engine, options.name);
+		error = engine_learn_identity(engine, options.name);
 	if (error)
 		goto err_free;
-	error = check_registry(engine, options.registry);
+	error = engine_check_registry(engine, options.registry);
 	if (error)
 		goto err_free;
 	engine->ours = mmap(NULL, (size_t)sysconf(_SC_PAGESIZE), PROT_READ | PROT_WRITE,
@@ -492,13 +492,13 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	error = wh_region_table_init(&engine->regions, sizeof(struct wh_region));
 	if (error)
 		goto err_unmap;
-	error = start_loops(engine);
+	error = engine_start_loops(engine);
 	if (error)
 		goto err_loops;
 	error = wh_inbox_open(engine);
 	if (error)
 		goto err_loops;
-	open_transports(engine);
+	engine_open_transports(engine);
 	listen = options.listen ? options.listen : engine->config.text[WH_SETTING_LISTEN];
 	error = wh_acceptor_open(engine, listen);
 	if (error)
@@ -507,7 +507,7 @@ static int engine_try_open(const struct wh_engine_options *given, struct wh_engi
 	error = wh_observer_open(engine);
 	if (error)
 		goto err_acceptor;
-	error = open_registry(engine, options.registry, options.name && *options.name);
+	error = engine_open_registry(engine, options.registry, options.name && *options.name);
 	if (error)
 		goto err_observer;
 	*out = engine;
@@ -517,17 +517,17 @@ err_observer:
 	wh_observer_close(engine);
 err_acceptor:
 	wh_acceptor_close(engine);
-	wh_loop_call(&engine->loops[0], end_sessions, engine);
+	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
 err_transports:
-	close_transports(engine);
+	engine_close_transports(engine);
 	wh_inbox_close(engine);
 err_loops:
-	stop_loops(engine);
+	engine_stop_loops(engine);
 	wh_region_table_destroy(&engine->regions);
 err_unmap:
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
 err_free:
-	give_back(engine);
+	engine_free(engine);
 	return error;
 }
 
@@ -537,7 +537,7 @@ int wh_engine_open(const struct wh_engine_options *given, struct wh_engine **out
 	return wh_fail_end(engine_try_open(given, out));
 }
 
-/* ---- close -------------------------------------------------------------------------------- */
+/* ---- close ---------------------------------------------------------------------------------- */
 
 static int engine_try_close(struct wh_engine *engine)
 {
@@ -566,16 +566,16 @@ static int engine_try_close(struct wh_engine *engine)
 	wh_registry_close(engine->registry);
 	wh_observer_close(engine);
 	wh_acceptor_close(engine);
-	wh_loop_call(&engine->loops[0], end_sessions, engine);
-	close_transports(engine);
+	wh_loop_call(&engine->loops[0], engine_end_sessions, engine);
+	engine_close_transports(engine);
 	wh_inbox_close(engine);
 	wh_warm_up_stop(engine->early);
-	/* Before the loops: it may still be about to wake the one that it last handed something. */
+	/* Before the loops: it may still wake the loop to which it posted last. */
 	wh_gpus_stop(engine->gpus);
-	stop_loops(engine);
+	engine_stop_loops(engine);
 	wh_region_table_destroy(&engine->regions);
 	munmap((void *)engine->ours, (size_t)sysconf(_SC_PAGESIZE));
-	give_back(engine);
+	engine_free(engine);
 	return 0;
 }
 

@@ -51,7 +51,7 @@ struct wh_engine {
 	uint64_t epoch;
 	uint8_t host[16];
 	char socket_name[WH_NAME_MAX]; /* of the abstract unix socket; "": none */
-	/* A page that is wiped in a forked child: 1 in the process that opened the engine. */
+	/* 1 in the process that opened the engine; the page is wiped in a forked child. */
 	volatile unsigned char *ours;
 	struct wh_log log;
 
@@ -59,7 +59,7 @@ struct wh_engine {
 	unsigned loop_count;
 	_Atomic unsigned next_loop;
 
-	pthread_mutex_t lock; /* peers, sessions, memory, the counts; publishing */
+	pthread_mutex_t lock; /* peers, sessions, counts; publishing */
 	struct wh_list peers;
 	struct wh_list sessions;
 	struct wh_hash sessions_by_id; /* changed on loop 0 and under lock */
@@ -67,19 +67,19 @@ struct wh_engine {
 	uint64_t removes; /* REMOVE frames sent to every session; under lock */
 	uint64_t next_session; /* on loop 0 */
 	unsigned session_count; /* on loop 0 */
-	unsigned queue_count;
+	unsigned queue_count; /* under lock */
 	struct wh_region_table regions; /* of struct wh_region */
 	struct wh_memory_domain memory;
 	struct wh_cuda *cuda; /* never NULL; wh_cuda_ready() says why if GPUs cannot be used */
 	struct wh_gpus *gpus; /* what moves GPU memory, for all transports */
-	struct wh_warm_up *early; /* what peers may ask of it is made ready */
+	struct wh_warm_up *early; /* prepares staging buffers before peers need them */
 	void *transport[WH_TRANSPORT_COUNT];
 	uint8_t order[WH_TRANSPORT_COUNT]; /* transports that are on, best first */
 	unsigned order_count;
-	/* place in the knob's list, be it on or off; else the count */
+	/* position in the setting `transports`, on or off; WH_TRANSPORT_COUNT: not in it */
 	uint8_t rank[WH_TRANSPORT_COUNT];
-	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is not used; "": it is */
-	bool not_here[WH_TRANSPORT_COUNT]; /* that is its setting, or there is no such device */
+	char transport_off[WH_TRANSPORT_COUNT][WH_REFUSAL]; /* why it is off; "": it is on */
+	bool not_here[WH_TRANSPORT_COUNT]; /* off by its setting, or for lack of a device */
 
 	struct wh_acceptor *acceptor;
 	struct wh_registry *registry; /* NULL: none */
@@ -88,8 +88,8 @@ struct wh_engine {
 	struct wh_region_windows region_windows;
 
 	struct wh_engine_statistics statistics;
-	struct wh_statistics past; /* of peers that have been closed; under lock */
-	struct wh_observer *observer; /* NULL: nobody may ask */
+	struct wh_statistics past; /* of closed peers; under lock */
+	struct wh_observer *observer; /* NULL: off */
 
 	pthread_mutex_t callback_lock;
 	struct wh_list callbacks; /* batches whose callback is due */
@@ -98,11 +98,11 @@ struct wh_engine {
 
 /* -EPERM in a forked child, -EINVAL for NULL; else 0. At the top of every public function. */
 int wh_engine_guard(const struct wh_engine *engine, const char *call);
-/* Is this one of the engine's own threads, so that waiting would never end? */
+/* True on the engine's own threads, where waiting for the engine would never end. */
 bool wh_engine_inside(const struct wh_engine *engine);
-/* What HELLO and WELCOME say of it. */
+/* The capability bits for HELLO and WELCOME. */
 uint32_t wh_engine_capabilities(const struct wh_engine *engine);
-/* The loop for the next data connection, in turn. */
+/* The loop for the next data connection, round-robin. Any thread. */
 struct wh_loop *wh_engine_loop(struct wh_engine *engine);
 
 #endif

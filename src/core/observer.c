@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The unix socket that observers of the same user ask. One question of eight bytes, one answer, and
- * the connection is closed. All of it on loop 0 and without waiting: who does not ask, or does not
- * read, is dropped after a moment, and only so many are served at a time.
+ * The unix socket at which observers of the same user read the statistics: one request of eight
+ * bytes, one answer, and the connection is closed. It runs on loop 0 and never blocks: a client
+ * that does not send its request or read the answer within PATIENCE is dropped, and at most CLIENTS
+ * are served at a time.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -31,65 +32,64 @@ struct client {
 	struct wh_source source; /* fd -1: free */
 	struct wh_observer *observer;
 	int64_t deadline;
-	uint8_t question[WH_OBSERVE_REQUEST_SIZE];
-	size_t asked;
+	uint8_t request[WH_OBSERVE_REQUEST_SIZE];
+	size_t received; /* bytes of the request */
 	uint8_t *bytes; /* the answer */
 	size_t length, sent;
 };
 
 struct wh_observer {
 	struct wh_engine *engine;
-	/* held while all places are taken: the others wait in the backlog */
+	/* paused while CLIENTS are connected: others wait in the backlog */
 	struct wh_listener listener;
 	struct wh_timer timer;
 	struct client clients[CLIENTS];
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)];
 };
 
-static struct wh_loop *home(struct wh_observer *observer)
+static struct wh_loop *observer_loop(struct wh_observer *observer)
 {
 	return &observer->engine->loops[0];
 }
 
-/* ---- one of them ------------------------------------------------------------------------------
- */
+/* ---- a client ---------------------------------------------------------------------------- */
 
-static void leave(struct client *client)
+static void client_drop(struct client *client)
 {
 	struct wh_observer *observer = client->observer;
 
-	wh_loop_remove(home(observer), &client->source);
+	wh_loop_remove(observer_loop(observer), &client->source);
 	close(client->source.fd);
 	client->source.fd = -1;
 	free(client->bytes);
 	client->bytes = NULL;
-	client->asked = client->length = client->sent = 0;
+	client->received = client->length = client->sent = 0;
 	wh_listener_hold(&observer->listener, false);
 }
 
-/* False: it has gone. */
-static bool ask(struct client *client)
+/* Read the request; encode the answer when it is complete. False: the client was dropped. */
+static bool client_receive(struct client *client)
 {
-	ssize_t got = recv(client->source.fd, client->question + client->asked,
-			   sizeof(client->question) - client->asked, MSG_DONTWAIT);
+	ssize_t got = recv(client->source.fd, client->request + client->received,
+			   sizeof(client->request) - client->received, MSG_DONTWAIT);
 
 	if (got < 0 && (errno == EAGAIN || errno == EINTR))
 		return true;
 	if (got > 0)
-		client->asked += (size_t)got;
-	if (got > 0 && client->asked < sizeof(client->question))
+		client->received += (size_t)got;
+	if (got > 0 && client->received < sizeof(client->request))
 		return true;
-	/* Who asks in another version learns ours from the header. */
-	if (got <= 0 || memcmp(client->question, WH_OBSERVE_REQUEST, WH_OBSERVE_WORD_SIZE) != 0 ||
+	/* A client of another version learns ours from the header of the answer. */
+	if (got <= 0 || memcmp(client->request, WH_OBSERVE_REQUEST, WH_OBSERVE_WORD_SIZE) != 0 ||
 	    wh_observation_make(client->observer->engine, &client->bytes, &client->length)) {
-		leave(client);
+		client_drop(client);
 		return false;
 	}
-	wh_loop_modify(home(client->observer), &client->source, EPOLLOUT);
+	wh_loop_modify(observer_loop(client->observer), &client->source, EPOLLOUT);
 	return true;
 }
 
-static void tell(struct client *client)
+static void client_send(struct client *client)
 {
 	while (client->sent < client->length) {
 		ssize_t sent = send(client->source.fd, client->bytes + client->sent,
@@ -103,21 +103,21 @@ static void tell(struct client *client)
 			break;
 		client->sent += (size_t)sent;
 	}
-	leave(client);
+	client_drop(client);
 }
 
 static void client_ready(struct wh_source *source, uint32_t events)
 {
 	struct client *client = wh_container(source, struct client, source);
 
-	if (!client->bytes && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && !ask(client))
+	if (!client->bytes && (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) && !client_receive(client))
 		return;
 	if (client->bytes)
-		tell(client);
+		client_send(client);
 }
 
-/* Those that take too long. */
-static void sweep(struct wh_timer *timer)
+/* Drop clients that take too long. */
+static void observer_sweep(struct wh_timer *timer)
 {
 	struct wh_observer *observer = wh_container(timer, struct wh_observer, timer);
 	int64_t now = wh_now(), next = INT64_MAX;
@@ -128,15 +128,15 @@ static void sweep(struct wh_timer *timer)
 		if (client->source.fd < 0)
 			continue;
 		if (client->deadline <= now)
-			leave(client);
+			client_drop(client);
 		else if (client->deadline < next)
 			next = client->deadline;
 	}
 	if (next != INT64_MAX)
-		wh_timer_set(home(observer), timer, next);
+		wh_timer_set(observer_loop(observer), timer, next);
 }
 
-static bool same_user(int fd)
+static bool client_is_same_user(int fd)
 {
 	struct ucred who;
 	socklen_t length = sizeof(who);
@@ -144,7 +144,7 @@ static bool same_user(int fd)
 	return !getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) && who.uid == geteuid();
 }
 
-static struct client *free_client(struct wh_observer *observer)
+static struct client *observer_free_client(struct wh_observer *observer)
 {
 	for (unsigned i = 0; i < CLIENTS; i++)
 		if (observer->clients[i].source.fd < 0)
@@ -156,37 +156,36 @@ static void observer_accepted(struct wh_listener *listener, int fd,
 			      const struct sockaddr_storage *from)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
-	struct client *client = free_client(observer);
+	struct client *client = observer_free_client(observer);
 
 	(void)from;
-	if (!same_user(fd)) {
+	if (!client_is_same_user(fd)) {
 		close(fd);
 		return;
 	}
 	client->source.fd = fd;
 	client->deadline = wh_now() + PATIENCE;
-	if (wh_loop_add(home(observer), &client->source, EPOLLIN)) {
+	if (wh_loop_add(observer_loop(observer), &client->source, EPOLLIN)) {
 		close(fd);
 		client->source.fd = -1;
 		return;
 	}
-	sweep(&observer->timer);
-	wh_listener_hold(listener, !free_client(observer));
+	observer_sweep(&observer->timer);
+	wh_listener_hold(listener, !observer_free_client(observer));
 }
 
 static void observer_waits(struct wh_listener *listener, int error)
 {
 	struct wh_observer *observer = wh_container(listener, struct wh_observer, listener);
 
-	wh_log_line(&observer->engine->log, "an observer has to wait: %s", strerror(error));
+	wh_log_line(&observer->engine->log, "cannot accept an observer now: %s", strerror(error));
 }
 
-/* ---- the socket ---------------------------------------------------------------------------------
- */
+/* ---- the socket ----------------------------------------------------------------------------- */
 
-/* Under its name only once it listens: a socket that refuses is one of a dead engine to those who
- * look. */
-static int listen_as(int fd, const char *path)
+/* Bind under a temporary name and rename the socket once it listens: a socket that refuses
+ * connections looks like a dead engine's to observers. */
+static int socket_listen_as(int fd, const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	int error = 0;
@@ -194,7 +193,7 @@ static int listen_as(int fd, const char *path)
 	if (snprintf(address.sun_path, sizeof(address.sun_path), "%s%s", path, WH_OBSERVER_NEW) >=
 	    (int)sizeof(address.sun_path))
 		return -ENAMETOOLONG;
-	/* Whatever the umask is, nobody else can connect. */
+	/* Whatever the umask is, no other user can connect. */
 	if (fchmod(fd, 0600) || bind(fd, (struct sockaddr *)&address, sizeof(address)))
 		return -errno;
 	if (listen(fd, 16) || rename(address.sun_path, path)) {
@@ -204,7 +203,7 @@ static int listen_as(int fd, const char *path)
 	return error;
 }
 
-static int make_socket(struct wh_observer *observer, const char *directory)
+static int observer_make_socket(struct wh_observer *observer, const char *directory)
 {
 	int fd, error,
 		length = snprintf(observer->path, sizeof(observer->path), "%s/%d-%016llx%s",
@@ -216,7 +215,7 @@ static int make_socket(struct wh_observer *observer, const char *directory)
 	fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return -errno;
-	error = listen_as(fd, observer->path);
+	error = socket_listen_as(fd, observer->path);
 	if (error)
 		close(fd);
 	else
@@ -224,7 +223,7 @@ static int make_socket(struct wh_observer *observer, const char *directory)
 	return error;
 }
 
-static int try_places(struct wh_observer *observer)
+static int observer_try_directories(struct wh_observer *observer)
 {
 	char directory[sizeof(observer->path)];
 	struct wh_config_paths table;
@@ -237,27 +236,27 @@ static int try_places(struct wh_observer *observer)
 			continue;
 		error = wh_observer_make(directory);
 		if (!error)
-			error = make_socket(observer, directory);
+			error = observer_make_socket(observer, directory);
 		if (!error)
 			return 0;
 	}
 	return error;
 }
 
-static int choose(struct wh_observer *observer)
+static int observer_choose_directory(struct wh_observer *observer)
 {
 	const char *directory = observer->engine->config.text[WH_SETTING_OBSERVE];
-	int error = *directory ? wh_observer_check(directory) : try_places(observer);
+	int error = *directory ? wh_observer_check(directory) : observer_try_directories(observer);
 
 	if (!error && *directory)
-		error = make_socket(observer, directory);
+		error = observer_make_socket(observer, directory);
 	if (error && *directory)
 		return wh_fail(
 			-error,
 			"observe=%.120s: %s; name a directory of this user that others cannot "
 			"write in, or off",
 			directory, strerror(-error));
-	/* One that was not asked for is not worth failing for. */
+	/* The default directory is optional: log, and go on without the socket. */
 	if (error)
 		wh_log_line(&observer->engine->log, "no socket for observers: %s",
 			    strerror(-error));
@@ -279,13 +278,13 @@ int wh_observer_open(struct wh_engine *engine)
 	observer->listener.accepted = observer_accepted;
 	observer->listener.waits = observer_waits;
 	observer->listener.flags = SOCK_NONBLOCK;
-	observer->timer.fire = sweep;
+	observer->timer.fire = observer_sweep;
 	for (unsigned i = 0; i < CLIENTS; i++) {
 		observer->clients[i].observer = observer;
 		observer->clients[i].source.fd = -1;
 		observer->clients[i].source.ready = client_ready;
 	}
-	error = choose(observer);
+	error = observer_choose_directory(observer);
 	if (error) {
 		free(observer);
 		return *setting ? error : 0;
@@ -302,13 +301,13 @@ int wh_observer_open(struct wh_engine *engine)
 	return 0;
 }
 
-static void stop(void *argument)
+static void observer_stop(void *argument)
 {
 	struct wh_observer *observer = argument;
 
 	for (unsigned i = 0; i < CLIENTS; i++)
 		if (observer->clients[i].source.fd >= 0)
-			leave(&observer->clients[i]);
+			client_drop(&observer->clients[i]);
 	wh_timer_clear(&observer->timer);
 	wh_listener_close(&observer->listener);
 	close(observer->listener.source.fd);
@@ -321,7 +320,7 @@ void wh_observer_close(struct wh_engine *engine)
 	if (!observer)
 		return;
 	unlink(observer->path);
-	wh_loop_call(&engine->loops[0], stop, observer);
+	wh_loop_call(&engine->loops[0], observer_stop, observer);
 	engine->observer = NULL;
 	free(observer);
 }

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The socket that observers of the same user ask. */
+/* A unix socket at which observers of the same user, such as `wherry top`, read the statistics. */
 #ifndef WH_CORE_OBSERVER_H
 #define WH_CORE_OBSERVER_H
 
@@ -8,11 +8,11 @@
 
 struct wh_engine;
 
-/* Make the engine's unix socket, as the knob `observe` says. An error only if the knob names a
- * directory that cannot be used. */
+/* Open the engine's socket as the setting `observe` says. Fails only if the setting names a
+ * directory that cannot be used, or for lack of memory. */
 int wh_observer_open(struct wh_engine *engine);
 void wh_observer_close(struct wh_engine *engine);
-/* The bytes that observers are told, to be freed by the caller. */
+/* Encode the statistics for observers; the caller frees *bytes. Any thread. 0 or -ENOMEM. */
 int wh_observation_make(struct wh_engine *engine, uint8_t **bytes, size_t *length);
 
 #endif

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Completion queues: where the completions of many batches arrive. */
+/* Completion queues: taking the completions of many batches, and a descriptor to wait for them. */
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -17,12 +17,12 @@ struct wh_queue {
 	struct wh_engine *engine;
 	pthread_mutex_t lock;
 	struct wh_list done; /* batches, by queue_link */
-	_Atomic uint32_t count; /* of them; changed under the lock */
+	_Atomic uint32_t count; /* of them; also read without the lock */
 	_Atomic uint32_t held; /* batches that report here */
 	int fd; /* readable while count is not 0 */
 };
 
-static int guard(const struct wh_queue *queue, const char *call)
+static int queue_guard(const struct wh_queue *queue, const char *call)
 {
 	if (!queue)
 		return wh_fail(EINVAL, "%s: queue is NULL", call);
@@ -59,7 +59,7 @@ int wh_queue_new(struct wh_engine *engine, struct wh_queue **out)
 
 int wh_queue_free(struct wh_queue *queue)
 {
-	int error = guard(queue, "wh_queue_free");
+	int error = queue_guard(queue, "wh_queue_free");
 	struct wh_engine *engine;
 	uint32_t held;
 
@@ -81,7 +81,7 @@ int wh_queue_free(struct wh_queue *queue)
 
 int wh_queue_fd(const struct wh_queue *queue)
 {
-	int error = guard(queue, "wh_queue_fd");
+	int error = queue_guard(queue, "wh_queue_fd");
 
 	return error ? error : queue->fd;
 }
@@ -96,18 +96,18 @@ void wh_queue_hold(struct wh_queue *queue, int by)
 	atomic_fetch_add(&queue->held, (uint32_t)by);
 }
 
-/* ---- completions -------------------------------------------------------------------------- */
+/* ---- completions ---------------------------------------------------------------------------- */
 
-/* Under the lock, like the next one. The descriptor costs a system call only where the queue begins
- * or ceases to be empty. */
-static void link_batch(struct wh_queue *queue, struct wh_batch *batch)
+/* These two run under the lock. The descriptor costs a system call only when the queue stops or
+ * starts being empty. */
+static void queue_link_batch(struct wh_queue *queue, struct wh_batch *batch)
 {
 	wh_list_append(&queue->done, &batch->queue_link);
 	if (!atomic_fetch_add(&queue->count, 1))
 		wh_ready_set(queue->fd);
 }
 
-static void unlink_batch(struct wh_queue *queue, struct wh_batch *batch)
+static void queue_unlink_batch(struct wh_queue *queue, struct wh_batch *batch)
 {
 	wh_list_remove(&batch->queue_link);
 	if (atomic_fetch_sub(&queue->count, 1) == 1)
@@ -118,7 +118,7 @@ void wh_queue_put(struct wh_queue *queue, struct wh_batch *batch)
 {
 	pthread_mutex_lock(&queue->lock);
 	if (!batch->queue_link.next)
-		link_batch(queue, batch);
+		queue_link_batch(queue, batch);
 	pthread_mutex_unlock(&queue->lock);
 }
 
@@ -126,12 +126,12 @@ void wh_queue_forget(struct wh_queue *queue, struct wh_batch *batch)
 {
 	pthread_mutex_lock(&queue->lock);
 	if (batch->queue_link.next)
-		unlink_batch(queue, batch);
+		queue_unlink_batch(queue, batch);
 	pthread_mutex_unlock(&queue->lock);
 }
 
-/* What is there now. */
-static int take(struct wh_queue *queue, struct wh_completion *out, size_t max)
+/* Take what is there now. */
+static int queue_take_now(struct wh_queue *queue, struct wh_completion *out, size_t max)
 {
 	int taken = 0;
 
@@ -142,7 +142,7 @@ static int take(struct wh_queue *queue, struct wh_completion *out, size_t max)
 		struct wh_batch *batch =
 			wh_container(queue->done.next, struct wh_batch, queue_link);
 
-		unlink_batch(queue, batch);
+		queue_unlink_batch(queue, batch);
 		out[taken++] = (struct wh_completion){
 			.batch = batch,
 			.user = batch->user,
@@ -155,7 +155,7 @@ static int take(struct wh_queue *queue, struct wh_completion *out, size_t max)
 
 int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max, int64_t timeout)
 {
-	int error = guard(queue, "wh_queue_take");
+	int error = queue_guard(queue, "wh_queue_take");
 	int64_t deadline;
 	bool spin;
 	int taken;
@@ -172,14 +172,14 @@ int wh_queue_take(struct wh_queue *queue, struct wh_completion *out, size_t max,
 			       "wh_queue_take: waiting in one of the engine's own threads");
 	if (max > INT_MAX)
 		max = INT_MAX;
-	taken = take(queue, out, max);
+	taken = queue_take_now(queue, out, max);
 	if (taken || !timeout)
 		return taken;
 	deadline = wh_deadline(timeout);
 	spin = queue->engine->config.number[WH_SETTING_SPIN];
-	/* Of several waiters one may take what woke them all. */
+	/* Another waiter may have taken the completion that woke this one. */
 	while (spin ? wh_ready_spin(&queue->count, deadline) : wh_ready_wait(queue->fd, deadline)) {
-		taken = take(queue, out, max);
+		taken = queue_take_now(queue, out, max);
 		if (taken)
 			return taken;
 	}

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Batches and streams of the application.
+ * Dependencies between batches and CUDA streams of the application.
  *
- * A batch that follows a stream waits, on the CPU's side, for an event on it: a lane of ours that
- * waited itself would keep other batches from going past, and could not be cancelled. A stream that
- * follows a batch waits for a word in pinned memory, which the batch's end sets, however it ends.
+ * A batch that follows a stream starts when an event recorded on that stream has happened; a thread
+ * of ours waits for it. A GPU stream of ours that waited instead would delay other batches and
+ * could not be cancelled. A stream that follows a batch waits for a semaphore in pinned memory,
+ * which the end of the batch sets, whether it succeeds or not.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,29 +23,28 @@
 struct wh_stream_dependency {
 	struct wh_event_wait wait;
 	struct wh_batch *batch;
-	struct wh_semaphore *_Atomic word; /* NULL: no stream has waited yet */
-	_Atomic uint32_t ends; /* what the word is set to when the batch ends */
+	struct wh_semaphore *_Atomic semaphore; /* NULL: no stream has waited yet */
+	_Atomic uint32_t ends; /* the value that the semaphore gets when the batch ends */
 };
 
-/* ---- the stream's context ----------------------------------------------------------------------
- */
+/* ---- the stream's context ------------------------------------------------------------------- */
 
-/* Streams that stand for themselves: NULL and the two named default streams. */
-static bool is_default(const void *stream)
+/* NULL and the two named default streams are not handles: they belong to the current context. */
+static bool stream_is_default(const void *stream)
 {
 	return (uintptr_t)stream <= 2;
 }
 
-static int find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
-			struct wh_cuda_device **device, CUcontext *context)
+static int stream_find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
+			       struct wh_cuda_device **device, CUcontext *context)
 {
 	int error, ordinal = -1, result;
 
-	if (is_default(stream->stream) && stream->device) {
+	if (stream_is_default(stream->stream) && stream->device) {
 		*context = NULL;
 		return wh_cuda_device_find(cuda, stream->device, device);
 	}
-	error = is_default(stream->stream) ?
+	error = stream_is_default(stream->stream) ?
 			wh_cuda_call(cuda, cuCtxGetCurrent, context) :
 			wh_cuda_call(cuda, cuStreamGetCtx, stream->stream, context);
 	if (error)
@@ -52,7 +52,7 @@ static int find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
 	if (!*context)
 		return wh_fail(EINVAL, "stream.device is NULL, and this thread has no current CUDA "
 				       "context whose default stream could be meant");
-	/* Any device's scope will do to ask which device a context is of. */
+	/* Which device a context is of can be asked in any scope. */
 	result = cuda->cuCtxPushCurrent(*context);
 	if (!result) {
 		result = cuda->cuCtxGetDevice(&ordinal);
@@ -71,17 +71,18 @@ static int find_context(struct wh_cuda *cuda, const struct wh_stream *stream,
 			       stream->stream);
 }
 
-/* A stream of the application, in whose context the calling thread is. */
-struct inside {
+/* A stream of the application, whose context the calling thread has entered. */
+struct stream_scope {
 	struct wh_stream stream;
 	struct wh_cuda_device *device;
 	CUcontext context;
 	struct wh_cuda_scope scope;
 };
 
-/* Check the arguments of `call`, and enter the stream's context. `idle`: the batch must not run. */
-static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *given, const char *call,
-		 struct inside *at)
+/* Check the arguments of the public function `call` and enter the stream's context. `idle`: fail if
+ * the batch is running. */
+static int stream_enter(struct wh_batch *batch, bool idle, const struct wh_stream *given,
+			const char *call, struct stream_scope *at)
 {
 	int error, capturing = 0;
 	struct wh_cuda *cuda;
@@ -101,7 +102,7 @@ static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *give
 	if (!error)
 		error = wh_cuda_ready(cuda);
 	if (!error)
-		error = find_context(cuda, &at->stream, &at->device, &at->context);
+		error = stream_find_context(cuda, &at->stream, &at->device, &at->context);
 	if (!error)
 		error = wh_cuda_enter_context(cuda, at->device, at->context, &at->scope);
 	if (error)
@@ -115,7 +116,7 @@ static int enter(struct wh_batch *batch, bool idle, const struct wh_stream *give
 	return 0;
 }
 
-static int dependency_get(struct wh_batch *batch)
+static int dependency_create(struct wh_batch *batch)
 {
 	struct wh_stream_dependency *dependency;
 
@@ -129,12 +130,11 @@ static int dependency_get(struct wh_batch *batch)
 	return 0;
 }
 
-/* ---- a batch that follows a stream -------------------------------------------------------------
- */
+/* ---- a batch that follows a stream ---------------------------------------------------------- */
 
-/* The event is the context's, which is the application's to destroy once the batch has started: it
- * is not kept any longer than that. */
-static void drop_event(struct wh_stream_dependency *dependency)
+/* Destroy the event. Not later than when the batch starts: then the application may destroy the
+ * context to which the event belongs. */
+static void dependency_drop_event(struct wh_stream_dependency *dependency)
 {
 	struct wh_cuda *cuda = dependency->batch->peer->engine->cuda;
 	struct wh_cuda_scope scope;
@@ -149,18 +149,18 @@ static void drop_event(struct wh_stream_dependency *dependency)
 	dependency->wait.event = NULL;
 }
 
-static void opened(struct wh_event_wait *wait, int error, const char *text)
+static void dependency_event_happened(struct wh_event_wait *wait, int error, const char *text)
 {
 	struct wh_stream_dependency *dependency =
 		wh_container(wait, struct wh_stream_dependency, wait);
 
-	drop_event(dependency);
+	dependency_drop_event(dependency);
 	wh_batch_start(dependency->batch, error, text);
 }
 
 /* Record an event on the stream. */
-static int record(struct wh_cuda *cuda, struct wh_stream_dependency *dependency,
-		  const struct inside *at)
+static int dependency_record_event(struct wh_cuda *cuda, struct wh_stream_dependency *dependency,
+				   const struct stream_scope *at)
 {
 	void *stream = at->stream.stream;
 	int error;
@@ -176,28 +176,28 @@ static int record(struct wh_cuda *cuda, struct wh_stream_dependency *dependency,
 	error = wh_cuda_check(cuda, cuda->cuEventRecord(dependency->wait.event, stream),
 			      "cuEventRecord", "stream %p of %s", stream, at->device->text);
 	if (error)
-		drop_event(dependency);
+		dependency_drop_event(dependency);
 	return error;
 }
 
 static int stream_submit_after(struct wh_batch *batch, const struct wh_stream *stream)
 {
-	struct inside at;
-	int error = enter(batch, true, stream, "wh_batch_submit_after", &at);
+	struct stream_scope at;
+	int error = stream_enter(batch, true, stream, "wh_batch_submit_after", &at);
 
 	if (error)
 		return error;
-	error = dependency_get(batch);
+	error = dependency_create(batch);
 	if (!error)
-		error = record(batch->peer->engine->cuda, batch->dependency, &at);
+		error = dependency_record_event(batch->peer->engine->cuda, batch->dependency, &at);
 	wh_cuda_leave(&at.scope);
 	if (error)
 		return error;
 	batch->dependency->wait.unwanted = false;
-	batch->dependency->wait.ready = opened;
+	batch->dependency->wait.ready = dependency_event_happened;
 	error = wh_batch_submit_when(batch, &batch->dependency->wait);
 	if (error)
-		drop_event(batch->dependency);
+		dependency_drop_event(batch->dependency);
 	return error;
 }
 
@@ -207,31 +207,30 @@ int wh_batch_submit_after(struct wh_batch *batch, const struct wh_stream *stream
 	return wh_fail_end(stream_submit_after(batch, stream));
 }
 
-/* ---- a stream that follows a batch -------------------------------------------------------------
- */
+/* ---- a stream that follows a batch ---------------------------------------------------------- */
 
-static int have_semaphore(struct wh_batch *batch)
+static int dependency_create_semaphore(struct wh_batch *batch)
 {
-	struct wh_semaphore *word;
+	struct wh_semaphore *semaphore;
 	struct wh_stream_dependency *dependency;
-	int error = dependency_get(batch);
+	int error = dependency_create(batch);
 
 	dependency = batch->dependency;
-	if (error || atomic_load(&dependency->word))
+	if (error || atomic_load(&dependency->semaphore))
 		return error;
-	error = wh_semaphore_acquire(batch->peer->engine->gpus, &word);
+	error = wh_semaphore_acquire(batch->peer->engine->gpus, &semaphore);
 	if (error)
 		return error;
-	atomic_store(&dependency->ends, atomic_load(word->value) + 1);
-	atomic_store(&dependency->word, word);
+	atomic_store(&dependency->ends, atomic_load(semaphore->value) + 1);
+	atomic_store(&dependency->semaphore, semaphore);
 	return 0;
 }
 
-/* The number first, then whether the batch runs, and the word before both;
- * wh_stream_dependency_end() comes after the batch's end the other way round. All of them are
- * sequentially consistent: either that sees the word, or it is seen here that the batch has ended.
- */
-static int wait_semaphore(struct wh_batch *batch, const struct inside *at)
+/* Make the stream wait for the end of the batch. Order matters: here the semaphore is published,
+ * then `ends` read, then the batch's state. wh_stream_dependency_end() runs after the state has
+ * become DONE and reads the semaphore then. All accesses are sequentially consistent: either the
+ * end sees the semaphore, or this sees that the batch has ended. */
+static int stream_wait_semaphore(struct wh_batch *batch, const struct stream_scope *at)
 {
 	struct wh_cuda *cuda = batch->peer->engine->cuda;
 	uint32_t ends = atomic_load(&batch->dependency->ends), state = atomic_load(&batch->state);
@@ -239,21 +238,21 @@ static int wait_semaphore(struct wh_batch *batch, const struct inside *at)
 	if (state != WH_BATCH_RUNNING && state != WH_BATCH_WAITED)
 		return 0;
 	return wh_cuda_call_on(cuda, at->device, cuStreamWaitValue32, at->stream.stream,
-			       atomic_load(&batch->dependency->word)->address, ends,
+			       atomic_load(&batch->dependency->semaphore)->address, ends,
 			       CUDA_STREAM_WAIT_GEQ);
 }
 
 static int stream_hold(struct wh_batch *batch, const struct wh_stream *stream)
 {
-	struct inside at;
-	int error = enter(batch, false, stream, "wh_batch_hold_stream", &at);
+	struct stream_scope at;
+	int error = stream_enter(batch, false, stream, "wh_batch_hold_stream", &at);
 
 	if (error)
 		return error;
 	wh_gpus_pinning_device(batch->peer->engine->gpus, at.device, NULL);
-	error = have_semaphore(batch);
+	error = dependency_create_semaphore(batch);
 	if (!error)
-		error = wait_semaphore(batch, &at);
+		error = stream_wait_semaphore(batch, &at);
 	wh_cuda_leave(&at.scope);
 	return error;
 }
@@ -264,19 +263,18 @@ int wh_batch_hold_stream(struct wh_batch *batch, const struct wh_stream *stream)
 	return wh_fail_end(stream_hold(batch, stream));
 }
 
-/* ---- for batch.c -------------------------------------------------------------------------------
- */
+/* ---- for batch.c ---------------------------------------------------------------------------- */
 
 void wh_stream_dependency_end(struct wh_batch *batch)
 {
 	struct wh_stream_dependency *dependency = atomic_load(&batch->dependency);
-	struct wh_semaphore *word = dependency ? atomic_load(&dependency->word) : NULL;
+	struct wh_semaphore *semaphore = dependency ? atomic_load(&dependency->semaphore) : NULL;
 	uint32_t ends;
 
-	if (!word)
+	if (!semaphore)
 		return;
 	ends = atomic_load(&dependency->ends);
-	atomic_store(word->value, ends);
+	atomic_store(semaphore->value, ends);
 	atomic_store(&dependency->ends, ends + 1);
 }
 
@@ -286,7 +284,7 @@ bool wh_stream_dependency_cancel(struct wh_batch *batch)
 
 	if (!dependency || !wh_gpus_cancel_event(batch->peer->engine->gpus, &dependency->wait))
 		return false;
-	drop_event(dependency);
+	dependency_drop_event(dependency);
 	return true;
 }
 
@@ -297,7 +295,7 @@ void wh_stream_dependency_free(struct wh_batch *batch)
 
 	if (!dependency)
 		return;
-	if (atomic_load(&dependency->word))
-		wh_semaphore_release(engine->gpus, atomic_load(&dependency->word));
+	if (atomic_load(&dependency->semaphore))
+		wh_semaphore_release(engine->gpus, atomic_load(&dependency->semaphore));
 	free(dependency);
 }

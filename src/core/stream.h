@@ -7,10 +7,11 @@
 
 struct wh_batch;
 
-/* The batch has ended: let go of the streams that wait for it. */
+/* The batch has ended: release the streams that wait for it. Any thread. */
 void wh_stream_dependency_end(struct wh_batch *batch);
-/* True: it waited for a stream, and waits no longer; the caller ends it. */
+/* True: the batch was waiting for a stream and no longer does; the caller ends it. */
 bool wh_stream_dependency_cancel(struct wh_batch *batch);
+/* The batch is being freed. */
 void wh_stream_dependency_free(struct wh_batch *batch);
 
 #endif

@@ -1,5 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The public windows: views, with their bounds checked, and copies by the better of two ways. */
+/*
+ * The public windows: views of GPU memory with their bounds checked, and copies by the CPU or by a
+ * copy engine, whichever is faster.
+ */
 #include <wherry/window.h>
 
 #include <errno.h>
@@ -17,7 +20,7 @@
 
 typedef unsigned long long ull;
 
-/* No copy engine is worth it below; above it is asked how many bytes that takes here. */
+/* Bytes. Below, a copy engine is never faster; above, wh_windows_threshold() decides. */
 #define ENGINE_LEAST 2048
 
 struct wh_window {
@@ -25,7 +28,8 @@ struct wh_window {
 	struct wh_view *view;
 	uint64_t address, length;
 	unsigned char *pointer; /* NULL: staged */
-	_Atomic uint64_t engine_from; /* 0: not known yet */
+	_Atomic uint64_t
+		engine_from; /* bytes from which a copy engine is faster; 0: not known yet */
 };
 
 _Static_assert((int)WH_WINDOW_WC == (int)WH_MAPPING_WC &&
@@ -34,18 +38,18 @@ _Static_assert((int)WH_WINDOW_WC == (int)WH_MAPPING_WC &&
 	       "the same numbers");
 _Static_assert(sizeof(((struct wh_window_info *)0)->said) == WH_WINDOW_SAID, "as much room");
 
-/* ---- opening --------------------------------------------------------------------------------- */
+/* ---- opening -------------------------------------------------------------------------------- */
 
-/* An engine with open windows does not close. */
-static void count(struct wh_engine *engine, int by)
+/* Count open windows: an engine that has some cannot be closed. */
+static void window_count_add(struct wh_engine *engine, int by)
 {
 	pthread_mutex_lock(&engine->lock);
 	engine->window_count += (unsigned)by;
 	pthread_mutex_unlock(&engine->lock);
 }
 
-static int check(const void *address, size_t length, const struct wh_window_options *options,
-		 const char *order)
+static int window_check_arguments(const void *address, size_t length,
+				  const struct wh_window_options *options, const char *order)
 {
 	static const char call[] = "wh_window_open";
 
@@ -88,7 +92,7 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 	request.order =
 		options.backends ? options.backends : engine->config.text[WH_SETTING_WINDOW];
 	request.mapping = (enum wh_mapping)options.mapping;
-	error = check(address, length, &options, request.order);
+	error = window_check_arguments(address, length, &options, request.order);
 	if (error)
 		return error;
 	window = calloc(1, sizeof(*window));
@@ -97,10 +101,10 @@ static int window_try_open(struct wh_engine *engine, const void *address, size_t
 	*window = (struct wh_window){ .engine = engine,
 				      .address = request.address,
 				      .length = length };
-	count(engine, 1);
+	window_count_add(engine, 1);
 	error = wh_view_open(engine->region_windows.windows, &request, &window->view);
 	if (error) {
-		count(engine, -1);
+		window_count_add(engine, -1);
 		free(window);
 		return error;
 	}
@@ -118,7 +122,7 @@ int wh_window_open(struct wh_engine *engine, const void *address, size_t length,
 	return wh_fail_end(window_try_open(engine, address, length, given, out));
 }
 
-static int guard(const struct wh_window *window, const char *call)
+static int window_guard(const struct wh_window *window, const char *call)
 {
 	if (!window)
 		return wh_fail(EINVAL, "%s: window is NULL", call);
@@ -127,22 +131,22 @@ static int guard(const struct wh_window *window, const char *call)
 
 int wh_window_close(struct wh_window *window)
 {
-	int error = guard(window, "wh_window_close");
+	int error = window_guard(window, "wh_window_close");
 
 	if (error)
 		return error;
 	wh_view_close(window->view);
-	count(window->engine, -1);
+	window_count_add(window->engine, -1);
 	free(window);
 	return 0;
 }
 
-/* ---- copying --------------------------------------------------------------------------------- */
+/* ---- copying -------------------------------------------------------------------------------- */
 
-static int check_range(const struct wh_window *window, uint64_t offset, const void *host,
-		       size_t length, const char *call)
+static int window_check_range(const struct wh_window *window, uint64_t offset, const void *host,
+			      size_t length, const char *call)
 {
-	int error = guard(window, call);
+	int error = window_guard(window, call);
 
 	if (error)
 		return error;
@@ -154,8 +158,8 @@ static int check_range(const struct wh_window *window, uint64_t offset, const vo
 	return 0;
 }
 
-/* The copy engine goes by addresses, at which there may be something else by now. */
-static int check_there(const struct wh_window *window, const char *call)
+/* Copy engines use addresses, where there may be other memory by now. */
+static int window_check_current(const struct wh_window *window, const char *call)
 {
 	return wh_view_current(window->view) ?
 		       0 :
@@ -167,7 +171,7 @@ static int check_there(const struct wh_window *window, const char *call)
 int wh_window_copy_to(struct wh_window *window, uint64_t offset, const void *from, size_t length)
 {
 	static const char call[] = "wh_window_copy_to";
-	int error = check_range(window, offset, from, length, call);
+	int error = window_check_range(window, offset, from, length, call);
 
 	if (error || !length)
 		return error;
@@ -175,13 +179,13 @@ int wh_window_copy_to(struct wh_window *window, uint64_t offset, const void *fro
 		wh_copy_to(window->view->copy, window->pointer + offset, from, length);
 		return 0;
 	}
-	error = check_there(window, call);
+	error = window_check_current(window, call);
 	return error ? error :
 		       wh_windows_put(window->view->windows, window->view->device,
 				      window->address + offset, from, length);
 }
 
-static bool by_engine(struct wh_window *window, size_t length)
+static bool window_uses_engine(struct wh_window *window, size_t length)
 {
 	if (length < ENGINE_LEAST || window->view->mapping == WH_MAPPING_CACHED)
 		return false;
@@ -193,20 +197,20 @@ static bool by_engine(struct wh_window *window, size_t length)
 int wh_window_copy_from(struct wh_window *window, uint64_t offset, void *to, size_t length)
 {
 	static const char call[] = "wh_window_copy_from";
-	int error = check_range(window, offset, to, length, call);
+	int error = window_check_range(window, offset, to, length, call);
 	struct wh_view *view;
 
 	if (error || !length)
 		return error;
 	view = window->view;
 	if (!window->pointer) {
-		error = check_there(window, call);
+		error = window_check_current(window, call);
 		return error ? error :
 			       wh_windows_get(view->windows, view->device, to,
 					      window->address + offset, length);
 	}
-	if (by_engine(window, length)) {
-		wh_window_flush(window); /* it reads the memory, not what is on its way there */
+	if (window_uses_engine(window, length)) {
+		wh_window_flush(window); /* the copy engine does not see writes on their way */
 		if (!wh_windows_get(view->windows, view->device, to, window->address + offset,
 				    length))
 			return 0;
@@ -217,22 +221,23 @@ int wh_window_copy_from(struct wh_window *window, uint64_t offset, void *to, siz
 
 int wh_window_flush(struct wh_window *window)
 {
-	int error = guard(window, "wh_window_flush");
+	int error = window_guard(window, "wh_window_flush");
 	unsigned char byte;
 
-	/* On PCIe a read does not overtake writes. */
+	/* On PCIe a read does not overtake earlier writes. */
 	if (!error && window->pointer)
 		wh_copy_from(window->view->copy, &byte, window->pointer, 1);
 	return error;
 }
 
-/* ---- telling --------------------------------------------------------------------------------- */
+/* ---- information --------------------------------------------------------------------------------
+ */
 
 int wh_window_info(struct wh_window *window, struct wh_window_info *info)
 {
 	static const char call[] = "wh_window_info";
 	struct wh_window_info out = { .size = sizeof(out) };
-	int error = guard(window, call);
+	int error = window_guard(window, call);
 
 	if (error)
 		return error;
